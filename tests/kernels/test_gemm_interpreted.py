@@ -8,6 +8,7 @@ import torch
 pytest.importorskip("triton")
 from opmux.core import NotSupported
 from opmux.kernels import gemm as kernels
+from opmux.kernels.lib import products
 from opmux.kernels.lib.config import Tiles
 from opmux.kernels.lib.plans import forget
 from opmux.specs import gemm as spec
@@ -78,7 +79,7 @@ def test_few_rows(m, n, layout, monkeypatch):
 
 @pytest.mark.parametrize("op", [spec.scaled_gemm, spec.block_scaled_gemm], ids=lambda op: op.spec.name)
 def test_fp8_where_a_chip_does_not_multiply_it(op, monkeypatch):
-    monkeypatch.setattr(kernels, "multiplies_fp8", lambda: False)
+    monkeypatch.setattr(products, "multiplies_fp8", lambda: False)
     forget()
     for sample in op.spec.samples(F32, CPU):
         agree(op, *sample.args)
@@ -88,7 +89,7 @@ def test_fp8_where_a_chip_does_not_multiply_it(op, monkeypatch):
 @pytest.mark.parametrize("dtype", spec.FP8)
 def test_every_byte_is_its_number(dtype, monkeypatch):
     """Also the smallest, the infinities and the NaNs; a product with one column of ones."""
-    monkeypatch.setattr(kernels, "multiplies_fp8", lambda: False)
+    monkeypatch.setattr(products, "multiplies_fp8", lambda: False)
     forget()
     a = torch.arange(256, dtype=torch.uint8)[:, None]
     one = torch.ones(1)

@@ -149,7 +149,7 @@ def test_products_of_fp8(name, dtype):
         a, b, a_scale, b_scale, a_dtype, b_dtype, bias, *rest = sample.args
         x, w = a.view(a_dtype).double(), b.view(b_dtype).double()
         if name == "scaled_gemm":
-            x, w = x * a_scale.double(), w * b_scale.double()
+            x, w = x * a_scale.double().reshape(-1, 1), w * b_scale.double().reshape(-1, 1)
         else:
             x, w = x * blown_up(a_scale, rest[0], a.shape), w * blown_up(b_scale, rest[1], b.shape)
         want = x @ w.t()

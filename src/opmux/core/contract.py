@@ -309,6 +309,28 @@ class single(Rule):
 
 
 @dataclass(frozen=True)
+class one_or_each_row(Rule):
+    """A tensor of any shape with one element, or with one for each row of another argument."""
+
+    of: str
+
+    def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
+        other = given.get(self.of)
+        if value.numel() == 1 or not isinstance(other, Tensor):
+            return None
+        rows = math.prod(other.shape[:-1])
+        if value.numel() == rows:
+            return None
+        return f"have one element, or {rows}, one for each row of {{{self.of}}} {tuple(other.shape)}"
+
+    def wrong(self, value: Tensor) -> Iterator[tuple[str, Any]]:
+        yield "neither", value.new_zeros(1_000_003)
+
+    def doc(self) -> str:
+        return f"one element, or one for each row of {self.of}"
+
+
+@dataclass(frozen=True)
 class contiguous(Rule):
     """A contiguous tensor."""
 

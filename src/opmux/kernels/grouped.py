@@ -2,7 +2,7 @@
 
 The host knows how many rows and groups there are, not how long a group is. A group of s rows has ceil(s / BLOCK_M)
 tiles, so all together have at most ceil(rows / BLOCK_M) + groups, and that many are launched: one that finds no group
-for itself is done.
+for itself is done. Where a program takes tiles in turn, it counts them on the device.
 """
 
 from __future__ import annotations
@@ -21,54 +21,114 @@ from .lib.config import Tiles, tunable
 from .lib.harness import Launch, Plan, RowSizes, planned, strided
 from .lib.launch import Launcher
 from .lib.plans import checks
-from .lib.products import BLOCK_K, at, precision, tile
-from .lib.rows import DEVICES, OutputSpec, wide_of
+from .lib.products import (
+    BLOCK_K,
+    Kinds,
+    aligned_copy,
+    at,
+    described,
+    factor,
+    multiply,
+    precision,
+    read_as,
+    taken,
+    tile,
+)  # fmt: skip
+from .lib.rows import DEVICES, OutputSpec, programs, wide_of
 
 # ---- the kernels ----------------------------------------------------------------------------------------------------
 
 
 @triton.jit
-def rows_of(ends_ptr, i_tile, n_groups, BLOCK_M: tl.constexpr, GROUPS: tl.constexpr):
-    """The group of a tile, its first row, and the end of the group; the number of groups where there is none."""
+def groups_of(ends_ptr, n_rows, n_groups, BLOCK_M: tl.constexpr, GROUPS: tl.constexpr):
+    """Where each group begins and ends, its tiles, and the tiles up to its end."""
     o = tl.arange(0, GROUPS)
     b_begin = tl.maximum(tl.load(ends_ptr + o - 1, mask=(o > 0) & (o < n_groups), other=0), 0)
-    b_end = tl.load(ends_ptr + o, mask=o < n_groups, other=0)
+    b_end = tl.minimum(tl.load(ends_ptr + o, mask=o < n_groups, other=0), n_rows)
     b_tiles = tl.cdiv(tl.maximum(b_end - b_begin, 0), BLOCK_M)
-    b_last = tl.cumsum(b_tiles, 0)
+    return b_begin, b_end, b_tiles, tl.cumsum(b_tiles, 0)
+
+
+@triton.jit
+def rows_of(i_tile, b_begin, b_end, b_tiles, b_last, n_groups, BLOCK_M: tl.constexpr, GROUPS: tl.constexpr):
+    """The group of a tile, its first row, and the end of the group; the number of groups where there is none."""
+    o = tl.arange(0, GROUPS)
     group = tl.sum(((b_last <= i_tile) & (o < n_groups)).to(tl.int32), 0)
     mine = o == group
     first = tl.sum(tl.where(mine, b_begin + (i_tile - b_last + b_tiles) * BLOCK_M, 0), 0)
     return group, first, tl.sum(tl.where(mine, b_end, 0), 0)
 
 
-def _product(
-    a_ptr, b_ptr, ends_ptr, y_ptr, m, n, k, n_rows, n_groups, a_stride, b_group, b_stride,
-    B_TURNED: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, FULL: tl.constexpr, GROUPS: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
+@triton.jit
+def put(
+    y_ptr, b_y, a_scale_ptr, b_scale_ptr, group, first, end, first_n, n, WIDE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    i_tile, j_tile = tile(tl.program_id(0), m, n, BLOCK_M, BLOCK_N, GROUP)
-    group, first, end = rows_of(ends_ptr, i_tile, n_groups, BLOCK_M, GROUPS)
-    if group < n_groups:
-        i_m = first + tl.arange(0, BLOCK_M)
-        i_n = j_tile * BLOCK_N + tl.arange(0, BLOCK_N)
-        o_k = tl.arange(0, BLOCK_K)
-        m_m, m_n = (i_m < tl.minimum(end, n_rows))[:, None], (i_n < n)[None, :]
-        pa = at(a_ptr, i_m[:, None], o_k[None, :], a_stride, False)
-        pb = at(b_ptr + group.to(tl.int64) * b_group, i_n[None, :], o_k[:, None], b_stride, B_TURNED)
-        step_b = BLOCK_K * b_stride if B_TURNED else BLOCK_K
-        b_y = tl.zeros([BLOCK_M, BLOCK_N], WIDE)
-        for begin in range(0, k, BLOCK_K):
-            if FULL:
-                b_a, b_b = tl.load(pa, mask=m_m, other=0.0), tl.load(pb, mask=m_n, other=0.0)
-            else:
-                m_k = begin + o_k < k
-                b_a = tl.load(pa, mask=m_m & m_k[None, :], other=0.0)
-                b_b = tl.load(pb, mask=m_n & m_k[:, None], other=0.0)
-            b_y = tl.dot(b_a, b_b, b_y, input_precision=PRECISION, out_dtype=WIDE)
-            pa += BLOCK_K
-            pb += step_b
-        o_y = i_m.to(tl.int64)[:, None] * n + i_n[None, :]
-        tl.store(y_ptr + o_y, b_y.to(y_ptr.dtype.element_ty), mask=m_m & m_n)
+    """Write a tile, after its scales: one for each row, and one for each column of its group."""
+    i_m, i_n = first + tl.arange(0, BLOCK_M), first_n + tl.arange(0, BLOCK_N)
+    m_m, m_n = i_m < end, i_n < n
+    if a_scale_ptr is not None:
+        b_y *= tl.load(a_scale_ptr + i_m, mask=m_m, other=0.0).to(WIDE)[:, None]
+        b_y *= tl.load(b_scale_ptr + group.to(tl.int64) * n + i_n, mask=m_n, other=0.0).to(WIDE)[None, :]
+    o_y = i_m.to(tl.int64)[:, None] * n + i_n[None, :]
+    tl.store(y_ptr + o_y, b_y.to(y_ptr.dtype.element_ty), mask=m_m[:, None] & m_n[None, :])
+
+
+def _product(
+    a_ptr, b_ptr, ends_ptr, a_scale_ptr, b_scale_ptr, y_ptr, m, n, k, n_rows, n_groups, a_stride, b_group, b_stride,
+    B_TURNED: tl.constexpr, A_NUMBERS: tl.constexpr, B_NUMBERS: tl.constexpr, WIDE: tl.constexpr,
+    PRECISION: tl.constexpr, EXACT: tl.constexpr, FULL: tl.constexpr, GROUPS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
+    IN_TURN: tl.constexpr, PROGRAMS: tl.constexpr,
+):  # fmt: skip
+    """IN_TURN: a program for each core takes tiles in turn, by the copy engine; matrices follow each other there."""
+    b_begin, b_end, b_tiles, b_last = groups_of(ends_ptr, n_rows, n_groups, BLOCK_M, GROUPS)
+    if IN_TURN:
+        a = described(a_ptr, n_rows, k, a_stride, False, BLOCK_M, BLOCK_K)
+        b = described(
+            b_ptr,
+            n if B_TURNED else n_groups * n,
+            n_groups * k if B_TURNED else k,
+            b_stride,
+            B_TURNED,
+            BLOCK_N,
+            BLOCK_K,
+        )
+        down = tl.sum(b_tiles, 0)
+        for program in tl.range(tl.program_id(0), down * tl.cdiv(n, BLOCK_N), PROGRAMS, flatten=True):
+            i_tile, j_tile = tile(program, down * BLOCK_M, n, BLOCK_M, BLOCK_N, GROUP)
+            group, first, end = rows_of(i_tile, b_begin, b_end, b_tiles, b_last, n_groups, BLOCK_M, GROUPS)
+            first_n = j_tile * BLOCK_N
+            row = first_n if B_TURNED else group * n + first_n
+            skip = group * k if B_TURNED else 0
+            b_y = tl.zeros([BLOCK_M, BLOCK_N], WIDE)
+            for begin in range(0, k, BLOCK_K):
+                b_a, b_b = taken(a, first, begin, False), taken(b, row, skip + begin, B_TURNED)
+                b_y = multiply(b_a, b_b.T, b_y, WIDE, PRECISION, EXACT)
+            put(y_ptr, b_y, a_scale_ptr, b_scale_ptr, group, first, end, first_n, n, WIDE, BLOCK_M, BLOCK_N)
+    else:
+        i_tile, j_tile = tile(tl.program_id(0), m, n, BLOCK_M, BLOCK_N, GROUP)
+        group, first, end = rows_of(i_tile, b_begin, b_end, b_tiles, b_last, n_groups, BLOCK_M, GROUPS)
+        if group < n_groups:
+            i_m = first + tl.arange(0, BLOCK_M)
+            i_n = j_tile * BLOCK_N + tl.arange(0, BLOCK_N)
+            o_k = tl.arange(0, BLOCK_K)
+            m_m, m_n = (i_m < end)[:, None], (i_n < n)[None, :]
+            pa = at(a_ptr, i_m[:, None], o_k[None, :], a_stride, False)
+            pb = at(b_ptr + group.to(tl.int64) * b_group, i_n[None, :], o_k[:, None], b_stride, B_TURNED)
+            step_b = BLOCK_K * b_stride if B_TURNED else BLOCK_K
+            b_y = tl.zeros([BLOCK_M, BLOCK_N], WIDE)
+            for begin in range(0, k, BLOCK_K):
+                if FULL:
+                    b_a, b_b = factor(pa, m_m, A_NUMBERS), factor(pb, m_n, B_NUMBERS)
+                else:
+                    m_k = begin + o_k < k
+                    b_a = factor(pa, m_m & m_k[None, :], A_NUMBERS)
+                    b_b = factor(pb, m_n & m_k[:, None], B_NUMBERS)
+                b_y = multiply(b_a, b_b, b_y, WIDE, PRECISION, EXACT)
+                pa += BLOCK_K
+                pb += step_b
+            put(y_ptr, b_y, a_scale_ptr, b_scale_ptr, group, first, end, j_tile * BLOCK_N, n, WIDE, BLOCK_M, BLOCK_N)
 
 
 def _wgrad(
@@ -95,7 +155,7 @@ def _wgrad(
     tl.store(c_ptr + o_c, b_c.to(c_ptr.dtype.element_ty), mask=m_m & m_n)
 
 
-product = Launcher(_product, sizes="n k a_stride b_group b_stride")
+product = Launcher(_product, sizes="n k a_stride b_group b_stride", descriptors=True)
 wgrad = Launcher(_wgrad, sizes="m n a_stride b_stride")
 
 
@@ -108,11 +168,15 @@ def _side(length: int, dtype: torch.dtype) -> int:
 
 @tunable("grouped.product", free="BLOCK_M BLOCK_N BLOCK_K")
 def product_tiles(rows: int, n: int, k: int, groups: int, dtype: torch.dtype) -> Tiles:
-    """A tile as high as groups are on average: higher ones would be filled with rows of no group."""
+    """A tile as high as groups are on average: higher ones would be filled with rows of no group.
+
+    IN_TURN: a program for each core takes tiles in turn.
+    """
     block_m, block_n = _side(-(-rows // max(groups, 1)), dtype), _side(n, dtype)
     threads = 128 if block_m * block_n <= 64 * 128 else 256
     stages = 3 if dtype.itemsize == 2 else 2
-    return Tiles(threads, stages, BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=BLOCK_K[dtype.itemsize], GROUP=8)
+    sizes = dict(BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=BLOCK_K[dtype.itemsize], GROUP=8)
+    return Tiles(threads, stages, **sizes, IN_TURN=False)
 
 
 @tunable("grouped.wgrad", free="BLOCK_M BLOCK_N BLOCK_K")
@@ -146,26 +210,59 @@ class Matrices(NamedTuple):
         return cls(rows * columns, columns, turned, True)
 
 
-@planned(spec.grouped_mm, state={"precision": precision})
-def grouped_mm(a: Tensor, b: Tensor, ends: Tensor, trans_b: bool, precision: str) -> Plan:
+def _products(
+    a: Tensor, b: Tensor, ends: Tensor, trans_b: bool, precision: str, dtype: torch.dtype, *,
+    kinds: Kinds | None = None, exact: bool = False,
+) -> Plan:  # fmt: skip
+    """The products of groups, in dtype. `kinds`: the FP8 dtypes of bytes, which have scales."""
     sizes, groups = RowSizes.of(a=a), b.shape[0]
     rows, k, n = sizes.count, sizes.n, b.shape[1 if trans_b else 2]
-    makes = {"y": OutputSpec.of((rows, n), a.dtype)}
+    makes = {"y": OutputSpec.of((rows, n), dtype)}
     if not (rows and n and groups):
         return Plan(makes)
     matrices = Matrices.of(b, not trans_b)
     tiles = product_tiles(rows=rows, n=n, k=k, groups=groups, dtype=a.dtype)
+    views, read = read_as(kinds)
+    spaced = (sizes.strides["a"] | matrices.step) * a.element_size() % 16 == 0
+    follow = matrices.group == matrices.step * (k if matrices.turned else n)
+    # of a matrix whose columns are contiguous, the last rows of K would be followed by those of the next matrix
+    whole = not matrices.turned or k % tiles["BLOCK_K"] == 0
+    in_turn = tiles["IN_TURN"] and spaced and follow and whole and read["A_NUMBERS"] is None and k > 0
+    block_n = min(tiles["BLOCK_N"], 128) if exact else tiles["BLOCK_N"]  # products and their sum are in registers
+    tiles = tiles.changed({"IN_TURN": in_turn, "BLOCK_N": block_n}, "grouped.product")
+    most = -(-rows // tiles["BLOCK_M"]) + groups
+    count = most * -(-n // tiles["BLOCK_N"])
+    running = programs(a.device, count, 1) if in_turn else count
     config = tiles.config(
         B_TURNED=matrices.turned, WIDE=wide_of(a.dtype), FULL=k % tiles["BLOCK_K"] == 0,
         PRECISION=precision if a.dtype is torch.float32 else "ieee", GROUPS=triton.next_power_of_2(groups),
+        EXACT=exact and bool(views), PROGRAMS=running if in_turn else 0, **read,
     )  # fmt: skip
-    most = -(-rows // tiles["BLOCK_M"]) + groups
     numbers = dict(
         m=most * tiles["BLOCK_M"], n=n, k=k, n_rows=rows, n_groups=groups,
         a_stride=sizes.strides["a"], b_group=matrices.group, b_stride=matrices.step,
     )  # fmt: skip
-    launch = Launch(product, (most * -(-n // tiles["BLOCK_N"]),), config, numbers)
-    return Plan(makes, [launch], [*sizes.strided, *(["b"] if matrices.copied else []), *strided(ends=ends)])
+    launch = Launch(product, (running,), config, numbers)
+    copied = [*sizes.strided, *(["b"] if matrices.copied else []), *strided(ends=ends)]
+    before = dict(views)
+    if in_turn:
+        before |= {name: aligned_copy(views.get(name)) for name in "ab" if name not in copied}
+    return Plan(makes, [launch], copied, before)
+
+
+@planned(spec.grouped_mm, state={"precision": precision})
+def grouped_mm(a: Tensor, b: Tensor, ends: Tensor, trans_b: bool, precision: str) -> Plan:
+    return _products(a, b, ends, trans_b, precision, a.dtype)
+
+
+@planned(spec.scaled_grouped_mm)
+def scaled_grouped_mm(
+    a: Tensor, b: Tensor, ends: Tensor, a_scale: Tensor, b_scale: Tensor, a_dtype: torch.dtype, b_dtype: torch.dtype,
+    out_dtype: torch.dtype, fast: bool,
+) -> Plan:  # fmt: skip
+    plan = _products(a, b, ends, True, "ieee", out_dtype, kinds=(a_dtype, b_dtype), exact=not fast)
+    plan.strided = [*plan.strided, *strided(a_scale=a_scale, b_scale=b_scale)]
+    return plan
 
 
 @planned(spec.grouped_mm_wgrad, state={"precision": precision})

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from ..core.contract import FLOATS, FP8, Byte, Float, Float32, Grad, one_of, same_dtype, shape, single
+from ..core.contract import FLOATS, FP8, Byte, Float, Float32, Grad, one_of, one_or_each_row, same_dtype, shape
 from ..core.errors import BadArgument
 from ..core.spec import BadSample, BadSamples, Tol, op
 from ._numeric import rounded, wide
@@ -487,14 +487,20 @@ def scales_shape(x: Tensor, rows: int) -> tuple[int, int]:
 
 
 def _fp8_args(d: Draw) -> dict[str, Any]:
-    """The case's shape is a's. Options: out, bias, e5m2 (for a)."""
+    """The case's shape is a's. Options: out, bias, e5m2 (for a), each (a scale for each row of "a", "b" or "ab")."""
     k, n = d.case.shape[-1], d.option("out", 24)
     kind = FP8[1 if d.option("e5m2") else 0]
+    each = d.option("each", "")
+    scale = lambda name, rows, value: (
+        torch.full((1,), value, device=d.device)
+        if name not in each
+        else torch.linspace(0.5, 1.5, rows, device=d.device) * value
+    )
     return {
         "a": d.full().to(kind).view(torch.uint8),
         "b": _drawn(d, "b", (n, k)).to(FP8[0]).view(torch.uint8),
-        "a_scale": torch.full((1,), 0.25, device=d.device),
-        "b_scale": torch.full((1,), 0.3 * max(k, 1) ** -0.5, device=d.device),
+        "a_scale": scale("a", d.case.shape[0], 0.25),
+        "b_scale": scale("b", n, 0.3 * max(k, 1) ** -0.5),
         "a_dtype": kind,
         "b_dtype": FP8[0],
         "bias": _drawn(d, "bias", (n,)) if d.option("bias") else None,
@@ -512,6 +518,8 @@ SCALED = Maker(
         Case((5, 64), options={"bias": True}),
         Case((32, 48), options={"e5m2": True, "out": 32}),
         Case((37, 100), options={"fast": True}),
+        Case((20, 32), options={"each": "ab", "bias": True}),
+        Case((3, 48), options={"each": "b"}),
         Case((1, 1), options={"out": 1}),
         Case((0, 16), options={"bias": True}),
         Case((5, 0), options={"bias": True}),
@@ -528,21 +536,21 @@ SCALED = Maker(
 def scaled_gemm(
     a: Byte[Tensor, "m k"],
     b: Byte[Tensor, "n k"],
-    a_scale: Float32[Tensor, "...", single()],
-    b_scale: Float32[Tensor, "...", single()],
+    a_scale: Float32[Tensor, "...", one_or_each_row("a")],
+    b_scale: Float32[Tensor, "...", one_or_each_row("b")],
     a_dtype: Float8,
     b_dtype: Float8,
     bias: Float[Tensor, "n"] | None = None,
     out_dtype: Fp8OutDtype = torch.bfloat16,
     fast: bool = False,
 ) -> Tensor:
-    """y = a_scale * b_scale * a b^T + bias, of FP8 matrices that have one scale each.
+    """y = a_scale * b_scale * a b^T + bias, of FP8 matrices that have one scale each, or one for each of their rows.
 
     Args:
         a: the bytes of the first matrix.
         b: the bytes of the second, which is transposed.
-        a_scale: multiplies a.
-        b_scale: multiplies b.
+        a_scale: multiplies a, or its rows.
+        b_scale: multiplies b, or its rows.
         a_dtype: the float8 dtype of a.
         b_dtype: the float8 dtype of b.
         bias: added to each row of the product.
@@ -552,7 +560,7 @@ def scaled_gemm(
     Returns:
         y [m, n].
     """
-    y = (a.view(a_dtype).float() @ b.view(b_dtype).float().mT) * (a_scale.reshape(()) * b_scale.reshape(()))
+    y = (a.view(a_dtype).float() @ b.view(b_dtype).float().mT) * (a_scale.reshape(-1, 1) * b_scale.reshape(1, -1))
     return rounded(with_bias(y, bias), out_dtype)
 
 

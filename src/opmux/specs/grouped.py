@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.contract import Float, Grad, Int32, same_dtype, shape
+from ..core.contract import FP8, Byte, Float, Float32, Grad, Int32, same_dtype, shape
 from ..core.errors import BadArgument
 from ..core.spec import BadSample, BadSamples, op
 from ._numeric import rounded, wide
-from .gemm import SUMS
+from .gemm import SUMS, Float8, Fp8OutDtype
 from .samples import Case, Draw, Maker
 
 # ---- samples --------------------------------------------------------------------------------------------------------
@@ -131,6 +131,73 @@ def grouped_mm(
         w = b[g].to(v.dtype)
         y = torch.where((group == g)[:, None], v @ (w.mT if trans_b else w), y)
     return rounded(y, a.dtype)
+
+
+def _scaled_args(d: Draw) -> dict[str, Any]:
+    """Bytes of FP8 with a scale for each row; `tb` is not an option."""
+    (rows, k), n, groups = d.case.shape, d.option("out", 24), d.option("groups", 4)
+    kind = FP8[1 if d.option("e5m2") else 0]
+    scale = lambda *shape: torch.rand(shape, generator=torch.Generator().manual_seed(rows)).to(d.device) + 0.5
+    return {
+        "a": d.full().to(kind).view(torch.uint8),
+        "b": _drawn(d, "b", (groups, n, k)).to(FP8[0]).view(torch.uint8),
+        "ends": _ends(d),
+        "a_scale": scale(rows),
+        "b_scale": scale(groups, n) * max(k, 1) ** -0.5,
+        "a_dtype": kind,
+        "b_dtype": FP8[0],
+        "out_dtype": torch.float32 if d.dtype is torch.float64 else d.dtype,
+        "fast": bool(d.option("fast")),
+    }
+
+
+SCALED = Maker(
+    _scaled_args,
+    (
+        Case((37, 100), options={"groups": 5, "fast": True}),
+        Case((150, 64), options={"groups": 3, "out": 40, "e5m2": True}),
+        Case((20, 17), options={"groups": 70, "out": 5}),
+        Case((0, 16)),
+        Case((5, 0), options={"out": 3}),
+        Case((9, 48), "sliced"),
+    ),
+)
+
+
+@op(
+    samples=SCALED,
+    tol=SUMS,
+    flops=lambda a, b, *rest: 2 * a.shape[0] * b.shape[1] * b.shape[2],
+)
+def scaled_grouped_mm(
+    a: Byte[Tensor, "rows k"],
+    b: Byte[Tensor, "groups n k"],
+    ends: Int32[Tensor, "groups"],
+    a_scale: Float32[Tensor, "rows"],
+    b_scale: Float32[Tensor, "groups n"],
+    a_dtype: Float8,
+    b_dtype: Float8,
+    out_dtype: Fp8OutDtype = torch.bfloat16,
+    fast: bool = False,
+) -> Tensor:
+    """grouped_mm of FP8 matrices with a scale for each row: y[r, j] = a_scale[r] b_scale[g, j] (a[r] . b[g, j]).
+
+    Args:
+        a: the bytes of the rows, in order of their groups.
+        b: the bytes of a matrix for each group, which is transposed.
+        ends: where each group ends: ascending, and at most the number of rows.
+        a_scale: multiplies the rows of a.
+        b_scale: multiplies the rows of b.
+        a_dtype: the float8 dtype of a.
+        b_dtype: the float8 dtype of b.
+        out_dtype: the dtype of y.
+        fast: allow sums of fewer bits than float32, on chips that have them.
+
+    Returns:
+        y [rows, n]. Rows after the last group are undefined.
+    """
+    x, w = a.view(a_dtype).float() * a_scale[:, None], b.view(b_dtype).float() * b_scale[:, :, None]
+    return rounded(grouped_mm.reference(x, w, ends, True), out_dtype)
 
 
 @op(

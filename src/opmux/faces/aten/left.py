@@ -115,12 +115,6 @@ LEFT: dict[str, str] = {
 
 # Overloads without a kernel of ours, by family, one name a line. A family that gets kernels deletes its lines.
 NOT_YET: dict[str, str] = {
-    "matmul": """
-        _grouped_mm
-        _scaled_grouped_mm
-        _scaled_mm
-        _scaled_mm.out
-    """,
     "attention": """
         _efficient_attention_backward
         _flash_attention_backward

@@ -1,7 +1,9 @@
-"""ATen's matrix products: each is one product of matrices or of batches of them, with something added.
+"""ATen's matrix products: each is one product of matrices or of batches of them, with something added; products of
+FP8 with scales, and of groups of rows.
 
 Left to torch: integers and complex numbers; factors of different dtypes. Dot products stay torch's, one kernel there
-and two of ours. `linear`, `matmul` and `einsum` are composed of these by ATen.
+and two of ours. `linear`, `matmul` and `einsum` are composed of these by ATen. Of `_scaled_mm`, a result of FP8 and
+scales of MXFP8 and NVFP4; of `_grouped_mm`, groups of columns.
 """
 
 from collections.abc import Callable
@@ -10,10 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...core import get_default_manager
 from ...core.adapter import adapt
-from ...core.contract import FLOATS
+from ...core.contract import FLOATS, FP8
 from ...core.errors import NotSupported
-from ...specs import gemm
+from ...specs import gemm, grouped
 
 Fn = Callable[..., Any]
 
@@ -103,3 +106,116 @@ def addmv(call: Fn, self: Tensor, mat: Tensor, vec: Tensor, *, beta: Any = 1, al
 
 for _rank, _overloads in ((2, "mm mm.dtype"), (3, "bmm bmm.dtype")):
     adapt(*_overloads.split(), over=gemm.matmul)(product(_rank))
+
+
+# ---- products of FP8, and of groups ---------------------------------------------------------------------------------
+
+BLOCK = gemm.BLOCK
+
+
+def _fp8(self: Tensor, mat2: Tensor, rank: int, bias: Tensor | None, out_dtype: Dtype) -> tuple[Tensor, Tensor]:
+    """The bytes of both, the second with rows of K; declines what torch refuses on some chip."""
+    if self.dtype not in FP8 or mat2.dtype not in FP8 or self.dtype is mat2.dtype is torch.float8_e5m2:
+        raise NotSupported(f"products of {self.dtype} and {mat2.dtype} are left to torch")
+    if self.dim() != 2 or mat2.dim() != rank or self.shape[1] != mat2.shape[-2] or self.device != mat2.device:
+        raise NotSupported(f"matrices that do not fit: {tuple(self.shape)} and {tuple(mat2.shape)}")
+    if self.stride(1) != 1 or mat2.stride(-2) != 1:
+        raise NotSupported("torch takes the rows of the first and the columns of the second in one piece")
+    if self.shape[1] % 16 or mat2.shape[-1] % 16 or not self.numel() or not mat2.numel():
+        raise NotSupported("torch takes multiples of 16, and none of 0")
+    if out_dtype not in (torch.bfloat16, torch.float16, torch.float32):
+        raise NotSupported(f"a result of {out_dtype or self.dtype} is left to torch")
+    if bias is not None and (bias.dtype is not out_dtype or out_dtype is torch.float32 or bias.dim() != 1):
+        raise NotSupported("torch adds a bias of the result's dtype, of 16 bits")
+    return self.view(torch.uint8), mat2.mT.view(torch.uint8)
+
+
+def _other(op: Any, *args: Any) -> Any:
+    """Another op than the one that `call` is, through dispatch."""
+    with torch.no_grad():  # torch records the gradient of the ATen op
+        return get_default_manager().call(op.spec.key, *args)
+
+
+def _scales(*scales: Tensor) -> None:
+    if any(s.dtype is not torch.float32 for s in scales):
+        raise NotSupported("scales of another dtype than float32 are left to torch")
+
+
+@adapt("_scaled_mm", over=gemm.scaled_gemm)
+def scaled_mm(
+    call: Fn,
+    self: Tensor,
+    mat2: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    bias: Tensor | None,
+    scale_result: Tensor | None,
+    out_dtype: Dtype,
+    use_fast_accum: bool,
+) -> Any:
+    """One scale each, one for each row and column, or one for each 1x128 or 128x128."""
+    a, b = _fp8(self, mat2, 2, bias, out_dtype)
+    _scales(scale_a, scale_b)
+    kinds, (m, k), n = (self.dtype, mat2.dtype), a.shape, b.shape[0]
+    if scale_a.numel() == scale_b.numel() == 1:
+        return call(a, b, scale_a, scale_b, *kinds, bias, out_dtype, use_fast_accum)
+    if out_dtype is not torch.bfloat16 or scale_a.dim() != 2 or scale_b.dim() != 2:
+        raise NotSupported("several scales with a result other than bfloat16 are left to torch")
+    if scale_a.shape == (m, 1) and scale_b.shape == (1, n) and scale_a.is_contiguous() and scale_b.is_contiguous():
+        return call(a, b, scale_a, scale_b, *kinds, bias, out_dtype, use_fast_accum)
+    rows = [r for r in (1, BLOCK) if scale_a.shape == gemm.scales_shape(a, r)]
+    columns = [r for r in (1, BLOCK) if scale_b.mT.shape == gemm.scales_shape(b, r)]
+    if not rows or not columns or rows[0] == columns[0] == BLOCK or use_fast_accum or k % BLOCK:
+        raise NotSupported(f"scales of shapes {tuple(scale_a.shape)} and {tuple(scale_b.shape)} are left to torch")
+    if (rows[0] == 1 and scale_a.stride(0) != 1) or (columns[0] == 1 and scale_b.stride(1) != 1):
+        raise NotSupported("torch takes scales of 1x128 with those of one block of K side by side")
+    return _other(gemm.block_scaled_gemm, a, b, scale_a, scale_b.mT, *kinds, bias, rows[0], columns[0], out_dtype)
+
+
+def _groups(offs: Tensor | None, groups: int, bias: Tensor | None) -> Tensor:
+    if offs is None or offs.dtype is not torch.int32 or offs.dim() != 1 or bias is not None:
+        raise NotSupported("torch takes the ends of groups as int32, and no bias")
+    if groups >= 0 and offs.shape[0] != groups:
+        raise NotSupported(f"{offs.shape[0]} ends of {groups} groups")
+    return offs
+
+
+@adapt("_grouped_mm", over=grouped.grouped_mm)
+def grouped_mm(call: Fn, self: Tensor, mat2: Tensor, offs: Tensor | None, bias: Tensor | None, out_dtype: Dtype) -> Any:
+    """Groups of rows of the first, each with a matrix of the second; or groups of K, each with a product of its own."""
+    if self.dtype is not torch.bfloat16 or mat2.dtype is not self.dtype or out_dtype not in (None, self.dtype):
+        raise NotSupported(f"grouped products of {self.dtype} and {mat2.dtype} are left to torch")
+    n = mat2.shape[-1]
+    if n % 8 or self.shape[-1] % 8 or (self.shape[0] % 8 and mat2.dim() == 2) or not self.numel() or not mat2.numel():
+        raise NotSupported("torch pads the rows of the result to 16 bytes, and refuses some others")
+    ranks = (self.dim(), mat2.dim())
+    if ranks == (2, 3) and self.shape[1] == mat2.shape[1]:
+        ends = _groups(offs, mat2.shape[0], bias)
+        turned = mat2.stride(1) == 1 and mat2.stride(2) != 1
+        return call(self, mat2.mT if turned else mat2, ends, turned)
+    if ranks == (2, 2) and self.shape[1] == mat2.shape[0]:
+        return _other(grouped.grouped_mm_wgrad, self.t(), mat2, _groups(offs, -1, bias))
+    raise NotSupported(f"groups of {tuple(self.shape)} and {tuple(mat2.shape)} are left to torch")
+
+
+@adapt("_scaled_grouped_mm", over=grouped.scaled_grouped_mm)
+def scaled_grouped_mm(
+    call: Fn,
+    self: Tensor,
+    mat2: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    offs: Tensor | None,
+    bias: Tensor | None,
+    scale_result: Tensor | None,
+    out_dtype: Dtype,
+    use_fast_accum: bool,
+) -> Any:
+    a, b = _fp8(self, mat2, 3, None, out_dtype)
+    ends = _groups(offs, b.shape[0], bias)
+    _scales(scale_a, scale_b)
+    if out_dtype is not torch.bfloat16 or self.dtype is not mat2.dtype or scale_result is not None:
+        raise NotSupported("torch multiplies groups of float8_e4m3fn, to bfloat16")
+    if scale_a.shape != a.shape[:1] or scale_b.shape != b.shape[:2]:
+        raise NotSupported(f"scales of shapes {tuple(scale_a.shape)} and {tuple(scale_b.shape)} are left to torch")
+    return call(a, b, ends, scale_a, scale_b, self.dtype, mat2.dtype, out_dtype, use_fast_accum)

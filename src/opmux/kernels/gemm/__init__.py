@@ -7,7 +7,7 @@ is multiplied as it is where the chip has such products, else converted to bfloa
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -21,12 +21,11 @@ from ...specs import gemm as spec
 from ..lib.activation_math import MATHS
 from ..lib.config import Tiles, tunable
 from ..lib.harness import Launch, Plan, planned, strided
-from ..lib.interpret import interpreting
 from ..lib.launch import Config
 from ..lib.plans import checks
-from ..lib.products import BLOCK_K, precision
+from ..lib.products import BLOCK_K, Kinds, aligned_copy, precision, read_as
 from ..lib.rows import DEVICES, OutputSpec, programs, wide_of
-from .device import add_up, blocks, e4m3_numbers, e5m2_numbers, few, product
+from .device import add_up, blocks, few, product
 
 # ---- tiles ----------------------------------------------------------------------------------------------------------
 
@@ -81,8 +80,6 @@ def block_tiles(m: int, n: int, k: int) -> Tiles:
 
 # ---- plans ----------------------------------------------------------------------------------------------------------
 
-NUMBERS: dict[torch.dtype, Any] = {torch.float8_e4m3fn: e4m3_numbers, torch.float8_e5m2: e5m2_numbers}
-
 
 class Factor(NamedTuple):
     """How the kernel reads a factor [rows, K], or a batch of them."""
@@ -103,30 +100,6 @@ class Factor(NamedTuple):
         if (down == 1 or rows == 1) and (right >= rows or cols == 1):
             return cls(max(right, rows), not turned, batch)
         return cls(cols, turned, rows * cols if x.dim() == 3 else 0, True)
-
-
-def multiplies_fp8() -> bool:
-    """Whether the chip that kernels are compiled for has products of FP8 (as torch's dtypes are)."""
-    if interpreting():
-        return True
-    told = triton.runtime.driver.active.get_current_target()
-    return told.backend == "cuda" and isinstance(told.arch, int) and told.arch >= 89
-
-
-Kinds = tuple[torch.dtype, torch.dtype]  # of two factors of bytes
-
-
-def _view_as(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
-    return lambda x: x.view(dtype)
-
-
-def _read_as(kinds: Kinds | None) -> tuple[dict[str, Callable[[Tensor], Tensor]], dict[str, Any]]:
-    """Bytes as FP8 where the chip multiplies it; else the functions that make numbers of them, as constants."""
-    if kinds is None:
-        return {}, {"A_NUMBERS": None, "B_NUMBERS": None}
-    if multiplies_fp8():
-        return {"a": _view_as(kinds[0]), "b": _view_as(kinds[1])}, {"A_NUMBERS": None, "B_NUMBERS": None}
-    return {}, {"A_NUMBERS": NUMBERS[kinds[0]], "B_NUMBERS": NUMBERS[kinds[1]]}
 
 
 class After(NamedTuple):
@@ -159,7 +132,7 @@ def _product(
     if batch >= 2**16:
         raise NotSupported(f"{batch} matrices are more than a launch can have")
     factors = {"a": Factor.of(a, trans_a), "b": Factor.of(b, not trans_b)}
-    views, read_as = _read_as(kinds)
+    views, read = read_as(kinds)
     c = after.c
     steps = (0, 0, 0) if c is None else (0,) * (3 - c.dim()) + c.stride()
     wide = wide_of(a.dtype)
@@ -179,12 +152,12 @@ def _product(
     whole = not (after.act or after.slope or after.residual is not None or kinds or batch > 1)
     across = factors["a" if m > n else "b"].turned
     if min(m, n) <= (1 if across else FEW) and k and not after.glu:
-        launch, splits = _few_rows(factors, sizes, constants, read_as, a.dtype, batch, named, whole)
+        launch, splits = _few_rows(factors, sizes, constants, read, a.dtype, batch, named, whole)
     else:
         made = next(iter(makes.values())).dtype.itemsize if makes and y is None else 0
-        launch, splits = _many_rows(factors, sizes, constants, read_as, a, batch, made, named, precision, exact, after)
+        launch, splits = _many_rows(factors, sizes, constants, read, a, batch, made, named, precision, exact, after)
         if launch.config.constants["IN_TURN"]:
-            before |= {here(name): _aligned(views.get(name)) for name, f in factors.items() if not f.copied}
+            before |= {here(name): aligned_copy(views.get(name)) for name, f in factors.items() if not f.copied}
     if splits == 1:
         return Plan(makes, [launch], copied, before)
     # Parts of K are a batch.
@@ -199,7 +172,7 @@ def _product(
 
 
 def _many_rows(
-    factors: Mapping[str, Factor], sizes: Mapping[str, Any], constants: Mapping[str, Any], read_as: Mapping[str, Any],
+    factors: Mapping[str, Factor], sizes: Mapping[str, Any], constants: Mapping[str, Any], read: Mapping[str, Any],
     a: Tensor, batch: int, made: int, named: Mapping[str, str | None], precision: str, exact: bool, after: After,
 ) -> tuple[Launch, int]:  # fmt: skip
     """Tiles by the matrix unit, and how many parts of K. `made`: the bytes of an element of a new result; 0: given."""
@@ -207,7 +180,7 @@ def _many_rows(
     tiles = gemm_tiles(m=m, n=2 * n if after.glu else n, k=k, dtype=a.dtype)
     # The copy engine takes what begins and is spaced by multiples of 16 bytes, and no bytes that become numbers.
     spaced = all((f.step | f.batch) * a.element_size() % 16 == 0 for f in factors.values())
-    in_turn = tiles["IN_TURN"] and spaced and read_as["A_NUMBERS"] is None and k > 0
+    in_turn = tiles["IN_TURN"] and spaced and read["A_NUMBERS"] is None and k > 0
     splits = tiles["SPLITS"]
     plain = not (after.act or after.slope or after.glu or after.residual is not None)
     one_byte = a.element_size() == 1  # it has scales, which parts would need too
@@ -216,6 +189,8 @@ def _many_rows(
     changes = {"IN_TURN": in_turn, "SPLITS": splits}
     if after.glu:  # two tiles of half the width
         changes["BLOCK_N"] = max(tiles["BLOCK_N"] // 2, 16)
+    elif exact and in_turn:  # products and their sum are both in registers
+        changes["BLOCK_N"] = min(tiles["BLOCK_N"], 128)
     tiles = tiles.changed(changes, "gemm.tiles")
     count = -(-m // tiles["BLOCK_M"]) * -(-n // tiles["BLOCK_N"])
     running = programs(a.device, count, 1) if in_turn else count
@@ -226,16 +201,16 @@ def _many_rows(
     config = tiles.config(
         even=even, A_TURNED=factors["a"].turned, B_TURNED=factors["b"].turned, GLU=after.glu,
         PRECISION=precision if a.dtype is torch.float32 else "ieee",
-        EXACT=exact and read_as["A_NUMBERS"] is None, FULL=k % tiles["BLOCK_K"] == 0,
+        EXACT=exact and read["A_NUMBERS"] is None, FULL=k % tiles["BLOCK_K"] == 0,
         PROGRAMS=running if in_turn else 0, FRESH=fresh,
-        PARTS=2 if plain and after.c is None and made == 2 else 4, **constants, **read_as,
+        PARTS=2 if plain and after.c is None and made == 2 else 4, **constants, **read,
     )  # fmt: skip
     names = {**named, "r": "residual"}
     return Launch(product, (running, batch), config, sizes, names), splits
 
 
 def _few_rows(
-    factors: Mapping[str, Factor], sizes: Mapping[str, Any], constants: Mapping[str, Any], read_as: Mapping[str, Any],
+    factors: Mapping[str, Factor], sizes: Mapping[str, Any], constants: Mapping[str, Any], read: Mapping[str, Any],
     dtype: torch.dtype, batch: int, named: Mapping[str, str | None], whole: bool,
 ) -> tuple[Launch, int]:  # fmt: skip
     """A matrix by a few rows, and how many parts of K: 1 unless parts are the `whole` result but for a sum."""
@@ -250,7 +225,7 @@ def _few_rows(
         "ldx": factors[x].step, "ldw": factors[w].step, "x_batch": factors[x].batch, "w_batch": factors[w].batch,
     }  # fmt: skip
     along = many if factors[w].turned else k // splits
-    numbers = {f"{part}_NUMBERS": read_as[f"{name.upper()}_NUMBERS"] for part, name in (("X", x), ("W", w))}
+    numbers = {f"{part}_NUMBERS": read[f"{name.upper()}_NUMBERS"] for part, name in (("X", x), ("W", w))}
     config = tiles.config(
         even=(along | moved["ldw"] | moved["w_batch"]) % 16 == 0, ROWS=min(m, n), SWAPPED=swapped,
         X_TURNED=factors[x].turned, W_TURNED=factors[w].turned, FULL=k // splits % tiles["BLOCK_K"] == 0,
@@ -260,16 +235,6 @@ def _few_rows(
     names = {**named, "x": here(x), "w": here(w), "r": "residual"}
     grid = (-(-many // tiles["BLOCK_N"]), batch)
     return Launch(few, grid, config, {**sizes, **moved}, names), splits
-
-
-def _aligned(view: Callable[[Tensor], Tensor] | None) -> Callable[[Tensor], Tensor]:
-    """A function that copies a tensor which does not begin at a multiple of 16 bytes, after viewing it so."""
-
-    def aligned(x: Tensor) -> Tensor:
-        x = x if view is None else view(x)
-        return x if x.data_ptr() % 16 == 0 else x.clone()
-
-    return aligned
 
 
 def _result(a: Tensor, b: Tensor, trans_a: bool, trans_b: bool, dtype: torch.dtype | None) -> OutputSpec:
@@ -352,11 +317,14 @@ def scaled_gemm(
     out_dtype: torch.dtype,
     fast: bool,
 ) -> Plan:
-    makes, numbers, names = {"y": _result(a, b, False, True, out_dtype)}, {"alpha": 1.0, **ADDED}, {"c": "bias"}
-    kinds = (a_dtype, b_dtype)
-    return _product(
-        makes, a, b, False, True, "ieee", After(bias), exact=not fast, kinds=kinds, numbers=numbers, names=names
-    )
+    makes = {"y": _result(a, b, False, True, out_dtype)}
+    each = (a_scale.numel() > 1, b_scale.numel() > 1)
+    plan = _product(
+        makes, a, b, False, True, "ieee", After(bias), exact=not fast, kinds=(a_dtype, b_dtype), each=each,
+        numbers={"alpha": 1.0, **ADDED}, names={"c": "bias"},
+    )  # fmt: skip
+    plan.strided = [*plan.strided, *strided(a_scale=a_scale, b_scale=b_scale)]
+    return plan
 
 
 @planned(spec.block_scaled_gemm)
@@ -377,8 +345,8 @@ def block_scaled_gemm(
     if not (m and n):
         return Plan(makes)
     tiles = block_tiles(m=m, n=n, k=k)
-    views, read_as = _read_as((a_dtype, b_dtype))
-    in_turn = tiles["IN_TURN"] and read_as["A_NUMBERS"] is None and k > 0 and k % 16 == 0
+    views, read = read_as((a_dtype, b_dtype))
+    in_turn = tiles["IN_TURN"] and read["A_NUMBERS"] is None and k > 0 and k % 16 == 0
     tiles = tiles.changed({"IN_TURN": in_turn}, "gemm.blocks")
     steps = zip(("a_down", "a_right", "b_down", "b_right"), (*a_scale.stride(), *b_scale.stride()))
     count = -(-m // tiles["BLOCK_M"]) * -(-n // tiles["BLOCK_N"])
@@ -386,10 +354,10 @@ def block_scaled_gemm(
     even = k % 16 == 0 and n % 16 == 0  # as many rows as there are
     config = tiles.config(
         even=even, A_ROWS=a_rows, B_ROWS=b_rows, WIDE=wide_of(out_dtype), BLOCK_K=spec.BLOCK,
-        PROGRAMS=running if in_turn else 0, **read_as,
+        PROGRAMS=running if in_turn else 0, **read,
     )  # fmt: skip
     launch = Launch(blocks, (running,), config, dict(m=m, n=n, k=k, lda=k, ldb=k, **dict(steps)))
-    before = {name: _aligned(view) for name, view in views.items()} if in_turn else views
+    before = {name: aligned_copy(view) for name, view in views.items()} if in_turn else views
     return Plan(makes, [launch], strided(a=a, b=b, bias=bias), before)
 
 

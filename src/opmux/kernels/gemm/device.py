@@ -9,39 +9,8 @@ import triton
 import triton.language as tl
 
 from ..lib.launch import Launcher
-from ..lib.products import at, tile
+from ..lib.products import at, described, factor, multiply, taken, tile
 from ..lib.rows import inside
-
-
-@triton.jit
-def e4m3_numbers(x):
-    """The bfloat16 numbers of bytes: shifted, their exponent is 120 too small; a product with 2^120 is exact."""
-    b = x.to(tl.int16)
-    magnitude = ((b & 0x7F) << 4).to(tl.bfloat16, bitcast=True).to(tl.float32) * 1.329227995784916e36
-    magnitude = tl.where((b & 0x7F) == 0x7F, float("nan"), magnitude)
-    return tl.where((b & 0x80) != 0, -magnitude, magnitude).to(tl.bfloat16)
-
-
-@triton.jit
-def e5m2_numbers(x):
-    return (x.to(tl.int16) << 8).to(tl.float16, bitcast=True).to(tl.float32).to(tl.bfloat16)
-
-
-@triton.jit
-def factor(ptr, m, NUMBERS: tl.constexpr):
-    if NUMBERS is None:
-        return tl.load(ptr, mask=m, other=0.0)
-    else:
-        return NUMBERS(tl.load(ptr, mask=m, other=0))
-
-
-@triton.jit
-def multiply(b_a, b_b, b_y, WIDE: tl.constexpr, PRECISION: tl.constexpr, EXACT: tl.constexpr):
-    """b_y + b_a b_b; EXACT: every 32 products of FP8 are added in float32 (NVIDIA's 9.x keep fewer bits else)."""
-    if EXACT:
-        return tl.dot(b_a, b_b, b_y, input_precision=PRECISION, max_num_imprecise_acc=32, out_dtype=WIDE)
-    else:
-        return tl.dot(b_a, b_b, b_y, input_precision=PRECISION, out_dtype=WIDE)
 
 
 @triton.jit
@@ -139,24 +108,6 @@ def one_tile(
         b_y, b_u, c_ptr, pre_ptr, r_ptr, aux_ptr, i_m, i_n, m, n, c_down, c_right, beta, ACT, SLOPE, GLU, C_UNIT, WIDE
     )
     write(y_ptr, b_y, i_m, i_n, m, n, ldy)
-
-
-@triton.jit
-def described(ptr, rows, k, ld, TURNED: tl.constexpr, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr):
-    """A factor for the chip's copy engine (TMA), which needs no masks and no threads to wait for it."""
-    if TURNED:
-        return tl.make_tensor_descriptor(ptr, [k, rows], [ld, 1], [BLOCK_K, BLOCK])
-    else:
-        return tl.make_tensor_descriptor(ptr, [rows, k], [ld, 1], [BLOCK, BLOCK_K])
-
-
-@triton.jit
-def taken(x, first, begin, TURNED: tl.constexpr):
-    """A tile of a factor, rows down."""
-    if TURNED:
-        return x.load([begin, first]).T
-    else:
-        return x.load([first, begin])
 
 
 @triton.jit

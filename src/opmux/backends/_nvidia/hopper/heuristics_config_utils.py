@@ -41,8 +41,25 @@ def tiles_of(m: int, n: int, k: int, *, warps: int, stages: int, **sizes: Any) -
     return {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "num_warps": warps, "num_stages": stages, **sizes}
 
 
-def of_product(name: str) -> Callable[[dict[str, Any]], Any]:
-    return lambda args: product_tiles(**args).get(name)
+# block_tiles and grouped_tiles are by their counts of registers and shared memory, and not measured yet.
+
+
+def block_tiles(m: int, n: int, k: int, **rest: Any) -> dict[str, Any]:
+    """Tiles of products with scales of blocks: a product and its sum are both in registers."""
+    if min(m, n) < 64:
+        return {}
+    return tiles_of(128 if m > 64 else 64, 128, 128, warps=8 if m > 64 else 4, stages=4, IN_TURN=True)
+
+
+def grouped_tiles(rows: int, n: int, groups: int, dtype: Any, **rest: Any) -> dict[str, Any]:
+    """Tiles of products of groups: as high as a group is on average."""
+    high = rows / max(groups, 1)
+    if dtype.itemsize > 2 or high <= 16 or n < 128:
+        return {}
+    deep = 128 // dtype.itemsize
+    if high > 96 and n >= 256:
+        return tiles_of(128, 256, deep, warps=8, stages=3, IN_TURN=True)
+    return tiles_of(128 if high > 64 else 64, 128, deep, warps=4, stages=4, IN_TURN=True)
 
 
 def decode_tiles(rows: int, dim: int, dtype: Any, kept: Any, **rest: Any) -> dict[str, Any]:
@@ -59,13 +76,16 @@ def decode_tiles(rows: int, dim: int, dtype: Any, kept: Any, **rest: Any) -> dic
     return {"BLOCK_M": 32 if rows > 16 else 16, "num_warps": 8, "num_stages": 3}
 
 
-def of_decoding(name: str) -> Callable[[dict[str, Any]], Any]:
-    return lambda args: decode_tiles(**args).get(name)
+def rules_of(tiles: Callable[..., dict[str, Any]], names: str) -> dict[str, Callable[[dict[str, Any]], Any]]:
+    """The rules of a tunable, by size, from a function that says all of them."""
+    return {name: lambda args, name=name: tiles(**args).get(name) for name in names.split()}
 
 
-PRODUCT = "BLOCK_M BLOCK_N BLOCK_K GROUP IN_TURN SPLITS num_warps num_stages"
+SIZES = "BLOCK_M BLOCK_N GROUP IN_TURN num_warps num_stages"
 HEURISTICS_CONFIGS = {
     "norm_bwd.rows": {"STAGES": two_rows_ahead},
-    "gemm.tiles": {name: of_product(name) for name in PRODUCT.split()},
-    "decode.keys": {name: of_decoding(name) for name in "BLOCK_M PER_CORE num_warps num_stages".split()},
+    "gemm.tiles": rules_of(product_tiles, f"{SIZES} BLOCK_K SPLITS"),
+    "gemm.blocks": rules_of(block_tiles, SIZES),
+    "grouped.product": rules_of(grouped_tiles, f"{SIZES} BLOCK_K"),
+    "decode.keys": rules_of(decode_tiles, "BLOCK_M PER_CORE num_warps num_stages"),
 }

@@ -16,6 +16,7 @@ from torch import Tensor
 from ....kernels.lib.plans import checks
 from ....specs import gemm as spec
 from .tags import library
+from .tags import torchs as _torchs
 
 F32, HALVES = torch.float32, (torch.float16, torch.bfloat16)
 E5M2 = torch.float8_e5m2
@@ -181,7 +182,15 @@ def scaled_when(
     fast: bool = False,
 ) -> bool | str:
     check_scaled_gemm(a, b, a_scale, b_scale, a_dtype, b_dtype, bias, out_dtype, fast)
+    if (a_scale.numel() > 1 or b_scale.numel() > 1) and not by_rows(a, b, a_scale, b_scale, out_dtype):
+        return "takes one scale each, or one for each row of both and a result of bfloat16"
     return fp8_limits(a, b, a_dtype is b_dtype is E5M2, bias, out_dtype)
+
+
+def by_rows(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, out_dtype: torch.dtype) -> bool:
+    """Whether torch has the product with a scale for each row: CUTLASS's, for Hopper and later."""
+    both = a_scale.numel() == a.shape[0] and b_scale.numel() == b.shape[0]
+    return both and a.is_cuda and out_dtype is torch.bfloat16 and torch.cuda.get_device_capability(a.device)[0] >= 9
 
 
 def fp8_limits(a: Tensor, b: Tensor, both_e5m2: bool, bias: Tensor | None, out_dtype: torch.dtype) -> bool | str:
@@ -218,7 +227,9 @@ def scaled_gemm(
 def _scaled(
     a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, dtype: torch.dtype, fast: bool
 ) -> Tensor:
-    return torch._scaled_mm(a, b.t(), a_scale, b_scale, bias=bias, out_dtype=dtype, use_fast_accum=fast)
+    if a_scale.numel() > 1 or b_scale.numel() > 1:
+        a_scale, b_scale = a_scale.reshape(-1, 1).contiguous(), b_scale.reshape(1, -1).contiguous()
+    return _torchs(torch._scaled_mm, a, b.t(), a_scale, b_scale, bias=bias, out_dtype=dtype, use_fast_accum=fast)
 
 
 @library("scaled_gemm", "cublas_plain", priority=-1)
@@ -236,7 +247,7 @@ def scaled_gemm_plain(
     """In bfloat16, which holds every number that FP8 has: for sizes, dtypes and chips without products of FP8."""
     check_scaled_gemm(a, b, a_scale, b_scale, a_dtype, b_dtype, bias, out_dtype, fast)
     y = _wide_product(a.view(a_dtype).to(torch.bfloat16), b.view(b_dtype).to(torch.bfloat16).t())
-    y = y.mul_(a_scale.reshape(()) * b_scale.reshape(()))
+    y = y.mul_(a_scale.reshape(-1, 1) * b_scale.reshape(1, -1))
     return (y if bias is None else y.add_(bias)).to(out_dtype)
 
 
@@ -284,7 +295,7 @@ def _block_scaled(
 ) -> Tensor:
     """Scales in cuBLAS's layout: column-major for 1x128 blocks, rows padded to a multiple of four for 128x128."""
     sa, sb = _laid(a_scale, a_rows), _laid(b_scale, b_rows)
-    return torch._scaled_mm(a, b.t(), sa, sb.t(), out_dtype=dtype, use_fast_accum=False)
+    return _torchs(torch._scaled_mm, a, b.t(), sa, sb.t(), out_dtype=dtype, use_fast_accum=False)
 
 
 def _laid(scale: Tensor, rows: int) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ....kernels.lib.plans import checks
 from ....specs import grouped as spec
-from .tags import library
+from .tags import library, torchs
 
 check_grouped_mm, check_grouped_mm_wgrad = checks(spec.grouped_mm), checks(spec.grouped_mm_wgrad)
 check_grouped_mm_bwd = checks(spec.grouped_mm_bwd)
@@ -57,7 +57,7 @@ def product_when(a: Tensor, b: Tensor, ends: Tensor, trans_b: bool = False) -> b
 @library("grouped_mm", "cutlass", dtypes=BF16, min_arch="sm_90", when=product_when)
 def grouped_mm(a: Tensor, b: Tensor, ends: Tensor, trans_b: bool = False) -> Tensor:
     b = _plain(b)
-    return _grouped_mm(_plain(a), b.mT if trans_b else b, offs=ends.contiguous())
+    return torchs(_grouped_mm, _plain(a), b.mT if trans_b else b, offs=ends.contiguous())
 
 
 def wgrad_when(a: Tensor, b: Tensor, ends: Tensor) -> bool | str:
@@ -67,7 +67,7 @@ def wgrad_when(a: Tensor, b: Tensor, ends: Tensor) -> bool | str:
 
 @library("grouped_mm_wgrad", "cutlass", dtypes=BF16, min_arch="sm_90", when=wgrad_when)
 def grouped_mm_wgrad(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
-    return _grouped_mm(_plain(a).t(), _plain(b), offs=ends.contiguous())
+    return torchs(_grouped_mm, _plain(a).t(), _plain(b), offs=ends.contiguous())
 
 
 def bwd_when(dy: Tensor, a: Tensor, b: Tensor, ends: Tensor, trans_b: bool = False) -> bool | str:
