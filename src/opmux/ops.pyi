@@ -4123,13 +4123,13 @@ def scaled_dswiglu(grad: Tensor, fwd_input: Tensor, act_scales: Tensor, quantize
     """
 
 def scaled_gemm(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, a_dtype: torch.dtype, b_dtype: torch.dtype, bias: Tensor | None = None, out_dtype: torch.dtype = torch.bfloat16, fast: bool = False) -> Tensor:
-    """y = a_scale * b_scale * a b^T + bias, of FP8 matrices that have one scale each.
+    """y = a_scale * b_scale * a b^T + bias, of FP8 matrices that have one scale each, or one for each of their rows.
 
     Args:
         a (uint8 [m, k]): the bytes of the first matrix.
         b (uint8 [n, k]): the bytes of the second, which is transposed.
-        a_scale (float32 [..], one element): multiplies a.
-        b_scale (float32 [..], one element): multiplies b.
+        a_scale (float32 [..], one element, or one for each row of a): multiplies a, or its rows.
+        b_scale (float32 [..], one element, or one for each row of b): multiplies b, or its rows.
         a_dtype (one of float8_e4m3fn, float8_e5m2): the float8 dtype of a.
         b_dtype (one of float8_e4m3fn, float8_e5m2): the float8 dtype of b.
         bias (float [n], optional): added to each row of the product.
@@ -4138,6 +4138,24 @@ def scaled_gemm(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, a_dtype:
 
     Returns:
         y [m, n].
+    """
+
+def scaled_grouped_mm(a: Tensor, b: Tensor, ends: Tensor, a_scale: Tensor, b_scale: Tensor, a_dtype: torch.dtype, b_dtype: torch.dtype, out_dtype: torch.dtype = torch.bfloat16, fast: bool = False) -> Tensor:
+    """grouped_mm of FP8 matrices with a scale for each row: y[r, j] = a_scale[r] b_scale[g, j] (a[r] . b[g, j]).
+
+    Args:
+        a (uint8 [rows, k]): the bytes of the rows, in order of their groups.
+        b (uint8 [groups, n, k]): the bytes of a matrix for each group, which is transposed.
+        ends (int32 [groups]): where each group ends: ascending, and at most the number of rows.
+        a_scale (float32 [rows]): multiplies the rows of a.
+        b_scale (float32 [groups, n]): multiplies the rows of b.
+        a_dtype (one of float8_e4m3fn, float8_e5m2): the float8 dtype of a.
+        b_dtype (one of float8_e4m3fn, float8_e5m2): the float8 dtype of b.
+        out_dtype (one of float16, bfloat16, float32): the dtype of y.
+        fast: allow sums of fewer bits than float32, on chips that have them.
+
+    Returns:
+        y [rows, n]. Rows after the last group are undefined.
     """
 
 def scaled_masked_softmax_backward(output_grad: Tensor, softmax_results: Tensor, scale_factor: float) -> Tensor:
