@@ -1,6 +1,7 @@
-"""Matrix products by our kernels against cuBLAS, in one run on a GPU.
+"""Matrix products by our kernels against torch's, in one run on a GPU: cuBLAS, _scaled_mm and _grouped_mm.
 
     python benchmarks/products.py [--json FILE]
+    python benchmarks/products.py --accuracy [1000]    # random shapes: our largest error against cuBLAS' own
 
 Times are medians of device time with a cold cache; an error is the largest distance to the float64 product, in units of
 cuBLAS' own.
@@ -11,7 +12,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import subprocess
+from collections.abc import Callable
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -21,8 +24,9 @@ import triton
 from torch import Tensor
 from triton.testing import do_bench
 
-from opmux.kernels import gemm
+from opmux.kernels import gemm, grouped
 
+BF16, F32, E4M3 = torch.bfloat16, torch.float32, torch.float8_e4m3fn
 # m, n, k, and whether each factor is transposed in memory
 SHAPES = [
     (4096, 4096, 4096, "nt"),
@@ -41,8 +45,14 @@ SHAPES = [
     (1, 2048, 8192, "nt"),
     (1, 8192, 2048, "nt"),
     (1, 128256, 2048, "nt"),
+    (1, 8192, 8192, "nn"),
+    (2, 8192, 8192, "nt"),
+    (4, 8192, 8192, "nt"),
+    (8, 8192, 8192, "nt"),
     (64, 4096, 4096, "nt"),
 ]
+FP8_SHAPES = [(4096, 4096, 4096), (8192, 8192, 8192), (16, 8192, 8192), (1, 8192, 8192)]
+GROUPED = [(16384, 4096, 2048, 64), (1024, 4096, 2048, 64)]  # rows, n, k, groups
 
 
 def matrix(rows: int, cols: int, turned: bool, dtype: torch.dtype) -> Tensor:
@@ -57,10 +67,7 @@ def measured(m: int, n: int, k: int, layout: str, dtype: torch.dtype) -> dict[st
     exact = a[few].double() @ b.double()
     error = lambda y: (y[few].double() - exact).abs().max().item()
     ratio = error(ours) / max(error(cublas), 1e-30)
-    quick = {"warmup": 15, "rep": 60, "return_mode": "median"}
-    time_of = lambda fn: float(do_bench(fn, **quick))
-    ms = [(time_of(lambda: gemm.matmul(a, b, None, 1.0, 1.0, None)), time_of(lambda: torch.mm(a, b))) for _ in range(2)]
-    own, library = (min(pair[i] for pair in ms) for i in (0, 1))
+    own, library = best_of(lambda: gemm.matmul(a, b, None, 1.0, 1.0, None), lambda: torch.mm(a, b))
     return {
         "shape": [m, n, k],
         "layout": layout,
@@ -74,15 +81,89 @@ def measured(m: int, n: int, k: int, layout: str, dtype: torch.dtype) -> dict[st
     }
 
 
+def best_of(*fns: Callable[[], Any]) -> list[float]:
+    """The better of two medians of each, in milliseconds."""
+    quick = {"warmup": 15, "rep": 60, "return_mode": "median"}
+    rounds = [[float(do_bench(fn, **quick)) for fn in fns] for _ in range(2)]
+    return [min(times) for times in zip(*rounds)]
+
+
+def compared(what: str, flops: int, ours: Callable[[], Tensor], torchs: Callable[[], Tensor]) -> dict[str, Any]:
+    """Our kernel against torch's; torch's may not have the shape or the scales."""
+    try:
+        torchs()
+        own, library = best_of(ours, torchs)
+    except (RuntimeError, ValueError) as error:
+        (own,), library = best_of(ours), None
+        what += f", torch: {str(error).splitlines()[0][:60]}"
+    row = {"what": what, "ours_us": round(1e3 * own, 2), "ours_tflops": round(1e-9 * flops / own, 1)}
+    return row if library is None else {**row, "torch_us": round(1e3 * library, 2), "speed": round(library / own, 3)}
+
+
+def of_fp8(m: int, n: int, k: int) -> list[dict[str, Any]]:
+    a, b = (torch.randn(rows, k, device="cuda").to(E4M3) for rows in (m, n))
+    bytes_of = (a.view(torch.uint8), b.view(torch.uint8))
+    one = torch.ones(1, device="cuda")
+    each = torch.rand(m, 1, device="cuda"), torch.rand(1, n, device="cuda")
+    blocks = torch.rand(k // 128, m, device="cuda").t(), torch.rand(n // 128, k // 128, device="cuda")
+    size, flops = f"{m}x{n}x{k}", 2 * m * n * k
+    mm = lambda sa, sb, fast: torch._scaled_mm(a, b.t(), sa, sb, out_dtype=BF16, use_fast_accum=fast)
+    ours = lambda sa, sb, fast: gemm.scaled_gemm(*bytes_of, sa, sb, E4M3, E4M3, None, BF16, fast)
+    rows = [
+        compared(f"fp8 {size}", flops, lambda: ours(one, one, True), lambda: mm(one, one, True)),
+        compared(f"fp8 exact {size}", flops, lambda: ours(one, one, False), lambda: mm(one, one, False)),
+        compared(f"fp8 rows {size}", flops, lambda: ours(*each, True), lambda: mm(*each, True)),
+    ]
+    block = lambda: gemm.block_scaled_gemm(*bytes_of, *blocks, E4M3, E4M3, None, 1, 128, BF16)
+    return [*rows, compared(f"fp8 blocks, torch with one scale {size}", flops, block, lambda: mm(one, one, True))]
+
+
+def of_groups(rows: int, n: int, k: int, groups: int) -> list[dict[str, Any]]:
+    """Uneven groups, some of them empty."""
+    cuts = torch.randint(rows + 1, (groups - 1,), generator=torch.Generator().manual_seed(0)).sort().values
+    ends = torch.cat([cuts, torch.tensor([rows])]).to("cuda", torch.int32)
+    x, w = (torch.randn(*shape, device="cuda", dtype=BF16) for shape in ((rows, k), (groups, n, k)))
+    dy = torch.randn(rows, n, device="cuda", dtype=BF16)
+    size, flops = f"{rows}x{n}x{k} in {groups}", 2 * rows * n * k
+    mm = lambda a, b: torch._grouped_mm(a, b, offs=ends)
+    return [
+        compared(f"grouped {size}", flops, lambda: grouped.grouped_mm(x, w, ends, True), lambda: mm(x, w.mT)),
+        compared(f"grouped dx {size}", flops, lambda: grouped.grouped_mm(dy, w, ends, False), lambda: mm(dy, w)),
+        compared(f"grouped dw {size}", flops, lambda: grouped.grouped_mm_wgrad(dy, x, ends), lambda: mm(dy.t(), x)),
+    ]
+
+
+def accuracy(count: int) -> dict[str, Any]:
+    """The largest error of random shapes in units of cuBLAS' own, and how many are larger than that."""
+    draw, ratios = random.Random(0), []
+    for _ in range(count):
+        m, n, k = (draw.choice((1, 2, 3, draw.randint(5, 64), draw.randint(65, 2048))) for _ in range(3))
+        a, b = matrix(m, k, draw.random() < 0.5, BF16), matrix(k, n, draw.random() < 0.5, BF16)
+        exact = a.double() @ b.double()
+        error = lambda y, exact=exact: (y.double() - exact).abs().max().item()
+        theirs = max(error(torch.mm(a, b)), 2**-20 * k**0.5)
+        ratios.append((error(gemm.matmul(a, b, None, 1.0, 1.0, None)) / theirs, (m, n, k)))
+    worst = max(ratios)
+    return {"shapes": count, "worst": round(worst[0], 3), "of": worst[1], "larger": sum(r > 1.01 for r, _ in ratios)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--accuracy", type=int, nargs="?", const=1000, metavar="SHAPES")
     given = parser.parse_args()
+    if given.accuracy:
+        print(accuracy(given.accuracy))
+        return
     rows = []
-    for dtype, shapes in ((torch.bfloat16, SHAPES), (torch.float32, SHAPES[:1])):
+    for dtype, shapes in ((BF16, SHAPES), (F32, SHAPES[:1])):
         for case in shapes:
             rows.append(found := measured(*case, dtype))
             print(found, flush=True)
+    for case in (*FP8_SHAPES, *GROUPED):
+        found = of_fp8(*case) if len(case) == 3 else of_groups(*case)
+        rows += found
+        print(*found, sep="\n", flush=True)
     if given.json:
         commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
         about = {

@@ -214,6 +214,7 @@ def test_who_runs():
 
 SIZES = [
     (4096, 4096, 512), (1000, 1544, 264), (8192, 2056, 1024), (16, 8192, 4096), (1, 2048, 8192), (3000, 8, 2048),
+    (3, 8192, 4096), (4096, 1, 8192), (2, 1001, 515),
     (129, 257, 100),
 ]  # fmt: skip
 
@@ -245,3 +246,22 @@ def test_a_factor_that_begins_in_the_middle_of_16_bytes():
     run = impl_of("matmul", "default.flagos").fn
     aligned = run(a.clone(), b, None, 1.0, 1.0, None)
     assert torch.equal(run(a, b, None, 1.0, 1.0, None), aligned)
+
+
+@pytest.mark.parametrize("m", [1, 3, 16, 1000])
+def test_a_scale_for_each_row_of_fp8(m):
+    a, b = (torch.randn(rows, 1024, device=CUDA).to(E4M3).view(torch.uint8) for rows in (m, 2048))
+    sa, sb = torch.rand(m, device=CUDA) * 1024**-0.5, torch.rand(2048, device=CUDA)
+    for impl_id in ("default.flagos", "vendor.nvidia.cublas", "vendor.nvidia.cublas_plain"):
+        agree("scaled_gemm", impl_id, (a, b, sa, sb, E4M3, E4M3, None, BF16, False), impl_id)
+
+
+def test_under_atens_names():
+    """Both our kernels and cuBLAS' calls, which must not lead back to the override."""
+    a, b = torch.randn(64, 256, device=CUDA).to(E4M3), torch.randn(128, 256, device=CUDA).to(E4M3).t()
+    one = torch.full((), 0.1, device=CUDA)
+    want = torch._scaled_mm(a, b, one, one, out_dtype=BF16)
+    for order in ("impl:default.flagos", "vendor:nvidia"):
+        with opmux.policy(order), opmux.use(include=["_scaled_mm"], mode="all"):
+            got = torch._scaled_mm(a, b, one, one, out_dtype=BF16)
+        torch.testing.assert_close(got, want, rtol=1.6e-2, atol=5e-2)

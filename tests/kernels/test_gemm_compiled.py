@@ -114,7 +114,8 @@ def test_few_rows_read_the_matrix_widely():
 
 def test_an_odd_number_of_rows_does_not_make_loads_narrow(monkeypatch):
     monkeypatch.setitem(CALLS, "odd rows", gemm(new(37, 4096), new(4096, 4096), None, False, True))
-    copies = [line for line in build("sm_80", "odd rows").asm["ptx"].splitlines() if "cp.async.c" in line]
+    ptx = build("sm_80", "odd rows").asm["ptx"]
+    copies = [line for line in ptx.splitlines() if "cp.async.cg" in line or "cp.async.ca" in line]
     assert copies and all("0x10" in line for line in copies)
 
 
