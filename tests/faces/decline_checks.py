@@ -44,6 +44,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "_prelu_kernel": {"weight": (1, 4)},
     "_prelu_kernel_backward": {"weight": (1, 4)},
     "bernoulli": {"self": "fraction", "p": 0.5},
+    "poisson": {"self": "fraction"},
     "bernoulli.Tensor": {"p": "fraction"},
     "bernoulli_": {"p": 0.5},
     "bernoulli_.Tensor": {"p": "fraction"},
@@ -67,8 +68,8 @@ SPECIAL |= {"clamp.Tensor": {"min": (4,)}, "clamp.Tensor_out": {"min": (4,)}, "c
 NAMED: dict[str, Any] = {
     "mask": "mask", "index": "index", "indices": "index", "reduce": "amax",
     "weight": (4,), "bias": (4,), "running_mean": (4,), "running_var": (4,), "save_mean": (4,),
-    "save_invstd": (4,), "normalized_shape": [4], "size": [3, 4], "output_mask": [True] * 3, "training": True,
-    "train": True, "dim": 1, "rounding_mode": "floor", "approximate": "none", "input_dtype": torch.float32,
+    "save_invstd": (4,), "normalized_shape": [4], "size": [3, 4], "output_mask": [True] * 3, "grad_input_mask": [True] * 4,
+    "training": True, "train": True, "dim": 1, "rounding_mode": "floor", "approximate": "none", "input_dtype": torch.float32,
     "std": 1.0, "high": 9, "low": 2, "to": 9, "from": 2,
 }  # fmt: skip
 PLAIN = {
