@@ -68,8 +68,9 @@ SPECIAL |= {"clamp.Tensor": {"min": (4,)}, "clamp.Tensor_out": {"min": (4,)}, "c
 NAMED: dict[str, Any] = {
     "mask": "mask", "index": "index", "indices": "index", "reduce": "amax",
     "weight": (4,), "bias": (4,), "running_mean": (4,), "running_var": (4,), "save_mean": (4,),
-    "save_invstd": (4,), "normalized_shape": [4], "size": [3, 4], "output_mask": [True] * 3, "grad_input_mask": [True] * 4,
-    "training": True, "train": True, "dim": 1, "rounding_mode": "floor", "approximate": "none", "input_dtype": torch.float32,
+    "save_invstd": (4,), "normalized_shape": [4], "size": [3, 4], "output_mask": [True] * 3,
+    "grad_input_mask": [True] * 4, "training": True, "train": True, "dim": 1, "rounding_mode": "floor",
+    "approximate": "none", "input_dtype": torch.float32,
     "std": 1.0, "high": 9, "low": 2, "to": 9, "from": 2,
 }  # fmt: skip
 PLAIN = {

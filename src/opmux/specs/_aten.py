@@ -66,9 +66,10 @@ def reference(name: str, args: str, names: dict[str, Any], result: str = "Any") 
 
     An argument that is None is not passed: it belongs to another overload, or None is its default.
     """
-    text = f"def {name}({args}) -> {result}:\n    return _call(_op, locals())\n"
-    names = {**names, "_op": getattr(torch.ops.aten, name), "_call": _call}
-    made = codegen.function(text, name, f"reference of aten::{name}", names)
+    text = f"def {name}({args}) -> {result}:\n    return _call(torch.ops.aten.{name}, locals())\n"
+    here = {"__name__": __name__, "_call": _call, "torch": torch}  # torch.compile looks globals up in this module
+    made = codegen.function(text, name, f"reference of aten::{name}", {**names, **here})
+    made.__module__ = names["__name__"]
     made.__doc__ = f"torch.ops.aten.{name}."
     return made
 

@@ -196,7 +196,9 @@ def scaled_grouped_mm(
     Returns:
         y [rows, n]. Rows after the last group are undefined.
     """
-    x, w = a.view(a_dtype).float() * a_scale[:, None], b.view(b_dtype).float() * b_scale[:, :, None]
+    x = a.view(a_dtype).float() * a_scale.reshape(-1, 1)
+    # reshape: torch multiplies by an indexed sparse tensor wrongly
+    w = b.view(b_dtype).float() * b_scale.reshape(*b.shape[:2], 1)
     return rounded(grouped_mm.reference(x, w, ends, True), out_dtype)
 
 
