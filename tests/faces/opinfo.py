@@ -67,7 +67,7 @@ EXPECTED: dict[tuple[str, str, str], str] = {
     ),
     ("cuda", "__rmod__", "call"): "the samples divide integers by zero, which is undefined on CUDA",
     **dict.fromkeys(
-        [(on, op, "call") for on in ("toy", "cuda") for op in ("msort", "sort")],
+        [(on, op, "call") for on in ("toy", "cuda") for op in ("argsort", "msort", "sort")],
         "torch's sort is not stable where that is not asked for, and which of equal elements gets a gradient differs",
     ),
     **dict.fromkeys(
