@@ -1012,3 +1012,26 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+
+
+@check
+def a_call_is_counted_once() -> None:
+    x = rand(3)
+    with opmux.use(include=["softplus"], mode="all"):
+        get_default_manager().invalidate("the next call binds again")
+        with engine.counted() as calls:
+            F.softplus(x), F.softplus(x)
+    assert calls["softplus"] == 2, calls
+
+
+@check
+def a_tensor_that_is_not_there_reaches_the_native_kernel() -> None:
+    """torch passes an undefined tensor as None, also where the schema has no `?`: the bias of attention's backward."""
+    from opmux.faces.aten.native import taking_numbers
+    from opmux.faces.aten.schema import Shape
+
+    seen = []
+    shape = Shape("_scaled_dot_product_efficient_attention_backward")
+    tensors = [rand(2, 2, 2, 2) for _ in range(4)]
+    taking_numbers(shape, lambda keys, *args: seen.append(args))(None, *tensors, None, *tensors, 0.0, [True] * 3)
+    assert seen[0][4] is None

@@ -16,7 +16,7 @@ ELEMENTWISE = {
     "huber": lambda x, t, r: F.huber_loss(x, t, reduction=r, delta=0.7),
     "soft margin": lambda x, t, r: F.soft_margin_loss(x, t, reduction=r),
     "logits": lambda x, t, r: F.binary_cross_entropy_with_logits(x, t.sigmoid(), reduction=r),
-    "entropy": lambda x, t, r: F.binary_cross_entropy(x.sigmoid(), t.sigmoid(), reduction=r),
+    "entropy": lambda x, t, r: F.binary_cross_entropy(x.clamp(-1, 1).sigmoid(), t.sigmoid(), reduction=r),
     "log sigmoid": lambda x, t, r: F.logsigmoid(x),
 }
 OVERRIDES = "*_loss* binary_cross_entropy* log_sigmoid*".split()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import types
 
@@ -10,6 +11,7 @@ import torch
 
 pytest.importorskip("triton")
 from opmux.kernels.lib import launch
+from opmux.kernels.lib.config import Config
 
 
 class Pointer:
@@ -103,3 +105,17 @@ def test_somebody_listens(quick, name):
     setattr(quick.hooks, name, Chain())  # a chain that took the place of the known one
     quick.call()
     assert not quick.entered and len(quick.stood_back) == 2
+
+
+def test_an_import_from_c_finds_the_builtins():
+    """`PyImport_Import` takes them from the globals of the Python function that is running."""
+    bring = ctypes.pythonapi.PyImport_ImportModule
+    bring.restype, bring.argtypes = ctypes.py_object, [ctypes.c_char_p]
+    ready = launch.Launcher(_nothing, sizes="").ready((1, 1, 1), (), Config({}))
+    ready.__globals__["_slow"] = bring
+    ready.__code__ = (lambda: _slow(b"types")).__code__  # noqa: F821
+    assert ready() is types
+
+
+def _nothing(x_ptr):
+    pass

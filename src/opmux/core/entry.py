@@ -318,7 +318,11 @@ class EntryPoint:
                 bind(self)
             else:
                 self.watch_scopes(True)
-            return self.raw(*args, **kwargs)
+            target, recover = self.pair()  # not `raw`, which would count the call again
+            try:
+                return target(*args, **kwargs)
+            except Exception as error:
+                return recover(error, args, kwargs)
 
         self._unbound = Plan("", (first_call, reraise))
         self.plan = self._unbound

@@ -368,11 +368,13 @@ def _plan(
     names: Mapping[str, str | None], copied: list[str],
 ) -> Plan:  # fmt: skip
     """`names`: what the kernel's tensors are called in the op; `copied`: arguments that must be made contiguous."""
-    stats = torch.float64 if q.dtype is torch.float64 else torch.float32
+    stats = torch.float32
     makes = {
         "o": OutputSpec.of((p.batch, p.queries, p.heads, p.dim_v), q.dtype),
         "lse": OutputSpec.of((p.batch, p.heads, p.queries), stats),
     }
+    if q.dtype is torch.float64:
+        raise NotSupported("Triton has no product of tiles this small in float64")
     if not (p.batch and p.queries and p.heads and p.dim_v):
         return Plan(makes)
     if max(p.dim, p.dim_v) > WIDEST:

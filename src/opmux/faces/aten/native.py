@@ -14,6 +14,7 @@ from .schema import Shape
 
 _CATEGORY = {bool: 0, int: 1, float: 2, complex: 3}
 _WIDEST = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
+_PASSED_ON = (Tensor, type(None))  # None is an undefined tensor: a bias that is not there
 _NOT_PROMOTING = ("condition", "mask")  # tensors that do not affect type promotion
 
 # Ops whose kernel calls another op with its number as a tensor on the device. torch cannot pass such a tensor to a
@@ -56,7 +57,7 @@ def taking_numbers(shape: Shape, boxed: Callable[..., Any]) -> Callable[..., Any
 
     def native(keys: Any, *args: Any, **kwargs: Any) -> Any:
         for i in slots:
-            if i < len(args) and not isinstance(args[i], Tensor):
+            if i < len(args) and not isinstance(args[i], _PASSED_ON):
                 return _with_numbers(boxed, keys, shape, args, kwargs)
         return boxed(keys, *args, **kwargs)
 
@@ -83,7 +84,7 @@ def _with_numbers(boxed: Any, keys: Any, shape: Shape, args: tuple, kwargs: dict
         given = [a.view(1) if isinstance(a, Tensor) and a.dim() == 0 else a for a in given]
         named = {k: v.view(1) if isinstance(v, Tensor) and v.dim() == 0 else v for k, v in kwargs.items()}
     for i in slots:
-        if not isinstance(args[i], Tensor):
+        if not isinstance(args[i], _PASSED_ON):
             given[i] = torch.tensor(args[i], dtype=_dtype_for(args[i], tensors))
     result = boxed(keys, *given, **named)
     if shape.written:  # return the written arguments

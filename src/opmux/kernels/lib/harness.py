@@ -172,7 +172,7 @@ class _Body:
         self.like = next(name for name, value in given.items() if isinstance(value, Tensor))
         self.scope = {name for name in spec.names if given.get(name, 0) is not None}  # names with a value
         self.lines: list[str] = []
-        self.globals: dict[str, Any] = {}
+        self.globals: dict[str, Any] = {"__builtins__": __builtins__}  # an import from C looks for it in the globals
 
     def function(self) -> Callable[..., Any]:
         spec, plan, steps = self.spec, self.plan, list(self.plan.steps)

@@ -241,7 +241,9 @@ class _Bound:
             raise TypeError(f"constants must be {launcher.constants}; got {list(config.constants)}")
         self.launcher, self.form, self.grid, self.config = launcher, form, grid, config
         self.makes = {name: makes[name] for name in form.makes}
-        self.globals: dict[str, Any] = {"_slow": self.slow, **{f"_k{i}": n for i, n in enumerate(known)}}
+        # an import from C, which torch does at times, looks for __builtins__ in the globals of the caller
+        self.globals: dict[str, Any] = {"__builtins__": __builtins__, "_slow": self.slow}
+        self.globals |= {f"_k{i}": n for i, n in enumerate(known)}
         self.globals["_x"], self.globals["_y"], self.globals["_z"] = grid
         self.function = types.FunctionType(_code("slow", form, ""), self.globals)
 

@@ -73,7 +73,7 @@ def _starter(x: Tensor) -> Callable[[Tensor], Tensor]:
 
 
 @decided
-def _ranker(g: Tensor) -> Callable[[Tensor, Tensor | None], Tensor]:
+def _ranker(g: Tensor, at: Tensor | None) -> Callable[[Tensor, Tensor | None], Tensor]:
     return _over(ranks, g, {2: OutputSpec.of(g.shape, torch.int64)})
 
 
@@ -98,7 +98,7 @@ def _runs_of(g: Tensor, x: Tensor, at: Tensor | None, return_inverse: bool, retu
     inverse = counts = nothing
     if return_inverse:
         upto = g.cumsum(0)
-        inverse = _ranker(upto)(upto, at)
+        inverse = _ranker(upto, at)(upto, at)
     if return_counts:
         first = torch.full((found + 1,), n, dtype=torch.int64, device=x.device)
         placer(g)(g, ends, first, found, 1, 1)
