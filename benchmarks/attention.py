@@ -217,7 +217,10 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     torch.manual_seed(0)
-    rows = [*map(dense, SHAPES), varlen(), *options()]
+    rows = []
+    for found in (*(lambda s=s: [dense(s)] for s in SHAPES), lambda: [varlen()], options):
+        rows += (new_rows := found())
+        print(*map(shown, new_rows), sep="\n", flush=True)
     if given.json:
         commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
         about = {
@@ -228,8 +231,6 @@ def main() -> None:
             "commit": os.environ.get("COMMIT") or commit,
         }
         given.json.write_text(json.dumps({"about": about, "results": rows}, indent=1) + "\n")
-    for row in rows:
-        print(shown(row))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import torch
 
 import opmux
 from opmux.core.errors import UnknownName
-from opmux.faces.aten import decisions, engine, record
+from opmux.faces.aten import decisions, engine, gate, record
 from opmux.faces.aten.decisions import NEVER, Speed, Times
 from opmux.faces.aten.overloads import table
 from opmux.runtime import tile_files
@@ -113,7 +113,7 @@ def test_without_the_gate_each_trace_of_a_model_must_gain(measured):
 def test_with_the_gate_sizes_decide(measured):
     measured({"_softmax": speed(1.5, 0.5, 0.5, host=(5, 5))}, gated=True)
     assert opmux.enable() == ["_softmax"] and engine.STATE.auto
-    assert decisions.thresholds("_softmax", "cpu") == {BF16: MIDDLE, FP16: MIDDLE}
+    assert decisions.thresholds("_softmax", "cpu") == ({BF16: MIDDLE, FP16: MIDDLE},) * 2
     decision = decisions.decide(table()["_softmax"], "cpu")
     x = torch.empty(MIDDLE, dtype=BF16)
     assert decision.takes(x) and not decision.takes(x[1:]) and not decision.takes(x.float())
@@ -122,6 +122,13 @@ def test_with_the_gate_sizes_decide(measured):
     with opmux.use(mode="all"):
         assert not engine.STATE.auto and len(opmux.enabled_ops()) > 5
     assert opmux.enabled_ops() == ["_softmax"] and engine.STATE.auto
+
+
+def test_calls_that_go_to_python_must_gain_more(measured, monkeypatch):
+    measured({"_softmax": speed(0.5, 0.5, 0.5, host=(5, 5), native=(2, 17, 50))}, gated=True)
+    monkeypatch.setattr(gate, "may_launch", lambda device, family: True)
+    launched, in_python = decisions.thresholds("_softmax", "cpu")
+    assert launched[BF16] == 0 and MIDDLE < in_python[BF16] < LARGE  # 18 us, twice of what Python takes
 
 
 def test_a_file_of_measurements_is_read_as_it_was_written(tmp_path):

@@ -181,6 +181,38 @@ def test_numbers_that_stand_for_tensors_are_part_of_the_look(world):
     assert len(world.from_cpp) == 2
 
 
+def test_calls_that_differ_in_the_last_number_alone_are_all_kept(world):
+    x, y = torch.rand(4, 8), torch.rand(4, 8)
+    for _ in range(2):
+        for alpha in (0.5, 2.0, 3.0, 4.0, -1.5, 0.044715):
+            for _ in range(SIGHTINGS):
+                torch.add(x, y, alpha=alpha)
+    assert len(world.from_python) == len(world.from_cpp) == 6 * SIGHTINGS
+
+
+@pytest.mark.parametrize("size, way", [(2048, "python"), (512, "torch"), (8, "torch")])
+def test_a_call_that_cannot_be_launched_is_ours_where_python_gains(world, size, way):
+    """And one that was seen too seldom."""
+    gate.select(frozenset(world.names), lambda name, device: ({torch.float32: 16}, {torch.float32: 1024}))
+    x = torch.rand(size)
+    torch.exp(x)
+    assert len(world.from_python) == (way == "python")
+    world.extra = lambda x: x.clone()
+    for _ in range(3 * SIGHTINGS):
+        torch.exp(x)
+    assert not world.from_cpp
+    # one call is recorded, as it may turn out to be a single launch
+    assert len(world.from_python) == (1 + 3 * SIGHTINGS if way == "python" else size > 16)
+
+
+def test_a_small_call_is_launched_once_it_is_known(world):
+    gate.select(frozenset(world.names), lambda name, device: ({torch.float32: 16}, {torch.float32: 1024}))
+    x = torch.rand(64)
+    for _ in range(SIGHTINGS + 3):
+        torch.exp(x)
+    assert len(world.from_python) == 1 and len(world.from_cpp) == 3
+
+
 def test_how_far_a_pointer_is_from_a_multiple_of_16_is_part_of_the_look(world):
     """Triton compiles one kernel for multiples and another for the rest."""
     memory = torch.rand(41)

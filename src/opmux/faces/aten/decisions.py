@@ -84,6 +84,12 @@ class Speed:
         between = lambda x, y: x * (y / x) ** share
         return Times(numel, between(a.native, b.native), between(a.ours, b.ours))
 
+    @property
+    def through_python(self) -> Speed:
+        """The same, where a call that was measured as launched from C++ goes to Python."""
+        torchs, ours = self.host
+        return Speed((torchs, max(ours, torchs + PYTHON_US)), self.times)
+
     def smallest(self, dtype: torch.dtype) -> int:
         """The smallest size from which ours is at least as fast, the host's time included; NEVER if there is none."""
         known = self.of(dtype)
@@ -131,6 +137,7 @@ class Decision:
     why: str
     limits: Mapping[torch.dtype, int] = field(default_factory=dict)
     by_size: bool = False  # whether the limits hold only where the C++ gate applies them
+    by_python: Mapping[torch.dtype, int] | None = None  # of calls that the gate cannot launch; None: as the others
 
     @property
     def taken(self) -> bool:
@@ -147,12 +154,13 @@ class Decision:
 ALWAYS = dict.fromkeys(DTYPES, 0)
 
 
-def thresholds(name: str, device: str) -> dict[torch.dtype, int]:
+def thresholds(name: str, device: str) -> tuple[Mapping[torch.dtype, int], Mapping[torch.dtype, int]]:
     """For the C++ gate: by dtype, the smallest size of the first tensor from which a call is ours; -1: never.
 
-    A dtype that is not listed is torch's.
+    Of calls that are launched from C++, and of those that go to Python. A dtype that is not listed is torch's.
     """
-    return dict(decide(table()[name], device).limits)
+    found = decide(table()[name], device)
+    return found.limits, found.limits if found.by_python is None else found.by_python
 
 
 def decide(overload: Overload, device: str) -> Decision:
@@ -185,7 +193,13 @@ def _decide(overload: Overload, device: str, generation: int, gated: bool) -> De
         return Decision(f"it is not faster on {chip}: {_worst(speed)}")
     by_size = gated and not above.composed_on(overload.shape, key) and overload.name not in NEEDS_PYTHON
     if by_size:
-        return Decision(f"it is at least as fast on {chip}: {_from(limits)}", limits, by_size)
+        why = f"it is at least as fast on {chip}: {_from(limits)}"
+        if not gate.may_launch(device, overload.family):
+            return Decision(why, limits, by_size)
+        slower = speed.through_python
+        return Decision(
+            why, limits, by_size, {d: NEVER if n == NEVER else slower.smallest(d) for d, n in limits.items()}
+        )
     lost, gained = gains(overload.name, speed)
     if lost:
         return Decision(f"without the C++ gate each call goes through Python, and that is slower for {lost}")

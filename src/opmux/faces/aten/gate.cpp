@@ -36,7 +36,8 @@ using torch::jit::Stack;
 constexpr int64_t kNever = -1;
 constexpr size_t kTypes = static_cast<size_t>(c10::ScalarType::NumOptions) + 1;  // the last: a call without tensors
 
-// For each slot the smallest number of elements that is ours, by ScalarType; no row: the overload is off.
+// For each slot the smallest number of elements that is ours, by ScalarType, where a call is launched from here; then the
+// same where it goes to Python. No row: the overload is off.
 struct Selection {
   int64_t size;
   const int64_t* const* rows;
@@ -121,7 +122,9 @@ struct Look {
       made = (made ^ words[i]) * 0xFF51AFD7ED558CCDu;
       made ^= made >> 32;
     }
-    return made | 1;  // never 0
+    // The last word may be a number such as 0.5, whose low bits are all 0: without this it would change no low bit.
+    made = (made ^ made >> 29) * 0xC4CEB9FE1A85EC53u;
+    return (made ^ made >> 32) | 1;  // never 0
   }
 
   void number(double value) {
@@ -384,7 +387,7 @@ class Recipes {
     if (table == nullptr) {
       return nullptr;
     }
-    const Recipe* found = table->recipes[hash % kPlaces].load(std::memory_order_acquire);
+    const Recipe* found = table->recipes[place_of(hash)].load(std::memory_order_acquire);
     return found != nullptr && found->is_for(call, epoch.load(std::memory_order_acquire)) ? found : nullptr;
   }
 
@@ -399,7 +402,7 @@ class Recipes {
       }
       table = owned_.get();
     }
-    const size_t place = hash % kPlaces;
+    const size_t place = place_of(hash);
     const uint64_t id = hash ^ epoch.load(std::memory_order_relaxed);
     if (table->seen[place].load(std::memory_order_relaxed) != id) {
       table->seen[place].store(id, std::memory_order_relaxed);
@@ -411,12 +414,14 @@ class Recipes {
   void keep(std::unique_ptr<Recipe> recipe, uint64_t hash) {
     std::lock_guard<std::mutex> held(lock_);
     if (all_.size() < kMostRecipes) {
-      owned_->recipes[hash % kPlaces].store(recipe.get(), std::memory_order_release);
+      owned_->recipes[place_of(hash)].store(recipe.get(), std::memory_order_release);
       all_.push_back(std::move(recipe));
     }
   }
 
  private:
+  static size_t place_of(uint64_t hash) { return (hash >> 1) % kPlaces; }
+
   struct Table {
     std::array<std::atomic<const Recipe*>, kPlaces> recipes{};
     std::array<std::atomic<uint64_t>, kPlaces> seen{};
@@ -435,9 +440,10 @@ struct Gate {
   Gate(int64_t slot, const OperatorHandle& op, DispatchKey key, bool launches)
       : slot(slot), op(op), key(key), launches(launches), native(kernel_of(op.getComputedKernelForDispatchKey(key))) {}
 
-  const c10::KernelFunction& choose(const at::Tensor* first) const { return is_ours(first) ? override : native; }
+  // Of a call that is not launched from here.
+  const c10::KernelFunction& choose(const at::Tensor* first) const { return is_ours(first, true) ? override : native; }
 
-  bool is_ours(const at::Tensor* first) const {
+  bool is_ours(const at::Tensor* first, bool by_python) const {
     const Selection* now = selection.load(std::memory_order_acquire);
     if (now == nullptr || slot >= now->size || inside > 0) {
       return false;
@@ -446,7 +452,8 @@ struct Gate {
     if (row == nullptr) {
       return false;
     }
-    const int64_t least = row[first == nullptr ? kTypes - 1 : static_cast<size_t>(first->scalar_type())];
+    const size_t type = first == nullptr ? kTypes - 1 : static_cast<size_t>(first->scalar_type());
+    const int64_t least = row[by_python ? kTypes + type : type];
     return least == 0 || (least != kNever && (first == nullptr || first->unsafeGetTensorImpl()->numel() >= least));
   }
 
@@ -516,11 +523,13 @@ struct Typed<Result(Args...)> final : c10::OperatorKernel {
   static constexpr bool kOfLists = std::is_void_v<Result> || std::is_same_v<Result, std::vector<at::Tensor>>;
 
   Result operator()(DispatchKeySet keys, Args... args) {
-    if (!gate->is_ours(first_tensor(args...))) {
+    const bool launches = !kOfLists && gate->launches && launching.load(std::memory_order_relaxed);
+    const at::Tensor* first = first_tensor(args...);
+    if (!gate->is_ours(first, !gate->launches)) {
       return gate->native.template call<Result, Args...>(gate->op, keys, std::forward<Args>(args)...);
     }
     if constexpr (!kOfLists) {
-      if (gate->launches && launching.load(std::memory_order_relaxed)) {
+      if (launches) {
         Look call;
         call.add(at::globalContext().deterministicAlgorithms());
         call.add(static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()));
@@ -536,6 +545,8 @@ struct Typed<Result(Args...)> final : c10::OperatorKernel {
             return recorded(keys, call, hash, args...);
           }
         }
+        // Seen too seldom, or no single launch: in auto mode, where Python would take longer than it gains, torch's.
+        return gate->choose(first).template call<Result, Args...>(gate->op, keys, std::forward<Args>(args)...);
       }
     }
     return gate->override.template call<Result, Args...>(gate->op, keys, std::forward<Args>(args)...);

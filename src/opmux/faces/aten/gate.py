@@ -135,6 +135,11 @@ class Gate:
         return made
 
 
+def may_launch(device: str, family: str) -> bool:
+    """Whether calls of a family may be launched from C++."""
+    return device == "cuda" and family in LAUNCHED
+
+
 def make(device: str, shape: Shape, key: str, family: str = "") -> Gate | None:
     """A gate that has ATen's kernel of now, or None where the override must be entered through Python.
 
@@ -144,12 +149,13 @@ def make(device: str, shape: Shape, key: str, family: str = "") -> Gate | None:
     if _State.library is None or shape.name in native.DELEGATES or not native.exists(shape, key):
         return None
     seeded = torch.Tag.nondeterministic_seeded in shape.op.tags
-    return Gate(device, shape, key, device == "cuda" and family in LAUNCHED and not seeded and _drives(_State.library))
+    return Gate(device, shape, key, may_launch(device, family) and not seeded and _drives(_State.library))
 
 
 # ---- what is on -----------------------------------------------------------------------------------------------------
 
-Thresholds = Callable[[str, str], Mapping[torch.dtype, int]]
+Limits = Mapping[torch.dtype, int]
+Thresholds = Callable[[str, str], tuple[Limits, Limits]]
 
 _made: dict[tuple[tuple[int, ...] | None, ...], tuple[Any, ...]] = {}  # by contents; C++ has pointers: never freed
 _selections: dict[tuple[frozenset[str], Thresholds | None, int], Any] = {}  # found again by what was asked for
@@ -159,8 +165,9 @@ def select(names: frozenset[str], thresholds: Thresholds | None) -> None:
     """Turn these overloads on, and no others.
 
     `thresholds(overload, device)` gives, by dtype, the smallest number of elements of the first tensor for which a call
-    is ours: 0 for all calls, NEVER for none, which is also so for a dtype that it does not name. A call without tensors
-    is ours if any is. Without the function all calls are ours.
+    is ours: 0 for all calls, NEVER for none, which is also so for a dtype that it does not name. It gives that twice:
+    for calls that are launched from C++, and for those that go to Python. A call without tensors is ours if any is.
+    Without the function all calls are ours.
     """
     library = _State.library
     if library is None:
@@ -182,15 +189,17 @@ def forget() -> None:
 
 def _row(name: str, device: str, thresholds: Thresholds | None, types: int) -> tuple[int, ...]:
     if thresholds is None:
-        return (0,) * types
-    given = thresholds(name, device)
-    row = [NEVER] * types
-    for dtype, least in given.items():
-        if dtype in _TYPES:
-            row[_TYPES[dtype]] = least
-    if any(least != NEVER for least in given.values()):
-        row[-1] = 0
-    return tuple(row)
+        return (0,) * (2 * types)
+    rows = []
+    for given in thresholds(name, device):
+        row = [NEVER] * types
+        for dtype, least in given.items():
+            if dtype in _TYPES:
+                row[_TYPES[dtype]] = least
+        if any(least != NEVER for least in given.values()):
+            row[-1] = 0
+        rows += row
+    return tuple(rows)
 
 
 @functools.cache
