@@ -3,11 +3,12 @@
     python benchmarks/models.py [--json FILE] [--only gpt2,bert] [--no-llama]
     python benchmarks/models.py --traces src/opmux/faces/aten/model_traces.json
 
-Nine small models with random weights, in float32 and bfloat16, eager. Native, `enable()` and `enable(mode="all")` run
-in turn in one process, several rounds; a ratio is the median over the rounds of native's time over that of the mode, so
-above 1 is faster than native. Gradients are compared with those of the same model in float64. Kernels are compiled
-before, in a process for each model. `--traces` measures nothing, needs no GPU, and writes what `opmux.enable()` ships
-to decide without its C++ gate: the overloads that a step calls, with dtypes, sizes and counts.
+Nine small models with random weights, in float32 and bfloat16, eager. Native, `enable()`, native again and, in some
+rounds, `enable(mode="all")` run in turn in one process; a ratio is the median over the rounds of native's time over
+that of the mode, so above 1 is faster than native. `again` is that of native against itself: the noise. Gradients are
+compared with those of the same model in float64. Kernels are compiled before, in a process for each model. `--traces`
+measures nothing, needs no GPU, and writes what `opmux.enable()` ships to decide without its C++ gate: the overloads
+that a step calls, with dtypes, sizes and counts.
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ import opmux
 sys.path.insert(0, str(Path(__file__).parent))
 from llama import BATCH, LENGTH, built, config
 
-ROUNDS, STEPS = 5, 4
-WARM = 8  # calls of a kind that come once in a step are launched from C++ after six
+ROUNDS, STEPS = 14, 4
+SLOW = 0.05  # seconds of a step: such models get half of the rounds
+WARM = {"native": 2, "again": 2, "auto": 8, "all": 8}  # calls that come once in a step are launched from C++ after six
 MODES = ("native", "auto", "all")
 VOCAB = 8192
 DEVICE = "cuda"
@@ -135,7 +137,7 @@ class Trainer:
 
 def turn(mode: str) -> None:
     opmux.disable()
-    if mode != "native":
+    if mode in ("auto", "all"):
         opmux.enable(mode=mode)
 
 
@@ -154,22 +156,27 @@ def timed(step: Callable[[], Any], steps: int) -> float:
     return (time.perf_counter() - start) / steps * 1e3
 
 
-def in_turn(
-    step: Callable[[], Any], rounds: int = ROUNDS, steps: int = STEPS, warm_steps: int = WARM
-) -> dict[str, Any]:
-    """Native, auto and all, round by round."""
-    times: dict[str, list[float]] = {mode: [] for mode in MODES}
+def in_turn(step: Callable[[], Any], rounds: int = ROUNDS, steps: int = STEPS, warm: float = 1.0) -> dict[str, Any]:
+    """Native, auto and native again, round by round; all in each fourth."""
+    step()
+    start = time.perf_counter()
+    step(), wait()
+    rounds = rounds // 2 if time.perf_counter() - start > SLOW else rounds
+    times: dict[str, list[tuple[float, float]]] = {"again": [], "auto": [], "all": []}
     for at in range(rounds):
-        for mode in MODES if at % 2 else reversed(MODES):
+        found = {}
+        modes = ["native", "auto", "again", *(["all"] if at % 4 == 0 else [])]
+        for mode in modes if at % 2 else reversed(modes):
             turn(mode)
-            for _ in range(warm_steps):
+            for _ in range(math.ceil(warm * WARM[mode])):
                 step()
-            times[mode].append(timed(step, steps))
+            found[mode] = timed(step, steps)
+        for mode in modes[1:]:
+            times[mode].append((found["native"], found[mode]))
     turn("native")
-    ratios = {m: statistics.median(a / b for a, b in zip(times["native"], times[m], strict=True)) for m in MODES[1:]}
-    return {"ms": {m: round(statistics.median(t), 3) for m, t in times.items()}} | {
-        m: round(r, 3) for m, r in ratios.items()
-    }
+    middle = lambda values: round(statistics.median(values), 3)
+    ms = {"native": middle(a for a, _ in times["auto"]), **{m: middle(b for _, b in t) for m, t in times.items()}}
+    return {"ms": ms} | {m: middle(a / b for a, b in t) for m, t in times.items()}
 
 
 def distances(name: str, dtype: torch.dtype) -> dict[str, float]:
@@ -284,7 +291,7 @@ def llama() -> dict[str, Any]:
 
     found: dict[str, Any] = {}
     step = training()
-    found["train"] = in_turn(step, rounds=4, steps=3, warm_steps=4)
+    found["train"] = in_turn(step, rounds=10, steps=3, warm=0.5)
     losses = {}
     for mode in MODES:
         del step
@@ -304,7 +311,7 @@ def llama() -> dict[str, Any]:
     options = {"attention_mask": torch.ones_like(ids), "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
     generate = lambda: model.generate(ids, max_new_tokens=32, min_new_tokens=32, **options)
     with torch.inference_mode():
-        found["decode"] = in_turn(generate, rounds=5, steps=1, warm_steps=1)
+        found["decode"] = in_turn(generate, rounds=16, steps=1, warm=0.1)
     return found
 
 
@@ -364,11 +371,13 @@ def main() -> None:
             key = f"{name} {str(dtype).removeprefix('torch.')}"
             results[key] = row = measured(name, dtype)
             off = "  ".join(f"{m} {d}" for m, d in row["gradients"].items())
-            speed = f"{row['ms']['native']:8.2f} ms  auto {row['auto']:.3f}  all {row['all']:.3f}"
+            speed = (
+                f"{row['ms']['native']:8.2f} ms  auto {row['auto']:.3f}  all {row['all']:.3f}  again {row['again']:.3f}"
+            )
             print(f"{key:18} {speed}  to float64: {off}", flush=True)
             gc.collect()
-    means = {m: _mean([r[m] for r in results.values()]) for m in MODES[1:]}
-    print(f"geometric mean: auto {means['auto']:.3f}, all {means['all']:.3f}", flush=True)
+    means = {m: _mean([r[m] for r in results.values()]) for m in ("auto", "all", "again")}
+    print("geometric mean: " + ", ".join(f"{m} {mean:.3f}" for m, mean in means.items()), flush=True)
     big = None if given.no_llama else llama()
     if big is not None:
         for what in ("train", "decode"):
