@@ -4,17 +4,19 @@
     python benchmarks/models.py --traces src/opmux/faces/aten/model_traces.json
 
 Nine small models with random weights, in float32 and bfloat16, eager. Native, `enable()`, native again and, in some
-rounds, `enable(mode="all")` run in turn in one process; a ratio is the median over the rounds of native's time over
-that of the mode, so above 1 is faster than native. `again` is that of native against itself: the noise. Gradients are
-compared with those of the same model in float64. Kernels are compiled before, in a process for each model. `--traces`
-measures nothing, needs no GPU, and writes what `opmux.enable()` ships to decide without its C++ gate: the overloads
-that a step calls, with dtypes, sizes and counts.
+rounds, `enable(mode="all")` run in turn in one process, and each step is timed. A ratio is native's time over that of
+the mode, so above 1 is faster than native: of the lower quartiles of all steps, as what else runs on the machine makes
+steps longer and never shorter; and in brackets the median over the rounds. `again` is native against itself: the noise.
+Gradients are compared with those of the same model in float64. Kernels are compiled before, in a process for each
+model. `--traces` measures nothing, needs no GPU, and writes what `opmux.enable()` ships to decide without its C++ gate:
+the overloads that a step calls, with dtypes, sizes and counts.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import json
 import math
 import os
@@ -36,8 +38,8 @@ import opmux
 sys.path.insert(0, str(Path(__file__).parent))
 from llama import BATCH, LENGTH, built, config
 
-ROUNDS, STEPS = 14, 4
-SLOW = 0.05  # seconds of a step: such models get half of the rounds
+ROUNDS, STEPS = 12, 4
+SLOW = 50.0  # milliseconds of a step: such models get half of the rounds
 WARM = {"native": 2, "again": 2, "auto": 8, "all": 8}  # calls that come once in a step are launched from C++ after six
 MODES = ("native", "auto", "all")
 VOCAB = 8192
@@ -146,37 +148,39 @@ def wait() -> None:
         torch.accelerator.synchronize()
 
 
-def timed(step: Callable[[], Any], steps: int) -> float:
-    """Milliseconds of one of these steps."""
-    wait()
-    start = time.perf_counter()
+def timed(step: Callable[[], Any], steps: int) -> list[float]:
+    """Milliseconds of each of these steps."""
+    found = []
     for _ in range(steps):
+        wait()
+        start = time.perf_counter()
         step()
-    wait()
-    return (time.perf_counter() - start) / steps * 1e3
+        wait()
+        found.append((time.perf_counter() - start) * 1e3)
+    return found
 
 
 def in_turn(step: Callable[[], Any], rounds: int = ROUNDS, steps: int = STEPS, warm: float = 1.0) -> dict[str, Any]:
     """Native, auto and native again, round by round; all in each fourth."""
     step()
-    start = time.perf_counter()
-    step(), wait()
-    rounds = rounds // 2 if time.perf_counter() - start > SLOW else rounds
-    times: dict[str, list[tuple[float, float]]] = {"again": [], "auto": [], "all": []}
-    for at in range(rounds):
-        found = {}
-        modes = ["native", "auto", "again", *(["all"] if at % 4 == 0 else [])]
+    slow = timed(step, 1)[0] > SLOW
+    times: dict[str, list[list[float]]] = {"native": [], "auto": [], "again": [], "all": []}
+    for at in range(rounds // 2 if slow else rounds):
+        modes = ["native", "auto", "again", *(["all"] if at % 4 == 0 and "all" in MODES else [])]
         for mode in modes if at % 2 else reversed(modes):
             turn(mode)
             for _ in range(math.ceil(warm * WARM[mode])):
                 step()
-            found[mode] = timed(step, steps)
-        for mode in modes[1:]:
-            times[mode].append((found["native"], found[mode]))
+            times[mode].append(timed(step, steps))
     turn("native")
-    middle = lambda values: round(statistics.median(values), 3)
-    ms = {"native": middle(a for a, _ in times["auto"]), **{m: middle(b for _, b in t) for m, t in times.items()}}
-    return {"ms": ms} | {m: middle(a / b for a, b in t) for m, t in times.items()}
+    times = {mode: rounds for mode, rounds in times.items() if rounds}
+    quarter = {mode: sorted(itertools.chain(*found))[len(found) * steps // 4] for mode, found in times.items()}
+    found: dict[str, Any] = {"ms": {mode: round(ms, 3) for mode, ms in quarter.items()}}
+    for mode in list(times)[1:]:
+        found[mode] = round(quarter["native"] / quarter[mode], 3)
+        pairs = zip(times["native"][:: 4 if mode == "all" else 1], times[mode], strict=True)
+        found[f"{mode}, median"] = round(statistics.median(sum(a) / sum(b) for a, b in pairs), 3)
+    return found
 
 
 def distances(name: str, dtype: torch.dtype) -> dict[str, float]:
@@ -320,11 +324,15 @@ def llama() -> dict[str, Any]:
 
 def warm(names: list[str]) -> None:
     """Compile the kernels of each model, in a process of its own."""
-    command = [sys.executable, __file__, "--device", DEVICE, "--warm"]
+    command = [sys.executable, __file__, "--device", DEVICE, "--modes", ",".join(MODES[1:]), "--warm"]
     children = [subprocess.Popen([*command, name], stdout=subprocess.DEVNULL) for name in names]
     for name, child in zip(names, children, strict=True):
         if child.wait():
             print(f"{name}: the process that compiles its kernels ended with {child.returncode}", flush=True)
+
+
+def shown(row: dict[str, Any], mode: str) -> str:
+    return f"{mode} {row[mode]:.3f} ({row[f'{mode}, median']:.3f})"
 
 
 def _mean(values: list[float]) -> float:
@@ -332,20 +340,21 @@ def _mean(values: list[float]) -> float:
 
 
 def main() -> None:
-    global DEVICE
+    global DEVICE, MODES
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--traces", type=Path, help="only write the traces that auto mode ships")
     parser.add_argument("--only", default="", help="these models, separated by commas")
     parser.add_argument("--no-llama", action="store_true")
+    parser.add_argument("--modes", default="auto,all", help="auto alone needs few kernels to be compiled")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtypes", default="float32,bfloat16")
     parser.add_argument("--warm", help=argparse.SUPPRESS)  # the model of a child process
     given = parser.parse_args()
-    DEVICE = given.device
+    DEVICE, MODES = given.device, ("native", *given.modes.split(","))
     dtypes = [getattr(torch, d) for d in given.dtypes.split(",")]
     if given.warm:
-        turn("all")
+        turn(MODES[-1])
         for dtype in dtypes:
             one = Trainer(given.warm, dtype)
             one.step(), one.step()
@@ -371,12 +380,10 @@ def main() -> None:
             key = f"{name} {str(dtype).removeprefix('torch.')}"
             results[key] = row = measured(name, dtype)
             off = "  ".join(f"{m} {d}" for m, d in row["gradients"].items())
-            speed = (
-                f"{row['ms']['native']:8.2f} ms  auto {row['auto']:.3f}  all {row['all']:.3f}  again {row['again']:.3f}"
-            )
+            speed = f"{row['ms']['native']:8.2f} ms  " + "  ".join(shown(row, mode) for mode in (*MODES[1:], "again"))
             print(f"{key:18} {speed}  to float64: {off}", flush=True)
             gc.collect()
-    means = {m: _mean([r[m] for r in results.values()]) for m in ("auto", "all", "again")}
+    means = {m: _mean([r[m] for r in results.values()]) for m in (*MODES[1:], "again")}
     print("geometric mean: " + ", ".join(f"{m} {mean:.3f}" for m, mean in means.items()), flush=True)
     big = None if given.no_llama else llama()
     if big is not None:

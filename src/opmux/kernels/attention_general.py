@@ -36,14 +36,15 @@ def _bias_layout(bias: Tensor) -> tuple[tuple[int, int, int], bool]:
 
 
 def _problem(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, cu_q: Tensor | None, max_q: int, max_k: int, left: int,
-    right: int, at_end: bool, softcap: float, dropout_p: float, scale: float | None, precision: str,
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, slopes: Tensor | None, cu_q: Tensor | None, max_q: int,
+    max_k: int, left: int, right: int, at_end: bool, softcap: float, dropout_p: float, scale: float | None,
+    precision: str,
 ) -> tuple[Problem, list[str]]:  # fmt: skip
     """The sizes of a call; and the bias, if it must be made contiguous."""
     if dropout_p == 1:
         raise NotSupported("dropout of everything")
     strides, copied = (None, False) if bias is None else _bias_layout(bias)
-    options = Options(at_end, softcap, dropout_p, strides)
+    options = Options(at_end, softcap, dropout_p, strides, slopes is not None)
     of = None if cu_q is None else spec.longest(q, k, cu_q, max_q, max_k)
     return Problem.of(q, k, v, left, right, scale, precision, of, options), ["bias"] if copied else []
 
@@ -71,7 +72,7 @@ def attention_general(
     scale: float | None, precision: str,
 ) -> Plan:  # fmt: skip
     p, copied = _problem(
-        q, k, v, bias, cu_q, max_q, max_k, left, right, at_end, softcap, dropout_p, scale, precision
+        q, k, v, bias, slopes, cu_q, max_q, max_k, left, right, at_end, softcap, dropout_p, scale, precision
     )  # fmt: skip
     heads, rows = q.shape[1:3]
     padded = cu_q is not None or q_sizes is not None
@@ -89,7 +90,7 @@ def attention_general_bwd(
     dropout_p: float, scale: float | None, bias_grad: bool, precision: str,
 ) -> Plan:  # fmt: skip
     p, copied = _problem(
-        q, k, v, bias, cu_q, max_q, max_k, left, right, at_end, softcap, dropout_p, scale, precision
+        q, k, v, bias, slopes, cu_q, max_q, max_k, left, right, at_end, softcap, dropout_p, scale, precision
     )  # fmt: skip
     heads, rows = q.shape[1:3]
     padded = cu_q is not None or q_sizes is not None

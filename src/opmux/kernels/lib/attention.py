@@ -51,13 +51,36 @@ def sequence(cu_ptr, sizes_ptr, z, length, batch_stride, row_stride):
 
 
 @triton.jit
-def rows(ptr, i, stride, length, size, BLOCK: tl.constexpr, FULL: tl.constexpr):
-    """Rows i of a matrix [length, size], and zeros beyond it."""
+def rows(ptr, i, stride, length, size, BLOCK: tl.constexpr, FULL: tl.constexpr, INSIDE: tl.constexpr = False):
+    """Rows i of a matrix [length, size], and zeros beyond it; INSIDE: there is no row beyond it."""
     o = tl.arange(0, BLOCK)
-    m = (i < length)[:, None]
-    if not FULL:
-        m &= (o < size)[None, :]
-    return tl.load(ptr + i.to(tl.int64)[:, None] * stride + o[None, :], mask=m, other=0.0)
+    ptrs = ptr + i.to(tl.int64)[:, None] * stride + o[None, :]
+    if INSIDE and FULL:
+        return tl.load(ptrs)
+    elif INSIDE:
+        return tl.load(ptrs, mask=(o < size)[None, :], other=0.0)
+    elif FULL:
+        return tl.load(ptrs, mask=(i < length)[:, None], other=0.0)
+    else:
+        return tl.load(ptrs, mask=(i < length)[:, None] & (o < size)[None, :], other=0.0)
+
+
+@triton.jit
+def tile_rows(
+    ptr, begin, stride, length, size, ROWS: tl.constexpr, BLOCK: tl.constexpr, FULL: tl.constexpr, INSIDE: tl.constexpr
+):  # fmt: skip
+    """Rows from `begin` on, in a loop: only one number depends on `begin`."""
+    ptr += begin.to(tl.int64) * stride
+    return rows(ptr, tl.arange(0, ROWS), stride, length - begin, size, BLOCK, FULL, INSIDE)
+
+
+@triton.jit
+def of_queries(b, TURNED: tl.constexpr):
+    """Numbers of queries beside a tile of scores, which is [queries, keys], or [keys, queries] if TURNED."""
+    if TURNED:
+        return b[None, :]
+    else:
+        return b[:, None]
 
 
 @triton.jit
@@ -106,6 +129,17 @@ def span(begin, end, shift, keys, left, right, LEFT: tl.constexpr, RIGHT: tl.con
 
 
 @triton.jit
+def part_of(part: tl.constexpr, first, full_first, full_last, last):
+    """Where a part of a span begins and ends: 0 and 2 are masked, 1 is seen in full."""
+    if part == 0:
+        return first, full_first
+    elif part == 1:
+        return full_first, full_last
+    else:
+        return full_last, last
+
+
+@triton.jit
 def of_head(ptr, h, WIDE: tl.constexpr):
     """A number of a head as an exponent of 2; 0 where there is none."""
     if ptr is None:
@@ -117,20 +151,23 @@ def of_head(ptr, h, WIDE: tl.constexpr):
 @triton.jit
 def scored(
     b_q, b_k, i_m, i_n, shift, queries, keys, scale, cap, bias_ptr, bias_row, slopes_ptr, slope,
-    CAP: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
+    CAP: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, TURNED: tl.constexpr = False,
 ):  # fmt: skip
     """The scores of a tile as exponents of 2; and the tanh of a soft-cap, for which the scale includes 2 / cap."""
-    b_s = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION, out_dtype=WIDE) * scale
+    if TURNED:
+        b_s = tl.dot(b_k, tl.trans(b_q), input_precision=PRECISION, out_dtype=WIDE) * scale
+    else:
+        b_s = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION, out_dtype=WIDE) * scale
+    i_m, i_n = of_queries(i_m, TURNED), of_queries(i_n, not TURNED)
     b_level = b_s
     if CAP:
         b_level = 1.0 - 2.0 / (tl.exp2(b_s) + 1.0)
         b_s = b_level * cap
     if bias_ptr is not None:
-        m = (i_m < queries)[:, None] & (i_n < keys)[None, :]
-        at = i_m.to(tl.int64)[:, None] * bias_row + i_n[None, :]
-        b_s += tl.load(bias_ptr + at, mask=m, other=0.0).to(WIDE) * 1.4426950408889634
+        m = (i_m < queries) & (i_n < keys)
+        b_s += tl.load(bias_ptr + i_m.to(tl.int64) * bias_row + i_n, mask=m, other=0.0).to(WIDE) * 1.4426950408889634
     if slopes_ptr is not None:
-        b_s -= slope * tl.abs(i_n[None, :] - i_m[:, None] - shift).to(WIDE)
+        b_s -= slope * tl.abs(i_n - i_m - shift).to(WIDE)
     return b_s, b_level
 
 
@@ -151,29 +188,33 @@ def attended(
     left, right, cap, bias_ptr, bias_row, slopes_ptr, slope, key, counter, first_row, width, threshold,
     MASKED: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, CAP: tl.constexpr, DROP: tl.constexpr,
     FULL: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_E: tl.constexpr,
+    BLOCK_E: tl.constexpr, LATE: tl.constexpr,
 ):  # fmt: skip
-    """The sums of a tile of queries with the keys from `first` to `last` added."""
+    """The sums of a tile of queries with the keys from `first` to `last` added; without MASKED all of these are seen.
+
+    LATE: products are scaled where their maximum is subtracted, which is one instruction for both; the scale is
+    positive, and nothing is added to the products.
+    """
     for begin in range(first, last, BLOCK_N):
         i_n = begin + tl.arange(0, BLOCK_N)
-        b_k = rows(k_ptr, i_n, k_row, keys, dim, BLOCK_D, FULL)
+        b_k = tile_rows(k_ptr, begin, k_row, keys, dim, BLOCK_N, BLOCK_D, FULL, not MASKED)
         b_s, _b_level = scored(
-            b_q, b_k, i_m, i_n, shift, queries, keys, scale, cap, bias_ptr, bias_row, slopes_ptr, slope,
-            CAP, WIDE, PRECISION,
+            b_q, b_k, i_m, i_n, shift, queries, keys, 1.0 if LATE else scale, cap, bias_ptr, bias_row, slopes_ptr,
+            slope, CAP, WIDE, PRECISION,
         )  # fmt: skip
         if MASKED:
             seen = visible(i_m[:, None], i_n[None, :], shift, keys, left, right, LEFT, RIGHT)
             b_s = tl.where(seen, b_s, -float("inf"))
-        b_new = tl.maximum(b_top, tl.max(b_s, 1))
+        b_new = tl.maximum(b_top, tl.max(b_s, 1) * (scale if LATE else 1.0))
         b_to = b_new
         if MASKED or bias_ptr is not None:  # a bias may be -inf too
             b_to = tl.where(b_new == -float("inf"), 0.0, b_new)  # inf - inf would be NaN
-        b_p = tl.exp2(b_s - b_to[:, None])
+        b_p = tl.exp2(b_s * (scale if LATE else 1.0) - b_to[:, None])
         b_less = tl.exp2(b_top - b_to)
         b_sum = b_sum * b_less + tl.sum(b_p, 1)
         if DROP:
             b_p = tl.where(kept(key, counter, first_row, i_m, begin, width, threshold, BLOCK_N), b_p, 0.0)
-        b_v = rows(v_ptr, i_n, v_row, keys, dim_v, BLOCK_E, FULL)
+        b_v = tile_rows(v_ptr, begin, v_row, keys, dim_v, BLOCK_N, BLOCK_E, FULL, not MASKED)
         b_o = tl.dot(b_p.to(b_v.dtype), b_v, b_o * b_less[:, None], input_precision=PRECISION, out_dtype=WIDE)
         b_top = b_new
     return b_o, b_sum, b_top
@@ -187,7 +228,7 @@ def _fwd(
     cap, more, threshold: tl.int64, key: tl.int64, counter: tl.int64,
     LEFT: tl.constexpr, RIGHT: tl.constexpr, AT_END: tl.constexpr, CAP: tl.constexpr, DROP: tl.constexpr,
     FULL: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, LATE: tl.constexpr,
 ):  # fmt: skip
     """Tiles of the last queries first: where attention is causal they have the most keys."""
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
@@ -225,28 +266,17 @@ def _fwd(
                 b_q, b_o, b_sum, b_top, k_ptr, v_ptr, k_row, v_row, i_m, first, last, shift, n_queries,
                 n_keys, dim, dim_v, scale, left, right, cap, bias_ptr, bias_row, slopes_ptr, slope, key, counter,
                 first_row, keys, threshold, True, LEFT, RIGHT, CAP, DROP, FULL, WIDE, PRECISION, BLOCK_N, BLOCK_D,
-                BLOCK_E,
+                BLOCK_E, LATE,
             )  # fmt: skip
         else:
-            if LEFT:
+            for part in tl.static_range(0 if LEFT else 1, 3):
+                low, high = part_of(part, first, full_first, full_last, last)
                 b_o, b_sum, b_top = attended(
-                    b_q, b_o, b_sum, b_top, k_ptr, v_ptr, k_row, v_row, i_m, first, full_first, shift, n_queries,
-                    n_keys, dim, dim_v, scale, left, right, cap, bias_ptr, bias_row, slopes_ptr, slope, key, counter,
-                    first_row, keys, threshold, True, LEFT, RIGHT, CAP, DROP, FULL, WIDE, PRECISION, BLOCK_N,
-                    BLOCK_D, BLOCK_E,
+                    b_q, b_o, b_sum, b_top, k_ptr, v_ptr, k_row, v_row, i_m, low, high, shift, n_queries, n_keys, dim,
+                    dim_v, scale, left, right, cap, bias_ptr, bias_row, slopes_ptr, slope, key, counter, first_row,
+                    keys, threshold, part != 1, LEFT, RIGHT, CAP, DROP, FULL, WIDE, PRECISION, BLOCK_N, BLOCK_D,
+                    BLOCK_E, LATE,
                 )  # fmt: skip
-            b_o, b_sum, b_top = attended(
-                b_q, b_o, b_sum, b_top, k_ptr, v_ptr, k_row, v_row, i_m, full_first, full_last, shift, n_queries,
-                n_keys, dim, dim_v, scale, left, right, cap, bias_ptr, bias_row, slopes_ptr, slope, key, counter,
-                first_row, keys, threshold, False, LEFT, RIGHT, CAP, DROP, FULL, WIDE, PRECISION, BLOCK_N, BLOCK_D,
-                BLOCK_E,
-            )  # fmt: skip
-            b_o, b_sum, b_top = attended(
-                b_q, b_o, b_sum, b_top, k_ptr, v_ptr, k_row, v_row, i_m, full_last, last, shift, n_queries,
-                n_keys, dim, dim_v, scale, left, right, cap, bias_ptr, bias_row, slopes_ptr, slope, key, counter,
-                first_row, keys, threshold, True, LEFT, RIGHT, CAP, DROP, FULL, WIDE, PRECISION, BLOCK_N, BLOCK_D,
-                BLOCK_E,
-            )  # fmt: skip
         none = b_sum == 0.0  # a query that sees no key
         b_o /= tl.where(none, 1.0, b_sum)[:, None]
         if DROP:
@@ -261,25 +291,36 @@ def score_gradients(
     b_q, b_do, b_lse, b_delta, b_k, b_v, i_m, i_n, shift, queries, keys, scale, left, right, cap, bias_ptr, bias_row,
     slopes_ptr, slope, key, counter, first_row, begin, width, threshold, more,
     LEFT: tl.constexpr, RIGHT: tl.constexpr, CAP: tl.constexpr, DROP: tl.constexpr, WIDE: tl.constexpr,
-    PRECISION: tl.constexpr, BLOCK_N: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr = True, TURNED: tl.constexpr = False,
 ):  # fmt: skip
-    """The probabilities of a tile after dropout, the gradients of its scores, and those before a soft-cap."""
+    """The probabilities of a tile after dropout, the gradients of its scores, and those before a soft-cap.
+
+    Without MASKED, all queries of the tile see all its keys.
+    """
     b_s, b_level = scored(
         b_q, b_k, i_m, i_n, shift, queries, keys, scale, cap, bias_ptr, bias_row, slopes_ptr, slope,
-        CAP, WIDE, PRECISION,
+        CAP, WIDE, PRECISION, TURNED,
     )  # fmt: skip
-    seen = visible(i_m[:, None], i_n[None, :], shift, keys, left, right, LEFT, RIGHT) & (i_m < queries)[:, None]
     b_to = b_lse
     if bias_ptr is not None:
         b_to = tl.where(b_lse == -float("inf"), 0.0, b_lse)  # the bias masked all keys: inf - inf would be NaN
-    b_p = tl.where(seen, tl.exp2(b_s - b_to[:, None]), 0.0)
-    b_dp = tl.dot(b_do, tl.trans(b_v), input_precision=PRECISION, out_dtype=WIDE)
+    b_p = tl.exp2(b_s - of_queries(b_to, TURNED))
+    if MASKED:
+        i, j = of_queries(i_m, TURNED), of_queries(i_n, not TURNED)
+        seen = visible(i, j, shift, keys, left, right, LEFT, RIGHT) & (i < queries)
+        b_p = tl.where(seen, b_p, 0.0)
+    if TURNED:
+        b_dp = tl.dot(b_v, tl.trans(b_do), input_precision=PRECISION, out_dtype=WIDE)
+    else:
+        b_dp = tl.dot(b_do, tl.trans(b_v), input_precision=PRECISION, out_dtype=WIDE)
     b_left = b_p
     if DROP:
         keep = kept(key, counter, first_row, i_m, begin, width, threshold, BLOCK_N)
+        if TURNED:
+            keep = tl.trans(keep)
         b_dp = tl.where(keep, b_dp * more, 0.0)
         b_left = tl.where(keep, b_p * more, 0.0)
-    b_ds = b_p * (b_dp - b_delta[:, None])
+    b_ds = b_p * (b_dp - of_queries(b_delta, TURNED))
     b_raw = b_ds
     if CAP:
         b_raw = b_ds * (1.0 - b_level * b_level)
@@ -293,6 +334,28 @@ def slope_of(scale, cap, CAP: tl.constexpr):
         return scale * cap * 0.24022650695910072  # ln(2)^2 / 2
     else:
         return scale * 0.6931471805599453
+
+
+@triton.jit
+def added_to_dq(
+    b_dq, b_q, b_do, b_lse, b_delta, k_ptr, v_ptr, k_row, v_row, i_m, first, last, shift, queries, keys, dim, dim_v,
+    scale, left, right, cap, bias_ptr, bias_row, slopes_ptr, slope, key, counter, first_row, width, threshold, more,
+    MASKED: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, CAP: tl.constexpr, DROP: tl.constexpr,
+    FULL: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+):  # fmt: skip
+    """dq of a tile of queries with what the keys from `first` to `last` give; without MASKED all of these are seen."""
+    for begin in range(first, last, BLOCK_N):
+        i_n = begin + tl.arange(0, BLOCK_N)
+        b_k = tile_rows(k_ptr, begin, k_row, keys, dim, BLOCK_N, BLOCK_D, FULL, not MASKED)
+        b_v = tile_rows(v_ptr, begin, v_row, keys, dim_v, BLOCK_N, BLOCK_E, FULL, not MASKED)
+        _b_p, _b_ds, b_ds = score_gradients(
+            b_q, b_do, b_lse, b_delta, b_k, b_v, i_m, i_n, shift, queries, keys, scale, left, right, cap,
+            bias_ptr, bias_row, slopes_ptr, slope, key, counter, first_row, begin, width, threshold, more,
+            LEFT, RIGHT, CAP, DROP, WIDE, PRECISION, BLOCK_N, MASKED,
+        )  # fmt: skip
+        b_dq = tl.dot(b_ds.to(b_k.dtype), b_k, b_dq, input_precision=PRECISION, out_dtype=WIDE)
+    return b_dq
 
 
 def _bwd_q(
@@ -330,7 +393,7 @@ def _bwd_q(
         b_do = b_do.to(q_ptr.dtype.element_ty)
         b_dq = tl.zeros([BLOCK_M, BLOCK_D], WIDE)
         end = tl.minimum(first_m + BLOCK_M, n_queries)
-        first, _, _, last = span(first_m, end, shift, n_keys, left, right, LEFT, RIGHT, BLOCK_N)
+        first, full_first, full_last, last = span(first_m, end, shift, n_keys, left, right, LEFT, RIGHT, BLOCK_N)
         k_ptr += o_k + kv * k_head
         v_ptr += o_v + kv * v_head
         slope = of_head(slopes_ptr, h, WIDE)
@@ -339,18 +402,53 @@ def _bwd_q(
         if DROP:
             key, counter = seeded(seed_ptr, key, counter)
         first_row = tl.program_id(1).to(tl.int64) * queries
-        for begin in range(first, last, BLOCK_N):
-            i_n = begin + tl.arange(0, BLOCK_N)
-            b_k = rows(k_ptr, i_n, k_row, n_keys, dim, BLOCK_D, FULL)
-            b_v = rows(v_ptr, i_n, v_row, n_keys, dim_v, BLOCK_E, FULL)
-            _b_p, _b_ds, b_ds = score_gradients(
-                b_q, b_do, b_lse, b_delta, b_k, b_v, i_m, i_n, shift, n_queries, n_keys, scale, left, right, cap,
-                bias_ptr, bias_row, slopes_ptr, slope, key, counter, first_row, begin, keys, threshold, more,
-                LEFT, RIGHT, CAP, DROP, WIDE, PRECISION, BLOCK_N,
+        if DROP or bias_ptr is not None:  # as in the forward
+            b_dq = added_to_dq(
+                b_dq, b_q, b_do, b_lse, b_delta, k_ptr, v_ptr, k_row, v_row, i_m, first, last, shift, n_queries,
+                n_keys, dim, dim_v, scale, left, right, cap, bias_ptr, bias_row, slopes_ptr, slope, key, counter,
+                first_row, keys, threshold, more, True, LEFT, RIGHT, CAP, DROP, FULL, WIDE, PRECISION, BLOCK_N, BLOCK_D,
+                BLOCK_E,
             )  # fmt: skip
-            b_dq = tl.dot(b_ds.to(b_k.dtype), b_k, b_dq, input_precision=PRECISION, out_dtype=WIDE)
+        else:
+            for part in tl.static_range(0 if LEFT else 1, 3):
+                low, high = part_of(part, first, full_first, full_last, last)
+                b_dq = added_to_dq(
+                    b_dq, b_q, b_do, b_lse, b_delta, k_ptr, v_ptr, k_row, v_row, i_m, low, high, shift, n_queries,
+                    n_keys, dim, dim_v, scale, left, right, cap, bias_ptr, bias_row, slopes_ptr, slope, key, counter,
+                    first_row, keys, threshold, more, part != 1, LEFT, RIGHT, CAP, DROP, FULL, WIDE, PRECISION,
+                    BLOCK_N, BLOCK_D, BLOCK_E,
+                )  # fmt: skip
         b_dq *= slope_of(scale, cap, CAP)
         put(dq_ptr + o_dq + head * dq_head, b_dq, i_m, dq_row, n_queries, dim, BLOCK_D)
+
+
+@triton.jit
+def added_to_dkv(
+    b_dk, b_dv, b_k, b_v, q_ptr, do_ptr, lse_ptr, delta_ptr, q_row, do_row, i_n, first, last, shift, queries, keys, dim,
+    dim_v, scale, left, right, cap, bias_ptr, bias_row, slopes_ptr, slope, key, counter, first_row, first_n, width,
+    threshold, more,
+    MASKED: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, CAP: tl.constexpr, DROP: tl.constexpr,
+    FULL: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
+):  # fmt: skip
+    """dk and dv of a tile of keys with what the queries from `first` to `last` give; without MASKED all see all.
+
+    Scores are [keys, queries]: as factors of dk and dv they stay in registers.
+    """
+    for begin in range(first, last, BLOCK_M):
+        i_m = begin + tl.arange(0, BLOCK_M)
+        b_q = tile_rows(q_ptr, begin, q_row, queries, dim, BLOCK_M, BLOCK_D, FULL, not MASKED)
+        b_do = tile_rows(do_ptr, begin, do_row, queries, dim_v, BLOCK_M, BLOCK_E, FULL, not MASKED).to(b_q.dtype)
+        b_lse = tl.load(lse_ptr + i_m, mask=i_m < queries, other=0.0).to(WIDE) * 1.4426950408889634
+        b_delta = tl.load(delta_ptr + i_m, mask=i_m < queries, other=0.0)
+        b_p, _b_ds, b_ds = score_gradients(
+            b_q, b_do, b_lse, b_delta, b_k, b_v, i_m, i_n, shift, queries, keys, scale, left, right, cap, bias_ptr,
+            bias_row, slopes_ptr, slope, key, counter, first_row, first_n, width, threshold, more, LEFT, RIGHT, CAP,
+            DROP, WIDE, PRECISION, BLOCK_N, MASKED, True,
+        )  # fmt: skip
+        b_dv = tl.dot(b_p.to(b_do.dtype), b_do, b_dv, input_precision=PRECISION, out_dtype=WIDE)
+        b_dk = tl.dot(b_ds.to(b_q.dtype), b_q, b_dk, input_precision=PRECISION, out_dtype=WIDE)
+    return b_dk, b_dv
 
 
 def _bwd_kv(
@@ -382,12 +480,17 @@ def _bwd_kv(
         b_dv = tl.zeros([BLOCK_N, BLOCK_E], WIDE)
         if DROP:
             key, counter = seeded(seed_ptr, key, counter)
-        # the queries that see these keys
+        # the queries that see these keys, and of them those that see all: keys beyond the last are not written
         first, last = 0, n_queries
+        full_first, full_last = 0, n_queries // BLOCK_M * BLOCK_M
         if RIGHT:
             first = tl.maximum(first_n - shift - right, 0) // BLOCK_M * BLOCK_M
+            full_first = tl.cdiv(tl.maximum(first_n + BLOCK_N - 1 - shift - right, 0), BLOCK_M) * BLOCK_M
         if LEFT:
             last = tl.maximum(tl.minimum(first_n + BLOCK_N - shift + left, n_queries), 0)
+            full_last = tl.minimum(full_last, tl.maximum(first_n - shift + left + 1, 0) // BLOCK_M * BLOCK_M)
+        full_first = tl.minimum(full_first, tl.maximum(last, first))
+        full_last = tl.maximum(full_last, full_first)
         for member in range(group):
             head = kv * group + member
             of_q, of_do, of_stat = q_ptr + o_q + head * q_head, do_ptr + o_do + head * do_head, o_lse + head * lse_head
@@ -396,21 +499,22 @@ def _bwd_kv(
             if bias_ptr is not None:
                 of_bias += z.to(tl.int64) * bias_batch + head * bias_head
             first_row = (z.to(tl.int64) * heads * group + head) * queries
-            for begin in range(first, last, BLOCK_M):
-                i_m = begin + tl.arange(0, BLOCK_M)
-                b_q = rows(of_q, i_m, q_row, n_queries, dim, BLOCK_D, FULL)
-                b_do = rows(of_do, i_m, do_row, n_queries, dim_v, BLOCK_E, FULL).to(q_ptr.dtype.element_ty)
-                b_lse = tl.load(lse_ptr + of_stat + i_m, mask=i_m < n_queries, other=0.0).to(WIDE) * 1.4426950408889634
-                b_delta = tl.load(delta_ptr + of_stat + i_m, mask=i_m < n_queries, other=0.0)
-                b_p, _b_ds, b_ds = score_gradients(
-                    b_q, b_do, b_lse, b_delta, b_k, b_v, i_m, i_n, shift, n_queries, n_keys, scale, left, right, cap,
-                    of_bias, bias_row, slopes_ptr, slope, key, counter, first_row, first_n, keys, threshold, more,
-                    LEFT, RIGHT, CAP, DROP, WIDE, PRECISION, BLOCK_N,
+            if DROP or bias_ptr is not None:  # as in the forward
+                b_dk, b_dv = added_to_dkv(
+                    b_dk, b_dv, b_k, b_v, of_q, of_do, lse_ptr + of_stat, delta_ptr + of_stat, q_row, do_row, i_n,
+                    first, last, shift, n_queries, n_keys, dim, dim_v, scale, left, right, cap, of_bias, bias_row,
+                    slopes_ptr, slope, key, counter, first_row, first_n, keys, threshold, more, True, LEFT, RIGHT, CAP,
+                    DROP, FULL, WIDE, PRECISION, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_E,
                 )  # fmt: skip
-                turned = tl.trans(b_p.to(b_do.dtype))
-                b_dv = tl.dot(turned, b_do, b_dv, input_precision=PRECISION, out_dtype=WIDE)
-                turned = tl.trans(b_ds.to(b_q.dtype))
-                b_dk = tl.dot(turned, b_q, b_dk, input_precision=PRECISION, out_dtype=WIDE)
+            else:
+                for part in tl.static_range(0 if RIGHT else 1, 3):
+                    low, high = part_of(part, first, full_first, full_last, last)
+                    b_dk, b_dv = added_to_dkv(
+                        b_dk, b_dv, b_k, b_v, of_q, of_do, lse_ptr + of_stat, delta_ptr + of_stat, q_row, do_row, i_n,
+                        low, high, shift, n_queries, n_keys, dim, dim_v, scale, left, right, cap, of_bias, bias_row,
+                        slopes_ptr, slope, key, counter, first_row, first_n, keys, threshold, more, part != 1, LEFT,
+                        RIGHT, CAP, DROP, FULL, WIDE, PRECISION, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_E,
+                    )  # fmt: skip
         put(dk_ptr + o_dk + kv * dk_head, b_dk * slope_of(scale, cap, CAP), i_n, dk_row, n_keys, dim, BLOCK_D)
         put(dv_ptr + o_dv + kv * dv_head, b_dv, i_n, dv_row, n_keys, dim_v, BLOCK_E)
 
@@ -580,6 +684,7 @@ class Options(NamedTuple):
     softcap: float = 0.0
     dropout_p: float = 0.0
     bias: tuple[int, int, int] | None = None  # its strides from sequence to sequence, head to head, row to row
+    slopes: bool = False
 
     @property
     def extra(self) -> bool:
@@ -637,11 +742,13 @@ class Problem(NamedTuple):
     ) -> Launch:  # fmt: skip
         block = lambda size: max(16, triton.next_power_of_2(size))
         cap, dropped = self.options.softcap, self.options.dropout_p
+        plain = self.options.bias is None and not self.options.slopes and not cap
+        late = {"LATE": plain and self.scale > 0} if kernel is forward else {}
         config = tiles.config(
             LEFT=self.left >= 0, RIGHT=self.right >= 0, AT_END=self.options.at_end, CAP=cap > 0, DROP=dropped > 0,
             FULL=self.dim == block(self.dim) and self.dim_v == block(self.dim_v),
             WIDE=wide_of(self.dtype), PRECISION=self.precision if self.dtype is torch.float32 else "ieee",
-            BLOCK_D=block(self.dim), BLOCK_E=block(self.dim_v),
+            BLOCK_D=block(self.dim), BLOCK_E=block(self.dim_v), **late,
         )  # fmt: skip
         numbers = dict(
             queries=self.queries, keys=self.keys, heads=heads, group=self.heads // self.kv_heads, dim=self.dim,

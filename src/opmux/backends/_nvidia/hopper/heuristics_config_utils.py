@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 
@@ -62,6 +63,22 @@ def grouped_tiles(rows: int, n: int, groups: int, dtype: Any, **rest: Any) -> di
     return tiles_of(128 if high > 64 else 64, 128, deep, warps=4, stages=4, IN_TURN=True)
 
 
+# Attention of 16 bits, causal, 4096 queries, by the dim of heads: [BLOCK_M, BLOCK_N, warps, stages], found on an H200.
+ATTENTION = {
+    "fwd": {64: (128, 64, 8, 3), 128: (64, 64, 4, 3), 256: (128, 64, 8, 2)},
+    "bwd_q": {128: (128, 64, 8, 3), 256: (128, 32, 8, 2)},
+    "bwd_kv": {256: (64, 64, 8, 1)},
+}
+
+
+def attention_tiles(kernel: str, queries: int, dim: int, dtype: Any, extra: bool, **rest: Any) -> dict[str, Any]:
+    """Of the smallest dim that is as large; with a bias or dropout as on other chips."""
+    found = ATTENTION[kernel].get(max(64, 1 << (dim - 1).bit_length()))
+    if found is None or dtype.itemsize > 2 or queries <= 64 or extra:
+        return {}
+    return dict(zip(("BLOCK_M", "BLOCK_N", "num_warps", "num_stages"), found))
+
+
 def decode_tiles(rows: int, dim: int, dtype: Any, kept: Any, **rest: Any) -> dict[str, Any]:
     """Keys of several blocks on their way, in as much shared memory as leaves two programs to a core, or three.
 
@@ -87,5 +104,9 @@ HEURISTICS_CONFIGS = {
     "gemm.tiles": rules_of(product_tiles, f"{SIZES} BLOCK_K SPLITS"),
     "gemm.blocks": rules_of(block_tiles, SIZES),
     "grouped.product": rules_of(grouped_tiles, f"{SIZES} BLOCK_K"),
+    **{
+        f"attention.{kernel}": rules_of(partial(attention_tiles, kernel), "BLOCK_M BLOCK_N num_warps num_stages")
+        for kernel in ATTENTION
+    },
     "decode.keys": rules_of(decode_tiles, "BLOCK_M PER_CORE num_warps num_stages"),
 }
