@@ -1,5 +1,7 @@
 """Matrix products by our kernels against torch's, in one run on a GPU: cuBLAS, _scaled_mm and _grouped_mm.
 
+Linear layers with what follows them are compared with the same expression, eager and compiled.
+
     python benchmarks/products.py [--json FILE]
     python benchmarks/products.py --accuracy [1000]    # random shapes: our largest error against cuBLAS' own
 
@@ -20,10 +22,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 import triton
 from torch import Tensor
 from triton.testing import do_bench
 
+import opmux.functional as ours
 from opmux.kernels import gemm, grouped
 
 BF16, F32, E4M3 = torch.bfloat16, torch.float32, torch.float8_e4m3fn
@@ -53,6 +57,7 @@ SHAPES = [
 ]
 FP8_SHAPES = [(4096, 4096, 4096), (8192, 8192, 8192), (16, 8192, 8192), (1, 8192, 8192)]
 GROUPED = [(16384, 4096, 2048, 64), (1024, 4096, 2048, 64)]  # rows, n, k, groups
+FOLLOWED = [(8192, 14336, 4096), (512, 14336, 4096), (16, 14336, 4096)]  # tokens, intermediate, hidden
 
 
 def matrix(rows: int, cols: int, turned: bool, dtype: torch.dtype) -> Tensor:
@@ -133,6 +138,53 @@ def of_groups(rows: int, n: int, k: int, groups: int) -> list[dict[str, Any]]:
     ]
 
 
+def of_followed(m: int, n: int, k: int) -> list[dict[str, Any]]:
+    """A linear layer with gelu, the gate of a SwiGLU, and the product back with the residual.
+
+    "ours" is our kernel in inference, "saving" the same with the product saved for a backward, "chosen" what
+    `opmux.functional.linear` runs, forward and backward in "step".
+    """
+    new = lambda *shape: torch.randn(*shape, device="cuda", dtype=BF16) * 0.02
+    x, hidden, dy, dhidden = new(m, k), new(m, n), new(m, k), new(m, n)
+    up, bias, gate_up, down = new(n, k), new(n), new(2 * n, k), new(k, n)
+
+    def gated(x: Tensor, w: Tensor, b: Tensor | None, r: Tensor | None) -> Tensor:
+        a, b = F.linear(x, w).chunk(2, -1)
+        return F.silu(a) * b
+
+    plans: list[tuple[str, Callable[..., Tensor], tuple[Any, ...], dict[str, Any], Tensor]] = [
+        ("gelu", lambda x, w, b, r: F.gelu(F.linear(x, w, b)), (x, up, bias, None), {"activation": "gelu"}, dhidden),
+        ("swiglu", gated, (x, gate_up, None, None), {"activation": "silu", "glu": True}, dhidden),
+        ("residual", lambda x, w, b, r: F.linear(x, w) + r, (hidden, down, None, x), {}, dy),
+    ]
+    found = []
+    for name, eager, args, options, grad in plans:
+        compiled = torch.compile(eager)
+        chosen = lambda *t, o=options: ours.linear(*t[:3], **o, residual=t[3])
+        kernel = lambda save, a=args, o=options: gemm.linear_act(*a, o.get("activation"), o.get("glu", False), save)
+        leaves = [None if t is None else t.clone().requires_grad_() for t in args]
+
+        def step(fn: Callable[..., Tensor], leaves: Any = leaves, grad: Tensor = grad) -> Callable[[], Any]:
+            return lambda: torch.autograd.grad(fn(*leaves), [t for t in leaves if t is not None], grad)
+
+        forward = {"ours": lambda f=kernel: f(False), "saving": lambda f=kernel: f(True)}
+        forward |= {w: lambda f=f, a=args: f(*a) for w, f in (("chosen", chosen), ("eager", eager))}
+        forward["compiled"] = lambda f=compiled, a=args: f(*a)
+        whole = {"chosen": step(chosen), "eager": step(eager), "compiled": step(compiled)}
+        with torch.no_grad():
+            times = dict(zip(forward, best_of(*forward.values())))
+        steps = dict(zip(whole, best_of(*whole.values())))
+        flops = 2 * m * args[1].numel()
+        found.append({
+            "what": f"linear {name} {m}x{args[1].shape[0]}x{args[1].shape[1]}",
+            **{f"{word}_us": round(1e3 * t, 2) for word, t in times.items()},
+            "ours_tflops": round(1e-9 * flops / times["ours"], 1),
+            "speed": round(min(times["eager"], times["compiled"]) / times["ours"], 3),
+            **{f"{word}_step_us": round(1e3 * t, 2) for word, t in steps.items()},
+        })  # fmt: skip
+    return found
+
+
 def accuracy(count: int) -> dict[str, Any]:
     """The largest error of random shapes in units of cuBLAS' own, and how many are larger than that."""
     draw, ratios = random.Random(0), []
@@ -160,10 +212,10 @@ def main() -> None:
         for case in shapes:
             rows.append(found := measured(*case, dtype))
             print(found, flush=True)
-    for case in (*FP8_SHAPES, *GROUPED):
-        found = of_fp8(*case) if len(case) == 3 else of_groups(*case)
-        rows += found
-        print(*found, sep="\n", flush=True)
+    for make, cases in ((of_fp8, FP8_SHAPES), (of_groups, GROUPED), (of_followed, FOLLOWED)):
+        for case in cases:
+            rows += (found := make(*case))
+            print(*found, sep="\n", flush=True)
     if given.json:
         commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
         about = {

@@ -24,6 +24,7 @@ from .faces.functional.grpo import GRPOOutput as GRPOOutput
 from .faces.functional.grpo import fused_linear_grpo as fused_linear_grpo
 from .faces.functional.grpo import grpo_loss as grpo_loss
 from .faces.functional.grpo import token_log_probs as token_log_probs
+from .faces.functional.linear import linear as linear
 from .faces.functional.losses import CrossEntropyOutput as CrossEntropyOutput
 from .faces.functional.losses import cross_entropy as cross_entropy
 from .faces.functional.losses import fused_linear_cross_entropy as fused_linear_cross_entropy
@@ -74,6 +75,7 @@ __all__ = [
     "CrossEntropyOutput",
     "cross_entropy",
     "fused_linear_cross_entropy",
+    "linear",
     "geglu_mlp",
     "swiglu_mlp",
     "tiled_mlp",

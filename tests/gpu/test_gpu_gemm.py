@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import opmux
+import opmux.functional
 from opmux.core import get_default_manager, specs
 from opmux.core.dispatch import PROVEN_AFTER
 from opmux.core.spec import Tol
@@ -20,7 +21,7 @@ pytestmark = [
 
 CUDA = torch.device("cuda")
 BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
-OPS = "linear linear_bwd gemm gemm_gelu gemm_dgelu gemm_add_ scaled_gemm block_scaled_gemm".split()
+OPS = "linear linear_bwd linear_act gemm gemm_gelu gemm_dgelu gemm_add_ scaled_gemm block_scaled_gemm".split()
 PLAIN = ("scaled_gemm", "block_scaled_gemm")
 IMPLS = [(op, i) for op in OPS for i in ("default.flagos", "vendor.nvidia.cublas")]
 IMPLS += [("matmul", "default.flagos"), *((op, "vendor.nvidia.cublas_plain") for op in PLAIN)]
@@ -96,6 +97,54 @@ def test_sizes_of_models(impl_id, m, n, k):
         agree("gemm_dgelu", impl_id, (a, b, new(m, n), *flags, None))
         agree("gemm_add_", impl_id, (new(m, n, dtype=F32), a, b, *flags, 1.0), "float32")
         agree("gemm_add_", impl_id, (new(m, n), a, b, *flags, 0.5))
+
+
+@pytest.mark.parametrize("m, n, k", [*SIZES, (8192, 14336, 1024), (512, 4096, 4096), (3, 4096, 4096)])
+@pytest.mark.parametrize("impl_id", ["default.flagos", "vendor.nvidia.cublas"])
+def test_what_follows_a_linear_layer(impl_id, m, n, k):
+    """Tiles one by one and in turn, of one product and of two; few rows; weights by rows and by columns."""
+    torch.manual_seed(0)
+    for glu in (False, True):
+        rows = n - n % 2 if glu else n
+        x, bias, added = new(m, k, scale=0.25), new(rows), new(m, rows // 2 if glu else rows)
+        for w in (new(rows, k, scale=k**-0.5), new(k, rows, scale=k**-0.5).t()):
+            agree("linear_act", impl_id, (x, w, bias, added, "silu", glu, True), f"all {glu=}")
+            agree("linear_act", impl_id, (x, w, None, None, "gelu", glu, False), f"little {glu=}")
+            agree("linear_act", impl_id, (x, w, bias, added.float(), None, glu, True), f"float32 {glu=}")
+
+
+@pytest.mark.parametrize("order", ["impl:default.flagos", "vendor:nvidia"])
+@pytest.mark.parametrize("act, glu", [("gelu", False), ("silu", True), (None, False)])
+def test_functional_linear(act, glu, order):
+    torch.manual_seed(0)
+    leaves = [new(4, 512, 1024), new(2048, 1024, scale=1 / 32), new(2048), new(4, 512, 1024 if glu else 2048)]
+    leaves = [t.requires_grad_() for t in leaves]
+    doubles = [t.detach().double().requires_grad_() for t in leaves]
+    f = {None: lambda v: v, "gelu": F.gelu, "silu": F.silu}[act]
+
+    def torchs(x, w, b, r):
+        y = F.linear(x, w, b)
+        return (f(y[..., :1024]) * y[..., 1024:] if glu else f(y)) + r
+
+    dy = new(*leaves[3].shape)
+    with opmux.policy(order):
+        y = opmux.functional.linear(*leaves[:3], activation=act, glu=glu, residual=leaves[3])
+        got = (y, *torch.autograd.grad(y, leaves, dy))
+    want = torchs(*doubles)
+    wanted = (want, *torch.autograd.grad(want, doubles, dy.double()))
+    native = torchs(*leaves)
+    natives = (native, *torch.autograd.grad(native, leaves, dy))
+    for g, w, theirs in zip(got, wanted, natives, strict=True):
+        error, torchs_error = ((t.double() - w).abs().max().item() for t in (g, theirs))
+        assert error <= 1.5 * torchs_error + 1e-3 * w.abs().max().item()
+
+
+@torch.no_grad()
+def test_a_linear_layer_with_what_follows_is_one_launch():
+    x, w, r = new(4096, 1024), new(8192, 1024), new(4096, 4096)
+    with opmux.policy("impl:default.flagos"):
+        seen = launches(lambda: opmux.functional.linear(x, w, activation="silu", glu=True, residual=r))
+    assert len(seen) == 1 and "_gemm" in seen[0]
 
 
 def scales(rows, length, k, powers):

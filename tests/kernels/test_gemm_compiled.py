@@ -41,11 +41,19 @@ def blocks(a_rows, b_rows):
     )
 
 
+def follows(act, glu=False, residual=None, save=True, bias=True, m=M, dtype=BF16):
+    x, weight = new(2, m // 2, K, dtype=dtype), new(2 * N if glu else N, K, dtype=dtype)
+    added = None if residual is None else new(2, m // 2, N, dtype=residual)
+    given = new(weight.shape[0], dtype=dtype) if bias else None
+    return lambda: kernels.linear_act(x, weight, given, added, act, glu, save)
+
+
 GELU = lambda: kernels.gemm_gelu(new(M, K), new(N, K), new(N), False, True, 1.0, None)
 CALLS = {
     "tf32": gemm(new(M, K, dtype=F32), new(N, K, dtype=F32), None, False, True),
     "dgelu": lambda: kernels.gemm_dgelu(new(M, K), new(K, N), new(M, N), False, False, 1.0, None),
     "accumulated": lambda: kernels.gemm_add_(new(M, N, dtype=F32), new(K, M), new(K, N), True, False, 1.0, 1.0),
+    "glu": follows("silu", glu=True, save=False, bias=False),
     "fp8": scaled(E4M3, True),
     "blocks": blocks(1, 128),
     "turned": gemm(new(K, M, dtype=F16), new(N, K, dtype=F16), None, True, True),
@@ -55,6 +63,12 @@ CALLS = {
     "odd": gemm(new(37, 101), new(101, 17), new(17, dtype=F32), False, False, 0.5, F32),
     "float64": gemm(new(64, 64, dtype=F64), new(64, 64, dtype=F64)),
     "two blocks": blocks(1, 1),
+    "glu with all that may follow": follows("gelu", glu=True, residual=F32),
+    "residual": follows(None, residual=BF16),
+    "act and residual": follows("relu", residual=BF16, dtype=BF16),
+    "large glu": follows("silu", glu=True, m=16384),
+    "large glu with all that may follow": follows("gelu", glu=True, residual=F32, m=16384),
+    "large act and residual": follows("gelu", residual=F32, m=16384),
     "ieee": gemm(new(M, K, dtype=F32), new(N, K, dtype=F32), None, False, True),
 }
 ANYHOW = {"odd", "ieee", "float64", "tf32", "few rows"}  # where a chip or Triton may not have the matrix unit for it
@@ -96,6 +110,15 @@ def test_the_others_in_turn(number, name):
 @pytest.mark.parametrize("name", CALLS)
 def test_every_kernel_on_every_chip(name, chip):
     build(chip, name)
+
+
+def test_both_products_of_a_glu_are_on_their_way_at_once():
+    """Neither waits for the other: the tile of a GLU is two halves of a tile, in as many registers."""
+    kernel = build("sm_90", "large glu")
+    loop = kernel.asm["ttgir"].partition("scf.for")[2].partition("scf.for")[2].partition("scf.yield")[2]
+    dots = [line for line in loop.splitlines() if "warp_group_dot" in line]
+    first, second, wait = dots[:3]
+    assert "isAsync = true" in first and "isAsync = true" in second and "pendings = 2" in wait
 
 
 @pytest.mark.parametrize("name", ["fp8", "fp8 exact"])

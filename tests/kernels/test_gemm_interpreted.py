@@ -59,6 +59,22 @@ def test_tiles_of_any_sizes(m, n, k, trans_a, trans_b, small_tiles):
     assert torch.equal(wide[:, n:], before[:, n:])
 
 
+@pytest.mark.parametrize("act, glu", [("silu", True), (None, True), ("gelu", False), (None, False)])
+@pytest.mark.parametrize("m, n, k", [(1, 72, 40), (60, 36, 40), (37, 2, 70), (68, 40, 64)])
+@pytest.mark.few(6)
+def test_what_follows_a_linear_layer(m, n, k, act, glu, small_tiles):
+    """Halves of a GLU that no tile ends with, weights by rows and by columns, and rows of several dimensions."""
+    x, w = torch.randn(m, k), torch.randn(n, k) / k**0.5
+    bias, residual = torch.randn(n), torch.randn(m, n // 2 if glu else n)
+    for weight in (w, w.t().contiguous().t()):
+        agree(spec.linear_act, x, weight, bias, residual, act, glu, True)
+        agree(spec.linear_act, x, weight, None, None, act, glu, False)
+    rows = lambda t: t.view(1, m, -1)
+    agree(spec.linear_act, rows(x), w, bias, rows(residual), act, glu, True)
+    half = [t.bfloat16() for t in (x, w, bias)]
+    agree(spec.linear_act, *half, residual, act, glu, True)  # float32 added to half precision
+
+
 @pytest.mark.parametrize("m, n", [(1, 40), (3, 33), (40, 1), (50, 2)])
 @pytest.mark.parametrize("layout", ["nt", "nn", "tn"])
 @pytest.mark.few(5)

@@ -126,6 +126,38 @@ def test_gemm_rounds_once_after_all_that_follows(name, dtype):
             close(g, w, sample.id)
 
 
+FUNCTIONS = {
+    None: lambda x: x,
+    "gelu": F.gelu,
+    "gelu_tanh": tanh,
+    "silu": F.silu,
+    "relu": F.relu,
+    "srelu": lambda x: F.relu(x).square(),
+    "qgelu": lambda x: x * torch.sigmoid(1.702 * x),
+    "sigmoid": torch.sigmoid,
+}
+
+
+@every_dtype
+def test_linear_act_rounds_once_after_all_that_follows(dtype):
+    spec, seen = specs.find("linear_act"), set()
+    for sample in spec.samples(dtype, CPU):
+        x, weight, bias, residual, act, glu, save = sample.args
+        seen.add(act)
+        pre = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
+        a, b = pre.chunk(2, -1) if glu else (pre, 1.0)
+        want = FUNCTIONS[act](a) * b + (0.0 if residual is None else residual.double())
+        y, kept = spec.reference(*sample.args)
+        assert y.dtype is (dtype if residual is None else residual.dtype) and kept.dtype is dtype
+        assert y.is_contiguous() and kept.is_contiguous()
+        close(y, want, sample.id)
+        if save and (act or glu):
+            close(kept, pre, sample.id)
+        else:
+            assert kept.shape == (0,)
+    assert seen == {*FUNCTIONS}
+
+
 @every_dtype
 def test_gemm_add_adds_in_place_and_rounds_once(dtype):
     spec = specs.find("gemm_add_")
@@ -165,13 +197,14 @@ def test_gemm_flops():
         "gemm_gelu": (new(8, 3), new(5, 8), new(5), True, True),
         "gemm_add_": (new(3, 5), new(8, 3), new(8, 5), True, False),
         "scaled_gemm": (new(3, 8), new(5, 8)),
+        "linear_act": (new(3, 8), new(5, 8), new(5)),
     }.items():
         assert specs.find(name).flops(*args) == 2 * 3 * 5 * 8
 
 
 # ---- cuBLAS' calls, which the CPU has too ---------------------------------------------------------------------------
 
-CUBLAS = [fn for fn in cublas.IMPLS.values() if "gemm" in fn.op]
+CUBLAS = [fn for fn in cublas.IMPLS.values() if "gemm" in fn.op or fn.op == "linear_act"]
 
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed:UserWarning")

@@ -1,4 +1,4 @@
-"""Matrix products: linear, forward and backward; gemm with what may follow it; products of FP8 with scales.
+"""Matrix products: linear, forward and backward; gemm and linear with what may follow; products of FP8 with scales.
 
 They add up in float32 (float64 for float64 inputs) and round once, into fresh contiguous results. Whether a chip may
 round float32 factors to TF32 is torch's setting (`torch.backends.cuda.matmul`), here as there.
@@ -14,8 +14,9 @@ from torch import Tensor
 from ..core.contract import FLOATS, FP8, Byte, Float, Float32, Grad, one_of, one_or_each_row, same_dtype, shape
 from ..core.errors import BadArgument
 from ..core.spec import BadSample, BadSamples, Tol, op
+from ..core.tensors import dtype_name, opmath_dtype
 from ._numeric import rounded, wide
-from .activation import ACTS
+from .activation import ACTS, Gate, halves
 from .samples import Case, Draw, Maker
 
 # Products are added up in another order; parts of a sum may be rounded to the inputs' dtype before they are added.
@@ -468,6 +469,131 @@ def gemm_add_(
     """
     y = product(a, b, trans_a, trans_b, alpha)
     c.copy_(y if beta == 0.0 else y + c.to(y.dtype) * beta)
+
+
+# ---- linear with what may follow ------------------------------------------------------------------------------------
+
+
+def width(weight: Tensor, glu: bool) -> int:
+    """The columns of the result: with glu, half of weight's rows are the gate."""
+    return weight.shape[0] // 2 if glu else weight.shape[0]
+
+
+def _act_fits(op: str, act: str | None, glu: bool) -> None:
+    """An activation that is only a gate needs what it multiplies."""
+    if act is not None and not glu and not ACTS[act].alone:
+        alone = ", ".join(repr(name) for name, row in ACTS.items() if row.alone)
+        raise BadArgument.of(op, "act", f"be None or one of {alone}, or {{glu}} be set", repr(act))
+
+
+def _halves_fit(op: str, weight: Tensor, glu: bool) -> None:
+    if glu and weight.shape[0] % 2:
+        expected = "have an even number of rows with {glu}=True: the gate's, then those of what it multiplies"
+        raise BadArgument.of(op, "weight", expected, str(tuple(weight.shape)))
+
+
+def _residual_fits(op: str, x: Tensor, residual: Tensor | None) -> None:
+    """The dtype of x, or float32 where the product is added up in that."""
+    allowed = (x.dtype, opmath_dtype(x.dtype))
+    if residual is not None and residual.dtype not in allowed:
+        names = " or ".join(dict.fromkeys(map(dtype_name, allowed)))
+        expected = f"be {names}, as {{x}} is {dtype_name(x.dtype)}"
+        raise BadArgument.of(op, "residual", expected, dtype_name(residual.dtype), TypeError)
+
+
+def _act_args(d: Draw) -> dict[str, Any]:
+    """More options than linear's: act, glu, residual ("same" or "wider": its dtype), forgets (save=False)."""
+    of, glu = _args(d), bool(d.option("glu"))
+    added = d.option("residual")
+    residual = None
+    if added:
+        residual = _drawn(d, "residual", (*d.case.shape[:-1], width(of["weight"], glu)))
+        residual = residual.to(_wider(d)) if added == "wider" else residual
+    return {**of, "residual": residual, "act": d.option("act"), "glu": glu, "save": not d.option("forgets")}
+
+
+LINEAR_ACT = Maker(
+    _act_args,
+    (
+        Case((5, 64), options={"act": "gelu"}),
+        Case((37, 100), options={"out": 24, "act": "silu", "glu": True}),
+        Case((37, 64), options={"out": 48, "act": "gelu_tanh", "glu": True, "residual": "wider", "no_bias": True}),
+        Case((2, 3, 17), options={"out": 5, "act": "relu", "no_bias": True, "residual": "same"}),
+        Case((20, 32), options={"out": 24, "residual": "same"}),
+        Case((20, 32), options={"out": 24, "glu": True, "forgets": True}),
+        Case((3, 48), options={"act": "qgelu", "forgets": True, "residual": "wider"}),
+        Case((37,), options={"out": 8, "act": "srelu", "residual": "same"}),
+        Case((1, 1), options={"out": 2, "act": "sigmoid", "glu": True}),
+        Case((0, 37), options={"act": "silu", "residual": "same"}),
+        Case((5, 0), options={"out": 6, "act": "silu", "glu": True, "residual": "same"}),
+        Case((5, 8), options={"out": 0, "act": "relu"}),
+        Case((24, 64), "t", {"out": 16, "act": "gelu_tanh", "residual": "same"}),
+        Case((2, 3, 64), "swapped", {"out": 16, "act": "silu", "glu": True, "residual": "same"}),
+        Case((5, 64), "step", {"act": "relu"}),
+        Case((5, 37), "sliced", {"out": 38, "act": "gelu", "glu": True}),
+        Case((5, 64), "expanded", {"out": 16, "residual": "same"}),
+    ),
+)
+
+
+def _bad_acts(device: torch.device) -> Iterator[BadSample]:
+    for name, options, change, says in (
+        ("odd halves", {"out": 5, "glu": True}, {}, r"weight must have an even number of rows with glu=True"),
+        ("a gate alone", {"act": "sigmoid"}, {}, "act must be None or one of 'gelu_tanh', .*, or glu be set"),
+        ("a short residual", {"out": 8, "glu": True}, {"residual": (5, 8)}, r"residual must have shape \(5, 4\)"),
+    ):
+        args = LINEAR_ACT.named(Case((5, 16), options=options), torch.float32, device)
+        args |= {k: torch.zeros(v, device=device) for k, v in change.items()}
+        yield BadSample(tuple(args.values()), ValueError, says, id=name)
+    args = LINEAR_ACT.named(Case((5, 16), options={"residual": "same"}), torch.float32, device)
+    args["residual"] = args["residual"].to(torch.bfloat16)
+    says = "residual must be float32, as x is float32; got bfloat16"
+    yield BadSample(tuple(args.values()), TypeError, says, id="a residual of half precision")
+
+
+@op(
+    out="y pre",
+    samples=LINEAR_ACT,
+    errors=_bad_acts,
+    where=(_act_fits, _halves_fit, _residual_fits),
+    tol=SUMS,
+    flops=lambda x, weight, *rest: _flops(x, weight),
+)
+def linear_act(
+    x: Float[Tensor, "*rows k"],
+    weight: Float[Tensor, "n k", same_dtype("x")],
+    bias: Float[Tensor, "n", same_dtype("x")] | None = None,
+    residual: Float[Tensor, "...", shape(lambda x, weight, glu: (*x.shape[:-1], width(weight, glu)))] | None = None,
+    act: Gate | None = None,
+    glu: bool = False,
+    save: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """A linear layer and what follows it: pre = x weight^T + bias, y = act(pre) + residual; rounded once, at the end.
+
+    With glu: y = act(a) * b + residual, with a and b the halves of the columns of pre.
+
+    Args:
+        x: the rows of inputs.
+        weight: one row for each output; with glu, first the rows of the gate, then those of what it multiplies.
+        bias: added to each row of pre.
+        residual: added to y; like y, of the dtype of x, or float32 for an x of 16 bits.
+        act: the activation; None for none.
+        glu: whether half of the outputs are a gate for the others.
+        save: whether pre is returned, for a backward; without act and glu, it never is.
+
+    Returns:
+        y [*rows, n], n / 2 with glu, of the dtype of residual, without one of x's; and pre [*rows, n], of x's dtype,
+        or an empty tensor [0].
+    """
+    v = wide(x)
+    pre = with_bias(v @ weight.to(v.dtype).mT, bias)
+    a, b = halves(pre) if glu else (pre, None)
+    y = a if act is None else ACTS[act].value(a)
+    y = y if b is None else y * b
+    y = y if residual is None else y + residual.to(y.dtype)
+    kept = save and (glu or act is not None)
+    saved = rounded(pre, x.dtype) if kept else x.new_empty(0)
+    return rounded(y, x.dtype if residual is None else residual.dtype), saved
 
 
 # ---- products of FP8 ------------------------------------------------------------------------------------------------

@@ -180,6 +180,8 @@ def _many_rows(
     tiles = gemm_tiles(m=m, n=2 * n if after.glu else n, k=k, dtype=a.dtype)
     # The copy engine takes what begins and is spaced by multiples of 16 bytes, and no bytes that become numbers.
     spaced = all((f.step | f.batch) * a.element_size() % 16 == 0 for f in factors.values())
+    if after.glu and factors["b"].turned:  # the second half begins in the middle of a row
+        spaced = spaced and n * a.element_size() % 16 == 0
     in_turn = tiles["IN_TURN"] and spaced and read["A_NUMBERS"] is None and k > 0
     splits = tiles["SPLITS"]
     plain = not (after.act or after.slope or after.glu or after.residual is not None)
@@ -359,6 +361,33 @@ def block_scaled_gemm(
     launch = Launch(blocks, (running,), config, dict(m=m, n=n, k=k, lda=k, ldb=k, **dict(steps)))
     before = {name: aligned_copy(view) for name, view in views.items()} if in_turn else views
     return Plan(makes, [launch], strided(a=a, b=b, bias=bias), before)
+
+
+@planned(spec.linear_act, state={"precision": precision})
+def linear_act(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    act: str | None,
+    glu: bool,
+    save: bool,
+    precision: str,
+) -> Plan:
+    rows, saves = x.shape[:-1], save and (glu or act is not None)
+    makes = {
+        "y": OutputSpec.of((*rows, spec.width(weight, glu)), x.dtype if residual is None else residual.dtype),
+        "pre": OutputSpec.of((*rows, weight.shape[0]) if saves else (0,), x.dtype),
+    }
+    after = After(bias, act or "", glu=glu, residual=residual)
+    names = {"a": "x", "b": "weight", "c": "bias" if bias is not None else None, "pre": None}
+    names["aux"] = "pre" if saves else None
+    flat = lambda x: x.reshape(math.prod(rows), x.shape[-1])
+    plan = _product(makes, flat(x), weight, False, True, precision, after, numbers={"alpha": 1.0, **ADDED}, names=names)
+    if x.dim() != 2:
+        then = plan.before.get("x", lambda x: x)
+        plan.before = {**plan.before, "x": lambda x: then(flat(x))}
+    return plan
 
 
 # The products below see rows, and know the arguments by other names.

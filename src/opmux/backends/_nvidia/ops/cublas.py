@@ -1,7 +1,7 @@
 """Matrix products through cuBLAS, as torch calls it.
 
 One call each wherever torch has one: a bias is cuBLAS' epilogue, a sum with what is there is its beta, and float32
-results of 16-bit factors are its own. gelu and its slope are a pass of torch's over the product, which is then rounded
+results of 16-bit factors are its own. Activations and slopes are a pass over the product, which is then rounded
 first, as it is in torch: cuBLAS' own epilogue for them is not to be had through torch with the values before it.
 """
 
@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ....kernels.lib.plans import checks
+from ....specs import activation
 from ....specs import gemm as spec
 from .tags import library
 from .tags import torchs as _torchs
@@ -27,6 +28,7 @@ WIDE_MM = getattr(_mm, "dtype", None)
 WIDE_ADDMM = getattr(_addmm, "dtype_out", None)
 
 check_linear, check_linear_bwd = checks(spec.linear), checks(spec.linear_bwd)
+check_linear_act = checks(spec.linear_act)
 check_gemm, check_gemm_gelu, check_gemm_dgelu = checks(spec.gemm), checks(spec.gemm_gelu), checks(spec.gemm_dgelu)
 check_gemm_add_ = checks(spec.gemm_add_)
 check_scaled_gemm, check_block_scaled_gemm = checks(spec.scaled_gemm), checks(spec.block_scaled_gemm)
@@ -62,6 +64,35 @@ def linear_bwd(dy: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, T
     m, (n, k) = math.prod(x.shape[:-1]), weight.shape
     g = dy.to(x.dtype).reshape(m, n)
     return _shaped(torch.mm(g, weight), x), torch.mm(g.t(), x.reshape(m, k)), g.sum(0)
+
+
+@library("linear_act", "cublas")
+def linear_act(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    act: str | None = None,
+    glu: bool = False,
+    save: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """Two passes at most follow the product: the activation with its gate, and the residual.
+
+    For a residual of float32 the product is float32 too, and the values before the activation are rounded after it.
+    """
+    check_linear_act(x, weight, bias, residual, act, glu, save)
+    if residual is None or residual.dtype is x.dtype:
+        y = pre = linear(x, weight, bias)
+    else:
+        rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+        y = pre = _shaped(_product(rows, weight.t(), bias, 1.0, residual.dtype), x)
+    if glu and act is None:
+        y = torch.mul(*activation.halves(pre))
+    elif act is not None:
+        y = getattr(activation, f"{act}_glu" if glu else act)(pre)
+    if residual is not None:
+        y.add_(residual)  # which is new: without an activation and a gate, pre is not returned
+    return y, pre.to(x.dtype) if save and (glu or act is not None) else x.new_empty(0)
 
 
 # ---- gemm -----------------------------------------------------------------------------------------------------------
@@ -358,7 +389,7 @@ def _plain(x: Tensor, scale: Tensor, rows: int, dtype: torch.dtype) -> Tensor:
 IMPLS: dict[str, Any] = {
     made.__name__: made
     for made in (
-        linear, linear_bwd, gemm, gemm_gelu, gemm_dgelu, gemm_add_,
+        linear, linear_bwd, linear_act, gemm, gemm_gelu, gemm_dgelu, gemm_add_,
         scaled_gemm, scaled_gemm_plain, block_scaled_gemm, block_scaled_gemm_plain,
     )
 }  # fmt: skip
