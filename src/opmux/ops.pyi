@@ -2335,6 +2335,25 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         y [*rows, n], of x's dtype.
     """
 
+def linear_act(x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None, act: str | None = None, glu: bool = False, save: bool = True) -> tuple[Tensor, Tensor]:
+    """A linear layer and what follows it: pre = x weight^T + bias, y = act(pre) + residual; rounded once, at the end.
+
+    With glu: y = act(a) * b + residual, with a and b the halves of the columns of pre.
+
+    Args:
+        x (float [*rows, k]): the rows of inputs.
+        weight (float [n, k], of the dtype of x): one row for each output; with glu, first the rows of the gate, then those of what it multiplies.
+        bias (float [n], of the dtype of x, optional): added to each row of pre.
+        residual (float [..], optional): added to y; like y, of the dtype of x, or float32 for an x of 16 bits.
+        act (one of 'gelu_tanh', 'gelu', 'silu', 'qgelu', 'relu', 'srelu', 'sigmoid'): the activation; None for none.
+        glu: whether half of the outputs are a gate for the others.
+        save: whether pre is returned, for a backward; without act and glu, it never is.
+
+    Returns:
+        y [*rows, n], n / 2 with glu, of the dtype of residual, without one of x's; and pre [*rows, n], of x's dtype,
+        or an empty tensor [0].
+    """
+
 def linear_bwd(dy: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of linear: dx = dy weight, dweight = dy^T x, dbias = sum(dy), both summed over all rows.
 
