@@ -265,20 +265,16 @@ def _few(
 
 
 @triton.jit
-def scales_at(ptr, first, down, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Where the scales of a tile's rows are: one scale where a block of 128 rows holds the tile."""
-    if ROWS >= BLOCK:
-        return ptr + (first // ROWS).to(tl.int64) * down
-    else:
-        return ptr + ((first + tl.arange(0, BLOCK)) // ROWS).to(tl.int64) * down
+def scales(ptr, first, rows, down, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """The scales of a tile's rows: one scale where a block of 128 rows holds the tile.
 
-
-@triton.jit
-def scales(ptr, first, rows, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    ptr is that of its first row's, a scalar: 128 pointers that are kept from step to step spill registers.
+    """
     if ROWS >= BLOCK:
         return tl.load(ptr)
     else:
-        return tl.load(ptr, mask=first + tl.arange(0, BLOCK) < rows, other=0.0)
+        o = tl.arange(0, BLOCK)
+        return tl.load(ptr + o // ROWS * down, mask=first + o < rows, other=0.0)
 
 
 @triton.jit
@@ -314,12 +310,12 @@ def _blocks(
         for program in tl.range(tl.program_id(0), tl.cdiv(m, BLOCK_M) * tl.cdiv(n, BLOCK_N), PROGRAMS):
             i_tile, j_tile = tile(program, m, n, BLOCK_M, BLOCK_N, GROUP)
             first_m, first_n = i_tile * BLOCK_M, j_tile * BLOCK_N
-            sa = scales_at(a_scale_ptr, first_m, a_down, A_ROWS, BLOCK_M)
-            sb = scales_at(b_scale_ptr, first_n, b_down, B_ROWS, BLOCK_N)
+            sa = a_scale_ptr + (first_m // A_ROWS).to(tl.int64) * a_down
+            sb = b_scale_ptr + (first_n // B_ROWS).to(tl.int64) * b_down
             b_y = tl.zeros([BLOCK_M, BLOCK_N], WIDE)
             for begin in range(0, k, BLOCK_K):
-                b_sa = scales(sa, first_m, m, A_ROWS, BLOCK_M)
-                b_sb = scales(sb, first_n, n, B_ROWS, BLOCK_N)
+                b_sa = scales(sa, first_m, m, a_down, A_ROWS, BLOCK_M)
+                b_sb = scales(sb, first_n, n, b_down, B_ROWS, BLOCK_N)
                 b_p = tl.dot(a.load([first_m, begin]), b.load([first_n, begin]).T)
                 b_y = blocks_of_tile(b_p, b_y, b_sa, b_sb, A_ONE, B_ONE, WIDE)
                 sa += a_right
@@ -334,15 +330,18 @@ def _blocks(
         o_k = tl.arange(0, BLOCK_K)
         pa = at(a_ptr, i_m[:, None], o_k[None, :], lda, False)
         pb = at(b_ptr, i_n[None, :], o_k[:, None], ldb, False)
-        sa = scales_at(a_scale_ptr, first_m, a_down, A_ROWS, BLOCK_M)
-        sb = scales_at(b_scale_ptr, first_n, b_down, B_ROWS, BLOCK_N)
+        sa = a_scale_ptr + (first_m // A_ROWS).to(tl.int64) * a_down
+        sb = b_scale_ptr + (first_n // B_ROWS).to(tl.int64) * b_down
         m_m, m_n = i_m < m, i_n < n
         b_y = tl.zeros([BLOCK_M, BLOCK_N], WIDE)
         for begin in range(0, k, BLOCK_K):
             m_k = begin + o_k < k
             b_a = factor(pa, m_m[:, None] & m_k[None, :], A_NUMBERS)
             b_b = factor(pb, m_n[None, :] & m_k[:, None], B_NUMBERS)
-            b_sa, b_sb = scales(sa, first_m, m, A_ROWS, BLOCK_M), scales(sb, first_n, n, B_ROWS, BLOCK_N)
+            b_sa, b_sb = (
+                scales(sa, first_m, m, a_down, A_ROWS, BLOCK_M),
+                scales(sb, first_n, n, b_down, B_ROWS, BLOCK_N),
+            )
             b_y = blocks_of_tile(tl.dot(b_a, b_b), b_y, b_sa, b_sb, A_ONE, B_ONE, WIDE)
             pa += BLOCK_K
             pb += BLOCK_K
