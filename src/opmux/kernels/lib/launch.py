@@ -26,6 +26,7 @@ from torch import Tensor
 
 from ...core import codegen, launches, library
 from ...core.errors import NotSupported
+from ...core.lock import cached_property
 from . import layouts
 
 Grid = tuple[int, int, int]
@@ -88,14 +89,22 @@ class Launcher:
         self.tensors = [n for n in found if n.endswith("_ptr")]
         self.numbers = [n for n in found if n not in self.tensors and n not in constants]
         self.constants, self.sizes, self.descriptors = constants, sizes.split(), descriptors
-        free = [n for n in self.numbers if n not in self.sizes]
-        self.even = triton.jit(do_not_specialize=free)(kernel)
-        self.odd = triton.jit(do_not_specialize=self.numbers)(kernel)
+        self.kernel = kernel
         if list(found) != [*self.tensors, *self.numbers, *constants] or not {*self.sizes} <= {*self.numbers}:
             raise TypeError(
                 f"{kernel.__name__}: expected tensors (*_ptr), numbers (among them {self.sizes}), then constants; "
                 f"got {list(found)}"
             )
+
+    # On first use: Triton reads the source of a kernel for each form, which would be a third of importing all of them.
+    @cached_property
+    def even(self) -> Any:
+        free = [n for n in self.numbers if n not in self.sizes]
+        return triton.jit(do_not_specialize=free)(self.kernel)
+
+    @cached_property
+    def odd(self) -> Any:
+        return triton.jit(do_not_specialize=self.numbers)(self.kernel)
 
     def ready(
         self, grid: Grid, numbers: tuple, config: Config, makes: Mapping[int, Output] | None = None
@@ -135,14 +144,14 @@ class Launcher:
         place = {n: f"_k{i}" for i, n in enumerate(known)}
         late = [n for n in self.numbers if n not in known]
         if not {*late} <= {*takes}:
-            raise TypeError(f"{self.even.__name__}: {[n for n in late if n not in takes]} are not given")
+            raise TypeError(f"{self.kernel.__name__}: {[n for n in late if n not in takes]} are not given")
         made = tuple(n for n in makes if n in tensors)
         form = _Form(
             takes, tensors, made, tuple(place.get(n, n) for n in self.numbers), len(self.constants), tuple(returns)
         )
         return _Bound(self, form, grid, tuple(known.values()), replace(config, even=even), dict(makes)).function
 
-    @functools.cached_property
+    @cached_property
     def bare(self) -> tuple[str, ...]:
         """The names of the tensors without `_ptr`."""
         return tuple(n.removesuffix("_ptr") for n in self.tensors)

@@ -41,3 +41,7 @@ def grouped_mm_wgrad(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
 def grouped_mm_bwd(dy: Tensor, a: Tensor, b: Tensor, ends: Tensor, trans_b: bool = False) -> tuple[Tensor, Tensor]:
     check["grouped_mm_bwd"](dy, a, b, ends, trans_b)
     return spec.backward_of(grouped_mm, grouped_mm_wgrad, dy, a, b, ends, trans_b)
+
+
+for fn in (grouped_mm, grouped_mm_wgrad, grouped_mm_bwd):
+    fn.op = f"opmux::{fn.__name__}"  # type: ignore[attr-defined]  # in full, see `native.function`
