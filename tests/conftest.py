@@ -1,13 +1,18 @@
 """Options, markers and a clean slate for every test."""
 
 import functools
+import gc
 import os
 import subprocess
 import threading
 from pathlib import Path
 
+import bytecode
 import pytest
-import torch
+
+bytecode.keep()  # before the import that has the most of it
+
+import torch  # noqa: E402
 
 PREFIXES = ("OPMUX_", "TE_FL_", "TEFL_")
 NAMES = {"TE_BACKEND", "TE_PLUGIN", "TE_FALLBACK_BACKEND"}
@@ -25,9 +30,6 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    import bytecode
-
-    bytecode.keep()
     # Before anything imports triton: it decides at import what its decorators make.
     os.environ.pop("TRITON_INTERPRET", None)
     if config.getoption("--triton") == "interpret":
@@ -82,6 +84,7 @@ def pytest_xdist_node_collection_finished():
 def pytest_collection_finish():
     for thread in _compiling:
         thread.join()
+    gc.freeze()  # modules and tests stay: each full collection of garbage would look through them for half a second
 
 
 @functools.cache

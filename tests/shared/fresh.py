@@ -11,6 +11,7 @@ from __future__ import annotations
 import array
 import atexit
 import contextlib
+import gc
 import json
 import os
 import runpy
@@ -125,6 +126,7 @@ def _serve(stream: socket.socket) -> dict[str, Any] | None:
     """In the child: what it shall run. In the parent: None, at the end."""
     import torch  # noqa: F401
 
+    gc.freeze()  # children need not look through torch's half a million objects, last when they end
     while True:
         try:
             head, rights, _, _ = socket.recv_fds(stream, 4, 2)
