@@ -29,7 +29,7 @@ SRC = ROOT / "src"
 
 # Imports all that costs time, tells what that did, then forks for every line it is sent.
 ORIGIN = r"""
-import json, logging, os, signal, sys, traceback
+import gc, json, logging, os, signal, sys, traceback
 
 started = []
 sys.addaudithook(lambda event, args: started.append(event) if event in ("subprocess.Popen", "os.system") else None)
@@ -42,11 +42,12 @@ from opmux.runtime import devices, tile_files, vendor_ops, vendors
 from opmux.runtime.machine import HERE
 boot |= {"looked": vendors._tree.done, "imported": [m for m in sys.modules if m.startswith("opmux.backends._")]}
 specs.load_all()
-for family in ("norm", "softmax", "activation", "pointwise"):
+for family in specs.families:
     specs.load_implementers(family)
 from opmux.faces.aten import engine
 from opmux.kernels.lib import config, interpret
 interpret.install()
+gc.freeze()  # what there is now is not looked at again in every child
 print(json.dumps({**boot, "started": started}), flush=True)
 
 

@@ -16,11 +16,12 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this
 
 # What every program below starts with: one import of torch, then a child for each case.
 HEAD = """
-import faulthandler, importlib, json, os, signal, sys, threading, time, traceback
+import faulthandler, gc, importlib, json, os, signal, sys, threading, time, traceback
 import torch
 torch.set_num_threads(1)
 
 def child(work, limit=60):
+    gc.freeze()  # what there is now is not looked at again in every child
     end, start = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -60,6 +61,8 @@ import opmux
 for name in ("ops", "faces.aten.switch", "faces.tex.interface", "tools.listing", "tools.doctor", "tools.explain"):
     importlib.import_module("opmux." + name)
 opmux.core.specs.load_all()
+for family in opmux.core.specs.families:
+    opmux.core.specs.load_implementers(family)
 assert opmux.core.default._default is None or not opmux.core.get_default_manager().started
 """
 

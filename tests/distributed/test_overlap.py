@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import socket
 import warnings
 
 import pytest
+import ranks
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 from opmux import tex
 from opmux.faces.tex import overlap
@@ -18,12 +17,6 @@ from opmux.faces.tex import overlap
 ROWS, IN, OUT, RANKS = 8, 6, 4, 2
 HAS_TE = importlib.util.find_spec("transformer_engine") is not None
 KINDS = {"CommOverlap": (), "CommOverlapP2P": (tex.CommOverlapType.AG,)}
-
-
-def _port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 def drawn(seed: int, *shape: int) -> torch.Tensor:
@@ -176,9 +169,7 @@ def _rank(rank: int, port: int, answers) -> None:
 
 
 def test_two_ranks_give_what_one_gives():
-    answers = mp.get_context("spawn").Manager().dict()
-    mp.spawn(_rank, (_port(), answers), nprocs=RANKS)
-    found = dict(answers)
+    found = ranks.run(_rank, RANKS)
     assert len(found) == RANKS * (len(KINDS) * (len(CASES) + 2) + 2 + len(LAYERS) * HAS_TE)
     assert not [key for key, right in found.items() if not right]
 
@@ -187,7 +178,7 @@ def test_two_ranks_give_what_one_gives():
 def ub():
     """An overlap object of one process."""
     os.environ |= {"GLOO_SOCKET_IFNAME": "lo"}
-    store = dist.TCPStore("127.0.0.1", _port(), 1, is_master=True)
+    store = dist.TCPStore("127.0.0.1", ranks.port(), 1, is_master=True)
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
         helper = tex.CommOverlapHelper(dist.group.WORLD)

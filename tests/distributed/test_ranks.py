@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import os
-import socket
 
 import pytest
+import ranks
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 import opmux
 from opmux.core import BackendImplKind, OpImpl, RanksDiffer, get_default_manager
 
 pytestmark = pytest.mark.xdist_group("ranks")
-
-
-def _port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 MARKS = {"a": 1.0, "b": 2.0}  # what each vendor's rms_norm returns as rstd, to tell which one ran
@@ -63,9 +56,7 @@ def _answer(rank: int, case: str) -> str:
 @pytest.fixture(scope="module")
 def answers():
     """What each rank says in each case; two processes for all of them, as starting one takes seconds."""
-    found = mp.get_context("spawn").Manager().dict()
-    mp.spawn(_rank, (_port(), found), nprocs=2)
-    return dict(found)
+    return ranks.run(_rank)
 
 
 def both(answers, case):

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import socket
 
 import pytest
+import ranks
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 import torch.nn.functional as F
 
 import opmux.functional as ours
@@ -66,12 +65,7 @@ def _rank(rank: int, port: int, answers) -> None:
 
 @pytest.fixture(scope="module")
 def answers():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    found = mp.get_context("spawn").Manager().dict()
-    mp.spawn(_rank, (port, found), nprocs=2)
-    return dict(found)
+    return ranks.run(_rank)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -9,22 +9,29 @@ from opmux.tools import simulator
 
 pytest.importorskip("triton")
 pytest.importorskip("transformers")
+pytestmark = pytest.mark.xdist_group("model_steps")
+
 HOME = Path(__file__).parent
 CODE = f"""
 import json, sys
 sys.path[:0] = [{str(HOME)!r}, {str(HOME.parent / "shared")!r}]
 import model_steps, quick_interpreter
 quick_interpreter.install()
-print(json.dumps(model_steps.compared({{name!r}}, "toy")))
+print(json.dumps(model_steps.main("toy")))
 """
 
 
-@pytest.mark.parametrize("name", ["gpt2", "bert", "vit", "resnet"])
-def test_losses_and_gradients_are_torchs(name):
+@pytest.fixture(scope="module")
+def found():
+    """All models in one process: importing torch, transformers and the kernels takes longer than a step."""
     try:
         build.compiler()
     except build.CannotBuild as error:
         pytest.skip(str(error))
-    found = simulator.run("toy", CODE.format(name=name), env={"OMP_NUM_THREADS": "1"})
-    assert found["largest distance"] < 1e-6, found
-    assert found["overloads"] > 20 and found["calls"] > 100, found
+    return simulator.run("toy", CODE, env={"OMP_NUM_THREADS": "1"})
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert", "vit", "resnet"])
+def test_losses_and_gradients_are_torchs(name, found):
+    assert found[name]["largest distance"] < 1e-6, found
+    assert found[name]["overloads"] > 20 and found[name]["calls"] > 100, found
