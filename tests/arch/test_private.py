@@ -43,7 +43,8 @@ def members(tree: ast.Module) -> set[str]:
             if (
                 isinstance(node, ast.Attribute)
                 and isinstance(node.ctx, ast.Store)
-                and ast.unparse(node.value) == "self"
+                and isinstance(node.value, ast.Name)
+                and node.value.id == "self"
             ):
                 found.add(node.attr)
     return {name for name in found if is_private(name)}

@@ -435,6 +435,7 @@ class Runner:
 
         self.op, self.report, self.count, self.ours, self.on = op, report, count, ours, opmux.use(mode="all")
         self.name, self.device = name_of(op), report.device
+        self.random = {name for name, one in ours.items() if one.family == "random"}
         self.looks = looks  # how many kinds of `out` a sample is tried with
         self.dtype, self.at, self.doing = torch.float32, 0, ""
 
@@ -515,7 +516,7 @@ class Runner:
         return True
 
     def _drawn(self) -> int:
-        return sum(n for name, n in self.count.served.items() if self.ours[name].family == "random")
+        return sum(n for name, n in self.count.served.items() if name in self.random)
 
 
 def widened(sample: Any) -> Any:
@@ -565,6 +566,7 @@ def _changed(sample: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 # Op and look of its inputs for which a kernel of torch's own ends the process.
 CRASHES = {("nn.functional.pdist", "empty"): "the CPU's gradient of no vectors divides by zero"}
+LARGE = 4096  # elements: the interpreter takes seconds to sort more, and tests/kernels has them
 VARIED = 6  # samples of an op and dtype that are tried with other inputs too
 INPUTS: dict[str, Callable[[Any], Any]] = {
     "non-contiguous": _noncontiguous,
@@ -734,7 +736,7 @@ def calls(op: Any, device: str) -> set[str]:
 
 
 def picked(op: Any, device: str, dtype: torch.dtype, limit: int | None) -> list[Any]:
-    """Samples, or as many of them as wanted, from first to last."""
+    """Samples, or as many of them as wanted, from first to last, and of those none that is large."""
     seed(device)
     grad = op.supports_autograd and (dtype.is_floating_point or dtype.is_complex)
     # not by op.sample_inputs: that looks at the whole stack each time, and seeds again for each sample
@@ -742,7 +744,12 @@ def picked(op: Any, device: str, dtype: torch.dtype, limit: int | None) -> list[
     found = list(samples if limit is None else itertools.islice(samples, 8 * limit))
     if limit is None or len(found) <= limit:
         return found
+    found = [s for s in found if _elements(s) <= LARGE] or found
     return [found[i * len(found) // limit] for i in range(limit)]
+
+
+def _elements(sample: Any) -> int:
+    return sum(t.numel() for t in leaves((sample.input, sample.args, sample.kwargs)) if isinstance(t, Tensor))
 
 
 def _samples(runner: Runner, dtype: torch.dtype, limit: int | None) -> Tally:

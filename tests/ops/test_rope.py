@@ -122,7 +122,7 @@ def test_tex_ignores_autograd_and_copies_nothing_back():
 
 def test_packed_heads_differentiate():
     """Autograd through rope_qkv_fwd, with the positions of each sequence."""
-    qkv = torch.randn(2, 6, 3, 44, dtype=torch.float64, requires_grad=True)
+    qkv = torch.randn(2, 3, 2, 44, dtype=torch.float64, requires_grad=True)
     q_angles, k_angles = torch.randn(12, 8, dtype=torch.float64), torch.randn(12, 12, dtype=torch.float64)
     starts = torch.tensor([0, 3])
     call = lambda t: opmux.ops.rope_qkv_fwd(t, q_angles, k_angles, [24, 12, 8], starts, "bshd", True)
