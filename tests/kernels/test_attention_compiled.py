@@ -51,7 +51,7 @@ def general(dim, dtype, bias=True):
 
 
 @pytest.mark.parametrize("chip", CHIPS)
-@pytest.mark.rotates(2)
+@pytest.mark.rotates(3)
 def test_options_fit_the_chip(chip):
     with compiling_for(chip) as built:
         general(128, torch.bfloat16)
@@ -67,7 +67,7 @@ def test_lengths_with_options():
 
 @pytest.mark.parametrize("chip", CHIPS)
 @pytest.mark.parametrize("call", [dense, packed])
-@pytest.mark.rotates(2)
+@pytest.mark.rotates(4)
 def test_fits_the_chip(chip, call):
     with compiling_for(chip) as built:
         call(128, torch.bfloat16)

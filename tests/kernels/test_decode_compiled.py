@@ -37,6 +37,7 @@ def write():
 
 @pytest.mark.parametrize("chip", CHIPS)
 @pytest.mark.parametrize("kept", [BF16, FP8], ids=str)
+@pytest.mark.rotates(3)
 def test_fits_the_chip(chip, kept):
     with compiling_for(chip) as built:
         attend(kept)

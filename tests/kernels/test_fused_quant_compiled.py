@@ -35,7 +35,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("number, name", list(enumerate(CASES)), ids=list(CASES))
-@pytest.mark.rotates(2)
+@pytest.mark.rotates(3)
 def test_every_chip_casts(number, name, slow):
     """Each op for two chips, to one of the two types, in turn; for all chips with --slow."""
     to = (E4M3, E5M2)[number % 2]
@@ -70,6 +70,7 @@ SCALED = {
 
 
 @pytest.mark.parametrize("name", [*CASES, *SCALED])
+@pytest.mark.rotates(3)
 def test_loads_and_stores_are_wide_and_nothing_spills(name):
     n = 11008
     with compiling_for("sm_90") as built:
@@ -83,7 +84,7 @@ def test_loads_and_stores_are_wide_and_nothing_spills(name):
 
 
 @pytest.mark.parametrize("number, name", list(enumerate(SCALED)), ids=list(SCALED))
-@pytest.mark.rotates(2)
+@pytest.mark.rotates(3)
 def test_factors_on_other_chips(number, name):
     chip = ("sm_80", "gfx942", "sm_100")[number % 3]
     with compiling_for(chip) as built:

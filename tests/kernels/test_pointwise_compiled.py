@@ -66,6 +66,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("number, way", list(enumerate(WAYS)), ids=list(WAYS))
+@pytest.mark.rotates(3)
 def test_each_way(number, way, slow):
     for chip in CHIPS if slow else [list(CHIPS)[number % len(CHIPS)]]:
         compiled("add", WAYS[way](), chip)

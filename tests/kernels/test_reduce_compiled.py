@@ -54,6 +54,7 @@ TURNS = [
     [row if i % 2 else pytest.param(*row, marks=pytest.mark.slow) for i, row in enumerate(TURNS)],
     ids=lambda v: str(v).removeprefix("torch."),
 )
+@pytest.mark.rotates(3)
 def test_each_op(name, way, chip, dtype):
     shape, dim, kernels = WAYS[way]
     assert [k.name for k in built(name, shape, dim, dtype, chip)] == kernels
@@ -61,6 +62,7 @@ def test_each_op(name, way, chip, dtype):
 
 @pytest.mark.parametrize("way", PLANES)
 @pytest.mark.parametrize("name", ["sum", "var_mean", "logsumexp"])
+@pytest.mark.rotates(3)
 def test_several_dimensions(name, way):
     shape, dim, kernels = PLANES[way]
     assert [k.name for k in built(name, shape, dim, BF16, "sm_90")] == kernels
@@ -81,6 +83,7 @@ def test_norms(ord, chip):
 
 @pytest.mark.parametrize("n", [4096, 1000, 8])
 @pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.rotates(3)
 def test_loads_are_wide(n, dim):
     """Lengths that are a multiple of 8 are enough for 16 bytes at a time."""
     kernel = built("sum", (1 << 14, n), dim, BF16, "sm_90")[0]
@@ -103,6 +106,7 @@ BACK = [k.removeprefix("opmux::") for k in KERNEL if specs.by_key[k].family == "
 
 
 @pytest.mark.parametrize("number, name", list(enumerate(BACK)), ids=BACK)
+@pytest.mark.rotates(3)
 def test_gradients(number, name):
     spec, chip = specs.find(f"opmux::{name}"), list(CHIPS)[number % 4]
     shape, dim = ((512, 4096), 1) if number % 2 else ((8, 64, 512), 1)

@@ -35,6 +35,7 @@ def calls(dtype):
 
 
 @pytest.mark.parametrize("number, chip", list(enumerate(CHIPS)), ids=list(CHIPS))
+@pytest.mark.rotates(3)
 def test_every_chip(number, chip, slow):
     """Each call on two chips, the dtypes in turn; on all of them with --slow."""
     for turn in range(7) if slow else range(number % 2, 7, 2):
