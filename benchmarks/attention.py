@@ -11,16 +11,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 from collections.abc import Callable
-from datetime import date
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-import triton
+from about import about
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from triton.testing import do_bench
@@ -222,15 +219,7 @@ def main() -> None:
         rows += (new_rows := found())
         print(*map(shown, new_rows), sep="\n", flush=True)
     if given.json:
-        commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
-        about = {
-            "chip": torch.cuda.get_device_name(),
-            "torch": torch.__version__,
-            "triton": triton.__version__,
-            "date": date.today().isoformat(),
-            "commit": os.environ.get("COMMIT") or commit,
-        }
-        given.json.write_text(json.dumps({"about": about, "results": rows}, indent=1) + "\n")
+        given.json.write_text(json.dumps({"about": about(), "results": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

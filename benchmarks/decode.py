@@ -12,15 +12,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 from collections.abc import Callable
-from datetime import date
 from pathlib import Path
 from typing import Any
 
 import torch
-import triton
+from about import about
 from torch import Tensor
 from triton.testing import do_bench
 
@@ -77,9 +74,9 @@ def error_of(got: Tensor, name: str, *args: Any) -> float:
     return ((got[:1].double() - want).abs().max() / want.abs().max()).item()
 
 
-def row(shape: list[int], about: dict[str, Any], us: float, moved: int, speed: float, error: float) -> dict[str, Any]:
+def row(shape: list[int], case: dict[str, Any], us: float, moved: int, speed: float, error: float) -> dict[str, Any]:
     figures = {"us": round(us, 1), "share": round(moved / us / speed, 3), "error": float(f"{error:.2g}")}
-    return {"shape": shape, **about, **figures}
+    return {"shape": shape, **case, **figures}
 
 
 def of_attention(batch: int, keys: int, page: int, kept: torch.dtype, speed: float) -> dict[str, Any]:
@@ -94,8 +91,8 @@ def of_attention(batch: int, keys: int, page: int, kept: torch.dtype, speed: flo
     k_rows, v_rows = (first_of(t, table) for t in (k, v))
     rest = (lengths[:1], None, None, None, None, -1, 0.0, None)
     error = error_of(call(), "attention_decode", q[:1], k_rows, v_rows, *rest)
-    about: dict[str, Any] = {"op": "attention", "page": page, "cache": str(kept).removeprefix("torch.")}
-    found = row([batch, keys, HEADS, KV_HEADS, DIM], about, microseconds(call), k.nbytes + v.nbytes, speed, error)
+    case: dict[str, Any] = {"op": "attention", "page": page, "cache": str(kept).removeprefix("torch.")}
+    found = row([batch, keys, HEADS, KV_HEADS, DIM], case, microseconds(call), k.nbytes + v.nbytes, speed, error)
     if kept is BF16:
         flat = [t.view(batch, keys, KV_HEADS, DIM).transpose(1, 2) for t in (k, v)]
         flash: Any = torch._scaled_dot_product_flash_attention
@@ -108,9 +105,9 @@ def of_mla(batch: int, keys: int, heads: int, kept: torch.dtype, speed: float) -
     lengths, table = torch.full((batch,), keys, device="cuda"), pages_of(batch, keys, PAGE)
     call = lambda: ours.mla_decode(q, cache, lengths, table=table)
     error = error_of(call(), "mla_decode", q[:1], first_of(cache, table), lengths[:1], 512, None, None, None)
-    about: dict[str, Any] = {"op": "mla", "page": PAGE, "cache": str(kept).removeprefix("torch.")}
+    case: dict[str, Any] = {"op": "mla", "page": PAGE, "cache": str(kept).removeprefix("torch.")}
     us = microseconds(call)
-    found = row([batch, keys, heads, 1, 576], about, us, cache.nbytes, speed, error)
+    found = row([batch, keys, heads, 1, 576], case, us, cache.nbytes, speed, error)
     return {**found, "tflops": round(2e-6 * batch * keys * heads * (576 + 512) / us, 1)}
 
 
@@ -118,9 +115,9 @@ def of_writing(batch: int, kept: torch.dtype, speed: float) -> dict[str, Any]:
     k, cache = drawn(batch, 1, KV_HEADS, DIM), drawn(batch * 16, PAGE, KV_HEADS, DIM, dtype=kept)
     lengths, table = torch.full((batch,), 1000, device="cuda"), pages_of(batch, 16 * PAGE, PAGE)
     us = microseconds(lambda: ours.write_kv_cache(k, k, cache, cache, lengths, table=table))
-    about: dict[str, Any] = {"op": "write", "page": PAGE, "cache": str(kept).removeprefix("torch.")}
+    case: dict[str, Any] = {"op": "write", "page": PAGE, "cache": str(kept).removeprefix("torch.")}
     moved = 2 * k.numel() * (2 + kept.itemsize)
-    return row([batch, 1, KV_HEADS, KV_HEADS, DIM], about, us, moved, speed, 0.0)
+    return row([batch, 1, KV_HEADS, KV_HEADS, DIM], case, us, moved, speed, 0.0)
 
 
 def shown(rows: list[dict[str, Any]]) -> None:
@@ -144,16 +141,9 @@ def main() -> None:
         rows += [of_mla(*case, speed) for case in LATENT[::every]]
         rows += [of_writing(64, kept, speed) for kept in (BF16, E4M3)]
     if given.json:
-        commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
-        about = {
-            "chip": torch.cuda.get_device_name(),
-            "copy_gb_per_s": round(speed / 1e3),
-            "torch": torch.__version__,
-            "triton": triton.__version__,
-            "date": date.today().isoformat(),
-            "commit": os.environ.get("COMMIT") or commit,
-        }
-        given.json.write_text(json.dumps({"about": about, "results": rows}, indent=1) + "\n")
+        given.json.write_text(
+            json.dumps({"about": about(copy_gb_per_s=round(speed / 1e3)), "results": rows}, indent=1) + "\n"
+        )
     print(f"{torch.cuda.get_device_name()}: a copy moves {speed / 1e3:.0f} GB/s")
     shown(rows)
 

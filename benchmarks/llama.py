@@ -13,17 +13,16 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import os
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from datetime import date
 from pathlib import Path
 from typing import Any
 
 import torch
+from about import about
 
 import opmux
 
@@ -161,19 +160,7 @@ def main() -> None:
         print(name, {k: v for k, v in results[name].items() if k != "losses"}, flush=True)
     report(results)
     if given.json:
-        import transformers
-        import triton
-
-        commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
-        about = {
-            "chip": torch.cuda.get_device_name(),
-            "torch": torch.__version__,
-            "triton": triton.__version__,
-            "transformers": transformers.__version__,
-            "date": date.today().isoformat(),
-            "commit": os.environ.get("COMMIT") or commit,
-        }
-        given.json.write_text(json.dumps({"about": about, "results": results}, indent=1) + "\n")
+        given.json.write_text(json.dumps({"about": about("transformers"), "results": results}, indent=1) + "\n")
 
 
 def report(results: dict[str, Any]) -> None:

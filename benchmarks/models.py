@@ -19,24 +19,21 @@ import gc
 import itertools
 import json
 import math
-import os
 import statistics
 import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from datetime import date
 from pathlib import Path
 from typing import Any
 
 import torch
+from about import about
+from llama import BATCH, LENGTH, built, config
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import opmux
-
-sys.path.insert(0, str(Path(__file__).parent))
-from llama import BATCH, LENGTH, built, config
 
 ROUNDS, STEPS = 12, 4
 SLOW = 50.0  # milliseconds of a step: such models get half of the rounds
@@ -391,20 +388,11 @@ def main() -> None:
             print(f"llama {what}: {big[what]}", flush=True)
         print(f"llama losses, largest gap over 20 steps: {big['losses']['largest gap']}", flush=True)
     if given.json:
-        import transformers
-        import triton
-
-        about = {
-            "chip": torch.cuda.get_device_name() if DEVICE == "cuda" else DEVICE,
-            "torch": torch.__version__,
-            "triton": triton.__version__,
-            "transformers": transformers.__version__,
-            "date": date.today().isoformat(),
-            "commit": os.environ.get("COMMIT", ""),
-            "overloads": {"auto": len(taken), "all": every},
-            "seconds": round(time.perf_counter() - start),
-        }
-        data = {"about": about, "geometric mean": means, "models": results, "llama 1.2B": big, "taken": taken}
+        facts = about(
+            "transformers", overloads={"auto": len(taken), "all": every}, seconds=round(time.perf_counter() - start)
+        )
+        facts["chip"] = facts["chip"] if DEVICE == "cuda" else DEVICE
+        data = {"about": facts, "geometric mean": means, "models": results, "llama 1.2B": big, "taken": taken}
         given.json.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
 
 
