@@ -10,6 +10,7 @@ from opmux.core import specs
 from opmux.faces.tex import quantized
 from opmux.faces.tex.ops import activation as tex_activation
 from opmux.faces.tex.ops import norm as tex_norm
+from opmux.faces.tex.ops import quantize as tex_quantize
 from opmux.faces.tex.ops import scaled_activation as tex_scaled_activation
 
 pytestmark = pytest.mark.gpu
@@ -154,3 +155,92 @@ def test_rmsnorm_bwd_add_is_one_pass():
     dx = tex_norm.rmsnorm_bwd_add(dz, x, add, rsigma, gamma, 0, False)[0]
     want = specs.by_key["opmux::rms_norm_bwd_add"].reference(dz, x, add, gamma, rsigma, 0.0)[0]
     torch.testing.assert_close(dx, want, rtol=1.6e-2, atol=1e-2)
+
+
+# ---- quantized in the pass that computes: the same bits as in two passes ---------------------------------------------
+
+ONE_PASS = [(4096, 8192), (2, 1023, 1376), (1000, 4104), (64, 131072)]
+QUANTIZERS = {
+    "delayed": lambda: quantized.Float8Quantizer(torch.full((1,), 9.0, device="cuda"), torch.zeros(1, device="cuda")),
+    "current": lambda: quantized.Float8CurrentScalingQuantizer(),
+    "1x128": lambda: quantized.Float8BlockQuantizer(block_scaling_dim=1),
+    "128x128": lambda: quantized.Float8BlockQuantizer(block_scaling_dim=2),
+}
+
+
+def held(value):
+    return {n: t for n, t in vars(value).items() if isinstance(t, torch.Tensor)}
+
+
+def same(got, want):
+    assert held(got).keys() == held(want).keys() and held(got)
+    for name, t in held(got).items():
+        assert torch.equal(t, held(want)[name]), name
+
+
+def of_functions(shape):
+    *lead, n = shape
+    x, dy, both = draw(*shape), draw(*shape), draw(*lead, 2 * n)
+    return {
+        "gelu": (tex_activation.gelu, (x,)),
+        "dsilu": (tex_activation.dsilu, (dy, x)),
+        "swiglu": (tex_activation.swiglu, (both,)),
+        "dswiglu": (tex_activation.dswiglu, (dy, both)),
+    }
+
+
+@pytest.mark.parametrize("shape", ONE_PASS, ids=str)
+@pytest.mark.parametrize("kind", ["current", "1x128", "128x128"])
+def test_activations_are_quantized_in_one_pass(kind, shape):
+    """Twice, as the second launch takes another way."""
+    for fn, args in of_functions(shape).values():
+        quantizer = QUANTIZERS[kind]()
+        with opmux.policy("flagos", strict=True):
+            want = tex_quantize.quantize(fn(*args, None), quantizer, None, None)
+            for _ in range(2):
+                same(fn(*args, quantizer), want)
+
+
+@pytest.mark.parametrize("shape", ONE_PASS, ids=str)
+def test_delayed_scaling_writes_the_transpose_too(shape):
+    """The bytes are those of the ops that cast alone."""
+    names = {"gelu": ("act_fp8", "gelu_tanh"), "dsilu": ("act_bwd_fp8", "silu"), "swiglu": ("glu_fp8", "silu"),
+             "dswiglu": ("glu_bwd_fp8", "silu")}  # fmt: skip
+    for name, (fn, args) in of_functions(shape).items():
+        quantizer, amax, (op, act) = QUANTIZERS["delayed"](), torch.zeros(1, device="cuda"), names[name]
+        with opmux.policy("flagos", strict=True):
+            want, inverse = getattr(opmux.ops, op)(*args, quantizer.scale, amax, E4M3, act)
+            got = fn(*args, quantizer)
+        assert torch.equal(got._data, want) and torch.equal(got._scale_inv, inverse)
+        assert torch.equal(quantizer.amax, amax)
+        if got._transpose is not None:
+            assert torch.equal(got._transpose, want.movedim(-1, 0))
+
+
+@pytest.mark.parametrize("shape", ONE_PASS, ids=str)
+@pytest.mark.parametrize("kind", ["current", "1x128", "128x128"])
+def test_norms_are_quantized_without_being_written(kind, shape):
+    x, w, b = draw(*shape), draw(shape[-1]), draw(shape[-1])
+    with opmux.policy("flagos", strict=True):
+        for fn, args in ((tex_norm.rmsnorm_fwd, (x, w)), (tex_norm.layernorm_fwd, (x, w, b))):
+            y, *stats = fn(*args, 1e-5, None, None, torch.bfloat16, 0, True)
+            want = tex_quantize.quantize(y, QUANTIZERS[kind](), None, None)
+            for _ in range(2):
+                got, *more = fn(*args, 1e-5, None, QUANTIZERS[kind](), torch.bfloat16, 0, True)
+                same(got, want)
+                assert all(a is b is None or torch.equal(a, b) for a, b in zip(more, stats, strict=True))
+
+
+@pytest.mark.parametrize("shape", ONE_PASS, ids=str)
+@pytest.mark.parametrize("kind", QUANTIZERS)
+def test_sums_for_a_bias_in_the_same_pass(kind, shape):
+    x, dy = draw(*shape), draw(*shape)
+    rows = x.numel() // shape[-1]
+    with opmux.policy("flagos", strict=True):
+        dbias, made = tex_quantize.bgrad_quantize(x, QUANTIZERS[kind]())
+        same(made, tex_quantize.quantize(x, QUANTIZERS[kind](), None, None))
+        torch.testing.assert_close(dbias.float(), x.double().view(rows, -1).sum(0).float(), rtol=1e-2, atol=1e-5 * rows)
+        dbias, made = tex_activation.dbias_dgelu(dy, x, QUANTIZERS[kind]())
+        same(made, tex_activation.dgelu(dy, x, QUANTIZERS[kind]()))
+        want = tex_activation.dbias_dgelu(dy, x, None)[0]
+        torch.testing.assert_close(dbias.float(), want.float(), rtol=1e-2, atol=1e-5 * rows)

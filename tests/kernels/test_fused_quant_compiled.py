@@ -8,6 +8,7 @@ import torch
 pytest.importorskip("triton")
 from opmux.kernels import wrappers
 from opmux.kernels.lib.compile_only import CHIPS, compiling_for
+from opmux.specs import quant
 
 MODE = "compile"
 IMPLS = wrappers()
@@ -90,3 +91,56 @@ def test_factors_on_other_chips(number, name):
     with compiling_for(chip) as built:
         IMPLS[f"opmux::{name}"](*SCALED[name](4096))
     assert len(built) == 1
+
+
+def blocks_of(m, n, two_d):
+    scales = [meta(*quant.block_scales((m, n), two_d, way), dtype=torch.float32) for way in (False, True)]
+    return meta(m, n, dtype=torch.uint8), scales[0], meta(n, m, dtype=torch.uint8), scales[1]
+
+
+def bytes_of(m, n):
+    return meta(m, n, dtype=torch.uint8), meta(n, m, dtype=torch.uint8), one()
+
+
+# Of n columns: the arguments of each op that writes bytes, transposes and scales, and the kernels that it launches.
+INTO = {
+    "act_fp8_cast_into": lambda n: (
+        meta(512, n), meta(512, n), one(), *bytes_of(512, n), one(), meta(n), E4M3, "gelu", False,
+    ),
+    "act_fp8_current_into": lambda n: (meta(512, 2 * n), None, *bytes_of(512, n), None, E4M3, "silu", True, True, 0.0),
+    "act_fp8_blocks_into": lambda n: (
+        meta(512, 2 * n), meta(512, n), *blocks_of(512, 2 * n, False), None, E4M3, "silu", True, False, True, 0.0,
+    ),
+    "norm_fp8_current_into": lambda n: (
+        meta(512, n), meta(n), None, None, meta(512, dtype=torch.float32), one(), *bytes_of(512, n), E4M3, 0.0, True,
+        0.0,
+    ),
+    "norm_fp8_blocks_into": lambda n: (
+        meta(512, n), meta(n), meta(n), *(meta(512, dtype=torch.float32) for _ in range(2)), *blocks_of(512, n, True),
+        E4M3, 0.0, True, True, 0.0,
+    ),
+    "rms_norm_stats": lambda n: (meta(512, n), meta(n), one(), 1e-6, 0.0),
+    "layer_norm_stats": lambda n: (meta(512, n), meta(n), meta(n), None, 1e-6, 0.0),
+}  # fmt: skip
+LAUNCHES = {"act_fp8_cast_into": 2, "act_fp8_current_into": 2}  # sums of parts; amax. All others are one
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("name", INTO)
+@pytest.mark.rotates(4)
+def test_quantized_in_one_pass_on_every_chip(name, chip):
+    with compiling_for(chip) as built:
+        IMPLS[f"opmux::{name}"](*INTO[name](4096))
+    assert len(built) == LAUNCHES.get(name, 1)
+    assert all(k.shared <= CHIPS[chip][1] for k in built)
+
+
+@pytest.mark.parametrize("name", INTO)
+def test_one_pass_moves_wide_and_nothing_spills(name):
+    with compiling_for("sm_90") as built:
+        IMPLS[f"opmux::{name}"](*INTO[name](4096))
+    for kernel in built[: 2 if "current" in name else 1]:
+        lines = kernel.asm["ptx"].splitlines()
+        assert any("ld.global.v4.b32" in line for line in lines), kernel.name
+        assert not any("st.global" in line and ".b8" in line for line in lines)
+        assert kernel.spills() == 0

@@ -15,6 +15,7 @@ from opmux.kernels.activation import scaled
 from opmux.kernels.lib import fp8
 from opmux.kernels.lib.config import Tiles
 from opmux.kernels.lib.plans import forget
+from opmux.specs import quant
 
 MODE = "interpret"
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -142,3 +143,103 @@ def test_factors_of_wide_and_narrow_rows(shape):
         got, want = getattr(scaled, name)(*args), spec.reference(*args)
         for a, b in zip(*((r if isinstance(r, tuple) else (r,)) for r in (got, want)), strict=True):
             torch.testing.assert_close(a, b, rtol=2e-5, atol=1e-4)
+
+
+# ---- quantized in the pass that computes: the same bits as in two passes ---------------------------------------------
+
+EVERY = {k.removeprefix("opmux::"): fn for k, fn in wrappers().items() if k.startswith("opmux::")}
+FORMS = {"": (False, False), "_bwd": (False, True), "_glu": (True, False), "_glu_bwd": (True, True)}
+
+
+def buffers(shape, kind, two_d=False):
+    """Bytes, scales and transposes for a result, filled with what no kernel writes."""
+    fresh = lambda s, dtype=torch.uint8: torch.full(s, 0x55, dtype=dtype)
+    if kind != "blocks":
+        return [fresh(shape), fresh(quant.turned(shape)), torch.zeros(1)]
+    scales = [fresh(quant.block_scales(shape, two_d, way), torch.float32) for way in (False, True)]
+    return [fresh(shape), scales[0], fresh(quant.turned(shape)), scales[1]]
+
+
+def equal(got, want):
+    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+
+def operands(form, m=150, n=72):
+    g, (gated, backward) = torch.Generator().manual_seed(9), FORMS[form]
+    x = torch.randn(m, 2 * n if gated else n, generator=g).bfloat16()
+    return x, torch.randn(m, n, generator=g).bfloat16() if backward else None, gated
+
+
+@pytest.mark.parametrize("two_d", [False, True], ids=["1x128", "128x128"])
+@pytest.mark.parametrize("form", FORMS)
+def test_blocks_of_an_activation(form, two_d):
+    x, dy, gated = operands(form)
+    r = EVERY[f"silu{form}"](*((x,) if dy is None else (dy, x)))
+    want, got = buffers(r.shape, "blocks", two_d), buffers(r.shape, "blocks", two_d)
+    EVERY["fp8_blocks_into"](r, *want, None, E4M3, two_d, True, 0.0)
+    EVERY["act_fp8_blocks_into"](x, dy, *got, None, E4M3, "silu", gated, two_d, True, 0.0)
+    equal(got, want)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_current_scaling_of_an_activation(form):
+    x, dy, gated = operands(form)
+    r = EVERY[f"gelu_tanh{form}"](*((x,) if dy is None else (dy, x)))
+    want, got = buffers(r.shape, "current"), buffers(r.shape, "current")
+    EVERY["fp8_current_into"](r, *want, None, E5M2, False, 0.0)
+    EVERY["act_fp8_current_into"](x, dy, *got, None, E5M2, "gelu_tanh", gated, False, 0.0)
+    equal(got, want)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_delayed_scaling_of_an_activation(form):
+    """The bytes of the op that casts alone, transposed as well."""
+    x, dy, gated = operands(form)
+    scale, amaxes = torch.full((1,), 3.0), [torch.zeros(1), torch.zeros(1)]
+    name = ("glu" if gated else "act") + ("_bwd_fp8" if dy is not None else "_fp8")
+    y, inverse = EVERY[name](*((x,) if dy is None else (dy, x)), scale, amaxes[0], E4M3, "silu")
+    got = buffers(y.shape, "delayed")
+    EVERY["act_fp8_cast_into"](x, dy, scale, *got, amaxes[1], None, E4M3, "silu", gated)
+    equal([*got, amaxes[1]], [y, y.t(), inverse, amaxes[0]])
+
+
+@pytest.mark.parametrize("act", ["none", "srelu"])
+@pytest.mark.parametrize("kind", ["delayed", "current", "blocks"])
+def test_sums_for_a_bias(kind, act):
+    x, dy, _ = operands("_bwd", m=300)
+    dy = None if act == "none" else dy
+    r = x.float() if dy is None else dy.float() * 2 * x.float().relu()
+    got, dbias = buffers(x.shape, kind), torch.full((x.shape[1],), float("nan"), dtype=x.dtype)
+    if kind == "delayed":
+        EVERY["act_fp8_cast_into"](x, dy, torch.ones(1), *got, None, dbias, E4M3, act, False)
+    else:
+        rest = (False, True, 0.0) if kind == "blocks" else (True, 0.0)
+        EVERY[f"act_fp8_{kind}_into"](x, dy, *got, dbias, E4M3, act, False, *rest)
+    torch.testing.assert_close(dbias, r.sum(0).bfloat16(), rtol=1e-2, atol=1e-5)
+
+
+@pytest.mark.parametrize("centred", [False, True], ids=["rms", "layer"])
+@pytest.mark.parametrize("kind", ["current", "1x128", "128x128"])
+def test_norms(kind, centred):
+    g = torch.Generator().manual_seed(3)
+    x, w, b = (torch.randn(*s, generator=g).bfloat16() for s in ((150, 200), (200,), (200,)))
+    if centred:
+        y, *stats = EVERY["layer_norm"](x, w, b, 1e-5, 1.0)
+    else:
+        y, *stats = EVERY["rms_norm"](x, w, 1e-5, 1.0, "gemma")
+    blocks, two_d = kind != "current", kind == "128x128"
+    want, got = (buffers(x.shape, "blocks" if blocks else kind, two_d) for _ in range(2))
+    amax = None if blocks else torch.zeros(1)
+    args = (x, w, b, amax) if centred else (x, w, amax)
+    found = EVERY["layer_norm_stats" if centred else "rms_norm_stats"](*args, 1e-5, 1.0)
+    found = found if centred else (found,)
+    equal(found, stats)
+    parts = (x, w, b if centred else None, found[0] if centred else None, found[-1])
+    if blocks:
+        EVERY["fp8_blocks_into"](y, *want, None, E4M3, two_d, True, 0.0)
+        EVERY["norm_fp8_blocks_into"](*parts, *got, E4M3, 1.0, two_d, True, 0.0)
+    else:
+        assert amax == y.float().abs().max()
+        EVERY["fp8_current_into"](y, *want, None, E4M3, False, 0.0)
+        EVERY["norm_fp8_current_into"](*parts, amax, *got, E4M3, 1.0, False, 0.0)
+    equal(got, want)

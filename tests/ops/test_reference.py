@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 FAMILIES = ("norm", "activation", "tex_norm")
-OPS = [s for s in specs.by_key.values() if s.family in FAMILIES and not s.name.endswith("_fp8")]
+OPS = [s for s in specs.by_key.values() if s.family in FAMILIES and not s.name.endswith(("_fp8", "_stats"))]
 OPS = [s for s in OPS if "scales" not in s.names]  # those: test_tex_activation
 PRIMITIVES = [s for s in OPS if s.space == "opmux"]
 FORWARDS = [s for s in PRIMITIVES if s.grad]
@@ -264,6 +264,22 @@ def test_forward_and_backward_are_linked_by_name(spec):
     assert plan.differentiable == tuple(o not in ("rstd", "mean") for o in spec.out)
     tensors = [n for n, p in spec.signature.parameters.items() if "Tensor" in str(p.annotation)]
     assert [spec.names[i] for i in plan.targets] == tensors
+
+
+@pytest.mark.parametrize("name", ["rms_norm", "layer_norm"])
+def test_statistics_alone_are_those_of_the_norm(name, few):
+    """And amax is raised to that of the norm's own result, but never lowered."""
+    spec = specs.by_key[f"opmux::{name}_stats"]
+    for sample in each_sample(spec, few):
+        given = dict(zip(spec.names, sample.args, strict=True))
+        amax = given.pop("amax")
+        y, *stats = as_tuple(specs.by_key[f"opmux::{name}"].reference(**given))
+        for before in (0.0, 1e6):
+            raised = None if amax is None else torch.full((1,), before)
+            got = as_tuple(spec.reference(**given, amax=raised))
+            assert all(torch.equal(a, b) for a, b in zip(got, stats, strict=True))
+            if raised is not None:
+                assert raised == max(before, y.float().abs().max().item() if y.numel() else 0.0)
 
 
 def test_every_backward_has_a_forward_and_every_forward_a_truth():

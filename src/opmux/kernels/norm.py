@@ -34,6 +34,16 @@ def _add_pairs(a, b, c, d):
     return a + c, b + d
 
 
+@triton.jit
+def put_row(y_ptr, o, b_y, m, x_ptr, scale_ptr, CAST: tl.constexpr):
+    """`put`; without y nothing is stored, and the largest magnitude is that of y in the type of x."""
+    if y_ptr is None:
+        b_y = b_y.to(x_ptr.dtype.element_ty).to(tl.float32)
+        return tl.max(tl.where(m & (b_y == b_y), tl.abs(b_y).to(tl.int32, bitcast=True), 0))
+    else:
+        return put(y_ptr + o, b_y, m, scale_ptr, CAST)
+
+
 def _fwd(
     x_ptr, residual_ptr, weight_ptr, bias_ptr, y_ptr, s_ptr, mean_ptr, rstd_ptr, scale_ptr, amax_ptr, scale_inv_ptr,
     x_stride, residual_stride, n_rows, n, eps, offset,
@@ -42,6 +52,7 @@ def _fwd(
 ):  # fmt: skip
     """Whole rows: y = norm(x [+ r]) * (w + offset) [+ b]; with CAST in float8, its largest magnitude in amax.
 
+    Without y only the statistics are written, and amax if there is one.
     ROUND: the dtype that norm(x) is rounded to; STEP: the one that every step is rounded to.
     """
     i_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
@@ -65,8 +76,8 @@ def _fwd(
     b_y = round_to(b_x * rstd, ROUND) * b_w
     if bias_ptr is not None:
         b_y += tl.load(bias_ptr + o_n, mask=m_n, other=0.0).to(WIDE)
-    top = put(y_ptr + i_m * n + o_n, b_y, m, scale_ptr, CAST)
-    if CAST is not None:
+    top = put_row(y_ptr, i_m * n + o_n, b_y, m, x_ptr, scale_ptr, CAST)
+    if (CAST is not None) or (y_ptr is None):
         note(amax_ptr, scale_inv_ptr, scale_ptr, top)
 
 
@@ -81,7 +92,8 @@ def _fwd_pieces(
     o_n = tl.arange(0, BLOCK_N)
     o_h = tl.arange(0, HOLD)
     x_ptr += row * x_stride
-    y_ptr += row * n
+    if y_ptr is not None:
+        y_ptr += row * n
     if residual_ptr is not None:
         residual_ptr += row * residual_stride
         s_ptr += row * n
@@ -120,7 +132,7 @@ def _fwd_pieces(
     b_o *= round_to(tl.load(weight_ptr + o_h).to(WIDE) + offset, STEP)
     if bias_ptr is not None:
         b_o += tl.load(bias_ptr + o_h).to(WIDE)
-    top = put(y_ptr + o_h, b_o, inside(o_h, n, True), scale_ptr, CAST)
+    top = put_row(y_ptr, o_h, b_o, inside(o_h, n, True), x_ptr, scale_ptr, CAST)
     if residual_ptr is not None:
         tl.debug_barrier()
     for at in range(HOLD, n, BLOCK_N):
@@ -133,10 +145,10 @@ def _fwd_pieces(
         b_y = round_to((b_x - mean) * rstd, ROUND) * b_w
         if bias_ptr is not None:
             b_y += tl.load(bias_ptr + at + o_n, mask=m, other=0.0).to(WIDE)
-        more = put(y_ptr + at + o_n, b_y, m, scale_ptr, CAST)
-        if CAST is not None:
+        more = put_row(y_ptr, at + o_n, b_y, m, x_ptr, scale_ptr, CAST)
+        if (CAST is not None) or (y_ptr is None):
             top = tl.maximum(top, more)
-    if CAST is not None:
+    if (CAST is not None) or (y_ptr is None):
         note(amax_ptr, scale_inv_ptr, scale_ptr, top)
 
 
@@ -191,10 +203,10 @@ def _fwd_cooperative(
         b_y = round_to((b_x - mean) * rstd, ROUND) * b_w
         if bias_ptr is not None:
             b_y += tl.load(bias_ptr + o_n, mask=m, other=0.0).to(WIDE)
-        more = put(y_ptr + row * n + o_n, b_y, m, scale_ptr, CAST)
-        if CAST is not None:
+        more = put_row(y_ptr, row * n + o_n, b_y, m, x_ptr, scale_ptr, CAST)
+        if (CAST is not None) or (y_ptr is None):
             top = tl.maximum(top, more)
-    if CAST is not None:
+    if (CAST is not None) or (y_ptr is None):
         note(amax_ptr, scale_inv_ptr, scale_ptr, top)
 
 
@@ -471,10 +483,14 @@ def _forward(
     fp8: torch.dtype | None = None,
     keepdim: bool = False,
     casting: str = "gemma",
+    stats: bool = False,
 ) -> Plan:
+    """`stats`: without y."""
     n, dtype, wide = x.shape[-1], x.dtype, wide_of(x.dtype)
     column = OutputSpec.of((*x.shape[:-1], *([1] if keepdim else [])), opmath_dtype(dtype))
-    makes: dict[str, Any] = {"y": OutputSpec.of(x.shape, dtype if fp8 is None else torch.uint8), "rstd": column}
+    makes: dict[str, Any] = {"rstd": column}
+    if not stats:
+        makes["y"] = OutputSpec.of(x.shape, dtype if fp8 is None else torch.uint8)
     if residual is not None:
         makes["s"] = makes["y"]
     if centred:
@@ -619,6 +635,16 @@ def layer_norm_fp8(
     x: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor, amax: Tensor | None, dtype: torch.dtype
 ) -> Plan:
     return _forward(x, weight, bias, centred=True, fp8=dtype)
+
+
+@planned(spec.rms_norm_stats)
+def rms_norm_stats(x: Tensor, weight: Tensor, amax: Tensor | None) -> Plan:
+    return _forward(x, weight, stats=True)
+
+
+@planned(spec.layer_norm_stats)
+def layer_norm_stats(x: Tensor, weight: Tensor, bias: Tensor | None, amax: Tensor | None) -> Plan:
+    return _forward(x, weight, bias, centred=True, stats=True)
 
 
 @planned(spec.rms_norm_bwd)

@@ -20,76 +20,26 @@ from .lib.config import Tiles, tunable
 from .lib.fp8 import ONE, cast_of, has_casts
 from .lib.harness import Launch, Plan, Zeros, planned, strided
 from .lib.launch import Launcher
-from .lib.maths import div
+from .lib.quant_tiles import (
+    FLOAT_MAX,
+    blocks_launch,
+    cast_launch,
+    idle,
+    inverse,
+    raise_to,
+    scale_at,
+    scale_of,
+    sides,
+    strides,
+    tiled,
+    top_of,
+)  # fmt: skip
 from .lib.rows import OutputSpec, inside, programs
 
-FLOAT_MAX = tl.constexpr(spec.FLOAT_MAX)
 Buffer = Tensor | None
 
 
 # ---- device functions -----------------------------------------------------------------------------------------------
-
-
-@triton.jit
-def top_of(x, AXIS: tl.constexpr):
-    """The largest magnitude along an axis, NaN left out: of two numbers the greater is the one that is a number."""
-    return tl.maximum(tl.max(tl.abs(x), AXIS), 0.0)
-
-
-@triton.jit
-def scale_of(amax, eps, LARGEST, TOP: tl.constexpr, POW2: tl.constexpr):
-    """What brings amax to the largest number; TOP where that overflows, 1 where amax is 0 or infinite."""
-    amax = tl.maximum(amax, eps)
-    if POW2:
-        # of powers of two the exponents are enough; both formats have 1.75 * 2^k as their largest
-        bits = amax.to(tl.int32, bitcast=True)
-        largest = (tl.zeros_like(amax) + LARGEST).to(tl.int32, bitcast=True) >> 23
-        exponent = largest + 127 - (bits >> 23) - ((bits & 0x7FFFFF) > 0x600000).to(tl.int32)
-        top = (tl.zeros_like(amax) + TOP).to(tl.int32, bitcast=True) >> 23
-        exponent = tl.where(exponent > 254, top, exponent)
-        exponent = tl.where((amax == 0) | (amax == float("inf")), 127, exponent)
-        return (exponent << 23).to(tl.float32, bitcast=True)
-    else:
-        scale = div(tl.zeros_like(amax) + LARGEST, amax)
-        scale = tl.where(scale == float("inf"), TOP, scale)
-        return tl.where((amax == 0) | (amax == float("inf")), 1.0, scale)
-
-
-@triton.jit
-def inverse(scale, POW2: tl.constexpr):
-    """1 / scale, without a division for a power of two; that of 2^127 has no exponent."""
-    if POW2:
-        bits = 0x7F000000 - scale.to(tl.int32, bitcast=True)
-        return tl.where(bits == 0, 0x400000, bits).to(tl.float32, bitcast=True)
-    else:
-        return div(tl.zeros_like(scale) + 1.0, scale)
-
-
-@triton.jit
-def scale_at(scale_ptr, parts_ptr, eps, LARGEST: tl.constexpr, POW2: tl.constexpr, PARTS: tl.constexpr):
-    """The scale that is given, or that of the largest of the parts of amax."""
-    if PARTS == 0:
-        return tl.load(scale_ptr)
-    else:
-        return scale_of(tl.max(tl.load(parts_ptr + tl.arange(0, PARTS)), 0), eps, LARGEST, FLOAT_MAX, POW2)
-
-
-@triton.jit
-def raise_to(amax_ptr, amax):
-    """Store the larger of amax and what is there, neither negative; most programs need no atomic for it."""
-    word_ptr = amax_ptr.to(tl.pointer_type(tl.int32))
-    word = amax.to(tl.int32, bitcast=True)  # in the order of the numbers themselves
-    if word > tl.load(word_ptr):
-        tl.atomic_max(word_ptr, word, sem="relaxed")
-
-
-@triton.jit
-def idle(noop_ptr):
-    """Whether the flag says to leave everything as it is."""
-    if noop_ptr is None:
-        return False
-    else:
-        return tl.load(noop_ptr) != 0.0
 
 
 @triton.jit
@@ -171,32 +121,6 @@ def _cast(
             tl.store(scale_inv_ptr, inverse(scale, POW2))
 
 
-def _cast_turned(
-    x_ptr, scale_ptr, y_ptr, yt_ptr, scale_inv_ptr, amax_ptr, noop_ptr, n_rows, n, eps,
-    CAST: tl.constexpr, LARGEST: tl.constexpr, POW2: tl.constexpr, PARTS: tl.constexpr, FULL: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    """The same in tiles, for y^T beside y or alone."""
-    if idle(noop_ptr):
-        return
-    i_m = tl.program_id(1).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
-    i_n = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
-    m_m, m_n = inside(i_m, n_rows, FULL), inside(i_n, n, FULL)
-    m = m_m[:, None] & m_n[None, :]
-    o = i_m[:, None] * n + i_n[None, :]
-    b_x = tl.load(x_ptr + o, mask=m, other=0.0).to(tl.float32)
-    scale = scale_at(scale_ptr, scale_ptr, eps, LARGEST, POW2, PARTS)
-    b_y = CAST(b_x * scale)
-    if y_ptr is not None:
-        tl.store(y_ptr + o, b_y, mask=m)
-    tl.store(yt_ptr + i_n[:, None] * n_rows + i_m[None, :], tl.trans(b_y), mask=m_n[:, None] & m_m[None, :])
-    if amax_ptr is not None:
-        raise_to(amax_ptr, top_of(top_of(b_x, 1), 0))
-    if scale_inv_ptr is not None:
-        if (tl.program_id(0) == 0) & (tl.program_id(1) == 0):
-            tl.store(scale_inv_ptr, inverse(scale, POW2))
-
-
 def _turn(data_ptr, y_ptr, n_rows, n, FULL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     """Bytes of a matrix transposed."""
     i_m = tl.program_id(1).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -207,41 +131,6 @@ def _turn(data_ptr, y_ptr, n_rows, n, FULL: tl.constexpr, BLOCK_M: tl.constexpr,
 
 
 # ---- scales of blocks -----------------------------------------------------------------------------------------------
-
-
-def _blocks(
-    x_ptr, y_ptr, y_scale_ptr, yt_ptr, yt_scale_ptr, noop_ptr, n_rows, n, y_stride, yt_stride, eps,
-    CAST: tl.constexpr, LARGEST: tl.constexpr, TOP: tl.constexpr, POW2: tl.constexpr, TWO_D: tl.constexpr,
-    FULL: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """A tile of 128 x 128 with a scale for each row and each column of it, or with a single one."""
-    if idle(noop_ptr):
-        return
-    at_m, at_n = tl.program_id(1).to(tl.int64), tl.program_id(0).to(tl.int64)
-    i_m, i_n = at_m * BLOCK + tl.arange(0, BLOCK), at_n * BLOCK + tl.arange(0, BLOCK)
-    m_m, m_n = inside(i_m, n_rows, FULL), inside(i_n, n, FULL)
-    m = m_m[:, None] & m_n[None, :]
-    o = i_m[:, None] * n + i_n[None, :]
-    o_t, m_t = i_n[:, None] * n_rows + i_m[None, :], m_n[:, None] & m_m[None, :]
-    b_x = tl.load(x_ptr + o, mask=m, other=0.0).to(tl.float32)
-    if TWO_D:
-        scale = scale_of(top_of(top_of(b_x, 1), 0), eps, LARGEST, TOP, POW2)
-        b_y = CAST(b_x * scale)
-        if y_ptr is not None:
-            tl.store(y_ptr + o, b_y, mask=m)
-            tl.store(y_scale_ptr + at_m * y_stride + at_n, inverse(scale, POW2))
-        if yt_ptr is not None:
-            tl.store(yt_ptr + o_t, tl.trans(b_y), mask=m_t)
-            tl.store(yt_scale_ptr + at_n * yt_stride + at_m, inverse(scale, POW2))
-    else:
-        if y_ptr is not None:
-            b_scale = scale_of(top_of(b_x, 1), eps, LARGEST, TOP, POW2)
-            tl.store(y_ptr + o, CAST(b_x * b_scale[:, None]), mask=m)
-            tl.store(y_scale_ptr + at_n * y_stride + i_m, inverse(b_scale, POW2), mask=m_m)
-        if yt_ptr is not None:
-            b_scale = scale_of(top_of(b_x, 0), eps, LARGEST, TOP, POW2)
-            tl.store(yt_ptr + o_t, tl.trans(CAST(b_x * b_scale[None, :])), mask=m_t)
-            tl.store(yt_scale_ptr + at_m * yt_stride + i_n, inverse(b_scale, POW2), mask=m_n)
 
 
 def _mx(
@@ -357,9 +246,7 @@ def _history(
 amax_parts = Launcher(_amax, sizes="n")
 top = Launcher(_top, sizes="n")
 cast = Launcher(_cast, sizes="n")
-cast_turned = Launcher(_cast_turned, sizes="n_rows n")
 turn = Launcher(_turn, sizes="n_rows n")
-blocks = Launcher(_blocks, sizes="n_rows n")
 mx = Launcher(_mx, sizes="n_rows n y_stride yc_stride")
 uncast = Launcher(_uncast, sizes="n")
 uncast_tiles = Launcher(_uncast_tiles, sizes="n_rows n")
@@ -383,21 +270,9 @@ def cast_tiles(dtype: torch.dtype, current: bool) -> Tiles:
     return Tiles(512, BLOCK=8192) if current else Tiles(128, BLOCK=2048)
 
 
-@tunable("quant.turned")
-def turned_tiles(dtype: torch.dtype) -> Tiles:
-    """64 elements a thread: 14 instructions each on sm_90, with 32 it is 17."""
-    return Tiles(256, BLOCK_M=128, BLOCK_N=128)
-
-
 @tunable("quant.turn")
 def turn_tiles() -> Tiles:
     return Tiles(256, BLOCK_M=128, BLOCK_N=128)
-
-
-@tunable("quant.blocks")
-def block_tiles(dtype: torch.dtype) -> Tiles:
-    """23 instructions an element on sm_90 for both ways; with 512 threads it is 32."""
-    return Tiles(256)
 
 
 @tunable("quant.mx")
@@ -433,21 +308,6 @@ def _flat(kernel: Launcher, n: int, tiles: Tiles, **constants: Any) -> Launch:
     return Launch(kernel, (triton.cdiv(n, tiles["BLOCK"]),), config, {"n": n})
 
 
-def _tiled(
-    kernel: Launcher, shape: Any, tiles: Tiles, block: tuple[int, int], numbers: Mapping[str, Any], **constants: Any
-) -> Launch:
-    """A launch over tiles of this many rows and columns; those along a row come first, as they share cache lines."""
-    m, k = spec.matrix(shape)
-    config = tiles.config(FULL=m % block[0] == 0 and k % block[1] == 0, **constants)
-    return Launch(
-        kernel, (triton.cdiv(k, block[1]), triton.cdiv(m, block[0])), config, {"n_rows": m, "n": k, **numbers}
-    )
-
-
-def _sides(tiles: Tiles) -> tuple[int, int]:
-    return tiles["BLOCK_M"], tiles["BLOCK_N"]
-
-
 def _parts(x: Tensor) -> Launch:
     """The amax of each program's share of x, as `parts`: a power of two of them."""
     n = x.numel()
@@ -461,10 +321,9 @@ def _cast_launch(
     x: Tensor, transposes: bool, dtype: torch.dtype, parts: int, pow2: bool, numbers: Mapping[str, Any]
 ) -> Launch:
     """The cast; with `parts` its kernel's `scale` is that many parts of an amax."""
-    constants: dict[str, Any] = dict(CAST=cast_of(dtype), LARGEST=spec.FP8_MAX[dtype], POW2=pow2, PARTS=parts)
     if transposes:
-        tiles = turned_tiles(dtype=x.dtype)
-        return _tiled(cast_turned, x.shape, tiles, _sides(tiles), numbers, **constants)
+        return cast_launch(x.shape, x.dtype, dtype, parts, pow2, {"offset": 0.0, **numbers})
+    constants: dict[str, Any] = dict(CAST=cast_of(dtype), LARGEST=spec.FP8_MAX[dtype], POW2=pow2, PARTS=parts)
     return _flat(cast, x.numel(), cast_tiles(dtype=x.dtype, current=parts > 0), **constants).given(**numbers)
 
 
@@ -511,24 +370,9 @@ def fp8_blocks_into(
 ) -> Plan:  # fmt: skip
     if not x.numel() or (y is None and yt is None):
         return Plan({})
-    launch = _tiled(
-        blocks,
-        x.shape,
-        block_tiles(dtype=x.dtype),
-        (spec.BLOCK, spec.BLOCK),
-        _strides(y=y_scale, yt=yt_scale),
-        CAST=cast_of(dtype),
-        LARGEST=spec.FP8_MAX[dtype],
-        TOP=min(torch.finfo(x.dtype).max, spec.FLOAT_MAX),
-        POW2=bool(pow2),
-        TWO_D=bool(two_d),
-        BLOCK=spec.BLOCK,
-    )
+    numbers = {"offset": 0.0, **strides(y=y_scale, yt=yt_scale)}
+    launch = blocks_launch(x.shape, x.dtype, dtype, bool(two_d), bool(pow2), numbers)
     return Plan({}, [launch], strided(x=x))
-
-
-def _strides(**scales: Buffer) -> dict[str, int]:
-    return {f"{name}_stride": 0 if t is None else t.stride(0) for name, t in scales.items()}
 
 
 @planned(spec.mxfp8_into)
@@ -537,9 +381,9 @@ def mxfp8_into(
 ) -> Plan:
     if not x.numel() or (y is None and yc is None):
         return Plan({})
-    tiles, strides = mx_tiles(dtype=x.dtype), _strides(y=y_scale, yc=yc_scale)
+    tiles, steps = mx_tiles(dtype=x.dtype), strides(y=y_scale, yc=yc_scale)
     constants: dict[str, Any] = dict(CAST=cast_of(dtype), LARGEST=spec.FP8_MAX[dtype], TWO_D=bool(two_d))
-    return Plan({}, [_tiled(mx, x.shape, tiles, _sides(tiles), strides, **constants)], strided(x=x))
+    return Plan({}, [tiled(mx, x.shape, tiles, sides(tiles), steps, **constants)], strided(x=x))
 
 
 @planned(spec.fp8_uncast)
@@ -560,7 +404,7 @@ def _uncast_blocks(
         return Plan(makes)
     tiles, numbers = uncast_tile_sizes(dtype=out_dtype), dict(zip(("scale_m", "scale_n"), steps))
     constants: dict[str, Any] = dict(TURNED=turned, SCALE_M=per[0], SCALE_N=per[1], **_format(dtype))
-    return Plan(makes, [_tiled(uncast_tiles, shape, tiles, _sides(tiles), numbers, **constants)], strided(data=data))
+    return Plan(makes, [tiled(uncast_tiles, shape, tiles, sides(tiles), numbers, **constants)], strided(data=data))
 
 
 @planned(spec.fp8_blocks_uncast)
@@ -587,7 +431,7 @@ def bytes_transpose(data: Tensor) -> Plan:
     if not data.numel():
         return Plan(makes)
     tiles = turn_tiles()
-    return Plan(makes, [_tiled(turn, data.shape, tiles, _sides(tiles), {})], strided(data=data))
+    return Plan(makes, [tiled(turn, data.shape, tiles, sides(tiles), {})], strided(data=data))
 
 
 @planned(spec.amax_history)

@@ -14,7 +14,8 @@ from ..core.contract import Float, Grad, one_of, same_dtype
 from ..core.spec import Tol, op
 from . import _fp8
 from ._numeric import rounded, wide
-from .samples import Case, Draw, rows
+from .quant import amax_of, put
+from .samples import Case, Draw, Maker, rows
 
 # A weight's gradient is a sum over all rows: implementations add them in another order.
 SUMS = {torch.float32: Tol(1e-5, 1e-4)}
@@ -436,3 +437,90 @@ def layer_norm_fp8(
     """layer_norm with y in float8."""
     y, mu, rstd = layer_parts(wide(x), weight, bias, eps, offset)
     return *_fp8.cast(y, scale, amax, dtype), rounded(mu, mu.dtype), rounded(rstd, rstd.dtype)
+
+
+# ---- the statistics alone, for a result that another op computes ----------------------------------------------------
+
+
+def _stats_args(d: Draw, centred: bool) -> dict[str, Any]:
+    amax = None if d.option("no_amax") else torch.full((1,), 1e-3, device=d.device)
+    given = {"x": d.full(), "weight": d.cols()}
+    given |= {"bias": d.cols() if d.option("bias") else None} if centred else {}
+    return {**given, "amax": amax, "eps": d.option("eps", 1e-5), "offset": d.option("offset", 0.0)}
+
+
+STATS_CASES = (
+    Case((5, 64), options={"bias": True}),
+    Case((37, 1000), options={"no_amax": True}),
+    Case((2, 3, 37), options={"offset": 1.0, "weight": "other"}),
+    Case((5, 64), "t", {"eps": 1e-2}),
+    Case((0, 36)),
+    Case((40,)),
+)
+RMS_STATS, LAYER_STATS = (Maker(lambda d, c=centred: _stats_args(d, c), STATS_CASES) for centred in (False, True))
+
+
+def _raised(amax: Tensor | None, y: Tensor, dtype: torch.dtype) -> None:
+    """Raise amax to the largest magnitude of y in a dtype."""
+    if amax is not None and y.numel():
+        put(amax, torch.maximum(amax, amax_of(y.to(dtype)).reshape(amax.shape)), None)
+
+
+@op(
+    out="rstd",
+    mutates=("amax",),
+    samples=RMS_STATS,
+)
+def rms_norm_stats(
+    x: Float[Tensor, "*rows n"],
+    weight: Float[Tensor, "n"],
+    amax: _fp8.One | None,
+    eps: float = 1e-6,
+    offset: float = 0.0,
+) -> Tensor:
+    """rms_norm without its first result; amax is raised to the largest magnitude that y would have.
+
+    Args:
+        x: the rows to normalise.
+        weight: the scale of each column.
+        amax: raised to max |y|; None if not needed.
+        eps: added to the mean square.
+        offset: added to the weight; 1.0 for a zero-centred weight.
+
+    Returns:
+        rstd, float32 [*rows] (float64 for float64).
+    """
+    y, rstd = rms_parts(x, weight, eps, offset)
+    _raised(amax, y, x.dtype)
+    return rounded(rstd, rstd.dtype)
+
+
+@op(
+    out="mean rstd",
+    mutates=("amax",),
+    samples=LAYER_STATS,
+)
+def layer_norm_stats(
+    x: Float[Tensor, "*rows n"],
+    weight: Float[Tensor, "n"],
+    bias: Float[Tensor, "n"] | None,
+    amax: _fp8.One | None,
+    eps: float = 1e-5,
+    offset: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """layer_norm without its first result; amax is raised to the largest magnitude that y would have.
+
+    Args:
+        x: the rows to normalise.
+        weight: the scale of each column.
+        bias: added to each column; None for 0.
+        amax: raised to max |y|; None if not needed.
+        eps: added to the variance.
+        offset: added to the weight; 1.0 for a zero-centred weight.
+
+    Returns:
+        mean and rstd, float32 [*rows] (float64 for float64).
+    """
+    y, mu, rstd = layer_parts(wide(x), weight, bias, eps, offset)
+    _raised(amax, y, x.dtype)
+    return rounded(mu, mu.dtype), rounded(rstd, rstd.dtype)

@@ -22,7 +22,6 @@ from ...specs._checks import check_tensor, type_name
 from ...specs.quant import (
     amax_abs,
     block_scales,
-    bytes_transpose,
     fp8_blocks_into,
     fp8_blocks_uncast,
     fp8_cast_into,
@@ -544,19 +543,23 @@ def quantized(call: Any, value: Tensor, quantizer: Any, output: Any = None, noop
     if kind == "delayed":
         dtype = torch_dtype(quantizer.dtype)
         scale, amax = quantizer.scale, recorded_amax(quantizer)
-        call.fp8_cast_into(x, scale, *_per_tensor(made, shape), made._scale_inv, amax, noop, dtype)
+        call.fp8_cast_into(x, scale, *per_tensor(made, shape), made._scale_inv, amax, noop, dtype)
     elif kind == "current":
         _current(call, x, quantizer, made, noop)
     elif kind == "block":
         two_d, pow2, eps = quantizer.block_scaling_dim == 2, quantizer.force_pow_2_scales, quantizer.amax_epsilon
-        buffers = _shaped(made, shape, turned(shape))
+        buffers = shaped(made, shape, turned(shape))
         call.fp8_blocks_into(x, *buffers, noop, torch_dtype(quantizer.dtype), two_d, pow2, eps)
     elif kind == "mxfp8":
         two_d = getattr(quantizer, "with_2d_quantization", False)
-        call.mxfp8_into(x, *_shaped(made, shape, shape), noop, torch_dtype(quantizer.dtype), two_d)
+        call.mxfp8_into(x, *shaped(made, shape, shape), noop, torch_dtype(quantizer.dtype), two_d)
     else:
         _nvfp4(call, x, quantizer, made, noop)
     return made
+
+
+def fp8_of(quantizer: Any) -> torch.dtype:
+    return torch_dtype(quantizer.dtype)
 
 
 def recorded_amax(quantizer: Any) -> Tensor | None:
@@ -565,7 +568,7 @@ def recorded_amax(quantizer: Any) -> Tensor | None:
     return None if amax is None or not amax.numel() else amax
 
 
-def _per_tensor(made: Any, shape: tuple[int, ...]) -> tuple[Any, Any]:
+def per_tensor(made: Any, shape: tuple[int, ...]) -> tuple[Any, Any]:
     """Data and its transpose, reshaped to their current shapes."""
     data, transpose = made._data, made._transpose
     if data is not None and data.shape != shape:
@@ -575,7 +578,7 @@ def _per_tensor(made: Any, shape: tuple[int, ...]) -> tuple[Any, Any]:
     return data, transpose
 
 
-def _shaped(made: Any, row: tuple[int, ...], col: tuple[int, ...]) -> tuple[Any, ...]:
+def shaped(made: Any, row: tuple[int, ...], col: tuple[int, ...]) -> tuple[Any, ...]:
     return (
         made._rowwise_data if made._rowwise_data is None else made._rowwise_data.view(row),
         made._rowwise_scale_inv,
@@ -588,11 +591,11 @@ def _current(call: Any, x: Tensor, quantizer: Any, made: Any, noop: Tensor | Non
     dtype = torch_dtype(quantizer.dtype)
     pow2, eps = quantizer.force_pow_2_scales, quantizer.amax_epsilon
     if not quantizer.with_amax_reduction:
-        call.fp8_current_into(x, *_per_tensor(made, tuple(x.shape)), made._scale_inv, noop, dtype, pow2, eps)
+        call.fp8_current_into(x, *per_tensor(made, tuple(x.shape)), made._scale_inv, noop, dtype, pow2, eps)
         return
     amax = shared_amax(call.amax_abs(x), quantizer)
     scale = call.fp8_scale(amax, dtype, pow2, eps)
-    call.fp8_cast_into(x, scale, *_per_tensor(made, tuple(x.shape)), made._scale_inv, None, noop, dtype)
+    call.fp8_cast_into(x, scale, *per_tensor(made, tuple(x.shape)), made._scale_inv, None, noop, dtype)
 
 
 def fp4_amaxes(call: Any, x: Tensor, quantizer: Any) -> tuple[Tensor | None, Tensor | None]:
@@ -758,26 +761,3 @@ def wrapped_fp8(
     if held is None:
         raise BadArgument.of("tex", "data", "be given, or its transpose", "None for both")
     return new_tensor(quantizer, shape, dtype, held.device, given)
-
-
-# ---- fused casts ----------------------------------------------------------------------------------------------------
-
-
-def fuses(quantizer: Any) -> bool:
-    """Whether a kernel can cast its result to FP8 itself, because the scale is known beforehand."""
-    return kind_of(quantizer) == "delayed"
-
-
-def fp8_of(quantizer: Any) -> torch.dtype:
-    return torch_dtype(quantizer.dtype)
-
-
-def fp8_tensor(call: Any, quantizer: Any, data: Tensor, scale_inv: Tensor, dtype: torch.dtype) -> Any:
-    """A tensor of the quantizer's tensor class from bytes that a kernel has written, and their transpose if needed."""
-    turns = transposes(data.device)
-    held = data if quantizer.rowwise_usage or not turns else None
-    turned = call.bytes_transpose(data) if turns and quantizer.columnwise_usage else None
-    return wrapped_fp8(quantizer, held, data.shape, dtype, turned, scale_inv)
-
-
-FUSED_CASTS = (bytes_transpose, *CASTS)  # for `over` of functions with a fused cast

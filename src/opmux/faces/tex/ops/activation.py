@@ -1,7 +1,8 @@
 """tex's activations: NVIDIA's names and signatures over the ops of `specs.activation`.
 
-A function calls one of two ops: one that computes the activation, and one that also casts to float8, for a quantizer
-whose scale is known beforehand. With any other quantizer the result is quantized in a second step.
+A function calls the op that computes the activation, or one that also quantizes: with delayed scaling and no
+transpose, the op that casts to float8; with delayed, current and block scaling else, the ops of `fused`. With any other
+quantizer the result is quantized in a second step.
 """
 
 from collections.abc import Callable
@@ -14,7 +15,8 @@ from ....core.adapter import adapt
 from ....core.spec import State
 from ....specs import activation
 from ....specs.samples import Draw, Maker
-from ..quantized import FUSED_CASTS, can_quantize, fp8_of, fp8_tensor, fuses, quantized, recorded_amax
+from ..fused import ACT_CASTS, act_quantized, is_delayed, needs_transpose
+from ..quantized import can_quantize, fp8_of, quantized, recorded_amax, wrapped_fp8
 
 Fn = Callable[..., Any]
 
@@ -34,6 +36,11 @@ def quantizes_gradient(op: str, fwd_input: Tensor, quantizer: Any) -> None:
     can_quantize(op, fwd_input, quantizer, "fwd_input")
 
 
+def casts_alone(quantizer: Any, x: Tensor) -> bool:
+    """Whether the bytes of the result are all that is needed, with a scale that is known."""
+    return is_delayed(quantizer) and not needs_transpose(quantizer, x.device)
+
+
 # ---- forms ----------------------------------------------------------------------------------------------------------
 
 
@@ -44,11 +51,12 @@ def forward(check: Fn, part: str, fused: str, act: str) -> Fn:
             if quantizer is None:
                 return compute(input)
             check(input=input, quantizer=quantizer)  # before the quantizer's amax is written
-            if fuses(quantizer):
+            if casts_alone(quantizer, input):
                 cast = getattr(call, fused)
                 y, inverse = cast(input, quantizer.scale, recorded_amax(quantizer), fp8_of(quantizer), act)
-                return fp8_tensor(call, quantizer, y, inverse, input.dtype)
-            return quantized(call, compute(input), quantizer)
+                return wrapped_fp8(quantizer, y, y.shape, input.dtype, scale_inv=inverse)
+            made = act_quantized(call, quantizer, input, None, act, fused == "glu_fp8")
+            return quantized(call, compute(input), quantizer) if made is None else made
 
     return fn
 
@@ -60,11 +68,12 @@ def backward(check: Fn, part: str, fused: str, act: str) -> Fn:
             if quantizer is None:
                 return compute(grad, fwd_input)
             check(grad=grad, fwd_input=fwd_input, quantizer=quantizer)
-            if fuses(quantizer):
+            if casts_alone(quantizer, fwd_input):
                 cast = getattr(call, fused)
                 dx, inverse = cast(grad, fwd_input, quantizer.scale, recorded_amax(quantizer), fp8_of(quantizer), act)
-                return fp8_tensor(call, quantizer, dx, inverse, fwd_input.dtype)
-            return quantized(call, compute(grad, fwd_input), quantizer)
+                return wrapped_fp8(quantizer, dx, dx.shape, fwd_input.dtype, scale_inv=inverse)
+            made = act_quantized(call, quantizer, fwd_input, grad, act, fused == "glu_bwd_fp8")
+            return quantized(call, compute(grad, fwd_input), quantizer) if made is None else made
 
     return fn
 
@@ -77,10 +86,14 @@ def backward_with_bias(check: Fn, part: str, fused: str, act: str) -> Fn:
                 dact, dbias = compute(grad, fwd_input)
                 return [dbias if dbias.dtype is grad.dtype else dbias.to(grad.dtype), dact]
             check(grad=grad, fwd_input=fwd_input, quantizer=quantizer)
-            if fuses(quantizer):
+            if casts_alone(quantizer, fwd_input):
                 scale, amax = quantizer.scale, recorded_amax(quantizer)
                 dx, inverse, dbias = getattr(call, fused)(grad, fwd_input, scale, amax, fp8_of(quantizer), act)
-                return [dbias.to(grad.dtype), fp8_tensor(call, quantizer, dx, inverse, fwd_input.dtype)]
+                return [dbias.to(grad.dtype), wrapped_fp8(quantizer, dx, dx.shape, fwd_input.dtype, scale_inv=inverse)]
+            dbias = fwd_input.new_empty(fwd_input.shape[-1:])
+            made = act_quantized(call, quantizer, fwd_input, grad, act, False, dbias)
+            if made is not None:
+                return [dbias.to(grad.dtype), made]
             dact, dbias = compute(grad, fwd_input)
             return [dbias.to(grad.dtype), quantized(call, dact, quantizer)]
 
@@ -169,7 +182,7 @@ def declare(name: str, form: Form, act: str) -> None:
     fn.__name__ = fn.__qualname__ = name
     fn.__doc__ = f"{form.doc}, f(x) = {activation.ACTS[act].text}."
     samples = named(part.spec.samples, names)
-    over = (part, fused, *FUSED_CASTS)
+    over = (part, fused, *ACT_CASTS)
     made: Any = adapt(f"tex::{name}", over=over, names=names, out=form.out, samples=samples, where=form.where,
                       **form.more)(fn)  # fmt: skip
     globals()[name] = made

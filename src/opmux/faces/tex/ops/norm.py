@@ -15,7 +15,8 @@ from ....specs import norm
 from ....specs._checks import type_name
 from ....specs.norm import SUMS, layer_bwd_args, rms_args, rms_bwd_args
 from ....specs.samples import OTHER, Case, Draw, rows
-from ..quantized import FUSED_CASTS, can_be_written, can_quantize, fp8_of, fp8_tensor, fuses, quantized, recorded_amax
+from ..fused import NORM_CASTS, fp8_tensor, is_delayed, norm_quantized
+from ..quantized import can_be_written, can_quantize, fp8_of, quantized, recorded_amax
 
 # ---- arguments ------------------------------------------------------------------------------------------------------
 
@@ -156,7 +157,7 @@ BWD_NAMES = {"dy": "dz", "weight": "gamma", "mean": "mu", "rstd": "rsigma"}
 
 @adapt(
     "tex::rmsnorm_fwd",
-    over=(norm.rms_norm, norm.rms_norm_fp8, *FUSED_CASTS),
+    over=(norm.rms_norm, norm.rms_norm_fp8, norm.rms_norm_stats, *NORM_CASTS),
     names=FWD_NAMES,
     out="out mu rsigma",
     mutates=("ln_out",),
@@ -185,10 +186,14 @@ def rmsnorm_fwd(
             input=input, weight=weight, eps=eps, ln_out=ln_out, quantizer=quantizer, otype=otype
         )  # before anything is written
         dtype = input.dtype if otype is None else otype
-        if quantizer is not None and ln_out is None and fuses(quantizer):
+        if quantizer is not None and ln_out is None and is_delayed(quantizer):
             scale, amax = quantizer.scale, recorded_amax(quantizer)
             y, scale_inv, rstd = call.rms_norm_fp8(input, weight, scale, amax, fp8_of(quantizer), eps, offset)
             return [fp8_tensor(call, quantizer, y, scale_inv, dtype), None, _stat(rstd)]
+        if quantizer is not None and ln_out is None and dtype is input.dtype:
+            made = norm_quantized(call, quantizer, input, weight, None, eps, offset, False)
+            if made is not None:
+                return [made[0], None, _stat(made[2])]
         y, rstd = call.rms_norm(widened(input, dtype), weight, eps, offset, "gemma")
         return [as_requested(call, y, ln_out, quantizer, dtype), None, _stat(rstd)]
 
@@ -244,7 +249,7 @@ def rmsnorm_bwd_add(
 
 @adapt(
     "tex::layernorm_fwd",
-    over=(norm.layer_norm, norm.layer_norm_fp8, *FUSED_CASTS),
+    over=(norm.layer_norm, norm.layer_norm_fp8, norm.layer_norm_stats, *NORM_CASTS),
     names=FWD_NAMES,
     out="out mu rsigma",
     mutates=("ln_out",),
@@ -274,10 +279,14 @@ def layernorm_fwd(
             input=input, weight=weight, bias=bias, eps=eps, ln_out=ln_out, quantizer=quantizer, otype=otype
         )  # before anything is written
         dtype = input.dtype if otype is None else otype
-        if quantizer is not None and ln_out is None and fuses(quantizer):
+        if quantizer is not None and ln_out is None and is_delayed(quantizer):
             numbers = (quantizer.scale, recorded_amax(quantizer), fp8_of(quantizer))
             y, scale_inv, mu, rstd = call.layer_norm_fp8(input, weight, bias, *numbers, eps, offset)
             return [fp8_tensor(call, quantizer, y, scale_inv, dtype), _stat(mu), _stat(rstd)]
+        if quantizer is not None and ln_out is None and dtype is input.dtype:
+            made = norm_quantized(call, quantizer, input, weight, bias, eps, offset, True)
+            if made is not None:
+                return [made[0], *map(_stat, made[1:])]
         y, mu, rstd = call.layer_norm(widened(input, dtype), weight, bias, eps, offset)
         return [as_requested(call, y, ln_out, quantizer, dtype), _stat(mu), _stat(rstd)]
 

@@ -25,7 +25,8 @@ from ....core.contract import (
 from ....core.errors import BadArgument
 from ....core.rules import numel, same_len
 from ....core.spec import BadSample, BadSamples, Sample, State, op
-from ....specs.quant import FP8_MAX, amax_abs, amax_history, bytes_transpose, matrix
+from ....specs.quant import FP8_MAX, amax_abs, amax_history, bytes_transpose
+from ..fused import ACT_CASTS, with_sums
 from ..quantized import (
     CASTS,
     OPS,
@@ -228,7 +229,7 @@ def create_empty_quantized_tensor(
 
 @adapt(
     "tex::bgrad_quantize",
-    over=CASTS,
+    over=ACT_CASTS,
     checks=True,
     out="grad_bias quantized",
     samples=_bgrad,
@@ -238,8 +239,7 @@ def create_empty_quantized_tensor(
 def bgrad_quantize(call: Any, input: Float[Tensor, "..."], quantizer: State) -> list[Any]:
     """[grad_bias, quantized]: the sum of input over its rows, in its dtype, and the quantized input."""
     with torch.no_grad():
-        flat = input.reshape(matrix(input.shape))
-        return [flat.sum(0), quantized(call, input.contiguous(), quantizer)]
+        return list(with_sums(call, input, quantizer))
 
 
 def each_takes(op: str, tensor_list: list[Tensor], quantizer_list: list[Any]) -> None:

@@ -1,0 +1,120 @@
+"""Results that are quantized in the pass that computes them: those of norms and activations, and sums for a bias.
+
+Delayed, current and block scaling have kernels for this; with any other quantizer, and for amaxes that ranks share,
+the result is written first and then quantized.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...specs.fused_quant import (
+    NONE,
+    act_fp8_blocks_into,
+    act_fp8_cast_into,
+    act_fp8_current_into,
+    norm_fp8_blocks_into,
+    norm_fp8_current_into,
+    result_shape,
+)
+from ...specs.quant import bytes_transpose, matrix, turned
+from .quantized import (
+    CASTS,
+    empty,
+    fp8_of,
+    kind_of,
+    per_tensor,
+    quantized,
+    recorded_amax,
+    shaped,
+    shared_amax,
+    transposes,
+    wrapped_fp8,
+)
+
+# For `over`: the ops that the functions below call.
+ACT_CASTS = (act_fp8_blocks_into, act_fp8_cast_into, act_fp8_current_into, *CASTS)
+NORM_CASTS = (bytes_transpose, norm_fp8_blocks_into, norm_fp8_current_into, *CASTS)
+
+
+def is_delayed(quantizer: Any) -> bool:
+    """Whether the scale is known before the result is."""
+    return kind_of(quantizer) == "delayed"
+
+
+def needs_transpose(quantizer: Any, device: torch.device) -> bool:
+    return quantizer.columnwise_usage and transposes(device)
+
+
+def fp8_tensor(call: Any, quantizer: Any, data: Tensor, scale_inv: Tensor, dtype: torch.dtype) -> Any:
+    """A tensor of the quantizer's tensor class from bytes that a kernel has written, and their transpose if needed."""
+    turns = transposes(data.device)
+    held = data if quantizer.rowwise_usage or not turns else None
+    turned = call.bytes_transpose(data) if needs_transpose(quantizer, data.device) else None
+    return wrapped_fp8(quantizer, held, data.shape, dtype, turned, scale_inv)
+
+
+def _blocks(quantizer: Any) -> tuple[bool, bool, float]:
+    return quantizer.block_scaling_dim == 2, quantizer.force_pow_2_scales, quantizer.amax_epsilon
+
+
+def act_quantized(
+    call: Any, quantizer: Any, x: Tensor, dy: Tensor | None, act: str, gated: bool, dbias: Tensor | None = None
+) -> Any:
+    """f(x) or, with dy, its gradient, quantized; its sum over rows goes to dbias. None if no kernel does it all."""
+    kind = kind_of(quantizer)
+    if kind not in ("delayed", "current", "block") or not x.dim():
+        return None
+    if kind == "current" and quantizer.with_amax_reduction:
+        return None
+    shape, fp8 = result_shape(x, dy, gated), fp8_of(quantizer)
+    made = empty(quantizer, shape, x.dtype, x.device)
+    if kind == "block":
+        buffers = shaped(made, shape, turned(shape))
+        call.act_fp8_blocks_into(x, dy, *buffers, dbias, fp8, act, gated, *_blocks(quantizer))
+        return made
+    buffers = (*per_tensor(made, shape), made._scale_inv)
+    if kind == "delayed":
+        amax = recorded_amax(quantizer)
+        call.act_fp8_cast_into(x, dy, quantizer.scale, *buffers, amax, dbias, fp8, act, gated)
+    else:
+        pow2, eps = quantizer.force_pow_2_scales, quantizer.amax_epsilon
+        call.act_fp8_current_into(x, dy, *buffers, dbias, fp8, act, gated, pow2, eps)
+    return made
+
+
+def with_sums(call: Any, x: Tensor, quantizer: Any) -> tuple[Tensor, Any]:
+    """The sum of x over its rows, in its dtype, and x quantized."""
+    sums = x.new_empty(x.shape[-1:])
+    made = act_quantized(call, quantizer, x, None, NONE, False, sums)
+    if made is not None:
+        return sums, made
+    return x.reshape(matrix(x.shape)).sum(0), quantized(call, x.contiguous(), quantizer)
+
+
+def norm_quantized(
+    call: Any, quantizer: Any, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, offset: float, centred: bool
+) -> tuple[Any, Tensor | None, Tensor] | None:
+    """layer_norm (`centred`) or rms_norm of x, quantized, its mean and rstd; None if no kernels do it."""
+    kind = kind_of(quantizer)
+    if kind not in ("current", "block"):
+        return None
+    amax = x.new_zeros(1, dtype=torch.float32) if kind == "current" else None
+    if centred:
+        mean, rstd = call.layer_norm_stats(x, weight, bias, amax, eps, offset)
+    else:
+        mean, rstd = None, call.rms_norm_stats(x, weight, amax, eps, offset)
+    shape, fp8 = tuple(x.shape), fp8_of(quantizer)
+    made = empty(quantizer, shape, x.dtype, x.device)
+    given = (x, weight, bias, mean, rstd)
+    if amax is None:
+        buffers = shaped(made, shape, turned(shape))
+        call.norm_fp8_blocks_into(*given, *buffers, fp8, offset, *_blocks(quantizer))
+        return made, mean, rstd
+    if quantizer.with_amax_reduction:
+        shared_amax(amax, quantizer)
+    buffers = (*per_tensor(made, shape), made._scale_inv)
+    pow2, least = quantizer.force_pow_2_scales, quantizer.amax_epsilon
+    call.norm_fp8_current_into(*given, amax, *buffers, fp8, offset, pow2, least)
+    return made, mean, rstd

@@ -1,0 +1,355 @@
+"""Tiles of a matrix that are quantized to FP8: read or computed, cast, and written with their transposes and scales.
+
+What is quantized, r, is a tensor x, an activation of it, the gradient of one, or a norm whose statistics are known: the
+pointers that are not None, and VALUE, SLOPE and GATED, say which. So every way of scaling is one kernel, whatever it
+follows. With a share, the sums of a tile's columns are written for `column_sum`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ...specs import quant as spec
+from .config import Tiles, tunable
+from .fp8 import cast_of
+from .harness import Launch
+from .launch import Launcher
+from .maths import div
+from .rows import inside
+
+FLOAT_MAX = tl.constexpr(spec.FLOAT_MAX)
+
+
+# ---- scales ---------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def top_of(x, AXIS: tl.constexpr):
+    """The largest magnitude along an axis, NaN left out: of two numbers the greater is the one that is a number."""
+    return tl.maximum(tl.max(tl.abs(x), AXIS), 0.0)
+
+
+@triton.jit
+def scale_of(amax, eps, LARGEST, TOP: tl.constexpr, POW2: tl.constexpr):
+    """What brings amax to the largest number; TOP where that overflows, 1 where amax is 0 or infinite."""
+    amax = tl.maximum(amax, eps)
+    if POW2:
+        # of powers of two the exponents are enough; both formats have 1.75 * 2^k as their largest
+        bits = amax.to(tl.int32, bitcast=True)
+        largest = (tl.zeros_like(amax) + LARGEST).to(tl.int32, bitcast=True) >> 23
+        exponent = largest + 127 - (bits >> 23) - ((bits & 0x7FFFFF) > 0x600000).to(tl.int32)
+        top = (tl.zeros_like(amax) + TOP).to(tl.int32, bitcast=True) >> 23
+        exponent = tl.where(exponent > 254, top, exponent)
+        exponent = tl.where((amax == 0) | (amax == float("inf")), 127, exponent)
+        return (exponent << 23).to(tl.float32, bitcast=True)
+    else:
+        scale = div(tl.zeros_like(amax) + LARGEST, amax)
+        scale = tl.where(scale == float("inf"), TOP, scale)
+        return tl.where((amax == 0) | (amax == float("inf")), 1.0, scale)
+
+
+@triton.jit
+def inverse(scale, POW2: tl.constexpr):
+    """1 / scale, without a division for a power of two; that of 2^127 has no exponent."""
+    if POW2:
+        bits = 0x7F000000 - scale.to(tl.int32, bitcast=True)
+        return tl.where(bits == 0, 0x400000, bits).to(tl.float32, bitcast=True)
+    else:
+        return div(tl.zeros_like(scale) + 1.0, scale)
+
+
+@triton.jit
+def scale_at(scale_ptr, parts_ptr, eps, LARGEST: tl.constexpr, POW2: tl.constexpr, PARTS: tl.constexpr):
+    """The scale that is given, or that of the largest of the parts of amax."""
+    if PARTS == 0:
+        return tl.load(scale_ptr)
+    else:
+        return scale_of(tl.max(tl.load(parts_ptr + tl.arange(0, PARTS)), 0), eps, LARGEST, FLOAT_MAX, POW2)
+
+
+@triton.jit
+def raise_to(amax_ptr, amax):
+    """Store the larger of amax and what is there, neither negative; most programs need no atomic for it."""
+    word_ptr = amax_ptr.to(tl.pointer_type(tl.int32))
+    word = amax.to(tl.int32, bitcast=True)  # in the order of the numbers themselves
+    if word > tl.load(word_ptr):
+        tl.atomic_max(word_ptr, word, sem="relaxed")
+
+
+@triton.jit
+def idle(noop_ptr):
+    """Whether the flag says to leave everything as it is."""
+    if noop_ptr is None:
+        return False
+    else:
+        return tl.load(noop_ptr) != 0.0
+
+
+# ---- what is quantized ----------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def result(
+    x_ptr, dy_ptr, weight_ptr, bias_ptr, mean_ptr, rstd_ptr, i_m, i_n, m_m, m_n, n, offset,
+    VALUE: tl.constexpr, SLOPE: tl.constexpr, GATED: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """A tile of r [rows, n], not rounded; 0 outside of it.
+
+    With rstd a norm; else an activation with VALUE or SLOPE, or x. GATED: a row of x is a and then b.
+    """
+    m = m_m[:, None] & m_n[None, :]
+    o = i_m[:, None] * n + i_n[None, :]
+    if rstd_ptr is not None:
+        b_r = tl.load(x_ptr + o, mask=m, other=0.0).to(WIDE)
+        if mean_ptr is not None:
+            b_r -= tl.load(mean_ptr + i_m, mask=m_m, other=0.0).to(WIDE)[:, None]
+        b_r *= tl.load(rstd_ptr + i_m, mask=m_m, other=0.0).to(WIDE)[:, None]
+        b_r *= (tl.load(weight_ptr + i_n, mask=m_n, other=0.0).to(WIDE) + offset)[None, :]
+        if bias_ptr is not None:
+            b_r += tl.load(bias_ptr + i_n, mask=m_n, other=0.0).to(WIDE)[None, :]
+        return tl.where(m, b_r, 0.0)
+    elif (VALUE is None) and (SLOPE is None):
+        return tl.load(x_ptr + o, mask=m, other=0.0).to(WIDE)
+    elif not GATED:
+        b_x = tl.load(x_ptr + o, mask=m, other=0.0).to(WIDE)
+        if dy_ptr is None:
+            return VALUE(b_x)
+        else:
+            return tl.load(dy_ptr + o, mask=m, other=0.0).to(WIDE) * SLOPE(b_x)
+    elif dy_ptr is None:
+        o = o + i_m[:, None] * n
+        b_a = tl.load(x_ptr + o, mask=m, other=0.0).to(WIDE)
+        return VALUE(b_a) * tl.load(x_ptr + o + n, mask=m, other=0.0).to(WIDE)
+    else:
+        half = n // 2
+        second = i_n >= half
+        i_h = tl.where(second, i_n - half, i_n)
+        o = i_m[:, None] * n + i_h[None, :]
+        b_a = tl.load(x_ptr + o, mask=m, other=0.0).to(WIDE)
+        b_b = tl.load(x_ptr + o + half, mask=m, other=0.0).to(WIDE)
+        b_dy = tl.load(dy_ptr + i_m[:, None] * half + i_h[None, :], mask=m, other=0.0).to(WIDE)
+        return tl.where(second[None, :], b_dy * VALUE(b_a), b_dy * b_b * SLOPE(b_a))
+
+
+@triton.jit
+def narrow(b_r, x_ptr, ROUND: tl.constexpr):
+    """r as float32; with ROUND, rounded to the type of x first."""
+    if ROUND:
+        b_r = b_r.to(x_ptr.dtype.element_ty)
+    return b_r.to(tl.float32)
+
+
+# ---- one scale ------------------------------------------------------------------------------------------------------
+
+
+def _amax_of(
+    x_ptr, dy_ptr, parts_ptr, n_rows, n, offset,
+    VALUE: tl.constexpr, SLOPE: tl.constexpr, GATED: tl.constexpr, ROUND: tl.constexpr, WIDE: tl.constexpr,
+    FULL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """The largest magnitude of each program's tiles of r."""
+    across = tl.cdiv(n, BLOCK_N)
+    b_top = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for at in range(tl.program_id(0), tl.cdiv(n_rows, BLOCK_M) * across, tl.num_programs(0)):
+        i_m = (at // across).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+        i_n = (at % across).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+        m_m, m_n = inside(i_m, n_rows, FULL), inside(i_n, n, FULL)
+        b_r = result(x_ptr, dy_ptr, None, None, None, None, i_m, i_n, m_m, m_n, n, offset, VALUE, SLOPE, GATED, WIDE)
+        b_top = tl.maximum(b_top, tl.abs(narrow(b_r, x_ptr, ROUND)))
+    tl.store(parts_ptr + tl.program_id(0), top_of(top_of(b_top, 1), 0))
+
+
+def _cast_turned(
+    x_ptr, dy_ptr, weight_ptr, bias_ptr, mean_ptr, rstd_ptr,
+    scale_ptr, y_ptr, yt_ptr, scale_inv_ptr, amax_ptr, share_ptr, noop_ptr, n_rows, n, offset, eps,
+    VALUE: tl.constexpr, SLOPE: tl.constexpr, GATED: tl.constexpr, ROUND: tl.constexpr, WIDE: tl.constexpr,
+    CAST: tl.constexpr, LARGEST: tl.constexpr, POW2: tl.constexpr, PARTS: tl.constexpr, FULL: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """A tile of y = fp8(r * scale), and of y^T, beside it or alone; scale_ptr has the scale, or PARTS of amax."""
+    if idle(noop_ptr):
+        return
+    i_m = tl.program_id(1).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    i_n = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    m_m, m_n = inside(i_m, n_rows, FULL), inside(i_n, n, FULL)
+    m = m_m[:, None] & m_n[None, :]
+    o = i_m[:, None] * n + i_n[None, :]
+    b_r = result(
+        x_ptr,
+        dy_ptr,
+        weight_ptr,
+        bias_ptr,
+        mean_ptr,
+        rstd_ptr,
+        i_m,
+        i_n,
+        m_m,
+        m_n,
+        n,
+        offset,
+        VALUE,
+        SLOPE,
+        GATED,
+        WIDE,
+    )
+    if share_ptr is not None:
+        tl.store(share_ptr + tl.program_id(1).to(tl.int64) * n + i_n, tl.sum(b_r, 0), mask=m_n)
+    b_x = narrow(b_r, x_ptr, ROUND)
+    scale = scale_at(scale_ptr, scale_ptr, eps, LARGEST, POW2, PARTS)
+    b_y = CAST(b_x * scale)
+    if y_ptr is not None:
+        tl.store(y_ptr + o, b_y, mask=m)
+    if yt_ptr is not None:
+        tl.store(yt_ptr + i_n[:, None] * n_rows + i_m[None, :], tl.trans(b_y), mask=m_n[:, None] & m_m[None, :])
+    if amax_ptr is not None:
+        raise_to(amax_ptr, top_of(top_of(b_x, 1), 0))
+    if scale_inv_ptr is not None:
+        if (tl.program_id(0) == 0) & (tl.program_id(1) == 0):
+            tl.store(scale_inv_ptr, inverse(scale, POW2))
+
+
+# ---- scales of blocks -----------------------------------------------------------------------------------------------
+
+
+def _blocks(
+    x_ptr, dy_ptr, weight_ptr, bias_ptr, mean_ptr, rstd_ptr,
+    y_ptr, y_scale_ptr, yt_ptr, yt_scale_ptr, share_ptr, noop_ptr, n_rows, n, y_stride, yt_stride, offset, eps,
+    VALUE: tl.constexpr, SLOPE: tl.constexpr, GATED: tl.constexpr, ROUND: tl.constexpr, WIDE: tl.constexpr,
+    CAST: tl.constexpr, LARGEST: tl.constexpr, TOP: tl.constexpr, POW2: tl.constexpr, TWO_D: tl.constexpr,
+    FULL: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A tile of 128 x 128 with a scale for each row and each column of it, or with a single one."""
+    if idle(noop_ptr):
+        return
+    at_m, at_n = tl.program_id(1).to(tl.int64), tl.program_id(0).to(tl.int64)
+    i_m, i_n = at_m * BLOCK + tl.arange(0, BLOCK), at_n * BLOCK + tl.arange(0, BLOCK)
+    m_m, m_n = inside(i_m, n_rows, FULL), inside(i_n, n, FULL)
+    m = m_m[:, None] & m_n[None, :]
+    o = i_m[:, None] * n + i_n[None, :]
+    o_t, m_t = i_n[:, None] * n_rows + i_m[None, :], m_n[:, None] & m_m[None, :]
+    b_r = result(
+        x_ptr,
+        dy_ptr,
+        weight_ptr,
+        bias_ptr,
+        mean_ptr,
+        rstd_ptr,
+        i_m,
+        i_n,
+        m_m,
+        m_n,
+        n,
+        offset,
+        VALUE,
+        SLOPE,
+        GATED,
+        WIDE,
+    )
+    if share_ptr is not None:
+        tl.store(share_ptr + tl.program_id(1).to(tl.int64) * n + i_n, tl.sum(b_r, 0), mask=m_n)
+    b_x = narrow(b_r, x_ptr, ROUND)
+    if TWO_D:
+        scale = scale_of(top_of(top_of(b_x, 1), 0), eps, LARGEST, TOP, POW2)
+        b_y = CAST(b_x * scale)
+        if y_ptr is not None:
+            tl.store(y_ptr + o, b_y, mask=m)
+            tl.store(y_scale_ptr + at_m * y_stride + at_n, inverse(scale, POW2))
+        if yt_ptr is not None:
+            tl.store(yt_ptr + o_t, tl.trans(b_y), mask=m_t)
+            tl.store(yt_scale_ptr + at_n * yt_stride + at_m, inverse(scale, POW2))
+    else:
+        if y_ptr is not None:
+            b_scale = scale_of(top_of(b_x, 1), eps, LARGEST, TOP, POW2)
+            tl.store(y_ptr + o, CAST(b_x * b_scale[:, None]), mask=m)
+            tl.store(y_scale_ptr + at_n * y_stride + i_m, inverse(b_scale, POW2), mask=m_m)
+        if yt_ptr is not None:
+            b_scale = scale_of(top_of(b_x, 0), eps, LARGEST, TOP, POW2)
+            tl.store(yt_ptr + o_t, tl.trans(CAST(b_x * b_scale[None, :])), mask=m_t)
+            tl.store(yt_scale_ptr + at_m * yt_stride + i_n, inverse(b_scale, POW2), mask=m_n)
+
+
+amax_of = Launcher(_amax_of, sizes="n_rows n")
+cast_turned = Launcher(_cast_turned, sizes="n_rows n")
+blocks = Launcher(_blocks, sizes="n_rows n")
+
+
+# ---- tiles ----------------------------------------------------------------------------------------------------------
+
+
+@tunable("quant.amax_of")
+def amax_of_tiles(dtype: torch.dtype) -> Tiles:
+    return Tiles(256, BLOCK_M=8, BLOCK_N=512 if dtype.itemsize <= 4 else 256)
+
+
+@tunable("quant.turned")
+def turned_tiles(dtype: torch.dtype) -> Tiles:
+    """64 elements a thread: 14 instructions each on sm_90, with 32 it is 17."""
+    return Tiles(256, BLOCK_M=128, BLOCK_N=128)
+
+
+@tunable("quant.blocks")
+def block_tiles(dtype: torch.dtype) -> Tiles:
+    """23 instructions an element on sm_90 for both ways; with 512 threads it is 32."""
+    return Tiles(256)
+
+
+# ---- launches -------------------------------------------------------------------------------------------------------
+
+
+def tiled(
+    kernel: Launcher, shape: Any, tiles: Tiles, block: tuple[int, int], numbers: Mapping[str, Any], **constants: Any
+) -> Launch:
+    """A launch over tiles of this many rows and columns; those along a row come first, as they share cache lines."""
+    m, k = spec.matrix(shape)
+    config = tiles.config(FULL=m % block[0] == 0 and k % block[1] == 0, **constants)
+    return Launch(
+        kernel, (triton.cdiv(k, block[1]), triton.cdiv(m, block[0])), config, {"n_rows": m, "n": k, **numbers}
+    )
+
+
+def sides(tiles: Tiles) -> tuple[int, int]:
+    return tiles["BLOCK_M"], tiles["BLOCK_N"]
+
+
+PLAIN: dict[str, Any] = dict(VALUE=None, SLOPE=None, GATED=False, ROUND=False, WIDE=tl.float32)  # r is x itself
+
+
+def cast_launch(
+    shape: Any, dtype: torch.dtype, to: torch.dtype, parts: int, pow2: bool, numbers: Mapping[str, Any],
+    of: Mapping[str, Any] = PLAIN,
+) -> Launch:  # fmt: skip
+    """The cast of r of this shape, computed from tensors of this dtype; with `parts`, `scale` is that many of amax."""
+    tiles = turned_tiles(dtype=dtype)
+    constants: dict[str, Any] = dict(CAST=cast_of(to), LARGEST=spec.FP8_MAX[to], POW2=pow2, PARTS=parts, **of)
+    return tiled(cast_turned, shape, tiles, sides(tiles), numbers, **constants)
+
+
+def blocks_launch(
+    shape: Any, dtype: torch.dtype, to: torch.dtype, two_d: bool, pow2: bool, numbers: Mapping[str, Any],
+    of: Mapping[str, Any] = PLAIN,
+) -> Launch:  # fmt: skip
+    """The cast of r with scales of blocks."""
+    return tiled(
+        blocks,
+        shape,
+        block_tiles(dtype=dtype),
+        (spec.BLOCK, spec.BLOCK),
+        numbers,
+        CAST=cast_of(to),
+        LARGEST=spec.FP8_MAX[to],
+        TOP=min(torch.finfo(dtype).max, spec.FLOAT_MAX),
+        POW2=pow2,
+        TWO_D=two_d,
+        BLOCK=spec.BLOCK,
+        **of,
+    )
+
+
+def strides(**scales: Tensor | None) -> dict[str, int]:
+    return {f"{name}_stride": 0 if t is None else t.stride(0) for name, t in scales.items()}

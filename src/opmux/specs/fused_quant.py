@@ -1,0 +1,436 @@
+"""Activations, norms and sums over rows together with the quantization of their result to FP8.
+
+Each op writes bytes, transposed bytes and scales (None: not needed) in the pass that computes the result, which itself
+is not written. With current and block scaling the result is rounded to x's dtype before it is quantized, as if it had
+been written; with delayed scaling it is not (as in act_fp8). Bytes and scales are those of `quant`.
+"""
+
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor
+
+from ..core.contract import Byte, Float, Float32, Grad, contiguous, one_of, same_dtype, shape
+from ..core.errors import BadArgument
+from ..core.spec import Tol, op
+from . import _fp8
+from ._numeric import rounded, wide
+from .activation import ACTS, SUMS, halves
+from .norm import layer_norm, rms_parts
+from .quant import (
+    FP8_MAX,
+    Float8,
+    One,
+    block_scales,
+    bytes_of,
+    fp8_blocks_into,
+    fp8_cast_into,
+    fp8_current_into,
+    inverse,
+    matrix,
+    put,
+    rows_paired,
+    scale_from,
+    transposed_paired,
+    turned,
+)
+from .samples import Case, Draw, Maker
+
+Buffer = Tensor | None
+
+# Of a result that is rounded to another neighbour, scales and their bytes are neighbours too.
+NEAR = {**SUMS, **_fp8.BYTES, torch.float32: Tol(1e-2, 1e-5)}
+
+
+# ---- arguments ------------------------------------------------------------------------------------------------------
+
+NONE = "none"  # the activation that is left out
+Formula = Annotated[str, one_of(NONE, *ACTS)]
+
+
+def result_shape(x: Tensor, dy: Buffer, gated: bool) -> tuple[int, ...]:
+    """The shape of an activation's result, or of its gradient."""
+    return (*x.shape[:-1], x.shape[-1] // 2) if gated and dy is None else tuple(x.shape)
+
+
+def scales_of(columnwise: bool) -> Any:
+    return shape(lambda x, dy, gated, two_d: block_scales(result_shape(x, dy, gated), two_d, columnwise))
+
+
+X = Float[Tensor, "*rows _"]
+Dy = Grad[Tensor, "...", shape(lambda x, gated: result_shape(x, None, gated))]
+Data = Byte[Tensor, "...", shape(result_shape), contiguous()]
+Transposed = Byte[Tensor, "...", shape(lambda x, dy, gated: turned(result_shape(x, dy, gated))), contiguous()]
+RowScales = Float32[Tensor, "_ _", scales_of(False), contiguous()]
+ColumnScales = Float32[Tensor, "_ _", scales_of(True), contiguous()]
+Sums = Float[Tensor, "_", same_dtype("x"), shape(lambda x, dy, gated: result_shape(x, dy, gated)[-1:]), contiguous()]
+
+
+def halves_match(op: str, x: Tensor, dy: Buffer, act: str, gated: bool) -> None:
+    """A gate has two halves; without an activation there is neither a gate nor a gradient."""
+    if gated and x.shape[-1] % 2:
+        raise BadArgument.of(op, "x", "have an even last dimension, as {gated} is True", str(tuple(x.shape)))
+    if act == NONE and (gated or dy is not None):
+        raise BadArgument.of(op, "act", "be an activation, as {gated} is True or {dy} is given", repr(act))
+
+
+# ---- samples --------------------------------------------------------------------------------------------------------
+
+CASES = (
+    Case((5, 64)),
+    Case((37, 200), options={"form": "bwd", "to": torch.float8_e5m2, "sums": True, "act": "silu"}),
+    Case((2, 3, 48), options={"form": "glu", "ways": "col", "act": "silu"}),
+    Case((150, 136), options={"form": "glu_bwd", "two_d": True, "act": "silu"}),
+    Case((7, 20), options={"form": "glu_bwd", "ways": "row", "act": "sigmoid", "pow2": False}),
+    Case((160, 144), "t", {"act": NONE, "sums": True, "pow2": False}),
+    Case((33, 16), options={"form": "bwd", "act": "srelu", "sums": True, "ways": "col", "two_d": True}),
+    Case((0, 36), options={"form": "bwd", "sums": True}),
+    Case((40,), options={"act": "relu", "eps": 30.0}),
+)
+WAYS = {"both": (True, True), "row": (True, False), "col": (False, True)}
+
+
+def _bytes(d: Draw, wanted: bool, shape: Any, dtype: torch.dtype = torch.uint8) -> Buffer:
+    return torch.full(tuple(shape), 7, dtype=dtype, device=d.device) if wanted else None
+
+
+def _number(d: Draw, value: float) -> Tensor:
+    return torch.full((1,), value, device=d.device)
+
+
+def _buffers(d: Draw, shape: Any, blocks: bool) -> dict[str, Any]:
+    """Buffers for a result of this shape."""
+    row, col = WAYS[d.option("ways", "both")]
+    y, yt = _bytes(d, row, shape), _bytes(d, col, turned(shape))
+    if not blocks:
+        return {"y": y, "yt": yt, "scale_inv": _number(d, 0.0)}
+    scales = [
+        _bytes(d, want, block_scales(shape, d.option("two_d", False), way), torch.float32)
+        for want, way in ((row, False), (col, True))
+    ]
+    return {"y": y, "y_scale": scales[0], "yt": yt, "yt_scale": scales[1]}
+
+
+def _scaling(d: Draw, *names: str) -> dict[str, Any]:
+    """The last arguments."""
+    given = {"two_d": d.option("two_d", False), "pow2": d.option("pow2", True), "eps": d.option("eps", 0.0)}
+    return {name: given[name] for name in names}
+
+
+def _act_args(d: Draw, blocks: bool) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """What is computed from, the buffers, and what is computed."""
+    form, (*lead, n) = d.option("form", ""), d.case.shape
+    doubled = Draw(Case((*lead, 2 * n), d.case.layout), d.dtype, d.device)
+    gated, backward = form.startswith("glu"), form.endswith("bwd")
+    x, dy = (doubled if gated else d).full(), d.grad() if backward else None
+    shape = result_shape(x, dy, gated)
+    dbias = torch.full(shape[-1:], 7.0, dtype=d.dtype, device=d.device) if d.option("sums") else None
+    of = {"dtype": d.option("to", torch.float8_e4m3fn), "act": d.option("act", "gelu_tanh"), "gated": gated}
+    return {"x": x, "dy": dy}, {**_buffers(d, shape, blocks), "dbias": dbias}, of
+
+
+def _act_cast_args(d: Draw) -> dict[str, Any]:
+    given, buffers, of = _act_args(d, False)
+    dbias = buffers.pop("dbias")
+    return {**given, "scale": _number(d, 37.5), **buffers, "amax": _number(d, 0.25), "dbias": dbias, **of}
+
+
+def _act_current_args(d: Draw) -> dict[str, Any]:
+    given, buffers, of = _act_args(d, False)
+    return {**given, **buffers, **of, **_scaling(d, "pow2", "eps")}
+
+
+def _act_blocks_args(d: Draw) -> dict[str, Any]:
+    given, buffers, of = _act_args(d, True)
+    return {**given, **buffers, **of, **_scaling(d, "two_d", "pow2", "eps")}
+
+
+ACT_CAST, ACT_CURRENT, ACT_BLOCKS = (Maker(a, CASES) for a in (_act_cast_args, _act_current_args, _act_blocks_args))
+
+
+# ---- activations ----------------------------------------------------------------------------------------------------
+
+
+def result_of(x: Tensor, dy: Buffer, act: str, gated: bool) -> Tensor:
+    """f(x), f(a) * b with `gated`, or with dy the gradient of either: wide, not rounded."""
+    v = wide(x)
+    if act == NONE:
+        return v
+    f, g = ACTS[act], None if dy is None else dy.to(v.dtype)
+    if not gated:
+        return f.value(v) if g is None else g * f.slope(v)
+    a, b = halves(v)
+    return f.value(a) * b if g is None else torch.cat((g * b * f.slope(a), g * f.value(a)), -1)
+
+
+def _put_sums(dbias: Buffer, result: Tensor) -> None:
+    if dbias is not None:
+        put(dbias, rounded(result.reshape(matrix(result.shape)).sum(0), dbias.dtype), None)
+
+
+@op(
+    out="",
+    mutates=("y", "yt", "scale_inv", "amax", "dbias"),
+    samples=ACT_CAST,
+    tol=NEAR,
+    where=halves_match,
+)
+def act_fp8_cast_into(
+    x: X,
+    dy: Dy | None,
+    scale: One,
+    y: Data | None,
+    yt: Transposed | None,
+    scale_inv: One | None,
+    amax: One | None,
+    dbias: Sums | None,
+    dtype: Float8,
+    act: Formula,
+    gated: bool = False,
+) -> None:
+    """fp8_cast_into of r = f(x) or, with dy, of the gradient r = dy * f'(x).
+
+    With gated, x has two halves, a and b: r = f(a) * b, or [dy * b * f'(a), dy * f(a)].
+
+    Args:
+        x: the input of the activation.
+        dy: the gradient of its result; None to compute the result itself.
+        scale: multiplies r.
+        y: receives the bytes; None if not needed.
+        yt: receives the bytes of the transposed matrix; None if not needed.
+        scale_inv: receives 1 / scale; None if not needed.
+        amax: raised to the largest magnitude of r; None if not needed.
+        dbias: receives the sum of r over its rows, in x's dtype; None if not needed.
+        dtype: what to cast to.
+        act: the activation; "none" for r = x.
+        gated: x has two halves.
+    """
+    result = result_of(x, dy, act, gated)
+    fp8_cast_into.reference(result.float().contiguous(), scale, y, yt, scale_inv, amax, None, dtype)
+    _put_sums(dbias, result)
+
+
+@op(
+    out="",
+    mutates=("y", "yt", "scale_inv", "dbias"),
+    samples=ACT_CURRENT,
+    tol=NEAR,
+    where=halves_match,
+)
+def act_fp8_current_into(
+    x: X,
+    dy: Dy | None,
+    y: Data | None,
+    yt: Transposed | None,
+    scale_inv: One | None,
+    dbias: Sums | None,
+    dtype: Float8,
+    act: Formula,
+    gated: bool = False,
+    pow2: bool = False,
+    eps: float = 0.0,
+) -> None:
+    """fp8_current_into of r = f(x), or of its gradient; r is that of act_fp8_cast_into, rounded to x's dtype.
+
+    Args:
+        x: the input of the activation.
+        dy: the gradient of its result; None to compute the result itself.
+        y: receives the bytes; None if not needed.
+        yt: receives the bytes of the transposed matrix; None if not needed.
+        scale_inv: receives 1 / scale; None if not needed.
+        dbias: receives the sum of r over its rows before rounding, in x's dtype; None if not needed.
+        dtype: what to cast to.
+        act: the activation; "none" for r = x.
+        gated: x has two halves.
+        pow2: round the scale down to a power of two.
+        eps: a lower bound of amax.
+    """
+    result = result_of(x, dy, act, gated)
+    fp8_current_into.reference(rounded(result, x.dtype), y, yt, scale_inv, None, dtype, pow2, eps)
+    _put_sums(dbias, result)
+
+
+@op(
+    out="",
+    mutates=("y", "y_scale", "yt", "yt_scale", "dbias"),
+    samples=ACT_BLOCKS,
+    tol=NEAR,
+    where=(halves_match, rows_paired, transposed_paired),
+)
+def act_fp8_blocks_into(
+    x: X,
+    dy: Dy | None,
+    y: Data | None,
+    y_scale: RowScales | None,
+    yt: Transposed | None,
+    yt_scale: ColumnScales | None,
+    dbias: Sums | None,
+    dtype: Float8,
+    act: Formula,
+    gated: bool = False,
+    two_d: bool = False,
+    pow2: bool = True,
+    eps: float = 0.0,
+) -> None:
+    """fp8_blocks_into of r = f(x), or of its gradient; r is that of act_fp8_cast_into, rounded to x's dtype.
+
+    Args:
+        x: the input of the activation.
+        dy: the gradient of its result; None to compute the result itself.
+        y: receives the bytes; None if not needed.
+        y_scale: receives the scales of y.
+        yt: receives the bytes of the transposed matrix; None if not needed.
+        yt_scale: receives the scales of yt.
+        dbias: receives the sum of r over its rows before rounding, in x's dtype; None if not needed.
+        dtype: what to cast to.
+        act: the activation; "none" for r = x.
+        gated: x has two halves.
+        two_d: blocks of 128x128.
+        pow2: round scales down to powers of two.
+        eps: a lower bound of amax.
+    """
+    result = result_of(x, dy, act, gated)
+    fp8_blocks_into.reference(rounded(result, x.dtype), y, y_scale, yt, yt_scale, None, dtype, two_d, pow2, eps)
+    _put_sums(dbias, result)
+
+
+# ---- norms ----------------------------------------------------------------------------------------------------------
+
+NORM_CASES = (
+    Case((5, 64)),
+    Case((37, 200), options={"to": torch.float8_e5m2, "centred": True}),
+    Case((2, 3, 48), options={"ways": "col", "offset": 1.0, "weight": "other"}),
+    Case((150, 136), options={"two_d": True, "centred": True, "bias": True}),
+    Case((20, 300), "t", {"ways": "row", "bias": True, "centred": True, "pow2": False}),
+    Case((0, 36), options={"centred": True}),
+    Case((130,), options={"eps": 30.0}),
+)
+
+
+def _norm_parts(d: Draw) -> dict[str, Any]:
+    x, weight, bias = d.full(), d.cols(), d.cols() if d.option("bias") else None
+    mean, rstd = layer_norm.reference(x, weight, bias)[1:] if d.option("centred") else (None, None)
+    if rstd is None:
+        rstd = rms_parts(x, weight, 1e-6, 0.0)[1]
+    return {"x": x, "weight": weight, "bias": bias, "mean": mean, "rstd": rstd}
+
+
+def _norm_current_args(d: Draw) -> dict[str, Any]:
+    given = {**_norm_parts(d), "amax": _number(d, 3.5), **_buffers(d, d.case.shape, False)}
+    rest = {"dtype": d.option("to", torch.float8_e4m3fn), "offset": d.option("offset", 0.0)}
+    return {**given, **rest, **_scaling(d, "pow2", "eps")}
+
+
+def _norm_blocks_args(d: Draw) -> dict[str, Any]:
+    given = {**_norm_parts(d), **_buffers(d, d.case.shape, True)}
+    rest = {"dtype": d.option("to", torch.float8_e4m3fn), "offset": d.option("offset", 0.0)}
+    return {**given, **rest, **_scaling(d, "two_d", "pow2", "eps")}
+
+
+NORM_CURRENT, NORM_BLOCKS = Maker(_norm_current_args, NORM_CASES), Maker(_norm_blocks_args, NORM_CASES)
+
+
+def _normed(x: Tensor, weight: Tensor, bias: Buffer, mean: Buffer, rstd: Tensor, offset: float) -> Tensor:
+    v = wide(x)
+    centred = v if mean is None else v - mean.to(v.dtype)[..., None]
+    y = centred * rstd.to(v.dtype)[..., None] * (weight.to(v.dtype) + offset)
+    return rounded(y if bias is None else y + bias.to(v.dtype), x.dtype)
+
+
+Rows = Float[Tensor, "*rows n"]
+RowBytes = Byte[Tensor, "*rows n", contiguous()]
+TurnedBytes = Byte[Tensor, "...", shape(lambda x: turned(x.shape), "transposed x"), contiguous()]
+NormRowScales = Float32[Tensor, "_ _", shape(lambda x, two_d: block_scales(x.shape, two_d, False)), contiguous()]
+NormColumnScales = Float32[Tensor, "_ _", shape(lambda x, two_d: block_scales(x.shape, two_d, True)), contiguous()]
+
+
+@op(
+    out="",
+    mutates=("y", "yt", "scale_inv"),
+    samples=NORM_CURRENT,
+    tol=NEAR,
+)
+def norm_fp8_current_into(
+    x: Rows,
+    weight: Float[Tensor, "n"],
+    bias: Float[Tensor, "n"] | None,
+    mean: Float[Tensor, "*rows"] | None,
+    rstd: Float[Tensor, "*rows"],
+    amax: One,
+    y: RowBytes | None,
+    yt: TurnedBytes | None,
+    scale_inv: One | None,
+    dtype: Float8,
+    offset: float = 0.0,
+    pow2: bool = False,
+    eps: float = 0.0,
+) -> None:
+    """The cast of current scaling, for r = (x - mean) * rstd * (weight + offset) + bias, rounded to x's dtype.
+
+    Args:
+        x: the rows to normalise.
+        weight: the scale of each column.
+        bias: added to each column; None for 0.
+        mean: the mean of each row, of layer_norm_stats; None for 0.
+        rstd: the inverse deviation of each row, of layer_norm_stats or rms_norm_stats.
+        amax: the largest magnitude of r.
+        y: receives the bytes; None if not needed.
+        yt: receives the bytes of the transposed matrix; None if not needed.
+        scale_inv: receives 1 / scale; None if not needed.
+        dtype: what to cast to.
+        offset: added to the weight; 1.0 for a zero-centred weight.
+        pow2: round the scale down to a power of two.
+        eps: a lower bound of amax.
+    """
+    scale = scale_from(amax.reshape(1), FP8_MAX[dtype], pow2, eps)
+    put(scale_inv, inverse(scale), None)
+    if not x.numel():
+        return
+    data = bytes_of(_normed(x, weight, bias, mean, rstd, offset).float() * scale, dtype)
+    put(y, data, None)
+    put(yt, data.reshape(matrix(x.shape)).t(), None)
+
+
+@op(
+    out="",
+    mutates=("y", "y_scale", "yt", "yt_scale"),
+    samples=NORM_BLOCKS,
+    tol=NEAR,
+    where=(rows_paired, transposed_paired),
+)
+def norm_fp8_blocks_into(
+    x: Rows,
+    weight: Float[Tensor, "n"],
+    bias: Float[Tensor, "n"] | None,
+    mean: Float[Tensor, "*rows"] | None,
+    rstd: Float[Tensor, "*rows"],
+    y: RowBytes | None,
+    y_scale: NormRowScales | None,
+    yt: TurnedBytes | None,
+    yt_scale: NormColumnScales | None,
+    dtype: Float8,
+    offset: float = 0.0,
+    two_d: bool = False,
+    pow2: bool = True,
+    eps: float = 0.0,
+) -> None:
+    """fp8_blocks_into of r = (x - mean) * rstd * (weight + offset) + bias, rounded to x's dtype.
+
+    Args:
+        x: the rows to normalise.
+        weight: the scale of each column.
+        bias: added to each column; None for 0.
+        mean: the mean of each row, of layer_norm_stats; None for 0.
+        rstd: the inverse deviation of each row, of layer_norm_stats or rms_norm_stats.
+        y: receives the bytes; None if not needed.
+        y_scale: receives the scales of y.
+        yt: receives the bytes of the transposed matrix; None if not needed.
+        yt_scale: receives the scales of yt.
+        dtype: what to cast to.
+        offset: added to the weight; 1.0 for a zero-centred weight.
+        two_d: blocks of 128x128.
+        pow2: round scales down to powers of two.
+        eps: a lower bound of amax.
+    """
+    r = _normed(x, weight, bias, mean, rstd, offset)
+    fp8_blocks_into.reference(r, y, y_scale, yt, yt_scale, None, dtype, two_d, pow2, eps)
