@@ -223,7 +223,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     lines = [("what", "ours us", "torch us", "ratio")]
     for row in rows:
         what = row.get("what") or "{dtype} {} {layout}".format("x".join(map(str, row["shape"])), **row)
-        times = (row["ours_us"], row.get("torch_us", ""), row.get("speed", ""))
+        times = (row["ours_us"], row.get("torch_us", row.get("eager_us", "")), row.get("speed", ""))
         lines.append((what, *map(str, times)))
     widths = [max(map(len, column)) for column in zip(*lines)]
     rest = lambda line: "".join(word.rjust(size + 2) for word, size in zip(line[1:], widths[1:]))

@@ -55,6 +55,61 @@ def act_fp8(x: Tensor, scale: Tensor, amax: Tensor | None, dtype: torch.dtype, a
         y, the bytes of the result, uint8 in x's shape, and scale_inv = 1 / scale.
     """
 
+def act_fp8_blocks_into(x: Tensor, dy: Tensor | None, y: Tensor | None, y_scale: Tensor | None, yt: Tensor | None, yt_scale: Tensor | None, dbias: Tensor | None, dtype: torch.dtype, act: str, gated: bool = False, two_d: bool = False, pow2: bool = True, eps: float = 0.0) -> None:
+    """fp8_blocks_into of r = f(x), or of its gradient; r is that of act_fp8_cast_into, rounded to x's dtype.
+
+    Args:
+        x (float [*rows, _]): the input of the activation.
+        dy (float [..], optional): the gradient of its result; None to compute the result itself.
+        y (uint8 [..], contiguous, optional): receives the bytes; None if not needed.
+        y_scale (float32 [_, _], contiguous, optional): receives the scales of y.
+        yt (uint8 [..], contiguous, optional): receives the bytes of the transposed matrix; None if not needed.
+        yt_scale (float32 [_, _], contiguous, optional): receives the scales of yt.
+        dbias (float [_], of the dtype of x, contiguous, optional): receives the sum of r over its rows before rounding, in x's dtype; None if not needed.
+        dtype (one of float8_e4m3fn, float8_e5m2): what to cast to.
+        act (one of 'none', 'gelu_tanh', 'gelu', 'silu', 'qgelu', 'relu', 'srelu', 'sigmoid'): the activation; "none" for r = x.
+        gated: x has two halves.
+        two_d: blocks of 128x128.
+        pow2: round scales down to powers of two.
+        eps: a lower bound of amax.
+    """
+
+def act_fp8_cast_into(x: Tensor, dy: Tensor | None, scale: Tensor, y: Tensor | None, yt: Tensor | None, scale_inv: Tensor | None, amax: Tensor | None, dbias: Tensor | None, dtype: torch.dtype, act: str, gated: bool = False) -> None:
+    """fp8_cast_into of r = f(x) or, with dy, of the gradient r = dy * f'(x).
+
+    With gated, x has two halves, a and b: r = f(a) * b, or [dy * b * f'(a), dy * f(a)].
+
+    Args:
+        x (float [*rows, _]): the input of the activation.
+        dy (float [..], optional): the gradient of its result; None to compute the result itself.
+        scale (float32 [..], one element, contiguous): multiplies r.
+        y (uint8 [..], contiguous, optional): receives the bytes; None if not needed.
+        yt (uint8 [..], contiguous, optional): receives the bytes of the transposed matrix; None if not needed.
+        scale_inv (float32 [..], one element, contiguous, optional): receives 1 / scale; None if not needed.
+        amax (float32 [..], one element, contiguous, optional): raised to the largest magnitude of r; None if not needed.
+        dbias (float [_], of the dtype of x, contiguous, optional): receives the sum of r over its rows, in x's dtype; None if not needed.
+        dtype (one of float8_e4m3fn, float8_e5m2): what to cast to.
+        act (one of 'none', 'gelu_tanh', 'gelu', 'silu', 'qgelu', 'relu', 'srelu', 'sigmoid'): the activation; "none" for r = x.
+        gated: x has two halves.
+    """
+
+def act_fp8_current_into(x: Tensor, dy: Tensor | None, y: Tensor | None, yt: Tensor | None, scale_inv: Tensor | None, dbias: Tensor | None, dtype: torch.dtype, act: str, gated: bool = False, pow2: bool = False, eps: float = 0.0) -> None:
+    """fp8_current_into of r = f(x), or of its gradient; r is that of act_fp8_cast_into, rounded to x's dtype.
+
+    Args:
+        x (float [*rows, _]): the input of the activation.
+        dy (float [..], optional): the gradient of its result; None to compute the result itself.
+        y (uint8 [..], contiguous, optional): receives the bytes; None if not needed.
+        yt (uint8 [..], contiguous, optional): receives the bytes of the transposed matrix; None if not needed.
+        scale_inv (float32 [..], one element, contiguous, optional): receives 1 / scale; None if not needed.
+        dbias (float [_], of the dtype of x, contiguous, optional): receives the sum of r over its rows before rounding, in x's dtype; None if not needed.
+        dtype (one of float8_e4m3fn, float8_e5m2): what to cast to.
+        act (one of 'none', 'gelu_tanh', 'gelu', 'silu', 'qgelu', 'relu', 'srelu', 'sigmoid'): the activation; "none" for r = x.
+        gated: x has two halves.
+        pow2: round the scale down to a power of two.
+        eps: a lower bound of amax.
+    """
+
 def adaptive_max_pool2d(self: Tensor, output_size: list[int]) -> tuple[Tensor, Tensor]:
     """The maxima of windows that divide the input evenly, and their indices."""
 
@@ -2203,6 +2258,17 @@ def index_select(self: Tensor, dim: int, index: Tensor) -> Any:
 def init_nvshmem_backend(process_group: Any) -> Any:
     """Not supported: it needs NVSHMEM and several GPUs. Use torch.distributed._symmetric_memory."""
 
+def int_mm(a: Tensor, b: Tensor) -> Tensor:
+    """y = a b, of int8, exact: added up in int32, which wraps around.
+
+    Args:
+        a (int8 [m, k]): [m, k], with any strides.
+        b (int8 [k, n]): [k, n], with any strides.
+
+    Returns:
+        y [m, n], int32.
+    """
+
 def isclose(self: Tensor, other: Tensor, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False) -> Tensor:
     """torch.ops.aten.isclose, elementwise."""
 
@@ -2268,6 +2334,21 @@ def layer_norm_fp8(x: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor
         scale (float32 [..], one element, contiguous)
         amax (float32 [..], one element, contiguous, optional)
         dtype (one of float8_e4m3fn, float8_e5m2)
+    """
+
+def layer_norm_stats(x: Tensor, weight: Tensor, bias: Tensor | None, amax: Tensor | None, eps: float = 1e-05, offset: float = 0.0) -> tuple[Tensor, Tensor]:
+    """layer_norm without its first result; amax is raised to the largest magnitude that y would have.
+
+    Args:
+        x (float [*rows, n]): the rows to normalise.
+        weight (float [n]): the scale of each column.
+        bias (float [n], optional): added to each column; None for 0.
+        amax (float32 [..], one element, contiguous, optional): raised to max |y|; None if not needed.
+        eps: added to the variance.
+        offset: added to the weight; 1.0 for a zero-centred weight.
+
+    Returns:
+        mean and rstd, float32 [*rows] (float64 for float64).
     """
 
 def layernorm_bwd(dz: Tensor, x: Tensor, mu: Tensor, rsigma: Tensor, gamma: Tensor, sm_margin: int, zero_centered_gamma: bool) -> list[Tensor]:
@@ -3239,6 +3320,45 @@ def nonzero(self: Tensor) -> Any:
 def nonzero_static(self: Tensor, *, size: int, fill_value: int = -1) -> Any:
     """torch.ops.aten.nonzero_static."""
 
+def norm_fp8_blocks_into(x: Tensor, weight: Tensor, bias: Tensor | None, mean: Tensor | None, rstd: Tensor, y: Tensor | None, y_scale: Tensor | None, yt: Tensor | None, yt_scale: Tensor | None, dtype: torch.dtype, offset: float = 0.0, two_d: bool = False, pow2: bool = True, eps: float = 0.0) -> None:
+    """fp8_blocks_into of r = (x - mean) * rstd * (weight + offset) + bias, rounded to x's dtype.
+
+    Args:
+        x (float [*rows, n]): the rows to normalise.
+        weight (float [n]): the scale of each column.
+        bias (float [n], optional): added to each column; None for 0.
+        mean (float [*rows], optional): the mean of each row, of layer_norm_stats; None for 0.
+        rstd (float [*rows]): the inverse deviation of each row, of layer_norm_stats or rms_norm_stats.
+        y (uint8 [*rows, n], contiguous, optional): receives the bytes; None if not needed.
+        y_scale (float32 [_, _], contiguous, optional): receives the scales of y.
+        yt (uint8, transposed x, contiguous, optional): receives the bytes of the transposed matrix; None if not needed.
+        yt_scale (float32 [_, _], contiguous, optional): receives the scales of yt.
+        dtype (one of float8_e4m3fn, float8_e5m2): what to cast to.
+        offset: added to the weight; 1.0 for a zero-centred weight.
+        two_d: blocks of 128x128.
+        pow2: round scales down to powers of two.
+        eps: a lower bound of amax.
+    """
+
+def norm_fp8_current_into(x: Tensor, weight: Tensor, bias: Tensor | None, mean: Tensor | None, rstd: Tensor, amax: Tensor, y: Tensor | None, yt: Tensor | None, scale_inv: Tensor | None, dtype: torch.dtype, offset: float = 0.0, pow2: bool = False, eps: float = 0.0) -> None:
+    """The cast of current scaling, for r = (x - mean) * rstd * (weight + offset) + bias, rounded to x's dtype.
+
+    Args:
+        x (float [*rows, n]): the rows to normalise.
+        weight (float [n]): the scale of each column.
+        bias (float [n], optional): added to each column; None for 0.
+        mean (float [*rows], optional): the mean of each row, of layer_norm_stats; None for 0.
+        rstd (float [*rows]): the inverse deviation of each row, of layer_norm_stats or rms_norm_stats.
+        amax (float32 [..], one element, contiguous): the largest magnitude of r.
+        y (uint8 [*rows, n], contiguous, optional): receives the bytes; None if not needed.
+        yt (uint8, transposed x, contiguous, optional): receives the bytes of the transposed matrix; None if not needed.
+        scale_inv (float32 [..], one element, contiguous, optional): receives 1 / scale; None if not needed.
+        dtype (one of float8_e4m3fn, float8_e5m2): what to cast to.
+        offset: added to the weight; 1.0 for a zero-centred weight.
+        pow2: round the scale down to a power of two.
+        eps: a lower bound of amax.
+    """
+
 def normal_functional(self: Tensor, mean: float = 0.0, std: float = 1.0, *, generator: Any | None = None) -> Tensor:
     """Normal, like self."""
 
@@ -3925,6 +4045,20 @@ def rms_norm_fp8(x: Tensor, weight: Tensor, scale: Tensor, amax: Tensor | None, 
         scale (float32 [..], one element, contiguous)
         amax (float32 [..], one element, contiguous, optional)
         dtype (one of float8_e4m3fn, float8_e5m2)
+    """
+
+def rms_norm_stats(x: Tensor, weight: Tensor, amax: Tensor | None, eps: float = 1e-06, offset: float = 0.0) -> Tensor:
+    """rms_norm without its first result; amax is raised to the largest magnitude that y would have.
+
+    Args:
+        x (float [*rows, n]): the rows to normalise.
+        weight (float [n]): the scale of each column.
+        amax (float32 [..], one element, contiguous, optional): raised to max |y|; None if not needed.
+        eps: added to the mean square.
+        offset: added to the weight; 1.0 for a zero-centred weight.
+
+    Returns:
+        rstd, float32 [*rows] (float64 for float64).
     """
 
 def rmsnorm_bwd(dz: Tensor, x: Tensor, rsigma: Tensor, gamma: Tensor, sm_margin: int, zero_centered_gamma: bool) -> list[Tensor]:

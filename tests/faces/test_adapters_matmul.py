@@ -64,6 +64,28 @@ def test_groups():
     close(adapted("_grouped_mm", x.t(), dy, offs, None, None), torch._grouped_mm(x.t(), dy, offs=offs))
 
 
+def test_groups_of_columns():
+    offs = torch.tensor([8, 8, N], dtype=torch.int32)
+    a, b = torch.randn(GROUPS, M, K, dtype=BF16) * K**-0.5, torch.randn(K, N, dtype=BF16)
+    for matrix in (b, b.t().contiguous().t()):
+        close(adapted("_grouped_mm", a, matrix, offs, None, None), torch._grouped_mm(a, matrix, offs=offs))
+
+
+def test_batches_without_groups():
+    a, b = torch.randn(GROUPS, M, K, dtype=BF16) * K**-0.5, torch.randn(GROUPS, K, N, dtype=BF16)
+    for matrices in (b, b.mT.contiguous().mT):
+        close(adapted("_grouped_mm", a, matrices, None, None, None), torch._grouped_mm(a, matrices))
+
+
+@pytest.mark.parametrize("m, k, n", [(20, 256, 32), (1, 40, 9), (3, 1, 2), (0, 4, 4), (4, 0, 4), (150, 1000, 70)])
+def test_ints(m, k, n):
+    """Exact: also by the largest products, and over transposed matrices."""
+    a, b = (torch.randint(-128, 128, s, dtype=torch.int8) for s in ((m, k), (k, n)))
+    for left, right in ((a, b), (a, b.t().contiguous().t()), (a.t().contiguous().t(), b), (a * 0 - 128, b * 0 - 128)):
+        got, want = adapted("_int_mm", left, right), torch._int_mm(left, right)
+        assert got.dtype is torch.int32 and got.stride() == want.stride() and torch.equal(got, want)
+
+
 def test_groups_of_fp8():
     a, b, offs = fp8(M, K), fp8(GROUPS, N, K).mT, torch.tensor([8, 8, M], dtype=torch.int32)
     sa, sb = torch.rand(M) * 0.1, torch.rand(GROUPS, N)
@@ -84,6 +106,10 @@ def test_what_is_left_to_torch():
     ):
         with pytest.raises(NotSupported):
             adapted("_scaled_mm", *args)
+    i = torch.ones(M, 8, dtype=torch.int8)
+    for pair in ((i.int(), i.int().t()), (i, i), (i, i.t().float()), (i[0], i.t())):
+        with pytest.raises(NotSupported):
+            adapted("_int_mm", *pair)
     x, w, offs = torch.randn(M, K, dtype=BF16), torch.randn(GROUPS, K, N, dtype=BF16), torch.zeros(3, dtype=torch.int32)
     for args in (
         (x.float(), w.float(), offs, None, None),
@@ -91,6 +117,9 @@ def test_what_is_left_to_torch():
         (x, w, offs[:2], None, None),
         (w.mT, x.t(), offs, None, None),
         (x, w[..., :-1], offs, None, None),
+        (w.mT, w, offs, None, None),
+        (w.mT, w[:2], None, None, None),
+        (w.mT, w[0], offs[:2], None, None),
     ):
         with pytest.raises(NotSupported):
             adapted("_grouped_mm", *args)

@@ -314,3 +314,39 @@ def test_under_atens_names():
         with opmux.policy(order), opmux.use(include=["_scaled_mm"], mode="all"):
             got = torch._scaled_mm(a, b, one, one, out_dtype=BF16)
         torch.testing.assert_close(got, want, rtol=1.6e-2, atol=5e-2)
+
+
+@pytest.mark.parametrize("m, k, n", [(4096, 4096, 4096), (17, 8192, 4096), (1000, 1032, 1000), (300, 2056, 72)])
+def test_ints(m, k, n):
+    """Exact, by rows and by columns, and the same as torch's own."""
+    a, b = (torch.randint(-128, 128, s, device=CUDA, dtype=torch.int8) for s in ((m, k), (k, n)))
+    want = (a.double() @ b.double()).to(torch.int32)
+    for left, right in ((a, b), (a, b.t().contiguous().t()), (a.t().contiguous().t(), b)):
+        assert torch.equal(impl_of("int_mm", "default.flagos").fn(left, right), want)
+        with opmux.policy("impl:default.flagos"), opmux.use(include=["_int_mm"], mode="all"):
+            assert torch.equal(torch._int_mm(left, right), want)
+
+
+@pytest.mark.parametrize("m", [1, 2, 4])
+def test_few_rows_of_ints(m):
+    a, b = (torch.randint(-128, 128, s, device=CUDA, dtype=torch.int8) for s in ((m, 8192), (4096, 8192)))
+    want = (a.double() @ b.double().t()).to(torch.int32)
+    for right in (b.t(), b.t().contiguous()):
+        assert torch.equal(impl_of("int_mm", "default.flagos").fn(a, right), want)
+
+
+def test_groups_under_atens_name():
+    """Groups of rows, of columns and of K, and batches without groups, as torch's own."""
+    ends = torch.tensor([64, 64, 200, 256], device=CUDA, dtype=torch.int32)
+    new = lambda *shape: torch.randn(*shape, device=CUDA, dtype=BF16)
+    for a, b, offs in (
+        (new(256, 128), new(4, 128, 64), ends),
+        (new(4, 96, 128), new(128, 256), ends),
+        (new(64, 256), new(256, 96), ends),
+        (new(4, 96, 128), new(4, 128, 64), None),
+    ):
+        want = torch._grouped_mm(a, b, offs=offs)
+        with opmux.policy("impl:default.flagos"), opmux.use(include=["_grouped_mm"], mode="all"):
+            got = torch._grouped_mm(a, b, offs=offs)
+        assert got.stride() == want.stride()
+        torch.testing.assert_close(got, want, rtol=1.6e-2, atol=5e-2)

@@ -48,6 +48,12 @@ def follows(act, glu=False, residual=None, save=True, bias=True, m=M, dtype=BF16
     return lambda: kernels.linear_act(x, weight, given, added, act, glu, save)
 
 
+def ints(turned, m=M):
+    """int8, with the columns or the rows of the second factor contiguous."""
+    b = new(N, K, dtype=torch.int8).t() if turned else new(K, N, dtype=torch.int8)
+    return lambda: kernels.int_mm(new(m, K, dtype=torch.int8), b)
+
+
 GELU = lambda: kernels.gemm_gelu(new(M, K), new(N, K), new(N), False, True, 1.0, None)
 CALLS = {
     "tf32": gemm(new(M, K, dtype=F32), new(N, K, dtype=F32), None, False, True),
@@ -69,9 +75,19 @@ CALLS = {
     "large glu": follows("silu", glu=True, m=16384),
     "large glu with all that may follow": follows("gelu", glu=True, residual=F32, m=16384),
     "large act and residual": follows("gelu", residual=F32, m=16384),
+    "int8": ints(True),
+    "int8 by rows": ints(False),
+    "few rows of int8": ints(True, 3),
     "ieee": gemm(new(M, K, dtype=F32), new(N, K, dtype=F32), None, False, True),
 }
-ANYHOW = {"odd", "ieee", "float64", "tf32", "few rows"}  # where a chip or Triton may not have the matrix unit for it
+ANYHOW = {
+    "odd",
+    "ieee",
+    "float64",
+    "tf32",
+    "few rows",
+    "few rows of int8",
+}  # where a chip or Triton may not have the matrix unit for it
 
 
 @pytest.fixture(autouse=True)
@@ -126,6 +142,12 @@ def test_both_products_of_a_glu_are_on_their_way_at_once():
 def test_fp8_is_multiplied_as_fp8(name):
     ptx = build("sm_90", name).asm["ptx"]
     assert any("wgmma" in line and "e4m3" in line for line in ptx.splitlines())
+
+
+@pytest.mark.parametrize("name, chip, word", [("int8", "sm_90", "wgmma"), ("int8 by rows", "sm_80", "mma.sync")])
+def test_int8_is_multiplied_as_int8(name, chip, word):
+    ptx = build(chip, name).asm["ptx"]
+    assert any(word in line and "s32.s8.s8" in line for line in ptx.splitlines())
 
 
 def test_few_rows_read_the_matrix_widely():

@@ -456,6 +456,7 @@ if TYPE_CHECKING:  # a type checker sees `Annotated`, with "*rows n" as metadata
     from typing import Annotated as Grad
     from typing import Annotated as Index
     from typing import Annotated as Int
+    from typing import Annotated as Int8
     from typing import Annotated as Int32
     from typing import Annotated as Int64
     from typing import Annotated as Mask
@@ -467,6 +468,7 @@ else:
     Grad = Kind("float", FLOATS, last=True)
     Float32 = Kind("float32", (torch.float32,))
     Int = Kind("int", INTS)
+    Int8 = Kind("int8", (torch.int8,))
     Int32 = Kind("int32", (torch.int32,))
     Int64 = Kind("int64", (torch.int64,))
     Index = Kind("index", (torch.int32, torch.int64))

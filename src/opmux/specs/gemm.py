@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from ..core.contract import FLOATS, FP8, Byte, Float, Float32, Grad, one_of, one_or_each_row, same_dtype, shape
+from ..core.contract import FLOATS, FP8, Byte, Float, Float32, Grad, Int8, one_of, one_or_each_row, same_dtype, shape
 from ..core.errors import BadArgument
 from ..core.spec import BadSample, BadSamples, Tol, op
 from ..core.tensors import dtype_name, opmath_dtype
@@ -334,6 +334,44 @@ def matmul(
     y = wide(a) @ wide(b)
     y = y if alpha == 1.0 else y * alpha
     return rounded(y if c is None or beta == 0.0 else y + c.to(y.dtype) * beta, out_dtype or a.dtype)
+
+
+def _int_args(d: Draw) -> dict[str, Any]:
+    """The case's shape is a's. Options: out, turned (b is the transpose of a contiguous matrix)."""
+    ints = lambda t: (t * 60).clamp(-128, 127).to(torch.int8)
+    (_, k), n = d.case.shape, d.option("out", 24)
+    b = ints(_drawn(d, "b", (n, k) if d.option("turned") else (k, n)))
+    return {"a": ints(d.full()), "b": b.t() if d.option("turned") else b}
+
+
+INT = Maker(
+    _int_args,
+    (
+        Case((20, 64)),
+        Case((37, 104), options={"turned": True, "out": 40}),
+        Case((2, 300), options={"turned": True, "out": 5}),
+        Case((1, 2048), options={"out": 9}),
+        Case((33, 17), options={"out": 3}),
+        Case((0, 37)),
+        Case((5, 0), options={"out": 3}),
+        Case((24, 64), "t"),
+        Case((9, 48), "sliced"),
+    ),
+)
+
+
+@op(samples=INT, flops=lambda a, b: 2 * a.numel() * b.shape[1])
+def int_mm(a: Int8[Tensor, "m k"], b: Int8[Tensor, "k n"]) -> Tensor:
+    """y = a b, of int8, exact: added up in int32, which wraps around.
+
+    Args:
+        a: [m, k], with any strides.
+        b: [k, n], with any strides.
+
+    Returns:
+        y [m, n], int32.
+    """
+    return a.to(torch.int32) @ b.to(torch.int32)
 
 
 @op(out="y pre", samples=GEMM, errors=unfit_factors(GEMM), where=factors_fit, tol=SUMS, flops=gemm_flops)

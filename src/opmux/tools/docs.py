@@ -113,8 +113,9 @@ def tex_page() -> str:
         if any(map(wanted, registry.impls(spec.key))):
             return "itself"
         parts = [p for p in spec.parts.values() if any(map(wanted, registry.impls(p.key)))]
-        casts = ["the casts"] if any(p.family == "quant" for p in parts) and spec.family != "tex_quantize" else []
-        return ", ".join([p.name for p in parts if p.family != "quant" or not casts] + casts)
+        is_cast = lambda p: p.family in ("quant", "fused_quant")
+        casts = ["the casts"] if any(map(is_cast, parts)) and spec.family != "tex_quantize" else []
+        return ", ".join([p.name for p in parts if not is_cast(p) or not casts] + casts)
 
     ours = lambda impl: impl.kind is BackendImplKind.DEFAULT and impl.vendor is None
     library = lambda impl: impl.of_vendor("nvidia") and not impl.impl_id.endswith("transformer_engine")
@@ -143,7 +144,8 @@ def tex_page() -> str:
         "| NVIDIA | what of it cuBLAS, cuDNN or flash attention compute on an NVIDIA GPU |",
         "",
         "Where NVIDIA's own `transformer_engine_torch` is installed, the backend `nvidia` has every function of it.",
-        "`the casts` are the primitives of `quant`: to FP8 by a tensor's, a block's or MXFP8's scales, and back.",
+        "`the casts` are the primitives of `quant` and `fused_quant`: to FP8 by a tensor's, a block's or MXFP8's",
+        "scales, of a tensor or of what is computed in the same pass, and back.",
         *rows,
         "",
     ]

@@ -1,9 +1,9 @@
 """ATen's matrix products: each is one product of matrices or of batches of them, with something added; products of
-FP8 with scales, and of groups of rows.
+FP8 with scales, of int8, and of groups of rows, of columns or of K.
 
-Left to torch: integers and complex numbers; factors of different dtypes. Dot products stay torch's, one kernel there
-and two of ours. `linear`, `matmul` and `einsum` are composed of these by ATen. Of `_scaled_mm`, a result of FP8 and
-scales of MXFP8 and NVFP4; of `_grouped_mm`, groups of columns.
+Left to torch: complex numbers, integers other than int8; factors of different dtypes; of `_scaled_mm`, a result of FP8
+and scales of MXFP8 and NVFP4. Dot products stay torch's, one kernel there and two of ours. `linear`, `matmul` and
+`einsum` are composed of these by ATen.
 """
 
 from collections.abc import Callable
@@ -108,6 +108,17 @@ for _rank, _overloads in ((2, "mm mm.dtype"), (3, "bmm bmm.dtype")):
     adapt(*_overloads.split(), over=gemm.matmul)(product(_rank))
 
 
+@adapt("_int_mm", over=gemm.int_mm)
+def int_mm(call: Fn, self: Tensor, mat2: Tensor) -> Any:
+    if self.dtype is not torch.int8 or mat2.dtype is not torch.int8 or self.device != mat2.device:
+        raise NotSupported(f"products of {self.dtype} and {mat2.dtype} are left to torch")
+    if self.dim() != 2 or mat2.dim() != 2 or self.shape[1] != mat2.shape[0]:
+        raise NotSupported(f"matrices that do not fit: {tuple(self.shape)} and {tuple(mat2.shape)}")
+    if self.is_cuda and (self.shape[0] <= 16 or self.shape[1] % 8 or mat2.shape[1] % 8):
+        raise NotSupported("on CUDA torch takes more than 16 rows, and multiples of 8 else")
+    return call(self, mat2)
+
+
 # ---- products of FP8, and of groups ---------------------------------------------------------------------------------
 
 BLOCK = gemm.BLOCK
@@ -182,19 +193,27 @@ def _groups(offs: Tensor | None, groups: int, bias: Tensor | None) -> Tensor:
 
 @adapt("_grouped_mm", over=grouped.grouped_mm)
 def grouped_mm(call: Fn, self: Tensor, mat2: Tensor, offs: Tensor | None, bias: Tensor | None, out_dtype: Dtype) -> Any:
-    """Groups of rows of the first, each with a matrix of the second; or groups of K, each with a product of its own."""
+    """Groups of rows of the first or of columns of the second, each with a matrix of the other; groups of K, each
+    with a product of its own; or batches, without groups.
+    """
     if self.dtype is not torch.bfloat16 or mat2.dtype is not self.dtype or out_dtype not in (None, self.dtype):
         raise NotSupported(f"grouped products of {self.dtype} and {mat2.dtype} are left to torch")
     n = mat2.shape[-1]
-    if n % 8 or self.shape[-1] % 8 or (self.shape[0] % 8 and mat2.dim() == 2) or not self.numel() or not mat2.numel():
-        raise NotSupported("torch pads the rows of the result to 16 bytes, and refuses some others")
     ranks = (self.dim(), mat2.dim())
+    if n % 8 or self.shape[-1] % 8 or (self.shape[0] % 8 and ranks == (2, 2)) or not self.numel() or not mat2.numel():
+        raise NotSupported("torch pads the rows of the result to 16 bytes, and refuses some others")
     if ranks == (2, 3) and self.shape[1] == mat2.shape[1]:
         ends = _groups(offs, mat2.shape[0], bias)
         turned = mat2.stride(1) == 1 and mat2.stride(2) != 1
         return call(self, mat2.mT if turned else mat2, ends, turned)
     if ranks == (2, 2) and self.shape[1] == mat2.shape[0]:
         return _other(grouped.grouped_mm_wgrad, self.t(), mat2, _groups(offs, -1, bias))
+    if ranks == (3, 2) and self.shape[2] == mat2.shape[0]:  # the columns are rows of the transposed product
+        return call(mat2.t(), self, _groups(offs, self.shape[0], bias), True).t().contiguous()
+    if ranks == (3, 3) and self.shape[0] == mat2.shape[0] and self.shape[2] == mat2.shape[1]:
+        if offs is not None or bias is not None:
+            raise NotSupported("torch takes neither ends of groups nor a bias with batches")
+        return _other(gemm.matmul, self, mat2, None, 1.0, 1.0, None)
     raise NotSupported(f"groups of {tuple(self.shape)} and {tuple(mat2.shape)} are left to torch")
 
 

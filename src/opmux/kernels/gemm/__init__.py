@@ -1,7 +1,7 @@
 """Matrix products: tiles of the result, each added up over K by one program; what follows the product at the end.
 
 A matrix is read in place, by rows or by columns, so a transposition is a constant of the kernel and no copy. FP8
-is multiplied as it is where the chip has such products, else converted to bfloat16.
+is multiplied as it is where the chip has such products, else converted to bfloat16. int8 is added up in int32.
 """
 
 from __future__ import annotations
@@ -81,6 +81,9 @@ def block_tiles(m: int, n: int, k: int) -> Tiles:
 # ---- plans ----------------------------------------------------------------------------------------------------------
 
 
+SUMS = {tl.float64: torch.float64, tl.float32: torch.float32, tl.int32: torch.int32}  # what parts of K are added up in
+
+
 class Factor(NamedTuple):
     """How the kernel reads a factor [rows, K], or a batch of them."""
 
@@ -135,7 +138,7 @@ def _product(
     views, read = read_as(kinds)
     c = after.c
     steps = (0, 0, 0) if c is None else (0,) * (3 - c.dim()) + c.stride()
-    wide = wide_of(a.dtype)
+    wide = tl.int32 if a.dtype is torch.int8 else wide_of(a.dtype)
     constants = dict(
         C_UNIT=steps[2] == 1, ACT=MATHS[after.act][0] if after.act else None,
         SLOPE=MATHS[after.slope][1] if after.slope else None, A_EACH=each[0], B_EACH=each[1], WIDE=wide,
@@ -167,7 +170,7 @@ def _product(
     first = launch._replace(grid=(launch.grid[0], splits)).given(**parts).named(y="parts", c=None)
     sums = Config(dict(C_UNIT=steps[2] == 1, SPLITS=splits, WIDE=wide, BLOCK=256))
     last = Launch(add_up, (-(-m * n // 256),), sums, {**sizes, "size": m * n}, named)
-    workspace = {"parts": OutputSpec.of((splits, m, n), torch.float64 if wide is tl.float64 else torch.float32)}
+    workspace = {"parts": OutputSpec.of((splits, m, n), SUMS[wide])}
     return Plan({**makes, **workspace}, [first, last], copied, before)
 
 
@@ -267,6 +270,12 @@ def gemm(
 def matmul(a: Tensor, b: Tensor, c: Tensor | None, beta: float, out_dtype: torch.dtype | None, precision: str) -> Plan:
     makes = {"y": OutputSpec.of((*a.shape[:-1], b.shape[-1]), out_dtype or a.dtype)}
     return _product(makes, a, b, False, False, precision, After(c if beta != 0.0 else None))
+
+
+@planned(spec.int_mm)
+def int_mm(a: Tensor, b: Tensor) -> Plan:
+    makes = {"y": OutputSpec.of((a.shape[0], b.shape[1]), torch.int32)}
+    return _product(makes, a, b, False, False, "ieee", After(), numbers={"alpha": 1.0, **ADDED})
 
 
 @planned(spec.gemm_gelu, state={"precision": precision})

@@ -55,8 +55,12 @@ def scaled(
     b_y, a_scale_ptr, b_scale_ptr, i_m, i_n, m, n, alpha,
     A_EACH: tl.constexpr, B_EACH: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Times alpha and the scales of the factors: one for all of a factor, or one for EACH of its rows."""
-    b_y *= alpha
+    """Times alpha and the scales of the factors: one for all of a factor, or one for EACH of its rows.
+
+    A sum of integers has neither.
+    """
+    if WIDE != tl.int32:
+        b_y *= alpha
     if a_scale_ptr is not None:
         if A_EACH:
             b_y *= tl.load(a_scale_ptr + i_m, mask=i_m < m, other=0.0).to(WIDE)[:, None]
@@ -361,7 +365,8 @@ def _add_up(
     b_y = tl.zeros([BLOCK], WIDE)
     for part in range(SPLITS):
         b_y += tl.load(parts_ptr + part * size + o, mask=there, other=0.0)
-    b_y *= alpha
+    if WIDE != tl.int32:
+        b_y *= alpha
     row, col = o // n, o % n
     if c_ptr is not None:
         o_c = row * c_down + (col if C_UNIT else col * c_right)
