@@ -190,7 +190,7 @@ def options() -> list[dict[str, Any]]:
     usual = {"max_q": 0, "max_k": 0, "left": -1, "right": 0, "at_end": True, "softcap": 0.0, "dropout_p": 0.0}
     rows = []
     for name, given in cases.items():
-        args = [{**usual, "bias_grad": False, **given}.get(n) for n in names]
+        args = [{**usual, "bias_grad": False, "seq_first": False, **given}.get(n) for n in names]
         o, lse = general.attention_general(q, k, v, *args)
         forward = us(lambda args=args: general.attention_general(q, k, v, *args))
         backward = us(lambda args=args, o=o, lse=lse: general.attention_general_bwd(do, q, k, v, o, lse, *args))

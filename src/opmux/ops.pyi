@@ -377,7 +377,7 @@ def attention_decode(q: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tenso
         the logarithm of the sum of the softmax. Computed in float32, rounded once. There is no gradient.
     """
 
-def attention_general(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, slopes: Tensor | None = None, sink: Tensor | None = None, seed: Tensor | None = None, cu_q: Tensor | None = None, cu_k: Tensor | None = None, q_sizes: Tensor | None = None, k_sizes: Tensor | None = None, max_q: int = 0, max_k: int = 0, left: int = -1, right: int = -1, at_end: bool = True, softcap: float = 0.0, dropout_p: float = 0.0, scale: float | None = None, bias_grad: bool = False) -> tuple[Tensor, Tensor]:
+def attention_general(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, slopes: Tensor | None = None, sink: Tensor | None = None, seed: Tensor | None = None, cu_q: Tensor | None = None, cu_k: Tensor | None = None, q_sizes: Tensor | None = None, k_sizes: Tensor | None = None, max_q: int = 0, max_k: int = 0, left: int = -1, right: int = -1, at_end: bool = True, softcap: float = 0.0, dropout_p: float = 0.0, scale: float | None = None, bias_grad: bool = False, seq_first: bool = False) -> tuple[Tensor, Tensor]:
     """Attention with every option: o = dropout(softmax(s)) v, lse = log(sum(exp(s))).
 
     s = cap(q k^T * scale) + bias - slopes * |distance|, cap(x) = softcap * tanh(x / softcap), -inf outside the window
@@ -403,14 +403,16 @@ def attention_general(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = Non
         dropout_p (between 0 and 1): how probable it is that a probability is dropped; the others are divided by 1 - dropout_p.
         scale: multiplies q k^T; by default 1 / sqrt(dim).
         bias_grad: whether the backward computes the gradient of the bias.
+        seq_first: o, dq, dk and dv have the memory layout of a contiguous [batch, seq, heads, dim]; by default o and dq
+            have that of q, dk of k, dv of v.
 
     Returns:
-        o [batch, heads, queries, dim_v], of q's dtype and in its memory layout, and lse, float32 [batch, heads,
+        o [batch, heads, queries, dim_v], of q's dtype, and lse, float32 [batch, heads,
         queries] (float64 for float64). Both are 0 for padding. A query that sees no key gives o = 0, and as lse the
         sink, or -inf.
     """
 
-def attention_general_bwd(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, bias: Tensor | None, slopes: Tensor | None, sink: Tensor | None, seed: Tensor | None, cu_q: Tensor | None, cu_k: Tensor | None, q_sizes: Tensor | None, k_sizes: Tensor | None, max_q: int, max_k: int, left: int, right: int, at_end: bool, softcap: float, dropout_p: float, scale: float | None, bias_grad: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def attention_general_bwd(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, bias: Tensor | None, slopes: Tensor | None, sink: Tensor | None, seed: Tensor | None, cu_q: Tensor | None, cu_k: Tensor | None, q_sizes: Tensor | None, k_sizes: Tensor | None, max_q: int, max_k: int, left: int, right: int, at_end: bool, softcap: float, dropout_p: float, scale: float | None, bias_grad: bool, seq_first: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The gradients of attention_general, as in attention_bwd; 0 for padding. They are the same bits in every run.
 
     dbias = ds before the soft-cap, summed over the dimensions in which the bias has size 1;

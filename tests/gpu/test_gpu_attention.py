@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from opmux.core import get_default_manager
+from opmux.faces.aten import attention as adapters
 from opmux.specs import attention_general as general
 from opmux.specs.samples import Case
 
@@ -82,6 +83,96 @@ def test_large_offsets_are_read_where_they_are():
     q = torch.zeros(2, 1, 64, 128, device=CUDA, dtype=torch.bfloat16)
     k[1, 0, -1] = 8.0
     q[1] = 8.0
-    absent, numbers = (None,) * 8, (0, 0, -1, -1, True, 0.0, 0.0, 1.0, False)
+    absent, numbers = (None,) * 8, (0, 0, -1, -1, True, 0.0, 0.0, 1.0, False, False)
     o, _ = ours("attention_general")(q, k, k, *absent, *numbers)
     assert torch.equal(o[1], torch.full_like(o[1], 8.0)) and not o[0].any()
+
+
+# ---- ATen's overloads, against torch's kernels -----------------------------------------------------------------------
+
+
+def new(*shape, dtype=torch.bfloat16):
+    return torch.randn(shape, device=CUDA, dtype=dtype)
+
+
+def like_torchs(made, native, skip=(), tolerance=2e-2):
+    """The same shapes, dtypes and memory; values within rounding; tensors in `skip` are compared by shape alone."""
+    for i, (got, want) in enumerate(zip(made, native, strict=True)):
+        if want is None or not isinstance(want, torch.Tensor):
+            assert got == want, i
+            continue
+        assert (got.shape, got.dtype, got.stride()) == (want.shape, want.dtype, want.stride()), i
+        if i not in skip and want.numel():
+            finite = want.isfinite()
+            assert torch.equal(got[~finite], want[~finite]), i
+            error = (got[finite].double() - want[finite].double()).norm() / want[finite].double().norm()
+            assert error < tolerance, (i, error)
+
+
+WINDOWS = [(False, None, None), (True, None, None), (False, 100, 30), (False, 64, None), (False, None, 10)]
+
+
+@pytest.mark.parametrize("shape", ["whole", "of one projection", "packed", "packed, other keys"])
+@pytest.mark.parametrize(("causal", "left", "right"), WINDOWS)
+def test_flash_overloads_agree_with_torch(shape, causal, left, right):
+    """A forward of ours with a backward of torch's and the reverse too."""
+    aten, sides = torch.ops.aten, dict(window_size_left=left, window_size_right=right)
+    cu_q = cu_k = None
+    if shape == "whole":
+        q, do, k, v = (new(2, 500, n, 64) for n in (8, 8, 2, 2))
+        longest = (500, 500)
+    elif shape == "of one projection":
+        q, k, v = new(2, 500, 3, 8, 64).unbind(2)
+        do, longest = new(2, 500, 8, 64), (500, 500)
+    else:
+        lengths = (100, 37, 300)
+        keys = lengths if shape == "packed" else (130, 20, 300)
+        q, do, k, v = (new(sum(m), n, 64) for m, n in ((lengths, 8), (lengths, 8), (keys, 2), (keys, 2)))
+        cu_q = torch.tensor([0, *lengths], device=CUDA).cumsum(0).int()
+        cu_k = cu_q if shape == "packed" else torch.tensor([0, *keys], device=CUDA).cumsum(0).int()
+        longest = (300, 300)
+    given = (q, k, v, cu_q, cu_k, *longest, 0.0, causal, False)
+    native = aten._flash_attention_forward.default(*given, **sides)
+    made = adapters.flash_attention_forward(ours("attention_general"), *given, **sides)
+    like_torchs(made, native, skip=(2, 3))
+    for o, lse in (native[:2], made[:2]):
+        args = (do, q, k, v, o, lse, cu_q, cu_k, *longest, 0.0, causal, *native[2:4])
+        want = aten._flash_attention_backward.default(*args, **sides)
+        like_torchs(adapters.flash_attention_backward(ours("attention_general_bwd"), *args, **sides), want)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("mask", [adapters.NO_MASK, adapters.TOP_LEFT, adapters.BOTTOM_RIGHT])
+@pytest.mark.parametrize("shape", ["whole", "shared", "packed"])
+def test_efficient_backward_agrees_with_torch(shape, mask, dtype):
+    aten, cu, longest = torch.ops.aten, None, (200, 200)
+    if shape == "packed":
+        cu, longest = torch.tensor([0, 100, 137, 437], device=CUDA, dtype=torch.int32), (300, 300)
+        q, k, v, do = (new(1, 437, 4, 64, dtype=dtype) for _ in range(4))
+    else:
+        q, k, v, do = (new(2, 200, 4, 64, dtype=dtype) for _ in range(4))
+    forward = aten._efficient_attention_forward.default(q, k, v, None, cu, cu, *longest, 0.0, mask, True)
+    o, lse, seed, offset = forward[:4]
+    args = (do, q, k, v, None, o, cu, cu, *longest, lse, 0.0, seed, offset, mask, False)
+    options = dict(shared_storage_dqdkdv=shape == "shared")
+    want = aten._efficient_attention_backward.default(*args, **options)
+    made = adapters.efficient_attention_backward(ours("attention_general_bwd"), *args, **options)
+    like_torchs(made, want)
+
+
+@pytest.mark.parametrize("layout", ["heads first", "sequences first", "of one projection"])
+def test_efficient_attention_of_any_layout(layout):
+    """What gpt2, bert and vit call in float32: results lie in memory as torch's do."""
+    if layout == "of one projection":
+        q, k, v = new(2, 333, 3, 4, 64, dtype=torch.float32).permute(2, 0, 3, 1, 4)
+    else:
+        q, k, v = (new(2, 333, 4, 64, dtype=torch.float32).transpose(1, 2) for _ in range(3))
+    if layout == "heads first":
+        q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
+    do = new(2, 333, 4, 64, dtype=torch.float32).transpose(1, 2)
+    given = (q, k, v, None, True, 0.0, True)
+    native = torch.ops.aten._scaled_dot_product_efficient_attention.default(*given)
+    like_torchs(adapters.efficient(ours("attention_general"), *given), native, skip=(2, 3))
+    given = (do, q, k, v, None, *native, 0.0, [True, True, True, False], True)
+    want = torch.ops.aten._scaled_dot_product_efficient_attention_backward.default(*given)
+    like_torchs(adapters.efficient_backward(ours("attention_general_bwd"), *given), want)

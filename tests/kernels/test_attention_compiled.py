@@ -45,7 +45,7 @@ def general(dim, dtype, bias=True):
     heads, seed = new(8, dtype=torch.float32), new(2, dtype=torch.int64)
     lengths = None if bias else new(2, dtype=torch.int32)
     more = (new(1, 8, 1024, 1024, dtype=dtype) if bias else None, heads, heads, seed, None, None, lengths, lengths)
-    options = (0, 0, 128, 0, False, 30.0, 0.1, None, bias)
+    options = (0, 0, 128, 0, False, 30.0, 0.1, None, bias, False)
     general_kernels.attention_general(q, k, k, *more, *options)
     general_kernels.attention_general_bwd(q, q, k, k, q, lse, *more, *options)
 

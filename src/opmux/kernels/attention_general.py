@@ -69,14 +69,14 @@ def attention_general(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, slopes: Tensor | None, sink: Tensor | None,
     seed: Tensor | None, cu_q: Tensor | None, cu_k: Tensor | None, q_sizes: Tensor | None, k_sizes: Tensor | None,
     max_q: int, max_k: int, left: int, right: int, at_end: bool, softcap: float, dropout_p: float,
-    scale: float | None, precision: str,
+    scale: float | None, seq_first: bool, precision: str,
 ) -> Plan:  # fmt: skip
     p, copied = _problem(
         q, k, v, bias, slopes, cu_q, max_q, max_k, left, right, at_end, softcap, dropout_p, scale, precision
     )  # fmt: skip
     heads, rows = q.shape[1:3]
     padded = cu_q is not None or q_sizes is not None
-    makes = _room(padded, o=like(q, p.dim_v), lse=OutputSpec.of(q.shape[:3], stats_dtype(q)))
+    makes = _room(padded, o=like(q, p.dim_v, seq_first), lse=OutputSpec.of(q.shape[:3], stats_dtype(q)))
     plan = forward_plan(p, q, k, v, makes, (heads * rows, rows))
     small = strided(slopes=slopes, sink=sink, cu_q=cu_q, cu_k=cu_k, q_sizes=q_sizes, k_sizes=k_sizes)
     return _finished(plan, q, seed if p.options.dropout_p else None, [*copied, *small])
@@ -87,14 +87,15 @@ def attention_general_bwd(
     do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, bias: Tensor | None, slopes: Tensor | None,
     sink: Tensor | None, seed: Tensor | None, cu_q: Tensor | None, cu_k: Tensor | None, q_sizes: Tensor | None,
     k_sizes: Tensor | None, max_q: int, max_k: int, left: int, right: int, at_end: bool, softcap: float,
-    dropout_p: float, scale: float | None, bias_grad: bool, precision: str,
+    dropout_p: float, scale: float | None, bias_grad: bool, seq_first: bool, precision: str,
 ) -> Plan:  # fmt: skip
     p, copied = _problem(
         q, k, v, bias, slopes, cu_q, max_q, max_k, left, right, at_end, softcap, dropout_p, scale, precision
     )  # fmt: skip
     heads, rows = q.shape[1:3]
     padded = cu_q is not None or q_sizes is not None
-    makes = _room(padded, dq=like(q), dk=like(k), dv=like(v))
+    gradient = lambda t: like(t, seq_first=seq_first)
+    makes = _room(padded, dq=gradient(q), dk=gradient(k), dv=gradient(v))
     none = OutputSpec.of((0,), q.dtype)
     makes["dbias"] = none if bias is None or not bias_grad else OutputSpec.of(bias.shape, bias.dtype)
     makes["dsink"] = none if sink is None else OutputSpec.of(sink.shape, sink.dtype)

@@ -48,23 +48,27 @@ def heads_divide(op: str, q: Tensor, k: Tensor) -> None:
         raise BadArgument.of(op, "k", f"have heads that divide the {heads} of {{q}}", str(kv_heads))
 
 
+SEQ_FIRST = (0, 2, 1, 3)  # a contiguous [batch, seq, heads, dim]
+
+
 def order(t: Tensor) -> tuple[int, int, int, int]:
     """The memory layout of results that follow a tensor: its dimensions, the outermost first."""
     b, h, s, _ = t.stride()
     if h >= s:
         return (0, 1, 2, 3)
-    return (2, 0, 1, 3) if h <= b < s else (0, 2, 1, 3)
+    return (2, 0, 1, 3) if h <= b < s else SEQ_FIRST
 
 
-def room(like: Tensor, dim: int | None = None) -> Tensor:
-    """A result to be: like a tensor in shape (but for another dim), dtype and order."""
+def room(like: Tensor, dim: int | None = None, seq_first: bool = False) -> Tensor:
+    """A result to be: like a tensor in shape (but for another dim), dtype and, unless `seq_first`, order."""
     shape = (*like.shape[:3], like.shape[3] if dim is None else dim)
-    return torch.empty_permuted(shape, order(like), dtype=like.dtype, device=like.device)
+    at = SEQ_FIRST if seq_first else order(like)
+    return torch.empty_permuted(shape, at, dtype=like.dtype, device=like.device)
 
 
-def laid_out_as(like: Tensor, made: Tensor) -> Tensor:
+def laid_out_as(like: Tensor, made: Tensor, seq_first: bool = False) -> Tensor:
     """The same values in dtype and memory layout like a tensor; by ops that a DTensor supports, unlike `room`."""
-    at = order(like)
+    at = SEQ_FIRST if seq_first else order(like)
     packed = made.to(like.dtype).permute(at).clone(memory_format=torch.contiguous_format)
     return packed.permute([at.index(i) for i in range(4)])
 

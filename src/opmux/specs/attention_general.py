@@ -171,6 +171,7 @@ def _args(d: Draw) -> dict[str, Any]:
         "dropout_p": d.option("dropout_p", 0.0),
         "scale": d.option("scale"),
         "bias_grad": bool(d.option("bias")),
+        "seq_first": d.option("seq_first", False),
     }
 
 
@@ -187,6 +188,7 @@ CASES = (
         "slopes": True, "softcap": 3.0, "left": 4,
     }),
     Case((2, 2, 3, 8), "swapped", {"scale": 0.3, "sink": True}),
+    Case((2, 2, 6, 8), options={"kv_heads": 1, "keys": 7, "dim_v": 16, "seq_first": True}),
     Case((1, 2, 8, 16), "step", {"right": 0, "at_end": False, "keys": 3}),
     Case((2, 2, 0, 8), options={"sink": True, "bias": (1, 2, 1), "keys": 4}),
     Case((2, 2, 4, 8), options={"keys": 0, "sink": True}),
@@ -220,8 +222,10 @@ def _wrong(good: Maker) -> BadSamples:
 
 
 def _fake(q: Tensor, k: Tensor, v: Tensor, *rest: Any, **named: Any) -> tuple[Tensor, Tensor]:
-    attention_general.check(**dict(zip(attention_general.spec.names, (q, k, v, *rest))), **named)
-    return room(q, v.shape[3]), torch.empty(q.shape[:3], dtype=stats_dtype(q), device=q.device)
+    given: dict[str, Any] = {**dict(zip(attention_general.spec.names, (q, k, v, *rest))), **named}
+    attention_general.check(**given)
+    lse = torch.empty(q.shape[:3], dtype=stats_dtype(q), device=q.device)
+    return room(q, v.shape[3], given.get("seq_first", False)), lse
 
 
 @op(
@@ -254,6 +258,7 @@ def attention_general(
     dropout_p: Probability = 0.0,
     scale: float | None = None,
     bias_grad: bool = False,
+    seq_first: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Attention with every option: o = dropout(softmax(s)) v, lse = log(sum(exp(s))).
 
@@ -280,9 +285,11 @@ def attention_general(
         dropout_p: how probable it is that a probability is dropped; the others are divided by 1 - dropout_p.
         scale: multiplies q k^T; by default 1 / sqrt(dim).
         bias_grad: whether the backward computes the gradient of the bias.
+        seq_first: o, dq, dk and dv have the memory layout of a contiguous [batch, seq, heads, dim]; by default o and dq
+            have that of q, dk of k, dv of v.
 
     Returns:
-        o [batch, heads, queries, dim_v], of q's dtype and in its memory layout, and lse, float32 [batch, heads,
+        o [batch, heads, queries, dim_v], of q's dtype, and lse, float32 [batch, heads,
         queries] (float64 for float64). Both are 0 for padding. A query that sees no key gives o = 0, and as lse the
         sink, or -inf.
     """
@@ -291,7 +298,8 @@ def attention_general(
     x, y, z = where.apart(q, 0), where.apart(k, 1), where.apart(v, 1)
     o, lse, _ = masked_forward(x, y, z, how, bias, sink, Dropout)
     tokens = q.shape[2]
-    return laid_out_as(q, where.together(o, 0, tokens)), where.together(lse, 0, tokens).contiguous().to(stats_dtype(q))
+    lse = where.together(lse, 0, tokens).contiguous().to(stats_dtype(q))
+    return laid_out_as(q, where.together(o, 0, tokens), seq_first), lse
 
 
 def _bwd_args(d: Draw) -> dict[str, Any]:
@@ -316,7 +324,8 @@ def _fake_bwd(
     attention_general_bwd.check(do=do, q=q, k=k, v=v, o=o, lse=lse, **named)
     bias, sink = named["bias"] if named["bias_grad"] else None, named["sink"]
     dbias, dsink = (absent(q) if t is None else t.new_empty(t.shape) for t in (bias, sink))
-    return room(q), room(k), room(v), dbias, dsink
+    dq, dk, dv = (room(t, seq_first=named["seq_first"]) for t in (q, k, v))
+    return dq, dk, dv, dbias, dsink
 
 
 @op(
@@ -351,6 +360,7 @@ def attention_general_bwd(
     dropout_p: Probability,
     scale: float | None,
     bias_grad: bool,
+    seq_first: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The gradients of attention_general, as in attention_bwd; 0 for padding. They are the same bits in every run.
 
@@ -372,7 +382,7 @@ def attention_general_bwd(
     y, z = where.apart(k, 1), where.apart(v, 1)
     found = masked_backward(g, x, y, z, out, rows, how, bias, sink, Dropout)
     of = ((found.dq, 0, q), (found.dk, 1, k), (found.dv, 1, v))
-    dq, dk, dv = (laid_out_as(like, where.together(t, i, like.shape[2])) for t, i, like in of)
+    dq, dk, dv = (laid_out_as(like, where.together(t, i, like.shape[2]), seq_first) for t, i, like in of)
     dbias = absent(q) if bias is None or not bias_grad or found.dbias is None else found.dbias.to(bias.dtype)
     dsink = absent(q) if sink is None or found.dsink is None else found.dsink.to(sink.dtype)
     return dq, dk, dv, dbias, dsink

@@ -65,11 +65,10 @@ def page() -> str:
         "",
         *_table("because", found[LEFT], lambda n: str(left.reason(n))),
         "",
-        f"## Not yet: {len(found[NOT_YET])}",
-        "",
-        *_table("family", found[NOT_YET], lambda n: left.not_yet().get(n, "")),
-        "",
     ]  # fmt: skip
+    if found[NOT_YET]:
+        rows = _table("family", found[NOT_YET], lambda n: left.not_yet().get(n, ""))
+        lines += [f"## Not yet: {len(found[NOT_YET])}", "", *rows, ""]
     return "\n".join(lines)
 
 

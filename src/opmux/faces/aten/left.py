@@ -114,13 +114,7 @@ LEFT: dict[str, str] = {
 }
 
 # Overloads without a kernel of ours, by family, one name a line. A family that gets kernels deletes its lines.
-NOT_YET: dict[str, str] = {
-    "attention": """
-        _efficient_attention_backward
-        _flash_attention_backward
-        _flash_attention_forward
-    """,
-}
+NOT_YET: dict[str, str] = {}
 
 # Op that ATen composes -> the ops it calls. Recorded from torch 2.13; for the page and for explain.
 COMPOSED: dict[str, str] = {

@@ -667,12 +667,12 @@ def _strides(stride: tuple[int, ...]) -> tuple[int, int, int]:
     return (0, stride[1], stride[0]) if len(stride) == 3 else (stride[0], stride[1], stride[2])
 
 
-def like(t: Tensor, dim: int | None = None) -> OutputSpec:
-    """A result in the memory layout of a tensor."""
+def like(t: Tensor, dim: int | None = None, seq_first: bool = False) -> OutputSpec:
+    """A result in the memory layout of a tensor, or in that of a contiguous [batch, seq, heads, dim]."""
     shape = (*t.shape[:-1], t.shape[-1] if dim is None else dim)
     if t.dim() == 3:
         return OutputSpec.of(shape, t.dtype)
-    order = spec.order(t)
+    order = spec.SEQ_FIRST if seq_first else spec.order(t)
     packed = OutputSpec.of([shape[i] for i in order], t.dtype).stride
     return OutputSpec(shape, tuple(packed[order.index(i)] for i in range(4)), t.dtype)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from ....core.errors import NotSupported
 from ....kernels.lib.plans import checks
 from ....specs import attention as spec
-from .tags import library
+from .tags import library, torchs
 
 check_attention, check_attention_bwd = checks(spec.attention), checks(spec.attention_bwd)
 check_varlen, check_varlen_bwd = checks(spec.attention_varlen), checks(spec.attention_varlen_bwd)
@@ -68,9 +68,10 @@ def flash_bwd_when(
 def attention(
     q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None
 ) -> tuple[Tensor, Tensor]:
-    found = torch.ops.aten._scaled_dot_product_flash_attention.default(
-        plain(q), plain(k), plain(v), 0.0, causal, False, scale=scale
-    )
+    found = torchs(
+        torch.ops.aten._scaled_dot_product_flash_attention.default,
+        plain(q), plain(k), plain(v), 0.0, causal, False, scale=scale,
+    )  # fmt: skip
     return settled(found[0], q), found[1]
 
 
@@ -79,7 +80,8 @@ def attention_bwd(
     do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, causal: bool, scale: float | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     lse = lse.contiguous()
-    found = torch.ops.aten._scaled_dot_product_flash_attention_backward.default(
+    found = torchs(
+        torch.ops.aten._scaled_dot_product_flash_attention_backward.default,
         do.to(q.dtype), plain(q), plain(k), plain(v), o, lse, None, None, q.shape[2], k.shape[2],
         0.0, causal, lse, lse, scale=scale,
     )  # fmt: skip
@@ -143,7 +145,8 @@ def attention_varlen(
     right: int = -1, scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     causal, window = seen(left, right)
-    o, lse, *_ = torch.ops.aten._flash_attention_forward.default(
+    o, lse, *_ = torchs(
+        torch.ops.aten._flash_attention_forward.default,
         plain_rows(q), plain_rows(k), plain_rows(v), cu_q.int(), cu_k.int(), max_q, max_k, 0.0, causal, False,
         scale=spec.scale_of(q, scale), **window,
     )  # fmt: skip
@@ -163,7 +166,8 @@ def attention_varlen_bwd(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     causal, window = seen(left, right)
     lse = lse.float().masked_fill(lse == -math.inf, math.inf).contiguous()
-    found = torch.ops.aten._flash_attention_backward.default(
+    found = torchs(
+        torch.ops.aten._flash_attention_backward.default,
         plain_rows(do.to(q.dtype)), plain_rows(q), plain_rows(k), plain_rows(v), plain_rows(o), lse, cu_q.int(),
         cu_k.int(), max_q, max_k, 0.0, causal, lse, lse, scale=spec.scale_of(q, scale), **window,
     )  # fmt: skip
