@@ -17,12 +17,14 @@ if TYPE_CHECKING:
     from .core.manager import OpManager
     from .core.ranks import digest, sync
     from .faces.aten.switch import disable, enable, enabled_ops, native, use
+    from .faces.models.interface import register_attention
     from .faces.models.patch import patch_model, unpatch_model
 
 __version__ = "0.1.0"
 __all__ = [
     "__version__", "backends", "compat", "core", "digest", "disable", "enable", "enabled_ops", "explain", "functional",
-    "native", "nn", "ops", "patch_model", "policy", "set_policy", "sync", "tex", "unpatch_model", "use",
+    "native", "nn", "ops", "patch_model", "policy", "register_attention", "set_policy", "sync", "tex", "unpatch_model",
+    "use",
 ]  # fmt: skip
 
 # The module of each public name, imported on first access: `import opmux` alone is cheap and has no side effects.
@@ -30,6 +32,7 @@ _MODULE_OF = {"explain": "core.default", "policy": "core.default", "set_policy":
 _MODULE_OF |= {"digest": "core.ranks", "sync": "core.ranks"}
 _MODULE_OF |= dict.fromkeys(("disable", "enable", "enabled_ops", "native", "use"), "faces.aten.switch")
 _MODULE_OF |= dict.fromkeys(("patch_model", "unpatch_model"), "faces.models.patch")
+_MODULE_OF |= {"register_attention": "faces.models.interface"}
 _MODULES = ("backends", "compat", "core", "faces", "functional", "nn", "ops", "runtime", "specs", "te", "tex", "tools")
 
 

@@ -1,1 +1,1 @@
-"""Replaces parts of `transformers` models by fused functions: `opmux.patch_model` and `opmux.unpatch_model`."""
+"""Models of `transformers`: fused functions by `opmux.patch_model`, attention by `opmux.register_attention`."""

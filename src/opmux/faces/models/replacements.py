@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ...specs import activation
 from ..functional import moe, norms, rope
-from . import attention
+from . import attention, interface
 from .forms import form, parsed
 
 Forward = Callable[..., Any]
@@ -360,7 +360,7 @@ def makes_a_causal_mask(original: Any) -> bool:
 
 
 def without_mask(original: Forward) -> Forward:
-    """In training on whole sequences torch's attention is told that it is causal, and needs no mask.
+    """In training on whole sequences torch's attention and ours are told that they are causal, and need no mask.
 
     transformers does the same, but not under torch.compile: there it cannot see that positions are those of one
     sequence. Here none are given.
@@ -371,7 +371,8 @@ def without_mask(original: Forward) -> Forward:
     @functools.wraps(original)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         whole = self.training and len(args) < 2 and all(kwargs.get(name) is None for name in given)
-        return (maskless if whole and self.config._attn_implementation == "sdpa" else original)(self, *args, **kwargs)
+        needless = whole and self.config._attn_implementation in ("sdpa", interface.NAME)
+        return (maskless if needless else original)(self, *args, **kwargs)
 
     return forward
 

@@ -1,0 +1,199 @@
+"""`attn_implementation="opmux"`: attention for models of `transformers`, with every option that they pass.
+
+A mask is the one that transformers makes for "sdpa": whole and of bools, so that a model may change it. What it says in
+brief (causal, a window, keys that are padding) goes with it as an attribute of the tensor. Attention reads that, and
+then no mask of queries times keys. A mask without it (changed, moved to another device, made by a user) is read whole.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...core.errors import BadArgument
+from ..functional.decode import attention_decode
+from ..functional.scaled_dot_product import attention
+
+NAME = "opmux"
+BRIEF = "_opmux_brief"  # the attribute of a mask
+# Arguments that change the result, and what they are.
+NOT_TAKEN = {
+    "cache": "the cache of continuous batching",
+    "indices": "the keys that sparse attention selects",
+    "block_indices": "the blocks of keys that sparse attention selects",
+    "sinks": "sinks of each token",
+}
+
+
+class Brief(NamedTuple):
+    """What a mask says."""
+
+    bias: Tensor | None  # added to the scores; or bools, False hides a key
+    causal: bool = False
+    left: int = -1  # how many keys before its own place a query sees; -1 is all
+
+
+def register_attention() -> None:
+    """Register our attention with `transformers` as "opmux".
+
+    Then `from_pretrained(.., attn_implementation="opmux")` and `model.set_attn_implementation("opmux")` use it, for any
+    model whose attention comes from transformers' `AttentionInterface`. Calling it again changes nothing.
+    """
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface
+
+    AttentionInterface.register(NAME, attend)
+    AttentionMaskInterface.register(NAME, mask)
+
+
+# ---- attention ------------------------------------------------------------------------------------------------------
+
+
+def attend(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    position_bias: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attention as transformers' `AttentionInterface` calls it.
+
+    Args:
+        module: the attention layer; its `is_causal` counts if the argument is None.
+        query: [batch, heads, queries, dim].
+        key: [batch, kv_heads, keys, dim], with heads that divide those of the query.
+        value: [batch, kv_heads, keys, dim_v].
+        attention_mask: None, bools (False hides a key) or a bias, [batch or 1, heads or 1, queries or 1, keys].
+        dropout: the probability that a probability is dropped.
+        scaling: multiplies the scores; by default 1 / sqrt(dim).
+        is_causal: whether a query sees no key after its own place, where there is no mask.
+        softcap: limits scores to softcap * tanh(score / softcap).
+        s_aux: [heads], a score of each head whose value is 0 (GPT-OSS).
+        position_bias: added to the scores (T5).
+        kwargs: what else models pass. A sliding window is part of the mask.
+
+    Returns:
+        o [batch, queries, heads, dim_v], and None for the probabilities, which are never in memory.
+    """
+    for name in NOT_TAKEN:
+        if kwargs.get(name) is not None:
+            raise _not_taken(name, kwargs[name])
+    if query.shape[0] != key.shape[0]:  # learned queries of all sequences
+        query = query.expand(key.shape[0], -1, -1, -1)
+    queries, keys = query.shape[2], key.shape[2]
+    if attention_mask is not None:
+        said = _brief(attention_mask, queries, keys)
+    elif queries == 1:
+        if position_bias is None and not dropout and _decodes(query, key, value, s_aux):
+            return _decoded(query, key, value, scaling, softcap or 0.0, s_aux), None
+        said = Brief(None)
+    else:
+        said = Brief(None, getattr(module, "is_causal", True) if is_causal is None else is_causal)
+        if said.causal and keys > queries:  # the prompt in a static cache, with nothing after it
+            key, value = key[:, :, :queries], value[:, :, :queries]
+            position_bias = None if position_bias is None else position_bias[..., :queries]
+    o = attention(
+        query, key, value, causal=said.causal, window=(said.left, -1), top_left=True,
+        bias=_sum(position_bias, said.bias), softcap=softcap or 0.0, sink=s_aux, dropout_p=dropout, scale=scaling,
+    )  # fmt: skip
+    return o.transpose(1, 2).contiguous(), None
+
+
+def _not_taken(name: str, given: Any) -> BadArgument:
+    expected = f'be None: "{NAME}" does not take {NOT_TAKEN[name]}; use another attn_implementation'
+    return BadArgument.of("attention", name, expected, type(given).__name__)
+
+
+def _brief(mask: Tensor, queries: int, keys: int) -> Brief:
+    found = None if torch.compiler.is_compiling() else getattr(mask, BRIEF, None)
+    return found if found is not None and mask.shape[2:] == (queries, keys) else Brief(mask)
+
+
+def _sum(position_bias: Tensor | None, bias: Tensor | None) -> Tensor | None:
+    if position_bias is None or bias is None:
+        return bias if position_bias is None else position_bias
+    return position_bias.masked_fill(~bias, -torch.inf) if bias.dtype is torch.bool else position_bias + bias
+
+
+def _decodes(*tensors: Tensor | None) -> bool:
+    """Whether no gradient is needed: decoding has none."""
+    return not torch.is_grad_enabled() or not any(t is not None and t.requires_grad for t in tensors)
+
+
+def _decoded(
+    query: Tensor, key: Tensor, value: Tensor, scaling: float | None, softcap: float, sinks: Tensor | None
+) -> Tensor:
+    """One new token for each sequence: the keys are split over the whole GPU."""
+    lengths = torch.full((query.shape[0],), key.shape[2], dtype=torch.int32, device=query.device)
+    q, k, v = (t.transpose(1, 2) for t in (query, key, value))
+    found = attention_decode(q, k, v, lengths, sinks=sinks, softcap=softcap, scale=scaling)
+    assert isinstance(found, Tensor)  # lse is not asked for
+    return found
+
+
+# ---- masks ----------------------------------------------------------------------------------------------------------
+
+
+def mask(
+    q_length: int,
+    kv_length: int,
+    attention_mask: Tensor | None = None,
+    local_size: int | None = None,
+    allow_is_causal_skip: bool = True,
+    allow_is_bidirectional_skip: bool = False,
+    dtype: torch.dtype = torch.float32,
+    config: Any = None,
+    **kwargs: Any,
+) -> Tensor | None:
+    """A mask as transformers' `AttentionMaskInterface` makes it for "sdpa", with what it says in brief.
+
+    Args:
+        q_length: the number of queries.
+        kv_length: the number of keys.
+        attention_mask: bool [batch, keys], False for padding.
+        local_size: the size of a sliding window or of a chunk.
+        allow_is_causal_skip: the mask is causal, within `local_size` if that is given, and may be None.
+        allow_is_bidirectional_skip: the mask hides padding, and what is outside `local_size`, and may be None.
+        dtype: of the bias that the mask is read as.
+        config: the model's; it says whether `local_size` is that of a window.
+        kwargs: more arguments of transformers' `sdpa_mask`.
+    """
+    from transformers.masking_utils import sdpa_mask
+
+    sliding = local_size is not None and local_size == getattr(config, "sliding_window", None)
+    sliding = sliding and getattr(config, "attention_chunk_size", None) is None
+    if sliding and allow_is_causal_skip and kv_length <= (local_size or 0):
+        local_size = None  # the window hides nothing
+    made = sdpa_mask(
+        q_length=q_length, kv_length=kv_length, attention_mask=attention_mask, local_size=local_size,
+        allow_is_causal_skip=allow_is_causal_skip, allow_is_bidirectional_skip=allow_is_bidirectional_skip,
+        dtype=dtype, config=config, **kwargs,
+    )  # fmt: skip
+    if type(made) is not Tensor or torch.compiler.is_compiling():
+        return made
+    causal = allow_is_causal_skip and (sliding or local_size is None) and 1 < q_length == kv_length
+    everything = allow_is_bidirectional_skip and local_size is None
+    if (causal or everything) and (attention_mask is None or attention_mask.shape[-1] == kv_length):
+        padding = None if attention_mask is None or attention_mask.all() else attention_mask[:, None, None]
+        said = Brief(_bias(padding, dtype), causal, -1 if local_size is None else local_size - 1)
+    else:
+        said = Brief(_bias(made, dtype))
+    setattr(made, BRIEF, said)
+    return made
+
+
+def _bias(seen: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """-inf for False, with one row where all are the same memory."""
+    if seen is None:
+        return None
+    seen = seen[tuple(slice(None if step else 1) for step in seen.stride()[:3])]
+    return torch.zeros((), dtype=dtype, device=seen.device).masked_fill(~seen, -torch.inf)

@@ -1,0 +1,252 @@
+"""attn_implementation="opmux": models of `transformers` compute what they do with their own attention."""
+
+import subprocess
+import sys
+import types
+
+import pytest
+import torch
+
+import opmux
+from opmux.core.errors import BadArgument
+from opmux.faces.models import interface
+
+transformers = pytest.importorskip("transformers")
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING  # noqa: E402
+
+SMALL = dict(
+    hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
+    vocab_size=97, max_position_embeddings=64, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+)  # fmt: skip
+EXPERTS = dict(num_experts=4, num_local_experts=4, num_experts_per_tok=2, moe_intermediate_size=16)
+WINDOW = 4  # shorter than the sequences
+# Model types -> more of their configuration.
+TYPES = {
+    "llama": {},
+    "qwen3": {},
+    "mistral": dict(sliding_window=WINDOW),
+    "gemma2": dict(sliding_window=WINDOW, attn_logit_softcapping=2.0, query_pre_attn_scalar=8),
+    "gpt_oss": dict(sliding_window=WINDOW, **EXPERTS),
+    "phimoe": dict(sliding_window=WINDOW, **EXPERTS),  # its layers do not pass the window: only the mask has it
+    "llama4_text": dict(attention_chunk_size=WINDOW, intermediate_size_mlp=48, **EXPERTS),
+    "gpt2": dict(n_embd=32, n_layer=2, n_head=4, attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0),
+}
+LENGTH = 11
+
+
+@pytest.fixture(autouse=True, scope="module")
+def registered():
+    opmux.register_attention()
+
+
+def tiny(kind: str):
+    torch.manual_seed(0)
+    config = CONFIG_MAPPING[kind](**{**SMALL, **TYPES[kind]})
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    for name, p in model.named_parameters():  # sinks are zeros at first
+        if name.endswith("sinks"):
+            torch.nn.init.normal_(p)
+    return model
+
+
+def inputs(padded: str):
+    ids = torch.randint(3, 97, (2, LENGTH), generator=torch.Generator().manual_seed(1))
+    seen = torch.ones_like(ids)
+    if padded:
+        seen[0, slice(0, 3) if padded == "left" else slice(LENGTH - 3, LENGTH)] = 0
+    return {"input_ids": ids, "attention_mask": seen} if padded else {"input_ids": ids}
+
+
+def step(model, given):
+    """The logits and gradients of a step in training; those of padding have no meaning."""
+    model.train()
+    model.zero_grad()
+    torch.manual_seed(2)  # of a router with noise
+    seen = given.get("attention_mask", torch.ones_like(given["input_ids"])).bool()
+    logits = model(**given).logits[seen]
+    logits.square().mean().backward()
+    return logits.detach(), {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+
+
+class Calls:
+    """The calls that the interface makes: of attention with the shape of the bias, and of decoding."""
+
+    def __init__(self, monkeypatch):
+        self.biases, self.causal, self.lefts, self.decoded = [], [], [], 0
+        whole, one = interface.attention, interface.attention_decode
+
+        def attention(*args, **kwargs):
+            bias = kwargs["bias"]
+            self.biases.append(None if bias is None else tuple(bias.shape))
+            self.causal.append(kwargs["causal"])
+            self.lefts.append(kwargs["window"][0])
+            return whole(*args, **kwargs)
+
+        def decode(*args, **kwargs):
+            self.decoded += 1
+            return one(*args, **kwargs)
+
+        monkeypatch.setattr(interface, "attention", attention)
+        monkeypatch.setattr(interface, "attention_decode", decode)
+
+
+@pytest.mark.parametrize("padded", ["", "left", "right"])
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.rotates(2)
+def test_a_step_of_training(kind, padded, monkeypatch):
+    model, given = tiny(kind), inputs(padded)
+    logits, gradients = step(model, given)
+    model.set_attn_implementation("opmux")
+    calls = Calls(monkeypatch)
+    made, found = step(model, given)
+    torch.testing.assert_close(made, logits, atol=2e-5, rtol=2e-5)
+    assert found.keys() == gradients.keys()
+    for name, want in gradients.items():
+        torch.testing.assert_close(found[name], want, atol=2e-5, rtol=2e-4, msg=name)
+    assert len(calls.biases) == 2
+    if kind != "llama4_text":  # of chunks a whole mask is read
+        assert all(calls.causal) and set(calls.biases) == {(2, 1, 1, LENGTH) if padded else None}
+    if kind in ("mistral", "phimoe"):
+        assert calls.lefts == [WINDOW - 1] * 2
+    if kind in ("gemma2", "gpt_oss"):
+        assert sorted(calls.lefts) == [-1, WINDOW - 1]
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("padded", ["", "left"])
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.rotates(4)
+def test_greedy_generation(kind, padded, cache, monkeypatch):
+    model, given = tiny(kind).eval(), inputs(padded)
+    more = dict(max_new_tokens=6, do_sample=False, eos_token_id=None, cache_implementation=cache, disable_compile=True)
+    want = model.generate(**given, **more)
+    model.set_attn_implementation("opmux")
+    calls = Calls(monkeypatch)
+    assert torch.equal(model.generate(**given, **more), want)
+    if cache == "dynamic" and kind != "llama4_text":
+        full = {"mistral": 0, "phimoe": 0, "gemma2": 1, "gpt_oss": 1}.get(kind, 2)  # layers without a window
+        # all tokens but the first; padding that is in no window any more hides nothing
+        assert calls.decoded == 5 * (2 - full if padded else 2)
+
+
+def test_encoders_and_their_padding(monkeypatch):
+    """Bidirectional: the rows of a mask of padding are one row."""
+    config = transformers.BertConfig(
+        hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, vocab_size=97
+    )
+    torch.manual_seed(0)
+    model, given = transformers.BertModel(config).eval(), inputs("right")
+    seen = given["attention_mask"].bool()
+    for way in (given, {"input_ids": given["input_ids"]}):
+        model.set_attn_implementation("eager")
+        want = model(**way).last_hidden_state
+        model.set_attn_implementation("opmux")
+        calls = Calls(monkeypatch)
+        made = model(**way).last_hidden_state
+        torch.testing.assert_close(made[seen], want[seen], atol=2e-5, rtol=2e-5)
+        assert set(calls.biases) == {(2, 1, 1, LENGTH) if "attention_mask" in way else None} and not any(calls.causal)
+
+
+def test_a_bias_of_positions():
+    config = transformers.T5Config(
+        d_model=32,
+        d_kv=8,
+        d_ff=48,
+        num_layers=2,
+        num_heads=4,
+        vocab_size=97,
+        decoder_start_token_id=0,
+        dropout_rate=0.0,
+    )
+    torch.manual_seed(0)
+    model = transformers.T5ForConditionalGeneration(config)
+    given = {**inputs("right"), "labels": inputs("")["input_ids"][:, :7].clone()}
+
+    def run():
+        model.zero_grad()
+        out = model(**given)
+        out.loss.backward()
+        return out.logits.detach(), {n: p.grad.clone() for n, p in model.named_parameters()}
+
+    model.set_attn_implementation("eager")
+    logits, gradients = run()
+    model.set_attn_implementation("opmux")
+    made, found = run()
+    torch.testing.assert_close(made, logits, atol=2e-5, rtol=2e-5)
+    for name, want in gradients.items():
+        torch.testing.assert_close(found[name], want, atol=2e-5, rtol=2e-4, msg=name)
+
+
+def test_a_mask_of_the_users_own_is_read_whole():
+    """Also one that was made for ours and then changed: it has not what it said in brief."""
+    model, ids = tiny("llama").eval(), inputs("")["input_ids"]
+    seen = torch.rand(2, 1, LENGTH, LENGTH, generator=torch.Generator().manual_seed(3)) > 0.4
+    seen |= torch.eye(LENGTH, dtype=torch.bool)
+    bias = torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(torch.float32).min)
+    want = model(input_ids=ids, attention_mask=bias).logits
+    model.set_attn_implementation("opmux")
+    for own in (seen, bias):
+        torch.testing.assert_close(model(input_ids=ids, attention_mask=own).logits, want, atol=2e-5, rtol=2e-5)
+    made = interface.mask(
+        batch_size=2,
+        q_length=4,
+        kv_length=4,
+        config=model.config,
+        attention_mask=torch.tensor([[False] + [True] * 3] * 2),
+    )
+    assert getattr(made, interface.BRIEF).causal
+    assert not hasattr(made & made, interface.BRIEF) and not made[:, :, :, 0].any()
+
+
+def test_dropout_and_gradients_of_queries_alone():
+    layer = types.SimpleNamespace(is_causal=True)
+    q, k = torch.randn(1, 4, 6, 8, requires_grad=True), torch.randn(1, 2, 6, 8)
+    o, _ = interface.attend(layer, q, k, k, None, dropout=0.5)
+    assert o.shape == (1, 6, 4, 8) and o.is_contiguous()
+    assert not torch.equal(o, interface.attend(layer, q, k, k, None, dropout=0.5)[0])
+    one = q[:, :, :1].detach().requires_grad_()
+    interface.attend(layer, one, k, k, None)[0].sum().backward()
+    assert one.grad is not None and one.grad.any()
+
+
+def test_learned_queries_serve_every_sequence():
+    layer = types.SimpleNamespace(is_causal=False)
+    q, k = torch.randn(1, 4, 3, 8), torch.randn(2, 4, 6, 8)
+    made, _ = interface.attend(layer, q, k, k, None)
+    want = torch.nn.functional.scaled_dot_product_attention(q.expand(2, -1, -1, -1), k, k).transpose(1, 2)
+    torch.testing.assert_close(made, want)
+
+
+@pytest.mark.parametrize("name", interface.NOT_TAKEN)
+def test_what_it_does_not_take_is_an_error(name):
+    layer, t = types.SimpleNamespace(is_causal=True), torch.randn(1, 2, 3, 8)
+    interface.attend(layer, t, t, t, None, **{name: None})
+    with pytest.raises(BadArgument, match=f"{name} must be None"):
+        interface.attend(layer, t, t, t, None, **{name: t})
+
+
+def test_compiled_models_have_the_same_logits():
+    model, given = tiny("mistral").eval(), inputs("left")
+    seen = given["attention_mask"].bool()
+    model.set_attn_implementation("opmux")
+    with torch.no_grad():
+        want = model(**given).logits
+        torch._dynamo.reset()
+        made = torch.compile(model, backend="aot_eager", fullgraph=True)(**given).logits
+    torch.testing.assert_close(made[seen], want[seen], atol=2e-5, rtol=2e-5)
+
+
+def test_patched_models_can_have_it():
+    model, given = tiny("llama"), inputs("")
+    model.set_attn_implementation("opmux")
+    logits, gradients = step(model, given)
+    opmux.patch_model(model)
+    made, found = step(model, given)
+    torch.testing.assert_close(made, logits, atol=2e-5, rtol=2e-5)
+    for name, want in gradients.items():
+        torch.testing.assert_close(found[name], want, atol=2e-5, rtol=2e-4, msg=name)
+
+
+def test_transformers_is_imported_by_the_call_alone():
+    code = "import sys, opmux; opmux.register_attention; assert 'transformers' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
