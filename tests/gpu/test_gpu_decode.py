@@ -26,7 +26,7 @@ def full_precision():
 
 
 @pytest.mark.parametrize("name", ["attention_decode", "mla_decode", "write_kv_cache"])
-@pytest.mark.parametrize("dtype", [torch.float32, BF16, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, BF16, torch.float16, torch.float64], ids=str)
 def test_samples(name, dtype):
     spec = specs.find(name)
     for sample in spec.samples(dtype, CUDA):

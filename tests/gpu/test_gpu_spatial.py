@@ -31,8 +31,14 @@ def close(got, want, dtype, size=1):
     torch.testing.assert_close(got, want, rtol=rough, atol=rough * size**0.5)
 
 
+def on(t, where):
+    return t.to(where) if isinstance(t, torch.Tensor) else t
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_sample(family):
+    # torch 2.11 on CUDA: avg_pool2d_backward of channels-last tensors differs from its own CPU's by up to 0.7
+    where = "cpu" if family == "pooling" else "cuda"
     specs.load_implementers(family)
     manager = get_default_manager()
     manager.prepare()
@@ -44,8 +50,9 @@ def test_every_sample(family):
         )
         for dtype in DTYPES:
             for sample in spec.samples(dtype, torch.device("cuda")):
-                both = impl.fn(*sample.args), spec.reference(*sample.args)
+                both = impl.fn(*sample.args), spec.reference(*(on(a, where) for a in sample.args))
                 got, want = (r if isinstance(r, tuple) else (r,) for r in both)
+                got = [on(t, where) for t in got]
                 for a, b in zip(got, want, strict=True):
                     assert (a is None) == (b is None), spec.name
                     if b is not None:

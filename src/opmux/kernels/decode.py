@@ -323,11 +323,17 @@ def _loose(**tensors: Tensor | None) -> list[str]:
     return [name for name, t in tensors.items() if t is not None and t.stride(-1) != 1 and t.shape[-1] > 1]
 
 
-def _viewed(cache: Tensor, names: Collection[str]) -> tuple[dict[str, Callable[[Tensor], Tensor]], Any]:
+def _viewed(q: Tensor, cache: Tensor, names: Collection[str]) -> tuple[dict[str, Callable[[Tensor], Tensor]], Any]:
     """A float8 cache as bytes, and the function that makes numbers of them, where the chip has no such type."""
+    if cache.dtype in FP8 and q.dtype is torch.float64:  # Triton 3.6 compiles no product of float64 made from bytes
+        return {name: _in_float64 for name in names}, None
     if cache.dtype not in FP8 or multiplies_fp8():
         return {}, None
     return {name: _bytes for name in names}, NUMBERS[cache.dtype]
+
+
+def _in_float64(t: Tensor) -> Tensor:
+    return torch.empty_strided(t.shape, t.stride(), dtype=torch.float64, device=t.device).copy_(t.float())
 
 
 def _bytes(t: Tensor) -> Tensor:
@@ -368,13 +374,11 @@ def _plan(
     names: Mapping[str, str | None], copied: list[str],
 ) -> Plan:  # fmt: skip
     """`names`: what the kernel's tensors are called in the op; `copied`: arguments that must be made contiguous."""
-    stats = torch.float32
+    stats = torch.float64 if q.dtype is torch.float64 else torch.float32
     makes = {
         "o": OutputSpec.of((p.batch, p.queries, p.heads, p.dim_v), q.dtype),
         "lse": OutputSpec.of((p.batch, p.heads, p.queries), stats),
     }
-    if q.dtype is torch.float64:
-        raise NotSupported("Triton has no product of tiles this small in float64")
     if not (p.batch and p.queries and p.heads and p.dim_v):
         return Plan(makes)
     if max(p.dim, p.dim_v) > WIDEST:
@@ -390,7 +394,7 @@ def _plan(
     count = p.batch * p.kv_heads * -(-rows // tiles["BLOCK_M"])
     splits = splits_for(count, -(-p.capacity // tiles["BLOCK_N"]), cores(q.device) * tiles["PER_CORE"])
     wide = wide_of(q.dtype)
-    views, numbers_of = _viewed(k, [name for name in dict.fromkeys((names["k"], names["v"])) if name])
+    views, numbers_of = _viewed(q, k, [name for name in dict.fromkeys((names["k"], names["v"])) if name])
     config = Config(dict(
         PART=part, PAGE=p.page, CAUSAL=p.queries > 1, WINDOW=window >= 0, CAP=softcap > 0,
         FULL=(part, rest, p.dim_v) == (blocks["BLOCK_D"], blocks["BLOCK_R"], blocks["BLOCK_E"]),
