@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from ..core.spec import specs
-from ..faces.aten import left, overloads
+from ..faces.aten import decisions, left, overloads
 from ..faces.aten.schema import Shape
+from ..runtime.devices import Chip
+from .speed.command import SLOW, mean, ratios
+
+MEASURED = {"Hopper": Chip("nvidia", "sm_90")}  # the chips whose speeds are shipped
 
 OURS, COMPOSED, VIEW, LEFT, NOT_YET = "ours", "composed", "view", "left to torch", "not yet"
 
@@ -69,7 +73,24 @@ def page() -> str:
     if found[NOT_YET]:
         rows = _table("family", found[NOT_YET], lambda n: left.not_yet().get(n, ""))
         lines += [f"## Not yet: {len(found[NOT_YET])}", "", *rows, ""]
+    for chip, of in MEASURED.items():
+        lines += _speeds(chip, decisions.shipped(of))
     return "\n".join(lines)
+
+
+def _speeds(chip: str, known: Mapping[str, decisions.Speed]) -> list[str]:
+    found = {name: mean(ratios(speed)) for name, speed in known.items() if ratios(speed)}
+    slow = sorted((r, name) for name, r in found.items() if r < SLOW)
+    return [
+        f"## Speed on {chip}",
+        "",
+        f"For {len(found)} overloads a speed is shipped: torch's time on the device over ours at the largest size, the",
+        f"geometric mean over dtypes. Over all of them it is {mean(found.values()):.2f}. {len(slow)} are below {SLOW},",
+        'and `mode="auto"` leaves them to torch wherever they are slower:',
+        "",
+        ", ".join(f"`{name}` {r:.2f}" for r, name in slow) + ".",
+        "",
+    ]
 
 
 def _primitive(overload: overloads.Overload) -> str:

@@ -258,9 +258,7 @@ def chip_of(device: str) -> Chip:
 @functools.cache
 def measured(chip: Chip) -> Mapping[str, Speed]:
     """The speeds that were shipped for a chip, and over them those of the user."""
-    found: dict[str, Speed] = {}
-    for folder in reversed(tile_files.folders(chip)):
-        found |= _read(tile_files.place(folder) / FILE)
+    found = shipped(chip)
     mine = path(chip)
     if mine is not None and mine.is_file():
         try:
@@ -268,6 +266,14 @@ def measured(chip: Chip) -> Mapping[str, Speed]:
             found |= _read(mine)
         except (OSError, BadSpeeds) as error:  # only speed depends on it
             logger.warning("%s is ignored: %s", mine, error)
+    return found
+
+
+def shipped(chip: Chip) -> dict[str, Speed]:
+    """The speeds that the folders of a chip's vendor have."""
+    found: dict[str, Speed] = {}
+    for folder in reversed(tile_files.folders(chip)):
+        found |= _read(tile_files.place(folder) / FILE)
     return found
 
 

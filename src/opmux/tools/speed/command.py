@@ -36,7 +36,10 @@ def run(device: str | None, minutes: float, file: Path | None, only: Iterable[st
     """Measure every overload that can be overridden here; the file of the cache, or `file`, gets the result."""
     at = arguments.device(device).type
     known = engine.choosable().get(at, {})
-    names = sorted(known, key=lambda n: (ORDER.get(known[n].shape.kind, 3), n))
+    called = {n for calls in decisions.traces().values() for n in calls}
+    names = sorted(
+        known, key=lambda n: (n not in called, ORDER.get(known[n].shape.kind, 3), n)
+    )  # what models call first
     if wanted := list(only):
         names = [n for n in names if n in wanted or known[n].shape.packet in wanted]
     if not names:
@@ -48,8 +51,8 @@ def run(device: str | None, minutes: float, file: Path | None, only: Iterable[st
     found = _measured(names, at, until)
     speeds = {n: Speed.of_data(f) for n, f in found.items() if "skipped" not in f}
     skipped = {n: f["skipped"] for n, f in found.items() if "skipped" in f}
+    more = {"seconds": round(time.monotonic() - start), "skipped": dict(skipped)}
     skipped |= {n: "the time ran out" for n in names if n not in found}
-    more = {"seconds": round(time.monotonic() - start), "skipped": skipped}
     if file is not None:
         file.write_text(decisions.as_json(chip, speeds, more), encoding="utf-8")
         kept: Path | None = file
