@@ -81,7 +81,7 @@ def run(tmp_path, files):
     return subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "xdist", "-q", "-n", "2", "--dist", "loadgroup", "-rf"],
         cwd=tmp_path,
-        env={**env, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        env={**env, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(Path(__file__).parents[1] / "shared")},
         capture_output=True,
         text=True,
         timeout=120,

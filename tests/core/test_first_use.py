@@ -497,6 +497,7 @@ FIRST = {
     "policy": lambda: opmux_().policy("vendor", deny=["acme"]).__enter__().prefer == "vendor",
     "set_policy": lambda: opmux_().set_policy("vendor:" + VENDOR) is None,
     "sync": lambda: asks_for_a_group(opmux_().sync),
+    "register_attention": lambda: opmux_().register_attention() is None,
     "tex": lambda: callable(opmux_().tex.get_backend().gelu),
     "use": lambda: opmux_().use(include=["silu"], mode="all").__enter__() is not None,
     "__version__": lambda: bool(opmux_().__version__),

@@ -48,6 +48,14 @@ NONE = "none"  # the activation that is left out
 Formula = Annotated[str, one_of(NONE, *ACTS)]
 
 
+def _quantize(name: str, quantize: Any, *args: Any) -> None:
+    """The reference of a quantization as the last step of an op: an error names the op."""
+    try:
+        quantize.reference(*args)
+    except BadArgument as error:
+        raise error.renamed(name, {}) from None
+
+
 def result_shape(x: Tensor, dy: Buffer, gated: bool) -> tuple[int, ...]:
     """The shape of an activation's result, or of its gradient."""
     return (*x.shape[:-1], x.shape[-1] // 2) if gated and dy is None else tuple(x.shape)
@@ -206,7 +214,9 @@ def act_fp8_cast_into(
         gated: x has two halves.
     """
     result = result_of(x, dy, act, gated)
-    fp8_cast_into.reference(result.float().contiguous(), scale, y, yt, scale_inv, amax, None, dtype)
+    _quantize(
+        "act_fp8_cast_into", fp8_cast_into, result.float().contiguous(), scale, y, yt, scale_inv, amax, None, dtype
+    )
     _put_sums(dbias, result)
 
 
@@ -246,7 +256,8 @@ def act_fp8_current_into(
         eps: a lower bound of amax.
     """
     result = result_of(x, dy, act, gated)
-    fp8_current_into.reference(rounded(result, x.dtype), y, yt, scale_inv, None, dtype, pow2, eps)
+    rest = y, yt, scale_inv, None, dtype, pow2, eps
+    _quantize("act_fp8_current_into", fp8_current_into, rounded(result, x.dtype), *rest)
     _put_sums(dbias, result)
 
 
@@ -290,7 +301,8 @@ def act_fp8_blocks_into(
         eps: a lower bound of amax.
     """
     result = result_of(x, dy, act, gated)
-    fp8_blocks_into.reference(rounded(result, x.dtype), y, y_scale, yt, yt_scale, None, dtype, two_d, pow2, eps)
+    rest = y, y_scale, yt, yt_scale, None, dtype, two_d, pow2, eps
+    _quantize("act_fp8_blocks_into", fp8_blocks_into, rounded(result, x.dtype), *rest)
     _put_sums(dbias, result)
 
 

@@ -41,16 +41,17 @@ def head_of(forward: Forward) -> Head:
     if definition is None:
         raise Unknown("its source cannot be read")
     heads, calls, changes = [], [], []
-    local: dict[str, ast.expr] = {}
+    named: dict[str, list[ast.expr]] = {}
     for node in ast.walk(definition):
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "self.lm_head":
             heads.append(node)
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "self.loss_function":
             calls.append(node)
         if isinstance(node, ast.NamedExpr):
-            local[node.target.id] = node.value
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "logits":
-            changes.append(node.value)
+            named.setdefault(node.target.id, []).append(node.value)
+        if isinstance(node, ast.Assign):
+            name = ast.unparse(node.targets[0])
+            (changes if name == "logits" else named.setdefault(name, [])).append(node.value)
     if len(heads) != 1 or len(calls) != 1:
         raise Unknown("it does not call self.lm_head and self.loss_function once each")
     shown = [ast.unparse(a) for a in calls[0].args] + [f"{k.arg}={ast.unparse(k.value)}" for k in calls[0].keywords]
@@ -58,7 +59,7 @@ def head_of(forward: Forward) -> Head:
         raise Unknown("its loss is not one of logits and labels")
     if any(word.startswith("shift_labels=") for word in shown):
         raise Unknown("its labels are shifted in a way of its own")
-    return _changed(changes, heads[0], local)
+    return _changed(changes, heads[0], {name: values[0] for name, values in named.items() if len(values) == 1})
 
 
 def _changed(changes: list[ast.expr], head: ast.Call, local: dict[str, ast.expr]) -> Head:
@@ -88,7 +89,7 @@ def _changed(changes: list[ast.expr], head: ast.Call, local: dict[str, ast.expr]
         if name is None or name in known:
             raise Unknown("it changes its logits in a way that is not known")
         known[name] = resolve(operand)
-    if any(not text.startswith("self.") for text in known.values()):
+    if any(not text.startswith(("self.", "getattr(self.")) for text in known.values()):
         raise Unknown(f"it changes its logits by {', '.join(known.values())}")
     return Head(**known)
 

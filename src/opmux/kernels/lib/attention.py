@@ -70,7 +70,7 @@ def tile_rows(
     ptr, begin, stride, length, size, ROWS: tl.constexpr, BLOCK: tl.constexpr, FULL: tl.constexpr, INSIDE: tl.constexpr
 ):  # fmt: skip
     """Rows from `begin` on, in a loop: only one number depends on `begin`."""
-    ptr += begin.to(tl.int64) * stride
+    ptr += tl.cast(begin, tl.int64) * stride  # interpreted it is a plain int
     return rows(ptr, tl.arange(0, ROWS), stride, length - begin, size, BLOCK, FULL, INSIDE)
 
 
