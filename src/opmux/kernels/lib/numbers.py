@@ -9,7 +9,9 @@ import torch
 
 
 def representable(value: Any, dtype: torch.dtype) -> bool:
-    """Whether torch converts a number to a dtype without a word: same kind, and in its range."""
+    """Whether torch converts a number to a dtype without a word: same kind, and in its range. No for complex dtypes."""
+    if dtype.is_complex:
+        return False
     if isinstance(value, bool) or (dtype is torch.bool and value in (0, 1) and isinstance(value, int)):
         return True
     if isinstance(value, int) and not dtype.is_floating_point and dtype is not torch.bool:
