@@ -23,7 +23,7 @@ WIDTHS = (37, 1000, 4096, 8192, 16384, 32768, 131072)
 def meta_args(spec, shape, dtype):
     """A sample of the op with its tensors on meta: made small, then only their shapes are used."""
     small = spec.samples.at((2, 64), dtype, "cpu").args
-    size = lambda n: shape[0] if n % 64 else n // 64 * shape[-1]
+    size = lambda n: 1 if n == 1 else shape[0] if n % 64 else n // 64 * shape[-1]
     grow = lambda t: torch.empty([size(n) for n in t.shape], dtype=t.dtype, device=META)
     return tuple(grow(a) if torch.is_tensor(a) else a for a in small)
 
