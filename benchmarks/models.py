@@ -157,10 +157,13 @@ def timed(step: Callable[[], Any], steps: int) -> list[float]:
     return found
 
 
-def in_turn(step: Callable[[], Any], rounds: int = ROUNDS, steps: int = STEPS, warm: float = 1.0) -> dict[str, Any]:
+def in_turn(
+    step: Callable[[], Any], rounds: int | None = None, steps: int = STEPS, warm: float = 1.0
+) -> dict[str, Any]:
     """Native, auto and native again, round by round; all in each fourth."""
     step()
     slow = timed(step, 1)[0] > SLOW
+    rounds = rounds or ROUNDS
     times: dict[str, list[list[float]]] = {"native": [], "auto": [], "again": [], "all": []}
     for at in range(rounds // 2 if slow else rounds):
         modes = ["native", "auto", "again", *(["all"] if at % 4 == 0 and "all" in MODES else [])]
@@ -337,7 +340,7 @@ def _mean(values: list[float]) -> float:
 
 
 def main() -> None:
-    global DEVICE, MODES
+    global DEVICE, MODES, ROUNDS
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--traces", type=Path, help="only write the traces that auto mode ships")
@@ -346,9 +349,10 @@ def main() -> None:
     parser.add_argument("--modes", default="auto,all", help="auto alone needs few kernels to be compiled")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtypes", default="float32,bfloat16")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="of each model, and half as many of slow ones")
     parser.add_argument("--warm", help=argparse.SUPPRESS)  # the model of a child process
     given = parser.parse_args()
-    DEVICE, MODES = given.device, ("native", *given.modes.split(","))
+    DEVICE, MODES, ROUNDS = given.device, ("native", *given.modes.split(",")), given.rounds
     dtypes = [getattr(torch, d) for d in given.dtypes.split(",")]
     if given.warm:
         turn(MODES[-1])
@@ -371,7 +375,19 @@ def main() -> None:
     every = len(opmux.enabled_ops())
     turn("native")
     print(f"auto takes {len(taken)} of {every} overloads", flush=True)
-    results: dict[str, Any] = {}
+    data: dict[str, Any] = {"models": {}, "taken": taken}
+
+    def keep(**more: Any) -> None:
+        """Write what there is so far: a run that is ended early leaves it."""
+        data.update(more)
+        facts = about(
+            "transformers", overloads={"auto": len(taken), "all": every}, seconds=round(time.perf_counter() - start)
+        )
+        facts["chip"] = facts["chip"] if DEVICE == "cuda" else DEVICE
+        if given.json:
+            given.json.write_text(json.dumps({"about": facts, **data}, indent=1) + "\n", encoding="utf-8")
+
+    results = data["models"]
     for name in names:
         for dtype in dtypes:
             key = f"{name} {str(dtype).removeprefix('torch.')}"
@@ -379,21 +395,17 @@ def main() -> None:
             off = "  ".join(f"{m} {d}" for m, d in row["gradients"].items())
             speed = f"{row['ms']['native']:8.2f} ms  " + "  ".join(shown(row, mode) for mode in (*MODES[1:], "again"))
             print(f"{key:18} {speed}  to float64: {off}", flush=True)
+            keep()
             gc.collect()
     means = {m: _mean([r[m] for r in results.values()]) for m in (*MODES[1:], "again")}
     print("geometric mean: " + ", ".join(f"{m} {mean:.3f}" for m, mean in means.items()), flush=True)
-    big = None if given.no_llama else llama()
-    if big is not None:
+    keep(**{"geometric mean": means})
+    if not given.no_llama:
+        big = llama()
         for what in ("train", "decode"):
             print(f"llama {what}: {big[what]}", flush=True)
         print(f"llama losses, largest gap over 20 steps: {big['losses']['largest gap']}", flush=True)
-    if given.json:
-        facts = about(
-            "transformers", overloads={"auto": len(taken), "all": every}, seconds=round(time.perf_counter() - start)
-        )
-        facts["chip"] = facts["chip"] if DEVICE == "cuda" else DEVICE
-        data = {"about": facts, "geometric mean": means, "models": results, "llama 1.2B": big, "taken": taken}
-        given.json.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+        keep(**{"llama 1.2B": big})
 
 
 if __name__ == "__main__":

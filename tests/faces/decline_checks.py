@@ -300,7 +300,7 @@ def main(device: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] != "cpu":
+    if sys.argv[1] not in ("cpu", "cuda"):
         from opmux.tools.simulator import simulate
 
         simulate(sys.argv[1])

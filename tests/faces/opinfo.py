@@ -612,7 +612,9 @@ class Session:
         self.device, self.ours, self.count, self.manager = device, table(), Count(), get_default_manager()
 
     def __enter__(self) -> Session:
-        torch.backends.cudnn.allow_tf32 = False  # two kernels round to TF32 and then add in different orders
+        # Two kernels round to TF32 and then add in different orders. torch's samples refuse a plain assignment.
+        self._settings = torch.backends.cudnn.flags(enabled=torch.backends.cudnn.enabled, allow_tf32=False)
+        self._settings.__enter__()
         torch.set_warn_always(True)  # a warning that torch gives once would be given to whoever comes first
         self.count.__enter__()
         self._failures = set(map(str, self.manager.failures()))
@@ -621,6 +623,7 @@ class Session:
     def __exit__(self, *error: Any) -> None:
         torch.set_warn_always(False)
         self.count.__exit__(*error)
+        self._settings.__exit__(*error)
 
     def run(self, op: Any, dtypes: Iterable[torch.dtype], limit: int | None, errors: bool = True) -> Report:
         """The samples of one op, if it reaches an overload of ours."""

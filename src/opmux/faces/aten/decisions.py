@@ -26,7 +26,7 @@ from ...core.tensors import dtype_name
 from ...runtime import cache_dir, devices, tile_files, tuning, vendors
 from ...runtime.devices import Chip
 from . import above, gate, native
-from .overloads import Overload, table
+from .overloads import Overload, functional, table
 
 FORMAT = 1
 FILE = "aten_speed.json"
@@ -183,7 +183,7 @@ def _decide(overload: Overload, device: str, generation: int, gated: bool) -> De
     if overload.shape.packet.startswith("_foreach_"):
         return Decision("the host's time depends on how long its lists are, and is not known for lists of models")
     chip = chip_of(device)
-    speed = measured(chip).get(overload.name)
+    speed = _speed(overload, chip)
     if speed is None:
         return Decision(f"it is not measured on {chip}: opmux tune --aten does that")
     limits = {d: speed.smallest(d) for d in DTYPES if speed.of(d)}
@@ -206,6 +206,17 @@ def _decide(overload: Overload, device: str, generation: int, gated: bool) -> De
     if not gained:
         return Decision("without the C++ gate each call goes through Python, and no shipped trace shows a gain")
     return Decision(f"it gains {gained:.0f} us on the shipped traces of models", ALWAYS)
+
+
+def _speed(overload: Overload, chip: Chip) -> Speed | None:
+    """What was measured of an overload; of an in-place or `out=` one, else what was measured of its functional form."""
+    known = measured(chip)
+    if overload.name in known:
+        return known[overload.name]
+    plain = functional(overload)
+    if plain is None or any(plain.shape.has(k) for k in COMPOSITIONS):
+        return None  # torch composes it of a copy and the in-place form, and it takes longer than that
+    return known.get(plain.name)
 
 
 def has_kernel(overload: Overload, key: str) -> bool:

@@ -250,6 +250,16 @@ def table() -> dict[str, Overload]:
     return _table
 
 
+def functional(overload: Overload) -> Overload | None:
+    """The functional overload with the same arguments; None of a functional one."""
+    shape = overload.shape
+    if shape.kind == "functional":
+        return None
+    packets = dict.fromkeys((shape.packet, shape.packet.removesuffix("_")))
+    plain = (s for p in packets for s in overloads(p) if s.kind == "functional" and shape in siblings(s))
+    return next((table()[s.name] for s in plain if s.name in table()), None)
+
+
 def _make_table() -> dict[str, Overload]:
     """Without composite ops, which ATen composes from these."""
     _load_adapters()

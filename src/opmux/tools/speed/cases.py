@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...core.tensors import tensors_in
-from ...faces.aten.overloads import Overload, table
-from ...faces.aten.schema import Shape, overloads, siblings
+from ...faces.aten.overloads import Overload, functional
+from ...faces.aten.schema import Shape
 
 # What torch raises for arguments that an op does not take.
 REFUSALS = (RuntimeError, TypeError, NotImplementedError, ValueError, IndexError, AttributeError)
@@ -315,16 +315,6 @@ def sized(numel: int, dtype: torch.dtype, device: str) -> Tensor:
     if not dtype.is_floating_point:
         return torch.randint(1, 60, (numel // columns, columns), dtype=dtype, device=device)
     return torch.rand(numel // columns, columns, device=device).mul_(0.7).add_(0.25).to(dtype)
-
-
-def functional(overload: Overload) -> Overload | None:
-    """The functional overload with the same arguments; None of a functional one."""
-    shape = overload.shape
-    if shape.kind == "functional":
-        return None
-    packets = dict.fromkeys((shape.packet, shape.packet.removesuffix("_")))
-    plain = (s for p in packets for s in overloads(p) if s.kind == "functional" and shape in siblings(s))
-    return next((table()[s.name] for s in plain if s.name in table()), None)
 
 
 def derived(overload: Overload, case: Case, native: Callable[..., Any]) -> Case | None:
