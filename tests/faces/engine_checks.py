@@ -912,6 +912,22 @@ def a_power_of_a_number_with_only_the_tensor_overload_overridden() -> None:
 
 
 @check
+def a_number_is_searched_for_with_only_the_tensor_overload_overridden() -> None:
+    """torch's searchsorted.Scalar, too, passes its number on as a tensor on the device."""
+    rows = torch.arange(8.0, device=rand(1).device)
+    order = torch.arange(8, device=rows.device)
+    for include in ("searchsorted.Tensor", "searchsorted.Tensor_out", "searchsorted"):
+        for number in (2.5, 3):
+            with opmux.use(include=[include], mode="all"):
+                for given in (rows, rows.long()):
+                    assert int(torch.searchsorted(given, number)) == 3
+                    assert int(torch.searchsorted(given, number, sorter=order)) == 3
+                out = torch.searchsorted(rows, number, out=torch.empty(0, dtype=torch.int64, device=rows.device))
+                assert out.shape == () and int(out) == 3
+        opmux.disable()
+
+
+@check
 def rows_that_take_tensors_only() -> None:
     """A number in a tensor's place is the next candidate's; the row keeps the calls that it can serve."""
     from opmux.backends import Autograd

@@ -100,6 +100,14 @@ def test_sums(dtype):
     close("index_put", x, [I9, I9], s[0], True)
 
 
+def test_sums_by_an_expanded_index():
+    """Of 16 bits: what looks like a row of places is one place."""
+    once, s = torch.tensor([2]).expand(9), torch.randint(-4, 5, (9, 5, 8)).bfloat16()
+    exact("index_add", torch.zeros(3).bfloat16(), 0, once, s[:, 0, 0])
+    exact("index_put", torch.ones(6, 5, 8).bfloat16(), [once], s, True)
+    exact("scatter_reduce", torch.ones(4).bfloat16(), 0, once, s[:, 0, 0], "sum")
+
+
 @pytest.mark.parametrize("include_self", [True, False])
 @pytest.mark.parametrize("reduce", ["sum", "prod", "mean", "amax", "amin"])
 def test_reductions(reduce, include_self):
@@ -145,7 +153,8 @@ def test_writes_into_memory_that_overlaps_are_declined():
 def test_masks_of_several_blocks():
     mask, x = torch.rand(50, 100) > 0.5, torch.randn(50, 100)
     exact("nonzero", mask)
-    exact("nonzero_static", mask, size=10)
+    got = CALLS["aten::nonzero_static"](mask, size=10)
+    assert got.stride() == (1, 10) and torch.equal(got, torch.nonzero_static(mask, size=10))
     exact("masked_select", x, mask)
     exact("masked_select", x[:1], mask)
     exact("masked_scatter", x, mask, torch.arange(5000.0))
@@ -225,7 +234,9 @@ def test_mode_takes_the_smallest_value_and_its_last_index(monkeypatch):
 def test_distinct_slices():
     x = torch.randint(0, 3, (40, 2))
     for given, dim in ((x, 0), (x.t(), 1), (x.float().view(20, 2, 2), 0), (x.view(2, 20, 2), 1)):
-        exact("unique_dim", given, dim, True, True, True)
+        got, *rest = CALLS["aten::unique_dim"](given, dim, True, True, True)
+        want, *others = torch.unique(given, dim=dim, return_inverse=True, return_counts=True)
+        assert got.is_contiguous() and torch.equal(got, want) and all(map(torch.equal, rest, others))
     with pytest.raises(NotSupported, match="one more sort"):
         CALLS["aten::unique_dim"](torch.randn(4, 9), 0)
 

@@ -86,6 +86,13 @@ def test_tiles_are_read_and_written_wide(way):
     assert "ld.global.v4.b32" in ptx and "st.global.v4.b32" in ptx
 
 
+@pytest.mark.parametrize("name", ["special_zeta", "igamma", "special_legendre_polynomial_p"])
+def test_functions_that_loop_take_numbers_alone(name):
+    """An expanded number beside a number: neither is a block."""
+    args = (meta(1, dtype=torch.float32).expand(5), meta(dtype=torch.float32))
+    compiled(name, args, "sm_90")
+
+
 def test_a_tensor_on_the_host_is_read_at_the_call():
     """It is a number to the kernel: no pointer to the host's memory may reach the device."""
     kernel = compiled("add", WAYS["host"](), "sm_90")

@@ -296,7 +296,7 @@ def register(names: Mapping[str, Iterable[str]]) -> None:
 
 def _with_delegates(names: Iterable[str]) -> set[str]:
     wanted = set(names)
-    return wanted | set(native.DELEGATES) if wanted & set(native.DELEGATES.values()) else wanted
+    return wanted | {name for name, other in native.DELEGATES.items() if other in wanted}
 
 
 def leftovers(names: Mapping[str, Iterable[str]]) -> bool:

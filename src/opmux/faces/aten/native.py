@@ -19,7 +19,13 @@ _NOT_PROMOTING = ("condition", "mask")  # tensors that do not affect type promot
 
 # Ops whose kernel calls another op with its number as a tensor on the device. torch cannot pass such a tensor to a
 # Python override of the other op: these are overridden too, and call the other op with a number.
-DELEGATES = {"pow.Scalar": "pow.Tensor_Tensor", "pow.Scalar_out": "pow.Tensor_Tensor_out"}
+DELEGATES = {
+    "pow.Scalar": "pow.Tensor_Tensor",
+    "pow.Scalar_out": "pow.Tensor_Tensor_out",
+    "searchsorted.Scalar": "searchsorted.Tensor",
+    "searchsorted.Scalar_out": "searchsorted.Tensor_out",
+}
+_ON_ONE_DEVICE = ("searchsorted",)  # ops that do not take a 0-dim tensor of the CPU beside those of a device
 
 
 def key_of(device: str) -> str:
@@ -85,7 +91,8 @@ def _with_numbers(boxed: Any, keys: Any, shape: Shape, args: tuple, kwargs: dict
         named = {k: v.view(1) if isinstance(v, Tensor) and v.dim() == 0 else v for k, v in kwargs.items()}
     for i in slots:
         if not isinstance(args[i], _PASSED_ON):
-            given[i] = torch.tensor(args[i], dtype=_dtype_for(args[i], tensors))
+            device = tensors[0].device if shape.packet in _ON_ONE_DEVICE else None
+            given[i] = torch.full((), args[i], dtype=_dtype_for(args[i], tensors), device=device)
     result = boxed(keys, *given, **named)
     if shape.written:  # return the written arguments
         outs = [kwargs[n] for n in shape.outs] or [args[0]]

@@ -57,9 +57,9 @@ def moments(call: Fn, self: Tensor, dim: Any = None, *, correction: Any = None, 
     try:
         if dim and len(dim) == 1:
             dim = dim[0]
-            free = self.shape[dim] > less
+            free = self.shape[dim] > less and self.numel()
         else:
-            free = (math.prod([self.shape[d] for d in dim]) if dim else self.numel()) > less
+            free = (math.prod([self.shape[d] for d in dim]) if dim else self.numel()) > less and self.numel()
     except IndexError:
         raise NotSupported(f"dim must be a dimension of x, which is {tuple(self.shape)}; got {dim}") from None
     except TypeError:  # complex numbers have no order

@@ -21,6 +21,7 @@ from ...specs import channel_norm as spec
 from ..lib.config import Tiles, tunable
 from ..lib.harness import Launch, Plan, Step, Zeros, planned, strided
 from ..lib.launch import Launcher
+from ..lib.norms import rstd_of_nothing
 from ..lib.rows import OutputSpec, cores, fits, wide_of
 from . import device as chip
 
@@ -394,14 +395,10 @@ def _of_nothing(makes: dict[str, Any]) -> Plan:
     for name in {"mean", "norm"} & {*makes}:
         makes[name] = Zeros(makes[name])
     if "rstd" in makes:
-        steps.append(_rstd_of_nothing)
+        steps.append(rstd_of_nothing)
     if "new_mean" in makes:
         steps.append(_keep_running)
     return Plan(makes, steps)
-
-
-def _rstd_of_nothing(rstd: Tensor, eps: float) -> None:
-    rstd.fill_(eps**-0.5 if eps else float("inf"))
 
 
 def _keep_running(

@@ -50,10 +50,10 @@ def nonzero_static(self: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
     if not self.numel() or not self.dim() or size < 0:
         raise NotSupported("nothing to look at, or a number")
     x = self.contiguous()
-    y = torch.full((size, self.dim()), fill_value, dtype=torch.int64, device=self.device)
+    y = torch.full((self.dim(), size), fill_value, dtype=torch.int64, device=self.device)
     if size:
-        placer(x)(x, ends_of(x)(x), y, size, self.dim(), 1)
-    return y
+        placer(x)(x, ends_of(x)(x), y, size, 1, size)
+    return y.t()  # as it lies on accelerators; torch's kernel for the CPU turns it
 
 
 @impl(spec.ops["masked_select"], devices=DEVICES)

@@ -410,7 +410,8 @@ def _embedding_bag_dense_backward(
     if mode not in (SUM, MEAN) or not grad.is_floating_point() or not indices.numel():
         raise NotSupported(f"mode {mode}, or no index")
     if mode == MEAN:
-        grad = grad / bag_size.clamp(min=1).to(grad.dtype)[:, None]
+        sizes = bag_size[: grad.shape[0]]  # with include_last_offset there is one more
+        grad = grad / sizes.clamp(min=1).to(grad.dtype)[:, None]
     dy = grad.index_select(0, offset2bag)
     if per_sample_weights is not None:
         dy = dy * per_sample_weights[:, None]

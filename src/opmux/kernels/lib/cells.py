@@ -222,6 +222,8 @@ def keys(cells: Cells, x: Tensor, skips: bool = False, flat: bool = False) -> tu
     loop, and the first offset that is none. It stands for indices out of range, and with `skips` for those equal to
     the number `skip`."""
     loop = Loop(cells, [_contiguous(cells.shape)], [x.dtype], flat)
+    if loop.rows and not loop.x[-1]:  # an expanded index: what looks like a row is one place, again and again
+        loop = Loop(cells, [_contiguous(cells.shape)], [x.dtype], flat=True)
     beyond = reach(cells.shape, cells.x) + sum((k.limit - 1) * k.step for k in cells.indices)
     dtype = torch.int32 if beyond < LARGEST else torch.int64
     pointers = ["x", *(f"k{k}" for k in range(len(cells.indices)))]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import triton
 import triton.language as tl
@@ -25,4 +27,4 @@ def rounding(casting: str, dtype: torch.dtype) -> dict[str, tl.dtype | None]:
 
 def rstd_of_nothing(rstd: Tensor, eps: float) -> None:
     """Rows without elements have a mean of 0."""
-    rstd.fill_(eps**-0.5 if eps else float("inf"))
+    rstd.fill_(eps**-0.5 if eps > 0 else math.nan if eps else math.inf)

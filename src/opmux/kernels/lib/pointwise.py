@@ -357,9 +357,12 @@ def _text(row: Row, given: list[Arg], types: Types, indexing: Indexing) -> str:
     # a number is rounded to P only where that shows: opmath keeps 0.1 of `x * 0.1` in float32
     rounded = exact if not types.promoted.is_floating_point or types.result is torch.bool else ""
     pointers, late, constants, body, passed = [], [], [], [], []
+    *places, last = indexing.places
+    if not any(at for at, _ in places):  # numbers alone: some functions reduce over a block
+        places[0] = (f"({last[0]}) * 0", last[1])
     for i, a in enumerate(given):
         if a.kind == "t":
-            at, mask = indexing.places[len(pointers)]
+            at, mask = places[len(pointers)]
             cast = ".to(tl.int1)" if a.name in MASKS else ".to(C)" + (exact if a.value.dtype != types.promoted else "")
             body.append(f"x{i} = tl.load(x{i}_ptr{_plus(at)}{_under(mask)}){cast}")
             pointers.append(f"x{i}_ptr")
@@ -372,7 +375,7 @@ def _text(row: Row, given: list[Arg], types: Types, indexing: Indexing) -> str:
     fixed = ["FN", "P", "C", "R"]
     numbers = [*indexing.sizes, *indexing.free, *late]
     constants = [f"{n}: tl.constexpr" for n in fixed] + constants + [f"{n}: tl.constexpr" for n in indexing.tiles.sizes]
-    at, mask = indexing.places[-1]
+    at, mask = last
     return _KERNEL.format(
         name=f"{row.name}_{indexing.name}",
         params=", ".join([*pointers, "y_ptr", *numbers, *constants]),

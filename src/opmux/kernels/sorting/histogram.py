@@ -86,6 +86,8 @@ def histc(self: Tensor, bins: int = 100, min: Number = 0, max: Number = 0) -> Te
     """Where min is max, the range is that of the elements, which is read on the host, as torch does."""
     if torch.are_deterministic_algorithms_enabled():
         raise NotSupported("torch raises where deterministic algorithms are asked for")
+    if not self.numel():
+        raise NotSupported("no elements")
     x = self.contiguous()
     run = _counter(x, bins)
     low, high = float(min), float(max)

@@ -155,7 +155,7 @@ def unique_dim(
     g = torch.ones(rows.shape[1], dtype=torch.bool, device=self.device)
     torch.any(rows[:, 1:] != rows[:, :-1], 0, out=g[1:])
     first, inverse, counts = _runs_of(g, at, at, return_inverse, return_counts)
-    return moved.index_select(0, first).movedim(0, dim), inverse, counts
+    return self.index_select(dim, first), inverse, counts
 
 
 # ---- counts ---------------------------------------------------------------------------------------------------------
