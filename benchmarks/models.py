@@ -1,12 +1,13 @@
 """Models of transformers under `opmux.enable()`: training steps against torch's own; a Llama of 1.2B parameters too.
 
-    python benchmarks/models.py [--json FILE] [--only gpt2,bert] [--no-llama]
+    python benchmarks/models.py [--json FILE] [--only gpt2,bert] [--no-llama] [--no-gradients]
     python benchmarks/models.py --traces src/opmux/faces/aten/model_traces.json
 
 Nine small models with random weights, in float32 and bfloat16, eager. Native, `enable()`, native again and, in some
 rounds, `enable(mode="all")` run in turn in one process, and each step is timed. A ratio is native's time over that of
 the mode, so above 1 is faster than native: of the lower quartiles of all steps, as what else runs on the machine makes
-steps longer and never shorter; and in brackets the median over the rounds. `again` is native against itself: the noise.
+steps longer and never shorter; and in brackets the median over the rounds. Both times of native count; `again` is the
+first of them over the second: the noise.
 Gradients are compared with those of the same model in float64. Kernels are compiled before, in a process for each
 model. `--traces` measures nothing, needs no GPU, and writes what `opmux.enable()` ships to decide without its C++ gate:
 the overloads that a step calls, with dtypes, sizes and counts.
@@ -24,7 +25,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -174,13 +175,19 @@ def in_turn(
             times[mode].append(timed(step, steps))
     turn("native")
     times = {mode: rounds for mode, rounds in times.items() if rounds}
-    quarter = {mode: sorted(itertools.chain(*found))[len(found) * steps // 4] for mode, found in times.items()}
+    quarter = {mode: _quartile(itertools.chain(*found)) for mode, found in times.items()}
     found: dict[str, Any] = {"ms": {mode: round(ms, 3) for mode, ms in quarter.items()}}
+    both = _quartile(itertools.chain(*times["native"], *times["again"]))
     for mode in list(times)[1:]:
-        found[mode] = round(quarter["native"] / quarter[mode], 3)
+        found[mode] = round((quarter["native"] if mode == "again" else both) / quarter[mode], 3)
         pairs = zip(times["native"][:: 4 if mode == "all" else 1], times[mode], strict=True)
         found[f"{mode}, median"] = round(statistics.median(sum(a) / sum(b) for a, b in pairs), 3)
     return found
+
+
+def _quartile(values: Iterable[float]) -> float:
+    ordered = sorted(values)
+    return ordered[len(ordered) // 4]
 
 
 def distances(name: str, dtype: torch.dtype) -> dict[str, float]:
@@ -200,8 +207,10 @@ def distances(name: str, dtype: torch.dtype) -> dict[str, float]:
     return found
 
 
-def measured(name: str, dtype: torch.dtype) -> dict[str, Any]:
+def measured(name: str, dtype: torch.dtype, gradients: bool) -> dict[str, Any]:
     found = in_turn(Trainer(name, dtype).step)
+    if not gradients:
+        return found
     try:
         return found | {"gradients": distances(name, dtype)}
     except (RuntimeError, ValueError) as error:  # an op of the model has no float64
@@ -346,6 +355,7 @@ def main() -> None:
     parser.add_argument("--traces", type=Path, help="only write the traces that auto mode ships")
     parser.add_argument("--only", default="", help="these models, separated by commas")
     parser.add_argument("--no-llama", action="store_true")
+    parser.add_argument("--no-gradients", action="store_true")
     parser.add_argument("--modes", default="auto,all", help="auto alone needs few kernels to be compiled")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtypes", default="float32,bfloat16")
@@ -391,10 +401,10 @@ def main() -> None:
     for name in names:
         for dtype in dtypes:
             key = f"{name} {str(dtype).removeprefix('torch.')}"
-            results[key] = row = measured(name, dtype)
-            off = "  ".join(f"{m} {d}" for m, d in row["gradients"].items())
+            results[key] = row = measured(name, dtype, not given.no_gradients)
+            off = "  ".join(f"{m} {d}" for m, d in row.get("gradients", {}).items())
             speed = f"{row['ms']['native']:8.2f} ms  " + "  ".join(shown(row, mode) for mode in (*MODES[1:], "again"))
-            print(f"{key:18} {speed}  to float64: {off}", flush=True)
+            print(f"{key:18} {speed}" + (f"  to float64: {off}" if off else ""), flush=True)
             keep()
             gc.collect()
     means = {m: _mean([r[m] for r in results.values()]) for m in (*MODES[1:], "again")}
