@@ -1,8 +1,10 @@
 """`opmux tune --aten`: arguments for torch's overloads at a size, and what is measured with them."""
 
 import json
+import warnings
 
 import pytest
+import speed_cases
 import torch
 
 import opmux
@@ -18,19 +20,27 @@ NAMES = (
 )  # fmt: skip
 
 
+# Overloads whose arguments come from the backward of a function that no CPU has.
+AFTER = {
+    "_scaled_dot_product_flash_attention_backward": "_scaled_dot_product_flash_attention",
+    "_flash_attention_backward": "_flash_attention_forward",
+    "_scaled_dot_product_efficient_attention_backward": "_scaled_dot_product_efficient_attention",
+    "_efficient_attention_backward": "_scaled_dot_product_efficient_attention",
+    "_thnn_fused_lstm_cell_backward_impl": "_thnn_fused_lstm_cell",
+    "_fused_rms_norm_backward": "",  # a CPU composes the forward, and differentiates its parts
+}
+
+
 @pytest.fixture(scope="module")
 def sources():
-    before, cases.PROGRAMS = cases.PROGRAMS, cases.PROGRAMS[:8]
-    try:
-        yield cases.Sources(table(), "cpu", [torch.float32])
-    finally:
-        cases.PROGRAMS = before
+    with warnings.catch_warnings():  # of functions that are deprecated, or not yet stable
+        warnings.simplefilter("ignore")
+        return cases.Sources(table(), "cpu", speed_cases.DTYPES)
 
 
 @pytest.fixture
 def quick(monkeypatch, sources):
     monkeypatch.setattr(measure, "SIZES", (1 << 12, 1 << 13))
-    monkeypatch.setattr(measure, "DTYPES", ("float32",))
     monkeypatch.setattr(measure, "SLOW_US", float("inf"))  # whatever else the machine does
     monkeypatch.setattr(measure, "Sources", lambda *given: sources)
     yield
@@ -55,9 +65,89 @@ def test_what_is_measured_is_what_decides(quick, tmp_path):
     file.write_text(decisions.as_json(decisions.chip_of("cpu"), speeds, {"skipped": {}}))
     assert json.loads(file.read_text())["made_for"]["chip"] == "cpu" and decisions._read(file) == speeds
     assert command.mean([0.5, 2.0]) == pytest.approx(1.0)
-    assert len(command.ratios(speeds["_log_softmax"])) == 1
+    assert len(command.ratios(speeds["_log_softmax"])) == 2  # bfloat16, float32
 
 
 def test_an_overload_that_is_not_ours_is_not_measured(quick):
     *_, line = measure.measure(["add.Tensor"], "cpu")
     assert "did not reach" in line["skipped"]
+
+
+# ---- arguments of every overload ------------------------------------------------------------------------------------
+
+
+def test_every_overload_has_arguments_or_a_reason(sources):
+    lacking = {n for n, why in sources.refused.items() if why.startswith("NotImplementedError: Could not run")}
+    assert {forward for forward in AFTER.values() if forward} <= lacking
+    without = speed_cases.without(sources, 1 << 14)
+    assert without - lacking == speed_cases.NONE.keys() | AFTER.keys()
+
+
+def test_arguments_that_must_fit_one_another_are_never_made_by_the_schema():
+    x = cases.sized(1 << 13, torch.float32, "cpu")
+    made = {n for n, o in table().items() if cases.by_schema(o, x) is not None}
+    assert {"add.Tensor", "clamp", "tril", "polygamma_"} <= made
+    assert not any("backward" in n or n.startswith("_embedding_bag") for n in made)
+    tensors = {n: sum("Tensor" in str(a.type) for a in table()[n].shape.arguments) for n in made}
+    assert {table()[n].family for n, count in tensors.items() if count > 1} == {"pointwise"}
+    assert min(tensors.values()) == 1  # the schema does not say on which device a factory makes a tensor
+
+
+@pytest.mark.parametrize("name", ["_cdist_backward", "_pdist_backward", "_segment_reduce_backward", "gelu_backward"])
+def test_a_backward_gets_what_its_forward_saved(sources, name):
+    made = list(sources.cases(table()[name], 1 << 14, torch.float32))
+    assert made and len({t.shape for t in cases.tensors_in(made[0].args)}) == (1 if name == "gelu_backward" else 2)
+
+
+def test_the_dtype_of_a_case_is_that_of_its_first_tensor(sources):
+    assert sources.dtypes(table()["where.self"]) == [torch.bool]
+    assert sources.dtypes(table()["_int_mm"]) == [torch.int8]
+    for name in ("where.self", "_int_mm", "nonzero", "index_select", "bincount", "embedding_dense_backward"):
+        for dtype in sources.dtypes(table()[name]):
+            assert all(case.first.dtype is dtype for case in sources.cases(table()[name], 1 << 13, dtype)), name
+
+
+@pytest.mark.parametrize("name", ["full", "arange.start_step", "linspace", "eye", "randint.low", "normal.float_float"])
+def test_a_factory_is_asked_for_its_size_on_the_device(sources, name):
+    made = [c for d in sources.dtypes(table()[name]) for c in sources.cases(table()[name], 1 << 14, d)]
+    assert made and all(c.kwargs["device"].type == "cpu" and 8 * c.numel >= 1 << 14 for c in made)
+
+
+def test_cases_differ_and_are_few(sources):
+    for name in ("_softmax", "cat", "_to_copy", "sum.dim_IntList"):
+        made = list(sources.cases(table()[name], 1 << 13, torch.float32))
+        assert 0 < len(made) <= cases.CASES and len({c.looks for c in made}) == len(made), name
+        assert {c.numel for c in made} == {1 << 13}, name
+
+
+def test_a_program_ends_at_the_call_that_is_looked_for(monkeypatch):
+    ended = []
+
+    def program(x):
+        torch.softmax(x, -1)
+        ended.append(x.numel())
+
+    monkeypatch.setattr(cases, "PROGRAMS", (program,))
+    alone = cases.Sources(table(), "cpu", [torch.float32])
+    assert ended == [cases.SMALL]
+    assert len(list(alone.cases(table()["_softmax"], 1 << 14, torch.float32))) == 1
+    assert ended == [cases.SMALL]
+
+
+# ---- what is measured -----------------------------------------------------------------------------------------------
+
+
+def test_memory_that_runs_out_leaves_the_smaller_sizes(quick, monkeypatch):
+    def worst(overload, sources, clock, numel, dtype, switches):
+        if numel > 1 << 12:
+            raise torch.OutOfMemoryError("128 GiB")
+        return [numel, 2.0, 1.0], ""
+
+    monkeypatch.setattr(measure, "_worst", worst)
+    *_, line = measure.measure(["_softmax"], "cpu")
+    assert line["float32"] == [[1 << 12, 2.0, 1.0]]
+
+
+def test_a_refusal_of_torch_is_the_reason(quick):
+    *_, line = measure.measure(["_masked_scale"], "cpu")
+    assert line["skipped"].startswith("torch refuses its arguments: NotImplementedError")

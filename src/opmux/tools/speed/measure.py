@@ -12,18 +12,20 @@ import json
 import statistics
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 
 from ...core.errors import OpmuxError
-from ...faces.aten import engine, switch
+from ...core.tensors import dtype_name
+from ...faces.aten import engine, record, switch
 from ...faces.aten.overloads import Overload, table
-from .cases import REFUSALS, Case, Sources
+from .cases import SMALL, Case, Sources, words
+from .programs import REFUSALS
 
 SIZES = (1 << 16, 1 << 20, 1 << 24, 1 << 27)
-SMALL = 1 << 13  # for the host's time
 DTYPES = ("bfloat16", "float32", "int64")
 SIZES_OF = {"int64": (1 << 20, 1 << 24)}
 CALLS, CYCLES = 7, 2_000_000  # about 1 ms of the device, to queue the calls in
@@ -90,20 +92,22 @@ class Switches:
     """The override of one overload: on, and on with a record of who answered."""
 
     def __init__(self, overload: Overload):
-        self.name, self._told = overload.name, io.StringIO()
+        self.name = overload.name
         self.on = switch.use(include=_alone(overload), mode="all")
-        self._recording = switch.use(include=_alone(overload), mode="all", record=self._told)
+        self._recording = switch.use(include=_alone(overload), mode="all", record=io.StringIO())
 
-    def declined(self, call: Callable[[], Any]) -> str:
-        """Why torch's own kernel runs although the override is on; "" if ours does."""
-        self._told.seek(0)
-        self._told.truncate()
-        with self._recording:
-            call()
-        mine = [r for r in map(json.loads, self._told.getvalue().splitlines()) if r["overload"] == self.name]
+    def declined(self, calls: Iterable[Callable[[], Any]]) -> list[str]:
+        """Of each call, why torch's own kernel runs although the override is on; "" if ours does."""
+        with self._recording:  # once for all of them: all overrides are bound again when it begins and when it ends
+            return [self._why(call, record.live[-1].calls) for call in calls]
+
+    def _why(self, call: Callable[[], Any], counted: Counter[record.Call]) -> str:
+        counted.clear()
+        call()
+        mine = [c for c in counted if c.overload == self.name]
         if not mine:
             return "the call did not reach the override"
-        return next((r.get("why", "torch's own kernel ran") for r in mine if r["impl"] == "native"), "")
+        return next((c.why or "torch's own kernel ran" for c in mine if c.impl == "native"), "")
 
 
 def measure(names: Iterable[str], device: str, warm: bool = False) -> Iterator[dict[str, Any]]:
@@ -118,7 +122,7 @@ def measure(names: Iterable[str], device: str, warm: bool = False) -> Iterator[d
         try:
             found |= _compile(overload, sources) if warm else _overload(overload, sources, clock)
         except Exception as error:  # anything that a kernel, a compiler or torch raises
-            found["skipped"] = _words(error)
+            found["skipped"] = words(error)
             if "CUDA error" in str(error):  # it stays: the next overload needs another process
                 yield found
                 return
@@ -130,8 +134,8 @@ def measure(names: Iterable[str], device: str, warm: bool = False) -> Iterator[d
 def _compile(overload: Overload, sources: Sources) -> dict[str, Any]:
     off = switch.use(include=(), mode="all")
     with torch.no_grad(), switch.use(include=_alone(overload), mode="all"):
-        for dtype in DTYPES:
-            for numel in SIZES_OF.get(dtype, SIZES[:3]):
+        for dtype in sources.dtypes(overload):
+            for numel in SIZES_OF.get(dtype_name(dtype), SIZES[:3]):
                 with off:
                     made = list(_cases(sources, overload, numel, dtype))
                 for case in made:
@@ -143,12 +147,16 @@ def _overload(overload: Overload, sources: Sources, clock: Clock) -> dict[str, A
     """{"host": [native, ours], dtype: [[size, native, ours], ...]}, or {"skipped": why}."""
     switches = Switches(overload)
     out: dict[str, Any] = {}
-    why = "no arguments are known for it"
-    for dtype in DTYPES:
+    refused = sources.refused.get(overload.name)
+    why = "no arguments are known for it" if refused is None else f"torch refuses its arguments: {refused}"
+    for dtype in sources.dtypes(overload):
         rows: list[list[float]] = []
-        for numel in SIZES_OF.get(dtype, SIZES):
-            with torch.no_grad():
-                row, why_not = _worst(overload, sources, clock, numel, dtype, switches)
+        for numel in SIZES_OF.get(dtype_name(dtype), SIZES):
+            try:
+                with torch.no_grad():
+                    row, why_not = _worst(overload, sources, clock, numel, dtype, switches)
+            except torch.OutOfMemoryError as error:  # smaller sizes are known by now
+                row, why_not = None, words(error)
             if row is None:
                 why = why_not or why
                 break
@@ -156,33 +164,34 @@ def _overload(overload: Overload, sources: Sources, clock: Clock) -> dict[str, A
             if max(row[1:]) > SLOW_US:
                 break
         if rows:
-            out[dtype] = rows
+            out[dtype_name(dtype)] = rows
     if out:
         with torch.no_grad():
-            dtype = next(iter(out))
+            dtype = getattr(torch, next(iter(out)))
             out["host"] = _host(overload, sources, clock, dtype, switches) or UNKNOWN_HOST
     return out or {"skipped": why}
 
 
 def _worst(
-    overload: Overload, sources: Sources, clock: Clock, numel: int, dtype: str, switches: Switches
+    overload: Overload, sources: Sources, clock: Clock, numel: int, dtype: torch.dtype, switches: Switches
 ) -> tuple[list[float] | None, str]:
     """Of the cases of a size, the one with the worst ratio: [size, native, ours]; or None and why there is none."""
-    rows: list[list[float]] = []
-    why = ""
-    for case in _cases(sources, overload, numel, dtype):
-        call = _call(overload, case)
-        native = clock.device_us(call)
-        if declined := switches.declined(call):
-            why = declined  # this case is torch's, whatever the switch
-            continue
-        with switches.on:
-            ours = clock.device_us(call)
-        rows.append([case.numel, round(native, 2), round(ours, 2)])
-    return (max(rows, key=lambda r: r[2] / r[1]) if rows else None), why
+    cases = list(_cases(sources, overload, numel, dtype))
+    calls = [_call(overload, case) for case in cases]
+    why = switches.declined(calls) if calls else [""]
+    kept = [i for i in range(len(calls)) if not why[i]]  # the others are torch's, whatever the switch
+    if not kept:
+        return None, why[0]
+    native = [clock.device_us(calls[i]) for i in kept]
+    with switches.on:
+        ours = [clock.device_us(calls[i]) for i in kept]
+    rows = [[cases[i].numel, round(n, 2), round(o, 2)] for i, n, o in zip(kept, native, ours, strict=True)]
+    return max(rows, key=lambda r: r[2] / r[1]), ""
 
 
-def _host(overload: Overload, sources: Sources, clock: Clock, dtype: str, switches: Switches) -> list[float] | None:
+def _host(
+    overload: Overload, sources: Sources, clock: Clock, dtype: torch.dtype, switches: Switches
+) -> list[float] | None:
     case = next(_cases(sources, overload, SMALL, dtype), None)
     if case is None:
         return None
@@ -193,9 +202,9 @@ def _host(overload: Overload, sources: Sources, clock: Clock, dtype: str, switch
         return [round(native, 2), round(clock.host_us(call), 2)]
 
 
-def _cases(sources: Sources, overload: Overload, numel: int, dtype: str) -> Iterator[Case]:
+def _cases(sources: Sources, overload: Overload, numel: int, dtype: torch.dtype) -> Iterator[Case]:
     """The cases that torch's own kernel accepts."""
-    for case in sources.cases(overload, numel, getattr(torch, dtype)):
+    for case in sources.cases(overload, numel, dtype):
         if _attempt(overload, case) is None:
             yield case
 
@@ -213,10 +222,6 @@ def _attempt(overload: Overload, case: Case) -> Exception | None:
 def _call(overload: Overload, case: Case) -> Callable[[], Any]:
     op, args, kwargs = overload.shape.op, case.args, case.kwargs
     return lambda: op(*args, **kwargs)
-
-
-def _words(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
 def main() -> None:

@@ -1,0 +1,30 @@
+"""Which overloads have arguments for `opmux tune --aten`, on a device."""
+
+from __future__ import annotations
+
+import torch
+
+from opmux.faces.aten.overloads import functional, table
+from opmux.tools.speed import measure
+from opmux.tools.speed.cases import Sources
+
+DTYPES = (torch.bfloat16, torch.float32, torch.int64)
+
+# Overloads without a case on any device.
+NONE = {
+    "max_pool2d_backward": "torch has a kernel for it on MPS only",
+    "scalar_tensor": "one element, at every size",
+    "scalar_tensor.out": "one element, at every size",
+    "_amp_update_scale_": "one element, at every size",
+}
+
+
+def without(sources: Sources, numel: int) -> set[str]:
+    """The overloads of which torch's own kernel accepts no case, and which take those of no other overload."""
+    return {n for n, o in table().items() if functional(o) is None and not _has_case(sources, n, numel)}
+
+
+def _has_case(sources: Sources, name: str, numel: int) -> bool:
+    overload = table()[name]
+    with torch.no_grad():
+        return any(next(measure._cases(sources, overload, numel, d), None) for d in sources.dtypes(overload))
