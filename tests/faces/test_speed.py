@@ -9,7 +9,8 @@ import torch
 
 import opmux
 from opmux.faces.aten import decisions
-from opmux.faces.aten.overloads import table
+from opmux.faces.aten.overloads import functional, table
+from opmux.tools import screen
 from opmux.tools.speed import cases, command, measure
 
 pytestmark = pytest.mark.xdist_group("auto")
@@ -151,3 +152,48 @@ def test_memory_that_runs_out_leaves_the_smaller_sizes(quick, monkeypatch):
 def test_a_refusal_of_torch_is_the_reason(quick):
     *_, line = measure.measure(["_masked_scale"], "cpu")
     assert line["skipped"].startswith("torch refuses its arguments: NotImplementedError")
+
+
+def test_forms_are_measured_only_where_nothing_stands_for_them():
+    known = table()
+    forms = command.stood_for(known)
+    names = command.chosen(known, forms, ())
+    assert {"add_.Tensor", "add.out", "_softmax.out"} <= forms.keys() and forms["add_.Tensor"] == "add.Tensor"
+    assert set(names) == known.keys() - forms.keys()
+    assert {n for n, o in known.items() if o.shape.kind == "functional"} <= set(names)
+    assert {"polygamma_", "linspace.out", "fill_.Scalar"} <= set(names)  # fill: torch composes the functional one
+    without_plain = {n: o for n, o in known.items() if n != "_softmax"}
+    assert "_softmax.out" in command.chosen(without_plain, command.stood_for(without_plain), ())
+
+
+def test_the_forms_that_are_left_out_are_those_that_decisions_decides_by_another(monkeypatch):
+    forms = command.stood_for(table())
+    speed = decisions.Speed((1.0, 1.0), {})
+    monkeypatch.setattr(decisions, "measured", lambda chip: dict.fromkeys(set(forms.values()), speed))
+    chip = decisions.chip_of("cpu")
+    left_to_torch = {n for n, o in table().items() if o.shape.packet.startswith("_foreach_")}
+    for name in forms.keys() - left_to_torch:
+        assert decisions._speed(table()[name], chip) is speed, name
+    for name, overload in table().items():
+        if functional(overload) is not None and name not in forms:
+            assert decisions._speed(overload, chip) is None, name
+
+
+@pytest.mark.parametrize(
+    ("asked", "names"),
+    [
+        ("_softmax", ["_softmax"]),
+        ("_softmax.out", ["_softmax.out"]),
+        ("add_", ["add_.Scalar", "add_.Tensor"]),
+        ("relu_", ["relu_"]),
+    ],
+)
+def test_a_form_is_measured_if_it_is_asked_for(asked, names):
+    assert command.chosen(table(), command.stood_for(table()), [asked]) == names
+
+
+def test_the_report_says_what_stands_for_what(capsys):
+    speed = decisions.Speed((1.0, 1.0), {torch.float32: (decisions.Times(1 << 16, 2.0, 1.0),)})
+    forms = {"_softmax.out": "_softmax", "add_.Tensor": "add.Tensor", "add.out": "add.Tensor"}
+    command._report(screen.out(), {"_softmax": speed, "_softmax.out": speed, "add.Tensor": speed}, {}, forms)
+    assert "1 of them stand for 2 in-place and out= forms" in capsys.readouterr().out

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from rich.console import Console
 from ...core.errors import OpmuxError
 from ...faces.aten import decisions, engine
 from ...faces.aten.decisions import Speed
-from ...faces.aten.overloads import table
+from ...faces.aten.overloads import Overload, functional, table
 from .. import arguments, screen
 
 WARM_SHARE = 0.45  # of the time limit, for compiling
@@ -32,16 +32,45 @@ QUIET_S = 120.0  # a child that says nothing for so long is ended
 ORDER = {"functional": 0, "inplace": 1, "out": 2}
 
 
+def stood_for(known: Mapping[str, Overload]) -> dict[str, str]:
+    """In-place and `out=` overloads, each with the functional one by whose measurement `decisions` decides.
+
+    Where torch composes the functional one of a copy and the in-place one, it takes longer, and decides nothing.
+    """
+    found: dict[str, str] = {}
+    for name, overload in known.items():
+        plain = functional(overload)
+        if plain is None or plain.name not in known:
+            continue
+        if _foreach(plain) or not any(map(plain.shape.has, decisions.COMPOSITIONS)):
+            found[name] = plain.name
+    return found
+
+
+def _foreach(overload: Overload) -> bool:
+    """Whether `decisions` leaves it to torch however fast it is."""
+    return overload.shape.packet.startswith("_foreach_")
+
+
+def chosen(known: Mapping[str, Overload], forms: Mapping[str, str], only: Iterable[str]) -> list[str]:
+    """The overloads to measure, what models call first; an in-place or `out=` form only if nothing stands for it.
+
+    `only` names overloads, or ops (`add_`: all its overloads): those are measured, also if others stand for them.
+    """
+    called = {forms.get(n, n) for calls in decisions.traces().values() for n in calls}
+    names = sorted(known, key=lambda n: (n not in called, _foreach(known[n]), ORDER.get(known[n].shape.kind, 3), n))
+    if not (wanted := set(only)):
+        return [n for n in names if n not in forms]
+    own = lambda n: n not in forms or known[n].shape.packet != known[forms[n]].shape.packet
+    return [n for n in names if n in wanted or (known[n].shape.packet in wanted and own(n))]
+
+
 def run(device: str | None, minutes: float, file: Path | None, only: Iterable[str]) -> int:
     """Measure every overload that can be overridden here; the file of the cache, or `file`, gets the result."""
     at = arguments.device(device).type
     known = engine.choosable().get(at, {})
-    called = {n for calls in decisions.traces().values() for n in calls}
-    names = sorted(
-        known, key=lambda n: (n not in called, ORDER.get(known[n].shape.kind, 3), n)
-    )  # what models call first
-    if wanted := list(only):
-        names = [n for n in names if n in wanted or known[n].shape.packet in wanted]
+    forms = stood_for(known)
+    names = chosen(known, forms, only)
     if not names:
         raise arguments.BadArgument(f"there is nothing to measure on {at}: no overload has a kernel of ours there")
     console, chip, start = screen.out(), decisions.chip_of(at), time.monotonic()
@@ -58,7 +87,7 @@ def run(device: str | None, minutes: float, file: Path | None, only: Iterable[st
         kept: Path | None = file
     else:
         kept = decisions.store(chip, speeds, more)
-    _report(console, speeds, skipped)
+    _report(console, speeds, skipped, forms)
     console.print(f"kept in {kept}" if kept is not None else "not kept: there is no home directory", style="dim")
     return 0
 
@@ -171,7 +200,9 @@ def mean(values: Iterable[float]) -> float:
     return math.exp(sum(logs) / len(logs)) if logs else math.nan
 
 
-def _report(console: Console, speeds: dict[str, Speed], skipped: dict[str, str]) -> None:
+def _report(
+    console: Console, speeds: Mapping[str, Speed], skipped: Mapping[str, str], forms: Mapping[str, str]
+) -> None:
     all_of = {n: mean(ratios(s)) for n, s in speeds.items() if ratios(s)}
     right = {"justify": "right"}
     shown = screen.table("family", ("overloads", right), ("torch's time / ours", right), ("below 0.8", right))
@@ -191,3 +222,5 @@ def _report(console: Console, speeds: dict[str, Speed], skipped: dict[str, str])
         f"{len(slow)} below {SLOW}; {wins} can be taken from some size on; {len(skipped)} not measured",
         style="bold",
     )
+    if standing := {n: plain for n, plain in forms.items() if plain in speeds and n not in speeds}:
+        console.print(f"{len(set(standing.values()))} of them stand for {len(standing)} in-place and out= forms")
