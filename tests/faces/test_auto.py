@@ -20,7 +20,6 @@ pytestmark = pytest.mark.xdist_group("auto")
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 SMALL, MIDDLE, LARGE = 2**16, 2**20, 2**24
-SOFTMAX = ["_softmax", "_softmax.out"]
 
 
 def speed(*ratios, host=(5.0, 9.0), native=(2.0, 6.0, 50.0), dtype=BF16):
@@ -88,7 +87,7 @@ def test_nothing_is_taken_where_nothing_is_measured(measured):
     measured({})
     assert opmux.enable() == opmux.enabled_ops() == []
     assert opmux.enable(include="softmax") == []
-    assert opmux.enable(include="softmax", mode="all") == SOFTMAX
+    assert opmux.enable(include="softmax", mode="all") == ["_softmax", "_softmax.out"]
     opmux.enable()
     assert not engine.registered("_softmax")  # nor is a leftover of the other mode on the path
 
@@ -113,7 +112,7 @@ def test_without_the_gate_each_trace_of_a_model_must_gain(measured):
 
 def test_with_the_gate_sizes_decide(measured):
     measured({"_softmax": speed(1.5, 0.5, 0.5, host=(5, 5))}, gated=True)
-    assert opmux.enable() == SOFTMAX and engine.STATE.auto
+    assert opmux.enable() == ["_softmax"] and engine.STATE.auto
     assert decisions.thresholds("_softmax", "cpu") == ({BF16: MIDDLE, FP16: MIDDLE},) * 2
     decision = decisions.decide(table()["_softmax"], "cpu")
     x = torch.empty(MIDDLE, dtype=BF16)
@@ -122,16 +121,16 @@ def test_with_the_gate_sizes_decide(measured):
     assert "torch's own kernel runs for this size" in opmux.explain("_softmax", x[1:], -1, False).remark
     with opmux.use(mode="all"):
         assert not engine.STATE.auto and len(opmux.enabled_ops()) > 5
-    assert opmux.enabled_ops() == SOFTMAX and engine.STATE.auto
+    assert opmux.enabled_ops() == ["_softmax"] and engine.STATE.auto
 
 
 def test_forms_that_are_not_measured_go_by_their_functional_one(measured):
-    """Unless torch composes that of a copy and the in-place form, as masked_fill: its time is no measure."""
+    """Unless torch composes that of a copy and the in-place form, as masked_fill, or ours is copied, as softmax."""
     fast, slow = speed(0.5, 0.5, 0.5, host=(5, 5)), speed(1.5, 1.5, 1.5, host=(5, 5))
-    names = ["mul.Tensor", "mul_.Tensor", "mul.out", "masked_fill.Scalar", "masked_fill_.Scalar"]
+    names = ["mul.Tensor", "mul_.Tensor", "mul.out", "masked_fill.Scalar", "masked_fill_.Scalar", "_softmax.out"]
     taken = lambda: [n for n in names if decisions.decide(table()[n], "cpu").taken]
-    measured({"mul.Tensor": fast, "masked_fill.Scalar": fast}, gated=True)
-    assert taken() == names[:-1]
+    measured({"mul.Tensor": fast, "masked_fill.Scalar": fast, "_softmax": fast}, gated=True)
+    assert taken() == names[:-2]
     measured({"mul.Tensor": fast, "mul_.Tensor": slow}, gated=True)
     assert taken() == ["mul.Tensor", "mul.out"]
 
@@ -151,6 +150,18 @@ def test_a_file_of_measurements_is_read_as_it_was_written(tmp_path):
     file.write_text('{"format": 1, "ops": {"add.Tensor": {}}}')
     with pytest.raises(decisions.BadSpeeds, match=r"speeds\.json"):
         decisions._read(file)
+
+
+def test_what_was_measured_before_is_kept(tmp_path, monkeypatch, caplog):
+    file, chip = tmp_path / "speeds.json", decisions.chip_of("cpu")
+    monkeypatch.setattr(decisions, "path", lambda chip: file)
+    first, second = speed(1.5, 0.5, 0.5), speed(1.0, 1.0, 1.0)
+    decisions.store(chip, {"_softmax": first, "add.Tensor": first}, {})
+    decisions.store(chip, {"add.Tensor": second}, {})
+    assert decisions._read(file) == {"_softmax": first, "add.Tensor": second}
+    file.write_text("{")
+    decisions.store(chip, {"add.Tensor": second}, {})
+    assert decisions._read(file) == {"add.Tensor": second} and "written anew" in caplog.text
 
 
 def test_shipped_measurements_can_be_read():
@@ -185,7 +196,7 @@ def test_record_says_what_auto_leaves_to_torch(measured):
     measured({"_softmax": speed(1.5, 0.5, 0.5, host=(5, 5), dtype=FP32)}, gated=True)
     out = io.StringIO()
     opmux.enable(record=out)
-    assert opmux.enabled_ops() == SOFTMAX
+    assert opmux.enabled_ops() == ["_softmax"]
     torch.softmax(torch.randn(2, 4), -1), torch.log_softmax(torch.randn(2, 4), -1)
     opmux.disable()
     small, other = lines(out.getvalue())

@@ -20,8 +20,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ...core.default import get_default_manager
 from ...core.errors import OpmuxError
 from ...core.log import logger
+from ...core.spec import specs
 from ...core.tensors import dtype_name
 from ...runtime import cache_dir, devices, tile_files, tuning, vendors
 from ...runtime.devices import Chip
@@ -209,14 +211,31 @@ def _decide(overload: Overload, device: str, generation: int, gated: bool) -> De
 
 
 def _speed(overload: Overload, chip: Chip) -> Speed | None:
-    """What was measured of an overload; of an in-place or `out=` one, else what was measured of its functional form."""
+    """What was measured of an overload, or of the one that stands for it."""
     known = measured(chip)
     if overload.name in known:
         return known[overload.name]
+    plain = standing_in(overload)
+    return None if plain is None else known.get(plain.name)
+
+
+def standing_in(overload: Overload) -> Overload | None:
+    """The functional overload by whose measurement an in-place or `out=` one goes that has none of its own.
+
+    None where torch composes the functional one of a copy and the in-place one, which takes longer than that; and where
+    ours computes a new tensor and then copies it, which takes longer than the functional one.
+    """
     plain = functional(overload)
-    if plain is None or any(plain.shape.has(k) for k in COMPOSITIONS):
-        return None  # torch composes it of a copy and the in-place form, and it takes longer than that
-    return known.get(plain.name)
+    if plain is None or any(plain.shape.has(k) for k in COMPOSITIONS) or _copies(overload):
+        return None
+    return plain
+
+
+def _copies(overload: Overload) -> bool:
+    """Whether our impls of an in-place or `out=` form make a tensor of their own first."""
+    specs.load_implementers(overload.family)
+    impls = [i for base in overload.bases for i in get_default_manager().registry.impls(base)]
+    return overload.adapter is not None or not any(i.into for i in impls)
 
 
 def has_kernel(overload: Overload, key: str) -> bool:
@@ -313,11 +332,16 @@ def as_json(chip: Chip, speeds: Mapping[str, Speed], more: Mapping[str, Any]) ->
 
 
 def store(chip: Chip, speeds: Mapping[str, Speed], more: Mapping[str, Any]) -> Path | None:
-    """Write the user's file; None if there is no place for it."""
+    """Add to the user's file what was measured; None if there is no place for it."""
     file = path(chip)
     if file is not None:
         cache_dir.make(file.parent)
-        cache_dir.replace(file, as_json(chip, speeds, more).encode())
+        try:
+            before = _read(file)
+        except BadSpeeds as error:
+            logger.warning("%s is written anew: %s", file, error)
+            before = {}
+        cache_dir.replace(file, as_json(chip, before | dict(speeds), more).encode())
         forget()
     return file
 

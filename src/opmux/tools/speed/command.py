@@ -33,18 +33,9 @@ ORDER = {"functional": 0, "inplace": 1, "out": 2}
 
 
 def stood_for(known: Mapping[str, Overload]) -> dict[str, str]:
-    """In-place and `out=` overloads, each with the functional one by whose measurement `decisions` decides.
-
-    Where torch composes the functional one of a copy and the in-place one, it takes longer, and decides nothing.
-    """
-    found: dict[str, str] = {}
-    for name, overload in known.items():
-        plain = functional(overload)
-        if plain is None or plain.name not in known:
-            continue
-        if _foreach(plain) or not any(map(plain.shape.has, decisions.COMPOSITIONS)):
-            found[name] = plain.name
-    return found
+    """In-place and `out=` overloads, each with the functional one by whose measurement `decisions` decides."""
+    plain = {n: functional(o) if _foreach(o) else decisions.standing_in(o) for n, o in known.items()}
+    return {n: p.name for n, p in plain.items() if p is not None and p.name in known}
 
 
 def _foreach(overload: Overload) -> bool:
