@@ -140,6 +140,10 @@ def test_calls_that_go_to_python_must_gain_more(measured, monkeypatch):
     monkeypatch.setattr(gate, "may_launch", lambda device, family: True)
     launched, in_python = decisions.thresholds("_softmax", "cpu")
     assert launched[BF16] == 0 and MIDDLE < in_python[BF16] < LARGE  # 18 us, twice of what Python takes
+    opmux.enable()
+    small, large = (torch.empty(n, dtype=BF16) for n in (SMALL, LARGE))
+    assert "until C++ launches ours" in opmux.explain("_softmax", small, -1, False).remark
+    assert opmux.explain("_softmax", large, -1, False).remark == ""
 
 
 def test_a_file_of_measurements_is_read_as_it_was_written(tmp_path):

@@ -86,6 +86,20 @@ def test_results_that_are_not_asked_for():
         torch.testing.assert_close(got[i], want[i], rtol=1e-4, atol=1e-4)
 
 
+def test_factors_are_rounded_to_tf32_and_not_cut(monkeypatch):
+    """As cuDNN does; the interpreter's product is exact. NaN of any payload stays NaN."""
+    from opmux.kernels import convolution
+    from opmux.kernels.lib.plans import forget
+
+    monkeypatch.setattr(convolution, "_factors", lambda t, precise: "tf32")
+    forget()
+    x = torch.full((1, 16, 4, 4), 1 + 3 * 2.0**-12)  # between 1 and 1 + 2^-10, nearer to the latter
+    x[0, 0, 0, 0] = torch.tensor(0x7FFFFFFF, dtype=torch.int32).view(torch.float32)
+    y = find("convolution")[1].fn(x, torch.ones(16, 16, 1, 1), None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+    forget()
+    assert y[0, :, 0, 0].isnan().all() and (y[0, :, 1:] == 16 * (1 + 2.0**-10)).all()
+
+
 def test_what_torch_refuses_is_declined():
     from opmux.core.errors import NotSupported
 

@@ -65,6 +65,15 @@ def split(t, KY: tl.constexpr, KX: tl.constexpr):
 # ---- kernels --------------------------------------------------------------------------------------------------------
 
 
+@triton.jit
+def rounded(x, PRECISION: tl.constexpr):
+    """A factor as TF32 has it, to nearest. Tensor cores cut the last bits off, and sums of such products are biased."""
+    if PRECISION == "tf32" and x.dtype == tl.float32:
+        near = (x.to(tl.int32, bitcast=True) + 0x1000) & ~0x1FFF
+        x = tl.where(x == x, near.to(tl.float32, bitcast=True), x)
+    return x
+
+
 def _conv(a_ptr, w_ptr, bias_ptr, y_ptr, n_m, n_out, n_red, o_z, o_y, o_x, i_z, i_y, i_x,
           a_sn, a_sc, a_sz, a_sy, a_sx, w_out, w_red, w_sz, w_sy, w_sx, w_group, y_sn, y_sc, y_sz, y_sy, y_sx,
           KZ: tl.constexpr, KY: tl.constexpr, KX: tl.constexpr, SZ: tl.constexpr, SY: tl.constexpr, SX: tl.constexpr,
@@ -118,12 +127,12 @@ def _conv(a_ptr, w_ptr, bias_ptr, y_ptr, n_m, n_out, n_red, o_z, o_y, o_x, i_z, 
             a = tl.load(at + c[None, :], mask=there & in_m & in_k[None, :], other=0.0)
             c_w = c[:, None] if W_LAST else c[:, None] * w_red
             w = tl.load(w_at + c_w, mask=in_k[:, None] & (o < n_out), other=0.0)
-            acc = tl.dot(a, w, acc, input_precision=PRECISION, out_dtype=WIDE)
+            acc = tl.dot(rounded(a, PRECISION), rounded(w, PRECISION), acc, input_precision=PRECISION, out_dtype=WIDE)
         else:
             a = tl.load(at + c[:, None].to(INDEX) * a_sc, mask=there & in_m & in_k[:, None], other=0.0)
             c_w = c[None, :] if W_LAST else c[None, :] * w_red
             w = tl.load(w_at + c_w, mask=in_k[None, :] & (o < n_out), other=0.0)
-            acc = tl.dot(w, a, acc, input_precision=PRECISION, out_dtype=WIDE)
+            acc = tl.dot(rounded(w, PRECISION), rounded(a, PRECISION), acc, input_precision=PRECISION, out_dtype=WIDE)
     o_all = g * n_out + o
     if bias_ptr is not None:
         acc += tl.load(bias_ptr + o_all, mask=o < n_out, other=0.0).to(WIDE)
@@ -198,6 +207,7 @@ def _conv_dw(p_ptr, q_ptr, part_ptr, n_m, n_row, n_col, n_w, span, o_z, o_y, o_x
         there = in_m[None, :] & in_col[:, None] & in_z & in_y & in_x
         q_at = q_base[:, None] + b[None, :] * q_sn + r_z * q_sz + r_y * q_sy + r_x * q_sx
         q = tl.load(q_at, mask=there, other=0.0)
+        p, q = rounded(p, PRECISION), rounded(q, PRECISION)
         acc = tl.dot(p, tl.trans(q), acc, input_precision=PRECISION, out_dtype=WIDE)
     w_at = (g * n_row + row).to(INDEX)[:, None] * w_row + (c * w_col + t_z * w_sz + t_y * w_sy + t_x * w_sx)[None, :]
     tl.store(part_ptr + share.to(INDEX) * n_w + w_at, acc, mask=(row < n_row)[:, None] & in_col[None, :])
@@ -312,6 +322,11 @@ def precision() -> str:
     return "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
 
 
+def _factors(t: Tensor, precise: str) -> str:
+    """That setting is for NVIDIA's tensor cores; on other devices factors are float32 as they are."""
+    return precise if t.device.type in ("cuda", "meta") else "ieee"
+
+
 def _format(rank: int, *tensors: Tensor) -> torch.memory_format:
     """Channels-last if one of the tensors is, as cuDNN's results are."""
     wanted = {2: torch.channels_last, 3: torch.channels_last_3d}.get(rank)
@@ -351,7 +366,7 @@ def _convolve(
     tiles = conv_tiles(n_m=n_m, n_out=n_out, n_red=n_red, dtype=a.dtype)
     config = tiles.config(
         **shared, A_LAST=x.strides[1] == 1 and x.last, W_LAST=numbers["w_red"] == 1, FLAT=n_red < 16,
-        INDEX=index_dtype(x.reach, y.reach, n_m + tiles["BLOCK_M"]), PRECISION=precise,
+        INDEX=index_dtype(x.reach, y.reach, n_m + tiles["BLOCK_M"]), PRECISION=_factors(a, precise),
     )  # fmt: skip
     numbers |= {"n_m": n_m, **per_axis("o_", y.space), **y.numbers("y")}
     programs = -(-n_m // tiles["BLOCK_M"]) * -(-n_out // tiles["BLOCK_N"])
@@ -380,7 +395,7 @@ def _weight_gradient(
     shares = -(-n_m // span)
     constant = {**shared, "INDEX": index_dtype(p.reach, q.reach, n_m + span, shares * n_w)}
     if not few:
-        constant |= {"P_LAST": p.last and p.strides[1] == 1, "PRECISION": precise}
+        constant |= {"P_LAST": p.last and p.strides[1] == 1, "PRECISION": _factors(dy, precise)}
     numbers = {
         "n_m": n_m, "n_row": n_row, "n_col": n_col, "n_w": n_w, "span": span,
         **per_axis("o_", p.space), **per_axis("i_", q.space), **p.numbers("p"), **q.numbers("q"),

@@ -149,8 +149,19 @@ class Decision:
         """Whether a call with this first tensor is ours."""
         if not isinstance(first, torch.Tensor):
             return self.taken
-        limit = self.limits.get(first.dtype, NEVER)
-        return limit != NEVER and first.numel() >= limit
+        return _reaches(first, self.limits)
+
+    def waits(self, first: Any) -> bool:
+        """Whether such a call is ours only where the C++ gate launches it; until then it is torch's."""
+        limits = self.by_python
+        return (
+            limits is not None and isinstance(first, torch.Tensor) and self.takes(first) and not _reaches(first, limits)
+        )
+
+
+def _reaches(first: torch.Tensor, limits: Mapping[torch.dtype, int]) -> bool:
+    limit = limits.get(first.dtype, NEVER)
+    return limit != NEVER and first.numel() >= limit
 
 
 ALWAYS = dict.fromkeys(DTYPES, 0)

@@ -58,8 +58,12 @@ def _who_runs(key: str, device: str, chosen: str | None, first: Any) -> str:
     on = engine.is_on(name, device)
     if on and not engine.STATE.auto:
         return ""
+    if on and first is not None and not found.takes(first):
+        return f"torch's own kernel runs for this size: {found.why}"
+    if on and found.waits(first):
+        return "torch's own kernel runs for this size until C++ launches ours, after some calls that look the same"
     if on:
-        return "" if first is None or found.takes(first) else f"torch's own kernel runs for this size: {found.why}"
+        return ""
     if found.taken:
         return f"not enabled: torch's own kernel runs; opmux.enable() turns this choice on, because {found.why}"
     words = f"torch's own kernel runs, because {found.why}"

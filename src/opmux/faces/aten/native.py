@@ -48,17 +48,18 @@ def kernel(shape: Shape, key: str) -> Callable[..., Any]:
         other = Shape(DELEGATES[shape.name])
         return functools.partial(taking_numbers(other, lambda keys, *args, **kwargs: other.op(*args, **kwargs)), None)
     boxed = torch.library.get_kernel(f"aten::{shape.name}", at).call_boxed
-    return functools.partial(taking_numbers(shape, boxed), torch._C.DispatchKeySet(at))
+    return functools.partial(taking_numbers(shape, boxed, alone=key == "CPU"), torch._C.DispatchKeySet(at))
 
 
-def taking_numbers(shape: Shape, boxed: Callable[..., Any]) -> Callable[..., Any]:
+def taking_numbers(shape: Shape, boxed: Callable[..., Any], alone: bool = False) -> Callable[..., Any]:
     """A kernel, called with keys and arguments, that accepts Python numbers in place of tensors.
 
     torch passes a number in a tensor's place to Python as a number, but its kernel does not accept one: it is called
-    with a 0-dim tensor of a dtype that promotes like the number.
+    with a 0-dim tensor of a dtype that promotes like the number. `alone`: also where the op has no other tensor, which
+    happens on the CPU only, where such tensors of torch are.
     """
     slots = shape.slots
-    if len(slots) < 2:
+    if len(slots) < 2 and not alone:
         return boxed
 
     def native(keys: Any, *args: Any, **kwargs: Any) -> Any:
@@ -108,5 +109,5 @@ def _dtype_for(number: Any, tensors: list[Tensor]) -> torch.dtype:
         if _CATEGORY[bool if t.dtype is torch.bool else of] >= _CATEGORY[kind]:
             return _WIDEST[kind]
     if not tensors:
-        return torch.result_type(torch.tensor(number), number)
+        return _WIDEST[kind]
     return torch.result_type(tensors[0], number)
