@@ -153,10 +153,9 @@ class Decision:
 
     def waits(self, first: Any) -> bool:
         """Whether such a call is ours only where the C++ gate launches it; until then it is torch's."""
-        limits = self.by_python
-        return (
-            limits is not None and isinstance(first, torch.Tensor) and self.takes(first) and not _reaches(first, limits)
-        )
+        if self.by_python is None or not isinstance(first, torch.Tensor):
+            return False
+        return self.takes(first) and not _reaches(first, self.by_python)
 
 
 def _reaches(first: torch.Tensor, limits: Mapping[torch.dtype, int]) -> bool:
