@@ -53,10 +53,10 @@ def _finished(plan: Plan, q: Tensor, seed: Tensor | None, copied: list[str]) -> 
     """A plan whose kernels take the seed: as a pointer, or from the host as two numbers that are read at each call."""
     copied = [*plan.strided, *copied]
     if seed is None or not seed_on_host(q, seed):
-        return Plan(plan.makes, plan.steps, [*copied, *strided(seed=seed)])
+        return Plan(plan.makes, plan.steps, [*copied, *strided(seed=seed)], plan.before)
     read = lambda step: step.given(key=lambda seed: seed[0], counter=lambda seed: seed[1]).named(seed=None)
     steps = [read(s) if isinstance(s, Launch) and "key" in s.kernel.numbers else s for s in plan.steps]
-    return Plan(plan.makes, steps, copied, before={"seed": Tensor.tolist})
+    return Plan(plan.makes, steps, copied, {**plan.before, "seed": Tensor.tolist})
 
 
 def _room(padded: bool, **makes: OutputSpec) -> dict[str, Any]:
@@ -116,7 +116,7 @@ def attention_general_bwd(
             sums = sink_tiles(dtype=q.dtype).config(WIDE=wide_of(q.dtype))
             steps.append(Launch(backward_sink, (heads,), sums, numbers))
     small = strided(slopes=slopes, sink=sink, cu_q=cu_q, cu_k=cu_k, q_sizes=q_sizes, k_sizes=k_sizes)
-    made = Plan(makes, steps, plan.strided)
+    made = Plan(makes, steps, plan.strided, plan.before)
     return _finished(made, q, seed if p.options.dropout_p else None, [*copied, *small])
 
 

@@ -25,6 +25,7 @@ from .config import Tiles, tunable
 from .harness import Launch, Plan, Zeros
 from .launch import Launcher
 from .philox import seeded, words_at
+from .products import aligned_copy
 from .rows import OutputSpec, wide_of
 
 WIDEST = 256  # of a head
@@ -66,12 +67,25 @@ def rows(ptr, i, stride, length, size, BLOCK: tl.constexpr, FULL: tl.constexpr, 
 
 
 @triton.jit
+def tiles_of(ptr, stride, length, size, ROWS: tl.constexpr, BLOCK: tl.constexpr, ENGINE: tl.constexpr):
+    """A matrix [length, size] for `tile_rows`. ENGINE: for the chip's copy engine (TMA), which takes no registers."""
+    if ENGINE:
+        return tl.make_tensor_descriptor(ptr, [length, size], [stride, 1], [ROWS, BLOCK])
+    else:
+        return ptr
+
+
+@triton.jit
 def tile_rows(
-    ptr, begin, stride, length, size, ROWS: tl.constexpr, BLOCK: tl.constexpr, FULL: tl.constexpr, INSIDE: tl.constexpr
+    x, begin, stride, length, size, ROWS: tl.constexpr, BLOCK: tl.constexpr, FULL: tl.constexpr, INSIDE: tl.constexpr,
+    ENGINE: tl.constexpr = False,
 ):  # fmt: skip
     """Rows from `begin` on, in a loop: only one number depends on `begin`."""
-    ptr += tl.cast(begin, tl.int64) * stride  # interpreted it is a plain int
-    return rows(ptr, tl.arange(0, ROWS), stride, length - begin, size, BLOCK, FULL, INSIDE)
+    if ENGINE:
+        return x.load([begin, 0])
+    else:
+        ptr = x + tl.cast(begin, tl.int64) * stride  # interpreted it is a plain int
+        return rows(ptr, tl.arange(0, ROWS), stride, length - begin, size, BLOCK, FULL, INSIDE)
 
 
 @triton.jit
@@ -287,13 +301,12 @@ def _fwd(
 
 
 @triton.jit
-def score_gradients(
-    b_q, b_do, b_lse, b_delta, b_k, b_v, i_m, i_n, shift, queries, keys, scale, left, right, cap, bias_ptr, bias_row,
-    slopes_ptr, slope, key, counter, first_row, begin, width, threshold, more,
-    LEFT: tl.constexpr, RIGHT: tl.constexpr, CAP: tl.constexpr, DROP: tl.constexpr, WIDE: tl.constexpr,
-    PRECISION: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr = True, TURNED: tl.constexpr = False,
+def probabilities(
+    b_q, b_lse, b_k, i_m, i_n, shift, queries, keys, scale, left, right, cap, bias_ptr, bias_row, slopes_ptr, slope,
+    LEFT: tl.constexpr, RIGHT: tl.constexpr, CAP: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
+    MASKED: tl.constexpr, TURNED: tl.constexpr,
 ):  # fmt: skip
-    """The probabilities of a tile after dropout, the gradients of its scores, and those before a soft-cap.
+    """The probabilities of a tile before dropout, and the tanh of a soft-cap.
 
     Without MASKED, all queries of the tile see all its keys.
     """
@@ -309,22 +322,36 @@ def score_gradients(
         i, j = of_queries(i_m, TURNED), of_queries(i_n, not TURNED)
         seen = visible(i, j, shift, keys, left, right, LEFT, RIGHT) & (i < queries)
         b_p = tl.where(seen, b_p, 0.0)
-    if TURNED:
-        b_dp = tl.dot(b_v, tl.trans(b_do), input_precision=PRECISION, out_dtype=WIDE)
-    else:
-        b_dp = tl.dot(b_do, tl.trans(b_v), input_precision=PRECISION, out_dtype=WIDE)
-    b_left = b_p
-    if DROP:
-        keep = kept(key, counter, first_row, i_m, begin, width, threshold, BLOCK_N)
-        if TURNED:
-            keep = tl.trans(keep)
-        b_dp = tl.where(keep, b_dp * more, 0.0)
-        b_left = tl.where(keep, b_p * more, 0.0)
+    return b_p, b_level
+
+
+@triton.jit
+def score_gradients(b_p, b_dp, b_delta, b_level, CAP: tl.constexpr, TURNED: tl.constexpr):
+    """The gradients of scores, and those before a soft-cap."""
     b_ds = b_p * (b_dp - of_queries(b_delta, TURNED))
     b_raw = b_ds
     if CAP:
         b_raw = b_ds * (1.0 - b_level * b_level)
-    return b_left, b_ds, b_raw
+    return b_ds, b_raw
+
+
+@triton.jit
+def in_rows(
+    b_q, b_do, b_lse, b_delta, b_k, b_v, i_m, i_n, shift, queries, keys, scale, left, right, cap, bias_ptr, bias_row,
+    slopes_ptr, slope, key, counter, first_row, begin, width, threshold, more,
+    LEFT: tl.constexpr, RIGHT: tl.constexpr, CAP: tl.constexpr, DROP: tl.constexpr, WIDE: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr = True,
+):  # fmt: skip
+    """`score_gradients` of a tile [queries, keys]."""
+    b_p, b_level = probabilities(
+        b_q, b_lse, b_k, i_m, i_n, shift, queries, keys, scale, left, right, cap, bias_ptr, bias_row, slopes_ptr,
+        slope, LEFT, RIGHT, CAP, WIDE, PRECISION, MASKED, False,
+    )  # fmt: skip
+    b_dp = tl.dot(b_do, tl.trans(b_v), input_precision=PRECISION, out_dtype=WIDE)
+    if DROP:
+        keep = kept(key, counter, first_row, i_m, begin, width, threshold, BLOCK_N)
+        b_dp = tl.where(keep, b_dp * more, 0.0)
+    return score_gradients(b_p, b_dp, b_delta, b_level, CAP, False)
 
 
 @triton.jit
@@ -349,7 +376,7 @@ def added_to_dq(
         i_n = begin + tl.arange(0, BLOCK_N)
         b_k = tile_rows(k_ptr, begin, k_row, keys, dim, BLOCK_N, BLOCK_D, FULL, not MASKED)
         b_v = tile_rows(v_ptr, begin, v_row, keys, dim_v, BLOCK_N, BLOCK_E, FULL, not MASKED)
-        _b_p, _b_ds, b_ds = score_gradients(
+        _b_ds, b_ds = in_rows(
             b_q, b_do, b_lse, b_delta, b_k, b_v, i_m, i_n, shift, queries, keys, scale, left, right, cap,
             bias_ptr, bias_row, slopes_ptr, slope, key, counter, first_row, begin, width, threshold, more,
             LEFT, RIGHT, CAP, DROP, WIDE, PRECISION, BLOCK_N, MASKED,
@@ -423,13 +450,22 @@ def _bwd_q(
 
 
 @triton.jit
+def statistic(ptr, i, length, MASKED: tl.constexpr):
+    """Numbers of queries; 0 beyond the last, where that is MASKED."""
+    if MASKED:
+        return tl.load(ptr + i, mask=i < length, other=0.0)
+    else:
+        return tl.load(ptr + i)
+
+
+@triton.jit
 def added_to_dkv(
-    b_dk, b_dv, b_k, b_v, q_ptr, do_ptr, lse_ptr, delta_ptr, q_row, do_row, i_n, first, last, shift, queries, keys, dim,
+    b_dk, b_dv, b_k, b_v, q, do, lse_ptr, delta_ptr, q_row, do_row, i_n, first, last, shift, queries, keys, dim,
     dim_v, scale, left, right, cap, bias_ptr, bias_row, slopes_ptr, slope, key, counter, first_row, first_n, width,
     threshold, more,
     MASKED: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, CAP: tl.constexpr, DROP: tl.constexpr,
     FULL: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, ENGINE: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of a tile of keys with what the queries from `first` to `last` give; without MASKED all see all.
 
@@ -437,16 +473,22 @@ def added_to_dkv(
     """
     for begin in range(first, last, BLOCK_M):
         i_m = begin + tl.arange(0, BLOCK_M)
-        b_q = tile_rows(q_ptr, begin, q_row, queries, dim, BLOCK_M, BLOCK_D, FULL, not MASKED)
-        b_do = tile_rows(do_ptr, begin, do_row, queries, dim_v, BLOCK_M, BLOCK_E, FULL, not MASKED).to(b_q.dtype)
-        b_lse = tl.load(lse_ptr + i_m, mask=i_m < queries, other=0.0).to(WIDE) * 1.4426950408889634
-        b_delta = tl.load(delta_ptr + i_m, mask=i_m < queries, other=0.0)
-        b_p, _b_ds, b_ds = score_gradients(
-            b_q, b_do, b_lse, b_delta, b_k, b_v, i_m, i_n, shift, queries, keys, scale, left, right, cap, bias_ptr,
-            bias_row, slopes_ptr, slope, key, counter, first_row, first_n, width, threshold, more, LEFT, RIGHT, CAP,
-            DROP, WIDE, PRECISION, BLOCK_N, MASKED, True,
+        b_q = tile_rows(q, begin, q_row, queries, dim, BLOCK_M, BLOCK_D, FULL, not MASKED, ENGINE)
+        b_lse = statistic(lse_ptr, i_m, queries, MASKED).to(WIDE) * 1.4426950408889634
+        b_p, b_level = probabilities(
+            b_q, b_lse, b_k, i_m, i_n, shift, queries, keys, scale, left, right, cap, bias_ptr, bias_row, slopes_ptr,
+            slope, LEFT, RIGHT, CAP, WIDE, PRECISION, MASKED, True,
         )  # fmt: skip
-        b_dv = tl.dot(b_p.to(b_do.dtype), b_do, b_dv, input_precision=PRECISION, out_dtype=WIDE)
+        b_do = tile_rows(do, begin, do_row, queries, dim_v, BLOCK_M, BLOCK_E, FULL, not MASKED, ENGINE).to(b_q.dtype)
+        b_dp = tl.dot(b_v, tl.trans(b_do), input_precision=PRECISION, out_dtype=WIDE)
+        b_left = b_p
+        if DROP:
+            keep = tl.trans(kept(key, counter, first_row, i_m, first_n, width, threshold, BLOCK_N))
+            b_dp = tl.where(keep, b_dp * more, 0.0)
+            b_left = tl.where(keep, b_p * more, 0.0)
+        b_dv = tl.dot(b_left.to(b_do.dtype), b_do, b_dv, input_precision=PRECISION, out_dtype=WIDE)
+        b_delta = statistic(delta_ptr, i_m, queries, MASKED)
+        _b_ds, b_ds = score_gradients(b_p, b_dp, b_delta, b_level, CAP, True)
         b_dk = tl.dot(b_ds.to(b_q.dtype), b_q, b_dk, input_precision=PRECISION, out_dtype=WIDE)
     return b_dk, b_dv
 
@@ -459,7 +501,7 @@ def _bwd_kv(
     group, dim, dim_v, scale, left, right, cap, more, threshold: tl.int64, key: tl.int64, counter: tl.int64,
     LEFT: tl.constexpr, RIGHT: tl.constexpr, AT_END: tl.constexpr, CAP: tl.constexpr, DROP: tl.constexpr,
     FULL: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, ENGINE: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of a tile of keys, over all heads of q that use it. `heads` are those of k."""
     z, kv = tl.program_id(1) // heads, (tl.program_id(1) % heads).to(tl.int64)
@@ -474,8 +516,10 @@ def _bwd_kv(
     if first_n < n_keys:
         i_n = first_n + tl.arange(0, BLOCK_N)
         shift = place_of(n_queries, n_keys, AT_END)
-        b_k = rows(k_ptr + o_k + kv * k_head, i_n, k_row, n_keys, dim, BLOCK_D, FULL)
-        b_v = rows(v_ptr + o_v + kv * v_head, i_n, v_row, n_keys, dim_v, BLOCK_E, FULL)
+        k = tiles_of(k_ptr + o_k + kv * k_head, k_row, n_keys, dim, BLOCK_N, BLOCK_D, ENGINE)
+        v = tiles_of(v_ptr + o_v + kv * v_head, v_row, n_keys, dim_v, BLOCK_N, BLOCK_E, ENGINE)
+        b_k = tile_rows(k, first_n, k_row, n_keys, dim, BLOCK_N, BLOCK_D, FULL, False, ENGINE)
+        b_v = tile_rows(v, first_n, v_row, n_keys, dim_v, BLOCK_N, BLOCK_E, FULL, False, ENGINE)
         b_dk = tl.zeros([BLOCK_N, BLOCK_D], WIDE)
         b_dv = tl.zeros([BLOCK_N, BLOCK_E], WIDE)
         if DROP:
@@ -493,7 +537,9 @@ def _bwd_kv(
         full_last = tl.maximum(full_last, full_first)
         for member in range(group):
             head = kv * group + member
-            of_q, of_do, of_stat = q_ptr + o_q + head * q_head, do_ptr + o_do + head * do_head, o_lse + head * lse_head
+            q = tiles_of(q_ptr + o_q + head * q_head, q_row, n_queries, dim, BLOCK_M, BLOCK_D, ENGINE)
+            do = tiles_of(do_ptr + o_do + head * do_head, do_row, n_queries, dim_v, BLOCK_M, BLOCK_E, ENGINE)
+            of_stat = o_lse + head * lse_head
             slope = of_head(slopes_ptr, head, WIDE)
             of_bias = bias_ptr
             if bias_ptr is not None:
@@ -501,19 +547,19 @@ def _bwd_kv(
             first_row = (z.to(tl.int64) * heads * group + head) * queries
             if DROP or bias_ptr is not None:  # as in the forward
                 b_dk, b_dv = added_to_dkv(
-                    b_dk, b_dv, b_k, b_v, of_q, of_do, lse_ptr + of_stat, delta_ptr + of_stat, q_row, do_row, i_n,
+                    b_dk, b_dv, b_k, b_v, q, do, lse_ptr + of_stat, delta_ptr + of_stat, q_row, do_row, i_n,
                     first, last, shift, n_queries, n_keys, dim, dim_v, scale, left, right, cap, of_bias, bias_row,
                     slopes_ptr, slope, key, counter, first_row, first_n, keys, threshold, more, True, LEFT, RIGHT, CAP,
-                    DROP, FULL, WIDE, PRECISION, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_E,
+                    DROP, FULL, WIDE, PRECISION, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_E, ENGINE,
                 )  # fmt: skip
             else:
                 for part in tl.static_range(0 if RIGHT else 1, 3):
                     low, high = part_of(part, first, full_first, full_last, last)
                     b_dk, b_dv = added_to_dkv(
-                        b_dk, b_dv, b_k, b_v, of_q, of_do, lse_ptr + of_stat, delta_ptr + of_stat, q_row, do_row, i_n,
+                        b_dk, b_dv, b_k, b_v, q, do, lse_ptr + of_stat, delta_ptr + of_stat, q_row, do_row, i_n,
                         low, high, shift, n_queries, n_keys, dim, dim_v, scale, left, right, cap, of_bias, bias_row,
                         slopes_ptr, slope, key, counter, first_row, first_n, keys, threshold, more, part != 1, LEFT,
-                        RIGHT, CAP, DROP, FULL, WIDE, PRECISION, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_E,
+                        RIGHT, CAP, DROP, FULL, WIDE, PRECISION, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_E, ENGINE,
                     )  # fmt: skip
         put(dk_ptr + o_dk + kv * dk_head, b_dk * slope_of(scale, cap, CAP), i_n, dk_row, n_keys, dim, BLOCK_D)
         put(dv_ptr + o_dv + kv * dv_head, b_dv, i_n, dv_row, n_keys, dim_v, BLOCK_E)
@@ -572,7 +618,7 @@ def _bwd_bias(
             o_stat = o_lse + head * lse_head + i_m
             b_lse = tl.load(lse_ptr + o_stat, mask=i_m < n_queries, other=0.0).to(WIDE) * 1.4426950408889634
             b_delta = tl.load(delta_ptr + o_stat, mask=i_m < n_queries, other=0.0)
-            _b_p, b_ds, _b_raw = score_gradients(
+            b_ds, _b_raw = in_rows(
                 b_q, b_do.to(q_ptr.dtype.element_ty), b_lse, b_delta, b_k, b_v, i_m, i_n, shift, n_queries, n_keys,
                 scale, left, right, cap, of_bias, bias_row, slopes_ptr, slope, key, counter, first_row, first_n, keys,
                 threshold, more, LEFT, RIGHT, CAP, DROP, WIDE, PRECISION, BLOCK_N,
@@ -610,7 +656,7 @@ STRIDES = "batch head row"
 strides_of = lambda names: " ".join(f"{n}_{s}" for n in names.split() for s in STRIDES.split())
 forward = Launcher(_fwd, sizes=strides_of("q k v o bias"))
 backward_q = Launcher(_bwd_q, sizes=strides_of("q k v o do dq bias"))
-backward_kv = Launcher(_bwd_kv, sizes=strides_of("q k v do dk dv bias"))
+backward_kv = Launcher(_bwd_kv, sizes=strides_of("q k v do dk dv bias"), descriptors=True)
 backward_bias = Launcher(_bwd_bias, sizes=strides_of("q k v do bias"))
 backward_sink = Launcher(_bwd_sink, sizes="")
 
@@ -618,10 +664,10 @@ backward_sink = Launcher(_bwd_sink, sizes="")
 # ---- tiles ----------------------------------------------------------------------------------------------------------
 
 
-def _tiles(queries: int, dim: int, dtype: torch.dtype, widest: int, threads: int) -> Tiles:
+def _tiles(queries: int, dim: int, dtype: torch.dtype, widest: int, threads: int, **more: Any) -> Tiles:
     side = widest if dtype.itemsize <= 2 and dim <= 128 else 64 if dtype.itemsize <= 4 and dim <= 128 else 32
     block_m = min(side, max(16, triton.next_power_of_2(queries)))
-    return Tiles(threads, 2, BLOCK_M=block_m, BLOCK_N=min(side, 64 if dtype.itemsize <= 2 else 32))
+    return Tiles(threads, 2, BLOCK_M=block_m, BLOCK_N=min(side, 64 if dtype.itemsize <= 2 else 32), **more)
 
 
 @tunable("attention.fwd", free="BLOCK_M BLOCK_N")
@@ -640,7 +686,8 @@ def bwd_q_tiles(queries: int, keys: int, dim: int, dtype: torch.dtype, extra: bo
 
 @tunable("attention.bwd_kv", free="BLOCK_M BLOCK_N")
 def bwd_kv_tiles(queries: int, keys: int, dim: int, dtype: torch.dtype, extra: bool) -> Tiles:
-    return _tiles(queries, dim, dtype, 32 if extra else 64, 128)
+    """ENGINE: tiles are read by a copy engine, where the chip has one and tensors lie as it needs them."""
+    return _tiles(queries, dim, dtype, 32 if extra else 64, 128, ENGINE=False)
 
 
 @tunable("attention.bwd_sink")
@@ -694,6 +741,10 @@ class Options(NamedTuple):
 NO_OPTIONS = Options()
 
 
+def _block(size: int) -> int:
+    return max(16, triton.next_power_of_2(size))
+
+
 class Problem(NamedTuple):
     """Sizes of a call, dense or packed."""
 
@@ -732,6 +783,11 @@ class Problem(NamedTuple):
     def empty(self) -> bool:
         return not (self.batch and self.heads and self.queries)
 
+    @property
+    def full(self) -> bool:
+        """Whether heads are as wide as the blocks that hold them."""
+        return all(size == _block(size) for size in (self.dim, self.dim_v))
+
     def facts(self) -> dict[str, Any]:
         dim = max(self.dim, self.dim_v)
         return dict(queries=self.queries, keys=self.keys, dim=dim, dtype=self.dtype, extra=self.options.extra)
@@ -740,15 +796,14 @@ class Problem(NamedTuple):
         self, kernel: Launcher, tiles: Tiles, grid: tuple[int, int], layouts: Mapping[str, tuple[int, int, int]],
         lse: tuple[int, int], heads: int,
     ) -> Launch:  # fmt: skip
-        block = lambda size: max(16, triton.next_power_of_2(size))
         cap, dropped = self.options.softcap, self.options.dropout_p
         plain = self.options.bias is None and not self.options.slopes and not cap
         late = {"LATE": plain and self.scale > 0} if kernel is forward else {}
         config = tiles.config(
             LEFT=self.left >= 0, RIGHT=self.right >= 0, AT_END=self.options.at_end, CAP=cap > 0, DROP=dropped > 0,
-            FULL=self.dim == block(self.dim) and self.dim_v == block(self.dim_v),
+            FULL=self.full,
             WIDE=wide_of(self.dtype), PRECISION=self.precision if self.dtype is torch.float32 else "ieee",
-            BLOCK_D=block(self.dim), BLOCK_E=block(self.dim_v), **late,
+            BLOCK_D=_block(self.dim), BLOCK_E=_block(self.dim_v), **late,
         )  # fmt: skip
         numbers = dict(
             queries=self.queries, keys=self.keys, heads=heads, group=self.heads // self.kv_heads, dim=self.dim,
@@ -788,10 +843,20 @@ def backward_plan(
         grid = (-(-p.queries // tiles["BLOCK_M"]), p.batch * p.heads)
         names = {n: layouts[n] for n in ("q", "k", "v", "o", "do", "dq")}
         steps.append(p.launch(backward_q, tiles, grid, names, lse, p.heads))
+    before = {}
     if p.batch and p.kv_heads and p.keys:
         tiles = bwd_kv_tiles(**p.facts())
+        read = ("q", "k", "v", "do")
+        engine = tiles["ENGINE"] and p.full and all(_fits_engine(given[n], layouts[n]) for n in read)
+        tiles = tiles.changed({"ENGINE": engine}, "attention.bwd_kv")
+        before = {n: aligned_copy(None) for n in read} if engine else {}
         grid = (-(-p.keys // tiles["BLOCK_N"]), p.batch * p.kv_heads)
         names = {n: layouts[n] for n in ("q", "k", "v", "do", "dk", "dv")}
         steps.append(p.launch(backward_kv, tiles, grid, names, lse, p.kv_heads))
     wrong = [n for n, at in found.items() if at.copied]
-    return Plan({**makes, "delta": stats}, steps, [*wrong, *copied])
+    return Plan({**makes, "delta": stats}, steps, [*wrong, *copied], before)
+
+
+def _fits_engine(t: Tensor, strides: tuple[int, int, int]) -> bool:
+    """Whether every row begins at a multiple of 16 bytes, if the first one does, and no two are the same."""
+    return strides[-1] > 0 and all(step * t.element_size() % 16 == 0 for step in strides)

@@ -63,20 +63,23 @@ def grouped_tiles(rows: int, n: int, groups: int, dtype: Any, **rest: Any) -> di
     return tiles_of(128 if high > 64 else 64, 128, deep, warps=4, stages=4, IN_TURN=True)
 
 
+TILES = "BLOCK_M BLOCK_N num_warps num_stages ENGINE"
 # Attention of 16 bits, causal, 4096 queries, by the dim of heads: [BLOCK_M, BLOCK_N, warps, stages], found on an H200.
 ATTENTION = {
     "fwd": {64: (128, 64, 8, 3), 128: (64, 64, 4, 3), 256: (128, 64, 8, 2)},
     "bwd_q": {128: (128, 64, 8, 3), 256: (128, 32, 8, 2)},
-    "bwd_kv": {256: (64, 64, 8, 1)},
+    "bwd_kv": {64: (64, 64, 4, 2), 128: (64, 64, 4, 2), 256: (64, 64, 8, 1)},
 }
+ENGINE = {"bwd_kv": {64, 128}}  # dims whose tiles are read by the copy engine: pointers would not fit into registers
 
 
 def attention_tiles(kernel: str, queries: int, dim: int, dtype: Any, extra: bool, **rest: Any) -> dict[str, Any]:
     """Of the smallest dim that is as large; with a bias or dropout as on other chips."""
-    found = ATTENTION[kernel].get(max(64, 1 << (dim - 1).bit_length()))
+    wide = max(64, 1 << (dim - 1).bit_length())
+    found = ATTENTION[kernel].get(wide)
     if found is None or dtype.itemsize > 2 or queries <= 64 or extra:
         return {}
-    return dict(zip(("BLOCK_M", "BLOCK_N", "num_warps", "num_stages"), found))
+    return dict(zip(TILES.split(), (*found, wide in ENGINE.get(kernel, ()))))
 
 
 def decode_tiles(rows: int, dim: int, dtype: Any, kept: Any, **rest: Any) -> dict[str, Any]:
@@ -105,7 +108,9 @@ HEURISTICS_CONFIGS = {
     "gemm.blocks": rules_of(block_tiles, SIZES),
     "grouped.product": rules_of(grouped_tiles, f"{SIZES} BLOCK_K"),
     **{
-        f"attention.{kernel}": rules_of(partial(attention_tiles, kernel), "BLOCK_M BLOCK_N num_warps num_stages")
+        f"attention.{kernel}": rules_of(
+            partial(attention_tiles, kernel), TILES if kernel in ENGINE else TILES.removesuffix(" ENGINE")
+        )
         for kernel in ATTENTION
     },
     "decode.keys": rules_of(decode_tiles, "BLOCK_M PER_CORE num_warps num_stages"),
