@@ -483,7 +483,8 @@ def added_to_dkv(
         b_dp = tl.dot(b_v, tl.trans(b_do), input_precision=PRECISION, out_dtype=WIDE)
         b_left = b_p
         if DROP:
-            keep = tl.trans(kept(key, counter, first_row, i_m, first_n, width, threshold, BLOCK_N))
+            keep = kept(key, counter, first_row, i_m, first_n, width, threshold, BLOCK_N)
+            keep = tl.trans(keep.to(tl.int8)) != 0  # AMD's chips cannot turn single bits
             b_dp = tl.where(keep, b_dp * more, 0.0)
             b_left = tl.where(keep, b_p * more, 0.0)
         b_dv = tl.dot(b_left.to(b_do.dtype), b_do, b_dv, input_precision=PRECISION, out_dtype=WIDE)
