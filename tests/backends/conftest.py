@@ -1,5 +1,8 @@
 """Vendors' backends on devices that are not here."""
 
+import functools
+
+import fresh
 import pytest
 
 from opmux.runtime import build
@@ -13,4 +16,4 @@ def simulated():
         build.compiler()
     except build.CannotBuild as error:
         pytest.skip(str(error))
-    return simulator.run
+    return functools.partial(simulator.run, start=fresh.warm)

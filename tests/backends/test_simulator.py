@@ -4,6 +4,7 @@ import ast
 import re
 from pathlib import Path
 
+import fresh
 import pytest
 
 pytestmark = pytest.mark.xdist_group("simulator")
@@ -54,7 +55,7 @@ def test_every_check_is_run(checked):
 
 @pytest.fixture(scope="module")
 def refused(simulated) -> dict:
-    return simulated(None, REFUSALS, env={"TRITON_INTERPRET": "0"})
+    return simulated(None, REFUSALS, env={"TRITON_INTERPRET": "0"}, start=fresh.run)  # triton is imported later
 
 
 @pytest.mark.parametrize(
@@ -78,8 +79,8 @@ def test_any_name(refused):
 
 def test_a_program_that_fails_is_shown(simulated):
     with pytest.raises(RuntimeError, match=r"(?s)failed \(1\):.*simulated.py\", line 1.*ZeroDivisionError"):
-        simulated(None, "1 / 0")
+        simulated(None, "1 / 0", start=None)
     with pytest.raises(RuntimeError, match=r"printed no JSON last:\nhello"):
-        simulated(None, "print('hello')")
+        simulated(None, "print('hello')", start=None)
     with pytest.raises(RuntimeError, match=r"took over 0.5 s"):
-        simulated(None, "import time; print('x', flush=True); time.sleep(60)", limit=0.5)
+        simulated(None, "import time; print('x', flush=True); time.sleep(60)", limit=0.5, start=None)

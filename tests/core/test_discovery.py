@@ -668,7 +668,7 @@ opmux.ops.gelu(x)
 def run(code, cwd, path, **env):
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("OPMUX", "TE_", "TEFL"))}
     env = clean | {"PYTHONPATH": f"{SRC}{os.pathsep}{path}"} | env
-    return fresh.run([sys.executable, "-c", code], env=env, cwd=cwd, timeout=120)
+    return fresh.run([sys.executable, "-c", code], env=env, cwd=cwd, timeout=120, warm=True)
 
 
 def test_a_program_goes_on_without_its_broken_plugin(site, tmp_path):

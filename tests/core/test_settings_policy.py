@@ -376,7 +376,7 @@ def test_a_backend_known_by_a_primitive_alone_runs(setenv, plug):
 def python(code, **env):
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("OPMUX", "TE_", "TEFL"))}
     env = clean | {"PYTHONPATH": str(SRC)} | env
-    return fresh.run([sys.executable, "-c", code], env=env, timeout=120)
+    return fresh.run([sys.executable, "-c", code], env=env, timeout=120, warm=True)
 
 
 TEX_CALL = """

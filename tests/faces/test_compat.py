@@ -21,7 +21,7 @@ def run(*words, **variables):
 
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("OPMUX", "TE_", "TEFL", "TRITON"))}
     env = clean | {"PYTHONPATH": str(SRC)} | variables
-    return fresh.run([sys.executable, "-m", "opmux", *map(str, words)], env=env, timeout=240)
+    return fresh.run([sys.executable, "-m", "opmux", *map(str, words)], env=env, timeout=240, warm=True)
 
 
 def test_names_are_served_and_taken_back():

@@ -3,6 +3,7 @@
 import ast
 from pathlib import Path
 
+import fresh
 import pytest
 
 from opmux.runtime import build
@@ -35,7 +36,7 @@ def outcome(slow):
         build.compiler()
     except build.CannotBuild as error:
         pytest.skip(str(error))
-    return simulator.run("npu", CODE.format(slow=slow), limit=580, env={"OMP_NUM_THREADS": "1"})
+    return simulator.run("npu", CODE.format(slow=slow), limit=580, env={"OMP_NUM_THREADS": "1"}, start=fresh.warm)
 
 
 def test_every_check_is_run(outcome):

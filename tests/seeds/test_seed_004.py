@@ -218,7 +218,7 @@ def python(code, path=SRC, **variables):
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("OPMUX", "TE_", "TEFL", "TRITON"))}
     kept = {k: v for k, v in os.environ.items() if k == "OPMUX_CACHE_DIR"}
     env = clean | kept | {"PYTHONPATH": str(path)} | variables
-    done = fresh.run([sys.executable, "-c", textwrap.dedent(code)], env=env, timeout=240)
+    done = fresh.run([sys.executable, "-c", textwrap.dedent(code)], env=env, timeout=240, warm=path == SRC)
     assert done.returncode == 0, done.stderr
     return done
 

@@ -4,6 +4,10 @@ To start Python and import torch takes two to three seconds, and tests run hundr
 each worker, and forks for each program: the child has the arguments, environment, working directory and module path of
 a new process, runs the program as `__main__`, and ends as Python does. What depends on how a process begins (the import
 of torch itself, options of the interpreter, a `sitecustomize`) needs `subprocess`.
+
+To import every family of ops and its kernels takes two seconds more. `run(..., warm=True)` forks from a process that
+has done so and has asked nothing: no plugin is looked for, no device probed, no setting read. For programs whose
+subject is not what an import does.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ from __future__ import annotations
 import array
 import atexit
 import contextlib
+import functools
 import gc
 import json
 import os
@@ -29,11 +34,12 @@ from typing import Any
 # Read once, when Python starts or torch is imported: a program with another value of one needs a process of its own.
 EARLY = tuple("PYTHON OMP_ MKL_ KMP_ GOMP_ TORCH PYTORCH LD_ CUDA_ LC_ LANG OPMUX_TE_STARTUP".split())
 LATE = {"PYTHONPATH", "PYTHONDONTWRITEBYTECODE"}  # which a child sets for itself
-FLAGS = {"-W": 2}  # options of the interpreter that a child can have
+FLAGS = {"-W": "ignore", "-X": "faulthandler"}  # options of the interpreter that a child can have, and the value
 
+SRC = Path(__file__).parents[2] / "src"
 OURS = (__file__, runpy.__file__, "<frozen runpy>")  # files whose frames are above a program's
 
-_nursery: Nursery | None = None
+_nurseries: dict[bool, Nursery] = {}  # warm or not
 
 
 def run(
@@ -42,23 +48,38 @@ def run(
     env: Mapping[str, str] | None = None,
     cwd: str | Path | None = None,
     timeout: float | None = None,
+    warm: bool = False,
 ) -> subprocess.CompletedProcess[str]:
-    """What `python -c code`, `python -m module` or `python file.py` writes, and its exit status."""
-    global _nursery
+    """What `python -c code`, `python -m module` or `python file.py` writes, and its exit status.
+
+    `warm`: the process has imported all of opmux's families and kernels, which are interpreted. Where tests run on a
+    device instead (--triton), it is a process as without `warm`.
+    """
     program, *words = map(str, command)
     variables = dict(os.environ if env is None else env)
+    warm = warm and os.environ.get("TRITON_INTERPRET") == "1"
+    if warm:
+        assert variables.setdefault("TRITON_INTERPRET", "1") == "1", "kernels that are compiled: not warm"
     if program != sys.executable or not _can_be_forked(words, variables):
         return subprocess.run(
             [program, *words], env=variables, cwd=cwd, capture_output=True, encoding="utf-8", timeout=timeout
         )
-    if _nursery is None or _nursery.owner != os.getpid():
-        _nursery = Nursery()
-    status, out, err = _nursery.run(words, variables, str(cwd or Path.cwd()), timeout)
+    nursery = _nurseries.get(warm)
+    if nursery is None or nursery.owner != os.getpid():
+        nursery = _nurseries[warm] = Nursery(warm)
+    status, out, err = nursery.run(words, variables, str(cwd or Path.cwd()), timeout)
     return subprocess.CompletedProcess([program, *words], status, out, err)
 
 
+warm = functools.partial(run, warm=True)
+
+
 def _can_be_forked(words: list[str], variables: Mapping[str, str]) -> bool:
-    if not hasattr(os, "fork") or (words[0].startswith("-") and words[0] not in ("-c", "-m", *FLAGS)):
+    if not hasattr(os, "fork"):
+        return False
+    while words[0] in FLAGS and words[1] == FLAGS[words[0]]:
+        words = words[2:]
+    if words[0].startswith("-") and words[0] not in ("-c", "-m"):
         return False
     ours = {**os.environ, "PYTHONIOENCODING": "utf-8"}
     early = {k: v for k, v in variables.items() if k.startswith(EARLY) and k not in LATE}
@@ -66,13 +87,15 @@ def _can_be_forked(words: list[str], variables: Mapping[str, str]) -> bool:
 
 
 class Nursery:
-    """A process with torch in it, that forks at request."""
+    """A process with torch in it, and if `warm` with opmux, that forks at request."""
 
-    def __init__(self) -> None:
+    def __init__(self, warm: bool) -> None:
         self.owner = os.getpid()
         ours, theirs = socket.socketpair()
         env = {k: v for k, v in os.environ.items() if k not in LATE} | {"PYTHONIOENCODING": "utf-8"}
-        command = [sys.executable, __file__, str(theirs.fileno())]
+        if warm:
+            env["TRITON_INTERPRET"] = "1"
+        command = [sys.executable, __file__, str(theirs.fileno()), "warm" if warm else ""]
         with theirs:
             self.process = subprocess.Popen(command, env=env, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         self.socket = ours
@@ -122,11 +145,29 @@ def _exactly(stream: socket.socket, size: int) -> bytes:
 # ---- the other process ----------------------------------------------------------------------------------------------
 
 
-def _serve(stream: socket.socket) -> dict[str, Any] | None:
+def _warm() -> None:
+    """Import opmux with every family of ops and its kernels."""
+    sys.path.insert(1, str(SRC))
+    import opmux.faces.aten.engine
+    import opmux.ops
+    import opmux.tools.cli
+    import opmux.tools.simulator  # noqa: F401
+    from opmux.core import specs
+
+    specs.load_all()
+    for family in specs.families:
+        specs.load_implementers(family)
+    sys.path.remove(str(SRC))
+
+
+def _serve(stream: socket.socket, warm: bool) -> dict[str, Any] | None:
     """In the child: what it shall run. In the parent: None, at the end."""
     import torch  # noqa: F401
 
     gc.freeze()  # children need not look through torch's half a million objects, last when they end
+    if warm:
+        _warm()  # not frozen: triton reports what is left of it at the end as leaked
+        gc.collect()
     while True:
         try:
             head, rights, _, _ = socket.recv_fds(stream, 4, 2)
@@ -160,10 +201,14 @@ def _begin(request: dict[str, Any]) -> None:
     os.chdir(request["cwd"])
     sys.dont_write_bytecode = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
     while words[0] in FLAGS:
-        import warnings
+        if words[0] == "-W":
+            import warnings
 
-        assert words[1] == "ignore", words
-        warnings.simplefilter("ignore")
+            warnings.simplefilter("ignore")
+        else:
+            import faulthandler
+
+            faulthandler.enable()
         words = words[2:]
     first = {"-c": "", "-m": str(Path.cwd())}.get(words[0], str(Path(words[0]).resolve().parent))
     given = os.environ.get("PYTHONPATH", "")
@@ -183,7 +228,7 @@ def _begin(request: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    _request = _serve(socket.socket(fileno=int(sys.argv[1])))
+    _request = _serve(socket.socket(fileno=int(sys.argv[1])), warm=sys.argv[2] == "warm")
     if _request is not None:
         try:
             _begin(_request)

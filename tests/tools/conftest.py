@@ -21,7 +21,7 @@ def shell(tmp_path):
     """Run `python -m opmux ...` in an empty folder; variables are given by keyword."""
 
     def run(
-        *words: str, script: str | None = None, bare: bool = False, **variables: str
+        *words: str, script: str | None = None, bare: bool = False, warm: bool = True, **variables: str
     ) -> subprocess.CompletedProcess:
         path = os.pathsep.join([str(SRC), str(tmp_path)])
         env = {**os.environ, "PYTHONPATH": path, "PYTHONIOENCODING": "utf-8", **variables}
@@ -29,7 +29,7 @@ def shell(tmp_path):
         command = [sys.executable, *start, *words]
         if bare:  # without torch
             return subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-        return fresh.run(command, env=env, cwd=tmp_path, timeout=120)
+        return fresh.run(command, env=env, cwd=tmp_path, timeout=120, warm=warm)
 
     return run
 

@@ -18,13 +18,14 @@ imported. Compiling it takes about 20 s, once.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -99,31 +100,25 @@ def run(
     count: int = 2,
     env: Mapping[str, str] | None = None,
     limit: float = 300.0,
+    start: Callable[..., subprocess.CompletedProcess[str]] | None = None,
 ) -> Any:
     """Run a program in a new process with that device, or without; returns its last line of output, parsed as JSON.
 
-    Raises RuntimeError with the program's stderr if it fails or takes more than `limit` seconds.
+    Raises RuntimeError with the program's stderr if it fails or takes more than `limit` seconds. `start(command, env=,
+    timeout=)` starts the process instead of `subprocess.run`, and returns what that returns.
     """
-    start = "import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')"
+    first = "import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')"
     if device is not None:
-        start = f"from opmux.tools.simulator import simulate; simulate({device!r}, {arch!r}, count={count}); {start}"
+        first = f"from opmux.tools.simulator import simulate; simulate({device!r}, {arch!r}, count={count}); {first}"
     paths = [str(Path(__file__).parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])]
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **(env or {})}
     where = "the CPU" if device is None else f"a simulated {device}"
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder, "simulated.py")  # in a file: triton reads the source of kernels
         program.write_text(code, encoding="utf-8")
-        command = [sys.executable, "-X", "faulthandler", "-c", start, str(program)]
+        command = [sys.executable, "-X", "faulthandler", "-c", first, str(program)]
         try:
-            done = subprocess.run(
-                command,
-                env=variables,
-                capture_output=True,
-                encoding="utf-8",
-                errors="replace",
-                timeout=limit,
-                check=False,
-            )
+            done = (start or _start)(command, env=variables, timeout=limit)
         except subprocess.TimeoutExpired as error:
             said = error.stderr.decode(errors="replace") if isinstance(error.stderr, bytes) else error.stderr or ""
             raise RuntimeError(f"the program on {where} took over {limit:g} s:\n{said}") from None
@@ -134,6 +129,9 @@ def run(
         return json.loads(lines[-1] if lines else "")
     except ValueError:
         raise RuntimeError(f"the program on {where} printed no JSON last:\n{done.stdout[-2000:]}") from None
+
+
+_start = functools.partial(subprocess.run, capture_output=True, encoding="utf-8", errors="replace", check=False)
 
 
 # ---- the steps of simulate ------------------------------------------------------------------------------------------
