@@ -87,6 +87,18 @@ def pytest_collection_finish():
     gc.freeze()  # modules and tests stay: each full collection of garbage would look through them for half a second
 
 
+_files: list[Path] = []  # in the order in which their tests are run
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """What the tests of other files have imported stays too."""
+    if _files[-1:] != [item.path]:
+        _files.append(item.path)
+        gc.collect()
+        gc.freeze()
+
+
 @functools.cache
 def _stays_together(path):
     return "pytest.mark.xdist_group" in path.read_text(encoding="utf-8")
