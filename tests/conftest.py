@@ -5,6 +5,7 @@ import gc
 import os
 import subprocess
 import threading
+import zlib
 from pathlib import Path
 
 import bytecode
@@ -42,18 +43,28 @@ def pytest_configure(config):
 
 @functools.cache
 def _turn():
-    """A number that changes from commit to commit; TEST_TURN sets it."""
+    """A number that grows by one from commit to commit; TEST_TURN sets it.
+
+    The count of commits brings every case round within n of them; the hash of a commit, which is all that a shallow
+    clone knows, only makes it likely.
+    """
     given = os.environ.get("TEST_TURN")
-    if given is None:
-        asked = ["git", "rev-parse", "HEAD"]
-        done = subprocess.run(asked, cwd=Path(__file__).parent, capture_output=True, encoding="utf-8")
-        given = str(int(done.stdout[:6], 16)) if done.returncode == 0 else "0"
-    return int(given)
+    if given is not None:
+        return int(given)
+    if _git("rev-parse", "--is-shallow-repository") == "false":
+        return int(_git("rev-list", "--count", "--first-parent", "HEAD") or 0)
+    return int(_git("rev-parse", "HEAD")[:6] or "0", 16)
+
+
+def _git(*words):
+    """What git writes, or nothing: the sources may lie in no repository."""
+    done = subprocess.run(["git", *words], cwd=Path(__file__).parent, capture_output=True, encoding="utf-8")
+    return done.stdout.strip() if done.returncode == 0 else ""
 
 
 def pytest_report_header(config):
     if not config.getoption("--slow"):
-        return f"turn {_turn()}: tests marked rotates(n) run one case in n; TEST_TURN={_turn()} selects the same ones"
+        return f"turn {_turn()}: of tests marked rotates(n) or turns(n), one in n; TEST_TURN={_turn()} selects the same"
     return None
 
 
@@ -149,7 +160,7 @@ def pytest_collection_modifyitems(config, items):
         slow = [item for item in items if item.get_closest_marker("slow")]
         config.hook.pytest_deselected(items=slow)
         items[:] = [item for item in items if not item.get_closest_marker("slow")]
-        left_out = _beyond_few(items) | (set() if _are_named(config) else _not_in_turn(items))
+        left_out = _beyond_few(items) | _not_in_turn(_unnamed(config, items))
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])
         items[:] = [item for item in items if item not in left_out]
     if not torch.cuda.is_available():
@@ -172,21 +183,34 @@ def _beyond_few(items):
     return left_out
 
 
-def _are_named(config):
-    """Whether somebody has asked for certain cases, and not for whole files."""
-    return bool(config.option.keyword) or any("::" in arg for arg in config.args)
+def _unnamed(config, items):
+    """The items that nobody has asked for: by `-k`, or by the name of their file or test on the command line."""
+    if config.option.keyword:
+        return []
+    named = {(config.invocation_params.dir / arg.partition("::")[0]).resolve() for arg in config.args}
+    return [item for item in items if item.path.resolve() not in named]
 
 
 def _not_in_turn(items):
-    """The cases of tests marked `rotates(n)` but one in n, others from commit to commit."""
-    cases = {}
+    """Of the cases of a test marked `rotates(n)`, and of the tests of a file marked `turns(n)`, all but one in n.
+
+    Others run from commit to commit. A file that is marked as a whole, with `pytestmark`, is one of its tests.
+    """
+    cases, tests = {}, {}
     for item in items:
         if item.get_closest_marker("rotates"):
             cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+        if mark := item.get_closest_marker("turns"):
+            path = item.nodeid.partition("::")[0]
+            unit = item.nodeid if mark in item.own_markers else path
+            tests.setdefault((path, mark.args[0]), {}).setdefault(unit, []).append(item)
     left_out = set()
     for found in cases.values():
-        n = found[0].get_closest_marker("rotates").args[0]
-        left_out.update(item for i, item in enumerate(found) if len(found) > n and (i + _turn()) % n)
+        n = min(found[0].get_closest_marker("rotates").args[0], len(found))
+        left_out.update(item for i, item in enumerate(found) if (i + _turn()) % n)
+    for (path, n), units in tests.items():
+        first = zlib.crc32(path.encode()) + _turn()  # files begin at different turns
+        left_out.update(item for i, unit in enumerate(units.values()) if (first + i) % n for item in unit)
     return left_out
 
 

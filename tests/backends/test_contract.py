@@ -558,6 +558,7 @@ found["cores"] = vendors.get("acme").info.target(None).cores
     assert got.tiles[2:] == ["default", 256, "heuristics"]
 
 
+@pytest.mark.turns(3)
 def test_what_the_guide_shows_conforms(tmp_path):
     """By the page's own command, on a simulated device; and it shows the files that `opmux new-backend` writes."""
     from opmux.tools import scaffold
@@ -565,7 +566,7 @@ def test_what_the_guide_shows_conforms(tmp_path):
     write(tmp_path / "opmux_acme", guide())
     env = {**os.environ, "PYTHONPATH": f"{SRC}{os.pathsep}{tmp_path}", "OPMUX_PLUGIN_MODULES": "opmux_acme"}
     words = "--vendor acme --op silu_mul --op tanh --op mm --check load --check values".split()
-    done = fresh.run([sys.executable, "-m", "opmux", "conform", *words], env=env, cwd=tmp_path, timeout=300)
+    done = fresh.run([sys.executable, "-m", "opmux", "conform", *words], env=env, cwd=tmp_path, timeout=300, warm=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "acme: 6 checks of 4 ops, nothing failed" in done.stdout
     text = (SRC / "opmux/backends/README.md").read_text(encoding="utf-8")

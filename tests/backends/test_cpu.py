@@ -340,6 +340,7 @@ def facts(tmp_path_factory):
     return dict(json.loads(line) for line in done.stdout.splitlines())
 
 
+@pytest.mark.turns(3)
 def test_built_by_the_first_call_and_not_before(facts):
     found = facts["here"]
     assert found["early"] == [0, False]

@@ -139,10 +139,8 @@ def package(tmp_path_factory):
     return place
 
 
-LATER = [pytest.param(device, marks=pytest.mark.slow) for device in ("musa", "gcu")]
-
-
-@pytest.mark.parametrize("device", ["npu", pytest.param("mlu", marks=pytest.mark.slow), *LATER])
+@pytest.mark.turns(4)
+@pytest.mark.parametrize("device", CHIPS)
 def test_a_chip_that_is_not_here(simulated, package, device):
     arch = "acme2" if device in ("mlu", "gcu") else None
     said = simulated(device, PROGRAM.replace("PLACE", repr(str(package))), arch=arch)

@@ -71,7 +71,8 @@ def run(code: str, tmp_path: Path, limit: float = 250, **env: str) -> dict:
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("OPMUX", "TE_", "TEFL"))}
     clean |= CACHE | {"PYTHONPATH": f"{SRC}{os.pathsep}{tmp_path / 'site'}", "XDG_CONFIG_HOME": str(tmp_path / "none")}
     program = HEAD + textwrap.dedent(code)
-    done = fresh.run([sys.executable, "-c", program], env=clean | env, cwd=tmp_path, timeout=limit)
+    warm = MODULES in code
+    done = fresh.run([sys.executable, "-c", program], env=clean | env, cwd=tmp_path, timeout=limit, warm=warm)
     assert done.returncode == 0, done.stderr[-4000:]
     return {**json.loads(done.stdout.splitlines()[-1]), "stderr": done.stderr}
 
@@ -112,6 +113,7 @@ IMPORTS = {
 """
 
 
+@pytest.mark.turns(3)
 def test_any_two_doors_at_once(tmp_path, slow):
     """Ten pairs of doors (thirty with --slow), and many together, in processes that have imported nothing of ours."""
     code = """
@@ -184,6 +186,7 @@ def seen(what):
 """
 
 
+@pytest.mark.turns(3)
 def test_nothing_is_imported_and_no_plugin_runs_while_the_lock_is_held(tmp_path):
     site = tmp_path / "site"
     write(site / "watch.py", WATCH)
@@ -256,6 +259,7 @@ def register(registry):
 """
 
 
+@pytest.mark.turns(3)
 def test_plugins_that_wait_for_threads_and_threads_that_wait_for_plugins(tmp_path):
     site = tmp_path / "site"
     write(site / "starter.py", STARTS_A_THREAD)
@@ -368,6 +372,7 @@ BREAKS = {
 }
 
 
+@pytest.mark.turns(3)
 def test_a_broken_plugin_leaves_nothing(tmp_path):
     site = tmp_path / "site"
     for name, text in BREAKS.items():
@@ -526,6 +531,7 @@ print(json.dumps({"bad": bad, "missing": missing, "tried": len(FIRST)}))
 
 
 @pytest.mark.parametrize("vendor", [False, True], ids=["plain", "a vendor of its own package"])
+@pytest.mark.turns(3)
 def test_any_door_first(vendor, tmp_path, slow):
     """Everything in `opmux.__all__`, and the commands, each as the first call of a process.
 
@@ -543,6 +549,7 @@ def test_any_door_first(vendor, tmp_path, slow):
     assert done["missing"] == [] and done["tried"] >= (24 if vendor or slow else 8)
 
 
+@pytest.mark.turns(3)
 def test_ctrl_c_in_the_first_use_of_an_op(tmp_path):
     """As a user has it: a signal at some time within the import of the op's family."""
     code = """

@@ -18,12 +18,12 @@ SRC = ROOT / "src"
 LINE = r"\[opmux \w+\.py:\d+ {level}\] {words}"
 
 
-def run(*command, cwd, path=(), **env):
+def run(*command, cwd, path=(), warm=False, **env):
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("OPMUX", "TE_", "TEFL", "PYTHONPATH", "PIP_"))}
     clean |= {"PYTHONDONTWRITEBYTECODE": "1"}  # nothing of a run stays in the tree
     if path:
         clean["PYTHONPATH"] = os.pathsep.join(map(str, path))
-    done = fresh.run([str(c) for c in command], cwd=cwd, env=clean | env, timeout=240)
+    done = fresh.run([str(c) for c in command], cwd=cwd, env=clean | env, timeout=240, warm=warm)
     assert done.returncode == 0, done.stdout + done.stderr
     return done
 
@@ -47,7 +47,7 @@ def registered(text):
 
 
 def test_intree(tmp_path):
-    done = run(sys.executable, EXAMPLES / "example_intree.py", cwd=tmp_path, path=(SRC,))
+    done = run(sys.executable, EXAMPLES / "example_intree.py", cwd=tmp_path, path=(SRC,), warm=True)
     assert registered(done.stderr) == ["reference.torch", "vendor.mybackend"]
     assert lines(done.stderr, r"Op 'rmsnorm_fwd' using .*") == [
         "Op 'rmsnorm_fwd' using 'vendor.mybackend' (kind=vendor, vendor=mybackend)"
@@ -64,7 +64,7 @@ def test_intree(tmp_path):
 
 
 def test_outtree(tmp_path):
-    done = run(sys.executable, EXAMPLES / "example_outtree.py", cwd=tmp_path, path=(SRC,))
+    done = run(sys.executable, EXAMPLES / "example_outtree.py", cwd=tmp_path, path=(SRC,), warm=True)
     assert {"reference.torch", "vendor.acme"} <= set(registered(done.stderr))
     assert "Op 'rmsnorm_fwd' using 'vendor.acme' (kind=vendor, vendor=acme)" in lines(done.stderr, "Op .*")
     assert "manager.call: out (4, 64), rsigma (4,)" in done.stdout
@@ -104,7 +104,7 @@ torch.testing.assert_close(output, torch.nn.functional.rms_norm(input, (8,), wei
 
 
 def test_the_flow_of_a_registry_of_ones_own(tmp_path):
-    done = python(FLOW.format(core="opmux.core"), tmp_path, TEFL_LOG_LEVEL="INFO")
+    done = python(FLOW.format(core="opmux.core"), tmp_path, warm=True, TEFL_LOG_LEVEL="INFO")
     assert done.stdout == ""
     for line, words in zip(
         done.stderr.splitlines(),
@@ -167,6 +167,7 @@ def rows(done, kind):
     return {row[1]: row[2:] for row in split if row[0] == kind}
 
 
+@pytest.mark.turns(3)
 def test_installed_by_pip(package, tmp_path):
     """One test: what takes time is the installation."""
     python, site = install(package, tmp_path / "scratch")
@@ -198,7 +199,7 @@ def test_installed_by_pip(package, tmp_path):
 
 def test_named_without_installation(package, tmp_path):
     env = dict(TE_FL_PREFER="vendor", TEFL_LOG_LEVEL="INFO", TE_FL_PLUGIN_MODULES="acme_opmux,acme_opmux.legacy")
-    done = python(USE, tmp_path, path=(SRC, package / "src"), **env)
+    done = python(USE, tmp_path, path=(SRC, package / "src"), warm=True, **env)
     assert rows(done, "plugin") == {
         name: ["env TE_FL_PLUGIN_MODULES", "None", "None", "loaded"] for name in ("acme_opmux", "acme_opmux.legacy")
     }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -80,8 +81,8 @@ def compared(name: str, device: str) -> dict[str, Any]:
     return {"tensors": len(native), "largest distance": far, "overloads": len(calls), "calls": sum(calls.values())}
 
 
-def main(device: str) -> dict[str, Any]:
-    return {name: compared(name, device) for name in MODELS}
+def main(device: str, names: Iterable[str] = MODELS) -> dict[str, Any]:
+    return {name: compared(name, device) for name in names}
 
 
 if __name__ == "__main__":

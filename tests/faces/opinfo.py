@@ -726,8 +726,8 @@ def name_of(op: Any) -> str:
 def in_turn(op: Any, turn: int = 0) -> tuple[torch.dtype, ...]:
     """float32, another dtype that the op takes, or none: which one depends on the op's place and the turn."""
     at = place_of(op) + turn
-    if at % 4 < 2:
-        return (torch.float32,) if at % 4 else ()
+    if at % 4 != 2:
+        return () if at % 4 else (torch.float32,)
     others = [d for d in DTYPES[1:] if d in op.supported_dtypes("cpu")]
     return tuple(others[at // 4 % len(others) :][:1]) if others else (torch.float32,)
 

@@ -2,13 +2,14 @@
 
 from pathlib import Path
 
+import fresh
 import pytest
 
 from opmux.faces.aten.overloads import table
 from opmux.runtime import build
 from opmux.tools import simulator
 
-pytestmark = pytest.mark.xdist_group("declining")
+pytestmark = [pytest.mark.xdist_group("declining"), pytest.mark.turns(3)]
 
 # Families whose arguments follow from the schemas. Of the others some calls are errors, which must be torch's.
 BY_SCHEMA = frozenset("activation channel_norm norm pointwise random reduce scan softmax".split())
@@ -40,7 +41,7 @@ def outcome(request):
         except build.CannotBuild as error:
             pytest.skip(str(error))
     code, env = CODE.format(device=device), {"OMP_NUM_THREADS": "1"}
-    return device, simulator.run(None if device == "cpu" else device, code, env=env)
+    return device, simulator.run(None if device == "cpu" else device, code, env=env, start=fresh.warm)
 
 
 def words(differ):

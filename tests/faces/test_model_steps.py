@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import fresh
 import pytest
 
 from opmux.runtime import build
@@ -17,20 +18,22 @@ import json, sys
 sys.path[:0] = [{str(HOME)!r}, {str(HOME.parent / "shared")!r}]
 import model_steps, quick_interpreter
 quick_interpreter.install()
-print(json.dumps(model_steps.main("toy")))
+print(json.dumps(model_steps.main("toy", {{names}})))
 """
 
 
 @pytest.fixture(scope="module")
-def found():
-    """All models in one process: importing torch, transformers and the kernels takes longer than a step."""
+def found(request):
+    """All models of this run in one process: importing transformers takes longer than a step."""
     try:
         build.compiler()
     except build.CannotBuild as error:
         pytest.skip(str(error))
-    return simulator.run("toy", CODE, env={"OMP_NUM_THREADS": "1"})
+    names = [item.callspec.params["name"] for item in request.session.items if item.path == request.path]
+    return simulator.run("toy", CODE.format(names=names), env={"OMP_NUM_THREADS": "1"}, start=fresh.warm)
 
 
+@pytest.mark.turns(2)
 @pytest.mark.parametrize("name", ["gpt2", "bert", "vit", "resnet"])
 def test_losses_and_gradients_are_torchs(name, found):
     assert found[name]["largest distance"] < 1e-6, found

@@ -395,13 +395,14 @@ print(json.dumps(done))
 """
 
 
+@pytest.mark.turns(3)
 def test_on_another_chip_the_layer_runs_there():
     """A device in host memory under a vendor's name: "cuda" is that chip, and its tensors never leave it."""
     try:
         build.compiler()
     except build.CannotBuild as error:
         pytest.skip(str(error))
-    done = simulator.run("npu", SIMULATED, limit=240, env={"OMP_NUM_THREADS": "1"})
+    done = simulator.run("npu", SIMULATED, limit=240, env={"OMP_NUM_THREADS": "1"}, start=fresh.warm)
     assert done.pop("default").startswith("npu") and done.pop("named").startswith("npu")
     assert set(done.values()) == {"agrees"}
 
@@ -487,6 +488,7 @@ def untouched():
     return python(UNTOUCHED)
 
 
+@pytest.mark.turns(3)
 def test_torch_is_not_changed(untouched):
     assert untouched["changed"] == []
     assert untouched["available"] is False and untouched["is_cuda"] is False and untouched["version"] is None

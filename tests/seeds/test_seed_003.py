@@ -28,7 +28,7 @@ def run(*words, path=(), **variables):
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("OPMUX", "TE_", "TEFL", "TRITON"))}
     env = clean | {"PYTHONPATH": os.pathsep.join(map(str, (SRC, *path)))} | variables
     env |= {k: v for k, v in os.environ.items() if k == "OPMUX_CACHE_DIR"}
-    done = fresh.run([sys.executable, *map(str, words)], env=env, timeout=240)
+    done = fresh.run([sys.executable, *map(str, words)], env=env, timeout=240, warm=True)
     assert done.returncode == 0, done.stderr
     return done
 
@@ -77,6 +77,7 @@ INTREE = """
 """
 
 
+@pytest.mark.turns(3)
 def test_the_three_steps_and_the_expected_output(tmp_path):
     program = tmp_path / "example_intree.py"
     program.write_text(textwrap.dedent(INTREE))
@@ -132,6 +133,7 @@ SCRIPT = """
 """
 
 
+@pytest.mark.turns(3)
 def test_plugin_modules_log_level_and_an_order_for_one_op(tmp_path):
     """Two modules: one with `register`, one that has only a backend class."""
     for name, text in (("my_vendor_plugin", PLUGIN), ("another_plugin", CLASS)):

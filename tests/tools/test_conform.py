@@ -184,7 +184,7 @@ def conform(root: Path, *words: str, **variables: str) -> subprocess.CompletedPr
     """`opmux conform ...` in a process of its own, where the vendor can be imported."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SRC), str(root)]), **variables}
     command = [sys.executable, "-m", "opmux", "conform", *words]
-    return fresh.run(command, env=env, cwd=root, timeout=300)
+    return fresh.run(command, env=env, cwd=root, timeout=300, warm=True)
 
 
 @pytest.fixture(scope="module")
@@ -356,6 +356,7 @@ def test_the_page_stands_alone(acme):
     assert "http" not in html.replace("http-equiv", "") and "src=" not in html
 
 
+@pytest.mark.turns(3)
 def test_a_failure_is_shown_again_by_its_command(acme, found, tmp_path):
     """The plugin comes by name here: its name is part of the command."""
     write_vendor(tmp_path, entry_point=False)
@@ -368,6 +369,7 @@ def test_a_failure_is_shown_again_by_its_command(acme, found, tmp_path):
     assert data["results"][0]["reproduce"] == f"OPMUX_PLUGIN_MODULES=acme {line}"
 
 
+@pytest.mark.turns(3)
 def test_tracing_compiling_and_aten(tmp_path):
     """The checks that need torch's tracer, on an op that has nothing wrong; the vendor has no ops."""
     (tmp_path / "plain").mkdir()

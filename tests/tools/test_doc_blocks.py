@@ -82,6 +82,7 @@ WITH_PYTHON = [p for p in PAGES if any(b.language == "python" for b in blocks(p)
 
 
 @pytest.mark.parametrize("page", WITH_PYTHON, ids=lambda p: p.stem)
+@pytest.mark.rotates(3)
 def test_python(page, tmp_path):
     """In a process of its own, as a reader would start one; an error names the page and its line."""
     made = [b for b in blocks(page) if b.language == "python"]
@@ -102,7 +103,7 @@ def test_python(page, tmp_path):
 def run(codes: list[tuple[str, str]], folder: Path) -> None:
     text = f"for code, page in {codes!r}:\n    exec(compile(code, page, 'exec'))\n"
     (folder / "program.py").write_text(text, encoding="utf-8")
-    done = fresh.run([sys.executable, "program.py"], cwd=folder, timeout=200)
+    done = fresh.run([sys.executable, "program.py"], cwd=folder, timeout=200, warm=True)
     assert done.returncode == 0, done.stderr
 
 
