@@ -51,7 +51,7 @@ def general(dim, dtype, bias=True):
 
 
 @pytest.mark.parametrize("chip", CHIPS)
-@pytest.mark.rotates(3)
+@pytest.mark.rotates(5)
 def test_options_fit_the_chip(chip):
     with compiling_for(chip) as built:
         general(128, torch.bfloat16)
@@ -59,6 +59,7 @@ def test_options_fit_the_chip(chip):
     assert all(kernel.shared <= CHIPS[chip][1] for kernel in built)
 
 
+@pytest.mark.turns(3)
 def test_lengths_with_options():
     with compiling_for("sm_90") as built:
         general(64, torch.float16, bias=False)
@@ -67,7 +68,7 @@ def test_lengths_with_options():
 
 @pytest.mark.parametrize("chip", CHIPS)
 @pytest.mark.parametrize("call", [dense, packed])
-@pytest.mark.rotates(4)
+@pytest.mark.rotates(5)
 def test_fits_the_chip(chip, call):
     with compiling_for(chip) as built:
         call(128, torch.bfloat16)
