@@ -163,6 +163,8 @@ def pytest_collection_modifyitems(config, items):
         left_out = _beyond_few(items) | _not_in_turn(_unnamed(config, items))
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])
         items[:] = [item for item in items if item not in left_out]
+    if hasattr(config, "workerinput"):  # long tests first: at the end no worker waits for another's
+        items.sort(key=lambda item: item.get_closest_marker("turns") is None)
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):

@@ -724,12 +724,12 @@ def name_of(op: Any) -> str:
 
 
 def in_turn(op: Any, turn: int = 0) -> tuple[torch.dtype, ...]:
-    """float32, another dtype that the op takes, or none: which one depends on the op's place and the turn."""
-    at = place_of(op) + turn
-    if at % 4 != 2:
-        return () if at % 4 else (torch.float32,)
+    """None for three ops in four, float32 or another dtype that the op takes: by the op's place and the turn."""
+    at, left = divmod(place_of(op) + turn, 4)
+    if left:
+        return ()
     others = [d for d in DTYPES[1:] if d in op.supported_dtypes("cpu")]
-    return tuple(others[at // 4 % len(others) :][:1]) if others else (torch.float32,)
+    return (others[at // 2 % len(others)],) if at % 2 and others else (torch.float32,)
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""PyTorch's own samples through the ATen face, on a simulated device: opinfo.py, a sample of every other op."""
+"""PyTorch's own samples through the ATen face, on a simulated device: opinfo.py, a sample of one op in four."""
 
 import json
 import sys
@@ -44,7 +44,7 @@ def run(dtypes, limit, seconds):
 
 @pytest.fixture(scope="module")
 def few(turn):
-    """One sample of each op, in float32 or in a dtype that takes turns from op to op; of every other op none."""
+    """One sample of each op, in float32 or in a dtype that takes turns from op to op, of one op in four."""
     return run(f"lambda op: opinfo.in_turn(op, {turn})", 1, 580)
 
 
@@ -53,12 +53,12 @@ def test_samples_agree(few):
 
 
 def test_our_kernels_were_asked(few):
-    assert len(few.tallies) > 200 and len(few.reached) > 250
+    assert len(few.tallies) > 100 and len(few.reached) > 150
     totals = few.by_dtype()
-    assert totals["float32"].run > 80 and totals["float32"].served > 300
+    assert totals["float32"].run > 40 and totals["float32"].served > 150
     for dtype in ("bfloat16", "float16", "float64", "int64", "int32", "bool", "complex64"):
-        assert totals[dtype].run > 8, dtype
-    assert sum(t.served for t in totals.values()) > 800 and totals["errors"].run > 30
+        assert totals[dtype].run > 2, dtype
+    assert sum(t.served for t in totals.values()) > 400 and totals["errors"].run > 15
 
 
 @pytest.mark.slow
