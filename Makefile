@@ -24,22 +24,19 @@ setup: .venv/.ready  ## make .venv with everything in it (PYTHON=... picks the i
 	  echo "opmux needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) -V 2>/dev/null || echo not there)."; \
 	  echo "Name another one: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 1; }
 	@if $(BIN)/python $(MODERN) 2>/dev/null && $(PIP) --version >/dev/null 2>&1; then \
-	  echo "[1/4] .venv is there"; \
+	  echo "[1/3] .venv is there"; \
 	else \
-	  echo "[1/4] making .venv (seconds)"; \
+	  echo "[1/3] making .venv (seconds)"; \
 	  $(PYTHON) -m venv --clear .venv || $(PYTHON) -m virtualenv --clear .venv || { \
 	    echo "Neither venv nor virtualenv works with $(PYTHON). On Debian and Ubuntu: apt install python3-venv"; exit 1; }; \
 	fi
-	@echo "[2/4] installing $(TORCH) (one to five minutes the first time)"
+	@echo "[2/3] installing $(TORCH) (one to five minutes the first time)"
 	@$(INSTALL) $(TORCH) setuptools
 	@touch $@
 
 .venv/.ready: .venv/.torch pyproject.toml
-	@echo "[3/4] installing opmux, its tools for tests and pages, and Transformer Engine's Python layer (about a minute)"
+	@echo "[3/3] installing opmux, its tools for tests and pages, and Transformer Engine's Python layer (about a minute)"
 	@$(INSTALL) --no-build-isolation -e ".[test,te,docs]"
-	@echo "[4/4] installing triton (under a minute)"
-	@$(INSTALL) triton || \
-	  echo "triton could not be installed (reason above): going on without it, ops run on their PyTorch references"
 	@touch $@
 	@echo "ready"
 
