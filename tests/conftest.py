@@ -5,7 +5,6 @@ import gc
 import os
 import subprocess
 import threading
-import zlib
 from pathlib import Path
 
 import bytecode
@@ -194,25 +193,23 @@ def _unnamed(config, items):
 
 
 def _not_in_turn(items):
-    """Of the cases of a test marked `rotates(n)`, and of the tests of a file marked `turns(n)`, all but one in n.
+    """Of the cases of a test marked `rotates(n)`, and of all tests marked `turns(n)`, all but one in n.
 
-    Others run from commit to commit. A file that is marked as a whole, with `pytestmark`, is one of its tests.
+    Others run from commit to commit. A file that is marked as a whole, with `pytestmark`, is one test.
     """
     cases, tests = {}, {}
     for item in items:
         if item.get_closest_marker("rotates"):
             cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
         if mark := item.get_closest_marker("turns"):
-            path = item.nodeid.partition("::")[0]
-            unit = item.nodeid if mark in item.own_markers else path
-            tests.setdefault((path, mark.args[0]), {}).setdefault(unit, []).append(item)
+            unit = item.nodeid if mark in item.own_markers else item.nodeid.partition("::")[0]
+            tests.setdefault(mark.args[0], {}).setdefault(unit, []).append(item)
     left_out = set()
     for found in cases.values():
         n = min(found[0].get_closest_marker("rotates").args[0], len(found))
         left_out.update(item for i, item in enumerate(found) if (i + _turn()) % n)
-    for (path, n), units in tests.items():
-        first = zlib.crc32(path.encode()) + _turn()  # files begin at different turns
-        left_out.update(item for i, unit in enumerate(units.values()) if (first + i) % n for item in unit)
+    for n, units in tests.items():
+        left_out.update(item for i, unit in enumerate(units.values()) if (i + _turn()) % n for item in unit)
     return left_out
 
 

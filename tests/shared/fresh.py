@@ -145,28 +145,16 @@ def _exactly(stream: socket.socket, size: int) -> bytes:
 # ---- the other process ----------------------------------------------------------------------------------------------
 
 
-def _warm() -> None:
-    """Import opmux with every family of ops and its kernels."""
-    sys.path.insert(1, str(SRC))
-    import opmux.faces.aten.engine
-    import opmux.ops
-    import opmux.tools.cli
-    import opmux.tools.simulator  # noqa: F401
-    from opmux.core import specs
-
-    specs.load_all()
-    for family in specs.families:
-        specs.load_implementers(family)
-    sys.path.remove(str(SRC))
-
-
 def _serve(stream: socket.socket, warm: bool) -> dict[str, Any] | None:
     """In the child: what it shall run. In the parent: None, at the end."""
     import torch  # noqa: F401
 
     gc.freeze()  # children need not look through torch's half a million objects, last when they end
     if warm:
-        _warm()  # not frozen: triton reports what is left of it at the end as leaked
+        sys.path.insert(1, str(SRC))
+        import everything  # noqa: F401 - not frozen: triton reports what is left of it at the end as leaked
+
+        sys.path.remove(str(SRC))
         gc.collect()
     while True:
         try:

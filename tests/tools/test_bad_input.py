@@ -81,6 +81,7 @@ def named(words):
 
 @pytest.mark.parametrize("words", CASES, ids=named)
 @pytest.mark.few(140)
+@pytest.mark.rotates(3)
 def test_it_is_one_line_and_exit_code_2(cli, files, words):
     done = cli(*words)
     assert isinstance(done.exception, SystemExit), done.exception
