@@ -139,6 +139,7 @@ def close(ours, theirs, tol=2e-5):
 
 
 @pytest.mark.parametrize("kind", [kind for kind in {**TYPES, **SEEING} if kind in CONFIG_MAPPING])
+@pytest.mark.rotates(3)
 def test_a_patched_model_computes_what_the_model_does(kind):
     model = tiny(kind)
     before = {name: value.clone() for name, value in model.state_dict().items()}

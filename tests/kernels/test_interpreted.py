@@ -101,6 +101,7 @@ def test_refuses_what_the_reference_refuses(spec, impl):
     (9000, torch.float64, "gemma"), (9000, torch.float32, "gemma"), (17000, torch.bfloat16, "none"),
     (17000, torch.float32, "gemma"), (33000, torch.bfloat16, "llama"),
 ])  # fmt: skip
+@pytest.mark.rotates(3)
 def test_rows_too_long_for_registers(n, dtype, casting, monkeypatch):
     """Each of the ways a norm is computed: whole rows, without shares, in pieces; a mean far from zero."""
     # sums of columns in a few programs: the interpreter takes 10 ms for each of 500
