@@ -22,6 +22,7 @@ pytest.importorskip("triton")
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="forks"),
     pytest.mark.xdist_group("contract"),  # one process of origin for all
+    pytest.mark.turns(2),
 ]
 
 ROOT = Path(__file__).parents[2]
@@ -631,7 +632,6 @@ TWICE = CALL + CALL.replace("'y'", "'again'") + "infer_device()\n" + STANDS
     ],
     ids=lambda value: value if isinstance(value, str) and "_acme" not in value else "",
 )
-@pytest.mark.rotates(3)
 def test_a_broken_vendor_is_left_out(case, files, place, says):
     """One warning with file and line; the others work."""
     got = case(TWICE + "found['acme'] = 'acme' in vendors.known()\n", acme=files, good=GOOD, OPMUX_VENDOR="good")
@@ -661,7 +661,6 @@ def test_a_broken_vendor_is_left_out(case, files, place, says):
     ],
     ids=lambda value: value if isinstance(value, str) and "_acme" not in value else "",
 )
-@pytest.mark.rotates(3)
 def test_a_mistake_in_ops_costs_that_entry(case, files, place, says):
     files = {name: text.replace("{0}", "-1.0") for name, text in files.items()}
     got = case(TWICE, acme={**ACME, **files}, good=GOOD, OPMUX_VENDOR="acme")
@@ -684,7 +683,6 @@ ROW = "def add(a, b, *, alpha=1):\n    return a.new_full(a.shape, 42.0)\n\ndef g
         ("('add.Tensor', lambda a: a)", "cannot be called as aten::add.Tensor: too many positional arguments"),
     ],
 )
-@pytest.mark.rotates(3)
 def test_a_bad_row_costs_that_row(case, row, says):
     code = "found['rows'] = sorted(HERE.ops('cpu').rows)\n" + CALL
     files = {"__init__.py": info(), "ops/__init__.py": ROW.format(f"('mul.Tensor', add), {row}")}
@@ -724,7 +722,6 @@ LIKELY = {
 
 
 @pytest.mark.parametrize("text, says", LIKELY.values(), ids=list(LIKELY))
-@pytest.mark.rotates(3)
 def test_a_likely_mistake_is_one_warning(case, text, says):
     """However often the ops are read; what was meant is done where that is plain."""
     code = """
@@ -913,7 +910,6 @@ def test_an_unknown_unused_op_is_said(case):
         ("activation.flat:\n  - {META: {BLOCK: 256}, num_wraps: 4}\n", "num_wraps means nothing here"),
     ],
 )
-@pytest.mark.rotates(3)
 def test_a_mistake_in_trials_is_an_error_that_names_the_file(case, text, says):
     code = "f = config.tunables['activation.flat']\nchip = devices.Chip('acme', None)\n"
     code += "found['error'] = error_of(lambda: f.candidates(chip, dtype=torch.float32))\n" + CALL
@@ -940,7 +936,6 @@ def test_a_mistake_in_trials_is_an_error_that_names_the_file(case, text, says):
         ),
     ],
 )
-@pytest.mark.rotates(3)
 def test_a_mistake_in_rules_is_an_error_that_names_the_file(case, text, says):
     code = LOOK + "found['error'] = error_of(lambda: tiles(None))\n" + CALL
     got = case(code, acme={**ACME, "heuristics_config_utils.py": text}, OPMUX_VENDOR="acme")
@@ -981,7 +976,6 @@ WHOSE = "fake('gpu')\nf = devices.vendor_of('gpu')\nfound['whose'] = None if f i
         ("true; false", "true", "two"),
     ],
 )
-@pytest.mark.rotates(3)
 def test_queries_tell_vendors_of_one_device_apart(case, one, two, whose):
     got = case(WHOSE, **shared(one=one, two=two))
     assert got.whose == whose and got.said == []
@@ -1083,7 +1077,6 @@ def test_a_machine_without_accelerators_is_asked_nothing(case, tmp_path):
         (("cuda", "xpu", "npu"), "cuda"),
     ],
 )
-@pytest.mark.rotates(3)
 def test_infer_device(case, here, device):
     """cuda, npu, xpu, then the devices of vendors; what says that it is not available does not count."""
     code = "for device in ('cuda', 'xpu', 'npu', 'gpu'):\n    fake(device, is_available=lambda d=device: d in here)\n"

@@ -349,6 +349,7 @@ def test_built_by_the_first_call_and_not_before(facts):
 
 
 @pytest.mark.parametrize("case", SAYS)
+@pytest.mark.turns(3)
 def test_without_kernels_everything_works_and_one_warning_says_why(case, facts):
     found = facts[case]
     assert found["right"] and not found["loaded"] and found["tries"] == 1

@@ -479,6 +479,7 @@ def test_a_loss_of_ones_own_is_kept():
     close(out.loss, out.logits.sum())
 
 
+@pytest.mark.turns(3)
 def test_compiled():
     model = tiny("llama")
     expected, grads = trained(model)

@@ -496,6 +496,7 @@ def test_torch_is_not_changed(untouched):
     assert untouched["environment"], "variables are set for the import alone"
 
 
+@pytest.mark.turns(3)
 def test_what_needs_a_missing_package_says_so(untouched):
     assert "pip install onnxscript" in untouched["onnx"]
     assert untouched["seeded"] == []
