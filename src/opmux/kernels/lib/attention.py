@@ -484,9 +484,9 @@ def added_to_dkv(
         b_left = b_p
         if DROP:
             keep = kept(key, counter, first_row, i_m, first_n, width, threshold, BLOCK_N)
-            keep = tl.trans(keep.to(tl.int8)) != 0  # AMD's chips cannot turn single bits
-            b_dp = tl.where(keep, b_dp * more, 0.0)
-            b_left = tl.where(keep, b_p * more, 0.0)
+            b_more = tl.trans(tl.where(keep, more, 0.0).to(WIDE))  # single bits cannot be turned on AMD's chips
+            b_dp *= b_more
+            b_left *= b_more
         b_dv = tl.dot(b_left.to(b_do.dtype), b_do, b_dv, input_precision=PRECISION, out_dtype=WIDE)
         b_delta = statistic(delta_ptr, i_m, queries, MASKED)
         _b_ds, b_ds = score_gradients(b_p, b_dp, b_delta, b_level, CAP, True)
