@@ -90,7 +90,7 @@ def test_writes():
     exact("put", X, torch.tensor([1, -3, 7]), torch.randn(3))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.int16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int16, torch.int64], ids=str)
 def test_sums(dtype):
     x, s = (X * 4).to(dtype), (torch.randn(6, 9, 8) * 3).to(dtype)
     g = torch.randint(0, 5, (6, 9, 8))

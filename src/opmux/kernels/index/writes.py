@@ -241,7 +241,8 @@ def index_reduce(self: Tensor, source: Tensor, reduce: str, include_self: bool =
 
 @decided
 def _put_at(x: Tensor, at: Any, values: Tensor | None, accumulate: bool, *indices: Tensor) -> Callable[..., None]:
-    """A launch (x, *indices, values), or (x, *indices, number). Sums are in a fixed order, as torch's are."""
+    """A launch (x, *indices, values), or (x, *indices, number). Sums are in a fixed order, as torch's are, unless they
+    are of integers, where it does not matter."""
     check_tensors(x, *([] if values is None else [values]), indices=indices)
     cells = of_index(x, at, indices)
     if values is not None:
@@ -253,11 +254,11 @@ def _put_at(x: Tensor, at: Any, values: Tensor | None, accumulate: bool, *indice
             raise NotSupported(str(error)) from None
     if not cells.count:
         return _nothing
-    if accumulate:
+    if accumulate and x.dtype not in (torch.int32, torch.int64):
         run = folder(cells, x, "sum", True)
         return lambda x, *rest: run(x, rest[:-1], _expanded(rest[-1], x, cells.shape))
     steps = None if values is None else broadcast_strides(values.shape, values.stride(), cells.shape)
-    return launch_put(cells, x, steps, x.dtype)
+    return launch_put(cells, x, steps, x.dtype, accumulate)
 
 
 def _expanded(values: Any, x: Tensor, shape: Sequence[int]) -> Tensor:
