@@ -131,6 +131,9 @@ def test_forms_that_are_not_measured_go_by_their_functional_one(measured):
     taken = lambda: [n for n in names if decisions.decide(table()[n], "cpu").taken]
     measured({"mul.Tensor": fast, "masked_fill.Scalar": fast, "_softmax": fast}, gated=True)
     assert taken() == names[:-2]
+    limits = lambda name: decisions.decide(table()[name], "cpu").limits[BF16]
+    assert limits("mul.Tensor") == limits("mul_.Tensor") == 0
+    assert MIDDLE < limits("mul.out") < LARGE  # it goes to Python
     measured({"mul.Tensor": fast, "mul_.Tensor": slow}, gated=True)
     assert taken() == ["mul.Tensor", "mul.out"]
 

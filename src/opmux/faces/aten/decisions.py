@@ -226,7 +226,9 @@ def _speed(overload: Overload, chip: Chip) -> Speed | None:
     if overload.name in known:
         return known[overload.name]
     plain = standing_in(overload)
-    return None if plain is None else known.get(plain.name)
+    found = None if plain is None else known.get(plain.name)
+    # the gate launches functional and in-place forms alone
+    return found.through_python if found is not None and overload.shape.kind == "out" else found
 
 
 def standing_in(overload: Overload) -> Overload | None:
