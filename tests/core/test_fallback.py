@@ -16,9 +16,12 @@ from opmux.core import (
     OpManager,
     OpRegistry,
     SelectionPolicy,
+    dispatch,
+    get_default_manager,
     machine,
     policy_context,
     set_global_policy,
+    specs,
 )
 from opmux.core import snapshot as snapshots
 
@@ -610,6 +613,37 @@ def test_there_is_no_short_way_past_a_when(op, buffer):
         x.zero_()
         said = [outcomes(manager, op, x.add_(1), w, *rest) for _ in range(9)]
         assert said == [{"vendor"}] * 5 + [{"ref"}] * 4
+
+
+def test_after_a_refusal_the_next_impl_is_called_directly(plug, caplog, monkeypatch):
+    """The loop over the candidates takes 100 times as long as a call. The first call takes it, and logs; an error does."""
+    seen, fails = [], []
+
+    def second(x):
+        seen.append("second")
+        if fails:
+            raise RuntimeError("broken")
+        return x + 1
+
+    own = {"vendor": "acme", "outside": False}
+    plug("opmux::relu", "vendor.acme", VENDOR, lambda x: x + 3, when=lambda x: x.shape[0] < 4 or "too long", **own)
+    plug("opmux::relu", "vendor.acme.b", VENDOR, second, when=lambda x: x.shape[0] < 6 or "too long", **own)
+    plug("opmux::relu", "vendor.acme.c", VENDOR, lambda x: x + 2, **own)
+    loops, run = [], dispatch.Chain.run
+    monkeypatch.setattr(dispatch.Chain, "run", lambda *a, **k: loops.append(1) or run(*a, **k))
+    relu, x = specs.functions["opmux::relu"], {n: torch.zeros(n) for n in (3, 5, 7)}
+    for n, value in ((3, 3.0), (5, 1.0), (7, 2.0)) * 4:
+        with caplog.at_level(logging.DEBUG, "opmux"):
+            assert relu(x[n]).tolist() == [value] * n
+    assert len(loops) == 2 and "'vendor.acme' declined: too long" in caplog.text
+    fails.append(1)
+    seen.clear()
+    assert relu(x[5]).tolist() == [2.0] * 5 and seen == ["second"]
+    (failed,) = get_default_manager().failures()
+    assert failed.impl_id == "vendor.acme.b" and "broken" in failed.reason
+    assert relu(x[5]).tolist() == [2.0] * 5 and seen == ["second"]
+    with policy_context(STRICT), pytest.raises(NotSupported, match="too long"):
+        relu(x[5])
 
 
 def test_a_short_way_for_calls_that_write_nothing_is_none_for_those_that_write():

@@ -179,9 +179,9 @@ class DefaultManager(OpManager):
     ) -> tuple[OpImpl, ...]:
         found = self._lifted.get(key)
         if found is None:
-            epoch, found = self._epoch, tuple(make())
+            epoch, found = self.epoch, tuple(make())
             with lock.held:
-                if epoch == self._epoch:
+                if epoch == self.epoch:
                     self._lifted[key] = found
         return found
 

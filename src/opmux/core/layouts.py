@@ -48,9 +48,9 @@ def explained(run: Callable[..., Any]) -> Callable[..., Any]:
     """Decorates `Chain.run`: errors that are caused by a tensor's layout say so."""
 
     @functools.wraps(run)
-    def explaining(chain: Any, args: tuple, kwargs: dict, failed: Exception | None = None) -> Any:
+    def explaining(chain: Any, args: tuple, kwargs: dict, failed: Exception | None = None, at: int = 0) -> Any:
         try:
-            return run(chain, args, kwargs, failed)
+            return run(chain, args, kwargs, failed, at)
         except Exception as error:
             spec = chain.spec
             if spec is None or isinstance(spec, Derived):  # torch's own ops keep torch's errors

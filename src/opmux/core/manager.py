@@ -38,7 +38,7 @@ class OpManager:
         self._lifted: dict[tuple[str, SelectionPolicy | None], tuple[OpImpl, ...]] = {}
         self._last: dict[str, str] = {}  # the impl that was last logged for each op
         self._why = "registration"
-        self._epoch = 0  # incremented by every change that makes bindings stale
+        self.epoch = 0  # incremented by every change that makes bindings stale
         self._start = Once(self._first_use, "loading plugins")
         self._announced = False  # whether the registered impls were logged
         self._checked: weakref.WeakSet[SelectionPolicy] = weakref.WeakSet()
@@ -198,10 +198,10 @@ class OpManager:
         registry or policy change meanwhile, it is made again.
         """
         for _ in range(1000):
-            epoch = self._epoch
+            epoch = self.epoch
             plan = make(policies.get_global_policy())
             with lock.held:
-                if epoch != self._epoch:
+                if epoch != self.epoch:
                     continue
                 self._adopt_entry(entry)
                 if not entry.bound:
@@ -373,7 +373,7 @@ class OpManager:
         """Choose an impl again for every op, at its next call."""
         with lock.held:
             self._why = why
-            self._epoch += 1
+            self.epoch += 1
             self._lifted.clear()
             for entry in self._known:
                 entry.unbind()
@@ -418,7 +418,7 @@ class OpManager:
             entry.watch_scopes(policies.live_scopes() > 0)
 
     def watch_scopes(self, live: bool) -> None:
-        self._epoch += 1
+        self.epoch += 1
         self._call_table.clear()
         for entry in self._known:
             entry.watch_scopes(live)
@@ -511,7 +511,7 @@ class CallTable(dict):
     def __missing__(self, name: str) -> CallTarget:
         manager = self._manager()
         assert manager is not None
-        epoch = manager._epoch
+        epoch = manager.epoch
         target, recover = manager.pair_for_call(name)
         pair_for_call: CallTarget = (target, recover, None, None)
         chain = getattr(recover, "__self__", None)
@@ -519,7 +519,7 @@ class CallTable(dict):
         if chain is not None and known is not None:
             pair_for_call = (known[0], chain.recover, known[1], target)
         with lock.held:
-            if epoch == manager._epoch:
+            if epoch == manager.epoch:
                 self[name] = pair_for_call
         return pair_for_call
 
