@@ -15,6 +15,7 @@ from opmux.faces.aten.decisions import NEVER, Speed, Times
 from opmux.faces.aten.overloads import table
 from opmux.runtime import tile_files
 from opmux.runtime.devices import Chip
+from opmux.runtime.speed_files import BadSpeeds, chip_of
 
 pytestmark = pytest.mark.xdist_group("auto")
 
@@ -152,29 +153,29 @@ def test_calls_that_go_to_python_must_gain_more(measured, monkeypatch):
 def test_a_file_of_measurements_is_read_as_it_was_written(tmp_path):
     known = {"_softmax": speed(1.5, 0.5, 0.5), "add.Tensor": speed(1.0, 1.0, 1.0, dtype=FP32)}
     file = tmp_path / "speeds.json"
-    file.write_text(decisions.as_json(Chip("nvidia", "sm_90"), known, {"seconds": 1}))
-    assert decisions._read(file) == known
+    file.write_text(decisions.FILES.text(Chip("nvidia", "sm_90"), known, {"seconds": 1}))
+    assert decisions.FILES.read(file) == known
     file.write_text('{"format": 1, "ops": {"add.Tensor": {}}}')
-    with pytest.raises(decisions.BadSpeeds, match=r"speeds\.json"):
-        decisions._read(file)
+    with pytest.raises(BadSpeeds, match=r"speeds\.json"):
+        decisions.FILES.read(file)
 
 
 def test_what_was_measured_before_is_kept(tmp_path, monkeypatch, caplog):
-    file, chip = tmp_path / "speeds.json", decisions.chip_of("cpu")
-    monkeypatch.setattr(decisions, "path", lambda chip: file)
+    file, chip = tmp_path / "speeds.json", chip_of("cpu")
+    monkeypatch.setattr(type(decisions.FILES), "path", lambda self, chip: file)
     first, second = speed(1.5, 0.5, 0.5), speed(1.0, 1.0, 1.0)
     decisions.store(chip, {"_softmax": first, "add.Tensor": first}, {})
     decisions.store(chip, {"add.Tensor": second}, {})
-    assert decisions._read(file) == {"_softmax": first, "add.Tensor": second}
+    assert decisions.FILES.read(file) == {"_softmax": first, "add.Tensor": second}
     file.write_text("{")
     decisions.store(chip, {"add.Tensor": second}, {})
-    assert decisions._read(file) == {"add.Tensor": second} and "written anew" in caplog.text
+    assert decisions.FILES.read(file) == {"add.Tensor": second} and "written anew" in caplog.text
 
 
 def test_shipped_measurements_can_be_read():
     for arch in ("sm_80", "sm_90", "sm_100"):
         for folder in tile_files.folders(Chip("nvidia", arch)):
-            known = decisions._read(tile_files.place(folder) / decisions.FILE)
+            known = decisions.FILES.read(tile_files.place(folder) / decisions.FILES.name)
             assert not known or any(name in table() for name in known)
     for calls in decisions.traces().values():
         assert all(len(row) == 3 and hasattr(torch, row[0]) for rows in calls.values() for row in rows)

@@ -10,6 +10,7 @@ import torch
 import opmux
 from opmux.faces.aten import decisions
 from opmux.faces.aten.overloads import functional, table
+from opmux.runtime.speed_files import chip_of
 from opmux.tools import screen
 from opmux.tools.speed import cases, command, measure
 
@@ -63,8 +64,8 @@ def test_what_is_measured_is_what_decides(quick, tmp_path):
     assert [n for n, _, _ in found["native_layer_norm"]["float32"]] == [1 << 12, 1 << 13]
     speeds = {f.pop("name"): decisions.Speed.of_data(f) for f in found.values()}
     file = tmp_path / "speeds.json"
-    file.write_text(decisions.as_json(decisions.chip_of("cpu"), speeds, {"skipped": {}}))
-    assert json.loads(file.read_text())["made_for"]["chip"] == "cpu" and decisions._read(file) == speeds
+    file.write_text(decisions.FILES.text(chip_of("cpu"), speeds, {"skipped": {}}))
+    assert json.loads(file.read_text())["made_for"]["chip"] == "cpu" and decisions.FILES.read(file) == speeds
     assert command.mean([0.5, 2.0]) == pytest.approx(1.0)
     assert len(command.ratios(speeds["_log_softmax"])) == 2  # bfloat16, float32
 
@@ -171,7 +172,7 @@ def test_the_forms_that_are_left_out_are_those_that_decisions_decides_by_another
     forms = command.stood_for(table())
     speed = decisions.Speed((1.0, 1.0), {})
     monkeypatch.setattr(decisions, "measured", lambda chip: dict.fromkeys(set(forms.values()), speed))
-    chip = decisions.chip_of("cpu")
+    chip = chip_of("cpu")
     left_to_torch = {n for n, o in table().items() if o.shape.packet.startswith("_foreach_")}
     for name in forms.keys() - left_to_torch:
         wanted = speed.through_python if table()[name].shape.kind == "out" else speed

@@ -74,7 +74,7 @@ def page() -> str:
         rows = _table("family", found[NOT_YET], lambda n: left.not_yet().get(n, ""))
         lines += [f"## Not yet: {len(found[NOT_YET])}", "", *rows, ""]
     for chip, of in MEASURED.items():
-        lines += _speeds(chip, decisions.shipped(of))
+        lines += _speeds(chip, decisions.FILES.shipped(of))
     return "\n".join(lines)
 
 

@@ -21,17 +21,14 @@ from typing import Any, NamedTuple
 import torch
 
 from ...core.default import get_default_manager
-from ...core.errors import OpmuxError
-from ...core.log import logger
 from ...core.spec import specs
 from ...core.tensors import dtype_name
-from ...runtime import cache_dir, devices, tile_files, tuning, vendors
+from ...runtime import vendors
 from ...runtime.devices import Chip
+from ...runtime.speed_files import SpeedFiles, chip_of
 from . import above, gate, native
 from .overloads import Overload, functional, table
 
-FORMAT = 1
-FILE = "aten_speed.json"
 TRACES = Path(__file__).with_name("model_traces.json")
 NEVER = -1  # as a size: no call is ours
 
@@ -46,10 +43,6 @@ COMPOSITIONS = ("CompositeExplicitAutograd", "CompositeImplicitAutograd")
 
 # Overloads whose override, or that of an op which calls them, is entered through Python.
 NEEDS_PYTHON = {*native.DELEGATES, *native.DELEGATES.values()}
-
-
-class BadSpeeds(OpmuxError, ValueError):
-    """A file of measurements that cannot be read; the message names it."""
 
 
 class Times(NamedTuple):
@@ -288,73 +281,14 @@ def traces() -> dict[str, dict[str, list[tuple[str, int, int]]]]:
 
 # ---- measurements ---------------------------------------------------------------------------------------------------
 
-
-def chip_of(device: str) -> Chip:
-    """The chip of a device type; also one that is assumed to be here."""
-    if devices.assumed() is not None:
-        package = devices.vendor_of(device)
-        return Chip(None if package is None else package.name, devices.arch_of(device))
-    return devices.chip_of(device)
-
-
-@functools.cache
-def measured(chip: Chip) -> Mapping[str, Speed]:
-    """The speeds that were shipped for a chip, and over them those of the user."""
-    found = shipped(chip)
-    mine = path(chip)
-    if mine is not None and mine.is_file():
-        try:
-            cache_dir.check(mine.parent)
-            found |= _read(mine)
-        except (OSError, BadSpeeds) as error:  # only speed depends on it
-            logger.warning("%s is ignored: %s", mine, error)
-    return found
-
-
-def shipped(chip: Chip) -> dict[str, Speed]:
-    """The speeds that the folders of a chip's vendor have."""
-    found: dict[str, Speed] = {}
-    for folder in reversed(tile_files.folders(chip)):
-        found |= _read(tile_files.place(folder) / FILE)
-    return found
-
-
-def _read(file: Path) -> dict[str, Speed]:
-    if not file.is_file():
-        return {}
-    try:
-        data = json.loads(file.read_text(encoding="utf-8"))
-        if data["format"] != FORMAT:
-            raise ValueError(f"format {data['format']}, expected {FORMAT}")
-        return {name: Speed.of_data(one) for name, one in data["ops"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise BadSpeeds(f"{file}: {type(error).__name__}: {error}") from None
-
-
-def path(chip: Chip) -> Path | None:
-    """The user's file for a chip and the versions of this process."""
-    return tuning.path(chip, "aten-")
-
-
-def as_json(chip: Chip, speeds: Mapping[str, Speed], more: Mapping[str, Any]) -> str:
-    """A file of measurements: one line for each overload."""
-    head = {"format": FORMAT, "made_for": tuning.made_for(chip), **more}
-    lines = [f"  {json.dumps(n)}: {json.dumps(speeds[n].as_data())}" for n in sorted(speeds)]
-    return json.dumps(head, indent=1)[:-2] + ',\n "ops": {\n' + ",\n".join(lines) + "\n }\n}\n"
+FILES = SpeedFiles("aten_speed.json", "aten-", Speed.of_data, Speed.as_data)
+measured = functools.cache(FILES.measured)
 
 
 def store(chip: Chip, speeds: Mapping[str, Speed], more: Mapping[str, Any]) -> Path | None:
     """Add to the user's file what was measured; None if there is no place for it."""
-    file = path(chip)
-    if file is not None:
-        cache_dir.make(file.parent)
-        try:
-            before = _read(file)
-        except BadSpeeds as error:
-            logger.warning("%s is written anew: %s", file, error)
-            before = {}
-        cache_dir.replace(file, as_json(chip, before | dict(speeds), more).encode())
-        forget()
+    file = FILES.store(chip, speeds, more)
+    forget()
     return file
 
 

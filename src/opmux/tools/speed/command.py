@@ -21,6 +21,7 @@ from ...core.errors import OpmuxError
 from ...faces.aten import decisions, engine
 from ...faces.aten.decisions import Speed
 from ...faces.aten.overloads import Overload, functional, table
+from ...runtime.speed_files import chip_of
 from .. import arguments, screen
 
 WARM_SHARE = 0.45  # of the time limit, for compiling
@@ -64,7 +65,7 @@ def run(device: str | None, minutes: float, file: Path | None, only: Iterable[st
     names = chosen(known, forms, only)
     if not names:
         raise arguments.BadArgument(f"there is nothing to measure on {at}: no overload has a kernel of ours there")
-    console, chip, start = screen.out(), decisions.chip_of(at), time.monotonic()
+    console, chip, start = screen.out(), chip_of(at), time.monotonic()
     until = start + 60 * minutes
     if at != "cpu" and len(names) > WORKERS:
         _warm(names, at, start + 60 * minutes * WARM_SHARE)
@@ -74,7 +75,7 @@ def run(device: str | None, minutes: float, file: Path | None, only: Iterable[st
     more = {"seconds": round(time.monotonic() - start), "skipped": dict(skipped)}
     skipped |= {n: "the time ran out" for n in names if n not in found}
     if file is not None:
-        file.write_text(decisions.as_json(chip, speeds, more), encoding="utf-8")
+        file.write_text(decisions.FILES.text(chip, speeds, more), encoding="utf-8")
         kept: Path | None = file
     else:
         kept = decisions.store(chip, speeds, more)
