@@ -12,6 +12,7 @@ import torch
 from .. import wiring
 
 # The reason why a vendor's impls of an op come first; or a function that returns it, or None while they do not.
+# The function may have an attribute `always`: the same for ops whose impls have no `when` that could decide for a call.
 Preferred = str | Callable[[], str | None]
 
 

@@ -553,6 +553,8 @@ def _yields_to_vendor(key: str, impl: OpImpl, device: str) -> str | None:
     if op is None:
         return None
     vendor, why = here.vendor_of(device) or device, preferred[op]
+    if op != key:  # an overload of ATen: its impls have no `when`
+        why = getattr(why, "always", why)
     try:
         why = why() if callable(why) else why
     except Exception as error:  # a vendor's code

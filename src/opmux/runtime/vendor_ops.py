@@ -35,6 +35,7 @@ from ..core.spec import NAME_LOOKUP, Spec, specs
 from . import liger_names, vendors
 from .devices import Chip
 from .foreign import foreign_names
+from .provider_speed import LibrariesFirst, by_speed
 from .tile_files import folders
 from .vendors import Autograd, Package
 
@@ -233,7 +234,7 @@ class _Reader:
             raise BadImpl("opmux has no such op")
         if not (isinstance(why, str) or callable(why)):
             raise BadImpl(f"expected the reason, or a function that returns it or None; got {why!r}")
-        self.found.preferred.setdefault(spec.key, why)
+        self.found.preferred.setdefault(spec.key, LibrariesFirst(spec.key, why))
 
     def _export(self, name: str, value: Any) -> None:
         if name in liger_names.NAMES:
@@ -277,8 +278,9 @@ class _Reader:
         impl_id = self.library_id if is_library else self.id
         usual: dict[str, Any] = {"impl_id": impl_id, "kind": BackendImplKind.DEFAULT, "priority": self.priority}
         said = {field: getattr(fn, tag) for tag, field in TAGS.items() if hasattr(fn, tag)}
-        devices = frozenset({self.package.device})
-        return OpImpl(op_name=key, vendor=self.package.name, fn=fn, devices=devices, **(usual | said))
+        devices, fields = frozenset({self.package.device}), usual | said
+        fields["when"] = by_speed(key, fields["impl_id"], fields.get("when"))
+        return OpImpl(op_name=key, vendor=self.package.name, fn=fn, devices=devices, **fields)
 
     def _add(self, made: OpImpl) -> None:
         if not any((i.op_name, i.impl_id) == (made.op_name, made.impl_id) for i in self.found.impls):

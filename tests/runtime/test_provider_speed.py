@@ -1,0 +1,339 @@
+"""Choice among implementations by measured times: which one runs, what `explain` says, and what a bad file does."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import opmux
+from opmux.core import BackendImplKind, OpImpl, get_default_manager, reset_global_policy, specs
+from opmux.core.dispatch import Failure
+from opmux.runtime import cache_dir, devices, provider_speed, speed_files, tile_files
+from opmux.runtime.devices import Chip
+from opmux.runtime.machine import HERE
+from opmux.runtime.provider_speed import FILES, BySpeed, LibrariesFirst, by_speed
+from opmux.runtime.speed_classes import CLASSES
+
+pytestmark = pytest.mark.xdist_group("provider_speed")
+
+LABEL = "linear[dtype=float32 m<={} n<=8 k<=4]"
+A, B, REFERENCE = "vendor.acme", "vendor.acme.b", "reference.torch"
+CPU = "cpu"
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("OPMUX_CACHE_DIR", str(tmp_path / "cache"))
+    reset_global_policy()
+    provider_speed.forget()
+    yield
+    monkeypatch.undo()
+    get_default_manager().clear_quarantine()
+    reset_global_policy()
+    provider_speed.forget()
+
+
+@pytest.fixture
+def impls():
+    """Two libraries of a vendor for `linear`, the first of higher priority; what they return says who ran."""
+    registry = get_default_manager().registry
+    registry.list_operators()
+    added = []
+
+    def put(impl_id, value, priority, **fields):
+        fn = lambda x, weight, bias: x.new_full((*x.shape[:-1], weight.shape[0]), value)
+        when = by_speed("opmux::linear", impl_id, fields.pop("when", None))
+        made = OpImpl(
+            "opmux::linear", impl_id, BackendImplKind.VENDOR, "acme", fn, priority, when=when, outside=False, **fields
+        )
+        registry.register_impl(made)
+        added.append(impl_id)
+
+    yield put
+    for impl_id in added:
+        registry.unregister("opmux::linear", impl_id)
+
+
+@pytest.fixture
+def two(impls):
+    impls(A, 1.0, 10)
+    impls(B, 2.0, 5)
+
+
+def know(rows: dict) -> None:
+    """Store times for a number of rows, as `opmux tune --providers` does."""
+    provider_speed.store(speed_files.chip_of(CPU), {LABEL.format(m): times for m, times in rows.items()}, {})
+
+
+def ran(m: int) -> float | None:
+    """The number that the chosen library returns; None for the reference."""
+    y = opmux.ops.linear(torch.zeros(m, 4), torch.zeros(8, 4), None)
+    return y[0, 0].item() or None
+
+
+def explained(m: int) -> dict[str, tuple[str, str]]:
+    found = opmux.explain("linear", torch.zeros(m, 4), torch.zeros(8, 4))
+    return {v.impl.impl_id: (v.status, v.reason) for v in found.verdicts}
+
+
+# ---- the choice -----------------------------------------------------------------------------------------------------
+
+
+def test_the_faster_one_runs_for_its_class_alone(two):
+    assert [ran(m) for m in (1, 16, 17)] == [1.0, 1.0, 1.0]
+    know({16: {A: 55.0, B: 41.0}, 32: {A: 41.0, B: 55.0}})
+    assert [ran(m) for m in (1, 8, 9, 16, 17, 32, 33)] == [1.0, 1.0, 2.0, 2.0, 1.0, 1.0, 1.0]
+    rows = torch.zeros(3, 5, 4), torch.zeros(8, 4)
+    assert opmux.ops.linear(*rows).unique().item() == 2.0  # 15 rows
+
+
+def test_explain_shows_the_measurement_that_decided(two):
+    know({16: {A: 55.0, B: 41.25}})
+    found = explained(16)
+    words = "measured on cpu: vendor.acme.b 41.25 us, this 55 us (dtype=float32 m<=16 n<=8 k<=4)"
+    assert found[A] == ("refused", words) and found[B][0] == "chosen"
+    assert explained(17)[A][0] == "chosen"
+    assert f"when: {words}" in str(opmux.explain("linear", torch.zeros(9, 4), torch.zeros(8, 4)))
+
+
+@pytest.mark.parametrize("b, runs", [(98.5, 1.0), (97.5, 2.0)])
+def test_within_2_percent_the_order_stays(two, b, runs):
+    know({16: {A: 100.0, B: b}})
+    assert ran(16) == runs
+
+
+def test_one_that_was_not_measured_keeps_its_place(two):
+    know({16: {B: 1.0, REFERENCE: 0.5}, 32: {A: 1.0}})
+    assert ran(16) == ran(32) == 1.0
+
+
+def test_the_reference_may_be_the_fastest(two):
+    know({16: {A: 3.0, B: 2.0, REFERENCE: 1.0}})
+    assert ran(16) is None and explained(16)[REFERENCE][0] == "chosen"
+
+
+def test_nobody_waits_for_one_that_cannot_run(impls):
+    impls(A, 1.0, 10)
+    impls(B, 2.0, 5, available=lambda: "not installed")
+    know({16: {A: 55.0, B: 41.0}})
+    assert ran(16) == 1.0
+
+
+def test_nobody_waits_for_one_that_does_not_take_the_call(impls):
+    """Its `when`, its dtypes, or its quarantine."""
+    impls(A, 1.0, 10)
+    impls(B, 2.0, 5, when=lambda x, weight, bias: bias is None or "takes no bias")
+    know({16: {A: 55.0, B: 41.0}})
+    x, weight = torch.zeros(16, 4), torch.zeros(8, 4)
+    assert opmux.ops.linear(x, weight).unique().item() == 2.0
+    assert opmux.ops.linear(x, weight, torch.zeros(8)).unique().item() == 1.0
+    impls("vendor.acme.c", 3.0, 1, supported_dtypes={torch.float64})
+    know({16: {A: 55.0, B: 41.0, "vendor.acme.c": 1.0}})
+    assert ran(16) == 2.0
+
+
+def test_nobody_waits_for_one_in_quarantine(two):
+    know({16: {A: 55.0, B: 41.0}})
+    assert ran(16) == 2.0
+    get_default_manager().quarantine("opmux::linear", Failure("linear", B, None, "it broke"))
+    assert ran(16) == 1.0
+    get_default_manager().clear_quarantine("linear")
+    assert ran(16) == 2.0
+
+
+def test_an_error_of_the_faster_one_is_handled_as_ever(impls):
+    impls(A, 1.0, 10)
+    know({16: {A: 55.0, B: 41.0}})
+    registry, calls = get_default_manager().registry, []
+
+    def fails(x, weight, bias):
+        calls.append(1)
+        raise RuntimeError("no")
+
+    registry.register_impl(OpImpl("opmux::linear", B, BackendImplKind.VENDOR, "acme", fails, 5, outside=False))
+    try:
+        assert [ran(16) for _ in range(3)] == [None, 1.0, 1.0] and calls == [1]
+    finally:
+        registry.unregister("opmux::linear", B)
+
+
+def test_a_policy_that_tells_them_apart_is_obeyed(two):
+    know({16: {A: 55.0, B: 41.0, REFERENCE: 1.0}})
+    assert ran(16) is None
+    for policy, runs in (
+        ({"per_op": {"linear": f"impl:{A}"}}, 1.0),
+        ({"per_op": {"linear": f"impl:{A}"}, "strict": True}, 1.0),
+        ({"per_op": {"linear": f"impl:{A}|impl:{B}"}}, 1.0),
+        ({"per_op": {"linear": "vendor:acme|*"}}, 2.0),
+        ({"prefer": "vendor"}, 2.0),
+        ({"prefer": "vendor", "strict": True}, 1.0),
+        ({"deny": ["acme"]}, None),
+    ):
+        with opmux.policy(**policy):
+            assert ran(16) == runs, policy
+        assert ran(16) is None
+
+
+def test_a_call_on_another_device_keeps_the_order(two, monkeypatch):
+    know({16: {A: 55.0, B: 41.0}})
+    when = next(i.when for i in get_default_manager().registry.impls("opmux::linear") if i.impl_id == A)
+    args = torch.zeros(16, 4), torch.zeros(8, 4), None
+    assert isinstance(when, BySpeed) and isinstance(when(*args), str)
+    assert when(*(None if t is None else t.to("meta") for t in args)) is True
+
+
+# ---- our kernel and a vendor's libraries ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def h200(monkeypatch, tmp_path):
+    """As on a chip of NVIDIA's; `ask(times)` explains `gemm` of 16 rows with these times shipped."""
+    launch = pytest.importorskip("opmux.kernels.lib.launch")
+    monkeypatch.setattr(launch, "runs_on_chip", lambda: True)
+    shipped: dict = {}
+    monkeypatch.setattr(type(FILES), "measured", lambda self, chip: dict(shipped))
+    chip = [Chip("nvidia", "sm_90", "NVIDIA H200")]
+    monkeypatch.setattr(provider_speed, "chip_of", lambda device: chip[0])
+
+    def ask(rows, m=16):
+        shipped.clear()
+        shipped.update(rows)
+        provider_speed.forget()
+        make = lambda *shape: torch.empty(shape, device="meta", dtype=torch.bfloat16)
+        found = opmux.explain("gemm", make(m, 64), make(64, 128))
+        assert found.chosen is not None
+        return found.chosen.impl_id, {v.impl.impl_id: f"{v.stage}: {v.reason}" for v in found.verdicts}
+
+    with devices.assume("nvidia", "sm_90"):
+        HERE.changed()
+        yield ask
+    HERE.changed()
+
+
+OURS, CUBLAS = "default.flagos", "vendor.nvidia.cublas"
+BF16 = "gemm[dtype=bfloat16 out=bfloat16 trans_a=False trans_b=False m<={} n<=128 k<=64]"
+
+
+def test_ours_runs_where_it_is_faster_than_the_libraries_that_come_first(h200):
+    faster = {BF16.format(16): {OURS: 41.0, CUBLAS: 55.0}}
+    chosen, why = h200({})
+    assert chosen == CUBLAS and why[OURS].startswith("library: cuBLAS is faster: it runs only if a policy names it")
+    chosen, why = h200(faster)
+    facts = BF16.format(16).removeprefix("gemm[").removesuffix("]")
+    words = f"when: measured on NVIDIA H200 (sm_90): default.flagos 41 us, this 55 us ({facts})"
+    assert (chosen, why[CUBLAS]) == (OURS, words)
+    chosen, why = h200(faster, m=17)  # a class without measurements
+    assert (chosen, why[OURS]) == (CUBLAS, "when: cuBLAS is faster")
+    chosen, why = h200(faster | {BF16.format(32): {OURS: 55.0, CUBLAS: 41.0}}, m=17)
+    assert chosen == CUBLAS and "vendor.nvidia.cublas 41 us, this 55 us" in why[OURS]
+
+
+def test_within_2_percent_the_libraries_run(h200):
+    other = {BF16.format(1): {OURS: 1.0, CUBLAS: 9.0}}  # makes ours a candidate
+    assert h200(other | {BF16.format(16): {OURS: 100.0, CUBLAS: 101.0}})[0] == CUBLAS
+    assert h200(other | {BF16.format(16): {OURS: 100.0, CUBLAS: 103.0}})[0] == OURS
+    assert h200(other | {BF16.format(16): {OURS: 1.0}})[0] == CUBLAS  # which was not measured
+
+
+def test_strict_and_policies_that_name_a_side_are_obeyed(h200):
+    slower, faster = ({BF16.format(16): dict(zip((OURS, CUBLAS), us))} for us in ((55.0, 41.0), (41.0, 55.0)))
+    with opmux.policy(strict=True):
+        assert h200(faster)[0] == CUBLAS
+    with opmux.policy("vendor"):
+        assert h200(faster)[0] == CUBLAS
+    with opmux.policy(per_op={"gemm": "impl:default.flagos"}, strict=True):
+        assert h200(slower)[0] == OURS
+    with opmux.policy(deny=["nvidia"]):
+        assert h200(slower)[0] == OURS
+
+
+def test_overloads_of_aten_stay_with_the_vendor(h200):
+    """Their implementations have no `when` that could decide for a call."""
+    h200({BF16.format(16): {OURS: 41.0, CUBLAS: 55.0}})
+    first = HERE.preferred("cuda")["opmux::gemm"]
+    assert isinstance(first, LibrariesFirst) and first() is None and first.always() == "cuBLAS is faster"
+
+
+# ---- files ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_users_file_comes_before_a_shipped_one(monkeypatch, tmp_path, two):
+    folder = tmp_path / "vendor"
+    folder.mkdir()
+    chip = speed_files.chip_of(CPU)
+    one, other = LABEL.format(16), LABEL.format(32)
+    shipped = {one: {A: 55.0, B: 41.0}, other: {A: 55.0, B: 41.0}}
+    (folder / FILES.name).write_text(FILES.text(chip, shipped, {"seconds": 3}))
+    monkeypatch.setattr(tile_files, "folders", lambda chip: ("here",))
+    monkeypatch.setattr(tile_files, "place", lambda name: folder)
+    provider_speed.forget()
+    assert (ran(16), ran(32)) == (2.0, 2.0)
+    know({16: {A: 41.0, B: 55.0}})
+    assert (ran(16), ran(32)) == (1.0, 2.0)
+    assert FILES.shipped(chip) == shipped
+    know({64: {A: 2.0, B: 1.0}})  # added to the user's file
+    assert (ran(16), ran(32), ran(64)) == (1.0, 2.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    "text, says",
+    [
+        ("{", "JSONDecodeError"),
+        ('{"format": 2, "ops": {}}', "format 2, expected 1"),
+        ('{"format": 1}', "KeyError: 'ops'"),
+        ('{"format": 1, "ops": {"linear[m<=1]": {"vendor.acme": "fast"}}}', "expected the microseconds of each impl"),
+        ('{"format": 1, "ops": {"linear[m<=1]": {"vendor.acme": 0}}}', "expected the microseconds of each impl"),
+    ],
+)
+def test_a_bad_file_is_one_warning_and_the_order_stays(two, caplog, text, says):
+    know({16: {A: 55.0, B: 41.0}})
+    file = FILES.path(speed_files.chip_of(CPU))
+    assert file is not None
+    cache_dir.replace(file, text.encode())
+    provider_speed.forget()
+    assert [ran(16) for _ in range(3)] == [1.0, 1.0, 1.0]
+    (line,) = [r.getMessage() for r in caplog.records if "is ignored" in r.getMessage()]
+    assert str(file) in line and says in line
+
+
+def test_a_bad_file_is_replaced_by_the_next_measurement(two):
+    file = FILES.path(speed_files.chip_of(CPU))
+    assert file is not None
+    cache_dir.make(file.parent)
+    cache_dir.replace(file, b"{")
+    know({16: {A: 55.0, B: 41.0}})
+    assert ran(16) == 2.0 and json.loads(file.read_text())["made_for"]["chip"] == "cpu"
+
+
+def test_shipped_times_can_be_read():
+    for arch in ("sm_80", "sm_90", "sm_100"):
+        for label in FILES.shipped(Chip("nvidia", arch)):
+            assert f"opmux::{label.partition('[')[0]}" in CLASSES
+
+
+@pytest.mark.parametrize("key", CLASSES)
+def test_classes_are_made_from_the_arguments_of_their_op(key, few):
+    spec, known = specs.find(key), CLASSES[key]
+    for sample in few(list(spec.samples(torch.float32, torch.device("cpu"))), 4):
+        args, kwargs = spec.bound(sample.args, sample.kwargs)
+        values = known.of(*args, **kwargs)
+        assert len(values) == len(known.names) and hash(values) is not None
+        assert known.label(spec.name, values).startswith(f"{spec.name}[dtype=")
+
+
+@pytest.mark.parametrize("key", CLASSES)
+def test_looking_up_a_class_runs_no_op_of_torch(key, few):
+    """It is done at each call: shapes and strides are read, and no tensor is made."""
+
+    class Forbidden(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            raise AssertionError(f"{func} was called")
+
+    spec = specs.find(key)
+    (sample,) = few(list(spec.samples(torch.float32, torch.device("cpu"))), 1)[:1]
+    args, _ = spec.bound(sample.args, sample.kwargs)
+    with Forbidden():
+        CLASSES[key].of(*args)
