@@ -55,7 +55,7 @@ def test_a_cpu_is_refused_in_one_line(cli):
     "words, says",
     [
         (("softmaxx",), "unknown op 'softmaxx': did you mean 'softmax'?"),
-        ((), "tune takes one of: an OP, --list, --clear, --aten, or --dry-run with --chip"),
+        ((), "tune takes one of: an OP, --list, --clear, --aten, --providers, or --dry-run with --chip"),
         (
             ("--dry-run", "--chip", "acm"),
             "--chip 'acm' is not known. Allowed: sm_80, sm_90, sm_100, gfx942, or a vendor: ",

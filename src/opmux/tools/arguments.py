@@ -34,14 +34,14 @@ def dtype(text: str, allowed: Iterable[str] = DTYPES) -> torch.dtype:
     return getattr(torch, name)
 
 
-def shape(text: str) -> tuple[int, ...]:
-    """`4096x4096`, `8,128,64`, `37`."""
+def shape(text: str, largest: int = LARGEST) -> tuple[int, ...]:
+    """`4096x4096`, `8,128,64`, `37`; their product is at most `largest`."""
     sizes = re.split(r"\s*[x*,]\s*", text.strip().casefold())
     if not all(re.fullmatch(r"[0-9]+", s) for s in sizes):
         raise BadArgument(f"--shape {text!r} cannot be read. Allowed: sizes with x between them, such as 4096x4096")
     made = tuple(map(int, sizes))
-    if math.prod(made) > LARGEST:
-        raise BadArgument(f"--shape {text!r} is too large to make tensors of. Allowed: up to {LARGEST} elements")
+    if math.prod(made) > largest:
+        raise BadArgument(f"--shape {text!r} is too large to make tensors of. Allowed: up to {largest} elements")
     return made
 
 

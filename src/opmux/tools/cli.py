@@ -185,9 +185,19 @@ def tune(
             "--aten", help="Time torch's own kernels and ours, for opmux.enable() to decide by; OP: only these."
         ),
     ] = False,
-    minutes: Annotated[float, typer.Option(metavar="N", help="With --aten: stop after so many minutes.")] = 5.0,
+    providers: Annotated[
+        bool,
+        typer.Option(
+            "--providers",
+            help="Time every implementation of products and attention, for dispatch to choose by; OP: only these.",
+        ),
+    ] = False,
+    minutes: Annotated[
+        float, typer.Option(metavar="N", help="With --aten or --providers: stop after so many minutes.")
+    ] = 5.0,
     json: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="With --aten: write to this file, not to the cache.")
+        Path | None,
+        typer.Option(metavar="FILE", help="With --aten or --providers: write to this file, not to the cache."),
     ] = None,
 ) -> None:
     """Time a kernel with different tiles on this chip, and store the fastest for later runs."""
@@ -201,10 +211,17 @@ def tune(
         from .speed import command
 
         raise typer.Exit(command.run(device, minutes, json, op.split(",") if op else ()))
+    if providers:
+        from .speed import providers as speed
+
+        names = op.split(",") if op else ()
+        raise typer.Exit(speed.run(names, shape or (), dtype or (), device, minutes, json))
     if op is None and dry_run and chip is not None and not listing and not clear:
         raise typer.Exit(tune.show_trials(chip))
     if (op is not None) + listing + clear != 1:
-        raise arguments.BadArgument("tune takes one of: an OP, --list, --clear, --aten, or --dry-run with --chip")
+        raise arguments.BadArgument(
+            "tune takes one of: an OP, --list, --clear, --aten, --providers, or --dry-run with --chip"
+        )
     if listing:
         raise typer.Exit(tune.show_list(chip))
     raise typer.Exit(tune.clear() if op is None else tune.run(op, shape or (), dtype or (), device, dry_run, chip))

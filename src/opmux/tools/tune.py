@@ -23,7 +23,7 @@ from ..core.tensors import dtype_name
 from ..kernels.lib import config
 from ..kernels.lib.config import Asked, Tiles
 from ..kernels.lib.plans import forget
-from ..runtime import tile_files, tuning, vendor_ops, vendors
+from ..runtime import provider_speed, tile_files, tuning, vendor_ops, vendors
 from ..runtime.devices import Chip
 from . import arguments, explain, screen, tile_checks
 from .dry_run import nothing_launched, standing_in
@@ -398,7 +398,15 @@ def show_list(chip: str | None) -> int:
             console.print(Text(words, "yellow"))
     file = None if at is None else tuning.path(at)
     console.print(f"cache: {file or tuning.directory()}", style="dim")
+    for line in provider_files(at) if at is not None else ():
+        console.print(line, style="dim")
     return 0
+
+
+def provider_files(chip: Chip) -> list[str]:
+    """The files with times of implementations that hold on a chip, and how many classes each has."""
+    files = provider_speed.FILES.files(chip)
+    return [f"times of implementations: {file}, {len(provider_speed.FILES.read(file))} classes" for file in files]
 
 
 def _folder(found: tile_files.FileEntry) -> str:
@@ -410,6 +418,7 @@ def _folder(found: tile_files.FileEntry) -> str:
 def clear() -> int:
     gone = tuning.clear()
     forget()
+    provider_speed.forget()
     folder = tuning.directory()
     screen.out().print(f"{len(gone)} files removed from {folder}" if gone else f"nothing to remove in {folder}")
     return 0

@@ -1,0 +1,198 @@
+"""`opmux tune --providers`: times every implementation of the compute-bound ops, for dispatch to choose by."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from rich.console import Console
+from rich.text import Text
+
+from ...core.default import get_default_manager, policy
+from ...core.errors import OpmuxError, UnknownName
+from ...core.policy import PolicyScope
+from ...core.registry import BackendImplKind
+from ...core.spec import Spec, specs
+from ...runtime import provider_speed
+from ...runtime.provider_speed import MARGIN, Times
+from ...runtime.speed_classes import CLASSES
+from ...runtime.speed_files import chip_of
+from .. import arguments, screen
+from .measure import Clock
+from .provider_cases import TIMED, Call, calls
+
+ROUNDS = 3  # interleaved, so that a drifting clock does not affect the comparison
+
+
+class DeviceLost(OpmuxError, RuntimeError):
+    """An implementation broke the device."""
+
+
+class Row(NamedTuple):
+    """What was measured of one call: its class, the times in the order of choice, and why others have none."""
+
+    label: str
+    times: Times
+    refused: dict[str, str]
+
+
+def run(
+    ops: Sequence[str], shapes: Sequence[str], dtypes: Sequence[str], device: str | None, minutes: float,
+    file: Path | None,
+) -> int:  # fmt: skip
+    """Time the calls; the file of the cache, or `file`, gets the result."""
+    wanted = [_op(name) for name in ops] or list(TIMED)
+    if shapes and not ops:
+        raise arguments.BadArgument("--shape needs an OP: its sizes mean something else for each")
+    at, kinds = arguments.device(device), [arguments.dtype(d, _DTYPES) for d in dtypes or ("bfloat16",)]
+    todo = list(calls(wanted, list(shapes), kinds))
+    console, start = screen.out(), time.monotonic()
+    chip, clock, rows = chip_of(at.type), Clock(at.type), list[tuple[Call, Row]]()
+    console.print(f"[bold]{len(todo)} calls on {chip}[/]")
+    lost = ""
+    with screen.progress("now") as bar:
+        task = bar.add_task("measuring", total=len(todo), now="")
+        for call in todo:
+            if time.monotonic() - start > 60 * minutes:
+                break
+            bar.update(task, now=str(call))
+            try:
+                rows.append((call, measure(call, at, clock)))
+            except DeviceLost as error:
+                lost = f"{call}: {error}"
+                break
+            bar.advance(task)
+    found = merged(row for _, row in rows)
+    more = {"seconds": round(time.monotonic() - start)}
+    kept: Path | None = file
+    if file is not None:
+        screen.write(file, provider_speed.FILES.text(chip, found, more))
+    elif found:
+        kept = provider_speed.store(chip, found, more)
+    _report(console, rows)
+    left = len(todo) - len(rows)
+    console.print(
+        f"{len(rows)} calls measured, {len(found)} classes with a choice"
+        + (f"; no time for {left} calls" if left else ""),
+        style="bold",
+    )
+    words = f"kept in {kept}" if kept is not None else "not kept: there is no home directory"
+    console.print(
+        words if found or file is not None else "nothing to keep: no op has two implementations here", style="dim"
+    )
+    if lost:
+        raise DeviceLost(f"the device is lost, what was measured before is kept: {lost}")
+    return 0
+
+
+_DTYPES = ("bfloat16", "float16", "float32", "float64")
+
+
+def _op(name: str) -> str:
+    plain = name.strip().removeprefix("opmux::")
+    if plain not in TIMED:
+        raise UnknownName("op with implementations to choose among", name, list(TIMED))
+    return plain
+
+
+def measure(call: Call, device: torch.device, clock: Clock) -> Row:
+    """Time each implementation that takes a call, alone and in turn."""
+    spec = specs.find(f"opmux::{call.op}")
+    try:
+        with torch.no_grad():
+            args = call.arguments(device)
+    except RuntimeError as error:  # out of memory, too
+        _check_device(error)
+        return Row("", {}, {"its arguments": _words(error)})
+    trial = Trial(spec, args, clock)
+    impls = get_default_manager().registry.get_implementations(spec.key)
+    references = [i.impl_id for i in impls if i.kind is BackendImplKind.REFERENCE]
+    usable = [i.impl_id for i in impls if i.impl_id not in references and trial.runs(i.impl_id)]
+    if len(usable) < 2:  # a reference is written to be read: it counts only where there is no other choice
+        usable += [impl_id for impl_id in references if trial.runs(impl_id)]
+    for _ in range(ROUNDS):
+        for impl_id in usable:
+            trial.time(impl_id)
+    known = CLASSES[spec.key]
+    times = {impl_id: round(statistics.median(trial.us[impl_id]), 3) for impl_id in usable if trial.us.get(impl_id)}
+    return Row(known.label(call.op, known.of(*args)), times, trial.refused)
+
+
+@dataclass
+class Trial:
+    """Runs the implementations of an op on the same arguments, one at a time."""
+
+    spec: Spec
+    args: tuple
+    clock: Clock
+    us: dict[str, list[float]] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+
+    def runs(self, impl_id: str) -> bool:
+        """Whether it takes the call; compiles what has to be."""
+        with self._alone(impl_id):
+            found = get_default_manager().explain(self.spec.key, *self.args)
+        if found.chosen is None:
+            self.refused[impl_id] = next(v.reason for v in found.verdicts if v.impl.impl_id == impl_id)
+            return False
+        return self._attempt(impl_id, lambda call: call()) is not None
+
+    def time(self, impl_id: str) -> None:
+        us = self._attempt(impl_id, self.clock.device_us) if impl_id not in self.refused else None
+        if us is not None:
+            self.us.setdefault(impl_id, []).append(us)
+
+    def _attempt(self, impl_id: str, run: Callable[[Callable[[], Any]], Any]) -> Any:
+        """The result of `run`; None, and a reason, if the implementation fails."""
+        fn = specs.functions[self.spec.key]
+        try:
+            with self._alone(impl_id), torch.no_grad():
+                return run(lambda: fn(*self.args))
+        except Exception as error:  # anything that a kernel, a compiler or torch raises
+            _check_device(error)
+            self.refused[impl_id] = _words(error)
+            self.us.pop(impl_id, None)
+            if isinstance(error, torch.OutOfMemoryError):
+                torch.accelerator.empty_cache()
+            return None
+
+    def _alone(self, impl_id: str) -> PolicyScope:
+        return policy(per_op={self.spec.key: f"impl:{impl_id}"}, strict=True)
+
+
+def _check_device(error: Exception) -> None:
+    if "CUDA error" in str(error):  # it stays: nothing more can be measured in this process
+        raise DeviceLost(_words(error)) from error
+
+
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
+def merged(rows: Iterable[Row]) -> dict[str, Times]:
+    """The times by class, where there is a choice; calls of one class count by their mean."""
+    by_class: dict[str, dict[str, list[float]]] = {}
+    for row in rows:
+        for impl_id, us in row.times.items() if len(row.times) > 1 else ():
+            by_class.setdefault(row.label, {}).setdefault(impl_id, []).append(us)
+    return {
+        label: {impl_id: round(statistics.mean(us), 3) for impl_id, us in times.items()}
+        for label, times in by_class.items()
+    }
+
+
+def _report(console: Console, rows: list[tuple[Call, Row]]) -> None:
+    table = screen.table("call", "fastest", ("us", {"justify": "right"}), "others, times as long")
+    for call, row in rows:
+        first, *others = sorted(row.times.items(), key=lambda item: item[1]) or [("", 0.0)]
+        near = lambda us, best=first[1]: "bold" if us <= MARGIN * best else ""
+        words = Text(", ").join(Text(f"{i} {us / first[1]:.2f}x", near(us)) for i, us in others)
+        table.add_row(str(call), first[0], f"{first[1]:.1f}" if first[0] else "", words)
+    console.print(table)
+    for why in dict.fromkeys(f"{call.op}: {i}: {why}" for call, row in rows for i, why in row.refused.items()):
+        console.print(Text(f"  not timed: {why[:200]}", "yellow"))

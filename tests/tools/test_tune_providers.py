@@ -1,0 +1,187 @@
+"""`opmux tune --providers`: what it times, what it keeps, and that dispatch then chooses by it."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+import opmux
+from opmux.core import BackendImplKind, OpImpl, get_default_manager, specs
+from opmux.runtime import provider_speed, speed_files
+from opmux.runtime.provider_speed import FILES, by_speed
+from opmux.runtime.speed_classes import CLASSES
+from opmux.tools.speed import providers
+from opmux.tools.speed.provider_cases import TIMED, Cases
+
+pytestmark = pytest.mark.xdist_group("provider_speed")
+
+CPU = torch.device("cpu")
+LABEL = "linear[dtype=float32 m<=4 n<=16 k<=32]"
+SMALL = {
+    "m n k": "4x256x128", "batch m n k": "2x4x8x16", "rows n k groups": "16x8x24x4", "batch heads keys": "2x2x70",
+    "batch heads kv_heads tokens dim": "1x4x2x8x16", "batch heads kv_heads keys dim": "2x4x2x70x16",
+}  # fmt: skip
+CASES = [(op, n) for op, cases in TIMED.items() for n in range(len(cases))]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("OPMUX_CACHE_DIR", str(tmp_path / "cache"))
+    provider_speed.forget()
+    yield tmp_path / "cache" / "tuning"
+    monkeypatch.undo()
+    provider_speed.forget()
+
+
+@pytest.fixture
+def put(register):
+    """Register a library's `linear`."""
+
+    def put(impl_id, fn):
+        when = by_speed("opmux::linear", impl_id)
+        register(OpImpl("opmux::linear", impl_id, BackendImplKind.VENDOR, "acme", fn, when=when, outside=False))
+
+    return put
+
+
+@pytest.fixture
+def slow(put):
+    """A library that takes 5 ms longer than the reference."""
+
+    def slowly(x, weight, bias):
+        time.sleep(0.005)
+        return torch.nn.functional.linear(x, weight, bias)
+
+    put("vendor.acme", slowly)
+
+
+def chosen() -> str:
+    return get_default_manager().get_selected_impl_id("linear", torch.zeros(4, 32), torch.zeros(16, 32))
+
+
+def test_what_is_measured_is_chosen_by(cli, slow):
+    asked = ("tune", "--providers", "linear", "--shape", "4x16x32", "--dtype", "float32", "--device", "cpu")
+    assert chosen() == "vendor.acme"
+    done = cli(*asked)
+    assert done.exit_code == 0, done.output
+    file = FILES.path(speed_files.chip_of("cpu"))
+    assert file is not None and f"kept in {file}" in done.stdout
+    assert "1 calls measured, 1 classes with a choice" in done.stdout
+    kept = json.loads(file.read_text())
+    assert kept["format"] == 1 and kept["made_for"]["chip"] == "cpu" and list(kept["ops"]) == [LABEL]
+    times = kept["ops"][LABEL]
+    assert set(times) == {"vendor.acme", "reference.torch"} and times["vendor.acme"] > times["reference.torch"] + 1000
+    assert chosen() == "reference.torch"
+    found = opmux.explain("linear", torch.zeros(4, 32), torch.zeros(16, 32)).verdicts
+    (why,) = [v.reason for v in found if v.impl.impl_id == "vendor.acme"]
+    assert why.startswith("measured on cpu: reference.torch ") and why.endswith(f" us ({LABEL[7:-1]})")
+
+
+def test_one_that_fails_is_left_out_and_not_put_in_quarantine(cli, slow, put, tmp_path):
+    def broken(x, weight, bias):
+        raise RuntimeError("a bug")
+
+    put("vendor.acme.broken", broken)
+    file = tmp_path / "speeds.json"
+    shape = ("--shape", "4x16x32", "--dtype", "float32", "--device", "cpu")
+    done = cli("tune", "--providers", "linear", *shape, "--json", str(file))
+    assert done.exit_code == 0, done.output
+    assert "not timed: linear: vendor.acme.broken: RuntimeError: a bug" in done.stdout
+    assert set(FILES.read(file)[LABEL]) == {"vendor.acme", "reference.torch"}
+    assert not get_default_manager().failures()
+
+
+def test_what_was_measured_before_the_device_was_lost_is_kept(cli, slow, put, tmp_path):
+    def breaks(x, weight, bias):
+        if x.shape[0] == 8:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        return x @ weight.t()
+
+    put("vendor.acme.breaks", breaks)
+    file = tmp_path / "speeds.json"
+    shapes = (
+        "--shape",
+        "4x16x32",
+        "--shape",
+        "8x16x32",
+        "--shape",
+        "16x16x32",
+        "--dtype",
+        "float32",
+        "--device",
+        "cpu",
+    )
+    done = cli("tune", "--providers", "linear", *shapes, "--json", str(file))
+    assert (
+        done.exit_code == 2
+        and "what was measured before is kept: linear 8x16x32 float32: RuntimeError: CUDA" in done.stderr
+    )
+    assert list(FILES.read(file)) == [LABEL]
+
+
+def test_a_file_instead_of_the_cache(cli, slow, tmp_path, cache):
+    file = tmp_path / "here" / "provider_speed.json"
+    done = cli(
+        "tune",
+        "--providers",
+        "linear",
+        "--shape",
+        "4x16x32",
+        "--dtype",
+        "float32",
+        "--json",
+        str(file),
+        "--device",
+        "cpu",
+    )
+    assert done.exit_code == 0, done.output
+    assert list(FILES.read(file)) == [LABEL] and not cache.exists()
+
+
+def test_no_time_is_said(cli, slow, tmp_path):
+    done = cli("tune", "--providers", "linear", "--device", "cpu", "--minutes", "0")
+    assert done.exit_code == 0 and f"no time for {len(TIMED['linear'][0].sizes)} calls" in done.stdout
+
+
+def test_nothing_to_choose_is_said(cli, cache):
+    done = cli("tune", "--providers", "linear", "--shape", "4x16x32", "--device", "cpu")
+    assert "nothing to keep: no op has two implementations here" in done.stdout and not cache.exists()
+
+
+def test_the_list_names_the_file_and_clear_removes_it(cli, monkeypatch):
+    chip = speed_files.chip_of("cpu")
+    provider_speed.store(chip, {LABEL: {"a": 1.0}, LABEL.replace("4", "8"): {"a": 1.0}}, {})
+    monkeypatch.setattr("opmux.kernels.lib.config.this_chip", lambda: chip)
+    assert f"times of implementations: {FILES.path(chip)}, 2 classes" in cli("tune", "--list").stdout
+    assert provider_speed.measured(chip)
+    cli("tune", "--clear")
+    assert not provider_speed.measured(chip)
+
+
+def test_calls_of_one_class_count_by_their_mean():
+    rows = [providers.Row("x[m<=4]", {"a": 1.0, "b": 5.0}, {}), providers.Row("x[m<=4]", {"a": 2.0, "c": 3.0}, {})]
+    alone = providers.Row("y[m<=4]", {"a": 1.0}, {})
+    assert providers.merged([*rows, alone]) == {"x[m<=4]": {"a": 1.5, "b": 5.0, "c": 3.0}}
+
+
+@pytest.mark.parametrize("op, n", CASES, ids=lambda v: str(v))
+def test_the_listed_calls_are_calls_of_their_op(op, n):
+    cases: Cases = TIMED[op][n]
+    spec = specs.find(f"opmux::{op}")
+    assert all(len(sizes) == len(cases.names.split()) for sizes in cases.sizes)
+    for options in cases.options:
+        args = cases.make(torch.bfloat16, CPU, *cases.read(op, SMALL[cases.names]), **options)
+        assert len(args) == len(spec.names) and len(CLASSES[spec.key].of(*args)) == len(CLASSES[spec.key].names)
+        spec.check(args, {})
+
+
+def test_every_op_with_classes_is_timed_or_named_here():
+    """Those that are not share their products with one that is."""
+    assert set(CLASSES) - {f"opmux::{op}" for op in TIMED} == {
+        "opmux::gemm_gelu", "opmux::gemm_dgelu", "opmux::scaled_grouped_mm",
+    }  # fmt: skip
