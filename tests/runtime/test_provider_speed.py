@@ -337,3 +337,13 @@ def test_looking_up_a_class_runs_no_op_of_torch(key, few):
     args, _ = spec.bound(sample.args, sample.kwargs)
     with Forbidden():
         CLASSES[key].of(*args)
+
+
+def test_torchs_overloads_do_not_ask_for_times():
+    """Auto mode has measured the overloads themselves, and a `when` would cost their direct ways."""
+    from opmux.faces.aten.overloads import _condition
+
+    specs.load_implementers("gemm")
+    spec = specs.find("matmul")
+    (ours,) = [i for i in get_default_manager().registry.impls(spec.key) if i.impl_id == provider_speed.OURS]
+    assert isinstance(ours.when, provider_speed.BySpeed) and _condition(spec, ours) is None

@@ -10,18 +10,8 @@ from torch import Tensor
 from ..core.errors import NotSupported
 from ..specs import attention_general as spec
 from ..specs.attention import stats_dtype
-from .lib.attention import (
-    Layout,
-    Options,
-    Problem,
-    backward_bias,
-    backward_plan,
-    backward_sink,
-    bwd_q_tiles,
-    forward_plan,
-    like,
-    sink_tiles,
-)
+from .lib.attention import Layout, Options, Problem, backward_plan, bwd_q_tiles, forward_plan, like, sink_tiles
+from .lib.attention_kernels import backward_bias, backward_sink
 from .lib.harness import Launch, Plan, Zeros, planned, strided
 from .lib.philox import seed_on_host
 from .lib.products import precision

@@ -149,13 +149,13 @@ class BySpeed:
                 theirs = times.get(i.impl_id)
                 compared = compared or theirs is not None
                 if not compared or (theirs is not None and (mine is None or theirs <= MARGIN * mine)):
-                    yield Rival(f"{why}; {said(i)}" if times else why, _own(i))
+                    yield Rival(f"{why}; {said(i)}" if times else why, own_when(i))
         elif mine is not None:
             rank = _ranks(policy, self.key)
             own = next((rank(i) for i in self._manager.registry.impls(self.key) if i.impl_id == self.impl_id), -1)
             faster = [i for i in others if times.get(i.impl_id, mine) * MARGIN < mine and rank(i) == own]
             for i in sorted(faster, key=lambda i: times[i.impl_id]):
-                yield Rival(said(i), _own(i))
+                yield Rival(said(i), own_when(i))
 
 
 def by_speed(key: str, impl_id: str, when: When | None = None) -> When | None:
@@ -229,7 +229,7 @@ def _ranks(policy: SelectionPolicy, key: str) -> Callable[[OpImpl], int]:
     return lambda impl: next((n for n, token in enumerate(tokens) if matches(token, impl)), len(tokens))
 
 
-def _own(impl: OpImpl) -> When | None:
+def own_when(impl: OpImpl) -> When | None:
     """The `when` of an implementation without its times."""
     return impl.when.own if isinstance(impl.when, BySpeed) else impl.when
 
