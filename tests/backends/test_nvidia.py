@@ -54,14 +54,16 @@ def impls(arch):
 
 @pytest.mark.parametrize(
     "arch, attention",
-    [("sm_80", "flash flash_attn"), ("sm_90", "cudnn flash flash_attn"), ("sm_75", "flash flash_attn")],
+    [("sm_80", "flash flash_attn"), ("sm_90", "cudnn hopper flash flash_attn"), ("sm_75", "flash flash_attn")],
 )
 def test_what_a_chip_is_offered(arch, attention):
     found = impls(arch)
     by_op = {}
-    for made in sorted(found.impls, key=lambda i: (-i.priority, i.impl_id)):
-        assert made.kind is BackendImplKind.VENDOR and made.vendor == "nvidia" and made.devices == {"cuda"}
-        by_op.setdefault(made.op_name, []).append(made.impl_id.removeprefix("vendor.nvidia."))
+    for made in sorted(found.impls, key=lambda i: (-i.priority, i.impl_id.rpartition(".")[2])):
+        ours = made.impl_id.startswith("default.flagos")
+        assert made.kind is (BackendImplKind.DEFAULT if ours else BackendImplKind.VENDOR)
+        assert made.vendor == "nvidia" and made.devices == {"cuda"}
+        by_op.setdefault(made.op_name, []).append(made.impl_id.rpartition(".")[2])
     assert by_op["opmux::attention"] == by_op["opmux::attention_bwd"] == attention.split()
     assert by_op["opmux::linear"] == by_op["opmux::linear_bwd"] == ["cublas"]
     assert by_op["opmux::batch_norm"] == by_op["opmux::batch_norm_bwd"] == ["cudnn"]

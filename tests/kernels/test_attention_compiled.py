@@ -6,6 +6,7 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
+from opmux.backends._nvidia.hopper.ops import gluon_attention as gluon
 from opmux.kernels import attention as kernels
 from opmux.kernels import attention_general as general_kernels
 from opmux.kernels.lib.compile_only import CHIPS, compiling_for
@@ -84,3 +85,21 @@ def test_other_heads(dim, dtype):
     with compiling_for("sm_90") as built:
         dense(dim, dtype)
     assert all(kernel.shared <= CHIPS["sm_90"][1] for kernel in built)
+
+
+@pytest.mark.parametrize(("dim", "dtype"), [(128, torch.bfloat16), (64, torch.float16)])
+@pytest.mark.rotates(2)
+def test_gluon_on_hopper(dim, dtype):
+    """Forward, dk and dv: tensors as they come, on the matrix unit, and the loops spill nothing."""
+    assert gluon.usable() is True
+    q, k = new(4, 32, 4096, dim, dtype=dtype), new(4, 8, 4096, dim, dtype=dtype)
+    lse = new(4, 32, 4096, dtype=torch.float32)
+    with compiling_for("sm_90") as built:
+        gluon.attention_in_gluon(q, k, k, True, None)
+        gluon.attention_bwd_in_gluon(q, q, k, k, q, lse, True, None)
+    assert [k.name for k in built] == ["_fwd", "_bwd_q", "_bwd_kv"]
+    assert all(kernel.on_matrix_unit() and kernel.shared <= CHIPS["sm_90"][1] for kernel in built)
+    assert all(kernel.spills() <= 128 for kernel in built)  # of what is read once for a tile
+    forward, _, kv = built
+    assert forward.grid == kv.grid == (132, 1, 1)
+    assert "cp.async.bulk.tensor" in forward.asm["ptx"]

@@ -141,12 +141,16 @@ class BySpeed:
         mine = times.get(self.impl_id)
         others = [i for i in _usable(self._manager, self.key, policy, dtype) if i.impl_id != self.impl_id]
         said = functools.partial(_words, times=times, mine=mine, label=label)
-        why = _yields(self.key, policy) if self.impl_id == OURS else None
+        why = _yields(self.key, self.impl_id, policy) if _is_ours(self.impl_id) else None
         if why is not None:
             # As the order is, the vendor's run: so the first that takes the call must have been measured and be slower.
             compared = False
             for i in others:
                 theirs = times.get(i.impl_id)
+                if _is_ours(i.impl_id):
+                    if theirs is not None and mine is not None and theirs * MARGIN < mine:
+                        yield Rival(said(i), own_when(i))
+                    continue
                 compared = compared or theirs is not None
                 if not compared or (theirs is not None and (mine is None or theirs <= MARGIN * mine)):
                     yield Rival(f"{why}; {said(i)}" if times else why, own_when(i))
@@ -196,14 +200,19 @@ def _wins(times: Times) -> bool:
     return all(us > MARGIN * times[OURS] for impl_id, us in times.items() if impl_id != OURS)
 
 
-def _yields(key: str, policy: SelectionPolicy) -> str | None:
-    """Why the vendor's implementations come before our kernel where nothing is measured; None if they do not."""
+def _is_ours(impl_id: str) -> bool:
+    """Whether it is a kernel of ours: for any chip, or that of one chip (`default.flagos.nvidia.hopper`)."""
+    return impl_id == OURS or impl_id.startswith(f"{OURS}.")
+
+
+def _yields(key: str, impl_id: str, policy: SelectionPolicy) -> str | None:
+    """Why the vendor's libraries come before a kernel of ours where nothing is measured; None if they do not."""
     here, device = machine.current(), _device()
     first = here.preferred(device).get(key)
     why = first.always() if isinstance(first, LibrariesFirst) else None
     if why is None:
         return None
-    ours = next((i for i in get_default_manager().registry.impls(key) if i.impl_id == OURS), None)
+    ours = next((i for i in get_default_manager().registry.impls(key) if i.impl_id == impl_id), None)
     return None if ours is None or policy.asks_for(ours, key, instead_of=here.vendor_of(device) or device) else why
 
 

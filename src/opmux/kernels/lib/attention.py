@@ -70,10 +70,10 @@ class Layout(NamedTuple):
     @classmethod
     def of(cls, t: Tensor) -> Layout:
         copied = t.stride(-1) != 1 and t.shape[-1] > 1
-        return cls(_strides(OutputSpec.of(t.shape, t.dtype).stride if copied else t.stride()), copied)
+        return cls(strides_of(OutputSpec.of(t.shape, t.dtype).stride if copied else t.stride()), copied)
 
 
-def _strides(stride: tuple[int, ...]) -> tuple[int, int, int]:
+def strides_of(stride: tuple[int, ...]) -> tuple[int, int, int]:
     return (0, stride[1], stride[0]) if len(stride) == 3 else (stride[0], stride[1], stride[2])
 
 
@@ -184,7 +184,7 @@ def forward_plan(p: Problem, q: Tensor, k: Tensor, v: Tensor, makes: Mapping[str
         return Plan(makes)
     found = {name: Layout.of(t) for name, t in (("q", q), ("k", k), ("v", v))}
     made = makes["o"].output if isinstance(makes["o"], Zeros) else makes["o"]
-    layouts = {name: at.strides for name, at in found.items()} | {"o": _strides(made.stride)}
+    layouts = {name: at.strides for name, at in found.items()} | {"o": strides_of(made.stride)}
     tiles = fwd_tiles(**p.facts())
     grid = (-(-p.queries // tiles["BLOCK_M"]), p.batch * p.heads)
     return Plan(
@@ -199,7 +199,7 @@ def backward_plan(
     found = {name: Layout.of(t) for name, t in given.items()}
     output = lambda made: made.output if isinstance(made, Zeros) else made
     layouts = {name: at.strides for name, at in found.items()}
-    layouts |= {name: _strides(output(makes[name]).stride) for name in ("dq", "dk", "dv")}
+    layouts |= {name: strides_of(output(makes[name]).stride) for name in ("dq", "dk", "dv")}
     steps = []
     if not p.empty:
         tiles = bwd_q_tiles(**p.facts())
@@ -210,7 +210,7 @@ def backward_plan(
     if p.batch and p.kv_heads and p.keys:
         tiles = bwd_kv_tiles(**p.facts())
         read = ("q", "k", "v", "do")
-        engine = tiles["ENGINE"] and p.full and all(_fits_engine(given[n], layouts[n]) for n in read)
+        engine = tiles["ENGINE"] and p.full and all(fits_engine(given[n], layouts[n]) for n in read)
         tiles = tiles.changed({"ENGINE": engine}, "attention.bwd_kv")
         before = {n: aligned_copy(None) for n in read} if engine else {}
         grid = (-(-p.keys // tiles["BLOCK_N"]), p.batch * p.kv_heads)
@@ -220,6 +220,6 @@ def backward_plan(
     return Plan({**makes, "delta": stats}, steps, [*wrong, *copied], before)
 
 
-def _fits_engine(t: Tensor, strides: tuple[int, int, int]) -> bool:
+def fits_engine(t: Tensor, strides: tuple[int, int, int]) -> bool:
     """Whether every row begins at a multiple of 16 bytes, if the first one does, and no two are the same."""
     return strides[-1] > 0 and all(step * t.element_size() % 16 == 0 for step in strides)

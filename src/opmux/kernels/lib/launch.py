@@ -80,16 +80,19 @@ class Launcher:
 
     `sizes` names the lengths and strides among the numbers. The kernel is compiled in one of two forms: `even` knows
     that all of them are multiples of 16, without which no load under a mask is wide; `odd` assumes nothing. The other
-    numbers matter to neither. `descriptors`: it may make tensor descriptors, for which Triton asks for memory.
+    numbers matter to neither. `descriptors`: it may make tensor descriptors, for which Triton asks for memory. `jit`:
+    that of the language it is written in, Triton or its Gluon.
     """
 
-    def __init__(self, kernel: Callable[..., Any], *, sizes: str, descriptors: bool = False):
+    def __init__(
+        self, kernel: Callable[..., Any], *, sizes: str, descriptors: bool = False, jit: Callable[..., Any] = triton.jit
+    ):
         found = inspect.signature(kernel).parameters
         constants = [n for n, p in found.items() if "constexpr" in str(p.annotation)]
         self.tensors = [n for n in found if n.endswith("_ptr")]
         self.numbers = [n for n in found if n not in self.tensors and n not in constants]
         self.constants, self.sizes, self.descriptors = constants, sizes.split(), descriptors
-        self.kernel = kernel
+        self.kernel, self._jit = kernel, jit
         if list(found) != [*self.tensors, *self.numbers, *constants] or not {*self.sizes} <= {*self.numbers}:
             raise TypeError(
                 f"{kernel.__name__}: expected tensors (*_ptr), numbers (among them {self.sizes}), then constants; "
@@ -100,11 +103,11 @@ class Launcher:
     @cached_property
     def even(self) -> Any:
         free = [n for n in self.numbers if n not in self.sizes]
-        return triton.jit(do_not_specialize=free)(self.kernel)
+        return self._jit(do_not_specialize=free)(self.kernel)
 
     @cached_property
     def odd(self) -> Any:
-        return triton.jit(do_not_specialize=self.numbers)(self.kernel)
+        return self._jit(do_not_specialize=self.numbers)(self.kernel)
 
     def ready(
         self, grid: Grid, numbers: tuple, config: Config, makes: Mapping[int, Output] | None = None

@@ -442,7 +442,7 @@ PROGRAMS: tuple[Program, ...] = (
         lambda x: (_number(x, 0.0), _number(x, 1.0)), lambda x: (_number(x, 0.0), 1), lambda x: (0, _number(x, 1.0)),
     )),
     *(lambda x, f=f: f(0, x.numel() - 1, device=x.device) for f in (aten.range.default, aten.range.step)),
-    *(lambda x, f=f: f(0, x.numel() - 1, out=_empty(x)) for f in (aten.range.out, aten.range.out_)),
+    lambda x: aten.range.out(0, x.numel() - 1, out=_empty(x)),  # torch 2.11 ends the process at range.out_ on CUDA
     lambda x: aten.arange.out(x.numel(), out=_empty(x)), lambda x: torch.arange(0, x.numel(), 1, out=_empty(x)),
     lambda x: torch.arange(0, x.numel(), device=x.device),
     lambda x: torch.eye(isqrt(x.numel()), device=x.device), lambda x: torch.eye(*x.shape, device=x.device),

@@ -1,5 +1,6 @@
 """Ops for Hopper: the exported functions come before the vendor's."""
 
 from .cudnn import attention, attention_bwd
+from .gluon_attention import attention_bwd_in_gluon, attention_in_gluon
 
-__all__ = ["attention", "attention_bwd"]
+__all__ = ["attention", "attention_bwd", "attention_bwd_in_gluon", "attention_in_gluon"]

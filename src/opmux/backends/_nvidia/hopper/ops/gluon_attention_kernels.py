@@ -1,0 +1,511 @@
+"""Attention for Hopper in Gluon, Triton's language below its tiles: a warpgroup copies, two others multiply.
+
+Three programs share a core's work. The producer is one warp: it has the copy engine bring tiles into rings of shared
+memory, and waits for nobody but a full ring. Each of the two consumers has 64 rows of the tile: while one of them takes
+exponentials, the other one's products are on the matrix unit. Barriers count: `full` a tile that has arrived, `empty`
+one that both consumers have read. A program stays on its core and takes one tile of the result after another, heads in
+sections that fit the chip's cache.
+
+ptxas moves a wait for products up to their issue, before the exponentials that should run meanwhile; it moves nothing
+over a branch. `_over` is one: a wait for a barrier that is known to be over.
+"""
+
+# ruff: noqa: RUF059 - each part of a program unpacks all that they share
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from .....kernels.lib.launch import Launcher
+
+HALF = gl.constexpr(64)  # the rows of a consumer
+LOG2_E = gl.constexpr(1.4426950408889634)
+PUBLIC = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))  # Triton 3.6: with an underscore
+LN_2 = gl.constexpr(0.6931471805599453)
+# their names in Triton 3.9, and those before
+_copy_in = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
+_copy_out = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
+
+
+@gluon.constexpr_function
+def _rows(columns):
+    """How the registers of four warps hold the result of a product of 64 rows."""
+    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, columns, 16])
+
+
+@gluon.jit
+def _over(barrier, phase):
+    mbarrier.wait(barrier, phase)
+
+
+@gluon.jit
+def _turns(tiles, SNAKE: gl.constexpr):
+    """How many tiles this program takes."""
+    rest = tiles % gl.num_programs(0)
+    turns = tiles // gl.num_programs(0)
+    return turns + (_nth(turns, SNAKE) % gl.num_programs(0) < rest).to(gl.int32)
+
+
+@gluon.jit
+def _nth(turn, SNAKE: gl.constexpr):
+    """The number of the tile that this program takes at a turn; SNAKE: every other turn in reverse order."""
+    at = gl.program_id(0)
+    if SNAKE:
+        at = gl.where(turn % 2 == 0, at, gl.num_programs(0) - 1 - at)
+    return turn * gl.num_programs(0) + at
+
+
+@gluon.jit
+def _place(tile, rows, all_heads, SECTION: gl.constexpr):
+    """The row of tiles and the head that a tile's number stands for: heads by sections, each row by row."""
+    section = tile // (rows * SECTION)
+    inside = tile % (rows * SECTION)
+    wide = gl.minimum(SECTION, all_heads - section * SECTION)
+    return inside // wide, section * SECTION + inside % wide
+
+
+@gluon.jit
+def _describe(ptr, batch, heads, rows, z, h, r, BLOCK: gl.constexpr, DIM: gl.constexpr):
+    """A tensor [batch, heads, rows, DIM] for the copy engine: rows that are not there are zero, and not written."""
+    layout: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
+    return tma.make_tensor_descriptor(ptr, [batch, heads, rows, DIM], [z, h, r, 1], [1, 1, BLOCK, DIM], layout)
+
+
+@gluon.jit
+def _as_in(desc, tile):
+    """A tile of shared memory with the four dimensions that the tensor has."""
+    shape: gl.constexpr = desc.block_shape
+    if PUBLIC:
+        return tile.reinterpret(desc.dtype, shape, desc.layout)
+    else:
+        return tile._reinterpret(desc.dtype, shape, desc.layout)
+
+
+@gluon.jit
+def _read(desc, z, h, row, full, to):
+    _copy_in(desc, [z, h, row, 0], full, _as_in(desc, to))
+
+
+@gluon.jit
+def _write(desc, z, h, row, at):
+    _copy_out(desc, [z, h, row, 0], _as_in(desc, at))
+
+
+@gluon.jit
+def _tiles(dtype: gl.constexpr, COUNT: gl.constexpr, ROWS: gl.constexpr, DIM: gl.constexpr):
+    layout: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    return gl.allocate_shared_memory(dtype, [COUNT, ROWS, DIM], layout)
+
+
+@gluon.jit
+def _barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
+    made = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(COUNT):
+        mbarrier.init(made.index(i), count=ARRIVALS)
+    return made
+
+
+# ---- forward --------------------------------------------------------------------------------------------------------
+
+
+@gluon.jit
+def _fwd_tile(tile, sizes, CAUSAL: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, SECTION: gl.constexpr):
+    """A tile's first query, head and sequence, and how many blocks of keys it sees. The longest come first."""
+    queries, keys, heads, batch, group, tiles = sizes
+    rows = gl.cdiv(queries, BLOCK_M)
+    at, head = _place(tile, rows, heads * batch, SECTION)
+    row = (rows - 1 - at) * BLOCK_M
+    blocks = gl.cdiv(keys, BLOCK_N)
+    if CAUSAL:
+        blocks = gl.minimum(blocks, gl.cdiv(gl.maximum(row + BLOCK_M + keys - queries, 0), BLOCK_N))
+    return row, head % heads, head // heads, blocks
+
+
+@gluon.jit
+def _fwd_produce(
+    shared, CAUSAL: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
+    SECTION: gl.constexpr, SNAKE: gl.constexpr,
+):  # fmt: skip
+    descs, smem, bars, sizes = shared
+    q_desc, k_desc, v_desc, o_desc = descs
+    q_smem, k_smem, v_smem, o_smem = smem
+    q_full, q_empty, k_full, k_empty, v_full, v_empty, turns = bars
+    queries, keys, heads, batch, group, tiles = sizes
+    q_bytes: gl.constexpr = BLOCK_M * q_desc.block_shape[3] * 2
+    k_bytes: gl.constexpr = BLOCK_N * q_desc.block_shape[3] * 2
+    count = 0
+    for turn in range(_turns(tiles, SNAKE)):
+        row, h, z, blocks = _fwd_tile(_nth(turn, SNAKE), sizes, CAUSAL, BLOCK_M, BLOCK_N, SECTION)
+        mbarrier.wait(q_empty.index(0), (turn & 1) ^ 1)
+        mbarrier.expect(q_full.index(0), q_bytes)
+        _read(q_desc, z, h, row, q_full.index(0), q_smem.index(0))
+        for j in range(blocks):
+            key = (blocks - 1 - j) * BLOCK_N
+            at = count % STAGES
+            free = ((count // STAGES) & 1) ^ 1
+            mbarrier.wait(k_empty.index(at), free)
+            mbarrier.expect(k_full.index(at), k_bytes)
+            _read(k_desc, z, h // group, key, k_full.index(at), k_smem.index(at))
+            mbarrier.wait(v_empty.index(at), free)
+            mbarrier.expect(v_full.index(at), k_bytes)
+            _read(v_desc, z, h // group, key, v_full.index(at), v_smem.index(at))
+            count += 1
+
+
+@gluon.jit
+def _softmax(s, top, total, scale, row, key, keys, shift, MASK: gl.constexpr, CAUSAL: gl.constexpr):
+    """Exponentials of a block of scores, the largest score and the sum so far, and the factor for what was summed."""
+    if MASK:
+        at = key + gl.arange(0, s.shape[1], layout=gl.SliceLayout(0, s.type.layout))
+        seen = at[None, :] < keys
+        if CAUSAL:
+            seen = seen & (at[None, :] <= row[:, None] + shift)
+        s = gl.where(seen, s, -float("inf"))
+    new = gl.maximum(top, gl.max(s, 1) * scale)
+    base = new
+    if MASK:  # a row that has seen nothing yet
+        base = gl.where(new == -float("inf"), 0.0, new)
+    p = gl.exp2(s * scale - base[:, None])
+    factor = gl.exp2(top - base)
+    return p, new, total * factor + gl.sum(p, 1), factor
+
+
+@gluon.jit
+def _fwd_step(
+    q, smem, bars, state, count, row, key, keys, shift, scale, WHICH: gl.constexpr, MASK: gl.constexpr,
+    CAUSAL: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """The scores of a block of keys, while the values of the block before are added."""
+    q_smem, k_smem, v_smem, o_smem = smem
+    q_full, q_empty, k_full, k_empty, v_full, v_empty, turns = bars
+    o, p, top, total = state
+    k_at = count % STAGES
+    v_at = (count - 1) % STAGES
+    v_phase = ((count - 1) // STAGES) & 1
+    mbarrier.wait(k_full.index(k_at), (count // STAGES) & 1)
+    mbarrier.wait(turns.index(WHICH), count & 1)
+    BLOCK_N: gl.constexpr = k_smem.shape[1]
+    zero = gl.zeros([HALF, BLOCK_N], gl.float32, layout=_rows(BLOCK_N))
+    s = warpgroup_mma(q, k_smem.index(k_at).permute((1, 0)), zero, use_acc=False, is_async=True)
+    mbarrier.wait(v_full.index(v_at), v_phase)
+    o = warpgroup_mma(p, v_smem.index(v_at), o, is_async=True)
+    mbarrier.arrive(turns.index(1 - WHICH), count=1)
+    s = warpgroup_mma_wait(1, deps=[s])
+    mbarrier.arrive(k_empty.index(k_at), count=1)
+    new, top, total, factor = _softmax(s, top, total, scale, row, key, keys, shift, MASK, CAUSAL)
+    _over(v_full.index(v_at), v_phase)
+    o, total, factor = warpgroup_mma_wait(0, deps=[o, total, factor])
+    mbarrier.arrive(v_empty.index(v_at), count=1)
+    o = o * gl.convert_layout(factor, gl.SliceLayout(1, o.type.layout))[:, None]
+    return o, gl.convert_layout(new.to(q.dtype), p.type.layout), top, total
+
+
+@gluon.jit
+def _fwd_consume(
+    WHICH: gl.constexpr, shared, lse_ptr, scale, CAUSAL: gl.constexpr, BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr, DIM: gl.constexpr, STAGES: gl.constexpr, SECTION: gl.constexpr, SNAKE: gl.constexpr,
+):  # fmt: skip
+    descs, smem, bars, sizes = shared
+    q_desc, k_desc, v_desc, o_desc = descs
+    q_smem, k_smem, v_smem, o_smem = smem
+    q_full, q_empty, k_full, k_empty, v_full, v_empty, turns = bars
+    queries, keys, heads, batch, group, tiles = sizes
+    scores: gl.constexpr = _rows(BLOCK_N)
+    result: gl.constexpr = _rows(DIM)
+    factors: gl.constexpr = gl.DotOperandLayout(0, result, 2)
+    each: gl.constexpr = gl.SliceLayout(1, scores)
+    dtype: gl.constexpr = o_desc.dtype
+    q = q_smem.index(0).slice(WHICH * HALF, HALF)
+    shift = keys - queries
+    count = 0
+    for turn in range(_turns(tiles, SNAKE)):
+        row0, h, z, blocks = _fwd_tile(_nth(turn, SNAKE), sizes, CAUSAL, BLOCK_M, BLOCK_N, SECTION)
+        row0 = row0 + WHICH * HALF
+        row = row0 + gl.arange(0, HALF, layout=each)
+        top = gl.full([HALF], -float("inf"), gl.float32, layout=each)
+        total = gl.full([HALF], 0.0, gl.float32, layout=each)
+        o = gl.zeros([HALF, DIM], gl.float32, layout=result)
+        mbarrier.wait(q_full.index(0), turn & 1)
+        if blocks > 0:
+            clean = keys // BLOCK_N  # blocks without a pair that is not seen
+            if CAUSAL:
+                clean = gl.minimum(clean, gl.maximum(row0 + shift + 1, 0) // BLOCK_N)
+            at = count % STAGES
+            mbarrier.wait(k_full.index(at), (count // STAGES) & 1)
+            mbarrier.wait(turns.index(WHICH), count & 1)
+            zero = gl.zeros([HALF, BLOCK_N], gl.float32, layout=scores)
+            s = warpgroup_mma(q, k_smem.index(at).permute((1, 0)), zero, use_acc=False, is_async=True)
+            mbarrier.arrive(turns.index(1 - WHICH), count=1)
+            s = warpgroup_mma_wait(0, deps=[s])
+            mbarrier.arrive(k_empty.index(at), count=1)
+            key = (blocks - 1) * BLOCK_N
+            p, top, total, factor = _softmax(s, top, total, scale, row, key, keys, shift, True, CAUSAL)
+            p = gl.convert_layout(p.to(dtype), factors)
+            count += 1
+            masked = gl.maximum(blocks - 1 - clean, 0)
+            for j in range(masked):
+                o, p, top, total = _fwd_step(
+                    q, smem, bars, (o, p, top, total), count, row, key - (j + 1) * BLOCK_N, keys, shift, scale, WHICH,
+                    True, CAUSAL, STAGES,
+                )  # fmt: skip
+                count += 1
+            for _j in range(masked, blocks - 1):
+                o, p, top, total = _fwd_step(
+                    q, smem, bars, (o, p, top, total), count, row, key, keys, shift, scale, WHICH, False, CAUSAL, STAGES
+                )
+                count += 1
+            mbarrier.arrive(q_empty.index(0), count=1)
+            at = (count - 1) % STAGES
+            mbarrier.wait(v_full.index(at), ((count - 1) // STAGES) & 1)
+            o = warpgroup_mma(p, v_smem.index(at), o, is_async=True)
+            o = warpgroup_mma_wait(0, deps=[o])
+            mbarrier.arrive(v_empty.index(at), count=1)
+        else:
+            mbarrier.arrive(q_empty.index(0), count=1)
+        total = gl.where(total > 0.0, total, 1.0)
+        at_row = (z.to(gl.int64) * heads + h) * queries + row
+        gl.store(lse_ptr + at_row, (top + gl.log2(total)) * LN_2, mask=row < queries)
+        o = o * gl.convert_layout(1.0 / total, gl.SliceLayout(1, result))[:, None]
+        mine = o_smem.index(WHICH)
+        tma.store_wait(0)
+        mine.store(o.to(dtype))
+        fence_async_shared()
+        _write(o_desc, z, h, row0, mine)
+    tma.store_wait(0)
+
+
+def _fwd(
+    q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, queries, keys, heads, batch, group, tiles, scale,
+    q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row, o_batch, o_head, o_row,
+    CAUSAL: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, DIM: gl.constexpr, STAGES: gl.constexpr,
+    SECTION: gl.constexpr, SNAKE: gl.constexpr,
+):  # fmt: skip
+    kv_heads = heads // group
+    dtype: gl.constexpr = q_ptr.dtype.element_ty
+    descs = (
+        _describe(q_ptr, batch, heads, queries, q_batch, q_head, q_row, BLOCK_M, DIM),
+        _describe(k_ptr, batch, kv_heads, keys, k_batch, k_head, k_row, BLOCK_N, DIM),
+        _describe(v_ptr, batch, kv_heads, keys, v_batch, v_head, v_row, BLOCK_N, DIM),
+        _describe(o_ptr, batch, heads, queries, o_batch, o_head, o_row, HALF, DIM),
+    )
+    smem = (
+        _tiles(dtype, 1, BLOCK_M, DIM), _tiles(dtype, STAGES, BLOCK_N, DIM), _tiles(dtype, STAGES, BLOCK_N, DIM),
+        _tiles(dtype, 2, HALF, DIM),
+    )  # fmt: skip
+    turns = _barriers(2, 1)  # which consumer issues products next
+    bars = (
+        _barriers(1, 1), _barriers(1, 2), _barriers(STAGES, 1), _barriers(STAGES, 2), _barriers(STAGES, 1),
+        _barriers(STAGES, 2), turns,
+    )  # fmt: skip
+    mbarrier.arrive(turns.index(0), count=1)
+    fence_async_shared()
+    shared = (descs, smem, bars, (queries, keys, heads, batch, group, tiles))
+    gl.warp_specialize(
+        [
+            (
+                _fwd_consume,
+                (0, shared, lse_ptr, scale, CAUSAL, BLOCK_M, BLOCK_N, DIM, STAGES, SECTION, SNAKE),
+            ),
+            (
+                _fwd_consume,
+                (1, shared, lse_ptr, scale, CAUSAL, BLOCK_M, BLOCK_N, DIM, STAGES, SECTION, SNAKE),
+            ),
+            (_fwd_produce, (shared, CAUSAL, BLOCK_M, BLOCK_N, STAGES, SECTION, SNAKE)),
+        ],
+        [4, 1],
+        [240, 24],
+    )
+
+
+# ---- dk and dv ------------------------------------------------------------------------------------------------------
+
+
+@gluon.jit
+def _kv_tile(tile, sizes, CAUSAL: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, SECTION: gl.constexpr):
+    """A tile's first key, head and sequence, and the first block of queries that sees it."""
+    queries, keys, kv_heads, batch, group, tiles = sizes
+    at, head = _place(tile, gl.cdiv(keys, BLOCK_N), kv_heads * batch, SECTION)
+    first = 0
+    if CAUSAL:
+        first = gl.minimum(gl.maximum(at * BLOCK_N - (keys - queries), 0), queries) // BLOCK_M
+    return at * BLOCK_N, head % kv_heads, head // kv_heads, first
+
+
+@gluon.jit
+def _kv_produce(
+    shared, lse_ptr, delta_ptr, CAUSAL: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
+    STAGES: gl.constexpr, SECTION: gl.constexpr, SNAKE: gl.constexpr,
+):  # fmt: skip
+    descs, smem, bars, sizes = shared
+    q_desc, do_desc, k_desc, v_desc, dk_desc, dv_desc = descs
+    q_smem, do_smem, k_smem, v_smem, lse_smem, delta_smem, d_smem = smem
+    full, empty, row_full, kv_full, kv_empty = bars
+    queries, keys, kv_heads, batch, group, tiles = sizes
+    row_bytes: gl.constexpr = q_desc.block_shape[3] * 2
+    lanes: gl.constexpr = gl.BlockedLayout([BLOCK_M // 32], [32], [1], [0])
+    last = gl.cdiv(queries, BLOCK_M)
+    count = 0
+    for turn in range(_turns(tiles, SNAKE)):
+        key, h, z, first = _kv_tile(_nth(turn, SNAKE), sizes, CAUSAL, BLOCK_M, BLOCK_N, SECTION)
+        mbarrier.wait(kv_empty.index(0), (turn & 1) ^ 1)
+        mbarrier.expect(kv_full.index(0), 2 * BLOCK_N * row_bytes)
+        _read(k_desc, z, h, key, kv_full.index(0), k_smem.index(0))
+        _read(v_desc, z, h, key, kv_full.index(0), v_smem.index(0))
+        for g in range(group):
+            at_row = (z.to(gl.int64) * (kv_heads * group) + h * group + g) * queries
+            for j in range(first, last):
+                at = count % STAGES
+                mbarrier.wait(empty.index(at), ((count // STAGES) & 1) ^ 1)
+                mbarrier.expect(full.index(at), 2 * BLOCK_M * row_bytes)
+                _read(q_desc, z, h * group + g, j * BLOCK_M, full.index(at), q_smem.index(at))
+                _read(do_desc, z, h * group + g, j * BLOCK_M, full.index(at), do_smem.index(at))
+                row = j * BLOCK_M + gl.arange(0, BLOCK_M, layout=lanes)
+                there = row < queries
+                lse = gl.load(lse_ptr + at_row + row, mask=there, other=float("inf"))
+                lse_smem.index(at).store(lse * LOG2_E)
+                delta_smem.index(at).store(gl.load(delta_ptr + at_row + row, mask=there, other=0.0))
+                mbarrier.arrive(row_full.index(at), count=1)
+                count += 1
+
+
+@gluon.jit
+def _kv_step(k, v, smem, bars, dk, dv, count, row, key, scale, shift, MASK: gl.constexpr, STAGES: gl.constexpr):
+    """Adds what a block of queries says of 64 keys and values. Scores are transposed: a row of them is a key."""
+    q_smem, do_smem, k_smem, v_smem, lse_smem, delta_smem, d_smem = smem
+    full, empty, row_full, kv_full, kv_empty = bars
+    BLOCK_M: gl.constexpr = q_smem.shape[1]
+    scores: gl.constexpr = _rows(BLOCK_M)
+    factors: gl.constexpr = gl.DotOperandLayout(0, _rows(q_smem.shape[2]), 2)
+    each: gl.constexpr = gl.SliceLayout(0, scores)
+    at = count % STAGES
+    phase = (count // STAGES) & 1
+    q = q_smem.index(at)
+    do = do_smem.index(at)
+    mbarrier.wait(full.index(at), phase)
+    zero = gl.zeros([HALF, BLOCK_M], gl.float32, layout=scores)
+    s = warpgroup_mma(k, q.permute((1, 0)), zero, use_acc=False, is_async=True)
+    dp = warpgroup_mma(v, do.permute((1, 0)), zero, use_acc=False, is_async=True)
+    s = warpgroup_mma_wait(1, deps=[s])
+    mbarrier.wait(row_full.index(at), phase)
+    p = gl.exp2(s * scale - lse_smem.index(at).load(each)[None, :])
+    if MASK:
+        query = row + gl.arange(0, BLOCK_M, layout=each)
+        p = gl.where(key[:, None] <= query[None, :] + shift, p, 0.0)
+    _over(row_full.index(at), phase)
+    dp, p = warpgroup_mma_wait(0, deps=[dp, p])
+    ds = p * (dp - delta_smem.index(at).load(each)[None, :])
+    p = gl.convert_layout(p.to(q.dtype), factors)
+    ds = gl.convert_layout(ds.to(q.dtype), factors)
+    dv = warpgroup_mma(p, do, dv, is_async=True)
+    dk = warpgroup_mma(ds, q, dk, is_async=True)
+    dk, dv = warpgroup_mma_wait(0, deps=[dk, dv])
+    mbarrier.arrive(empty.index(at), count=1)
+    return dk, dv
+
+
+@gluon.jit
+def _kv_consume(
+    WHICH: gl.constexpr, shared, scale, out_scale, CAUSAL: gl.constexpr, BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr, DIM: gl.constexpr, STAGES: gl.constexpr, SECTION: gl.constexpr, SNAKE: gl.constexpr,
+):  # fmt: skip
+    descs, smem, bars, sizes = shared
+    q_desc, do_desc, k_desc, v_desc, dk_desc, dv_desc = descs
+    q_smem, do_smem, k_smem, v_smem, lse_smem, delta_smem, d_smem = smem
+    full, empty, row_full, kv_full, kv_empty = bars
+    queries, keys, kv_heads, batch, group, tiles = sizes
+    result: gl.constexpr = _rows(DIM)
+    dtype: gl.constexpr = dk_desc.dtype
+    k = k_smem.index(0).slice(WHICH * HALF, HALF)
+    v = v_smem.index(0).slice(WHICH * HALF, HALF)
+    shift = keys - queries
+    last = gl.cdiv(queries, BLOCK_M)
+    count = 0
+    for turn in range(_turns(tiles, SNAKE)):
+        key0, h, z, first = _kv_tile(_nth(turn, SNAKE), sizes, CAUSAL, BLOCK_M, BLOCK_N, SECTION)
+        key0 = key0 + WHICH * HALF
+        key = key0 + gl.arange(0, HALF, layout=gl.SliceLayout(1, _rows(BLOCK_M)))
+        dk = gl.zeros([HALF, DIM], gl.float32, layout=result)
+        dv = gl.zeros([HALF, DIM], gl.float32, layout=result)
+        mbarrier.wait(kv_full.index(0), turn & 1)
+        clean = first  # from here on every query sees every key
+        if CAUSAL:
+            clean = gl.minimum(gl.maximum(gl.cdiv(key0 + HALF - 1 - shift, BLOCK_M), first), last)
+        for _g in range(group):
+            for j in range(first, clean):
+                dk, dv = _kv_step(k, v, smem, bars, dk, dv, count, j * BLOCK_M, key, scale, shift, True, STAGES)
+                count += 1
+            for j in range(clean, last):
+                dk, dv = _kv_step(k, v, smem, bars, dk, dv, count, j * BLOCK_M, key, scale, shift, False, STAGES)
+                count += 1
+        mbarrier.arrive(kv_empty.index(0), count=1)
+        dk_smem = d_smem.index(2 * WHICH)
+        dv_smem = d_smem.index(2 * WHICH + 1)
+        tma.store_wait(0)
+        dk_smem.store((dk * out_scale).to(dtype))
+        dv_smem.store(dv.to(dtype))
+        fence_async_shared()
+        _write(dk_desc, z, h, key0, dk_smem)
+        _write(dv_desc, z, h, key0, dv_smem)
+    tma.store_wait(0)
+
+
+def _bwd_kv(
+    q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr, queries, keys, kv_heads, batch, group, tiles,
+    scale, out_scale, q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row, do_batch, do_head, do_row,
+    dk_batch, dk_head, dk_row, dv_batch, dv_head, dv_row,
+    CAUSAL: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, DIM: gl.constexpr, STAGES: gl.constexpr,
+    SECTION: gl.constexpr, SNAKE: gl.constexpr,
+):  # fmt: skip
+    heads = kv_heads * group
+    dtype: gl.constexpr = q_ptr.dtype.element_ty
+    line: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    descs = (
+        _describe(q_ptr, batch, heads, queries, q_batch, q_head, q_row, BLOCK_M, DIM),
+        _describe(do_ptr, batch, heads, queries, do_batch, do_head, do_row, BLOCK_M, DIM),
+        _describe(k_ptr, batch, kv_heads, keys, k_batch, k_head, k_row, BLOCK_N, DIM),
+        _describe(v_ptr, batch, kv_heads, keys, v_batch, v_head, v_row, BLOCK_N, DIM),
+        _describe(dk_ptr, batch, kv_heads, keys, dk_batch, dk_head, dk_row, HALF, DIM),
+        _describe(dv_ptr, batch, kv_heads, keys, dv_batch, dv_head, dv_row, HALF, DIM),
+    )
+    smem = (
+        _tiles(dtype, STAGES, BLOCK_M, DIM), _tiles(dtype, STAGES, BLOCK_M, DIM), _tiles(dtype, 1, BLOCK_N, DIM),
+        _tiles(dtype, 1, BLOCK_N, DIM), gl.allocate_shared_memory(gl.float32, [STAGES, BLOCK_M], line),
+        gl.allocate_shared_memory(gl.float32, [STAGES, BLOCK_M], line), _tiles(dtype, 4, HALF, DIM),
+    )  # fmt: skip
+    bars = (_barriers(STAGES, 1), _barriers(STAGES, 2), _barriers(STAGES, 1), _barriers(1, 1), _barriers(1, 2))
+    fence_async_shared()
+    shared = (descs, smem, bars, (queries, keys, kv_heads, batch, group, tiles))
+    gl.warp_specialize(
+        [
+            (
+                _kv_consume,
+                (0, shared, scale, out_scale, CAUSAL, BLOCK_M, BLOCK_N, DIM, STAGES, SECTION, SNAKE),
+            ),
+            (
+                _kv_consume,
+                (1, shared, scale, out_scale, CAUSAL, BLOCK_M, BLOCK_N, DIM, STAGES, SECTION, SNAKE),
+            ),
+            (_kv_produce, (shared, lse_ptr, delta_ptr, CAUSAL, BLOCK_M, BLOCK_N, STAGES, SECTION, SNAKE)),
+        ],
+        [4, 1],
+        [232, 40],
+    )
+
+
+_STRIDES = "{0}_batch {0}_head {0}_row"
+
+
+def _strides(names: str) -> str:
+    return " ".join(_STRIDES.format(name) for name in names.split())
+
+
+forward = Launcher(_fwd, sizes=_strides("q k v o"), descriptors=True, jit=gluon.jit)
+backward_kv = Launcher(_bwd_kv, sizes=_strides("q k v do dk dv"), descriptors=True, jit=gluon.jit)
