@@ -90,7 +90,7 @@ def test_other_heads(dim, dtype):
 @pytest.mark.parametrize(("dim", "dtype"), [(128, torch.bfloat16), (64, torch.float16)])
 @pytest.mark.rotates(2)
 def test_gluon_on_hopper(dim, dtype):
-    """Forward, dk and dv: tensors as they come, on the matrix unit, and the loops spill nothing."""
+    """On the matrix unit, tensors by the copy engine, one program on a core, and the loops spill nothing."""
     assert gluon.usable() is True
     q, k = new(4, 32, 4096, dim, dtype=dtype), new(4, 8, 4096, dim, dtype=dtype)
     lse = new(4, 32, 4096, dtype=torch.float32)
@@ -100,6 +100,4 @@ def test_gluon_on_hopper(dim, dtype):
     assert [k.name for k in built] == ["_fwd", "_bwd_q", "_bwd_kv"]
     assert all(kernel.on_matrix_unit() and kernel.shared <= CHIPS["sm_90"][1] for kernel in built)
     assert all(kernel.spills() <= 128 for kernel in built)  # of what is read once for a tile
-    forward, _, kv = built
-    assert forward.grid == kv.grid == (132, 1, 1)
-    assert "cp.async.bulk.tensor" in forward.asm["ptx"]
+    assert all(kernel.grid == (132, 1, 1) and "cp.async.bulk.tensor" in kernel.asm["ptx"] for kernel in built)

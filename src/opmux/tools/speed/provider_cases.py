@@ -28,7 +28,10 @@ DOWN = tuple((m, n, k) for m in ROWS for n, k in (LLAMA_8B[3], LLAMA_70B[3]))
 GROUPS = ((1024, 1536, 2048, 128), (16384, 1536, 2048, 128), (1024, 4096, 2048, 64), (16384, 4096, 2048, 64),
           (8192, 28672, 4096, 8))  # fmt: skip
 # batch, heads, kv_heads, tokens, dim
-ATTENTION = tuple((4, 32, kv, seq, dim) for dim in (128, 64, 256) for kv in (8, 32) for seq in (512, 2048, 4096, 8192))
+ATTENTION = (
+    *((4, 32, kv, seq, dim) for dim in (128, 64, 256) for kv in (8, 32) for seq in (512, 2048, 4096, 8192)),
+    *((1, 32, kv, seq, 128) for kv in (8, 32) for seq in (2048, 8192, 32768)),
+)
 GENERAL = tuple((4, 32, 8, seq, 128) for seq in (512, 2048, 4096))
 # batch, heads, kv_heads, keys, dim
 DECODE = tuple((batch, 32, 8, keys, 128) for batch in (1, 16, 64) for keys in (1024, 8192, 32768))

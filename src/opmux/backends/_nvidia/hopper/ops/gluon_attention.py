@@ -1,4 +1,4 @@
-"""Attention by our kernels for Hopper: forward, dk and dv in Gluon; dq by the kernel for any chip."""
+"""Attention by our kernels for Hopper, in Gluon."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 import triton
 from torch import Tensor
 
-from .....kernels.lib.attention import LOG2_E, Problem, backward_plan, fits_engine, like, strides_of
+from .....kernels.lib.attention import LOG2_E, Problem, fits_engine, like, strides_of
 from .....kernels.lib.attention_kernels import STRIDES
 from .....kernels.lib.harness import Launch, Plan, host_code, strided
 from .....kernels.lib.interpret import interpreting
@@ -24,7 +24,7 @@ from ...ops.flash import HALVES, check_attention, check_attention_bwd
 
 DIMS = (64, 128)
 ROWS = 128  # of a tile of the result: 64 for each of two consumers
-SECTION = {"forward": 32, "backward_kv": 16}  # heads whose tensors share the cache (H200, measured)
+SECTION = {"forward": 32, "backward_q": 32, "backward_kv": 16}  # heads whose tensors share the cache (H200, measured)
 FEW = 16  # tiles for each program: below, which tiles it takes decides more than the cache (causal tiles differ)
 
 
@@ -129,13 +129,15 @@ def attention_bwd_in_gluon(
     do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, causal: bool, scale: float | None
 ) -> Plan:
     p = Problem.of(q, k, v, -1, 0 if causal else -1, scale, "ieee")
-    read = {"do": do, "q": q, "k": k, "v": v}
-    lies = _aligned(read)
-    makes = {"dq": like(q), "dk": like(k), "dv": like(v)}
+    given = {"do": do, "q": q, "k": k, "v": v, "o": o}
+    lies = _aligned(given)
+    makes = {"dq": like(q), "dk": like(k), "dv": like(v), "delta": OutputSpec.of(q.shape[:3], spec.stats_dtype(q))}
     strides = {n: strides_of(t.stride()) for n, t in lies.items()}
-    strides |= {n: strides_of(makes[n].stride) for n in ("dk", "dv")}
-    stats = OutputSpec.of(q.shape[:3], spec.stats_dtype(q))
-    copied = [*strided(lse=lse), *(n for n in read if lies[n] is not read[n])]
-    made = backward_plan(p, {**lies, "o": o}, makes, stats, (p.heads * p.queries, p.queries), copied)
-    kv = _launch("backward_kv", p, q.device, 64, p.keys, p.kv_heads, strides, out_scale=p.scale)
-    return Plan(made.makes, [*[*made.steps][:-1], kv], made.strided, {n: aligned_copy(None) for n in read})
+    strides |= {n: strides_of(makes[n].stride) for n in ("dq", "dk", "dv")}
+    launch = functools.partial(_launch, p=p, device=q.device, strides=strides, out_scale=p.scale)
+    steps = [
+        launch("backward_q", block_m=ROWS, rows=p.queries, heads=p.heads),
+        launch("backward_kv", block_m=64, rows=p.keys, heads=p.kv_heads),
+    ]
+    copied = [*strided(lse=lse), *(n for n in given if lies[n] is not given[n])]
+    return Plan(makes, steps, copied, {n: aligned_copy(None) for n in given})

@@ -325,6 +325,160 @@ def _fwd(
     )
 
 
+# ---- dq -------------------------------------------------------------------------------------------------------------
+
+
+@gluon.jit
+def _q_produce(
+    shared, CAUSAL: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
+    SECTION: gl.constexpr, SNAKE: gl.constexpr,
+):  # fmt: skip
+    descs, smem, bars, sizes = shared
+    q_desc, do_desc, k_desc, v_desc, dq_desc = descs
+    q_smem, do_smem, k_smem, v_smem, d_smem = smem
+    q_full, q_empty, full, empty = bars
+    queries, keys, heads, batch, group, tiles = sizes
+    row_bytes: gl.constexpr = q_desc.block_shape[3] * 2
+    count = 0
+    for turn in range(_turns(tiles, SNAKE)):
+        row, h, z, blocks = _fwd_tile(_nth(turn, SNAKE), sizes, CAUSAL, BLOCK_M, BLOCK_N, SECTION)
+        mbarrier.wait(q_empty.index(0), (turn & 1) ^ 1)
+        mbarrier.expect(q_full.index(0), 2 * BLOCK_M * row_bytes)
+        _read(q_desc, z, h, row, q_full.index(0), q_smem.index(0))
+        _read(do_desc, z, h, row, q_full.index(0), do_smem.index(0))
+        for j in range(blocks):
+            at = count % STAGES
+            mbarrier.wait(empty.index(at), ((count // STAGES) & 1) ^ 1)
+            mbarrier.expect(full.index(at), 2 * BLOCK_N * row_bytes)
+            _read(k_desc, z, h // group, (blocks - 1 - j) * BLOCK_N, full.index(at), k_smem.index(at))
+            _read(v_desc, z, h // group, (blocks - 1 - j) * BLOCK_N, full.index(at), v_smem.index(at))
+            count += 1
+
+
+@gluon.jit
+def _q_step(
+    q, do, smem, bars, dq, lse, delta, count, row, key, keys, shift, scale, MASK: gl.constexpr, CAUSAL: gl.constexpr,
+    STAGES: gl.constexpr,
+):  # fmt: skip
+    """Adds what a block of keys says of 64 queries."""
+    q_smem, do_smem, k_smem, v_smem, d_smem = smem
+    q_full, q_empty, full, empty = bars
+    BLOCK_N: gl.constexpr = k_smem.shape[1]
+    scores: gl.constexpr = _rows(BLOCK_N)
+    factors: gl.constexpr = gl.DotOperandLayout(0, _rows(k_smem.shape[2]), 2)
+    at = count % STAGES
+    phase = (count // STAGES) & 1
+    k = k_smem.index(at)
+    mbarrier.wait(full.index(at), phase)
+    zero = gl.zeros([HALF, BLOCK_N], gl.float32, layout=scores)
+    s = warpgroup_mma(q, k.permute((1, 0)), zero, use_acc=False, is_async=True)
+    dp = warpgroup_mma(do, v_smem.index(at).permute((1, 0)), zero, use_acc=False, is_async=True)
+    s = warpgroup_mma_wait(1, deps=[s])
+    p = gl.exp2(s * scale - lse[:, None])
+    if MASK:
+        column = key + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, scores))
+        seen = column[None, :] < keys
+        if CAUSAL:
+            seen = seen & (column[None, :] <= row[:, None] + shift)
+        p = gl.where(seen, p, 0.0)
+    _over(full.index(at), phase)
+    dp, p = warpgroup_mma_wait(0, deps=[dp, p])
+    ds = gl.convert_layout((p * (dp - delta[:, None])).to(q.dtype), factors)
+    dq = warpgroup_mma(ds, k, dq, is_async=True)
+    dq = warpgroup_mma_wait(0, deps=[dq])
+    mbarrier.arrive(empty.index(at), count=1)
+    return dq
+
+
+@gluon.jit
+def _q_consume(
+    WHICH: gl.constexpr, shared, rest, CAUSAL: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
+    DIM: gl.constexpr, STAGES: gl.constexpr, SECTION: gl.constexpr, SNAKE: gl.constexpr,
+):  # fmt: skip
+    descs, smem, bars, sizes = shared
+    q_desc, do_desc, k_desc, v_desc, dq_desc = descs
+    q_smem, do_smem, k_smem, v_smem, d_smem = smem
+    q_full, q_empty, full, empty = bars
+    queries, keys, heads, batch, group, tiles = sizes
+    o_ptr, lse_ptr, delta_ptr, scale, out_scale, o_batch, o_head, o_row = rest
+    result: gl.constexpr = _rows(DIM)
+    each: gl.constexpr = gl.SliceLayout(1, _rows(BLOCK_N))
+    dtype: gl.constexpr = dq_desc.dtype
+    q = q_smem.index(0).slice(WHICH * HALF, HALF)
+    do = do_smem.index(0).slice(WHICH * HALF, HALF)
+    shift = keys - queries
+    count = 0
+    for turn in range(_turns(tiles, SNAKE)):
+        row0, h, z, blocks = _fwd_tile(_nth(turn, SNAKE), sizes, CAUSAL, BLOCK_M, BLOCK_N, SECTION)
+        row0 = row0 + WHICH * HALF
+        row = row0 + gl.arange(0, HALF, layout=each)
+        at_row = (z.to(gl.int64) * heads + h) * queries
+        o_rows = row0 + gl.arange(0, HALF, layout=gl.SliceLayout(1, result))
+        o_at = o_ptr + z.to(gl.int64) * o_batch + h.to(gl.int64) * o_head + o_rows.to(gl.int64)[:, None] * o_row
+        o_at = o_at + gl.arange(0, DIM, layout=gl.SliceLayout(0, result))[None, :]
+        o = gl.load(o_at, mask=(o_rows < queries)[:, None], other=0.0)
+        lse = gl.load(lse_ptr + at_row + row, mask=row < queries, other=float("inf")) * LOG2_E
+        mbarrier.wait(q_full.index(0), turn & 1)
+        delta = gl.convert_layout(gl.sum(o.to(gl.float32) * do.load(result).to(gl.float32), 1), each)
+        gl.store(delta_ptr + at_row + row, delta, mask=row < queries)
+        dq = gl.zeros([HALF, DIM], gl.float32, layout=result)
+        clean = keys // BLOCK_N  # blocks without a pair that is not seen
+        if CAUSAL:
+            clean = gl.minimum(clean, gl.maximum(row0 + shift + 1, 0) // BLOCK_N)
+        masked = gl.maximum(blocks - clean, 0)
+        for j in range(masked):
+            key = (blocks - 1 - j) * BLOCK_N
+            dq = _q_step(
+                q, do, smem, bars, dq, lse, delta, count, row, key, keys, shift, scale, True, CAUSAL, STAGES
+            )  # fmt: skip
+            count += 1
+        for _j in range(masked, blocks):
+            dq = _q_step(q, do, smem, bars, dq, lse, delta, count, row, 0, keys, shift, scale, False, CAUSAL, STAGES)
+            count += 1
+        mbarrier.arrive(q_empty.index(0), count=1)
+        mine = d_smem.index(WHICH)
+        tma.store_wait(0)
+        mine.store((dq * out_scale).to(dtype))
+        fence_async_shared()
+        _write(dq_desc, z, h, row0, mine)
+    tma.store_wait(0)
+
+
+def _bwd_q(
+    q_ptr, k_ptr, v_ptr, o_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, queries, keys, heads, batch, group, tiles, scale,
+    out_scale, q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row, o_batch, o_head, o_row,
+    do_batch, do_head, do_row, dq_batch, dq_head, dq_row,
+    CAUSAL: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, DIM: gl.constexpr, STAGES: gl.constexpr,
+    SECTION: gl.constexpr, SNAKE: gl.constexpr,
+):  # fmt: skip
+    kv_heads = heads // group
+    dtype: gl.constexpr = q_ptr.dtype.element_ty
+    descs = (
+        _describe(q_ptr, batch, heads, queries, q_batch, q_head, q_row, BLOCK_M, DIM),
+        _describe(do_ptr, batch, heads, queries, do_batch, do_head, do_row, BLOCK_M, DIM),
+        _describe(k_ptr, batch, kv_heads, keys, k_batch, k_head, k_row, BLOCK_N, DIM),
+        _describe(v_ptr, batch, kv_heads, keys, v_batch, v_head, v_row, BLOCK_N, DIM),
+        _describe(dq_ptr, batch, heads, queries, dq_batch, dq_head, dq_row, HALF, DIM),
+    )
+    smem = (
+        _tiles(dtype, 1, BLOCK_M, DIM), _tiles(dtype, 1, BLOCK_M, DIM), _tiles(dtype, STAGES, BLOCK_N, DIM),
+        _tiles(dtype, STAGES, BLOCK_N, DIM), _tiles(dtype, 2, HALF, DIM),
+    )  # fmt: skip
+    bars = (_barriers(1, 1), _barriers(1, 2), _barriers(STAGES, 1), _barriers(STAGES, 2))
+    fence_async_shared()
+    shared = (descs, smem, bars, (queries, keys, heads, batch, group, tiles))
+    rest = (o_ptr, lse_ptr, delta_ptr, scale, out_scale, o_batch, o_head, o_row)
+    gl.warp_specialize(
+        [
+            (_q_consume, (0, shared, rest, CAUSAL, BLOCK_M, BLOCK_N, DIM, STAGES, SECTION, SNAKE)),
+            (_q_consume, (1, shared, rest, CAUSAL, BLOCK_M, BLOCK_N, DIM, STAGES, SECTION, SNAKE)),
+            (_q_produce, (shared, CAUSAL, BLOCK_M, BLOCK_N, STAGES, SECTION, SNAKE)),
+        ],
+        [4, 1],
+        [240, 24],
+    )
+
+
 # ---- dk and dv ------------------------------------------------------------------------------------------------------
 
 
@@ -508,4 +662,5 @@ def _strides(names: str) -> str:
 
 
 forward = Launcher(_fwd, sizes=_strides("q k v o"), descriptors=True, jit=gluon.jit)
+backward_q = Launcher(_bwd_q, sizes=_strides("q k v o do dq"), descriptors=True, jit=gluon.jit)
 backward_kv = Launcher(_bwd_kv, sizes=_strides("q k v do dk dv"), descriptors=True, jit=gluon.jit)
