@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from opmux.backends._nvidia.hopper.ops import cudnn as hopper
+from opmux.backends._nvidia.hopper.ops import gluon_blocks
 from opmux.backends._nvidia.ops import cublas, cudnn, flash, providers
 from opmux.core import BackendImplKind, OpImpl, OpManager, OpRegistry, get_default_manager, specs
 from opmux.core.errors import NotSupported
@@ -65,6 +66,8 @@ def test_what_a_chip_is_offered(arch, attention):
         assert made.vendor == "nvidia" and made.devices == {"cuda"}
         by_op.setdefault(made.op_name, []).append(made.impl_id.rpartition(".")[2])
     assert by_op["opmux::attention"] == by_op["opmux::attention_bwd"] == attention.split()
+    products = ["hopper", "cublas", "cublas_plain"] if arch == "sm_90" else ["cublas", "cublas_plain"]
+    assert by_op["opmux::block_scaled_gemm"] == products
     assert by_op["opmux::linear"] == by_op["opmux::linear_bwd"] == ["cublas"]
     assert by_op["opmux::batch_norm"] == by_op["opmux::batch_norm_bwd"] == ["cudnn"]
     assert by_op["opmux::rms_norm"] == by_op["opmux::silu_mul_bwd"] == ["flag_gems", "liger_kernel"]
@@ -75,6 +78,32 @@ def test_reading_them_imports_none_of_the_libraries():
     before = set(sys.modules)
     impls("sm_90")
     assert not [m for m in set(sys.modules) - before if m.partition(".")[0] in LIBRARIES]
+
+
+# ---- our kernel in Gluon --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "m, n, k, rows, why",
+    [
+        (65, 72, 16, (1, 128), None),
+        (4096, 4096, 4096, (1, 128), None),
+        (64, 4096, 4096, (1, 128), "more than 64 rows and columns; the result has 64 and 4096"),
+        (4096, 64, 4096, (1, 128), "more than 64 rows and columns; the result has 4096 and 64"),
+        (128, 128, 100, (1, 128), "multiples of 16 bytes; there are 100 to multiply"),
+        (128, 128, 0, (1, 128), "multiples of 16 bytes; there are 0 to multiply"),
+        (128, 100, 128, (1, 128), "multiples of 16 bytes; there are 128 to multiply and 200 to write"),
+        (128, 128, 128, (1, 1), "these are of 1x128 and 1x128"),
+        (128, 128, 128, (128, 1), "these are of 128x128 and 1x128"),
+    ],
+)
+def test_what_blocks_the_kernel_for_hopper_takes(m, n, k, rows, why):
+    new = lambda *shape, dtype: torch.empty(shape, dtype=dtype, device=META)
+    scale = lambda length, each: new(-(-length // each), -(-k // 128), dtype=F32)
+    a, b = new(m, k, dtype=torch.uint8), new(n, k, dtype=torch.uint8)
+    fp8 = torch.float8_e4m3fn
+    said = gluon_blocks.takes(a, b, scale(m, rows[0]), scale(n, rows[1]), fp8, fp8, None, *rows, BF16)
+    assert said is True if why is None else why in said
 
 
 # ---- what comes with torch ------------------------------------------------------------------------------------------

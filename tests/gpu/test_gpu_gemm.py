@@ -25,11 +25,16 @@ OPS = "linear linear_bwd linear_act gemm gemm_gelu gemm_dgelu gemm_add_ scaled_g
 PLAIN = ("scaled_gemm", "block_scaled_gemm")
 IMPLS = [(op, i) for op in OPS for i in ("default.flagos", "vendor.nvidia.cublas")]
 IMPLS += [("matmul", "default.flagos"), *((op, "vendor.nvidia.cublas_plain") for op in PLAIN)]
+HOPPER = "default.flagos.nvidia.hopper"
+IMPLS += [("block_scaled_gemm", HOPPER)]
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 
 
 def impl_of(op, impl_id):
-    return next(i for i in get_default_manager().registry.get_implementations(op) if i.impl_id == impl_id)
+    found = [i for i in get_default_manager().registry.get_implementations(op) if i.impl_id == impl_id]
+    if impl_id == HOPPER and (not found or found[0].available() is not True):
+        pytest.skip("needs Hopper, and Gluon")
+    return found[0]
 
 
 def as_tuple(results):
@@ -170,6 +175,26 @@ def test_fp8(impl_id, m, n, k):
         assert all(r is not None for r in ran)
     if m % 16 == 0 and impl_id == "vendor.nvidia.cublas":
         assert ran[0] is not None  # products with one scale are cuBLAS' own
+
+
+ODD = [(300, 1032, 528), (1008, 1040, 640), (65, 72, 16), (129, 264, 128)]
+
+
+@pytest.mark.parametrize("m, n, k", [(4096, 4096, 1024), (4224, 8192, 384), (256, 512, 2048), *ODD])
+def test_fp8_blocks_on_hopper(m, n, k):
+    """Wide tiles and narrow ones, several for a program; an odd number of blocks of K, and one that is not full."""
+    torch.manual_seed(0)
+    s = scales(1, m, k, True) * k**-0.5, scales(128, n, k, True)
+    by_columns = s[0].t().contiguous().t(), s[1].t().contiguous().t()
+    for dtype in (BF16, F32, F16):
+        for kinds in ((E4M3, E4M3), (E5M2, E4M3)):
+            a, b = (new(rows, k, dtype=kind).view(torch.uint8) for rows, kind in zip((m, n), kinds))
+            for laid, bias in ((s, None), (by_columns, new(n, dtype=dtype))):
+                args = (a, b, *laid, *kinds, bias, 1, 128, dtype)
+                assert agree("block_scaled_gemm", HOPPER, args, f"{dtype} {kinds}") is not None
+    moved = torch.empty(m * k + 1, dtype=torch.uint8, device=CUDA)[1:].view(m, k).copy_(a)  # not aligned
+    run = lambda x: impl_of("block_scaled_gemm", HOPPER).fn(x, b, *s, *kinds, None, 1, 128, BF16)
+    assert torch.equal(run(moved), run(a))
 
 
 # ---- tex ------------------------------------------------------------------------------------------------------------

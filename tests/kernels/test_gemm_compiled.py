@@ -6,6 +6,7 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
+from opmux.backends._nvidia.hopper.ops import gluon_blocks
 from opmux.kernels import gemm as kernels
 from opmux.kernels.lib.compile_only import CHIPS, compiling_for
 from opmux.specs.gemm import FP8
@@ -144,6 +145,30 @@ def test_both_products_of_a_glu_are_on_their_way_at_once():
 def test_fp8_is_multiplied_as_fp8(name):
     ptx = build("sm_90", name).asm["ptx"]
     assert any("wgmma" in line and "e4m3" in line for line in ptx.splitlines())
+
+
+WIDE, NARROW = (4096, 4096, 4096), (300, 1000, 656)  # tiles of 256 columns, and of 128
+
+
+@pytest.mark.parametrize("m, n, k", [WIDE, NARROW], ids=["wide", "narrow"])
+@pytest.mark.parametrize("dtypes", [(E4M3, E4M3, BF16), (E5M2, E4M3, F32)], ids=lambda d: str(d[2]))
+@pytest.mark.rotates(2)
+def test_blocks_for_hopper(m, n, k, dtypes):
+    """The kernel in Gluon: one warp copies and two warpgroups multiply, each without spilling registers."""
+    pytest.importorskip("triton.experimental.gluon.language.nvidia.hopper")
+    scales = new(-(-k // 128), m, dtype=F32).t(), new(-(-n // 128), -(-k // 128), dtype=F32)
+    a, b = new(m, k, dtype=torch.uint8), new(n, k, dtype=torch.uint8)
+    with compiling_for("sm_90") as built:
+        y = gluon_blocks.block_scaled_gemm_in_gluon(a, b, *scales, *dtypes[:2], new(n), 1, 128, dtypes[2])
+    (kernel,) = built
+    assert (y.shape, y.dtype) == ((m, n), dtypes[2])
+    assert kernel.shared <= CHIPS["sm_90"][1] and kernel.spills() == 0
+    ptx = kernel.asm["ptx"]
+    halves = 2 if (m, n, k) == WIDE else 1
+    kinds = {E4M3: "e4m3", E5M2: "e5m2"}
+    word = f"wgmma.mma_async.sync.aligned.m64n128k32.f32.{kinds[dtypes[0]]}.{kinds[dtypes[1]]}"
+    assert ptx.count(word) == 2 * 4 * halves  # two warpgroups, 32 of the 128 columns of K at a time
+    assert "setmaxnreg" in ptx
 
 
 @pytest.mark.parametrize("name, chip, word", [("int8", "sm_90", "wgmma"), ("int8 by rows", "sm_80", "mma.sync")])

@@ -2,5 +2,12 @@
 
 from .cudnn import attention, attention_bwd
 from .gluon_attention import attention_bwd_in_gluon, attention_in_gluon
+from .gluon_blocks import block_scaled_gemm_in_gluon
 
-__all__ = ["attention", "attention_bwd", "attention_bwd_in_gluon", "attention_in_gluon"]
+__all__ = [
+    "attention",
+    "attention_bwd",
+    "attention_bwd_in_gluon",
+    "attention_in_gluon",
+    "block_scaled_gemm_in_gluon",
+]
