@@ -167,7 +167,7 @@ def test_blocks_for_hopper(m, n, k, dtypes):
     halves = 2 if (m, n, k) == WIDE else 1
     kinds = {E4M3: "e4m3", E5M2: "e5m2"}
     word = f"wgmma.mma_async.sync.aligned.m64n128k32.f32.{kinds[dtypes[0]]}.{kinds[dtypes[1]]}"
-    assert ptx.count(word) == 2 * 4 * halves  # two warpgroups, 32 of the 128 columns of K at a time
+    assert ptx.count(word) == 2 * 2 * 4 * halves  # two warpgroups, two blocks, 32 of their 128 columns of K at a time
     assert "setmaxnreg" in ptx
 
 

@@ -72,17 +72,52 @@ def write(y, place, bias_ptr, b_y, first_m, first_n, n):
 
 
 @gluon.jit
+def sums(b_y, b_z, ring, step, scales, TEAM: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr):
+    """b_y, and b_z for the second 128 of 256 columns, plus a block's products times its scales."""
+    b_as, b_bs, full, empty = ring
+    b_sa, b_sb, b_sc = scales
+    stage = step % STAGES
+    mbarrier.wait(full.index(stage), step // STAGES & 1)
+    b_a, b_b = b_as.index(2 * stage + TEAM), b_bs.index(stage)
+    layout: gl.constexpr = b_y.type.layout
+    b_p = gl.zeros([ROWS, BLOCK], gl.float32, layout)
+    b_p = warpgroup_mma(b_a, b_b.slice(0, BLOCK).permute((1, 0)), b_p, use_acc=False, is_async=True)
+    b_p = warpgroup_mma_wait(0, deps=[b_p])
+    if BLOCK_N == 2 * BLOCK:
+        b_y += b_p * (b_sa * b_sb)[:, None]
+        # There is nothing to wait for: it keeps these sums before the next products, which get b_p's registers.
+        b_y = warpgroup_mma_wait(0, deps=[b_y])
+        b_p = warpgroup_mma(b_a, b_b.slice(BLOCK, BLOCK).permute((1, 0)), b_p, use_acc=False, is_async=True)
+        b_p = warpgroup_mma_wait(0, deps=[b_p])
+        mbarrier.arrive(empty.index(stage), count=1)
+        b_z += b_p * (b_sa * b_sc)[:, None]
+    else:
+        mbarrier.arrive(empty.index(stage), count=1)
+        b_y += b_p * (b_sa * b_sb)[:, None]
+    return b_y, b_z
+
+
+@gluon.jit
+def scales_of(sa, sb, b_down, m_m, m_n, there, BLOCK_N: gl.constexpr):
+    """The scales of a block: of 64 rows of a, and of the first and the second 128 columns of the result."""
+    b_sa, b_sb = gl.load(sa, mask=m_m & there, other=0.0), gl.load(sb, mask=m_m & there, other=0.0)
+    b_sc = gl.load(sb + b_down, mask=m_m & m_n & there, other=0.0) if BLOCK_N == 2 * BLOCK else b_sb
+    return b_sa, b_sb, b_sc
+
+
+@gluon.jit
 def products(
     ring, scales, place, bias_ptr, y_ptr, sizes,
     TEAM: gl.constexpr, BLOCK_N: gl.constexpr, GROUP: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Multiplies 64 rows of each tile. BLOCK_N is 128, or 256 as two halves, of which one is multiplied at a time."""
-    b_as, b_bs, full, empty = ring
+    """Multiplies 64 rows of each tile. BLOCK_N is 128, or 256 as two halves, of which one is multiplied at a time.
+
+    Blocks go by twos, whose scales have registers of their own: to move a scale would wait until it is loaded.
+    """
     a_scale_ptr, b_scale_ptr, a_down, a_right, b_down, b_right = scales
     m, n, k = sizes
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 32])
     y = tma.make_tensor_descriptor(y_ptr, [m, n], [n, 1], [ROWS, BLOCK], place.layout)
-    b_p = gl.zeros([ROWS, BLOCK], gl.float32, layout)
     step = 0
     for program in range(gl.program_id(0), gl.cdiv(m, 2 * ROWS) * gl.cdiv(n, BLOCK_N), gl.num_programs(0)):
         first_m, first_n = tile(program, m, n, BLOCK_N, GROUP)
@@ -90,39 +125,22 @@ def products(
         i_m = first_m + gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
         m_m, m_n = i_m < m, first_n + BLOCK < n
         sa = a_scale_ptr + i_m.to(gl.int64) * a_down
-        sb = b_scale_ptr + (first_n // BLOCK).to(gl.int64) * b_down
+        # Zero is added, as a tensor: the compiler would move one number to a uniform register, and wait for its load.
+        sb = b_scale_ptr + (first_n // BLOCK).to(gl.int64) * b_down + (i_m >> 31)
         b_y = gl.zeros([ROWS, BLOCK], gl.float32, layout)
-        b_sa, b_sb = gl.load(sa, mask=m_m, other=0.0), gl.load(sb)
-        if BLOCK_N == 2 * BLOCK:
-            b_z = gl.zeros([ROWS, BLOCK], gl.float32, layout)
-            b_sc = gl.load(sb + b_down, mask=m_n, other=0.0)
-        for begin in range(0, k, BLOCK):
-            stage = step % STAGES
-            more = begin + BLOCK < k  # the next block's scales are on their way while this one is multiplied
-            sa += a_right
-            sb += b_right
-            next_a, next_b = gl.load(sa, mask=m_m & more, other=0.0), gl.load(sb, mask=more, other=0.0)
-            mbarrier.wait(full.index(stage), step // STAGES & 1)
-            b_a, b_b = b_as.index(2 * stage + TEAM), b_bs.index(stage)
-            if BLOCK_N == 2 * BLOCK:
-                next_c = gl.load(sb + b_down, mask=m_n & more, other=0.0)
-                b_p = warpgroup_mma(b_a, b_b.slice(0, BLOCK).permute((1, 0)), b_p, use_acc=False, is_async=True)
-                b_p = warpgroup_mma_wait(0, deps=[b_p])
-                b_y += b_p * (b_sa * b_sb)[:, None]
-                # There is nothing to wait for: it keeps these sums before the next products, whose registers are b_p's.
-                b_y = warpgroup_mma_wait(0, deps=[b_y])
-                b_p = warpgroup_mma(b_a, b_b.slice(BLOCK, BLOCK).permute((1, 0)), b_p, use_acc=False, is_async=True)
-                b_p = warpgroup_mma_wait(0, deps=[b_p])
-                mbarrier.arrive(empty.index(stage), count=1)
-                b_z += b_p * (b_sa * b_sc)[:, None]
-                b_sc = next_c
-            else:
-                b_p = warpgroup_mma(b_a, b_b.permute((1, 0)), b_p, use_acc=False, is_async=True)
-                b_p = warpgroup_mma_wait(0, deps=[b_p])
-                mbarrier.arrive(empty.index(stage), count=1)
-                b_y += b_p * (b_sa * b_sb)[:, None]
-            b_sa, b_sb = next_a, next_b
+        b_z = gl.zeros([ROWS, BLOCK], gl.float32, layout)
+        even = scales_of(sa, sb, b_down, m_m, m_n, True, BLOCK_N)
+        odd = scales_of(sa + a_right, sb + b_right, b_down, m_m, m_n, BLOCK < k, BLOCK_N)
+        for begin in range(0, k, 2 * BLOCK):
+            sa += 2 * a_right
+            sb += 2 * b_right
+            b_y, b_z = sums(b_y, b_z, ring, step, even, TEAM, BLOCK_N, STAGES)
+            even = scales_of(sa, sb, b_down, m_m, m_n, begin + 2 * BLOCK < k, BLOCK_N)
             step += 1
+            if begin + BLOCK < k:
+                b_y, b_z = sums(b_y, b_z, ring, step, odd, TEAM, BLOCK_N, STAGES)
+                odd = scales_of(sa + a_right, sb + b_right, b_down, m_m, m_n, begin + 3 * BLOCK < k, BLOCK_N)
+                step += 1
         write(y, place, bias_ptr, b_y, first_m, first_n, n)
         if BLOCK_N == 2 * BLOCK:
             write(y, place, bias_ptr, b_z, first_m, first_n + BLOCK, n)
