@@ -29,7 +29,7 @@ import torch
 from torch.nn import functional as F
 
 import opmux
-from opmux.faces.aten import gate
+from opmux.runtime import launching
 
 CALLS, PAIRS = 300, 21
 ASKED = ("add", "mul scalar", "softmax", "rms_norm", "sum", "gelu", "layer_norm")
@@ -74,12 +74,12 @@ def as_column(column: str, overload: str) -> Iterator[None]:
         yield
         return
     opmux.enable(include=[overload], mode="all")
-    gate.pause("measured", column == "python")
+    launching.pause("measured", column == "python")
     try:
         with opmux.use(include=[], mode="all") if column == "off" else contextlib.nullcontext():
             yield
     finally:
-        gate.pause("measured", False)
+        launching.pause("measured", False)
         opmux.disable()
 
 
@@ -94,9 +94,9 @@ def measure(overload: str, call: Callable[[], object]) -> dict[str, float]:
             with as_column(column, overload):
                 for _ in range(WARM):
                     call()
-                before = gate.launched()
+                before = launching.launched()
                 found.append(timed(call))
-                launched += gate.launched() - before
+                launched += launching.launched() - before
     ratio = lambda column: statistics.median(b / a for a, b in zip(times["native"], times[column], strict=True))
     made = {f"{column}_us": round(min(found), 2) for column, found in times.items()}
     made |= {"ratio": round(ratio("ours"), 3), "off_ratio": round(ratio("off"), 3)}

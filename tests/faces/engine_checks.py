@@ -28,6 +28,7 @@ from opmux.core.default import get_default_manager
 from opmux.core.errors import UnknownName
 from opmux.faces.aten import engine, gate, switch
 from opmux.faces.aten.overloads import table
+from opmux.runtime import launching
 
 CHECKS: dict[str, Callable[[], None]] = {}
 DEVICE = "npu"
@@ -267,7 +268,7 @@ def a_hundred_rounds_of_a_training_step_leave_nothing() -> None:
     kept = lambda: (
         {n: torch._C._dispatch_dump(f"aten::{n}") for n in table()},
         [len(d._libraries) + len(d._gates) + len(d.entries) for d in engine._devices.values()],
-        [len(one) for one in (gate._slots, gate._made, gate._selections, gate._State.paused)],
+        [len(one) for one in (gate._slots, gate._made, gate._selections, launching._State.paused)],
     )
     rounds(10)
     before, objects = kept(), len(gc.get_objects())

@@ -216,8 +216,8 @@ class Count:
 
     def __enter__(self) -> Count:
         from opmux.core.default import get_default_manager
-        from opmux.faces.aten import gate
         from opmux.faces.aten.overloads import Overload
+        from opmux.runtime import launching
 
         self._lifted = lifted = Overload.lifted
 
@@ -227,7 +227,7 @@ class Count:
                 yield dataclasses.replace(impl, fn=self._about(overload.name, impl.fn)) if ours else impl
 
         Overload.lifted = counted
-        gate.pause("counted by a test", True)
+        launching.pause("counted by a test", True)
         get_default_manager().invalidate("calls are counted")
         return self
 
@@ -248,11 +248,11 @@ class Count:
 
     def __exit__(self, *error: Any) -> None:
         from opmux.core.default import get_default_manager
-        from opmux.faces.aten import gate
         from opmux.faces.aten.overloads import Overload
+        from opmux.runtime import launching
 
         Overload.lifted = self._lifted
-        gate.pause("counted by a test", False)
+        launching.pause("counted by a test", False)
         get_default_manager().invalidate("calls are not counted")
 
 

@@ -16,6 +16,7 @@ from opmux.core.default import get_default_manager
 from opmux.core.registry import BackendImplKind, OpImpl
 from opmux.faces.aten import gate
 from opmux.faces.aten.schema import Shape
+from opmux.runtime import launching
 
 UINT = ctypes.c_uint
 LAUNCH = ctypes.CFUNCTYPE(
@@ -66,7 +67,7 @@ class World:
         mine = launches.recording.get(threading.get_ident())
         if mine is not None:
             args = {"x_ptr": x, "o_ptr": other, "y_ptr": y, "n": x.numel(), "scale": scale}
-            mine.append(launches.Launch(compiled, (3, 1, 1), args))
+            mine.launches.append(launches.Launch(compiled, (3, 1, 1), args))
 
     def override(self, name):
         def new(x, other=None, *rest, alpha=1, **_):
@@ -98,13 +99,14 @@ class World:
 def world(monkeypatch):
     if not gate.available():
         pytest.skip("gate.cpp cannot be compiled here")
+    get_default_manager().prepare()  # loading plugins makes C++ forget
     # A context of another test may still refer to a policy scope.
     monkeypatch.setattr(policy, "_live", {})
-    monkeypatch.setattr(gate._State, "paused", set())
-    library, before, made = gate._State.library, gate._State.driver, World()
+    monkeypatch.setattr(launching._State, "paused", set())
+    before, made = launching._State.driver, World()
     keep = LAUNCH(made.drive)
-    driver = gate._Driver(ctypes.cast(keep, ctypes.c_void_p), None, gate._BEGIN(gate._begin), gate._END(gate._end))
-    gate.drive(library, driver)
+    driver = launching.Driver.of(ctypes.cast(keep, ctypes.c_void_p), None)
+    launching.drive(driver)
     lib = torch.library.Library("aten", "IMPL")
     gates = []
     with warnings.catch_warnings():
@@ -120,11 +122,9 @@ def world(monkeypatch):
     for one in gates:
         one.remove()
     lib._destroy()
-    gate.clear()
+    launching.clear()
     KEPT.extend((keep, driver))  # C++ may still read it
-    gate._State.driver = before
-    library.driver(None if before is None else ctypes.addressof(before))
-    library.launch(before is not None)
+    launching.drive(before)
 
 
 KEPT: list[object] = []
@@ -283,13 +283,13 @@ def test_a_result_that_no_launch_wrote_stays_in_python(world):
 def test_what_was_recorded_can_be_forgotten_and_paused(world):
     x = torch.rand(4, 8)
     often(world, lambda: torch.exp(x))
-    gate.pause("counted", True)
+    launching.pause("counted", True)
     torch.exp(x)
-    gate.pause("counted", False)
+    launching.pause("counted", False)
     assert len(world.from_cpp) == 1
     torch.exp(x)
     assert len(world.from_cpp) == 2
-    gate.clear()
+    launching.clear()
     for _ in range(SIGHTINGS):
         torch.exp(x)
     assert len(world.from_cpp) == 2
@@ -387,7 +387,7 @@ def test_an_override_that_raises_ends_the_recording(world):
     world.extra = fail
     with pytest.raises(ValueError, match="my own"):
         torch.exp(x)
-    assert not launches.recording and not gate._watches
+    assert not launches.recording and not launching._recorders
     assert torch._C._len_torch_dispatch_stack() == 0
 
 
@@ -419,7 +419,7 @@ def test_launches_that_are_not_plain_are_not_described():
             "signature": {"n": "i32"},
         } | changed
         src = types.SimpleNamespace(signature=given.pop("signature"))
-        return gate.describe(launches.Launch(types.SimpleNamespace(src=src, **given), (1,), {"n": -2}), gate._Seen())
+        return launching.describe(launches.Launch(types.SimpleNamespace(src=src, **given), (1,), {"n": -2}), launching.Seen())
 
     assert described()
     cooperative = CudaLauncher()

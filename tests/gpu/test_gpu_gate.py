@@ -9,6 +9,7 @@ from torch.nn import functional as F
 import opmux
 from opmux.core.default import get_default_manager
 from opmux.faces.aten import gate
+from opmux.runtime import launching
 
 pytestmark = pytest.mark.gpu
 TIMES = 9  # calls after which the next one is launched from C++
@@ -17,7 +18,7 @@ TIMES = 9  # calls after which the next one is launched from C++
 @pytest.fixture(autouse=True)
 def enabled():
     opmux.enable(mode="all")
-    if not gate.available() or gate._State.driver is None:
+    if not gate.available() or launching._State.driver is None:
         opmux.disable()
         pytest.skip("nothing is launched from C++ here")
     yield
@@ -29,11 +30,11 @@ def rand(*shape, dtype=torch.bfloat16):
 
 
 def by_python(call, *args):
-    gate.pause("tested", True)
+    launching.pause("tested", True)
     try:
         return call(*args)
     finally:
-        gate.pause("tested", False)
+        launching.pause("tested", False)
 
 
 def flat(made):
@@ -51,9 +52,9 @@ def check(call, make, launched=True):
         args = make()
         copies = [a.clone(memory_format=torch.preserve_format) for a in args]
         wanted = by_python(call, *copies)
-        before = gate.launched()
+        before = launching.launched()
         got = call(*args)
-        assert launched is None or (gate.launched() > before) == launched
+        assert launched is None or (launching.launched() > before) == launched
         for a, b in zip(flat(got), flat(wanted), strict=True):
             assert a.dtype == b.dtype and a.stride() == b.stride() and a.storage_offset() == b.storage_offset()
             assert torch.equal(a, b) or torch.equal(a.isnan(), b.isnan())
@@ -118,12 +119,12 @@ def test_calls_that_python_must_see():
         check(torch.exp, lambda: [rand(0, 256)], launched=False)
         for _ in range(TIMES):
             torch.exp(x)
-        before = gate.launched()
+        before = launching.launched()
         with opmux.policy(per_op={"exp": "impl:native"}):
             torch.exp(x)
-        assert gate.launched() == before
+        assert launching.launched() == before
         torch.exp(x)
-        assert gate.launched() == before + 1
+        assert launching.launched() == before + 1
 
 
 def test_numbers_that_change():
@@ -159,10 +160,10 @@ def test_graphs():
         for _ in range(TIMES):
             chain()
         graph = torch.cuda.CUDAGraph()
-        before = gate.launched()
+        before = launching.launched()
         with torch.cuda.graph(graph):
             y = chain()
-        assert gate.launched() > before
+        assert launching.launched() > before
         for _ in range(3):
             x.copy_(rand(64, 256))
             graph.replay()
@@ -222,23 +223,23 @@ def test_what_was_chosen_before_is_forgotten():
     x = rand(64, 256)
     for _ in range(TIMES):
         torch.exp(x)
-    before = gate.launched()
+    before = launching.launched()
     torch.exp(x)
-    assert gate.launched() == before + 1
+    assert launching.launched() == before + 1
     get_default_manager().invalidate("a test")
     torch.exp(x)
-    assert gate.launched() == before + 1
+    assert launching.launched() == before + 1
     opmux.disable()
     torch.exp(x)
-    assert gate.launched() == before + 1
+    assert launching.launched() == before + 1
     opmux.enable(mode="all")
     for _ in range(TIMES):
         torch.exp(x)
-    assert gate.launched() > before + 1
+    assert launching.launched() > before + 1
     with opmux.use(include=["sin"], mode="all"):
-        before = gate.launched()
+        before = launching.launched()
         torch.exp(x)
-        assert gate.launched() == before
+        assert launching.launched() == before
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")

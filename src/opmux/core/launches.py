@@ -1,12 +1,15 @@
 """What kernels launch while someone records it, and what to do when plans are forgotten.
 
-ATen's face records a call (`faces/aten/gate.py`); kernels are in a package that it does not import.
+runtime/launching.py records a call; kernels are in a package that it does not import.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+
+from torch import Tensor
 
 
 class Launch(NamedTuple):
@@ -17,5 +20,14 @@ class Launch(NamedTuple):
     args: dict[str, Any]  # by the kernel's parameters, without constants; tensors, numbers, None
 
 
-recording: dict[int, list[Launch]] = {}  # by thread; empty but for the length of a call
+@dataclass
+class Record:
+    """What one thread has launched in a call."""
+
+    launches: list[Launch] = field(default_factory=list)
+    made: list[Tensor] = field(default_factory=list)  # allocated for the launches: results and workspaces
+
+
+recording: dict[int, Record] = {}  # by thread; empty but for the length of a call
 on_forget: list[Callable[[], None]] = []  # called when tiles have changed: plans are made again
+on_rebind: list[Callable[[], None]] = []  # called when another implementation of an op may be chosen

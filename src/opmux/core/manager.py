@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from . import autograd, library, log, machine, tensors
+from . import autograd, launches, library, log, machine, tensors
 from . import policy as policies
 from .dispatch import Candidate, Chain, Failure, Memory, refusal_of
 from .entry import EntryPoint, Form, Pair, Plan, reraise
@@ -379,6 +379,8 @@ class OpManager:
                 entry.unbind()
             self._call_table.clear()
             policies.forget_bindings()
+            for forget in launches.on_rebind:
+                forget()
 
     def quarantine(self, key: str, failure: Failure) -> bool:
         """Record a failure; returns False if it was known."""

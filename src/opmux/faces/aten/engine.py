@@ -25,7 +25,7 @@ from ...core.lock import lock
 from ...core.log import logger
 from ...core.registry import BackendImplKind, OpImpl
 from ...core.spec import specs
-from ...runtime import devices, vendors
+from ...runtime import devices, launching, vendors
 from ...runtime.machine import HERE
 from ...runtime.vendor_ops import AtenRow
 from ...runtime.vendors import Autograd
@@ -46,7 +46,7 @@ class State:
     def want(self, names: frozenset[str]) -> None:
         self.wanted = names
         self.on = WatchedState(names, self.inside, self.counts) if self.inside or self.counts is not None else names
-        gate.pause("counted", self.counts is not None or bool(record.live))
+        launching.pause("counted", self.counts is not None or bool(record.live))
         gate.select(names, decisions.thresholds if self.auto else None)
 
 
@@ -215,14 +215,6 @@ class Device:
             table()[name].natives.pop(self.name, None)
 
 
-class Override(EntryPoint):
-    """An entry that tells the C++ gate, which launches kernels by itself, when another one may be chosen."""
-
-    def unbind(self) -> None:
-        super().unbind()
-        gate.clear()
-
-
 def _entry_point(overload: Overload, device: str) -> EntryPoint:
     """The function that torch calls for an overload on a device."""
     form = _form(overload)
@@ -237,7 +229,7 @@ def _entry_point(overload: Overload, device: str) -> EntryPoint:
         assert isinstance(manager, DefaultManager)
         return manager.derived_pair(overload, entry, policy, device)
 
-    entry = Override(form, bind, under)
+    entry = EntryPoint(form, bind, under)
     entry.globals.update(_state=STATE, _Tensor=Tensor)
     entry.watch_scopes(False)  # select the code variant with the gate
     return entry

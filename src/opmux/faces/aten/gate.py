@@ -5,36 +5,29 @@ its dispatch key. Without a compiler, or with OPMUX_CPP=0, the overrides in Pyth
 the choice by size.
 
 On CUDA the gate also launches: after some calls that look the same (dtypes, shapes, strides, numbers), one is recorded.
-If the override did nothing but allocate its results and launch one Triton kernel, further calls are launched by the
-gate, with the same numbers and the pointers of their own tensors. `clear` makes it forget.
+If the override did nothing but allocate and launch Triton kernels, further calls are launched by the gate
+(runtime/launching.py).
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
-import struct
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from ...core import launches
 from ...core.lock import ForkSafeLock
 from ...core.log import logger
-from ...core.policy import on_scopes
-from ...runtime import build
+from ...runtime import build, launching
 from ...runtime.settings import CPP
 from . import native
 from .schema import Shape
 
-SOURCES = (Path(__file__).with_name("gate.cpp"),)
+SOURCES = (Path(__file__).with_name("gate.cpp"), launching.HEADER)
 NEVER = -1
-# Families whose kernels depend on the arguments alone: products also on torch's precision for float32.
-LAUNCHED = frozenset({"pointwise", "reduce", "scan", "softmax", "norm", "channel_norm", "activation"})
 
 # c10::ScalarType, whose numbers are part of torch's file format
 _TYPES: dict[torch.dtype, int] = {
@@ -65,10 +58,6 @@ class _Library:
         self.delete = function("delete", None, ctypes.c_void_p)
         self.select = function("select", None, ctypes.c_void_p, of=holding)
         self.inside = function("inside", None, ctypes.c_int, of=holding)
-        self.driver = function("driver", None, ctypes.c_void_p, of=holding)
-        self.launch = function("launch", None, ctypes.c_int, of=holding)
-        self.launched = function("launched", ctypes.c_uint64, of=holding)
-        self.clear = function("clear", None, of=holding)
         self.types: int = function("types", ctypes.c_int64)()
 
 
@@ -76,10 +65,6 @@ class _State:
     lock = ForkSafeLock().arm()  # a process may fork while another thread compiles
     library: _Library | None = None
     tried = False
-    driver: _Driver | None = None  # C++ has its address
-    drives: bool | None = None  # whether there is one for CUDA; None: not tried
-    recorded = False  # whether anything was, since it was last cleared
-    paused: set[str] = set()  # why no kernel is launched from C++ now: each call goes to Python
 
 
 def available() -> bool:
@@ -87,7 +72,9 @@ def available() -> bool:
     with _State.lock.held:
         if not _State.tried and CPP.get():
             try:
-                _State.library = _Library(build.load("gate", SOURCES))
+                loaded = build.load("gate", SOURCES)
+                _State.library = _Library(loaded)
+                launching.attach(loaded)
             except build.CannotBuild as error:
                 logger.info("overrides of torch's ops are entered through Python: %s", error)
         _State.tried = True
@@ -137,7 +124,7 @@ class Gate:
 
 def may_launch(device: str, family: str) -> bool:
     """Whether calls of a family may be launched from C++."""
-    return device == "cuda" and family in LAUNCHED
+    return device == "cuda" and family in launching.FAMILIES
 
 
 def make(device: str, shape: Shape, key: str, family: str = "") -> Gate | None:
@@ -149,7 +136,7 @@ def make(device: str, shape: Shape, key: str, family: str = "") -> Gate | None:
     if _State.library is None or shape.name in native.DELEGATES or not native.exists(shape, key):
         return None
     seeded = torch.Tag.nondeterministic_seeded in shape.op.tags
-    return Gate(device, shape, key, may_launch(device, family) and not seeded and _drives(_State.library))
+    return Gate(device, shape, key, may_launch(device, family) and not seeded and launching.drives())
 
 
 # ---- what is on -----------------------------------------------------------------------------------------------------
@@ -217,161 +204,3 @@ def inside(by: int) -> None:
     """Count this thread in (1) or out (-1) of references: it gets ATen's kernels while it runs one."""
     if _State.library is not None:
         _State.library.inside(by)
-
-
-# ---- launches -------------------------------------------------------------------------------------------------------
-
-_MOST = 64  # parameters of a kernel: kMostParams
-_FORMATS = {
-    "i1": "<b", "i8": "<b", "i16": "<h", "i32": "<i", "i64": "<q", "u1": "<B", "u8": "<B", "u16": "<H", "u32": "<I",
-    "u64": "<Q", "fp32": "<f", "f32": "<f", "fp64": "<d",
-}  # fmt: skip
-
-
-class _Seen(ctypes.Structure):
-    _fields_ = (
-        ("function", ctypes.c_uint64), ("grid", ctypes.c_uint32 * 3), ("threads", ctypes.c_uint32),
-        ("shared", ctypes.c_uint32), ("count", ctypes.c_int32), ("is_pointer", ctypes.c_uint8 * _MOST),
-        ("values", ctypes.c_uint64 * _MOST),
-    )  # fmt: skip
-
-
-_BEGIN, _END = ctypes.CFUNCTYPE(ctypes.c_int), ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Seen))
-
-
-class _Driver(ctypes.Structure):
-    _fields_ = (("launch", ctypes.c_void_p), ("stream", ctypes.c_void_p), ("begin", _BEGIN), ("end", _END))
-
-
-def _drives(library: _Library) -> bool:
-    """Whether the gate can launch on CUDA: it has cuLaunchKernel and torch's current stream."""
-    with _State.lock.held:
-        if _State.drives is None:
-            address = lambda of, name: ctypes.cast(getattr(of, name), ctypes.c_void_p)
-            try:
-                cuda = ctypes.CDLL("libcuda.so.1")
-                of_torch = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cuda.so"))
-                made = _Driver(
-                    address(cuda, "cuLaunchKernel"), address(of_torch, "aoti_torch_get_current_cuda_stream"),
-                    _BEGIN(_begin), _END(_end),
-                )  # fmt: skip
-                drive(library, made)
-                _State.drives = True
-            except (OSError, AttributeError) as error:
-                logger.info("kernels are launched from Python: %s", error)
-                _State.drives = False
-        return _State.drives
-
-
-def drive(library: _Library, with_: _Driver) -> None:
-    """Launch with these functions from now on."""
-    _State.driver = with_
-    library.driver(ctypes.addressof(with_))
-    if clear not in launches.on_forget:
-        launches.on_forget.append(clear)
-    _set_launching()
-
-
-def pause(why: str, on: bool) -> None:
-    """While there is a reason, no kernel is launched from C++: "counted", or "policy" for a live scope of one."""
-    if on != (why in _State.paused):
-        (_State.paused.add if on else _State.paused.discard)(why)
-        _set_launching()
-
-
-def clear() -> None:
-    """Forget the launches: another implementation may be chosen, or other tiles."""
-    if _State.recorded and _State.library is not None:
-        _State.recorded = False
-        _State.library.clear()
-
-
-def launched() -> int:
-    """How many kernels were launched from C++ in this process."""
-    return 0 if _State.library is None else _State.library.launched()
-
-
-def _set_launching() -> None:
-    if _State.library is not None and _State.driver is not None:
-        _State.library.launch(not _State.paused)
-
-
-class _Watch(TorchDispatchMode):
-    """Notes whether a call does anything on the device besides launching kernels of ours."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.pure = True
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.pure = self.pure and (func in _ALLOCATE or _is_view(func))
-        return func(*args, **(kwargs or {}))
-
-
-_ALLOCATE = (
-    torch.ops.aten.empty.memory_format,
-    *(getattr(torch.ops.aten, n).default for n in ("empty_strided", "empty_like", "new_empty", "new_empty_strided")),
-)
-
-
-def _is_view(func: Any) -> bool:
-    schema = func._schema
-    return bool(schema.returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
-
-
-_watches: dict[int, _Watch] = {}
-_kernels: dict[int, Any] = {}  # function -> Triton's kernel, which must not be unloaded
-
-
-def _begin() -> int:
-    """Record what this thread launches; called by C++, which an exception must not reach."""
-    me = threading.get_ident()
-    if me in launches.recording or not _State.library:
-        return 0
-    watch = _Watch()
-    watch.__enter__()
-    _watches[me] = watch
-    launches.recording[me] = []
-    _State.recorded = True
-    return 1
-
-
-def _end(seen: Any) -> int:
-    """Describe what was launched; 1 if it was one launch, and nothing else was done."""
-    me = threading.get_ident()
-    made, watch = launches.recording.pop(me), _watches.pop(me)
-    watch.__exit__(None, None, None)
-    try:
-        return int(watch.pure and len(made) == 1 and describe(made[0], seen.contents))
-    except (AttributeError, TypeError, ValueError, struct.error) as error:  # another Triton
-        logger.debug("a launch cannot be described: %s", error)
-        return 0
-
-
-def describe(launch: launches.Launch, seen: _Seen) -> bool:
-    """Fill in a launch for C++; False if it is not a plain one of Triton's on CUDA."""
-    compiled, run = launch.compiled, getattr(launch.compiled, "run", None)
-    plain = ("launch_cooperative_grid", "launch_pdl", "global_scratch_size", "profile_scratch_size", "gsan_enabled")
-    if type(run).__name__ != "CudaLauncher" or any(getattr(run, name, 0) for name in plain):
-        return False
-    warps, ctas, shared = compiled.packed_metadata
-    signature = compiled.src.signature
-    names = [n for n in signature if signature[n] != "constexpr"]
-    if ctas != 1 or len(names) > _MOST or not all(n in launch.args for n in names):
-        return False
-    seen.function, seen.threads, seen.shared, seen.count = compiled.function, 32 * warps, shared, len(names)
-    seen.grid[:] = (*launch.grid, 1, 1)[:3]
-    for i, name in enumerate(names):
-        kind, value = signature[name], launch.args[name]
-        seen.is_pointer[i] = kind.startswith("*")
-        if kind.startswith("*"):
-            seen.values[i] = 0 if value is None else value.data_ptr()
-        elif kind in _FORMATS:
-            seen.values[i] = int.from_bytes(struct.pack(_FORMATS[kind], value), "little")
-        else:
-            return False
-    _kernels[compiled.function] = compiled
-    return True
-
-
-on_scopes(functools.partial(pause, "policy"))

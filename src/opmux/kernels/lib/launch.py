@@ -164,7 +164,7 @@ class Launcher:
         compiled = self._launch(grid, args, config)
         if launches.recording and (mine := launches.recording.get(threading.get_ident())) is not None:
             given = zip((*self.tensors, *self.numbers), args, strict=True)
-            mine.append(launches.Launch(compiled, tuple(grid), dict(given)))
+            mine.launches.append(launches.Launch(compiled, tuple(grid), dict(given)))
         return compiled
 
     def _launch(self, grid: Grid, args: tuple, config: Config) -> Any:
@@ -268,6 +268,8 @@ class _Bound:
         rest = iter(late)
         numbers = [self.globals[n] if n.startswith("_k") else next(rest) for n in self.form.numbers]
         compiled = self.launcher(self.grid, (*tensors, *numbers), self.config)
+        if launches.recording and (mine := launches.recording.get(threading.get_ident())) is not None:
+            mine.made += [scope[name] for name in self.makes]
         if first.is_cuda and compiled is not None and not self.globals.get("_entry"):
             self._hasten(compiled, tensors, first)
         results = tuple(scope[name] for name in self.form.returns)

@@ -1,0 +1,475 @@
+// Launches of kernels that Python has recorded, by the driver and without Python.
+//
+// A call has a look: everything that may change what it launches. If a call did nothing but allocate its results and
+// launch Triton's kernels, further calls of the same look launch the same, with the pointers of their own tensors. See
+// launching.py. Each library that includes this has tables and switches of its own.
+
+#pragma once
+
+#include <ATen/Context.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/DefaultDtype.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace {
+
+using c10::DispatchKey;
+using c10::DispatchKeySet;
+
+constexpr int kMostParams = 64;
+constexpr int kMostLaunches = 4;
+constexpr int kMostSpaces = 8;
+constexpr int kMostTensors = 8;
+constexpr int kMostResults = 8;
+constexpr int kMostWords = 96;
+constexpr int kSightings = 6;  // calls that look the same, before one is recorded: shapes that never come back cost less
+constexpr size_t kPlaces = 512;
+constexpr size_t kMostRecipes = 4096;
+
+// One launch as Python saw it: for each parameter of the kernel a pointer, or the bytes of a number.
+struct Seen {
+  uint64_t function;
+  uint32_t grid[3];
+  uint32_t threads;
+  uint32_t shared;
+  int32_t count;
+  uint8_t is_pointer[kMostParams];
+  uint64_t values[kMostParams];
+};
+
+// Memory that the call allocated: its results, and workspaces, as for sums that its next launch adds up.
+struct Space {
+  uint64_t address;
+  uint64_t bytes;
+};
+
+// All that a call has launched.
+struct Recorded {
+  int32_t launches;
+  int32_t spaces;
+  Seen seen[kMostLaunches];
+  Space space[kMostSpaces];
+};
+
+// What launching.py provides.
+struct Driver {
+  int (*launch)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**, void**);
+  int (*stream)(int32_t, void**);  // nullptr: the device has none
+  int (*begin)();                  // from now on Python records what this thread launches; 0: not now
+  int (*end)(Recorded*);           // 1: it has launched, and nothing else was done
+};
+
+std::atomic<const Driver*> driver{nullptr};
+std::atomic<bool> launching{false};
+std::atomic<uint64_t> launched{0};
+std::atomic<uint64_t> epoch{1};  // what was recorded in an earlier one is void
+
+int64_t span(const at::Tensor& t) {  // bytes from its first element to the end of its last
+  int64_t last = 0;
+  for (int64_t i = 0; i < t.dim(); ++i) {
+    last += (t.size(i) - 1) * t.stride(i);
+  }
+  return t.numel() == 0 ? 0 : (last + 1) * static_cast<int64_t>(t.element_size());
+}
+
+// What a call looks like: everything that may change the launch, as words. `ok`: it can be launched from here.
+struct Look {
+  uint64_t words[kMostWords];
+  int count = 0;
+  bool ok = true;
+  int tensors = 0;
+  const at::Tensor* tensor[kMostTensors];
+  const char* pointer[kMostTensors];
+
+  void add(uint64_t word) {
+    if (count < kMostWords) {
+      words[count++] = word;
+    } else {
+      ok = false;
+    }
+  }
+
+  uint64_t hash() const {
+    uint64_t made = 0x9E3779B97F4A7C15u;
+    for (int i = 0; i < count; ++i) {
+      made = (made ^ words[i]) * 0xFF51AFD7ED558CCDu;
+      made ^= made >> 32;
+    }
+    // The last word may be a number such as 0.5, whose low bits are all 0: without this it would change no low bit.
+    made = (made ^ made >> 29) * 0xC4CEB9FE1A85EC53u;
+    return (made ^ made >> 32) | 1;  // never 0
+  }
+
+  void number(double value) {
+    uint64_t bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    add(bits);
+  }
+
+  // A Python number that torch has made a tensor of.
+  void wrapped(const at::Tensor& t) {
+    add(2 | static_cast<uint64_t>(t.scalar_type()) << 8);
+    switch (t.scalar_type()) {
+      case at::kDouble:
+        return number(*static_cast<const double*>(t.const_data_ptr()));
+      case at::kLong:
+        return add(*static_cast<const int64_t*>(t.const_data_ptr()));
+      case at::kBool:
+        return add(*static_cast<const bool*>(t.const_data_ptr()));
+      default:
+        ok = false;
+    }
+  }
+
+  void look(const at::Tensor& t, bool written) {
+    if (!t.defined()) {
+      return add(1);
+    }
+    if (t.unsafeGetTensorImpl()->is_wrapped_number()) {
+      return wrapped(t);
+    }
+    if (tensors == kMostTensors || !t.has_storage() || t.is_neg() || t.is_conj() ||
+        (tensors != 0 && t.device() != tensor[0]->device())) {
+      ok = false;
+      return;
+    }
+    const char* at = static_cast<const char*>(written ? t.mutable_data_ptr() : t.const_data_ptr());
+    if (at == nullptr) {
+      ok = false;  // empty
+      return;
+    }
+    const uint64_t beyond_16 = reinterpret_cast<uintptr_t>(at) & 15;  // kernels are compiled for multiples of 16 or not
+    uint64_t same = 0;
+    for (int i = 0; i < tensors && same == 0; ++i) {
+      same = pointer[i] == at ? i + 1 : 0;
+    }
+    add(3 | static_cast<uint64_t>(t.scalar_type()) << 8 | static_cast<uint64_t>(t.dim()) << 16 | same << 24 |
+        static_cast<uint64_t>(static_cast<uint8_t>(t.device().index())) << 32 | beyond_16 << 40);
+    for (int64_t n : t.sizes()) {
+      add(n);
+    }
+    for (int64_t n : t.strides()) {
+      add(n);
+    }
+    tensor[tensors] = &t;
+    pointer[tensors++] = at;
+  }
+
+  // Whether a tensor that is written (the first) shares memory with another one otherwise than by being the same.
+  bool overlaps() const {
+    const int64_t size = span(*tensor[0]);
+    for (int i = 1; i < tensors; ++i) {
+      const auto apart = pointer[i] - pointer[0];
+      if (apart != 0 && apart < size && -apart < span(*tensor[i])) {
+        return true;
+      }
+    }
+    return false;
+  }
+
+  void look(const at::Tensor& t) { look(t, false); }
+  void look(const std::optional<at::Tensor>& t) { t.has_value() ? look(*t, false) : add(1); }
+  void look(bool value) { add(value); }
+  void look(int64_t value) { add(value); }
+  void look(double value) { number(value); }
+  void look(const std::optional<double>& value) {
+    add(value.has_value());
+    number(value.value_or(0));
+  }
+  void look(at::ScalarType value) { add(static_cast<uint64_t>(value)); }
+  void look(const std::optional<at::ScalarType>& value) {
+    add(value.has_value() ? static_cast<uint64_t>(*value) + 1 : 0);
+  }
+  void look(const at::Scalar& value) {
+    add(static_cast<uint64_t>(value.type()));
+    if (value.isSymbolic() || value.isComplex()) {
+      ok = false;
+    } else if (value.isFloatingPoint()) {
+      number(value.toDouble());
+    } else {
+      add(value.toLong());
+    }
+  }
+  void look(std::string_view value) {
+    add(value.size());
+    uint64_t word = 0;
+    ok = ok && value.size() <= sizeof word;  // gelu's "none" and "tanh"
+    std::memcpy(&word, value.data(), std::min(value.size(), sizeof word));
+    add(word);
+  }
+  void look(at::IntArrayRef values) {
+    add(values.size());
+    for (int64_t n : values) {
+      add(n);
+    }
+  }
+  void look(const at::OptionalIntArrayRef& values) { values.has_value() ? look(*values) : add(~uint64_t{0}); }
+  void look(c10::SymIntArrayRef values) {
+    add(values.size());
+    for (const auto& n : values) {
+      ok = ok && !n.is_heap_allocated();
+      add(n.is_heap_allocated() ? 0 : n.as_int_unchecked());
+    }
+  }
+  template <class Other>
+  void look(const Other&) {  // a type that no launch was made for yet
+    ok = false;
+  }
+  void look(const std::array<bool, 3>& values) { add(values[0] | values[1] << 1 | values[2] << 2); }
+};
+
+// A launch for all calls of one look.
+struct Recipe {
+  enum Kind : uint8_t { kArgument, kResult, kSpace, kBytes };
+  struct Param {
+    Kind kind;
+    int index;
+    uint64_t value;  // bytes after the start of the tensor, or the number
+  };
+  struct Result {
+    at::ScalarType type;
+    std::vector<c10::SymInt> sizes, strides;
+  };
+  struct Launch {
+    Seen seen;
+    std::vector<Param> params;
+  };
+
+  std::vector<uint64_t> look;
+  uint64_t epoch = 0;
+  std::vector<Launch> launches;
+  std::vector<Result> results;
+  std::vector<Result> spaces;
+
+  virtual ~Recipe() = default;
+
+  bool is_for(const Look& call, uint64_t now) const {
+    return epoch == now && look.size() == static_cast<size_t>(call.count) &&
+        std::memcmp(look.data(), call.words, call.count * sizeof(uint64_t)) == 0;
+  }
+};
+
+using Results = std::array<at::Tensor, kMostResults>;
+
+at::Tensor allocate(const Recipe::Result& made, DispatchKey key, c10::Device device) {
+  using Function = at::Tensor(c10::SymIntArrayRef, c10::SymIntArrayRef, std::optional<at::ScalarType>,
+                              std::optional<at::Layout>, std::optional<at::Device>, std::optional<bool>);
+  static auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::empty_strided", "").typed<Function>();
+  return op.redispatch(DispatchKeySet(key), made.sizes, made.strides, made.type, std::nullopt, device, std::nullopt);
+}
+
+// Launches; false if that cannot be done here and now.
+bool run(const Recipe& recipe, const Look& call, DispatchKey key, Results& results) {
+  const Driver& with = *driver.load(std::memory_order_acquire);
+  const c10::Device device = call.tensor[0]->device();
+  if (c10::impl::VirtualGuardImpl(device.type()).getDevice() != device) {
+    return false;
+  }
+  void* stream = nullptr;
+  if (with.stream != nullptr && with.stream(device.index(), &stream) != 0) {
+    return false;
+  }
+  for (size_t i = 0; i < recipe.results.size(); ++i) {
+    results[i] = allocate(recipe.results[i], key, device);
+  }
+  std::array<at::Tensor, kMostSpaces> spaces;
+  for (size_t i = 0; i < recipe.spaces.size(); ++i) {
+    spaces[i] = allocate(recipe.spaces[i], key, device);
+  }
+  for (const auto& launch : recipe.launches) {
+    uint64_t values[kMostParams + 2];
+    void* params[kMostParams + 2];
+    size_t count = 0;
+    for (const auto& param : launch.params) {
+      uint64_t base = 0;
+      if (param.kind == Recipe::kArgument) {
+        base = reinterpret_cast<uint64_t>(call.pointer[param.index]);
+      } else if (param.kind != Recipe::kBytes) {
+        const at::Tensor& made = param.kind == Recipe::kResult ? results[param.index] : spaces[param.index];
+        base = reinterpret_cast<uint64_t>(made.mutable_data_ptr());
+      }
+      values[count++] = base + param.value;
+    }
+    values[count++] = 0;  // Triton's scratch memories, of which these kernels have none
+    values[count++] = 0;
+    for (size_t i = 0; i < count; ++i) {
+      params[i] = &values[i];
+    }
+    const Seen& seen = launch.seen;
+    launched.fetch_add(1, std::memory_order_relaxed);
+    if (with.launch(reinterpret_cast<void*>(seen.function), seen.grid[0], seen.grid[1], seen.grid[2], seen.threads, 1, 1,
+                    seen.shared, stream, params, nullptr) != 0) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// Fills in what was launched, in terms of the call's arguments and results; false if that is not all of what the call
+// did. `in_place`: its result is its first argument.
+bool understand(Recipe& made, const Look& call, const Recorded& recorded, const at::Tensor* const* results, int count,
+                bool in_place) {
+  made.look.assign(call.words, call.words + call.count);
+  if (recorded.launches == 0 || count > kMostResults) {
+    return false;
+  }
+  for (int i = 0; i < count && !in_place; ++i) {
+    const at::Tensor& y = *results[i];
+    if (!y.defined() || y.device() != call.tensor[0]->device() || y.storage_offset() != 0 || y.is_neg() || y.is_conj() ||
+        y.storage().nbytes() != static_cast<size_t>(span(y)) || y.numel() == 0) {
+      return false;
+    }
+    for (int j = 0; j < call.tensors; ++j) {
+      if (y.storage().is_alias_of(call.tensor[j]->storage())) {
+        return false;
+      }
+    }
+    for (int j = 0; j < i; ++j) {
+      if (y.storage().is_alias_of(results[j]->storage())) {
+        return false;
+      }
+    }
+    const auto symbolic = [](at::IntArrayRef from) { return std::vector<c10::SymInt>(from.begin(), from.end()); };
+    made.results.push_back({y.scalar_type(), symbolic(y.sizes()), symbolic(y.strides())});
+  }
+  const auto is_result = [&](const Space& space) {
+    return std::any_of(results, results + made.results.size(), [&](const at::Tensor* y) {
+      return reinterpret_cast<uint64_t>(y->const_data_ptr()) == space.address;
+    });
+  };
+  std::vector<Space> spaces;
+  for (int i = 0; i < recorded.spaces; ++i) {
+    if (!is_result(recorded.space[i])) {
+      spaces.push_back(recorded.space[i]);
+      made.spaces.push_back({at::kByte, {static_cast<int64_t>(recorded.space[i].bytes)}, {1}});
+    }
+  }
+  std::array<bool, kMostResults> written{};
+  for (int n = 0; n < recorded.launches; ++n) {
+    const Seen& seen = recorded.seen[n];
+    Recipe::Launch launch{seen, {}};
+    for (int i = 0; i < seen.count; ++i) {
+      const uint64_t value = seen.values[i];
+      Recipe::Param param{Recipe::kBytes, 0, value};
+      if (seen.is_pointer[i] && value != 0) {
+        int found = 0;
+        for (int exact = 1; exact >= 0 && found == 0; --exact) {  // at the start of a tensor, else inside of just one
+          const auto match = [&](Recipe::Kind kind, int index, uint64_t start, uint64_t size) {
+            const uint64_t after = value - start;
+            if (exact != 0 ? after == 0 && found == 0 : after < size) {
+              param = {kind, index, after};
+              ++found;
+            }
+          };
+          for (int j = 0; j < call.tensors; ++j) {
+            match(Recipe::kArgument, j, reinterpret_cast<uint64_t>(call.pointer[j]), span(*call.tensor[j]));
+          }
+          for (size_t j = 0; j < made.results.size(); ++j) {
+            match(Recipe::kResult, static_cast<int>(j), reinterpret_cast<uint64_t>(results[j]->const_data_ptr()),
+                  span(*results[j]));
+          }
+          for (size_t j = 0; j < spaces.size(); ++j) {
+            match(Recipe::kSpace, static_cast<int>(j), spaces[j].address, spaces[j].bytes);
+          }
+        }
+        if (found != 1) {
+          return false;
+        }
+      }
+      if (param.kind == Recipe::kResult) {
+        written[param.index] = true;
+      }
+      launch.params.push_back(param);
+    }
+    made.launches.push_back(std::move(launch));
+  }
+  for (size_t j = 0; j < made.results.size(); ++j) {
+    if (!written[j]) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// The recipes of one op. Readers take no lock: a recipe lives as long as its table.
+class Recipes {
+ public:
+  const Recipe* find(const Look& call, uint64_t hash) const {
+    const Table* table = table_.load(std::memory_order_acquire);
+    if (table == nullptr) {
+      return nullptr;
+    }
+    const Recipe* found = table->recipes[place_of(hash)].load(std::memory_order_acquire);
+    return found != nullptr && found->is_for(call, epoch.load(std::memory_order_acquire)) ? found : nullptr;
+  }
+
+  // Whether a call of which there is no recipe should be recorded: it was seen often enough, and not refused.
+  bool is_due(uint64_t hash) {
+    Table* table = table_.load(std::memory_order_acquire);
+    if (table == nullptr) {
+      std::lock_guard<std::mutex> held(lock_);
+      if (table_.load() == nullptr) {
+        owned_ = std::make_unique<Table>();
+        table_.store(owned_.get(), std::memory_order_release);
+      }
+      table = owned_.get();
+    }
+    const size_t place = place_of(hash);
+    const uint64_t id = hash ^ epoch.load(std::memory_order_relaxed);
+    if (table->seen[place].load(std::memory_order_relaxed) != id) {
+      table->seen[place].store(id, std::memory_order_relaxed);
+      table->times[place].store(0, std::memory_order_relaxed);
+    }
+    return table->times[place].fetch_add(1, std::memory_order_relaxed) + 1 == kSightings;
+  }
+
+  void keep(std::unique_ptr<Recipe> recipe, uint64_t hash) {
+    std::lock_guard<std::mutex> held(lock_);
+    if (all_.size() < kMostRecipes) {
+      owned_->recipes[place_of(hash)].store(recipe.get(), std::memory_order_release);
+      all_.push_back(std::move(recipe));
+    }
+  }
+
+ private:
+  static size_t place_of(uint64_t hash) { return (hash >> 1) % kPlaces; }
+
+  struct Table {
+    std::array<std::atomic<const Recipe*>, kPlaces> recipes{};
+    std::array<std::atomic<uint64_t>, kPlaces> seen{};
+    std::array<std::atomic<uint32_t>, kPlaces> times{};
+  };
+  std::atomic<Table*> table_{nullptr};
+  std::unique_ptr<Table> owned_;
+  std::vector<std::unique_ptr<Recipe>> all_;
+  std::mutex lock_;
+};
+
+}  // namespace
+
+extern "C" {
+
+// The driver must never be freed.
+void opmux_launches_driver(const Driver* with) { driver.store(with, std::memory_order_release); }
+
+// Whether calls are launched from here, or all go to Python.
+void opmux_launches_launch(int on) { launching.store(on != 0 && driver.load() != nullptr, std::memory_order_release); }
+
+uint64_t opmux_launches_launched() { return launched.load(std::memory_order_relaxed); }
+
+// Forgets what was recorded.
+void opmux_launches_clear() { epoch.fetch_add(1, std::memory_order_acq_rel); }
+
+}  // extern "C"

@@ -1,0 +1,271 @@
+"""Kernels of Triton launched from C++: what the libraries that do it share (launches.h).
+
+A library launches a call again that Python has recorded: `Recorder` notes what a call does. If that was nothing but
+allocations and launches, further calls that look the same (dtypes, shapes, strides, numbers) launch the same kernels,
+with the same numbers and the pointers of their own tensors. `clear` makes all libraries forget.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import struct
+import threading
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..core import launches
+from ..core.lock import ForkSafeLock
+from ..core.log import logger
+from ..core.policy import on_scopes
+
+HEADER = Path(__file__).with_name("launches.h")
+# Families whose kernels depend on the arguments alone: products also on torch's precision for float32.
+FAMILIES = frozenset({"pointwise", "reduce", "scan", "softmax", "norm", "channel_norm", "activation"})
+
+_MOST_PARAMS, _MOST_LAUNCHES, _MOST_SPACES = 64, 4, 8  # as in launches.h
+_FORMATS = {
+    "i1": "<b", "i8": "<b", "i16": "<h", "i32": "<i", "i64": "<q", "u1": "<B", "u8": "<B", "u16": "<H", "u32": "<I",
+    "u64": "<Q", "fp32": "<f", "f32": "<f", "fp64": "<d",
+}  # fmt: skip
+
+
+class Seen(ctypes.Structure):
+    """One launch."""
+
+    _fields_ = (
+        ("function", ctypes.c_uint64), ("grid", ctypes.c_uint32 * 3), ("threads", ctypes.c_uint32),
+        ("shared", ctypes.c_uint32), ("count", ctypes.c_int32), ("is_pointer", ctypes.c_uint8 * _MOST_PARAMS),
+        ("values", ctypes.c_uint64 * _MOST_PARAMS),
+    )  # fmt: skip
+
+
+class _Space(ctypes.Structure):
+    _fields_ = (("address", ctypes.c_uint64), ("bytes", ctypes.c_uint64))
+
+
+class Recorded(ctypes.Structure):
+    """All that a call has launched."""
+
+    _fields_ = (
+        ("launches", ctypes.c_int32), ("spaces", ctypes.c_int32), ("seen", Seen * _MOST_LAUNCHES),
+        ("space", _Space * _MOST_SPACES),
+    )  # fmt: skip
+
+
+_BEGIN, _END = ctypes.CFUNCTYPE(ctypes.c_int), ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(Recorded))
+
+
+class Driver(ctypes.Structure):
+    """What C++ launches with, and how it has a call recorded."""
+
+    _fields_ = (("launch", ctypes.c_void_p), ("stream", ctypes.c_void_p), ("begin", _BEGIN), ("end", _END))
+
+    @classmethod
+    def of(cls, launch: ctypes.c_void_p, stream: ctypes.c_void_p | None) -> Driver:
+        return cls(launch, stream, _BEGIN(_begin), _END(_end))
+
+
+class _Library:
+    """The functions of launches.h in one library."""
+
+    def __init__(self, loaded: ctypes.CDLL):
+        holding = ctypes.PyDLL(None, handle=loaded._handle)  # keeps the GIL: for calls of some nanoseconds
+
+        def function(name: str, returns: Any, *takes: Any) -> Any:
+            made = getattr(holding, f"opmux_launches_{name}")
+            made.restype, made.argtypes = returns, takes
+            return made
+
+        self.driver = function("driver", None, ctypes.c_void_p)
+        self.launch = function("launch", None, ctypes.c_int)
+        self.launched = function("launched", ctypes.c_uint64)
+        self.clear = function("clear", None)
+
+
+class _State:
+    lock = ForkSafeLock().arm()
+    libraries: list[_Library] = []
+    driver: Driver | None = None  # C++ has its address
+    drives: bool | None = None  # whether there is one for CUDA; None: not tried
+    recorded = False  # whether anything was, since it was last cleared
+    paused: set[str] = set()  # why no kernel is launched from C++ now: each call goes to Python
+
+
+def attach(loaded: ctypes.CDLL) -> None:
+    """Let a library launch."""
+    with _State.lock.held:
+        _State.libraries.append(_Library(loaded))
+        drive(_State.driver)
+
+
+def drives() -> bool:
+    """Whether C++ can launch on CUDA: there are cuLaunchKernel and torch's current stream."""
+    with _State.lock.held:
+        if _State.drives is None:
+            address = lambda of, name: ctypes.cast(getattr(of, name), ctypes.c_void_p)
+            try:
+                cuda = ctypes.CDLL("libcuda.so.1")
+                of_torch = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cuda.so"))
+                stream = address(of_torch, "aoti_torch_get_current_cuda_stream")
+                drive(Driver.of(address(cuda, "cuLaunchKernel"), stream))
+                _State.drives = True
+            except (OSError, AttributeError) as error:
+                logger.info("kernels are launched from Python: %s", error)
+                _State.drives = False
+        return _State.drives
+
+
+def drive(driver: Driver | None) -> None:
+    """Launch with these functions from now on. C++ may read them at any time: keep them."""
+    _State.driver = driver
+    for library in _State.libraries:
+        library.driver(None if driver is None else ctypes.addressof(driver))
+    for hooks in (launches.on_forget, launches.on_rebind):
+        if clear not in hooks:
+            hooks.append(clear)
+    _set_launching()
+
+
+def pause(why: str, on: bool) -> None:
+    """While there is a reason, no kernel is launched from C++: "counted", or "policy" for a live scope of one."""
+    if on != (why in _State.paused):
+        (_State.paused.add if on else _State.paused.discard)(why)
+        _set_launching()
+
+
+def clear() -> None:
+    """Forget the launches: another implementation may be chosen, or other tiles."""
+    if _State.recorded:
+        _State.recorded = False
+        for library in _State.libraries:
+            library.clear()
+
+
+def launched() -> int:
+    """How many kernels were launched from C++ in this process."""
+    return sum(library.launched() for library in _State.libraries)
+
+
+def _set_launching() -> None:
+    for library in _State.libraries:
+        library.launch(_State.driver is not None and not _State.paused)
+
+
+# ---- recording ------------------------------------------------------------------------------------------------------
+
+
+class _Watch(TorchDispatchMode):
+    """Notes whether a call does anything on the device besides launching kernels of ours."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pure = True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.pure = self.pure and (func in _ALLOCATE or _is_view(func))
+        return func(*args, **(kwargs or {}))
+
+
+_ALLOCATE = (
+    torch.ops.aten.empty.memory_format,
+    *(getattr(torch.ops.aten, n).default for n in ("empty_strided", "empty_like", "new_empty", "new_empty_strided")),
+)
+
+
+def _is_view(func: Any) -> bool:
+    schema = func._schema
+    return bool(schema.returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
+
+
+class Recorder:
+    """Notes what this thread does in a `with` block. `begin` and `end` are the same for callers in C++."""
+
+    def __init__(self) -> None:
+        self._watch = _Watch()
+        self._record = launches.Record()
+
+    def __enter__(self) -> Recorder:
+        self._watch.__enter__()
+        launches.recording[threading.get_ident()] = self._record
+        _State.recorded = True
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        del launches.recording[threading.get_ident()]
+        self._watch.__exit__(*error)
+
+    def describe(self, into: Recorded) -> bool:
+        """Describe what was launched; False if anything else was done, or a launch is not a plain one of Triton's."""
+        record = self._record
+        if not self._watch.pure or not 0 < len(record.launches) <= _MOST_LAUNCHES:
+            return False
+        spaces = [t.untyped_storage() for t in record.made if t.numel()]
+        if len(spaces) > _MOST_SPACES:
+            return False
+        try:
+            if not all(map(describe, record.launches, into.seen)):
+                return False
+        except (AttributeError, TypeError, ValueError, struct.error) as error:  # another Triton
+            logger.debug("a launch cannot be described: %s", error)
+            return False
+        into.launches, into.spaces = len(record.launches), len(spaces)
+        for space, storage in zip(into.space, spaces):
+            space.address, space.bytes = storage.data_ptr(), storage.nbytes()
+        return True
+
+
+def is_recording() -> bool:
+    """Whether this thread is being recorded."""
+    return threading.get_ident() in launches.recording
+
+
+_recorders: dict[int, Recorder] = {}
+_kernels: dict[int, Any] = {}  # function -> Triton's kernel, which must not be unloaded
+
+
+def _begin() -> int:
+    """Record what this thread launches; called by C++, which an exception must not reach."""
+    if is_recording():
+        return 0
+    _recorders[threading.get_ident()] = Recorder().__enter__()
+    return 1
+
+
+def _end(into: Any) -> int:
+    """Describe what was launched; 1 if nothing else was done."""
+    recorder = _recorders.pop(threading.get_ident())
+    recorder.__exit__(None, None, None)
+    return int(recorder.describe(into.contents))
+
+
+def describe(launch: launches.Launch, seen: Seen) -> bool:
+    """Fill in a launch for C++; False if it is not a plain one of Triton's on CUDA."""
+    compiled, run = launch.compiled, getattr(launch.compiled, "run", None)
+    plain = ("launch_cooperative_grid", "launch_pdl", "global_scratch_size", "profile_scratch_size", "gsan_enabled")
+    if type(run).__name__ != "CudaLauncher" or any(getattr(run, name, 0) for name in plain):
+        return False
+    warps, ctas, shared = compiled.packed_metadata
+    signature = compiled.src.signature
+    names = [n for n in signature if signature[n] != "constexpr"]
+    if ctas != 1 or len(names) > _MOST_PARAMS or not all(n in launch.args for n in names):
+        return False
+    seen.function, seen.threads, seen.shared, seen.count = compiled.function, 32 * warps, shared, len(names)
+    seen.grid[:] = (*launch.grid, 1, 1)[:3]
+    for i, name in enumerate(names):
+        kind, value = signature[name], launch.args[name]
+        seen.is_pointer[i] = kind.startswith("*")
+        if kind.startswith("*"):
+            seen.values[i] = 0 if value is None else value.data_ptr()
+        elif kind in _FORMATS:
+            seen.values[i] = int.from_bytes(struct.pack(_FORMATS[kind], value), "little")
+        else:
+            return False
+    _kernels[compiled.function] = compiled
+    return True
+
+
+on_scopes(functools.partial(pause, "policy"))
