@@ -3,9 +3,10 @@
     python benchmarks/gradients.py [--json FILE] [--device cpu|cuda] [--quick]
     python benchmarks/gradients.py --against TREE     # this tree and another one by turns, in one file
 
-Columns: torch's own op in eager mode; the same with `opmux.enable()`; the op of `opmux.ops`; and a minimal
-`autograd.Function` that allocates the same results, saves the same tensors and computes nothing. The case "empty" is an
-op of opmux whose kernels only allocate: what it takes over the minimal Function is what opmux adds.
+Columns: torch's own op in eager mode; the same with `opmux.enable()`; the op of `opmux.ops`, launched from C++ where
+that is possible; the same launched from Python; and a minimal `autograd.Function` that allocates the same results,
+saves the same tensors and computes nothing. The case "empty" is an op of opmux whose kernels only allocate: what it
+takes over the minimal Function is what opmux adds.
 
 On an accelerator nothing is waited for inside a measurement, so that the host is timed. On the CPU the clock is the
 thread's own, and the kernels are part of the time. The sides take turns every few milliseconds, as clocks drift: a
@@ -34,8 +35,14 @@ from torch.nn import functional as F
 
 import opmux
 
+try:
+    from opmux.runtime import launching
+except ImportError:  # --against a tree that launches from Python only
+    launching = None
+
 Sides = dict[str, Callable[[], Any]]
-SIDES = ("torch", "enable", "opmux", "minimal")
+SIDES = ("torch", "enable", "opmux", "python", "minimal")
+WARM = 16  # calls before a turn: enabling and disabling makes C++ forget what it launches
 
 
 def minimal(
@@ -172,7 +179,8 @@ def measure(timer: Timer, sides: Sides, turns: int) -> dict[str, dict[str, float
     for _ in range(turns):
         for name, call in sides.items():
             switch(name)
-            call()
+            for _ in range(WARM):
+                call()
             times[name].append(timer.us(call, calls[name]))
     switch("")
     base = times["torch" if "torch" in times else "minimal"]
@@ -187,7 +195,9 @@ def measure(timer: Timer, sides: Sides, turns: int) -> dict[str, dict[str, float
 
 
 def switch(side: str) -> None:
-    """`opmux.enable()` for the side of that name, and for no other."""
+    """`opmux.enable()` for the side of that name, and for no other; C++ launches for all but `python`."""
+    if launching is not None:
+        launching.pause("measured", side == "python")
     if side == "enable":
         opmux.enable(mode="all")
     else:
@@ -200,7 +210,7 @@ def run(device: str, quick: bool) -> list[dict[str, Any]]:
     timer, turns, rows = Timer(device, 0.002 if quick else 0.01), 9 if quick else 41, []
     for name, (leaves, sides) in cases(device).items():
         if "torch" in sides:
-            sides["enable"] = sides["torch"]
+            sides["enable"], sides["python"] = sides["torch"], sides["opmux"]
         sides = {side: sides[side] for side in SIDES if side in sides}
         for what, timed in timed_calls(leaves, sides).items():
             rows.append({"op": name, "what": what, "sides": measure(timer, timed, turns)})

@@ -59,6 +59,12 @@ def _extensions() -> tuple[Extension, ...]:
     return runtime.EXTENSION, tex.EXTENSION, aten.EXTENSION
 
 
+def _hasten() -> Callable[..., Any]:
+    from .runtime.functions import hasten
+
+    return hasten
+
+
 def _foreign_modules() -> Mapping[str, Callable[[], ModuleType]]:
     import importlib
 
@@ -71,6 +77,7 @@ wiring.op_packages.register(lambda: ({"opmux.specs": "", "opmux.faces.tex.ops": 
 wiring.machine.register(_machine)
 wiring.manager.register(_manager)
 wiring.extensions.register(_extensions)
+wiring.hasten.register(_hasten)
 wiring.foreign_modules.register(_foreign_modules)
 
 

@@ -367,12 +367,12 @@ def test_what_is_saved():
 def test_a_shell_made_under_a_mode_is_not_kept():
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-    from opmux.core.autograd import _shape_only
+    from opmux.core.autograd import shape_only
 
     x = torch.ones(2, 3, dtype=torch.complex64)  # a dtype that no other test has used
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        assert isinstance(_shape_only(mode.from_tensor(x)), FakeTensor)
-    assert not isinstance(_shape_only(x), FakeTensor)
+        assert isinstance(shape_only(mode.from_tensor(x)), FakeTensor)
+    assert not isinstance(shape_only(x), FakeTensor)
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

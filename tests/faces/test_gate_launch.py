@@ -264,7 +264,23 @@ def test_views_and_allocations_are_no_work(world):
     assert len(world.from_cpp) == 1
 
 
-def test_two_launches_stay_in_python(world):
+def test_two_launches_with_a_workspace(world):
+    def launch(name, x, other, y, scale):
+        space = torch.empty_like(x)
+        World.launch(world, name, x, None, space, scale)
+        World.launch(world, name, space, None, y, scale)
+        if launches.recording:
+            launches.recording[threading.get_ident()].made.append(space)
+
+    world.launch = launch
+    x = torch.rand(4, 8)
+    often(world, lambda: torch.exp(x))
+    z = torch.rand(4, 8)
+    assert torch.equal(torch.exp(z), z)  # the kernel here copies
+    assert [name for name, *_ in world.from_cpp] == ["exp"] * 4
+
+
+def test_a_launch_into_memory_of_others_stays_in_python(world):
     world.extra = lambda x: world.launch("exp", x, None, torch.empty_like(x), 1.0)
     x = torch.rand(4, 8)
     for _ in range(3 * SIGHTINGS):
@@ -419,7 +435,8 @@ def test_launches_that_are_not_plain_are_not_described():
             "signature": {"n": "i32"},
         } | changed
         src = types.SimpleNamespace(signature=given.pop("signature"))
-        return launching.describe(launches.Launch(types.SimpleNamespace(src=src, **given), (1,), {"n": -2}), launching.Seen())
+        launch = launches.Launch(types.SimpleNamespace(src=src, **given), (1,), {"n": -2})
+        return launching.describe(launch, launching.Seen())
 
     assert described()
     cooperative = CudaLauncher()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from .. import wiring
 from . import codegen
 from .entry import EntryPoint, Form, dispatch_modes, is_tensor, scope, transforms_active
 from .errors import DispatchError
@@ -82,7 +83,7 @@ def make_call(spec: Spec, entry: EntryPoint, backward: EntryPoint, traced: Calla
     names = {
         "_entry": entry,
         "_raw": entry.raw,
-        "_apply": _apply_of(spec, entry, backward),
+        "_apply": wiring.hasten()(spec, entry, backward, _apply_of(spec, entry, backward)),
         "_with_gradient": slow_path,
         "_scope": scope.get,
         "_plain": _PLAIN,
@@ -144,11 +145,15 @@ def _apply_of(spec: Spec, entry: EntryPoint, backward: EntryPoint) -> Callable[.
     apply = entry.apply
     if apply is None:
         body = _make_forward_and_backward(spec, backward)
-        name = "".join(word.capitalize() for word in spec.name.split("_"))
-        made: Any = type(name, (torch.autograd.Function,), {n: staticmethod(f) for n, f in body.items()})
+        made: Any = type(name_of(spec), (torch.autograd.Function,), {n: staticmethod(f) for n, f in body.items()})
         below: Any = super(torch.autograd.Function, made)
         apply = entry.apply = below.apply
     return apply
+
+
+def name_of(spec: Spec) -> str:
+    """The name of the op's Function."""
+    return "".join(word.capitalize() for word in spec.name.split("_"))
 
 
 # ---- generated source -----------------------------------------------------------------------------------------------
@@ -181,7 +186,7 @@ def _all_plain(value: Any) -> bool:
     return all(is_plain(t) for t in tensors_in(value))
 
 
-class _Saved:
+class Saved:
     """What an op's forward saves: tensors by `save_for_backward`, other arguments on the context."""
 
     def __init__(self, spec: Spec):
@@ -204,7 +209,7 @@ class _Saved:
 
 def _make_forward_and_backward(spec: Spec, backward: EntryPoint) -> dict[str, Callable[..., Any]]:
     """Forward and backward of an op's Function."""
-    plan, saved = spec.gradient, _Saved(spec)
+    plan, saved = spec.gradient, Saved(spec)
 
     def create_graph(ctx: Any, grads: tuple) -> tuple:
         needed = ctx.needs_input_grad[1:]
@@ -219,7 +224,7 @@ def _make_forward_and_backward(spec: Spec, backward: EntryPoint) -> dict[str, Ca
         "_create_graph": create_graph,
         "_results": functools.partial(results_of, spec),
         "_gradients": functools.partial(results_of, plan.backward),
-        "_shape_only": _shape_only,
+        "_shape_only": shape_only,
     }
     made = {}
     for name, text in (("forward", _forward_text(spec, saved)), ("backward", _backward_text(spec, saved))):
@@ -228,7 +233,7 @@ def _make_forward_and_backward(spec: Spec, backward: EntryPoint) -> dict[str, Ca
     return made
 
 
-def _forward_text(spec: Spec, saved: _Saved) -> str:
+def _forward_text(spec: Spec, saved: Saved) -> str:
     plan, outs = spec.gradient, [f"_out_{n}" for n in spec.out]
     saves = []
     for kind, i in saved.tensors:
@@ -260,7 +265,7 @@ def _forward_text(spec: Spec, saved: _Saved) -> str:
     )
 
 
-def _backward_text(spec: Spec, saved: _Saved) -> str:
+def _backward_text(spec: Spec, saved: Saved) -> str:
     plan = spec.gradient
     grads = [f"_grad_{n}" for n in spec.out]
     mixed = [spec.names[i] for i in saved.others if saved.kinds[spec.names[i]] == "mixed"]
@@ -309,7 +314,7 @@ def _unpack(names: list[str], convert: str) -> str:
     return wrong + f"    {_tuple(names)} = _found"
 
 
-def _shape_only(value: Tensor) -> Tensor:
+def shape_only(value: Tensor) -> Tensor:
     """For an argument of which only shape and dtype matter, an expanded one-element tensor; its contents are undefined.
 
     The element is shared by all calls, because allocating it takes longer than the rest of a forward.

@@ -25,7 +25,7 @@ CPP = knob(
     "OPMUX_CPP",
     flag,
     default=True,
-    doc="0 leaves overrides of torch's ops to Python; else their entry is C++, compiled by the first opmux.enable()",
+    doc="0 leaves overrides of torch's ops and ops with gradients to Python; else C++ launches, compiled on first use",
 )
 CUDA_HOME = knob("CUDA_HOME", path, doc="the path of the CUDA toolkit; shown, never changed", in_file=False)
 CUDA_PATH = knob("CUDA_PATH", path, doc="as CUDA_HOME", in_file=False)

@@ -1,0 +1,509 @@
+// Ops with gradients that are launched without Python: what `apply` of an op's autograd.Function is replaced by.
+//
+// A call that looks like one that Python has recorded is launched from here, and autograd records a node in C++; its
+// backward is launched in the same way. All other calls, and what create_graph=True computes, go to the Function's own
+// `apply` and `backward`. See functions.py.
+
+#include <Python.h>
+
+#include <ATen/SequenceNumber.h>
+#include <ATen/record_function.h>
+#include <torch/csrc/Dtype.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/autograd/saved_variable.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/csrc/dynamo/compiled_autograd.h>
+#include <torch/csrc/utils/object_ptr.h>
+
+#include <string>
+
+#include "launches.h"
+
+namespace {
+
+using torch::autograd::Edge;
+using torch::autograd::Node;
+using torch::autograd::SavedVariable;
+using torch::autograd::variable_list;
+using NodePtr = decltype(Edge::function);  // std::shared_ptr<Node>; from torch 2.12 on c10::intrusive_ptr<Node>
+
+constexpr int kMostArguments = 16;
+
+// A value that the backward takes, or that the forward saves for it.
+struct Source {
+  enum Kind : int32_t { kGrad, kArgument, kShape, kResult, kNumber };
+  int32_t kind;
+  int32_t index;
+};
+
+// One op: how its results, gradients and saved values belong together.
+struct Op {
+  std::string name;
+  std::vector<int32_t> edges;  // for each argument its edge in the graph; -1: it is never a tensor
+  std::vector<Source> saves;
+  std::vector<Source> sources;   // the arguments of the backward
+  std::vector<int32_t> targets;  // for each of its results the argument whose gradient that is
+  std::vector<int32_t> differentiable;
+  int32_t device;  // c10::DeviceType
+  PyObject* apply;
+  PyObject* record;
+  PyObject* backward;
+  PyObject* record_backward;
+  Recipes forward_recipes;
+  Recipes backward_recipes;
+
+  int edge_count() const { return *std::max_element(edges.begin(), edges.end()) + 1; }
+  bool has_one_gradient() const { return std::count(differentiable.begin(), differentiable.end(), 1) == 1; }
+};
+
+// The launches of a forward. It is never freed, and what its nodes need is kept here.
+struct Forward final : Recipe {
+  PyObject* kept = nullptr;        // what the Function would keep on its context: the backward's pair, and numbers
+  std::vector<at::Tensor> shapes;  // for each saved value of kind kShape: of the same shape and dtype
+};
+
+void look_at(Look& call, const at::Tensor& t, int32_t device) {
+  const auto keys = t.key_set();
+  if (static_cast<int32_t>(t.device().type()) != device || t.unsafeGetTensorImpl()->is_wrapped_number() ||
+      keys.has_any(c10::python_ks) || keys.has(DispatchKey::FuncTorchGradWrapper) ||
+      keys.has(DispatchKey::FuncTorchBatched)) {
+    call.ok = false;
+    return;
+  }
+  call.look(t);
+}
+
+// Numbers, words and sizes, told apart by type too: 1, 1.0 and True may be different to an op.
+void look_at(Look& call, PyObject* value) {
+  if (value == Py_None || PyBool_Check(value) || THPDtype_Check(value)) {  // of each there is one
+    call.add(reinterpret_cast<uint64_t>(value));
+  } else if (PyFloat_CheckExact(value)) {
+    call.add(5);
+    call.number(PyFloat_AS_DOUBLE(value));
+  } else if (PyLong_CheckExact(value)) {
+    int overflow = 0;
+    call.add(6);
+    call.add(PyLong_AsLongLongAndOverflow(value, &overflow));
+    call.ok = call.ok && overflow == 0;
+  } else if (PyUnicode_CheckExact(value)) {
+    Py_ssize_t size = 0;
+    const char* text = PyUnicode_AsUTF8AndSize(value, &size);
+    if (text == nullptr) {
+      PyErr_Clear();
+      call.ok = false;
+      return;
+    }
+    call.look(std::string_view(text, size));
+  } else if (PyTuple_Check(value) || PyList_CheckExact(value)) {
+    const Py_ssize_t size = PySequence_Fast_GET_SIZE(value);
+    call.add(7 | static_cast<uint64_t>(size) << 8);
+    for (Py_ssize_t i = 0; i < size && call.ok; ++i) {
+      PyObject* one = PySequence_Fast_GET_ITEM(value, i);
+      call.ok = !PyTuple_Check(one) && !PyList_Check(one);
+      look_at(call, one);
+    }
+  } else {
+    call.ok = false;
+  }
+}
+
+void look_at_settings(Look& call) {
+  call.add(at::globalContext().deterministicAlgorithms());
+  call.add(static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()));
+}
+
+DispatchKey key_of(const Look& call) {
+  const at::Tensor& first = *call.tensor[0];
+  return c10::computeDispatchKey(first.scalar_type(), at::kStrided, first.device());
+}
+
+[[noreturn]] void raise_python() {
+  python_error error;
+  error.persist();
+  throw std::move(error);
+}
+
+PyObject* wrapped(const at::Tensor& t) {
+  if (!t.defined()) {
+    Py_RETURN_NONE;
+  }
+  return THPVariable_Wrap(t);
+}
+
+// ---- the backward ----------------------------------------------------------------------------------------------------
+
+void look_at_backward(Look& call, const Op& op, const Forward* forward, const at::Tensor* const* values) {
+  look_at_settings(call);
+  call.add(reinterpret_cast<uint64_t>(forward));  // the numbers are the same for all calls of one look
+  for (size_t i = 0; i < op.sources.size(); ++i) {
+    if (op.sources[i].kind == Source::kNumber) {
+      continue;
+    }
+    if (values[i] == nullptr || !values[i]->defined()) {
+      call.add(1);
+    } else {
+      look_at(call, *values[i], op.device);
+    }
+  }
+}
+
+struct Gradient final : Node {
+  Gradient(Op* op, const Forward* forward) : op(op), forward(forward) {}
+
+  std::string name() const override { return op->name + "Backward"; }
+
+  void release_variables() override {
+    std::lock_guard<std::mutex> held(mutex_);
+    for (auto& one : saved) {
+      one.reset_data();
+    }
+  }
+
+  variable_list apply(variable_list&& grads) override {
+    if (op->has_one_gradient()) {
+      const auto only = std::find(op->differentiable.begin(), op->differentiable.end(), 1);
+      if (!grads[only - op->differentiable.begin()].defined()) {
+        return variable_list(num_outputs());
+      }
+    } else {
+      for (size_t i = 0; i < grads.size(); ++i) {
+        if (op->differentiable[i] && !grads[i].defined()) {
+          grads[i] = input_metadata(i).zeros_like();
+        }
+      }
+    }
+    if (std::none_of(op->targets.begin(), op->targets.end(), [&](int32_t i) { return is_needed(i); })) {
+      return variable_list(num_outputs());
+    }
+    variable_list values = unpacked();
+    if (at::GradMode::is_enabled() || !launching.load(std::memory_order_relaxed)) {
+      return by_python(op->backward, values, grads);
+    }
+    const at::Tensor* given[kMostArguments];
+    for (size_t i = 0; i < op->sources.size(); ++i) {
+      given[i] = value_of(op->sources[i], values, grads);
+    }
+    Look call;
+    look_at_backward(call, *op, forward, given);
+    if (!call.ok || call.tensors == 0) {
+      return by_python(op->backward, values, grads);
+    }
+    const uint64_t hash = call.hash();
+    if (const Recipe* recipe = op->backward_recipes.find(call, hash)) {
+      Results made;
+      if (run(*recipe, call, key_of(call), made)) {
+        variable_list result(num_outputs());
+        for (size_t i = 0; i < op->targets.size(); ++i) {
+          const int32_t edge = op->edges[op->targets[i]];
+          if (task_should_compute_output(edge)) {
+            result[edge] = std::move(made[i]);
+          }
+        }
+        return result;
+      }
+    } else if (op->backward_recipes.is_due(hash)) {
+      return by_python(op->record_backward, values, grads);
+    }
+    return by_python(op->backward, values, grads);
+  }
+
+  // Compiled autograd traces the backward: on its fake tensors Python's runs.
+  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& args) const override {
+    args.collect(static_cast<uint64_t>(reinterpret_cast<uintptr_t>(forward)));
+    args.collect(saved, true);
+  }
+
+  variable_list apply_with_saved(const variable_list& grads,
+                                 torch::dynamo::autograd::SwapSavedVariables& swapped) override {
+    swapped.before(saved);
+    variable_list result = apply(variable_list(grads));
+    swapped.after(saved);
+    return result;
+  }
+
+  bool is_needed(int32_t argument) const { return task_should_compute_output(op->edges[argument]); }
+
+  variable_list unpacked() {
+    std::lock_guard<std::mutex> held(mutex_);
+    variable_list values;
+    values.reserve(saved.size());
+    for (const auto& one : saved) {
+      values.push_back(one.unpack(getptr()));
+    }
+    return values;
+  }
+
+  const at::Tensor* value_of(const Source& source, const variable_list& values, const variable_list& grads) const {
+    if (source.kind == Source::kGrad) {
+      return &grads[source.index];
+    }
+    for (size_t i = 0; i < values.size(); ++i) {
+      if (op->saves[i].kind == source.kind && op->saves[i].index == source.index) {
+        return &values[i];
+      }
+    }
+    return nullptr;
+  }
+
+  // Calls backward(saved tensors, kept, needed, address of the forward, *gradients), which answers as the Function's.
+  variable_list by_python(PyObject* function, const variable_list& values, const variable_list& grads) const {
+    pybind11::gil_scoped_acquire gil;
+    const auto tuple = [](size_t size, auto&& one) {
+      THPObjectPtr made(PyTuple_New(static_cast<Py_ssize_t>(size)));
+      for (size_t i = 0; made && i < size; ++i) {
+        PyTuple_SET_ITEM(made.get(), static_cast<Py_ssize_t>(i), one(i));
+      }
+      return made;
+    };
+    const auto saves = tuple(values.size(), [&](size_t i) { return wrapped(values[i]); });
+    const auto given = tuple(grads.size(), [&](size_t i) { return wrapped(grads[i]); });
+    const auto needed = tuple(1 + op->edges.size(), [&](size_t i) {
+      return PyBool_FromLong(i > 0 && op->edges[i - 1] >= 0 && task_should_compute_output(op->edges[i - 1]));
+    });
+    THPObjectPtr address(PyLong_FromVoidPtr(const_cast<Forward*>(forward)));
+    THPObjectPtr found(PyObject_CallFunctionObjArgs(function, saves.get(), forward->kept, needed.get(), address.get(),
+                                                    given.get(), nullptr));
+    if (!found) {
+      raise_python();
+    }
+    variable_list result(num_outputs());
+    for (size_t i = 0; i < op->edges.size(); ++i) {
+      PyObject* one = PyTuple_GET_ITEM(found.get(), static_cast<Py_ssize_t>(i) + 1);
+      if (op->edges[i] >= 0 && one != Py_None) {
+        result[op->edges[i]] = THPVariable_Unpack(one);
+      }
+    }
+    return result;
+  }
+
+  Op* op;
+  const Forward* forward;
+  std::vector<SavedVariable> saved;
+};
+
+// deleteNode is found by its argument: there is none where nodes are intrusive.
+template <class Pointer, class Made, class... Args>
+Pointer new_node(Args... args) {
+  if constexpr (std::is_same_v<Pointer, std::shared_ptr<Node>>) {
+    return Pointer(new Made(args...), [](Made* one) { deleteNode(one); });
+  } else {
+    return c10::make_intrusive<Made>(args...);
+  }
+}
+
+// ---- the forward -----------------------------------------------------------------------------------------------------
+
+struct Given {
+  Look call;
+  const at::Tensor* tensor[kMostArguments];  // nullptr: no tensor
+};
+
+void look_at_forward(Given& given, const Op& op, PyObject* const* args) {
+  look_at_settings(given.call);
+  for (size_t i = 0; i < op.edges.size() && given.call.ok; ++i) {
+    if (THPVariable_Check(args[i])) {
+      given.tensor[i] = &THPVariable_Unpack(args[i]);
+      look_at(given.call, *given.tensor[i], op.device);
+      given.call.ok = given.call.ok && op.edges[i] >= 0;
+    } else {
+      given.tensor[i] = nullptr;
+      look_at(given.call, args[i]);
+    }
+  }
+}
+
+PyObject* recorded_in_graph(Op& op, const Forward& forward, const Given& given, Results& made) {
+  const NodePtr owner = new_node<NodePtr, Gradient>(&op, &forward);
+  auto* node = static_cast<Gradient*>(owner.get());
+  torch::autograd::edge_list edges(op.edge_count());
+  for (size_t i = 0; i < op.edges.size(); ++i) {
+    if (given.tensor[i] != nullptr) {
+      edges[op.edges[i]] = torch::autograd::impl::gradient_edge(*given.tensor[i]);
+    }
+  }
+  node->set_next_edges(std::move(edges));
+  for (size_t i = 0; i < op.differentiable.size(); ++i) {
+    const uint32_t number = node->add_input_metadata(made[i]);
+    if (op.differentiable[i]) {
+      torch::autograd::impl::set_gradient_edge(made[i], {owner, number});
+    }
+  }
+  node->saved.reserve(op.saves.size());
+  size_t shapes = 0;
+  for (const auto& [kind, index] : op.saves) {
+    if (kind == Source::kResult) {
+      node->saved.emplace_back(made[index], op.differentiable[index] != 0);
+    } else if (kind == Source::kShape) {
+      node->saved.emplace_back(forward.shapes[shapes++], false);
+    } else if (given.tensor[index] != nullptr) {
+      node->saved.emplace_back(*given.tensor[index], false);
+    } else {
+      node->saved.emplace_back();
+    }
+  }
+  if (op.differentiable.size() == 1) {
+    return THPVariable_Wrap(std::move(made[0]));
+  }
+  THPObjectPtr all(PyTuple_New(static_cast<Py_ssize_t>(op.differentiable.size())));
+  for (size_t i = 0; all && i < op.differentiable.size(); ++i) {
+    PyTuple_SET_ITEM(all.get(), static_cast<Py_ssize_t>(i), THPVariable_Wrap(std::move(made[i])));
+  }
+  return all.release();
+}
+
+// apply(run, *arguments), as the Function's own.
+PyObject* apply(PyObject* self, PyObject* const* args, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  Op& op = *static_cast<Op*>(PyCapsule_GetPointer(self, nullptr));
+  if (launching.load(std::memory_order_relaxed) && count == static_cast<Py_ssize_t>(op.edges.size()) + 1) {
+    Given given;
+    look_at_forward(given, op, args + 1);
+    const Look& call = given.call;
+    if (call.ok && call.tensors > 0) {
+      const uint64_t hash = call.hash();
+      if (const Recipe* recipe = op.forward_recipes.find(call, hash)) {
+        RECORD_FUNCTION(op.name, std::vector<c10::IValue>(), at::sequence_number::peek());  // as torch does for a Function
+        Results made;
+        bool done = false;
+        {
+          pybind11::gil_scoped_release no_gil;  // a full queue makes the driver wait
+          done = run(*recipe, call, key_of(call), made);
+        }
+        if (done) {
+          return recorded_in_graph(op, static_cast<const Forward&>(*recipe), given, made);
+        }
+      } else if (op.forward_recipes.is_due(hash)) {
+        return PyObject_Vectorcall(op.record, args, static_cast<size_t>(count), nullptr);
+      }
+    }
+  }
+  return PyObject_Vectorcall(op.apply, args, static_cast<size_t>(count), nullptr);
+  END_HANDLE_TH_ERRORS
+}
+
+PyMethodDef method = {"apply", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&apply)), METH_FASTCALL,
+                      nullptr};
+
+// The tensors of a tuple; false if it has anything else.
+bool tensors_of(PyObject* tuple, std::vector<const at::Tensor*>& into) {
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tuple); ++i) {
+    PyObject* one = PyTuple_GET_ITEM(tuple, i);
+    if (!THPVariable_Check(one)) {
+      return false;
+    }
+    into.push_back(&THPVariable_Unpack(one));
+  }
+  return true;
+}
+
+std::vector<int32_t> numbers(PyObject* tuple) {
+  std::vector<int32_t> made;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tuple); ++i) {
+    made.push_back(static_cast<int32_t>(PyLong_AsLong(PyTuple_GET_ITEM(tuple, i))));
+  }
+  return made;
+}
+
+std::vector<Source> sources(PyObject* tuple) {
+  const auto flat = numbers(tuple);
+  std::vector<Source> made;
+  for (size_t i = 0; i + 1 < flat.size(); i += 2) {
+    made.push_back({flat[i], flat[i + 1]});
+  }
+  return made;
+}
+
+template <typename F>
+int guarded(F&& run) {  // called from Python, which an exception must not reach
+  try {
+    return run();
+  } catch (const std::exception&) {
+    return 0;
+  }
+}
+
+Op& op_of(PyObject* function) {
+  return *static_cast<Op*>(PyCapsule_GetPointer(PyCFunction_GET_SELF(function), nullptr));
+}
+
+}  // namespace
+
+extern "C" {
+
+// `apply` of an op; sources are pairs (kind, index) in one tuple. An op is never freed: nodes refer to it.
+PyObject* opmux_functions_new(const char* name, PyObject* edges, PyObject* saves, PyObject* takes, PyObject* targets,
+                              PyObject* differentiable, int device, PyObject* functions) {
+  HANDLE_TH_ERRORS
+  auto* op = new Op{name,
+                    numbers(edges),
+                    sources(saves),
+                    sources(takes),
+                    numbers(targets),
+                    numbers(differentiable),
+                    device,
+                    PyTuple_GET_ITEM(functions, 0),
+                    PyTuple_GET_ITEM(functions, 1),
+                    PyTuple_GET_ITEM(functions, 2),
+                    PyTuple_GET_ITEM(functions, 3),
+                    {},
+                    {}};
+  Py_INCREF(functions);
+  TORCH_CHECK(op->edges.size() <= kMostArguments && op->sources.size() <= kMostArguments, name, " has too many arguments");
+  THPObjectPtr self(PyCapsule_New(op, nullptr, nullptr));
+  return self ? PyCFunction_New(&method, self.get()) : nullptr;
+  END_HANDLE_TH_ERRORS
+}
+
+uint64_t opmux_functions_epoch() { return epoch.load(std::memory_order_acquire); }
+
+// Keeps what a forward has launched since an epoch. Returns whether it was understood.
+int opmux_functions_keep(PyObject* function, PyObject* args, PyObject* results, const Recorded* recorded, uint64_t since,
+                         PyObject* kept, PyObject* shapes) {
+  return guarded([&] {
+    Op& op = op_of(function);
+    Given given;
+    look_at_forward(given, op, &PyTuple_GET_ITEM(args, 0));
+    std::vector<const at::Tensor*> outs;
+    std::vector<const at::Tensor*> looks;
+    auto made = std::make_unique<Forward>();
+    if (!given.call.ok || given.call.tensors == 0 || !tensors_of(results, outs) || !tensors_of(shapes, looks) ||
+        !understand(*made, given.call, *recorded, outs.data(), static_cast<int>(outs.size()), false)) {
+      return 0;
+    }
+    for (const at::Tensor* one : looks) {
+      made->shapes.push_back(*one);
+    }
+    made->epoch = since;
+    made->kept = Py_NewRef(kept);
+    op.forward_recipes.keep(std::move(made), given.call.hash());
+    return 1;
+  });
+}
+
+// The same for a backward, of nodes that the forward at this address has made.
+int opmux_functions_keep_backward(PyObject* function, uint64_t forward, PyObject* args, PyObject* results,
+                                  const Recorded* recorded, uint64_t since) {
+  return guarded([&] {
+    Op& op = op_of(function);
+    const at::Tensor* given[kMostArguments];
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args); ++i) {
+      PyObject* one = PyTuple_GET_ITEM(args, i);
+      given[i] = THPVariable_Check(one) ? &THPVariable_Unpack(one) : nullptr;
+    }
+    Look call;
+    look_at_backward(call, op, reinterpret_cast<const Forward*>(forward), given);
+    std::vector<const at::Tensor*> outs;
+    auto made = std::make_unique<Recipe>();
+    if (!call.ok || call.tensors == 0 || !tensors_of(results, outs) || outs.size() != op.targets.size() ||
+        !understand(*made, call, *recorded, outs.data(), static_cast<int>(outs.size()), false)) {
+      return 0;
+    }
+    made->epoch = since;
+    op.backward_recipes.keep(std::move(made), call.hash());
+    return 1;
+  });
+}
+
+}  // extern "C"

@@ -1,0 +1,758 @@
+"""Ops with gradients launched from C++, on the CPU: a driver in Python runs the kernels, which are the references."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import threading
+import types
+import weakref
+
+import pytest
+import torch
+from torch.nn import functional as F
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.checkpoint import checkpoint
+
+import opmux
+from opmux.core import BackendImplKind, OpImpl, get_default_manager, launches, policy, specs
+from opmux.core.autograd import results_of
+from opmux.core.errors import BadArgument
+from opmux.runtime import build, functions, launching
+
+UINT = ctypes.c_uint
+LAUNCH = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.c_void_p, UINT, UINT, UINT, UINT, UINT, UINT, UINT, ctypes.c_void_p,
+    ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p,
+)  # fmt: skip
+SIGHTINGS = 6
+FORWARDS = [s for s in specs if s.space == "opmux" and s.grad and s.family in functions.FAMILIES and not s.writes]
+KEPT: list[object] = []
+
+
+class CudaLauncher:
+    """By its name Triton's: that is how a plain launch is told."""
+
+    launch_cooperative_grid = launch_pdl = False
+    global_scratch_size = profile_scratch_size = 0
+
+
+class Look:
+    """What a kernel knows of a tensor besides its address."""
+
+    def __init__(self, t):
+        self.size, self.stride, self.dtype = t.shape, t.stride(), t.dtype
+        self.bytes = (sum((n - 1) * s for n, s in zip(t.shape, t.stride())) + 1) * t.element_size()
+
+    def at(self, address):
+        memory = (ctypes.c_uint8 * self.bytes).from_address(address)
+        return torch.frombuffer(memory, dtype=self.dtype).as_strided(self.size, self.stride)
+
+
+class Kernel:
+    """One compiled kernel: the reference of an op for arguments of one look. With `then` it copies."""
+
+    def __init__(self, name, takes, makes, body):
+        self.name, self.takes, self.makes, self.body = name, takes, makes, body
+
+    def __call__(self, *addresses):
+        looks = [*self.takes, *self.makes]
+        tensors = [look.at(at) for look, at in zip(looks, addresses, strict=True)]
+        with _disable_current_modes(), torch.no_grad():
+            found = self.body(*tensors[: len(self.takes)])
+            for made, value in zip(tensors[len(self.takes) :], found, strict=True):
+                made.copy_(value)
+
+
+class World:
+    """Implementations on the CPU that allocate and launch, and the driver that C++ launches their kernels by."""
+
+    def __init__(self):
+        self.kernels: list[Kernel] = []
+        self.from_python: list[str] = []
+        self.from_cpp: list[str] = []
+        self.status = 0  # what the driver returns
+        self.staged: set[str] = set()  # ops that compute into a workspace, which a second launch copies
+        self.extra = lambda: None  # what each implementation does besides
+        self.added: list[tuple[str, str]] = []
+
+    def take(self, *names):
+        """Implement these ops and their backwards."""
+        for name in names:
+            spec = specs.find(f"opmux::{name}")
+            for one in (spec, spec.gradient.backward):
+                fn = self._implementation(one)
+                fn.__module__ = "opmux.test"  # as a kernel of ours, which is not examined at first
+                fn.__signature__ = one.signature
+                made = OpImpl(one.key, "test.fake", BackendImplKind.DEFAULT, None, fn, 1000, devices={"cpu"})
+                get_default_manager().registry.register_impl(made)
+                self.added.append((one.key, "test.fake"))
+        return getattr(opmux.ops, names[0])
+
+    def _implementation(self, spec):
+        def fn(*args, **kwargs):
+            bound = spec.signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            given = list(bound.arguments.values())
+            self.extra()
+            spots = [i for i, a in enumerate(given) if isinstance(a, torch.Tensor)]
+
+            def body(*tensors):
+                filled = list(given)
+                for i, t in zip(spots, tensors, strict=True):
+                    filled[i] = t
+                return results_of(spec, spec.reference(*filled))
+
+            tensors = [given[i].detach() for i in spots]
+            with _disable_current_modes(), torch.no_grad():
+                shapes = [(r.shape, r.dtype) for r in body(*tensors)]
+            outs = [torch.empty(shape, dtype=dtype) for shape, dtype in shapes]
+            if spec.name in self.staged:
+                spaces = [torch.empty(shape, dtype=dtype) for shape, dtype in shapes]
+                self.launch(spec.name, tensors, spaces, body)
+                self.launch(spec.name, spaces, outs, lambda *t: t)
+            else:
+                self.launch(spec.name, tensors, outs, body)
+            return tuple(outs) if len(outs) > 1 else outs[0]
+
+        return fn
+
+    def launch(self, name, takes, makes, body):
+        """As `Launcher.__call__` of kernels/lib/launch.py."""
+        kernel = Kernel(name, [Look(t) for t in takes], [Look(t) for t in makes], body)
+        self.from_python.append(name)
+        kernel(*(t.data_ptr() for t in (*takes, *makes)))
+        mine = launches.recording.get(threading.get_ident())
+        if mine is not None:
+            self.kernels.append(kernel)
+            args = {f"t{i}_ptr": t for i, t in enumerate((*takes, *makes))}
+            src = types.SimpleNamespace(signature=dict.fromkeys(args, "*fp32"))
+            compiled = types.SimpleNamespace(
+                run=CudaLauncher(), packed_metadata=(4, 1, 256), function=len(self.kernels), src=src
+            )
+            mine.launches.append(launches.Launch(compiled, (1, 1, 1), args))
+            mine.made += makes
+
+    def drive(self, function, gx, gy, gz, bx, by, bz, shared, stream, params, extra):
+        kernel = self.kernels[function - 1]
+        self.from_cpp.append(kernel.name)
+        if self.status:
+            return self.status
+        words = ctypes.POINTER(ctypes.c_uint64)
+        kernel(*(ctypes.cast(params[i], words)[0] for i in range(len(kernel.takes) + len(kernel.makes))))
+        return 0
+
+    def forget(self):
+        self.from_cpp.clear()
+        self.from_python.clear()
+
+
+@pytest.fixture
+def world(monkeypatch):
+    monkeypatch.setattr(functions._State, "device", "cpu")
+    monkeypatch.setattr(launching._State, "drives", True)
+    if not functions.available():
+        pytest.skip("functions.cpp cannot be compiled here")
+    get_default_manager().prepare()  # loading plugins makes C++ forget
+    # A context of another test may still refer to a policy scope.
+    monkeypatch.setattr(policy, "_live", {})
+    monkeypatch.setattr(launching._State, "paused", set())
+    made, before = World(), launching._State.driver
+    keep = LAUNCH(made.drive)
+    driver = launching.Driver.of(ctypes.cast(keep, ctypes.c_void_p), None)
+    launching.drive(driver)
+    ours = [specs.entries[s.key] for s in FORWARDS]
+    kept = [(e, e.globals["_g"]) for e in ours]
+    for spec, entry in zip(FORWARDS, ours):
+        entry.globals["_g"] = remake(spec, entry)
+    yield made
+    for entry, function in kept:
+        entry.globals["_g"] = function
+    for key, impl_id in made.added:
+        get_default_manager().registry.unregister(key, impl_id)
+    get_default_manager().clear_quarantine()
+    launching.clear()
+    KEPT.extend((keep, driver, made))  # C++ may still read it
+    launching.drive(before)
+
+
+def remake(spec, entry):
+    """What a first call that needs a gradient makes, which another test may have made without C++."""
+    from opmux.core import autograd, library
+
+    def first(*args, **kwargs):
+        traced = lambda *a, **k: library.run_traceable(spec, a, k)
+        backward = specs.entries[spec.gradient.backward.key]
+        entry.globals["_g"] = made = autograd.make_call(spec, entry, backward, traced)
+        return made(*args, **kwargs)
+
+    return first
+
+
+def leaf(*shape, dtype=torch.float32):
+    return torch.randn(*shape, dtype=dtype, requires_grad=True)
+
+
+def grads(y, inputs, dy):
+    return torch.autograd.grad(y, inputs, dy, allow_unused=True)
+
+
+def close(got, expected):
+    for a, b in zip(got, expected, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def rms(x, w):
+    return opmux.ops.rms_norm(x, w)[0]
+
+
+def truth(x, w, dy):
+    y = F.rms_norm(x, x.shape[-1:], w, 1e-6)
+    return (y, *torch.autograd.grad(y, (x, w), dy))
+
+
+def recorded(world, call, times=SIGHTINGS + 1):
+    """Call it so often that forward and backward are recorded. The first one binds, and goes another way."""
+    for _ in range(2 * times):
+        call()
+    world.forget()
+
+
+def test_forward_and_backward_are_launched_from_cpp(world):
+    world.take("rms_norm")
+    world.staged.add("rms_norm_bwd")
+    x, w, dy = leaf(3, 8), leaf(8), torch.randn(3, 8)
+    for _ in range(3 * SIGHTINGS):
+        close(grads(rms(x, w), (x, w), dy), truth(x, w, dy)[1:])
+    assert world.from_cpp[-3:] == ["rms_norm", "rms_norm_bwd", "rms_norm_bwd"]
+    world.forget()
+    x, w, dy = leaf(3, 8), leaf(8), torch.randn(3, 8)
+    y, rstd = opmux.ops.rms_norm(x, w)
+    assert y.requires_grad and not rstd.requires_grad and not y.is_leaf
+    assert y.grad_fn.name() == "RmsNormBackward" and len(y.grad_fn.next_functions) == 2
+    close((y, *grads(y, (x, w), dy)), truth(x, w, dy))
+    torch.testing.assert_close(rstd, x.detach().pow(2).mean(-1).add(1e-6).rsqrt())
+    assert world.from_cpp == ["rms_norm", "rms_norm_bwd", "rms_norm_bwd"] and not world.from_python
+
+
+@pytest.mark.parametrize("spec", FORWARDS, ids=lambda s: s.name)
+@pytest.mark.rotates(5)
+def test_every_op_of_these_families(world, spec, few):
+    """Results and gradients of each differentiable op, by C++ and by its reference."""
+    world.take(spec.name)
+    fn = getattr(opmux.ops, spec.name)
+    for sample in few([s for s in spec.samples(torch.float32, torch.device("cpu")) if not s.loose], 2):
+        fresh = lambda v: v.detach().clone().requires_grad_() if torch.is_tensor(v) and v.is_floating_point() else v
+        args, kwargs = [fresh(a) for a in sample.args], {k: fresh(v) for k, v in sample.kwargs.items()}
+        inputs = [a for a in (*args, *kwargs.values()) if torch.is_tensor(a) and a.requires_grad]
+        world.forget()
+        found = []
+        for _ in range(2 * SIGHTINGS + 3):
+            torch.manual_seed(0)
+            outs = [o for o in results_of(spec, fn(*args, **kwargs)) if o.requires_grad]
+            made = grads(outs, inputs, [torch.randn_like(o) for o in outs]) if outs else ()
+            found.append((outs, made))
+        for a, b in zip(found[0][0] + list(found[0][1]), found[-1][0] + list(found[-1][1]), strict=True):
+            assert (a is None) == (b is None)
+            if a is not None:
+                torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+        if outs and all(t.numel() for t in (*inputs, *outs)):
+            assert {spec.name, spec.gradient.backward.name} <= {*world.from_cpp}, sample.id
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x, w: (leaf(2, 8), w),  # a shape
+        lambda x, w: (leaf(8, 3).t(), w),  # strides
+        lambda x, w: (leaf(25)[1:].view(3, 8), w),  # a pointer that is no multiple of 16
+        lambda x, w: (leaf(3, 8, dtype=torch.float64), leaf(8, dtype=torch.float64)),
+    ],
+    ids=["shape", "strides", "pointer", "dtype"],
+)
+def test_a_call_that_looks_otherwise_goes_to_python(world, change):
+    world.take("rms_norm")
+    x, w = leaf(3, 8), leaf(8)
+    recorded(world, lambda: rms(x, w).backward(torch.ones(3, 8)))
+    x, w = change(x, w)
+    dy = torch.randn_like(x)
+    close((rms(x, w), *grads(rms(x, w), (x, w), dy)), truth(x, w, dy))
+    assert world.from_python == ["rms_norm", "rms_norm", "rms_norm_bwd"] and not world.from_cpp
+
+
+def test_numbers_are_part_of_the_look(world):
+    world.take("rms_norm")
+    x, w, dy = leaf(3, 8), leaf(8), torch.randn(3, 8)
+    call = lambda **more: grads(opmux.ops.rms_norm(x, w, **more)[0], (x, w), dy)
+    recorded(world, call)
+    for more in ({"eps": 0.5}, {"offset": 1.0}, {"casting": "llama"}, {"eps": 1}):
+        first = call(**more)
+        assert world.from_python == ["rms_norm", "rms_norm_bwd"] and not world.from_cpp
+        for _ in range(2 * SIGHTINGS):
+            close(call(**more), first)
+        assert world.from_cpp[-2:] == ["rms_norm", "rms_norm_bwd"]
+        world.forget()
+    call()
+    assert world.from_cpp == ["rms_norm", "rms_norm_bwd"]
+
+
+@pytest.mark.parametrize("wanted", [(True, False), (False, True)])
+def test_a_gradient_that_is_not_needed(world, wanted):
+    world.take("rms_norm")
+    x, w, dy = leaf(3, 8), leaf(8), torch.randn(3, 8)
+    recorded(world, lambda: grads(rms(x, w), (x, w), dy))
+    x, w = x.detach().requires_grad_(wanted[0]), w.detach().requires_grad_(wanted[1])
+    rms(x, w).backward(dy)
+    assert (x.grad is not None, w.grad is not None) == wanted
+    x, w = x.detach().requires_grad_(), w.detach().requires_grad_()
+    full = truth(x, w, dy)[1:]
+    close(grads(rms(x, w), (x,) if wanted[0] else (w,), dy), full[:1] if wanted[0] else full[1:])
+    assert set(world.from_cpp) == {"rms_norm", "rms_norm_bwd"} and not world.from_python
+
+
+def test_without_a_gradient_it_is_the_call_of_before(world):
+    world.take("rms_norm")
+    x, w = leaf(3, 8), leaf(8)
+    recorded(world, lambda: rms(x, w).sum().backward())
+    with torch.no_grad():
+        assert rms(x, w).grad_fn is None
+    with torch.inference_mode():
+        assert rms(x, w).is_inference()
+    assert rms(x.detach(), w.detach()).grad_fn is None
+    assert world.from_python == ["rms_norm"] * 3 and not world.from_cpp
+
+
+def test_an_inference_tensor_cannot_be_saved(world):
+    world.take("rms_norm")
+    x, w = leaf(3, 8), leaf(8)
+    recorded(world, lambda: rms(x.detach(), w))
+    with torch.inference_mode():
+        inferred = torch.randn(3, 8)
+    with pytest.raises(RuntimeError, match="Inference tensors cannot be saved for backward"):
+        rms(inferred, w)
+
+
+def test_an_absent_argument_gets_no_gradient(world):
+    world.take("layer_norm")
+    x, w, dy = leaf(3, 8), leaf(8), torch.randn(3, 8)
+    for bias in (None, leaf(8)):
+        inputs = [t for t in (x, w, bias) if t is not None]
+        call = lambda bias=bias, inputs=inputs: grads(opmux.ops.layer_norm(x, w, bias)[0], inputs, dy)
+        recorded(world, call)
+        expected = torch.autograd.grad(F.layer_norm(x, (8,), w, bias, 1e-5), inputs, dy)
+        close(call(), expected)
+        assert world.from_cpp == ["layer_norm", "layer_norm_bwd"]
+
+
+def test_a_missing_gradient_is_zeros_where_there_are_two(world):
+    world.take("add_rms_norm")
+    x, r, w, dy = leaf(3, 8), leaf(3, 8), leaf(8), torch.randn(3, 8)
+
+    def call(which):
+        outs = opmux.ops.add_rms_norm(x, r, w)
+        return grads(outs[which], (x, r, w), dy)
+
+    for which in (0, 1):
+        first = call(which)
+        recorded(world, lambda which=which: call(which))
+        close(call(which), first)
+        assert world.from_cpp == ["add_rms_norm", "add_rms_norm_bwd"]
+    assert grads(opmux.ops.add_rms_norm(x, r, w)[1], (x,), dy)[0].equal(dy)
+
+
+def test_only_the_shape_of_an_argument_is_saved_where_that_is_enough(world):
+    world.take("sum")
+    x = leaf(3, 8)
+    dy = torch.tensor(2.0)
+    recorded(world, lambda: grads(opmux.ops.sum(x), (x,), dy))
+    kept = weakref.ref(x)
+    y = opmux.ops.sum(x)
+    other = x.detach().clone().requires_grad_()
+    z = opmux.ops.sum(other)
+    with torch.no_grad():
+        other.mul_(2)  # its numbers were not saved
+    assert grads(z, (other,), dy)[0].eq(2).all() and world.from_cpp == ["sum", "sum", "sum_bwd"]
+    assert grads(y, (x,), dy)[0].eq(2).all() and kept() is x
+
+
+# ---- autograd's own promises -----------------------------------------------------------------------------------------
+
+
+def test_what_was_saved_must_not_be_changed(world):
+    world.take("rms_norm", "softmax")
+    x, w, dy = leaf(3, 8), leaf(8), torch.randn(3, 8)
+    recorded(world, lambda: (grads(rms(x, w), (x, w), dy), grads(opmux.ops.softmax(x, -1), (x,), dy)))
+    y = rms(x, w)
+    with torch.no_grad():
+        x.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.backward(dy)
+    y = opmux.ops.softmax(x, -1)  # saves its result
+    y.detach().add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.backward(dy)
+    assert set(world.from_cpp) == {"rms_norm", "softmax"} and not world.from_python
+
+
+def test_a_second_backward_raises_unless_the_graph_is_retained(world):
+    world.take("rms_norm")
+    x, w, dy = leaf(3, 8), leaf(8), torch.randn(3, 8)
+    recorded(world, lambda: grads(rms(x, w), (x, w), dy))
+    y = rms(x, w)
+    expected = truth(x, w, dy)[1:]
+    close(torch.autograd.grad(y, (x, w), dy, retain_graph=True), expected)
+    close(torch.autograd.grad(y, (x, w), dy), expected)
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        torch.autograd.grad(y, (x, w), dy)
+    assert not world.from_python
+
+
+def test_second_derivatives_are_the_references(world):
+    world.take("rms_norm")
+    x, w, dy = leaf(3, 8, dtype=torch.float64), leaf(8, dtype=torch.float64), torch.randn(3, 8).double()
+    recorded(world, lambda: grads(rms(x, w), (x, w), dy))
+
+    def second(y):
+        gx, gw = torch.autograd.grad(y, (x, w), dy, create_graph=True)
+        return torch.autograd.grad(gx.sin().sum() + gw.cos().sum(), (x, w))
+
+    y = rms(x, w)
+    assert world.from_cpp == ["rms_norm"]
+    close(second(y), second(F.rms_norm(x, (8,), w, 1e-6)))
+    assert torch.autograd.gradcheck(rms, (x, w))
+    assert torch.autograd.gradgradcheck(rms, (x, w))
+
+
+def test_hooks(world):
+    world.take("rms_norm")
+    x, w, dy = leaf(3, 8), leaf(8), torch.randn(3, 8)
+    recorded(world, lambda: grads(rms(x, w), (x, w), dy))
+    seen = []
+    y = rms(x, w)
+    y.retain_grad()
+    y.register_hook(lambda g: seen.append("tensor") or 2 * g)
+    y.grad_fn.register_prehook(lambda g: seen.append("before"))
+    y.grad_fn.register_hook(lambda gi, go: seen.append("after"))
+    y.backward(dy)
+    assert seen == ["tensor", "before", "after"]
+    close((y.grad, x.grad, w.grad), (2 * dy, *truth(x, w, 2 * dy)[1:]))
+    assert world.from_cpp == ["rms_norm", "rms_norm_bwd"]
+
+
+def test_hooks_of_saved_tensors_see_the_same_as_in_python(world):
+    world.take("rms_norm", "sum")
+    x, w, dy = leaf(3, 8), leaf(8), torch.randn(3, 8)
+    packed = []
+
+    def call():
+        packed.clear()
+        hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(t) or t.clone(), lambda t: t)
+        with hooks:
+            y, total = rms(x, w), opmux.ops.sum(x)
+        close(grads(y, (x, w), dy), truth(x, w, dy)[1:])
+        assert grads(total, (x,), torch.ones(()))[0].eq(1).all()
+        return [(t.shape, t.dtype, t.stride()) for t in packed]
+
+    first = call()
+    recorded(world, call)
+    assert call() == first
+    assert world.from_cpp == ["rms_norm", "sum", "rms_norm_bwd", "sum_bwd"]
+
+    def refuse(t):
+        raise ValueError("my own")
+
+    with torch.autograd.graph.saved_tensors_hooks(refuse, lambda t: t), pytest.raises(ValueError, match="my own"):
+        rms(x, w)
+    y = None
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, refuse):
+        y = rms(x, w)
+    with pytest.raises(ValueError, match="my own"):
+        y.backward(dy)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoint_before_after_and_while_it_is_recorded(world, reentrant):
+    """The forward may be Python's and the recomputation C++'s."""
+    world.take("rms_norm")
+    w = leaf(8)
+    dy = torch.randn(3, 8)
+    for _ in range(3 * SIGHTINGS):
+        x = leaf(3, 8)
+        y = checkpoint(rms, x, w, use_reentrant=reentrant)
+        w.grad = None
+        y.backward(dy)
+        close((x.grad, w.grad), truth(x, w, dy)[1:])
+    assert world.from_cpp[-2:] == ["rms_norm", "rms_norm_bwd"]
+
+
+def test_anomaly_mode_names_the_forward(world):
+    world.take("rms_norm")
+    x, w = leaf(3, 8), leaf(8)
+    recorded(world, lambda: rms(x, w).backward(torch.ones(3, 8)))
+    with torch.autograd.detect_anomaly(check_nan=True), pytest.warns(UserWarning, match="RmsNormBackward"):
+        y = rms(x, w)
+        with pytest.raises(RuntimeError, match="'RmsNormBackward' returned nan"):
+            y.backward(torch.full((3, 8), float("nan")))
+
+
+def test_a_profile_names_forward_and_backward(world):
+    world.take("rms_norm")
+    x, w, dy = leaf(3, 8), leaf(8), torch.randn(3, 8)
+    recorded(world, lambda: grads(rms(x, w), (x, w), dy))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        grads(rms(x, w), (x, w), dy)
+    assert {"RmsNorm", "RmsNormBackward"} <= {e.name for e in profile.events()}
+    assert world.from_cpp == ["rms_norm", "rms_norm_bwd"]
+
+
+def test_threads(world):
+    world.take("rms_norm")
+    x, w, dy = leaf(3, 8), leaf(8), torch.randn(3, 8)
+    recorded(world, lambda: grads(rms(x, w), (x, w), dy))
+    wrong = []
+
+    def work():
+        for _ in range(30):
+            x, w, dy = leaf(3, 8), leaf(8), torch.randn(3, 8)
+            found, expected = grads(rms(x, w), (x, w), dy), truth(x, w, dy)[1:]
+            wrong.extend(a for a, b in zip(found, expected) if not torch.allclose(a, b, atol=1e-5))
+
+    workers = [threading.Thread(target=work) for _ in range(4)]
+    for one in workers:
+        one.start()
+    for one in workers:
+        one.join()
+    assert not wrong and len(world.from_cpp) == 240
+
+
+def test_nothing_is_kept_alive_and_a_long_graph_can_be_freed(world):
+    world.take("rms_norm", "relu")
+    x, w, dy = leaf(3, 8), leaf(8), torch.randn(3, 8)
+    recorded(world, lambda: (grads(rms(x, w), (x, w), dy), grads(opmux.ops.relu(x), (x,), dy)))
+    z = leaf(3, 8)
+    y = rms(z, w)
+    refs = weakref.ref(z), weakref.ref(y)
+    del z, y
+    gc.collect()
+    assert refs[0]() is None and refs[1]() is None
+    y = x
+    for _ in range(20000):
+        y = opmux.ops.relu(y)
+    del y
+    assert world.from_cpp.count("relu") == 20000
+
+
+# ---- who decides -----------------------------------------------------------------------------------------------------
+
+
+def test_a_policy_scope_goes_to_python(world):
+    world.take("rms_norm")
+    x, w, dy = leaf(3, 8), leaf(8), torch.randn(3, 8)
+    recorded(world, lambda: grads(rms(x, w), (x, w), dy))
+    with opmux.policy("reference"):
+        y = rms(x, w)
+    assert not world.from_cpp and not world.from_python
+    close(grads(y, (x, w), dy), truth(x, w, dy)[1:])  # the backward of the scope, too
+    assert not world.from_cpp and not world.from_python
+    y = rms(x, w)
+    with opmux.policy("reference"):
+        close(grads(y, (x, w), dy), truth(x, w, dy)[1:])  # the backward of the forward's policy
+    assert world.from_cpp == ["rms_norm"] and world.from_python == ["rms_norm_bwd"]
+
+
+def test_another_policy_makes_it_forget(world):
+    world.take("rms_norm")
+    x, w, dy = leaf(3, 8), leaf(8), torch.randn(3, 8)
+    recorded(world, lambda: grads(rms(x, w), (x, w), dy))
+    y = rms(x, w)
+    opmux.set_policy("reference")
+    try:
+        assert opmux.explain("rms_norm", x, w).chosen.impl_id == "reference.torch"
+        close((rms(x, w),), (F.rms_norm(x, (8,), w, 1e-6),))
+        assert world.from_cpp == ["rms_norm"] and not world.from_python
+        close(grads(y, (x, w), dy), truth(x, w, dy)[1:])
+        assert world.from_cpp == ["rms_norm"] and world.from_python == ["rms_norm_bwd"]
+    finally:
+        opmux.core.reset_global_policy()
+    assert opmux.explain("rms_norm", x, w).chosen.impl_id == "test.fake"
+    world.forget()
+    rms(x, w)
+    assert world.from_python == ["rms_norm"]
+
+
+def test_a_launch_that_fails_goes_to_python(world):
+    world.take("rms_norm")
+    x, w, dy = leaf(3, 8), leaf(8), torch.randn(3, 8)
+    recorded(world, lambda: grads(rms(x, w), (x, w), dy))
+    world.status = 700
+    y = rms(x, w)
+    assert world.from_cpp == ["rms_norm"] and world.from_python == ["rms_norm"]
+    world.status = 0
+    z = rms(x, w)
+    world.status = 700
+    for one in (y, z):
+        close(grads(one, (x, w), dy), truth(x, w, dy)[1:])
+    assert world.from_python == ["rms_norm", "rms_norm_bwd", "rms_norm_bwd"]
+
+
+def test_an_implementation_that_does_more_than_launch_stays_in_python(world):
+    world.take("rms_norm")
+    world.extra = lambda: torch.ones(3).add(1)
+    x, w, dy = leaf(3, 8), leaf(8), torch.randn(3, 8)
+    for _ in range(4 * SIGHTINGS):
+        close(grads(rms(x, w), (x, w), dy), truth(x, w, dy)[1:])
+    assert not world.from_cpp
+
+
+def test_an_error_while_it_is_recorded(world):
+    world.take("rms_norm")
+    x, w, dy = leaf(3, 8), leaf(8), torch.randn(3, 8)
+    calls = []
+
+    def fail():
+        calls.append(1)
+        if len(calls) % 5 == 0:
+            raise RuntimeError("no kernel")
+
+    world.extra = fail
+    for _ in range(4 * SIGHTINGS):
+        close(grads(rms(x, w), (x, w), dy), truth(x, w, dy)[1:])
+    assert not launches.recording and torch._C._len_torch_dispatch_stack() == 0
+
+
+def test_an_error_in_a_backward_is_raised_as_it_is(world):
+    world.take("rms_norm")
+    x, w, dy = leaf(3, 8), leaf(8), torch.randn(3, 8)
+    recorded(world, lambda: grads(rms(x, w), (x, w), dy))
+    y = rms(x, w)
+    error = torch.OutOfMemoryError("no")
+
+    def fail():
+        raise error
+
+    world.extra, world.status = fail, 2
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        y.backward(dy)
+    assert caught.value is error
+
+
+def test_wrong_arguments(world):
+    world.take("rms_norm")
+    x, w = leaf(3, 8), leaf(8)
+    recorded(world, lambda: rms(x, w).sum().backward())
+    with pytest.raises(BadArgument, match="weight must have shape"):
+        world.extra = lambda: opmux.ops.rms_norm.check(x=x, weight=leaf(7), eps=1e-6, offset=0.0, casting="gemma")
+        rms(x, leaf(7))
+    world.extra = lambda: None
+    with pytest.raises((TypeError, BadArgument)):
+        opmux.ops.rms_norm(x, 3.0)
+
+
+# ---- other parts of torch --------------------------------------------------------------------------------------------
+
+
+def test_transforms_and_modes_see_the_op(world):
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    world.take("rms_norm")
+    x, w, dy = leaf(3, 8), leaf(8), torch.randn(3, 8)
+    recorded(world, lambda: grads(rms(x, w), (x, w), dy))
+    f = lambda x, w: F.rms_norm(x, (8,), w, 1e-6)
+    close((torch.vmap(rms, (0, None))(x, w),), (torch.vmap(f, (0, None))(x, w),))
+    close(torch.func.vjp(rms, x, w)[1](dy), torch.func.vjp(f, x, w)[1](dy))
+    close(torch.func.jvp(rms, (x, w), (x, w)), torch.func.jvp(f, (x, w), (x, w)))
+    assert not world.from_cpp
+
+    class Names(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            names.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    names = []
+    with Names():
+        rms(x, w)
+    assert "opmux.rms_norm.default" in names and not world.from_cpp
+
+
+def test_compiled_code_sees_the_op(world):
+    world.take("rms_norm")
+    x, w, dy = leaf(3, 8), leaf(8), torch.randn(3, 8)
+    recorded(world, lambda: grads(rms(x, w), (x, w), dy))
+    made = torch.compile(rms, backend="aot_eager", fullgraph=True)
+    close((made(x, w), *grads(made(x, w), (x, w), dy)), truth(x, w, dy))
+    assert not world.from_cpp
+
+
+def test_compiled_autograd(world):
+    world.take("rms_norm")
+    x, w, dy = leaf(3, 8), leaf(8), torch.randn(3, 8)
+    recorded(world, lambda: grads(rms(x, w), (x, w), dy))
+    y = rms(x, w)
+    with torch._dynamo.compiled_autograd._enable(lambda gm: gm):
+        y.backward(dy)
+    close((x.grad, w.grad), truth(x, w, dy)[1:])
+
+
+def test_autocast_changes_nothing_for_one_dtype(world):
+    world.take("rms_norm")
+    x, w, dy = leaf(3, 8), leaf(8), torch.randn(3, 8)
+    recorded(world, lambda: grads(rms(x, w), (x, w), dy))
+    with torch.autocast("cpu", torch.bfloat16):
+        y = rms(x, w)
+    assert y.dtype is torch.float32 and world.from_cpp == ["rms_norm"]
+
+
+def test_settings_of_torch_are_part_of_the_look(world):
+    world.take("rms_norm")
+    x, w, dy = leaf(3, 8), leaf(8), torch.randn(3, 8)
+    recorded(world, lambda: grads(rms(x, w), (x, w), dy))
+    torch.use_deterministic_algorithms(True)
+    try:
+        grads(rms(x, w), (x, w), dy)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert world.from_python == ["rms_norm", "rms_norm_bwd"] and not world.from_cpp
+
+
+def test_a_subclass_and_a_parameter(world):
+    world.take("rms_norm")
+    x, w, dy = leaf(3, 8), torch.nn.Parameter(torch.randn(8)), torch.randn(3, 8)
+    recorded(world, lambda: grads(rms(x, w), (x, w), dy))
+    close(grads(rms(x, w), (x, w), dy), truth(x, w, dy)[1:])
+    assert world.from_cpp == ["rms_norm", "rms_norm_bwd"]
+
+    class Mine(torch.Tensor):
+        pass
+
+    world.forget()
+    rms(x.detach().as_subclass(Mine).requires_grad_(), w)
+    assert not world.from_cpp
+
+
+# ---- without it ------------------------------------------------------------------------------------------------------
+
+
+def test_where_nothing_can_be_compiled_the_function_stays(monkeypatch):
+    monkeypatch.setattr(functions._State, "device", "cpu")
+    monkeypatch.setattr(functions._State, "library", None)
+    monkeypatch.setattr(functions._State, "tried", False)
+    monkeypatch.setattr(launching._State, "drives", True)
+    spec = specs.find("opmux::rms_norm")
+    hasten = lambda: functions.hasten(spec, None, None, torch.add)
+
+    def fail(*args, **kwargs):
+        raise build.CannotBuild("no compiler")
+
+    monkeypatch.setattr(build, "load", fail)
+    assert hasten() is torch.add and hasten() is torch.add
+    monkeypatch.setattr(functions._State, "tried", False)
+    monkeypatch.setenv("OPMUX_CPP", "0")
+    monkeypatch.setattr(build, "load", lambda *a, **k: pytest.fail("was built"))
+    assert hasten() is torch.add
+
+
+def test_on_a_machine_without_cuda_nothing_is_compiled(monkeypatch):
+    monkeypatch.setattr(functions, "available", lambda: pytest.fail("was built"))
+    monkeypatch.setattr(launching._State, "drives", False)
+    spec = specs.find("opmux::rms_norm")
+    assert functions.hasten(spec, None, None, torch.add) is torch.add
