@@ -17,7 +17,8 @@ from torch.utils.checkpoint import checkpoint
 import opmux
 from opmux.core import BackendImplKind, OpImpl, get_default_manager, launches, policy, specs
 from opmux.core.autograd import results_of
-from opmux.core.errors import BadArgument
+from opmux.core.errors import BadArgument, NotSupported
+from opmux.core.tensors import has_memory
 from opmux.runtime import build, functions, launching
 
 UINT = ctypes.c_uint
@@ -95,6 +96,9 @@ class World:
             bound.apply_defaults()
             given = list(bound.arguments.values())
             self.extra()
+            plain = all(has_memory(a) for a in given if isinstance(a, torch.Tensor) and a.numel())
+            if not plain or torch.jit.is_tracing():
+                raise NotSupported("no memory, or sizes that are no numbers")
             spots = [i for i, a in enumerate(given) if isinstance(a, torch.Tensor)]
 
             def body(*tensors):
@@ -672,6 +676,26 @@ def test_transforms_and_modes_see_the_op(world):
     with Names():
         rms(x, w)
     assert "opmux.rms_norm.default" in names and not world.from_cpp
+
+
+@pytest.mark.filterwarnings("ignore")  # torch.jit is deprecated
+def test_a_trace_of_torch_jit_has_the_op(world):
+    world.take("rms_norm")
+    x, w = leaf(3, 8), leaf(8)
+    recorded(world, lambda: rms(x, w))
+    traced = torch.jit.trace(rms, (x, w), check_trace=False)
+    assert "RmsNorm" in str(traced.graph) and not world.from_cpp
+
+
+def test_batched_gradients(world):
+    world.take("rms_norm")
+    x, w, dy = leaf(3, 8), leaf(8), torch.randn(3, 8)
+    recorded(world, lambda: grads(rms(x, w), (x, w), dy))
+    batch = torch.randn(5, 3, 8)
+    found = torch.autograd.grad(rms(x, w), (x, w), batch, is_grads_batched=True)
+    each = [truth(x, w, one)[1:] for one in batch]
+    close(found, [torch.stack(g) for g in zip(*each, strict=True)])
+    assert world.from_cpp == ["rms_norm"]
 
 
 def test_compiled_code_sees_the_op(world):

@@ -15,12 +15,14 @@ def start() -> list[threading.Thread]:
     """A thread for each library; the last one is there when all of them have ended."""
     from opmux.backends._cpu.ops import native
     from opmux.faces.aten import gate
+    from opmux.runtime import functions
     from opmux.tools import simulator
 
     made = [
         ("cpu_kernels", native.SOURCES, native.flags()),
         ("simulator", simulator.sources(), simulator.FLAGS),
         ("gate", gate.SOURCES, ()),
+        ("functions", functions.SOURCES, functions.flags()),
     ]
     threads = [threading.Thread(target=_make, args=args) for args in made]
     for thread in threads:

@@ -95,6 +95,7 @@ void look_at(Look& call, PyObject* value) {
       call.ok = false;
       return;
     }
+    call.add(8);
     call.look(std::string_view(text, size));
   } else if (PyTuple_Check(value) || PyList_CheckExact(value)) {
     const Py_ssize_t size = PySequence_Fast_GET_SIZE(value);
@@ -247,7 +248,7 @@ struct Gradient final : Node {
     return nullptr;
   }
 
-  // Calls backward(saved tensors, kept, needed, address of the forward, *gradients), which answers as the Function's.
+  // Calls backward(saved tensors, kept, needed, address of the forward, gradients), which answers as the Function's.
   variable_list by_python(PyObject* function, const variable_list& values, const variable_list& grads) const {
     pybind11::gil_scoped_acquire gil;
     const auto tuple = [](size_t size, auto&& one) {
@@ -257,13 +258,13 @@ struct Gradient final : Node {
       }
       return made;
     };
-    const auto saves = tuple(values.size(), [&](size_t i) { return wrapped(values[i]); });
+    const auto tensors = tuple(values.size(), [&](size_t i) { return wrapped(values[i]); });
     const auto given = tuple(grads.size(), [&](size_t i) { return wrapped(grads[i]); });
     const auto needed = tuple(1 + op->edges.size(), [&](size_t i) {
       return PyBool_FromLong(i > 0 && op->edges[i - 1] >= 0 && task_should_compute_output(op->edges[i - 1]));
     });
     THPObjectPtr address(PyLong_FromVoidPtr(const_cast<Forward*>(forward)));
-    THPObjectPtr found(PyObject_CallFunctionObjArgs(function, saves.get(), forward->kept, needed.get(), address.get(),
+    THPObjectPtr found(PyObject_CallFunctionObjArgs(function, tensors.get(), forward->kept, needed.get(), address.get(),
                                                     given.get(), nullptr));
     if (!found) {
       raise_python();
@@ -272,6 +273,7 @@ struct Gradient final : Node {
     for (size_t i = 0; i < op->edges.size(); ++i) {
       PyObject* one = PyTuple_GET_ITEM(found.get(), static_cast<Py_ssize_t>(i) + 1);
       if (op->edges[i] >= 0 && one != Py_None) {
+        TORCH_CHECK_TYPE(THPVariable_Check(one), name(), " must return tensors or None");
         result[op->edges[i]] = THPVariable_Unpack(one);
       }
     }
@@ -357,7 +359,9 @@ PyObject* recorded_in_graph(Op& op, const Forward& forward, const Given& given, 
 PyObject* apply(PyObject* self, PyObject* const* args, Py_ssize_t count) {
   HANDLE_TH_ERRORS
   Op& op = *static_cast<Op*>(PyCapsule_GetPointer(self, nullptr));
-  if (launching.load(std::memory_order_relaxed) && count == static_cast<Py_ssize_t>(op.edges.size()) + 1) {
+  // torch.jit.trace notes a Function by itself.
+  const bool traced = c10::impl::tls_is_dispatch_key_included(DispatchKey::Tracer);
+  if (launching.load(std::memory_order_relaxed) && !traced && count == static_cast<Py_ssize_t>(op.edges.size()) + 1) {
     Given given;
     look_at_forward(given, op, args + 1);
     const Look& call = given.call;

@@ -61,13 +61,17 @@ class _State:
     device = "cuda"  # the only one that C++ launches on; tests have another
 
 
+def flags() -> tuple[str, ...]:
+    """Compiler flags for Python's headers and torch's part of Python."""
+    return ("-isystem", sysconfig.get_paths()["include"], "-ltorch_python")
+
+
 def available() -> bool:
     """Whether calls can be launched from C++; compiles it on first use, unless OPMUX_CPP=0."""
     with _State.lock.held:
         if not _State.tried and CPP.get():
-            flags = ("-isystem", sysconfig.get_paths()["include"], "-ltorch_python")
             try:
-                loaded = build.load("functions", SOURCES, flags=flags)
+                loaded = build.load("functions", SOURCES, flags=flags())
                 _State.library = _Library(loaded)
                 launching.attach(loaded)
             except build.CannotBuild as error:
