@@ -82,20 +82,30 @@ def test_a_launch_is_recorded_for_its_thread():
     import triton
 
     from opmux.core import launches
-    from opmux.kernels.norm import rms_norm
+    from opmux.kernels.norm import rms_norm, rms_norm_bwd
 
     if not triton.knobs.runtime.interpret:
         pytest.skip("the kernel runs on a CPU in the interpreter alone")
     x, w = torch.ones(4, 16), torch.ones(16)
     rms_norm(x, w, 1e-6, 0.0, "llama")
-    launches.recording[threading.get_ident()] = mine = []
-    launches.recording[-1] = others = []
+    launches.recording[threading.get_ident()] = mine = launches.Record()
+    launches.recording[-1] = others = launches.Record()
     try:
-        rms_norm(x, w, 1e-6, 0.0, "llama")
+        y, rstd = rms_norm(x, w, 1e-6, 0.0, "llama")
+        (made,) = mine.launches
+        assert made.args["x_ptr"] is x and made.args["eps"] == 1e-6 and len(made.grid) == 3
+        assert {id(t) for t in mine.made} == {id(y), id(rstd)}
+        mine.made.clear()
+        mine.launches.clear()
+        results = rms_norm_bwd(y, x, w, rstd, 0.0, "llama")
     finally:
         launches.recording.clear()
-    (made,) = mine
-    assert made.args["x_ptr"] is x and made.args["eps"] == 1e-6 and len(made.grid) == 3 and not others
+    # one launch for dx and sums of parts, and one that adds those up; what is neither given nor returned is made
+    assert len(mine.launches) == 2 and len(mine.made) == 3
+    known = {id(t) for t in (y, x, w, rstd, *mine.made)}
+    used = {id(a) for one in mine.launches for a in one.args.values() if torch.is_tensor(a)}
+    assert used <= known and {id(t) for t in results} <= used
+    assert not others.launches and not others.made
 
 
 @pytest.mark.parametrize("name", ["launch_enter_hook", "launch_exit_hook"])
