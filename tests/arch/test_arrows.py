@@ -6,6 +6,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple
 
+import parsed
 import pytest
 
 SRC = Path(__file__).parents[2] / "src"
@@ -62,7 +63,7 @@ def imports(name: str, path: Path, known: set[str]) -> list[Import]:
     """Every module that the file imports, at any depth of its code, as absolute names."""
     home = name.split(".") if path.stem == "__init__" else name.split(".")[:-1]
     found = []
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
+    for node in parsed.walk(parsed.tree(path)):
         if isinstance(node, ast.Import):
             found += [Import(node.lineno, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import parsed
 import pytest
 
 SRC = Path(__file__).parents[2] / "src"
@@ -55,7 +56,7 @@ def text_of(node: ast.expr, constants: dict[str, str]) -> str | None:
 
 def edges(name: str, path: Path, known: dict[str, Path]) -> list[Edge]:
     """Every file that a file imports, with the line."""
-    tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
+    tree = parsed.tree(path)
     home = name.split(".") if path.stem == "__init__" else name.split(".")[:-1]
     constants = {"__name__": name, "__package__": ".".join(home)}
     for statement in tree.body:

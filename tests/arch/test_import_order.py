@@ -8,6 +8,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+import parsed
+
 SRC = Path(__file__).parents[2] / "src"
 
 
@@ -36,7 +38,7 @@ def imports(body: list[ast.stmt]) -> Iterator[ast.Import | ast.ImportFrom]:
 def imported(name: str, path: Path, known: dict[str, Path]) -> set[str]:
     home = (name if path.name == "__init__.py" else name.rpartition(".")[0]).split(".")
     found = set()
-    for node in imports(ast.parse(path.read_text(encoding="utf-8")).body):
+    for node in imports(parsed.tree(path).body):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
             continue

@@ -4,6 +4,7 @@ import ast
 from pathlib import Path
 from typing import NamedTuple
 
+import parsed
 import pytest
 
 SRC = Path(__file__).parents[2] / "src" / "opmux"
@@ -25,15 +26,14 @@ def packages(src: Path) -> dict[str, list[tuple[Path, ast.Module]]]:
     found: dict[str, list[tuple[Path, ast.Module]]] = {}
     for path in sorted(src.rglob("*.py")):
         parts = path.relative_to(src).parts
-        tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
-        found.setdefault(parts[0] if len(parts) > 1 else src.name, []).append((path, tree))
+        found.setdefault(parts[0] if len(parts) > 1 else src.name, []).append((path, parsed.tree(path)))
     return found
 
 
 def members(tree: ast.Module) -> set[str]:
     """The private attributes that the classes of a file give their objects: methods, fields, what `self` is given."""
     found = set()
-    for cls in (n for n in ast.walk(tree) if isinstance(n, ast.ClassDef)):
+    for cls in (n for n in parsed.walk(tree) if isinstance(n, ast.ClassDef)):
         for node in cls.body:
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 found.add(node.name)
@@ -60,7 +60,7 @@ def uses(path: Path, tree: ast.Module, src: Path) -> list[Use]:
     """The private names that a file imports, or reads as an attribute of something that is not `self`."""
     home = [src.name, *path.relative_to(src).parts[:-1]]
     found, modules, foreign = [], {}, set()
-    for node in ast.walk(tree):
+    for node in parsed.walk(tree):
         if isinstance(node, ast.Import):
             foreign |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -72,7 +72,7 @@ def uses(path: Path, tree: ast.Module, src: Path) -> list[Use]:
                     continue
                 modules[alias.asname or alias.name] = parts[1]
                 found += [Use(node.lineno, p, parts[1]) for p in parts[2:] if is_private(p)][:1]
-    for node in ast.walk(tree):
+    for node in parsed.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and is_private(node.attr):
             root = ast.unparse(node.value).partition(".")[0].partition("(")[0]
             if root not in ("self", "cls", "super", *foreign) and node.attr not in NOT_OURS:

@@ -1,9 +1,9 @@
 """The style rules that a machine can check."""
 
 import ast
-import functools
 from pathlib import Path
 
+import parsed
 import pytest
 
 SRC = Path(__file__).parents[2] / "src"
@@ -47,7 +47,7 @@ def is_idle(body: list[ast.stmt]) -> bool:
 def swallows(tree: ast.AST) -> list[int]:
     """Lines where any error at all disappears: `except Exception: pass` and its spellings."""
     lines = []
-    for node in ast.walk(tree):
+    for node in parsed.walk(tree):
         match node:
             case ast.ExceptHandler(type=kind, body=body) if is_broad(kind) and is_idle(body):
                 lines.append(node.lineno)
@@ -60,7 +60,7 @@ def swallows(tree: ast.AST) -> list[int]:
 def locale_decides(tree: ast.AST) -> list[int]:
     """Lines that read or write text in the encoding of the locale, which under LC_ALL=C is ASCII."""
     lines = []
-    for node in ast.walk(tree):
+    for node in parsed.walk(tree):
         if not isinstance(node, ast.Call) or any(k.arg == "encoding" for k in node.keywords):
             continue
         match node.func:
@@ -87,11 +87,6 @@ def opens_text(call: ast.Call) -> bool:
     return any("b" not in mode for mode in modes)  # of a method, which may be anything's, what it is given decides
 
 
-@functools.cache
-def parse(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"), str(path))
-
-
 def test_files_are_short():
     long = {shown(p): n for p in sources() if (n := len(p.read_text(encoding="utf-8").splitlines())) >= LINES}
     assert not long, f"files stay under {LINES} lines"
@@ -103,12 +98,12 @@ def test_names_say_something():
 
 
 def test_errors_are_not_swallowed():
-    bad = [f"{shown(p)}:{line}" for p in sources() for line in swallows(parse(p))]
+    bad = [f"{shown(p)}:{line}" for p in sources() for line in swallows(parsed.tree(p))]
     assert not bad, "catch what is expected, and let the rest be seen"
 
 
 def test_text_has_an_encoding():
-    bad = [f"{shown(p)}:{line}" for p in sources() for line in locale_decides(parse(p))]
+    bad = [f"{shown(p)}:{line}" for p in sources() for line in locale_decides(parsed.tree(p))]
     assert not bad, 'say encoding="utf-8": the locale may be ASCII'
 
 
@@ -137,7 +132,7 @@ def test_text_without_an_encoding_is_found(code, bad):
 
 
 def test_modules_say_what_they_are_for():
-    bad = [shown(p) for p in sources() if p.is_relative_to(SRC / "opmux") and not ast.get_docstring(parse(p))]
+    bad = [shown(p) for p in sources() if p.is_relative_to(SRC / "opmux") and not ast.get_docstring(parsed.tree(p))]
     assert not bad, "a module starts with a docstring"
 
 
@@ -183,7 +178,7 @@ def plain_locks(tree: ast.AST) -> list[int]:
     """Lines that make a lock of `threading`: a child process, forked while another thread holds it, waits for ever."""
     names = {"Lock", "RLock", "Condition", "Semaphore", "BoundedSemaphore"}
     lines = []
-    for node in ast.walk(tree):
+    for node in parsed.walk(tree):
         match node:
             case ast.Attribute(value=ast.Name(id="threading"), attr=name) if name in names:
                 lines.append(node.lineno)
@@ -194,9 +189,9 @@ def plain_locks(tree: ast.AST) -> list[int]:
 
 def test_locks_are_replaced_after_a_fork():
     home = SRC / "opmux" / "core" / "lock.py"
-    bad = [f"{shown(p)}:{line}" for p in sources() if p != home for line in plain_locks(parse(p))]
+    bad = [f"{shown(p)}:{line}" for p in sources() if p != home for line in plain_locks(parsed.tree(p))]
     assert not bad, "use opmux.core.lock.ForkSafeLock"
-    assert plain_locks(parse(home))
+    assert plain_locks(parsed.tree(home))
 
 
 @pytest.mark.parametrize("code", ["import threading\nx = threading.Lock()", "\nfrom threading import RLock"])
