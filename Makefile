@@ -31,7 +31,7 @@ setup: .venv/.ready  ## make .venv with everything in it (PYTHON=... picks the i
 	    echo "Neither venv nor virtualenv works with $(PYTHON). On Debian and Ubuntu: apt install python3-venv"; exit 1; }; \
 	fi
 	@echo "[2/3] installing $(TORCH) (one to five minutes the first time)"
-	@$(INSTALL) $(TORCH) setuptools
+	@$(INSTALL) $(TORCH) setuptools pip
 	@touch $@
 
 .venv/.ready: .venv/.torch pyproject.toml
