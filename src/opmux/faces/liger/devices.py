@@ -69,7 +69,7 @@ def transformers_version_dispatch(
     after_kwargs: Mapping[str, Any] | None = None,
 ) -> Any:
     """Call `after_fn` if transformers has at least this version, else `before_fn`."""
-    import transformers
+    transformers = importlib.import_module("transformers")
     from packaging.version import parse
 
     if parse(transformers.__version__) < parse(required_version):

@@ -41,8 +41,8 @@ def register_attention() -> None:
     Then `from_pretrained(.., attn_implementation="opmux")` and `model.set_attn_implementation("opmux")` use it, for any
     model whose attention comes from transformers' `AttentionInterface`. Calling it again changes nothing.
     """
-    from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface
+    from transformers.modeling_utils import AttentionInterface
 
     AttentionInterface.register(NAME, attend)
     AttentionMaskInterface.register(NAME, mask)
