@@ -27,11 +27,13 @@ pytestmark = [
 
 ROOT = Path(__file__).parents[2]
 SRC = ROOT / "src"
+SHARED = ROOT / "tests" / "shared"
 
 # Imports all that costs time, tells what that did, then forks for every line it is sent.
 ORIGIN = r"""
 import gc, json, logging, os, signal, sys, traceback
 
+gc.disable()
 started = []
 sys.addaudithook(lambda event, args: started.append(event) if event in ("subprocess.Popen", "os.system") else None)
 import torch, opmux, opmux.core
@@ -42,12 +44,12 @@ from opmux.core import BackendImplKind, get_default_manager, specs
 from opmux.runtime import devices, tile_files, vendor_ops, vendors
 from opmux.runtime.machine import HERE
 boot |= {"looked": vendors._tree.done, "imported": [m for m in sys.modules if m.startswith("opmux.backends._")]}
-specs.load_all()
-for family in specs.families:
-    specs.load_implementers(family)
-from opmux.faces.aten import engine
+import everything
+from opmux.faces.aten import engine, overloads
 from opmux.kernels.lib import config, interpret
+overloads.table()
 interpret.install()
+gc.enable()
 gc.freeze()  # what there is now is not looked at again in every child
 print(json.dumps({**boot, "started": started}), flush=True)
 
@@ -114,7 +116,8 @@ class Origin:
     """The process that forks, and how to ask it."""
 
     def __init__(self) -> None:
-        env = {**os.environ, "PYTHONPATH": str(SRC), "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+        path = os.pathsep.join([str(SRC), str(SHARED)])
+        env = {**os.environ, "PYTHONPATH": path, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-c", ORIGIN]
         self.process = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.boot = self._read()

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import pkgutil
+
 import opmux.faces.aten.engine
 import opmux.ops
 import opmux.tools.cli
-import opmux.tools.simulator  # noqa: F401
+import opmux.tools.simulator
 from opmux.core import specs
+
+# What most programs import later, in two seconds: to compare tensors, for a fake one, a command, a launch in Triton's
+# interpreter. Private names, and packages that need not be installed.
+LATER = ("torch._dynamo", "torch.distributed.tensor", "torch.testing", "triton.experimental.gluon", "typer._adapters")
 
 specs.load_all()
 for family in specs.families:
     specs.load_implementers(family)
+for adapters in pkgutil.iter_modules(opmux.faces.aten.__path__, "opmux.faces.aten."):
+    importlib.import_module(adapters.name)
+for name in LATER:
+    with contextlib.suppress(ImportError):
+        importlib.import_module(name)

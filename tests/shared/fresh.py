@@ -147,6 +147,7 @@ def _exactly(stream: socket.socket, size: int) -> bytes:
 
 def _serve(stream: socket.socket, warm: bool) -> dict[str, Any] | None:
     """In the child: what it shall run. In the parent: None, at the end."""
+    gc.disable()  # nothing of what is imported is garbage
     import torch  # noqa: F401
 
     gc.freeze()  # children need not look through torch's half a million objects, last when they end
@@ -156,6 +157,7 @@ def _serve(stream: socket.socket, warm: bool) -> dict[str, Any] | None:
 
         sys.path.remove(str(SRC))
         gc.collect()
+    gc.enable()
     while True:
         try:
             head, rights, _, _ = socket.recv_fds(stream, 4, 2)
