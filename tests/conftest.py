@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import importlib
 import os
 import subprocess
 import threading
@@ -294,6 +295,7 @@ def interpreted(pytestconfig):
 @pytest.fixture
 def poisoned(monkeypatch):
     """New memory holds NaN, 85 or alternating flags: a result that a kernel does not write cannot pass."""
+    importlib.import_module("torch._dynamo")  # which traces the functions that torch has at its import, and no others
     for name in ("empty", "empty_like", "empty_strided"):
         allocate = getattr(torch, name)
         monkeypatch.setattr(torch, name, functools.partial(_poison, allocate))
