@@ -113,7 +113,7 @@ _files: list[Path] = []  # in the order in which their tests are run
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
-    """What the tests of other files have imported stays too."""
+    """What the tests of other files have imported stays too. What they leave in cycles is gone: managers, scopes."""
     if _files[-1:] != [item.path]:
         _files.append(item.path)
         gc.collect()

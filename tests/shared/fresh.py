@@ -33,7 +33,7 @@ from typing import Any
 
 # Read once, when Python starts or torch is imported: a program with another value of one needs a process of its own.
 EARLY = tuple("PYTHON OMP_ MKL_ KMP_ GOMP_ TORCH PYTORCH LD_ CUDA_ LC_ LANG OPMUX_TE_STARTUP".split())
-LATE = {"PYTHONPATH", "PYTHONDONTWRITEBYTECODE"}  # which a child sets for itself
+LATE = {"PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "CUDA_HOME"}  # which a child sets for itself, or torch reads if asked
 FLAGS = {"-W": "ignore", "-X": "faulthandler"}  # options of the interpreter that a child can have, and the value
 
 SRC = Path(__file__).parents[2] / "src"
