@@ -5,9 +5,9 @@ each worker, and forks for each program: the child has the arguments, environmen
 a new process, runs the program as `__main__`, and ends as Python does. What depends on how a process begins (the import
 of torch itself, options of the interpreter, a `sitecustomize`) needs `subprocess`.
 
-To import every family of ops and its kernels takes two seconds more. `run(..., warm=True)` forks from a process that
-has done so and has asked nothing: no plugin is looked for, no device probed, no setting read. For programs whose
-subject is not what an import does.
+To import every family of ops, its kernels and what most programs need of torch takes three seconds more.
+`run(..., warm=True)` forks from a process that has done so (everything.py) and has asked nothing: no plugin is looked
+for, no device probed, no setting read. For programs whose subject is not what an import does.
 """
 
 from __future__ import annotations
