@@ -52,7 +52,7 @@ def general(dim, dtype, bias=True):
 
 
 @pytest.mark.parametrize("chip", CHIPS)
-@pytest.mark.rotates(5)
+@pytest.mark.rotates(8)
 def test_options_fit_the_chip(chip):
     with compiling_for(chip) as built:
         general(128, torch.bfloat16)

@@ -44,7 +44,7 @@ ACTIVATIONS = sorted(k for k in PLAIN if specs.by_key[k].family == "activation")
 
 
 @pytest.mark.parametrize("turn, width", list(enumerate(WIDTHS)))
-@pytest.mark.rotates(5)
+@pytest.mark.rotates(8)
 def test_rows(turn, width, slow):
     """Each kernel in every third width."""
     for number, key in enumerate(ROWWISE):
@@ -54,7 +54,7 @@ def test_rows(turn, width, slow):
 
 
 @pytest.mark.parametrize("number, key", list(enumerate(ACTIVATIONS)), ids=ACTIVATIONS)
-@pytest.mark.rotates(5)
+@pytest.mark.rotates(8)
 def test_activations(number, key):
     """Each row on one chip, in turn; all of them on all chips with --slow."""
     chip = list(CHIPS)[number % len(CHIPS)]

@@ -112,13 +112,13 @@ def build(chip, name):
 
 
 @pytest.mark.parametrize("chip", CHIPS)
-@pytest.mark.rotates(5)
+@pytest.mark.rotates(8)
 def test_a_product_with_all_that_may_follow_on_every_chip(chip):
     build(chip, "gelu")
 
 
 @pytest.mark.parametrize("number, name", list(enumerate(CALLS)), ids=list(CALLS))
-@pytest.mark.rotates(5)
+@pytest.mark.rotates(8)
 def test_the_others_in_turn(number, name):
     build(list(CHIPS)[number % len(CHIPS)], name)
 

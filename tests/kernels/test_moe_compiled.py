@@ -34,7 +34,7 @@ def build(chip, n, topk, dtype):
 
 
 @pytest.mark.parametrize("number, chip", list(enumerate(CHIPS)), ids=list(CHIPS))
-@pytest.mark.rotates(5)
+@pytest.mark.rotates(8)
 def test_every_chip(number, chip):
     dtypes = (torch.bfloat16, torch.float32, torch.float16, torch.float64)
     build(chip, 1000, (2, 17)[number % 2], dtypes[number])

@@ -49,7 +49,7 @@ ROWS = (("softmax", 60, 6, 0), ("sigmoid", 256, 8, 1), ("sqrtsoftplus", 100, Non
 
 
 @pytest.mark.parametrize("number, chip", list(enumerate(CHIPS)), ids=list(CHIPS))
-@pytest.mark.rotates(5)
+@pytest.mark.rotates(8)
 def test_every_chip(number, chip):
     build(chip, *ROWS[number], (torch.bfloat16, torch.float32, torch.float16)[number % 3])
 
