@@ -22,7 +22,9 @@ from opmux.backends._nvidia.ops import cublas, cudnn, flash, providers
 from opmux.core import BackendImplKind, OpImpl, OpManager, OpRegistry, get_default_manager, specs
 from opmux.core.errors import NotSupported
 from opmux.core.registry import Fit, when_of
-from opmux.runtime import vendor_ops, vendors
+from opmux.runtime import provider_speed, vendor_ops, vendors
+from opmux.runtime.devices import Chip
+from opmux.runtime.speed_classes import CLASSES
 from opmux.specs import attention as attention_spec
 
 CPU, META = torch.device("cpu"), torch.device("meta")
@@ -72,6 +74,17 @@ def test_what_a_chip_is_offered(arch, attention):
     assert by_op["opmux::batch_norm"] == by_op["opmux::batch_norm_bwd"] == ["cudnn"]
     assert by_op["opmux::rms_norm"] == by_op["opmux::silu_mul_bwd"] == ["flag_gems", "liger_kernel"]
     assert found.extras == {}
+
+
+def test_shipped_times_are_of_implementations_that_are_there():
+    found = {(i.op_name, i.impl_id) for i in impls("sm_90").impls}
+    times = provider_speed.FILES.measured(Chip("nvidia", "sm_90"))
+    assert len(times) > 100
+    for label, by_impl in times.items():
+        key = f"opmux::{label.partition('[')[0]}"
+        ours = {(key, "default.flagos")} if key in CLASSES else set()
+        assert {(key, impl_id) for impl_id in by_impl} <= found | ours, label
+        assert len(by_impl) > 1, label
 
 
 def test_reading_them_imports_none_of_the_libraries():
