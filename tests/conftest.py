@@ -85,16 +85,6 @@ def pytest_sessionstart(session):
 _compiling: list[threading.Thread] = []
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_collection():
-    """Nothing of what is imported here is garbage: to look for some takes three seconds."""
-    gc.disable()
-    try:
-        return (yield)
-    finally:
-        gc.enable()
-
-
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_node_collection_finished():
     """Workers collect while compilers work; then they wait."""
@@ -200,8 +190,7 @@ def _unnamed(config, items):
     if config.option.keyword:
         return []
     named = {(config.invocation_params.dir / arg.partition("::")[0]).resolve() for arg in config.args}
-    named = {path for path in {item.path for item in items} if path.resolve() in named}
-    return [item for item in items if item.path not in named]
+    return [item for item in items if item.path.resolve() not in named]
 
 
 def _not_in_turn(items):
@@ -250,9 +239,7 @@ def clean_env(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def seeded():
-    """Without a GPU, `torch.manual_seed` keeps the stack of its caller, for one that is initialized later: 1 ms."""
-    seed = torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed
-    seed(0)
+    torch.manual_seed(0)
 
 
 @pytest.fixture(scope="session")
