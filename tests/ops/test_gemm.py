@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,7 +13,7 @@ import opmux
 from opmux.backends._nvidia.ops import cublas
 from opmux.core import get_default_manager
 from opmux.core.spec import Tol, specs
-from opmux.runtime import devices
+from opmux.runtime import devices, provider_speed
 
 CPU = torch.device("cpu")
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -248,7 +250,8 @@ def test_what_cublas_multiplies_in_fp8():
 
 @pytest.fixture
 def refusal(monkeypatch):
-    """Why our kernel of an op does not run on a chip of NVIDIA's, or None."""
+    """Why our kernel of an op does not run on a chip of NVIDIA's of which nothing was measured, or None."""
+    monkeypatch.setattr(provider_speed, "measured", functools.cache(lambda chip: {}))
     launch = pytest.importorskip("opmux.kernels.lib.launch")
     monkeypatch.setattr(launch, "runs_on_chip", lambda: True)
     manager = get_default_manager()
@@ -279,6 +282,12 @@ def test_our_kernels_run_on_nvidias_chips_where_they_are_named(refusal):
     for scope in (opmux.policy("flagos"), opmux.policy(per_op={"gemm": "vendor|*"}), opmux.policy(allow=["nvidia"])):
         with scope:
             assert refusal("gemm") is not None
+
+
+def test_our_kernels_are_candidates_where_they_were_measured_to_be_faster(refusal, monkeypatch):
+    monkeypatch.undo()  # the times that are shipped
+    monkeypatch.setattr("opmux.kernels.lib.launch.runs_on_chip", lambda: True)
+    assert refusal("linear") is None and refusal("gemm") is not None
 
 
 def test_our_kernels_stand_back_for_nobody_where_they_do_not_run_on_a_chip(refusal, monkeypatch):

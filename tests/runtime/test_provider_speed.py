@@ -231,6 +231,21 @@ def test_ours_runs_where_it_is_faster_than_the_libraries_that_come_first(h200):
     assert chosen == CUBLAS and "vendor.nvidia.cublas 41 us, this 55 us" in why[OURS]
 
 
+def test_our_kernel_for_one_chip_yields_where_nothing_is_measured_too(h200):
+    mine, registry = "default.flagos.nvidia.hopper", get_default_manager().registry
+    fn = next(i.fn for i in registry.impls("opmux::gemm") if i.impl_id == OURS)
+    when = provider_speed.by_speed("opmux::gemm", mine)
+    registry.register_impl(OpImpl("opmux::gemm", mine, BackendImplKind.DEFAULT, "nvidia", fn, 200, when=when))
+    try:
+        chosen, why = h200({})
+        assert (chosen, why[mine]) == (CUBLAS, "when: cuBLAS is faster")
+        assert h200({BF16.format(16): {mine: 41.0, CUBLAS: 55.0}})[0] == mine
+        with opmux.policy(per_op={"gemm": f"impl:{mine}"}):
+            assert h200({})[0] == mine
+    finally:
+        registry.unregister("opmux::gemm", mine)
+
+
 def test_within_2_percent_the_libraries_run(h200):
     other = {BF16.format(1): {OURS: 1.0, CUBLAS: 9.0}}  # makes ours a candidate
     assert h200(other | {BF16.format(16): {OURS: 100.0, CUBLAS: 101.0}})[0] == CUBLAS
