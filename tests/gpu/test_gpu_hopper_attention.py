@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from impls import refusal
 
 from opmux.core import get_default_manager
 from opmux.specs import attention as spec
@@ -22,7 +23,7 @@ GLUON = "default.flagos.nvidia.hopper"
 def gluon(op, *args):
     found = get_default_manager().registry.get_implementations(op)
     impl = next(i for i in found if i.impl_id == GLUON)
-    assert impl.when(*args) is True
+    assert refusal(impl, *args) is None
     return impl.fn(*args)
 
 
@@ -128,7 +129,7 @@ def test_what_another_sequence_has_does_not_matter():
 def test_refusals_name_what_is_taken():
     impl = next(i for i in get_default_manager().registry.get_implementations("attention") if i.impl_id == GLUON)
     q = torch.randn(1, 2, 64, 80, device=CUDA, dtype=torch.bfloat16)
-    assert impl.when(q, q, q, True, None) == "takes heads of 64 or 128 numbers; there are 80 and 80"
+    assert refusal(impl, q, q, q, True, None) == "takes heads of 64 or 128 numbers; there are 80 and 80"
     q = q[..., :64].contiguous()
-    assert impl.when(q.float(), q.float(), q.float(), True, None) == "takes float16 and bfloat16"
-    assert impl.when(q, q, q, True, -1.0) == "takes a scale above 0; it is -1.0"
+    assert refusal(impl, q.float(), q.float(), q.float(), True, None) == "takes float16 and bfloat16"
+    assert refusal(impl, q, q, q, True, -1.0) == "takes a scale above 0; it is -1.0"

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from opmux.core import get_default_manager
+from opmux.core.dispatch import refusal_of
 from opmux.core.registry import OpImpl
+from opmux.runtime.provider_speed import own_when
 
 
 def triton_impl(op: Any) -> OpImpl:
@@ -14,3 +16,9 @@ def triton_impl(op: Any) -> OpImpl:
     manager.load_kernels(op.spec)
     manager.prepare()
     return next(i for i in manager.registry.impls(op.spec.key) if i.impl_id == "default.flagos")
+
+
+def refusal(impl: OpImpl, *args: Any) -> str | None:
+    """Why an implementation cannot take a call, however fast it is; None if it can."""
+    when = own_when(impl)
+    return None if when is None else refusal_of(when(*args))
