@@ -3,7 +3,6 @@
 Linear layers with what follows them are compared with the same expression, eager and compiled.
 
     python benchmarks/products.py [--json FILE]
-    python benchmarks/products.py --accuracy [1000]    # random shapes of each dtype: our largest error against torch's
 
 Times are medians of device time with a cold cache; an error is the largest distance to the float64 product, in units of
 torch's own. A table of all times comes last.
@@ -13,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -188,42 +186,6 @@ def of_followed(m: int, n: int, k: int) -> list[dict[str, Any]]:
     return found
 
 
-def accuracy(count: int, dtype: torch.dtype) -> dict[str, Any]:
-    """The largest error of random shapes in units of torch's own, and how many are larger than that."""
-    draw, ratios = random.Random(0), []
-    for _ in range(count):
-        m, n, k = (draw.choice((1, 2, 3, draw.randint(5, 64), draw.randint(65, 2048))) for _ in range(3))
-        turned = [draw.random() < 0.5 for _ in range(2)]
-        exact, ours, theirs = products_of_fp8(m, n, k) if dtype is E4M3 else products_of(m, n, k, turned, dtype)
-        error = lambda y, exact=exact: (y.double() - exact).abs().max().item()
-        # a sum in another order may have this much error where torch's own happens to have less
-        floor = (2**-23 if dtype is F32 else 2**-20) * k**0.5
-        ratios.append((error(ours) / max(error(theirs), floor), (m, n, k)))
-    worst = max(ratios)
-    return {
-        "dtype": str(dtype).removeprefix("torch."),
-        "shapes": count,
-        "worst": round(worst[0], 3),
-        "of": worst[1],
-        "larger": sum(r > 1.01 for r, _ in ratios),
-    }
-
-
-def products_of(m: int, n: int, k: int, turned: list[bool], dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """A product in float64, by our kernel and by torch's."""
-    a, b = matrix(m, k, turned[0], dtype), matrix(k, n, turned[1], dtype)
-    return a.double() @ b.double(), gemm.matmul(a, b, None, 1.0, 1.0, None), torch.mm(a, b)
-
-
-def products_of_fp8(m: int, n: int, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The same of FP8, to bfloat16; torch takes n and k in multiples of 16."""
-    n, k = -(-n // 16) * 16, -(-k // 16) * 16
-    a, b = (torch.randn(rows, k, device="cuda").to(E4M3) for rows in (m, n))
-    one, given = torch.ones(1, device="cuda"), (a.view(torch.uint8), b.view(torch.uint8))
-    ours = gemm.scaled_gemm(*given, one, one, E4M3, E4M3, None, BF16, False)
-    return a.double() @ b.double().t(), ours, torch._scaled_mm(a, b.t(), one, one, out_dtype=BF16)
-
-
 def table(rows: list[dict[str, Any]]) -> str:
     """What, our time, torch's and their ratio: a line for each row."""
     lines = [("what", "ours us", "torch us", "ratio")]
@@ -239,12 +201,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--accuracy", type=int, nargs="?", const=1000, metavar="SHAPES")
     given = parser.parse_args()
-    if given.accuracy:
-        for dtype in (BF16, F16, F32, E4M3):
-            print(accuracy(given.accuracy, dtype), flush=True)
-        return
     rows = []
     for dtype, shapes in ((BF16, SHAPES), (F32, SHAPES[:1])):
         for case in shapes:
