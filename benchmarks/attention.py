@@ -170,18 +170,25 @@ def varlen(heads: int = 32, kv_heads: int = 8, dim: int = 128) -> dict[str, Any]
         new(tokens, kv_heads, dim),
     )
     rest = (cu, cu, max(LENGTHS), max(LENGTHS), -1, 0, None)
-    o, lse = kernels.attention_varlen(q, k, v, *rest)
-    pair = (
-        us(lambda: kernels.attention_varlen(q, k, v, *rest)),
-        us(lambda: kernels.attention_varlen_bwd(do, q, k, v, o, lse, *rest)),
-    )
+
+    def own(fwd: Callable[..., Any], bwd: Callable[..., Any]) -> tuple[float, float]:
+        o, lse = fwd(q, k, v, *rest)
+        return us(lambda: fwd(q, k, v, *rest)), us(lambda: bwd(do, q, k, v, o, lse, *rest))
+
+    measured = {}
+    if gluon.usable() is True and gluon.varlen_when(q, k, v, *rest) is True:
+        measured["ours"] = own(gluon.attention_varlen_in_gluon, gluon.attention_varlen_bwd_in_gluon)
+    measured["any chip" if measured else "ours"] = own(kernels.attention_varlen, kernels.attention_varlen_bwd)
     flops = sum(Shape(1, heads, kv_heads, n, dim, True).flops(1) for n in LENGTHS)
     flash = us(
         lambda: torch.ops.aten._flash_attention_forward(
             q, k, v, cu, cu, max(LENGTHS), max(LENGTHS), 0.0, True, False, scale=dim**-0.5
         )
     )
-    rates = {"ours": [round(n * flops / t / 1e6, 1) for n, t in zip((2, 5), pair, strict=True)]}
+    rates = {
+        name: [round(n * flops / t / 1e6, 1) for n, t in zip((2, 5), pair, strict=True)]
+        for name, pair in measured.items()
+    }
     rates["flash"] = [round(2 * flops / flash / 1e6, 1)]
     return {"case": f"varlen {heads}/{kv_heads} heads, dim {dim}, {len(LENGTHS)} sequences, causal", "tflops": rates}
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from opmux.backends._nvidia.hopper.ops import cudnn as hopper
-from opmux.backends._nvidia.hopper.ops import gluon_blocks
+from opmux.backends._nvidia.hopper.ops import gluon_attention, gluon_blocks
 from opmux.backends._nvidia.ops import cublas, cudnn, flash, providers
 from opmux.core import BackendImplKind, OpImpl, OpManager, OpRegistry, get_default_manager, specs
 from opmux.core.errors import NotSupported
@@ -201,6 +201,34 @@ def test_what_each_attention_takes(given, causal, by_flash, by_cudnn):
     for when, want in ((flash.flash_when, by_flash), (hopper.cudnn_when, by_cudnn)):
         got = when(*args)
         assert got is True if want is True else want in got
+
+
+@pytest.mark.parametrize(
+    "given, left, right, scale, want",
+    [
+        ({}, -1, -1, None, True),
+        ({}, -1, 0, 0.3, True),
+        ({}, 5, 0, None, "left = -1 and right = -1 or 0; they are 5 and 0"),
+        ({}, -1, 2, None, "left = -1 and right = -1 or 0; they are -1 and 2"),
+        ({}, -1, 0, 0.0, "a scale above 0; it is 0.0"),
+        ({"d": 80}, -1, 0, None, "64 or 128 numbers; there are 80 and 80"),
+        ({"dv": 128}, -1, 0, None, "64 or 128 numbers; there are 64 and 128"),
+        ({"dtype": F32}, -1, 0, None, "float16 and bfloat16"),
+        ({"sk": 0}, -1, 0, None, "not empty"),
+    ],
+)
+def test_packed_attention_in_gluon_takes(given, left, right, scale, want):
+    q, k, v = (t[0].transpose(0, 1) for t in qkv(**{"d": 64, **given}))
+    lse, cu = torch.empty(q.shape[1], q.shape[0], device=META), torch.empty(3, dtype=torch.int32, device=META)
+    rest = (cu, cu, 16, 16, left, right, scale)
+    o = q.new_empty(*q.shape[:2], v.shape[2])
+    for got in (
+        gluon_attention.varlen_when(q, k, v, *rest),
+        gluon_attention.varlen_bwd_when(o, q, k, v, o, lse, *rest),
+    ):
+        assert got is True if want is True else want in got
+    if want is True:
+        assert "gradients of q's dtype" in gluon_attention.varlen_bwd_when(o.float(), q, k, v, o, lse, *rest)
 
 
 def test_cudnn_stands_back_where_torch_is_to_be_deterministic():

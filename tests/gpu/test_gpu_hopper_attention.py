@@ -133,3 +133,125 @@ def test_refusals_name_what_is_taken():
     q = q[..., :64].contiguous()
     assert refusal(impl, q.float(), q.float(), q.float(), True, None) == "takes float16 and bfloat16"
     assert refusal(impl, q, q, q, True, -1.0) == "takes a scale above 0; it is -1.0"
+
+
+# ---- sequences one after another ------------------------------------------------------------------------------------
+
+LENGTHS = [
+    ((300, 0, 1, 517, 128, 129, 64), (300, 5, 700, 33, 128, 129, 0)),
+    ((1, 1, 0, 0, 1000), (2000, 1, 3, 0, 1)),
+    ((4096, 37, 1024), (4096, 37, 1024)),
+    ((16,) * 200, (16,) * 200),
+    ((640,), (640,)),
+]
+
+
+def begins(lengths, dtype=torch.int32, first=0):
+    return torch.tensor([first, *lengths], device=CUDA).cumsum(0).to(dtype)
+
+
+def packed(lengths, keys, heads, kv_heads, dim, dtype=torch.bfloat16, before=0, after=0):
+    """q, k, v, do and the begins of queries and keys; NaN before the first sequence and after the last."""
+    made = []
+    for sizes, count in ((lengths, heads), (keys, kv_heads), (keys, kv_heads), (lengths, heads)):
+        t = torch.randn(before + sum(sizes) + after, count, dim, device=CUDA, dtype=dtype)
+        t[:before], t[t.shape[0] - after :] = torch.nan, torch.nan
+        made.append(t)
+    return (*made, begins(lengths, first=before), begins(keys, first=before))
+
+
+def by_sequence(q, k, v, do, cu_q, cu_k, causal):
+    """Outputs and gradients of each sequence in float64; 0 outside of all."""
+    o, dq, dk, dv = (torch.zeros_like(t, dtype=torch.float64) for t in (q, q, k, v))
+    lse = torch.zeros(q.shape[1], q.shape[0], device=CUDA, dtype=torch.float64)
+    for a, b, c, d in zip(cu_q[:-1].tolist(), cu_q[1:].tolist(), cu_k[:-1].tolist(), cu_k[1:].tolist(), strict=True):
+        some = [t[at].transpose(0, 1)[None] for t, at in zip((do, q, k, v), map(slice, (a, a, c, c), (b, b, d, d)))]
+        if a == b:
+            continue
+        if c == d:
+            lse[:, a:b] = -torch.inf
+            continue
+        made = exact(*some, causal)
+        lse[:, a:b] = made[1][0]
+        for to, at, got in zip((o, dq, dk, dv), map(slice, (a, a, c, c), (b, b, d, d)), (made[0], *made[2:])):
+            to[at] = got[0].nan_to_num().transpose(0, 1)
+    return o, lse, dq, dk, dv
+
+
+def compared(made, wanted):
+    for name, got, want in zip(("o", "lse", "dq", "dk", "dv"), made, wanted, strict=False):
+        assert torch.equal(torch.isneginf(got), torch.isneginf(want)), name
+        got, want = (t.double().masked_fill(torch.isneginf(t), 0.0) for t in (got, want))
+        assert (got - want).norm() <= 0.004 * want.norm() + 1e-4, name
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(("dim", "heads", "kv_heads"), [(64, 4, 4), (128, 8, 2)])
+@pytest.mark.parametrize(("lengths", "keys"), LENGTHS)
+@pytest.mark.parametrize(("before", "after"), [(0, 0), (0, 300), (5, 1)])
+def test_packed_close_to_float64(lengths, keys, dim, heads, kv_heads, causal, before, after):
+    """With tokens that belong to no sequence, whatever these are: their results are 0."""
+    q, k, v, do, cu_q, cu_k = packed(lengths, keys, heads, kv_heads, dim, before=before, after=after)
+    rest = (cu_q, cu_k, max(lengths), max(keys), -1, 0 if causal else -1, None)
+    o, lse = gluon("attention_varlen", q, k, v, *rest)
+    wanted = by_sequence(q, k, v, do, cu_q, cu_k, causal)
+    compared((o, lse), wanted)
+    compared((o, lse, *gluon("attention_varlen_bwd", do, q, k, v, o, lse, *rest)), wanted)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_packed_neighbours_do_not_matter(bad):
+    lengths = (100, 200, 60, 130)
+    q, k, v, do, cu, _ = packed(lengths, lengths, 4, 2, 128)
+    rest = (cu, cu, 200, 200, -1, 0, None)
+    clean = gluon("attention_varlen", q, k, v, *rest)
+    clean = (*clean, *gluon("attention_varlen_bwd", do, q, k, v, *clean, *rest))
+    for t in (q, k, v, do):
+        t[:100], t[300:360] = bad, bad
+    o, lse = gluon("attention_varlen", q, k, v, *rest)
+    spoiled = (o, lse, *gluon("attention_varlen_bwd", do, q, k, v, o, lse, *rest))
+    for name, got, want in zip(("o", "lse", "dq", "dk", "dv"), spoiled, clean, strict=True):
+        for at in (slice(100, 300), slice(360, 490)):
+            a, b = (t[:, at] if name == "lse" else t[at] for t in (got, want))
+            assert torch.equal(a, b), name
+
+
+def test_packed_as_they_lie():
+    """Views of one tensor, begins in int64, and every other one of a longer tensor."""
+    lengths = (300, 77, 1, 400)
+    qkv = torch.randn(sum(lengths), 3, 8, 64, device=CUDA, dtype=torch.float16)
+    q, k, v = qkv.unbind(1)
+    cu = begins(lengths, torch.int64).repeat_interleave(2)[::2]
+    odd = torch.randn(1 + q.numel(), device=CUDA, dtype=torch.float16)[1:].view(q.shape)
+    one = q[:, :1].expand(-1, 8, -1)
+    for args in ((q, k, v), (odd, k, v), (q, odd[:, :2], v[:, 1:3]), (q, one, v), (one, k, odd)):
+        o, lse = gluon("attention_varlen", *args, cu, cu, 400, 400, -1, 0, 0.2)
+        made = (o, lse, *gluon("attention_varlen_bwd", q, *args, o, lse, cu, cu, 400, 400, -1, 0, 0.2))
+        plain = [t.contiguous().clone() for t in args]
+        o, lse = gluon("attention_varlen", *plain, cu.int(), cu.int(), 400, 400, -1, 0, 0.2)
+        bwd = (q.contiguous(), *plain, o, lse, cu.int(), cu.int(), 400, 400, -1, 0, 0.2)
+        wanted = (o, lse, *gluon("attention_varlen_bwd", *bwd))
+        assert all(torch.equal(a, b) for a, b in zip(made, wanted, strict=True))
+
+
+def test_packed_the_same_bits_in_every_run():
+    lengths = (777, 1500, 3, 900)
+    q, k, v, do, cu, _ = packed(lengths, lengths, 16, 4, 128)
+    rest = (cu, cu, 1500, 1500, -1, 0, None)
+    runs = []
+    for _ in range(3):
+        o, lse = gluon("attention_varlen", q, k, v, *rest)
+        runs.append((o, lse, *gluon("attention_varlen_bwd", do, q, k, v, o, lse, *rest)))
+    assert all(torch.equal(a, b) for run in runs[1:] for a, b in zip(runs[0], run, strict=True))
+
+
+def test_packed_one_sequence_is_a_dense_batch_of_one():
+    q, k, v, do, cu, _ = packed((1000,), (1000,), 8, 2, 128)
+    rest = (cu, cu, 1000, 1000, -1, 0, None)
+    o, lse = gluon("attention_varlen", q, k, v, *rest)
+    made = (o, *gluon("attention_varlen_bwd", do, q, k, v, o, lse, *rest))
+    dense = [t.transpose(0, 1)[None] for t in (do, q, k, v)]
+    o2, lse2 = gluon("attention", *dense[1:], True, None)
+    wanted = (o2, *gluon("attention_bwd", *dense, o2, lse2, True, None))
+    assert torch.equal(lse, lse2[0])
+    assert all(torch.equal(a, b[0].transpose(0, 1)) for a, b in zip(made, wanted, strict=True))

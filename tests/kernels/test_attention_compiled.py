@@ -101,3 +101,21 @@ def test_gluon_on_hopper(dim, dtype):
     assert all(kernel.on_matrix_unit() and kernel.shared <= CHIPS["sm_90"][1] for kernel in built)
     assert all(kernel.spills() <= 128 for kernel in built)  # of what is read once for a tile
     assert all(kernel.grid == (132, 1, 1) and "cp.async.bulk.tensor" in kernel.asm["ptx"] for kernel in built)
+
+
+@pytest.mark.parametrize(
+    ("dim", "dtype", "index"), [(128, torch.bfloat16, torch.int32), (64, torch.float16, torch.int64)]
+)
+@pytest.mark.rotates(2)
+def test_gluon_on_hopper_packed(dim, dtype, index):
+    """The programs are as many as cores, whatever the lengths."""
+    q, k = new(16384, 32, dim, dtype=dtype), new(16000, 8, dim, dtype=dtype)
+    lse, cu = new(32, 16384, dtype=torch.float32), new(9, dtype=index)
+    rest = (cu, cu, 4096, 4096, -1, 0, None)
+    with compiling_for("sm_90") as built:
+        gluon.attention_varlen_in_gluon(q, k, k, *rest)
+        gluon.attention_varlen_bwd_in_gluon(q, q, k, k, q, lse, *rest)
+    assert [k.name for k in built] == ["_fwd", "_bwd_q", "_bwd_kv"]
+    assert all(kernel.on_matrix_unit() and kernel.shared <= CHIPS["sm_90"][1] for kernel in built)
+    assert all(kernel.spills() <= 160 for kernel in built)  # of what is read once for a tile
+    assert all(kernel.grid == (132, 1, 1) for kernel in built)

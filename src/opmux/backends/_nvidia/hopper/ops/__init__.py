@@ -1,7 +1,12 @@
 """Ops for Hopper: the exported functions come before the vendor's."""
 
 from .cudnn import attention, attention_bwd
-from .gluon_attention import attention_bwd_in_gluon, attention_in_gluon
+from .gluon_attention import (
+    attention_bwd_in_gluon,
+    attention_in_gluon,
+    attention_varlen_bwd_in_gluon,
+    attention_varlen_in_gluon,
+)
 from .gluon_blocks import block_scaled_gemm_in_gluon
 
 __all__ = [
@@ -9,5 +14,7 @@ __all__ = [
     "attention_bwd",
     "attention_bwd_in_gluon",
     "attention_in_gluon",
+    "attention_varlen_bwd_in_gluon",
+    "attention_varlen_in_gluon",
     "block_scaled_gemm_in_gluon",
 ]

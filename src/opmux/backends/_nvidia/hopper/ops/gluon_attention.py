@@ -20,7 +20,7 @@ from .....kernels.lib.products import aligned_copy
 from .....kernels.lib.rows import OutputSpec, programs
 from .....specs import attention as spec
 from ... import ops  # noqa: F401 - as a whole, before its modules: another thread may be importing it
-from ...ops.flash import HALVES, check_attention, check_attention_bwd
+from ...ops.flash import HALVES, check_attention, check_attention_bwd, check_varlen, check_varlen_bwd
 
 DIMS = (64, 128)
 ROWS = 128  # of a tile of the result: 64 for each of two consumers
@@ -61,11 +61,37 @@ def attention_bwd_when(
     return _suits(q, k, v, scale)
 
 
+def varlen_when(
+    q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int, left: int = -1,
+    right: int = -1, scale: float | None = None,
+) -> bool | str:  # fmt: skip
+    check_varlen(q, k, v, cu_q, cu_k, max_q, max_k, left, right, scale)
+    return _sees(left, right) or _suits(q, k, v, scale)
+
+
+def varlen_bwd_when(
+    do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int,
+    max_k: int, left: int, right: int, scale: float | None,
+) -> bool | str:  # fmt: skip
+    check_varlen_bwd(do, q, k, v, o, lse, cu_q, cu_k, max_q, max_k, left, right, scale)
+    if do.dtype != q.dtype:
+        return f"takes gradients of q's dtype; they are {do.dtype}"
+    return _sees(left, right) or _suits(q, k, v, scale)
+
+
+def _sees(left: int, right: int) -> str:
+    """Why not this window; empty if it is all keys, or causal."""
+    if left < 0 and right <= 0:
+        return ""
+    return f"takes left = -1 and right = -1 or 0; they are {left} and {right}"
+
+
 def _suits(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> bool | str:
+    dim, dim_v = q.shape[-1], v.shape[-1]
     if q.dtype not in HALVES:
         return "takes float16 and bfloat16"
-    if q.shape[3] not in DIMS or v.shape[3] != q.shape[3]:
-        return f"takes heads of {' or '.join(map(str, DIMS))} numbers; there are {q.shape[3]} and {v.shape[3]}"
+    if dim not in DIMS or dim_v != dim:
+        return f"takes heads of {' or '.join(map(str, DIMS))} numbers; there are {dim} and {dim_v}"
     if not (q.numel() and k.numel()):
         return "takes sequences that are not empty"
     if scale is not None and not scale > 0:
@@ -83,15 +109,22 @@ def _aligned(given: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _launch(
-    name: str, p: Problem, device: torch.device, block_m: int, rows: int, heads: int,
-    strides: Mapping[str, tuple[int, int, int]], **numbers: Any,
+    name: str, p: Problem, device: torch.device, packed: bool, strides: Mapping[str, tuple[int, int, int]],
+    **numbers: Any,
 ) -> Launch:  # fmt: skip
-    """A launch of as many programs as there are cores, each of which takes tiles of `rows` in turn."""
-    tiles = -(-rows // ROWS) * p.batch * heads
+    """A launch of as many programs as there are cores, each of which takes tiles in turn.
+
+    Only the device knows the lengths of packed sequences: there are as many tiles as any lengths need. One of each
+    sequence may be empty, as may those of the tokens before the first one and after the last one.
+    """
+    rows, heads = (p.keys, p.kv_heads) if name == "backward_kv" else (p.queries, p.heads)
+    sections = heads if packed else p.batch * heads
+    tiles = (rows // ROWS + p.batch + 2 if packed else -(-rows // ROWS)) * sections
     count, few = programs(device, tiles, 1), tiles < FEW * programs(device, tiles, 1)
-    section = min(p.batch * heads, 64) if few else SECTION[name]
+    section = min(sections, 64) if few else SECTION[name]
     constants = dict(
-        CAUSAL=p.right >= 0, BLOCK_M=block_m, BLOCK_N=128, DIM=p.dim, STAGES=2, SECTION=section, SNAKE=few
+        CAUSAL=p.right >= 0, BLOCK_M=64 if name == "backward_kv" else ROWS, BLOCK_N=128, DIM=p.dim, STAGES=2,
+        SECTION=section, SNAKE=few or packed,
     )  # fmt: skip
     numbers |= dict(
         queries=p.queries, keys=p.keys, heads=p.heads, kv_heads=p.kv_heads, batch=p.batch,
@@ -100,6 +133,30 @@ def _launch(
     for tensor, steps in strides.items():
         numbers |= {f"{tensor}_{s}": n for s, n in zip(STRIDES.split(), steps)}
     return Launch(getattr(_kernels(), name), (count, 1, 1), Config(constants, 128), numbers)
+
+
+def _forward(p: Problem, q: Tensor, k: Tensor, v: Tensor, stats: OutputSpec, contiguous: list[str]) -> Plan:
+    given = {"q": q, "k": k, "v": v}
+    lies = _aligned(given)
+    makes = {"o": like(q), "lse": stats}
+    strides = {n: strides_of(t.stride()) for n, t in lies.items()} | {"o": strides_of(makes["o"].stride)}
+    launch = _launch("forward", p, q.device, q.dim() == 3, strides)
+    copied = [*contiguous, *(n for n in given if lies[n] is not given[n])]
+    return Plan(makes, [launch], copied, {n: aligned_copy(None) for n in given})
+
+
+def _backward(
+    p: Problem, do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, stats: OutputSpec, contiguous: list[str]
+) -> Plan:
+    given = {"do": do, "q": q, "k": k, "v": v, "o": o}
+    lies = _aligned(given)
+    makes = {"dq": like(q), "dk": like(k), "dv": like(v), "delta": stats}
+    strides = {n: strides_of(t.stride()) for n, t in lies.items()}
+    strides |= {n: strides_of(makes[n].stride) for n in ("dq", "dk", "dv")}
+    names = ("backward_q", "backward_kv")
+    steps = [_launch(name, p, q.device, q.dim() == 3, strides, out_scale=p.scale) for name in names]
+    copied = [*contiguous, *(n for n in given if lies[n] is not given[n])]
+    return Plan(makes, steps, copied, {n: aligned_copy(None) for n in given})
 
 
 def _tagged(op: str, when: Callable[..., bool | str]) -> Callable[[Any], Any]:
@@ -114,13 +171,7 @@ def _tagged(op: str, when: Callable[..., bool | str]) -> Callable[[Any], Any]:
 @host_code(spec.attention)
 def attention_in_gluon(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Plan:
     p = Problem.of(q, k, v, -1, 0 if causal else -1, scale, "ieee")
-    given = {"q": q, "k": k, "v": v}
-    lies = _aligned(given)
-    makes = {"o": like(q), "lse": OutputSpec.of(q.shape[:3], spec.stats_dtype(q))}
-    strides = {n: strides_of(t.stride()) for n, t in lies.items()} | {"o": strides_of(makes["o"].stride)}
-    launch = _launch("forward", p, q.device, ROWS, p.queries, p.heads, strides)
-    copied = [n for n in given if lies[n] is not given[n]]
-    return Plan(makes, [launch], copied, {n: aligned_copy(None) for n in given})
+    return _forward(p, q, k, v, OutputSpec.of(q.shape[:3], spec.stats_dtype(q)), [])
 
 
 @_tagged("attention_bwd", attention_bwd_when)
@@ -129,15 +180,31 @@ def attention_bwd_in_gluon(
     do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, causal: bool, scale: float | None
 ) -> Plan:
     p = Problem.of(q, k, v, -1, 0 if causal else -1, scale, "ieee")
-    given = {"do": do, "q": q, "k": k, "v": v, "o": o}
-    lies = _aligned(given)
-    makes = {"dq": like(q), "dk": like(k), "dv": like(v), "delta": OutputSpec.of(q.shape[:3], spec.stats_dtype(q))}
-    strides = {n: strides_of(t.stride()) for n, t in lies.items()}
-    strides |= {n: strides_of(makes[n].stride) for n in ("dq", "dk", "dv")}
-    launch = functools.partial(_launch, p=p, device=q.device, strides=strides, out_scale=p.scale)
-    steps = [
-        launch("backward_q", block_m=ROWS, rows=p.queries, heads=p.heads),
-        launch("backward_kv", block_m=64, rows=p.keys, heads=p.kv_heads),
-    ]
-    copied = [*strided(lse=lse), *(n for n in given if lies[n] is not given[n])]
-    return Plan(makes, steps, copied, {n: aligned_copy(None) for n in given})
+    return _backward(p, do, q, k, v, o, OutputSpec.of(q.shape[:3], spec.stats_dtype(q)), strided(lse=lse))
+
+
+def _packed(
+    q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, left: int, right: int, scale: float | None
+) -> tuple[Problem, OutputSpec]:
+    """The problem, whose queries and keys are all tokens, and the statistics of each row."""
+    p = Problem.of(q, k, v, left, right, scale, "ieee", (cu_q.shape[0] - 1, q.shape[0], k.shape[0]))
+    return p, OutputSpec.of((q.shape[1], q.shape[0]), spec.stats_dtype(q))
+
+
+@_tagged("attention_varlen", varlen_when)
+@host_code(spec.attention_varlen)
+def attention_varlen_in_gluon(
+    q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, left: int, right: int, scale: float | None
+) -> Plan:
+    p, stats = _packed(q, k, v, cu_q, left, right, scale)
+    return _forward(p, q, k, v, stats, strided(cu_q=cu_q, cu_k=cu_k))
+
+
+@_tagged("attention_varlen_bwd", varlen_bwd_when)
+@host_code(spec.attention_varlen_bwd)
+def attention_varlen_bwd_in_gluon(
+    do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, cu_q: Tensor, cu_k: Tensor, left: int,
+    right: int, scale: float | None,
+) -> Plan:  # fmt: skip
+    p, stats = _packed(q, k, v, cu_q, left, right, scale)
+    return _backward(p, do, q, k, v, o, stats, strided(lse=lse, cu_q=cu_q, cu_k=cu_k))

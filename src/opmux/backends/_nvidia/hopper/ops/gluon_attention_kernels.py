@@ -6,6 +6,9 @@ exponentials, the other one's products are on the matrix unit. Barriers count: `
 one that both consumers have read. A program stays on its core and takes one tile of the result after another, heads in
 sections that fit the chip's cache.
 
+Dense batches and sequences packed one after another are one kernel: `cu_q_ptr` and `cu_k_ptr` are None, or say where a
+sequence begins. `_describe` says how the copy engine keeps to the rows of one sequence.
+
 ptxas moves a wait for products up to their issue, before the exponentials that should run meanwhile; it moves nothing
 over a branch. `_over` is one: a wait for a barrier that is known to be over.
 """
@@ -27,6 +30,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from .....kernels.lib.launch import Launcher
 
 HALF = gl.constexpr(64)  # the rows of a consumer
+FAR, WRAP = gl.constexpr(2**30), gl.constexpr(2**34)  # see _describe
 LOG2_E = gl.constexpr(1.4426950408889634)
 PUBLIC = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))  # Triton 3.6: with an underscore
 LN_2 = gl.constexpr(0.6931471805599453)
@@ -73,15 +77,62 @@ def _place(tile, rows, all_heads, SECTION: gl.constexpr):
 
 
 @gluon.jit
-def _describe(ptr, batch, heads, rows, z, h, r, BLOCK: gl.constexpr, DIM: gl.constexpr):
-    """A tensor [batch, heads, rows, DIM] for the copy engine: rows that are not there are zero, and not written."""
-    layout: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
-    return tma.make_tensor_descriptor(ptr, [batch, heads, rows, DIM], [z, h, r, 1], [1, 1, BLOCK, DIM], layout)
+def _begin(cu_ptr, i, batch, rows):
+    """Where sequence i begins; sequence 0 is the tokens before the first of `cu_ptr`, batch + 1 is the rest."""
+    at = gl.load(cu_ptr + gl.minimum(gl.maximum(i - 1, 0), batch)).to(gl.int32)
+    return gl.where(i == 0, 0, gl.where(i > batch + 1, rows, at))
+
+
+@gluon.jit
+def _sequence(at, cu_ptr, batch, rows, BLOCK: gl.constexpr):
+    """The sequence of a row of tiles, how many more of them it has after this one, and whether `cu_ptr` lists it.
+
+    Sequence i has the rows of tiles from begin // BLOCK + i on: enough for its length, and at most one too many, which
+    sees no key and writes nothing.
+    """
+    low = 0
+    high = batch + 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        later = _begin(cu_ptr, middle, batch, rows) // BLOCK + middle > at
+        low = gl.where(later, low, middle)
+        high = gl.where(later, middle, high)
+    left = _begin(cu_ptr, low + 1, batch, rows) // BLOCK + low - at
+    return low, left, (low > 0) & (low <= batch)
+
+
+@gluon.jit
+def _describe(ptr, cu_ptr, batch, heads, rows, z, h, r, BLOCK: gl.constexpr, DIM: gl.constexpr):
+    """A tensor [batch, heads, rows, DIM] for the copy engine: rows that are not there are zero, and not written.
+
+    Packed, one dimension is the token at which a sequence ends, and one counts the `FAR` rows before that end: a
+    sequence of n rows has the last n of these, so the engine's bounds check stops at its end. Without it 0 times a NaN
+    of the next sequence would be NaN. The first dimension, always at FAR, takes the FAR rows back: addresses are
+    modulo 2**64, and FAR * WRAP * 2 bytes are 0. (A base address of that many rows before the tensor would do as well,
+    but the engine faults if there is no memory at it.)
+    """
+    if cu_ptr is None:
+        layout: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
+        return tma.make_tensor_descriptor(ptr, [batch, heads, rows, DIM], [z, h, r, 1], [1, 1, BLOCK, DIM], layout)
+    else:
+        packed: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=5)
+        back = WRAP - r.to(gl.int64)
+        return tma.make_tensor_descriptor(
+            ptr, [FAR + 1, rows + 1, heads, FAR, DIM], [back, r, h, r, 1], [1, 1, 1, BLOCK, DIM], packed
+        )
+
+
+@gluon.jit
+def _place_of(cu_ptr, i, batch, rows):
+    """A packed sequence: its place in a descriptor (where it ends, and its row 0), its length, and where it begins."""
+    begin = _begin(cu_ptr, i, batch, rows)
+    end = _begin(cu_ptr, i + 1, batch, rows)
+    return (end, FAR - (end - begin)), end - begin, begin
 
 
 @gluon.jit
 def _as_in(desc, tile):
-    """A tile of shared memory with the four dimensions that the tensor has."""
+    """A tile of shared memory with as many dimensions as the tensor has."""
     shape: gl.constexpr = desc.block_shape
     if PUBLIC:
         return tile.reinterpret(desc.dtype, shape, desc.layout)
@@ -90,13 +141,21 @@ def _as_in(desc, tile):
 
 
 @gluon.jit
-def _read(desc, z, h, row, full, to):
-    _copy_in(desc, [z, h, row, 0], full, _as_in(desc, to))
+def _at(desc, place, h, row):
+    if len(desc.block_shape) == 4:
+        return [place[0], h, row, 0]
+    else:
+        return [FAR, place[0], h, place[1] + row, 0]
 
 
 @gluon.jit
-def _write(desc, z, h, row, at):
-    _copy_out(desc, [z, h, row, 0], _as_in(desc, at))
+def _read(desc, place, h, row, full, to):
+    _copy_in(desc, _at(desc, place, h, row), full, _as_in(desc, to))
+
+
+@gluon.jit
+def _write(desc, place, h, row, at):
+    _copy_out(desc, _at(desc, place, h, row), _as_in(desc, at))
 
 
 @gluon.jit
@@ -118,15 +177,30 @@ def _barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
 
 @gluon.jit
 def _fwd_tile(tile, sizes, CAUSAL: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, SECTION: gl.constexpr):
-    """A tile's first query, head and sequence, and how many blocks of keys it sees. The longest come first."""
-    queries, keys, heads, batch, group, tiles = sizes
-    rows = gl.cdiv(queries, BLOCK_M)
-    at, head = _place(tile, rows, heads * batch, SECTION)
-    row = (rows - 1 - at) * BLOCK_M
-    blocks = gl.cdiv(keys, BLOCK_N)
+    """A tile's first query, its head, how many blocks of keys it sees, and its sequence. The longest come first.
+
+    The sequence: its queries and keys, its places in descriptors, its first element of lse, and whether it is listed.
+    """
+    queries, keys, heads, batch, group, tiles, cu_q_ptr, cu_k_ptr = sizes
+    if cu_q_ptr is None:
+        rows = gl.cdiv(queries, BLOCK_M)
+        at, head = _place(tile, rows, heads * batch, SECTION)
+        row = (rows - 1 - at) * BLOCK_M
+        z = head // heads
+        head = head % heads
+        sequence = (queries, keys, (z, 0), (z, 0), (z.to(gl.int64) * heads + head) * queries, True)
+    else:
+        at, head = _place(tile, tiles // heads, heads, SECTION)
+        i, left, listed = _sequence(at, cu_q_ptr, batch, queries, BLOCK_M)
+        row = left * BLOCK_M
+        q_place, n_queries, begin = _place_of(cu_q_ptr, i, batch, queries)
+        k_place, n_keys, _begin_k = _place_of(cu_k_ptr, i, batch, keys)
+        n_keys = gl.where(listed & (row < n_queries), n_keys, 0)
+        sequence = (n_queries, n_keys, q_place, k_place, head.to(gl.int64) * queries + begin, listed)
+    blocks = gl.cdiv(sequence[1], BLOCK_N)
     if CAUSAL:
-        blocks = gl.minimum(blocks, gl.cdiv(gl.maximum(row + BLOCK_M + keys - queries, 0), BLOCK_N))
-    return row, head % heads, head // heads, blocks
+        blocks = gl.minimum(blocks, gl.cdiv(gl.maximum(row + BLOCK_M + sequence[1] - sequence[0], 0), BLOCK_N))
+    return row, head, blocks, sequence
 
 
 @gluon.jit
@@ -138,25 +212,26 @@ def _fwd_produce(
     q_desc, k_desc, v_desc, o_desc = descs
     q_smem, k_smem, v_smem, o_smem = smem
     q_full, q_empty, k_full, k_empty, v_full, v_empty, turns = bars
-    queries, keys, heads, batch, group, tiles = sizes
-    q_bytes: gl.constexpr = BLOCK_M * q_desc.block_shape[3] * 2
-    k_bytes: gl.constexpr = BLOCK_N * q_desc.block_shape[3] * 2
+    group, tiles = sizes[4], sizes[5]
+    q_bytes: gl.constexpr = BLOCK_M * q_smem.shape[2] * 2
+    k_bytes: gl.constexpr = BLOCK_N * q_smem.shape[2] * 2
     count = 0
     for turn in range(_turns(tiles, SNAKE)):
-        row, h, z, blocks = _fwd_tile(_nth(turn, SNAKE), sizes, CAUSAL, BLOCK_M, BLOCK_N, SECTION)
+        row, h, blocks, sequence = _fwd_tile(_nth(turn, SNAKE), sizes, CAUSAL, BLOCK_M, BLOCK_N, SECTION)
+        q_place, k_place = sequence[2], sequence[3]
         mbarrier.wait(q_empty.index(0), (turn & 1) ^ 1)
         mbarrier.expect(q_full.index(0), q_bytes)
-        _read(q_desc, z, h, row, q_full.index(0), q_smem.index(0))
+        _read(q_desc, q_place, h, row, q_full.index(0), q_smem.index(0))
         for j in range(blocks):
             key = (blocks - 1 - j) * BLOCK_N
             at = count % STAGES
             free = ((count // STAGES) & 1) ^ 1
             mbarrier.wait(k_empty.index(at), free)
             mbarrier.expect(k_full.index(at), k_bytes)
-            _read(k_desc, z, h // group, key, k_full.index(at), k_smem.index(at))
+            _read(k_desc, k_place, h // group, key, k_full.index(at), k_smem.index(at))
             mbarrier.wait(v_empty.index(at), free)
             mbarrier.expect(v_full.index(at), k_bytes)
-            _read(v_desc, z, h // group, key, v_full.index(at), v_smem.index(at))
+            _read(v_desc, k_place, h // group, key, v_full.index(at), v_smem.index(at))
             count += 1
 
 
@@ -217,17 +292,18 @@ def _fwd_consume(
     q_desc, k_desc, v_desc, o_desc = descs
     q_smem, k_smem, v_smem, o_smem = smem
     q_full, q_empty, k_full, k_empty, v_full, v_empty, turns = bars
-    queries, keys, heads, batch, group, tiles = sizes
+    tiles, cu_q_ptr = sizes[5], sizes[6]
     scores: gl.constexpr = _rows(BLOCK_N)
     result: gl.constexpr = _rows(DIM)
     factors: gl.constexpr = gl.DotOperandLayout(0, result, 2)
     each: gl.constexpr = gl.SliceLayout(1, scores)
     dtype: gl.constexpr = o_desc.dtype
     q = q_smem.index(0).slice(WHICH * HALF, HALF)
-    shift = keys - queries
     count = 0
     for turn in range(_turns(tiles, SNAKE)):
-        row0, h, z, blocks = _fwd_tile(_nth(turn, SNAKE), sizes, CAUSAL, BLOCK_M, BLOCK_N, SECTION)
+        row0, h, blocks, sequence = _fwd_tile(_nth(turn, SNAKE), sizes, CAUSAL, BLOCK_M, BLOCK_N, SECTION)
+        queries, keys, q_place, k_place, at_row, listed = sequence
+        shift = keys - queries
         row0 = row0 + WHICH * HALF
         row = row0 + gl.arange(0, HALF, layout=each)
         top = gl.full([HALF], -float("inf"), gl.float32, layout=each)
@@ -271,19 +347,21 @@ def _fwd_consume(
         else:
             mbarrier.arrive(q_empty.index(0), count=1)
         total = gl.where(total > 0.0, total, 1.0)
-        at_row = (z.to(gl.int64) * heads + h) * queries + row
-        gl.store(lse_ptr + at_row, (top + gl.log2(total)) * LN_2, mask=row < queries)
+        lse = (top + gl.log2(total)) * LN_2
+        if cu_q_ptr is not None:
+            lse = gl.where(listed, lse, 0.0)  # o is 0 there, as nothing is seen
+        gl.store(lse_ptr + at_row + row, lse, mask=row < queries)
         o = o * gl.convert_layout(1.0 / total, gl.SliceLayout(1, result))[:, None]
         mine = o_smem.index(WHICH)
         tma.store_wait(0)
         mine.store(o.to(dtype))
         fence_async_shared()
-        _write(o_desc, z, h, row0, mine)
+        _write(o_desc, q_place, h, row0, mine)
     tma.store_wait(0)
 
 
 def _fwd(
-    q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, queries, keys, heads, batch, group, tiles, scale,
+    q_ptr, k_ptr, v_ptr, cu_q_ptr, cu_k_ptr, o_ptr, lse_ptr, queries, keys, heads, batch, group, tiles, scale,
     q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row, o_batch, o_head, o_row,
     CAUSAL: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, DIM: gl.constexpr, STAGES: gl.constexpr,
     SECTION: gl.constexpr, SNAKE: gl.constexpr,
@@ -291,10 +369,10 @@ def _fwd(
     kv_heads = heads // group
     dtype: gl.constexpr = q_ptr.dtype.element_ty
     descs = (
-        _describe(q_ptr, batch, heads, queries, q_batch, q_head, q_row, BLOCK_M, DIM),
-        _describe(k_ptr, batch, kv_heads, keys, k_batch, k_head, k_row, BLOCK_N, DIM),
-        _describe(v_ptr, batch, kv_heads, keys, v_batch, v_head, v_row, BLOCK_N, DIM),
-        _describe(o_ptr, batch, heads, queries, o_batch, o_head, o_row, HALF, DIM),
+        _describe(q_ptr, cu_q_ptr, batch, heads, queries, q_batch, q_head, q_row, BLOCK_M, DIM),
+        _describe(k_ptr, cu_k_ptr, batch, kv_heads, keys, k_batch, k_head, k_row, BLOCK_N, DIM),
+        _describe(v_ptr, cu_k_ptr, batch, kv_heads, keys, v_batch, v_head, v_row, BLOCK_N, DIM),
+        _describe(o_ptr, cu_q_ptr, batch, heads, queries, o_batch, o_head, o_row, HALF, DIM),
     )
     smem = (
         _tiles(dtype, 1, BLOCK_M, DIM), _tiles(dtype, STAGES, BLOCK_N, DIM), _tiles(dtype, STAGES, BLOCK_N, DIM),
@@ -307,7 +385,7 @@ def _fwd(
     )  # fmt: skip
     mbarrier.arrive(turns.index(0), count=1)
     fence_async_shared()
-    shared = (descs, smem, bars, (queries, keys, heads, batch, group, tiles))
+    shared = (descs, smem, bars, (queries, keys, heads, batch, group, tiles, cu_q_ptr, cu_k_ptr))
     gl.warp_specialize(
         [
             (
@@ -337,21 +415,22 @@ def _q_produce(
     q_desc, do_desc, k_desc, v_desc, dq_desc = descs
     q_smem, do_smem, k_smem, v_smem, d_smem = smem
     q_full, q_empty, full, empty = bars
-    queries, keys, heads, batch, group, tiles = sizes
-    row_bytes: gl.constexpr = q_desc.block_shape[3] * 2
+    group, tiles = sizes[4], sizes[5]
+    row_bytes: gl.constexpr = q_smem.shape[2] * 2
     count = 0
     for turn in range(_turns(tiles, SNAKE)):
-        row, h, z, blocks = _fwd_tile(_nth(turn, SNAKE), sizes, CAUSAL, BLOCK_M, BLOCK_N, SECTION)
+        row, h, blocks, sequence = _fwd_tile(_nth(turn, SNAKE), sizes, CAUSAL, BLOCK_M, BLOCK_N, SECTION)
+        q_place, k_place = sequence[2], sequence[3]
         mbarrier.wait(q_empty.index(0), (turn & 1) ^ 1)
         mbarrier.expect(q_full.index(0), 2 * BLOCK_M * row_bytes)
-        _read(q_desc, z, h, row, q_full.index(0), q_smem.index(0))
-        _read(do_desc, z, h, row, q_full.index(0), do_smem.index(0))
+        _read(q_desc, q_place, h, row, q_full.index(0), q_smem.index(0))
+        _read(do_desc, q_place, h, row, q_full.index(0), do_smem.index(0))
         for j in range(blocks):
             at = count % STAGES
             mbarrier.wait(empty.index(at), ((count // STAGES) & 1) ^ 1)
             mbarrier.expect(full.index(at), 2 * BLOCK_N * row_bytes)
-            _read(k_desc, z, h // group, (blocks - 1 - j) * BLOCK_N, full.index(at), k_smem.index(at))
-            _read(v_desc, z, h // group, (blocks - 1 - j) * BLOCK_N, full.index(at), v_smem.index(at))
+            _read(k_desc, k_place, h // group, (blocks - 1 - j) * BLOCK_N, full.index(at), k_smem.index(at))
+            _read(v_desc, k_place, h // group, (blocks - 1 - j) * BLOCK_N, full.index(at), v_smem.index(at))
             count += 1
 
 
@@ -399,22 +478,26 @@ def _q_consume(
     q_desc, do_desc, k_desc, v_desc, dq_desc = descs
     q_smem, do_smem, k_smem, v_smem, d_smem = smem
     q_full, q_empty, full, empty = bars
-    queries, keys, heads, batch, group, tiles = sizes
+    tiles, cu_q_ptr = sizes[5], sizes[6]
     o_ptr, lse_ptr, delta_ptr, scale, out_scale, o_batch, o_head, o_row = rest
     result: gl.constexpr = _rows(DIM)
     each: gl.constexpr = gl.SliceLayout(1, _rows(BLOCK_N))
     dtype: gl.constexpr = dq_desc.dtype
     q = q_smem.index(0).slice(WHICH * HALF, HALF)
     do = do_smem.index(0).slice(WHICH * HALF, HALF)
-    shift = keys - queries
     count = 0
     for turn in range(_turns(tiles, SNAKE)):
-        row0, h, z, blocks = _fwd_tile(_nth(turn, SNAKE), sizes, CAUSAL, BLOCK_M, BLOCK_N, SECTION)
+        row0, h, blocks, sequence = _fwd_tile(_nth(turn, SNAKE), sizes, CAUSAL, BLOCK_M, BLOCK_N, SECTION)
+        queries, keys, q_place, k_place, at_row, listed = sequence
+        shift = keys - queries
         row0 = row0 + WHICH * HALF
         row = row0 + gl.arange(0, HALF, layout=each)
-        at_row = (z.to(gl.int64) * heads + h) * queries
         o_rows = row0 + gl.arange(0, HALF, layout=gl.SliceLayout(1, result))
-        o_at = o_ptr + z.to(gl.int64) * o_batch + h.to(gl.int64) * o_head + o_rows.to(gl.int64)[:, None] * o_row
+        if cu_q_ptr is None:
+            o_at = o_ptr + q_place[0].to(gl.int64) * o_batch
+        else:
+            o_at = o_ptr + (q_place[0] - queries).to(gl.int64) * o_row
+        o_at = o_at + h.to(gl.int64) * o_head + o_rows.to(gl.int64)[:, None] * o_row
         o_at = o_at + gl.arange(0, DIM, layout=gl.SliceLayout(0, result))[None, :]
         o = gl.load(o_at, mask=(o_rows < queries)[:, None], other=0.0)
         lse = gl.load(lse_ptr + at_row + row, mask=row < queries, other=float("inf")) * LOG2_E
@@ -440,25 +523,25 @@ def _q_consume(
         tma.store_wait(0)
         mine.store((dq * out_scale).to(dtype))
         fence_async_shared()
-        _write(dq_desc, z, h, row0, mine)
+        _write(dq_desc, q_place, h, row0, mine)
     tma.store_wait(0)
 
 
 def _bwd_q(
-    q_ptr, k_ptr, v_ptr, o_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, queries, keys, heads, batch, group, tiles, scale,
-    out_scale, q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row, o_batch, o_head, o_row,
-    do_batch, do_head, do_row, dq_batch, dq_head, dq_row,
+    q_ptr, k_ptr, v_ptr, cu_q_ptr, cu_k_ptr, o_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, queries, keys, heads, batch,
+    group, tiles, scale, out_scale, q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row,
+    o_batch, o_head, o_row, do_batch, do_head, do_row, dq_batch, dq_head, dq_row,
     CAUSAL: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, DIM: gl.constexpr, STAGES: gl.constexpr,
     SECTION: gl.constexpr, SNAKE: gl.constexpr,
 ):  # fmt: skip
     kv_heads = heads // group
     dtype: gl.constexpr = q_ptr.dtype.element_ty
     descs = (
-        _describe(q_ptr, batch, heads, queries, q_batch, q_head, q_row, BLOCK_M, DIM),
-        _describe(do_ptr, batch, heads, queries, do_batch, do_head, do_row, BLOCK_M, DIM),
-        _describe(k_ptr, batch, kv_heads, keys, k_batch, k_head, k_row, BLOCK_N, DIM),
-        _describe(v_ptr, batch, kv_heads, keys, v_batch, v_head, v_row, BLOCK_N, DIM),
-        _describe(dq_ptr, batch, heads, queries, dq_batch, dq_head, dq_row, HALF, DIM),
+        _describe(q_ptr, cu_q_ptr, batch, heads, queries, q_batch, q_head, q_row, BLOCK_M, DIM),
+        _describe(do_ptr, cu_q_ptr, batch, heads, queries, do_batch, do_head, do_row, BLOCK_M, DIM),
+        _describe(k_ptr, cu_k_ptr, batch, kv_heads, keys, k_batch, k_head, k_row, BLOCK_N, DIM),
+        _describe(v_ptr, cu_k_ptr, batch, kv_heads, keys, v_batch, v_head, v_row, BLOCK_N, DIM),
+        _describe(dq_ptr, cu_q_ptr, batch, heads, queries, dq_batch, dq_head, dq_row, HALF, DIM),
     )
     smem = (
         _tiles(dtype, 1, BLOCK_M, DIM), _tiles(dtype, 1, BLOCK_M, DIM), _tiles(dtype, STAGES, BLOCK_N, DIM),
@@ -466,7 +549,7 @@ def _bwd_q(
     )  # fmt: skip
     bars = (_barriers(1, 1), _barriers(1, 2), _barriers(STAGES, 1), _barriers(STAGES, 2))
     fence_async_shared()
-    shared = (descs, smem, bars, (queries, keys, heads, batch, group, tiles))
+    shared = (descs, smem, bars, (queries, keys, heads, batch, group, tiles, cu_q_ptr, cu_k_ptr))
     rest = (o_ptr, lse_ptr, delta_ptr, scale, out_scale, o_batch, o_head, o_row)
     gl.warp_specialize(
         [
@@ -484,13 +567,29 @@ def _bwd_q(
 
 @gluon.jit
 def _kv_tile(tile, sizes, CAUSAL: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, SECTION: gl.constexpr):
-    """A tile's first key, head and sequence, and the first block of queries that sees it."""
-    queries, keys, kv_heads, batch, group, tiles = sizes
-    at, head = _place(tile, gl.cdiv(keys, BLOCK_N), kv_heads * batch, SECTION)
+    """A tile's first key, its head, the first and the last block of queries that see it, and its sequence.
+
+    The sequence: its queries and keys, its places in descriptors, and its first element of lse for head 0.
+    """
+    queries, keys, kv_heads, batch, group, tiles, cu_q_ptr, cu_k_ptr = sizes
+    if cu_k_ptr is None:
+        at, head = _place(tile, gl.cdiv(keys, BLOCK_N), kv_heads * batch, SECTION)
+        key = at * BLOCK_N
+        z = head // kv_heads
+        head = head % kv_heads
+        sequence = (queries, keys, (z, 0), (z, 0), z.to(gl.int64) * (kv_heads * group) * queries)
+    else:
+        at, head = _place(tile, tiles // kv_heads, kv_heads, SECTION)
+        i, left, listed = _sequence(at, cu_k_ptr, batch, keys, BLOCK_N)
+        q_place, n_queries, begin = _place_of(cu_q_ptr, i, batch, queries)
+        k_place, n_keys, begin_k = _place_of(cu_k_ptr, i, batch, keys)
+        key = ((begin_k + n_keys) // BLOCK_N - begin_k // BLOCK_N - left) * BLOCK_N
+        n_queries = gl.where(listed & (key < n_keys), n_queries, 0)
+        sequence = (n_queries, n_keys, q_place, k_place, begin.to(gl.int64))
     first = 0
     if CAUSAL:
-        first = gl.minimum(gl.maximum(at * BLOCK_N - (keys - queries), 0), queries) // BLOCK_M
-    return at * BLOCK_N, head % kv_heads, head // kv_heads, first
+        first = gl.minimum(gl.maximum(key - (sequence[1] - sequence[0]), 0), sequence[0]) // BLOCK_M
+    return key, head, first, gl.cdiv(sequence[0], BLOCK_M), sequence
 
 
 @gluon.jit
@@ -502,25 +601,25 @@ def _kv_produce(
     q_desc, do_desc, k_desc, v_desc, dk_desc, dv_desc = descs
     q_smem, do_smem, k_smem, v_smem, lse_smem, delta_smem, d_smem = smem
     full, empty, row_full, kv_full, kv_empty = bars
-    queries, keys, kv_heads, batch, group, tiles = sizes
-    row_bytes: gl.constexpr = q_desc.block_shape[3] * 2
+    all_queries, group, tiles = sizes[0], sizes[4], sizes[5]
+    row_bytes: gl.constexpr = q_smem.shape[2] * 2
     lanes: gl.constexpr = gl.BlockedLayout([BLOCK_M // 32], [32], [1], [0])
-    last = gl.cdiv(queries, BLOCK_M)
     count = 0
     for turn in range(_turns(tiles, SNAKE)):
-        key, h, z, first = _kv_tile(_nth(turn, SNAKE), sizes, CAUSAL, BLOCK_M, BLOCK_N, SECTION)
+        key, h, first, last, sequence = _kv_tile(_nth(turn, SNAKE), sizes, CAUSAL, BLOCK_M, BLOCK_N, SECTION)
+        queries, keys, q_place, k_place, number = sequence
         mbarrier.wait(kv_empty.index(0), (turn & 1) ^ 1)
         mbarrier.expect(kv_full.index(0), 2 * BLOCK_N * row_bytes)
-        _read(k_desc, z, h, key, kv_full.index(0), k_smem.index(0))
-        _read(v_desc, z, h, key, kv_full.index(0), v_smem.index(0))
+        _read(k_desc, k_place, h, key, kv_full.index(0), k_smem.index(0))
+        _read(v_desc, k_place, h, key, kv_full.index(0), v_smem.index(0))
         for g in range(group):
-            at_row = (z.to(gl.int64) * (kv_heads * group) + h * group + g) * queries
+            at_row = number + (h * group + g).to(gl.int64) * all_queries
             for j in range(first, last):
                 at = count % STAGES
                 mbarrier.wait(empty.index(at), ((count // STAGES) & 1) ^ 1)
                 mbarrier.expect(full.index(at), 2 * BLOCK_M * row_bytes)
-                _read(q_desc, z, h * group + g, j * BLOCK_M, full.index(at), q_smem.index(at))
-                _read(do_desc, z, h * group + g, j * BLOCK_M, full.index(at), do_smem.index(at))
+                _read(q_desc, q_place, h * group + g, j * BLOCK_M, full.index(at), q_smem.index(at))
+                _read(do_desc, q_place, h * group + g, j * BLOCK_M, full.index(at), do_smem.index(at))
                 row = j * BLOCK_M + gl.arange(0, BLOCK_M, layout=lanes)
                 there = row < queries
                 lse = gl.load(lse_ptr + at_row + row, mask=there, other=float("inf"))
@@ -574,16 +673,16 @@ def _kv_consume(
     q_desc, do_desc, k_desc, v_desc, dk_desc, dv_desc = descs
     q_smem, do_smem, k_smem, v_smem, lse_smem, delta_smem, d_smem = smem
     full, empty, row_full, kv_full, kv_empty = bars
-    queries, keys, kv_heads, batch, group, tiles = sizes
+    group, tiles = sizes[4], sizes[5]
     result: gl.constexpr = _rows(DIM)
     dtype: gl.constexpr = dk_desc.dtype
     k = k_smem.index(0).slice(WHICH * HALF, HALF)
     v = v_smem.index(0).slice(WHICH * HALF, HALF)
-    shift = keys - queries
-    last = gl.cdiv(queries, BLOCK_M)
     count = 0
     for turn in range(_turns(tiles, SNAKE)):
-        key0, h, z, first = _kv_tile(_nth(turn, SNAKE), sizes, CAUSAL, BLOCK_M, BLOCK_N, SECTION)
+        key0, h, first, last, sequence = _kv_tile(_nth(turn, SNAKE), sizes, CAUSAL, BLOCK_M, BLOCK_N, SECTION)
+        queries, keys, q_place, k_place, number = sequence
+        shift = keys - queries
         key0 = key0 + WHICH * HALF
         key = key0 + gl.arange(0, HALF, layout=gl.SliceLayout(1, _rows(BLOCK_M)))
         dk = gl.zeros([HALF, DIM], gl.float32, layout=result)
@@ -606,15 +705,15 @@ def _kv_consume(
         dk_smem.store((dk * out_scale).to(dtype))
         dv_smem.store(dv.to(dtype))
         fence_async_shared()
-        _write(dk_desc, z, h, key0, dk_smem)
-        _write(dv_desc, z, h, key0, dv_smem)
+        _write(dk_desc, k_place, h, key0, dk_smem)
+        _write(dv_desc, k_place, h, key0, dv_smem)
     tma.store_wait(0)
 
 
 def _bwd_kv(
-    q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr, queries, keys, kv_heads, batch, group, tiles,
-    scale, out_scale, q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row, do_batch, do_head, do_row,
-    dk_batch, dk_head, dk_row, dv_batch, dv_head, dv_row,
+    q_ptr, k_ptr, v_ptr, cu_q_ptr, cu_k_ptr, do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr, queries, keys, kv_heads, batch,
+    group, tiles, scale, out_scale, q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row,
+    do_batch, do_head, do_row, dk_batch, dk_head, dk_row, dv_batch, dv_head, dv_row,
     CAUSAL: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, DIM: gl.constexpr, STAGES: gl.constexpr,
     SECTION: gl.constexpr, SNAKE: gl.constexpr,
 ):  # fmt: skip
@@ -622,12 +721,12 @@ def _bwd_kv(
     dtype: gl.constexpr = q_ptr.dtype.element_ty
     line: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     descs = (
-        _describe(q_ptr, batch, heads, queries, q_batch, q_head, q_row, BLOCK_M, DIM),
-        _describe(do_ptr, batch, heads, queries, do_batch, do_head, do_row, BLOCK_M, DIM),
-        _describe(k_ptr, batch, kv_heads, keys, k_batch, k_head, k_row, BLOCK_N, DIM),
-        _describe(v_ptr, batch, kv_heads, keys, v_batch, v_head, v_row, BLOCK_N, DIM),
-        _describe(dk_ptr, batch, kv_heads, keys, dk_batch, dk_head, dk_row, HALF, DIM),
-        _describe(dv_ptr, batch, kv_heads, keys, dv_batch, dv_head, dv_row, HALF, DIM),
+        _describe(q_ptr, cu_q_ptr, batch, heads, queries, q_batch, q_head, q_row, BLOCK_M, DIM),
+        _describe(do_ptr, cu_q_ptr, batch, heads, queries, do_batch, do_head, do_row, BLOCK_M, DIM),
+        _describe(k_ptr, cu_k_ptr, batch, kv_heads, keys, k_batch, k_head, k_row, BLOCK_N, DIM),
+        _describe(v_ptr, cu_k_ptr, batch, kv_heads, keys, v_batch, v_head, v_row, BLOCK_N, DIM),
+        _describe(dk_ptr, cu_k_ptr, batch, kv_heads, keys, dk_batch, dk_head, dk_row, HALF, DIM),
+        _describe(dv_ptr, cu_k_ptr, batch, kv_heads, keys, dv_batch, dv_head, dv_row, HALF, DIM),
     )
     smem = (
         _tiles(dtype, STAGES, BLOCK_M, DIM), _tiles(dtype, STAGES, BLOCK_M, DIM), _tiles(dtype, 1, BLOCK_N, DIM),
@@ -636,7 +735,7 @@ def _bwd_kv(
     )  # fmt: skip
     bars = (_barriers(STAGES, 1), _barriers(STAGES, 2), _barriers(STAGES, 1), _barriers(1, 1), _barriers(1, 2))
     fence_async_shared()
-    shared = (descs, smem, bars, (queries, keys, kv_heads, batch, group, tiles))
+    shared = (descs, smem, bars, (queries, keys, kv_heads, batch, group, tiles, cu_q_ptr, cu_k_ptr))
     gl.warp_specialize(
         [
             (
