@@ -190,6 +190,19 @@ def test_calls_that_differ_in_the_last_number_alone_are_all_kept(world):
     assert len(world.from_python) == len(world.from_cpp) == 6 * SIGHTINGS
 
 
+def test_many_calls_do_not_drive_each_other_out(world):
+    """As in a model: sums of two shapes that fell on one place cost two calls of Python in each step."""
+    tensors = [torch.ones(n) for n in range(1, 101)]
+    for x in tensors:
+        for _ in range(SIGHTINGS + 1):
+            x + x
+    known = len(world.from_python)
+    for _ in range(SIGHTINGS + 1):
+        for x in tensors:
+            x + x
+    assert len(world.from_python) == known
+
+
 @pytest.mark.parametrize("size, way", [(2048, "python"), (512, "torch"), (8, "torch")])
 def test_a_call_that_cannot_be_launched_is_ours_where_python_gains(world, size, way):
     """And one that was seen too seldom."""

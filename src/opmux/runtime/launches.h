@@ -35,7 +35,8 @@ constexpr int kMostTensors = 8;
 constexpr int kMostResults = 8;
 constexpr int kMostWords = 96;
 constexpr int kSightings = 6;  // calls that look the same, before one is recorded: shapes that never come back cost less
-constexpr size_t kPlaces = 512;
+constexpr size_t kBuckets = 256;
+constexpr size_t kWays = 4;
 constexpr size_t kMostRecipes = 4096;
 
 // One launch as Python saw it: for each parameter of the kernel a pointer, or the bytes of a number.
@@ -403,7 +404,8 @@ bool understand(Recipe& made, const Look& call, const Recorded& recorded, const 
   return true;
 }
 
-// The recipes of one op. Readers take no lock: a recipe lives as long as its table.
+// The recipes of one op, in buckets: calls of models that fall into the same one must not drive each other out, as each
+// time that costs a call of Python. Readers take no lock: a recipe lives as long as its table.
 class Recipes {
  public:
   const Recipe* find(const Look& call, uint64_t hash) const {
@@ -411,8 +413,17 @@ class Recipes {
     if (table == nullptr) {
       return nullptr;
     }
-    const Recipe* found = table->recipes[place_of(hash)].load(std::memory_order_acquire);
-    return found != nullptr && found->is_for(call, epoch.load(std::memory_order_acquire)) ? found : nullptr;
+    const uint64_t now = epoch.load(std::memory_order_acquire);
+    for (const auto& place : (*table)[bucket_of(hash)].recipes) {
+      const Recipe* found = place.load(std::memory_order_acquire);
+      if (found == nullptr) {
+        return nullptr;
+      }
+      if (found->is_for(call, now)) {
+        return found;
+      }
+    }
+    return nullptr;
   }
 
   // Whether a call of which there is no recipe should be recorded: it was seen often enough, and not refused.
@@ -426,31 +437,53 @@ class Recipes {
       }
       table = owned_.get();
     }
-    const size_t place = place_of(hash);
+    Bucket& bucket = (*table)[bucket_of(hash)];
     const uint64_t id = hash ^ epoch.load(std::memory_order_relaxed);
-    if (table->seen[place].load(std::memory_order_relaxed) != id) {
-      table->seen[place].store(id, std::memory_order_relaxed);
-      table->times[place].store(0, std::memory_order_relaxed);
+    size_t at = any_place(hash);
+    for (size_t i = kWays; i-- > 0;) {
+      const uint64_t seen = bucket.seen[i].load(std::memory_order_relaxed);
+      if (seen == id) {
+        at = i;
+        break;
+      }
+      at = seen == 0 ? i : at;
     }
-    return table->times[place].fetch_add(1, std::memory_order_relaxed) + 1 == kSightings;
+    if (bucket.seen[at].load(std::memory_order_relaxed) != id) {
+      bucket.seen[at].store(id, std::memory_order_relaxed);
+      bucket.times[at].store(0, std::memory_order_relaxed);
+    }
+    return bucket.times[at].fetch_add(1, std::memory_order_relaxed) + 1 == kSightings;
   }
 
   void keep(std::unique_ptr<Recipe> recipe, uint64_t hash) {
     std::lock_guard<std::mutex> held(lock_);
-    if (all_.size() < kMostRecipes) {
-      owned_->recipes[place_of(hash)].store(recipe.get(), std::memory_order_release);
-      all_.push_back(std::move(recipe));
+    if (all_.size() >= kMostRecipes) {
+      return;
     }
+    Bucket& bucket = (*owned_)[bucket_of(hash)];
+    size_t at = any_place(hash);
+    for (size_t i = 0; i < kWays; ++i) {
+      const Recipe* there = bucket.recipes[i].load();
+      if (there == nullptr || there->epoch != recipe->epoch) {
+        at = i;
+        break;
+      }
+    }
+    bucket.recipes[at].store(recipe.get(), std::memory_order_release);
+    all_.push_back(std::move(recipe));
   }
 
  private:
-  static size_t place_of(uint64_t hash) { return (hash >> 1) % kPlaces; }
-
-  struct Table {
-    std::array<std::atomic<const Recipe*>, kPlaces> recipes{};
-    std::array<std::atomic<uint64_t>, kPlaces> seen{};
-    std::array<std::atomic<uint32_t>, kPlaces> times{};
+  struct Bucket {
+    std::array<std::atomic<const Recipe*>, kWays> recipes{};
+    std::array<std::atomic<uint64_t>, kWays> seen{};
+    std::array<std::atomic<uint32_t>, kWays> times{};
   };
+  using Table = std::array<Bucket, kBuckets>;
+
+  static size_t bucket_of(uint64_t hash) { return (hash >> 1) % kBuckets; }
+  static size_t any_place(uint64_t hash) { return (hash >> 33) % kWays; }
+
   std::atomic<Table*> table_{nullptr};
   std::unique_ptr<Table> owned_;
   std::vector<std::unique_ptr<Recipe>> all_;
