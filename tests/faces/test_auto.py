@@ -21,6 +21,7 @@ pytestmark = pytest.mark.xdist_group("auto")
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 SMALL, MIDDLE, LARGE = 2**16, 2**20, 2**24
+LONG = 10.0, 100.0, 500.0  # torch's microseconds at these sizes: at the second Python is hidden
 
 
 def speed(*ratios, host=(5.0, 9.0), native=(2.0, 6.0, 50.0), dtype=BF16):
@@ -48,11 +49,11 @@ def measured(monkeypatch):
 @pytest.mark.parametrize(
     ("found", "size"),
     [
-        (speed(0.9, 0.9, 0.9, host=(5, 5.2)), 0),
-        (speed(1.2, 0.9, 0.9, host=(5, 5.2)), MIDDLE),
-        (speed(0.9, 1.2, 0.9, host=(5, 5.2)), LARGE),
-        (speed(0.9, 0.9, 1.005, host=(5, 5.2)), 0),
-        (speed(0.9, 0.9, 1.02, host=(5, 5.2)), NEVER),
+        (speed(0.9, 0.9, 0.9, host=(5, 5)), 0),
+        (speed(1.2, 0.9, 0.9, host=(5, 5)), MIDDLE),
+        (speed(0.9, 1.2, 0.9, host=(5, 5)), LARGE),
+        (speed(0.9, 0.9, 1.005, host=(5, 5)), 0),
+        (speed(0.9, 0.9, 1.02, host=(5, 5)), NEVER),
     ],
 )
 def test_size_from_which_ours_is_as_fast(found, size):
@@ -112,7 +113,7 @@ def test_without_the_gate_each_trace_of_a_model_must_gain(measured):
 
 
 def test_with_the_gate_sizes_decide(measured):
-    measured({"_softmax": speed(1.5, 0.5, 0.5, host=(5, 5))}, gated=True)
+    measured({"_softmax": speed(1.5, 0.5, 0.5, host=(5, 5), native=LONG)}, gated=True)
     assert opmux.enable() == ["_softmax"] and engine.STATE.auto
     assert decisions.thresholds("_softmax", "cpu") == ({BF16: MIDDLE, FP16: MIDDLE},) * 2
     decision = decisions.decide(table()["_softmax"], "cpu")
@@ -125,25 +126,26 @@ def test_with_the_gate_sizes_decide(measured):
     assert opmux.enabled_ops() == ["_softmax"] and engine.STATE.auto
 
 
-def test_forms_that_are_not_measured_go_by_their_functional_one(measured):
+def test_forms_that_are_not_measured_go_by_their_functional_one(measured, monkeypatch):
     """Unless torch composes that of a copy and the in-place form, as masked_fill, or ours is copied, as softmax."""
-    fast, slow = speed(0.5, 0.5, 0.5, host=(5, 5)), speed(1.5, 1.5, 1.5, host=(5, 5))
+    monkeypatch.setattr(gate, "may_launch", lambda device, family: True)
+    fast, slow = speed(0.5, 0.5, 0.5, host=(5, 5), native=LONG), speed(1.5, 1.5, 1.5, host=(5, 5), native=LONG)
     names = ["mul.Tensor", "mul_.Tensor", "mul.out", "masked_fill.Scalar", "masked_fill_.Scalar", "_softmax.out"]
     taken = lambda: [n for n in names if decisions.decide(table()[n], "cpu").taken]
     measured({"mul.Tensor": fast, "masked_fill.Scalar": fast, "_softmax": fast}, gated=True)
     assert taken() == names[:-2]
     limits = lambda name: decisions.decide(table()[name], "cpu").limits[BF16]
     assert limits("mul.Tensor") == limits("mul_.Tensor") == 0
-    assert MIDDLE < limits("mul.out") < LARGE  # it goes to Python
+    assert SMALL < limits("mul.out") < MIDDLE  # it goes to Python
     measured({"mul.Tensor": fast, "mul_.Tensor": slow}, gated=True)
     assert taken() == ["mul.Tensor", "mul.out"]
 
 
 def test_calls_that_go_to_python_must_gain_more(measured, monkeypatch):
-    measured({"_softmax": speed(0.5, 0.5, 0.5, host=(5, 5), native=(2, 17, 50))}, gated=True)
+    measured({"_softmax": speed(0.5, 0.5, 0.5, host=(5, 5), native=(2, 80, 500))}, gated=True)
     monkeypatch.setattr(gate, "may_launch", lambda device, family: True)
     launched, in_python = decisions.thresholds("_softmax", "cpu")
-    assert launched[BF16] == 0 and MIDDLE < in_python[BF16] < LARGE  # 18 us, twice of what Python takes
+    assert launched[BF16] == 0 and MIDDLE < in_python[BF16] < LARGE  # 90 us, twice of what Python takes
     opmux.enable()
     small, large = (torch.empty(n, dtype=BF16) for n in (SMALL, LARGE))
     assert "until C++ launches ours" in opmux.explain("_softmax", small, -1, False).remark
@@ -201,7 +203,7 @@ def test_record_counts_who_ran(tmp_path):
 
 
 def test_record_says_what_auto_leaves_to_torch(measured):
-    measured({"_softmax": speed(1.5, 0.5, 0.5, host=(5, 5), dtype=FP32)}, gated=True)
+    measured({"_softmax": speed(1.5, 0.5, 0.5, host=(5, 5), dtype=FP32, native=LONG)}, gated=True)
     out = io.StringIO()
     opmux.enable(record=out)
     assert opmux.enabled_ops() == ["_softmax"]
