@@ -159,12 +159,12 @@ def timed(step: Callable[[], Any], steps: int) -> list[float]:
 
 
 def in_turn(
-    step: Callable[[], Any], rounds: int | None = None, steps: int = STEPS, warm: float = 1.0
+    step: Callable[[], Any], rounds: int | None = None, steps: int | None = None, warm: float = 1.0
 ) -> dict[str, Any]:
     """Native, auto and native again, round by round; all in each fourth."""
     step()
     slow = timed(step, 1)[0] > SLOW
-    rounds = rounds or ROUNDS
+    rounds, steps = rounds or ROUNDS, steps or STEPS
     times: dict[str, list[list[float]]] = {"native": [], "auto": [], "again": [], "all": []}
     for at in range(rounds // 2 if slow else rounds):
         modes = ["native", "auto", "again", *(["all"] if at % 4 == 0 and "all" in MODES else [])]
@@ -349,7 +349,7 @@ def _mean(values: list[float]) -> float:
 
 
 def main() -> None:
-    global DEVICE, MODES, ROUNDS
+    global DEVICE, MODES, ROUNDS, STEPS
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--traces", type=Path, help="only write the traces that auto mode ships")
@@ -360,9 +360,11 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtypes", default="float32,bfloat16")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="of each model, and half as many of slow ones")
+    parser.add_argument("--steps", type=int, default=STEPS, help="that are timed in a round")
     parser.add_argument("--warm", help=argparse.SUPPRESS)  # the model of a child process
     given = parser.parse_args()
     DEVICE, MODES, ROUNDS = given.device, ("native", *given.modes.split(",")), given.rounds
+    STEPS = given.steps
     dtypes = [getattr(torch, d) for d in given.dtypes.split(",")]
     if given.warm:
         turn(MODES[-1])
