@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from .core.manager import OpManager
     from .core.ranks import digest, sync
     from .faces.aten.switch import disable, enable, enabled_ops, native, use
-    from .faces.models.interface import register_attention
     from .faces.models.patch import patch_model, unpatch_model
+    from .faces.models.register import register_attention
 
 __version__ = "0.1.0"
 __all__ = [
@@ -32,7 +32,7 @@ _MODULE_OF = {"explain": "core.default", "policy": "core.default", "set_policy":
 _MODULE_OF |= {"digest": "core.ranks", "sync": "core.ranks"}
 _MODULE_OF |= dict.fromkeys(("disable", "enable", "enabled_ops", "native", "use"), "faces.aten.switch")
 _MODULE_OF |= dict.fromkeys(("patch_model", "unpatch_model"), "faces.models.patch")
-_MODULE_OF |= {"register_attention": "faces.models.interface"}
+_MODULE_OF |= {"register_attention": "faces.models.register"}
 _MODULES = ("backends", "compat", "core", "faces", "functional", "nn", "ops", "runtime", "specs", "te", "tex", "tools")
 
 

@@ -51,8 +51,8 @@ def test_fits_the_chip(chip, kept):
 
 @pytest.mark.parametrize(
     "call",
-    [lambda: attend(page=16), lambda: latent(), lambda: latent(heads=128), lambda: latent(FP8)],
-    ids=["small pages", "mla", "mla of 128 heads", "mla of float8"],
+    [lambda: attend(page=16), lambda: attend(page=1), lambda: latent(), lambda: latent(heads=128), lambda: latent(FP8)],
+    ids=["small pages", "pages of a token", "mla", "mla of 128 heads", "mla of float8"],
 )
 @pytest.mark.rotates(8)
 def test_on_hopper(call):

@@ -232,6 +232,7 @@ DECODE = Maker(_decode_args, (
     Case((2, 2, 2, 16), options={"keys": 0, "lengths": [0], "sinks": True}),
     Case((0, 1, 2, 16), options={"keys": 3}),
     Case((2, 0, 2, 16)),
+    Case((2, 1, 4, 16), options={"kv_heads": 2, "page": 1, "wide": True}),
 ))  # fmt: skip
 MLA = Maker(_mla_args, (
     Case((2, 1, 4, 40), options={"page": 16, "rank": 32}),
@@ -249,6 +250,7 @@ WRITE = Maker(_write_args, (
     Case((2, 2, 2, 16), "swapped", {"page": 2, "lengths": [6, 9], "pages": 4}),
     Case((0, 1, 2, 8), options={"keys": 3}),
     Case((2, 0, 2, 8)),
+    Case((2, 1, 2, 16), options={"page": 1, "wide": True}),
 ))  # fmt: skip
 
 

@@ -35,19 +35,6 @@ class Brief(NamedTuple):
     left: int = -1  # how many keys before its own place a query sees; -1 is all
 
 
-def register_attention() -> None:
-    """Register our attention with `transformers` as "opmux".
-
-    Then `from_pretrained(.., attn_implementation="opmux")` and `model.set_attn_implementation("opmux")` use it, for any
-    model whose attention comes from transformers' `AttentionInterface`. Calling it again changes nothing.
-    """
-    from transformers.masking_utils import AttentionMaskInterface
-    from transformers.modeling_utils import AttentionInterface
-
-    AttentionInterface.register(NAME, attend)
-    AttentionMaskInterface.register(NAME, mask)
-
-
 # ---- attention ------------------------------------------------------------------------------------------------------
 
 
@@ -84,9 +71,7 @@ def attend(
     Returns:
         o [batch, queries, heads, dim_v], and None for the probabilities, which are never in memory.
     """
-    for name in NOT_TAKEN:
-        if kwargs.get(name) is not None:
-            raise _not_taken(name, kwargs[name])
+    refuse(kwargs)
     if query.shape[0] != key.shape[0]:  # learned queries of all sequences
         query = query.expand(key.shape[0], -1, -1, -1)
     queries, keys = query.shape[2], key.shape[2]
@@ -108,9 +93,12 @@ def attend(
     return o.transpose(1, 2).contiguous(), None
 
 
-def _not_taken(name: str, given: Any) -> BadArgument:
-    expected = f'be None: "{NAME}" does not take {NOT_TAKEN[name]}; use another attn_implementation'
-    return BadArgument.of("attention", name, expected, type(given).__name__)
+def refuse(options: dict[str, Any]) -> None:
+    """Raise if one of a call's further arguments would change the result."""
+    for name, what in NOT_TAKEN.items():
+        if options.get(name) is not None:
+            expected = f'be None: "{NAME}" does not take {what}; use another attn_implementation'
+            raise BadArgument.of("attention", name, expected, type(options[name]).__name__)
 
 
 def _brief(mask: Tensor, queries: int, keys: int) -> Brief:

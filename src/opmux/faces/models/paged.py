@@ -1,0 +1,151 @@
+"""Attention for continuous batching of `transformers` (`model.generate_batch`), on its paged cache.
+
+A batch is one sequence of the new tokens of all requests. Keys and values are in a cache of pages, whose layers are in
+groups: those that see all keys, and those with a window, whose pages are a ring. There are three kinds of batches:
+
+- One new token each, and `block_table` has the pages of each request: they are read in place.
+- One new token each, without that table, as in models with windows: `read_index` has the place of every key, which is a
+  table of pages of one token. These are read in place too.
+- Others, with prompts or parts of them: the cache is updated and read by its own method, and attention is packed.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...core.errors import BadArgument
+from ..functional.decode import attention_decode, write_kv_cache
+from ..functional.scaled_dot_product import attention
+from .interface import NAME, refuse
+from .interface import attend as dense
+
+PREFIXED = "paged|opmux"
+FULL, SLIDING = "full_attention", "sliding_attention"
+STEP = 256  # tables of read indices are as wide as a multiple of it: a new width is a new plan
+
+
+class Layer(NamedTuple):
+    """Where the cache of a layer is."""
+
+    k: Tensor  # [tokens, kv_heads, dim]
+    v: Tensor
+    page: int  # tokens of a page
+    group: int
+    kind: str  # of its group
+    window: int | None  # how many keys a query sees, its own included
+
+
+def attend(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    cache: Any = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attention as continuous batching calls it.
+
+    Args:
+        module: the attention layer; its `layer_idx` is that of the cache.
+        query: [1, heads, tokens, dim], the new tokens of all requests.
+        key: [1, kv_heads, tokens, dim], with heads that divide those of the query.
+        value: as `key`.
+        attention_mask: None: a query sees the keys of its request, up to its own and within the window of the layer.
+        dropout: 0.
+        scaling: multiplies the scores; by default 1 / sqrt(dim).
+        is_causal: False without a cache: the layer is that of an encoder.
+        softcap: limits scores to softcap * tanh(score / softcap).
+        s_aux: [heads], a score of each head whose value is 0 (GPT-OSS).
+        cache: transformers' `PagedAttentionCache`; is written.
+        kwargs: `cu_seq_lens_q` and `cu_seq_lens_k`, int [requests + 1], where requests begin among the queries and the
+            keys; the longest of each; `read_index` and `write_index`, int [places], or `block_table`, int [groups,
+            requests, pages], where keys are. Of keys there may be one for each kind of layer.
+
+    Returns:
+        o [1, tokens, heads, dim], and None for the probabilities, which are never in memory.
+    """
+    if cache is None:
+        if (getattr(module, "is_causal", True) if is_causal is None else is_causal) is not False:
+            expected = f'be given: "{PREFIXED}" is for continuous batching (generate_batch); use "{NAME}" without it'
+            raise BadArgument.of("attention", "cache", expected, "None")
+        return dense(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=False,
+            softcap=softcap, s_aux=s_aux, **kwargs,
+        )  # fmt: skip
+    refuse(kwargs)
+    if attention_mask is not None:
+        raise BadArgument.of("attention", "attention_mask", "be None with {cache}", str(tuple(attention_mask.shape)))
+    if dropout:
+        raise BadArgument.of("attention", "dropout", "be 0 with {cache}", str(dropout))
+    layer = _layer(cache, module.layer_idx)
+    options = {"softcap": softcap or 0.0, "scale": scaling}
+    starts, longest_q, longest_k = _sizes(kwargs, layer.kind)
+    table = kwargs.get("block_table")
+    if table is not None or (longest_q == 1 and kwargs["read_index"][layer.group].numel()):
+        lengths = starts.diff()
+        if table is not None:
+            page, table = layer.page, table[layer.group]
+        else:
+            write, read = kwargs["write_index"][layer.group], kwargs["read_index"][layer.group]
+            page, table = 1, _places(read, write, starts, lengths, longest_k)
+        k_cache, v_cache = (t.unflatten(0, (-1, page)) for t in (layer.k, layer.v))
+        q, k, v = (t.permute(2, 0, 1, 3) for t in (query, key, value))  # [requests, 1, heads, dim]
+        write_kv_cache(k, v, k_cache, v_cache, lengths, table=table)
+        o = attention_decode(q, k_cache, v_cache, lengths, table=table, sinks=s_aux, **options)
+        assert isinstance(o, Tensor)  # lse is not asked for
+        return o.transpose(0, 1), None
+    k, v = _updated(cache, key, value, module.layer_idx, kwargs)
+    o = attention(
+        query[0].transpose(0, 1), k, v, causal=True, window=(-1 if layer.window is None else layer.window - 1, -1),
+        sink=s_aux, cu_seqlens_q=kwargs["cu_seq_lens_q"], cu_seqlens_k=starts, max_seqlen_q=longest_q,
+        max_seqlen_k=longest_k, **options,
+    )  # fmt: skip
+    return o[None], None
+
+
+def _layer(cache: Any, index: int) -> Layer:
+    if hasattr(cache, "layer_to_allocator"):  # 5.23
+        found = cache.layer_to_allocator[index]
+        k, v = found._kv_token_views[index]  # to the end of one memory, in which k comes first
+        window = getattr(found, "sliding_window", None)
+        return Layer(k[: v.shape[0]], v, found.tokens_per_page, found.index, found.layer_type, window)
+    if not hasattr(cache, "layer_index_to_group_indices"):
+        raise BadArgument.of("attention", "cache", "be as in transformers 5.17 or 5.23", type(cache).__name__)
+    group, place = cache.layer_index_to_group_indices[index]
+    window = cache.sliding_windows[index]  # 1 is none
+    kind, seen = (FULL, None) if window == 1 else (SLIDING, window)
+    return Layer(cache.key_cache[place], cache.value_cache[place], cache.block_size, group, kind, seen)
+
+
+def _sizes(kwargs: dict[str, Any], kind: str) -> tuple[Tensor, int, int]:
+    """Where keys of requests begin, and the longest of queries and keys; those of a kind of layer."""
+    name = "max_length" if "max_length_q" in kwargs else "max_seqlen"  # 5.23, 5.17
+    starts, longest = kwargs["cu_seq_lens_k"], kwargs[f"{name}_k"]
+    if isinstance(starts, dict):
+        starts, longest = starts[kind], longest[kind]
+    return starts, kwargs[f"{name}_q"], longest
+
+
+def _places(read: Tensor, write: Tensor, starts: Tensor, lengths: Tensor, longest: int) -> Tensor:
+    """Where each key of each request is, [requests, keys]; the last one is new: it is where it is written."""
+    at = torch.arange(-(-longest // STEP) * STEP, device=read.device)
+    found = read[(starts[:-1, None] + at).clamp_(max=read.shape[0] - 1)]
+    return torch.where(at == lengths[:, None] - 1, write[:, None], found)
+
+
+def _updated(cache: Any, key: Tensor, value: Tensor, index: int, kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """The keys and values of all requests, [keys, kv_heads, dim], new ones included; these are written."""
+    if hasattr(cache, "layer_to_allocator"):  # 5.23, which changes its arguments
+        k, v = cache.update(key_states=key, value_states=value, layer_idx=index, kwargs=dict(kwargs))
+        return k[0].transpose(0, 1), v[0].transpose(0, 1)
+    read, write = kwargs["read_index"], kwargs["write_index"]
+    return cache.update(key_states=key, value_states=value, layer_idx=index, read_index=read, write_index=write)

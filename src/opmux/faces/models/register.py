@@ -1,0 +1,102 @@
+"""`opmux.register_attention`: our attention under its names in `transformers`.
+
+Continuous batching of transformers asks for the names of its own attention functions: whether to replace another one,
+to make block tables, and to keep memory for masks. The functions that ask are replaced by ones that know our names too.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from . import interface, paged
+from .interface import NAME
+from .paged import PREFIXED, SLIDING
+
+# What a model has while its requests are batched. It has no function for masks, so none is made. transformers 5.23
+# removes the prefix of the other name.
+BATCHED = "opmux_paged"
+OURS = "_opmux"  # the attribute of a replaced function
+
+
+def register_attention() -> None:
+    """Register our attention with `transformers` as "opmux".
+
+    Then `from_pretrained(.., attn_implementation="opmux")` and `model.set_attn_implementation("opmux")` use it, for any
+    model whose attention comes from transformers' `AttentionInterface`, in continuous batching (`generate_batch`) too.
+    Calling it again changes nothing.
+    """
+    from transformers.masking_utils import AttentionMaskInterface
+    from transformers.modeling_utils import AttentionInterface
+
+    AttentionInterface.register(NAME, interface.attend)
+    AttentionMaskInterface.register(NAME, interface.mask)
+    try:
+        from transformers.generation.continuous_batching import cache, initialization
+        from transformers.generation.continuous_batching.continuous_api import ContinuousBatchingManager
+    except ImportError:  # a transformers without it, or with another one
+        return
+    replaced = (
+        (ContinuousBatchingManager, "switch_to_cb_friendly_attn", _switching),
+        (initialization, "ensure_decode_fast_path_is_available", _with_tables),
+        (cache, "is_flash_attention_requested", _without_masks),
+    )
+    if not all(hasattr(owner, name) for owner, name, _ in replaced):
+        return
+    for name in (BATCHED, PREFIXED):  # compiled, a write to part of a cache would copy all of it
+        AttentionInterface.register(name, torch.compiler.disable(paged.attend))
+    for owner, name, made in replaced:
+        original = getattr(owner, name)
+        if not hasattr(original, OURS):
+            replacement = functools.wraps(original)(made(original))
+            setattr(replacement, OURS, True)
+            setattr(owner, name, replacement)
+
+
+def _ours(config: Any) -> bool:
+    return config._attn_implementation in (BATCHED, PREFIXED)
+
+
+def _switching(original: Callable[..., None]) -> Callable[..., None]:
+    """A manager's choice of attention: that of a model with "opmux" stays ours, until the manager stops."""
+
+    def switch(manager: Any, model: Any, *args: Any, **kwargs: Any) -> None:
+        if model.config._attn_implementation == NAME:
+            model.set_attn_implementation(BATCHED)
+            manager._original_attn_impl = NAME
+        elif not _ours(model.config):
+            original(manager, model, *args, **kwargs)
+
+    return switch
+
+
+def _with_tables(original: Callable[..., None]) -> Callable[..., None]:
+    """Whether there are block tables: with ours on any device, where all layers see all keys."""
+
+    def ensure(config: Any, cb_config: Any, user_requested: bool) -> None:
+        if not _ours(config):
+            original(config, cb_config, user_requested)
+        elif _slides(config):
+            cb_config.max_blocks_per_request = 0
+
+    return ensure
+
+
+def _slides(config: Any) -> bool:
+    kinds = getattr(config, "layer_types", None)
+    return SLIDING in kinds if kinds is not None else getattr(config, "sliding_window", None) is not None
+
+
+def _without_masks(original: Callable[..., bool]) -> Callable[..., bool]:
+    """Whether attention is of the flash kind: without masks, for which memory is kept.
+
+    Graphs and asynchronous batches, which transformers turns on for that kind, are asked for elsewhere: they stay off.
+    """
+
+    def requested(config: Any = None, *args: Any, **kwargs: Any) -> bool:
+        return (config is not None and _ours(config)) or original(config, *args, **kwargs)
+
+    return requested
