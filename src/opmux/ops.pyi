@@ -110,6 +110,23 @@ def act_fp8_current_into(x: Tensor, dy: Tensor | None, y: Tensor | None, yt: Ten
         eps: a lower bound of amax.
     """
 
+def act_mxfp8_into(x: Tensor, dy: Tensor | None, y: Tensor | None, y_scale: Tensor | None, yc: Tensor | None, yc_scale: Tensor | None, dbias: Tensor | None, dtype: torch.dtype, act: str, gated: bool = False, two_d: bool = False) -> None:
+    """mxfp8_into of r = f(x), or of its gradient; r is that of act_fp8_cast_into, rounded to x's dtype.
+
+    Args:
+        x (float [*rows, _]): the input of the activation.
+        dy (float [..], optional): the gradient of its result; None to compute the result itself.
+        y (uint8 [..], contiguous, optional): receives the bytes; None if not needed.
+        y_scale (uint8 [_, _], contiguous, optional): receives the scales of y.
+        yc (uint8 [..], contiguous, optional): receives the bytes with columnwise scales; None if not needed.
+        yc_scale (uint8 [_, _], contiguous, optional): receives the scales of yc.
+        dbias (float [_], of the dtype of x, contiguous, optional): receives the sum of r over its rows before rounding, in x's dtype; None if not needed.
+        dtype (one of float8_e4m3fn, float8_e5m2): what to cast to.
+        act (one of 'none', 'gelu_tanh', 'gelu', 'silu', 'qgelu', 'relu', 'srelu', 'sigmoid'): the activation; "none" for r = x.
+        gated: x has two halves.
+        two_d: blocks of 32x32.
+    """
+
 def adaptive_max_pool2d(self: Tensor, output_size: list[int]) -> tuple[Tensor, Tensor]:
     """The maxima of windows that divide the input evenly, and their indices."""
 
@@ -2338,6 +2355,27 @@ def layer_norm_fp8(x: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor
         dtype (one of float8_e4m3fn, float8_e5m2)
     """
 
+def layer_norm_fp8_blocks_into(x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, y_scale: Tensor, dtype: torch.dtype, eps: float = 1e-05, offset: float = 0.0, pow2: bool = True, least: float = 0.0) -> tuple[Tensor, Tensor]:
+    """layer_norm with y, rounded to x's dtype, in float8 with a scale for each block of a row.
+
+    Bytes and scales are those of mxfp8_into where y_scale is uint8, else those of fp8_blocks_into.
+
+    Args:
+        x (float [*rows, n]): the rows to normalise.
+        weight (float [n]): the scale of each column.
+        bias (float [n], optional): added to each column; None for 0.
+        y (uint8 [*rows, n], contiguous): receives the bytes.
+        y_scale (uint8 or float32 [_, _], contiguous): receives the scales: uint8 for blocks of 1x32 (MXFP8), float32 for blocks of 1x128.
+        dtype (one of float8_e4m3fn, float8_e5m2): what to cast to.
+        eps: added to the variance.
+        offset: added to the weight; 1.0 for a zero-centred weight.
+        pow2: round float32 scales down to powers of two.
+        least: a lower bound of amax, for float32 scales.
+
+    Returns:
+        mean and rstd, float32 [*rows] (float64 for float64).
+    """
+
 def layer_norm_stats(x: Tensor, weight: Tensor, bias: Tensor | None, amax: Tensor | None, eps: float = 1e-05, offset: float = 0.0) -> tuple[Tensor, Tensor]:
     """layer_norm without its first result; amax is raised to the largest magnitude that y would have.
 
@@ -3361,6 +3399,24 @@ def norm_fp8_current_into(x: Tensor, weight: Tensor, bias: Tensor | None, mean: 
         eps: a lower bound of amax.
     """
 
+def norm_mxfp8_into(x: Tensor, weight: Tensor, bias: Tensor | None, mean: Tensor | None, rstd: Tensor, y: Tensor | None, y_scale: Tensor | None, yc: Tensor | None, yc_scale: Tensor | None, dtype: torch.dtype, offset: float = 0.0, two_d: bool = False) -> None:
+    """mxfp8_into of r = (x - mean) * rstd * (weight + offset) + bias, rounded to x's dtype.
+
+    Args:
+        x (float [*rows, n], rows and columns in multiples of 32): the rows to normalise.
+        weight (float [n]): the scale of each column.
+        bias (float [n], optional): added to each column; None for 0.
+        mean (float [*rows], optional): the mean of each row, of layer_norm_stats; None for 0.
+        rstd (float [*rows]): the inverse deviation of each row, of layer_norm_stats or rms_norm_stats.
+        y (uint8 [*rows, n], contiguous, optional): receives the bytes; None if not needed.
+        y_scale (uint8 [_, _], contiguous, optional): receives the scales of y.
+        yc (uint8 [*rows, n], contiguous, optional): receives the bytes with columnwise scales; None if not needed.
+        yc_scale (uint8 [_, _], contiguous, optional): receives the scales of yc.
+        dtype (one of float8_e4m3fn, float8_e5m2): what to cast to.
+        offset: added to the weight; 1.0 for a zero-centred weight.
+        two_d: blocks of 32x32.
+    """
+
 def normal_functional(self: Tensor, mean: float = 0.0, std: float = 1.0, *, generator: Any | None = None) -> Tensor:
     """Normal, like self."""
 
@@ -4047,6 +4103,26 @@ def rms_norm_fp8(x: Tensor, weight: Tensor, scale: Tensor, amax: Tensor | None, 
         scale (float32 [..], one element, contiguous)
         amax (float32 [..], one element, contiguous, optional)
         dtype (one of float8_e4m3fn, float8_e5m2)
+    """
+
+def rms_norm_fp8_blocks_into(x: Tensor, weight: Tensor, y: Tensor, y_scale: Tensor, dtype: torch.dtype, eps: float = 1e-06, offset: float = 0.0, pow2: bool = True, least: float = 0.0) -> Tensor:
+    """rms_norm with y, rounded to x's dtype, in float8 with a scale for each block of a row.
+
+    Bytes and scales are those of mxfp8_into where y_scale is uint8, else those of fp8_blocks_into.
+
+    Args:
+        x (float [*rows, n]): the rows to normalise.
+        weight (float [n]): the scale of each column.
+        y (uint8 [*rows, n], contiguous): receives the bytes.
+        y_scale (uint8 or float32 [_, _], contiguous): receives the scales: uint8 for blocks of 1x32 (MXFP8), float32 for blocks of 1x128.
+        dtype (one of float8_e4m3fn, float8_e5m2): what to cast to.
+        eps: added to the mean square.
+        offset: added to the weight; 1.0 for a zero-centred weight.
+        pow2: round float32 scales down to powers of two.
+        least: a lower bound of amax, for float32 scales.
+
+    Returns:
+        rstd, float32 [*rows] (float64 for float64).
     """
 
 def rms_norm_stats(x: Tensor, weight: Tensor, amax: Tensor | None, eps: float = 1e-06, offset: float = 0.0) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
@@ -103,6 +105,11 @@ def bytes_of(m, n):
     return meta(m, n, dtype=torch.uint8), meta(n, m, dtype=torch.uint8), one()
 
 
+def mx_of(m, n):
+    bytes_like = lambda shape: meta(*shape, dtype=torch.uint8)
+    return [bytes_like(s) for way in (False, True) for s in ((m, n), quant.mx_scales((m, n), way))]
+
+
 # Of n columns: the arguments of each op that writes bytes, transposes and scales, and the kernels that it launches.
 INTO = {
     "act_fp8_cast_into": lambda n: (
@@ -119,6 +126,17 @@ INTO = {
     "norm_fp8_blocks_into": lambda n: (
         meta(512, n), meta(n), meta(n), *(meta(512, dtype=torch.float32) for _ in range(2)), *blocks_of(512, n, True),
         E4M3, 0.0, True, True, 0.0,
+    ),
+    "act_mxfp8_into": lambda n: (
+        meta(512, 2 * n), meta(512, n), *mx_of(512, 2 * n), None, E4M3, "silu", True, False,
+    ),
+    "norm_mxfp8_into": lambda n: (
+        meta(512, n), meta(n), meta(n), *(meta(512, dtype=torch.float32) for _ in range(2)), *mx_of(512, n), E4M3, 0.0,
+        False,
+    ),
+    "rms_norm_fp8_blocks_into": lambda n: (meta(512, n), meta(n), *mx_of(512, n)[:2], E4M3, 1e-6, 0.0, True, 0.0),
+    "layer_norm_fp8_blocks_into": lambda n: (
+        meta(512, n), meta(n), meta(n), *blocks_of(512, n, False)[:2], E4M3, 1e-6, 0.0, False, 0.0,
     ),
     "rms_norm_stats": lambda n: (meta(512, n), meta(n), one(), 1e-6, 0.0),
     "layer_norm_stats": lambda n: (meta(512, n), meta(n), meta(n), None, 1e-6, 0.0),
@@ -143,5 +161,30 @@ def test_one_pass_moves_wide_and_nothing_spills(name):
     for kernel in built[: 2 if "current" in name else 1]:
         lines = kernel.asm["ptx"].splitlines()
         assert any("ld.global.v4.b32" in line for line in lines), kernel.name
-        assert not any("st.global" in line and ".b8" in line for line in lines)
+        # an E8M0 scale of a block is a byte
+        scales = name == "rms_norm_fp8_blocks_into" or "mxfp8" in name
+        assert scales or not any("st.global" in line and ".b8" in line for line in lines)
         assert kernel.spills() == 0
+
+
+def order_of_sums(kernel):
+    """The layouts in which a kernel adds up rows: elements a thread, threads and warps along them."""
+    text = kernel.asm["ttgir"]
+    named = dict(re.findall(r"^(#\w+) = (#ttg\.\w+<\{.*\}>)", text, re.M))
+    sums = re.findall(r'"tt\.reduce"\((?:(?!tt\.reduce).)*?arith\.addf.*?\}\) : \((.*?)\)', text, re.S)
+    return [re.sub(r"#\w+", lambda found: named[found[0]], types) for types in sums]
+
+
+@pytest.mark.parametrize("n", [64, 1024, 4096, 14336])
+@pytest.mark.parametrize("name", ["rms_norm", "layer_norm"])
+@pytest.mark.rotates(4)
+def test_a_quantized_norm_adds_up_rows_in_the_same_order(name, n):
+    """So that its statistics, and with them all bytes, are those of the norm that is written and then quantized."""
+    x = (meta(512, n), meta(n), *([meta(n)] if name == "layer_norm" else []))
+    with compiling_for("sm_90") as built:
+        IMPLS[f"opmux::{name}"](*x, 1e-6, 0.0, *(["gemma"] if name == "rms_norm" else []))
+        IMPLS[f"opmux::{name}_stats"](*x, None, 1e-6, 0.0)
+        for y, scales in (mx_of(512, n)[:2], blocks_of(512, n, False)[:2]):
+            IMPLS[f"opmux::{name}_fp8_blocks_into"](*x, y, scales, E4M3, 1e-6, 0.0, True, 0.0)
+    want, *others = map(order_of_sums, built)
+    assert len(others) == 3 and len(want) == (2 if name == "layer_norm" else 1) and all(o == want for o in others)

@@ -154,6 +154,8 @@ FORMS = {"": (False, False), "_bwd": (False, True), "_glu": (True, False), "_glu
 def buffers(shape, kind, two_d=False):
     """Bytes, scales and transposes for a result, filled with what no kernel writes."""
     fresh = lambda s, dtype=torch.uint8: torch.full(s, 0x55, dtype=dtype)
+    if kind == "mx":
+        return [b for way in (False, True) for b in (fresh(shape), fresh(quant.mx_scales(shape, way)))]
     if kind != "blocks":
         return [fresh(shape), fresh(quant.turned(shape)), torch.zeros(1)]
     scales = [fresh(quant.block_scales(shape, two_d, way), torch.float32) for way in (False, True)]
@@ -181,6 +183,27 @@ def test_blocks_of_an_activation(form, two_d):
     equal(got, want)
 
 
+@pytest.mark.parametrize("two_d", [False, True], ids=["1x32", "32x32"])
+@pytest.mark.parametrize("form", FORMS)
+def test_mxfp8_of_an_activation(form, two_d):
+    """Also where a gradient's halves meet within a block."""
+    x, dy, gated = operands(form, m=96, n=304 if form == "_glu_bwd" else 288)
+    r = EVERY[f"silu{form}"](*((x,) if dy is None else (dy, x)))
+    want, got = buffers(r.shape, "mx"), buffers(r.shape, "mx")
+    EVERY["mxfp8_into"](r, *want, None, E4M3, two_d)
+    EVERY["act_mxfp8_into"](x, dy, *got, None, E4M3, "silu", gated, two_d)
+    equal(got, want)
+
+
+def test_an_activation_that_is_not_0_at_0():
+    """Nothing outside of the tensor counts in the amax of its last blocks."""
+    x = torch.full((150, 72), -6.0).bfloat16()
+    want, got = buffers(x.shape, "blocks"), buffers(x.shape, "blocks")
+    EVERY["fp8_blocks_into"](x.sigmoid(), *want, None, E4M3, False, True, 0.0)
+    EVERY["act_fp8_blocks_into"](x, None, *got, None, E4M3, "sigmoid", False, False, True, 0.0)
+    equal(got, want)
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_current_scaling_of_an_activation(form):
     x, dy, gated = operands(form)
@@ -204,42 +227,77 @@ def test_delayed_scaling_of_an_activation(form):
 
 
 @pytest.mark.parametrize("act", ["none", "srelu"])
-@pytest.mark.parametrize("kind", ["delayed", "current", "blocks"])
+@pytest.mark.parametrize("kind", ["delayed", "current", "blocks", "mx"])
 def test_sums_for_a_bias(kind, act):
-    x, dy, _ = operands("_bwd", m=300)
+    x, dy, _ = operands("_bwd", *((320, 96) if kind == "mx" else (300, 72)))
     dy = None if act == "none" else dy
     r = x.float() if dy is None else dy.float() * 2 * x.float().relu()
     got, dbias = buffers(x.shape, kind), torch.full((x.shape[1],), float("nan"), dtype=x.dtype)
     if kind == "delayed":
         EVERY["act_fp8_cast_into"](x, dy, torch.ones(1), *got, None, dbias, E4M3, act, False)
+    elif kind == "mx":
+        EVERY["act_mxfp8_into"](x, dy, *got, dbias, E4M3, act, False, False)
     else:
         rest = (False, True, 0.0) if kind == "blocks" else (True, 0.0)
         EVERY[f"act_fp8_{kind}_into"](x, dy, *got, dbias, E4M3, act, False, *rest)
     torch.testing.assert_close(dbias, r.sum(0).bfloat16(), rtol=1e-2, atol=1e-5)
 
 
-@pytest.mark.parametrize("centred", [False, True], ids=["rms", "layer"])
-@pytest.mark.parametrize("kind", ["current", "1x128", "128x128"])
-def test_norms(kind, centred):
+def norm_of(x, centred):
+    """Weight and bias (None without a mean), and the result and the statistics of a norm with them."""
     g = torch.Generator().manual_seed(3)
-    x, w, b = (torch.randn(*s, generator=g).bfloat16() for s in ((150, 200), (200,), (200,)))
+    w, b = (torch.randn(x.shape[-1], generator=g).to(x.dtype) for _ in range(2))
     if centred:
         y, *stats = EVERY["layer_norm"](x, w, b, 1e-5, 1.0)
     else:
         y, *stats = EVERY["rms_norm"](x, w, 1e-5, 1.0, "gemma")
-    blocks, two_d = kind != "current", kind == "128x128"
-    want, got = (buffers(x.shape, "blocks" if blocks else kind, two_d) for _ in range(2))
-    amax = None if blocks else torch.zeros(1)
+    return w, b if centred else None, y, stats
+
+
+@pytest.mark.parametrize("centred", [False, True], ids=["rms", "layer"])
+@pytest.mark.parametrize("kind", ["current", "1x128", "128x128", "1x32", "32x32"])
+def test_norms(kind, centred):
+    x = torch.randn(160, 224, generator=torch.Generator().manual_seed(3)).bfloat16()
+    w, b, y, stats = norm_of(x, centred)
+    form, two_d = {"current": "current", "1x32": "mx", "32x32": "mx"}.get(kind, "blocks"), kind in ("128x128", "32x32")
+    want, got = (buffers(x.shape, form, two_d) for _ in range(2))
+    amax = torch.zeros(1) if kind == "current" else None
     args = (x, w, b, amax) if centred else (x, w, amax)
     found = EVERY["layer_norm_stats" if centred else "rms_norm_stats"](*args, 1e-5, 1.0)
     found = found if centred else (found,)
     equal(found, stats)
-    parts = (x, w, b if centred else None, found[0] if centred else None, found[-1])
-    if blocks:
+    parts = (x, w, b, found[0] if centred else None, found[-1])
+    if form == "blocks":
         EVERY["fp8_blocks_into"](y, *want, None, E4M3, two_d, True, 0.0)
         EVERY["norm_fp8_blocks_into"](*parts, *got, E4M3, 1.0, two_d, True, 0.0)
+    elif form == "mx":
+        EVERY["mxfp8_into"](y, *want, None, E4M3, two_d)
+        EVERY["norm_mxfp8_into"](*parts, *got, E4M3, 1.0, two_d)
     else:
         assert amax == y.float().abs().max()
         EVERY["fp8_current_into"](y, *want, None, E4M3, False, 0.0)
         EVERY["norm_fp8_current_into"](*parts, amax, *got, E4M3, 1.0, False, 0.0)
+    equal(got, want)
+
+
+# Of 5 and 70 columns a program holds less than a block of 128; of 16512 of float32, not even a row.
+ROWS = {"1x128": (5, 70, 224, 4128, 16512), "1x32": (32, 224, 4128, 16512)}
+
+
+@pytest.mark.parametrize("centred", [False, True], ids=["rms", "layer"])
+@pytest.mark.parametrize("kind, n", [(kind, n) for kind, sizes in ROWS.items() for n in sizes])
+def test_rows_of_a_norm_are_quantized_as_they_are_computed(kind, n, centred):
+    rows = 32 if kind == "1x32" else 3 if n > 5000 else 70
+    x = torch.randn(rows, 2 * n, generator=torch.Generator().manual_seed(n))
+    x = (x if n > 5000 else x.bfloat16())[:, :n]  # rows with gaps
+    x = x.contiguous() if n == 4128 else x
+    w, b, y, stats = norm_of(x, centred)
+    want, got = (buffers(x.shape, "mx" if kind == "1x32" else "blocks")[:2] for _ in range(2))
+    if kind == "1x32":
+        EVERY["mxfp8_into"](y, *want, None, None, None, E4M3, False)
+    else:
+        EVERY["fp8_blocks_into"](y, *want, None, None, None, E4M3, False, False, 0.5)
+    args = (x, w, b) if centred else (x, w)
+    found = EVERY[f"{'layer' if centred else 'rms'}_norm_fp8_blocks_into"](*args, *got, E4M3, 1e-5, 1.0, False, 0.5)
+    equal(found if centred else (found,), stats)
     equal(got, want)

@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 FAMILIES = ("norm", "activation", "tex_norm")
-OPS = [s for s in specs.by_key.values() if s.family in FAMILIES and not s.name.endswith(("_fp8", "_stats"))]
+OPS = [s for s in specs.by_key.values() if s.family in FAMILIES and not s.name.endswith(("_fp8", "_stats", "_into"))]
 OPS = [s for s in OPS if "scales" not in s.names]  # those: test_tex_activation
 PRIMITIVES = [s for s in OPS if s.space == "opmux"]
 FORWARDS = [s for s in PRIMITIVES if s.grad]

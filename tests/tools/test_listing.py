@@ -192,7 +192,7 @@ finally:
 def test_the_shell_completes_commands_ops_and_families(shell):
     assert shell("opmux exp", "1", script=COMPLETE, bare=True).stdout.split() == ["explain", "False"]
     done = shell("opmux list rms_norm_f", "2", script=COMPLETE, bare=True)
-    assert done.stdout.split() == ["rms_norm_fp8", "False"]
+    assert done.stdout.split() == ["rms_norm_fp8", "rms_norm_fp8_blocks_into", "False"]
     assert completion.families("") == sorted(specs.families)
     known = {s.name if s.space != "tex" else f"tex::{s.name}" for s in specs if s.space in ("opmux", "tex")}
     assert set(completion.ops("")) >= {n for n in known if n.startswith(("tex::rmsnorm", "rms_norm", "softmax"))}

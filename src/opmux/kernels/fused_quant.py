@@ -19,7 +19,7 @@ from ..specs.quant import matrix
 from .lib.activation_math import MATHS
 from .lib.column_sum import column_sum
 from .lib.harness import Launch, Plan, Step, planned, strided
-from .lib.quant_tiles import amax_of, amax_of_tiles, blocks_launch, cast_launch, sides, strides
+from .lib.quant_tiles import amax_of, amax_of_tiles, blocks_launch, cast_launch, mx_launch, normed, sides, strides
 from .lib.rows import OutputSpec, programs, wide_of
 
 Buffer = Tensor | None
@@ -33,10 +33,6 @@ def _constants(x: Tensor, act: str, gated: bool, backward: bool, rounds: bool) -
         VALUE=value if gated or not backward else None, SLOPE=slope if backward else None, GATED=gated, ROUND=rounds,
         WIDE=wide_of(x.dtype),
     )  # fmt: skip
-
-
-def _norm(x: Tensor) -> dict[str, Any]:
-    return dict(VALUE=None, SLOPE=None, GATED=False, ROUND=True, WIDE=wide_of(x.dtype))
 
 
 def _with_sums(
@@ -106,6 +102,19 @@ def act_fp8_blocks_into(
     return _with_sums({}, [launch], x, dbias, shape, strided(x=x, dy=dy))
 
 
+@planned(spec.act_mxfp8_into)
+def act_mxfp8_into(
+    x: Tensor, dy: Buffer, y: Buffer, y_scale: Buffer, yc: Buffer, yc_scale: Buffer, dbias: Buffer, dtype: torch.dtype,
+    act: str, gated: bool, two_d: bool,
+) -> Plan:  # fmt: skip
+    if not x.numel():
+        return _nothing(spec.act_mxfp8_into.reference)
+    shape, of = spec.result_shape(x, dy, gated), _constants(x, act, bool(gated), dy is not None, True)
+    numbers = {"offset": 0.0, **strides(y=y_scale, yc=yc_scale)}
+    launch = mx_launch(shape, x.dtype, dtype, bool(two_d), numbers, of)
+    return _with_sums({}, [launch], x, dbias, shape, strided(x=x, dy=dy))
+
+
 @planned(spec.norm_fp8_current_into)
 def norm_fp8_current_into(
     x: Tensor, weight: Tensor, bias: Buffer, mean: Buffer, rstd: Tensor, amax: Tensor, y: Buffer, yt: Buffer,
@@ -113,7 +122,7 @@ def norm_fp8_current_into(
 ) -> Plan:  # fmt: skip
     if not x.numel():
         return _nothing(spec.norm_fp8_current_into.reference)
-    launch = cast_launch(x.shape, x.dtype, dtype, 1, bool(pow2), {}, _norm(x)).named(scale="amax", amax=None)
+    launch = cast_launch(x.shape, x.dtype, dtype, 1, bool(pow2), {}, normed(x.dtype)).named(scale="amax", amax=None)
     return Plan({}, [launch], strided(x=x, weight=weight, bias=bias, mean=mean, rstd=rstd))
 
 
@@ -125,5 +134,16 @@ def norm_fp8_blocks_into(
     if not x.numel():
         return Plan({})
     numbers = strides(y=y_scale, yt=yt_scale)
-    launch = blocks_launch(x.shape, x.dtype, dtype, bool(two_d), bool(pow2), numbers, _norm(x))
+    launch = blocks_launch(x.shape, x.dtype, dtype, bool(two_d), bool(pow2), numbers, normed(x.dtype))
+    return Plan({}, [launch], strided(x=x, weight=weight, bias=bias, mean=mean, rstd=rstd))
+
+
+@planned(spec.norm_mxfp8_into)
+def norm_mxfp8_into(
+    x: Tensor, weight: Tensor, bias: Buffer, mean: Buffer, rstd: Tensor, y: Buffer, y_scale: Buffer, yc: Buffer,
+    yc_scale: Buffer, dtype: torch.dtype, two_d: bool,
+) -> Plan:  # fmt: skip
+    if not x.numel():
+        return Plan({})
+    launch = mx_launch(x.shape, x.dtype, dtype, bool(two_d), strides(y=y_scale, yc=yc_scale), normed(x.dtype))
     return Plan({}, [launch], strided(x=x, weight=weight, bias=bias, mean=mean, rstd=rstd))

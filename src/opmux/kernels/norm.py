@@ -20,10 +20,11 @@ from .lib.column_sum import column_sum
 from .lib.config import Tiles, tunable
 from .lib.cooperative import CooperativeRows, can_cooperate, gather, gather_pairs, place, post
 from .lib.fp8 import ONE, cast_of, inverse_of_scale, note, put
-from .lib.harness import Plan, RowSizes, Step, Zeros, compiled, planned, strided
+from .lib.harness import Launch, Plan, RowSizes, Step, Zeros, compiled, planned, strided
 from .lib.launch import Launcher
 from .lib.norms import round_to, rounding, rstd_of_nothing
 from .lib.plans import plans
+from .lib.quant_tiles import blocks_launch, mx_launch, normed, put_blocks, row_blocks, strides
 from .lib.rows import OutputSpec, fits, inside, programs, wide_of
 
 # ---- forward --------------------------------------------------------------------------------------------------------
@@ -45,14 +46,16 @@ def put_row(y_ptr, o, b_y, m, x_ptr, scale_ptr, CAST: tl.constexpr):
 
 
 def _fwd(
-    x_ptr, residual_ptr, weight_ptr, bias_ptr, y_ptr, s_ptr, mean_ptr, rstd_ptr, scale_ptr, amax_ptr, scale_inv_ptr,
+    x_ptr, residual_ptr, weight_ptr, bias_ptr, y_ptr, y_scale_ptr, s_ptr, mean_ptr, rstd_ptr, scale_ptr, amax_ptr,
+    scale_inv_ptr,
     x_stride, residual_stride, n_rows, n, eps, offset,
     CENTRED: tl.constexpr, CAST: tl.constexpr, WIDE: tl.constexpr, ROUND: tl.constexpr, STEP: tl.constexpr,
-    FULL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    LARGEST: tl.constexpr, TOP: tl.constexpr, POW2: tl.constexpr, LEAST: tl.constexpr, FULL: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Whole rows: y = norm(x [+ r]) * (w + offset) [+ b]; with CAST in float8, its largest magnitude in amax.
 
-    Without y only the statistics are written, and amax if there is one.
+    Without y only the statistics are written, and amax if there is one. With y_scale, y is `put_blocks`.
     ROUND: the dtype that norm(x) is rounded to; STEP: the one that every step is rounded to.
     """
     i_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
@@ -76,9 +79,12 @@ def _fwd(
     b_y = round_to(b_x * rstd, ROUND) * b_w
     if bias_ptr is not None:
         b_y += tl.load(bias_ptr + o_n, mask=m_n, other=0.0).to(WIDE)
-    top = put_row(y_ptr, i_m * n + o_n, b_y, m, x_ptr, scale_ptr, CAST)
-    if (CAST is not None) or (y_ptr is None):
-        note(amax_ptr, scale_inv_ptr, scale_ptr, top)
+    if y_scale_ptr is not None:
+        put_blocks(y_ptr, y_scale_ptr, i_m, b_y, m_m, x_ptr, n_rows, n, CAST, LARGEST, TOP, POW2, LEAST, FULL)
+    else:
+        top = put_row(y_ptr, i_m * n + o_n, b_y, m, x_ptr, scale_ptr, CAST)
+        if (CAST is not None) or (y_ptr is None):
+            note(amax_ptr, scale_inv_ptr, scale_ptr, top)
 
 
 def _fwd_pieces(
@@ -484,12 +490,13 @@ def _forward(
     keepdim: bool = False,
     casting: str = "gemma",
     stats: bool = False,
+    blocks: Mapping[str, Any] | None = None,
 ) -> Plan:
-    """`stats`: without y."""
+    """`stats`: without y. `blocks`: y is an argument too, written in blocks, with these constants of `put_blocks`."""
     n, dtype, wide = x.shape[-1], x.dtype, wide_of(x.dtype)
     column = OutputSpec.of((*x.shape[:-1], *([1] if keepdim else [])), opmath_dtype(dtype))
     makes: dict[str, Any] = {"rstd": column}
-    if not stats:
+    if not stats and blocks is None:
         makes["y"] = OutputSpec.of(x.shape, dtype if fp8 is None else torch.uint8)
     if residual is not None:
         makes["s"] = makes["y"]
@@ -510,11 +517,31 @@ def _forward(
             return Plan({**makes, "exchange": group.exchange}, [group.launch(fwd_cooperative)], copied)
     if n <= fits(FORWARD_FITS, dtype):
         tiles = forward_tiles(n=n, dtype=dtype, centred=centred)
-        launch = rows.launch(fwd, tiles, FULL=n == tiles["BLOCK_N"], **constants)
+        launch = rows.launch(fwd, tiles, FULL=n == tiles["BLOCK_N"], **constants | (blocks or row_blocks(dtype, None)))
     else:
         tiles = forward_piece_tiles(n=n, dtype=dtype, centred=centred)
         launch = rows.launch(fwd_pieces, tiles, rows.count, **constants)
     return Plan(makes, [launch], copied)
+
+
+def _forward_in_blocks(
+    x: Tensor, weight: Tensor, bias: Tensor | None, y_scale: Tensor, dtype: torch.dtype, pow2: bool, least: float,
+    centred: bool,
+) -> Plan:  # fmt: skip
+    """A row's blocks are written with it; of a row that no program holds, in a second launch."""
+    pow2, least = bool(pow2), float(least)
+    plan = _forward(x, weight, bias, centred=centred, blocks=row_blocks(x.dtype, dtype, pow2, least))
+    launch = next(iter(plan.steps))
+    if not isinstance(launch, Launch) or launch.kernel is fwd:
+        return plan
+    steps, of = strides(y=y_scale), normed(x.dtype)
+    if y_scale.dtype is torch.uint8:
+        cast = mx_launch(x.shape, x.dtype, dtype, False, {**steps, "yc_stride": 0}, of)
+    else:
+        cast = blocks_launch(x.shape, x.dtype, dtype, False, pow2, {**steps, "yt_stride": 0, "eps": least}, of)
+    copied = strided(x=x, weight=weight, bias=bias)
+    numbers = RowSizes.of(x=x).packed().numbers if "x" in copied else {}
+    return Plan(plan.makes, [launch.named(y=None).given(**numbers), cast], copied)
 
 
 def _backward(
@@ -645,6 +672,21 @@ def rms_norm_stats(x: Tensor, weight: Tensor, amax: Tensor | None) -> Plan:
 @planned(spec.layer_norm_stats)
 def layer_norm_stats(x: Tensor, weight: Tensor, bias: Tensor | None, amax: Tensor | None) -> Plan:
     return _forward(x, weight, bias, centred=True, stats=True)
+
+
+@planned(spec.rms_norm_fp8_blocks_into)
+def rms_norm_fp8_blocks_into(
+    x: Tensor, weight: Tensor, y: Tensor, y_scale: Tensor, dtype: torch.dtype, pow2: bool, least: float
+) -> Plan:
+    return _forward_in_blocks(x, weight, None, y_scale, dtype, pow2, least, False)
+
+
+@planned(spec.layer_norm_fp8_blocks_into)
+def layer_norm_fp8_blocks_into(
+    x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, y_scale: Tensor, dtype: torch.dtype, pow2: bool,
+    least: float,
+) -> Plan:  # fmt: skip
+    return _forward_in_blocks(x, weight, bias, y_scale, dtype, pow2, least, True)
 
 
 @planned(spec.rms_norm_bwd)

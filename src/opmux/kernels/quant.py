@@ -26,6 +26,8 @@ from .lib.quant_tiles import (
     cast_launch,
     idle,
     inverse,
+    mx_launch,
+    power_of,
     raise_to,
     scale_at,
     scale_of,
@@ -40,21 +42,6 @@ Buffer = Tensor | None
 
 
 # ---- device functions -----------------------------------------------------------------------------------------------
-
-
-@triton.jit
-def exponent_of(amax, LARGEST: tl.constexpr):
-    """E8M0 of amax / LARGEST, rounded up."""
-    bits = (amax * (1.0 / LARGEST)).to(tl.int32, bitcast=True)
-    exponent, rest = bits >> 23, bits & 0x7FFFFF
-    more = (rest > 0) & (exponent < 254) & ((exponent > 0) | (rest > 0x400000))
-    return tl.where(exponent == 255, 254, exponent + more.to(tl.int32))
-
-
-@triton.jit
-def power_of(exponent):
-    """2^(exponent - 127), of an int32 from 0 to 254."""
-    return tl.where(exponent == 0, 0x400000, exponent << 23).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -130,51 +117,6 @@ def _turn(data_ptr, y_ptr, n_rows, n, FULL: tl.constexpr, BLOCK_M: tl.constexpr,
     tl.store(y_ptr + i_n[:, None] * n_rows + i_m[None, :], tl.trans(b_x), mask=m_n[:, None] & m_m[None, :])
 
 
-# ---- scales of blocks -----------------------------------------------------------------------------------------------
-
-
-def _mx(
-    x_ptr, y_ptr, y_scale_ptr, yc_ptr, yc_scale_ptr, noop_ptr, n_rows, n, y_stride, yc_stride,
-    CAST: tl.constexpr, LARGEST: tl.constexpr, TWO_D: tl.constexpr, FULL: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    """A tile whose rows and columns are whole blocks of 32, with a power of two for each, along rows and columns."""
-    if idle(noop_ptr):
-        return
-    M_BLOCKS: tl.constexpr = BLOCK_M // 32
-    N_BLOCKS: tl.constexpr = BLOCK_N // 32
-    i_m = tl.program_id(1).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
-    i_n = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
-    i_mb = tl.program_id(1).to(tl.int64) * M_BLOCKS + tl.arange(0, M_BLOCKS)
-    i_nb = tl.program_id(0).to(tl.int64) * N_BLOCKS + tl.arange(0, N_BLOCKS)
-    m_m, m_n = inside(i_m, n_rows, FULL), inside(i_n, n, FULL)
-    m = m_m[:, None] & m_n[None, :]
-    o = i_m[:, None] * n + i_n[None, :]
-    b_x = tl.load(x_ptr + o, mask=m, other=0.0).to(tl.float32)
-    if y_ptr is not None:
-        b_rows = tl.reshape(b_x, [BLOCK_M, N_BLOCKS, 32])
-        b_top = top_of(b_rows, 2)
-        if TWO_D:
-            b_all = tl.max(tl.reshape(b_top, [M_BLOCKS, 32, N_BLOCKS]), 1)
-            b_top = tl.reshape(tl.broadcast_to(b_all[:, None, :], [M_BLOCKS, 32, N_BLOCKS]), [BLOCK_M, N_BLOCKS])
-        b_e = exponent_of(b_top, LARGEST)
-        b_y = CAST(b_rows * power_of(254 - b_e)[:, :, None])
-        tl.store(y_ptr + o, tl.reshape(b_y, [BLOCK_M, BLOCK_N]), mask=m)
-        m_e = m_m[:, None] & inside(i_nb * 32, n, FULL)[None, :]
-        tl.store(y_scale_ptr + i_m[:, None] * y_stride + i_nb[None, :], b_e.to(tl.uint8), mask=m_e)
-    if yc_ptr is not None:
-        b_cols = tl.reshape(b_x, [M_BLOCKS, 32, BLOCK_N])
-        b_top = top_of(b_cols, 1)
-        if TWO_D:
-            b_all = tl.max(tl.reshape(b_top, [M_BLOCKS, N_BLOCKS, 32]), 2)
-            b_top = tl.reshape(tl.broadcast_to(b_all[:, :, None], [M_BLOCKS, N_BLOCKS, 32]), [M_BLOCKS, BLOCK_N])
-        b_e = exponent_of(b_top, LARGEST)
-        b_y = CAST(b_cols * power_of(254 - b_e)[:, None, :])
-        tl.store(yc_ptr + o, tl.reshape(b_y, [BLOCK_M, BLOCK_N]), mask=m)
-        m_e = inside(i_mb * 32, n_rows, FULL)[:, None] & m_n[None, :]
-        tl.store(yc_scale_ptr + i_mb[:, None] * yc_stride + i_n[None, :], b_e.to(tl.uint8), mask=m_e)
-
-
 # ---- and back -------------------------------------------------------------------------------------------------------
 
 
@@ -247,7 +189,6 @@ amax_parts = Launcher(_amax, sizes="n")
 top = Launcher(_top, sizes="n")
 cast = Launcher(_cast, sizes="n")
 turn = Launcher(_turn, sizes="n_rows n")
-mx = Launcher(_mx, sizes="n_rows n y_stride yc_stride")
 uncast = Launcher(_uncast, sizes="n")
 uncast_tiles = Launcher(_uncast_tiles, sizes="n_rows n")
 histories = Launcher(_history, sizes="n")
@@ -273,12 +214,6 @@ def cast_tiles(dtype: torch.dtype, current: bool) -> Tiles:
 @tunable("quant.turn")
 def turn_tiles() -> Tiles:
     return Tiles(256, BLOCK_M=128, BLOCK_N=128)
-
-
-@tunable("quant.mx")
-def mx_tiles(dtype: torch.dtype) -> Tiles:
-    """A single block of rows, so that few warps share a column: 17 instructions an element on sm_90."""
-    return Tiles(128, BLOCK_M=32, BLOCK_N=256)
 
 
 @tunable("quant.uncast")
@@ -381,9 +316,8 @@ def mxfp8_into(
 ) -> Plan:
     if not x.numel() or (y is None and yc is None):
         return Plan({})
-    tiles, steps = mx_tiles(dtype=x.dtype), strides(y=y_scale, yc=yc_scale)
-    constants: dict[str, Any] = dict(CAST=cast_of(dtype), LARGEST=spec.FP8_MAX[dtype], TWO_D=bool(two_d))
-    return Plan({}, [tiled(mx, x.shape, tiles, sides(tiles), steps, **constants)], strided(x=x))
+    numbers = {"offset": 0.0, **strides(y=y_scale, yc=yc_scale)}
+    return Plan({}, [mx_launch(x.shape, x.dtype, dtype, bool(two_d), numbers)], strided(x=x))
 
 
 @planned(spec.fp8_uncast)

@@ -1,10 +1,12 @@
 """Activations, norms and sums over rows together with the quantization of their result to FP8.
 
 Each op writes bytes, transposed bytes and scales (None: not needed) in the pass that computes the result, which itself
-is not written. With current and block scaling the result is rounded to x's dtype before it is quantized, as if it had
-been written; with delayed scaling it is not (as in act_fp8). Bytes and scales are those of `quant`.
+is not written. With current and block scaling and MXFP8 the result is rounded to x's dtype before it is quantized, as
+if it had been written; with delayed scaling it is not (as in act_fp8). Bytes and scales are those of `quant`. MXFP8 has
+no transposed bytes: those with columnwise scales have the layout of the result.
 """
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import torch
@@ -19,15 +21,20 @@ from .activation import ACTS, SUMS, halves
 from .norm import layer_norm, rms_parts
 from .quant import (
     FP8_MAX,
+    MX,
     Float8,
     One,
     block_scales,
     bytes_of,
+    columns_paired,
     fp8_blocks_into,
     fp8_cast_into,
     fp8_current_into,
+    in_blocks,
     inverse,
     matrix,
+    mx_scales,
+    mxfp8_into,
     put,
     rows_paired,
     scale_from,
@@ -65,12 +72,18 @@ def scales_of(columnwise: bool) -> Any:
     return shape(lambda x, dy, gated, two_d: block_scales(result_shape(x, dy, gated), two_d, columnwise))
 
 
+def mx_scales_of(columnwise: bool) -> Any:
+    return shape(lambda x, dy, gated: mx_scales(result_shape(x, dy, gated), columnwise))
+
+
 X = Float[Tensor, "*rows _"]
 Dy = Grad[Tensor, "...", shape(lambda x, gated: result_shape(x, None, gated))]
 Data = Byte[Tensor, "...", shape(result_shape), contiguous()]
 Transposed = Byte[Tensor, "...", shape(lambda x, dy, gated: turned(result_shape(x, dy, gated))), contiguous()]
 RowScales = Float32[Tensor, "_ _", scales_of(False), contiguous()]
 ColumnScales = Float32[Tensor, "_ _", scales_of(True), contiguous()]
+MxRowScales = Byte[Tensor, "_ _", mx_scales_of(False), contiguous()]
+MxColumnScales = Byte[Tensor, "_ _", mx_scales_of(True), contiguous()]
 Sums = Float[Tensor, "_", same_dtype("x"), shape(lambda x, dy, gated: result_shape(x, dy, gated)[-1:]), contiguous()]
 
 
@@ -80,6 +93,13 @@ def halves_match(op: str, x: Tensor, dy: Buffer, act: str, gated: bool) -> None:
         raise BadArgument.of(op, "x", "have an even last dimension, as {gated} is True", str(tuple(x.shape)))
     if act == NONE and (gated or dy is not None):
         raise BadArgument.of(op, "act", "be an activation, as {gated} is True or {dy} is given", repr(act))
+
+
+def result_in_blocks(op: str, x: Tensor, dy: Buffer, gated: bool) -> None:
+    """Blocks of 32 are whole in rows and in columns of the result."""
+    m, n = matrix(result_shape(x, dy, gated))
+    if m % MX or n % MX:
+        raise BadArgument.of(op, "x", f"have a result with rows and columns in multiples of {MX}", str(tuple(x.shape)))
 
 
 # ---- samples --------------------------------------------------------------------------------------------------------
@@ -95,6 +115,16 @@ CASES = (
     Case((0, 36), options={"form": "bwd", "sums": True}),
     Case((40,), options={"act": "relu", "eps": 30.0}),
 )
+MX_CASES = (
+    Case((32, 64)),
+    Case((64, 96), options={"form": "bwd", "to": torch.float8_e5m2, "sums": True, "act": "silu"}),
+    Case((2, 32, 96), options={"form": "glu", "ways": "col", "act": "silu"}),
+    Case((64, 32), options={"form": "glu_bwd", "two_d": True, "act": "silu"}),
+    Case((32, 16), options={"form": "glu_bwd", "ways": "row", "act": "sigmoid"}),
+    Case((160, 288), "t", {"act": NONE, "sums": True}),
+    Case((32, 320), options={"form": "bwd", "act": "srelu", "sums": True, "ways": "col", "two_d": True}),
+    Case((0, 64), options={"form": "bwd", "sums": True}),
+)
 WAYS = {"both": (True, True), "row": (True, False), "col": (False, True)}
 
 
@@ -106,12 +136,21 @@ def _number(d: Draw, value: float) -> Tensor:
     return torch.full((1,), value, device=d.device)
 
 
-def _buffers(d: Draw, shape: Any, blocks: bool) -> dict[str, Any]:
-    """Buffers for a result of this shape."""
+def _mx_buffers(d: Draw, shape: Any) -> dict[str, Any]:
+    row, col = WAYS[d.option("ways", "both")]
+    y, yc = _bytes(d, row, shape), _bytes(d, col, shape)
+    y_scale, yc_scale = (_bytes(d, want, mx_scales(shape, way)) for want, way in ((row, False), (col, True)))
+    return {"y": y, "y_scale": y_scale, "yc": yc, "yc_scale": yc_scale}
+
+
+def _one_scale(d: Draw, shape: Any) -> dict[str, Any]:
+    row, col = WAYS[d.option("ways", "both")]
+    return {"y": _bytes(d, row, shape), "yt": _bytes(d, col, turned(shape)), "scale_inv": _number(d, 0.0)}
+
+
+def _block_buffers(d: Draw, shape: Any) -> dict[str, Any]:
     row, col = WAYS[d.option("ways", "both")]
     y, yt = _bytes(d, row, shape), _bytes(d, col, turned(shape))
-    if not blocks:
-        return {"y": y, "yt": yt, "scale_inv": _number(d, 0.0)}
     scales = [
         _bytes(d, want, block_scales(shape, d.option("two_d", False), way), torch.float32)
         for want, way in ((row, False), (col, True))
@@ -125,7 +164,9 @@ def _scaling(d: Draw, *names: str) -> dict[str, Any]:
     return {name: given[name] for name in names}
 
 
-def _act_args(d: Draw, blocks: bool) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+def _act_args(
+    d: Draw, buffers: Callable[[Draw, Any], dict[str, Any]]
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """What is computed from, the buffers, and what is computed."""
     form, (*lead, n) = d.option("form", ""), d.case.shape
     doubled = Draw(Case((*lead, 2 * n), d.case.layout), d.dtype, d.device)
@@ -134,26 +175,32 @@ def _act_args(d: Draw, blocks: bool) -> tuple[dict[str, Any], dict[str, Any], di
     shape = result_shape(x, dy, gated)
     dbias = torch.full(shape[-1:], 7.0, dtype=d.dtype, device=d.device) if d.option("sums") else None
     of = {"dtype": d.option("to", torch.float8_e4m3fn), "act": d.option("act", "gelu_tanh"), "gated": gated}
-    return {"x": x, "dy": dy}, {**_buffers(d, shape, blocks), "dbias": dbias}, of
+    return {"x": x, "dy": dy}, {**buffers(d, shape), "dbias": dbias}, of
 
 
 def _act_cast_args(d: Draw) -> dict[str, Any]:
-    given, buffers, of = _act_args(d, False)
+    given, buffers, of = _act_args(d, _one_scale)
     dbias = buffers.pop("dbias")
     return {**given, "scale": _number(d, 37.5), **buffers, "amax": _number(d, 0.25), "dbias": dbias, **of}
 
 
 def _act_current_args(d: Draw) -> dict[str, Any]:
-    given, buffers, of = _act_args(d, False)
+    given, buffers, of = _act_args(d, _one_scale)
     return {**given, **buffers, **of, **_scaling(d, "pow2", "eps")}
 
 
 def _act_blocks_args(d: Draw) -> dict[str, Any]:
-    given, buffers, of = _act_args(d, True)
+    given, buffers, of = _act_args(d, _block_buffers)
     return {**given, **buffers, **of, **_scaling(d, "two_d", "pow2", "eps")}
 
 
+def _act_mx_args(d: Draw) -> dict[str, Any]:
+    given, buffers, of = _act_args(d, _mx_buffers)
+    return {**given, **buffers, **of, **_scaling(d, "two_d")}
+
+
 ACT_CAST, ACT_CURRENT, ACT_BLOCKS = (Maker(a, CASES) for a in (_act_cast_args, _act_current_args, _act_blocks_args))
+ACT_MX = Maker(_act_mx_args, MX_CASES)
 
 
 # ---- activations ----------------------------------------------------------------------------------------------------
@@ -306,6 +353,46 @@ def act_fp8_blocks_into(
     _put_sums(dbias, result)
 
 
+@op(
+    out="",
+    mutates=("y", "y_scale", "yc", "yc_scale", "dbias"),
+    samples=ACT_MX,
+    tol=NEAR,
+    where=(halves_match, result_in_blocks, rows_paired, columns_paired),
+)
+def act_mxfp8_into(
+    x: X,
+    dy: Dy | None,
+    y: Data | None,
+    y_scale: MxRowScales | None,
+    yc: Data | None,
+    yc_scale: MxColumnScales | None,
+    dbias: Sums | None,
+    dtype: Float8,
+    act: Formula,
+    gated: bool = False,
+    two_d: bool = False,
+) -> None:
+    """mxfp8_into of r = f(x), or of its gradient; r is that of act_fp8_cast_into, rounded to x's dtype.
+
+    Args:
+        x: the input of the activation.
+        dy: the gradient of its result; None to compute the result itself.
+        y: receives the bytes; None if not needed.
+        y_scale: receives the scales of y.
+        yc: receives the bytes with columnwise scales; None if not needed.
+        yc_scale: receives the scales of yc.
+        dbias: receives the sum of r over its rows before rounding, in x's dtype; None if not needed.
+        dtype: what to cast to.
+        act: the activation; "none" for r = x.
+        gated: x has two halves.
+        two_d: blocks of 32x32.
+    """
+    result = result_of(x, dy, act, gated)
+    _quantize("act_mxfp8_into", mxfp8_into, rounded(result, x.dtype), y, y_scale, yc, yc_scale, None, dtype, two_d)
+    _put_sums(dbias, result)
+
+
 # ---- norms ----------------------------------------------------------------------------------------------------------
 
 NORM_CASES = (
@@ -319,6 +406,16 @@ NORM_CASES = (
 )
 
 
+MX_NORM_CASES = (
+    Case((32, 64)),
+    Case((96, 288), options={"to": torch.float8_e5m2, "centred": True, "bias": True}),
+    Case((2, 32, 96), options={"ways": "col", "offset": 1.0, "weight": "other"}),
+    Case((64, 96), options={"two_d": True, "centred": True}),
+    Case((64, 320), "t", {"ways": "row"}),
+    Case((0, 64), options={"centred": True}),
+)
+
+
 def _norm_parts(d: Draw) -> dict[str, Any]:
     x, weight, bias = d.full(), d.cols(), d.cols() if d.option("bias") else None
     mean, rstd = layer_norm.reference(x, weight, bias)[1:] if d.option("centred") else (None, None)
@@ -328,17 +425,24 @@ def _norm_parts(d: Draw) -> dict[str, Any]:
 
 
 def _norm_current_args(d: Draw) -> dict[str, Any]:
-    given = {**_norm_parts(d), "amax": _number(d, 3.5), **_buffers(d, d.case.shape, False)}
+    given = {**_norm_parts(d), "amax": _number(d, 3.5), **_one_scale(d, d.case.shape)}
     rest = {"dtype": d.option("to", torch.float8_e4m3fn), "offset": d.option("offset", 0.0)}
     return {**given, **rest, **_scaling(d, "pow2", "eps")}
 
 
 def _norm_blocks_args(d: Draw) -> dict[str, Any]:
-    given = {**_norm_parts(d), **_buffers(d, d.case.shape, True)}
+    given = {**_norm_parts(d), **_block_buffers(d, d.case.shape)}
     rest = {"dtype": d.option("to", torch.float8_e4m3fn), "offset": d.option("offset", 0.0)}
     return {**given, **rest, **_scaling(d, "two_d", "pow2", "eps")}
 
 
+def _norm_mx_args(d: Draw) -> dict[str, Any]:
+    given = {**_norm_parts(d), **_mx_buffers(d, d.case.shape)}
+    rest = {"dtype": d.option("to", torch.float8_e4m3fn), "offset": d.option("offset", 0.0)}
+    return {**given, **rest, **_scaling(d, "two_d")}
+
+
+NORM_MX = Maker(_norm_mx_args, MX_NORM_CASES)
 NORM_CURRENT, NORM_BLOCKS = Maker(_norm_current_args, NORM_CASES), Maker(_norm_blocks_args, NORM_CASES)
 
 
@@ -354,6 +458,9 @@ RowBytes = Byte[Tensor, "*rows n", contiguous()]
 TurnedBytes = Byte[Tensor, "...", shape(lambda x: turned(x.shape), "transposed x"), contiguous()]
 NormRowScales = Float32[Tensor, "_ _", shape(lambda x, two_d: block_scales(x.shape, two_d, False)), contiguous()]
 NormColumnScales = Float32[Tensor, "_ _", shape(lambda x, two_d: block_scales(x.shape, two_d, True)), contiguous()]
+
+NormMxRowScales = Byte[Tensor, "_ _", shape(lambda x: mx_scales(x.shape, False)), contiguous()]
+NormMxColumnScales = Byte[Tensor, "_ _", shape(lambda x: mx_scales(x.shape, True)), contiguous()]
 
 
 @op(
@@ -446,3 +553,44 @@ def norm_fp8_blocks_into(
     """
     r = _normed(x, weight, bias, mean, rstd, offset)
     fp8_blocks_into.reference(r, y, y_scale, yt, yt_scale, None, dtype, two_d, pow2, eps)
+
+
+@op(
+    out="",
+    mutates=("y", "y_scale", "yc", "yc_scale"),
+    samples=NORM_MX,
+    tol=NEAR,
+    where=(rows_paired, columns_paired),
+)
+def norm_mxfp8_into(
+    x: Float[Tensor, "*rows n", in_blocks(MX)],
+    weight: Float[Tensor, "n"],
+    bias: Float[Tensor, "n"] | None,
+    mean: Float[Tensor, "*rows"] | None,
+    rstd: Float[Tensor, "*rows"],
+    y: RowBytes | None,
+    y_scale: NormMxRowScales | None,
+    yc: RowBytes | None,
+    yc_scale: NormMxColumnScales | None,
+    dtype: Float8,
+    offset: float = 0.0,
+    two_d: bool = False,
+) -> None:
+    """mxfp8_into of r = (x - mean) * rstd * (weight + offset) + bias, rounded to x's dtype.
+
+    Args:
+        x: the rows to normalise.
+        weight: the scale of each column.
+        bias: added to each column; None for 0.
+        mean: the mean of each row, of layer_norm_stats; None for 0.
+        rstd: the inverse deviation of each row, of layer_norm_stats or rms_norm_stats.
+        y: receives the bytes; None if not needed.
+        y_scale: receives the scales of y.
+        yc: receives the bytes with columnwise scales; None if not needed.
+        yc_scale: receives the scales of yc.
+        dtype: what to cast to.
+        offset: added to the weight; 1.0 for a zero-centred weight.
+        two_d: blocks of 32x32.
+    """
+    r = _normed(x, weight, bias, mean, rstd, offset)
+    mxfp8_into.reference(r, y, y_scale, yc, yc_scale, None, dtype, two_d)

@@ -10,11 +10,12 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from ..core.contract import Float, Grad, one_of, same_dtype
+from ..core.contract import AnyTensor, Byte, Float, Grad, contiguous, dtypes, one_of, same_dtype, shape
+from ..core.errors import BadArgument
 from ..core.spec import Tol, op
 from . import _fp8
 from ._numeric import rounded, wide
-from .quant import amax_of, put
+from .quant import MX, amax_of, block_scales, fp8_blocks_into, mx_scales, mxfp8_into, put
 from .samples import Case, Draw, Maker, rows
 
 # A weight's gradient is a sum over all rows: implementations add them in another order.
@@ -523,4 +524,141 @@ def layer_norm_stats(
     """
     y, mu, rstd = layer_parts(wide(x), weight, bias, eps, offset)
     _raised(amax, y, x.dtype)
+    return rounded(mu, mu.dtype), rounded(rstd, rstd.dtype)
+
+
+# ---- with a float8 result in blocks, and their scales ---------------------------------------------------------------
+
+
+def row_scales(x: Tensor, y_scale: Tensor) -> tuple[int, int]:
+    """The shape of the scales of the blocks of rows: MXFP8's, which are bytes, or those of 1x128."""
+    return mx_scales(x.shape, False) if y_scale.dtype is torch.uint8 else block_scales(x.shape, False, False)
+
+
+BlockScales = AnyTensor[Tensor, "_ _", dtypes((torch.uint8, torch.float32)), shape(row_scales), contiguous()]
+
+
+def whole_blocks(op: str, x: Tensor, y_scale: Tensor) -> None:
+    """A block of MXFP8 is a whole one."""
+    if y_scale.dtype is torch.uint8 and x.shape[-1] % MX:
+        expected = f"have a last dimension in multiples of {MX}, as {{y_scale}} is uint8"
+        raise BadArgument.of(op, "x", expected, str(tuple(x.shape)))
+
+
+def _put_blocks(r: Tensor, y: Tensor, y_scale: Tensor, dtype: torch.dtype, pow2: bool, least: float) -> None:
+    if y_scale.dtype is torch.uint8:
+        mxfp8_into.reference(r, y, y_scale, None, None, None, dtype, False)
+    else:
+        fp8_blocks_into.reference(r, y, y_scale, None, None, None, dtype, False, pow2, least)
+
+
+def _block_args(d: Draw, centred: bool) -> dict[str, Any]:
+    x, mx = d.full(), d.option("mx", False)
+    scales = mx_scales(x.shape, False) if mx else block_scales(x.shape, False, False)
+    filled = lambda shape, dtype: torch.full(tuple(shape), 7, dtype=dtype, device=d.device)
+    given = {"x": x, "weight": d.cols()} | ({"bias": d.cols() if d.option("bias") else None} if centred else {})
+    given |= {"y": filled(x.shape, torch.uint8), "y_scale": filled(scales, torch.uint8 if mx else torch.float32)}
+    given |= {"dtype": d.option("to", torch.float8_e4m3fn), "eps": 1e-5, "offset": d.option("offset", 0.0)}
+    return {**given, "pow2": d.option("pow2", False), "least": d.option("least", 0.0)}
+
+
+BLOCK_CASES = (
+    Case((5, 64), options={"bias": True}),
+    Case((32, 96), options={"mx": True, "bias": True}),
+    Case((37, 200), options={"to": torch.float8_e5m2, "pow2": True, "offset": 1.0}),
+    Case((2, 32, 96), options={"mx": True, "weight": "other", "to": torch.float8_e5m2}),
+    Case((20, 300), "t", {"bias": True, "least": 30.0}),
+    Case((64, 32), "t", {"mx": True}),
+    Case((32, 64), "expanded", {"mx": True}),
+    Case((5, 37), "sliced"),
+    Case((0, 64), options={"mx": True}),
+    Case((0, 36)),
+    Case((130,)),
+)
+RMS_BLOCKS, LAYER_BLOCKS = (Maker(lambda d, c=centred: _block_args(d, c), BLOCK_CASES) for centred in (False, True))
+# Of a result that is rounded to another neighbour, scales and their bytes are neighbours too.
+NEAR_BLOCKS = {**SUMS, **_fp8.BYTES, torch.float32: Tol(1e-2, 1e-5)}
+
+
+@op(
+    out="rstd",
+    mutates=("y", "y_scale"),
+    samples=RMS_BLOCKS,
+    tol=NEAR_BLOCKS,
+    where=whole_blocks,
+)
+def rms_norm_fp8_blocks_into(
+    x: Float[Tensor, "*rows n"],
+    weight: Float[Tensor, "n"],
+    y: Byte[Tensor, "*rows n", contiguous()],
+    y_scale: BlockScales,
+    dtype: _fp8.Float8,
+    eps: float = 1e-6,
+    offset: float = 0.0,
+    pow2: bool = True,
+    least: float = 0.0,
+) -> Tensor:
+    """rms_norm with y, rounded to x's dtype, in float8 with a scale for each block of a row.
+
+    Bytes and scales are those of mxfp8_into where y_scale is uint8, else those of fp8_blocks_into.
+
+    Args:
+        x: the rows to normalise.
+        weight: the scale of each column.
+        y: receives the bytes.
+        y_scale: receives the scales: uint8 for blocks of 1x32 (MXFP8), float32 for blocks of 1x128.
+        dtype: what to cast to.
+        eps: added to the mean square.
+        offset: added to the weight; 1.0 for a zero-centred weight.
+        pow2: round float32 scales down to powers of two.
+        least: a lower bound of amax, for float32 scales.
+
+    Returns:
+        rstd, float32 [*rows] (float64 for float64).
+    """
+    r, rstd = rms_parts(x, weight, eps, offset)
+    _put_blocks(rounded(r, x.dtype), y, y_scale, dtype, pow2, least)
+    return rounded(rstd, rstd.dtype)
+
+
+@op(
+    out="mean rstd",
+    mutates=("y", "y_scale"),
+    samples=LAYER_BLOCKS,
+    tol=NEAR_BLOCKS,
+    where=whole_blocks,
+)
+def layer_norm_fp8_blocks_into(
+    x: Float[Tensor, "*rows n"],
+    weight: Float[Tensor, "n"],
+    bias: Float[Tensor, "n"] | None,
+    y: Byte[Tensor, "*rows n", contiguous()],
+    y_scale: BlockScales,
+    dtype: _fp8.Float8,
+    eps: float = 1e-5,
+    offset: float = 0.0,
+    pow2: bool = True,
+    least: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """layer_norm with y, rounded to x's dtype, in float8 with a scale for each block of a row.
+
+    Bytes and scales are those of mxfp8_into where y_scale is uint8, else those of fp8_blocks_into.
+
+    Args:
+        x: the rows to normalise.
+        weight: the scale of each column.
+        bias: added to each column; None for 0.
+        y: receives the bytes.
+        y_scale: receives the scales: uint8 for blocks of 1x32 (MXFP8), float32 for blocks of 1x128.
+        dtype: what to cast to.
+        eps: added to the variance.
+        offset: added to the weight; 1.0 for a zero-centred weight.
+        pow2: round float32 scales down to powers of two.
+        least: a lower bound of amax, for float32 scales.
+
+    Returns:
+        mean and rstd, float32 [*rows] (float64 for float64).
+    """
+    r, mu, rstd = layer_parts(wide(x), weight, bias, eps, offset)
+    _put_blocks(rounded(r, x.dtype), y, y_scale, dtype, pow2, least)
     return rounded(mu, mu.dtype), rounded(rstd, rstd.dtype)

@@ -21,7 +21,7 @@ from .fp8 import cast_of
 from .harness import Launch
 from .launch import Launcher
 from .maths import div
-from .rows import inside
+from .rows import inside, wide_of
 
 FLOAT_MAX = tl.constexpr(spec.FLOAT_MAX)
 
@@ -62,6 +62,21 @@ def inverse(scale, POW2: tl.constexpr):
         return tl.where(bits == 0, 0x400000, bits).to(tl.float32, bitcast=True)
     else:
         return div(tl.zeros_like(scale) + 1.0, scale)
+
+
+@triton.jit
+def exponent_of(amax, LARGEST: tl.constexpr):
+    """E8M0 of amax / LARGEST, rounded up."""
+    bits = (amax * (1.0 / LARGEST)).to(tl.int32, bitcast=True)
+    exponent, rest = bits >> 23, bits & 0x7FFFFF
+    more = (rest > 0) & (exponent < 254) & ((exponent > 0) | (rest > 0x400000))
+    return tl.where(exponent == 255, 254, exponent + more.to(tl.int32))
+
+
+@triton.jit
+def power_of(exponent):
+    """2^(exponent - 127), of an int32 from 0 to 254."""
+    return tl.where(exponent == 0, 0x400000, exponent << 23).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -119,7 +134,7 @@ def result(
     elif not GATED:
         b_x = tl.load(x_ptr + o, mask=m, other=0.0).to(WIDE)
         if dy_ptr is None:
-            return VALUE(b_x)
+            return tl.where(m, VALUE(b_x), 0.0)
         else:
             return tl.load(dy_ptr + o, mask=m, other=0.0).to(WIDE) * SLOPE(b_x)
     elif dy_ptr is None:
@@ -274,9 +289,104 @@ def _blocks(
             tl.store(yt_scale_ptr + at_m * yt_stride + i_n, inverse(b_scale, POW2), mask=m_n)
 
 
+def _mx(
+    x_ptr, dy_ptr, weight_ptr, bias_ptr, mean_ptr, rstd_ptr,
+    y_ptr, y_scale_ptr, yc_ptr, yc_scale_ptr, share_ptr, noop_ptr, n_rows, n, y_stride, yc_stride, offset,
+    VALUE: tl.constexpr, SLOPE: tl.constexpr, GATED: tl.constexpr, ROUND: tl.constexpr, WIDE: tl.constexpr,
+    CAST: tl.constexpr, LARGEST: tl.constexpr, TWO_D: tl.constexpr, FULL: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """A tile whose rows and columns are whole blocks of 32, with a power of two for each, along rows and columns."""
+    if idle(noop_ptr):
+        return
+    M_BLOCKS: tl.constexpr = BLOCK_M // 32
+    N_BLOCKS: tl.constexpr = BLOCK_N // 32
+    at_m, at_n = tl.program_id(1).to(tl.int64), tl.program_id(0).to(tl.int64)
+    i_m, i_n = at_m * BLOCK_M + tl.arange(0, BLOCK_M), at_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    i_mb, i_nb = at_m * M_BLOCKS + tl.arange(0, M_BLOCKS), at_n * N_BLOCKS + tl.arange(0, N_BLOCKS)
+    m_m, m_n = inside(i_m, n_rows, FULL), inside(i_n, n, FULL)
+    m = m_m[:, None] & m_n[None, :]
+    o = i_m[:, None] * n + i_n[None, :]
+    b_r = result(
+        x_ptr,
+        dy_ptr,
+        weight_ptr,
+        bias_ptr,
+        mean_ptr,
+        rstd_ptr,
+        i_m,
+        i_n,
+        m_m,
+        m_n,
+        n,
+        offset,
+        VALUE,
+        SLOPE,
+        GATED,
+        WIDE,
+    )
+    if share_ptr is not None:
+        tl.store(share_ptr + at_m * n + i_n, tl.sum(b_r, 0), mask=m_n)
+    b_x = narrow(b_r, x_ptr, ROUND)
+    if y_ptr is not None:
+        b_rows = tl.reshape(b_x, [BLOCK_M, N_BLOCKS, 32])
+        b_top = top_of(b_rows, 2)
+        if TWO_D:
+            b_all = tl.max(tl.reshape(b_top, [M_BLOCKS, 32, N_BLOCKS]), 1)
+            b_top = tl.reshape(tl.broadcast_to(b_all[:, None, :], [M_BLOCKS, 32, N_BLOCKS]), [BLOCK_M, N_BLOCKS])
+        b_e = exponent_of(b_top, LARGEST)
+        b_y = CAST(b_rows * power_of(254 - b_e)[:, :, None])
+        tl.store(y_ptr + o, tl.reshape(b_y, [BLOCK_M, BLOCK_N]), mask=m)
+        m_e = m_m[:, None] & inside(i_nb * 32, n, FULL)[None, :]
+        tl.store(y_scale_ptr + i_m[:, None] * y_stride + i_nb[None, :], b_e.to(tl.uint8), mask=m_e)
+    if yc_ptr is not None:
+        b_cols = tl.reshape(b_x, [M_BLOCKS, 32, BLOCK_N])
+        b_top = top_of(b_cols, 1)
+        if TWO_D:
+            b_all = tl.max(tl.reshape(b_top, [M_BLOCKS, N_BLOCKS, 32]), 2)
+            b_top = tl.reshape(tl.broadcast_to(b_all[:, :, None], [M_BLOCKS, N_BLOCKS, 32]), [M_BLOCKS, BLOCK_N])
+        b_e = exponent_of(b_top, LARGEST)
+        b_y = CAST(b_cols * power_of(254 - b_e)[:, None, :])
+        tl.store(yc_ptr + o, tl.reshape(b_y, [BLOCK_M, BLOCK_N]), mask=m)
+        m_e = inside(i_mb * 32, n_rows, FULL)[:, None] & m_n[None, :]
+        tl.store(yc_scale_ptr + i_mb[:, None] * yc_stride + i_n[None, :], b_e.to(tl.uint8), mask=m_e)
+
+
+@triton.jit
+def put_blocks(
+    y_ptr, y_scale_ptr, i_m, b_y, m_m, x_ptr, n_rows, n,
+    CAST: tl.constexpr, LARGEST: tl.constexpr, TOP: tl.constexpr, POW2: tl.constexpr, LEAST: tl.constexpr,
+    FULL: tl.constexpr,
+):  # fmt: skip
+    """Store whole rows of y, rounded to the type of x, with scales of blocks: MXFP8 if those are bytes, else 1x128.
+
+    i_m and m_m are [rows, 1]. The store has three dimensions: in two, the compiler would give the rows the layout of
+    the bytes, and their sums another order than in a norm that is not quantized.
+    """
+    ROWS: tl.constexpr = b_y.shape[0]
+    SIZE: tl.constexpr = 32 if y_scale_ptr.dtype.element_ty == tl.uint8 else 128
+    WIDTH: tl.constexpr = min(SIZE, b_y.shape[1])
+    COUNT: tl.constexpr = b_y.shape[1] // WIDTH
+    at = tl.arange(0, COUNT)[None, :]
+    o = at[:, :, None] * WIDTH + tl.arange(0, WIDTH)[None, None, :]
+    m = m_m[:, :, None] & inside(o, n, FULL)
+    b_y = tl.where(m, tl.reshape(narrow(b_y, x_ptr, True), [ROWS, COUNT, WIDTH]), 0.0)
+    b_top = top_of(b_y, 2)
+    m_s = m_m & inside(at * SIZE, n, FULL)
+    if SIZE == 32:
+        b_e = exponent_of(b_top, LARGEST)
+        b_scale = power_of(254 - b_e)
+        tl.store(y_scale_ptr + i_m * ((n // SIZE + 3) // 4 * 4) + at, b_e.to(tl.uint8), mask=m_s)
+    else:
+        b_scale = scale_of(b_top, LEAST, LARGEST, TOP, POW2)
+        tl.store(y_scale_ptr + at.to(tl.int64) * ((n_rows + 3) // 4 * 4) + i_m, inverse(b_scale, POW2), mask=m_s)
+    tl.store(y_ptr + i_m[:, :, None] * n + o, CAST(b_y * b_scale[:, :, None]), mask=m)
+
+
 amax_of = Launcher(_amax_of, sizes="n_rows n")
 cast_turned = Launcher(_cast_turned, sizes="n_rows n")
 blocks = Launcher(_blocks, sizes="n_rows n")
+mx = Launcher(_mx, sizes="n_rows n")
 
 
 # ---- tiles ----------------------------------------------------------------------------------------------------------
@@ -299,6 +409,12 @@ def block_tiles(dtype: torch.dtype) -> Tiles:
     return Tiles(256)
 
 
+@tunable("quant.mx")
+def mx_tiles(dtype: torch.dtype) -> Tiles:
+    """A single block of rows, so that few warps share a column: 17 instructions an element on sm_90."""
+    return Tiles(128, BLOCK_M=32, BLOCK_N=256)
+
+
 # ---- launches -------------------------------------------------------------------------------------------------------
 
 
@@ -318,6 +434,11 @@ def sides(tiles: Tiles) -> tuple[int, int]:
 
 
 PLAIN: dict[str, Any] = dict(VALUE=None, SLOPE=None, GATED=False, ROUND=False, WIDE=tl.float32)  # r is x itself
+
+
+def normed(dtype: torch.dtype) -> dict[str, Any]:
+    """r is a norm of a tensor of this dtype, whose statistics are known."""
+    return {**PLAIN, "ROUND": True, "WIDE": wide_of(dtype)}
 
 
 def cast_launch(
@@ -349,6 +470,24 @@ def blocks_launch(
         BLOCK=spec.BLOCK,
         **of,
     )
+
+
+def mx_launch(
+    shape: Any, dtype: torch.dtype, to: torch.dtype, two_d: bool, numbers: Mapping[str, Any],
+    of: Mapping[str, Any] = PLAIN,
+) -> Launch:  # fmt: skip
+    """The cast of r with E8M0 scales of blocks of 32."""
+    tiles = mx_tiles(dtype=dtype)
+    constants: dict[str, Any] = dict(CAST=cast_of(to), LARGEST=spec.FP8_MAX[to], TWO_D=two_d, **of)
+    return tiled(mx, shape, tiles, sides(tiles), numbers, **constants)
+
+
+def row_blocks(dtype: torch.dtype, to: torch.dtype | None, pow2: bool = False, least: float = 0.0) -> dict[str, Any]:
+    """The constants of a kernel with `put_blocks`, for rows of this dtype; None: it has no blocks to write."""
+    if to is None:
+        return dict(LARGEST=0.0, TOP=0.0, POW2=False, LEAST=0.0)
+    top = min(torch.finfo(dtype).max, spec.FLOAT_MAX)
+    return dict(CAST=cast_of(to), LARGEST=spec.FP8_MAX[to], TOP=top, POW2=pow2, LEAST=least)
 
 
 def strides(**scales: Tensor | None) -> dict[str, int]:
