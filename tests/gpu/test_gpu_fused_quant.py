@@ -165,7 +165,16 @@ QUANTIZERS = {
     "current": lambda: quantized.Float8CurrentScalingQuantizer(),
     "1x128": lambda: quantized.Float8BlockQuantizer(block_scaling_dim=1),
     "128x128": lambda: quantized.Float8BlockQuantizer(block_scaling_dim=2),
+    "1x32": lambda: quantized.MXFP8Quantizer(),
+    "32x32": lambda: quantized.MXFP8Quantizer(with_2d_quantization=True),
 }
+ROUNDED = [kind for kind in QUANTIZERS if kind != "delayed"]  # the result is rounded to bfloat16 before it is quantized
+
+
+def fitting(shape, kind):
+    """The shape, in whole blocks where the format has no others."""
+    *lead, rows, n = shape
+    return (*lead, -(-rows // 32) * 32, -(-n // 32) * 32) if "32" in kind else shape
 
 
 def held(value):
@@ -190,15 +199,32 @@ def of_functions(shape):
 
 
 @pytest.mark.parametrize("shape", ONE_PASS, ids=str)
-@pytest.mark.parametrize("kind", ["current", "1x128", "128x128"])
-def test_activations_are_quantized_in_one_pass(kind, shape):
+@pytest.mark.parametrize("kind", ROUNDED)
+def test_quantized_activations(kind, shape):
     """Twice, as the second launch takes another way."""
-    for fn, args in of_functions(shape).values():
+    for fn, args in of_functions(fitting(shape, kind)).values():
         quantizer = QUANTIZERS[kind]()
         with opmux.policy("flagos", strict=True):
             want = tex_quantize.quantize(fn(*args, None), quantizer, None, None)
             for _ in range(2):
                 same(fn(*args, quantizer), want)
+
+
+@pytest.mark.parametrize("shape", ONE_PASS, ids=str)
+@pytest.mark.parametrize("kind", ["1x128", "1x32"])
+def test_gradients_of_gates_in_one_pass(kind, shape):
+    """tex takes two passes for them."""
+    *lead, n = fitting(shape, kind)
+    x, dy, quantizer = draw(*lead, 2 * n), draw(*lead, n), QUANTIZERS[kind]()
+    got, turned = quantized.empty(quantizer, x.shape, x.dtype, x.device), (2 * n, *lead)
+    with opmux.policy("flagos", strict=True):
+        if kind == "1x32":
+            buffers = quantized.shaped(got, x.shape, x.shape)
+            opmux.ops.act_mxfp8_into(x, dy, *buffers, None, E4M3, "silu", True, False)
+        else:
+            buffers = quantized.shaped(got, x.shape, turned)
+            opmux.ops.act_fp8_blocks_into(x, dy, *buffers, None, E4M3, "silu", True, False, True, 0.0)
+        same(got, tex_activation.dswiglu(dy, x, quantizer))
 
 
 @pytest.mark.parametrize("shape", ONE_PASS, ids=str)
@@ -218,8 +244,9 @@ def test_delayed_scaling_writes_the_transpose_too(shape):
 
 
 @pytest.mark.parametrize("shape", ONE_PASS, ids=str)
-@pytest.mark.parametrize("kind", ["current", "1x128", "128x128"])
+@pytest.mark.parametrize("kind", ROUNDED)
 def test_norms_are_quantized_without_being_written(kind, shape):
+    shape = fitting(shape, kind)
     x, w, b = draw(*shape), draw(shape[-1]), draw(shape[-1])
     with opmux.policy("flagos", strict=True):
         for fn, args in ((tex_norm.rmsnorm_fwd, (x, w)), (tex_norm.layernorm_fwd, (x, w, b))):
@@ -231,9 +258,28 @@ def test_norms_are_quantized_without_being_written(kind, shape):
                 torch.testing.assert_close(more, stats, rtol=1e-5, atol=1e-7)  # sums over blocks of another size
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("shape", [*ONE_PASS, (8192, 4096), (8192, 14336), (512, 64), (256, 32768)], ids=str)
+@pytest.mark.parametrize("kind", ["1x128", "1x32"])
+def test_rows_of_a_norm_are_quantized_as_they_are_computed(kind, shape, dtype):
+    shape = fitting(shape, kind)
+    x, w, b = draw(*shape, dtype=dtype), draw(shape[-1], dtype=dtype), draw(shape[-1], dtype=dtype)
+    quantizer = QUANTIZERS[kind]()
+    quantizer.set_usage(rowwise=True, columnwise=False)
+    with opmux.policy("flagos", strict=True):
+        for fn, args in ((tex_norm.rmsnorm_fwd, (x, w)), (tex_norm.layernorm_fwd, (x, w, b))):
+            y, *stats = fn(*args, 1e-5, None, None, dtype, 0, True)
+            want = tex_quantize.quantize(y, quantizer, None, None)
+            for _ in range(2):
+                got, *more = fn(*args, 1e-5, None, quantizer, dtype, 0, True)
+                same(got, want)
+                torch.testing.assert_close(more, stats, rtol=1e-5, atol=1e-7)
+
+
 @pytest.mark.parametrize("shape", ONE_PASS, ids=str)
 @pytest.mark.parametrize("kind", QUANTIZERS)
 def test_sums_for_a_bias_in_the_same_pass(kind, shape):
+    shape = fitting(shape, kind)
     x, dy = draw(*shape), draw(*shape)
     rows = x.numel() // shape[-1]
     with opmux.policy("flagos", strict=True):

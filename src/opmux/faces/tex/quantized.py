@@ -551,8 +551,7 @@ def quantized(call: Any, value: Tensor, quantizer: Any, output: Any = None, noop
         buffers = shaped(made, shape, turned(shape))
         call.fp8_blocks_into(x, *buffers, noop, torch_dtype(quantizer.dtype), two_d, pow2, eps)
     elif kind == "mxfp8":
-        two_d = getattr(quantizer, "with_2d_quantization", False)
-        call.mxfp8_into(x, *shaped(made, shape, shape), noop, torch_dtype(quantizer.dtype), two_d)
+        call.mxfp8_into(x, *shaped(made, shape, shape), noop, torch_dtype(quantizer.dtype), is_two_d(quantizer))
     else:
         _nvfp4(call, x, quantizer, made, noop)
     return made
@@ -560,6 +559,11 @@ def quantized(call: Any, value: Tensor, quantizer: Any, output: Any = None, noop
 
 def fp8_of(quantizer: Any) -> torch.dtype:
     return torch_dtype(quantizer.dtype)
+
+
+def is_two_d(quantizer: Any) -> bool:
+    """Whether MXFP8's blocks are 32x32; older quantizers have no such choice."""
+    return getattr(quantizer, "with_2d_quantization", False)
 
 
 def recorded_amax(quantizer: Any) -> Tensor | None:

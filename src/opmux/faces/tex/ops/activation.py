@@ -1,8 +1,8 @@
 """tex's activations: NVIDIA's names and signatures over the ops of `specs.activation`.
 
 A function calls the op that computes the activation, or one that also quantizes: with delayed scaling and no
-transpose, the op that casts to float8; with delayed, current and block scaling else, the ops of `fused`. With any other
-quantizer the result is quantized in a second step.
+transpose, the op that casts to float8; with delayed, current and block scaling else, and with MXFP8, the ops of
+`fused`. With any other quantizer the result is quantized in a second step.
 """
 
 from collections.abc import Callable

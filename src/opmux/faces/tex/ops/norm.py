@@ -157,7 +157,7 @@ BWD_NAMES = {"dy": "dz", "weight": "gamma", "mean": "mu", "rstd": "rsigma"}
 
 @adapt(
     "tex::rmsnorm_fwd",
-    over=(norm.rms_norm, norm.rms_norm_fp8, norm.rms_norm_stats, *NORM_CASTS),
+    over=(norm.rms_norm, norm.rms_norm_fp8, norm.rms_norm_fp8_blocks_into, norm.rms_norm_stats, *NORM_CASTS),
     names=FWD_NAMES,
     out="out mu rsigma",
     mutates=("ln_out",),
@@ -249,7 +249,7 @@ def rmsnorm_bwd_add(
 
 @adapt(
     "tex::layernorm_fwd",
-    over=(norm.layer_norm, norm.layer_norm_fp8, norm.layer_norm_stats, *NORM_CASTS),
+    over=(norm.layer_norm, norm.layer_norm_fp8, norm.layer_norm_fp8_blocks_into, norm.layer_norm_stats, *NORM_CASTS),
     names=FWD_NAMES,
     out="out mu rsigma",
     mutates=("ln_out",),
