@@ -40,6 +40,7 @@ NOISE = 1.01  # between two measurements of the same kernel
 # A Python function behind torch's dispatcher, in a step of a model: 4 us where it is called in a loop, but 43 us more
 # than torch's kernel in a backward, once in a step of a BERT, on the host of an H200.
 PYTHON_US = 40.0
+CLEAR_US = 5.0  # gained on the host in a loop, through Python: calls that come often in a step gain it there too
 COMPOSITIONS = ("CompositeExplicitAutograd", "CompositeImplicitAutograd")
 
 # Overloads whose override, or that of an op which calls them, is entered through Python.
@@ -80,10 +81,11 @@ class Speed:
         between = lambda x, y: x * (y / x) ** share
         return Times(numel, between(a.native, b.native), between(a.ours, b.ours))
 
-    @property
-    def through_python(self) -> Speed:
-        """The same, where a call that was measured as launched from C++ goes to Python."""
+    def through_python(self, measured: bool = False) -> Speed:
+        """The same for calls that go to Python, in a step of a model; `measured`: they did so when they were measured."""
         torchs, ours = self.host
+        if measured and torchs - ours >= CLEAR_US:
+            return self
         return Speed((torchs, max(ours, torchs + PYTHON_US)), self.times)
 
     def smallest(self, dtype: torch.dtype) -> int:
@@ -194,7 +196,7 @@ def _decide(overload: Overload, device: str, generation: int, gated: bool) -> De
         return Decision(f"it is not measured on {chip}: opmux tune --aten does that")
     by_size = gated and not above.composed_on(overload.shape, key) and overload.name not in NEEDS_PYTHON
     from_cpp = by_size and gate.may_launch(device, overload.family)
-    slower = speed.through_python
+    slower = speed.through_python(measured=not from_cpp)
     limits = {d: (speed if from_cpp else slower).smallest(d) for d in DTYPES if speed.of(d)}
     if not any("Tensor" in str(a.type) for a in overload.shape.arguments):  # its size is not that of a tensor
         limits = {d: 0 if n == 0 else NEVER for d, n in limits.items()}
@@ -220,7 +222,7 @@ def _speed(overload: Overload, chip: Chip) -> Speed | None:
     plain = standing_in(overload)
     found = None if plain is None else known.get(plain.name)
     # the gate launches functional and in-place forms alone
-    return found.through_python if found is not None and overload.shape.kind == "out" else found
+    return found.through_python() if found is not None and overload.shape.kind == "out" else found
 
 
 def standing_in(overload: Overload) -> Overload | None:
