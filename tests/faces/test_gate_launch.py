@@ -214,8 +214,8 @@ def test_a_call_that_cannot_be_launched_is_ours_where_python_gains(world, size, 
     for _ in range(3 * SIGHTINGS):
         torch.exp(x)
     assert not world.from_cpp
-    # one call is recorded, as it may turn out to be a single launch
-    assert len(world.from_python) == (1 + 3 * SIGHTINGS if way == "python" else size > 16)
+    # two calls are recorded, as they may turn out to be a single launch
+    assert len(world.from_python) == (1 + 3 * SIGHTINGS if way == "python" else 2 * (size > 16))
 
 
 def test_a_small_call_is_launched_once_it_is_known(world):
@@ -268,6 +268,13 @@ def test_an_override_that_does_more_than_launch_stays_in_python(world, extra):
     for _ in range(3 * SIGHTINGS):
         torch.exp(x)
     assert not world.from_cpp and len(world.from_python) == 3 * SIGHTINGS
+
+
+def test_a_call_that_was_recorded_while_it_was_planned_is_recorded_again(world):
+    x, seen = torch.rand(4, 8), []
+    world.extra = lambda x: seen.append(x) or (x * 2 if len(seen) == SIGHTINGS else None)
+    often(world, lambda: torch.add(x, x), 2 * SIGHTINGS)
+    assert len(world.from_cpp) == 1 and len(world.from_python) == 2 * SIGHTINGS
 
 
 def test_views_and_allocations_are_no_work(world):

@@ -426,7 +426,8 @@ class Recipes {
     return nullptr;
   }
 
-  // Whether a call of which there is no recipe should be recorded: it was seen often enough, and not refused.
+  // Whether a call of which there is no recipe should be recorded: it was seen often enough. Once more later: in auto
+  // mode the first call that is recorded is the first that Python sees, and to plan it may ask torch on the device.
   bool is_due(uint64_t hash) {
     Table* table = table_.load(std::memory_order_acquire);
     if (table == nullptr) {
@@ -452,7 +453,8 @@ class Recipes {
       bucket.seen[at].store(id, std::memory_order_relaxed);
       bucket.times[at].store(0, std::memory_order_relaxed);
     }
-    return bucket.times[at].fetch_add(1, std::memory_order_relaxed) + 1 == kSightings;
+    const uint32_t times = bucket.times[at].fetch_add(1, std::memory_order_relaxed) + 1;
+    return times == kSightings || times == 2 * kSightings;
   }
 
   void keep(std::unique_ptr<Recipe> recipe, uint64_t hash) {

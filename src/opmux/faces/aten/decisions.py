@@ -82,7 +82,7 @@ class Speed:
         return Times(numel, between(a.native, b.native), between(a.ours, b.ours))
 
     def through_python(self, measured: bool = False) -> Speed:
-        """The same for calls that go to Python, in a step of a model; `measured`: they did so when they were measured."""
+        """The same for calls that go to Python in a step of a model; `measured`: they did when they were measured."""
         torchs, ours = self.host
         if measured and torchs - ours >= CLEAR_US:
             return self

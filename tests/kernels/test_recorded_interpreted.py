@@ -1,0 +1,57 @@
+"""What C++ may launch: a call that is planned already launches, and does no other work on the device."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+
+import pytest
+import torch
+
+from opmux.core import NotSupported, get_default_manager, specs
+from opmux.runtime import launching
+
+pytest.importorskip("triton")
+from opmux.kernels.lib.launch import Launcher
+
+MODE = "interpret"
+
+
+def collect():
+    manager = get_default_manager()
+    for family in launching.FAMILIES:
+        specs.load_implementers(family)
+    manager.prepare()
+    for spec in specs:
+        for impl in manager.registry.get_implementations(spec.key) if spec.family in launching.FAMILIES else ():
+            if impl.impl_id == "default.flagos":
+                yield spec, impl
+
+
+FOUND = sorted(collect(), key=lambda row: row[0].key)
+
+
+def test_there_are_ops():
+    assert {"aten::add", "opmux::rms_norm", "opmux::softmax"} <= {spec.key for spec, _ in FOUND}
+
+
+def called(fn, args):
+    names = inspect.signature(fn).parameters.values()
+    keywords = {p.name: a for p, a in zip(names, args, strict=False) if p.kind is p.KEYWORD_ONLY}
+    return fn(*args[: len(args) - len(keywords)], **keywords)
+
+
+@pytest.mark.parametrize("spec, impl", FOUND, ids=[s.key for s, _ in FOUND])
+@pytest.mark.rotates(5)
+def test_a_call_does_nothing_but_launch(spec, impl, monkeypatch):
+    monkeypatch.undo()  # memory is not to be poisoned, which is work
+    monkeypatch.setattr(Launcher, "__call__", lambda *args, **more: None)  # interpreted it computes with torch
+    for dtype in (torch.float32, torch.int32):
+        with contextlib.suppress(NotSupported):
+            sample = next(iter(spec.samples(dtype, torch.device("cpu"))))
+            called(impl.fn, sample.args)
+            with launching.Recorder() as recorder:
+                called(impl.fn, sample.args)
+            assert recorder._watch.pure
+            return
+    pytest.fail("neither dtype is taken")
