@@ -24,18 +24,26 @@ fail()
 """
 
 
-def test_as_a_new_process(tmp_path):
+@pytest.fixture(params=[False, True], ids=["ended early", "torn down"])
+def ended(request, monkeypatch):
+    """Both ways to end a program."""
+    monkeypatch.setattr(fresh, "torn_down", request.param)
+
+
+def test_as_a_new_process(tmp_path, monkeypatch):
     """Arguments, environment, folder, module path, output, what happens at exit, and the traceback."""
     env = {**os.environ, "PYTHONPATH": str(tmp_path / "site"), "PYTHONIOENCODING": "utf-8", "MINE": "1"}
     env["PYTHONDONTWRITEBYTECODE"] = "1"
     command = [sys.executable, "-c", PORTRAIT, "a word"]
-    ours = fresh.run(command, env=env, cwd=tmp_path, timeout=100)
     wanted = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, encoding="utf-8", timeout=100)
-    assert (ours.returncode, ours.stdout, ours.stderr) == (wanted.returncode, wanted.stdout, wanted.stderr)
-    assert '"ours": false' in ours.stdout and "at the end" in ours.stdout and ours.returncode == 1
+    for torn_down in (False, True):
+        monkeypatch.setattr(fresh, "torn_down", torn_down)
+        ours = fresh.run(command, env=env, cwd=tmp_path, timeout=100)
+        assert (ours.returncode, ours.stdout, ours.stderr) == (wanted.returncode, wanted.stdout, wanted.stderr)
+        assert '"ours": false' in ours.stdout and "at the end" in ours.stdout and ours.returncode == 1
 
 
-def test_how_programs_end():
+def test_how_programs_end(ended):
     run = lambda code: fresh.run([sys.executable, "-c", code], timeout=100)
     assert run("raise SystemExit(7)").returncode == 7
     ended = run("import sys; sys.exit('no')")
@@ -44,6 +52,24 @@ def test_how_programs_end():
     with pytest.raises(subprocess.TimeoutExpired):
         fresh.run([sys.executable, "-c", "import time; time.sleep(60)"], timeout=0.5)
     assert run("print(1)").stdout == "1\n"
+    waits = "import threading, time; threading.Thread(target=lambda: (time.sleep(0.2), print('last'))).start()"
+    assert run(waits).stdout == "last\n"
+    assert run("import ctypes; ctypes.CDLL(None).puts(b'from C')").stdout == "from C\n"
+
+
+@pytest.mark.parametrize("torn_down", [False, True])
+def test_only_some_ends_take_objects_apart(monkeypatch, torn_down):
+    monkeypatch.setattr(fresh, "torn_down", torn_down)
+    code = "class Last:\n def __del__(self, write=print): write('gone')\nlast = Last()"
+    assert fresh.run([sys.executable, "-c", code], timeout=100).stdout == "gone\n" * torn_down
+
+
+def test_a_program_with_all_of_opmux_says_nothing_when_it_is_taken_apart(monkeypatch):
+    """Which other tests see at one commit in five."""
+    monkeypatch.setattr(fresh, "torn_down", True)
+    code = "import torch, opmux; opmux.ops.rms_norm(torch.ones(2, 8), torch.ones(8)); opmux.enable()"
+    done = fresh.warm([sys.executable, "-c", code], timeout=100, env={**os.environ, "PYTHONPATH": str(fresh.SRC)})
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_what_must_be_new_is_new():

@@ -45,3 +45,13 @@ def test_everything_comes_round(conftest, monkeypatch):
                 assert all(any(name in ran[t + i] for i in range(n)) for t in range(60 - n)), name
         assert all(3 <= len(r & set(CASES)) <= 4 and len(r & set(FEW)) == 1 for r in ran)
         assert all(1 <= len(r & set(SLOW)) <= 2 and len(r & set(WHOLE)) in (0, 2) for r in ran)
+
+
+def test_the_programs_of_a_test_are_taken_apart_in_one_of_its_five_runs(conftest, monkeypatch):
+    for item, n in ((Item("tests/b.py::test_1", "turns", 3), 3), (Item("tests/b.py::test_2", "few", 3), 1)):
+        for first in range(n):
+            rounds = []
+            for turn in range(first, first + 5 * n, n):
+                monkeypatch.setattr(conftest, "_turn", lambda turn=turn: turn)
+                rounds.append(conftest._round(item) % 5)
+            assert sorted(rounds) == [0, 1, 2, 3, 4]

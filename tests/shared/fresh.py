@@ -8,6 +8,10 @@ of torch itself, options of the interpreter, a `sitecustomize`) needs `subproces
 To import every family of ops, its kernels and what most programs need of torch takes three seconds more.
 `run(..., warm=True)` forks from a process that has done so (everything.py) and has asked nothing: no plugin is looked
 for, no device probed, no setting read. For programs whose subject is not what an import does.
+
+To take such a process apart, object by object, takes Python 0.3 to 1.5 s of CPU time, as much as most programs. Where
+`torn_down` is False, a program ends after its threads and what it has registered with `atexit`. The tests set it: of
+five runs of a test one takes everything apart (tests/conftest.py).
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from __future__ import annotations
 import array
 import atexit
 import contextlib
+import ctypes
 import functools
 import gc
 import json
@@ -26,10 +31,11 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 # Read once, when Python starts or torch is imported: a program with another value of one needs a process of its own.
 EARLY = tuple("PYTHON OMP_ MKL_ KMP_ GOMP_ TORCH PYTORCH LD_ CUDA_ LC_ LANG OPMUX_TE_STARTUP".split())
@@ -40,6 +46,7 @@ SRC = Path(__file__).parents[2] / "src"
 OURS = (__file__, runpy.__file__, "<frozen runpy>")  # files whose frames are above a program's
 
 _nurseries: dict[bool, Nursery] = {}  # warm or not
+torn_down = True  # whether Python takes a program's objects apart at its end
 
 
 def run(
@@ -109,7 +116,8 @@ class Nursery:
 
     def run(self, words: list[str], variables: dict[str, str], cwd: str, timeout: float | None) -> tuple[int, str, str]:
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-            request = json.dumps({"words": words, "env": variables, "cwd": cwd}).encode()
+            request = {"words": words, "env": variables, "cwd": cwd, "torn_down": torn_down}
+            request = json.dumps(request).encode()
             files = array.array("i", [out.fileno(), err.fileno()])
             head = struct.pack("!I", len(request))
             self.socket.settimeout(None)
@@ -153,10 +161,11 @@ def _serve(stream: socket.socket, warm: bool) -> dict[str, Any] | None:
     gc.freeze()  # children need not look through torch's half a million objects, last when they end
     if warm:
         sys.path.insert(1, str(SRC))
-        import everything  # noqa: F401 - not frozen: triton reports what is left of it at the end as leaked
+        import everything  # noqa: F401
 
         sys.path.remove(str(SRC))
         gc.collect()
+        gc.freeze()
     gc.enable()
     while True:
         try:
@@ -217,18 +226,41 @@ def _begin(request: dict[str, Any]) -> None:
         runpy.run_path(words[0], run_name="__main__")
 
 
+def _status(request: dict[str, Any]) -> int:
+    """Run the program that was asked for: the exit status that Python gives it, having written what Python writes."""
+    try:
+        _begin(request)
+    except SystemExit as error:
+        if error.code is None or isinstance(error.code, int):
+            return error.code or 0
+        print(error.code, file=sys.stderr)
+        return 1
+    except Exception as error:
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename in OURS:
+            trace = trace.tb_next
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
+        return 1
+    return 0
+
+
+def _end(status: int) -> NoReturn:
+    """What Python does at the end of a process, up to where it takes its objects apart."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None and not stream.closed:
+            stream.flush()
+    ctypes.CDLL(None).fflush(None)
+    os._exit(status & 0xFF)
+
+
 if __name__ == "__main__":
-    _request = _serve(socket.socket(fileno=int(sys.argv[1])), warm=sys.argv[2] == "warm")
-    if _request is not None:
-        try:
-            _begin(_request)
-        except Exception as error:
-            trace = error.__traceback__
-            while trace is not None and trace.tb_frame.f_code.co_filename in (
-                __file__,
-                runpy.__file__,
-                "<frozen runpy>",
-            ):
-                trace = trace.tb_next
-            sys.excepthook(type(error), error.with_traceback(trace), trace)
-            sys.exit(1)
+    _warm = sys.argv[2] == "warm"
+    _request = _serve(socket.socket(fileno=int(sys.argv[1])), _warm)
+    _code = 0 if _request is None else _status(_request)
+    if _request is None or not _request["torn_down"]:
+        _end(_code)
+    if _warm:
+        gc.unfreeze()  # triton reports what is left of it as leaked
+    sys.exit(_code)
