@@ -238,7 +238,8 @@ def _unnamed(config, items):
 def _not_in_turn(items):
     """Of the cases of a test marked `rotates(n)`, and of all tests marked `turns(n)`, all but one in n.
 
-    Others run from commit to commit. A file that is marked as a whole, with `pytestmark`, is one test.
+    Others run from commit to commit. A file that is marked as a whole, with `pytestmark`, is one test, and so are those
+    of one `unit`.
     """
     cases, tests = {}, {}
     for item in items:
@@ -246,14 +247,26 @@ def _not_in_turn(items):
             cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
         if mark := item.get_closest_marker("turns"):
             unit = item.nodeid if mark in item.own_markers else item.nodeid.partition("::")[0]
-            tests.setdefault(mark.args[0], {}).setdefault(unit, []).append(item)
+            tests.setdefault(mark.args[0], {}).setdefault(mark.kwargs.get("unit", unit), []).append(item)
     left_out = set()
     for found in cases.values():
         n = min(found[0].get_closest_marker("rotates").args[0], len(found))
         left_out.update(item for i, item in enumerate(found) if (i + _turn()) % n)
     for n, units in tests.items():
-        left_out.update(item for i, unit in enumerate(units.values()) if (i + _turn()) % n for item in unit)
+        for unit, place in _spread(units, n).items():
+            if (place + _turn()) % n:
+                left_out.update(units[unit])
     return left_out
+
+
+def _spread(units, n):
+    """At which of n turns each unit runs: the longest first, where there is the least until then."""
+    seconds = {unit: found[0].get_closest_marker("turns").kwargs.get("seconds", 3) for unit, found in units.items()}
+    taken, places = [0] * n, {}
+    for unit in sorted(units, key=lambda unit: -seconds[unit]):
+        places[unit] = taken.index(min(taken))
+        taken[places[unit]] += seconds[unit]
+    return places
 
 
 @pytest.fixture

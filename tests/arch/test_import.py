@@ -2,10 +2,10 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
+import fresh
 import pytest
 
 SRC = Path(__file__).parents[2] / "src"
@@ -84,21 +84,20 @@ print(json.dumps({
 """
 
 
-def python(code: str, *flags: str, **extra: str) -> str:
+def python(code: str, **extra: str) -> str:
+    """In a fork of a process that has imported torch: every program here does so before it looks."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(OURS)}
     # Uncompiled sources would be timed with their compilation.
     env.pop("PYTHONDONTWRITEBYTECODE", None)
     env["PYTHONPATH"] = str(SRC)
-    done = subprocess.run(
-        [sys.executable, *flags, "-c", code], env=env | extra, capture_output=True, text=True, timeout=120
-    )
+    done = fresh.run([sys.executable, "-c", code], env=env | extra, timeout=120)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def probe(body: str) -> dict:
-    # -B: writing bytecode is a write of the interpreter's, not of ours.
-    return json.loads(python(PROBE.replace("{body}", body), "-B", **BAIT).splitlines()[-1])
+    # Writing bytecode is a write of the interpreter's, not of ours.
+    return json.loads(python(PROBE.replace("{body}", body), PYTHONDONTWRITEBYTECODE="1", **BAIT).splitlines()[-1])
 
 
 @pytest.fixture(scope="module")

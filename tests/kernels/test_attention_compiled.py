@@ -52,7 +52,7 @@ def general(dim, dtype, bias=True):
 
 
 @pytest.mark.parametrize("chip", CHIPS)
-@pytest.mark.rotates(8)
+@pytest.mark.turns(5, seconds=8)
 def test_options_fit_the_chip(chip):
     with compiling_for(chip) as built:
         general(128, torch.bfloat16)
@@ -60,7 +60,7 @@ def test_options_fit_the_chip(chip):
     assert all(kernel.shared <= CHIPS[chip][1] for kernel in built)
 
 
-@pytest.mark.turns(3)
+@pytest.mark.turns(5, seconds=6)
 def test_lengths_with_options():
     with compiling_for("sm_90") as built:
         general(64, torch.float16, bias=False)
@@ -80,7 +80,7 @@ def test_fits_the_chip(chip, call):
 
 
 @pytest.mark.parametrize(("dim", "dtype"), [(40, torch.float16), (256, torch.bfloat16), (64, torch.float32)])
-@pytest.mark.rotates(3)
+@pytest.mark.turns(5, seconds=10)
 def test_other_heads(dim, dtype):
     with compiling_for("sm_90") as built:
         dense(dim, dtype)
@@ -88,7 +88,7 @@ def test_other_heads(dim, dtype):
 
 
 @pytest.mark.parametrize(("dim", "dtype"), [(128, torch.bfloat16), (64, torch.float16)])
-@pytest.mark.rotates(2)
+@pytest.mark.turns(5, seconds=20)
 def test_gluon_on_hopper(dim, dtype):
     """On the matrix unit, tensors by the copy engine, one program on a core, and the loops spill nothing."""
     assert gluon.usable() is True

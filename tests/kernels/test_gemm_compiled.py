@@ -130,7 +130,7 @@ def test_every_kernel_on_every_chip(name, chip):
     build(chip, name)
 
 
-@pytest.mark.turns(3)
+@pytest.mark.turns(5)
 def test_both_products_of_a_glu_are_on_their_way_at_once():
     """Neither waits for the other: the tile of a GLU is two halves of a tile, in as many registers."""
     kernel = build("sm_90", "large glu")
@@ -152,7 +152,7 @@ WIDE, NARROW = (4096, 4096, 4096), (300, 1000, 656)  # tiles of 256 columns, and
 
 @pytest.mark.parametrize("m, n, k", [WIDE, NARROW], ids=["wide", "narrow"])
 @pytest.mark.parametrize("dtypes", [(E4M3, E4M3, BF16), (E5M2, E4M3, F32)], ids=lambda d: str(d[2]))
-@pytest.mark.rotates(2)
+@pytest.mark.rotates(4)
 def test_blocks_for_hopper(m, n, k, dtypes):
     """The kernel in Gluon: one warp copies and two warpgroups multiply, each without spilling registers."""
     pytest.importorskip("triton.experimental.gluon.language.nvidia.hopper")

@@ -195,7 +195,7 @@ def test_compiled_code_follows_a_policy_switch_without_recompiling(loopback):
     assert counts[1] == counts[0] and counts[2] == counts[0] + 1 and len(traces) == 1
 
 
-@pytest.mark.turns(3)
+@pytest.mark.turns(5)
 def test_the_first_call_ever_may_be_compiled():
     """In a fresh process, before any eager call; and directly from the family's module."""
     import sys

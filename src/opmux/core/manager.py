@@ -616,10 +616,12 @@ def check_names(policy: SelectionPolicy) -> None:
     impls = [i for m in _live_managers() for i in m.registry.all_impls()]
     vendors = {str(i.vendor).casefold() for i in impls if i.vendor}
     ids = {i.impl_id.casefold() for i in impls} | {"native"}  # ATen's ops have a native impl
-    ops = {n.casefold() for m in _live_managers() for n in (*m.registry, *map(specs.short_name, m.registry))}
+    keys = {n.casefold() for m in _live_managers() for n in m.registry}
     for op, order in policy.per_op_order:
-        if op not in ops and specs.lookup(op, NAME_LOOKUP["impl"]) is None:
-            _unknown("op", op, ops | {n.casefold() for n in specs.short_names()}, op in policy.lax)
+        if keys.isdisjoint((op, *(f"{space}::{op}" for space in NAME_LOOKUP["impl"]))):
+            ops = keys | {specs.short_name(n).casefold() for m in _live_managers() for n in m.registry}
+            if op not in ops and specs.lookup(op, NAME_LOOKUP["impl"]) is None:
+                _unknown("op", op, ops | {n.casefold() for n in specs.short_names()}, op in policy.lax)
         for token in order:
             _check_token(token, vendors, ids, token in policy.lax)
     _check_token(policy.prefer, vendors, ids, policy.prefer in policy.lax)
