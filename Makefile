@@ -65,13 +65,13 @@ test:  ## lint, and the tests that should fit in 10 minutes on two cores
 	@$(MAKE) --no-print-directory -j 2 setup libraries
 	@$(MAKE) --no-print-directory style
 	@$(MAKE) --no-print-directory -j 2 types interpreted
-	$(RUN) pytest -n $(JOBS) --triton compile tests/kernels
+	$(RUN) pytest -n $(JOBS) --dist loadgroup --triton compile tests/kernels
 
 test-all:  ## lint, and every test, the slow ones too
 	@$(MAKE) --no-print-directory -j 2 setup libraries
 	@$(MAKE) --no-print-directory style
 	@$(MAKE) --no-print-directory -j 2 types interpreted-all
-	$(RUN) pytest -n $(JOBS) --triton compile --slow tests/kernels
+	$(RUN) pytest -n $(JOBS) --dist loadgroup --triton compile --slow tests/kernels
 
 interpreted: .venv/.ready
 	$(RUN) pytest -n $(JOBS) --dist loadgroup

@@ -503,6 +503,7 @@ def test_what_needs_a_missing_package_says_so(untouched):
     assert "CUDA graphs need a CUDA device" in untouched["graphed"]
 
 
+@pytest.mark.turns(5, seconds=9, unit="untouched")
 def test_it_can_be_undone(untouched):
     assert untouched["left"] == [] and untouched["finders"] == []
     assert "opmux.te.install()" in untouched["after"]
