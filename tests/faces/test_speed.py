@@ -175,7 +175,7 @@ def test_the_forms_that_are_left_out_are_those_that_decisions_decides_by_another
     chip = chip_of("cpu")
     left_to_torch = {n for n, o in table().items() if o.shape.packet.startswith("_foreach_")}
     for name in forms.keys() - left_to_torch:
-        wanted = speed.through_python if table()[name].shape.kind == "out" else speed
+        wanted = speed.through_python() if table()[name].shape.kind == "out" else speed
         assert decisions._speed(table()[name], chip) == wanted, name
     for name, overload in table().items():
         if functional(overload) is not None and name not in forms:
