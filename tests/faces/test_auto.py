@@ -160,6 +160,13 @@ def test_calls_that_always_go_to_python_must_gain_clearly_or_be_hidden(measured)
         assert limit == taken if taken is not None else MIDDLE < limit < LARGE  # twice 60 us
 
 
+def test_an_op_that_only_the_host_makes_slower_says_so(measured):
+    rows = {BF16: tuple(Times(64, t, t * 0.5) for t in (2.0, 50.0))}  # the first tensor does not tell the size
+    measured({"nll_loss_backward": Speed((20, 21), rows)}, gated=True)
+    decision = decisions.decide(table()["nll_loss_backward"], "cpu")
+    assert not decision.taken and "its time on the host is longer than torch's" in decision.why
+
+
 def test_a_file_of_measurements_is_read_as_it_was_written(tmp_path):
     known = {"_softmax": speed(1.5, 0.5, 0.5), "add.Tensor": speed(1.0, 1.0, 1.0, dtype=FP32)}
     file = tmp_path / "speeds.json"

@@ -203,6 +203,19 @@ def test_many_calls_do_not_drive_each_other_out(world):
     assert len(world.from_python) == known
 
 
+def test_calls_that_never_come_back_leave_room_for_others(world):
+    x = torch.ones(1)
+    for n in range(3000):
+        torch.add(x, x, alpha=n + 0.5)
+    for _ in range(SIGHTINGS):
+        for n in range(60):
+            torch.add(x, x, alpha=-n - 0.5)
+    known = len(world.from_python)
+    for n in range(60):
+        torch.add(x, x, alpha=-n - 0.5)
+    assert len(world.from_python) == known
+
+
 @pytest.mark.parametrize("size, way", [(2048, "python"), (512, "torch"), (8, "torch")])
 def test_a_call_that_cannot_be_launched_is_ours_where_python_gains(world, size, way):
     """And one that was seen too seldom."""

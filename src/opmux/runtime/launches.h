@@ -404,8 +404,8 @@ bool understand(Recipe& made, const Look& call, const Recorded& recorded, const 
   return true;
 }
 
-// The recipes of one op, in buckets: calls of models that fall into the same one must not drive each other out, as each
-// time that costs a call of Python. Readers take no lock: a recipe lives as long as its table.
+// The recipes of one op, in buckets: calls of a model that fall into the same one must not evict each other, as each time
+// that costs a call of Python. Readers take no lock: a recipe lives as long as its table.
 class Recipes {
  public:
   const Recipe* find(const Look& call, uint64_t hash) const {
@@ -426,9 +426,13 @@ class Recipes {
     return nullptr;
   }
 
-  // Whether a call of which there is no recipe should be recorded: it was seen often enough. Once more later: in auto
-  // mode the first call that is recorded is the first that Python sees, and to plan it may ask torch on the device.
+  // Whether a call of which there is no recipe should be recorded: the sixth, twelfth, 24th and so on that look the same.
+  // The first recording may be of no use, because in auto mode it includes the planning, which may ask torch on the
+  // device; and a recipe may have been evicted.
   bool is_due(uint64_t hash) {
+    if (full_.load(std::memory_order_relaxed)) {
+      return false;
+    }
     Table* table = table_.load(std::memory_order_acquire);
     if (table == nullptr) {
       std::lock_guard<std::mutex> held(lock_);
@@ -440,35 +444,35 @@ class Recipes {
     }
     Bucket& bucket = (*table)[bucket_of(hash)];
     const uint64_t id = hash ^ epoch.load(std::memory_order_relaxed);
-    size_t at = any_place(hash);
-    for (size_t i = kWays; i-- > 0;) {
-      const uint64_t seen = bucket.seen[i].load(std::memory_order_relaxed);
-      if (seen == id) {
-        at = i;
-        break;
-      }
-      at = seen == 0 ? i : at;
+    size_t at = 0;
+    while (at < kWays && bucket.seen[at].load(std::memory_order_relaxed) != id) {
+      ++at;
     }
-    if (bucket.seen[at].load(std::memory_order_relaxed) != id) {
+    if (at == kWays) {  // in turn: two calls that come in turn must not take each other's place
+      at = bucket.next.fetch_add(1, std::memory_order_relaxed) % kWays;
       bucket.seen[at].store(id, std::memory_order_relaxed);
       bucket.times[at].store(0, std::memory_order_relaxed);
     }
     const uint32_t times = bucket.times[at].fetch_add(1, std::memory_order_relaxed) + 1;
-    return times == kSightings || times == 2 * kSightings;
+    const uint32_t rounds = times / kSightings;
+    return times % kSightings == 0 && (rounds & (rounds - 1)) == 0;
   }
 
   void keep(std::unique_ptr<Recipe> recipe, uint64_t hash) {
     std::lock_guard<std::mutex> held(lock_);
+    if (recipe->epoch != epoch.load(std::memory_order_acquire)) {
+      return;
+    }
     if (all_.size() >= kMostRecipes) {
+      full_.store(true, std::memory_order_relaxed);
       return;
     }
     Bucket& bucket = (*owned_)[bucket_of(hash)];
-    size_t at = any_place(hash);
-    for (size_t i = 0; i < kWays; ++i) {
+    size_t at = (hash >> 33) % kWays;
+    for (size_t i = kWays; i-- > 0;) {
       const Recipe* there = bucket.recipes[i].load();
-      if (there == nullptr || there->epoch != recipe->epoch) {
+      if (there == nullptr || there->epoch != recipe->epoch || there->look == recipe->look) {
         at = i;
-        break;
       }
     }
     bucket.recipes[at].store(recipe.get(), std::memory_order_release);
@@ -480,14 +484,15 @@ class Recipes {
     std::array<std::atomic<const Recipe*>, kWays> recipes{};
     std::array<std::atomic<uint64_t>, kWays> seen{};
     std::array<std::atomic<uint32_t>, kWays> times{};
+    std::atomic<uint32_t> next{0};
   };
   using Table = std::array<Bucket, kBuckets>;
 
   static size_t bucket_of(uint64_t hash) { return (hash >> 1) % kBuckets; }
-  static size_t any_place(uint64_t hash) { return (hash >> 33) % kWays; }
 
   std::atomic<Table*> table_{nullptr};
   std::unique_ptr<Table> owned_;
+  std::atomic<bool> full_{false};
   std::vector<std::unique_ptr<Recipe>> all_;
   std::mutex lock_;
 };

@@ -15,7 +15,7 @@ from ..core.errors import BadArgument
 from ..core.spec import Tol, op
 from . import _fp8
 from ._numeric import rounded, wide
-from .quant import MX, amax_of, block_scales, fp8_blocks_into, mx_scales, mxfp8_into, put
+from .quant import MX, amax_of, block_scales, fp8_blocks_into, matrix, mx_scales, mxfp8_into, put
 from .samples import Case, Draw, Maker, rows
 
 # A weight's gradient is a sum over all rows: implementations add them in another order.
@@ -539,9 +539,9 @@ BlockScales = AnyTensor[Tensor, "_ _", dtypes((torch.uint8, torch.float32)), sha
 
 
 def whole_blocks(op: str, x: Tensor, y_scale: Tensor) -> None:
-    """A block of MXFP8 is a whole one."""
-    if y_scale.dtype is torch.uint8 and x.shape[-1] % MX:
-        expected = f"have a last dimension in multiples of {MX}, as {{y_scale}} is uint8"
+    """Refuse what MXFP8 does not take; it has columnwise blocks elsewhere, so rows come in multiples too."""
+    if y_scale.dtype is torch.uint8 and any(n % MX for n in matrix(x.shape)):
+        expected = f"have rows and columns in multiples of {MX}, as {{y_scale}} is uint8"
         raise BadArgument.of(op, "x", expected, str(tuple(x.shape)))
 
 

@@ -201,6 +201,8 @@ def _decide(overload: Overload, device: str, generation: int, gated: bool) -> De
     if not any("Tensor" in str(a.type) for a in overload.shape.arguments):  # its size is not that of a tensor
         limits = {d: 0 if n == 0 else NEVER for d, n in limits.items()}
     if all(n == NEVER for n in limits.values()):
+        if any(Speed((0.0, 0.0), speed.times).smallest(d) != NEVER for d in limits):
+            return Decision(f"on {chip} its time on the host is longer than torch's, and is not hidden")
         return Decision(f"it is not faster on {chip}: {_worst(speed)}")
     if by_size:
         why = f"it is at least as fast on {chip}: {_from(limits)}"

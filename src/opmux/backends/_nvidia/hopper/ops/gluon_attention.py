@@ -24,6 +24,9 @@ from ...ops.flash import HALVES, check_attention, check_attention_bwd, check_var
 
 DIMS = (64, 128)
 ROWS = 128  # of a tile of the result: 64 for each of two consumers
+FARTHEST = (
+    2**33
+)  # elements that a stride may have: a descriptor takes strides below 2**40 bytes, packed ones half of 2**34
 SECTION = {"forward": 32, "backward_q": 32, "backward_kv": 16}  # heads whose tensors share the cache (H200, measured)
 FEW = 16  # tiles for each program: below, which tiles it takes decides more than the cache (causal tiles differ)
 
@@ -80,7 +83,7 @@ def varlen_bwd_when(
 
 
 def _sees(left: int, right: int) -> str:
-    """Why not this window; empty if it is all keys, or causal."""
+    """The reason to refuse a window, or an empty string: all keys and causal are taken."""
     if left < 0 and right <= 0:
         return ""
     return f"takes left = -1 and right = -1 or 0; they are {left} and {right}"
@@ -104,7 +107,7 @@ def _suits(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> bool | str:
 
 def _aligned(given: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Tensors as the copy engine takes them; one that does not lie so, as it will lie when it is contiguous."""
-    fits = lambda t: t.stride(-1) == 1 and fits_engine(t, strides_of(t.stride()))
+    fits = lambda t: t.stride(-1) == 1 and max(t.stride()) < FARTHEST and fits_engine(t, strides_of(t.stride()))
     return {n: t if fits(t) else torch.empty(t.shape, dtype=t.dtype, device="meta") for n, t in given.items()}
 
 
@@ -114,8 +117,8 @@ def _launch(
 ) -> Launch:  # fmt: skip
     """A launch of as many programs as there are cores, each of which takes tiles in turn.
 
-    Only the device knows the lengths of packed sequences: there are as many tiles as any lengths need. One of each
-    sequence may be empty, as may those of the tokens before the first one and after the last one.
+    Only the device knows the lengths of packed sequences, so the number of tiles is an upper bound over all lengths.
+    Each sequence may have one empty tile, and so may the tokens before the first one and after the last one.
     """
     rows, heads = (p.keys, p.kv_heads) if name == "backward_kv" else (p.queries, p.heads)
     sections = heads if packed else p.batch * heads

@@ -103,7 +103,7 @@ def _sequence(at, cu_ptr, batch, rows, BLOCK: gl.constexpr):
 
 @gluon.jit
 def _describe(ptr, cu_ptr, batch, heads, rows, z, h, r, BLOCK: gl.constexpr, DIM: gl.constexpr):
-    """A tensor [batch, heads, rows, DIM] for the copy engine: rows that are not there are zero, and not written.
+    """A tensor [batch, heads, rows, DIM] for the copy engine: rows beyond it are read as zero, and not written.
 
     Packed, one dimension is the token at which a sequence ends, and one counts the `FAR` rows before that end: a
     sequence of n rows has the last n of these, so the engine's bounds check stops at its end. Without it 0 times a NaN
