@@ -1,13 +1,14 @@
 """Models of transformers under `opmux.enable()`: training steps against torch's own; a Llama of 1.2B parameters too.
 
-    python benchmarks/models.py [--json FILE] [--only gpt2,bert] [--no-llama] [--no-gradients]
+    python benchmarks/models.py [--json FILE] [--only gpt2,bert] [--no-llama] [--no-gradients] [--no-times]
     python benchmarks/models.py --traces src/opmux/faces/aten/model_traces.json
 
-Nine small models with random weights, in float32 and bfloat16, eager. Native, `enable()`, native again and, in some
-rounds, `enable(mode="all")` run in turn in one process, and each step is timed. A ratio is native's time over that of
-the mode, so above 1 is faster than native: of the means of the fastest tenth of all steps, as what else runs on the
-machine makes steps longer and never shorter; and in brackets the median over the rounds. Both times of native count;
-`again` is the first of them over the second: the noise.
+Nine small models with random weights, in float32 and bfloat16, eager. Three processes hold the same model and take
+turns of a few steps, so that what else runs on the machine slows all of them: one is native, one runs `enable()` (or
+`enable(mode="all")`), one is native again. Then they change parts, twice: processes differ by some percent, and so each
+plays each part. A ratio is native's time over that of the mode, so above 1 is faster than native: the median over the
+turns, and of the three castings the geometric mean; in brackets the quartiles. `again` is native over native, the
+noise.
 Gradients are compared with those of the same model in float64. Kernels are compiled before, in a process for each
 model. `--traces` measures nothing, needs no GPU, and writes what `opmux.enable()` ships to decide without its C++ gate:
 the overloads that a step calls, with dtypes, sizes and counts.
@@ -20,12 +21,16 @@ import gc
 import itertools
 import json
 import math
+import multiprocessing
+import queue
 import statistics
 import subprocess
 import sys
 import time
+import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -36,17 +41,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import opmux
 
-ROUNDS, STEPS = 12, 4
-SLOW = 50.0  # milliseconds of a step: such models get half of the rounds
-WARM = {
-    "native": 2,
-    "again": 2,
-    "auto": 14,
-    "all": 14,
-}  # calls that come once in a step are launched from C++ after twelve
+STEPS = 3  # that are timed in a turn, after one that is not
+TURNS = (5, 20)  # of each process in each part, at least and at most
+SECONDS = 3.0  # that the turns of one casting shall take
+WARM = {"native": 2, "auto": 14, "all": 14}  # calls that come once in a step are launched from C++ after twelve
 MODES = ("native", "auto", "all")
 VOCAB = 8192
 DEVICE = "cuda"
+
+Row = dict[str, Any]  # of the results: times and ratios of a model
 
 
 # ---- the models -----------------------------------------------------------------------------------------------------
@@ -151,48 +154,128 @@ def wait() -> None:
         torch.accelerator.synchronize()
 
 
-def timed(step: Callable[[], Any], steps: int) -> list[float]:
-    """Milliseconds of each of these steps."""
+# ---- three processes in turn ----------------------------------------------------------------------------------------
+
+
+class Player:
+    """A process that holds a model and takes steps of it when it is asked to."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self.process = context.Process(target=_play, args=(theirs, DEVICE, MODES), daemon=True)
+        self.process.start()
+
+    def tell(self, name: str, *args: Any) -> None:
+        """Start a function of this file there."""
+        self._pipe.send((name, args))
+
+    def answer(self) -> Any:
+        """Wait for the result of what was started first."""
+        ok, value = self._pipe.recv()
+        if not ok:
+            raise RuntimeError(f"in a process that holds a model: {value}")
+        return value
+
+    def ask(self, name: str, *args: Any) -> Any:
+        self.tell(name, *args)
+        return self.answer()
+
+
+def _play(pipe: Any, device: str, modes: tuple[str, ...]) -> None:
+    global DEVICE, MODES
+    DEVICE, MODES = device, modes
+    while True:
+        try:
+            name, args = pipe.recv()
+        except EOFError:
+            return
+        try:
+            pipe.send((True, globals()[name](*args)))
+        except Exception:
+            pipe.send((False, traceback.format_exc()))
+
+
+step_held: Callable[[], Any] | None = None  # in a player: of the model that it holds
+
+
+def hold(name: str, *args: Any) -> float:
+    """Make a step, by a function of this file, and take it twice; returns the milliseconds of the second one."""
+    global step_held
+    let_go()
+    step_held = globals()[name](*args)
+    timed(1, 0)
+    return timed(1, 0)[0]
+
+
+def let_go() -> None:
+    global step_held
+    step_held = None
+    turn("native")
+    gc.collect()
+    if DEVICE == "cuda":
+        torch.cuda.empty_cache()
+
+
+def cast(mode: str, warm: int) -> None:
+    turn(mode)
+    timed(warm, 0)
+
+
+def timed(steps: int, before: int = 1) -> list[float]:
+    """Milliseconds of each of these steps; `before` of them are not timed."""
+    assert step_held is not None
     found = []
-    for _ in range(steps):
+    for at in range(before + steps):
         wait()
         start = time.perf_counter()
-        step()
+        step_held()
         wait()
-        found.append((time.perf_counter() - start) * 1e3)
+        if at >= before:
+            found.append((time.perf_counter() - start) * 1e3)
     return found
 
 
 def in_turn(
-    step: Callable[[], Any], rounds: int | None = None, steps: int | None = None, warm: float = 1.0
-) -> dict[str, Any]:
-    """Native, auto and native again, round by round; all in each fourth."""
-    step()
-    slow = timed(step, 1)[0] > SLOW
-    rounds, steps = rounds or ROUNDS, steps or STEPS
-    times: dict[str, list[list[float]]] = {"native": [], "auto": [], "again": [], "all": []}
-    for at in range(rounds // 2 if slow else rounds):
-        modes = ["native", "auto", "again", *(["all"] if at % 4 == 0 and "all" in MODES else [])]
-        for mode in modes if at % 2 else reversed(modes):
-            turn(mode)
-            for _ in range(math.ceil(warm * WARM[mode])):
-                step()
-            times[mode].append(timed(step, steps))
-    turn("native")
-    times = {mode: rounds for mode, rounds in times.items() if rounds}
-    best = {mode: _fastest(itertools.chain(*found)) for mode, found in times.items()}
-    found: dict[str, Any] = {"ms": {mode: round(ms, 3) for mode, ms in best.items()}}
-    both = _fastest(itertools.chain(*times["native"], *times["again"]))
-    for mode in list(times)[1:]:
-        found[mode] = round((best["native"] if mode == "again" else both) / best[mode], 3)
-        pairs = zip(times["native"][:: 4 if mode == "all" else 1], times[mode], strict=True)
-        found[f"{mode}, median"] = round(statistics.median(sum(a) / sum(b) for a, b in pairs), 3)
+    players: list[Player], step: tuple[Any, ...], steps: int = STEPS, before: int = 1, warm: float = 1.0
+) -> Row:
+    """Native, a mode, and native again, on three processes that take turns; for each mode, in three castings."""
+    ms = max(_all(players, "hold", *step))
+    turns = round(SECONDS * 1e3 / (ms * len(players) * (before + steps)))
+    turns = min(max(turns, TURNS[0]), TURNS[1])
+    found: Row = {"ms": {}}
+    for mode in MODES[1:]:
+        ratios: dict[str, list[list[float]]] = {mode: [], "again": []}
+        natives, ours = [], []
+        for casting in range(3):
+            parts = [players[(casting + at) % 3] for at in range(3)]
+            for player, part in zip(parts, ("native", mode, "native"), strict=True):
+                player.tell("cast", part, math.ceil(warm * WARM[part]))
+            for player in parts:
+                player.answer()
+            times: list[list[float]] = [[], [], []]
+            for at in range(turns):
+                for i in (0, 1, 2) if at % 2 else (2, 1, 0):
+                    times[i].append(statistics.mean(parts[i].ask("timed", steps, before)))
+            ratios[mode].append([(a + c) / 2 / b for a, b, c in zip(*times, strict=True)])
+            ratios["again"].append([a / c for a, _, c in zip(*times, strict=True)])
+            natives += times[0] + times[2]
+            ours += times[1]
+        found["ms"] |= {"native": round(statistics.median(natives), 3), mode: round(statistics.median(ours), 3)}
+        for name, castings in ratios.items():
+            found[name] = _mean([statistics.median(one) for one in castings])
+            low, _, high = statistics.quantiles(itertools.chain(*castings), n=4)
+            found[f"{name}, quartiles"] = [round(low, 3), round(high, 3)]
     return found
 
 
-def _fastest(values: Iterable[float]) -> float:
-    ordered = sorted(values)
-    return statistics.mean(ordered[: max(1, len(ordered) // 10)])
+def _all(players: list[Player], name: str, *args: Any) -> list[Any]:
+    for player in players:
+        player.tell(name, *args)
+    return [player.answer() for player in players]
+
+
+# ---- gradients ------------------------------------------------------------------------------------------------------
 
 
 def distances(name: str, dtype: torch.dtype) -> dict[str, float]:
@@ -212,15 +295,17 @@ def distances(name: str, dtype: torch.dtype) -> dict[str, float]:
     return found
 
 
-def measured(name: str, dtype: torch.dtype, gradients: bool) -> dict[str, Any]:
-    found = in_turn(Trainer(name, dtype).step)
-    if not gradients:
-        return found
+def training(name: str, dtype: torch.dtype) -> Callable[[], None]:
+    return Trainer(name, dtype).step
+
+
+def gradients(name: str, dtype: torch.dtype) -> dict[str, Any]:
+    let_go()
     try:
-        return found | {"gradients": distances(name, dtype)}
+        return {"gradients": distances(name, dtype)}
     except (RuntimeError, ValueError) as error:  # an op of the model has no float64
         turn("native")
-        return found | {"gradients": {"error": str(error).splitlines()[0]}}
+        return {"gradients": {"error": str(error).splitlines()[0]}}
 
 
 # ---- traces ---------------------------------------------------------------------------------------------------------
@@ -290,47 +375,56 @@ def write_traces(file: Path, names: list[str], dtypes: list[torch.dtype]) -> Non
 # ---- a Llama of 1.2 billion parameters ------------------------------------------------------------------------------
 
 
-def llama() -> dict[str, Any]:
-    tokens = torch.randint(0, 128256, (4, BATCH, LENGTH), generator=torch.Generator().manual_seed(1)).cuda()
+def tokens() -> torch.Tensor:
+    return torch.randint(0, 128256, (4, BATCH, LENGTH), generator=torch.Generator().manual_seed(1)).cuda()
 
-    def training() -> Callable[[int], torch.Tensor]:
-        model = built().train()
-        model.config.use_cache = False
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
-        def step(at: int = 0) -> torch.Tensor:
-            loss = model(input_ids=tokens[at % 4], labels=tokens[at % 4]).loss
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-            return loss.detach()
+def llama_training() -> Callable[..., torch.Tensor]:
+    model, ids = built().train(), tokens()
+    model.config.use_cache = False
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
-        return step
+    def step(at: int = 0) -> torch.Tensor:
+        loss = model(input_ids=ids[at % 4], labels=ids[at % 4]).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
 
-    found: dict[str, Any] = {}
-    step = training()
-    found["train"] = in_turn(step, rounds=10, steps=3, warm=0.5)
-    losses = {}
-    for mode in MODES:
-        del step
-        gc.collect()
-        torch.cuda.empty_cache()
-        step = training()
-        turn(mode)
-        losses[mode] = [round(float(step(at)), 4) for at in range(20)]
+    return step
+
+
+def llama_losses(mode: str) -> list[float]:
+    """Of twenty steps from the same weights."""
+    let_go()
+    step = llama_training()
+    turn(mode)
+    found = [round(float(step(at)), 4) for at in range(20)]
     turn("native")
-    del step
-    gc.collect()
-    torch.cuda.empty_cache()
-    gap = {m: max(abs(a - b) for a, b in zip(losses["native"], losses[m], strict=True)) for m in MODES[1:]}
-    found["losses"] = losses | {"largest gap": gap}
-    model = built().eval()
-    ids = tokens[0, :1, :32]
-    options = {"attention_mask": torch.ones_like(ids), "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
-    generate = lambda: model.generate(ids, max_new_tokens=32, min_new_tokens=32, **options)
-    with torch.inference_mode():
-        found["decode"] = in_turn(generate, rounds=16, steps=1, warm=0.1)
     return found
+
+
+def llama_decoding() -> Callable[[], Any]:
+    model, ids = built().eval(), tokens()[0, :1, :32]
+    options = {"attention_mask": torch.ones_like(ids), "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+
+    @torch.inference_mode()
+    def generate() -> Any:
+        return model.generate(ids, max_new_tokens=16, min_new_tokens=16, **options)
+
+    return generate
+
+
+def llama(players: list[Player]) -> dict[str, Any]:
+    for player, mode in zip(players, MODES, strict=False):
+        player.tell("llama_losses", mode)
+    losses: dict[str, Any] = {mode: player.answer() for player, mode in zip(players, MODES, strict=False)}
+    gap = {m: max(abs(a - b) for a, b in zip(losses["native"], losses[m], strict=True)) for m in MODES[1:]}
+    return {
+        "losses": losses | {"largest gap": gap},
+        "train": in_turn(players, ("llama_training",), before=0, warm=0.5),
+        "decode": in_turn(players, ("llama_decoding",), steps=1, before=0, warm=0.2),
+    }
 
 
 # ---- all of it ------------------------------------------------------------------------------------------------------
@@ -345,8 +439,8 @@ def warm(names: list[str]) -> None:
             print(f"{name}: the process that compiles its kernels ended with {child.returncode}", flush=True)
 
 
-def shown(row: dict[str, Any], mode: str) -> str:
-    return f"{mode} {row[mode]:.3f} ({row[f'{mode}, median']:.3f})"
+def shown(row: Row, mode: str) -> str:
+    return f"{mode} {row[mode]:.3f} ({row[f'{mode}, quartiles'][0]:.3f} to {row[f'{mode}, quartiles'][1]:.3f})"
 
 
 def _mean(values: list[float]) -> float:
@@ -354,7 +448,7 @@ def _mean(values: list[float]) -> float:
 
 
 def main() -> None:
-    global DEVICE, MODES, ROUNDS, STEPS
+    global DEVICE, MODES, SECONDS
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--traces", type=Path, help="only write the traces that auto mode ships")
@@ -364,18 +458,18 @@ def main() -> None:
     parser.add_argument("--modes", default="auto,all", help="auto alone needs few kernels to be compiled")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtypes", default="float32,bfloat16")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="of each model, and half as many of slow ones")
-    parser.add_argument("--steps", type=int, default=STEPS, help="that are timed in a round")
+    parser.add_argument("--no-times", action="store_true", help="gradients alone")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="of turns, for each of three castings")
     parser.add_argument("--warm", help=argparse.SUPPRESS)  # the model of a child process
     given = parser.parse_args()
-    DEVICE, MODES, ROUNDS = given.device, ("native", *given.modes.split(",")), given.rounds
-    STEPS = given.steps
+    DEVICE, MODES, SECONDS = given.device, ("native", *given.modes.split(",")), given.seconds
     dtypes = [getattr(torch, d) for d in given.dtypes.split(",")]
     if given.warm:
         turn(MODES[-1])
         for dtype in dtypes:
-            one = Trainer(given.warm, dtype)
-            one.step(), one.step()
+            trainer = Trainer(given.warm, dtype)
+            trainer.step()
+            trainer.step()
         return
     names = given.only.split(",") if given.only else list(MODELS)
     if given.traces:
@@ -404,25 +498,40 @@ def main() -> None:
         if given.json:
             given.json.write_text(json.dumps({"about": facts, **data}, indent=1) + "\n", encoding="utf-8")
 
-    results = data["models"]
-    for name in names:
-        for dtype in dtypes:
-            key = f"{name} {str(dtype).removeprefix('torch.')}"
-            results[key] = row = measured(name, dtype, not given.no_gradients)
-            off = "  ".join(f"{m} {d}" for m, d in row.get("gradients", {}).items())
-            speed = f"{row['ms']['native']:8.2f} ms  " + "  ".join(shown(row, mode) for mode in (*MODES[1:], "again"))
-            print(f"{key:18} {speed}" + (f"  to float64: {off}" if off else ""), flush=True)
-            keep()
-            gc.collect()
-    means = {m: _mean([r[m] for r in results.values()]) for m in (*MODES[1:], "again")}
-    print("geometric mean: " + ", ".join(f"{m} {mean:.3f}" for m, mean in means.items()), flush=True)
-    keep(**{"geometric mean": means})
+    rows: dict[str, Row] = data["models"]
+    players = [Player() for _ in range(3)]
+    wanted = {f"{n} {str(d).removeprefix('torch.')}": (n, d) for n in names for d in dtypes}
+    for key, (name, dtype) in {} if given.no_times else wanted.items():
+        rows[key] = row = in_turn(players, ("training", name, dtype))
+        speed = "  ".join(shown(row, mode) for mode in (*MODES[1:], "again"))
+        print(f"{key:18} {row['ms']['native']:8.2f} ms  {speed}", flush=True)
+        keep()
+    if not given.no_times:
+        means = {m: _mean([r[m] for r in rows.values()]) for m in (*MODES[1:], "again")}
+        print("geometric mean: " + ", ".join(f"{m} {mean:.3f}" for m, mean in means.items()), flush=True)
+        keep(**{"geometric mean": means})
     if not given.no_llama:
-        big = llama()
+        big = llama(players)
         for what in ("train", "decode"):
-            print(f"llama {what}: {big[what]}", flush=True)
+            speed = "  ".join(shown(big[what], mode) for mode in (*MODES[1:], "again"))
+            print(f"llama {what:12} {big[what]['ms']['native']:8.2f} ms  {speed}", flush=True)
         print(f"llama losses, largest gap over 20 steps: {big['losses']['largest gap']}", flush=True)
         keep(**{"llama 1.2B": big})
+    if not given.no_gradients:
+        with ThreadPoolExecutor(len(players)) as pool:  # each thread has one of the processes
+            free = queue.SimpleQueue[Player]()
+            for player in players:
+                free.put(player)
+
+            def one(key: str) -> None:
+                player = free.get()
+                rows.setdefault(key, {}).update(player.ask("gradients", *wanted[key]))
+                free.put(player)
+                off = "  ".join(f"{m} {d}" for m, d in rows[key]["gradients"].items())
+                print(f"{key:18} to float64: {off}", flush=True)
+
+            list(pool.map(one, wanted))
+        keep()
 
 
 if __name__ == "__main__":
