@@ -128,7 +128,7 @@ def test_with_the_gate_sizes_decide(measured):
 
 def test_forms_that_are_not_measured_go_by_their_functional_one(measured, monkeypatch):
     """Unless torch composes that of a copy and the in-place form, as masked_fill, or ours is copied, as softmax."""
-    monkeypatch.setattr(gate, "may_launch", lambda device, family: True)
+    monkeypatch.setattr(gate, "may_launch", lambda device, shape, family: True)
     fast, slow = speed(0.5, 0.5, 0.5, host=(5, 5), native=LONG), speed(1.5, 1.5, 1.5, host=(5, 5), native=LONG)
     names = ["mul.Tensor", "mul_.Tensor", "mul.out", "masked_fill.Scalar", "masked_fill_.Scalar", "_softmax.out"]
     taken = lambda: [n for n in names if decisions.decide(table()[n], "cpu").taken]
@@ -143,7 +143,7 @@ def test_forms_that_are_not_measured_go_by_their_functional_one(measured, monkey
 
 def test_calls_that_go_to_python_must_gain_more(measured, monkeypatch):
     measured({"_softmax": speed(0.5, 0.5, 0.5, host=(5, 5), native=(2, 80, 500))}, gated=True)
-    monkeypatch.setattr(gate, "may_launch", lambda device, family: True)
+    monkeypatch.setattr(gate, "may_launch", lambda device, shape, family: True)
     launched, in_python = decisions.thresholds("_softmax", "cpu")
     assert launched[BF16] == 0 and MIDDLE < in_python[BF16] < LARGE  # 90 us, twice of what Python takes
     opmux.enable()

@@ -6,16 +6,18 @@ import warnings
 import pytest
 import torch
 
-from opmux.faces.aten import gate
+from opmux.faces.aten import gate, native
+from opmux.faces.aten.overloads import table
 from opmux.faces.aten.schema import Shape
-from opmux.runtime import build
+from opmux.runtime import build, launching
 
 FREQUENT = ("add.Tensor", "mul.Tensor", "exp", "add_.Tensor", "sum.dim_IntList", "native_layer_norm", "cat",
             "_foreach_neg_", "_foreach_div.List")  # fmt: skip
-OTHERS = ("exp.out", "arange", "native_group_norm")  # of these signatures gate.cpp has no typed entry
+OTHERS = ("exp.out", "arange", "_native_batch_norm_legit.no_stats")  # of these signatures gate.cpp has no typed entry
 MORE = ("gelu", "_softmax", "copy_", "mm", "addmm", "where.self", "clone", "embedding", "_to_copy", "native_dropout",
-        "_foreach_lerp_.Scalar", "_foreach_addcmul_.Scalar", "_foreach_addcdiv_.ScalarList", "_foreach_sqrt",
-        "_foreach_norm.Scalar", "_foreach_copy_", "_foreach_div_.ScalarList", "_fused_adamw_")  # fmt: skip
+        "native_group_norm", "clamp", "_foreach_lerp_.Scalar", "_foreach_addcmul_.Scalar", "_foreach_sqrt",
+        "_foreach_addcdiv_.ScalarList", "_foreach_norm.Scalar", "_foreach_copy_", "_foreach_div_.ScalarList",
+        "_fused_adamw_")  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +64,7 @@ def program():
     x = torch.linspace(-1, 1, 24).view(4, 6)
     made = [x + x, x * 2, 2 * x, torch.exp(x), x.clone().add_(x, alpha=3), x.sum(1), torch.cat([x, x]), torch.arange(5)]
     made += torch.native_layer_norm(x, (6,), None, None, 1e-5)
-    made += torch.native_group_norm(x, None, None, 4, 6, 1, 2, 1e-5)
+    made += torch.ops.aten._native_batch_norm_legit.no_stats(x, None, None, True, 0.1, 1e-5)
     many = [x.clone(), x[0].clone()]
     torch._foreach_neg_(many)
     return [*made, *many, *torch._foreach_div(many, many), torch.exp(x, out=torch.empty(4, 6))]
@@ -134,6 +136,19 @@ def test_frequent_signatures_need_no_stack(library):
             made = gate.make("cpu", Shape(name), "CPU")
             assert library.install(made._made) == kind, name
             made.remove()
+
+
+def test_overloads_that_may_be_launched_need_no_stack(library):
+    """Those are launched whose entry is typed; `RARE` names the others, for auto mode to know."""
+    stacked = set()
+    for name, overload in table().items():
+        shape = overload.shape
+        if overload.family in launching.FAMILIES and shape.kind != "out" and native.exists(shape, "CPU"):
+            made = gate.Gate("cpu", shape, "CPU")
+            if library.install(made._made) == 1:
+                stacked.add(name)
+            made.remove()
+    assert stacked == gate.RARE
 
 
 def test_an_overload_that_does_not_exist_is_an_error_with_its_name(library):

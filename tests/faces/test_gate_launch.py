@@ -24,7 +24,7 @@ LAUNCH = ctypes.CFUNCTYPE(
     ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p,
 )  # fmt: skip
 SIGHTINGS = 6
-FUNCTION = {"add.Tensor": 7, "add_.Tensor": 8, "exp": 9}
+FUNCTION = {"add.Tensor": 7, "add_.Tensor": 8, "exp": 9, "clamp": 10}
 
 
 class CudaLauncher:
@@ -479,3 +479,17 @@ def test_launches_that_are_not_plain_are_not_described():
     assert not described(packed_metadata=(4, 2, 0))
     assert not described(signature={"n": "tensordesc<fp16[64, 64]>"})
     assert not described(signature={"m": "i32"})
+
+
+def test_an_argument_that_is_not_given_is_a_look_of_its_own(world):
+    x = torch.rand(4, 8)
+    with torch.no_grad():
+        often(world, lambda: torch.clamp(x, 0.5))
+        assert len(world.from_cpp) == 1
+        before = len(world.from_python)
+        torch.clamp(x, None, 0.5)
+        torch.clamp(x, 0.5, 0.0)
+        torch.clamp(x, 0.5, 0)
+        assert len(world.from_cpp) == 1 and len(world.from_python) == before + 3
+        torch.clamp(x, 0.5)
+    assert len(world.from_cpp) == 2

@@ -181,18 +181,18 @@ struct Look {
   }
 
   void look(const at::Tensor& t) { look(t, false); }
-  void look(const std::optional<at::Tensor>& t) { t.has_value() ? look(*t, false) : add(1); }
   void look(bool value) { add(value); }
   void look(int64_t value) { add(value); }
+  void look(c10::SymInt value) { look(c10::SymIntArrayRef(&value, 1)); }
   void look(double value) { number(value); }
-  void look(const std::optional<double>& value) {
+  template <class Value>
+  void look(const std::optional<Value>& value) {
     add(value.has_value());
-    number(value.value_or(0));
+    if (value.has_value()) {
+      look(*value);
+    }
   }
   void look(at::ScalarType value) { add(static_cast<uint64_t>(value)); }
-  void look(const std::optional<at::ScalarType>& value) {
-    add(value.has_value() ? static_cast<uint64_t>(*value) + 1 : 0);
-  }
   void look(const at::Scalar& value) {
     add(static_cast<uint64_t>(value.type()));
     if (value.isSymbolic() || value.isComplex()) {
@@ -228,7 +228,12 @@ struct Look {
   void look(const Other&) {  // a type that no launch was made for yet
     ok = false;
   }
-  void look(const std::array<bool, 3>& values) { add(values[0] | values[1] << 1 | values[2] << 2); }
+  template <size_t Size>
+  void look(const std::array<bool, Size>& values) {
+    for (bool value : values) {
+      add(value);
+    }
+  }
 };
 
 // A launch for all calls of one look.

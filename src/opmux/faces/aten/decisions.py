@@ -195,7 +195,7 @@ def _decide(overload: Overload, device: str, generation: int, gated: bool) -> De
     if speed is None:
         return Decision(f"it is not measured on {chip}: opmux tune --aten does that")
     by_size = gated and not above.composed_on(overload.shape, key) and overload.name not in NEEDS_PYTHON
-    from_cpp = by_size and gate.may_launch(device, overload.family)
+    from_cpp = by_size and gate.may_launch(device, overload.shape, overload.family)
     slower = speed.through_python(measured=not from_cpp)
     limits = {d: (speed if from_cpp else slower).smallest(d) for d in DTYPES if speed.of(d)}
     if not any("Tensor" in str(a.type) for a in overload.shape.arguments):  # its size is not that of a tensor

@@ -244,7 +244,11 @@ inline constexpr const char* kWord<const std::optional<at::Tensor>&> = "Tensor?"
 template <>
 inline constexpr const char* kWord<const at::Scalar&> = "Scalar";
 template <>
+inline constexpr const char* kWord<const std::optional<at::Scalar>&> = "Scalar?";
+template <>
 inline constexpr const char* kWord<int64_t> = "int";
+template <>
+inline constexpr const char* kWord<std::optional<int64_t>> = "int?";
 template <>
 inline constexpr const char* kWord<double> = "float";
 template <>
@@ -253,6 +257,8 @@ template <>
 inline constexpr const char* kWord<bool> = "bool";
 template <>
 inline constexpr const char* kWord<std::string_view> = "str";
+template <>
+inline constexpr const char* kWord<std::optional<std::string_view>> = "str?";
 template <>
 inline constexpr const char* kWord<at::ScalarType> = "ScalarType";
 template <>
@@ -265,6 +271,8 @@ template <>
 inline constexpr const char* kWord<c10::SymIntArrayRef> = "SymInt[]";
 template <>
 inline constexpr const char* kWord<std::array<bool, 3>> = "bool[]";
+template <>
+inline constexpr const char* kWord<std::array<bool, 2>> = "bool[]";
 template <>
 inline constexpr const char* kWord<c10::SymInt> = "SymInt";
 template <>
@@ -327,25 +335,44 @@ using Many = at::TensorList;
 using Numbers = at::ArrayRef<at::Scalar>;
 using Ts = std::vector<at::Tensor>;
 
+using TT = std::tuple<T, T>;
+using TTT = std::tuple<T, T, T>;
+using Type = std::optional<at::ScalarType>;
+using Dims = at::OptionalIntArrayRef;
+using MaybeNumber = const std::optional<at::Scalar>&;
+using MaybeText = std::optional<std::string_view>;
+
 const std::unordered_map<std::string, Maker>& frequent() {
   static const auto made = makers<
-      T(In), T&(T&), T(In, In), T&(T&, In), T(In, Number), T&(T&, Number),            // exp, mul, mul.Scalar
-      T(In, In, Number), T&(T&, In, Number), T(In, In, In), T(In, In, In, Number),    // add, where, addcmul
-      T&(T&, In, In, Number), T(In, Number, Number), T&(T&, In, bool),                // clamp, copy_
-      T(In, std::optional<at::ScalarType>), T(In, at::IntArrayRef, bool),             // sum, amax
-      T(In, at::OptionalIntArrayRef, bool, std::optional<at::ScalarType>),            // sum.dim_IntList, mean.dim
-      T(In, int64_t, bool), T(In, In, int64_t, at::ScalarType),                       // _softmax and its backward
-      T(In, int64_t, std::optional<at::ScalarType>), T(In, int64_t, In),              // cumsum, index_select
-      T(In, int64_t, In, bool), T(In, In, In, Number, Number),                        // gather, addmm
-      T(In, std::string_view), T(In, In, std::string_view),                           // gelu and its backward
-      T(In, std::optional<at::MemoryFormat>), T(In, In, c10::SymInt, bool, bool),     // clone, embedding
-      T(In, std::optional<at::ScalarType>, std::optional<at::Layout>, std::optional<at::Device>, std::optional<bool>,
-        bool, std::optional<at::MemoryFormat>),                                       // _to_copy
-      T(const at::ITensorListRef&, int64_t), T(In, int64_t),                          // cat, tril
-      std::tuple<T, T>(In, double, std::optional<bool>),                              // native_dropout
-      std::tuple<T, T, T>(In, c10::SymIntArrayRef, Maybe, Maybe, double),             // native_layer_norm
-      std::tuple<T, T, T>(In, In, c10::SymIntArrayRef, In, In, Maybe, Maybe, std::array<bool, 3>),
-      std::tuple<T, T>(In, at::IntArrayRef, Maybe, std::optional<double>),            // _fused_rms_norm
+      // pointwise
+      T(In), T&(T&), T(In, In), T&(T&, In), T(In, Number), T&(T&, Number), T(Number, In),  // exp, mul, pow.Scalar
+      T(In, In, Number), T&(T&, In, Number), T(In, Number, Number), T&(T&, Number, Number),  // add
+      T(In, In, In), T&(T&, In, In), T(In, In, In, Number), T&(T&, In, In, Number),    // where, lerp, addcmul
+      T(In, In, In, Number, Number), T(In, MaybeNumber, MaybeNumber), T&(T&, MaybeNumber, MaybeNumber),  // clamp
+      T(In, In, MaybeText), T(In, Number, MaybeText), T(In, int64_t), T&(T&, In, bool),  // div, glu, copy_
+      T(In, std::string_view), T(In, In, std::string_view),                            // gelu and its backward
+      T(In, In, int64_t), T(In, In, Number, Number), T(In, In, Number, bool), TT(In),  // glu_backward, log_sigmoid
+      // reductions, scans, softmax
+      T(In, Type), T(In, Dims, bool, Type), T(In, at::IntArrayRef, bool),              // sum, amax
+      T(In, std::optional<int64_t>, bool), TT(In, int64_t, bool),                      // argmax, max.dim
+      T(In, Dims, MaybeNumber, bool), TT(In, Dims, MaybeNumber, bool),                 // var, var_mean
+      T(In, Number, Dims, bool, Type), T(In, int64_t, Type),                           // linalg_vector_norm, cumsum
+      T(In, int64_t, bool), T(In, In, int64_t, at::ScalarType),                        // _softmax and its backward
+      // normalization: of layers, RMS, of groups, of batches
+      TTT(In, c10::SymIntArrayRef, Maybe, Maybe, double),
+      TTT(In, In, c10::SymIntArrayRef, In, In, Maybe, Maybe, std::array<bool, 3>),
+      TT(In, at::IntArrayRef, Maybe, std::optional<double>),
+      TT(In, In, at::IntArrayRef, In, Maybe, std::array<bool, 2>),
+      TTT(In, Maybe, Maybe, c10::SymInt, c10::SymInt, c10::SymInt, int64_t, double),
+      TTT(In, In, In, In, Maybe, c10::SymInt, c10::SymInt, c10::SymInt, int64_t, std::array<bool, 3>),
+      TTT(In, Maybe, Maybe, Maybe, Maybe, bool, double, double),
+      TTT(In, In, Maybe, Maybe, Maybe, Maybe, Maybe, bool, double, std::array<bool, 3>),
+      // of other families, which C++ does not launch
+      T(In, int64_t, In), T(In, int64_t, In, bool), TT(In, double, std::optional<bool>),  // index_select, gather
+      T(In, std::optional<at::MemoryFormat>), T(In, In, c10::SymInt, bool, bool),      // clone, embedding
+      T(In, Type, std::optional<at::Layout>, std::optional<at::Device>, std::optional<bool>, bool,
+        std::optional<at::MemoryFormat>),                                              // _to_copy
+      T(const at::ITensorListRef&, int64_t),                                           // cat
       // of lists: a stack of some hundred tensors costs tens of microseconds
       Ts(Many), Ts(Many, Number), Ts(Many, Numbers), Ts(Many, In), Ts(Many, Many), Ts(Many, Many, Number),
       Ts(Many, Many, Many, Number), Ts(Many, Many, Many, Numbers), Ts(Many, Number, std::optional<at::ScalarType>),

@@ -122,9 +122,21 @@ class Gate:
         return made
 
 
-def may_launch(device: str, family: str) -> bool:
-    """Whether calls of a family may be launched from C++."""
-    return device == "cuda" and family in launching.FAMILIES
+# Of families that C++ launches: each has a signature of its own, which gate.cpp does not list, and so is entered with a
+# stack and goes to Python.
+RARE = frozenset({
+    "_native_batch_norm_legit", "_native_batch_norm_legit.no_stats", "_native_batch_norm_legit_no_training",
+    "_weight_norm_interface", "_weight_norm_interface_backward", "addr_", "all.dims", "any.dims", "clamp.Tensor",
+    "clamp_.Tensor", "count_nonzero", "count_nonzero.dim_IntList", "cummax", "cummin", "cumprod_", "cumsum_",
+    "div_.Scalar_mode", "div_.Tensor_mode", "elu", "elu_", "elu_backward", "gelu_", "logit", "logit_", "logit_backward",
+    "mvlgamma_", "nan_to_num", "nan_to_num_", "norm.ScalarOpt_dim", "norm.ScalarOpt_dim_dtype", "norm.ScalarOpt_dtype",
+    "polygamma", "polygamma_", "prod.dim_int", "round_.decimals",
+})  # fmt: skip
+
+
+def may_launch(device: str, shape: Shape, family: str) -> bool:
+    """Whether calls of an overload may be launched from C++."""
+    return device == "cuda" and family in launching.FAMILIES and shape.kind != "out" and shape.name not in RARE
 
 
 def make(device: str, shape: Shape, key: str, family: str = "") -> Gate | None:
@@ -136,7 +148,7 @@ def make(device: str, shape: Shape, key: str, family: str = "") -> Gate | None:
     if _State.library is None or shape.name in native.DELEGATES or not native.exists(shape, key):
         return None
     seeded = torch.Tag.nondeterministic_seeded in shape.op.tags
-    return Gate(device, shape, key, may_launch(device, family) and not seeded and launching.drives())
+    return Gate(device, shape, key, may_launch(device, shape, family) and not seeded and launching.drives())
 
 
 # ---- what is on -----------------------------------------------------------------------------------------------------
