@@ -1,6 +1,6 @@
 """Models of transformers under `opmux.enable()`: training steps against torch's own; a Llama of 1.2B parameters too.
 
-    python benchmarks/models.py [--json FILE] [--only gpt2,bert] [--no-llama] [--no-gradients] [--no-times]
+    python benchmarks/models.py [--json FILE] [--only gpt2,llama] [--no-gradients] [--no-times]
     python benchmarks/models.py --traces src/opmux/faces/aten/model_traces.json
 
 Nine small models with random weights, in float32 and bfloat16, eager. Three processes hold the same model and take
@@ -452,8 +452,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--traces", type=Path, help="only write the traces that auto mode ships")
-    parser.add_argument("--only", default="", help="these models, separated by commas")
-    parser.add_argument("--no-llama", action="store_true")
+    parser.add_argument("--only", default=",".join((*MODELS, "llama")), help="these models, separated by commas")
     parser.add_argument("--no-gradients", action="store_true")
     parser.add_argument("--modes", default="auto,all", help="auto alone needs few kernels to be compiled")
     parser.add_argument("--device", default="cuda")
@@ -471,7 +470,11 @@ def main() -> None:
             trainer.step()
             trainer.step()
         return
-    names = given.only.split(",") if given.only else list(MODELS)
+    asked = given.only.split(",")
+    unknown = sorted({*asked} - {*MODELS, "llama"})
+    if unknown:
+        parser.error(f"--only {','.join(unknown)}: there are {', '.join((*MODELS, 'llama'))}")
+    names = [name for name in MODELS if name in asked]
     if given.traces:
         DEVICE = "cpu"
         write_traces(given.traces, names, dtypes)
@@ -506,11 +509,11 @@ def main() -> None:
         speed = "  ".join(shown(row, mode) for mode in (*MODES[1:], "again"))
         print(f"{key:18} {row['ms']['native']:8.2f} ms  {speed}", flush=True)
         keep()
-    if not given.no_times:
+    if names and not given.no_times:
         means = {m: _mean([r[m] for r in rows.values()]) for m in (*MODES[1:], "again")}
         print("geometric mean: " + ", ".join(f"{m} {mean:.3f}" for m, mean in means.items()), flush=True)
         keep(**{"geometric mean": means})
-    if not given.no_llama:
+    if "llama" in asked:
         big = llama(players)
         for what in ("train", "decode"):
             speed = "  ".join(shown(big[what], mode) for mode in (*MODES[1:], "again"))
