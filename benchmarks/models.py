@@ -4,11 +4,10 @@
     python benchmarks/models.py --traces src/opmux/faces/aten/model_traces.json
 
 Nine small models with random weights, in float32 and bfloat16, eager. Three processes hold the same model and take
-turns of a few steps, so that what else runs on the machine slows all of them: one is native, one runs `enable()` (or
+one step in turn, so that what else runs on the machine slows all of them: one is native, one runs `enable()` (or
 `enable(mode="all")`), one is native again. Then they change parts, twice: processes differ by some percent, and so each
 plays each part. A ratio is native's time over that of the mode, so above 1 is faster than native: the median over the
-turns, and of the three castings the geometric mean; in brackets the quartiles. `again` is native over native, the
-noise.
+turns, and of the three castings the geometric mean, with its standard error. `again` is native over native.
 Gradients are compared with those of the same model in float64. Kernels are compiled before, in a process for each
 model. `--traces` measures nothing, needs no GPU, and writes what `opmux.enable()` ships to decide without its C++ gate:
 the overloads that a step calls, with dtypes, sizes and counts.
@@ -41,8 +40,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import opmux
 
-STEPS = 3  # that are timed in a turn, after one that is not
-TURNS = (5, 20)  # of each process in each part, at least and at most
+TURNS = (12, 100)  # steps of each process in each part, at least and at most
 SECONDS = 3.0  # that the turns of one casting shall take
 WARM = {"native": 2, "auto": 14, "all": 14}  # calls that come once in a step are launched from C++ after twelve
 MODES = ("native", "auto", "all")
@@ -204,8 +202,8 @@ def hold(name: str, *args: Any) -> float:
     global step_held
     let_go()
     step_held = globals()[name](*args)
-    timed(1, 0)
-    return timed(1, 0)[0]
+    timed()
+    return timed()
 
 
 def let_go() -> None:
@@ -219,30 +217,26 @@ def let_go() -> None:
 
 def cast(mode: str, warm: int) -> None:
     turn(mode)
-    timed(warm, 0)
+    for _ in range(warm):
+        timed()
+    gc.collect()  # and not within a step
+    gc.disable()
 
 
-def timed(steps: int, before: int = 1) -> list[float]:
-    """Milliseconds of each of these steps; `before` of them are not timed."""
+def timed() -> float:
+    """Milliseconds of a step."""
     assert step_held is not None
-    found = []
-    for at in range(before + steps):
-        wait()
-        start = time.perf_counter()
-        step_held()
-        wait()
-        if at >= before:
-            found.append((time.perf_counter() - start) * 1e3)
-    return found
+    wait()
+    start = time.perf_counter()
+    step_held()
+    wait()
+    return (time.perf_counter() - start) * 1e3
 
 
-def in_turn(
-    players: list[Player], step: tuple[Any, ...], steps: int = STEPS, before: int = 1, warm: float = 1.0
-) -> Row:
+def in_turn(players: list[Player], step: tuple[Any, ...], warm: float = 1.0) -> Row:
     """Native, a mode, and native again, on three processes that take turns; for each mode, in three castings."""
     ms = max(_all(players, "hold", *step))
-    turns = round(SECONDS * 1e3 / (ms * len(players) * (before + steps)))
-    turns = min(max(turns, TURNS[0]), TURNS[1])
+    turns = min(max(round(SECONDS * 1e3 / (ms * len(players))), TURNS[0]), TURNS[1])
     found: Row = {"ms": {}}
     for mode in MODES[1:]:
         ratios: dict[str, list[list[float]]] = {mode: [], "again": []}
@@ -256,8 +250,9 @@ def in_turn(
             times: list[list[float]] = [[], [], []]
             for at in range(turns):
                 for i in (0, 1, 2) if at % 2 else (2, 1, 0):
-                    times[i].append(statistics.mean(parts[i].ask("timed", steps, before)))
-            ratios[mode].append([(a + c) / 2 / b for a, b, c in zip(*times, strict=True)])
+                    times[i].append(parts[i].ask("timed"))
+            # not the mean of a and c: what is slowed now and then has a higher median if two are averaged
+            ratios[mode].append([native / b for a, b, c in zip(*times, strict=True) for native in (a, c)])
             ratios["again"].append([a / c for a, _, c in zip(*times, strict=True)])
             natives += times[0] + times[2]
             ours += times[1]
@@ -265,7 +260,8 @@ def in_turn(
         for name, castings in ratios.items():
             found[name] = _mean([statistics.median(one) for one in castings])
             low, _, high = statistics.quantiles(itertools.chain(*castings), n=4)
-            found[f"{name}, quartiles"] = [round(low, 3), round(high, 3)]
+            # the standard error of a median, as of a normal distribution: its quartiles are 1.35 deviations apart
+            found[f"{name}, error"] = round(1.25 * (high - low) / 1.35 / math.sqrt(3 * turns), 3)
     return found
 
 
@@ -405,14 +401,17 @@ def llama_losses(mode: str) -> list[float]:
 
 
 def llama_decoding() -> Callable[[], Any]:
-    model, ids = built().eval(), tokens()[0, :1, :32]
-    options = {"attention_mask": torch.ones_like(ids), "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    """One token after 64."""
+    model, ids = built().eval(), tokens()[0, :1]
+    with torch.inference_mode():
+        before = model(input_ids=ids[:, :64], use_cache=True).past_key_values
 
     @torch.inference_mode()
-    def generate() -> Any:
-        return model.generate(ids, max_new_tokens=16, min_new_tokens=16, **options)
+    def step() -> None:
+        model(input_ids=ids[:, 64:65], past_key_values=before, use_cache=True)
+        before.crop(64)
 
-    return generate
+    return step
 
 
 def llama(players: list[Player]) -> dict[str, Any]:
@@ -422,8 +421,8 @@ def llama(players: list[Player]) -> dict[str, Any]:
     gap = {m: max(abs(a - b) for a, b in zip(losses["native"], losses[m], strict=True)) for m in MODES[1:]}
     return {
         "losses": losses | {"largest gap": gap},
-        "train": in_turn(players, ("llama_training",), before=0, warm=0.5),
-        "decode": in_turn(players, ("llama_decoding",), steps=1, before=0, warm=0.2),
+        "train": in_turn(players, ("llama_training",), warm=0.5),
+        "decode": in_turn(players, ("llama_decoding",)),
     }
 
 
@@ -440,7 +439,7 @@ def warm(names: list[str]) -> None:
 
 
 def shown(row: Row, mode: str) -> str:
-    return f"{mode} {row[mode]:.3f} ({row[f'{mode}, quartiles'][0]:.3f} to {row[f'{mode}, quartiles'][1]:.3f})"
+    return f"{mode} {row[mode]:.3f} +- {row[f'{mode}, error']:.3f}"
 
 
 def _mean(values: list[float]) -> float:
