@@ -4,10 +4,11 @@
     python benchmarks/models.py --traces src/opmux/faces/aten/model_traces.json
 
 Nine small models with random weights, in float32 and bfloat16, eager. Three processes hold the same model and take
-one step in turn, so that what else runs on the machine slows all of them: one is native, one runs `enable()` (or
-`enable(mode="all")`), one is native again. Then they change parts, twice: processes differ by some percent, and so each
-plays each part. A ratio is native's time over that of the mode, so above 1 is faster than native: the median over the
-turns, and of the three castings the geometric mean, with its standard error. `again` is native over native.
+one step in turn, on the same core, so that what else runs on the machine slows all of them: one is native, one runs
+`enable()` (or `enable(mode="all")`), one is native again. Then they change parts, twice: processes differ by some
+percent, and so each plays each part. A ratio is native's time over that of the mode, so above 1 is faster than native:
+the median over the turns, and of the three castings the geometric mean, with its standard error. `again` is native over
+native.
 Gradients are compared with those of the same model in float64. Kernels are compiled before, in a process for each
 model. `--traces` measures nothing, needs no GPU, and writes what `opmux.enable()` ships to decide without its C++ gate:
 the overloads that a step calls, with dtypes, sizes and counts.
@@ -21,6 +22,7 @@ import itertools
 import json
 import math
 import multiprocessing
+import os
 import queue
 import statistics
 import subprocess
@@ -183,6 +185,8 @@ class Player:
 def _play(pipe: Any, device: str, modes: tuple[str, ...]) -> None:
     global DEVICE, MODES
     DEVICE, MODES = device, modes
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     while True:
         try:
             name, args = pipe.recv()

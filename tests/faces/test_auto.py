@@ -77,6 +77,12 @@ def test_a_first_tensor_that_does_not_tell_the_size():
     assert Speed((5, 5), rows(1.1, 0.9)).smallest(BF16) == NEVER
 
 
+def test_a_lookup_in_a_large_table_may_be_small(measured):
+    """A token of a vocabulary: what is hidden behind the reading of the whole table is not hidden there."""
+    measured({"embedding": speed(0.5, 0.5, 0.5), "gather": speed(0.5, 0.5, 0.5, host=(20, 9))}, gated=True)
+    assert [decisions.decide(table()[n], "cpu").taken for n in ("embedding", "gather")] == [False, True]
+
+
 def test_times_between_and_beyond_measured_sizes():
     known = speed(1.0, 1.0, 1.0)
     assert known.at(BF16, 2) == (2, 2.0, 2.0)
@@ -311,3 +317,11 @@ def test_torchs_own_registry_is_part_of_native():
     theirs = sorted({n.dsl_name for n in nodes if n.active})
     shown = opmux.faces.aten.extension._of_torch_native(f"aten::{op}", {"CUDA": "cuda", "CPU": "cpu"}[key])
     assert not theirs or theirs[0] in shown
+
+
+def test_what_torch_composes_is_known_as_its_own():
+    """Ops that torch composes of others exist on every device; structured ones only with a kernel of their `out=`."""
+    known = lambda name, key: decisions.has_kernel(table()[name], key)
+    assert known("select_backward", "CPU") and known("view_copy", "CPU") and known("exp", "CPU")
+    assert known("select_backward", "PrivateUse3") and known("slice_backward", "PrivateUse3")
+    assert not known("exp", "PrivateUse3") and not known("mul.Tensor", "PrivateUse3")

@@ -84,10 +84,26 @@ ONE = {
     "exp": torch.exp,
     "layer_norm": lambda x: F.layer_norm(x, x.shape[-1:], weight(x), weight(x)),
     "rms_norm": lambda x: F.rms_norm(x, x.shape[-1:], weight(x), 1e-6),
+    "clamp": lambda x: x.clamp(-0.5, 0.5),
+    "clamp min": lambda x: x.clamp(min=0.25),
+    "var": lambda x: x.var(-1),
+    "var_mean": lambda x: torch.var_mean(x, -1),
+    "argmax": lambda x: x.argmax(-1),
+    "max": lambda x: x.max(-1),
+    "vector norm": lambda x: torch.linalg.vector_norm(x, dim=-1),
+    "group_norm": lambda x: F.group_norm(x[:, :, None], 4, weight(x), weight(x)),
+    "floor division": lambda x: torch.div(x, 0.5, rounding_mode="floor"),
+    "power of": lambda x: 2.0**x,
+    "select_backward": lambda x: torch.ops.aten.select_backward(x, [64, 5, 256], 1, 3),
+    "slice_backward": lambda x: torch.ops.aten.slice_backward(x, [64, 512], 1, 128, 384, 1),
+    "slice_backward, steps": lambda x: torch.ops.aten.slice_backward(x, [64, 512], 1, 0, 512, 2),
+    "pad": lambda x: F.pad(x, (1, 2), value=1.5),
+    "repeat": lambda x: x.repeat(2, 3),
     "add in place": lambda x: x.add_(1.5),
     "add to itself": lambda x: x.add_(x),
 }
-ASKED = ("add", "mul scalar", "sum", "softmax", "gelu", "silu", "exp", "layer_norm", "rms_norm", "add in place")
+ASKED = ("add", "mul scalar", "sum", "softmax", "gelu", "silu", "exp", "layer_norm", "rms_norm", "add in place",
+         "clamp", "select_backward", "slice_backward", "pad", "repeat")  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)

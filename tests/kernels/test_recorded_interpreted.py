@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from opmux.core import NotSupported, get_default_manager, specs
+from opmux.faces.aten import gate
 from opmux.runtime import launching
 
 pytest.importorskip("triton")
@@ -19,11 +20,12 @@ MODE = "interpret"
 
 def collect():
     manager = get_default_manager()
-    for family in launching.FAMILIES:
+    for family in (*launching.FAMILIES, "layout"):
         specs.load_implementers(family)
     manager.prepare()
     for spec in specs:
-        for impl in manager.registry.get_implementations(spec.key) if spec.family in launching.FAMILIES else ():
+        asked = spec.family in launching.FAMILIES or spec.key.removeprefix("aten::") in gate.MORE
+        for impl in manager.registry.get_implementations(spec.key) if asked else ():
             if impl.impl_id == "default.flagos":
                 yield spec, impl
 
@@ -32,7 +34,9 @@ FOUND = sorted(collect(), key=lambda row: row[0].key)
 
 
 def test_there_are_ops():
-    assert {"aten::add", "opmux::rms_norm", "opmux::softmax"} <= {spec.key for spec, _ in FOUND}
+    assert {"aten::add", "aten::select_backward", "opmux::rms_norm", "opmux::softmax"} <= {
+        spec.key for spec, _ in FOUND
+    }
 
 
 def called(fn, args):

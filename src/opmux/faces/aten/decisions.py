@@ -28,6 +28,7 @@ from ...runtime.devices import Chip
 from ...runtime.speed_files import SpeedFiles, chip_of
 from . import above, gate, native
 from .overloads import Overload, functional, table
+from .schema import siblings
 
 TRACES = Path(__file__).with_name("model_traces.json")
 NEVER = -1  # as a size: no call is ours
@@ -42,6 +43,11 @@ NOISE = 1.01  # between two measurements of the same kernel
 PYTHON_US = 40.0
 CLEAR_US = 5.0  # gained on the host in a loop, through Python: calls that come often in a step gain it there too
 COMPOSITIONS = ("CompositeExplicitAutograd", "CompositeImplicitAutograd")
+# Of a functional op from its `out=` form, which must have a kernel (structured ops), or from other ops (`view_copy`).
+FROM_OTHERS = "CompositeExplicitAutogradNonFunctional"
+
+# Ops that read few places of a first tensor of any size: one token of a vocabulary.
+LOOKUPS = frozenset({"embedding", "index_select", "index", "gather", "take"})
 
 # Overloads whose override, or that of an op which calls them, is entered through Python.
 NEEDS_PYTHON = {*native.DELEGATES, *native.DELEGATES.values()}
@@ -198,7 +204,8 @@ def _decide(overload: Overload, device: str, generation: int, gated: bool) -> De
     from_cpp = by_size and gate.may_launch(device, overload.shape, overload.family)
     slower = speed.through_python(measured=not from_cpp)
     limits = {d: (speed if from_cpp else slower).smallest(d) for d in DTYPES if speed.of(d)}
-    if not any("Tensor" in str(a.type) for a in overload.shape.arguments):  # its size is not that of a tensor
+    tells = any("Tensor" in str(a.type) for a in overload.shape.arguments) and overload.shape.packet not in LOOKUPS
+    if not tells:  # the first tensor, of the size of a call
         limits = {d: 0 if n == 0 else NEVER for d, n in limits.items()}
     if all(n == NEVER for n in limits.values()):
         if any(Speed((0.0, 0.0), speed.times).smallest(d) != NEVER for d in limits):
@@ -248,7 +255,13 @@ def _copies(overload: Overload) -> bool:
 
 def has_kernel(overload: Overload, key: str) -> bool:
     """Whether torch has a kernel or a composition for a dispatch key, and does not raise or copy to the CPU."""
-    return native.exists(overload.shape, key) and any(overload.shape.has(k) for k in (key, *COMPOSITIONS))
+    shape, found = overload.shape, (key, *COMPOSITIONS)
+    if not native.exists(shape, key):
+        return False
+    if any(shape.has(k) for k in found):
+        return True
+    outs = [s for s in siblings(shape) if s.kind == "out"]
+    return shape.has(FROM_OTHERS) and all(any(s.has(k) for k in found) for s in outs)
 
 
 def _worst(speed: Speed) -> str:

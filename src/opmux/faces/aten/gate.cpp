@@ -367,7 +367,11 @@ const std::unordered_map<std::string, Maker>& frequent() {
       TTT(In, In, In, In, Maybe, c10::SymInt, c10::SymInt, c10::SymInt, int64_t, std::array<bool, 3>),
       TTT(In, Maybe, Maybe, Maybe, Maybe, bool, double, double),
       TTT(In, In, Maybe, Maybe, Maybe, Maybe, Maybe, bool, double, std::array<bool, 3>),
-      // of other families, which C++ does not launch
+      // moves: select_backward, slice_backward, constant_pad_nd, repeat
+      T(In, c10::SymIntArrayRef, int64_t, c10::SymInt),
+      T(In, c10::SymIntArrayRef, int64_t, c10::SymInt, c10::SymInt, c10::SymInt),
+      T(In, c10::SymIntArrayRef, Number), T(In, c10::SymIntArrayRef),
+      // of ops that C++ does not launch
       T(In, int64_t, In), T(In, int64_t, In, bool), TT(In, double, std::optional<bool>),  // index_select, gather
       T(In, std::optional<at::MemoryFormat>), T(In, In, c10::SymInt, bool, bool),      // clone, embedding
       T(In, Type, std::optional<at::Layout>, std::optional<at::Device>, std::optional<bool>, bool,

@@ -134,9 +134,15 @@ RARE = frozenset({
 })  # fmt: skip
 
 
+# Of other families: kernels that depend on the arguments alone, and come often in a backward.
+MORE = frozenset({"select_backward", "slice_backward", "constant_pad_nd", "repeat"})
+
+
 def may_launch(device: str, shape: Shape, family: str) -> bool:
     """Whether calls of an overload may be launched from C++."""
-    return device == "cuda" and family in launching.FAMILIES and shape.kind != "out" and shape.name not in RARE
+    if device != "cuda" or shape.kind == "out":
+        return False
+    return shape.name in MORE or (family in launching.FAMILIES and shape.name not in RARE)
 
 
 def make(device: str, shape: Shape, key: str, family: str = "") -> Gate | None:
