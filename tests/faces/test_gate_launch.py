@@ -24,7 +24,7 @@ LAUNCH = ctypes.CFUNCTYPE(
     ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p,
 )  # fmt: skip
 SIGHTINGS = 6
-FUNCTION = {"add.Tensor": 7, "add_.Tensor": 8, "exp": 9, "clamp": 10}
+FUNCTION = {"add.Tensor": 7, "add_.Tensor": 8, "exp": 9, "clamp": 10, "clone": 11, "cat": 12}
 
 
 class CudaLauncher:
@@ -73,6 +73,7 @@ class World:
         def new(x, other=None, *rest, alpha=1, **_):
             if self.extra is not None:
                 self.extra(x)
+            x = x[0] if isinstance(x, list) else x  # of cat
             second = other if isinstance(other, torch.Tensor) else None
             scale = float(alpha) if second is not None else float(other) if isinstance(other, (int, float)) else 1.0
             y = x if name.startswith("add_") else torch.empty_strided(x.shape, x.stride())
@@ -223,7 +224,7 @@ def test_a_call_that_cannot_be_launched_is_ours_where_python_gains(world, size, 
     x = torch.rand(size)
     torch.exp(x)
     assert len(world.from_python) == (way == "python")
-    world.extra = lambda x: x.clone()
+    world.extra = lambda x: x.sin()
     for _ in range(3 * SIGHTINGS):
         torch.exp(x)
     assert not world.from_cpp
@@ -273,7 +274,7 @@ def test_a_gradient_and_a_view_make_no_difference_below_autograd(world):
 
 
 @pytest.mark.parametrize(
-    "extra", [lambda x: x.clone(), lambda x: x.mul(2), lambda x: torch.zeros(3)], ids=["clone", "mul", "zeros"]
+    "extra", [lambda x: x.sin(), lambda x: x.mul(2), lambda x: torch.zeros(3)], ids=["sin", "mul", "zeros"]
 )
 def test_an_override_that_does_more_than_launch_stays_in_python(world, extra):
     world.extra = extra
@@ -492,4 +493,25 @@ def test_an_argument_that_is_not_given_is_a_look_of_its_own(world):
         torch.clamp(x, 0.5, 0)
         assert len(world.from_cpp) == 1 and len(world.from_python) == before + 3
         torch.clamp(x, 0.5)
+    assert len(world.from_cpp) == 2
+
+
+def test_a_format_and_a_list_are_part_of_the_look(world):
+    x, y = torch.rand(2, 3, 4, 5), torch.rand(2, 3, 4, 5)
+    last = torch.channels_last
+    with torch.no_grad():
+        often(world, lambda: torch.ops.aten.clone(x, memory_format=torch.contiguous_format))
+        assert len(world.from_cpp) == 1
+        torch.ops.aten.clone(x, memory_format=last)
+        torch.ops.aten.clone(x)
+        assert len(world.from_cpp) == 1
+        world.from_cpp.clear()
+        often(world, lambda: torch.cat([x, y]))
+        assert len(world.from_cpp) == 1
+        torch.cat([x])
+        torch.cat([x, y, x])
+        torch.cat([x, x])
+        torch.cat([x, y], 1)
+        assert len(world.from_cpp) == 1
+        torch.cat([y, x])
     assert len(world.from_cpp) == 2

@@ -99,11 +99,18 @@ ONE = {
     "slice_backward, steps": lambda x: torch.ops.aten.slice_backward(x, [64, 512], 1, 0, 512, 2),
     "pad": lambda x: F.pad(x, (1, 2), value=1.5),
     "repeat": lambda x: x.repeat(2, 3),
+    "clone": lambda x: x.clone(),
+    "contiguous": lambda x: x.t().contiguous(),
+    "to float32": lambda x: x.to(torch.float32 if x.dtype != torch.float32 else torch.bfloat16),
+    "copy_": lambda x: torch.ops.aten.copy_(x, x.flip(0)),
+    "copy_ of another dtype": lambda x: x.copy_(weight(x).double()),
+    "cat": lambda x: torch.cat([x, x[:, :64], x], 1),
     "add in place": lambda x: x.add_(1.5),
     "add to itself": lambda x: x.add_(x),
 }
 ASKED = ("add", "mul scalar", "sum", "softmax", "gelu", "silu", "exp", "layer_norm", "rms_norm", "add in place",
-         "clamp", "select_backward", "slice_backward", "pad", "repeat")  # fmt: skip
+         "clamp", "select_backward", "slice_backward", "pad", "repeat", "clone", "contiguous", "to float32",
+         "cat")  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)

@@ -10,6 +10,7 @@ import torch
 
 from opmux.core import NotSupported, get_default_manager, specs
 from opmux.faces.aten import gate
+from opmux.faces.aten.overloads import table
 from opmux.runtime import launching
 
 pytest.importorskip("triton")
@@ -20,11 +21,12 @@ MODE = "interpret"
 
 def collect():
     manager = get_default_manager()
-    for family in (*launching.FAMILIES, "layout"):
+    more = [table()[name] for name in gate.MORE]
+    for family in {*launching.FAMILIES, *(o.family for o in more)}:
         specs.load_implementers(family)
     manager.prepare()
     for spec in specs:
-        asked = spec.family in launching.FAMILIES or spec.key.removeprefix("aten::") in gate.MORE
+        asked = spec.family in launching.FAMILIES or any(spec.key in o.bases for o in more)
         for impl in manager.registry.get_implementations(spec.key) if asked else ():
             if impl.impl_id == "default.flagos":
                 yield spec, impl
@@ -34,12 +36,14 @@ FOUND = sorted(collect(), key=lambda row: row[0].key)
 
 
 def test_there_are_ops():
-    assert {"aten::add", "aten::select_backward", "opmux::rms_norm", "opmux::softmax"} <= {
+    assert {"aten::add", "aten::select_backward", "aten::copy", "opmux::rms_norm", "opmux::softmax"} <= {
         spec.key for spec, _ in FOUND
     }
 
 
-def called(fn, args):
+def called(spec, fn, args):
+    given = list(spec.signature.parameters.values())
+    args = [*args, *(p.default for p in given[len(args) :])]
     names = inspect.signature(fn).parameters.values()
     keywords = {p.name: a for p, a in zip(names, args, strict=False) if p.kind is p.KEYWORD_ONLY}
     return fn(*args[: len(args) - len(keywords)], **keywords)
@@ -53,9 +57,9 @@ def test_a_call_does_nothing_but_launch(spec, impl, monkeypatch):
     for dtype in (torch.float32, torch.int32):
         with contextlib.suppress(NotSupported):
             sample = next(iter(spec.samples(dtype, torch.device("cpu"))))
-            called(impl.fn, sample.args)
+            called(spec, impl.fn, sample.args)
             with launching.Recorder() as recorder:
-                called(impl.fn, sample.args)
+                called(spec, impl.fn, sample.args)
             assert recorder._watch.pure
             return
     pytest.fail("neither dtype is taken")

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <ATen/Context.h>
+#include <ATen/core/IListRef.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/DefaultDtype.h>
@@ -193,6 +194,15 @@ struct Look {
     }
   }
   void look(at::ScalarType value) { add(static_cast<uint64_t>(value)); }
+  void look(at::MemoryFormat value) { add(static_cast<uint64_t>(value)); }
+  void look(at::Layout value) { add(static_cast<uint64_t>(value)); }
+  void look(at::Device value) { add(static_cast<uint64_t>(value.type()) << 8 | static_cast<uint8_t>(value.index())); }
+  void look(const at::ITensorListRef& values) {
+    add(values.size());
+    for (const at::Tensor& t : values) {
+      look(t, false);
+    }
+  }
   void look(const at::Scalar& value) {
     add(static_cast<uint64_t>(value.type()));
     if (value.isSymbolic() || value.isComplex()) {

@@ -6,8 +6,6 @@
 
 #include "../../runtime/launches.h"
 
-#include <ATen/core/IListRef.h>
-
 #include <string>
 #include <tuple>
 #include <unordered_map>
@@ -367,16 +365,16 @@ const std::unordered_map<std::string, Maker>& frequent() {
       TTT(In, In, In, In, Maybe, c10::SymInt, c10::SymInt, c10::SymInt, int64_t, std::array<bool, 3>),
       TTT(In, Maybe, Maybe, Maybe, Maybe, bool, double, double),
       TTT(In, In, Maybe, Maybe, Maybe, Maybe, Maybe, bool, double, std::array<bool, 3>),
-      // moves: select_backward, slice_backward, constant_pad_nd, repeat
+      // moves: select_backward, slice_backward, constant_pad_nd, repeat, clone, _to_copy, cat
       T(In, c10::SymIntArrayRef, int64_t, c10::SymInt),
       T(In, c10::SymIntArrayRef, int64_t, c10::SymInt, c10::SymInt, c10::SymInt),
-      T(In, c10::SymIntArrayRef, Number), T(In, c10::SymIntArrayRef),
-      // of ops that C++ does not launch
-      T(In, int64_t, In), T(In, int64_t, In, bool), TT(In, double, std::optional<bool>),  // index_select, gather
-      T(In, std::optional<at::MemoryFormat>), T(In, In, c10::SymInt, bool, bool),      // clone, embedding
+      T(In, c10::SymIntArrayRef, Number), T(In, c10::SymIntArrayRef), T(In, std::optional<at::MemoryFormat>),
       T(In, Type, std::optional<at::Layout>, std::optional<at::Device>, std::optional<bool>, bool,
-        std::optional<at::MemoryFormat>),                                              // _to_copy
-      T(const at::ITensorListRef&, int64_t),                                           // cat
+        std::optional<at::MemoryFormat>),
+      T(const at::ITensorListRef&, int64_t),
+      // lookups, dropout: index_select, gather, embedding
+      T(In, int64_t, In), T(In, int64_t, In, bool), T(In, In, c10::SymInt, bool, bool),
+      TT(In, double, std::optional<bool>),
       // of lists: a stack of some hundred tensors costs tens of microseconds
       Ts(Many), Ts(Many, Number), Ts(Many, Numbers), Ts(Many, In), Ts(Many, Many), Ts(Many, Many, Number),
       Ts(Many, Many, Many, Number), Ts(Many, Many, Many, Numbers), Ts(Many, Number, std::optional<at::ScalarType>),

@@ -134,8 +134,10 @@ RARE = frozenset({
 })  # fmt: skip
 
 
-# Of other families: kernels that depend on the arguments alone, and come often in a backward.
-MORE = frozenset({"select_backward", "slice_backward", "constant_pad_nd", "repeat"})
+# Of other families: their kernels depend on the arguments alone too, and models call them often.
+MORE = frozenset({
+    "select_backward", "slice_backward", "constant_pad_nd", "repeat", "clone", "_to_copy", "copy_", "cat",
+})  # fmt: skip
 
 
 def may_launch(device: str, shape: Shape, family: str) -> bool:
