@@ -17,6 +17,7 @@ the overloads that a step calls, with dtypes, sizes and counts.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import itertools
 import json
@@ -185,8 +186,6 @@ class Player:
 def _play(pipe: Any, device: str, modes: tuple[str, ...]) -> None:
     global DEVICE, MODES
     DEVICE, MODES = device, modes
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     while True:
         try:
             name, args = pipe.recv()
@@ -213,18 +212,32 @@ def hold(name: str, *args: Any) -> float:
 def let_go() -> None:
     global step_held
     step_held = None
+    run_on(CORES)
     turn("native")
+    gc.enable()
     gc.collect()
     if DEVICE == "cuda":
         torch.cuda.empty_cache()
 
 
 def cast(mode: str, warm: int) -> None:
+    run_on(CORES)
     turn(mode)
     for _ in range(warm):
         timed()
     gc.collect()  # and not within a step
     gc.disable()
+    run_on(CORES[-1:])
+
+
+CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+
+
+def run_on(cores: list[int]) -> None:
+    """All threads of this process; a backward runs on one of its own."""
+    for thread in Path("/proc/self/task").iterdir() if cores else ():
+        with contextlib.suppress(ProcessLookupError):  # it has ended
+            os.sched_setaffinity(int(thread.name), cores)
 
 
 def timed() -> float:
