@@ -27,7 +27,8 @@ TEX = [s for s in OPS if s.space == "tex"]
 
 
 def over(table, name="spec"):
-    return pytest.mark.parametrize(name, table, ids=lambda s: s.name)
+    of = pytest.mark.parametrize(name, table, ids=lambda s: s.name)
+    return lambda test: pytest.mark.rotates(5)(of(test))
 
 
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
