@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from opmux.core import BackendImplKind, NotSupported, OpImpl, OpManager, OpRegistry, SelectionPolicy, policy_context
 from opmux.core import manager as manager_module
+from opmux.core.errors import OpmuxError
 
 VENDORS = ("acme", "Bolt", "core")
 KIND_ORDER = {
@@ -152,7 +153,9 @@ def outcome(call, x):
         return call(x)
     except Exception as error:
         text = str(error)
-        return text if text.startswith("error of") else type(error).__name__
+        if text.startswith("error of"):
+            return text
+        return type(error).__name__ if isinstance(error, OpmuxError) else repr(error)
 
 
 def check(impls, policy, by_name):

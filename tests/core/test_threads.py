@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import sys
@@ -20,9 +21,12 @@ from opmux.core import (
     OpManager,
     OpRegistry,
     SelectionPolicy,
+    entry,
     policy_context,
+    reset_global_policy,
     set_global_policy,
 )
+from opmux.core import policy as policies
 
 VENDOR, REFERENCE, DEFAULT = BackendImplKind.VENDOR, BackendImplKind.REFERENCE, BackendImplKind.DEFAULT
 
@@ -218,7 +222,6 @@ def test_first_calls_from_many_threads_bind_once(caplog):
 
 
 def test_a_manager_can_be_collected():
-    import gc
     import weakref
 
     registry = OpRegistry()
@@ -232,3 +235,25 @@ def test_a_manager_can_be_collected():
     opmux.set_policy("reference")  # scopes let go of what they had bound
     gc.collect()
     assert gone() is None
+
+
+def test_managers_and_scopes_end_while_others_are_counted():
+    """Garbage collection may run within any line that allocates; in Python 3.11 within `tuple(...)` too."""
+    gc.collect()
+    before, known = gc.get_threshold(), policies.live_scopes()
+    try:
+        for later in range(120):
+            gc.set_threshold(100_000)
+            for _ in range(20):
+                one = {"manager": OpManager(OpRegistry())}
+                with policy_context(SelectionPolicy(prefer="vendor")):
+                    one["self"], one["scope"] = one, entry.scope.get()  # a cycle: only the collector frees them
+            del one
+            gc.set_threshold(1 + gc.get_count()[0] + later % 40, 1, 1)
+            policies.live_scopes()
+            set_global_policy(SelectionPolicy(prefer="vendor"))
+    finally:
+        gc.set_threshold(*before)
+        reset_global_policy()
+    gc.collect()
+    assert policies.live_scopes() <= known

@@ -90,7 +90,7 @@ class Memory:
         impl of ours counts as failed after its first failure.
         """
         cases = self.failures.get((key, impl_id))
-        if not cases or any(k == key and i == impl_id and c not in cases for k, i, c, _ in tuple(self.clean)):
+        if not cases or any(k == key and i == impl_id and c not in cases for k, i, c, _ in list(self.clean)):
             return None
         return next(iter(cases.values()))
 

@@ -23,6 +23,8 @@ from .policy import Refused, SelectionPolicy, choose
 from .registry import BackendImplKind, Fit, OpImpl, OpRegistry, when_of
 from .spec import NAME_LOOKUP, Spec, specs
 
+# Replaced and never changed: garbage collection may end a manager within any line that allocates, also within one that
+# copies a list, and what it then removes would still be read.
 _managers: list[weakref.ref[OpManager]] = []
 
 
@@ -43,7 +45,7 @@ class OpManager:
         self._announced = False  # whether the registered impls were logged
         self._checked: weakref.WeakSet[SelectionPolicy] = weakref.WeakSet()
         lock.arm()
-        _managers.append(weakref.ref(self, _managers.remove))
+        _add_manager(self)
         self.registry.listen(self._registered)
 
     # -- calling
@@ -156,7 +158,7 @@ class OpManager:
 
     def failures(self) -> list[Failure]:
         """The quarantine: which impls are skipped, and why."""
-        return [f for cases in tuple(self.memory.failures.values()) for f in tuple(cases.values())]
+        return [f for cases in list(self.memory.failures.values()) for f in list(cases.values())]
 
     def clear_quarantine(self, op_name: str | None = None) -> int:
         """Remove the failed impls of one op, or of all, from quarantine; returns the number of entries removed."""
@@ -580,8 +582,14 @@ def default_device() -> str:
 # ---- policies and managers ------------------------------------------------------------------------------------------
 
 
+def _add_manager(manager: OpManager) -> None:
+    global _managers
+    with lock.held:
+        _managers = [*(ref for ref in _managers if ref() is not None), weakref.ref(manager)]
+
+
 def _live_managers() -> list[OpManager]:
-    found = (ref() for ref in tuple(_managers))
+    found = (ref() for ref in _managers)
     return [m for m in found if m is not None]
 
 

@@ -393,12 +393,14 @@ def _pair_of_process(entry: EntryPoint) -> Pair:
 _tables: dict[SelectionPolicy, PairTable] = {}
 _every_table: weakref.WeakSet[PairTable] = weakref.WeakSet()
 _forgotten = 0  # counts how often all tables were emptied
-_live: dict[int, weakref.ref[Scope]] = {}  # the scopes that some context refers to, by id
+# The scopes that some context refers to, by id. Garbage collection removes some within any line that allocates: copy
+# the values by `list`, which allocates before it reads them; `tuple` does so in between, and raises.
+_live: dict[int, weakref.ref[Scope]] = {}
 _watchers: list[Callable[[bool], None]] = []  # see on_scopes
 
 
 def live_scopes() -> int:
-    return sum(ref() is not None for ref in tuple(_live.values()))
+    return sum(ref() is not None for ref in list(_live.values()))
 
 
 def on_scopes(watch: Callable[[bool], None]) -> None:
@@ -421,14 +423,17 @@ def _released(node: int, ref: weakref.ref[Scope]) -> None:
     with lock.held:
         if _live.get(node) is ref:
             del _live[node]
-        for key in [k for k, r in _live.items() if r() is None]:  # their callback was interrupted
-            del _live[key]
+        for key in list(_live):
+            other = _live.get(key)
+            if other is not None and other() is None:  # its callback was interrupted
+                _live.pop(key, None)
         if not _live:
             for watch in _watchers:
                 watch(False)
             for table in tuple(_every_table):  # a table must not keep a user's manager alive
-                for entry in [j for j in table.pairs if not j.keep]:
-                    del table.pairs[entry]
+                for entry in list(table.pairs):
+                    if not entry.keep:
+                        table.pairs.pop(entry, None)
 
 
 def forget_bindings() -> None:
@@ -486,7 +491,7 @@ class PolicyScope:
                 entry.scope.set(_without(here, entered))
                 return
             entered.left = True
-            for ref in tuple(_live.values()):
+            for ref in list(_live.values()):
                 scope = ref()
                 if scope is not None and entered in scope.entries:
                     scope.select_table()

@@ -24,9 +24,8 @@ from ...ops.flash import HALVES, check_attention, check_attention_bwd, check_var
 
 DIMS = (64, 128)
 ROWS = 128  # of a tile of the result: 64 for each of two consumers
-FARTHEST = (
-    2**33
-)  # elements that a stride may have: a descriptor takes strides below 2**40 bytes, packed ones half of 2**34
+# Elements that a stride may have: a descriptor takes strides below 2**40 bytes, packed ones half of 2**34.
+FARTHEST = 2**33
 SECTION = {"forward": 32, "backward_q": 32, "backward_kv": 16}  # heads whose tensors share the cache (H200, measured)
 FEW = 16  # tiles for each program: below, which tiles it takes decides more than the cache (causal tiles differ)
 
