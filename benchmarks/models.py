@@ -3,12 +3,11 @@
     python benchmarks/models.py [--json FILE] [--only gpt2,llama] [--no-gradients] [--no-times]
     python benchmarks/models.py --traces src/opmux/faces/aten/model_traces.json
 
-Nine small models with random weights, in float32 and bfloat16, eager. Three processes hold the same model and take
-one step in turn, on the same core, so that what else runs on the machine slows all of them: one is native, one runs
-`enable()` (or `enable(mode="all")`), one is native again. Then they change parts, twice: processes differ by some
-percent, and so each plays each part. A ratio is native's time over that of the mode, so above 1 is faster than native:
-the median over the turns, and of the three castings the geometric mean, with its standard error. `again` is native over
-native.
+Nine small models with random weights, in float32 and bfloat16, eager. One process turns `enable()` on and off every
+few steps: two processes with the same model differ by some percent. All its threads are on one core, the quietest when
+a model begins: what else runs on the machine changes times by more than opmux does. A ratio is native's time over that
+of the mode, so above 1 is faster than native: the median over all pairs of neighbouring blocks of steps, with its
+standard error.
 Gradients are compared with those of the same model in float64. Kernels are compiled before, in a process for each
 model. `--traces` measures nothing, needs no GPU, and writes what `opmux.enable()` ships to decide without its C++ gate:
 the overloads that a step calls, with dtypes, sizes and counts.
@@ -19,20 +18,17 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
-import itertools
 import json
 import math
 import multiprocessing
 import os
-import queue
 import statistics
 import subprocess
 import sys
 import time
-import traceback
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +39,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import opmux
 
-TURNS = (12, 100)  # steps of each process in each part, at least and at most
-SECONDS = 3.0  # that the turns of one casting shall take
+BLOCK = 5  # steps that are timed in a block
+ROUNDS = (10, 60)  # blocks of a mode, at least and at most
+SECONDS = 6.0  # that the blocks of a mode shall take
 WARM = {"native": 2, "auto": 14, "all": 14}  # calls that come once in a step are launched from C++ after twelve
 MODES = ("native", "auto", "all")
 VOCAB = 8192
@@ -155,80 +152,7 @@ def wait() -> None:
         torch.accelerator.synchronize()
 
 
-# ---- three processes in turn ----------------------------------------------------------------------------------------
-
-
-class Player:
-    """A process that holds a model and takes steps of it when it is asked to."""
-
-    def __init__(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_play, args=(theirs, DEVICE, MODES), daemon=True)
-        self.process.start()
-
-    def tell(self, name: str, *args: Any) -> None:
-        """Start a function of this file there."""
-        self._pipe.send((name, args))
-
-    def answer(self) -> Any:
-        """Wait for the result of what was started first."""
-        ok, value = self._pipe.recv()
-        if not ok:
-            raise RuntimeError(f"in a process that holds a model: {value}")
-        return value
-
-    def ask(self, name: str, *args: Any) -> Any:
-        self.tell(name, *args)
-        return self.answer()
-
-
-def _play(pipe: Any, device: str, modes: tuple[str, ...]) -> None:
-    global DEVICE, MODES
-    DEVICE, MODES = device, modes
-    while True:
-        try:
-            name, args = pipe.recv()
-        except EOFError:
-            return
-        try:
-            pipe.send((True, globals()[name](*args)))
-        except Exception:
-            pipe.send((False, traceback.format_exc()))
-
-
-step_held: Callable[[], Any] | None = None  # in a player: of the model that it holds
-
-
-def hold(name: str, *args: Any) -> float:
-    """Make a step, by a function of this file, and take it twice; returns the milliseconds of the second one."""
-    global step_held
-    let_go()
-    step_held = globals()[name](*args)
-    timed()
-    return timed()
-
-
-def let_go() -> None:
-    global step_held
-    step_held = None
-    run_on(CORES)
-    turn("native")
-    gc.enable()
-    gc.collect()
-    if DEVICE == "cuda":
-        torch.cuda.empty_cache()
-
-
-def cast(mode: str, warm: int) -> None:
-    run_on(CORES)
-    turn(mode)
-    for _ in range(warm):
-        timed()
-    gc.collect()  # and not within a step
-    gc.disable()
-    run_on(CORES[-1:])
-
+# ---- blocks of steps ------------------------------------------------------------------------------------------------
 
 CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 
@@ -240,52 +164,68 @@ def run_on(cores: list[int]) -> None:
             os.sched_setaffinity(int(thread.name), cores)
 
 
-def timed() -> float:
+def quiet() -> list[int]:
+    """The core on which a loop takes the least time, as far as cores can be chosen."""
+
+    def spun(core: int) -> float:
+        os.sched_setaffinity(0, [core])
+        start = time.perf_counter()
+        for _ in range(200_000):
+            pass
+        return time.perf_counter() - start
+
+    return [min(CORES, key=spun)] if CORES else []
+
+
+def timed(step: Callable[[], Any]) -> float:
     """Milliseconds of a step."""
-    assert step_held is not None
     wait()
     start = time.perf_counter()
-    step_held()
+    step()
     wait()
     return (time.perf_counter() - start) * 1e3
 
 
-def in_turn(players: list[Player], step: tuple[Any, ...], warm: float = 1.0) -> Row:
-    """Native, a mode, and native again, on three processes that take turns; for each mode, in three castings."""
-    ms = max(_all(players, "hold", *step))
-    turns = min(max(round(SECONDS * 1e3 / (ms * len(players))), TURNS[0]), TURNS[1])
+def block(step: Callable[[], Any], mode: str) -> float:
+    """The median of some steps, after two that are not timed."""
+    turn(mode)
+    return statistics.median([timed(step) for _ in range(BLOCK + 2)][2:])
+
+
+def compared(step: Callable[[], Any], warm: float = 1.0) -> Row:
+    """Blocks of native, of a mode, of native and so on; for each mode."""
     found: Row = {"ms": {}}
     for mode in MODES[1:]:
-        ratios: dict[str, list[list[float]]] = {mode: [], "again": []}
-        natives, ours = [], []
-        for casting in range(3):
-            parts = [players[(casting + at) % 3] for at in range(3)]
-            for player, part in zip(parts, ("native", mode, "native"), strict=True):
-                player.tell("cast", part, math.ceil(warm * WARM[part]))
-            for player in parts:
-                player.answer()
-            times: list[list[float]] = [[], [], []]
-            for at in range(turns):
-                for i in (0, 1, 2) if at % 2 else (2, 1, 0):
-                    times[i].append(parts[i].ask("timed"))
-            # not the mean of a and c: what is slowed now and then has a higher median if two are averaged
-            ratios[mode].append([native / b for a, b, c in zip(*times, strict=True) for native in (a, c)])
-            ratios["again"].append([a / c for a, _, c in zip(*times, strict=True)])
-            natives += times[0] + times[2]
-            ours += times[1]
+        run_on(CORES)
+        for part in ("native", mode):
+            turn(part)
+            ms = [timed(step) for _ in range(math.ceil(warm * WARM[part]))][-1]
+        gc.collect()
+        gc.disable()  # and not within a step
+        run_on(quiet())
+        rounds = round(SECONDS * 1e3 / (ms * 2 * (BLOCK + 2)))
+        rounds = min(max(rounds, ROUNDS[0]), ROUNDS[1])
+        times = [block(step, part) for part in ["native", *[mode, "native"] * rounds]]
+        gc.enable()
+        turn("native")
+        natives, ours = times[::2], times[1::2]
+        # each with the block before and the block after it; not with their mean, which is above the median where
+        # something slows a block now and then
+        ratios = [native / b for i, b in enumerate(ours) for native in natives[i : i + 2]]
+        low, _, high = statistics.quantiles(ratios, n=4)
         found["ms"] |= {"native": round(statistics.median(natives), 3), mode: round(statistics.median(ours), 3)}
-        for name, castings in ratios.items():
-            found[name] = _mean([statistics.median(one) for one in castings])
-            low, _, high = statistics.quantiles(itertools.chain(*castings), n=4)
-            # the standard error of a median, as of a normal distribution: its quartiles are 1.35 deviations apart
-            found[f"{name}, error"] = round(1.25 * (high - low) / 1.35 / math.sqrt(3 * turns), 3)
+        found[mode] = round(statistics.median(ratios), 4)
+        # the standard error of a median, as of a normal distribution: its quartiles are 1.35 deviations apart
+        found[f"{mode}, error"] = round(1.25 * (high - low) / 1.35 / math.sqrt(rounds), 4)
+        found[f"{mode}, blocks"] = rounds
+    run_on(CORES)
     return found
 
 
-def _all(players: list[Player], name: str, *args: Any) -> list[Any]:
-    for player in players:
-        player.tell(name, *args)
-    return [player.answer() for player in players]
+def cleared() -> None:
+    gc.collect()
+    if DEVICE == "cuda":
+        torch.cuda.empty_cache()
 
 
 # ---- gradients ------------------------------------------------------------------------------------------------------
@@ -308,12 +248,11 @@ def distances(name: str, dtype: torch.dtype) -> dict[str, float]:
     return found
 
 
-def training(name: str, dtype: torch.dtype) -> Callable[[], None]:
-    return Trainer(name, dtype).step
-
-
-def gradients(name: str, dtype: torch.dtype) -> dict[str, Any]:
-    let_go()
+def gradients(name: str, dtype: torch.dtype, device: str, modes: tuple[str, ...]) -> dict[str, Any]:
+    """The same in a process of a pool."""
+    global DEVICE, MODES
+    DEVICE, MODES = device, modes
+    cleared()
     try:
         return {"gradients": distances(name, dtype)}
     except (RuntimeError, ValueError) as error:  # an op of the model has no float64
@@ -409,7 +348,7 @@ def llama_training() -> Callable[..., torch.Tensor]:
 
 def llama_losses(mode: str) -> list[float]:
     """Of twenty steps from the same weights."""
-    let_go()
+    cleared()
     step = llama_training()
     turn(mode)
     found = [round(float(step(at)), 4) for at in range(20)]
@@ -431,16 +370,16 @@ def llama_decoding() -> Callable[[], Any]:
     return step
 
 
-def llama(players: list[Player]) -> dict[str, Any]:
-    for player, mode in zip(players, MODES, strict=False):
-        player.tell("llama_losses", mode)
-    losses: dict[str, Any] = {mode: player.answer() for player, mode in zip(players, MODES, strict=False)}
+def llama() -> dict[str, Any]:
+    losses: dict[str, Any] = {mode: llama_losses(mode) for mode in MODES}
     gap = {m: max(abs(a - b) for a, b in zip(losses["native"], losses[m], strict=True)) for m in MODES[1:]}
-    return {
-        "losses": losses | {"largest gap": gap},
-        "train": in_turn(players, ("llama_training",), warm=0.5),
-        "decode": in_turn(players, ("llama_decoding",)),
-    }
+    found = {"losses": losses | {"largest gap": gap}}
+    for what, made, warm in (("train", llama_training, 0.5), ("decode", llama_decoding, 1.0)):
+        cleared()
+        found[what] = compared(made(), warm)
+        print(f"llama {what:12} {shown(found[what])}", flush=True)
+    print(f"llama losses, largest gap over 20 steps: {gap}", flush=True)
+    return found
 
 
 # ---- all of it ------------------------------------------------------------------------------------------------------
@@ -455,8 +394,9 @@ def warm(names: list[str]) -> None:
             print(f"{name}: the process that compiles its kernels ended with {child.returncode}", flush=True)
 
 
-def shown(row: Row, mode: str) -> str:
-    return f"{mode} {row[mode]:.3f} +- {row[f'{mode}, error']:.3f}"
+def shown(row: Row) -> str:
+    ratios = "  ".join(f"{mode} {row[mode]:.3f} +- {row[f'{mode}, error']:.3f}" for mode in MODES[1:])
+    return f"{row['ms']['native']:8.2f} ms  {ratios}"
 
 
 def _mean(values: list[float]) -> float:
@@ -474,7 +414,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtypes", default="float32,bfloat16")
     parser.add_argument("--no-times", action="store_true", help="gradients alone")
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="of turns, for each of three castings")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="that each mode of a model takes")
     parser.add_argument("--warm", help=argparse.SUPPRESS)  # the model of a child process
     given = parser.parse_args()
     DEVICE, MODES, SECONDS = given.device, ("native", *given.modes.split(",")), given.seconds
@@ -518,39 +458,26 @@ def main() -> None:
             given.json.write_text(json.dumps({"about": facts, **data}, indent=1) + "\n", encoding="utf-8")
 
     rows: dict[str, Row] = data["models"]
-    players = [Player() for _ in range(3)]
     wanted = {f"{n} {str(d).removeprefix('torch.')}": (n, d) for n in names for d in dtypes}
     for key, (name, dtype) in {} if given.no_times else wanted.items():
-        rows[key] = row = in_turn(players, ("training", name, dtype))
-        speed = "  ".join(shown(row, mode) for mode in (*MODES[1:], "again"))
-        print(f"{key:18} {row['ms']['native']:8.2f} ms  {speed}", flush=True)
+        cleared()
+        rows[key] = compared(Trainer(name, dtype).step)
+        print(f"{key:18} {shown(rows[key])}", flush=True)
         keep()
     if names and not given.no_times:
-        means = {m: _mean([r[m] for r in rows.values()]) for m in (*MODES[1:], "again")}
+        means = {m: _mean([r[m] for r in rows.values()]) for m in MODES[1:]}
         print("geometric mean: " + ", ".join(f"{m} {mean:.3f}" for m, mean in means.items()), flush=True)
         keep(**{"geometric mean": means})
     if "llama" in asked:
-        big = llama(players)
-        for what in ("train", "decode"):
-            speed = "  ".join(shown(big[what], mode) for mode in (*MODES[1:], "again"))
-            print(f"llama {what:12} {big[what]['ms']['native']:8.2f} ms  {speed}", flush=True)
-        print(f"llama losses, largest gap over 20 steps: {big['losses']['largest gap']}", flush=True)
-        keep(**{"llama 1.2B": big})
+        keep(**{"llama 1.2B": llama()})
     if not given.no_gradients:
-        with ThreadPoolExecutor(len(players)) as pool:  # each thread has one of the processes
-            free = queue.SimpleQueue[Player]()
-            for player in players:
-                free.put(player)
-
-            def one(key: str) -> None:
-                player = free.get()
-                rows.setdefault(key, {}).update(player.ask("gradients", *wanted[key]))
-                free.put(player)
+        with ProcessPoolExecutor(3, multiprocessing.get_context("spawn")) as pool:
+            asks = {key: pool.submit(gradients, *wanted[key], DEVICE, MODES) for key in wanted}
+            for key, ask in asks.items():
+                rows.setdefault(key, {}).update(ask.result())
                 off = "  ".join(f"{m} {d}" for m, d in rows[key]["gradients"].items())
                 print(f"{key:18} to float64: {off}", flush=True)
-
-            list(pool.map(one, wanted))
-        keep()
+                keep()
 
 
 if __name__ == "__main__":

@@ -459,9 +459,9 @@ def _columns(
     SHIFT: tl.constexpr, PLACE: tl.constexpr, START: tl.constexpr, SIDE: tl.constexpr,
     FILL: tl.constexpr, CAST: tl.constexpr, WORK: tl.constexpr, LANE: tl.constexpr, SUM: tl.constexpr,
     UNIT: tl.constexpr, TWO: tl.constexpr, DENSE: tl.constexpr, LOOP: tl.constexpr, SHARES: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    AHEAD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Blocks of columns, down all rows or with SHARES down `chunk` blocks of them."""
+    """Blocks of columns, down all rows or with SHARES down `chunk` blocks of them; AHEAD as in `_pieces`."""
     tiles = tl.cdiv(n * UNIT, BLOCK_N)
     i_k = (tl.program_id(0) // tiles).to(tl.int64)
     part = tl.program_id(1).to(tl.int64)
@@ -478,10 +478,18 @@ def _columns(
         one = tl.full([], 1, LANE)
         a = tl.full([BLOCK_M, BLOCK_N], START, LANE)
         b = tl.zeros([BLOCK_M, BLOCK_N], SIDE)
+        if AHEAD:
+            p = x_ptr + _split(first + o_m, r_1, s_0, s_1, UNIT, TWO)
+            x_next = tl.load(p, mask=(o_m < left) & m_n, other=FILL)
         for at in range(0, left, BLOCK_M):
             m = (at + o_m < left) & m_n
-            p = x_ptr + _split(first + (at + o_m), r_1, s_0, s_1, UNIT, TWO)
-            b_x = _load(p, m, extra, MAP, FILL, CAST, WORK).to(LANE)
+            if AHEAD:
+                b_x = x_next
+                p = x_ptr + _split(first + (at + BLOCK_M + o_m), r_1, s_0, s_1, UNIT, TWO)
+                x_next = tl.load(p, mask=(at + BLOCK_M + o_m < left) & m_n, other=FILL)
+            else:
+                b_x = tl.load(x_ptr + _split(first + (at + o_m), r_1, s_0, s_1, UNIT, TWO), mask=m, other=FILL)
+            b_x = MAP(_cast(b_x, CAST).to(WORK), extra).to(LANE)
             if SHIFT:
                 b_x -= c
             a, b = STEP(a, b, b_x, m, at, 1.0 / (one + at // BLOCK_M))
