@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import logging
+import weakref
 
 import pytest
 import torch
@@ -698,3 +701,35 @@ def test_a_call_by_name_without_a_spec_whatever_comes_first():
     assert manager.call("nameless", torch.ones(5, 7, 2)) == "next"  # new to it: it runs on trial
     with pytest.raises(RuntimeError, match="no kernel"):  # proven, so there is no copy to go back to
         manager.call("nameless", x)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("error", [NotSupported, RuntimeError, ValueError, torch.OutOfMemoryError])
+@pytest.mark.parametrize("rest", ["another impl", "none", "one that fails", "a when that raises"])
+def test_tensors_of_a_call_that_failed_are_held_by_nothing(error, rest, strict):
+    """Not until the next garbage collection either: one of a few gigabytes in each step is the end of the memory."""
+
+    def fails(*args):
+        raise error("as it is told")
+
+    others = {
+        "another impl": [(REFERENCE, lambda x: None)],
+        "none": [],
+        "one that fails": [(REFERENCE, fails)],
+        "a when that raises": [(DEFAULT, lambda x: None, {"when": fails}), (REFERENCE, lambda x: None)],
+    }
+    manager = manager_of("held", (VENDOR, fails), *others[rest])
+    set_global_policy(STRICT if strict else LAX)
+    gc.collect()
+    gc.disable()
+    try:
+        for call in (manager.resolve("held"), lambda x: manager.call("held", x)):
+            for _ in range(3):
+                tensor = torch.ones(2)
+                gone = weakref.ref(tensor)
+                with contextlib.suppress(RuntimeError, ValueError, NotImplementedError, DispatchError):
+                    call(tensor)
+                del tensor
+                assert gone() is None
+    finally:
+        gc.enable()

@@ -5,9 +5,10 @@ python tests/faces/model_steps.py cpu
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -63,6 +64,21 @@ def step(model: Any, given: dict[str, Any]) -> list[torch.Tensor]:
     return [loss.detach().cpu(), *(p.grad.cpu() for p in model.parameters() if p.grad is not None)]
 
 
+def garbage(call: Callable[[], Any]) -> int:
+    """The tensors that a call leaves in cycles of references, where they stay until the next garbage collection."""
+    gc.collect()
+    gc.disable()
+    try:
+        call()
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        return sum(issubclass(type(o), torch.Tensor) for o in gc.garbage)
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+
+
 def compared(name: str, device: str) -> dict[str, Any]:
     torch.manual_seed(0)
     model, given = MODELS[name]()
@@ -75,10 +91,17 @@ def compared(name: str, device: str) -> dict[str, Any]:
     try:
         with engine.counted() as calls:
             ours = step(model, given)
+        left = garbage(lambda: step(model, given))
     finally:
         opmux.disable()
     far = max(float((a - b).norm() / (b.norm() + 1e-6)) for a, b in zip(ours, native, strict=True))
-    return {"tensors": len(native), "largest distance": far, "overloads": len(calls), "calls": sum(calls.values())}
+    return {
+        "tensors": len(native),
+        "largest distance": far,
+        "overloads": len(calls),
+        "calls": sum(calls.values()),
+        "garbage": left,
+    }
 
 
 def main(device: str, names: Iterable[str] = MODELS) -> dict[str, Any]:

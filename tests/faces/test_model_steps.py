@@ -38,3 +38,4 @@ def found(request):
 def test_losses_and_gradients_are_torchs(name, found):
     assert found[name]["largest distance"] < 1e-6, found
     assert found[name]["overloads"] > 20 and found[name]["calls"] > 100, found
+    assert found[name]["garbage"] == 0, found

@@ -112,20 +112,24 @@ def with_gradient(
             return chain.examined(place, call(*args, **kwargs), args, kwargs)
         except Exception as raised:
             if place == 0:
-                error = raised
-                run = lambda *_, **__: _recover_from(error, chain.recover, args, kwargs)
+                run = functools.partial(_recover_from, raised, chain.recover, args, kwargs)
     try:
         full = _all_arguments(spec)(*args, **kwargs)
     except TypeError:  # called with the impl's own signature: autograd records what the impl does
         return entry.raw(*args, **kwargs)
-    return _apply_of(spec, entry, backward)(run, *full)
+    try:
+        return _apply_of(spec, entry, backward)(run, *full)
+    finally:
+        del run  # see `Chain.run`
 
 
-def _recover_from(error: Exception, recover: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
+def _recover_from(error: Exception, recover: Callable[..., Any], args: tuple, kwargs: dict, *_: Any, **__: Any) -> Any:
     try:
         raise error
     except Exception as raised:  # re-raised so that it becomes the context of what `recover` raises
         return recover(raised, args, kwargs)
+    finally:
+        del error  # see `Chain.run`
 
 
 @functools.cache

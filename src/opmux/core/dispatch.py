@@ -165,7 +165,10 @@ class Chain:
 
     def _raise_final(self, error: Exception, args: tuple, kwargs: dict) -> Any:
         """The recovery of targets that fall back by themselves. A bound method: `__self__` leads to the chain."""
-        raise error
+        try:
+            raise error
+        finally:
+            del error  # see `run`
 
     def _conditions(self, first: Candidate) -> list[str]:
         """Python expressions that must be true before the first candidate may be called directly."""
@@ -279,29 +282,42 @@ class Chain:
 
     def recover(self, error: Exception, args: tuple, kwargs: dict, at: int = 0) -> Any:
         """The candidate at an index has failed on the direct path: return the next one's result, or raise."""
-        return self.run(args, kwargs, failed=error, at=at)
+        try:
+            return self.run(args, kwargs, failed=error, at=at)
+        finally:
+            del error  # see `run`
 
     @layouts.explained
     def run(self, args: tuple, kwargs: dict, failed: Exception | None = None, at: int = 0) -> Any:
-        """Try the candidates in order. `failed` is the error of the one at index `at`, if it has run already."""
+        """Try the candidates in order. `failed` is the error of the one at index `at`, if it has run already.
+
+        An error refers to the frames that it went through, and those to their variables. So none of these keeps an
+        error when it is left: together they would keep the tensors of the call until the next garbage collection.
+        """
         if self._must_be_traceable(args, kwargs):
             assert self.spec is not None
             return library.run_traceable(self.spec, args, kwargs)
-        fallback = Fallback(self, args, kwargs)
-        for index, candidate in enumerate(self.candidates):
-            error = failed if index == at else None
-            if error is None:
-                if fallback.skips(candidate):
-                    continue
-                result, error = fallback.attempt(candidate, last=index + 1 == len(self.candidates))
+        fallback, error = Fallback(self, args, kwargs), None
+        try:
+            for index, candidate in enumerate(self.candidates):
+                error = failed if index == at else None
                 if error is None:
-                    seen = self._seen[bool(fallback.written)]
-                    if index == 0 and len(seen) < 4096 and not fallback.on_trial(candidate):
-                        seen.add(_call_key(fallback.first))
-                    self._succeeded(candidate, fallback)
-                    return result
-            fallback.failed(candidate, error)
-        raise self._final_error(fallback.trail)
+                    if fallback.skips(candidate):
+                        continue
+                    result, error = fallback.attempt(candidate, last=index + 1 == len(self.candidates))
+                    if error is None:
+                        seen = self._seen[bool(fallback.written)]
+                        if index == 0 and len(seen) < 4096 and not fallback.on_trial(candidate):
+                            seen.add(_call_key(fallback.first))
+                        self._succeeded(candidate, fallback)
+                        return result
+                error = fallback.failed(candidate, error)
+                if error is not None:
+                    raise error
+            raise self._final_error(fallback.trail)
+        finally:
+            fallback.trail.clear()
+            del failed, error
 
     def _must_be_traceable(self, args: tuple, kwargs: dict) -> bool:
         """Whether torch must see the op: the call is traced or transformed, or has tensors that are not plain."""
@@ -442,7 +458,9 @@ class Fallback:
             try:
                 reason = refusal_of(candidate.when(*self.args, **self.kwargs))
             except Exception as error:
-                self.failed(candidate, error)
+                error = self.failed(candidate, error)
+                if error is not None:
+                    raise error
                 return True
             refusal = None if reason is None else Refused(impl, "when", reason)
         if refusal is None:
@@ -480,8 +498,8 @@ class Fallback:
             return False
         return not self.memory.proven(self.chain.key, candidate.impl.impl_id, self.case, bool(self.written))
 
-    def failed(self, candidate: Candidate, error: Exception) -> None:
-        """Undo a failed candidate's writes, or raise its error if no other candidate may be tried."""
+    def failed(self, candidate: Candidate, error: Exception) -> Exception | None:
+        """Undo a failed candidate's writes; returns the error to raise if no other candidate may be tried."""
         chain = self.chain
         first_error = next((e for _, e in self.trail if e is not None and not chain._declines(e)), None)
         if isinstance(self.saved, snapshot.Snapshot):
@@ -489,18 +507,18 @@ class Fallback:
                 _by_torchs_kernels(self.saved.restore)()
             except Exception as trouble:
                 error.add_note(f"opmux: what '{candidate.impl.impl_id}' wrote cannot be undone: {_summary(trouble)}")
-                raise error from None
+                return _from_none(error)
         if is_fatal(error):
-            raise _with_trail(error, self.trail, chain)
+            return _with_trail(error, self.trail, chain)
         if not chain._declines(error, candidate):
             if isinstance(error, BadArgument):
                 adapter = None if chain.spec is None else chain.spec.adapter
-                raise (error if adapter is None else adapter.rename(error)).with_traceback(None) from None
+                return _from_none((error if adapter is None else adapter.rename(error)).with_traceback(None))
             self._raise_bad_argument()
         if self._stops_at(candidate, error, first_error):
-            cause = first_error or error
-            raise _with_trail(cause, self.trail, chain)
+            return _with_trail(first_error or error, self.trail, chain)
         self.trail.append((Refused(candidate.impl, "error", _summary(error)), error))
+        return None
 
     def _stops_at(self, candidate: Candidate, error: Exception, first_error: Exception | None) -> bool:
         """Whether no other candidate may be tried: strict, writes that cannot be undone, or a wrong argument."""
@@ -596,6 +614,12 @@ def is_fatal(error: Exception) -> bool:
     if isinstance(error, (MemoryError, torch.OutOfMemoryError, getattr(torch, "AcceleratorError", ()))):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _STICKY)
+
+
+def _from_none(error: Exception) -> Exception:
+    """As after `raise error from None`."""
+    error.__cause__ = None
+    return error
 
 
 def _summary(error: BaseException) -> str:

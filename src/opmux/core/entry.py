@@ -118,7 +118,10 @@ class Plan:
 
 def reraise(error: Exception, args: tuple, kwargs: dict) -> Any:
     """The `recover` of a target that handles its own fallback."""
-    raise error
+    try:
+        raise error
+    finally:
+        del error  # see `Chain.run`
 
 
 @dataclass

@@ -59,5 +59,7 @@ def explained(run: Callable[..., Any]) -> Callable[..., Any]:
             if made is None:
                 raise
             raise made from None
+        finally:
+            del failed  # see `Chain.run`
 
     return explaining

@@ -86,10 +86,13 @@ def of_row(shape: Shape, row: AtenRow, run: Fn, state: Any, otherwise: Fn) -> Fn
 def _native_after(error: Exception, row: AtenRow, logged: set[str], otherwise: Callable[[], Any]) -> Any:
     """ATen's result after a vendor's function has failed; if ATen fails too, the first error is raised."""
     try:
-        made = otherwise()
-    except Exception:
-        raise error from None
-    reason = f"{type(error).__name__}: {error}"
+        reason = f"{type(error).__name__}: {error}"
+        try:
+            made = otherwise()
+        except Exception:
+            raise error from None
+    finally:
+        del error  # see `Chain.run`
     if reason not in logged:
         logged.add(reason)
         logger.warning("aten::%s: '%s' failed (%s), using ATen's own", row.overload, row.impl_id, reason)
