@@ -56,7 +56,7 @@ def test_pid(i):
     [(12, (3, 8), 1), (3, (0, 1, 2), 3)],
     ids=["some", "all at once"],
 )
-@pytest.mark.turns(5)
+@pytest.mark.turns(8)
 def test_a_crash_is_one_failure(tmp_path, many, crashes, in_group):
     alone = ALONE.format(many=many, crashes=crashes)
     done = run(tmp_path, {"test_alone.py": alone, "test_group.py": GROUP.format(in_group=in_group)})

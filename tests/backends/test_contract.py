@@ -22,7 +22,7 @@ pytest.importorskip("triton")
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="forks"),
     pytest.mark.xdist_group("contract"),  # one process of origin for all
-    pytest.mark.turns(5, seconds=25),
+    pytest.mark.turns(8, seconds=25),
 ]
 
 ROOT = Path(__file__).parents[2]
@@ -562,7 +562,7 @@ found["cores"] = vendors.get("acme").info.target(None).cores
     assert got.tiles[2:] == ["default", 256, "heuristics"]
 
 
-@pytest.mark.turns(5, seconds=6)
+@pytest.mark.turns(8, seconds=6)
 def test_what_the_guide_shows_conforms(tmp_path):
     """By the page's own command, on a simulated device; and it shows the files that `opmux new-backend` writes."""
     from opmux.tools import scaffold

@@ -8,7 +8,7 @@ import fresh
 import pytest
 
 pytestmark = pytest.mark.xdist_group("simulator")
-of_checks = pytest.mark.turns(5, seconds=8, unit="simulator checks")
+of_checks = pytest.mark.turns(8, seconds=8, unit="simulator checks")
 
 PROGRAM = Path(__file__).with_name("simulator_checks.py").read_text(encoding="utf-8")
 CHECKS = [f.name for f in ast.parse(PROGRAM).body if isinstance(f, ast.FunctionDef) and f.decorator_list]

@@ -724,8 +724,8 @@ def name_of(op: Any) -> str:
 
 
 def in_turn(op: Any, turn: int = 0) -> tuple[torch.dtype, ...]:
-    """None for three ops in four, float32 or another dtype that the op takes: by the op's place and the turn."""
-    at, left = divmod(place_of(op) + turn, 4)
+    """None for seven ops in eight, float32 or another dtype that the op takes: by the op's place and the turn."""
+    at, left = divmod(place_of(op) + turn, 8)
     if left:
         return ()
     others = [d for d in DTYPES[1:] if d in op.supported_dtypes("cpu")]

@@ -159,7 +159,7 @@ def test_liger_kernel_is_served(script):
     assert done.stdout.splitlines() == ["(2, 4) opmux.faces.liger.norms False"], done.stderr
 
 
-@pytest.mark.turns(5, seconds=5)
+@pytest.mark.turns(8, seconds=5)
 def test_arguments_and_exit_code(script):
     done = run("run", "--as", "transformer_engine", script(PLUGINS), "--one", "two")
     assert (done.returncode, done.stdout, done.stderr) == (3, "True ['--one', 'two']\n", "")

@@ -9,7 +9,7 @@ from opmux.faces.aten.overloads import table
 from opmux.runtime import build
 from opmux.tools import simulator
 
-pytestmark = [pytest.mark.xdist_group("declining"), pytest.mark.turns(5, seconds=20)]
+pytestmark = [pytest.mark.xdist_group("declining"), pytest.mark.turns(8, seconds=20)]
 
 # Families whose arguments follow from the schemas. Of the others some calls are errors, which must be torch's.
 BY_SCHEMA = frozenset("activation channel_norm norm pointwise random reduce scan softmax".split())

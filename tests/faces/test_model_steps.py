@@ -33,7 +33,7 @@ def found(request):
     return simulator.run("toy", CODE.format(names=names), env={"OMP_NUM_THREADS": "1"}, start=fresh.warm)
 
 
-@pytest.mark.turns(5, seconds=9)
+@pytest.mark.turns(8, seconds=9)
 @pytest.mark.parametrize("name", ["gpt2", "bert", "vit", "resnet"])
 def test_losses_and_gradients_are_torchs(name, found):
     assert found[name]["largest distance"] < 1e-6, found

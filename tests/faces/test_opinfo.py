@@ -1,4 +1,4 @@
-"""PyTorch's own samples through the ATen face, on a simulated device: opinfo.py, a sample of one op in four."""
+"""PyTorch's own samples through the ATen face, on a simulated device: opinfo.py, a sample of one op in eight."""
 
 import json
 import sys
@@ -44,7 +44,7 @@ def run(dtypes, limit, seconds):
 
 @pytest.fixture(scope="module")
 def few(turn):
-    """One sample of each op, in float32 or in a dtype that takes turns from op to op, of one op in four."""
+    """One sample of each op, in float32 or in a dtype that takes turns from op to op, of one op in eight."""
     return run(f"lambda op: opinfo.in_turn(op, {turn})", 1, 580)
 
 
@@ -53,12 +53,12 @@ def test_samples_agree(few):
 
 
 def test_our_kernels_were_asked(few):
-    assert len(few.tallies) > 100 and len(few.reached) > 150
+    assert len(few.tallies) > 50 and len(few.reached) > 75
     totals = few.by_dtype()
-    assert totals["float32"].run > 40 and totals["float32"].served > 150
+    assert totals["float32"].run > 20 and totals["float32"].served > 75
     for dtype in ("bfloat16", "float16", "float64", "int64", "int32", "bool", "complex64"):
-        assert totals[dtype].run > 2, dtype
-    assert sum(t.served for t in totals.values()) > 400 and totals["errors"].run > 15
+        assert totals[dtype].run > 0, dtype
+    assert sum(t.served for t in totals.values()) > 200 and totals["errors"].run > 7
 
 
 @pytest.mark.slow

@@ -130,7 +130,7 @@ def test_every_kernel_on_every_chip(name, chip):
     build(chip, name)
 
 
-@pytest.mark.turns(5)
+@pytest.mark.turns(8)
 def test_both_products_of_a_glu_are_on_their_way_at_once():
     """Neither waits for the other: the tile of a GLU is two halves of a tile, in as many registers."""
     kernel = build("sm_90", "large glu")

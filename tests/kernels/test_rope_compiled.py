@@ -58,7 +58,7 @@ def test_two_blocks_that_add_up_to_no_power_of_two(interleaved, dtype):
     assert dtype is torch.float64 or not any(kernel.spills() for kernel in built)
 
 
-@pytest.mark.turns(5)
+@pytest.mark.turns(8)
 def test_parts_of_packed_heads_of_which_some_is_not_turned():
     """Keys of 128, 96 of them turned: 64 pairs, 48 of them there, and 32."""
     rest = ([384, 128, 128], None, "bshd", False, 1, 0)

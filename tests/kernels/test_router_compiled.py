@@ -54,7 +54,7 @@ def test_every_chip(number, chip):
     build(chip, *ROWS[number], (torch.bfloat16, torch.float32, torch.float16)[number % 3])
 
 
-@pytest.mark.turns(5)
+@pytest.mark.turns(8)
 def test_nothing_spills(slow):
     for row in ROWS[:3] if slow else ROWS[1:2]:
         for kernel in build("sm_90", *row, torch.bfloat16):

@@ -25,7 +25,7 @@ from opmux.tools.conform.samples import Watch, drawn, moved, shared_memory
 from opmux.tools.conform.subject import Subject
 
 pytestmark = pytest.mark.xdist_group("conform")  # the run of `acme` is made once
-of_acme = pytest.mark.turns(5, seconds=25, unit="acme")
+of_acme = pytest.mark.turns(8, seconds=25, unit="acme")
 SRC = Path(__file__).parents[2] / "src"
 OWN = "default.flagos.acme"
 
@@ -389,7 +389,7 @@ def test_a_failure_is_shown_again_by_its_command(acme, found, tmp_path):
     assert data["results"][0]["reproduce"] == f"OPMUX_PLUGIN_MODULES=acme {line}"
 
 
-@pytest.mark.turns(5, seconds=8)
+@pytest.mark.turns(8, seconds=8)
 def test_tracing_compiling_and_aten(tmp_path):
     """The checks that need torch's tracer, on an op that has nothing wrong; the vendor has no ops."""
     (tmp_path / "plain").mkdir()
