@@ -7,7 +7,7 @@ Nine small models with random weights, in float32 and bfloat16, eager. One proce
 few steps: two processes with the same model differ by some percent. All its threads are on one core, the quietest when
 a model begins: what else runs on the machine changes times by more than opmux does. A ratio is native's time over that
 of the mode, so above 1 is faster than native: the median over all pairs of neighbouring blocks of steps, with its
-standard error.
+standard error; after it that of the fastest tenth of all steps, which a machine that is busy now and then slows least.
 Gradients are compared with those of the same model in float64. Kernels are compiled before, in a process for each
 model. `--traces` measures nothing, needs no GPU, and writes what `opmux.enable()` ships to decide without its C++ gate:
 the overloads that a step calls, with dtypes, sizes and counts.
@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
+import itertools
 import json
 import math
 import multiprocessing
@@ -186,10 +187,10 @@ def timed(step: Callable[[], Any]) -> float:
     return (time.perf_counter() - start) * 1e3
 
 
-def block(step: Callable[[], Any], mode: str) -> float:
-    """The median of some steps, after two that are not timed."""
+def block(step: Callable[[], Any], mode: str) -> list[float]:
+    """Milliseconds of some steps, after two that are not timed."""
     turn(mode)
-    return statistics.median([timed(step) for _ in range(BLOCK + 2)][2:])
+    return [timed(step) for _ in range(BLOCK + 2)][2:]
 
 
 def compared(step: Callable[[], Any], warm: float = 1.0) -> Row:
@@ -205,10 +206,11 @@ def compared(step: Callable[[], Any], warm: float = 1.0) -> Row:
         run_on(quiet())
         rounds = round(SECONDS * 1e3 / (ms * 2 * (BLOCK + 2)))
         rounds = min(max(rounds, ROUNDS[0]), ROUNDS[1])
-        times = [block(step, part) for part in ["native", *[mode, "native"] * rounds]]
+        blocks = [block(step, part) for part in ["native", *[mode, "native"] * rounds]]
         gc.enable()
         turn("native")
-        natives, ours = times[::2], times[1::2]
+        natives, ours = ([statistics.median(b) for b in blocks[at::2]] for at in (0, 1))
+        fastest, ours_fastest = (statistics.quantiles(itertools.chain(*blocks[at::2]), n=10)[0] for at in (0, 1))
         # each with the block before and the block after it; not with their mean, which is above the median where
         # something slows a block now and then
         ratios = [native / b for i, b in enumerate(ours) for native in natives[i : i + 2]]
@@ -217,6 +219,7 @@ def compared(step: Callable[[], Any], warm: float = 1.0) -> Row:
         found[mode] = round(statistics.median(ratios), 4)
         # the standard error of a median, as of a normal distribution: its quartiles are 1.35 deviations apart
         found[f"{mode}, error"] = round(1.25 * (high - low) / 1.35 / math.sqrt(rounds), 4)
+        found[f"{mode}, fastest tenth"] = round(fastest / ours_fastest, 4)
         found[f"{mode}, blocks"] = rounds
     run_on(CORES)
     return found
@@ -395,7 +398,10 @@ def warm(names: list[str]) -> None:
 
 
 def shown(row: Row) -> str:
-    ratios = "  ".join(f"{mode} {row[mode]:.3f} +- {row[f'{mode}, error']:.3f}" for mode in MODES[1:])
+    ratios = "  ".join(
+        f"{mode} {row[mode]:.3f} +- {row[f'{mode}, error']:.3f}, fastest {row[f'{mode}, fastest tenth']:.3f}"
+        for mode in MODES[1:]
+    )
     return f"{row['ms']['native']:8.2f} ms  {ratios}"
 
 

@@ -30,7 +30,7 @@ def small_tiles(monkeypatch):
         "row_tiles": lambda n, rows, dtype, pair, moments: Tiles(32, BLOCK_M=2, BLOCK_N=16),
         "share_tiles": lambda n, dtype, pair: Tiles(32, BLOCK_N=16),
         "plane_tiles": lambda rows, n, dtype: Tiles(32, BLOCK_M=2, BLOCK_N=4),
-        "column_tiles": lambda rows, n, outer, dtype, pair: Tiles(32, BLOCK_M=2, BLOCK_N=16),
+        "column_tiles": lambda rows, n, outer, dtype, pair, moments: Tiles(32, BLOCK_M=2, BLOCK_N=16),
     }
     for name, choose in tiles.items():
         monkeypatch.setattr(getattr(reduce, name), "default", choose)
@@ -217,3 +217,17 @@ def test_an_empty_list_of_dimensions_is_all_of_them():
 def test_floats_become_bytes_as_torch_casts_them():
     spec = specs.find("opmux::sum")
     agree(spec, *run(spec, torch.tensor([-4.6, 2.0]), None, False, torch.uint8))
+
+
+@pytest.mark.parametrize("op", ["sum", "var", "max_dim"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [256, 1024, 8192, 131072])
+def test_a_million_elements_keep_a_chip_of_132_cores_busy(rows, dtype, op, monkeypatch):
+    """Down columns, however many: shapes of 2**20 elements were left to sixteen programs."""
+    monkeypatch.setattr(reduce, "cores", lambda device: 132)
+    for numel in (1 << 20, 1 << 22, 1 << 24):
+        x = torch.empty((), dtype=dtype).expand(rows, numel // rows).contiguous()
+        (first, *_) = reduce._reduced(op, x, 0, extra=1 if op == "var" else 0).steps
+        tile = first.config.constants["BLOCK_M"] * first.config.constants["BLOCK_N"]
+        assert first.kernel is reduce.columns
+        assert numel / math.prod(first.grid) <= max(8 * min(tile, 8192), numel / 128), (numel, first.grid, tile)

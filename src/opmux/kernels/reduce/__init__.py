@@ -181,15 +181,15 @@ def plane_tiles(rows: int, n: int, dtype: torch.dtype) -> Tiles:
 
 
 @tunable("reduce.columns", free="BLOCK_M BLOCK_N")
-def column_tiles(rows: int, n: int, outer: int, dtype: torch.dtype, pair: bool) -> Tiles:
-    """256 bytes of a row at a time; few programs get more rows each, to have more on its way."""
+def column_tiles(rows: int, n: int, outer: int, dtype: torch.dtype, pair: bool, moments: bool) -> Tiles:
+    """256 bytes of a row at a time; few programs get more rows each, to have more on its way, and moments too."""
     line = 256 // max(dtype.itemsize, 2)
     down = triton.next_power_of_2(rows)
     few = outer * -(-n // line) < FEW and rows > 64
     block = min(triton.next_power_of_2(n), max(line, line * 16 // down))
-    deep = few and not pair
-    many = max(1, min(down, fits(16384 if deep else 4096, dtype) // block))
-    return Tiles(min(512, max(64, many * block // (32 if deep else 16))), BLOCK_M=many, BLOCK_N=block)
+    deep = few and not pair and outer * rows * n >= 2 * FEW * 16384  # else there would be too few tiles
+    many = max(1, min(down, fits(16384 if deep else 8192 if moments else 4096, dtype) // block))
+    return Tiles(min(512, max(64, many * block // (32 if deep or moments else 16))), BLOCK_M=many, BLOCK_N=block)
 
 
 @tunable("reduce.finish", free="BLOCK_N")
@@ -207,14 +207,21 @@ def split(blocks: int, programs: int, least: int, per_core: int, chip: torch.dev
     """Into how many parts `blocks` are cut, so that with `programs` beside each other the chip is full.
 
     One where there is enough to do, or too little for a second kernel to pay. `per_core` programs run on a core at
-    once: with one more, most of the chip would wait for the last of them.
+    once, in as many rounds as it takes: few, and the last of them nearly full.
     """
     full = cores(chip)
     if programs >= 2 * full or blocks <= least:
         return 1
-    parts = min(-(-per_core * full // programs), max(blocks // 2, 1), MOST_PARTS)
-    chunk = -(-blocks // parts)
-    return -(-blocks // chunk)
+    at_once, best, busy = per_core * full, 1, 0.0
+    for rounds in range(1, 5):
+        parts = min(max(rounds * at_once // programs, 1), max(blocks // 2, 1), MOST_PARTS)
+        parts = -(-blocks // -(-blocks // parts))  # as blocks can be shared out
+        share = parts * programs / (at_once * -(-parts * programs // at_once))
+        if share > busy:
+            best, busy = parts, share
+        if busy > 0.9:
+            break
+    return best
 
 
 # ---- plans ----------------------------------------------------------------------------------------------------------
@@ -335,7 +342,8 @@ class Task(NamedTuple):
         """The fastest dimension is kept."""
         (k_0, k_1), (r_0, r_1) = self.view.kept, self.view.reduced
         n, down, outer = k_1.size, self.view.elements, k_0.size
-        tiles = column_tiles(rows=down, n=n, outer=outer, dtype=self.x.dtype, pair=self.form.side != "")
+        pair, moments = self.form.side != "", self.form.shift
+        tiles = column_tiles(rows=down, n=n, outer=outer, dtype=self.x.dtype, pair=pair, moments=moments)
         programs = outer * -(-n // tiles["BLOCK_N"])
         blocks = -(-down // tiles["BLOCK_M"])
         parts = split(blocks, programs, 8, min(3, 1024 // tiles.threads), self.x.device)
@@ -346,7 +354,7 @@ class Task(NamedTuple):
             r_1=r_1.size, s_k=k_0.stride // per, s_0=r_0.stride // per, s_1=r_1.stride // per, s_n=k_1.stride,
             rows=down, n=n // per, chunk=chunk, outer=outer,
         )  # fmt: skip
-        layout = dict(UNIT=per, TWO=r_0.size > 1, DENSE=dense, LOOP=chunk > 1, AHEAD=self.form.side != "" and chunk > 1)
+        layout = dict(UNIT=per, TWO=r_0.size > 1, DENSE=dense, LOOP=chunk > 1, AHEAD=pair and not moments)
         return Pass(columns, tiles, programs, numbers, layout, parts, chunk * tiles["BLOCK_M"])
 
 

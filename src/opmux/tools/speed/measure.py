@@ -28,7 +28,8 @@ from .programs import REFUSALS
 SIZES = (1 << 16, 1 << 20, 1 << 24, 1 << 27)
 DTYPES = ("bfloat16", "float32", "int64")
 SIZES_OF = {"int64": (1 << 20, 1 << 24)}
-CALLS, CYCLES = 7, 2_000_000  # about 1 ms of the device, to queue the calls in
+CALLS, CYCLES = 7, 2_000_000  # about 1 ms of the device, to queue the calls in; more if that takes longer
+MOST_CYCLES = 64 * CYCLES
 CLEARED = 128 << 20  # bytes; caches are smaller
 SLOW_US = 4_000.0  # a call over this is not measured at larger sizes
 UNKNOWN_HOST = [5.0, 15.0]  # where there is no small case: as if ours took much longer
@@ -50,15 +51,24 @@ class Clock:
         self.wait()
         if self._clear is None:  # no events, or no cache that matters
             return statistics.median(self._elapsed(call) for _ in range(CALLS))
-        pairs = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(CALLS)]
-        torch.cuda._sleep(CYCLES)
-        for start, end in pairs:
-            self._clear.zero_()
-            start.record()
-            call()
-            end.record()
-        self.wait()
-        return statistics.median(start.elapsed_time(end) for start, end in pairs) * 1e3
+        cycles = CYCLES
+        while True:
+            before, *events = [torch.cuda.Event(enable_timing=True) for _ in range(2 * CALLS + 1)]
+            pairs = list(zip(events[::2], events[1::2], strict=True))
+            before.record()
+            torch.cuda._sleep(cycles)
+            began = time.perf_counter()
+            for start, end in pairs:
+                self._clear.zero_()
+                start.record()
+                call()
+                end.record()
+            queued = (time.perf_counter() - began) * 1e3
+            self.wait()
+            slept = before.elapsed_time(events[0])  # and the first clearing, which is much shorter
+            if queued < slept or cycles >= MOST_CYCLES:
+                return statistics.median(start.elapsed_time(end) for start, end in pairs) * 1e3
+            cycles *= 4
 
     def _elapsed(self, call: Callable[[], Any]) -> float:
         start = time.perf_counter()
