@@ -188,7 +188,8 @@ def column_tiles(rows: int, n: int, outer: int, dtype: torch.dtype, pair: bool, 
     few = outer * -(-n // line) < FEW and rows > 64
     block = min(triton.next_power_of_2(n), max(line, line * 16 // down))
     deep = few and not pair and outer * rows * n >= 2 * FEW * 16384  # else there would be too few tiles
-    many = max(1, min(down, fits(16384 if deep else 8192 if moments else 4096, dtype) // block))
+    held = min(fits(16384, dtype), 8192) if deep else fits(8192 if moments else 4096, dtype)
+    many = max(1, min(down, held // block))
     return Tiles(min(512, max(64, many * block // (32 if deep or moments else 16))), BLOCK_M=many, BLOCK_N=block)
 
 
@@ -354,7 +355,8 @@ class Task(NamedTuple):
             r_1=r_1.size, s_k=k_0.stride // per, s_0=r_0.stride // per, s_1=r_1.stride // per, s_n=k_1.stride,
             rows=down, n=n // per, chunk=chunk, outer=outer,
         )  # fmt: skip
-        layout = dict(UNIT=per, TWO=r_0.size > 1, DENSE=dense, LOOP=chunk > 1, AHEAD=pair and not moments)
+        ahead = (pair or self.x.dtype.itemsize <= 2) and not moments
+        layout = dict(UNIT=per, TWO=r_0.size > 1, DENSE=dense, LOOP=chunk > 1, AHEAD=ahead)
         return Pass(columns, tiles, programs, numbers, layout, parts, chunk * tiles["BLOCK_M"])
 
 
