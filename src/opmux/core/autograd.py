@@ -114,10 +114,10 @@ def with_gradient(
             if place == 0:
                 run = functools.partial(_recover_from, raised, chain.recover, args, kwargs)
     try:
-        full = _all_arguments(spec)(*args, **kwargs)
-    except TypeError:  # called with the impl's own signature: autograd records what the impl does
-        return entry.raw(*args, **kwargs)
-    try:
+        try:
+            full = _all_arguments(spec)(*args, **kwargs)
+        except TypeError:  # called with the impl's own signature: autograd records what the impl does
+            return entry.raw(*args, **kwargs)
         return _apply_of(spec, entry, backward)(run, *full)
     finally:
         del run  # see `Chain.run`
