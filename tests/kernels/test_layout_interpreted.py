@@ -185,3 +185,25 @@ def test_indices_repeated():
         agree("repeat_interleave", torch.tensor(repeats))
     with pytest.raises(NotSupported):
         impl_of("repeat_interleave").fn(torch.tensor([1, -1, 2]))
+
+
+@pytest.mark.parametrize(
+    "name, more",
+    [
+        ("select_scatter", (1, 2)),
+        ("slice_scatter", (1, 1, 4, 1)),
+        ("diagonal_scatter", (1, 0, 1)),
+        ("as_strided_scatter", ([4], [6], 0)),
+    ],
+)
+def test_a_source_of_another_shape_is_left_to_torch(name, more):
+    """Which raises an error: it would broadcast, or read beyond the source."""
+    x = torch.zeros(5, 5)
+    native = getattr(torch, name)
+    part = {"select_scatter": (5,), "slice_scatter": (5, 3)}.get(name, (4,))
+    same(impl_of(name).fn(x, torch.ones(part), *more), native(x, torch.ones(part), *more), name)
+    for shape in ((1,), (1, 1), (7,), (0,), (*part[:-1], 1)):
+        with pytest.raises(RuntimeError):
+            native(x, torch.ones(shape), *more)
+        with pytest.raises(NotSupported):
+            impl_of(name).fn(x, torch.ones(shape), *more)

@@ -285,7 +285,9 @@ def slice_backward(
 
 @moves(spec.ops["diagonal_scatter"])
 def diagonal_scatter(y: Tensor, self: Tensor, src: Tensor, offset: int, dim1: int, dim2: int) -> Stages:
-    return _replaced(y, self, y.diagonal(offset, dim1, dim2), src)
+    part = y.diagonal(offset, dim1, dim2)
+    _fits(part, src)
+    return _replaced(y, self, part, src)
 
 
 @moves(spec.ops["diagonal_backward"])

@@ -105,6 +105,11 @@ def _statistics(x: Tensor) -> tuple[Tensor, Tensor]:
     return torch.zeros(64, device=x.device), torch.ones(64, device=x.device)
 
 
+def _affine(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Weight and bias of the channels of images, as the layers of models have them."""
+    return _weight(x[0, :1].expand(64)), _weight(x[0, :1].expand(64))
+
+
 def _classes(x: Tensor) -> Tensor:
     return torch.randint(0, x.shape[1], (x.shape[0],), device=x.device)
 
@@ -253,8 +258,8 @@ PROGRAMS: tuple[Program, ...] = (
     *map(both, (
         lambda x: F.layer_norm(x, x.shape[-1:], _weight(x), _weight(x)),
         lambda x: F.rms_norm(x, x.shape[-1:], _weight(x), 1e-6),
-        lambda x: F.group_norm(_image(x), 8),
-        lambda x: F.batch_norm(_image(x), None, None, training=True),
+        lambda x: F.group_norm(_image(x), 8, *_affine(x)),
+        lambda x: F.batch_norm(_image(x), *_statistics(x), *_affine(x), training=True),
         lambda x: F.batch_norm(_image(x), *_statistics(x)),
         lambda x: torch.softmax(x, -1), lambda x: torch.softmax(x, 0),
         lambda x: torch.log_softmax(x, -1), lambda x: torch.log_softmax(x, 0),
