@@ -83,9 +83,12 @@ EXPECTED: dict[tuple[str, str, str], str] = {
     ),
     **dict.fromkeys(
         [
-            ("cuda", op, form)
-            for op in ("kthvalue", "median", "nanmedian", "masked.median", "mode", "topk")
-            for form in ("call", "out")
+            ("toy", "kthvalue", "call"),
+            *(
+                ("cuda", op, form)
+                for op in ("kthvalue", "median", "nanmedian", "masked.median", "mode", "topk")
+                for form in ("call", "out")
+            ),
         ],
         "which of equal elements is meant is not said: torch's choice is that of its threads, ours the first or last",
     ),
