@@ -69,6 +69,7 @@ def answers():
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.turns(8, seconds=4)
 def test_two_processes(answers, case):
     losses, grads = truth(2, *case)
     for rank in range(2):

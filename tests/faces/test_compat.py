@@ -84,6 +84,7 @@ HOLDERS = """
 """
 
 
+@pytest.mark.turns(8)
 def test_each_installer_takes_back_its_own(script):
     """`import opmux.te` (T, t) and `compat.install` (C, c), in any order; each undoes what it has done."""
     if importlib.util.find_spec("transformer_engine") is None:

@@ -1,6 +1,6 @@
 """Every kernel of ours, interpreted on the CPU, against its reference, in four dtypes, with poisoned results.
 
-Of float32 four samples, of the halves two, of float64 one, and a third of the kernels in turn; all samples of all
+Of float32 four samples, of the halves two, of float64 one, and an eighth of the kernels in turn; all samples of all
 dtypes with --slow.
 """
 

@@ -568,6 +568,7 @@ def test_what_an_op_writes_lies_in_its_argument():
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.turns(8)
 def test_workers_outlive_a_crash(tmp_path):
     """In a process of its own: this one has threads."""
     script = tmp_path / "workers.py"
