@@ -112,13 +112,13 @@ def build(chip, name):
 
 
 @pytest.mark.parametrize("chip", CHIPS)
-@pytest.mark.rotates(8)
+@pytest.mark.rotates(12)
 def test_a_product_with_all_that_may_follow_on_every_chip(chip):
     build(chip, "gelu")
 
 
 @pytest.mark.parametrize("number, name", list(enumerate(CALLS)), ids=list(CALLS))
-@pytest.mark.rotates(8)
+@pytest.mark.rotates(12)
 def test_the_others_in_turn(number, name):
     build(list(CHIPS)[number % len(CHIPS)], name)
 
@@ -130,7 +130,7 @@ def test_every_kernel_on_every_chip(name, chip):
     build(chip, name)
 
 
-@pytest.mark.turns(8)
+@pytest.mark.turns(12)
 def test_both_products_of_a_glu_are_on_their_way_at_once():
     """Neither waits for the other: the tile of a GLU is two halves of a tile, in as many registers."""
     kernel = build("sm_90", "large glu")

@@ -42,7 +42,7 @@ def compiled(name, chip, dtype=torch.bfloat16, seed=HOST, shape=()):
 
 
 @pytest.mark.parametrize("number, name", list(enumerate(CALLS)), ids=list(CALLS))
-@pytest.mark.rotates(8)
+@pytest.mark.rotates(12)
 def test_every_kernel(number, name, few):
     """Even and odd sizes, the seed here and there; chips and dtypes in turn."""
     chips = list(CHIPS)
@@ -61,7 +61,7 @@ def test_every_kernel_on_every_chip(name, chip):
 
 
 @pytest.mark.parametrize("name", CALLS)
-@pytest.mark.rotates(8)
+@pytest.mark.rotates(12)
 def test_nothing_moves_between_threads_and_nothing_spills(name):
     for dtype, shape in ((torch.bfloat16, ()), (torch.float32, (64, 64))):
         kernel = compiled(name, "sm_90", dtype, shape=shape)

@@ -137,7 +137,7 @@ def run(name, args):
 
 @pytest.mark.few(9)
 @pytest.mark.parametrize("number, call", list(enumerate(CALLS)), ids=CALLS)
-@pytest.mark.rotates(8)
+@pytest.mark.rotates(12)
 def test_compiles(number, call, slow):
     """Each on one chip, in turn; on all chips with --slow."""
     name, args = CALLS[call]

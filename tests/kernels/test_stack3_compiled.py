@@ -11,7 +11,7 @@ MODE = "compile"
 
 
 @pytest.mark.parametrize("chip", CHIPS)
-@pytest.mark.rotates(8)
+@pytest.mark.rotates(12)
 def test_it_compiles_and_moves_wide(chip):
     like = torch.empty((64, 4, 32, 128), dtype=torch.bfloat16, device="meta")
     with compiling_for(chip) as built:
