@@ -64,11 +64,7 @@ EXPECTED: dict[tuple[str, str, str], str] = {
         [("toy", op, form) for op in ("nonzero_static", "unique") for form in ("call", "out")],
         "the result lies in memory as on accelerators, which is not as on the CPU",
     ),
-    (
-        "toy",
-        "cat",
-        "error",
-    ): "the stand-in for a native kernel copies its inputs, and so misses that `out` is one of them",
+    ("toy", "cat", "error"): "the stand-in for a native kernel copies its inputs: it misses that one is `out`",
     ("toy", "mode", "out"): "the stand-in for a native kernel refuses a device that is not one of torch's",
     **dict.fromkeys(
         [

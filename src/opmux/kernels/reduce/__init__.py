@@ -355,6 +355,7 @@ class Task(NamedTuple):
             r_1=r_1.size, s_k=k_0.stride // per, s_0=r_0.stride // per, s_1=r_1.stride // per, s_n=k_1.stride,
             rows=down, n=n // per, chunk=chunk, outer=outer,
         )  # fmt: skip
+        # on an H200 76 us, not 93, for a sum of halves; moments have larger tiles instead; of floats it was not tried
         ahead = (pair or self.x.dtype.itemsize <= 2) and not moments
         layout = dict(UNIT=per, TWO=r_0.size > 1, DENSE=dense, LOOP=chunk > 1, AHEAD=ahead)
         return Pass(columns, tiles, programs, numbers, layout, parts, chunk * tiles["BLOCK_M"])
