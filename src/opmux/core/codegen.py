@@ -42,6 +42,7 @@ def lookup(
     then: str = "",
     params: Iterable[str] = (),
     calls: Mapping[str, str] = {},
+    also: Mapping[str, str] = {},
 ) -> Any:
     """A function with `make`'s parameters that returns its cached result from `_found`, or calls `_make(key, *args)`.
 
@@ -49,7 +50,8 @@ def lookup(
     list (for `int | list[int]` too, if `value` is the default), and `value` of all others; both are expressions of
     "{0}". A tuple literal takes half the time of a loop over the arguments. `then` is appended to the result
     ("(x, eps)" calls it); `params` replaces `make`'s parameters if `then` needs more; `calls` has expressions for
-    parameters of `make` that are not passed.
+    parameters of `make` that are not passed; `also` has more of `params`, which `_make` gets after `make`'s own, each
+    with its expression in the key.
     """
     signature = inspect.signature(make, eval_str=True)
     own, passed, key = [], [], []
@@ -72,6 +74,8 @@ def lookup(
             key.append(f"tuple({name}) if type({name}) is list else {name}")
         else:
             key.append(value.format(name))
+    passed += also
+    key += [expression.format(name) for name, expression in also.items()]
     text = (
         f"def {make.__name__}({', '.join(params or own)}):\n"
         f"    key = ({', '.join(key)},)\n"

@@ -62,6 +62,7 @@ class Tol:
     atol: float
 
 
+EXACT = Tol(0.0, 0.0)
 # One rounding of the result, and a margin for the order of summation.
 TOL: Mapping[torch.dtype, Tol] = {
     torch.float64: Tol(1e-7, 1e-7),
@@ -219,6 +220,10 @@ class Spec:
             return args, kwargs
         found.apply_defaults()
         return found.args, found.kwargs
+
+    def tolerance(self, dtype: torch.dtype) -> Tol:
+        """The tolerance of results of a dtype. Complex numbers have that of their parts; integers must be equal."""
+        return self.tol.get(dtype.to_real() if dtype.is_complex else dtype, EXACT)
 
     @cached_property
     def parts(self) -> dict[str, Spec]:

@@ -408,7 +408,7 @@ def _balanced(
     ])  # fmt: skip
 
 
-@planned(spec.fused_moe_aux_loss_fwd)
+@planned(spec.fused_moe_aux_loss_fwd, varying=["total_num_tokens"])
 def fused_moe_aux_loss_fwd(
     probs: Tensor, tokens_per_expert: Tensor, num_experts: int, num_rows: int, num_cols: int, topk: int, coeff: float
 ) -> Plan:

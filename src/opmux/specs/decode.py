@@ -255,11 +255,12 @@ WRITE = Maker(_write_args, (
 
 
 def _wrong(good: Maker, *ways: tuple[str, Any, type[Exception], str]) -> BadSamples:
-    """Bad samples: an argument of the first case replaced by what a function makes of it."""
+    """Bad samples: an argument of the first case that has it, replaced by what a function makes of it."""
 
     def bad(device: torch.device) -> Iterator[BadSample]:
         for name, change, error, says in ways:
-            args = good.named(good.cases[0], torch.float32, device)
+            made = (good.named(case, torch.float32, device) for case in good.cases)
+            args = next(a for a in made if a[name] is not None)
             args[name] = change(args[name])
             yield BadSample(tuple(args.values()), error, says, id=f"{name}: {says}")
 
@@ -356,7 +357,7 @@ def _fake_mla(
     errors=_wrong(
         MLA,
         ("rank", lambda rank: 41, ValueError, r"rank must be at most 40, as q is \(2, 1, 4, 40\); got 41"),
-        ("cache_scale", lambda scale: torch.ones(2), ValueError, "cache_scale must have one element"),
+        ("cache_scale", lambda scale: scale.repeat(2), ValueError, "cache_scale must have one element"),
     ),
     where=latents_fit,
     tol=TOL,

@@ -8,8 +8,9 @@
         return Plan({"y": y, "rstd": rstd}, [launch], [*rows.strided, *strided(weight=weight)])
 
 The function names the arguments of the op that decide, and is asked once for each dtype, shape, stride and device of
-its tensors and each value of the others. Its arguments have been checked against the op's signature. The plan becomes
-one flat function of all of the op's arguments; where it is a single launch, that launch.
+its tensors and each value of the others. All of the op's arguments have been checked against its signature by then,
+those that the function does not name too. The plan becomes one flat function of all of the op's arguments; where it is
+a single launch, that launch.
 
 A kernel's parameter `x_ptr` is the op's argument `x`, a result or a workspace of that name; a number of the kernel that
 the plan does not give is the op's argument of that name (`eps`).
@@ -93,17 +94,23 @@ class Plan:
 
 
 def planned(
-    op: Any, *, below: bool = False, state: Mapping[str, Callable[[], Any]] = {}, **fields: Any
+    op: Any,
+    *,
+    below: bool = False,
+    state: Mapping[str, Callable[[], Any]] = {},
+    varying: Sequence[str] = (),
+    **fields: Any,
 ) -> Callable[[Callable[..., Plan]], Callable[..., Any]]:
     """Make an impl of an op from a function that plans it. `fields` are those of `OpImpl`.
 
     `below`: kernels of ATen call it too, which never see a view that negates: one question less for each tensor.
     `state`: what decides but is no argument, a setting of torch; each function is called at every call, and the
     planning function has its result as a parameter.
+    `varying`: arguments with another value in most calls, which a step of the plan checks.
     """
 
     def declare(make: Callable[..., Plan]) -> Callable[..., Any]:
-        fn, fn_below = _functions(op.spec, make, state)
+        fn, fn_below = _functions(op.spec, make, state, varying)
         fields.setdefault("devices", DEVICES)
         fields["when"] = by_speed(op.spec.key, OURS, fields.get("when"))
         return impl(op, below=fn_below if below else None, **fields)(fn)
@@ -130,21 +137,29 @@ def host_code(
 
 
 def _functions(
-    spec: Spec, make: Callable[..., Plan], state: Mapping[str, Callable[[], Any]]
+    spec: Spec, make: Callable[..., Plan], state: Mapping[str, Callable[[], Any]], varying: Sequence[str] = ()
 ) -> list[Callable[..., Any]]:
-    """The op's function: finds the plan for tensors that look so, and calls it. The second is for kernels of ATen."""
-    decides = inspect.signature(make).parameters
+    """The op's function: finds the plan for tensors that look so, and calls it. The second is for kernels of ATen.
+
+    All of the op's arguments are checked. Those that the plan does not take are part of the lookup too: by value where
+    they have rules, else by type.
+    """
+    decides = inspect.signature(make, eval_str=True)
+    others = {a.name: a for a in spec.contract.arguments if a.name not in (*decides.parameters, *varying)}
+    names = [*decides.parameters, *others]
 
     def flat(*args: Any) -> Callable[..., Any]:
-        given = dict(zip(decides, args, strict=True))
+        given = dict(zip(names, args, strict=True))
         spec.contract.check(given)
-        return compiled(spec, make(*map(_builtin, args)), given)
+        planned = {name: given[name] for name in decides.parameters}
+        return compiled(spec, make(*map(_builtin, planned.values())), planned)
 
     calls = {name: f"_{name}()" for name in state}
-    names = table(flat) | {f"_{name}": fn for name, fn in state.items()}
+    found = table(flat) | {f"_{name}": fn for name, fn in state.items()}
     shown = {n: f"float({n})" if _is_float(p.annotation) else n for n, p in spec.signature.parameters.items()}
     call = f"({', '.join(shown.values())})"
-    fns = [codegen.lookup(make, look, names, then=call, params=shown, calls=calls) for look in (LOOK, BELOW)]
+    also = {name: "{0}" if a.rules else "type({0})" for name, a in others.items()}
+    fns = [codegen.lookup(make, look, found, then=call, params=shown, calls=calls, also=also) for look in (LOOK, BELOW)]
     for fn in fns:
         fn.__name__ = fn.__qualname__ = spec.name
         fn.__module__, fn.__doc__ = make.__module__, make.__doc__

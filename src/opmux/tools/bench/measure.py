@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from ...core.spec import Sample, Spec, Tol
+from ...core.spec import EXACT, Sample, Spec, Tol
 from ...core.tensors import dtype_name, tensors_in
 
 Call = Callable[[], Any]
@@ -133,8 +133,8 @@ def check_shape(name: str, got: Tensor, want: Tensor) -> None:
 
 def _tolerance(spec: Spec, *dtypes: torch.dtype) -> Tol:
     """The larger of the spec's tolerances for these dtypes; integers must be exact."""
-    found = [spec.tol.get(d, Tol(0.0, 0.0)) for d in dtypes if d.is_floating_point]
-    return max(found, key=lambda t: t.rtol, default=Tol(0.0, 0.0))
+    found = [spec.tolerance(d) for d in dtypes if d.is_floating_point]
+    return max(found, key=lambda t: t.rtol, default=EXACT)
 
 
 def fits(spec: Spec, sample: Sample, device: torch.device) -> bool:

@@ -11,8 +11,6 @@ from torch import Tensor
 from ...core.spec import Spec, Tol
 from ...core.tensors import dtype_name
 
-EXACT = Tol(0.0, 0.0)
-
 
 def difference(got: dict[str, Any], want: dict[str, Any], spec: Spec, slack: float = 1.0) -> str | None:
     """The first of several results that is wrong, in words."""
@@ -33,7 +31,7 @@ def _of_one(name: str, got: Any, want: Any, spec: Spec, slack: float) -> str | N
         return f"{name} has shape {tuple(got.shape)}, expected {tuple(want.shape)}"
     if got.dtype != want.dtype:
         return f"{name} is {dtype_name(got.dtype)}, expected {dtype_name(want.dtype)}"
-    return numbers(name, got, want, spec.tol.get(want.dtype, EXACT), slack)
+    return numbers(name, got, want, spec.tolerance(want.dtype), slack)
 
 
 def numbers(name: str, got: Tensor, want: Tensor, tol: Tol, slack: float = 1.0) -> str | None:

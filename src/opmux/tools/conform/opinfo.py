@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map_only
 
-from ...core.spec import TOL, Spec, Tol, specs
+from ...core.spec import EXACT, TOL, Spec, Tol, specs
 from ...core.tensors import dtype_name
 from ...faces.aten import engine
 from ...faces.aten.overloads import Overload
 from ...faces.aten.switch import use
 from .checks import SLACK, Wrong, quiet
-from .compare import EXACT, numbers
+from .compare import numbers
 from .place import Place
 from .plan import Depth
 from .record import DISPATCH, FAIL, Result

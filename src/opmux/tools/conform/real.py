@@ -22,7 +22,7 @@ from torch import Tensor
 from ...core import machine
 from ...core.default import get_default_manager
 from ...core.registry import BackendImplKind, OpImpl
-from ...core.spec import Sample, Spec, Tol, specs
+from ...core.spec import EXACT, Sample, Spec, Tol, specs
 from ...core.tensors import dtype_name, tensors_in
 from ...faces.aten import engine
 from ...faces.aten.overloads import Overload, table
@@ -32,7 +32,6 @@ from ..bench import native
 from ..bench.cases import ALONG, QuickDraw
 from . import calls, shapes, yardstick
 from .checks import quiet
-from .compare import EXACT
 from .poison import poisoned
 from .samples import by_name, moved, written
 from .shapes import Call, Sized
@@ -302,7 +301,7 @@ class Judge:
         if want.dtype is torch.float64 and self.spec.name.startswith(TORCH_IS_OFF):
             return yardstick.differs(words, value, want, Tol(1e-9, 1e-10))
         if truth is None or not want.is_floating_point() or want.itemsize == 1:
-            return yardstick.differs(words, value, want, self.spec.tol.get(want.dtype, EXACT))
+            return yardstick.differs(words, value, want, self.spec.tolerance(want.dtype))
         terms = terms_of(self.spec.family, self.largest, value.numel())
         return yardstick.far_off(words, value, self.theirs.get(name), truth, terms, self.size)
 
