@@ -189,3 +189,91 @@ def test_the_layers_own_graphs(te):
             module.zero_grad()
         for a, b in zip(*results, strict=True):
             torch.testing.assert_close(a, b)
+
+
+# ---- dropout in CUDA graphs: the same masks as in eager steps from the same seed -------------------------------------
+
+
+def dropping(te, dtype, **more):
+    made = te.TransformerLayer(
+        SIZE.hidden, SIZE.ffn, SIZE.heads, hidden_dropout=0.1, attention_dropout=0.1, params_dtype=dtype, **more
+    )
+    settle(made)
+    return made
+
+
+def gradients(module, x, dy):
+    y = module(x)
+    return [y, *torch.autograd.grad(y, (x, *module.parameters()), dy)]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
+def test_a_captured_layer_drops_what_an_eager_one_drops(te, dtype):
+    module = dropping(te, dtype)
+    x, dy = (t.to(dtype) for t in batches(1)[0])
+    x.requires_grad_()
+    torch.manual_seed(31)
+    wanted = [[t.detach().clone() for t in gradients(module, x, dy)] for _ in range(3)]
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            gradients(module, x, dy)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        made = gradients(module, x, dy)
+    torch.manual_seed(31)
+    for number, step_of in enumerate(wanted):
+        graph.replay()
+        for a, b in zip(made, step_of, strict=True):
+            torch.testing.assert_close(a, b, msg=lambda m, n=number: f"replay {n}: {m}")
+    assert not torch.equal(wanted[0][0], wanted[1][0])
+
+
+@pytest.mark.parametrize("tracked", [False, True], ids=["default generator", "rng tracker"])
+def test_graphed_layers_drop_what_eager_ones_drop(te, tracked):
+    from transformer_engine.pytorch import distributed
+
+    more, tracker = {}, None
+    if tracked:
+        tracker = te.CudaRNGStatesTracker()
+        tracker.add("model-parallel-rng", 1234)
+        more = {"get_rng_state_tracker": lambda: tracker}
+    eager = dropping(te, torch.bfloat16, **more)
+    work = batches(3)
+
+    def steps(module):
+        torch.manual_seed(32)
+        if tracker is not None:
+            tracker.get_states()["model-parallel-rng"].manual_seed(1234)
+        made = []
+        for batch, grad in work:
+            x = batch.clone().requires_grad_()
+            y = module(x)
+            y.backward(grad)
+            made += [y.detach().clone(), x.grad, *(p.grad.clone() for p in module.parameters())]
+            module.zero_grad()
+        return made
+
+    try:
+        wanted = steps(eager)
+        graphed = te.make_graphed_callables(eager, (work[0][0].clone().requires_grad_(),))
+        for a, b in zip(steps(graphed), wanted, strict=True):
+            torch.testing.assert_close(a, b)
+    finally:
+        distributed.set_all_rng_states({})
+
+
+def test_a_checkpointed_layer_drops_the_same_in_its_recomputation(te):
+    module = dropping(te, torch.bfloat16)
+    (x, dy), *_ = batches(1)
+    results = []
+    for run in (module, lambda x: te.checkpoint(module, x, use_reentrant=False)):
+        torch.manual_seed(33)
+        given = x.clone().requires_grad_()
+        y = run(given)
+        results.append([y.detach(), *torch.autograd.grad(y, (given, *module.parameters()), dy)])
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b)

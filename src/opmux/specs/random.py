@@ -14,17 +14,13 @@ element of a Poisson distribution takes a group for each attempt: attempt t of e
 Torch's own CUDA kernels use key and counter alike: seed, offset / 4, thread. So a call takes one step (4) of the
 generator's offset as theirs do, and bits are never used twice. Dropout keeps no mask: its backward makes it again.
 
-Where the seed comes from: outside of a CUDA graph's capture the generator's seed and offset are read and stepped on
-the host, and the seed is two numbers on the CPU that go along with the launch. Making that tensor takes 2 us (measured
-on a CPU), a call of torch.randint 8, and on a device that is a second launch. While capturing, such numbers would be
-frozen into the graph: there torch draws the seed on the device, by a kernel whose offset each replay steps. Either way
-`torch.manual_seed`, `generator=`, saved RNG states and checkpointing hold; a graph draws other numbers than eager code
-with the same seed.
+`_seeds.py` takes the seed from torch's generator. Eager code and CUDA graphs draw the same numbers from the same seed,
+each replay those of the next eager step, and `torch.manual_seed`, `generator=`, saved RNG states and checkpointing work
+as they do for torch's ops. Compiled code draws other numbers than eager code, as torch's own does.
 """
 
 import functools
 import math
-import struct
 from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any
 
@@ -33,10 +29,10 @@ from torch import Tensor
 
 from ..core.contract import AnyTensor, Bool, Float, at_least, between, dtypes, or_cpu, real
 from ..core.errors import BadArgument
-from ..core.lock import ForkSafeLock
 from ..core.spec import BadSample, BadSamples, Tol, op, specs
 from ..core.tensors import dtype_name, is_real
 from ._numeric import rounded, wide
+from ._seeds import next_seed
 from .samples import Case, Draw, Maker
 
 WORD = 1 << 32
@@ -95,30 +91,6 @@ def _above_zero(bits: Tensor, pairs: bool) -> Tensor:
     if pairs:
         return _unit(bits, True) + 2.0**-54
     return bits.float() * 2.0**-32 + 2.0**-33
-
-
-# ---- seeds ----------------------------------------------------------------------------------------------------------
-
-_pack = struct.Struct("Qq").pack
-_stepping = ForkSafeLock().arm()
-
-
-def next_seed(like: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """The seed of the next call on the device of a tensor: a step of that generator, or of the device's own."""
-    if generator is not None and generator.device.type != like.device.type:
-        raise ValueError(f"generator must be on {like.device.type}, the device of the result; got {generator.device}")
-    if like.is_cuda and not torch.cuda.is_current_stream_capturing():
-        return step(torch.cuda.default_generators[like.get_device()] if generator is None else generator)
-    return torch.randint(-(2**63), 2**63 - 1, (2,), dtype=torch.int64, device=like.device, generator=generator)
-
-
-def step(generator: Any) -> Tensor:
-    """A generator's seed and offset as a seed on the CPU; the generator advances by one step."""
-    with _stepping.held:
-        key, offset = generator.initial_seed(), generator.get_offset()
-        generator.set_offset(offset + 4)
-    # a quarter of the time of torch.tensor
-    return torch.frombuffer(bytearray(_pack(key, offset // 4)), dtype=torch.int64)
 
 
 # ---- arguments ------------------------------------------------------------------------------------------------------

@@ -1,0 +1,266 @@
+"""Random ops in CUDA graphs: a replay draws what eager code draws in its place, with torch's own random ops between."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import opmux
+from opmux import tex
+from opmux.core.spec import specs
+from opmux.faces.tex import enums
+
+pytestmark = pytest.mark.gpu
+ops = opmux.ops
+CUDA = "cuda"
+N = 100_000
+REPLAYS = 3
+
+
+def flat(made):
+    return [t for t in (made if isinstance(made, (tuple, list)) else [made]) if isinstance(t, torch.Tensor)]
+
+
+def warm(step):
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+
+
+def replayed(step, *generators):
+    """Results of some replays, seeded as `eager` is."""
+    warm(step)
+    graph = torch.cuda.CUDAGraph()
+    for generator in generators:
+        graph.register_generator_state(generator)
+    with torch.cuda.graph(graph):
+        made = flat(step())
+    seed(generators)
+    results = []
+    for _ in range(REPLAYS):
+        graph.replay()
+        results.append([t.clone() for t in made])
+    return results
+
+
+def eager(step, *generators):
+    seed(generators)
+    return [[t.clone() for t in flat(step())] for _ in range(REPLAYS)]
+
+
+def seed(generators):
+    torch.manual_seed(2026)
+    for generator in generators:
+        generator.manual_seed(77)
+
+
+def agree(step, *generators, compare=torch.equal):
+    """Every replay is the eager step of its number, no two steps are the same, and the generators end alike."""
+    ends = lambda: [g.get_offset() for g in (torch.cuda.default_generators[0], *generators)]
+    wanted, after = eager(step, *generators), ends()
+    found = replayed(step, *generators)
+    assert ends() == after
+    for number, (a, b) in enumerate(zip(found, wanted, strict=True)):
+        for i, (x, y) in enumerate(zip(a, b, strict=True)):
+            assert compare(x, y), f"replay {number}, result {i}"
+    assert not torch.equal(wanted[0][0], wanted[1][0]) and not torch.equal(wanted[1][0], wanted[2][0])
+
+
+X = {"x": None}
+
+
+def x_of():
+    if X["x"] is None:
+        X["x"] = torch.rand(N, device=CUDA)
+    return X["x"]
+
+
+CALLS = {
+    "dropout": lambda x, g=None: ops.dropout(x, 0.5, True),
+    "native_dropout": lambda x, g=None: ops.native_dropout(x, 0.5, True),
+    "tex dropout": lambda x, g=None: tex.dropout_fwd(x, 0.25),
+    "uniform": lambda x, g=None: ops.uniform(x, -1.0, 1.0, generator=g),
+    "normal": lambda x, g=None: ops.normal_functional(x, generator=g),
+    "exponential": lambda x, g=None: ops.exponential(x, generator=g),
+    "bernoulli": lambda x, g=None: ops.bernoulli(x, generator=g),
+    "bernoulli of p": lambda x, g=None: ops.bernoulli(x, 0.5, generator=g),
+    "randint_like": lambda x, g=None: ops.randint_like(x, 0, 100, generator=g),
+    "rand": lambda x, g=None: ops.rand(x.shape, generator=g, dtype=x.dtype, device=CUDA),
+    "randn": lambda x, g=None: ops.randn(x.shape, generator=g, dtype=x.dtype, device=CUDA),
+    "randint": lambda x, g=None: ops.randint(0, 100, x.shape, generator=g, device=CUDA),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_replay_draws_what_an_eager_step_draws(name):
+    x, call = x_of(), CALLS[name]
+    agree(lambda: [*flat(call(x)), torch.rand(N, device=CUDA), *flat(call(x)), F.dropout(x, 0.5), *flat(call(x))])
+
+
+@pytest.mark.parametrize("name", [n for n in CALLS if "dropout" not in n])
+def test_a_replay_uses_the_generator_that_was_passed(name):
+    x, call, own = x_of(), CALLS[name], torch.Generator(CUDA)
+    agree(lambda: [*flat(call(x, own)), *flat(call(x)), torch.rand(N, device=CUDA, generator=own), call(x, own)], own)
+
+
+def test_a_graph_of_a_generator_that_was_not_registered_is_torchs_to_judge():
+    """Newer versions of torch register it by themselves."""
+    own = torch.Generator(CUDA).manual_seed(1)
+    default = torch.cuda.default_generators[0].graphsafe_get_state()
+
+    def outcome(draw):
+        draw()
+        try:
+            with torch.cuda.graph(torch.cuda.CUDAGraph()):
+                draw()
+        except RuntimeError as error:
+            return str(error).split("\n")[0]
+        return "captured"
+
+    x = x_of()
+    theirs = outcome(lambda: torch.rand(N, device=CUDA, generator=own))
+    assert outcome(lambda: ops.uniform(x, generator=own)) == theirs
+    torch.manual_seed(5)
+    assert default.get_offset() == 0 and default.initial_seed() == 5  # still the default generator's state
+
+
+def test_a_gradient_has_the_mask_of_its_replay():
+    x = torch.ones(N, device=CUDA, requires_grad=True)
+
+    def step():
+        y = ops.dropout(F.dropout(x, 0.5), 0.5)
+        return y.detach(), *torch.autograd.grad(y.sum(), x)
+
+    agree(step)
+    for y, dx in replayed(step):
+        assert torch.equal(y, dx)
+
+
+def attention_args(p):
+    b, s, h, d = 2, 128, 4, 64
+    q, k, v = (torch.randn(b, s, h, d, device=CUDA, dtype=torch.bfloat16) for _ in range(3))
+    return {
+        "max_seqlen_q": s, "max_seqlen_kv": s, "is_training": True, "attn_scale": d**-0.5, "p_dropout": p,
+        "set_zero": True, "qkv_layout": enums.NVTE_QKV_Layout.NVTE_BSHD_BSHD_BSHD,
+        "o_format": enums.NVTE_QKV_Format.NVTE_BSHD, "qkv_scale_inv_format": 8, "bias_type": 0,
+        "attn_mask_type": enums.NVTE_Mask_Type.NVTE_CAUSAL_MASK, "softmax_type": 0, "window_size": (-1, -1),
+        "bottom_right_diagonal": False, "cu_seqlens_q": None, "cu_seqlens_kv": None, "Q": q, "K": k, "V": v,
+        "fake_dtype": q.dtype, "cu_seqlens_q_padded": None, "cu_seqlens_kv_padded": None, "page_table_k": None,
+        "page_table_v": None, "s_quantizer": None, "o_quantizer": None, "Bias": None, "SoftmaxOffset": None,
+        "rng_gen": None, "rng_elts_per_thread": 16, "return_max_logit": False, "cuda_graph": False,
+    }  # fmt: skip
+
+
+def close(a, b):
+    torch.testing.assert_close(a, b)
+    return True
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["default generator", "its own"])
+def test_tex_attention_drops_the_same_in_a_replay(own):
+    generator = torch.Generator(CUDA) if own else None
+    given = {**attention_args(0.25), "rng_gen": generator}
+    do = torch.randn_like(given["Q"])
+    names = specs.find("tex::fused_attn_bwd").names
+
+    def step():
+        o, *aux = tex.fused_attn_fwd(**given)
+        more = {
+            "do_format": given["o_format"], "dqkv_layout": given["qkv_layout"], "O": o, "dO": do,
+            "Aux_CTX_Tensors": aux, "do_scale_inv_format": 8, "deterministic": True, "dp_quantizer": None,
+            "dqkv_quantizer": None,
+        }  # fmt: skip
+        grads = tex.fused_attn_bwd(**{n: {**given, **more}[n] for n in names})
+        return [o, aux[-1], F.dropout(o, 0.5), *grads[:3]]
+
+    agree(step, *([generator] if own else []), compare=close)
+
+
+def test_functional_attention_drops_the_same_in_a_replay():
+    q, k, v = (torch.randn(2, 4, 128, 64, device=CUDA, dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+
+    def step():
+        o = opmux.functional.attention(q, k, v, causal=True, dropout_p=0.25)
+        return [o.detach(), torch.rand(N, device=CUDA), *torch.autograd.grad(o.sum(), (q, k, v))]
+
+    agree(step, compare=close)
+
+
+def test_overrides_of_aten_draw_the_same_in_a_replay():
+    x = x_of()
+
+    def step():
+        return [
+            F.dropout(x, 0.5), torch.rand(N, device=CUDA), torch.randn_like(x), x.clone().exponential_(),
+            torch.bernoulli(x), torch.randint(0, 9, (N,), device=CUDA), torch.native_dropout(x, 0.25, True)[0],
+        ]  # fmt: skip
+
+    plain = eager(step)
+    with opmux.use(mode="all"):
+        ours = eager(step)
+        agree(step)
+    assert not torch.equal(plain[0][0], ours[0][0])  # the overrides were on
+
+
+def test_a_saved_state_is_restored_before_a_replay():
+    x = x_of()
+    step = lambda: ops.dropout(x, 0.5)
+    warm(step)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = step()
+    torch.manual_seed(3)
+    step()
+    state = torch.cuda.get_rng_state()
+    graph.replay()
+    first = y.clone()
+    torch.cuda.set_rng_state(state)
+    assert torch.equal(step(), first)
+    torch.cuda.set_rng_state(state)
+    graph.replay()
+    assert torch.equal(y, first)
+
+
+def test_graphed_callables_of_torch_drop_what_eager_modules_drop():
+    class Module(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(256, 256)
+
+        def forward(self, x):
+            return ops.dropout(F.dropout(self.linear(x), 0.1), 0.25)
+
+    module = Module().to(CUDA)
+    x = torch.randn(64, 256, device=CUDA, requires_grad=True)
+
+    def steps():
+        torch.manual_seed(11)
+        made = []
+        for _ in range(REPLAYS):
+            y = module(x)
+            made += [y.detach().clone(), *(g.clone() for g in torch.autograd.grad(y.sum(), module.parameters()))]
+        return made
+
+    wanted = steps()
+    torch.cuda.make_graphed_callables(module, (x.detach().clone().requires_grad_(),))
+    for a, b in zip(steps(), wanted, strict=True):
+        torch.testing.assert_close(a, b)
+    assert not torch.equal(wanted[0], wanted[3])
+
+
+@pytest.mark.parametrize("name", ["dropout", "uniform"])
+def test_compiled_code_draws_the_same_in_a_graph_and_without(name):
+    """Compiled code draws by torch's own ops, so its numbers are not eager's."""
+    x, drawn = x_of(), {}
+    for mode in ("default", "reduce-overhead"):
+        torch._dynamo.reset()
+        call = torch.compile(CALLS[name], fullgraph=True, mode=mode)
+        call(x)
+        torch.manual_seed(4)
+        drawn[mode] = [call(x).clone() for _ in range(4)]
+    for a, b in zip(*drawn.values(), strict=True):
+        assert torch.equal(a, b)
