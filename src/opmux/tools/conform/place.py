@@ -141,7 +141,7 @@ def ready(place: Place) -> Iterator[Place]:
         if place.simulated:
             simulate(place.package.device)
             place = Place(place.package, torch.device(place.package.device, 0), SIMULATED)
-        elif place.direct:
+        if place.interpreted:
             _interpret_rightly()
         _look_again()
         with _tiles_of(place):
@@ -156,9 +156,10 @@ def ready(place: Place) -> Iterator[Place]:
 
 def _interpret_rightly() -> None:
     if importlib.util.find_spec("triton") is not None:
-        from ...kernels.lib import interpret
+        from ...kernels.lib import interpret, quick_interpret
 
         interpret.install()
+        quick_interpret.install()
 
 
 def _tiles_of(place: Place) -> AbstractContextManager[None]:
