@@ -4,6 +4,7 @@
 |---|---|
 | `transformer_engine.common` | NVIDIA's libraries are not searched, and its extension is not loaded |
 | `transformer_engine.pytorch.*`, `.debug.*` | without CUDA: the source is rewritten for this device (`rewrite`) |
+| any | imports of names that this torch lacks, or has with a fault, import ours (`torch_names`) |
 | `transformer_engine.pytorch.jit` | without CUDA: nothing is compiled unless NVTE_TORCH_COMPILE is set |
 | `transformer_engine.pytorch.onnx_extensions` | placeholders for onnx and onnxscript, if they are not installed |
 
@@ -32,7 +33,7 @@ from ...core import machine
 from ...runtime import finders
 from ...runtime.te_plugins import PluginNames
 from ..tex import interface
-from . import rewrite
+from . import rewrite, torch_names
 from .chip import Chip
 
 LAYER = "transformer_engine"
@@ -187,11 +188,11 @@ class Loader(importlib.machinery.SourceFileLoader):
         self.chip = chip
 
     def get_code(self, fullname: str) -> types.CodeType | None:
-        path = self.get_filename(fullname)
-        if self.chip is None or not rewrite.may_need_rewrite(source := self.get_data(path)):
+        path, kind, imports = self.get_filename(fullname), self.chip and self.chip.type, torch_names.replaced()
+        if not rewrite.may_need_rewrite(source := self.get_data(path), kind, imports):
             return super().get_code(fullname)
         # Never through the bytecode cache: that is for the unmodified file.
-        return rewrite.rewritten(source, path, self.chip.type)
+        return rewrite.rewritten(source, path, kind, imports)
 
     def exec_module(self, module: types.ModuleType) -> None:
         name = module.__name__.removeprefix(f"{LAYER}.")

@@ -11,28 +11,49 @@
 | `f(pin_memory=x)` | `f(pin_memory=False)`, on a CPU: torch pins memory only for an accelerator |
 | `torch.is_autocast_enabled()` | the same for the chip's device type (the default is CUDA's) |
 | `triton.autotune(configs=x)` | only the first config, on a CPU: the interpreter cannot be timed |
+
+With CUDA too:
+
+| source | rewritten as |
+|---|---|
+| `from torch.x import name` | ours, if this torch lacks the name or has it with a fault (`torch_names`) |
+| `{"with_gemm_swizzled_scales": q.optimize_for_gemm}` | `False`, for `torch.compile`: our tex does not swizzle |
 """
 
 from __future__ import annotations
 
 import ast
 import re
+import types
 from itertools import accumulate
 from typing import Any
 
+from . import torch_names
 from .chip import CUDA_VERSION
 
+SWIZZLED, FOR_GEMM = "with_gemm_swizzled_scales", "optimize_for_gemm"
 CHIP = "__opmux_chip__"  # the Chip, a global of each rewritten module
 
 
-def may_need_rewrite(source: bytes) -> bool:
-    """Whether a source may need a rewrite."""
-    return b"cuda" in source or b"triton.autotune" in source
+def may_need_rewrite(source: bytes, device: str | None, imports: frozenset[tuple[str, str]] = frozenset()) -> bool:
+    """Whether a source may need a rewrite, for a device type (None: CUDA) and imports to replace."""
+    if device is not None and (b"cuda" in source or b"triton.autotune" in source):
+        return True
+    if f'"{SWIZZLED}": self.{FOR_GEMM}'.encode() in source:
+        return True
+    return any(module.encode() in source and name.encode() in source for module, name in imports)
 
 
-def rewritten(source: bytes, path: str, device: str) -> Any:
-    """The compiled code of a source, rewritten for this device type."""
-    return compile(_Rewriter(device, source).visit(ast.parse(source, path)), path, "exec", dont_inherit=True)
+def rewritten(
+    source: bytes, path: str, device: str | None, imports: frozenset[tuple[str, str]] = frozenset()
+) -> types.CodeType:
+    """The compiled code of a source, rewritten for this device type (None: CUDA), with imports replaced."""
+    tree = ast.parse(source, path)
+    if device is not None:
+        tree = _Rewriter(device, source).visit(tree)
+    if may_need_rewrite(source, None, imports):
+        tree = _Everywhere(imports).visit(tree)
+    return compile(tree, path, "exec", dont_inherit=True)
 
 
 def _is(node: ast.AST, package: str, *names: str) -> bool:
@@ -130,6 +151,31 @@ class _Rewriter(ast.NodeTransformer):
             ast.copy_location(ast.Assign([ast.copy_location(ast.Name(name, ast.Store()), node)], value), node)
             for name, value in got
         ]
+
+
+class _Everywhere(ast.NodeTransformer):
+    """The rewrites for every device, CUDA included."""
+
+    def __init__(self, replaced: frozenset[tuple[str, str]]):
+        self.replaced = replaced
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> Any:
+        ours = [a for a in node.names if (node.module, a.name) in self.replaced]
+        if node.level or not ours:
+            return node
+        made = [ast.copy_location(ast.ImportFrom(torch_names.__name__, ours, 0), node)]
+        kept = [a for a in node.names if a not in ours]
+        if kept:
+            made.append(ast.copy_location(ast.ImportFrom(node.module, kept, 0), node))
+        return made
+
+    def visit_Dict(self, node: ast.Dict) -> Any:
+        self.generic_visit(node)
+        for i, (key, value) in enumerate(zip(node.keys, node.values, strict=True)):
+            quantizers = isinstance(value, ast.Attribute) and value.attr == FOR_GEMM
+            if quantizers and isinstance(key, ast.Constant) and key.value == SWIZZLED:
+                node.values[i] = ast.copy_location(ast.Constant(False), value)
+        return node
 
 
 class _ReplacePart(ast.NodeTransformer):
