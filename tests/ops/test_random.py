@@ -188,6 +188,13 @@ def test_randint_to_the_edges_of_a_dtype():
         ops.philox_randint(like(torch.complex64), SEED, 0, 2)
 
 
+@pytest.mark.parametrize("span, pairs", [(11, False), (256, False), (1 << 20, False), ((1 << 20) + 1, True)])
+def test_randint_takes_64_bits_an_element_for_wide_ranges_only(span, pairs):
+    bits = spec._bits(like(torch.int32, 64), SEED, pairs)
+    expected = spec._high_product(bits, span) if pairs else bits * span >> 32
+    assert torch.equal(ops.philox_randint(like(torch.int32, 64), SEED, 0, span), expected.flatten()[:64].int())
+
+
 def test_the_upper_half_of_a_product():
     for a in (0, 1, -1, -(2**63), 0x123456789ABCDEF0, -0x123456789ABCDEF0):
         for b in (1, 3, 2**32, 2**63 - 1, 2**64 - 1):

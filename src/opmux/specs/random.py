@@ -313,12 +313,12 @@ LEAST[torch.float16] = 2.0**-24
 # Used for -log(u) where u rounds to 1: about half of the next value.
 NEARLY_ZERO = {False: 2.0**-26, True: 2.0**-55}
 # Up to this many values 32 bits are enough: probabilities differ by at most 2^-12.
-FEW = 1 << 20
+FEW_VALUES = 1 << 20
 
 
 def takes_pairs(like: Tensor, span: int) -> bool:
     """Whether each integer takes 64 random bits. 64-bit results do: they are bound by the store anyway."""
-    return span > FEW or like.dtype.itemsize == 8
+    return span > FEW_VALUES or like.dtype.itemsize == 8
 
 
 def _written(like: Tensor, *rest: Any) -> int:
