@@ -253,7 +253,8 @@ def test_graphed_layers_drop_what_eager_ones_drop(te, tracked):
             x = batch.clone().requires_grad_()
             y = module(x)
             y.backward(grad)
-            made += [y.detach().clone(), x.grad, *(p.grad.clone() for p in module.parameters())]
+            # copies: the gradients of a graph are in its own memory, which the next replay overwrites
+            made += [t.detach().clone() for t in (y, x.grad, *(p.grad for p in module.parameters()))]
             module.zero_grad()
         return made
 
@@ -275,5 +276,5 @@ def test_a_checkpointed_layer_drops_the_same_in_its_recomputation(te):
         given = x.clone().requires_grad_()
         y = run(given)
         results.append([y.detach(), *torch.autograd.grad(y, (given, *module.parameters()), dy)])
-    for a, b in zip(*results, strict=True):
-        torch.testing.assert_close(a, b)
+    for a, b in zip(*results, strict=True):  # another mask would change a gradient by more than a tenth
+        assert (a.float() - b.float()).norm() < 0.01 * b.float().norm()
