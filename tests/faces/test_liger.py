@@ -22,6 +22,7 @@ from opmux.core import BackendImplKind, OpImpl, specs
 from opmux.core.registry import Fit
 from opmux.faces import compat
 from opmux.faces.liger import names
+from opmux.faces.models import logits, modules
 from opmux.runtime import liger_names
 
 TABLE = [line.split(" ", 2) for line in (Path(__file__).parent / "liger_signatures.txt").read_text().splitlines()]
@@ -977,8 +978,8 @@ def loss_and_gradients(model, batch):
 
 
 def patched(model):
-    """Classes of the modules whose forward is not that of their class."""
-    return {type(m).__name__.removeprefix("Llama") for m in model.modules() if "forward" in vars(m)}
+    """Classes of the modules that are patched."""
+    return {type(m).__name__.removeprefix("Llama") for m in model.modules() if modules.KEY in vars(m)}
 
 
 def test_a_model_is_patched(llama):
@@ -989,12 +990,12 @@ def test_a_model_is_patched(llama):
 
     model = llama.make(llama.config)
     plain, *want = loss_and_gradients(model, llama.batch)
-    assert patched(model) == set() and plain.logits is not None
+    assert patched(model) == set() and not logits.are_late(plain)
     apply_liger_kernel_to_llama(model=model)
     assert {"RMSNorm", "MLP", "ForCausalLM"} <= patched(model) and patched(llama.make(llama.config)) == set()
     out, *got = loss_and_gradients(model, llama.batch)
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
-    assert out.logits is None
+    assert logits.are_late(out)
     apply_liger_kernel_to_llama(rope=False, fused_linear_cross_entropy=False, rms_norm=False, model=model)
     assert patched(model) == {"MLP"}
     _apply_liger_kernel_to_instance(model, swiglu=False, rope=False, fused_linear_cross_entropy=False, no_such_flag=1)
@@ -1017,8 +1018,7 @@ def test_a_model_is_made_patched(llama):
     before = llama.make.forward
     try:
         apply_liger_kernel_to_llama()
-        assert llama.make.forward is not before  # models that are made later
-        assert loss_and_gradients(llama.make(llama.config), llama.batch)[0].logits is None
+        assert logits.are_late(loss_and_gradients(llama.make(llama.config), llama.batch)[0])  # also models made later
     finally:
         opmux.unpatch_model("llama")
     assert llama.make.forward is before

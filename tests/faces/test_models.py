@@ -1,6 +1,7 @@
 """patch_model: patched models of `transformers` compute what the originals do, and are restored exactly."""
 
 import copy
+import functools
 import inspect
 
 import pytest
@@ -11,6 +12,8 @@ import opmux
 from opmux.core.errors import UnknownName
 from opmux.faces.models import attention, loss
 from opmux.faces.models.forms import form
+from opmux.faces.models.logits import are_late
+from opmux.faces.models.modules import KEY
 from opmux.faces.models.patch import CannotPatch
 
 transformers = pytest.importorskip("transformers")
@@ -148,7 +151,7 @@ def test_a_patched_model_computes_what_the_model_does(kind):
     wanted = {**TYPES, **SEEING}[kind]
     assert {row.name for row in report.replaced} >= wanted, report
     patched, (ours, found) = answers(model), trained(model)
-    assert (ours.logits is None) == ("loss" in wanted) and patched.logits is not None
+    assert are_late(ours) == ("loss" in wanted) and not are_late(patched)
     close(patched.logits, plain.logits)
     close(patched.loss, plain.loss)
     close(ours.loss, loss.loss)
@@ -157,9 +160,9 @@ def test_a_patched_model_computes_what_the_model_does(kind):
         close(found[name], grad)
     assert model.state_dict().keys() == before.keys()
     opmux.unpatch_model(model)
-    assert not any("forward" in module.__dict__ for module in model.modules())
+    assert not any(KEY in module.__dict__ for module in model.modules())
     again, restored = trained(model)
-    assert again.logits is not None and torch.equal(again.loss, loss.loss)
+    assert not are_late(again) and torch.equal(again.loss, loss.loss)
     assert all(torch.equal(restored[name], grad) for name, grad in grads.items())
 
 
@@ -182,20 +185,20 @@ def test_a_type_is_patched_before_models_are_made_and_restored():
     try:
         assert {row.name for row in report.replaced} == LLAMA | {"mask"}
         out, _ = trained(tiny("llama"))
-        assert out.logits is None
+        assert are_late(out)
         close(out.loss, expected.loss)
     finally:
         opmux.unpatch_model(home.LlamaForCausalLM)  # the class stands for its type
     assert {name: vars(vars(home)[name])["forward"] for name in originals} == originals
     out, _ = trained(tiny("llama"))
-    assert torch.equal(out.loss, expected.loss) and out.logits is not None
+    assert torch.equal(out.loss, expected.loss) and not are_late(out)
 
 
 def test_other_models_of_the_type_are_left_alone():
     model, other = tiny("llama"), tiny("llama")
     opmux.patch_model(model)
-    assert answers(other).logits is not None and trained(other)[0].logits is not None
-    assert not any("forward" in module.__dict__ for module in other.modules())
+    assert not are_late(answers(other)) and not are_late(trained(other)[0])
+    assert not any(KEY in module.__dict__ for module in other.modules())
 
 
 def test_include_and_exclude():
@@ -203,10 +206,10 @@ def test_include_and_exclude():
     assert {row.name for row in opmux.patch_model(model, include=["rope", "glu"]).replaced} == {"rope", "glu"}
     report = opmux.patch_model(model, exclude="loss")
     assert {row.name for row in report.replaced} == LLAMA - {"loss"} | {"mask"}
-    assert trained(model)[0].logits is not None and model.loss_function is loss.ForCausalLMLoss
+    assert not are_late(trained(model)[0])
     assert any(row.reason == "loss is excluded" for row in report.left)
     opmux.patch_model(model, exclude=["loss", "cross_entropy"])
-    assert trained(model)[0].loss is not None and model.loss_function is not loss.ForCausalLMLoss
+    assert not are_late(trained(model)[0])
     with pytest.raises(UnknownName, match="rms_nrm.*rms_norm"):
         opmux.patch_model(model, include=["rms_nrm"])
     with pytest.raises(UnknownName, match="lama.*llama"):
@@ -229,7 +232,7 @@ def test_an_unknown_model_is_left_as_it_was():
     model = nn.Sequential(nn.Linear(3, 3), nn.GELU())
     with pytest.raises(CannotPatch, match="nothing of Sequential can be replaced"):
         opmux.patch_model(model)
-    assert not any("forward" in module.__dict__ for module in model.modules())
+    assert not any(KEY in module.__dict__ for module in model.modules())
 
 
 def test_a_changed_model_keeps_what_changed():
@@ -251,7 +254,7 @@ def test_a_changed_model_keeps_what_changed():
     assert [row.reason for row in report.left if row.module == "HalvedRMSNorm"] == [
         "its forward is not one that is known"
     ]
-    assert "forward" not in model.model.norm.__dict__ and "forward" in model.model.layers[0].mlp.__dict__
+    assert KEY not in model.model.norm.__dict__ and KEY in model.model.layers[0].mlp.__dict__
 
 
 def test_forms_ignore_names_and_see_helpers():
@@ -275,30 +278,53 @@ def test_forms_ignore_names_and_see_helpers():
 
 
 @pytest.mark.parametrize(
-    "lines, head",
+    "lines, scale",
     [
-        ("logits = self.lm_head(x)", loss.Head()),
-        ("logits = self.lm_head(x).float()", loss.Head()),
-        ("logits = self.lm_head(x) * self.config.scale", loss.Head(times="self.config.scale")),
-        ("logits = self.lm_head(x); logits = logits / self.scale", loss.Head(over="self.scale")),
+        ("logits = self.lm_head(x)", (1.0, 1.0, None)),
+        ("logits = self.lm_head(x).float()", (1.0, 1.0, None)),
+        ("logits = self.lm_head(x) * self.scale", (2.0, 1.0, None)),
+        ("logits = self.lm_head(x); logits = logits / self.scale", (1.0, 2.0, None)),
+        ("logits = self.lm_head(x); logits = torch.tanh(logits / 30.0) * 30.0", (1.0, 1.0, 30.0)),
+        ("logits = self.lm_head(x); logits = torch.tanh(logits / 30.0) * 20.0", None),
         ("logits = self.lm_head(x); logits = logits + self.bias", None),
-        ("logits = self.lm_head(x[:, 1:]); logits = logits[..., :7]", None),
-        ("logits = self.lm_head(x); logits = self.lm_head(logits)", None),
-        ("logits = self.head(x)", None),
+        ("logits = self.lm_head(x); logits = self.bias * logits", None),
+        ("logits = self.lm_head(x); logits = logits[..., :7]", None),
+        ("logits = self.lm_head(x); logits = torch.softmax(logits, -1)", None),
     ],
 )
-def test_what_a_model_does_with_its_logits(lines, head, tmp_path):
-    source = "def forward(self, x, labels=None, **kwargs):\n    " + lines.replace("; ", "\n    ")
-    source += "\n    return self.loss_function(logits=logits, labels=labels, vocab_size=7, **kwargs)\n"
+def test_late_logits_are_computed_unless_they_are_only_scaled_or_capped(lines, scale, monkeypatch):
+    torch.manual_seed(0)
+    model, x, labels = nn.Module(), torch.randn(2, 5, 3), torch.randint(7, (2, 5))
+    model.lm_head, model.scale, model.bias = nn.Linear(3, 7), 2.0, torch.randn(7)
+
+    def run(self):
+        space = {"self": self, "x": x, "torch": torch}
+        exec(lines.replace("; ", "\n"), space)
+        return self.loss_function(space["logits"], labels, 7)
+
+    model.loss_function = loss.ForCausalLMLoss
+    expected, fused = run(model), []
+    monkeypatch.setattr(loss, "_fused", lambda *args, fn=loss._fused: fused.append(args[1]) or fn(*args))
+    later = functools.partial(loss._loss_of_late, loss.ForCausalLMLoss)
+    close(run(loss.Call(model, later, model.lm_head)), expected)
+    assert fused == ([] if scale is None else [scale])
+
+
+@pytest.mark.parametrize(
+    "source, why",
+    [
+        ("self.loss_function(self.lm_head(x))", ""),
+        ("self.loss_function(self.head(x))", "it does not call self.lm_head"),
+        ("self.loss_function(self.lm_head(x), self)", "it passes itself to a function"),
+        ("self.loss_function(self.lm_head(super().forward(x)))", "it passes itself to a function"),
+    ],
+)
+def test_a_forward_that_needs_the_model_itself_keeps_its_loss(source, why, tmp_path):
     path = tmp_path / "model.py"
-    path.write_text(source)
+    path.write_text(f"def forward(self, x):\n    return {source}\n")
     space: dict = {}
-    exec(compile(source, str(path), "exec"), space)
-    if head is None:
-        with pytest.raises(loss.Unknown):
-            loss.head_of(space["forward"])
-    else:
-        assert loss.head_of(space["forward"]) == head
+    exec(compile(path.read_text(), str(path), "exec"), space)
+    assert loss.why_not(space["forward"], "loss_function", "lm_head") == why
 
 
 # ---- training as people do it ---------------------------------------------------------------------------------------
@@ -311,7 +337,7 @@ def test_gradient_accumulation_counts_tokens_of_the_whole_batch():
     for parts in ("loss", "cross_entropy"):
         opmux.patch_model(model, include=[parts])
         out, found = trained(model, num_items_in_batch=count)
-        assert (out.logits is None) == (parts == "loss")
+        assert are_late(out) == (parts == "loss")
         close(out.loss, expected.loss)
         close(found["lm_head.weight"], grads["lm_head.weight"])
 
@@ -324,7 +350,7 @@ def test_ligers_flag_of_cross_entropy():
     apply = patching.MODEL_TYPE_TO_APPLY_LIGER_FN["llama"]
     apply(model=model, cross_entropy=True, fused_linear_cross_entropy=False)
     out, found = trained(model)
-    assert model.loss_function is loss.ForCausalLMLoss and out.logits is not None
+    assert not are_late(out)
     close(out.loss, expected.loss)
     close(found["lm_head.weight"], grads["lm_head.weight"])
 
@@ -454,7 +480,7 @@ def test_peft():
     report = opmux.patch_model(adapted)
     assert {row.name for row in report.replaced} == LLAMA | {"mask"}
     out, found = trained(adapted)
-    assert out.logits is None
+    assert are_late(out)
     close(out.loss, expected.loss)
     assert found.keys() == grads.keys()
     for name, grad in grads.items():
@@ -467,7 +493,7 @@ def test_a_head_that_is_not_a_plain_linear_layer_keeps_its_logits():
     expected, _ = trained(adapted)
     opmux.patch_model(adapted)
     out, _ = trained(adapted)
-    assert out.logits is not None
+    assert not are_late(out)
     close(out.loss, expected.loss)
 
 
@@ -527,9 +553,9 @@ def test_a_copy_of_a_patched_model_is_patched():
     with torch.no_grad():
         twin.model.norm.weight.zero_()
     assert not torch.equal(answers(twin).logits, answers(model).logits)
-    assert trained(twin)[0].logits is None
+    assert are_late(trained(twin)[0])
     opmux.unpatch_model(twin)
-    assert not any("forward" in module.__dict__ for module in twin.modules())
+    assert not any(KEY in module.__dict__ for module in twin.modules())
 
 
 def test_a_pickled_model_is_not_patched_and_can_be(tmp_path):
@@ -539,13 +565,13 @@ def test_a_pickled_model_is_not_patched_and_can_be(tmp_path):
     torch.save(model, tmp_path / "model.pt")
     loaded = torch.load(tmp_path / "model.pt", weights_only=False)
     plain, _ = trained(loaded)
-    assert plain.logits is not None
+    assert not are_late(plain)
     close(plain.loss, expected.loss)
     assert {row.name for row in opmux.patch_model(loaded).replaced} == LLAMA | {"mask"}
     again, _ = trained(loaded)
-    assert again.logits is None and torch.equal(again.loss, expected.loss)
+    assert are_late(again) and torch.equal(again.loss, expected.loss)
     opmux.unpatch_model(loaded)
-    assert not any("forward" in module.__dict__ for module in loaded.modules())
+    assert not any(KEY in module.__dict__ for module in loaded.modules())
 
 
 def test_resized_embeddings_keep_the_fused_loss():
@@ -555,7 +581,7 @@ def test_resized_embeddings_keep_the_fused_loss():
         trained(model)
         model.resize_token_embeddings(103)
         out, _ = trained(model)
-        assert out.logits is None
+        assert are_late(out)
         opmux.unpatch_model(model)
         expected, _ = trained(model)
         assert expected.logits.shape[-1] == 103

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .forms import home_of
+
 Forward = Callable[..., Any]
 
 FUNCTIONS = "ALL_ATTENTION_FUNCTIONS"  # the global of a forward from which it gets its attention function
@@ -94,15 +96,18 @@ def of_one_query(original: Forward) -> Forward:
 class Functions:
     """The attention functions of a model, with ours for transformers' own "sdpa"; others stay as they are."""
 
-    def __init__(self, before: Any):
+    def __init__(self, home: Any):
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-        self.before, self.native = before, sdpa_attention_forward
+        self.home, self.native = home, sdpa_attention_forward
         self.ours = of_one_query(sdpa_attention_forward)
 
     def get_interface(self, name: str, default: Forward) -> Forward:
-        found = self.before.get_interface(name, default)
+        found = getattr(self.home, FUNCTIONS).get_interface(name, default)
         return self.ours if found is self.native else found
+
+
+_functions: dict[Any, Functions] = {}  # by module
 
 
 def functions_of(original: Any) -> Functions | None:
@@ -111,6 +116,7 @@ def functions_of(original: Any) -> Functions | None:
     names = getattr(getattr(inner, "__code__", None), "co_names", ())
     if FUNCTIONS not in names or "get_interface" not in names:
         return None
-    if "past_key_values" not in inspect.signature(inner).parameters:
+    home = home_of(inner)
+    if home is None or "past_key_values" not in inspect.signature(inner).parameters:
         return None
-    return Functions(inner.__globals__[FUNCTIONS])
+    return _functions.setdefault(home, Functions(home))

@@ -8,41 +8,99 @@ calls. A function of another form (a model that computes something else, a new v
 from __future__ import annotations
 
 import ast
-import functools
 import hashlib
 import inspect
+import sys
 import textwrap
+import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
+
+# Packages whose decorators of a forward change nothing that matters here (arguments of outputs, docstrings).
+DECORATING = ("transformers", "torch")
 
 
-@functools.cache
 def form(fn: Callable[..., Any], owner: type | None = None) -> str | None:
-    """The form of a function, or of a method of a class; None if its source cannot be read."""
+    """The form of a function, or of a method of a class; None if its source cannot be read or a user decorated it.
+
+    Nothing but the parsed source is cached: a user may replace a function or a helper that it calls at any time.
+    """
     text = _canonical(fn, owner, ())
     return None if text is None else hashlib.blake2s(text.encode(), digest_size=6).hexdigest()
 
 
+def unwrapped(fn: Any) -> Any:
+    """The function under decorators that keep it as `__wrapped__`; None if one of them is a user's own."""
+    while hasattr(fn, "__wrapped__"):
+        home = getattr(fn, "__globals__", {}).get("__name__", "")
+        if home.partition(".")[0] not in DECORATING:
+            return None
+        fn = fn.__wrapped__
+    return fn
+
+
+def home_of(fn: Any) -> types.ModuleType | None:
+    """The module whose globals a function reads; None for one of code that is in no module."""
+    space = getattr(fn, "__globals__", {})
+    found = sys.modules.get(space.get("__name__", ""))
+    return found if found is not None and vars(found) is space else None
+
+
+def is_own(fn: Any, home: types.ModuleType) -> bool:
+    """Whether a function is written in a module, and is not a user's that replaced one of it."""
+    return inspect.isfunction(fn) and fn.__code__.co_filename == home.__file__
+
+
 def parsed(fn: Callable[..., Any]) -> ast.FunctionDef | None:
-    """The definition of a function, under decorators that keep it as `__wrapped__`."""
+    """The definition of a function, under the decorators of libraries."""
     try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(fn))))
+        tree = ast.parse(textwrap.dedent(inspect.getsource(unwrapped(fn))))
     except (OSError, TypeError, SyntaxError):
         return None
     return tree.body[0] if isinstance(tree.body[0], ast.FunctionDef) else None
 
 
-def _canonical(fn: Callable[..., Any], owner: type | None, above: tuple[str, ...]) -> str | None:
-    definition = parsed(fn)
-    if definition is None:
+class Source(NamedTuple):
+    """A function without names of variables, and what it calls."""
+
+    text: str
+    functions: frozenset[str]  # by global name
+    methods: frozenset[str]  # of self
+
+
+_sources: dict[types.CodeType, Source | None] = {}
+
+
+def _source(fn: Any) -> Source | None:
+    code = getattr(unwrapped(fn), "__code__", None)
+    if code is None:
         return None
-    helpers = sorted(_helpers(inspect.unwrap(fn), owner, definition), key=lambda helper: helper.__name__)
-    texts = [_canonical(helper, owner, (*above, fn.__name__)) for helper in helpers if helper.__name__ not in above]
+    if code not in _sources:
+        definition = parsed(fn)
+        _sources[code] = None if definition is None else _read(definition)
+    return _sources[code]
+
+
+def _read(definition: ast.FunctionDef) -> Source:
+    called = [node.func for node in ast.walk(definition) if isinstance(node, ast.Call)]
+    functions = frozenset(node.id for node in called if isinstance(node, ast.Name))
+    methods = frozenset(
+        node.attr for node in called if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self"
+    )
     first, *rest = definition.body
     body = rest if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) else [first, *rest]
     rename = _Renamed().visit
-    own = _text([rename(definition.args), *(rename(statement) for statement in body)])
-    return None if None in texts else "\n".join([own, *(text or "" for text in texts)])
+    text = _text([rename(definition.args), *(rename(statement) for statement in body)])
+    return Source(text, functions, methods)
+
+
+def _canonical(fn: Any, owner: type | None, above: tuple[str, ...]) -> str | None:
+    source = _source(fn)
+    if source is None:
+        return None
+    helpers = sorted(_helpers(unwrapped(fn), owner, source), key=lambda helper: helper.__name__)
+    texts = [_canonical(helper, owner, (*above, fn.__name__)) for helper in helpers if helper.__name__ not in above]
+    return None if None in texts else "\n".join([source.text, *(text or "" for text in texts)])
 
 
 def _text(node: Any) -> str:
@@ -55,19 +113,12 @@ def _text(node: Any) -> str:
     return f"{type(node).__name__}({';'.join(_text(value) for value in fields if value not in (None, []))})"
 
 
-def _helpers(fn: Any, owner: type | None, definition: ast.FunctionDef) -> set[Callable[..., Any]]:
+def _helpers(fn: Any, owner: type | None, source: Source) -> set[Callable[..., Any]]:
     """The functions of the same file that it calls: methods of its class, and functions of its module."""
-    found: set[Callable[..., Any]] = set()
-    for node in ast.walk(definition):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            helper = fn.__globals__.get(node.func.id)
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and owner is not None:
-            helper = getattr(owner, node.func.attr, None) if ast.unparse(node.func.value) == "self" else None
-        else:
-            continue
-        if inspect.isfunction(helper) and helper.__module__ == fn.__module__:
-            found.add(helper)
-    return found
+    found = {fn.__globals__.get(name) for name in source.functions if inspect.isfunction(fn.__globals__.get(name))}
+    if owner is not None:
+        found |= {getattr(owner, name, None) for name in source.methods}
+    return {helper for helper in found if inspect.isfunction(helper) and helper.__module__ == fn.__module__}
 
 
 class _Renamed(ast.NodeTransformer):

@@ -1,213 +1,179 @@
-"""The loss of a language model without its logits: the head computes the loss of its input.
+"""The loss of a language model without its logits, from the input of its head.
 
-The model's own forward runs. In training its head (a linear layer) returns the loss of the hidden states instead of
-their logits, and the model's loss function returns that loss. So what gathers the head's weight (FSDP, ZeRO-3), the
-model's other losses (of routers) and its outputs stay as they are.
+The model's own forward runs, with a stand-in for `self` whose head gives `LateLogits` and whose loss function takes
+them. What the forward hands from its head to its loss goes through its own variables: nothing is stored on the model,
+so calls of other threads, of replicas, interleaved and failing ones do not meet. What gathers the head's weight in its
+forward (FSDP, ZeRO-3) gathers it for the loss; the model's other losses (of routers) and its outputs are its own.
 """
 
 from __future__ import annotations
 
 import ast
 import functools
-import weakref
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+import inspect
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..functional import losses
-from .forms import parsed
+from .forms import is_own, parsed
+from .logits import LateLogits, read_late, scale_of
+from .modules import is_changed
 
 Forward = Callable[..., Any]
 
-
-class Head(NamedTuple):
-    """What a model does with its logits before the loss: expressions of `self`."""
-
-    times: str | None = None
-    over: str | None = None
-    softcap: str | None = None
+# Libraries whose hooks gather the weight of a layer for its forward, and change neither its input nor its result.
+GATHERING = ("torch.distributed.fsdp.", "deepspeed.")
 
 
-class Unknown(Exception):
-    """A forward that computes its loss in a way that is not known."""
+# ---- which models ---------------------------------------------------------------------------------------------------
 
 
-@functools.cache
-def head_of(forward: Forward) -> Head:
-    """How a model's forward computes logits and loss; raises Unknown with the reason."""
+def why_not(forward: Forward, *names: str) -> str:
+    """Why a forward cannot run with a stand-in for self that has these methods; "" if it can."""
     definition = parsed(forward)
     if definition is None:
-        raise Unknown("its source cannot be read")
-    heads, calls, changes = [], [], []
-    named: dict[str, list[ast.expr]] = {}
-    for node in ast.walk(definition):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "self.lm_head":
-            heads.append(node)
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "self.loss_function":
-            calls.append(node)
-        if isinstance(node, ast.NamedExpr):
-            named.setdefault(node.target.id, []).append(node.value)
-        if isinstance(node, ast.Assign):
-            name = ast.unparse(node.targets[0])
-            (changes if name == "logits" else named.setdefault(name, [])).append(node.value)
-    if len(heads) != 1 or len(calls) != 1:
-        raise Unknown("it does not call self.lm_head and self.loss_function once each")
-    shown = [ast.unparse(a) for a in calls[0].args] + [f"{k.arg}={ast.unparse(k.value)}" for k in calls[0].keywords]
-    if not {"logits", "logits=logits"} & set(shown) or not {"labels", "labels=labels"} & set(shown):
-        raise Unknown("its loss is not one of logits and labels")
-    if any(word.startswith("shift_labels=") for word in shown):
-        raise Unknown("its labels are shifted in a way of its own")
-    return _changed(changes, heads[0], {name: values[0] for name, values in named.items() if len(values) == 1})
+        return "its source cannot be read"
+    called = {ast.unparse(node.func) for node in ast.walk(definition) if isinstance(node, ast.Call)}
+    missing = " and ".join(f"self.{name}" for name in names if f"self.{name}" not in called)
+    if missing:
+        return f"it does not call {missing}"
+    selves = {id(node) for node in ast.walk(definition) if isinstance(node, ast.Name) and node.id == "self"}
+    owners = {id(node.value) for node in ast.walk(definition) if isinstance(node, ast.Attribute)}
+    return "it passes itself to a function" if selves - owners or "super" in called else ""
 
 
-def _changed(changes: list[ast.expr], head: ast.Call, local: dict[str, ast.expr]) -> Head:
-    """What the assignments to logits do after the head."""
-    known: dict[str, str] = {}
-    steps = []
-    for value in changes:
-        if any(node is head for node in ast.walk(value)):
-            value, first = _after_head(value, head)
-            if first is not None:
-                steps.append(first)
-        elif isinstance(value, ast.BinOp) and ast.unparse(value.left) in ("logits", "logits.float()"):
-            steps.append((type(value.op), value.right))
-        elif ast.unparse(value) == "torch.tanh(logits)":
-            steps.append((ast.Call, value))
-        else:
-            raise Unknown(f"it changes its logits: {ast.unparse(value)}")
-    resolve = lambda node: ast.unparse(local.get(node.id, node) if isinstance(node, ast.Name) else node)
-    kinds = [kind for kind, _ in steps]
-    if [ast.Div, ast.Call, ast.Mult] == kinds[-3:]:
-        cap, again = resolve(steps[-3][1]), resolve(steps[-1][1])
-        if cap != again:
-            raise Unknown("it caps its logits in a way that is not known")
-        known["softcap"], steps = cap, steps[:-3]
-    for kind, operand in steps:
-        name = {ast.Mult: "times", ast.Div: "over"}.get(kind)
-        if name is None or name in known:
-            raise Unknown("it changes its logits in a way that is not known")
-        known[name] = resolve(operand)
-    if any(not text.startswith(("self.", "getattr(self.")) for text in known.values()):
-        raise Unknown(f"it changes its logits by {', '.join(known.values())}")
-    return Head(**known)
+class _Usual:
+    """transformers' ForCausalLMLoss, if it is one that is known; set by `remember_loss`."""
+
+    function: Forward | None = None
+    helper: Forward | None = None
+    home: Any = None
 
 
-def _after_head(value: ast.expr, head: ast.Call) -> tuple[ast.expr, tuple[Any, ast.expr] | None]:
-    """The step in the statement that calls the head: none, .float(), or a factor."""
-    if value is head or ast.unparse(value) == f"{ast.unparse(head)}.float()":
-        return value, None
-    if isinstance(value, ast.BinOp) and value.left is head:
-        return value, (type(value.op), value.right)
-    raise Unknown(f"it changes its logits: {ast.unparse(value)}")
+def remember_loss() -> str:
+    """Find the loss function of language models of transformers; returns why it cannot be replaced, or ""."""
+    from transformers.loss import loss_utils
+
+    _Usual.home, _Usual.function, _Usual.helper = loss_utils, None, None
+    function, helper = loss_utils.ForCausalLMLoss, loss_utils.fixed_cross_entropy
+    names = inspect.signature(function).parameters.keys()
+    if not is_own(function, loss_utils) or not is_own(helper, loss_utils):
+        return "ForCausalLMLoss of transformers was replaced"
+    if names != inspect.signature(ForCausalLMLoss).parameters.keys():
+        return "ForCausalLMLoss of this transformers has other arguments"
+    _Usual.function, _Usual.helper = function, helper
+    return ""
 
 
-@functools.cache
-def _getter(text: str) -> Callable[[Any], Any]:
-    return eval(f"lambda self: {text}")  # an expression of the model's own forward
+def _is_usual(loss_function: Any) -> bool:
+    """Whether a model has the loss of transformers or ours for it; not if it or its helper was replaced by a user's."""
+    if loss_function is ForCausalLMLoss:
+        return True
+    return (
+        loss_function is not None
+        and loss_function is _Usual.function
+        and _Usual.home.fixed_cross_entropy is _Usual.helper
+    )
 
 
-class Pending:
-    """A loss that a head is to compute, and what it computed; shared by a model, its head and its loss function."""
-
-    def __init__(self):
-        self.loss_of: Callable[[Tensor, nn.Linear], Tensor] | None = None
-        self.loss: Tensor | None = None
+# ---- the stand-in ---------------------------------------------------------------------------------------------------
 
 
-def _head_forward(pending: Pending, layer: nn.Linear, input: Tensor) -> Tensor:
-    """The forward of a head: logits, or the loss of a model that waits for one."""
-    if pending.loss_of is None:
-        return nn.functional.linear(input, layer.weight, layer.bias)
-    pending.loss = pending.loss_of(input, layer)
-    return pending.loss
+class Call:
+    """A model in one call of its forward: another loss function, and if `layer` is given another head."""
+
+    def __init__(self, model: Any, loss_function: Forward, layer: nn.Module | None = None):
+        own = self.__dict__
+        own["_model"], own["loss_function"] = model, loss_function
+        if layer is not None:
+            own["lm_head"] = Head(model.lm_head, layer)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_model"], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._model, name, value)
 
 
-def _loss_function(pending: Pending, before: Forward, *args: Any, **kwargs: Any) -> Tensor:
-    """The loss function of a model: what its head computed, if it did."""
-    return before(*args, **kwargs) if pending.loss is None else pending.loss
+class Head:
+    """A head that computes no logits yet."""
+
+    def __init__(self, module: Any, layer: nn.Module):
+        self._module, self._layer = module, layer
+
+    def __call__(self, hidden: Tensor) -> LateLogits:
+        return LateLogits(self._layer, hidden)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_module"], name)
 
 
-_prepared: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-
-
-def _is_usual(model: Any) -> bool:
-    return getattr(model.loss_function, "__name__", "") == "ForCausalLMLoss"
-
-
-def _prepare(model: Any) -> Pending | None:
-    """Let a model's head compute its loss; None if the head or the loss is not the usual one."""
-    layer = model.lm_head
+def fused_layer(model: Any) -> Any:
+    """The linear layer of a model's head if the loss can be computed from its input; else the head is called."""
+    layer = getattr(model, "lm_head", None)
     copies = getattr(layer, "modules_to_save", None)  # of PEFT, which trains a copy of the layer
-    if copies is not None and len(layer.active_adapters) == 1 and layer.active_adapters[0] in copies:
-        layer = copies[layer.active_adapters[0]]
-    pending, forward = _pending(vars(model).get("_loss_function"), _loss_function), vars(layer).get("forward")
-    if pending is not None and _pending(forward, _head_forward) is pending:
-        return pending
-    if type(layer).forward is not nn.Linear.forward or forward is not None:  # FSDP's class inherits it
-        return None
-    if pending is None:
-        if not _is_usual(model):
+    if copies is not None:
+        active = layer.active_adapters
+        if layer.disable_adapters or len(active) != 1 or active[0] not in copies or is_changed(layer):
             return None
-        pending = Pending()
-        model.loss_function = functools.partial(_loss_function, pending, model.loss_function)
-    layer.forward = functools.partial(_head_forward, pending, layer)  # also of a new head, if embeddings were resized
-    _remember(model)
-    return pending
+        layer = copies[active[0]]
+    if not isinstance(layer, nn.Module) or type(layer).forward is not nn.Linear.forward:  # FSDP's class inherits it
+        return None
+    return None if is_changed(layer) and not _only_gathers(layer) else layer
 
 
-def _pending(function: Any, ours: Forward) -> Pending | None:
-    """What a function that was set on a model shares with it, if it is this one of ours."""
-    return function.args[0] if isinstance(function, functools.partial) and function.func is ours else None
+def _only_gathers(layer: nn.Module) -> bool:
+    """Whether the only thing that is added to a layer are hooks that gather its weight."""
+    if torch.compiler.is_compiling() or "forward" in vars(layer):
+        return False
+    hooks = [*layer._forward_hooks.values(), *layer._forward_pre_hooks.values()]
+    if layer._backward_hooks or layer._backward_pre_hooks:
+        return False
+    everywhere = nn.modules.module
+    globally = (
+        everywhere._global_forward_hooks,
+        everywhere._global_forward_pre_hooks,
+        everywhere._global_backward_hooks,
+        everywhere._global_backward_pre_hooks,
+    )
+    return not any(globally) and all((getattr(hook, "__module__", "") or "").startswith(GATHERING) for hook in hooks)
 
 
-def _remember(model: nn.Module) -> None:
-    if not torch.compiler.is_compiling():
-        _prepared.add(model)
+def _in_forward(layer: Any, hidden: Tensor, run: Callable[[Tensor], Tensor]) -> Tensor:
+    """`run(hidden)` in place of a layer's forward, between its hooks, which gather its weight."""
+    if not is_changed(layer):
+        return run(hidden)
+    call = object.__new__(type(layer))  # of this call alone; it shares parameters and hooks with the layer
+    call.__dict__ = {**vars(layer), "forward": run}
+    return call(hidden)
 
 
-def restore(*models: nn.Module) -> None:
-    """Undo what the forwards of `without_logits` and `of_logits` set on these models and their heads."""
-    for module in models:
-        own = vars(module)
-        for name, ours in (("forward", (_head_forward,)), ("_loss_function", (_loss_function, ForCausalLMLoss))):
-            if name in own and getattr(own[name], "func", own[name]) in ours:
-                delattr(module, name)
+# ---- forwards -------------------------------------------------------------------------------------------------------
 
 
-def restore_all(classes: Iterable[type[nn.Module]]) -> None:
-    """`restore` of the models of these classes that are known."""
-    for model in [model for model in _prepared if isinstance(model, tuple(classes))]:
-        restore(*model.modules())
-
-
-def without_logits(head: Head, original: Forward) -> Forward:
-    """A model's forward that computes the loss of labels in training without logits; its outputs have none."""
+def without_logits(original: Forward) -> Forward:
+    """A model's forward that computes the loss of labels in training without logits."""
 
     @functools.wraps(original)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        pending = _prepare(self) if self.training and kwargs.get("labels") is not None else None
-        if pending is None:
+        if not self.training or kwargs.get("labels") is None or _wants_tuple(self, kwargs):
             return original(self, *args, **kwargs)
-        as_tuple = kwargs.pop("return_dict", self.config.return_dict) is False
-        pending.loss_of = lambda hidden, layer: _loss(self, layer, head, hidden, kwargs)
-        try:
-            outputs = original(self, *args, **kwargs, return_dict=True)
-            if pending.loss is not None:
-                outputs.logits = None
-        finally:
-            pending.loss_of = pending.loss = None
-        return outputs.to_tuple() if as_tuple else outputs
+        loss_function, layer = self.loss_function, fused_layer(self)
+        if layer is None or not _is_usual(loss_function):
+            return original(self, *args, **kwargs)
+        call = Call(self, functools.partial(_loss_of_late, loss_function), layer)
+        return read_late(original(call, *args, **kwargs))
 
     return forward
 
 
-def calls_loss_function(forward: Forward) -> bool:
-    """Whether a model's forward calls self.loss_function."""
-    definition = parsed(forward)
-    calls = [] if definition is None else [node for node in ast.walk(definition) if isinstance(node, ast.Call)]
-    return any(ast.unparse(node.func) == "self.loss_function" for node in calls)
+def _wants_tuple(model: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether outputs are a tuple, in which logits have a place: they are computed."""
+    wanted = kwargs.get("return_dict")
+    return not (model.config.return_dict if wanted is None else wanted)
 
 
 def of_logits(original: Forward) -> Forward:
@@ -215,12 +181,14 @@ def of_logits(original: Forward) -> Forward:
 
     @functools.wraps(original)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("labels") is not None and "_loss_function" not in vars(self) and _is_usual(self):
-            self.loss_function = ForCausalLMLoss
-            _remember(self)
-        return original(self, *args, **kwargs)
+        if kwargs.get("labels") is None or not _is_usual(self.loss_function):
+            return original(self, *args, **kwargs)
+        return original(Call(self, ForCausalLMLoss), *args, **kwargs)
 
     return forward
+
+
+# ---- losses ---------------------------------------------------------------------------------------------------------
 
 
 def ForCausalLMLoss(
@@ -254,24 +222,35 @@ def _over(loss: Tensor, count: Tensor | int | None) -> Tensor:
     return loss if count is None else loss / (count.to(loss.device) if isinstance(count, Tensor) else count)
 
 
-def _loss(model: Any, layer: nn.Linear, head: Head, hidden: Tensor, kwargs: dict[str, Any]) -> Tensor:
-    ignored = kwargs.get("ignore_index", -100)
-    target = kwargs.get("shift_labels")
+def _loss_of_late(before: Forward, logits: Any, labels: Tensor, vocab_size: int, *args: Any, **kwargs: Any) -> Tensor:
+    """`before`, the model's loss function: of late logits without computing them."""
+    late = isinstance(logits, LateLogits)
+    scale = scale_of(logits.steps) if late else None
+    if scale is None or args or logits.layer.out_features != vocab_size:
+        return before(logits.read_now() if late else logits, labels, vocab_size, *args, **kwargs)
+    run = functools.partial(_fused, logits.layer, scale, labels, kwargs)
+    return _in_forward(logits.layer, logits.hidden, run)
+
+
+def _fused(layer: Any, scale: Any, labels: Tensor, kwargs: dict[str, Any], hidden: Tensor) -> Tensor:
+    factor, divisor, softcap = scale
+    ignored, target = kwargs.get("ignore_index", -100), kwargs.get("shift_labels")
     if target is None:
-        target = _next(kwargs["labels"], ignored)
-    if head.times is not None:
-        hidden = hidden * _getter(head.times)(model)
-    if head.over is not None:
-        hidden = hidden / _getter(head.over)(model)
+        target = _next(labels, ignored)
+    bias = layer.bias
+    if factor != 1.0:
+        hidden, bias = hidden * factor, None if bias is None else bias * factor
+    if divisor != 1.0:
+        hidden, bias = hidden / divisor, None if bias is None else bias / divisor
     count = kwargs.get("num_items_in_batch")
     loss = losses.fused_linear_cross_entropy(
         hidden,
         layer.weight,
         target.to(hidden.device).reshape(hidden.shape[:-1]),
-        layer.bias,
+        bias,
         ignore_index=ignored,
         reduction="mean" if count is None else "sum",
-        softcap=None if head.softcap is None else _getter(head.softcap)(model),
+        softcap=softcap,
     )
     assert isinstance(loss, Tensor)
     return _over(loss, count)

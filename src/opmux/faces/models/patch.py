@@ -5,10 +5,9 @@ from __future__ import annotations
 import functools
 import importlib
 import types
-import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +18,16 @@ from ...core.errors import OpmuxError, UnknownName
 from ...core.spec import specs
 from . import loss
 from .forms import form
+from .modules import (
+    Slot,
+    is_changed,
+    own_forward,
+    patch_class,
+    patch_module,
+    unpatch_class,
+    unpatch_modules,
+    why_changed,
+)
 from .replacements import (
     LEFT,
     NAMES,
@@ -28,6 +37,7 @@ from .replacements import (
     attending,
     has_no_gate,
     makes_a_causal_mask,
+    remember_activations,
     remember_norm,
     rotating,
     without_mask,
@@ -104,24 +114,7 @@ def _implementation(op: str, device: torch.device, dtype: torch.dtype) -> str:
 # ---- what is patched ------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class Change:
-    """An attribute of a module or a class that was set."""
-
-    owner: Any
-    attribute: str
-    before: Any = None  # the value that it had; None if it had none of its own
-
-    def undo(self) -> None:
-        if self.before is None:
-            delattr(self.owner, self.attribute)
-        else:
-            setattr(self.owner, self.attribute, self.before)
-
-
-_models: weakref.WeakKeyDictionary[nn.Module, list[Change]] = weakref.WeakKeyDictionary()
-_types: dict[str, list[Change]] = {}  # by the name of the module of their classes
-_ours: set[Forward] = set()  # the forwards that were made
+_types: dict[str, list[Slot]] = {}  # by the name of the module of their classes
 
 
 def patch_model(
@@ -134,7 +127,7 @@ def patch_model(
     Replaced are RMS norms ("rms_norm"), the residual sum with the norm after it ("add_rms_norm"), gated MLPs ("glu"),
     rotary embeddings ("rope"), the attention of one new token in `generate` ("attention"), experts ("moe"), and in
     training a causal mask that torch's attention does not need ("mask"), and the logits with their loss ("loss"): they
-    are never in memory, and `outputs.logits` is None. Where logits are computed, so is their loss ("cross_entropy").
+    are in memory only if `outputs.logits` is read. Where logits are computed, so is their loss ("cross_entropy").
 
     A part is replaced only if its source computes what ours does: a model or a version of `transformers` that computes
     something else keeps its own code, and the report says so. Parameters and state dicts do not change.
@@ -150,38 +143,28 @@ def patch_model(
     """
     wanted = _wanted(include, exclude)
     unpatch_model(model)
+    remember_activations()
     if isinstance(model, nn.Module):
         modules = list(model.modules())
         of, counts = type(model).__name__, Counter(type(module) for module in modules)
-        rows, forwards = _plan(of, counts, wanted)
-        replaced = [_set_on(module, forwards[type(module)]) for module in modules if type(module) in forwards]
-        _models[model] = [change for change in replaced if change is not None]
+        plans = _plans(of, counts, wanted)
+        rows = _patch(modules, plans)
         where = next(model.parameters(), torch.empty(0))
         return Report(of, rows, where.device, where.dtype)
     home = _home(model)
     of = home.__name__.rpartition(".")[2].removeprefix("modeling_")
-    rows, forwards = _plan(of, Counter(dict.fromkeys(_classes(home), 0)), wanted)
-    _types[home.__name__] = [_set_on_class(cls, forward) for cls, forward in forwards.items()]
-    return Report(of, rows)
+    plans = _plans(of, Counter(dict.fromkeys(_classes(home), 0)), wanted)
+    _types[home.__name__] = [patch_class(cls, plan.forward) for cls, plan in plans.items() if plan.forward is not None]
+    return Report(of, tuple(row for plan in plans.values() for row in plan.rows))
 
 
 def unpatch_model(model: nn.Module | type[nn.Module] | str) -> None:
     """Undo `patch_model`: of a model, or of a model type or class."""
     if isinstance(model, nn.Module):
-        _restore(_models.pop(model, []))
-        loss.restore(*model.modules())
-        for module in model.modules():  # of a copy of a patched model
-            if getattr(vars(module).get("forward"), "__func__", None) in _ours:
-                del module.forward
+        unpatch_modules(*model.modules())
     else:
-        home = _home(model)
-        _restore(_types.pop(home.__name__, []))
-        loss.restore_all(_classes(home))
-
-
-def _restore(changes: list[Change]) -> None:
-    for change in reversed(changes):
-        change.undo()
+        for slot in _types.pop(_home(model).__name__, []):
+            unpatch_class(slot)
 
 
 def _wanted(include: Iterable[str] | None, exclude: Iterable[str] | None) -> frozenset[str]:
@@ -221,9 +204,18 @@ class Known(NamedTuple):
     reason: str = ""  # if something is expected
 
 
-@functools.cache
+class Plan(NamedTuple):
+    """What is done with a class."""
+
+    rows: tuple[Row, ...]
+    forward: Forward | None = None  # the new one
+    names: tuple[str, ...] = ()  # of its parts
+    inner: tuple[str, ...] = ()  # the attributes of modules that the new forward computes without calling them
+
+
 def _known(cls: type[nn.Module]) -> Known:
-    original = cls.forward
+    """Looks at the class as it is: a user may have replaced its forward, or what that calls, since the last time."""
+    original = own_forward(cls)
     if (found := REPLACEMENTS.get(form(original, cls) or "")) is not None:
         return Known(original, (found,))
     parts = tuple(part for part in (rotating(original), attending(original)) if part is not None)
@@ -232,84 +224,100 @@ def _known(cls: type[nn.Module]) -> Known:
     if cls.__name__.endswith(MODELS):
         return _with_loss(original)
     if makes_a_causal_mask(original):
-        return Known(original, (Replacement("mask", without_mask, ()),))
-    return Known(original, reason=_why_left(cls))
+        return Known(original, (MASK,))
+    return Known(original, reason=_why_left(cls, original))
+
+
+MASK = Replacement("mask", without_mask, ())
+# The last part is made last: it sees a call first.
+LOSS = Replacement("loss", loss.without_logits, LOSS_OPS, ("lm_head",))
+CROSS_ENTROPY = Replacement("cross_entropy", loss.of_logits, LOSS_OPS)
 
 
 def _with_loss(original: Forward) -> Known:
-    """What is known of a model that computes a loss. The last part is made last: it sees a call first."""
-    parts, reason = [], ""
-    try:
-        head = loss.head_of(original)
-        parts.append(Replacement("loss", functools.partial(loss.without_logits, head), LOSS_OPS))
-    except loss.Unknown as error:
-        reason = f"its loss is left: {error}"
-    if loss.calls_loss_function(original):
-        parts.append(Replacement("cross_entropy", loss.of_logits, LOSS_OPS))
-    return Known(original, tuple(parts), reason)
+    """What is known of a model that computes a loss."""
+    if (reason := loss.why_not(original, "loss_function") or loss.remember_loss()) != "":
+        return Known(original, (), f"its loss is left: {reason}")
+    if (reason := loss.why_not(original, "lm_head")) != "":
+        return Known(original, (CROSS_ENTROPY,), f"its loss is left: {reason}")
+    return Known(original, (LOSS, CROSS_ENTROPY))
 
 
-def _why_left(cls: type[nn.Module]) -> str:
+def _why_left(cls: type[nn.Module], original: Forward) -> str:
     """Why nothing of a class is replaced; "" if nothing is expected to be."""
     if not cls.__name__.endswith(EXPECTED):
         return ""
-    if cls.__name__.endswith("MLP") and has_no_gate(cls.forward):
+    if cls.__name__.endswith("MLP") and has_no_gate(original):
         return "it has no gate that could be fused"
-    return LEFT.get(form(cls.forward, cls) or "", "its forward is not one that is known")
+    return LEFT.get(form(original, cls) or "", "its forward is not one that is known")
 
 
 @functools.cache
-def _forward(cls: type[nn.Module], names: frozenset[str]) -> Forward:
-    """The forward of a class with its parts of these names replaced."""
-    made, parts, _ = _known(cls)
+def _forward(original: Forward, parts: tuple[Replacement, ...]) -> Forward:
+    """A forward with these parts replaced."""
     for part in parts:
-        if part.name in names:
-            made = part.make(made)
-    _ours.add(made)
-    return made
+        original = part.make(original)
+    return original
 
 
-def _plan(
-    of: str, counts: Counter[type[nn.Module]], wanted: frozenset[str]
-) -> tuple[tuple[Row, ...], dict[type[nn.Module], Forward]]:
-    """The rows of the report, and the new forward of each class that gets one; raises if none does."""
-    rows, forwards = [], {}
+def _plans(of: str, counts: Counter[type[nn.Module]], wanted: frozenset[str]) -> dict[type[nn.Module], Plan]:
+    """What is done with each class; raises if nothing is."""
+    plans: dict[type[nn.Module], Plan] = {}
     for cls, count in counts.items():
         remember_norm(cls)
         known = _known(cls)
-        names = wanted & {part.name for part in known.parts}
-        if names:
-            forwards[cls] = _forward(cls, names)
-        for part in known.parts:
-            if part.name in names:
-                rows.append(Row(cls.__name__, count, part.name, part.ops))
-            else:
-                rows.append(Row(cls.__name__, count, reason=f"{part.name} is excluded"))
+        parts = tuple(part for part in known.parts if part.name in wanted)
+        rows = [
+            Row(cls.__name__, count, part.name, part.ops)
+            if part in parts
+            else Row(cls.__name__, count, reason=f"{part.name} is excluded")
+            for part in known.parts
+        ]
         if known.reason:
             rows.append(Row(cls.__name__, count, reason=known.reason))
-    if not forwards:
+        forward = _forward(known.original, parts) if parts else None
+        inner = tuple(name for part in parts for name in part.inner)
+        plans[cls] = Plan(tuple(rows), forward, tuple(part.name for part in parts), inner)
+    if not any(plan.forward for plan in plans.values()):
+        rows = [row for plan in plans.values() for row in plan.rows]
         reasons = "; ".join(f"{row.module}: {row.reason}" for row in rows) or "no class of it is known"
         raise CannotPatch(f"patch_model: nothing of {of} can be replaced, and it is as it was: {reasons}")
-    return tuple(rows), forwards
+    return plans
 
 
-def _set_on(module: nn.Module, forward: Forward) -> Change | None:
-    """Replace the forward of one module; not if someone else did."""
-    own, name = vars(module), "forward"
-    if "_hf_hook" in own and "_old_forward" in own:
-        name = "_old_forward"  # accelerate's forward calls it
-    elif own.get(name, _own(module)) != _own(module):  # equal: what a pickle of a patched module has
-        return None
-    before = own["_old_forward"] if name == "_old_forward" else None
-    setattr(module, name, types.MethodType(forward, module))
-    return Change(module, name, before)
+def _patch(modules: list[nn.Module], plans: dict[type[nn.Module], Plan]) -> tuple[Row, ...]:
+    """Patch the modules of a model; returns the rows of the report, with what is left of single modules."""
+    left: dict[type[nn.Module], Counter[str]] = {cls: Counter() for cls in plans}
+    done: Counter[type[nn.Module]] = Counter()
+    for module in modules:
+        plan = plans[type(module)]
+        if plan.forward is None:
+            continue
+        reason = patch_module(module, plan.forward)
+        done[type(module)] += not reason
+        for name in () if reason else plan.inner:
+            if (why := _called(module, name)) != "":
+                left[type(module)][why] += 1
+        if reason:
+            left[type(module)][reason] += 1
+    rows: list[Row] = []
+    for cls, plan in plans.items():
+        for row in plan.rows:
+            if not row.name:
+                rows.append(row)
+            elif done[cls]:
+                rows.append(replace(row, count=done[cls]))
+        rows.extend(Row(cls.__name__, count, reason=why) for why, count in left[cls].items())
+    return tuple(rows)
 
 
-def _own(module: nn.Module) -> Any:
-    return types.MethodType(type(module).forward, module)
-
-
-def _set_on_class(cls: type[nn.Module], forward: Forward) -> Change:
-    before = vars(cls).get("forward")
-    cls.forward = forward
-    return Change(cls, "forward", before)
+def _called(module: Any, name: str) -> str:
+    """Why a module computes one of its own modules by calling it, although it could be fused; "" if it is fused."""
+    if name == "lm_head":
+        if loss.fused_layer(module) is not None:
+            return ""
+        return "its logits are computed: lm_head is not a plain linear layer, or has hooks"
+    inner = getattr(module, name, None)
+    return (
+        f"its {name} {why_changed(inner)}, and is called" if isinstance(inner, nn.Module) and is_changed(inner) else ""
+    )

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import ast
 import functools
+import importlib
 import inspect
+import sys
 import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -18,7 +20,9 @@ from torch import Tensor, nn
 from ...specs import activation
 from ..functional import moe, norms, rope
 from . import attention, interface
-from .forms import form, parsed
+from .forms import form, home_of, is_own, parsed
+from .global_names import Values, with_globals
+from .modules import is_changed, own_forward, slot_of
 
 Forward = Callable[..., Any]
 
@@ -29,6 +33,7 @@ class Replacement(NamedTuple):
     name: str  # for `include` and `exclude`
     make: Callable[[Forward], Forward]  # the original -> ours
     ops: tuple[str, ...]  # the ops that do the work
+    inner: tuple[str, ...] = ()  # attributes of modules that are not called, unless they are changed
 
 
 # ---- norms ----------------------------------------------------------------------------------------------------------
@@ -69,22 +74,37 @@ def rms_norm(norm: Norm, original: Forward) -> Forward:
     return forward
 
 
-_norm_of: dict[type[nn.Module], Norm] = {}  # filled before a forward runs: torch.compile traces the reading of a dict
+class KnownNorm(NamedTuple):
+    """A class of RMS norms, and its forwards: its own, and the one that it has while modules of it are patched."""
+
+    norm: Norm
+    own: Forward
+    patched: Forward
+
+
+# Filled before a forward runs: torch.compile traces the reading of a dict.
+_norm_of: dict[type[nn.Module], KnownNorm] = {}
 
 
 def remember_norm(cls: type[nn.Module]) -> None:
     """Keep how a class normalises, if it is an RMS norm of a known form."""
-    norm = NORMS.get(form(cls.forward, cls) or "")
-    if norm is not None:
-        _norm_of[cls] = norm
+    own = own_forward(cls)
+    norm = NORMS.get(form(own, cls) or "")
+    if norm is None:
+        _norm_of.pop(cls, None)
+    else:
+        _norm_of[cls] = KnownNorm(norm, own, slot_of(cls).forward)
 
 
 def _fused(module: nn.Module, x: Tensor) -> tuple[Any, ...] | None:
-    """The options of a norm computed outside its module; None if it must be called: it has hooks or another form."""
-    norm = _norm_of.get(type(module))
-    if norm is None or module._forward_hooks or module._forward_pre_hooks:
+    """The options of a norm computed outside its module; None if it must be called: it is changed or not known."""
+    known = _norm_of.get(type(module))
+    if known is None or is_changed(module):
         return None
-    return norm.options(module, x)
+    forward = type(module).forward  # a user may have replaced it
+    if forward is not known.own and forward is not known.patched:
+        return None
+    return known.norm.options(module, x)
 
 
 # ---- layers: the sum with the residual and the norm after it are one op ---------------------------------------------
@@ -140,18 +160,48 @@ def sandwich_layer(original: Forward) -> Forward:
 
 # Classes of activations, of torch and of `transformers` -> the names of our ops.
 ACTIVATIONS = {
-    "SiLU": "silu",
-    "SiLUActivation": "silu",
-    "GELUTanh": "gelu_tanh",
-    "PytorchGELUTanh": "gelu_tanh",
-    "GELUActivation": "gelu",
+    "torch.nn.modules.activation": {"SiLU": "silu"},
+    "transformers.activations": {
+        "SiLUActivation": "silu",
+        "GELUTanh": "gelu_tanh",
+        "PytorchGELUTanh": "gelu_tanh",
+        "GELUActivation": "gelu",
+    },
 }
 GATES = {"silu": activation.silu_mul, "gelu_tanh": activation.gelu_tanh_mul, "gelu": activation.gelu_mul}
 
 
+class KnownActivation(NamedTuple):
+    name: str
+    forward: Forward  # of the class
+
+
+_activation_of: dict[type[nn.Module], KnownActivation] = {}  # filled before a forward runs, as the norms
+
+
+def remember_activations() -> None:
+    """Find the classes of activations, but those whose forward a user replaced."""
+    _activation_of.clear()
+    for where, names in ACTIVATIONS.items():
+        home = importlib.import_module(where)
+        for name, op in names.items():
+            cls = getattr(home, name, None)
+            if isinstance(cls, type) and cls.__module__ == where and is_own(cls.forward, home):
+                _activation_of[cls] = KnownActivation(op, cls.forward)
+
+
+def activation_of(act: Any) -> str | None:
+    """The name of the op that computes what an activation does; None if it must be called."""
+    known = _activation_of.get(type(act))
+    if known is None or type(act).forward is not known.forward or is_changed(act):
+        return None
+    return known.name
+
+
 def gate_of(act: Any) -> Callable[[Tensor, Tensor], Tensor] | None:
     """The op that computes act(a) * b."""
-    return GATES.get(ACTIVATIONS.get(type(act).__name__, ""))
+    name = activation_of(act)
+    return None if name is None else GATES[name]
 
 
 def gated_mlp(original: Forward, act: str = "act_fn") -> Forward:
@@ -197,7 +247,7 @@ def experts(original: Forward) -> Forward:
 
     @functools.wraps(original)
     def forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        name = ACTIVATIONS.get(type(self.act_fn).__name__)
+        name = activation_of(self.act_fn)
         if name is None:
             return original(self, hidden_states, top_k_index, top_k_weights)
         return moe.fused_moe(hidden_states, self.gate_up_proj, self.down_proj, top_k_index, top_k_weights, name)
@@ -305,36 +355,32 @@ ROPES: dict[str, tuple[Callable[[Forward], Forward], str]] = {
 
 def rotating(original: Forward) -> Replacement | None:
     """What replaces a forward that calls a rotary embedding of a known form; None if it does not."""
-    if not inspect.isfunction(original):
+    inner = inspect.unwrap(original)
+    home = home_of(inner)
+    if not inspect.isfunction(original) or home is None:
         return None
-    called = {name: original.__globals__.get(name) for name in original.__code__.co_names}
-    found = {
-        name: (fn, ROPES[form(fn) or ""]) for name, fn in called.items() if inspect.isfunction(fn) and form(fn) in ROPES
-    }
-    if not found:
-        return None
-    ours = {name: make(fn) for name, (fn, (make, _)) in found.items()}
-    ops = tuple(dict.fromkeys(op for _, (_, op) in found.values()))
-    return Replacement("rope", lambda original: _with_globals(original, ours), ops)
+    called = {name: vars(home).get(name) for name in inner.__code__.co_names}
+    forms = {name: form(fn) for name, fn in called.items() if inspect.isfunction(fn)}
+    found = tuple((name, called[name], known) for name, known in forms.items() if known in ROPES)
+    return _rotating(home, found) if found else None
 
 
-def _with_globals(original: Any, values: dict[str, Any]) -> Forward:
-    """A copy of a function that sees these values as globals; what it calls stays as it is for other models."""
-    known, closure = original.__globals__, original.__closure__
-    inner, copy = getattr(original, "__wrapped__", None), None
-    if inner is None:
-        # Without __name__, torch.compile reads these globals, and not those of the module of that name.
-        known = {name: value for name, value in known.items() if name != "__name__"} | values
-    else:  # a decorator, which has the function in its closure
-        copy = _with_globals(inner, values)
-        closure = tuple(types.CellType(copy) if cell.cell_contents is inner else cell for cell in closure or ())
-    made: Any = types.FunctionType(original.__code__, known, original.__name__, original.__defaults__, closure)
-    made.__kwdefaults__ = original.__kwdefaults__
-    functools.update_wrapper(made, original)
-    del made.__wrapped__  # the original: a copy of this copy would look for it in the closure
-    if copy is not None:
-        made.__wrapped__ = copy
-    return made
+@functools.cache
+def _rotating(home: types.ModuleType, found: tuple[tuple[str, Forward, str], ...]) -> Replacement:
+    ours = {name: _unless_replaced(home, name, fn, ROPES[known][0](fn)) for name, fn, known in found}
+    ops = tuple(dict.fromkeys(ROPES[known][1] for _, _, known in found))
+    return Replacement("rope", functools.partial(with_globals, values=Values(ours)), ops)
+
+
+def _unless_replaced(home: types.ModuleType, name: str, original: Forward, ours: Forward) -> Forward:
+    """`ours`, as long as a module has the function that it was made for."""
+
+    @functools.wraps(original)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        now = getattr(home, name)
+        return (ours if now is original else now)(*args, **kwargs)
+
+    return function
 
 
 # ---- attention of one new token -------------------------------------------------------------------------------------
@@ -343,9 +389,13 @@ def _with_globals(original: Any, values: dict[str, Any]) -> Forward:
 def attending(original: Forward) -> Replacement | None:
     """What replaces a forward that gets its attention from transformers and decodes with a cache."""
     ours = attention.functions_of(original)
-    if ours is None:
-        return None
-    return Replacement("attention", lambda original: _with_globals(original, {attention.FUNCTIONS: ours}), ())
+    return None if ours is None else _attending(ours)
+
+
+@functools.cache
+def _attending(ours: attention.Functions) -> Replacement:
+    values = Values({attention.FUNCTIONS: ours})
+    return Replacement("attention", functools.partial(with_globals, values=values), ())
 
 
 # ---- the causal mask ------------------------------------------------------------------------------------------------
@@ -353,9 +403,18 @@ def attending(original: Forward) -> Replacement | None:
 MASKING = "create_causal_mask"
 
 
+def is_transformers(fn: Any) -> bool:
+    """Whether a function is one of transformers, and not a user's that replaced it."""
+    home = sys.modules.get(getattr(fn, "__module__", ""))
+    return home is not None and home.__name__.startswith("transformers.") and is_own(inspect.unwrap(fn), home)
+
+
 def makes_a_causal_mask(original: Any) -> bool:
     """Whether a forward makes a causal mask and no other."""
-    names = getattr(getattr(inspect.unwrap(original), "__code__", None), "co_names", ())
+    inner = inspect.unwrap(original)
+    names = getattr(getattr(inner, "__code__", None), "co_names", ())
+    if home_of(inner) is None or not is_transformers(vars(home_of(inner)).get(MASKING)):
+        return False
     return [name for name in names if "mask" in name and name.startswith("create")] == [MASKING]
 
 
@@ -365,13 +424,17 @@ def without_mask(original: Forward) -> Forward:
     transformers does the same, but not under torch.compile: there it cannot see that positions are those of one
     sequence. Here none are given.
     """
-    maskless = _with_globals(original, {MASKING: lambda *args, **kwargs: None})
+    maskless = with_globals(original, Values({MASKING: lambda *args, **kwargs: None}))
     given = ("attention_mask", "position_ids", "past_key_values")
+    home = home_of(inspect.unwrap(original))
+    create = getattr(home, MASKING)
 
     @functools.wraps(original)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         whole = self.training and len(args) < 2 and all(kwargs.get(name) is None for name in given)
         needless = whole and self.config._attn_implementation in ("sdpa", interface.NAME)
+        if needless and getattr(home, MASKING) is not create:  # a user replaced it
+            needless = False
         return (maskless if needless else original)(self, *args, **kwargs)
 
     return forward
@@ -393,17 +456,25 @@ REPLACEMENTS: dict[str, Replacement] = {
         known: Replacement("rms_norm", functools.partial(rms_norm, norm), ("rms_norm",))
         for known, norm in NORMS.items()
     },
-    "c3f0e0ba1b0c": Replacement("add_rms_norm", pre_norm_layer, ("add_rms_norm",)),  # Llama and most others
-    "5c3da0679365": Replacement("add_rms_norm", pre_norm_layer, ("add_rms_norm",)),  # Mixtral
-    "5764296cdaea": Replacement("add_rms_norm", sandwich_layer, ("add_rms_norm",)),  # Gemma 2 and 3
-    "fab599dfa88c": Replacement("glu", gated_mlp, ("silu_mul",)),  # Llama and most others
-    "8f737011e74d": Replacement("glu", gated_mlp, ("silu_mul",)),  # Qwen2
-    "2ae30676928b": Replacement("glu", functools.partial(gated_mlp, act="activation_fn"), ("silu_mul",)),  # Llama 4
-    "913b2e3133aa": Replacement("glu", batched_experts, ("silu_mul",)),  # its experts
-    "4858ed3dfd39": Replacement("glu", dropped_mlp, ("silu_mul",)),  # Seed-OSS
-    "bfe0db06d67e": Replacement("glu", packed_mlp, ("silu_mul",)),  # Phi-3, GLM-4
-    "1d0f59c7624d": Replacement("moe", experts, ("grouped_mm",)),  # Mixtral and most others
-    "88d3c92d0b34": Replacement("moe", experts, ("grouped_mm",)),  # the same in transformers 5.17
+    "c3f0e0ba1b0c": Replacement(
+        "add_rms_norm", pre_norm_layer, ("add_rms_norm",), ("post_attention_layernorm",)
+    ),  # Llama and most others
+    "5c3da0679365": Replacement(
+        "add_rms_norm", pre_norm_layer, ("add_rms_norm",), ("post_attention_layernorm",)
+    ),  # Mixtral
+    "5764296cdaea": Replacement(
+        "add_rms_norm", sandwich_layer, ("add_rms_norm",), ("pre_feedforward_layernorm",)
+    ),  # Gemma 2 and 3
+    "fab599dfa88c": Replacement("glu", gated_mlp, ("silu_mul",), ("act_fn",)),  # Llama and most others
+    "8f737011e74d": Replacement("glu", gated_mlp, ("silu_mul",), ("act_fn",)),  # Qwen2
+    "2ae30676928b": Replacement(
+        "glu", functools.partial(gated_mlp, act="activation_fn"), ("silu_mul",), ("activation_fn",)
+    ),  # Llama 4
+    "913b2e3133aa": Replacement("glu", batched_experts, ("silu_mul",), ("act_fn",)),  # its experts
+    "4858ed3dfd39": Replacement("glu", dropped_mlp, ("silu_mul",), ("act_fn",)),  # Seed-OSS
+    "bfe0db06d67e": Replacement("glu", packed_mlp, ("silu_mul",), ("activation_fn",)),  # Phi-3, GLM-4
+    "1d0f59c7624d": Replacement("moe", experts, ("grouped_mm",), ("act_fn",)),  # Mixtral and most others
+    "88d3c92d0b34": Replacement("moe", experts, ("grouped_mm",), ("act_fn",)),  # the same in transformers 5.17
 }
 # Forms that are known and left -> why.
 LEFT = {

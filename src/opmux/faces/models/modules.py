@@ -1,0 +1,199 @@
+"""How a module gets another forward, and which modules must be called as they are.
+
+`patch_model` changes no attribute that torch or other libraries read. The class of a module gets a forward that looks
+into the module: a module with a `Patch` runs the fused forward, any other runs the class's own. The patch is an entry
+of the module's `__dict__`, so it goes with every copy (`copy.copy`, `copy.deepcopy`, replicas of `DataParallel`), and
+`self` is always the module that was called. A forward that a library sets on the module (accelerate) calls the class's
+forward, patched or not.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+from torch.nn.modules import module as everywhere
+
+from ...core.lock import ForkSafeLock
+
+Forward = Callable[..., Any]
+
+KEY = "_opmux_patch"  # the entry of a patched module's __dict__
+# Where libraries keep a forward that their own one calls: accelerate's hooks have it in `_old_forward`.
+KEPT = ("forward", "_old_forward")
+
+
+# ---- modules that must be called ------------------------------------------------------------------------------------
+
+
+def is_changed(module: nn.Module) -> bool:
+    """Whether a call of a module does more than its class's forward: it has hooks, or a forward of its own.
+
+    A fused function that computes what such a module computes does not call it, so the module is called instead.
+    """
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or everywhere._global_forward_hooks
+        or everywhere._global_forward_pre_hooks
+        or everywhere._global_backward_hooks
+        or everywhere._global_backward_pre_hooks
+        or "forward" in module.__dict__
+    )
+
+
+def why_changed(module: nn.Module) -> str:
+    """The reason of `is_changed`, for a report."""
+    return "has a forward of its own" if "forward" in vars(module) else "has hooks"
+
+
+def _sees_nodes(module: nn.Module) -> bool:
+    """Whether a module has a backward hook of the old kind, which is given the gradients of one autograd node."""
+    return bool(module._backward_hooks and module._is_full_backward_hook is False) or bool(
+        everywhere._global_backward_hooks and everywhere._global_is_full_backward_hook is False
+    )
+
+
+# ---- forwards of classes --------------------------------------------------------------------------------------------
+
+
+class Patch:
+    """The forward of a patched module. Copies share it; a pickle has None instead and needs no opmux to load."""
+
+    __slots__ = ("__weakref__", "forward", "slot")
+
+    def __init__(self, slot: Slot, forward: Forward):
+        self.slot, self.forward = slot, forward
+
+    def __deepcopy__(self, memo: Any) -> Patch:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()
+
+
+class Slot:
+    """The forward of a class whose modules may be patched."""
+
+    def __init__(self, owner: type[nn.Module], original: Forward):
+        self.owner, self.original = owner, original
+        self.default = original  # runs for modules without a patch
+        self.inherits = "forward" not in vars(owner)
+        self.patches: weakref.WeakValueDictionary[Forward, Patch] = weakref.WeakValueDictionary()
+        self.forward = _forward(self)
+
+    def patch(self, forward: Forward) -> Patch:
+        """The patch of modules of this class that run `forward`; it lives as long as a module has it."""
+        found = self.patches.get(forward)
+        if found is None:
+            found = self.patches[forward] = Patch(self, forward)
+        return found
+
+    def install(self) -> None:
+        self.owner.forward = self.forward
+
+    def release(self) -> None:
+        """Give the class its own forward back if no module needs ours. A forward that a user set since stays."""
+        if self.patches or self.default is not self.original or vars(self.owner).get("forward") is not self.forward:
+            return
+        if self.inherits:
+            del self.owner.forward
+        else:
+            self.owner.forward = self.original
+
+
+def _forward(slot: Slot) -> Forward:
+    original = slot.original
+
+    @functools.wraps(original)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        patch = self.__dict__.get(KEY)
+        made = slot.default if patch is None or patch.slot is not slot else patch.forward
+        if _sees_nodes(self):
+            made = original
+        return made(self, *args, **kwargs)
+
+    _slot_of[forward] = slot
+    return forward
+
+
+_slot_of: dict[Any, Slot] = {}  # by the forward that a class has
+_slots: dict[tuple[type[nn.Module], Forward], Slot] = {}  # by a class and its own forward
+_lock = ForkSafeLock()  # for patching; calls take none
+
+
+def own_forward(cls: type[nn.Module]) -> Forward:
+    """The forward that a class has without `patch_model`: now, if a user replaced it."""
+    slot = _slot_of.get(cls.forward)
+    return cls.forward if slot is None else slot.original
+
+
+def slot_of(cls: type[nn.Module]) -> Slot:
+    """The slot of the class that has the forward of `cls`: itself or one that it inherits from."""
+    return _slot(next(base for base in cls.__mro__ if "forward" in vars(base)), own_forward(cls))
+
+
+def _slot(owner: type[nn.Module], original: Forward) -> Slot:
+    found = _slots.get((owner, original))
+    if found is None:
+        found = _slots[owner, original] = Slot(owner, original)
+    return found
+
+
+def patch_class(cls: type[nn.Module], forward: Forward) -> Slot:
+    """Let all modules of a class run `forward`, those made later too; not those of classes that it inherits from."""
+    with _lock:
+        slot = _slot(cls, own_forward(cls))
+        slot.default = forward
+        slot.install()
+        return slot
+
+
+def unpatch_class(slot: Slot) -> None:
+    with _lock:
+        slot.default = slot.original
+        slot.release()
+
+
+def patch_module(module: nn.Module, forward: Forward) -> str:
+    """Let one module run `forward`; returns why not, or ""."""
+    own = vars(module)
+    with _lock:
+        slot = slot_of(type(module))
+        name = "_old_forward" if "_hf_hook" in own and "_old_forward" in own else "forward"
+        if name in own:
+            bound = own[name]
+            if not _is_bound(bound, module) or _plain(bound.__func__) is not slot.original:
+                return "its forward was replaced on the module"
+            own[name] = types.MethodType(slot.forward, module)
+        own[KEY] = slot.patch(forward)
+        slot.install()
+    return ""
+
+
+def unpatch_modules(*modules: nn.Module) -> None:
+    with _lock:
+        for module in modules:
+            own = vars(module)
+            own.pop(KEY, None)
+            for name in KEPT:
+                bound = own.get(name)
+                if _is_bound(bound, module) and bound.__func__ in _slot_of:
+                    own[name] = types.MethodType(_slot_of[bound.__func__].original, module)
+        for slot in list(_slots.values()):
+            slot.release()
+
+
+def _plain(function: Any) -> Any:
+    slot = _slot_of.get(function)
+    return function if slot is None else slot.original
+
+
+def _is_bound(value: Any, module: nn.Module) -> bool:
+    return isinstance(value, types.MethodType) and value.__self__ is module
