@@ -113,19 +113,6 @@ def test_checkpointing_changes_nothing_but_memory(te):
         torch.testing.assert_close(runs[1][name], value, msg=lambda m, n=name: f"{n}: {m}")
 
 
-def test_the_layers_own_triton_kernels(te):
-    """Interpreted on a CPU, which is what TRITON_INTERPRET=1 asks for."""
-    logits, target = torch.randn(2, 4, 32, requires_grad=True), torch.randint(0, 32, (2, 4))
-    loss = te.parallel_cross_entropy(logits, target)
-    exact = F.cross_entropy(logits.detach().flatten(0, 1), target.flatten(), reduction="none")
-    torch.testing.assert_close(loss.flatten(), exact)
-    tokens, routes = torch.randn(8, 16), torch.zeros(8, 4, dtype=torch.int32)
-    routes[torch.arange(8), torch.arange(8) % 4] = 1
-    permuted, kept = te.moe_permute(tokens, routes, num_out_tokens=8, map_type="mask")
-    torch.testing.assert_close(permuted, tokens[[0, 4, 1, 5, 2, 6, 3, 7]])
-    torch.testing.assert_close(te.moe_unpermute(permuted, kept, restore_shape=tokens.shape, map_type="mask"), tokens)
-
-
 def test_attention_with_a_cache(te):
     """Step by step with a cache as all at once without one."""
     module = te.MultiheadAttention(

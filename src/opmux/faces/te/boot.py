@@ -5,6 +5,7 @@
 | `transformer_engine.common` | NVIDIA's libraries are not searched, and its extension is not loaded |
 | `transformer_engine.pytorch.*`, `.debug.*` | without CUDA: the source is rewritten for this device (`rewrite`) |
 | any | imports of names that this torch lacks, or has with a fault, import ours (`torch_names`) |
+| `transformer_engine.pytorch.triton.*`, `.cross_entropy` | without CUDA: our ops replace Triton kernels (`served`) |
 | `transformer_engine.pytorch.jit` | without CUDA: nothing is compiled unless NVTE_TORCH_COMPILE is set |
 | `transformer_engine.pytorch.onnx_extensions` | placeholders for onnx and onnxscript, if they are not installed |
 
@@ -42,6 +43,7 @@ VERSIONS = ("2.20", "2.9")  # the versions whose interface our tex has
 NEEDED = ("einops", "numpy", "packaging", "pydantic", "triton")  # packages that the layer always imports
 OPTIONAL = ("onnx", "onnxscript")  # packages that it needs only for export to ONNX
 REWRITTEN = ("pytorch", "debug", "common.triton")  # modules that are rewritten; the others do not use torch
+WITH_KERNELS = ("pytorch.triton", "pytorch.cross_entropy")  # modules with Triton kernels of the layer's own
 INSTALL_HINT = "pip install opmux[te]"
 
 _finder: Finder | None = None
@@ -209,6 +211,10 @@ class Loader(importlib.machinery.SourceFileLoader):
             super().exec_module(module)
         if name == "common":
             _skip_extension(module)
+        if self.chip is not None and name.startswith(WITH_KERNELS):
+            from . import served  # only now, as it imports our ops
+
+            served.replace(name, module)
 
 
 def _skip_extension(common: types.ModuleType) -> None:

@@ -2,7 +2,7 @@
 
 torch is not changed: `rewrite` makes the layer's imports of these names import ours.
 
-- `fake_tensor.is_fake` of torch 2.11 raises "got mixed fake and real tensors!" for a wrapper that names no inner tensors,
+- `fake_tensor.is_fake` of torch 2.11 raises "got mixed fake and real tensors!" for a wrapper without inner tensors,
   such as the layer's identity and hybrid tensors.
 - `opaque_object.register_custom_class` and `is_opaque_constant_type` have older names in torch 2.13. Without them the
   layer's `Linear` cannot be compiled with `fullgraph=True`. Before 2.13 the classes of opaque constants must have a
