@@ -69,11 +69,15 @@ class LinearSums:
         wide = torch.promote_types(x.dtype, torch.float32)
         self.dbias = [torch.zeros(count, dtype=wide, device=x.device)] if needs[2] else []
 
-    def add(self, rows: slice, dlogits: Tensor) -> None:
+    def add(self, rows: slice, dlogits: Tensor, ignored: Tensor | None = None) -> None:
+        """Add the part of some rows. The input of ignored ones does not reach the weight: 0 * NaN would be NaN."""
         for dx in self.dx:
             torch.mm(dlogits, self.weight, out=dx[rows])
+        x = self.x[rows]
+        if self.slices and ignored is not None:
+            x = x.masked_fill(ignored[:, None], 0.0)
         for columns, total in zip(self.slices, self.dweight, strict=True):
-            gemm.gemm_add_(total, dlogits[:, columns], self.x[rows], True, False, 1.0, 0.0 if self.first else 1.0)
+            gemm.gemm_add_(total, dlogits[:, columns], x, True, False, 1.0, 0.0 if self.first else 1.0)
         for dbias in self.dbias:
             dbias += dlogits.sum(0, dtype=dbias.dtype)
         self.first = False

@@ -137,11 +137,10 @@ def _cosine(student: Tensor, teacher: Tensor, labels: Tensor, dloss: Tensor | No
     norm = torch.linalg.vector_norm(student, dim=-1, keepdim=True).clamp(min=1e-12)
     unit, toward = student.div_(norm), F.normalize(teacher.to(student.dtype), dim=-1)
     cosine = (unit * toward).sum(-1, keepdim=True)
-    counts = (labels != how.ignore_index)[:, None]
+    ignored = (labels == how.ignore_index)[:, None]
     if dloss is not None:
-        factor = torch.where(counts, how.beta * dloss[:, None] / norm, 0.0)
-        unit.mul_(cosine).sub_(toward).mul_(factor)
-    return (how.beta * (1 - cosine) * counts)[:, 0]
+        unit.mul_(cosine).sub_(toward).mul_(how.beta * dloss[:, None] / norm).masked_fill_(ignored, 0.0)
+    return (how.beta * (1 - cosine)).masked_fill(ignored, 0.0)[:, 0]
 
 
 KINDS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor | None, _How], Tensor]] = {"jsd": _jsd, "cosine": _cosine}
@@ -172,7 +171,7 @@ def _linear_distillation(
         hard_losses[rows], lse, _ = loss.token_cross_entropy(logits, own, None, ignore_index)
         if any(needs):
             loss.token_cross_entropy_bwd_(logits, dhard, own, lse, None, ignore_index)
-            sums.add(rows, logits.add_(dsoft_logits[:, :classes]).to(x.dtype))
+            sums.add(rows, logits.add_(dsoft_logits[:, :classes]).to(x.dtype), own == ignore_index)
         del logits, others, dsoft_logits  # before the next part is computed
     return soft_losses.sum() * factor, hard_losses.sum() * factor, sums.tensors()
 

@@ -214,7 +214,7 @@ def _linear_jsd(
             divergence.token_logits_jsd_bwd_(
                 student, teacher, factor.expand(student.shape[0]), *kept, own, beta, temperature, ignore_index
             )
-            sums.add(rows, student)
+            sums.add(rows, student, None if own is None else own == ignore_index)
         del student, teacher  # before the next part is computed
     return losses.sum() * factor, sums.tensors()
 

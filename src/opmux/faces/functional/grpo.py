@@ -316,7 +316,7 @@ def _loss(how: _How, tokens: _Tokens, x: Tensor) -> GRPOOutput:
     keep = mask != 0
     constant = lambda value: value.detach().to(x.dtype)
     at = lambda value, other=0.0: torch.where(keep, constant(value), other)  # the padding may hold anything; x is 0
-    advantage = at(tokens.advantages) if tokens.advantages.dim() == 2 else constant(tokens.advantages)[:, None]
+    advantage = at(tokens.advantages if tokens.advantages.dim() == 2 else tokens.advantages[:, None])
     log_ratio = x - (x.detach() if tokens.old is None else at(tokens.old))
     if how.importance_sampling_level == "sequence":
         log_ratio = (log_ratio * mask).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)

@@ -184,7 +184,7 @@ def _output(
     counts = target != how.ignore_index
     z = accuracy = tokens = None
     if z_wanted:
-        z = _reduced(how.z_loss * lse * lse * counts, target, weight, how.ignore_index, reduction)
+        z = _reduced((how.z_loss * lse * lse).masked_fill(~counts, 0.0), target, weight, how.ignore_index, reduction)
     if accuracy_wanted:
         accuracy = ((predicted == target) & counts).sum() / counts.sum()
     if tokens_wanted:
@@ -196,12 +196,13 @@ def _output(
 
 
 def _probability(logits: Tensor, target: Tensor, lse: Tensor, how: _How) -> Tensor:
-    """The probability of each target; of an ignored one that of class 0, which its loss of 0 is multiplied by."""
-    at = torch.where(target == how.ignore_index, 0, target).long()
+    """The probability of each target; 0 of an ignored one."""
+    ignored = target == how.ignore_index
+    at = torch.where(ignored, 0, target).long()
     own = logits.gather(1, at[:, None])[:, 0].to(lse.dtype)
     if how.softcap is not None:
         own = how.softcap * torch.tanh(own / how.softcap)
-    return torch.exp(own - lse)
+    return torch.exp(own - lse).masked_fill(ignored, 0.0)
 
 
 @torch.library.custom_op("opmux::_linear_cross_entropy", mutates_args=())
@@ -229,7 +230,7 @@ def _linear_cross_entropy(
             dloss = factor * scales[rows]
         if any(needs):
             loss.token_cross_entropy_bwd_(logits, dloss, target[rows], lse[rows], ce_weight, *how)
-            sums.add(rows, logits)
+            sums.add(rows, logits, target[rows] == ignore_index)
         del logits  # before the next part is computed
     if token_scaling:
         losses = losses * scales
@@ -266,7 +267,7 @@ def _linear_cross_entropy_bwd(
     for rows in chunked.parts(x, weight):
         logits = chunked.logits_of(x[rows], weight, bias)
         loss.token_cross_entropy_bwd_(logits, dlosses[rows], target[rows], lse[rows], ce_weight, *how)
-        sums.add(rows, logits)
+        sums.add(rows, logits, target[rows] == ignore_index)
         del logits
     return sums.tensors()
 

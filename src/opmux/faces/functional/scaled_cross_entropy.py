@@ -96,7 +96,7 @@ def _linear_nll_entropy_bwd(
         logits = chunked.logits_of(x[rows], weight)
         given = target[rows], dnll[rows], dentropy[rows], entropy[rows], lse[rows]
         loss.token_nll_entropy_bwd_(logits, *given, ignore_index, temperature)
-        sums.add(rows, logits)
+        sums.add(rows, logits, target[rows] == ignore_index)
         del logits
     return sums.tensors()
 

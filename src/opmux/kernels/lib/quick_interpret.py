@@ -2,8 +2,8 @@
 
 It spends most of its time on types, not numbers: it builds a table of all dtypes to look one up, checks and names the
 shape of a block for every value, lists the members of `tl` at every launch, and looks for integer overflow without
-using what it finds. Here these are computed once and looked up. Private names of Triton are replaced, as in `interpret`,
-whose self-test the tests run after this; a Triton without them keeps its own speed.
+using what it finds. Here these are computed once and looked up. Private names of Triton are replaced, as in
+`interpret`, whose self-test the tests run after this; a Triton without them keeps its own speed.
 """
 
 from __future__ import annotations
