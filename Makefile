@@ -1,6 +1,8 @@
 PYTHON ?= python3
 
 BIN := .venv/bin
+# Tests start hundreds of programs: without bytecode on disk each would compile its modules again.
+export PYTHONDONTWRITEBYTECODE :=
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 # pip would compile all modules of all packages, one after another: over a minute, for a few that are imported.
 INSTALL := $(PIP) install --no-compile -c constraints.txt
@@ -8,10 +10,15 @@ RUN := $(BIN)/python -m
 TORCH := $(shell sed -n 's/^torch==/&/p' constraints.txt)
 MODERN := -c 'import sys; sys.exit(sys.version_info < (3, 11))'
 JOBS ?= 2
+# A file of tests stays on one worker, which makes what its tests share once.
+PYTEST := $(RUN) pytest -q -n $(JOBS) --dist loadfile
+# What `make test-touched` compares with: the last commit that is more than a day old; everything if there is none.
+BASE ?= $(shell git rev-list -1 --before='1 day ago' HEAD)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup libraries demo lint style types format test test-all interpreted interpreted-all bench docs site clean
+.PHONY: help setup libraries demo lint style types format bench docs site clean
+.PHONY: test test-all test-touched ready interpreted compiled other-rounding
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -42,6 +49,7 @@ setup: .venv/.ready  ## make .venv with everything in it (PYTHON=... picks the i
 
 # Needs no more than torch, and keeps the second core busy while pip installs the rest.
 libraries: .venv/.torch
+	@$(RUN) compileall -q -j 2 src
 	@PYTHONPATH=src:tests/shared $(BIN)/python tests/shared/libraries.py
 
 demo: .venv/.ready  ## set everything up and run the demo
@@ -61,23 +69,31 @@ format: .venv/.ready  ## let ruff fix and format
 	$(RUN) ruff format .
 
 # The type checker has one thread: it runs beside the first tests.
-test:  ## lint, and the tests that should fit in 10 minutes on two cores
+ready:
 	@$(MAKE) --no-print-directory -j 2 setup libraries
 	@$(MAKE) --no-print-directory style
+
+test: ready  ## lint, types and a fixed set of tests: at most 10 minutes on two cores
 	@$(MAKE) --no-print-directory -j 2 types interpreted
-	$(RUN) pytest -n $(JOBS) --dist loadgroup --triton compile tests/kernels
+	@$(MAKE) --no-print-directory compiled
 
-test-all:  ## lint, and every test, the slow ones too
-	@$(MAKE) --no-print-directory -j 2 setup libraries
-	@$(MAKE) --no-print-directory style
-	@$(MAKE) --no-print-directory -j 2 types interpreted-all
-	$(RUN) pytest -n $(JOBS) --dist loadgroup --triton compile --slow tests/kernels
+test-all: ready  ## lint, types and every test, also with the rounding of another processor: at most an hour
+	@$(MAKE) --no-print-directory -j 2 types interpreted SELECT=--slow
+	@$(MAKE) --no-print-directory compiled SELECT=--slow
+	@$(MAKE) --no-print-directory other-rounding
 
-interpreted: .venv/.ready
-	$(RUN) pytest -n $(JOBS) --dist loadgroup
+test-touched: ready  ## every test of what changed since BASE=<commit>; by default since yesterday
+	@$(MAKE) --no-print-directory interpreted compiled SELECT='--slow --touched "$(BASE)"'
 
-interpreted-all: .venv/.ready
-	$(RUN) pytest -n $(JOBS) --dist loadgroup --slow
+interpreted:
+	$(PYTEST) $(SELECT)
+
+compiled:
+	$(PYTEST) --triton compile tests/kernels $(SELECT)
+
+# ATen without vector instructions, and sums split over two threads: as different as another processor's results.
+other-rounding:
+	ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=2 $(PYTEST) tests/core tests/ops tests/faces tests/backends tests/kernels
 
 bench: .venv/.ready  ## what a call through the dispatcher costs
 	$(BIN)/python benchmarks/dispatch.py

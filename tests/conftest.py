@@ -1,22 +1,16 @@
-"""Options, markers and a clean slate for every test."""
+"""Options, markers and fixtures of all tests. README.md beside this file says what each folder proves."""
 
 import functools
 import gc
 import importlib
 import os
-import subprocess
-import sys
 import threading
-import zlib
 from pathlib import Path
 
-import bytecode
 import fresh
 import pytest
-
-bytecode.keep()  # before the import that has the most of it
-
-import torch  # noqa: E402
+import torch
+import touched
 
 PREFIXES = ("OPMUX_", "TE_FL_", "TEFL_")
 NAMES = {"TE_BACKEND", "TE_PLUGIN", "TE_FALLBACK_BACKEND"}
@@ -24,7 +18,8 @@ KEPT = {"OPMUX_CACHE_DIR"}  # where the C++ is that was compiled at the start of
 
 
 def pytest_addoption(parser):
-    parser.addoption("--slow", action="store_true", help="run the tests marked slow too")
+    parser.addoption("--slow", action="store_true", help="run every test and every case")
+    parser.addoption("--touched", metavar="BASE", help="run only the tests of what changed since a commit")
     parser.addoption(
         "--triton",
         choices=("interpret", "compile", "device"),
@@ -38,37 +33,12 @@ def pytest_configure(config):
     os.environ.pop("TRITON_INTERPRET", None)
     if config.getoption("--triton") == "interpret":
         os.environ["TRITON_INTERPRET"] = "1"
+    os.umask(0o022)  # a cache that others can write to is refused
+    fresh.torn_down = config.getoption("--slow")
     # Workers that each take every core are slower together than one alone.
     if hasattr(config, "workerinput"):
         torch.set_num_threads(1)
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the programs that tests start
-
-
-@functools.cache
-def _turn():
-    """A number that grows by one from commit to commit; TEST_TURN sets it.
-
-    The count of commits brings every case round within n of them; the hash of a commit, which is all that a shallow
-    clone knows, only makes it likely.
-    """
-    given = os.environ.get("TEST_TURN")
-    if given is not None:
-        return int(given)
-    if _git("rev-parse", "--is-shallow-repository") == "false":
-        return int(_git("rev-list", "--count", "--first-parent", "HEAD") or 0)
-    return int(_git("rev-parse", "HEAD")[:6] or "0", 16)
-
-
-def _git(*words):
-    """What git writes, or nothing: the sources may lie in no repository."""
-    done = subprocess.run(["git", *words], cwd=Path(__file__).parent, capture_output=True, encoding="utf-8")
-    return done.stdout.strip() if done.returncode == 0 else ""
-
-
-def pytest_report_header(config):
-    if not config.getoption("--slow"):
-        return f"turn {_turn()}: of tests marked rotates(n) or turns(n), one in n; TEST_TURN={_turn()} selects the same"
-    return None
 
 
 def pytest_ignore_collect(collection_path):
@@ -86,26 +56,6 @@ def pytest_sessionstart(session):
 
 
 _compiling: list[threading.Thread] = []
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_collection(session):
-    """In a tree that is new, workers collect one after another: the first compiles what all of them import.
-
-    Each would spend 20 s of CPU time on the same bytecode. The type checker runs meanwhile (make test).
-    """
-    config = session.config
-    done = Path(sys.pycache_prefix, *config.rootpath.parts[1:], "collected")
-    if not hasattr(config, "workerinput") or done.exists():
-        return (yield)
-    import fcntl
-
-    done.parent.mkdir(parents=True, exist_ok=True)
-    with done.with_suffix(".lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        found = yield
-        done.touch()
-        return found
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -126,87 +76,29 @@ _files: list[Path] = []  # in the order in which their tests are run
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
-    """What the tests of other files have imported stays too. What they leave in cycles is gone: managers, scopes.
-
-    The programs of a test are taken apart at their end in one of its five runs: that takes longer than most programs.
-    """
-    fresh.torn_down = item.config.getoption("--slow") or (zlib.crc32(item.nodeid.encode()) + _round(item)) % 5 == 0
+    """Between files: collect what the last one left in reference cycles (managers, scopes), keep what it imported."""
     if _files[-1:] != [item.path]:
         _files.append(item.path)
         gc.collect()
         gc.freeze()
 
 
-def _round(item):
-    """A number that grows by one from one run of a test to its next."""
-    marks = [mark for kind in ("rotates", "turns") if (mark := item.get_closest_marker(kind))]
-    return _turn() // max((mark.args[0] for mark in marks), default=1)
-
-
-@functools.cache
-def _stays_together(path):
-    return "pytest.mark.xdist_group" in path.read_text(encoding="utf-8")
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config, log):
-    """A file with an `xdist_group` stays on one worker; a crash costs the test that was running, and nothing else.
-
-    xdist's own scheduler of groups (3.8) finds no group under pytest 9.2, which keeps names of tests elsewhere: both
-    workers then make what the tests of a file share. It sends work to workers that are not ready or not there any more
-    (an internal error ends the run), repeats the test that crashed, and leaves the last test of a replacement waiting.
-    """
-    if config.getoption("dist") != "loadgroup":
-        return None
-    from xdist.scheduler import LoadGroupScheduling
-
-    class Scheduling(LoadGroupScheduling):
-        def _split_scope(self, nodeid):
-            path = nodeid.partition("::")[0]
-            return path if _stays_together(config.rootpath / path) else nodeid
-
-        def mark_test_complete(self, node, item_index, duration=0):
-            """Units that are done are forgotten: xdist counts through all of them after every test."""
-            nodeid = self.registered_collections[node][item_index]
-            scope, units = self._split_scope(nodeid), self.assigned_work[node]
-            units[scope][nodeid] = True
-            if all(units[scope].values()):
-                del units[scope]
-            self._reschedule(node)
-
-        def remove_node(self, node):
-            units = self.assigned_work.pop(node)
-            left = [(unit, test) for unit in units.values() for test, done in unit.items() if not done]
-            if not left:
-                return None
-            unit, crashed = left[0]
-            unit[crashed] = True
-            self.workqueue.update({name: unit for name, unit in units.items() if not all(unit.values())})
-            return crashed  # whoever has time, or the worker that replaces this one, does the rest
-
-        def _reschedule(self, node):
-            if node not in self.registered_collections:  # still collecting: it asks when it is done
-                return
-            try:
-                super()._reschedule(node)
-            except OSError:  # down, and not yet removed: then the work comes back
-                return
-            if not self.workqueue:
-                node.shutdown()  # nothing comes after its last test: it need not wait for a next one
-
-    return Scheduling(config, log)
+def pytest_report_header(config):
+    if config.getoption("--touched"):
+        return touched.since(config.getoption("--touched")).header()
+    return None
 
 
 def pytest_collection_modifyitems(config, items):
+    leave_out = set()
+    if config.getoption("--touched"):
+        change = touched.since(config.getoption("--touched"))
+        leave_out = {item for item in items if not change.concerns(item)}
     if not config.getoption("--slow"):
-        slow = [item for item in items if item.get_closest_marker("slow")]
-        config.hook.pytest_deselected(items=slow)
-        items[:] = [item for item in items if not item.get_closest_marker("slow")]
-        left_out = _beyond_few(items) | _not_in_turn(_unnamed(config, items))
-        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
-        items[:] = [item for item in items if item not in left_out]
-    if hasattr(config, "workerinput"):  # long tests first: at the end no worker waits for another's
-        items.sort(key=lambda item: item.get_closest_marker("turns") is None)
+        leave_out |= {item for item in items if item.get_closest_marker("slow")}
+        leave_out |= _beyond_few([item for item in items if item not in leave_out])
+    config.hook.pytest_deselected(items=[item for item in items if item in leave_out])
+    items[:] = [item for item in items if item not in leave_out]
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):
@@ -221,52 +113,15 @@ def _beyond_few(items):
             cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
     left_out = set()
     for found in cases.values():
-        n = found[0].get_closest_marker("few").args[0]
-        kept = {i * len(found) // n for i in range(n)} if len(found) > n else range(len(found))
-        left_out.update(item for i, item in enumerate(found) if i not in kept)
+        kept = set(_spread(found, found[0].get_closest_marker("few").args[0]))
+        left_out.update(item for item in found if item not in kept)
     return left_out
 
 
-def _unnamed(config, items):
-    """The items that nobody has asked for: by `-k`, or by the name of their file or test on the command line."""
-    if config.option.keyword:
-        return []
-    named = {(config.invocation_params.dir / arg.partition("::")[0]).resolve() for arg in config.args}
-    return [item for item in items if item.path.resolve() not in named]
-
-
-def _not_in_turn(items):
-    """Of the cases of a test marked `rotates(n)`, and of all tests marked `turns(n)`, all but one in n.
-
-    Others run from commit to commit. A file that is marked as a whole, with `pytestmark`, is one test, and so are those
-    of one `unit`.
-    """
-    cases, tests = {}, {}
-    for item in items:
-        if item.get_closest_marker("rotates"):
-            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
-        if mark := item.get_closest_marker("turns"):
-            unit = item.nodeid if mark in item.own_markers else item.nodeid.partition("::")[0]
-            tests.setdefault(mark.args[0], {}).setdefault(mark.kwargs.get("unit", unit), []).append(item)
-    left_out = set()
-    for found in cases.values():
-        n = min(found[0].get_closest_marker("rotates").args[0], len(found))
-        left_out.update(item for i, item in enumerate(found) if (i + _turn()) % n)
-    for n, units in tests.items():
-        for unit, place in _spread(units, n).items():
-            if (place + _turn()) % n:
-                left_out.update(units[unit])
-    return left_out
-
-
-def _spread(units, n):
-    """At which of n turns each unit runs: the longest first, where there is the least until then."""
-    seconds = {unit: found[0].get_closest_marker("turns").kwargs.get("seconds", 3) for unit, found in units.items()}
-    taken, places = [0] * n, {}
-    for unit in sorted(units, key=lambda unit: -seconds[unit]):
-        places[unit] = taken.index(min(taken))
-        taken[places[unit]] += seconds[unit]
-    return places
+def _spread(things, n):
+    """n of them, from first to last; all of them if there are no more."""
+    found = list(things)
+    return found if len(found) <= n else [found[i * len(found) // n] for i in range(n)]
 
 
 @pytest.fixture
@@ -306,20 +161,10 @@ def slow(pytestconfig):
 
 
 @pytest.fixture(scope="session")
-def turn():
-    """A number that changes from commit to commit, for tests that run other cases then."""
-    return _turn()
-
-
-@pytest.fixture(scope="session")
 def few(slow):
     """`few(things, n)`: n of them, spread from first to last; all of them with --slow."""
 
-    def pick(things, n):
-        found = list(things)
-        return found if slow or len(found) <= n else [found[i * len(found) // n] for i in range(n)]
-
-    return pick
+    return lambda things, n: list(things) if slow else _spread(things, n)
 
 
 @pytest.fixture(scope="session")
@@ -328,11 +173,9 @@ def interpreted(pytestconfig):
     pytest.importorskip("triton")
     if pytestconfig.getoption("--triton") != "interpret":
         pytest.skip("runs with --triton=interpret")
-    import quick_interpreter
+    from opmux.kernels.lib import interpret, quick_interpret
 
-    from opmux.kernels.lib import interpret
-
-    quick_interpreter.install()
+    quick_interpret.install()
     interpret.self_test()
 
 
@@ -353,6 +196,13 @@ def _poison(allocate, *args, **kwargs):
     return made.fill_(float("nan") if made.is_floating_point() or made.is_complex() else 85)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def references_on_the_cpu(request):
+    """In these folders the CPU's own C++ kernels are off: tests/backends/test_cpu.py is for them."""
+    if request.path.parent.name in ("core", "ops", "tools"):
+        request.getfixturevalue("no_kernels_of_the_cpu")
+
+
 @pytest.fixture(scope="module")
 def no_kernels_of_the_cpu():
     """On the CPU the references run, as on a machine without a compiler."""
@@ -362,3 +212,24 @@ def no_kernels_of_the_cpu():
     vendors.forget("cpu")
     yield
     vendors._add(kept.info, kept.module, kept.origin)
+
+
+@pytest.fixture(scope="session")
+def simulated():
+    """`simulated(device, code, arch=, env=)`: what a program prints last, as JSON, where torch has such a device."""
+    from opmux.runtime import build
+    from opmux.tools import simulator
+
+    try:
+        build.compiler()
+    except build.CannotBuild as error:
+        pytest.skip(str(error))
+    return functools.partial(simulator.run, start=fresh.warm)
+
+
+@pytest.fixture
+def adapters(request, interpreted, poisoned):
+    """The ATen adapters of the family that the test file is for, over our interpreted kernels (shared/aten.py)."""
+    import aten
+
+    return aten.Adapters(request.module.FAMILY)

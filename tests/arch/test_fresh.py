@@ -65,7 +65,7 @@ def test_only_some_ends_take_objects_apart(monkeypatch, torn_down):
 
 
 def test_a_program_with_all_of_opmux_says_nothing_when_it_is_taken_apart(monkeypatch):
-    """Which other tests see at one commit in five."""
+    """Other tests end their programs so with --slow only."""
     monkeypatch.setattr(fresh, "torn_down", True)
     code = "import torch, opmux; opmux.ops.rms_norm(torch.ones(2, 8), torch.ones(8)); opmux.enable()"
     done = fresh.warm([sys.executable, "-c", code], timeout=100, env={**os.environ, "PYTHONPATH": str(fresh.SRC)})

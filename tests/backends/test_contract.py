@@ -19,11 +19,7 @@ import fresh
 import pytest
 
 pytest.importorskip("triton")
-pytestmark = [
-    pytest.mark.skipif(not hasattr(os, "fork"), reason="forks"),
-    pytest.mark.xdist_group("contract"),  # one process of origin for all
-    pytest.mark.turns(8, seconds=25),
-]
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 
 ROOT = Path(__file__).parents[2]
 SRC = ROOT / "src"
@@ -562,7 +558,6 @@ found["cores"] = vendors.get("acme").info.target(None).cores
     assert got.tiles[2:] == ["default", 256, "heuristics"]
 
 
-@pytest.mark.turns(8, seconds=6)
 def test_what_the_guide_shows_conforms(tmp_path):
     """By the page's own command, on a simulated device; and it shows the files that `opmux new-backend` writes."""
     from opmux.tools import scaffold

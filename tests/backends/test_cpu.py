@@ -340,7 +340,6 @@ def facts(tmp_path_factory):
     return dict(json.loads(line) for line in done.stdout.splitlines())
 
 
-@pytest.mark.turns(8, seconds=6)
 def test_built_by_the_first_call_and_not_before(facts):
     found = facts["here"]
     assert found["early"] == [0, False]
@@ -349,7 +348,6 @@ def test_built_by_the_first_call_and_not_before(facts):
 
 
 @pytest.mark.parametrize("case", SAYS)
-@pytest.mark.turns(8, seconds=6)
 def test_without_kernels_everything_works_and_one_warning_says_why(case, facts):
     found = facts[case]
     assert found["right"] and not found["loaded"] and found["tries"] == 1

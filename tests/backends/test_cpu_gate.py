@@ -231,7 +231,6 @@ print("right")
 """
 
 
-@pytest.mark.turns(8)
 def test_export_and_aot_of_a_model():
     done = fresh.run(
         [sys.executable, "-c", TRACED],

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import fresh
-import pytest
 
 from opmux.backends._cpu.ops import native
 from opmux.runtime import build
@@ -100,7 +99,6 @@ def test_a_fork_while_another_thread_compiles(tmp_path):
     assert run(FORK, **env) == "True 11"  # the child has waited for the parent's compiler, and has the kernels too
 
 
-@pytest.mark.turns(8)
 def test_nothing_is_compiled_under_cores_lock():
     """A plugin, an import or a signal handler may need that lock meanwhile: seconds would be too long."""
     asked = run(HELD)

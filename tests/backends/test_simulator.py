@@ -7,9 +7,6 @@ from pathlib import Path
 import fresh
 import pytest
 
-pytestmark = pytest.mark.xdist_group("simulator")
-of_checks = pytest.mark.turns(8, seconds=8, unit="simulator checks")
-
 PROGRAM = Path(__file__).with_name("simulator_checks.py").read_text(encoding="utf-8")
 CHECKS = [f.name for f in ast.parse(PROGRAM).body if isinstance(f, ast.FunctionDef) and f.decorator_list]
 
@@ -45,13 +42,11 @@ def checked(simulated) -> dict[str, str]:
     return simulated("npu", PROGRAM, arch="910b")
 
 
-@of_checks
 @pytest.mark.parametrize("name", CHECKS)
 def test_it_works(checked, name):
     assert not checked[name], checked[name]
 
 
-@of_checks
 def test_every_check_is_run(checked):
     assert len(CHECKS) > 20 and list(checked) == CHECKS
 

@@ -23,7 +23,7 @@ by_name = {"ids": lambda s: s.name}
 
 
 def every_op(test):
-    return pytest.mark.rotates(8)(pytest.mark.parametrize("spec", DIFFERENTIABLE, **by_name)(test))
+    return pytest.mark.parametrize("spec", DIFFERENTIABLE, **by_name)(test)
 
 
 class Case:
@@ -156,7 +156,6 @@ def test_tracers_see_the_op(spec):
         assert all(isinstance(y, FakeTensor) for y in case.ours(*fakes))
 
 
-@pytest.mark.rotates(8)
 @pytest.mark.parametrize("spec", [s for s in specs if s.space == "opmux" and not s.mutates], **by_name)
 def test_every_op_runs_under_a_dispatch_mode_and_on_fake_tensors(spec):
     class Saw(torch.utils._python_dispatch.TorchDispatchMode):

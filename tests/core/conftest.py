@@ -39,8 +39,3 @@ def plug():
     for op, impl_id in added:
         registry.unregister(op, impl_id)
     get_default_manager().clear_quarantine()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def bare(no_kernels_of_the_cpu):
-    """Choosing is tested with the implementations that a test brings."""

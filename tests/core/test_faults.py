@@ -104,7 +104,6 @@ def same(got, expected):
 
 
 @pytest.mark.parametrize("at, spec", list(enumerate(SPECS)), ids=[s.name for s in SPECS])
-@pytest.mark.rotates(8)
 def test_faults(at, spec, slow):
     """A third of the faults, by turns from op to op; all of them with --slow."""
     samples = [s for s in spec.samples(torch.float32, CPU) if not s.loose] or list(spec.samples(torch.float32, CPU))

@@ -113,7 +113,6 @@ IMPORTS = {
 """
 
 
-@pytest.mark.turns(8, seconds=8)
 def test_any_two_doors_at_once(tmp_path, slow):
     """Ten pairs of doors (thirty with --slow), and many together, in processes that have imported nothing of ours."""
     code = """
@@ -186,7 +185,6 @@ def seen(what):
 """
 
 
-@pytest.mark.turns(8)
 def test_nothing_is_imported_and_no_plugin_runs_while_the_lock_is_held(tmp_path):
     site = tmp_path / "site"
     write(site / "watch.py", WATCH)
@@ -259,7 +257,6 @@ def register(registry):
 """
 
 
-@pytest.mark.turns(8)
 def test_plugins_that_wait_for_threads_and_threads_that_wait_for_plugins(tmp_path):
     site = tmp_path / "site"
     write(site / "starter.py", STARTS_A_THREAD)
@@ -372,7 +369,6 @@ BREAKS = {
 }
 
 
-@pytest.mark.turns(8, seconds=8)
 def test_a_broken_plugin_leaves_nothing(tmp_path):
     site = tmp_path / "site"
     for name, text in BREAKS.items():
@@ -531,7 +527,6 @@ print(json.dumps({"bad": bad, "missing": missing, "tried": len(FIRST)}))
 
 
 @pytest.mark.parametrize("vendor", [False, True], ids=["plain", "a vendor of its own package"])
-@pytest.mark.turns(8, seconds=8)
 def test_any_door_first(vendor, tmp_path, slow):
     """Everything in `opmux.__all__`, and the commands, each as the first call of a process.
 
@@ -549,7 +544,6 @@ def test_any_door_first(vendor, tmp_path, slow):
     assert done["missing"] == [] and done["tried"] >= (24 if vendor or slow else 8)
 
 
-@pytest.mark.turns(8, seconds=8)
 def test_ctrl_c_in_the_first_use_of_an_op(tmp_path):
     """As a user has it: a signal at some time within the import of the op's family."""
     code = """

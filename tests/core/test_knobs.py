@@ -213,7 +213,6 @@ def test_a_file_that_is_not_utf8_is_named():
         knobs.PREFER.get()
 
 
-@pytest.mark.turns(8, seconds=6)
 def test_the_file_is_utf8_whatever_the_locale():
     toml('allow_vendors = "华为"')
     code = "from opmux.core import knobs; print(ascii(knobs.ALLOW_VENDORS.get()))"
@@ -362,7 +361,6 @@ def python(code, **env):
     )
 
 
-@pytest.mark.turns(8, seconds=7)
 def test_nothing_is_read_at_import(tmp_path):
     """Imports are silent whatever is set; the first use says what is wrong."""
     toml("this is no TOML")

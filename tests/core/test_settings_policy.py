@@ -397,7 +397,6 @@ def test_the_first_call_of_a_program(code):
     assert (done.returncode, done.stdout, done.stderr) == (0, "it ran\n", "")
 
 
-@pytest.mark.turns(8, seconds=4)
 def test_the_last_words_of_a_program_with_an_unknown_backend():
     done = python(TEX_CALL, TE_BACKEND="hygon")
     assert (done.returncode, done.stdout) == (1, "")

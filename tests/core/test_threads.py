@@ -129,7 +129,6 @@ def run(script: str) -> str:
 
 
 @needs_fork
-@pytest.mark.turns(8)
 def test_fork_while_another_thread_registers():
     """The lock is held by a thread that is not in the child; the child works all the same, many times over."""
     out = run(

@@ -68,6 +68,5 @@ def run(rank: int, port: int, answers: dict) -> None:
         dist.destroy_process_group()
 
 
-@pytest.mark.turns(8, seconds=10)
 def test_ddp_and_fsdp():
     assert ranks.run(run, RANKS) == dict.fromkeys(range(RANKS), "as in one process")

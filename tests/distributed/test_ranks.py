@@ -12,9 +12,6 @@ import torch.distributed as dist
 import opmux
 from opmux.core import BackendImplKind, OpImpl, RanksDiffer, get_default_manager
 
-pytestmark = [pytest.mark.xdist_group("ranks"), pytest.mark.turns(8, seconds=15)]
-
-
 MARKS = {"a": 1.0, "b": 2.0}  # what each vendor's rms_norm returns as rstd, to tell which one ran
 
 

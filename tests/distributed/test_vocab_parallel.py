@@ -13,7 +13,6 @@ import torch.nn.functional as F
 import opmux.functional as ours
 from opmux import nn
 
-pytestmark = pytest.mark.xdist_group("ranks")
 SEQUENCE, BATCH, V = 3, 4, 10
 CASES = [(0.0, "pytorch", "global")] + [
     (0.2, formula, mode) for formula in ("pytorch", "megatron") for mode in ("global", "partition")
@@ -69,7 +68,6 @@ def answers():
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.turns(8, seconds=4)
 def test_two_processes(answers, case):
     losses, grads = truth(2, *case)
     for rank in range(2):

@@ -46,7 +46,6 @@ def registered(text):
 # ---- the two programs -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.turns(8, seconds=5)
 def test_intree(tmp_path):
     done = run(sys.executable, EXAMPLES / "example_intree.py", cwd=tmp_path, path=(SRC,), warm=True)
     assert registered(done.stderr) == ["reference.torch", "vendor.mybackend"]
@@ -64,7 +63,6 @@ def test_intree(tmp_path):
     assert len(done.stdout.splitlines()) + len(done.stderr.splitlines()) <= 24  # a short screen
 
 
-@pytest.mark.turns(8, seconds=5)
 def test_outtree(tmp_path):
     done = run(sys.executable, EXAMPLES / "example_outtree.py", cwd=tmp_path, path=(SRC,), warm=True)
     assert {"reference.torch", "vendor.acme"} <= set(registered(done.stderr))
@@ -169,7 +167,6 @@ def rows(done, kind):
     return {row[1]: row[2:] for row in split if row[0] == kind}
 
 
-@pytest.mark.turns(8, seconds=28)
 def test_installed_by_pip(package, tmp_path):
     """One test: what takes time is the installation."""
     python, site = install(package, tmp_path / "scratch")
@@ -199,7 +196,6 @@ def test_installed_by_pip(package, tmp_path):
     assert re.search(r"^\d+ passed", own.stdout.splitlines()[-1]), own.stdout
 
 
-@pytest.mark.turns(8, seconds=5)
 def test_named_without_installation(package, tmp_path):
     env = dict(TE_FL_PREFER="vendor", TEFL_LOG_LEVEL="INFO", TE_FL_PLUGIN_MODULES="acme_opmux,acme_opmux.legacy")
     done = python(USE, tmp_path, path=(SRC, package / "src"), warm=True, **env)

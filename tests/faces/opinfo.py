@@ -738,11 +738,9 @@ def name_of(op: Any) -> str:
     return f"{op.name}.{op.variant_test_name}".rstrip(".")
 
 
-def in_turn(op: Any, turn: int = 0) -> tuple[torch.dtype, ...]:
-    """None for seven ops in eight, float32 or another dtype that the op takes: by the op's place and the turn."""
-    at, left = divmod(place_of(op) + turn, 8)
-    if left:
-        return ()
+def one_dtype(op: Any) -> tuple[torch.dtype, ...]:
+    """float32 for every other op, one of the other dtypes that it takes for the rest: by the op's place in the list."""
+    at = place_of(op)
     others = [d for d in DTYPES[1:] if d in op.supported_dtypes("cpu")]
     return (others[at // 2 % len(others)],) if at % 2 and others else (torch.float32,)
 
@@ -959,11 +957,10 @@ class Crew:
 
 
 def _hurry() -> None:
-    """Interpreted kernels take half of the time with what tests/shared has."""
-    sys.path.append(str(Path(__file__).parents[1] / "shared"))
-    import quick_interpreter
+    """Interpreted kernels take half of the time."""
+    from opmux.kernels.lib import quick_interpret
 
-    quick_interpreter.install()
+    quick_interpret.install()
 
 
 def main() -> int:

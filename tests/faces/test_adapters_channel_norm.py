@@ -236,6 +236,5 @@ def test_weight_norm_left_to_torch(adapters):
 
 
 @pytest.mark.parametrize("op, least", (("nn.functional.group_norm", 4), ("nn.functional.batch_norm", 4)))
-@pytest.mark.turns(8)
 def test_pytorchs_samples(op, least, adapters):
     assert adapters.answers_pytorchs_samples(op) >= least

@@ -10,7 +10,7 @@ from opmux.faces.aten import matmul as _adapters_of_products  # noqa: F401
 from opmux.kernels import wrappers
 from opmux.specs import gemm
 
-pytestmark = [pytest.mark.usefixtures("interpreted", "poisoned")]
+pytestmark = pytest.mark.usefixtures("interpreted", "poisoned")
 
 CALLS = wrappers()
 E4M3, BF16, F32 = torch.float8_e4m3fn, torch.bfloat16, torch.float32

@@ -165,7 +165,6 @@ def test_beyond_so_many_weights_of_ones_they_are_new(monkeypatch):
 # ---- torch's to judge -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.turns(8)
 def test_pytorchs_samples(adapters):
     assert adapters.answers_pytorchs_samples("nn.functional.layer_norm") >= 8
 

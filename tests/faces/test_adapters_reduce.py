@@ -155,7 +155,6 @@ def op_infos():
 
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.few(8)
-@pytest.mark.rotates(3)
 def test_agrees_on_pytorchs_samples(op, op_infos):
     info, compare = op_infos[op], Compare()
     for dtype, few in SAMPLES.items():

@@ -128,7 +128,6 @@ def op_infos():
 
 
 @pytest.mark.parametrize("op", ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp"))
-@pytest.mark.rotates(3)
 def test_agrees_on_pytorchs_samples(op, op_infos):
     info, compare = op_infos[op], Compare()
     for dtype, few in SAMPLES.items():

@@ -47,7 +47,6 @@ def test_what_is_no_number(name, adapters):
 
 
 @pytest.mark.parametrize("op", ("softmax.with_dtype", "nn.functional.cross_entropy"))
-@pytest.mark.turns(8)
 def test_pytorchs_samples(op, adapters):
     assert adapters.answers_pytorchs_samples(op) >= 8
 

@@ -92,7 +92,6 @@ class Calls:
 
 @pytest.mark.parametrize("padded", ["", "left", "right"])
 @pytest.mark.parametrize("kind", TYPES)
-@pytest.mark.rotates(2)
 def test_a_step_of_training(kind, padded, monkeypatch):
     model, given = tiny(kind), inputs(padded)
     logits, gradients = step(model, given)
@@ -115,7 +114,6 @@ def test_a_step_of_training(kind, padded, monkeypatch):
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 @pytest.mark.parametrize("padded", ["", "left"])
 @pytest.mark.parametrize("kind", TYPES)
-@pytest.mark.rotates(8)
 def test_greedy_generation(kind, padded, cache, monkeypatch):
     model, given = tiny(kind).eval(), inputs(padded)
     more = dict(max_new_tokens=6, do_sample=False, eos_token_id=None, cache_implementation=cache, disable_compile=True)
@@ -225,7 +223,6 @@ def test_what_it_does_not_take_is_an_error(name):
         interface.attend(layer, t, t, t, None, **{name: t})
 
 
-@pytest.mark.turns(8)
 def test_compiled_models_have_the_same_logits():
     model, given = tiny("mistral").eval(), inputs("left")
     seen = given["attention_mask"].bool()

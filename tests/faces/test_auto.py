@@ -17,8 +17,6 @@ from opmux.runtime import tile_files
 from opmux.runtime.devices import Chip
 from opmux.runtime.speed_files import BadSpeeds, chip_of
 
-pytestmark = pytest.mark.xdist_group("auto")
-
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 SMALL, MIDDLE, LARGE = 2**16, 2**20, 2**24
 LONG = 10.0, 100.0, 500.0  # torch's microseconds at these sizes: at the second Python is hidden

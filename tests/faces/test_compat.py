@@ -84,7 +84,6 @@ HOLDERS = """
 """
 
 
-@pytest.mark.turns(8)
 def test_each_installer_takes_back_its_own(script):
     """`import opmux.te` (T, t) and `compat.install` (C, c), in any order; each undoes what it has done."""
     if importlib.util.find_spec("transformer_engine") is None:
@@ -160,7 +159,6 @@ def test_liger_kernel_is_served(script):
     assert done.stdout.splitlines() == ["(2, 4) opmux.faces.liger.norms False"], done.stderr
 
 
-@pytest.mark.turns(8, seconds=5)
 def test_arguments_and_exit_code(script):
     done = run("run", "--as", "transformer_engine", script(PLUGINS), "--one", "two")
     assert (done.returncode, done.stdout, done.stderr) == (3, "True ['--one', 'two']\n", "")

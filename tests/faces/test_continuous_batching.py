@@ -96,7 +96,6 @@ class Calls:
 
 
 @pytest.mark.parametrize("kind", TYPES)
-@pytest.mark.rotates(2)
 def test_tokens_are_those_of_generate(kind, monkeypatch):
     model, given = tiny(kind), prompts(3, 11, 19)
     want = generated(model, given)
@@ -130,7 +129,6 @@ def test_requests_longer_than_a_block_table(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma2"])
-@pytest.mark.rotates(2)
 def test_padded_batches(kind, monkeypatch):
     """With CUDA graphs shapes are padded: by requests of no tokens, and tokens of no request, which are undefined."""
     before, packed = ModelRunner.__init__, paged.attention

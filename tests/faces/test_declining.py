@@ -9,8 +9,6 @@ from opmux.faces.aten.overloads import table
 from opmux.runtime import build
 from opmux.tools import simulator
 
-pytestmark = [pytest.mark.xdist_group("declining"), pytest.mark.turns(8, seconds=20)]
-
 # Families whose arguments follow from the schemas. Of the others some calls are errors, which must be torch's.
 BY_SCHEMA = frozenset("activation channel_norm norm pointwise random reduce scan softmax".split())
 
@@ -21,12 +19,12 @@ REFUSED = {
 }
 
 HOME = Path(__file__).parent
-SHARED = HOME.parent / "shared"
 CODE = f"""
 import json, sys
-sys.path[:0] = [{str(HOME)!r}, {str(SHARED)!r}]
-import decline_checks, quick_interpreter
-quick_interpreter.install()
+sys.path[:0] = [{str(HOME)!r}]
+import decline_checks
+from opmux.kernels.lib import quick_interpret
+quick_interpret.install()
 print(json.dumps(decline_checks.main({{device!r}})))
 """
 

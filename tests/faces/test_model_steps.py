@@ -10,14 +10,14 @@ from opmux.tools import simulator
 
 pytest.importorskip("triton")
 pytest.importorskip("transformers")
-pytestmark = pytest.mark.xdist_group("model_steps")
 
 HOME = Path(__file__).parent
 CODE = f"""
 import json, sys
-sys.path[:0] = [{str(HOME)!r}, {str(HOME.parent / "shared")!r}]
-import model_steps, quick_interpreter
-quick_interpreter.install()
+sys.path[:0] = [{str(HOME)!r}]
+import model_steps
+from opmux.kernels.lib import quick_interpret
+quick_interpret.install()
 print(json.dumps(model_steps.main("toy", {{names}})))
 """
 
@@ -33,7 +33,6 @@ def found(request):
     return simulator.run("toy", CODE.format(names=names), env={"OMP_NUM_THREADS": "1"}, start=fresh.warm)
 
 
-@pytest.mark.turns(8, seconds=9)
 @pytest.mark.parametrize("name", ["gpt2", "bert", "vit", "resnet"])
 def test_losses_and_gradients_are_torchs(name, found):
     assert found[name]["largest distance"] < 1e-6, found

@@ -142,7 +142,6 @@ def close(ours, theirs, tol=2e-5):
 
 
 @pytest.mark.parametrize("kind", [kind for kind in {**TYPES, **SEEING} if kind in CONFIG_MAPPING])
-@pytest.mark.rotates(8)
 def test_a_patched_model_computes_what_the_model_does(kind):
     model = tiny(kind)
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -505,7 +504,6 @@ def test_a_loss_of_ones_own_is_kept():
     close(out.loss, out.logits.sum())
 
 
-@pytest.mark.turns(8)
 def test_compiled():
     model = tiny("llama")
     expected, grads = trained(model)

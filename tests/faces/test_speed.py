@@ -14,8 +14,6 @@ from opmux.runtime.speed_files import chip_of
 from opmux.tools import screen
 from opmux.tools.speed import cases, command, measure
 
-pytestmark = pytest.mark.xdist_group("auto")
-
 NAMES = (
     "native_layer_norm", "native_layer_norm_backward", "_softmax", "_softmax.out", "add.Tensor", "add_.Tensor",
     "add.out", "clamp", "gelu_backward", "addcmul",

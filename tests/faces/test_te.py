@@ -32,7 +32,7 @@ for needed in ("transformer_engine", "triton", "einops", "pydantic"):
         pytest.skip(f"{needed} is not installed", allow_module_level=True)
 if torch.cuda.is_available():
     pytest.skip("with CUDA nothing is read for another chip: tests/gpu/test_gpu_te.py", allow_module_level=True)
-pytestmark = [pytest.mark.xdist_group("te"), pytest.mark.filterwarnings("ignore")]
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 CPU, SIZE = "cpu", Size()
 BLOCKS = Size(hidden=128, ffn=128, heads=4, length=64, batch=2)  # whole blocks of 128
@@ -382,7 +382,6 @@ print(json.dumps(done))
 """
 
 
-@pytest.mark.turns(8)
 def test_on_another_chip_the_layer_runs_there():
     """A device in host memory under a vendor's name: "cuda" is that chip, and its tensors never leave it."""
     try:
@@ -475,7 +474,6 @@ def untouched():
     return python(UNTOUCHED)
 
 
-@pytest.mark.turns(8, seconds=9, unit="untouched")
 def test_torch_is_not_changed(untouched):
     assert untouched["changed"] == []
     assert untouched["available"] is False and untouched["is_cuda"] is False and untouched["version"] is None
@@ -483,14 +481,12 @@ def test_torch_is_not_changed(untouched):
     assert untouched["environment"], "variables are set for the import alone"
 
 
-@pytest.mark.turns(8, seconds=9, unit="untouched")
 def test_what_needs_a_missing_package_says_so(untouched):
     assert "pip install onnxscript" in untouched["onnx"]
     assert untouched["seeded"] == []
     assert "CUDA graphs need a CUDA device" in untouched["graphed"]
 
 
-@pytest.mark.turns(8, seconds=9, unit="untouched")
 def test_it_can_be_undone(untouched):
     assert untouched["left"] == [] and untouched["finders"] == []
     assert "opmux.te.install()" in untouched["after"]

@@ -15,7 +15,7 @@ for needed in ("transformer_engine", "triton", "einops", "pydantic"):
         pytest.skip(f"{needed} is not installed", allow_module_level=True)
 if torch.cuda.is_available():
     pytest.skip("with CUDA these are NVIDIA's own kernels", allow_module_level=True)
-pytestmark = [pytest.mark.xdist_group("te"), pytest.mark.filterwarnings("ignore")]
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 CLOSE = {torch.float32: {"rtol": 1e-5, "atol": 1e-5}, torch.bfloat16: {"rtol": 1.6e-2, "atol": 1.6e-2}}
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])

@@ -33,7 +33,6 @@ def python(text, **env):
     return done
 
 
-@pytest.mark.turns(8, seconds=10)
 def test_the_layer_and_its_finders_work_with_nothing_imported_before():
     """accelerate, peft and Trainer look for the layer and import it. Nothing of opmux is imported until then."""
     done = python(

@@ -156,7 +156,6 @@ def test_optimizers_are_functions_and_not_getters_of_them():
     assert "eps" not in inspect.signature(tex.rmsnorm_bwd).parameters
 
 
-@pytest.mark.turns(8)
 def test_nothing_is_printed_and_no_foreign_top_level_module_appears():
     code = (
         "import sys, torch; before = set(sys.modules)\n"

@@ -337,7 +337,6 @@ OLDER_PROGRAM = """
 """
 
 
-@pytest.mark.turns(8)
 def test_the_older_interface():
     version, functions, signatures, attention, backend, enums, has = python(
         OLDER_PROGRAM, OPMUX_TEX_VERSION="2.9"

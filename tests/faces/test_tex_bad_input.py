@@ -61,7 +61,6 @@ def same(a, b):
 
 
 @pytest.mark.parametrize("name", sorted(SPECS))
-@pytest.mark.rotates(8)
 def test_a_spoiled_argument_is_refused_by_name(name):
     spec, fn = SPECS[name], FUNCTIONS[name]
     faults = []

@@ -30,7 +30,6 @@ CASES = {
 
 @pytest.mark.parametrize("n", [8192, 11008])
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.rotates(12)
 def test_loads_are_wide_and_nothing_spills(name, n):
     with compiling_for("sm_90") as built:
         IMPLS[f"opmux::{name}"](*CASES[name](n))

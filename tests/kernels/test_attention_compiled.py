@@ -51,9 +51,7 @@ def general(dim, dtype, bias=True):
     general_kernels.attention_general_bwd(q, q, k, k, q, lse, *more, *options)
 
 
-@pytest.mark.parametrize(
-    "chip", [pytest.param(c, marks=pytest.mark.turns(12, seconds=15 if c == "gfx942" else 8)) for c in CHIPS]
-)
+@pytest.mark.parametrize("chip", CHIPS)
 def test_options_fit_the_chip(chip):
     with compiling_for(chip) as built:
         general(128, torch.bfloat16)
@@ -61,7 +59,6 @@ def test_options_fit_the_chip(chip):
     assert all(kernel.shared <= CHIPS[chip][1] for kernel in built)
 
 
-@pytest.mark.turns(12, seconds=6)
 def test_lengths_with_options():
     with compiling_for("sm_90") as built:
         general(64, torch.float16, bias=False)
@@ -70,7 +67,6 @@ def test_lengths_with_options():
 
 @pytest.mark.parametrize("chip", CHIPS)
 @pytest.mark.parametrize("call", [dense, packed])
-@pytest.mark.turns(12, seconds=20)  # 10 to 50 s each
 def test_fits_the_chip(chip, call):
     with compiling_for(chip) as built:
         call(128, torch.bfloat16)
@@ -83,9 +79,9 @@ def test_fits_the_chip(chip, call):
 @pytest.mark.parametrize(
     ("dim", "dtype"),
     [
-        pytest.param(40, torch.float16, marks=pytest.mark.turns(12, seconds=10)),
-        pytest.param(256, torch.bfloat16, marks=pytest.mark.turns(12, seconds=10)),
-        pytest.param(64, torch.float32, marks=pytest.mark.turns(12, seconds=24)),
+        (40, torch.float16),
+        (256, torch.bfloat16),
+        (64, torch.float32),
     ],
 )
 def test_other_heads(dim, dtype):
@@ -95,7 +91,6 @@ def test_other_heads(dim, dtype):
 
 
 @pytest.mark.parametrize(("dim", "dtype"), [(128, torch.bfloat16), (64, torch.float16)])
-@pytest.mark.turns(12, seconds=20)
 def test_gluon_on_hopper(dim, dtype):
     """On the matrix unit, tensors by the copy engine, one program on a core, and the loops spill nothing."""
     assert gluon.usable() is True
@@ -113,7 +108,6 @@ def test_gluon_on_hopper(dim, dtype):
 @pytest.mark.parametrize(
     ("dim", "dtype", "index"), [(128, torch.bfloat16, torch.int32), (64, torch.float16, torch.int64)]
 )
-@pytest.mark.turns(12, seconds=16)
 def test_gluon_on_hopper_packed(dim, dtype, index):
     """The programs are as many as cores, whatever the lengths."""
     q, k = new(16384, 32, dim, dtype=dtype), new(16000, 8, dim, dtype=dtype)

@@ -77,7 +77,6 @@ def build(op, shape, size, last, way, dtype, chip, monkeypatch):
 
 
 @pytest.mark.parametrize("op, shape, size, last, way", soon, ids=name)
-@pytest.mark.rotates(12)
 def test_every_way(op, shape, size, last, way, monkeypatch):
     """Every other one with a chip and a dtype in turn, the rest for sm_90; all of them with --slow."""
     turn, odd = divmod(CASES.index((op, shape, size, last, way)), 2)
@@ -104,7 +103,6 @@ ODD = ((7, 30, 7, 7), (300, 37, 9), (16, 2048, 7, 7), (8, 2856, 4, 4))  # runs o
 
 
 @pytest.mark.parametrize("op, shape, size, last, way", on_hopper, ids=name)
-@pytest.mark.rotates(12)
 def test_nothing_spills_and_loads_are_wide(op, shape, size, last, way, monkeypatch):
     """Of what runs over all elements, on sm_90."""
     if shape in ODD:
@@ -119,7 +117,6 @@ def test_nothing_spills_and_loads_are_wide(op, shape, size, last, way, monkeypat
 
 
 @pytest.mark.parametrize("op, shape, size, last, way", on_hopper, ids=name)
-@pytest.mark.rotates(12)
 def test_nothing_is_reduced_whose_dimensions_were_merged(op, shape, size, last, way, monkeypatch):
     """Triton before 3.7 compiles that wrongly for some layouts (lib/layouts.py), as only its own TTGIR shows."""
     for kernel in build(op, shape, size, last, way, bf16, "sm_90", monkeypatch).values():

@@ -44,7 +44,6 @@ ACTIVATIONS = sorted(k for k in PLAIN if specs.by_key[k].family == "activation")
 
 
 @pytest.mark.parametrize("turn, width", list(enumerate(WIDTHS)))
-@pytest.mark.rotates(12)
 def test_rows(turn, width, slow):
     """Each kernel in every third width."""
     for number, key in enumerate(ROWWISE):
@@ -54,7 +53,6 @@ def test_rows(turn, width, slow):
 
 
 @pytest.mark.parametrize("number, key", list(enumerate(ACTIVATIONS)), ids=ACTIVATIONS)
-@pytest.mark.rotates(12)
 def test_activations(number, key):
     """Each row on one chip, in turn; all of them on all chips with --slow."""
     chip = list(CHIPS)[number % len(CHIPS)]
@@ -79,7 +77,6 @@ def test_loads_are_wide(key):
 
 
 @pytest.mark.parametrize("width", [4096, *(pytest.param(n, marks=pytest.mark.slow) for n in (2048, 8192))])
-@pytest.mark.turns(12, seconds=9)
 def test_nothing_spills(width):
     for key in ROWWISE:
         for kernel in compile_op(key, (512, width), torch.bfloat16, "sm_90"):

@@ -37,7 +37,6 @@ def write():
 
 @pytest.mark.parametrize("chip", CHIPS)
 @pytest.mark.parametrize("kept", [BF16, FP8], ids=str)
-@pytest.mark.rotates(12)
 def test_fits_the_chip(chip, kept):
     with compiling_for(chip) as built:
         attend(kept)
@@ -54,7 +53,6 @@ def test_fits_the_chip(chip, kept):
     [lambda: attend(page=16), lambda: attend(page=1), lambda: latent(), lambda: latent(heads=128), lambda: latent(FP8)],
     ids=["small pages", "pages of a token", "mla", "mla of 128 heads", "mla of float8"],
 )
-@pytest.mark.rotates(12)
 def test_on_hopper(call):
     with compiling_for("sm_90") as built:
         call()

@@ -13,7 +13,6 @@ MODE = "compile"
 
 
 @pytest.mark.parametrize("number, beta", list(enumerate((0.0, 0.5, 1.0))))
-@pytest.mark.rotates(12)
 def test_variants(number, beta, slow):
     for at, chip in enumerate(CHIPS):
         if at != number and not slow:

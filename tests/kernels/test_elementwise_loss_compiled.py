@@ -24,7 +24,6 @@ def built_for(chip, name, dtype, at):
 
 
 @pytest.mark.parametrize("number, name", list(enumerate(spec.ops)), ids=list(spec.ops))
-@pytest.mark.rotates(12)
 def test_every_op(number, name):
     built_for(list(CHIPS)[number % 4], name, DTYPES[number // 4 % 4], number % 3)
 

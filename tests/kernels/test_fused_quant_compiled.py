@@ -38,7 +38,6 @@ CASES = {
 
 
 @pytest.mark.parametrize("number, name", list(enumerate(CASES)), ids=list(CASES))
-@pytest.mark.rotates(12)
 def test_every_chip_casts(number, name, slow):
     """Each op for two chips, to one of the two types, in turn; for all chips with --slow."""
     to = (E4M3, E5M2)[number % 2]
@@ -54,7 +53,6 @@ def test_every_chip_casts(number, name, slow):
 
 @pytest.mark.parametrize("name", ["rms_norm_fp8", "layer_norm_fp8"])
 @pytest.mark.parametrize("n", [37, 131072])
-@pytest.mark.rotates(12)
 def test_long_and_odd_rows(name, n):
     with compiling_for("sm_90") as built:
         IMPLS[f"opmux::{name}"](*CASES[name](n, E4M3))
@@ -74,7 +72,6 @@ SCALED = {
 
 
 @pytest.mark.parametrize("name", [*CASES, *SCALED])
-@pytest.mark.rotates(12)
 def test_loads_and_stores_are_wide_and_nothing_spills(name):
     n = 11008
     with compiling_for("sm_90") as built:
@@ -88,7 +85,6 @@ def test_loads_and_stores_are_wide_and_nothing_spills(name):
 
 
 @pytest.mark.parametrize("number, name", list(enumerate(SCALED)), ids=list(SCALED))
-@pytest.mark.rotates(12)
 def test_factors_on_other_chips(number, name):
     chip = ("sm_80", "gfx942", "sm_100")[number % 3]
     with compiling_for(chip) as built:
@@ -146,7 +142,6 @@ LAUNCHES = {"act_fp8_cast_into": 2, "act_fp8_current_into": 2}  # sums of parts;
 
 @pytest.mark.parametrize("chip", CHIPS)
 @pytest.mark.parametrize("name", INTO)
-@pytest.mark.rotates(12)
 def test_quantized_in_one_pass_on_every_chip(name, chip):
     with compiling_for(chip) as built:
         IMPLS[f"opmux::{name}"](*INTO[name](4096))
@@ -177,7 +172,6 @@ def order_of_sums(kernel):
 
 @pytest.mark.parametrize("n", [64, 1024, 4096, 14336])
 @pytest.mark.parametrize("name", ["rms_norm", "layer_norm"])
-@pytest.mark.rotates(4)
 def test_a_quantized_norm_adds_up_rows_in_the_same_order(name, n):
     """So that its statistics, and with them all bytes, are those of the norm that is written and then quantized."""
     x = (meta(512, n), meta(n), *([meta(n)] if name == "layer_norm" else []))

@@ -256,7 +256,6 @@ def norm_of(x, centred):
 
 @pytest.mark.parametrize("centred", [False, True], ids=["rms", "layer"])
 @pytest.mark.parametrize("kind", ["current", "1x128", "128x128", "1x32", "32x32"])
-@pytest.mark.rotates(8)
 def test_norms(kind, centred):
     x = torch.randn(160, 224, generator=torch.Generator().manual_seed(3)).bfloat16()
     w, b, y, stats = norm_of(x, centred)
@@ -287,7 +286,6 @@ ROWS = {"1x128": (5, 70, 224, 4128, 16512), "1x32": (32, 224, 4128, 16512)}
 
 @pytest.mark.parametrize("centred", [False, True], ids=["rms", "layer"])
 @pytest.mark.parametrize("kind, n", [(kind, n) for kind, sizes in ROWS.items() for n in sizes])
-@pytest.mark.rotates(8)
 def test_rows_of_a_norm_are_quantized_as_they_are_computed(kind, n, centred):
     rows = 32 if kind == "1x32" else 3 if n > 5000 else 70
     x = torch.randn(rows, 2 * n, generator=torch.Generator().manual_seed(n))

@@ -112,13 +112,11 @@ def build(chip, name):
 
 
 @pytest.mark.parametrize("chip", CHIPS)
-@pytest.mark.rotates(12)
 def test_a_product_with_all_that_may_follow_on_every_chip(chip):
     build(chip, "gelu")
 
 
 @pytest.mark.parametrize("number, name", list(enumerate(CALLS)), ids=list(CALLS))
-@pytest.mark.rotates(12)
 def test_the_others_in_turn(number, name):
     build(list(CHIPS)[number % len(CHIPS)], name)
 
@@ -130,7 +128,6 @@ def test_every_kernel_on_every_chip(name, chip):
     build(chip, name)
 
 
-@pytest.mark.turns(12)
 def test_both_products_of_a_glu_are_on_their_way_at_once():
     """Neither waits for the other: the tile of a GLU is two halves of a tile, in as many registers."""
     kernel = build("sm_90", "large glu")
@@ -141,7 +138,6 @@ def test_both_products_of_a_glu_are_on_their_way_at_once():
 
 
 @pytest.mark.parametrize("name", ["fp8", "fp8 exact"])
-@pytest.mark.rotates(2)
 def test_fp8_is_multiplied_as_fp8(name):
     ptx = build("sm_90", name).asm["ptx"]
     assert any("wgmma" in line and "e4m3" in line for line in ptx.splitlines())
@@ -152,7 +148,6 @@ WIDE, NARROW = (4096, 4096, 4096), (300, 1000, 656)  # tiles of 256 columns, and
 
 @pytest.mark.parametrize("m, n, k", [WIDE, NARROW], ids=["wide", "narrow"])
 @pytest.mark.parametrize("dtypes", [(E4M3, E4M3, BF16), (E5M2, E4M3, F32)], ids=lambda d: str(d[2]))
-@pytest.mark.rotates(4)
 def test_blocks_for_hopper(m, n, k, dtypes):
     """The kernel in Gluon: one warp copies and two warpgroups multiply, each without spilling registers."""
     pytest.importorskip("triton.experimental.gluon.language.nvidia.hopper")
@@ -172,7 +167,6 @@ def test_blocks_for_hopper(m, n, k, dtypes):
 
 
 @pytest.mark.parametrize("name, chip, word", [("int8", "sm_90", "wgmma"), ("int8 by rows", "sm_80", "mma.sync")])
-@pytest.mark.rotates(2)
 def test_int8_is_multiplied_as_int8(name, chip, word):
     ptx = build(chip, name).asm["ptx"]
     assert any(word in line and "s32.s8.s8" in line for line in ptx.splitlines())

@@ -17,7 +17,6 @@ DTYPES = {"sm_90": torch.bfloat16, "sm_80": torch.float32, "sm_100": torch.float
 
 
 @pytest.mark.parametrize("chip", [c if c == "sm_90" else pytest.param(c, marks=SLOW) for c in CHIPS])
-@pytest.mark.turns(12)
 def test_every_chip(chip):
     dtype = DTYPES[chip]
     rows, hidden, wide, groups = (16384, 4096, 2048, 8) if dtype.itemsize == 2 else (4096, 1000, 768, 128)

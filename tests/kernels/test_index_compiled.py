@@ -104,7 +104,6 @@ CALLS = {
 
 
 @pytest.mark.parametrize("number, name", list(enumerate(CALLS)), ids=CALLS)
-@pytest.mark.rotates(12)
 def test_compiles(number, name):
     """Each on one chip, in turn."""
     chip = list(CHIPS)[number % len(CHIPS)]

@@ -70,7 +70,6 @@ def test_there_are_kernels():
 
 
 @pytest.mark.parametrize("spec, impl", KERNELS, ids=[s.name for s, _ in KERNELS])
-@pytest.mark.rotates(8)
 def test_agrees_with_the_reference(spec, impl, few):
     for dtype in DTYPES:
         for sample in few(spec.samples(dtype, CPU), MOST[dtype]):
@@ -91,7 +90,6 @@ def agrees_on(spec, impl, sample, what):
 
 
 @pytest.mark.parametrize("spec, impl", KERNELS, ids=[s.name for s, _ in KERNELS])
-@pytest.mark.rotates(8)
 def test_refuses_what_the_reference_refuses(spec, impl):
     for bad in (b for b in spec.errors(CPU) if b.typed):
         with pytest.raises(bad.error, match=bad.match):
@@ -102,7 +100,6 @@ def test_refuses_what_the_reference_refuses(spec, impl):
     (9000, torch.float64, "gemma"), (9000, torch.float32, "gemma"), (17000, torch.bfloat16, "none"),
     (17000, torch.float32, "gemma"), (33000, torch.bfloat16, "llama"),
 ])  # fmt: skip
-@pytest.mark.rotates(8)
 def test_rows_too_long_for_registers(n, dtype, casting, monkeypatch):
     """Each of the ways a norm is computed: whole rows, without shares, in pieces; a mean far from zero."""
     # sums of columns in a few programs: the interpreter takes 10 ms for each of 500

@@ -62,14 +62,12 @@ def compiled(way, chip):
 
 
 @pytest.mark.parametrize("number, way", list(enumerate(WAYS)), ids=list(WAYS))
-@pytest.mark.rotates(12)
 def test_each_way(number, way, slow):
     for chip in CHIPS if slow else [list(CHIPS)[number % len(CHIPS)]]:
         compiled(way, chip)
 
 
 @pytest.mark.parametrize("way", ["flat", "odd", "cast", "transposed", "heads", "cat", "roll", "tril"])
-@pytest.mark.rotates(12)
 def test_loads_and_stores_are_wide(way):
     """16 bytes each, a transpose too; a tensor of odd length but for its last block."""
     (kernel,) = compiled(way, "sm_90")

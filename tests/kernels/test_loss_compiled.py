@@ -19,7 +19,6 @@ VARIANTS = {
 
 
 @pytest.mark.parametrize("number, variant", list(enumerate(VARIANTS)), ids=list(VARIANTS))
-@pytest.mark.rotates(12)
 def test_variants(number, variant, slow):
     given = dict(VARIANTS[variant])
     for at, chip in enumerate(CHIPS):

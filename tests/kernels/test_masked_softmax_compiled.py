@@ -27,7 +27,6 @@ def build(chip, n, dtype, masked, causal):
 
 
 @pytest.mark.parametrize("number, chip", list(enumerate(CHIPS)), ids=list(CHIPS))
-@pytest.mark.rotates(12)
 def test_every_form_on_every_chip(number, chip, slow):
     """Each form whole or in pieces, the dtypes in turn; both with --slow; an odd length."""
     dtypes = (torch.bfloat16, torch.float32, torch.float16, torch.float64)
@@ -39,7 +38,6 @@ def test_every_form_on_every_chip(number, chip, slow):
 
 @pytest.mark.parametrize("n", [512, 65536, *(pytest.param(n, marks=pytest.mark.slow) for n in (4096, 16384, 32768))])
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.rotates(12)
 def test_loads_are_wide_and_nothing_spills(form, n):
     """Causal rows too: the edge of what they see is moved to a multiple of 16."""
     for kernel in build("sm_90", n, torch.bfloat16, *FORMS[form]):
@@ -51,7 +49,6 @@ def test_loads_are_wide_and_nothing_spills(form, n):
 
 @pytest.mark.parametrize("n", [64, 65536])
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.rotates(12)
 def test_scaling_is_not_fused_with_taking_off_the_largest(form, n):
     """`x * scale - top` in one rounding is not 0 at the top: where x is huge, its exponential is 0 or infinite."""
     forward = build("sm_90", n, torch.float32, *FORMS[form])[0]

@@ -34,7 +34,6 @@ def build(chip, n, topk, dtype):
 
 
 @pytest.mark.parametrize("number, chip", list(enumerate(CHIPS)), ids=list(CHIPS))
-@pytest.mark.rotates(12)
 def test_every_chip(number, chip):
     dtypes = (torch.bfloat16, torch.float32, torch.float16, torch.float64)
     build(chip, 1000, (2, 17)[number % 2], dtypes[number])
@@ -49,7 +48,6 @@ def test_loads_are_wide_and_nothing_spills(n, topk):
         assert kernel.spills() == 0, kernel.name
 
 
-@pytest.mark.turns(12)
 def test_many_blocks_are_one_launch():
     with compiling_for("sm_90") as built:
         kernels.moe_pad_into(empty(640, 1024), empty(1024, 1024), [10] * 64, [16] * 64)

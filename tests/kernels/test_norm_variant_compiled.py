@@ -13,7 +13,6 @@ MODE = "compile"
 
 
 @pytest.mark.parametrize("number, chip", list(enumerate(CHIPS)), ids=list(CHIPS))
-@pytest.mark.rotates(12)
 def test_every_kernel(number, chip, slow):
     """Each chip with one dtype, casting and length; all of them with --slow."""
     for at, (dtype, casting, n) in enumerate((

@@ -66,7 +66,6 @@ def compiled(name, chip):
 
 
 @pytest.mark.parametrize("number, name", list(enumerate(CALLS)), ids=list(CALLS))
-@pytest.mark.rotates(12)
 def test_every_kernel(number, name):
     """Each on one chip, in turn, and on the first; all of them on all chips with --slow."""
     for kernel in compiled(name, list(CHIPS)[number % len(CHIPS)]):
@@ -91,7 +90,6 @@ WIDE = {
 
 
 @pytest.mark.parametrize("name", WIDE)
-@pytest.mark.rotates(12)
 def test_whole_chunks_are_wide_and_nothing_moves_between_threads(name):
     ptx = compiled(name, "sm_90")[0].asm["ptx"]
     whole = re.split(r"bra\.uni", ptx)[0]  # the branch that comes first

@@ -34,7 +34,6 @@ def sample(name, dtype):
 
 
 @pytest.mark.parametrize("number, name", list(enumerate(OWN)), ids=OWN)
-@pytest.mark.rotates(12)
 def test_each_row(number, name):
     """On one chip and in one dtype, in turn; all of them on all chips with --slow."""
     fits = [d for d in ORDER if d in spec.ROWS[name].dtypes]
@@ -66,7 +65,6 @@ WAYS = {
 
 
 @pytest.mark.parametrize("number, way", list(enumerate(WAYS)), ids=list(WAYS))
-@pytest.mark.rotates(12)
 def test_each_way(number, way, slow):
     for chip in CHIPS if slow else [list(CHIPS)[number % len(CHIPS)]]:
         compiled("add", WAYS[way](), chip)
@@ -87,7 +85,6 @@ def test_tiles_are_read_and_written_wide(way):
 
 
 @pytest.mark.parametrize("name", ["special_zeta", "igamma", "special_legendre_polynomial_p"])
-@pytest.mark.turns(12, seconds=7)
 def test_functions_that_loop_take_numbers_alone(name):
     """An expanded number beside a number: neither is a block."""
     args = (meta(1, dtype=torch.float32).expand(5), meta(dtype=torch.float32))
@@ -109,7 +106,6 @@ def test_numbers_have_64_bits_whatever_their_value():
 
 
 @pytest.mark.parametrize("name", ["gelu", "gelu_backward", "pow", "digamma", "where", "floor_divide"])
-@pytest.mark.rotates(12)
 def test_nothing_spills(name):
     assert compiled(name, sample(name, torch.float32), "sm_90").spills() == 0
 

@@ -82,7 +82,6 @@ def args_in_short(args):
 
 
 @pytest.mark.parametrize("name", OWN)
-@pytest.mark.rotates(8)
 def test_every_row_agrees_with_torch(name):
     """One dtype through every layout; each of the others once."""
     makes = spec.ops[name].spec.samples
@@ -155,7 +154,6 @@ UNARY_AND_BINARY = [n for n in OWN if len(required(n)) <= 2 and torch.float32 in
 
 
 @pytest.mark.parametrize("name", UNARY_AND_BINARY)
-@pytest.mark.rotates(8)
 def test_zeros_infinities_and_nans(name):
     values = torch.tensor(SPECIAL, dtype=torch.float32)
     if name in NAN_ON_CUDA:
@@ -200,7 +198,6 @@ def traps(name, a, b, dtype):
 @pytest.mark.parametrize(
     "name", [n for n in OWN if spec.ROWS[n].dtypes & spec.INTS and len(required(n)) <= 2 and n != "clamp"]
 )
-@pytest.mark.rotates(8)
 def test_integers_to_the_last_bit(name, dtype):
     if dtype not in spec.ROWS[name].dtypes:
         pytest.skip("not an op of this dtype")
@@ -335,7 +332,6 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("a, b", itertools.product(LAYOUTS, LAYOUTS))
-@pytest.mark.rotates(8)
 def test_layouts(a, b):
     x = torch.arange(2 * 3 * 40, dtype=torch.float32).reshape(2, 3, 40)
     agree("add", full("add", LAYOUTS[a](x), LAYOUTS[b](-2 * x)))

@@ -85,7 +85,6 @@ def build(case, chip):
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.rotates(12)
 def test_hopper_moves_wide_and_spills_nothing(case):
     for kernel in build(case, "sm_90"):
         if kernel.name in ("_top", "_history"):  # small
@@ -106,7 +105,6 @@ ELSEWHERE = ["cast", "current turned", "blocks 2d", "mx", "uncast", "mx back", "
 
 
 @pytest.mark.parametrize("number, case", list(enumerate(ELSEWHERE)), ids=ELSEWHERE)
-@pytest.mark.rotates(12)
 def test_other_chips(number, case):
     """Each on one of the others, in turn: there the bits are made by integers, but for the newest."""
     build(case, ("sm_80", "gfx942", "sm_100")[number % 3])

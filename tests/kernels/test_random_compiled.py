@@ -42,7 +42,6 @@ def compiled(name, chip, dtype=torch.bfloat16, seed=HOST, shape=()):
 
 
 @pytest.mark.parametrize("number, name", list(enumerate(CALLS)), ids=list(CALLS))
-@pytest.mark.rotates(12)
 def test_every_kernel(number, name, few):
     """Even and odd sizes, the seed here and there; chips and dtypes in turn."""
     chips = list(CHIPS)
@@ -61,7 +60,6 @@ def test_every_kernel_on_every_chip(name, chip):
 
 
 @pytest.mark.parametrize("name", CALLS)
-@pytest.mark.rotates(12)
 def test_nothing_moves_between_threads_and_nothing_spills(name):
     for dtype, shape in ((torch.bfloat16, ()), (torch.float32, (64, 64))):
         kernel = compiled(name, "sm_90", dtype, shape=shape)
@@ -71,7 +69,6 @@ def test_nothing_moves_between_threads_and_nothing_spills(name):
 
 
 @pytest.mark.parametrize("seed", [HOST, THERE], ids=["host", "there"])
-@pytest.mark.rotates(2)
 def test_dropout_is_wide_and_short(seed):
     """Four elements to an access, and one multiplication of 32 to 64 bits for two words of a round."""
     ptx = compiled("dropout", "sm_90", torch.bfloat16, seed).asm["ptx"]

@@ -50,7 +50,6 @@ def called(spec, fn, args):
 
 
 @pytest.mark.parametrize("spec, impl", FOUND, ids=[s.key for s, _ in FOUND])
-@pytest.mark.rotates(8)
 def test_a_call_does_nothing_but_launch(spec, impl, monkeypatch):
     monkeypatch.undo()  # memory is not to be poisoned, which is work
     monkeypatch.setattr(Launcher, "__call__", lambda *args, **more: None)  # interpreted it computes with torch

@@ -54,7 +54,6 @@ TURNS = [
     [row if i % 2 else pytest.param(*row, marks=pytest.mark.slow) for i, row in enumerate(TURNS)],
     ids=lambda v: str(v).removeprefix("torch."),
 )
-@pytest.mark.rotates(12)
 def test_each_op(name, way, chip, dtype):
     shape, dim, kernels = WAYS[way]
     assert [k.name for k in built(name, shape, dim, dtype, chip)] == kernels
@@ -62,14 +61,12 @@ def test_each_op(name, way, chip, dtype):
 
 @pytest.mark.parametrize("way", PLANES)
 @pytest.mark.parametrize("name", ["sum", "var_mean", "logsumexp"])
-@pytest.mark.rotates(12)
 def test_several_dimensions(name, way):
     shape, dim, kernels = PLANES[way]
     assert [k.name for k in built(name, shape, dim, BF16, "sm_90")] == kernels
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.int64, torch.bool, torch.uint8], ids=str)
-@pytest.mark.rotates(12)
 def test_integers(dtype):
     for name in ("sum", "amax", "any", "max_dim"):
         built(name, (512, 4096), 1, dtype, "sm_90")
@@ -78,14 +75,12 @@ def test_integers(dtype):
 @pytest.mark.parametrize(
     "ord, chip", [(0, "sm_80"), (1, "gfx942"), (math.inf, "sm_100"), (3, "sm_90"), (1.5, "gfx942")]
 )
-@pytest.mark.rotates(12)
 def test_norms(ord, chip):
     built("vector_norm", (512, 4096), 1, torch.float32, chip, ord)
 
 
 @pytest.mark.parametrize("n", [4096, 1000, 8])
 @pytest.mark.parametrize("dim", [0, 1])
-@pytest.mark.rotates(12)
 def test_loads_are_wide(n, dim):
     """Lengths that are a multiple of 8 are enough for 16 bytes at a time."""
     kernel = built("sum", (1 << 14, n), dim, BF16, "sm_90")[0]
@@ -93,7 +88,6 @@ def test_loads_are_wide(n, dim):
 
 
 @pytest.mark.parametrize("n", [2048, pytest.param(32768, marks=pytest.mark.slow)])
-@pytest.mark.turns(12)
 def test_nothing_spills(n, slow):
     for name in ("sum", "amax", "argmax", "var_mean", "logsumexp"):
         for kernel in built(name, ((1 << 27) // n, n), 1, BF16, "sm_90"):
@@ -109,7 +103,6 @@ BACK = [k.removeprefix("opmux::") for k in KERNEL if specs.by_key[k].family == "
 
 
 @pytest.mark.parametrize("number, name", list(enumerate(BACK)), ids=BACK)
-@pytest.mark.rotates(12)
 def test_gradients(number, name):
     spec, chip = specs.find(f"opmux::{name}"), list(CHIPS)[number % 4]
     shape, dim = ((512, 4096), 1) if number % 2 else ((8, 64, 512), 1)

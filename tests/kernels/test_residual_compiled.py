@@ -22,7 +22,6 @@ def check(chip, built, count):
 
 
 @over_chips
-@pytest.mark.turns(12)
 def test_residual(chip):
     dtype = DTYPES[chip]
     wide = torch.float64 if dtype is torch.float64 else torch.float32
@@ -44,7 +43,6 @@ def test_residual(chip):
 
 
 @over_chips
-@pytest.mark.turns(12)
 def test_neighborhood(chip):
     dtype = DTYPES[chip]
     wide = torch.float64 if dtype is torch.float64 else torch.float32

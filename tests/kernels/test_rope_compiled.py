@@ -35,7 +35,6 @@ def calls(dtype):
 
 
 @pytest.mark.parametrize("number, chip", list(enumerate(CHIPS)), ids=list(CHIPS))
-@pytest.mark.rotates(12)
 def test_every_chip(number, chip, slow):
     """Each call on two chips, the dtypes in turn; on all of them with --slow."""
     for turn in range(7) if slow else range(number % 2, 7, 2):
@@ -45,7 +44,6 @@ def test_every_chip(number, chip, slow):
 
 
 @pytest.mark.parametrize("dtype, interleaved", list(zip(DTYPES, (False, True, True, False), strict=True)))
-@pytest.mark.rotates(12)
 def test_two_blocks_that_add_up_to_no_power_of_two(interleaved, dtype):
     """Heads of 192 of which 64 are turned: the sequences' rows in one program, and apart."""
     x, angles = empty(512, 2, 12, 192, dtype=dtype), empty(4096, 64, dtype=torch.float32)
@@ -58,7 +56,6 @@ def test_two_blocks_that_add_up_to_no_power_of_two(interleaved, dtype):
     assert dtype is torch.float64 or not any(kernel.spills() for kernel in built)
 
 
-@pytest.mark.turns(12)
 def test_parts_of_packed_heads_of_which_some_is_not_turned():
     """Keys of 128, 96 of them turned: 64 pairs, 48 of them there, and 32."""
     rest = ([384, 128, 128], None, "bshd", False, 1, 0)

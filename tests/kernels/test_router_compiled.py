@@ -49,12 +49,10 @@ ROWS = (("softmax", 60, 6, 0), ("sigmoid", 256, 8, 1), ("sqrtsoftplus", 100, Non
 
 
 @pytest.mark.parametrize("number, chip", list(enumerate(CHIPS)), ids=list(CHIPS))
-@pytest.mark.rotates(12)
 def test_every_chip(number, chip):
     build(chip, *ROWS[number], (torch.bfloat16, torch.float32, torch.float16)[number % 3])
 
 
-@pytest.mark.turns(12)
 def test_nothing_spills(slow):
     for row in ROWS[:3] if slow else ROWS[1:2]:
         for kernel in build("sm_90", *row, torch.bfloat16):

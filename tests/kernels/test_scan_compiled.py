@@ -45,7 +45,6 @@ def built_for(chip, name, shape, dim, dtype=torch.bfloat16):
 
 
 @pytest.mark.parametrize("number, way", list(enumerate(WAYS)), ids=WAYS)
-@pytest.mark.rotates(12)
 def test_every_way(number, way):
     """Each of one op and on one chip, in turn; of all ops and on all chips with --slow."""
     name = NAMED[number % 3]
@@ -54,14 +53,12 @@ def test_every_way(number, way):
 
 
 @pytest.mark.parametrize("number, name", list(enumerate(OPS)), ids=OPS)
-@pytest.mark.rotates(12)
 def test_every_op_and_dtype(number, name):
     dtypes = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
     built_for(list(CHIPS)[number % len(CHIPS)], name, (64, 100), number % 2, dtypes[number % 4])
 
 
 @pytest.mark.parametrize("number, name", list(enumerate(NAMES[:4])), ids=NAMES[:4])
-@pytest.mark.rotates(12)
 def test_integers(number, name, slow):
     dtypes = (torch.int64, torch.int32, torch.uint8, torch.bool)
     for dtype in dtypes if slow else [dtypes[number]]:
@@ -79,7 +76,6 @@ def test_every_op_on_every_chip(name, way, chip):
 
 @pytest.mark.parametrize("way", ["rows", "long rows", "columns"])
 @pytest.mark.parametrize("name", ["cumsum", "cumsum_bwd"])
-@pytest.mark.rotates(12)
 def test_loads_are_wide_and_nothing_spills(name, way):
     for kernel in built_for("sm_90", name, *WAYS[way]):
         ptx = kernel.asm["ptx"]

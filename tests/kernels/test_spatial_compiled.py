@@ -137,7 +137,6 @@ def run(name, args):
 
 @pytest.mark.few(9)
 @pytest.mark.parametrize("number, call", list(enumerate(CALLS)), ids=CALLS)
-@pytest.mark.rotates(12)
 def test_compiles(number, call, slow):
     """Each on one chip, in turn; on all chips with --slow."""
     name, args = CALLS[call]
@@ -149,7 +148,6 @@ def test_compiles(number, call, slow):
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize("call", ["resnet", "resnet gradient", "max pool", "nearest"])
-@pytest.mark.rotates(2)
 def test_nothing_spills(call):
     name, args = CALLS[call]
     with compiling_for("sm_90") as built:

@@ -49,7 +49,6 @@ def agrees(spec, impl, sample):
 
 
 @pytest.mark.parametrize("number, op", list(enumerate(OPS)), ids=[s.name for s, _ in OPS])
-@pytest.mark.rotates(3)
 def test_agrees_with_torch(number, op, slow):
     """Two samples in float32 and one in another dtype, in turn; all samples and dtypes with --slow."""
     spec, impl = op

@@ -11,7 +11,6 @@ MODE = "compile"
 
 
 @pytest.mark.parametrize("chip", CHIPS)
-@pytest.mark.rotates(12)
 def test_it_compiles_and_moves_wide(chip):
     like = torch.empty((64, 4, 32, 128), dtype=torch.bfloat16, device="meta")
     with compiling_for(chip) as built:

@@ -118,7 +118,6 @@ LAST = [((3, 6, 5, 4), torch.channels_last), ((2, 4, 3, 2, 5), torch.channels_la
 
 
 @pytest.mark.parametrize("shape, form", LAST, ids=["4-d", "5-d"])
-@pytest.mark.rotates(2)
 def test_channels_last_stays_so(shape, form):
     x, dy = (torch.randn(shape).contiguous(memory_format=form) for _ in range(2))
     w, b = torch.randn(shape[1]), torch.randn(shape[1])

@@ -88,7 +88,6 @@ def outcome(spec, fn, sample):
 
 
 @pytest.mark.parametrize("spec", PRIMITIVES, **by_name)
-@pytest.mark.rotates(8)
 def test_dispatch_runs_what_the_policy_says(spec, loopback, few):
     fn = getattr(opmux.ops, spec.name)
     for dtype in DTYPES:
@@ -103,7 +102,6 @@ def test_dispatch_runs_what_the_policy_says(spec, loopback, few):
 
 
 @pytest.mark.parametrize("spec", PRIMITIVES, **by_name)
-@pytest.mark.rotates(8)
 def test_arguments_are_not_written_and_results_are_fresh(spec, few):
     for sample in few(samples(spec), 8):
         named = {**dict(zip(spec.names, sample.args)), **sample.kwargs}
@@ -117,7 +115,6 @@ def test_arguments_are_not_written_and_results_are_fresh(spec, few):
 
 
 @pytest.mark.parametrize("spec", PRIMITIVES, **by_name)
-@pytest.mark.rotates(8)
 def test_the_fake_kernel_agrees(spec, few):
     for sample in few(samples(spec), 4):  # a fake call takes as long as 20 others
         real = tensors(getattr(opmux.ops, spec.name)(*sample.args, **sample.kwargs))
@@ -140,7 +137,6 @@ def test_bad_arguments_are_refused_by_name(spec):
 
 
 @pytest.mark.parametrize("spec", PRIMITIVES, **by_name)
-@pytest.mark.rotates(8)
 def test_opcheck(spec, few):
     """Schema, autograd registration, fake and AOT agreement, by torch's own checker."""
     for sample in few(samples(spec, most=3), 1):
@@ -195,7 +191,6 @@ def test_compiled_code_follows_a_policy_switch_without_recompiling(loopback):
     assert counts[1] == counts[0] and counts[2] == counts[0] + 1 and len(traces) == 1
 
 
-@pytest.mark.turns(8)
 def test_the_first_call_ever_may_be_compiled():
     """In a fresh process, before any eager call; and directly from the family's module."""
     import sys

@@ -27,8 +27,7 @@ TEX = [s for s in OPS if s.space == "tex"]
 
 
 def over(table, name="spec"):
-    of = pytest.mark.parametrize(name, table, ids=lambda s: s.name)
-    return lambda test: pytest.mark.rotates(8)(of(test))
+    return pytest.mark.parametrize(name, table, ids=lambda s: s.name)
 
 
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))

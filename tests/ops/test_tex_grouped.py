@@ -370,7 +370,6 @@ print("right")
 
 
 @pytest.mark.skipif(importlib.util.find_spec("transformer_engine") is None, reason="transformer_engine not installed")
-@pytest.mark.turns(8, seconds=8)
 def test_groups_are_theirs_where_the_quantizer_is():
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("OPMUX", "TE_", "TEFL", "TRITON"))}
     clean["PYTHONPATH"] = str(Path(__file__).parents[2] / "src")

@@ -448,7 +448,6 @@ class TestStoring:
         assert not lost(found) and key in found
         assert temporary(self.file.parent) == [] and not list(self.file.parent.glob("*.damaged-*"))
 
-    @pytest.mark.turns(8, seconds=4)
     def test_killed(self):
         for i, where in enumerate(faults("killed while storing")):
             at = self.traced.place(where)
@@ -489,7 +488,6 @@ class TestBuilding:
         assert self.thing.build() == self.library and len(self.thing.runs) <= before + 1
         assert temporary(self.library.parent) == []
 
-    @pytest.mark.turns(8, seconds=4)
     def test_killed(self):
         for where in faults("killed while building"):
             at = self.traced.place(where)

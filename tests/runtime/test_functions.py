@@ -240,7 +240,6 @@ def test_forward_and_backward_are_launched_from_cpp(world):
 
 
 @pytest.mark.parametrize("spec", FORWARDS, ids=lambda s: s.name)
-@pytest.mark.rotates(8)
 def test_every_op_of_these_families(world, spec, few):
     """Results and gradients of each differentiable op, by C++ and by its reference."""
     world.take(spec.name)

@@ -17,8 +17,6 @@ from opmux.runtime.machine import HERE
 from opmux.runtime.provider_speed import FILES, BySpeed, LibrariesFirst, by_speed
 from opmux.runtime.speed_classes import CLASSES
 
-pytestmark = pytest.mark.xdist_group("provider_speed")
-
 LABEL = "linear[dtype=float32 m<={} n<=8 k<=4]"
 A, B, REFERENCE = "vendor.acme", "vendor.acme.b", "reference.torch"
 CPU = "cpu"

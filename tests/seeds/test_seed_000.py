@@ -10,7 +10,6 @@ import pytest
 from vendor_folder import BACKENDS, copied_init, follow
 
 pytest.importorskip("triton")
-pytestmark = pytest.mark.xdist_group("seed_000")  # the program runs once
 
 
 HEURISTICS = """

@@ -11,7 +11,6 @@ from vendor_folder import copied_init, follow
 from opmux.backends import BadVendor, VendorInfoBase
 
 pytest.importorskip("triton")
-pytestmark = pytest.mark.xdist_group("seed_001")  # the program runs once
 
 
 ADD = """

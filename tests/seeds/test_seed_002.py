@@ -12,7 +12,6 @@ import pytest
 from vendor_folder import BACKENDS, follow
 
 pytest.importorskip("triton")
-pytestmark = pytest.mark.xdist_group("seed_002")  # the program runs once
 
 INIT = '''
 """

@@ -77,7 +77,6 @@ INTREE = """
 """
 
 
-@pytest.mark.turns(8)
 def test_the_three_steps_and_the_expected_output(tmp_path):
     program = tmp_path / "example_intree.py"
     program.write_text(textwrap.dedent(INTREE))
@@ -133,7 +132,6 @@ SCRIPT = """
 """
 
 
-@pytest.mark.turns(8, seconds=5)
 def test_plugin_modules_log_level_and_an_order_for_one_op(tmp_path):
     """Two modules: one with `register`, one that has only a backend class."""
     for name, text in (("my_vendor_plugin", PLUGIN), ("another_plugin", CLASS)):

@@ -5,13 +5,12 @@ each worker, and forks for each program: the child has the arguments, environmen
 a new process, runs the program as `__main__`, and ends as Python does. What depends on how a process begins (the import
 of torch itself, options of the interpreter, a `sitecustomize`) needs `subprocess`.
 
-To import every family of ops, its kernels and what most programs need of torch takes three seconds more.
-`run(..., warm=True)` forks from a process that has done so (everything.py) and has asked nothing: no plugin is looked
-for, no device probed, no setting read. For programs whose subject is not what an import does.
+Importing every family of ops, its kernels and what most programs need of torch takes three seconds more.
+`run(..., warm=True)` forks from a process that has done so (everything.py), and nothing else: no plugin is loaded, no
+device probed, no setting read. It is for programs whose subject is not what an import does.
 
-To take such a process apart, object by object, takes Python 0.3 to 1.5 s of CPU time, as much as most programs. Where
-`torn_down` is False, a program ends after its threads and what it has registered with `atexit`. The tests set it: of
-five runs of a test one takes everything apart (tests/conftest.py).
+Python's own teardown of such a process, object by object, takes 0.3 to 1.5 s of CPU time, as much as most programs.
+It runs with --slow (`torn_down`); otherwise a program ends after its threads and its `atexit` functions.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ SRC = Path(__file__).parents[2] / "src"
 OURS = (__file__, runpy.__file__, "<frozen runpy>")  # files whose frames are above a program's
 
 _nurseries: dict[bool, Nursery] = {}  # warm or not
-torn_down = True  # whether Python takes a program's objects apart at its end
+torn_down = True  # whether a program ends with Python's own teardown; tests/conftest.py sets it
 
 
 def run(

@@ -40,8 +40,5 @@ def _make(name: str, sources: Sequence[Path], flags: tuple[str, ...]) -> None:
 
 
 if __name__ == "__main__":
-    import bytecode
-
-    bytecode.keep()  # the tests import torch too
     for running in start():
         running.join()

@@ -65,8 +65,3 @@ def register():
     for impl in added:
         manager.registry.unregister(impl.op_name, impl.impl_id)
     manager.clear_quarantine()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def bare(no_kernels_of_the_cpu):
-    """What a command shows on a CPU must not depend on whether there is a compiler."""

@@ -85,7 +85,6 @@ def named(words):
 
 @pytest.mark.parametrize("words", CASES, ids=named)
 @pytest.mark.few(140)
-@pytest.mark.rotates(8)
 def test_it_is_one_line_and_exit_code_2(cli, files, words):
     done = cli(*words)
     assert isinstance(done.exception, SystemExit), done.exception
@@ -126,7 +125,6 @@ def test_settings_that_cannot_be_read(cli, files, monkeypatch, command, config, 
 
 @pytest.mark.skipif(os.name != "posix", reason="by a shell's redirections")
 @pytest.mark.parametrize(("to", "says"), [(">&-", "stdout is closed"), (">/dev/full", "No space left on device")])
-@pytest.mark.turns(8)
 def test_a_stdout_that_takes_nothing(tmp_path, to, says):
     if to != ">&-" and not Path("/dev/full").exists():
         pytest.skip("no /dev/full")
@@ -157,7 +155,6 @@ print(json.dumps(left))
 """
 
 
-@pytest.mark.turns(8, seconds=7)
 def test_a_locale_without_unicode(shell):
     commands = [["list", "--op", "*norm*"], ["list", "--json"], ["explain", "rms_norm"], ["tune", "--list"], ["doctor"],
                 ["bench", "--list"], ["conform", "--list", "--op", "relu"], ["explain", "☃"]]  # fmt: skip

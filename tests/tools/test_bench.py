@@ -73,7 +73,6 @@ class Page(HTMLParser):
 # ---- the command ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.turns(8)
 def test_quick_from_end_to_end(cli, tmp_path):
     done = cli("bench", "--preset", "quick", "--device", "cpu", "--json", "run.json", "--html", "run.html")
     assert done.exit_code == 0, done.output

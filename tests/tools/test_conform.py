@@ -24,8 +24,6 @@ from opmux.tools.conform.record import CHECKS, SCHEMA, STATUSES, WHERE, Covered,
 from opmux.tools.conform.samples import Watch, drawn, moved, shared_memory
 from opmux.tools.conform.subject import Subject
 
-pytestmark = pytest.mark.xdist_group("conform")  # the run of `acme` is made once
-of_acme = pytest.mark.turns(8, seconds=25, unit="acme")
 SRC = Path(__file__).parents[2] / "src"
 OWN = "default.flagos.acme"
 
@@ -212,14 +210,12 @@ def found(acme):
 # ---- one of every mistake -------------------------------------------------------------------------------------------
 
 
-@of_acme
 def test_the_first_line_says_that_the_device_is_simulated(acme):
     first = acme[0].stdout.splitlines()[0]
     assert first.startswith("acme on a SIMULATED acm: no such device is here")
     assert acme[1]["facts"]["how"] == "simulated"
 
 
-@of_acme
 def test_what_is_right_passes_every_layout_and_dtype(found):
     right = found("silu", "mutation")
     layouts = len(list(specs.find("silu", ("opmux",)).samples(torch.float32, torch.device("cpu"))))
@@ -227,7 +223,6 @@ def test_what_is_right_passes_every_layout_and_dtype(found):
     assert found("silu", "gradient")["status"] == "pass" and found("silu", "errors")["status"] == "pass"
 
 
-@of_acme
 def test_off_by_one_is_named_with_its_first_difference(acme, found):
     wrong = found("relu", "values")
     assert wrong["status"] == "fail" and wrong["dtype"] == "float32" and wrong["sample"] == "37"
@@ -236,14 +231,12 @@ def test_off_by_one_is_named_with_its_first_difference(acme, found):
     assert f"FAIL relu by {OWN} and so by dispatch: values float32 [37]" in acme[0].stdout
 
 
-@of_acme
 def test_an_argument_that_was_written_is_named(found):
     wrong = found("silu_mul", "mutation")
     assert wrong["status"] == "fail" and wrong["reason"].startswith("a was written: element 0 of a's memory was ")
     assert found("silu_mul", "values")["status"] == "pass"
 
 
-@of_acme
 def test_a_dtype_that_is_refused_is_said_and_no_fail(acme, found):
     taken = found("softmax", "values")
     assert taken["status"] == "pass" and taken["failed"] == 0
@@ -252,34 +245,29 @@ def test_a_dtype_that_is_refused_is_said_and_no_fail(acme, found):
     assert "takes float32; the first tensor is bfloat16" in acme[0].stdout
 
 
-@of_acme
 def test_a_wrong_gradient_is_named_though_the_results_are_right(found):
     assert found("gelu", "values")["status"] == "pass"
     wrong = found("gelu", "gradient")
     assert wrong["status"] == "fail" and wrong["reason"].startswith("dx[0] is ")
 
 
-@of_acme
 def test_an_impl_that_takes_its_process_down_costs_its_own_line(found):
     dead = found("qgelu", "values")
     assert dead["status"] == "fail" and "took its process down (exit code 7)" in dead["reason"]
     assert found("qgelu", "values", "dispatch")["status"] == "pass"  # one sample, of one dimension
 
 
-@of_acme
 def test_bad_arguments_that_are_taken_are_named(found):
     wrong = found("srelu", "errors")
     assert wrong["status"] == "fail" and wrong["sample"] == "x: int32"
     assert wrong["reason"].startswith("returned float32[37] on acm:0; expected BadArgument")
 
 
-@of_acme
 def test_what_is_left_out_of_the_package_is_a_fail(found):
     wrong = found("(package)", "load", "acme")
     assert wrong["status"] == "fail" and "__all__ has 'not_there', which the module does not" in wrong["reason"]
 
 
-@of_acme
 def test_a_row_that_returns_twice_the_product_is_a_fail(acme, found):
     wrong = found("mm", "values")
     assert wrong["status"] == "fail" and wrong["own"] and wrong["sample"] == "mm 0"
@@ -288,27 +276,23 @@ def test_a_row_that_returns_twice_the_product_is_a_fail(acme, found):
     assert f"FAIL mm by {OWN}: values float32 [mm 0]" in acme[0].stdout
 
 
-@of_acme
 def test_a_row_that_is_right_passes_and_one_that_declines_is_refused(found):
     assert found("bmm", "values")["status"] == "pass" and found("bmm", "values")["tried"] > 10
     taken = found("addmm", "values")
     assert taken["status"] == "pass" and [r["reason"] for r in taken["refusals"]] == ["alpha is 1 here"]
 
 
-@of_acme
 def test_a_row_that_writes_its_argument_is_a_fail(found):
     wrong = found("addmm", "mutation")
     assert wrong["status"] == "fail" and wrong["reason"].startswith("self was written")
 
 
-@of_acme
 def test_a_row_is_tried_with_other_strides(found):
     wrong = found("native_layer_norm", "values")
     assert wrong["status"] == "fail" and "transposed" in wrong["sample"] and "stride" in wrong["reason"]
     assert wrong["failed"] < wrong["tried"]
 
 
-@of_acme
 def test_what_is_not_checked_is_said(acme):
     said = {u["op"]: u["reason"] for u in acme[1]["unchecked"]}
     assert said == {
@@ -321,7 +305,6 @@ def test_what_is_not_checked_is_said(acme):
     assert "not checked: aten::_nnpack_available" in acme[2]
 
 
-@of_acme
 def test_tile_files_are_applied(found):
     """A rule that raises, a config that the kernel refuses, and a tunable that is not there: each with its file."""
     why = found("(package)", "load", "acme")["reason"]
@@ -330,7 +313,6 @@ def test_tile_files_are_applied(found):
     assert re.search(r"tune_configs\.yaml: router\.rowz is no tunable; did you mean 'router\.rows'\?", why)
 
 
-@of_acme
 def test_known_gaps(acme, found):
     assert found("srelu", "values")["status"] == "expected"
     assert found("srelu", "values")["gap"] == "two dimensions come with the next chip"
@@ -339,7 +321,6 @@ def test_known_gaps(acme, found):
     assert "checks pass that xfail.toml expects to fail" in acme[0].stdout
 
 
-@of_acme
 def test_coverage(acme):
     rows = {(r["space"], r["op"]): r for r in acme[1]["coverage"]}
     mine, unused = rows["opmux", "silu"], rows["opmux", "log_softmax"]
@@ -351,7 +332,6 @@ def test_coverage(acme):
     assert left["where"] == "cpu" and left["impl"] == "native"
 
 
-@of_acme
 def test_the_data_has_its_fields(acme):
     data = acme[1]
     assert data["schema"] == SCHEMA == 1
@@ -368,7 +348,6 @@ def test_the_data_has_its_fields(acme):
         assert set(row) == set("op key space family where impl why on_cpu".split()) and row["where"] in WHERE
 
 
-@of_acme
 def test_the_page_stands_alone(acme):
     html = acme[2]
     assert "<title>opmux conform, acme</title>" in html and "SIMULATED" in html
@@ -376,7 +355,6 @@ def test_the_page_stands_alone(acme):
     assert "http" not in html.replace("http-equiv", "") and "src=" not in html
 
 
-@of_acme
 def test_a_failure_is_shown_again_by_its_command(acme, found, tmp_path):
     """The plugin comes by name here: its name is part of the command."""
     write_vendor(tmp_path, entry_point=False)
@@ -389,7 +367,6 @@ def test_a_failure_is_shown_again_by_its_command(acme, found, tmp_path):
     assert data["results"][0]["reproduce"] == f"OPMUX_PLUGIN_MODULES=acme {line}"
 
 
-@pytest.mark.turns(8, seconds=8)
 def test_tracing_compiling_and_aten(tmp_path):
     """The checks that need torch's tracer, on an op that has nothing wrong; the vendor has no ops."""
     (tmp_path / "plain").mkdir()
@@ -568,7 +545,6 @@ def test_what_an_op_writes_lies_in_its_argument():
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-@pytest.mark.turns(8)
 def test_workers_outlive_a_crash(tmp_path):
     """In a process of its own: this one has threads."""
     script = tmp_path / "workers.py"

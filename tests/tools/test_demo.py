@@ -60,7 +60,6 @@ main()
 """
 
 
-@pytest.mark.turns(8)
 def test_a_wrong_gradient_is_found(shell, monkeypatch):
     """By a factor on one gradient, which Adam forgives: the losses alone would agree."""
     monkeypatch.setenv("OPMUX_DENY_VENDORS", "cpu")
@@ -152,7 +151,6 @@ def test_attention_is_causal():
 
 
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs a pseudo-terminal")
-@pytest.mark.turns(8, seconds=7)
 def test_log_lines_and_the_bar_do_not_mix(tmp_path):
     ours, theirs = os.openpty()
     env = {**os.environ, "PYTHONPATH": str(SRC), "COLUMNS": "160", "TERM": "xterm", "OPMUX_LOG_LEVEL": "INFO"}

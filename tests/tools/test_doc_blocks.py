@@ -82,7 +82,6 @@ WITH_PYTHON = [p for p in PAGES if any(b.language == "python" for b in blocks(p)
 
 
 @pytest.mark.parametrize("page", WITH_PYTHON, ids=lambda p: p.stem)
-@pytest.mark.rotates(8)
 def test_python(page, tmp_path):
     """In a process of its own, as a reader would start one; an error names the page and its line."""
     made = [b for b in blocks(page) if b.language == "python"]

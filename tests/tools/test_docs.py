@@ -4,7 +4,6 @@ import sys
 from pathlib import Path
 
 import fresh
-import pytest
 
 from opmux.core import knobs
 from opmux.faces.tex import versions
@@ -62,7 +61,6 @@ build(load_config(sys.argv[1], strict=True, site_dir=sys.argv[2]))
 """
 
 
-@pytest.mark.turns(8)
 def test_the_site_builds_strictly(tmp_path):
     """Links into the tree outside of docs/ are rewritten, code is highlighted, the home page is there."""
     done = fresh.run([sys.executable, "-c", BUILD, str(ROOT / "mkdocs.yml"), str(tmp_path / "site")])
@@ -75,7 +73,6 @@ def test_the_site_builds_strictly(tmp_path):
     assert not any('href="../../src' in p.read_text(encoding="utf-8") for p in pages)
 
 
-@pytest.mark.turns(8)
 def test_make_bench(tmp_path):
     done = fresh.run([sys.executable, str(ROOT / "benchmarks" / "dispatch.py"), "--quick"], cwd=tmp_path, timeout=200)
     assert "opmux.ops.x" in done.stdout and "Traceback" not in done.stderr, done.stderr

@@ -72,7 +72,6 @@ def test_list_as_json(shell):
     assert data["policy"] == "prefer=flagos"
 
 
-@pytest.mark.turns(8, seconds=4)
 def test_no_line_of_the_log_unless_asked(cli, shell):
     for words in (["list", "--op", "silu"], ["explain", "silu"], ["tune", "--list"], ["doctor"]):
         done = cli(*words)
@@ -385,7 +384,6 @@ app(sys.argv[1:], prog_name="opmux")
 """
 
 
-@pytest.mark.turns(8)
 def test_explain_for_a_chip_says_that_triton_is_missing(shell):
     hint = "triton is not installed, so our Triton kernels are not among the candidates: pip install triton"
     done = shell("explain", "softmax", "--assume", "nvidia:sm_90", script=NO_TRITON, warm=False)

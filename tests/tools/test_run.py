@@ -62,7 +62,6 @@ def test_a_program_ends_as_in_python(script, capfd, code, monkeypatch):
     assert "opmux/tools" not in got.err and "runpy.py" not in got.err.replace("import runpy", "")
 
 
-@pytest.mark.turns(8)
 def test_a_bug_of_the_user_has_one_traceback(script):
     """From the shell: nothing of typer or of ours above the program's frames."""
     script("import opmux\nopmux.set_policy('nope')\n")

@@ -223,7 +223,6 @@ def installed(tmp_path, cli):
     return shell, more
 
 
-@pytest.mark.turns(8, seconds=26)
 def test_the_printed_commands_work_and_its_own_tests_pass(installed):
     """Found by its entry point, shown by `opmux list`, and on a simulated device its example conforms, and an op whose
     last bits depend on the processor. Its own tests are interpreted here, on the CPU."""
@@ -261,7 +260,6 @@ assert run() == 1
 """
 
 
-@pytest.mark.turns(8, seconds=5)
 def test_the_tests_of_a_folder_of_the_tree_pass(cli, tmp_path, checkout):
     """And they fail where an op is wrong."""
     pytest.importorskip("triton")

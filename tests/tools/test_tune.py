@@ -279,7 +279,6 @@ def test_a_lost_device_ends_it(case, monkeypatch):
 
 
 @pytest.mark.usefixtures("interpreted", "on_the_chip")
-@pytest.mark.turns(8)
 def test_each_question_of_a_plan_is_tuned_with_the_best_of_the_others():
     case = tune.case_of("rms_norm_bwd", "8x64", "float32", CPU, anywhere=True)
     first, *_, last = case.plan()

@@ -18,8 +18,6 @@ from opmux.runtime.speed_classes import CLASSES
 from opmux.tools.speed import providers
 from opmux.tools.speed.provider_cases import TIMED, Cases
 
-pytestmark = pytest.mark.xdist_group("provider_speed")
-
 CPU = torch.device("cpu")
 LABEL = "linear[dtype=float32 m<=4 n<=16 k<=32]"
 SMALL = {

@@ -1,4 +1,4 @@
-"""What tests of adapters share: an adapter over our interpreted kernel, beside ATen's own overload."""
+"""ATen adapters over our interpreted kernels, each call compared with ATen's own overload."""
 
 from __future__ import annotations
 
@@ -162,9 +162,3 @@ def op_infos():
     from torch.testing._internal.common_methods_invocations import op_db
 
     return {f"{o.name}.{o.variant_test_name}".rstrip("."): o for o in op_db}
-
-
-@pytest.fixture
-def adapters(request, interpreted, poisoned):
-    """The adapters of the family that the test file is for."""
-    return Adapters(request.module.FAMILY)

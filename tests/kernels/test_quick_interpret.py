@@ -1,4 +1,4 @@
-"""The interpreter of tests/shared refuses what Triton's refuses."""
+"""The quicker interpreter refuses what Triton's refuses."""
 
 import numpy as np
 import pytest

@@ -1,0 +1,113 @@
+"""Which tests run follows from the tree alone: not from the commit, the date or the processor."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import touched
+
+from opmux.core import specs
+
+ROOT = Path(__file__).parents[2]
+FILES = subprocess.run(["git", "-C", str(ROOT), "ls-files"], capture_output=True, encoding="utf-8").stdout.split()
+TESTS = [p.relative_to(ROOT).as_posix() for p in sorted((ROOT / "tests").rglob("test_*.py"))]
+
+
+def item(path, **params):
+    return SimpleNamespace(path=ROOT / path, callspec=SimpleNamespace(params=params))
+
+
+def concerned(*files):
+    change = touched.changed("BASE", files)
+    return {t for t in TESTS if change.concerns(item(t))}
+
+
+def test_two_clones_at_different_commits_select_the_same_tests(tmp_path):
+    """The same files, once as one commit and once as three."""
+    files = {
+        "conftest.py": (ROOT / "tests/conftest.py").read_text(encoding="utf-8"),
+        "touched.py": (ROOT / "tests/shared/touched.py").read_text(encoding="utf-8"),
+        "fresh.py": "torn_down = False\n",
+        "pytest.ini": "[pytest]\nmarkers =\n  few(n)\n  slow\n  gpu\n",
+        "test_it.py": "import pytest\n@pytest.mark.few(3)\n@pytest.mark.parametrize('i', range(10))\n"
+        "def test_cases(i): pass\n@pytest.mark.slow\ndef test_long(): pass\ndef test_always(): pass\n",
+    }
+    found = []
+    for commits in (1, 3):
+        where = tmp_path / str(commits)
+        where.mkdir()
+        for name, text in files.items():
+            (where / name).write_text(text, encoding="utf-8")
+        git = ["git", "-C", str(where), "-c", "user.name=a", "-c", "user.email=a@b"]
+        for command in (["init", "-q"], ["add", "-A"], *[["commit", "-q", "--allow-empty", "-m", "x"]] * commits):
+            subprocess.run([*git, *command], check=True, capture_output=True)
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "no:xdist", "-p", "no:cacheprovider"],
+            cwd=where, capture_output=True, encoding="utf-8", timeout=120,
+        )  # fmt: skip
+        found.append([line for line in done.stdout.splitlines() if "::" in line])
+    assert found[0] == found[1]
+    assert [n.partition("::")[2] for n in found[0]] == [
+        "test_cases[0]", "test_cases[3]", "test_cases[6]", "test_always",
+    ]  # fmt: skip
+
+
+def test_no_test_asks_for_the_commit_or_the_date():
+    """By git, a hash or a clock: only `--touched` may read a commit."""
+    suspects = re.compile(r"rev-parse|rev-list|TEST_TURN|datetime\.now|date\.today")
+    found = [t for t in (*TESTS, "tests/conftest.py") if suspects.search((ROOT / t).read_text(encoding="utf-8"))]
+    assert found == ["tests/arch/test_selection.py"]
+
+
+@pytest.mark.parametrize(
+    "file, tests",
+    [
+        ("src/opmux/specs/norm.py", "ops/test_norm_casting.py kernels/test_norm_interpreted.py"),
+        ("src/opmux/kernels/softmax/rows.py", "kernels/test_masked_softmax_interpreted.py ops/test_softmax.py"),
+        ("src/opmux/kernels/pooling.py", "kernels/test_spatial_compiled.py kernels/test_spatial_interpreted.py"),
+        (
+            "src/opmux/faces/aten/scan.py",
+            "faces/test_adapters_scan.py faces/test_opinfo.py kernels/test_scan_compiled.py",
+        ),
+        ("src/opmux/backends/_nvidia/ops/grouped.py", "kernels/test_grouped_compiled.py"),
+        ("src/opmux/faces/models/patch.py", "faces/test_models.py distributed/test_models.py"),
+        ("src/opmux/tools/doctor.py", "tools/test_doctor.py"),
+        ("docs/models.md", "tools/test_doc_blocks.py tools/test_docs.py"),
+        ("examples/README.md", "examples/test_examples.py"),
+        ("tests/tools/test_doctor.py", "tools/test_doctor.py"),
+        ("tests/faces/te_twins.py", "faces/test_te.py"),
+    ],
+)
+def test_a_change_concerns_its_tests_and_not_all(file, tests):
+    found = concerned(file)
+    assert found >= {f"tests/{t}" for t in tests.split()}
+    assert len(found) < len(TESTS)
+
+
+@pytest.mark.parametrize("file", ["src/opmux/core/spec.py", "src/opmux/kernels/lib/launch.py", "tests/conftest.py",
+                                  "src/opmux/runtime/build.py", "pyproject.toml", "src/opmux/specs/samples.py",
+                                  "a/new/file.xyz"])  # fmt: skip
+def test_a_change_of_what_everything_is_built_on_concerns_every_test(file):
+    assert concerned(file) == set(TESTS)
+
+
+def test_the_cases_of_a_family_run_where_a_test_is_over_all_ops():
+    change = touched.changed("BASE", ("src/opmux/kernels/norm.py",))
+    path = "tests/kernels/test_candidates.py"
+    norm, rope = specs.find("rms_norm"), specs.find("rope_qk")
+    assert change.concerns(item(path, spec=norm)) and change.concerns(item(path, name="rms_norm"))
+    assert not change.concerns(item(path, spec=rope)) and not change.concerns(item(path, name="rope_qk"))
+
+
+def test_every_family_has_a_test_file_with_its_name():
+    names = set().union(*map(touched.tests_of, TESTS))
+    families = {s.family for s in specs if s.space == "opmux"}
+    assert {f for f in families if not {f, touched.NAMED.get(f, f)} & names} == set()
+
+
+def test_an_unknown_base_runs_everything():
+    for base in ("", "no-such-commit"):
+        assert touched.since(base).everything

@@ -1,0 +1,143 @@
+"""Which tests a change concerns: `pytest --touched BASE`, `make test-touched`.
+
+Every changed file is looked up in TABLE, first match first. A file of a family of ops (`specs/norm.py`,
+`kernels/norm.py`, `faces/aten/norm.py`) concerns the test files that have the family in their name, and of the tests
+over all ops the cases of that family. Other files concern whole folders of tests. What the table does not know, and
+what everything is built on, concerns all tests.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+ALL, FAMILY, ITSELF = "all", "family", "itself"
+
+# pattern of a path -> all tests, the tests of its family, the test file itself, or folders and files of tests
+TABLE: tuple[tuple[str, str | tuple[str, ...]], ...] = (
+    (r"tests/(conftest\.py|shared/)", ALL),
+    (r"tests/.*/test_\w+\.py", ITSELF),
+    (r"tests/(\w+)/.*", (r"tests/\1/",)),
+    (r"src/opmux/(core|runtime|kernels/lib)/", ALL),
+    (r"src/opmux/(specs|kernels)/(?!_|samples)", FAMILY),
+    (r"src/opmux/backends/_cpu/", ("tests/backends/", "tests/ops/", "tests/faces/")),
+    (r"src/opmux/backends/_\w+/(?:\w+/)?ops/", FAMILY),
+    (r"src/opmux/backends/", ("tests/backends/", "tests/seeds/", "tests/kernels/test_tiles.py")),
+    (r"src/opmux/faces/(aten|functional|nn|tex/ops)/(?!_)", FAMILY),
+    (r"src/opmux/(faces/|functional|nn|te|tex|compat)", ("tests/faces/", "tests/seeds/", "tests/distributed/")),
+    (r"src/transformer_engine_fl_torch/|src/opmux_startup", ("tests/faces/", "tests/seeds/")),
+    (r"src/opmux/tools/", ("tests/tools/", "tests/backends/")),
+    (r"docs/|[A-Z]+\.md|mkdocs\.yml|benchmarks/", ("tests/tools/", "tests/arch/")),
+    (r"examples/", ("tests/examples/",)),
+    (r"\.editorconfig|\.gitignore|\.pre-commit-config\.yaml|LICENSE", ()),
+)
+# Families whose tests have another name.
+NAMED = {
+    **dict.fromkeys("convolution pooling padding upsample grid_sampler neighborhood".split(), "spatial"),
+    "attention_general": "attention", "creation": "layout", "distance": "reduce", "dropout": "random", "norms": "norm",
+    "rnn": "elementwise", "sorting": "index", "sparsemax": "softmax",
+}  # fmt: skip
+AROUND = re.compile(r"^test_(gpu_|adapters_|functional_|tex_)?|_(interpreted|compiled)$")
+
+
+@dataclass
+class Change:
+    """What the changed files concern."""
+
+    base: str
+    files: tuple[str, ...]
+    everything: str = ""  # a file for which all tests run
+    families: set[str] = field(default_factory=set)
+    folders: set[str] = field(default_factory=set)
+
+    def header(self) -> str:
+        if self.everything:
+            return f"touched since {self.base}: {self.everything}, so every test runs"
+        parts = (*sorted(self.families), *sorted(self.folders))
+        return f"touched since {self.base}, {len(self.files)} files: {' '.join(parts) or 'no test'}"
+
+    def concerns(self, item: Any) -> bool:
+        if self.everything:
+            return True
+        path = item.path.relative_to(ROOT).as_posix()
+        return any(path.startswith(f) for f in self.folders) or self._is_of_a_family(path, item)
+
+    def _is_of_a_family(self, path: str, item: Any) -> bool:
+        if tests_of(path) & self.families:
+            return True
+        params = getattr(item, "callspec", None)
+        return params is not None and any(_family_of(v) in self.families for v in params.params.values())
+
+
+def changed(base: str, files: tuple[str, ...]) -> Change:
+    found = Change(base, files)
+    for file in files:
+        concerned = look_up(file)
+        if concerned == ALL:
+            found.everything = found.everything or file
+        elif concerned == FAMILY:
+            found.families |= families_of(file)
+            found.folders |= {"tests/faces/"} if file.startswith("src/opmux/faces/") else set()
+        elif concerned == ITSELF:
+            found.folders.add(file)
+        else:
+            found.folders.update(concerned)
+    return found
+
+
+def look_up(file: str) -> str | tuple[str, ...]:
+    for pattern, concerned in TABLE:
+        if match := re.match(pattern, file):
+            return concerned if isinstance(concerned, str) else tuple(match.expand(c) for c in concerned)
+    return ALL
+
+
+def families_of(file: str) -> set[str]:
+    """The family that a source file belongs to: its name, or that of its folder in `kernels/`."""
+    path = Path(file)
+    names = {path.stem, *path.parts} - {"__init__"}
+    return {NAMED.get(n, n) for n in names} | names
+
+
+@functools.cache
+def tests_of(path: str) -> frozenset[str]:
+    """The families that a test file is for, by its name: `test_adapters_norm.py` is for `norm`."""
+    stem = Path(path).stem
+    while (shorter := AROUND.sub("", stem)) != stem:
+        stem = shorter
+    words = stem.split("_")
+    return frozenset("_".join(words[a:b]) for a in range(len(words)) for b in range(a + 1, len(words) + 1))
+
+
+def _family_of(value: Any) -> str | None:
+    """The family of a case: of its op, or of the op with its name."""
+    spec = getattr(value, "spec", value)
+    if isinstance(spec, str):
+        return _by_name().get(spec)
+    return getattr(spec, "family", None)
+
+
+@functools.cache
+def _by_name() -> dict[str, str]:
+    from opmux.core import specs
+
+    specs.load_all()
+    return {name: s.family for s in specs.by_key.values() for name in (s.name, s.key)}
+
+
+@functools.cache
+def since(base: str) -> Change:
+    """The change from a commit to the working tree; without such a commit, everything."""
+    git = ["git", "-C", str(ROOT)]
+    known = base and subprocess.run([*git, "rev-parse", "-q", "--verify", f"{base}^{{commit}}"], capture_output=True)
+    if not known or known.returncode:
+        return Change(base or "the beginning", (), everything=f"no commit {base!r} is known")
+    lines = subprocess.run([*git, "diff", "--name-only", "--no-renames", base], capture_output=True, check=True)
+    new = subprocess.run([*git, "ls-files", "--others", "--exclude-standard"], capture_output=True, check=True)
+    files = {*lines.stdout.decode().splitlines(), *new.stdout.decode().splitlines()}
+    return changed(base, tuple(sorted(files)))
