@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .forms import home_of
+from .forms import home_of, unwrapped
 
 Forward = Callable[..., Any]
 
@@ -112,7 +112,7 @@ _functions: dict[Any, Functions] = {}  # by module
 
 def functions_of(original: Any) -> Functions | None:
     """What replaces the attention functions of a forward that decodes with a cache; None if it has none."""
-    inner = inspect.unwrap(original)
+    inner = unwrapped(original)
     names = getattr(getattr(inner, "__code__", None), "co_names", ())
     if FUNCTIONS not in names or "get_interface" not in names:
         return None

@@ -148,7 +148,7 @@ def _slot(owner: type[nn.Module], original: Forward) -> Slot:
 
 def patch_class(cls: type[nn.Module], forward: Forward) -> Slot:
     """Let all modules of a class run `forward`, those made later too; not those of classes that it inherits from."""
-    with _lock:
+    with _lock.arm().held:
         slot = _slot(cls, own_forward(cls))
         slot.default = forward
         slot.install()
@@ -156,7 +156,7 @@ def patch_class(cls: type[nn.Module], forward: Forward) -> Slot:
 
 
 def unpatch_class(slot: Slot) -> None:
-    with _lock:
+    with _lock.arm().held:
         slot.default = slot.original
         slot.release()
 
@@ -164,7 +164,7 @@ def unpatch_class(slot: Slot) -> None:
 def patch_module(module: nn.Module, forward: Forward) -> str:
     """Let one module run `forward`; returns why not, or ""."""
     own = vars(module)
-    with _lock:
+    with _lock.arm().held:
         slot = slot_of(type(module))
         name = "_old_forward" if "_hf_hook" in own and "_old_forward" in own else "forward"
         if name in own:
@@ -178,7 +178,7 @@ def patch_module(module: nn.Module, forward: Forward) -> str:
 
 
 def unpatch_modules(*modules: nn.Module) -> None:
-    with _lock:
+    with _lock.arm().held:
         for module in modules:
             own = vars(module)
             own.pop(KEY, None)

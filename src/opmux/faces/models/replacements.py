@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ...specs import activation
 from ..functional import moe, norms, rope
 from . import attention, interface
-from .forms import form, home_of, is_own, parsed
+from .forms import form, home_of, is_own, parsed, unwrapped
 from .global_names import Values, with_globals
 from .modules import is_changed, own_forward, slot_of
 
@@ -355,9 +355,9 @@ ROPES: dict[str, tuple[Callable[[Forward], Forward], str]] = {
 
 def rotating(original: Forward) -> Replacement | None:
     """What replaces a forward that calls a rotary embedding of a known form; None if it does not."""
-    inner = inspect.unwrap(original)
+    inner = unwrapped(original)
     home = home_of(inner)
-    if not inspect.isfunction(original) or home is None:
+    if not inspect.isfunction(inner) or home is None:
         return None
     called = {name: vars(home).get(name) for name in inner.__code__.co_names}
     forms = {name: form(fn) for name, fn in called.items() if inspect.isfunction(fn)}
@@ -411,7 +411,7 @@ def is_transformers(fn: Any) -> bool:
 
 def makes_a_causal_mask(original: Any) -> bool:
     """Whether a forward makes a causal mask and no other."""
-    inner = inspect.unwrap(original)
+    inner = unwrapped(original)
     names = getattr(getattr(inner, "__code__", None), "co_names", ())
     if home_of(inner) is None or not is_transformers(vars(home_of(inner)).get(MASKING)):
         return False

@@ -1,0 +1,281 @@
+"""patch_model: hooks of every kind on every replaced module get and change the values that they do in the model."""
+
+import functools
+import itertools
+
+import pytest
+import torch
+from tiny_llama import batch, close, llama, step
+from torch import nn
+from torch.nn.modules import module as everywhere
+
+import opmux
+
+MODULES = (
+    "", "model", "model.norm", "model.layers.0", "model.layers.0.self_attn", "model.layers.0.mlp",
+    "model.layers.0.mlp.act_fn", "model.layers.0.input_layernorm", "model.layers.0.post_attention_layernorm", "lm_head",
+)  # fmt: skip
+
+
+def floats(value):
+    """The floating tensors in the arguments or results of a module."""
+    if isinstance(value, torch.Tensor):
+        return [value.detach().clone()] if value.is_floating_point() else []
+    if isinstance(value, dict):
+        return [t for name in ("loss", "logits", "last_hidden_state", "hidden_states") for t in floats(value.get(name))]
+    return [t for one in value for t in floats(one)] if isinstance(value, (tuple, list)) else []
+
+
+def scaled(value):
+    """The same with the first floating tensor times 1.25."""
+    if isinstance(value, torch.Tensor):
+        return value * 1.25
+    if isinstance(value, dict):
+        name = next(name for name in ("loss", "last_hidden_state", "hidden_states") if value.get(name) is not None)
+        value[name] = value[name] * 1.25
+        return value
+    first = next((place for place, one in enumerate(value) if floats(one)), None)
+    return None if first is None else (*value[:first], value[first] * 1.25, *value[first + 1 :])
+
+
+def forward_hook(module, seen):
+    def hook(module, args, kwargs, output):
+        seen.append(floats([args, kwargs, output]))
+        return scaled(output)
+
+    return module.register_forward_hook(hook, with_kwargs=True)
+
+
+def forward_pre_hook(module, seen):
+    def hook(module, args, kwargs):
+        seen.append(floats([args, kwargs]))
+        changed = scaled(args) or args
+        return changed, scaled(kwargs) if "hidden_states" in kwargs else kwargs
+
+    return module.register_forward_pre_hook(hook, with_kwargs=True)
+
+
+def backward_hook(module, seen):
+    def hook(module, grad_input, grad_output):
+        seen.append(floats([grad_input, grad_output]))
+        return scaled(grad_input)
+
+    return module.register_full_backward_hook(hook)
+
+
+def backward_pre_hook(module, seen):
+    def hook(module, grad_output):
+        seen.append(floats(grad_output))
+        return scaled(grad_output)
+
+    return module.register_full_backward_pre_hook(hook)
+
+
+def old_backward_hook(module, seen):
+    """Of the kind that is given the gradients of one autograd node."""
+    return module.register_backward_hook(lambda module, *grads: seen.append(floats(grads)))
+
+
+# LlamaModel's last autograd node is one of its last norm, whose nodes are ours.
+OLD = [(name, old_backward_hook) for name in MODULES if name != "model"]
+KINDS = (forward_hook, forward_pre_hook, backward_hook, backward_pre_hook)
+
+
+@functools.cache
+def expected_of(name, kind):
+    model, seen = llama(), []
+    kind(model.get_submodule(name), seen)
+    return step(model), seen
+
+
+@pytest.mark.filterwarnings("ignore")  # torch: modules of which no input needs a gradient, hooks of the old kind
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("name, kind", [*itertools.product(MODULES, KINDS), *OLD])
+def test_a_hook_gets_and_changes_what_it_does_in_the_model(name, kind, when):
+    (loss, grads), wanted = expected_of(name, kind)
+    model, seen = llama(), []
+    if when == "before":
+        kind(model.get_submodule(name), seen)
+    opmux.patch_model(model)
+    if when == "after":
+        kind(model.get_submodule(name), seen)
+    found, ours = step(model)
+    close(found, loss)
+    assert ours.keys() == grads.keys() and len(seen) == len(wanted)
+    close(ours, grads, 1e-4)
+    close(seen, wanted, 1e-4)
+
+
+GLOBAL = {
+    "forward": lambda seen: everywhere.register_module_forward_hook(lambda m, i, o: seen.append(type(m)) and None),
+    "forward_pre": lambda seen: everywhere.register_module_forward_pre_hook(lambda m, i: seen.append(type(m)) and None),
+    "backward": lambda seen: everywhere.register_module_full_backward_hook(
+        lambda m, i, o: seen.append(type(m)) and None
+    ),
+    "backward_pre": lambda seen: everywhere.register_module_full_backward_pre_hook(
+        lambda m, o: seen.append(type(m)) and None
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", GLOBAL)
+def test_hooks_of_all_modules_are_called_for_every_module(kind):
+    calls = []
+    for patched in (False, True):
+        model, seen = llama(), []
+        if patched:
+            opmux.patch_model(model)
+        handle = GLOBAL[kind](seen)
+        try:
+            calls.append((step(model), seen))
+        finally:
+            handle.remove()
+    ((loss, grads), wanted), ((found, ours), seen) = calls
+    close(found, loss)
+    close(ours, grads, 1e-4)
+    assert len(wanted) > 20 and sorted(map(str, seen)) == sorted(map(str, wanted))
+
+
+def test_a_removed_hook_gives_the_fused_code_back(monkeypatch):
+    model = llama()
+    opmux.patch_model(model)
+    norm, seen = model.model.layers[0].post_attention_layernorm, []
+    handle = norm.register_forward_hook(lambda *args: seen.append(1))
+    model(**batch())
+    handle.remove()
+    calls = []
+    monkeypatch.setattr(
+        type(norm), "__call__", lambda self, *args: calls.append(self) or nn.Module.__call__(self, *args)
+    )
+    model(**batch())
+    assert seen == [1] and model.model.norm in calls and norm not in calls
+
+
+def test_the_report_says_which_modules_are_called_because_of_hooks():
+    model = llama()
+    model.model.layers[0].post_attention_layernorm.register_forward_hook(lambda *args: None)
+    model.model.layers[1].mlp.act_fn.register_full_backward_hook(lambda *args: None)
+    model.lm_head.register_forward_pre_hook(lambda *args: None)
+    left = {(row.module, row.count, row.reason) for row in opmux.patch_model(model).left}
+    assert left == {
+        ("LlamaDecoderLayer", 1, "its post_attention_layernorm has hooks, and is called"),
+        ("LlamaMLP", 1, "its act_fn has hooks, and is called"),
+        ("LlamaForCausalLM", 1, "its logits are computed: lm_head is not a plain linear layer, or has hooks"),
+    }
+
+
+# ---- what a user replaced -------------------------------------------------------------------------------------------
+
+
+def test_an_activation_of_ones_own_is_called_whatever_its_name():
+    class SiLU(nn.Module):
+        def forward(self, input):
+            return nn.functional.silu(input) * 1.1
+
+    expected = llama()
+    model = llama()
+    for made in (expected, model):
+        made.model.layers[0].mlp.act_fn = SiLU()
+    opmux.patch_model(model)
+    close(step(model), step(expected))
+
+
+def test_an_activation_of_a_derived_class_is_called():
+    class Doubled(nn.SiLU):
+        def forward(self, input):
+            return 2 * super().forward(input)
+
+    expected, model = llama(), llama()
+    opmux.patch_model(model)
+    for made in (expected, model):
+        made.model.layers[0].mlp.act_fn = Doubled()
+    close(step(model), step(expected))
+
+
+def test_a_loss_of_ones_own_is_called_whatever_its_name(monkeypatch):
+    from transformers.loss import loss_utils
+
+    def ForCausalLMLoss(logits, labels, vocab_size, **kwargs):
+        return logits.square().mean()
+
+    model = llama()
+    opmux.patch_model(model)
+    monkeypatch.setitem(loss_utils.LOSS_MAPPING, "ForCausalLM", ForCausalLMLoss)
+    out = model(**batch())
+    close(out.loss, out.logits.square().mean())
+    monkeypatch.undo()
+    monkeypatch.setattr(loss_utils, "fixed_cross_entropy", lambda logits, *args, **kwargs: logits.square().mean())
+    out = model(**batch())
+    close(out.loss, out.logits.square().mean())
+    report = opmux.patch_model(model)
+    assert "its loss is left: ForCausalLMLoss of transformers was replaced" in {row.reason for row in report.left}
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("name", ["LlamaMLP", "LlamaRMSNorm", "LlamaDecoderLayer", "LlamaAttention"])
+def test_a_forward_of_a_class_that_was_replaced_after_patching_runs(name, again, monkeypatch):
+    from transformers.models.llama import modeling_llama as home
+
+    cls = getattr(home, name)
+    model, expected = llama(), llama()
+    opmux.patch_model(model)
+    before = cls.forward
+
+    @functools.wraps(before)
+    def forward(self, *args, **kwargs):
+        out = before(self, *args, **kwargs)
+        return (out[0] * 1.1, *out[1:]) if isinstance(out, tuple) else out * 1.1
+
+    monkeypatch.setattr(cls, "forward", forward)
+    if again:
+        report = opmux.patch_model(model)
+        assert name not in {row.module for row in report.replaced}, report
+    close(step(model), step(expected))
+    opmux.unpatch_model(model)
+    assert cls.forward is forward
+    close(step(model), step(expected))
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("name", ["apply_rotary_pos_emb", "create_causal_mask"])
+def test_a_function_that_was_replaced_after_patching_runs(name, again, monkeypatch):
+    from transformers.models.llama import modeling_llama as home
+
+    model, expected = llama(), llama()
+    plain = step(expected)[0]
+    opmux.patch_model(model)
+    replaced = {
+        "apply_rotary_pos_emb": lambda q, k, *args, **kwargs: (q * 1.5, k),
+        "create_causal_mask": lambda **kwargs: torch.eye(9, dtype=torch.bool)[None, None],
+    }
+    monkeypatch.setattr(home, name, replaced[name])
+    if again:
+        opmux.patch_model(model)
+    found, wanted = step(model), step(expected)
+    assert not torch.allclose(wanted[0], plain)
+    close(found, wanted)
+
+
+def test_a_helper_that_was_replaced_is_seen_by_the_next_patch(monkeypatch):
+    from transformers.models.llama import modeling_llama as home
+
+    model, expected = llama(), llama()
+    opmux.patch_model(model)
+    monkeypatch.setattr(home, "rotate_half", lambda x: x.flip(-1))
+    report = opmux.patch_model(model)
+    assert "rope" not in {row.name for row in report.replaced}
+    close(step(model), step(expected))
+
+
+def test_a_class_gets_its_own_forward_back_with_the_last_patched_model():
+    from transformers.models.llama.modeling_llama import LlamaMLP
+
+    one, two = llama(), llama()
+    opmux.patch_model(one)
+    own = LlamaMLP.forward.__wrapped__
+    opmux.patch_model(two)
+    opmux.unpatch_model(one)
+    assert LlamaMLP.forward is not own
+    opmux.unpatch_model(two)
+    assert LlamaMLP.forward is own
