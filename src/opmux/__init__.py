@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from . import backends, compat, core, functional, nn, ops, tex
     from .core.default import explain, policy, set_policy
     from .core.extension import Extension
+    from .core.held import empty_cache
     from .core.machine import Machine
     from .core.manager import OpManager
     from .core.ranks import digest, sync
@@ -22,14 +23,14 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "__version__", "backends", "compat", "core", "digest", "disable", "enable", "enabled_ops", "explain", "functional",
-    "native", "nn", "ops", "patch_model", "policy", "register_attention", "set_policy", "sync", "tex", "unpatch_model",
-    "use",
+    "__version__", "backends", "compat", "core", "digest", "disable", "empty_cache", "enable", "enabled_ops", "explain",
+    "functional", "native", "nn", "ops", "patch_model", "policy", "register_attention", "set_policy", "sync", "tex",
+    "unpatch_model", "use",
 ]  # fmt: skip
 
 # The module of each public name, imported on first access: `import opmux` alone is cheap and has no side effects.
 _MODULE_OF = {"explain": "core.default", "policy": "core.default", "set_policy": "core.default"}
-_MODULE_OF |= {"digest": "core.ranks", "sync": "core.ranks"}
+_MODULE_OF |= {"digest": "core.ranks", "sync": "core.ranks", "empty_cache": "core.held"}
 _MODULE_OF |= dict.fromkeys(("disable", "enable", "enabled_ops", "native", "use"), "faces.aten.switch")
 _MODULE_OF |= dict.fromkeys(("patch_model", "unpatch_model"), "faces.models.patch")
 _MODULE_OF |= {"register_attention": "faces.models.register"}

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ...core.adapter import adapt
 from ...core.errors import NotSupported
+from ...core.held import Held
 from ...specs import norm
 from ...specs.channel_norm import memory_format
 
@@ -36,21 +37,19 @@ def wanted(output_mask: Sequence[bool], *gradients: Tensor) -> tuple[Tensor | No
     return tuple(g if asked else None for g, asked in zip(gradients, output_mask, strict=True))
 
 
-_ones: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
-_MOST = 256
+_ones: Held[Tensor] = Held()
 
 
 def ones(n: int, dtype: torch.dtype, like: Tensor) -> Tensor:
-    """The weight of a norm that has none. Never freed, as a CUDA graph may have captured it."""
-    key = (n, dtype, like.device)
-    found = _ones.get(key)
-    if found is None:
-        found = torch.ones(n, dtype=dtype, device=like.device)
-        capturing = like.is_cuda and torch.cuda.is_current_stream_capturing()
-        if n and len(_ones) < _MOST and not capturing:
-            found[0].item()  # synchronizes, as other streams may use it from now on
-            _ones[key] = found
-    return found
+    """The weight of a norm that has none, kept between calls."""
+
+    def make() -> Tensor:
+        made = torch.ones(n, dtype=dtype, device=like.device)
+        if n and not (like.is_cuda and torch.cuda.is_current_stream_capturing()):
+            made[0].item()  # synchronizes, as other streams may use it from now on
+        return made
+
+    return _ones.get((n, dtype, like.device), make, cuda=like.is_cuda)
 
 
 def _rows(x: Tensor, normalized_shape: Sequence[int], *params: Tensor | None) -> tuple[tuple[int, ...], int]:

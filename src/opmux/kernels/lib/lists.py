@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from ...core.errors import NotSupported
+from ...core.held import on_empty_cache
 from ...specs import optim as spec
 from .launch import _compiling_only
 from .plans import keep, refuse_negated
@@ -163,6 +164,8 @@ class Table(NamedTuple):
 _chunks: dict[Any, Chunks] = keep({})
 _tables: dict[Any, Table] = keep({})
 _kept: list[Any] = []  # what captured graphs read: for good, as nobody says when a graph is gone
+on_empty_cache(_chunks.clear)
+on_empty_cache(_tables.clear)
 
 
 def chunks_of(what: Seen, size: int) -> Chunks:

@@ -23,6 +23,7 @@ from torch import Tensor
 from ....core.adapter import adapt
 from ....core.contract import Contract
 from ....core.errors import BadArgument, NotSupported
+from ....core.held import on_empty_cache
 from ....core.spec import Sample, Samples, State, op
 from ....specs._checks import check_tensor
 from ....specs._masked_attention import masked_backward, masked_forward
@@ -175,6 +176,7 @@ def _one_sample(build: Any) -> Samples:
 # ---- forward --------------------------------------------------------------------------------------------------------
 
 _NO_RNG_STATE: dict[torch.device, Tensor] = {}
+on_empty_cache(_NO_RNG_STATE.clear)
 
 
 def no_rng_state(device: torch.device) -> Tensor:

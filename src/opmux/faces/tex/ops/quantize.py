@@ -23,6 +23,7 @@ from ....core.contract import (
     single,
 )  # fmt: skip
 from ....core.errors import BadArgument
+from ....core.held import Held
 from ....core.rules import numel, same_len
 from ....core.spec import BadSample, BadSamples, Sample, State, op
 from ....specs.quant import FP8_MAX, amax_abs, amax_history, bytes_transpose
@@ -353,7 +354,7 @@ def written(to: list[Tensor], values: list[Tensor]) -> None:
         torch._foreach_copy_(to, values)
 
 
-_ORDERS: dict[Any, tuple[Tensor, Tensor]] = {}  # never freed: a captured CUDA graph may read them
+_ORDERS: Held[tuple[Tensor, Tensor]] = Held()
 
 
 def _order(length: int, counts: tuple[int, ...], like: Tensor) -> tuple[Tensor, Tensor]:
@@ -361,12 +362,7 @@ def _order(length: int, counts: tuple[int, ...], like: Tensor) -> tuple[Tensor, 
     device = like.device
     if is_traced(like):  # fake tensors cannot be mixed with cached ones
         return _ordered(length, counts, device)
-    found = _ORDERS.get((length, counts, device))
-    if found is None:
-        found = _ordered(length, counts, device)
-        if not (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):  # no memory of a CUDA graph
-            _ORDERS[length, counts, device] = found
-    return found
+    return _ORDERS.get((length, counts, device), lambda: _ordered(length, counts, device), cuda=like.is_cuda)
 
 
 def is_traced(t: Tensor) -> bool:

@@ -1,0 +1,107 @@
+"""Activation recomputation of Transformer Engine's modules in FP8: the same numbers as without it."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint as torch_checkpoint
+
+for needed in ("transformer_engine", "triton", "einops", "pydantic"):
+    if importlib.util.find_spec(needed) is None:
+        pytest.skip(f"{needed} is not installed", allow_module_level=True)
+if torch.cuda.is_available():
+    pytest.skip("these run on the CPU", allow_module_level=True)
+pytestmark = [pytest.mark.xdist_group("te"), pytest.mark.filterwarnings("ignore")]
+
+BF16, HIDDEN = torch.bfloat16, 128
+
+
+@pytest.fixture(scope="module")
+def te():
+    importlib.import_module("opmux.te")
+    import transformer_engine.pytorch as te
+
+    return te
+
+
+@pytest.fixture(scope="module")
+def recipes(te):
+    from transformer_engine.common import recipe
+    from transformer_engine.pytorch.tensor.hybrid_tensor import HybridQuantizer
+
+    current = lambda: te.Float8CurrentScalingQuantizer(te.DType.kFloat8E4M3, device=torch.device("cpu"))
+    mxfp8 = lambda: te.MXFP8Quantizer(te.DType.kFloat8E4M3)
+    hybrid = lambda: HybridQuantizer(rowwise_quantizer=current(), columnwise_quantizer=mxfp8())
+    of_role = lambda role: mxfp8() if "grad" in str(getattr(role, "tensor_type", role)) else hybrid()
+    return {
+        "delayed": lambda: recipe.DelayedScaling(amax_history_len=4),
+        "current": recipe.Float8CurrentScaling,
+        "block": recipe.Float8BlockScaling,
+        "mxfp8": lambda: recipe.CustomRecipe(qfactory=lambda role: mxfp8()),
+        "hybrid": lambda: recipe.CustomRecipe(qfactory=of_role),
+    }
+
+
+MODULES = {
+    "Linear": lambda te: te.Linear(HIDDEN, HIDDEN, params_dtype=BF16),
+    "LayerNormMLP": lambda te: te.LayerNormMLP(HIDDEN, 2 * HIDDEN, params_dtype=BF16),
+    "TransformerLayer": lambda te: te.TransformerLayer(
+        HIDDEN, 2 * HIDDEN, 4, params_dtype=BF16, hidden_dropout=0.0, attention_dropout=0.0
+    ),
+}
+
+
+def steps(te, name, recipe, run):
+    """Results and gradients of two steps of a new module; delayed scaling uses the first step's amax in the second."""
+    te.quantization.FP8GlobalStateManager.reset()
+    torch.manual_seed(3)
+    layer = MODULES[name](te)
+    x = torch.randn(128, 1, HIDDEN).to(BF16).requires_grad_()
+    made = []
+    for _ in range(2):
+        y = run(layer, x, lambda: te.autocast(enabled=True, recipe=recipe))
+        y.sum().backward()
+        wanted = [x, *(p for p in layer.parameters() if p.requires_grad)]
+        made += [y.detach(), *(t.grad for t in wanted)]
+        x.grad = None
+        layer.zero_grad(set_to_none=True)
+    return made
+
+
+def plain(layer, x, autocast):
+    with autocast():
+        return layer(x)
+
+
+@pytest.mark.parametrize("way", ["reentrant", "not reentrant", "torch's"])
+@pytest.mark.parametrize("recipe", ["delayed", "current", "block", "mxfp8", "hybrid"])
+def test_recomputed_activations_are_the_same(te, recipes, recipe, way):
+    """te.checkpoint in both modes, and torch's with the autocast inside the function that is checkpointed."""
+
+    def run(layer, x, autocast):
+        if way == "torch's":
+            return torch_checkpoint(lambda x: plain(layer, x, autocast), x, use_reentrant=False)
+        with autocast():
+            return te.checkpoint(layer, x, use_reentrant=way == "reentrant")
+
+    if way == "torch's" and recipe == "delayed":
+        pytest.skip("torch's checkpoint does not restore the amax history that delayed scaling updates in the forward")
+    for name in MODULES:
+        for found, exact in zip(
+            steps(te, name, recipes[recipe](), run), steps(te, name, recipes[recipe](), plain), strict=True
+        ):
+            torch.testing.assert_close(found, exact, rtol=0, atol=0, msg=lambda m, name=name: f"{name}: {m}")
+
+
+def test_torchs_checkpoint_does_not_know_an_autocast_around_it(te, recipes):
+    """Its recomputation runs in the backward, where te.autocast has ended: fewer tensors are saved."""
+    from torch.utils.checkpoint import CheckpointError
+
+    layer, x = MODULES["Linear"](te), torch.randn(128, HIDDEN).to(BF16).requires_grad_()
+    with te.autocast(enabled=True, recipe=recipes["current"]()):
+        y = torch_checkpoint(layer, x, use_reentrant=False)
+    with pytest.raises(CheckpointError, match="A different number of tensors was saved"):
+        y.sum().backward()
