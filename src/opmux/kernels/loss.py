@@ -25,6 +25,12 @@ def _capped(b_x, CAP: tl.constexpr):
     return CAP * tanh(b_x / CAP)
 
 
+@triton.jit
+def _finite(top):
+    """What to subtract from x for exp(x - top): 0 for an infinite top, as inf - inf is NaN."""
+    return tl.where(tl.abs(top) == float("inf"), 0.0, top)
+
+
 def _fwd(
     logits_ptr, target_ptr, weight_ptr, total_ptr, loss_ptr, lse_ptr, predicted_ptr,
     logits_stride, n_rows, n, ignore_index,
@@ -46,7 +52,7 @@ def _fwd(
         if highest > top:  # seldom after the first pieces
             best = at + tl.argmax(b_x, 0).to(tl.int32)
         new = tl.maximum(top, highest)
-        to = tl.where(new == -float("inf"), 0.0, new)  # inf - inf would be NaN
+        to = _finite(new)
         total = total * tl.exp(top - to) + tl.sum(tl.exp(b_x - to), 0)
         top = new
         if SMOOTHING > 0.0:
@@ -55,7 +61,7 @@ def _fwd(
                 smooth += tl.sum(tl.where(m, b_w * b_x, 0.0), 0)
             else:
                 smooth += tl.sum(tl.where(m, b_x, 0.0), 0)
-    lse = tl.where(top == -float("inf"), 0.0, top) + tl.log(total)
+    lse = _finite(top) + tl.log(total)
     target = tl.load(target_ptr + row).to(tl.int64)
     valid = (target >= 0) & (target < n)
     x_t = tl.load(logits_ptr + target, mask=valid, other=0.0).to(WIDE)
@@ -135,13 +141,13 @@ def _entropy_fwd(
     for at in range(0, n, BLOCK_N):
         b_x = tl.load(logits_ptr + at + o_n, mask=at + o_n < n, other=-float("inf")).to(WIDE) / heat
         new = tl.maximum(top, tl.max(b_x, 0))
-        to = tl.where(new == -float("inf"), 0.0, new)  # inf - inf would be NaN
+        to = _finite(new)
         fall = tl.where(top == -float("inf"), 0.0, top - to)
         b_e = tl.exp(b_x - to)
         moment = (moment + total * fall) * tl.exp(fall) + tl.sum(b_e * tl.where(b_e > 0.0, b_x - to, 0.0), 0)
         total = total * tl.exp(fall) + tl.sum(b_e, 0)
         top = new
-    lse = tl.where(top == -float("inf"), 0.0, top) + tl.log(total)
+    lse = _finite(top) + tl.log(total)
     entropy = tl.log(total) - moment / total
     target = tl.load(target_ptr + row).to(tl.int64)
     valid = (target >= 0) & (target < n)

@@ -136,7 +136,9 @@ def token_cross_entropy(
     lse = torch.logsumexp(x, -1)
     w = x.new_ones(x.shape[-1]) if weight is None else weight.to(x.dtype)
     own = w.take(at)
-    loss = (1 - label_smoothing) * own * (lse - x.gather(-1, at[..., None])[..., 0]) + z_loss * lse * lse
+    loss = (1 - label_smoothing) * own * (lse - x.gather(-1, at[..., None])[..., 0])
+    if z_loss:  # 0 * inf would be NaN
+        loss = loss + z_loss * lse * lse
     if label_smoothing:
         loss = loss + label_smoothing / x.shape[-1] * (w * (lse[..., None] - x)).sum(-1)
     loss = torch.where(valid, loss, torch.nan).masked_fill(~counts, 0.0)
@@ -188,7 +190,9 @@ def token_cross_entropy_bwd(
     p = torch.exp(x - lse.to(x.dtype)[..., None])
     w = x.new_ones(x.shape[-1]) if weight is None else weight.to(x.dtype)
     own = (1 - label_smoothing) * w.take(at)[..., None]
-    dx = own * p + 2 * z_loss * lse.to(x.dtype)[..., None] * p
+    dx = own * p
+    if z_loss:
+        dx = dx + 2 * z_loss * lse.to(x.dtype)[..., None] * p
     if label_smoothing:
         dx = dx + label_smoothing / x.shape[-1] * (w.sum() * p - w)
     dx = dx.scatter_add(-1, at[..., None], -own.expand(*at.shape, 1))
