@@ -762,17 +762,35 @@ def test_bad_arguments(wrong):
         ours.fused_linear_dpo(d.x, d.w, **given)
 
 
-def test_bad_arguments_of_kto_and_log_probs():
+def test_kto_rejects_labels_that_are_not_one_for_each_sequence():
     d = Data()
     with pytest.raises(ValueError, match=r"preference_labels must have shape \(4,\).*; got \(2,\)"):
         ours.fused_linear_kto(d.x, d.w, d.target, LABELS[:2])
+
+
+def test_kto_rejects_a_divergence_for_other_sequences():
+    d = Data()
     with pytest.raises(ValueError, match=r"kl must have one element, or shape \(4,\); got \(2,\)"):
         ours.fused_linear_kto(d.x, d.w, d.target, LABELS, kl=torch.zeros(2))
-    turned = wave(B, V, T).transpose(1, 2)
-    got = ours.token_log_probs(turned.requires_grad_(), d.target)
-    assert torch.equal(got, ours.token_log_probs(turned.detach().contiguous(), d.target))
-    assert torch.autograd.grad(got.sum(), turned)[0].shape == turned.shape
+
+
+def test_log_probs_of_transposed_logits_are_those_of_a_contiguous_copy():
+    """Within a sum's rounding errors: torch adds up rows in another order where they are not contiguous."""
+    d, turned = Data(), wave(B, V, T).transpose(1, 2).requires_grad_()
+    straight = turned.detach().contiguous().requires_grad_()
+    tol = 8 * torch.finfo(turned.dtype).eps * math.log2(V)
+    got, want = (ours.token_log_probs(logits, d.target) for logits in (turned, straight))
+    torch.testing.assert_close(got, want, rtol=tol, atol=tol)
+    grads = [torch.autograd.grad(y.sum(), x)[0] for y, x in ((got, turned), (want, straight))]
+    torch.testing.assert_close(*grads, rtol=tol, atol=tol)
+
+
+def test_log_probs_in_place_reject_logits_that_are_not_contiguous():
     with pytest.raises(ValueError, match=r"token_log_probs: logits must be contiguous for in_place=True; got strides"):
-        ours.token_log_probs(turned, d.target, in_place=True)
+        ours.token_log_probs(wave(B, V, T).transpose(1, 2), Data().target, in_place=True)
+
+
+def test_log_probs_reject_a_temperature_of_zero():
+    d = Data()
     with pytest.raises(ValueError, match="linear_log_probs: temperature must be greater than 0; got 0"):
         ours.linear_log_probs(d.x, d.w, d.target, temperature=0.0)
