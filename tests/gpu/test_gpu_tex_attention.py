@@ -10,14 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import opmux
-from opmux.core import get_default_manager
 from opmux.core.spec import specs
 from opmux.faces.tex import enums
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 CUDA, BF16 = "cuda", torch.bfloat16
 FWD, BWD = specs.find("tex::fused_attn_fwd"), specs.find("tex::fused_attn_bwd")
-FLASH = "vendor.nvidia.flash"
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
@@ -141,14 +139,6 @@ def test_windows_of_dense_tensors(fmt):
     agree(forward_args(f"{fmt}_{fmt}_{fmt}", "CAUSAL_MASK", q, k, v, lengths, lengths, (300, 300), (64, 0)), q)
 
 
-def test_who_runs():
-    """Sequences one after another are flash's."""
-    q = drawn(100, 4, 64)
-    lengths = cu([60, 40])
-    found = get_default_manager().explain("attention_varlen", q, q, q, lengths, lengths, 60, 60, -1, 0, None)
-    assert found.chosen.impl_id == FLASH, found
-
-
 def test_dropout_keeps_its_promise():
     b, s, h, d = 2, 128, 4, 64
     q, k, v = (drawn(b, s, h, d, seed=i) for i in range(3))
@@ -207,8 +197,12 @@ def milliseconds(fn, times: int = 20) -> float:
     return start.elapsed_time(end) / times
 
 
-def test_no_slower_than_sdpa():
-    """The attention of a layer of 4096: 32 heads, 2048 tokens, a batch of 4, one buffer for q, k and v."""
+def test_speed_of_a_layer_against_sdpa():
+    """The attention of a layer of 4096: 32 heads, 2048 tokens, a batch of 4, one buffer for q, k and v.
+
+    A policy for speed gives dense batches to cuDNN. By default all layouts have one kernel: 1.07 times torch's time on
+    an H200.
+    """
     s, b, h, d = 2048, 4, 32, 128
     qkv = drawn(s, b, h, 3, d).requires_grad_()
     do = drawn(s, b, h, d, seed=1)
@@ -224,4 +218,7 @@ def test_no_slower_than_sdpa():
         torch.autograd.grad(o, qkv, do.permute(1, 2, 0, 3))
 
     mine, theirs = (min(milliseconds(f) for _ in range(3)) for f in (ours, torchs))
-    assert mine < 1.05 * theirs, f"{mine:.3f} ms, torch {theirs:.3f} ms"
+    assert mine < 1.2 * theirs, f"{mine:.3f} ms, torch {theirs:.3f} ms"
+    with opmux.policy(per_op=dict.fromkeys(("attention_general", "attention_general_bwd"), "vendor:nvidia|*")):
+        fast = min(milliseconds(ours) for _ in range(3))
+    assert fast < 1.05 * theirs, f"{fast:.3f} ms, torch {theirs:.3f} ms"

@@ -24,7 +24,7 @@ from ..core.default import get_default_manager
 from ..core.dispatch import refusal_of
 from ..core.manager import OpManager
 from ..core.policy import ORDERS, SelectionPolicy, choose, matches
-from ..core.registry import OpImpl, When
+from ..core.registry import BackendImplKind, OpImpl, When
 from ..core.spec import specs
 from .devices import Chip
 from .speed_classes import CLASSES
@@ -90,7 +90,7 @@ class BySpeed:
 
     def __init__(self, key: str, impl_id: str, when: When | None):
         self.key, self.impl_id, self.own = key, impl_id, when
-        self._yields = impl_id != OURS and _is_ours(impl_id)  # where nothing is measured too; OURS is refused before
+        self._decides = False  # whether a call may be refused
         self._class = CLASSES[key]
         self._of = self._class.of
         self._manager: OpManager | None = None
@@ -106,7 +106,7 @@ class BySpeed:
                 return answer
         if self._manager is None or self._epoch != self._manager.epoch:
             self._renew()
-        if not (self._rows or self._yields) or args[0].is_cpu is not self._on_cpu:
+        if not self._decides or args[0].is_cpu is not self._on_cpu:
             return True
         found = self._of(*args)
         known = self._answers.get(found)
@@ -123,6 +123,7 @@ class BySpeed:
         self._epoch = self._manager.epoch
         self._on_cpu = _device() == "cpu"
         self._rows = measured(chip_of(_device())).get(_name(self.key), {})
+        self._decides = bool(self._rows) or (_is_ours(self.impl_id) and _preferred(self.key) is not None)
         self._answers = {}
 
     def _answer(self, found: tuple, args: tuple) -> Answer:
@@ -148,6 +149,8 @@ class BySpeed:
             compared = False
             for i in others:
                 theirs = times.get(i.impl_id)
+                if theirs is None and i.kind is BackendImplKind.REFERENCE:
+                    continue  # which is no library: for calls that no library takes, ours runs
                 if _is_ours(i.impl_id):
                     if theirs is not None and mine is not None and theirs * MARGIN < mine:
                         yield Rival(said(i), own_when(i))
@@ -176,10 +179,17 @@ def _words(other: OpImpl, times: Times, mine: float | None, label: str) -> str:
     )
 
 
+def for_some_calls(why: Callable[[], str | None]) -> Callable[[], str | None]:
+    """Mark a reason of `get_preferred_ops`: it holds for calls that the vendor's libraries take; ours runs the rest."""
+    why.for_some_calls = True  # type: ignore[attr-defined]
+    return why
+
+
 class LibrariesFirst:
     """Why a vendor's libraries come before our kernel of an op, as `get_preferred_ops` says.
 
-    None if ours was measured to be faster for some calls: then it is a candidate, and its `when` decides for each call.
+    None if ours was measured to be faster for some calls, or the libraries take only some: then ours is a candidate,
+    and its `when` decides for each call.
     """
 
     def __init__(self, key: str, why: machine.Preferred):
@@ -187,6 +197,8 @@ class LibrariesFirst:
 
     def __call__(self) -> str | None:
         found = self.always()
+        if self.key in CLASSES and getattr(self._why, "for_some_calls", False):
+            return None
         if found is None or self.key not in CLASSES or policies.get_policy().strict:
             return found
         rows = measured(chip_of(_device())).get(_name(self.key), {})
@@ -208,13 +220,17 @@ def _is_ours(impl_id: str) -> bool:
 
 def _yields(key: str, impl_id: str, policy: SelectionPolicy) -> str | None:
     """Why the vendor's libraries come before a kernel of ours where nothing is measured; None if they do not."""
-    here, device = machine.current(), _device()
-    first = here.preferred(device).get(key)
-    why = first.always() if isinstance(first, LibrariesFirst) else None
+    here, device, why = machine.current(), _device(), _preferred(key)
     if why is None:
         return None
     ours = next((i for i in get_default_manager().registry.impls(key) if i.impl_id == impl_id), None)
     return None if ours is None or policy.asks_for(ours, key, instead_of=here.vendor_of(device) or device) else why
+
+
+def _preferred(key: str) -> str | None:
+    """Why the vendor's libraries come before our kernels of an op, whatever was measured; None if they do not."""
+    first = machine.current().preferred(_device()).get(key)
+    return first.always() if isinstance(first, LibrariesFirst) else None
 
 
 def _usable(manager: OpManager, key: str, policy: SelectionPolicy, dtype: torch.dtype) -> list[OpImpl]:

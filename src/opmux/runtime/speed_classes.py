@@ -178,17 +178,19 @@ def attention_varlen_bwd(do: Any, q: Tensor, k: Tensor, v: Tensor, o: Any, lse: 
 
 
 def attention_general(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple:
-    """Calls with the same options set, whatever their values, except windows that are causal."""
+    """Calls with the same options set, whatever their values, except windows that are causal.
+
+    Packed sequences have the class of a dense batch of them: equal work must go to one implementation in any layout.
+    """
     bias, slopes, sink, _, cu_q, _, q_sizes, k_sizes, max_q, max_k, left, right, _, softcap, dropout_p, *_ = rest
     named = zip(("bias", "slopes", "sink", "lengths"), (bias, slopes, sink, q_sizes if k_sizes is None else k_sizes))
     options = [name for name, value in named if value is not None]
     options += [name for name, value in (("softcap", softcap), ("dropout", dropout_p)) if value]
-    dtype, causal, *sizes = attention(q, k, v, right == 0, None)
+    dtype, causal, group, *sizes = attention(q, k, v, right == 0, None)
     if cu_q is not None:
-        options.append("packed")
-        heads, _, _, dim = sizes[1:]
-        sizes[1:] = heads, (max_q - 1).bit_length(), (max_k - 1).bit_length(), dim
-    return dtype, causal, left >= 0, "+".join(options), *sizes
+        heads = (cu_q.shape[0] - 1) * q.shape[1]
+        sizes[:3] = (heads - 1).bit_length(), (max_q - 1).bit_length(), (max_k - 1).bit_length()
+    return dtype, causal, left >= 0, "+".join(options), group, *sizes
 
 
 def attention_general_bwd(do: Any, q: Tensor, k: Tensor, v: Tensor, o: Any, lse: Any, *rest: Any) -> tuple:

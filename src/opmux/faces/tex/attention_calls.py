@@ -151,18 +151,8 @@ class Job(NamedTuple):
     cu_kv: Tensor | None = None
     gaps: tuple[bool, bool] = (False, False)  # whether there is padding between the sequences of q, and of k and v
 
-    def causal_alone(self) -> bool | None:
-        """The `causal` argument if `attention` supports this job, else None."""
-        how = self.how
-        if not self.layout.dense or self.padded or how.bias != NO_BIAS or self.softmax != VANILLA or how.dropped:
-            return None
-        if how.left != -1 or how.right > 0:
-            return None
-        ends = ([how.causal_at_end] if how.causal else []) + ([how.at_end] if how.right == 0 else [])
-        return None if self.sq != self.sk and not all(ends) else bool(ends)
-
     def bounds(self) -> tuple[int, int] | None:
-        """The window arguments if `attention_varlen` supports this job, else None."""
+        """The window arguments if `attention_general` supports this job without options, else None."""
         how = self.how
         if how.bias != NO_BIAS or self.softmax != VANILLA or how.dropped:
             return None
@@ -173,12 +163,10 @@ class Job(NamedTuple):
         rights = ([0] if how.causal else []) + ([how.right] if how.right >= 0 else [])
         return how.left, min(rights, default=-1)
 
-    def lengths(self, like: Tensor) -> tuple[Tensor, Tensor]:
+    def lengths(self) -> tuple[Tensor, Tensor]:
         """Cumulative lengths of q's sequences, and of k's."""
-        if self.cu_q is not None and self.cu_kv is not None:
-            return self.cu_q, self.cu_kv
-        count = torch.arange(self.b + 1, dtype=torch.int32, device=like.device)
-        return count * self.sq, count * self.sk
+        assert self.cu_q is not None and self.cu_kv is not None  # given for all jobs that are `padded`
+        return self.cu_q, self.cu_kv
 
     def query_tokens(self, t: Tensor, fmt: str) -> Tensor:
         """q, o or do (or lse, in a format without d) as [tokens, ...] without padding."""

@@ -2,7 +2,14 @@
 
 from . import cublas, flash, grouped, providers
 from .cudnn import batch_norm, batch_norm_bwd
-from .flash import attention, attention_bwd, attention_varlen, attention_varlen_bwd
+from .flash import (
+    attention,
+    attention_bwd,
+    attention_general,
+    attention_general_bwd,
+    attention_varlen,
+    attention_varlen_bwd,
+)
 
 globals().update(cublas.IMPLS | grouped.IMPLS | providers.IMPLS)
 
@@ -10,12 +17,15 @@ globals().update(cublas.IMPLS | grouped.IMPLS | providers.IMPLS)
 def get_preferred_ops():
     """torch's products and attention come before our kernels, which run only if a policy names them."""
     ours = {cublas.faster: cublas.IMPLS, grouped.faster: grouped.IMPLS, flash.faster: flash.IMPLS}
+    ours |= {flash.faster_without_options: flash.GENERAL}
     return {fn.op: faster for faster, impls in ours.items() for fn in impls.values()}
 
 
 __all__ = [
     "attention",
     "attention_bwd",
+    "attention_general",
+    "attention_general_bwd",
     "attention_varlen",
     "attention_varlen_bwd",
     "batch_norm",

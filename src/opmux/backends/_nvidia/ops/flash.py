@@ -4,18 +4,23 @@
 """
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ....core import machine
 from ....core.errors import NotSupported
 from ....kernels.lib.plans import checks
+from ....runtime.provider_speed import for_some_calls
 from ....specs import attention as spec
+from ....specs import attention_general as general_spec
 from .tags import library, torchs
 
 check_attention, check_attention_bwd = checks(spec.attention), checks(spec.attention_bwd)
 check_varlen, check_varlen_bwd = checks(spec.attention_varlen), checks(spec.attention_varlen_bwd)
+check_general = checks(general_spec.attention_general)
+check_general_bwd = checks(general_spec.attention_general_bwd)
 HALVES = frozenset({torch.float16, torch.bfloat16})
 GRID = 65535  # batches and heads are dimensions of a launch
 
@@ -139,11 +144,11 @@ def after(t: Tensor, cu: Tensor) -> Tensor:
     return torch.arange(t.shape[0], device=t.device) >= cu[-1]
 
 
-@library("attention_varlen", "flash", dtypes=HALVES, min_arch="sm_80", when=varlen_when)
-def attention_varlen(
-    q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int, left: int = -1,
-    right: int = -1, scale: float | None = None,
+def _forward_packed(
+    q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int, left: int, right: int,
+    scale: float | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """o and lse [heads, tokens]; both are undefined for tokens after the last sequence."""
     causal, window = seen(left, right)
     o, lse, *_ = torchs(
         torch.ops.aten._flash_attention_forward.default,
@@ -152,18 +157,14 @@ def attention_varlen(
     )  # fmt: skip
     if lse.shape != (q.shape[1], q.shape[0]):
         raise NotSupported(f"torch's flash attention has lse as {tuple(lse.shape)} here, not by tokens")
-    beyond = after(q, cu_q)
-    o = o.contiguous().masked_fill_(beyond[:, None, None], 0.0)
-    # a fully masked query has +inf there
-    lse = lse.masked_fill(lse == math.inf, -math.inf).masked_fill_(beyond, 0.0)
-    return o, lse
+    return o.contiguous(), lse.masked_fill(lse == math.inf, -math.inf)  # a fully masked query has +inf there
 
 
-@library("attention_varlen_bwd", "flash", min_arch="sm_80", when=varlen_bwd_when)
-def attention_varlen_bwd(
+def _backward_packed(
     do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int,
     max_k: int, left: int, right: int, scale: float | None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+) -> list[Tensor]:  # fmt: skip
+    """dq, dk and dv, undefined for tokens after the last sequence."""
     causal, window = seen(left, right)
     lse = lse.float().masked_fill(lse == -math.inf, math.inf).contiguous()
     found = torchs(
@@ -172,9 +173,146 @@ def attention_varlen_bwd(
         cu_k.int(), max_q, max_k, 0.0, causal, lse, lse, scale=spec.scale_of(q, scale), **window,
     )  # fmt: skip
     # lse stands where the state of a generator would: nothing is dropped
+    return [t.contiguous() for t in found]
+
+
+@library("attention_varlen", "flash", dtypes=HALVES, min_arch="sm_80", when=varlen_when)
+def attention_varlen(
+    q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int, left: int = -1,
+    right: int = -1, scale: float | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    o, lse = _forward_packed(q, k, v, cu_q, cu_k, max_q, max_k, left, right, scale)
+    beyond = after(q, cu_q)
+    return o.masked_fill_(beyond[:, None, None], 0.0), lse.masked_fill_(beyond, 0.0)
+
+
+@library("attention_varlen_bwd", "flash", min_arch="sm_80", when=varlen_bwd_when)
+def attention_varlen_bwd(
+    do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int,
+    max_k: int, left: int, right: int, scale: float | None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    found = _backward_packed(do, q, k, v, o, lse, cu_q, cu_k, max_q, max_k, left, right, scale)
     rows = (after(q, cu_q), after(k, cu_k), after(v, cu_k))
-    dq, dk, dv = (t.contiguous().masked_fill_(m[:, None, None], 0.0) for t, m in zip(found, rows, strict=True))
+    dq, dk, dv = (t.masked_fill_(m[:, None, None], 0.0) for t, m in zip(found, rows, strict=True))
     return dq, dk, dv
+
+
+# ---- both layouts as one op -----------------------------------------------------------------------------------------
+
+
+def no_options(
+    bias: Any, slopes: Any, sink: Any, seed: Any, cu_q: Any, cu_k: Any, q_sizes: Any, k_sizes: Any, max_q: int,
+    max_k: int, left: int, right: int, at_end: bool, softcap: float, dropout_p: float, *rest: Any,
+) -> str:  # fmt: skip
+    """Why a call of `attention_general` with these options is refused; an empty string if it has none."""
+    used = {"bias": bias, "slopes": slopes, "sink": sink, "q_sizes": q_sizes, "k_sizes": k_sizes}
+    named = [name for name, value in used.items() if value is not None]
+    named += [name for name, value in (("softcap", softcap), ("dropout_p", dropout_p)) if value]
+    if named:
+        return f"takes no {named[0]}"
+    if max(left, right) >= 0 and not at_end:
+        return "takes masks that are aligned to the end"
+    return ""
+
+
+def general_when(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> bool | str:
+    check_general(q, k, v, *options)
+    return no_options(*options) or general_limits(q, k, v, *options)
+
+
+def general_bwd_when(
+    do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, *options: Any
+) -> bool | str:  # fmt: skip
+    check_general_bwd(do, q, k, v, o, lse, *options)
+    return no_options(*options) or general_limits(q, k, v, *options)
+
+
+def general_limits(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> bool | str:
+    """Those of packed sequences, in any layout: dense ones are passed as packed."""
+    cu_q, max_q, max_k = options[4], options[8], options[9]
+    count = q.shape[0] if cu_q is None else cu_q.shape[0] - 1
+    longest = (q.shape[2], k.shape[2]) if cu_q is None else (max_q, max_k)
+    if not 0 < count < GRID:
+        return f"takes 1 to {GRID} sequences"
+    one = lambda t: t.select(0, 0).transpose(0, 1)
+    return varlen_limits(one(q), one(k), one(v), torch.empty(count + 1, device="meta"), *longest)
+
+
+class Rows(NamedTuple):
+    """How tensors [batch, heads, seq, dim] are passed as packed sequences.
+
+    The rows of the batch follow one another; or, if `by_heads`, there is one sequence with batch x heads heads, which
+    is a view of [seq, batch, heads, dim] tensors. A kernel computes each head of each sequence on its own, so both give
+    the same bits.
+    """
+
+    batch: int
+    by_heads: bool
+    packed: bool = False  # the batch is 1, and its sequences are given
+
+    @classmethod
+    def of(cls, q: Tensor, cu_q: Tensor | None) -> "Rows":
+        return cls(q.shape[0], cu_q is None and spec.order(q) != spec.SEQ_FIRST, cu_q is not None)
+
+    def tokens(self, t: Tensor) -> Tensor:
+        """[tokens, heads, ...] of [batch, heads, seq, ...]."""
+        if self.packed:
+            return t.select(0, 0).transpose(0, 1)
+        order = (2, 0, 1) if self.by_heads else (0, 2, 1)
+        return t.permute(*order, *range(3, t.dim())).flatten(*((1, 2) if self.by_heads else (0, 1)))
+
+    def apart(self, t: Tensor) -> Tensor:
+        """The inverse."""
+        if self.packed:
+            return t.transpose(0, 1).unsqueeze(0)
+        if self.by_heads:
+            t = t.unflatten(1, (self.batch, -1))
+            return t.permute(1, 2, 0, *range(3, t.dim()))
+        return t.unflatten(0, (self.batch, -1)).transpose(1, 2)
+
+    def begins(self, t: Tensor) -> Tensor:
+        """Where the sequences of a dense tensor begin, and where the last one ends."""
+        count, length = (1, t.shape[2]) if self.by_heads else (self.batch, t.shape[2])
+        return torch.arange(0, (count + 1) * length, length, dtype=torch.int32, device=t.device)
+
+
+def _packed_options(rows: Rows, q: Tensor, k: Tensor, options: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments of `attention_varlen` after v, from those of `attention_general`."""
+    cu_q, cu_k, max_q, max_k, left, right, scale = (options[i] for i in (4, 5, 8, 9, 10, 11, 15))
+    if cu_q is None:
+        cu_q, cu_k, max_q, max_k = rows.begins(q), rows.begins(k), q.shape[2], k.shape[2]
+    return cu_q, cu_k, max_q, max_k, left, right, scale
+
+
+def laid(t: Tensor, like: Tensor, seq_first: bool) -> Tensor:
+    if not seq_first:
+        return settled(t, like)
+    return t if t.transpose(1, 2).is_contiguous() else spec.room(like, t.shape[3], True).copy_(t)
+
+
+@library("attention_general", "flash", dtypes=HALVES, min_arch="sm_80", when=general_when)
+def attention_general(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
+    rows = Rows.of(q, options[4])
+    given = _packed_options(rows, q, k, options)
+    o, lse = _forward_packed(*map(rows.tokens, (q, k, v)), *given)
+    if rows.packed:
+        beyond = after(o, given[0])
+        o, lse = o.masked_fill_(beyond[:, None, None], 0.0), lse.masked_fill_(beyond, 0.0)
+    return laid(rows.apart(o), q, options[-1]), rows.apart(lse.T).contiguous()
+
+
+@library("attention_general_bwd", "flash", min_arch="sm_80", when=general_bwd_when)
+def attention_general_bwd(
+    do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, *options: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    rows = Rows.of(q, options[4])
+    given = _packed_options(rows, q, k, options)
+    found = _backward_packed(*map(rows.tokens, (do, q, k, v, o)), rows.tokens(lse).T, *given)
+    if rows.packed:
+        for t, cu in zip(found, (given[0], given[1], given[1]), strict=True):
+            t.masked_fill_(after(t, cu)[:, None, None], 0.0)
+    dq, dk, dv = (laid(rows.apart(t), like, options[-1]) for t, like in zip(found, (q, k, v), strict=True))
+    return dq, dk, dv, q.new_empty(0), q.new_empty(0)  # of a bias and a sink, which the call has not
 
 
 def faster() -> str | None:
@@ -184,6 +322,16 @@ def faster() -> str | None:
     return "flash attention is faster" if runs_on_chip() else None
 
 
+@for_some_calls
+def faster_without_options() -> str | None:
+    """Why flash comes before our kernels of `attention_general` for the calls that it takes.
+
+    None on Hopper, where ours are 1.3 to 2 times as fast for heads of 64, 128 and 256 numbers (H200).
+    """
+    return None if machine.arch_of("cuda") in ("sm_90", "sm_90a") else faster()
+
+
 IMPLS: dict[str, Any] = {
     made.__name__: made for made in (attention, attention_bwd, attention_varlen, attention_varlen_bwd)
 }
+GENERAL: dict[str, Any] = {made.__name__: made for made in (attention_general, attention_general_bwd)}

@@ -1,10 +1,12 @@
-"""tex's fused attention over `attention`, `attention_varlen` and `masked_attention`.
+"""tex's fused attention over `attention_general` and `masked_attention`.
 
-A plain call (dense formats; no padding, bias, dropout or window; vanilla softmax) is the primitive `attention` on
-views, so that a library's kernel reads q, k and v in place and writes o in tex's format. Padding, windows and "thd" use
-`attention_varlen`, whose causal mask is aligned to the bottom right. A top-left mask is equal to it if the lengths of
-queries and keys are: without padding by the shapes, else if cu_seqlens_q and cu_seqlens_kv are the same tensor object,
-as nothing is read on the host. Biases, dropout, sinks and Max use the full matrix of scores.
+A call without bias, dropout, sinks and Max is the primitive `attention_general`: on dense views, which kernels read and
+write in place, or packed ("thd", and padded sequences without their padding). Both layouts are one op, so one
+implementation is chosen for equal work, and equal sequences give equal bits. `attention` and `attention_varlen` would
+not: each takes its own fastest library. Causal masks of `attention_general` are aligned to the bottom right here. A
+top-left mask is equal to it if the lengths of queries and keys are: without padding by the shapes, else if cu_seqlens_q
+and cu_seqlens_kv are the same tensor object, as nothing is read on the host. All other calls use the full matrix of
+scores.
 
 FP8 attention is emulated: quantized inputs are dequantized, and results are quantized if a delayed-scaling quantizer is
 given (with current scaling and MXFP8, NVIDIA's own results are in high precision). The probabilities and their gradient
@@ -29,7 +31,8 @@ from ....specs._checks import check_tensor
 from ....specs._masked_attention import masked_backward, masked_forward
 from ....specs._numeric import wide
 from ....specs._sequences import Lengths, packed, unpacked
-from ....specs.attention import TOL, attention, attention_bwd, attention_varlen, attention_varlen_bwd
+from ....specs.attention import TOL
+from ....specs.attention_general import attention_general, attention_general_bwd
 from ....specs.random import next_seed, philox_dropout, philox_dropout_bwd
 from ....specs.stack3 import stack3
 from ..attention_calls import (
@@ -200,22 +203,33 @@ def forward_of(
     sink: Tensor | None, fmt: str, tops: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
     """O in its format, S and, if `tops`, Max, by the fastest primitive that supports the job."""
-    causal = None if tops else job.causal_alone()
-    if causal is not None:
-        x, y, z = job.queries(q, job.layout.q), job.keys(k), job.keys(v)
-        o, lse = call.attention(x, y, z, causal, job.how.scale)
-        return job.back(o, fmt, 0, None), lse.unsqueeze(3), None
     bounds = None if tops else job.bounds()
+    if bounds is not None and not job.padded:
+        x, y, z = job.queries(q, job.layout.q), job.keys(k), job.keys(v)
+        o, lse = call.attention_general(x, y, z, *plain_options(job, bounds, None, None))
+        return job.back(o, fmt, 0, None), lse.unsqueeze(3), None
     if bounds is not None:
         x, y, z = job.query_tokens(q, job.layout.q), job.key_tokens(k, tables[0]), job.key_tokens(v, tables[1])
-        cu_q, cu_k = job.lengths(q)
-        o, lse = call.attention_varlen(x, y, z, cu_q, cu_k, job.sq, job.sk, *bounds, job.how.scale)
-        return job.from_tokens(o, fmt), stats_of_tokens(job, lse), None
+        options = plain_options(job, bounds, *job.lengths())
+        o, lse = call.attention_general(*map(as_batch, (x, y, z)), *options)
+        return job.from_tokens(o[0].transpose(0, 1), fmt), stats_of_tokens(job, lse[0]), None
     x, y, z = job.queries(q, job.layout.q), job.keys(k, tables[0]), job.keys(v, tables[1])
     o, lse, top = masked_forward(x, y, z, job.masking(), bias, sink, call)
     tokens = q.shape[0]
     most = rows(job, top, tokens, -math.inf) if tops else None
     return job.back(o, fmt, tokens, job.q_lengths), rows(job, lse, tokens, 0.0), most
+
+
+def plain_options(job: Job, bounds: tuple[int, int], cu_q: Tensor | None, cu_k: Tensor | None) -> tuple[Any, ...]:
+    """The arguments of `attention_general` after q, k and v (of its backward: after lse), without any option."""
+    no_bias = (None, None, None, None)  # bias, slopes, sink, seed
+    longest = (0, 0) if cu_q is None else (job.sq, job.sk)
+    return *no_bias, cu_q, cu_k, None, None, *longest, *bounds, True, 0.0, 0.0, job.how.scale, False, False
+
+
+def as_batch(t: Tensor) -> Tensor:
+    """[tokens, heads, ...] as `attention_general` takes packed sequences: [1, heads, tokens, ...], a view."""
+    return t.transpose(0, 1).unsqueeze(0)
 
 
 def rows(job: Job, t: Tensor, tokens: int, empty: float) -> Tensor:
@@ -249,7 +263,7 @@ def as_list(value: Any) -> Any:
 
 @adapt(
     "tex::fused_attn_fwd",
-    over=(attention, attention_varlen, philox_dropout, *CASTS),
+    over=(attention_general, philox_dropout, *CASTS),
     out="O S rng_state Bias SoftmaxOffset",
     samples=_samples(_fwd_args),
     tol=TOL,
@@ -315,21 +329,22 @@ def backward_of(
     """Gradients, by the fastest primitive that supports the job. A library may sum in any order, unless
     `torch.use_deterministic_algorithms` is set."""
     may_differ = not deterministic or torch.are_deterministic_algorithms_enabled()
-    causal = job.causal_alone() if may_differ else None
-    bounds = job.bounds() if may_differ and causal is None else None
-    if bounds is not None:
-        x, g, out = (job.query_tokens(t, fmt) for t, fmt in ((q, job.layout.q), do, o))
-        y, z = job.key_tokens(k), job.key_tokens(v)
-        cu_q, cu_k = job.lengths(q)
-        lse = tokens_of_stats(job, stats, q.shape[0]).T
-        dq, dk, dv = call.attention_varlen_bwd(g, x, y, z, out, lse, cu_q, cu_k, job.sq, job.sk, *bounds, job.how.scale)
+    bounds = job.bounds() if may_differ else None
+    if bounds is not None and job.padded:
+        x, g, out = (as_batch(job.query_tokens(t, fmt)) for t, fmt in ((q, job.layout.q), do, o))
+        y, z = as_batch(job.key_tokens(k)), as_batch(job.key_tokens(v))
+        lse = as_batch(tokens_of_stats(job, stats, q.shape[0]))
+        options = plain_options(job, bounds, *job.lengths())
+        found = call.attention_general_bwd(g, x, y, z, out, lse, *options)
+        dq, dk, dv = (t[0].transpose(0, 1) for t in found[:3])
         return Gradients([job.from_tokens(dq, to.q), *(job.from_tokens(t, to.kv, 1) for t in (dk, dv))])
     x, g, out = (job.queries(t, fmt) for t, fmt in ((q, job.layout.q), do, o))
     y, z = job.keys(k), job.keys(v)
     lse = queries_of_stats(job, stats)
     dbias = dsink = None
-    if causal is not None:
-        dq, dk, dv = call.attention_bwd(g, x, y, z, out, lse, causal, job.how.scale)
+    if bounds is not None:
+        options = plain_options(job, bounds, None, None)
+        dq, dk, dv, _, _ = call.attention_general_bwd(g, x, y, z, out, lse, *options)
     else:
         dq, dk, dv, dbias, dsink = masked_backward(g, x, y, z, out, lse, job.masking(), bias, sink, call)
     keys = [job.back(t, to.kv, k.shape[0], job.kv_lengths) for t in (dk, dv)]
@@ -348,13 +363,13 @@ def tokens_of_stats(job: Job, stats: Tensor, tokens: int) -> Tensor:
     if stats.dim() == 3:
         return job.query_tokens(stats.squeeze(2), "thd")
     if job.layout.q == "thd":
-        return packed(stats.squeeze(3).transpose(1, 2), Lengths.of(job.lengths(stats)[0]), tokens)
+        return packed(stats.squeeze(3).transpose(1, 2), Lengths.of(job.lengths()[0]), tokens)
     return job.query_tokens(stats, "bhsd").squeeze(2)
 
 
 @adapt(
     "tex::fused_attn_bwd",
-    over=(attention_bwd, attention_varlen_bwd, philox_dropout, philox_dropout_bwd, stack3, *CASTS),
+    over=(attention_general_bwd, philox_dropout, philox_dropout_bwd, stack3, *CASTS),
     out="dQ dK dV dBias dSoftmaxOffset",
     samples=_samples(_bwd_args),
     tol=TOL,

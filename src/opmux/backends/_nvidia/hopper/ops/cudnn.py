@@ -1,13 +1,29 @@
-"""Attention through cuDNN: on Hopper its kernels use what flash's, made for Ampere, do not."""
+"""Attention through cuDNN: on Hopper its kernels use what flash's, made for Ampere, do not.
+
+`attention_general` comes after our kernels, and runs if a policy names it: cuDNN has only dense batches here, and the
+same sequences must give the same bits packed.
+"""
 
 import os
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ... import ops  # noqa: F401 - as a whole, before its modules: another thread may be importing it
 from ...ops.cudnn import cudnn
-from ...ops.flash import HALVES, check_attention, check_attention_bwd, limits, plain, settled
+from ...ops.flash import (
+    HALVES,
+    check_attention,
+    check_attention_bwd,
+    check_general,
+    check_general_bwd,
+    laid,
+    limits,
+    no_options,
+    plain,
+    settled,
+)
 from ...ops.tags import library
 
 WIDEST = 128
@@ -62,3 +78,43 @@ def attention_bwd(
     )  # fmt: skip
     # lse is passed as the generator's state too, which is not read without dropout
     return settled(found[0], q), settled(found[1], k), settled(found[2], v)
+
+
+# ---- of dense batches -----------------------------------------------------------------------------------------------
+
+
+def cudnn_general_when(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> bool | str:
+    check_general(q, k, v, *options)
+    return dense(*options) or suits(q, k, v, options[11] == 0)
+
+
+def cudnn_general_bwd_when(
+    do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, *options: Any
+) -> bool | str:
+    check_general_bwd(do, q, k, v, o, lse, *options)
+    return dense(*options) or cudnn_bwd_when(do, q, k, v, o, lse, options[11] == 0, options[15])
+
+
+def dense(*options: Any) -> str:
+    """Why a call with these options of `attention_general` is refused; an empty string if it is one of `attention`."""
+    cu_q, left, right = (options[i] for i in (4, 10, 11))
+    if cu_q is not None:
+        return "takes dense batches; these sequences are packed"
+    if left >= 0 or right > 0:
+        return f"takes left = -1 and right = -1 or 0; they are {left} and {right}"
+    return no_options(*options)
+
+
+@library("attention_general", "cudnn", dtypes=HALVES, min_arch="sm_90", when=cudnn_general_when, _is_available=usable)
+def attention_general(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
+    o, lse = attention(q, k, v, options[11] == 0, options[15])
+    return laid(o, q, options[-1]), lse
+
+
+@library("attention_general_bwd", "cudnn", min_arch="sm_90", when=cudnn_general_bwd_when, _is_available=usable)
+def attention_general_bwd(
+    do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, *options: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    found = attention_bwd(do, q, k, v, o, lse, options[11] == 0, options[15])
+    dq, dk, dv = (laid(t, like, options[-1]) for t, like in zip(found, (q, k, v), strict=True))
+    return dq, dk, dv, q.new_empty(0), q.new_empty(0)  # of a bias and a sink, which the call has not

@@ -51,7 +51,7 @@ def _kernels() -> Any:
 
 def attention_when(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> bool | str:
     check_attention(q, k, v, causal, scale)
-    return _suits(q, k, v, scale)
+    return suits(q, k, v, scale)
 
 
 def attention_bwd_when(
@@ -60,7 +60,7 @@ def attention_bwd_when(
     check_attention_bwd(do, q, k, v, o, lse, causal, scale)
     if do.dtype != q.dtype:
         return f"takes gradients of q's dtype; they are {do.dtype}"
-    return _suits(q, k, v, scale)
+    return suits(q, k, v, scale)
 
 
 def varlen_when(
@@ -68,7 +68,7 @@ def varlen_when(
     right: int = -1, scale: float | None = None,
 ) -> bool | str:  # fmt: skip
     check_varlen(q, k, v, cu_q, cu_k, max_q, max_k, left, right, scale)
-    return _sees(left, right) or _suits(q, k, v, scale)
+    return fits_window(left, right) or suits(q, k, v, scale)
 
 
 def varlen_bwd_when(
@@ -78,17 +78,17 @@ def varlen_bwd_when(
     check_varlen_bwd(do, q, k, v, o, lse, cu_q, cu_k, max_q, max_k, left, right, scale)
     if do.dtype != q.dtype:
         return f"takes gradients of q's dtype; they are {do.dtype}"
-    return _sees(left, right) or _suits(q, k, v, scale)
+    return fits_window(left, right) or suits(q, k, v, scale)
 
 
-def _sees(left: int, right: int) -> str:
+def fits_window(left: int, right: int) -> str:
     """The reason to refuse a window, or an empty string: all keys and causal are taken."""
     if left < 0 and right <= 0:
         return ""
     return f"takes left = -1 and right = -1 or 0; they are {left} and {right}"
 
 
-def _suits(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> bool | str:
+def suits(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> bool | str:
     dim, dim_v = q.shape[-1], v.shape[-1]
     if q.dtype not in HALVES:
         return "takes float16 and bfloat16"
@@ -137,31 +137,36 @@ def _launch(
     return Launch(getattr(_kernels(), name), (count, 1, 1), Config(constants, 128), numbers)
 
 
-def _forward(p: Problem, q: Tensor, k: Tensor, v: Tensor, stats: OutputSpec, contiguous: list[str]) -> Plan:
+def forward_in(
+    p: Problem, q: Tensor, k: Tensor, v: Tensor, makes: Mapping[str, OutputSpec], packed: bool, contiguous: list[str]
+) -> Plan:
     given = {"q": q, "k": k, "v": v}
     lies = _aligned(given)
-    makes = {"o": like(q), "lse": stats}
     strides = {n: strides_of(t.stride()) for n, t in lies.items()} | {"o": strides_of(makes["o"].stride)}
-    launch = _launch("forward", p, q.device, q.dim() == 3, strides)
+    launch = _launch("forward", p, q.device, packed, strides)
     copied = [*contiguous, *(n for n in given if lies[n] is not given[n])]
     return Plan(makes, [launch], copied, {n: aligned_copy(None) for n in given})
 
 
-def _backward(
-    p: Problem, do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, stats: OutputSpec, contiguous: list[str]
-) -> Plan:
+def backward_in(
+    p: Problem, do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, makes: Mapping[str, OutputSpec], packed: bool,
+    contiguous: list[str],
+) -> Plan:  # fmt: skip
     given = {"do": do, "q": q, "k": k, "v": v, "o": o}
     lies = _aligned(given)
-    makes = {"dq": like(q), "dk": like(k), "dv": like(v), "delta": stats}
     strides = {n: strides_of(t.stride()) for n, t in lies.items()}
     strides |= {n: strides_of(makes[n].stride) for n in ("dq", "dk", "dv")}
     names = ("backward_q", "backward_kv")
-    steps = [_launch(name, p, q.device, q.dim() == 3, strides, out_scale=p.scale) for name in names]
+    steps = [_launch(name, p, q.device, packed, strides, out_scale=p.scale) for name in names]
     copied = [*contiguous, *(n for n in given if lies[n] is not given[n])]
     return Plan(makes, steps, copied, {n: aligned_copy(None) for n in given})
 
 
-def _tagged(op: str, when: Callable[..., bool | str]) -> Callable[[Any], Any]:
+def _gradients(q: Tensor, k: Tensor, v: Tensor, stats: OutputSpec) -> dict[str, OutputSpec]:
+    return {"dq": like(q), "dk": like(k), "dv": like(v), "delta": stats}
+
+
+def tagged(op: str, when: Callable[..., bool | str]) -> Callable[[Any], Any]:
     def tag(fn: Any) -> Any:
         fn.op, fn.when, fn.dtypes, fn.min_arch, fn._is_available = op, when, HALVES, "sm_90", usable
         return fn
@@ -169,20 +174,22 @@ def _tagged(op: str, when: Callable[..., bool | str]) -> Callable[[Any], Any]:
     return tag
 
 
-@_tagged("attention", attention_when)
+@tagged("attention", attention_when)
 @host_code(spec.attention)
 def attention_in_gluon(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Plan:
     p = Problem.of(q, k, v, -1, 0 if causal else -1, scale, "ieee")
-    return _forward(p, q, k, v, OutputSpec.of(q.shape[:3], spec.stats_dtype(q)), [])
+    makes = {"o": like(q), "lse": OutputSpec.of(q.shape[:3], spec.stats_dtype(q))}
+    return forward_in(p, q, k, v, makes, False, [])
 
 
-@_tagged("attention_bwd", attention_bwd_when)
+@tagged("attention_bwd", attention_bwd_when)
 @host_code(spec.attention_bwd)
 def attention_bwd_in_gluon(
     do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, causal: bool, scale: float | None
 ) -> Plan:
     p = Problem.of(q, k, v, -1, 0 if causal else -1, scale, "ieee")
-    return _backward(p, do, q, k, v, o, OutputSpec.of(q.shape[:3], spec.stats_dtype(q)), strided(lse=lse))
+    makes = _gradients(q, k, v, OutputSpec.of(q.shape[:3], spec.stats_dtype(q)))
+    return backward_in(p, do, q, k, v, o, makes, False, strided(lse=lse))
 
 
 def _packed(
@@ -193,20 +200,21 @@ def _packed(
     return p, OutputSpec.of((q.shape[1], q.shape[0]), spec.stats_dtype(q))
 
 
-@_tagged("attention_varlen", varlen_when)
+@tagged("attention_varlen", varlen_when)
 @host_code(spec.attention_varlen)
 def attention_varlen_in_gluon(
     q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, left: int, right: int, scale: float | None
 ) -> Plan:
     p, stats = _packed(q, k, v, cu_q, left, right, scale)
-    return _forward(p, q, k, v, stats, strided(cu_q=cu_q, cu_k=cu_k))
+    return forward_in(p, q, k, v, {"o": like(q), "lse": stats}, True, strided(cu_q=cu_q, cu_k=cu_k))
 
 
-@_tagged("attention_varlen_bwd", varlen_bwd_when)
+@tagged("attention_varlen_bwd", varlen_bwd_when)
 @host_code(spec.attention_varlen_bwd)
 def attention_varlen_bwd_in_gluon(
     do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, cu_q: Tensor, cu_k: Tensor, left: int,
     right: int, scale: float | None,
 ) -> Plan:  # fmt: skip
     p, stats = _packed(q, k, v, cu_q, left, right, scale)
-    return _backward(p, do, q, k, v, o, stats, strided(lse=lse, cu_q=cu_q, cu_k=cu_k))
+    makes = _gradients(q, k, v, stats)
+    return backward_in(p, do, q, k, v, o, makes, True, strided(lse=lse, cu_q=cu_q, cu_k=cu_k))
