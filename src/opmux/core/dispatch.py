@@ -432,8 +432,8 @@ class Chain:
         NoImplementation of *another* op is an ordinary error, except for a composition, which calls other ops.
         """
         if isinstance(error, NoImplementation):
-            lifted = any(hasattr(c.impl.fn, "parts") for c in ((candidate,) if candidate else self.candidates))
-            return error.op_key == self.key or lifted
+            composed = any(c.impl.parts for c in ((candidate,) if candidate else self.candidates))
+            return error.op_key == self.key or composed
         return isinstance(error, NotSupported) or (isinstance(error, BadArgument) and isinstance(self.spec, Derived))
 
 
