@@ -47,9 +47,9 @@ class Norm(NamedTuple):
     casting: str
 
     def options(self, module: Any, x: Tensor) -> tuple[Any, ...] | None:
-        """The arguments after x; None if the module has no weight, or its result another dtype than x."""
+        """The arguments after x; None if the module has no weight, its result another dtype, or x is traced by fx."""
         weight = getattr(module, "weight", None)
-        if weight is None or (weight.dtype is not x.dtype and self.casting != "gemma"):
+        if weight is None or not isinstance(x, Tensor) or (weight.dtype is not x.dtype and self.casting != "gemma"):
             return None
         return weight, getattr(module, self.eps), self.offset, self.casting
 
@@ -198,10 +198,10 @@ def activation_of(act: Any) -> str | None:
     return known.name
 
 
-def gate_of(act: Any) -> Callable[[Tensor, Tensor], Tensor] | None:
-    """The op that computes act(a) * b."""
+def gate_of(act: Any, x: Any) -> Callable[[Tensor, Tensor], Tensor] | None:
+    """The op that computes act(a) * b for an MLP of x; None if the activation must be called, or x is traced by fx."""
     name = activation_of(act)
-    return None if name is None else GATES[name]
+    return None if name is None or not isinstance(x, Tensor) else GATES[name]
 
 
 def gated_mlp(original: Forward, act: str = "act_fn") -> Forward:
@@ -209,7 +209,7 @@ def gated_mlp(original: Forward, act: str = "act_fn") -> Forward:
 
     @functools.wraps(original)
     def forward(self: Any, x: Tensor) -> Tensor:
-        gate = gate_of(getattr(self, act))
+        gate = gate_of(getattr(self, act), x)
         return original(self, x) if gate is None else self.down_proj(gate(self.gate_proj(x), self.up_proj(x)))
 
     return forward
@@ -220,7 +220,7 @@ def dropped_mlp(original: Forward) -> Forward:
 
     @functools.wraps(original)
     def forward(self: Any, x: Tensor) -> Tensor:
-        gate = gate_of(self.act_fn)
+        gate = gate_of(self.act_fn, x)
         if gate is None:
             return original(self, x)
         y = self.down_proj(gate(self.gate_proj(x), self.up_proj(x)))
@@ -234,7 +234,7 @@ def packed_mlp(original: Forward) -> Forward:
 
     @functools.wraps(original)
     def forward(self: Any, hidden_states: Tensor) -> Tensor:
-        gate = gate_of(self.activation_fn)
+        gate = gate_of(self.activation_fn, hidden_states)
         if gate is None:
             return original(self, hidden_states)
         return self.down_proj(gate(*self.gate_up_proj(hidden_states).chunk(2, dim=-1)))
@@ -260,7 +260,7 @@ def batched_experts(original: Forward) -> Forward:
 
     @functools.wraps(original)
     def forward(self: Any, hidden_states: Tensor) -> Tensor:
-        gate = gate_of(self.act_fn)
+        gate = gate_of(self.act_fn, hidden_states)
         if gate is None:
             return original(self, hidden_states)
         rows = hidden_states.view(self.gate_up_proj.shape[0], -1, self.hidden_size)
@@ -281,7 +281,7 @@ def turned(rotate: Forward, original: Forward, widens: bool = False) -> Forward:
 
     @functools.wraps(original)
     def apply(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        if widens and cos.dtype is not q.dtype:
+        if not isinstance(q, Tensor) or (widens and cos.dtype is not q.dtype):
             return original(q, k, cos, sin, *args, **kwargs)
         return rotate(q, k, cos, sin, *args, **kwargs)
 
@@ -312,7 +312,7 @@ def one_turned(original: Forward) -> Forward:
 
     @functools.wraps(original)
     def apply(x: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> Tensor:
-        if cos.dtype is not x.dtype:
+        if not isinstance(x, Tensor) or cos.dtype is not x.dtype:
             return original(x, cos, sin, unsqueeze_dim)
         return rope.rope(x, None, cos, sin, layout=_layout(unsqueeze_dim))[0]
 
@@ -324,6 +324,8 @@ def complex_turned(unsqueeze_dim: int, original: Forward) -> Forward:
 
     @functools.wraps(original)
     def apply(xq: Tensor, xk: Tensor, freqs_cis: Tensor) -> tuple[Tensor, Tensor]:
+        if not isinstance(xq, Tensor):
+            return original(xq, xk, freqs_cis)
         return rope.apply_rotary_emb(xq, xk, freqs_cis.to(xq.device), unsqueeze_dim)
 
     return apply
