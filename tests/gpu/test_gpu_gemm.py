@@ -172,7 +172,7 @@ def test_fp8(impl_id, m, n, k):
         for rows in ((1, 128), (1, 1), (128, 1)):
             s = scales(rows[0], m, k, True) * k**-0.5, scales(rows[1], n, k, True)
             ran.append(agree("block_scaled_gemm", impl_id, (a, b, *s, E4M3, E4M3, None, *rows, dtype)))
-    if m % 16 == 0 and impl_id != "vendor.nvidia.cublas":
+    if m % 16 == 0 and impl_id == "default.flagos":
         assert all(r is not None for r in ran)
     if m % 16 == 0 and impl_id == "vendor.nvidia.cublas":
         assert ran[0] is not None  # products with one scale are cuBLAS' own

@@ -42,20 +42,20 @@ def tiles_of(m: int, n: int, k: int, *, warps: int, stages: int, **sizes: Any) -
     return {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "num_warps": warps, "num_stages": stages, **sizes}
 
 
-# grouped_tiles, and block_tiles of more than 16 rows, are by their counts of registers and shared memory, and not
+# grouped_tiles, and block_tiles of more than 64 rows, are by their counts of registers and shared memory, and not
 # measured yet.
 
 
 def block_tiles(m: int, n: int, k: int, **rest: Any) -> dict[str, Any]:
     """Tiles of products with scales of blocks: a product and its sum are both in registers.
 
-    With few rows the matrix is to be on its way: 16x8192x8192 takes 40 us on an H200, and 70 with tiles of 16x64 in
-    two stages.
+    Tiles of 64 rows are multiplied by the instruction that cuBLAS uses, and give its bits. Fewer than 16 rows that
+    cuBLAS does not take have smaller ones, for more of the matrix to be on its way: 1x8192x8192 takes 25 us on an H200.
     """
-    if m <= 16 and n >= 64:
-        return tiles_of(16, 16, 128, warps=2, stages=8)
+    if m < 16 and m % 4:
+        return tiles_of(16, 16, 128, warps=2, stages=8) if n >= 64 else {}
     if min(m, n) < 64:
-        return {}
+        return tiles_of(64, 32 if n >= 32 else 16, 128, warps=4, stages=6)
     return tiles_of(128 if m > 64 else 64, 128, 128, warps=8 if m > 64 else 4, stages=4, IN_TURN=True)
 
 

@@ -1,0 +1,209 @@
+"""NVIDIA's implementations that must agree to the bit: attention in every layout, and FP8 products of blocks."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+import opmux
+
+pytest.importorskip("triton")
+from opmux.backends._nvidia.hopper.heuristics_config_utils import block_tiles
+from opmux.backends._nvidia.hopper.ops import cudnn as hopper
+from opmux.backends._nvidia.hopper.ops import gluon_attention_general as gluon
+from opmux.backends._nvidia.ops import cublas, flash
+from opmux.core import get_default_manager
+from opmux.kernels.lib import launch
+from opmux.runtime import devices, provider_speed, vendor_ops, vendors
+from opmux.runtime.machine import HERE
+from opmux.runtime.provider_speed import FILES, LibrariesFirst, for_some_calls
+
+META, BF16, F32 = torch.device("meta"), torch.bfloat16, torch.float32
+DENSE, PACKED = "dense", "packed"
+
+
+def call(layout, d=64, dv=None, kv=2, left=-1, right=0, dtype=BF16, **options):
+    """The arguments of `attention_general` for two sequences of 16 tokens."""
+    shape = lambda heads, d: (2, heads, 16, d) if layout == DENSE else (1, heads, 32, d)
+    q, k, v = (torch.empty(shape(h, n), dtype=dtype, device=META) for h, n in ((4, d), (kv, d), (kv, dv or d)))
+    cu = None if layout == DENSE else torch.empty(3, dtype=torch.int32, device=META)
+    names = ("bias", "slopes", "sink", "seed", "cu_q", "cu_k", "q_sizes", "k_sizes", "max_q", "max_k", "left", "right",
+             "at_end", "softcap", "dropout_p", "scale", "bias_grad", "seq_first")  # fmt: skip
+    longest = 0 if layout == DENSE else 16
+    given = dict.fromkeys(names) | {"cu_q": cu, "cu_k": cu, "max_q": longest, "max_k": longest, "left": left}
+    given |= {"right": right, "at_end": True, "softcap": 0.0, "dropout_p": 0.0, "bias_grad": False, "seq_first": False}
+    return q, k, v, *{**given, **options}.values()
+
+
+def backward(args):
+    q, k, v, *options = args
+    o = q.new_empty(*q.shape[:3], v.shape[3])
+    return o, q, k, v, o, torch.empty(q.shape[:3], device=META), *options
+
+
+@pytest.fixture
+def on(monkeypatch):
+    """`on(arch)`: as on a chip of NVIDIA's for which `times` were shipped. Kernels in Gluon do not run here."""
+    monkeypatch.setattr(launch, "runs_on_chip", lambda: True)
+    entered = []
+
+    def enter(arch, times):
+        monkeypatch.setattr(type(FILES), "measured", lambda self, chip: dict(times))
+        entered.append(devices.assume("nvidia", arch))
+        entered[-1].__enter__()
+        HERE.changed()
+        provider_speed.forget()
+
+    yield enter
+    for scope in reversed(entered):
+        scope.__exit__(None, None, None)
+    HERE.changed()
+    provider_speed.forget()
+
+
+# ---- attention ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("arch", "offered"), [("sm_80", ["flash"]), ("sm_90", ["cudnn", "hopper", "flash"])])
+def test_attention_general_has_kernels_of_libraries(arch, offered):
+    get_default_manager().prepare()
+    for op in ("opmux::attention_general", "opmux::attention_general_bwd"):
+        found = [i for i in vendor_ops.read(vendors.get("nvidia"), arch).impls if i.op_name == op]
+        assert sorted(i.impl_id.rpartition(".")[2] for i in found) == sorted(offered)
+
+
+CASES = [
+    ({}, True, True),
+    ({"right": -1}, True, True),
+    ({"d": 128, "kv": 1}, True, True),
+    ({"left": 5}, "they are 5 and 0", True),
+    ({"d": 80}, "64 or 128 numbers; there are 80 and 80", True),
+    ({"d": 64, "dv": 128}, "there are 64 and 128", "dims must be equal"),
+    ({"dtype": F32}, "float16 and bfloat16", "float16 and bfloat16"),
+    ({"softcap": 30.0}, "takes no softcap", "takes no softcap"),
+    ({"at_end": False}, "aligned to the end", "aligned to the end"),
+    ({"sink": torch.empty(4, device=META)}, "takes no sink", "takes no sink"),
+]
+
+
+@pytest.mark.parametrize("layout", [DENSE, PACKED])
+@pytest.mark.parametrize(("given", "by_gluon", "by_flash"), CASES)
+def test_the_layout_does_not_decide_which_calls_a_kernel_takes(layout, given, by_gluon, by_flash):
+    args = call(layout, **given)
+    forward = ((gluon.general_when, by_gluon), (flash.general_when, by_flash))
+    grads = ((gluon.general_bwd_when, by_gluon), (flash.general_bwd_when, by_flash))
+    for of, whens in ((args, forward), (backward(args), grads)):
+        for when, want in whens:
+            got = when(*of)
+            assert got is True if want is True else want in got
+
+
+def test_cudnn_takes_dense_batches_alone():
+    args = call(DENSE)
+    assert hopper.cudnn_general_when(*args) is True and hopper.cudnn_general_bwd_when(*backward(args)) is True
+    assert "are packed" in hopper.cudnn_general_when(*call(PACKED))
+    assert "are packed" in hopper.cudnn_general_bwd_when(*backward(call(PACKED)))
+    assert "they are 3 and 0" in hopper.cudnn_general_when(*call(DENSE, left=3))
+
+
+@pytest.mark.parametrize(("arch", "chosen"), [("sm_80", "vendor.nvidia.flash"), ("sm_90", "default.flagos")])
+def test_dense_and_packed_sequences_go_to_one_implementation(on, arch, chosen):
+    """On Hopper flash attention, made for Ampere, is slower than our kernels."""
+    on(arch, {})
+    for layout in (DENSE, PACKED):
+        args = call(layout)
+        assert opmux.explain("attention_general", *args).chosen.impl_id == chosen
+        assert opmux.explain("attention_general_bwd", *backward(args)).chosen.impl_id == chosen
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+def test_calls_that_no_library_takes_go_to_our_kernel(on, arch):
+    on(arch, {})
+    for given in ({"softcap": 30.0}, {"dtype": F32}):
+        assert opmux.explain("attention_general", *call(DENSE, **given)).chosen.impl_id == "default.flagos"
+
+
+@pytest.mark.parametrize("order", [(0, 2, 1, 3), (2, 0, 1, 3), (0, 1, 2, 3)])
+def test_dense_batches_are_packed_for_flash_without_a_copy(order):
+    """Tensors of [batch, seq, heads, dim], [seq, batch, heads, dim] and [batch, heads, seq, dim]."""
+    b, h, s, d = 2, 3, 5, 8
+    back = [order.index(i) for i in range(4)]
+    t = torch.randn([(b, h, s, d)[i] for i in order]).permute(back)
+    rows = flash.Rows.of(t, None)
+    tokens = rows.tokens(t)
+    assert tokens.data_ptr() == t.data_ptr() and torch.equal(rows.apart(tokens), t)
+    ends = rows.begins(t).tolist()
+    assert ends[-1] == tokens.shape[0] and (len(ends) - 1) * tokens.shape[1] == b * h
+    for i, j in ((i, j) for i in range(b) for j in range(h)):  # each head of each sequence is in one piece
+        found = [tokens[m:n, head] for m, n in itertools.pairwise(ends) for head in range(tokens.shape[1])]
+        assert any(torch.equal(t[i, j], f) for f in found)
+
+
+def test_packed_sequences_stay_as_they_are_for_flash():
+    t, cu = torch.randn(7, 3, 8).transpose(0, 1)[None], torch.tensor([0, 3, 7])
+    rows = flash.Rows.of(t, cu)
+    assert torch.equal(rows.tokens(t), t[0].transpose(0, 1)) and torch.equal(rows.apart(rows.tokens(t)), t)
+
+
+def test_a_library_that_takes_some_calls_leaves_the_rest_to_our_kernel():
+    """Without the mark, our kernel runs only if a policy names it: calls that no library takes would have none."""
+    why = lambda: "flash attention is faster"
+    assert LibrariesFirst("opmux::attention_general", why)() == "flash attention is faster"
+    first = LibrariesFirst("opmux::attention_general", for_some_calls(why))
+    assert first() is None and first.always() == "flash attention is faster"
+
+
+# ---- FP8 products of blocks -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("blocks", [1, 3, 4, 9])
+def test_scales_of_square_blocks_are_padded_for_cublas(blocks):
+    scale = torch.rand(5, blocks)
+    laid, kind = cublas._laid(scale, 128)
+    assert laid.shape == (-(-blocks // 4) * 4, 5) and laid.stride() == (1, laid.shape[0])
+    assert torch.equal(laid[:blocks].t(), scale) and kind is torch.nn.functional.ScalingType.BlockWise128x128
+
+
+def test_scales_of_rows_are_adjacent_for_cublas():
+    scale = torch.rand(6, 3)
+    for given in (scale, scale.t().contiguous().t()):
+        laid, kind = cublas._laid(given, 1)
+        assert laid.stride() == (1, 6) and torch.equal(laid, scale)
+        assert kind is torch.nn.functional.ScalingType.BlockWise1x128
+
+
+def products(m, k=256, n=64, rows=(1, 128)):
+    a, b = torch.zeros(m, k, dtype=torch.uint8), torch.zeros(n, k, dtype=torch.uint8)
+    scale = lambda length, high: torch.ones(-(-length // high), -(-k // 128))
+    e4m3 = torch.float8_e4m3fn
+    return a, b, scale(m, rows[0]), scale(n, rows[1]), e4m3, e4m3, None, *rows, BF16
+
+
+def test_products_without_fp8_stand_back_where_ours_has_the_bits_of_cublas(monkeypatch):
+    assert cublas.plain_block_when(*products(16)) is True
+    monkeypatch.setattr(cublas, "adds_as_cublas", lambda device: True)
+    assert "our kernel adds up FP8 products as cuBLAS does" in cublas.plain_block_when(*products(16))
+
+
+def test_blocks_that_cublas_does_not_take_go_to_our_kernel(on, monkeypatch):
+    """And not to the reference, which adds up in more bits, as products without FP8 do."""
+    monkeypatch.setattr(cublas, "adds_as_cublas", lambda device: True)
+    label = "block_scaled_gemm[dtype=float8_e4m3fn b_dtype=float8_e4m3fn out=bfloat16 a_square=False b_square=True {}]"
+    on("sm_90", {label.format("m<=1 n<=4096 k<=4096"): {"default.flagos": 15.0, "vendor.nvidia.cublas_plain": 200.0}})
+    args = [t.to(META) if torch.is_tensor(t) else t for t in products(37)]
+    assert opmux.explain("block_scaled_gemm", *args).chosen.impl_id == "default.flagos"
+
+
+def test_cublas_takes_rows_in_multiples_of_four(monkeypatch):
+    monkeypatch.setattr(cublas, "blockwise", lambda *facts: True)
+    assert all(cublas.block_when(*products(m)) is True for m in (4, 8, 20, 64))
+    assert cublas.block_when(*products(37)) == "takes rows in multiples of 4; there are 37"
+
+
+@pytest.mark.parametrize(("m", "n"), [(16, 4096), (12, 4096), (17, 64), (37, 256), (48, 16), (64, 64), (4096, 4096)])
+def test_rows_that_cublas_takes_are_multiplied_by_its_instruction(m, n):
+    """wgmma multiplies 64 rows by four warps; smaller tiles are summed in more bits."""
+    tiles = block_tiles(m, n, 512)
+    assert tiles["BLOCK_M"] >= 64 and tiles["num_warps"] >= 4
