@@ -114,6 +114,89 @@ def test_master_weights_of_current_scaling_and_of_two_kinds(te):
         assert (weight.dequantize(dtype=torch.float32).view(-1) - master).norm() / master.norm() < 0.04
 
 
+def kinds_of_quantizers(te):
+    from transformer_engine.pytorch.tensor.hybrid_tensor import HybridQuantizer
+    from transformer_engine.pytorch.tensor.identity_tensor import IdentityQuantizer
+
+    current = lambda: te.Float8CurrentScalingQuantizer(te.DType.kFloat8E4M3, device=torch.device(CUDA))
+    mixed = lambda: HybridQuantizer(rowwise_quantizer=IdentityQuantizer(), columnwise_quantizer=current())
+    both = lambda: HybridQuantizer(rowwise_quantizer=current(), columnwise_quantizer=current())
+    return {"identity": IdentityQuantizer, "identity and current": mixed, "current twice": both}
+
+
+@pytest.mark.parametrize("kind", ["identity", "identity and current", "current twice"])
+def test_weights_that_show_torch_no_inner_tensors(te, kind):
+    """torch 2.11's is_fake raises for them, and the layer calls it for every weight on a GPU."""
+    from transformer_engine.common.recipe import CustomRecipe
+
+    recipe = CustomRecipe(qfactory=lambda role: kinds_of_quantizers(te)[kind]())
+    with te.quantized_model_init(enabled=True, recipe=recipe):
+        module = te.Linear(256, 256, params_dtype=torch.bfloat16)
+    x = torch.randn(128, 256, device=CUDA).bfloat16().requires_grad_()
+    with te.autocast(enabled=True, recipe=recipe):
+        y = module.to(CUDA)(x)
+    y.sum().backward()
+    exact = x.detach().float() @ module.weight.dequantize(dtype=torch.float32).T + module.bias.float()
+    assert (y.float() - exact).norm() / exact.norm() < 0.06
+    assert x.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("recipe", ["delayed", "current", "block", "hybrid"])
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_recomputed_activations_are_the_same(te, recipes, recipe, use_reentrant):
+    from transformer_engine.common.recipe import CustomRecipe
+
+    if recipe not in (*recipes, "hybrid"):
+        pytest.skip("the layer says that this GPU has no such fp8")
+    mixed = CustomRecipe(qfactory=lambda role: kinds_of_quantizers(te)["current twice"]())
+    chosen = mixed if recipe == "hybrid" else recipes[recipe]
+    results = []
+    for recomputed in (False, True):
+        te.quantization.FP8GlobalStateManager.reset()
+        torch.manual_seed(5)
+        module = te.LayerNormMLP(SIZE.hidden, SIZE.ffn, params_dtype=torch.bfloat16)
+        x = torch.randn(SIZE.length, SIZE.hidden, device=CUDA).bfloat16().requires_grad_()
+        with te.autocast(enabled=True, recipe=chosen):
+            y = te.checkpoint(module, x, use_reentrant=use_reentrant) if recomputed else module(x)
+        y.sum().backward()
+        results.append((y.detach(), x.grad, *(p.grad for p in module.parameters())))
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+def test_the_layers_own_triton_kernels_stay_on_cuda(te):
+    from transformer_engine.pytorch.triton import permutation
+
+    assert permutation.make_row_id_map.__closure__ is None
+    logits, target = torch.randn(2, 4, 32, device=CUDA, requires_grad=True), torch.randint(0, 32, (2, 4), device=CUDA)
+    exact = torch.nn.functional.cross_entropy(logits.detach().flatten(0, 1), target.flatten(), reduction="none")
+    torch.testing.assert_close(te.parallel_cross_entropy(logits, target).flatten(), exact)
+
+
+@pytest.mark.parametrize("recipe", [None, "current", "block"])
+def test_linear_under_torch_compile(te, recipes, recipe):
+    """To one graph from torch 2.13 on; with graph breaks before, where opaque constants need torch's metaclass."""
+    if recipe is not None and recipe not in recipes:
+        pytest.skip("the layer says that this GPU has no such fp8")
+    torch._dynamo.reset()
+    module, x = te.Linear(256, 256, params_dtype=torch.bfloat16), torch.randn(128, 256, device=CUDA).bfloat16()
+    x.requires_grad_()
+
+    def forward(x):
+        if recipe is None:
+            return module(x)
+        with te.autocast(enabled=True, recipe=recipes[recipe]):
+            return module(x)
+
+    whole = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 13)
+    results = []
+    for call in (torch.compile(forward, fullgraph=whole), forward):
+        y = call(x)
+        results.append((y.detach(), *torch.autograd.grad(y, (x, module.weight), torch.ones_like(y))))
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b)
+
+
 # ---- CUDA graphs ----------------------------------------------------------------------------------------------------
 
 
