@@ -304,19 +304,28 @@ def block_when(
     fits = fp8_limits(a, b, a_dtype is b_dtype is E5M2, None, out_dtype)
     if fits is not True:
         return fits
-    return True if blockwise(a_rows, b_rows, k % 512 == 0, out_dtype, a.device) else "this torch or chip has none"
+    probed = blockwise(a_rows, b_rows, a_dtype, b_dtype, k % 512 == 0, out_dtype, a.device)
+    return True if probed else "this torch or chip has none"
 
 
 @functools.cache
-def blockwise(a_rows: int, b_rows: int, whole: bool, dtype: torch.dtype, device: torch.device) -> bool:
+def blockwise(
+    a_rows: int,
+    b_rows: int,
+    a_dtype: torch.dtype,
+    b_dtype: torch.dtype,
+    whole: bool,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> bool:
     """Whether torch multiplies such blocks here: versions differ in the layout of 128x128 scales that they take."""
     if device.type != "cuda":
         return False
     n, k = 256, 512 if whole else 384  # two blocks in each dimension: with one, strides do not matter
-    ones = torch.ones(n, k, device=device).to(torch.float8_e4m3fn)
+    a, b = (torch.ones(n, k, device=device).to(kind) for kind in (a_dtype, b_dtype))
     scale = lambda rows: torch.ones(-(-n // rows), k // 128, device=device)
     try:
-        y = _block_scaled(ones, ones, scale(a_rows), scale(b_rows), a_rows, b_rows, dtype)
+        y = _block_scaled(a, b, scale(a_rows), scale(b_rows), a_rows, b_rows, dtype)
     except (RuntimeError, ValueError):
         return False
     return y.shape == (n, n)
