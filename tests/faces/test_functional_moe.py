@@ -89,7 +89,7 @@ def test_twice_backward_and_other_shapes():
     given = (x, turned(gate_up), turned(down), index.t().contiguous().t().int(), turned(weights))
     same(ours.fused_moe(*given), truth(*given), given)
     three = ours.fused_moe(x[:10].view(2, 5, H), gate_up, down, index[:10].view(2, 5, K), weights[:10].view(2, 5, K))
-    assert torch.equal(three.view(10, H), y[:10])
+    torch.testing.assert_close(three.view(10, H), y[:10])  # products of other sizes add up in another order
 
 
 def test_no_tokens():

@@ -145,8 +145,8 @@ def test_integers(dtype):
         same(ops.count_nonzero(x, dim), torch.count_nonzero(x, dim))
         same(ops.any(x, dim), torch.any(x.bool(), at))
         same(ops.all(x, dim), torch.all(x.bool(), at))
-        same(ops.logsumexp(x, dim), torch.logsumexp(x, at))
-        same(ops.mean(x, dim, dtype=torch.float32), torch.mean(x, at, dtype=torch.float32))
+        torch.testing.assert_close(ops.logsumexp(x, dim), torch.logsumexp(x, at))
+        torch.testing.assert_close(ops.mean(x, dim, dtype=torch.float32), torch.mean(x, at, dtype=torch.float32))
         if dtype is not torch.bool:
             same(ops.argmin(x, dim), torch.argmin(x, dim))
         if dim is not None:
