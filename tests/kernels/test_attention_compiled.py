@@ -51,6 +51,7 @@ def general(dim, dtype, bias=True):
     general_kernels.attention_general_bwd(q, q, k, k, q, lse, *more, *options)
 
 
+@pytest.mark.slow  # 8 to 12 s each
 @pytest.mark.parametrize("chip", CHIPS)
 def test_options_fit_the_chip(chip):
     with compiling_for(chip) as built:
@@ -65,8 +66,13 @@ def test_lengths_with_options():
     assert {k.name for k in built} == {"_fwd", "_bwd_q", "_bwd_kv", "_bwd_sink"}
 
 
-@pytest.mark.parametrize("chip", CHIPS)
-@pytest.mark.parametrize("call", [dense, packed])
+def slow_but(*quick):
+    """Every chip with every call, 8 to 35 s each: those that are not named run with --slow."""
+    pairs = [(chip, call) for call in (dense, packed) for chip in CHIPS]
+    return [pytest.param(*p, marks=() if p in quick else pytest.mark.slow) for p in pairs]
+
+
+@pytest.mark.parametrize("chip, call", slow_but(("sm_90", dense)))
 def test_fits_the_chip(chip, call):
     with compiling_for(chip) as built:
         call(128, torch.bfloat16)

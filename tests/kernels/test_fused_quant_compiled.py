@@ -140,6 +140,7 @@ INTO = {
 LAUNCHES = {"act_fp8_cast_into": 2, "act_fp8_current_into": 2}  # sums of parts; amax. All others are one
 
 
+@pytest.mark.few(13)  # every name, and all four chips
 @pytest.mark.parametrize("chip", CHIPS)
 @pytest.mark.parametrize("name", INTO)
 def test_quantized_in_one_pass_on_every_chip(name, chip):
