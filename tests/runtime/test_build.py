@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 
@@ -217,3 +218,29 @@ def test_a_compiler_that_never_ends_is_stopped_with_all_it_started(source, compi
     while child.exists() and child.read_text().rpartition(") ")[2][0] != "Z":
         assert time.monotonic() < until, "the compiler's child lives on"
         time.sleep(0.02)
+
+
+def test_a_fork_waits_until_a_compiler_has_started(monkeypatch):
+    """Else the child holds the pipe on which the parent waits for the compiler, and waits for the parent's lock."""
+    reached, seen = threading.Event(), {}
+
+    def popen(*args, **kwargs):
+        seen["read"], seen["write"] = os.pipe()
+        reached.set()
+        time.sleep(0.3)  # a loaded machine
+        os.close(seen["write"])
+
+    monkeypatch.setattr(build.subprocess, "Popen", popen)
+    thread = threading.Thread(target=build._start, args=(["c++"], 0))
+    thread.start()
+    reached.wait(10)
+    child = os.fork()
+    if child == 0:
+        try:
+            os.fstat(seen["write"])
+        except OSError:
+            os._exit(0)
+        os._exit(1)
+    thread.join()
+    os.close(seen["read"])
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

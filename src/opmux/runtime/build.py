@@ -19,6 +19,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -131,21 +132,14 @@ def compiler() -> Compiler:
 @functools.cache
 def _version(*command: str) -> str:
     try:
-        done = subprocess.run(
-            [*command, "--version"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            timeout=30,
-            check=False,
-        )
+        process = _start([*command, "--version"], stderr=subprocess.PIPE)
+        output, errors = _finish(process, 30)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise CannotBuild(f"`{shlex.join(command)} --version` does not run: {error}. Set CXX to another") from error
-    if done.returncode:
-        output = (done.stderr.strip() or f"exit status {done.returncode}").splitlines()[0]
+    if process.returncode:
+        output = (errors.strip() or f"exit status {process.returncode}").splitlines()[0]
         raise CannotBuild(f"`{shlex.join(command)} --version` does not run: {output}. Set CXX to another")
-    return done.stdout.partition("\n")[0]
+    return output.partition("\n")[0]
 
 
 def _torch() -> tuple[str, ...]:
@@ -273,26 +267,45 @@ def _compile(name: str, target: Path, command: list[str]) -> None:
     raise CannotBuild(f"{reason}. Full output: {target.with_suffix('.log')}")
 
 
+# Held while a process is started, and by whoever forks. A child that is forked in between would inherit the write end
+# of the pipe on which Popen waits for the exec: this process would wait for the child's exit, the child for our file
+# lock.
+_starting = threading.Lock()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_starting.acquire, after_in_parent=_starting.release, after_in_child=_starting.release)
+
+
 def _run(command: list[str]) -> tuple[int, str]:
-    """Run a compiler in its own session, so that its child processes can be killed with it."""
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        encoding="utf-8",
-        errors="replace",
-        start_new_session=True,
-        env=os.environ | {"LC_ALL": "C"},  # the first error is found by the English word
-    )
+    """The exit status of a compiler, and its output with its errors."""
+    process = _start(command, stderr=subprocess.STDOUT)
+    output, _ = _finish(process, LIMIT)
+    return process.returncode, output
+
+
+def _start(command: list[str], stderr: int) -> subprocess.Popen[str]:
+    """Start a compiler in its own session, so that its child processes can be killed with it."""
+    with _starting:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            encoding="utf-8",
+            errors="replace",
+            start_new_session=True,
+            env=os.environ | {"LC_ALL": "C"},  # the first error is found by the English word
+        )
+
+
+def _finish(process: subprocess.Popen[str], limit: float) -> tuple[str, str]:
+    """Wait for a process: what it wrote. It is killed after `limit` seconds, or if the wait is interrupted."""
     try:
-        output, _ = process.communicate(timeout=LIMIT)
+        return process.communicate(timeout=limit)
     except BaseException:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
         raise
-    return process.returncode, output
 
 
 def _first_error(output: str) -> str:
