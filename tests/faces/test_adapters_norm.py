@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 
+from opmux.core.held import Held
 from opmux.core.registry import BackendImplKind, OpImpl
 from opmux.faces.aten import norm
 from opmux.faces.aten.overloads import fitted, table
@@ -154,12 +155,15 @@ def test_a_weight_of_ones_is_made_once(adapters):
     assert torch.equal(norm.ones(11, x.dtype, x), torch.ones(11))
 
 
-def test_beyond_so_many_weights_of_ones_they_are_new(monkeypatch):
-    monkeypatch.setattr(norm, "_ones", {})
-    monkeypatch.setattr(norm, "_MOST", 2)
+def test_the_oldest_of_too_many_weights_of_ones_is_dropped(monkeypatch):
+    monkeypatch.setattr(norm, "_ones", Held(most=2))
     x = torch.randn(3)
     made = [norm.ones(n, x.dtype, x) for n in (1, 2, 3)]
-    assert [norm.ones(n, x.dtype, x) is t for n, t in zip((1, 2, 3), made, strict=True)] == [True, True, False]
+    assert [norm.ones(n, x.dtype, x) is t for n, t in zip((3, 2, 1), reversed(made), strict=True)] == [
+        True,
+        True,
+        False,
+    ]
 
 
 # ---- torch's to judge -----------------------------------------------------------------------------------------------
