@@ -76,6 +76,7 @@ def build(op, shape, size, last, way, dtype, chip, monkeypatch):
     return {k.name: k for k in built}
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("op, shape, size, last, way", soon, ids=name)
 def test_every_way(op, shape, size, last, way, monkeypatch):
     """Every other one with a chip and a dtype in turn, the rest for sm_90; all of them with --slow."""

@@ -43,6 +43,7 @@ ROWWISE = sorted(k for k in PLAIN if specs.by_key[k].family in ("norm", "softmax
 ACTIVATIONS = sorted(k for k in PLAIN if specs.by_key[k].family == "activation")
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("turn, width", list(enumerate(WIDTHS)))
 def test_rows(turn, width, slow):
     """Each kernel in every third width."""
@@ -52,6 +53,7 @@ def test_rows(turn, width, slow):
             compile_op(key, (512, width), torch.bfloat16, chip)
 
 
+@pytest.mark.few(20)
 @pytest.mark.parametrize("number, key", list(enumerate(ACTIVATIONS)), ids=ACTIVATIONS)
 def test_activations(number, key):
     """Each row on one chip, in turn; all of them on all chips with --slow."""

@@ -35,6 +35,7 @@ def write():
     decode.write_kv_cache(k, k, cache, cache, lengths, table, None, scale, scale)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("chip", CHIPS)
 @pytest.mark.parametrize("kept", [BF16, FP8], ids=str)
 def test_fits_the_chip(chip, kept):

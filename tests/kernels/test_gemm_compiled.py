@@ -116,6 +116,7 @@ def test_a_product_with_all_that_may_follow_on_every_chip(chip):
     build(chip, "gelu")
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize("number, name", list(enumerate(CALLS)), ids=list(CALLS))
 def test_the_others_in_turn(number, name):
     build(list(CHIPS)[number % len(CHIPS)], name)

@@ -103,6 +103,7 @@ CALLS = {
 }
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize("number, name", list(enumerate(CALLS)), ids=CALLS)
 def test_compiles(number, name):
     """Each on one chip, in turn."""

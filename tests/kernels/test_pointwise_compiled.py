@@ -33,6 +33,7 @@ def sample(name, dtype):
     return tuple(a.to("meta") if torch.is_tensor(a) else a for a in args)
 
 
+@pytest.mark.few(43)
 @pytest.mark.parametrize("number, name", list(enumerate(OWN)), ids=OWN)
 def test_each_row(number, name):
     """On one chip and in one dtype, in turn; all of them on all chips with --slow."""
@@ -84,6 +85,7 @@ def test_tiles_are_read_and_written_wide(way):
     assert "ld.global.v4.b32" in ptx and "st.global.v4.b32" in ptx
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["special_zeta", "igamma", "special_legendre_polynomial_p"])
 def test_functions_that_loop_take_numbers_alone(name):
     """An expanded number beside a number: neither is a block."""

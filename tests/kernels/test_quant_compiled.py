@@ -84,6 +84,7 @@ def build(case, chip):
     return built
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("case", CASES)
 def test_hopper_moves_wide_and_spills_nothing(case):
     for kernel in build(case, "sm_90"):
@@ -104,6 +105,7 @@ def name_casts(case):
 ELSEWHERE = ["cast", "current turned", "blocks 2d", "mx", "uncast", "mx back", "history"]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("number, case", list(enumerate(ELSEWHERE)), ids=ELSEWHERE)
 def test_other_chips(number, case):
     """Each on one of the others, in turn: there the bits are made by integers, but for the newest."""

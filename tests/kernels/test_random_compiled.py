@@ -41,6 +41,7 @@ def compiled(name, chip, dtype=torch.bfloat16, seed=HOST, shape=()):
     return built[0]
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("number, name", list(enumerate(CALLS)), ids=list(CALLS))
 def test_every_kernel(number, name, few):
     """Even and odd sizes, the seed here and there; chips and dtypes in turn."""
@@ -59,6 +60,7 @@ def test_every_kernel_on_every_chip(name, chip):
             compiled(name, chip, dtype, seed)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", CALLS)
 def test_nothing_moves_between_threads_and_nothing_spills(name):
     for dtype, shape in ((torch.bfloat16, ()), (torch.float32, (64, 64))):

@@ -34,6 +34,7 @@ def calls(dtype):
     yield lambda: kernels.rope_qk_bwd(q, k, empty(2, 256, 64), empty(2, 256, 64), "bshd", "bshd", False, True)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("number, chip", list(enumerate(CHIPS)), ids=list(CHIPS))
 def test_every_chip(number, chip, slow):
     """Each call on two chips, the dtypes in turn; on all of them with --slow."""
@@ -43,6 +44,7 @@ def test_every_chip(number, chip, slow):
         assert built and all(kernel.shared <= CHIPS[chip][1] for kernel in built)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dtype, interleaved", list(zip(DTYPES, (False, True, True, False), strict=True)))
 def test_two_blocks_that_add_up_to_no_power_of_two(interleaved, dtype):
     """Heads of 192 of which 64 are turned: the sequences' rows in one program, and apart."""

@@ -44,6 +44,7 @@ def built_for(chip, name, shape, dim, dtype=torch.bfloat16):
     return built
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("number, way", list(enumerate(WAYS)), ids=WAYS)
 def test_every_way(number, way):
     """Each of one op and on one chip, in turn; of all ops and on all chips with --slow."""
@@ -52,6 +53,7 @@ def test_every_way(number, way):
     assert kernels == KERNELS[way]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("number, name", list(enumerate(OPS)), ids=OPS)
 def test_every_op_and_dtype(number, name):
     dtypes = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
