@@ -23,6 +23,8 @@ from opmux.faces.tex.quantized import (
     quantized,
 )
 
+pytestmark = pytest.mark.usefixtures("no_kernels_of_the_cpu")
+
 CPU = torch.device("cpu")
 QUANTIZERS = {
     "current": Float8CurrentScalingQuantizer,

@@ -9,6 +9,8 @@ from meta_samples import nothing_is_read_on_the_host
 from opmux.core.spec import specs
 from opmux.faces.tex import enums
 
+pytestmark = pytest.mark.usefixtures("no_kernels_of_the_cpu")
+
 H, D = 2, 3
 NEW, CACHED = (2, 0, 3), (5, 4, 3)  # new tokens of each sequence, and all of them
 FORMATS = enums.NVTE_QKV_Format

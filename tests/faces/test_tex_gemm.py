@@ -12,6 +12,8 @@ from opmux.core.spec import Tol
 from opmux.faces.tex import quantized as q
 from opmux.faces.tex.ops import gemm as tex_gemm
 
+pytestmark = pytest.mark.usefixtures("no_kernels_of_the_cpu")
+
 BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 DTYPES = (F64, F32, F16, BF16)
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))

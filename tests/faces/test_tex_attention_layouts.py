@@ -14,6 +14,8 @@ from opmux.core.spec import specs
 from opmux.faces.tex import enums
 from opmux.runtime.speed_classes import CLASSES
 
+pytestmark = pytest.mark.usefixtures("no_kernels_of_the_cpu")
+
 FWD, BWD = specs.find("tex::fused_attn_fwd"), specs.find("tex::fused_attn_bwd")
 B, S, H, KV, D = 2, 6, 4, 2, 8
 LAYOUTS = ("BSHD_BSHD_BSHD", "SBHD_SBHD_SBHD", "BHSD_BHSD_BHSD", "THD_THD_THD")

@@ -8,6 +8,8 @@ from opmux.core.spec import specs
 from opmux.faces.tex.ops import nvfp4, scaling, unavailable
 from opmux.faces.tex.quantized import OPS, Float8BlockQuantizer, MXFP8Quantizer, NVFP4Quantizer, quantized
 
+pytestmark = pytest.mark.usefixtures("no_kernels_of_the_cpu")
+
 CPU = torch.device("cpu")
 MINE = [s for s in specs if s.family in ("tex_scaling", "tex_nvfp4", "tex_unavailable")]
 LEVELS = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]

@@ -12,6 +12,8 @@ from meta_samples import nothing_is_read_on_the_host
 from opmux.core.spec import specs
 from opmux.faces.tex.ops import thd as tex_thd
 
+pytestmark = pytest.mark.usefixtures("no_kernels_of_the_cpu")
+
 CU = [0, 4, 4, 12, 18]
 LENGTHS = torch.tensor(CU, dtype=torch.int32)
 T, H, D = 18, 2, 3

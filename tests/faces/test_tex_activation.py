@@ -19,6 +19,8 @@ from opmux.faces.tex.quantized import (
     quantized,
 )
 
+pytestmark = pytest.mark.usefixtures("no_kernels_of_the_cpu")
+
 CPU = torch.device("cpu")
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))

@@ -14,6 +14,8 @@ from opmux.faces.tex.quantized import (
     quantized,
 )
 
+pytestmark = pytest.mark.usefixtures("no_kernels_of_the_cpu")
+
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))

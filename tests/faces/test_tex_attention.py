@@ -16,6 +16,8 @@ from opmux.core.spec import specs
 from opmux.faces.tex import enums, quantized
 from opmux.specs.random import philox_dropout_mask
 
+pytestmark = pytest.mark.usefixtures("no_kernels_of_the_cpu")
+
 FWD, BWD = specs.find("tex::fused_attn_fwd"), specs.find("tex::fused_attn_bwd")
 LAYOUTS = [n.removeprefix("NVTE_") for n in enums.NVTE_QKV_Layout.__members__ if "NOT_SET" not in n]
 MASKS = [n.removeprefix("NVTE_") for n in enums.NVTE_Mask_Type.__members__]
