@@ -19,7 +19,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,6 +27,7 @@ from typing import Any, BinaryIO, NamedTuple
 import torch
 
 from ..core.errors import OpmuxError
+from ..core.lock import ForkSafeLock
 from ..core.log import logger
 from . import cache_dir
 from .settings import CACHE_DIR
@@ -270,9 +270,11 @@ def _compile(name: str, target: Path, command: list[str]) -> None:
 # Held while a process is started, and by whoever forks. A child that is forked in between would inherit the write end
 # of the pipe on which Popen waits for the exec: this process would wait for the child's exit, the child for our file
 # lock.
-_starting = threading.Lock()
+_starting = ForkSafeLock().arm()
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_starting.acquire, after_in_parent=_starting.release, after_in_child=_starting.release)
+    os.register_at_fork(
+        before=lambda: _starting.held.acquire(), after_in_parent=lambda: _starting.held.release()
+    )  # the child gets a new lock
 
 
 def _run(command: list[str]) -> tuple[int, str]:
@@ -284,7 +286,7 @@ def _run(command: list[str]) -> tuple[int, str]:
 
 def _start(command: list[str], stderr: int) -> subprocess.Popen[str]:
     """Start a compiler in its own session, so that its child processes can be killed with it."""
-    with _starting:
+    with _starting.held:
         return subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
