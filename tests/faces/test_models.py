@@ -288,6 +288,9 @@ def test_forms_ignore_names_and_see_helpers():
         ("logits = self.lm_head(x); logits = logits + self.bias", None),
         ("logits = self.lm_head(x); logits = self.bias * logits", None),
         ("logits = self.lm_head(x); logits = logits[..., :7]", None),
+        ("logits = self.lm_head(x); logits[..., 2] = -9.0", None),
+        ("logits = self.lm_head(x); logits.mul_(2.0); logits = logits / 3.0", None),
+        ("logits = self.lm_head(x); logits += self.bias", None),
         ("logits = self.lm_head(x); logits = torch.softmax(logits, -1)", None),
     ],
 )

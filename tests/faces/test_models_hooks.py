@@ -10,6 +10,8 @@ from torch import nn
 from torch.nn.modules import module as everywhere
 
 import opmux
+from opmux.faces.models import patch
+from opmux.faces.models.known_classes import PARTS_OF
 
 MODULES = (
     "", "model", "model.norm", "model.layers.0", "model.layers.0.self_attn", "model.layers.0.mlp",
@@ -279,3 +281,39 @@ def test_a_class_gets_its_own_forward_back_with_the_last_patched_model():
     assert LlamaMLP.forward is not own
     opmux.unpatch_model(two)
     assert LlamaMLP.forward is own
+
+
+# ---- another version of transformers --------------------------------------------------------------------------------
+
+
+def test_a_known_class_with_new_source_is_reported_with_a_warning(tmp_path, monkeypatch, caplog):
+    """A refactored RMS norm keeps its own forward, in the table and in one warning."""
+    from transformers.models.llama import modeling_llama as home
+
+    monkeypatch.setattr(patch, "_warn", functools.cache(patch._warn.__wrapped__))
+    path = tmp_path / "refactored.py"
+    path.write_text("def forward(self, hidden_states):\n    return self.weight * hidden_states.sigmoid()\n")
+    space = {}
+    exec(compile(path.read_text(), home.__file__, "exec"), space)  # code of transformers' own file
+    monkeypatch.setattr(home.LlamaRMSNorm, "forward", space["forward"])
+    with caplog.at_level("WARNING", "opmux"):
+        rows = [row for _ in range(2) for row in opmux.patch_model(llama()).left]
+    assert {row.module for row in rows} == {"LlamaRMSNorm"}
+    assert "rms_norm is left: its source, or what it calls, is not what opmux knows (transformers" in rows[0].reason
+    assert len([r for r in caplog.records if "LlamaRMSNorm" in r.getMessage()]) == 1
+
+
+def test_the_table_of_known_classes_is_that_of_the_installed_transformers():
+    import transformers
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    if transformers.__version__ < "5.23":
+        pytest.skip("the table is that of transformers 5.23")
+    checked = set()
+    for kind in ("llama", "qwen3_moe", "gemma2", "deepseek_v3", "phi3", "qwen2_5_vl"):
+        assert kind in CONFIG_MAPPING_NAMES
+        for cls in patch._classes(patch._home(kind)):
+            parts = {part.name for part in patch._known(cls).parts} - {"attention", "cross_entropy"}
+            assert parts == set(PARTS_OF.get(cls.__name__, ())), cls
+            checked.add(cls.__name__)
+    assert len(checked & set(PARTS_OF)) > 30

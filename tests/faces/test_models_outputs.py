@@ -1,5 +1,6 @@
 """patch_model: in training, logits are computed when someone reads them, by whatever name, and then only."""
 
+import contextlib
 import copy
 import dataclasses
 import pickle
@@ -90,12 +91,15 @@ def test_reading_the_loss_computes_no_logits(computed):
     assert not computed and "computed when" in repr(out)
 
 
-def test_gradients_flow_through_logits_that_are_read():
-    """A further loss of the logits: distillation, an entropy."""
+@pytest.mark.parametrize("before", [contextlib.nullcontext, torch.no_grad, torch.inference_mode])
+def test_gradients_flow_through_logits_that_are_read(before):
+    """A further loss of the logits (distillation, an entropy), after a metric read them without a gradient."""
 
     def gradient(model):
         model.zero_grad()
         out = model(**batch())
+        with before():
+            out.logits.argmax(-1)
         (out.loss + out.logits.logsumexp(-1).square().mean()).backward()
         return {name: p.grad.clone() for name, p in model.named_parameters()}
 
@@ -142,7 +146,7 @@ def test_logits_can_be_set():
     assert out.logits is None and "logits" not in out and len(out.to_tuple()) == 2
 
 
-def test_softcapped_logits_are_read_with_their_cap():
+def capped():
     import transformers
 
     torch.manual_seed(0)
@@ -150,7 +154,11 @@ def test_softcapped_logits_are_read_with_their_cap():
         hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2,
         head_dim=8, vocab_size=50, final_logit_softcapping=0.5,
     )  # fmt: skip
-    model = transformers.Gemma2ForCausalLM(config).train()
+    return transformers.Gemma2ForCausalLM(config).train()
+
+
+def test_softcapped_logits_are_read_with_their_cap():
+    model = capped()
     expected = model(**batch())
     opmux.patch_model(model)
     out = model(**batch())
@@ -159,7 +167,9 @@ def test_softcapped_logits_are_read_with_their_cap():
 
 
 def test_compiled_outputs_have_no_logits():
-    model = llama(layers=1)
+    model = capped()
+    expected = model(**batch()).loss
     opmux.patch_model(model)
-    out = torch.compile(model, backend="eager")(**batch(), use_cache=False)
+    out = torch.compile(model, backend="eager", fullgraph=True)(**batch(), use_cache=False)
+    close(out.loss, expected)
     assert out.logits is None and "logits" not in out and out.to_tuple() == (out.loss,)

@@ -7,6 +7,7 @@ logits compute them on the first read: `outputs.logits`, `outputs["logits"]`, `o
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import operator
@@ -29,10 +30,14 @@ class LateLogits:
         self.layer, self.hidden, self.steps = layer, hidden, steps
         self.versions = _versions(layer) if source is None else source.versions
         self.autocast = _autocast(hidden) if source is None else source.autocast
+        self.grad = torch.is_grad_enabled() if source is None else source.grad
+        self.found: Tensor | None = None  # once they are read; a model may write to them
 
     # ---- steps that can wait ----
 
-    def _then(self, kind: str, value: Any = None) -> LateLogits:
+    def _then(self, kind: str, value: Any = None) -> Any:
+        if self.found is not None:
+            return _STEPS[kind](self.found, value)
         return LateLogits(self.layer, self.hidden, (*self.steps, (kind, value)), self)
 
     def __mul__(self, other: Any) -> Any:
@@ -41,10 +46,10 @@ class LateLogits:
     def __truediv__(self, other: Any) -> Any:
         return self._then("div", other) if isinstance(other, (int, float)) else self.read() / other
 
-    def tanh(self) -> LateLogits:
+    def tanh(self) -> Any:
         return self._then("tanh")
 
-    def float(self) -> LateLogits:
+    def float(self) -> Any:
         return self._then("to", (torch.float32,))
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
@@ -65,23 +70,34 @@ class LateLogits:
     # ---- reading ----
 
     def read(self) -> Tensor:
-        """The logits. Refuses if the weight has changed since: they would be those of another step."""
+        """The logits, as the forward would have computed them: with its precision, and with a gradient if it had one.
+
+        Refuses if the weight has changed since: they would be those of another step.
+        """
+        if self.found is not None:
+            return self.found
         if self.versions != _versions(self.layer):
             raise RuntimeError(
                 "outputs.logits: the head's weight has changed since the forward, which computed a loss without "
                 'logits; read them before optimizer.step(), or use opmux.patch_model(model, exclude=["loss"])'
             )
-        if _autocast(self.hidden) == self.autocast:
-            return self.read_now()
-        with torch.autocast(self.hidden.device.type, dtype=self.autocast, enabled=self.autocast is not None):
+        with contextlib.ExitStack() as stack:
+            if torch.is_inference_mode_enabled() and not self.hidden.is_inference():
+                stack.enter_context(torch.inference_mode(False))
+            stack.enter_context(torch.set_grad_enabled(self.grad))
+            if _autocast(self.hidden) != self.autocast:
+                enabled = self.autocast is not None
+                stack.enter_context(torch.autocast(self.hidden.device.type, dtype=self.autocast, enabled=enabled))
             return self.read_now()
 
     def read_now(self) -> Tensor:
         """The logits, in the context of the caller."""
-        logits = self.layer(self.hidden)
-        for kind, value in self.steps:
-            logits = _STEPS[kind](logits, value)
-        return logits
+        if self.found is None:
+            logits = self.layer(self.hidden)
+            for kind, value in self.steps:
+                logits = _STEPS[kind](logits, value)
+            self.found = logits
+        return self.found
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # what copy and pickle look for

@@ -225,7 +225,7 @@ def _over(loss: Tensor, count: Tensor | int | None) -> Tensor:
 def _loss_of_late(before: Forward, logits: Any, labels: Tensor, vocab_size: int, *args: Any, **kwargs: Any) -> Tensor:
     """`before`, the model's loss function: of late logits without computing them."""
     late = isinstance(logits, LateLogits)
-    scale = scale_of(logits.steps) if late else None
+    scale = scale_of(logits.steps) if late and logits.found is None else None
     if scale is None or args or logits.layer.out_features != vocab_size:
         return before(logits.read_now() if late else logits, labels, vocab_size, *args, **kwargs)
     run = functools.partial(_fused, logits.layer, scale, labels, kwargs)

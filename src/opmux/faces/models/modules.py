@@ -115,7 +115,7 @@ def _forward(slot: Slot) -> Forward:
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         patch = self.__dict__.get(KEY)
         made = slot.default if patch is None or patch.slot is not slot else patch.forward
-        if _sees_nodes(self):
+        if (self._backward_hooks or everywhere._global_backward_hooks) and _sees_nodes(self):
             made = original
         return made(self, *args, **kwargs)
 

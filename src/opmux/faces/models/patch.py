@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import sys
 import types
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -15,9 +16,11 @@ from torch import nn
 
 from ...core.default import explain
 from ...core.errors import OpmuxError, UnknownName
+from ...core.log import logger
 from ...core.spec import specs
 from . import loss
-from .forms import form
+from .forms import form, is_own, unwrapped
+from .known_classes import PARTS_OF
 from .modules import (
     Slot,
     is_changed,
@@ -252,6 +255,30 @@ def _why_left(cls: type[nn.Module], original: Forward) -> str:
     return LEFT.get(form(original, cls) or "", "its forward is not one that is known")
 
 
+def _why_lost(cls: type[nn.Module], known: Known) -> str:
+    """Why a class of transformers that is known by its name is not recognised; "" if it is, or is not known."""
+    if not cls.__module__.startswith("transformers."):
+        return ""
+    found = {part.name for part in known.parts}
+    lost = ", ".join(part for part in PARTS_OF.get(cls.__name__, ()) if part not in found)
+    if not lost:
+        return ""
+    if not is_own(unwrapped(known.original), sys.modules[cls.__module__]):
+        return f"{lost} is left: its forward was replaced"
+    if known.reason.startswith("its loss"):
+        return known.reason
+    version = importlib.import_module("transformers").__version__
+    reason = f"{lost} is left: its source, or what it calls, is not what opmux knows (transformers {version})"
+    _warn(f"patch_model: {cls.__name__}: {reason}")
+    return reason
+
+
+@functools.cache
+def _warn(message: str) -> None:
+    """Once for each message."""
+    logger.warning("%s", message)
+
+
 @functools.cache
 def _forward(original: Forward, parts: tuple[Replacement, ...]) -> Forward:
     """A forward with these parts replaced."""
@@ -273,8 +300,9 @@ def _plans(of: str, counts: Counter[type[nn.Module]], wanted: frozenset[str]) ->
             else Row(cls.__name__, count, reason=f"{part.name} is excluded")
             for part in known.parts
         ]
-        if known.reason:
-            rows.append(Row(cls.__name__, count, reason=known.reason))
+        reason = _why_lost(cls, known) or known.reason
+        if reason:
+            rows.append(Row(cls.__name__, count, reason=reason))
         forward = _forward(known.original, parts) if parts else None
         inner = tuple(name for part in parts for name in part.inner)
         plans[cls] = Plan(tuple(rows), forward, tuple(part.name for part in parts), inner)
