@@ -68,11 +68,19 @@ def test_accelerates_hooks_are_removed_from_a_patched_model(when):
     assert torch.equal(found[0], expected[0])
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_a_prepared_model_is_unpatched_as_it_was(when):
-    """`Accelerator.prepare` with mixed precision sets a forward on the model, which stays."""
+@pytest.fixture
+def prepare():
+    """`Accelerator.prepare` with mixed precision; accelerate allows one setting in a process."""
     accelerate = pytest.importorskip("accelerate")
-    prepare = accelerate.Accelerator(mixed_precision="bf16", cpu=True).prepare
+    reset = accelerate.state.AcceleratorState._reset_state
+    reset(reset_partial_state=True)
+    yield accelerate.Accelerator(mixed_precision="bf16", cpu=True).prepare
+    reset(reset_partial_state=True)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_prepared_model_is_unpatched_as_it_was(when, prepare):
+    """It has a forward that accelerate set on the model, which stays."""
     plain = prepare(llama())
     expected = plain(**batch())
     model = llama()

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 Step = tuple[str, Any]  # "mul", "div" with a number, "tanh", "to" with the arguments of Tensor.to
 
@@ -92,12 +93,13 @@ class LateLogits:
 
     def read_now(self) -> Tensor:
         """The logits, in the context of the caller."""
-        if self.found is None:
-            logits = self.layer(self.hidden)
-            for kind, value in self.steps:
-                logits = _STEPS[kind](logits, value)
-            self.found = logits
-        return self.found
+        if self.found is not None:
+            return self.found
+        logits = self.layer(self.hidden)
+        for kind, value in self.steps:
+            logits = _STEPS[kind](logits, value)
+        self.found = logits
+        return logits
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # what copy and pickle look for
@@ -109,7 +111,7 @@ class LateLogits:
         if func is torch.tanh and len(args) == 1 and not kwargs:
             return args[0].tanh()
         read = lambda value: value.read() if isinstance(value, LateLogits) else value
-        args, kwargs = torch.utils._pytree.tree_map(read, (args, kwargs or {}))
+        args, kwargs = tree_map(read, (args, kwargs or {}))
         return func(*args, **kwargs)
 
     def __repr__(self) -> str:

@@ -113,7 +113,7 @@ class Head:
 
 def fused_layer(model: Any) -> Any:
     """The linear layer of a model's head if the loss can be computed from its input; else the head is called."""
-    layer = getattr(model, "lm_head", None)
+    layer: Any = getattr(model, "lm_head", None)
     copies = getattr(layer, "modules_to_save", None)  # of PEFT, which trains a copy of the layer
     if copies is not None:
         active = layer.active_adapters

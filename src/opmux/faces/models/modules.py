@@ -13,7 +13,7 @@ import functools
 import types
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeGuard
 
 from torch import nn
 from torch.nn.modules import module as everywhere
@@ -195,5 +195,5 @@ def _plain(function: Any) -> Any:
     return function if slot is None else slot.original
 
 
-def _is_bound(value: Any, module: nn.Module) -> bool:
+def _is_bound(value: Any, module: nn.Module) -> TypeGuard[types.MethodType]:
     return isinstance(value, types.MethodType) and value.__self__ is module
