@@ -688,7 +688,7 @@ class Contract:
         for word, wrong in types:
             yield word, False, {**good, a.name: wrong}
         for word, wrong in self._wrong(a, value, good):
-            yield word, a.type_problem(wrong) is None, {**good, a.name: wrong}
+            yield word, a.type is not None and a.type_problem(wrong) is None, {**good, a.name: wrong}
 
     def _wrong(self, a: Argument, value: Any, good: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         for rule in a.rules:
