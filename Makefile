@@ -18,7 +18,7 @@ BASE ?= $(shell git rev-list -1 --before='1 day ago' HEAD)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup libraries demo lint style types format bench docs site clean
-.PHONY: test test-all test-touched ready interpreted compiled other-rounding
+.PHONY: test test-all test-touched ready interpreted compiled other-rounding opinfo
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -94,6 +94,10 @@ compiled:
 # ATen without vector instructions, and sums split over two threads: as different as another processor's results.
 other-rounding:
 	ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=2 $(PYTEST) tests/core tests/ops tests/faces tests/backends tests/kernels
+
+opinfo: .venv/.ready  ## every sample of PyTorch's OpInfo through our interpreted kernels: hours
+	PYTHONPATH=src TRITON_INTERPRET=1 $(BIN)/python tests/faces/opinfo.py --processes $(JOBS) --seconds 36000 \
+	  --unit-seconds 1800 --json opinfo.json --dtypes float32 bfloat16 float16 float64 int64 int32 bool complex64
 
 bench: .venv/.ready  ## what a call through the dispatcher costs
 	$(BIN)/python benchmarks/dispatch.py

@@ -62,10 +62,11 @@ def test_our_kernels_were_asked(few):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(7200)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64", "int64", "int32", "bool"])
-def test_all_samples_agree(dtype):
-    report = run(f"[opinfo.torch.{dtype}]", None, 7200)
+def test_two_samples_of_each_op_agree(dtype):
+    """All samples take hours in the interpreter: `make opinfo`."""
+    report = run(f"[opinfo.torch.{dtype}]", 2, 1200)
     assert not report.unexpected(), "\n".join(map(str, report.unexpected()))
 
 
