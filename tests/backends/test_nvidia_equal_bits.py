@@ -18,7 +18,7 @@ from opmux.core import get_default_manager
 from opmux.kernels.lib import launch
 from opmux.runtime import devices, provider_speed, vendor_ops, vendors
 from opmux.runtime.machine import HERE
-from opmux.runtime.provider_speed import FILES, LibrariesFirst, for_some_calls
+from opmux.runtime.provider_speed import FILES, ForSomeCalls, LibrariesFirst
 
 META, BF16, F32 = torch.device("meta"), torch.bfloat16, torch.float32
 DENSE, PACKED = "dense", "packed"
@@ -151,7 +151,7 @@ def test_a_library_that_takes_some_calls_leaves_the_rest_to_our_kernel():
     """Without the mark, our kernel runs only if a policy names it: calls that no library takes would have none."""
     why = lambda: "flash attention is faster"
     assert LibrariesFirst("opmux::attention_general", why)() == "flash attention is faster"
-    first = LibrariesFirst("opmux::attention_general", for_some_calls(why))
+    first = LibrariesFirst("opmux::attention_general", ForSomeCalls(why))
     assert first() is None and first.always() == "flash attention is faster"
 
 

@@ -486,6 +486,7 @@ FIRST = {
     "core": lambda: opmux_().core.get_default_manager().call("silu_mul", ones(), ones()).device.type == HERE,
     "digest": lambda: len(opmux_().digest()) == 32,
     "disable": lambda: opmux_().disable() is None,
+    "empty_cache": lambda: opmux_().empty_cache() is None,
     "enable": lambda: len(opmux_().enable(include=["softmax"], mode="all")) > 0,
     "enabled_ops": lambda: opmux_().enabled_ops() == [],
     "explain": lambda: str(opmux_().explain("silu_mul", ones(), ones()).chosen.vendor) == VENDOR,

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -146,11 +147,11 @@ class BySpeed:
         why = _yields(self.key, self.impl_id, policy) if _is_ours(self.impl_id) else None
         if why is not None:
             # As the order is, the vendor's run: so the first that takes the call must have been measured and be slower.
-            compared = False
+            compared, some = False, _for_some_calls(self.key)
             for i in others:
                 theirs = times.get(i.impl_id)
-                if theirs is None and i.kind is BackendImplKind.REFERENCE:
-                    continue  # which is no library: for calls that no library takes, ours runs
+                if some and theirs is None and i.kind is BackendImplKind.REFERENCE:
+                    continue
                 if _is_ours(i.impl_id):
                     if theirs is not None and mine is not None and theirs * MARGIN < mine:
                         yield Rival(said(i), own_when(i))
@@ -179,10 +180,14 @@ def _words(other: OpImpl, times: Times, mine: float | None, label: str) -> str:
     )
 
 
-def for_some_calls(why: Callable[[], str | None]) -> Callable[[], str | None]:
-    """Mark a reason of `get_preferred_ops`: it holds for calls that the vendor's libraries take; ours runs the rest."""
-    why.for_some_calls = True  # type: ignore[attr-defined]
-    return why
+@dataclass(frozen=True)
+class ForSomeCalls:
+    """A reason of `get_preferred_ops` that holds for the calls that the vendor's libraries take; ours runs the rest."""
+
+    why: Callable[[], str | None]
+
+    def __call__(self) -> str | None:
+        return self.why()
 
 
 class LibrariesFirst:
@@ -194,10 +199,11 @@ class LibrariesFirst:
 
     def __init__(self, key: str, why: machine.Preferred):
         self.key, self._why = key, why
+        self.for_some_calls = key in CLASSES and isinstance(why, ForSomeCalls)
 
     def __call__(self) -> str | None:
         found = self.always()
-        if self.key in CLASSES and getattr(self._why, "for_some_calls", False):
+        if self.for_some_calls:
             return None
         if found is None or self.key not in CLASSES or policies.get_policy().strict:
             return found
@@ -225,6 +231,11 @@ def _yields(key: str, impl_id: str, policy: SelectionPolicy) -> str | None:
         return None
     ours = next((i for i in get_default_manager().registry.impls(key) if i.impl_id == impl_id), None)
     return None if ours is None or policy.asks_for(ours, key, instead_of=here.vendor_of(device) or device) else why
+
+
+def _for_some_calls(key: str) -> bool:
+    first = machine.current().preferred(_device()).get(key)
+    return isinstance(first, LibrariesFirst) and first.for_some_calls
 
 
 def _preferred(key: str) -> str | None:

@@ -1,5 +1,6 @@
 """Ops for NVIDIA's chips by libraries: torch's cuBLAS, cuDNN and flash attention, and other installed libraries."""
 
+from ....runtime.provider_speed import ForSomeCalls
 from . import cublas, flash, grouped, providers
 from .cudnn import batch_norm, batch_norm_bwd
 from .flash import (
@@ -18,7 +19,9 @@ def get_preferred_ops():
     """torch's products and attention come before our kernels, which run only if a policy names them."""
     ours = {cublas.faster: cublas.IMPLS, grouped.faster: grouped.IMPLS, flash.faster: flash.IMPLS}
     ours |= {flash.faster_without_options: flash.GENERAL}
-    return {fn.op: faster for faster, impls in ours.items() for fn in impls.values()}
+    found = {fn.op: faster for faster, impls in ours.items() for fn in impls.values()}
+    # cuBLAS takes FP8 blocks in some sizes only; the reference of the rest multiplies in float32.
+    return found | {cublas.block_scaled_gemm.op: ForSomeCalls(cublas.faster)}
 
 
 __all__ = [

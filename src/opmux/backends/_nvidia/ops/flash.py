@@ -12,7 +12,7 @@ from torch import Tensor
 from ....core import machine
 from ....core.errors import NotSupported
 from ....kernels.lib.plans import checks
-from ....runtime.provider_speed import for_some_calls
+from ....runtime.provider_speed import ForSomeCalls
 from ....specs import attention as spec
 from ....specs import attention_general as general_spec
 from .tags import library, torchs
@@ -322,7 +322,7 @@ def faster() -> str | None:
     return "flash attention is faster" if runs_on_chip() else None
 
 
-@for_some_calls
+@ForSomeCalls
 def faster_without_options() -> str | None:
     """Why flash comes before our kernels of `attention_general` for the calls that it takes.
 
