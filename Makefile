@@ -11,7 +11,7 @@ TORCH := $(shell sed -n 's/^torch==/&/p' constraints.txt)
 MODERN := -c 'import sys; sys.exit(sys.version_info < (3, 11))'
 JOBS ?= 2
 # A file of tests stays on one worker, which makes what its tests share once.
-PYTEST := $(RUN) pytest -q -n $(JOBS) --dist loadfile
+PYTEST := $(RUN) pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder
 # What `make test-touched` compares with: the last commit that is more than a day old; everything if there is none.
 BASE ?= $(shell git rev-list -1 --before='1 day ago' HEAD)
 

@@ -118,7 +118,7 @@ LAST = [((3, 6, 5, 4), torch.channels_last), ((2, 4, 3, 2, 5), torch.channels_la
 
 
 @pytest.mark.parametrize("shape, form", LAST, ids=["4-d", "5-d"])
-def test_channels_last_stays_so(shape, form):
+def test_channels_last_stays_so(shape, form, slow):
     x, dy = (torch.randn(shape).contiguous(memory_format=form) for _ in range(2))
     w, b = torch.randn(shape[1]), torch.randn(shape[1])
     mean, var = torch.randn(shape[1]), torch.rand(shape[1]) + 0.5
@@ -139,7 +139,8 @@ def test_channels_last_stays_so(shape, form):
         assert [t.stride() for t in got] == [t.stride() for t in results(fake_call(spec, args, {}))], name
         for a, b_ in zip(got, want, strict=True):
             assert_close(a, b_)
-        torch.library.opcheck(packet(spec).default, args)
+        if slow:  # most of a second each
+            torch.library.opcheck(packet(spec).default, args)
 
 
 def test_what_is_contiguous_too_counts_as_contiguous():
