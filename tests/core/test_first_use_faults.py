@@ -16,6 +16,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this
 FAULTS = {"plugins": 120, "family": 340, "enable": 50}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", FAULTS)
 def test_faults(tmp_path, name, slow):
     """KeyboardInterrupt, RuntimeError and MemoryError in turn, at lines that are spread over the whole of it."""

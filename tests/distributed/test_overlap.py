@@ -168,6 +168,7 @@ def _rank(rank: int, port: int, answers) -> None:
         dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_two_ranks_give_what_one_gives():
     found = ranks.run(_rank, RANKS)
     assert len(found) == RANKS * (len(KINDS) * (len(CASES) + 2) + 2 + len(LAYERS) * HAS_TE)

@@ -167,6 +167,7 @@ def rows(done, kind):
     return {row[1]: row[2:] for row in split if row[0] == kind}
 
 
+@pytest.mark.slow
 def test_installed_by_pip(package, tmp_path):
     """One test: what takes time is the installation."""
     python, site = install(package, tmp_path / "scratch")

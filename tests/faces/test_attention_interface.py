@@ -223,6 +223,7 @@ def test_what_it_does_not_take_is_an_error(name):
         interface.attend(layer, t, t, t, None, **{name: t})
 
 
+@pytest.mark.slow
 def test_compiled_models_have_the_same_logits():
     model, given = tiny("mistral").eval(), inputs("left")
     seen = given["attention_mask"].bool()

@@ -33,6 +33,7 @@ def found(request):
     return simulator.run("toy", CODE.format(names=names), env={"OMP_NUM_THREADS": "1"}, start=fresh.warm)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["gpt2", "bert", "vit", "resnet"])
 def test_losses_and_gradients_are_torchs(name, found):
     assert found[name]["largest distance"] < 1e-6, found

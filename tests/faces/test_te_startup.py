@@ -33,6 +33,7 @@ def python(text, **env):
     return done
 
 
+@pytest.mark.slow
 def test_the_layer_and_its_finders_work_with_nothing_imported_before():
     """accelerate, peft and Trainer look for the layer and import it. Nothing of opmux is imported until then."""
     done = python(

@@ -371,6 +371,7 @@ print("right")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("transformer_engine") is None, reason="transformer_engine not installed")
 def test_groups_are_theirs_where_the_quantizer_is():
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("OPMUX", "TE_", "TEFL", "TRITON"))}

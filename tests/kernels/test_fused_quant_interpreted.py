@@ -284,6 +284,7 @@ def test_norms(kind, centred):
 ROWS = {"1x128": (5, 70, 224, 4128, 16512), "1x32": (32, 224, 4128, 16512)}
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("centred", [False, True], ids=["rms", "layer"])
 @pytest.mark.parametrize("kind, n", [(kind, n) for kind, sizes in ROWS.items() for n in sizes])
 def test_rows_of_a_norm_are_quantized_as_they_are_computed(kind, n, centred):

@@ -1,7 +1,6 @@
 """Every kernel of ours, interpreted on the CPU, against its reference, in four dtypes, with poisoned results.
 
-Of float32 four samples, of the halves two, of float64 one, and an eighth of the kernels in turn; all samples of all
-dtypes with --slow.
+Of float32 two samples, of every other dtype one; all samples with --slow.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from opmux.kernels.softmax import rows as softmax
 
 MODE = "interpret"
 CPU = torch.device("cpu")
-MOST = {torch.float32: 4, torch.float16: 2, torch.bfloat16: 2, torch.float64: 1}  # samples
+MOST = {torch.float32: 2, torch.float16: 1, torch.bfloat16: 1, torch.float64: 1}  # samples
 DTYPES = tuple(MOST)
 
 

@@ -48,6 +48,7 @@ def agrees(spec, impl, sample):
         torch.testing.assert_close(a, b, **close, msg=lambda m: f"{spec.name} {sample.id}: {m}")
 
 
+@pytest.mark.few(33)
 @pytest.mark.parametrize("number, op", list(enumerate(OPS)), ids=[s.name for s, _ in OPS])
 def test_agrees_with_torch(number, op, slow):
     """Two samples in float32 and one in another dtype, in turn; all samples and dtypes with --slow."""

@@ -60,6 +60,7 @@ print([str(node.target) for node in made.graph.nodes if node.op == "call_functio
 """
 
 
+@pytest.mark.slow
 def test_a_tracer_does_not_see_the_import_of_a_family():
     """The first op of a process loads families, whose modules hold tensors."""
     done = fresh.run([sys.executable, "-c", FIRST_USE])

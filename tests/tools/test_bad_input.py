@@ -84,7 +84,7 @@ def named(words):
 
 
 @pytest.mark.parametrize("words", CASES, ids=named)
-@pytest.mark.few(140)
+@pytest.mark.few(70)
 def test_it_is_one_line_and_exit_code_2(cli, files, words):
     done = cli(*words)
     assert isinstance(done.exception, SystemExit), done.exception
@@ -155,6 +155,7 @@ print(json.dumps(left))
 """
 
 
+@pytest.mark.slow
 def test_a_locale_without_unicode(shell):
     commands = [["list", "--op", "*norm*"], ["list", "--json"], ["explain", "rms_norm"], ["tune", "--list"], ["doctor"],
                 ["bench", "--list"], ["conform", "--list", "--op", "relu"], ["explain", "☃"]]  # fmt: skip

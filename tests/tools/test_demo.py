@@ -150,6 +150,7 @@ def test_attention_is_causal():
 # ---- on a terminal --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs a pseudo-terminal")
 def test_log_lines_and_the_bar_do_not_mix(tmp_path):
     ours, theirs = os.openpty()

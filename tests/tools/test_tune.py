@@ -278,6 +278,7 @@ def test_a_lost_device_ends_it(case, monkeypatch):
         tune.Tuner(case, CHIP, lambda fn: 1.0).tune(case.plan()[0])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("interpreted", "on_the_chip")
 def test_each_question_of_a_plan_is_tuned_with_the_best_of_the_others():
     case = tune.case_of("rms_norm_bwd", "8x64", "float32", CPU, anywhere=True)
