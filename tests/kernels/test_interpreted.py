@@ -47,7 +47,7 @@ def agree(spec, got, expected, what=""):
     as_list = lambda r: list(r) if isinstance(r, (tuple, list)) else [r]
     for a, b in zip(as_list(got), as_list(expected), strict=True):
         tol = spec.tol.get(b.dtype, Tol(0, 0))  # integers are equal
-        assert a.is_contiguous() and a.dtype == b.dtype
+        assert a.is_contiguous() == b.is_contiguous() and a.dtype == b.dtype
         torch.testing.assert_close(
             a, b, rtol=tol.rtol, atol=tol.atol, equal_nan=True, msg=lambda m: f"{spec.name} {what}: {m}"
         )
@@ -84,7 +84,7 @@ def agrees_on(spec, impl, sample, what):
         if name in spec.mutates:
             agree(spec, written(a), written(b), f"{what} {name}")
         elif torch.is_tensor(a):
-            assert torch.equal(a, c), f"{what} {name}"
+            torch.testing.assert_close(a, c, rtol=0, atol=0, equal_nan=True, msg=lambda m: f"{what} {name}: {m}")
     if want is not None:
         agree(spec, got, want, what)
 

@@ -259,7 +259,8 @@ def test_every_op_of_these_families(world, spec, few):
             assert (a is None) == (b is None)
             if a is not None:
                 torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
-        if outs and all(t.numel() for t in (*inputs, *outs)):
+        # Without scales the backward has a result that is not computed, which C++ does not make.
+        if outs and all(t.numel() for t in (*inputs, *outs)) and "no_scales" not in sample.id:
             assert {spec.name, spec.gradient.backward.name} <= {*world.from_cpp}, sample.id
 
 

@@ -120,7 +120,10 @@ class _Hastened:
         found = self._plain(lambda *a, **k: watched(*a, **k), *args)
         outs = autograd.results_of(self._spec, found)
         recorded = launching.Recorded()
-        if recorder.describe(recorded):
+        # C++ gives every result of `differentiable` a gradient; an integer (cumsum with dtype=) must have none.
+        pairs = zip(outs, self._spec.gradient.differentiable, strict=True)
+        integers = any(d and isinstance(o, Tensor) and not o.is_floating_point() for o, d in pairs)
+        if not integers and recorder.describe(recorded):
             kept = (pair, *(None if isinstance(args[i], Tensor) else args[i] for i in self._saved.others))
             shapes = tuple(autograd.shape_only(args[i]) for kind, i in self._saved.tensors if kind == "look")
             self._library.keep(self.apply, args, outs, recorded, since, kept, shapes)
