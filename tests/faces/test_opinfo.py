@@ -64,9 +64,9 @@ def test_our_kernels_were_asked(few):
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64", "int64", "int32", "bool"])
-def test_two_samples_of_each_op_agree(dtype):
+def test_a_sample_of_each_op_agrees_in_every_dtype(dtype):
     """All samples take hours in the interpreter: `make opinfo`."""
-    report = run(f"[opinfo.torch.{dtype}]", 2, 1200)
+    report = run(f"[opinfo.torch.{dtype}]", 1, 1200)
     assert not report.unexpected(), "\n".join(map(str, report.unexpected()))
 
 

@@ -14,7 +14,7 @@ for needed in ("transformer_engine", "triton", "einops", "pydantic"):
         pytest.skip(f"{needed} is not installed", allow_module_level=True)
 if torch.cuda.is_available():
     pytest.skip("these run on the CPU", allow_module_level=True)
-pytestmark = [pytest.mark.xdist_group("te"), pytest.mark.filterwarnings("ignore")]
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 BF16, HIDDEN = torch.bfloat16, 128
 
