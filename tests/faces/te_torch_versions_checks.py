@@ -1,0 +1,162 @@
+"""Transformer Engine on an older torch than it was written for: names that torch lacks, and a fault of `is_fake`."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import inspect
+import textwrap
+
+import pytest
+import torch
+from torch._library import opaque_object
+from torch._subclasses import fake_tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+for needed in ("transformer_engine", "triton", "einops", "pydantic"):
+    if importlib.util.find_spec(needed) is None:
+        pytest.skip(f"{needed} is not installed", allow_module_level=True)
+if torch.cuda.is_available():
+    pytest.skip("these run on the CPU; tests/gpu/test_gpu_te.py has the same for CUDA", allow_module_level=True)
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+BF16 = torch.bfloat16
+
+
+@pytest.fixture(scope="module")
+def te():
+    importlib.import_module("opmux.te")
+    import transformer_engine.pytorch as te
+
+    return te
+
+
+def is_fake_of_torch_2_11(x):
+    """The rule of torch 2.11: all inner tensors are fake, or none; for no inner tensors both hold, and it raises."""
+    if isinstance(x, fake_tensor.FakeTensor):
+        return True
+    if isinstance(x, torch.Tensor) and is_traceable_wrapper_subclass(x):
+        names, _ = type(x).__tensor_flatten__(x)
+        fakes = [is_fake_of_torch_2_11(getattr(x, name)) for name in names]
+        if all(fakes) != any(fakes):
+            raise AssertionError("got mixed fake and real tensors!")
+        return all(fakes)
+    return False
+
+
+def of_rewritten_source(function):
+    """A function of the layer as it is on torch 2.11, from its source."""
+    from opmux.faces.te import rewrite, torch_names
+
+    imports = frozenset({(torch_names.FAKE, "is_fake")})
+    made: dict = dict(function.__globals__)
+    exec(rewrite.rewritten(textwrap.dedent(inspect.getsource(function)).encode(), "linear.py", "cpu", imports), made)
+    return made[function.__name__]
+
+
+@pytest.mark.parametrize("kind", ["identity", "hybrid"])
+def test_weights_without_inner_tensors_work_where_is_fake_raises_for_them(te, kind, monkeypatch):
+    from transformer_engine.common.recipe import CustomRecipe
+    from transformer_engine.pytorch.tensor import hybrid_tensor, identity_tensor
+
+    from opmux.core.tensors import is_real
+
+    monkeypatch.setattr(fake_tensor, "is_fake", is_fake_of_torch_2_11)
+    check = te.Linear._prealloc_cublas_workspace  # called by every constructor and by `layer.to`
+    monkeypatch.setattr(te.Linear, check.__name__, of_rewritten_source(check))
+    none = identity_tensor.IdentityQuantizer
+    current = lambda: te.Float8CurrentScalingQuantizer(te.DType.kFloat8E4M3, device=torch.device("cpu"))
+    both = lambda: hybrid_tensor.HybridQuantizer(rowwise_quantizer=none(), columnwise_quantizer=current())
+    recipe = CustomRecipe(qfactory=lambda role: none() if kind == "identity" else both())
+    with te.quantized_model_init(enabled=True, recipe=recipe):
+        layer = te.Linear(32, 32, params_dtype=BF16)
+    assert isinstance(layer.weight, te.QuantizedTensor) and is_real(layer.weight)
+    with pytest.raises(AssertionError, match="mixed fake and real"):
+        fake_tensor.is_fake(layer.weight)
+    x = torch.randn(32, 32, dtype=BF16, requires_grad=True)
+    with te.autocast(enabled=True, recipe=recipe):
+        layer.to("cpu")(x).sum().backward()
+    assert x.grad is not None and x.grad.isfinite().all()
+
+
+def test_is_fake_knows_wrappers_with_and_without_inner_tensors(te, monkeypatch):
+    from transformer_engine.pytorch.tensor.identity_tensor import IdentityQuantizer
+
+    from opmux.faces.te import torch_names
+
+    monkeypatch.setattr(fake_tensor, "is_fake", is_fake_of_torch_2_11)
+    plain = torch.zeros(32, 32)
+    quantized = te.Float8CurrentScalingQuantizer(te.DType.kFloat8E4M3, device=torch.device("cpu"))(plain)
+    assert not any(torch_names.is_fake(t) for t in (plain, quantized, IdentityQuantizer()(plain), None))
+    with fake_tensor.FakeTensorMode() as mode:
+        assert torch_names.is_fake(mode.from_tensor(plain))
+        assert torch_names.is_fake(mode.from_tensor(quantized))
+
+
+def test_imports_are_replaced_one_name_at_a_time():
+    from opmux.faces.te import rewrite
+
+    source = b"def f():\n    from math import floor, ceil as up\n    from . import math\n"
+    tree = rewrite._Everywhere(frozenset({("math", "ceil")})).visit(ast.parse(source))
+    assert ast.unparse(tree).splitlines() == [
+        "def f():",
+        "    from opmux.faces.te.torch_names import ceil as up",
+        "    from math import floor",
+        "    from . import math",
+    ]
+    assert rewrite.may_need_rewrite(source, None, frozenset({("math", "ceil")}))
+    assert not rewrite.may_need_rewrite(source, None, frozenset({("math", "sin")}))
+
+
+# ---- torch.compile --------------------------------------------------------------------------------------------------
+
+CONSTANTS = pytest.mark.skipif(
+    tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 13),
+    reason="opaque constants of torch before 2.13 need a metaclass of torch's",
+)
+
+
+@CONSTANTS
+def test_every_tensorless_quantizer_is_an_opaque_constant(te):
+    from transformer_engine.pytorch.dynamo import is_value_opaque_quantizer
+
+    fp8 = te.DType.kFloat8E4M3
+    made = [
+        te.Float8CurrentScalingQuantizer(fp8, device=torch.device("cpu")),
+        te.Float8BlockQuantizer(fp8, rowwise=True, columnwise=True),
+        te.MXFP8Quantizer(fp8),
+        te.NVFP4Quantizer(),
+    ]
+    for quantizer in made:
+        assert is_value_opaque_quantizer(quantizer), quantizer
+        assert type(quantizer).__name__ in opaque_object.get_opaque_type_name(type(quantizer))
+
+
+@CONSTANTS
+@pytest.mark.parametrize("name", ["block", "mxfp8", "nvfp4"])
+def test_linear_compiles_to_one_graph(te, name, monkeypatch):
+    """The same numbers as in eager mode, gradients included; the recipes of Blackwell with its capability pretended."""
+    from transformer_engine.common import recipe as recipes
+    from transformer_engine.pytorch import quantization
+
+    made = {
+        "block": recipes.Float8BlockScaling(),
+        "mxfp8": recipes.MXFP8BlockScaling(),
+        "nvfp4": recipes.NVFP4BlockScaling(disable_stochastic_rounding=True),
+    }[name]
+    monkeypatch.setattr(quantization, "_MXFP8_SUPPORT", (True, ""))
+    monkeypatch.setattr(quantization, "_NVFP4_SUPPORT", (True, ""))
+    torch._dynamo.reset()
+    layer, x = te.Linear(128, 128, params_dtype=BF16), torch.randn(128, 128, dtype=BF16, requires_grad=True)
+
+    def step(x):
+        with te.autocast(enabled=True, recipe=made):
+            return layer(x)
+
+    results = []
+    for call in (torch.compile(step, fullgraph=True, backend="aot_eager"), step):
+        y = call(x)
+        results.append((y.detach(), *torch.autograd.grad(y, (x, layer.weight, layer.bias), torch.ones_like(y))))
+    for compiled, eager in zip(*results, strict=True):
+        torch.testing.assert_close(compiled, eager)
