@@ -84,7 +84,9 @@ def agrees_on(spec, impl, sample, what):
         if name in spec.mutates:
             agree(spec, written(a), written(b), f"{what} {name}")
         elif torch.is_tensor(a):
-            torch.testing.assert_close(a, c, rtol=0, atol=0, equal_nan=True, msg=lambda m: f"{what} {name}: {m}")
+            torch.testing.assert_close(
+                a, c, rtol=0, atol=0, equal_nan=True, msg=lambda m, name=name: f"{what} {name}: {m}"
+            )
     if want is not None:
         agree(spec, got, want, what)
 
