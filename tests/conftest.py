@@ -1,5 +1,6 @@
 """Options, markers and fixtures of all tests. README.md beside this file says what each folder proves."""
 
+import contextlib
 import functools
 import gc
 import importlib
@@ -33,6 +34,8 @@ def pytest_configure(config):
     os.environ.pop("TRITON_INTERPRET", None)
     if config.getoption("--triton") == "interpret":
         os.environ["TRITON_INTERPRET"] = "1"
+    with contextlib.suppress(ImportError):
+        import setuptools  # noqa: F401 - its import fails after one of Python's own distutils, which tests import
     os.umask(0o022)  # a cache that others can write to is refused
     fresh.torn_down = config.getoption("--slow")
     # Workers that each take every core are slower together than one alone.

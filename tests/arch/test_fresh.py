@@ -64,6 +64,7 @@ def test_only_some_ends_take_objects_apart(monkeypatch, torn_down):
     assert fresh.run([sys.executable, "-c", code], timeout=100).stdout == "gone\n" * torn_down
 
 
+@pytest.mark.slow
 def test_a_program_with_all_of_opmux_says_nothing_when_it_is_taken_apart(monkeypatch):
     """Other tests end their programs so with --slow only."""
     monkeypatch.setattr(fresh, "torn_down", True)

@@ -139,7 +139,7 @@ def package(tmp_path_factory):
     return place
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("device", CHIPS)
 def test_a_chip_that_is_not_here(simulated, package, device):
     arch = "acme2" if device in ("mlu", "gcu") else None

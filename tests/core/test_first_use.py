@@ -527,6 +527,7 @@ print(json.dumps({"bad": bad, "missing": missing, "tried": len(FIRST)}))
 """
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("vendor", [False, True], ids=["plain", "a vendor of its own package"])
 def test_any_door_first(vendor, tmp_path, slow):
     """Everything in `opmux.__all__`, and the commands, each as the first call of a process.

@@ -739,8 +739,10 @@ def name_of(op: Any) -> str:
 
 
 def one_dtype(op: Any) -> tuple[torch.dtype, ...]:
-    """float32 for every other op, one of the other dtypes that it takes for the rest: by the op's place in the list."""
-    at = place_of(op)
+    """Nothing for two ops in three; float32 or one of the other dtypes that it takes, by the op's place in the list."""
+    at, left = divmod(place_of(op), 3)
+    if left:
+        return ()
     others = [d for d in DTYPES[1:] if d in op.supported_dtypes("cpu")]
     return (others[at // 2 % len(others)],) if at % 2 and others else (torch.float32,)
 

@@ -1,4 +1,4 @@
-"""PyTorch's own samples through the ATen face, on a simulated device: opinfo.py, one sample of each op."""
+"""PyTorch's own samples through the ATen face, on a simulated device: opinfo.py, a sample of one op in three."""
 
 import json
 import sys
@@ -44,7 +44,7 @@ def run(dtypes, limit, seconds):
 
 @pytest.fixture(scope="module")
 def few():
-    """One sample of each op in one dtype."""
+    """A sample of one op in three, in one dtype."""
     return run("opinfo.one_dtype", 1, 580)
 
 
@@ -53,12 +53,12 @@ def test_samples_agree(few):
 
 
 def test_our_kernels_were_asked(few):
-    assert len(few.tallies) > 400 and len(few.reached) > 600
+    assert len(few.tallies) > 130 and len(few.reached) > 200
     totals = few.by_dtype()
-    assert totals["float32"].run > 160 and totals["float32"].served > 600
+    assert totals["float32"].run > 50 and totals["float32"].served > 200
     for dtype in ("bfloat16", "float16", "float64", "int64", "int32", "bool", "complex64"):
-        assert totals[dtype].run > 8, dtype
-    assert sum(t.served for t in totals.values()) > 1600 and totals["errors"].run > 56
+        assert totals[dtype].run > 0, dtype
+    assert sum(t.served for t in totals.values()) > 500 and totals["errors"].run > 15
 
 
 @pytest.mark.slow
