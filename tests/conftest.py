@@ -74,9 +74,8 @@ def pytest_collection_finish():
     gc.freeze()  # modules and tests stay: each full collection of garbage would look through them for half a second
 
 
-def pytest_unconfigure(config):
-    if not hasattr(config, "workerinput"):
-        gc.unfreeze()  # triton reports what is left of it at the end as leaked
+def pytest_unconfigure():
+    gc.unfreeze()  # triton reports what is left of it at the end as leaked
 
 
 _files: list[Path] = []  # in the order in which their tests are run
