@@ -40,8 +40,7 @@ def pytest_configure(config):
     fresh.torn_down = config.getoption("--slow")
     # Workers that each take every core are slower together than one alone.
     if hasattr(config, "workerinput"):
-        torch.set_num_threads(1)
-        os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the programs that tests start
+        torch.set_num_threads(int(os.environ.setdefault("OMP_NUM_THREADS", "1")))  # which programs inherit
 
 
 def pytest_ignore_collect(collection_path):

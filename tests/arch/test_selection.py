@@ -78,7 +78,7 @@ def test_no_test_asks_for_the_commit_or_the_date():
         ("docs/models.md", "tools/test_doc_blocks.py tools/test_docs.py"),
         ("examples/README.md", "examples/test_examples.py"),
         ("tests/tools/test_doctor.py", "tools/test_doctor.py"),
-        ("tests/faces/te_twins.py", "faces/test_te.py"),
+        ("tests/faces/te_torch_versions_checks.py", "faces/test_te.py"),
     ],
 )
 def test_a_change_concerns_its_tests_and_not_all(file, tests):

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import ast
-import importlib
-import importlib.util
 import inspect
 import textwrap
 
 import pytest
+import te_layer
 import torch
 from torch._library import opaque_object
 from torch._subclasses import fake_tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-for needed in ("transformer_engine", "triton", "einops", "pydantic"):
-    if importlib.util.find_spec(needed) is None:
-        pytest.skip(f"{needed} is not installed", allow_module_level=True)
-if torch.cuda.is_available():
-    pytest.skip("these run on the CPU; tests/gpu/test_gpu_te.py has the same for CUDA", allow_module_level=True)
+te_layer.skip_without("these run on the CPU; tests/gpu/test_gpu_te.py has the same for CUDA")
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 BF16 = torch.bfloat16
@@ -26,10 +21,7 @@ BF16 = torch.bfloat16
 
 @pytest.fixture(scope="module")
 def te():
-    importlib.import_module("opmux.te")
-    import transformer_engine.pytorch as te
-
-    return te
+    return te_layer.load()
 
 
 def is_fake_of_torch_2_11(x):

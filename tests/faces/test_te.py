@@ -15,23 +15,17 @@ from pathlib import Path
 
 import fresh
 import pytest
+import te_layer
 import torch
 import torch.nn.functional as F
+from te_twins import TWINS, Size, agrees, choose_attention, near, offloaded, run_module, settle
 
 from opmux.runtime import build
 from opmux.tools import simulator
 
-HOME = Path(__file__).parent
+SHARED = Path(__file__).parents[1] / "shared"
 SRC = Path(__file__).parents[2] / "src"
-sys.path.insert(0, str(HOME))
-
-from te_twins import TWINS, Size, agrees, choose_attention, near, offloaded, run_module, settle  # noqa: E402
-
-for needed in ("transformer_engine", "triton", "einops", "pydantic"):
-    if importlib.util.find_spec(needed) is None:
-        pytest.skip(f"{needed} is not installed", allow_module_level=True)
-if torch.cuda.is_available():
-    pytest.skip("with CUDA nothing is read for another chip: tests/gpu/test_gpu_te.py", allow_module_level=True)
+te_layer.skip_without("with CUDA nothing is read for another chip: tests/gpu/test_gpu_te.py")
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 CPU, SIZE = "cpu", Size()
@@ -41,10 +35,8 @@ dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=[
 
 @pytest.fixture(scope="module")
 def te():
-    door = importlib.import_module("opmux.te")  # before the layer, and no sorter of imports puts it behind
-    import transformer_engine.pytorch as te
-
-    assert door.Linear is te.Linear
+    te = te_layer.load()
+    assert sys.modules["opmux.te"].Linear is te.Linear
     return te
 
 
@@ -369,7 +361,7 @@ def test_rows_and_columns_of_different_recipes(te, quantizers, rows, columns, er
 
 SIMULATED = f"""
 import importlib, json, sys
-sys.path.insert(0, {str(HOME)!r})
+sys.path.insert(0, {str(SHARED)!r})
 import torch
 from te_twins import Size, agrees
 importlib.import_module("opmux.te")

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-
 import pytest
+import te_layer
 import torch
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
-for needed in ("transformer_engine", "triton", "einops", "pydantic"):
-    if importlib.util.find_spec(needed) is None:
-        pytest.skip(f"{needed} is not installed", allow_module_level=True)
-if torch.cuda.is_available():
-    pytest.skip("these run on the CPU", allow_module_level=True)
+te_layer.skip_without("these run on the CPU")
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 BF16, HIDDEN = torch.bfloat16, 128
@@ -21,10 +15,7 @@ BF16, HIDDEN = torch.bfloat16, 128
 
 @pytest.fixture(scope="module")
 def te():
-    importlib.import_module("opmux.te")
-    import transformer_engine.pytorch as te
-
-    return te
+    return te_layer.load()
 
 
 @pytest.fixture(scope="module")

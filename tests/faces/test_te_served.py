@@ -7,14 +7,11 @@ import importlib.util
 import types
 
 import pytest
+import te_layer
 import torch
 import torch.nn.functional as F
 
-for needed in ("transformer_engine", "triton", "einops", "pydantic"):
-    if importlib.util.find_spec(needed) is None:
-        pytest.skip(f"{needed} is not installed", allow_module_level=True)
-if torch.cuda.is_available():
-    pytest.skip("with CUDA these are NVIDIA's own kernels", allow_module_level=True)
+te_layer.skip_without("with CUDA these are NVIDIA's own kernels")
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 CLOSE = {torch.float32: {"rtol": 1e-5, "atol": 1e-5}, torch.bfloat16: {"rtol": 1.6e-2, "atol": 1.6e-2}}
@@ -23,10 +20,7 @@ dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=[
 
 @pytest.fixture(scope="module")
 def te():
-    importlib.import_module("opmux.te")
-    import transformer_engine.pytorch as te
-
-    return te
+    return te_layer.load()
 
 
 def grads(y, *inputs):

@@ -12,13 +12,9 @@ import importlib.util
 import sys
 import types
 from importlib.machinery import ModuleSpec
-from pathlib import Path
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "faces"))
-
 from te_twins import TWINS, Size, agrees, choose_attention, near, offloaded, settle
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]

@@ -89,7 +89,7 @@ print(json.dumps({"before": before, "after": after, "left": left}))
 
 
 def in_a_fresh_process(text: str) -> dict:
-    paths = [str(HERE.parents[1] / "src"), str(HERE), os.environ.get("PYTHONPATH", "")]
+    paths = [str(HERE.parents[1] / "src"), str(HERE), str(HERE.parent / "shared"), os.environ.get("PYTHONPATH", "")]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in paths if p)}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", PRELUDE + text], env=env, capture_output=True, text=True, check=False

@@ -1,0 +1,28 @@
+"""NVIDIA's Transformer Engine over opmux, for tests that run it on the CPU."""
+
+from __future__ import annotations
+
+import importlib.util
+from types import ModuleType
+
+import pytest
+import torch
+
+NEEDED = ("transformer_engine", "triton", "einops", "pydantic")
+
+
+def skip_without(with_cuda: str) -> None:
+    """Skip the calling test file if the layer cannot be imported, or if there is CUDA, for the reason given."""
+    for name in NEEDED:
+        if importlib.util.find_spec(name) is None:
+            pytest.skip(f"{name} is not installed", allow_module_level=True)
+    if torch.cuda.is_available():
+        pytest.skip(with_cuda, allow_module_level=True)
+
+
+def load() -> ModuleType:
+    """`transformer_engine.pytorch` over our tex, also after a test that has uninstalled it."""
+    import opmux.te
+
+    opmux.te.install()
+    return importlib.import_module("transformer_engine.pytorch")
