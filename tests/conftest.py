@@ -5,6 +5,7 @@ import functools
 import gc
 import importlib
 import os
+import sys
 import threading
 from pathlib import Path
 
@@ -82,9 +83,12 @@ _files: list[Path] = []  # in the order in which their tests are run
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
-    """Between files: collect what the last one left in reference cycles (managers, scopes), keep what it imported."""
+    """Between files: collect what the last one left in reference cycles (managers, scopes), keep what it imported, and
+    forget what it compiled: Dynamo leaves code alone for good that another test compiled too often."""
     if _files[-1:] != [item.path]:
         _files.append(item.path)
+        if "torch._dynamo" in sys.modules:
+            torch._dynamo.reset()
         gc.collect()
         gc.freeze()
 

@@ -286,7 +286,10 @@ class Form:
         }
 
     def function(self, globals: dict[str, Any], *, grad: bool, tracers: str, key: str = "") -> types.FunctionType:
-        fn = types.FunctionType(self.code(grad, tracers, False, key), globals, self.name)
+        return self.of_code(self.code(grad, tracers, False, key), globals)
+
+    def of_code(self, code: types.CodeType, globals: dict[str, Any]) -> types.FunctionType:
+        fn = types.FunctionType(code, globals, self.name)
         by_position = [v for n, v in self.defaults.items() if n.removeprefix("_d_") not in self.keyword_defaults]
         fn.__defaults__ = tuple(by_position) or None
         fn.__kwdefaults__ = dict(self.keyword_defaults) or None
@@ -331,9 +334,10 @@ class EntryPoint:
         self.plan = self._unbound
         self.globals = form.globals({"_k": self, "_g": differentiable})
         self.globals[slot("")] = self._unbound.table
-        self.fn = form.function(self.globals, grad=True, tracers="all")
+        self._started = False  # whether a function was called and has code of its own
+        self.fn = form.of_code(_start_fn.__code__, self.globals)
         direct = form.wants_grad is None and form.traced is None
-        self.raw = self.fn if direct else form.function(self.globals, grad=False, tracers="")
+        self.raw = self.fn if direct else form.of_code(_start_raw.__code__, self.globals)
 
     def point(self, plan: Plan) -> None:
         """Bind the functions to `plan`."""
@@ -375,11 +379,28 @@ class EntryPoint:
         self.globals[slot(plan.key)] = plan.table
         self._swap()
 
+    def started(self) -> EntryPoint:
+        """Generate the code of the functions; before their first call this has not been done."""
+        self._started = True
+        self._swap()
+        return self
+
     def _swap(self) -> None:
+        if not self._started:
+            return
         tracers = "all" if self.scoped else self.plan.tracers  # a scope's policy may pick any impl
         self.fn.__code__ = self.form.code(True, tracers, self.scoped, self.plan.key)
         if self.raw is not self.fn:
             self.raw.__code__ = self.form.code(False, "", self.scoped, self.plan.key)
+
+
+def _start_fn(*args: Any, **kwargs: Any) -> Any:
+    """The code of `EntryPoint.fn` until its first call: to compile the code of every op takes seconds."""
+    return _k.started().fn(*args, **kwargs)  # type: ignore[name-defined]  # noqa: F821 - a global of the function
+
+
+def _start_raw(*args: Any, **kwargs: Any) -> Any:
+    return _k.started().raw(*args, **kwargs)  # type: ignore[name-defined]  # noqa: F821
 
 
 def slot(key: str) -> str:

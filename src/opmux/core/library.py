@@ -7,6 +7,7 @@ Compiled code sees the opaque op. Eager code does not go through torch's dispatc
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from .. import wiring
-from . import autocast, autograd, codegen
+from . import autocast, autograd
 from .entry import EntryPoint, Form, dispatch_modes, forward_ad, transforms_active
 from .tensors import is_real, tensors_in
 
@@ -146,12 +147,15 @@ def show_to_dynamo(spec: Spec, entry: EntryPoint) -> None:
     entry.globals["_op"] = instead
     if form.asks:
         return
-    names = {"_op": instead, **form.defaults}
-    text = f"def {form.name}({form.params}):\n    return _op({form.passed})\n"
-    traced = codegen.function(text, form.name, f"{form.name} under torch.compile", names)
+    traced = types.FunctionType(_under_dynamo.__code__, {"__builtins__": __builtins__, "_op": instead}, form.name)
     hooks: Any = fn
     hooks._torchdynamo_inline = hooks._torchdynamo_orig_callable = traced
     hooks._torchdynamo_wrapper_id = id(fn)
+
+
+def _under_dynamo(*args: Any, **kwargs: Any) -> Any:
+    """The code of every function that Dynamo traces instead of an entry."""
+    return _op(*args, **kwargs)  # type: ignore[name-defined]  # noqa: F821 - a global of the function
 
 
 def fake_call(spec: Spec, args: tuple, kwargs: dict) -> Any:

@@ -257,7 +257,8 @@ class OpManager:
 
         `device` is given if the entry only gets tensors of one device type, `as_part` if it is part of a composition.
         """
-        self.check_policy(policy, key)
+        if not as_part:  # whose policy is the checked one of the whole, with a registered impl's own name before it
+            self.check_policy(policy, key)
         ordered, refused = choose(policy, key, self._impls(key, policy))
         chips, here = machine.accelerators(), machine.current()
         by_dtype = any(i.supported_dtypes is not None for i in ordered) or any(map(here.lacks, chips))

@@ -579,7 +579,7 @@ def op(
         fn: Any = entry.fn
         fn.spec, fn.reference, fn.check = spec, spec.reference, lambda **given: spec.contract.check(given)
         fn.__doc__, fn.__module__ = spec.doc, reference.__module__
-        fn.__qualname__ = spec.name
+        fn.__qualname__, fn.__signature__ = spec.name, spec.signature
         fn.__annotations__ = typing.get_type_hints(inspect.unwrap(reference))
         specs.add(spec, entry)
         try:

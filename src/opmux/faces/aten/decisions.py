@@ -177,13 +177,16 @@ def thresholds(name: str, device: str) -> tuple[Mapping[torch.dtype, int], Mappi
     return found.limits, found.limits if found.by_python is None else found.by_python
 
 
-def decide(overload: Overload, device: str) -> Decision:
-    """Whether auto mode takes an overload on a device type."""
-    return _decide(overload, device, vendors.generation(), gated())
+def decide(overload: Overload, device: str, by_gate: bool | None = None) -> Decision:
+    """Whether auto mode takes an overload on a device type; `by_gate` is `gated()`, for callers who ask for many."""
+    return _decide(overload, device, vendors.generation(), gated() if by_gate is None else by_gate)
 
 
 def gated() -> bool:
-    """Whether there is the C++ gate, which decides by size without a call of Python, or can be as far as known."""
+    """Whether there is the C++ gate, which decides by size without a call of Python, or can be as far as known.
+
+    This looks for a compiler and reads settings files, which takes 0.2 ms.
+    """
     return gate.possible()
 
 

@@ -74,15 +74,16 @@ class Selection:
         return taken if self.recorder is None else self.asked  # calls that torch keeps are counted too
 
     def _taken(self) -> dict[str, frozenset[str]]:
-        return {d: frozenset(n for n in names if _decision(n, d).taken) for d, names in self.asked.items()}
+        by_gate = decisions.gated()
+        return {d: frozenset(n for n in names if _decision(n, d, by_gate).taken) for d, names in self.asked.items()}
 
     def every(self) -> frozenset[str]:
         """Every overload that it names, also those that auto mode leaves to torch."""
         return frozenset().union(*self.asked.values())
 
 
-def _decision(name: str, device: str) -> decisions.Decision:
-    return decisions.decide(table()[name], device)
+def _decision(name: str, device: str, by_gate: bool | None = None) -> decisions.Decision:
+    return decisions.decide(table()[name], device, by_gate)
 
 
 def _say(asked: dict[str, frozenset[str]], taken: dict[str, frozenset[str]]) -> None:
