@@ -83,7 +83,7 @@ test-all: ready  ## lint, types and every test, also with the rounding of anothe
 	@$(MAKE) --no-print-directory other-rounding
 
 test-touched: ready  ## every test of what changed since BASE=<commit>; by default since yesterday
-	@$(MAKE) --no-print-directory interpreted compiled SELECT='--slow --touched "$(BASE)"'
+	@$(MAKE) --no-print-directory interpreted compiled SELECT='--slow --touched "$(BASE)" $(REST)'
 
 interpreted:
 	$(PYTEST) $(SELECT)

@@ -21,6 +21,7 @@ KEPT = {"OPMUX_CACHE_DIR"}  # where the C++ is that was compiled at the start of
 
 def pytest_addoption(parser):
     parser.addoption("--slow", action="store_true", help="run every test and every case")
+    parser.addoption("--rest", action="store_true", help="with --slow: leave out what a run without it has run whole")
     parser.addoption("--touched", metavar="BASE", help="run only the tests of what changed since a commit")
     parser.addoption(
         "--triton",
@@ -100,13 +101,17 @@ def pytest_report_header(config):
 
 
 def pytest_collection_modifyitems(config, items):
-    leave_out = set()
+    slow_ones = {item for item in items if item.get_closest_marker("slow")}
+    slow_ones |= _beyond_few([item for item in items if item not in slow_ones])
+    if not config.getoption("--slow"):
+        leave_out = slow_ones
+    elif config.getoption("--rest"):
+        leave_out = {i for i in items if i not in slow_ones and not {"slow", "few"} & set(i.fixturenames)}
+    else:
+        leave_out = set()
     if config.getoption("--touched"):
         change = touched.since(config.getoption("--touched"))
-        leave_out = {item for item in items if not change.concerns(item)}
-    if not config.getoption("--slow"):
-        leave_out |= {item for item in items if item.get_closest_marker("slow")}
-        leave_out |= _beyond_few([item for item in items if item not in leave_out])
+        leave_out = leave_out | {item for item in items if not change.concerns(item)}
     config.hook.pytest_deselected(items=[item for item in items if item in leave_out])
     # Files whose tests start programs take longest: first, so that no worker waits for another at the end.
     items[:] = sorted((i for i in items if i not in leave_out), key=lambda item: not _starts_programs(item.path))

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import fresh
 import pytest
 import touched
 
@@ -25,34 +26,48 @@ def concerned(*files):
     return {t for t in TESTS if change.concerns(item(t))}
 
 
-def test_two_clones_at_different_commits_select_the_same_tests(tmp_path):
-    """The same files, once as one commit and once as three."""
-    files = {
+FEW = """
+import pytest
+@pytest.mark.few(3)
+@pytest.mark.parametrize("i", range(10))
+def test_cases(i): pass
+@pytest.mark.slow
+def test_long(): pass
+def test_always(): pass
+def test_deeper(few): pass
+"""
+QUICK = ["test_cases[0]", "test_cases[3]", "test_cases[6]", "test_always", "test_deeper"]
+
+
+def selected(where, commits, *options):
+    """Names of the tests that a clone selects, whose tree became what it is in so many commits."""
+    where.mkdir()
+    for name, text in {
         "conftest.py": (ROOT / "tests/conftest.py").read_text(encoding="utf-8"),
         "touched.py": (ROOT / "tests/shared/touched.py").read_text(encoding="utf-8"),
         "fresh.py": "torn_down = False\n",
         "pytest.ini": "[pytest]\nmarkers =\n  few(n)\n  slow\n  gpu\n",
-        "test_it.py": "import pytest\n@pytest.mark.few(3)\n@pytest.mark.parametrize('i', range(10))\n"
-        "def test_cases(i): pass\n@pytest.mark.slow\ndef test_long(): pass\ndef test_always(): pass\n",
-    }
-    found = []
-    for commits in (1, 3):
-        where = tmp_path / str(commits)
-        where.mkdir()
-        for name, text in files.items():
-            (where / name).write_text(text, encoding="utf-8")
-        git = ["git", "-C", str(where), "-c", "user.name=a", "-c", "user.email=a@b"]
-        for command in (["init", "-q"], ["add", "-A"], *[["commit", "-q", "--allow-empty", "-m", "x"]] * commits):
-            subprocess.run([*git, *command], check=True, capture_output=True)
-        done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "no:xdist", "-p", "no:cacheprovider"],
-            cwd=where, capture_output=True, encoding="utf-8", timeout=120,
-        )  # fmt: skip
-        found.append([line for line in done.stdout.splitlines() if "::" in line])
-    assert found[0] == found[1]
-    assert [n.partition("::")[2] for n in found[0]] == [
-        "test_cases[0]", "test_cases[3]", "test_cases[6]", "test_always",
-    ]  # fmt: skip
+        "test_it.py": FEW,
+    }.items():
+        (where / name).write_text(text, encoding="utf-8")
+    git = ["git", "-C", str(where), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for command in (["init", "-q"], ["add", "-A"], *[["commit", "-q", "--allow-empty", "-m", "x"]] * commits):
+        subprocess.run([*git, *command], check=True, capture_output=True)
+    words = ["-q", "--collect-only", "-p", "no:xdist", "-p", "no:cacheprovider", *options]
+    done = fresh.run([sys.executable, "-m", "pytest", *words], cwd=where, timeout=120)
+    return [line.partition("::")[2] for line in done.stdout.splitlines() if "::" in line]
+
+
+def test_two_clones_at_different_commits_select_the_same_tests(tmp_path):
+    """The same files, once as one commit and once as three."""
+    assert selected(tmp_path / "a", 1) == selected(tmp_path / "b", 3) == QUICK
+
+
+def test_the_rest_and_the_fixed_set_are_every_test(tmp_path):
+    """A test that does more with --slow is in both."""
+    every, rest = selected(tmp_path / "a", 1, "--slow"), selected(tmp_path / "b", 1, "--slow", "--rest")
+    assert len(every) == 13 and set(every) == {*QUICK, *rest}
+    assert {*QUICK} & {*rest} == {"test_deeper"}
 
 
 def test_no_test_asks_for_the_commit_or_the_date():
