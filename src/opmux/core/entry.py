@@ -338,6 +338,8 @@ class EntryPoint:
         self.fn = form.of_code(_start_fn.__code__, self.globals)
         direct = form.wants_grad is None and form.traced is None
         self.raw = self.fn if direct else form.of_code(_start_raw.__code__, self.globals)
+        if form.asks:  # Dynamo may trace the function before its first call
+            self.started()
 
     def point(self, plan: Plan) -> None:
         """Bind the functions to `plan`."""
