@@ -10,8 +10,9 @@ RUN := $(BIN)/python -m
 TORCH := $(shell sed -n 's/^torch==/&/p' constraints.txt)
 MODERN := -c 'import sys; sys.exit(sys.version_info < (3, 11))'
 JOBS ?= 2
+PYTEST := $(RUN) pytest -q -n $(JOBS)
 # A file of tests stays on one worker, which makes what its tests share once.
-PYTEST := $(RUN) pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder
+BY_FILE := --dist loadfile --no-loadscope-reorder
 # What `make test-touched` compares with: the last commit that is more than a day old; everything if there is none.
 BASE ?= $(shell git rev-list -1 --before='1 day ago' HEAD)
 
@@ -77,23 +78,23 @@ test: ready  ## lint, types and a fixed set of tests: at most 10 minutes on two 
 	@$(MAKE) --no-print-directory -j 2 types interpreted
 	@$(MAKE) --no-print-directory compiled
 
-test-all: ready  ## lint, types and every test, also with the rounding of another processor: at most an hour
-	@$(MAKE) --no-print-directory -j 2 types interpreted SELECT=--slow
-	@$(MAKE) --no-print-directory compiled SELECT=--slow
+test-all: test  ## the same, then every other test, and another processor's rounding: at most an hour
+	@$(MAKE) --no-print-directory interpreted compiled SELECT='--slow --rest'
 	@$(MAKE) --no-print-directory other-rounding
 
+# After `make test`, REST=--rest leaves out what that has run whole.
 test-touched: ready  ## every test of what changed since BASE=<commit>; by default since yesterday
-	@$(MAKE) --no-print-directory interpreted compiled SELECT='--slow --touched "$(BASE)" $(REST)'
+	@$(MAKE) --no-print-directory interpreted compiled SELECT='--slow $(REST) --touched "$(BASE)"'
 
 interpreted:
-	$(PYTEST) $(SELECT)
+	$(PYTEST) $(BY_FILE) $(SELECT)
 
 compiled:
-	$(PYTEST) --triton compile tests/kernels $(SELECT)
+	$(PYTEST) --dist worksteal --triton compile tests/kernels $(SELECT)
 
 # ATen without vector instructions, and sums split over two threads: as different as another processor's results.
 other-rounding:
-	ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=2 $(PYTEST) tests/core tests/ops tests/faces tests/backends tests/kernels
+	ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=2 $(PYTEST) $(BY_FILE) tests/core tests/ops tests/faces tests/backends tests/kernels
 
 opinfo: .venv/.ready  ## every sample of PyTorch's OpInfo through our interpreted kernels: hours
 	PYTHONPATH=src TRITON_INTERPRET=1 $(BIN)/python tests/faces/opinfo.py --processes $(JOBS) --seconds 36000 \

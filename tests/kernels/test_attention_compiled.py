@@ -82,6 +82,7 @@ def test_fits_the_chip(chip, call):
         assert kernel.on_matrix_unit()
 
 
+@pytest.mark.few(1)  # 10 to 30 s each, cold
 @pytest.mark.parametrize(
     ("dim", "dtype"),
     [
@@ -96,6 +97,7 @@ def test_other_heads(dim, dtype):
     assert all(kernel.shared <= CHIPS["sm_90"][1] for kernel in built)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("dim", "dtype"), [(128, torch.bfloat16), (64, torch.float16)])
 def test_gluon_on_hopper(dim, dtype):
     """On the matrix unit, tensors by the copy engine, one program on a core, and the loops spill nothing."""
@@ -111,6 +113,7 @@ def test_gluon_on_hopper(dim, dtype):
     assert all(kernel.grid == (132, 1, 1) and "cp.async.bulk.tensor" in kernel.asm["ptx"] for kernel in built)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("dim", "dtype", "index"), [(128, torch.bfloat16, torch.int32), (64, torch.float16, torch.int64)]
 )
