@@ -43,7 +43,8 @@ class World:
 
     def __init__(self):
         self.from_python, self.from_cpp = [], []
-        self.status = 0  # what the driver returns
+        self.status = 0  # what the driver returns, after launches that it does
+        self.does = 0
         self.extra = None  # what an override does besides, with its first tensor
         self.names = list(FUNCTION)
 
@@ -86,7 +87,9 @@ class World:
         name = next(n for n, f in FUNCTION.items() if f == function % 100)
         self.from_cpp.append((name, (gx, gy, gz), (bx, by, bz), shared))
         if self.status:
-            return self.status
+            self.does -= 1
+            if self.does < 0:
+                return self.status
         word = lambda i, kind: ctypes.cast(params[i], ctypes.POINTER(kind))[0]
         pointers = 3 if function > 100 else 2
         at = [word(i, ctypes.c_uint64) for i in range(pointers)]
@@ -202,6 +205,53 @@ def test_many_calls_do_not_drive_each_other_out(world):
         for x in tensors:
             x + x
     assert len(world.from_python) == known
+
+
+@pytest.mark.slow
+def test_a_long_run_goes_on_recording_and_frees_what_it_replaces(world):
+    """The table of an op stopped recording for good after 4,096 calls, whatever had become of those."""
+    x, known, most = torch.ones(1), launching.recipes(), 0
+    for n in range(5000):
+        for _ in range(SIGHTINGS):
+            torch.add(x, x, alpha=n + 0.5)
+        most = max(most, launching.recipes() - known)
+    assert not world.from_cpp and 256 < most <= 256 * 4 + 1
+    torch.add(x, x, alpha=4999.5)
+    assert len(world.from_cpp) == 1
+
+
+def test_threads_read_while_recipes_are_replaced(world):
+    """More calls than there is room for, in several threads at once: none gets another's launch."""
+    x, problems = torch.ones(8), []
+
+    def work(me):
+        for n in range(me, 1500, 3):
+            for _ in range(SIGHTINGS + 2):
+                made = torch.add(x, x, alpha=n)
+                if made[7].item() != n + 1:
+                    problems.append((n, made))
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(3)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not problems and world.from_cpp
+
+
+def test_a_call_whose_second_launch_fails_is_not_run_again(world):
+    """In place, half of it has been done: to do all of it once more would be wrong without a word."""
+    x, other = torch.ones(4), torch.ones(4)
+    world.extra = lambda t: world.launch("add_.Tensor", t, other, t, 1.0)
+    for _ in range(SIGHTINGS):
+        x.add_(other)
+    assert x[0] == 1 + 2 * SIGHTINGS and not world.from_cpp
+    x.add_(other)
+    assert x[0] == 3 + 2 * SIGHTINGS and len(world.from_cpp) == 2
+    world.status, world.does, world.from_python = 700, 1, []
+    with pytest.raises(RuntimeError, match="launch 2 of 2 of this call failed on cpu with the driver's status 700"):
+        x.add_(other)
+    assert not world.from_python and x[0] == 4 + 2 * SIGHTINGS
 
 
 def test_calls_that_never_come_back_leave_room_for_others(world):

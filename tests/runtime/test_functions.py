@@ -546,6 +546,22 @@ def test_nothing_is_kept_alive_and_a_long_graph_can_be_freed(world):
     assert world.from_cpp.count("relu") == 20000
 
 
+@pytest.mark.slow
+def test_what_a_long_run_replaces_is_freed_after_its_last_graph(world):
+    """More forwards than there is room for; the graph of one of the first still has its gradients."""
+    world.take("rms_norm")
+    x, w, dy = leaf(3, 8), leaf(8), torch.randn(3, 8)
+    recorded(world, lambda: grads(rms(x, w), (x, w), dy))
+    y, known = rms(x, w), launching.recipes()
+    for n in range(2500):
+        for _ in range(SIGHTINGS):
+            opmux.ops.rms_norm(x, w, 1e-6 * (n + 2))
+    assert 256 < launching.recipes() - known <= 256 * 4 + 1
+    world.forget()
+    close(grads(y, (x, w), dy), truth(x, w, dy)[1:])
+    assert world.from_cpp == ["rms_norm_bwd"]
+
+
 # ---- who decides -----------------------------------------------------------------------------------------------------
 
 

@@ -58,8 +58,15 @@ struct Op {
   bool has_one_gradient() const { return std::count(differentiable.begin(), differentiable.end(), 1) == 1; }
 };
 
-// The launches of a forward. It is never freed, and what its nodes need is kept here.
+// The launches of a forward, and what its nodes need.
 struct Forward final : Recipe {
+  ~Forward() override {
+    if (kept != nullptr && Py_IsInitialized() != 0) {
+      pybind11::gil_scoped_acquire gil;
+      Py_DECREF(kept);
+    }
+  }
+
   PyObject* kept = nullptr;        // what the Function would keep on its context: the backward's pair, and numbers
   std::vector<at::Tensor> shapes;  // for each saved value of kind kShape: of the same shape and dtype
 };
@@ -135,9 +142,9 @@ PyObject* wrapped(const at::Tensor& t) {
 
 // ---- the backward ----------------------------------------------------------------------------------------------------
 
-void look_at_backward(Look& call, const Op& op, const Forward* forward, const at::Tensor* const* values) {
+void look_at_backward(Look& call, const Op& op, uint64_t forward, const at::Tensor* const* values) {
   look_at_settings(call);
-  call.add(reinterpret_cast<uint64_t>(forward));  // the numbers are the same for all calls of one look
+  call.add(forward);  // the numbers are the same for all calls of one look
   for (size_t i = 0; i < op.sources.size(); ++i) {
     if (op.sources[i].kind == Source::kNumber) {
       continue;
@@ -151,7 +158,7 @@ void look_at_backward(Look& call, const Op& op, const Forward* forward, const at
 }
 
 struct Gradient final : Node {
-  Gradient(Op* op, const Forward* forward) : op(op), forward(forward) {}
+  Gradient(Op* op, std::shared_ptr<const Forward> forward) : op(op), forward(std::move(forward)) {}
 
   std::string name() const override { return op->name + "Backward"; }
 
@@ -187,32 +194,36 @@ struct Gradient final : Node {
       given[i] = value_of(op->sources[i], values, grads);
     }
     Look call;
-    look_at_backward(call, *op, forward, given);
+    look_at_backward(call, *op, forward->id, given);
     if (!call.ok || call.tensors == 0) {
       return by_python(op->backward, values, grads);
     }
     const uint64_t hash = call.hash();
-    if (const Recipe* recipe = op->backward_recipes.find(call, hash)) {
-      Results made;
-      if (run(*recipe, call, key_of(call), made)) {
-        variable_list result(num_outputs());
-        for (size_t i = 0; i < op->targets.size(); ++i) {
-          const int32_t edge = op->edges[op->targets[i]];
-          if (task_should_compute_output(edge)) {
-            result[edge] = std::move(made[i]);
+    bool known = false;
+    {
+      const Reading reading;
+      if (const Recipe* recipe = op->backward_recipes.find(call, hash)) {
+        Results made;
+        if (run(*recipe, call, key_of(call), made)) {
+          variable_list result(num_outputs());
+          for (size_t i = 0; i < op->targets.size(); ++i) {
+            const int32_t edge = op->edges[op->targets[i]];
+            if (task_should_compute_output(edge)) {
+              result[edge] = std::move(made[i]);
+            }
           }
+          return result;
         }
-        return result;
+        known = true;
       }
-    } else if (op->backward_recipes.is_due(hash)) {
-      return by_python(op->record_backward, values, grads);
     }
-    return by_python(op->backward, values, grads);
+    const bool due = !known && op->backward_recipes.is_due(hash);
+    return by_python(due ? op->record_backward : op->backward, values, grads);
   }
 
   // Compiled autograd traces the backward: on its fake tensors Python's runs.
   void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& args) const override {
-    args.collect(static_cast<uint64_t>(reinterpret_cast<uintptr_t>(forward)));
+    args.collect(forward->id);
     args.collect(saved, true);
   }
 
@@ -248,7 +259,7 @@ struct Gradient final : Node {
     return nullptr;
   }
 
-  // Calls backward(saved tensors, kept, needed, address of the forward, gradients), which answers as the Function's.
+  // Calls backward(saved tensors, kept, needed, id of the forward, gradients), which answers as the Function's.
   variable_list by_python(PyObject* function, const variable_list& values, const variable_list& grads) const {
     pybind11::gil_scoped_acquire gil;
     const auto tuple = [](size_t size, auto&& one) {
@@ -263,8 +274,8 @@ struct Gradient final : Node {
     const auto needed = tuple(1 + op->edges.size(), [&](size_t i) {
       return PyBool_FromLong(i > 0 && op->edges[i - 1] >= 0 && task_should_compute_output(op->edges[i - 1]));
     });
-    THPObjectPtr address(PyLong_FromVoidPtr(const_cast<Forward*>(forward)));
-    THPObjectPtr found(PyObject_CallFunctionObjArgs(function, tensors.get(), forward->kept, needed.get(), address.get(),
+    THPObjectPtr id(PyLong_FromUnsignedLongLong(forward->id));
+    THPObjectPtr found(PyObject_CallFunctionObjArgs(function, tensors.get(), forward->kept, needed.get(), id.get(),
                                                     given.get(), nullptr));
     if (!found) {
       raise_python();
@@ -281,7 +292,7 @@ struct Gradient final : Node {
   }
 
   Op* op;
-  const Forward* forward;
+  const std::shared_ptr<const Forward> forward;
   std::vector<SavedVariable> saved;
 };
 
@@ -289,9 +300,9 @@ struct Gradient final : Node {
 template <class Pointer, class Made, class... Args>
 Pointer new_node(Args... args) {
   if constexpr (std::is_same_v<Pointer, std::shared_ptr<Node>>) {
-    return Pointer(new Made(args...), [](Made* one) { deleteNode(one); });
+    return Pointer(new Made(std::move(args)...), [](Made* one) { deleteNode(one); });
   } else {
-    return c10::make_intrusive<Made>(args...);
+    return c10::make_intrusive<Made>(std::move(args)...);
   }
 }
 
@@ -317,7 +328,8 @@ void look_at_forward(Given& given, const Op& op, PyObject* const* args) {
 }
 
 PyObject* recorded_in_graph(Op& op, const Forward& forward, const Given& given, Results& made) {
-  const NodePtr owner = new_node<NodePtr, Gradient>(&op, &forward);
+  const NodePtr owner =
+      new_node<NodePtr, Gradient>(&op, std::static_pointer_cast<const Forward>(forward.shared_from_this()));
   auto* node = static_cast<Gradient*>(owner.get());
   torch::autograd::edge_list edges(op.edge_count());
   for (size_t i = 0; i < op.edges.size(); ++i) {
@@ -367,18 +379,24 @@ PyObject* apply(PyObject* self, PyObject* const* args, Py_ssize_t count) {
     const Look& call = given.call;
     if (call.ok && call.tensors > 0) {
       const uint64_t hash = call.hash();
-      if (const Recipe* recipe = op.forward_recipes.find(call, hash)) {
-        RECORD_FUNCTION(op.name, std::vector<c10::IValue>(), at::sequence_number::peek());  // as torch does for a Function
-        Results made;
-        bool done = false;
-        {
-          pybind11::gil_scoped_release no_gil;  // a full queue makes the driver wait
-          done = run(*recipe, call, key_of(call), made);
+      bool known = false;
+      {
+        const Reading reading;
+        if (const Recipe* recipe = op.forward_recipes.find(call, hash)) {
+          RECORD_FUNCTION(op.name, std::vector<c10::IValue>(), at::sequence_number::peek());  // as torch for a Function
+          Results made;
+          bool done = false;
+          {
+            pybind11::gil_scoped_release no_gil;  // a full queue makes the driver wait
+            done = run(*recipe, call, key_of(call), made);
+          }
+          if (done) {
+            return recorded_in_graph(op, static_cast<const Forward&>(*recipe), given, made);
+          }
+          known = true;
         }
-        if (done) {
-          return recorded_in_graph(op, static_cast<const Forward&>(*recipe), given, made);
-        }
-      } else if (op.forward_recipes.is_due(hash)) {
+      }
+      if (!known && op.forward_recipes.is_due(hash)) {
         return PyObject_Vectorcall(op.record, args, static_cast<size_t>(count), nullptr);
       }
     }
@@ -471,7 +489,7 @@ int opmux_functions_keep(PyObject* function, PyObject* args, PyObject* results, 
     look_at_forward(given, op, &PyTuple_GET_ITEM(args, 0));
     std::vector<const at::Tensor*> outs;
     std::vector<const at::Tensor*> looks;
-    auto made = std::make_unique<Forward>();
+    auto made = std::make_shared<Forward>();
     if (!given.call.ok || given.call.tensors == 0 || !tensors_of(results, outs) || !tensors_of(shapes, looks) ||
         !understand(*made, given.call, *recorded, outs.data(), static_cast<int>(outs.size()), false)) {
       return 0;
@@ -486,7 +504,7 @@ int opmux_functions_keep(PyObject* function, PyObject* args, PyObject* results, 
   });
 }
 
-// The same for a backward, of nodes that the forward at this address has made.
+// The same for a backward, of nodes that the forward with this id has made.
 int opmux_functions_keep_backward(PyObject* function, uint64_t forward, PyObject* args, PyObject* results,
                                   const Recorded* recorded, uint64_t since) {
   return guarded([&] {
@@ -497,9 +515,9 @@ int opmux_functions_keep_backward(PyObject* function, uint64_t forward, PyObject
       given[i] = THPVariable_Check(one) ? &THPVariable_Unpack(one) : nullptr;
     }
     Look call;
-    look_at_backward(call, op, reinterpret_cast<const Forward*>(forward), given);
+    look_at_backward(call, op, forward, given);
     std::vector<const at::Tensor*> outs;
-    auto made = std::make_unique<Recipe>();
+    auto made = std::make_shared<Recipe>();
     if (!call.ok || call.tensors == 0 || !tensors_of(results, outs) || outs.size() != op.targets.size() ||
         !understand(*made, call, *recorded, outs.data(), static_cast<int>(outs.size()), false)) {
       return 0;

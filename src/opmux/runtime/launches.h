@@ -17,6 +17,7 @@
 #include <array>
 #include <atomic>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -38,7 +39,6 @@ constexpr int kMostWords = 96;
 constexpr int kSightings = 6;  // calls that look the same, before one is recorded: shapes that never come back cost less
 constexpr size_t kBuckets = 256;
 constexpr size_t kWays = 4;
-constexpr size_t kMostRecipes = 4096;
 
 // One launch as Python saw it: for each parameter of the kernel a pointer, or the bytes of a number.
 struct Seen {
@@ -77,6 +77,8 @@ std::atomic<const Driver*> driver{nullptr};
 std::atomic<bool> launching{false};
 std::atomic<uint64_t> launched{0};
 std::atomic<uint64_t> epoch{1};  // what was recorded in an earlier one is void
+std::atomic<uint64_t> next_id{1};  // of a recipe
+std::atomic<int64_t> living{0};  // recipes
 
 int64_t span(const at::Tensor& t) {  // bytes from its first element to the end of its last
   int64_t last = 0;
@@ -247,7 +249,7 @@ struct Look {
 };
 
 // A launch for all calls of one look.
-struct Recipe {
+struct Recipe : std::enable_shared_from_this<Recipe> {
   enum Kind : uint8_t { kArgument, kResult, kSpace, kBytes };
   struct Param {
     Kind kind;
@@ -263,13 +265,15 @@ struct Recipe {
     std::vector<Param> params;
   };
 
+  const uint64_t id = next_id.fetch_add(1, std::memory_order_relaxed);  // unlike its address never another's
   std::vector<uint64_t> look;
   uint64_t epoch = 0;
   std::vector<Launch> launches;
   std::vector<Result> results;
   std::vector<Result> spaces;
 
-  virtual ~Recipe() = default;
+  Recipe() { living.fetch_add(1, std::memory_order_relaxed); }
+  virtual ~Recipe() { living.fetch_sub(1, std::memory_order_relaxed); }
 
   bool is_for(const Look& call, uint64_t now) const {
     return epoch == now && look.size() == static_cast<size_t>(call.count) &&
@@ -325,8 +329,14 @@ bool run(const Recipe& recipe, const Look& call, DispatchKey key, Results& resul
     }
     const Seen& seen = launch.seen;
     launched.fetch_add(1, std::memory_order_relaxed);
-    if (with.launch(reinterpret_cast<void*>(seen.function), seen.grid[0], seen.grid[1], seen.grid[2], seen.threads, 1, 1,
-                    seen.shared, stream, params, nullptr) != 0) {
+    const int status = with.launch(reinterpret_cast<void*>(seen.function), seen.grid[0], seen.grid[1], seen.grid[2],
+                                   seen.threads, 1, 1, seen.shared, stream, params, nullptr);
+    if (status != 0) {
+      // What an earlier launch has written in place, running statistics for example, must not be written again.
+      const auto before = &launch - recipe.launches.data();
+      TORCH_CHECK(before == 0, "launch ", before + 1, " of ", recipe.launches.size(), " of this call failed on ", device,
+                  " with the driver's status ", status, ". The launches before it ran: tensors that the call writes in place "
+                  "hold values that are neither the old nor the new ones");
       return false;
     }
   }
@@ -419,10 +429,85 @@ bool understand(Recipe& made, const Look& call, const Recorded& recorded, const 
   return true;
 }
 
+// ---- freeing what was replaced ---------------------------------------------------------------------------------------
+//
+// Readers take no lock. Each says since when it reads, and what was replaced later is freed after it is done.
+
+std::atomic<uint64_t> moment{1};
+
+struct Reader {
+  std::atomic<uint64_t> since{0};  // 0: it does not read
+  int depth = 0;                   // an allocator that is out of memory may call Python, and that call our ops
+};
+
+class Readers {
+ public:
+  static Readers& all() {
+    static auto* made = new Readers;  // never freed, as threads may end after it would be
+    return *made;
+  }
+
+  void add(Reader* one) {
+    std::lock_guard<std::mutex> held(lock_);
+    members_.push_back(one);
+  }
+
+  void remove(Reader* one) {
+    std::lock_guard<std::mutex> held(lock_);
+    members_.erase(std::find(members_.begin(), members_.end(), one));
+  }
+
+  // What was replaced before this moment is read by no one.
+  uint64_t oldest() {
+    std::lock_guard<std::mutex> held(lock_);
+    uint64_t found = std::numeric_limits<uint64_t>::max();
+    for (const Reader* one : members_) {
+      const uint64_t since = one->since.load();
+      found = since == 0 ? found : std::min(found, since);
+    }
+    return found;
+  }
+
+ private:
+  std::vector<Reader*> members_;
+  std::mutex lock_;
+};
+
+// While one lives, what its thread finds in `Recipes` is not freed.
+class Reading {
+ public:
+  Reading() : mine_(of_this_thread()) {
+    if (mine_.depth++ == 0) {
+      mine_.since.store(moment.load());
+    }
+  }
+  ~Reading() {
+    if (--mine_.depth == 0) {
+      mine_.since.store(0, std::memory_order_release);
+    }
+  }
+  Reading(const Reading&) = delete;
+  Reading& operator=(const Reading&) = delete;
+
+ private:
+  static Reader& of_this_thread() {
+    struct Member {
+      Reader reader;
+      Member() { Readers::all().add(&reader); }
+      ~Member() { Readers::all().remove(&reader); }
+    };
+    thread_local Member member;
+    return member.reader;
+  }
+
+  Reader& mine_;
+};
+
 // The recipes of one op, in buckets: calls of a model that fall into the same one must not evict each other, as each time
-// that costs a call of Python. Readers take no lock: a recipe lives as long as its table.
+// that costs a call of Python. There are at most kBuckets * kWays; a further one takes the place of another.
 class Recipes {
  public:
+  // Valid as long as the caller's `Reading`.
   const Recipe* find(const Look& call, uint64_t hash) const {
     const Table* table = table_.load(std::memory_order_acquire);
     if (table == nullptr) {
@@ -430,7 +515,7 @@ class Recipes {
     }
     const uint64_t now = epoch.load(std::memory_order_acquire);
     for (const auto& place : (*table)[bucket_of(hash)].recipes) {
-      const Recipe* found = place.load(std::memory_order_acquire);
+      const Recipe* found = place.load();
       if (found == nullptr) {
         return nullptr;
       }
@@ -445,9 +530,6 @@ class Recipes {
   // The first recording may be of no use, because in auto mode it includes the planning, which may ask torch on the
   // device; and a recipe may have been evicted.
   bool is_due(uint64_t hash) {
-    if (full_.load(std::memory_order_relaxed)) {
-      return false;
-    }
     Table* table = table_.load(std::memory_order_acquire);
     if (table == nullptr) {
       std::lock_guard<std::mutex> held(lock_);
@@ -473,13 +555,10 @@ class Recipes {
     return times % kSightings == 0 && (rounds & (rounds - 1)) == 0;
   }
 
-  void keep(std::unique_ptr<Recipe> recipe, uint64_t hash) {
+  void keep(std::shared_ptr<const Recipe> recipe, uint64_t hash) {
+    std::vector<Replaced> unused;  // freed after the lock is released, as that may take Python's
     std::lock_guard<std::mutex> held(lock_);
     if (recipe->epoch != epoch.load(std::memory_order_acquire)) {
-      return;
-    }
-    if (all_.size() >= kMostRecipes) {
-      full_.store(true, std::memory_order_relaxed);
       return;
     }
     Bucket& bucket = (*owned_)[bucket_of(hash)];
@@ -490,13 +569,26 @@ class Recipes {
         at = i;
       }
     }
-    bucket.recipes[at].store(recipe.get(), std::memory_order_release);
-    all_.push_back(std::move(recipe));
+    bucket.recipes[at].store(recipe.get());
+    bucket.owned[at].swap(recipe);
+    if (recipe != nullptr) {
+      replaced_.push_back({moment.fetch_add(1), std::move(recipe)});
+    }
+    const uint64_t oldest = replaced_.empty() ? 0 : Readers::all().oldest();
+    const auto read = [&](const Replaced& one) { return one.at >= oldest; };
+    const auto first = std::partition(replaced_.begin(), replaced_.end(), read);
+    unused.assign(std::make_move_iterator(first), std::make_move_iterator(replaced_.end()));
+    replaced_.erase(first, replaced_.end());
   }
 
  private:
+  struct Replaced {
+    uint64_t at;
+    std::shared_ptr<const Recipe> recipe;
+  };
   struct Bucket {
     std::array<std::atomic<const Recipe*>, kWays> recipes{};
+    std::array<std::shared_ptr<const Recipe>, kWays> owned{};  // under the lock
     std::array<std::atomic<uint64_t>, kWays> seen{};
     std::array<std::atomic<uint32_t>, kWays> times{};
     std::atomic<uint32_t> next{0};
@@ -507,8 +599,7 @@ class Recipes {
 
   std::atomic<Table*> table_{nullptr};
   std::unique_ptr<Table> owned_;
-  std::atomic<bool> full_{false};
-  std::vector<std::unique_ptr<Recipe>> all_;
+  std::vector<Replaced> replaced_;
   std::mutex lock_;
 };
 
@@ -523,6 +614,9 @@ void opmux_launches_driver(const Driver* with) { driver.store(with, std::memory_
 void opmux_launches_launch(int on) { launching.store(on != 0 && driver.load() != nullptr, std::memory_order_release); }
 
 uint64_t opmux_launches_launched() { return launched.load(std::memory_order_relaxed); }
+
+// Recipes in memory.
+int64_t opmux_launches_recipes() { return living.load(std::memory_order_relaxed); }
 
 // Forgets what was recorded.
 void opmux_launches_clear() { epoch.fetch_add(1, std::memory_order_acq_rel); }

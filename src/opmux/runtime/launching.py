@@ -83,6 +83,7 @@ class _Library:
         self.driver = function("driver", None, ctypes.c_void_p)
         self.launch = function("launch", None, ctypes.c_int)
         self.launched = function("launched", ctypes.c_uint64)
+        self.recipes = function("recipes", ctypes.c_int64)
         self.clear = function("clear", None)
 
 
@@ -148,6 +149,11 @@ def clear() -> None:
 def launched() -> int:
     """How many kernels were launched from C++ in this process."""
     return sum(library.launched() for library in _State.libraries)
+
+
+def recipes() -> int:
+    """How many calls are known from which C++ can launch; those of forwards whose gradients may still be asked for."""
+    return sum(library.recipes() for library in _State.libraries)
 
 
 def _set_launching() -> None:

@@ -144,12 +144,18 @@ struct Typed<Result(Args...)> final : c10::OperatorKernel {
         (look_at<Args>(call, args), ...);
         if (call.ok && call.tensors > 0 && !(kInPlace && call.overlaps())) {
           const uint64_t hash = call.hash();
-          if (const Recipe* recipe = gate->recipes.find(call, hash)) {
-            Results made;
-            if (run(*recipe, call, gate->key, made)) {
-              return as_result(made, args...);
+          bool known = false;
+          {
+            const Reading reading;
+            if (const Recipe* recipe = gate->recipes.find(call, hash)) {
+              Results made;
+              if (run(*recipe, call, gate->key, made)) {
+                return as_result(made, args...);
+              }
+              known = true;
             }
-          } else if (gate->recipes.is_due(hash)) {
+          }
+          if (!known && gate->recipes.is_due(hash)) {
             return recorded(keys, call, hash, args...);
           }
         }
@@ -194,7 +200,7 @@ struct Typed<Result(Args...)> final : c10::OperatorKernel {
     if (recording.end()) {
       const auto all = pointers(result);
       if (!kInPlace || all[0]->is_same(*call.tensor[0])) {
-        auto made = std::make_unique<Recipe>();
+        auto made = std::make_shared<Recipe>();
         if (understand(*made, call, recording.recorded, all.data(), static_cast<int>(all.size()), kInPlace)) {
           made->epoch = now;
           gate->recipes.keep(std::move(made), hash);
