@@ -98,6 +98,27 @@ def test_eight_threads_registering_switching_and_calling(slow):
     assert {op: len(registry.get_implementations(op)) for op in ops} == dict.fromkeys(ops, 6)
 
 
+def test_a_scope_that_is_being_freed_hides_no_new_one():
+    """The last scope is freed by a thread that waits for the lock; an op is bound, and a new scope created, before it
+    gets it: the op must follow the new scope."""
+    registry = OpRegistry()
+    registry.register_impl(OpImpl("op", "def", DEFAULT, None, lambda x: "def"))
+    registry.register_impl(OpImpl("op", "v", VENDOR, "v", lambda x: "v"))
+    manager = OpManager(registry)
+    held = manager.resolve("op")
+    scopes = [policies._track(policies.Scope((), None))]
+    known = policies.live_scopes() - 1
+    with policies.lock.held:
+        thread = threading.Thread(target=scopes.clear)
+        thread.start()
+        while policies.live_scopes() > known:
+            time.sleep(0.001)
+        assert (manager.call("op", 1), held(1)) == ("def", "def")
+        with policy_context(SelectionPolicy(per_op_order={"op": ["vendor:v"]})):
+            assert (manager.call("op", 1), held(1)) == ("v", "v")
+    thread.join()
+
+
 def test_a_switch_is_seen_by_every_later_call(slow):
     """After set_global_policy returns, no thread's next call may run the old impl."""
     registry = OpRegistry()

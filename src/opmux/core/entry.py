@@ -21,7 +21,7 @@ import torch
 
 from . import codegen
 from .errors import OpmuxError
-from .lock import cached_property
+from .lock import cached_property, lock
 from .tensors import first_tensor, tensors_in
 
 Pair = tuple[Callable[..., Any], Callable[[Exception, tuple, dict], Any]]
@@ -383,8 +383,9 @@ class EntryPoint:
 
     def started(self) -> EntryPoint:
         """Generate the code of the functions; before their first call this has not been done."""
-        self._started = True
-        self._swap()
+        with lock.held:  # a scope that another thread opens meanwhile changes the code too
+            self._started = True
+            self._swap()
         return self
 
     def _swap(self) -> None:

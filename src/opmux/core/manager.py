@@ -236,7 +236,7 @@ class OpManager:
     def pair_for_call(self, name: str) -> Pair:
         """The pair that `call` runs for a name; `CallTable` caches it."""
         entry = self._open_entry(self._key(name))
-        if entry.form.wants_grad is None and not policies.live_scopes():
+        if entry.form.wants_grad is None and not policies.scopes_watched():
             if not entry.bound:
                 entry._bind(entry)
             plan = entry.plan
@@ -420,7 +420,7 @@ class OpManager:
     def _adopt_entry(self, entry: EntryPoint) -> None:
         with lock.held:
             self._known[entry] = None
-            entry.watch_scopes(policies.live_scopes() > 0)
+            entry.watch_scopes(policies.scopes_watched())
 
     def watch_scopes(self, live: bool) -> None:
         self.epoch += 1

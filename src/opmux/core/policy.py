@@ -397,26 +397,42 @@ _forgotten = 0  # counts how often all tables were emptied
 # the values by `list`, which allocates before it reads them; `tuple` does so in between, and raises.
 _live: dict[int, weakref.ref[Scope]] = {}
 _watchers: list[Callable[[bool], None]] = []  # see on_scopes
+_told = False  # what they were told last
 
 
 def live_scopes() -> int:
     return sum(ref() is not None for ref in list(_live.values()))
 
 
+def scopes_watched() -> bool:
+    """Whether a scope may be live: what the watchers were told. The last one may be freed already, which they are told
+    once the thread that frees it gets the lock; a new scope before that tells them nothing."""
+    return _told
+
+
 def on_scopes(watch: Callable[[bool], None]) -> None:
     """Call `watch` with whether any scope is live: now, when the first is created, and when the last is freed."""
     with lock.held:
         _watchers.append(watch)
-        watch(live_scopes() > 0)
+        watch(_told)
 
 
 def _track(node: Scope) -> Scope:
     with lock.held:
-        first = not _live
         _live[id(node)] = weakref.ref(node, functools.partial(_released, id(node)))
-        for watch in _watchers if first else ():
-            watch(True)
+        _tell()
     return node
+
+
+def _tell() -> None:
+    """Tell the watchers whether any scope is live, if they were told otherwise. What they were told is remembered: to
+    compare `_live` before and after a line misses a scope that garbage collection removes within that line."""
+    global _told
+    live = bool(_live)
+    if live is not _told:
+        _told = live
+        for watch in _watchers:
+            watch(live)
 
 
 def _released(node: int, ref: weakref.ref[Scope]) -> None:
@@ -427,9 +443,8 @@ def _released(node: int, ref: weakref.ref[Scope]) -> None:
             other = _live.get(key)
             if other is not None and other() is None:  # its callback was interrupted
                 _live.pop(key, None)
+        _tell()
         if not _live:
-            for watch in _watchers:
-                watch(False)
             for table in tuple(_every_table):  # a table must not keep a user's manager alive
                 for entry in list(table.pairs):
                     if not entry.keep:
