@@ -74,11 +74,11 @@ ready:
 	@$(MAKE) --no-print-directory -j 2 setup libraries
 	@$(MAKE) --no-print-directory style
 
-test: ready  ## lint, types and a fixed set of tests: at most 10 minutes on two cores
+test: ready  ## lint, types and a fixed set of tests: 10 to 15 minutes on two cores
 	@$(MAKE) --no-print-directory -j 2 types interpreted
 	@$(MAKE) --no-print-directory compiled
 
-test-all: test  ## the same, then every other test, and another processor's rounding: at most an hour
+test-all: test  ## the same, then every other test, and another processor's rounding: an hour
 	@$(MAKE) --no-print-directory interpreted compiled SELECT='--slow --rest'
 	@$(MAKE) --no-print-directory other-rounding
 
