@@ -85,7 +85,7 @@ _files: list[Path] = []  # in the order in which their tests are run
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
     """Between files: collect what the last one left in reference cycles (managers, scopes), keep what it imported, and
-    forget what it compiled: Dynamo leaves code alone for good that another test compiled too often."""
+    reset Dynamo, which no longer compiles a function that earlier tests compiled too often."""
     if _files[-1:] != [item.path]:
         _files.append(item.path)
         if "torch._dynamo" in sys.modules:

@@ -119,6 +119,24 @@ def test_a_scope_that_is_being_freed_hides_no_new_one():
     thread.join()
 
 
+def test_ctrl_c_while_a_scope_is_opened_hides_no_later_one(monkeypatch):
+    """The traceback keeps the first scope alive: the second must be told all the same."""
+    told = []
+
+    def watch(live):
+        told.append(live)
+        if len(told) == 1:
+            raise KeyboardInterrupt
+
+    for name, value in {"_watchers": [watch], "_live": {}, "_told": False}.items():
+        monkeypatch.setattr(policies, name, value)
+    with pytest.raises(KeyboardInterrupt) as kept:
+        policies._track(policies.Scope((), None))
+    second = policies._track(policies.Scope((), None))
+    assert told == [True, True] and policies.live_scopes() == 2
+    del second, kept
+
+
 def test_a_switch_is_seen_by_every_later_call(slow):
     """After set_global_policy returns, no thread's next call may run the old impl."""
     registry = OpRegistry()

@@ -739,7 +739,7 @@ def name_of(op: Any) -> str:
 
 
 def one_dtype(op: Any) -> tuple[torch.dtype, ...]:
-    """Nothing for two ops in three; float32 or one of the other dtypes that it takes, by the op's place in the list."""
+    """The dtype in which a quick run tries an op, float32 or another; only every third op of the list has one."""
     at, left = divmod(place_of(op), 3)
     if left:
         return ()

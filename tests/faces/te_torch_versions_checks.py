@@ -1,4 +1,4 @@
-"""Transformer Engine on an older torch than it was written for: names that torch lacks, and a fault of `is_fake`."""
+"""Transformer Engine on an older torch: names that torch does not have yet, and `is_fake`, which raises there."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_weights_without_inner_tensors_work_where_is_fake_raises_for_them(te, ki
     from opmux.core.tensors import is_real
 
     monkeypatch.setattr(fake_tensor, "is_fake", is_fake_of_torch_2_11)
-    check = te.Linear._prealloc_cublas_workspace  # called by every constructor and by `layer.to`
+    check = te.Linear._prealloc_cublas_workspace  # what calls `is_fake`: in every constructor, and in `layer.to`
     monkeypatch.setattr(te.Linear, check.__name__, of_rewritten_source(check))
     none = identity_tensor.IdentityQuantizer
     current = lambda: te.Float8CurrentScalingQuantizer(te.DType.kFloat8E4M3, device=torch.device("cpu"))

@@ -240,7 +240,7 @@ def test_threads_read_while_recipes_are_replaced(world):
 
 
 def test_a_call_whose_second_launch_fails_is_not_run_again(world):
-    """In place, half of it has been done: to do all of it once more would be wrong without a word."""
+    """Its first launch has changed the tensor: the whole call once more would change it twice."""
     x, other = torch.ones(4), torch.ones(4)
     world.extra = lambda t: world.launch("add_.Tensor", t, other, t, 1.0)
     for _ in range(SIGHTINGS):

@@ -1,4 +1,7 @@
-"""PyTorch's own samples through the ATen face, on a simulated device: opinfo.py, a sample of one op in three."""
+"""PyTorch's own samples of its ops, run by our kernels on a simulated device (opinfo.py).
+
+Without --slow, one sample of every third op.
+"""
 
 import json
 import sys

@@ -20,7 +20,7 @@ def built_for(chip, name, dtype, at):
     with compiling_for(chip) as built:
         triton_impl(spec.ops[name]).fn(*(a.to("meta") if torch.is_tensor(a) else a for a in sample.args))
     assert built and all(kernel.shared <= CHIPS[chip][1] for kernel in built)
-    if dtype is not torch.float64:  # whose logarithm alone fills AMD's registers
+    if dtype is not torch.float64:  # its logarithm needs more registers than AMD's chips have
         assert not any(kernel.spills() for kernel in built)
     return built
 

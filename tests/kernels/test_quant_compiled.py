@@ -80,7 +80,7 @@ def build(case, chip):
     assert len(built) == launches
     for kernel in built:
         assert kernel.shared <= CHIPS[chip][1]
-        assert kernel.spills() <= (8 if chip == "sm_100" else 0), kernel.name  # ptxas puts two values on the stack
+        assert kernel.spills() <= (8 if chip == "sm_100" else 0), kernel.name  # ptxas' choice for `_cast_turned`
     return built
 
 

@@ -121,7 +121,7 @@ def test_every_op_every_way(number, name):
     for at, (shape, dim, kernels) in enumerate(ways):
         for chip, dtype in both_dtypes(number + at):
             found = [k.name for k in built(name, shape, dim, dtype, chip)]
-            # as fewer elements of 8 bytes fill a program, planes may be shared by several
+            # of float64 a program takes fewer elements: several share a plane, and a second kernel adds up
             assert found == kernels or (dtype.itemsize == 8 and found == ["_pieces", "_finish"])
 
 

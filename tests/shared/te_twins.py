@@ -1,4 +1,4 @@
-"""Modules of Transformer Engine beside the same mathematics in plain torch: a table, and how two of them are compared.
+"""Transformer Engine's modules, each with the same computation in plain torch, and functions that compare the two.
 
 A twin's plain half is a function of the module's own parameters, by name, so it can be computed in float64 (what is
 right) and in the module's dtype (what torch makes of it, and what the module has to match).
@@ -93,7 +93,7 @@ def packed_attention(p: dict[str, Tensor], x: Tensor, size: Size) -> Tensor:
 
 
 class Packed(torch.nn.Module):
-    """te.DotProductAttention with q, k and v of one input."""
+    """te.DotProductAttention that takes q, k and v as one tensor."""
 
     def __init__(self, te: Any, size: Size):
         super().__init__()
@@ -213,9 +213,9 @@ def run_plain(twin: Twin, module: Any, size: Size, x: Tensor, dy: Tensor, dtype:
 
 
 def errors(got: Results, exact: Results) -> dict[str, float]:
-    """How far each result is from what is right, as a share of its length.
+    """The relative error of each result: the norm of the difference by the norm of the exact result.
 
-    A gradient may be nothing (a key's bias shifts all scores alike): then as a share of a tenth of dx.
+    Of a gradient that is 0 (a key's bias shifts all scores alike), by a tenth of the norm of dx.
     """
     far, least = {}, 0.1 * exact["dx"].norm()
     for name, want in exact.items():
@@ -278,7 +278,7 @@ def choose_attention(chosen: str, setenv: Callable[[str, str], None]) -> None:
 
 
 def offloaded(te: Any, modules: list[Any], x: Tensor, dy: Tensor, enabled: bool) -> tuple[list[Tensor], float]:
-    """Result and gradients of modules in a row, and how many MB the layer moved to the host in the forward."""
+    """Result and gradients of a sequence of modules, and the MB that Transformer Engine offloaded in the forward."""
     context, sync = te.get_cpu_offload_context(enabled=enabled, num_layers=len(modules) - 1, model_layers=len(modules))
     x = x.detach().clone().requires_grad_()
     y = x

@@ -382,8 +382,8 @@ class EntryPoint:
         self._swap()
 
     def started(self) -> EntryPoint:
-        """Generate the code of the functions; before their first call this has not been done."""
-        with lock.held:  # a scope that another thread opens meanwhile changes the code too
+        """Generate the code of the functions, which is put off until one of them is called."""
+        with lock.held:  # another thread that opens a scope changes the code too
             self._started = True
             self._swap()
         return self
@@ -398,7 +398,7 @@ class EntryPoint:
 
 
 def _start_fn(*args: Any, **kwargs: Any) -> Any:
-    """The code of `EntryPoint.fn` until its first call: to compile the code of every op takes seconds."""
+    """The code of every `EntryPoint.fn` until its first call: generating that of all ops takes a second."""
     return _k.started().fn(*args, **kwargs)  # type: ignore[name-defined]  # noqa: F821 - a global of the function
 
 

@@ -257,7 +257,7 @@ class OpManager:
 
         `device` is given if the entry only gets tensors of one device type, `as_part` if it is part of a composition.
         """
-        if not as_part:  # whose policy is the checked one of the whole, with a registered impl's own name before it
+        if not as_part:  # a part's policy is its composition's, which was checked, and the name of an impl
             self.check_policy(policy, key)
         ordered, refused = choose(policy, key, self._impls(key, policy))
         chips, here = machine.accelerators(), machine.current()

@@ -405,8 +405,11 @@ def live_scopes() -> int:
 
 
 def scopes_watched() -> bool:
-    """Whether a scope may be live: what the watchers were told. The last one may be freed already, which they are told
-    once the thread that frees it gets the lock; a new scope before that tells them nothing."""
+    """Whether the watchers were last told that a scope is live; read it under the lock to agree with them.
+
+    This can be True while `live_scopes()` is 0: the last scope is freed, and the thread that freed it waits for the
+    lock to say so. If a new scope comes first, the watchers are told neither.
+    """
     return _told
 
 
@@ -425,14 +428,18 @@ def _track(node: Scope) -> Scope:
 
 
 def _tell() -> None:
-    """Tell the watchers whether any scope is live, if they were told otherwise. What they were told is remembered: to
-    compare `_live` before and after a line misses a scope that garbage collection removes within that line."""
+    """Tell the watchers whether any scope is live, unless that is what they were told last."""
     global _told
     live = bool(_live)
-    if live is not _told:
-        _told = live
+    if live is _told:
+        return
+    _told = live
+    try:
         for watch in _watchers:
             watch(live)
+    except BaseException:  # Ctrl-C: some were not told of a scope, and the next one tells all of them
+        _told = False
+        raise
 
 
 def _released(node: int, ref: weakref.ref[Scope]) -> None:

@@ -265,7 +265,7 @@ struct Recipe : std::enable_shared_from_this<Recipe> {
     std::vector<Param> params;
   };
 
-  const uint64_t id = next_id.fetch_add(1, std::memory_order_relaxed);  // unlike its address never another's
+  const uint64_t id = next_id.fetch_add(1, std::memory_order_relaxed);  // an address may be used again, this never is
   std::vector<uint64_t> look;
   uint64_t epoch = 0;
   std::vector<Launch> launches;
@@ -335,8 +335,8 @@ bool run(const Recipe& recipe, const Look& call, DispatchKey key, Results& resul
       // What an earlier launch has written in place, running statistics for example, must not be written again.
       const auto before = &launch - recipe.launches.data();
       TORCH_CHECK(before == 0, "launch ", before + 1, " of ", recipe.launches.size(), " of this call failed on ", device,
-                  " with the driver's status ", status, ". The launches before it ran: tensors that the call writes in place "
-                  "hold values that are neither the old nor the new ones");
+                  " with the driver's status ", status, ". The launches before it ran: do not use tensors that the call "
+                  "was to change in place");
       return false;
     }
   }
@@ -431,7 +431,8 @@ bool understand(Recipe& made, const Look& call, const Recorded& recorded, const 
 
 // ---- freeing what was replaced ---------------------------------------------------------------------------------------
 //
-// Readers take no lock. Each says since when it reads, and what was replaced later is freed after it is done.
+// Readers take no lock. Each thread notes the moment at which it begins to read. A recipe that is replaced is stamped with
+// the moment, and is freed when every thread that is reading began after that.
 
 std::atomic<uint64_t> moment{1};
 
@@ -457,7 +458,7 @@ class Readers {
     members_.erase(std::find(members_.begin(), members_.end(), one));
   }
 
-  // What was replaced before this moment is read by no one.
+  // When the first of the threads that are reading began. Nobody reads what was replaced before.
   uint64_t oldest() {
     std::lock_guard<std::mutex> held(lock_);
     uint64_t found = std::numeric_limits<uint64_t>::max();

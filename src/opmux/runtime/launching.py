@@ -152,7 +152,7 @@ def launched() -> int:
 
 
 def recipes() -> int:
-    """How many calls are known from which C++ can launch; those of forwards whose gradients may still be asked for."""
+    """How many recorded calls C++ holds, to launch others that look the same or for the backward of a graph."""
     return sum(library.recipes() for library in _State.libraries)
 
 

@@ -178,14 +178,14 @@ def thresholds(name: str, device: str) -> tuple[Mapping[torch.dtype, int], Mappi
 
 
 def decide(overload: Overload, device: str, by_gate: bool | None = None) -> Decision:
-    """Whether auto mode takes an overload on a device type; `by_gate` is `gated()`, for callers who ask for many."""
+    """Whether auto mode takes an overload on a device type; pass `gated()` as `by_gate` to decide many overloads."""
     return _decide(overload, device, vendors.generation(), gated() if by_gate is None else by_gate)
 
 
 def gated() -> bool:
-    """Whether there is the C++ gate, which decides by size without a call of Python, or can be as far as known.
+    """Whether the C++ gate is loaded, or may be, as there is a compiler: then the size of a call decides, in C++.
 
-    This looks for a compiler and reads settings files, which takes 0.2 ms.
+    To look for the compiler and read settings files takes 0.2 ms.
     """
     return gate.possible()
 

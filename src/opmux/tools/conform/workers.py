@@ -57,7 +57,7 @@ class Workers:
         self._members: dict[Connection, Any] = {}
         self._at: dict[Connection, tuple[int, float]] = {}  # the task that a worker is at, and since when
         if self._context is not None:
-            importlib.import_module("torch._dynamo")  # seconds, for fake tensors: once, not in every worker
+            importlib.import_module("torch._dynamo")  # fake tensors need it: seconds, once instead of per worker
             self._next = self._context.Value("l", 0)
             for _ in range(min(workers, len(tasks))):
                 self._hire()
