@@ -6,6 +6,8 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
+from chips import over_chips
+
 from opmux.backends._nvidia.hopper.ops import gluon_attention as gluon
 from opmux.kernels import attention as kernels
 from opmux.kernels import attention_general as general_kernels
@@ -52,7 +54,7 @@ def general(dim, dtype, bias=True):
 
 
 @pytest.mark.slow  # 8 to 12 s each
-@pytest.mark.parametrize("chip", CHIPS)
+@over_chips
 def test_options_fit_the_chip(chip):
     with compiling_for(chip) as built:
         general(128, torch.bfloat16)
@@ -113,7 +115,7 @@ def test_gluon_on_hopper(dim, dtype):
     assert all(kernel.grid == (132, 1, 1) and "cp.async.bulk.tensor" in kernel.asm["ptx"] for kernel in built)
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow  # the kernels of the test before, with lengths: 16 s
 @pytest.mark.parametrize(
     ("dim", "dtype", "index"), [(128, torch.bfloat16, torch.int32), (64, torch.float16, torch.int64)]
 )

@@ -6,6 +6,8 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
+from chips import over_chips
+
 from opmux.kernels import decode
 from opmux.kernels.lib.compile_only import CHIPS, compiling_for
 
@@ -36,7 +38,7 @@ def write():
 
 
 @pytest.mark.few(2)
-@pytest.mark.parametrize("chip", CHIPS)
+@over_chips
 @pytest.mark.parametrize("kept", [BF16, FP8], ids=str)
 def test_fits_the_chip(chip, kept):
     with compiling_for(chip) as built:

@@ -8,6 +8,8 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
+from chips import over_chips
+
 from opmux.kernels import wrappers
 from opmux.kernels.lib.compile_only import CHIPS, compiling_for
 from opmux.specs import quant
@@ -140,8 +142,8 @@ INTO = {
 LAUNCHES = {"act_fp8_cast_into": 2, "act_fp8_current_into": 2}  # sums of parts; amax. All others are one
 
 
-@pytest.mark.few(13)  # every name, and all four chips
-@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.few(8)  # every name, and both makers
+@over_chips
 @pytest.mark.parametrize("name", INTO)
 def test_quantized_in_one_pass_on_every_chip(name, chip):
     with compiling_for(chip) as built:
@@ -171,6 +173,7 @@ def order_of_sums(kernel):
     return [re.sub(r"#\w+", lambda found: named[found[0]], types) for types in sums]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("n", [64, 1024, 4096, 14336])
 @pytest.mark.parametrize("name", ["rms_norm", "layer_norm"])
 def test_a_quantized_norm_adds_up_rows_in_the_same_order(name, n):

@@ -6,6 +6,8 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
+from chips import over_chips
+
 from opmux.backends._nvidia.hopper.ops import gluon_blocks
 from opmux.kernels import gemm as kernels
 from opmux.kernels.lib.compile_only import CHIPS, compiling_for
@@ -111,7 +113,7 @@ def build(chip, name):
     return kernel
 
 
-@pytest.mark.parametrize("chip", CHIPS)
+@over_chips
 def test_a_product_with_all_that_may_follow_on_every_chip(chip):
     build(chip, "gelu")
 
@@ -123,7 +125,7 @@ def test_the_others_in_turn(number, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("chip", CHIPS)
+@over_chips
 @pytest.mark.parametrize("name", CALLS)
 def test_every_kernel_on_every_chip(name, chip):
     build(chip, name)

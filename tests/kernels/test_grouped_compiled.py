@@ -6,17 +6,18 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
+from chips import over_chips
+
 from opmux.kernels import grouped as kernels
 from opmux.kernels.lib.compile_only import CHIPS, compiling_for
 
 MODE = "compile"
 
 
-SLOW = pytest.mark.slow
 DTYPES = {"sm_90": torch.bfloat16, "sm_80": torch.float32, "sm_100": torch.float16, "gfx942": torch.float64}
 
 
-@pytest.mark.parametrize("chip", [c if c == "sm_90" else pytest.param(c, marks=SLOW) for c in CHIPS])
+@over_chips
 def test_every_chip(chip):
     dtype = DTYPES[chip]
     rows, hidden, wide, groups = (16384, 4096, 2048, 8) if dtype.itemsize == 2 else (4096, 1000, 768, 128)

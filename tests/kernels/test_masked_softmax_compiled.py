@@ -6,6 +6,8 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
+from chips import over_numbered_chips
+
 from opmux.kernels.lib.compile_only import CHIPS, compiling_for
 from opmux.kernels.softmax import scaled as kernels
 
@@ -26,7 +28,7 @@ def build(chip, n, dtype, masked, causal):
     return built
 
 
-@pytest.mark.parametrize("number, chip", list(enumerate(CHIPS)), ids=list(CHIPS))
+@over_numbered_chips
 def test_every_form_on_every_chip(number, chip, slow):
     """Each form whole or in pieces, the dtypes in turn; both with --slow; an odd length."""
     dtypes = (torch.bfloat16, torch.float32, torch.float16, torch.float64)

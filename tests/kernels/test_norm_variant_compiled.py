@@ -6,13 +6,15 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
+from chips import over_numbered_chips
+
 from opmux.kernels import norm, norm_variant, sparsemax
 from opmux.kernels.lib.compile_only import CHIPS, compiling_for
 
 MODE = "compile"
 
 
-@pytest.mark.parametrize("number, chip", list(enumerate(CHIPS)), ids=list(CHIPS))
+@over_numbered_chips
 def test_every_kernel(number, chip, slow):
     """Each chip with one dtype, casting and length; all of them with --slow."""
     for at, (dtype, casting, n) in enumerate((

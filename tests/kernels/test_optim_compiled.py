@@ -10,6 +10,8 @@ import torch
 from opmux.specs import optim as spec
 
 pytest.importorskip("triton")
+from chips import over_chips
+
 from opmux.kernels import dropout as tex_dropout
 from opmux.kernels import optim as kernels
 from opmux.kernels.lib.compile_only import CHIPS, compiling_for
@@ -73,7 +75,7 @@ def test_every_kernel(number, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("chip", CHIPS)
+@over_chips
 @pytest.mark.parametrize("name", CALLS)
 def test_every_kernel_on_every_chip(name, chip):
     for kernel in compiled(name, chip):

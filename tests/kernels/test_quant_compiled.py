@@ -6,6 +6,8 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
+from chips import over_chips
+
 from opmux.kernels import quant as kernels
 from opmux.kernels.lib.compile_only import CHIPS, compiling_for
 from opmux.specs import quant as spec
@@ -113,7 +115,7 @@ def test_other_chips(number, case):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("chip", CHIPS)
+@over_chips
 @pytest.mark.parametrize("case", CASES)
 def test_everything_on_every_chip(case, chip):
     build(case, chip)

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
+from chips import over_chips
+
 from opmux.kernels import neighborhood, residual
 from opmux.kernels.lib.compile_only import CHIPS, compiling_for
 
 MODE = "compile"
-SLOW = pytest.mark.slow
 DTYPES = {"sm_90": torch.bfloat16, "sm_80": torch.float32, "sm_100": torch.float16, "gfx942": torch.float64}
-over_chips = pytest.mark.parametrize("chip", [c if c == "sm_90" else pytest.param(c, marks=SLOW) for c in CHIPS])
 
 
 def check(chip, built, count):

@@ -6,6 +6,8 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
+from chips import over_numbered_chips
+
 from opmux.kernels import rope as kernels
 from opmux.kernels.lib.compile_only import CHIPS, compiling_for
 
@@ -35,7 +37,7 @@ def calls(dtype):
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("number, chip", list(enumerate(CHIPS)), ids=list(CHIPS))
+@over_numbered_chips
 def test_every_chip(number, chip, slow):
     """Each call on two chips, the dtypes in turn; on all of them with --slow."""
     for turn in range(7) if slow else range(number % 2, 7, 2):

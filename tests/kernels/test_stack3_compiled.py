@@ -4,13 +4,15 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
+from chips import over_chips
+
 from opmux.kernels import stack3 as kernels
-from opmux.kernels.lib.compile_only import CHIPS, compiling_for
+from opmux.kernels.lib.compile_only import compiling_for
 
 MODE = "compile"
 
 
-@pytest.mark.parametrize("chip", CHIPS)
+@over_chips
 def test_it_compiles_and_moves_wide(chip):
     like = torch.empty((64, 4, 32, 128), dtype=torch.bfloat16, device="meta")
     with compiling_for(chip) as built:

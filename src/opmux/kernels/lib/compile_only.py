@@ -92,11 +92,11 @@ class CompileOnly(DriverBase):
 
     launcher_cls = _Launcher
 
-    def __init__(self, chip: str):
-        self.chip, (self._target, shared) = chip, CHIPS[chip]
+    def __init__(self, chip: str, shared: int, cores: int):
+        self.chip, self._target = chip, target_of(chip)
         properties = {
             "max_shared_mem": shared,
-            "multiprocessor_count": 132,
+            "multiprocessor_count": cores,
             "max_num_regs": 65_536,
             "warpSize": self._target.warp_size,
         }
@@ -138,11 +138,25 @@ class CompileOnly(DriverBase):
         return None
 
 
+def target_of(chip: str) -> GPUTarget:
+    """What Triton compiles for: of a chip in CHIPS, or another one of NVIDIA's ("sm_89")."""
+    if chip in CHIPS:
+        return CHIPS[chip][0]
+    if not re.fullmatch(r"sm_\d{2,3}", chip):
+        raise ValueError(f"chip must be one of {', '.join(CHIPS)}, or sm_ and a number; got {chip!r}")
+    return GPUTarget("cuda", int(chip[3:]), 32)
+
+
 @contextmanager
-def compiling_for(chip: str) -> Iterator[list[Built]]:
-    """Kernels launched inside are compiled for `chip`; the list holds what was compiled, in order of launch."""
-    if chip not in CHIPS:
-        raise ValueError(f"chip must be one of {', '.join(CHIPS)}; got {chip!r}")
+def compiling_for(chip: str, shared: int = 0, cores: int = 0) -> Iterator[list[Built]]:
+    """Kernels launched inside are compiled for `chip`; the list holds what was compiled, in order of launch.
+
+    Args:
+        chip: "sm_90", "gfx942".
+        shared: bytes of shared memory that a program may have; 0: as `CHIPS` says.
+        cores: its multiprocessors; 0: those of a large chip.
+    """
+    target_of(chip)  # raises if there is none
     if triton.knobs.runtime.interpret:
         raise RuntimeError("kernels of this process are interpreted: unset TRITON_INTERPRET to compile them")
     os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # the default changes in 3.10; 3.9 warns at every compile
@@ -156,7 +170,7 @@ def compiling_for(chip: str) -> Iterator[list[Built]]:
         _compiled[self.metadata.hash] = self
         stock(self)
 
-    config.set_active(CompileOnly(chip))
+    config.set_active(CompileOnly(chip, shared or CHIPS.get(chip, CHIPS["sm_80"])[1], cores or 132))
     forget()
     triton.compiler.compiler.max_shared_mem.cache_clear()
     triton.compiler.CompiledKernel._init_handles = remember
