@@ -39,6 +39,7 @@ from llama import BATCH, LENGTH, built, config
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import opmux
+from opmux.faces.aten import gate
 
 BLOCK = 5  # steps that are timed in a block
 ROUNDS = (10, 60)  # blocks of a mode, at least and at most
@@ -188,9 +189,12 @@ def timed(step: Callable[[], Any]) -> float:
 
 
 def block(step: Callable[[], Any], mode: str) -> list[float]:
-    """Milliseconds of some steps, after two that are not timed."""
+    """Milliseconds of some steps, after two that are not timed, and until the planner has answered."""
     turn(mode)
-    return [timed(step) for _ in range(BLOCK + 2)][2:]
+    timed(step), timed(step)
+    while gate.waiting():
+        timed(step)
+    return [timed(step) for _ in range(BLOCK)]
 
 
 def compared(step: Callable[[], Any], warm: float = 1.0) -> Row:
@@ -201,6 +205,8 @@ def compared(step: Callable[[], Any], warm: float = 1.0) -> Row:
         for part in ("native", mode):
             turn(part)
             ms = [timed(step) for _ in range(math.ceil(warm * WARM[part]))][-1]
+            while gate.waiting():
+                ms = timed(step)
         gc.collect()
         gc.disable()  # and not within a step
         run_on(quiet())

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .core.spec import Spec
 
 T = TypeVar("T")
+Apply = Callable[..., Any]
 
 
 class Provider(Generic[T]):
@@ -43,8 +44,9 @@ op_packages: Provider[tuple[Mapping[str, str], tuple[str, ...]]] = Provider("the
 machine: Provider[Machine] = Provider("the machine")
 manager: Provider[OpManager] = Provider("the default manager")
 extensions: Provider[tuple[Extension, ...]] = Provider("the extensions of core")
-# Takes an op, its entry, that of its backward, and `apply` of its autograd.Function: a faster `apply`, or the same.
-hasten: Provider[Callable[[Spec, EntryPoint, EntryPoint, Callable[..., Any]], Callable[..., Any]]] = Provider(
+# Takes an op, its entry, that of its backward, `apply` of its autograd.Function, and what replaces that later: a faster
+# `apply`, or the same.
+hasten: Provider[Callable[[Spec, EntryPoint, EntryPoint, Apply, Callable[[Apply], None]], Apply]] = Provider(
     "faster gradients"
 )
 # Modules of other libraries that vendors' packages and plugins import -> ours.

@@ -119,7 +119,7 @@ def test_without_the_gate_each_trace_of_a_model_must_gain(measured):
 def test_with_the_gate_sizes_decide(measured):
     measured({"_softmax": speed(1.5, 0.5, 0.5, host=(5, 5), native=LONG)}, gated=True)
     assert opmux.enable() == ["_softmax"] and engine.STATE.auto
-    assert decisions.thresholds("_softmax", "cpu") == ({BF16: MIDDLE, FP16: MIDDLE},) * 2
+    assert decisions.thresholds("_softmax", "cpu") == (*({BF16: MIDDLE, FP16: MIDDLE},) * 2, True)
     decision = decisions.decide(table()["_softmax"], "cpu")
     x = torch.empty(MIDDLE, dtype=BF16)
     assert decision.takes(x) and not decision.takes(x[1:]) and not decision.takes(x.float())
@@ -148,7 +148,7 @@ def test_forms_that_are_not_measured_go_by_their_functional_one(measured, monkey
 def test_calls_that_go_to_python_must_gain_more(measured, monkeypatch):
     measured({"_softmax": speed(0.5, 0.5, 0.5, host=(5, 5), native=(2, 80, 500))}, gated=True)
     monkeypatch.setattr(gate, "may_launch", lambda device, shape, family: True)
-    launched, in_python = decisions.thresholds("_softmax", "cpu")
+    launched, in_python, _ = decisions.thresholds("_softmax", "cpu")
     assert launched[BF16] == 0 and MIDDLE < in_python[BF16] < LARGE  # 90 us, twice of what Python takes
     opmux.enable()
     small, large = (torch.empty(n, dtype=BF16) for n in (SMALL, LARGE))

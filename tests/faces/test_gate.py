@@ -90,16 +90,16 @@ def test_calls_that_are_off_run_atens_kernels_and_those_that_are_on_the_override
 )  # fmt: skip
 def test_the_first_tensors_dtype_and_size_decide(called, limits, ours):
     names = frozenset((*FREQUENT, *OTHERS)) - {"arange"}
-    gate.select(names, lambda name, device: (limits, limits))
+    gate.select(names, lambda name, device: (limits, limits, False))
     gate.forget()
     program()
     assert set(called) == (names if ours else set())
 
 
 def test_a_call_without_tensors_is_ours_if_any_is(called):
-    gate.select(frozenset({"arange"}), lambda name, device: ({torch.bfloat16: 1 << 20},) * 2)
+    gate.select(frozenset({"arange"}), lambda name, device: (*({torch.bfloat16: 1 << 20},) * 2, False))
     torch.arange(3)
-    gate.select(frozenset({"arange"}), lambda name, device: ({torch.bfloat16: gate.NEVER},) * 2)
+    gate.select(frozenset({"arange"}), lambda name, device: (*({torch.bfloat16: gate.NEVER},) * 2, False))
     torch.arange(3)
     assert called == ["arange"]
 
@@ -174,6 +174,5 @@ def test_it_can_be_turned_off_and_a_failed_build_is_one_line(monkeypatch, caplog
     with caplog.at_level(logging.INFO, logger="opmux"):
         assert not gate.available()
         assert not gate.available()
-    assert [r.getMessage() for r in caplog.records] == [
-        "overrides of torch's ops are entered through Python: there is no C++ compiler"
-    ]
+    (said,) = (r.getMessage() for r in caplog.records)
+    assert "in Python" in said and said.endswith("there is no C++ compiler")

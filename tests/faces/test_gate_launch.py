@@ -3,7 +3,10 @@
 import ctypes
 import io
 import json
+import socket
+import struct
 import threading
+import time
 import types
 import warnings
 
@@ -106,6 +109,7 @@ def world(monkeypatch):
     get_default_manager().prepare()  # loading plugins makes C++ forget
     # A context of another test may still refer to a policy scope.
     monkeypatch.setattr(policy, "_live", {})
+    monkeypatch.setattr(policy, "_told", False)
     monkeypatch.setattr(launching._State, "paused", set())
     before, made = launching._State.driver, World()
     keep = LAUNCH(made.drive)
@@ -267,10 +271,22 @@ def test_calls_that_never_come_back_leave_room_for_others(world):
     assert len(world.from_python) == known
 
 
+LIMITS = {torch.float32: 16}, {torch.float32: 1024}  # of calls that C++ launches, and of those that Python runs
+
+
+@pytest.fixture
+def auto(world):
+    """As in auto mode, where Python may take as long as it likes."""
+    gate.select(frozenset(world.names), lambda name, device: (*LIMITS, True))
+    gate.allow(1.0, 1e9)
+    yield world
+    gate.allow()
+
+
 @pytest.mark.parametrize("size, way", [(2048, "python"), (512, "torch"), (8, "torch")])
 def test_a_call_that_cannot_be_launched_is_ours_where_python_gains(world, size, way):
     """And one that was seen too seldom."""
-    gate.select(frozenset(world.names), lambda name, device: ({torch.float32: 16}, {torch.float32: 1024}))
+    gate.select(frozenset(world.names), lambda name, device: (*LIMITS, False))
     x = torch.rand(size)
     torch.exp(x)
     assert len(world.from_python) == (way == "python")
@@ -283,11 +299,236 @@ def test_a_call_that_cannot_be_launched_is_ours_where_python_gains(world, size, 
 
 
 def test_a_small_call_is_launched_once_it_is_known(world):
-    gate.select(frozenset(world.names), lambda name, device: ({torch.float32: 16}, {torch.float32: 1024}))
+    gate.select(frozenset(world.names), lambda name, device: (*LIMITS, False))
     x = torch.rand(64)
     for _ in range(SIGHTINGS + 3):
         torch.exp(x)
     assert len(world.from_python) == 1 and len(world.from_cpp) == 3
+
+
+@pytest.mark.parametrize("size", [64, 2048])
+def test_auto_mode_runs_torchs_kernel_until_a_call_is_recorded(auto, size):
+    x = torch.rand(size)
+    natively = x.double().exp().float()
+    for n in range(SIGHTINGS + 3):  # ours computes another function: x + 0
+        torch.testing.assert_close(torch.exp(x), natively if n < SIGHTINGS - 1 else x)
+    assert auto.from_python.count("exp") == 1 and sum(name == "exp" for name, *_ in auto.from_cpp) == 3
+
+
+def test_auto_mode_never_enters_python_for_shapes_that_do_not_come_back(auto):
+    for n in range(16, 4016):
+        torch.exp(torch.rand(n))
+    assert not auto.from_python and not auto.from_cpp
+
+
+def test_auto_mode_keeps_a_planned_call_in_python_where_that_gains(auto):
+    """C++ cannot launch a call that does more than launch kernels: Python runs it from the sixth call on."""
+    auto.extra = lambda x: x.sin()
+    small, large = torch.rand(64), torch.rand(2048)
+    for _ in range(SIGHTINGS - 1):
+        torch.exp(large)
+    assert not auto.from_python
+    for _ in range(10):
+        torch.exp(large)
+    assert len(auto.from_python) == 10
+    for _ in range(2 * SIGHTINGS):
+        torch.exp(small)
+    assert len(auto.from_python) == 12  # two attempts to record it, as Python is no gain
+
+
+def test_auto_mode_records_within_the_time_that_it_may_spend(auto):
+    """One recording that takes longer than that uses up what was saved; the next ones wait."""
+    gate.allow(0.02, 0.001)
+    auto.extra = lambda x: time.sleep(0.01)
+    for n in range(20):
+        for _ in range(SIGHTINGS):
+            torch.exp(torch.rand(100 + n))
+    assert len(auto.from_python) == 1
+    gate.allow(1.0, 1e9)
+    torch.exp(torch.rand(100 + 19))  # due since its sixth call
+    assert len(auto.from_python) == 2
+
+
+# ---- a planner in another process -----------------------------------------------------------------------------------
+
+LOAD = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p)
+FIND = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p, ctypes.c_char_p)
+ASK_FOR = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_int)
+CAPTURING = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int))
+
+
+class FakePlanner:
+    """Stands in for tools/planning.py: answers the gate's questions with the test's own kernels."""
+
+    def __init__(self, world, file):
+        self.world, self.file, self.questions, self.loaded, self.wide = world, file, [], [], []
+        self.capturing = 0
+        self.ours, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.theirs.settimeout(10)
+
+        def load(module, image):
+            self.loaded.append(ctypes.string_at(image, 4))
+            module[0] = 5
+            return 0
+
+        def find(function, module, name):
+            assert (module, name) == (5, b"exp_kernel")
+            function[0] = FUNCTION["exp"]
+            return 0
+
+        def ask_for(function, which, value):
+            self.wide.append((function, which, value))
+            return 0
+
+        def capturing(stream, status):
+            status[0] = self.capturing
+            return 0
+
+        self.keep = LAUNCH(world.drive), LOAD(load), FIND(find), ASK_FOR(ask_for), CAPTURING(capturing)
+        launch, *loads = (ctypes.cast(one, ctypes.c_void_p) for one in self.keep)
+        self.driver = launching.Driver.of(launch, None, *loads)
+        KEPT.extend((self.keep, self.driver))
+        launching.drive(self.driver)
+        gate.plan(self.ours)
+
+    def send(self, *words):
+        self.theirs.send(struct.pack(f"<{len(words)}Q", *words))
+
+    def read(self):
+        message = self.theirs.recv(1 << 16)
+        self.questions.append(struct.unpack(f"<{len(message) // 8}Q", message))
+        return self.questions[-1]
+
+    def answer(self, slot, epoch, hashed, count, *words, shape=(4, 8), kernel=0):
+        """One launch of exp: its argument and its result, their elements, and 1.0."""
+        pad = lambda text: struct.unpack(f"<{-(-len(text) // 8)}Q", text + b"\0" * (-len(text) % 8))
+        path = str(self.file).encode()
+        self.send(1, kernel, 64 * 1024, len(b"exp_kernel"), *pad(b"exp_kernel"), len(path), *pad(path))
+        n = shape[0] * shape[1]
+        params = (0, 0, 0), (1, 0, 0), (3, 0, n), (3, 0, struct.unpack("<Q", struct.pack("<d", 1.0))[0])
+        result = 6, 2, *shape, shape[1], 1
+        launch = kernel, 3, 1, 1, 128, len(params), *(word for param in params for word in param)
+        self.send(2, slot, epoch, hashed, count, *words, 1, *result, 0, 1, *launch)
+
+
+@pytest.fixture
+def planned(auto, tmp_path):
+    file = tmp_path / "0.cubin"
+    file.write_bytes(b"ELF!")
+    made = FakePlanner(auto, file)
+    yield made
+    gate.plan(None)
+    made.ours.shutdown(socket.SHUT_RDWR)
+    KEPT.append(made.ours)
+
+
+def until(condition):
+    for _ in range(1000):
+        if condition():
+            return
+        time.sleep(0.01)
+    raise AssertionError("not within 10 s")
+
+
+def test_the_planner_is_asked_at_the_second_call_and_its_recipe_is_launched(planned):
+    x = torch.rand(4, 8)
+    natively = x.double().exp().float()
+    torch.testing.assert_close(torch.exp(x), natively)
+    torch.testing.assert_close(torch.exp(x), natively)
+    question = planned.read()
+    assert question[3] == len(question) - 4  # the words of the key
+    before = launching.recipes()
+    planned.answer(*question)
+    until(lambda: launching.recipes() > before)
+    for _ in range(3):
+        z = torch.rand(4, 8)
+        assert torch.equal(torch.exp(z), z)  # the kernel here copies
+    assert planned.loaded == [b"ELF!"] and planned.wide == [(FUNCTION["exp"], 8, 64 * 1024)]  # once
+    assert not planned.world.from_python and len(planned.questions) == 1
+
+
+def test_a_program_does_not_wait_for_the_planner(planned):
+    """It answers nothing here, and no message fits after some hundred."""
+    for n in range(16, 3000):
+        x = torch.rand(n)
+        torch.exp(x)
+        torch.exp(x)
+    assert not planned.world.from_python and not planned.world.from_cpp
+
+
+def test_a_kernel_is_not_loaded_while_a_graph_is_captured(planned):
+    x = torch.rand(4, 8)
+    torch.exp(x), torch.exp(x)
+    planned.capturing, before = 1, launching.recipes()
+    planned.answer(*planned.read())
+    until(lambda: launching.recipes() > before)
+    torch.testing.assert_close(torch.exp(x), x.double().exp().float())
+    planned.capturing = 0
+    assert torch.equal(torch.exp(x), x)
+
+
+@pytest.mark.parametrize("size", [32, 2048])
+def test_what_the_planner_refuses_is_torchs(planned, size):
+    """Also where Python would gain: to enter it for the first time takes seconds of imports."""
+    x = torch.rand(size)
+    torch.exp(x), torch.exp(x)
+    slot, epoch, hashed, *_ = planned.read()
+    planned.send(3, slot, epoch, hashed)
+    until(lambda: not gate.waiting())
+    for _ in range(200):
+        torch.exp(x)
+    torch.testing.assert_close(torch.exp(x), x.double().exp().float())
+    assert not planned.world.from_python and not planned.world.from_cpp
+    planned.theirs.settimeout(0.01)
+    with pytest.raises(TimeoutError):
+        planned.read()  # it is not asked again
+
+
+@pytest.mark.parametrize("words", [(2, 10**9, 1, 1), (2,), (7, 1), (1, 0, 0, 3)], ids=str)
+def test_a_message_that_makes_no_sense_changes_nothing(planned, words):
+    x = torch.rand(4, 8)
+    torch.exp(x), torch.exp(x)
+    question = planned.read()
+    planned.send(*words)
+    before = launching.recipes()
+    planned.answer(*question)
+    until(lambda: launching.recipes() > before)
+    assert torch.equal(torch.exp(x), x)
+
+
+def test_an_answer_may_come_for_a_gate_that_was_never_called(planned):
+    """After `disable()` and `enable()` a new gate has the number of the one that asked."""
+    x = torch.rand(4, 8)
+    torch.exp(x), torch.exp(x)
+    question = planned.read()
+    other = gate.slots()["cpu", "clamp"]
+    before = launching.recipes()
+    planned.answer(other, *question[1:])
+    planned.answer(*question)
+    until(lambda: launching.recipes() == before + 2)
+    assert torch.equal(torch.exp(x), x)
+    torch.testing.assert_close(torch.clamp(x, 0.2, 0.8), x.double().clamp(0.2, 0.8).float())
+
+
+def test_what_was_planned_is_forgotten(planned, monkeypatch):
+    monkeypatch.setattr(launching._State, "planned", True)
+    x = torch.rand(4, 8)
+    torch.exp(x), torch.exp(x)
+    before = launching.recipes()
+    planned.answer(*planned.read())
+    until(lambda: launching.recipes() > before)
+    assert torch.equal(torch.exp(x), x)
+    launching.clear()
+    torch.testing.assert_close(torch.exp(x), x.double().exp().float())
+
+
+def test_calls_are_recorded_here_when_the_planner_has_ended(planned):
+    planned.theirs.close()
+    x = torch.rand(4, 8)
+    until(lambda: not gate._State.library.planned())
+    for _ in range(SIGHTINGS + 1):
+        torch.exp(x)
+    assert planned.world.from_python == ["exp"] and len(planned.world.from_cpp) == 1
 
 
 def test_how_far_a_pointer_is_from_a_multiple_of_16_is_part_of_the_look(world):

@@ -28,7 +28,7 @@ RAGGED = set(
 
 # torch's series are nan at infinity, CUDA's library functions inf
 NAN_AT_INFINITY = {"i0", "special_i1", "special_modified_bessel_i0", "special_modified_bessel_i1"}
-NO_NATIVE = {("angle", torch.bfloat16)}  # torch has no CUDA kernel to compare with
+NO_NATIVE = {("angle", torch.float16), ("angle", torch.bfloat16)}  # torch has no CUDA kernel to compare with
 
 
 def ours(name):

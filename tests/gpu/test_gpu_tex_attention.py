@@ -219,6 +219,6 @@ def test_speed_of_a_layer_against_sdpa():
 
     mine, theirs = (min(milliseconds(f) for _ in range(3)) for f in (ours, torchs))
     assert mine < 1.2 * theirs, f"{mine:.3f} ms, torch {theirs:.3f} ms"
-    with opmux.policy(per_op=dict.fromkeys(("attention_general", "attention_general_bwd"), "vendor:nvidia|*")):
+    with opmux.policy(per_op=dict.fromkeys(("attention_general", "attention_general_bwd"), "vendor|*")):
         fast = min(milliseconds(ours) for _ in range(3))
     assert fast < 1.05 * theirs, f"{fast:.3f} ms, torch {theirs:.3f} ms"

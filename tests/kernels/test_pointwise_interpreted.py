@@ -498,3 +498,15 @@ def test_zeros_keep_their_signs(dtype):
     x = torch.tensor([0.0, -0.0, 3.0], dtype=dtype)
     assert torch.signbit(ROWS["neg"].call(x)).tolist() == [True, False, True]
     assert ROWS["digamma"].call(x)[:2].tolist() == [-float("inf"), float("inf")]
+
+
+def test_our_kernels_are_not_taken_for_a_plugins():
+    """What comes from outside opmux is compared with the op's fake kernel in its first calls: 5 ms each."""
+    from opmux.core import get_default_manager, specs
+    from opmux.core.dispatch import is_foreign
+
+    get_default_manager().prepare()
+    for family in ("pointwise", "layout", "norm", "softmax"):
+        specs.load_implementers(family)
+    ours = [i for i in get_default_manager().registry.all_impls() if i.impl_id == "default.flagos"]
+    assert ours and not any(map(is_foreign, ours))

@@ -19,7 +19,7 @@ from opmux.core import BackendImplKind, OpImpl, get_default_manager, launches, p
 from opmux.core.autograd import results_of
 from opmux.core.errors import BadArgument, NotSupported
 from opmux.core.tensors import has_memory
-from opmux.runtime import build, functions, launching
+from opmux.runtime import background, build, functions, launching
 
 UINT = ctypes.c_uint
 LAUNCH = ctypes.CFUNCTYPE(
@@ -160,6 +160,7 @@ def world(monkeypatch):
     get_default_manager().prepare()  # loading plugins makes C++ forget
     # A context of another test may still refer to a policy scope.
     monkeypatch.setattr(policy, "_live", {})
+    monkeypatch.setattr(policy, "_told", False)
     monkeypatch.setattr(launching._State, "paused", set())
     made, before = World(), launching._State.driver
     keep = LAUNCH(made.drive)
@@ -191,6 +192,40 @@ def remake(spec, entry):
         return made(*args, **kwargs)
 
     return first
+
+
+@pytest.fixture
+def compiling(world, monkeypatch):
+    """As while the library is compiled: what is called when that is over."""
+    started = []
+    for name, value in {"library": None, "tried": False, "compiling": False, "waiting": []}.items():
+        monkeypatch.setattr(functions._State, name, value)
+    monkeypatch.setattr(build, "is_built", lambda *_, **__: False)
+    monkeypatch.setattr(background, "run", lambda program, then, env=None: started.append(then))
+    world.take("rms_norm")
+    return started
+
+
+def test_calls_run_in_python_while_the_library_is_compiled(world, monkeypatch, compiling):
+    """The entry that was made meanwhile launches from C++ from then on."""
+    x, w = leaf(4, 8), leaf(8)
+    for _ in range(2 * SIGHTINGS):
+        rms(x, w)
+    assert len(compiling) == 1 and not world.from_cpp
+    compiling[0]("")
+    for _ in range(2 * SIGHTINGS):
+        rms(x, w)
+    assert world.from_cpp
+
+
+def test_a_library_that_cannot_be_compiled_is_said_once(world, compiling, caplog):
+    x, w = leaf(4, 8), leaf(8)
+    rms(x, w)
+    with caplog.at_level("WARNING"):
+        compiling[0]("g++: out of memory")
+    assert "g++: out of memory" in caplog.text and "Python" in caplog.text
+    rms(x, w).sum().backward()
+    assert len(compiling) == 1 and not world.from_cpp and x.grad is not None
 
 
 def leaf(*shape, dtype=torch.float32):
@@ -778,12 +813,13 @@ def test_where_nothing_can_be_compiled_the_function_stays(monkeypatch):
     monkeypatch.setattr(functions._State, "tried", False)
     monkeypatch.setattr(launching._State, "drives", True)
     spec = specs.find("opmux::rms_norm")
-    hasten = lambda: functions.hasten(spec, None, None, torch.add)
+    hasten = lambda: functions.hasten(spec, None, None, torch.add, lambda apply: None)
 
     def fail(*args, **kwargs):
         raise build.CannotBuild("no compiler")
 
     monkeypatch.setattr(build, "load", fail)
+    monkeypatch.setattr(build, "is_built", fail)
     assert hasten() is torch.add and hasten() is torch.add
     monkeypatch.setattr(functions._State, "tried", False)
     monkeypatch.setenv("OPMUX_CPP", "0")
@@ -795,4 +831,4 @@ def test_on_a_machine_without_cuda_nothing_is_compiled(monkeypatch):
     monkeypatch.setattr(functions, "available", lambda: pytest.fail("was built"))
     monkeypatch.setattr(launching._State, "drives", False)
     spec = specs.find("opmux::rms_norm")
-    assert functions.hasten(spec, None, None, torch.add) is torch.add
+    assert functions.hasten(spec, None, None, torch.add, lambda apply: None) is torch.add

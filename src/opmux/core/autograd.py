@@ -80,10 +80,11 @@ def make_call(spec: Spec, entry: EntryPoint, backward: EntryPoint, traced: Calla
     def slow_path(*args: Any, **kwargs: Any) -> Any:
         return with_gradient(spec, entry, backward, traced, args, kwargs)
 
-    names = {
+    apply = _apply_of(spec, entry, backward)
+    names: dict[str, Any] = {
         "_entry": entry,
         "_raw": entry.raw,
-        "_apply": wiring.hasten()(spec, entry, backward, _apply_of(spec, entry, backward)),
+        "_apply": apply,
         "_with_gradient": slow_path,
         "_scope": scope.get,
         "_plain": _PLAIN,
@@ -91,6 +92,7 @@ def make_call(spec: Spec, entry: EntryPoint, backward: EntryPoint, traced: Calla
         "_all_plain": _all_plain,
         "_transforms": transforms_active,
     }
+    names["_apply"] = wiring.hasten()(spec, entry, backward, apply, lambda other: names.update(_apply=other))
     return codegen.function(text, entry.form.name, f"{spec.name} with a gradient", names)
 
 

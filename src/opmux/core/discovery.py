@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.machinery
 import importlib.metadata
@@ -93,6 +94,18 @@ def _discover() -> Iterator[tuple[Plugin, Callable[[], Any]]]:
         if name not in modules:
             found = Plugin(name, named.source, name)
             yield found, lambda name=name: importlib.import_module(name)
+
+
+def plugins_are_named() -> bool:
+    """Whether any plugin is installed or named; nothing is imported."""
+    return bool(knobs.PLUGIN_MODULES.look().value) or _is_installed(tuple(sys.path))
+
+
+@functools.lru_cache(maxsize=1)
+def _is_installed(path: tuple[str, ...]) -> bool:
+    """Whether a distribution on this path has an entry point for plugins."""
+    groups = (GROUP, *(g for e in extensions() for g in e.plugin_groups))
+    return any(importlib.metadata.entry_points(group=group) for group in groups)
 
 
 def _load_one(found: Plugin, fetch: Callable[[], Any], registry: OpRegistry, strict: bool, done: Handled) -> None:

@@ -57,6 +57,21 @@ def library(name: str, sources: Sequence[Path], *, flags: tuple[str, ...] = ()) 
         return Path(file.name)
 
 
+def is_built(name: str, sources: Sequence[Path], *, flags: tuple[str, ...] = ()) -> bool:
+    """Whether `load` finds the library of these sources without compiling. CannotBuild if it cannot be compiled."""
+    target = _target(name, sources, flags, compiler())
+    try:
+        cache_dir.check(target.parent)
+        found = _open_verified(target, warn=False)
+    except OSError as error:
+        raise CannotBuild(f"{name} cannot be compiled: {error}. Set {CACHE_DIR.name} to a writable folder") from error
+    if found is not None:
+        found.close()
+        return True
+    _raise_known_failure(target)
+    return False
+
+
 def load(name: str, sources: Sequence[Path], *, flags: tuple[str, ...] = ()) -> ctypes.CDLL:
     """Load the library of these sources into this process; the ops it registers are then in `torch.ops`."""
     file = _open_library(name, sources, flags)
@@ -85,9 +100,9 @@ _loaded: list[BinaryIO] = []
 
 def _open_library(name: str, sources: Sequence[Path], flags: tuple[str, ...]) -> BinaryIO:
     used = compiler()
-    given = (*_FLAGS, f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}", *flags)
-    folder = directory()
-    target = folder / f"{name}-{_digest(sources, given, used)}.so"
+    given = _given(flags)
+    target = _target(name, sources, flags, used)
+    folder = target.parent
     try:
         cache_dir.check(folder)
         found = _open_verified(target, warn=False)
@@ -108,6 +123,14 @@ def _open_library(name: str, sources: Sequence[Path], flags: tuple[str, ...]) ->
     if found is None:
         raise CannotBuild(f"{name}: {target} does not contain what was written to it. Check the disk")
     return found
+
+
+def _given(flags: tuple[str, ...]) -> tuple[str, ...]:
+    return (*_FLAGS, f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}", *flags)
+
+
+def _target(name: str, sources: Sequence[Path], flags: tuple[str, ...], used: Compiler) -> Path:
+    return directory() / f"{name}-{_digest(sources, _given(flags), used)}.so"
 
 
 # ---- dependencies ---------------------------------------------------------------------------------------------------
@@ -286,17 +309,22 @@ def _run(command: list[str]) -> tuple[int, str]:
 
 def _start(command: list[str], stderr: int) -> subprocess.Popen[str]:
     """Start a compiler in its own session, so that its child processes can be killed with it."""
+    return start(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        encoding="utf-8",
+        errors="replace",
+        start_new_session=True,
+        env=os.environ | {"LC_ALL": "C"},  # the first error is found by the English word
+    )
+
+
+def start(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
+    """subprocess.Popen, while no other thread forks."""
     with _starting.held:
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            encoding="utf-8",
-            errors="replace",
-            start_new_session=True,
-            env=os.environ | {"LC_ALL": "C"},  # the first error is found by the English word
-        )
+        return subprocess.Popen(command, **options)
 
 
 def _finish(process: subprocess.Popen[str], limit: float) -> tuple[str, str]:

@@ -20,7 +20,7 @@ from ..core.entry import EntryPoint
 from ..core.lock import ForkSafeLock
 from ..core.log import logger
 from ..core.spec import Spec
-from . import build, launching
+from . import background, build, launching
 from .settings import CPP
 
 SOURCES = (Path(__file__).with_name("functions.cpp"), launching.HEADER)
@@ -33,6 +33,9 @@ _DEVICES = {"cpu": 0, "cuda": 1}  # c10::DeviceType
 _MOST_ARGUMENTS = 16  # as in functions.cpp
 
 Apply = Callable[..., Any]
+COMPILE = (
+    "from opmux.runtime import build, functions; build.library('functions', functions.SOURCES, flags=functions.flags())"
+)
 
 
 class _Library:
@@ -58,6 +61,8 @@ class _State:
     lock = ForkSafeLock().arm()  # a process may fork while another thread compiles
     library: _Library | None = None
     tried = False
+    compiling = False
+    waiting: list[Callable[[], None]] = []  # what is done when the library is there
     device = "cuda"  # the only one that C++ launches on; tests have another
 
 
@@ -75,20 +80,59 @@ def available() -> bool:
                 _State.library = _Library(loaded)
                 launching.attach(loaded)
             except build.CannotBuild as error:
-                logger.info("ops with gradients are launched from Python: %s", error)
+                logger.warning("ops with gradients are launched from Python, 5 to 20 us slower a call: %s", error)
         _State.tried = True
     return _State.library is not None
 
 
-def hasten(spec: Spec, entry: EntryPoint, backward: EntryPoint, apply: Apply) -> Apply:
-    """`apply` of an op's Function, or one that launches from C++ where it can."""
+def _soon(use: Callable[[], None]) -> bool:
+    """Whether the library has to be compiled first: another process does that, and `use` is called when it is there."""
+    with _State.lock.held:
+        if _State.tried or not CPP.get():
+            return False
+        if not _State.compiling:
+            try:
+                if build.is_built("functions", SOURCES, flags=flags()):
+                    return False
+                background.run(COMPILE, _compiled)
+            except (build.CannotBuild, OSError) as error:
+                logger.debug("nothing is compiled in the background: %s", error)
+                return False  # `available` says why
+            _State.compiling = True
+            logger.info("C++ for ops with gradients is compiled by another process; Python launches them until then")
+        _State.waiting.append(use)
+        return True
+
+
+def _compiled(error: str) -> None:
+    if error:
+        logger.warning("ops with gradients are launched from Python, 5 to 20 us slower a call: %s", error)
+        with _State.lock.held:
+            _State.tried = True
+        return
+    if available():
+        for use in _State.waiting:
+            use()
+    _State.waiting.clear()
+
+
+def hasten(
+    spec: Spec, entry: EntryPoint, backward: EntryPoint, apply: Apply, replace: Callable[[Apply], None]
+) -> Apply:
+    """`apply` of an op's Function, or one that launches from C++ where it can; `replace` gets a late one."""
     if spec.family not in FAMILIES or _State.device not in (*machine.accelerators(), "cpu"):
         return apply
     few = max(len(spec.names), len(spec.gradient.sources)) <= _MOST_ARGUMENTS
-    if not few or spec.writes or not launching.drives() or not available():
+    if not few or spec.writes or not launching.drives():
         return apply
-    assert _State.library is not None
-    return _Hastened(_State.library, spec, entry, backward, apply).apply
+
+    def made() -> Apply:
+        assert _State.library is not None
+        return _Hastened(_State.library, spec, entry, backward, apply).apply
+
+    if _soon(lambda: replace(made())) or not available():
+        return apply
+    return made()
 
 
 class _Hastened:

@@ -21,6 +21,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -36,7 +37,8 @@ constexpr int kMostSpaces = 8;
 constexpr int kMostTensors = 8;
 constexpr int kMostResults = 8;
 constexpr int kMostWords = 96;
-constexpr int kSightings = 6;  // calls that look the same, before one is recorded: shapes that never come back cost less
+constexpr uint32_t kSightings = 6;  // calls with one key before one is recorded: shapes that never come back cost less
+constexpr uint32_t kAsks = 2;  // calls with one key before the planner is asked: shapes that never come back ask nothing
 constexpr size_t kBuckets = 256;
 constexpr size_t kWays = 4;
 
@@ -71,6 +73,52 @@ struct Driver {
   int (*stream)(int32_t, void**);  // nullptr: the device has none
   int (*begin)();                  // from now on Python records what this thread launches; 0: not now
   int (*end)(Recorded*);           // 1: it has launched, and nothing else was done
+  // For kernels that another process has compiled; nullptr: the device has none. As cuModuleLoadData, cuModuleGetFunction,
+  // cuFuncSetAttribute and cuStreamIsCapturing.
+  int (*load)(void** module, const void* image);
+  int (*function)(void** function, void* module, const char* name);
+  int (*attribute)(void* function, int which, int value);
+  int (*capturing)(void* stream, int* status);
+};
+
+constexpr int kMostDevices = 64;
+constexpr uint32_t kPlainShared = 48 * 1024;  // bytes of shared memory that a kernel may have without asking
+constexpr int kDynamicShared = 8;             // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+
+// A kernel that another process has compiled. Each device loads it when it is first launched there.
+struct Kernel {
+  std::string image, name;
+  uint32_t shared;
+  std::array<std::atomic<void*>, kMostDevices> functions{};
+  std::mutex lock;
+
+  // Its function on the current device; nullptr: it cannot be loaded, or not now.
+  void* on(int device, const Driver& with, void* stream) {
+    if (device < 0 || device >= kMostDevices) {
+      return nullptr;
+    }
+    if (void* found = functions[device].load(std::memory_order_acquire)) {
+      return found == &failed ? nullptr : found;
+    }
+    std::lock_guard<std::mutex> held(lock);
+    if (void* found = functions[device].load(std::memory_order_relaxed)) {
+      return found == &failed ? nullptr : found;
+    }
+    int status = 0;
+    void *module = nullptr, *made = nullptr;
+    if (with.load == nullptr || (with.capturing != nullptr && (with.capturing(stream, &status) != 0 || status != 0))) {
+      return nullptr;
+    }
+    if (with.load(&module, image.data()) != 0 || with.function(&made, module, name.c_str()) != 0 ||
+        (shared > kPlainShared && with.attribute(made, kDynamicShared, static_cast<int>(shared)) != 0)) {
+      functions[device].store(&failed, std::memory_order_release);  // a chip that it was not compiled for
+      return nullptr;
+    }
+    functions[device].store(made, std::memory_order_release);
+    return made;
+  }
+
+  static inline char failed = 0;  // its address: the kernel cannot be loaded there
 };
 
 std::atomic<const Driver*> driver{nullptr};
@@ -198,7 +246,11 @@ struct Look {
   void look(at::ScalarType value) { add(static_cast<uint64_t>(value)); }
   void look(at::MemoryFormat value) { add(static_cast<uint64_t>(value)); }
   void look(at::Layout value) { add(static_cast<uint64_t>(value)); }
-  void look(at::Device value) { add(static_cast<uint64_t>(value.type()) << 8 | static_cast<uint8_t>(value.index())); }
+  void look(at::Device value) {  // results are on the device of the first tensor
+    ok = ok && tensors != 0 && value.type() == tensor[0]->device().type() &&
+        (!value.has_index() || value.index() == tensor[0]->device().index());
+    add(static_cast<uint64_t>(value.type()) << 8 | static_cast<uint8_t>(value.index()));
+  }
   void look(const at::ITensorListRef& values) {
     add(values.size());
     for (const at::Tensor& t : values) {
@@ -263,6 +315,7 @@ struct Recipe : std::enable_shared_from_this<Recipe> {
   struct Launch {
     Seen seen;
     std::vector<Param> params;
+    std::shared_ptr<Kernel> kernel;  // else `seen` has a function, which Python has loaded
   };
 
   const uint64_t id = next_id.fetch_add(1, std::memory_order_relaxed);  // an address may be used again, this never is
@@ -301,6 +354,15 @@ bool run(const Recipe& recipe, const Look& call, DispatchKey key, Results& resul
   if (with.stream != nullptr && with.stream(device.index(), &stream) != 0) {
     return false;
   }
+  std::array<void*, kMostLaunches> functions;
+  for (size_t i = 0; i < recipe.launches.size(); ++i) {
+    const auto& launch = recipe.launches[i];
+    functions[i] = launch.kernel == nullptr ? reinterpret_cast<void*>(launch.seen.function)
+                                            : launch.kernel->on(device.index() < 0 ? 0 : device.index(), with, stream);
+    if (functions[i] == nullptr) {
+      return false;
+    }
+  }
   for (size_t i = 0; i < recipe.results.size(); ++i) {
     results[i] = allocate(recipe.results[i], key, device);
   }
@@ -329,7 +391,7 @@ bool run(const Recipe& recipe, const Look& call, DispatchKey key, Results& resul
     }
     const Seen& seen = launch.seen;
     launched.fetch_add(1, std::memory_order_relaxed);
-    const int status = with.launch(reinterpret_cast<void*>(seen.function), seen.grid[0], seen.grid[1], seen.grid[2],
+    const int status = with.launch(functions[&launch - recipe.launches.data()], seen.grid[0], seen.grid[1], seen.grid[2],
                                    seen.threads, 1, 1, seen.shared, stream, params, nullptr);
     if (status != 0) {
       // What an earlier launch has written in place, running statistics for example, must not be written again.
@@ -385,7 +447,7 @@ bool understand(Recipe& made, const Look& call, const Recorded& recorded, const 
   std::array<bool, kMostResults> written{};
   for (int n = 0; n < recorded.launches; ++n) {
     const Seen& seen = recorded.seen[n];
-    Recipe::Launch launch{seen, {}};
+    Recipe::Launch launch{seen, {}, nullptr};
     for (int i = 0; i < seen.count; ++i) {
       const uint64_t value = seen.values[i];
       Recipe::Param param{Recipe::kBytes, 0, value};
@@ -504,6 +566,42 @@ class Reading {
   Reader& mine_;
 };
 
+// How often calls with one key came that had no recipe.
+//
+// The sixth is recorded, then the twelfth, the 24th and so on: the first recording may be of no use, because it includes
+// the planning, which may call torch's ops on the device; and a recipe may have been evicted.
+struct Sighting {
+  std::atomic<uint64_t> id{0};
+  std::atomic<uint32_t> times{0};
+  std::atomic<uint32_t> due{kSightings};
+  std::atomic<bool> planned{false};  // Python has run one
+  std::atomic<uint32_t> asks{kAsks};  // after so many calls the planner is asked
+  std::atomic<bool> refused{false};   // by the planner
+
+  void restart(uint64_t to) {
+    id.store(to, std::memory_order_relaxed);
+    times.store(0, std::memory_order_relaxed);
+    due.store(kSightings, std::memory_order_relaxed);
+    planned.store(false, std::memory_order_relaxed);
+    asks.store(kAsks, std::memory_order_relaxed);
+    refused.store(false, std::memory_order_relaxed);
+  }
+
+  bool is_to_ask() const { return times.load(std::memory_order_relaxed) >= asks.load(std::memory_order_relaxed); }
+
+  // An answer may be lost, or its recipe evicted.
+  void asked(bool sent) {
+    asks.store((sent ? 64 : 2) * times.load(std::memory_order_relaxed), std::memory_order_relaxed);
+  }
+
+  bool is_due() const { return times.load(std::memory_order_relaxed) >= due.load(std::memory_order_relaxed); }
+
+  void tried() {
+    planned.store(true, std::memory_order_relaxed);
+    due.store(2 * times.load(std::memory_order_relaxed), std::memory_order_relaxed);
+  }
+};
+
 // The recipes of one op, in buckets: calls of a model that fall into the same one must not evict each other, as each time
 // that costs a call of Python. There are at most kBuckets * kWays; a further one takes the place of another.
 class Recipes {
@@ -527,33 +625,47 @@ class Recipes {
     return nullptr;
   }
 
-  // Whether a call of which there is no recipe should be recorded: the sixth, twelfth, 24th and so on that look the same.
-  // The first recording may be of no use, because in auto mode it includes the planning, which may ask torch on the
-  // device; and a recipe may have been evicted.
-  bool is_due(uint64_t hash) {
+  // Counts a call that has no recipe.
+  Sighting& saw(uint64_t hash) {
     Table* table = table_.load(std::memory_order_acquire);
     if (table == nullptr) {
       std::lock_guard<std::mutex> held(lock_);
-      if (table_.load() == nullptr) {
-        owned_ = std::make_unique<Table>();
-        table_.store(owned_.get(), std::memory_order_release);
-      }
-      table = owned_.get();
+      table = made();
     }
     Bucket& bucket = (*table)[bucket_of(hash)];
     const uint64_t id = hash ^ epoch.load(std::memory_order_relaxed);
     size_t at = 0;
-    while (at < kWays && bucket.seen[at].load(std::memory_order_relaxed) != id) {
+    while (at < kWays && bucket.seen[at].id.load(std::memory_order_relaxed) != id) {
       ++at;
     }
     if (at == kWays) {  // in turn: two calls that come in turn must not take each other's place
       at = bucket.next.fetch_add(1, std::memory_order_relaxed) % kWays;
-      bucket.seen[at].store(id, std::memory_order_relaxed);
-      bucket.times[at].store(0, std::memory_order_relaxed);
+      bucket.seen[at].restart(id);
     }
-    const uint32_t times = bucket.times[at].fetch_add(1, std::memory_order_relaxed) + 1;
-    const uint32_t rounds = times / kSightings;
-    return times % kSightings == 0 && (rounds & (rounds - 1)) == 0;
+    bucket.seen[at].times.fetch_add(1, std::memory_order_relaxed);
+    return bucket.seen[at];
+  }
+
+  // The planner cannot make a recipe for calls with this key.
+  void refuse(uint64_t hash, uint64_t of_epoch) {
+    if (Table* table = table_.load(std::memory_order_acquire)) {
+      const uint64_t id = hash ^ of_epoch;
+      for (Sighting& seen : (*table)[bucket_of(hash)].seen) {
+        if (seen.id.load(std::memory_order_relaxed) == id) {
+          seen.refused.store(true, std::memory_order_relaxed);
+        }
+      }
+    }
+  }
+
+  // Whether a call that has no recipe is recorded now.
+  bool is_due(uint64_t hash) {
+    Sighting& seen = saw(hash);
+    if (!seen.is_due()) {
+      return false;
+    }
+    seen.tried();
+    return true;
   }
 
   void keep(std::shared_ptr<const Recipe> recipe, uint64_t hash) {
@@ -562,7 +674,7 @@ class Recipes {
     if (recipe->epoch != epoch.load(std::memory_order_acquire)) {
       return;
     }
-    Bucket& bucket = (*owned_)[bucket_of(hash)];
+    Bucket& bucket = (*made())[bucket_of(hash)];  // a planner may answer a question of the gate before this one
     size_t at = (hash >> 33) % kWays;
     for (size_t i = kWays; i-- > 0;) {
       const Recipe* there = bucket.recipes[i].load();
@@ -590,11 +702,19 @@ class Recipes {
   struct Bucket {
     std::array<std::atomic<const Recipe*>, kWays> recipes{};
     std::array<std::shared_ptr<const Recipe>, kWays> owned{};  // under the lock
-    std::array<std::atomic<uint64_t>, kWays> seen{};
-    std::array<std::atomic<uint32_t>, kWays> times{};
+    std::array<Sighting, kWays> seen{};
     std::atomic<uint32_t> next{0};
   };
   using Table = std::array<Bucket, kBuckets>;
+
+  // The table, under the lock.
+  Table* made() {
+    if (owned_ == nullptr) {
+      owned_ = std::make_unique<Table>();
+      table_.store(owned_.get(), std::memory_order_release);
+    }
+    return owned_.get();
+  }
 
   static size_t bucket_of(uint64_t hash) { return (hash >> 1) % kBuckets; }
 

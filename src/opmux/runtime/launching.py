@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import importlib.metadata
+import re
 import struct
 import threading
 from pathlib import Path
@@ -26,7 +28,7 @@ HEADER = Path(__file__).with_name("launches.h")
 # Families whose kernels depend on the arguments alone: products also on torch's precision for float32.
 FAMILIES = frozenset({"pointwise", "reduce", "scan", "softmax", "norm", "channel_norm", "activation"})
 
-_MOST_PARAMS, _MOST_LAUNCHES, _MOST_SPACES = 64, 4, 8  # as in launches.h
+_MOST_PARAMS, _MOST_LAUNCHES, _MOST_SPACES, MOST_TENSORS = 64, 4, 8, 8  # as in launches.h
 _FORMATS = {
     "i1": "<b", "i8": "<b", "i16": "<h", "i32": "<i", "i64": "<q", "u1": "<B", "u8": "<B", "u16": "<H", "u32": "<I",
     "u64": "<Q", "fp32": "<f", "f32": "<f", "fp64": "<d",
@@ -62,11 +64,19 @@ _BEGIN, _END = ctypes.CFUNCTYPE(ctypes.c_int), ctypes.CFUNCTYPE(ctypes.c_int, ct
 class Driver(ctypes.Structure):
     """What C++ launches with, and how it has a call recorded."""
 
-    _fields_ = (("launch", ctypes.c_void_p), ("stream", ctypes.c_void_p), ("begin", _BEGIN), ("end", _END))
+    _fields_ = (
+        ("launch", ctypes.c_void_p), ("stream", ctypes.c_void_p), ("begin", _BEGIN), ("end", _END),
+        ("load", ctypes.c_void_p), ("function", ctypes.c_void_p), ("attribute", ctypes.c_void_p),
+        ("capturing", ctypes.c_void_p),
+    )  # fmt: skip
 
     @classmethod
-    def of(cls, launch: ctypes.c_void_p, stream: ctypes.c_void_p | None) -> Driver:
-        return cls(launch, stream, _BEGIN(_begin), _END(_end))
+    def of(cls, launch: ctypes.c_void_p, stream: ctypes.c_void_p | None, *loads: ctypes.c_void_p) -> Driver:
+        """`loads`: how kernels are loaded that another process has compiled (cuModuleLoadData and so on)."""
+        return cls(launch, stream, _BEGIN(_begin), _END(_end), *loads)
+
+
+_LOADS = ("cuModuleLoadData", "cuModuleGetFunction", "cuFuncSetAttribute", "cuStreamIsCapturing")
 
 
 class _Library:
@@ -93,6 +103,7 @@ class _State:
     driver: Driver | None = None  # C++ has its address
     drives: bool | None = None  # whether there is one for CUDA; None: not tried
     recorded = False  # whether anything was, since it was last cleared
+    planned = False  # whether another process may tell the libraries what to launch, at any time
     paused: set[str] = set()  # why no kernel is launched from C++ now: each call goes to Python
 
 
@@ -106,18 +117,40 @@ def attach(loaded: ctypes.CDLL) -> None:
 def drives() -> bool:
     """Whether C++ can launch on CUDA: there are cuLaunchKernel and torch's current stream."""
     with _State.lock.held:
+        if _State.drives is None and (untested := _untested()):
+            logger.warning("kernels are launched from Python, 5 to 20 us slower a call: %s", untested)
+            _State.drives = False
         if _State.drives is None:
             address = lambda of, name: ctypes.cast(getattr(of, name), ctypes.c_void_p)
             try:
                 cuda = ctypes.CDLL("libcuda.so.1")
                 of_torch = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cuda.so"))
                 stream = address(of_torch, "aoti_torch_get_current_cuda_stream")
-                drive(Driver.of(address(cuda, "cuLaunchKernel"), stream))
+                drive(Driver.of(address(cuda, "cuLaunchKernel"), stream, *(address(cuda, name) for name in _LOADS)))
                 _State.drives = True
             except (OSError, AttributeError) as error:
                 logger.info("kernels are launched from Python: %s", error)
                 _State.drives = False
         return _State.drives
+
+
+# The first and the last version whose internals were tested: a private member of torch's dispatcher, and what Triton's
+# kernels take beside their parameters (two pointers to scratch memory).
+TESTED = {"torch": ((2, 11), (2, 13)), "triton": ((3, 6), (3, 9))}
+
+
+def _untested() -> str:
+    """Why C++ must not launch with the torch and Triton that are here, or ""."""
+    for package, (first, last) in TESTED.items():
+        try:
+            version = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:  # a vendor may distribute its build under another name
+            continue
+        found = tuple(int(n) for n in re.findall(r"\d+", version)[:2])
+        if not first <= found <= last:
+            allowed = " to ".join(".".join(map(str, v)) for v in (first, last))
+            return f"{package} {version} is here, and launches from C++ were tested with {package} {allowed}"
+    return ""
 
 
 def drive(driver: Driver | None) -> None:
@@ -138,9 +171,14 @@ def pause(why: str, on: bool) -> None:
         _set_launching()
 
 
+def planned() -> None:
+    """From now on another process tells the libraries what to launch (faces/aten/planner.py)."""
+    _State.planned = True
+
+
 def clear() -> None:
     """Forget the launches: another implementation may be chosen, or other tiles."""
-    if _State.recorded:
+    if _State.recorded or _State.planned:
         _State.recorded = False
         for library in _State.libraries:
             library.clear()
@@ -192,11 +230,11 @@ class Recorder:
 
     def __init__(self) -> None:
         self._watch = _Watch()
-        self._record = launches.Record()
+        self.record = launches.Record()
 
     def __enter__(self) -> Recorder:
         self._watch.__enter__()
-        launches.recording[threading.get_ident()] = self._record
+        launches.recording[threading.get_ident()] = self.record
         _State.recorded = True
         return self
 
@@ -204,10 +242,15 @@ class Recorder:
         del launches.recording[threading.get_ident()]
         self._watch.__exit__(*error)
 
+    @property
+    def pure(self) -> bool:
+        """Whether nothing was done but to allocate, to view and to launch kernels of ours."""
+        return self._watch.pure
+
     def describe(self, into: Recorded) -> bool:
         """Describe what was launched; False if anything else was done, or a launch is not a plain one of Triton's."""
-        record = self._record
-        if not self._watch.pure or not 0 < len(record.launches) <= _MOST_LAUNCHES:
+        record = self.record
+        if not self.pure or not 0 < len(record.launches) <= _MOST_LAUNCHES:
             return False
         spaces = [t.untyped_storage() for t in record.made if t.numel()]
         if len(spaces) > _MOST_SPACES:
@@ -255,23 +298,39 @@ def describe(launch: launches.Launch, seen: Seen) -> bool:
     if type(run).__name__ != "CudaLauncher" or any(getattr(run, name, 0) for name in plain):
         return False
     warps, ctas, shared = compiled.packed_metadata
-    signature = compiled.src.signature
-    names = [n for n in signature if signature[n] != "constexpr"]
-    if ctas != 1 or len(names) > _MOST_PARAMS or not all(n in launch.args for n in names):
+    if ctas != 1:
         return False
-    seen.function, seen.threads, seen.shared, seen.count = compiled.function, 32 * warps, shared, len(names)
+    try:
+        params = parameters(launch)
+    except ValueError:
+        return False
+    seen.function, seen.threads, seen.shared, seen.count = compiled.function, 32 * warps, shared, len(params)
     seen.grid[:] = (*launch.grid, 1, 1)[:3]
-    for i, name in enumerate(names):
-        kind, value = signature[name], launch.args[name]
+    for i, (kind, value) in enumerate(params):
         seen.is_pointer[i] = kind.startswith("*")
-        if kind.startswith("*"):
-            seen.values[i] = 0 if value is None else value.data_ptr()
-        elif kind in _FORMATS:
-            seen.values[i] = int.from_bytes(struct.pack(_FORMATS[kind], value), "little")
-        else:
-            return False
+        seen.values[i] = value if not kind.startswith("*") else 0 if value is None else value.data_ptr()
     _kernels[compiled.function] = compiled
     return True
+
+
+def parameters(launch: launches.Launch) -> list[tuple[str, Any]]:
+    """The parameters of a launch in order: Triton's type, and a tensor or None for a pointer, else the number's bytes.
+
+    ValueError if C++ cannot pass one.
+    """
+    signature = launch.compiled.src.signature
+    names = [n for n in signature if signature[n] != "constexpr"]
+    if len(names) > _MOST_PARAMS or not all(n in launch.args for n in names):
+        raise ValueError(f"parameters {names} of {launch.args.keys()}")
+    made = []
+    for name in names:
+        kind, value = signature[name], launch.args[name]
+        if not kind.startswith("*"):
+            if kind not in _FORMATS:
+                raise ValueError(f"'{name}' is a {kind}")
+            value = int.from_bytes(struct.pack(_FORMATS[kind], value), "little")
+        made.append((kind, value))
+    return made
 
 
 on_scopes(functools.partial(pause, "policy"))

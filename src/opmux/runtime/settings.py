@@ -27,6 +27,12 @@ CPP = knob(
     default=True,
     doc="0 leaves overrides of torch's ops and ops with gradients to Python; else C++ launches, compiled on first use",
 )
+PLANNER = knob(
+    "OPMUX_PLANNER",
+    flag,
+    default=True,
+    doc="0: `enable()` plans and compiles in the program's own process, not in another one beside it",
+)
 CUDA_HOME = knob("CUDA_HOME", path, doc="the path of the CUDA toolkit; shown, never changed", in_file=False)
 CUDA_PATH = knob("CUDA_PATH", path, doc="as CUDA_HOME", in_file=False)
 
@@ -36,4 +42,4 @@ def _left_out() -> Mapping[str, str]:
     return {"nvidia": why, "cuda": why} if SKIP_CUDA.get() else {}
 
 
-EXTENSION = Extension(settings=(VENDOR, SKIP_CUDA, CACHE_DIR, CPP, CUDA_HOME, CUDA_PATH), left_out=_left_out)
+EXTENSION = Extension(settings=(VENDOR, SKIP_CUDA, CACHE_DIR, CPP, PLANNER, CUDA_HOME, CUDA_PATH), left_out=_left_out)

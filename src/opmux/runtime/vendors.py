@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from ..core.default import get_default_manager
+from ..core.discovery import plugins_are_named
 from ..core.errors import OpmuxError, nearest
 from ..core.loading import Once, all_or_nothing, on_failure
 from ..core.lock import lock
@@ -179,6 +180,7 @@ class Package:
 _known: dict[str, Package] = {}  # never changed in place
 _broken: dict[str, str] = {}  # module -> why it is skipped
 _generation = 0  # incremented by every change
+_generation_of_tree = 0  # when the vendors of the tree were loaded
 _changed: list[Callable[[], None]] = []  # called when a vendor is added or removed
 # By thread, the package that is being imported, to which `register_vendor` belongs.
 _importing: dict[int, tuple[str, Origin]] = {}
@@ -187,7 +189,7 @@ _importing: dict[int, tuple[str, Origin]] = {}
 def known() -> dict[str, Package]:
     """Every vendor by name. The first call imports the packages of the tree and loads plugins, which may add more."""
     manager = get_default_manager()
-    if not manager.started:
+    if not manager.started and plugins_are_named():
         manager.prepare(announce=False)
     return known_so_far()
 
@@ -201,8 +203,10 @@ def known_so_far() -> dict[str, Package]:
 
 
 def _read_tree() -> None:
+    global _generation_of_tree
     for name in in_tree():
         _import_or_skip(f"{ROOT}.{name}")
+    _generation_of_tree = _generation
 
 
 _tree = Once(_read_tree, "importing vendors' packages")
@@ -211,6 +215,12 @@ _tree = Once(_read_tree, "importing vendors' packages")
 def generation() -> int:
     """A number that changes with the vendors, for cache keys."""
     return _generation
+
+
+def changed_in_code() -> bool:
+    """Whether code has registered or removed a vendor since the built-in vendors were loaded."""
+    known()
+    return _generation != _generation_of_tree
 
 
 def broken() -> dict[str, str]:

@@ -168,13 +168,28 @@ def _reaches(first: torch.Tensor, limits: Mapping[torch.dtype, int]) -> bool:
 ALWAYS = dict.fromkeys(DTYPES, 0)
 
 
-def thresholds(name: str, device: str) -> tuple[Mapping[torch.dtype, int], Mapping[torch.dtype, int]]:
+def thresholds(name: str, device: str) -> tuple[Mapping[torch.dtype, int], Mapping[torch.dtype, int], bool]:
     """For the C++ gate: by dtype, the smallest size of the first tensor from which a call is ours; -1: never.
 
-    Of calls that are launched from C++, and of those that go to Python. A dtype that is not listed is torch's.
+    Of calls that are launched from C++, and of those that go to Python. A dtype that is not listed is torch's. Last,
+    whether Python may run only calls that come often: false where torch has no kernel, or a vendor provides one.
     """
+    found = _known.get((name, device))
+    if found is not None:
+        return found
     found = decide(table()[name], device)
-    return found.limits, found.limits if found.by_python is None else found.by_python
+    by_python = found.limits if found.by_python is None else found.by_python
+    return found.limits, by_python, found.limits is not ALWAYS
+
+
+_known: dict[tuple[str, str], tuple[Mapping[torch.dtype, int], Mapping[torch.dtype, int], bool]] = {}
+
+
+def know(
+    name: str, device: str, limits: Mapping[torch.dtype, int], by_python: Mapping[torch.dtype, int], patient: bool
+) -> None:
+    """Take these thresholds for an overload, as an earlier process has decided, until `forget`."""
+    _known[name, device] = limits, by_python, patient
 
 
 def decide(overload: Overload, device: str, by_gate: bool | None = None) -> Decision:
@@ -298,6 +313,9 @@ def traces() -> dict[str, dict[str, list[tuple[str, int, int]]]]:
     return json.loads(TRACES.read_text(encoding="utf-8")) if TRACES.is_file() else {}
 
 
+vendors.on_change(_known.clear)
+
+
 # ---- measurements ---------------------------------------------------------------------------------------------------
 
 FILES = SpeedFiles("aten_speed.json", "aten-", Speed.of_data, Speed.as_data)
@@ -313,6 +331,7 @@ def store(chip: Chip, speeds: Mapping[str, Speed], more: Mapping[str, Any]) -> P
 
 def forget() -> None:
     """Read the files again on next use."""
+    _known.clear()
     for cached in (_decide, measured, traces):
         cached.cache_clear()
     gate.forget()

@@ -21,7 +21,7 @@ from torch import Tensor
 from ...core import library, machine
 from ...core.default import DefaultManager, get_default_manager
 from ...core.entry import EntryPoint, Form
-from ...core.lock import lock
+from ...core.lock import cached_property, lock
 from ...core.log import logger
 from ...core.registry import BackendImplKind, OpImpl
 from ...core.spec import specs
@@ -31,6 +31,7 @@ from ...runtime.vendor_ops import AtenRow
 from ...runtime.vendors import Autograd
 from . import above, decisions, gate, native, record
 from .overloads import Overload, declining_numbers, row_for, table, vendors_own
+from .schema import Shape
 
 
 class State:
@@ -111,12 +112,18 @@ class Device:
         package = devices.vendor_of(name)
         self.name = name
         self.key = {"cpu": "CPU"}.get(name, "PrivateUse1") if package is None else package.info.key
-        self.rows = HERE.ops(name).rows
-        self.unused = {n.removeprefix("aten::") for n in HERE.ops(name).unused}
-        self.entries: dict[str, EntryPoint] = {}  # of the registered overrides
+        self.entries: dict[str, EntryPoint | Deferred] = {}  # of the registered overrides
         self._made: dict[str, EntryPoint] = {}  # all entries ever made, for reuse
         self._libraries: list[torch.library.Library] = []  # one for each registration
         self._gates: dict[str, gate.Gate] = {}  # in front of the registered overrides
+
+    @cached_property
+    def rows(self) -> Mapping[str, AtenRow]:
+        return HERE.ops(self.name).rows
+
+    @cached_property
+    def unused(self) -> set[str]:
+        return {n.removeprefix("aten::") for n in HERE.ops(self.name).unused}
 
     def choose(self) -> dict[str, Overload]:
         """The overloads that some impl can compute on this device."""
@@ -172,6 +179,50 @@ class Device:
             raise
         return True
 
+    def has_gate(self, name: str) -> bool:
+        """Whether C++ comes before an override, which so is registered on the device's key alone."""
+        return name in self._gates and name not in self.rows
+
+    def register_deferred(self, families: Mapping[str, str]) -> bool:
+        """Register gates, and overrides that load their kernels at the first call: overload -> family."""
+        new = [n for n in families if n not in self.entries]
+        before, self.entries = self.entries, dict(self.entries)
+        lib = torch.library.Library("aten", "IMPL")
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                for name in new:
+                    shape = Shape(name)
+                    made = gate.make(self.name, shape, self.key, families[name])
+                    if made is None:
+                        continue
+                    entry = self.entries[name] = Deferred(self, shape)
+                    lib.impl(name, entry.fn, self.key)
+                    self._gates[name] = made
+                    made.install()
+            self._libraries.append(lib)
+        except BaseException:
+            self._destroy([lib], new)
+            self.entries = before
+            raise
+        return bool(new)
+
+    def make(self, deferred: Deferred) -> EntryPoint:
+        """Load the specs and kernels of a deferred override, and return its entry."""
+        chosen = choosable()[self.name]
+        with lock.held:
+            entry = self.entries.get(deferred.shape.name)
+            if isinstance(entry, EntryPoint):
+                return entry
+            overload = chosen[deferred.shape.name]
+            overload.natives[self.name] = deferred.native
+            made = self._made.get(overload.name)
+            if made is None:
+                made = self._made[overload.name] = entry_point(overload, self.name)
+            made.globals["_native"] = deferred.native
+            self.entries[overload.name] = made
+            return made
+
     def _register_one(self, overload: Overload, lib: torch.library.Library) -> None:
         """Register an override on the device's key; also above autograd if a kernel below it would change gradients."""
         shape = overload.shape
@@ -183,7 +234,7 @@ class Device:
         overload.natives[self.name] = kernel = native.kernel(shape, self.key)
         entry = self._made.get(overload.name)
         if entry is None:
-            entry = self._made[overload.name] = _entry_point(overload, self.name)
+            entry = self._made[overload.name] = entry_point(overload, self.name)
         entry.globals["_native"] = kernel
         self.entries[overload.name] = entry
         if over is not None:
@@ -212,10 +263,28 @@ class Device:
             lib._destroy()
         self._libraries = [lib for lib in self._libraries if lib not in libraries]
         for name in names:
-            table()[name].natives.pop(self.name, None)
+            if not isinstance(self.entries.get(name), Deferred):
+                table()[name].natives.pop(self.name, None)
 
 
-def _entry_point(overload: Overload, device: str) -> EntryPoint:
+class Deferred:
+    """An override that loads its specs and kernels at the first call."""
+
+    def __init__(self, device: Device, shape: Shape):
+        self.shape = shape
+        self.native = native.kernel(shape, device.key)
+        call: Callable[..., Any] | None = None
+
+        def fn(*args: Any, **kwargs: Any) -> Any:
+            nonlocal call
+            if call is None:
+                call = device.make(self).fn
+            return call(*args, **kwargs)
+
+        self.fn = fn
+
+
+def entry_point(overload: Overload, device: str) -> EntryPoint:
     """The function that torch calls for an overload on a device."""
     form = _form(overload)
 
@@ -262,11 +331,14 @@ def choosable() -> dict[str, dict[str, Overload]]:
     for name in HERE.devices():
         if name in _chosen:
             continue
-        made = Device(name)
+        made = _devices.get(name) or Device(name)
         chosen = made.choose()  # without a lock: it imports kernels and runs impls' availability checks
         with lock.held:
             if name not in _chosen:
                 _devices[name], _chosen[name] = made, chosen
+                for entry in made.entries.values():
+                    if isinstance(entry, Deferred):
+                        table()[entry.shape.name].natives[name] = entry.native
     return dict(_chosen)
 
 
@@ -281,9 +353,30 @@ def register(names: Mapping[str, Iterable[str]]) -> None:
             for device, wanted in ((d, _with_delegates(n)) for d, n in names.items())
             if device in _devices  # its vendor may have been removed meanwhile
         ]
-        if any(new) or (library.reference_guard is None and any(d.entries for d in _devices.values())):
-            library.reference_guard = off_inside
-            get_default_manager().invalidate("ATen's ops are overridden")
+        _guard(any(new))
+
+
+def register_deferred(families: Mapping[str, Mapping[str, str]]) -> None:
+    """Register gates, and overrides that load their kernels at the first call: device type -> overload -> family."""
+    with lock.held:
+        new = []
+        for name, found in families.items():
+            device = _devices.get(name) or Device(name)
+            _devices[name] = device
+            new.append(device.register_deferred(found))
+        _guard(any(new))
+
+
+def _guard(new: bool) -> None:
+    if new or (library.reference_guard is None and any(d.entries for d in _devices.values())):
+        library.reference_guard = off_inside
+        get_default_manager().invalidate("ATen's ops are overridden")
+
+
+def gated_on(device: str) -> frozenset[str]:
+    """The registered overrides of a device type that C++ comes before."""
+    found = _devices.get(device)
+    return frozenset() if found is None else frozenset(n for n in found.entries if found.has_gate(n))
 
 
 def _with_delegates(names: Iterable[str]) -> set[str]:
@@ -315,7 +408,8 @@ def forget() -> None:
     with lock.held:
         _generation += 1
         for name in [n for n, d in _devices.items() if not d.entries]:
-            del _devices[name], _chosen[name]
+            del _devices[name]
+            _chosen.pop(name, None)
 
 
 vendors.on_change(forget)
@@ -335,4 +429,7 @@ def is_on(name: str, device: str) -> bool:
 def native_of(name: str, device: str) -> Callable[..., Any] | None:
     """ATen's original kernel of an overload that is overridden on a device."""
     found = _devices.get(device)
-    return table()[name].natives.get(device) if found is not None and name in found.entries else None
+    entry = None if found is None else found.entries.get(name)
+    if entry is None:
+        return None
+    return entry.native if isinstance(entry, Deferred) else table()[name].natives.get(device)

@@ -4,8 +4,9 @@
 // arguments are passed on as they are. Where the override did nothing but launch one kernel, further calls that look the
 // same are launched from here. See gate.py.
 
-#include "../../runtime/launches.h"
+#include "planner.h"
 
+#include <chrono>
 #include <string>
 #include <tuple>
 #include <unordered_map>
@@ -20,10 +21,55 @@ constexpr int64_t kNever = -1;
 constexpr size_t kTypes = static_cast<size_t>(c10::ScalarType::NumOptions) + 1;  // the last: a call without tensors
 
 // For each slot the smallest number of elements that is ours, by ScalarType, where a call is launched from here; then the
-// same where it goes to Python. No row: the overload is off.
+// same where it goes to Python; then whether Python may run only calls that come often. No row: the overload is off.
 struct Selection {
   int64_t size;
   const int64_t* const* rows;
+};
+
+// The time that auto mode may spend in Python on calls that torch's kernel could have run: a share of the time that
+// passes. So a program whose shapes never come back is not slowed down by more, and no step waits for many recordings.
+class Allowance {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  bool left() {
+    std::lock_guard<std::mutex> held(lock_);
+    const auto now = Clock::now();
+    const double passed = std::chrono::duration<double>(now - last_).count();
+    last_ = now;
+    seconds_ = std::min(most_, seconds_ + share_ * passed);
+    return seconds_ > 0;
+  }
+
+  void spend(double seconds) {
+    std::lock_guard<std::mutex> held(lock_);
+    seconds_ -= seconds;
+  }
+
+  void set(double share, double most) {
+    std::lock_guard<std::mutex> held(lock_);
+    share_ = share;
+    seconds_ = most_ = most;
+    last_ = Clock::now();
+  }
+
+ private:
+  std::mutex lock_;
+  double share_ = 0.02, most_ = 0.01;
+  double seconds_ = 0.01;  // below 0: one call took longer than was left
+  Clock::time_point last_ = Clock::now();
+};
+
+Allowance allowance;
+
+// Charges the time of one call.
+class Spending {
+ public:
+  ~Spending() { allowance.spend(std::chrono::duration<double>(Allowance::Clock::now() - since_).count()); }
+
+ private:
+  Allowance::Clock::time_point since_ = Allowance::Clock::now();
 };
 
 std::atomic<const Selection*> selection{nullptr};
@@ -48,21 +94,42 @@ struct Gate {
   Gate(int64_t slot, const OperatorHandle& op, DispatchKey key, bool launches)
       : slot(slot), op(op), key(key), launches(launches), native(kernel_of(op.getComputedKernelForDispatchKey(key))) {}
 
-  // Of a call that is not launched from here.
-  const c10::KernelFunction& choose(const at::Tensor* first) const { return is_ours(first, true) ? override : native; }
-
-  bool is_ours(const at::Tensor* first, bool by_python) const {
+  // What the selection says of this overload; nullptr: it is off.
+  const int64_t* row() const {
     const Selection* now = selection.load(std::memory_order_acquire);
-    if (now == nullptr || slot >= now->size || inside > 0) {
-      return false;
-    }
-    const int64_t* row = now->rows[slot];
+    return now == nullptr || slot >= now->size || inside > 0 ? nullptr : now->rows[slot];
+  }
+
+  static bool is_ours(const int64_t* row, const at::Tensor* first, bool by_python) {
     if (row == nullptr) {
       return false;
     }
     const size_t type = first == nullptr ? kTypes - 1 : static_cast<size_t>(first->scalar_type());
     const int64_t least = row[by_python ? kTypes + type : type];
     return least == 0 || (least != kNever && (first == nullptr || first->unsafeGetTensorImpl()->numel() >= least));
+  }
+
+  static bool is_patient(const int64_t* row) { return row[2 * kTypes] != 0; }
+
+  // Of a call that is ours and not launched from here: in auto mode torch's kernel; without a planner until calls with its
+  // key came often and Python has planned one. `by_python`: it stays with Python then.
+  const c10::KernelFunction& choose(const int64_t* row, uint64_t hash, bool by_python, bool& plans) {
+    plans = false;
+    if (!is_patient(row)) {
+      return by_python ? override : native;
+    }
+    if (Planner::instance().is_there()) {  // to enter Python for the first time takes seconds of imports
+      return native;
+    }
+    Sighting& seen = recipes.saw(hash);
+    if (by_python && seen.planned.load(std::memory_order_relaxed)) {
+      return override;
+    }
+    plans = by_python && seen.is_due() && allowance.left();
+    if (plans) {
+      seen.tried();
+    }
+    return plans ? override : native;
   }
 
   int64_t slot;
@@ -81,8 +148,28 @@ struct Boxed final : c10::OperatorKernel {
       : gate(std::move(made)), arguments(gate->op.schema().arguments().size()) {}
 
   void operator()(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-    const at::Tensor held = first_tensor(stack);
-    gate->choose(held.defined() ? &held : nullptr).callBoxed(op, keys, stack);
+    const int64_t* row = gate->row();
+    const at::Tensor held = row == nullptr ? at::Tensor() : first_tensor(stack);
+    const at::Tensor* first = held.defined() ? &held : nullptr;
+    if (!Gate::is_ours(row, first, true)) {
+      return gate->native.callBoxed(op, keys, stack);
+    }
+    bool plans = false;
+    const c10::KernelFunction& chosen = gate->choose(row, shape_of(first), true, plans);
+    std::optional<Spending> spending;
+    if (plans) {
+      spending.emplace();
+    }
+    chosen.callBoxed(op, keys, stack);
+  }
+
+  // A key of the first tensor alone: two calls that share it are planned apart, of which only the first is counted.
+  static uint64_t shape_of(const at::Tensor* first) {
+    Look call;
+    if (first != nullptr) {
+      call.look(*first);
+    }
+    return call.hash();
   }
 
   at::Tensor first_tensor(const Stack* stack) const {
@@ -131,39 +218,65 @@ struct Typed<Result(Args...)> final : c10::OperatorKernel {
   static constexpr bool kOfLists = std::is_void_v<Result> || std::is_same_v<Result, std::vector<at::Tensor>>;
 
   Result operator()(DispatchKeySet keys, Args... args) {
-    const bool launches = !kOfLists && gate->launches && launching.load(std::memory_order_relaxed);
-    const at::Tensor* first = first_tensor(args...);
-    if (!gate->is_ours(first, !gate->launches)) {
+    const int64_t* row = gate->row();
+    const at::Tensor* first = row == nullptr ? nullptr : first_tensor(args...);
+    if (!Gate::is_ours(row, first, !gate->launches)) {
       return gate->native.template call<Result, Args...>(gate->op, keys, std::forward<Args>(args)...);
     }
+    const bool patient = Gate::is_patient(row);
+    const bool by_python = Gate::is_ours(row, first, true);
+    const bool launches = !kOfLists && gate->launches && launching.load(std::memory_order_relaxed);
+    if (!launches && !patient) {  // every call is Python's
+      const auto& chosen = by_python || !gate->launches ? gate->override : gate->native;
+      return chosen.template call<Result, Args...>(gate->op, keys, std::forward<Args>(args)...);
+    }
+    Look call;
+    call.add(at::globalContext().deterministicAlgorithms());
+    call.add(static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()));
+    (look_at<Args>(call, args), ...);
+    const uint64_t hash = call.hash();
     if constexpr (!kOfLists) {
-      if (launches) {
-        Look call;
-        call.add(at::globalContext().deterministicAlgorithms());
-        call.add(static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()));
-        (look_at<Args>(call, args), ...);
-        if (call.ok && call.tensors > 0 && !(kInPlace && call.overlaps())) {
-          const uint64_t hash = call.hash();
-          bool known = false;
-          {
-            const Reading reading;
-            if (const Recipe* recipe = gate->recipes.find(call, hash)) {
-              Results made;
-              if (run(*recipe, call, gate->key, made)) {
-                return as_result(made, args...);
-              }
-              known = true;
+      if (launches && call.ok && call.tensors > 0 && !(kInPlace && call.overlaps())) {
+        bool known = false;
+        {
+          const Reading reading;
+          if (const Recipe* recipe = gate->recipes.find(call, hash)) {
+            Results made;
+            if (run(*recipe, call, gate->key, made)) {
+              return as_result(made, args...);
             }
-          }
-          if (!known && gate->recipes.is_due(hash)) {
-            return recorded(keys, call, hash, args...);
+            known = true;
           }
         }
-        // Seen too seldom, or no single launch: in auto mode, where Python would take longer than it gains, torch's.
-        return gate->choose(first).template call<Result, Args...>(gate->op, keys, std::forward<Args>(args)...);
+        if (!known) {
+          Sighting& seen = gate->recipes.saw(hash);
+          if (patient && Planner::instance().is_there()) {
+            if (seen.is_to_ask() && !seen.refused.load(std::memory_order_relaxed)) {
+              seen.asked(Planner::instance().ask(gate->slot, call, hash));
+            }
+            return gate->native.template call<Result, Args...>(gate->op, keys, std::forward<Args>(args)...);
+          }
+          if (seen.is_due() && (!patient || allowance.left())) {
+            seen.tried();
+            std::optional<Spending> spending;
+            if (patient) {
+              spending.emplace();
+            }
+            return recorded(keys, call, hash, args...);
+          }
+          const bool python = by_python && (!patient || seen.planned.load(std::memory_order_relaxed));
+          const auto& chosen = python ? gate->override : gate->native;
+          return chosen.template call<Result, Args...>(gate->op, keys, std::forward<Args>(args)...);
+        }
       }
     }
-    return gate->override.template call<Result, Args...>(gate->op, keys, std::forward<Args>(args)...);
+    bool plans = false;
+    const c10::KernelFunction& chosen = gate->choose(row, hash, by_python, plans);
+    std::optional<Spending> spending;
+    if (plans) {
+      spending.emplace();
+    }
+    return chosen.template call<Result, Args...>(gate->op, keys, std::forward<Args>(args)...);
   }
 
   template <class Arg, class Value>
@@ -445,8 +558,9 @@ const char* opmux_gate_error() { return error.c_str(); }
 Registration* opmux_gate_new(int64_t slot, const char* name, const char* overload, const char* key_name, int launches) {
   return guarded([&]() -> Registration* {
     auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, overload);
-    return new Registration{std::make_shared<Gate>(slot, op, c10::parseDispatchKey(key_name), launches != 0),
-                            std::nullopt};
+    auto made = std::make_shared<Gate>(slot, op, c10::parseDispatchKey(key_name), launches != 0);
+    Planner::instance().add(slot, std::shared_ptr<Recipes>(made, &made->recipes));
+    return new Registration{std::move(made), std::nullopt};
   });
 }
 
@@ -481,6 +595,16 @@ void opmux_gate_delete(Registration* made) { delete made; }
 void opmux_gate_select(const Selection* wanted) { selection.store(wanted, std::memory_order_release); }
 
 void opmux_gate_inside(int by) { inside += by; }
+
+// Asks a planner on this socket for the recipes of auto mode; -1: records in this process.
+void opmux_gate_plan(int socket) { Planner::instance().use(socket); }
+
+int64_t opmux_gate_waiting() { return Planner::instance().waiting(); }
+
+int opmux_gate_planned() { return Planner::instance().is_there(); }
+
+// How much of the time that passes auto mode may spend in Python on calls of torch's, and how much it may save up.
+void opmux_gate_allow(double share, double seconds) { allowance.set(share, seconds); }
 
 int64_t opmux_gate_types() { return static_cast<int64_t>(kTypes); }
 

@@ -4,15 +4,16 @@
 its dispatch key. Without a compiler, or with OPMUX_CPP=0, the overrides in Python do the same by themselves, except for
 the choice by size.
 
-On CUDA the gate also launches: after some calls that look the same (dtypes, shapes, strides, numbers), one is recorded.
-If the override did nothing but allocate and launch Triton kernels, further calls are launched by the gate
-(runtime/launching.py).
+On CUDA the gate also launches kernels. In auto mode it asks another process what a call launches (planner.py), by the
+call's key: dtypes, shapes, strides, numbers. Otherwise the sixth call with a key is recorded, and if the override did
+nothing but allocate and launch Triton kernels, further ones are launched by the gate (runtime/launching.py).
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import socket
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from ...runtime.settings import CPP
 from . import native
 from .schema import Shape
 
-SOURCES = (Path(__file__).with_name("gate.cpp"), launching.HEADER)
+SOURCES = (*(Path(__file__).with_name(name) for name in ("gate.cpp", "planner.h")), launching.HEADER)
 NEVER = -1
 
 # c10::ScalarType, whose numbers are part of torch's file format
@@ -58,6 +59,10 @@ class _Library:
         self.delete = function("delete", None, ctypes.c_void_p)
         self.select = function("select", None, ctypes.c_void_p, of=holding)
         self.inside = function("inside", None, ctypes.c_int, of=holding)
+        self.plan = function("plan", None, ctypes.c_int, of=holding)
+        self.waiting = function("waiting", ctypes.c_int64, of=holding)
+        self.planned = function("planned", ctypes.c_int, of=holding)
+        self.allow = function("allow", None, ctypes.c_double, ctypes.c_double, of=holding)
         self.types: int = function("types", ctypes.c_int64)()
 
 
@@ -76,9 +81,21 @@ def available() -> bool:
                 _State.library = _Library(loaded)
                 launching.attach(loaded)
             except build.CannotBuild as error:
-                logger.info("overrides of torch's ops are entered through Python: %s", error)
+                logger.warning(
+                    "torch's ops are overridden in Python, 5 to 40 us slower a call, and auto mode takes few: %s", error
+                )
         _State.tried = True
     return _State.library is not None
+
+
+def must_be_compiled() -> bool:
+    """Whether `available` would compile now, for some 20 s."""
+    if _State.tried or not CPP.get():
+        return False
+    try:
+        return not build.is_built("gate", SOURCES)
+    except build.CannotBuild:
+        return False
 
 
 def possible() -> bool:
@@ -162,7 +179,7 @@ def make(device: str, shape: Shape, key: str, family: str = "") -> Gate | None:
 # ---- what is on -----------------------------------------------------------------------------------------------------
 
 Limits = Mapping[torch.dtype, int]
-Thresholds = Callable[[str, str], tuple[Limits, Limits]]
+Thresholds = Callable[[str, str], tuple[Limits, Limits, bool]]
 
 _made: dict[tuple[tuple[int, ...] | None, ...], tuple[Any, ...]] = {}  # by contents; C++ has pointers: never freed
 _selections: dict[tuple[frozenset[str], Thresholds | None, int], Any] = {}  # found again by what was asked for
@@ -173,8 +190,9 @@ def select(names: frozenset[str], thresholds: Thresholds | None) -> None:
 
     `thresholds(overload, device)` gives, by dtype, the smallest number of elements of the first tensor for which a call
     is ours: 0 for all calls, NEVER for none, which is also so for a dtype that it does not name. It gives that twice:
-    for calls that are launched from C++, and for those that go to Python. A call without tensors is ours if any is.
-    Without the function all calls are ours.
+    for calls that are launched from C++, and for those that go to Python. A call without tensors is ours if any is. If
+    the third value is true, Python runs only calls that come often, within the time that `allow` grants; torch's kernel
+    runs the others. Without the function all calls are ours.
     """
     library = _State.library
     if library is None:
@@ -196,9 +214,10 @@ def forget() -> None:
 
 def _row(name: str, device: str, thresholds: Thresholds | None, types: int) -> tuple[int, ...]:
     if thresholds is None:
-        return (0,) * (2 * types)
+        return (0,) * (2 * types + 1)
     rows = []
-    for given in thresholds(name, device):
+    *limits, patient = thresholds(name, device)
+    for given in limits:
         row = [NEVER] * types
         for dtype, least in given.items():
             if dtype in _TYPES:
@@ -206,7 +225,7 @@ def _row(name: str, device: str, thresholds: Thresholds | None, types: int) -> t
         if any(least != NEVER for least in given.values()):
             row[-1] = 0
         rows += row
-    return tuple(rows)
+    return (*rows, int(patient))
 
 
 @functools.cache
@@ -218,6 +237,32 @@ def _as_c(contents: Iterable[tuple[int, ...] | None]) -> tuple[Any, ...]:
     rows = [None if row is None else ctypes.addressof(_row_as_c(row)) for row in contents]
     pointers = (ctypes.c_void_p * len(rows))(*rows)
     return _Selection(len(rows), ctypes.addressof(pointers)), pointers
+
+
+def slots() -> dict[tuple[str, str], int]:
+    """The number of each overload on each device type, in questions to the planner."""
+    return dict(_slots)
+
+
+def plan(socket: socket.socket | None) -> None:
+    """Ask the planner at the other end of this socket for the launches of auto mode; None: record in this process."""
+    if _State.library is not None:
+        _State.library.plan(-1 if socket is None else socket.fileno())
+
+
+def waiting() -> int:
+    """How many questions the planner has not answered yet."""
+    return 0 if _State.library is None else _State.library.waiting()
+
+
+# Of the time that passes, and seconds that are saved up.
+SHARE, MOST = 0.02, 0.01
+
+
+def allow(share: float = SHARE, seconds: float = MOST) -> None:
+    """How much time auto mode may spend in Python on calls that torch's kernel could run."""
+    if _State.library is not None:
+        _State.library.allow(share, seconds)
 
 
 def inside(by: int) -> None:

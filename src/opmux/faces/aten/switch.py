@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
 from typing import Any
@@ -15,7 +16,8 @@ from ...core.loading import on_failure
 from ...core.lock import lock
 from ...core.log import logger
 from ...core.tensors import first_tensor
-from . import decisions, engine, gate
+from ...runtime import background, devices
+from . import decisions, engine, gate, planner, saved
 from . import record as recording
 from .overloads import Overload, table
 from .schema import Shape, overloads
@@ -50,16 +52,55 @@ class Selection:
         while True:
             generation = engine.generation()
             if self._of != generation:
-                wanted = self._choose()
+                ready = self._saved()
+                wanted = self._choose() if ready is None else {d: frozenset(names) for d, names in ready.items()}
                 if alone and engine.leftovers(wanted):
                     engine.remove()
                     generation = engine.generation()
-                engine.register(wanted)
+                if ready is None:
+                    engine.register(wanted)
+                    self._save(wanted)
+                else:
+                    engine.register_deferred({d: {n: t.family for n, t in names.items()} for d, names in ready.items()})
             with lock.held:
                 if generation == engine.generation():
                     self._of = generation
                     apply()
                     return
+
+    @property
+    def _is_saved(self) -> bool:
+        """Whether what it takes is saved: that of auto mode on an accelerator."""
+        return self.auto and self.recorder is None and bool(devices.accelerators()) and saved.usable()
+
+    def takes_long(self) -> bool:
+        """Whether turning it on would compile."""
+        accelerated = self.auto and self.recorder is None and bool(devices.accelerators())
+        return accelerated and gate.must_be_compiled()
+
+    def _saved(self) -> saved.Selected | None:
+        """What an earlier process has saved of this selection."""
+        found = saved.read(self.include, self.exclude) if self._is_saved else None
+        if found is None:
+            return None
+        for device, names in found.items():
+            for name, taken in names.items():
+                decisions.know(name, device, taken.limits, taken.by_python, taken.patient)
+        self.asked = {d: frozenset(names) for d, names in found.items()}
+        self.names = frozenset().union(*self.asked.values())
+        for device, names in self.asked.items():
+            logger.info('mode="auto" takes %d overloads on %s, as an earlier process has found', len(names), device)
+        return found
+
+    def _save(self, taken: dict[str, frozenset[str]]) -> None:
+        """Save what C++ comes before. An op that torch has no kernel for, or a vendor's function, is decided anew."""
+        if not self._is_saved:
+            return
+        gated = {d: names & engine.gated_on(d) for d, names in taken.items()}
+        always = any(_decision(n, d).limits is decisions.ALWAYS for d, names in taken.items() for n in names - gated[d])
+        if not always:
+            families = {n: table()[n].family for names in gated.values() for n in names}
+            saved.write(self.include, self.exclude, {d: saved.of(d, names, families) for d, names in gated.items()})
 
     def _choose(self) -> dict[str, frozenset[str]]:
         """By device type, the overloads to override."""
@@ -100,7 +141,11 @@ _stack: list[Selection] = []  # of live `use()` blocks; the innermost decides
 
 
 def enable(
-    include: Names = None, exclude: Names = None, mode: str = "auto", record: recording.Sink | None = None
+    include: Names = None,
+    exclude: Names = None,
+    mode: str = "auto",
+    record: recording.Sink | None = None,
+    wait: bool = False,
 ) -> list[str]:
     """Override torch's own ops with our kernels, for the whole process; returns the names of the overloads.
 
@@ -112,12 +157,45 @@ def enable(
             takes every op we have.
         record: a path or a text file, to which `disable()` or the end of the program writes JSON lines: the overloads
             that were called, on which implementation, dtype and shapes, how often, and why torch's own kernel ran.
+        wait: the first time on a machine, auto mode on an accelerator compiles C++ for some 30 s. By default another
+            process does that, torch's own kernels run meanwhile, and the result is empty; true waits for it.
 
     The selection replaces an earlier one.
     """
     made = Selection(include, exclude, mode, record)
+    if not wait and made.takes_long() and _prepare(made):
+        return enabled_ops()
     made.turn_on(lambda: _set_base(made), alone=not _stack)
     return enabled_ops()
+
+
+PREPARE = "import opmux; opmux.enable({include!r}, {exclude!r}, wait=True)"
+
+
+def _prepare(made: Selection) -> bool:
+    """Have another process compile and decide, and turn a selection on when that is done; False if none starts."""
+
+    def turn_on() -> None:
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            threading.Timer(0.5, background.in_main_thread, [turn_on]).start()
+        elif _base is made:
+            made.turn_on(lambda: _set_base(made), alone=not _stack)
+
+    def done(error: str) -> None:
+        if error:
+            logger.warning("auto mode stays off, torch's own kernels run: preparing it failed: %s", error)
+        else:
+            background.in_main_thread(turn_on)
+
+    try:
+        program = PREPARE.format(include=made.include, exclude=made.exclude)
+        background.run(program, done, {"OPMUX_PLANNER": "0"})
+    except OSError as error:
+        logger.info("auto mode is prepared in this process, as no other one can be started: %s", error)
+        return False
+    logger.info("auto mode is compiled by another process, once on this machine; torch's own kernels run until then")
+    _set_base(made)
+    return True
 
 
 def _set_base(made: Selection | None) -> None:
@@ -229,6 +307,7 @@ def _apply() -> None:
     counting = bool(recording.live)  # then each call comes to Python, where the recorder asks `_left_to_torch`
     engine.STATE.auto = live is not None and live.auto and not counting
     engine.STATE.want(frozenset() if live is None else live.names if not counting else live.every())
+    planner.use(engine.STATE.auto and live is not None and bool(live.asked.get(planner.DEVICE)))
 
 
 def _record(live: Selection | None) -> None:

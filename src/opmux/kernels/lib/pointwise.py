@@ -135,7 +135,7 @@ def _doors(row: Row) -> tuple[Callable[..., Tensor], ...]:
     params = [n for n in row.names if n not in row.keywords] + (["*", *row.keywords] if row.keywords else [])
     names: dict[str, Any] = {
         **table(or_refusal(functools.partial(_plan, row))), "_Tensor": Tensor, "_NotSupported": NotSupported,
-        "_baked": next(iter(row.baked.values()), ()),
+        "__name__": __name__, "_baked": next(iter(row.baked.values()), ()),
     }  # fmt: skip
     fields = {"unless": judged, "args": "".join(f"{n}, " for n in row.names)}
     kinds = ["baked" if n in row.baked else r for n, r in zip(row.names, row.roles, strict=True)]
@@ -237,18 +237,16 @@ def _on_meta(row: Row, args: tuple) -> Tensor:
     as good as no elements: meta functions let some mistakes pass, and promote a few ops otherwise. They also cast what
     is to be promoted, which lays an expanded operand out anew, as no kernel does: so they get one dtype for all.
     """
-    real = not any(isinstance(a, Tensor) and a.is_meta for a in args)
-    one = next((d for d in (torch.float32, torch.float64, torch.int32) if real and d in row.dtypes), None)
+    one = next((d for d in (torch.float32, torch.float64, torch.int32) if d in row.dtypes), None)
 
     def without_contents(t: Tensor, name: str) -> Tensor:
         return as_meta(t, None if name in MASKS else one)
 
     def as_few(t: Tensor, name: str) -> Tensor:
-        return torch.ones([int(n == 1) for n in t.shape], dtype=t.dtype, device=t.device)
+        device = "cpu" if t.is_meta else t.device  # of a call that is only compiled
+        return torch.ones([int(n == 1) for n in t.shape], dtype=t.dtype, device=device)
 
     result = _ask(row, args, without_contents)
-    if not real:
-        return result
     dtype = _ask(row, args, as_few).dtype
     return result if dtype == result.dtype else result.to(dtype)
 

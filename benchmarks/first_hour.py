@@ -1,0 +1,275 @@
+"""What a user meets in the first hour: turning opmux on, first steps, batches of changing lengths; beside torch.
+
+    python benchmarks/first_hour.py [--only enable,steps,lengths,shapes,host] [--json FILE]
+
+Every figure comes from processes of its own. "cold" has empty caches (compiled C++, Triton's kernels), "warm" the
+caches that the cold run left. Models have random weights: a GPT-2 of 6 layers, a Llama of 6 layers (hidden 1024) and
+one of 1.2 billion parameters, in bfloat16; a step is a forward and a backward pass.
+
+| row | what is measured |
+|---|---|
+| enable | seconds of `opmux.enable()`, after `import torch`, and until it is on |
+| steps | the first step (s), the median, the longest after the third (ms), and the last hundred, with one shape |
+| lengths | ms of a step when every batch has another length (64 to 900), 80 steps, and the same lengths again |
+| shapes | ms of the first call of `mode="all"` on each of 40 fresh shapes |
+| host | microseconds of forward + backward of small `opmux.ops` |
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROWS = ("enable", "steps", "lengths", "shapes", "host")
+MODELS = ("gpt2", "llama", "llama-1.2b")
+LENGTH_STEPS = 80
+READY = 60.0  # seconds to wait until auto mode is on
+
+
+def model_of(name: str) -> Any:
+    import torch
+    from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
+
+    small: dict[str, Any] = dict(
+        hidden_size=1024, intermediate_size=2816, num_hidden_layers=6, num_attention_heads=16, num_key_value_heads=16
+    )
+    large: dict[str, Any] = dict(
+        hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32, num_key_value_heads=8
+    )
+    config = {
+        "gpt2": lambda: GPT2Config(n_layer=6, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0),
+        "llama": lambda: LlamaConfig(vocab_size=32000, **small),
+        "llama-1.2b": lambda: LlamaConfig(vocab_size=128256, **large),
+    }[name]()
+    torch.manual_seed(0)
+    with torch.device("cuda"):
+        return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).train()
+
+
+def stepper(model: Any, batch: int) -> Callable[[int], float]:
+    """A step on sequences of a length: its milliseconds, the device waited for."""
+    import torch
+
+    def step(length: int) -> float:
+        ids = torch.randint(0, 1000, (batch, length), device="cuda")
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        model(input_ids=ids, labels=ids).loss.backward()
+        model.zero_grad(set_to_none=True)
+        torch.cuda.synchronize()
+        return 1e3 * (time.perf_counter() - start)
+
+    return step
+
+
+def turn_on(way: str, model: Any = None) -> float:
+    """Seconds that it takes."""
+    start = time.perf_counter()
+    if way != "native":
+        import opmux
+
+        if way == "patched":
+            opmux.patch_model(model)
+        else:
+            opmux.enable(mode=way)
+    return time.perf_counter() - start
+
+
+# ---- in a process of its own ----------------------------------------------------------------------------------------
+
+
+def is_on() -> bool:
+    """Whether auto mode is on, and its planner has answered everything."""
+    import opmux
+    from opmux.faces.aten import gate
+
+    return bool(opmux.enabled_ops()) and not gate.waiting()
+
+
+def enable(way: str, _: str) -> dict[str, float]:
+    import torch
+
+    torch.cuda.init()
+    made = {"seconds": turn_on(way)}
+    x, start, longest = torch.ones(512, 512, device="cuda"), time.perf_counter(), 0.0
+    while not is_on() and time.perf_counter() - start < READY:
+        before = time.perf_counter()
+        x.add(x).relu().sum(-1)
+        longest = max(longest, time.perf_counter() - before)
+    return {**made, "on after": time.perf_counter() - start, "longest ms of 3 calls meanwhile": 1e3 * longest}
+
+
+def steps(way: str, name: str) -> dict[str, float]:
+    import torch
+
+    model = model_of(name)
+    torch.ones(8, device="cuda").sum().item()
+    on = turn_on(way, model)
+    step = stepper(model, 4)
+    start, took = time.perf_counter(), []
+    while len(took) < 60 or (way == "auto" and not is_on() and time.perf_counter() - start < READY):
+        took.append(step(512))
+    settled = [step(512) for _ in range(100)]
+    rest = [*took[3:], *settled]
+    return {
+        "on": on, "first": took[0] / 1e3, "median": statistics.median(rest), "longest": max(rest),
+        "above twice the median": sum(t > 2 * statistics.median(rest) for t in rest), "steps": len(rest),
+        "last hundred": statistics.median(settled),
+    }  # fmt: skip
+
+
+def lengths(way: str, name: str) -> dict[str, float]:
+    """Natively first, as torch's libraries plan attention for each new length."""
+    import random
+
+    model = model_of(name)
+    step = stepper(model, 4)
+    chosen = random.Random(0).sample(range(64, 901), LENGTH_STEPS)
+    made: dict[str, float] = {}
+
+    def once(what: str) -> None:
+        took = [step(n) for n in chosen]
+        made.update({f"{what} mean": statistics.fmean(took), f"{what} median": statistics.median(took)})
+
+    once("new")
+    once("native")
+    turn_on(way, model)
+    for number in (1, 2, 3):
+        once(f"pass {number}")
+    if way == "auto":
+        from opmux.runtime import launching
+
+        start = time.perf_counter()
+        while not is_on() and time.perf_counter() - start < READY:
+            time.sleep(0.01)
+        made["planned after"] = time.perf_counter() - start
+        once("again")
+        before = launching.launched()
+        once("planned")
+        made["launched from C++ in a step"] = (launching.launched() - before) / LENGTH_STEPS
+        import opmux
+
+        opmux.disable()
+        once("native after")
+    return made
+
+
+def shapes(way: str, _: str) -> dict[str, float]:
+    import torch
+
+    turn_on(way)
+    calls: dict[str, Callable[[Any], Any]] = {
+        "softmax": lambda x: torch.softmax(x, -1), "sum(0)": lambda x: x.sum(0), "gelu": torch.nn.functional.gelu,
+    }  # fmt: skip
+    made = {}
+    for name, call in calls.items():
+        call(torch.randn(7, 7, device="cuda", dtype=torch.bfloat16))
+        took = []
+        for i in range(40):
+            x = torch.randn(100 + 13 * i, 300 + 17 * i, device="cuda", dtype=torch.bfloat16)
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            call(x)
+            torch.cuda.synchronize()
+            took.append(1e3 * (time.perf_counter() - start))
+        made[name] = statistics.fmean(took)
+        made[f"{name}, longest"] = max(took)
+    return made
+
+
+def host(_: str, __: str) -> dict[str, float]:
+    import torch
+    from torch.nn import functional as F
+
+    import opmux
+
+    x, b = (torch.randn(64, 256, device="cuda", requires_grad=True) for _ in range(2))
+    w = torch.ones(256, device="cuda", requires_grad=True)
+    dy = torch.randn(64, 256, device="cuda")
+    pairs: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
+        "rms_norm": (lambda: F.rms_norm(x, (256,), w, 1e-6), lambda: opmux.ops.rms_norm(x, w)[0]),
+        "layer_norm": (lambda: F.layer_norm(x, (256,), w, w), lambda: opmux.ops.layer_norm(x, w, w)[0]),
+        "softmax": (lambda: torch.softmax(x, -1), lambda: opmux.ops.softmax(x, -1)),
+        "gelu": (lambda: F.gelu(x), lambda: opmux.ops.gelu(x)),
+        "silu_mul": (lambda: F.silu(x) * b, lambda: opmux.ops.silu_mul(x, b)),
+    }
+
+    def timed(call: Callable[[], Any]) -> float:
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(200):
+            torch.autograd.backward(call(), dy)
+        return 1e6 * (time.perf_counter() - start) / 200
+
+    made = {}
+    for name, (theirs, ours) in pairs.items():
+        for call in (theirs, ours) * 2:
+            timed(call)
+        took = [(timed(theirs), timed(ours)) for _ in range(7)]
+        made[f"{name}, torch"] = statistics.median(t for t, _ in took)
+        made[f"{name}, ours over torch"] = statistics.median(o / t for t, o in took)
+    return made
+
+
+# ---- all of them ----------------------------------------------------------------------------------------------------
+
+CASES: dict[str, tuple[tuple[str, str], ...]] = {
+    "enable": (("auto", ""),),
+    "steps": tuple((way, model) for model in ("gpt2", "llama-1.2b") for way in ("native", "auto", "patched")),
+    "lengths": tuple((way, model) for model in ("gpt2", "llama") for way in ("native", "auto", "patched")),
+    "shapes": (("native", ""), ("all", "")),
+    "host": (("ops", ""),),
+}
+
+
+def run(row: str, way: str, model: str, caches: Path) -> dict[str, float]:
+    env = os.environ | {"OPMUX_CACHE_DIR": str(caches / "opmux"), "TRITON_CACHE_DIR": str(caches / "triton")}
+    command = [sys.executable, __file__, "--inside", row, way, model]
+    done = subprocess.run(command, env=env, capture_output=True, encoding="utf-8", check=False)
+    if done.returncode:
+        print(f"{row} {way} {model}: {done.stderr[-2000:]}", file=sys.stderr)
+        return {}
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default=",".join(ROWS), help="rows, with commas between them")
+    parser.add_argument("--models", default=",".join(MODELS), help="models, with commas between them")
+    parser.add_argument("--json", type=Path, help="write all figures to this file")
+    parser.add_argument("--inside", nargs=3, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.inside:
+        row, way, model = given.inside
+        print(json.dumps(globals()[row](way, model)))
+        return
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        for row in given.only.split(","):
+            for way, model in CASES[row]:
+                if model and model not in given.models.split(","):
+                    continue
+                cold = way != "native" and row in ("enable", "steps")
+                for state in ("cold", "warm") if cold else ("warm",):
+                    caches = Path(folder) / (f"{row}-{way}-{model}" if cold else "shared")
+                    figures = run(row, way, model, caches)
+                    found.append({"row": row, "way": way, "model": model, "caches": state, **figures})
+                    words = "  ".join(f"{name} {value:.4g}" for name, value in figures.items())
+                    print(f"{row:8} {model:11} {way:8} {state:5} {words}", flush=True)
+    if given.json:
+        from about import about
+
+        given.json.write_text(json.dumps({"about": about(), "rows": found}, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

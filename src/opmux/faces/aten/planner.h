@@ -1,0 +1,220 @@
+// Another process plans and compiles the calls of auto mode, so that this one never waits for Python or a compiler. It gets
+// the key of a call, and answers with a recipe. See planner.py for the other end; messages are words of 64 bits.
+
+#pragma once
+
+#include "../../runtime/launches.h"
+
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <map>
+#include <sstream>
+#include <thread>
+
+namespace {
+
+enum Message : uint64_t { kKernel = 1, kRecipe = 2, kRefusal = 3, kFailure = 4 };  // the last: it may be asked again
+
+class Planner {
+ public:
+  static Planner& instance() {
+    static auto* made = new Planner;  // never freed: its thread may outlive everything else
+    return *made;
+  }
+
+  // Asks on this socket from now on; -1: asks nobody. The socket stays open.
+  void use(int socket) {
+    owner_ = getpid();
+    socket_.store(socket, std::memory_order_release);
+    if (socket >= 0 && listening_.exchange(socket) != socket) {
+      waiting_.store(0);
+      std::thread([this, socket] { listen(socket); }).detach();
+    }
+  }
+
+  bool is_there() const { return socket_.load(std::memory_order_relaxed) >= 0; }
+
+  // The recipes of one overload on one device.
+  void add(int64_t slot, const std::shared_ptr<Recipes>& recipes) {
+    std::lock_guard<std::mutex> held(lock_);
+    recipes_[slot] = recipes;
+  }
+
+  // False: it was not sent, because there are too many questions already, or because this is a forked child.
+  bool ask(int64_t slot, const Look& call, uint64_t hash) {
+    const int socket = socket_.load(std::memory_order_acquire);
+    if (socket < 0 || getpid() != owner_) {
+      return false;
+    }
+    uint64_t message[kHead + kMostWords] = {static_cast<uint64_t>(slot), epoch.load(std::memory_order_acquire), hash,
+                                            static_cast<uint64_t>(call.count)};
+    std::memcpy(message + kHead, call.words, call.count * sizeof(uint64_t));
+    const size_t bytes = (kHead + call.count) * sizeof(uint64_t);
+    waiting_.fetch_add(1, std::memory_order_relaxed);
+    const bool sent = send(socket, message, bytes, MSG_DONTWAIT | MSG_NOSIGNAL) == static_cast<ssize_t>(bytes);
+    if (!sent) {
+      waiting_.fetch_sub(1, std::memory_order_relaxed);
+    }
+    return sent;
+  }
+
+  // Questions that are not answered yet.
+  int64_t waiting() const { return is_there() ? waiting_.load(std::memory_order_relaxed) : 0; }
+
+ private:
+  static constexpr size_t kHead = 4;
+
+  // Reads the words of one message.
+  struct Reader {
+    const uint64_t* at;
+    const uint64_t* end;
+    bool ok = true;
+
+    uint64_t word() {
+      if (at == end) {
+        ok = false;
+        return 0;
+      }
+      return *at++;
+    }
+    uint64_t count(uint64_t most) {
+      const uint64_t found = word();
+      ok = ok && found <= most;
+      return ok ? found : 0;
+    }
+    std::string text() {
+      const uint64_t size = count(4096);
+      const uint64_t words = (size + 7) / 8;
+      if (static_cast<uint64_t>(end - at) < words) {
+        ok = false;
+        return {};
+      }
+      std::string made(reinterpret_cast<const char*>(at), size);
+      at += words;
+      return made;
+    }
+  };
+
+  void listen(int socket) {
+    std::vector<uint64_t> message(1 << 14);
+    Kernels kernels;  // that this process has made, by its numbers
+    while (true) {
+      const ssize_t got = recv(socket, message.data(), message.size() * sizeof(uint64_t), 0);
+      if (got < 0 && errno == EINTR) {
+        continue;
+      }
+      if (got <= 0) {  // it has ended
+        int mine = socket;
+        socket_.compare_exchange_strong(mine, -1);
+        mine = socket;
+        listening_.compare_exchange_strong(mine, -1);
+        return;
+      }
+      Reader reader{message.data(), message.data() + got / sizeof(uint64_t)};
+      try {
+        take(reader, kernels);
+      } catch (const std::exception&) {  // out of memory: calls of this key stay torch's
+      }
+    }
+  }
+
+  using Kernels = std::map<uint64_t, std::shared_ptr<Kernel>>;
+
+  void take(Reader& reader, Kernels& kernels) {
+    const uint64_t kind = reader.word();
+    if (kind == kKernel) {
+      take_kernel(reader, kernels);
+      return;
+    }
+    if (kind < kRecipe || kind > kFailure) {
+      return;
+    }
+    waiting_.fetch_sub(1, std::memory_order_relaxed);
+    const auto slot = static_cast<int64_t>(reader.word());
+    const uint64_t of_epoch = reader.word(), hash = reader.word();
+    std::shared_ptr<Recipes> recipes;
+    {
+      std::lock_guard<std::mutex> held(lock_);
+      recipes = recipes_[slot].lock();
+    }
+    if (recipes == nullptr || !reader.ok || kind == kFailure) {
+      return;
+    }
+    if (kind == kRefusal) {
+      recipes->refuse(hash, of_epoch);
+      return;
+    }
+    auto made = std::make_shared<Recipe>();
+    made->epoch = of_epoch;
+    if (fill(*made, reader, kernels)) {
+      recipes->keep(std::move(made), hash);
+    }
+  }
+
+  void take_kernel(Reader& reader, Kernels& kernels) {
+    const uint64_t id = reader.word();
+    auto made = std::make_shared<Kernel>();
+    made->shared = static_cast<uint32_t>(reader.word());
+    made->name = reader.text();
+    std::ifstream file(reader.text(), std::ios::binary);
+    std::stringstream image;
+    image << file.rdbuf();
+    made->image = image.str();
+    if (reader.ok && file && !made->image.empty()) {
+      kernels[id] = std::move(made);
+    }
+  }
+
+  bool fill(Recipe& made, Reader& reader, const Kernels& kernels) {
+    const auto sizes = [&](uint64_t count) {
+      std::vector<c10::SymInt> found;
+      for (uint64_t i = 0; i < count; ++i) {
+        found.emplace_back(static_cast<int64_t>(reader.word()));
+      }
+      return found;
+    };
+    for (uint64_t left = reader.count(kMostWords); left > 0; --left) {
+      made.look.push_back(reader.word());
+    }
+    for (uint64_t left = reader.count(kMostResults); left > 0; --left) {
+      const auto type = static_cast<at::ScalarType>(reader.word());
+      const uint64_t dims = reader.count(64);
+      auto lengths = sizes(dims);
+      made.results.push_back({type, std::move(lengths), sizes(dims)});
+    }
+    for (uint64_t left = reader.count(kMostSpaces); left > 0; --left) {
+      made.spaces.push_back({at::kByte, sizes(1), {1}});
+    }
+    for (uint64_t left = reader.count(kMostLaunches); left > 0; --left) {
+      Recipe::Launch launch{};
+      const auto kernel = kernels.find(reader.word());
+      reader.ok = reader.ok && kernel != kernels.end();
+      if (!reader.ok) {
+        return false;
+      }
+      launch.kernel = kernel->second;
+      for (uint32_t& n : launch.seen.grid) {
+        n = static_cast<uint32_t>(reader.word());
+      }
+      launch.seen.threads = static_cast<uint32_t>(reader.word());
+      launch.seen.shared = launch.kernel->shared;
+      for (uint64_t params = reader.count(kMostParams); params > 0; --params) {
+        const auto kind = static_cast<Recipe::Kind>(reader.count(Recipe::kBytes));
+        const int index = static_cast<int>(reader.count(kMostResults));
+        launch.params.push_back({kind, index, reader.word()});
+      }
+      made.launches.push_back(std::move(launch));
+    }
+    return reader.ok && !made.launches.empty();
+  }
+
+  std::atomic<int> socket_{-1}, listening_{-1};
+  std::atomic<int64_t> waiting_{0};
+  pid_t owner_ = 0;
+  std::mutex lock_;
+  std::map<int64_t, std::weak_ptr<Recipes>> recipes_;
+};
+
+}  // namespace

@@ -1,0 +1,170 @@
+"""Starts the planner of auto mode: another process, which plans and compiles the calls that C++ launches.
+
+The gate (gate.cpp, planner.h) sends it the key of a call that came twice, and runs torch's own kernel meanwhile. The
+planner (tools/planning.py) computes the call on meta tensors with Triton's compiler and no device, and answers with
+what is launched: kernels, grids and parameters. So a program never waits for Python or for a compiler.
+
+The planner knows this machine's chip, the environment and the settings files. It does not know what the program does in
+code: after `set_policy` or a registered implementation C++ records calls in this process instead (launching.py), within
+the time that `gate.allow` grants.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from typing import IO, Any
+
+import torch
+
+from ...core import launches
+from ...core.default import get_default_manager
+from ...core.discovery import plugins_are_named
+from ...core.dispatch import is_foreign
+from ...core.errors import OpmuxError
+from ...core.lock import lock
+from ...core.log import logger
+from ...core.policy import from_knobs, get_global_policy
+from ...runtime import build, devices, launching, vendors
+from ...runtime.settings import PLANNER
+from . import gate
+
+MOST_WORKERS = 4
+DEVICE = "cuda"  # the only one that C++ launches on
+PROGRAM = "import sys; sys.path[:] = {path!r}; from opmux.tools.planning import main; main()"
+
+
+class _State:
+    process: subprocess.Popen[bytes] | None = None
+    socket: socket.socket | None = None
+    ended: list[subprocess.Popen[bytes]] = []  # told to end, and waited for by nobody
+    knows: dict[str, Any] = {}  # what the process was started with
+    errors: IO[bytes] | None = None  # what it wrote
+    failed = False
+
+
+def use(on: bool) -> None:
+    """Have auto mode's calls planned by another process, or not; starts it, or keeps it for the next time."""
+    if not on or not _possible():
+        gate.plan(None)
+        return
+    with lock.held:
+        try:
+            found = _running()
+        except (OSError, RuntimeError, TypeError) as error:
+            _State.failed = True
+            logger.warning("auto mode plans calls in this process, as no other one can be started: %s", error)
+            return
+        launching.planned()
+        gate.plan(found)
+
+
+def _possible() -> bool:
+    if _State.failed or not PLANNER.get() or not gate.available() or not launching.drives():
+        return False
+    return (devices.arch_of(DEVICE) or "").startswith("sm_") and _decides_alike()
+
+
+def _decides_alike() -> bool:
+    """Whether another process would choose the same: no policy, implementation or failure is this one's alone."""
+    manager = get_default_manager()
+    if plugins_are_named() or vendors.changed_in_code() or manager.failures():
+        return False
+    try:
+        from_settings = from_knobs()
+    except OpmuxError:  # the program has set a variable to what no process accepts
+        return False
+    return get_global_policy() == from_settings and not any(map(is_foreign, manager.registry.all_impls()))
+
+
+def _running() -> socket.socket:
+    """The socket of the process, which is started if there is none that knows the same."""
+    wanted = _facts()
+    if _State.process is not None and _State.process.poll():
+        assert _State.errors is not None
+        _State.errors.seek(0)
+        said = _State.errors.read().decode(errors="replace").strip()[-400:]
+        raise RuntimeError(f"it ended with status {_State.process.returncode}: {said}")
+    if _State.socket is None or _State.knows != wanted or _State.process is None or _State.process.poll() is not None:
+        stop()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            _State.process = _start(theirs, wanted)
+        finally:
+            theirs.close()
+        _State.socket, _State.knows = ours, wanted
+        if _check not in launches.on_rebind:
+            launches.on_rebind.append(_check)
+            launches.on_forget.append(stop)
+    return _State.socket
+
+
+def _start(theirs: socket.socket, facts: dict[str, Any]) -> subprocess.Popen[bytes]:
+    told = json.dumps({**facts, "socket": theirs.fileno()})
+    command = [sys.executable, "-c", PROGRAM.format(path=sys.path), told]
+    # It never touches the device; each of its workers takes one core.
+    env = os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    env.pop("TRITON_INTERPRET", None)
+    _State.errors = tempfile.TemporaryFile()  # noqa: SIM115 - read when the process has failed
+    return build.start(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=_State.errors,
+        env=env,
+        pass_fds=[theirs.fileno()],
+        start_new_session=True,  # Ctrl-C is for the program
+    )
+
+
+def _facts() -> dict[str, Any]:
+    """What the planner is told: the chip, and the overload of each number in a question."""
+    chip = devices.chip_of(DEVICE)
+    properties = torch.cuda.get_device_properties()
+    told = os.environ.get("LOCAL_WORLD_SIZE", "")
+    ranks = max(1, int(told)) if told.isdigit() else 1
+    return {
+        "chip": list(vars(chip).values()),
+        "devices": [i for i in range(torch.cuda.device_count()) if torch.cuda.get_device_name(i) == chip.name],
+        "cores": properties.multi_processor_count,
+        "shared": getattr(properties, "shared_memory_per_block_optin", 0),
+        "workers": max(1, min(MOST_WORKERS, (os.cpu_count() or 1) // 4 // ranks)),
+        "overloads": {slot: name for (device, name), slot in gate.slots().items() if device == DEVICE},
+    }
+
+
+def _check() -> None:
+    """Stop the planner if the program has changed what it does not know."""
+    if _State.socket is not None and not _decides_alike():
+        logger.info(
+            "auto mode plans calls in this process from now on: a policy or an implementation was set in code, or an "
+            "implementation has failed"
+        )
+        stop()
+
+
+def stop() -> None:
+    """End the process; C++ asks nobody until `use` is called again."""
+    gate.plan(None)
+    launching.clear()  # an answer that is under way is void
+    process, ours = _State.process, _State.socket
+    _State.process = _State.socket = None
+    if ours is not None:
+        # Not closed: C++ may be about to send, and the number may be another file's by then.
+        ours.shutdown(socket.SHUT_RDWR)
+        ours.detach()
+    if process is not None:  # it ends when it has finished what it compiles, and removes its files
+        _State.ended = [p for p in (*_State.ended, process) if p.poll() is None]
+
+
+if hasattr(os, "register_at_fork"):
+
+    def _renew() -> None:
+        _State.process = _State.socket = None  # the parent's
+        _State.ended = []
+
+    os.register_at_fork(after_in_child=_renew)

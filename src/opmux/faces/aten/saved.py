@@ -1,0 +1,164 @@
+"""What auto mode takes on this machine, saved for the next process.
+
+To decide, auto mode loads every family's specs and kernels: 2 to 3 s. A decision depends on opmux's code, on the
+versions of Python, torch and Triton, on the chips, on settings and on measured times. The file is named by a digest of
+these, and read only by processes that have no plugin and no implementation or policy set in code.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from ...core import knobs
+from ...core.default import get_default_manager
+from ...core.discovery import plugins_are_named
+from ...core.dispatch import is_foreign
+from ...core.log import logger
+from ...core.policy import get_global_policy
+from ...core.tensors import dtype_name
+from ...runtime import cache_dir, devices, vendors
+from ...runtime.settings import CACHE_DIR, PLANNER
+from ...runtime.speed_files import chip_of
+from . import decisions, gate
+
+FORMAT = 1
+FOLDER = "auto"
+DECIDING = ("OPMUX_", "TE_FL_", "TEFL_", "TE_")  # variables by which another implementation may be chosen
+NOT_DECIDING = {knob.name for knob in (PLANNER, CACHE_DIR)} | {"OPMUX_LOG_LEVEL", "TEFL_LOG_LEVEL", "OPMUX_COMMIT"}
+KEPT = 32  # files
+Names = tuple[str, ...] | None
+Limits = Mapping[torch.dtype, int]
+
+
+class Taken(NamedTuple):
+    """How auto mode takes an overload on a device type: the values of `decisions.thresholds`, and its family."""
+
+    family: str
+    limits: Limits
+    by_python: Limits
+    patient: bool
+
+
+Selected = dict[str, dict[str, Taken]]  # device type -> overload
+
+
+def usable() -> bool:
+    """Whether a saved selection may be read and written: this process decides as any other one would."""
+    if not gate.available() or plugins_are_named() or vendors.changed_in_code() or devices.assumed() is not None:
+        return False
+    manager = get_default_manager()
+    return not any(is_foreign(i) for i in manager.registry.all_impls())
+
+
+def read(include: Names, exclude: Names) -> Selected | None:
+    """What was saved for this selection; None if nothing was, or it cannot be read."""
+    file = _file(include, exclude)
+    if file is None:
+        return None
+    try:
+        cache_dir.check(file.parent)
+        data = json.loads(cache_dir.read(file))
+        return {device: {n: _taken(*one) for n, one in names.items()} for device, names in data["taken"].items()}
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        logger.info("%s is not used, and written anew: %s", file, error)
+        return None
+
+
+def write(include: Names, exclude: Names, selected: Selected) -> None:
+    """Save a selection; without a folder to write to, nothing is saved."""
+    file = _file(include, exclude)
+    if file is None:
+        return
+    data = {"taken": {d: {n: _data(one) for n, one in names.items()} for d, names in selected.items()}}
+    try:
+        cache_dir.make(file.parent)
+        cache_dir.replace(file, json.dumps(data).encode())
+        for old in sorted(file.parent.glob("*.json"), key=lambda f: _stamp(f)[2])[:-KEPT]:
+            old.unlink(missing_ok=True)
+    except OSError as error:
+        logger.info("what auto mode takes is not saved: %s", error)
+
+
+def of(device: str, names: frozenset[str], families: Mapping[str, str]) -> dict[str, Taken]:
+    """The overloads among these that have a gate, as they are taken."""
+    return {n: Taken(families[n], *decisions.thresholds(n, device)) for n in names}
+
+
+def _data(one: Taken) -> list[Any]:
+    plain = lambda limits: {dtype_name(d): n for d, n in limits.items()}
+    return [one.family, plain(one.limits), plain(one.by_python), one.patient]
+
+
+def _taken(family: str, limits: dict[str, int], by_python: dict[str, int], patient: bool) -> Taken:
+    real = lambda given: {getattr(torch, d): int(n) for d, n in given.items()}
+    return Taken(family, real(limits), real(by_python), patient)
+
+
+def _file(include: Names, exclude: Names) -> Path | None:
+    root = cache_dir.root()
+    if root is None:
+        return None
+    facts = json.dumps([_facts(), include, exclude], sort_keys=True, default=str)
+    return root / FOLDER / f"{hashlib.blake2b(facts.encode(), digest_size=12).hexdigest()}.json"
+
+
+def _facts() -> dict[str, Any]:
+    kinds = devices.accelerators()
+    chips = [chip_of(kind) for kind in kinds]
+    times = [file for chip in chips if (file := decisions.FILES.path(chip)) is not None]
+    return {
+        "format": FORMAT,
+        "versions": [
+            sys.modules["opmux"].__version__,
+            sys.version,
+            torch.__version__,
+            str(torch.version.git_version),
+            _triton(),
+        ],
+        "code": _code(),
+        "chips": [[kind, *vars(chip).values()] for kind, chip in zip(kinds, chips, strict=True)],
+        "times": [_stamp(file) for file in times],
+        "settings": sorted((k, v) for k, v in os.environ.items() if k.startswith(DECIDING) and k not in NOT_DECIDING),
+        "files": [repr(file) for file in knobs.files()],
+        "policy": repr(get_global_policy()),
+    }
+
+
+def _triton() -> str:
+    from importlib import metadata
+
+    try:
+        return metadata.version("triton")
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+@functools.cache
+def _code() -> str:
+    """A digest of the names, sizes and times of opmux's files."""
+    root = Path(__file__).parents[2]
+    found = hashlib.blake2b(digest_size=12)
+    for folder, folders, files in os.walk(root):
+        folders[:] = sorted(f for f in folders if f != "__pycache__")
+        for name in sorted(files):
+            found.update(repr((name, *_stamp(Path(folder, name))[1:])).encode())
+    return found.hexdigest()
+
+
+def _stamp(file: Path) -> tuple[str, int, int]:
+    try:
+        status = file.stat()
+    except OSError:
+        return str(file), 0, 0
+    return str(file), status.st_size, status.st_mtime_ns

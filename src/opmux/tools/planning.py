@@ -1,0 +1,389 @@
+"""The planner process of auto mode: it plans and compiles the calls that faces/aten/planner.py's process asks about.
+
+A question is the key of a call, as 64-bit words (`Look` in runtime/launches.h): the dtype, sizes and strides of each
+tensor and the value of each other argument. This process runs the implementation that the chip would run, on meta
+tensors, with Triton's compiler and no device. The answer lists the kernels that were launched and, for each pointer,
+the tensor that it belongs to; or it says that C++ cannot launch the call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import struct
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..core import launches
+from ..core.default import get_default_manager
+from ..core.errors import OpmuxError
+from ..core.log import logger
+from ..core.spec import specs
+from ..faces.aten import engine, overloads
+from ..faces.aten.schema import python_name
+from ..runtime import devices, launching
+from ..runtime.devices import Chip
+
+DEVICE = "cuda"
+CUDA = 1  # c10::DeviceType
+KERNEL, ANSWER, REFUSAL, FAILURE = 1, 2, 3, 4  # Message in planner.h
+ARGUMENT, RESULT, SPACE, NUMBER = range(4)  # Recipe::Kind in launches.h
+MOST = 1 << 17  # bytes of a message
+# c10::ScalarType, whose numbers are part of torch's file format
+DTYPES: dict[int, torch.dtype] = {
+    0: torch.uint8, 1: torch.int8, 2: torch.int16, 3: torch.int32, 4: torch.int64, 5: torch.float16, 6: torch.float32,
+    7: torch.float64, 8: torch.complex32, 9: torch.complex64, 10: torch.complex128, 11: torch.bool, 15: torch.bfloat16,
+    23: torch.float8_e5m2, 24: torch.float8_e4m3fn,
+}  # fmt: skip
+NUMBERS = {dtype: number for number, dtype in DTYPES.items()}
+ATTEMPTS = 4  # a plan calls torch's ops on meta tensors; it is kept when calls of one key come often
+FORMATS = (torch.contiguous_format, torch.preserve_format, torch.channels_last, torch.channels_last_3d)
+
+
+class Refused(Exception):
+    """C++ cannot launch this call."""
+
+
+def main() -> None:
+    """Start the planner; it ends when the process that started it closes the socket or ends."""
+    facts = json.loads(sys.argv[1])
+    os.nice(5)
+    mine = os.getpid()
+    folder = Path(tempfile.mkdtemp(prefix="opmux-planner-"))
+    try:
+        serve(socket.socket(fileno=facts["socket"]), facts, folder)
+    finally:
+        if os.getpid() == mine:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def serve(ours: socket.socket, facts: dict[str, Any], folder: Path) -> None:
+    """Answer the questions that arrive on a socket; `facts` come from `_facts` in faces/aten/planner.py."""
+    from ..kernels.lib import compile_only, config
+
+    chip = Chip(*facts["chip"])
+    assert chip.vendor is not None and chip.arch is not None
+    with (
+        devices.assume(chip.vendor, chip.arch),
+        config.as_on(chip),
+        compile_only.compiling_for(chip.arch, facts["shared"], facts["cores"]) as built,
+    ):
+        get_default_manager().prepare()
+        planner = Planner(facts["overloads"], frozenset(facts["devices"]), folder)
+        planner.number = _fork(facts["workers"] - 1)
+        with contextlib.suppress(ConnectionError):  # the other process has ended
+            while message := ours.recv(MOST):
+                for answer in planner.answer(message):
+                    ours.send(answer)
+                built.clear()
+
+
+def _fork(children: int) -> int:
+    """Fork workers, which take questions from the same socket; the number of this one. There are no threads yet."""
+    for number in range(1, children + 1):
+        if os.fork() == 0:
+            return number
+    return 0
+
+
+class Param(NamedTuple):
+    """A parameter of a kernel."""
+
+    kind: int
+    index: int
+    value: int  # bytes after the start of the tensor, or those of the number
+
+
+class Planner:
+    """Answers questions about calls of these overloads on these devices, all of one chip."""
+
+    def __init__(self, names: dict[str, str], devices: frozenset[int], folder: Path):
+        self.number = 0  # the worker's index
+        self._devices, self._folder = devices, folder
+        self._kernels: dict[str, int] = {}  # Triton's hash -> number; C++ has these kernels
+        self._new: dict[str, int] = {}  # the same for kernels that the current answer sends
+        self._names = {int(slot): name for slot, name in names.items()}
+        self._calls: dict[int, Callable[..., Any]] = {}
+        engine.STATE.on = frozenset(self._names.values())
+        self._asked = 0
+        for family in {overloads.table()[name].family for name in self._names.values()} - {"vendor"}:
+            specs.load_implementers(family)
+
+    def answer(self, message: bytes) -> Iterator[bytes]:
+        """The messages that answer one question."""
+        slot, epoch, hashed, count, *words = struct.unpack(f"<{len(message) // 8}Q", message)
+        self._new = {}
+        try:
+            made, kernels = self._plan(slot, words)
+        except Exception as error:
+            if not isinstance(error, (Refused, OpmuxError)):
+                logger.debug("%s cannot be planned: %s: %s", self._names.get(slot), type(error).__name__, error)
+            manager = get_default_manager()
+            if manager.failures():  # a failure on meta tensors says nothing about other calls
+                manager.clear_quarantine()
+            kind = FAILURE if isinstance(error, (OSError, MemoryError)) else REFUSAL
+            yield _packed(kind, slot, epoch, hashed)
+            return
+        yield from kernels
+        self._kernels |= self._new
+        yield _packed(ANSWER, slot, epoch, hashed, count, *words, *made)
+        self._asked += 1
+        if self._asked % 4096 == 0:  # plans are kept by shape
+            from ..kernels.lib import plans
+
+            plans.forget()
+
+    def _plan(self, slot: int, words: list[int]) -> tuple[list[int], list[bytes]]:
+        overload = overloads.table()[self._names[slot]]
+        call = self._calls.get(slot)
+        if call is None:
+            call = self._calls[slot] = _entry(overload)
+        args, kwargs, tensors = arguments(overload, words, self._devices)
+        for _ in range(ATTEMPTS):
+            recorder = launching.Recorder()
+            with recorder:
+                found = call(*args, **kwargs)
+            if recorder.pure:
+                break
+        record = recorder.record
+        if not recorder.pure or not record.launches:
+            raise Refused("it does more than launch kernels")
+        results = found if isinstance(found, tuple) else (found,)
+        return self._described(tensors, results, record, overload.shape.kind == "inplace")
+
+    def _described(
+        self, tensors: list[Tensor], results: tuple[Tensor, ...], record: launches.Record, in_place: bool
+    ) -> tuple[list[int], list[bytes]]:
+        """What follows the key in an answer, and the messages of kernels that C++ does not know yet."""
+        owners: dict[int, tuple[int, int]] = {}  # storage -> kind, index
+        for i, t in enumerate(tensors):
+            owners.setdefault(_storage(t), (ARGUMENT, i))
+        if in_place:
+            if results[0] is not tensors[0]:
+                raise Refused("it returns another tensor than its first")
+            results = ()
+        for i, y in enumerate(results):
+            if _storage(y) in owners or y.storage_offset() or not y.numel() or not _fills_its_storage(y):
+                raise Refused("a result is a view")
+            owners[_storage(y)] = (RESULT, i)
+        spaces = [t for t in record.made if t.numel() and _storage(t) not in owners]
+        for i, t in enumerate(spaces):
+            owners.setdefault(_storage(t), (SPACE, i))
+        if max(len(results), len(spaces), len(tensors)) > launching.MOST_TENSORS:
+            raise Refused("it has too many tensors")
+        words = [len(results)]
+        for y in results:
+            words += [NUMBERS[y.dtype], y.dim(), *y.shape, *y.stride()]
+        words += [len(spaces), *(t.untyped_storage().nbytes() for t in spaces), len(record.launches)]
+        kernels, written = [], set()
+        for launch in record.launches:
+            number, message = self._kernel(launch.compiled)
+            kernels += message
+            params = [_param(kind, value, owners) for kind, value in launching.parameters(launch)]
+            written |= {p.index for p in params if p.kind == RESULT}
+            grid = (*launch.grid, 1, 1)[:3]
+            words += [number, *grid, 32 * launch.compiled.metadata.num_warps, len(params)]
+            words += [word for param in params for word in param]
+        if len(written) < len(results):
+            raise Refused("no kernel writes a result")
+        return words, kernels
+
+    def _kernel(self, compiled: Any) -> tuple[int, list[bytes]]:
+        metadata = compiled.metadata
+        lacking = ("launch_cooperative_grid", "launch_pdl", "global_scratch_size", "profile_scratch_size")
+        if metadata.num_ctas != 1 or any(getattr(metadata, name, 0) for name in lacking):
+            raise Refused("its launch is not a plain one")
+        number = self._kernels.get(compiled.hash, self._new.get(compiled.hash))
+        if number is not None:
+            return number, []
+        number = self.number << 32 | len(self._kernels) + len(self._new)
+        file = self._folder / f"{number}.cubin"
+        file.write_bytes(compiled.asm["cubin"])
+        self._new[compiled.hash] = number
+        name, path = _text(metadata.name), _text(str(file))
+        return number, [_packed(KERNEL, number, metadata.shared, *name, *path)]
+
+
+def _entry(overload: overloads.Overload) -> Callable[..., Any]:
+    """What the gate calls for an overload, which refuses where torch's kernel would run."""
+
+    def native(*args: Any, **kwargs: Any) -> Any:
+        raise Refused("torch's own kernel runs it")
+
+    overload.natives[DEVICE] = native
+    entry = engine.entry_point(overload, DEVICE)
+    entry.globals["_native"] = native
+    return entry.fn
+
+
+def _packed(*words: int) -> bytes:
+    return struct.pack(f"<{len(words)}Q", *(word & (1 << 64) - 1 for word in words))
+
+
+def _text(text: str) -> list[int]:
+    data = text.encode()
+    padded = data + b"\0" * (-len(data) % 8)
+    return [len(data), *struct.unpack(f"<{len(padded) // 8}Q", padded)]
+
+
+def _storage(t: Tensor) -> int:
+    return t.untyped_storage()._cdata
+
+
+def _fills_its_storage(y: Tensor) -> bool:
+    last = sum((n - 1) * stride for n, stride in zip(y.shape, y.stride(), strict=True))
+    return y.untyped_storage().nbytes() == (last + 1) * y.itemsize
+
+
+def _param(kind: str, value: Any, owners: dict[int, tuple[int, int]]) -> Param:
+    if not kind.startswith("*"):
+        return Param(NUMBER, 0, value)
+    if value is None:
+        return Param(NUMBER, 0, 0)
+    owner = owners.get(_storage(value))
+    if owner is None:
+        raise Refused("it launches on memory that is not the call's")
+    return Param(*owner, value.storage_offset() * value.itemsize)
+
+
+# ---- the arguments of a question ------------------------------------------------------------------------------------
+
+
+def arguments(
+    overload: overloads.Overload, words: list[int], devices: frozenset[int]
+) -> tuple[list[Any], dict[str, Any], list[Tensor]]:
+    """The arguments that a key describes, positional and by keyword, and the tensors among them in order."""
+    reader = _Reader(words, devices)
+    if reader.word() or DTYPES.get(reader.word()) is not torch.float32:
+        raise Refused("deterministic algorithms, or another default dtype")
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    for argument in overload.shape.arguments:
+        value = reader.value(_type(argument.real_type), argument.N)
+        if argument.kwarg_only:
+            kwargs[python_name(argument.name)] = value
+        else:
+            args.append(value)
+    if reader.left():
+        raise Refused("the key has more words than the schema has arguments")
+    return args, kwargs, reader.tensors
+
+
+def _type(of: Any) -> str:
+    """A type as schemas write it; torch prints a SymInt as an int."""
+    if of.kind() == "OptionalType":
+        return f"Optional[{_type(of.getElementType())}]"
+    return "SymInt" if of.kind() == "SymIntType" else str(of)
+
+
+class _Reader:
+    """Reads values as `Look` in launches.h writes them."""
+
+    def __init__(self, words: list[int], devices: frozenset[int]):
+        self._words, self._devices = iter(words), devices
+        self._home = -1  # the device of the first tensor
+        self.tensors: list[Tensor] = []
+
+    def word(self) -> int:
+        found = next(self._words, None)
+        if found is None:
+            raise Refused("the key ends early")
+        return found
+
+    def left(self) -> bool:
+        return next(self._words, None) is not None
+
+    def signed(self) -> int:
+        found = self.word()
+        return found - (1 << 64) if found >> 63 else found
+
+    def real(self) -> float:
+        return struct.unpack("<d", struct.pack("<Q", self.word()))[0]
+
+    def value(self, kind: str, count: int | None = None) -> Any:
+        """The value of a type as a schema writes it."""
+        if kind in ("Optional[List[int]]", "Optional[List[SymInt]]"):
+            n = self.word()
+            return None if n == (1 << 64) - 1 else [self.signed() for _ in range(n)]
+        if kind.startswith("Optional["):
+            return self.value(kind[len("Optional[") : -1], count) if self.word() else None
+        if kind == "List[bool]":
+            return [bool(self.word()) for _ in range(count or 0)]
+        if kind.startswith("List["):
+            return [self.value("int" if "Int" in kind else kind[5:-1]) for _ in range(self.word())]
+        read = self._KINDS.get(kind)
+        if read is None:
+            raise Refused(f"an argument of type {kind}")
+        return read(self)
+
+    def tensor(self) -> Any:
+        head = self.word()
+        tag, dtype = head & 0xFF, DTYPES.get(head >> 8 & 0xFF)
+        if tag == 1:
+            return None
+        if dtype is None:
+            raise Refused("a dtype that kernels do not take")
+        if tag == 2:  # a Python number
+            return self._number(dtype)
+        dims, same, unaligned = head >> 16 & 0xFF, head >> 24 & 0xFF, head >> 40 & 0xF
+        sizes, strides = [self.word() for _ in range(dims)], [self.word() for _ in range(dims)]
+        if unaligned:
+            raise Refused("a pointer that is no multiple of 16")
+        index = head >> 32 & 0xFF
+        if index not in self._devices:
+            raise Refused("a device with another chip")
+        self._home = index if self._home < 0 else self._home
+        if not same:
+            made = torch.empty_strided(sizes, strides, dtype=dtype, device="meta")
+        else:
+            other = self.tensors[same - 1]
+            alike = other.dtype is dtype and list(other.shape) == sizes and list(other.stride()) == strides
+            if not alike:
+                raise Refused("two views of one memory")
+            made = other
+        self.tensors.append(made)
+        return made
+
+    def number(self) -> Any:
+        return self._number(DTYPES.get(self.word()))
+
+    def _number(self, dtype: torch.dtype | None) -> Any:
+        if dtype is torch.float64:
+            return self.real()
+        return bool(self.word()) if dtype is torch.bool else self.signed()
+
+    def text(self) -> str:
+        size = self.word()
+        return struct.pack("<Q", self.word())[:size].decode()
+
+    def device(self) -> torch.device:
+        """C++ makes results on the device of the first tensor, which is the current one."""
+        word = self.word()
+        kind, index = word >> 8, word & 0xFF
+        if kind != CUDA or index not in (self._home, 0xFF):
+            raise Refused("a result on another device")
+        return torch.device("meta")
+
+    def layout(self) -> torch.layout:
+        if self.word():
+            raise Refused("a layout that is not strided")
+        return torch.strided
+
+    def symbol(self) -> int:
+        self.word()  # an array of one
+        return self.signed()
+
+    _KINDS = {
+        "Tensor": tensor, "number": number, "Scalar": number, "int": signed, "SymInt": symbol, "float": real,
+        "bool": lambda self: bool(self.word()), "str": text, "ScalarType": lambda self: DTYPES[self.word()],
+        "MemoryFormat": lambda self: FORMATS[self.word()], "Layout": layout, "Device": device,
+    }  # fmt: skip

@@ -1,0 +1,89 @@
+"""Another process plans for auto mode only where it would choose the same implementations."""
+
+from __future__ import annotations
+
+import pytest
+
+import opmux
+from opmux.core import BackendImplKind, OpImpl, get_default_manager, reset_global_policy
+from opmux.core.dispatch import is_foreign
+from opmux.faces.aten import gate, planner
+from opmux.runtime import vendors
+
+
+@pytest.fixture
+def alike(monkeypatch):
+    """As in a program that has set nothing in code; other tests may have."""
+    registry = get_default_manager().registry
+    known = [i for i in registry.all_impls() if is_foreign(i)]
+    monkeypatch.setattr(planner, "is_foreign", lambda impl: is_foreign(impl) and all(impl is not one for one in known))
+    monkeypatch.setattr(planner, "plugins_are_named", lambda: False)
+    monkeypatch.setattr(vendors, "changed_in_code", lambda: False)
+    monkeypatch.setattr(type(get_default_manager()), "failures", lambda self: [])
+    reset_global_policy()
+    assert planner._decides_alike()
+    yield monkeypatch
+    reset_global_policy()
+
+
+def test_a_policy_set_in_code_is_this_processs_alone(alike):
+    opmux.set_policy("reference")
+    assert not planner._decides_alike()
+    reset_global_policy()
+    assert planner._decides_alike()
+
+
+def test_a_policy_in_the_environment_is_known_to_both(alike, setenv):
+    setenv(OPMUX_PREFER="reference")
+    assert planner._decides_alike()
+
+
+def test_a_malformed_variable_is_no_error_here(alike):
+    alike.setenv("OPMUX_STRICT", "perhaps")
+    assert not planner._decides_alike()
+
+
+def test_a_registered_implementation_is_this_processs_alone(alike):
+    registry = get_default_manager().registry
+    registry.register_impl(
+        OpImpl("softmax", "vendor.mine", BackendImplKind.VENDOR, "mine", lambda x, dim: x, outside=True)
+    )
+    try:
+        assert not planner._decides_alike()
+    finally:
+        registry.unregister("opmux::softmax", "vendor.mine")
+    assert planner._decides_alike()
+
+
+def test_a_failed_implementation_is_known_to_this_process_alone(alike):
+    alike.setattr(type(get_default_manager()), "failures", lambda self: ["a failure"])
+    assert not planner._decides_alike()
+
+
+def test_without_cuda_nothing_is_started(alike):
+    alike.setattr(planner.launching, "drives", lambda: False)
+    alike.setattr(planner, "_start", lambda *_: pytest.fail("a process was started"))
+    planner.use(True)
+    assert planner._State.socket is None and not gate.waiting()
+
+
+def test_a_planner_that_fails_is_reported_with_what_it_wrote(alike, caplog):
+    alike.setattr(planner, "_possible", lambda: not planner._State.failed)
+    alike.setattr(planner, "_facts", dict)
+    alike.setattr(planner, "PROGRAM", "raise OSError('no such chip')")
+    alike.setattr(planner.launching._State, "planned", False)
+    for name in ("failed", "process", "socket", "errors"):
+        alike.setattr(planner._State, name, getattr(planner._State, name))
+    with caplog.at_level("WARNING"):
+        planner.use(True)
+        assert planner._State.process.wait(30) == 1
+        planner.use(True)
+        planner.use(True)
+    assert caplog.text.count("no such chip") == 1 and planner._State.failed
+    planner.stop()
+
+
+def test_it_can_be_turned_off(alike):
+    alike.setenv("OPMUX_PLANNER", "0")
+    alike.setattr(planner.launching, "drives", lambda: pytest.fail("was asked"))
+    planner.use(True)

@@ -1,0 +1,119 @@
+"""The first `enable()` on a machine: C++ is compiled by another process, and torch's own kernels run meanwhile."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+
+import pytest
+import torch
+
+import opmux
+from opmux.faces.aten import decisions, gate, switch
+from opmux.faces.aten.decisions import Speed, Times
+from opmux.runtime import background
+
+FAST = Speed((5.0, 4.0), {torch.float32: (Times(64, 10.0, 5.0), Times(1 << 20, 100.0, 50.0))})
+
+
+def until(condition, seconds=60):
+    end = time.time() + seconds
+    while not condition():
+        assert time.time() < end
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def preparing(monkeypatch):
+    """What is called when the other process has ended."""
+    started = []
+    monkeypatch.setattr(switch.Selection, "takes_long", lambda self: self.auto)
+    monkeypatch.setattr(decisions, "measured", lambda chip: {"_softmax": FAST})
+    monkeypatch.setattr(background, "run", lambda program, then, env=None: started.append(then))
+    decisions._decide.cache_clear()
+    if not gate.available():
+        pytest.skip("gate.cpp cannot be compiled here")
+    yield started
+    opmux.disable()
+    decisions._decide.cache_clear()
+
+
+def test_ops_are_turned_on_when_the_other_process_is_done(preparing):
+    assert opmux.enable() == opmux.enabled_ops() == []
+    preparing[0]("")
+    until(opmux.enabled_ops)
+    assert opmux.enabled_ops() == ["_softmax"]
+
+
+def test_they_are_turned_on_in_the_main_thread(preparing, monkeypatch):
+    found = []
+    turn_on = switch.Selection.turn_on
+    note = lambda self, *args, **kwargs: (found.append(threading.current_thread()), turn_on(self, *args, **kwargs))
+    monkeypatch.setattr(switch.Selection, "turn_on", note)
+    opmux.enable()
+    threading.Thread(target=preparing[0], args=("",)).start()
+    until(opmux.enabled_ops)
+    assert found == [threading.main_thread()]
+
+
+@pytest.mark.parametrize(
+    "undo", [opmux.disable, lambda: opmux.enable(include="softmax", mode="all")], ids=["off", "all"]
+)
+def test_a_selection_that_was_replaced_meanwhile_stays_off(preparing, undo):
+    opmux.enable()
+    undo()
+    left = opmux.enabled_ops()
+    preparing[0]("")
+    time.sleep(0.1)
+    assert opmux.enabled_ops() == left
+
+
+def test_a_failure_is_a_warning_and_torchs_kernels_run(preparing, caplog):
+    opmux.enable()
+    with caplog.at_level("WARNING"):
+        preparing[0]("g++: no space left")
+    assert "g++: no space left" in caplog.text and "torch's own kernels" in caplog.text
+    assert opmux.enabled_ops() == []
+
+
+def test_waiting_turns_them_on_at_once(preparing):
+    assert opmux.enable(wait=True) == ["_softmax"] and not preparing
+
+
+def test_blocks_wait(preparing):
+    with opmux.use():
+        assert opmux.enabled_ops() == ["_softmax"] and not preparing
+
+
+def test_a_process_that_cannot_be_started_is_done_without(preparing, monkeypatch):
+    def fail(program, then, env=None):
+        raise OSError("no more processes")
+
+    monkeypatch.setattr(background, "run", fail)
+    assert opmux.enable() == ["_softmax"]
+
+
+def ended(program):
+    found = []
+    background.run(program, found.append)
+    until(lambda: found)
+    return found[0]
+
+
+def test_the_program_that_prepares_runs():
+    assert ended(switch.PREPARE.format(include=("softmax",), exclude=None)) == ""
+
+
+def test_what_went_wrong_in_a_background_process_is_reported():
+    assert "there is no such thing" in ended("raise ValueError('there is no such thing')")
+    assert "exit status 3" in ended("import sys; sys.exit(3)")
+    assert ended(f"import sys; assert sys.path == {sys.path!r}") == ""
+
+
+def test_an_error_in_the_main_thread_is_logged(caplog):
+    def fail():
+        raise ValueError("by us")
+
+    background.in_main_thread(fail)
+    until(lambda: "by us" in caplog.text)
