@@ -74,7 +74,7 @@ ready:
 	@$(MAKE) --no-print-directory -j 2 setup libraries
 	@$(MAKE) --no-print-directory style
 
-test: ready  ## lint, types and a fixed set of tests: 10 to 15 minutes on two cores
+test: ready  ## lint, types and a fixed set of tests: 10 minutes on two cores
 	@$(MAKE) --no-print-directory -j 2 types interpreted
 	@$(MAKE) --no-print-directory compiled
 
