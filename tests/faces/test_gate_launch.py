@@ -3,6 +3,7 @@
 import ctypes
 import io
 import json
+import math
 import socket
 import struct
 import threading
@@ -20,6 +21,7 @@ from opmux.core.registry import BackendImplKind, OpImpl
 from opmux.faces.aten import gate
 from opmux.faces.aten.schema import Shape
 from opmux.runtime import launching
+from opmux.tools.size_classes import Formula
 
 UINT = ctypes.c_uint
 LAUNCH = ctypes.CFUNCTYPE(
@@ -357,6 +359,9 @@ ASK_FOR = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c
 CAPTURING = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int))
 
 
+HEAD = 7  # words of a question before those of the key: overload, epoch, hash, pattern, which are sizes, their number
+
+
 class FakePlanner:
     """Stands in for tools/planning.py: answers the gate's questions with the test's own kernels."""
 
@@ -399,16 +404,32 @@ class FakePlanner:
         self.questions.append(struct.unpack(f"<{len(message) // 8}Q", message))
         return self.questions[-1]
 
-    def answer(self, slot, epoch, hashed, count, *words, shape=(4, 8), kernel=0):
+    def answer(self, *question, shape=(4, 8), kernel=0):
         """One launch of exp: its argument and its result, their elements, and 1.0."""
+        self.send_kernel(kernel)
+        self.send(2, *question[:3], *self.launch(question, shape, kernel))
+        self.send(6)
+
+    def send_kernel(self, kernel):
         pad = lambda text: struct.unpack(f"<{-(-len(text) // 8)}Q", text + b"\0" * (-len(text) % 8))
         path = str(self.file).encode()
         self.send(1, kernel, 64 * 1024, len(b"exp_kernel"), *pad(b"exp_kernel"), len(path), *pad(path))
+
+    def launch(self, question, shape, kernel=0):
+        """The key of a question, and what it launches."""
         n = shape[0] * shape[1]
         params = (0, 0, 0), (1, 0, 0), (3, 0, n), (3, 0, struct.unpack("<Q", struct.pack("<d", 1.0))[0])
         result = 6, 2, *shape, shape[1], 1
         launch = kernel, 3, 1, 1, 128, len(params), *(word for param in params for word in param)
-        self.send(2, slot, epoch, hashed, count, *words, 1, *result, 0, 1, *launch)
+        return *question[HEAD - 1 :], 1, *result, 0, 1, *launch
+
+    def answer_class(self, question, at, low, high, step, formulas):
+        """Calls of exp on [v, 8], where v is the word `at` of the key."""
+        answer = self.launch(question, (question[HEAD - 1 + at], 8))
+        numbers = (word for one in formulas for word in one)
+        self.send_kernel(0)
+        self.send(5, *question[:2], at, low, high, step, len(formulas), *numbers, *answer)
+        self.send(6)
 
 
 @pytest.fixture
@@ -436,7 +457,7 @@ def test_the_planner_is_asked_at_the_second_call_and_its_recipe_is_launched(plan
     torch.testing.assert_close(torch.exp(x), natively)
     torch.testing.assert_close(torch.exp(x), natively)
     question = planned.read()
-    assert question[3] == len(question) - 4  # the words of the key
+    assert question[HEAD - 1] == len(question) - HEAD  # the words of the key
     before = launching.recipes()
     planned.answer(*question)
     until(lambda: launching.recipes() > before)
@@ -474,6 +495,7 @@ def test_what_the_planner_refuses_is_torchs(planned, size):
     torch.exp(x), torch.exp(x)
     slot, epoch, hashed, *_ = planned.read()
     planned.send(3, slot, epoch, hashed)
+    planned.send(6)
     until(lambda: not gate.waiting())
     for _ in range(200):
         torch.exp(x)
@@ -529,6 +551,145 @@ def test_calls_are_recorded_here_when_the_planner_has_ended(planned):
     for _ in range(SIGHTINGS + 1):
         torch.exp(x)
     assert planned.world.from_python == ["exp"] and len(planned.world.from_cpp) == 1
+
+
+# ---- size classes ---------------------------------------------------------------------------------------------------
+
+
+def new_sizes(planned, *rows):
+    """Call exp on [n, 8] for each n; whether each was torch's."""
+    found = []
+    for n in rows:
+        x = torch.rand(n, 8)
+        y = torch.exp(x)
+        found.append(not torch.equal(y, x))  # the kernel here copies
+        expected = [math.exp(a) if found[-1] else a for a in x.flatten().tolist()]  # without ops that are asked about
+        assert y.flatten().tolist() == pytest.approx(expected, rel=1e-5)
+    return found
+
+
+def classified(planned, low=4, high=64, step=1, new=(100, 101, 102, 103)):
+    """Have the planner answer the last of these with a class for [v, 8]."""
+    new_sizes(planned, *new)
+    question = planned.read()
+    at, count = 4, question[HEAD - 1]  # words count from 1, as the first is their number
+    assert question[HEAD + 3 :] == (question[HEAD + at - 1], 8, 8, 1)  # sizes and strides
+    plain = lambda at, factor: (at, 1, factor, 1, 1, 0)
+    result, param = count + 4, count + 24  # its first size, and the kernel's parameter that is the number of elements
+    planned.answer_class(question, at, low, high, step, [plain(result, 1), plain(param, 8)])
+    until(lambda: not gate.waiting())
+    return question
+
+
+def test_calls_that_differ_in_sizes_ask_at_their_first_call(planned):
+    new_sizes(planned, 10, 11, 12)
+    planned.theirs.settimeout(0.05)
+    with pytest.raises(TimeoutError):
+        planned.read()
+    new_sizes(planned, 13, 14)
+    first, second = planned.read(), planned.read()
+    pattern, *which = first[3:6]
+    assert second[3:6] == (pattern, *which) and first[2] != second[2]
+    sizes = [i for i in range(first[HEAD - 1]) if which[i // 64] >> i % 64 & 1]
+    assert [first[HEAD + i] for i in sizes] == [13, 8, 8, 1]  # sizes and strides
+    new_sizes(planned, 13)
+    torch.exp(torch.rand(13, 8, 2))  # another pattern
+    with pytest.raises(TimeoutError):
+        planned.read()
+
+
+def test_a_size_class_launches_sizes_that_never_came(planned):
+    classified(planned, 4, 64, 4)
+    assert new_sizes(planned, 4, 64, 32, 5, 68, 0, 8) == [False, False, False, True, True, False, False]
+    launched = len(planned.world.from_cpp)
+    assert new_sizes(planned, 32, 32) == [False, False] and len(planned.world.from_cpp) == launched + 2
+    assert not torch.equal(torch.exp(x := torch.rand(32, 9)), x)  # the other size is another one
+    assert not torch.equal(torch.exp(x := torch.rand(8, 32).T), x)  # and so are the strides
+    assert not planned.world.from_python
+
+
+@pytest.mark.parametrize(
+    "formula", [(2, 3, 64, 5, 2), (1, 9, 64, 1, 0), (0, 0, 1, 1, 7), (1, 8, 1, 1, -5 % 2**64)], ids=str
+)
+def test_formulas_are_evaluated_as_the_planner_does(planned, formula):
+    new_sizes(planned, 100, 101, 102, 103)
+    question = planned.read()
+    count, grid = question[HEAD - 1], question[HEAD - 1] + 11
+    plain = [(count + 4, 1, 1, 1, 1, 0), (count + 24, 1, 8, 1, 1, 0)]
+    planned.answer_class(question, 4, 4, 64, 1, [*plain, (grid, *formula)])
+    until(lambda: not gate.waiting())
+    power, factor, divisor, times, plus = formula
+    ours = Formula(power, factor, divisor, times, plus - 2**64 if plus >> 63 else plus)
+    for v in (4, 5, 33, 64):
+        assert new_sizes(planned, v) == [False]
+        assert planned.world.from_cpp[-1][1] == (ours.at(v), 1, 1)
+
+
+def test_a_size_class_is_forgotten_with_what_was_planned(planned, monkeypatch):
+    monkeypatch.setattr(launching._State, "planned", True)
+    classified(planned)
+    assert new_sizes(planned, 20) == [False]
+    launching.clear()
+    assert new_sizes(planned, 20, 21) == [True, True]
+
+
+def test_a_size_that_was_torchs_before_its_class_came_is_launched_after(planned):
+    classified(planned, new=(20, 100, 101, 102))
+    assert new_sizes(planned, 20) == [False]
+
+
+def test_a_refused_pattern_is_not_asked_for_again(planned):
+    new_sizes(planned, 10, 11, 12, 13)
+    slot, epoch, hashed, pattern, *_ = planned.read()
+    for refused in (hashed, pattern):
+        planned.send(3, slot, epoch, refused)
+    planned.send(6)
+    until(lambda: not gate.waiting())
+    new_sizes(planned, *range(20, 60))
+    planned.theirs.settimeout(0.05)
+    with pytest.raises(TimeoutError):
+        planned.read()
+    new_sizes(planned, 40)  # the second call of one key still asks
+    planned.read()
+
+
+@pytest.mark.parametrize(
+    "words", [(), (0, 0, 0, 0), (1, 4, 64, 0, 0), (9999, 4, 64, 1, 0), (1, 4, 64, 1, 1, 9999, 1, 1, 1, 1, 0),
+              (1, 4, 64, 1, 1, 3, 1, 1, 0, 1, 0), (1, 4, 64, 1, 5)], ids=str,
+)  # fmt: skip
+def test_a_class_that_makes_no_sense_changes_nothing(planned, words):
+    new_sizes(planned, 10, 11, 12, 13)
+    question = planned.read()
+    planned.send_kernel(0)
+    answer = planned.launch(question, (13, 8)) if len(words) > 2 and words[-1] != 5 else ()
+    planned.send(5, *question[:2], *words, *answer)
+    planned.send(6)
+    until(lambda: not gate.waiting())
+    assert new_sizes(planned, 14, 20) == [True, True]
+
+
+def test_threads_call_new_sizes_while_classes_come(planned):
+    question = classified(planned, 1000, 1001)
+    errors = []
+
+    def call(number):
+        try:
+            for n in range(number, 400, 4):
+                new_sizes(planned, n % 60 + 4)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=call, args=(i,)) for i in range(4)]
+    for one in threads:
+        one.start()
+    plain = lambda at, factor: (at, 1, factor, 1, 1, 0)
+    at, count = 4, question[HEAD - 1]
+    for n in range(300):
+        formulas = [plain(count + 4, 1), plain(count + 24, 8)]
+        planned.answer_class(question, at, 4 + n % 8, 64, 1 + n % 3, formulas)
+    for one in threads:
+        one.join()
+    assert not errors and new_sizes(planned, 63) == [False]
 
 
 def test_how_far_a_pointer_is_from_a_multiple_of_16_is_part_of_the_look(world):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import socket
 import struct
 import subprocess
@@ -16,8 +17,11 @@ pytest.importorskip("triton")
 
 SRC = Path(__file__).parents[2] / "src"
 PROGRAM = f"import sys; sys.path.insert(0, {str(SRC)!r}); from opmux.tools.planning import main; main()"
-OVERLOADS = "add.Tensor native_layer_norm _softmax add_.Tensor cat _to_copy select_backward clone".split()
-KERNEL, ANSWER, REFUSAL = 1, 2, 3
+OVERLOADS = (
+    "add.Tensor native_layer_norm _softmax add_.Tensor cat _to_copy select_backward clone gelu mul.Tensor "
+    "native_layer_norm_backward mean.dim embedding where.self"
+).split()
+KERNEL, ANSWER, REFUSAL, FAILURE, CLASS, DONE = range(1, 7)
 ARGUMENT, RESULT, SPACE, NUMBER = range(4)
 BF16, F32, INT, DOUBLE = 15, 6, 4, 7  # c10::ScalarType
 
@@ -51,23 +55,36 @@ class Planner:
 
     def ask(self, name, *words, settings=(0, F32)):
         """Results, spaces and launches, or None if it refuses."""
-        words = (*settings, *words)
-        head = OVERLOADS.index(name), 7, 99, len(words)
-        self.ours.send(struct.pack(f"<{4 + len(words)}Q", *head, *words))
+        answer = self.answers(name, *settings, *words)[0]
+        return None if answer is None else read(iter(answer))
+
+    def answers(self, name, *words, sizes=()):
+        """What follows the key in the answer, or None; the classes; and whether the pattern is refused."""
+        pattern = hash((name, *(0 if i in sizes else word for i, word in enumerate(words)))) & (1 << 64) - 1
+        masks = [sum(1 << i % 64 for i in sizes if i // 64 == half) for half in (0, 1)]
+        head = OVERLOADS.index(name), 7, 99, pattern, *masks, len(words)
+        self.ours.send(struct.pack(f"<{7 + len(words)}Q", *head, *words))
+        answer, classes, refused = None, [], False
         while True:
             message = self.ours.recv(1 << 17)
             kind, *rest = struct.unpack(f"<{len(message) // 8}Q", message)
-            if kind == REFUSAL:
-                assert tuple(rest) == head[:3]
-                return None
-            if kind == ANSWER:
-                assert tuple(rest[: 4 + len(words)]) == (*head, *words)
-                return read(iter(rest[4 + len(words) :]))
-            number, shared, *texts = rest
-            name, path = unpack(iter(texts))
-            image = Path(path).read_bytes()
-            assert kind == KERNEL and image[:4] == b"\x7fELF"
-            self.kernels[number] = name, shared
+            if kind == DONE:
+                assert not rest
+                return answer, classes, refused
+            if kind == KERNEL:
+                number, shared, *texts = rest
+                name, path = unpack(iter(texts))
+                assert Path(path).read_bytes()[:4] == b"\x7fELF"
+                self.kernels[number] = name, shared
+            elif kind == CLASS:
+                assert tuple(rest[:2]) == head[:2]
+                classes.append(rest[2:])
+            elif kind == REFUSAL:
+                assert tuple(rest) in (head[:3], (*head[:2], pattern))
+                refused = refused or rest[2] == pattern
+            else:
+                assert kind == ANSWER and tuple(rest[: 4 + len(words)]) == (*head[:3], len(words), *words)
+                answer = rest[4 + len(words) :]
 
 
 def unpack(words):
@@ -209,3 +226,95 @@ def test_a_refused_call_keeps_no_kernel_from_others(planner):
 def test_it_goes_on_after_a_refusal(planner):
     assert planner.ask("add.Tensor") is None
     assert planner.ask("add.Tensor", *tensor(8, 8), *tensor(8, 8), INT, 1) is not None
+
+
+# ---- classes of sizes ----------------------------------------------------------------------------------------------
+
+NONE, TANH = (1 << 64) - 1, int.from_bytes(b"tanh", "little")
+W = [1, *tensor(768)]
+# What a model calls on batches of 4 sequences of length n. The size that a class is for comes first.
+CALLS = {
+    "add.Tensor": lambda n: [*tensor(4, n, 768), *tensor(4, n, 768), INT, 1],
+    "add_.Tensor": lambda n: [*tensor(4, n, 768), *tensor(768), INT, 1],
+    "mul.Tensor": lambda n: [*tensor(4, n, 768), *tensor(4, n, 1), ],
+    "gelu": lambda n: [*tensor(4, n, 3072), 4, TANH],
+    "native_layer_norm": lambda n: [*tensor(4, n, 768), 1, 768, *W, *W, real(1e-5)],
+    "native_layer_norm_backward": lambda n: [
+        *tensor(4, n, 768), *tensor(4, n, 768), 1, 768, *tensor(4, n, 1, dtype=F32), *tensor(4, n, 1, dtype=F32),
+        *W, *W, 1, 1, 1,
+    ],
+    "_softmax": lambda n: [*tensor(4, 12, n, n), NONE, 0],
+    "where.self": lambda n: [*tensor(1, 1, n, n, dtype=11), *tensor(4, 12, n, n), *tensor()],
+    "clone": lambda n: [*tensor(4, 12, n, 64, strides=[768 * n, 64, 768, 1]), 1, 0],
+    "cat": lambda n: [2, *tensor(4, 12, n, 32), *tensor(4, 12, n, 32), NONE],
+    "mean.dim": lambda n: [*tensor(4, n, 768, dtype=F32), 1, NONE, 1, 0],
+    "embedding": lambda n: [*tensor(1000, 768), *tensor(4, n, dtype=4), 1, NONE, 0, 0],
+    "_to_copy": lambda n: [*tensor(4 * n, 768), 1, F32, 0, 0, 0, 0, 0],
+}  # fmt: skip
+
+
+def sizes_of(call):
+    """The positions of a key that differ with the length."""
+    pairs = zip(call(96), call(160), strict=True)
+    return [2 + i for i, (a, b) in enumerate(pairs) if a != b]
+
+
+def evaluated(found, words, n):
+    """The answer of a class to the call with these words, or None."""
+    at, low, high, step, count, *rest = found
+    formulas, answer = rest[: 6 * count], rest[6 * count :]
+    v = words[at - 1]
+    if not low <= v <= high or (v - low) % step:
+        return None
+    answer[at] = v
+    for i in range(0, len(formulas), 6):
+        where, power, factor, divisor, times, plus = formulas[i : i + 6]
+        answer[where] = times * -(-factor * v**power // divisor) + plus
+    assert answer[: len(words) + 1] == [len(words), *words]
+    return answer[len(words) + 1 :]
+
+
+@pytest.mark.parametrize(
+    "n", [301, pytest.param(92, marks=pytest.mark.slow), pytest.param(848, marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("name", CALLS)
+def test_a_class_answers_as_the_planner_does(planner, name, n):
+    key = lambda n: [0, F32, *CALLS[name](n)]
+    step = 2 * (n & -n)
+    planner.answers(name, *key(n - step), sizes=sizes_of(CALLS[name]))
+    _, (found,), refused = planner.answers(name, *key(n), sizes=sizes_of(CALLS[name]))
+    assert not refused
+    chosen = random.Random(n)
+    low = 1 << n.bit_length() - 1
+    for v in chosen.sample(range(low + step // 2, 2 * low, step), 6):
+        exact, *_ = planner.answers(name, *key(v))
+        assert evaluated(found, key(v), v) == exact, v
+    assert evaluated(found, key(n + step // 2), n + step // 2) is None
+    assert evaluated(found, key(2 * n), 2 * n) is None
+
+
+def test_a_class_is_sent_again_to_who_asks_within_it(planner):
+    """C++ keeps a number of classes of an overload, and may have dropped it."""
+    key = lambda n: [0, F32, *tensor(3, n, 768), *tensor(3, n, 768), INT, 1]
+    sizes = [3, 4, 5, 6, 7, 8, 10, 11, 12, 13, 14, 15]
+    answers = [planner.answers("add.Tensor", *key(n), sizes=sizes)[1] for n in (301, 303, 305)]
+    assert [len(a) for a in answers] == [0, 1, 1] and answers[1][0][:5] == answers[2][0][:5]
+
+
+def test_the_size_is_what_differs_from_the_most_similar_call(planner):
+    """Between the first two calls both the length and the width change, which have nothing to do with each other."""
+    key = lambda n, m: [0, F32, *tensor(n, m, dtype=F32), *tensor(n, m, dtype=F32)]
+    ask = lambda n, m: planner.answers("mul.Tensor", *key(n, m), sizes=[3, 4, 5, 6, 8, 9, 10, 11])[1]
+    assert not ask(301, 768)
+    ask(301, 3072)
+    (found,) = ask(303, 768)
+    exact, *_ = planner.answers("mul.Tensor", *key(401, 768))
+    assert evaluated(found, key(401, 768), 401) == exact
+
+
+def test_a_pattern_of_which_nothing_can_be_planned_is_refused(planner):
+    """Layer norms without weights are torch's."""
+    ask = lambda n: planner.answers(
+        "native_layer_norm", 0, F32, *tensor(n, 256), 1, 256, 0, 0, real(1e-5), sizes=[3, 5, 8]
+    )
+    assert [ask(n)[2] for n in (301, 303, 305)] == [False, False, True]

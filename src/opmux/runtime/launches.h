@@ -39,6 +39,7 @@ constexpr int kMostResults = 8;
 constexpr int kMostWords = 96;
 constexpr uint32_t kSightings = 6;  // calls with one key before one is recorded: shapes that never come back cost less
 constexpr uint32_t kAsks = 2;  // calls with one key before the planner is asked: shapes that never come back ask nothing
+constexpr uint32_t kNewKeys = 3;  // of calls that differ in sizes alone, before the planner is asked at the first call
 constexpr size_t kBuckets = 256;
 constexpr size_t kWays = 4;
 
@@ -139,6 +140,7 @@ int64_t span(const at::Tensor& t) {  // bytes from its first element to the end 
 // What a call looks like: everything that may change the launch, as words. `ok`: it can be launched from here.
 struct Look {
   uint64_t words[kMostWords];
+  uint64_t sizes[(kMostWords + 63) / 64] = {};  // a bit for each word that is a size or a stride
   int count = 0;
   bool ok = true;
   int tensors = 0;
@@ -153,10 +155,29 @@ struct Look {
     }
   }
 
+  void size(uint64_t word) {
+    if (count < kMostWords) {
+      sizes[count / 64] |= uint64_t{1} << count % 64;
+    }
+    add(word);
+  }
+
+  bool is_size(int i) const { return (sizes[i / 64] >> i % 64 & 1) != 0; }
+
   uint64_t hash() const {
+    return hash([this](int i) { return words[i]; });
+  }
+
+  // The hash of all words but sizes and strides.
+  uint64_t pattern() const {
+    return hash([this](int i) { return is_size(i) ? ~uint64_t{0} : words[i]; });
+  }
+
+  template <class Word>
+  uint64_t hash(Word&& word) const {
     uint64_t made = 0x9E3779B97F4A7C15u;
     for (int i = 0; i < count; ++i) {
-      made = (made ^ words[i]) * 0xFF51AFD7ED558CCDu;
+      made = (made ^ word(i)) * 0xFF51AFD7ED558CCDu;
       made ^= made >> 32;
     }
     // The last word may be a number such as 0.5, whose low bits are all 0: without this it would change no low bit.
@@ -210,10 +231,10 @@ struct Look {
     add(3 | static_cast<uint64_t>(t.scalar_type()) << 8 | static_cast<uint64_t>(t.dim()) << 16 | same << 24 |
         static_cast<uint64_t>(static_cast<uint8_t>(t.device().index())) << 32 | beyond_16 << 40);
     for (int64_t n : t.sizes()) {
-      add(n);
+      size(n);
     }
     for (int64_t n : t.strides()) {
-      add(n);
+      size(n);
     }
     tensor[tensors] = &t;
     pointer[tensors++] = at;
@@ -285,7 +306,7 @@ struct Look {
     add(values.size());
     for (const auto& n : values) {
       ok = ok && !n.is_heap_allocated();
-      add(n.is_heap_allocated() ? 0 : n.as_int_unchecked());
+      size(n.is_heap_allocated() ? 0 : n.as_int_unchecked());
     }
   }
   template <class Other>
@@ -577,6 +598,7 @@ struct Sighting {
   std::atomic<bool> planned{false};  // Python has run one
   std::atomic<uint32_t> asks{kAsks};  // after so many calls the planner is asked
   std::atomic<bool> refused{false};   // by the planner
+  std::atomic<uint32_t> classes{0};   // the version of the size classes that were tried
 
   void restart(uint64_t to) {
     id.store(to, std::memory_order_relaxed);
@@ -585,6 +607,7 @@ struct Sighting {
     planned.store(false, std::memory_order_relaxed);
     asks.store(kAsks, std::memory_order_relaxed);
     refused.store(false, std::memory_order_relaxed);
+    classes.store(0, std::memory_order_relaxed);
   }
 
   bool is_to_ask() const { return times.load(std::memory_order_relaxed) >= asks.load(std::memory_order_relaxed); }

@@ -3,7 +3,8 @@
 A question is the key of a call, as 64-bit words (`Look` in runtime/launches.h): the dtype, sizes and strides of each
 tensor and the value of each other argument. This process runs the implementation that the chip would run, on meta
 tensors, with Triton's compiler and no device. The answer lists the kernels that were launched and, for each pointer,
-the tensor that it belongs to; or it says that C++ cannot launch the call.
+the tensor that it belongs to; or it says that C++ cannot launch the call. If calls came that differ in one size alone,
+a size class follows, from which C++ makes the answers for other sizes by itself (size_classes.py).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import struct
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,10 +34,12 @@ from ..faces.aten import engine, overloads
 from ..faces.aten.schema import python_name
 from ..runtime import devices, launching
 from ..runtime.devices import Chip
+from . import size_classes
+from .size_classes import Formula, SizeClass
 
 DEVICE = "cuda"
 CUDA = 1  # c10::DeviceType
-KERNEL, ANSWER, REFUSAL, FAILURE = 1, 2, 3, 4  # Message in planner.h
+KERNEL, ANSWER, REFUSAL, FAILURE, CLASS, DONE = range(1, 7)  # Message in planner.h
 ARGUMENT, RESULT, SPACE, NUMBER = range(4)  # Recipe::Kind in launches.h
 MOST = 1 << 17  # bytes of a message
 # c10::ScalarType, whose numbers are part of torch's file format
@@ -45,6 +49,8 @@ DTYPES: dict[int, torch.dtype] = {
     23: torch.float8_e5m2, 24: torch.float8_e4m3fn,
 }  # fmt: skip
 NUMBERS = {dtype: number for number, dtype in DTYPES.items()}
+KEPT = 8  # keys of one pattern, which others are compared with
+REFUSALS = 3  # of one pattern one after another, after which nothing is planned for its new keys
 ATTEMPTS = 4  # a plan calls torch's ops on meta tensors; it is kept when calls of one key come often
 FORMATS = (torch.contiguous_format, torch.preserve_format, torch.channels_last, torch.channels_last_3d)
 
@@ -103,6 +109,50 @@ class Param(NamedTuple):
     value: int  # bytes after the start of the tensor, or those of the number
 
 
+@dataclass
+class _Planned:
+    """What a call launches."""
+
+    words: list[int]  # what follows the key in an answer
+    free: set[int]  # positions of words that follow from the sizes of the call
+    kernels: list[bytes]  # messages of kernels that C++ does not know yet
+
+    def add_sizes(self, *words: int) -> None:
+        self.free.update(range(len(self.words), len(self.words) + len(words)))
+        self.words.extend(words)
+
+
+class _Pattern:
+    """Calls of one overload whose keys differ in sizes and strides alone."""
+
+    def __init__(self) -> None:
+        self.keys: list[list[int]] = []  # the last ones
+        self.classes: list[tuple[int, SizeClass, list[int]]] = []
+        self.refused = 0  # one after another
+
+    def related(self, words: list[int], sizes: list[int]) -> tuple[int, dict[int, Formula]] | None:
+        """The size in which a key differs from another one, and how its other words follow; the simplest of all."""
+        found = []
+        for other in self.keys:
+            with contextlib.suppress(ValueError):
+                position, formulas = size_classes.key_formulas(words, other, sizes)
+                found.append((sum(f.plus != 0 for f in formulas.values()), len(formulas), position, formulas))
+        return min(found, key=lambda one: one[:2])[2:] if found else None
+
+
+def _covers(one: tuple[int, SizeClass, list[int]], words: list[int]) -> bool:
+    position, found, stream = one
+    v = words[position]
+    if v not in found.sizes():
+        return False
+    expected = stream[1 : 1 + len(words)]
+    for at, formula in found.formulas.items():
+        if at <= len(words):
+            expected[at - 1] = formula.at(v)
+    expected[position] = v
+    return expected == words
+
+
 class Planner:
     """Answers questions about calls of these overloads on these devices, all of one chip."""
 
@@ -115,34 +165,88 @@ class Planner:
         self._calls: dict[int, Callable[..., Any]] = {}
         engine.STATE.on = frozenset(self._names.values())
         self._asked = 0
+        self._patterns: dict[tuple[int, int, int], _Pattern] = {}  # overload, hash, words of a key
         for family in {overloads.table()[name].family for name in self._names.values()} - {"vendor"}:
             specs.load_implementers(family)
 
     def answer(self, message: bytes) -> Iterator[bytes]:
         """The messages that answer one question."""
-        slot, epoch, hashed, count, *words = struct.unpack(f"<{len(message) // 8}Q", message)
+        slot, epoch, hashed, pattern, *masks, count = struct.unpack_from("<7Q", message)
+        words = list(struct.unpack_from(f"<{count}Q", message, 7 * 8))
+        known = self._patterns.setdefault((slot, pattern, count), _Pattern())
+        planned = self._planned(slot, words)
+        if isinstance(planned, int):
+            yield _packed(planned, slot, epoch, hashed)
+            known.refused += planned == REFUSAL
+        else:
+            yield from planned.kernels
+            self._kernels |= self._new
+            yield _packed(ANSWER, slot, epoch, hashed, count, *words, *planned.words)
+            sizes = [i for i in range(count) if masks[i // 64] >> i % 64 & 1]
+            for position, found, stream in self._class_of(known, slot, words, sizes, planned):
+                lists = [(at, *formula) for at, formula in found.formulas.items()]
+                numbers = (word for one in lists for word in one)
+                head = 1 + position, found.low, found.high, found.sizes().step, len(lists)
+                yield _packed(CLASS, slot, epoch, *head, *numbers, *stream)
+        if known.refused >= REFUSALS:
+            yield _packed(REFUSAL, slot, epoch, pattern)
+        yield _packed(DONE)
+
+    def _planned(self, slot: int, words: list[int]) -> _Planned | int:
+        """What a call launches, or REFUSAL or FAILURE."""
         self._new = {}
+        self._asked += 1
+        if self._asked % 4096 == 0:  # plans are kept by shape
+            from ..kernels.lib import plans
+
+            plans.forget()
         try:
-            made, kernels = self._plan(slot, words)
+            return self._plan(slot, words)
         except Exception as error:
             if not isinstance(error, (Refused, OpmuxError)):
                 logger.debug("%s cannot be planned: %s: %s", self._names.get(slot), type(error).__name__, error)
             manager = get_default_manager()
             if manager.failures():  # a failure on meta tensors says nothing about other calls
                 manager.clear_quarantine()
-            kind = FAILURE if isinstance(error, (OSError, MemoryError)) else REFUSAL
-            yield _packed(kind, slot, epoch, hashed)
+            return FAILURE if isinstance(error, (OSError, MemoryError)) else REFUSAL
+
+    def _class_of(
+        self, known: _Pattern, slot: int, words: list[int], sizes: list[int], planned: _Planned
+    ) -> Iterator[tuple[int, SizeClass, list[int]]]:
+        """The class of a call, if one is known or can be derived: the position of its size, formulas, and the answer.
+
+        Formulas and the position count from the key's length on, which is the first word of the answer.
+        """
+        for one in known.classes:
+            if _covers(one, words):
+                yield one
+                return
+        related = known.related(words, sizes)
+        known.keys = [*(k for k in known.keys if k != words), words][-KEPT:]
+        within = None if related is None else size_classes.class_of(words[related[0]])
+        if related is None or within is None:
             return
-        yield from kernels
-        self._kernels |= self._new
-        yield _packed(ANSWER, slot, epoch, hashed, count, *words, *made)
-        self._asked += 1
-        if self._asked % 4096 == 0:  # plans are kept by shape
-            from ..kernels.lib import plans
+        position, key = related
 
-            plans.forget()
+        def plan(v: int) -> list[int] | None:
+            asked = list(words)
+            for at, formula in key.items():
+                asked[at] = formula.at(v)
+            made = self._planned(slot, asked)
+            return None if isinstance(made, int) else made.words
 
-    def _plan(self, slot: int, words: list[int]) -> tuple[list[int], list[bytes]]:
+        found = size_classes.fit(within, words[position], planned.words, planned.free, plan)
+        if found is None:
+            known.refused += 1
+            return
+        known.refused = 0
+        formulas = {1 + at: formula for at, formula in key.items() if at != position}
+        formulas |= {1 + len(words) + at: formula for at, formula in found.formulas.items()}
+        made = position, found._replace(formulas=formulas), [len(words), *words, *planned.words]
+        known.classes = [*known.classes, made][-KEPT * KEPT :]
+        yield made
+
+    def _plan(self, slot: int, words: list[int]) -> _Planned:
         overload = overloads.table()[self._names[slot]]
         call = self._calls.get(slot)
         if call is None:
@@ -162,8 +266,7 @@ class Planner:
 
     def _described(
         self, tensors: list[Tensor], results: tuple[Tensor, ...], record: launches.Record, in_place: bool
-    ) -> tuple[list[int], list[bytes]]:
-        """What follows the key in an answer, and the messages of kernels that C++ does not know yet."""
+    ) -> _Planned:
         owners: dict[int, tuple[int, int]] = {}  # storage -> kind, index
         for i, t in enumerate(tensors):
             owners.setdefault(_storage(t), (ARGUMENT, i))
@@ -180,22 +283,28 @@ class Planner:
             owners.setdefault(_storage(t), (SPACE, i))
         if max(len(results), len(spaces), len(tensors)) > launching.MOST_TENSORS:
             raise Refused("it has too many tensors")
-        words = [len(results)]
+        made = _Planned([len(results)], set(), [])
         for y in results:
-            words += [NUMBERS[y.dtype], y.dim(), *y.shape, *y.stride()]
-        words += [len(spaces), *(t.untyped_storage().nbytes() for t in spaces), len(record.launches)]
-        kernels, written = [], set()
+            made.words += [NUMBERS[y.dtype], y.dim()]
+            made.add_sizes(*y.shape, *y.stride())
+        made.words.append(len(spaces))
+        made.add_sizes(*(t.untyped_storage().nbytes() for t in spaces))
+        made.words.append(len(record.launches))
+        written = set()
         for launch in record.launches:
             number, message = self._kernel(launch.compiled)
-            kernels += message
-            params = [_param(kind, value, owners) for kind, value in launching.parameters(launch)]
-            written |= {p.index for p in params if p.kind == RESULT}
-            grid = (*launch.grid, 1, 1)[:3]
-            words += [number, *grid, 32 * launch.compiled.metadata.num_warps, len(params)]
-            words += [word for param in params for word in param]
+            made.kernels += message
+            params = [(kind, _param(kind, value, owners)) for kind, value in launching.parameters(launch)]
+            written |= {p.index for _, p in params if p.kind == RESULT}
+            made.words.append(number)
+            made.add_sizes(*(*launch.grid, 1, 1)[:3])
+            made.words += [32 * launch.compiled.metadata.num_warps, len(params)]
+            for kind, param in params:
+                made.words += param[:2]
+                made.add_sizes(param.value) if kind[0] in "*iu" else made.words.append(param.value)
         if len(written) < len(results):
             raise Refused("no kernel writes a result")
-        return words, kernels
+        return made
 
     def _kernel(self, compiled: Any) -> tuple[int, list[bytes]]:
         metadata = compiled.metadata

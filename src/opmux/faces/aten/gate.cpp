@@ -136,7 +136,7 @@ struct Gate {
   OperatorHandle op;
   DispatchKey key;
   bool launches;  // whether the arguments decide everything that its kernels do
-  Recipes recipes;
+  Planned recipes;
   c10::KernelFunction native;  // ATen's
   c10::KernelFunction override;  // ours, in Python
 };
@@ -251,7 +251,12 @@ struct Typed<Result(Args...)> final : c10::OperatorKernel {
         if (!known) {
           Sighting& seen = gate->recipes.saw(hash);
           if (patient && Planner::instance().is_there()) {
-            if (seen.is_to_ask() && !seen.refused.load(std::memory_order_relaxed)) {
+            if (const auto recipe = gate->recipes.make(call, hash, seen)) {
+              Results made;
+              if (run(*recipe, call, gate->key, made)) {
+                return as_result(made, args...);
+              }
+            } else if (gate->recipes.is_to_ask(call, seen)) {
               seen.asked(Planner::instance().ask(gate->slot, call, hash));
             }
             return gate->native.template call<Result, Args...>(gate->op, keys, std::forward<Args>(args)...);
@@ -559,7 +564,7 @@ Registration* opmux_gate_new(int64_t slot, const char* name, const char* overloa
   return guarded([&]() -> Registration* {
     auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, overload);
     auto made = std::make_shared<Gate>(slot, op, c10::parseDispatchKey(key_name), launches != 0);
-    Planner::instance().add(slot, std::shared_ptr<Recipes>(made, &made->recipes));
+    Planner::instance().add(slot, std::shared_ptr<Planned>(made, &made->recipes));
     return new Registration{std::move(made), std::nullopt};
   });
 }

@@ -1,0 +1,256 @@
+"""What a call launches, for a range of sizes at once.
+
+Batches of changing lengths give every call a key that was never seen. But calls that differ in one size alone, such as
+the length, launch the same kernels; only sizes, strides, grids and some numbers change, and they follow from that
+size: 768 * v elements, ceil(3 * v / 4) programs. A size class holds these formulas, and C++ makes the launch
+record of a new key from them (planner.h).
+
+The sizes of a class lie between two powers of two and have the same power of two as a factor, because kernels are
+chosen and specialised by these: a block is a power of two, a mask is left out where the block divides the size, and
+Triton compiles multiples of 16 apart. `fit` derives the formulas from calls that the planner has planned, and plans
+more of them until all formulas that agree with the planned calls agree on every size of the class.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence, Set
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+MOST_TWOS = 13  # no block is longer than 2^13: what divides by it divides by every block
+MOST_SIZES = 4096  # of one class, as formulas are compared on each of them
+MOST_CALLS = 40  # that are planned for one class
+MOST_FORMULAS = 1000  # that are compared for one number
+LIMIT = 1 << 62  # of every number that is computed
+
+Words = list[int]
+Plan = Callable[[int], Words | None]  # what a call with this size launches; None: nothing from C++
+
+
+class Formula(NamedTuple):
+    """times * ceil(factor * v^power / divisor) + plus."""
+
+    power: int = 0
+    factor: int = 0
+    divisor: int = 1
+    times: int = 1
+    plus: int = 0
+
+    def at(self, v: int) -> int:
+        return self.times * -(-self.factor * v**self.power // self.divisor) + self.plus
+
+    def fits(self, largest: int) -> bool:
+        """Whether nothing overflows 64 bits."""
+        return self.times * (self.factor * largest**self.power + self.divisor) + abs(self.plus) < LIMIT
+
+
+class SizeClass(NamedTuple):
+    """Formulas for sizes from `low` to `high` that 2^twos divides and 2^(twos + 1) does not.
+
+    If twos is MOST_TWOS, they are for all multiples of 2^twos.
+    """
+
+    low: int
+    high: int
+    twos: int
+    formulas: dict[int, Formula]  # by position
+
+    def sizes(self) -> range:
+        step = 1 << self.twos
+        return range(self.low, self.high + 1, step if self.twos == MOST_TWOS else 2 * step)
+
+
+def class_of(v: int) -> SizeClass | None:
+    """The class that a size belongs to, without formulas; None if it would have no other size."""
+    if v < 2:
+        return None
+    twos = min((v & -v).bit_length() - 1, MOST_TWOS)
+    step = 1 << twos if twos == MOST_TWOS else 2 << twos
+    start, end = 1 << v.bit_length() - 1, (1 << v.bit_length()) - 1
+    while (end - start) // step >= MOST_SIZES:
+        middle = (start + end + 1) // 2
+        start, end = (middle, end) if v >= middle else (start, middle - 1)
+    low = v - (v - start) // step * step
+    high = v + (end - v) // step * step
+    return SizeClass(low, high, twos, {}) if low < high else None
+
+
+def key_formulas(first: Sequence[int], second: Sequence[int], sizes: Iterable[int]) -> tuple[int, dict[int, Formula]]:
+    """Which position of two keys is the size that differs, and how the other words that differ follow from it.
+
+    Args:
+        first, second: the words of two keys, equal but for sizes and strides.
+        sizes: the positions that may be that size.
+
+    ValueError if they differ otherwise. A formula that two keys fit by chance does no harm: keys are compared with it.
+    """
+    differ = [i for i, (a, b) in enumerate(zip(first, second, strict=True)) if a != b]
+    for position in sizes:
+        if position not in differ:
+            continue
+        v, w = first[position], second[position]
+        found = {i: _through(v, w, first[i], second[i]) for i in differ}
+        if all(found.values()):
+            return position, {i: formula for i, formula in found.items() if formula is not None}
+    raise ValueError("they differ in more than one size")
+
+
+def _through(v: int, w: int, a: int, b: int) -> Formula | None:
+    """The formula by which v gives a and w gives b."""
+    for power in (1, 2):
+        factor = a // v**power
+        if factor and factor * v**power == a and factor * w**power == b:
+            return Formula(power, factor)
+    slope, rest = divmod(b - a, w - v)
+    return None if rest or slope <= 0 else Formula(1, slope, plus=a - slope * v)
+
+
+def fit(within: SizeClass, v: int, planned: Words, free: Set[int], plan: Plan) -> SizeClass | None:
+    """A class with formulas for the words of a launch, around the size v; None if there are none.
+
+    Args:
+        within: the largest class that may be returned.
+        v: the size of a call that was planned.
+        planned: what that call launches.
+        free: the positions of words that may follow from the size; all others are the same in all calls.
+        plan: plans another call.
+    """
+    calls = _Calls(v, planned, free, plan)
+    sizes = list(within.sizes())
+    here = sizes.index(v)
+    try:
+        low, high = calls.reach(sizes[: here + 1][::-1]), calls.reach(sizes[here:])
+        kept = sizes[len(sizes[: here + 1]) - 1 - low : here + high + 1]
+        if len(kept) < 2:
+            return None
+        for i in (1, 2):
+            calls.ask(kept[(here + i * 7919) % len(kept)])
+        formulas = calls.formulas(kept)
+        for i in (3, 4):  # calls of which no formula knows
+            calls.ask(kept[(here + i * 7919) % len(kept)])
+    except _NoClass:
+        return None
+    made = SizeClass(kept[0], kept[-1], within.twos, formulas)
+    known = all(
+        formula.at(size) == words[at] for at, formula in formulas.items() for size, words in calls.known.items()
+    )
+    return made if known else None
+
+
+class _NoClass(Exception):
+    """A call of the class launches something else, or too many calls would have to be planned."""
+
+
+class _Calls:
+    """The planned calls of one class."""
+
+    def __init__(self, v: int, words: Words, free: Set[int], plan: Plan):
+        self.known, self._free, self._plan, self._left = {v: words}, free, plan, MOST_CALLS
+        self._fixed = self._without_free(words)
+
+    def _without_free(self, words: Words) -> Words:
+        return [0 if i in self._free else word for i, word in enumerate(words)]
+
+    def is_alike(self, v: int) -> bool:
+        """Whether a call launches the same but for words that may follow from the size."""
+        if v in self.known:
+            return True
+        if not self._left:
+            raise _NoClass
+        self._left -= 1
+        words = self._plan(v)
+        if words is None or self._without_free(words) != self._fixed:
+            return False
+        self.known[v] = words
+        return True
+
+    def ask(self, v: int) -> None:
+        if not self.is_alike(v):
+            raise _NoClass
+
+    def reach(self, sizes: list[int]) -> int:
+        """The index of the last size that is like the first, as far as four calls tell.
+
+        Choices by size are thresholds: if a call is like the first, so are those between them.
+        """
+        last = len(sizes) - 1
+        if self.is_alike(sizes[last]):
+            return last
+        good, bad = 0, last
+        for _ in range(3):
+            middle = (good + bad) // 2
+            good, bad = (middle, bad) if self.is_alike(sizes[middle]) else (good, middle)
+        return good
+
+    def formulas(self, sizes: list[int]) -> dict[int, Formula]:
+        """For each word that differs its formula; plans calls until all that fit agree on every size."""
+        at = torch.tensor(sizes)
+        while True:
+            agreed: dict[tuple[int, ...], Formula] = {}
+            positions = {}
+            differs = torch.zeros(len(sizes), dtype=torch.int64)
+            for i in sorted(self._free):
+                values = tuple(words[i] for words in self.known.values())
+                if len(set(values)) == 1:
+                    continue
+                positions[i] = values
+                if values not in agreed:
+                    agreed[values], unsure = _agreed(list(zip(self.known, values, strict=True)), at)
+                    differs += unsure
+            asked = torch.tensor([size in self.known for size in sizes])
+            if not (differs.bool() & ~asked).any():
+                return {i: agreed[values] for i, values in positions.items()}
+            self.ask(sizes[int(torch.where(asked, -1, differs).argmax())])
+
+
+def _agreed(points: list[tuple[int, int]], sizes: Tensor) -> tuple[Formula, Tensor]:
+    """A formula through these points, and for each size whether another formula gives another value."""
+    found = formulas_of(points, int(sizes[-1]))
+    if not found:
+        raise _NoClass
+    if len(found) > MOST_FORMULAS:
+        return found[0], torch.ones(len(sizes), dtype=torch.int64)
+    power, factor, divisor, times, plus = torch.tensor(found).T.unsqueeze(-1)
+    values = times * ((factor * torch.where(power == 2, sizes * sizes, sizes) + divisor - 1) // divisor) + plus
+    return found[0], (values != values[0]).any(0).long()
+
+
+def formulas_of(points: list[tuple[int, int]], largest: int) -> list[Formula]:
+    """The formulas that give these values, which differ, for these sizes; of more than MOST_FORMULAS the first."""
+    values = [y for _, y in points]
+    if max(values) >= LIMIT:
+        return []
+    found = [formula for formula in _linear(points) if formula.fits(largest)]
+    if not all(values):
+        return found
+    shared = math.gcd(*values)
+    for times in (t for t in range(1, min(shared, 4096) + 1) if shared % t == 0):
+        for power in (1, 2):
+            for divisor in (1 << k for k in range(1, MOST_TWOS + 1)):
+                found += (f for f in _ceilings(points, power, divisor, times) if f.fits(largest))
+                if len(found) > MOST_FORMULAS:
+                    return found
+    return found
+
+
+def _linear(points: list[tuple[int, int]]) -> list[Formula]:
+    (v, a), (w, b) = points[0], next(p for p in points if p[1] != points[0][1])
+    found = []
+    for power in (1, 2):
+        slope, rest = divmod(b - a, w**power - v**power)
+        formula = Formula(power, slope, plus=a - slope * v**power)
+        if not rest and slope > 0 and all(formula.at(x) == y for x, y in points):
+            found.append(formula)
+    return found
+
+
+def _ceilings(points: list[tuple[int, int]], power: int, divisor: int, times: int) -> list[Formula]:
+    """Formulas with this divisor; an even factor is that of a smaller one."""
+    least = max(divisor * (y // times - 1) // v**power + 1 for v, y in points)
+    most = min(divisor * (y // times) // v**power for v, y in points)
+    first = max(least | 1, 1)
+    most = min(most, first + 2 * MOST_FORMULAS)
+    return [Formula(power, factor, divisor, times) for factor in range(first, most + 1, 2)]

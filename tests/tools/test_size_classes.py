@@ -1,0 +1,116 @@
+"""Formulas of sizes, derived from planned calls that are made up here."""
+
+from __future__ import annotations
+
+import pytest
+
+from opmux.tools.size_classes import MOST_CALLS, Formula, class_of, fit, formulas_of, key_formulas
+
+
+def ceil(a, b):
+    return -(-a // b)
+
+
+LAUNCHES = {
+    "elements": lambda v: [768 * v],
+    "a grid": lambda v: [ceil(4 * v * 768, 2048)],
+    "a grid of odd rows": lambda v: [ceil(v * 1000, 4096)],
+    "several grids": lambda v: [48 * ceil(v, 32), 12 * ceil(4 * v, 64), v, 7],
+    "squares": lambda v: [v * v, ceil(48 * v * v, 1024)],
+    "an offset": lambda v: [768 * v - 576, v + 1],
+    "small values": lambda v: [ceil(v, 64), ceil(v, 128)],
+    "nothing": lambda v: [5],
+}
+
+
+@pytest.mark.parametrize("v", [65, 90, 301, 848, 5000, 70_001])
+@pytest.mark.parametrize("name", LAUNCHES)
+def test_formulas_agree_with_every_call_of_the_class(name, v):
+    launch = LAUNCHES[name]
+    asked = []
+
+    def plan(size):
+        asked.append(size)
+        return [99, *launch(size)]
+
+    free = set(range(1, 1 + len(launch(v))))
+    found = fit(class_of(v), v, plan(v), free, plan)
+    assert found is not None and found.low <= v <= found.high and len(asked) <= MOST_CALLS + 1
+    for size in found.sizes():
+        expected = plan(size)
+        assert [f.at(size) for _, f in sorted(found.formulas.items())] == [expected[i] for i in sorted(found.formulas)]
+        fixed = {i: word for i, word in enumerate(plan(v)) if i not in found.formulas}
+        assert all(expected[i] == word for i, word in fixed.items())
+
+
+@pytest.mark.parametrize(
+    "launch",
+    [
+        lambda v: [v % 7],
+        lambda v: [v**3],
+        lambda v: [hash(str(v)) % 1000],
+        lambda v: [1 << 63 | v],
+        lambda v: [1000 - v],
+    ],
+    ids=["a remainder", "a cube", "no order", "a float", "a difference"],
+)
+def test_what_no_formula_gives_has_no_class(launch):
+    assert fit(class_of(301), 301, launch(301), {0}, launch) is None
+
+
+def test_what_is_not_free_must_be_the_same():
+    assert fit(class_of(301), 301, [301], set(), lambda v: [v]) is None
+
+
+@pytest.mark.parametrize("threshold", [300, 350, 400, 500])
+def test_a_class_ends_where_another_kernel_is_chosen(threshold):
+    launch = lambda v: [int(v >= threshold), 4 * v]
+    for v in (257, 301, 399, 511):
+        found = fit(class_of(v), v, launch(v), {1}, launch)
+        assert found is None or all(launch(size)[0] == launch(v)[0] for size in found.sizes())
+    assert fit(class_of(257), 257, launch(257), {1}, launch) is not None
+
+
+def test_a_call_that_cannot_be_planned_ends_a_class():
+    launch = lambda v: [4 * v] if v < 400 else None
+    found = fit(class_of(301), 301, launch(301), {0}, launch)
+    assert found is not None and found.high < 400
+    assert fit(class_of(301), 301, [1204], {0}, lambda v: None) is None
+
+
+@pytest.mark.parametrize(
+    "v, low, high, step",
+    [(301, 257, 511, 2), (302, 258, 510, 4), (96, None, 0, 0), (256, None, 0, 0), (0, None, 0, 0), (1, None, 0, 0),
+     (80, 80, 112, 32), (3 << 13, 2 << 13, 3 << 13, 1 << 13), (9 << 13, 8 << 13, 15 << 13, 1 << 13)],
+)  # fmt: skip
+def test_sizes_of_a_class_have_a_power_of_two_in_common(v, low, high, step):
+    found = class_of(v)
+    if low is None:
+        assert found is None
+    else:
+        assert (found.low, found.high, found.sizes().step) == (low, high, step) and v in found.sizes()
+
+
+def test_a_class_of_large_sizes_is_small():
+    found = class_of(30_000_001)
+    assert 30_000_001 in found.sizes() and len(found.sizes()) <= 4096
+
+
+def test_keys_tell_what_follows_from_the_size():
+    first, second = [5, 4, 301, 768, 231168, 301 * 301], [5, 4, 303, 768, 232704, 303 * 303]
+    position, found = key_formulas(first, second, [1, 2, 3])
+    assert position == 2 and found == {2: Formula(1, 1), 4: Formula(1, 768), 5: Formula(2, 1)}
+
+
+@pytest.mark.parametrize(
+    "second, sizes", [([5, 303], [0]), ([5, 301], [1]), ([6, 303], [1]), ([4, 303], [1])],
+    ids=["not a size", "no difference", "no whole factor", "the other way"],
+)  # fmt: skip
+def test_keys_that_differ_otherwise_tell_nothing(second, sizes):
+    with pytest.raises(ValueError, match="more than one size"):
+        key_formulas([5, 301], second, sizes)
+
+
+def test_formulas_stay_within_64_bits():
+    points = [(1 << 30, 1 << 61), ((1 << 30) + 2, (1 << 61) + (1 << 32))]
+    assert all(f.at((1 << 31) - 2) < 1 << 63 for f in formulas_of(points, (1 << 31) - 2))
