@@ -175,4 +175,4 @@ def test_it_can_be_turned_off_and_a_failed_build_is_one_line(monkeypatch, caplog
         assert not native_library.available()
         assert not native_library.available()
     (said,) = (r.getMessage() for r in caplog.records)
-    assert "in Python" in said and said.endswith("there is no C++ compiler")
+    assert "Python does what C++ would" in said and said.endswith("there is no C++ compiler")

@@ -42,18 +42,17 @@ def state_of(library: Compiled) -> str:
     One of: compiled, not compiled yet, off, no compiler, the compiler fails, headers are missing, the cache folder
     cannot be used.
     """
+    lost = f"Without it, {library.without}"
     if not CPP.get():
-        return f"off: {CPP.name}=0, so {library.without}. To change it, unset {CPP.name}"
+        return f"off: {CPP.name}=0; unset it to change that. {lost}"
     try:
         built = library.is_built()
     except build.CannotBuild as error:
-        again = f"; then run `{COMMAND}`, which tries again" if error.state != "off" else ""
-        return f"{error.state}, so {library.without}: {error}{again}"
+        again = f"; then run `{COMMAND}`" if error.state != "off" else ""
+        return f"{error.state}: {error}{again}. {lost}"
     if built:
         return "compiled"
-    return (
-        f"not compiled yet: `{COMMAND}` compiles it in some 30 s, as does the first use. Until then {library.without}"
-    )
+    return f"not compiled yet: `{COMMAND}` compiles it in some 30 s, as does the first use. {lost}"
 
 
 def run() -> int:
@@ -67,7 +66,7 @@ def run() -> int:
         try:
             made = _compile(library)
         except build.CannotBuild as error:
-            typer.echo(f"opmux: {library.name} is not compiled, so {library.without}: {error}", err=True)
+            typer.echo(f"opmux: {library.name} is not compiled: {error}. Without it, {library.without}", err=True)
             failed = True
             continue
         took = f"compiled in {time.monotonic() - started:.0f} s: {made}" if made else "compiled before"
