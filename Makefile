@@ -24,7 +24,8 @@ BASE ?= $(shell git rev-list -1 --before='1 day ago' HEAD)
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
-setup: .venv/.ready  ## make .venv with everything in it (PYTHON=... picks the interpreter)
+setup: .venv/.ready  ## make .venv with everything in it, and compile the C++ (PYTHON=... picks the interpreter)
+	@$(BIN)/opmux build || true
 
 # torch goes in alone and pinned: resolved together with the rest, pip may settle on a build with all of CUDA.
 .venv/.torch: constraints.txt
@@ -48,7 +49,7 @@ setup: .venv/.ready  ## make .venv with everything in it (PYTHON=... picks the i
 	@touch $@
 	@echo "ready"
 
-# Needs no more than torch, and keeps the second core busy while pip installs the rest.
+# Compiles the same as `opmux build`. Needs no more than torch, and keeps the second core busy while pip installs the rest.
 libraries: .venv/.torch
 	@$(RUN) compileall -q -j 2 src
 	@PYTHONPATH=src:tests/shared $(BIN)/python tests/shared/libraries.py

@@ -331,6 +331,7 @@ def facts(tmp_path_factory):
         cases[name] = {"CXX": str(path)}
     for name in SAYS:
         cases[name]["OPMUX_CACHE_DIR"] = str(folder / f"cache of {name}")
+    cases["turned off"] = {"OPMUX_CPP": "0"}
     done = fresh.run(
         [sys.executable, "-c", ORIGIN, json.dumps(cases)],
         env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
@@ -354,6 +355,12 @@ def test_without_kernels_everything_works_and_one_warning_says_why(case, facts):
     (warning,) = found["said"]
     assert re.search(f"^the cpu kernels cannot be built: .*{SAYS[case]}", warning), warning
     assert "-> 'reference.torch'" in found["why"] and "cannot be built" in found["why"]
+
+
+def test_they_are_turned_off_with_all_other_cpp(facts):
+    found = facts["turned off"]
+    assert found["right"] and not found["loaded"] and found["tries"] == 0 and found["said"] == []
+    assert "-> 'reference.torch'" in found["why"] and "C++ is off (OPMUX_CPP=0)" in found["why"]
 
 
 def test_flags_are_for_what_torch_runs_on(monkeypatch):

@@ -9,7 +9,7 @@ import torch
 from opmux.faces.aten import gate, native
 from opmux.faces.aten.overloads import table
 from opmux.faces.aten.schema import Shape
-from opmux.runtime import build, launching
+from opmux.runtime import build, launching, native_library
 
 FREQUENT = ("add.Tensor", "mul.Tensor", "exp", "add_.Tensor", "sum.dim_IntList", "native_layer_norm", "cat",
             "_foreach_neg_", "_foreach_div.List")  # fmt: skip
@@ -22,9 +22,9 @@ MORE = ("gelu", "_softmax", "copy_", "mm", "addmm", "where.self", "clone", "embe
 
 @pytest.fixture(scope="module")
 def library():
-    if not gate.available():
-        pytest.skip("gate.cpp cannot be compiled here")
-    return gate._State.library
+    if not native_library.available():
+        pytest.skip("the native library cannot be compiled here")
+    return native_library.loaded()
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ def test_frequent_signatures_need_no_stack(library):
     for names, kind in ((FREQUENT, 2), (MORE, 2), (OTHERS, 1)):
         for name in names:
             made = gate.make("cpu", Shape(name), "CPU")
-            assert library.install(made._made) == kind, name
+            assert library.gate_install(made._made) == kind, name
             made.remove()
 
 
@@ -146,7 +146,7 @@ def test_overloads_that_may_be_launched_need_no_stack(library):
         asked = name in gate.MORE or overload.family in launching.FAMILIES
         if asked and shape.kind != "out" and native.exists(shape, "CPU"):
             made = gate.Gate("cpu", shape, "CPU")
-            if library.install(made._made) == 1:
+            if library.gate_install(made._made) == 1:
                 stacked.add(name)
             made.remove()
     assert stacked == gate.RARE
@@ -158,21 +158,21 @@ def test_an_overload_that_does_not_exist_is_an_error_with_its_name(library):
 
 
 def test_it_can_be_turned_off_and_a_failed_build_is_one_line(monkeypatch, caplog):
-    monkeypatch.setattr(gate._State, "library", None)
-    monkeypatch.setattr(gate._State, "tried", False)
+    monkeypatch.setattr(native_library._State, "library", None)
+    monkeypatch.setattr(native_library._State, "tried", False)
     monkeypatch.setenv("OPMUX_CPP", "0")
-    assert not gate.available()
+    assert not native_library.available()
     assert gate.make("cpu", Shape("exp"), "CPU") is None
     gate.select(frozenset({"exp"}), None)
 
     def fail(*args, **kwargs):
         raise build.CannotBuild("there is no C++ compiler")
 
-    monkeypatch.setattr(gate._State, "tried", False)
+    monkeypatch.setattr(native_library._State, "tried", False)
     monkeypatch.delenv("OPMUX_CPP")
     monkeypatch.setattr(build, "load", fail)
     with caplog.at_level(logging.INFO, logger="opmux"):
-        assert not gate.available()
-        assert not gate.available()
+        assert not native_library.available()
+        assert not native_library.available()
     (said,) = (r.getMessage() for r in caplog.records)
-    assert "in Python" in said and said.endswith("there is no C++ compiler")
+    assert "Python does what C++ would" in said and said.endswith("there is no C++ compiler")

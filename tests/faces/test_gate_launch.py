@@ -20,7 +20,7 @@ from opmux.core.default import get_default_manager
 from opmux.core.registry import BackendImplKind, OpImpl
 from opmux.faces.aten import gate
 from opmux.faces.aten.schema import Shape
-from opmux.runtime import launching
+from opmux.runtime import launching, native_library
 from opmux.tools.size_classes import Formula
 
 UINT = ctypes.c_uint
@@ -106,8 +106,8 @@ class World:
 
 @pytest.fixture
 def world(monkeypatch):
-    if not gate.available():
-        pytest.skip("gate.cpp cannot be compiled here")
+    if not native_library.available():
+        pytest.skip("the native library cannot be compiled here")
     get_default_manager().prepare()  # loading plugins makes C++ forget
     # A context of another test may still refer to a policy scope.
     monkeypatch.setattr(policy, "_live", {})
@@ -179,6 +179,18 @@ def test_a_call_that_looks_otherwise_goes_to_python(world, other):
     world.from_cpp.clear()
     other(x, y)
     assert world.from_python == ["add.Tensor"] and not world.from_cpp
+
+
+def test_the_gate_forgets_with_the_functions(world):
+    """They are one library: one `clear` voids the recipes of both."""
+    x, y = torch.rand(4, 8), torch.rand(4, 8)
+    often(world, lambda: torch.add(x, y, alpha=2))
+    world.from_python.clear()
+    before = native_library.loaded().functions_epoch()
+    launching.clear()
+    assert native_library.loaded().functions_epoch() == before + 1
+    torch.add(x, y, alpha=2)
+    assert world.from_python == ["add.Tensor"]
 
 
 def test_numbers_that_stand_for_tensors_are_part_of_the_look(world):
@@ -547,7 +559,7 @@ def test_what_was_planned_is_forgotten(planned, monkeypatch):
 def test_calls_are_recorded_here_when_the_planner_has_ended(planned):
     planned.theirs.close()
     x = torch.rand(4, 8)
-    until(lambda: not gate._State.library.planned())
+    until(lambda: not native_library.loaded().gate_planned())
     for _ in range(SIGHTINGS + 1):
         torch.exp(x)
     assert planned.world.from_python == ["exp"] and len(planned.world.from_cpp) == 1

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import opmux
-from opmux.faces.aten import decisions, gate, switch
+from opmux.faces.aten import decisions, switch
 from opmux.faces.aten.decisions import Speed, Times
-from opmux.runtime import background
+from opmux.runtime import background, native_library
 
 FAST = Speed((5.0, 4.0), {torch.float32: (Times(64, 10.0, 5.0), Times(1 << 20, 100.0, 50.0))})
 
@@ -32,8 +32,8 @@ def preparing(monkeypatch):
     monkeypatch.setattr(decisions, "measured", lambda chip: {"_softmax": FAST})
     monkeypatch.setattr(background, "run", lambda program, then, env=None: started.append(then))
     decisions._decide.cache_clear()
-    if not gate.available():
-        pytest.skip("gate.cpp cannot be compiled here")
+    if not native_library.available():
+        pytest.skip("the native library cannot be compiled here")
     yield started
     opmux.disable()
     decisions._decide.cache_clear()

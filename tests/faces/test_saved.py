@@ -11,7 +11,7 @@ import opmux
 from opmux.faces.aten import decisions, engine, gate, saved, switch
 from opmux.faces.aten.decisions import Speed, Times
 from opmux.faces.aten.engine import Deferred
-from opmux.runtime import vendors
+from opmux.runtime import native_library, vendors
 
 BF16 = torch.bfloat16
 FAST = Speed((5.0, 4.0), {BF16: (Times(64, 10.0, 5.0), Times(1 << 20, 100.0, 50.0))})
@@ -20,8 +20,8 @@ FAST = Speed((5.0, 4.0), {BF16: (Times(64, 10.0, 5.0), Times(1 << 20, 100.0, 50.
 @pytest.fixture
 def machine(monkeypatch, tmp_path):
     """As on a machine where softmax was measured; `machine()` forgets what this process knows, as a new one."""
-    if not gate.available():
-        pytest.skip("gate.cpp cannot be compiled here")
+    if not native_library.available():
+        pytest.skip("the native library cannot be compiled here")
     monkeypatch.setenv("OPMUX_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(decisions, "measured", lambda chip: {"_softmax": FAST, "exp": FAST})
     monkeypatch.setattr(switch.Selection, "_is_saved", property(lambda self: self.auto and saved.usable()))

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 import opmux
 from opmux.core import specs
 from opmux.core.autograd import results_of
-from opmux.runtime import functions, launching
+from opmux.runtime import functions, launching, native_library
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")
@@ -33,8 +33,8 @@ LAUNCHED = {
 
 @pytest.fixture(autouse=True, scope="module")
 def compiled():
-    if not launching.drives() or not functions.available():
-        pytest.skip("functions.cpp cannot be compiled here, or there is no driver")
+    if not launching.drives() or not native_library.available():
+        pytest.skip("the native library cannot be compiled here, or there is no driver")
 
 
 @contextlib.contextmanager

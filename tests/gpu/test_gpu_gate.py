@@ -8,8 +8,7 @@ from torch.nn import functional as F
 
 import opmux
 from opmux.core.default import get_default_manager
-from opmux.faces.aten import gate
-from opmux.runtime import launching
+from opmux.runtime import launching, native_library
 
 pytestmark = pytest.mark.gpu
 TIMES = 9  # calls after which the next one is launched from C++
@@ -18,7 +17,7 @@ TIMES = 9  # calls after which the next one is launched from C++
 @pytest.fixture(autouse=True)
 def enabled():
     opmux.enable(mode="all")
-    if not gate.available() or launching._State.driver is None:
+    if not native_library.available() or launching._State.driver is None:
         opmux.disable()
         pytest.skip("nothing is launched from C++ here")
     yield

@@ -116,6 +116,57 @@ def test_what_the_compiler_is_given(source, compiler, tmp_path):
     assert Path(given[given.index("-isystem") + 1], "torch", "library.h").is_file()
 
 
+WAITS = """
+import os, pathlib, time
+folder = pathlib.Path(__file__).parent
+if "-c" in sys.argv:
+    (folder / f"started {os.getpid()}").touch()
+    until = time.monotonic() + 60
+    while len(list(folder.glob("started *"))) < 2:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    assert not [a for a in sys.argv if a.startswith(("-l", "-L")) or a == "-shared"]
+"""
+
+
+def test_sources_are_compiled_at_the_same_time_then_linked(source, compiler, cache):
+    """Each of these compilers waits until the other one runs."""
+    compiler(WAITS + WRITES)
+    made = build.library("thing", [source("1"), source("2", "more.cpp"), source("3", "thing.h")], flags=("-lm",))
+    assert made.read_text() == "built" and leftovers(cache) == [made.name]
+    *compiled, linked = [line for line in made.with_suffix(".log").read_text().splitlines() if "compiler" in line]
+    assert len(compiled) == 2 and all(" -c " in line for line in compiled) and "-shared" in linked and "-lm" in linked
+
+
+def test_of_several_sources_one_that_fails_is_reported_and_the_other_compiler_ends(source, compiler, cache, tmp_path):
+    compiler(
+        f"""
+        import os, pathlib, time
+        if any(a.endswith("bad.cpp") for a in sys.argv):
+            sys.exit("bad.cpp:1: error: out of ink")
+        pathlib.Path({str(tmp_path / "other")!r}).write_text(str(os.getpid()))
+        time.sleep(600)
+        """
+    )
+    with pytest.raises(build.CompilerFails, match="error: out of ink"):
+        build.library("thing", [source("1", "bad.cpp"), source("2")])
+    assert leftovers(cache) == []
+    other = tmp_path / "other"
+    assert not other.exists() or not Path("/proc", other.read_text()).exists()
+
+
+def test_a_failure_is_tried_again_on_request(source, compiler, cache):
+    compiler("sys.exit('error: out of ink')")
+    files = [source("1")]
+    for _ in range(2):
+        with pytest.raises(build.CompilerFails, match="out of ink"):
+            build.library("thing", files)
+    compiler(WRITES)
+    with pytest.raises(build.CompilerFails, match="to try again now"):
+        build.library("thing", files)
+    assert build.library("thing", files, retry=True).read_text() == "built"
+
+
 # ---- many processes -------------------------------------------------------------------------------------------------
 
 

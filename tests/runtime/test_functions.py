@@ -19,7 +19,7 @@ from opmux.core import BackendImplKind, OpImpl, get_default_manager, launches, p
 from opmux.core.autograd import results_of
 from opmux.core.errors import BadArgument, NotSupported
 from opmux.core.tensors import has_memory
-from opmux.runtime import background, build, functions, launching
+from opmux.runtime import background, build, functions, launching, native_library
 
 UINT = ctypes.c_uint
 LAUNCH = ctypes.CFUNCTYPE(
@@ -155,8 +155,8 @@ class World:
 def world(monkeypatch):
     monkeypatch.setattr(functions._State, "device", "cpu")
     monkeypatch.setattr(launching._State, "drives", True)
-    if not functions.available():
-        pytest.skip("functions.cpp cannot be compiled here")
+    if not native_library.available():
+        pytest.skip("the native library cannot be compiled here")
     get_default_manager().prepare()  # loading plugins makes C++ forget
     # A context of another test may still refer to a policy scope.
     monkeypatch.setattr(policy, "_live", {})
@@ -199,7 +199,7 @@ def compiling(world, monkeypatch):
     """As while the library is compiled: what is called when that is over."""
     started = []
     for name, value in {"library": None, "tried": False, "compiling": False, "waiting": []}.items():
-        monkeypatch.setattr(functions._State, name, value)
+        monkeypatch.setattr(native_library._State, name, value)
     monkeypatch.setattr(build, "is_built", lambda *_, **__: False)
     monkeypatch.setattr(background, "run", lambda program, then, env=None: started.append(then))
     world.take("rms_norm")
@@ -809,8 +809,8 @@ def test_a_subclass_and_a_parameter(world):
 
 def test_where_nothing_can_be_compiled_the_function_stays(monkeypatch):
     monkeypatch.setattr(functions._State, "device", "cpu")
-    monkeypatch.setattr(functions._State, "library", None)
-    monkeypatch.setattr(functions._State, "tried", False)
+    monkeypatch.setattr(native_library._State, "library", None)
+    monkeypatch.setattr(native_library._State, "tried", False)
     monkeypatch.setattr(launching._State, "drives", True)
     spec = specs.find("opmux::rms_norm")
     hasten = lambda: functions.hasten(spec, None, None, torch.add, lambda apply: None)
@@ -821,14 +821,14 @@ def test_where_nothing_can_be_compiled_the_function_stays(monkeypatch):
     monkeypatch.setattr(build, "load", fail)
     monkeypatch.setattr(build, "is_built", fail)
     assert hasten() is torch.add and hasten() is torch.add
-    monkeypatch.setattr(functions._State, "tried", False)
+    monkeypatch.setattr(native_library._State, "tried", False)
     monkeypatch.setenv("OPMUX_CPP", "0")
     monkeypatch.setattr(build, "load", lambda *a, **k: pytest.fail("was built"))
     assert hasten() is torch.add
 
 
 def test_on_a_machine_without_cuda_nothing_is_compiled(monkeypatch):
-    monkeypatch.setattr(functions, "available", lambda: pytest.fail("was built"))
+    monkeypatch.setattr(native_library, "available", lambda: pytest.fail("was built"))
     monkeypatch.setattr(launching._State, "drives", False)
     spec = specs.find("opmux::rms_norm")
     assert functions.hasten(spec, None, None, torch.add, lambda apply: None) is torch.add

@@ -7,34 +7,28 @@ what is still missing.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable
+from typing import Any
 
 
 def start() -> list[threading.Thread]:
     """A thread for each library; the last one is there when all of them have ended."""
-    from opmux.backends._cpu.ops import native
-    from opmux.faces.aten import gate
-    from opmux.runtime import functions
-    from opmux.tools import simulator
+    from opmux.runtime import build
+    from opmux.tools import cpp, simulator
 
-    made = [
-        ("cpu_kernels", native.SOURCES, native.flags()),
-        ("simulator", simulator.sources(), simulator.FLAGS),
-        ("gate", gate.SOURCES, ()),
-        ("functions", functions.SOURCES, functions.flags()),
-    ]
-    threads = [threading.Thread(target=_make, args=args) for args in made]
+    made = [one.compile for one in cpp.libraries()]
+    made.append(lambda: build.library("simulator", simulator.sources(), flags=simulator.FLAGS))
+    threads = [threading.Thread(target=_make, args=[make]) for make in made]
     for thread in threads:
         thread.start()
     return threads
 
 
-def _make(name: str, sources: Sequence[Path], flags: tuple[str, ...]) -> None:
+def _make(make: Callable[[], Any]) -> None:
     from opmux.runtime import build
 
     try:
-        build.library(name, sources, flags=flags)
+        make()
     except build.CannotBuild as error:  # a machine without a compiler: tests that need one say so
         print(error)
 

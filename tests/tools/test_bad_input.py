@@ -64,6 +64,7 @@ TABLE = {
     ("run", "--device", ..., "program.py"): DEVICES,
     (...,): ("nope", "--nope", "lst"),
     ("doctor", ...): ("extra", "--nope"),
+    ("build", ...): ("extra", "--nope"),
     ("tune", "softmax", ...): ("--list", "--clear", "extra"),
     ("explain", "softmax", "--device", "cpu", "--assume", ...): ("nvidia",),
 }

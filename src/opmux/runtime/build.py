@@ -42,18 +42,45 @@ _FLAGS = ("-O2", "-std=c++20", "-fPIC", "-shared")
 class CannotBuild(OpmuxError, RuntimeError):
     """There is no compiler, it failed, or its output cannot be stored; the message says which."""
 
+    state = "cannot be compiled"  # in a few words, for `opmux doctor`
+
+
+class NoCompiler(CannotBuild):
+    """No C++ compiler is installed, or the one that CXX names does not run."""
+
+    state = "no compiler"
+
+
+class CompilerFails(CannotBuild):
+    """The compiler was started, and failed."""
+
+    state = "the compiler fails"
+
+
+class NoHeaders(CannotBuild):
+    """A header is missing that does not come with torch."""
+
+    state = "headers are missing"
+
+
+class CannotStore(CannotBuild):
+    """The folder of compiled libraries cannot be written or trusted."""
+
+    state = "the cache folder cannot be used"
+
 
 class Compiler(NamedTuple):
     command: tuple[str, ...]
     version: str
 
 
-def library(name: str, sources: Sequence[Path], *, flags: tuple[str, ...] = ()) -> Path:
+def library(name: str, sources: Sequence[Path], *, flags: tuple[str, ...] = (), retry: bool = False) -> Path:
     """The shared library of these sources, compiled now if there is no valid one; `load` loads it.
 
     Headers in `sources` are not compiled, but a change of them causes a rebuild. `flags` follow the default ones.
+    `retry` starts the compiler again although it has failed within the last six hours.
     """
-    with _open_library(name, sources, flags) as file:
+    with _open_library(name, sources, flags, retry) as file:
         return Path(file.name)
 
 
@@ -64,7 +91,7 @@ def is_built(name: str, sources: Sequence[Path], *, flags: tuple[str, ...] = ())
         cache_dir.check(target.parent)
         found = _open_verified(target, warn=False)
     except OSError as error:
-        raise CannotBuild(f"{name} cannot be compiled: {error}. Set {CACHE_DIR.name} to a writable folder") from error
+        raise CannotStore(f"{name} cannot be compiled: {error}. Set {CACHE_DIR.name} to a writable folder") from error
     if found is not None:
         found.close()
         return True
@@ -91,16 +118,15 @@ def directory() -> Path:
     """The folder of compiled libraries."""
     root = cache_dir.root()
     if root is None:
-        raise CannotBuild(f"nothing can be compiled: there is no home directory. Set {CACHE_DIR.name}")
+        raise CannotStore(f"nothing can be compiled: there is no home directory. Set {CACHE_DIR.name}")
     return root / "build"
 
 
 _loaded: list[BinaryIO] = []
 
 
-def _open_library(name: str, sources: Sequence[Path], flags: tuple[str, ...]) -> BinaryIO:
+def _open_library(name: str, sources: Sequence[Path], flags: tuple[str, ...], retry: bool = False) -> BinaryIO:
     used = compiler()
-    given = _given(flags)
     target = _target(name, sources, flags, used)
     folder = target.parent
     try:
@@ -108,18 +134,20 @@ def _open_library(name: str, sources: Sequence[Path], flags: tuple[str, ...]) ->
         found = _open_verified(target, warn=False)
         if found is not None:
             return found
-        _raise_known_failure(target)
+        if not retry:
+            _raise_known_failure(target)
         cache_dir.make(folder)
         # The lock ends with its process, so a held lock means that a compiler is running.
         with cache_dir.locked(target.with_suffix(".lock"), LIMIT, required=False):
             cache_dir.sweep(target)
             found = _open_verified(target, warn=True)  # another process may have made it while this one waited
             if found is None:
-                _raise_known_failure(target)
-                _compile(name, target, [*used.command, *_inputs(sources), *given, *_torch()])
+                if not retry:
+                    _raise_known_failure(target)
+                _compile(name, target, used, _inputs(sources), (*_given(flags), *_torch()))
                 found = _open_verified(target, warn=True)
     except OSError as error:
-        raise CannotBuild(f"{name} cannot be compiled: {error}. Set {CACHE_DIR.name} to a writable folder") from error
+        raise CannotStore(f"{name} cannot be compiled: {error}. Set {CACHE_DIR.name} to a writable folder") from error
     if found is None:
         raise CannotBuild(f"{name}: {target} does not contain what was written to it. Check the disk")
     return found
@@ -142,14 +170,14 @@ def compiler() -> Compiler:
     try:
         tried = [shlex.split(asked)] if asked else [[c] for c in COMPILERS]
     except ValueError as error:
-        raise CannotBuild(f"CXX={asked!r} is no command: {error}. Set it to a C++ compiler, or unset it") from None
+        raise NoCompiler(f"CXX={asked!r} is no command: {error}. Set it to a C++ compiler, or unset it") from None
     for first, *rest in tried:
         program = shutil.which(first)
         if program is not None:
             return Compiler((program, *rest), _version(program, *rest))
     if asked:
-        raise CannotBuild(f"CXX={asked!r}: there is no such command. Set it to a C++ compiler, or unset it")
-    raise CannotBuild(f"there is no C++ compiler: none of {', '.join(COMPILERS)} is on PATH. Install one, or set CXX")
+        raise NoCompiler(f"CXX={asked!r}: there is no such command. Set it to a C++ compiler, or unset it")
+    raise NoCompiler(f"there is no C++ compiler: none of {', '.join(COMPILERS)} is on PATH. Install one, or set CXX")
 
 
 @functools.cache
@@ -158,10 +186,10 @@ def _version(*command: str) -> str:
         process = _start([*command, "--version"], stderr=subprocess.PIPE)
         output, errors = _finish(process, 30)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise CannotBuild(f"`{shlex.join(command)} --version` does not run: {error}. Set CXX to another") from error
+        raise NoCompiler(f"`{shlex.join(command)} --version` does not run: {error}. Set CXX to another") from error
     if process.returncode:
         output = (errors.strip() or f"exit status {process.returncode}").splitlines()[0]
-        raise CannotBuild(f"`{shlex.join(command)} --version` does not run: {output}. Set CXX to another")
+        raise NoCompiler(f"`{shlex.join(command)} --version` does not run: {output}. Set CXX to another")
     return output.partition("\n")[0]
 
 
@@ -245,8 +273,8 @@ def _record(target: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _write_record(target: Path, facts: dict[str, Any], command: list[str], output: str) -> None:
-    text = f"{json.dumps(facts)}\n\n{shlex.join(command)}\n\n{output}"
+def _write_record(target: Path, facts: dict[str, Any], commands: list[list[str]], output: str) -> None:
+    text = "\n".join((json.dumps(facts), "", *map(shlex.join, commands), "", output))
     cache_dir.replace(target.with_suffix(".log"), text.encode(errors="replace"))
 
 
@@ -259,35 +287,45 @@ def _raise_known_failure(target: Path) -> None:
     ago = time.time() - at
     if 0 <= ago < RETRY:
         log = target.with_suffix(".log")
-        raise CannotBuild(f"{reason}. Tried {ago / 60:.0f} minutes ago; to try again now, remove {log}")
+        raise CompilerFails(f"{reason}. Tried {ago / 60:.0f} minutes ago; to try again now, remove {log}")
 
 
 # ---- compiling ------------------------------------------------------------------------------------------------------
 
 
-def _compile(name: str, target: Path, command: list[str]) -> None:
+_LINKING = ("-shared", "-l", "-L", "-Wl,")  # what flags of the linker begin with
+
+
+def _compile(name: str, target: Path, used: Compiler, inputs: list[str], flags: tuple[str, ...]) -> None:
     print(f"opmux: compiling {name.replace('_', ' ')} (once, about 20 s)", file=sys.stderr, flush=True)
     written = cache_dir.temporary_name(target)
+    objects = [str(written.with_suffix(f".{i}.tmp")) for i in range(len(inputs))] if len(inputs) > 1 else []
+    plain = [flag for flag in flags if not flag.startswith(_LINKING)]
+    each = [[*used.command, "-c", one, *plain, "-o", made] for one, made in zip(inputs, objects)]
+    command = [*used.command, *(objects or inputs), *flags, "-o", str(written)]
     try:
-        status, output = _run([*command, "-o", str(written)])
+        status, output = _run_together(each)  # each source by a compiler of its own, at the same time
+        if status == 0:
+            status, output = _run(command)
         if status == 0 and written.exists():
             written.chmod(0o755)
             data = written.read_bytes()
-            _write_record(target, {"size": len(data), "digest": _digest_of(data)}, command, output)
+            _write_record(target, {"size": len(data), "digest": _digest_of(data)}, [*each, command], output)
             cache_dir.commit(written, target)
             return
         reason = f"{name}: {command[0]} failed (exit status {status}): {_first_error(output)}"
     except subprocess.TimeoutExpired:
         status, output, reason = 1, "", f"{name}: {command[0]} was stopped after {LIMIT:g} s"
     finally:
-        written.unlink(missing_ok=True)
+        for file in (written, *map(Path, objects)):
+            file.unlink(missing_ok=True)
     if status < 0:
-        raise CannotBuild(reason)  # killed by a signal: not recorded, the next attempt may succeed
+        raise CompilerFails(reason)  # killed by a signal: not recorded, the next attempt may succeed
     try:
-        _write_record(target, {"failed": reason, "time": time.time()}, command, output)
+        _write_record(target, {"failed": reason, "time": time.time()}, [*each, command], output)
     except OSError as error:
-        raise CannotBuild(f"{reason}. Its output could not be stored: {error}") from error
-    raise CannotBuild(f"{reason}. Full output: {target.with_suffix('.log')}")
+        raise CompilerFails(f"{reason}. Its output could not be stored: {error}") from error
+    raise CompilerFails(f"{reason}. Full output: {target.with_suffix('.log')}")
 
 
 # Held while a process is started, and by whoever forks. A child that is forked in between would inherit the write end
@@ -302,9 +340,26 @@ if hasattr(os, "register_at_fork"):
 
 def _run(command: list[str]) -> tuple[int, str]:
     """The exit status of a compiler, and its output with its errors."""
-    process = _start(command, stderr=subprocess.STDOUT)
-    output, _ = _finish(process, LIMIT)
-    return process.returncode, output
+    return _run_together([command])
+
+
+def _run_together(commands: list[list[str]]) -> tuple[int, str]:
+    """The same of several compilers that run at the same time; of the first one that fails."""
+    until, started = time.monotonic() + LIMIT, []
+    try:
+        for command in commands:
+            started.append(_start(command, stderr=subprocess.STDOUT))
+        outputs = []
+        for process in started:
+            output, _ = _finish(process, until - time.monotonic())
+            if process.returncode:
+                return process.returncode, output
+            outputs.append(output)
+        return 0, "".join(outputs)
+    finally:
+        for process in started:
+            if process.returncode is None:
+                _kill(process)
 
 
 def _start(command: list[str], stderr: int) -> subprocess.Popen[str]:
@@ -332,10 +387,15 @@ def _finish(process: subprocess.Popen[str], limit: float) -> tuple[str, str]:
     try:
         return process.communicate(timeout=limit)
     except BaseException:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+        _kill(process)
         raise
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    """End a process with all that it has started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
 
 
 def _first_error(output: str) -> str:

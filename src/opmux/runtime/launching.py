@@ -1,8 +1,8 @@
-"""Kernels of Triton launched from C++: what the libraries that do it share (launches.h).
+"""Kernels of Triton launched from C++: the switches and the recording of native/launches.h.
 
-A library launches a call again that Python has recorded: `Recorder` notes what a call does. If that was nothing but
+C++ launches a call again that Python has recorded: `Recorder` notes what a call does. If that was nothing but
 allocations and launches, further calls that look the same (dtypes, shapes, strides, numbers) launch the same kernels,
-with the same numbers and the pointers of their own tensors. `clear` makes all libraries forget.
+with the same numbers and the pointers of their own tensors. `clear` makes the gate and the functions forget.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from ..core.lock import ForkSafeLock
 from ..core.log import logger
 from ..core.policy import on_scopes
 
-HEADER = Path(__file__).with_name("launches.h")
 # Families whose kernels depend on the arguments alone: products also on torch's precision for float32.
 FAMILIES = frozenset({"pointwise", "reduce", "scan", "softmax", "norm", "channel_norm", "activation"})
 
@@ -79,46 +78,31 @@ class Driver(ctypes.Structure):
 _LOADS = ("cuModuleLoadData", "cuModuleGetFunction", "cuFuncSetAttribute", "cuStreamIsCapturing")
 
 
-class _Library:
-    """The functions of launches.h in one library."""
-
-    def __init__(self, loaded: ctypes.CDLL):
-        holding = ctypes.PyDLL(None, handle=loaded._handle)  # keeps the GIL: for calls of some nanoseconds
-
-        def function(name: str, returns: Any, *takes: Any) -> Any:
-            made = getattr(holding, f"opmux_launches_{name}")
-            made.restype, made.argtypes = returns, takes
-            return made
-
-        self.driver = function("driver", None, ctypes.c_void_p)
-        self.launch = function("launch", None, ctypes.c_int)
-        self.launched = function("launched", ctypes.c_uint64)
-        self.recipes = function("recipes", ctypes.c_int64)
-        self.clear = function("clear", None)
-
-
 class _State:
     lock = ForkSafeLock().arm()
-    libraries: list[_Library] = []
+    library: Any = None  # native_library.Library
     driver: Driver | None = None  # C++ has its address
     drives: bool | None = None  # whether there is one for CUDA; None: not tried
     recorded = False  # whether anything was, since it was last cleared
-    planned = False  # whether another process may tell the libraries what to launch, at any time
+    planned = False  # whether another process may tell C++ what to launch, at any time
     paused: set[str] = set()  # why no kernel is launched from C++ now: each call goes to Python
 
 
-def attach(loaded: ctypes.CDLL) -> None:
-    """Let a library launch."""
+def attach(library: Any) -> None:
+    """Let the native library launch."""
     with _State.lock.held:
-        _State.libraries.append(_Library(loaded))
+        _State.library = library
         drive(_State.driver)
 
 
 def drives() -> bool:
-    """Whether C++ can launch on CUDA: there are cuLaunchKernel and torch's current stream."""
+    """Whether C++ can launch on CUDA: there are cuLaunchKernel and torch's current stream, and Triton is tested.
+
+    The native library checks torch's version itself, before it is compiled.
+    """
     with _State.lock.held:
-        if _State.drives is None and (untested := _untested()):
-            logger.warning("kernels are launched from Python, 5 to 20 us slower a call: %s", untested)
+        if _State.drives is None and (why := untested("triton")):
+            logger.warning("kernels are launched from Python, 5 to 20 us slower a call: %s", why)
             _State.drives = False
         if _State.drives is None:
             address = lambda of, name: ctypes.cast(getattr(of, name), ctypes.c_void_p)
@@ -139,25 +123,25 @@ def drives() -> bool:
 TESTED = {"torch": ((2, 11), (2, 13)), "triton": ((3, 6), (3, 9))}
 
 
-def _untested() -> str:
-    """Why C++ must not launch with the torch and Triton that are here, or ""."""
-    for package, (first, last) in TESTED.items():
-        try:
-            version = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:  # a vendor may distribute its build under another name
-            continue
-        found = tuple(int(n) for n in re.findall(r"\d+", version)[:2])
-        if not first <= found <= last:
-            allowed = " to ".join(".".join(map(str, v)) for v in (first, last))
-            return f"{package} {version} is here, and launches from C++ were tested with {package} {allowed}"
-    return ""
+def untested(package: str) -> str:
+    """Why C++ must not be used with the version of torch or Triton that is here, or ""."""
+    first, last = TESTED[package]
+    try:
+        version = torch.__version__ if package == "torch" else importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:  # a vendor may distribute its build under another name
+        return ""
+    found = tuple(int(n) for n in re.findall(r"\d+", version)[:2])
+    if first <= found <= last:
+        return ""
+    allowed = " to ".join(".".join(map(str, v)) for v in (first, last))
+    return f"{package} {version} is here, and C++ was tested with {package} {allowed}"
 
 
 def drive(driver: Driver | None) -> None:
     """Launch with these functions from now on. C++ may read them at any time: keep them."""
     _State.driver = driver
-    for library in _State.libraries:
-        library.driver(None if driver is None else ctypes.addressof(driver))
+    if _State.library is not None:
+        _State.library.launches_driver(None if driver is None else ctypes.addressof(driver))
     for hooks in (launches.on_forget, launches.on_rebind):
         if clear not in hooks:
             hooks.append(clear)
@@ -172,7 +156,7 @@ def pause(why: str, on: bool) -> None:
 
 
 def planned() -> None:
-    """From now on another process tells the libraries what to launch (faces/aten/planner.py)."""
+    """From now on another process tells C++ what to launch (faces/aten/planner.py)."""
     _State.planned = True
 
 
@@ -180,23 +164,23 @@ def clear() -> None:
     """Forget the launches: another implementation may be chosen, or other tiles."""
     if _State.recorded or _State.planned:
         _State.recorded = False
-        for library in _State.libraries:
-            library.clear()
+        if _State.library is not None:
+            _State.library.launches_clear()
 
 
 def launched() -> int:
     """How many kernels were launched from C++ in this process."""
-    return sum(library.launched() for library in _State.libraries)
+    return 0 if _State.library is None else _State.library.launches_launched()
 
 
 def recipes() -> int:
     """How many recorded calls C++ holds, to launch others that look the same or for the backward of a graph."""
-    return sum(library.recipes() for library in _State.libraries)
+    return 0 if _State.library is None else _State.library.launches_recipes()
 
 
 def _set_launching() -> None:
-    for library in _State.libraries:
-        library.launch(_State.driver is not None and not _State.paused)
+    if _State.library is not None:
+        _State.library.launches_launch(_State.driver is not None and not _State.paused)
 
 
 # ---- recording ------------------------------------------------------------------------------------------------------

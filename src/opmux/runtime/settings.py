@@ -25,7 +25,7 @@ CPP = knob(
     "OPMUX_CPP",
     flag,
     default=True,
-    doc="0 leaves overrides of torch's ops and ops with gradients to Python; else C++ launches, compiled on first use",
+    doc="0 turns all C++ off: Python overrides and launches, a CPU runs torch's ops; else compiled on first use",
 )
 PLANNER = knob(
     "OPMUX_PLANNER",

@@ -238,6 +238,18 @@ def doctor(json: AsJson = False) -> None:
     raise typer.Exit(doctor.run(json))
 
 
+@app.command("build")
+def build_cpp() -> None:
+    """Compile opmux's C++ now, for the torch that is installed; else the first use does.
+
+    The exit code is 2 if it cannot be compiled.
+    """
+    from . import cpp, screen
+
+    screen.show_log()
+    raise typer.Exit(cpp.run())
+
+
 @app.command()
 def demo(
     steps: Annotated[int, typer.Option(min=1, help="Number of training steps of each of the two models.")] = 100,

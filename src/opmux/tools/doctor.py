@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import importlib.metadata
 import os
 import platform
@@ -21,10 +20,8 @@ from ..core import discovery, knobs, machine
 from ..core import policy as policies
 from ..core.default import get_default_manager
 from ..core.errors import BadKnob
-from ..faces.aten import gate
-from ..runtime import build, devices, functions, launching, tuning, vendors
-from ..runtime.settings import CPP
-from . import screen
+from ..runtime import build, devices, launching, native_library, tuning, vendors
+from . import cpp, screen
 
 
 @dataclass
@@ -81,7 +78,7 @@ def examine() -> Report:
         report.chips = report.guard("vendors", chips, [])
         report.plugins = report.guard("plugins", lambda: [asdict(p) for p in discovery.plugins()], [])
         report.tuning = report.guard("tuning cache", tuned, {})
-        report.cpp = report.guard("C++", cpp, {})
+        report.cpp = report.guard("C++", cpp_rows, {})
     report.broken += [f"plugin '{p['name']}': {p['reason']}" for p in report.plugins if p["status"] == "broken"]
     report.broken += [f"{module} is left out: {why}" for module, why in vendors.broken().items()]
     report.quarantine = [failure(f) for f in get_default_manager().failures()]
@@ -102,45 +99,20 @@ def without(names: list[str]) -> Iterator[None]:
 
 # ---- C++ ------------------------------------------------------------------------------------------------------------
 
-# Library -> what is slower without it.
-CPP_OF = {
-    "gate": "auto mode takes few ops, each 5 to 40 us slower",
-    "functions": "ops with gradients take 5 to 20 us more on the host",
-    "cpu_kernels": "ops on a CPU run as plain PyTorch",
-}
 
-
-def cpp() -> dict[str, str]:
-    """The C++ compiler, whether each library is compiled, and whether kernels are launched from C++."""
+def cpp_rows() -> dict[str, str]:
+    """The C++ compiler, the state of each library, and whether kernels are launched from C++."""
     abi = int(torch.compiled_with_cxx11_abi())
     try:
         found = f"{build.compiler().version} ({shlex.join(build.compiler().command)})"
     except build.CannotBuild as error:
         found = str(error)
     made = {"compiler": found, "made for": f"torch {torch.__version__}, C++11 ABI {abi}"}
-    sources: dict[str, tuple[Any, tuple[str, ...]]] = {
-        "gate": (gate.SOURCES, ()),
-        "functions": (functions.SOURCES, functions.flags()),
-    }
-    if package := vendors.known().get("cpu"):
-        native = importlib.import_module(f"{package.module}.ops.native")
-        sources["cpu_kernels"] = native.SOURCES, native.flags()
-    for name, (files, flags) in sources.items():
-        made[name] = _state_of(name, files, flags)
+    made |= {library.name: cpp.state_of(library) for library in cpp.libraries()}
     if "cuda" in devices.accelerators():
-        on = launching.drives()
+        on = launching.drives() and native_library.possible()
         made["launches"] = "kernels are launched from C++" if on else "kernels are launched from Python: see the log"
     return made
-
-
-def _state_of(name: str, files: Any, flags: tuple[str, ...]) -> str:
-    if not CPP.get() and name != "cpu_kernels":
-        return f"off: {CPP.name}=0. {CPP_OF[name][0].upper()}{CPP_OF[name][1:]}"
-    try:
-        built = build.is_built(name, files, flags=flags)
-    except build.CannotBuild as error:
-        return f"not there, so {CPP_OF[name]}: {error}"
-    return "compiled" if built else f"not compiled yet: the first use does, for some 20 s; until then {CPP_OF[name]}"
 
 
 # ---- looking --------------------------------------------------------------------------------------------------------

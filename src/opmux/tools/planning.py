@@ -1,6 +1,6 @@
 """The planner process of auto mode: it plans and compiles the calls that faces/aten/planner.py's process asks about.
 
-A question is the key of a call, as 64-bit words (`Look` in runtime/launches.h): the dtype, sizes and strides of each
+A question is the key of a call, as 64-bit words (`Look` in native/launches.h): the dtype, sizes and strides of each
 tensor and the value of each other argument. This process runs the implementation that the chip would run, on meta
 tensors, with Triton's compiler and no device. The answer lists the kernels that were launched and, for each pointer,
 the tensor that it belongs to; or it says that C++ cannot launch the call. If calls came that differ in one size alone,

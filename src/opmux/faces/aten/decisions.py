@@ -23,7 +23,7 @@ import torch
 from ...core.default import get_default_manager
 from ...core.spec import specs
 from ...core.tensors import dtype_name
-from ...runtime import vendors
+from ...runtime import native_library, vendors
 from ...runtime.devices import Chip
 from ...runtime.speed_files import SpeedFiles, chip_of
 from . import above, gate, native
@@ -202,7 +202,7 @@ def gated() -> bool:
 
     To look for the compiler and read settings files takes 0.2 ms.
     """
-    return gate.possible()
+    return native_library.possible()
 
 
 @functools.cache

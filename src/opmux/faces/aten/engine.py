@@ -25,7 +25,7 @@ from ...core.lock import cached_property, lock
 from ...core.log import logger
 from ...core.registry import BackendImplKind, OpImpl
 from ...core.spec import specs
-from ...runtime import devices, launching, vendors
+from ...runtime import devices, launching, native_library, vendors
 from ...runtime.machine import HERE
 from ...runtime.vendor_ops import AtenRow
 from ...runtime.vendors import Autograd
@@ -346,7 +346,7 @@ def register(names: Mapping[str, Iterable[str]]) -> None:
     """Register overrides for these overloads, by device type."""
     chosen = choosable()
     if any(names.values()):
-        gate.available()  # may compile, for which no lock is held
+        native_library.available()  # may compile, for which no lock is held
     with lock.held:
         new = [
             _devices[device].register([o for n, o in chosen[device].items() if n in wanted])

@@ -1,8 +1,8 @@
 """The C++ entry of overrides: a call that is off, or too small to be ours, runs ATen's kernel without Python.
 
-`gate.cpp` is compiled by the first registration of overrides (runtime/build.py), and put in front of each override on
-its dispatch key. Without a compiler, or with OPMUX_CPP=0, the overrides in Python do the same by themselves, except for
-the choice by size.
+The native library (runtime/native_library.py) is compiled by the first registration of overrides, and its gate
+(native/gate.cpp) is put in front of each override on its dispatch key. Without the library the overrides in Python do
+the same by themselves, except for the choice by size.
 
 On CUDA the gate also launches kernels. In auto mode it asks another process what a call launches (planner.py), by the
 call's key: dtypes, shapes, strides, numbers. Otherwise the sixth call with a key is recorded, and if the override did
@@ -15,19 +15,14 @@ import ctypes
 import functools
 import socket
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from ...core.lock import ForkSafeLock
-from ...core.log import logger
-from ...runtime import build, launching
-from ...runtime.settings import CPP
+from ...runtime import launching, native_library
 from . import native
 from .schema import Shape
 
-SOURCES = (*(Path(__file__).with_name(name) for name in ("gate.cpp", "planner.h")), launching.HEADER)
 NEVER = -1
 
 # c10::ScalarType, whose numbers are part of torch's file format
@@ -41,73 +36,6 @@ class _Selection(ctypes.Structure):
     _fields_ = (("size", ctypes.c_int64), ("rows", ctypes.c_void_p))
 
 
-class _Library:
-    """The functions of gate.cpp."""
-
-    def __init__(self, loaded: ctypes.CDLL):
-        holding = ctypes.PyDLL(None, handle=loaded._handle)  # keeps the GIL: for calls of some nanoseconds
-
-        def function(name: str, returns: Any, *takes: Any, of: ctypes.CDLL = loaded) -> Any:
-            made = getattr(of, f"opmux_gate_{name}")
-            made.restype, made.argtypes = returns, takes
-            return made
-
-        text = ctypes.c_char_p
-        self.error = function("error", text, of=holding)
-        self.new = function("new", ctypes.c_void_p, ctypes.c_int64, text, text, text, ctypes.c_int)
-        self.install = function("install", ctypes.c_int, ctypes.c_void_p)
-        self.delete = function("delete", None, ctypes.c_void_p)
-        self.select = function("select", None, ctypes.c_void_p, of=holding)
-        self.inside = function("inside", None, ctypes.c_int, of=holding)
-        self.plan = function("plan", None, ctypes.c_int, of=holding)
-        self.waiting = function("waiting", ctypes.c_int64, of=holding)
-        self.planned = function("planned", ctypes.c_int, of=holding)
-        self.allow = function("allow", None, ctypes.c_double, ctypes.c_double, of=holding)
-        self.types: int = function("types", ctypes.c_int64)()
-
-
-class _State:
-    lock = ForkSafeLock().arm()  # a process may fork while another thread compiles
-    library: _Library | None = None
-    tried = False
-
-
-def available() -> bool:
-    """Whether overrides have the entry in C++; compiles it on first use, unless OPMUX_CPP=0."""
-    with _State.lock.held:
-        if not _State.tried and CPP.get():
-            try:
-                loaded = build.load("gate", SOURCES)
-                _State.library = _Library(loaded)
-                launching.attach(loaded)
-            except build.CannotBuild as error:
-                logger.warning(
-                    "torch's ops are overridden in Python, 5 to 40 us slower a call, and auto mode takes few: %s", error
-                )
-        _State.tried = True
-    return _State.library is not None
-
-
-def must_be_compiled() -> bool:
-    """Whether `available` would compile now, for some 20 s."""
-    if _State.tried or not CPP.get():
-        return False
-    try:
-        return not build.is_built("gate", SOURCES)
-    except build.CannotBuild:
-        return False
-
-
-def possible() -> bool:
-    """The same, as far as it is known without compiling."""
-    if _State.tried:
-        return _State.library is not None
-    try:
-        return bool(CPP.get() and build.compiler())
-    except build.CannotBuild:
-        return False
-
-
 # ---- one gate -------------------------------------------------------------------------------------------------------
 
 _slots: dict[tuple[str, str], int] = {}  # (device type, overload) -> its place in a selection; never changes
@@ -117,25 +45,28 @@ class Gate:
     """The gate of one overload on one device; `install` puts it in front of the override that is registered by then."""
 
     def __init__(self, device: str, shape: Shape, key: str, launches: bool = False):
-        assert _State.library is not None
-        self._library = _State.library
+        library = native_library.loaded()
+        assert library is not None
+        self._library = library
         packet, _, overload = shape.name.partition(".")
         slot = _slots.setdefault((device, shape.name), len(_slots))
         self._made = self._checked(
-            self._library.new(slot, f"aten::{packet}".encode(), overload.encode(), key.encode(), launches), shape
+            self._library.gate_new(slot, f"aten::{packet}".encode(), overload.encode(), key.encode(), launches), shape
         )
         self._shape = shape
 
     def install(self) -> None:
-        self._checked(self._library.install(self._made), self._shape)
+        self._checked(self._library.gate_install(self._made), self._shape)
 
     def remove(self) -> None:
         made, self._made = self._made, None
-        self._library.delete(made)
+        self._library.gate_delete(made)
 
     def _checked(self, made: Any, shape: Shape) -> Any:
         if not made:
-            raise RuntimeError(f"aten::{shape.name} cannot be overridden from C++: {self._library.error().decode()}")
+            raise RuntimeError(
+                f"aten::{shape.name} cannot be overridden from C++: {self._library.gate_error().decode()}"
+            )
         return made
 
 
@@ -170,7 +101,7 @@ def make(device: str, shape: Shape, key: str, family: str = "") -> Gate | None:
     That is so without the library, and for overloads that have no kernel of ATen's, or one that is in Python. Calls of
     these families may be launched from C++.
     """
-    if _State.library is None or shape.name in native.DELEGATES or not native.exists(shape, key):
+    if native_library.loaded() is None or shape.name in native.DELEGATES or not native.exists(shape, key):
         return None
     seeded = torch.Tag.nondeterministic_seeded in shape.op.tags
     return Gate(device, shape, key, may_launch(device, shape, family) and not seeded and launching.drives())
@@ -194,17 +125,17 @@ def select(names: frozenset[str], thresholds: Thresholds | None) -> None:
     the third value is true, Python runs only calls that come often, within the time that `allow` grants; torch's kernel
     runs the others. Without the function all calls are ours.
     """
-    library = _State.library
+    library = native_library.loaded()
     if library is None:
         return
     asked = names, thresholds, len(_slots)
     found = _selections.get(asked)
     if found is None:
-        contents = tuple(_row(n, d, thresholds, library.types) if n in names else None for d, n in _slots)
+        contents = tuple(_row(n, d, thresholds, library.gate_types) if n in names else None for d, n in _slots)
         if contents not in _made:
             _made[contents] = _as_c(contents)
         found = _selections[asked] = ctypes.addressof(_made[contents][0])
-    library.select(found)
+    library.gate_select(found)
 
 
 def forget() -> None:
@@ -246,13 +177,14 @@ def slots() -> dict[tuple[str, str], int]:
 
 def plan(socket: socket.socket | None) -> None:
     """Ask the planner at the other end of this socket for the launches of auto mode; None: record in this process."""
-    if _State.library is not None:
-        _State.library.plan(-1 if socket is None else socket.fileno())
+    if (library := native_library.loaded()) is not None:
+        library.gate_plan(-1 if socket is None else socket.fileno())
 
 
 def waiting() -> int:
     """How many questions the planner has not answered yet."""
-    return 0 if _State.library is None else _State.library.waiting()
+    library = native_library.loaded()
+    return 0 if library is None else library.gate_waiting()
 
 
 # Of the time that passes, and seconds that are saved up.
@@ -261,11 +193,11 @@ SHARE, MOST = 0.02, 0.01
 
 def allow(share: float = SHARE, seconds: float = MOST) -> None:
     """How much time auto mode may spend in Python on calls that torch's kernel could run."""
-    if _State.library is not None:
-        _State.library.allow(share, seconds)
+    if (library := native_library.loaded()) is not None:
+        library.gate_allow(share, seconds)
 
 
 def inside(by: int) -> None:
     """Count this thread in (1) or out (-1) of references: it gets ATen's kernels while it runs one."""
-    if _State.library is not None:
-        _State.library.inside(by)
+    if (library := native_library.loaded()) is not None:
+        library.gate_inside(by)

@@ -1,7 +1,7 @@
 """Starts the planner of auto mode: another process, which plans and compiles the calls that C++ launches.
 
-The gate (gate.cpp, planner.h) sends it the key of a call that came twice, and runs torch's own kernel meanwhile. The
-planner (tools/planning.py) computes the call on meta tensors with Triton's compiler and no device, and answers with
+The gate (native/gate.cpp, planner.h) sends it the key of a call that came twice, and runs torch's own kernel meanwhile.
+The planner (tools/planning.py) computes the call on meta tensors with Triton's compiler and no device, and answers with
 what is launched: kernels, grids and parameters. So a program never waits for Python or for a compiler.
 
 The planner knows this machine's chip, the environment and the settings files. It does not know what the program does in
@@ -29,7 +29,7 @@ from ...core.errors import OpmuxError
 from ...core.lock import lock
 from ...core.log import logger
 from ...core.policy import from_knobs, get_global_policy
-from ...runtime import build, devices, launching, vendors
+from ...runtime import build, devices, launching, native_library, vendors
 from ...runtime.settings import PLANNER
 from . import gate
 
@@ -64,7 +64,7 @@ def use(on: bool) -> None:
 
 
 def _possible() -> bool:
-    if _State.failed or not PLANNER.get() or not gate.available() or not launching.drives():
+    if _State.failed or not PLANNER.get() or not native_library.available() or not launching.drives():
         return False
     return (devices.arch_of(DEVICE) or "").startswith("sm_") and _decides_alike()
 

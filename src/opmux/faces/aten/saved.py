@@ -25,10 +25,10 @@ from ...core.dispatch import is_foreign
 from ...core.log import logger
 from ...core.policy import get_global_policy
 from ...core.tensors import dtype_name
-from ...runtime import cache_dir, devices, vendors
+from ...runtime import cache_dir, devices, native_library, vendors
 from ...runtime.settings import CACHE_DIR, PLANNER
 from ...runtime.speed_files import chip_of
-from . import decisions, gate
+from . import decisions
 
 FORMAT = 1
 FOLDER = "auto"
@@ -53,7 +53,12 @@ Selected = dict[str, dict[str, Taken]]  # device type -> overload
 
 def usable() -> bool:
     """Whether a saved selection may be read and written: this process decides as any other one would."""
-    if not gate.available() or plugins_are_named() or vendors.changed_in_code() or devices.assumed() is not None:
+    if (
+        not native_library.available()
+        or plugins_are_named()
+        or vendors.changed_in_code()
+        or devices.assumed() is not None
+    ):
         return False
     manager = get_default_manager()
     return not any(is_foreign(i) for i in manager.registry.all_impls())

@@ -16,8 +16,8 @@ from ...core.loading import on_failure
 from ...core.lock import lock
 from ...core.log import logger
 from ...core.tensors import first_tensor
-from ...runtime import background, devices
-from . import decisions, engine, gate, planner, saved
+from ...runtime import background, devices, native_library
+from . import decisions, engine, planner, saved
 from . import record as recording
 from .overloads import Overload, table
 from .schema import Shape, overloads
@@ -76,7 +76,7 @@ class Selection:
     def takes_long(self) -> bool:
         """Whether turning it on would compile."""
         accelerated = self.auto and self.recorder is None and bool(devices.accelerators())
-        return accelerated and gate.must_be_compiled()
+        return accelerated and native_library.must_be_compiled()
 
     def _saved(self) -> saved.Selected | None:
         """What an earlier process has saved of this selection."""
@@ -108,7 +108,7 @@ class Selection:
         taken = self.asked
         if self.auto:
             taken = self._taken()
-            if any(taken.values()) and not gate.available():  # compiles it; if that fails, fewer are taken
+            if any(taken.values()) and not native_library.available():  # compiles it; if that fails, fewer are taken
                 taken = self._taken()
             _say(self.asked, taken)
         self.names = frozenset().union(*taken.values())

@@ -2,7 +2,7 @@
 
 A kernel answers None for what it does not take (see kernels.cpp), and that becomes NotSupported: the op's reference
 then computes it, or says what is wrong with the arguments. Where the kernels cannot be built, one warning says why,
-every op is passed over from then on, and no second build is tried.
+every op is passed over from then on, and no second build is tried. With OPMUX_CPP=0 nothing is built or chosen.
 """
 
 from __future__ import annotations
@@ -21,8 +21,11 @@ from ....core.lock import ForkSafeLock
 from ....core.log import logger
 from ....core.registry import BackendImplKind
 from ....runtime import build
+from ....runtime.settings import CPP
 
+NAME = "cpu_kernels"
 NAMESPACE = "opmux_cpu"
+OFF = f"C++ is off ({CPP.name}=0)"
 SOURCES = [Path(__file__).with_name(name) for name in ("kernels.cpp", "rows.h", "packs.h")]
 
 # What at::vec is compiled for, by what torch itself runs on. An Arm processor needs no flag.
@@ -71,18 +74,32 @@ def runtimes() -> list[str]:
     return sorted(p for p in paths if OPENMP.search(p))
 
 
+def is_built() -> bool:
+    """Whether the kernels are compiled. CannotBuild if they cannot be."""
+    return build.is_built(NAME, SOURCES, flags=flags())
+
+
+def compile(retry: bool = False) -> Path:
+    """Compile the kernels, if they are not; loads nothing. `retry`: although that has failed within some hours."""
+    return build.library(NAME, SOURCES, flags=flags(), retry=retry)
+
+
 def available() -> bool | str:
     """True, or why there are no kernels, as far as known; builds nothing."""
+    if not CPP.get():
+        return OFF
     return True if _State.reason is None else _State.reason
 
 
 def load(name: str) -> Callable[..., Any]:
     """A kernel, built if it never was on this machine."""
+    if not CPP.get():
+        raise NotSupported(OFF)
     with _State.lock.held:
         tried = _State.loaded or _State.reason is not None
         if not tried:
             try:
-                build.load("cpu_kernels", SOURCES, flags=flags())
+                build.load(NAME, SOURCES, flags=flags())
                 _State.loaded = True
             except build.CannotBuild as error:
                 _State.reason = f"the cpu kernels cannot be built: {error}"

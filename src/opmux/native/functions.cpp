@@ -19,6 +19,7 @@
 
 #include <string>
 
+#define OPMUX_LAUNCHES
 #include "launches.h"
 
 namespace {
@@ -452,6 +453,7 @@ Op& op_of(PyObject* function) {
 
 }  // namespace
 
+#pragma GCC visibility push(default)  // else hidden, as types of launches.h are
 extern "C" {
 
 // `apply` of an op; sources are pairs (kind, index) in one tuple. An op is never freed: nodes refer to it.
@@ -529,3 +531,4 @@ int opmux_functions_keep_backward(PyObject* function, uint64_t forward, PyObject
 }
 
 }  // extern "C"
+#pragma GCC visibility pop

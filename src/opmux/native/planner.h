@@ -3,7 +3,7 @@
 
 #pragma once
 
-#include "../../runtime/launches.h"
+#include "launches.h"
 
 #include <sys/socket.h>
 #include <unistd.h>

@@ -2,7 +2,7 @@
 //
 // A call has a look: everything that may change what it launches. If a call did nothing but allocate its results and
 // launch Triton's kernels, further calls of the same look launch the same, with the pointers of their own tensors. See
-// launching.py. Each library that includes this has tables and switches of its own.
+// runtime/launching.py. Both sources of the library include this, and share its switches.
 
 #pragma once
 
@@ -26,7 +26,8 @@
 #include <utility>
 #include <vector>
 
-namespace {
+// Hidden: another copy of the library in the process must not share its variables.
+namespace opmux __attribute__((visibility("hidden"))) {
 
 using c10::DispatchKey;
 using c10::DispatchKeySet;
@@ -122,14 +123,14 @@ struct Kernel {
   static inline char failed = 0;  // its address: the kernel cannot be loaded there
 };
 
-std::atomic<const Driver*> driver{nullptr};
-std::atomic<bool> launching{false};
-std::atomic<uint64_t> launched{0};
-std::atomic<uint64_t> epoch{1};  // what was recorded in an earlier one is void
-std::atomic<uint64_t> next_id{1};  // of a recipe
-std::atomic<int64_t> living{0};  // recipes
+inline std::atomic<const Driver*> driver{nullptr};
+inline std::atomic<bool> launching{false};
+inline std::atomic<uint64_t> launched{0};
+inline std::atomic<uint64_t> epoch{1};  // what was recorded in an earlier one is void
+inline std::atomic<uint64_t> next_id{1};  // of a recipe
+inline std::atomic<int64_t> living{0};  // recipes
 
-int64_t span(const at::Tensor& t) {  // bytes from its first element to the end of its last
+inline int64_t span(const at::Tensor& t) {  // bytes from its first element to the end of its last
   int64_t last = 0;
   for (int64_t i = 0; i < t.dim(); ++i) {
     last += (t.size(i) - 1) * t.stride(i);
@@ -357,7 +358,7 @@ struct Recipe : std::enable_shared_from_this<Recipe> {
 
 using Results = std::array<at::Tensor, kMostResults>;
 
-at::Tensor allocate(const Recipe::Result& made, DispatchKey key, c10::Device device) {
+inline at::Tensor allocate(const Recipe::Result& made, DispatchKey key, c10::Device device) {
   using Function = at::Tensor(c10::SymIntArrayRef, c10::SymIntArrayRef, std::optional<at::ScalarType>,
                               std::optional<at::Layout>, std::optional<at::Device>, std::optional<bool>);
   static auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::empty_strided", "").typed<Function>();
@@ -365,7 +366,7 @@ at::Tensor allocate(const Recipe::Result& made, DispatchKey key, c10::Device dev
 }
 
 // Launches; false if that cannot be done here and now.
-bool run(const Recipe& recipe, const Look& call, DispatchKey key, Results& results) {
+inline bool run(const Recipe& recipe, const Look& call, DispatchKey key, Results& results) {
   const Driver& with = *driver.load(std::memory_order_acquire);
   const c10::Device device = call.tensor[0]->device();
   if (c10::impl::VirtualGuardImpl(device.type()).getDevice() != device) {
@@ -428,8 +429,8 @@ bool run(const Recipe& recipe, const Look& call, DispatchKey key, Results& resul
 
 // Fills in what was launched, in terms of the call's arguments and results; false if that is not all of what the call
 // did. `in_place`: its result is its first argument.
-bool understand(Recipe& made, const Look& call, const Recorded& recorded, const at::Tensor* const* results, int count,
-                bool in_place) {
+inline bool understand(Recipe& made, const Look& call, const Recorded& recorded, const at::Tensor* const* results,
+                       int count, bool in_place) {
   made.look.assign(call.words, call.words + call.count);
   if (recorded.launches == 0 || count > kMostResults) {
     return false;
@@ -517,7 +518,7 @@ bool understand(Recipe& made, const Look& call, const Recorded& recorded, const 
 // Readers take no lock. Each thread notes the moment at which it begins to read. A recipe that is replaced is stamped with
 // the moment, and is freed when every thread that is reading began after that.
 
-std::atomic<uint64_t> moment{1};
+inline std::atomic<uint64_t> moment{1};
 
 struct Reader {
   std::atomic<uint64_t> since{0};  // 0: it does not read
@@ -747,8 +748,13 @@ class Recipes {
   std::mutex lock_;
 };
 
-}  // namespace
+}  // namespace opmux
 
+using namespace opmux;
+
+#ifdef OPMUX_LAUNCHES  // in functions.cpp alone
+
+#pragma GCC visibility push(default)
 extern "C" {
 
 // The driver must never be freed.
@@ -766,3 +772,6 @@ int64_t opmux_launches_recipes() { return living.load(std::memory_order_relaxed)
 void opmux_launches_clear() { epoch.fetch_add(1, std::memory_order_acq_rel); }
 
 }  // extern "C"
+#pragma GCC visibility pop
+
+#endif

@@ -1,0 +1,197 @@
+"""The native library: the C++ of `src/opmux/native`, compiled once per machine and loaded once per process.
+
+`gate.cpp` is the entry of torch's overridden ops (faces/aten/gate.py), `functions.cpp` launches ops with gradients
+(functions.py), and both share the switches and the epoch of `launches.h` (launching.py). Without a compiler, Python's
+headers or a tested torch, or with OPMUX_CPP=0, Python does the same: one warning says what that costs.
+
+The folder has no Python: `opmux.native` is a function.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import sysconfig
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ..core.lock import ForkSafeLock
+from ..core.log import logger
+from . import background, build, launching
+from .settings import CPP
+
+NAME = "native"
+FOLDER = Path(__file__).parents[1] / "native"
+SOURCES = tuple(FOLDER / name for name in ("gate.cpp", "functions.cpp", "launches.h", "planner.h"))
+LOST = (
+    "overrides of torch's ops take 5 to 40 us more a call, auto mode takes few ops, and ops with gradients take 5 to "
+    "20 us more a call, because Python does what C++ would"
+)
+COMPILE = "from opmux.runtime import native_library; native_library.compile()"
+
+
+class Untested(build.CannotBuild):
+    """The library uses a private member of torch, and this version of torch was never tested with it."""
+
+    state = "off"
+
+
+class Library:
+    """The functions of the library, by their names in C++ without `opmux_`."""
+
+    def __init__(self, loaded: ctypes.CDLL):
+        holding = ctypes.PyDLL(None, handle=loaded._handle)  # keeps the GIL: for calls of some nanoseconds
+
+        def function(name: str, returns: Any, *takes: Any, of: ctypes.CDLL = holding) -> Any:
+            made = getattr(of, f"opmux_{name}")
+            made.restype, made.argtypes = returns, takes
+            return made
+
+        text, thing, address, flag = ctypes.c_char_p, ctypes.py_object, ctypes.c_void_p, ctypes.c_int
+        word, recorded = ctypes.c_uint64, ctypes.POINTER(launching.Recorded)
+        # launches.h
+        self.launches_driver = function("launches_driver", None, address)
+        self.launches_launch = function("launches_launch", None, flag)
+        self.launches_launched = function("launches_launched", word)
+        self.launches_recipes = function("launches_recipes", ctypes.c_int64)
+        self.launches_clear = function("launches_clear", None)
+        # gate.cpp; the dispatcher may wait for its lock, without the GIL
+        self.gate_error = function("gate_error", text)
+        self.gate_new = function("gate_new", address, ctypes.c_int64, text, text, text, flag, of=loaded)
+        self.gate_install = function("gate_install", flag, address, of=loaded)
+        self.gate_delete = function("gate_delete", None, address, of=loaded)
+        self.gate_select = function("gate_select", None, address)
+        self.gate_inside = function("gate_inside", None, flag)
+        self.gate_plan = function("gate_plan", None, flag)
+        self.gate_waiting = function("gate_waiting", ctypes.c_int64)
+        self.gate_planned = function("gate_planned", flag)
+        self.gate_allow = function("gate_allow", None, ctypes.c_double, ctypes.c_double)
+        self.gate_types: int = function("gate_types", ctypes.c_int64)()
+        # functions.cpp
+        self.functions_new = function("functions_new", thing, text, *[thing] * 5, flag, thing)
+        self.functions_epoch = function("functions_epoch", word)
+        self.functions_keep = function("functions_keep", flag, thing, thing, thing, recorded, word, thing, thing)
+        self.functions_keep_backward = function(
+            "functions_keep_backward", flag, thing, word, thing, thing, recorded, word
+        )
+
+
+class _State:
+    lock = ForkSafeLock().arm()  # a process may fork while another thread compiles
+    library: Library | None = None
+    tried = False
+    compiling = False
+    waiting: list[Callable[[], None]] = []  # what is done when the library is there
+
+
+def loaded() -> Library | None:
+    """The library, if it is loaded; compiles nothing."""
+    return _State.library
+
+
+def available() -> bool:
+    """Whether the library is loaded; compiles it on first use, unless OPMUX_CPP=0."""
+    with _State.lock.held:
+        if not _State.tried and CPP.get():
+            try:
+                check()
+                made = build.load(NAME, SOURCES, flags=flags())
+                _State.library = Library(made)
+                launching.attach(_State.library)
+            except build.CannotBuild as error:
+                _warn(error)
+        _State.tried = True
+    return _State.library is not None
+
+
+def must_be_compiled() -> bool:
+    """Whether `available` would compile now, for some 30 s."""
+    if _State.tried or not CPP.get():
+        return False
+    try:
+        return not is_built()
+    except build.CannotBuild:
+        return False
+
+
+def possible() -> bool:
+    """Whether the library is loaded; before that was tried, whether there is all that it takes, but the time."""
+    if _State.tried:
+        return _State.library is not None
+    try:
+        if not CPP.get():
+            return False
+        check()
+        return bool(build.compiler())
+    except build.CannotBuild:
+        return False
+
+
+def soon(use: Callable[[], None]) -> bool:
+    """Whether the library has to be compiled first: another process does that, and `use` is called when it is there."""
+    with _State.lock.held:
+        if _State.tried or not CPP.get():
+            return False
+        if not _State.compiling:
+            try:
+                if is_built():
+                    return False
+                background.run(COMPILE, _compiled)
+            except (build.CannotBuild, OSError) as error:
+                logger.debug("nothing is compiled in the background: %s", error)
+                return False  # `available` says why
+            _State.compiling = True
+            logger.info("C++ is compiled by another process; Python launches ops with gradients until then")
+        _State.waiting.append(use)
+        return True
+
+
+def _compiled(error: str) -> None:
+    if error:
+        with _State.lock.held:
+            if not _State.tried:
+                _warn(error)
+            _State.tried = True
+        return
+    if available():
+        for use in _State.waiting:
+            use()
+    _State.waiting.clear()
+
+
+def _warn(error: object) -> None:
+    logger.warning("without opmux's native library %s: %s", LOST, error)
+
+
+# ---- building -------------------------------------------------------------------------------------------------------
+
+
+def flags() -> tuple[str, ...]:
+    """Compiler flags for Python's headers and torch's part of Python."""
+    return ("-isystem", sysconfig.get_paths()["include"], "-ltorch_python")
+
+
+def check() -> None:
+    """CannotBuild if the library must not be compiled here, or Python's headers are missing."""
+    if untested := launching.untested("torch"):
+        raise Untested(f"{untested}. Install a tested one, or a newer opmux")
+    include = Path(sysconfig.get_paths()["include"])
+    if not Path(include, "Python.h").is_file():
+        version = f"{sys.version_info.major}.{sys.version_info.minor}"
+        raise build.NoHeaders(
+            f"Python's headers are missing: there is no {include / 'Python.h'}. Install python3-dev or "
+            f"python{version}-dev (Debian, Ubuntu), python3-devel or python{version}-devel (Fedora, RHEL)"
+        )
+
+
+def is_built() -> bool:
+    """Whether the library is compiled. CannotBuild if it cannot be."""
+    check()
+    return build.is_built(NAME, SOURCES, flags=flags())
+
+
+def compile(retry: bool = False) -> Path:
+    """Compile the library, if it is not; loads nothing. `retry`: although that has failed within some hours."""
+    check()
+    return build.library(NAME, SOURCES, flags=flags(), retry=retry)

@@ -1,0 +1,82 @@
+"""`opmux build` compiles all C++ of opmux now; `opmux doctor` shows in which state it is."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import typer
+
+from ..runtime import build, native_library, vendors
+from ..runtime.settings import CPP
+
+COMMAND = "opmux build"
+
+
+class Compiled(NamedTuple):
+    """A library that is compiled on this machine."""
+
+    name: str
+    without: str  # what is slower without it
+    is_built: Callable[[], bool]
+    compile: Callable[..., Path]
+
+
+def libraries() -> list[Compiled]:
+    """The native library and the CPU's kernels."""
+    ours = native_library
+    made = [Compiled(ours.NAME, ours.LOST, ours.is_built, ours.compile)]
+    if package := vendors.known().get("cpu"):
+        cpu = importlib.import_module(f"{package.module}.ops.native")
+        made.append(Compiled(cpu.NAME, "ops on a CPU run as plain PyTorch", cpu.is_built, cpu.compile))
+    return made
+
+
+def state_of(library: Compiled) -> str:
+    """In which state a library is, what that costs, and how to change it.
+
+    One of: compiled, not compiled yet, off, no compiler, the compiler fails, headers are missing, the cache folder
+    cannot be used.
+    """
+    lost = f"Without it, {library.without}"
+    if not CPP.get():
+        return f"off: {CPP.name}=0; unset it to change that. {lost}"
+    try:
+        built = library.is_built()
+    except build.CannotBuild as error:
+        again = f"; then run `{COMMAND}`" if error.state != "off" else ""
+        return f"{error.state}: {error}{again}. {lost}"
+    if built:
+        return "compiled"
+    return f"not compiled yet: `{COMMAND}` compiles it in some 30 s, as does the first use. {lost}"
+
+
+def run() -> int:
+    """Compile every library that is not compiled yet. 0, or 2 if one cannot be."""
+    if not CPP.get():
+        typer.echo(f"opmux: C++ is off: {CPP.name}=0. Unset it, and run `{COMMAND}` again", err=True)
+        return 2
+    failed = False
+    for library in libraries():
+        started = time.monotonic()
+        try:
+            made = _compile(library)
+        except build.CannotBuild as error:
+            typer.echo(f"opmux: {library.name} is not compiled: {error}. Without it, {library.without}", err=True)
+            failed = True
+            continue
+        took = f"compiled in {time.monotonic() - started:.0f} s: {made}" if made else "compiled before"
+        typer.echo(f"{library.name}: {took}")
+    return 2 if failed else 0
+
+
+def _compile(library: Compiled) -> Path | None:
+    """Compile a library, also if that has failed before; None if it is compiled already."""
+    with contextlib.suppress(build.CompilerFails):
+        if library.is_built():
+            return None
+    return library.compile(retry=True)

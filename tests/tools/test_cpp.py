@@ -1,0 +1,131 @@
+"""`opmux build` compiles all C++ now; `opmux doctor` says in which state it is, and how to change that."""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+import types
+
+import pytest
+
+from opmux.runtime import launching, native_library
+from opmux.tools import cpp
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    """An empty cache, on a machine whose CPU has kernels."""
+    known = {"cpu": types.SimpleNamespace(module="opmux.backends._cpu")}
+    monkeypatch.setattr(cpp, "vendors", types.SimpleNamespace(known=lambda: known))
+    monkeypatch.setenv("OPMUX_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def compiler(tmp_path, monkeypatch):
+    """A compiler of our own making: the last lines of a Python program."""
+
+    def write(text):
+        path = tmp_path / "compiler"
+        path.write_text(
+            f"#!{sys.executable}\nimport sys\nif '--version' in sys.argv:\n    sys.exit(print('made up 1.0'))\n{text}\n"
+        )
+        path.chmod(0o755)
+        monkeypatch.setenv("CXX", str(path))
+
+    return write
+
+
+WRITES = "open(sys.argv[sys.argv.index('-o') + 1], 'w').write('built')"
+FAILS = "sys.exit('gate.cpp:1: error: out of ink')"
+
+
+def states(cli):
+    """Library -> its row in doctor's table."""
+    rows, found = cli("doctor").stdout.partition("C++")[2].partition("plugins")[0], {}
+    for line in rows.splitlines():
+        name = line.split()[0] if line.startswith("  ") and line[2:3].strip() else None
+        if name is not None:
+            found[name] = " ".join(line.split()[1:])
+            last = name
+        elif line.strip():
+            found[last] += " " + " ".join(line.split())
+    return found
+
+
+def both(cli):
+    found = states(cli)
+    return [found["native"], found["cpu_kernels"]]
+
+
+def test_it_compiles_what_is_not_compiled(cli, compiler, cache):
+    compiler(WRITES)
+    assert all(s.startswith("not compiled yet: `opmux build` compiles it") for s in both(cli))
+    done = cli("build")
+    assert done.exit_code == 0, done.output
+    lines = [line for line in done.stdout.splitlines() if " compiled in " in line]
+    assert [line.partition(":")[0] for line in lines] == ["native", "cpu_kernels"]
+    assert len(list(cache.glob("build/*.so"))) == 2
+    assert both(cli) == ["compiled", "compiled"]
+    again = cli("build")
+    assert again.exit_code == 0
+    assert again.stdout.splitlines() == ["native: compiled before", "cpu_kernels: compiled before"]
+
+
+def test_without_a_compiler(cli, monkeypatch, cache):
+    monkeypatch.setenv("PATH", str(cache))
+    monkeypatch.delenv("CXX", raising=False)
+    done = cli("build")
+    assert done.exit_code == 2
+    for name, lost in (("native", "auto mode takes few ops"), ("cpu_kernels", "plain PyTorch")):
+        (line,) = [one for one in done.output.splitlines() if one.startswith(f"opmux: {name} is not compiled")]
+        assert "there is no C++ compiler" in line and "Install one, or set CXX" in line and lost in line
+    for state in both(cli):
+        assert state.startswith("no compiler: there is no C++ compiler") and "then run `opmux build`" in state
+
+
+def test_a_compiler_that_fails_is_tried_again_each_time(cli, compiler):
+    compiler(FAILS)
+    for _ in range(2):
+        done = cli("build")
+        assert done.exit_code == 2 and done.output.count("error: out of ink") == 2
+        assert "minutes ago" not in done.output and ".log" in done.output
+    assert all(s.startswith("the compiler fails: ") and "out of ink" in s for s in both(cli))
+    compiler(WRITES)
+    assert cli("build").exit_code == 0 and both(cli) == ["compiled", "compiled"]
+
+
+def test_a_cache_that_cannot_be_written(cli, compiler, tmp_path, monkeypatch):
+    compiler(WRITES)
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("OPMUX_CACHE_DIR", str(tmp_path / "file"))
+    done = cli("build")
+    assert done.exit_code == 2 and done.output.count("Set OPMUX_CACHE_DIR to a writable folder") == 2
+    assert all(s.startswith("the cache folder cannot be used: ") for s in both(cli))
+
+
+def test_turned_off_nothing_is_compiled(cli, compiler, monkeypatch, cache):
+    compiler(WRITES)
+    monkeypatch.setenv("OPMUX_CPP", "0")
+    done = cli("build")
+    assert done.exit_code == 2 and "OPMUX_CPP=0. Unset it, and run `opmux build` again" in done.output
+    assert not cache.exists()
+    assert all(s.startswith("off: OPMUX_CPP=0; unset it to change that. Without it, ") for s in both(cli))
+
+
+def test_an_untested_torch_turns_the_native_library_off_alone(cli, compiler, monkeypatch):
+    compiler(WRITES)
+    monkeypatch.setitem(launching.TESTED, "torch", ((1, 0), (1, 13)))
+    done = cli("build")
+    assert done.exit_code == 2 and "native is not compiled" in done.output and "cpu_kernels: compiled in" in done.output
+    native, cpu = both(cli)
+    assert native.startswith("off: ") and "tested with torch 1.0 to 1.13" in native and cpu == "compiled"
+
+
+def test_pythons_headers_may_be_missing(cli, compiler, monkeypatch, tmp_path):
+    compiler(WRITES)
+    monkeypatch.setattr(native_library.sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
+    done = cli("build")
+    assert done.exit_code == 2 and "Install python3-dev" in done.output
+    assert states(cli)["native"].startswith("headers are missing: ")
+    assert sysconfig.get_paths() == {"include": str(tmp_path)}
