@@ -6,6 +6,7 @@ Their host code runs for real, and so does the C++; the driver launches nothing,
 from __future__ import annotations
 
 import ctypes
+import functools
 
 import pytest
 import torch
@@ -106,12 +107,12 @@ def launched_by_cpp(driver, spec, dtype):
     leaf = lambda v: v.detach().clone().requires_grad_() if torch.is_tensor(v) and v.is_floating_point() else v
     args, kwargs = [leaf(a) for a in sample.args], {k: leaf(v) for k, v in sample.kwargs.items()}
     inputs = [a for a in (*args, *kwargs.values()) if torch.is_tensor(a) and a.requires_grad]
-    fn, grads = getattr(opmux.ops, spec.name), []
+    fn = getattr(opmux.ops, spec.name)
     for _ in range(3 * SIGHTINGS + 2):
         found, forward = driver.of(lambda: fn(*args, **kwargs))
         outs = [o for o in autograd.results_of(spec, found) if o.requires_grad]
-        grads = grads or [torch.ones_like(o) for o in outs]
-        _, backward = driver.of(lambda outs=outs: torch.autograd.grad(outs, inputs, grads, allow_unused=True))
+        grads = [torch.ones_like(o) for o in outs]
+        _, backward = driver.of(functools.partial(torch.autograd.grad, outs, inputs, grads, allow_unused=True))
     return forward, backward
 
 
