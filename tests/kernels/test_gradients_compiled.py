@@ -20,14 +20,9 @@ from opmux.runtime import functions, launching
 MODE = "compile"
 SIGHTINGS = 6
 OPS = [s for s in specs if s.space == "opmux" and s.grad and s.family in functions.FAMILIES and not s.writes]
-SUMS = "torch adds up the gradients of its parameters"
-VIEW, SCATTER = "its backward is a view, by torch", "its backward is a composition of torch's ops"
+VIEW, COMPOSITION = "its backward is a view, by torch", "its backward is a composition of torch's ops"
 # Ops of which C++ launches the forward alone, with the reason.
-FORWARD_ALONE = {
-    "sum": VIEW, "nansum": SCATTER, "mean": SCATTER, "prod": SCATTER, "amax": SCATTER, "amin": SCATTER,
-    "max_dim": SCATTER, "min_dim": SCATTER,
-    "dyt": SUMS, "poly_norm": SUMS, "modulated_rms_norm": SUMS, "attn_res": "torch multiplies a weight's gradient",
-}  # fmt: skip
+FORWARD_ALONE = {"sum": VIEW, **dict.fromkeys("nansum mean prod amax amin max_dim min_dim".split(), COMPOSITION)}
 # Those of every run: each kernel takes half a second to compile.
 FIRST = "rms_norm layer_norm add_rms_norm softmax gelu silu_mul token_cross_entropy rope_fwd group_norm var".split()
 UINT, POINTER = ctypes.c_uint, ctypes.c_void_p
