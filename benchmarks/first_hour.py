@@ -12,7 +12,7 @@ one of 1.2 billion parameters, in bfloat16; a step is a forward and a backward p
 | steps | the first step (s), the median, the longest after the third (ms), and the last hundred, with one shape |
 | lengths | ms of a step when every batch has another length (64 to 900), 80 steps, and the same lengths again |
 | shapes | ms of the first call of `mode="all"` on each of 40 fresh shapes |
-| host | microseconds of forward + backward of small `opmux.ops` |
+| host | microseconds of forward + backward of small `opmux.ops`, once their C++ is compiled |
 """
 
 from __future__ import annotations
@@ -191,7 +191,9 @@ def host(_: str, __: str) -> dict[str, float]:
     from torch.nn import functional as F
 
     import opmux
+    from opmux.runtime import native_library
 
+    native_library.available()  # else Python launches for as long as another process compiles the C++: 20 s, once
     x, b = (torch.randn(64, 256, device="cuda", requires_grad=True) for _ in range(2))
     w = torch.ones(256, device="cuda", requires_grad=True)
     dy = torch.randn(64, 256, device="cuda")

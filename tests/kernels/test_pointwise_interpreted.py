@@ -12,8 +12,10 @@ import torch
 pytest.importorskip("triton")
 from opmux.core.errors import NotSupported
 from opmux.kernels import pointwise as kernels  # noqa: F401 - it fills ROWS
+from opmux.kernels.lib import pointwise
 from opmux.kernels.lib.indexing import choose_indexing
 from opmux.kernels.lib.maths import FUNCTIONS
+from opmux.kernels.lib.meta import as_meta
 from opmux.kernels.lib.pointwise import DTYPES, ROWS, run
 from opmux.specs import pointwise as spec
 
@@ -76,6 +78,34 @@ def agree(name, args, out=None, slack=1.0):
 
 def args_in_short(args):
     return [f"{a.dtype} {tuple(a.shape)} {a.stride()}" if torch.is_tensor(a) else a for a in args]
+
+
+def test_a_result_like_contiguous_arguments_is_that_of_torchs_meta_function():
+    """Which is not called for them."""
+    seen = set()
+    for name in OWN:
+        row = ROWS[name]
+        for dtype in (d for d in (torch.float32, torch.bfloat16, torch.int32, torch.bool) if d in row.dtypes):
+            for sample in spec.ops[name].spec.samples(dtype, CPU):
+                args = sample.args
+                if pointwise._common_shape(args) is None:
+                    continue
+                found = pointwise._on_meta(row, args)
+                theirs = pointwise._ask(row, args, lambda t, _: as_meta(t))
+                assert (found.shape, found.stride()) == (theirs.shape, theirs.stride()), (name, args_in_short(args))
+                assert found.dtype is reference(row, args).dtype
+                seen.add(name)
+    assert len(seen) > 0.9 * len(OWN), {*OWN} - seen
+
+
+def test_the_dtype_of_a_result_follows_torchs_default():
+    args = (torch.ones(3, dtype=torch.int32),)
+    assert pointwise._result_dtype(ROWS["sqrt"], args) is torch.float32
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert pointwise._result_dtype(ROWS["sqrt"], args) is torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 # ---- every row ------------------------------------------------------------------------------------------------------

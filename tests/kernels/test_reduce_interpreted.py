@@ -204,7 +204,9 @@ def test_layouts():
     assert seen(x.transpose(2, 3), 0, 1, 2, 3).copied is None
     assert seen(x.transpose(2, 3), 0, 1, 2, 3, order=True).copied == (0, 1, 2, 3)
     assert seen(x.transpose(2, 3), 0).copied == (1, 2, 3, 0)
-    assert [layout.unit(*n) for n in ((16, 32), (8, 16), (32, 0, 12), (3,), (2**32, 16))] == [16, 8, 4, 1, 1]
+    found = [layout.unit(*n, itemsize=1) for n in ((16, 32), (8, 16), (32, 0, 12), (3,), (2**32, 16))]
+    assert found == [16, 8, 4, 1, 1]
+    assert [layout.unit(32, itemsize=size) for size in (1, 2, 4, 8)] == [16, 8, 4, 2]  # 16 bytes
 
 
 def test_an_empty_list_of_dimensions_is_all_of_them():

@@ -198,6 +198,7 @@ def remake(spec, entry):
 def compiling(world, monkeypatch):
     """As while the library is compiled: what is called when that is over."""
     started = []
+    monkeypatch.setattr(launching._State, "library", launching._State.library)  # restored afterwards
     for name, value in {"library": None, "tried": False, "compiling": False, "waiting": []}.items():
         monkeypatch.setattr(native_library._State, name, value)
     monkeypatch.setattr(build, "is_built", lambda *_, **__: False)

@@ -152,9 +152,40 @@ def _modulated_sums(
     tl.store(total_ptr + part * n + o, tl.sum(b_t, 0), mask=o < n)
 
 
+def _modulated_finish(
+    product_ptr, total_ptr, weight_ptr, scale_ptr, dscale_ptr, dshift_ptr, share_ptr, n, parts, offset,
+    WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """dscale and dshift of a group, and its share of dweight: its weights are those of all of its rows."""
+    group = tl.program_id(0).to(tl.int64)
+    o_n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    m_n = o_n < n
+    b_p = tl.zeros([BLOCK_M, BLOCK_N], WIDE)
+    b_t = tl.zeros([BLOCK_M, BLOCK_N], WIDE)
+    for at in range(0, parts, BLOCK_M):
+        i_m = at + tl.arange(0, BLOCK_M)[:, None]
+        o = (group * parts + i_m) * n + o_n[None, :]
+        m = (i_m < parts) & m_n[None, :]
+        b_p += tl.load(product_ptr + o, mask=m, other=0.0)
+        b_t += tl.load(total_ptr + o, mask=m, other=0.0)
+    b_product = tl.sum(b_p, 0)
+    b_w = tl.load(weight_ptr + o_n, mask=m_n, other=0.0).to(WIDE) + offset
+    b_scale = tl.load(scale_ptr + group * n + o_n, mask=m_n, other=0.0).to(WIDE)
+    tl.store(dscale_ptr + group * n + o_n, (b_product * b_w).to(dscale_ptr.dtype.element_ty), mask=m_n)
+    tl.store(dshift_ptr + group * n + o_n, tl.sum(b_t, 0).to(dshift_ptr.dtype.element_ty), mask=m_n)
+    tl.store(share_ptr + group * n + o_n, b_product * (1.0 + b_scale), mask=m_n)
+
+
 modulated_fwd = Launcher(_modulated_fwd, sizes="x_stride n")
 modulated_dx = Launcher(_modulated_dx, sizes="dy_stride x_stride n")
 modulated_sums = Launcher(_modulated_sums, sizes="dy_stride x_stride n")
+modulated_finish = Launcher(_modulated_finish, sizes="n")
+
+
+@tunable("modulated_rms_norm.finish", free="BLOCK_M BLOCK_N")
+def finish_tiles(n: int, dtype: torch.dtype) -> Tiles:
+    """Shares of a group, some at a time."""
+    return Tiles(128, BLOCK_M=16, BLOCK_N=64)
 
 
 @planned(spec.modulated_rms_norm)
@@ -184,21 +215,14 @@ def modulated_rms_norm_bwd(dy: Tensor, x: Tensor, weight: Tensor, scale: Tensor,
     dx = rows.launch(modulated_dx, tiles, rows.count, WIDE=wide, WHOLE=n <= tiles["BLOCK_N"])
     grid = (groups * parts, -(-n // columns["BLOCK_N"]))
     add = rows.launch(modulated_sums, columns, *grid, WIDE=wide, ROUND=rounding(casting, dtype)["ROUND"])
-    partial = OutputSpec.of((groups, parts, n), opmath_dtype(dtype))
-
-    def finish(
-        product: Tensor, total: Tensor, weight: Tensor, scale: Tensor, offset: float,
-        dweight: Tensor, dscale: Tensor, dshift: Tensor,
-    ) -> None:  # fmt: skip
-        """The weights are those of all rows of a group, so its sums are enough."""
-        of_group = product.sum(1)
-        dweight.copy_((of_group * (1 + scale.to(of_group.dtype))).sum(0))
-        dscale.copy_(of_group * (weight.to(of_group.dtype) + offset))
-        dshift.copy_(total.sum(1))
-
+    wide_dtype = opmath_dtype(dtype)
+    partial = OutputSpec.of((groups, parts, n), wide_dtype)
+    ends = finish_tiles(n=n, dtype=dtype)
+    finish = rows.launch(modulated_finish, ends, groups, -(-n // ends["BLOCK_N"]), WIDE=wide).given(parts=parts)
+    add = add.given(per_group=per_group, parts=parts, per_part=per_part)
     return Plan(
-        {"dx": like(x), **sums, "product": partial, "total": partial},
-        [dx.given(per_group=per_group), add.given(per_group=per_group, parts=parts, per_part=per_part), finish],
+        {"dx": like(x), **sums, "product": partial, "total": partial, "share": OutputSpec.of((groups, n), wide_dtype)},
+        [dx.given(per_group=per_group), add, finish, column_sum("share", "dweight", groups, n, dtype)],
         [*rows.strided, *strided(weight=weight, scale=scale, rstd=rstd)],
     )
 
@@ -300,8 +324,27 @@ def _poly_bwd(
         tl.store(dx_ptr + row * n + at + o_n, b_dx.to(dx_ptr.dtype.element_ty), mask=m)
 
 
+def _poly_sums(share_ptr, dw_ptr, db_ptr, n_rows, WIDE: tl.constexpr, BLOCK_M: tl.constexpr):
+    """The shares of every P-th block of rows: those of the three weights and that of the bias, apart."""
+    part = tl.program_id(0)
+    o_c = tl.arange(0, 4)
+    b_sum = tl.zeros([BLOCK_M, 4], WIDE)
+    for at in range(part * BLOCK_M, n_rows, tl.num_programs(0) * BLOCK_M):
+        i_m = at + tl.arange(0, BLOCK_M)[:, None]
+        b_sum += tl.load(share_ptr + i_m.to(tl.int64) * 4 + o_c[None, :], mask=i_m < n_rows, other=0.0)
+    b_total = tl.sum(b_sum, 0)
+    tl.store(dw_ptr + part * 3 + o_c, b_total, mask=o_c < 3)
+    tl.store(db_ptr + part + o_c * 0, b_total, mask=o_c == 3)
+
+
 poly_fwd = Launcher(_poly_fwd, sizes="x_stride n")
 poly_bwd = Launcher(_poly_bwd, sizes="dy_stride x_stride n")
+poly_sums = Launcher(_poly_sums, sizes="")
+
+
+@tunable("poly_norm.sums", free="BLOCK_M")
+def poly_sum_tiles(dtype: torch.dtype) -> Tiles:
+    return Tiles(128, BLOCK_M=256)
 
 
 @planned(spec.poly_norm)
@@ -324,13 +367,13 @@ def poly_norm_bwd(dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor, rstd: Ten
     rows, tiles = RowSizes.of(dy=dy, x=x), row_tiles(n=x.shape[-1], dtype=x.dtype)
     launch = rows.launch(poly_bwd, tiles, rows.count, WIDE=wide_of(x.dtype))
 
-    def finish(share: Tensor, dweight: Tensor, dbias: Tensor) -> None:
-        total = share.sum(0)
-        dweight.copy_(total[:3])
-        dbias.copy_(total[3].reshape(dbias.shape))
-
-    makes = {"dx": like(x), **sums, "share": OutputSpec.of((rows.count, 4), opmath_dtype(x.dtype))}
-    return Plan(makes, [launch, finish], [*rows.strided, *strided(weight=weight, rstd=rstd)])
+    sizes, wide = poly_sum_tiles(dtype=x.dtype), opmath_dtype(x.dtype)
+    parts = programs(x.device, -(-rows.count // sizes["BLOCK_M"]), 1)
+    add = rows.launch(poly_sums, sizes, parts, WIDE=wide_of(x.dtype))
+    makes = {"dx": like(x), **sums, "share": OutputSpec.of((rows.count, 4), wide)}
+    makes |= {"dw": OutputSpec.of((parts, 3), wide), "db": OutputSpec.of((parts,), wide)}
+    totals = [column_sum("dw", "dweight", parts, 3, x.dtype), column_sum("db", "dbias", parts, 1, x.dtype)]
+    return Plan(makes, [launch, add, *totals], [*rows.strided, *strided(weight=weight, rstd=rstd)])
 
 
 # ---- dynamic tanh ---------------------------------------------------------------------------------------------------
@@ -354,7 +397,7 @@ def _dyt_bwd(
     dy_ptr, x_ptr, alpha_ptr, gamma_ptr, dx_ptr, da_ptr, dg_ptr, db_ptr, dy_stride, x_stride, n_rows, n,
     WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """dx of some columns of every P-th block of rows, and sums over these rows for each column."""
+    """dx of some columns of every P-th block of rows, and sums over these rows: of dalpha one, else for each column."""
     pid = tl.program_id(0)
     o_n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
     alpha = tl.load(alpha_ptr).to(WIDE)
@@ -370,12 +413,12 @@ def _dyt_bwd(
         b_t = tanh(alpha * b_x)
         b_s = b_dy * b_gamma * (1.0 - b_t * b_t)
         tl.store(dx_ptr + i_m * n + o_n, (b_s * alpha).to(dx_ptr.dtype.element_ty), mask=m)
-        b_a += b_s * b_x
+        b_a += tl.where(m, b_s * b_x, 0.0)  # outside it need not be finite
         b_g += b_dy * b_t
         b_b += b_dy
     o = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     at = pid.to(tl.int64) * n + o
-    tl.store(da_ptr + at, tl.sum(b_a, 0), mask=o < n)
+    tl.store(da_ptr + pid * tl.num_programs(1) + tl.program_id(1), tl.sum(tl.sum(b_a, 1), 0))
     tl.store(dg_ptr + at, tl.sum(b_g, 0), mask=o < n)
     tl.store(db_ptr + at, tl.sum(b_b, 0), mask=o < n)
 
@@ -420,9 +463,7 @@ def dyt_bwd(dy: Tensor, x: Tensor, alpha: Tensor, gamma: Tensor) -> Plan:
     launch: Launch = rows.launch(dyt_bwd_kernel, tiles, count, blocks, WIDE=wide_of(x.dtype))
     partial = OutputSpec.of((count, rows.n), opmath_dtype(x.dtype))
 
-    def total(da: Tensor, dalpha: Tensor) -> None:
-        dalpha.copy_(da.sum().reshape(dalpha.shape))
-
-    steps = [launch, *(column_sum(a, b, count, rows.n, x.dtype) for a, b in (("dg", "dgamma"), ("db", "dbeta"))), total]
-    makes = {"dx": like(x), **sums, "da": partial, "dg": partial, "db": partial}
+    totals = [column_sum(a, b, count, rows.n, x.dtype) for a, b in (("dg", "dgamma"), ("db", "dbeta"))]
+    steps = [launch, *totals, column_sum("da", "dalpha", count * blocks, 1, x.dtype)]
+    makes = {"dx": like(x), **sums, "da": OutputSpec.of((count * blocks,), partial.dtype), "dg": partial, "db": partial}
     return Plan(makes, steps, [*rows.strided, *strided(alpha=alpha, gamma=gamma)])

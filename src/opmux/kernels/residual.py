@@ -105,9 +105,22 @@ def _weighted_sum(
     tl.store(share_ptr + part.to(tl.int64) * n + o_n, tl.sum(b_total, 0), mask=o_n < n)
 
 
+def _weights(
+    dq_ptr, w_query_ptr, w_norm_ptr, dw_query_ptr, dw_norm_ptr, n, WIDE: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """The gradients of w_query and of w_norm, from that of their product."""
+    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    b_dq = tl.load(dq_ptr + o, mask=o < n).to(WIDE)
+    b_query = b_dq * tl.load(w_norm_ptr + o, mask=o < n).to(WIDE)
+    b_norm = b_dq * tl.load(w_query_ptr + o, mask=o < n).to(WIDE)
+    tl.store(dw_query_ptr + o, b_query.to(dw_query_ptr.dtype.element_ty), mask=o < n)
+    tl.store(dw_norm_ptr + o, b_norm.to(dw_norm_ptr.dtype.element_ty), mask=o < n)
+
+
 attn = Launcher(_attn, sizes="n")
 attn_bwd = Launcher(_attn_bwd, sizes="n")
 weighted_sum = Launcher(_weighted_sum, sizes="n")
+weights = Launcher(_weights, sizes="n")
 
 
 @tunable("residual.rows", free="BLOCK_N")
@@ -120,6 +133,11 @@ def row_tiles(blocks: int, n: int, dtype: torch.dtype) -> Tiles:
 @tunable("residual.sum", free="BLOCK_M BLOCK_N")
 def sum_tiles(n: int, dtype: torch.dtype) -> Tiles:
     return Tiles(128, BLOCK_M=16, BLOCK_N=min(triton.next_power_of_2(n), 512 // max(dtype.itemsize, 2)))
+
+
+@tunable("residual.weights", free="BLOCK")
+def weight_tiles(dtype: torch.dtype) -> Tiles:
+    return Tiles(128, BLOCK=512)
 
 
 @planned(spec.attn_res)
@@ -135,11 +153,6 @@ def attn_res(v: Tensor, w_query: Tensor, w_norm: Tensor) -> Plan:
     config = tiles.config(WIDE=wide_of(v.dtype), BLOCKS=triton.next_power_of_2(blocks))
     launch = Launch(attn, (rows,), config, dict(n_blocks=blocks, n_rows=rows, n=n))
     return Plan(makes, [launch], strided(v=v, w_query=w_query, w_norm=w_norm))
-
-
-def _weights(dq: Tensor, w_query: Tensor, w_norm: Tensor, dw_query: Tensor, dw_norm: Tensor) -> None:
-    torch.mul(dq, w_norm, out=dw_query)
-    torch.mul(dq, w_query, out=dw_norm)
 
 
 @planned(spec.attn_res_bwd)
@@ -164,8 +177,10 @@ def attn_res_bwd(dy: Tensor, v: Tensor, w_query: Tensor, w_norm: Tensor, alpha: 
     of_all = dict(n_rows=blocks * rows, n=n, n_parts=parts)
     steps.append(Launch(weighted_sum, (columns, parts), sums.config(WIDE=wide_of(v.dtype)), of_all))
     steps.append(column_sum("share", "dq", parts, n, v.dtype))
+    ends = weight_tiles(dtype=v.dtype)
+    steps.append(Launch(weights, (-(-n // ends["BLOCK"]),), ends.config(WIDE=wide_of(v.dtype)), dict(n=n)))
     given = strided(dy=dy, v=v, w_query=w_query, w_norm=w_norm, alpha=alpha, rstd=rstd)
-    return Plan(makes, [*steps, _weights], given)
+    return Plan(makes, steps, given)
 
 
 # ---- streams --------------------------------------------------------------------------------------------------------

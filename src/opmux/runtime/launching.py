@@ -258,6 +258,9 @@ def is_recording() -> bool:
 
 _recorders: dict[int, Recorder] = {}
 _kernels: dict[int, Any] = {}  # function -> Triton's kernel, which must not be unloaded
+LAUNCHERS = frozenset({"CudaLauncher"})  # Triton's classes whose kernels C++ can launch
+# What a kernel must not need: C++ passes parameters, and nothing else.
+EXTRAS = ("launch_cooperative_grid", "launch_pdl", "global_scratch_size", "profile_scratch_size", "gsan_enabled")
 
 
 def _begin() -> int:
@@ -278,8 +281,7 @@ def _end(into: Any) -> int:
 def describe(launch: launches.Launch, seen: Seen) -> bool:
     """Fill in a launch for C++; False if it is not a plain one of Triton's on CUDA."""
     compiled, run = launch.compiled, getattr(launch.compiled, "run", None)
-    plain = ("launch_cooperative_grid", "launch_pdl", "global_scratch_size", "profile_scratch_size", "gsan_enabled")
-    if type(run).__name__ != "CudaLauncher" or any(getattr(run, name, 0) for name in plain):
+    if type(run).__name__ not in LAUNCHERS or any(getattr(run, name, 0) for name in EXTRAS):
         return False
     warps, ctas, shared = compiled.packed_metadata
     if ctas != 1:

@@ -308,8 +308,7 @@ class Planner:
 
     def _kernel(self, compiled: Any) -> tuple[int, list[bytes]]:
         metadata = compiled.metadata
-        lacking = ("launch_cooperative_grid", "launch_pdl", "global_scratch_size", "profile_scratch_size")
-        if metadata.num_ctas != 1 or any(getattr(metadata, name, 0) for name in lacking):
+        if metadata.num_ctas != 1 or any(getattr(metadata, name, 0) for name in launching.EXTRAS):
             raise Refused("its launch is not a plain one")
         number = self._kernels.get(compiled.hash, self._new.get(compiled.hash))
         if number is not None:

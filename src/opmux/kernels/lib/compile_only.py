@@ -26,6 +26,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 
+from ...runtime import launching
 from .plans import forget
 
 # chip -> what Triton compiles for, and the shared memory a program may have
@@ -80,6 +81,8 @@ class _Launcher:
 
     def __init__(self, src: Any, metadata: Any):
         self.metadata = metadata
+        for name in launching.EXTRAS:
+            setattr(self, name, getattr(metadata, name, 0))
 
     def __call__(self, x: int, y: int, z: int, stream: int, function: Any, *rest: Any) -> None:
         chip = triton.runtime.driver.active.get_current_device()
@@ -102,7 +105,7 @@ class CompileOnly(DriverBase):
         }
         self.utils = types.SimpleNamespace(
             get_device_properties=lambda device: properties,
-            load_binary=lambda name, kernel, shared, device: (object(), 0, 32, 0, 1024),
+            load_binary=lambda name, kernel, shared, device: (object(), 1, 32, 0, 1024),
             unload_module=lambda module: None,
         )
 

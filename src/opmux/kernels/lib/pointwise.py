@@ -33,7 +33,7 @@ from .indexing import Indexing, broadcast_strides, bytes_of, choose_indexing
 from .jit_source import jit_from_source
 from .launch import Launcher, Output
 from .meta import as_meta, call_torch
-from .plans import BELOW, LOOK, or_refusal, refuse_negated, table
+from .plans import BELOW, LOOK, keep, or_refusal, refuse_negated, table
 from .rows import OutputSpec
 
 # dtype -> what Triton calls it, and what it is computed in
@@ -237,18 +237,50 @@ def _on_meta(row: Row, args: tuple) -> Tensor:
     as good as no elements: meta functions let some mistakes pass, and promote a few ops otherwise. They also cast what
     is to be promoted, which lays an expanded operand out anew, as no kernel does: so they get one dtype for all.
     """
+    dtype, shape = _result_dtype(row, args), _common_shape(args)
+    if shape is not None:  # several of torch's meta functions are decompositions in Python: 1 ms each
+        return torch.empty(shape, dtype=dtype, device="meta")
     one = next((d for d in (torch.float32, torch.float64, torch.int32) if d in row.dtypes), None)
 
     def without_contents(t: Tensor, name: str) -> Tensor:
         return as_meta(t, None if name in MASKS else one)
 
+    result = _ask(row, args, without_contents)
+    return result if dtype == result.dtype else result.to(dtype)
+
+
+def _common_shape(args: tuple) -> torch.Size | None:
+    """The shape of all tensors, if they have one and are contiguous: the result's shape, also contiguous."""
+    tensors = [a for a in args if isinstance(a, Tensor)]
+    shape = tensors[0].shape
+    stride = OutputSpec.of(shape, tensors[0].dtype).stride  # `is_contiguous` allows any stride of a dimension of size 1
+    alike = all(t.shape == shape and t.stride() == stride for t in tensors)
+    return shape if alike and 0 not in shape else None
+
+
+_dtypes: dict[tuple, torch.dtype] = keep({})
+_MOST_DTYPES = 4096
+
+
+def _result_dtype(row: Row, args: tuple) -> torch.dtype:
+    """The dtype of the result, by torch's real kernel on as good as no elements; it depends on no other size."""
+
     def as_few(t: Tensor, name: str) -> Tensor:
         device = "cpu" if t.is_meta else t.device  # of a call that is only compiled
         return torch.ones([int(n == 1) for n in t.shape], dtype=t.dtype, device=device)
 
-    result = _ask(row, args, without_contents)
-    dtype = _ask(row, args, as_few).dtype
-    return result if dtype == result.dtype else result.to(dtype)
+    look = lambda a: (a.dtype, a.device, *(n == 1 for n in a.shape)) if isinstance(a, Tensor) else (a.__class__, a)
+    settings = torch.get_default_dtype(), torch.is_autocast_enabled("cuda"), torch.is_autocast_enabled("cpu")
+    try:
+        key = row, settings, *map(look, args)
+        found = _dtypes.get(key)
+    except TypeError:  # a list
+        return _ask(row, args, as_few).dtype
+    if found is None:
+        if len(_dtypes) >= _MOST_DTYPES:
+            _dtypes.clear()
+        found = _dtypes[key] = _ask(row, args, as_few).dtype
+    return found
 
 
 def _ask(row: Row, args: tuple, instead: Callable[[Tensor, str], Tensor]) -> Tensor:
@@ -335,7 +367,7 @@ def _launch(row: Row, given: list[Arg], types: Types, y: Tensor, makes: dict[int
         "R": DTYPES[types.result][0],
         **{f"c{i}": a.value for i, a in enumerate(given) if a.kind == "c"},
     }
-    launcher = _launcher(_text(row, given, types, indexing), " ".join(indexing.sizes))
+    launcher = _launcher_of(row, given, types, indexing)
     config = indexing.tiles.config(even=all(n % 16 == 0 for n in indexing.sizes.values()), **constants)
     return launcher.ready(indexing.grid, (*indexing.sizes.values(), *indexing.free.values()), config, makes)
 
@@ -391,6 +423,22 @@ def _plus(at: str) -> str:
 
 def _under(mask: str) -> str:
     return f", mask={mask}" if mask else ""
+
+
+_launchers: dict[tuple, Launcher] = {}
+
+
+def _launcher_of(row: Row, given: list[Arg], types: Types, indexing: Indexing) -> Launcher:
+    """The launcher of a kernel; its text is made once for everything in it."""
+    kinds = tuple((a.kind, a.value.dtype if a.kind == "t" else None) for a in given)
+    tiles = tuple(indexing.tiles.sizes)
+    places = (indexing.name, *indexing.head, *indexing.places)
+    key = (row, kinds, types, places, tuple(indexing.sizes), tuple(indexing.free), tiles)
+    found = _launchers.get(key)
+    if found is None:
+        text = _text(row, given, types, indexing)
+        found = _launchers[key] = _launcher(text, " ".join(indexing.sizes))
+    return found
 
 
 @functools.cache

@@ -195,8 +195,8 @@ def column_tiles(rows: int, n: int, outer: int, dtype: torch.dtype, pair: bool, 
 
 @tunable("reduce.finish", free="BLOCK_N")
 def finish_tiles(parts: int, n: int) -> Tiles:
-    """All shares of some results."""
-    down = triton.next_power_of_2(parts)
+    """All shares of some results; one kernel for up to 16 of them."""
+    down = max(16, triton.next_power_of_2(parts))
     block = max(1, min(triton.next_power_of_2(n), 4096 // down, 64))
     return Tiles(min(512, max(32, down * block // 8)), BLOCK_M=down, BLOCK_N=block)
 
@@ -311,7 +311,7 @@ class Task(NamedTuple):
         tiles = row_tiles(n=n, rows=out, dtype=dtype, pair=pair and not moments, moments=moments)
         if tiles["BLOCK_N"] < n:
             return self.pieces(tiles)
-        per = min(unit(n, k_0.stride, k_1.stride) if r_1.stride == 1 else 1, tiles["BLOCK_N"])
+        per = min(unit(n, k_0.stride, k_1.stride, itemsize=dtype.itemsize) if r_1.stride == 1 else 1, tiles["BLOCK_N"])
         numbers = dict(rows=out, k_1=k_1.size, s_0=k_0.stride // per, s_1=k_1.stride // per, s_n=r_1.stride, n=n // per)
         layout = dict(UNIT=per, TWO=k_0.size > 1, DENSE=r_1.stride == 1)
         return Pass(rows, tiles, -(-out // tiles["BLOCK_M"]), numbers, layout)
@@ -329,7 +329,10 @@ class Task(NamedTuple):
             tiles = Tiles(tiles.threads, tiles.stages, BLOCK_M=1, BLOCK_N=tiles["BLOCK_N"])
         chunk = -(-blocks() // parts)
         dense = r_1.stride == 1
-        per = min(unit(n, k_0.stride, k_1.stride, r_0.stride) if dense else 1, tiles["BLOCK_N"])
+        per = min(
+            unit(n, k_0.stride, k_1.stride, r_0.stride, itemsize=self.x.dtype.itemsize) if dense else 1,
+            tiles["BLOCK_N"],
+        )
         numbers = dict(
             k_1=k_1.size, s_0=k_0.stride // per, s_1=k_1.stride // per, s_m=r_0.stride // per, s_n=r_1.stride,
             n_m=r_0.size, n=n // per, chunk=chunk,
@@ -350,7 +353,10 @@ class Task(NamedTuple):
         parts = split(blocks, programs, 8, min(3, 1024 // tiles.threads), self.x.device)
         chunk = -(-blocks // parts)
         dense = k_1.stride == 1
-        per = min(unit(n, k_0.stride, r_0.stride, r_1.stride) if dense else 1, tiles["BLOCK_N"])
+        per = min(
+            unit(n, k_0.stride, r_0.stride, r_1.stride, itemsize=self.x.dtype.itemsize) if dense else 1,
+            tiles["BLOCK_N"],
+        )
         numbers = dict(
             r_1=r_1.size, s_k=k_0.stride // per, s_0=r_0.stride // per, s_1=r_1.stride // per, s_n=k_1.stride,
             rows=down, n=n // per, chunk=chunk, outer=outer,
@@ -432,7 +438,7 @@ def _gradient(name: str, x: Tensor, dim: Dim, extra: float, names: Mapping[str, 
     columns = seen.columns and order is None
     n = seen.kept[1].size if columns else seen.elements
     tiles = spread_tiles(n=n, dtype=x.dtype)
-    width = min(unit(n), tiles["BLOCK_N"])
+    width = min(unit(n, itemsize=x.dtype.itemsize), tiles["BLOCK_N"])
     slope = NORM_SLOPES.get(extra, device.slope_power) if name == "vector_norm_bwd" else SLOPES[name]
     config = tiles.config(SLOPE=slope, WIDE=wide_of(x.dtype), UNIT=width, COLUMNS=columns)
     rows = x.numel() // n

@@ -89,12 +89,12 @@ def by_columns(kept: list[Level], reduced: list[Level]) -> bool:
     return fast > 0 and (red == 0 or fast < red)
 
 
-def unit(n: int, *strides: int) -> int:
-    """The largest power of two up to 16 that divides all: as wide as a load may be, in elements.
+def unit(n: int, *strides: int, itemsize: int) -> int:
+    """The largest power of two that divides all, up to 16 bytes: as wide as a load may be, in elements.
 
     1 for a length that 32 bits do not hold: divided, it would come back as 32 bits.
     """
-    found = 16 if n < 2**31 else 1
+    found = max(1, 16 // itemsize) if n < 2**31 else 1
     for size in (n, *strides):
         while size % found:
             found //= 2

@@ -1,0 +1,138 @@
+"""Our kernels of ops with gradients, as C++ launches them (native/functions.cpp): compiled for sm_90, on the CPU.
+
+Their host code runs for real, and so does the C++; the driver launches nothing, so results are undefined.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+import opmux
+from opmux.core import BackendImplKind, OpImpl, autograd, get_default_manager, library, policy, specs
+from opmux.kernels.lib.compile_only import compiling_for
+from opmux.runtime import functions, launching, native_library
+
+MODE = "compile"
+SIGHTINGS = 6
+OPS = [s for s in specs if s.space == "opmux" and s.grad and s.family in functions.FAMILIES and not s.writes]
+VIEW, COMPOSITION = "its backward is a view, by torch", "its backward is a composition of torch's ops"
+# Ops of which C++ launches the forward alone, with the reason.
+FORWARD_ALONE = {"sum": VIEW, **dict.fromkeys("nansum mean prod amax amin max_dim min_dim".split(), COMPOSITION)}
+# Those of every run: each kernel takes half a second to compile.
+FIRST = "rms_norm layer_norm add_rms_norm softmax gelu silu_mul token_cross_entropy rope_fwd group_norm var".split()
+UINT, POINTER = ctypes.c_uint, ctypes.c_void_p
+LAUNCH = ctypes.CFUNCTYPE(ctypes.c_int, POINTER, *[UINT] * 7, *[POINTER] * 3)
+KEPT: list[object] = []  # C++ may still call it
+
+
+class Driver:
+    """Counts the launches, and does nothing else."""
+
+    def __init__(self):
+        self.launched = 0
+        self._launch = LAUNCH(self.launch)
+        self.driver = launching.Driver.of(ctypes.cast(self._launch, POINTER), None)
+
+    def launch(self, *_):
+        self.launched += 1
+        return 0
+
+    def of(self, call):
+        """What a call returns, and how many kernels C++ launched in it."""
+        before = self.launched
+        found = call()
+        return found, self.launched - before
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    monkeypatch.setattr(functions._State, "device", "cpu")
+    monkeypatch.setattr(launching._State, "drives", True)
+    monkeypatch.setattr(launching, "LAUNCHERS", {"_Launcher"})
+    if not native_library.available():
+        pytest.skip("the native library cannot be compiled here")
+    get_default_manager().prepare()  # loading plugins makes C++ forget
+    monkeypatch.setattr(policy, "_live", {})
+    monkeypatch.setattr(policy, "_told", False)
+    monkeypatch.setattr(launching._State, "paused", set())
+    made, before = Driver(), launching._State.driver
+    KEPT.append(made)
+    launching.drive(made.driver)
+    with compiling_for("sm_90"):
+        yield made
+    launching.clear()
+    launching.drive(before)
+
+
+@pytest.fixture
+def ours(driver):
+    """A function that has the CPU run our kernels of an op and its backward."""
+    manager, added, entries = get_default_manager(), [], []
+
+    def take(spec):
+        for one in (spec, spec.gradient.backward):
+            opmux.explain(one.key)  # registers the kernels of its family
+            impl = next((i for i in manager.registry.impls(one.key) if i.impl_id == "default.flagos"), None)
+            if impl is None:
+                continue
+            made = OpImpl(one.key, "test.ours", BackendImplKind.DEFAULT, None, impl.fn, 1000, devices={"cpu"})
+            manager.registry.register_impl(made)
+            added.append(one.key)
+        entry, backward = specs.entries[spec.key], specs.entries[spec.gradient.backward.key]
+        entries.append((entry, entry.globals["_g"]))
+        traced = lambda *args, **kwargs: library.run_traceable(spec, args, kwargs)
+        entry.globals["_g"] = autograd.make_call(spec, entry, backward, traced)
+
+    yield take
+    for entry, function in entries:
+        entry.globals["_g"] = function
+    for key in added:
+        manager.registry.unregister(key, "test.ours")
+
+
+def launched_by_cpp(driver, spec, dtype):
+    """The launches from C++ of the forward and of the backward of a sample, once they have been recorded."""
+    usable = lambda s: not s.loose and "no_scales" not in s.id and all(t.numel() for t in tensors(s))
+    sample = next(s for s in spec.samples(dtype, torch.device("cpu")) if usable(s))
+    leaf = lambda v: v.detach().clone().requires_grad_() if torch.is_tensor(v) and v.is_floating_point() else v
+    args, kwargs = [leaf(a) for a in sample.args], {k: leaf(v) for k, v in sample.kwargs.items()}
+    inputs = [a for a in (*args, *kwargs.values()) if torch.is_tensor(a) and a.requires_grad]
+    fn = getattr(opmux.ops, spec.name)
+    for _ in range(3 * SIGHTINGS + 2):
+        found, forward = driver.of(lambda: fn(*args, **kwargs))
+        outs = [o for o in autograd.results_of(spec, found) if o.requires_grad]
+        grads = [torch.ones_like(o) for o in outs]
+        _, backward = driver.of(functools.partial(torch.autograd.grad, outs, inputs, grads, allow_unused=True))
+    return forward, backward
+
+
+def tensors(sample):
+    return [a for a in (*sample.args, *sample.kwargs.values()) if torch.is_tensor(a)]
+
+
+CASES = [
+    pytest.param(spec, dtype, id=f"{spec.name}-{dtype}".replace("torch.", ""), marks=() if first else pytest.mark.slow)
+    for spec in OPS
+    for dtype in (torch.float32, torch.bfloat16)
+    for first in [spec.name in FIRST and dtype is torch.float32]
+]
+
+
+@pytest.mark.parametrize("spec, dtype", CASES)
+def test_cpp_launches_forward_and_backward_of_every_op(driver, ours, spec, dtype):
+    ours(spec)
+    forward, backward = launched_by_cpp(driver, spec, dtype)
+    assert forward, "the forward is not launched from C++"
+    if spec.name in FORWARD_ALONE:
+        assert not backward, "the backward is launched from C++: take it off the list"
+    else:
+        assert backward, "the backward is not launched from C++"
+
+
+def test_the_lists_have_names_of_ops():
+    assert {*FIRST, *FORWARD_ALONE} <= {spec.name for spec in OPS}
