@@ -1,0 +1,76 @@
+"""The native tables and nodes under GCC's sanitizers: memory, undefined behaviour, data races."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from opmux.runtime import build, native_library
+
+HERE = Path(__file__).parent
+SOURCE = HERE / "tables_stress.cpp"
+KINDS = {"": "no sanitizer", "thread": "data races", "address,undefined": "memory and undefined behaviour"}
+MOST_RECORDS = 4 * 256 + 64  # of one op: its table, and what threads were reading when it was replaced
+
+
+def compiler():
+    try:
+        return build.compiler().command
+    except build.CannotBuild as error:
+        pytest.skip(str(error))
+
+
+def can_link(command, kind, folder):
+    (folder / "empty.cpp").write_text("int main() {}")
+    tried = [*command, f"-fsanitize={kind}", "empty.cpp", "-o", "empty"]
+    return not subprocess.run(tried, cwd=folder, capture_output=True, check=False).returncode
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("kind", KINDS, ids=KINDS.get)
+def test_a_long_program_with_changing_shapes_and_ten_threads(kind, tmp_path):
+    """It counts 160,000 keys, finds each its own launch, keeps a bounded number, and frees all."""
+    command = compiler()
+    if kind and not can_link(command, kind, tmp_path):
+        pytest.skip(f"the runtime of -fsanitize={kind} is not installed")
+    rounds = 10_000
+    flags = ["-std=c++20", "-g", "-O1", *([f"-fsanitize={kind}", "-fno-sanitize-recover=all"] if kind else [])]
+    program = tmp_path / "stress"
+    sources = [f"-I{native_library.FOLDER}", str(SOURCE), *build._torch(), "-o", str(program)]
+    made = subprocess.run([*command, *flags, *sources], capture_output=True, encoding="utf-8", check=False)
+    assert made.returncode == 0, made.stderr[-3000:]
+    env = os.environ | {"LD_LIBRARY_PATH": str(Path(torch.__file__).parent / "lib"), "TSAN_OPTIONS": "halt_on_error=1"}
+    done = subprocess.run([program, str(rounds)], env=env, capture_output=True, encoding="utf-8", check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    keys, hits, by_class, left = map(int, done.stdout.split())
+    assert keys == 16 * rounds + 10 and hits > rounds and by_class > 100 and left <= MOST_RECORDS
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_launches_and_nodes_under_the_address_sanitizer(tmp_path):
+    """The tests of the gate and of ops with gradients, with the library compiled for it."""
+    command = compiler()
+    kind = "address,undefined"
+    if not can_link(command, kind, tmp_path):
+        pytest.skip(f"the runtime of -fsanitize={kind} is not installed")
+    find = lambda name: subprocess.check_output([*command, f"-print-file-name={name}.so"], encoding="utf-8").strip()
+    env = os.environ | {
+        "CXX": shlex.join([*command, f"-fsanitize={kind}", "-fno-sanitize=vptr", "-g"]),
+        "LD_PRELOAD": f"{find('libasan')}:{find('libubsan')}",
+        "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1:detect_odr_violation=0",
+        "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
+        "OPMUX_CACHE_DIR": str(tmp_path / "cache"),
+    }
+    files = [str(HERE / "test_functions.py"), str(HERE.parent / "faces" / "test_gate_launch.py")]
+    words = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", *files]
+    done = subprocess.run(words, env=env, cwd=HERE.parents[1], capture_output=True, encoding="utf-8", check=False)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    assert "skipped" not in done.stdout.splitlines()[-1]
