@@ -57,6 +57,15 @@ class Result:
     failed: dict[str, str] = field(default_factory=dict)  # kernel -> reason
     stopped: str = ""  # why the workload did not run to its end, and where
 
+    def record(self, name: str, outcome: str) -> None:
+        """Count a kernel that was missing."""
+        if outcome == "compiled":
+            self.compiled += 1
+        elif outcome == "there":
+            self.shared += 1
+        else:
+            self.failed[name] = outcome
+
     @property
     def kernels(self) -> int:
         return self.cached + self.compiled + self.shared + len(self.failed)
@@ -84,14 +93,13 @@ def run(asked: Asked) -> int:
     workload = _workload(asked)
     check_triton()
     jobs = asked.jobs or cores()
-    with _assumed(at):
-        with screen.progress("now") as bar:
-            task = bar.add_task(f"{workload.name} on {at.arch}", total=None, now="finding its kernels")
+    with _assumed(at), screen.progress("now") as bar:
+        task = bar.add_task(f"{workload.name} on {at.arch}", total=None, now="finding its kernels")
 
-            def show(done: int, total: int, now: str) -> None:
-                bar.update(task, completed=done, total=total, now=now)
+        def show(done: int, total: int, now: str) -> None:
+            bar.update(task, completed=done, total=total, now=now)
 
-            result = compile_for(workload.step, at, jobs, show, passes=workload.passes)
+        result = compile_for(workload.step, at, jobs, show, passes=workload.passes)
     return _report(workload, at, result, time.perf_counter() - start, jobs)
 
 
@@ -138,34 +146,28 @@ def compile_for(
     """
     from ..kernels.lib import compile_ahead
 
-    result, failed, first = Result(), {}, True
-    for _ in range(passes):
+    result = Result()
+    failed: dict[str, str] = {}  # by key
+    for number in range(passes):
         with compile_ahead.listing(failed) as found:
             result.stopped = _stopped(step)
         todo = list(found.missing.values())
-        if first:
-            result.cached, first = len(found.cached), False
-            # A cache may have been filled where the launchers of kernels cannot be compiled: without the chip.
+        if number == 0:
+            result.cached = len(found.cached)
+            # A cache may have been filled without the chip, where what launches a kernel cannot be compiled.
             todo += list(found.cached.values()) if at.here else []
+        known = result.kernels + len(found.missing)
+        show(result.kernels, known, "")
         if not todo:
-            show(result.kernels, result.kernels, "")
             break
-        before = result.kernels
-
-        def tell(kernel: Any, outcome: str) -> None:
-            if kernel.key not in found.missing:
-                return
-            if outcome == compile_ahead.COMPILED:
-                result.compiled += 1
-            elif outcome == compile_ahead.THERE:
-                result.shared += 1
-            else:
-                result.failed[kernel.name] = outcome
-            show(result.kernels, before + len(found.missing), kernel.name)
-
-        show(before, before + len(found.missing), "")
-        failed |= compile_ahead.compile_all(todo, jobs, tell, launchers=at.here, wanted=wanted)
-        if not wanted() or not found.missing:
+        with contextlib.closing(compile_ahead.compile_all(todo, jobs, launchers=at.here, wanted=wanted)) as outcomes:
+            for kernel, outcome in outcomes:
+                if kernel.key in found.missing:
+                    result.record(kernel.name, outcome)
+                    show(result.kernels, known, kernel.name)
+                if outcome not in (compile_ahead.COMPILED, compile_ahead.THERE):
+                    failed[kernel.key] = outcome
+        if not found.missing or not wanted():
             break
     return result
 
@@ -175,8 +177,6 @@ def _stopped(step: Callable[[], None]) -> str:
     try:
         step()
     except Exception as error:
-        if isinstance(error, BadArgument):
-            raise
         logger.debug("the workload stops", exc_info=True)
         return f"{_where(error)}: {type(error).__name__}: {_first_line(error)}"
     return ""
@@ -234,12 +234,12 @@ def _in_another_process(index: int) -> At | None:
     if child == 0:
         try:
             os.close(receive)
-            with contextlib.suppress(Exception), open(send, "w", encoding="utf-8") as out:
+            with contextlib.suppress(Exception), os.fdopen(send, "w") as out:
                 json.dump(_here(index), out)
         finally:
             os._exit(0)
     os.close(send)
-    with open(receive, encoding="utf-8") as told:
+    with os.fdopen(receive) as told:
         text = told.read()
     os.waitpid(child, 0)
     found = json.loads(text or "null")
@@ -358,7 +358,7 @@ def config_of(what: str) -> Any:
         ) from None
     if kind not in CONFIG_MAPPING:
         raise BadArgument(
-            f"{quoted(str(file))}: model_type {quoted(str(kind))} is not known to transformers {transformers.__version__}"
+            f"{quoted(str(file))}: transformers {transformers.__version__} has no model_type {quoted(str(kind))}"
         )
     try:
         return CONFIG_MAPPING[kind].from_dict(given)
@@ -412,13 +412,8 @@ def _model(config: Any, dtype: torch.dtype | None) -> Any:
 def step_of(model: Any, batch: dict[str, Any], train: bool) -> None:
     """What a program does with a batch: forward and backward; without `train` the forward, and one more token."""
     if train:
-        outputs = model(**batch)
-        loss = getattr(outputs, "loss", None)
-        if loss is None:
-            raise BadArgument(
-                "the model returns no loss for this batch, so that there is nothing to differentiate. Give labels too"
-            )
-        loss.backward()
+        first = model(**batch)[0]  # the loss; without labels what the program computes one from
+        first.backward(torch.zeros_like(first))
         model.zero_grad(set_to_none=True)
         return
     with torch.no_grad():
@@ -437,6 +432,7 @@ def serve(file: str) -> None:
     data = path.read_bytes()
     path.unlink()
     request = pickle.loads(data)
+    check_triton()
     program = request["program"]
     os.nice(5)
     torch.set_num_threads(1)

@@ -2,7 +2,7 @@
 
     with compiling_for("sm_90"), listing() as found:
         step()                                   # on meta tensors; a kernel that is missing is listed, not compiled
-    compile_all(found.missing, jobs=16, tell=print)
+    for kernel, outcome in compile_all(found.missing.values(), jobs=16): ...
 
 A kernel of the list is compiled by the same `triton.compile` as at its first launch, so it has the same key in Triton's
 cache, and a process that launches it finds it there. Which kernel comes next may depend on one that was only listed:
@@ -19,7 +19,7 @@ import importlib
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
@@ -91,26 +91,22 @@ def listing(failed: dict[str, str] | None = None) -> Iterator[Found]:
 
 
 def compile_all(
-    kernels: Sequence[Kernel],
+    kernels: Iterable[Kernel],
     jobs: int,
-    tell: Callable[[Kernel, str], None],
     *,
     launchers: bool = False,
     wanted: Callable[[], bool] = lambda: True,
-) -> dict[str, str]:
-    """Compile kernels in `jobs` processes; returns those that failed, by key, with the reason.
+) -> Generator[tuple[Kernel, str]]:
+    """Compile kernels in `jobs` processes: each kernel as soon as it is done, and COMPILED, THERE or an error.
 
-    Other processes of this user that compile the same kernels share the work.
+    Other processes of this user that compile the same kernels share the work: THERE is what they have compiled.
 
     Args:
         kernels: from `listing`.
         jobs: the number of processes.
-        tell: called with each kernel that is done, and "compiled", "there" (another process has compiled it) or an
-            error.
         launchers: also compile the C code that launches each kernel, which needs the vendor's driver.
         wanted: asked every second; once it returns False the processes are ended.
     """
-    failed: dict[str, str] = {}
     # Long sources first: one that starts last would be waited for alone.
     ordered = sorted(kernels, key=lambda kernel: len(kernel.src.fn.src), reverse=True)
     todo, busy = list(range(len(ordered)))[::-1], []
@@ -135,12 +131,9 @@ def compile_all(
                 if outcome == BUSY:
                     busy.append(index)
                     continue
-                if outcome not in (COMPILED, THERE):
-                    failed[kernel.key] = outcome
-                tell(kernel, outcome)
+                yield kernel, outcome
             if not wanted():
                 break
-    return failed
 
 
 @contextlib.contextmanager
