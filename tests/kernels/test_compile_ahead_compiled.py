@@ -9,7 +9,7 @@ import torch
 triton = pytest.importorskip("triton")
 import triton.language as tl  # noqa: E402
 
-from opmux.kernels.lib import compile_ahead  # noqa: E402
+from opmux.kernels.lib import compile_ahead, compile_only  # noqa: E402
 from opmux.kernels.lib.compile_ahead import COMPILED, THERE, compile_all, listing  # noqa: E402
 from opmux.kernels.lib.compile_only import compiling_for  # noqa: E402
 from opmux.runtime import cache_dir  # noqa: E402
@@ -42,6 +42,7 @@ def forget():
     with compiling_for("sm_90"):  # which unloads them
         for kernel in (double, wrong):
             kernel.device_caches.clear()
+        compile_only._compiled.clear()
 
 
 def launch(*blocks):
