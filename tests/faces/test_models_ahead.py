@@ -130,7 +130,7 @@ from opmux.faces.models import ahead
 from opmux.runtime import devices
 devices._available = lambda generation: ("cuda",)
 here = {"chip": ["nvidia", "sm_90", "NVIDIA H200", "580"], "shared": 232448, "cores": 132}
-faked = f"from opmux.tools import warm; warm._here = lambda index: {here}; "
+faked = f"from opmux.tools.warm import compiling; compiling._here = lambda index: {here}; "
 ahead.PROGRAM = faked.replace("{", "{{").replace("}", "}}") + ahead.PROGRAM
 logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
 config = transformers.LlamaConfig(

@@ -1,8 +1,8 @@
 """`patch_model(model, example=batch)`: compiles what a step on the batch needs, beside the program.
 
-Another process (tools/warm.py) gets the model without its weights, runs the step on meta tensors and compiles what it
-launches into Triton's cache, on all cores. The program waits for nothing: a kernel that it needs earlier is compiled
-twice, and both processes write the same files.
+Another process (tools/warm/beside.py) gets the model without its weights, runs the step on meta tensors and compiles
+what it launches into Triton's cache, on all cores. The program waits for nothing: a kernel that it needs earlier is
+compiled twice, and both processes write the same files.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ...core.errors import BadArgument, nearest
 from ...core.log import logger
 from ...runtime import background, devices
 
-PROGRAM = "from opmux.tools.warm import serve; serve({file!r})"
+PROGRAM = "from opmux.tools.warm.beside import serve; serve({file!r})"
 INTEGERS = (torch.int64, torch.int32)
 
 

@@ -19,8 +19,9 @@ from unittest import mock
 
 import torch
 
-from ..core.errors import quoted
-from . import arguments, device_translation, warm
+from ...core.errors import quoted
+from .. import arguments, device_translation
+from .compiling import Workload
 
 META = torch.device("meta")
 
@@ -33,13 +34,13 @@ class Stopped(Exception):
     """The script needs what a meta tensor has not."""
 
 
-def workload(name: str, args: list[str], seconds: float) -> warm.Workload:
+def workload(name: str, args: list[str], seconds: float) -> Workload:
     """A script as something to warm."""
     if not os.path.isfile(name):  # noqa: PTH113  # False for a name that is too long
         raise arguments.BadArgument(f"there is no file {quoted(name)}. Allowed: a Python script, or a model")
     if not seconds > 0:
         raise arguments.BadArgument(f"--seconds {seconds:g} is not allowed. Allowed: more than 0")
-    return warm.Workload(Path(name).name, lambda: _run(name, args, seconds), passes=1, may_stop=True)
+    return Workload(Path(name).name, lambda: _run(name, args, seconds), passes=1, may_stop=True)
 
 
 def _run(name: str, args: list[str], seconds: float) -> None:
