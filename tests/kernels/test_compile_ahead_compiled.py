@@ -138,5 +138,5 @@ def test_a_killed_worker_is_an_error_and_not_a_wait(monkeypatch):
         os.kill(os.getpid(), 9)
 
     monkeypatch.setattr(compile_ahead, "_compile", end)
-    with pytest.raises(RuntimeError, match="memory short"):
+    with pytest.raises(compile_ahead.WorkersEnded, match="fewer than 2 processes"):
         outcomes(found_by(16, 32).missing.values())

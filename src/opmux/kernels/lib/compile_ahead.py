@@ -29,12 +29,17 @@ import triton
 from triton.compiler import compiler
 from triton.runtime import cache, jit
 
+from ...core.errors import OpmuxError
 from ...core.log import logger
 from ...runtime import cache_dir
 
 LOCKED = 600.0  # seconds to wait for another process that compiles a kernel; then it is compiled twice
 LOOK = 1.0  # seconds between two looks at whether the program that this is for has ended
 COMPILED, THERE, BUSY = "compiled", "there", "busy"
+
+
+class WorkersEnded(OpmuxError, RuntimeError):
+    """No process is left that could compile."""
 
 
 @dataclass(frozen=True)
@@ -124,10 +129,13 @@ def compile_all(
                 try:
                     outcome = pipe.recv()
                     idle.append(pipe)
-                except EOFError:  # killed, as when memory is short
+                except (EOFError, ConnectionResetError):  # killed, as when memory is short
                     outcome = "the process that compiled it has ended"
                     if not idle and not working:
-                        raise RuntimeError("every process that compiled kernels has ended: is memory short?") from None
+                        raise WorkersEnded(
+                            "every process that compiled kernels was ended by another program or the system. If memory "
+                            f"is short, use fewer than {len(pipes)} processes (--jobs)"
+                        ) from None
                 if outcome == BUSY:
                     busy.append(index)
                     continue
