@@ -1,6 +1,6 @@
 """What a user meets in the first hour: turning opmux on, first steps, batches of changing lengths; beside torch.
 
-    python benchmarks/first_hour.py [--only enable,steps,lengths,shapes,host] [--json FILE]
+    python benchmarks/first_hour.py [--only enable,steps,warm,lengths,shapes,host] [--json FILE]
 
 Every figure comes from processes of its own. "cold" has empty caches (compiled C++, Triton's kernels), "warm" the
 caches that the cold run left. Models have random weights: a GPT-2 of 6 layers, a Llama of 6 layers (hidden 1024) and
@@ -10,6 +10,7 @@ one of 1.2 billion parameters, in bfloat16; a step is a forward and a backward p
 |---|---|
 | enable | seconds of `opmux.enable()`, after `import torch`, and until it is on |
 | steps | the first step (s), the median, the longest after the third (ms), and the last hundred, with one shape |
+| warm | s of `opmux warm`, and the first step after it; "example 10": 10 s after `patch_model(model, example=ids)` |
 | lengths | ms of a step when every batch has another length (64 to 900), 80 steps, and the same lengths again |
 | shapes | ms of the first call of `mode="all"` on each of 40 fresh shapes |
 | host | microseconds of forward + backward of small `opmux.ops`, once their C++ is compiled |
@@ -29,15 +30,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-ROWS = ("enable", "steps", "lengths", "shapes", "host")
+ROWS = ("enable", "steps", "warm", "lengths", "shapes", "host")
 MODELS = ("gpt2", "llama", "llama-1.2b")
 LENGTH_STEPS = 80
 READY = 60.0  # seconds to wait until auto mode is on
 
 
-def model_of(name: str) -> Any:
-    import torch
-    from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
+def config_of(name: str) -> Any:
+    from transformers import GPT2Config, LlamaConfig
 
     small: dict[str, Any] = dict(
         hidden_size=1024, intermediate_size=2816, num_hidden_layers=6, num_attention_heads=16, num_key_value_heads=16
@@ -45,14 +45,20 @@ def model_of(name: str) -> Any:
     large: dict[str, Any] = dict(
         hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32, num_key_value_heads=8
     )
-    config = {
+    return {
         "gpt2": lambda: GPT2Config(n_layer=6, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0),
         "llama": lambda: LlamaConfig(vocab_size=32000, **small),
         "llama-1.2b": lambda: LlamaConfig(vocab_size=128256, **large),
     }[name]()
+
+
+def model_of(name: str) -> Any:
+    import torch
+    from transformers import AutoModelForCausalLM
+
     torch.manual_seed(0)
     with torch.device("cuda"):
-        return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).train()
+        return AutoModelForCausalLM.from_config(config_of(name), dtype=torch.bfloat16).train()
 
 
 def stepper(model: Any, batch: int) -> Callable[[int], float]:
@@ -125,6 +131,36 @@ def steps(way: str, name: str) -> dict[str, float]:
         "above twice the median": sum(t > 2 * statistics.median(rest) for t in rest), "steps": len(rest),
         "last hundred": statistics.median(settled),
     }  # fmt: skip
+
+
+def warm(way: str, name: str) -> dict[str, float]:
+    """The first step after `opmux warm` ("command"), or after `patch_model(example=)` and a wait of some seconds."""
+    import torch
+
+    made = {}
+    if way == "command":
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder, "config.json")
+            file.write_text(json.dumps(config_of(name).to_dict()), encoding="utf-8")
+            command = [sys.executable, "-m", "opmux", "warm", str(file), "--batch", "4", "--length", "512"]
+            start = time.perf_counter()
+            subprocess.run([*command, "--dtype", "bfloat16"], check=True, stdout=sys.stderr)
+            made["warm"] = time.perf_counter() - start
+    model = model_of(name)
+    torch.ones(8, device="cuda").sum().item()
+    if way == "command":
+        turn_on("patched", model)
+    else:
+        import opmux
+
+        ids = torch.zeros(4, 512, dtype=torch.int64, device="cuda")
+        start = time.perf_counter()
+        opmux.patch_model(model, example=ids)
+        made["patch_model"] = time.perf_counter() - start
+        time.sleep(float(way.partition(" ")[2]))
+    step = stepper(model, 4)
+    first, second = step(512), step(512)
+    return {**made, "first": first / 1e3, "second": second / 1e3}
 
 
 def lengths(way: str, name: str) -> dict[str, float]:
@@ -227,6 +263,7 @@ def host(_: str, __: str) -> dict[str, float]:
 CASES: dict[str, tuple[tuple[str, str], ...]] = {
     "enable": (("auto", ""),),
     "steps": tuple((way, model) for model in ("gpt2", "llama-1.2b") for way in ("native", "auto", "patched")),
+    "warm": tuple((way, "llama-1.2b") for way in ("command", "example 0", "example 10", "example 20")),
     "lengths": tuple((way, model) for model in ("gpt2", "llama") for way in ("native", "auto", "patched")),
     "shapes": (("native", ""), ("all", "")),
     "host": (("ops", ""),),
@@ -260,7 +297,7 @@ def main() -> None:
             for way, model in CASES[row]:
                 if model and model not in given.models.split(","):
                     continue
-                cold = way != "native" and row in ("enable", "steps")
+                cold = way != "native" and row in ("enable", "steps", "warm")
                 for state in ("cold", "warm") if cold else ("warm",):
                     caches = Path(folder) / (f"{row}-{way}-{model}" if cold else "shared")
                     figures = run(row, way, model, caches)

@@ -224,6 +224,14 @@ def locked(path: Path, timeout: float, *, required: bool) -> Iterator[None]:
             release()
 
 
+def try_lock(path: Path) -> Callable[[], None] | None:
+    """Take a lock without waiting: what releases it, or None if another process or thread holds it.
+
+    OSError where there are no locks, or the file cannot be made.
+    """
+    return _flock(path)
+
+
 class _NoLocks(OSError):
     """The file system does not support locks."""
 

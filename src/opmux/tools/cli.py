@@ -396,6 +396,55 @@ def conform(
     raise typer.Exit(run(asked))
 
 
+@app.command()
+def warm(
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL|SCRIPT.py",
+            help="A model type of transformers (llama), a config.json or its folder; or a Python script.",
+        ),
+    ],
+    args: Annotated[
+        list[str] | None, typer.Argument(metavar="[ARGS]...", help="Arguments of the script, after --.")
+    ] = None,
+    batch: Annotated[int, typer.Option("--batch", metavar="N", help="Sequences in a batch of the model.")] = 4,
+    length: Annotated[int, typer.Option("--length", metavar="N", help="Tokens of each sequence.")] = 512,
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            "--dtype", metavar="DTYPE", help="Dtype of the weights. [default: that of the config, else bfloat16]"
+        ),
+    ] = None,
+    chip: Annotated[
+        str | None,
+        typer.Option(
+            "--chip", metavar="CHIP", help="Chip to compile for: sm_90, gfx942, ... [default: this machine's]"
+        ),
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", metavar="N", help="Number of processes. [default: one for each core]")
+    ] = None,
+    train: Annotated[
+        bool,
+        typer.Option("--train/--no-train", help="Loss and gradients, or the logits of a batch and of one more token."),
+    ] = True,
+    seconds: Annotated[
+        float,
+        typer.Option("--seconds", metavar="N", help="Stop a script after this time, and compile what it launched."),
+    ] = 60.0,
+) -> None:
+    """Compile the kernels that a model or a script will launch, on all cores. No GPU is needed.
+
+    The exit code is 1 if a kernel cannot be compiled, or the model's step was not run to its end.
+    """
+    from . import screen
+    from .warm.command import Asked, run
+
+    screen.show_log()
+    raise typer.Exit(run(Asked(what, args or [], batch, length, dtype, chip, jobs, train, seconds)))
+
+
 @app.command(
     "run", context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True}, no_args_is_help=True
 )

@@ -35,6 +35,13 @@ def translating(device: str | None) -> Iterator[None]:
     if target is None or target.type == "cuda":
         yield
         return
+    with translating_to(target):
+        yield
+
+
+@contextlib.contextmanager
+def translating_to(target: torch.device) -> Iterator[None]:
+    """Run on another device, or as meta tensors, what asks for a CUDA device."""
     with contextlib.ExitStack() as patches:
         for owner, name, value in _replacements(target):
             patches.enter_context(mock.patch.object(owner, name, value))
@@ -93,11 +100,10 @@ def _replacements(target: torch.device) -> Iterator[tuple[Any, str, Any]]:
     yield scaler, "__init__", _with_device(scaler.__init__, "device", lambda d: translated(d, target))
     yield torch, "Generator", _generator(target)
     yield torch, "load", _with_device(torch.load, "map_location", lambda d: translated(d, target))
-    module = torch.get_device_module(target)
+    module = None if target.type in ("cpu", "meta") else torch.get_device_module(target)
     for name, value in NEUTRAL.items():
-        own = None if target.type == "cpu" else getattr(module, name, None)
-        yield torch.cuda, name, own or _returning(value)
-    yield torch.cuda, "Event", HostEvent if target.type == "cpu" else getattr(module, "Event", HostEvent)
+        yield torch.cuda, name, getattr(module, name, None) or _returning(value)
+    yield torch.cuda, "Event", getattr(module, "Event", HostEvent)
 
 
 def _generator(target: torch.device) -> type:

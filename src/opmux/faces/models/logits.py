@@ -19,6 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from ...core.autocast import dtype_on
+
 Step = tuple[str, Any]  # "mul", "div" with a number, "tanh", "to" with the arguments of Tensor.to
 
 
@@ -30,7 +32,7 @@ class LateLogits:
     ):
         self.layer, self.hidden, self.steps = layer, hidden, steps
         self.versions = _versions(layer) if source is None else source.versions
-        self.autocast = _autocast(hidden) if source is None else source.autocast
+        self.autocast = dtype_on(hidden.device.type) if source is None else source.autocast
         self.grad = torch.is_grad_enabled() if source is None else source.grad
         self.found: Tensor | None = None  # once they are read; a model may write to them
 
@@ -86,7 +88,7 @@ class LateLogits:
             if torch.is_inference_mode_enabled() and not self.hidden.is_inference():
                 stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.set_grad_enabled(self.grad))
-            if _autocast(self.hidden) != self.autocast:
+            if dtype_on(self.hidden.device.type) != self.autocast:
                 enabled = self.autocast is not None
                 stack.enter_context(torch.autocast(self.hidden.device.type, dtype=self.autocast, enabled=enabled))
             return self.read_now()
@@ -130,12 +132,6 @@ def _versions(layer: nn.Module) -> tuple[int, ...] | None:
         return None
     tensors = (layer.weight, layer.bias)
     return tuple(t._version for t in tensors if isinstance(t, Tensor) and not t.is_inference())
-
-
-def _autocast(hidden: Tensor) -> torch.dtype | None:
-    """The dtype of autocast on the device of a tensor, if it is on."""
-    device = hidden.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 
 
 _STEPS: dict[str, Callable[[Tensor, Any], Tensor]] = {

@@ -7,7 +7,7 @@ import importlib
 import sys
 import types
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from ...core.default import explain
 from ...core.errors import OpmuxError, UnknownName
 from ...core.log import logger
 from ...core.spec import specs
-from . import loss
+from . import ahead, loss
 from .forms import form, is_own, unwrapped
 from .known_classes import PARTS_OF
 from .modules import (
@@ -124,6 +124,8 @@ def patch_model(
     model: nn.Module | type[nn.Module] | str,
     include: Iterable[str] | None = None,
     exclude: Iterable[str] | None = None,
+    *,
+    example: Mapping[str, Any] | torch.Tensor | None = None,
 ) -> Report:
     """Replace parts of a model of `transformers` by fused functions, in place.
 
@@ -140,18 +142,25 @@ def patch_model(
             patched classes.
         include: replace only these.
         exclude: do not replace these.
+        example: a batch, as the arguments of the model's forward by name, or ids of shape [batch, length]. What a step
+            on it needs is compiled from now on, in other processes, into Triton's cache: with gradients if the model is
+            in training. Nothing waits for that. Without a GPU it is checked, and not used.
 
     Returns:
         A report: which modules were replaced, by what, which implementation will run, and what was left and why.
     """
     wanted = _wanted(include, exclude)
+    arguments = None if example is None else ahead.checked(model, example)
     unpatch_model(model)
     remember_activations()
     if isinstance(model, nn.Module):
         modules = list(model.modules())
         of, counts = type(model).__name__, Counter(type(module) for module in modules)
         plans = _plans(of, counts, wanted)
+        described = None if arguments is None else ahead.described(model, arguments)
         rows = _patch(modules, plans)
+        if described is not None:
+            ahead.start(described, {"include": sorted(wanted)})
         where = next(model.parameters(), torch.empty(0))
         return Report(of, rows, where.device, where.dtype)
     home = _home(model)

@@ -10,7 +10,7 @@ refuse (too much shared memory) is refused here. Needs TRITON_INTERPRET unset.
 
 from __future__ import annotations
 
-import os
+import importlib
 import re
 import subprocess
 import tempfile
@@ -37,6 +37,8 @@ CHIPS = {
     "gfx942": (GPUTarget("hip", "gfx942", 64), 65_536),
 }
 
+# the multiprocessors of the largest product with such a chip
+CORES = {"sm_80": 108, "sm_90": 132, "sm_100": 148, "gfx942": 304}
 
 # the instruction by which a chip multiplies matrices at its full rate
 MATRIX = {"sm_80": "mma.sync", "sm_90": "wgmma", "sm_100": "tcgen05.mma", "gfx942": "v_mfma"}
@@ -150,6 +152,13 @@ def target_of(chip: str) -> GPUTarget:
     return GPUTarget("cuda", int(chip[3:]), 32)
 
 
+def _silence_notices() -> None:
+    """Triton 3.9 announces new defaults in warnings. To set the variables that they name would change cache keys."""
+    silence = getattr(importlib.import_module("triton._utils"), "prewarm_deprecation_warnings", None)
+    if silence is not None:
+        silence()
+
+
 @contextmanager
 def compiling_for(chip: str, shared: int = 0, cores: int = 0) -> Iterator[list[Built]]:
     """Kernels launched inside are compiled for `chip`; the list holds what was compiled, in order of launch.
@@ -162,7 +171,7 @@ def compiling_for(chip: str, shared: int = 0, cores: int = 0) -> Iterator[list[B
     target_of(chip)  # raises if there is none
     if triton.knobs.runtime.interpret:
         raise RuntimeError("kernels of this process are interpreted: unset TRITON_INTERPRET to compile them")
-    os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # the default changes in 3.10; 3.9 warns at every compile
+    _silence_notices()
     built: list[Built] = []
     _building.append(built)
     config = triton.runtime.driver

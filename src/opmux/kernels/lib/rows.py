@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ...core import machine
 from ...runtime import devices
+from .launch import _compiling_only
 
 DEVICES = frozenset({machine.ACCELERATOR})
 
@@ -107,12 +108,18 @@ def fits(elements: int, dtype: torch.dtype) -> int:
     return elements if dtype.itemsize <= 2 else elements // 2 if dtype.itemsize == 4 else elements // 4
 
 
-@functools.cache
 def cores(device: torch.device) -> int:
     """The multiprocessors of a device; some number where it is not said."""
-    if device.type in ("cpu", "meta"):  # on meta kernels are compiled only, as for a large chip
-        return 132 if device.type == "meta" else 8
-    return devices.cores(device.type, device.index or 0) or 8
+    if device.type != "meta":
+        return _cores(device)
+    if not _compiling_only():
+        return 132
+    return triton.runtime.driver.active.utils.get_device_properties(0)["multiprocessor_count"]
+
+
+@functools.cache
+def _cores(device: torch.device) -> int:
+    return 8 if device.type == "cpu" else devices.cores(device.type, device.index or 0) or 8
 
 
 def programs(device: torch.device, wanted: int, per_core: int) -> int:

@@ -1,0 +1,266 @@
+"""Compiling kernels ahead of time, in several processes: list what is launched and not in Triton's cache, compile that.
+
+    with compiling_for("sm_90"), listing() as found:
+        step()                                   # on meta tensors; a kernel that is missing is listed, not compiled
+    for kernel, outcome in compile_all(found.missing.values(), jobs=16): ...
+
+A kernel of the list is compiled by the same `triton.compile` as at its first launch, so it has the same key in Triton's
+cache, and a process that launches it finds it there. Which kernel comes next may depend on one that was only listed:
+one that needs too much shared memory is refused, and another one takes its place. So list again after compiling, until
+nothing is missing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import importlib
+import os
+import signal
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, Pipe, wait
+from pathlib import Path
+from typing import Any, NoReturn
+
+import triton
+from triton.compiler import compiler
+from triton.runtime import cache, jit
+
+from ...core.errors import OpmuxError
+from ...core.log import logger
+from ...runtime import cache_dir
+
+LOCKED = 600.0  # seconds to wait for another process that compiles a kernel; then it is compiled twice
+LOOK = 1.0  # seconds between two looks at whether the program that this is for has ended
+COMPILED, THERE, BUSY = "compiled", "there", "busy"
+
+
+class WorkersEnded(OpmuxError, RuntimeError):
+    """No process is left that could compile."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel that is to be compiled: the arguments of `triton.compile`, and its key in Triton's cache."""
+
+    name: str
+    key: str
+    src: Any
+    target: Any
+    options: dict[str, Any]
+
+    def is_cached(self) -> bool:
+        # The metadata is written last; Triton shortens long names so.
+        file = f"{self.src.name[:150]}.json"
+        return file in (cache.get_cache_manager(self.key).get_group(file) or ())
+
+
+@dataclass
+class Found:
+    """What was launched: kernels that are in Triton's cache, and those that are missing, by key."""
+
+    cached: dict[str, Kernel] = field(default_factory=dict)
+    missing: dict[str, Kernel] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)  # key -> why it cannot be compiled
+
+
+@contextlib.contextmanager
+def listing(failed: dict[str, str] | None = None) -> Iterator[Found]:
+    """List the kernels that are launched inside; launches do nothing. For use inside `compiling_for`.
+
+    Kernels of `failed` are compiled at once, so that what follows sees their error as it would on the chip.
+    """
+    found = Found(failed=failed or {})
+    stock = jit.JITFunction._do_compile
+
+    @functools.wraps(stock)
+    def listed(self: Any, key: Any, signature: Any, device: Any, constexprs: Any, options: Any, attrs: Any, *rest: Any):
+        _, _, target, backend, _ = self.device_caches[device]
+        src = self.ASTSource(self, signature, constexprs, attrs)
+        told = compiler.get_cache_key(src, backend, options, env_vars=compiler.get_cache_invalidating_env_vars())
+        kernel = Kernel(src.name, hashlib.sha256(told.encode()).hexdigest(), src, target, options.__dict__)
+        if kernel.key not in found.failed and not kernel.is_cached():
+            found.missing[kernel.key] = kernel
+            return None  # which skips the launch
+        found.cached[kernel.key] = kernel
+        return stock(self, key, signature, device, constexprs, options, attrs, *rest)
+
+    jit.JITFunction._do_compile = listed
+    try:
+        yield found
+    finally:
+        jit.JITFunction._do_compile = stock
+
+
+def compile_all(
+    kernels: Iterable[Kernel],
+    jobs: int,
+    *,
+    launchers: bool = False,
+    wanted: Callable[[], bool] = lambda: True,
+) -> Generator[tuple[Kernel, str]]:
+    """Compile kernels in `jobs` processes: each kernel as soon as it is done, and COMPILED, THERE or an error.
+
+    Other processes of this user that compile the same kernels share the work: THERE is what they have compiled.
+
+    Args:
+        kernels: from `listing`.
+        jobs: the number of processes.
+        launchers: also compile the C code that launches each kernel, which needs the vendor's driver.
+        wanted: asked every second; once it returns False the processes are ended.
+    """
+    # Long sources first: one that starts last would be waited for alone.
+    ordered = sorted(kernels, key=lambda kernel: len(kernel.src.fn.src), reverse=True)
+    todo, busy = list(range(len(ordered)))[::-1], []
+    with _workers(ordered, min(jobs, len(ordered)), launchers) as pipes:
+        idle, working = list(pipes), {}
+        while todo or busy or working:
+            while idle and (todo or busy):
+                patient = not todo
+                index = todo.pop() if todo else busy.pop()
+                working[pipe := idle.pop()] = index
+                pipe.send((index, patient))
+            for pipe in wait(list(working), LOOK):
+                index = working.pop(pipe)
+                kernel = ordered[index]
+                try:
+                    outcome = pipe.recv()
+                    idle.append(pipe)
+                except (EOFError, ConnectionResetError):  # killed, as when memory is short
+                    outcome = "the process that compiled it has ended"
+                    if not idle and not working:
+                        raise WorkersEnded(
+                            "every process that compiled kernels was ended by another program or the system. If memory "
+                            f"is short, use fewer than {len(pipes)} processes (--jobs)"
+                        ) from None
+                if outcome == BUSY:
+                    busy.append(index)
+                    continue
+                yield kernel, outcome
+            if not wanted():
+                break
+
+
+@contextlib.contextmanager
+def _workers(kernels: Sequence[Kernel], count: int, launchers: bool) -> Iterator[list[Connection]]:
+    """Forked processes that compile, each with a pipe: sources cannot be pickled. None outlives the `with` block."""
+    pipes: list[Connection] = []
+    children: list[int] = []
+    try:
+        for _ in range(count):
+            ours, theirs = Pipe()
+            child = os.fork()
+            if child == 0:
+                for pipe in (*pipes, ours):  # so that a worker sees the end when this process is killed
+                    pipe.close()
+                _work(theirs, kernels, launchers)
+            children.append(child)
+            with contextlib.suppress(OSError):  # as in the child: whoever comes first
+                os.setpgid(child, child)
+            theirs.close()
+            pipes.append(ours)
+        yield pipes
+    finally:
+        for child in children:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child, signal.SIGKILL)  # with the assembler that it runs
+        for child in children:
+            os.waitpid(child, 0)
+        for pipe in pipes:
+            pipe.close()
+
+
+def _work(pipe: Connection, kernels: Sequence[Kernel], launchers: bool) -> NoReturn:
+    """Compile what the pipe asks for until it is closed."""
+    status = 1
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        with contextlib.suppress(OSError):
+            os.setpgid(0, 0)
+        with contextlib.suppress(EOFError, BrokenPipeError):
+            while True:
+                index, patient = pipe.recv()
+                pipe.send(_compile(kernels[index], patient, launchers))
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def _compile(kernel: Kernel, patient: bool, launchers: bool) -> str:
+    """Compile a kernel, or say that another process does or has done so, or why it cannot be compiled."""
+    if not launchers and kernel.is_cached():
+        return THERE
+    with _lock(kernel.key, patient) as held:
+        if not held:
+            return BUSY
+        outcome = THERE if kernel.is_cached() else COMPILED
+        try:
+            compiled = triton.compile(kernel.src, target=kernel.target, options=kernel.options)
+        except Exception as error:  # of the compiler, or of a file
+            return f"{type(error).__name__}: {str(error).strip()[:300]}"
+        if launchers:
+            _compile_launcher(compiled)
+        return outcome
+
+
+def _compile_launcher(compiled: Any) -> None:
+    """Triton before 3.7 compiles C for each signature, and every version some C for each installation."""
+    try:
+        driver = importlib.import_module(f"triton.backends.{_VENDORS[compiled.metadata.target.backend]}.driver")
+        launcher, utils = {"cuda": ("CudaLauncher", "CudaUtils"), "hip": ("HIPLauncher", "HIPUtils")}[
+            compiled.metadata.target.backend
+        ]
+        getattr(driver, utils)()
+        getattr(driver, launcher)(compiled.src, compiled.metadata)
+    except Exception as error:  # private parts of Triton, a C compiler; the program compiles it at the first launch
+        logger.debug("the launcher of kernel %s is left to its first launch: %s", compiled.name, error)
+
+
+_VENDORS = {"cuda": "nvidia", "hip": "amd"}
+
+
+# ---- one process of several compiles a kernel -----------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _lock(key: str, patient: bool) -> Iterator[bool]:
+    """Hold the lock of a kernel while it is compiled; False if another process holds it.
+
+    Only these processes take it: a program that launches the kernel meanwhile compiles it itself. `patient`: wait. True
+    without a lock where there is no cache directory to put it in.
+    """
+    folder = _folder()
+    release = None
+    if folder is not None:
+        path = folder / key
+        until = time.monotonic() + (LOCKED if patient else 0)
+        try:
+            while (release := cache_dir.try_lock(path)) is None:
+                if time.monotonic() >= until:
+                    break
+                time.sleep(0.05)
+        except OSError as error:
+            logger.debug("kernels are compiled without a lock: %s", error)
+            folder = None
+    try:
+        yield folder is None or release is not None or patient
+    finally:
+        if release is not None:
+            path.unlink(missing_ok=True)
+            release()
+
+
+def _folder() -> Path | None:
+    """Where locks are; None if there is no cache directory that can be written."""
+    root = cache_dir.root()
+    if root is None:
+        return None
+    try:
+        cache_dir.make(root / "warm")
+    except OSError as error:
+        logger.debug("kernels are compiled without a lock: %s", error)
+        return None
+    return root / "warm"

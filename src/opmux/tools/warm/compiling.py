@@ -1,0 +1,247 @@
+"""Compiles what a workload launches on a chip: on meta tensors, by the implementations that the chip would run.
+
+Each launch of a kernel that is not in Triton's cache is listed and skipped (kernels/lib/compile_ahead.py); the list is
+compiled in several processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from ...core.default import get_default_manager
+from ...core.errors import nearest
+from ...core.log import logger
+from ...runtime import devices
+from ...runtime.devices import Chip
+from ..arguments import BadArgument
+
+PASSES = 8  # a kernel that is refused once it is compiled has another one in its place; seen: 2 passes
+
+
+class At(NamedTuple):
+    """What kernels are compiled for."""
+
+    chip: Chip
+    shared: int  # bytes of shared memory that a program may have
+    cores: int
+    here: bool  # whether this machine has it
+
+    @property
+    def arch(self) -> str:
+        assert self.chip.arch is not None
+        return self.chip.arch
+
+
+@dataclass
+class Result:
+    """What was done."""
+
+    cached: int = 0  # kernels that were in Triton's cache before
+    compiled: int = 0  # by this process
+    shared: int = 0  # by another process meanwhile
+    failed: dict[str, str] = field(default_factory=dict)  # kernel -> reason
+    stopped: str = ""  # why the workload did not run to its end, and where
+
+    def record(self, name: str, outcome: str) -> None:
+        """Count a kernel that was missing."""
+        if outcome == "compiled":
+            self.compiled += 1
+        elif outcome == "there":
+            self.shared += 1
+        else:
+            self.failed[name] = outcome
+
+    @property
+    def kernels(self) -> int:
+        return self.cached + self.compiled + self.shared + len(self.failed)
+
+
+class Workload(NamedTuple):
+    """What is run to find its kernels."""
+
+    name: str
+    step: Callable[[], None]
+    passes: int = PASSES
+    may_stop: bool = False  # whether it is expected not to run to its end
+
+
+def compile_for(
+    step: Callable[[], None],
+    at: At,
+    jobs: int,
+    show: Callable[[int, int, str], None] = lambda done, total, now: None,
+    *,
+    passes: int = PASSES,
+    wanted: Callable[[], bool] = lambda: True,
+) -> Result:
+    """Compile what a step launches on a chip; inside `assumed`.
+
+    Args:
+        step: called once in each pass, on meta tensors.
+        at: the chip.
+        jobs: the number of processes.
+        show: called with the number of kernels that are done, that of all that are known, and what was compiled last.
+        passes: how often the step may be called.
+        wanted: asked every second while kernels are compiled; False stops that.
+    """
+    from ...kernels.lib import compile_ahead
+
+    result = Result()
+    failed: dict[str, str] = {}  # by key
+    for number in range(passes):
+        with compile_ahead.listing(failed) as found:
+            result.stopped = _stopped(step)
+        todo = list(found.missing.values())
+        if number == 0:
+            result.cached = len(found.cached)
+            # A cache may have been filled without the chip, where what launches a kernel cannot be compiled.
+            todo += list(found.cached.values()) if at.here else []
+        known = result.kernels + len(found.missing)
+        show(result.kernels, known, "")
+        if not todo:
+            break
+        with contextlib.closing(compile_ahead.compile_all(todo, jobs, launchers=at.here, wanted=wanted)) as outcomes:
+            for kernel, outcome in outcomes:
+                if kernel.key in found.missing:
+                    result.record(kernel.name, outcome)
+                    show(result.kernels, known, kernel.name)
+                if outcome not in (compile_ahead.COMPILED, compile_ahead.THERE):
+                    failed[kernel.key] = outcome
+        if not found.missing or not wanted():
+            break
+    return result
+
+
+def _stopped(step: Callable[[], None]) -> str:
+    """Run a step: "" if it came to its end, else why not and where."""
+    try:
+        step()
+    except Exception as error:
+        logger.debug("the workload stops", exc_info=True)
+        return f"{_where(error)}: {type(error).__name__}: {first_line(error)}"
+    return ""
+
+
+def first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [""])[0][:300]
+
+
+def _where(error: BaseException) -> str:
+    """The last line of the program, or of the model, that led to an error."""
+    frames = traceback.extract_tb(error.__traceback__)
+    of_torch, of_ours = Path(torch.__file__).parent, Path(__file__).parents[2]
+    below = ("<", *(f"{folder}{os.sep}" for folder in (of_torch, of_torch.with_name("triton"), of_ours)))
+    found = [f for f in frames if not f.filename.startswith(below)] or frames
+    return f"{found[-1].filename}:{found[-1].lineno}"
+
+
+# ---- the chip -------------------------------------------------------------------------------------------------------
+
+
+def target(chip: str | None, index: int = 0) -> At:
+    """The chip of that name, or this machine's.
+
+    If this machine has it, with its true shared memory and multiprocessors.
+    """
+    from ...kernels.lib.compile_only import CHIPS, CORES, target_of
+
+    here = _in_another_process(index)
+    if chip is None and here is None:
+        raise BadArgument(f"this machine has no GPU: name a chip with --chip. Allowed: {_allowed()}")
+    if here is not None and chip in (None, here.arch):
+        return here
+    assert chip is not None
+    try:
+        target_of(chip)
+    except ValueError:
+        close = nearest(chip, CHIPS)
+        hint = f": did you mean {close}?" if close else "."
+        raise BadArgument(f"--chip {chip!r} is not known{hint} Allowed: {_allowed()}") from None
+    like = chip if chip in CHIPS else "sm_80"
+    return At(Chip.of_arch(chip), CHIPS[like][1], CORES[like], False)
+
+
+def _allowed() -> str:
+    from ...kernels.lib.compile_only import CHIPS
+
+    return f"{', '.join(CHIPS)}, or sm_ and the number of another chip of NVIDIA's"
+
+
+def _in_another_process(index: int) -> At | None:
+    """This machine's GPU. Looked at by a child, as a process that has used CUDA should not fork."""
+    receive, send = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.close(receive)
+            with os.fdopen(send, "wb") as out:
+                out.write(json.dumps(_here(index)).encode())
+        except Exception as error:  # of a driver
+            logger.warning("this machine's GPU cannot be queried: %s: %s", type(error).__name__, error)
+        finally:
+            os._exit(0)
+    os.close(send)
+    with os.fdopen(receive, "rb") as told:
+        text = told.read()
+    os.waitpid(child, 0)
+    found = json.loads(text or "null")
+    return None if found is None else At(Chip(*found["chip"]), found["shared"], found["cores"], True)
+
+
+def _here(index: int) -> dict[str, Any] | None:
+    if devices.infer_device() != "cuda":
+        return None
+    torch.cuda.set_device(index)
+    chip, properties = devices.chip_of("cuda"), torch.cuda.get_device_properties(index)
+    shared = getattr(properties, "shared_memory_per_block_optin", 0)
+    return {"chip": list(vars(chip).values()), "shared": shared, "cores": properties.multi_processor_count}
+
+
+@contextlib.contextmanager
+def assumed(at: At) -> Iterator[At]:
+    """Plan and compile for a chip."""
+    from ...kernels.lib import compile_only, config
+
+    try:
+        compile_only.target_of(at.arch)
+    except ValueError:
+        raise BadArgument(f"kernels cannot be compiled ahead for {at.chip}. Allowed: {_allowed()}") from None
+    assert at.chip.vendor is not None
+    with (
+        devices.assume(at.chip.vendor, at.arch),
+        config.as_on(at.chip),
+        compile_only.compiling_for(at.arch, at.shared, at.cores),
+    ):
+        get_default_manager().prepare()
+        yield at
+
+
+def check_installed() -> None:
+    """Raise if there is no compiler."""
+    if importlib.util.find_spec("triton") is None or not hasattr(os, "fork"):
+        raise BadArgument("there is nothing to compile without Triton, on Linux: pip install triton")
+
+
+def check_triton() -> None:
+    """Raise where kernels cannot be compiled, or not for later processes."""
+    from triton import knobs
+
+    if knobs.runtime.interpret:
+        raise BadArgument("TRITON_INTERPRET is set: kernels are interpreted, not compiled. Unset it")
+    if knobs.compilation.always_compile:
+        raise BadArgument("TRITON_ALWAYS_COMPILE is set: Triton never uses its cache. Unset it")
+
+
+def usable_cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,112 @@
+"""A model of transformers without weights, and a step of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...core.errors import nearest, quoted
+from ...faces.models.patch import CannotPatch, patch_model
+from ..arguments import BadArgument
+from .compiling import first_line
+
+
+def config_of(what: str) -> Any:
+    """The config of a model type, with its default sizes, or of a config.json or its folder."""
+    transformers = _transformers()
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    path = Path(what)
+    try:
+        there = path.exists()
+    except (OSError, ValueError):  # a name that no file can have
+        there = False
+    if what in CONFIG_MAPPING and not there:
+        return CONFIG_MAPPING[what]()
+    if not there:
+        close = nearest(what, list(CONFIG_MAPPING.keys()))
+        hint = f": did you mean '{close}'?" if close else "."
+        raise BadArgument(
+            f"{quoted(what)} is not a model type of transformers {transformers.__version__}, and there is no such file"
+            f"{hint} Allowed: a model type (llama, qwen3), a config.json or its folder, or a script (train.py)"
+        )
+    file = path / "config.json" if path.is_dir() else path
+    if not file.exists():
+        raise BadArgument(
+            f"{quoted(what)} has no config.json. Allowed: the folder of a model, as transformers saves it"
+        )
+    try:
+        given = json.loads(file.read_text(encoding="utf-8"))
+        kind = given.pop("model_type")
+    except (ValueError, KeyError, AttributeError, RecursionError, TypeError):
+        raise BadArgument(
+            f"{quoted(str(file))} is not the config of a model: it must be JSON with a model_type, as transformers "
+            "writes it"
+        ) from None
+    if kind not in CONFIG_MAPPING:
+        raise BadArgument(
+            f"{quoted(str(file))}: transformers {transformers.__version__} has no model_type {quoted(str(kind))}"
+        )
+    try:
+        return CONFIG_MAPPING[kind].from_dict(given)
+    except Exception as error:  # transformers' checks of values
+        raise BadArgument(f"{quoted(str(file))}: {first_line(error)}") from None
+
+
+def _transformers() -> Any:
+    try:
+        import transformers
+    except ImportError:
+        raise BadArgument(
+            "a model needs transformers: pip install transformers. A script (train.py) does not"
+        ) from None
+    return transformers
+
+
+def model_step(config: Any, batch: int, length: int, dtype: torch.dtype | None, train: bool) -> Callable[[], None]:
+    """A step of a patched model without weights: loss and gradients, or without `train` the logits and one token."""
+    model = _model(config, dtype)
+    try:
+        patch_model(model.train(train))
+    except CannotPatch as error:
+        raise BadArgument(str(error)) from None
+    ids = torch.zeros(batch, length, dtype=torch.int64, device="meta")
+    return lambda: step_of(model, {"input_ids": ids, **({"labels": ids} if train else {})}, train)
+
+
+def _model(config: Any, dtype: torch.dtype | None) -> Any:
+    transformers = _transformers()
+    named = getattr(transformers, (getattr(config, "architectures", None) or [""])[0], None)
+    if dtype is None:
+        name = "dtype" if hasattr(config, "dtype") else "torch_dtype"  # the older one
+        dtype = getattr(config, name, None) or torch.bfloat16
+    dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
+    kind = transformers.AutoModelForCausalLM if named is None else named
+    try:
+        with torch.device("meta"):
+            return kind._from_config(config, dtype=dtype) if kind is named else kind.from_config(config, dtype=dtype)
+    except ValueError as error:
+        if "Unrecognized configuration class" not in str(error):
+            raise BadArgument(f"the model cannot be made: {first_line(error)}") from None
+        raise BadArgument(
+            f"transformers has no causal language model of type '{config.model_type}'. Allowed: those, a config.json "
+            "that names its class in `architectures`, or a script"
+        ) from None
+
+
+def step_of(model: Any, batch: dict[str, Any], train: bool) -> None:
+    """What a program does with a batch: forward and backward; without `train` the forward, and one more token."""
+    if train:
+        first = model(**batch)[0]  # the loss; without labels what the program computes one from
+        first.backward(torch.zeros_like(first))
+        model.zero_grad(set_to_none=True)
+        return
+    with torch.no_grad():
+        outputs = model(**batch)
+        cache = getattr(outputs, "past_key_values", None)
+        if cache is not None and set(batch) == {"input_ids"}:
+            model(input_ids=batch["input_ids"][:, :1], past_key_values=cache)

@@ -1,0 +1,87 @@
+"""`opmux warm SCRIPT.py`: the kernels that a script launches, found without a device.
+
+The script runs once. What it puts on a CUDA device becomes a meta tensor: it has a shape and a dtype, and no values. So
+the run ends where the script needs a value (`loss.item()`, `print(x)`, a loop over a tensor), at the latest in its
+first step that does so, and what it launched until then is compiled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import runpy
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+from ...core.errors import quoted
+from .. import arguments, device_translation
+from .compiling import Workload
+
+META = torch.device("meta")
+
+
+class Enough(BaseException):
+    """The time is over. Not an Exception, which the script might catch."""
+
+
+class Stopped(Exception):
+    """The script needs what a meta tensor has not."""
+
+
+def workload(name: str, args: list[str], seconds: float) -> Workload:
+    """A script as something to warm."""
+    if not os.path.isfile(name):  # noqa: PTH113  # False for a name that is too long
+        raise arguments.BadArgument(f"there is no file {quoted(name)}. Allowed: a Python script, or a model")
+    if not seconds > 0:
+        raise arguments.BadArgument(f"--seconds {seconds:g} is not allowed. Allowed: more than 0")
+    return Workload(Path(name).name, lambda: _run(name, args, seconds), passes=1, may_stop=True)
+
+
+def _run(name: str, args: list[str], seconds: float) -> None:
+    argv, path = sys.argv[:], sys.path[:]
+    sys.argv[:] = [name, *args]
+    sys.path.insert(0, str(Path(name).resolve().parent))
+    try:
+        with _limited(seconds), _a_gpu_without_memory(), contextlib.redirect_stdout(sys.stderr):
+            runpy.run_path(name, run_name="__main__")
+    except SystemExit as left:
+        if left.code not in (None, 0):
+            raise Stopped(f"it exits with {left.code}") from left
+    except Enough:
+        raise Stopped(f"{seconds:g} s are over (--seconds)") from None
+    finally:
+        sys.argv[:], sys.path[:] = argv, path
+
+
+@contextlib.contextmanager
+def _limited(seconds: float) -> Iterator[None]:
+    def over(number: int, frame: Any) -> None:
+        raise Enough
+
+    before = signal.signal(signal.SIGALRM, over)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@contextlib.contextmanager
+def _a_gpu_without_memory() -> Iterator[None]:
+    """torch says that there is one CUDA device; what is put there is a meta tensor."""
+    says = {
+        "is_available": True, "device_count": 1, "is_bf16_supported": True, "is_initialized": True,
+        "init": None, "manual_seed": None, "manual_seed_all": None, "get_device_name": "meta",
+    }  # fmt: skip
+    with contextlib.ExitStack() as stack:
+        for name, value in says.items():
+            stack.enter_context(mock.patch.object(torch.cuda, name, lambda *args, value=value, **kwargs: value))
+        stack.enter_context(device_translation.translating_to(META))
+        yield
