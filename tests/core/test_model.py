@@ -186,7 +186,7 @@ def check(impls, policy, by_name):
     manager_module._warned.clear()
 
 
-@pytest.mark.parametrize("examples", [150, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [150, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
 def test_no_difference(examples):
     calls = st.lists(st.booleans(), min_size=3, max_size=3)
     how = settings(max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck))

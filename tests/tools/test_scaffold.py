@@ -228,6 +228,7 @@ def installed(tmp_path, cli):
 QUICK_CHECKS = ("load", "values", "mutation", "errors", "gradient")
 
 
+@pytest.mark.timeout(900)
 def test_the_printed_commands_work_for_an_untouched_package(installed, slow):
     """Found by its entry point, shown by `opmux list`, and every op conforms on its simulated device: what fails there
     is a fault of ours. Its own tests are interpreted here, on the CPU."""

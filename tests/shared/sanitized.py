@@ -1,0 +1,11 @@
+"""A pytest plugin: the native library is compiled with GCC's sanitizers for memory and undefined behaviour."""
+
+from opmux.runtime import native_library
+
+FLAGS = ("-fsanitize=address,undefined", "-fno-sanitize=vptr", "-g1")
+_plain = native_library.flags
+
+native_library.flags = lambda: (*_plain(), *FLAGS)
+
+if __name__ == "__main__":
+    native_library.compile()
