@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 import sysconfig
 import types
+from pathlib import Path
 
 import pytest
 
@@ -129,3 +132,17 @@ def test_pythons_headers_may_be_missing(cli, compiler, monkeypatch, tmp_path):
     assert done.exit_code == 2 and "Install python3-dev" in done.output
     assert states(cli)["native"].startswith("headers are missing: ")
     assert sysconfig.get_paths() == {"include": str(tmp_path)}
+
+
+def test_the_libraries_are_listed_where_only_torch_is_installed():
+    """`make setup` compiles them while pip installs the rest."""
+    absent = "typer", "rich", "numpy", "triton", "yaml"
+    program = f"import sys; sys.modules.update(dict.fromkeys({absent})); from opmux.tools import cpp, simulator"
+    program += "; print(*[one.name for one in cpp.libraries()]); simulator.sources()"
+    src = str(Path(__file__).parents[2] / "src")
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=os.environ | {"PYTHONPATH": src}, capture_output=True, encoding="utf-8",
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n")[0].startswith("native ")

@@ -9,8 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-import typer
-
 from ..runtime import build, native_library, vendors
 from ..runtime.settings import CPP
 
@@ -57,6 +55,8 @@ def state_of(library: Compiled) -> str:
 
 def run() -> int:
     """Compile every library that is not compiled yet. 0, or 2 if one cannot be."""
+    import typer  # not above: `make setup` lists the libraries while typer is being installed
+
     if not CPP.get():
         typer.echo(f"opmux: C++ is off: {CPP.name}=0. Unset it, and run `{COMMAND}` again", err=True)
         return 2

@@ -1,0 +1,119 @@
+"""A long run under auto mode: steps of a small model on batches of random lengths. Does anything grow or slow down?
+
+    python benchmarks/long_run.py [--steps 20000] [--longest 900] [--json FILE] [--device cuda]
+
+Each line is one twentieth of the run: the median and the longest step, launches from C++ in a step, launch records in
+memory, host and device memory, and open files. torch's own steps come before and after it. The run passes if the last
+part is at most 5 % slower than the second (10 % if torch's own steps became slower), neither memory grows between them
+by more than 2 %, and as many kernels are launched from C++ in a step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import opmux
+from opmux.runtime import launching
+
+PARTS = 20
+NATIVE = 200  # steps before and after the run
+
+
+def model_on(device: str) -> torch.nn.Module:
+    from transformers import AutoModelForCausalLM, GPT2Config
+
+    torch.manual_seed(0)
+    config = GPT2Config(n_layer=2, n_embd=256, n_head=4, vocab_size=8000, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0)
+    return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).to(device).train()
+
+
+def stepper(model: Any, device: str) -> Callable[[int], float]:
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+
+    def step(length: int) -> float:
+        ids = torch.randint(0, 8000, (4, length), device=device)
+        wait()
+        start = time.perf_counter()
+        model(input_ids=ids, labels=ids).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        wait()
+        return 1e3 * (time.perf_counter() - start)
+
+    return step
+
+
+def host_memory() -> float:
+    """MiB that this process holds."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def part(
+    step: Callable[[int], float], steps: int, lengths: random.Random, longest: int, device: str
+) -> dict[str, float]:
+    before = launching.launched()
+    took = [step(lengths.randint(16, longest)) for _ in range(steps)]
+    return {
+        "ms": statistics.median(took),
+        "longest ms": max(took),
+        "launches": (launching.launched() - before) / steps,
+        "records": launching.recipes(),
+        "host MiB": host_memory(),
+        "device MiB": torch.cuda.memory_reserved() / 2**20 if device == "cuda" else 0.0,
+        "files": len(list(Path("/proc/self/fd").iterdir())),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=20_000)
+    parser.add_argument("--longest", type=int, default=900, help="the longest sequence")
+    parser.add_argument(
+        "--device", choices=("cuda", "cpu"), default="cuda", help="cpu: only shows that the script runs"
+    )
+    parser.add_argument("--json", type=Path, help="write all figures to this file")
+    given = parser.parse_args()
+    step = stepper(model_on(given.device), given.device)
+    steps = max(2, given.steps // PARTS)
+    native = lambda: part(step, min(NATIVE, steps), random.Random(1), given.longest, given.device)["ms"]
+    native()
+    before = native()
+    opmux.enable()
+    lengths, rows = random.Random(0), []
+    for number in range(PARTS):
+        row = part(step, steps, lengths, given.longest, given.device)
+        rows.append(row)
+        print(f"{number + 1:2}/{PARTS} ", "  ".join(f"{name} {value:.4g}" for name, value in row.items()), flush=True)
+    opmux.disable()
+    after = native()
+    print(f"torch's own steps: {before:.4g} ms before, {after:.4g} ms after")
+    second, last = rows[1], rows[-1]
+    wrong = [name for name in ("host MiB", "device MiB") if last[name] > 1.02 * second[name]]
+    wrong += ["ms"] if last["ms"] > (1.1 if after > 1.05 * before else 1.05) * second["ms"] else []
+    wrong += ["launches"] if last["launches"] < 0.9 * second["launches"] else []
+    print("steady" if not wrong else f"not steady: {', '.join(wrong)}")
+    if given.json:
+        from about import about
+
+        given.json.write_text(
+            json.dumps({"about": about(), "native ms": [before, after], "rows": rows}, indent=1) + "\n",
+            encoding="utf-8",
+        )
+    return bool(wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
