@@ -33,7 +33,7 @@ std::vector<uint64_t> answer_of(uint64_t n, uint64_t width) {
 
 void check(bool right, const char* what) {
   if (!right) {
-    std::fprintf(stderr, "wrong: %s\n", what);
+    std::fprintf(stderr, "check failed: %s\n", what);
     std::abort();
   }
 }

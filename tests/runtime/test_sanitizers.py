@@ -35,8 +35,8 @@ def can_link(command, kind, folder):
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", KINDS, ids=KINDS.get)
-def test_a_long_program_with_changing_shapes_and_ten_threads(kind, tmp_path):
-    """It counts 160,000 keys, finds each its own launch, keeps a bounded number, and frees all."""
+def test_launch_tables_stay_correct_and_bounded_under_ten_threads(kind, tmp_path):
+    """In 160,000 calls each key gets its own launch; the number of records is bounded, and all are freed."""
     command = compiler()
     if kind and not can_link(command, kind, tmp_path):
         pytest.skip(f"the runtime of -fsanitize={kind} is not installed")
@@ -55,8 +55,8 @@ def test_a_long_program_with_changing_shapes_and_ten_threads(kind, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_launches_and_nodes_under_the_address_sanitizer(tmp_path):
-    """The tests of the gate and of ops with gradients, with the library compiled for it."""
+def test_launches_and_autograd_nodes_pass_the_address_sanitizer(tmp_path):
+    """Runs the tests of the gate and of ops with gradients on a library that is compiled with the sanitizer."""
     command = compiler()
     kind = "address,undefined"
     if not can_link(command, kind, tmp_path):

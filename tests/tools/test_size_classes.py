@@ -54,11 +54,11 @@ def test_formulas_agree_with_every_call_of_the_class(name, v):
     ],
     ids=["a remainder", "a cube", "no order", "a float", "a difference"],
 )
-def test_what_no_formula_gives_has_no_class(launch):
+def test_launches_that_no_formula_describes_get_no_class(launch):
     assert fit(class_of(301), 301, launch(301), {0}, launch) is None
 
 
-def test_what_is_not_free_must_be_the_same():
+def test_a_class_is_rejected_if_a_fixed_word_changes():
     assert fit(class_of(301), 301, [301], set(), lambda v: [v]) is None
 
 
@@ -91,12 +91,12 @@ def test_sizes_of_a_class_have_a_power_of_two_in_common(v, low, high, step):
         assert (found.low, found.high, found.sizes().step) == (low, high, step) and v in found.sizes()
 
 
-def test_a_class_of_large_sizes_is_small():
+def test_a_class_has_at_most_4096_sizes():
     found = class_of(30_000_001)
     assert 30_000_001 in found.sizes() and len(found.sizes()) <= 4096
 
 
-def test_keys_tell_what_follows_from_the_size():
+def test_key_formulas_find_the_size_and_the_words_that_depend_on_it():
     first, second = [5, 4, 301, 768, 231168, 301 * 301], [5, 4, 303, 768, 232704, 303 * 303]
     position, found = key_formulas(first, second, [1, 2, 3])
     assert position == 2 and found == {2: Formula(1, 1), 4: Formula(1, 768), 5: Formula(2, 1)}
@@ -106,7 +106,7 @@ def test_keys_tell_what_follows_from_the_size():
     "second, sizes", [([5, 303], [0]), ([5, 301], [1]), ([6, 303], [1]), ([4, 303], [1])],
     ids=["not a size", "no difference", "no whole factor", "the other way"],
 )  # fmt: skip
-def test_keys_that_differ_otherwise_tell_nothing(second, sizes):
+def test_key_formulas_reject_keys_that_do_not_differ_in_one_size(second, sizes):
     with pytest.raises(ValueError, match="more than one size"):
         key_formulas([5, 301], second, sizes)
 

@@ -1,5 +1,6 @@
-// Another process plans and compiles the calls of auto mode, so that this one never waits for Python or a compiler. It gets
-// the key of a call, and answers with a recipe. See planner.py for the other end; messages are words of 64 bits.
+// The client of the planner: a process that plans and compiles the calls of auto mode, so that this one never waits for
+// Python or a compiler. It receives the key of a call and answers with a launch record. The other end is
+// tools/planning.py; a message is a sequence of 64-bit words.
 
 #pragma once
 
@@ -19,9 +20,9 @@ enum Message : uint64_t {
   kKernel = 1,
   kRecipe = 2,
   kRefusal = 3,
-  kFailure = 4,  // it may be asked again
+  kFailure = 4,  // a temporary error, such as out of memory: the gate may send the key again
   kClass = 5,
-  kDone = 6,  // nothing follows to this question
+  kDone = 6,  // the last message of an answer
 };
 
 using Kernels = std::map<uint64_t, std::shared_ptr<Kernel>>;  // that this process has made, by the planner's numbers
@@ -101,7 +102,7 @@ bool fill(Recipe& made, Words& reader, const Kernels& kernels) {
   return reader.ok && !made.launches.empty();
 }
 
-// What calls launch whose keys differ in one size, and in words that follow from it (tools/size_classes.py).
+// The launches of all calls whose keys differ only in one size and in words computed from it (tools/size_classes.py).
 struct SizeClass {
   struct Formula {
     uint64_t at, power, factor, divisor, times, plus;
@@ -176,7 +177,7 @@ class Planned : public Recipes {
     version_.fetch_add(1, std::memory_order_release);
   }
 
-  // A recipe for a call that has none, if a class has come since such a call was last seen.
+  // Makes a launch record from a size class; nullptr if no class fits, or none was added since this key was last tried.
   std::shared_ptr<const Recipe> make(const Look& call, uint64_t hash, Sighting& seen) {
     const uint32_t version = version_.load(std::memory_order_acquire);
     if (seen.classes.load(std::memory_order_relaxed) == version) {
@@ -192,7 +193,8 @@ class Planned : public Recipes {
     return made;
   }
 
-  // Whether the planner is asked about a call that has no recipe: it came before, or others came that differ in sizes.
+  // Whether to send a call without a launch record to the planner: at its second call, or at the first one if several
+  // calls came whose keys differ from it only in sizes and strides.
   bool is_to_ask(const Look& call, const Sighting& seen) {
     if (seen.refused.load(std::memory_order_relaxed)) {
       return false;

@@ -14,7 +14,7 @@ from typing import Any
 from ..core.log import logger
 from . import build
 
-_LINES = 400  # characters of an error that are kept
+_CHARACTERS = 400  # characters of an error that are kept
 _PENDING = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 _kept: list[Any] = []  # functions that Python may still call
 
@@ -33,7 +33,7 @@ def run(program: str, then: Callable[[str], None], env: dict[str, str] | None = 
     def wait() -> None:
         _, errors = process.communicate()
         text = errors.decode(errors="replace").strip()
-        then("" if process.returncode == 0 else text[-_LINES:] or f"exit status {process.returncode}")
+        then("" if process.returncode == 0 else text[-_CHARACTERS:] or f"exit status {process.returncode}")
 
     threading.Thread(target=wait, name="opmux background", daemon=True).start()
 

@@ -1,8 +1,9 @@
 """The native library: the C++ of `src/opmux/native`, compiled once per machine and loaded once per process.
 
 `gate.cpp` is the entry of torch's overridden ops (faces/aten/gate.py), `functions.cpp` launches ops with gradients
-(functions.py), and both share the switches and the epoch of `launches.h` (launching.py). Without a compiler, Python's
-headers or a tested torch, or with OPMUX_CPP=0, Python does the same: one warning says what that costs.
+(functions.py), and both share the switches and the epoch of `launches.h` (launching.py). With OPMUX_CPP=0
+Python does the same work, more slowly. It also does if a compiler, Python's headers or a tested version of torch is
+missing; then one warning says what that costs.
 
 The folder has no Python: `opmux.native` is a function.
 """
@@ -116,7 +117,7 @@ def must_be_compiled() -> bool:
 
 
 def possible() -> bool:
-    """Whether the library is loaded; before that was tried, whether there is all that it takes, but the time."""
+    """Whether the library is loaded or, if loading has not been tried yet, whether it could be compiled here."""
     if _State.tried:
         return _State.library is not None
     try:
@@ -129,7 +130,7 @@ def possible() -> bool:
 
 
 def soon(use: Callable[[], None]) -> bool:
-    """Whether the library has to be compiled first: another process does that, and `use` is called when it is there."""
+    """Compile the library in another process, then call `use`; returns False if that is not needed or not possible."""
     with _State.lock.held:
         if _State.tried or not CPP.get():
             return False
@@ -142,7 +143,7 @@ def soon(use: Callable[[], None]) -> bool:
                 logger.debug("nothing is compiled in the background: %s", error)
                 return False  # `available` says why
             _State.compiling = True
-            logger.info("C++ is compiled by another process; Python launches ops with gradients until then")
+            logger.info("another process compiles the C++ library; until then Python launches ops with gradients")
         _State.waiting.append(use)
         return True
 
@@ -192,6 +193,6 @@ def is_built() -> bool:
 
 
 def compile(retry: bool = False) -> Path:
-    """Compile the library, if it is not; loads nothing. `retry`: although that has failed within some hours."""
+    """Compile the library if needed, without loading it. `retry`: even if that failed within the last six hours."""
     check()
     return build.library(NAME, SOURCES, flags=flags(), retry=retry)

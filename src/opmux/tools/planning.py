@@ -1,10 +1,10 @@
-"""The planner process of auto mode: it plans and compiles the calls that faces/aten/planner.py's process asks about.
+"""The planner process of auto mode: plans and compiles calls for the program, which starts it (faces/aten/planner.py).
 
-A question is the key of a call, as 64-bit words (`Look` in native/launches.h): the dtype, sizes and strides of each
-tensor and the value of each other argument. This process runs the implementation that the chip would run, on meta
-tensors, with Triton's compiler and no device. The answer lists the kernels that were launched and, for each pointer,
-the tensor that it belongs to; or it says that C++ cannot launch the call. If calls came that differ in one size alone,
-a size class follows, from which C++ makes the answers for other sizes by itself (size_classes.py).
+A request is the key of a call, as 64-bit words (`Look` in native/launches.h): the dtype, sizes and strides of each
+tensor and the value of every other argument. The planner runs the implementation for the chip on meta tensors, with
+Triton's compiler and without a device. The answer lists the kernels that were launched and, for each pointer, its
+tensor; or it says that C++ cannot launch the call. If earlier keys differ from this one in only one size, a size class
+follows: from it C++ computes the launches of other sizes without a request (size_classes.py).
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ DTYPES: dict[int, torch.dtype] = {
 }  # fmt: skip
 NUMBERS = {dtype: number for number, dtype in DTYPES.items()}
 KEPT = 8  # keys of one pattern, which others are compared with
-REFUSALS = 3  # of one pattern one after another, after which nothing is planned for its new keys
-ATTEMPTS = 4  # a plan calls torch's ops on meta tensors; it is kept when calls of one key come often
+REFUSALS = 3  # of one pattern, with no size class in between: its new keys are then sent only at their second call
+ATTEMPTS = 4  # runs of one call: the first ones may also make its plan, which calls torch's ops
 FORMATS = (torch.contiguous_format, torch.preserve_format, torch.channels_last, torch.channels_last_3d)
 
 
@@ -94,7 +94,7 @@ def serve(ours: socket.socket, facts: dict[str, Any], folder: Path) -> None:
 
 
 def _fork(children: int) -> int:
-    """Fork workers, which take questions from the same socket; the number of this one. There are no threads yet."""
+    """Fork workers that read the same socket; returns the index of this one. Forking is safe: no threads exist yet."""
     for number in range(1, children + 1):
         if os.fork() == 0:
             return number
@@ -131,7 +131,7 @@ class _Pattern:
         self.refused = 0  # one after another
 
     def related(self, words: list[int], sizes: list[int]) -> tuple[int, dict[int, Formula]] | None:
-        """The size in which a key differs from another one, and how its other words follow; the simplest of all."""
+        """The size in which this key differs from a kept key, and formulas for its words; the simplest such pair."""
         found = []
         for other in self.keys:
             with contextlib.suppress(ValueError):
@@ -215,7 +215,7 @@ class Planner:
     ) -> Iterator[tuple[int, SizeClass, list[int]]]:
         """The class of a call, if one is known or can be derived: the position of its size, formulas, and the answer.
 
-        Formulas and the position count from the key's length on, which is the first word of the answer.
+        The position is an index into the key. Formulas use indices into the answer, whose word 0 is the key's length.
         """
         for one in known.classes:
             if _covers(one, words):
@@ -309,7 +309,7 @@ class Planner:
     def _kernel(self, compiled: Any) -> tuple[int, list[bytes]]:
         metadata = compiled.metadata
         if metadata.num_ctas != 1 or any(getattr(metadata, name, 0) for name in launching.EXTRAS):
-            raise Refused("its launch is not a plain one")
+            raise Refused("a kernel needs a cluster, a cooperative launch, PDL or scratch memory")
         number = self._kernels.get(compiled.hash, self._new.get(compiled.hash))
         if number is not None:
             return number, []
@@ -322,7 +322,7 @@ class Planner:
 
 
 def _entry(overload: overloads.Overload) -> Callable[..., Any]:
-    """What the gate calls for an overload, which refuses where torch's kernel would run."""
+    """The override that the gate calls for an overload; it raises Refused where torch's own kernel would run."""
 
     def native(*args: Any, **kwargs: Any) -> Any:
         raise Refused("torch's own kernel runs it")
@@ -359,7 +359,7 @@ def _param(kind: str, value: Any, owners: dict[int, tuple[int, int]]) -> Param:
         return Param(NUMBER, 0, 0)
     owner = owners.get(_storage(value))
     if owner is None:
-        raise Refused("it launches on memory that is not the call's")
+        raise Refused("a kernel gets a pointer to memory that is not an argument, a result or a workspace")
     return Param(*owner, value.storage_offset() * value.itemsize)
 
 
@@ -456,7 +456,7 @@ class _Reader:
             other = self.tensors[same - 1]
             alike = other.dtype is dtype and list(other.shape) == sizes and list(other.stride()) == strides
             if not alike:
-                raise Refused("two views of one memory")
+                raise Refused("two tensors start at one address and differ in dtype, sizes or strides")
             made = other
         self.tensors.append(made)
         return made

@@ -1,14 +1,14 @@
-"""What a call launches, for a range of sizes at once.
+"""Size classes: the launches of a call as formulas of one size, for a range of sizes.
 
-Batches of changing lengths give every call a key that was never seen. But calls that differ in one size alone, such as
-the length, launch the same kernels; only sizes, strides, grids and some numbers change, and they follow from that
-size: 768 * v elements, ceil(3 * v / 4) programs. A size class holds these formulas, and C++ makes the launch
-record of a new key from them (planner.h).
+If batch lengths change, every call has a new key. But calls that differ only in one size, such as the length, launch
+the same kernels. Only sizes, strides, grids and scalar arguments change, and they are functions of that size v:
+768 * v elements, ceil(3 * v / 4) programs. A size class holds these formulas; C++ computes the launch record of a new
+key from them (planner.h).
 
-The sizes of a class lie between two powers of two and have the same power of two as a factor, because kernels are
-chosen and specialised by these: a block is a power of two, a mask is left out where the block divides the size, and
-Triton compiles multiples of 16 apart. `fit` derives the formulas from calls that the planner has planned, and plans
-more of them until all formulas that agree with the planned calls agree on every size of the class.
+The sizes of a class lie between two consecutive powers of two and have the same largest power-of-two divisor (2^13 at
+most), because kernels are chosen and specialised by both: a block is a power of two, the mask is omitted if the block
+divides the size, and Triton specialises on divisibility by 16. `fit` derives the formulas from planned calls. It plans
+more calls until all formulas that match the planned calls give the same value for every size of the class.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-MOST_TWOS = 13  # no block is longer than 2^13: what divides by it divides by every block
-MOST_SIZES = 4096  # of one class, as formulas are compared on each of them
-MOST_CALLS = 40  # that are planned for one class
-MOST_FORMULAS = 1000  # that are compared for one number
-LIMIT = 1 << 62  # of every number that is computed
+MOST_TWOS = 13  # no block is longer than 2^13: a multiple of 2^13 is a multiple of every block
+MOST_SIZES = 4096  # sizes of one class; the candidate formulas are compared on each size
+MOST_CALLS = 40  # calls planned for one class
+MOST_FORMULAS = 1000  # candidate formulas compared for one word
+LIMIT = 1 << 62  # every computed value stays below this
 
 Words = list[int]
 Plan = Callable[[int], Words | None]  # what a call with this size launches; None: nothing from C++
@@ -79,13 +79,14 @@ def class_of(v: int) -> SizeClass | None:
 
 
 def key_formulas(first: Sequence[int], second: Sequence[int], sizes: Iterable[int]) -> tuple[int, dict[int, Formula]]:
-    """Which position of two keys is the size that differs, and how the other words that differ follow from it.
+    """The position of the size in which two keys differ, and a formula of it for every word that differs.
 
     Args:
         first, second: the words of two keys, equal but for sizes and strides.
         sizes: the positions that may be that size.
 
-    ValueError if they differ otherwise. A formula that two keys fit by chance does no harm: keys are compared with it.
+    Raises ValueError if they differ in any other way. A formula that fits two keys by chance is harmless: the class is
+    used only for keys that equal its formulas in every word.
     """
     differ = [i for i, (a, b) in enumerate(zip(first, second, strict=True)) if a != b]
     for position in sizes:
@@ -114,9 +115,9 @@ def fit(within: SizeClass, v: int, planned: Words, free: Set[int], plan: Plan) -
     Args:
         within: the largest class that may be returned.
         v: the size of a call that was planned.
-        planned: what that call launches.
-        free: the positions of words that may follow from the size; all others are the same in all calls.
-        plan: plans another call.
+        planned: the words of that call's launches.
+        free: the positions of words that may depend on the size; all other words must be equal in all calls.
+        plan: plans the call with another size; None if C++ cannot launch it.
     """
     calls = _Calls(v, planned, free, plan)
     sizes = list(within.sizes())
@@ -129,7 +130,7 @@ def fit(within: SizeClass, v: int, planned: Words, free: Set[int], plan: Plan) -
         for i in (1, 2):
             calls.ask(kept[(here + i * 7919) % len(kept)])
         formulas = calls.formulas(kept)
-        for i in (3, 4):  # calls of which no formula knows
+        for i in (3, 4):  # verify the formulas on calls that were not used to derive them
             calls.ask(kept[(here + i * 7919) % len(kept)])
     except _NoClass:
         return None
@@ -172,9 +173,9 @@ class _Calls:
             raise _NoClass
 
     def reach(self, sizes: list[int]) -> int:
-        """The index of the last size that is like the first, as far as four calls tell.
+        """The index of a size up to which all calls launch what the first one does; plans at most four calls.
 
-        Choices by size are thresholds: if a call is like the first, so are those between them.
+        Kernels are chosen by thresholds: if the calls at both ends launch the same, so do all between them.
         """
         last = len(sizes) - 1
         if self.is_alike(sizes[last]):
@@ -248,7 +249,7 @@ def _linear(points: list[tuple[int, int]]) -> list[Formula]:
 
 
 def _ceilings(points: list[tuple[int, int]], power: int, divisor: int, times: int) -> list[Formula]:
-    """Formulas with this divisor; an even factor is that of a smaller one."""
+    """Formulas with this divisor and an odd factor; an even factor reduces to a smaller divisor."""
     least = max(divisor * (y // times - 1) // v**power + 1 for v, y in points)
     most = min(divisor * (y // times) // v**power for v, y in points)
     first = max(least | 1, 1)

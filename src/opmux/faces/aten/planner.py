@@ -41,9 +41,9 @@ PROGRAM = "import sys; sys.path[:] = {path!r}; from opmux.tools.planning import 
 class _State:
     process: subprocess.Popen[bytes] | None = None
     socket: socket.socket | None = None
-    ended: list[subprocess.Popen[bytes]] = []  # told to end, and waited for by nobody
-    knows: dict[str, Any] = {}  # what the process was started with
-    errors: IO[bytes] | None = None  # what it wrote
+    ended: list[subprocess.Popen[bytes]] = []  # asked to end and not reaped yet
+    knows: dict[str, Any] = {}  # the facts that the process was started with
+    errors: IO[bytes] | None = None  # its stderr
     failed = False
 
 
@@ -70,7 +70,7 @@ def _possible() -> bool:
 
 
 def _decides_alike() -> bool:
-    """Whether another process would choose the same: no policy, implementation or failure is this one's alone."""
+    """Whether the planner would choose the same implementations: nothing was set in code, nothing has failed."""
     manager = get_default_manager()
     if plugins_are_named() or vendors.changed_in_code() or manager.failures():
         return False
@@ -154,7 +154,7 @@ def stop() -> None:
     process, ours = _State.process, _State.socket
     _State.process = _State.socket = None
     if ours is not None:
-        # Not closed: C++ may be about to send, and the number may be another file's by then.
+        # Shut down but not closed: C++ may still send, and a closed descriptor's number may be reused by another file.
         ours.shutdown(socket.SHUT_RDWR)
         ours.detach()
     if process is not None:  # it ends when it has finished what it compiles, and removes its files

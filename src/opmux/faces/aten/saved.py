@@ -96,7 +96,7 @@ def write(include: Names, exclude: Names, selected: Selected) -> None:
 
 
 def of(device: str, names: frozenset[str], families: Mapping[str, str]) -> dict[str, Taken]:
-    """The overloads among these that have a gate, as they are taken."""
+    """The decisions for these overloads on a device type. The caller passes only overloads that have a gate."""
     return {n: Taken(families[n], *decisions.thresholds(n, device)) for n in names}
 
 

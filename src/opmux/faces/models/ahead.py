@@ -31,7 +31,7 @@ INTEGERS = (torch.int64, torch.int32)
 def checked(model: Any, example: Any) -> dict[str, Any]:
     """The example as the arguments of the model's forward; BadArgument if it is not."""
     if not isinstance(model, nn.Module):
-        raise _bad("be given with a model, not with a model type", f"{model!r}, of which there are no sizes", TypeError)
+        raise _bad("be given with a model, not with a model type", f"model={model!r}", TypeError)
     if isinstance(example, Tensor):
         if example.dim() != 2 or example.dtype not in INTEGERS:
             raise _bad(
@@ -82,7 +82,7 @@ def _arguments(model: nn.Module) -> list[str]:
 
 
 def described(model: nn.Module, example: dict[str, Any]) -> bytes | None:
-    """A model, without weights, and an example for another process; None, with the reason logged, if there is none."""
+    """Pickle a model without its weights, and an example; None, after a log message, if nothing can be compiled."""
     kinds = () if devices.assumed() else devices.accelerators()
     if "cuda" not in kinds:
         what = f"on {kinds[0]}" if kinds else "without a GPU"

@@ -5,9 +5,8 @@
     for kernel, outcome in compile_all(found.missing.values(), jobs=16): ...
 
 A kernel of the list is compiled by the same `triton.compile` as at its first launch, so it has the same key in Triton's
-cache, and a process that launches it finds it there. Which kernel comes next may depend on one that was only listed:
-one that needs too much shared memory is refused, and another one takes its place. So list again after compiling, until
-nothing is missing.
+cache, and a process that launches it finds it there. Repeat listing and compiling until nothing is missing: if a kernel
+turns out to need too much shared memory, another kernel is launched in its place, and only the next listing finds it.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from ...core.log import logger
 from ...runtime import cache_dir
 
 LOCKED = 600.0  # seconds to wait for another process that compiles a kernel; then it is compiled twice
-LOOK = 1.0  # seconds between two looks at whether the program that this is for has ended
+POLL = 1.0  # seconds between two calls of `wanted`
 COMPILED, THERE, BUSY = "compiled", "there", "busy"
 
 
@@ -102,9 +101,10 @@ def compile_all(
     launchers: bool = False,
     wanted: Callable[[], bool] = lambda: True,
 ) -> Generator[tuple[Kernel, str]]:
-    """Compile kernels in `jobs` processes: each kernel as soon as it is done, and COMPILED, THERE or an error.
+    """Compile kernels in `jobs` processes; yields (kernel, outcome) as soon as each is done.
 
-    Other processes of this user that compile the same kernels share the work: THERE is what they have compiled.
+    The outcome is COMPILED, THERE or an error message. Processes of this user that compile the same kernels share the
+    work: THERE means that another process has compiled the kernel.
 
     Args:
         kernels: from `listing`.
@@ -112,7 +112,7 @@ def compile_all(
         launchers: also compile the C code that launches each kernel, which needs the vendor's driver.
         wanted: asked every second; once it returns False the processes are ended.
     """
-    # Long sources first: one that starts last would be waited for alone.
+    # Longest source first: if it started last, all other workers would be idle while it compiles.
     ordered = sorted(kernels, key=lambda kernel: len(kernel.src.fn.src), reverse=True)
     todo, busy = list(range(len(ordered)))[::-1], []
     with _workers(ordered, min(jobs, len(ordered)), launchers) as pipes:
@@ -123,7 +123,7 @@ def compile_all(
                 index = todo.pop() if todo else busy.pop()
                 working[pipe := idle.pop()] = index
                 pipe.send((index, patient))
-            for pipe in wait(list(working), LOOK):
+            for pipe in wait(list(working), POLL):
                 index = working.pop(pipe)
                 kernel = ordered[index]
                 try:

@@ -104,7 +104,7 @@ def compile_for(
         todo = list(found.missing.values())
         if number == 0:
             result.cached = len(found.cached)
-            # A cache may have been filled without the chip, where what launches a kernel cannot be compiled.
+            # Cached kernels too: if the cache was filled on a machine without the chip, their launchers may be missing.
             todo += list(found.cached.values()) if at.here else []
         known = result.kernels + len(found.missing)
         show(result.kernels, known, "")
@@ -149,9 +149,9 @@ def _where(error: BaseException) -> str:
 
 
 def target(chip: str | None, index: int = 0) -> At:
-    """The chip of that name, or this machine's.
+    """The chip with this name; None: this machine's.
 
-    If this machine has it, with its true shared memory and multiprocessors.
+    For this machine's chip, shared memory and multiprocessors are queried; for another one they are assumed.
     """
     from ...kernels.lib.compile_only import CHIPS, CORES, target_of
 

@@ -1,8 +1,8 @@
 """`opmux warm SCRIPT.py`: the kernels that a script launches, found without a device.
 
-The script runs once. What it puts on a CUDA device becomes a meta tensor: it has a shape and a dtype, and no values. So
-the run ends where the script needs a value (`loss.item()`, `print(x)`, a loop over a tensor), at the latest in its
-first step that does so, and what it launched until then is compiled.
+The script runs once. Each tensor that it puts on a CUDA device becomes a meta tensor, which has a shape and a dtype but
+no values. The run stops at the first line that needs a value (`loss.item()`, `print(x)`, a loop over a tensor); the
+kernels launched before that line are compiled.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ META = torch.device("meta")
 
 
 class Enough(BaseException):
-    """The time is over. Not an Exception, which the script might catch."""
+    """The time limit is reached. A BaseException, so that `except Exception` in the script does not catch it."""
 
 
 class Stopped(Exception):
-    """The script needs what a meta tensor has not."""
+    """The script exits with an error, or its time limit is reached."""
 
 
 def workload(name: str, args: list[str], seconds: float) -> Workload:
