@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+import sys
 import sysconfig
+import threading
 import tomllib
+from pathlib import Path
 
 import pytest
 import torch
@@ -122,3 +125,22 @@ def test_turned_off_it_is_neither_compiled_nor_loaded(new, caplog):
     assert not native_library.possible() and not native_library.must_be_compiled()
     assert not native_library.soon(lambda: pytest.fail("is used"))
     assert said(caplog, native_library.available) == [] and native_library.loaded() is None
+
+
+def test_another_process_starts_with_a_path_among_its_modules(monkeypatch):
+    """Python ignores entries of sys.path that are not strings."""
+    monkeypatch.setattr(sys, "path", [*sys.path, Path("/nowhere")])
+    ended, said = threading.Event(), []
+    background.run(
+        "import sys; assert all(type(one) is str for one in sys.path)", lambda e: (said.append(e), ended.set())
+    )
+    assert ended.wait(60) and said == [""]
+
+
+def test_what_waits_is_done_although_one_of_them_raises(new):
+    new.setattr(native_library._State, "library", object())
+    new.setattr(native_library._State, "tried", True)
+    done = []
+    new.setattr(native_library._State, "waiting", [lambda: 1 / 0, lambda: done.append(1)])
+    native_library._compiled("the other process failed, this one has compiled it meanwhile")
+    assert done == [1] and not native_library._State.waiting

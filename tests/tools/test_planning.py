@@ -19,7 +19,7 @@ SRC = Path(__file__).parents[2] / "src"
 PROGRAM = f"import sys; sys.path.insert(0, {str(SRC)!r}); from opmux.tools.planning import main; main()"
 OVERLOADS = (
     "add.Tensor native_layer_norm _softmax add_.Tensor cat _to_copy select_backward clone gelu mul.Tensor "
-    "native_layer_norm_backward mean.dim embedding where.self"
+    "native_layer_norm_backward mean.dim embedding where.self sum.dim_IntList"
 ).split()
 KERNEL, ANSWER, REFUSAL, FAILURE, CLASS, DONE = range(1, 7)
 ARGUMENT, RESULT, SPACE, NUMBER = range(4)
@@ -291,6 +291,27 @@ def test_a_class_answers_as_the_planner_does(planner, name, n):
         assert evaluated(found, key(v), v) == exact, v
     assert evaluated(found, key(n + step // 2), n + step // 2) is None
     assert evaluated(found, key(2 * n), 2 * n) is None
+
+
+@pytest.mark.parametrize("width, v", [(8192, 2801), (6144, 573), (1024, 3721), (768, 1201)])
+def test_sums_that_are_split_into_parts_are_answered_as_planned(planner, width, v):
+    """How many rows a part has is no simple formula: a class must hold none of the sizes where formulas miss it."""
+    key = lambda v: [0, F32, *tensor(v, width), 1, 0, 0, 0]
+    planner.answers("sum.dim_IntList", *key(v - 2), sizes=[3, 5])
+    _, classes, _ = planner.answers("sum.dim_IntList", *key(v), sizes=[3, 5])
+    for found in classes:
+        low, high, step = found[1:4]
+        for size in {*range(low, high + 1, step * 7), high}:
+            exact, *_ = planner.answers("sum.dim_IntList", *key(size))
+            assert evaluated(found, key(size), size) == exact, size
+
+
+def test_a_size_that_no_class_can_have_is_answered(planner):
+    """An index is a size too; of two negative ones the class would have no end."""
+    words = lambda index: [0, F32, *tensor(4, 768), 3, 4, 1200, 768, 1, 1, index & (1 << 64) - 1]
+    for index in (-3, -1, -5):
+        answer, classes, _ = planner.answers("select_backward", *words(index), sizes=[len(words(0)) - 1])
+        assert answer is not None and not classes
 
 
 def test_a_class_is_sent_again_to_who_asks_within_it(planner):

@@ -118,12 +118,12 @@ struct SizeClass {
   std::vector<uint64_t> answer;  // to one call of the class: the words of its key, and what it launches
   Kernels kernels;
 
-  // The answer to a call, or nothing if it is not of this class.
-  std::vector<uint64_t> answer_to(const Look& call) const {
-    if (static_cast<uint64_t>(call.count) != answer[0]) {
+  // The answer to a key of so many words, or nothing if it is not of this class.
+  std::vector<uint64_t> answer_to(const uint64_t* words, uint64_t count) const {
+    if (count != answer[0]) {
       return {};
     }
-    const uint64_t v = call.words[at - 1];
+    const uint64_t v = words[at - 1];
     if (v < low || v > high || (v - low) % step != 0) {
       return {};
     }
@@ -132,7 +132,7 @@ struct SizeClass {
     for (const auto& one : formulas) {
       made[one.at] = one.of(v);
     }
-    const bool same = std::memcmp(made.data() + 1, call.words, call.count * sizeof(uint64_t)) == 0;
+    const bool same = std::memcmp(made.data() + 1, words, count * sizeof(uint64_t)) == 0;
     return same ? made : std::vector<uint64_t>();
   }
 
@@ -169,6 +169,11 @@ class Planned : public Recipes {
 
   void add(std::shared_ptr<const SizeClass> one) {
     std::lock_guard<std::mutex> held(lock_);
+    const auto replaces = [&](const std::shared_ptr<const SizeClass>& old) {
+      return old->epoch != one->epoch || (old->low == one->low && old->high == one->high &&
+                                          !old->answer_to(one->answer.data() + 1, one->answer[0]).empty());
+    };
+    classes_.erase(std::remove_if(classes_.begin(), classes_.end(), replaces), classes_.end());
     if (classes_.size() < kMost) {
       classes_.push_back(std::move(one));
     } else {
@@ -213,7 +218,7 @@ class Planned : public Recipes {
       if ((*one)->epoch != made.epoch) {
         continue;
       }
-      const auto answer = (*one)->answer_to(call);
+      const auto answer = (*one)->answer_to(call.words, call.count);
       if (!answer.empty()) {
         Words reader{answer.data(), answer.data() + answer.size()};
         return fill(made, reader, (*one)->kernels);
@@ -296,20 +301,22 @@ class Planner {
       }
       Words reader{message.data(), message.data() + got / sizeof(uint64_t)};
       try {
-        take(reader, kernels);
+        take(socket, reader, kernels);
       } catch (const std::exception&) {  // out of memory: calls of this key stay torch's
       }
     }
   }
 
-  void take(Words& reader, Kernels& kernels) {
+  void take(int socket, Words& reader, Kernels& kernels) {
     const uint64_t kind = reader.word();
     if (kind == kKernel) {
       take_kernel(reader, kernels);
       return;
     }
     if (kind == kDone) {
-      waiting_.fetch_sub(1, std::memory_order_relaxed);
+      if (listening_.load() == socket) {  // else it answers what was asked of an earlier planner
+        waiting_.fetch_sub(1, std::memory_order_relaxed);
+      }
       return;
     }
     if (kind < kRecipe || kind > kClass) {

@@ -24,7 +24,7 @@ def run(program: str, then: Callable[[str], None], env: dict[str, str] | None = 
 
     The process has this one's sys.path and environment. OSError if it cannot be started.
     """
-    command = [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}\n{program}"]
+    command = [sys.executable, "-c", f"import sys; sys.path[:] = {module_path()!r}\n{program}"]
     process = build.start(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
         env=os.environ | (env or {}), start_new_session=True,
@@ -36,6 +36,11 @@ def run(program: str, then: Callable[[str], None], env: dict[str, str] | None = 
         then("" if process.returncode == 0 else text[-_CHARACTERS:] or f"exit status {process.returncode}")
 
     threading.Thread(target=wait, name="opmux background", daemon=True).start()
+
+
+def module_path() -> list[str]:
+    """sys.path for another process; Python ignores entries that are not strings, such as a Path."""
+    return [one for one in sys.path if isinstance(one, str)]
 
 
 def in_main_thread(call: Callable[[], None]) -> None:

@@ -149,16 +149,19 @@ def soon(use: Callable[[], None]) -> bool:
 
 
 def _compiled(error: str) -> None:
-    if error:
+    if error and _State.library is None:  # else another thread has compiled it meanwhile
         with _State.lock.held:
             if not _State.tried:
                 _warn(error)
             _State.tried = True
-        return
-    if available():
-        for use in _State.waiting:
+    there = available()
+    with _State.lock.held:
+        waiting, _State.waiting = _State.waiting, []
+    for use in waiting if there else ():
+        try:
             use()
-    _State.waiting.clear()
+        except Exception:  # there is no caller to raise to, and the others go on
+            logger.exception("opmux: an op with gradients stays in Python")
 
 
 def _warn(error: object) -> None:

@@ -183,7 +183,7 @@ class Planner:
             self._kernels |= self._new
             yield _packed(ANSWER, slot, epoch, hashed, count, *words, *planned.words)
             sizes = [i for i in range(count) if masks[i // 64] >> i % 64 & 1]
-            for position, found, stream in self._class_of(known, slot, words, sizes, planned):
+            for position, found, stream in self._classes(known, slot, words, sizes, planned):
                 lists = [(at, *formula) for at, formula in found.formulas.items()]
                 numbers = (word for one in lists for word in one)
                 head = 1 + position, found.low, found.high, found.sizes().step, len(lists)
@@ -200,6 +200,7 @@ class Planner:
             from ..kernels.lib import plans
 
             plans.forget()
+            self._patterns = {}  # numbers are part of a pattern: there may be one for each step
         try:
             return self._plan(slot, words)
         except Exception as error:
@@ -209,6 +210,18 @@ class Planner:
             if manager.failures():  # a failure on meta tensors says nothing about other calls
                 manager.clear_quarantine()
             return FAILURE if isinstance(error, (OSError, MemoryError)) else REFUSAL
+
+    def _classes(
+        self, known: _Pattern, slot: int, words: list[int], sizes: list[int], planned: _Planned
+    ) -> list[tuple[int, SizeClass, list[int]]]:
+        if known.refused >= REFUSALS:
+            return []
+        try:
+            return list(self._class_of(known, slot, words, sizes, planned))
+        except Exception as error:  # the exact answer is sent all the same
+            logger.debug("no size class of %s: %s: %s", self._names.get(slot), type(error).__name__, error)
+            known.refused += 1
+            return []
 
     def _class_of(
         self, known: _Pattern, slot: int, words: list[int], sizes: list[int], planned: _Planned

@@ -29,7 +29,7 @@ from ...core.errors import OpmuxError
 from ...core.lock import lock
 from ...core.log import logger
 from ...core.policy import from_knobs, get_global_policy
-from ...runtime import build, devices, launching, native_library, vendors
+from ...runtime import background, build, devices, launching, native_library, vendors
 from ...runtime.settings import PLANNER
 from . import gate
 
@@ -105,7 +105,7 @@ def _running() -> socket.socket:
 
 def _start(theirs: socket.socket, facts: dict[str, Any]) -> subprocess.Popen[bytes]:
     told = json.dumps({**facts, "socket": theirs.fileno()})
-    command = [sys.executable, "-c", PROGRAM.format(path=sys.path), told]
+    command = [sys.executable, "-c", PROGRAM.format(path=background.module_path()), told]
     # It never touches the device; each of its workers takes one core.
     env = os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     env.pop("TRITON_INTERPRET", None)

@@ -131,7 +131,7 @@ def start(model: bytes, options: dict[str, Any]) -> None:
         "program": os.getpid(),
         "index": torch.cuda.current_device() if torch.cuda.is_initialized() else 0,
         "attention": "opmux" in AttentionInterface().valid_keys(),
-        "jobs": max(1, (os.cpu_count() or 1) // ranks),
+        "jobs": max(1, len(os.sched_getaffinity(0)) // ranks),
     }
     began = time.perf_counter()
 

@@ -122,7 +122,8 @@ def compile_all(
                 patient = not todo
                 index = todo.pop() if todo else busy.pop()
                 working[pipe := idle.pop()] = index
-                pipe.send((index, patient))
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # killed: `recv` finds the end
+                    pipe.send((index, patient))
             for pipe in wait(list(working), POLL):
                 index = working.pop(pipe)
                 kernel = ordered[index]
@@ -183,7 +184,11 @@ def _work(pipe: Connection, kernels: Sequence[Kernel], launchers: bool) -> NoRet
         with contextlib.suppress(EOFError, BrokenPipeError):
             while True:
                 index, patient = pipe.recv()
-                pipe.send(_compile(kernels[index], patient, launchers))
+                try:
+                    outcome = _compile(kernels[index], patient, launchers)
+                except Exception as error:  # of the cache's files
+                    outcome = f"{type(error).__name__}: {str(error).strip()[:300]}"
+                pipe.send(outcome)
         status = 0
     finally:
         os._exit(status)

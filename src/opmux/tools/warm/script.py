@@ -65,7 +65,7 @@ def _limited(seconds: float) -> Iterator[None]:
         raise Enough
 
     before = signal.signal(signal.SIGALRM, over)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)  # again: a bare `except` or `__del__` may swallow it
     try:
         yield
     finally:
