@@ -428,7 +428,7 @@ class FakePlanner:
         self.send(1, kernel, 64 * 1024, len(b"exp_kernel"), *pad(b"exp_kernel"), len(path), *pad(path))
 
     def launch(self, question, shape, kernel=0):
-        """The key of a question, and what it launches."""
+        """The words of an answer: the key of the question, then one launch of exp."""
         n = shape[0] * shape[1]
         params = (0, 0, 0), (1, 0, 0), (3, 0, n), (3, 0, struct.unpack("<Q", struct.pack("<d", 1.0))[0])
         result = 6, 2, *shape, shape[1], 1
@@ -584,7 +584,7 @@ def classified(planned, low=4, high=64, step=1, new=(100, 101, 102, 103)):
     """Have the planner answer the last of these with a class for [v, 8]."""
     new_sizes(planned, *new)
     question = planned.read()
-    at, count = 4, question[HEAD - 1]  # words count from 1, as the first is their number
+    at, count = 4, question[HEAD - 1]  # positions in the answer: word 0 is the length of the key
     assert question[HEAD + 3 :] == (question[HEAD + at - 1], 8, 8, 1)  # sizes and strides
     plain = lambda at, factor: (at, 1, factor, 1, 1, 0)
     result, param = count + 4, count + 24  # its first size, and the kernel's parameter that is the number of elements
@@ -661,7 +661,7 @@ def test_a_refused_pattern_is_not_asked_for_again(planned):
     planned.theirs.settimeout(0.05)
     with pytest.raises(TimeoutError):
         planned.read()
-    new_sizes(planned, 40)  # the second call of one key still asks
+    new_sizes(planned, 40)  # the second call with a key is still sent to the planner
     planned.read()
 
 

@@ -26,7 +26,7 @@ def until(condition, seconds=60):
 
 @pytest.fixture
 def preparing(monkeypatch):
-    """What is called when the other process has ended."""
+    """The callbacks to run when the background compilation ends; nothing is compiled."""
     started = []
     monkeypatch.setattr(switch.Selection, "takes_long", lambda self: self.auto)
     monkeypatch.setattr(decisions, "measured", lambda chip: {"_softmax": FAST})

@@ -156,7 +156,7 @@ def test_ctrl_c_leaves_no_process(shell, model):
 
 
 def running_in_session(leader):
-    """Processes of a session that have not ended."""
+    """The process ids that still run in the session of this leader."""
     found = []
     for file in Path("/proc").glob("[0-9]*/stat"):
         try:

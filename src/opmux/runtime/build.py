@@ -392,7 +392,7 @@ def _finish(process: subprocess.Popen[str], limit: float) -> tuple[str, str]:
 
 
 def _kill(process: subprocess.Popen[str]) -> None:
-    """End a process with all that it has started."""
+    """Kill a process and its child processes."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.communicate()

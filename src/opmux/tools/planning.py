@@ -159,8 +159,8 @@ class Planner:
     def __init__(self, names: dict[str, str], devices: frozenset[int], folder: Path):
         self.number = 0  # the worker's index
         self._devices, self._folder = devices, folder
-        self._kernels: dict[str, int] = {}  # Triton's hash -> number; C++ has these kernels
-        self._new: dict[str, int] = {}  # the same for kernels that the current answer sends
+        self._kernels: dict[str, int] = {}  # hash of a compiled kernel -> its number; these were sent to C++
+        self._new: dict[str, int] = {}  # the same, for kernels that are not sent yet
         self._names = {int(slot): name for slot, name in names.items()}
         self._calls: dict[int, Callable[..., Any]] = {}
         engine.STATE.on = frozenset(self._names.values())
@@ -200,7 +200,7 @@ class Planner:
             from ..kernels.lib import plans
 
             plans.forget()
-            self._patterns = {}  # numbers are part of a pattern: there may be one for each step
+            self._patterns = {}  # a scalar that changes at every step makes a new pattern each time
         try:
             return self._plan(slot, words)
         except Exception as error:
@@ -218,7 +218,7 @@ class Planner:
             return []
         try:
             return list(self._class_of(known, slot, words, sizes, planned))
-        except Exception as error:  # the exact answer is sent all the same
+        except Exception as error:  # a fault here must not end the worker; the answer for this key has been sent
             logger.debug("no size class of %s: %s: %s", self._names.get(slot), type(error).__name__, error)
             known.refused += 1
             return []
@@ -400,7 +400,7 @@ def arguments(
 
 
 def _type(of: Any) -> str:
-    """A type as schemas write it; torch prints a SymInt as an int."""
+    """The name of a schema type. str() would print a SymInt as "int"."""
     if of.kind() == "OptionalType":
         return f"Optional[{_type(of.getElementType())}]"
     return "SymInt" if of.kind() == "SymIntType" else str(of)

@@ -48,9 +48,9 @@ class Formula(NamedTuple):
 
 
 class SizeClass(NamedTuple):
-    """Formulas for sizes from `low` to `high` that 2^twos divides and 2^(twos + 1) does not.
+    """Formulas for the sizes between `low` and `high` whose largest power-of-two divisor is 2^twos.
 
-    If twos is MOST_TWOS, they are for all multiples of 2^twos.
+    If twos is MOST_TWOS, the class holds all multiples of 2^twos.
     """
 
     low: int
@@ -100,7 +100,7 @@ def key_formulas(first: Sequence[int], second: Sequence[int], sizes: Iterable[in
 
 
 def _through(v: int, w: int, a: int, b: int) -> Formula | None:
-    """The formula by which v gives a and w gives b."""
+    """A formula f with f(v) = a and f(w) = b, or None."""
     for power in (1, 2):
         factor = a // v**power
         if factor and factor * v**power == a and factor * w**power == b:
@@ -149,7 +149,7 @@ class _Calls:
         return [0 if i in self._free else word for i, word in enumerate(words)]
 
     def is_alike(self, v: int) -> bool:
-        """Whether a call launches the same but for words that may follow from the size."""
+        """Whether the call with this size launches the same, except for words that may depend on the size."""
         if v in self.known:
             return True
         if not self._left:
@@ -162,7 +162,7 @@ class _Calls:
         return True
 
     def agree(self, sizes: list[int], formulas: dict[int, Formula]) -> int:
-        """How many of the first sizes have planned words that are those of the formulas."""
+        """The number of sizes, from the first one on, for which the formulas give what is planned."""
         for count, v in enumerate(sizes):
             words = self.known.get(v) or self._plan(v)
             if words is None or self._without_free(words) != self._fixed:
@@ -190,7 +190,7 @@ class _Calls:
         return good
 
     def formulas(self, sizes: list[int]) -> dict[int, Formula]:
-        """For each word that differs its formula; plans calls until all that fit agree on every size."""
+        """A formula for each word that changes; plans more calls while several formulas fit and disagree."""
         at = torch.tensor(sizes)
         while True:
             agreed: dict[tuple[int, ...], Formula] = {}

@@ -82,7 +82,7 @@ def _arguments(model: nn.Module) -> list[str]:
 
 
 def described(model: nn.Module, example: dict[str, Any]) -> bytes | None:
-    """Pickle a model without its weights, and an example; None, after a log message, if nothing can be compiled."""
+    """The model without its weights and the example, pickled. None if nothing can be compiled; the log says why."""
     kinds = () if devices.assumed() else devices.accelerators()
     if "cuda" not in kinds:
         what = f"on {kinds[0]}" if kinds else "without a GPU"

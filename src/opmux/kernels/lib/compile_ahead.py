@@ -159,7 +159,7 @@ def _workers(kernels: Sequence[Kernel], count: int, launchers: bool) -> Iterator
                     pipe.close()
                 _work(theirs, kernels, launchers)
             children.append(child)
-            with contextlib.suppress(OSError):  # as in the child: whoever comes first
+            with contextlib.suppress(OSError):  # the child does the same, and may have been faster
                 os.setpgid(child, child)
             theirs.close()
             pipes.append(ours)
