@@ -38,6 +38,17 @@ def run(program: str, then: Callable[[str], None], env: dict[str, str] | None = 
     threading.Thread(target=wait, name="opmux background", daemon=True).start()
 
 
+def usable_cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def cores_of_rank() -> int:
+    """The same, divided by the ranks on this machine (LOCAL_WORLD_SIZE)."""
+    told = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return max(1, usable_cores() // (max(1, int(told)) if told.isdigit() else 1))
+
+
 def module_path() -> list[str]:
     """sys.path for another process; Python ignores entries that are not strings, such as a Path."""
     return [one for one in sys.path if isinstance(one, str)]

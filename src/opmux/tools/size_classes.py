@@ -110,7 +110,7 @@ def _through(v: int, w: int, a: int, b: int) -> Formula | None:
 
 
 def fit(within: SizeClass, v: int, planned: Words, free: Set[int], plan: Plan) -> SizeClass | None:
-    """A class with formulas for the words of a launch, around the size v; None if there are none.
+    """The class around the size v, with formulas that give what is planned for each of its sizes; None if none do.
 
     Args:
         within: the largest class that may be returned.

@@ -125,14 +125,12 @@ def _facts() -> dict[str, Any]:
     """What the planner is told: the chip, and the overload of each number in a question."""
     chip = devices.chip_of(DEVICE)
     properties = torch.cuda.get_device_properties()
-    told = os.environ.get("LOCAL_WORLD_SIZE", "")
-    ranks = max(1, int(told)) if told.isdigit() else 1
     return {
         "chip": list(vars(chip).values()),
         "devices": [i for i in range(torch.cuda.device_count()) if torch.cuda.get_device_name(i) == chip.name],
         "cores": properties.multi_processor_count,
         "shared": getattr(properties, "shared_memory_per_block_optin", 0),
-        "workers": max(1, min(MOST_WORKERS, (os.cpu_count() or 1) // 4 // ranks)),
+        "workers": max(1, min(MOST_WORKERS, background.cores_of_rank() // 4)),
         "overloads": {slot: name for (device, name), slot in gate.slots().items() if device == DEVICE},
     }
 

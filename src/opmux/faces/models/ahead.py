@@ -123,15 +123,13 @@ def start(model: bytes, options: dict[str, Any]) -> None:
     """Start the process; returns at once."""
     from transformers.modeling_utils import AttentionInterface
 
-    told = os.environ.get("LOCAL_WORLD_SIZE", "")
-    ranks = max(1, int(told)) if told.isdigit() else 1
     request = {
         "model": model,
         "options": options,
         "program": os.getpid(),
         "index": torch.cuda.current_device() if torch.cuda.is_initialized() else 0,
         "attention": "opmux" in AttentionInterface().valid_keys(),
-        "jobs": max(1, len(os.sched_getaffinity(0)) // ranks),
+        "jobs": background.cores_of_rank(),
     }
     began = time.perf_counter()
 

@@ -20,6 +20,8 @@ from typing import Any
 
 import torch
 
+from ...runtime import background
+
 Task = Callable[[], Any]
 
 PATIENCE = 300.0  # seconds that a task may take in a worker: a kernel may hang
@@ -36,7 +38,7 @@ def cores() -> int:
     """How many workers are worth having."""
     if not hasattr(os, "fork") or sys.platform == "darwin":  # its system libraries do not stand being forked
         return 1
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return background.usable_cores()
 
 
 def attempt(task: Task) -> Any:

@@ -10,10 +10,11 @@ from pathlib import Path
 from rich.text import Text
 
 from ...core.errors import quoted
+from ...runtime import background
 from .. import arguments, screen
 from ..arguments import BadArgument
 from . import script
-from .compiling import At, Result, Workload, assumed, check_installed, check_triton, compile_for, target, usable_cores
+from .compiling import At, Result, Workload, assumed, check_installed, check_triton, compile_for, target
 from .model import config_of, model_step
 
 LARGEST = 2**40  # tokens; nothing is allocated
@@ -41,7 +42,7 @@ def run(asked: Asked) -> int:
     at = target(asked.chip)
     workload = _workload(asked)
     check_triton()
-    jobs = asked.jobs or usable_cores()
+    jobs = asked.jobs or background.usable_cores()
     with assumed(at), screen.progress("now") as bar:
         task = bar.add_task(f"{workload.name} on {at.arch}", total=None, now="finding its kernels")
 

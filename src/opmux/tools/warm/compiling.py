@@ -240,8 +240,3 @@ def check_triton() -> None:
         raise BadArgument("TRITON_INTERPRET is set: kernels are interpreted, not compiled. Unset it")
     if knobs.compilation.always_compile:
         raise BadArgument("TRITON_ALWAYS_COMPILE is set: Triton never uses its cache. Unset it")
-
-
-def usable_cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
