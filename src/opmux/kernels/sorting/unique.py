@@ -1,4 +1,4 @@
-"""Distinct and counted elements: unique, bincount; and whether two tensors are equal."""
+"""Distinct and counted elements (unique, bincount), and whether two tensors are equal."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ INTS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 def _starts(x_ptr, g_ptr, n, BLOCK: tl.constexpr):
-    """Where an element is not equal to the one before it."""
+    """g[i]: whether element i differs from the one before it."""
     o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(x_ptr + o, mask=o < n)
     before = tl.load(x_ptr + o - 1, mask=(o > 0) & (o < n))
@@ -33,7 +33,7 @@ def _starts(x_ptr, g_ptr, n, BLOCK: tl.constexpr):
 
 
 def _ranks(g_ptr, at_ptr, y_ptr, n, BLOCK: tl.constexpr):
-    """y[at[i]] = ranks of runs, counted from 0; g has how many runs there are up to i."""
+    """y[at[i]] = the rank of the run of element i, from 0; g[i]: how many runs begin up to i."""
     o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     rank = tl.load(g_ptr + o, mask=o < n, other=1) - 1
     if at_ptr is not None:
@@ -84,12 +84,12 @@ def _comparer(x: Tensor, y: Tensor) -> Callable[..., None]:
 
 
 def _runs(x: Tensor, at: Tensor | None, return_inverse: bool, return_counts: bool) -> Three:
-    """Elements of x [n] that differ from the one before, to which of them each belongs, and how many do."""
+    """The first element of each run of equal elements of x [n], the run of each element, and the length of each run."""
     return _runs_of(_starter(x)(x), x, at, return_inverse, return_counts)
 
 
 def _runs_of(g: Tensor, x: Tensor, at: Tensor | None, return_inverse: bool, return_counts: bool) -> Three:
-    """Elements of x [n] where a run begins (g), to which run each belongs, and how many do."""
+    """`_runs` with g [n]: whether a run begins at an element of x."""
     n, nothing = x.numel(), torch.empty(0, dtype=torch.int64, device=x.device)
     ends = ends_of(g)(g)
     found = int(ends[-1].item())
@@ -128,14 +128,14 @@ def unique_consecutive(
     return values, inverse.view(self.shape) if return_inverse else inverse, counts
 
 
-FEW = 8  # elements of a slice, each of which is one more sort
+FEW = 8  # most elements of a slice: each takes one more sort
 
 
 @impl(spec.ops["unique_dim"], devices=DEVICES)
 def unique_dim(
     self: Tensor, dim: int, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
 ) -> Three:
-    """Distinct slices along a dimension, in order: sorted by their last element first, then stably by those before.
+    """Distinct slices along a dimension, in order: stable sorts by their last element first, then by those before.
 
     Slices of many elements are left to torch, which compares whole slices.
     """
