@@ -92,7 +92,7 @@ def cell_tiles(dtype: torch.dtype) -> Tiles:
 
 
 def _sizes(cx: Tensor, **gates: Tensor | None) -> tuple[int, int]:
-    """Rows and hidden size; declines what does not fit."""
+    """Rows and hidden size; raises NotSupported if shapes do not match."""
     present = [t for t in gates.values() if t is not None]
     check_floats(cx, *present)
     if cx.dim() != 2 or not cx.numel():
