@@ -1,4 +1,4 @@
-"""The gradient of embedding_bag's weights of samples: a dot product for each index."""
+"""The gradient of embedding_bag's per_sample_weights: a dot product for each index."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..lib.launch import Launcher
 from ..lib.plans import decided
 from ..lib.rows import DEVICES, OutputSpec, wide_of
 
-SUM = 0  # the mode of embedding_bag that has weights of samples
+SUM = 0  # the one mode of embedding_bag that takes per_sample_weights
 
 
 def _dots(

@@ -1,6 +1,6 @@
-"""Ops that move the elements which a mask selects: nonzero, masked_select, masked_scatter.
+"""Ops on the elements that a mask selects: nonzero, masked_select, masked_scatter.
 
-The number of selected elements is read by the host only where the shape of the result needs it, as in torch.
+The host reads the number of selected elements only if the shape of the result depends on it, as in torch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..lib.rows import DEVICES
 
 
 def _broadcast(mask: Tensor, *others: Tensor) -> list[Tensor]:
-    """Both contiguous and of one shape; declines masks of bytes, about which torch warns."""
+    """All tensors broadcast to one shape, contiguous; raises NotSupported for byte masks, about which torch warns."""
     if mask.dtype is not torch.bool or any(t.device != mask.device or t.layout is not torch.strided for t in others):
         raise NotSupported(f"a mask of {mask.dtype}, or tensors on several devices")
     try:
@@ -53,7 +53,7 @@ def nonzero_static(self: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
     y = torch.full((self.dim(), size), fill_value, dtype=torch.int64, device=self.device)
     if size:
         placer(x)(x, ends_of(x)(x), y, size, 1, size)
-    return y.t()  # as it lies on accelerators; torch's kernel for the CPU turns it
+    return y.t()  # the strides of torch on accelerators; on the CPU torch returns contiguous rows
 
 
 @impl(spec.ops["masked_select"], devices=DEVICES)
@@ -104,7 +104,7 @@ def masked_scatter(self: Tensor, mask: Tensor, source: Tensor) -> Tensor:
 
 @impl(spec.ops["masked_scatter_backward"], devices=DEVICES)
 def masked_scatter_backward(grad_output: Tensor, mask: Tensor, sizes: Sequence[int]) -> Tensor:
-    """The gradient of the source: what the mask selects, then zeros."""
+    """The gradient of the source: the selected elements, then zeros."""
     mask, dy = _broadcast(mask, grad_output)
     if not dy.numel():
         raise NotSupported("nothing to select from")
