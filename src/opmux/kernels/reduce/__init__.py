@@ -260,7 +260,7 @@ class Task(NamedTuple):
     extra: float
 
     def config(self, kernel: Launcher, tiles: Tiles, **more: Any) -> Any:
-        """The config of a kernel: tiles, constants of the layout (`more`), and those of the op's constants that it takes."""
+        """The config of a kernel: tiles, constants of the layout (`more`), and the op's constants that it takes."""
         form, types = self.form, self.types
         known = dict(
             MAP=self.op.map, LIFT=form.lift, STEP=form.step, SETTLE=form.settle, FINISH=self.op.give,
