@@ -59,9 +59,7 @@ def filling(info: VendorInfoBase, arch: str | None, held: Held, itemsize: int) -
 
 
 def rules(info: VendorInfoBase, most: int = 16_384) -> dict[str, dict[str, Callable[..., Any]]]:
-    """A vendor's HEURISTICS_CONFIGS. Tiles do not grow beyond `most` elements: the time to start programs is small
-    then.
-    """
+    """A vendor's HEURISTICS_CONFIGS. Tiles grow up to `most` elements; then starting programs takes little time."""
     return {
         name: {held.size: functools.partial(_cut, info, most, held) for held in every} for name, every in HELD.items()
     }

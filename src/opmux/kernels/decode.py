@@ -277,8 +277,8 @@ write = Launcher(
 def splits_for(programs: int, keys: int, slots: int) -> int:
     """The fewest splits of the keys that fill the chip almost as well as any number of splits can.
 
-    Unsplit there are `programs`; `slots` run at a time; `keys`: blocks of keys. The last wave of programs should not
-    leave most of the chip idle.
+    `programs`: how many there are without a split; `slots`: how many run at a time; `keys`: blocks of keys. The last
+    wave of programs should not leave most of the chip idle.
     """
     most = max(1, min(MOST_SPLITS, keys, -(-2 * slots // max(programs, 1))))
     rounds = lambda splits: programs * splits / slots

@@ -1,4 +1,4 @@
-"""Dropout with a mask of bits. A thread has a group of Philox: eight adjacent elements in either half of the tensor."""
+"""Dropout with a mask of bits. A group of Philox words, one per thread, serves eight elements of each half of x."""
 
 from __future__ import annotations
 

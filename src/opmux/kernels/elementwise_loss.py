@@ -1,4 +1,4 @@
-"""ATen's losses: one kernel per forward, reduction and backward for all formulas, and those of the nll losses.
+"""ATen's losses: kernels for elementwise losses, which take the formula as a constexpr, and for the nll losses.
 
 A forward that reduces reads its input once: programs write partial sums, which a second kernel adds in a fixed order.
 """

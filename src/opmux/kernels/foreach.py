@@ -2,9 +2,10 @@
 
 A kernel is generated from a function of one element of each list (`STEP`) and the kinds of its other arguments:
 
-    t  a list of tensors            s  a number for each tensor          n  a number
-    h  a list of one-element ones   p  a tensor of one element           d  a number, in float64 up to STEP
-                                                                         -  absent
+    t  a list of tensors               s  one number per tensor     n  a number
+    h  a list of one-element tensors   p  a one-element tensor      d  a number, passed to STEP in float64
+                                                                    -  absent
+
 Elementwise ops use the functions of the pointwise table; optimizers have their own.
 """
 
@@ -538,9 +539,7 @@ def _unscale(self: Any, found_inf: Tensor, inv_scale: Tensor) -> None:
 
 
 def _update_scale(scale_ptr, tracker_ptr, found_ptr, growth: tl.float64, backoff: tl.float64, interval):
-    """After an overflow the scale backs off; after `interval` steps without one it grows, unless it would overflow
-    itself.
-    """
+    """After an overflow the scale backs off; after `interval` steps without one it grows, if it stays finite."""
     scale = tl.load(scale_ptr)
     count = tl.load(tracker_ptr)
     found = tl.load(found_ptr) != 0

@@ -169,9 +169,7 @@ sample_bwd = Launcher(_sample_bwd, sizes="n")
 
 
 def _check(rank: int, x: Tensor, grid: Tensor, mode: int, padding: int) -> tuple[Planes, dict[str, int]]:
-    """The input's planes and the grid's strides; raises NotSupported for cubic sampling and shapes that do not
-    match.
-    """
+    """The input's planes and the grid's strides; raises NotSupported for cubic sampling and mismatched shapes."""
     check_floats(x, grid)
     if mode not in (spec.LINEAR, spec.NEAREST) or padding not in (spec.ZEROS, spec.BORDER, spec.REFLECTION):
         raise NotSupported(f"interpolation_mode {mode}, padding_mode {padding}")

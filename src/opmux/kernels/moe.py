@@ -73,9 +73,7 @@ def _collect(
     x_ptr, row_map_ptr, probs_ptr, y_ptr, x_stride, n, tokens, rows,
     TOPK: tl.constexpr, ONCE: tl.constexpr, WIDE: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """A piece of a token: the sum of its rows. Each addition is rounded, as in NVIDIA's kernel; with ONCE only the sum
-    is.
-    """
+    """A piece of a token: the sum of its rows. Each addition is rounded, as in NVIDIA's kernel; ONCE: only the sum."""
     token = tl.program_id(0).to(tl.int64)
     o = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = o < n

@@ -26,9 +26,7 @@ WIDEST = 256  # most columns of a head
 
 @triton.jit
 def _place(length, dilation, BLOCK: tl.constexpr):
-    """The head, the first position of the shorter sequence, that sequence's length, and this program's first index in
-    it.
-    """
+    """The head, the first position and the length of the shorter sequence, and this program's first index in it."""
     tiles = tl.cdiv(tl.cdiv(length, dilation), BLOCK)
     program = tl.program_id(0)
     head = (program // tiles // dilation).to(tl.int64)

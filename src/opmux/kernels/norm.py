@@ -1,6 +1,7 @@
-"""Norms over the last dimension, in float32: a program holds a row if it fits, else pieces, or programs share the row.
+"""Norms over the last dimension, in float32.
 
-The forward reads a row once. In the backward a program loops over many rows with the weight's gradient in registers,
+A program holds a row in registers; longer rows are shared by programs if they can cooperate, else read in pieces. The
+forward reads a row once. In the backward a program loops over many rows with the weight's gradient in registers,
 and a second kernel sums the programs' partial gradients in a fixed order, so gradients are deterministic.
 """
 
@@ -53,7 +54,7 @@ def _fwd(
     LARGEST: tl.constexpr, TOP: tl.constexpr, POW2: tl.constexpr, LEAST: tl.constexpr, FULL: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Whole rows: y = norm(x [+ r]) * (w + offset) [+ b]. With CAST, y is float8 and amax is raised to its amax.
+    """Whole rows: y = norm(x [+ r]) * (w + offset) [+ b]; with CAST in float8, and amax is raised to that of y.
 
     Without y only the statistics are written, and amax if given. With y_scale, `put_blocks` writes y. ROUND: the dtype
     that norm(x) is rounded to; STEP: the dtype that every step is rounded to.

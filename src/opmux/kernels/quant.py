@@ -47,9 +47,7 @@ Buffer = Tensor | None
 
 @triton.jit
 def number_of(byte, MANTISSA: tl.constexpr, BIAS: tl.constexpr, FORMAT: tl.constexpr):
-    """Convert an FP8 byte to float32. FORMAT is the Triton type if the chip converts it, else None: compute the bits
-    here.
-    """
+    """Convert an FP8 byte to float32. FORMAT: the Triton type if the chip converts it; None: compute the bits."""
     if FORMAT is not None:
         return byte.to(FORMAT, bitcast=True).to(tl.float32)
     else:

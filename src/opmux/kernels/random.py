@@ -238,9 +238,7 @@ def put(y_ptr, o, n, value):
 
 @triton.jit
 def kept(b_x, keep, scale):
-    """b_x * scale or 0. Selects the factor, not the product: LLVM would select packed halves, one more instruction
-    each.
-    """
+    """b_x * scale, or 0. The factor is selected, not the product: LLVM would select packed halves, which is slower."""
     return b_x.to(scale.dtype) * tl.where(keep, scale, 0.0)
 
 
@@ -372,9 +370,7 @@ SMALL = 1 << 20  # below this, more programs are worth more than fewer instructi
 
 @tunable("random.dropout", free="TILES BLOCK")
 def dropout_tiles(n: int, dtype: torch.dtype) -> Tiles:
-    """Tiles per program, and groups per tile (a power of 2): as many as threads, each of which reads four elements a
-    tile.
-    """
+    """Tiles per program, and groups per tile (a power of 2): as many as threads. A group is four elements."""
     many = 8 if dtype.itemsize <= 2 else 4
     return Tiles(128, TILES=1 if n < SMALL else many, BLOCK=128)
 

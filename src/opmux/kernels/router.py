@@ -388,9 +388,7 @@ def _balanced(
     probs: Tensor, tokens: Tensor, rows: int, cols: int, factor: float | Callable[..., float], *checks: Step,
     **names: str,
 ) -> Plan:  # fmt: skip
-    """`factor`: the loss' coefficient. If `total`, a number of tokens on the device, is given, it is divided by
-    total^2.
-    """
+    """`factor`: the loss' coefficient; the kernel divides it by total^2 if `total` (tokens, on the device) is given."""
     _refuse_many(cols)
     sizes = RowSizes.of(probs=probs)
     if not cols or sizes.strided or not tokens.is_contiguous():

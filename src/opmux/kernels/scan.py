@@ -479,7 +479,8 @@ KINDS = {
     "cummin": Kind(lift_place, scan_smaller, smaller, lower_state, fill=INF, unit=(INF, -1), second="index"),
     "logcumsumexp": Kind(lift_exp, scan_exps, add_exps, lower_log, fill=-INF, unit=(-INF, 0), second="wide"),
     "cumsum_bwd": Kind(lift_one, scan_sum, add, lower_state, reverse=True),
-    # terms: u = x, v = dy; it returns the terms of two sums and each term's sum. bwd: u, v = these, w = x
+    # terms: u = x, v = dy; the results are the terms of two sums, and which sum each belongs to
+    # bwd: u, v = those results, w = x
     "cumprod_terms": Kind(
         lift_factor, scan_product_and_count, multiply_and_count, lower_term, fill=1.0, unit=(1.0, 0), second="count"
     ),

@@ -27,7 +27,7 @@ from .lib.rows import wide_of
 
 @triton.jit
 def cubic(x, A: tl.constexpr):
-    """The kernel of cubic convolution; 0 from a distance of 2."""
+    """The kernel of cubic convolution; 0 from a distance of 2 on."""
     x = tl.abs(x)
     near = ((A + 2) * x - (A + 3)) * x * x + 1
     far = ((x - 5) * x + 8) * x * A - 4 * A

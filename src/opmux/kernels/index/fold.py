@@ -1,5 +1,4 @@
-"""Writes of several elements to one place, in a fixed order: sort by place, then combine each place's elements in
-order.
+"""Writes of several elements to one place, in a fixed order: sort by place, then combine each place's elements.
 
 For what atomic additions cannot do: 8 and 16 bits, products and extremes, sums that torch promises to add in order
 (`index_put` with accumulate, the gradient of `embedding`), and `torch.use_deterministic_algorithms`. Sums of floats are

@@ -53,7 +53,7 @@ def nonzero_static(self: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
     y = torch.full((self.dim(), size), fill_value, dtype=torch.int64, device=self.device)
     if size:
         placer(x)(x, ends_of(x)(x), y, size, 1, size)
-    return y.t()  # the strides of torch on accelerators; on the CPU torch returns contiguous rows
+    return y.t()  # the strides of torch's kernels for accelerators; those of its CPU kernel differ
 
 
 @impl(spec.ops["masked_select"], devices=DEVICES)

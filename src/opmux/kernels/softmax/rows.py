@@ -1,6 +1,7 @@
-"""Softmax and log-softmax, in float32: a program holds a row if it fits, else pieces, or programs share the row.
+"""Softmax and log-softmax, in float32.
 
-A dimension other than the last is made the last by a copy.
+A program holds a row in registers; longer rows are shared by programs if they can cooperate, else read in pieces. A
+dimension other than the last is made the last by a copy.
 """
 
 from __future__ import annotations

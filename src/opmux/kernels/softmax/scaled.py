@@ -184,9 +184,7 @@ LONGEST, LONGEST_BACK = {2: 32768, 4: 16384, 8: 8192}, {2: 16384, 4: 16384, 8: 8
 
 @tunable("masked_softmax.rows")
 def row_tiles(n: int, dtype: torch.dtype, backward: bool, causal: bool = False) -> Tiles:
-    """Whole rows in registers. Causal rows differ in length: one per program, with few threads (H200: 1.2 times as
-    fast).
-    """
+    """Whole rows in registers. Causal rows differ in length: one per program, few threads (H200: 1.2 times as fast)."""
     block = max(triton.next_power_of_2(n), 16)
     if causal and not backward and 512 <= block <= 4096:
         return Tiles(block // 16, BLOCK_M=1, BLOCK_N=block)
@@ -203,9 +201,7 @@ def piece_tiles(n: int, dtype: torch.dtype, backward: bool, causal: bool = False
 
 
 def _readable(mask: Tensor, shape: torch.Size) -> Tensor:
-    """The mask, or a copy that the kernel can read: column stride 1 or 0, at most two dimensions before rows and
-    columns.
-    """
+    """The mask, or a copy that the kernel can read: column stride 1 or 0, at most two dimensions before rows."""
     if len(shape) > 4:
         return mask.expand(shape).contiguous().flatten(0, -3)
     return mask if mask.dim() == 0 or mask.shape[-1] == 1 or mask.stride(-1) == 1 else mask.contiguous()

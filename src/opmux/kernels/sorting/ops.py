@@ -75,7 +75,7 @@ def sort(self: Tensor, dim: int = -1, descending: bool = False, *, stable: bool 
 
 # ---- selection ------------------------------------------------------------------------------------------------------
 # Which of several equal elements torch returns is undefined and differs between devices. Integers are often equal, so
-# ops that return indices leave them to torch.
+# topk, kthvalue and median along a dimension leave them to torch.
 
 
 def _check_unequal(x: Tensor) -> None:

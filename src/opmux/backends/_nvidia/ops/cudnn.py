@@ -19,9 +19,7 @@ def cudnn(oldest: int = 8) -> bool | str:
 
 
 def limits(x: Tensor, eps: float = 1.0) -> bool | str:
-    """True, or why cuDNN cannot run. Its backward of channels-last needs a buffer of the forward, which our op does not
-    save.
-    """
+    """True, or why not. cuDNN's backward of channels-last needs a buffer of its forward, which our op does not save."""
     if x.dtype not in DTYPES or x.dim() not in (4, 5) or not x.is_contiguous():
         return "takes contiguous float16 and float32 of 4 and 5 dimensions"
     if x.shape[1] < 2 or x.shape[2:].numel() < 2 or not x.numel() or x.shape[0] > 65535 or eps <= 0:

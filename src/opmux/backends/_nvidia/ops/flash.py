@@ -44,9 +44,7 @@ def limits(q: Tensor, k: Tensor, v: Tensor, causal: bool, *, widest: int = 256, 
 
 
 def plain(t: Tensor) -> Tensor:
-    """t, or a copy that the kernels can read: 16 bytes at a time, batches outermost or between the sequence and the
-    heads.
-    """
+    """t, or a copy for 16-byte loads, with the batch outermost or between the sequence and the heads."""
     b, h, s, d = t.stride()
     if d == 1 and b >= h and (b >= s or h) and not (b | h | s | t.storage_offset()) & 7:
         return t

@@ -30,7 +30,7 @@ WIDEST = 128
 
 
 def usable() -> bool | str:
-    """Whether cuDNN is 9 or newer, and torch's setting that changes the layout of lse is off."""
+    """True, or why not: needs cuDNN 9, and not torch's setting that changes the layout of lse."""
     if os.environ.get("TORCH_CUDNN_SDPA_AVOID_RECOMPILE", "0") not in ("", "0"):
         return "not with TORCH_CUDNN_SDPA_AVOID_RECOMPILE"
     return cudnn(9)

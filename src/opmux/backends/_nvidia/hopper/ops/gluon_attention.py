@@ -82,7 +82,7 @@ def varlen_bwd_when(
 
 
 def fits_window(left: int, right: int) -> str:
-    """The reason to refuse a window, or an empty string: all keys and causal are taken."""
+    """Why a window is refused, or an empty string for the two that are supported: all keys, and causal."""
     if left < 0 and right <= 0:
         return ""
     return f"takes left = -1 and right = -1 or 0; they are {left} and {right}"
