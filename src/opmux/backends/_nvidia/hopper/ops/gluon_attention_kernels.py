@@ -78,7 +78,7 @@ def _place(tile, rows, all_heads, SECTION: gl.constexpr):
 
 @gluon.jit
 def _begin(cu_ptr, i, batch, rows):
-    """Where sequence i begins. Sequence 0 is the tokens before the first of `cu_ptr`, batch + 1 those after the last."""
+    """Where sequence i begins. Sequence 0 is the tokens before the first of `cu_ptr`, batch + 1 those after all."""
     at = gl.load(cu_ptr + gl.minimum(gl.maximum(i - 1, 0), batch)).to(gl.int32)
     return gl.where(i == 0, 0, gl.where(i > batch + 1, rows, at))
 
