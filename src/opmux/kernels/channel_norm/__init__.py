@@ -240,9 +240,7 @@ class Launches(NamedTuple):
         return {"GIVEN": self.given} if self.backward else {"CENTRED": self.given != "norm"}
 
     def whole(self, **names: str) -> tuple[Launch, int]:
-        """Units in registers. Also returns the number of partial sums per channel, for a backward of several channels
-        per unit.
-        """
+        """The launch with units in registers, and the number of partial sums per channel (group norm backward)."""
         at, runs = self.at, self.at.runs()
         tiles = whole_tiles(
             n_k=runs.n_k, n_l=runs.n_l, n_units=at.units, tight=at.tight, backward=self.backward, dtype=self.dtype
@@ -257,7 +255,7 @@ class Launches(NamedTuple):
         return self._launch(kernel, runs.n_f * parts, tiles, runs._asdict(), names, even, **constants), parts
 
     def pieces(self, **names: str) -> tuple[Launch, int]:
-        """Units in pieces; returns the same as `whole`."""
+        """The launch with units in pieces; returns the same as `whole`."""
         at, runs = self.at, self.at.runs()
         tiles = piece_tiles(n_k=runs.n_k, n_l=runs.n_l, backward=self.backward, dtype=self.dtype)
         kernel = chip.bwd_pieces if self.backward else chip.fwd_pieces

@@ -136,9 +136,7 @@ def adam(
 def hold(
     flag_ptr, lr_ptr, step_ptr, scale_ptr, held_ptr, log1: tl.float64, log2: tl.float64, CORRECT: tl.constexpr
 ):  # fmt: skip
-    """Compute what a capturable step needs from the numbers on the device: once, and in float64, because 1 - 0.999
-    loses most of its digits in float32.
-    """
+    """Compute once what a capturable step needs from numbers on the device; float32 would lose digits of 1 - 0.999."""
     tl.store(held_ptr, tl.load(lr_ptr))
     inv_c1 = 1.0
     inv_c2 = 1.0

@@ -186,9 +186,7 @@ def plane_tiles(rows: int, n: int, dtype: torch.dtype) -> Tiles:
 
 @tunable("reduce.columns", free="BLOCK_M BLOCK_N")
 def column_tiles(rows: int, n: int, outer: int, dtype: torch.dtype, pair: bool, moments: bool) -> Tiles:
-    """256 bytes of a row at a time. If there are few programs, each takes more rows, for more loads in flight; moments
-    too.
-    """
+    """256 bytes of a row at a time. Few programs, and moments, take more rows each, for more loads in flight."""
     line = 256 // max(dtype.itemsize, 2)
     down = triton.next_power_of_2(rows)
     few = outer * -(-n // line) < FEW and rows > 64
@@ -282,9 +280,7 @@ class Task(NamedTuple):
         return limit(start, self.x.dtype)
 
     def plan(self, makes: Mapping[str, OutputSpec]) -> Plan:
-        """Launches that write the results; if several programs share one, they write parts, which a second kernel
-        combines.
-        """
+        """Launches that write the results, or parts of them, which a second kernel combines."""
         over = self.columns() if self.view.columns else self.rows()
         order = self.view.copied
         before = {} if order is None else {"x": lambda x: x.permute(order).contiguous()}
