@@ -83,7 +83,7 @@ def is_built() -> bool:
 
 
 def compile(retry: bool = False) -> Path:
-    """Compile the kernels unless they are compiled; loads nothing. `retry`: even if that failed some hours ago."""
+    """Compile the kernels unless they are compiled; loads nothing. `retry`: even if that failed in the last hours."""
     return build.library(NAME, SOURCES, flags=flags(), retry=retry)
 
 
