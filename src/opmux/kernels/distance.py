@@ -242,7 +242,7 @@ def _whole(x: Tensor, batch: tuple[int, ...]) -> Tensor:
     return x.expand(*batch, *x.shape[-2:]).contiguous()
 
 
-# ---- of two sets ----------------------------------------------------------------------------------------------------
+# ---- pairs of two sets ----------------------------------------------------------------------------------------------
 
 
 @decided
@@ -277,7 +277,7 @@ def _cdist_backward(grad: Tensor, x1: Tensor, x2: Tensor, p: float, cdist: Tenso
     return _cdist_bwd(grad, x1, x2, float(p), cdist)(grad, x1, x2, cdist)
 
 
-# ---- of one set -----------------------------------------------------------------------------------------------------
+# ---- pairs of one set -----------------------------------------------------------------------------------------------
 
 
 def _one_set(x: Tensor) -> tuple[int, int]:

@@ -233,7 +233,7 @@ def moe_collect_bwd(dy: Tensor, x: Tensor, row_map: Tensor, probs: Tensor | None
     return Plan(makes, [launch.given(tokens=tokens, rows=x.shape[0])], sizes.strided)
 
 
-# ---- rows padded ----------------------------------------------------------------------------------------------------
+# ---- padding of blocks of rows --------------------------------------------------------------------------------------
 
 # The sizes of blocks are launch arguments, not a tensor: the host has new ones at every call, and a copy to the device
 # could not be captured in a CUDA graph. u{k} and v{k}: the rows of block k in the input and in the output.

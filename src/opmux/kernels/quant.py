@@ -65,7 +65,7 @@ def number_of(byte, MANTISSA: tl.constexpr, BIAS: tl.constexpr, FORMAT: tl.const
         return (bits | ((u & 0x80) << 24)).to(tl.float32, bitcast=True)
 
 
-# ---- one scale ------------------------------------------------------------------------------------------------------
+# ---- one scale per tensor -------------------------------------------------------------------------------------------
 
 
 def _amax(x_ptr, parts_ptr, n, FULL: tl.constexpr, BLOCK: tl.constexpr):
@@ -118,7 +118,7 @@ def _turn(data_ptr, y_ptr, n_rows, n, FULL: tl.constexpr, BLOCK_M: tl.constexpr,
     tl.store(y_ptr + i_n[:, None] * n_rows + i_m[None, :], tl.trans(b_x), mask=m_n[:, None] & m_m[None, :])
 
 
-# ---- and back -------------------------------------------------------------------------------------------------------
+# ---- dequantization -------------------------------------------------------------------------------------------------
 
 
 def _uncast(
@@ -156,7 +156,7 @@ def _uncast_tiles(
     tl.store(y_ptr + i_m[:, None] * n + i_n[None, :], b_y.to(y_ptr.dtype.element_ty), mask=m)
 
 
-# ---- state of delayed scaling ---------------------------------------------------------------------------------------
+# ---- amax history of delayed scaling --------------------------------------------------------------------------------
 
 
 def _history(

@@ -12,7 +12,7 @@ import triton.language as tl
 
 from ..lib.launch import Launcher
 
-# ---- what the kernels share -----------------------------------------------------------------------------------------
+# ---- shared by the kernels ------------------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -412,7 +412,7 @@ def _bwd_pieces(
         tl.store(dx_ptr + o, b_dx.to(dx_ptr.dtype.element_ty), mask=m)
 
 
-# ---- units shared by programs: each leaves its share -----------------------------------------------------------------
+# ---- units shared by programs: partial results -----------------------------------------------------------------------
 
 
 def _shares(
@@ -547,7 +547,7 @@ def _bwd_column_shares(
         tl.store(db_ptr + at, tl.sum(b_1, 0), mask=m_c)
 
 
-# ---- shares put together --------------------------------------------------------------------------------------------
+# ---- merging partial results ----------------------------------------------------------------------------------------
 
 
 @triton.jit

@@ -22,7 +22,7 @@ from ..lib.launch import Launcher
 from ..lib.sorting import radix
 from ..lib.sorting import rows as short
 
-# ---- how two are combined -------------------------------------------------------------------------------------------
+# ---- combine: two states --------------------------------------------------------------------------------------------
 
 
 @triton.jit

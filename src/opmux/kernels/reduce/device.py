@@ -17,7 +17,7 @@ FUSED = tl.constexpr(not interpreting())
 LAST_32 = tl.constexpr(2**31 - 1)
 LAST_64 = tl.constexpr(2**63 - 1)
 
-# ---- what an element becomes ----------------------------------------------------------------------------------------
+# ---- map: what an element becomes -----------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -55,7 +55,7 @@ def power(x, extra):
         return tl.exp2(tl.log2(x) * extra)
 
 
-# ---- one element, as a pair -----------------------------------------------------------------------------------------
+# ---- lift: one element as a pair ------------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -78,7 +78,7 @@ def lift_moments(x, o):
     return x, tl.zeros_like(x)
 
 
-# ---- one more element: `at` is where its block starts, inv = 1 / how many there are with it -------------------------
+# ---- step: add an element; `at`: start of its block, inv: 1 / number of elements with it ----------------------------
 
 
 @triton.jit
@@ -129,7 +129,7 @@ def step_moments(a, b, x, m, at, inv):
     return a, b + tl.where(m, d * (x - a), 0.0)
 
 
-# ---- the lanes of an axis, as one: k elements in each, n in all -----------------------------------------------------
+# ---- settle: combine the lanes of an axis; k elements per lane, n in all --------------------------------------------
 
 
 @triton.jit
@@ -238,7 +238,7 @@ def settle_moments(a, b, k, n, axis: tl.constexpr):
     return mean, tl.sum(b + tl.where(k > 0, k * d * d, 0.0), axis)
 
 
-# ---- the results of a pair, of n elements ---------------------------------------------------------------------------
+# ---- give: the results of a pair of n elements ----------------------------------------------------------------------
 
 
 @triton.jit

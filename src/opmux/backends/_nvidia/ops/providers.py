@@ -129,7 +129,7 @@ class Row(NamedTuple):
         return library(self.op, self.library, _is_available=there, **tags)(run)
 
 
-# ---- how each is called ---------------------------------------------------------------------------------------------
+# ---- calls of the libraries' functions ------------------------------------------------------------------------------
 
 
 def packed(*tensors: Tensor) -> tuple[Tensor, ...]:

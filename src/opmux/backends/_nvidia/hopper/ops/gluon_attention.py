@@ -46,7 +46,7 @@ def _kernels() -> Any:
     return importlib.import_module(".gluon_attention_kernels", __package__)
 
 
-# ---- which calls ----------------------------------------------------------------------------------------------------
+# ---- which calls are supported --------------------------------------------------------------------------------------
 
 
 def attention_when(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> bool | str:
