@@ -32,7 +32,7 @@ def _problem(
 ) -> tuple[Problem, list[str]]:  # fmt: skip
     """The sizes of a call; and the bias, if it must be made contiguous."""
     if dropout_p == 1:
-        raise NotSupported("dropout of everything")
+        raise NotSupported("dropout_p=1")
     strides, copied = (None, False) if bias is None else _bias_layout(bias)
     options = Options(at_end, softcap, dropout_p, strides, slopes is not None)
     of = None if cu_q is None else spec.longest(q, k, cu_q, max_q, max_k)

@@ -386,7 +386,7 @@ def _plan(
     if p.batch >= 2**16:
         raise NotSupported(f"{p.batch} sequences are more than a launch can have")
     if not p.dim:
-        raise NotSupported("keys of no numbers")
+        raise NotSupported("keys without columns")
     group = p.heads // p.kv_heads
     rows, (part, rest), blocks = group * p.queries, p.parts, p.blocks
     tiles = key_tiles(rows=rows, keys=p.capacity, dim=max(p.dim, p.dim_v), dtype=q.dtype, kept=k.dtype)
@@ -479,9 +479,9 @@ def write_kv_cache(
         raise NotSupported(f"{batch} sequences are more than a launch can have")
     scaled = k_scale is not None or v_scale is not None
     if k.dtype in FP8 and (scaled or k_cache.dtype is not k.dtype):
-        raise NotSupported("float8 tokens that are scaled")
+        raise NotSupported("float8 tokens with a scale, or of another dtype than the cache")
     if _loose(k_cache=k_cache, v_cache=v_cache):
-        raise NotSupported("a cache whose rows are not in one piece")
+        raise NotSupported("a cache whose rows are not contiguous")
     casts = k_cache.dtype in FP8 and k.dtype not in FP8
     views = {}
     if k.dtype in FP8 or (casts and not (has_casts() or interpreting())):

@@ -197,7 +197,7 @@ def _norm(p: float) -> str:
 
 def _slope_norm(p: float) -> str:
     if p == 0:
-        raise NotSupported("a gradient that is zero")
+        raise NotSupported("p=0, whose gradient is zero")
     norm = _norm(p)
     return norm if norm != "p" else "below one" if p < 1 else "below two" if p < 2 else "above two"
 

@@ -202,7 +202,7 @@ def _per_channel(x: Tensor, scale: Tensor, zero_point: Tensor, axis: int) -> Cal
     if scale.dtype is not torch.float32 or zero_point.dtype is not torch.int32:
         raise NotSupported(f"a scale of {scale.dtype} and zero points of {zero_point.dtype}")
     if not 0 <= axis < x.dim() or scale.shape != (x.shape[axis],) or zero_point.shape != scale.shape:
-        raise NotSupported("scales of another number than channels")
+        raise NotSupported("as many scales as channels are needed")
     along = lambda t: tuple(t.stride(0) if d == axis else 0 for d in range(x.dim()))
     operands = {"s": (along(scale), scale.dtype), "z": (along(zero_point), zero_point.dtype)}
     return _quantizer(x, [], [], ["scale = {s}", "zero = {z}.to(tl.int64)"], **operands)

@@ -208,7 +208,7 @@ def _backward(rank: int) -> Callable[..., Plan]:
         deterministic: bool,
     ) -> Plan:
         if deterministic and output_mask[0]:
-            raise NotSupported("atomics, where deterministic algorithms are asked for")
+            raise NotSupported("atomics, while deterministic algorithms are enabled")
         x, strides = _check(rank, input, grid, interpolation_mode, padding_mode)
         check_floats(input, grad_output)
         if input.dtype.itemsize < 4:

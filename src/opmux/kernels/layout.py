@@ -306,7 +306,7 @@ def diag_embed(y: Tensor, self: Tensor, offset: int, dim1: int, dim2: int) -> St
 def as_strided_scatter(y: Tensor, self: Tensor, src: Tensor, size: Any, stride: Any, storage_offset: Any) -> Stages:
     part = y.as_strided(size, stride, storage_offset)
     if y.stride() != self.stride() or torch._debug_has_internal_overlap(part) == 1:
-        raise NotSupported("a result that lies otherwise than self, or elements that share memory")
+        raise NotSupported("a result with other strides than self, or elements that share memory")
     return _replaced(y, self, part, src)
 
 

@@ -284,7 +284,7 @@ def _plan_blocks(op: str, x: Tensor, y: Tensor, count: int) -> Callable[..., Non
     if x.dtype in spec.FP8 or x.is_complex() or x.dtype is torch.float4_e2m1fn_x2:
         raise NotSupported(f"rows of {x.dtype}")
     if x.stride(-1) != 1 or y.stride(-1) != 1:
-        raise NotSupported("rows that are not in one piece")
+        raise NotSupported("rows that are not contiguous")
     (rows, n), strides = y.shape, (x.stride(0), y.stride(0))
     if not rows * n:
         return None

@@ -33,7 +33,7 @@ ATOMIC = (torch.float32, torch.float64, torch.int32, torch.int64)
 
 def _check_order() -> None:
     if torch.are_deterministic_algorithms_enabled():
-        raise NotSupported("which of several writes to one place stays has no order")
+        raise NotSupported("several writes to one place have no defined order")
 
 
 def _ordered(dtype: torch.dtype) -> bool:
@@ -115,7 +115,7 @@ def _along(
     if source is not None and source.dtype is not x.dtype:
         raise NotSupported(f"a source of {source.dtype} for {x.dtype}")
     if how is not None and x.dtype is torch.bool:
-        raise NotSupported("sums of truth values")
+        raise NotSupported("sums of bools")
     if not index.numel() or not x.numel() or (source is not None and not source.numel()):
         return _nothing
     cells = cells_of(x, dim, index)

@@ -87,7 +87,7 @@ def _counter(x: Tensor, bins: int) -> Callable[..., None]:
 def histc(self: Tensor, bins: int = 100, min: Number = 0, max: Number = 0) -> Tensor:
     """If min equals max, the range is that of the elements, which is read on the host, as torch does."""
     if torch.are_deterministic_algorithms_enabled():
-        raise NotSupported("torch raises where deterministic algorithms are asked for")
+        raise NotSupported("torch raises while deterministic algorithms are enabled")
     if not self.numel():
         raise NotSupported("no elements")
     x = self.contiguous()

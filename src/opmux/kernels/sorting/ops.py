@@ -80,7 +80,7 @@ def sort(self: Tensor, dim: int = -1, descending: bool = False, *, stable: bool 
 
 def _check_unequal(x: Tensor) -> None:
     if not x.is_floating_point():
-        raise NotSupported("of equal integers torch has its own choice")
+        raise NotSupported("which of several equal integers torch returns is undefined")
 
 
 @decided

@@ -77,13 +77,13 @@ def _searcher(
     given = [t for t in (x, rows, sorter, out) if t is not None]
     check_tensors(x, rows)
     if any(not t.is_contiguous() for t in given):
-        raise NotSupported("torch warns about tensors with gaps")
+        raise NotSupported("tensors that are not contiguous, about which torch warns")
     if not member:
         on_meta(torch.ops.aten.searchsorted.Tensor, rows, x, sorter=sorter)
     if rows.dtype is not x.dtype or rows.dtype is torch.bool:
         raise NotSupported(f"{rows.dtype} and {x.dtype}")
     if rows.dim() > 1 and (rows.dim() != x.dim() or rows.shape[:-1] != x.shape[:-1]):
-        raise NotSupported("rows that do not fit")
+        raise NotSupported("sorted_sequence and values of different leading shapes")
     if not rows.dim() or (sorter is not None and (sorter.dtype is not torch.int64 or sorter.shape != rows.shape)):
         raise NotSupported("a sequence of no dimensions, or a sorter that does not fit")
     if out is not None and (out.shape != x.shape or out.dtype is not dtype or out.device != x.device):

@@ -169,7 +169,7 @@ def _segments(data: Tensor, reduce: str, part: Tensor, offsets: bool, axis: int)
 def _parts(lengths: Tensor | None, offsets: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """The offsets, or the lengths and their running sums."""
     if (lengths is None) == (offsets is None):
-        raise NotSupported("either lengths or offsets")
+        raise NotSupported("needs exactly one of lengths and offsets")
     if offsets is not None:
         return offsets.contiguous(), None
     assert lengths is not None

@@ -109,7 +109,7 @@ def _runs_of(g: Tensor, x: Tensor, at: Tensor | None, return_inverse: bool, retu
 @impl(spec.ops["_unique2"], devices=DEVICES)
 def _unique2(self: Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False) -> Three:
     if not self.numel() or not sorted:
-        raise NotSupported("no elements, or in any order")
+        raise NotSupported("no elements, or sorted=False")
     check_tensors(self)
     x, at = sort_rows(self.reshape(1, -1).contiguous(), False)
     values, inverse, counts = _runs(x.view(-1), at.view(-1), return_inverse, return_counts)
@@ -121,7 +121,7 @@ def unique_consecutive(
     self: Tensor, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
 ) -> Three:
     if not self.numel() or (dim is not None and self.dim() != 1):
-        raise NotSupported("no elements, or whole slices")
+        raise NotSupported("no elements, or slices of several dimensions")
     if dim is not None and dim not in (0, -1):
         raise NotSupported(f"no dimension {dim}")
     values, inverse, counts = _runs(self.reshape(-1).contiguous(), None, return_inverse, return_counts)
@@ -141,7 +141,7 @@ def unique_dim(
     """
     check_tensors(self)
     if not self.dim() or not self.numel() or not -self.dim() <= dim < self.dim():
-        raise NotSupported("nothing to look at")
+        raise NotSupported("an empty tensor, or no such dimension")
     moved = self.movedim(dim, 0)
     columns = moved.reshape(moved.shape[0], -1).t().contiguous()
     if columns.shape[0] > FEW:

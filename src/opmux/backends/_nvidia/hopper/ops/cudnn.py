@@ -52,7 +52,7 @@ def cudnn_bwd_when(
 ) -> bool | str:
     check_attention_bwd(do, q, k, v, o, lse, causal, scale)
     if torch.are_deterministic_algorithms_enabled():
-        return "adds up in any order, and torch is to be deterministic"
+        return "adds in any order, while deterministic algorithms are enabled"
     return suits(q, k, v, causal)
 
 
