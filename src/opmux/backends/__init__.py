@@ -21,7 +21,7 @@ __all__ = [
     "register_vendor",
 ]
 
-# Where each name is. No module is imported here: see core/__init__.py.
+# The module of each name. No module is imported here: see core/__init__.py.
 _MODULE_OF = {"infer_device": "opmux.runtime.devices"}
 _MODULE_OF |= dict.fromkeys(("Autograd", "BadVendor", "Target"), "opmux.runtime.vendors")
 _MODULE_OF |= {"VENDOR_REGISTRY": "opmux.backends.registry", "VendorInfo": "opmux.backends.registry"}

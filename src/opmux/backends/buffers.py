@@ -1,7 +1,7 @@
 """Tiles for chips whose programs compute in a local buffer: blocks are copied in, computed on, and copied out.
 
-Such a chip has few cores and starts programs slowly, so a block should fill the buffer; what does not fit in it, its
-compiler refuses. A vendor says how large the buffer is (`Target.shared_memory`) and takes the rules as they are:
+Such a chip has few cores and starts programs slowly, so a block should fill the buffer; if it does not fit, the
+compiler refuses it. A vendor says how large the buffer is (`Target.shared_memory`) and uses the rules unchanged:
 
     HEURISTICS_CONFIGS = buffers.rules(vendor_info)
 
@@ -21,12 +21,12 @@ COPIES = 2  # double buffering of loads and stores
 
 
 class Held(NamedTuple):
-    """What a kernel holds of each element of its tile, and the size of the tile that may change."""
+    """What a kernel holds per element of its tile, and which size of the tile may change."""
 
     size: str
     tensors: int  # values of the tensors' dtype, loaded or stored
     wide: int  # 32-bit temporaries
-    grows: bool = True  # whether a larger tile is worth it; else it is only cut until it fits
+    grows: bool = True  # whether a larger tile is faster; else it is only cut until it fits
 
 
 HELD = {
@@ -59,7 +59,7 @@ def filling(info: VendorInfoBase, arch: str | None, held: Held, itemsize: int) -
 
 
 def rules(info: VendorInfoBase, most: int = 16_384) -> dict[str, dict[str, Callable[..., Any]]]:
-    """A vendor's HEURISTICS_CONFIGS; tiles do not grow beyond `most` elements, where starts no longer matter."""
+    """A vendor's HEURISTICS_CONFIGS. Tiles grow up to `most` elements; then starting programs takes little time."""
     return {
         name: {held.size: functools.partial(_cut, info, most, held) for held in every} for name, every in HELD.items()
     }

@@ -1,4 +1,4 @@
-"""Attention of dense batches, and of sequences packed one after another."""
+"""Attention on dense batches and on packed sequences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention with every option: the kernels of `attention`, with what a call has of them compiled in."""
+"""Attention with every option: the kernels of `attention`; options that a call does not use are compiled out."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .lib.rows import OutputSpec, wide_of
 
 
 def _bias_layout(bias: Tensor) -> tuple[tuple[int, int, int], bool]:
-    """Its strides, 0 where it has one element for all; and whether it must be made contiguous first."""
+    """The strides of the bias, 0 where it is broadcast; and whether it must be made contiguous first."""
     at = Layout.of(bias)
     b, h, row = (0 if n == 1 else s for n, s in zip(bias.shape, at.strides))
     return (b, h, row), at.copied
@@ -32,7 +32,7 @@ def _problem(
 ) -> tuple[Problem, list[str]]:  # fmt: skip
     """The sizes of a call; and the bias, if it must be made contiguous."""
     if dropout_p == 1:
-        raise NotSupported("dropout of everything")
+        raise NotSupported("dropout_p=1")
     strides, copied = (None, False) if bias is None else _bias_layout(bias)
     options = Options(at_end, softcap, dropout_p, strides, slopes is not None)
     of = None if cu_q is None else spec.longest(q, k, cu_q, max_q, max_k)
@@ -40,7 +40,7 @@ def _problem(
 
 
 def _finished(plan: Plan, q: Tensor, seed: Tensor | None, copied: list[str]) -> Plan:
-    """A plan whose kernels take the seed: as a pointer, or from the host as two numbers that are read at each call."""
+    """A plan whose kernels take the seed: as a pointer, or as two numbers that are read from the host at each call."""
     copied = [*plan.strided, *copied]
     if seed is None or not seed_on_host(q, seed):
         return Plan(plan.makes, plan.steps, [*copied, *strided(seed=seed)], plan.before)
@@ -50,7 +50,7 @@ def _finished(plan: Plan, q: Tensor, seed: Tensor | None, copied: list[str]) -> 
 
 
 def _room(padded: bool, **makes: OutputSpec) -> dict[str, Any]:
-    """Results; zeros where padding is not written."""
+    """Results; zeroed first if there is padding, which the kernels do not write."""
     return {name: Zeros(made) if padded else made for name, made in makes.items()}
 
 
@@ -111,7 +111,7 @@ def attention_general_bwd(
 
 
 def _bias_launch(p: Problem, bias: Tensor, numbers: Mapping[str, Any], lse: tuple[int, int]) -> Launch:
-    """A program for each tile of the bias; tiles of all queries where it has one row."""
+    """A program for each tile of the bias; if the bias has one row, a tile covers all queries."""
     tiles = bwd_q_tiles(**p.facts())
     batches, heads, rows, keys = bias.shape
     down, right = (1 if rows == 1 else -(-rows // tiles["BLOCK_M"])), -(-keys // tiles["BLOCK_N"])

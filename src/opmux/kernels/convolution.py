@@ -1,10 +1,10 @@
 """Convolutions of one to three dimensions, also transposed and in groups, and their gradients.
 
-Large groups are implicit matrix products: rows are the positions of the result, columns its channels, and the factors
-are gathered for each tap of the kernel; nothing is unfolded in memory. The gradient of the input is a transposed
-convolution of dy, and that of a transposed one a plain convolution, so one kernel serves all four. The gradient of the
-weight is a product over all positions, in shares that are added in a fixed order. Groups of few channels (depthwise)
-are computed directly, an element per lane.
+Large groups are implicit matrix products: rows are positions of the result, columns its channels, and the factors are
+gathered for each tap of the kernel, without an unfolded copy. The gradient of the input is a transposed convolution of
+dy, and that of a transposed convolution a plain one, so one kernel serves all four. The gradient of the weight is a
+product over all positions, in partial sums that are added in a fixed order. Groups of few channels (depthwise) are
+computed directly, one result element per lane.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from .lib.rows import OutputSpec, cores, wide_of
 
 @triton.jit
 def source(at, tap, n_in, S: tl.constexpr, P: tl.constexpr, D: tl.constexpr, TRANSPOSED: tl.constexpr):
-    """The index that a result reads for a tap, and whether it exists."""
+    """The input index that a result reads for a tap, and whether it exists."""
     if TRANSPOSED:
         there = at + P - tap * D
         whole = there // S
@@ -67,7 +67,7 @@ def split(t, KY: tl.constexpr, KX: tl.constexpr):
 
 @triton.jit
 def rounded(x, PRECISION: tl.constexpr):
-    """A factor as TF32 has it, to nearest. Tensor cores cut the last bits off, and sums of such products are biased."""
+    """A factor rounded to the nearest TF32. Tensor cores truncate instead, which biases sums of products."""
     if PRECISION == "tf32" and x.dtype == tl.float32:
         near = (x.to(tl.int32, bitcast=True) + 0x1000) & ~0x1FFF
         x = tl.where(x == x, near.to(tl.float32, bitcast=True), x)
@@ -81,9 +81,11 @@ def _conv(a_ptr, w_ptr, bias_ptr, y_ptr, n_m, n_out, n_red, o_z, o_y, o_x, i_z, 
           TRANSPOSED: tl.constexpr, RANK: tl.constexpr, A_LAST: tl.constexpr, W_LAST: tl.constexpr,
           FLAT: tl.constexpr, INDEX: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
           BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr):  # fmt: skip
-    """One tile of the result of a group. With channels last, positions are rows; else they are columns, so that
-    neighbouring lanes always read and write neighbouring memory. FLAT: channels and taps are one dimension, for few
-    channels."""
+    """One tile of the result of a group.
+
+    With channels last, positions are rows, else columns: neighbouring lanes always access neighbouring memory. FLAT:
+    channels and taps are one dimension, for few channels.
+    """
     i_m, i_n = tile(tl.program_id(0), n_m, n_out, BLOCK_M, BLOCK_N, GROUP)
     g = tl.program_id(1)
     m = i_m.to(INDEX) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -147,7 +149,7 @@ def _direct(a_ptr, w_ptr, bias_ptr, y_ptr, n, n_c, n_z, n_y, n_x, n_out, n_red, 
             DZ: tl.constexpr, DY: tl.constexpr, DX: tl.constexpr, TRANSPOSED: tl.constexpr, RANK: tl.constexpr,
             LAST: tl.constexpr, TIGHT: tl.constexpr, INDEX: tl.constexpr, FULL: tl.constexpr,
             WIDE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """An element of the result per lane: for groups of few channels."""
+    """One result element per lane: for groups of few channels."""
     o, inside = lanes(n, INDEX, FULL, BLOCK)
     b, c, z, y, x = unravel(o, n_c, n_z, n_y, n_x, RANK, LAST)
     g = c // n_out
@@ -177,7 +179,7 @@ def _conv_dw(p_ptr, q_ptr, part_ptr, n_m, n_row, n_col, n_w, span, o_z, o_y, o_x
              DZ: tl.constexpr, DY: tl.constexpr, DX: tl.constexpr, RANK: tl.constexpr, P_LAST: tl.constexpr,
              INDEX: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
              BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr):  # fmt: skip
-    """A share of dw[row, col, tap]: the sum over positions of p[row] times q[col] where the tap reads it."""
+    """A partial sum of dw[row, col, tap]: over positions, p[row] times the q[col] that the tap reads there."""
     i_m, i_n = tile(tl.program_id(0), n_row, n_col * KZ * KY * KX, BLOCK_M, BLOCK_N, GROUP)
     g = tl.program_id(1)
     share = tl.program_id(2)
@@ -195,7 +197,7 @@ def _conv_dw(p_ptr, q_ptr, part_ptr, n_m, n_row, n_col, n_w, span, o_z, o_y, o_x
         in_m = m < n_m
         b, z, y, x = unravel_positions(m, o_z, o_y, o_x, RANK)
         at = b * p_sn + z * p_sz + y * p_sy + x * p_sx
-        # the dimension along which memory is contiguous is the last one, of positions or of channels
+        # the contiguous dimension, positions or channels, comes last
         if P_LAST:
             p = tl.load(p_base[None, :] + at[:, None], mask=in_m[:, None] & (row < n_row)[None, :], other=0.0)
             p = tl.trans(p)
@@ -219,7 +221,7 @@ def _direct_dw(p_ptr, q_ptr, part_ptr, n_m, n_row, n_col, n_w, span, o_z, o_y, o
                SX: tl.constexpr, PZ: tl.constexpr, PY: tl.constexpr, PX: tl.constexpr,
                DZ: tl.constexpr, DY: tl.constexpr, DX: tl.constexpr, RANK: tl.constexpr,
                INDEX: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """A share of one element of dw: for groups of few channels."""
+    """A partial sum of one element of dw: for groups of few channels."""
     i = tl.program_id(0)
     share = tl.program_id(1)
     t_z, t_y, t_x = split(i % (KZ * KY * KX), KY, KX)
@@ -280,8 +282,8 @@ def direct_weight_tiles(dtype: torch.dtype) -> Tiles:
 
 # ---- plans ----------------------------------------------------------------------------------------------------------
 
-FEW = 8  # channels of a group: below that it is computed directly
-SHARES = 64  # of a weight's gradient, at most
+FEW = 8  # groups of fewer channels are computed directly
+SHARES = 64  # most partial sums of a weight's gradient
 
 
 class Geometry(NamedTuple):
@@ -318,17 +320,17 @@ class Geometry(NamedTuple):
 
 
 def precision() -> str:
-    """What torch's setting lets the factors of convolutions be rounded to."""
+    """The precision that torch's setting allows for the factors of convolutions."""
     return "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
 
 
 def _factors(t: Tensor, precise: str) -> str:
-    """That setting is for NVIDIA's tensor cores; on other devices factors are float32 as they are."""
+    """The setting is for NVIDIA's tensor cores; other devices use full float32."""
     return precise if t.device.type in ("cuda", "meta") else "ieee"
 
 
 def _format(rank: int, *tensors: Tensor) -> torch.memory_format:
-    """Channels-last if one of the tensors is, as cuDNN's results are."""
+    """Channels-last if one of the tensors is, like cuDNN's results."""
     wanted = {2: torch.channels_last, 3: torch.channels_last_3d}.get(rank)
     if wanted is not None and any(t.is_contiguous(memory_format=wanted) and not t.is_contiguous() for t in tensors):
         return wanted
@@ -349,7 +351,7 @@ def _convolve(
     precise: str,
     names: dict[str, str | None],
 ) -> Launch:
-    """A convolution of `a` with the result `out`, plain or transposed, by a weight that is stored for either."""
+    """The launch of a convolution of `a` into `out`, plain or transposed."""
     x, y, w = Planes.of(a, geo.rank), Planes.of(out, geo.rank), Planes.of(weight, geo.rank)
     # a weight is [out, in, ...] for a plain convolution and [in, out, ...] for a transposed one
     reads = 0 if transposed else 1
@@ -376,7 +378,7 @@ def _convolve(
 def _weight_gradient(
     geo: Geometry, dy: Tensor, x: Tensor, weight: OutputSpec, precise: str
 ) -> tuple[dict[str, OutputSpec], list[Step]]:
-    """Launches for dweight: rows of the weight are channels of dy, or of x where it is transposed."""
+    """Launches for dweight: the weight's rows are the channels of dy, or of x if the convolution is transposed."""
     rows, cols = (x, dy) if geo.transposed else (dy, x)
     p, q, w = Planes.of(rows, geo.rank), Planes.of(cols, geo.rank), Planes.of(weight, geo.rank)
     n_row, n_col, n_w = weight.shape[0] // geo.groups, weight.shape[1], torch.Size(weight.shape).numel()
@@ -445,7 +447,7 @@ def convolution(
 
 
 def _check_channels(geo: Geometry, channels: int, weight: Tensor, bias: Tensor | None = None) -> None:
-    """Decline what torch raises an error for."""
+    """Raise NotSupported for what torch rejects."""
     wanted = weight.shape[0] if geo.transposed else weight.shape[1] * geo.groups
     out = weight.shape[1] * geo.groups if geo.transposed else weight.shape[0]
     if channels != wanted or weight.shape[0] % geo.groups or (bias is not None and bias.shape != (out,)):
@@ -507,7 +509,7 @@ def _im2col(x_ptr, y_ptr, n, n_c, n_l, o_x, i_y, i_x, x_sn, x_sc, x_sy, x_sx,
             KY: tl.constexpr, KX: tl.constexpr, SY: tl.constexpr, SX: tl.constexpr, PY: tl.constexpr,
             PX: tl.constexpr, DY: tl.constexpr, DX: tl.constexpr, INDEX: tl.constexpr,
             BLOCK: tl.constexpr):  # fmt: skip
-    """[batch, channel, tap, window]: the input under each tap of each window."""
+    """y[batch, channel, tap, window] = the input under each tap of each window."""
     o, inside = lanes(n, INDEX, False, BLOCK)
     at = o // n_l
     t = at % (KY * KX)
@@ -523,7 +525,7 @@ def _col2im(x_ptr, y_ptr, n, n_c, n_y, n_x, o_y, o_x, x_sn, x_sr, x_sl,
             KY: tl.constexpr, KX: tl.constexpr, SY: tl.constexpr, SX: tl.constexpr, PY: tl.constexpr,
             PX: tl.constexpr, DY: tl.constexpr, DX: tl.constexpr, INDEX: tl.constexpr, WIDE: tl.constexpr,
             BLOCK: tl.constexpr):  # fmt: skip
-    """For each pixel, the sum over the windows that hold it: the columns are [batch, channel and tap, window]."""
+    """For each pixel, the sum over the windows that contain it; x is [batch, channel and tap, window]."""
     o, inside = lanes(n, INDEX, False, BLOCK)
     b, c, _, y, x = unravel(o, n_c, 1, n_y, n_x, 2, False)
     acc = tl.full([BLOCK], 0, WIDE)
@@ -543,7 +545,7 @@ fold = Launcher(_col2im, sizes="n x_sn")
 def _windows(
     kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
 ) -> dict[str, Any]:
-    """The constants of both kernels, for y and x."""
+    """The constexprs of both kernels, for y and x."""
     sizes = {"K": (kernel, 1), "S": (stride, 1), "P": (padding, 0), "D": (dilation, 1)}
     found = {k: v for name, (given, none) in sizes.items() for k, v in per_axis(name, zyx(given, 2, none)).items()}
     return {name: value for name, value in found.items() if name[1] != "Z"}

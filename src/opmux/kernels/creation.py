@@ -1,4 +1,4 @@
-"""ATen's factories and fills: memory allocated by torch, and one kernel that writes it."""
+"""ATen's factories and fills: torch allocates the memory, one kernel writes it."""
 
 import ctypes
 import math
@@ -33,7 +33,7 @@ def _check(y: Tensor) -> None:
 
 @plans
 def _filling(y: Tensor) -> tuple[Callable[[Any], Any], Callable[..., Any]]:
-    """What brings a number to y's dtype, and the launch that fills y with it."""
+    """A function that converts a number to y's dtype, and the launch that fills y with the result."""
     _check(y)
     convert = number_for(y.dtype)
     if not y.numel():
@@ -44,7 +44,7 @@ def _filling(y: Tensor) -> tuple[Callable[[Any], Any], Callable[..., Any]]:
 
 
 def filled(y: Tensor, value: Any) -> Tensor:
-    """y, filled with a number."""
+    """Fill y with a number and return it."""
     convert, launch = _filling.below(y)
     launch(y, convert(value))
     return y
@@ -71,7 +71,7 @@ def _fill_into(y: Tensor, self: Tensor, value: Any) -> Tensor:
 
 @plans
 def _spreading(y: Tensor, value: Tensor) -> Callable[..., Any]:
-    """The launch that fills y with an element of another tensor."""
+    """The launch that fills y with the one element of another tensor."""
     _check(y)
     _check(value)
     if not y.numel():
@@ -94,7 +94,7 @@ impl(spec.ops["fill"], devices=DEVICES, into=_fill_into)(_fill)
 
 
 def allocated(size: Any, dtype: Any, layout: Any, device: Any, pin_memory: Any) -> Tensor:
-    """A new tensor; declines what our kernels do not write."""
+    """A new tensor; raises NotSupported for what our kernels do not write."""
     if layout not in (None, torch.strided) or pin_memory:
         raise NotSupported("other layouts and pinned memory")
     y = torch.empty(size, dtype=dtype, device=device)
@@ -104,7 +104,7 @@ def allocated(size: Any, dtype: Any, layout: Any, device: Any, pin_memory: Any) 
 
 
 def inferred(value: Any) -> torch.dtype:
-    """The dtype of a number as torch.full has it."""
+    """The dtype that torch.full infers from a number."""
     if isinstance(value, (bool, int)):
         return torch.bool if isinstance(value, bool) else torch.int64
     return torch.get_default_dtype()
@@ -126,7 +126,7 @@ def _new(self: Tensor, size: Any, dtype: Any, layout: Any, device: Any, pin_memo
 
 
 def _given(y: Tensor, shape: Any, dtype: torch.dtype | None = None) -> Tensor:
-    """A given result, if torch would not resize or refuse it."""
+    """y; raises NotSupported unless it has this shape and dtype: torch would resize or refuse it."""
     if tuple(y.shape) != tuple(shape) or (dtype is not None and y.dtype is not dtype):
         raise NotSupported(f"out is {y.dtype} {tuple(y.shape)}")
     return y
@@ -173,7 +173,7 @@ def new_full(
 
 
 def _of_value(prefix: str, value: int) -> None:
-    """zeros or ones, and the same like a tensor and from one."""
+    """Register zeros or ones, and their `_like` and `new_` variants."""
 
     def sized(
         size: Any, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None
@@ -228,7 +228,7 @@ def _space(
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     a, b, d = tl.full([1], start, C), tl.full([1], end, C), tl.full([1], step, C)
     y = a + d * i.to(C)
-    if BOTH:  # from the nearer end: the last element is the end itself
+    if BOTH:  # count from the nearer end, so that the last element is exactly `end`
         y = tl.where(i < n // 2, y, b - d * (n - 1 - i).to(C))
     if POWER:
         y = libdevice.pow(tl.full([BLOCK], base, C), y)
@@ -241,13 +241,13 @@ space = Launcher(_space, sizes="n stride")
 
 @tunable("creation.range", free="BLOCK")
 def range_tiles(dtype: torch.dtype) -> Tiles:
-    """Two stores of 16 bytes for each of 128 threads."""
+    """A thread stores 32 bytes, 16 at a time."""
     return Tiles(128, BLOCK=4096 // dtype.itemsize)
 
 
 @plans
 def _ranging(y: Tensor, both: bool, power: bool) -> Callable[..., Any]:
-    """The launch that writes a range of n numbers into y: of integers (y, start, step), of others all four."""
+    """The launch that writes a range into y: (y, start, step) for integers, (y, start, end, step, base) for floats."""
     _check(y)
     n, tiles = y.numel(), range_tiles(dtype=y.dtype)
     if not n:
@@ -262,7 +262,7 @@ def _ranging(y: Tensor, both: bool, power: bool) -> Callable[..., Any]:
 
 
 def _length(start: Any, end: Any, step: Any, dtype: torch.dtype, closed: bool) -> int:
-    """Elements of arange (of range, where the end is part of it); declines what torch refuses."""
+    """The number of elements of arange, or of range if `closed`; raises NotSupported for what torch refuses."""
     values = (start, end, step)
     if (
         any(isinstance(v, complex) or not math.isfinite(v) for v in values)
@@ -325,7 +325,7 @@ def closed_range(
 
 
 def _spaced(y: Tensor, start: Any, end: Any, base: float | None) -> Tensor:
-    """From start to end, both included, rounded as on CUDA: the ends and the step to the dtype that is computed in."""
+    """From start to end, both included. As on CUDA, the ends and the step are rounded to the compute dtype."""
     start, end = (v.item() if isinstance(v, Tensor) and not v.dim() else v for v in (start, end))  # as torch does
     if y.dtype not in FLOATS or any(isinstance(v, (complex, Tensor)) for v in (start, end)):
         raise NotSupported(f"numbers {start} and {end} as {y.dtype}")

@@ -1,9 +1,9 @@
-"""Attention to a cache of keys and values, for tokens that are decoded; and writing that cache.
+"""Attention of newly decoded tokens to a KV cache; and writing that cache.
 
-Decoding reads the cache once and computes little, so all heads of q that use one head of k, and all new tokens, are the
-rows of one tile. The keys of a sequence are split among programs until the chip is full; each writes a partial result
-in float32, and a second kernel combines them. How a sequence is split follows from its length, which only the device
-knows: a program that gets no keys says so and ends.
+Decoding reads the cache once and computes little, so the rows of one tile are all query heads that share a KV head, for
+all new tokens. The keys of a sequence are split among programs until the chip is full; each writes a partial result in
+float32, and a second kernel combines them. The split follows from the length of the sequence, which only the device
+knows: a program without keys writes lse = -inf and returns.
 
 The latent cache of MLA is one head of keys whose first columns are the values: the same kernel, without a second read.
 """
@@ -31,16 +31,16 @@ from .lib.launch import Config, Launcher
 from .lib.products import NUMBERS, multiplies_fp8, precision
 from .lib.rows import OutputSpec, cores, wide_of
 
-LOG2_E = math.log2(math.e)  # scores are exponents of 2, which chips have as an instruction
+LOG2_E = math.log2(math.e)  # scores are exponents of 2, because chips have an exp2 instruction
 MOST_SPLITS = 64
-WIDEST = 1024  # numbers of a row of the cache
+WIDEST = 1024  # most columns of a row of the cache
 
 # ---- device code ----------------------------------------------------------------------------------------------------
 
 
 @triton.jit
 def page_of(table_ptr, at, end, PAGE: tl.constexpr, BLOCK_N: tl.constexpr):
-    """The page of the keys from `at` on: one for all, or one for each where pages are small. 0 beyond the end."""
+    """The page of the keys from `at` on: a scalar, or one per key if blocks cross pages. 0 beyond the end."""
     if PAGE % BLOCK_N == 0:
         return tl.load(table_ptr + at // PAGE, mask=at < end, other=0).to(tl.int64)
     else:
@@ -50,7 +50,7 @@ def page_of(table_ptr, at, end, PAGE: tl.constexpr, BLOCK_N: tl.constexpr):
 
 @triton.jit
 def columns(ptr, o_n, there, first, size, NUMBERS: tl.constexpr, BLOCK: tl.constexpr, FULL: tl.constexpr):
-    """Columns from `first` of rows of the cache, zeros where there is nothing; bytes become numbers by NUMBERS."""
+    """Columns from `first` on of rows of the cache, 0 where masked; NUMBERS converts bytes to floats."""
     o = tl.arange(0, BLOCK)
     m = there[:, None]
     if not FULL:
@@ -64,7 +64,7 @@ def columns(ptr, o_n, there, first, size, NUMBERS: tl.constexpr, BLOCK: tl.const
 
 @triton.jit
 def with_sink(b_lse, b_sink):
-    """log2(2^lse + 2^sink), and how much of it is 2^lse."""
+    """log2(2^lse + 2^sink), and the fraction of the sum that 2^lse is."""
     b_top = tl.maximum(b_lse, b_sink)
     b_top = tl.where(b_top == -float("inf"), 0.0, b_top)
     b_part = tl.exp2(b_lse - b_top)
@@ -82,10 +82,10 @@ def _decode(
     FULL: tl.constexpr, NUMBERS: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, PARTIAL: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
-    """A share of the keys of a sequence, for the queries of one head of k.
+    """One split of the keys of a sequence, for the queries of one KV head.
 
-    A row of k is PART columns, in BLOCK_D, and the rest, in BLOCK_R: 576 are 512 and 64. Without v_ptr the first part
-    is the value too. PARTIAL: o and lse are partial results, [batch, splits, heads, queries], lse to base 2.
+    A row of k is read as PART columns, in BLOCK_D, and the rest, in BLOCK_R: 576 is 512 and 64. Without v_ptr the first
+    part is the value too. PARTIAL: o and lse are partial results, [batch, splits, heads, queries], lse to base 2.
     """
     kv, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     split, z = tl.program_id(1), tl.program_id(2).to(tl.int64)
@@ -113,7 +113,7 @@ def _decode(
     k_ptr += kv.to(tl.int64) * k_head
     if v_ptr is not None:
         v_ptr += kv.to(tl.int64) * v_head
-    place = query + (length - queries)  # of the queries among the keys
+    place = query + (length - queries)  # positions of the queries among the keys
     page = z
     if table_ptr is not None:
         table_ptr += z * table_row
@@ -135,10 +135,10 @@ def _decode(
             b_v = columns(v_ptr, o_v, there, 0, dim_v, NUMBERS, BLOCK_E, FULL).to(b_q.dtype)
         else:
             b_v = b_k
-        if table_ptr is not None:  # a block ahead: the address of the next keys must not wait for it
+        if table_ptr is not None:  # load the next page number now, so that the next keys do not wait for it
             page = page_of(table_ptr, at + BLOCK_N, end, PAGE, BLOCK_N)
         b_s *= factor
-        if CAP:  # tanh, and base 2
+        if CAP:  # cap * tanh(s / cap), to base 2
             b_s = cap * (1.0 - 2.0 / (tl.exp2(b_s) + 1.0))
         seen = there[None, :]
         if CAUSAL:
@@ -147,7 +147,7 @@ def _decode(
             seen &= i_n[None, :] >= place[:, None] - window
         b_s = tl.where(seen, b_s, -float("inf"))
         b_new = tl.maximum(b_top, tl.max(b_s, 1))
-        b_to = tl.where(b_new == -float("inf"), 0.0, b_new)  # inf - inf would be NaN
+        b_to = tl.where(b_new == -float("inf"), 0.0, b_new)  # -inf - -inf would be NaN
         b_p = tl.exp2(b_s - b_to[:, None])
         b_less = tl.exp2(b_top - b_to)
         b_sum = b_sum * b_less + tl.sum(b_p, 1)
@@ -175,7 +175,7 @@ def _decode(
     else:
         o_o = ((z * splits + split) * heads + head) * queries + query
         tl.store(lse_ptr + o_o, b_lse, mask=inside)
-    if not PARTIAL or begin < end:  # what is not read need not be written
+    if not PARTIAL or begin < end:  # o of an empty split is never read
         o_ptrs = o_ptr + o_o[:, None] * dim_v + o_e[None, :]
         tl.store(o_ptrs, (b_o * b_times[:, None]).to(o_ptr.dtype.element_ty), mask=inside_o)
 
@@ -184,7 +184,7 @@ def _combine(
     parts_ptr, part_lse_ptr, sinks_ptr, o_ptr, lse_ptr, queries, heads, splits, dim_v,
     WIDE: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
-    """o and lse of a query and head, from those of its splits: each weighed by its share of the sum."""
+    """o and lse of a query and head: its splits' results, weighted by their fractions of the sum."""
     row = tl.program_id(0).to(tl.int64)
     rows = heads * queries
     z, place = row // rows, row % rows
@@ -216,7 +216,7 @@ def put(
     ptr, cache_ptr, scale_ptr, o_new, o_cache, head_stride, cache_head, scale_step, i_h, heads, size,
     CAST: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One token's heads, divided by their scale and rounded to what the cache keeps; CAST gives bytes of float8."""
+    """Write one token's heads, divided by their scale and rounded to the cache's dtype; CAST gives bytes of float8."""
     o = tl.arange(0, BLOCK)[None, :]
     m = (i_h < heads) & (o < size)
     b = tl.load(ptr + o_new + i_h.to(tl.int64) * head_stride + o, mask=m, other=0.0)
@@ -237,7 +237,7 @@ def _write(
     v_cache_page, v_cache_row, v_cache_head, table_row, k_scale_step, v_scale_step, dim, dim_v,
     PAGE: tl.constexpr, CAST: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
-    """One new token of a sequence, and BLOCK_H of its heads."""
+    """Write BLOCK_H heads of one new token of a sequence."""
     token, z = tl.program_id(0), tl.program_id(1).to(tl.int64)
     i_h = tl.program_id(2) * BLOCK_H + tl.arange(0, BLOCK_H)[:, None]
     count = tokens
@@ -275,10 +275,10 @@ write = Launcher(
 
 
 def splits_for(programs: int, keys: int, slots: int) -> int:
-    """The fewest parts of the keys that fill the chip almost as well as any number of parts can.
+    """The fewest splits of the keys that fill the chip almost as well as any number of splits can.
 
-    There are `programs` without a split, and `slots` run at a time; `keys` are blocks of them. The last round of
-    programs should not leave most of the chip idle.
+    `programs`: how many there are without a split; `slots`: how many run at a time; `keys`: blocks of keys. The last
+    wave of programs should not leave most of the chip idle.
     """
     most = max(1, min(MOST_SPLITS, keys, -(-2 * slots // max(programs, 1))))
     rounds = lambda splits: programs * splits / slots
@@ -288,9 +288,9 @@ def splits_for(programs: int, keys: int, slots: int) -> int:
 
 @tunable("decode.keys", free="BLOCK_M BLOCK_N PER_CORE")
 def key_tiles(rows: int, keys: int, dim: int, dtype: torch.dtype, kept: torch.dtype) -> Tiles:
-    """Rows of a tile (heads and queries of one head of k), keys a step, and programs that a core runs at a time.
+    """Rows of a tile (heads and queries of one KV head), keys per step, and programs that a core runs at a time.
 
-    `keys` is what the cache can hold for a sequence, `dim` the larger one of k's and v's, `kept` the cache's dtype.
+    `keys`: how many the cache can hold for a sequence; `dim`: the larger of k's and v's; `kept`: the cache's dtype.
     Keys are split among programs until every core has PER_CORE.
     """
     size = dtype.itemsize
@@ -306,7 +306,7 @@ CACHE, TOKENS = ("page", "row", "head"), ("batch", "row", "head")  # the dimensi
 
 
 def _steps(name: str, t: Tensor | None, copied: bool = False, dims: tuple[str, ...] = CACHE) -> dict[str, int]:
-    """The strides of a tensor by name, or those of its contiguous copy; 0 where there is none."""
+    """The strides of a tensor, or of its contiguous copy, by name; 0 if the tensor is absent."""
     if t is None:
         return {f"{name}_{dim}": 0 for dim in dims}
     strides = OutputSpec.of(t.shape, t.dtype).stride if copied else t.stride()
@@ -314,18 +314,18 @@ def _steps(name: str, t: Tensor | None, copied: bool = False, dims: tuple[str, .
 
 
 def _each(scale: Tensor | None) -> int:
-    """How far apart the scales of heads are: 0 where one is for all."""
+    """The stride of the heads' scales: 0 if all heads share one."""
     return int(scale is not None and scale.numel() > 1)
 
 
 def _loose(**tensors: Tensor | None) -> list[str]:
-    """The names of those whose rows are not in one piece."""
+    """The names of the tensors whose rows are not contiguous."""
     return [name for name, t in tensors.items() if t is not None and t.stride(-1) != 1 and t.shape[-1] > 1]
 
 
 def _viewed(q: Tensor, cache: Tensor, names: Collection[str]) -> tuple[dict[str, Callable[[Tensor], Tensor]], Any]:
-    """A float8 cache as bytes, and the function that makes numbers of them, where the chip has no such type."""
-    if cache.dtype in FP8 and q.dtype is torch.float64:  # Triton 3.6 compiles no product of float64 made from bytes
+    """For chips without float8: how to view a float8 cache as bytes, and the function that converts them to numbers."""
+    if cache.dtype in FP8 and q.dtype is torch.float64:  # Triton 3.6 compiles no float64 product of converted bytes
         return {name: _in_float64 for name in names}, None
     if cache.dtype not in FP8 or multiplies_fp8():
         return {}, None
@@ -341,13 +341,13 @@ def _bytes(t: Tensor) -> Tensor:
 
 
 class Problem(NamedTuple):
-    """Sizes of a call; of MLA, with one head of keys and v in its first columns."""
+    """Sizes of a call. MLA has one KV head, with v in its first columns."""
 
     batch: int
     queries: int
     heads: int
     kv_heads: int
-    capacity: int  # of keys for a sequence
+    capacity: int  # keys per sequence
     page: int
     dim: int
     dim_v: int
@@ -355,7 +355,7 @@ class Problem(NamedTuple):
 
     @property
     def parts(self) -> tuple[int, int]:
-        """How a row of k is read: columns that are a power of two, or also values, and the rest."""
+        """How a row of k is read: first columns that are values too, or a power of two of them; then the rest."""
         part = self.dim_v if self.shared else self.dim if self.dim < 16 else 1 << (self.dim.bit_length() - 1)
         return part, self.dim - part
 
@@ -373,7 +373,7 @@ def _plan(
     scales: tuple[Tensor | None, Tensor | None], scale: float | None, softcap: float, window: int, precision: str,
     names: Mapping[str, str | None], copied: list[str],
 ) -> Plan:  # fmt: skip
-    """`names`: what the kernel's tensors are called in the op; `copied`: arguments that must be made contiguous."""
+    """`names`: the op's names for the kernel's tensors; `copied`: arguments that must be made contiguous."""
     stats = torch.float64 if q.dtype is torch.float64 else torch.float32
     makes = {
         "o": OutputSpec.of((p.batch, p.queries, p.heads, p.dim_v), q.dtype),
@@ -386,7 +386,7 @@ def _plan(
     if p.batch >= 2**16:
         raise NotSupported(f"{p.batch} sequences are more than a launch can have")
     if not p.dim:
-        raise NotSupported("keys of no numbers")
+        raise NotSupported("keys without columns")
     group = p.heads // p.kv_heads
     rows, (part, rest), blocks = group * p.queries, p.parts, p.blocks
     tiles = key_tiles(rows=rows, keys=p.capacity, dim=max(p.dim, p.dim_v), dtype=q.dtype, kept=k.dtype)
@@ -429,7 +429,7 @@ def _plan(
 
 
 def _page(k: Tensor, table: Tensor | None) -> tuple[int, int]:
-    """The keys that fit for a sequence, and those of a page; 1 without pages, so that a length compiles nothing."""
+    """The keys that fit per sequence and per page. Without pages the latter is 1: the length is no constexpr."""
     return (k.shape[1], 1) if table is None else (k.shape[1] * table.shape[1], max(k.shape[1], 1))
 
 
@@ -452,8 +452,8 @@ def mla_decode(
     scale: float | None, precision: str,
 ) -> Plan:  # fmt: skip
     capacity, page = _page(cache, table)
-    # Values that are read from the same tile as the keys: not float8, which Triton keeps apart in shared memory for
-    # the two products, and then does not load ahead (3.6, sm_90). A second load is one from L2.
+    # Values come from the same tile as the keys, except in float8: Triton keeps a float8 tile twice in shared memory,
+    # once per product, and then does not prefetch it (3.6, sm_90). A second load comes from L2.
     shared = cache.dtype not in FP8
     batch, queries, heads, dim = q.shape
     p = Problem(batch, queries, heads, 1, capacity, page, dim, rank, shared)
@@ -479,9 +479,9 @@ def write_kv_cache(
         raise NotSupported(f"{batch} sequences are more than a launch can have")
     scaled = k_scale is not None or v_scale is not None
     if k.dtype in FP8 and (scaled or k_cache.dtype is not k.dtype):
-        raise NotSupported("float8 tokens that are scaled")
+        raise NotSupported("float8 tokens with a scale, or of another dtype than the cache")
     if _loose(k_cache=k_cache, v_cache=v_cache):
-        raise NotSupported("a cache whose rows are not in one piece")
+        raise NotSupported("a cache whose rows are not contiguous")
     casts = k_cache.dtype in FP8 and k.dtype not in FP8
     views = {}
     if k.dtype in FP8 or (casts and not (has_casts() or interpreting())):

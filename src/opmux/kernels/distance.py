@@ -1,13 +1,11 @@
-"""Distances between all pairs of vectors: tiles of pairs, so that a vector is read once for a tile and not for a pair.
+"""Distances between all pairs of vectors, in tiles of pairs: a vector is loaded once per tile, not once per pair.
 
-One kernel for both forwards and one for both backwards. The pairs of one set (pdist) are those above the diagonal, row
-by row. A gradient is summed by one program in order: no atomics.
-
-A Euclidean distance by a matrix product, as torch computes it for more than 25 vectors, is left to torch: ATen composes
-it from matmul and pointwise ops.
+One kernel serves both forwards, one both backwards. The pairs of one set (pdist) are those above the diagonal, row by
+row. One program sums a gradient in order, without atomics. Euclidean distances of more than 25 vectors are left to
+torch: ATen composes them from matmul and pointwise ops.
 """
 
-# Annotations are not postponed: Triton reads that of p, which would be a float32 without it.
+# No `from __future__ import annotations`: Triton reads tl.float64 of p, and would pass float32 without it.
 
 import math
 from collections.abc import Callable
@@ -29,15 +27,15 @@ from .lib.plans import decided
 from .lib.rows import DEVICES, OutputSpec
 
 INF = tl.constexpr(float("inf"))
-MATMUL = 25  # vectors of a set, beyond which torch computes Euclidean distances by a matrix product
-MODES = {None: "large", 0: "large", 1: "always", 2: "never"}  # compute_mode: when it does
+MATMUL = 25  # for more vectors than this, torch computes Euclidean distances by a matrix product
+MODES = {None: "large", 0: "large", 1: "always", 2: "never"}  # compute_mode: when torch does so
 
 # ---- device code ----------------------------------------------------------------------------------------------------
 
 
 @triton.jit
 def added(d, p, NORM: tl.constexpr):
-    """What a difference adds to the sum."""
+    """The term that a difference adds to the sum."""
     if NORM == "zero":
         y = (d != 0).to(d.dtype)
     elif NORM == "two":
@@ -67,7 +65,7 @@ def signum(d):
 
 @triton.jit
 def slope(d, g, dist, p, NORM: tl.constexpr):
-    """The gradient of an element of the first vector, by torch's formulas: others below 1, below 2 and above."""
+    """The gradient of an element of the first vector; torch's formulas differ for p below 1, below 2 and above."""
     if NORM == "one":
         y = g * signum(d)
     elif NORM == "inf":
@@ -91,7 +89,7 @@ def slope(d, g, dist, p, NORM: tl.constexpr):
 
 @triton.jit
 def condensed(i, j, n):
-    """Where the distance of i and j is among those above the diagonal, row by row."""
+    """The index of the distance of i and j among those above the diagonal, row by row."""
     low = tl.minimum(i, j).to(tl.int64)
     high = tl.maximum(i, j).to(tl.int64)
     return low * n - low * (low + 1) // 2 + high - low - 1
@@ -104,7 +102,7 @@ def _forward(
     a_ptr, b_ptr, y_ptr, k, m, n, p: tl.float64,
     NORM: tl.constexpr, PAIRS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """y[i, j] = |a[i] - b[j]|; PAIRS: of one set, those with i < j."""
+    """y[i, j] = |a[i] - b[j]|; PAIRS: a is b, and only pairs with i < j are written."""
     batch = tl.program_id(1).to(tl.int64)
     across = tl.cdiv(n, BLOCK_N)
     first_m = (tl.program_id(0) // across) * BLOCK_M
@@ -122,7 +120,7 @@ def _forward(
             b = tl.load(b_row + start, mask=(o_n < n)[:, None] & m_k, other=0.0)
             d = added(a[:, None, :] - b[None, :, :], power, NORM)
             if NORM == "inf":
-                total = tl.maximum(total, tl.max(tl.where(d > 0, d, 0.0), 2))  # a NaN counts for nothing
+                total = tl.maximum(total, tl.max(tl.where(d > 0, d, 0.0), 2))  # NaN is ignored
             else:
                 total += tl.sum(d, 2)
         i, j = o_m[:, None], o_n[None, :]
@@ -170,7 +168,7 @@ backward = Launcher(_backward, sizes="k")
 
 @tunable("distance.forward")
 def forward_tiles(dtype: torch.dtype) -> Tiles:
-    """Pairs of 32 vectors, eight elements at once: 64 registers of a thread for the differences."""
+    """Tiles of 32 x 32 pairs, eight elements at once: 64 registers of a thread for the differences."""
     return Tiles(128, BLOCK_M=32 if dtype.itemsize <= 4 else 16, BLOCK_N=32, BLOCK_K=8)
 
 
@@ -199,7 +197,7 @@ def _norm(p: float) -> str:
 
 def _slope_norm(p: float) -> str:
     if p == 0:
-        raise NotSupported("a gradient that is zero")
+        raise NotSupported("p=0, whose gradient is zero")
     norm = _norm(p)
     return norm if norm != "p" else "below one" if p < 1 else "below two" if p < 2 else "above two"
 
@@ -222,7 +220,7 @@ def _vectors(a: Tensor, b: Tensor) -> Vectors:
 def _launch_forward(
     dtype: torch.dtype, shape: tuple[int, ...], batches: int, m: int, n: int, k: int, norm: str, pairs: bool
 ) -> Callable[..., Tensor]:
-    """A launch (a, b, p) -> y of contiguous vectors."""
+    """A launch (a, b, p) -> y for contiguous vectors."""
     tiles = forward_tiles(dtype=dtype)
     config = tiles.config(even=k % 16 == 0, NORM=norm, PAIRS=pairs)
     grid = (-(-m // tiles["BLOCK_M"]) * -(-n // tiles["BLOCK_N"]), batches, 1)
@@ -232,7 +230,7 @@ def _launch_forward(
 def _launch_backward(
     dtype: torch.dtype, shape: tuple[int, ...], batches: int, m: int, n: int, k: int, norm: str, pairs: bool
 ) -> Callable[..., Tensor]:
-    """A launch (dy, a, b, y, p) -> da of contiguous tensors."""
+    """A launch (dy, a, b, y, p) -> da for contiguous tensors."""
     tiles = backward_tiles(k=k, dtype=dtype)
     config = tiles.config(even=k % 16 == 0, NORM=norm, PAIRS=pairs)
     grid = (-(-m // tiles["BLOCK_M"]) * -(-k // tiles["BLOCK_K"]), batches, 1)
@@ -240,11 +238,11 @@ def _launch_backward(
 
 
 def _whole(x: Tensor, batch: tuple[int, ...]) -> Tensor:
-    """Contiguous, with all batches."""
+    """x contiguous, expanded to all batches."""
     return x.expand(*batch, *x.shape[-2:]).contiguous()
 
 
-# ---- of two sets ----------------------------------------------------------------------------------------------------
+# ---- pairs of two sets ----------------------------------------------------------------------------------------------
 
 
 @decided
@@ -279,7 +277,7 @@ def _cdist_backward(grad: Tensor, x1: Tensor, x2: Tensor, p: float, cdist: Tenso
     return _cdist_bwd(grad, x1, x2, float(p), cdist)(grad, x1, x2, cdist)
 
 
-# ---- of one set -----------------------------------------------------------------------------------------------------
+# ---- pairs of one set -----------------------------------------------------------------------------------------------
 
 
 def _one_set(x: Tensor) -> tuple[int, int]:

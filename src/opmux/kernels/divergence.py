@@ -1,6 +1,6 @@
-"""Distances between two distributions: a row a program, piece by piece; float32 inside (float64 for float64)."""
+"""Divergences of two distributions, in float32 (float64 for float64): one row per program, piece by piece."""
 
-# Annotations are not postponed: Triton reads that of temperature, which would be a float32 without it.
+# No `from __future__ import annotations`: Triton reads tl.float64 of temperature, and would pass float32 without it.
 
 from typing import Any
 
@@ -24,7 +24,7 @@ def _log_mixture(b_q, b_p, BETA: tl.constexpr):
 
 @triton.jit
 def _jsd(b_x, b_y, BETA: tl.constexpr):
-    """The divergence of q = exp(x) and p = exp(y) by elements; what has probability 0 adds 0."""
+    """The terms of the divergence of q = exp(x) and p = exp(y); a probability of 0 adds 0."""
     b_q, b_p = tl.exp(b_x), tl.exp(b_y)
     if BETA == 0.0:
         return tl.where(b_p > 0.0, b_p * (b_y - b_x), 0.0)
@@ -38,7 +38,7 @@ def _jsd(b_x, b_y, BETA: tl.constexpr):
 
 @triton.jit
 def _jsd_slope(b_x, b_y, BETA: tl.constexpr):
-    """Its derivative by x."""
+    """The derivative of `_jsd` by x."""
     b_q, b_p = tl.exp(b_x), tl.exp(b_y)
     if BETA == 0.0:
         return -b_p
@@ -186,23 +186,20 @@ logits_bwd = Launcher(_logits_bwd, sizes="student_stride teacher_stride n")
 
 @tunable("divergence.forward")
 def forward_tiles(n: int, dtype: torch.dtype) -> Tiles:
-    """A row in pieces of two tensors: half of what a loss of one tensor takes at a time."""
+    """Pieces of the rows of two tensors: half as long as those of a loss of one tensor."""
     block = min(max(triton.next_power_of_2(n), 64), 4096 // max(dtype.itemsize, 2))
     return Tiles(min(128, max(32, block // 16)), BLOCK_N=block)
 
 
 @tunable("divergence.backward")
 def backward_tiles(n: int, dtype: torch.dtype) -> Tiles:
-    """A piece of a row a program."""
+    """A program handles one piece of a row."""
     block = min(max(triton.next_power_of_2(n), 64), 4096 // max(dtype.itemsize, 2))
     return Tiles(min(128, max(32, block // 16)), BLOCK_N=block)
 
 
-# Numbers that a plan does not use are parameters where they have a range: only what a plan is asked for is checked.
-
-
 def _plan(input: Tensor, target: Tensor, others: dict[str, Any], eps: float | None = None, **constants: Any) -> Plan:
-    """A forward or, where dloss is among the others, a backward."""
+    """The plan of a forward or, if dloss is among the others, of a backward."""
     back = "dloss" in others
     rows = RowSizes.of(input=input, target=target)
     wide = opmath_dtype(input.dtype)

@@ -1,4 +1,4 @@
-"""Dropout with a mask of bits: a thread has a group of Philox, and eight neighbours in either half of the tensor."""
+"""Dropout with a mask of bits. A group of Philox words, one per thread, serves eight elements of each half of x."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def byte_kept(word, PLACE: tl.constexpr, threshold):
 
 @triton.jit
 def eight(k0, k1, k2, k3, k4, k5, k6, k7):
-    """k0[0], k1[0], ..., k7[0], k0[1], ..."""
+    """Interleave: k0[0], k1[0], ..., k7[0], k0[1], ..."""
     return interleave4(interleave2(k0, k4), interleave2(k1, k5), interleave2(k2, k6), interleave2(k3, k7))
 
 
 @triton.jit
 def half(b_x, y_ptr, mask_ptr, low, high, threshold, scale, left, BLOCK: tl.constexpr):
-    """Eight elements a group, and their byte of the mask."""
+    """Apply dropout to eight elements per group, and store their byte of the mask."""
     o = tl.arange(0, 8 * BLOCK)
     m = o < left * 8
     k0, k1 = byte_kept(low, 0, threshold), byte_kept(low, 1, threshold)
@@ -56,7 +56,7 @@ def _dropout(
     mask_ptr += group
     o = tl.arange(0, 8 * BLOCK)
     m = o < left * 8
-    b_x, b_z = tl.load(x_ptr + o, mask=m), tl.load(x_ptr + second * 8 + o, mask=m)  # both before the first store
+    b_x, b_z = tl.load(x_ptr + o, mask=m), tl.load(x_ptr + second * 8 + o, mask=m)  # load both before the first store
     key, counter = seeded(seed_ptr, key, counter)
     w0, w1, w2, w3 = words(key, counter, group, BLOCK)
     s = tl.full([1], scale, WIDE)
@@ -93,13 +93,13 @@ bwd = Launcher(_bwd, sizes="eights")
 
 @tunable("dropout.bits", free="BLOCK")
 def tiles(dtype: torch.dtype) -> Tiles:
-    """Groups of a program, as many as threads: then no bit moves between them."""
+    """As many groups per program as threads: then no bits move between threads."""
     return Tiles(128, BLOCK=128)
 
 
 @tunable("dropout.bits_bwd", free="TILES BLOCK")
 def bwd_tiles(dtype: torch.dtype) -> Tiles:
-    """Bytes of the mask of a tile, as many as threads."""
+    """As many bytes of the mask per tile as threads."""
     return Tiles(128, TILES=2, BLOCK=128)
 
 

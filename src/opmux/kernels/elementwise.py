@@ -1,6 +1,6 @@
 """Fake quantization, PReLU's gradient and cross products: one pass over memory each, for any strides.
 
-torch's fake quantization of channels is two passes, one for the result and one for the mask.
+torch's fake quantization per channel takes two passes, one for the result and one for the mask.
 """
 
 from __future__ import annotations
@@ -94,13 +94,13 @@ def linalg_cross(self: Tensor, other: Tensor, *, dim: int = -1) -> Tensor:
 
 @triton.jit
 def quantized(x, scale, zero_point):
-    """The integer of a number, not yet clamped; the reciprocal of a scale is a float32, as in torch."""
+    """Quantize without clamping; the reciprocal of the scale is a float32, as in torch."""
     return (libdevice.rint(x * div(tl.zeros_like(scale) + 1.0, scale)) + zero_point).to(tl.int64)
 
 
 @triton.jit
 def learnt(zero_point, low, high):
-    """A zero point that is a number with a gradient: rounded to an integer of the range."""
+    """A learnable zero point: a float, rounded to an integer and clamped to the range."""
     rounded = libdevice.rint(zero_point.to(tl.float32))
     return tl.minimum(tl.maximum(rounded, low.to(tl.float32)), high.to(tl.float32)).to(tl.int64)
 
@@ -108,7 +108,7 @@ def learnt(zero_point, low, high):
 def _quantizer(
     x: Tensor, pointers: Sequence[str], late: Sequence[str], lines: Sequence[str], mask: bool = True, **operands: Any
 ) -> Callable[..., Any]:
-    """A launch (x, *operands, *pointers, *late numbers) -> output, mask. `lines` make `scale` and `zero`."""
+    """A launch (x, *operands, *pointers, *late numbers) -> output, mask. `lines` assign `scale` and `zero`."""
     y = OutputSpec.like(on_meta(torch.empty_like, x))
     made = {"y": y, **({"g": y._replace(dtype=torch.bool)} if mask else {})}
     results = {n: (o.stride, o.dtype) for n, o in made.items()}
@@ -155,7 +155,7 @@ def fake_quantize_per_tensor_affine_cachemask(
 
 
 def _check_numbers(x: Tensor, *numbers: Tensor, dtypes: Sequence[torch.dtype]) -> None:
-    """Decline parameters that are not one number each, of these dtypes, beside x."""
+    """Raise NotSupported unless each parameter is one number of its dtype, on the device of x."""
     _check_float(x)
     for t, dtype in zip(numbers, dtypes, strict=True):
         if t.numel() != 1 or t.dtype is not dtype or t.device != x.device:
@@ -190,7 +190,7 @@ def _learnable(x: Tensor, scale: Tensor, zero_point: Tensor) -> Callable[..., Te
 def _fake_quantize_learnable_per_tensor_affine(
     self: Tensor, scale: Tensor, zero_point: Tensor, quant_min: int, quant_max: int, grad_factor: float = 1.0
 ) -> Tensor:
-    """torch reads scale and zero point on the host; here the kernel does. `grad_factor` is the gradient's."""
+    """torch reads scale and zero point on the host; here the kernel does. Only the backward uses `grad_factor`."""
     _check_limits(quant_min, quant_max)
     return _learnable(self, scale, zero_point)(self, scale, zero_point, int(quant_min), int(quant_max))
 
@@ -202,7 +202,7 @@ def _per_channel(x: Tensor, scale: Tensor, zero_point: Tensor, axis: int) -> Cal
     if scale.dtype is not torch.float32 or zero_point.dtype is not torch.int32:
         raise NotSupported(f"a scale of {scale.dtype} and zero points of {zero_point.dtype}")
     if not 0 <= axis < x.dim() or scale.shape != (x.shape[axis],) or zero_point.shape != scale.shape:
-        raise NotSupported("scales of another number than channels")
+        raise NotSupported("as many scales as channels are needed")
     along = lambda t: tuple(t.stride(0) if d == axis else 0 for d in range(x.dim()))
     operands = {"s": (along(scale), scale.dtype), "z": (along(zero_point), zero_point.dtype)}
     return _quantizer(x, [], [], ["scale = {s}", "zero = {z}.to(tl.int64)"], **operands)
@@ -212,7 +212,7 @@ def _per_channel(x: Tensor, scale: Tensor, zero_point: Tensor, axis: int) -> Cal
 def fake_quantize_per_channel_affine_cachemask(
     self: Tensor, scale: Tensor, zero_point: Tensor, axis: int, quant_min: int, quant_max: int
 ) -> Pair:
-    """The zero points are read on the host, as torch does: they must be integers of the range."""
+    """The zero points are read on the host, as torch does: they must be in the range."""
     run = _per_channel(self, scale, zero_point, axis)
     _check_limits(quant_min, quant_max)
     least, most = torch.stack(torch.aminmax(zero_point)).tolist() if zero_point.numel() else (0, 0)

@@ -1,6 +1,6 @@
-"""ATen's losses: one kernel for all forwards, one for all backwards, and three for the negative log likelihood.
+"""ATen's losses: kernels for elementwise losses, which take the formula as a constexpr, and for the nll losses.
 
-A forward that reduces reads its input once: programs leave partial sums, which a second kernel adds up in their order.
+A forward that reduces reads its input once: programs write partial sums, which a second kernel adds in a fixed order.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def soft_margin_loss_backward(x, t, w, p, number):
 
 @triton.jit
 def binary_cross_entropy(x, t, w, p, number):
-    """Logarithms are at least -100, as in ATen."""
+    """Logarithms are clamped to at least -100, as in ATen."""
     one = tl.maximum(libdevice.log(x), -100.0, propagate_nan=tl.PropagateNan.ALL)
     zero = tl.maximum(libdevice.log1p(-x), -100.0, propagate_nan=tl.PropagateNan.ALL)
     y = (t - 1) * zero - t * one
@@ -128,7 +128,7 @@ def _reduced(
     self_ptr, target_ptr, weight_ptr, pos_weight_ptr, y_ptr, n, steps, number: tl.float64, factor: tl.float64,
     LOSS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The sum over `steps` blocks of a program, times a factor."""
+    """A program's sum over `steps` blocks, times a factor."""
     number = tl.full([], number, WIDE)
     o = tl.program_id(0).to(tl.int64) * steps * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], WIDE)
@@ -145,7 +145,7 @@ def _each_bwd(
     grad_output_ptr, self_ptr, target_ptr, weight_ptr, dx_ptr, n, number: tl.float64, factor: tl.float64,
     LOSS: tl.constexpr, WIDE: tl.constexpr, ONE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """dx. ONE: the gradient is one number."""
+    """dx. ONE: grad_output is a scalar."""
     o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = o < n
     if ONE:
@@ -158,7 +158,7 @@ def _each_bwd(
 
 
 def _total(share_ptr, y_ptr, n, factor: tl.float64, BLOCK: tl.constexpr):
-    """The sum of partial sums."""
+    """Add the partial sums; multiply by a factor."""
     o = tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], share_ptr.dtype.element_ty)
     for start in range(0, n, BLOCK):
@@ -175,7 +175,7 @@ total = Launcher(_total, sizes="")
 
 @tunable("elementwise_loss.each")
 def each_tiles(dtype: torch.dtype) -> Tiles:
-    """Two loads of 16 bytes a thread of each tensor."""
+    """A thread loads 32 bytes of each tensor, 16 at a time."""
     return Tiles(128, BLOCK=4096 // dtype.itemsize)
 
 
@@ -188,7 +188,7 @@ TOTAL = Tiles(256, BLOCK=1024)
 
 
 def split(n: int, block: int, chip: torch.device) -> tuple[int, int]:
-    """How many programs add up n elements, and how many blocks each."""
+    """How many programs sum n elements, and how many blocks each takes."""
     blocks = -(-n // block)
     steps = max(1, -(-blocks // (8 * cores(chip))))
     return -(-blocks // steps), steps
@@ -198,7 +198,7 @@ def split(n: int, block: int, chip: torch.device) -> tuple[int, int]:
 
 
 def _check(x: Tensor, *others: Tensor | None) -> None:
-    """Decline what torch promotes, broadcasts, computes from nothing or refuses."""
+    """Raise NotSupported for empty inputs and for those that torch promotes, broadcasts or refuses."""
     if x.dtype not in DTYPES or not x.dtype.is_floating_point or not x.numel():
         raise NotSupported(f"a loss of {x.dtype} {tuple(x.shape)}")
     for t in others:
@@ -207,7 +207,7 @@ def _check(x: Tensor, *others: Tensor | None) -> None:
 
 
 def _forward(name: str, x: Tensor, reduction: int, number: float, before: dict, copied: list[str]) -> Plan:
-    """y of a loss over tensors that are contiguous, or will be."""
+    """The plan of a forward; `copied` are the arguments to make contiguous."""
     n, wide = x.numel(), wide_of(x.dtype)
     constants = {"LOSS": globals()[name], "WIDE": wide}
     if reduction == spec.NONE:
@@ -231,7 +231,7 @@ def _forward(name: str, x: Tensor, reduction: int, number: float, before: dict, 
 def _number(**given: float) -> float:
     """beta or delta; 0 for a loss without one."""
     for name, value in given.items():
-        if not value > 0:  # torch raises an error, or has another formula
+        if not value > 0:  # torch raises, or uses another formula
             raise NotSupported(f"{name} = {value}")
     return sum(given.values())
 
@@ -274,7 +274,7 @@ for _name in ("mse_loss", "soft_margin_loss", "smooth_l1_loss", "huber_loss", "b
 def binary_cross_entropy_with_logits_triton(
     self: Tensor, target: Tensor, weight: Tensor | None, pos_weight: Tensor | None, reduction: int
 ) -> Plan:
-    """Weights that broadcast are copied to the shape of self."""
+    """Weights that broadcast are expanded to the shape of self by a copy."""
     _check(self, target)
     shape, before = self.shape, {}
     for name, w in (("weight", weight), ("pos_weight", pos_weight)):
@@ -297,7 +297,7 @@ def _check_broadcast(w: Tensor, x: Tensor) -> None:
 
 @triton.jit
 def picked(self_ptr, target_ptr, weight_ptr, o, mask, ignore, x_n, x_c, x_s, n_classes, inner, WIDE: tl.constexpr):
-    """The loss and the weight of targets. NaN where a target is no class; torch ends the program there."""
+    """The loss and the weight of each target. NaN if a target is no class, where torch fails a device assert."""
     t = tl.load(target_ptr + o, mask=mask, other=0)
     counts = mask & (t != ignore)
     sound = counts & (t >= 0) & (t < n_classes)
@@ -328,7 +328,7 @@ def _nll_sum(
     n_classes: tl.int64, inner: tl.int64, ignore_index: tl.int64, MEAN: tl.constexpr, WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The sums over `steps` blocks of a program."""
+    """A program's sums over `steps` blocks."""
     o = tl.program_id(0).to(tl.int64) * steps * BLOCK + tl.arange(0, BLOCK)
     losses = tl.zeros([BLOCK], WIDE)
     weights = tl.zeros([BLOCK], WIDE)
@@ -348,7 +348,7 @@ def _nll_sum(
 
 
 def _nll_total(share_ptr, share_w_ptr, y_ptr, total_weight_ptr, n, MEAN: tl.constexpr, BLOCK: tl.constexpr):
-    """The sums of partial sums."""
+    """Add the partial sums."""
     o = tl.arange(0, BLOCK)
     losses = tl.zeros([BLOCK], share_ptr.dtype.element_ty)
     weights = tl.zeros([BLOCK], share_ptr.dtype.element_ty)
@@ -367,7 +367,7 @@ def _nll_bwd(
     grad_output_ptr, target_ptr, weight_ptr, total_weight_ptr, dx_ptr, rows, n, inner, ignore_index: tl.int64,
     REDUCTION: tl.constexpr, FLAT: tl.constexpr, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """All of dx, zeros included. A row has n = classes * inner elements; FLAT: inner is 1."""
+    """All of dx, including zeros. A row has n = classes * inner elements; FLAT: inner is 1."""
     across = tl.cdiv(n, BLOCK_N)
     pid = tl.program_id(0)
     i = (pid // across).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
@@ -407,7 +407,7 @@ def nll_tiles(dtype: torch.dtype) -> Tiles:
 
 @tunable("elementwise_loss.nll_bwd")
 def nll_bwd_tiles(n: int, dtype: torch.dtype) -> Tiles:
-    """32 bytes a thread to write."""
+    """A thread writes 32 bytes."""
     block = min(triton.next_power_of_2(n), 4096 // dtype.itemsize)
     return Tiles(128, BLOCK_M=max(1, 4096 // dtype.itemsize // block), BLOCK_N=block)
 

@@ -1,11 +1,12 @@
-"""ATen's ops over lists of tensors: one launch for all tensors of a list, by the tables of `lib/lists.py`.
+"""ATen's ops over lists of tensors: one launch for a whole list, with the tables of `lib/lists.py`.
 
-A kernel is generated from a function of one element of each list (`STEP`) and what its other arguments are:
+A kernel is generated from a function of one element of each list (`STEP`) and the kinds of its other arguments:
 
-    t  a list of tensors            s  a number for each tensor          n  a number
-    h  a list of one-element ones   p  a tensor of one element           d  a number, in float64 up to STEP
-                                                                         -  absent
-The elementwise ops are the rows of the pointwise table; optimizers have functions of their own.
+    t  a list of tensors               s  one number per tensor     n  a number
+    h  a list of one-element tensors   p  a one-element tensor      d  a number, passed to STEP in float64
+                                                                    -  absent
+
+Elementwise ops use the functions of the pointwise table; optimizers have their own.
 """
 
 from __future__ import annotations
@@ -53,14 +54,14 @@ Lists = Sequence[Sequence[Tensor]]
 
 
 class Form(NamedTuple):
-    """What a kernel reads and writes: the kinds of STEP's arguments, and for each result the list it goes to."""
+    """What a kernel reads and writes: the kinds of STEP's arguments, and the list that each result goes to."""
 
     name: str
     kinds: str
     writes: tuple[tuple[int, int], ...]  # (result, list)
-    lists: int  # with lists that are only written
+    lists: int  # including lists that are only written
     constants: tuple[tuple[str, Any], ...] = ()  # further arguments of STEP, by name
-    several: bool = False  # whether STEP has several results
+    several: bool = False  # STEP returns a tuple
 
 
 _KERNEL = """\
@@ -81,7 +82,7 @@ def {name}({params}):
 
 @functools.cache
 def kernel_of(form: Form) -> Launcher:
-    """The kernel, as a person would write it."""
+    """Generate the kernel of a form."""
     params = ["table_ptr", "chunk_ptr"]
     held = [f"p{i}_ptr" for i, kind in enumerate(form.kinds) if kind == "p"]
     late = [f'v{i}: "fp64"' for i, kind in enumerate(form.kinds) if kind in "nd"]
@@ -128,7 +129,7 @@ def kernel_of(form: Form) -> Launcher:
 def run(
     form: Form, step: Any, what: Seen, given: tuple, skip: Tensor | None = None, wide: torch.dtype | None = None
 ) -> None:
-    """Launch; `given`: tensors of one element, then numbers."""
+    """Launch a form; `given`: one-element tensors, then numbers."""
     held = form.kinds.count("p")
     dtype = wide or what.dtypes[0]
     constants = {"STEP": step, "C": DTYPES[dtype][1], **dict(form.constants), "LANES": lanes(what.dtypes)}
@@ -140,12 +141,12 @@ def run(
 
 
 def row_of(name: str) -> Row:
-    """The op of one tensor, from the table that the pointwise family fills."""
+    """The row of the op of one tensor, from the table that the pointwise family fills."""
     specs.load_implementers("pointwise")
     return ROWS["true_divide" if name == "div" else name]
 
 
-# Of ATen's arguments, those that are the same operand in different overloads: the first that is there.
+# ATen's overloads have several names for the same operand: of each group, the first that is present is taken.
 OPERANDS: dict[str, tuple[tuple[str, ...], ...]] = {
     **dict.fromkeys(spec.UNARY, (("self",),)),
     **dict.fromkeys(spec.BINARY, (("self",), ("scalars", "scalar", "other"))),
@@ -158,11 +159,11 @@ OPERANDS: dict[str, tuple[tuple[str, ...], ...]] = {
 
 
 class Operands(NamedTuple):
-    """The arguments of a call by kind."""
+    """The arguments of a call, by kind."""
 
     kinds: str
     lists: list[Sequence[Tensor]]
-    more: tuple[tuple[int, ...], ...]  # numbers of each tensor, as the bits of float64
+    more: tuple[tuple[int, ...], ...]  # numbers per tensor, as the bits of float64
     held: tuple[Tensor, ...]
     numbers: tuple[float, ...]
 
@@ -218,7 +219,7 @@ def _first_list(values: Sequence[Any]) -> Sequence[Tensor]:
 
 
 def elementwise(name: str) -> tuple[Callable[..., Any], Callable[..., None]]:
-    """The op, as a function that makes new tensors, and one that writes to those given first."""
+    """The op as a function that allocates its results, and as one that writes to given tensors."""
     names = spec.ops[f"_foreach_{name}"].spec.names
     groups = [[names.index(n) for n in group if n in names] for group in OPERANDS[name]]
     found: list[Row] = []
@@ -316,7 +317,7 @@ def foreach_zero(self: Any) -> Any:
 
 @impl(spec.ops["_foreach_norm"], devices=DEVICES)
 def foreach_norm(self: Any, ord: Any = 2, dtype: Any = None) -> Any:
-    """Euclidean norms: sums of squares of chunks, then of each tensor, in their order."""
+    """Euclidean norms: sums of squares of chunks, then of tensors, in a fixed order."""
     _check_lists(self)
     kind = self[0].dtype
     if ord != 2 or dtype is not None or kind not in FLOATS[:3]:
@@ -360,7 +361,7 @@ def adam(
     p, g, m, v, most, step, lr, beta1, beta2, decay, eps, log1, log2, scale, MAXIMIZE: tl.constexpr,
     DECOUPLED: tl.constexpr,
 ):  # fmt: skip
-    """log1, log2: of the betas. Bias corrections are computed in float64: float32 loses the digits of 1 - beta."""
+    """log1, log2: logarithms of the betas. Bias corrections use float64: float32 loses the digits of 1 - beta."""
     kept = unscaled(g, scale)
     g = -kept if MAXIMIZE else kept
     lr = lr.to(p.dtype)
@@ -418,9 +419,10 @@ def _stepped(
     absent: int,
     **constants: Any,
 ) -> None:
-    """A step over lists of one dtype. `states`: a list of one-element tensors, or None; `absent`: lists that are not.
+    """One step over lists of one dtype.
 
-    STEP takes the lists, the states where there are some, the numbers and the scale.
+    `states`: a list of one-element tensors, or None; `absent`: the number of absent lists. STEP takes the lists, the
+    states if there are any, the numbers and the scale.
     """
     _check_lists(*lists)
     dtype, home = lists[0][0].dtype, lists[0][0].device
@@ -497,7 +499,7 @@ def _adagrad(
 
 
 def mutating(name: str, fn: Callable[..., Any], result: Callable[..., Any] = lambda *args: None) -> None:
-    """Register a function that writes its arguments as the op, and as its in-place overload."""
+    """Register a function that writes to its arguments as the op and as its in-place overload."""
     named = spec.ops[name].spec.names
     positional = [p.name for p in spec.ops[name].spec.signature.parameters.values() if p.kind is not p.KEYWORD_ONLY]
 
@@ -524,7 +526,7 @@ mutating("_fused_adagrad_", _adagrad)
 
 
 def _unscale(self: Any, found_inf: Tensor, inv_scale: Tensor) -> None:
-    """x * inv_scale, in place; the flag is set to 1 where an x is not finite."""
+    """x *= inv_scale; set found_inf to 1 if an x is not finite."""
     _check_lists(self)
     home = self[0].device
     if self[0].dtype not in FLOATS[:3]:
@@ -537,7 +539,7 @@ def _unscale(self: Any, found_inf: Tensor, inv_scale: Tensor) -> None:
 
 
 def _update_scale(scale_ptr, tracker_ptr, found_ptr, growth: tl.float64, backoff: tl.float64, interval):
-    """After overflow the scale backs off; after `interval` steps without, it grows unless it would overflow itself."""
+    """After an overflow the scale backs off; after `interval` steps without one it grows, if it stays finite."""
     scale = tl.load(scale_ptr)
     count = tl.load(tracker_ptr)
     found = tl.load(found_ptr) != 0

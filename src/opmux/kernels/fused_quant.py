@@ -1,7 +1,7 @@
 """Activations and norms that end in FP8: a tile is computed, cast and written with its transpose and scales at once.
 
-Current scaling computes the result twice, for its amax and for the cast: that reads the inputs twice, and never writes
-the result or reads it back.
+Current scaling computes the result twice, once for its amax and once for the cast: the inputs are read twice, but no
+intermediate result is written or read back.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from .lib.quant_tiles import amax_of, amax_of_tiles, blocks_launch, cast_launch,
 from .lib.rows import OutputSpec, programs, wide_of
 
 Buffer = Tensor | None
-FEW = 256  # programs that compute an amax: each program of the cast reads the results of all
+FEW = 256  # most programs that compute an amax: each program of the cast reads all their results
 
 
 def _constants(x: Tensor, act: str, gated: bool, backward: bool, rounds: bool) -> dict[str, Any]:
-    """How the kernels compute an activation or its gradient."""
+    """Constexprs: how the kernels compute an activation or its gradient."""
     value, slope = (None, None) if act == spec.NONE else MATHS[act]
     return dict(
         VALUE=value if gated or not backward else None, SLOPE=slope if backward else None, GATED=gated, ROUND=rounds,
@@ -38,7 +38,7 @@ def _constants(x: Tensor, act: str, gated: bool, backward: bool, rounds: bool) -
 def _with_sums(
     makes: dict[str, OutputSpec], steps: list[Step], x: Tensor, dbias: Buffer, shape: Any, copied: Any
 ) -> Plan:
-    """A plan whose last launch writes the sums of its tiles' columns, if they are wanted."""
+    """A plan whose last launch also writes partial column sums, which a further one adds, if dbias is requested."""
     if dbias is None:
         return Plan(makes, steps, copied)
     *before, last = steps
@@ -49,7 +49,7 @@ def _with_sums(
 
 
 def _amax(x: Tensor, shape: Any, of: dict[str, Any]) -> Launch:
-    """The amax of each program's tiles of the result, as `parts`: a power of two of them."""
+    """Write the amax of each program's tiles to `parts`; the number of programs is a power of two."""
     (m, n), tiles = matrix(shape), amax_of_tiles(dtype=x.dtype)
     down, across = sides(tiles)
     count = programs(x.device, triton.cdiv(m, down) * triton.cdiv(n, across), 8)
@@ -59,7 +59,7 @@ def _amax(x: Tensor, shape: Any, of: dict[str, Any]) -> Launch:
 
 
 def _nothing(reference: Callable[..., Any]) -> Plan:
-    """Of an empty result only single numbers and sums are written."""
+    """The plan for empty tensors: the reference writes the single numbers and the sums."""
     return Plan({}, [reference])
 
 

@@ -1,7 +1,7 @@
-"""Sampling at the positions of a grid: gathered forwards; backwards, the input's gradient is added by atomics.
+"""Sampling at the positions of a grid: the forward gathers, the backward adds the input's gradient with atomics.
 
-Where a position reads is known only from the grid, so a gradient of the input cannot be gathered. torch adds by atomics
-too, and its kernel runs where deterministic algorithms are asked for.
+Only the grid says which positions read an input element, so the input's gradient cannot be gathered. torch uses atomics
+too. When deterministic algorithms are requested, the backward is left to torch.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from .lib.rows import OutputSpec, wide_of
 
 @triton.jit
 def clipped(u, slope, n_in):
-    """A coordinate within the input; outside of it the slope is 0."""
+    """Clamp a coordinate to the input; outside of it the slope is 0."""
     last = (n_in - 1).to(u.dtype)
     slope = tl.where((u > 0) & (u < last), slope, 0.0)
     return tl.minimum(tl.maximum(u, 0.0), last), slope
@@ -44,7 +44,7 @@ def clipped(u, slope, n_in):
 
 @triton.jit
 def coordinate(v, n_in, PADDING: tl.constexpr, ALIGN: tl.constexpr):
-    """Where in the input a coordinate from -1 to 1 lies, and the slope of that."""
+    """Map a grid coordinate from [-1, 1] to an input index; also return the slope of that map."""
     length = tl.full(v.shape, n_in, v.dtype)
     if ALIGN:
         u = (v + 1) * 0.5 * (length - 1)
@@ -65,7 +65,7 @@ def coordinate(v, n_in, PADDING: tl.constexpr, ALIGN: tl.constexpr):
         u = tl.where(even, rest + low, span - rest + low)
         slope = tl.where(even, slope, -slope)
         u, slope = clipped(u, slope, n_in)
-    return tl.where(tl.abs(u) < 1e9, u, -100.0), slope  # neither NaN nor infinity reads anything
+    return tl.where(tl.abs(u) < 1e9, u, -100.0), slope  # NaN and infinity read nothing
 
 
 @triton.jit
@@ -118,7 +118,7 @@ def _sample_bwd(dy_ptr, x_ptr, grid_ptr, dx_ptr, dgrid_ptr, n, n_c, n_z, n_y, n_
                 dy_sn, dy_sc, dy_sz, dy_sy, dy_sx, x_sn, x_sc, x_sz, x_sy, x_sx, dx_sn, dx_sc, dx_sz, dx_sy, dx_sx,
                 g_sn, g_sz, g_sy, g_sx, g_sk, NEAREST: tl.constexpr, PADDING: tl.constexpr, ALIGN: tl.constexpr,
                 RANK: tl.constexpr, INDEX: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """A position of the grid per lane, over all channels."""
+    """One lane per grid position; it loops over all channels."""
     o, inside = lanes(n, INDEX, False, BLOCK)
     b, z, y, x = unravel_positions(o, n_z, n_y, n_x, RANK)
     at = grid_ptr + b * g_sn + z * g_sz + y * g_sy + x * g_sx
@@ -169,7 +169,7 @@ sample_bwd = Launcher(_sample_bwd, sizes="n")
 
 
 def _check(rank: int, x: Tensor, grid: Tensor, mode: int, padding: int) -> tuple[Planes, dict[str, int]]:
-    """The input, and the strides of the grid; declines cubic sampling and what does not fit."""
+    """The input's planes and the grid's strides; raises NotSupported for cubic sampling and mismatched shapes."""
     check_floats(x, grid)
     if mode not in (spec.LINEAR, spec.NEAREST) or padding not in (spec.ZEROS, spec.BORDER, spec.REFLECTION):
         raise NotSupported(f"interpolation_mode {mode}, padding_mode {padding}")
@@ -208,7 +208,7 @@ def _backward(rank: int) -> Callable[..., Plan]:
         deterministic: bool,
     ) -> Plan:
         if deterministic and output_mask[0]:
-            raise NotSupported("atomics, where deterministic algorithms are asked for")
+            raise NotSupported("atomics, while deterministic algorithms are enabled")
         x, strides = _check(rank, input, grid, interpolation_mode, padding_mode)
         check_floats(input, grad_output)
         if input.dtype.itemsize < 4:

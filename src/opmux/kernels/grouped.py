@@ -1,8 +1,8 @@
-"""Products of groups of rows: a program finds the group of its tile from the ends of all groups, on the device.
+"""Products of groups of rows: a program finds its tile's group from the ends of all groups, on the device.
 
-The host knows how many rows and groups there are, not how long a group is. A group of s rows has ceil(s / BLOCK_M)
-tiles, so all together have at most ceil(rows / BLOCK_M) + groups, and that many are launched: one that finds no group
-for itself is done. Where a program takes tiles in turn, it counts them on the device.
+The host knows how many rows and groups there are, but not how long a group is. A group of s rows has ceil(s / BLOCK_M)
+tiles, so all together have at most ceil(rows / BLOCK_M) + groups. So many programs are launched; those without a tile
+return at once. Persistent programs count the tiles on the device.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from .lib.rows import DEVICES, OutputSpec, programs, wide_of
 
 @triton.jit
 def groups_of(ends_ptr, n_rows, n_groups, BLOCK_M: tl.constexpr, GROUPS: tl.constexpr):
-    """Where each group begins and ends, its tiles, and the tiles up to its end."""
+    """Begin and end of each group, its number of tiles, and the running sum of those."""
     o = tl.arange(0, GROUPS)
     b_begin = tl.maximum(tl.load(ends_ptr + o - 1, mask=(o > 0) & (o < n_groups), other=0), 0)
     b_end = tl.minimum(tl.load(ends_ptr + o, mask=o < n_groups, other=0), n_rows)
@@ -52,7 +52,7 @@ def groups_of(ends_ptr, n_rows, n_groups, BLOCK_M: tl.constexpr, GROUPS: tl.cons
 
 @triton.jit
 def rows_of(i_tile, b_begin, b_end, b_tiles, b_last, n_groups, BLOCK_M: tl.constexpr, GROUPS: tl.constexpr):
-    """The group of a tile, its first row, and the end of the group; the number of groups where there is none."""
+    """The group of a tile (n_groups if there is no such tile), its first row, and the end of the group."""
     o = tl.arange(0, GROUPS)
     group = tl.sum(((b_last <= i_tile) & (o < n_groups)).to(tl.int32), 0)
     mine = o == group
@@ -65,7 +65,7 @@ def put(
     y_ptr, b_y, a_scale_ptr, b_scale_ptr, group, first, end, first_n, n, WIDE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Write a tile, after its scales: one for each row, and one for each column of its group."""
+    """Store a tile, times its scales if given: one per row, and one per column of its group."""
     i_m, i_n = first + tl.arange(0, BLOCK_M), first_n + tl.arange(0, BLOCK_N)
     m_m, m_n = i_m < end, i_n < n
     if a_scale_ptr is not None:
@@ -82,7 +82,7 @@ def _product(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
     IN_TURN: tl.constexpr, PROGRAMS: tl.constexpr,
 ):  # fmt: skip
-    """IN_TURN: a program for each core takes tiles in turn, by the copy engine; matrices follow each other there."""
+    """IN_TURN: persistent, one program per core, with tensor descriptors: the matrices must be adjacent in memory."""
     b_begin, b_end, b_tiles, b_last = groups_of(ends_ptr, n_rows, n_groups, BLOCK_M, GROUPS)
     if IN_TURN:
         a = described(a_ptr, n_rows, k, a_stride, False, BLOCK_M, BLOCK_K)
@@ -136,7 +136,7 @@ def _wgrad(
     a_ptr, b_ptr, ends_ptr, c_ptr, m, n, n_rows, a_stride, b_stride, WIDE: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """A tile of the sum over a group's rows. One program adds it up, so that it is the same in every run."""
+    """A tile of the sum over a group's rows. One program computes it, so it is deterministic."""
     group = tl.program_id(1)
     i_tile, j_tile = tile(tl.program_id(0), m, n, BLOCK_M, BLOCK_N, GROUP)
     i_m = i_tile * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -169,9 +169,9 @@ def _side(length: int, dtype: torch.dtype) -> int:
 
 @tunable("grouped.product", free="BLOCK_M BLOCK_N BLOCK_K")
 def product_tiles(rows: int, n: int, k: int, groups: int, dtype: torch.dtype) -> Tiles:
-    """A tile as high as groups are on average: higher ones would be filled with rows of no group.
+    """Tiles as high as the average group: higher ones would be filled with rows of no group.
 
-    IN_TURN: a program for each core takes tiles in turn.
+    IN_TURN: persistent, one program per core loops over tiles.
     """
     block_m, block_n = _side(-(-rows // max(groups, 1)), dtype), _side(n, dtype)
     threads = 128 if block_m * block_n <= 64 * 128 else 256
@@ -192,16 +192,16 @@ def wgrad_tiles(rows: int, m: int, n: int, groups: int, dtype: torch.dtype) -> T
 
 
 class Matrices(NamedTuple):
-    """How the kernel reads matrices [groups, n, k]: the steps from group to group, and from row (or column) to row."""
+    """How the kernel reads matrices [groups, n, k]: the strides of groups, and of rows (or columns, if turned)."""
 
     group: int
     step: int
-    turned: bool  # whether it is columns that lie in one piece
+    turned: bool  # columns are contiguous, not rows
     copied: bool = False
 
     @classmethod
     def of(cls, b: Tensor, turned: bool) -> Matrices:
-        """Of matrices that the kernel reads as b, or as their transposes where `turned`."""
+        """How to read b, or its transposes if `turned`; a copy is needed unless one dimension is contiguous."""
         _, rows, columns = b.shape
         group, down, right = b.stride()
         if right == 1 or columns == 1:
@@ -215,7 +215,7 @@ def _products(
     a: Tensor, b: Tensor, ends: Tensor, trans_b: bool, precision: str, dtype: torch.dtype, *,
     kinds: Kinds | None = None, exact: bool = False,
 ) -> Plan:  # fmt: skip
-    """The products of groups, in dtype. `kinds`: the FP8 dtypes of bytes, which have scales."""
+    """The plan of the products of groups, in `dtype`. `kinds`: the FP8 dtypes of inputs that are bytes with scales."""
     sizes, groups = RowSizes.of(a=a), b.shape[0]
     rows, k, n = sizes.count, sizes.n, b.shape[1 if trans_b else 2]
     makes = {"y": OutputSpec.of((rows, n), dtype)}
@@ -226,10 +226,10 @@ def _products(
     views, read = read_as(kinds)
     spaced = (sizes.strides["a"] | matrices.step) * a.element_size() % 16 == 0
     follow = matrices.group == matrices.step * (k if matrices.turned else n)
-    # of a matrix whose columns are contiguous, the last rows of K would be followed by those of the next matrix
+    # with contiguous columns, the last block of K would read on into the next matrix unless it is full
     whole = not matrices.turned or k % tiles["BLOCK_K"] == 0
     in_turn = tiles["IN_TURN"] and spaced and follow and whole and read["A_NUMBERS"] is None and k > 0
-    block_n = min(tiles["BLOCK_N"], 128) if exact else tiles["BLOCK_N"]  # products and their sum are in registers
+    block_n = min(tiles["BLOCK_N"], 128) if exact else tiles["BLOCK_N"]  # product and sum are both in registers
     tiles = tiles.changed({"IN_TURN": in_turn, "BLOCK_N": block_n}, "grouped.product")
     most = -(-rows // tiles["BLOCK_M"]) + groups
     count = most * -(-n // tiles["BLOCK_N"])

@@ -1,7 +1,7 @@
-"""ATen's ops that move elements: each says which part of its result comes from where, and `lib.moves` launches it.
+"""ATen's ops that move elements: each says where the parts of its result come from; `lib.moves` launches the copies.
 
-Three compute something: `unfold_backward` adds, `polar` multiplies, `repeat_interleave` searches. tril and triu have a
-kernel of their own, which reads only what it keeps.
+Three compute something: `unfold_backward` adds, `polar` multiplies, `repeat_interleave` searches. tril and triu have
+their own kernel, which reads only what it keeps.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def clone(y: Tensor, self: Tensor, memory_format: Any) -> Stages:
 
 @moves(spec.ops["cat"])
 def cat(y: Tensor, tensors: list[Tensor], dim: int) -> Stages:
-    tensors = [t for t in tensors if tuple(t.shape) != (0,) or y.dim() == 1]  # torch ignores them for old code
+    tensors = [t for t in tensors if tuple(t.shape) != (0,) or y.dim() == 1]  # torch ignores empty 1-d tensors
     return [list(zip(y.split([t.shape[dim] for t in tensors], dim), tensors, strict=True))] if tensors else []
 
 
@@ -131,7 +131,7 @@ def rot90(y: Tensor, self: Tensor, k: int, dims: list[int]) -> Stages:
 
 @moves(spec.ops["roll"])
 def roll(y: Tensor, self: Tensor, shifts: Sequence[int], dims: Sequence[int]) -> Stages:
-    """Along each dimension two parts change places."""
+    """Along each dimension two parts swap places."""
     if not y.numel():
         return []
     shifts, dims = ([n] if isinstance(n, int) else n for n in (shifts, dims))
@@ -144,7 +144,7 @@ def roll(y: Tensor, self: Tensor, shifts: Sequence[int], dims: Sequence[int]) ->
     for dim, total in by.items():
         n = y.shape[dim]
         shift = total % n
-        ends = ((shift, 0, n - shift), (0, n - shift, shift))  # where it goes, where it comes from, how much
+        ends = ((shift, 0, n - shift), (0, n - shift, shift))  # of each part: destination, source, length
         parts = [
             (to.narrow(dim, start, size), of.narrow(dim, first, size))
             for (to, of), (start, first, size) in itertools.product(parts, ends)
@@ -211,7 +211,7 @@ VIEWS: dict[str, Callable[..., Tensor]] = {
     "unfold_copy": Tensor.unfold,
     "as_strided_copy": torch.as_strided,
 }
-# An offset counts from the start of the storage, which no plan knows.
+# storage_offset counts from the start of the storage, which a plan does not know.
 STRIDED = "storage_offset is not None and self.storage_offset() != 0"
 
 
@@ -229,19 +229,19 @@ for _name, _view in VIEWS.items():
 
 
 def _around(y: Tensor, dim: int, start: int, length: int, of: Tensor | Late | int = 0) -> Moves:
-    """What lies before and after a part along dim, from the same places of `of` or filled with it."""
+    """The parts before and after [start, start + length) along dim, copied from `of` or filled with it."""
     ends = ((0, start), (start + length, y.shape[dim] - start - length))
     source = (lambda a, n: of.narrow(dim, a, n)) if isinstance(of, Tensor) else lambda a, n: of
     return [(y.narrow(dim, a, n), source(a, n)) for a, n in ends]
 
 
 def _replaced(y: Tensor, of: Tensor | int, part: Tensor, src: Tensor) -> Stages:
-    """All of y, and then a part of it: two launches, where the rest is no two blocks."""
+    """Write all of y, then a part of it, in two launches: for a rest that is not two blocks."""
     return [[(y, of)], [(part, src)]]
 
 
 def _fits(part: Tensor, src: Tensor) -> None:
-    """Decline other shapes: torch raises an error, but before 2.12 not on meta tensors."""
+    """Raise NotSupported for other shapes: torch raises, but before 2.12 not on meta tensors."""
     if part.shape != src.shape:
         raise NotSupported(f"a part of shape {tuple(part.shape)} and a source of shape {tuple(src.shape)}")
 
@@ -306,13 +306,13 @@ def diag_embed(y: Tensor, self: Tensor, offset: int, dim1: int, dim2: int) -> St
 def as_strided_scatter(y: Tensor, self: Tensor, src: Tensor, size: Any, stride: Any, storage_offset: Any) -> Stages:
     part = y.as_strided(size, stride, storage_offset)
     if y.stride() != self.stride() or torch._debug_has_internal_overlap(part) == 1:
-        raise NotSupported("a result that lies otherwise than self, or elements that share memory")
+        raise NotSupported("a result with other strides than self, or elements that share memory")
     return _replaced(y, self, part, src)
 
 
 @moves(spec.ops["constant_pad_nd"])
 def constant_pad_nd(y: Tensor, self: Tensor, pad: list[int], value: Late) -> Stages:
-    """The parts around are filled, and each element is written once. A negative pad leaves elements out."""
+    """Fill the parts around self and copy self: each element is written once. A negative pad crops."""
     made: Moves = []
     for i in range(len(pad) // 2):
         before, after, dim = pad[2 * i], pad[2 * i + 1], self.dim() - 1 - i
@@ -344,11 +344,11 @@ def _triangle(
         some, all_ = left - (top + BLOCK_M - 1) <= diagonal, left + BLOCK_N - 1 - top <= diagonal
     y = y_ptr + batch * y_b + rows.to(tl.int64) * y_m + (columns if Y_PACKED else columns.to(tl.int64) * y_n)
     if x_ptr is not None:
-        # loads are masked by tile, not by element, so that they are wide
+        # masks per tile, not per element, keep loads wide
         x = x_ptr + batch * x_b + rows.to(tl.int64) * x_m + (columns if X_PACKED else columns.to(tl.int64) * x_n)
         b_x = tl.load(x, mask=inside & some, other=0)
         tl.store(y, tl.where(keep, b_x, tl.zeros_like(b_x)), mask=inside)
-    elif not all_:  # in place: only what becomes zero is written
+    elif not all_:  # in place: write only the zeros
         zeros = tl.zeros([BLOCK_M, BLOCK_N], y_ptr.dtype.element_ty)
         if some:
             tl.store(y, zeros, mask=inside & (keep == 0))
@@ -361,7 +361,7 @@ triangle = Launcher(_triangle, sizes="x_b x_m y_b y_m n")
 
 @tunable("layout.triangle", free="BLOCK_M BLOCK_N")
 def triangle_tiles(n: int, dtype: torch.dtype) -> Tiles:
-    """Rows and columns of a tile: two loads of 16 bytes for each of 128 threads."""
+    """A tile of two 16-byte loads for each of 128 threads."""
     across = min(max(triton.next_power_of_2(n), 16), 256)
     return Tiles(128, BLOCK_M=max(4096 // dtype.itemsize // across, 1), BLOCK_N=across)
 
@@ -370,7 +370,7 @@ def _triangular(y: Tensor, self: Tensor, diagonal: int, upper: bool) -> Stages:
     if not y.numel():
         return []
     x, in_place = self, y is self
-    if y.stride(-1) != 1 and y.stride(-2) == 1:  # the other way round: y is written along its columns
+    if y.stride(-1) != 1 and y.stride(-2) == 1:  # columns are contiguous: work on the transpose
         x, y, diagonal, upper = x.mT, y.mT, -diagonal, not upper
     m, n = y.shape[-2:]
     batch = (_even(x), _even(y))
@@ -389,7 +389,7 @@ def _triangular(y: Tensor, self: Tensor, diagonal: int, upper: bool) -> Stages:
 
 
 def _even(x: Tensor) -> int:
-    """The stride from one matrix to the next."""
+    """The stride of matrices."""
     steps = [(k, s) for k, s in zip(x.shape[:-2], x.stride()) if k > 1]
     if any(s != k * t for (_, s), (k, t) in itertools.pairwise(steps)):
         raise NotSupported("matrices that are not evenly spaced")
@@ -412,7 +412,7 @@ BLOCK = 512
 
 
 def _launch(kernel: Launcher, n: int, numbers: tuple[int, ...], **constants: Any) -> Callable[..., Any]:
-    """A launch over n elements, as numbers the first."""
+    """A launch over n elements; n is passed as the first number."""
     config = Tiles(128, BLOCK=BLOCK).config(even=all(k % 16 == 0 for k in (n, *numbers)), **constants)
     return kernel.ready((-(-n // BLOCK), 1, 1), (n, *numbers), config)
 
@@ -426,7 +426,7 @@ def _fold(
     outer = i // inner // length
     last = at // step
     acc = tl.zeros([BLOCK], WIDE)
-    for back in range(most):  # the windows over an element are at most this many, from the last one back
+    for back in range(most):  # at most this many windows contain an element; start at the last one
         window = last - back
         k = at - window * step
         mask = inside & (window >= 0) & (window < windows) & (k < size)
@@ -461,7 +461,7 @@ def _folded(grad: Tensor, input_sizes: list[int], dim: int, size: int, step: int
 
 @impl(spec.ops["unfold_backward"], devices=DEVICES)
 def unfold_backward(grad_in: Tensor, input_sizes: Any, dim: int, size: int, step: int) -> Tensor:
-    """Each element of the result adds up what the windows over it have: no atomics, the same bits in every run."""
+    """Each element sums the windows that contain it: no atomics, deterministic."""
     grad = grad_in.contiguous()
     return _folded(grad, list(input_sizes), dim, size, step)(grad)
 
@@ -504,7 +504,7 @@ def _search(ends_ptr, y_ptr, total, n, steps, BLOCK: tl.constexpr):
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     low = tl.zeros([BLOCK], tl.int64)
     high = low + n
-    for _ in range(steps):  # the first end beyond i
+    for _ in range(steps):  # find the first end above i
         middle = (low + high) // 2
         open_ = low < high
         beyond = tl.load(ends_ptr + middle, mask=open_, other=0) > i
@@ -523,7 +523,7 @@ def _searched(ends: Tensor, y: Tensor) -> Callable[..., Any]:
 
 @impl(spec.ops["repeat_interleave"], devices=DEVICES)
 def repeat_interleave(repeats: Tensor, *, output_size: int | None = None) -> Tensor:
-    """Each index as often as `repeats` says. Without output_size torch reads the sum on the host, and so do we."""
+    """Each index, as often as `repeats` says. Without output_size the sum is read on the host, as torch does."""
     if repeats.dim() != 1 or repeats.dtype not in (torch.int32, torch.int64) or not repeats.numel():
         raise NotSupported(f"repeats of {repeats.dtype} {tuple(repeats.shape)}")
     ends = repeats.cumsum(0)

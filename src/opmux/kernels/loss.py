@@ -1,6 +1,6 @@
-"""Cross entropy of tokens: a row a program, piece by piece; float32 inside (float64 for float64)."""
+"""Cross entropy of tokens, in float32 (float64 for float64): one row per program, piece by piece."""
 
-# Annotations are not postponed: Triton reads that of temperature, which would be a float32 without it.
+# No `from __future__ import annotations`: Triton reads tl.float64 of temperature, and would pass float32 without it.
 
 from typing import Any
 
@@ -27,7 +27,7 @@ def _capped(b_x, CAP: tl.constexpr):
 
 @triton.jit
 def _finite(top):
-    """What to subtract from x for exp(x - top): 0 for an infinite top, as inf - inf is NaN."""
+    """What to subtract from x for exp(x - top): top, or 0 if top is infinite, because inf - inf is NaN."""
     return tl.where(tl.abs(top) == float("inf"), 0.0, top)
 
 
@@ -49,7 +49,7 @@ def _fwd(
         if CAP is not None:
             b_x = tl.where(m, _capped(b_x, CAP), -float("inf"))
         highest = tl.max(b_x, 0)
-        if highest > top:  # seldom after the first pieces
+        if highest > top:  # rare after the first pieces
             best = at + tl.argmax(b_x, 0).to(tl.int32)
         new = tl.maximum(top, highest)
         to = _finite(new)
@@ -217,14 +217,14 @@ shard_bwd = Launcher(_shard_bwd, sizes="logits_stride n")
 
 @tunable("loss.forward")
 def forward_tiles(n: int, dtype: torch.dtype) -> Tiles:
-    """A row in pieces: small ones, as programs that wait for a maximum are many (H200: 0.59 ms, 0.76 with 8192)."""
+    """Small pieces of a row: more programs run while others wait for a maximum (H200: 0.59 ms, 0.76 with 8192)."""
     block = min(max(triton.next_power_of_2(n), 64), 8192 // max(dtype.itemsize, 2))
     return Tiles(min(128, max(32, block // 16)), BLOCK_N=block)
 
 
 @tunable("loss.backward")
 def backward_tiles(n: int, dtype: torch.dtype) -> Tiles:
-    """A piece of a row a program."""
+    """A program handles one piece of a row."""
     block = min(max(triton.next_power_of_2(n), 64), 8192 // max(dtype.itemsize, 2))
     return Tiles(min(256, max(32, block // 16)), BLOCK_N=block)
 
@@ -242,7 +242,7 @@ def _plan(
     softcap: float | None,
     result: str = "",
 ) -> Plan:
-    """A forward or, for a result that the gradient is written to, a backward."""
+    """The plan of a forward, or of a backward that writes the gradient to `result`."""
     back = bool(result)
     rows = RowSizes.of(logits=logits)
     wide = opmath_dtype(logits.dtype)
@@ -294,7 +294,7 @@ def token_cross_entropy_bwd_(
 
 
 @planned(spec.token_nll_entropy)
-def token_nll_entropy(logits: Tensor, target: Tensor, temperature: float) -> Plan:  # which is checked
+def token_nll_entropy(logits: Tensor, target: Tensor, temperature: float) -> Plan:
     rows = RowSizes.of(logits=logits)
     wide = opmath_dtype(logits.dtype)
     makes = {name: OutputSpec.of(logits.shape[:-1], wide) for name in ("nll", "entropy", "lse")}

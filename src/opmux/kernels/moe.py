@@ -1,4 +1,4 @@
-"""Mixture of experts: tokens to the rows of their experts and back, a token a program; rows padded, blocks at once."""
+"""Mixture of experts: tokens to the rows of their experts and back, one token per program; padding of expert blocks."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from .lib.launch import Launcher
 from .lib.plans import check, plans
 from .lib.rows import DEVICES, OutputSpec, wide_of
 
-UNROLLED = tl.constexpr(16)  # copies of a token up to which all its rows are on their way at once
+UNROLLED = tl.constexpr(16)  # up to this topk the loop is unrolled: all rows of a token are loaded at once
 
 
 def _map(order_ptr, row_map_ptr, n, tokens, topk, rows, BLOCK_N: tl.constexpr):
-    """Where each copy went, from which copy each row is: the inverse."""
+    """row_map[k, token] = the row of a token's k-th copy, or -1 if that is not below `rows`; the inverse of `order`."""
     o = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = o < n
     b_from = tl.load(order_ptr + o, mask=m, other=0)
@@ -33,13 +33,13 @@ def _map(order_ptr, row_map_ptr, n, tokens, topk, rows, BLOCK_N: tl.constexpr):
 
 @triton.jit
 def _row(row_map_ptr, token, k, tokens, rows):
-    """The row of a token's k-th copy; -1 where there is none."""
+    """The row of a token's k-th copy; -1 if it was dropped."""
     row = tl.load(row_map_ptr + k * tokens + token)
     return tl.where(row < rows, row, -1).to(tl.int64)
 
 
 def _spread(x_ptr, row_map_ptr, y_ptr, x_stride, n, tokens, rows, TOPK: tl.constexpr, BLOCK_N: tl.constexpr):
-    """A piece of a token, read once and written to each of its rows."""
+    """Read a piece of a token once and write it to each of the token's rows."""
     token = tl.program_id(0).to(tl.int64)
     o = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = o < n
@@ -59,7 +59,7 @@ def _one(
     x_ptr, row_map_ptr, probs_ptr, token, k, tokens, rows, x_stride, o, m,
     TOPK: tl.constexpr, KEPT: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """A piece of a token's k-th row, times its probability, rounded to KEPT."""
+    """A piece of a token's k-th row, times its probability; the product is rounded to KEPT."""
     row = _row(row_map_ptr, token, k, tokens, rows)
     b_x = tl.load(x_ptr + row * x_stride + o, mask=m & (row >= 0), other=0.0)
     b_y = b_x.to(WIDE)
@@ -73,7 +73,7 @@ def _collect(
     x_ptr, row_map_ptr, probs_ptr, y_ptr, x_stride, n, tokens, rows,
     TOPK: tl.constexpr, ONCE: tl.constexpr, WIDE: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """A piece of a token, the sum of its rows; each addition is rounded, as NVIDIA's, unless only the sum is (ONCE)."""
+    """A piece of a token: the sum of its rows. Each addition is rounded, as in NVIDIA's kernel; ONCE: only the sum."""
     token = tl.program_id(0).to(tl.int64)
     o = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = o < n
@@ -94,7 +94,7 @@ def _collect_bwd(
     dy_ptr, x_ptr, row_map_ptr, probs_ptr, dx_ptr, dprobs_ptr, dy_stride, x_stride, n, tokens, rows,
     TOPK: tl.constexpr, ONCE: tl.constexpr, WIDE: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """A token's gradient, written to its rows, and its products with them."""
+    """Write a token's gradient to its rows; dprobs are the dot products of the gradient and the rows."""
     token = tl.program_id(0).to(tl.int64)
     o_k = tl.arange(0, BLOCK_K)
     b_row = tl.load(row_map_ptr + o_k * tokens + token, mask=o_k < TOPK, other=-1).to(tl.int64)[:, None]
@@ -151,7 +151,7 @@ def _refuse_strided(row_map: Tensor, probs: Tensor | None = None) -> None:
 
 
 def _zeros_from(row: int, output: OutputSpec) -> OutputSpec | Zeros:
-    """A result whose rows from this one on are zero unless a launch writes them."""
+    """A result of which the rows from `row` on are set to zero before the launch."""
     return Zeros(output, row) if row < output.shape[0] else output
 
 
@@ -159,7 +159,7 @@ def _zeros_from(row: int, output: OutputSpec) -> OutputSpec | Zeros:
 
 
 def expert_order(indices: Tensor) -> Tensor:
-    """The copies of all tokens in order of their experts."""
+    """The copies of all tokens (token * topk + k), sorted by expert."""
     return torch.sort(indices.reshape(-1), stable=True).indices
 
 
@@ -194,7 +194,7 @@ def moe_spread(x: Tensor, row_map: Tensor, topk: int, rows: int) -> Plan:
 def _collected(
     op: str, x: Tensor, row_map: Tensor, probs: Tensor | None, topk: int, once: bool, names: Mapping[str, str] = {}
 ) -> Plan:
-    """`names`: what the op calls x and y."""
+    """`names`: the op's names for x and y."""
     _refuse_fp8(op, x)
     tokens, n = row_map.shape[0] // topk, x.shape[1]
     makes = {names.get("y", "y"): OutputSpec.of((tokens, n), x.dtype)}
@@ -233,10 +233,10 @@ def moe_collect_bwd(dy: Tensor, x: Tensor, row_map: Tensor, probs: Tensor | None
     return Plan(makes, [launch.given(tokens=tokens, rows=x.shape[0])], sizes.strided)
 
 
-# ---- rows padded ----------------------------------------------------------------------------------------------------
+# ---- padding of blocks of rows --------------------------------------------------------------------------------------
 
-# A block's sizes are numbers of the launch, not memory: they come from the host at every call, and a copy of them to
-# the device could not be captured in a graph. For each block: how many rows input has of it, and how many output.
+# The sizes of blocks are launch arguments, not a tensor: the host has new ones at every call, and a copy to the device
+# could not be captured in a CUDA graph. u{k} and v{k}: the rows of block k in the input and in the output.
 _BLOCK = """\
     i = o_m - to
     m_b = (i >= 0) & (i < v{k})
@@ -257,7 +257,7 @@ def {name}(x_ptr, y_ptr, x_stride, y_stride, n, n_rows, at, to, {sizes}, BLOCK_M
     b_x = tl.load(x_ptr + i_x * x_stride + o_n, mask=(i_x >= 0) & m_n, other=0.0)
     tl.store(y_ptr + i_y * y_stride + o_n, b_x, mask=(m_to & (o_m < n_rows))[:, None] & m_n)
 """
-COUNTS = (8, 64)  # blocks that a launch takes
+COUNTS = (8, 64)  # blocks per launch
 
 
 def _blocks(count: int) -> Launcher:
@@ -272,19 +272,19 @@ block_launchers = {count: _blocks(count) for count in COUNTS}
 
 @tunable("moe.padding", free="BLOCK_M BLOCK_N")
 def block_tiles(n: int, dtype: torch.dtype) -> Tiles:
-    """Some rows, or pieces of them."""
+    """Several short rows, or a piece of a long one."""
     piece = min(triton.next_power_of_2(n), 4096 // max(dtype.itemsize, 2))
     return Tiles(128, BLOCK_M=max(1, 8192 // max(dtype.itemsize, 2) // piece), BLOCK_N=piece)
 
 
 @plans
 def _plan_blocks(op: str, x: Tensor, y: Tensor, count: int) -> Callable[..., None] | None:
-    """A launch that lacks where blocks begin and how long they are; None where there is nothing to write."""
+    """The launch, which still takes the begin and the sizes of blocks; None if there is nothing to write."""
     check(op, x=x, y=y)
     if x.dtype in spec.FP8 or x.is_complex() or x.dtype is torch.float4_e2m1fn_x2:
         raise NotSupported(f"rows of {x.dtype}")
     if x.stride(-1) != 1 or y.stride(-1) != 1:
-        raise NotSupported("rows that are not in one piece")
+        raise NotSupported("rows that are not contiguous")
     (rows, n), strides = y.shape, (x.stride(0), y.stride(0))
     if not rows * n:
         return None
@@ -309,7 +309,7 @@ def _write(launch: Callable[..., None] | None, x: Tensor, y: Tensor, given: list
         at, to = at + sum(here[0]), to + sum(here[1])
 
 
-# Sizes are checked at every call: they come from the host, and they say what is written.
+# Sizes are checked at every call: they come from the host and decide which rows are written.
 
 
 @impl(spec.moe_pad_into, devices=DEVICES)

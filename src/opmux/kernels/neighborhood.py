@@ -1,8 +1,8 @@
-"""Attention to neighbors: a tile of positions a program, and the tiles of keys that their windows reach.
+"""Neighborhood attention: a program handles a tile of positions and the tiles of keys that their windows reach.
 
-Positions whose distance is no multiple of the dilation never meet. So a sequence is as many shorter ones as the
-dilation says, whose windows have no gaps. Softmax is computed piece by piece, as in flash attention: no scores are
-kept. The backward computes them again, once for dq and once for dk and dv, each added up by one program.
+Only positions whose distance is a multiple of the dilation attend to each other. So a sequence is split into `dilation`
+shorter ones, whose windows have no gaps. Softmax is computed tile by tile, as in flash attention: no scores are stored.
+The backward computes them again, once for dq and once for dk and dv; one program sums each tile.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from .lib.launch import Launcher
 from .lib.products import precision
 from .lib.rows import OutputSpec, wide_of
 
-WIDEST = 256  # columns that a tile has
+WIDEST = 256  # most columns of a head
 
 
 @triton.jit
 def _place(length, dilation, BLOCK: tl.constexpr):
-    """The head, the first position of the shorter sequence, how many it has, and the first of this program's."""
+    """The head, the first position and the length of the shorter sequence, and this program's first index in it."""
     tiles = tl.cdiv(tl.cdiv(length, dilation), BLOCK)
     program = tl.program_id(0)
     head = (program // tiles // dilation).to(tl.int64)
@@ -36,7 +36,7 @@ def _place(length, dilation, BLOCK: tl.constexpr):
 
 @triton.jit
 def _rows(i, head, first, length, dilation):
-    """Where the positions i of a shorter sequence are."""
+    """The rows in memory of indices i of a shorter sequence."""
     return head * length + first + i.to(tl.int64) * dilation
 
 
@@ -74,7 +74,7 @@ def _fwd(
         b_s = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION, out_dtype=WIDE) * SCALE
         b_s = tl.where(near, b_s, -float("inf"))
         b_new = tl.maximum(b_top, tl.max(b_s, 1))
-        b_to = tl.where(b_new == -float("inf"), 0.0, b_new)  # inf - inf would be NaN
+        b_to = tl.where(b_new == -float("inf"), 0.0, b_new)  # -inf - -inf would be NaN
         b_p = tl.exp(b_s - b_to[:, None])
         b_less = tl.exp(b_top - b_to)
         b_sum = b_sum * b_less + tl.sum(b_p, 1)
@@ -90,7 +90,7 @@ def _bwd_q(
     SCALE: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """dq, and delta = do . o of each position, which the other kernel needs too."""
+    """dq, and delta = do . o of each position, which `_bwd_kv` needs too."""
     head, first, count, begin = _place(length, dilation, BLOCK_M)
     i_m = begin + tl.arange(0, BLOCK_M)
     r_m, m_m = _rows(i_m, head, first, length, dilation), i_m < count
@@ -118,7 +118,7 @@ def _bwd_kv(
     SCALE: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """A tile of keys, and the tiles of positions whose windows reach it."""
+    """dk and dv of a tile of keys, from the tiles of positions whose windows reach it."""
     head, first, count, begin = _place(length, dilation, BLOCK_M)
     i_m = begin + tl.arange(0, BLOCK_M)
     r_m, m_m = _rows(i_m, head, first, length, dilation), i_m < count
@@ -148,10 +148,10 @@ fwd, bwd_q, bwd_kv = (Launcher(kernel, sizes="d") for kernel in (_fwd, _bwd_q, _
 
 @tunable("neighborhood", free="BLOCK_M BLOCK_N")
 def tiles_of(length: int, window: int, d: int, dtype: torch.dtype) -> Tiles:
-    """Tiles of positions as large as the window at least, so that most of what is multiplied is inside."""
+    """Tiles of keys no wider than the window, so that most products are inside it."""
     most = 64 if d * dtype.itemsize <= 256 else 32 if d * dtype.itemsize <= 512 else 16
     side = lambda n: min(most, max(16, triton.next_power_of_2(n)))
-    threads = 128 if d <= 64 else 256  # with fewer, dk and dv of 128 columns do not fit the registers
+    threads = 128 if d <= 64 else 256  # with 128 threads, dk and dv of 128 columns do not fit the registers
     return Tiles(threads, 2, BLOCK_M=side(length), BLOCK_N=side(min(length, window)))
 
 
@@ -168,7 +168,7 @@ def _launch(kernel: Launcher, q: Tensor, window: int, dilation: int, scale: floa
 
 
 def _step(q: Tensor, dilation: int) -> int:
-    """The dilation; one beyond the end of the sequence leaves a position to itself, as the length does."""
+    """The dilation, at most the length: from there on each position attends only to itself."""
     if q.shape[3] > WIDEST:
         raise NotSupported(f"heads of {q.shape[3]} columns; up to {WIDEST} fit")
     return max(1, min(dilation, q.shape[2]))

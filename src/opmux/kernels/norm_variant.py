@@ -1,6 +1,6 @@
-"""Modulated RMS norm, PolyNorm and dynamic tanh: a row a program, whole in registers or in pieces; float32 inside.
+"""Modulated RMS norm, PolyNorm and dynamic tanh, in float32: one row per program, whole in registers or in pieces.
 
-Gradients of weights are sums in a fixed order: partial sums of some rows or columns, added up by a second step.
+Gradients of weights are summed in a fixed order: a second step adds up partial sums over rows or columns.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ tanh = library("tanh")
 
 @tunable("norm_variant.rows")
 def row_tiles(n: int, dtype: torch.dtype) -> Tiles:
-    """A row a program: whole if it fits, else in pieces."""
+    """One row per program: whole if it fits, else in pieces."""
     block = max(triton.next_power_of_2(n), 64) if n <= fits(8192, dtype) else fits(4096, dtype)
     return Tiles(max(64, block // 16), BLOCK_N=block)
 
 
 @tunable("norm_variant.columns")
 def column_tiles(n: int, dtype: torch.dtype) -> Tiles:
-    """Sums over rows: some columns a program."""
+    """Sums over rows; a program takes some of the columns."""
     return Tiles(128, BLOCK_M=8, BLOCK_N=min(512, max(triton.next_power_of_2(n), 16)))
 
 
@@ -43,7 +43,7 @@ def column_tiles(n: int, dtype: torch.dtype) -> Tiles:
 
 @triton.jit
 def _modulated(b_x, rstd, weight_ptr, scale_ptr, shift_ptr, o_n, m, offset, ROUND: tl.constexpr, STEP: tl.constexpr):
-    """The result for elements of a row."""
+    """The result for some elements of a row."""
     b_w = round_to(tl.load(weight_ptr + o_n, mask=m, other=0.0).to(b_x.dtype) + offset, STEP)
     b_y = round_to(round_to(b_x * rstd, ROUND) * b_w, STEP)
     b_y = round_to(b_y * round_to(1.0 + tl.load(scale_ptr + o_n, mask=m, other=0.0).to(b_x.dtype), STEP), STEP)
@@ -133,7 +133,7 @@ def _modulated_sums(
     dy_stride, x_stride, n, per_group, parts, per_part,
     WIDE: tl.constexpr, ROUND: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Sums of dy * x' and of dy over a part of the rows of a group."""
+    """Partial sums of dy * (x * rstd) and of dy over one part of a group's rows."""
     part = tl.program_id(0).to(tl.int64)
     o_n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
     begin = part // parts * per_group + part % parts * per_part
@@ -156,7 +156,7 @@ def _modulated_finish(
     product_ptr, total_ptr, weight_ptr, scale_ptr, dscale_ptr, dshift_ptr, share_ptr, n, parts, offset,
     WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """dscale and dshift of a group, and its share of dweight: its weights are those of all of its rows."""
+    """dscale and dshift of a group, and its partial sum of dweight."""
     group = tl.program_id(0).to(tl.int64)
     o_n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     m_n = o_n < n
@@ -184,7 +184,7 @@ modulated_finish = Launcher(_modulated_finish, sizes="n")
 
 @tunable("modulated_rms_norm.finish", free="BLOCK_M BLOCK_N")
 def finish_tiles(n: int, dtype: torch.dtype) -> Tiles:
-    """Shares of a group, some at a time."""
+    """Sum the parts of a group, BLOCK_M at a time."""
     return Tiles(128, BLOCK_M=16, BLOCK_N=64)
 
 
@@ -281,7 +281,7 @@ def _poly_bwd(
     dy_ptr, x_ptr, weight_ptr, rstd_ptr, dx_ptr, share_ptr, dy_stride, x_stride, n_rows, n,
     WIDE: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """dx of a row, and its part of dweight and dbias."""
+    """dx of a row, and its partial sums of dweight and dbias."""
     row = tl.program_id(0).to(tl.int64)
     o_n = tl.arange(0, BLOCK_N)
     dy_ptr += row * dy_stride
@@ -325,7 +325,7 @@ def _poly_bwd(
 
 
 def _poly_sums(share_ptr, dw_ptr, db_ptr, n_rows, WIDE: tl.constexpr, BLOCK_M: tl.constexpr):
-    """The shares of every P-th block of rows: those of the three weights and that of the bias, apart."""
+    """Sum `share` over every P-th block of rows; the sums of the three weights and of the bias are stored apart."""
     part = tl.program_id(0)
     o_c = tl.arange(0, 4)
     b_sum = tl.zeros([BLOCK_M, 4], WIDE)
@@ -397,7 +397,7 @@ def _dyt_bwd(
     dy_ptr, x_ptr, alpha_ptr, gamma_ptr, dx_ptr, da_ptr, dg_ptr, db_ptr, dy_stride, x_stride, n_rows, n,
     WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """dx of some columns of every P-th block of rows, and sums over these rows: of dalpha one, else for each column."""
+    """dx of a column block in every P-th row block, and sums over these rows: one for dalpha, else one per column."""
     pid = tl.program_id(0)
     o_n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
     alpha = tl.load(alpha_ptr).to(WIDE)
@@ -413,7 +413,7 @@ def _dyt_bwd(
         b_t = tanh(alpha * b_x)
         b_s = b_dy * b_gamma * (1.0 - b_t * b_t)
         tl.store(dx_ptr + i_m * n + o_n, (b_s * alpha).to(dx_ptr.dtype.element_ty), mask=m)
-        b_a += tl.where(m, b_s * b_x, 0.0)  # outside it need not be finite
+        b_a += tl.where(m, b_s * b_x, 0.0)  # masked lanes may not be finite
         b_g += b_dy * b_t
         b_b += b_dy
     o = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -435,7 +435,7 @@ def dyt_tiles(n: int, dtype: torch.dtype) -> Tiles:
 
 @tunable("dyt.backward")
 def dyt_backward_tiles(n: int, dtype: torch.dtype) -> Tiles:
-    """Three sums of each column are in registers."""
+    """Small blocks, because three sums per column are in registers."""
     block = min(max(triton.next_power_of_2(n), 16), 512)
     return Tiles(256, BLOCK_M=max(1, 2048 // block), BLOCK_N=block)
 

@@ -1,6 +1,6 @@
-"""Padding by reflection and by replication: an index map for each dimension, gathered forwards and backwards.
+"""Padding by reflection and by replication: one index map per dimension; forward and backward gather.
 
-The gradient of an input element is the sum over the results that are copies of it, in a fixed order: no atomics.
+The gradient of an input element is the sum over the results that are copies of it, in a fixed order, without atomics.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .lib.rows import OutputSpec, wide_of
 
 @triton.jit
 def source(at, before, n_in, REFLECT: tl.constexpr):
-    """The input index that a result index is a copy of."""
+    """The input index that a result index copies."""
     at -= before
     if REFLECT:
         return n_in - 1 - tl.abs(n_in - 1 - tl.abs(at))
@@ -33,8 +33,8 @@ def source(at, before, n_in, REFLECT: tl.constexpr):
 
 @triton.jit
 def copies(at, before, n_in, n_out, REFLECT: tl.constexpr):
-    """How many results may be copies of an input index, at most in this block."""
-    if REFLECT:  # itself, before, after
+    """How many copies an index of this block has among the results, at most."""
+    if REFLECT:  # itself, its reflection before, its reflection after
         return 3
     else:
         first = tl.where(at == 0, 0, at + before)
@@ -44,7 +44,7 @@ def copies(at, before, n_in, n_out, REFLECT: tl.constexpr):
 
 @triton.jit
 def copy(at, k, before, n_in, n_out, REFLECT: tl.constexpr):
-    """The k-th of these copies, and whether it exists."""
+    """The result index of the k-th copy, and whether it exists."""
     if REFLECT:
         there = tl.where(k == 0, at + before, tl.where(k == 1, before - at, 2 * (n_in - 1) - at + before))
         real = (k == 0) | ((k == 1) & (at >= 1)) | ((k == 2) & (at <= n_in - 2))

@@ -1,7 +1,7 @@
-"""ATen's elementwise ops: a scalar function each, which `lib.pointwise` carries over tensors of any shape.
+"""ATen's elementwise ops: one scalar function each, which `lib.pointwise` applies to tensors of any shape.
 
-Functions take the arguments of the op in order: blocks and numbers of one dtype (int32, int64, float32 or float64),
-masks, constants (`approximate`, `decimals`), and None for what is absent.
+Functions take the op's arguments in order: blocks and numbers of one dtype (int32, int64, float32 or float64), masks,
+constexprs (`approximate`, `decimals`), and None for absent arguments.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def absolute(x):
 
 @triton.jit
 def neg(x):
-    return x * -1.0 if x.dtype.is_floating() else -x  # Triton's -x is 0 - x, which makes +0 of 0
+    return x * -1.0 if x.dtype.is_floating() else -x  # Triton's -x is 0 - x: 0.0 would not become -0.0
 
 
 @triton.jit
@@ -60,7 +60,7 @@ def same_or_trunc(x):
 
 @triton.jit
 def rounded(x, decimals):
-    """Half to even; with decimals, scaled before and after, as ATen does it."""
+    """Round half to even; with decimals, scale before and after, as ATen does."""
     if not x.dtype.is_floating():
         y = x
     elif decimals is None or decimals == 0:
@@ -184,7 +184,7 @@ def rad2deg(x):
 
 @triton.jit
 def clamped(x, low, high):
-    """A NaN of any of them stays one; where low > high, it is high."""
+    """NaN in any argument gives NaN; if low > high, the result is high."""
     if low is not None:
         x = maximum(x, low)
     if high is not None:
@@ -221,7 +221,7 @@ def log_sigmoid(x):
 
 @triton.jit
 def relu(x):
-    return tl.where(x <= 0, 0, x)  # and -0.0 becomes 0.0
+    return tl.where(x <= 0, 0, x)  # turns -0.0 into 0.0, too
 
 
 @triton.jit
@@ -333,7 +333,7 @@ def divided(x, y, rounding_mode, P):
     elif rounding_mode == "floor":
         q = floor_divide(x, y)
     elif x.dtype.is_floating():
-        q = libdevice.trunc(div(x, y).to(P).to(x.dtype))  # ATen rounds a 16-bit quotient before it cuts
+        q = libdevice.trunc(div(x, y).to(P).to(x.dtype))  # ATen rounds a 16-bit quotient before it truncates it
     else:
         q = x // y
     return q
@@ -346,7 +346,7 @@ def true_divide(x, y):
 
 @triton.jit
 def floor_divide(x, y):
-    """Towards -inf. Of floats: the quotient of what divides without a rest, so that it agrees with the remainder."""
+    """Round towards -inf. Floats: divide x without its remainder, so that the result agrees with `remainder`."""
     if x.dtype.is_floating():
         rest = libdevice.fmod(x, y)
         q = div(x - rest, y)
@@ -384,7 +384,7 @@ def power(x, e):
 
 @triton.jit
 def power_of_ints(x, e):
-    """By squaring, wrapping around; a negative exponent leaves only powers of 1 and -1."""
+    """By squaring, with wraparound. A negative exponent gives 0, unless x is 1 or -1."""
     odd = (e & 1) != 0
     negative = tl.where(x == 1, 1, tl.where(x == -1, tl.where(odd, -1, 1), 0)).to(x.dtype)
     left = tl.maximum(e, 0)
@@ -401,7 +401,7 @@ def power_of_ints(x, e):
 
 @triton.jit
 def power_of_known(x, e):
-    """Exponents for which ATen has a way of its own: a quarter of the time of the general one."""
+    """Exponents that ATen treats specially: a quarter of the time of the general power."""
     if e == 2:
         y = x * x
     elif e == 3:
@@ -472,7 +472,7 @@ def heaviside(x, values):
 
 @triton.jit
 def gcd(x, y, P):
-    """Euclid's, four steps for each look at whether all are done; the least integer is its own absolute value."""
+    """Euclid's algorithm, four steps between checks whether all lanes are done. abs(smallest integer) is itself."""
     x, y = tl.broadcast(tl.abs(x).to(P).to(x.dtype), tl.abs(y).to(P).to(y.dtype))
     while tl.max((y != 0).to(tl.int32)) > 0:
         for _ in tl.static_range(4):
@@ -485,7 +485,7 @@ def gcd(x, y, P):
 
 @triton.jit
 def lcm(x, y, P):
-    g = tl.abs(gcd(x, y, P))  # of the least integer it may be -1, and the quotient by that has no place in the dtype
+    g = tl.abs(gcd(x, y, P))  # for the smallest integer g may be -1, and the quotient by -1 would overflow
     return tl.where(g == 0, 0, tl.abs(x // tl.where(g == 0, 1, g) * y))
 
 
@@ -521,12 +521,12 @@ def ge(x, y):
 
 @triton.jit
 def logical_and(x, y):
-    return ((x != 0).to(tl.int32) & (y != 0).to(tl.int32)) != 0  # the interpreter spreads no bool
+    return ((x != 0).to(tl.int32) & (y != 0).to(tl.int32)) != 0  # the interpreter cannot broadcast bools
 
 
 @triton.jit
 def logical_or(x, y):
-    return ((x != 0).to(tl.int32) | (y != 0).to(tl.int32)) != 0  # the interpreter spreads no bool
+    return ((x != 0).to(tl.int32) | (y != 0).to(tl.int32)) != 0  # the interpreter cannot broadcast bools
 
 
 @triton.jit
@@ -557,7 +557,7 @@ def left_shift(x, y, P):
 
 @triton.jit
 def right_shift(x, y, P):
-    """Beyond the width, what is left is the sign."""
+    """A shift by the width or more leaves only the sign."""
     far = (y < 0) | (y >= P.primitive_bitwidth)
     return x >> tl.where(far, x.dtype.primitive_bitwidth - 1, y).to(x.dtype)
 
@@ -698,14 +698,14 @@ erfinv erfcx lgamma cyl_bessel_i0 cyl_bessel_i1 j0 j1 y0 y1"""
 BINARY = "atan2 hypot copysign nextafter"
 LIBRARY = {n: library(n) for n in UNARY.split()} | {n: library(n, "x, y") for n in BINARY.split()}
 
-# Rows that the chip's library states under another name.
+# Rows whose function has another name in libdevice.
 RENAMED = {
     "i0": "cyl_bessel_i0", "special_i1": "cyl_bessel_i1", "special_erfcx": "erfcx",
     "special_modified_bessel_i0": "cyl_bessel_i0", "special_modified_bessel_i1": "cyl_bessel_i1",
     "special_bessel_j0": "j0", "special_bessel_j1": "j1", "special_bessel_y0": "y0", "special_bessel_y1": "y1",
 }  # fmt: skip
 
-# Where the function has the row's own name it is not listed.
+# A row whose function has the row's own name is not listed.
 FUNCTIONS: dict[str, Any] = {
     **LIBRARY,
     **{row: LIBRARY[name] for row, name in RENAMED.items()},
@@ -725,16 +725,17 @@ FUNCTIONS: dict[str, Any] = {
         f"special_{name}": getattr(special, name.replace("_polynomial", ""))
         for name in spec.POLYNOMIALS.split()
     },
-    # an alias with other arguments than its row has
+    # an alias whose arguments differ from its row's
     "true_divide": true_divide,
 }  # fmt: skip
 
-TYPED = {"bitwise_not", "nan_to_num", "div", "gcd", "lcm", "bitwise_left_shift", "bitwise_right_shift"}  # these take P
+TYPED = {"bitwise_not", "nan_to_num", "div", "gcd", "lcm", "bitwise_left_shift", "bitwise_right_shift"}  # take P
 
-# Arguments whose values decide whether ATen raises: torch is asked.
+# ATen rounds a number to the dtype of 16-bit tensors before it computes.
 ROUNDS = {"fmod", "remainder", "hardshrink", "softshrink", "hardshrink_backward", "softshrink_backward"}
+# For these values ATen raises or differs: the call is left to torch.
 UNLESS = {
-    # beyond what 16 bits hold, and no infinity: torch says so where it does not fit
+    # finite, and above float16's largest number: torch raises if the dtype cannot hold it
     "masked_fill": "value.__class__ is float and 65504.0 < abs(value) < float('inf')",
     "pow": "exponent.__class__ is int and exponent < 0 and (self.__class__ is int or not self.is_floating_point())",
     "celu": "alpha == 0",
@@ -742,14 +743,14 @@ UNLESS = {
     "leaky_relu_backward": "self_is_result and negative_slope < 0",
     "elu_backward": "is_result and alpha < 0",
     "isclose": "rtol < 0 or atol < 0",
-    "mish_backward": "not self.is_floating_point()",  # on meta integers become floats, elsewhere they are refused
+    "mish_backward": "not self.is_floating_point()",  # torch refuses integers, but not on meta
 }
 
 BAKED = {"pow": {"exponent": (2, 3, 0.5, -0.5, -1.0, -2.0)}, "float_power": {"exponent": (2, 3, 0.5, -0.5, -1, -2)}}
 
 
 def declare(row: spec.Row) -> None:
-    """Give a row its function and its impl."""
+    """Register a row's function and impl."""
     of = row.name if row.name in FUNCTIONS else row.alias or row.name
     op = spec.ops[row.name]
     made = ROWS[row.name] = Row(

@@ -1,7 +1,7 @@
 """Average and maximum pooling over one to three dimensions: strided, adaptive and fractional windows; unpooling.
 
-Every kernel gathers: a result element reads its window, and a gradient reads the windows that hold its element. So
-gradients need no atomics and do not depend on the order of programs. Windows of neighbours overlap in the cache.
+Every kernel gathers: a result element reads its window, and a gradient reads the windows that contain its element. So
+gradients need no atomics and are deterministic. Overlapping windows hit the cache.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from .lib.rows import OutputSpec, wide_of
 
 @triton.jit
 def fractional_start(at, sample, n_in, n_out, K: tl.constexpr):
-    """Where a window of a pseudo-random sequence begins; the last one ends where the input ends."""
+    """The first index of a fractional window, from a random sample; the last window ends where the input ends."""
     alpha = div((n_in - K).to(sample.dtype), tl.maximum(n_out - 1, 1).to(sample.dtype))
     begin = ((at.to(sample.dtype) + sample) * alpha).to(tl.int32) - (sample * alpha).to(tl.int32)
     return tl.where(at == n_out - 1, n_in - K, begin.to(at.dtype))
@@ -47,7 +47,7 @@ def fractional_start(at, sample, n_in, n_out, K: tl.constexpr):
 
 @triton.jit
 def window(at, sample, n_in, n_out, WINDOW: tl.constexpr, K: tl.constexpr, S: tl.constexpr, P: tl.constexpr):
-    """The first index of a window, which may be padding, and the index after its last one."""
+    """The first index of a window, which may lie in the padding, and the index after its last one."""
     if WINDOW == "adaptive":
         first = at.to(tl.int64) * n_in // n_out
         end = ((at.to(tl.int64) + 1) * n_in + n_out - 1) // n_out
@@ -62,7 +62,7 @@ def window(at, sample, n_in, n_out, WINDOW: tl.constexpr, K: tl.constexpr, S: tl
 
 @triton.jit
 def extent(first, end, n_in, COUNT_PAD: tl.constexpr):
-    """The elements of a window along one dimension that an average counts."""
+    """How many elements of a window an average counts along one dimension."""
     if COUNT_PAD:
         return end - first
     else:
@@ -71,12 +71,12 @@ def extent(first, end, n_in, COUNT_PAD: tl.constexpr):
 
 @triton.jit
 def windows(at, n_in, n_out, WINDOW: tl.constexpr, K: tl.constexpr, S: tl.constexpr, P: tl.constexpr, D: tl.constexpr):
-    """The first and the last window that may hold an index."""
+    """The first and the last window that may contain an index."""
     if WINDOW == "adaptive":
         first = at.to(tl.int64) * n_out // n_in
         last = ((at.to(tl.int64) + 1) * n_out + n_in - 1) // n_in - 1
         return first.to(at.dtype), last.to(at.dtype)
-    elif WINDOW == "fractional":  # wherever the sequence begins: windows are (n_in - K) / (n_out - 1) apart, rounded
+    elif WINDOW == "fractional":  # for any sample: windows are (n_in - K) / (n_out - 1) apart, rounded
         apart = tl.maximum(n_in - K, 1)
         first = tl.maximum(at - K, 0) * (n_out - 1) // apart - 2
         last = (at + 1) * (n_out - 1) // apart + 2
@@ -124,7 +124,7 @@ def _pool(x_ptr, y_ptr, index_ptr, sample_ptr, n, n_c, n_z, n_y, n_x, i_z, i_y, 
                 in_y = in_y & (p_y < e_y)
             row = base + p_z * x_sz + p_y * x_sy
             for k_0 in range(0, KX, 8):
-                for k_1 in tl.static_range(8 if KX > 8 else KX):  # all loads of a row at once
+                for k_1 in tl.static_range(8 if KX > 8 else KX):  # issue all loads of a row at once
                     p_x = b_x + (k_0 + k_1) * DX
                     m = in_y & (p_x >= 0) & (p_x < i_x)
                     if WINDOW == "adaptive":
@@ -160,7 +160,7 @@ def _pool_bwd(dy_ptr, index_ptr, dx_ptr, n, n_c, n_z, n_y, n_x, o_z, o_y, o_x,
               DZ: tl.constexpr, DY: tl.constexpr, DX: tl.constexpr,
               RANK: tl.constexpr, LAST: tl.constexpr, TIGHT: tl.constexpr, INDEX: tl.constexpr, FULL: tl.constexpr,
               WIDE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """The gradient of each input element: the sum over the windows that hold it, at most W along a dimension."""
+    """The gradient of each input element: the sum over the windows that contain it, at most W along a dimension."""
     o, inside = lanes(n, INDEX, FULL, BLOCK)
     b, c, z, y, x = unravel(o, n_c, n_z, n_y, n_x, RANK, LAST)
     own = (z * n_y + y) * n_x + x
@@ -216,7 +216,7 @@ unpool = Launcher(_unpool, sizes="n")
 
 
 def _kind(name: str) -> tuple[str, int]:
-    """How an op places its windows, and the number of spatial dimensions, from its name."""
+    """The kind of windows and the number of spatial dimensions, from the op's name."""
     kind = next((k for k in ("adaptive", "fractional") if k in name), "strided")
     return kind, next(rank for rank in (2, 3) if f"{rank}d" in name)
 
@@ -224,7 +224,7 @@ def _kind(name: str) -> tuple[str, int]:
 def _windows(
     name: str, n_in: Sequence[int], n_out: Sequence[int], given: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Constants of the windows: K, S, P, D (kernel, stride, padding, dilation); W, the most that hold an element."""
+    """Constants of the windows: K, S, P, D (kernel, stride, padding, dilation); W, the most that contain an element."""
     kind, rank = _kind(name)
     if kind == "strided":
         kernel, padding = zyx(given["kernel_size"], rank, 1), zyx(given["padding"], rank, 0)
@@ -237,14 +237,14 @@ def _windows(
         kernel, held = [*map(most, n_in, n_out)], [*map(most, n_out, n_in)]
     if kind == "fractional":
         kernel = zyx(given["kernel_size"], 2, 1)
-        # with those that rounding may add
+        # plus those that rounding may add
         held = [min(o, (k + 2) * (o - 1) // max(n - k, 1) + 6) for k, n, o in zip(kernel, n_in, n_out)]
     sizes = {**per_axis("K", kernel), **per_axis("S", stride), **per_axis("P", padding), **per_axis("D", dilation)}
     return sizes, per_axis("W", held)
 
 
 def _counted(given: dict[str, Any]) -> tuple[bool, int]:
-    """Whether an average counts the padding, and what it divides by; 0: by the elements of each window."""
+    """Whether an average counts the padding, and its divisor; 0: the number of elements of each window."""
     return given.get("count_include_pad", False), given.get("divisor_override") or 0
 
 
@@ -306,7 +306,7 @@ def _check_indices(indices: Tensor, like: Tensor) -> None:
 
 
 def _unpooled(rank: int, x: Tensor, indices: Tensor, output_size: Sequence[int]) -> Plan:
-    """An index outside of a plane is undefined, as on CUDA; here nothing is written for it."""
+    """Nothing is written for an index outside of a plane; on CUDA its effect is undefined."""
     check_floats(x)
     _check_indices(indices, x)
     if len(output_size) != rank or not x.numel() or not (x.is_contiguous() and indices.is_contiguous()):
@@ -330,7 +330,7 @@ def max_unpool2d(self: Tensor, indices: Tensor, output_size: list[int]) -> Plan:
 
 @planned(spec.ops["max_unpool3d"])
 def max_unpool3d(self: Tensor, indices: Tensor, output_size: list[int], stride: list[int], padding: list[int]) -> Plan:
-    """Stride and padding are checked by torch and matter to nothing else."""
+    """torch checks stride and padding; they have no other effect."""
     output_specs(torch.ops.aten.max_unpool3d, self, indices, output_size, stride, padding)
     return _unpooled(3, self, indices, output_size)
 

@@ -1,8 +1,9 @@
 """Quantization to FP8 and back: each tensor read once (current scaling: twice), every buffer written in the same pass.
 
-Without a transpose a tensor counts as one dimension; with one it is cut into tiles, transposed in shared memory. A
-tile of 128 x 128 has the scales of both its rows and its columns. Current scaling needs no atomics and no memory set to
-zero: at most 256 programs write an amax each, and every program of the cast takes the largest of them.
+Without a transposed output the tensor is flattened to one dimension; with one it is cut into tiles, which are
+transposed in shared memory. A 128 x 128 tile computes the scales of both its rows and its columns. Current scaling
+needs no atomics and no zeroed memory: at most 256 programs write one partial amax each, and every program of the cast
+takes their maximum.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ Buffer = Tensor | None
 
 @triton.jit
 def number_of(byte, MANTISSA: tl.constexpr, BIAS: tl.constexpr, FORMAT: tl.constexpr):
-    """The float32 of an FP8 byte; FORMAT is the type where the chip converts it, None to compute the bits here."""
+    """Convert an FP8 byte to float32. FORMAT: the Triton type if the chip converts it; None: compute the bits."""
     if FORMAT is not None:
         return byte.to(FORMAT, bitcast=True).to(tl.float32)
     else:
@@ -64,11 +65,11 @@ def number_of(byte, MANTISSA: tl.constexpr, BIAS: tl.constexpr, FORMAT: tl.const
         return (bits | ((u & 0x80) << 24)).to(tl.float32, bitcast=True)
 
 
-# ---- one scale ------------------------------------------------------------------------------------------------------
+# ---- one scale per tensor -------------------------------------------------------------------------------------------
 
 
 def _amax(x_ptr, parts_ptr, n, FULL: tl.constexpr, BLOCK: tl.constexpr):
-    """The largest magnitude of each program's share."""
+    """Write the amax of each program's share of x."""
     start = tl.program_id(0).to(tl.int64) * BLOCK
     o = tl.arange(0, BLOCK)
     if FULL:  # one block a program
@@ -82,7 +83,7 @@ def _amax(x_ptr, parts_ptr, n, FULL: tl.constexpr, BLOCK: tl.constexpr):
 
 
 def _top(parts_ptr, amax_ptr, n, BLOCK: tl.constexpr):
-    """The largest of the parts."""
+    """Reduce the partial amaxes to one."""
     o = tl.arange(0, BLOCK)
     tl.store(amax_ptr, tl.max(tl.load(parts_ptr + o, mask=o < n, other=0.0), 0))
 
@@ -92,7 +93,7 @@ def _cast(
     CAST: tl.constexpr, LARGEST: tl.constexpr, POW2: tl.constexpr, PARTS: tl.constexpr, FULL: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """y = fp8(x * scale); scale_ptr has the scale, or PARTS of amax."""
+    """y = fp8(x * scale). scale_ptr has the scale, or (PARTS > 0) as many partial amaxes to compute it from."""
     if idle(noop_ptr):
         return
     o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -109,7 +110,7 @@ def _cast(
 
 
 def _turn(data_ptr, y_ptr, n_rows, n, FULL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Bytes of a matrix transposed."""
+    """Transpose a matrix of bytes."""
     i_m = tl.program_id(1).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     i_n = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     m_m, m_n = inside(i_m, n_rows, FULL), inside(i_n, n, FULL)
@@ -117,7 +118,7 @@ def _turn(data_ptr, y_ptr, n_rows, n, FULL: tl.constexpr, BLOCK_M: tl.constexpr,
     tl.store(y_ptr + i_n[:, None] * n_rows + i_m[None, :], tl.trans(b_x), mask=m_n[:, None] & m_m[None, :])
 
 
-# ---- and back -------------------------------------------------------------------------------------------------------
+# ---- dequantization -------------------------------------------------------------------------------------------------
 
 
 def _uncast(
@@ -135,7 +136,7 @@ def _uncast_tiles(
     MANTISSA: tl.constexpr, BIAS: tl.constexpr, FORMAT: tl.constexpr, TURNED: tl.constexpr,
     SCALE_M: tl.constexpr, SCALE_N: tl.constexpr, FULL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """The matrix [n_rows, n] of bytes (TURNED: stored transposed) with a scale for each SCALE_M x SCALE_N of it."""
+    """Dequantize the matrix [n_rows, n] (TURNED: stored transposed); each SCALE_M x SCALE_N block has one scale."""
     i_m = tl.program_id(1).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     i_n = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     m_m, m_n = inside(i_m, n_rows, FULL), inside(i_n, n, FULL)
@@ -155,14 +156,16 @@ def _uncast_tiles(
     tl.store(y_ptr + i_m[:, None] * n + i_n[None, :], b_y.to(y_ptr.dtype.element_ty), mask=m)
 
 
-# ---- state of delayed scaling ---------------------------------------------------------------------------------------
+# ---- amax history of delayed scaling --------------------------------------------------------------------------------
 
 
 def _history(
     history_ptr, first_ptr, step_ptr, newest_ptr, scale_ptr, new_history_ptr, new_scale_ptr, n, length, largest,
     RECENT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A history for each thread: all but its first number move down by one, the newest comes last."""
+    """One amax history per lane: append the newest amax, shift the history by one and zero the first slot. If the
+    newest amax is 0, append the first slot's value; if that is 0 too, leave the history and the scale unchanged.
+    """
     o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     m = o < n
     first, step = tl.load(first_ptr + o, mask=m, other=0), tl.load(step_ptr + o, mask=m, other=0)
@@ -196,8 +199,8 @@ histories = Launcher(_history, sizes="n")
 
 # ---- tiles ----------------------------------------------------------------------------------------------------------
 
-FEW = 256  # programs that compute an amax: each program of the cast reads the results of all
-ALONE = 8192  # elements up to which one program computes it
+FEW = 256  # most programs that compute an amax: each program of the cast reads all their results
+ALONE = 8192  # elements up to which a single program computes the amax
 
 
 @tunable("quant.amax")
@@ -207,7 +210,7 @@ def amax_tiles(n: int, dtype: torch.dtype) -> Tiles:
 
 @tunable("quant.cast")
 def cast_tiles(dtype: torch.dtype, current: bool) -> Tiles:
-    """With current scaling larger blocks: each program reads all parts of the amax."""
+    """Larger blocks with current scaling: each program reads all partial amaxes."""
     return Tiles(512, BLOCK=8192) if current else Tiles(128, BLOCK=2048)
 
 
@@ -228,7 +231,7 @@ def uncast_tile_sizes(dtype: torch.dtype) -> Tiles:
 
 # ---- plans ----------------------------------------------------------------------------------------------------------
 
-# MANTISSA, BIAS, and the type on a chip that has it
+# mantissa bits, exponent bias, Triton type (used if the chip converts it)
 FORMATS = {torch.float8_e4m3fn: (3, 7, tl.float8e4nv), torch.float8_e5m2: (2, 15, tl.float8e5)}
 
 
@@ -238,13 +241,13 @@ def _format(dtype: torch.dtype) -> dict[str, Any]:
 
 
 def _flat(kernel: Launcher, n: int, tiles: Tiles, **constants: Any) -> Launch:
-    """A launch over n elements, BLOCK of them a program."""
+    """A launch over n elements, BLOCK per program."""
     config = tiles.config(FULL=n % tiles["BLOCK"] == 0, **constants)
     return Launch(kernel, (triton.cdiv(n, tiles["BLOCK"]),), config, {"n": n})
 
 
 def _parts(x: Tensor) -> Launch:
-    """The amax of each program's share of x, as `parts`: a power of two of them."""
+    """Write the amax of each program's share of x to `parts`; the number of programs is a power of two."""
     n = x.numel()
     tiles = amax_tiles(n=n, dtype=x.dtype)
     count = 1 if n <= ALONE and n <= tiles["BLOCK"] else programs(x.device, triton.cdiv(n, tiles["BLOCK"]), 8)
@@ -255,7 +258,7 @@ def _parts(x: Tensor) -> Launch:
 def _cast_launch(
     x: Tensor, transposes: bool, dtype: torch.dtype, parts: int, pow2: bool, numbers: Mapping[str, Any]
 ) -> Launch:
-    """The cast; with `parts` its kernel's `scale` is that many parts of an amax."""
+    """The launch of the cast. If `parts` > 0, its `scale` is that many partial amaxes."""
     if transposes:
         return cast_launch(x.shape, x.dtype, dtype, parts, pow2, {"offset": 0.0, **numbers})
     constants: dict[str, Any] = dict(CAST=cast_of(dtype), LARGEST=spec.FP8_MAX[dtype], POW2=pow2, PARTS=parts)
@@ -270,7 +273,7 @@ def fp8_cast_into(
     x: Tensor, scale: Tensor, y: Buffer, yt: Buffer, scale_inv: Buffer, amax: Buffer, noop: Buffer, dtype: torch.dtype
 ) -> Plan:
     if not x.numel():
-        return Plan({}, [spec.fp8_cast_into.reference])  # scale_inv alone is written
+        return Plan({}, [spec.fp8_cast_into.reference])  # only scale_inv is written
     launch = _cast_launch(x, yt is not None, dtype, 0, False, {"eps": 0.0})
     return Plan({}, [launch], strided(x=x))
 
@@ -280,7 +283,7 @@ def fp8_current_into(
     x: Tensor, y: Buffer, yt: Buffer, scale_inv: Buffer, noop: Buffer, dtype: torch.dtype, pow2: bool
 ) -> Plan:
     if not x.numel():
-        return Plan({}, [spec.fp8_current_into.reference])  # scale_inv alone is written
+        return Plan({}, [spec.fp8_current_into.reference])  # only scale_inv is written
     parts = _parts(x)
     launch = _cast_launch(x, yt is not None, dtype, parts.grid[0], bool(pow2), {}).named(scale="parts")
     return Plan({"parts": OutputSpec.of(parts.grid, torch.float32)}, [parts, launch], strided(x=x))
@@ -332,7 +335,7 @@ def fp8_uncast(data: Tensor, scale_inv: Tensor, dtype: torch.dtype, out_dtype: t
 def _uncast_blocks(
     data: Tensor, shape: Any, dtype: torch.dtype, out_dtype: torch.dtype, turned: bool, per: tuple[int, int], steps: Any
 ) -> Plan:
-    """Bytes and scales of blocks to numbers; `steps` are the strides of the scales by row and by column of blocks."""
+    """Dequantize bytes that have a scale per block; `steps`: strides of the scales per row and per column of blocks."""
     makes = {"y": OutputSpec.of(shape, out_dtype)}
     if not data.numel():
         return Plan(makes)
@@ -347,7 +350,7 @@ def fp8_blocks_uncast(
 ) -> Plan:
     shape = spec.unturned(data.shape) if columnwise else tuple(data.shape)
     first, second = scales.stride()
-    # rows of blocks come first in the scales of 2D rows and of 1D columns
+    # 2D rowwise and 1D columnwise scales have the block rows in dimension 0, the others in dimension 1
     steps = (first, second) if bool(two_d) != bool(columnwise) else (second, first)
     per = (spec.BLOCK, spec.BLOCK) if two_d else (spec.BLOCK, 1) if columnwise else (1, spec.BLOCK)
     return _uncast_blocks(data, shape, dtype, out_dtype, bool(columnwise), per, steps)

@@ -1,8 +1,7 @@
-"""Random numbers: dropout reads and writes at a copy's speed with Philox in between; the rest only writes.
+"""Random numbers: dropout reads and writes at a copy's speed with Philox in between; the other kernels only write.
 
-A thread makes the bits of a group and works on the elements they belong to: no bits move between threads. That holds
-as long as a tile has as many groups as the program has threads; otherwise bits go through shared memory, with the same
-result.
+A thread generates the bits of a group and processes the group's elements, so no bits move between threads. That holds
+if a tile has as many groups as the program has threads; otherwise bits go through shared memory, with the same result.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ TINY_64 = tl.constexpr(spec.NEARLY_ZERO[True])
 
 @triton.jit
 def unit(r):
-    """[0, 1)"""
+    """Uniform in [0, 1)."""
     if r.dtype == tl.uint32:
         return (r >> 8).to(tl.float32) * (2.0**-24)
     else:
@@ -42,7 +41,7 @@ def unit(r):
 
 @triton.jit
 def above_zero(r):
-    """(0, 1]"""
+    """Uniform in (0, 1]."""
     if r.dtype == tl.uint32:
         return r.to(tl.float32) * (2.0**-32) + (2.0**-33)
     else:
@@ -51,9 +50,9 @@ def above_zero(r):
 
 @triton.jit
 def turn(r):
-    """Cosine and sine of r / 2^32 (2^64) of a turn: a quarter from the upper bits, the series of the rest.
+    """cos and sin of 2 pi r / 2^32 (2^64): the quadrant from the upper bits, a series for the rest.
 
-    The library's cosine would first undo the multiplication by 2 pi, and has a slow path that takes stack.
+    The library's cosine would first undo the multiplication by 2 pi, and has a slow path that uses stack memory.
     """
     if r.dtype == tl.uint32:
         quarter = (r + 0x20000000) >> 30
@@ -83,7 +82,7 @@ def turn(r):
     return tl.where((quarter == 1) | (quarter == 2), -cos, cos), tl.where(quarter >= 2, -sin, sin)
 
 
-# Two raw numbers to two values; the plan of each op says what a, b and c are.
+# Two random words to two values; the plan of each op says what a, b and c are.
 
 
 @triton.jit
@@ -112,7 +111,7 @@ def exponential(r, q, a, b, c):
 
 @triton.jit
 def cauchy_of(r, a, b, c):
-    """Half a turn is enough, as the tangent has that period."""
+    """Half a turn is enough: the tangent has that period."""
     cos, sin = turn(r >> 1)
     return tl.minimum(tl.maximum(div(sin, cos) * a + b, -c), c)
 
@@ -122,7 +121,7 @@ def cauchy(r, q, a, b, c):
     return cauchy_of(r, a, b, c), cauchy_of(q, a, b, c)
 
 
-# One raw number to an integer.
+# One random word to an integer.
 
 
 @triton.jit
@@ -149,7 +148,7 @@ TWO_PI = tl.constexpr(2 * math.pi)
 
 @triton.jit
 def attempt(key, counter, first, WIDE: tl.constexpr, BLOCK: tl.constexpr):
-    """Two raw numbers for each element."""
+    """Two random words for each element."""
     w0, w1, w2, w3 = words(key, counter, first, BLOCK)
     if WIDE == tl.float64:
         return pair(w0, w1), pair(w2, w3)
@@ -174,7 +173,7 @@ def inverted(u, rate, NEGLIGIBLE: tl.constexpr):
 
 @triton.jit
 def log_probability(k, rate):
-    """log(rate^k e^-rate / k!) without the difference of large numbers."""
+    """log(rate^k e^-rate / k!), computed without subtracting large numbers."""
     at = tl.maximum(k, 1.0)
     v = div(at - rate, at + rate)
     z = v * v
@@ -187,7 +186,7 @@ def log_probability(k, rate):
 
 @triton.jit
 def rejected(key, counter, first, rate, live, WIDE: tl.constexpr, BLOCK: tl.constexpr):
-    """Transformed rejection with squeeze, of the elements that are live."""
+    """Poisson numbers of the live elements, by transformed rejection with squeeze (PTRS)."""
     one = tl.zeros_like(rate) + 1.0
     b = 0.931 + 2.53 * tl.sqrt(rate)
     a = -0.059 + 0.02483 * b
@@ -231,7 +230,7 @@ def _poisson(
 
 @triton.jit
 def put(y_ptr, o, n, value):
-    """Store, in the dtype of y."""
+    """Store a value in the dtype of y."""
     if y_ptr.dtype.element_ty.is_floating() and value.dtype.is_int():
         value = value.to(tl.float64 if y_ptr.dtype.element_ty == tl.float64 else tl.float32)
     tl.store(y_ptr + o, value.to(y_ptr.dtype.element_ty), mask=o < n)
@@ -239,13 +238,13 @@ def put(y_ptr, o, n, value):
 
 @triton.jit
 def kept(b_x, keep, scale):
-    """A factor is chosen, not a product: LLVM would choose among packed halves, an instruction more an element."""
+    """b_x * scale, or 0. The factor is selected, not the product: LLVM would select packed halves, which is slower."""
     return b_x.to(scale.dtype) * tl.where(keep, scale, 0.0)
 
 
 @triton.jit
 def chosen(key, counter, group, threshold, BLOCK: tl.constexpr):
-    """Of each element of these groups, whether it is kept."""
+    """Whether each element of these groups is kept."""
     w0, w1, w2, w3 = words(key, counter, group, BLOCK)
     return interleave4(w0 >= threshold, w1 >= threshold, w2 >= threshold, w3 >= threshold)
 
@@ -366,31 +365,31 @@ poisson = Launcher(_poisson, sizes="n")
 
 # ---- tiles ----------------------------------------------------------------------------------------------------------
 
-SMALL = 1 << 20  # below that many elements, more programs are worth more than fewer instructions
+SMALL = 1 << 20  # below this, more programs are worth more than fewer instructions
 
 
 @tunable("random.dropout", free="TILES BLOCK")
 def dropout_tiles(n: int, dtype: torch.dtype) -> Tiles:
-    """Tiles of a program, and groups of a tile (a power of 2), as many as threads: a thread reads four of each tile."""
+    """Tiles per program, and groups per tile (a power of 2): as many as threads. A group is four elements."""
     many = 8 if dtype.itemsize <= 2 else 4
     return Tiles(128, TILES=1 if n < SMALL else many, BLOCK=128)
 
 
 @tunable("random.fill", free="TILES BLOCK")
 def fill_tiles(n: int, dtype: torch.dtype) -> Tiles:
-    """The same, for what only writes."""
+    """The same for kernels that only write."""
     return Tiles(128, TILES=1 if n < SMALL else 4, BLOCK=128)
 
 
 @tunable("random.mask_bwd")
 def mask_bwd_tiles(dtype: torch.dtype) -> Tiles:
-    """One wide load of the gradient a thread: with more, the mask would have another layout."""
+    """A thread loads 16 bytes of the gradient; with more, the mask would have another layout."""
     return Tiles(128, TILES=2, BLOCK=128 * 16 // max(dtype.itemsize, 2))
 
 
 @tunable("random.poisson", free="BLOCK")
 def poisson_tiles(n: int, dtype: torch.dtype) -> Tiles:
-    """One warp: all of a program wait for the element with the most attempts."""
+    """One warp: all lanes of a program wait for the element with the most attempts."""
     return Tiles(32, BLOCK=128)
 
 
@@ -408,7 +407,7 @@ def _over_groups(
 
 
 def _dropped(x: Tensor, seed: Tensor, p: float, source: str = "x", result: str = "y", masked: bool = False) -> Plan:
-    """`source` and `result`: what the op calls x and y."""
+    """`source` and `result`: the op's names for x and y."""
     makes = {result: OutputSpec.of(x.shape, x.dtype)}
     if masked:
         makes["mask"] = OutputSpec.of(x.shape, torch.bool)
@@ -428,7 +427,7 @@ def _drawn(
     copied: Iterable[str] = (),
     **constants: Any,
 ) -> Plan:
-    """A result of the shape and dtype of `like`; `pairs`: of two words of Philox an element, not of one."""
+    """A plan with a result like `like`; `pairs`: an element takes two words of Philox, not one."""
     makes = {"y": OutputSpec.of(like.shape, like.dtype)}
     if not like.numel():
         return Plan(makes)

@@ -1,6 +1,6 @@
-"""Residual connections: a row a program, all its blocks or streams at a time, in pieces of columns.
+"""Residual connections: one row per program, with all its blocks or streams at a time, in pieces of columns.
 
-Rows are read twice where a coefficient must be known first: the second time from a cache.
+If a coefficient must be known first, rows are read twice, the second time from a cache.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _attn_bwd(
     dy_ptr, v_ptr, w_query_ptr, w_norm_ptr, alpha_ptr, rstd_ptr, dv_ptr, t_ptr, n_blocks, n_rows, n,
     WIDE: tl.constexpr, BLOCKS: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """dv, and the factors t with which rows are added up to the gradient of the query."""
+    """dv, and the factors t: the gradient of the query is the sum of all rows times their t."""
     row = tl.program_id(0).to(tl.int64)
     o_b = tl.arange(0, BLOCKS)
     at_row = o_b.to(tl.int64) * n_rows + row
@@ -93,7 +93,7 @@ def _attn_bwd(
 def _weighted_sum(
     v_ptr, t_ptr, share_ptr, n_rows, n, n_parts, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
 ):  # fmt: skip
-    """The sum of rows times their factors: a share of the rows, and a piece of columns, a program."""
+    """The sum of rows times their factors; a program takes some of the rows, and a piece of columns."""
     part = tl.program_id(1)
     o_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     b_total = tl.zeros([BLOCK_M, BLOCK_N], WIDE)
@@ -125,7 +125,7 @@ weights = Launcher(_weights, sizes="n")
 
 @tunable("residual.rows", free="BLOCK_N")
 def row_tiles(blocks: int, n: int, dtype: torch.dtype) -> Tiles:
-    """A piece of all blocks (or pairs of streams) of a row, of a few thousand elements."""
+    """A piece of all blocks (or pairs of streams) of a row: a few thousand elements."""
     most = max(16, 16384 // max(dtype.itemsize, 2) // triton.next_power_of_2(blocks))
     return Tiles(128, BLOCK_N=min(triton.next_power_of_2(n), most))
 
@@ -307,19 +307,19 @@ def mhc_post_res_bwd(dy: Tensor, x: Tensor, f: Tensor, h_post: Tensor, h_res: Te
 
 # ---- Sinkhorn -------------------------------------------------------------------------------------------------------
 
-# Some matrices a program, all in registers. The backward computes the matrix before each step from the start again:
-# for 20 iterations that is ten times the forward's arithmetic, and still less than the time to keep them in memory.
+# Several matrices per program, all in registers. The backward recomputes the matrix before each step from the start:
+# for 20 iterations that is ten times the forward's arithmetic, and still faster than storing the matrices.
 
 
 @triton.jit
 def _sums(b, m, eps, AXIS: tl.constexpr):
-    """The sums along an axis plus eps; 1 where there is no matrix."""
+    """The sums along an axis, plus eps; 1 where masked."""
     return tl.where(tl.max(m.to(tl.int32), AXIS, keep_dims=True) > 0, tl.sum(b, AXIS, keep_dims=True) + eps, 1.0)
 
 
 @triton.jit
 def _softmax(b_logits, m):
-    """Of the last axis; 0 where there is no matrix."""
+    """Softmax over the last axis; 0 where masked."""
     b_top = tl.max(tl.where(m, b_logits, -float("inf")), 2, keep_dims=True)
     b_e = tl.where(m, tl.exp(b_logits - tl.where(b_top == -float("inf"), 0.0, b_top)), 0.0)
     return b_e / tl.where(tl.max(m.to(tl.int32), 2, keep_dims=True) > 0, tl.sum(b_e, 2, keep_dims=True), 1.0)
@@ -327,7 +327,7 @@ def _softmax(b_logits, m):
 
 @triton.jit
 def _after(b_p, m, steps, eps):
-    """The matrix after some steps: columns, then rows and columns."""
+    """The matrix after some steps: columns are normalized once, then rows and columns in each step."""
     b_h = tl.where(m, b_p + eps, 0.0)
     b_h = b_h / _sums(b_h, m, eps, 1)
     for _ in range(steps):
@@ -374,7 +374,7 @@ def _sinkhorn_bwd(
 
 
 balance, balance_bwd = Launcher(_sinkhorn, sizes=""), Launcher(_sinkhorn_bwd, sizes="")
-LARGEST = 32  # rows of a matrix that registers hold
+LARGEST = 32  # most rows of a matrix that registers hold
 
 
 @tunable("residual.sinkhorn", free="BLOCK_M")

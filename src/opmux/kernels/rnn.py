@@ -92,7 +92,7 @@ def cell_tiles(dtype: torch.dtype) -> Tiles:
 
 
 def _sizes(cx: Tensor, **gates: Tensor | None) -> tuple[int, int]:
-    """Rows and hidden size; declines what does not fit."""
+    """Rows and hidden size; raises NotSupported if shapes do not match."""
     present = [t for t in gates.values() if t is not None]
     check_floats(cx, *present)
     if cx.dim() != 2 or not cx.numel():
@@ -111,7 +111,7 @@ def lstm_cell(
     given = dict(input_gates=input_gates, hidden_gates=hidden_gates, input_bias=input_bias, hidden_bias=hidden_bias)
     n, h = _sizes(cx, **given)
     if (input_bias is None) != (hidden_bias is None) or input_gates.dim() != 2 or hidden_gates.dim() != 2:
-        raise NotSupported("one bias of two")
+        raise NotSupported("one bias without the other, or gates of other dimensions")
     tiles = cell_tiles(dtype=cx.dtype)
     grid = (-(-cx.numel() // tiles["BLOCK"]),)
     launch = Launch(cell, grid, tiles.config(WIDE=wide_of(cx.dtype)), {"n": n * h, "h": h})

@@ -1,7 +1,7 @@
-"""Rotary embedding: a program turns all heads that share their angles, or a block of them; float32 inside.
+"""Rotary embedding, in float32: a program rotates all heads that share their angles, or a block of them.
 
-Tensors are read and written with any strides. Sines and cosines are computed once a program, spread
-over its threads, and shared by all heads: as many as there are angles, not as there are numbers to turn.
+Tensors may have any strides. A program computes its sines and cosines once, spread over its threads, and shares them
+among its heads: as many as there are angles, not elements.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .lib.rows import OutputSpec, wide_of
 
 @triton.jit
 def _place(starts_ptr, cu_seqlens_ptr, i_b, i_s, length, n_edges, cp_rank, CP: tl.constexpr, BLOCK_B: tl.constexpr):
-    """The row of the table for place i_s of sequence i_b; -1 for a token that is of no sequence."""
+    """The table's row for position i_s of sequence i_b; -1 for a token that belongs to no sequence."""
     place = i_s
     outside = i_s < 0
     if cu_seqlens_ptr is not None:
@@ -48,13 +48,13 @@ def _place(starts_ptr, cu_seqlens_ptr, i_b, i_s, length, n_edges, cp_rank, CP: t
 
 @triton.jit
 def _spread(b_x):
-    """The same numbers, each computed by one thread: a sum of one, which layouts are not carried through."""
+    """b_x, each element computed by one thread only: layouts do not propagate through a sum (of one element)."""
     return tl.sum(b_x[:, None], 1)
 
 
 @triton.jit
 def _table(angles_ptr, sin_ptr, o, m, WIDE: tl.constexpr):
-    """Cosines and sines at these offsets; where there are none, those of no turn."""
+    """Cosines and sines at these offsets; masked lanes are not rotated (cos 1, sin 0)."""
     if sin_ptr is None:
         b_a = tl.load(angles_ptr + o, mask=m, other=0.0).to(WIDE)
         return _spread(libdevice.cos(b_a)), _spread(libdevice.sin(b_a))
@@ -77,7 +77,7 @@ def _read(
     x_ptr, o_x, m_r, PAIRS: tl.constexpr, HALF: tl.constexpr, STEP: tl.constexpr, BLOCK_R: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """The two elements of each pair."""
+    """Load the two elements of each pair."""
     if PAIRS:
         o_p = tl.arange(0, 2 * BLOCK_D)[None, :]
         m = m_r & (o_p >= 0) if HALF == BLOCK_D else m_r & (o_p < 2 * HALF)
@@ -113,7 +113,7 @@ def _write(
 def _copy_rest(
     x_ptr, y_ptr, o_x, o_y, m_r, HALF: tl.constexpr, REST: tl.constexpr, STEP: tl.constexpr, BLOCK_E: tl.constexpr
 ):
-    """Copy what is not turned."""
+    """Copy the elements that are not rotated."""
     if REST > 0:
         o_e = 2 * HALF + tl.arange(0, BLOCK_E)[None, :]
         m = m_r & (o_e < 2 * HALF + REST)
@@ -127,7 +127,7 @@ def _rope(
     GROUPS: tl.constexpr, APART: tl.constexpr, CP: tl.constexpr, FULL: tl.constexpr, WIDE: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_B: tl.constexpr,
 ):  # fmt: skip
-    """Program (i, j): the j-th rows at place i, all sequences' heads; or, APART, one sequence's at place i % length."""
+    """Program (i, j): the j-th block of heads at position i, of all sequences; APART: of one, at i % length."""
     i_s = tl.program_id(0).to(tl.int64)
     i_b = i_s * 0
     if APART:
@@ -146,7 +146,7 @@ def _rope(
     if HALF > 0:
         o_d = tl.arange(0, BLOCK_D)
         m_d = tl.full([BLOCK_D], 1, tl.int1) if HALF == BLOCK_D else o_d < HALF
-        # what is to be turned is on its way before angles are looked at
+        # load x before the angles, whose addresses depend on other loads
         b_u, b_v = _read(x_ptr, o_x, m_r, PAIRS, HALF, STEP, BLOCK_R, BLOCK_D)
         place = _place(starts_ptr, cu_seqlens_ptr, i_b, i_s, length, n_edges, cp_rank, CP, BLOCK_B)
         there = (place >= 0) & (place < n_places)
@@ -163,8 +163,8 @@ rope_kernel = Launcher(_rope, sizes="xo xs xb xh xg yo ys yb yh yg ab ar")
 
 @tunable("rope.rows", free="BLOCK_R")
 def tiles(rows: int, width: int, dtype: torch.dtype) -> Tiles:
-    """So many heads a program: more of them share a sine, fewer allow more programs."""
-    width = triton.next_power_of_2(width)  # a part that is turned and one that is not are two blocks, of any sum
+    """BLOCK_R heads per program: more of them share a sine, fewer allow more programs."""
+    width = triton.next_power_of_2(width)  # rotated and copied columns are two blocks, whose sum may be any number
     most = max(1, 8192 // (width * max(1, dtype.itemsize // 2)))
     block = min(triton.next_power_of_2(rows), most)
     return Tiles(min(256, max(32, block * width // 32)), BLOCK_R=block)
@@ -174,7 +174,7 @@ def tiles(rows: int, width: int, dtype: torch.dtype) -> Tiles:
 
 
 class HeadStrides(NamedTuple):
-    """Where heads are in memory: the first one's offset, and the strides of sequence, batch, head and group."""
+    """Where heads are in memory: the offset of the first, and the strides of sequence, batch, head and group."""
 
     offset: int
     length: int
@@ -200,7 +200,7 @@ def _launch(
     x: Tensor, reads: HeadStrides, writes: HeadStrides, shape: Shape, angles: Tensor | None, sin: Tensor | None,
     starts: Tensor | None, cu_seqlens: Tensor | None, *, interleaved: bool, cp_size: int, cp_rank: int, back: bool,
 ) -> Launch:  # fmt: skip
-    """Rotate the heads of x; without angles copy them."""
+    """Rotate the heads of x; without angles only copy them."""
     d2, row, each, places = 0, 0, 0, 0
     if angles is not None:
         d2, row, places = angles.shape[-1], angles.stride(0 if angles.dim() == 4 else -2), spec.rows_of(angles)
@@ -231,7 +231,7 @@ def _rotated(
     x: Tensor, angles: Tensor, sin: Tensor | None, starts: Tensor | None, cu_seqlens: Tensor | None, layout: str,
     names: Mapping[str, str], **form: Any,
 ) -> Plan:  # fmt: skip
-    """All heads of a tensor. `names`: what the op calls x and y."""
+    """Rotate all heads of a tensor. `names`: the op's names for x and y."""
     output = OutputSpec.of(x.shape, x.dtype)
     makes = {names["y"]: output}
     if not x.numel():
@@ -265,7 +265,7 @@ def rope_bwd(
 
 @triton.jit
 def _offsets(o_r, rows, xb, xh, yb, yh, HEADS: tl.constexpr, FULL: tl.constexpr):
-    """Of these rows (a head of a sequence each): offsets in x and in y, and which there are."""
+    """Offsets in x and in y of these rows (a head of a sequence each), and which rows exist."""
     i_b, i_h = (o_r // HEADS).to(tl.int64), (o_r % HEADS).to(tl.int64)
     m_r = tl.full(o_r.shape, 1, tl.int1) if FULL else o_r < rows
     return (i_b * xb + i_h * xh)[:, None], (i_b * yb + i_h * yh)[:, None], m_r[:, None]
@@ -279,7 +279,7 @@ def _rope_qk(
     APART: tl.constexpr, Q_FULL: tl.constexpr, K_FULL: tl.constexpr, WIDE: tl.constexpr, BLOCK_Q: tl.constexpr,
     BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
-    """Program (i, j): the j-th rows of q and of k at position i of all sequences; APART, of one sequence."""
+    """Program (i, j): the j-th block of rows of q and of k at position i, of all sequences; APART: of one sequence."""
     i_s = tl.program_id(0).to(tl.int64)
     i_b = i_s * 0
     if APART:
@@ -294,7 +294,7 @@ def _rope_qk(
     o_q, o_qo, m_q = _offsets(o_q, q_rows, qb, qh, qob, qoh, Q_HEADS, Q_FULL)
     o_k, o_ko, m_k = _offsets(o_k, k_rows, kb, kh, kob, koh, K_HEADS, K_FULL)
     if HALF > 0:
-        # all of q and k is on its way before the first sum
+        # load all of q and k before computing anything
         b_qu, b_qv = _read(q_ptr, o_q, m_q, PAIRS, HALF, Q_STEP, BLOCK_Q, BLOCK_D)
         b_ku, b_kv = _read(k_ptr, o_k, m_k, PAIRS, HALF, K_STEP, BLOCK_K, BLOCK_D)
         o_d = tl.arange(0, BLOCK_D)
@@ -318,7 +318,7 @@ rope_qk_kernel = Launcher(_rope_qk, sizes="qs qb qh ks kb kh qos qob qoh kos kob
 
 @tunable("rope_qk.rows", free="BLOCK_R")
 def qk_tiles(rows: int, width: int, dtype: torch.dtype) -> Tiles:
-    """So many heads of q and k a program: more of them share a sine, fewer allow more programs."""
+    """BLOCK_R heads of q and k per program: more of them share a sine, fewer allow more programs."""
     width = triton.next_power_of_2(width)
     most = max(2, min(64, 8192 // (width * max(1, dtype.itemsize // 2))))
     block = min(triton.next_power_of_2(rows), most)
@@ -326,7 +326,7 @@ def qk_tiles(rows: int, width: int, dtype: torch.dtype) -> Tiles:
 
 
 def _strides(shape: tuple[int, ...], strides: tuple[int, ...], layout: str) -> tuple[int, int, int]:
-    """Strides of sequence, batch and head; 0 for a dimension of one element, which may have any."""
+    """Strides of sequence, batch and head; 0 for a dimension of size 1, whose stride is arbitrary."""
     by = {name: s if n > 1 else 0 for name, n, s in zip(layout, shape, strides, strict=True)}
     return by["s"], by["b"], by["h"]
 
@@ -335,7 +335,7 @@ def _both(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, layout: str, memory: str, interleaved: bool, per_pair: bool,
     back: bool, names: Mapping[str, str],
 ) -> Plan:  # fmt: skip
-    """q and k rotated. `names`: what the op calls them and the results."""
+    """Rotate q and k. `names`: the op's names for them and for the results."""
     makes: dict[str, OutputSpec] = {}
     numbers: dict[str, int] = {}
     sizes = dict(zip(layout, q.shape, strict=True))
@@ -359,7 +359,7 @@ def _both(
     blocks = dict(BLOCK_D=triton.next_power_of_2(max(half, 1)), BLOCK_E=triton.next_power_of_2(max(rest, 1)))
     width = 2 * blocks["BLOCK_D"] * (half > 0) + blocks["BLOCK_E"] * (rest > 0)
     tile = qk_tiles(rows=q_rows + k_rows, width=width, dtype=q.dtype)
-    # as many programs for the heads of q as for those of k, which are fewer: each has its share of both
+    # k has fewer heads than q, but as many programs: each takes its share of both
     programs = triton.next_power_of_2(-(-(q_rows + k_rows) // tile["BLOCK_R"]))
     block = lambda rows: triton.next_power_of_2(max(1, -(-rows // programs)))
     q_block, k_block = block(q_rows), block(k_rows)
@@ -400,7 +400,7 @@ def rope_qk_bwd(
 
 
 class Part(NamedTuple):
-    """Of q, k or v: the shape, where its heads are in packed heads, and where in a tensor of its own."""
+    """One of q, k and v: its shape, and where its heads are in the packed tensor and in a tensor of its own."""
 
     shape: Shape
     packed: HeadStrides
@@ -409,7 +409,7 @@ class Part(NamedTuple):
 
 
 def _parts(layout: str, packed: tuple[int, ...], split: list[int], dtype: torch.dtype) -> list[Part]:
-    """q, k and v in packed heads of these sizes."""
+    """q, k and v of packed heads; `split` is how many columns of a packed head each has."""
     by = dict(zip(layout, packed, strict=True))
     strides = dict(zip(layout, OutputSpec.of(packed, dtype).stride, strict=True))
     found, offset = [], 0

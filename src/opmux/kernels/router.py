@@ -1,7 +1,7 @@
-"""tex's router: one token a program, all its experts in registers; the best of them by repeated maxima.
+"""tex's router: one token per program, all its experts in registers; the best of them by repeated maxima.
 
-Up to 1024 experts a program is one warp, so that no maximum waits for another. What is written is what the format asks
-for: bytes, bits, or the experts in order.
+Up to 1024 experts a program is one warp, so a maximum needs no synchronization between warps. The routing map is
+written in the requested format: bytes, bits, or the indices of the chosen experts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .lib.rows import OutputSpec, programs
 SOFTMAX, SIGMOID, ROOT = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 BYTES, BITS, DENSE, ALL = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
 EPS = tl.constexpr(spec.EPS)
-MOST = 4096  # experts
+MOST = 4096  # most experts
 
 
 @triton.jit
@@ -46,13 +46,13 @@ def _sigmoid(b_x):
 
 @triton.jit
 def _root(b_x):
-    """The root of softplus."""
+    """sqrt(softplus(x))."""
     return sqrt(tl.where(b_x > 20.0, b_x, libdevice.log1p(libdevice.exp(tl.minimum(b_x, 20.0)))))
 
 
 @triton.jit
 def _best_groups(b_v, m_gone, o_s, groups, GROUP_TOPK: tl.constexpr, EACH: tl.constexpr):
-    """Which rows of b_v are the best: those whose EACH largest add up to most."""
+    """Which groups (rows of b_v) are chosen: those with the largest sum of their EACH largest values."""
     BLOCK_G: tl.constexpr = b_v.shape[0]
     BLOCK_S: tl.constexpr = b_v.shape[1]
     b_sum = tl.zeros([BLOCK_G], tl.float32)
@@ -78,7 +78,7 @@ def _route(
     SCORE: tl.constexpr, LATE: tl.constexpr, AUX: tl.constexpr, TOPK: tl.constexpr, GROUP_TOPK: tl.constexpr,
     EACH: tl.constexpr, FORMAT: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_B: tl.constexpr,
 ):  # fmt: skip
-    """A token: its experts are in groups, BLOCK_G x BLOCK_S of them; without groups that is one."""
+    """One token; its experts are [groups, size] in a block of [BLOCK_G, BLOCK_S]. Without groups there is one group."""
     row = tl.program_id(0).to(tl.int64)
     o_g, o_s = tl.arange(0, BLOCK_G)[:, None], tl.arange(0, BLOCK_S)[None, :]
     o = o_g * size + o_s
@@ -184,7 +184,7 @@ def _shares(
     probs_ptr, tokens_per_expert_ptr, shares_ptr, probs_stride, experts, n_rows,
     BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
-    """A program's share of the sum, over every so many rows."""
+    """A program's partial sum of probs * tokens_per_expert, over every P-th block of rows."""
     o = tl.arange(0, BLOCK_E)[None, :]
     i_m = tl.arange(0, BLOCK_M)[:, None]
     b_sum = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
@@ -342,7 +342,7 @@ def fused_score_for_moe_aux_loss_fwd(logits: Tensor, topk: int, score_function: 
 def _routed_bwd(
     kept: Tensor, dy: Tensor, dx: Tensor, topk: int, score: str, factor: float | None, dy_name: str, **constants: Any
 ) -> Plan:
-    """`dy_name`: what the op calls dy."""
+    """`dy_name`: the op's name for dy."""
     experts = kept.shape[-1]
     _refuse_many(experts)
     rows = RowSizes.of(kept=kept, dy=dy, dx=dx)
@@ -388,7 +388,7 @@ def _balanced(
     probs: Tensor, tokens: Tensor, rows: int, cols: int, factor: float | Callable[..., float], *checks: Step,
     **names: str,
 ) -> Plan:  # fmt: skip
-    """`factor`: C, or C times the square of the number of tokens, which is on the device."""
+    """`factor`: the loss' coefficient; the kernel divides it by total^2 if `total` (tokens, on the device) is given."""
     _refuse_many(cols)
     sizes = RowSizes.of(probs=probs)
     if not cols or sizes.strided or not tokens.is_contiguous():
@@ -418,7 +418,7 @@ def fused_moe_aux_loss_fwd(
 
 
 def check_total(total_num_tokens: int) -> None:
-    """Checked at every call: it is no part of the plan, as it changes from call to call."""
+    """Checked at every call: the number changes from call to call, so it is not part of the plan."""
     if type(total_num_tokens) is not int or total_num_tokens < 1:
         spec.fused_moe_aux_loss_fwd.check(total_num_tokens=total_num_tokens)
 

@@ -1,15 +1,15 @@
-"""Scans along any dimension: one pair of kernels, in which a kind of scan is a handful of device functions.
+"""Scans along any dimension: a kind of scan is a few device functions, which the kernels take as constexprs.
 
-A tensor is [outer, n, inner], scanned along n; a lane is one of its outer * inner scans, and a tile is some lanes by
-some places. Where inner is 1 the places of a tile are contiguous, else its lanes are: loads are wide in both, and
-nothing is transposed. Three ways to do the work:
+A tensor is [outer, n, inner], scanned along n. A lane is one of its outer * inner scans; a tile is some lanes by some
+positions. If inner is 1 the positions of a tile are contiguous, else its lanes are: loads are wide in both cases, and
+nothing is transposed. There are three schedules:
 
-- whole: a tile holds all n places of its lanes;
-- walk: a program loops over its lanes a tile at a time, with a carry, and loads the next tile meanwhile;
-- split: where there are fewer lanes than the chip needs programs, lanes are cut into spans. A first kernel finds the
-  total of each span, and the loop over a span begins with the totals before it, added in a fixed order.
+- whole: a tile holds all n positions of its lanes;
+- walk: a program loops over the tiles of its lanes with a carry, and loads the next tile meanwhile;
+- split: if there are fewer lanes than the chip needs programs, lanes are cut into spans. A first kernel computes the
+  total of each span; the loop over a span starts from the totals before it, added in a fixed order.
 
-A scan from the end is the same kernel with REVERSE. State, carry and totals are float32 (float64 of float64, int64 of
+A scan from the end is the same kernel with REVERSE. State, carry and totals are float32 (float64 for float64, int64 for
 sums of integers); results are rounded once.
 """
 
@@ -30,10 +30,10 @@ from .lib.launch import Launcher
 from .lib.rows import OutputSpec, Rows, cores, even_rows
 
 # ---- kinds of scans -------------------------------------------------------------------------------------------------
-# The state of a scan is two numbers, a and b; where a kind has one, b is just passed on. Of each kind:
-#   lift(u, v, i) -> a, b: the state of one element, of its inputs and its place; u is wide already
-#   scan(a, b) over a tile, and combine(a, b of what comes first, a, b of what comes next)
-#   lower(a, b, v, w, i) -> the results, of the state and the inputs
+# The state of a scan is two numbers, a and b; a kind that needs one passes b on. The device functions of a kind:
+#   lift(u, v, i) -> a, b: the state of one element, from its inputs and its position; u is already wide
+#   scan(a, b) over a tile, and combine(a, b of the earlier part, a, b of the later part)
+#   lower(a, b, v, w, i) -> the results, from the state and the inputs
 
 
 @triton.jit
@@ -93,7 +93,7 @@ def multiply_and_count(a1, b1, a2, b2):
 
 @triton.jit
 def larger(a1, b1, a2, b2):
-    """A NaN is more than any number; of equals the later: so the order of the two does not matter."""
+    """NaN is larger than any number; of equals the later one is taken. So the order of the two does not matter."""
     later = b2 > b1
     second = (a2 > a1) | ((a2 == a1) & later) | ((a2 != a2) & ((a1 == a1) | later))
     return tl.where(second, a2, a1), tl.where(second, b2, b1)
@@ -108,15 +108,15 @@ def smaller(a1, b1, a2, b2):
 
 @triton.jit
 def add_exps(a1, b1, a2, b2):
-    """b1 * exp(a1) + b2 * exp(a2) as b * exp(a), with the larger a; a NaN stays in a."""
+    """b1 * exp(a1) + b2 * exp(a2) as b * exp(a), where a is the larger one; NaN stays in a."""
     a = tl.maximum(a1, a2, propagate_nan=tl.PropagateNan.ALL)
-    rate = tl.exp(tl.minimum(-tl.abs(a1 - a2), 0.0))  # between two equal infinities: minimum(NaN, 0) is 0
+    rate = tl.exp(tl.minimum(-tl.abs(a1 - a2), 0.0))  # if both are the same infinity, minimum(NaN, 0) is 0
     return a, tl.where(a2 > a1, b1 * rate + b2, b1 + b2 * rate)
 
 
 @triton.jit
 def add_keyed(a1, b1, a2, b2):
-    """The sum of those under one key, the last one met; a key below 0 is that of nothing."""
+    """The sum of the elements under the last key; a key below 0 means no element."""
     same = (b1 == b2) | (b2 < 0)
     return a2 + tl.where(same, a1, 0.0), tl.where(b2 < 0, b1, b2)
 
@@ -178,7 +178,7 @@ def lower_exp_grad(a, b, v, w, i):
 
 @triton.jit
 def lower_key(a, b, v, w, i):
-    """A run of equal indices begins at the place that they name: there its sum belongs."""
+    """A run of equal indices begins at the position that they name, so its sum is the result there."""
     return tl.where(v == i, a, 0.0), b
 
 
@@ -199,7 +199,7 @@ def lower_quotient(a, b, v, w, i):
 
 @triton.jit
 def _lanes(n_lanes, step, LAST: tl.constexpr, BLOCK_L: tl.constexpr):
-    """Of this program's lanes: their outer index, their offset in there, their number, and which are there at all."""
+    """This program's lanes: outer index, offset within it, lane number, and mask."""
     pid = tl.program_id(0)
     if LAST:
         i_o = pid.to(tl.int64) * BLOCK_L + tl.arange(0, BLOCK_L)[:, None]
@@ -222,13 +222,13 @@ def _places(LAST: tl.constexpr, COUNT: tl.constexpr):
 
 @triton.jit
 def _offset(i, step, LAST: tl.constexpr):
-    """From place 0 to place i."""
+    """The offset from position 0 to position i."""
     return i if LAST else i.to(tl.int64) * step
 
 
 @triton.jit
 def _load(ptr, instead, o, m, FILL: tl.constexpr):
-    """An input that is there."""
+    """Load an input; `instead` if it is absent."""
     if ptr is None:
         b = instead
     else:
@@ -244,7 +244,7 @@ def _store(ptr, o, b, m):
 
 @triton.jit
 def _end(b, AXIS: tl.constexpr, REVERSE: tl.constexpr):
-    """What a scan of a tile came to: one number a lane. A sum with zeros, as a tile cannot be indexed."""
+    """The last state of a scanned tile, one per lane: a masked sum, because a tile cannot be indexed."""
     o_n = _places(AXIS == 1, b.shape[AXIS])
     return tl.sum(tl.where(o_n == (0 if REVERSE else b.shape[AXIS] - 1), b, 0), AXIS, keep_dims=True)
 
@@ -255,7 +255,7 @@ def _whole(
     CAST: tl.constexpr, WIDE: tl.constexpr, INDEX: tl.constexpr, LAST: tl.constexpr,
     BLOCK_L: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """All places of some lanes."""
+    """Scan all positions of some lanes."""
     AXIS: tl.constexpr = 1 if LAST else 0
     i_o, o_l, _, m_l = _lanes(n_lanes, step, LAST, BLOCK_L)
     o_n = _places(LAST, BLOCK_N)
@@ -280,7 +280,7 @@ def _walk(
     WIDE: tl.constexpr, SECOND: tl.constexpr, INDEX: tl.constexpr, LAST: tl.constexpr, SPLITS: tl.constexpr,
     BLOCK_L: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """One span of some lanes, a tile at a time, beginning with the totals of the spans before it."""
+    """Scan one span of some lanes, tile by tile, starting from the totals of the spans before it."""
     AXIS: tl.constexpr = 1 if LAST else 0
     i_o, o_l, i_l, m_l = _lanes(n_lanes, step, LAST, BLOCK_L)
     o_n = _places(LAST, BLOCK_N)
@@ -348,8 +348,11 @@ def _totals(
     WIDE: tl.constexpr, SECOND: tl.constexpr, INDEX: tl.constexpr, LAST: tl.constexpr,
     BLOCK_L: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """What a span of some lanes comes to. Tiles are combined place by place, and the places in the end; where the order
-    matters (ORDERED), each tile by itself first."""
+    """The total of a span of some lanes.
+
+    Tiles are combined position by position, and the positions at the end; if the order matters (ORDERED), each tile is
+    reduced first.
+    """
     AXIS: tl.constexpr = 1 if LAST else 0
     i_o, o_l, i_l, m_l = _lanes(n_lanes, step, LAST, BLOCK_L)
     o_n = _places(LAST, BLOCK_N)
@@ -397,14 +400,14 @@ totals = Launcher(_totals, sizes="u_stride v_stride n step span")
 
 # ---- tiles ----------------------------------------------------------------------------------------------------------
 
-# Places of a lane that a tile may hold, by the bytes of a number of its state: along rows, and along columns.
+# Most positions of a lane in a tile, by the itemsize of its state: along rows, and along columns.
 LONGEST = {4: 8192, 8: 4096}
 DEEPEST = 64
 
 
 @tunable("scan.whole", free="BLOCK_L")
 def whole_tiles(n: int, inner: int, dtype: torch.dtype, pair: bool) -> Tiles:
-    """All places of some lanes: 32 elements a thread, 16 where each is a pair."""
+    """All positions of some lanes: 32 elements per thread, or 16 pairs."""
     places = max(triton.next_power_of_2(n), 16)
     lanes = max(1, 2048 // places)
     if inner > 1:
@@ -415,9 +418,11 @@ def whole_tiles(n: int, inner: int, dtype: torch.dtype, pair: bool) -> Tiles:
 
 @tunable("scan.walk", free="BLOCK_L BLOCK_N SPLITS")
 def walk_tiles(n: int, outer: int, inner: int, dtype: torch.dtype, pair: bool, chip: int) -> Tiles:
-    """A tile at a time, the larger the fewer of them there are; in spans where a chip of so many cores would not
-    be busy. Columns: 128 bytes of them, and down to 32 where there are few; one warp, as a scan across warps along
-    columns costs four loads of shared memory an element."""
+    """Tiles of `walk`, larger if there are few of them; lanes are cut into spans if they do not fill `chip` cores.
+
+    Columns: 128 bytes of them, down to 32 bytes if there are few; one warp, because a scan across warps along columns
+    costs four loads from shared memory per element.
+    """
     lanes = 1
     if inner > 1:
         lanes = max(16, min(128 // dtype.itemsize, triton.next_power_of_2(inner)))
@@ -434,15 +439,15 @@ def walk_tiles(n: int, outer: int, inner: int, dtype: torch.dtype, pair: bool, c
 
 @tunable("scan.totals", free="BLOCK_L BLOCK_N")
 def totals_tiles(inner: int, dtype: torch.dtype, pair: bool) -> Tiles:
-    """Nothing but reading."""
+    """`totals` only reads."""
     lanes = 1 if inner == 1 else max(16, min(128 // dtype.itemsize, triton.next_power_of_2(inner)))
     return Tiles(128, BLOCK_L=lanes, BLOCK_N=2048 // lanes)
 
 
 def _spans(tiles: int, worth: int, n: int, most: int, chip: int) -> int:
-    """Into how many spans lanes are cut for so many tiles, at most `worth`: everything is read twice then.
+    """How many spans to cut lanes into, at most `worth`: if more than one, everything is read twice.
 
-    Places within a span are counted in 32 bits.
+    Positions within a span must fit 32 bits.
     """
     if n < 1 << 30 and (tiles * 3 >= chip * 2 or worth < 2):
         return 1
@@ -453,17 +458,17 @@ def _spans(tiles: int, worth: int, n: int, most: int, chip: int) -> int:
 
 
 class Kind(NamedTuple):
-    """A scan in words that the kernels understand."""
+    """A scan, as arguments of the kernels."""
 
     lift: Any
     scan: Any
     combine: Any
     lower: Any
-    fill: float = 0.0  # replaces u beyond the end
-    unit: tuple[float, int] = (0.0, 0)  # the state of nothing
-    second: str = ""  # what b is: "" for nothing, "wide", "index", "count"
+    fill: float = 0.0  # value of u beyond the end
+    unit: tuple[float, int] = (0.0, 0)  # the neutral state
+    second: str = ""  # dtype of b: "" (unused), "wide", "index", "count"
     reverse: bool = False
-    ordered: bool = False  # whether the order matters to `combine`
+    ordered: bool = False  # whether `combine` depends on the order
 
 
 INF = float("inf")
@@ -474,7 +479,8 @@ KINDS = {
     "cummin": Kind(lift_place, scan_smaller, smaller, lower_state, fill=INF, unit=(INF, -1), second="index"),
     "logcumsumexp": Kind(lift_exp, scan_exps, add_exps, lower_log, fill=-INF, unit=(-INF, 0), second="wide"),
     "cumsum_bwd": Kind(lift_one, scan_sum, add, lower_state, reverse=True),
-    # u = x, v = dy: terms of the two sums, and which of the two each belongs to; then u, v = those, w = x
+    # terms: u = x, v = dy; the results are the terms of two sums, and which sum each belongs to
+    # bwd: u, v = those results, w = x
     "cumprod_terms": Kind(
         lift_factor, scan_product_and_count, multiply_and_count, lower_term, fill=1.0, unit=(1.0, 0), second="count"
     ),
@@ -488,7 +494,7 @@ KINDS = {
         lift_exp_grad, scan_exps, add_exps, lower_exp_grad, fill=INF, unit=(-INF, 0), second="wide", reverse=True
     ),
 }
-# What is scanned, as Triton and as torch say it.
+# The dtypes that can be scanned, in Triton and in torch.
 TYPES = {
     torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32, torch.float64: tl.float64,
     torch.int8: tl.int8, torch.int16: tl.int16, torch.int32: tl.int32, torch.int64: tl.int64, torch.uint8: tl.uint8,
@@ -519,7 +525,7 @@ def _stride(x: Tensor, shape: Shape) -> int:
 
 
 def _strides(shape: Shape, dim: int, **inputs: Tensor) -> tuple[list[int], list[str]]:
-    """From one outer index of u, v and w to the next, and the inputs that must be copied: all, if one must."""
+    """The outer strides of u, v and w, and the inputs that must be copied: all, if one must."""
     copied = list(inputs) if not all(_fits(t, shape, dim) for t in inputs.values()) else []
     packed = shape.n * shape.inner
     strides = [packed if copied else _stride(t, shape) for t in inputs.values()]
@@ -537,9 +543,9 @@ def _scan(
     wide: torch.dtype,
     cast: torch.dtype | None = None,
 ) -> tuple[dict[str, OutputSpec], list[Launch]]:
-    """Workspaces and launches of a scan of u, of this dtype, in `wide`; each element becomes a `cast` first.
+    """Workspaces and launches of a scan of u, which has dtype `dtype`; computed in `wide`, after a cast to `cast`.
 
-    `names`: what u, v, w (inputs) and y, z (results) are in the op; those not named are absent.
+    `names`: the op's names for u, v, w (inputs) and y, z (results); those not named are absent.
     """
     kind, pair = KINDS[name], bool(KINDS[name].second)
     outer, n, inner = shape
@@ -587,7 +593,7 @@ def _scanned(
     cast: torch.dtype | None = None,
     **inputs: Tensor,
 ) -> Plan:
-    """One scan: of these inputs, u, v and w in this order, with the results y and z."""
+    """The plan of one scan of the inputs u, v and w, in this order, with the results y and z."""
     u = next(iter(inputs.values()))
     if not u.numel():
         return Plan(makes)
@@ -604,7 +610,7 @@ def _grid(shape: Shape, tiles: Tiles, spans: int) -> tuple[int, int, int]:
 
 
 def _bound(dtype: torch.dtype, largest: bool) -> float:
-    """The largest or the smallest that a number of this dtype can be."""
+    """The largest or the smallest number of a dtype."""
     if dtype.is_floating_point:
         return INF if largest else -INF
     if dtype is torch.bool:
@@ -649,7 +655,7 @@ def cumprod(x: Tensor, dim: int, dtype: torch.dtype | None) -> Plan:
 
 @planned(spec.cumprod_bwd)
 def cumprod_bwd(dy: Tensor, x: Tensor, dim: int) -> Plan:
-    """Two scans: the terms, and which of two sums each belongs to; then these sums from the end."""
+    """Two scans: one computes terms and which of two sums each belongs to, the other one these sums from the end."""
     makes = {"dx": _like(x)}
     if not x.numel():
         return Plan(makes)

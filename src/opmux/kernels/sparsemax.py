@@ -1,7 +1,7 @@
 """Sparsemax without a sort: Newton's method for the threshold of a row; float32 inside (float64 for float64).
 
-sum(max(x - tau, 0)) - 1 is convex in tau and made of straight pieces. From the left Newton's steps rise to the root and
-stop there, as a step removes elements from the support or changes nothing.
+sum(max(x - tau, 0)) - 1 is convex and piecewise linear in tau. From the left, Newton's steps rise to the root: each
+step removes elements from the support, and the first step that removes none is exact.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _fwd(
         for at in range(0, n, BLOCK_N):
             b_x = tl.maximum(b_x, tl.load(x_ptr + at + o_n, mask=at + o_n < n, other=-float("inf")).to(WIDE))
         top = tl.max(b_x, 0)
-    tau = tl.full([], -1.0, WIDE)  # of x - top: at most the root, as the largest element alone makes a sum of 1
+    tau = tl.full([], -1.0, WIDE)  # for x - top; not above the root, because the largest element alone gives a sum of 1
     before = tl.full([], 2, tl.int32) + n
     count = before - 1
     while count < before:
@@ -96,7 +96,7 @@ fwd, bwd = Launcher(_fwd, sizes="x_stride n"), Launcher(_bwd, sizes="dy_stride y
 
 @tunable("sparsemax")
 def tiles_of(n: int, dtype: torch.dtype) -> Tiles:
-    """A row a program: whole in registers if it fits, else read in pieces, out of L2 after the first time."""
+    """One row per program: whole in registers if it fits, else in pieces, which come from L2 after the first pass."""
     block = max(triton.next_power_of_2(n), 64) if n <= fits(16384, dtype) else fits(8192, dtype)
     return Tiles(max(32, block // 16), BLOCK_N=block)
 

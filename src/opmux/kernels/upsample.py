@@ -1,7 +1,7 @@
-"""Resampling: for each dimension, the input indices that a result reads and their weights.
+"""Resampling: along each dimension a result reads some input indices, with weights.
 
-One kernel gathers the inputs of each result, another the results of each input, for the gradient: in a fixed order,
-without atomics. Weights are computed where they are used: a table of them would have to be made first.
+One kernel gathers the inputs of each result; the other one, for the gradient, gathers the results of each input, in a
+fixed order and without atomics. Kernels compute the weights they use: no table has to be built first.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .lib.rows import wide_of
 
 @triton.jit
 def cubic(x, A: tl.constexpr):
-    """The kernel of cubic convolution at a distance of up to 2."""
+    """The kernel of cubic convolution; 0 from a distance of 2 on."""
     x = tl.abs(x)
     near = ((A + 2) * x - (A + 3)) * x * x + 1
     far = ((x - 5) * x + 8) * x * A - 4 * A
@@ -44,7 +44,7 @@ def antialiasing_weight(x, MODE: tl.constexpr):
 
 @triton.jit
 def position(at, scale, MODE: tl.constexpr, ALIGN: tl.constexpr, WIDE: tl.constexpr):
-    """Where a result lies in the input; for nearest in float32, as torch has it."""
+    """The input position of a result; nearest modes compute it in float32, as torch does."""
     if MODE == "nearest":
         return at.to(tl.float32) * scale.to(tl.float32)
     elif MODE == "exact":
@@ -60,7 +60,7 @@ def position(at, scale, MODE: tl.constexpr, ALIGN: tl.constexpr, WIDE: tl.conste
 
 @triton.jit
 def span(there, scale, n_in, MODE: tl.constexpr, WIDE: tl.constexpr):
-    """With antialiasing: the first input index that a result reads, and the index after the last."""
+    """With antialiasing: the first input index that a result reads, and the index after the last one."""
     half = (2.0 if MODE == "antialiased cubic" else 1.0) * tl.maximum(scale, 1.0)
     first = tl.maximum((there - half + 0.5).to(tl.int32), 0)
     return first, tl.minimum((there + half + 0.5).to(tl.int32), n_in)
@@ -68,7 +68,7 @@ def span(there, scale, n_in, MODE: tl.constexpr, WIDE: tl.constexpr):
 
 @triton.jit
 def total(there, scale, n_in, T, MODE: tl.constexpr, WIDE: tl.constexpr):
-    """With antialiasing: the sum of weights; they are divided by it."""
+    """With antialiasing: the sum of the weights, by which each is divided."""
     first, end = span(there, scale, n_in, MODE, WIDE)
     found = there * 0
     for k in range(T):
@@ -80,7 +80,7 @@ def total(there, scale, n_in, T, MODE: tl.constexpr, WIDE: tl.constexpr):
 
 @triton.jit
 def tap(there, k, scale, n_in, whole, MODE: tl.constexpr, WIDE: tl.constexpr):
-    """The k-th input index that a result at a position reads, and its weight."""
+    """The k-th input index that a result reads, and its weight."""
     if MODE == "nearest" or MODE == "exact":
         return tl.minimum(tl.floor(there).to(tl.int32), n_in - 1), tl.full(there.shape, 1, WIDE)
     elif MODE == "linear":
@@ -102,7 +102,7 @@ def tap(there, k, scale, n_in, whole, MODE: tl.constexpr, WIDE: tl.constexpr):
 
 @triton.jit
 def results(at, scale, n_in, n_out, MODE: tl.constexpr, ALIGN: tl.constexpr, WIDE: tl.constexpr):
-    """The first and the last result that may read an input index; the outermost indices are read from anywhere beyond.
+    """The first and the last result that may read an input index; the outermost indices are also read from beyond them.
 
     A result at position p reads indices from p - high to p + low; positions are scale * (o + a) - b.
     """
@@ -123,7 +123,7 @@ def results(at, scale, n_in, n_out, MODE: tl.constexpr, ALIGN: tl.constexpr, WID
     step = tl.maximum(scale, 1e-9)
     first = (at.to(WIDE) - low + b) / step - a
     last = (at.to(WIDE) + high + b) / step - a
-    first = tl.ceil(first - 0.01 - tl.abs(first) * 1e-6)  # positions are rounded
+    first = tl.ceil(first - 0.01 - tl.abs(first) * 1e-6)  # allow for rounding of positions
     last = tl.floor(last + 0.01 + tl.abs(last) * 1e-6)
     first = tl.where(at == 0, 0.0, tl.maximum(first, 0.0))
     last = tl.where(at == n_in - 1, n_out - 1.0, tl.minimum(last, n_out - 1.0))
@@ -155,7 +155,7 @@ def _resample(x_ptr, y_ptr, n, n_c, n_z, n_y, n_x, i_z, i_y, i_x, x_sn, x_sc, x_
               TZ: tl.constexpr, TY: tl.constexpr, TX: tl.constexpr, MODE: tl.constexpr, ALIGN: tl.constexpr,
               RANK: tl.constexpr, LAST: tl.constexpr, TIGHT: tl.constexpr, INDEX: tl.constexpr, FULL: tl.constexpr,
               WIDE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """T: how many inputs a result reads along a dimension, at most."""
+    """T: the most inputs that a result reads along a dimension."""
     o, inside = lanes(n, INDEX, FULL, BLOCK)
     scale_z = tl.full([BLOCK], scale_z, WIDE)
     scale_y = tl.full([BLOCK], scale_y, WIDE)
@@ -250,7 +250,7 @@ TAPS = {"nearest": 1, "exact": 1, "linear": 2, "cubic": 4}
 
 
 def _scale(n_in: int, n_out: int, align: bool, given: float | None, wide: torch.dtype) -> float:
-    """Input pixels for each result pixel, rounded as torch rounds it."""
+    """Input pixels per result pixel, rounded as torch rounds it."""
     number = lambda v: torch.tensor(float(v), dtype=wide)
     if align:
         return (number(n_in - 1) / number(n_out - 1)).item() if n_out > 1 else 0.0
@@ -268,7 +268,7 @@ def _shared(
     align: bool,
     given: Sequence[Any],
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Constants and numbers of both kernels."""
+    """Constexprs and numbers that both kernels take."""
     if mode.startswith("antialiased") and align:
         raise NotSupported("antialiasing with aligned corners")
     scales = [_scale(i, o, align, g, wide) for i, o, g in zip(n_in, n_out, (*[None] * (3 - rank), *given))]

@@ -1,6 +1,6 @@
 """Tiles on Ascend, where they differ: blocks fill a vector core's unified buffer.
 
-A program for each block of 1024 elements is slow to start here, and over 65535 programs a launch is refused.
+A program per 1024 elements starts too slowly here, and a launch of more than 65535 programs is refused.
 """
 
 from opmux.backends import buffers

@@ -5,8 +5,8 @@ from __future__ import annotations
 from opmux.backends import Target, VendorInfoBase
 from opmux.backends.chips import by_name
 
-# What a core may use of its NRAM: 768 KiB (MLU370) or 512 (MLU590), less the 128 that the compiler keeps (headers of
-# Cambricon's mlu-ops). Cores are asked of the device.
+# NRAM that a core may use: 768 KiB (MLU370) or 512 (MLU590), less the 128 that the compiler keeps (headers of
+# Cambricon's mlu-ops). The number of cores is read from the device.
 vendor_info = VendorInfoBase(
     vendor_name="cambricon",
     device_name="mlu",

@@ -1,4 +1,4 @@
-"""Tiles on MLUs, where they differ: blocks fill a core's NRAM, half of it while the other half is loaded."""
+"""Tiles on MLUs, where they differ: blocks fill a core's NRAM, one half for computing while the other is loaded."""
 
 from opmux.backends import buffers
 

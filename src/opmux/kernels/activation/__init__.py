@@ -1,4 +1,4 @@
-"""Activation kernels: `plain` ones, alone, with a bias and gated; `scaled` ones, with a factor per row."""
+"""Activation kernels: `plain` (alone, with a bias, gated) and `scaled` (with a factor per row)."""
 
 from . import plain as plain
 from . import scaled as scaled

@@ -1,7 +1,7 @@
-"""Activations, alone, with a bias and gated: the maths of each is two device functions; six kernels serve them all.
+"""Activations, alone, with a bias and gated. Each is two device functions; six kernels serve them all.
 
-Contiguous tensors count as a single long row. Gated kernels and those with a bias take rows with gaps between them: the
-halves of [.., 2n] are read in place. With CAST results are float8, and amax is raised to their largest magnitude.
+Contiguous tensors are treated as a single long row. Gated kernels and those with a bias take strided rows: the halves
+of [.., 2n] are read in place. With CAST the results are float8, and amax is raised to their largest magnitude.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _gated(
     FLAT: tl.constexpr, VALUE: tl.constexpr, CAST: tl.constexpr, WIDE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Without b, each row of a is followed by its b."""
+    """Without b_ptr, b follows a in each row."""
     i_m, o_n = tile(n, FLAT, BLOCK_M, BLOCK_N)
     m = (i_m < n_rows) & (o_n < n)
     if b_ptr is None:
@@ -73,7 +73,7 @@ def _gated_bwd(
     FLAT: tl.constexpr, VALUE: tl.constexpr, SLOPE: tl.constexpr, CAST: tl.constexpr, WIDE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Without b and db, each row of a and da is followed by its b and db."""
+    """Without b_ptr and db_ptr, b follows a in each row, and db follows da."""
     i_m, o_n = tile(n, FLAT, BLOCK_M, BLOCK_N)
     m = (i_m < n_rows) & (o_n < n)
     if b_ptr is None:
@@ -104,9 +104,9 @@ def _biased_bwd(
     dy_ptr, x_ptr, bias_ptr, dx_ptr, share_ptr, scale_ptr, amax_ptr, scale_inv_ptr, dy_stride, x_stride, n_rows, n,
     SLOPE: tl.constexpr, CAST: tl.constexpr, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """dx, and shares of its sums: program (i, j) takes the columns of block i and every P-th block of rows from j on.
+    """dx, and partial sums of it over rows. Program (i, j) takes column block i and every P-th row block from j on.
 
-    The next rows are on their way while these are computed.
+    The next rows are loaded before the current ones are computed.
     """
     o_m = tl.arange(0, BLOCK_M)[:, None]
     o_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
@@ -134,7 +134,7 @@ def _biased_bwd(
         more = put(dx_ptr + i_m * n + o_n, b_dx, m, scale_ptr, CAST)
         if CAST is not None:
             top = tl.maximum(top, more)
-        b_sum += tl.where(m, b_dx, 0.0)  # beyond the rows it is 0 times a slope that need not be finite
+        b_sum += tl.where(m, b_dx, 0.0)  # masked lanes hold 0 * slope, which may be NaN
     at = tl.program_id(1).to(tl.int64) * n + tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     tl.store(share_ptr + at, tl.sum(b_sum, 0), mask=tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N) < n)
     if CAST is not None:
@@ -158,7 +158,7 @@ def flat_tiles(dtype: torch.dtype) -> Tiles:
 
 @tunable("activation.gated")
 def gated_tiles(dtype: torch.dtype) -> Tiles:
-    """Contiguous tensors, as one row."""
+    """For contiguous tensors, which are treated as one row."""
     return Tiles(128, BLOCK_M=1, BLOCK_N=per_program(dtype))
 
 
@@ -168,19 +168,19 @@ def gated_row_tiles(n: int, dtype: torch.dtype) -> Tiles:
     return Tiles(128, BLOCK_M=per_program(dtype) // block, BLOCK_N=block)
 
 
-PER_CORE = 8  # programs per core that add up rows: dgelu with a bias reaches 0.78 of a copy, 0.66 with 4 (H200)
+PER_CORE = 8  # programs per core that sum rows; dgelu with a bias on H200: 0.78 of a copy's bandwidth, 0.66 with 4
 
 
 @tunable("activation.bias")
 def bias_tiles(n: int, dtype: torch.dtype) -> Tiles:
-    """Several rows at once, so that the bias is read once for them."""
+    """Several rows per program, so that it reads the bias once for them."""
     block = least_gap(n, 256, 64)
     return Tiles(128, BLOCK_M=per_program(dtype) // block, BLOCK_N=block)
 
 
 @tunable("activation.bias_bwd")
 def bias_bwd_tiles(n: int, dtype: torch.dtype) -> Tiles:
-    """Wide tiles of few rows: a program goes down the rows and writes one sum per column."""
+    """Wide tiles with few rows: a program loops down the rows and writes one sum per column."""
     block = least_gap(n, per_program(dtype), 64)
     return Tiles(256, BLOCK_M=2 * per_program(dtype) // block, BLOCK_N=block)
 
@@ -189,23 +189,23 @@ def bias_bwd_tiles(n: int, dtype: torch.dtype) -> Tiles:
 
 
 def functions(act: str, uses: str, fp8: torch.dtype | None = None) -> dict[str, Any]:
-    """The constants for the activation and for the cast."""
+    """The kernel constants of an activation and of the cast to `fp8`."""
     return {u: MATHS[act][("VALUE", "SLOPE").index(u)] for u in uses.split()} | {"CAST": fp8 and cast_of(fp8)}
 
 
 def _results(fp8: torch.dtype | None, dtype: torch.dtype, **shapes: Any) -> dict[str, Any]:
-    """The results of these shapes; with `fp8` as bytes, and the inverse of their scale."""
+    """Output specs of these shapes; with `fp8` they are bytes, and scale_inv is a result too."""
     made = {name: OutputSpec.of(shape, dtype if fp8 is None else torch.uint8) for name, shape in shapes.items()}
     return made if fp8 is None else {**made, "scale_inv": ONE}
 
 
 def _nothing(makes: dict[str, Any]) -> Plan:
-    """The plan for tensors without elements."""
+    """The plan for empty tensors."""
     return Plan(makes, [inverse_of_scale] if "scale_inv" in makes else [])
 
 
 def _alone(act: str, fp8: torch.dtype | None = None, **tensors: Tensor) -> Plan:
-    """f(x) or, of dy and x, its gradient."""
+    """f(x), or its gradient if dy is given."""
     *_, x = tensors.values()
     backward, n = "dy" in tensors, x.numel()
     makes = _results(fp8, x.dtype, **{"dx" if backward else "y": x.shape})
@@ -218,7 +218,7 @@ def _alone(act: str, fp8: torch.dtype | None = None, **tensors: Tensor) -> Plan:
 
 
 def _gate(act: str, fp8: torch.dtype | None = None, **tensors: Tensor) -> Plan:
-    """f(a) * b or, with dy, its gradients; a and b are two tensors, or the halves of x."""
+    """f(a) * b, or its gradients if dy is given; a and b are two tensors or the halves of x."""
     *_, x = tensors.values()
     halves, backward, width = "x" in tensors, "dy" in tensors, x.shape[-1] if x.dim() else 1
     n = width // 2 if halves else width
@@ -277,7 +277,7 @@ def _bias_bwd(act: str, dy: Tensor, x: Tensor, bias: Tensor | None, fp8: torch.d
 
 
 def declare(act: str, alone: bool) -> None:
-    """The impls of one activation."""
+    """Register the impls of one activation."""
 
     def forward(x: Tensor) -> Plan:
         return _alone(act, x=x)

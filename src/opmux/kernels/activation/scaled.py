@@ -1,7 +1,7 @@
-"""Gates with parameters and a factor for each row: the maths of each is four device functions; three kernels serve all.
+"""Gates with parameters and a factor for each row. Each gate is four device functions; three kernels serve them all.
 
-Parameters are constants of the kernels: a model has one set of them. The gradient of the factors is a sum over a row,
-so there a program goes along its rows; without factors it computes a tile, as in `plain`.
+Gate parameters are constexprs: a model has one set of them. The gradient of a factor is a sum over its row, so that
+backward loops along rows; without factors a program computes a tile, as in `plain`.
 """
 
 from __future__ import annotations
@@ -124,7 +124,9 @@ MATHS: dict[str, tuple[Any, ...]] = {
 
 @triton.jit
 def _first(o_n, TURNS: tl.constexpr):
-    """Where in a row the a of a column is, if a and b lie in turns; each b is TURNS (or half a row) further."""
+    """The column of a for output column o_n. a and b alternate in groups of TURNS columns (0: a is the first half of
+    the row), and b is TURNS columns (or half a row) after a.
+    """
     if TURNS:
         return o_n + (o_n // TURNS) * TURNS
     else:
@@ -137,7 +139,7 @@ def _grads(
     VALUE: tl.constexpr, SLOPE: tl.constexpr, UP: tl.constexpr, UP_SLOPE: tl.constexpr,
     P: tl.constexpr, Q: tl.constexpr, R: tl.constexpr, TURNS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Store the gradients of a tile, whose rows begin at these offsets; give dy times the unscaled result."""
+    """Store the gradients of a tile whose rows begin at these offsets; return dy times the unscaled result."""
     o_a = _first(o_n, TURNS)
     b_dy = tl.load(dy_ptr + o_y + o_n, mask=m, other=0.0).to(WIDE)
     b_a = tl.load(x_ptr + o_x + o_a, mask=m, other=0.0).to(WIDE)
@@ -180,7 +182,7 @@ def _bwd(
     P: tl.constexpr, Q: tl.constexpr, R: tl.constexpr, TURNS: tl.constexpr,
     WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Without factors: tiles, as each element is its own."""
+    """Backward without factors: a program computes a tile."""
     i_m, o_n = tile(n, False, BLOCK_M, BLOCK_N)
     m = (i_m < n_rows) & (o_n < n)
     _grads(
@@ -195,7 +197,7 @@ def _bwd_scaled(
     P: tl.constexpr, Q: tl.constexpr, R: tl.constexpr, TURNS: tl.constexpr,
     WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Rows from one end to the other: the gradient of a row's factor is a sum along it."""
+    """Backward with factors: a program loops along whole rows, because a factor's gradient is a sum over its row."""
     i_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
     m_m = i_m < n_rows
     b_s = tl.load(scales_ptr + i_m, mask=m_m, other=0.0).to(WIDE)
@@ -223,7 +225,7 @@ def tile_tiles(n: int, dtype: torch.dtype) -> Tiles:
 
 @tunable("scaled_activation.rows")
 def row_tiles(n: int, dtype: torch.dtype) -> Tiles:
-    """Pieces of whole rows, one after the other."""
+    """A program processes whole rows, BLOCK_N columns at a time."""
     block = least_gap(n, per_program(dtype))
     return Tiles(128, BLOCK_M=per_program(dtype) // block, BLOCK_N=block)
 
@@ -232,7 +234,7 @@ def row_tiles(n: int, dtype: torch.dtype) -> Tiles:
 
 
 def _gate(gate: str, interleave: int, dy: Tensor | None, x: Tensor, scales: Tensor | None, *p: float) -> Plan:
-    """The result, or with dy the gradients; `p`: the parameters of the gate."""
+    """The result, or the gradients if dy is given; `p` are the gate's parameters."""
     value, slope, up, up_slope = MATHS[gate]
     n = x.shape[-1] // (1 if up is None else 2)
     makes: dict[str, Any] = {"y": OutputSpec.of((*x.shape[:-1], n), x.dtype)}

@@ -1,9 +1,9 @@
-"""Group norm, batch norm and weight norm: the layout of each in memory, and the kernels for it.
+"""Group norm, batch norm and weight norm: their layouts in memory, and the choice of kernels.
 
-A unit, that is all elements with one statistic, is held in registers and read once where it is small. A longer one is
-computed by one program, which reads it a second time from L2; or by many programs, whose shares are merged in a fixed
-order before another kernel scales all elements. Channels-last tensors take the last way, along columns. No result
-depends on the order of programs.
+A unit is all elements that share one statistic. A small unit is held in registers and read once. A longer one is
+computed by one program, which reads it a second time from L2; or by many programs, whose partial statistics are merged
+in a fixed order before another kernel scales all elements. Channels-last tensors that are not small take the last way,
+along columns. Results are deterministic.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from . import device as chip
 
 
 class Runs(NamedTuple):
-    """The units in memory, as the kernels take them (see `device`)."""
+    """The layout of units in memory, as the kernels take it (see `device`)."""
 
     r_stride: int
     f_stride: int
@@ -41,22 +41,22 @@ class Runs(NamedTuple):
 
 
 class Extent(NamedTuple):
-    """A tensor as samples, channels and places, and its division into units."""
+    """A tensor as samples, channels and positions, and its division into units."""
 
     n: int
     c: int
     s: int
-    groups: int  # units of a sample; 0: a unit is a channel of all samples
-    last: bool  # whether channels are adjacent in memory
+    groups: int  # units per sample; 0: a unit is a channel of all samples
+    last: bool  # channels are adjacent in memory
 
     @property
     def width(self) -> int:
-        """Channels of a unit."""
+        """Channels per unit."""
         return self.c // self.groups if self.groups else 1
 
     @property
     def count(self) -> int:
-        """Elements of a unit."""
+        """Elements per unit."""
         return self.width * self.s if self.groups else self.n * self.s
 
     @property
@@ -65,7 +65,7 @@ class Extent(NamedTuple):
 
     @property
     def channel(self) -> str:
-        """What has a channel: a unit, each of its runs, or each place in them."""
+        """What has one channel: a unit, each of its runs, or each position in a run."""
         return "unit" if not self.groups else "place" if self.last else "run"
 
     @property
@@ -75,7 +75,7 @@ class Extent(NamedTuple):
 
     @property
     def matrices(self) -> tuple[int, int]:
-        """Channels-last: the number of matrices of channels, and of their rows."""
+        """Channels-last: the number of matrices [rows, channels], and of their rows."""
         return (self.n, self.s) if self.groups else (1, self.n * self.s)
 
     def runs(self) -> Runs:
@@ -97,9 +97,9 @@ class Extent(NamedTuple):
         return cls(before, length, after, 0, after == 1)
 
 
-WHOLE = {False: 32768, True: 8192}  # elements of 16 bits that one program holds: forward; backward, x and dy
-HELD = 40 << 20  # bytes of units that may be in progress: L2 keeps that much for their second reading
-RUN = 32  # bytes of memory that are read together: shorter runs are not read one by one, unless L2 holds the tensor
+WHOLE = {False: 32768, True: 8192}  # most 16-bit elements that one program holds: forward; backward, x and dy
+HELD = 40 << 20  # bytes of the units in progress that L2 keeps until they are read again
+RUN = 32  # bytes per memory access; units of shorter runs are not held whole, unless the tensor fits L2
 
 
 def way(at: Extent, dtype: torch.dtype, device: torch.device, backward: bool) -> str:
@@ -117,12 +117,12 @@ def way(at: Extent, dtype: torch.dtype, device: torch.device, backward: bool) ->
 
 # ---- tiles ----------------------------------------------------------------------------------------------------------
 
-MOST_PARTS = 256  # of a unit: their shares are put together at once
-COLUMNS = 16  # the fewest adjacent units that a program takes: 32 bytes of 16-bit elements
+MOST_PARTS = 256  # most parts of a unit; one program merges them at once
+COLUMNS = 16  # fewest adjacent units per program: 32 bytes of 16-bit elements
 
 
 def cut(n: int, most: int) -> int:
-    """A power of two to cut n by: the largest up to `most` of which four fifths are used, or else the best."""
+    """A power of two to cut n by: the largest one up to `most` that is at least 80 % full, else the fullest."""
     top = min(triton.next_power_of_2(n), most)
     tried = [b for b in (top, top // 2, top // 4, top // 8) if b]
     used = {b: n / (-(-n // b) * b) for b in tried}
@@ -130,13 +130,13 @@ def cut(n: int, most: int) -> int:
 
 
 def threads_for(elements: int, dtype: torch.dtype, most: int = 512) -> int:
-    """Threads with 16 elements of 16 bits each, or 8 wider ones."""
+    """Threads for 16 elements of 16 bits each, or for 8 wider ones."""
     return max(128, min(most, elements // (16 if dtype.itemsize <= 2 else 8)))
 
 
 @tunable("channel_norm.whole")
 def whole_tiles(n_k: int, n_l: int, n_units: int, tight: bool, backward: bool, dtype: torch.dtype) -> Tiles:
-    """Whole units in registers, several where they are small and many."""
+    """Whole units in registers, several per program if they are small and many."""
     k, l = triton.next_power_of_2(n_k), triton.next_power_of_2(n_l)
     if tight:
         several = max(COLUMNS, min(64, 2048 // k))
@@ -152,7 +152,7 @@ def whole_tiles(n_k: int, n_l: int, n_units: int, tight: bool, backward: bool, d
 
 @tunable("channel_norm.pieces")
 def piece_tiles(n_k: int, n_l: int, backward: bool, dtype: torch.dtype) -> Tiles:
-    """A unit, a tile of some of its runs at a time; of large units fewer are under way, so that L2 holds them."""
+    """A unit, a tile of some of its runs at a time. Large units: large tiles, so that L2 holds all in progress."""
     size = n_k * n_l * dtype.itemsize * (2 if backward else 1)
     most = fits(8192 if size > 96 << 10 else 4096, dtype) // (2 if backward else 1)
     l = cut(n_l, most)
@@ -171,14 +171,14 @@ def share_tiles(n_k: int, n_l: int, backward: bool, dtype: torch.dtype) -> Tiles
 
 @tunable("channel_norm.column_shares")
 def column_share_tiles(n_c: int, backward: bool, dtype: torch.dtype) -> Tiles:
-    """A part of some columns."""
+    """A part of some columns, a block of rows at a time."""
     n = cut(max(n_c, 16), 128)
     return Tiles(256, BLOCK_M=max(1, fits(4096, dtype) // (2 if backward else 1) // n), BLOCK_N=n)
 
 
 @tunable("channel_norm.rows")
 def row_tiles(n_l: int, backward: bool, dtype: torch.dtype) -> Tiles:
-    """All elements, as rows of one sample and channel."""
+    """All elements; a row is a channel of a sample."""
     most = fits(2048, dtype)
     n = cut(n_l, most)
     return Tiles(128, BLOCK_M=most // n, BLOCK_N=n)
@@ -186,21 +186,21 @@ def row_tiles(n_l: int, backward: bool, dtype: torch.dtype) -> Tiles:
 
 @tunable("channel_norm.columns")
 def column_tiles(n_c: int, backward: bool, dtype: torch.dtype) -> Tiles:
-    """All elements, as matrices of channels."""
+    """All elements, as matrices [rows, channels]."""
     n = cut(max(n_c, 16), 256)
     return Tiles(128, BLOCK_M=max(1, fits(2048, dtype) // n), BLOCK_N=n)
 
 
 @tunable("channel_norm.totals")
 def total_tiles(n_shares: int, dtype: torch.dtype) -> Tiles:
-    """All shares of some units or channels, put together."""
+    """Merge all parts of some units or channels."""
     shares = min(MOST_PARTS, triton.next_power_of_2(n_shares))
     return Tiles(128, BLOCK_I=shares, BLOCK_U=max(8, min(32, 1024 // shares)))
 
 
 # ---- launches -------------------------------------------------------------------------------------------------------
 
-# what weight norm calls the tensors of these kernels
+# weight norm's names for the tensors of these kernels
 OF_WEIGHT_NORM = {"x": "v", "weight": "g", "y": "w", "dy": "dw", "dx": "dv", "dweight": "dg"}
 
 
@@ -211,7 +211,7 @@ class Launches(NamedTuple):
     at: Extent
     dtype: torch.dtype
     device: torch.device
-    given: str  # what the op calls its statistic: rstd, var, norm
+    given: str  # the op's name for its statistic: rstd, var, norm
     backward: bool
 
     def _launch(
@@ -232,7 +232,7 @@ class Launches(NamedTuple):
         return Launch(kernel, (programs,), config, {**numbers, **absent}, names)
 
     def _of_units(self) -> dict[str, Any]:
-        """The constants of kernels that compute a unit at once."""
+        """Constexprs of the kernels in which a program computes a unit."""
         pairs = {"PAIRS": not triton.knobs.runtime.interpret} if self.backward else {}
         return {"CHANNEL": self.at.channel, "CENTRED": self.given != "norm", **pairs}
 
@@ -240,7 +240,7 @@ class Launches(NamedTuple):
         return {"GIVEN": self.given} if self.backward else {"CENTRED": self.given != "norm"}
 
     def whole(self, **names: str) -> tuple[Launch, int]:
-        """Units in registers; and, for a backward of units of several channels, the number of shares of each sum."""
+        """The launch with units in registers, and the number of partial sums per channel (group norm backward)."""
         at, runs = self.at, self.at.runs()
         tiles = whole_tiles(
             n_k=runs.n_k, n_l=runs.n_l, n_units=at.units, tight=at.tight, backward=self.backward, dtype=self.dtype
@@ -255,19 +255,19 @@ class Launches(NamedTuple):
         return self._launch(kernel, runs.n_f * parts, tiles, runs._asdict(), names, even, **constants), parts
 
     def pieces(self, **names: str) -> tuple[Launch, int]:
-        """The same with units in pieces."""
+        """The launch with units in pieces; returns the same as `whole`."""
         at, runs = self.at, self.at.runs()
         tiles = piece_tiles(n_k=runs.n_k, n_l=runs.n_l, backward=self.backward, dtype=self.dtype)
         kernel = chip.bwd_pieces if self.backward else chip.fwd_pieces
         return self._launch(kernel, at.units, tiles, runs._asdict(), names, **self._of_units()), at.n
 
     def shares(self, **names: None) -> tuple[Launch, tuple[int, int, int]]:
-        """A launch that writes shares of statistics or sums, and their shape: outer, parts, inner."""
+        """A launch that writes partial statistics or partial sums, and their shape: outer, parts, inner."""
         return self._column_shares(names) if self.at.last else self._row_shares(names)
 
     def _row_shares(self, names: Mapping[str, None]) -> tuple[Launch, tuple[int, int, int]]:
         at, runs = self.at, self.at.runs()
-        if self.backward:  # sums of each channel: runs of its own, in each sample or over all
+        if self.backward:  # sums per channel: the channel's own runs, in each sample (groups) or in all
             sample = at.c * at.s
             runs = Runs(sample, at.s, sample, runs.n_l, *((1, at.n, at.c) if at.groups else (at.n, 1, at.c)))
         tiles = share_tiles(n_k=runs.n_k, n_l=runs.n_l, backward=self.backward, dtype=self.dtype)
@@ -290,11 +290,11 @@ class Launches(NamedTuple):
         return launch, (outer, parts, at.c)
 
     def _parts(self, units: int, pieces: int) -> int:
-        """Enough programs to fill the chip several times over, each with some pieces of work; never one with none."""
+        """Parts per unit: enough programs to fill the chip several times, but at least four pieces of work for each."""
         return max(1, min(-(-16 * cores(self.device) // units), pieces // 4, MOST_PARTS))
 
     def merge(self, shape: tuple[int, int, int]) -> Launch:
-        """Shares of statistics -> statistics."""
+        """Partial statistics -> statistics."""
         at, (_, parts, inner) = self.at, shape
         width = at.width if at.last else 1
         tiles = total_tiles(n_shares=parts * width, dtype=self.dtype)
@@ -303,21 +303,21 @@ class Launches(NamedTuple):
         return self._launch(chip.merge, programs, tiles, numbers, CENTRED=self.given != "norm")
 
     def total_units(self, parts: int) -> Launch:
-        """Shares of sums -> c1 and c2, from which the dx of groups is computed."""
+        """Partial sums -> c1 and c2, from which the dx of groups is computed."""
         at = self.at
         tiles = total_tiles(n_shares=parts * at.width, dtype=self.dtype)
         numbers = {"n_c": at.c, "n_w": at.width, "n_parts": parts, "n_units": at.units, "count": at.count}
         return self._launch(chip.total_units, -(-at.units // tiles["BLOCK_U"]), tiles, numbers)
 
     def total_channels(self, parts: int, **names: None) -> Launch:
-        """Shares of sums -> gradients of each channel."""
+        """Partial sums -> gradients of each channel."""
         at = self.at
         tiles = total_tiles(n_shares=parts, dtype=self.dtype)
         numbers = {"n_c": at.c, "n_parts": parts, "count": 1 if self.given == "norm" else at.count}
         return self._launch(chip.total_channels, -(-at.c // tiles["BLOCK_U"]), tiles, numbers, names)
 
     def scale(self) -> Launch:
-        """All elements, by known statistics."""
+        """Scale all elements by known statistics."""
         at = self.at
         if at.last:
             outer, n_m = at.matrices
@@ -352,7 +352,7 @@ def _look(op: str, size: int | None, x: Tensor) -> tuple[Extent, tuple[int, ...]
 
 
 def _in_format(form: torch.memory_format, **tensors: Tensor) -> dict[str, Callable[[Tensor], Tensor]]:
-    """Copies of the tensors that are not contiguous in the memory format, as `Plan.before`."""
+    """Copies of the tensors that are not contiguous in this memory format, as `Plan.before`."""
     copy = lambda t: t.contiguous(memory_format=form)
     return {name: copy for name, t in tensors.items() if not t.is_contiguous(memory_format=form)}
 
@@ -390,7 +390,7 @@ def _forward(
 
 
 def _of_nothing(makes: dict[str, Any]) -> Plan:
-    """Statistics of no elements: a mean, a variance or a norm of 0; running ones stay as they are."""
+    """Statistics of empty input: a mean, a variance or a norm of 0; running ones keep their values."""
     steps: list[Step] = []
     for name in {"mean", "norm"} & {*makes}:
         makes[name] = Zeros(makes[name])
@@ -418,7 +418,7 @@ def _backward(
     given: str,
     stat: Tensor,
 ) -> Plan:
-    """`given`: what the op calls its statistic."""
+    """`given`: the op's name for its statistic."""
     at, _, dx, form = _look(op.spec.name, size, x)
     wide = opmath_dtype(x.dtype)
     of_weight = OutputSpec.of((at.c,), wide) if weight is None else OutputSpec.of(weight.shape, weight.dtype)
@@ -443,7 +443,7 @@ def _backward(
         launch, parts = at_once()
         makes |= dict.fromkeys(sums, OutputSpec.of((parts, at.c), wide))
         return Plan(makes, [launch, launches.total_channels(parts, weight=None, stat=None)], copied, before)
-    if given == "var":  # dx is dy scaled, and written along with the shares
+    if given == "var":  # the statistics are constants: dx is dy scaled, and is written along with the partial sums
         launch, shares = launches.shares()
         steps: list[Step] = [launch, launches.total_channels(shares[0] * shares[1])]
     else:

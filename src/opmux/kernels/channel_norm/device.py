@@ -1,8 +1,8 @@
-"""What runs on the chip for group norm, batch norm and weight norm: one family, as all scale *units* by statistics.
+"""Kernels of group norm, batch norm and weight norm: all of them scale *units* by statistics.
 
-A unit is what has one statistic: a group of channels of a sample, a channel of the batch, a slice of a weight. In
-memory it is `n_k` runs of `n_l` adjacent elements, `k_stride` apart; there are `n_r` times `n_f` units, `r_stride` and
-`f_stride` apart. Channels-last tensors are matrices of channels as well, `n_m` rows of `n_c` columns.
+A unit is all elements that share one statistic: a group of channels of a sample, a channel of the batch, a slice of a
+weight. In memory it is `n_k` runs of `n_l` adjacent elements, `k_stride` apart; there are `n_r` times `n_f` units,
+`r_stride` and `f_stride` apart. Channels-last tensors are also matrices of `n_m` rows and `n_c` columns, the channels.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import triton.language as tl
 
 from ..lib.launch import Launcher
 
-# ---- what the kernels share -----------------------------------------------------------------------------------------
+# ---- shared by the kernels ------------------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -35,9 +35,12 @@ def _sums(b_a, b_b, AXIS: tl.constexpr, BOTH: tl.constexpr, PAIRS: tl.constexpr)
 
 @triton.jit
 def _unit_sums(b_a, b_b, BOTH: tl.constexpr, PAIRS: tl.constexpr):
-    """The sums of [BLOCK_U, BLOCK_K, BLOCK_L] over each unit, as `_sums`. Of several units one dimension after the
-    other: Triton before 3.7 reduces wrongly along a dimension that a reshape has merged (`lib/layouts.py`). A unit
-    alone has nothing to be mixed up with, and is quicker at once; Triton 3.6 does not compile that for two elements."""
+    """The sums of [BLOCK_U, BLOCK_K, BLOCK_L] over each unit, as `_sums`.
+
+    Several units are reduced one dimension at a time: Triton before 3.7 reduces wrongly along a dimension that a
+    reshape has merged (`lib/layouts.py`). A single unit is safe, and faster in one reduction; but Triton 3.6 does not
+    compile that for two elements.
+    """
     N: tl.constexpr = b_a.shape[1] * b_a.shape[2]
     if b_a.shape[0] == 1 and N > 2:
         a, b = _sums(tl.reshape(b_a, [1, N]), tl.reshape(b_b, [1, N]), 1, BOTH, PAIRS)
@@ -49,7 +52,7 @@ def _unit_sums(b_a, b_b, BOTH: tl.constexpr, PAIRS: tl.constexpr):
 
 @triton.jit
 def _inverse(stat_ptr, i_u, m_u, eps, GIVEN: tl.constexpr, WIDE: tl.constexpr):
-    """One over the deviation, where that is given, or a variance, or a norm."""
+    """The factor of a unit: 1 / deviation, given that itself or the variance; or 1 / norm, given the norm."""
     b = tl.load(stat_ptr + i_u, mask=m_u, other=1.0).to(WIDE)
     if GIVEN == "var":
         b = 1.0 / tl.sqrt(b + eps)
@@ -63,7 +66,7 @@ def _keep(
     mean, m2, i_u, m_u, mean_ptr, rstd_ptr, running_mean_ptr, running_var_ptr, new_mean_ptr, new_var_ptr,
     count, eps, momentum, CENTRED: tl.constexpr,
 ):  # fmt: skip
-    """Store the statistics of units, of their mean and sum of squares; returns one over their deviations (norms)."""
+    """Store the statistics of units, given their mean and sum of squares; return 1 / deviation, or 1 / norm."""
     if CENTRED:
         rstd = 1.0 / tl.sqrt(m2 / count + eps)
         tl.store(mean_ptr + i_u, mean, mask=m_u)
@@ -101,11 +104,11 @@ def _places(
     i_r, i_f, r_stride, f_stride, k_stride, n_l, n_k, n_r,
     TIGHT: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_L: tl.constexpr,
 ):  # fmt: skip
-    """Offsets of the elements of units, [BLOCK_U, BLOCK_K, BLOCK_L]. TIGHT: adjacent units, runs of one element."""
+    """Offsets of the elements of units, [BLOCK_U, BLOCK_K, BLOCK_L]. TIGHT: units are adjacent columns."""
     o_k = tl.arange(0, BLOCK_K)[None, :, None]
     o_l = tl.arange(0, BLOCK_L)[None, None, :]
     i_u = i_r[:, None, None].to(tl.int64)
-    if TIGHT:  # there are k_stride units: a size, of which it is known whether it is a multiple of 16
+    if TIGHT:  # there are k_stride units, and the compiler may know that k_stride is a multiple of 16
         m = (i_u < k_stride) & (o_k < n_k) & (o_l < n_l)
         o = o_k.to(tl.int64) * k_stride + i_u
     else:
@@ -118,7 +121,7 @@ def _places(
 def _channels(
     i_r, i_f, n_l, n_k, n_r, CHANNEL: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_L: tl.constexpr
 ):  # fmt: skip
-    """The channels of units: one a unit, one a run, or one a place in each run."""
+    """The channels of units: one per unit, one per run, or one per position in a run."""
     if CHANNEL == "unit":
         i_c = i_r[:, None, None]
         m = i_c < n_r
@@ -166,7 +169,7 @@ def _dx_of_units(
     CHANNEL: tl.constexpr, TIGHT: tl.constexpr, CENTRED: tl.constexpr, WIDE: tl.constexpr, PAIRS: tl.constexpr,
     BLOCK_U: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_L: tl.constexpr,
 ):  # fmt: skip
-    """The dx of units; returns sum(dy * x') and sum(dy) of their channels: [BLOCK_U], or [BLOCK_U, channels]."""
+    """Store the dx of units; return sum(dy * x') and sum(dy) of their channels: [BLOCK_U], or [BLOCK_U, channels]."""
     o, m = _places(i_r, i_f, r_stride, f_stride, k_stride, n_l, n_k, n_r, TIGHT, BLOCK_K, BLOCK_L)
     b_x = tl.load(x_ptr + o, mask=m, other=0.0).to(WIDE)
     b_dy = tl.load(dy_ptr + o, mask=m, other=0.0).to(WIDE)
@@ -181,7 +184,7 @@ def _dx_of_units(
     b_w = tl.full([1, 1, 1], 1.0, WIDE)
     if weight_ptr is not None:
         b_w = tl.load(weight_ptr + i_c, mask=m_c, other=0.0).to(WIDE)
-    # b_dy is 0 where nothing is: so are the products, whatever b_x is there
+    # b_dy is 0 in masked lanes, so the products are 0 whatever b_x is there
     if CHANNEL == "unit":
         s_2, s_1 = _unit_sums(b_dy * b_x, b_dy, CENTRED, PAIRS)
         b_v = tl.reshape(tl.broadcast_to(b_w, [BLOCK_U, 1, 1]), [BLOCK_U])
@@ -209,8 +212,10 @@ def _bwd(
     CHANNEL: tl.constexpr, TIGHT: tl.constexpr, CENTRED: tl.constexpr, WIDE: tl.constexpr, PAIRS: tl.constexpr,
     BLOCK_U: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_L: tl.constexpr,
 ):  # fmt: skip
-    """dx, with ds = dweight and db = dbias where a unit is one channel; else this program's shares of them, over all
-    its units: it keeps to one group of channels, and takes samples p, p + P, ..."""
+    """dx; and ds = dweight and db = dbias, if a unit is one channel.
+
+    Else ds and db are partial sums over the units of this program: one group of channels, in samples p, p + P, ...
+    """
     i_f = tl.program_id(0) % n_f
     part = tl.program_id(0) // n_f
     o_u = tl.arange(0, BLOCK_U)
@@ -247,7 +252,7 @@ def _bwd(
 
 @triton.jit
 def _tile(t, k_stride, n_l, n_k, BLOCK_K: tl.constexpr, BLOCK_L: tl.constexpr):
-    """Of a unit's t-th tile: the offsets of its elements, which of them exist, how many, and their runs."""
+    """The t-th tile of a unit: the offsets of its elements, their mask, how many they are, and their runs."""
     n_b = tl.cdiv(n_l, BLOCK_L)
     at_k, at_l = (t // n_b) * BLOCK_K, (t % n_b) * BLOCK_L
     o_k = at_k + tl.arange(0, BLOCK_K)[:, None]
@@ -261,9 +266,9 @@ def _moments(
     x_ptr, first, step, n_tiles, k_stride, n_l, n_k,
     CENTRED: tl.constexpr, WIDE: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_L: tl.constexpr,
 ):  # fmt: skip
-    """Number, mean and sum of squared differences from it, over every step-th tile; the next is on its way meanwhile.
+    """Count, mean and sum of squared deviations over every step-th tile; the next tile is loaded meanwhile.
 
-    Sums are of differences from the first tile's mean: no cancellation where the mean is large.
+    Differences from the first tile's mean are summed: no cancellation if the mean is large.
     """
     o, m, n, _ = _tile(first, k_stride, n_l, n_k, BLOCK_K, BLOCK_L)
     b_x = tl.load(x_ptr + o, mask=m, other=0.0).to(WIDE)
@@ -302,7 +307,7 @@ def _fwd_pieces(
     CHANNEL: tl.constexpr, CENTRED: tl.constexpr, WIDE: tl.constexpr,
     BLOCK_K: tl.constexpr, BLOCK_L: tl.constexpr,
 ):  # fmt: skip
-    """A unit is read again from its end, which is still in L2."""
+    """A unit in pieces; it is read again from its end, which is still in L2."""
     pid = tl.program_id(0)
     i_r, i_f = pid // n_f, pid % n_f
     base = i_r.to(tl.int64) * r_stride + i_f.to(tl.int64) * f_stride
@@ -338,7 +343,7 @@ def _bwd_pieces(
     CHANNEL: tl.constexpr, CENTRED: tl.constexpr, WIDE: tl.constexpr, PAIRS: tl.constexpr,
     BLOCK_K: tl.constexpr, BLOCK_L: tl.constexpr,
 ):  # fmt: skip
-    """dx of a unit, with ds = dweight and db = dbias of its channel; of several channels shares, one of each sample."""
+    """dx of a unit; ds = dweight and db = dbias of its channel, or of several channels partial sums, one per sample."""
     pid = tl.program_id(0)
     i_r, i_f = pid // n_f, pid % n_f
     base = i_r.to(tl.int64) * r_stride + i_f.to(tl.int64) * f_stride
@@ -407,14 +412,14 @@ def _bwd_pieces(
         tl.store(dx_ptr + o, b_dx.to(dx_ptr.dtype.element_ty), mask=m)
 
 
-# ---- units shared by programs: each leaves its share -----------------------------------------------------------------
+# ---- units shared by programs: partial results -----------------------------------------------------------------------
 
 
 def _shares(
     x_ptr, counts_ptr, means_ptr, squares_ptr, r_stride, f_stride, k_stride, n_l, n_k, n_f, n_parts,
     CENTRED: tl.constexpr, WIDE: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_L: tl.constexpr,
 ):  # fmt: skip
-    """Shares [n_r, n_parts, n_f] of the statistics."""
+    """Partial statistics [n_r, n_parts, n_f]."""
     part, unit = tl.program_id(0) % n_parts, tl.program_id(0) // n_parts
     i_r, i_f = unit // n_f, unit % n_f
     x_ptr += i_r.to(tl.int64) * r_stride + i_f.to(tl.int64) * f_stride
@@ -431,8 +436,10 @@ def _bwd_shares(
     r_stride, f_stride, k_stride, n_l, n_k, n_f, n_w, n_parts, eps,
     GIVEN: tl.constexpr, WIDE: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_L: tl.constexpr,
 ):  # fmt: skip
-    """Shares [n_r, n_parts, n_f] of sum(dy * x') and sum(dy), for units of one channel, n_w of which share a statistic;
-    and dx, where the statistics were given and it is but dy scaled."""
+    """Partial sums [n_r, n_parts, n_f] of dy * x' and dy, for units of one channel, n_w of which share a statistic.
+
+    dx_ptr is given if the statistics are constants: then dx is dy scaled.
+    """
     part, unit = tl.program_id(0) % n_parts, tl.program_id(0) // n_parts
     i_r, i_f = unit // n_f, unit % n_f
     base = i_r.to(tl.int64) * r_stride + i_f.to(tl.int64) * f_stride
@@ -467,7 +474,7 @@ def _column_shares(
     x_ptr, counts_ptr, means_ptr, squares_ptr, n_c, n_m, n_parts,
     CENTRED: tl.constexpr, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Shares [matrices, n_parts, n_c] of the statistics of the columns of matrices [n_m, n_c]."""
+    """Partial statistics [matrices, n_parts, n_c] of the columns of matrices [n_m, n_c]."""
     n_b = tl.cdiv(n_c, BLOCK_N)
     part, i_o = (tl.program_id(0) // n_b) % n_parts, tl.program_id(0) // n_b // n_parts
     o_c = (tl.program_id(0) % n_b) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -540,12 +547,12 @@ def _bwd_column_shares(
         tl.store(db_ptr + at, tl.sum(b_1, 0), mask=m_c)
 
 
-# ---- shares put together --------------------------------------------------------------------------------------------
+# ---- merging partial results ----------------------------------------------------------------------------------------
 
 
 @triton.jit
 def _slots(i_u, at, n_c, n_w, n_parts, n_units, BLOCK_I: tl.constexpr):
-    """Offsets of shares [outer, n_parts, n_c], for units of n_w adjacent columns each: [BLOCK_I, BLOCK_U]."""
+    """Offsets of partial results [outer, n_parts, n_c], for units of n_w adjacent columns: [BLOCK_I, BLOCK_U]."""
     n_j = n_c // n_w
     i = at + tl.arange(0, BLOCK_I)[:, None]
     i_c = (i_u % n_j)[None, :] * n_w + i % n_w
@@ -559,7 +566,7 @@ def _merge(
     n_c, n_w, n_parts, n_units, count, eps, momentum,
     CENTRED: tl.constexpr, WIDE: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_U: tl.constexpr,
 ):  # fmt: skip
-    """Statistics of shares of them: first the mean, then the squares of differences from it."""
+    """Merge partial statistics: first the mean, then the squared differences from it."""
     i_u = tl.program_id(0) * BLOCK_U + tl.arange(0, BLOCK_U)
     mean = tl.zeros([BLOCK_U], WIDE)
     if CENTRED:
@@ -585,7 +592,7 @@ def _total_units(
     ds_ptr, db_ptr, weight_ptr, c1_ptr, c2_ptr, n_c, n_w, n_parts, n_units, count,
     WIDE: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_U: tl.constexpr,
 ):  # fmt: skip
-    """What the dx of groups takes: means of dy * weight and of dy * weight * x'."""
+    """c1 and c2, from which the dx of groups is computed: the means of dy * weight and of dy * weight * x'."""
     i_u = tl.program_id(0) * BLOCK_U + tl.arange(0, BLOCK_U)
     b_1 = tl.zeros([BLOCK_I, BLOCK_U], WIDE)
     b_2 = tl.zeros([BLOCK_I, BLOCK_U], WIDE)
@@ -605,8 +612,10 @@ def _total_channels(
     n_c, n_parts, count, eps,
     WIDE: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_U: tl.constexpr,
 ):  # fmt: skip
-    """Shares [n_parts, n_c] added up: dweight and dbias; and what follows where a channel is a unit: what its dx
-    takes, or the gradients of statistics that were given."""
+    """Add partial sums [n_parts, n_c]: dweight and dbias.
+
+    If a channel is a unit, also c1 and c2, from which its dx is computed, or the gradients of given statistics.
+    """
     i_c = tl.program_id(0) * BLOCK_U + tl.arange(0, BLOCK_U)
     m_c = i_c < n_c
     b_1 = tl.zeros([BLOCK_I, BLOCK_U], WIDE)
@@ -641,7 +650,7 @@ def _total_channels(
 
 @triton.jit
 def _row_block(n_l, n_rows, n_c, n_w, GROUPED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Rows of one sample and channel: their offsets, channels and units. From the end, which is still in L2."""
+    """Rows of one sample and channel each: offsets, masks, channels and units. From the end, which is still in L2."""
     pid = tl.num_programs(0) - 1 - tl.program_id(0)
     n_b = tl.cdiv(n_l, BLOCK_N)
     i_m = (pid // n_b) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
@@ -654,7 +663,7 @@ def _row_block(n_l, n_rows, n_c, n_w, GROUPED: tl.constexpr, BLOCK_M: tl.constex
 
 @triton.jit
 def _column_block(n_c, n_m, n_w, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """The same of matrices [n_m, n_c]."""
+    """The same for matrices [n_m, n_c]."""
     pid = tl.num_programs(0) - 1 - tl.program_id(0)
     n_b, n_i = tl.cdiv(n_c, BLOCK_N), tl.cdiv(n_m, BLOCK_M)
     i_o = pid // n_b // n_i

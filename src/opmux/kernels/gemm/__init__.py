@@ -1,7 +1,7 @@
-"""Matrix products: tiles of the result, each added up over K by one program; what follows the product at the end.
+"""Matrix products: a program accumulates a tile of the result over K, then applies the epilogue.
 
-A matrix is read in place, by rows or by columns, so a transposition is a constant of the kernel and no copy. FP8
-is multiplied as it is where the chip has such products, else converted to bfloat16. int8 is added up in int32.
+A matrix is read in place, by rows or by columns: a transposition is a constexpr, not a copy. FP8 is multiplied directly
+if the chip can, else converted to bfloat16. int8 is accumulated in int32.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from .device import add_up, blocks, few, product
 
 @tunable("gemm.tiles", free="BLOCK_M BLOCK_N BLOCK_K GROUP SPLITS")
 def gemm_tiles(m: int, n: int, k: int, dtype: torch.dtype) -> Tiles:
-    """Tiles that fit 64 KiB of shared memory twice over.
+    """Tiles small enough for two stages in 64 KiB of shared memory.
 
-    IN_TURN: a program for each core takes tiles in turn. SPLITS: parts of K that are added up by a second kernel, for
-    results of few tiles.
+    IN_TURN: persistent, one program per core loops over tiles. SPLITS: the number of parts of K, which a second kernel
+    sums; for results of few tiles.
     """
     most = 64 if dtype.itemsize > 4 else 128
     side = lambda length: min(most, max(16, triton.next_power_of_2(length)))
@@ -47,17 +47,18 @@ def gemm_tiles(m: int, n: int, k: int, dtype: torch.dtype) -> Tiles:
     )
 
 
-FEW = 4  # rows that are multiplied without the matrix unit; one, where the columns of the matrix are contiguous
+FEW = 4  # up to this many rows are multiplied without the matrix unit; 1 if the matrix' columns are contiguous
 
 
 @tunable("gemm.few", free="BLOCK_N BLOCK_K SPLITS")
 def few_tiles(rows: int, n: int, k: int, turned: bool, dtype: torch.dtype) -> Tiles:
-    """Tiles of a matrix of n rows that few rows are multiplied by: 64 sums a thread, and loads of 16 bytes.
+    """Tiles for the product of few rows and a matrix of n rows: 64 sums per thread, 16-byte loads.
 
-    `turned`: its columns are contiguous, so a tile has many rows of K, and K is split until there are enough programs.
+    `turned`: the matrix' columns are contiguous, so a tile spans many rows of K, and K is split until there are enough
+    programs.
     """
     threads, wide = 128, max(16 // dtype.itemsize, 2)
-    each = max(1, 64 // wide // triton.next_power_of_2(rows))  # loads of a thread
+    each = max(1, 64 // wide // triton.next_power_of_2(rows))  # loads per thread
     up = triton.next_power_of_2
     if not turned:
         across = max(16, min(threads * wide, up(k)))
@@ -82,20 +83,20 @@ def block_tiles(m: int, n: int, k: int) -> Tiles:
 # ---- plans ----------------------------------------------------------------------------------------------------------
 
 
-SUMS = {tl.float64: torch.float64, tl.float32: torch.float32, tl.int32: torch.int32}  # what parts of K are added up in
+SUMS = {tl.float64: torch.float64, tl.float32: torch.float32, tl.int32: torch.int32}  # dtype of the sums over K
 
 
 class Factor(NamedTuple):
     """How the kernel reads a factor [rows, K], or a batch of them."""
 
-    step: int  # from row to row; from column to column where it is turned
+    step: int  # stride of rows; of columns if turned
     turned: bool
-    batch: int = 0  # from matrix to matrix
-    copied: bool = False  # whether it has to be made contiguous first
+    batch: int = 0  # stride of matrices
+    copied: bool = False  # must be made contiguous first
 
     @classmethod
     def of(cls, x: Tensor, turned: bool) -> Factor:
-        """Of matrices that the kernel reads as x, or as x^T where `turned`."""
+        """How to read x, or x^T if `turned`; a copy is needed unless one dimension is contiguous."""
         rows, cols = x.shape[-2:]
         down, right = x.stride()[-2:]
         batch = x.stride(0) if x.dim() == 3 else 0
@@ -107,12 +108,12 @@ class Factor(NamedTuple):
 
 
 class After(NamedTuple):
-    """What follows a product."""
+    """The epilogue of a product."""
 
-    c: Tensor | None = None  # added, times beta; of the shape of the result, or a row of it
+    c: Tensor | None = None  # beta * c is added; it has the shape of the result or of one row
     act: str = ""  # an activation of MATHS
-    slope: str = ""  # of which the product is multiplied by the derivative at `pre`
-    glu: bool = False  # the second half of b's rows makes what the activation is multiplied by
+    slope: str = ""  # an activation; the product is multiplied by its derivative at `pre`
+    glu: bool = False  # the activation is multiplied by the product with the second half of b's rows
     residual: Tensor | None = None  # added last
 
 
@@ -122,11 +123,11 @@ def _product(
     kinds: Kinds | None = None, each: tuple[bool, bool] = (False, False), numbers: Mapping[str, float] = {},
     names: Mapping[str, str | None] = {},
 ) -> Plan:  # fmt: skip
-    """The product of matrices, or of batches of them.
+    """The plan of a product of matrices, or of batches of them.
 
-    y: the steps (from matrix to matrix, from row to row) of a result that is an argument. `each`: whether a and b have
-    a scale for each row. `numbers`: alpha and beta where they are no arguments of the op; `names`: tensors of other
-    names there.
+    y: the strides (of matrices, of rows) of a result that is an argument. `each`: whether a and b have one scale per
+    row. `numbers`: alpha and beta if they are not arguments of the op. `names`: the op's names for the kernel's
+    tensors.
     """
     m, n, k = spec.sizes_of(a, b, trans_a, trans_b)
     n //= 2 if after.glu else 1
@@ -164,7 +165,7 @@ def _product(
             before |= {here(name): aligned_copy(views.get(name)) for name, f in factors.items() if not f.copied}
     if splits == 1:
         return Plan(makes, [launch], copied, before)
-    # Parts of K are a batch.
+    # The parts of K are launched as a batch.
     along = {name: k // splits * (f.step if f.turned else 1) for name, f in factors.items()}
     parts = {"k": k // splits, "a_batch": along["a"], "b_batch": along["b"], "y_batch": m * n, "ldy": n, "alpha": 1.0}
     parts |= {"x_batch": along["b" if m > n else "a"], "w_batch": along["a" if m > n else "b"], "beta": 0.0}
@@ -179,30 +180,34 @@ def _many_rows(
     factors: Mapping[str, Factor], sizes: Mapping[str, Any], constants: Mapping[str, Any], read: Mapping[str, Any],
     a: Tensor, batch: int, made: int, named: Mapping[str, str | None], precision: str, exact: bool, after: After,
 ) -> tuple[Launch, int]:  # fmt: skip
-    """Tiles by the matrix unit, and how many parts of K. `made`: the bytes of an element of a new result; 0: given."""
+    """The launch on the matrix unit, and the number of parts of K.
+
+    `made`: the bytes per element of a newly allocated result; 0 if the result is an argument.
+    """
     m, n, k = (sizes[name] for name in "mnk")
     tiles = gemm_tiles(m=m, n=2 * n if after.glu else n, k=k, dtype=a.dtype)
-    # The copy engine takes what begins and is spaced by multiples of 16 bytes, and no bytes that become numbers.
+    # Tensor descriptors need addresses and strides that are multiples of 16 bytes, and cannot convert FP8.
     spaced = all((f.step | f.batch) * a.element_size() % 16 == 0 for f in factors.values())
     if after.glu and factors["b"].turned:  # the second half begins in the middle of a row
         spaced = spaced and n * a.element_size() % 16 == 0
     in_turn = tiles["IN_TURN"] and spaced and read["A_NUMBERS"] is None and k > 0
     splits = tiles["SPLITS"]
     plain = not (after.act or after.slope or after.glu or after.residual is not None)
-    one_byte = a.element_size() == 1  # it has scales, which parts would need too
+    one_byte = a.element_size() == 1  # its scales would have to be applied to every part
     if in_turn or not plain or one_byte or batch > 1 or k % (splits * tiles["BLOCK_K"]) or not k:
         splits = 1
     changes = {"IN_TURN": in_turn, "SPLITS": splits}
-    if after.glu:  # two tiles of half the width
+    if after.glu:  # two accumulators of half the width
         changes["BLOCK_N"] = max(tiles["BLOCK_N"] // 2, 16)
-    elif exact and in_turn:  # products and their sum are both in registers
+    elif exact and in_turn:  # a product and the running sum are both in registers
         changes["BLOCK_N"] = min(tiles["BLOCK_N"], 128)
     tiles = tiles.changed(changes, "gemm.tiles")
     count = -(-m // tiles["BLOCK_M"]) * -(-n // tiles["BLOCK_N"])
     running = programs(a.device, count, 1) if in_turn else count
     aligned = lambda length: length * made % 16 == 0
     fresh = bool(made) and aligned(n) and (batch == 1 or aligned(m * n))
-    # m is no size that a load follows, unless a's columns are contiguous: one more token must not make loads narrow
+    # Ignore m unless a's columns are contiguous: no load depends on it, and an odd number of tokens must not narrow
+    # loads.
     even = not factors["a"].turned and all(sizes[name] % 16 == 0 for name in product.sizes if name != "m")
     config = tiles.config(
         even=even, A_TURNED=factors["a"].turned, B_TURNED=factors["b"].turned, GLU=after.glu,
@@ -219,7 +224,7 @@ def _few_rows(
     factors: Mapping[str, Factor], sizes: Mapping[str, Any], constants: Mapping[str, Any], read: Mapping[str, Any],
     dtype: torch.dtype, batch: int, named: Mapping[str, str | None], whole: bool,
 ) -> tuple[Launch, int]:  # fmt: skip
-    """A matrix by a few rows, and how many parts of K: 1 unless parts are the `whole` result but for a sum."""
+    """The launch for a few rows, and the number of parts of K: 1 unless the product is `whole`, without an epilogue."""
     m, n, k = (sizes[name] for name in "mnk")
     swapped = m > n
     x, w = ("b", "a") if swapped else ("a", "b")
@@ -250,7 +255,7 @@ def _result(a: Tensor, b: Tensor, trans_a: bool, trans_b: bool, dtype: torch.dty
 
 # ---- the ops --------------------------------------------------------------------------------------------------------
 
-ADDED = {"beta": 1.0}  # what is added is added as it is
+ADDED = {"beta": 1.0}  # c is added unscaled
 
 
 @planned(spec.gemm, state={"precision": precision})
@@ -290,7 +295,7 @@ def gemm_gelu(
     precision: str,
 ) -> Plan:
     makes = dict.fromkeys(("y", "pre"), _result(a, b, trans_a, trans_b, out_dtype))
-    names = {"c": "bias", "pre": None, "aux": "pre"}  # pre is written
+    names = {"c": "bias", "pre": None, "aux": "pre"}  # the kernel writes pre
     return _product(makes, a, b, trans_a, trans_b, precision, After(bias, act="gelu_tanh"), numbers=ADDED, names=names)
 
 
@@ -363,7 +368,7 @@ def block_scaled_gemm(
     steps = zip(("a_down", "a_right", "b_down", "b_right"), (*a_scale.stride(), *b_scale.stride()))
     count = -(-m // tiles["BLOCK_M"]) * -(-n // tiles["BLOCK_N"])
     running = programs(a.device, count, 1) if in_turn else count
-    even = k % 16 == 0 and n % 16 == 0  # as many rows as there are
+    even = k % 16 == 0 and n % 16 == 0  # for any number of rows m
     config = tiles.config(
         even=even, A_ROWS=a_rows, B_ROWS=b_rows, WIDE=wide_of(out_dtype), BLOCK_K=spec.BLOCK,
         PROGRAMS=running if in_turn else 0, **read,
@@ -400,7 +405,7 @@ def linear_act(
     return plan
 
 
-# The products below see rows, and know the arguments by other names.
+# linear and linear_bwd check their own arguments: gemm would report its own names and flattened shapes.
 check_linear, check_linear_bwd = checks(spec.linear), checks(spec.linear_bwd)
 
 

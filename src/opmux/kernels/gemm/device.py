@@ -1,6 +1,6 @@
-"""The kernels of matrix products: tiles one by one or in turn, FP8 in blocks, few rows, and the sum of parts of K.
+"""Kernels of matrix products: one tile per program, persistent, block-scaled FP8, few rows, and the sum of parts of K.
 
-What may follow a product is in `finish`: a sum, an activation or its slope, a gate, a residual.
+`finish` is the epilogue: a sum, an activation or its derivative, a gate, a residual.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ def finish(
     b_y, b_u, c_ptr, pre_ptr, r_ptr, aux_ptr, i_m, i_n, m, n, c_down, c_right, beta,
     ACT: tl.constexpr, SLOPE: tl.constexpr, GLU: tl.constexpr, C_UNIT: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """What is done to a tile that is added up: + beta c, written to aux, ACT, times SLOPE(pre), times the other half of
-    a GLU, + r. b_u is that half, n columns to the right; pre, r and aux are contiguous.
+    """The epilogue of an accumulated tile: + beta c, stored to aux, ACT, * SLOPE(pre), * b_u (GLU), + r.
+
+    b_u is the other half of a GLU, n columns to the right; pre, r and aux are contiguous.
     """
     i_m, i_n = i_m.to(tl.int64)[:, None], i_n[None, :]
     there = (i_m < m) & (i_n < n)
@@ -55,9 +56,9 @@ def scaled(
     b_y, a_scale_ptr, b_scale_ptr, i_m, i_n, m, n, alpha,
     A_EACH: tl.constexpr, B_EACH: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Times alpha and the scales of the factors: one for all of a factor, or one for EACH of its rows.
+    """Multiply by alpha and by the scales of the factors: one per factor, or one per row (EACH).
 
-    A sum of integers has neither.
+    Integer sums have neither.
     """
     if WIDE != tl.int32:
         b_y *= alpha
@@ -116,13 +117,13 @@ def one_tile(
 
 @triton.jit
 def halves(b_x):
-    """The left and the right half of a tile."""
+    """Split a tile into its left and right half."""
     return tl.split(tl.reshape(b_x, (b_x.shape[0], 2, b_x.shape[1] // 2)).permute(0, 2, 1))
 
 
 @triton.jit
 def pieces(b_x, PARTS: tl.constexpr):
-    """A tile as PARTS (2 or 4) tiles side by side."""
+    """Split a tile into PARTS (2 or 4) tiles side by side."""
     parts = halves(b_x)
     if PARTS == 4:
         parts = halves(parts[0]) + halves(parts[1])
@@ -139,9 +140,9 @@ def tiles_in_turn(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
     PROGRAMS: tl.constexpr, FRESH: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """A program for each core, which takes tiles in turn: the next tile is on its way while one is written.
+    """Persistent: one program per core loops over tiles and loads the next tile while it writes one.
 
-    Factors must begin, and their rows be spaced, by multiples of 16 bytes; so must y where it is FRESH.
+    Addresses and row strides of the factors must be multiples of 16 bytes; those of y too if it is FRESH.
     """
     a = described(a_ptr, m, k, lda, A_TURNED, BLOCK_M, BLOCK_K)
     b = described(b_ptr, 2 * n if GLU else n, k, ldb, B_TURNED, BLOCK_N, BLOCK_K)
@@ -162,7 +163,7 @@ def tiles_in_turn(
         b_y = scaled(b_y, a_scale_ptr, b_scale_ptr, all_m, all_n, m, n, alpha, A_EACH, B_EACH, WIDE)
         parts = pieces(b_y, PARTS)
         others = pieces(b_u, PARTS) if GLU else parts
-        for part in tl.static_range(PARTS):  # each needs a part of the shared memory that all would
+        for part in tl.static_range(PARTS):  # storing part by part needs less shared memory
             first = first_n + part * (BLOCK_N // PARTS)
             i_m, i_n = first_m + tl.arange(0, BLOCK_M), first + tl.arange(0, BLOCK_N // PARTS)
             b_p = finish(
@@ -185,7 +186,7 @@ def _gemm(
     FULL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
     IN_TURN: tl.constexpr, SPLITS: tl.constexpr, PROGRAMS: tl.constexpr, FRESH: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """The second dimension of the grid is the batch; or parts of K, whose strides the host has made a batch's."""
+    """The second dimension of the grid is the batch, or parts of K, whose strides the host passes as batch strides."""
     batch = tl.program_id(1).to(tl.int64)
     a_ptr += batch * a_batch
     b_ptr += batch * b_batch
@@ -214,7 +215,7 @@ def _few(
     ACT: tl.constexpr, SLOPE: tl.constexpr, WIDE: tl.constexpr, FULL: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """A product of ROWS rows of x by many of w, which is read once and added up without the matrix unit.
+    """Multiply ROWS rows of x by many rows of w, without the matrix unit; w is read once.
 
     SWAPPED: the few rows are the columns of the result. The second dimension of the grid is as in _gemm.
     """
@@ -227,7 +228,7 @@ def _few(
     many = m if SWAPPED else n
     i_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     o_k = tl.arange(0, BLOCK_K)
-    # A tile has the contiguous dimension of w last: wide loads, and x is read as it is laid out over the threads.
+    # The contiguous dimension of w is last in a tile: loads are wide, and x is loaded in the layout of w.
     if W_TURNED:
         r_n, c_k = i_n[None, :], o_k[:, None]
     else:
@@ -270,9 +271,9 @@ def _few(
 
 @triton.jit
 def scales(ptr, first, rows, down, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """The scales of a tile's rows: one scale where a block of 128 rows holds the tile.
+    """The scales of a tile's rows: a scalar if one block of rows contains the tile.
 
-    ptr is that of its first row's, a scalar: 128 pointers that are kept from step to step spill registers.
+    `ptr` points to the first row's scale. It is a scalar: 128 pointers kept across the loop would spill registers.
     """
     if ROWS >= BLOCK:
         return tl.load(ptr)
@@ -285,7 +286,7 @@ def scales(ptr, first, rows, down, ROWS: tl.constexpr, BLOCK: tl.constexpr):
 def blocks_of_tile(
     b_p, b_y, a_scale, b_scale, A_ONE: tl.constexpr, B_ONE: tl.constexpr, WIDE: tl.constexpr
 ):  # fmt: skip
-    """b_y + b_p with the scales of its 128 products."""
+    """b_y + b_p * scales."""
     if A_ONE and B_ONE:
         return b_y + b_p.to(WIDE) * (a_scale * b_scale)
     elif B_ONE:
@@ -302,9 +303,10 @@ def _blocks(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
     IN_TURN: tl.constexpr, PROGRAMS: tl.constexpr,
 ):  # fmt: skip
-    """a b^T of FP8 with a scale for each 1x128 or 128x128: BLOCK_K is 128, and each product has scales of its own.
+    """a b^T of FP8 with one scale per 1x128 or 128x128 block: BLOCK_K is 128, and each partial product has its own
+    scales.
 
-    IN_TURN: as tiles_in_turn.
+    IN_TURN: persistent, as in tiles_in_turn.
     """
     A_ONE: tl.constexpr = A_ROWS >= BLOCK_M
     B_ONE: tl.constexpr = B_ROWS >= BLOCK_N
@@ -359,7 +361,7 @@ def _add_up(
     parts_ptr, c_ptr, y_ptr, size, n, ldy, c_down, c_right, alpha, beta,
     C_UNIT: tl.constexpr, SPLITS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """y = alpha (the sum of parts, each [size / n, n]) + beta c."""
+    """y = alpha (sum of parts) + beta c; each part is [size / n, n]."""
     o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     there = o < size
     b_y = tl.zeros([BLOCK], WIDE)

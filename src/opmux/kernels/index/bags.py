@@ -1,4 +1,4 @@
-"""The gradient of embedding_bag's weights of samples: a dot product for each index."""
+"""The gradient of embedding_bag's per_sample_weights: a dot product for each index."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..lib.launch import Launcher
 from ..lib.plans import decided
 from ..lib.rows import DEVICES, OutputSpec, wide_of
 
-SUM = 0  # the mode of embedding_bag that has weights of samples
+SUM = 0  # the one mode of embedding_bag that takes per_sample_weights
 
 
 def _dots(
@@ -56,11 +56,11 @@ def _samples(dy: Tensor, weight: Tensor, indices: Tensor, bags: Tensor) -> Calla
     if dy.dim() != 2 or weight.dim() != 2 or dy.shape[1] != weight.shape[1] or dy.stride(1) != 1:
         raise NotSupported("matrices of other shapes")
     if weight.stride(1) != 1 or dy.dtype is not weight.dtype or not dy.is_floating_point():
-        raise NotSupported("columns with gaps, or several dtypes")
+        raise NotSupported("columns that are not contiguous, or several dtypes")
     if indices.dim() != 1 or bags.shape != indices.shape or not indices.numel() or not weight.numel():
         raise NotSupported("no index, or not a bag for each")
     if not indices.is_contiguous() or not bags.is_contiguous():
-        raise NotSupported("indices with gaps")
+        raise NotSupported("indices that are not contiguous")
     k, n = dy.shape[1], indices.numel()
     tiles = dot_tiles(k=k, dtype=dy.dtype)
     steps = (dy.stride(0), weight.stride(0))
@@ -80,5 +80,5 @@ def _embedding_bag_per_sample_weights_backward(
     padding_idx: int = -1,
 ) -> Tensor:
     if mode != SUM:
-        raise NotSupported(f"mode {mode} has no weights of samples")
+        raise NotSupported(f"mode {mode} has no per_sample_weights")
     return _samples(grad, weight, indices, offset2bag)(grad, weight, indices, offset2bag, padding_idx)

@@ -1,11 +1,11 @@
-"""Writes of several elements to one place, in a fixed order: sorted by place, then folded one after another.
+"""Writes of several elements to one place, in a fixed order: sort by place, then combine each place's elements.
 
 For what atomic additions cannot do: 8 and 16 bits, products and extremes, sums that torch promises to add in order
 (`index_put` with accumulate, the gradient of `embedding`), and `torch.use_deterministic_algorithms`. Sums of floats are
-float32 (float64 for float64) inside.
+computed in float32 (float64 for float64).
 """
 
-# Annotations are not postponed: Triton reads that of alpha, which would be a float32 without it.
+# No `from __future__ import annotations`: Triton reads tl.float64 of alpha, and would pass float32 without it.
 
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +22,7 @@ from ..lib.launch import Launcher
 from ..lib.sorting import radix
 from ..lib.sorting import rows as short
 
-# ---- how two are combined -------------------------------------------------------------------------------------------
+# ---- combine: two states --------------------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -55,7 +55,7 @@ def _rows(
     key_ptr, order_ptr, source_ptr, x_ptr, count, n, x_step, beyond, alpha: tl.float64,
     MEAN: tl.constexpr, SELF: tl.constexpr, WIDE: tl.constexpr, RUN: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """The sum, or mean, of the rows that have a place, by the program of the first of them."""
+    """The sum or mean of all rows of one place, by the program of the first of these rows."""
     across = tl.cdiv(n, BLOCK_N)
     at = tl.program_id(0) // across
     o_n = (tl.program_id(0) % across).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -85,7 +85,7 @@ def _elements(
     key_ptr, order_ptr, source_ptr, x_ptr, count, beyond,
     COMBINE: tl.constexpr, MEAN: tl.constexpr, SELF: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Each lane folds the elements of one place, if it is the first of them."""
+    """A lane whose element is the first of its place combines all elements of that place."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     key = tl.load(key_ptr + at, mask=at < count, other=beyond)
     first = (at < count) & (key < beyond) & (tl.load(key_ptr + at - 1, mask=(at > 0) & (at < count), other=-1) != key)
@@ -129,7 +129,7 @@ WIDE = {torch.float16: tl.float32, torch.bfloat16: tl.float32, torch.float32: tl
 
 
 def sorted_keys(found: Tensor, beyond: int) -> tuple[Tensor, Tensor]:
-    """Keys from 0 to `beyond` in order, and where they were."""
+    """Keys from 0 to `beyond`, sorted, and their original indices."""
     found = found.view(1, -1)
     if found.shape[1] <= short.LONGEST:
         return short.sorter(found, False)(found)
@@ -140,13 +140,16 @@ def sorted_keys(found: Tensor, beyond: int) -> tuple[Tensor, Tensor]:
 def folder(
     cells: Cells, x: Tensor, how: str, include_self: bool, *, skips: bool = False, dtype: torch.dtype | None = None
 ) -> Callable[..., None]:
-    """A function (x, indices, source, alpha=1.0, *skip) that folds `source`, contiguous and of the shape of the cells,
-    into x. `how`: sum, mean, prod, amax or amin; without `include_self`, what x had there counts for nothing."""
+    """A function (x, indices, source, alpha=1.0, *skip) that combines the elements of `source` into x.
+
+    `source` is contiguous and has the shape of the cells. `how`: sum, mean, prod, amax or amin. Without `include_self`
+    the old elements of x do not count.
+    """
     dtype = x.dtype if dtype is None else dtype
     if dtype is torch.bool or (how == "mean" and not dtype.is_floating_point):
         raise NotSupported(f"the {how} of {dtype}")
     wide = WIDE.get(dtype, tl.int64)
-    whole = dtype.is_floating_point and (how == "sum" or (how == "mean" and not include_self))  # rows at once
+    whole = dtype.is_floating_point and (how == "sum" or (how == "mean" and not include_self))  # whole rows at once
     find, loop, beyond = keys(cells, x, skips, flat=not whole)
     whole = loop.rows
     if whole:

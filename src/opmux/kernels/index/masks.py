@@ -1,6 +1,6 @@
-"""Ops that move the elements which a mask selects: nonzero, masked_select, masked_scatter.
+"""Ops on the elements that a mask selects: nonzero, masked_select, masked_scatter.
 
-The number of selected elements is read by the host only where the shape of the result needs it, as in torch.
+The host reads the number of selected elements only if the shape of the result depends on it, as in torch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..lib.rows import DEVICES
 
 
 def _broadcast(mask: Tensor, *others: Tensor) -> list[Tensor]:
-    """Both contiguous and of one shape; declines masks of bytes, about which torch warns."""
+    """All tensors broadcast to one shape, contiguous; raises NotSupported for byte masks, about which torch warns."""
     if mask.dtype is not torch.bool or any(t.device != mask.device or t.layout is not torch.strided for t in others):
         raise NotSupported(f"a mask of {mask.dtype}, or tensors on several devices")
     try:
@@ -35,7 +35,7 @@ def _broadcast(mask: Tensor, *others: Tensor) -> list[Tensor]:
 @impl(spec.ops["nonzero"], devices=DEVICES)
 def nonzero(self: Tensor) -> Tensor:
     if not self.numel() or not self.dim():
-        raise NotSupported("nothing to look at, or a number")
+        raise NotSupported("an empty tensor, or a number")
     x = self.contiguous()
     ends = ends_of(x)(x)
     found = int(ends[-1].item())
@@ -48,19 +48,19 @@ def nonzero(self: Tensor) -> Tensor:
 @impl(spec.ops["nonzero_static"], devices=DEVICES)
 def nonzero_static(self: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
     if not self.numel() or not self.dim() or size < 0:
-        raise NotSupported("nothing to look at, or a number")
+        raise NotSupported("an empty tensor, or a number")
     x = self.contiguous()
     y = torch.full((self.dim(), size), fill_value, dtype=torch.int64, device=self.device)
     if size:
         placer(x)(x, ends_of(x)(x), y, size, 1, size)
-    return y.t()  # as it lies on accelerators; torch's kernel for the CPU turns it
+    return y.t()  # the strides of torch's kernels for accelerators; those of its CPU kernel differ
 
 
 @impl(spec.ops["masked_select"], devices=DEVICES)
 def masked_select(self: Tensor, mask: Tensor) -> Tensor:
     mask, x = _broadcast(mask, self)
     if not x.numel():
-        raise NotSupported("nothing to select from")
+        raise NotSupported("an empty tensor")
     move = mover("compact", mask, x)
     ends = ends_of(mask)(mask)
     found = int(ends[-1].item())
@@ -72,7 +72,7 @@ def masked_select(self: Tensor, mask: Tensor) -> Tensor:
 
 def _masked_scatter_into(out: Tensor, self: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     if out.shape != self.shape or out.dtype is not self.dtype or not out.is_contiguous():
-        raise NotSupported("an out of another shape or dtype, or with gaps")
+        raise NotSupported("out has another shape or dtype, or is not contiguous")
     if source.dtype is not self.dtype or source.device != self.device:
         raise NotSupported(f"a source of {source.dtype} on {source.device}")
     check_written(out, mask, source)
@@ -104,10 +104,10 @@ def masked_scatter(self: Tensor, mask: Tensor, source: Tensor) -> Tensor:
 
 @impl(spec.ops["masked_scatter_backward"], devices=DEVICES)
 def masked_scatter_backward(grad_output: Tensor, mask: Tensor, sizes: Sequence[int]) -> Tensor:
-    """The gradient of the source: what the mask selects, then zeros."""
+    """The gradient of the source: the selected elements, then zeros."""
     mask, dy = _broadcast(mask, grad_output)
     if not dy.numel():
-        raise NotSupported("nothing to select from")
+        raise NotSupported("an empty tensor")
     move, ends = mover("compact", mask, dy), ends_of(mask)(mask)
     dx = torch.zeros(tuple(sizes), dtype=dy.dtype, device=dy.device)
     if dx.numel():

@@ -24,7 +24,7 @@ CELLS: dict[str, Callable[..., Cells]] = {"select": of_select, "gather": of_gath
 
 
 def _read(cells: Cells, x: Tensor, made: Tensor, out: Tensor | None, mask: Any = None) -> Callable[..., Tensor]:
-    """A function (x, *indices[, mask][, out][, fill]) -> y; `made` is what torch would return, on meta."""
+    """A function (x, *indices[, mask][, out][, fill]) -> y; `made`: torch's result, on meta."""
     if out is not None and (out.shape != made.shape or out.dtype is not x.dtype or out.device != x.device):
         raise NotSupported(f"out is {out.dtype} {tuple(out.shape)}, the result {x.dtype} {tuple(made.shape)}")
     output = OutputSpec.like(made)
@@ -122,19 +122,19 @@ def embedding(
 
 
 def split(indices: Sequence[Tensor | None]) -> tuple[tuple[int, ...], list[Tensor]]:
-    """The dimensions that are indexed, and their indices."""
+    """The indexed dimensions, and their indices."""
     at = tuple(d for d, t in enumerate(indices) if t is not None)
     return at, [t for t in indices if t is not None]
 
 
 def listed(at: Sequence[int], indices: Sequence[Tensor]) -> list[Tensor | None]:
-    """The other way round."""
+    """The inverse of `split`."""
     found = dict(zip(at, indices, strict=True))
     return [found.get(d) for d in range(at[-1] + 1)]
 
 
 def indexed(x: Tensor, cells: Cells) -> Tensor:
-    """What x[indices] looks like: a meta tensor with the strides of an elementwise op over x and the indices."""
+    """A meta tensor like x[indices], with the strides of an elementwise op over x and the indices."""
     like = lambda strides: torch.empty_strided(cells.shape, strides, dtype=x.dtype, device="meta")
     strides = compute_elementwise_output_strides(like(cells.x), *(like(k.strides) for k in cells.indices))
     return like(strides)

@@ -1,7 +1,7 @@
 """Ops that write: index_put, put, index_copy, index_fill, index_add, index_reduce, scatter*, gradients of embedding.
 
-Each writes in place. A functional call and `out=` copy self first. Sums of 32 and 64 bits are atomic additions where
-torch's are; all other sums and reductions are in a fixed order (fold.py).
+Each writes in place; a functional call and `out=` copy self first. Sums of 32 and 64 bits are atomic where torch's are;
+all other sums and reductions have a fixed order (fold.py).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ATOMIC = (torch.float32, torch.float64, torch.int32, torch.int64)
 
 def _check_order() -> None:
     if torch.are_deterministic_algorithms_enabled():
-        raise NotSupported("which of several writes to one place stays has no order")
+        raise NotSupported("several writes to one place have no defined order")
 
 
 def _ordered(dtype: torch.dtype) -> bool:
@@ -46,7 +46,7 @@ def _copied(self: Tensor, output: OutputSpec) -> Tensor:
 
 
 def _target(out: Tensor, self: Tensor, *read: Tensor) -> Tensor:
-    """The tensor that is written: `out`, with self's elements."""
+    """The tensor to write: `out`, after self was copied to it."""
     check_written(out, *read)
     if out is not self:
         if out.shape != self.shape or out.dtype is not self.dtype or out.device != self.device:
@@ -58,7 +58,7 @@ def _target(out: Tensor, self: Tensor, *read: Tensor) -> Tensor:
 
 
 def _number(value: Any, dtype: torch.dtype) -> Number:
-    """A number, or a 0-dim tensor on the CPU, that torch would write as it is."""
+    """A number, or the value of a 0-dim CPU tensor; raises NotSupported if the dtype cannot represent it."""
     found = value.item() if isinstance(value, Tensor) else value
     if not representable(found, dtype):
         raise NotSupported(f"{found} is no {dtype}")
@@ -70,8 +70,8 @@ def _nothing(*args: Any) -> None:
 
 
 # ---- along a dimension ----------------------------------------------------------------------------------------------
-# A form: torch's op, how the index is read (`select`: a slice for each index, `gather`: an element), and how elements
-# are combined (None: the last one stays).
+# By form: torch's op, how the index is read (`select`: a slice for each index, `gather`: an element), and how elements
+# written to the same place are combined (None: the last one stays).
 
 FORMS: dict[str, tuple[Any, Callable[..., Cells], str | None]] = {
     "index_copy": (torch.ops.aten.index_copy, of_select, None),
@@ -87,7 +87,7 @@ FORMS: dict[str, tuple[Any, Callable[..., Cells], str | None]] = {
 
 
 def _torchs_result(form: str, x: Tensor, dim: int, index: Tensor, source: Tensor | None) -> Tensor:
-    """What torch returns for meta tensors; declines what it raises an error for."""
+    """torch's result for meta tensors; raises NotSupported for what torch rejects."""
     op, _, reduce = form.partition(".")
     args = (x, dim, index, 0 if source is None else source)
     if op == "scatter" and reduce:
@@ -97,7 +97,7 @@ def _torchs_result(form: str, x: Tensor, dim: int, index: Tensor, source: Tensor
 
 @decided
 def _output_along(form: str, x: Tensor, dim: int, index: Tensor, source: Tensor | None) -> Callable[[], OutputSpec]:
-    """What the functional op returns."""
+    """The output spec of the functional op."""
     output = OutputSpec.like(_torchs_result(form, x, dim, index, source))
     return lambda: output
 
@@ -106,7 +106,7 @@ def _output_along(form: str, x: Tensor, dim: int, index: Tensor, source: Tensor 
 def _along(
     form: str, x: Tensor, dim: int, index: Tensor, source: Tensor | None, scaled: bool, ordered: bool, own: bool
 ) -> Callable[..., None]:
-    """A launch (x, index, source[, alpha]) or (x, index, number). `own`: what x has takes part in a reduction."""
+    """A launch (x, index, source[, alpha]) or (x, index, number). `own`: x's old elements take part in a reduction."""
     _, cells_of, how = FORMS[form]
     check_tensors(x, *([] if source is None else [source]), indices=(index,))
     if index.dtype is not torch.int64 and form != "index_add":
@@ -115,7 +115,7 @@ def _along(
     if source is not None and source.dtype is not x.dtype:
         raise NotSupported(f"a source of {source.dtype} for {x.dtype}")
     if how is not None and x.dtype is torch.bool:
-        raise NotSupported("sums of truth values")
+        raise NotSupported("sums of bools")
     if not index.numel() or not x.numel() or (source is not None and not source.numel()):
         return _nothing
     cells = cells_of(x, dim, index)
@@ -141,8 +141,8 @@ class Write(NamedTuple):
 
     form: str
     source: Tensor | Number
-    alpha: Number | None = None  # a factor of the source
-    own: bool = True  # whether self takes part in a reduction
+    alpha: Number | None = None  # factor of the source
+    own: bool = True  # self's old elements take part in a reduction
 
 
 def _plan_of(write: Write, x: Tensor, dim: int, index: Tensor) -> Callable[..., None]:
@@ -157,7 +157,7 @@ def _apply(write: Write, target: Tensor, dim: int, index: Tensor) -> Tensor:
 
 
 def writes(name: str, warning: str = "") -> Callable[[Callable[..., Write]], Callable[..., Tensor]]:
-    """An op (self, dim, index, ...), from a function of self and the arguments after index."""
+    """Register an op (self, dim, index, ...), given a function from self and the arguments after index to a Write."""
 
     def declare(of: Callable[..., Write]) -> Callable[..., Tensor]:
         def new(self: Tensor, dim: int, index: Tensor, *rest: Any, **options: Any) -> Tensor:
@@ -191,7 +191,7 @@ def index_copy(self: Tensor, source: Tensor) -> Write:
 
 @writes("index_fill")
 def index_fill(self: Tensor, value: Tensor | Number) -> Write:
-    """A 0-dim tensor of the device is read by the kernel."""
+    """If value is a 0-dim tensor on the device, the kernel reads it."""
     if not isinstance(value, Tensor) or value.is_cpu:
         return Write("index_fill", _number(value, self.dtype))
     if value.dim():
@@ -241,8 +241,10 @@ def index_reduce(self: Tensor, source: Tensor, reduce: str, include_self: bool =
 
 @decided
 def _put_at(x: Tensor, at: Any, values: Tensor | None, accumulate: bool, *indices: Tensor) -> Callable[..., None]:
-    """A launch (x, *indices, values), or (x, *indices, number). Sums are in a fixed order, as torch's are, unless they
-    are of integers, where it does not matter."""
+    """A launch (x, *indices, values) or (x, *indices, number).
+
+    Sums have a fixed order, as torch's do, except those of integers, where it does not matter.
+    """
     check_tensors(x, *([] if values is None else [values]), indices=indices)
     cells = of_index(x, at, indices)
     if values is not None:
@@ -262,7 +264,7 @@ def _put_at(x: Tensor, at: Any, values: Tensor | None, accumulate: bool, *indice
 
 
 def _expanded(values: Any, x: Tensor, shape: Sequence[int]) -> Tensor:
-    """Values, or a number, as a contiguous tensor of that shape."""
+    """Values, or a number, as a contiguous tensor of this shape."""
     if not isinstance(values, Tensor):
         return torch.full(shape, values, dtype=x.dtype, device=x.device)
     return values.expand(shape).contiguous()
@@ -320,7 +322,7 @@ def _index_put_impl(
 def _unsafe_masked_index_put_accumulate(
     self: Tensor, mask: Tensor, indices: Sequence[Tensor | None], values: Tensor
 ) -> Tensor:
-    """Adds where the mask is true; elsewhere indices may be out of range, and 0 is added."""
+    """Add where the mask is true; elsewhere indices may be out of range, and 0 is added."""
     if mask.dtype is not torch.bool or not isinstance(values, Tensor) or not self.dim():
         raise NotSupported("a mask of another dtype, or a number")
     return _index_put_new(self, indices, values.masked_fill(~mask, 0), True)
@@ -407,7 +409,7 @@ def _embedding_bag_dense_backward(
     per_sample_weights: Tensor | None,
     padding_idx: int = -1,
 ) -> Tensor:
-    """Each index has the gradient of its bag; a mean's is divided by the size of the bag."""
+    """Each index receives the gradient of its bag, divided by the size of the bag if the mode is mean."""
     if mode not in (SUM, MEAN) or not grad.is_floating_point() or not indices.numel():
         raise NotSupported(f"mode {mode}, or no index")
     if mode == MEAN:

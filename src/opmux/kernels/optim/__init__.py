@@ -1,4 +1,4 @@
-"""tex's optimizer kernels: one launch for all tensors of the lists (two for a captured step, three for a norm)."""
+"""tex's optimizer kernels: one launch for all tensors of the lists (a capturable step takes two, a norm three)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _checked: dict[Any, None] = keep({})
 
 
 def _look(value: Any) -> Any:
-    """What a check depends on: of a float its type, of an int its value up to 2, of a tensor no contents."""
+    """What a check depends on: a float's type, an int's value up to 2, a tensor's dtype, shape and device."""
     kind = type(value)
     if kind is float:
         return kind
@@ -54,10 +54,10 @@ def _look(value: Any) -> Any:
 
 
 def check(op: str, *given: Any) -> None:
-    """Raise BadArgument where an argument is not what the op takes. `given` are all but tensor_lists, in order.
+    """Raise BadArgument if an argument is invalid. `given` are all arguments but tensor_lists, in order.
 
-    Numbers change with every step, so arguments that look like earlier ones are not checked again: that takes a third
-    of the time.
+    Numbers change with every step, so arguments with the `_look` of earlier ones are not checked again: the lookup
+    takes a third of the time of a check.
     """
     key = (op, *map(_look, given))
     if key in _checked:
@@ -116,7 +116,7 @@ def _norm(
         each = OutputSpec.of((n,), torch.float32).empty(flag)
         third(sums, flag, norm, each)
         return norm, each
-    third(sums, flag, norm, sums)  # the norms of each go where their squares were: nobody asks for them
+    third(sums, flag, norm, sums)  # norms per tensor are not requested: they overwrite the sums of squares
     return norm, NONE.empty(flag)
 
 
@@ -156,7 +156,7 @@ def multi_tensor_unscale_l2norm(
 def _adam(
     op: str, lists: Any, flag: Tensor, how: spec.Adam, home: str, held: Tensor | None = None, fp8: Any = None
 ) -> None:
-    """A step on all tensors. `home` is where the weights are: parameter, master, remainder."""
+    """One step on all tensors. `home` says what holds the weights: parameter, master or remainder."""
     lr, inv_c1, inv_c2 = 0.0, 1.0, 1.0
     if held is None:
         c1, c2 = how.corrections()

@@ -1,11 +1,12 @@
-"""Reductions: the maths of each is a row of `OPS`; four kernels serve them all, and a fifth their gradients.
+"""Reductions: each op is a row of `OPS`; four kernels serve all ops, a fifth their gradients.
 
-A tensor is seen as (kept, reduced) with the fastest dimension last: `_rows` holds whole rows in registers, `_pieces`
-loops over a long row (or over planes: rows far apart that belong together), `_columns` loops down columns. Where there
-are too few results to fill the chip, programs leave shares, which `_finish` puts together in their order: results are
-the same in every run. x is read once.
+A tensor is viewed as (kept, reduced) with the fastest dimension last. `_rows` holds whole rows in registers. `_pieces`
+loops over a long row, or over a plane: distant rows that are reduced together. `_columns` loops down columns. If there
+are too few results to fill the chip, programs write partial results, which `_finish` combines in a fixed order, so
+results are deterministic. x is read once.
 
-Gradients that need one pass over x have a kernel; those that only spread a number, or look for equals, are torch's.
+Gradients that need one pass over x have a kernel; those that only broadcast a number, or compare for equality, are
+torch's.
 """
 
 from __future__ import annotations
@@ -40,14 +41,17 @@ spread = Launcher(device._spread, sizes="")
 
 
 class Form(NamedTuple):
-    """How pairs are made, stepped and settled; what an empty lane holds, by the name of a limit."""
+    """How elements become pairs (`lift`), are added to them (`step`), and lanes are combined (`settle`).
+
+    `start` names the value of an empty lane, see `limit`.
+    """
 
     lift: Any
     step: Any
     settle: Any
     start: str
-    side: str = ""  # what b is: nothing, an "index", or a "value"
-    shift: bool = False  # whether elements are taken relative to one of them
+    side: str = ""  # what b is: unused, an "index", or a "value"
+    shift: bool = False  # elements are taken relative to a first element or mean
 
 
 FORMS = {
@@ -63,7 +67,7 @@ FORMS = {
 
 
 class Op(NamedTuple):
-    """A reduction: what elements become, how they are put together, what is given of it."""
+    """A reduction: what elements are mapped to, how they are combined, and what is returned."""
 
     form: str
     give: Any
@@ -109,7 +113,7 @@ OF_TL = {v: k for k, v in TL.items() if k is not torch.bool}
 
 
 def limit(name: str, dtype: torch.dtype) -> float | int:
-    """What changes nothing when it is added, multiplied or compared."""
+    """The neutral element of this name."""
     if name in ("zero", "one"):
         return ("zero", "one").index(name)
     if dtype.is_floating_point:
@@ -120,7 +124,7 @@ def limit(name: str, dtype: torch.dtype) -> float | int:
 
 
 class Types(NamedTuple):
-    """Of an element that is worked on, of a lane, and of what lanes are put together in."""
+    """Dtypes: of a cast element, of a mapped one, of a lane, and of the combination of lanes."""
 
     cast: tl.dtype
     work: tl.dtype
@@ -129,12 +133,12 @@ class Types(NamedTuple):
 
 
 def types(op: Op, asked: spec.Asked, x: Tensor) -> Types:
-    """Floats are wide throughout. Integers are added in 64 bits, or in 32 where a lane cannot overflow."""
+    """Floats are wide throughout. Integers are added in 64 bits, or in 32 if a lane cannot overflow."""
     if op.map is device.truth and asked.gives in (torch.bool, torch.int64):
         work = wide_of(x.dtype) if x.is_floating_point() else TL[x.dtype]
         lane = tl.int32 if asked.n < SMALL or asked.gives is torch.bool else tl.int64
         return Types(work, work, lane, tl.int64 if asked.gives is torch.int64 else tl.int32)
-    cast = asked.cast if asked.gives is asked.cast else x.dtype  # an index has no dtype of its own
+    cast = asked.cast if asked.gives is asked.cast else x.dtype  # ops that return an index compare in the dtype of x
     if cast.is_floating_point:
         wide = wide_of(cast)
         return Types(TL[cast], wide, wide, wide)
@@ -148,12 +152,12 @@ def types(op: Op, asked: spec.Asked, x: Tensor) -> Types:
 
 # ---- tiles ----------------------------------------------------------------------------------------------------------
 
-FEW = 256  # programs that do not fill a chip
+FEW = 256  # fewer programs than this do not fill a chip
 
 
 @tunable("reduce.rows", free="BLOCK_M BLOCK_N")
 def row_tiles(n: int, rows: int, dtype: torch.dtype, pair: bool, moments: bool) -> Tiles:
-    """Whole rows in registers, or where BLOCK_N < n a row a program, in pieces."""
+    """Whole rows in registers; if BLOCK_N < n, one row per program, in pieces."""
     block = triton.next_power_of_2(n)
     held = fits(16384 if pair or moments else 32768, dtype)
     if rows < FEW:
@@ -174,7 +178,7 @@ def share_tiles(n: int, dtype: torch.dtype, pair: bool) -> Tiles:
 
 @tunable("reduce.planes", free="BLOCK_M BLOCK_N")
 def plane_tiles(rows: int, n: int, dtype: torch.dtype) -> Tiles:
-    """Rows far apart that become one result."""
+    """Planes: distant rows that become one result."""
     block = min(triton.next_power_of_2(n), fits(4096, dtype))
     many = min(triton.next_power_of_2(rows), fits(4096, dtype) // block)
     return Tiles(min(256, max(32, many * block // 16)), BLOCK_M=many, BLOCK_N=block)
@@ -182,7 +186,7 @@ def plane_tiles(rows: int, n: int, dtype: torch.dtype) -> Tiles:
 
 @tunable("reduce.columns", free="BLOCK_M BLOCK_N")
 def column_tiles(rows: int, n: int, outer: int, dtype: torch.dtype, pair: bool, moments: bool) -> Tiles:
-    """256 bytes of a row at a time; few programs get more rows each, to have more on its way, and moments too."""
+    """256 bytes of a row at a time. Few programs, and moments, take more rows each, for more loads in flight."""
     line = 256 // max(dtype.itemsize, 2)
     down = triton.next_power_of_2(rows)
     few = outer * -(-n // line) < FEW and rows > 64
@@ -195,20 +199,20 @@ def column_tiles(rows: int, n: int, outer: int, dtype: torch.dtype, pair: bool, 
 
 @tunable("reduce.finish", free="BLOCK_N")
 def finish_tiles(parts: int, n: int) -> Tiles:
-    """All shares of some results; one kernel for up to 16 of them."""
+    """All parts of some results; one compiled kernel for up to 16 parts."""
     down = max(16, triton.next_power_of_2(parts))
     block = max(1, min(triton.next_power_of_2(n), 4096 // down, 64))
     return Tiles(min(512, max(32, down * block // 8)), BLOCK_M=down, BLOCK_N=block)
 
 
-MOST_PARTS = 1024  # that a program puts together at once
+MOST_PARTS = 1024  # most parts that a program combines at once
 
 
 def split(blocks: int, programs: int, least: int, per_core: int, chip: torch.device) -> int:
-    """Into how many parts `blocks` are cut, so that with `programs` beside each other the chip is full.
+    """How many parts to cut `blocks` into, so that parts * `programs` fill the chip.
 
-    One where there is enough to do, or too little for a second kernel to pay. `per_core` programs run on a core at
-    once, in as many rounds as it takes: few, and the last of them nearly full.
+    1 if there is enough to do, or too little for a second kernel to pay. A core runs `per_core` programs at once;
+    choose few waves, the last of them nearly full.
     """
     full = cores(chip)
     if programs >= 2 * full or blocks <= least:
@@ -216,7 +220,7 @@ def split(blocks: int, programs: int, least: int, per_core: int, chip: torch.dev
     at_once, best, busy = per_core * full, 1, 0.0
     for rounds in range(1, 5):
         parts = min(max(rounds * at_once // programs, 1), max(blocks // 2, 1), MOST_PARTS)
-        parts = -(-blocks // -(-blocks // parts))  # as blocks can be shared out
+        parts = -(-blocks // -(-blocks // parts))  # without empty parts
         share = parts * programs / (at_once * -(-parts * programs // at_once))
         if share > busy:
             best, busy = parts, share
@@ -227,11 +231,11 @@ def split(blocks: int, programs: int, least: int, per_core: int, chip: torch.dev
 
 # ---- plans ----------------------------------------------------------------------------------------------------------
 
-Dim = int | list[int] | None  # a tuple too
+Dim = int | list[int] | None  # or a tuple
 
 
 class Pass(NamedTuple):
-    """The kernel that reads x, its grid and its numbers; `parts` programs share a result."""
+    """The launch that reads x: its kernel, grid and numbers; `parts` programs share a result."""
 
     kernel: Launcher
     tiles: Tiles
@@ -239,11 +243,11 @@ class Pass(NamedTuple):
     numbers: dict[str, int]
     layout: dict[str, Any]
     parts: int = 1
-    part: int = 0  # elements of one share
+    part: int = 0  # elements per part
 
 
 class Task(NamedTuple):
-    """A reduction of tensors of one dtype, shape and stride: everything a launch depends on."""
+    """A reduction of tensors of one dtype, shape and stride: everything that a launch depends on."""
 
     op: Op
     form: Form
@@ -254,7 +258,7 @@ class Task(NamedTuple):
     extra: float
 
     def config(self, kernel: Launcher, tiles: Tiles, **more: Any) -> Any:
-        """The constants of a kernel: tiles, what it is told of the layout, and what it wants to know of the op."""
+        """The config of a kernel: tiles, constants of the layout (`more`), and the op's constants that it takes."""
         form, types = self.form, self.types
         known = dict(
             MAP=self.op.map, LIFT=form.lift, STEP=form.step, SETTLE=form.settle, FINISH=self.op.give,
@@ -267,7 +271,7 @@ class Task(NamedTuple):
         return tiles.config(**wanted, **more)
 
     def fill(self) -> float | int:
-        """An element that counts for nothing, once it is mapped."""
+        """The value of masked elements: it has no effect once it is mapped."""
         start = self.form.start
         if self.op is POWER:
             return 0.0 if self.extra > 0 else math.inf
@@ -276,7 +280,7 @@ class Task(NamedTuple):
         return limit(start, self.x.dtype)
 
     def plan(self, makes: Mapping[str, OutputSpec]) -> Plan:
-        """Into the results; where several programs work on one, into shares, which a second kernel puts together."""
+        """Launches that write the results, or parts of them, which a second kernel combines."""
         over = self.columns() if self.view.columns else self.rows()
         order = self.view.copied
         before = {} if order is None else {"x": lambda x: x.permute(order).contiguous()}
@@ -300,13 +304,13 @@ class Task(NamedTuple):
         return Plan({**makes, **held}, steps, before=before)
 
     def rows(self) -> Pass:
-        """The fastest dimension is reduced."""
+        """The launch if the fastest dimension is reduced."""
         (k_0, k_1), (r_0, r_1) = self.view.kept, self.view.reduced
         dtype, n, out = self.x.dtype, r_1.size, self.view.outputs
         if r_0.size > 1:
             return self.pieces(plane_tiles(rows=r_0.size, n=n, dtype=dtype), planes=True)
         pair = self.form.side != ""
-        # moments are one value a lane where rows are held, and two where they come in pieces
+        # moments take one value per lane in registers, and two in pieces
         moments = self.form.shift
         tiles = row_tiles(n=n, rows=out, dtype=dtype, pair=pair and not moments, moments=moments)
         if tiles["BLOCK_N"] < n:
@@ -317,7 +321,7 @@ class Task(NamedTuple):
         return Pass(rows, tiles, -(-out // tiles["BLOCK_M"]), numbers, layout)
 
     def pieces(self, tiles: Tiles, planes: bool = False) -> Pass:
-        """A row (the rows of a plane) a program, or several programs a row."""
+        """One row (or plane) per program, or several programs per row."""
         (k_0, k_1), (r_0, r_1) = self.view.kept, self.view.reduced
         n, out, chip = r_1.size, self.view.outputs, self.x.device
         blocks = lambda: -(-r_0.size // tiles["BLOCK_M"]) if planes else -(-n // tiles["BLOCK_N"])
@@ -325,7 +329,7 @@ class Task(NamedTuple):
         if parts > 1 and not planes:
             tiles = share_tiles(n=n, dtype=self.x.dtype, pair=self.form.side != "")
             parts = split(blocks(), out, 1, 3, chip)
-        if not planes:  # a block of rows is for whole ones
+        if not planes:  # BLOCK_M is for whole rows
             tiles = Tiles(tiles.threads, tiles.stages, BLOCK_M=1, BLOCK_N=tiles["BLOCK_N"])
         chunk = -(-blocks() // parts)
         dense = r_1.stride == 1
@@ -343,7 +347,7 @@ class Task(NamedTuple):
         return Pass(pieces, tiles, out, numbers, layout, parts, part)
 
     def columns(self) -> Pass:
-        """The fastest dimension is kept."""
+        """The launch if the fastest dimension is kept."""
         (k_0, k_1), (r_0, r_1) = self.view.kept, self.view.reduced
         n, down, outer = k_1.size, self.view.elements, k_0.size
         pair, moments = self.form.side != "", self.form.shift
@@ -361,7 +365,7 @@ class Task(NamedTuple):
             r_1=r_1.size, s_k=k_0.stride // per, s_0=r_0.stride // per, s_1=r_1.stride // per, s_n=k_1.stride,
             rows=down, n=n // per, chunk=chunk, outer=outer,
         )  # fmt: skip
-        # on an H200 76 us, not 93, for a sum of halves; moments have larger tiles instead; of floats it was not tried
+        # H200, sum of halves: 76 us, without it 93. Moments have larger tiles instead; not measured for floats.
         ahead = (pair or self.x.dtype.itemsize <= 2) and not moments
         layout = dict(UNIT=per, TWO=r_0.size > 1, DENSE=dense, LOOP=chunk > 1, AHEAD=ahead)
         return Pass(columns, tiles, programs, numbers, layout, parts, chunk * tiles["BLOCK_M"])
@@ -381,7 +385,7 @@ def _reduced(
     gives = (asked.gives, torch.int64 if op.give is device.give_both else asked.gives)[: op.outs]
     makes = {out: OutputSpec.of(shape, g) for out, g in zip(getattr(spec, name).spec.out, gives, strict=True)}
     if not math.prod(shape) or not asked.n:
-        value = spec.RULES[name].empty or 0  # of no elements
+        value = spec.RULES[name].empty or 0  # the result for no elements
         return Plan(makes, after=dict.fromkeys(makes, lambda y: y.fill_(value)))
     decline(name, asked, extra, x, op)
     form = FORMS[op.form]
@@ -406,7 +410,7 @@ def decline(name: str, asked: spec.Asked, extra: float, x: Tensor, op: Op) -> No
 
 @tunable("reduce.spread", free="BLOCK_M BLOCK_N")
 def spread_tiles(n: int, dtype: torch.dtype) -> Tiles:
-    """16 elements a thread, along rows as far as they go."""
+    """16 elements per thread, along rows as far as they go."""
     block = min(triton.next_power_of_2(n), 2048)
     return Tiles(128, BLOCK_M=max(1, fits(2048, dtype) // block), BLOCK_N=block)
 
@@ -423,9 +427,9 @@ NORM_SLOPES = {1: device.slope_size, 2: device.slope_root}
 
 
 def _gradient(name: str, x: Tensor, dim: Dim, extra: float, names: Mapping[str, str], *per: Tensor) -> Plan:
-    """dx of an op that needs one pass over x. `names`: what the op calls g, h and y, the tensors in `per`.
+    """dx of an op that needs one pass over x. `names`: the op's names for g, h and y, the tensors in `per`.
 
-    Where x is read in another order, it is copied first with the reduced dimensions last.
+    If the kernel cannot read x as it is, x is copied first, with the reduced dimensions last.
     """
     dims, per_name = spec.dims_of(x, dim), dict(zip(names.values(), per, strict=True))
     decline_back(name, extra, x, per)
@@ -468,12 +472,12 @@ def decline_back(name: str, extra: float, x: Tensor, per: tuple[Tensor, ...]) ->
 
 
 def whole(number: float) -> float | int:
-    """An int where it is one: a float of a kernel has 32 bits."""
+    """An int if the number is one: a kernel's float arguments have 32 bits."""
     return int(number) if float(number).is_integer() and abs(number) < 2**31 else float(number)
 
 
 def short(number: float) -> bool:
-    """Whether 32 bits are enough for a number."""
+    """Whether float32 represents a number exactly."""
     return float(torch.tensor(number, dtype=torch.float32)) == number
 
 

@@ -1,7 +1,7 @@
-"""The device side of reductions: what elements become, how pairs of lanes are stepped and settled, and five kernels.
+"""Device functions and kernels of reductions.
 
-A reduction is a pair (a, b) per lane: a sum alone, a value and where it was, a largest and a sum of exponentials, a
-mean and a sum of squares about it.
+A lane accumulates a pair (a, b): a sum alone, a value and its index, a maximum and a sum of exponentials, or a mean and
+a sum of squared differences from it.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from triton.language.extra import libdevice
 
 from ..lib.interpret import interpreting
 
-# The interpreter runs combines of ours element by element in Python: it gets other words for the same thing.
+# The interpreter runs our combine functions element by element in Python, so it gets built-in ones instead.
 FUSED = tl.constexpr(not interpreting())
 LAST_32 = tl.constexpr(2**31 - 1)
 LAST_64 = tl.constexpr(2**63 - 1)
 
-# ---- what an element becomes ----------------------------------------------------------------------------------------
+# ---- map: what an element becomes -----------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -55,7 +55,7 @@ def power(x, extra):
         return tl.exp2(tl.log2(x) * extra)
 
 
-# ---- one element, as a pair -----------------------------------------------------------------------------------------
+# ---- lift: one element as a pair ------------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -78,7 +78,7 @@ def lift_moments(x, o):
     return x, tl.zeros_like(x)
 
 
-# ---- one more element: `at` is where its block starts, inv = 1 / how many there are with it -------------------------
+# ---- step: add an element; `at`: start of its block, inv: 1 / number of elements with it ----------------------------
 
 
 @triton.jit
@@ -115,7 +115,7 @@ def step_first_least(a, b, x, m, at, inv):
 
 @triton.jit
 def step_exps(a, b, x, m, at, inv):
-    """One exponential an element; where both are the same infinity their difference would be NaN."""
+    """One exponential per element. If both are the same infinity, their difference would be NaN."""
     d = tl.where(x == a, 0.0, x - a)
     e = tl.exp(-tl.abs(d))
     return tl.where(d > 0, x, a), tl.where(d > 0, b * e + 1.0, b + e)
@@ -129,7 +129,7 @@ def step_moments(a, b, x, m, at, inv):
     return a, b + tl.where(m, d * (x - a), 0.0)
 
 
-# ---- the lanes of an axis, as one: k elements in each, n in all -----------------------------------------------------
+# ---- settle: combine the lanes of an axis; k elements per lane, n in all --------------------------------------------
 
 
 @triton.jit
@@ -161,7 +161,7 @@ def _product(a, axis: tl.constexpr):
 
 @triton.jit
 def _nan_or(y, a, axis: tl.constexpr):
-    """The interpreter's extremes drop NaN."""
+    """Restore NaN, which the interpreter's max and min drop."""
     if a.dtype.is_floating():
         y = tl.where(tl.max((a != a).to(tl.int32), axis) > 0, float("nan"), y)
     return y
@@ -203,7 +203,7 @@ def settle_least(a, b, k, n, axis: tl.constexpr):
 
 @triton.jit
 def _first(a, b, y, axis: tl.constexpr):
-    """The first place where a is y, which may be NaN."""
+    """The first index where a is y, which may be NaN."""
     y = tl.expand_dims(y, axis)
     hit = (a == y) | ((a != a) & (y != y))
     if b.dtype == tl.int32:
@@ -238,7 +238,7 @@ def settle_moments(a, b, k, n, axis: tl.constexpr):
     return mean, tl.sum(b + tl.where(k > 0, k * d * d, 0.0), axis)
 
 
-# ---- the results of a pair, of n elements ---------------------------------------------------------------------------
+# ---- give: the results of a pair of n elements ----------------------------------------------------------------------
 
 
 @triton.jit
@@ -296,12 +296,12 @@ def give_std(a, b, n, extra):
 
 
 # ---- the kernels ----------------------------------------------------------------------------------------------------
-# Sizes and strides come divided by UNIT, the width of a load: multiplied again, a compiler knows what divides them.
+# Sizes and strides are passed divided by UNIT, the width of a load: multiplied again, they are known to be divisible.
 
 
 @triton.jit
 def _cast(x, CAST: tl.constexpr):
-    """A number as another dtype, as torch does it: floats become uint8 by way of int64, and wrap."""
+    """Convert a number as torch does: floats become uint8 by way of int64, and wrap."""
     if CAST == tl.uint8 and x.dtype.is_floating():
         return x.to(tl.int64).to(CAST)
     else:
@@ -315,7 +315,7 @@ def _load(p, m, extra, MAP: tl.constexpr, FILL: tl.constexpr, CAST: tl.constexpr
 
 @triton.jit
 def _split(i, d, s_0, s_1, UNIT: tl.constexpr, TWO: tl.constexpr):
-    """The offset of index i of two levels (of one, where the outer has one element); i is small where there are two."""
+    """The offset of index i in two nested dimensions (TWO; i fits 32 bits then), or in one."""
     if TWO:
         q = i.to(tl.int32) // d
         return q.to(tl.int64) * (s_0.to(tl.int64) * UNIT) + (i.to(tl.int32) - q * d).to(tl.int64) * (
@@ -352,7 +352,7 @@ def _rows(
     x_ptr += _split(i_m, k_1, s_0, s_1, UNIT, TWO)
     p = x_ptr + (o_n if DENSE else o_n * s_n.to(tl.int64))
     b_x = _load(p, m, extra, MAP, FILL, CAST, WORK).to(LANE)
-    if SHIFT:  # moments of what is all there: the mean first, then squares about it
+    if SHIFT:  # two passes over registers: the mean first, then squares about it
         a = tl.sum(b_x, 1) / count.to(LANE)
         b_x = tl.where(m, b_x - a[:, None], 0.0)
         b = tl.sum(b_x * b_x, 1)
@@ -371,9 +371,10 @@ def _pieces(
     UNIT: tl.constexpr, TWO: tl.constexpr, DENSE: tl.constexpr, PLANES: tl.constexpr, FULL: tl.constexpr,
     SHARES: tl.constexpr, AHEAD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """One result a program, or with SHARES its part of one: `chunk` blocks of a row, or of the rows of a plane.
+    """One result per program, or with SHARES a part of one: `chunk` blocks of a row, or of the rows of a plane.
 
-    With AHEAD the next block is on its way while this one is computed: pairs take the registers of other programs.
+    AHEAD: the next block is loaded while this one is computed. Used for pairs: they need so many registers that too few
+    programs run on a core to hide the loads.
     """
     out = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1).to(tl.int64)
@@ -401,7 +402,7 @@ def _pieces(
                 b_x = _load(p_m + at * step_x + o_x, m, extra, MAP, FILL, CAST, WORK).to(LANE)
                 if SHIFT:
                     b_x -= c
-                # where all lanes have seen as many, that is one number
+                # elements per lane so far: a scalar, if it is the same for all lanes
                 seen = i // BLOCK_M * (tl.cdiv(left, BLOCK_N) if FULL else k_n) + at // BLOCK_N
                 a, b = STEP(a, b, b_x, m, at, 1.0 / (one + seen))
         k = tl.where((o_m < rows) & (o_n < left), k_m * k_n, 0).to(LANE)
@@ -411,8 +412,8 @@ def _pieces(
         left = tl.minimum(n - part * chunk * (BLOCK_N // UNIT), chunk * (BLOCK_N // UNIT)).to(tl.int32) * UNIT
         x_ptr += first * step_x
         if SHIFT:
-            # moments about the mean of the first block: with 1/f of the row in it, that is no further from the mean of
-            # all than sqrt(f) deviations, so the squares lose no more than a factor f
+            # shift by the mean of the first block: if that block is 1/f of the row, its mean is at most sqrt(f)
+            # deviations from the mean of the row, so the squares lose at most a factor f
             b_x = _load(x_ptr + o_x, o_n < left, extra, MAP, FILL, CAST, WORK).to(LANE)
             c = tl.sum(tl.reshape(b_x, [BLOCK_M * BLOCK_N]), 0) / tl.minimum(left, BLOCK_N).to(LANE)
             c = tl.where(tl.abs(c) < float("inf"), c, 0.0)
@@ -461,7 +462,7 @@ def _columns(
     UNIT: tl.constexpr, TWO: tl.constexpr, DENSE: tl.constexpr, LOOP: tl.constexpr, SHARES: tl.constexpr,
     AHEAD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Blocks of columns, down all rows or with SHARES down `chunk` blocks of them; AHEAD as in `_pieces`."""
+    """Blocks of columns, down all rows or with SHARES down `chunk` blocks of rows; AHEAD as in `_pieces`."""
     tiles = tl.cdiv(n * UNIT, BLOCK_N)
     i_k = (tl.program_id(0) // tiles).to(tl.int64)
     part = tl.program_id(1).to(tl.int64)
@@ -520,7 +521,7 @@ def _finish(
     SETTLE: tl.constexpr, FINISH: tl.constexpr, START: tl.constexpr, PLACE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """The shares of all programs, in their order; each is of `part` elements, the last of the rest."""
+    """Combine the parts of all programs in order; each is of `part` elements, the last of the rest."""
     i_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     i_m = tl.arange(0, BLOCK_M)[:, None]
     m = (i_m < parts) & (i_n[None, :] < n)
@@ -570,7 +571,7 @@ def slope_std(x, g, y, mean, n, extra):
 
 @triton.jit
 def _one_of(p, o, m, like):
-    """A number of each group; where there is none, nothing."""
+    """One number per group; 0 if there are none."""
     if p is None:
         return tl.zeros_like(like)
     else:
@@ -582,7 +583,7 @@ def _spread(
     SLOPE: tl.constexpr, WIDE: tl.constexpr, UNIT: tl.constexpr, COLUMNS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """dx of a packed x: rows are groups, or with COLUMNS their columns are, `reduced` rows down."""
+    """dx of a contiguous x. A group is a row, or with COLUMNS a column of `reduced` rows."""
     tiles = tl.cdiv(n * UNIT, BLOCK_N)
     i_m = (tl.program_id(0) // tiles).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
     o_n = (tl.program_id(0) % tiles) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]

@@ -13,13 +13,13 @@ class Level(NamedTuple):
 
 
 ONE = Level(1, 0)
-SMALL = 2**30  # indices below it, rounded up to whole blocks, are 32 bits wide
+SMALL = 2**30  # indices below it fit 32 bits, even rounded up to whole blocks
 
 
 class View(NamedTuple):
     """Elements of x by (kept outer, kept inner, reduced outer, reduced inner); results in the order of the kept ones.
 
-    `columns`: the fastest dimension is the inner kept one; else it is the inner reduced one, and rows are reduced.
+    `columns`: the inner kept dimension is the fastest; else the inner reduced one is, and rows are reduced.
     """
 
     columns: bool
@@ -37,7 +37,7 @@ class View(NamedTuple):
 
 
 def view(shape: Sequence[int], stride: Sequence[int], dims: tuple[int, ...], in_order: bool) -> View:
-    """The view of a tensor; with `in_order` the reduced elements keep the order of their index."""
+    """The view of a tensor; with `in_order` the reduced elements keep the order of their indices."""
     levels = [Level(n, s) for n, s in zip(shape, stride, strict=True)]
     inner = [d for d in range(len(shape)) if d in dims]
     outer = [d for d in range(len(shape)) if d not in dims]
@@ -51,7 +51,7 @@ def view(shape: Sequence[int], stride: Sequence[int], dims: tuple[int, ...], in_
 
 
 def collapsed(levels: Iterable[Level]) -> list[Level]:
-    """Adjacent dimensions merged where their strides allow it."""
+    """Merge adjacent dimensions whose strides allow it."""
     found: list[Level] = []
     for level in levels:
         if level.size == 1:
@@ -69,11 +69,11 @@ def padded(levels: list[Level]) -> tuple[Level, Level]:
 
 
 def fits(kept: list[Level], reduced: list[Level], in_order: bool) -> bool:
-    """Whether the kernels can read it without a copy, and neighbours are read by one program."""
+    """Whether the kernels can read the tensor without a copy, with neighbours read by one program."""
     if len(kept) > 2 or len(reduced) > (1 if in_order else 2):
         return False
     if len(kept) == 2:
-        # what runs fastest is kept, but not last: neighbours would be read by different programs
+        # the outer kept dimension is the fastest: neighbours would be read by different programs
         fast = kept[0].stride
         if 0 < fast < kept[1].stride and fast < min((r.stride for r in reduced), default=fast + 1):
             return False
@@ -90,9 +90,9 @@ def by_columns(kept: list[Level], reduced: list[Level]) -> bool:
 
 
 def unit(n: int, *strides: int, itemsize: int) -> int:
-    """The largest power of two that divides all, up to 16 bytes: as wide as a load may be, in elements.
+    """The widest possible load in elements: the largest power of two that divides all numbers, up to 16 bytes.
 
-    1 for a length that 32 bits do not hold: divided, it would come back as 32 bits.
+    1 for a length that does not fit 32 bits: the kernel would get its quotient as 32 bits, and multiply it in 32 bits.
     """
     found = max(1, 16 // itemsize) if n < 2**31 else 1
     for size in (n, *strides):

@@ -1,4 +1,4 @@
-"""Softmax kernels: `rows` along any dimension, `scaled` for attention logits with a scale, a mask, causal."""
+"""Softmax kernels: `rows` along any dimension, `scaled` for attention logits with a scale and a mask."""
 
 from . import rows as rows
 from . import scaled as scaled

@@ -1,6 +1,7 @@
-"""Softmax and log-softmax: one row a program where it fits, in pieces where it does not; float32 inside.
+"""Softmax and log-softmax, in float32.
 
-A dimension that is not the last is brought there by a copy.
+A program holds a row in registers; longer rows are shared by programs if they can cooperate, else read in pieces. A
+dimension other than the last is made the last by a copy.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def _fwd(
 
 
 def _fwd_pieces(x_ptr, y_ptr, x_stride, n_rows, n, LOG: tl.constexpr, WIDE: tl.constexpr, BLOCK_N: tl.constexpr):
-    """The largest and the sum of a long row in one reading, its result in a second, out of L2."""
+    """Pass 1: max and sum; pass 2 rereads the row from L2."""
     row = tl.program_id(0).to(tl.int64)
     o_n = tl.arange(0, BLOCK_N)
     x_ptr += row * x_stride
@@ -47,7 +48,7 @@ def _fwd_pieces(x_ptr, y_ptr, x_stride, n_rows, n, LOG: tl.constexpr, WIDE: tl.c
         m = at + o_n < n
         b_x = tl.load(x_ptr + at + o_n, mask=m, other=-float("inf"), eviction_policy="evict_last").to(WIDE)
         b_new = tl.maximum(b_top, b_x, propagate_nan=tl.PropagateNan.ALL)
-        # where all is -inf so far there is nothing to rescale, and inf - inf would be NaN
+        # if all is -inf so far there is nothing to rescale, and -inf - -inf would be NaN
         b_old = tl.where(b_top == -float("inf"), 0.0, b_sum * tl.exp(b_top - b_new))
         b_sum = b_old + tl.where(b_x == -float("inf"), 0.0, tl.exp(b_x - b_new))
         b_top = b_new
@@ -102,9 +103,9 @@ def _bwd_pieces(
 
 @triton.jit
 def _finish(b_x, y_ptr, exchange_ptr, n, o_n, m, member, LOG: tl.constexpr, GROUP: tl.constexpr):
-    """What becomes of a row, or of a member's part of it, that is loaded."""
+    """Compute and store the softmax of a loaded row, or of this member's part of a shared row."""
     top = tl.max(b_x, 0)
-    b_e = tl.exp(b_x - tl.where(top == -float("inf"), 0.0, top))  # a part of -inf alone: zeros, not NaN
+    b_e = tl.exp(b_x - tl.where(top == -float("inf"), 0.0, top))  # a part that is all -inf gives zeros, not NaN
     total = tl.sum(b_e, 0)
     highest = top
     if GROUP > 1:
@@ -125,9 +126,9 @@ def _fwd_cooperative(
     LOG: tl.constexpr, WIDE: tl.constexpr, GROUP: tl.constexpr, FULL: tl.constexpr, STAGES: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Long rows, each held in registers by a group of programs; the next row is on its way meanwhile.
+    """Long rows, each held in registers by a group of programs, which meanwhile load the next row.
 
-    For a group of one it comes to shared memory, STAGES ahead: for registers there is no room.
+    A group of one loads it to shared memory, STAGES ahead, for lack of registers.
     """
     member, group, n_groups = place(GROUP)
     o_n = member * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -178,8 +179,8 @@ bwd = Launcher(_bwd, sizes="dy_stride y_stride n")
 bwd_pieces = Launcher(_bwd_pieces, sizes="dy_stride y_stride n")
 
 
-TEAM_FROM, TEAM_FROM_BWD = 16384, 32768  # columns of 16 bits beyond which programs share a row, where they can
-LONGEST = {1: 32768, 2: 32768, 4: 16384, 8: 8192}  # columns of a dtype this wide that one program holds in registers
+TEAM_FROM, TEAM_FROM_BWD = 16384, 32768  # more 16-bit columns than this: programs share a row if they can cooperate
+LONGEST = {1: 32768, 2: 32768, 4: 16384, 8: 8192}  # most columns that one program holds in registers, by itemsize
 
 
 @tunable("softmax.rows")
@@ -192,13 +193,13 @@ def row_tiles(n: int, dtype: torch.dtype) -> Tiles:
 
 @tunable("softmax.pieces")
 def piece_tiles(n: int, dtype: torch.dtype) -> Tiles:
-    """A long row, a piece at a time."""
+    """A long row in pieces."""
     return Tiles(512, BLOCK_N=LONGEST[dtype.itemsize] // 4)
 
 
 @tunable("softmax.cooperative")
 def cooperative_tiles(n: int, dtype: torch.dtype, backward: bool) -> Tiles:
-    """A long row, shared by programs; where one still holds it, that one."""
+    """A long row shared by programs; if one program can hold it, a group of one."""
     size = max(dtype.itemsize, 2)
     if backward:
         return Tiles(512, BLOCK_N=16384 // size, PER_CORE=2)
@@ -208,7 +209,7 @@ def cooperative_tiles(n: int, dtype: torch.dtype, backward: bool) -> Tiles:
 
 
 def _along(dim: int, log: bool, **tensors: Tensor) -> Plan:
-    """A forward of x, or a backward of dy and y."""
+    """The forward of x, or the backward of dy and y."""
     *_, like = tensors.values()
     backward, result = len(tensors) > 1, "dx" if len(tensors) > 1 else "y"
     dtype, wide = like.dtype, wide_of(like.dtype)

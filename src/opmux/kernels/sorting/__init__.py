@@ -1,5 +1,7 @@
-"""Sorting, selection and search, over kernels/lib/sorting: ops.py has the ops over sorted rows, search.py those that
-look numbers up, unique.py distinct and counted elements, histogram.py counts by value, segments.py reductions of parts
-of a dimension."""
+"""Sorting, selection and search, built on kernels/lib/sorting.
+
+ops.py: ops over sorted rows. search.py: lookups in sorted rows. unique.py: distinct and counted elements. histogram.py:
+counts per interval. segments.py: segment reductions.
+"""
 
 from . import histogram, ops, search, segments, unique  # noqa: F401

@@ -1,10 +1,10 @@
-"""histc: how many elements are in each of some intervals of equal length.
+"""histc: the number of elements in each of some equal intervals.
 
-A program counts its elements in registers and adds its counts to those in memory; of many bins each element adds to
-memory. Counts are integers, so the order of additions does not matter.
+A program counts in registers and then adds its counts to memory; with many bins every element is added to memory.
+Counts are integers, so the order of additions does not matter.
 """
 
-# Annotations are not postponed: Triton reads those of low and high, which would be float32 without them.
+# No `from __future__ import annotations`: Triton reads tl.float64 of low and high, and would pass float32 without it.
 
 from collections.abc import Callable
 
@@ -25,15 +25,17 @@ from ..lib.pointwise import DTYPES
 from ..lib.rows import DEVICES, programs
 
 Number = bool | int | float
-FEW = 1024  # bins that a program counts by itself
+FEW = 1024  # fewer bins than this are counted in registers
 
 
 def _histogram(
     x_ptr, count_ptr, n, steps, bins, low: tl.float64, high: tl.float64,
     TYPE: tl.constexpr, SLOTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """SLOTS: a power of two above the number of bins; 0 where there are too many. Elements outside, and NaN, are not
-    counted."""
+    """SLOTS: a power of two above the number of bins, or 0 if there are too many for registers.
+
+    Elements outside the range, and NaN, are not counted.
+    """
     first = tl.program_id(0).to(tl.int64) * steps * BLOCK
     low = tl.full([BLOCK], low, TYPE)
     high = tl.full([BLOCK], high, TYPE)
@@ -68,7 +70,7 @@ def histogram_tiles(dtype: torch.dtype) -> Tiles:
 
 @decided
 def _counter(x: Tensor, bins: int) -> Callable[..., None]:
-    """A launch (x, counts, low, high) over a contiguous tensor."""
+    """A launch (x, counts, low, high) for a contiguous tensor."""
     check_tensors(x)
     if x.dtype in (torch.float16, torch.bfloat16, torch.bool) or not x.numel() or not 0 < bins < 2**31 - 1:
         raise NotSupported(f"{bins} bins of {x.dtype}, or nothing to count")
@@ -83,9 +85,9 @@ def _counter(x: Tensor, bins: int) -> Callable[..., None]:
 
 @impl(spec.ops["histc"], devices=DEVICES)
 def histc(self: Tensor, bins: int = 100, min: Number = 0, max: Number = 0) -> Tensor:
-    """Where min is max, the range is that of the elements, which is read on the host, as torch does."""
+    """If min equals max, the range is that of the elements, which is read on the host, as torch does."""
     if torch.are_deterministic_algorithms_enabled():
-        raise NotSupported("torch raises where deterministic algorithms are asked for")
+        raise NotSupported("torch raises while deterministic algorithms are enabled")
     if not self.numel():
         raise NotSupported("no elements")
     x = self.contiguous()

@@ -1,4 +1,4 @@
-"""Numbers looked up in sorted rows: searchsorted, bucketize. Each element searches by bisection."""
+"""Lookups in sorted rows: searchsorted, bucketize, isin. Each element does a binary search."""
 
 from __future__ import annotations
 
@@ -30,8 +30,10 @@ def _search(
     RIGHT: tl.constexpr, STEPS: tl.constexpr, SHARED: tl.constexpr, MEMBER: tl.constexpr, TYPE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """How many elements of a row are smaller than x; with RIGHT, or equal. `each`: elements of x that share a row.
-    MEMBER: whether x is (1) or is not (-1) one of them."""
+    """The number of elements of a row that are smaller than x (RIGHT: or equal).
+
+    `each`: elements of x that share a row. MEMBER: write instead whether x is (1) or is not (-1) in the row.
+    """
     o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     m = o < n
     x = tl.load(x_ptr + o, mask=m, other=0).to(TYPE)
@@ -44,7 +46,7 @@ def _search(
         if sorter_ptr is not None:
             at = tl.load(sorter_ptr + row + middle, mask=live, other=0)
         r = tl.load(rows_ptr + row + at, mask=live, other=0).to(TYPE)
-        before = ~(r > x) if RIGHT else ~(r >= x)  # a NaN is beyond all, as torch compares
+        before = ~(r > x) if RIGHT else ~(r >= x)  # NaN sorts after all numbers, as in torch
         low = tl.where(live & before, middle + 1, low)
         high = tl.where(live & ~before, middle, high)
     if MEMBER != 0:
@@ -75,13 +77,13 @@ def _searcher(
     given = [t for t in (x, rows, sorter, out) if t is not None]
     check_tensors(x, rows)
     if any(not t.is_contiguous() for t in given):
-        raise NotSupported("torch warns about tensors with gaps")
+        raise NotSupported("tensors that are not contiguous, about which torch warns")
     if not member:
         on_meta(torch.ops.aten.searchsorted.Tensor, rows, x, sorter=sorter)
     if rows.dtype is not x.dtype or rows.dtype is torch.bool:
         raise NotSupported(f"{rows.dtype} and {x.dtype}")
     if rows.dim() > 1 and (rows.dim() != x.dim() or rows.shape[:-1] != x.shape[:-1]):
-        raise NotSupported("rows that do not fit")
+        raise NotSupported("sorted_sequence and values of different leading shapes")
     if not rows.dim() or (sorter is not None and (sorter.dtype is not torch.int64 or sorter.shape != rows.shape)):
         raise NotSupported("a sequence of no dimensions, or a sorter that does not fit")
     if out is not None and (out.shape != x.shape or out.dtype is not dtype or out.device != x.device):
@@ -118,7 +120,7 @@ def _lookup(
 
 
 def _side(right: bool, side: str | None) -> bool:
-    """Whether to look to the right of equals."""
+    """Whether to insert after equal elements."""
     if side is not None and (side not in ("left", "right") or (right and side == "left")):
         raise NotSupported(f"side={side!r} and right={right}")
     return right or side == "right"
@@ -176,7 +178,7 @@ def isin(
     assume_unique: bool = False,
     invert: bool = False,
 ) -> Tensor:
-    """Each element is looked up in the sorted others."""
+    """Look up each element in the sorted test_elements."""
     like = elements if elements is not None else test_elements
     if like is None:
         raise NotSupported("no tensor")

@@ -1,10 +1,10 @@
-"""segment_reduce and its gradient: reductions of parts of a dimension, whose lengths or offsets are given.
+"""segment_reduce and its gradient: reductions of segments of a dimension, given by lengths or offsets.
 
-A program has one segment and a block of columns, and reads the segment's rows in order. Sums and products are float32
-(float64 for float64) inside.
+A program handles one segment and a block of columns, and reads the segment's rows in order. Sums and products are
+computed in float32 (float64 for float64).
 """
 
-# Annotations are not postponed: Triton reads that of initial, which would be a float32 without it.
+# No `from __future__ import annotations`: Triton reads tl.float64 of initial, and would pass float32 without it.
 
 import math
 from collections.abc import Callable
@@ -26,7 +26,7 @@ from ..lib.plans import decided
 from ..lib.rows import DEVICES, OutputSpec, wide_of
 
 Number = bool | int | float
-EMPTY = {"sum": 0.0, "mean": 0.0, "max": -math.inf, "min": math.inf, "prod": 1.0}  # the result of no elements
+EMPTY = {"sum": 0.0, "mean": 0.0, "max": -math.inf, "min": math.inf, "prod": 1.0}  # the result of an empty segment
 
 
 @triton.jit
@@ -36,7 +36,7 @@ def _product(a, b):
 
 @triton.jit
 def bounds(part_ptr, end_ptr, row, count, OFFSETS: tl.constexpr):
-    """Where a segment begins and ends; `part` has offsets, or lengths, whose running sums are `end`."""
+    """Begin and end of a segment. `part` has offsets; or lengths, and then `end` has their running sums."""
     batch = row // count
     if OFFSETS:
         begin = tl.load(part_ptr + row + batch)
@@ -52,7 +52,7 @@ def _reduced(
     HOW: tl.constexpr, GIVEN: tl.constexpr, OFFSETS: tl.constexpr, WIDE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """y of a segment; GIVEN: the caller has given the initial value."""
+    """y of a segment; GIVEN: the caller passed an initial value."""
     across = tl.cdiv(n, BLOCK_N)
     row = (tl.program_id(0) // across).to(tl.int64)
     o_n = (tl.program_id(0) % across) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -88,7 +88,7 @@ def _gradient(
     dy_ptr, y_ptr, x_ptr, part_ptr, end_ptr, dx_ptr, n, size, count, initial: tl.float64,
     HOW: tl.constexpr, OFFSETS: tl.constexpr, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """dx of the rows of a segment. Equal extremes share a gradient if it is positive, as in torch."""
+    """dx of the rows of a segment. Elements that tie for the extreme split a positive gradient, as in torch."""
     across = tl.cdiv(n, BLOCK_N)
     row = (tl.program_id(0) // across).to(tl.int64)
     o_n = (tl.program_id(0) % across) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -102,9 +102,9 @@ def _gradient(
         g = div(g, tl.zeros([BLOCK_N], WIDE) + tl.maximum(end - begin, 1).to(WIDE))
     elif HOW != "sum":
         y = tl.load(y_ptr + row * n + o_n, mask=m_n, other=0.0).to(WIDE)
-        zeros = tl.zeros([BLOCK_N], tl.int32)  # of an extreme, the elements that have it
+        zeros = tl.zeros([BLOCK_N], tl.int32)  # prod: zero factors; max, min: elements equal to y
         nans = tl.zeros([BLOCK_N], tl.int32)
-        rest = tl.zeros([BLOCK_N], WIDE) + tl.full([], initial, WIDE)  # the product of all others
+        rest = tl.zeros([BLOCK_N], WIDE) + tl.full([], initial, WIDE)  # prod: of all factors but zeros and NaN
         for at in range(begin, end, BLOCK_M):
             m = (at + o_m < end) & m_n[None, :]
             x = tl.load(x_ptr + (at + o_m) * n, mask=m, other=1.0).to(WIDE)
@@ -138,7 +138,7 @@ gradient = Launcher(_gradient, sizes="n")
 
 @tunable("sorting.segments", free="BLOCK_M BLOCK_N")
 def segment_tiles(n: int, dtype: torch.dtype) -> Tiles:
-    """Of narrow rows many at once."""
+    """For narrow rows, many of them at once."""
     across = min(128, triton.next_power_of_2(n))
     return Tiles(128, BLOCK_M=1024 // across, BLOCK_N=across)
 
@@ -147,14 +147,14 @@ def segment_tiles(n: int, dtype: torch.dtype) -> Tiles:
 
 
 class Segments(NamedTuple):
-    count: int  # of each batch
-    rows: int  # of all batches
-    size: int  # elements along the dimension
+    count: int  # segments per batch
+    rows: int  # segments of all batches
+    size: int  # length of the dimension
     n: int  # columns
 
 
 def _segments(data: Tensor, reduce: str, part: Tensor, offsets: bool, axis: int) -> Segments:
-    """torch takes the last dimension of lengths or offsets for the axis."""
+    """The sizes; the axis must be the last dimension of lengths or offsets, as in torch."""
     check_tensors(data, indices=(part,))
     axis %= max(data.dim(), 1)
     if reduce not in EMPTY or not data.is_floating_point() or axis != part.dim() - 1 or not data.dim():
@@ -167,9 +167,9 @@ def _segments(data: Tensor, reduce: str, part: Tensor, offsets: bool, axis: int)
 
 
 def _parts(lengths: Tensor | None, offsets: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Offsets as they are, or lengths and their running sums."""
+    """The offsets, or the lengths and their running sums."""
     if (lengths is None) == (offsets is None):
-        raise NotSupported("either lengths or offsets")
+        raise NotSupported("needs exactly one of lengths and offsets")
     if offsets is not None:
         return offsets.contiguous(), None
     assert lengths is not None
@@ -183,7 +183,7 @@ def _grid(s: Segments, tiles: Tiles) -> tuple[int, int, int]:
 
 @decided
 def _forward(data: Tensor, reduce: str, part: Tensor, offsets: bool, axis: int, given: bool) -> Callable[..., Tensor]:
-    """A launch (data, part, ends, initial) -> y of contiguous tensors."""
+    """A launch (data, part, ends, initial) -> y for contiguous tensors."""
     s = _segments(data, reduce, part, offsets, axis)
     tiles = segment_tiles(n=s.n, dtype=data.dtype)
     config = tiles.config(even=s.n % 16 == 0, HOW=reduce, GIVEN=given, OFFSETS=offsets, WIDE=wide_of(data.dtype))
@@ -204,7 +204,7 @@ def segment_reduce(
     unsafe: bool = False,
     initial: Number | None = None,
 ) -> Tensor:
-    """Unless `unsafe`, lengths are read on the host, as torch does: their sum must be the size of the dimension."""
+    """Unless `unsafe`, lengths are checked on the host, as torch does: their sum must be the size of the dimension."""
     if indices is not None:
         raise NotSupported("torch has no reduction by indices")
     part, ends = _parts(lengths, offsets)
@@ -244,7 +244,7 @@ def _segment_reduce_backward(
     axis: int = 0,
     initial: Number | None = None,
 ) -> Tensor:
-    """Rows that belong to no segment have a gradient of zero."""
+    """Rows outside all segments have a gradient of zero."""
     part, ends = _parts(lengths, offsets)
     dy, y, x = grad.contiguous(), output.contiguous(), data.contiguous()
     run = _backward(dy, y, x, reduce, part, ends is None, axis)

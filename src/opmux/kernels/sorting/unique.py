@@ -1,4 +1,4 @@
-"""Distinct and counted elements: unique, bincount; and whether two tensors are equal."""
+"""Distinct and counted elements (unique, bincount), and whether two tensors are equal."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ INTS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 def _starts(x_ptr, g_ptr, n, BLOCK: tl.constexpr):
-    """Where an element is not equal to the one before it."""
+    """g[i]: whether element i differs from the one before it."""
     o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(x_ptr + o, mask=o < n)
     before = tl.load(x_ptr + o - 1, mask=(o > 0) & (o < n))
@@ -33,7 +33,7 @@ def _starts(x_ptr, g_ptr, n, BLOCK: tl.constexpr):
 
 
 def _ranks(g_ptr, at_ptr, y_ptr, n, BLOCK: tl.constexpr):
-    """y[at[i]] = ranks of runs, counted from 0; g has how many runs there are up to i."""
+    """y[at[i]] = the rank of the run of element i, from 0; g[i]: how many runs begin up to i."""
     o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     rank = tl.load(g_ptr + o, mask=o < n, other=1) - 1
     if at_ptr is not None:
@@ -84,12 +84,12 @@ def _comparer(x: Tensor, y: Tensor) -> Callable[..., None]:
 
 
 def _runs(x: Tensor, at: Tensor | None, return_inverse: bool, return_counts: bool) -> Three:
-    """Elements of x [n] that differ from the one before, to which of them each belongs, and how many do."""
+    """The first element of each run of equal elements of x [n], the run of each element, and the length of each run."""
     return _runs_of(_starter(x)(x), x, at, return_inverse, return_counts)
 
 
 def _runs_of(g: Tensor, x: Tensor, at: Tensor | None, return_inverse: bool, return_counts: bool) -> Three:
-    """Elements of x [n] where a run begins (g), to which run each belongs, and how many do."""
+    """`_runs` with g [n]: whether a run begins at an element of x."""
     n, nothing = x.numel(), torch.empty(0, dtype=torch.int64, device=x.device)
     ends = ends_of(g)(g)
     found = int(ends[-1].item())
@@ -109,7 +109,7 @@ def _runs_of(g: Tensor, x: Tensor, at: Tensor | None, return_inverse: bool, retu
 @impl(spec.ops["_unique2"], devices=DEVICES)
 def _unique2(self: Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False) -> Three:
     if not self.numel() or not sorted:
-        raise NotSupported("no elements, or in any order")
+        raise NotSupported("no elements, or sorted=False")
     check_tensors(self)
     x, at = sort_rows(self.reshape(1, -1).contiguous(), False)
     values, inverse, counts = _runs(x.view(-1), at.view(-1), return_inverse, return_counts)
@@ -121,27 +121,27 @@ def unique_consecutive(
     self: Tensor, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
 ) -> Three:
     if not self.numel() or (dim is not None and self.dim() != 1):
-        raise NotSupported("no elements, or whole slices")
+        raise NotSupported("no elements, or slices of several dimensions")
     if dim is not None and dim not in (0, -1):
         raise NotSupported(f"no dimension {dim}")
     values, inverse, counts = _runs(self.reshape(-1).contiguous(), None, return_inverse, return_counts)
     return values, inverse.view(self.shape) if return_inverse else inverse, counts
 
 
-FEW = 8  # elements of a slice, each of which is one more sort
+FEW = 8  # most elements of a slice: each takes one more sort
 
 
 @impl(spec.ops["unique_dim"], devices=DEVICES)
 def unique_dim(
     self: Tensor, dim: int, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
 ) -> Three:
-    """Distinct slices along a dimension, in order: sorted by their last element first, then stably by those before.
+    """Distinct slices along a dimension, in order: stable sorts by their last element first, then by those before.
 
     Slices of many elements are left to torch, which compares whole slices.
     """
     check_tensors(self)
     if not self.dim() or not self.numel() or not -self.dim() <= dim < self.dim():
-        raise NotSupported("nothing to look at")
+        raise NotSupported("an empty tensor, or no such dimension")
     moved = self.movedim(dim, 0)
     columns = moved.reshape(moved.shape[0], -1).t().contiguous()
     if columns.shape[0] > FEW:

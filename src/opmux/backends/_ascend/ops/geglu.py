@@ -1,8 +1,8 @@
 """GEGLU on Ascend: one program per vector core, each of which loops over blocks that fill its buffer.
 
 Programs beyond the cores are started one after the other, and starting one costs as much as thousands of elements.
-Within a block places are counted in 32 bits, because vector cores add 64-bit integers one by one; where a block lies is
-a scalar.
+Offsets within a block have 32 bits, because vector cores add 64-bit integers one by one; the offset of a block is a
+scalar.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FAR = tl.constexpr(spec.FAR)
 
 @triton.jit
 def gate(x):
-    """sigmoid(k) for gelu_tanh(x) = x * sigmoid(k), and its slope in k, of one exponential that cannot overflow."""
+    """sigmoid(k) for gelu_tanh(x) = x * sigmoid(k), and its derivative by k, from one exp that cannot overflow."""
     k = x * (K1 + K3 * x * x)
     small = tl.exp(-tl.abs(k))
     near = 1.0 / (1.0 + small)  # sigmoid(|k|)
@@ -41,7 +41,7 @@ def gate(x):
 
 @triton.jit
 def block_at(at, n_rows, n, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """The first row and column of a block, as scalars, and which of its places are inside."""
+    """The first row and column of a block, as scalars, and the mask of its elements."""
     across = tl.cdiv(n, BLOCK_N)
     i_m = (at // across).to(tl.int64) * BLOCK_M
     i_n = (at % across).to(tl.int64) * BLOCK_N
@@ -80,7 +80,7 @@ def _geglu_bwd(
         i_m, i_n, m = block_at(at, n_rows, n, BLOCK_M, BLOCK_N)
         b_dy = tl.load(places(dy_ptr, dy_stride, i_m, i_n, BLOCK_M, BLOCK_N), mask=m, other=0.0).to(WIDE)
         b_a = tl.load(places(a_ptr, a_stride, i_m, i_n, BLOCK_M, BLOCK_N), mask=m, other=0.0).to(WIDE)
-        b_c = tl.where(b_a > FAR, FAR, tl.where(b_a < -FAR, -FAR, b_a))  # further out: infinity times zero
+        b_c = tl.where(b_a > FAR, FAR, tl.where(b_a < -FAR, -FAR, b_a))  # beyond FAR: infinity times zero
         s, ds = gate(b_c)
         b_db = (b_dy * b_a * s).to(db_ptr.dtype.element_ty)
         tl.store(places(db_ptr, d_stride, i_m, i_n, BLOCK_M, BLOCK_N), b_db, mask=m)

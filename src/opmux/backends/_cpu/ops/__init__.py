@@ -1,7 +1,7 @@
 """The ops and dtypes for which the CPU has its own kernels: where they are faster than the reference and ATen.
 
-How many times as long as ours the op's reference takes / what a torch programmer would write with ATen takes: one
-thread of a Neoverse N1, torch 2.13 (`benchmarks/cpu.py` measures it anywhere).
+How many times as long as our kernel the op's reference / a typical composition of ATen ops takes, on one thread of a
+Neoverse N1, torch 2.13 (`benchmarks/cpu.py` measures it anywhere).
 
                        float32                           bfloat16
                        1x1024     64x1024    1024x4096   1x1024     64x1024    1024x4096
@@ -34,9 +34,10 @@ thread of a Neoverse N1, torch 2.13 (`benchmarks/cpu.py` measures it anywhere).
     srelu              7.3/3.0    4.2/2.1    3.0/2.0     7.8/2.8    2.8/2.4    2.0/2.2
 
 Over all ops and shapes the median is 5.8/2.4 in float32, 4.8/2.6 in bfloat16, 10.7/2.5 in float16, 4.3/1.9 in float64.
-`LEFT` is what does not win: relu is a copy, a short row's softmax_bwd costs less than our call, and ATen has a float32
-form of erf's gelu from oneDNN. Two that are registered draw with ATen at one shape and win elsewhere: softmax of a
-single float32 row (0.97 to 1.23 in several runs), and layer_norm_bwd of 1024x4096 in float32 (0.99 to 1.10).
+`LEFT` has the ops that are not faster: relu is a copy, a short row's softmax_bwd costs less than our call, and ATen has
+a float32 form of erf's gelu from oneDNN. Two registered ops only equal ATen at one shape and are faster elsewhere:
+softmax of a single float32 row (0.97 to 1.23 in several runs), and layer_norm_bwd of 1024x4096 in float32 (0.99 to
+1.10).
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ ALONE = {"": ("x", 1), "_bwd": ("dy, x", 1), "_bias": ("x, bias", 1), "_bias_bwd
 FORMS = dict.fromkeys(("gelu_tanh", "gelu", "silu", "qgelu", "relu", "srelu"), ALONE | GATED) | {"sigmoid": GATED}
 OPS |= {act + suffix: takes for act, forms in FORMS.items() for suffix, takes in forms.items()}
 
-# What is not worth it, by dtype.
+# Ops that are not faster, by dtype.
 LEFT = {
     "softmax_bwd": ALL,
     "relu": (F64, F32, F16),
@@ -88,5 +89,5 @@ TORCH = (
     "grouped_mm",
     "grouped_mm_bwd",
     "grouped_mm_wgrad",
-)  # calls of torch: the reference multiplies all rows by all matrices
+)  # loops of torch.mm: the reference multiplies all rows by all matrices
 __all__ += TORCH

@@ -1,4 +1,4 @@
-"""Products of groups of rows, one after another: on the CPU the ends of groups can be read without waiting."""
+"""Products of groups of rows, one after another: on the CPU, reading the ends of groups needs no wait."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ check = {op.spec.name: checks(op) for op in (spec.grouped_mm, spec.grouped_mm_wg
 
 
 def _groups(rows: int, ends: Tensor) -> Iterator[tuple[int, slice]]:
-    """The groups that have rows, and which rows."""
+    """The groups that have rows, and the rows of each."""
     begin = 0
     for group, end in enumerate(ends.tolist()):
         if min(end, rows) > begin:

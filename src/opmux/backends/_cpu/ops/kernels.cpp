@@ -1,8 +1,8 @@
-// Norms, softmaxes and activations for the CPU: vectorised by at::vec, shared out by at::parallel_for.
+// Norms, softmaxes and activations for the CPU: vectorized by at::vec, parallelized by at::parallel_for.
 //
-// Everything computes in W (float; double for double) and rounds once. A tensor is rows: `n` numbers side by side, the
-// rows evenly spaced. What does not fit (a layout, a dtype, a caller's mistake) is declined: the result is undefined,
-// None in Python, and the op's reference then computes it or says what is wrong. So nothing here raises.
+// Everything computes in W (float; double for double) and rounds once. A tensor is rows of `n` contiguous numbers,
+// evenly spaced. Other calls (a layout, a dtype, a wrong argument) are declined: the result is undefined, None in
+// Python, and the op's reference then computes it or says what is wrong. So nothing here raises.
 
 #include <torch/library.h>
 
@@ -64,13 +64,13 @@ Three add_rms_norm(const Tensor& x, const Tensor& residual, const Tensor& weight
       const T *a = in[r], *b = more[r];
       T* to = sum + r * rows.n;
       sweep<W>(rows.n, [&](int64_t i, int64_t k) HOT { store(to + i, load(a + i, k) + load(b + i, k), k); });
-      stat[r] = rms_row<T, W>(to, w.data, out + r * rows.n, rows, eps);  // of the rounded sum
+      stat[r] = rms_row<T, W>(to, w.data, out + r * rows.n, rows, eps);  // the norm of the rounded sum
     });
   });
   return {y, s, rstd};
 }
 
-// Of rms_norm (without ds), and of add_rms_norm: dx = ds + ..., twice.
+// The backward of rms_norm (without ds) and of add_rms_norm: dx = ds + ..., written twice.
 Three rms_grads(
     const Tensor& dy, const Tensor* ds, const Tensor& x, const Tensor& weight, const Tensor& rstd, double offset) {
   if (!norm_takes(x, weight) || !fits(dy, x) || (ds && !fits(*ds, x)) || !is_statistic(rstd, x)) return {};
@@ -89,7 +89,7 @@ Three rms_grads(
       const T *px = in[r], *pdy = grad[r], *pds = more[r];
       const W s = stat[r];
       const W product = sums_over<1, W>(rows.n, [&](int64_t i, int64_t k, auto& acc) HOT {
-        acc[0] = fma(load(pdy + i, k) * load(w + i, k), load(px + i, k) * s, acc[0]);  // x * s is of size 1, x is not
+        acc[0] = fma(load(pdy + i, k) * load(w + i, k), load(px + i, k) * s, acc[0]);  // x * s is about 1, x may not be
       })[0];
       const W share = product / W(rows.divisor());
       sweep<W>(rows.n, [&](int64_t i, int64_t k) HOT {
@@ -194,8 +194,8 @@ bool softmax_takes(const Tensor& x, int64_t dim) {
   return x.dim() > 0 && is_float(x.scalar_type()) && (dim == -1 || dim == x.dim() - 1) && stride_of(x) >= 0;
 }
 
-// e = exp(x - top), and the sum of them; e may be x. No product in here: the compiler would make x * scale - top one
-// fused operation, which is not 0 at the top but off by the rounding of top: hundreds, where x is beyond 1e10.
+// e = exp(x - top), and their sum; e may be x. No product in here: the compiler would fuse x * scale - top, which is
+// not 0 at the maximum then but off by the rounding of top: hundreds, if x is above 1e10.
 template <class W> C10_NOINLINE W exponentials(const W* x, W top, W* e, int64_t n) {
   return sums_over<1, W>(n, [&](int64_t i, int64_t k, auto& acc) HOT {
     Pack<W> v = exp<true>(load(x + i, k) - top);
@@ -204,7 +204,7 @@ template <class W> C10_NOINLINE W exponentials(const W* x, W top, W* e, int64_t 
   })[0];
 }
 
-// The largest of scale * x; with COPY, all of them go to e.
+// The maximum of scale * x; with COPY, scale * x is stored to e.
 template <bool COPY, class T, class W> HOT inline W largest(const T* x, W scale, W* e, int64_t n) {
   Pack<W> most(-INF<W>);
   sweep<W>(n, [&](int64_t i, int64_t k) HOT {
@@ -215,8 +215,8 @@ template <bool COPY, class T, class W> HOT inline W largest(const T* x, W scale,
   return largest_of(most);
 }
 
-// exp(scale * x - the largest) goes to e; their sum, and the largest. x itself is read twice where it is what the
-// exponentials are of.
+// exp(scale * x - max) is stored to e; returns their sum, and the max. If x is neither converted nor scaled, it is read
+// twice instead of being copied to e.
 template <class T, class W> inline std::array<W, 2> exps(const T* x, W scale, W* e, int64_t n) {
   if constexpr (std::is_same_v<T, W>) {
     if (scale == W(1)) {
@@ -228,7 +228,7 @@ template <class T, class W> inline std::array<W, 2> exps(const T* x, W scale, W*
   return {exponentials<W>(e, top, e, n), top};
 }
 
-// The exponentials of a row stand in the result where that is of W, else in a row of the thread's own.
+// The exponentials of a row are stored in the result if that is of W, else in a buffer of the thread.
 template <class T, class F> void each_softmax_row(const Rows& rows, T* y, F f) {
   using W = Wide<T>;
   constexpr bool in_place = std::is_same_v<T, W>;
@@ -293,7 +293,7 @@ Tensor log_softmax_bwd(const Tensor& dy, const Tensor& y, int64_t dim) {
   return dx;
 }
 
-// A mask over [.., queries, keys], of size 1 in any dimension but the last: where its row for a row of x lies.
+// A mask over [.., queries, keys], of size 1 in any dimension but the last: finds the mask's row for a row of x.
 struct MaskRows {
   const uint8_t* data = nullptr;
   int64_t dims = 0, sizes[16], strides[16];
@@ -326,7 +326,7 @@ struct MaskRows {
   }
 };
 
-// How many keys the query of a row may see: the last query sees all.
+// How many keys the query of a row sees; the last query sees all.
 struct Sight {
   int64_t queries, keys;
   bool causal;
@@ -351,7 +351,7 @@ Tensor softmax_of(const Tensor& x, const OptTensor& mask, double scale, bool cau
       const T* p = in[r];
       const int64_t n = sight(r);
       if (masks) {
-        static thread_local std::vector<W> hidden;  // all bits where the mask is not 0
+        static thread_local std::vector<W> hidden;  // all bits are set where the mask is not 0
         hidden.resize(n + Pack<W>::size);
         const uint8_t* bytes = (*masks)[r];
         const W all = std::bit_cast<W>(typename Exp<W>::Int(-1));
@@ -412,7 +412,7 @@ Tensor scaled_softmax_bwd(const Tensor& dy, const Tensor& y, double scale, bool 
 
 // ---- activations ----------------------------------------------------------------------------------------------------
 
-// What is computed of a pack of each input.
+// What is computed from a pack of each input.
 template <class A> struct One {
   static constexpr int INS = 1, OUTS = 1;
   template <class W> HOT static std::array<Pack<W>, 1> at(std::array<Pack<W>, 1> x) { return {A::value(x[0])}; }
@@ -447,10 +447,10 @@ template <class A> struct GateBwd {
   }
 };
 
-// n numbers of W from each input to each output.
+// From n numbers of W per input to n per output.
 using Block = void (*)(const void* const* in, void* const* out, int64_t n);
 
-// The last pack overlaps the one before; what is shorter than a pack is worked on in a copy.
+// The last pack overlaps the one before; fewer numbers than a pack are processed in a copy.
 template <class Form, class W, size_t... J>
 inline void work(const void* const* from, void* const* to, int64_t n, std::index_sequence<J...>) {
   constexpr int64_t L = Pack<W>::size;
@@ -482,18 +482,18 @@ struct Kernels {
 template <class Form>
 constexpr Kernels KERNELS{block<Form, float>, block<Form, double>, Form::INS, Form::OUTS};
 
-// What a kernel is given. With `biased`, the last input is of W, and one row of it serves all.
+// The arguments of a kernel. With `biased`, the last input is of W, and all rows share one row of it.
 struct Args {
   Rows rows;
   const void* in[3];
   int64_t stride[3];
   void* out[2];
-  int64_t step;  // from row to row of the results
+  int64_t step;  // row stride of the results
   bool biased = false;
 };
 
-// A stretch of a row. 16-bit numbers go through W, some at a time: kernels for them alone would take twice as long to
-// compile, and run no faster. What goes to the first output is also added to `sums`.
+// A range of a row. 16-bit numbers are converted to W, some at a time: kernels for them would take twice as long to
+// compile, and run no faster. The first output is also added to `sums`.
 template <class T>
 void stretch(const Kernels& kernels, const Args& args, int64_t row, int64_t from, int64_t to, Wide<T>* sums = nullptr) {
   using W = Wide<T>;
@@ -541,7 +541,7 @@ void elementwise(const Kernels& kernels, ScalarType dtype, const Args& args) {
 
 bool act_takes(const Tensor& x) { return is_float(x.scalar_type()) && stride_of(x) >= 0; }
 
-// Tensors of one shape: all in one piece, or rows.
+// Tensors of one shape: one row if all are contiguous, else rows.
 void alike(const Kernels& kernels, std::initializer_list<const Tensor*> in, std::initializer_list<Tensor*> out) {
   const Tensor& x = **in.begin();
   const bool flat = std::all_of(in.begin(), in.end(), [](const Tensor* t) { return t->is_contiguous(); });
@@ -606,7 +606,7 @@ Tensor on_halves_bwd(const Kernels& kernels, const Tensor& dy, const Tensor& x) 
   return dx;
 }
 
-// A bias in W; without one, zeros.
+// A bias in W; zeros if there is none.
 class Bias {
   std::optional<Columns<float>> floats;
   std::optional<Columns<double>> doubles;
@@ -667,9 +667,9 @@ template <class A> Two biased_bwd(const Tensor& dy, const Tensor& x, const OptTe
 
 }  // namespace
 
-// For any backend, as a tensor on another one must be declined, not refused by torch; and for autograd too, a detour of
-// 1.5 us otherwise. So anything that torch calls a tensor arrives here, and the gate is part of what is registered.
-// There is no gradient to know of: opmux calls these where autograd is taken care of.
+// Registered for any backend, because a tensor on another one must be declined, not refused by torch; and for autograd
+// too, which would be a detour of 1.5 us otherwise. So any tensor arrives here, and the gate is part of what is
+// registered. There is no gradient formula: opmux handles autograd before it calls these.
 #define OP(name, schema, f) \
   m.def(name schema, torch::dispatch(c10::DispatchKey::CompositeImplicitAutograd, &Gated<&f>::run))
 #define GATED(act)                                                                \

@@ -19,8 +19,8 @@ using at::BFloat16;
 using at::Half;
 using at::vec::Vectorized;
 
-// For what is called in a loop: what is not inlined there has its numbers in memory, and is half as fast. The compiler
-// cannot be left to it, as in a large file it stops inlining at some point.
+// For functions that are called in a loop: if they are not inlined, their numbers go through memory, and they are half
+// as fast. The compiler stops inlining at some point of a large file, so this is not left to it.
 #define HOT __attribute__((always_inline))
 #define COLD __attribute__((noinline, cold))
 
@@ -50,10 +50,10 @@ template <class W> inline Pack<W> fma(Pack<W> x, Pack<W> y, Pack<W> z) {
   return {at::vec::fmadd(x.a, y.a, z.a), at::vec::fmadd(x.b, y.b, z.b)};
 }
 template <class W> inline Pack<W> fma(Pack<W> x, Pack<W> y, W z) { return fma(x, y, Pack<W>(z)); }
-template <class W> inline Pack<W> larger(Pack<W> x, Pack<W> y) {  // NaN where either is
+template <class W> inline Pack<W> larger(Pack<W> x, Pack<W> y) {  // NaN if either is NaN
   return {at::vec::maximum(x.a, y.a), at::vec::maximum(x.b, y.b)};
 }
-template <class W> inline Pack<W> at_least(Pack<W> x, W low) {  // a NaN stays one
+template <class W> inline Pack<W> at_least(Pack<W> x, W low) {  // NaN stays NaN
   return {at::vec::clamp_min(x.a, Vec<W>(low)), at::vec::clamp_min(x.b, Vec<W>(low))};
 }
 template <class W> inline Pack<W> within(Pack<W> x, W low, W high) {
@@ -67,8 +67,8 @@ template <class W> inline Pack<W> where(Pack<W> mask, Pack<W> x, Pack<W> y) {
 template <class W> inline Pack<W> magnitude(Pack<W> x) { return {x.a.abs(), x.b.abs()}; }
 
 #if defined(__aarch64__) && !defined(__ARM_FEATURE_BF16)
-// Arm without bf16 instructions: at::vec widens and narrows by shifts, of which there is one a cycle; these are all of
-// the kind of which there are two, and a copy with them takes half the time.
+// Arm without bf16 instructions: at::vec widens and narrows by shifts, of which a cycle can do one; it can do two of
+// these instructions, and a copy takes half the time.
 inline Pack<float> widen(const BFloat16* p) {
   const uint16x8_t x = vld1q_u16(reinterpret_cast<const uint16_t*>(p)), none = vdupq_n_u16(0);
   return {vreinterpretq_f32_u16(vzip1q_u16(none, x)), vreinterpretq_f32_u16(vzip2q_u16(none, x))};
@@ -76,7 +76,7 @@ inline Pack<float> widen(const BFloat16* p) {
 inline void narrow(BFloat16* p, Pack<float> x) {
   const uint16x8_t a = vreinterpretq_u16_f32(x.a), b = vreinterpretq_u16_f32(x.b);
   const uint16x8_t high = vuzp2q_u16(a, b), low = vuzp1q_u16(a, b);
-  // Up from above a half, and from a half if that makes it even.
+  // Round to nearest even: up from above a half, or from a half if that makes the result even.
   const uint16x8_t odd = vandq_u16(high, vdupq_n_u16(1));
   const uint16x8_t up = vcgtq_u16(vqaddq_u16(low, odd), vdupq_n_u16(0x8000));
   const uint16x8_t number = vuzp1q_u16(
@@ -112,8 +112,7 @@ template <class T> inline void store_all(T* p, Pack<Wide<T>> x) {
   }
 }
 
-// The first k numbers, beyond them zeros. Rows that do not end with a pack are rare, and what is done for them is kept
-// out of the loops.
+// The first k numbers, then zeros. Rows that do not end with a pack are rare, so their code is kept out of the loops.
 template <class T> COLD Pack<Wide<T>> load_part(const T* p, int64_t k) {
   T held[Pack<Wide<T>>::size] = {};
   std::memcpy(held, p, k * sizeof(T));
@@ -165,9 +164,9 @@ template <class W, class F> HOT inline void sweep(int64_t n, F body) {
   if (i < n) body(i, n - i);
 }
 
-// N sums over a row: add(i, k, sums) adds the k numbers from i on. Two packs go into sums of their own, so that an
-// addition need not wait for the last. Every 2048 numbers they go into doubles: a long row loses no more than a short
-// one.
+// N sums over a row: add(i, k, sums) adds the k numbers from i on. Packs alternate between two sets of sums, so that an
+// addition does not wait for the one before. Every 2048 numbers these are added to doubles, so a long row loses no more
+// precision than a short one.
 template <int N, class W, class F> HOT inline std::array<W, N> sums_over(int64_t n, F add) {
   constexpr int64_t STRETCH = 2048, L = Pack<W>::size;
   double total[N] = {};
@@ -215,7 +214,7 @@ template <> struct Exp<double> {
 typedef uint32_t Bits32 __attribute__((vector_size(sizeof(Vec<float>))));
 typedef uint64_t Bits64 __attribute__((vector_size(sizeof(Vec<double>))));
 
-// 2^k of MAGIC + k. Unsigned: for a NaN the sum overflows.
+// 2^k, given MAGIC + k. Unsigned, because the sum overflows for NaN.
 template <class W> inline Vec<W> power_of_two(Vec<W> shifted) {
   std::conditional_t<std::is_same_v<W, float>, Bits32, Bits64> bits;
   static_assert(sizeof(bits) == sizeof(shifted));
@@ -232,8 +231,8 @@ template <class C, int I = 0, class W> HOT inline Pack<W> polynomial(Pack<W> x) 
   else return fma(polynomial<C, I + 1>(x), x, W(C::Q[I]));
 }
 
-// To about one unit in the last place; 0 below the normal numbers, infinity from the last power of two on. UP_TO_ZERO
-// says that no number is above 0.
+// Exact to about one unit in the last place; 0 below the normal numbers, infinity from the last power of two on.
+// UP_TO_ZERO: no number is above 0.
 template <bool UP_TO_ZERO = false, class W> HOT inline Pack<W> exp(Pack<W> x) {
   using E = Exp<W>;
   x = UP_TO_ZERO ? at_least(x, E::LOW) : within(x, E::LOW, E::HIGH);
@@ -262,7 +261,7 @@ template <class Gate> struct Swish {
     return x / (exp(Pack<W>(W(0)) - Gate::at(x)) + W(1));
   }
   template <class W> HOT static Both<W> both(Pack<W> x) {
-    Pack<W> near = within(x, W(-1e3), W(1e3));  // far out the slope would be infinity times zero
+    Pack<W> near = within(x, W(-1e3), W(1e3));  // further out the slope would be infinity times zero
     auto [s, slope] = sigmoid_both(Gate::at(near));
     return {x * s, fma(near * Gate::rate(near), slope, s)};
   }

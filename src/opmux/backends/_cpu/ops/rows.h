@@ -1,4 +1,4 @@
-// Tensors as rows: which ones the kernels take, how rows are shared out over threads, and sums over them.
+// Tensors as rows: which ones the kernels take, how rows are distributed over threads, and sums over rows.
 
 #pragma once
 
@@ -20,11 +20,11 @@ using at::ScalarType;
 using at::Tensor;
 using OptTensor = std::optional<Tensor>;
 
-constexpr int64_t GRAIN = 32768;  // numbers that are worth a thread: what ATen says of its own
+constexpr int64_t GRAIN = 32768;  // at least as many numbers per thread, like ATen's own kernels
 
 // ---- the gate -------------------------------------------------------------------------------------------------------
 
-// Whether all numbers of t lie inside its storage. FSDP frees a storage and leaves the tensor as it is.
+// Whether all elements of t lie inside its storage. FSDP frees a storage and leaves the tensor as it is.
 bool has_memory(const Tensor& t) {
   if (!t.has_storage()) return false;
   if (t.numel() == 0) return true;
@@ -34,9 +34,10 @@ bool has_memory(const Tensor& t) {
   return storage->data() != nullptr && static_cast<size_t>(last + 1) * t.itemsize() <= storage->nbytes();
 }
 
-// A dense CPU tensor with memory whose numbers mean what they say, and that has no forward gradient. The list of dispatch keys is of those allowed: every
-// other one (Python, functorch, functionalization, quantized, sparse, nested, the negative and the conjugate bit,
-// forward AD's zeros, what torch adds next year) says that reading the memory is wrong, or that there is none.
+// Whether t is a dense CPU tensor whose memory can be read as it is, without a forward gradient. The list has the
+// allowed dispatch keys: any other one (Python, functorch, functionalization, quantized, sparse, nested, the negative
+// and the conjugate bit, forward AD's zeros, keys that torch adds later) means that reading the memory is wrong, or
+// that there is none.
 bool plain(const Tensor& t) {
   using c10::DispatchKey;
   static const c10::DispatchKeySet allowed(
@@ -50,8 +51,8 @@ bool plain(const OptTensor& t) { return !t || plain(*t); }
 template <class N> std::enable_if_t<std::is_arithmetic_v<N>, bool> plain(N) { return true; }
 
 // F behind the gate: its result is undefined unless every tensor is plain, and while a dispatch mode (a tracer, a
-// counter) is live, which must see the op and not what it is made of. Asked here it costs 1 ns; in Python, 50. An argument of another kind, such as a list
-// of tensors, does not compile until plain() is told what to look at.
+// counter) is active, which must see the op and not its parts. The check costs 1 ns here, 50 in Python. An argument of
+// another type, such as a list of tensors, does not compile until plain() has an overload for it.
 template <auto F> struct Gated;
 template <class R, class... A, R (*F)(A...)> struct Gated<F> {
   static R run(A... args) {
@@ -85,10 +86,10 @@ struct Rows {
     if (flat) *this = Rows{1, x.numel()};
   }
   Rows(int64_t count, int64_t n) : count(count), n(n) {}
-  int64_t divisor() const { return std::max<int64_t>(n, 1); }  // of a mean, which is 0 for a row of nothing
+  int64_t divisor() const { return std::max<int64_t>(n, 1); }  // of a mean; the mean of an empty row is then 0
 };
 
-// How far the rows of t are apart; -1 where they are not evenly spaced, or their numbers not side by side.
+// The stride of the rows of t; -1 if they are not evenly spaced, or their elements not contiguous.
 int64_t stride_of(const Tensor& t) {
   const int64_t last = t.dim() - 1;
   if (last < 0 || t.is_contiguous()) return last < 0 ? 1 : t.size(last);
@@ -112,8 +113,8 @@ template <class T> struct In {
   const T* operator[](int64_t row) const { return data + row * stride; }
 };
 
-// Where the next row is read while this one is written: 6 % of a backward that does not fit the caches. Beyond the last
-// row it does nothing.
+// Prefetch: the next row is read while this one is written, 6 % of a backward that does not fit the caches. It has no
+// effect beyond the last row.
 inline void soon(const void* p) { __builtin_prefetch(p); }
 
 bool fits(const Tensor& t, const Tensor& x) {
@@ -136,20 +137,20 @@ Tensor statistic_like(const Tensor& x) { return empty(x.sizes().slice(0, x.dim()
 
 using Piece = c10::function_ref<void(int64_t, int64_t)>;
 
-// piece(from, to) over all of [0, count), shared out. Not a template: a parallel region for each kernel would add half
-// to the time it all takes to compile.
+// piece(from, to) over all of [0, count), in parallel. Not a template: a parallel region per kernel would add half to
+// the compile time.
 C10_NOINLINE void share_out(int64_t count, int64_t grain, Piece piece) {
   at::parallel_for(0, count, std::max<int64_t>(1, grain), [&](int64_t from, int64_t to) { piece(from, to); });
 }
 
-// f(row) for all rows, shared out.
+// f(row) for all rows, in parallel.
 template <class F> inline void each_row(const Rows& rows, F f) {
   share_out(rows.count, GRAIN / rows.divisor(), [&](int64_t from, int64_t to) {
     for (int64_t r = from; r < to; ++r) f(r);
   });
 }
 
-// f(row, first, last): stretches of rows, shared out; a single row is what lies in one piece.
+// f(row, first, last) for ranges of rows, in parallel; a single row, such as a flattened tensor, is cut into ranges.
 template <class F> inline void each_stretch(const Rows& rows, F f) {
   const bool single = rows.count == 1;
   share_out(single ? rows.n : rows.count, single ? GRAIN : GRAIN / rows.divisor(), [&](int64_t from, int64_t to) {
@@ -159,7 +160,7 @@ template <class F> inline void each_stretch(const Rows& rows, F f) {
   });
 }
 
-// A number for each column, plus `offset`, in W: the tensor itself where it is that already.
+// A number for each column, plus `offset`, in W: the tensor's own memory if that has these numbers already.
 template <class W> class Columns {
   std::unique_ptr<W[]> held;
 
@@ -186,15 +187,15 @@ template <class W> class Columns {
   }
 };
 
-// Sums over rows, one for each column: each thread adds up its own, 64 rows at a time, so that many rows lose no more
-// than few; then the threads' are added in order.
+// Sums over rows, one per column. Each thread sums its rows in blocks of 64, so that many rows lose no more precision
+// than few; then the sums of the threads are added in order.
 template <class W> class ColumnSums {
   static constexpr int64_t BLOCK = 64;
   int64_t n, width;
   std::unique_ptr<W[]> sums;
 
  public:
-  // `per_row` sums for each column: [per_row, n].
+  // `per_row` sums per column: [per_row, n].
   ColumnSums(int64_t n, int64_t per_row) : n(n), width(n * per_row) {}
 
   // f(row, sums), where f adds to the sums.

@@ -1,4 +1,4 @@
-"""Tiles on Hopper, where they differ: most defaults were found on an H200, and hold for other chips too."""
+"""Tiles on Hopper, where they differ: most defaults were tuned on an H200, and hold for other chips too."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def two_rows_ahead(args: dict[str, Any]) -> int | None:
-    """With 227 KiB of shared memory a second row may be on its way: rms_norm_bwd gained 3 % at 4096 columns (H200)."""
+    """With 227 KiB of shared memory a second row is loaded ahead: rms_norm_bwd gained 3 % at 4096 columns (H200)."""
     return 3 if args["STAGES"] == 2 else None
 
 
@@ -16,7 +16,7 @@ CORES = 132
 
 
 def product_tiles(m: int, n: int, k: int, dtype: Any, **rest: Any) -> dict[str, Any]:
-    """Tiles of matrix products with factors of 16 bits or fewer, found on an H200 against cuBLAS."""
+    """Tiles of matrix products with factors of 16 bits or fewer, tuned on an H200 against cuBLAS."""
     if dtype.itemsize > 2:
         return {}
     down, right = lambda size: -(-m // size), lambda size: -(-n // size)
@@ -42,15 +42,15 @@ def tiles_of(m: int, n: int, k: int, *, warps: int, stages: int, **sizes: Any) -
     return {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "num_warps": warps, "num_stages": stages, **sizes}
 
 
-# grouped_tiles, and block_tiles of more than 64 rows, are by their counts of registers and shared memory, and not
+# grouped_tiles, and block_tiles for more than 64 rows, were chosen by their use of registers and shared memory, and not
 # measured yet.
 
 
 def block_tiles(m: int, n: int, k: int, **rest: Any) -> dict[str, Any]:
-    """Tiles of products with scales of blocks: a product and its sum are both in registers.
+    """Tiles of products with block scales: a product and the running sum are both in registers.
 
-    Tiles of 64 rows are multiplied by the instruction that cuBLAS uses, and give its bits. Fewer than 16 rows that
-    cuBLAS does not take have smaller ones, for more of the matrix to be on its way: 1x8192x8192 takes 25 us on an H200.
+    Tiles of 64 rows use the instruction that cuBLAS uses, and give its bits. Fewer than 16 rows that cuBLAS does not
+    take have smaller tiles, so that more of the matrix is in flight: 1x8192x8192 takes 25 us on an H200.
     """
     if m < 16 and m % 4:
         return tiles_of(16, 16, 128, warps=2, stages=8) if n >= 64 else {}
@@ -60,7 +60,7 @@ def block_tiles(m: int, n: int, k: int, **rest: Any) -> dict[str, Any]:
 
 
 def grouped_tiles(rows: int, n: int, groups: int, dtype: Any, **rest: Any) -> dict[str, Any]:
-    """Tiles of products of groups: as high as a group is on average."""
+    """Tiles of products of groups: as high as the average group."""
     high = rows / max(groups, 1)
     if dtype.itemsize > 2 or high <= 16 or n < 128:
         return {}
@@ -71,19 +71,19 @@ def grouped_tiles(rows: int, n: int, groups: int, dtype: Any, **rest: Any) -> di
 
 
 TILES = "BLOCK_M BLOCK_N num_warps num_stages ENGINE"
-# Attention of 16 bits, causal, 4096 queries, by the dim of heads: [BLOCK_M, BLOCK_N, warps, stages], found on an H200.
+# Attention in 16 bits, causal, 4096 queries, by the dim of heads: [BLOCK_M, BLOCK_N, warps, stages], tuned on an H200.
 ATTENTION = {
     "fwd": {64: (128, 64, 8, 3), 128: (64, 64, 4, 3), 256: (128, 64, 8, 2)},
     "bwd_q": {128: (128, 64, 8, 3), 256: (128, 32, 8, 2)},
     "bwd_kv": {64: (64, 64, 4, 2), 128: (64, 64, 4, 2), 256: (64, 64, 8, 1)},
 }
-# Dims whose tiles are read by the copy engine: pointers do not fit into registers. They and their tiles were chosen by
-# what the compiler spills, and not timed.
+# Dims whose tiles are read by TMA, because pointers to them do not fit into registers. These dims and their tiles were
+# chosen by what the compiler spills, and not timed.
 ENGINE = {"bwd_kv": {64, 128}}
 
 
 def attention_tiles(kernel: str, queries: int, dim: int, dtype: Any, extra: bool, **rest: Any) -> dict[str, Any]:
-    """Of the smallest dim that is as large; with a bias or dropout as on other chips."""
+    """Tiles for heads of this dim, rounded up to a power of two; with a bias or dropout the defaults."""
     wide = max(64, 1 << (dim - 1).bit_length())
     found = ATTENTION[kernel].get(wide)
     if found is None or dtype.itemsize > 2 or queries <= 64 or extra:
@@ -92,9 +92,9 @@ def attention_tiles(kernel: str, queries: int, dim: int, dtype: Any, extra: bool
 
 
 def decode_tiles(rows: int, dim: int, dtype: Any, kept: Any, **rest: Any) -> dict[str, Any]:
-    """Keys of several blocks on their way, in as much shared memory as leaves two programs to a core, or three.
+    """Several blocks of keys are loaded ahead, in as much shared memory as allows two or three programs per core.
 
-    Rows of more than 256 numbers are MLA's: 128 heads are two tiles of the matrix unit's height.
+    Rows of more than 256 numbers are MLA's: 128 heads are two tiles of 64 rows, the matrix unit's height.
     """
     if dtype.itemsize > 2:
         return {}
@@ -106,7 +106,7 @@ def decode_tiles(rows: int, dim: int, dtype: Any, kept: Any, **rest: Any) -> dic
 
 
 def rules_of(tiles: Callable[..., dict[str, Any]], names: str) -> dict[str, Callable[[dict[str, Any]], Any]]:
-    """The rules of a tunable, by size, from a function that says all of them."""
+    """The rules of a tunable, one per size, from a function that returns all sizes."""
     return {name: lambda args, name=name: tiles(**args).get(name) for name in names.split()}
 
 

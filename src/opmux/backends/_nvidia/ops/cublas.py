@@ -1,8 +1,8 @@
 """Matrix products through cuBLAS, as torch calls it.
 
-One call each wherever torch has one: a bias is cuBLAS' epilogue, a sum with what is there is its beta, and float32
-results of 16-bit factors are its own. Activations and slopes are a pass over the product, which is then rounded
-first, as it is in torch: cuBLAS' own epilogue for them is not to be had through torch with the values before it.
+One call wherever torch has one: a bias is cuBLAS' epilogue, an addition to the output is its beta, and it computes
+float32 results of 16-bit factors. Activations and their derivatives are a separate pass over the product, which is
+rounded first, as in torch: torch does not expose the epilogue of cuBLAS that also returns the values before it.
 """
 
 import functools
@@ -22,7 +22,7 @@ from .tags import torchs as _torchs
 
 F32, HALVES = torch.float32, (torch.float16, torch.bfloat16)
 E5M2 = torch.float8_e5m2
-# Whether torch has products of 16-bit factors that end in float32: since 2.8
+# torch's products of 16-bit factors with a float32 result, since 2.8
 _mm: Any = torch.ops.aten.mm
 _addmm: Any = torch.ops.aten.addmm
 WIDE_MM = getattr(_mm, "dtype", None)
@@ -37,7 +37,7 @@ check_scaled_gemm, check_block_scaled_gemm = checks(spec.scaled_gemm), checks(sp
 
 def faster() -> str | None:
     """Why cuBLAS comes before our kernels; None if kernels are interpreted or only compiled, which needs ours."""
-    from ....kernels.lib.launch import runs_on_chip  # there is Triton where this is asked
+    from ....kernels.lib.launch import runs_on_chip  # only called if there is Triton
 
     return "cuBLAS is faster" if runs_on_chip() else None
 
@@ -55,7 +55,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     check_linear(x, weight, bias)
     if x.dim() == 2:
         return F.linear(x, weight, bias)
-    # of rows, too: with more dimensions torch may round the product before it adds the bias
+    # flattened to rows: with more dimensions torch may round the product before it adds the bias
     return _shaped(F.linear(x.reshape(math.prod(x.shape[:-1]), x.shape[-1]), weight, bias), x)
 
 
@@ -92,7 +92,7 @@ def linear_act(
     elif act is not None:
         y = getattr(activation, f"{act}_glu" if glu else act)(pre)
     if residual is not None:
-        y.add_(residual)  # which is new: without an activation and a gate, pre is not returned
+        y.add_(residual)  # in place: y is new, or pre, which is not returned without an activation or a gate
     return y, pre.to(x.dtype) if save and (glu or act is not None) else x.new_empty(0)
 
 
@@ -136,7 +136,7 @@ def gemm(
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
     check_gemm(a, b, bias, trans_a, trans_b, alpha, out_dtype)
-    if out_dtype is None and alpha == 1.0 and (bias is None or bias.dtype is a.dtype):  # by the fewest steps
+    if out_dtype is None and alpha == 1.0 and (bias is None or bias.dtype is a.dtype):  # the fewest steps
         x = a.t() if trans_a else a
         if trans_b:
             return F.linear(x, b, bias)
@@ -220,7 +220,7 @@ def scaled_when(
 
 
 def by_rows(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, out_dtype: torch.dtype) -> bool:
-    """Whether torch has the product with a scale for each row: CUTLASS's, for Hopper and later."""
+    """Whether torch has the product with one scale per row: CUTLASS's, for Hopper and later."""
     both = a_scale.numel() == a.shape[0] and b_scale.numel() == b.shape[0]
     return both and a.is_cuda and out_dtype is torch.bfloat16 and torch.cuda.get_device_capability(a.device)[0] >= 9
 
@@ -251,7 +251,7 @@ def scaled_gemm(
     out_dtype: torch.dtype = torch.bfloat16,
     fast: bool = False,
 ) -> Tensor:
-    if bias is not None and out_dtype is F32:  # which torch declines
+    if bias is not None and out_dtype is F32:  # torch declines this
         return _scaled(a.view(a_dtype), b.view(b_dtype), a_scale, b_scale, None, F32, fast).add_(bias)
     return _scaled(a.view(a_dtype), b.view(b_dtype), a_scale, b_scale, bias, out_dtype, fast)
 
@@ -276,7 +276,7 @@ def scaled_gemm_plain(
     out_dtype: torch.dtype = torch.bfloat16,
     fast: bool = False,
 ) -> Tensor:
-    """In bfloat16, which holds every number that FP8 has: for sizes, dtypes and chips without products of FP8."""
+    """In bfloat16, which represents every FP8 number: for sizes, dtypes and chips without FP8 products."""
     check_scaled_gemm(a, b, a_scale, b_scale, a_dtype, b_dtype, bias, out_dtype, fast)
     y = _wide_product(a.view(a_dtype).to(torch.bfloat16), b.view(b_dtype).to(torch.bfloat16).t())
     y = y.mul_(a_scale.reshape(-1, 1) * b_scale.reshape(1, -1))
@@ -299,7 +299,7 @@ def block_when(
     m, k = a.shape
     if a_rows == b_rows == 128:
         return "multiplies no two matrices with scales of 128x128"
-    if m % 4:  # scales of rows are 16 bytes aligned
+    if m % 4:  # cuBLAS needs scales of rows that are aligned to 16 bytes
         return f"takes rows in multiples of 4; there are {m}"
     fits = fp8_limits(a, b, a_dtype is b_dtype is E5M2, None, out_dtype)
     if fits is not True:
@@ -393,7 +393,7 @@ def plain_block_when(
 
 @functools.cache
 def adds_as_cublas(device: torch.device) -> bool:
-    """Whether our kernel gives the bits of cuBLAS here: on Hopper, if there is Triton."""
+    """Whether our kernel gives the same bits as cuBLAS here: on Hopper, if there is Triton."""
     hopper = device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
     return hopper and importlib.util.find_spec("triton") is not None
 
@@ -411,10 +411,10 @@ def block_scaled_gemm_plain(
     b_rows: int = 128,
     out_dtype: torch.dtype = torch.bfloat16,
 ) -> Tensor:
-    """Without products of FP8: in bfloat16, which is exact where scales are powers of two, as they usually are.
+    """Without FP8 products: in bfloat16, which is exact if scales are powers of two, as they usually are.
 
-    For results of more bits than bfloat16 has, in float32. The sums have more bits than those of FP8 products on
-    Hopper, whose matrix unit adds up 128 of them in about 14 bits: 4 % of the bfloat16 results differ by one unit.
+    If the result has more bits than bfloat16, in float32. The sums have more bits than those of FP8 products on Hopper,
+    whose matrix unit adds 128 of them in about 14 bits: 4 % of the bfloat16 results differ by one unit.
     """
     inside = torch.bfloat16 if out_dtype is torch.bfloat16 else F32
     x = _plain(a.view(a_dtype), a_scale, a_rows, inside)

@@ -19,7 +19,7 @@ def cudnn(oldest: int = 8) -> bool | str:
 
 
 def limits(x: Tensor, eps: float = 1.0) -> bool | str:
-    """Declines channels-last: for that cuDNN's backward needs a buffer of its forward, which our op does not save."""
+    """True, or why not. cuDNN's backward of channels-last needs a buffer of its forward, which our op does not save."""
     if x.dtype not in DTYPES or x.dim() not in (4, 5) or not x.is_contiguous():
         return "takes contiguous float16 and float32 of 4 and 5 dimensions"
     if x.shape[1] < 2 or x.shape[2:].numel() < 2 or not x.numel() or x.shape[0] > 65535 or eps <= 0:
@@ -46,7 +46,7 @@ def batch_bwd_when(dy: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, r
 
 
 def _filled(t: Tensor | None, value: float, x: Tensor) -> Tensor:
-    """A number for each channel, as cuDNN takes them: float32."""
+    """A float32 number for each channel, as cuDNN needs: t, or `value` everywhere."""
     return x.new_full((x.shape[1],), value, dtype=torch.float32) if t is None else t.to(torch.float32).contiguous()
 
 

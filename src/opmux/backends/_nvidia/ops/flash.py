@@ -22,13 +22,13 @@ check_varlen, check_varlen_bwd = checks(spec.attention_varlen), checks(spec.atte
 check_general = checks(general_spec.attention_general)
 check_general_bwd = checks(general_spec.attention_general_bwd)
 HALVES = frozenset({torch.float16, torch.bfloat16})
-GRID = 65535  # batches and heads are dimensions of a launch
+GRID = 65535  # limit of batches and heads, which are dimensions of a grid
 
 
 def limits(q: Tensor, k: Tensor, v: Tensor, causal: bool, *, widest: int = 256, square: bool = False) -> bool | str:
-    """Whether a library's kernels are made for these tensors: True, or why not.
+    """Whether a library's kernels support these tensors: True, or why not.
 
-    `square` kernels align causal to the top left, which is ours for as many keys as queries.
+    `square`: the kernels align a causal mask to the top left, which is ours only for as many keys as queries.
     """
     b, h, sq, d = q.shape
     sk = k.shape[2]
@@ -44,11 +44,11 @@ def limits(q: Tensor, k: Tensor, v: Tensor, causal: bool, *, widest: int = 256, 
 
 
 def plain(t: Tensor) -> Tensor:
-    """A tensor as the kernels read it: 16 bytes at a time, batches outermost, or between the sequence and the heads."""
+    """t, or a copy for 16-byte loads, with the batch outermost or between the sequence and the heads."""
     b, h, s, d = t.stride()
     if d == 1 and b >= h and (b >= s or h) and not (b | h | s | t.storage_offset()) & 7:
         return t
-    return t.clone(memory_format=torch.contiguous_format)  # contiguous() keeps what starts at an odd place
+    return t.clone(memory_format=torch.contiguous_format)  # contiguous() would keep a start that is not aligned
 
 
 def settled(t: Tensor, like: Tensor) -> Tensor:
@@ -90,7 +90,7 @@ def attention_bwd(
         do.to(q.dtype), plain(q), plain(k), plain(v), o, lse, None, None, q.shape[2], k.shape[2],
         0.0, causal, lse, lse, scale=scale,
     )  # fmt: skip
-    # lse stands where the state of a generator would: nothing is dropped
+    # lse is passed as the generator's state too, which is not read without dropout
     return settled(found[0], q), settled(found[1], k), settled(found[2], v)
 
 
@@ -125,7 +125,7 @@ def varlen_bwd_when(
 
 
 def plain_rows(t: Tensor) -> Tensor:
-    """[tokens, heads, dim] as the kernels read it: 16 bytes at a time."""
+    """t [tokens, heads, dim], or a copy that the kernels can read 16 bytes at a time."""
     s, h, d = t.stride()
     if d == 1 and s and h and not (s | h | t.storage_offset()) & 7:
         return t
@@ -140,7 +140,7 @@ def seen(left: int, right: int) -> tuple[bool, dict[str, Any]]:
 
 
 def after(t: Tensor, cu: Tensor) -> Tensor:
-    """The tokens after the last sequence, which kernels do not write."""
+    """Which tokens are after the last sequence; kernels do not write them."""
     return torch.arange(t.shape[0], device=t.device) >= cu[-1]
 
 
@@ -172,7 +172,7 @@ def _backward_packed(
         plain_rows(do.to(q.dtype)), plain_rows(q), plain_rows(k), plain_rows(v), plain_rows(o), lse, cu_q.int(),
         cu_k.int(), max_q, max_k, 0.0, causal, lse, lse, scale=spec.scale_of(q, scale), **window,
     )  # fmt: skip
-    # lse stands where the state of a generator would: nothing is dropped
+    # lse is passed as the generator's state too, which is not read without dropout
     return [t.contiguous() for t in found]
 
 
@@ -228,7 +228,7 @@ def general_bwd_when(
 
 
 def general_limits(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> bool | str:
-    """Those of packed sequences, in any layout: dense ones are passed as packed."""
+    """The limits of packed sequences, in any layout: dense batches are passed as packed."""
     cu_q, max_q, max_k = options[4], options[8], options[9]
     count = q.shape[0] if cu_q is None else cu_q.shape[0] - 1
     longest = (q.shape[2], k.shape[2]) if cu_q is None else (max_q, max_k)
@@ -255,14 +255,14 @@ class Rows(NamedTuple):
         return cls(q.shape[0], cu_q is None and spec.order(q) != spec.SEQ_FIRST, cu_q is not None)
 
     def tokens(self, t: Tensor) -> Tensor:
-        """[tokens, heads, ...] of [batch, heads, seq, ...]."""
+        """[batch, heads, seq, ...] as [tokens, heads, ...]."""
         if self.packed:
             return t.select(0, 0).transpose(0, 1)
         order = (2, 0, 1) if self.by_heads else (0, 2, 1)
         return t.permute(*order, *range(3, t.dim())).flatten(*((1, 2) if self.by_heads else (0, 1)))
 
     def apart(self, t: Tensor) -> Tensor:
-        """The inverse."""
+        """The inverse of `tokens`."""
         if self.packed:
             return t.transpose(0, 1).unsqueeze(0)
         if self.by_heads:
@@ -312,12 +312,12 @@ def attention_general_bwd(
         for t, cu in zip(found, (given[0], given[1], given[1]), strict=True):
             t.masked_fill_(after(t, cu)[:, None, None], 0.0)
     dq, dk, dv = (laid(rows.apart(t), like, options[-1]) for t, like in zip(found, (q, k, v), strict=True))
-    return dq, dk, dv, q.new_empty(0), q.new_empty(0)  # of a bias and a sink, which the call has not
+    return dq, dk, dv, q.new_empty(0), q.new_empty(0)  # no bias, no sink
 
 
 def faster() -> str | None:
     """Why torch's attention comes before our kernels; None if kernels are interpreted or only compiled."""
-    from ....kernels.lib.launch import runs_on_chip  # there is Triton where this is asked
+    from ....kernels.lib.launch import runs_on_chip  # only called if there is Triton
 
     return "flash attention is faster" if runs_on_chip() else None
 

@@ -17,18 +17,18 @@ check_grouped_mm, check_grouped_mm_wgrad = checks(spec.grouped_mm), checks(spec.
 check_grouped_mm_bwd = checks(spec.grouped_mm_bwd)
 _grouped_mm: Any = getattr(torch, "_grouped_mm", None)
 BF16 = frozenset({torch.bfloat16})
-MOST = 1024  # groups: torch prepares them in one block of threads
+MOST = 1024  # limit of groups: torch prepares them in one thread block
 
 
 def faster() -> str | None:
     """Why torch's kernels come before ours; None if kernels are interpreted or only compiled, which needs ours."""
-    from ....kernels.lib.launch import runs_on_chip  # there is Triton where this is asked
+    from ....kernels.lib.launch import runs_on_chip  # only called if there is Triton
 
     return "torch's kernels for Hopper and Blackwell are faster" if runs_on_chip() else None
 
 
 def _limits(a: Tensor, columns: int, groups: int) -> bool | str:
-    """Rows of 16 bytes' multiples, in bfloat16, on a chip that torch has the kernels for."""
+    """True, or why not: bfloat16, rows of multiples of 16 bytes, and a chip for which torch has kernels."""
     if _grouped_mm is None:
         return "this torch has no grouped product"
     if a.dtype not in BF16:
@@ -43,7 +43,7 @@ def _limits(a: Tensor, columns: int, groups: int) -> bool | str:
 
 
 def _plain(t: Tensor) -> Tensor:
-    """A tensor as the kernels read it: contiguous, from a multiple of 16 bytes on."""
+    """t, or a copy that the kernels can read: contiguous, and aligned to 16 bytes."""
     if t.is_contiguous() and not t.data_ptr() % 16:
         return t
     return t.clone(memory_format=torch.contiguous_format)

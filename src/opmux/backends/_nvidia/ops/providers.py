@@ -81,7 +81,7 @@ def by_name(fn: Callable[..., Any], given: dict[str, Any]) -> Any:
 
 
 class Library(NamedTuple):
-    """Whether a library is there, and how a module of it is loaded."""
+    """How to check whether a library is installed, and how to load a module of it."""
 
     there: Callable[..., bool | str]
     load: Callable[[str], ModuleType]
@@ -95,7 +95,7 @@ LIBRARIES = {
 
 
 class Row(NamedTuple):
-    """What a library has for an op: a function by its place, and how it is called with the op's arguments."""
+    """A library's function for an op: where it is, and how it is called with the op's arguments."""
 
     library: str
     op: str
@@ -129,7 +129,7 @@ class Row(NamedTuple):
         return library(self.op, self.library, _is_available=there, **tags)(run)
 
 
-# ---- how each is called ---------------------------------------------------------------------------------------------
+# ---- calls of the libraries' functions ------------------------------------------------------------------------------
 
 
 def packed(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -139,8 +139,8 @@ def packed(*tensors: Tensor) -> tuple[Tensor, ...]:
 def fits(
     full: tuple[int, ...], cols: tuple[int, ...] = (), rows: tuple[int, ...] = (), zero: int | None = None
 ) -> Callable[..., bool | str]:
-    """A `when` for an op on rows, by the places of its arguments: those of one shape, those with a number for each
-    column, those with one for each row, and an offset that must be 0.
+    """A `when` for an op on rows. The numbers are positions of arguments: `full` have one shape, `cols` have a number
+    for each column, `rows` one for each row, and `zero` is an offset that must be 0.
 
     These libraries do not check shapes: a wrong one would be read out of bounds. Such calls are declined, and the next
     impl raises the error.
@@ -183,7 +183,7 @@ def flash_bwd(
 
 
 def _flash_given(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> dict[str, Any]:
-    """By every name that versions have had; tensors are [batch, seq, heads, dim] there."""
+    """Arguments under every name that versions of flash_attn had; its tensors are [batch, seq, heads, dim]."""
     return {
         **{n: plain(t).transpose(1, 2) for n, t in (("q", q), ("k", k), ("v", v))},
         "dropout_p": 0.0,
@@ -208,7 +208,7 @@ def liger_rms_fwd(fn: Any, x: Tensor, weight: Tensor, eps: float, offset: float)
 
 
 def liger_rms_bwd(fn: Any, dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, offset: float) -> tuple[Tensor, Tensor]:
-    """`in_place` is on by default there, and writes dx over dy."""
+    """Liger's `in_place` is on by default, and writes dx over dy."""
     block, warps = loaded("liger_kernel.ops.utils").calculate_settings(x.shape[-1])
     g, x, weight, rstd = packed(dy.to(x.dtype), x, weight, rstd)
     given = {"dY": g, "X": x.view(-1, x.shape[-1]), "W": weight, "RSTD": rstd.view(-1), "offset": offset}
@@ -226,7 +226,7 @@ def liger_glu_fwd(fn: Any, a: Tensor, b: Tensor) -> Tensor:
 
 
 def liger_glu_bwd(fn: Any, dy: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradients are written over a and b there: it gets copies."""
+    """Liger writes the gradients over a and b: it gets copies."""
     mine = {n: t.clone(memory_format=torch.contiguous_format).view(-1, t.shape[-1]) for n, t in (("a", a), ("b", b))}
     da, db = by_name(fn, {**mine, "dc": dy.to(a.dtype).contiguous(), **NO_FACTORS})
     return da.view(a.shape), db.view(b.shape)

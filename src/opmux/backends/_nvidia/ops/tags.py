@@ -20,6 +20,6 @@ def library(op: str, name: str, **tags: Any) -> Callable[[Callable[..., Any]], A
 
 
 def torchs(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call torch's own kernel of an op that may be overridden, and whose override may lead here."""
+    """Call torch's own kernel of an op. Ignores overrides, because an override of the op may lead here."""
     guard = core_library.reference_guard
     return (fn if guard is None else guard(fn))(*args, **kwargs)

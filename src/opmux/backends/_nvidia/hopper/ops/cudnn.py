@@ -1,4 +1,4 @@
-"""Attention through cuDNN: on Hopper its kernels use what flash's, made for Ampere, do not.
+"""Attention through cuDNN: its kernels are made for Hopper, flash's for Ampere.
 
 `attention_general` comes after our kernels, and runs if a policy names it: cuDNN has only dense batches here, and the
 same sequences must give the same bits packed.
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ... import ops  # noqa: F401 - as a whole, before its modules: another thread may be importing it
+from ... import ops  # noqa: F401 - the package before its modules: another thread may be importing it
 from ...ops.cudnn import cudnn
 from ...ops.flash import (
     HALVES,
@@ -30,7 +30,7 @@ WIDEST = 128
 
 
 def usable() -> bool | str:
-    """cuDNN 9; and not with torch's setting that lays lse out in another order than ours."""
+    """True, or why not: needs cuDNN 9, and not torch's setting that changes the layout of lse."""
     if os.environ.get("TORCH_CUDNN_SDPA_AVOID_RECOMPILE", "0") not in ("", "0"):
         return "not with TORCH_CUDNN_SDPA_AVOID_RECOMPILE"
     return cudnn(9)
@@ -52,7 +52,7 @@ def cudnn_bwd_when(
 ) -> bool | str:
     check_attention_bwd(do, q, k, v, o, lse, causal, scale)
     if torch.are_deterministic_algorithms_enabled():
-        return "adds up in any order, and torch is to be deterministic"
+        return "adds in any order, while deterministic algorithms are enabled"
     return suits(q, k, v, causal)
 
 
@@ -117,4 +117,4 @@ def attention_general_bwd(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     found = attention_bwd(do, q, k, v, o, lse, options[11] == 0, options[15])
     dq, dk, dv = (laid(t, like, options[-1]) for t, like in zip(found, (q, k, v), strict=True))
-    return dq, dk, dv, q.new_empty(0), q.new_empty(0)  # of a bias and a sink, which the call has not
+    return dq, dk, dv, q.new_empty(0), q.new_empty(0)  # no bias, no sink

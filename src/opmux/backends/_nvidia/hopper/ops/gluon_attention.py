@@ -19,20 +19,20 @@ from .....kernels.lib.launch import Config
 from .....kernels.lib.products import aligned_copy
 from .....kernels.lib.rows import OutputSpec, programs
 from .....specs import attention as spec
-from ... import ops  # noqa: F401 - as a whole, before its modules: another thread may be importing it
+from ... import ops  # noqa: F401 - the package before its modules: another thread may be importing it
 from ...ops.flash import HALVES, check_attention, check_attention_bwd, check_varlen, check_varlen_bwd
 
 DIMS = (64, 128)
-ROWS = 128  # of a tile of the result: 64 for each of two consumers
-# Elements that a stride may have: a descriptor takes strides below 2**40 bytes, packed ones half of 2**34.
+ROWS = 128  # rows of a tile of the result: 64 for each of two consumers
+# Limit of strides, in elements: a descriptor takes strides below 2**40 bytes, that of packed ones half of 2**34.
 FARTHEST = 2**33
-SECTION = {"forward": 32, "backward_q": 32, "backward_kv": 16}  # heads whose tensors share the cache (H200, measured)
-FEW = 16  # tiles for each program: below, which tiles it takes decides more than the cache (causal tiles differ)
+SECTION = {"forward": 32, "backward_q": 32, "backward_kv": 16}  # heads that share L2 (H200, measured)
+FEW = 16  # with fewer tiles per program, their distribution matters more than L2 (causal tiles differ)
 
 
 @functools.cache
 def usable() -> bool | str:
-    """Whether this Triton has the parts of Gluon that the kernels are made of."""
+    """True, or why not: whether this Triton has the parts of Gluon that the kernels use."""
     if interpreting():
         return "kernels in Gluon cannot be interpreted"
     try:
@@ -46,7 +46,7 @@ def _kernels() -> Any:
     return importlib.import_module(".gluon_attention_kernels", __package__)
 
 
-# ---- which calls ----------------------------------------------------------------------------------------------------
+# ---- which calls are supported --------------------------------------------------------------------------------------
 
 
 def attention_when(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> bool | str:
@@ -82,7 +82,7 @@ def varlen_bwd_when(
 
 
 def fits_window(left: int, right: int) -> str:
-    """The reason to refuse a window, or an empty string: all keys and causal are taken."""
+    """Why a window is refused, or an empty string for the two that are supported: all keys, and causal."""
     if left < 0 and right <= 0:
         return ""
     return f"takes left = -1 and right = -1 or 0; they are {left} and {right}"
@@ -105,7 +105,7 @@ def suits(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> bool | str:
 
 
 def _aligned(given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors as the copy engine takes them; one that does not lie so, as it will lie when it is contiguous."""
+    """Each tensor if TMA can read it, else a meta tensor with the strides of its contiguous copy."""
     fits = lambda t: t.stride(-1) == 1 and max(t.stride()) < FARTHEST and fits_engine(t, strides_of(t.stride()))
     return {n: t if fits(t) else torch.empty(t.shape, dtype=t.dtype, device="meta") for n, t in given.items()}
 
@@ -114,7 +114,7 @@ def _launch(
     name: str, p: Problem, device: torch.device, packed: bool, strides: Mapping[str, tuple[int, int, int]],
     **numbers: Any,
 ) -> Launch:  # fmt: skip
-    """A launch of as many programs as there are cores, each of which takes tiles in turn.
+    """A persistent launch: one program per core, each of which loops over tiles.
 
     Only the device knows the lengths of packed sequences, so the number of tiles is an upper bound over all lengths.
     Each sequence may have one empty tile, and so may the tokens before the first one and after the last one.
@@ -195,7 +195,7 @@ def attention_bwd_in_gluon(
 def _packed(
     q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, left: int, right: int, scale: float | None
 ) -> tuple[Problem, OutputSpec]:
-    """The problem, whose queries and keys are all tokens, and the statistics of each row."""
+    """The problem, in which all tokens are queries and keys, and the output spec of the statistics of each row."""
     p = Problem.of(q, k, v, left, right, scale, "ieee", (cu_q.shape[0] - 1, q.shape[0], k.shape[0]))
     return p, OutputSpec.of((q.shape[1], q.shape[0]), spec.stats_dtype(q))
 

@@ -39,7 +39,7 @@ def general_bwd_when(
 def _problem(
     q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor | None, right: int, scale: float | None
 ) -> tuple[Problem, OutputSpec]:
-    """The problem, and the statistics of each row. All tokens of packed sequences are its queries and keys."""
+    """The problem, with all tokens of packed sequences as queries and keys, and the output spec of the statistics."""
     sizes = None if cu_q is None else (cu_q.shape[0] - 1, q.shape[2], k.shape[2])
     p = Problem.of(q, k, v, -1, right, scale, "ieee", sizes)
     return p, OutputSpec.of(q.shape[:3], attention_spec.stats_dtype(q))
@@ -64,6 +64,6 @@ def attention_general_bwd_in_gluon(
 ) -> Plan:  # fmt: skip
     p, stats = _problem(q, k, v, cu_q, right, scale)
     grads = {f"d{n}": like(t, seq_first=seq_first) for n, t in (("q", q), ("k", k), ("v", v))}
-    none = OutputSpec.of((0,), q.dtype)  # of a bias and a sink, which the call has not
+    none = OutputSpec.of((0,), q.dtype)  # no bias, no sink
     makes = {**grads, "dbias": none, "dsink": none, "delta": stats}
     return backward_in(p, do, q, k, v, o, makes, cu_q is not None, strided(lse=lse, cu_q=cu_q, cu_k=cu_k))

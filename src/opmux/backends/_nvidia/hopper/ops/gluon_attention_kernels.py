@@ -1,19 +1,19 @@
-"""Attention for Hopper in Gluon, Triton's language below its tiles: a warpgroup copies, two others multiply.
+"""Attention for Hopper in Gluon, Triton's language below its tiles: a warp copies, two warpgroups multiply.
 
-Three programs share a core's work. The producer is one warp: it has the copy engine bring tiles into rings of shared
-memory, and waits for nobody but a full ring. Each of the two consumers has 64 rows of the tile: while one of them takes
-exponentials, the other one's products are on the matrix unit. Barriers count: `full` a tile that has arrived, `empty`
-one that both consumers have read. A program stays on its core and takes one tile of the result after another, heads in
-sections that fit the chip's cache.
+Three parts of a program work concurrently. The producer is one warp: it lets TMA load tiles into rings of shared
+memory, and waits only for a free slot of a ring. Each of the two consumers has 64 rows of the tile: while one computes
+exponentials, the other one's products are on the matrix unit. Barriers: `full` counts a tile that has arrived, `empty`
+one that both consumers have read. Programs are persistent: one per core loops over tiles of the result, heads in
+sections that fit L2.
 
-Dense batches and sequences packed one after another are one kernel: `cu_q_ptr` and `cu_k_ptr` are None, or say where a
-sequence begins. `_describe` says how the copy engine keeps to the rows of one sequence.
+Dense batches and packed sequences use the same kernel: `cu_q_ptr` and `cu_k_ptr` are None, or say where a sequence
+begins. `_describe` says how TMA is kept to the rows of one sequence.
 
-ptxas moves a wait for products up to their issue, before the exponentials that should run meanwhile; it moves nothing
-over a branch. `_over` is one: a wait for a barrier that is known to be over.
+ptxas moves a wait for products up to where they are issued, before the exponentials that should run meanwhile; but it
+moves nothing across a branch. `_over` is such a branch: a wait for a barrier that has already completed.
 """
 
-# ruff: noqa: RUF059 - each part of a program unpacks all that they share
+# ruff: noqa: RUF059 - each part of a program unpacks everything that is shared
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from .....kernels.lib.launch import Launcher
 
-HALF = gl.constexpr(64)  # the rows of a consumer
+HALF = gl.constexpr(64)  # rows of a consumer
 FAR, WRAP = gl.constexpr(2**30), gl.constexpr(2**34)  # see _describe
 LOG2_E = gl.constexpr(1.4426950408889634)
-PUBLIC = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))  # Triton 3.6: with an underscore
+PUBLIC = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))  # Triton 3.6 has it with an underscore
 LN_2 = gl.constexpr(0.6931471805599453)
-# their names in Triton 3.9, and those before
+# renamed in Triton 3.9
 _copy_in = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
 _copy_out = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
 
 
 @gluon.constexpr_function
 def _rows(columns):
-    """How the registers of four warps hold the result of a product of 64 rows."""
+    """The layout, over four warps, of the result of a product of 64 rows."""
     return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, columns, 16])
 
 
@@ -52,7 +52,7 @@ def _over(barrier, phase):
 
 @gluon.jit
 def _turns(tiles, SNAKE: gl.constexpr):
-    """How many tiles this program takes."""
+    """How many tiles this program processes."""
     rest = tiles % gl.num_programs(0)
     turns = tiles // gl.num_programs(0)
     return turns + (_nth(turns, SNAKE) % gl.num_programs(0) < rest).to(gl.int32)
@@ -60,7 +60,7 @@ def _turns(tiles, SNAKE: gl.constexpr):
 
 @gluon.jit
 def _nth(turn, SNAKE: gl.constexpr):
-    """The number of the tile that this program takes at a turn; SNAKE: every other turn in reverse order."""
+    """The number of the tile that this program processes in round `turn`; SNAKE: every other round in reverse order."""
     at = gl.program_id(0)
     if SNAKE:
         at = gl.where(turn % 2 == 0, at, gl.num_programs(0) - 1 - at)
@@ -69,7 +69,7 @@ def _nth(turn, SNAKE: gl.constexpr):
 
 @gluon.jit
 def _place(tile, rows, all_heads, SECTION: gl.constexpr):
-    """The row of tiles and the head that a tile's number stands for: heads by sections, each row by row."""
+    """The row of tiles and the head of a tile's number: heads by sections, each section row by row."""
     section = tile // (rows * SECTION)
     inside = tile % (rows * SECTION)
     wide = gl.minimum(SECTION, all_heads - section * SECTION)
@@ -78,16 +78,16 @@ def _place(tile, rows, all_heads, SECTION: gl.constexpr):
 
 @gluon.jit
 def _begin(cu_ptr, i, batch, rows):
-    """Where sequence i begins; sequence 0 is the tokens before the first of `cu_ptr`, batch + 1 is the rest."""
+    """Where sequence i begins. Sequence 0 is the tokens before the first of `cu_ptr`, batch + 1 those after all."""
     at = gl.load(cu_ptr + gl.minimum(gl.maximum(i - 1, 0), batch)).to(gl.int32)
     return gl.where(i == 0, 0, gl.where(i > batch + 1, rows, at))
 
 
 @gluon.jit
 def _sequence(at, cu_ptr, batch, rows, BLOCK: gl.constexpr):
-    """The sequence of a row of tiles, how many more of them it has after this one, and whether `cu_ptr` lists it.
+    """The sequence of a row of tiles, how many rows of tiles it has after this one, and whether `cu_ptr` lists it.
 
-    Sequence i has the rows of tiles from begin // BLOCK + i on: enough for its length, and at most one too many, which
+    The rows of tiles of sequence i begin at begin // BLOCK + i: enough for its length, and at most one too many, which
     sees no key and writes nothing.
     """
     low = 0
@@ -103,13 +103,13 @@ def _sequence(at, cu_ptr, batch, rows, BLOCK: gl.constexpr):
 
 @gluon.jit
 def _describe(ptr, cu_ptr, batch, heads, rows, z, h, r, BLOCK: gl.constexpr, DIM: gl.constexpr):
-    """A tensor [batch, heads, rows, DIM] for the copy engine: rows beyond it are read as zero, and not written.
+    """A TMA descriptor of a tensor [batch, heads, rows, DIM]: rows out of bounds are read as zero, and not written.
 
     Packed, one dimension is the token at which a sequence ends, and one counts the `FAR` rows before that end: a
-    sequence of n rows has the last n of these, so the engine's bounds check stops at its end. Without it 0 times a NaN
-    of the next sequence would be NaN. The first dimension, always at FAR, takes the FAR rows back: addresses are
-    modulo 2**64, and FAR * WRAP * 2 bytes are 0. (A base address of that many rows before the tensor would do as well,
-    but the engine faults if there is no memory at it.)
+    sequence of n rows is the last n of these, so TMA's bounds check stops at its end. Otherwise 0 times a NaN of the
+    next sequence would be NaN. The first dimension, whose index is always FAR, subtracts the FAR rows: addresses are
+    modulo 2**64, and FAR * WRAP * 2 bytes are 0. (A base address FAR rows before the tensor would do as well, but TMA
+    faults if there is no memory at it.)
     """
     if cu_ptr is None:
         layout: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
@@ -124,7 +124,7 @@ def _describe(ptr, cu_ptr, batch, heads, rows, z, h, r, BLOCK: gl.constexpr, DIM
 
 @gluon.jit
 def _place_of(cu_ptr, i, batch, rows):
-    """A packed sequence: its place in a descriptor (where it ends, and its row 0), its length, and where it begins."""
+    """A packed sequence: its coordinates in a descriptor (its end, and its row 0), its length, and where it begins."""
     begin = _begin(cu_ptr, i, batch, rows)
     end = _begin(cu_ptr, i + 1, batch, rows)
     return (end, FAR - (end - begin)), end - begin, begin
@@ -132,7 +132,7 @@ def _place_of(cu_ptr, i, batch, rows):
 
 @gluon.jit
 def _as_in(desc, tile):
-    """A tile of shared memory with as many dimensions as the tensor has."""
+    """A tile of shared memory with as many dimensions as the descriptor has."""
     shape: gl.constexpr = desc.block_shape
     if PUBLIC:
         return tile.reinterpret(desc.dtype, shape, desc.layout)
@@ -177,9 +177,10 @@ def _barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
 
 @gluon.jit
 def _fwd_tile(tile, sizes, CAUSAL: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, SECTION: gl.constexpr):
-    """A tile's first query, its head, how many blocks of keys it sees, and its sequence. The longest come first.
+    """A tile's first query, its head, how many blocks of keys it sees, and its sequence. The longest tiles come first.
 
-    The sequence: its queries and keys, its places in descriptors, its first element of lse, and whether it is listed.
+    The sequence: its number of queries and keys, its coordinates in descriptors, the offset of its lse, and whether it
+    is listed.
     """
     queries, keys, heads, batch, group, tiles, cu_q_ptr, cu_k_ptr = sizes
     if cu_q_ptr is None:
@@ -237,7 +238,7 @@ def _fwd_produce(
 
 @gluon.jit
 def _softmax(s, top, total, scale, row, key, keys, shift, MASK: gl.constexpr, CAUSAL: gl.constexpr):
-    """Exponentials of a block of scores, the largest score and the sum so far, and the factor for what was summed."""
+    """Exponentials of a block of scores, the maximum and the sum so far, and the factor that rescales earlier sums."""
     if MASK:
         at = key + gl.arange(0, s.shape[1], layout=gl.SliceLayout(0, s.type.layout))
         seen = at[None, :] < keys
@@ -246,7 +247,7 @@ def _softmax(s, top, total, scale, row, key, keys, shift, MASK: gl.constexpr, CA
         s = gl.where(seen, s, -float("inf"))
     new = gl.maximum(top, gl.max(s, 1) * scale)
     base = new
-    if MASK:  # a row that has seen nothing yet
+    if MASK:  # a row without a visible key so far
         base = gl.where(new == -float("inf"), 0.0, new)
     p = gl.exp2(s * scale - base[:, None])
     factor = gl.exp2(top - base)
@@ -258,7 +259,7 @@ def _fwd_step(
     q, smem, bars, state, count, row, key, keys, shift, scale, WHICH: gl.constexpr, MASK: gl.constexpr,
     CAUSAL: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """The scores of a block of keys, while the values of the block before are added."""
+    """The scores of a block of keys; meanwhile the values of the block before are accumulated."""
     q_smem, k_smem, v_smem, o_smem = smem
     q_full, q_empty, k_full, k_empty, v_full, v_empty, turns = bars
     o, p, top, total = state
@@ -311,7 +312,7 @@ def _fwd_consume(
         o = gl.zeros([HALF, DIM], gl.float32, layout=result)
         mbarrier.wait(q_full.index(0), turn & 1)
         if blocks > 0:
-            clean = keys // BLOCK_N  # blocks without a pair that is not seen
+            clean = keys // BLOCK_N  # fully unmasked blocks
             if CAUSAL:
                 clean = gl.minimum(clean, gl.maximum(row0 + shift + 1, 0) // BLOCK_N)
             at = count % STAGES
@@ -349,7 +350,7 @@ def _fwd_consume(
         total = gl.where(total > 0.0, total, 1.0)
         lse = (top + gl.log2(total)) * LN_2
         if cu_q_ptr is not None:
-            lse = gl.where(listed, lse, 0.0)  # o is 0 there, as nothing is seen
+            lse = gl.where(listed, lse, 0.0)  # o is 0 there, because no key is visible
         gl.store(lse_ptr + at_row + row, lse, mask=row < queries)
         o = o * gl.convert_layout(1.0 / total, gl.SliceLayout(1, result))[:, None]
         mine = o_smem.index(WHICH)
@@ -439,7 +440,7 @@ def _q_step(
     q, do, smem, bars, dq, lse, delta, count, row, key, keys, shift, scale, MASK: gl.constexpr, CAUSAL: gl.constexpr,
     STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Adds what a block of keys says of 64 queries."""
+    """Accumulate dq of 64 queries over a block of keys."""
     q_smem, do_smem, k_smem, v_smem, d_smem = smem
     q_full, q_empty, full, empty = bars
     BLOCK_N: gl.constexpr = k_smem.shape[1]
@@ -505,7 +506,7 @@ def _q_consume(
         delta = gl.convert_layout(gl.sum(o.to(gl.float32) * do.load(result).to(gl.float32), 1), each)
         gl.store(delta_ptr + at_row + row, delta, mask=row < queries)
         dq = gl.zeros([HALF, DIM], gl.float32, layout=result)
-        clean = keys // BLOCK_N  # blocks without a pair that is not seen
+        clean = keys // BLOCK_N  # fully unmasked blocks
         if CAUSAL:
             clean = gl.minimum(clean, gl.maximum(row0 + shift + 1, 0) // BLOCK_N)
         masked = gl.maximum(blocks - clean, 0)
@@ -567,9 +568,9 @@ def _bwd_q(
 
 @gluon.jit
 def _kv_tile(tile, sizes, CAUSAL: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, SECTION: gl.constexpr):
-    """A tile's first key, its head, the first and the last block of queries that see it, and its sequence.
+    """A tile's first key, its head, the first block of queries that sees it and the end of those, and its sequence.
 
-    The sequence: its queries and keys, its places in descriptors, and its first element of lse for head 0.
+    The sequence: its number of queries and keys, its coordinates in descriptors, and the offset of its lse for head 0.
     """
     queries, keys, kv_heads, batch, group, tiles, cu_q_ptr, cu_k_ptr = sizes
     if cu_k_ptr is None:
@@ -631,7 +632,7 @@ def _kv_produce(
 
 @gluon.jit
 def _kv_step(k, v, smem, bars, dk, dv, count, row, key, scale, shift, MASK: gl.constexpr, STAGES: gl.constexpr):
-    """Adds what a block of queries says of 64 keys and values. Scores are transposed: a row of them is a key."""
+    """Accumulate dk and dv of 64 keys over a block of queries. Scores are transposed: a row of them is a key."""
     q_smem, do_smem, k_smem, v_smem, lse_smem, delta_smem, d_smem = smem
     full, empty, row_full, kv_full, kv_empty = bars
     BLOCK_M: gl.constexpr = q_smem.shape[1]

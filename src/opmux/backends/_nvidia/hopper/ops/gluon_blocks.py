@@ -16,8 +16,8 @@ from .....kernels.lib.rows import OutputSpec, cores, programs
 from .....specs import gemm as spec
 from .gluon_attention import usable
 
-ROWS = 128  # of a tile of the result: 64 for each of two consumers
-# As many blocks of K as shared memory holds, by the columns of a tile and the bytes of a number of the result.
+ROWS = 128  # rows of a tile of the result: 64 for each of two consumers
+# The most blocks of K that shared memory holds, by the columns of a tile and the bytes per element of the result.
 STAGES = {(128, 2): 6, (128, 4): 5, (256, 2): 4, (256, 4): 3}
 
 check = checks(spec.block_scaled_gemm)

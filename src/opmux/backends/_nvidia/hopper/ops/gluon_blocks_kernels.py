@@ -1,8 +1,8 @@
-"""FP8 products with scales of blocks for Hopper, in Gluon: one warp copies, two warpgroups multiply.
+"""FP8 products with block scales for Hopper, in Gluon: one warp copies, two warpgroups multiply.
 
-A product of 128 columns of K must be finished before its scales are multiplied in, and the matrix unit idles meanwhile,
-unless another warpgroup has products for it. Triton's own kernel keeps its warpgroups in step; here each goes at its
-own pace.
+A product of 128 columns of K must be finished before it is multiplied by its scales, and the matrix unit idles
+meanwhile, unless another warpgroup has products for it. Triton's own kernel keeps its warpgroups in step; here they run
+independently.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from .....kernels.lib.launch import Launcher
 
-# their names in Triton 3.9, and those before
+# renamed in Triton 3.9
 copy_in = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
 copy_out = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
 
-ROWS = gl.constexpr(64)  # of a warpgroup, and of an instruction of the matrix unit
-BLOCK = gl.constexpr(128)  # of K, and of the columns of the result that have one scale
+ROWS = gl.constexpr(64)  # rows per warpgroup, and per instruction of the matrix unit
+BLOCK = gl.constexpr(128)  # columns of K, and of the result, that share a scale
 
 
 @gluon.jit
@@ -40,7 +40,7 @@ def tile(program, m, n, BLOCK_N: gl.constexpr, GROUP: gl.constexpr):
 
 @gluon.jit
 def copies(ring, a_ptr, b_ptr, sizes, BLOCK_N: gl.constexpr, GROUP: gl.constexpr, STAGES: gl.constexpr):
-    """Copies the blocks of all tiles of a program, STAGES ahead. Rows and columns outside are zeros."""
+    """Copy the blocks of all tiles of a program, STAGES ahead. Rows and columns out of bounds are zeros."""
     b_as, b_bs, full, empty = ring
     m, n, k = sizes
     a = tma.make_tensor_descriptor(a_ptr, [m, k], [k, 1], [ROWS, BLOCK], b_as.layout)
@@ -61,11 +61,11 @@ def copies(ring, a_ptr, b_ptr, sizes, BLOCK_N: gl.constexpr, GROUP: gl.constexpr
 
 @gluon.jit
 def write(y, place, bias_ptr, b_y, first_m, first_n, n):
-    """Writes 64x128 of the result by the copy engine, through `place`; nothing outside of y is written."""
+    """Store 64x128 of the result by TMA, through `place`; nothing out of bounds is written."""
     if bias_ptr is not None:
         i_n = first_n + gl.arange(0, BLOCK, layout=gl.SliceLayout(0, b_y.type.layout))
         b_y += gl.load(bias_ptr + i_n, mask=i_n < n, other=0.0).to(gl.float32)[None, :]
-    tma.store_wait(0)  # what was written before has left
+    tma.store_wait(0)  # until the previous store has left `place`
     place.store(b_y.to(y.dtype))
     fence_async_shared()
     copy_out(y, [first_m, first_n], place)
@@ -73,7 +73,7 @@ def write(y, place, bias_ptr, b_y, first_m, first_n, n):
 
 @gluon.jit
 def sums(b_y, b_z, ring, step, scales, TEAM: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr):
-    """b_y, and b_z for the second 128 of 256 columns, plus a block's products times its scales."""
+    """b_y, and b_z for the second 128 of 256 columns, plus one block's products times its scales."""
     b_as, b_bs, full, empty = ring
     b_sa, b_sb, b_sc = scales
     stage = step % STAGES
@@ -85,7 +85,7 @@ def sums(b_y, b_z, ring, step, scales, TEAM: gl.constexpr, BLOCK_N: gl.constexpr
     b_p = warpgroup_mma_wait(0, deps=[b_p])
     if BLOCK_N == 2 * BLOCK:
         b_y += b_p * (b_sa * b_sb)[:, None]
-        # There is nothing to wait for: it keeps these sums before the next products, which get b_p's registers.
+        # No product is pending: this keeps these sums before the next products, which reuse b_p's registers.
         b_y = warpgroup_mma_wait(0, deps=[b_y])
         b_p = warpgroup_mma(b_a, b_b.slice(BLOCK, BLOCK).permute((1, 0)), b_p, use_acc=False, is_async=True)
         b_p = warpgroup_mma_wait(0, deps=[b_p])
@@ -99,7 +99,7 @@ def sums(b_y, b_z, ring, step, scales, TEAM: gl.constexpr, BLOCK_N: gl.constexpr
 
 @gluon.jit
 def scales_of(sa, sb, b_down, m_m, m_n, there, BLOCK_N: gl.constexpr):
-    """The scales of a block: of 64 rows of a, and of the first and the second 128 columns of the result."""
+    """The scales of a block of K: of 64 rows of a, and of the first and the second 128 columns of the result."""
     b_sa, b_sb = gl.load(sa, mask=m_m & there, other=0.0), gl.load(sb, mask=m_m & there, other=0.0)
     b_sc = gl.load(sb + b_down, mask=m_m & m_n & there, other=0.0) if BLOCK_N == 2 * BLOCK else b_sb
     return b_sa, b_sb, b_sc
@@ -110,9 +110,9 @@ def products(
     ring, scales, place, bias_ptr, y_ptr, sizes,
     TEAM: gl.constexpr, BLOCK_N: gl.constexpr, GROUP: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Multiplies 64 rows of each tile. BLOCK_N is 128, or 256 as two halves, of which one is multiplied at a time.
+    """Multiply 64 rows of each tile. BLOCK_N is 128, or 256 as two halves, one after the other.
 
-    Blocks go by twos, whose scales have registers of their own: to move a scale would wait until it is loaded.
+    Blocks go in pairs, whose scales have separate registers: moving a scale would wait until it is loaded.
     """
     a_scale_ptr, b_scale_ptr, a_down, a_right, b_down, b_right = scales
     m, n, k = sizes
@@ -125,7 +125,7 @@ def products(
         i_m = first_m + gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
         m_m, m_n = i_m < m, first_n + BLOCK < n
         sa = a_scale_ptr + i_m.to(gl.int64) * a_down
-        # Zero is added, as a tensor: the compiler would move one number to a uniform register, and wait for its load.
+        # i_m >> 31 is a tensor of zeros: the compiler would move a scalar to a uniform register, and wait for its load.
         sb = b_scale_ptr + (first_n // BLOCK).to(gl.int64) * b_down + (i_m >> 31)
         b_y = gl.zeros([ROWS, BLOCK], gl.float32, layout)
         b_z = gl.zeros([ROWS, BLOCK], gl.float32, layout)
@@ -151,7 +151,7 @@ def _blocks(
     a_ptr, b_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, y_ptr, m, n, k, a_down, a_right, b_down, b_right,
     BLOCK_N: gl.constexpr, GROUP: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """a b^T with a scale for each 1x128 of a and each 128x128 of b; programs take tiles of 128 x BLOCK_N in turn."""
+    """a b^T with a scale per 1x128 of a and per 128x128 of b. Persistent: programs loop over tiles of 128 x BLOCK_N."""
     layout: gl.constexpr = gl.NVMMASharedLayout(128, 8, 2)
     b_as = gl.allocate_shared_memory(a_ptr.dtype.element_ty, [2 * STAGES, ROWS, BLOCK], layout)
     b_bs = gl.allocate_shared_memory(b_ptr.dtype.element_ty, [STAGES, BLOCK_N, BLOCK], layout)
