@@ -1,6 +1,6 @@
-"""ATen's padding by reflection and by replication, of one to three dimensions, and its gradients.
+"""ATen's reflection and replication padding of one to three dimensions, and their gradients.
 
-The ops are torch's, with its names and signatures, and its own op is the reference of each.
+Each op has ATen's name and signature; its reference is torch's own op.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ from .samples import Case, Draw, Maker
 ops: dict[str, Any] = {}
 
 PLANE = (3, 5, 7)
-PADS = ((3, 1), (1, 2), (0, 2))  # before and after, the last dimension first; at most the plane's sizes less one
+PADS = ((3, 1), (1, 2), (0, 2))  # (before, after), last dimension first; reflection needs pads below the plane's sizes
 
 
 def _cases(rank: int) -> tuple[Case, ...]:

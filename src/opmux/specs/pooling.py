@@ -1,7 +1,7 @@
 """ATen's pooling: averages and maxima over windows of one to three dimensions, their gradients, and unpooling.
 
-The ops are torch's, with its names and signatures, and its own op is the reference of each. Sums are accumulated in
-float32 (float64 for float64). Of equal maxima the first one's index is kept, and NaN is larger than any number.
+Each op has ATen's name and signature; its reference is torch's own op. Sums are accumulated in float32 (float64 for
+float64). If a window has several equal maxima, the index is that of the first; NaN is larger than any number.
 """
 
 from typing import Any
@@ -90,7 +90,7 @@ FRACTIONAL = Maker(_fractional, (Case((2, 3, 9, 11)), Case((2, 3, 9, 11), option
 
 
 def _backward(forward: str, makes: Maker, *names: str) -> Maker:
-    """The gradient of a forward's samples: names, in order, are those of the backward's arguments."""
+    """Samples of a backward, made from those of its forward; `names` are the backward's arguments in order."""
 
     def build(d: Draw) -> dict[str, Any]:
         given = makes.build(d)

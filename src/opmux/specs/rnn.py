@@ -1,6 +1,6 @@
-"""ATen's fused cell of an LSTM, and its gradient: everything but the two matrix products.
+"""ATen's fused LSTM cell and its gradient: everything but the two matrix products.
 
-The ops are torch's, with its names and signatures. torch has them on GPUs only, so the references are formulas; they
+Each op has ATen's name and signature. torch has these ops on GPUs only, so the references are written out here. They
 and the kernels compute in float32 (float64 for float64).
 """
 
