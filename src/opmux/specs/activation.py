@@ -218,7 +218,7 @@ VARIANTS = (
         Returns:
             y, like x: {ROUNDED}.
         """,
-        f"""dx = dy * f'(x), f(x) = {{f}}.
+        f"""The gradient of y = f(x): dx = dy * f'(x), f(x) = {{f}}.
 
         Args:
             dy: the gradient of y.
@@ -242,15 +242,15 @@ VARIANTS = (
         Returns:
             y, like x: {ROUNDED}.
         """,
-        f"""dx = dy * f'(x + bias), dbias = sum(dx) over rows, f(x) = {{f}}.
+        f"""The gradients of y = f(x + bias): dx = dy * f'(x + bias), dbias = sum(dx) over rows, f(x) = {{f}}.
 
         Args:
             dy: the gradient of y.
             x: the input of the forward.
-            bias: as in the forward; None if x includes it.
+            bias: as in the forward; None if it is already added to x.
 
         Returns:
-            dx, like x, and dbias, in bias' dtype (x's without bias): {ROUNDED}. dbias sums dx before it is rounded.
+            dx, like x, and dbias, in bias' dtype (x's without bias): {ROUNDED}. dbias is the sum of the unrounded dx.
         """,
         with_bias,
         tol=SUMS,
@@ -263,12 +263,12 @@ VARIANTS = (
 
         Args:
             a: the gate, before its activation.
-            b: the values that the gate multiplies.
+            b: the values that are multiplied by the gate.
 
         Returns:
             y, like a: {ROUNDED}.
         """,
-        f"""da = dy * b * f'(a), db = dy * f(a), f(x) = {{f}}.
+        f"""The gradients of y = f(a) * b: da = dy * b * f'(a), db = dy * f(a), f(x) = {{f}}.
 
         Args:
             dy: the gradient of y.
@@ -288,12 +288,12 @@ VARIANTS = (
         f"""y = f(a) * b, with a and b the halves of the last dimension of x, f(x) = {{f}}.
 
         Args:
-            x: [a, b] along the last dimension: the gate before its activation, and the values that it multiplies.
+            x: [a, b] along the last dimension: the gate before its activation, and the values to multiply by it.
 
         Returns:
             y [*rows, n], in x's dtype: {ROUNDED}.
         """,
-        f"""dx = [dy * b * f'(a), dy * f(a)], with a and b the halves of the last dimension of x, f(x) = {{f}}.
+        f"""The gradient of y = f(a) * b, [a, b] = x: dx = [dy * b * f'(a), dy * f(a)], f(x) = {{f}}.
 
         Args:
             dy: the gradient of y.

@@ -66,7 +66,7 @@ ops: dict[str, Any] = {
     ),
     "convolution_backward": declare(
         "convolution_backward",
-        "The gradients of a convolution's input, weight and bias; None for those that output_mask does not ask for.",
+        "The gradients of the input, weight and bias of a convolution; None where output_mask is False.",
         Maker(_backward, CASES),
         out="dinput dweight dbias",
         tol=TOLS,

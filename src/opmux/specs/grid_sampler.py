@@ -58,10 +58,10 @@ def _backward(rank: int) -> Maker:
 
 for _rank in (2, 3):
     _name = f"grid_sampler_{_rank}d"
-    ops[_name] = declare(_name, "The input at the positions of a grid, from -1 to 1.", _forward(_rank), tol=ROUGH)
+    ops[_name] = declare(_name, "The input sampled at the positions of a grid.", _forward(_rank), tol=ROUGH)
     ops[f"{_name}_backward"] = declare(
         f"{_name}_backward",
-        "The gradients of a sampling's input and grid; None for the input if output_mask does not ask for it.",
+        "The gradients of the input and grid of a sampling; None for the input unless output_mask[0] is set.",
         _backward(_rank),
         out="dinput dgrid",
         tol={**ROUGH, torch.float32: Tol(1e-4, 1e-4)},

@@ -41,10 +41,10 @@ def _backward(rank: int) -> Maker:
     return Maker(build, _cases(rank))
 
 
-for _how, _says in (("reflection", "mirrored at its edges"), ("replication", "continued with its edges")):
+for _how, _says in (("reflection", "mirrored at its edges"), ("replication", "its edge elements are repeated")):
     for _r in (1, 2, 3):
         _name = f"{_how}_pad{_r}d"
-        ops[_name] = declare(_name, f"The input, {_says}.", _forward(_r), tol=ROUGH)
+        ops[_name] = declare(_name, f"The input padded: {_says}.", _forward(_r), tol=ROUGH)
         ops[f"{_name}_backward"] = declare(
-            f"{_name}_backward", f"The gradient of a {_how} padding's input.", _backward(_r), out="dx", tol=ROUGH
+            f"{_name}_backward", f"The gradient of the input of {_how} padding.", _backward(_r), out="dx", tol=ROUGH
         )

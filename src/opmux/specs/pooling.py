@@ -128,21 +128,21 @@ for _r in (2, 3):
     _declare(f"avg_pool{_r}d", "The average of each window.", _a)
     _declare(
         f"avg_pool{_r}d_backward",
-        "The gradient of an average pooling's input.",
+        "The gradient of the input of average pooling.",
         _backward(f"avg_pool{_r}d", _a, *_grad, *_sizes, "ceil_mode", "count_include_pad", "divisor_override"),
         "dx",
     )
     _declare(f"max_pool{_r}d_with_indices", "The maximum of each window, and its index in the plane.", _m, "y indices")
     _declare(
         f"max_pool{_r}d_with_indices_backward",
-        "The gradient of a maximum pooling's input.",
+        "The gradient of the input of max pooling.",
         _backward(f"max_pool{_r}d_with_indices", _m, *_grad, *_sizes, "dilation", "ceil_mode", "indices"),
         "dx",
     )
     _declare(f"_adaptive_avg_pool{_r}d", "The averages of windows that divide the input evenly.", _d)
     _declare(
         f"_adaptive_avg_pool{_r}d_backward",
-        "The gradient of an adaptive average pooling's input.",
+        "The gradient of the input of adaptive average pooling.",
         _backward(f"_adaptive_avg_pool{_r}d", _d, *_grad),
         "dx",
     )
@@ -152,19 +152,19 @@ for _r in (2, 3):
     )  # fmt: skip
     _declare(
         f"adaptive_max_pool{_r}d_backward",
-        "The gradient of an adaptive maximum pooling's input.",
+        "The gradient of the input of adaptive max pooling.",
         _backward(f"adaptive_max_pool{_r}d", _d, *_grad, "indices"),
         "dx",
     )
-    _declare(f"max_unpool{_r}d", "Zeros, with each element at its index in the plane.", _unpool(_r))
+    _declare(f"max_unpool{_r}d", "A plane of zeros, with each element of the input at its index.", _unpool(_r))
 
 _declare(
-    "fractional_max_pool2d", "The maxima of windows at pseudo-random distances, and their indices in the plane.",
+    "fractional_max_pool2d", "The maxima of windows at pseudo-random positions, and their indices in the plane.",
     FRACTIONAL, "y indices",
 )  # fmt: skip
 _declare(
     "fractional_max_pool2d_backward",
-    "The gradient of a fractional maximum pooling's input.",
+    "The gradient of the input of fractional max pooling.",
     _backward("fractional_max_pool2d", FRACTIONAL, "grad_output", "self", "kernel_size", "output_size", "indices"),
     "dx",
 )

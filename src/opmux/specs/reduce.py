@@ -558,17 +558,17 @@ ONE = {"dim": "int dim"}
 MAYBE = {"dim": "int? dim=None"}
 
 
-# The documentation of arguments.
+# The docstrings of arguments.
 NOTES = {
     "x": "the tensor to reduce.",
     "dim": "the dimension to reduce, several of them, or None for all.",
     "keepdim": "keep the reduced dimensions, with size 1.",
     "dtype": "x is cast to it first, and the result has it.",
-    "correction": "subtracted from the number of elements that squares are divided by; None is 1.",
+    "correction": "squares are divided by the number of elements minus this; None is 1.",
     "ord": "the order of the norm.",
     "y": "the result of the forward.",
-    "std": "that of the forward.",
-    "indices": "those of the forward.",
+    "std": "the standard deviation from the forward.",
+    "indices": "the indices from the forward.",
 } | {f"d{result}": f"the gradient of {result}." for result in ("y", "values", "var", "std", "mean")}
 DIM_NOTES = {ONE["dim"]: "the dimension to reduce.", MAYBE["dim"]: "the dimension to reduce, or None for all."}
 
@@ -638,10 +638,10 @@ _backward(
 for _name, _words in (("amax", "largest"), ("amin", "smallest")):
     _backward(
         _forward(
-            _name, _extreme(_name), f"The {_words} element; NaN if there is one.", bad=NO_EMPTY, where=has_elements,
+            _name, _extreme(_name), f"The {_words} element; NaN if any is NaN.", bad=NO_EMPTY, where=has_elements,
             grad=f"{_name}_bwd",
         ),
-        _extreme_bwd(), f"dx = dy shared evenly among the {_words}.", more=ZEROS,
+        _extreme_bwd(), f"The gradient of {_name}: dy is shared evenly among the {_words} elements.", more=ZEROS,
     )  # fmt: skip
     _name = {"amax": "max_dim", "amin": "min_dim"}[_name]
     _backward(
@@ -649,19 +649,19 @@ for _name, _words in (("amax", "largest"), ("amin", "smallest")):
             _name, _extreme_and_place(_name), f"The {_words} element along dim and its first index.",
             bad=NO_EMPTY, where=has_elements, cases=FEW, grad=f"{_name}_bwd", out="values indices", dim=ONE,
         ),
-        _pick_bwd(), "dx = dvalues at the index, 0 elsewhere.", cases=FEW, where=is_dense, dim=ONE,
+        _pick_bwd(), f"The gradient of {_name}: dvalues at the index, else 0.", cases=FEW, where=is_dense, dim=ONE,
     )  # fmt: skip
     _name = {"max_dim": "argmax", "min_dim": "argmin"}[_name]
-    _forward(_name, _place(_name), f"The first index of the {_words} element; of all, where dim is None.", more=ZEROS,
+    _forward(_name, _place(_name), f"The first index of the {_words} element along dim, or in x.flatten().", more=ZEROS,
              bad=NO_EMPTY, where=has_elements, cases=FEW, dim=MAYBE)  # fmt: skip
 _forward("any", any_, more=(*NOTHING, *ZEROS, Case((5, 64), options={"scale": 0.0}), Case((3, 4), options={"dim": ()})))
 _forward("all", all_, more=(*NOTHING, *ZEROS))
 _forward("count_nonzero", count_nonzero, more=(*NOTHING, *ZEROS))
 for _name, _words in (("var", "variance"), ("std", "standard deviation")):
-    _doc = f"The {_words}: squares are divided by n - correction (None: 1)."
+    _doc = f"The {_words}; squares are divided by n - correction."
     _back = var_bwd if _name == "var" else std_bwd
     _backward(_forward(_name, _moment(_name), _doc, more=FAR, grad=f"{_name}_bwd"), _back, more=FAR)
-    _doc = f"The {_words} and the mean: squares are divided by n - correction (None: 1)."
+    _doc = f"The {_words} and the mean; squares are divided by n - correction."
     _name, _back = f"{_name}_mean", var_mean_bwd if _name == "var" else std_mean_bwd
     _backward(
         _forward(_name, _moments(_name), _doc, more=FAR, grad=f"{_name}_bwd", out=_name.replace("_", " ")),

@@ -63,14 +63,14 @@ def _grads(d: Draw) -> dict[str, Any]:
 ops: dict[str, Any] = {
     "_thnn_fused_lstm_cell": declare(
         "_thnn_fused_lstm_cell",
-        "The new hidden and cell state of an LSTM, and its four gates, from the products of input and hidden state.",
+        "The new hidden state, cell state and gates of an LSTM cell, from the matrix products of its input and state.",
         Maker(_gates, CASES),
         out="hy cy workspace",
         reference=_forward,
     ),
     "_thnn_fused_lstm_cell_backward_impl": declare(
         "_thnn_fused_lstm_cell_backward_impl",
-        "The gradients of an LSTM cell's gates, of its cell state and, with has_bias, of its bias.",
+        "The gradients of the gates and cell state of an LSTM cell, and with has_bias of its bias.",
         Maker(_grads, CASES),
         out="dgates dcx dbias",
         reference=_backward,

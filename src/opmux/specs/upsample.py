@@ -74,6 +74,6 @@ def _backward(name: str) -> Maker:
 
 
 for _name, (_rank, _mode) in MODES.items():
-    ops[_name] = declare(_name, f"The input at another size: {_mode} resampling.", _forward(_name), tol=ROUGH)
-    _doc = f"The gradient of the input of a {_mode} resampling."
+    ops[_name] = declare(_name, f"The input resampled to another size: {_mode}.", _forward(_name), tol=ROUGH)
+    _doc = f"The gradient of the input of {_mode} resampling."
     ops[f"{_name}_backward"] = declare(f"{_name}_backward", _doc, _backward(_name), out="dx", tol=ROUGH)
