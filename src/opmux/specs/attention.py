@@ -293,7 +293,7 @@ Offsets = Index[Tensor, "sequences_and_1"]
 
 def has_offset(op: str, cu_q: Tensor) -> None:
     if not cu_q.shape[0]:
-        raise BadArgument.of(op, "cu_q", "have at least one element, where the last sequence ends", "(0,)")
+        raise BadArgument.of(op, "cu_q", "have at least one element, the end of the last sequence", "(0,)")
 
 
 def _unpacked(

@@ -65,7 +65,7 @@ def bias_right(op: str, q: Tensor, k: Tensor, bias: Tensor | None, cu_q: Tensor 
         return
     b, sq, sk = longest(q, k, cu_q, max_q, max_k)
     if bias.shape[3] != sk or any(n not in (1, most) for n, most in zip(bias.shape[:3], (b, q.shape[1], sq))):
-        expected = f"have shape ({b}, {q.shape[1]}, {sq}, {sk}), or 1 in one of the first three places"
+        expected = f"have shape ({b}, {q.shape[1]}, {sq}, {sk}), or 1 in any of the first three dimensions"
         raise BadArgument.of(op, "bias", expected, str(tuple(bias.shape)), ValueError)
 
 

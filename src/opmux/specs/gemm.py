@@ -526,7 +526,7 @@ def _act_fits(op: str, act: str | None, glu: bool) -> None:
 
 def _halves_fit(op: str, weight: Tensor, glu: bool) -> None:
     if glu and weight.shape[0] % 2:
-        expected = "have an even number of rows with {glu}=True: the gate's, then those of what it multiplies"
+        expected = "have an even number of rows with {glu}=True: half for the gate, half for what it multiplies"
         raise BadArgument.of(op, "weight", expected, str(tuple(weight.shape)))
 
 

@@ -114,7 +114,7 @@ Like = AnyTensor[Tensor, "...", real()]  # gives shape, dtype and device of the 
 def in_range(op: str, like: Tensor, low: float, high: float) -> None:
     most = torch.finfo(like.dtype).max
     if not (-most <= low <= high <= most and high - low <= most):
-        expected = f"be at least {{low}}, both and their distance finite in {dtype_name(like.dtype)}"
+        expected = f"be at least {{low}}, with low, high and high - low finite in {dtype_name(like.dtype)}"
         raise BadArgument.of(op, "high", expected, f"low {low} and high {high}")
 
 

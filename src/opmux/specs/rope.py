@@ -50,7 +50,7 @@ def tables_fit(
         got, dims = str(tuple(table.shape)), table.dim()
         each = dims == 3 and table.shape[0] in (1, None if batch is None else sequences)
         if not (dims == 2 or each or (dims == 4 and table.shape[1:3] == (1, 1))):
-            expected = f"be [positions, d2], that for each of the batch of {{{lead}}}, or [positions, 1, 1, d2]"
+            expected = f"be [positions, d2], [positions, 1, 1, d2], or [batch of {{{lead}}}, positions, d2]"
             raise BadArgument.of(op, name, expected, got)
         if table.shape[-1] > width:
             raise BadArgument.of(op, name, f"have at most {width} columns, the size of a head of {{{lead}}}", got)
@@ -320,7 +320,7 @@ def pair_fits(op: str, names: tuple[str, str], q: Tensor, k: Tensor, cos: Tensor
         (cos.dim() == 2 and cos.shape[0] == sizes[1])
         or (cos.dim() == 3 and cos.shape[1] == sizes[1] and cos.shape[0] in (1, sizes[0]))
     ):
-        expected = f"have {sizes[1]} rows, the length of {{{lead}}} {shape}, or that for 1 or {sizes[0]} sequences"
+        expected = f"have {sizes[1]} rows, the length of {{{lead}}} {shape}, after a batch of 1 or {sizes[0]} if any"
         raise BadArgument.of(op, "cos", expected, shown(cos))
     width = q.shape[-1] // 2 if per_pair else q.shape[-1]
     if cos.shape[-1] > width or (not per_pair and cos.shape[-1] % 2):
