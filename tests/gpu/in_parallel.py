@@ -1,0 +1,149 @@
+"""Run the GPU's tests with several processes on one GPU: a process for each file, tests of speed alone at the end.
+
+    python tests/gpu/in_parallel.py                                   # every file, 6 at once
+    python tests/gpu/in_parallel.py -n 4 --seconds 540 test_gpu_gate.py test_gpu_norms.py
+    python tests/gpu/in_parallel.py --skip results/gpu_tests.json     # what passed there is left out
+
+At the time limit (--seconds) unfinished files are stopped and listed; their logs show how far they came.
+"""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+SPEED = "speed"  # a test with this word in its name compares times, so nothing else may run
+
+
+@dataclass
+class Run:
+    """One pytest process: a file's tests, either those of speed or the others."""
+
+    file: str
+    speed: bool
+    log: Path
+    process: subprocess.Popen[bytes] | None = None
+    started: float = 0.0
+    output: IO[bytes] | None = field(default=None, repr=False)
+
+    @property
+    def name(self) -> str:
+        return f"{self.file} -k {SPEED}" if self.speed else self.file
+
+    def start(self) -> None:
+        chosen = SPEED if self.speed else f"not {SPEED}"
+        command = [sys.executable, "-m", "pytest", "-q", "-rfE", "--triton", "device", "-m", "gpu", "-k", chosen]
+        self.started = time.monotonic()
+        self.output = self.log.open("wb")
+        # -p no:cacheprovider: the processes would write one file
+        self.process = subprocess.Popen(
+            [*command, "-p", "no:cacheprovider", str(HERE / self.file)],
+            cwd=ROOT,
+            stdout=self.output,
+            stderr=subprocess.STDOUT,
+        )
+
+    def stop(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        if self.output is not None:
+            self.output.close()
+
+    def result(self) -> dict[str, object]:
+        """`ok` is None for a run that was stopped."""
+        assert self.process is not None
+        text = self.log.read_text(errors="replace")
+        code = self.process.returncode
+        ok = None if code < 0 else code in (0, 5)  # 5: no test of the file was selected
+        counted = re.findall(r"^.*\b(?:passed|failed|error|skipped|deselected)\b.* in .*$", text, re.MULTILINE)
+        failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", text, re.MULTILINE)
+        line = counted[-1] if counted else text.strip().rpartition("\n")[2]
+        seconds = round(time.monotonic() - self.started, 1)
+        return {"name": self.name, "ok": ok, "seconds": seconds, "line": line, "failed": failed}
+
+
+def show(result: dict[str, object], number: int, total: int) -> None:
+    word = {True: "ok", False: "FAILED", None: "stopped"}[result["ok"]]  # pyright: ignore[reportArgumentType]
+    print(f"[{number}/{total}] {word:8}{result['seconds']:>7} s  {result['name']}: {result['line']}", flush=True)
+
+
+def carry_out(runs: list[Run], at_once: int, deadline: float) -> list[dict[str, object]]:
+    waiting, running, results = list(runs), [], []
+    try:
+        while (waiting or running) and time.monotonic() < deadline:
+            while waiting and len(running) < at_once:
+                running.append(waiting.pop(0))
+                running[-1].start()
+            for run in [r for r in running if r.process is not None and r.process.poll() is not None]:
+                running.remove(run)
+                run.stop()
+                results.append(run.result())
+                show(results[-1], len(results), len(runs))
+            time.sleep(0.1)
+    finally:
+        for run in running:
+            run.stop()
+    for run in running:
+        results.append(run.result())
+        show(results[-1], len(results), len(runs))
+    for run in waiting:
+        results.append({"name": run.name, "ok": None, "seconds": 0.0, "line": "not started", "failed": []})
+        show(results[-1], len(results), len(runs))
+    return results
+
+
+def has_speed_tests(file: Path) -> bool:
+    return SPEED in file.name or re.search(rf"^def test_\w*{SPEED}", file.read_text(), re.MULTILINE) is not None
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="*", help="names of files beside this one; none: all")
+    parser.add_argument("-n", type=int, default=6, help="processes at once (default: 6)")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="time limit of the whole")
+    parser.add_argument("--skip", type=Path, help="a file that --json wrote: skip what passed in it")
+    parser.add_argument("--json", type=Path, help="write the results here")
+    parser.add_argument("--logs", type=Path, default=Path("build/gpu_tests"), help="folder of the logs, one per file")
+    options = parser.parse_args()
+    known = sorted(p.name for p in HERE.glob("test_*.py"))
+    unknown = sorted(set(options.files) - set(known))
+    if unknown:
+        parser.error(f"no such file: {', '.join(unknown)}; the files are: {', '.join(known)}")
+    options.logs.mkdir(parents=True, exist_ok=True)
+    before = json.loads(options.skip.read_text()) if options.skip else []
+    passed = {r["name"]: r for r in before if r["ok"]}
+    runs = [
+        Run(name, speed, options.logs / f"{name.removesuffix('.py')}{'_speed' if speed else ''}.log")
+        for speed in (False, True)
+        for name in options.files or known
+        if not speed or has_speed_tests(HERE / name)
+    ]
+    runs = [r for r in runs if r.name not in passed]
+    # Longest first, as far as an earlier run tells: the last file to end is then a short one.
+    took = {r["name"]: r["seconds"] for r in before}
+    runs.sort(key=lambda r: -took.get(r.name, (HERE / r.file).stat().st_size / 1000))
+    deadline = time.monotonic() + options.seconds
+    os.environ.setdefault("OMP_NUM_THREADS", "2")
+    results = list(passed.values())
+    results += carry_out([r for r in runs if not r.speed], options.n, deadline)
+    results += carry_out([r for r in runs if r.speed], 1, deadline)
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=1) + "\n")
+    wrong = [r for r in results if not r["ok"]]
+    for r in wrong:
+        print(f"{'stopped' if r['ok'] is None else 'failed'}: {r['name']}", *map(str, r["failed"]), sep="\n    ")
+    print(f"{len(results) - len(wrong)} of {len(results)} runs passed; logs in {options.logs}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

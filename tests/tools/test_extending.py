@@ -1,0 +1,131 @@
+"""The worked changes of docs/extending.md, applied to a copy of the repository: each works as the page says."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "extending.md"
+DIFFS = re.findall(r"^```diff\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+FUSED, POINTWISE, VENDOR, SETTING = DIFFS
+
+
+def files_of(diff):
+    return re.findall(r"^\+\+\+ b/(\S+)$", diff, re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory):
+    """A copy of the repository with all diffs applied."""
+    copy = tmp_path_factory.mktemp("extended")
+    for name in ("src", "tests", "docs"):
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    shutil.copy(ROOT / "pyproject.toml", copy)
+    for diff in DIFFS:
+        applied = subprocess.run(["git", "apply", "-"], input=diff, text=True, cwd=copy, capture_output=True)
+        assert not applied.returncode, f"{files_of(diff)} of {PAGE.name}: {applied.stderr}"
+    return copy
+
+
+def python(copy, *args, **env):
+    env = {**os.environ, "PYTHONPATH": str(copy / "src"), **env}
+    done = subprocess.run([sys.executable, *args], cwd=copy, env=env, capture_output=True, text=True)
+    assert not done.returncode, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def test_a_fused_op_is_a_spec_a_kernel_and_a_test():
+    assert files_of(FUSED) == ["src/opmux/specs/norm.py", "src/opmux/kernels/norm.py", "tests/ops/test_reference.py"]
+
+
+def test_an_op_of_aten_is_a_row_and_a_function():
+    assert files_of(POINTWISE) == ["src/opmux/specs/pointwise.py", "src/opmux/kernels/pointwise.py"]
+
+
+def test_a_vendors_kernel_is_one_file():
+    assert len(files_of(VENDOR)) == 1
+
+
+def test_a_setting_is_a_line_and_its_use():
+    assert files_of(SETTING) == ["src/opmux/core/knobs.py", "src/opmux/core/log.py"]
+
+
+FUSED_PROGRAM = """
+import torch, opmux
+from torch.nn.functional import layer_norm
+
+def leaves():
+    torch.manual_seed(0)
+    shapes = (5, 37), (5, 37), (37,), (37,)
+    return [torch.randn(shape, requires_grad=True) for shape in shapes]
+
+x, r, w, b = given = leaves()
+torch.stack((layer_norm(x + r, (37,), w, b), x + r)).square().sum().backward()
+for prefer in ("flagos", "reference"):
+    mine = leaves()
+    with opmux.policy(prefer=prefer):
+        y, s, *_ = opmux.ops.add_layer_norm(*mine)
+        torch.stack((y, s)).square().sum().backward()
+    for a, b in zip(mine, given, strict=True):
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-4)
+compiled = torch.compile(lambda *a: opmux.ops.add_layer_norm(*a)[0], backend="eager", fullgraph=True)
+torch.testing.assert_close(compiled(*mine), y)
+print("same gradients")
+"""
+
+
+def test_the_fused_op_works_with_its_gradients(copy):
+    assert "same gradients" in python(copy, "-c", FUSED_PROGRAM, TRITON_INTERPRET="1")
+
+
+@pytest.mark.slow
+def test_the_fused_op_passes_the_tests_that_follow_from_its_spec(copy):
+    ran = python(
+        copy, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "add_layer_norm or special_ndtri",
+        "tests/ops", "tests/kernels", "tests/core",
+    )  # fmt: skip
+    assert int(re.search(r"(\d+) passed", ran)[1]) > 40
+
+
+def test_docs_and_stubs_get_the_new_op_and_the_new_setting(copy):
+    python(copy, "-m", "opmux.tools.docs")
+    assert "add_layer_norm" in (copy / "docs/ops.md").read_text()
+    assert "def add_layer_norm(" in (copy / "src/opmux/ops.pyi").read_text()
+    assert "OPMUX_LOG_TIME" in (copy / "docs/settings.md").read_text()
+
+
+POINTWISE_PROGRAM = """
+import torch
+from opmux.kernels.pointwise import ROWS
+
+p = torch.tensor([[0.0, 1e-30, 1e-4, 0.3], [0.5, 0.9999, 1.0, 2.0]])
+for given in (p, p.double(), p.T):
+    got = ROWS["special_ndtri"].call(given)
+    assert got.stride() == given.stride()
+    torch.testing.assert_close(got, torch.special.ndtri(given), rtol=2e-5, atol=1e-5, equal_nan=True)
+print("same values")
+"""
+
+
+def test_the_pointwise_op_gives_torch_values(copy):
+    assert "same values" in python(copy, "-W", "ignore", "-c", POINTWISE_PROGRAM, TRITON_INTERPRET="1")
+
+
+@pytest.mark.slow
+def test_the_vendors_kernel_conforms_on_a_simulated_device(copy):
+    said = python(copy, "-m", "opmux", "conform", "--vendor", "mthreads", "--op", "tanh", COLUMNS="200")
+    assert "default.flagos.mthreads" in said and "nothing failed" in said
+
+
+SETTING_PROGRAM = "import torch, opmux; opmux.ops.silu_mul(torch.ones(4), torch.ones(4))"
+
+
+def test_the_setting_is_used_and_shown(copy):
+    said = python(copy, "-c", SETTING_PROGRAM, OPMUX_LOG_LEVEL="INFO", OPMUX_LOG_TIME="1")
+    assert re.search(r"^\d{4}-\d\d-\d\d [\d:,]+ \[opmux ", said, re.MULTILINE)
+    assert "OPMUX_LOG_TIME" in python(copy, "-m", "opmux", "doctor", COLUMNS="200", OPMUX_LOG_TIME="1")
