@@ -18,7 +18,7 @@ def acosh(self: Tensor) -> Tensor:
     """torch.ops.aten.acosh, elementwise."""
 
 def act_bias_bwd_fp8(dy: Tensor, x: Tensor, scale: Tensor, amax: Tensor | None, dtype: torch.dtype, act: str) -> tuple[Tensor, Tensor, Tensor]:
-    """dx = dy * f'(x) in float8, and dbias, its sum over rows before any rounding, in x's dtype.
+    """act_bwd_fp8, and dbias, the sum of dy * f'(x) over rows before any rounding, in x's dtype.
 
     Args:
         dy (float [*rows, n])
@@ -30,7 +30,7 @@ def act_bias_bwd_fp8(dy: Tensor, x: Tensor, scale: Tensor, amax: Tensor | None, 
     """
 
 def act_bwd_fp8(dy: Tensor, x: Tensor, scale: Tensor, amax: Tensor | None, dtype: torch.dtype, act: str) -> tuple[Tensor, Tensor]:
-    """dx = dy * f'(x) in float8; the other arguments are those of act_fp8.
+    """The gradient of an activation in float8: dx = fp8(dy * f'(x) * scale), with arguments as in act_fp8.
 
     Args:
         dy (float [*shape])
@@ -42,110 +42,110 @@ def act_bwd_fp8(dy: Tensor, x: Tensor, scale: Tensor, amax: Tensor | None, dtype
     """
 
 def act_fp8(x: Tensor, scale: Tensor, amax: Tensor | None, dtype: torch.dtype, act: str) -> tuple[Tensor, Tensor]:
-    """y = f(x) in float8, f being the activation of that name.
+    """An activation with a float8 result: y = fp8(f(x) * scale), saturating, where `act` names f.
 
     Args:
         x (float [..]): the input.
-        scale (float32 [..], one element, contiguous): the result is multiplied by it before the cast.
-        amax (float32 [..], one element, contiguous, optional): raised to the largest magnitude of the result, before the scale.
-        dtype (one of float8_e4m3fn, float8_e5m2): the float8 dtype of the result.
+        scale (float32 [..], one element, contiguous): multiplies f(x) before the cast.
+        amax (float32 [..], one element, contiguous, optional): becomes max(amax, max |f(x)|), in place; None if not needed.
+        dtype (one of float8_e4m3fn, float8_e5m2): the float8 dtype of y.
         act (one of 'gelu_tanh', 'gelu', 'silu', 'qgelu', 'relu', 'srelu'): the name of the activation.
 
     Returns:
-        y, the bytes of the result, uint8 in x's shape, and scale_inv = 1 / scale.
+        y, the bytes (uint8) in x's shape, and scale_inv = 1 / scale.
     """
 
 def act_fp8_blocks_into(x: Tensor, dy: Tensor | None, y: Tensor | None, y_scale: Tensor | None, yt: Tensor | None, yt_scale: Tensor | None, dbias: Tensor | None, dtype: torch.dtype, act: str, gated: bool = False, two_d: bool = False, pow2: bool = True, eps: float = 0.0) -> None:
-    """fp8_blocks_into of r = f(x), or of its gradient; r is that of act_fp8_cast_into, rounded to x's dtype.
+    """fp8_blocks_into of an activation or its gradient: of r as in act_fp8_cast_into, rounded to x's dtype.
 
     Args:
         x (float [*rows, _]): the input of the activation.
-        dy (float [..], optional): the gradient of its result; None to compute the result itself.
+        dy (float [..], optional): the gradient of the activation's result; None to compute the result itself.
         y (uint8 [..], contiguous, optional): receives the bytes; None if not needed.
         y_scale (float32 [_, _], contiguous, optional): receives the scales of y.
         yt (uint8 [..], contiguous, optional): receives the bytes of the transposed matrix; None if not needed.
         yt_scale (float32 [_, _], contiguous, optional): receives the scales of yt.
-        dbias (float [_], of the dtype of x, contiguous, optional): receives the sum of r over its rows before rounding, in x's dtype; None if not needed.
-        dtype (one of float8_e4m3fn, float8_e5m2): what to cast to.
+        dbias (float [_], of the dtype of x, contiguous, optional): receives the sum over rows of r before rounding, in x's dtype; None if not needed.
+        dtype (one of float8_e4m3fn, float8_e5m2): the float8 dtype of the bytes.
         act (one of 'none', 'gelu_tanh', 'gelu', 'silu', 'qgelu', 'relu', 'srelu', 'sigmoid'): the activation; "none" for r = x.
-        gated: x has two halves.
-        two_d: blocks of 128x128.
+        gated: x has the two halves of a gated unit.
+        two_d: a scale for each block of 128x128 instead of 1x128.
         pow2: round scales down to powers of two.
-        eps: a lower bound of amax.
+        eps: the lower limit of amax.
     """
 
 def act_fp8_cast_into(x: Tensor, dy: Tensor | None, scale: Tensor, y: Tensor | None, yt: Tensor | None, scale_inv: Tensor | None, amax: Tensor | None, dbias: Tensor | None, dtype: torch.dtype, act: str, gated: bool = False) -> None:
-    """fp8_cast_into of r = f(x) or, with dy, of the gradient r = dy * f'(x).
+    """fp8_cast_into of an activation r = f(x) or, if dy is given, of its gradient r = dy * f'(x).
 
-    With gated, x has two halves, a and b: r = f(a) * b, or [dy * b * f'(a), dy * f(a)].
+    If gated, x has two halves, a and b: r = f(a) * b, or r = [dy * b * f'(a), dy * f(a)] with dy.
 
     Args:
         x (float [*rows, _]): the input of the activation.
-        dy (float [..], optional): the gradient of its result; None to compute the result itself.
+        dy (float [..], optional): the gradient of the activation's result; None to compute the result itself.
         scale (float32 [..], one element, contiguous): multiplies r.
         y (uint8 [..], contiguous, optional): receives the bytes; None if not needed.
         yt (uint8 [..], contiguous, optional): receives the bytes of the transposed matrix; None if not needed.
         scale_inv (float32 [..], one element, contiguous, optional): receives 1 / scale; None if not needed.
-        amax (float32 [..], one element, contiguous, optional): raised to the largest magnitude of r; None if not needed.
+        amax (float32 [..], one element, contiguous, optional): becomes max(amax, max|r|); None if not needed.
         dbias (float [_], of the dtype of x, contiguous, optional): receives the sum of r over its rows, in x's dtype; None if not needed.
-        dtype (one of float8_e4m3fn, float8_e5m2): what to cast to.
+        dtype (one of float8_e4m3fn, float8_e5m2): the float8 dtype of the bytes.
         act (one of 'none', 'gelu_tanh', 'gelu', 'silu', 'qgelu', 'relu', 'srelu', 'sigmoid'): the activation; "none" for r = x.
-        gated: x has two halves.
+        gated: x has the two halves of a gated unit.
     """
 
 def act_fp8_current_into(x: Tensor, dy: Tensor | None, y: Tensor | None, yt: Tensor | None, scale_inv: Tensor | None, dbias: Tensor | None, dtype: torch.dtype, act: str, gated: bool = False, pow2: bool = False, eps: float = 0.0) -> None:
-    """fp8_current_into of r = f(x), or of its gradient; r is that of act_fp8_cast_into, rounded to x's dtype.
+    """fp8_current_into of an activation or its gradient: of r as in act_fp8_cast_into, rounded to x's dtype.
 
     Args:
         x (float [*rows, _]): the input of the activation.
-        dy (float [..], optional): the gradient of its result; None to compute the result itself.
+        dy (float [..], optional): the gradient of the activation's result; None to compute the result itself.
         y (uint8 [..], contiguous, optional): receives the bytes; None if not needed.
         yt (uint8 [..], contiguous, optional): receives the bytes of the transposed matrix; None if not needed.
         scale_inv (float32 [..], one element, contiguous, optional): receives 1 / scale; None if not needed.
-        dbias (float [_], of the dtype of x, contiguous, optional): receives the sum of r over its rows before rounding, in x's dtype; None if not needed.
-        dtype (one of float8_e4m3fn, float8_e5m2): what to cast to.
+        dbias (float [_], of the dtype of x, contiguous, optional): receives the sum over rows of r before rounding, in x's dtype; None if not needed.
+        dtype (one of float8_e4m3fn, float8_e5m2): the float8 dtype of the bytes.
         act (one of 'none', 'gelu_tanh', 'gelu', 'silu', 'qgelu', 'relu', 'srelu', 'sigmoid'): the activation; "none" for r = x.
-        gated: x has two halves.
+        gated: x has the two halves of a gated unit.
         pow2: round the scale down to a power of two.
-        eps: a lower bound of amax.
+        eps: the lower limit of amax.
     """
 
 def act_mxfp8_into(x: Tensor, dy: Tensor | None, y: Tensor | None, y_scale: Tensor | None, yc: Tensor | None, yc_scale: Tensor | None, dbias: Tensor | None, dtype: torch.dtype, act: str, gated: bool = False, two_d: bool = False) -> None:
-    """mxfp8_into of r = f(x), or of its gradient; r is that of act_fp8_cast_into, rounded to x's dtype.
+    """mxfp8_into of an activation or its gradient: of r as in act_fp8_cast_into, rounded to x's dtype.
 
     Args:
         x (float [*rows, _]): the input of the activation.
-        dy (float [..], optional): the gradient of its result; None to compute the result itself.
+        dy (float [..], optional): the gradient of the activation's result; None to compute the result itself.
         y (uint8 [..], contiguous, optional): receives the bytes; None if not needed.
         y_scale (uint8 [_, _], contiguous, optional): receives the scales of y.
         yc (uint8 [..], contiguous, optional): receives the bytes with columnwise scales; None if not needed.
         yc_scale (uint8 [_, _], contiguous, optional): receives the scales of yc.
-        dbias (float [_], of the dtype of x, contiguous, optional): receives the sum of r over its rows before rounding, in x's dtype; None if not needed.
-        dtype (one of float8_e4m3fn, float8_e5m2): what to cast to.
+        dbias (float [_], of the dtype of x, contiguous, optional): receives the sum over rows of r before rounding, in x's dtype; None if not needed.
+        dtype (one of float8_e4m3fn, float8_e5m2): the float8 dtype of the bytes.
         act (one of 'none', 'gelu_tanh', 'gelu', 'silu', 'qgelu', 'relu', 'srelu', 'sigmoid'): the activation; "none" for r = x.
-        gated: x has two halves.
-        two_d: blocks of 32x32.
+        gated: x has the two halves of a gated unit.
+        two_d: a scale for each block of 32x32 instead of 1x32.
     """
 
 def adaptive_max_pool2d(self: Tensor, output_size: list[int]) -> tuple[Tensor, Tensor]:
     """The maxima of windows that divide the input evenly, and their indices."""
 
 def adaptive_max_pool2d_backward(grad_output: Tensor, self: Tensor, indices: Tensor) -> Tensor:
-    """The gradient of an adaptive maximum pooling's input."""
+    """The gradient of the input of adaptive max pooling."""
 
 def adaptive_max_pool3d(self: Tensor, output_size: list[int]) -> tuple[Tensor, Tensor]:
     """The maxima of windows that divide the input evenly, and their indices."""
 
 def adaptive_max_pool3d_backward(grad_output: Tensor, self: Tensor, indices: Tensor) -> Tensor:
-    """The gradient of an adaptive maximum pooling's input."""
+    """The gradient of the input of adaptive max pooling."""
 
 def add(self: Tensor, other: Tensor | int | float, *, alpha: int | float = 1) -> Tensor:
     """torch.ops.aten.add, elementwise."""
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-06, offset: float = 0.0, casting: str = 'gemma') -> tuple[Tensor, Tensor, Tensor]:
-    """RMS norm of a sum, which is returned too.
+    """RMS norm of the sum of two tensors; the sum is returned too.
 
-    s = x + residual, in x's dtype; y = s * rstd * (weight + offset), rstd = rsqrt(mean(s^2) + eps)
+    s = x + residual, in x's dtype; y = s * rstd * (weight + offset), rstd = rsqrt(mean(s^2) + eps).
 
     Args:
         x (float [*rows, n]): the output of a block.
@@ -162,12 +162,19 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-06
 def add_rms_norm_bwd(dy: Tensor, ds: Tensor, s: Tensor, weight: Tensor, rstd: Tensor, offset: float = 0.0, casting: str = 'gemma') -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of add_rms_norm.
 
-    dx = dresidual = ds + (the dx of rms_norm_bwd at s), in two tensors; dweight as there
+    dx = dresidual = ds + (dx of rms_norm_bwd for x = s); dweight is that of rms_norm_bwd.
 
     Args:
         dy (float [*rows, n]): the gradient of y.
         ds (float [*rows, n]): the gradient of s.
-        s (float [*rows, n]): the sum, as the forward returned it.
+        s (float [*rows, n]): the second result of the forward.
+        weight (float [n]): as in the forward.
+        rstd (float [*rows]): the third result of the forward.
+        offset: as in the forward.
+        casting (one of 'gemma', 'llama', 'none'): as in rms_norm_bwd.
+
+    Returns:
+        dx and dresidual, two tensors like s, and dweight, like weight.
     """
 
 def addcdiv(self: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: int | float = 1) -> Tensor:
@@ -180,7 +187,7 @@ def alias_copy(self: Tensor) -> Any:
     """torch.ops.aten.alias_copy."""
 
 def all(x: Tensor, dim: int | list[int] | None = None, keepdim: bool = False) -> Tensor:
-    """Whether no element is zero; a bool for every dtype.
+    """Whether all elements are nonzero; the result is bool for every dtype of x.
 
     Args:
         x (float, int or bool [..]): the tensor to reduce.
@@ -189,7 +196,7 @@ def all(x: Tensor, dim: int | list[int] | None = None, keepdim: bool = False) ->
     """
 
 def amax(x: Tensor, dim: int | list[int] | None = None, keepdim: bool = False) -> Tensor:
-    """The largest element; NaN if there is one.
+    """The largest element; NaN if any is NaN.
 
     Args:
         x (float, int or bool [..]): the tensor to reduce.
@@ -198,14 +205,14 @@ def amax(x: Tensor, dim: int | list[int] | None = None, keepdim: bool = False) -
     """
 
 def amax_abs(x: Tensor) -> Tensor:
-    """amax = [max |x|] in float32, ignoring NaN; 0 for an empty tensor.
+    """The largest magnitude of a tensor: amax = [max |x|] in float32, ignoring NaN; 0 for an empty tensor.
 
     Args:
         x (float [..])
     """
 
 def amax_bwd(dy: Tensor, x: Tensor, y: Tensor, dim: int | list[int] | None = None, keepdim: bool = False) -> Tensor:
-    """dx = dy shared evenly among the largest.
+    """The gradient of amax: dy is shared evenly among the largest elements.
 
     Args:
         dy (float [..]): the gradient of y.
@@ -216,28 +223,29 @@ def amax_bwd(dy: Tensor, x: Tensor, y: Tensor, dim: int | list[int] | None = Non
     """
 
 def amax_history(history: Tensor, first: Tensor, step: Tensor, newest: Tensor, scale: Tensor, length: int, largest: float, recent: bool = False) -> tuple[Tensor, Tensor]:
-    """Histories of amax moved on by one, and the scales that follow.
+    """Update the amax histories of delayed scaling, and compute new scales from them.
 
-    History j has `length` numbers: history[first[j] + i * step[j]]. Its newest amax is newest[j], or where that is 0
-    its own first number. Where that is not 0 it comes to the end, all others move, and the first becomes 0. The scale
-    is largest / amax, of the newest or (not `recent`) the greatest; without a number above 0 it stays as it is.
+    History j has `length` numbers: history[first[j] + i * step[j]]. Its newest amax is newest[j], or the history's
+    first number if newest[j] is 0. If the newest amax is not 0, append it, shift the history, and zero the first slot;
+    else keep the history. The new scale is largest / amax, where amax is the newest one if recent is set, else the
+    largest in the history. The scale is kept if the newest amax is 0, or if amax is not positive and finite.
 
     Args:
         history (float32 [_]): the numbers of all histories.
-        first (int64 [count]): where each history begins.
-        step (int64 [count]): how far apart the numbers of each history are.
+        first (int64 [count]): the index of the first number of each history.
+        step (int64 [count]): the stride of each history.
         newest (float32 [count]): the newest amax of each history.
-        scale (float32 [count]): the scales as they were.
-        length: how many numbers a history has.
+        scale (float32 [count]): the old scales.
+        length: the number of elements of a history.
         largest: the largest number of the FP8 dtype.
-        recent: take the newest amax, not the greatest.
+        recent: use the newest amax instead of the largest.
 
     Returns:
-        history and scale, as they become.
+        The new history and scale, like the old ones.
     """
 
 def amin(x: Tensor, dim: int | list[int] | None = None, keepdim: bool = False) -> Tensor:
-    """The smallest element; NaN if there is one.
+    """The smallest element; NaN if any is NaN.
 
     Args:
         x (float, int or bool [..]): the tensor to reduce.
@@ -246,7 +254,7 @@ def amin(x: Tensor, dim: int | list[int] | None = None, keepdim: bool = False) -
     """
 
 def amin_bwd(dy: Tensor, x: Tensor, y: Tensor, dim: int | list[int] | None = None, keepdim: bool = False) -> Tensor:
-    """dx = dy shared evenly among the smallest.
+    """The gradient of amin: dy is shared evenly among the smallest elements.
 
     Args:
         dy (float [..]): the gradient of y.
@@ -260,7 +268,7 @@ def angle(self: Tensor) -> Tensor:
     """torch.ops.aten.angle, elementwise."""
 
 def any(x: Tensor, dim: int | list[int] | None = None, keepdim: bool = False) -> Tensor:
-    """Whether any element is not zero; a bool for every dtype.
+    """Whether any element is nonzero; the result is bool for every dtype of x.
 
     Args:
         x (float, int or bool [..]): the tensor to reduce.
@@ -293,7 +301,7 @@ def arctanh(self: Tensor) -> Tensor:
     """torch.ops.aten.arctanh, elementwise."""
 
 def argmax(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
-    """The first index of the largest element; of all, where dim is None.
+    """The first index of the largest element along dim, or in x.flatten().
 
     Args:
         x (float16, bfloat16, float32, float64, int8, uint8, int16, int32 or int64 [..]): the tensor to reduce.
@@ -302,7 +310,7 @@ def argmax(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
     """
 
 def argmin(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
-    """The first index of the smallest element; of all, where dim is None.
+    """The first index of the smallest element along dim, or in x.flatten().
 
     Args:
         x (float16, bfloat16, float32, float64, int8, uint8, int16, int32 or int64 [..]): the tensor to reduce.
@@ -336,22 +344,22 @@ def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: floa
 
     Args:
         q (float [batch, heads, queries, dim]): the queries.
-        k (float [batch, kv_heads, keys, dim], of the dtype of q): the keys; each head serves heads / kv_heads adjacent heads of q.
+        k (float [batch, kv_heads, keys, dim], of the dtype of q): the keys; each head is used by heads / kv_heads adjacent heads of q.
         v (float [batch, kv_heads, keys, dim_v], of the dtype of q): the values.
-        causal: a query sees the keys up to its own place, counted from the last of both. A query that sees no key
-            gives o = 0 and lse = -inf.
+        causal: mask the keys after each query, with the last query aligned to the last key. A query whose keys are all
+            masked has o = 0 and lse = -inf.
         scale: multiplies the scores; by default 1 / sqrt(dim).
 
     Returns:
         o [batch, heads, queries, dim_v], of q's dtype, and lse, float32 [batch, heads, queries] (float64 for float64).
-        o lies in memory as q does: contiguous, or as a contiguous [batch, queries, heads, dim_v] or
+        o has the memory layout of q: contiguous, or that of a contiguous [batch, queries, heads, dim_v] or
         [queries, batch, heads, dim_v].
     """
 
 def attention_bwd(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, causal: bool, scale: float | None) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of attention.
 
-    p = exp(s - lse), dp = do v^T, ds = p * (dp - sum(do * o)) * scale: dq = ds k, dk = ds^T q, dv = p^T do
+    p = exp(s - lse), dp = do v^T, ds = p * (dp - sum(do * o)) * scale: dq = ds k, dk = ds^T q, dv = p^T do.
 
     Args:
         do (float [batch, heads, queries, dim_v]): the gradient of o.
@@ -359,9 +367,9 @@ def attention_bwd(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: T
         k (float [batch, kv_heads, keys, dim], of the dtype of q): as in the forward.
         v (float [batch, kv_heads, keys, dim_v], of the dtype of q): as in the forward.
         o (float [batch, heads, queries, dim_v], of the dtype of q): the first result of the forward.
-        lse (float [batch, heads, queries]): the second result of the forward. o and lse may be those of more keys than are here, as where the keys of
-            a sequence lie on several devices: the gradients are then the part of these keys, which sum(p * dp) would
-            not give.
+        lse (float [batch, heads, queries]): the second result of the forward. If the keys of a sequence are on several devices, o and lse may be those
+            of all keys: the results are then the contributions of the keys in k. For this ds has sum(do * o) and not
+            sum(p * dp).
         causal: as in the forward.
         scale: as in the forward.
 
@@ -372,94 +380,99 @@ def attention_bwd(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: T
 def attention_decode(q: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor, table: Tensor | None = None, sinks: Tensor | None = None, k_scale: Tensor | None = None, v_scale: Tensor | None = None, window: int = -1, softcap: float = 0.0, scale: float | None = None) -> tuple[Tensor, Tensor]:
     """Attention of the last tokens of each sequence to a cache: o = softmax(s) v, s = q k^T * scale.
 
-    Query i of n is token lengths - n + i of its sequence, and sees the keys up to its own. One that sees none gives
-    o = 0 and lse = -inf.
+    Query i of n is token lengths - n + i of its sequence, and attends to the keys up to that token. A query without
+    keys has o = 0 and lse = -inf, or lse = sink with sinks.
 
     Args:
-        q (float [batch, queries, heads, dim]): the queries of the last tokens, which are in the cache already.
-        k_cache (float16, bfloat16, float32, float64, float8_e4m3fn or float8_e5m2 [pages, page_size, kv_heads, dim]): the keys: paged, or without a table [batch, max_len, kv_heads, dim]; of q's dtype or float8. Each
-            head serves heads / kv_heads adjacent heads of q.
-        v_cache (any [pages, page_size, kv_heads, dim_v], of the dtype of k_cache): the values, in the same way.
-        lengths (index [batch]): the tokens of each sequence, the new ones included; what the cache cannot hold is not there.
+        q (float [batch, queries, heads, dim]): the queries of the last tokens; their keys and values are already in the cache.
+        k_cache (float16, bfloat16, float32, float64, float8_e4m3fn or float8_e5m2 [pages, page_size, kv_heads, dim]): the keys: paged, or [batch, max_len, kv_heads, dim] without a table; of q's dtype or float8. Each head
+            is used by heads / kv_heads adjacent heads of q.
+        v_cache (any [pages, page_size, kv_heads, dim_v], of the dtype of k_cache): the values, in the same form as the keys.
+        lengths (index [batch]): the number of tokens of each sequence, the new ones included; limited to the cache's capacity.
         table (index [batch, max_pages], optional): the pages of each sequence, in order; entries after its last page are not read.
-        sinks (float [heads], optional): a score for each head that counts in the sum of the softmax, and has no value.
-        k_scale (float32 [..], optional): multiplies the keys: one element, or one for each head of them.
-        v_scale (float32 [..], optional): multiplies the values, in the same way.
-        window (at least -1): how many keys before its own place a query sees; -1 is all.
-        softcap (at least 0): scores become softcap * tanh(s / softcap); 0 leaves them as they are.
+        sinks (float [heads], optional): an extra score for each head whose value vector is 0: exp(sink) is added to the softmax's denominator.
+        k_scale (float32 [..], optional): multiplies the keys: one element, or one for each head of k_cache.
+        v_scale (float32 [..], optional): multiplies the values: one element, or one for each head of v_cache.
+        window (at least -1): how many keys before its own token a query attends to; -1 is all.
+        softcap (at least 0): scores become softcap * tanh(s / softcap); 0 is no cap.
         scale: multiplies the scores; by default 1 / sqrt(dim).
 
     Returns:
-        o [batch, queries, heads, dim_v], of q's dtype, and lse, float32 [batch, heads, queries] (float64 for float64),
-        the logarithm of the sum of the softmax. Computed in float32, rounded once. There is no gradient.
+        o [batch, queries, heads, dim_v], of q's dtype, and lse = log(sum(exp(s))), sinks included, float32
+        [batch, heads, queries] (float64 for float64). Computed in float32 (float64) and rounded once. There is no
+        gradient.
     """
 
 def attention_general(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, slopes: Tensor | None = None, sink: Tensor | None = None, seed: Tensor | None = None, cu_q: Tensor | None = None, cu_k: Tensor | None = None, q_sizes: Tensor | None = None, k_sizes: Tensor | None = None, max_q: int = 0, max_k: int = 0, left: int = -1, right: int = -1, at_end: bool = True, softcap: float = 0.0, dropout_p: float = 0.0, scale: float | None = None, bias_grad: bool = False, seq_first: bool = False) -> tuple[Tensor, Tensor]:
     """Attention with every option: o = dropout(softmax(s)) v, lse = log(sum(exp(s))).
 
-    s = cap(q k^T * scale) + bias - slopes * |distance|, cap(x) = softcap * tanh(x / softcap), -inf outside the window
+    s = cap(q k^T * scale) + bias - slopes * |distance| in the window, else -inf; cap(x) = softcap * tanh(x / softcap).
+    Each query is aligned to a key of its sequence (see at_end); the window and the distance count from that key.
 
     Args:
         q (float [batch, heads, queries, dim]): the queries.
-        k (float [batch, kv_heads, keys, dim], of the dtype of q): the keys; each head serves heads / kv_heads adjacent heads of q.
+        k (float [batch, kv_heads, keys, dim], of the dtype of q): the keys; each head is used by heads / kv_heads adjacent heads of q.
         v (float [batch, kv_heads, keys, dim_v], of the dtype of q): the values.
         bias (float [_, _, _, _], optional): added to the scores: [sequences or 1, heads or 1, queries or 1, keys]; -inf masks a key.
-        slopes (float [heads], optional): ALiBi's slope of each head; the distance is that of a key to a query's own place.
-        sink (float [heads], optional): a further score of each head, with a value of 0: exp(sink) is part of the sum of the softmax, and of lse.
-        seed (any [2], int64, a key and a counter, on the same device or on the CPU, optional): the same seed drops the same probabilities.
-        cu_q (index [sequences+1], optional): where each packed sequence of q begins, and where the last one ends; the batch is 1.
+        slopes (float [heads], optional): ALiBi's slope for each head.
+        sink (float [heads], optional): an extra score for each head whose value vector is 0: exp(sink) is added to the softmax's denominator, and
+            so to lse.
+        seed (any [2], int64, a key and a counter, on the same device or on the CPU, optional): the seed of the dropout; the same seed drops the same probabilities.
+        cu_q (index [sequences+1], optional): the offset of each packed sequence of q, and the end of the last one; the batch is then 1.
         cu_k (index [sequences+1], optional): the same for k and v.
-        q_sizes (index [sequences], optional): the length of each sequence of q; the rest is padding.
+        q_sizes (index [sequences], optional): the length of each sequence of q; the tokens after it are padding.
         k_sizes (index [sequences], optional): the same for k and v.
-        max_q (at least 0): at least the length of the longest sequence of q, if they are packed.
-        max_k (at least 0): at least the length of the longest sequence of k, if they are packed.
-        left (at least -1): how many keys before its own place a query sees; -1 is all.
-        right (at least -1): how many keys after its own place a query sees; -1 is all, 0 is causal.
-        at_end: the last query is at the place of the last key; if not, the first is at that of the first key.
+        max_q (at least 0): for packed sequences, at least the length of the longest sequence of q.
+        max_k (at least 0): for packed sequences, at least the length of the longest sequence of k.
+        left (at least -1): how many keys before its aligned key a query attends to; -1 is all.
+        right (at least -1): how many keys after its aligned key a query attends to; -1 is all, 0 is causal.
+        at_end: align the last query to the last key; otherwise the first query to the first key.
         softcap (at least 0): the limit of the scores; 0 is none.
-        dropout_p (between 0 and 1): how probable it is that a probability is dropped; the others are divided by 1 - dropout_p.
+        dropout_p (between 0 and 1): the probability that a softmax probability is dropped; the others are divided by 1 - dropout_p.
         scale: multiplies q k^T; by default 1 / sqrt(dim).
         bias_grad: whether the backward computes the gradient of the bias.
         seq_first: o, dq, dk and dv have the memory layout of a contiguous [batch, seq, heads, dim]; by default o and dq
             have that of q, dk of k, dv of v.
 
     Returns:
-        o [batch, heads, queries, dim_v], of q's dtype, and lse, float32 [batch, heads,
-        queries] (float64 for float64). Both are 0 for padding. A query that sees no key gives o = 0, and as lse the
-        sink, or -inf.
+        o [batch, heads, queries, dim_v], of q's dtype, and lse, float32 [batch, heads, queries] (float64 for float64).
+        Both are 0 for padding. A query whose keys are all masked has o = 0 and lse = sink, or -inf without a sink.
     """
 
 def attention_general_bwd(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, bias: Tensor | None, slopes: Tensor | None, sink: Tensor | None, seed: Tensor | None, cu_q: Tensor | None, cu_k: Tensor | None, q_sizes: Tensor | None, k_sizes: Tensor | None, max_q: int, max_k: int, left: int, right: int, at_end: bool, softcap: float, dropout_p: float, scale: float | None, bias_grad: bool, seq_first: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of attention_general, as in attention_bwd; 0 for padding. They are the same bits in every run.
+    """The gradients of attention_general, as in attention_bwd, and 0 for padding. They are bitwise reproducible.
 
-    dbias = ds before the soft-cap, summed over the dimensions in which the bias has size 1;
-    dsink = -sum(exp(sink - lse) * sum(do * o)) of each head
+    dbias = the gradient of s, summed over the dimensions in which the bias has size 1;
+    dsink = -sum(exp(sink - lse) * sum(do * o)) over all queries of a head.
 
     Args:
         do (float [batch, heads, queries, dim_v]): the gradient of o.
+        q (float [batch, heads, queries, dim]): as in the forward, like all arguments that are not listed here.
+        k (float [batch, kv_heads, keys, dim], of the dtype of q): as in the forward.
+        v (float [batch, kv_heads, keys, dim_v], of the dtype of q): as in the forward.
         o (float [batch, heads, queries, dim_v], of the dtype of q): the first result of the forward.
         lse (float [batch, heads, queries]): the second result of the forward.
 
     Returns:
-        dq, dk, dv, dbias and dsink, like q, k, v, bias and sink. dbias and dsink have no elements where there is no
-        such argument; dbias also unless bias_grad is set.
+        dq, dk, dv, dbias and dsink, like q, k, v, bias and sink. dbias is empty without a bias or without bias_grad;
+        dsink is empty without a sink.
     """
 
 def attention_varlen(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int, left: int = -1, right: int = -1, scale: float | None = None) -> tuple[Tensor, Tensor]:
-    """Attention of sequences of different lengths, packed one after another.
+    """Attention of packed sequences of different lengths: o = softmax(s) v, lse = log(sum(exp(s))), s = q k^T * scale.
 
-    A query sees the keys from `left` before its own place to `right` after it, counted from the last of both; -1: all.
+    The last query of a sequence is aligned to its last key. Each query attends to a window around its aligned key.
 
     Args:
         q (float [tokens, heads, dim]): the queries.
-        k (float [keys, kv_heads, dim], of the dtype of q): the keys; each head serves heads / kv_heads adjacent heads of q.
+        k (float [keys, kv_heads, dim], of the dtype of q): the keys; each head is used by heads / kv_heads adjacent heads of q.
         v (float [keys, kv_heads, dim_v], of the dtype of q): the values.
-        cu_q (index [sequences_and_1]): where each sequence of q begins, and where the last one ends.
-        cu_k (index [sequences_and_1]): where each sequence of k begins, and where the last one ends.
+        cu_q (index [sequences_and_1]): the offset of each sequence of q, and the end of the last one.
+        cu_k (index [sequences_and_1]): the offset of each sequence of k, and the end of the last one.
         max_q: at least the length of the longest sequence of q.
         max_k: at least the length of the longest sequence of k.
-        left: how many keys before its own place a query sees; -1 is all.
-        right: how many keys after its own place a query sees; -1 is all, 0 is causal.
+        left: how many keys before its aligned key a query attends to; -1 is all.
+        right: how many keys after its aligned key a query attends to; -1 is all, 0 is causal.
         scale: multiplies the scores; by default 1 / sqrt(dim).
 
     Returns:
@@ -472,6 +485,9 @@ def attention_varlen_bwd(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor,
 
     Args:
         do (float [tokens, heads, dim_v]): the gradient of o.
+        q (float [tokens, heads, dim]): as in the forward, like all arguments that are not listed here.
+        k (float [keys, kv_heads, dim], of the dtype of q): as in the forward.
+        v (float [keys, kv_heads, dim_v], of the dtype of q): as in the forward.
         o (float [tokens, heads, dim_v], of the dtype of q): the first result of the forward.
         lse (float [heads, tokens]): the second result of the forward.
 
@@ -480,14 +496,14 @@ def attention_varlen_bwd(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor,
     """
 
 def attn_res(v: Tensor, w_query: Tensor, w_norm: Tensor, eps: float = 1e-06) -> tuple[Tensor, Tensor, Tensor]:
-    """The sum of the outputs of blocks, weighted by attention: y = sum over i of alpha_i v_i.
+    """The attention-weighted sum of the outputs of blocks: y = sum over blocks i of alpha_i v_i.
 
     alpha = softmax over i of sum(w_query * w_norm * v_i * rstd_i), rstd_i = 1 / sqrt(mean(v_i^2) + eps).
 
     Args:
         v (float [blocks, *rows, n], at least one element along dimension 0, at least one element along the last dimension): the output of each block.
         w_query (float [n]): the query, the same for all rows.
-        w_norm (float [n]): the weight of the norm of the keys.
+        w_norm (float [n]): the weight of the RMS norm of the keys.
         eps (at least 0): added to the mean square.
 
     Returns:
@@ -516,39 +532,40 @@ def avg_pool2d(self: Tensor, kernel_size: list[int], stride: list[int] = ..., pa
     """The average of each window."""
 
 def avg_pool2d_backward(grad_output: Tensor, self: Tensor, kernel_size: list[int], stride: list[int], padding: list[int], ceil_mode: bool, count_include_pad: bool, divisor_override: int | None) -> Tensor:
-    """The gradient of an average pooling's input."""
+    """The gradient of the input of average pooling."""
 
 def avg_pool3d(self: Tensor, kernel_size: list[int], stride: list[int] = ..., padding: list[int] = ..., ceil_mode: bool = False, count_include_pad: bool = True, divisor_override: int | None = None) -> Tensor:
     """The average of each window."""
 
 def avg_pool3d_backward(grad_output: Tensor, self: Tensor, kernel_size: list[int], stride: list[int], padding: list[int], ceil_mode: bool, count_include_pad: bool, divisor_override: int | None) -> Tensor:
-    """The gradient of an average pooling's input."""
+    """The gradient of the input of average pooling."""
 
 def batch_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, running_mean: Tensor | None = None, running_var: Tensor | None = None, momentum: float = 0.1, eps: float = 1e-05) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Batch norm: y = (x - mean) * rstd * weight + bias, rstd = rsqrt(var(x) + eps), with the biased variance.
 
-    Statistics are of each channel, over samples and places. The running statistics are returned, not updated in place.
+    mean and var are those of each channel, over samples and positions. The new running statistics are returned; the
+    arguments are not changed.
 
     Args:
         x (float [samples, channels, *places]): the input.
-        weight (float [channels], optional): the scale of each channel; absent, it is 1.
-        bias (float [channels], optional): added to each channel.
+        weight (float [channels], optional): the scale of each channel; None is 1.
+        bias (float [channels], optional): added to each channel; None is 0.
         running_mean (float [channels], optional): the running mean before this batch.
         running_var (float [channels], optional): the running variance before this batch.
-        momentum: the share of this batch in the new running statistics.
+        momentum: the weight of this batch in the new running statistics.
         eps: added to the variance.
 
     Returns:
-        y, like x; mean and rstd, float32 [channels] (float64 for float64); new_mean and new_var, what the running
-        statistics become: (1 - momentum) * old + momentum * the batch's, with the unbiased variance. With none given
-        they are the batch's own; of an empty batch they are the old.
+        y, like x; mean and rstd, float32 [channels] (float64 for float64); new_mean and new_var, the new running
+        statistics: (1 - momentum) * old + momentum * those of the batch, with the unbiased variance. They are those of
+        the batch if no running statistics are given, and the old ones if the batch is empty.
     """
 
 def batch_norm_bwd(dy: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of batch_norm.
 
     x' = (x - mean) * rstd: dx = weight * rstd * (dy - mean(dy) - x' * mean(dy * x')), dweight = sum(dy * x'),
-    dbias = sum(dy), of each channel, in weight's dtype
+    dbias = sum(dy), with means and sums over each channel.
 
     Args:
         dy (float [samples, channels, *places]): the gradient of y.
@@ -556,6 +573,9 @@ def batch_norm_bwd(dy: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, r
         weight (float [channels], optional): as in the forward.
         mean (float [channels]): the second result of the forward.
         rstd (float [channels]): the third result of the forward.
+
+    Returns:
+        dx, like x, and dweight and dbias [channels], of weight's dtype (that of the statistics without a weight).
     """
 
 def batch_norm_infer(x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-05) -> Tensor:
@@ -565,8 +585,8 @@ def batch_norm_infer(x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None
         x (float [samples, channels, *places]): the input.
         mean (float [channels]): the mean of each channel.
         var (float [channels]): the variance of each channel.
-        weight (float [channels], optional): the scale of each channel; absent, it is 1.
-        bias (float [channels], optional): added to each channel.
+        weight (float [channels], optional): the scale of each channel; None is 1.
+        bias (float [channels], optional): added to each channel; None is 0.
         eps: added to the variance.
 
     Returns:
@@ -576,8 +596,8 @@ def batch_norm_infer(x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None
 def batch_norm_infer_bwd(dy: Tensor, x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None, eps: float = 1e-05) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The gradients of batch_norm_infer.
 
-    rstd = rsqrt(var + eps), x' = (x - mean) * rstd: dx = dy * weight * rstd, dweight = sum(dy * x'),
-    dbias = sum(dy), dmean = -weight * rstd * dbias, dvar = -weight * rstd^2 * dweight / 2, of each channel
+    rstd = rsqrt(var + eps), x' = (x - mean) * rstd: dx = dy * weight * rstd, dweight = sum(dy * x') and
+    dbias = sum(dy) over each channel, dmean = -weight * rstd * dbias, dvar = -weight * rstd^2 * dweight / 2.
 
     Args:
         dy (float [samples, channels, *places]): the gradient of y.
@@ -586,10 +606,14 @@ def batch_norm_infer_bwd(dy: Tensor, x: Tensor, mean: Tensor, var: Tensor, weigh
         var (float [channels]): as in the forward.
         weight (float [channels], optional): as in the forward.
         eps: as in the forward.
+
+    Returns:
+        dx, dmean and dvar, like x, mean and var; dweight and dbias [channels], of weight's dtype (without a weight
+        float32, or float64 for float64).
     """
 
 def bernoulli(self: Tensor, p: float | None = None, *, generator: Any | None = None) -> Tensor:
-    """1 with probability p, else 0, like self; without p, self has the probabilities."""
+    """Random numbers like self: 1 with probability p, else 0; without p, self has the probabilities."""
 
 def bgrad_group_quantize(tensor: Tensor, quantizer: Any, num_tensors: int, first_dims: Tensor | None, last_dims: Tensor | None = None, tensor_offsets: Tensor | None = None) -> tuple[Any, Tensor]:
     """(group_quantize of the rows, the sum of the rows of each member [num_tensors, columns], in tensor's dtype).
@@ -644,11 +668,11 @@ def block_diag(tensors: list[Tensor]) -> Any:
     """torch.ops.aten.block_diag."""
 
 def block_scaled_gemm(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, a_dtype: torch.dtype, b_dtype: torch.dtype, bias: Tensor | None = None, a_rows: int = 1, b_rows: int = 128, out_dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    """y = a b^T + bias, of FP8 matrices that have a scale for each block of 1x128 or 128x128.
+    """Product of FP8 matrices with a scale for each block of 1x128 or 128x128: y = a b^T + bias.
 
     Args:
-        a (uint8 [m, k]): the bytes of the first matrix.
-        b (uint8 [n, k]): the bytes of the second, which is transposed.
+        a (uint8 [m, k]): the float8 bytes of the first matrix.
+        b (uint8 [n, k]): the float8 bytes of the second matrix; the product uses its transpose.
         a_scale (float32 [_, _]): multiplies the blocks of a: [ceil(m / a_rows), ceil(k / 128)].
         b_scale (float32 [_, _]): multiplies the blocks of b: [ceil(n / b_rows), ceil(k / 128)].
         a_dtype (one of float8_e4m3fn, float8_e5m2): the float8 dtype of a.
@@ -659,7 +683,7 @@ def block_scaled_gemm(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, a_
         out_dtype (one of float16, bfloat16, float32): the dtype of y.
 
     Returns:
-        y [m, n].
+        y [m, n], of out_dtype.
     """
 
 def bucketize(self: Tensor | bool | int | float, boundaries: Tensor, *, out_int32: bool = False, right: bool = False) -> Any:
@@ -681,7 +705,7 @@ def bulk_overlap_ag_with_external_gemm(allgather_communicator: Any, send_stream:
     """
 
 def bytes_transpose(data: Tensor) -> Tensor:
-    """y[k, ...] = data[..., k], for uint8.
+    """Move the last dimension of a uint8 tensor to the front: y[k, ...] = data[..., k], contiguous.
 
     Args:
         data (uint8 [..])
@@ -717,22 +741,22 @@ def clamped_dswiglu(grad: Tensor, fwd_input: Tensor, quantizer: Any, limit: floa
     """
 
 def clamped_glu(x: Tensor, scales: Tensor | None = None, limit: float = 7.0, alpha: float = 1.702, offset: float = 1.0, interleave: int = 0) -> Tensor:
-    """y = s * f(min(a, limit)) * (clamp(b, -limit, limit) + offset), f(a) = a * sigmoid(alpha * a).
+    """A clamped GLU: y = s * f(min(a, limit)) * (clamp(b, -limit, limit) + offset), f(a) = a * sigmoid(alpha * a).
 
     Args:
         x (float [*rows, 2*n]): a and b, the halves of its last dimension.
-        scales (float [..], one element for each row of x, optional): s, a number for each row; None for 1.
-        limit: a is clamped from above, b from both sides.
-        alpha: the slope of the sigmoid.
+        scales (float [..], one element for each row of x, optional): the factor s of each row; None is 1.
+        limit: the upper limit of a, and the limit of |b|.
+        alpha: multiplies a in the sigmoid.
         offset: added to b.
-        interleave (0, or a divisor of half the last dimension of x): k where columns of a and b alternate in blocks of k; 0 for a before b.
+        interleave (0, or a divisor of half the last dimension of x): k if blocks of k columns of a and b alternate; 0 if all of a is before b.
 
     Returns:
         y [*rows, n], in x's dtype.
     """
 
 def clamped_glu_bwd(dy: Tensor, x: Tensor, scales: Tensor | None = None, limit: float = 7.0, alpha: float = 1.702, offset: float = 1.0, interleave: int = 0) -> tuple[Tensor, Tensor]:
-    """The gradients of clamped_glu: 0 where a or b was clamped; dscales is empty if there are no scales.
+    """The gradients of clamped_glu. Clamped elements of a and b get 0; dscales is empty without scales.
 
     Args:
         dy (float [*rows, n])
@@ -791,7 +815,7 @@ def convolution(input: Tensor, weight: Tensor, bias: Tensor | None, stride: list
     """The convolution of an input with a weight, plus a bias."""
 
 def convolution_backward(grad_output: Tensor, input: Tensor, weight: Tensor, bias_sizes: list[int] | None, stride: list[int], padding: list[int], dilation: list[int], transposed: bool, output_padding: list[int], groups: int, output_mask: list[bool]) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of a convolution's input, weight and bias; None for those that output_mask does not ask for."""
+    """The gradients of the input, weight and bias of a convolution; None where output_mask is False."""
 
 def copy(self: Tensor, src: Tensor, non_blocking: bool = False) -> Any:
     """torch.ops.aten.copy."""
@@ -833,7 +857,7 @@ def cosh(self: Tensor) -> Tensor:
     """torch.ops.aten.cosh, elementwise."""
 
 def count_nonzero(x: Tensor, dim: int | list[int] | None = None) -> Tensor:
-    """How many elements are not zero.
+    """The number of nonzero elements.
 
     Args:
         x (float, int or bool [..]): the tensor to reduce.
@@ -856,80 +880,100 @@ def create_nvshmem_tensor(shape: Any, dtype: Any) -> Any:
     """Not supported: it needs NVSHMEM and several GPUs. Use torch.distributed._symmetric_memory.empty."""
 
 def cummax(x: Tensor, dim: int = -1) -> tuple[Tensor, Tensor]:
-    """values_i = max(x_0 ... x_i) along dim, and the last index where it occurs.
+    """The cumulative maximum: values_i = max(x_0 ... x_i) along dim, and the last index where it occurs.
 
     Args:
         x (float, int or bool [..]): the numbers to compare.
-        dim (a dimension of x): along which.
+        dim (a dimension of x): the dimension to compare along.
 
     Returns:
-        values, like x, and indices, int64.
+        values, like x, and indices, int64, of x's shape; both are contiguous.
     """
 
 def cummax_bwd(dvalues: Tensor, indices: Tensor, dim: int = -1) -> Tensor:
-    """dx_i = the sum of dvalues_j where indices_j = i, along dim.
+    """The gradient of cummax: dx_i = the sum of dvalues_j over all j with indices_j = i, along dim.
 
     Args:
         dvalues (float [*shape]): the gradient of values.
         indices (int64 [*shape]): the second result of cummax.
         dim (a dimension of dvalues): as in the forward.
+
+    Returns:
+        dx, like dvalues, contiguous.
     """
 
 def cummin(x: Tensor, dim: int = -1) -> tuple[Tensor, Tensor]:
-    """values_i = min(x_0 ... x_i) along dim, and the last index where it occurs.
+    """The cumulative minimum: values_i = min(x_0 ... x_i) along dim, and the last index where it occurs.
 
     Args:
         x (float, int or bool [..]): the numbers to compare.
-        dim (a dimension of x): along which.
+        dim (a dimension of x): the dimension to compare along.
 
     Returns:
-        values, like x, and indices, int64.
+        values, like x, and indices, int64, of x's shape; both are contiguous.
     """
 
 def cummin_bwd(dvalues: Tensor, indices: Tensor, dim: int = -1) -> Tensor:
-    """dx_i = the sum of dvalues_j where indices_j = i, along dim.
+    """The gradient of cummin: dx_i = the sum of dvalues_j over all j with indices_j = i, along dim.
 
     Args:
         dvalues (float [*shape]): the gradient of values.
         indices (int64 [*shape]): the second result of cummin.
         dim (a dimension of dvalues): as in the forward.
+
+    Returns:
+        dx, like dvalues, contiguous.
     """
 
 def cumprod(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tensor:
-    """y_i = x_0 * ... * x_i along dim.
+    """The cumulative product: y_i = x_0 * ... * x_i along dim.
 
     Args:
         x (float, int or bool [..]): the factors.
-        dim (a dimension of x): along which.
-        dtype (one of float16, bfloat16, float32, float64, int8, uint8, int16, int32, int64): what x is converted to first, and the dtype of y; int64 for integers and bools where it is None.
+        dim (a dimension of x): the dimension to multiply along.
+        dtype (one of float16, bfloat16, float32, float64, int8, uint8, int16, int32, int64): x is converted to it first, and y has it. None is x's dtype, or int64 for integers and bools.
+
+    Returns:
+        y, contiguous, of x's shape.
     """
 
 def cumprod_bwd(dy: Tensor, x: Tensor, dim: int = -1) -> Tensor:
-    """dx_i = sum over j >= i of dy_j * (product of x_0 ... x_j without x_i) along dim; exact with zeros in x.
+    """The gradient of cumprod: dx_i = sum over j >= i of dy_j * (product of x_0 ... x_j without x_i) along dim.
+
+    It does not divide by zero: the formula also holds for zeros in x.
 
     Args:
         dy (float [*shape]): the gradient of y.
         x (float [*shape]): the input of the forward.
         dim (a dimension of x): as in the forward.
+
+    Returns:
+        dx, like x, contiguous.
     """
 
 def cumsum(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tensor:
-    """y_i = x_0 + ... + x_i along dim.
+    """The cumulative sum: y_i = x_0 + ... + x_i along dim.
 
     Args:
         x (float, int or bool [..]): the terms.
-        dim (a dimension of x): along which.
-        dtype (one of float16, bfloat16, float32, float64, int8, uint8, int16, int32, int64): what x is converted to first, and the dtype of y; int64 for integers and bools where it is None.
+        dim (a dimension of x): the dimension to sum along.
+        dtype (one of float16, bfloat16, float32, float64, int8, uint8, int16, int32, int64): x is converted to it first, and y has it. None is x's dtype, or int64 for integers and bools.
+
+    Returns:
+        y, contiguous, of x's shape.
     """
 
 def cumsum_bwd(dy: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tensor:
-    """dx_i = dy_i + ... + dy_n along dim.
+    """The gradient of cumsum: dx_i = dy_i + ... + dy_n along dim.
 
     Args:
         dy (float [..]): the gradient of y.
         dim (a dimension of dy): as in the forward.
-        dtype: as in the forward. Where it is given, the dtype of x is unknown: dx is float32 (float64 for float64),
-            and autograd rounds it.
+        dtype: as in the forward. If it is given, the dtype of x is unknown here: dx is then float32 (float64 for
+            float64), and autograd converts it to x's dtype.
+
+    Returns:
+        dx, contiguous, of dy's shape; of dy's dtype unless dtype is given.
     """
 
 def cusolvermp_ctx_create(nccl_comm_ptr: int, nranks: int, rank: int) -> int:
@@ -1082,15 +1126,21 @@ def drelu(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> Any:
     """
 
 def dropout(input: Tensor, p: float = 0.5, train: bool = True) -> Tensor:
-    """input / (1 - p), or 0 with probability p; input itself if not train or p is 0. Saves a seed, no mask."""
+    """Dropout: input / (1 - p), or 0 with probability p. Returns input itself if train is False or p is 0.
+
+    It saves the seed for the backward, not the mask.
+    """
 
 def dropout_bits_bwd(dy: Tensor, mask: Tensor, p: float) -> Tensor:
-    """dx = dy / (1 - p) where the bit of the mask is set, else 0.
+    """The gradient of philox_dropout_bits: dx = dy / (1 - p) where the bit of the mask is set, else 0.
 
     Args:
         dy (float [..]): the gradient of y.
-        mask (uint8 [..]): the second result of the forward: eight elements a byte, the first the lowest bit.
+        mask (uint8 [..]): the second result of the forward.
         p (between 0 and 1): as in the forward.
+
+    Returns:
+        dx, like dy, contiguous.
     """
 
 def dropout_bwd(grad_output: Any, mask: Tensor, dropout_probability: float, grad_input: Tensor | None = None) -> Tensor:
@@ -1111,12 +1161,15 @@ def dropout_fwd(input: Any, dropout_probability: float, out: Tensor | None = Non
     """
 
 def dropout_mask_bwd(dy: Tensor, mask: Tensor, p: float) -> Tensor:
-    """dx = dy / (1 - p) where the mask is true, else 0.
+    """The gradient of philox_dropout_mask: dx = dy / (1 - p) where the mask is True, else 0.
 
     Args:
         dy (float [*shape]): the gradient of y.
         mask (bool [*shape]): the second result of the forward.
         p (between 0 and 1): as in the forward.
+
+    Returns:
+        dx, like dy, contiguous.
     """
 
 def dsilu(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> Any:
@@ -1160,13 +1213,13 @@ def dswiglu(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> Any:
     """
 
 def dyt(x: Tensor, alpha: Tensor, gamma: Tensor, beta: Tensor | None = None) -> Tensor:
-    """Dynamic tanh, in the place of a norm: y = tanh(alpha * x) * gamma + beta.
+    """Dynamic tanh (DyT), which replaces a norm: y = tanh(alpha * x) * gamma + beta.
 
     Args:
         x (float [*rows, n]): the rows.
-        alpha (float [..], one element): one number.
+        alpha (float [..], one element): multiplies x; one element.
         gamma (float [n]): the scale of each column.
-        beta (float [n], of the dtype of gamma, optional): added to each column.
+        beta (float [n], of the dtype of gamma, optional): added to each column; None is 0.
 
     Returns:
         y, like x.
@@ -1176,13 +1229,16 @@ def dyt_bwd(dy: Tensor, x: Tensor, alpha: Tensor, gamma: Tensor) -> tuple[Tensor
     """The gradients of dyt.
 
     t = tanh(alpha * x), s = dy * gamma * (1 - t^2): dx = s * alpha, dalpha = sum(s * x), dgamma = sum(dy * t),
-    dbeta = sum(dy), in gamma's dtype
+    dbeta = sum(dy).
 
     Args:
         dy (float [*rows, n]): the gradient of y.
         x (float [*rows, n]): the input of the forward.
         alpha (float [..], one element): as in the forward.
         gamma (float [n]): as in the forward.
+
+    Returns:
+        dx, dalpha and dgamma, like x, alpha and gamma, and dbeta, like gamma.
     """
 
 def elu(self: Tensor, alpha: int | float = 1, scale: int | float = 1, input_scale: int | float = 1) -> Tensor:
@@ -1255,7 +1311,7 @@ def expm1(self: Tensor) -> Tensor:
     """torch.ops.aten.expm1, elementwise."""
 
 def exponential(self: Tensor, lambd: float = 1.0, *, generator: Any | None = None) -> Tensor:
-    """Exponential of rate lambd, like self."""
+    """Exponentially distributed random numbers of rate lambd, like self."""
 
 def eye(n: int, m: int | None = None, *, dtype: torch.dtype | None = None, layout: Any = None, device: Any = None, pin_memory: Any = None) -> Any:
     """torch.ops.aten.eye."""
@@ -1336,9 +1392,9 @@ def fp8_block_scaling_partial_cast(inp: Tensor, out: Tensor, scale: Tensor, h: i
     """
 
 def fp8_blocks_into(x: Tensor, y: Tensor | None, y_scale: Tensor | None, yt: Tensor | None, yt_scale: Tensor | None, noop: Tensor | None, dtype: torch.dtype, two_d: bool = False, pow2: bool = True, eps: float = 0.0) -> None:
-    """y in FP8 with a scale for each 1x128 (two_d: 128x128) of x, yt transposed with one for each 128x1 (128x128).
+    """Quantize in blocks: y with a scale for each 1x128 block of x, yt = the transpose with one for each 128x1 block.
 
-    The written scales are inverses. Padding of the scales is not written.
+    With two_d, all blocks are 128x128. The scales that are written are 1 / scale; their padding is not written.
 
     Args:
         x (float [*shape]): the input.
@@ -1347,26 +1403,29 @@ def fp8_blocks_into(x: Tensor, y: Tensor | None, y_scale: Tensor | None, yt: Ten
         yt (uint8, transposed x, contiguous, optional): receives the bytes of the transposed matrix; None if not needed.
         yt_scale (float32 [_, _], contiguous, optional): receives the scales of yt.
         noop (float32 [..], one element, contiguous, optional): a flag on the device: if it is not 0, nothing is written.
-        dtype (one of float8_e4m3fn, float8_e5m2): what to cast to.
-        two_d: blocks of 128x128.
+        dtype (one of float8_e4m3fn, float8_e5m2): the float8 dtype of the bytes.
+        two_d: whether blocks are 128x128.
         pow2: round scales down to powers of two.
-        eps: a lower bound of amax.
+        eps: the lower limit of amax.
     """
 
 def fp8_blocks_uncast(data: Tensor, scales: Tensor, dtype: torch.dtype, two_d: bool, columnwise: bool, out_dtype: torch.dtype) -> Tensor:
-    """y = what fp8_blocks_into made data and scales of.
+    """Dequantize the results of fp8_blocks_into: y = data * the scale of its block.
 
     Args:
-        data (uint8 [..]): the bytes of FP8.
-        scales (float32 [_, _]): the scales of the blocks.
+        data (uint8 [..]): the FP8 bytes.
+        scales (float32 [_, _]): the scales of the blocks, as fp8_blocks_into wrote them.
         dtype (one of float8_e4m3fn, float8_e5m2): the float8 dtype of the bytes.
         two_d: whether blocks are 128x128.
-        columnwise: data and scales are the transposed ones; y is not.
+        columnwise: whether data and scales are yt and yt_scale; y is not transposed.
         out_dtype (one of float16, bfloat16, float32, float64): the dtype of y.
+
+    Returns:
+        y, of the shape of the quantized tensor: computed in float32 and rounded once.
     """
 
 def fp8_cast_into(x: Tensor, scale: Tensor, y: Tensor | None, yt: Tensor | None, scale_inv: Tensor | None, amax: Tensor | None, noop: Tensor | None, dtype: torch.dtype) -> None:
-    """y = fp8(x * scale), yt its transpose, scale_inv = 1 / scale, amax = max(amax, max |x|).
+    """Quantize with a given scale: y = fp8(x * scale), yt = y^T, scale_inv = 1 / scale, amax = max(amax, max |x|).
 
     Args:
         x (float [*shape]): the input.
@@ -1374,13 +1433,13 @@ def fp8_cast_into(x: Tensor, scale: Tensor, y: Tensor | None, yt: Tensor | None,
         y (uint8 [*shape], contiguous, optional): receives the bytes; None if not needed.
         yt (uint8, transposed x, contiguous, optional): receives the bytes of the transposed matrix; None if not needed.
         scale_inv (float32 [..], one element, contiguous, optional): receives 1 / scale; None if not needed.
-        amax (float32 [..], one element, contiguous, optional): raised to the largest magnitude of x; None if not needed.
+        amax (float32 [..], one element, contiguous, optional): becomes max(amax, max |x|); None if not needed.
         noop (float32 [..], one element, contiguous, optional): a flag on the device: if it is not 0, nothing is written.
-        dtype (one of float8_e4m3fn, float8_e5m2): what to cast to.
+        dtype (one of float8_e4m3fn, float8_e5m2): the float8 dtype of the bytes.
     """
 
 def fp8_current_into(x: Tensor, y: Tensor | None, yt: Tensor | None, scale_inv: Tensor | None, noop: Tensor | None, dtype: torch.dtype, pow2: bool = False, eps: float = 0.0) -> None:
-    """y = fp8(x * scale), yt its transpose, scale_inv = 1 / scale, with the scale that fp8_scale has for amax of x.
+    """Quantize with the scale for x's amax: y = fp8(x * scale), yt = y^T, scale_inv = 1 / scale, scale as in fp8_scale.
 
     Args:
         x (float [*shape]): the input.
@@ -1388,22 +1447,22 @@ def fp8_current_into(x: Tensor, y: Tensor | None, yt: Tensor | None, scale_inv: 
         yt (uint8, transposed x, contiguous, optional): receives the bytes of the transposed matrix; None if not needed.
         scale_inv (float32 [..], one element, contiguous, optional): receives 1 / scale; None if not needed.
         noop (float32 [..], one element, contiguous, optional): a flag on the device: if it is not 0, nothing is written.
-        dtype (one of float8_e4m3fn, float8_e5m2): what to cast to.
+        dtype (one of float8_e4m3fn, float8_e5m2): the float8 dtype of the bytes.
         pow2: round the scale down to a power of two.
-        eps: a lower bound of amax.
+        eps: the lower limit of amax.
     """
 
 def fp8_scale(amax: Tensor, dtype: torch.dtype, pow2: bool = False, eps: float = 0.0, margin: int = 0) -> Tensor:
-    """scale = largest / max(amax, eps), with largest that of the FP8 dtype times 2^-margin.
+    """The scale of a cast to FP8: scale = the largest number of dtype * 2^-margin / max(amax, eps).
 
-    1 if that is NaN or amax is 0; the largest float32 if it overflows.
+    If the quotient overflows, the scale is the largest float32; if amax is 0 or not finite, it is 1.
 
     Args:
         amax (float32 [..]): the largest magnitudes.
-        dtype (one of float8_e4m3fn, float8_e5m2): what will be cast to.
-        pow2: round down to a power of two.
-        eps: a lower bound of amax.
-        margin: the number of powers of two of headroom.
+        dtype (one of float8_e4m3fn, float8_e5m2): the float8 dtype to cast to.
+        pow2: round the scale down to a power of two.
+        eps: the lower limit of amax.
+        margin: the headroom, in powers of two.
 
     Returns:
         scale, like amax.
@@ -1419,23 +1478,26 @@ def fp8_transpose(input: Tensor, dtype: torch.dtype, *, out: Tensor | None) -> T
     """
 
 def fp8_uncast(data: Tensor, scale_inv: Tensor, dtype: torch.dtype, out_dtype: torch.dtype) -> Tensor:
-    """y = FP8 bytes * scale_inv.
+    """Dequantize with one scale: y = data * scale_inv.
 
     Args:
-        data (uint8 [..]): the bytes of FP8.
-        scale_inv (float32 [..], one element, contiguous): multiplies them.
+        data (uint8 [..]): the FP8 bytes.
+        scale_inv (float32 [..], one element, contiguous): multiplies the FP8 numbers.
         dtype (one of float8_e4m3fn, float8_e5m2): the float8 dtype of the bytes.
         out_dtype (one of float16, bfloat16, float32, float64): the dtype of y.
+
+    Returns:
+        y, of data's shape: computed in float32 and rounded once.
     """
 
 def frac(self: Tensor) -> Tensor:
     """torch.ops.aten.frac, elementwise."""
 
 def fractional_max_pool2d(self: Tensor, kernel_size: list[int], output_size: list[int], random_samples: Tensor) -> tuple[Tensor, Tensor]:
-    """The maxima of windows at pseudo-random distances, and their indices in the plane."""
+    """The maxima of windows at pseudo-random positions, and their indices in the plane."""
 
 def fractional_max_pool2d_backward(grad_output: Tensor, self: Tensor, kernel_size: list[int], output_size: list[int], indices: Tensor) -> Tensor:
-    """The gradient of a fractional maximum pooling's input."""
+    """The gradient of the input of fractional max pooling."""
 
 def full(size: list[int], fill_value: int | float, *, dtype: torch.dtype | None = None, layout: Any = None, device: Any = None, pin_memory: Any = None) -> Any:
     """torch.ops.aten.full."""
@@ -1524,41 +1586,41 @@ def fused_moe_aux_loss_bwd(Const_buf: Tensor, tokens_per_expert: Tensor, num_row
         grad_aux_loss (float32, float16 or bfloat16 [..], one element): the gradient of the loss.
 
     Returns:
-        [num_rows, num_cols], of the dtype of grad_aux_loss.
+        grad_probs [num_rows, num_cols], of the dtype of grad_aux_loss.
     """
 
 def fused_moe_aux_loss_fwd(probs: Tensor, tokens_per_expert: Tensor, total_num_tokens: int, num_experts: int, num_rows: int, num_cols: int, topk: int, coeff: float) -> tuple[Tensor, Tensor]:
-    """loss = C * sum(probs * tokens_per_expert), C = num_experts * coeff / topk / total_num_tokens^2.
+    """The load-balancing loss: C * sum(probs * tokens_per_expert), C = num_experts * coeff / topk / total_num_tokens^2.
 
     Args:
-        probs (float32, float16 or bfloat16 [num_rows, num_cols]): the scores of each token, those of fused_score_for_moe_aux_loss_fwd.
-        tokens_per_expert (int32, int64, float32 or bfloat16 [num_cols]): how many tokens each expert gets.
-        total_num_tokens (at least 1): the number of tokens in C.
-        num_experts (at least 1): the number of experts in C.
-        num_rows (at least 0): the rows of probs.
-        num_cols (at least 0): the columns of probs.
-        topk (at least 1): the number of experts per token.
-        coeff: multiplies the loss.
+        probs (float32, float16 or bfloat16 [num_rows, num_cols]): the scores of each token from fused_score_for_moe_aux_loss_fwd.
+        tokens_per_expert (int32, int64, float32 or bfloat16 [num_cols]): the number of tokens of each expert.
+        total_num_tokens (at least 1): the number of tokens, for C.
+        num_experts (at least 1): the number of experts, for C.
+        num_rows (at least 0): the number of rows of probs.
+        num_cols (at least 0): the number of columns of probs.
+        topk (at least 1): the number of experts of a token, for C.
+        coeff: the coefficient of the loss.
 
     Returns:
-        The loss, a 0-dim tensor of probs' dtype, and [C, 0], float32.
+        aux_loss, a 0-dim tensor of probs' dtype, and Const_buf = [C, 0], float32.
     """
 
 def fused_moe_aux_loss_fwd_graph_safe(probs: Tensor, tokens_per_expert: Tensor, total_num_tokens: Tensor, num_experts: int, num_rows: int, num_cols: int, topk: int, coeff: float) -> tuple[Tensor, Tensor]:
-    """fused_moe_aux_loss_fwd with the number of tokens on the device, so that a CUDA graph may change it.
+    """fused_moe_aux_loss_fwd with total_num_tokens on the device, so that it may change between CUDA graph replays.
 
     Args:
-        probs (float32, float16 or bfloat16 [num_rows, num_cols]): the scores of each token, those of fused_score_for_moe_aux_loss_fwd.
-        tokens_per_expert (int32, int64, float32 or bfloat16 [num_cols]): how many tokens each expert gets.
-        total_num_tokens (int64 [..], one element): the number of tokens in C.
-        num_experts (at least 1): the number of experts in C.
-        num_rows (at least 0): the rows of probs.
-        num_cols (at least 0): the columns of probs.
-        topk (at least 1): the number of experts per token.
-        coeff: multiplies the loss.
+        probs (float32, float16 or bfloat16 [num_rows, num_cols]): as in fused_moe_aux_loss_fwd.
+        tokens_per_expert (int32, int64, float32 or bfloat16 [num_cols]): as in fused_moe_aux_loss_fwd.
+        total_num_tokens (int64 [..], one element): the number of tokens, for C; one element.
+        num_experts (at least 1): as in fused_moe_aux_loss_fwd.
+        num_rows (at least 0): as in fused_moe_aux_loss_fwd.
+        num_cols (at least 0): as in fused_moe_aux_loss_fwd.
+        topk (at least 1): as in fused_moe_aux_loss_fwd.
+        coeff: as in fused_moe_aux_loss_fwd.
 
     Returns:
-        The loss, a 0-dim tensor of probs' dtype, and [C, 0], float32.
+        aux_loss, a 0-dim tensor of probs' dtype, and Const_buf = [C, 0], float32.
     """
 
 def fused_multi_row_padding(input: Tensor, output: Tensor, input_row_list: list[int], padded_input_row_list: list[int]) -> None:
@@ -1645,24 +1707,24 @@ def fused_score_for_moe_aux_loss_bwd(intermediate_output: Tensor, grad_scores: T
     Args:
         intermediate_output (float32 [*tokens, experts], at least one element along the last dimension): the third result of the forward.
         grad_scores (float32, float16 or bfloat16 [*tokens, experts]): the gradient of the scores.
-        grad_logits (float32, float16 or bfloat16 [*tokens, experts]): is written.
+        grad_logits (float32, float16 or bfloat16 [*tokens, experts]): receives the gradient of the logits.
         topk (from 1 to the size of the last dimension of intermediate_output): as in the forward.
         score_function (one of 'softmax', 'sigmoid', 'sqrtsoftplus'): as in the forward.
     """
 
 def fused_score_for_moe_aux_loss_fwd(logits: Tensor, topk: int, score_function: str, routing_map_format: Any = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """The scores of all experts, for the loss that balances them, and which topk are the highest.
+    """The scores of all experts for the load-balancing loss, and a map of the topk highest.
 
-    score = softmax(logits), sigmoid(logits) or sqrt(softplus(logits)); scores that are no softmax are divided by their
-    sum.
+    score = softmax(logits), or sigmoid(logits) or sqrt(softplus(logits)) divided by their sum over all experts.
 
     Args:
-        logits (float32, float16 or bfloat16 [*tokens, experts], at least one element along the last dimension): a number for each token and expert.
-        topk (from 1 to the size of the last dimension of logits): how many experts the map has for a token.
-        routing_map_format (one of BYTEMAP, BITMAP_U8): of the map: a bool for each expert, or a bit (uint8, the first expert in the lowest).
+        logits (float32, float16 or bfloat16 [*tokens, experts], at least one element along the last dimension): the router's output.
+        topk (from 1 to the size of the last dimension of logits): the number of experts in the map for a token.
+        score_function (one of 'softmax', 'sigmoid', 'sqrtsoftplus'): the function of the scores.
+        routing_map_format (one of BYTEMAP, BITMAP_U8): 0: a bool for each expert; 1: a bit for each (uint8, the first expert in the lowest bit).
 
     Returns:
-        The scores, float32, in the shape of logits; the routing map; and what the backward needs, float32.
+        scores, float32, of logits' shape; routing_map; and intermediate_output, float32, which the backward needs.
     """
 
 def fused_topk_with_score_function_bwd(routing_map: Tensor, intermediate_output: Tensor, grad_probs: Tensor, grad_logits: Tensor, topk: int, use_pre_softmax: bool, scaling_factor: float | None, score_function: str, use_dense_indices: bool = False, routing_map_format: Any = 0) -> None:
@@ -1672,60 +1734,59 @@ def fused_topk_with_score_function_bwd(routing_map: Tensor, intermediate_output:
         routing_map (any, the routing map of the forward): the second result of the forward.
         intermediate_output (float32 [*tokens, experts], at least one element along the last dimension): the third result of the forward.
         grad_probs (float32, float16 or bfloat16 [*tokens, experts]): the gradient of the probabilities.
-        grad_logits (float32, float16 or bfloat16 [*tokens, experts]): is written.
+        grad_logits (float32, float16 or bfloat16 [*tokens, experts]): receives the gradient of the logits.
         topk (from 1 to the size of the last dimension of intermediate_output): as in the forward.
         use_pre_softmax: as in the forward.
         scaling_factor: as in the forward.
         score_function (one of 'softmax', 'sigmoid', 'sqrtsoftplus'): as in the forward.
-        use_dense_indices: routing_map is the topk_indices of the forward.
+        use_dense_indices: whether routing_map is the topk_indices of the forward.
         routing_map_format (one of BYTEMAP, BITMAP_U8): as in the forward.
     """
 
 def fused_topk_with_score_function_fwd(logits: Tensor, topk: int, use_pre_softmax: bool, num_groups: int | None, group_topk: int | None, scaling_factor: float | None, score_function: str, expert_bias: Tensor | None, routing_map_format: Any = 0, topk_indices: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """Choose the topk experts with the highest scores for each token, and give their probabilities.
+    """Choose the topk experts with the highest scores for each token, and return their probabilities.
 
-    score = softmax(logits), sigmoid(logits) or sqrt(softplus(logits)). The probabilities of the chosen experts are
-    their scores; those that are no softmax are divided by their sum, if there are several.
+    score = softmax(logits), sigmoid(logits) or sqrt(softplus(logits)). The probability of a chosen expert is its score;
+    for sigmoid and sqrtsoftplus with topk > 1, it is divided by the sum of the chosen experts' scores.
 
     Args:
-        logits (float32, float16 or bfloat16 [*tokens, experts], at least one element along the last dimension): a number for each token and expert.
-        topk (from 1 to the size of the last dimension of logits): how many experts are chosen for a token.
-        use_pre_softmax: take the softmax of all experts before the choice; else of the chosen ones, after it.
-        num_groups: with group_topk, the number of groups that the experts are divided into.
-        group_topk: choose among the experts of this many groups, those whose best topk / group_topk scores add up to
-            most. None or 0: among all.
-        scaling_factor: multiplies the probabilities.
-        expert_bias (float32, float16 or bfloat16 [experts], optional): added to the scores only to choose experts; not with softmax.
-        routing_map_format (one of BYTEMAP, BITMAP_U8): of the map: a bool for each expert, or a bit (uint8, the first expert in the lowest).
-        topk_indices (int16, int32 or int64 [*tokens, topk], optional): where to write the chosen experts, the best first; it is then returned instead of the map.
+        logits (float32, float16 or bfloat16 [*tokens, experts], at least one element along the last dimension): the router's output.
+        topk (from 1 to the size of the last dimension of logits): the number of experts to choose for a token.
+        use_pre_softmax: softmax of all experts before the choice; otherwise of the chosen experts after it.
+        num_groups: with group_topk, the number of equal groups that the experts are divided into.
+        group_topk: choose only from this many groups: those whose best topk / group_topk scores have the largest sum.
+            None and 0: choose from all experts.
+        scaling_factor: multiplies the probabilities; None is 1.
+        score_function (one of 'softmax', 'sigmoid', 'sqrtsoftplus'): the function of the scores.
+        expert_bias (float32, float16 or bfloat16 [experts], optional): added to the scores for the choice only; must be None for softmax.
+        routing_map_format (one of BYTEMAP, BITMAP_U8): 0: a bool for each expert; 1: a bit for each (uint8, the first expert in the lowest bit).
+        topk_indices (int16, int32 or int64 [*tokens, topk], optional): receives the chosen experts, best first; it is then returned instead of the map.
 
     Returns:
-        The probabilities, like logits, 0 for experts that are not chosen; the routing map; and what the backward
-        needs, float32, in the shape of logits.
+        probs, like logits: 0 for experts that were not chosen; routing_map; and intermediate_output, which the backward
+        needs: float32, of logits' shape.
     """
 
 def fused_topk_with_score_function_qb_fwd(logits: Tensor, topk: int, scaling_factor: float | None, expert_bias: Tensor, routing_map_format: Any, topk_indices: Tensor | None, histogram: Tensor, bin_bounds: Tensor, histogram_mode: Any, bin_bounds_validated: bool = False) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """fused_topk_with_score_function_fwd with sigmoid, which also counts how far each expert's score is from a cutoff.
+    """fused_topk_with_score_function_fwd for sigmoid, with a histogram of how far scores are from a cutoff.
 
-    The cutoff of a token is its (topk + 1)-th largest score with bias. cutoff - score, without bias, is counted in
-    histogram.
+    The cutoff of a token is its (topk + 1)-th largest score + bias. The histogram of an expert counts cutoff - score
+    (without the bias) of all tokens.
 
     Args:
-        logits (float32, float16 or bfloat16 [*tokens, experts], at least one element along the last dimension): a number for each token and expert.
-        topk (from 1 to 1 less than the size of the last dimension of logits): how many experts are chosen for a token.
-        scaling_factor: multiplies the probabilities.
+        logits (float32, float16 or bfloat16 [*tokens, experts], at least one element along the last dimension): the router's output.
+        topk (from 1 to 1 less than the size of the last dimension of logits): the number of experts to choose for a token.
+        scaling_factor: multiplies the probabilities; None is 1.
         expert_bias (float32, float16 or bfloat16 [experts]): added to the scores for the choice and the cutoff.
-        routing_map_format (one of BYTEMAP, BITMAP_U8): of the map: a bool for each expert, or a bit (uint8, the first expert in the lowest).
-        topk_indices (int16, int32 or int64 [*tokens, topk], optional): where to write the chosen experts, the best first; it is then returned instead of the map.
-        histogram (int32 [experts, bins], contiguous, at least one element along the last dimension): incremented in place. The bins are equally wide; the first and the last also count values outside.
-        bin_bounds (float32 [2]): the start of the first bin, and the end of the last one.
+        routing_map_format (one of BYTEMAP, BITMAP_U8): 0: a bool for each expert; 1: a bit for each (uint8, the first expert in the lowest bit).
+        topk_indices (int16, int32 or int64 [*tokens, topk], optional): receives the chosen experts, best first; it is then returned instead of the map.
+        histogram (int32 [experts, bins], contiguous, at least one element along the last dimension): incremented in place. Bins have equal widths; the first and the last also count values outside.
+        bin_bounds (float32 [2]): the start of the first bin and the end of the last one.
         histogram_mode (one of TWO_KERNEL, FUSED_ATOMIC): accepted and ignored.
-        bin_bounds_validated: the bounds are known to be finite and in order. Else they are read, which waits for the
-            device.
+        bin_bounds_validated: skip the check that the bounds are finite and ascending, which waits for the device.
 
     Returns:
-        The results of fused_topk_with_score_function_fwd, the cutoff, float32 with an element for each token, and
-        histogram.
+        The results of fused_topk_with_score_function_fwd; cutoff, float32, one element for each token; and histogram.
     """
 
 def gather(self: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Any:
@@ -1769,19 +1830,19 @@ def gelu_bias(x: Tensor, bias: Tensor) -> Tensor:
     """
 
 def gelu_bias_bwd(dy: Tensor, x: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """dx = dy * f'(x + bias), dbias = sum(dx) over rows, f(x) = x * (0.5 + 0.5 * erf(x / sqrt(2))).
+    """The gradients of y = f(x + bias): dx = dy * f'(x + bias), dbias = sum(dx) over rows, f(x) = x * (0.5 + 0.5 * erf(x / sqrt(2))).
 
     Args:
         dy (float [*rows, n]): the gradient of y.
         x (float [*rows, n]): the input of the forward.
-        bias (float [n], optional): as in the forward; None if x includes it.
+        bias (float [n], optional): as in the forward; None if it is already added to x.
 
     Returns:
-        dx, like x, and dbias, in bias' dtype (x's without bias): computed in float32 (float64 for float64) and rounded once. dbias sums dx before it is rounded.
+        dx, like x, and dbias, in bias' dtype (x's without bias): computed in float32 (float64 for float64) and rounded once. dbias is the sum of the unrounded dx.
     """
 
 def gelu_bwd(dy: Tensor, x: Tensor) -> Tensor:
-    """dx = dy * f'(x), f(x) = x * (0.5 + 0.5 * erf(x / sqrt(2))).
+    """The gradient of y = f(x): dx = dy * f'(x), f(x) = x * (0.5 + 0.5 * erf(x / sqrt(2))).
 
     Args:
         dy (float [*shape]): the gradient of y.
@@ -1795,14 +1856,14 @@ def gelu_glu(x: Tensor) -> Tensor:
     """y = f(a) * b, with a and b the halves of the last dimension of x, f(x) = x * (0.5 + 0.5 * erf(x / sqrt(2))).
 
     Args:
-        x (float [*rows, 2*n]): [a, b] along the last dimension: the gate before its activation, and the values that it multiplies.
+        x (float [*rows, 2*n]): [a, b] along the last dimension: the gate before its activation, and the values to multiply by it.
 
     Returns:
         y [*rows, n], in x's dtype: computed in float32 (float64 for float64) and rounded once.
     """
 
 def gelu_glu_bwd(dy: Tensor, x: Tensor) -> Tensor:
-    """dx = [dy * b * f'(a), dy * f(a)], with a and b the halves of the last dimension of x, f(x) = x * (0.5 + 0.5 * erf(x / sqrt(2))).
+    """The gradient of y = f(a) * b, [a, b] = x: dx = [dy * b * f'(a), dy * f(a)], f(x) = x * (0.5 + 0.5 * erf(x / sqrt(2))).
 
     Args:
         dy (float [*rows, n]): the gradient of y.
@@ -1817,14 +1878,14 @@ def gelu_mul(a: Tensor, b: Tensor) -> Tensor:
 
     Args:
         a (float [*shape]): the gate, before its activation.
-        b (float [*shape], of the dtype of a): the values that the gate multiplies.
+        b (float [*shape], of the dtype of a): the values that are multiplied by the gate.
 
     Returns:
         y, like a: computed in float32 (float64 for float64) and rounded once.
     """
 
 def gelu_mul_bwd(dy: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """da = dy * b * f'(a), db = dy * f(a), f(x) = x * (0.5 + 0.5 * erf(x / sqrt(2))).
+    """The gradients of y = f(a) * b: da = dy * b * f'(a), db = dy * f(a), f(x) = x * (0.5 + 0.5 * erf(x / sqrt(2))).
 
     Args:
         dy (float [*shape]): the gradient of y.
@@ -1857,19 +1918,19 @@ def gelu_tanh_bias(x: Tensor, bias: Tensor) -> Tensor:
     """
 
 def gelu_tanh_bias_bwd(dy: Tensor, x: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """dx = dy * f'(x + bias), dbias = sum(dx) over rows, f(x) = x * (0.5 + 0.5 * tanh(sqrt(2/pi) * (x + 0.044715 x^3))).
+    """The gradients of y = f(x + bias): dx = dy * f'(x + bias), dbias = sum(dx) over rows, f(x) = x * (0.5 + 0.5 * tanh(sqrt(2/pi) * (x + 0.044715 x^3))).
 
     Args:
         dy (float [*rows, n]): the gradient of y.
         x (float [*rows, n]): the input of the forward.
-        bias (float [n], optional): as in the forward; None if x includes it.
+        bias (float [n], optional): as in the forward; None if it is already added to x.
 
     Returns:
-        dx, like x, and dbias, in bias' dtype (x's without bias): computed in float32 (float64 for float64) and rounded once. dbias sums dx before it is rounded.
+        dx, like x, and dbias, in bias' dtype (x's without bias): computed in float32 (float64 for float64) and rounded once. dbias is the sum of the unrounded dx.
     """
 
 def gelu_tanh_bwd(dy: Tensor, x: Tensor) -> Tensor:
-    """dx = dy * f'(x), f(x) = x * (0.5 + 0.5 * tanh(sqrt(2/pi) * (x + 0.044715 x^3))).
+    """The gradient of y = f(x): dx = dy * f'(x), f(x) = x * (0.5 + 0.5 * tanh(sqrt(2/pi) * (x + 0.044715 x^3))).
 
     Args:
         dy (float [*shape]): the gradient of y.
@@ -1883,14 +1944,14 @@ def gelu_tanh_glu(x: Tensor) -> Tensor:
     """y = f(a) * b, with a and b the halves of the last dimension of x, f(x) = x * (0.5 + 0.5 * tanh(sqrt(2/pi) * (x + 0.044715 x^3))).
 
     Args:
-        x (float [*rows, 2*n]): [a, b] along the last dimension: the gate before its activation, and the values that it multiplies.
+        x (float [*rows, 2*n]): [a, b] along the last dimension: the gate before its activation, and the values to multiply by it.
 
     Returns:
         y [*rows, n], in x's dtype: computed in float32 (float64 for float64) and rounded once.
     """
 
 def gelu_tanh_glu_bwd(dy: Tensor, x: Tensor) -> Tensor:
-    """dx = [dy * b * f'(a), dy * f(a)], with a and b the halves of the last dimension of x, f(x) = x * (0.5 + 0.5 * tanh(sqrt(2/pi) * (x + 0.044715 x^3))).
+    """The gradient of y = f(a) * b, [a, b] = x: dx = [dy * b * f'(a), dy * f(a)], f(x) = x * (0.5 + 0.5 * tanh(sqrt(2/pi) * (x + 0.044715 x^3))).
 
     Args:
         dy (float [*rows, n]): the gradient of y.
@@ -1905,14 +1966,14 @@ def gelu_tanh_mul(a: Tensor, b: Tensor) -> Tensor:
 
     Args:
         a (float [*shape]): the gate, before its activation.
-        b (float [*shape], of the dtype of a): the values that the gate multiplies.
+        b (float [*shape], of the dtype of a): the values that are multiplied by the gate.
 
     Returns:
         y, like a: computed in float32 (float64 for float64) and rounded once.
     """
 
 def gelu_tanh_mul_bwd(dy: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """da = dy * b * f'(a), db = dy * f(a), f(x) = x * (0.5 + 0.5 * tanh(sqrt(2/pi) * (x + 0.044715 x^3))).
+    """The gradients of y = f(a) * b: da = dy * b * f'(a), db = dy * f(a), f(x) = x * (0.5 + 0.5 * tanh(sqrt(2/pi) * (x + 0.044715 x^3))).
 
     Args:
         dy (float [*shape]): the gradient of y.
@@ -1924,7 +1985,7 @@ def gelu_tanh_mul_bwd(dy: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]
     """
 
 def gemm(a: Tensor, b: Tensor, bias: Tensor | None = None, trans_a: bool = False, trans_b: bool = False, alpha: float = 1.0, out_dtype: torch.dtype | None = None) -> Tensor:
-    """y = alpha * op(a) op(b) + bias, where op(x) is x^T if trans_a (trans_b) is set; rounded once.
+    """Matrix product: y = alpha * op(a) op(b) + bias, where op(x) is x^T if trans_a (trans_b) is set; rounded once.
 
     Args:
         a (float [_, _]): [m, k]; [k, m] with trans_a.
@@ -1940,7 +2001,7 @@ def gemm(a: Tensor, b: Tensor, bias: Tensor | None = None, trans_a: bool = False
     """
 
 def gemm_add_(c: Tensor, a: Tensor, b: Tensor, trans_a: bool = False, trans_b: bool = False, alpha: float = 1.0, beta: float = 1.0) -> None:
-    """c = alpha * op(a) op(b) + beta * c, in place.
+    """Add a matrix product to c in place: c = alpha * op(a) op(b) + beta * c.
 
     Args:
         c (float [m, n]): the output, updated in place; its dtype may differ from a's.
@@ -1958,7 +2019,7 @@ def gemm_dgelu(a: Tensor, b: Tensor, pre: Tensor, trans_a: bool = False, trans_b
     Args:
         a (float [_, _]): [m, k]; [k, m] with trans_a.
         b (float [_, _], of the dtype of a): [k, n]; [n, k] with trans_b.
-        pre (float [m, n]): what gelu was applied to.
+        pre (float [m, n]): the argument of gelu.
         trans_a: use a^T.
         trans_b: use b^T.
         alpha: multiplies the product.
@@ -1969,7 +2030,7 @@ def gemm_dgelu(a: Tensor, b: Tensor, pre: Tensor, trans_a: bool = False, trans_b
     """
 
 def gemm_gelu(a: Tensor, b: Tensor, bias: Tensor | None = None, trans_a: bool = False, trans_b: bool = False, alpha: float = 1.0, out_dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
-    """gemm followed by gelu (tanh): pre = alpha * op(a) op(b) + bias, y = gelu(pre), of pre before it is rounded.
+    """gemm and gelu (tanh): pre = alpha * op(a) op(b) + bias, y = gelu(pre); y is computed from the unrounded pre.
 
     Args:
         a (float [_, _]): [m, k]; [k, m] with trans_a.
@@ -2038,7 +2099,7 @@ def glu(input: Tensor, quantizer: Any) -> Any:
     """
 
 def glu_bwd_fp8(dy: Tensor, x: Tensor, scale: Tensor, amax: Tensor | None, dtype: torch.dtype, act: str) -> tuple[Tensor, Tensor]:
-    """dx = [dy * b * f'(a), dy * f(a)] in float8, with a and b the halves of the last dimension of x.
+    """The gradient of a gated activation in float8: dx = fp8([dy * b * f'(a), dy * f(a)] * scale), as in glu_fp8.
 
     Args:
         dy (float [*rows, n])
@@ -2050,7 +2111,9 @@ def glu_bwd_fp8(dy: Tensor, x: Tensor, scale: Tensor, amax: Tensor | None, dtype
     """
 
 def glu_fp8(x: Tensor, scale: Tensor, amax: Tensor | None, dtype: torch.dtype, act: str) -> tuple[Tensor, Tensor]:
-    """y = f(a) * b in float8, with a and b the halves of the last dimension of x; other arguments as in act_fp8.
+    """A gated activation in float8: y = fp8(f(a) * b * scale), with a and b the halves of x's last dimension.
+
+    All arguments but x are those of act_fp8.
 
     Args:
         x (float [*rows, 2*n])
@@ -2067,16 +2130,16 @@ def greater_equal(self: Tensor, other: Tensor | int | float) -> Tensor:
     """torch.ops.aten.greater_equal, elementwise."""
 
 def grid_sampler_2d(input: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool) -> Tensor:
-    """The input at the positions of a grid, from -1 to 1."""
+    """The input sampled at the positions of a grid."""
 
 def grid_sampler_2d_backward(grad_output: Tensor, input: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool, output_mask: list[bool]) -> tuple[Tensor, Tensor]:
-    """The gradients of a sampling's input and grid; None for the input if output_mask does not ask for it."""
+    """The gradients of the input and grid of a sampling; None for the input unless output_mask[0] is set."""
 
 def grid_sampler_3d(input: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool) -> Tensor:
-    """The input at the positions of a grid, from -1 to 1."""
+    """The input sampled at the positions of a grid."""
 
 def grid_sampler_3d_backward(grad_output: Tensor, input: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool, output_mask: list[bool]) -> tuple[Tensor, Tensor]:
-    """The gradients of a sampling's input and grid; None for the input if output_mask does not ask for it."""
+    """The gradients of the input and grid of a sampling; None for the input unless output_mask[0] is set."""
 
 def group_dequantize(input: Any, otype: torch.dtype) -> Any:
     """The dequantized GroupedTensor, in a dtype. first_dims is read on the host.
@@ -2089,13 +2152,13 @@ def group_dequantize(input: Any, otype: torch.dtype) -> Any:
 def group_norm(x: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-05) -> tuple[Tensor, Tensor, Tensor]:
     """Group norm: y = (x - mean) * rstd * weight + bias, rstd = rsqrt(var(x) + eps), with the biased variance.
 
-    Statistics are of each group of adjacent channels of each sample.
+    mean and var are those of each group of adjacent channels in a sample.
 
     Args:
         x (float [samples, channels, *places]): the input.
-        num_groups: divides the channels.
-        weight (float [channels], optional): the scale of each channel; absent, it is 1.
-        bias (float [channels], optional): added to each channel.
+        num_groups: the number of groups; it divides the number of channels.
+        weight (float [channels], optional): the scale of each channel; None is 1.
+        bias (float [channels], optional): added to each channel; None is 0.
         eps: added to the variance.
 
     Returns:
@@ -2105,8 +2168,8 @@ def group_norm(x: Tensor, num_groups: int, weight: Tensor | None = None, bias: T
 def group_norm_bwd(dy: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor, num_groups: int) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of group_norm.
 
-    g = dy * weight, x' = (x - mean) * rstd: dx = rstd * (g - mean(g) - x' * mean(g * x')), the means of each group;
-    dweight = sum(dy * x'), dbias = sum(dy), of each channel, in weight's dtype
+    g = dy * weight, x' = (x - mean) * rstd: dx = rstd * (g - mean(g) - x' * mean(g * x')), with means over each group;
+    dweight = sum(dy * x'), dbias = sum(dy) over each channel.
 
     Args:
         dy (float [samples, channels, *places]): the gradient of y.
@@ -2115,6 +2178,9 @@ def group_norm_bwd(dy: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, r
         mean (float [samples, num_groups]): the second result of the forward.
         rstd (float [samples, num_groups]): the third result of the forward.
         num_groups: as in the forward.
+
+    Returns:
+        dx, like x, and dweight and dbias [channels], of weight's dtype (that of the statistics without a weight).
     """
 
 def group_quantize(tensor: Tensor, quantizer: Any, num_tensors: int, first_dims: Tensor | None, last_dims: Tensor | None = None, tensor_offsets: Tensor | None = None, noop_flag: Tensor | None = None, output: Any | None = None) -> Any:
@@ -2153,18 +2219,20 @@ def grouped_mm(a: Tensor, b: Tensor, ends: Tensor, trans_b: bool = False) -> Ten
     """The product of each row with the matrix of its group: y[r] = a[r] b[g], or a[r] b[g]^T with trans_b.
 
     Args:
-        a (float [rows, _]): [rows, k], in order of their groups.
+        a (float [rows, _]): [rows, k], sorted by group.
         b (float [groups, _, _], of the dtype of a): a matrix [k, n] for each group; [n, k] with trans_b.
-        ends (int32 [groups]): where each group ends: ascending, and at most the number of rows.
-        trans_b: use the transposes of b.
+        ends (int32 [groups]): the index after the last row of each group: ascending, at most the number of rows.
+        trans_b: multiply by the transposes of b.
 
     Returns:
-        y [rows, n], of a's dtype: added up in float32 (float64 for float64) and rounded once. Rows after the last group
-        are undefined; so is their gradient.
+        y [rows, n], of a's dtype: accumulated in float32 (float64 for float64) and rounded once. Rows after the last
+        group, and their gradients, are undefined.
     """
 
 def grouped_mm_bwd(dy: Tensor, a: Tensor, b: Tensor, ends: Tensor, trans_b: bool = False) -> tuple[Tensor, Tensor]:
-    """The gradients of grouped_mm: da[r] = dy[r] b[g]^T, db[g] = a_g^T dy_g; with trans_b their transposes' products.
+    """The gradients of grouped_mm: da[r] = dy[r] b[g]^T, db[g] = a_g^T dy_g.
+
+    With trans_b: da[r] = dy[r] b[g], db[g] = dy_g^T a_g.
 
     Args:
         dy (float [rows, _]): the gradient of y.
@@ -2183,13 +2251,13 @@ def grouped_mm_wgrad(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
     For y = grouped_mm(x, w, ends): dw = grouped_mm_wgrad(x, dy, ends); with trans_b, grouped_mm_wgrad(dy, x, ends).
 
     Args:
-        a (float [rows, m]): [rows, m], in order of their groups.
-        b (float [rows, n], of the dtype of a): [rows, n].
-        ends (int32 [groups]): where each group ends, as in grouped_mm.
+        a (float [rows, m]): [rows, m], sorted by group.
+        b (float [rows, n], of the dtype of a): [rows, n], in the same order.
+        ends (int32 [groups]): as in grouped_mm.
 
     Returns:
-        c [groups, m, n], of a's dtype: added up in float32 (float64 for float64) and rounded once; zeros for groups
-        without rows.
+        c [groups, m, n], of a's dtype: accumulated in float32 (float64 for float64) and rounded once; zeros for empty
+        groups.
     """
 
 def grouped_swizzle_for_gemm(tensor: Any, rowwise: bool, columnwise: bool) -> None:
@@ -2278,7 +2346,7 @@ def init_nvshmem_backend(process_group: Any) -> Any:
     """Not supported: it needs NVSHMEM and several GPUs. Use torch.distributed._symmetric_memory."""
 
 def int_mm(a: Tensor, b: Tensor) -> Tensor:
-    """y = a b, of int8, exact: added up in int32, which wraps around.
+    """Product of int8 matrices: y = a b, accumulated in int32, which wraps around.
 
     Args:
         a (int8 [m, k]): [m, k], with any strides.
@@ -2320,7 +2388,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None = None, eps: float
     Args:
         x (float [*rows, n]): the rows to normalise.
         weight (float [n]): the scale of each column.
-        bias (float [n], optional): added to each column.
+        bias (float [n], optional): added to each column; None is 0.
         eps: added to the variance.
         offset: added to the weight; 1.0 for a zero-centred weight.
 
@@ -2332,7 +2400,7 @@ def layer_norm_bwd(dy: Tensor, x: Tensor, weight: Tensor, mean: Tensor, rstd: Te
     """The gradients of layer_norm.
 
     g = dy * (weight + offset), x' = (x - mean) * rstd: dx = rstd * (g - mean(g) - x' * mean(g * x')),
-    dweight = sum(dy * x'), dbias = sum(dy), in weight's dtype
+    dweight = sum(dy * x'), dbias = sum(dy).
 
     Args:
         dy (float [*rows, n]): the gradient of y.
@@ -2341,49 +2409,58 @@ def layer_norm_bwd(dy: Tensor, x: Tensor, weight: Tensor, mean: Tensor, rstd: Te
         mean (float [*rows]): the second result of the forward.
         rstd (float [*rows]): the third result of the forward.
         offset: as in the forward.
+
+    Returns:
+        dx, like x, and dweight and dbias, like weight.
     """
 
 def layer_norm_fp8(x: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor, amax: Tensor | None, dtype: torch.dtype, eps: float = 1e-05, offset: float = 0.0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """layer_norm with y in float8.
-
-    Args:
-        x (float [*rows, n])
-        weight (float [n])
-        bias (float [n], optional)
-        scale (float32 [..], one element, contiguous)
-        amax (float32 [..], one element, contiguous, optional)
-        dtype (one of float8_e4m3fn, float8_e5m2)
-    """
-
-def layer_norm_fp8_blocks_into(x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, y_scale: Tensor, dtype: torch.dtype, eps: float = 1e-05, offset: float = 0.0, pow2: bool = True, least: float = 0.0) -> tuple[Tensor, Tensor]:
-    """layer_norm with y, rounded to x's dtype, in float8 with a scale for each block of a row.
-
-    Bytes and scales are those of mxfp8_into where y_scale is uint8, else those of fp8_blocks_into.
+    """layer_norm with y in float8: y = fp8(((x - mean) * rstd * (weight + offset) + bias) * scale), saturating.
 
     Args:
         x (float [*rows, n]): the rows to normalise.
         weight (float [n]): the scale of each column.
-        bias (float [n], optional): added to each column; None for 0.
+        bias (float [n], optional): added to each column; None is 0.
+        scale (float32 [..], one element, contiguous): multiplies the result before the cast.
+        amax (float32 [..], one element, contiguous, optional): becomes max(amax, the largest magnitude before scaling), in place; None if not needed.
+        dtype (one of float8_e4m3fn, float8_e5m2): the float8 dtype of y.
+        eps: added to the variance.
+        offset: added to the weight; 1.0 for a zero-centred weight.
+
+    Returns:
+        y, the bytes (uint8) in x's shape; scale_inv = 1 / scale; and mean and rstd, float32 [*rows] (float64 for
+        float64).
+    """
+
+def layer_norm_fp8_blocks_into(x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, y_scale: Tensor, dtype: torch.dtype, eps: float = 1e-05, offset: float = 0.0, pow2: bool = True, least: float = 0.0) -> tuple[Tensor, Tensor]:
+    """layer_norm whose y is rounded to x's dtype, and then quantized to float8 with a scale for each block of a row.
+
+    Bytes and scales are those of mxfp8_into if y_scale is uint8, else those of fp8_blocks_into.
+
+    Args:
+        x (float [*rows, n]): the rows to normalise.
+        weight (float [n]): the scale of each column.
+        bias (float [n], optional): added to each column; None is 0.
         y (uint8 [*rows, n], contiguous): receives the bytes.
         y_scale (uint8 or float32 [_, _], contiguous): receives the scales: uint8 for blocks of 1x32 (MXFP8), float32 for blocks of 1x128.
-        dtype (one of float8_e4m3fn, float8_e5m2): what to cast to.
+        dtype (one of float8_e4m3fn, float8_e5m2): the float8 dtype of y.
         eps: added to the variance.
         offset: added to the weight; 1.0 for a zero-centred weight.
         pow2: round float32 scales down to powers of two.
-        least: a lower bound of amax, for float32 scales.
+        least: the lower limit of a block's amax, for float32 scales.
 
     Returns:
         mean and rstd, float32 [*rows] (float64 for float64).
     """
 
 def layer_norm_stats(x: Tensor, weight: Tensor, bias: Tensor | None, amax: Tensor | None, eps: float = 1e-05, offset: float = 0.0) -> tuple[Tensor, Tensor]:
-    """layer_norm without its first result; amax is raised to the largest magnitude that y would have.
+    """The statistics of layer_norm: mean, rstd = rsqrt(var(x) + eps) and the largest magnitude of y, without writing y.
 
     Args:
         x (float [*rows, n]): the rows to normalise.
         weight (float [n]): the scale of each column.
-        bias (float [n], optional): added to each column; None for 0.
-        amax (float32 [..], one element, contiguous, optional): raised to max |y|; None if not needed.
+        bias (float [n], optional): added to each column; None is 0.
+        amax (float32 [..], one element, contiguous, optional): becomes max(amax, max|y|), in place; None if not needed.
         eps: added to the variance.
         offset: added to the weight; 1.0 for a zero-centred weight.
 
@@ -2457,22 +2534,22 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """
 
 def linear_act(x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None, act: str | None = None, glu: bool = False, save: bool = True) -> tuple[Tensor, Tensor]:
-    """A linear layer and what follows it: pre = x weight^T + bias, y = act(pre) + residual; rounded once, at the end.
+    """Linear layer, activation and residual: pre = x weight^T + bias, y = act(pre) + residual; rounded once at the end.
 
-    With glu: y = act(a) * b + residual, with a and b the halves of the columns of pre.
+    With glu: y = act(a) * b + residual, where a and b are the halves of the columns of pre.
 
     Args:
         x (float [*rows, k]): the rows of inputs.
-        weight (float [n, k], of the dtype of x): one row for each output; with glu, first the rows of the gate, then those of what it multiplies.
+        weight (float [n, k], of the dtype of x): one row for each output; with glu, first the rows of the gate a, then those of b.
         bias (float [n], of the dtype of x, optional): added to each row of pre.
-        residual (float [..], optional): added to y; like y, of the dtype of x, or float32 for an x of 16 bits.
-        act (one of 'gelu_tanh', 'gelu', 'silu', 'qgelu', 'relu', 'srelu', 'sigmoid'): the activation; None for none.
-        glu: whether half of the outputs are a gate for the others.
-        save: whether pre is returned, for a backward; without act and glu, it never is.
+        residual (float [..], optional): added to the result; of y's shape, and of x's dtype, or float32 if x has 16 bits.
+        act (one of 'gelu_tanh', 'gelu', 'silu', 'qgelu', 'relu', 'srelu', 'sigmoid'): the activation; None is none.
+        glu: whether the first half of the outputs is a gate for the second.
+        save: whether to return pre, for a backward; it is never returned without act and glu.
 
     Returns:
-        y [*rows, n], n / 2 with glu, of the dtype of residual, without one of x's; and pre [*rows, n], of x's dtype,
-        or an empty tensor [0].
+        y [*rows, n] ([*rows, n / 2] with glu), of residual's dtype, or x's without a residual; and pre [*rows, n], of
+        x's dtype, or an empty tensor [0].
     """
 
 def linear_bwd(dy: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -2506,11 +2583,11 @@ def log_sigmoid(self: Tensor) -> Tensor:
     """torch.ops.aten.log_sigmoid, elementwise."""
 
 def log_softmax(x: Tensor, dim: int = -1) -> Tensor:
-    """Logarithm of the softmax along dim: y = x - max(x) - log(sum(exp(x - max(x)))).
+    """The logarithm of the softmax along dim: y = x - max(x) - log(sum(exp(x - max(x)))).
 
     Args:
         x (float [..]): the logits.
-        dim (a dimension of x): along which exp(y) sums to 1.
+        dim (a dimension of x): the dimension along which exp(y) sums to 1.
 
     Returns:
         y, like x: computed in float32 (float64 for float64) and rounded once.
@@ -2535,21 +2612,27 @@ def logaddexp2(self: Tensor, other: Tensor) -> Tensor:
     """torch.ops.aten.logaddexp2, elementwise."""
 
 def logcumsumexp(x: Tensor, dim: int = -1) -> Tensor:
-    """y_i = log(exp(x_0) + ... + exp(x_i)) along dim.
+    """The cumulative log-sum-exp: y_i = log(exp(x_0) + ... + exp(x_i)) along dim.
 
     Args:
         x (float [..]): the exponents.
-        dim (a dimension of x): along which.
+        dim (a dimension of x): the dimension to sum along.
+
+    Returns:
+        y, like x, contiguous: computed in float32 (float64 for float64) and rounded once.
     """
 
 def logcumsumexp_bwd(dy: Tensor, x: Tensor, y: Tensor, dim: int = -1) -> Tensor:
-    """dx_i = sum over j >= i of dy_j * exp(x_i - y_j) along dim.
+    """The gradient of logcumsumexp: dx_i = sum over j >= i of dy_j * exp(x_i - y_j) along dim.
 
     Args:
         dy (float [*shape]): the gradient of y.
         x (float [*shape]): the input of the forward.
         y (float [*shape]): the result of the forward.
         dim (a dimension of x): as in the forward.
+
+    Returns:
+        dx, like x, contiguous.
     """
 
 def logical_and(self: Tensor, other: Tensor) -> Tensor:
@@ -2574,7 +2657,7 @@ def logspace(start: int | float, end: int | float, steps: int, base: float = 10.
     """torch.ops.aten.logspace."""
 
 def logsumexp(x: Tensor, dim: int | list[int] | None = None, keepdim: bool = False) -> Tensor:
-    """log(sum(exp(x))), without overflow.
+    """The log-sum-exp, log(sum(exp(x))), without overflow.
 
     Args:
         x (float, int or bool [..]): the tensor to reduce.
@@ -2583,7 +2666,7 @@ def logsumexp(x: Tensor, dim: int | list[int] | None = None, keepdim: bool = Fal
     """
 
 def logsumexp_bwd(dy: Tensor, x: Tensor, y: Tensor, dim: int | list[int] | None = None, keepdim: bool = False) -> Tensor:
-    """dx = dy * exp(x - y).
+    """The gradient of logsumexp: dx = dy * exp(x - y).
 
     Args:
         dy (float [..]): the gradient of y.
@@ -2609,7 +2692,7 @@ def masked_select(self: Tensor, mask: Tensor) -> Any:
     """torch.ops.aten.masked_select."""
 
 def matmul(a: Tensor, b: Tensor, c: Tensor | None = None, alpha: float = 1.0, beta: float = 1.0, out_dtype: torch.dtype | None = None) -> Tensor:
-    """y = alpha * a b + beta * c, of matrices or of batches of matrices, with any strides; rounded once.
+    """Product of matrices or batches of matrices: y = alpha * a b + beta * c, with any strides; rounded once.
 
     Args:
         a (float [*batch, m, k]): [m, k] or [batch, m, k].
@@ -2633,12 +2716,12 @@ def max_dim(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]
     """
 
 def max_dim_bwd(dvalues: Tensor, x: Tensor, indices: Tensor, dim: int, keepdim: bool = False) -> Tensor:
-    """dx = dvalues at the index, 0 elsewhere.
+    """The gradient of max_dim: dvalues at the index, else 0.
 
     Args:
         dvalues (float [..]): the gradient of values.
         x (float [..]): the tensor to reduce.
-        indices (int64 [..]): those of the forward.
+        indices (int64 [..]): the indices from the forward.
         dim (a dimension of x): the dimension to reduce.
         keepdim: keep the reduced dimensions, with size 1.
     """
@@ -2647,25 +2730,25 @@ def max_pool2d_with_indices(self: Tensor, kernel_size: list[int], stride: list[i
     """The maximum of each window, and its index in the plane."""
 
 def max_pool2d_with_indices_backward(grad_output: Tensor, self: Tensor, kernel_size: list[int], stride: list[int], padding: list[int], dilation: list[int], ceil_mode: bool, indices: Tensor) -> Tensor:
-    """The gradient of a maximum pooling's input."""
+    """The gradient of the input of max pooling."""
 
 def max_pool3d_with_indices(self: Tensor, kernel_size: list[int], stride: list[int] = ..., padding: list[int] = ..., dilation: list[int] = ..., ceil_mode: bool = False) -> tuple[Tensor, Tensor]:
     """The maximum of each window, and its index in the plane."""
 
 def max_pool3d_with_indices_backward(grad_output: Tensor, self: Tensor, kernel_size: list[int], stride: list[int], padding: list[int], dilation: list[int], ceil_mode: bool, indices: Tensor) -> Tensor:
-    """The gradient of a maximum pooling's input."""
+    """The gradient of the input of max pooling."""
 
 def max_unpool2d(self: Tensor, indices: Tensor, output_size: list[int]) -> Tensor:
-    """Zeros, with each element at its index in the plane."""
+    """A plane of zeros, with each element of the input at its index."""
 
 def max_unpool3d(self: Tensor, indices: Tensor, output_size: list[int], stride: list[int], padding: list[int]) -> Tensor:
-    """Zeros, with each element at its index in the plane."""
+    """A plane of zeros, with each element of the input at its index."""
 
 def maximum(self: Tensor, other: Tensor) -> Tensor:
     """torch.ops.aten.maximum, elementwise."""
 
 def mean(x: Tensor, dim: int | list[int] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> Tensor:
-    """The mean; of integers only with dtype=.
+    """The mean; integers need a dtype to cast them to.
 
     Args:
         x (float, int or bool [..]): the tensor to reduce.
@@ -2675,7 +2758,7 @@ def mean(x: Tensor, dim: int | list[int] | None = None, keepdim: bool = False, d
     """
 
 def mean_bwd(dy: Tensor, x: Tensor, dim: int | list[int] | None = None, keepdim: bool = False) -> Tensor:
-    """dx = dy / n.
+    """The gradient of mean: dx = dy / n.
 
     Args:
         dy (float [..]): the gradient of y.
@@ -2688,13 +2771,13 @@ def median(self: Tensor, dim: int | None = None, keepdim: bool | None = None) ->
     """torch.ops.aten.median."""
 
 def mhc_post_res(x: Tensor, f: Tensor, h_post: Tensor, h_res: Tensor) -> Tensor:
-    """Streams mixed, and the output of a layer added to each: y_o = sum over i of h_res[o, i] x_i + h_post[o] f.
+    """Mix the streams and add the output of a layer to each: y_o = sum over i of h_res[o, i] x_i + h_post[o] f.
 
     Args:
         x (float [*rows, streams, n], at least one element along dimension -2, at least one element along the last dimension): the streams of each row.
         f (float [*rows, n]): the output of the layer.
-        h_post (float [*rows, streams]): how much of it each stream gets.
-        h_res (float [*rows, streams, streams]): how streams are mixed.
+        h_post (float [*rows, streams]): the coefficient of f for each stream.
+        h_res (float [*rows, streams, streams]): the coefficients of the streams x_i for each stream y_o.
 
     Returns:
         y, like x.
@@ -2714,15 +2797,15 @@ def mhc_post_res_bwd(dy: Tensor, x: Tensor, f: Tensor, h_post: Tensor, h_res: Te
         h_res (float [*rows, streams, streams]): as in the forward.
 
     Returns:
-        dx, df, dh_post and dh_res, each like its argument.
+        dx, df, dh_post and dh_res, like x, f, h_post and h_res.
     """
 
 def mhc_pre(x: Tensor, h: Tensor) -> Tensor:
-    """One stream from several: y = sum over i of h_i x_i.
+    """Mix several streams into one: y = sum over streams i of h_i x_i.
 
     Args:
         x (float [*rows, streams, n], at least one element along dimension -2, at least one element along the last dimension): the streams of each row.
-        h (float [*rows, streams]): their coefficients.
+        h (float [*rows, streams]): the coefficient of each stream.
 
     Returns:
         y [*rows, n], of x's dtype.
@@ -2750,12 +2833,12 @@ def min_dim(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]
     """
 
 def min_dim_bwd(dvalues: Tensor, x: Tensor, indices: Tensor, dim: int, keepdim: bool = False) -> Tensor:
-    """dx = dvalues at the index, 0 elsewhere.
+    """The gradient of min_dim: dvalues at the index, else 0.
 
     Args:
         dvalues (float [..]): the gradient of values.
         x (float [..]): the tensor to reduce.
-        indices (int64 [..]): those of the forward.
+        indices (int64 [..]): the indices from the forward.
         dim (a dimension of x): the dimension to reduce.
         keepdim: keep the reduced dimensions, with size 1.
     """
@@ -2770,22 +2853,24 @@ def mish_backward(grad_output: Tensor, self: Tensor) -> Tensor:
     """torch.ops.aten.mish_backward, elementwise."""
 
 def mla_decode(q: Tensor, cache: Tensor, lengths: Tensor, rank: int, table: Tensor | None = None, cache_scale: Tensor | None = None, scale: float | None = None) -> tuple[Tensor, Tensor]:
-    """Multi-head latent attention of the last tokens of each sequence, in the form that absorbs the up-projections.
+    """Multi-head latent attention of the last tokens of each sequence, with absorbed up-projections.
 
-    All heads share one cache of latents: keys are its rows, values their first `rank` columns (DeepSeek: 512 of 576).
+    o = softmax(q c^T * scale) c[:, :rank]: all heads share one cache of latents c, whose rows are the keys and whose
+    first `rank` columns are the values (DeepSeek: 512 of 576). Queries are masked as in attention_decode.
 
     Args:
-        q (float [batch, queries, heads, dim]): the queries, times the up-projection of the keys, followed by the part with rope.
-        cache (float16, bfloat16, float32, float64, float8_e4m3fn or float8_e5m2 [pages, page_size, dim]): the latents and rope parts: paged, or without a table [batch, max_len, dim]; of q's dtype or float8.
-        lengths (index [batch]): the tokens of each sequence, the new ones included.
-        rank (at least 1): the columns of the cache that are values too.
+        q (float [batch, queries, heads, dim]): the queries times the up-projection of the keys, followed by their rope part.
+        cache (float16, bfloat16, float32, float64, float8_e4m3fn or float8_e5m2 [pages, page_size, dim]): the latents and rope parts: paged, or [batch, max_len, dim] without a table; of q's dtype or float8.
+        lengths (index [batch]): the number of tokens of each sequence, the new ones included.
+        rank (at least 1): how many columns of the cache are values.
         table (index [batch, max_pages], optional): the pages of each sequence, in order; entries after its last page are not read.
         cache_scale (float32 [..], optional): multiplies the cache; one element.
-        scale: multiplies the scores; by default 1 / sqrt(dim), which is not the scale of the model that was absorbed.
+        scale: multiplies the scores; by default 1 / sqrt(dim). A model's own scale is that of its head size before the
+            up-projections were absorbed: pass it.
 
     Returns:
         o [batch, queries, heads, rank], of q's dtype, and lse, float32 [batch, heads, queries] (float64 for float64).
-        Computed in float32, rounded once. There is no gradient.
+        Computed in float32 (float64) and rounded once. There is no gradient.
     """
 
 def mode(self: Tensor, dim: int = -1, keepdim: bool = False) -> Any:
@@ -2795,23 +2880,24 @@ def modulated_rms_norm(x: Tensor, weight: Tensor, scale: Tensor, shift: Tensor |
     """RMS norm with a scale and a shift for each group of rows: y = rms_norm(x, weight) * (1 + scale) + shift.
 
     Args:
-        x (float [*rows, n]): the rows to normalise. With k groups, the first of k equal parts is the first group, and so on.
-        weight (float [n]): the scale of each column for all rows.
-        scale (float [groups, n]): for each group (a sample of a batch, or each row) and column.
-        shift (float [groups, n], of the dtype of scale, optional): added to the product.
+        x (float [*rows, n]): the rows to normalise; they are divided into equal groups of consecutive rows.
+        weight (float [n]): the weight of each column, for all rows.
+        scale (float [groups, n]): the scale of each group and column; a group may be a sample of a batch, or one row.
+        shift (float [groups, n], of the dtype of scale, optional): added to the product; None is 0.
         eps: added to the mean square.
         offset: added to the weight.
-        casting (one of 'gemma', 'llama', 'none'): as in rms_norm; the modulation is rounded once, unless it is "none".
+        casting (one of 'gemma', 'llama', 'none'): as in rms_norm. With "none" the scaled result is rounded to x's dtype after every step, else once.
 
     Returns:
-        y, like x, and rstd, float32 [*rows] (float64 for float64).
+        y, like x, and rstd, float32 [*rows] (float64 for float64): 1 / sqrt(mean(x^2) + eps).
     """
 
 def modulated_rms_norm_bwd(dy: Tensor, x: Tensor, weight: Tensor, scale: Tensor, rstd: Tensor, offset: float = 0.0, casting: str = 'gemma') -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The gradients of modulated_rms_norm.
 
     x' = x * rstd, w = weight + offset, g = dy * (1 + scale) * w: dx = rstd * (g - x' * mean(g * x')),
-    dweight = sum(dy * (1 + scale) * x'), dscale = sum(dy * w * x') and dshift = sum(dy) of each group
+    dweight = sum(dy * (1 + scale) * x') over all rows; over the rows of each group dscale = sum(dy * w * x') and
+    dshift = sum(dy).
 
     Args:
         dy (float [*rows, n]): the gradient of y.
@@ -2820,24 +2906,25 @@ def modulated_rms_norm_bwd(dy: Tensor, x: Tensor, weight: Tensor, scale: Tensor,
         scale (float [groups, n]): as in the forward.
         rstd (float [*rows]): the second result of the forward.
         offset: as in the forward.
-        casting (one of 'gemma', 'llama', 'none'): as in the forward: unless it is "gemma", the sums are of values x' that were rounded.
+        casting (one of 'gemma', 'llama', 'none'): as in the forward; unless it is "gemma", dweight and dscale use x' rounded to x's dtype.
 
     Returns:
         dx, like x, dweight, like weight, and dscale and dshift, like scale.
     """
 
 def moe_collect(x: Tensor, row_map: Tensor, probs: Tensor | None = None, topk: int = 1, round_once: bool = False) -> Tensor:
-    """Add up the rows of each token: y[t] = the sum of probs[t, k] * x[row_map[k * tokens + t]] over k.
+    """Add up the copies of each token: y[t] = the sum of probs[t, k] * x[row_map[k * tokens + t]] over k.
 
-    Dropped copies are left out. As NVIDIA's, unless round_once is set: probs are rounded to x's dtype first, and so is
-    every product and every sum. Of float8 that dtype is float16, and without probs the sum is divided by topk.
+    Dropped copies are left out. Unless round_once is set, rounding is that of NVIDIA's kernels: probs, each product and
+    each partial sum are rounded to x's dtype (float16 for float8). For float8 without probs, the sum is divided by
+    topk.
 
     Args:
-        x (float16, bfloat16, float32, float64, float8_e4m3fn or float8_e5m2 [rows, n]): the rows, in order of experts.
+        x (float16, bfloat16, float32, float64, float8_e4m3fn or float8_e5m2 [rows, n]): the rows, sorted by expert.
         row_map (int32 [topk*tokens]): the result of moe_row_map.
-        probs (float [tokens, topk], optional): multiplies each copy; None for 1.
-        topk (at least 1): how many copies a token has.
-        round_once: compute in float32 (float64 for float64), and round the sum alone.
+        probs (float [tokens, topk], optional): multiplies each copy; None is 1.
+        topk (at least 1): the number of copies of a token.
+        round_once: compute in float32 (float64 for float64) and round only the final sum.
 
     Returns:
         y [tokens, n], of x's dtype.
@@ -2846,7 +2933,8 @@ def moe_collect(x: Tensor, row_map: Tensor, probs: Tensor | None = None, topk: i
 def moe_collect_bwd(dy: Tensor, x: Tensor, row_map: Tensor, probs: Tensor | None = None, topk: int = 1, round_once: bool = False) -> tuple[Tensor, Tensor]:
     """The gradients of moe_collect.
 
-    With r = row_map[k * tokens + t]: dx[r] = probs[t, k] * dy[t], dprobs[t, k] = dy[t] . x[r], added up in float32.
+    With r = row_map[k * tokens + t]: dx[r] = probs[t, k] * dy[t], dprobs[t, k] = dy[t] . x[r], summed in float32
+    (float64 for float64).
 
     Args:
         dy (float16, bfloat16, float32, float64, float8_e4m3fn or float8_e5m2 [tokens, n], of the dtype of x): the gradient of y.
@@ -2857,18 +2945,18 @@ def moe_collect_bwd(dy: Tensor, x: Tensor, row_map: Tensor, probs: Tensor | None
         round_once: as in the forward.
 
     Returns:
-        dx, like x, 0 in rows of no token, and dprobs [tokens, topk], of probs' dtype, 0 for copies that were dropped;
-        without probs float32 zeros.
+        dx, like x: 0 in rows without a token. dprobs [tokens, topk], of probs' dtype: 0 for dropped copies; float32
+        zeros if probs is None.
     """
 
 def moe_pad_into(x: Tensor, y: Tensor, rows: list[int], padded: list[int]) -> None:
-    """Copy blocks of rows to y, each followed by zeros up to its padded size. An empty block is skipped, not zeroed.
+    """Copy blocks of rows to y and pad each with zeros. The padding of an empty block is not written.
 
     Args:
         x (any [x_rows, n]): the blocks, one after another.
-        y (any [y_rows, n], of the dtype of x): is written; rows after the last block are not changed.
-        rows (each at least 0): the rows of each block.
-        padded (each at least 0, as many as rows): the rows of each block in y.
+        y (any [y_rows, n], of the dtype of x): the output; rows after the last block are not changed.
+        rows (each at least 0): the number of rows of each block in x.
+        padded (each at least 0, as many as rows): the number of rows of each block in y, with its padding.
     """
 
 def moe_permute_bwd(input: Tensor, dtype: torch.dtype, row_id_map: Tensor, prob: Tensor, num_tokens: int, topK: int) -> Tensor:
@@ -2902,14 +2990,14 @@ def moe_permute_fwd(input: Tensor, dtype: torch.dtype, indices: Tensor, num_out_
     """
 
 def moe_row_map(indices: Tensor, rows: int = 0) -> Tensor:
-    """The row map of tokens whose experts are known: rows in order of experts, those of one expert in order of tokens.
+    """The row map of tokens with given experts: rows are sorted by expert, and for each expert by token.
 
     Args:
         indices (index [tokens, topk]): the experts of each token.
-        rows (at least 0): how many rows are kept, the first ones; 0 keeps all.
+        rows (at least 0): keep only this many rows and drop the later ones; 0 keeps all.
 
     Returns:
-        int32 [topk * tokens]: row_map[k * tokens + t] is the row of token t's k-th copy, -1 where it was dropped.
+        int32 [topk * tokens]: row_map[k * tokens + t] is the row of token t's k-th copy, or -1 if it was dropped.
     """
 
 def moe_spread(x: Tensor, row_map: Tensor, topk: int = 1, rows: int = 0) -> Tensor:
@@ -2917,16 +3005,16 @@ def moe_spread(x: Tensor, row_map: Tensor, topk: int = 1, rows: int = 0) -> Tens
 
     Args:
         x (float16, bfloat16, float32, float64, float8_e4m3fn, float8_e5m2 or uint8 [tokens, n]): the tokens.
-        row_map (int32 [topk*tokens]): the result of moe_row_map; it names a row once at most.
-        topk (at least 1): how many copies a token has.
-        rows (at least 0): the rows of y; 0 for tokens * topk. Those beyond tokens * topk are zeros.
+        row_map (int32 [topk*tokens]): the result of moe_row_map; no row occurs twice.
+        topk (at least 1): the number of copies of a token.
+        rows (at least 0): the number of rows of y; 0 is tokens * topk.
 
     Returns:
-        y [rows, n], of x's dtype.
+        y [rows, n], of x's dtype; rows that no copy goes to are zeros.
     """
 
 def moe_spread_bwd(dy: Tensor, row_map: Tensor, topk: int = 1) -> Tensor:
-    """The gradient of moe_spread: dx[t] = the sum of dy[row_map[k * tokens + t]] over k, added up as in moe_collect.
+    """The gradient of moe_spread: dx[t] = the sum of dy[row_map[k * tokens + t]] over k, rounded as in moe_collect.
 
     Args:
         dy (float16, bfloat16, float32, float64, float8_e4m3fn or float8_e5m2 [rows, n]): the gradient of y.
@@ -2938,13 +3026,13 @@ def moe_spread_bwd(dy: Tensor, row_map: Tensor, topk: int = 1) -> Tensor:
     """
 
 def moe_unpad_into(x: Tensor, y: Tensor, rows: list[int], kept: list[int]) -> None:
-    """Copy the first rows of each block to y, where blocks are concatenated without padding.
+    """Copy the first rows of each block to y, one block after another: the inverse of moe_pad_into.
 
     Args:
-        x (any [x_rows, n]): the blocks, one after another.
-        y (any [y_rows, n], of the dtype of x): is written; rows after the last block are not changed.
-        rows (each at least 0): the rows of each block in x.
-        kept (each at least 0, as many as rows): how many of them are copied.
+        x (any [x_rows, n]): the padded blocks, one after another.
+        y (any [y_rows, n], of the dtype of x): the output; rows after the last block are not changed.
+        rows (each at least 0): the number of rows of each block in x, with its padding.
+        kept (each at least 0, as many as rows): the number of rows of each block to copy.
     """
 
 def moe_unpermute_bwd(input_bwd: Tensor, input_fwd: Tensor, dtype: torch.dtype, row_id_map: Tensor, prob: Tensor) -> tuple[Tensor, Tensor]:
@@ -2994,40 +3082,42 @@ def multi_tensor_adam(chunk_size: int, noop_flag: Tensor, tensor_lists: list[lis
     Args:
         chunk_size: not used.
         noop_flag (int32 [..], one element): not read.
-        tensor_lists ([gradients, parameters, first moments, second moments] or [gradients, parameters, first moments, second moments, master weights]): the tensors. With master weights, those are updated in float32, and parameters become their
-            rounded copies.
+        tensor_lists ([gradients, parameters, first moments, second moments] or [gradients, parameters, first moments, second moments, master weights]): the tensors. Master weights, if given, are updated in float32, and parameters become rounded
+            copies of them.
         lr: the learning rate.
         beta1: the decay of the first moments.
         beta2: the decay of the second moments.
-        epsilon: added to the root of the second moments.
+        epsilon: added to the square root of the second moments.
         step: the number of the step, from 1.
         mode (one of 0, 1): 0 adds weight_decay * p to the gradients (Adam), 1 to the update (AdamW).
-        bias_correction (one of 0, 1): whether moments are corrected for their start at 0.
+        bias_correction (one of 0, 1): whether to correct the moments for their initial value 0.
         weight_decay: the weight decay.
     """
 
 def multi_tensor_adam_capturable(chunk_size: int, noop_flag: Tensor, tensor_lists: list[list[Tensor]], lr: Tensor, beta1: float, beta2: float, epsilon: float, step: Tensor, mode: int | bool, bias_correction: int | bool, weight_decay: float, inv_scale: Tensor) -> None:
-    """multi_tensor_adam with its numbers on the device, for CUDA graphs. Gradients become gradient * inv_scale.
+    """multi_tensor_adam with lr, step and inv_scale on the device, for CUDA graphs. Gradients are scaled in place.
 
     Args:
         chunk_size: not used.
         noop_flag (int32 [..], one element): nothing is written if it is 1.
         tensor_lists ([gradients, parameters, first moments, second moments]): the tensors.
         lr (float32 [..], one element): the learning rate.
+        beta1: as in multi_tensor_adam, like all arguments that are not listed here.
         step (int32 [..], one element): the number of the step, from 1.
-        inv_scale (float32 [..], one element): multiplies the gradients; the other arguments are those of multi_tensor_adam.
+        inv_scale (float32 [..], one element): multiplies the gradients.
     """
 
 def multi_tensor_adam_capturable_master(chunk_size: int, noop_flag: Tensor, tensor_lists: list[list[Tensor]], lr: Tensor, beta1: float, beta2: float, epsilon: float, step: Tensor, mode: int | bool, bias_correction: int | bool, weight_decay: float, inv_scale: Tensor) -> None:
-    """multi_tensor_adam_capturable on master weights; parameters become their rounded copies.
+    """multi_tensor_adam_capturable on master weights; parameters become rounded copies of them.
 
     Args:
         chunk_size: not used.
         noop_flag (int32 [..], one element): nothing is written if it is 1.
         tensor_lists ([gradients, parameters, first moments, second moments, master weights]): the tensors.
         lr (float32 [..], one element): the learning rate.
+        beta1: as in multi_tensor_adam, like all arguments that are not listed here.
         step (int32 [..], one element): the number of the step, from 1.
-        inv_scale (float32 [..], one element): multiplies the gradients; the other arguments are those of multi_tensor_adam.
+        inv_scale (float32 [..], one element): multiplies the gradients.
     """
 
 def multi_tensor_adam_fp8(chunk_size: int, noop_flag: Tensor, tensor_lists: list[list[Tensor]], lr: float, beta1: float, beta2: float, epsilon: float, step: int, mode: int | bool, bias_correction: int | bool, weight_decay: float, fp8_dtype: torch.dtype) -> None:
@@ -3036,22 +3126,25 @@ def multi_tensor_adam_fp8(chunk_size: int, noop_flag: Tensor, tensor_lists: list
     Args:
         chunk_size: not used.
         noop_flag (int32 [..], one element): not read.
-        tensor_lists ([gradients, FP8 parameters, first moments, second moments, master weights, scales, amaxes, inverse scales]): the tensors. Amaxes grow to the largest magnitude of the master weights, inverse scales become
-            1 / scale.
-        fp8_dtype (one of float8_e4m3fn, float8_e5m2): the format of the bytes; the other arguments are those of multi_tensor_adam.
+        tensor_lists ([gradients, FP8 parameters, first moments, second moments, master weights, scales, amaxes, inverse scales]): the tensors. Amaxes become max(amax, max |master weight|), inverse scales become 1 / scale.
+        lr: as in multi_tensor_adam, like all other arguments but fp8_dtype.
+        fp8_dtype (one of float8_e4m3fn, float8_e5m2): the float8 dtype of the parameters.
     """
 
 def multi_tensor_adam_param_remainder(chunk_size: int, noop_flag: Tensor, tensor_lists: list[list[Tensor]], lr: float, beta1: float, beta2: float, epsilon: float, step: int, mode: int | bool, bias_correction: int | bool, weight_decay: float) -> None:
-    """multi_tensor_adam on float32 weights in two halves: bfloat16 parameters, rounded, and 16 bits beside them.
+    """multi_tensor_adam on float32 weights in two halves: bfloat16 parameters (rounded) and int16 remainders.
 
     Args:
         chunk_size: not used.
         noop_flag (int32 [..], one element): not read.
-        tensor_lists ([gradients, parameters, first moments, second moments, remainders]): the tensors; the other arguments are those of multi_tensor_adam.
+        tensor_lists ([gradients, parameters, first moments, second moments, remainders]): the tensors.
+        lr: as in multi_tensor_adam, like all other arguments.
     """
 
 def multi_tensor_compute_scale_and_scale_inv(chunk_size: int, noop_flag: Tensor | None, tensor_lists: list[list[Tensor]], max_fp8: float, force_pow_2_scales: int | bool, epsilon: float) -> None:
-    """scale = max_fp8 / amax, or 1 if that is not finite, and inverse scale = 1 / scale.
+    """The scales of current scaling: scale = max_fp8 / max(amax, epsilon), inverse scale = 1 / scale.
+
+    If the quotient overflows, the scale is the largest float32; if amax is 0 or not finite, it is 1.
 
     Args:
         chunk_size: not used.
@@ -3059,11 +3152,11 @@ def multi_tensor_compute_scale_and_scale_inv(chunk_size: int, noop_flag: Tensor 
         tensor_lists ([amaxes, scales, inverse scales]): the tensors; scales and inverse scales are written in place.
         max_fp8: the largest number of the FP8 format.
         force_pow_2_scales (one of 0, 1): whether scales are rounded down to powers of two.
-        epsilon: the least amax.
+        epsilon: the lower limit of amax.
     """
 
 def multi_tensor_compute_scale_inv_e8m0(chunk_size: int, dummy: Any, tensor_lists: list[list[Tensor]]) -> None:
-    """scale byte = the exponent of amax / 448, rounded up, as E8M0.
+    """The scales of MXFP8: scale byte = the E8M0 exponent of amax / 448, rounded up.
 
     Args:
         chunk_size: not used.
@@ -3072,7 +3165,7 @@ def multi_tensor_compute_scale_inv_e8m0(chunk_size: int, dummy: Any, tensor_list
     """
 
 def multi_tensor_l2norm(chunk_size: int, noop_flag: Tensor, tensor_lists: list[list[Tensor]], per_tensor: bool | None) -> tuple[Tensor, Tensor]:
-    """The L2 norm of all tensors together, and of each.
+    """The L2 norm of all tensors together, and of each tensor.
 
     Args:
         chunk_size: not used.
@@ -3081,7 +3174,7 @@ def multi_tensor_l2norm(chunk_size: int, noop_flag: Tensor, tensor_lists: list[l
         per_tensor: whether to return the norm of each tensor.
 
     Returns:
-        The norm of all, float32 [1]; the norms of each, float32 [tensors], or an empty tensor.
+        norm, of all tensors, float32 [1]; norms, of each tensor, float32 [tensors], or empty without per_tensor.
     """
 
 def multi_tensor_pad_last_dim(inputs: list[Tensor], alignment: int) -> Any:
@@ -3101,10 +3194,10 @@ def multi_tensor_quantize(tensor_list: list[Tensor], quantizer_list: list[Any]) 
     """
 
 def multi_tensor_scale(chunk_size: int, noop_flag: Tensor, tensor_lists: list[list[Tensor]], scale: float) -> None:
-    """outputs = inputs * scale.
+    """Scale tensors: outputs = inputs * scale.
 
     Args:
-        chunk_size: not used; how NVIDIA's kernels cut the work.
+        chunk_size: not used.
         noop_flag (int32 [..], one element): set to 1 if an input is not finite. It does not stop the computation.
         tensor_lists ([inputs, outputs]): the tensors; outputs are written in place.
         scale: the factor.
@@ -3117,26 +3210,27 @@ def multi_tensor_scale_tensor(chunk_size: int, is_infinite: Tensor, tensor_lists
         chunk_size: not used.
         is_infinite (int32 [..], one element): set to 1 if an input is not finite. It does not stop the computation.
         tensor_lists ([inputs, outputs]): the tensors; outputs are written in place.
-        scale (float32 [..], one element): the factor.
+        scale (float32 [..], one element): the factor, on the device.
     """
 
 def multi_tensor_sgd(chunk_size: int, noop_flag: Tensor, tensor_lists: list[list[Tensor]], wd: float, momentum: float, dampening: float, lr: float, nesterov: int | bool, first_run: int | bool, wd_after_momentum: int | bool, scale: float) -> None:
     """One step of SGD, in place; gradients are not written.
 
-    All is computed in float32. lr times the update is rounded to the dtype of the weight before it is subtracted, so a
-    half-precision weight is rounded twice, as by NVIDIA's kernel.
+    g = scale * gradient + wd * w; m = momentum * m + (1 - dampening) * g; w -= lr * m, with nesterov lr * (g +
+    momentum * m). lr times the update is rounded to the dtype of the weight before it is subtracted: a half-precision
+    weight is rounded twice, as by NVIDIA's kernel.
 
     Args:
         chunk_size: not used.
         noop_flag (int32 [..], one element): nothing is written if it is not 0.
         tensor_lists ([gradients, weights, momenta] or [gradients, weights, momenta, copies]): the tensors; copies become the rounded weights.
         wd: the weight decay.
-        momentum: the decay of the momenta; with 0 they are not read or written.
-        dampening: gradients enter the momenta times 1 - dampening.
+        momentum: the decay of the momenta m; if it is 0, they are neither read nor written.
+        dampening: gradients are multiplied by 1 - dampening when they are added to the momenta.
         lr: the learning rate.
         nesterov (one of 0, 1): whether to use Nesterov momentum.
-        first_run (one of 0, 1): whether momenta become the gradients, without dampening.
-        wd_after_momentum (one of 0, 1): whether the decay is added to the update, not to the gradients.
+        first_run (one of 0, 1): whether to set the momenta to g, without dampening.
+        wd_after_momentum (one of 0, 1): whether to add wd * w to the update instead of the gradients.
         scale: multiplies the gradients.
     """
 
@@ -3174,7 +3268,7 @@ def multi_tensor_unscale_l2norm(chunk_size: int, noop_flag: Tensor, tensor_lists
         per_tensor: whether to return the norm of each tensor.
 
     Returns:
-        The norm of all, float32 [1]; the norms of each, float32 [tensors], or an empty tensor.
+        norm, of all tensors, float32 [1]; norms, of each tensor, float32 [tensors], or empty without per_tensor.
     """
 
 def multiply(self: Tensor, other: Tensor | int | float) -> Tensor:
@@ -3184,9 +3278,9 @@ def mvlgamma(self: Tensor, p: int) -> Tensor:
     """torch.ops.aten.mvlgamma, elementwise."""
 
 def mxfp8_into(x: Tensor, y: Tensor | None, y_scale: Tensor | None, yc: Tensor | None, yc_scale: Tensor | None, noop: Tensor | None, dtype: torch.dtype, two_d: bool = False) -> None:
-    """y in FP8 with an E8M0 scale for each 1x32 of x, yc with one for each 32x1; with two_d for each 32x32.
+    """Quantize to MXFP8: y with an E8M0 scale for each 1x32 block of x, yc with one for each 32x1 block.
 
-    Both have x's layout. Padding of the scales is not written.
+    With two_d, all blocks are 32x32. y and yc both have x's layout. Padding of the scales is not written.
 
     Args:
         x (float [*shape], rows and columns in multiples of 32): the input.
@@ -3195,8 +3289,8 @@ def mxfp8_into(x: Tensor, y: Tensor | None, y_scale: Tensor | None, yc: Tensor |
         yc (uint8 [*shape], contiguous, optional): receives the bytes with columnwise scales; None if not needed.
         yc_scale (uint8 [_, _], contiguous, optional): receives the scales of yc.
         noop (float32 [..], one element, contiguous, optional): a flag on the device: if it is not 0, nothing is written.
-        dtype (one of float8_e4m3fn, float8_e5m2): what to cast to.
-        two_d: blocks of 32x32.
+        dtype (one of float8_e4m3fn, float8_e5m2): the float8 dtype of the bytes.
+        two_d: whether blocks are 32x32.
     """
 
 def mxfp8_scaling_compute_partial_amax(input: Tensor, amax_rowwise: Tensor, amax_colwise: Tensor, rows: int, cols: int, start_offset: int) -> None:
@@ -3226,14 +3320,17 @@ def mxfp8_scaling_partial_cast(input: Tensor, output_rowwise: Tensor, output_col
     """
 
 def mxfp8_uncast(data: Tensor, scales: Tensor, dtype: torch.dtype, columnwise: bool, out_dtype: torch.dtype) -> Tensor:
-    """y = what mxfp8_into made data and scales of.
+    """Dequantize the results of mxfp8_into: y = data * the scale of its block.
 
     Args:
-        data (uint8 [..]): the bytes of FP8.
-        scales (uint8 [_, _]): the scales of the blocks.
+        data (uint8 [..]): the FP8 bytes.
+        scales (uint8 [_, _]): the scales of the blocks, as mxfp8_into wrote them.
         dtype (one of float8_e4m3fn, float8_e5m2): the float8 dtype of the bytes.
-        columnwise: whether the scales are columnwise.
+        columnwise: whether data and scales are yc and yc_scale.
         out_dtype (one of float16, bfloat16, float32, float64): the dtype of y.
+
+    Returns:
+        y, of data's shape: computed in float32 and rounded once.
     """
 
 def nan_to_num(self: Tensor, nan: float | None = None, posinf: float | None = None, neginf: float | None = None) -> Tensor:
@@ -3243,7 +3340,7 @@ def nanmedian(self: Tensor, dim: int | None = None, keepdim: bool | None = None)
     """torch.ops.aten.nanmedian."""
 
 def nansum(x: Tensor, dim: int | list[int] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> Tensor:
-    """The sum of what is not NaN; of integers in int64.
+    """The sum of the elements that are not NaN; integers are summed in int64.
 
     Args:
         x (float, int or bool [..]): the tensor to reduce.
@@ -3253,7 +3350,7 @@ def nansum(x: Tensor, dim: int | list[int] | None = None, keepdim: bool = False,
     """
 
 def nansum_bwd(dy: Tensor, x: Tensor, dim: int | list[int] | None = None, keepdim: bool = False) -> Tensor:
-    """dx = dy, 0 where x is NaN.
+    """The gradient of nansum: dx = dy, 0 where x is NaN.
 
     Args:
         dy (float [..]): the gradient of y.
@@ -3266,10 +3363,10 @@ def narrow_copy(self: Tensor, dim: int, start: int, length: int) -> Any:
     """torch.ops.aten.narrow_copy."""
 
 def native_dropout(input: Tensor, p: float, train: bool | None = True) -> tuple[Tensor, Tensor]:
-    """dropout, with the mask of kept elements."""
+    """Dropout that also returns the mask of kept elements."""
 
 def native_dropout_backward(grad_output: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """grad_output * scale where the mask is true, else 0."""
+    """The gradient of native_dropout: grad_output * scale where the mask is True, else 0."""
 
 def ne(self: Tensor, other: Tensor | int | float) -> Tensor:
     """torch.ops.aten.ne, elementwise."""
@@ -3281,26 +3378,29 @@ def negative(self: Tensor) -> Tensor:
     """torch.ops.aten.negative, elementwise."""
 
 def neighborhood_attention(q: Tensor, k: Tensor, v: Tensor, kernel_size: int = 7, dilation: int = 1, scale: float | None = None) -> tuple[Tensor, Tensor]:
-    """Attention of each position i to the positions i + dilation * s that exist, |s| <= kernel_size // 2.
+    """Attention of each position i to its neighbors i + dilation * s with |s| <= kernel_size // 2.
 
-    o_i = sum over j of p_ij v_j, p_i = softmax over j of scale * q_i . k_j. Time and memory grow with length times
-    kernel_size.
+    o_i = sum over neighbors j of p_ij v_j, p_i = softmax over j of scale * q_i . k_j. Neighbors out of range are left
+    out. Time and memory grow with length times kernel_size.
 
     Args:
         q (float [batch, heads, length, d]): the queries.
         k (float [batch, heads, length, d], of the dtype of q): the keys.
         v (float [batch, heads, length, d], of the dtype of q): the values.
-        kernel_size (at least 1, odd): how many neighbors a position has, itself included.
+        kernel_size (at least 1, odd): the number of neighbors of a position, itself included.
         dilation (at least 1): the distance between neighbors.
-        scale: multiplies the scores; 1 / sqrt(d) if it is None.
+        scale: multiplies the scores; None is 1 / sqrt(d).
 
     Returns:
-        o, like q, contiguous: computed in float32 (float64 for float64) and rounded once; lse, float32
-        [batch, heads, length] (float64 for float64), the logarithm of the sum of the exponents, without a gradient.
+        o, like q, contiguous: computed in float32 (float64 for float64) and rounded once. lse, float32
+        [batch, heads, length] (float64 for float64): log(sum(exp(scores))) of each position; it has no gradient.
     """
 
 def neighborhood_attention_bwd(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, kernel_size: int = 7, dilation: int = 1, scale: float | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of neighborhood_attention; probabilities are computed again from lse.
+    """The gradients of neighborhood_attention; the probabilities are recomputed from lse.
+
+    p_ij = exp(scale * q_i . k_j - lse_i), ds_ij = scale * p_ij * (do_i . v_j - do_i . o_i):
+    dq_i = sum over j of ds_ij k_j, dk_j = sum over i of ds_ij q_i, dv_j = sum over i of p_ij do_i.
 
     Args:
         do (float [batch, heads, length, d]): the gradient of o.
@@ -3366,37 +3466,37 @@ def norm_fp8_blocks_into(x: Tensor, weight: Tensor, bias: Tensor | None, mean: T
     Args:
         x (float [*rows, n]): the rows to normalise.
         weight (float [n]): the scale of each column.
-        bias (float [n], optional): added to each column; None for 0.
-        mean (float [*rows], optional): the mean of each row, of layer_norm_stats; None for 0.
-        rstd (float [*rows]): the inverse deviation of each row, of layer_norm_stats or rms_norm_stats.
+        bias (float [n], optional): added to each column; None is 0.
+        mean (float [*rows], optional): the mean of each row, from layer_norm_stats; None is 0.
+        rstd (float [*rows]): the inverse standard deviation of each row, from layer_norm_stats or rms_norm_stats.
         y (uint8 [*rows, n], contiguous, optional): receives the bytes; None if not needed.
         y_scale (float32 [_, _], contiguous, optional): receives the scales of y.
         yt (uint8, transposed x, contiguous, optional): receives the bytes of the transposed matrix; None if not needed.
         yt_scale (float32 [_, _], contiguous, optional): receives the scales of yt.
-        dtype (one of float8_e4m3fn, float8_e5m2): what to cast to.
+        dtype (one of float8_e4m3fn, float8_e5m2): the float8 dtype of the bytes.
         offset: added to the weight; 1.0 for a zero-centred weight.
-        two_d: blocks of 128x128.
+        two_d: a scale for each block of 128x128 instead of 1x128.
         pow2: round scales down to powers of two.
-        eps: a lower bound of amax.
+        eps: the lower limit of amax.
     """
 
 def norm_fp8_current_into(x: Tensor, weight: Tensor, bias: Tensor | None, mean: Tensor | None, rstd: Tensor, amax: Tensor, y: Tensor | None, yt: Tensor | None, scale_inv: Tensor | None, dtype: torch.dtype, offset: float = 0.0, pow2: bool = False, eps: float = 0.0) -> None:
-    """The cast of current scaling, for r = (x - mean) * rstd * (weight + offset) + bias, rounded to x's dtype.
+    """Quantize r = (x - mean) * rstd * (weight + offset) + bias, rounded to x's dtype, with current scaling.
 
     Args:
         x (float [*rows, n]): the rows to normalise.
         weight (float [n]): the scale of each column.
-        bias (float [n], optional): added to each column; None for 0.
-        mean (float [*rows], optional): the mean of each row, of layer_norm_stats; None for 0.
-        rstd (float [*rows]): the inverse deviation of each row, of layer_norm_stats or rms_norm_stats.
+        bias (float [n], optional): added to each column; None is 0.
+        mean (float [*rows], optional): the mean of each row, from layer_norm_stats; None is 0.
+        rstd (float [*rows]): the inverse standard deviation of each row, from layer_norm_stats or rms_norm_stats.
         amax (float32 [..], one element, contiguous): the largest magnitude of r.
         y (uint8 [*rows, n], contiguous, optional): receives the bytes; None if not needed.
         yt (uint8, transposed x, contiguous, optional): receives the bytes of the transposed matrix; None if not needed.
         scale_inv (float32 [..], one element, contiguous, optional): receives 1 / scale; None if not needed.
-        dtype (one of float8_e4m3fn, float8_e5m2): what to cast to.
+        dtype (one of float8_e4m3fn, float8_e5m2): the float8 dtype of the bytes.
         offset: added to the weight; 1.0 for a zero-centred weight.
         pow2: round the scale down to a power of two.
-        eps: a lower bound of amax.
+        eps: the lower limit of amax.
     """
 
 def norm_mxfp8_into(x: Tensor, weight: Tensor, bias: Tensor | None, mean: Tensor | None, rstd: Tensor, y: Tensor | None, y_scale: Tensor | None, yc: Tensor | None, yc_scale: Tensor | None, dtype: torch.dtype, offset: float = 0.0, two_d: bool = False) -> None:
@@ -3405,20 +3505,20 @@ def norm_mxfp8_into(x: Tensor, weight: Tensor, bias: Tensor | None, mean: Tensor
     Args:
         x (float [*rows, n], rows and columns in multiples of 32): the rows to normalise.
         weight (float [n]): the scale of each column.
-        bias (float [n], optional): added to each column; None for 0.
-        mean (float [*rows], optional): the mean of each row, of layer_norm_stats; None for 0.
-        rstd (float [*rows]): the inverse deviation of each row, of layer_norm_stats or rms_norm_stats.
+        bias (float [n], optional): added to each column; None is 0.
+        mean (float [*rows], optional): the mean of each row, from layer_norm_stats; None is 0.
+        rstd (float [*rows]): the inverse standard deviation of each row, from layer_norm_stats or rms_norm_stats.
         y (uint8 [*rows, n], contiguous, optional): receives the bytes; None if not needed.
         y_scale (uint8 [_, _], contiguous, optional): receives the scales of y.
         yc (uint8 [*rows, n], contiguous, optional): receives the bytes with columnwise scales; None if not needed.
         yc_scale (uint8 [_, _], contiguous, optional): receives the scales of yc.
-        dtype (one of float8_e4m3fn, float8_e5m2): what to cast to.
+        dtype (one of float8_e4m3fn, float8_e5m2): the float8 dtype of the bytes.
         offset: added to the weight; 1.0 for a zero-centred weight.
-        two_d: blocks of 32x32.
+        two_d: a scale for each block of 32x32 instead of 1x32.
     """
 
 def normal_functional(self: Tensor, mean: float = 0.0, std: float = 1.0, *, generator: Any | None = None) -> Tensor:
-    """Normal, like self."""
+    """Normally distributed random numbers, like self."""
 
 def not_equal(self: Tensor, other: Tensor | int | float) -> Tensor:
     """torch.ops.aten.not_equal, elementwise."""
@@ -3592,52 +3692,68 @@ def permute_copy(self: Tensor, dims: list[int]) -> Any:
     """torch.ops.aten.permute_copy."""
 
 def philox_bernoulli(like: Tensor, seed: Tensor, p: float = 0.5) -> Tensor:
-    """1 with probability p, else 0, shaped as `like`.
+    """Bernoulli-distributed random numbers: 1 with probability p, else 0.
 
     Args:
-        like (any [..], not complex): gives the shape, dtype and device of the result; its values are not read.
+        like (any [..], not complex): has the shape, dtype and device of the result; its values are not read.
         seed (any [2], int64, a key and a counter, on the same device or on the CPU): the same seed gives the same numbers.
         p (between 0 and 1): the probability of 1.
+
+    Returns:
+        The numbers, like `like`, contiguous.
     """
 
 def philox_bernoulli_of(prob: Tensor, seed: Tensor) -> Tensor:
-    """1 with probability prob, element by element, else 0.
+    """Bernoulli-distributed random numbers: each is 1 with the probability in the same element of prob, else 0.
 
     Args:
-        prob (float [..]): the probability of 1.
+        prob (float [..]): the probability of 1 for each element.
         seed (any [2], int64, a key and a counter, on the same device or on the CPU): the same seed gives the same numbers.
+
+    Returns:
+        The numbers, like prob, contiguous.
     """
 
 def philox_cauchy(like: Tensor, seed: Tensor, median: float = 0.0, sigma: float = 1.0) -> Tensor:
-    """Cauchy with that median and half width, shaped as `like`; finite.
+    """Cauchy-distributed random numbers with this median and half width; all are finite.
 
     Args:
-        like (float [..]): gives the shape, dtype and device of the result; its values are not read.
+        like (float [..]): has the shape, dtype and device of the result; its values are not read.
         seed (any [2], int64, a key and a counter, on the same device or on the CPU): the same seed gives the same numbers.
-        median: added to the numbers.
-        sigma (greater than 0): multiplies the numbers.
+        median: the median.
+        sigma (greater than 0): the half width at half maximum.
+
+    Returns:
+        The numbers, like `like`, contiguous.
     """
 
 def philox_dropout(x: Tensor, seed: Tensor, p: float) -> Tensor:
-    """y = x / (1 - p), or 0 with probability p.
+    """Dropout: y = x / (1 - p), or 0 with probability p.
 
     Args:
         x (float [..]): the input.
         seed (any [2], int64, a key and a counter, on the same device or on the CPU): the same seed drops the same elements.
-        p (between 0 and 1): how probable it is that an element is dropped.
+        p (between 0 and 1): the probability that an element is dropped.
+
+    Returns:
+        y, like x, contiguous.
     """
 
 def philox_dropout_bits(x: Tensor, seed: Tensor, p: float) -> tuple[Tensor, Tensor]:
-    """y = x / (1 - p), or 0 where a random byte is below floor(256 p); the mask has a bit for each element kept.
+    """Dropout with a bit mask: y = x / (1 - p), or 0 if the element's random byte is below floor(256 p).
 
     Args:
-        x (float [..]): a multiple of 16 elements.
+        x (float [..]): the input; its number of elements is a multiple of 16.
         seed (any [2], int64, a key and a counter, on the same device or on the CPU): int64 [2], key and counter of Philox; on x's device or on the CPU.
-        p (between 0 and 1): the probability of an element to be dropped, in steps of 1/256.
+        p (between 0 and 1): the probability that an element is dropped; it is rounded down to a multiple of 1/256.
+
+    Returns:
+        y, like x, contiguous, and mask, uint8 [elements / 8]: a bit for each element, 1 if it was kept, the first
+        element in the lowest bit.
     """
 
 def philox_dropout_bwd(dy: Tensor, seed: Tensor, p: float) -> Tensor:
-    """dx = dy / (1 - p), or 0 where x was dropped with this seed.
+    """The gradient of philox_dropout: dx = dy / (1 - p), or 0 where x was dropped with this seed.
 
     Args:
         dy (float [..])
@@ -3646,62 +3762,77 @@ def philox_dropout_bwd(dy: Tensor, seed: Tensor, p: float) -> Tensor:
     """
 
 def philox_dropout_mask(x: Tensor, seed: Tensor, p: float) -> tuple[Tensor, Tensor]:
-    """y of philox_dropout, and the mask of kept elements.
+    """philox_dropout that also returns the mask of kept elements.
 
     Args:
         x (float [..]): the input.
         seed (any [2], int64, a key and a counter, on the same device or on the CPU): the same seed drops the same elements.
-        p (between 0 and 1): how probable it is that an element is dropped.
+        p (between 0 and 1): the probability that an element is dropped.
 
     Returns:
-        y, like x, and mask, bool: true where an element was kept.
+        y, like x, and mask, bool: True where an element was kept; both are contiguous.
     """
 
 def philox_exponential(like: Tensor, seed: Tensor, lambd: float = 1.0) -> Tensor:
-    """Exponential of rate lambd, shaped as `like`: above 0 and finite.
+    """Exponentially distributed random numbers of rate lambd; all are above 0 and finite.
 
     Args:
-        like (float [..]): gives the shape, dtype and device of the result; its values are not read.
+        like (float [..]): has the shape, dtype and device of the result; its values are not read.
         seed (any [2], int64, a key and a counter, on the same device or on the CPU): the same seed gives the same numbers.
         lambd (greater than 0): the rate.
+
+    Returns:
+        The numbers, like `like`, contiguous.
     """
 
 def philox_normal(like: Tensor, seed: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
-    """Normal with that mean and standard deviation, shaped as `like`.
+    """Normally distributed random numbers with this mean and standard deviation.
 
     Args:
-        like (float [..]): gives the shape, dtype and device of the result; its values are not read.
+        like (float [..]): has the shape, dtype and device of the result; its values are not read.
         seed (any [2], int64, a key and a counter, on the same device or on the CPU): the same seed gives the same numbers.
-        mean: added to the numbers.
-        std (at least 0): multiplies the numbers.
+        mean: the mean.
+        std (at least 0): the standard deviation.
+
+    Returns:
+        The numbers, like `like`, contiguous.
     """
 
 def philox_poisson(rate: Tensor, seed: Tensor) -> Tensor:
-    """Numbers of a Poisson distribution, element by element, in the dtype of rate; NaN where a rate is no number >= 0.
+    """Poisson-distributed random numbers; NaN where a rate is negative or not finite.
 
     Args:
         rate (float [..]): the mean of each element's distribution.
-        seed (any [2], int64, a key and a counter, on the same device or on the CPU): the same seed gives the same numbers, but for rounding of exp and log.
+        seed (any [2], int64, a key and a counter, on the same device or on the CPU): the same seed gives the same numbers, up to the rounding of exp and log.
+
+    Returns:
+        The numbers, like rate, contiguous.
     """
 
 def philox_randint(like: Tensor, seed: Tensor, low: int, high: int) -> Tensor:
-    """Integers from low to high - 1, shaped as `like`, equally probable to within 2^-12.
+    """Random integers from low to high - 1, with probabilities that are equal to within 2^-12.
 
     Args:
-        like (any [..], not complex): gives the shape, dtype and device of the result; its values are not read.
+        like (any [..], not complex): has the shape, dtype and device of the result; its values are not read.
         seed (any [2], int64, a key and a counter, on the same device or on the CPU): the same seed gives the same numbers.
-        low: the least integer.
-        high: one more than the largest.
+        low: the smallest integer.
+        high: the largest integer plus 1.
+
+    Returns:
+        The numbers, like `like`, contiguous.
     """
 
 def philox_uniform(like: Tensor, seed: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
-    """Uniform in [low, high), shaped as `like`; high is not reached by rounding either.
+    """Uniform random numbers in [low, high); rounding does not return high either.
 
     Args:
-        like (float [..]): gives the shape, dtype and device of the result; its values are not read.
+        like (float [..]): has the shape, dtype and device of the result; its values are not read.
         seed (any [2], int64, a key and a counter, on the same device or on the CPU): the same seed gives the same numbers.
-        low: the least number.
-        high: the bound above.
+        low: the lower bound.
+        high: the upper bound, not included.
+
+    Returns:
+        The numbers, like `like`, contiguous.
     """
 
 def pixel_shuffle(self: Tensor, upscale_factor: int) -> Any:
@@ -3714,25 +3845,25 @@ def polar(abs: Tensor, angle: Tensor) -> Any:
     """torch.ops.aten.polar."""
 
 def poly_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-06) -> tuple[Tensor, Tensor]:
-    """A polynomial of normalised powers: y = w0 * norm(x^3) + w1 * norm(x^2) + w2 * norm(x) + bias.
+    """PolyNorm, a sum of normalised powers: y = w0 * norm(x^3) + w1 * norm(x^2) + w2 * norm(x) + bias.
 
     norm(p) = p * rsqrt(mean(p^2) + eps), over the last dimension.
 
     Args:
         x (float [*rows, n]): the rows.
         weight (float [3]): w0, w1 and w2.
-        bias (float [..], one element, of the dtype of weight): added to all elements.
+        bias (float [..], one element, of the dtype of weight): one element, added to all elements.
         eps: added to each mean square.
 
     Returns:
-        y, like x, and rstd, float32 [*rows, 3] (float64 for float64): the factors of x^3, x^2 and x.
+        y, like x, and rstd, float32 [*rows, 3] (float64 for float64): rsqrt(mean(p^2) + eps) for x^3, x^2 and x.
     """
 
 def poly_norm_bwd(dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of poly_norm.
 
     p = x^k, p' = p * rstd: dx = sum over k of w * rstd * (dy - p' * mean(dy * p')) * k * x^(k - 1),
-    dweight = sum(dy * p'), dbias = sum(dy)
+    dweight = sum(dy * p'), dbias = sum(dy).
 
     Args:
         dy (float [*rows, n]): the gradient of y.
@@ -3740,6 +3871,9 @@ def poly_norm_bwd(dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor, rstd: Ten
         weight (float [3]): as in the forward.
         bias (float [..], one element, of the dtype of weight): as in the forward.
         rstd (float [*rows, 3]): the second result of the forward.
+
+    Returns:
+        dx, dweight and dbias, like x, weight and bias.
     """
 
 def polygamma(n: int, self: Tensor) -> Tensor:
@@ -3749,7 +3883,7 @@ def pow(self: Tensor | int | float, exponent: Tensor | int | float) -> Tensor:
     """torch.ops.aten.pow, elementwise."""
 
 def prod(x: Tensor, dim: int | list[int] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> Tensor:
-    """The product; of integers in int64.
+    """The product; integers are multiplied in int64.
 
     Args:
         x (float, int or bool [..]): the tensor to reduce.
@@ -3759,7 +3893,7 @@ def prod(x: Tensor, dim: int | list[int] | None = None, keepdim: bool = False, d
     """
 
 def prod_bwd(dy: Tensor, x: Tensor, dim: int | list[int] | None = None, keepdim: bool = False) -> Tensor:
-    """dx = dy * the product of the others: without division where there is a zero.
+    """The gradient of prod: dx = dy * the product of all other elements, also if some of them are 0.
 
     Args:
         dy (float [..]): the gradient of y.
@@ -3800,19 +3934,19 @@ def qgelu_bias(x: Tensor, bias: Tensor) -> Tensor:
     """
 
 def qgelu_bias_bwd(dy: Tensor, x: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """dx = dy * f'(x + bias), dbias = sum(dx) over rows, f(x) = x * sigmoid(1.702 x).
+    """The gradients of y = f(x + bias): dx = dy * f'(x + bias), dbias = sum(dx) over rows, f(x) = x * sigmoid(1.702 x).
 
     Args:
         dy (float [*rows, n]): the gradient of y.
         x (float [*rows, n]): the input of the forward.
-        bias (float [n], optional): as in the forward; None if x includes it.
+        bias (float [n], optional): as in the forward; None if it is already added to x.
 
     Returns:
-        dx, like x, and dbias, in bias' dtype (x's without bias): computed in float32 (float64 for float64) and rounded once. dbias sums dx before it is rounded.
+        dx, like x, and dbias, in bias' dtype (x's without bias): computed in float32 (float64 for float64) and rounded once. dbias is the sum of the unrounded dx.
     """
 
 def qgelu_bwd(dy: Tensor, x: Tensor) -> Tensor:
-    """dx = dy * f'(x), f(x) = x * sigmoid(1.702 x).
+    """The gradient of y = f(x): dx = dy * f'(x), f(x) = x * sigmoid(1.702 x).
 
     Args:
         dy (float [*shape]): the gradient of y.
@@ -3826,14 +3960,14 @@ def qgelu_glu(x: Tensor) -> Tensor:
     """y = f(a) * b, with a and b the halves of the last dimension of x, f(x) = x * sigmoid(1.702 x).
 
     Args:
-        x (float [*rows, 2*n]): [a, b] along the last dimension: the gate before its activation, and the values that it multiplies.
+        x (float [*rows, 2*n]): [a, b] along the last dimension: the gate before its activation, and the values to multiply by it.
 
     Returns:
         y [*rows, n], in x's dtype: computed in float32 (float64 for float64) and rounded once.
     """
 
 def qgelu_glu_bwd(dy: Tensor, x: Tensor) -> Tensor:
-    """dx = [dy * b * f'(a), dy * f(a)], with a and b the halves of the last dimension of x, f(x) = x * sigmoid(1.702 x).
+    """The gradient of y = f(a) * b, [a, b] = x: dx = [dy * b * f'(a), dy * f(a)], f(x) = x * sigmoid(1.702 x).
 
     Args:
         dy (float [*rows, n]): the gradient of y.
@@ -3848,14 +3982,14 @@ def qgelu_mul(a: Tensor, b: Tensor) -> Tensor:
 
     Args:
         a (float [*shape]): the gate, before its activation.
-        b (float [*shape], of the dtype of a): the values that the gate multiplies.
+        b (float [*shape], of the dtype of a): the values that are multiplied by the gate.
 
     Returns:
         y, like a: computed in float32 (float64 for float64) and rounded once.
     """
 
 def qgelu_mul_bwd(dy: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """da = dy * b * f'(a), db = dy * f(a), f(x) = x * sigmoid(1.702 x).
+    """The gradients of y = f(a) * b: da = dy * b * f'(a), db = dy * f(a), f(x) = x * sigmoid(1.702 x).
 
     Args:
         dy (float [*shape]): the gradient of y.
@@ -3879,22 +4013,22 @@ def rad2deg(self: Tensor) -> Tensor:
     """torch.ops.aten.rad2deg, elementwise."""
 
 def rand(size: list[int], *, generator: Any | None = None, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Tensor:
-    """Uniform in [0, 1)."""
+    """Uniform random numbers in [0, 1)."""
 
 def rand_like(self: Tensor, *, generator: Any | None = None) -> Tensor:
-    """Uniform in [0, 1), like self."""
+    """Uniform random numbers in [0, 1), like self."""
 
 def randint(low: int, high: int, size: list[int], *, generator: Any | None = None, dtype: torch.dtype = torch.int64, device: torch.device | str | None = None) -> Tensor:
-    """Integers from low to high - 1."""
+    """Random integers from low to high - 1."""
 
 def randint_like(self: Tensor, low: int, high: int, *, generator: Any | None = None) -> Tensor:
-    """Integers from low to high - 1, like self."""
+    """Random integers from low to high - 1, like self."""
 
 def randn(size: list[int], *, generator: Any | None = None, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Tensor:
-    """Normal."""
+    """Normally distributed random numbers with mean 0 and standard deviation 1."""
 
 def randn_like(self: Tensor, *, generator: Any | None = None) -> Tensor:
-    """Normal, like self."""
+    """Normally distributed random numbers, like self."""
 
 def range(start: int | float, end: int | float, step: int | float = 1, *, dtype: torch.dtype | None = None, layout: Any = None, device: Any = None, pin_memory: Any = None) -> Any:
     """torch.ops.aten.range."""
@@ -3903,22 +4037,22 @@ def reciprocal(self: Tensor) -> Tensor:
     """torch.ops.aten.reciprocal, elementwise."""
 
 def reflection_pad1d(self: Tensor, padding: list[int]) -> Tensor:
-    """The input, mirrored at its edges."""
+    """The input padded: mirrored at its edges."""
 
 def reflection_pad1d_backward(grad_output: Tensor, self: Tensor, padding: list[int]) -> Tensor:
-    """The gradient of a reflection padding's input."""
+    """The gradient of the input of reflection padding."""
 
 def reflection_pad2d(self: Tensor, padding: list[int]) -> Tensor:
-    """The input, mirrored at its edges."""
+    """The input padded: mirrored at its edges."""
 
 def reflection_pad2d_backward(grad_output: Tensor, self: Tensor, padding: list[int]) -> Tensor:
-    """The gradient of a reflection padding's input."""
+    """The gradient of the input of reflection padding."""
 
 def reflection_pad3d(self: Tensor, padding: list[int]) -> Tensor:
-    """The input, mirrored at its edges."""
+    """The input padded: mirrored at its edges."""
 
 def reflection_pad3d_backward(grad_output: Tensor, self: Tensor, padding: list[int]) -> Tensor:
-    """The gradient of a reflection padding's input."""
+    """The gradient of the input of reflection padding."""
 
 def reglu(input: Tensor, quantizer: Any) -> Any:
     """f(a) * b, with a and b the halves of the last dimension of input, f(x) = max(x, 0).
@@ -3952,19 +4086,19 @@ def relu_bias(x: Tensor, bias: Tensor) -> Tensor:
     """
 
 def relu_bias_bwd(dy: Tensor, x: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """dx = dy * f'(x + bias), dbias = sum(dx) over rows, f(x) = max(x, 0).
+    """The gradients of y = f(x + bias): dx = dy * f'(x + bias), dbias = sum(dx) over rows, f(x) = max(x, 0).
 
     Args:
         dy (float [*rows, n]): the gradient of y.
         x (float [*rows, n]): the input of the forward.
-        bias (float [n], optional): as in the forward; None if x includes it.
+        bias (float [n], optional): as in the forward; None if it is already added to x.
 
     Returns:
-        dx, like x, and dbias, in bias' dtype (x's without bias): computed in float32 (float64 for float64) and rounded once. dbias sums dx before it is rounded.
+        dx, like x, and dbias, in bias' dtype (x's without bias): computed in float32 (float64 for float64) and rounded once. dbias is the sum of the unrounded dx.
     """
 
 def relu_bwd(dy: Tensor, x: Tensor) -> Tensor:
-    """dx = dy * f'(x), f(x) = max(x, 0).
+    """The gradient of y = f(x): dx = dy * f'(x), f(x) = max(x, 0).
 
     Args:
         dy (float [*shape]): the gradient of y.
@@ -3978,14 +4112,14 @@ def relu_glu(x: Tensor) -> Tensor:
     """y = f(a) * b, with a and b the halves of the last dimension of x, f(x) = max(x, 0).
 
     Args:
-        x (float [*rows, 2*n]): [a, b] along the last dimension: the gate before its activation, and the values that it multiplies.
+        x (float [*rows, 2*n]): [a, b] along the last dimension: the gate before its activation, and the values to multiply by it.
 
     Returns:
         y [*rows, n], in x's dtype: computed in float32 (float64 for float64) and rounded once.
     """
 
 def relu_glu_bwd(dy: Tensor, x: Tensor) -> Tensor:
-    """dx = [dy * b * f'(a), dy * f(a)], with a and b the halves of the last dimension of x, f(x) = max(x, 0).
+    """The gradient of y = f(a) * b, [a, b] = x: dx = [dy * b * f'(a), dy * f(a)], f(x) = max(x, 0).
 
     Args:
         dy (float [*rows, n]): the gradient of y.
@@ -4000,14 +4134,14 @@ def relu_mul(a: Tensor, b: Tensor) -> Tensor:
 
     Args:
         a (float [*shape]): the gate, before its activation.
-        b (float [*shape], of the dtype of a): the values that the gate multiplies.
+        b (float [*shape], of the dtype of a): the values that are multiplied by the gate.
 
     Returns:
         y, like a: computed in float32 (float64 for float64) and rounded once.
     """
 
 def relu_mul_bwd(dy: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """da = dy * b * f'(a), db = dy * f(a), f(x) = max(x, 0).
+    """The gradients of y = f(a) * b: da = dy * b * f'(a), db = dy * f(a), f(x) = max(x, 0).
 
     Args:
         dy (float [*shape]): the gradient of y.
@@ -4028,22 +4162,22 @@ def repeat_interleave(repeats: Tensor, *, output_size: int | None = None) -> Any
     """torch.ops.aten.repeat_interleave."""
 
 def replication_pad1d(self: Tensor, padding: list[int]) -> Tensor:
-    """The input, continued with its edges."""
+    """The input padded: its edge elements are repeated."""
 
 def replication_pad1d_backward(grad_output: Tensor, self: Tensor, padding: list[int]) -> Tensor:
-    """The gradient of a replication padding's input."""
+    """The gradient of the input of replication padding."""
 
 def replication_pad2d(self: Tensor, padding: list[int]) -> Tensor:
-    """The input, continued with its edges."""
+    """The input padded: its edge elements are repeated."""
 
 def replication_pad2d_backward(grad_output: Tensor, self: Tensor, padding: list[int]) -> Tensor:
-    """The gradient of a replication padding's input."""
+    """The gradient of the input of replication padding."""
 
 def replication_pad3d(self: Tensor, padding: list[int]) -> Tensor:
-    """The input, continued with its edges."""
+    """The input padded: its edge elements are repeated."""
 
 def replication_pad3d_backward(grad_output: Tensor, self: Tensor, padding: list[int]) -> Tensor:
-    """The gradient of a replication padding's input."""
+    """The gradient of the input of replication padding."""
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-06, offset: float = 0.0, casting: str = 'gemma') -> tuple[Tensor, Tensor]:
     """RMS norm over the last dimension: y = x * rstd * (weight + offset), rstd = rsqrt(mean(x^2) + eps).
@@ -4054,19 +4188,17 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-06, offset: float = 0.0,
         eps: added to the mean square.
         offset: added to the weight; 1.0 for a zero-centred weight (Gemma, Transformer Engine).
         casting (one of 'gemma', 'llama', 'none'): "gemma" computes in float32 and rounds once. "llama" also rounds x * rstd to x's dtype, before it is
-            multiplied by weight + offset. "none" rounds every step to x's dtype, as the formula in torch does. float32
-            and float64 are the same in all of them.
+            multiplied by weight + offset. "none" rounds every step to x's dtype, as the formula in torch does. For
+            float32 and float64 the three are the same.
 
     Returns:
-        y, like x, and rstd, float32 [*rows] (float64 for float64).
-
-    Computed in float32 (float64 for float64). y is differentiable in x and weight; rstd is not.
+        y, like x, and rstd, float32 [*rows] (float64 for float64). y is differentiable in x and weight; rstd is not.
     """
 
 def rms_norm_bwd(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, offset: float = 0.0, casting: str = 'gemma') -> tuple[Tensor, Tensor]:
     """The gradients of rms_norm.
 
-    g = dy * (weight + offset), x' = x * rstd: dx = rstd * (g - x' * mean(g * x')), dweight = sum(dy * x')
+    g = dy * (weight + offset), x' = x * rstd: dx = rstd * (g - x' * mean(g * x')), dweight = sum(dy * x').
 
     Args:
         dy (float [*rows, n]): the gradient of y.
@@ -4074,64 +4206,70 @@ def rms_norm_bwd(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, offset: fl
         weight (float [n]): as in the forward.
         rstd (float [*rows]): the second result of the forward.
         offset: as in the forward.
-        casting (one of 'gemma', 'llama', 'none'): as in the forward: unless it is "gemma", dweight is a sum of values x' that were rounded.
+        casting (one of 'gemma', 'llama', 'none'): as in the forward; unless it is "gemma", dweight uses x' rounded to x's dtype.
 
     Returns:
-        dx, like x, and dweight, like weight.
-
-    Computed in float32 (float64 for float64) and rounded once, whatever the casting.
+        dx, like x, and dweight, like weight: computed in float32 (float64 for float64) and rounded once, with any
+        casting.
     """
 
 def rms_norm_bwd_add(dy: Tensor, x: Tensor, add: Tensor, weight: Tensor, rstd: Tensor, offset: float = 0.0, casting: str = 'gemma') -> tuple[Tensor, Tensor]:
-    """The gradients of rms_norm, with another gradient added to dx before it is rounded.
+    """The gradients of rms_norm, with another gradient of x added to dx before it is rounded.
 
-    dx = add + (the dx of rms_norm_bwd); dweight as there
+    dx = add + (dx of rms_norm_bwd); dweight is that of rms_norm_bwd.
 
     Args:
-        add (float [*rows, n]): the other gradient of x, from a residual connection.
+        dy (float [*rows, n]): as in rms_norm_bwd, like all arguments that are not listed here.
+        x (float [*rows, n]): the input of the forward.
+        add (float [*rows, n]): the other gradient of x, for example from a residual connection.
 
     Returns:
         dx, like x, and dweight, like weight.
     """
 
 def rms_norm_fp8(x: Tensor, weight: Tensor, scale: Tensor, amax: Tensor | None, dtype: torch.dtype, eps: float = 1e-06, offset: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
-    """rms_norm with y in float8.
+    """rms_norm with y in float8: y = fp8(x * rstd * (weight + offset) * scale), saturating.
 
     Args:
-        x (float [*rows, n])
-        weight (float [n])
-        scale (float32 [..], one element, contiguous)
-        amax (float32 [..], one element, contiguous, optional)
-        dtype (one of float8_e4m3fn, float8_e5m2)
+        x (float [*rows, n]): the rows to normalise.
+        weight (float [n]): the scale of each column.
+        scale (float32 [..], one element, contiguous): multiplies the result before the cast.
+        amax (float32 [..], one element, contiguous, optional): becomes max(amax, the largest magnitude before scaling), in place; None if not needed.
+        dtype (one of float8_e4m3fn, float8_e5m2): the float8 dtype of y.
+        eps: added to the mean square.
+        offset: added to the weight; 1.0 for a zero-centred weight.
+
+    Returns:
+        y, the bytes (uint8) in x's shape; scale_inv = 1 / scale; and rstd, float32 [*rows] (float64 for float64).
     """
 
 def rms_norm_fp8_blocks_into(x: Tensor, weight: Tensor, y: Tensor, y_scale: Tensor, dtype: torch.dtype, eps: float = 1e-06, offset: float = 0.0, pow2: bool = True, least: float = 0.0) -> Tensor:
-    """rms_norm with y, rounded to x's dtype, in float8 with a scale for each block of a row.
+    """rms_norm whose y is rounded to x's dtype, and then quantized to float8 with a scale for each block of a row.
 
-    Bytes and scales are those of mxfp8_into where y_scale is uint8, else those of fp8_blocks_into.
+    Bytes and scales are those of mxfp8_into if y_scale is uint8, else those of fp8_blocks_into.
 
     Args:
         x (float [*rows, n]): the rows to normalise.
         weight (float [n]): the scale of each column.
         y (uint8 [*rows, n], contiguous): receives the bytes.
         y_scale (uint8 or float32 [_, _], contiguous): receives the scales: uint8 for blocks of 1x32 (MXFP8), float32 for blocks of 1x128.
-        dtype (one of float8_e4m3fn, float8_e5m2): what to cast to.
+        dtype (one of float8_e4m3fn, float8_e5m2): the float8 dtype of y.
         eps: added to the mean square.
         offset: added to the weight; 1.0 for a zero-centred weight.
         pow2: round float32 scales down to powers of two.
-        least: a lower bound of amax, for float32 scales.
+        least: the lower limit of a block's amax, for float32 scales.
 
     Returns:
         rstd, float32 [*rows] (float64 for float64).
     """
 
 def rms_norm_stats(x: Tensor, weight: Tensor, amax: Tensor | None, eps: float = 1e-06, offset: float = 0.0) -> Tensor:
-    """rms_norm without its first result; amax is raised to the largest magnitude that y would have.
+    """The statistics of rms_norm: rstd = rsqrt(mean(x^2) + eps) and the largest magnitude of y, without writing y.
 
     Args:
         x (float [*rows, n]): the rows to normalise.
         weight (float [n]): the scale of each column.
-        amax (float32 [..], one element, contiguous, optional): raised to max |y|; None if not needed.
+        amax (float32 [..], one element, contiguous, optional): becomes max(amax, max|y|), in place; None if not needed.
         eps: added to the mean square.
         offset: added to the weight; 1.0 for a zero-centred weight.
 
@@ -4172,53 +4310,58 @@ def roll(self: Tensor, shifts: list[int], dims: list[int] = ...) -> Any:
     """torch.ops.aten.roll."""
 
 def rope_bwd(dy: Tensor, angles: Tensor, sin: Tensor | None = None, starts: Tensor | None = None, cu_seqlens: Tensor | None = None, layout: str = 'sbhd', interleaved: bool = False, cp_size: int = 1, cp_rank: int = 0) -> Tensor:
-    """The gradient of rope_fwd: the transposed rotation, also if the two angles of a pair differ.
+    """The gradient of rope_fwd: the transposed rotation, (u cos a + v sin b, v cos b - u sin a) for a pair (u, v).
 
     Args:
-        dy (float [..]): the gradient of the result; the other arguments are those of rope_fwd.
+        dy (float [..]): the gradient of the result.
+        angles (float [*lead, 2*pairs]): as in rope_fwd, like all other arguments.
 
     Returns:
         dx, contiguous, of dy's shape and dtype.
     """
 
 def rope_fwd(x: Tensor, angles: Tensor, sin: Tensor | None = None, starts: Tensor | None = None, cu_seqlens: Tensor | None = None, layout: str = 'sbhd', interleaved: bool = False, cp_size: int = 1, cp_rank: int = 0) -> Tensor:
-    """Rotary embedding: rotates the first d2 elements of each head by the angles of its position.
+    """Rotary embedding: rotate the first d2 elements of each head by the angles of its position.
+
+    A pair (u, v) of elements becomes (u cos a - v sin a, v cos b + u sin b), with a and b the angles in their columns.
 
     Args:
-        x (float [..]): heads in the dimensions that `layout` names.
+        x (float [..]): the heads, with the dimensions of `layout`.
         angles (float [*lead, 2*pairs]): one row for each position: [positions, d2], [batch, positions, d2], or [positions, 1, 1, d2] as in
             Transformer Engine. d2 is even and at most the size of a head. There are at least as many positions as the
-            sequences are long. No gradient is computed.
-        sin (float [*lead, 2*pairs], of the dtype of angles, optional): if given, `angles` holds cosines and this holds sines.
+            sequences are long. It gets no gradient.
+        sin (float [*lead, 2*pairs], of the dtype of angles, optional): the sines of the angles; `angles` then holds their cosines.
         starts (index [sequences], optional): the position of each sequence's first token; by default 0.
-        cu_seqlens (index [edges], optional): for "thd" alone, where each sequence begins among the tokens, and the end: sequences + 1 numbers,
-            counted in whole sequences also if cp_size > 1. Tokens of no sequence are copied.
-        layout (one of 'sbhd', 'bshd', 'bhsd', 'thd'): what the dimensions are: s(equence), b(atch), h(eads), d (a head's numbers), t(okens of all sequences,
-            one after another).
-        interleaved: pairs are neighbours; by default (i, i + d2/2).
-        cp_size (at least 1): context parallelism: x has one of 2 * cp_size pieces of each sequence and its mirror from the back.
-        cp_rank (at least 0, less than cp_size): which piece.
+        cu_seqlens (index [edges], optional): for "thd" only: the offset of each sequence among the tokens, and the end of the last one. With
+            cp_size > 1 the offsets count the tokens of all ranks. Tokens outside all sequences are copied.
+        layout (one of 'sbhd', 'bshd', 'bhsd', 'thd'): the dimensions: s is the sequence, b the batch, h the heads, d a head's elements, t the tokens of all
+            sequences, packed.
+        interleaved: pairs are (2i, 2i + 1); by default (i, i + d2/2).
+        cp_size (at least 1): the number of ranks in context parallelism: each sequence has 2 * cp_size pieces, and x has the pieces
+            cp_rank and 2 * cp_size - 1 - cp_rank of each.
+        cp_rank (at least 0, less than cp_size): the index of this rank.
 
     Returns:
-        A contiguous tensor of x's shape and dtype. Where the table has no row for a position, x is copied.
+        y, contiguous, of x's shape and dtype. Heads at positions without a row in the table are copied.
     """
 
 def rope_qk(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, layout: str = 'bhsd', memory: str = 'bhsd', interleaved: bool = False, per_pair: bool = False) -> tuple[Tensor, Tensor]:
-    """Rotary embedding of q and k by one table of cosines and sines, in one launch.
+    """Rotary embedding of q and k by one table of cosines and sines, in one kernel launch.
 
     Rotates the first d2 elements of each head and copies the others. A pair (u, v) becomes
-    (u cos - v sin, v cos + u sin), with the columns of u in the first and those of v in the second sum.
+    (u cos - v sin, v cos + u sin); the first has cos and sin from u's column, the second from v's.
 
     Args:
         q (float [_, _, _, _]): [batch, heads, length, d] for the layout "bhsd", [batch, length, heads, d] for "bshd"; any strides.
         k (float [_, _, _, _], of the dtype of q): the same, with its own number of heads.
         cos (float [*lead, columns]): one row for each position: [length, columns], [1, length, columns] or [batch, length, columns]. There are
-            d2 columns, an even number; d2/2 if `per_pair`. No gradient is computed.
+            d2 columns, an even number, or d2/2 if `per_pair`. It gets no gradient.
         sin (float [*lead, columns], of the dtype of cos): like cos.
-        layout (one of 'bhsd', 'bshd'): what the dimensions of q and k are: b(atch), h(eads), s(equence), d (a head's elements).
-        memory (one of 'bhsd', 'bshd'): the order of dimensions in the memory of the results: "bshd" for heads that a linear layer returned.
-        interleaved: pairs are neighbours; by default (i, i + d2/2).
-        per_pair: cos and sin have one column for each pair.
+        layout (one of 'bhsd', 'bshd'): the dimensions of q and k: b is the batch, h the heads, s the sequence, d a head's elements.
+        memory (one of 'bhsd', 'bshd'): the order of the dimensions in the results' memory; "bshd" suits heads that are views of a linear
+            layer's output.
+        interleaved: pairs are (2i, 2i + 1); by default (i, i + d2/2).
+        per_pair: whether cos and sin have one column for each pair instead of one for each element.
 
     Returns:
         q_out and k_out, of the shapes and the dtype of q and k, dense in the order of `memory`. They are computed in
@@ -4230,37 +4373,39 @@ def rope_qk_bwd(dq_out: Tensor, dk_out: Tensor, cos: Tensor, sin: Tensor, layout
 
     Args:
         dq_out (float [_, _, _, _]): the gradient of q_out.
-        dk_out (float [_, _, _, _], of the dtype of dq_out): the gradient of k_out; the other arguments are those of rope_qk.
+        dk_out (float [_, _, _, _], of the dtype of dq_out): the gradient of k_out.
+        cos (float [*lead, columns]): as in rope_qk, like all other arguments.
 
     Returns:
         dq and dk, of the shapes and the dtype of dq_out and dk_out, dense in the order of `memory`.
     """
 
 def rope_qkv_bwd(dq: Tensor, dk: Tensor, dv: Tensor, q_angles: Tensor, k_angles: Tensor, split: list[int], starts: Tensor | None = None, layout: str = 'sbhd', interleaved: bool = False, cp_size: int = 1, cp_rank: int = 0) -> Tensor:
-    """The gradient of rope_qkv_fwd's qkv.
+    """The gradient of rope_qkv_fwd: dq and dk with the transposed rotation, and dv, packed.
 
     Args:
         dq (float [a, b, q_heads, dim]): the gradient of q.
         dk (float [a, b, heads, dim], of the dtype of dq): the gradient of k.
-        dv (float [a, b, heads, dim_v], of the dtype of dq): the gradient of v; the other arguments are those of rope_qkv_fwd.
+        dv (float [a, b, heads, dim_v], of the dtype of dq): the gradient of v.
+        q_angles (float [*q_lead, 2*q_pairs]): as in rope_qkv_fwd, like all other arguments.
 
     Returns:
         dqkv [a, b, heads, sum of split], contiguous, of dq's dtype.
     """
 
 def rope_qkv_fwd(qkv: Tensor, q_angles: Tensor, k_angles: Tensor, split: list[int], starts: Tensor | None = None, layout: str = 'sbhd', interleaved: bool = False, cp_size: int = 1, cp_rank: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """(q, k, v) of packed heads: q and k turned as by rope_fwd, v copied.
+    """Split packed heads into q, k and v: q and k are rotated as by rope_fwd, v is copied.
 
     Args:
-        qkv (float [_, _, heads, width]): each head holds split[0] numbers of q, split[1] of k and split[2] of v.
+        qkv (float [_, _, heads, width]): each head has split[0] elements of q, split[1] of k and split[2] of v.
         q_angles (float [*q_lead, 2*q_pairs]): one row for each position, as in rope_fwd; d2 is at most split[1].
         k_angles (float [*k_lead, 2*k_pairs]): the same for k.
         split (each at least 1): three sizes, the first a multiple of the second: q has split[0] / split[1] heads for each head of k.
         starts (index [sequences], optional): the position of each sequence's first token; by default 0.
-        layout (one of 'sbhd', 'bshd'): whether the sequence or the batch is the first dimension.
-        interleaved: pairs are neighbours; by default (i, i + d2/2).
-        cp_size (at least 1): context parallelism: qkv has one of 2 * cp_size pieces of each sequence and its mirror from the back.
-        cp_rank (at least 0, less than cp_size): which piece.
+        layout (one of 'sbhd', 'bshd'): whether the sequence ("sbhd") or the batch ("bshd") is the first dimension.
+        interleaved: pairs are (2i, 2i + 1); by default (i, i + d2/2).
+        cp_size (at least 1): the number of ranks in context parallelism, as in rope_fwd.
+        cp_rank (at least 0, less than cp_size): the index of this rank.
 
     Returns:
         q [_, _, heads * split[0] / split[1], split[1]], k [_, _, heads, split[1]] and v [_, _, heads, split[2]],
@@ -4283,11 +4428,11 @@ def scalar_tensor(s: int | float, *, dtype: torch.dtype | None = None, layout: A
     """torch.ops.aten.scalar_tensor."""
 
 def scale_(x: Tensor, factor: Tensor) -> None:
-    """x = x * factor in place, for a factor that is on the device: if it is 1, x is neither read nor written.
+    """Multiply x in place by a factor on the device: x = x * factor. Kernels do not touch x if the factor is 1.
 
     Args:
-        x (float [..], contiguous): is multiplied.
-        factor (float [..], one element): one element.
+        x (float [..], contiguous): the tensor to multiply.
+        factor (float [..], one element): one element, on x's device.
     """
 
 def scaled_aligned_causal_masked_softmax_backward(output_grads: Tensor, softmax_results: Tensor, scale_factor: float) -> Tensor:
@@ -4354,39 +4499,39 @@ def scaled_dswiglu(grad: Tensor, fwd_input: Tensor, act_scales: Tensor, quantize
     """
 
 def scaled_gemm(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, a_dtype: torch.dtype, b_dtype: torch.dtype, bias: Tensor | None = None, out_dtype: torch.dtype = torch.bfloat16, fast: bool = False) -> Tensor:
-    """y = a_scale * b_scale * a b^T + bias, of FP8 matrices that have one scale each, or one for each of their rows.
+    """Product of FP8 matrices with one scale each, or one for each row: y = a_scale * b_scale * a b^T + bias.
 
     Args:
-        a (uint8 [m, k]): the bytes of the first matrix.
-        b (uint8 [n, k]): the bytes of the second, which is transposed.
-        a_scale (float32 [..], one element, or one for each row of a): multiplies a, or its rows.
-        b_scale (float32 [..], one element, or one for each row of b): multiplies b, or its rows.
+        a (uint8 [m, k]): the float8 bytes of the first matrix.
+        b (uint8 [n, k]): the float8 bytes of the second matrix; the product uses its transpose.
+        a_scale (float32 [..], one element, or one for each row of a): multiplies a, or each row of a.
+        b_scale (float32 [..], one element, or one for each row of b): multiplies b, or each row of b.
         a_dtype (one of float8_e4m3fn, float8_e5m2): the float8 dtype of a.
         b_dtype (one of float8_e4m3fn, float8_e5m2): the float8 dtype of b.
         bias (float [n], optional): added to each row of the product.
         out_dtype (one of float16, bfloat16, float32): the dtype of y.
-        fast: allow sums of fewer bits than float32, on chips that have them.
+        fast: allow accumulation with fewer bits than float32, on chips that have it.
 
     Returns:
-        y [m, n].
+        y [m, n], of out_dtype.
     """
 
 def scaled_grouped_mm(a: Tensor, b: Tensor, ends: Tensor, a_scale: Tensor, b_scale: Tensor, a_dtype: torch.dtype, b_dtype: torch.dtype, out_dtype: torch.dtype = torch.bfloat16, fast: bool = False) -> Tensor:
     """grouped_mm of FP8 matrices with a scale for each row: y[r, j] = a_scale[r] b_scale[g, j] (a[r] . b[g, j]).
 
     Args:
-        a (uint8 [rows, k]): the bytes of the rows, in order of their groups.
-        b (uint8 [groups, n, k]): the bytes of a matrix for each group, which is transposed.
-        ends (int32 [groups]): where each group ends: ascending, and at most the number of rows.
+        a (uint8 [rows, k]): the float8 bytes of the rows, sorted by group.
+        b (uint8 [groups, n, k]): the float8 bytes of a matrix for each group; the product uses its transpose.
+        ends (int32 [groups]): the index after the last row of each group: ascending, at most the number of rows.
         a_scale (float32 [rows]): multiplies the rows of a.
         b_scale (float32 [groups, n]): multiplies the rows of b.
         a_dtype (one of float8_e4m3fn, float8_e5m2): the float8 dtype of a.
         b_dtype (one of float8_e4m3fn, float8_e5m2): the float8 dtype of b.
         out_dtype (one of float16, bfloat16, float32): the dtype of y.
-        fast: allow sums of fewer bits than float32, on chips that have them.
+        fast: allow accumulation with fewer bits than float32, on chips that have it.
 
     Returns:
-        y [rows, n]. Rows after the last group are undefined.
+        y [rows, n], of out_dtype. Rows after the last group are undefined.
     """
 
 def scaled_masked_softmax_backward(output_grad: Tensor, softmax_results: Tensor, scale_factor: float) -> Tensor:
@@ -4415,16 +4560,16 @@ def scaled_situglu(input: Tensor, act_scales: Tensor, quantizer: Any, beta1: flo
     """
 
 def scaled_softmax(x: Tensor, mask: Tensor | None = None, scale: float = 1.0, causal: bool = False) -> Tensor:
-    """Softmax of attention logits: y = softmax(scale * x) over the keys that are not masked, 0 for the others.
+    """Softmax of attention logits: y = softmax(scale * x) over the unmasked keys, and 0 for masked keys.
 
     Args:
         x (float [*lead, queries, keys]): the logits.
         mask (bool or uint8 [..], broadcasts to x, optional): keys are masked where it is not 0.
         scale: multiplies the logits.
-        causal: whether query i sees only the keys up to i + (keys - queries).
+        causal: also mask the keys after i + (keys - queries) for query i.
 
     Returns:
-        y, like x: computed in float32 (float64 for float64) and rounded once. A query that sees no key gets zeros.
+        y, like x: computed in float32 (float64 for float64) and rounded once. A fully masked query gets zeros.
     """
 
 def scaled_softmax_backward(output_grad: Tensor, softmax_results: Tensor, scale_factor: float) -> Tensor:
@@ -4527,14 +4672,14 @@ def sigmoid_glu(x: Tensor) -> Tensor:
     """y = f(a) * b, with a and b the halves of the last dimension of x, f(x) = sigmoid(x).
 
     Args:
-        x (float [*rows, 2*n]): [a, b] along the last dimension: the gate before its activation, and the values that it multiplies.
+        x (float [*rows, 2*n]): [a, b] along the last dimension: the gate before its activation, and the values to multiply by it.
 
     Returns:
         y [*rows, n], in x's dtype: computed in float32 (float64 for float64) and rounded once.
     """
 
 def sigmoid_glu_bwd(dy: Tensor, x: Tensor) -> Tensor:
-    """dx = [dy * b * f'(a), dy * f(a)], with a and b the halves of the last dimension of x, f(x) = sigmoid(x).
+    """The gradient of y = f(a) * b, [a, b] = x: dx = [dy * b * f'(a), dy * f(a)], f(x) = sigmoid(x).
 
     Args:
         dy (float [*rows, n]): the gradient of y.
@@ -4549,14 +4694,14 @@ def sigmoid_mul(a: Tensor, b: Tensor) -> Tensor:
 
     Args:
         a (float [*shape]): the gate, before its activation.
-        b (float [*shape], of the dtype of a): the values that the gate multiplies.
+        b (float [*shape], of the dtype of a): the values that are multiplied by the gate.
 
     Returns:
         y, like a: computed in float32 (float64 for float64) and rounded once.
     """
 
 def sigmoid_mul_bwd(dy: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """da = dy * b * f'(a), db = dy * f(a), f(x) = sigmoid(x).
+    """The gradients of y = f(a) * b: da = dy * b * f'(a), db = dy * f(a), f(x) = sigmoid(x).
 
     Args:
         dy (float [*shape]): the gradient of y.
@@ -4598,19 +4743,19 @@ def silu_bias(x: Tensor, bias: Tensor) -> Tensor:
     """
 
 def silu_bias_bwd(dy: Tensor, x: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """dx = dy * f'(x + bias), dbias = sum(dx) over rows, f(x) = x * sigmoid(x).
+    """The gradients of y = f(x + bias): dx = dy * f'(x + bias), dbias = sum(dx) over rows, f(x) = x * sigmoid(x).
 
     Args:
         dy (float [*rows, n]): the gradient of y.
         x (float [*rows, n]): the input of the forward.
-        bias (float [n], optional): as in the forward; None if x includes it.
+        bias (float [n], optional): as in the forward; None if it is already added to x.
 
     Returns:
-        dx, like x, and dbias, in bias' dtype (x's without bias): computed in float32 (float64 for float64) and rounded once. dbias sums dx before it is rounded.
+        dx, like x, and dbias, in bias' dtype (x's without bias): computed in float32 (float64 for float64) and rounded once. dbias is the sum of the unrounded dx.
     """
 
 def silu_bwd(dy: Tensor, x: Tensor) -> Tensor:
-    """dx = dy * f'(x), f(x) = x * sigmoid(x).
+    """The gradient of y = f(x): dx = dy * f'(x), f(x) = x * sigmoid(x).
 
     Args:
         dy (float [*shape]): the gradient of y.
@@ -4624,14 +4769,14 @@ def silu_glu(x: Tensor) -> Tensor:
     """y = f(a) * b, with a and b the halves of the last dimension of x, f(x) = x * sigmoid(x).
 
     Args:
-        x (float [*rows, 2*n]): [a, b] along the last dimension: the gate before its activation, and the values that it multiplies.
+        x (float [*rows, 2*n]): [a, b] along the last dimension: the gate before its activation, and the values to multiply by it.
 
     Returns:
         y [*rows, n], in x's dtype: computed in float32 (float64 for float64) and rounded once.
     """
 
 def silu_glu_bwd(dy: Tensor, x: Tensor) -> Tensor:
-    """dx = [dy * b * f'(a), dy * f(a)], with a and b the halves of the last dimension of x, f(x) = x * sigmoid(x).
+    """The gradient of y = f(a) * b, [a, b] = x: dx = [dy * b * f'(a), dy * f(a)], f(x) = x * sigmoid(x).
 
     Args:
         dy (float [*rows, n]): the gradient of y.
@@ -4642,19 +4787,19 @@ def silu_glu_bwd(dy: Tensor, x: Tensor) -> Tensor:
     """
 
 def silu_glu_scaled(x: Tensor, scales: Tensor, interleave: int = 0) -> Tensor:
-    """y = s * silu(a) * b, with a and b the halves of the last dimension of x, s a number for each row.
+    """SwiGLU with a factor s for each row: y = s * silu(a) * b, with a and b the halves of x's last dimension.
 
     Args:
         x (float [*rows, 2*n]): the gate a, before its activation, and the values b that it multiplies.
-        scales (float [..], one element for each row of x): s.
-        interleave (0, or a divisor of half the last dimension of x): k where columns of a and b alternate in blocks of k; 0 for a before b.
+        scales (float [..], one element for each row of x): the factor s of each row.
+        interleave (0, or a divisor of half the last dimension of x): k if blocks of k columns of a and b alternate; 0 if all of a is before b.
 
     Returns:
         y [*rows, n], in x's dtype.
     """
 
 def silu_glu_scaled_bwd(dy: Tensor, x: Tensor, scales: Tensor, interleave: int = 0) -> tuple[Tensor, Tensor]:
-    """dx = dy * s * [b * silu'(a), silu(a)], dscales = sum(dy * silu(a) * b) of each row.
+    """The gradients of silu_glu_scaled: dx = dy * s * [b * silu'(a), silu(a)], dscales = sum(dy * silu(a) * b).
 
     Args:
         dy (float [*rows, n])
@@ -4668,14 +4813,14 @@ def silu_mul(a: Tensor, b: Tensor) -> Tensor:
 
     Args:
         a (float [*shape]): the gate, before its activation.
-        b (float [*shape], of the dtype of a): the values that the gate multiplies.
+        b (float [*shape], of the dtype of a): the values that are multiplied by the gate.
 
     Returns:
         y, like a: computed in float32 (float64 for float64) and rounded once.
     """
 
 def silu_mul_bwd(dy: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """da = dy * b * f'(a), db = dy * f(a), f(x) = x * sigmoid(x).
+    """The gradients of y = f(a) * b: da = dy * b * f'(a), db = dy * f(a), f(x) = x * sigmoid(x).
 
     Args:
         dy (float [*shape]): the gradient of y.
@@ -4696,22 +4841,25 @@ def sinh(self: Tensor) -> Tensor:
     """torch.ops.aten.sinh, elementwise."""
 
 def sinkhorn(logits: Tensor, iterations: int = 20, eps: float = 1e-06) -> Tensor:
-    """Matrices whose rows and columns have nearly the sum 1: a softmax of rows, then sums divided out in turn.
+    """Sinkhorn normalisation: turn logits into matrices whose rows and columns sum to nearly 1.
 
-    h = softmax(logits) + eps, then h / (sum of each column + eps); iterations - 1 times the same with rows, then
-    columns.
+    h = softmax(logits) + eps over rows, then h = h / (sum of each column + eps). This is followed iterations - 1 times
+    by h = h / (sum of each row + eps) and h = h / (sum of each column + eps).
 
     Args:
         logits (float [*rows, n, n], at least one element along the last dimension): the matrices.
-        iterations (at least 1): how often columns are divided by their sums.
-        eps (at least 0): added to the softmax, and to each sum.
+        iterations (at least 1): the number of divisions by the sums of columns.
+        eps (at least 0): added to the softmax and to each sum.
 
     Returns:
         h, like logits: computed in float32 (float64 for float64) and rounded once.
     """
 
 def sinkhorn_bwd(dh: Tensor, logits: Tensor, iterations: int = 20, eps: float = 1e-06) -> Tensor:
-    """The gradient of sinkhorn; the matrices on the way are computed again.
+    """The gradient of sinkhorn; the intermediate matrices are recomputed.
+
+    Backwards through each division h = x / by: dx = (dh - sum(dh * h)) / by, with the sum over the same rows or
+    columns; then through the softmax p: dlogits = p * (dp - sum(dp * p)).
 
     Args:
         dh (float [*rows, n, n]): the gradient of h.
@@ -4724,21 +4872,25 @@ def sinkhorn_bwd(dh: Tensor, logits: Tensor, iterations: int = 20, eps: float = 
     """
 
 def situ_glu(x: Tensor, scales: Tensor | None = None, beta1: float = 4.0, beta2: float = 25.0, interleave: int = 0) -> Tensor:
-    """y = s * f(a) * u(b), f(a) = beta1 * tanh(a / beta1) * sigmoid(a), u(b) = beta2 * tanh(b / beta2).
+    """Soft-capped GLU: y = s * f(a) * u(b), with a and b the halves of the last dimension of x.
+
+    f(a) = beta1 * tanh(a / beta1) * sigmoid(a), u(b) = beta2 * tanh(b / beta2).
 
     Args:
         x (float [*rows, 2*n]): a and b, the halves of its last dimension.
-        scales (float [..], one element for each row of x, optional): s, a number for each row; None for 1.
-        beta1: the bound of the gate.
-        beta2: the bound of u(b).
-        interleave (0, or a divisor of half the last dimension of x): k where columns of a and b alternate in blocks of k; 0 for a before b.
+        scales (float [..], one element for each row of x, optional): the factor s of each row; None is 1.
+        beta1: the limit of |f(a)|.
+        beta2: the limit of |u(b)|.
+        interleave (0, or a divisor of half the last dimension of x): k if blocks of k columns of a and b alternate; 0 if all of a is before b.
 
     Returns:
         y [*rows, n], in x's dtype.
     """
 
 def situ_glu_bwd(dy: Tensor, x: Tensor, scales: Tensor | None = None, beta1: float = 4.0, beta2: float = 25.0, interleave: int = 0) -> tuple[Tensor, Tensor]:
-    """The gradients of situ_glu; dscales is empty if there are no scales.
+    """The gradients of situ_glu: dx = dy * s * [u(b) * f'(a), f(a) * u'(b)], dscales = sum(dy * f(a) * u(b)).
+
+    dscales is empty without scales.
 
     Args:
         dy (float [*rows, n])
@@ -4780,7 +4932,7 @@ def softmax(x: Tensor, dim: int = -1) -> Tensor:
 
     Args:
         x (float [..]): the logits.
-        dim (a dimension of x): along which y sums to 1.
+        dim (a dimension of x): the dimension along which y sums to 1.
 
     Returns:
         y, like x: computed in float32 (float64 for float64) and rounded once.
@@ -4814,21 +4966,24 @@ def sort(self: Tensor, dim: int = -1, descending: bool = False, *, stable: bool 
     """torch.ops.aten.sort."""
 
 def sparsemax(x: Tensor) -> Tensor:
-    """Sparsemax over the last dimension: y = max(x - tau, 0), with the tau of each row that makes sum(y) = 1.
+    """Sparsemax over the last dimension: y = max(x - tau, 0), where tau is chosen for each row so that sum(y) = 1.
 
     Args:
-        x (float [*rows, n]): the rows, of any length.
+        x (float [*rows, n]): the logits.
 
     Returns:
-        y, like x.
+        y, like x: computed in float32 (float64 for float64) and rounded once.
     """
 
 def sparsemax_bwd(dy: Tensor, y: Tensor) -> Tensor:
-    """The gradient of sparsemax: dx = dy - mean(dy over the row's y > 0) where y > 0, else 0.
+    """The gradient of sparsemax: dx = dy - m where y > 0, else 0; m is the mean of dy where y > 0 in the row.
 
     Args:
         dy (float [*rows, n]): the gradient of y.
         y (float [*rows, n]): the result of the forward.
+
+    Returns:
+        dx, like y.
     """
 
 def special_airy_ai(x: Tensor) -> Tensor:
@@ -5051,19 +5206,19 @@ def srelu_bias(x: Tensor, bias: Tensor) -> Tensor:
     """
 
 def srelu_bias_bwd(dy: Tensor, x: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """dx = dy * f'(x + bias), dbias = sum(dx) over rows, f(x) = max(x, 0)^2.
+    """The gradients of y = f(x + bias): dx = dy * f'(x + bias), dbias = sum(dx) over rows, f(x) = max(x, 0)^2.
 
     Args:
         dy (float [*rows, n]): the gradient of y.
         x (float [*rows, n]): the input of the forward.
-        bias (float [n], optional): as in the forward; None if x includes it.
+        bias (float [n], optional): as in the forward; None if it is already added to x.
 
     Returns:
-        dx, like x, and dbias, in bias' dtype (x's without bias): computed in float32 (float64 for float64) and rounded once. dbias sums dx before it is rounded.
+        dx, like x, and dbias, in bias' dtype (x's without bias): computed in float32 (float64 for float64) and rounded once. dbias is the sum of the unrounded dx.
     """
 
 def srelu_bwd(dy: Tensor, x: Tensor) -> Tensor:
-    """dx = dy * f'(x), f(x) = max(x, 0)^2.
+    """The gradient of y = f(x): dx = dy * f'(x), f(x) = max(x, 0)^2.
 
     Args:
         dy (float [*shape]): the gradient of y.
@@ -5077,14 +5232,14 @@ def srelu_glu(x: Tensor) -> Tensor:
     """y = f(a) * b, with a and b the halves of the last dimension of x, f(x) = max(x, 0)^2.
 
     Args:
-        x (float [*rows, 2*n]): [a, b] along the last dimension: the gate before its activation, and the values that it multiplies.
+        x (float [*rows, 2*n]): [a, b] along the last dimension: the gate before its activation, and the values to multiply by it.
 
     Returns:
         y [*rows, n], in x's dtype: computed in float32 (float64 for float64) and rounded once.
     """
 
 def srelu_glu_bwd(dy: Tensor, x: Tensor) -> Tensor:
-    """dx = [dy * b * f'(a), dy * f(a)], with a and b the halves of the last dimension of x, f(x) = max(x, 0)^2.
+    """The gradient of y = f(a) * b, [a, b] = x: dx = [dy * b * f'(a), dy * f(a)], f(x) = max(x, 0)^2.
 
     Args:
         dy (float [*rows, n]): the gradient of y.
@@ -5099,14 +5254,14 @@ def srelu_mul(a: Tensor, b: Tensor) -> Tensor:
 
     Args:
         a (float [*shape]): the gate, before its activation.
-        b (float [*shape], of the dtype of a): the values that the gate multiplies.
+        b (float [*shape], of the dtype of a): the values that are multiplied by the gate.
 
     Returns:
         y, like a: computed in float32 (float64 for float64) and rounded once.
     """
 
 def srelu_mul_bwd(dy: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """da = dy * b * f'(a), db = dy * f(a), f(x) = max(x, 0)^2.
+    """The gradients of y = f(a) * b: da = dy * b * f'(a), db = dy * f(a), f(x) = max(x, 0)^2.
 
     Args:
         dy (float [*shape]): the gradient of y.
@@ -5118,15 +5273,18 @@ def srelu_mul_bwd(dy: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """
 
 def srelu_scaled(x: Tensor, scales: Tensor) -> Tensor:
-    """y = s * max(x, 0)^2, s a number for each row.
+    """Squared ReLU with a factor s for each row: y = s * max(x, 0)^2.
 
     Args:
         x (float [*rows, n]): the input.
-        scales (float [..], one element for each row of x): s.
+        scales (float [..], one element for each row of x): the factor s of each row.
+
+    Returns:
+        y, like x.
     """
 
 def srelu_scaled_bwd(dy: Tensor, x: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
-    """dx = dy * s * 2 max(x, 0), dscales = sum(dy * max(x, 0)^2) of each row.
+    """The gradients of srelu_scaled: dx = dy * s * 2 max(x, 0), dscales = sum(dy * max(x, 0)^2).
 
     Args:
         dy (float [*rows, n])
@@ -5138,27 +5296,30 @@ def stack(tensors: list[Tensor], dim: int = 0) -> Any:
     """torch.ops.aten.stack."""
 
 def stack3(a: Tensor, b: Tensor, c: Tensor, at: int) -> Tensor:
-    """a, b and c stacked along a new dimension, which becomes dimension `at` of the result.
+    """Stack three tensors along a new dimension: y = torch.stack((a, b, c), at).
 
     Args:
-        at (from 0 to the number of dimensions of a): the position of the new dimension of size 3.
+        a (float [*shape]): the first tensor.
+        b (float [*shape], of the dtype of a): the second tensor.
+        c (float [*shape], of the dtype of a): the third tensor.
+        at (from 0 to the number of dimensions of a): the index of the new dimension in y; its size is 3.
 
     Returns:
-        A contiguous tensor of a's dtype.
+        y, contiguous, of a's dtype.
     """
 
 def std(x: Tensor, dim: int | list[int] | None = None, keepdim: bool = False, correction: float | None = 1) -> Tensor:
-    """The standard deviation: squares are divided by n - correction (None: 1).
+    """The standard deviation; squares are divided by n - correction.
 
     Args:
         x (float [..]): the tensor to reduce.
         dim: the dimension to reduce, several of them, or None for all.
         keepdim: keep the reduced dimensions, with size 1.
-        correction: subtracted from the number of elements that squares are divided by; None is 1.
+        correction: squares are divided by the number of elements minus this; None is 1.
     """
 
 def std_bwd(dy: Tensor, x: Tensor, y: Tensor, dim: int | list[int] | None = None, keepdim: bool = False, correction: float | None = 1) -> Tensor:
-    """dx = dy * (x - mean(x)) / (y * (n - correction)); 0 where y is.
+    """The gradient of std: dx = dy * (x - mean(x)) / (y * (n - correction)), 0 where y is 0.
 
     Args:
         dy (float [..]): the gradient of y.
@@ -5166,30 +5327,30 @@ def std_bwd(dy: Tensor, x: Tensor, y: Tensor, dim: int | list[int] | None = None
         y (float [..]): the result of the forward.
         dim: the dimension to reduce, several of them, or None for all.
         keepdim: keep the reduced dimensions, with size 1.
-        correction: subtracted from the number of elements that squares are divided by; None is 1.
+        correction: squares are divided by the number of elements minus this; None is 1.
     """
 
 def std_mean(x: Tensor, dim: int | list[int] | None = None, keepdim: bool = False, correction: float | None = 1) -> tuple[Tensor, Tensor]:
-    """The standard deviation and the mean: squares are divided by n - correction (None: 1).
+    """The standard deviation and the mean; squares are divided by n - correction.
 
     Args:
         x (float [..]): the tensor to reduce.
         dim: the dimension to reduce, several of them, or None for all.
         keepdim: keep the reduced dimensions, with size 1.
-        correction: subtracted from the number of elements that squares are divided by; None is 1.
+        correction: squares are divided by the number of elements minus this; None is 1.
     """
 
 def std_mean_bwd(dstd: Tensor, dmean: Tensor, x: Tensor, std: Tensor, dim: int | list[int] | None = None, keepdim: bool = False, correction: float | None = 1) -> Tensor:
-    """dx = dstd * (x - mean(x)) / (std * (n - correction)) + dmean / n.
+    """The gradient of std_mean: dx = dstd * (x - mean(x)) / (std * (n - correction)) + dmean / n.
 
     Args:
         dstd (float [..]): the gradient of std.
         dmean (float [..]): the gradient of mean.
         x (float [..]): the tensor to reduce.
-        std (float [..]): that of the forward.
+        std (float [..]): the standard deviation from the forward.
         dim: the dimension to reduce, several of them, or None for all.
         keepdim: keep the reduced dimensions, with size 1.
-        correction: subtracted from the number of elements that squares are divided by; None is 1.
+        correction: squares are divided by the number of elements minus this; None is 1.
     """
 
 def sub(self: Tensor, other: Tensor | int | float, *, alpha: int | float = 1) -> Tensor:
@@ -5199,7 +5360,7 @@ def subtract(self: Tensor, other: Tensor | int | float, *, alpha: int | float = 
     """torch.ops.aten.subtract, elementwise."""
 
 def sum(x: Tensor, dim: int | list[int] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> Tensor:
-    """The sum; of integers in int64.
+    """The sum; integers are summed in int64.
 
     Args:
         x (float, int or bool [..]): the tensor to reduce.
@@ -5209,7 +5370,7 @@ def sum(x: Tensor, dim: int | list[int] | None = None, keepdim: bool = False, dt
     """
 
 def sum_bwd(dy: Tensor, x: Tensor, dim: int | list[int] | None = None, keepdim: bool = False) -> Tensor:
-    """dx = dy.
+    """The gradient of sum: dx = dy.
 
     Args:
         dy (float [..]): the gradient of y.
@@ -5423,21 +5584,21 @@ def token_cross_entropy(logits: Tensor, target: Tensor, weight: Tensor | None = 
         logits (float [*rows, n]): the scores of n classes for each row.
         target (index [*rows]): the class of each row.
         weight (float [n], optional): the weight w of each class; 1 if it is None.
-        ignore_index: rows with this class have loss 0, and no gradient.
-        label_smoothing (between 0 and 1): the share of the target that is spread over all classes.
-        z_loss (at least 0): the weight of lse^2, which keeps logits near 0.
-        softcap (greater than 0): the limit of the logits (Gemma 2).
+        ignore_index: rows with this class have loss 0 and gradient 0.
+        label_smoothing (between 0 and 1): the share of the target probability that is spread over all classes.
+        z_loss (at least 0): the weight of lse^2, which keeps lse near 0.
+        softcap (greater than 0): the limit of the logits, as in Gemma 2.
 
     Returns:
         loss and lse, float32 [*rows] (float64 for float64), and predicted, int64 [*rows]: the class of the largest
-        logit. loss is differentiable in logits, the others are not. A class that is neither from 0 to n - 1 nor
-        ignore_index gives a loss of NaN.
+        logit. Only loss is differentiable, in logits. A class outside 0 to n - 1 that is not ignore_index gives NaN.
     """
 
 def token_cross_entropy_bwd(dloss: Tensor, logits: Tensor, target: Tensor, lse: Tensor, weight: Tensor | None = None, ignore_index: int = -100, label_smoothing: float = 0.0, z_loss: float = 0.0, softcap: float | None = None) -> Tensor:
     """The gradient of token_cross_entropy.
 
-    p = exp(x - lse): dx = dloss * ((1 - s) * w[t] * (p - [t]) + s / n * (sum(w) * p - w) + 2 * z_loss * lse * p)
+    p = exp(x - lse): dx = dloss * ((1 - s) * w[t] * (p - [t]) + s / n * (sum(w) * p - w) + 2 * z_loss * lse * p),
+    where [t] is 1 in column t and 0 in the others.
 
     Args:
         dloss (float [*rows]): the gradient of loss.
@@ -5451,11 +5612,11 @@ def token_cross_entropy_bwd(dloss: Tensor, logits: Tensor, target: Tensor, lse: 
         softcap (greater than 0): as in the forward.
 
     Returns:
-        dlogits, like logits: dx, times the slope of the cap if there is one.
+        dlogits, like logits: dx, times the derivative of the softcap if it is given.
     """
 
 def token_cross_entropy_bwd_(logits: Tensor, dloss: Tensor, target: Tensor, lse: Tensor, weight: Tensor | None = None, ignore_index: int = -100, label_smoothing: float = 0.0, z_loss: float = 0.0, softcap: float | None = None) -> None:
-    """token_cross_entropy_bwd that overwrites the logits with their gradient.
+    """token_cross_entropy_bwd in place: overwrite the logits with their gradient.
 
     Args:
         logits (float [*rows, n], contiguous): the input of the forward; on return its gradient.
@@ -5473,22 +5634,24 @@ def token_jsd(input: Tensor, target: Tensor, labels: Tensor | None = None, beta:
     """The generalized Jensen-Shannon divergence of each row, of q = exp(input) and p = exp(target).
 
     loss = beta * KL(p || m) + (1 - beta) * KL(q || m), m = beta * p + (1 - beta) * q;
-    for beta = 0 it is KL(p || q), for beta = 1 KL(q || p).
+    loss = KL(p || q) for beta = 0, KL(q || p) for beta = 1.
 
     Args:
         input (float [*rows, n]): logarithms of the student's probabilities.
         target (float [*rows, n]): logarithms of the teacher's probabilities.
-        labels (index [*rows], optional): the class of each row; rows with ignore_index have loss 0, and no gradient.
+        labels (index [*rows], optional): the class of each row; rows with ignore_index have loss 0 and gradient 0.
         beta (between 0 and 1): the weight of the teacher in m.
-        ignore_index: the label of rows that do not count.
+        ignore_index: the label of rows to ignore.
 
     Returns:
-        loss, float32 [*rows] (float64 for float64 input). It is differentiable in input, not in target. What has
-        probability 0 adds 0.
+        loss, float32 [*rows] (float64 for float64 input). It is differentiable in input, not in target. The term of an
+        element with probability 0 is 0.
     """
 
 def token_jsd_bwd(dloss: Tensor, input: Tensor, target: Tensor, labels: Tensor | None = None, beta: float = 0.5, ignore_index: int = -100) -> Tensor:
-    """The gradient of token_jsd: dinput = dloss * (1 - beta) * q * (input - log(m)); see the forward.
+    """The gradient of token_jsd: dinput = dloss * (1 - beta) * q * (input - log(m)), with q and m of the forward.
+
+    dinput = -dloss * p for beta = 0, dloss * q * (input - target + 1) for beta = 1.
 
     Args:
         dloss (float [*rows]): the gradient of loss.
@@ -5499,7 +5662,7 @@ def token_jsd_bwd(dloss: Tensor, input: Tensor, target: Tensor, labels: Tensor |
         ignore_index: as in the forward.
 
     Returns:
-        dinput, like input; for beta = 0 it is -dloss * p, for beta = 1 dloss * q * (input - target + 1).
+        dinput, like input.
     """
 
 def token_kl_div(input: Tensor, target: Tensor, log_target: bool = False, eps: float = 1e-10) -> Tensor:
@@ -5509,11 +5672,11 @@ def token_kl_div(input: Tensor, target: Tensor, log_target: bool = False, eps: f
         input (float [*rows, n]): logarithms of probabilities.
         target (float [*rows, n]): probabilities; their logarithms if log_target is set.
         log_target: whether target has logarithms: loss = sum(exp(target) * (target - input)).
-        eps (at least 0): the least p that a logarithm is taken of; unused for logarithms.
+        eps (at least 0): the lower limit of p in log(p); unused with log_target.
 
     Returns:
-        loss, float32 [*rows] (float64 for float64 input). It is differentiable in input, not in target. What has
-        probability 0 adds 0.
+        loss, float32 [*rows] (float64 for float64 input). It is differentiable in input, not in target. The term of an
+        element with probability 0 is 0.
     """
 
 def token_kl_div_bwd(dloss: Tensor, input: Tensor, target: Tensor, log_target: bool = False, eps: float = 1e-10) -> Tensor:
@@ -5521,10 +5684,10 @@ def token_kl_div_bwd(dloss: Tensor, input: Tensor, target: Tensor, log_target: b
 
     Args:
         dloss (float [*rows]): the gradient of loss.
-        input (float [*rows, n]): the input of the forward, of which only the dtype matters.
+        input (float [*rows, n]): the input of the forward; only its dtype is used.
         target (float [*rows, n]): as in the forward.
         log_target: as in the forward.
-        eps (at least 0): as in the forward; unused.
+        eps (at least 0): unused.
 
     Returns:
         dinput, like input.
@@ -5534,25 +5697,25 @@ def token_logits_jsd(student: Tensor, teacher: Tensor, labels: Tensor | None = N
     """token_jsd of log_softmax(student / temperature) and log_softmax(teacher / temperature).
 
     Args:
-        student (float [*rows, n]): logits.
-        teacher (float [*rows, n]): logits.
-        labels (index [*rows], optional): the class of each row; rows with ignore_index have loss 0, and no gradient.
+        student (float [*rows, n]): the student's logits.
+        teacher (float [*rows, n]): the teacher's logits.
+        labels (index [*rows], optional): the class of each row; rows with ignore_index have loss 0 and gradient 0.
         beta (between 0 and 1): as in token_jsd.
-        temperature (greater than 0): logits are divided by it.
-        ignore_index: the label of rows that do not count.
+        temperature (greater than 0): divides the logits.
+        ignore_index: the label of rows to ignore.
 
     Returns:
-        loss, student_lse, teacher_lse and slope, float32 [*rows] (float64 for float64 students): the divergence,
-        log(sum(exp(logits / temperature))) of both, and the sum of the gradient of token_jsd.
+        loss, student_lse, teacher_lse and slope, float32 [*rows] (float64 for a float64 student): the divergence,
+        log(sum(exp(logits / temperature))) of student and teacher, and the row's sum of the gradient of token_jsd.
     """
 
 def token_logits_jsd_bwd_(student: Tensor, teacher: Tensor, dloss: Tensor, student_lse: Tensor, teacher_lse: Tensor, slope: Tensor, labels: Tensor | None = None, beta: float = 0.5, temperature: float = 1.0, ignore_index: int = -100) -> None:
-    """The gradient of token_logits_jsd, which overwrites the student's logits.
+    """Overwrite the student's logits with their gradient in token_logits_jsd.
 
     dstudent = dloss * (g - q * slope) / temperature, where g is the gradient of token_jsd.
 
     Args:
-        student (float [*rows, n], contiguous): the logits of the forward; on return their gradient.
+        student (float [*rows, n], contiguous): as in the forward; on return its gradient.
         teacher (float [*rows, n]): as in the forward.
         dloss (float [*rows]): the gradient of loss.
         student_lse (float [*rows]): the second result of the forward.
@@ -5565,25 +5728,25 @@ def token_logits_jsd_bwd_(student: Tensor, teacher: Tensor, dloss: Tensor, stude
     """
 
 def token_nll_entropy(logits: Tensor, target: Tensor, ignore_index: int = -100, temperature: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
-    """The negative log-probability of each row's class t and the entropy of the row, for x = logits / temperature.
+    """The negative log-probability of each row's class t, and the entropy of the row, for x = logits / temperature.
 
-    nll = lse - x[t], entropy = lse - sum(p * x), p = exp(x - lse), lse = log(sum(exp(x)))
+    nll = lse - x[t], entropy = lse - sum(p * x), p = exp(x - lse), lse = log(sum(exp(x))).
 
     Args:
         logits (float [*rows, n]): the scores of n classes for each row.
         target (index [*rows]): the class of each row.
-        ignore_index: rows with this class have nll 0, entropy 0, and no gradient.
-        temperature (greater than 0): logits are divided by it.
+        ignore_index: rows with this class have nll 0, entropy 0 and gradient 0.
+        temperature (greater than 0): divides the logits.
 
     Returns:
-        nll, entropy and lse, float32 [*rows] (float64 for float64). A class that is neither from 0 to n - 1 nor
-        ignore_index gives NaN.
+        nll, entropy and lse, float32 [*rows] (float64 for float64). A class outside 0 to n - 1 that is not ignore_index
+        gives NaN for nll and entropy.
     """
 
 def token_nll_entropy_bwd_(logits: Tensor, target: Tensor, dnll: Tensor, dentropy: Tensor, entropy: Tensor, lse: Tensor, ignore_index: int = -100, temperature: float = 1.0) -> None:
-    """The gradient of token_nll_entropy, which overwrites the logits.
+    """Overwrite the logits with their gradient in token_nll_entropy.
 
-    dlogits = (dnll * (p - [t]) - dentropy * p * (log(p) + entropy)) / temperature
+    dlogits = (dnll * (p - [t]) - dentropy * p * (log(p) + entropy)) / temperature, where [t] is 1 in column t, else 0.
 
     Args:
         logits (float [*rows, n], contiguous): the input of the forward; on return its gradient.
@@ -5597,19 +5760,19 @@ def token_nll_entropy_bwd_(logits: Tensor, target: Tensor, dnll: Tensor, dentrop
     """
 
 def token_shard_cross_entropy_bwd(dloss: Tensor, logits: Tensor, target: Tensor, lse: Tensor, first: int = 0, ignore_index: int = -100, own: float = 1.0, spread: float = 0.0) -> Tensor:
-    """The gradient of a cross entropy over more classes than these n: those from `first` on.
+    """The gradient of a cross entropy whose classes are sharded: of the n logits from class `first` on.
 
-    dlogits = dloss * (exp(logits - lse) - own * [target] - spread)
+    dlogits = dloss * (exp(logits - lse) - own * [target] - spread), where [target] is 1 in the target's column, else 0.
 
     Args:
         dloss (float [*rows]): the gradient of the loss of each row.
         logits (float [*rows, n]): the scores of the classes from first to first + n - 1.
-        target (index [*rows]): the class of each row, of all classes.
-        lse (float [*rows]): log(sum(exp(logits))) over all classes.
+        target (index [*rows]): the class of each row; it may be outside this shard.
+        lse (float [*rows]): log(sum(exp(logits))) over the classes of all shards.
         first (at least 0): the class of the first column.
-        ignore_index: rows with this class have no gradient.
-        own: what is taken from the target's probability; 1 without label smoothing.
-        spread: what is taken from each class by label smoothing.
+        ignore_index: rows with this class have gradient 0.
+        own: subtracted in the target's column; 1 without label smoothing.
+        spread: subtracted in every column, for label smoothing.
 
     Returns:
         dlogits, like logits.
@@ -5621,8 +5784,8 @@ def token_tvd(input: Tensor, target: Tensor, labels: Tensor | None = None, ignor
     Args:
         input (float [*rows, n]): probabilities.
         target (float [*rows, n]): probabilities.
-        labels (index [*rows], optional): the class of each row; rows with ignore_index have loss 0, and no gradient.
-        ignore_index: the label of rows that do not count.
+        labels (index [*rows], optional): the class of each row; rows with ignore_index have loss 0 and gradient 0.
+        ignore_index: the label of rows to ignore.
 
     Returns:
         loss, float32 [*rows] (float64 for float64 input). It is differentiable in input, not in target.
@@ -5639,7 +5802,7 @@ def token_tvd_bwd(dloss: Tensor, input: Tensor, target: Tensor, labels: Tensor |
         ignore_index: as in the forward.
 
     Returns:
-        dinput, like input; 0 where both are equal.
+        dinput, like input; 0 where input equals target.
     """
 
 def topk(self: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
@@ -5673,7 +5836,7 @@ def unfold_copy(self: Tensor, dimension: int, size: int, step: int) -> Any:
     """torch.ops.aten.unfold_copy."""
 
 def uniform(self: Tensor, low: float = 0.0, high: float = 1.0, *, generator: Any | None = None) -> Tensor:
-    """Uniform in [low, high), like self. (ATen's name `from` is a keyword in Python.)"""
+    """Uniform random numbers in [low, high), like self. (ATen calls low `from`, a keyword in Python.)"""
 
 def unique_consecutive(self: Tensor, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None) -> Any:
     """torch.ops.aten.unique_consecutive."""
@@ -5685,80 +5848,80 @@ def unsqueeze_copy(self: Tensor, dim: int) -> Any:
     """torch.ops.aten.unsqueeze_copy."""
 
 def upsample_bicubic2d(self: Tensor, output_size: list[int], align_corners: bool, scales_h: float | None = None, scales_w: float | None = None) -> Tensor:
-    """The input at another size: cubic resampling."""
+    """The input resampled to another size: cubic."""
 
 def upsample_bicubic2d_backward(grad_output: Tensor, output_size: list[int], input_size: list[int], align_corners: bool, scales_h: float | None = None, scales_w: float | None = None) -> Tensor:
-    """The gradient of the input of a cubic resampling."""
+    """The gradient of the input of cubic resampling."""
 
 def upsample_bilinear2d(self: Tensor, output_size: list[int], align_corners: bool, scales_h: float | None = None, scales_w: float | None = None) -> Tensor:
-    """The input at another size: linear resampling."""
+    """The input resampled to another size: linear."""
 
 def upsample_bilinear2d_backward(grad_output: Tensor, output_size: list[int], input_size: list[int], align_corners: bool, scales_h: float | None = None, scales_w: float | None = None) -> Tensor:
-    """The gradient of the input of a linear resampling."""
+    """The gradient of the input of linear resampling."""
 
 def upsample_linear1d(self: Tensor, output_size: list[int], align_corners: bool, scales: float | None = None) -> Tensor:
-    """The input at another size: linear resampling."""
+    """The input resampled to another size: linear."""
 
 def upsample_linear1d_backward(grad_output: Tensor, output_size: list[int], input_size: list[int], align_corners: bool, scales: float | None = None) -> Tensor:
-    """The gradient of the input of a linear resampling."""
+    """The gradient of the input of linear resampling."""
 
 def upsample_nearest1d(self: Tensor, output_size: list[int], scales: float | None = None) -> Tensor:
-    """The input at another size: nearest resampling."""
+    """The input resampled to another size: nearest."""
 
 def upsample_nearest1d_backward(grad_output: Tensor, output_size: list[int], input_size: list[int], scales: float | None = None) -> Tensor:
-    """The gradient of the input of a nearest resampling."""
+    """The gradient of the input of nearest resampling."""
 
 def upsample_nearest2d(self: Tensor, output_size: list[int], scales_h: float | None = None, scales_w: float | None = None) -> Tensor:
-    """The input at another size: nearest resampling."""
+    """The input resampled to another size: nearest."""
 
 def upsample_nearest2d_backward(grad_output: Tensor, output_size: list[int], input_size: list[int], scales_h: float | None = None, scales_w: float | None = None) -> Tensor:
-    """The gradient of the input of a nearest resampling."""
+    """The gradient of the input of nearest resampling."""
 
 def upsample_nearest3d(self: Tensor, output_size: list[int], scales_d: float | None = None, scales_h: float | None = None, scales_w: float | None = None) -> Tensor:
-    """The input at another size: nearest resampling."""
+    """The input resampled to another size: nearest."""
 
 def upsample_nearest3d_backward(grad_output: Tensor, output_size: list[int], input_size: list[int], scales_d: float | None = None, scales_h: float | None = None, scales_w: float | None = None) -> Tensor:
-    """The gradient of the input of a nearest resampling."""
+    """The gradient of the input of nearest resampling."""
 
 def upsample_trilinear3d(self: Tensor, output_size: list[int], align_corners: bool, scales_d: float | None = None, scales_h: float | None = None, scales_w: float | None = None) -> Tensor:
-    """The input at another size: linear resampling."""
+    """The input resampled to another size: linear."""
 
 def upsample_trilinear3d_backward(grad_output: Tensor, output_size: list[int], input_size: list[int], align_corners: bool, scales_d: float | None = None, scales_h: float | None = None, scales_w: float | None = None) -> Tensor:
-    """The gradient of the input of a linear resampling."""
+    """The gradient of the input of linear resampling."""
 
 def var(x: Tensor, dim: int | list[int] | None = None, keepdim: bool = False, correction: float | None = 1) -> Tensor:
-    """The variance: squares are divided by n - correction (None: 1).
+    """The variance; squares are divided by n - correction.
 
     Args:
         x (float [..]): the tensor to reduce.
         dim: the dimension to reduce, several of them, or None for all.
         keepdim: keep the reduced dimensions, with size 1.
-        correction: subtracted from the number of elements that squares are divided by; None is 1.
+        correction: squares are divided by the number of elements minus this; None is 1.
     """
 
 def var_bwd(dy: Tensor, x: Tensor, dim: int | list[int] | None = None, keepdim: bool = False, correction: float | None = 1) -> Tensor:
-    """dx = dy * 2 * (x - mean(x)) / (n - correction).
+    """The gradient of var: dx = dy * 2 * (x - mean(x)) / (n - correction).
 
     Args:
         dy (float [..]): the gradient of y.
         x (float [..]): the tensor to reduce.
         dim: the dimension to reduce, several of them, or None for all.
         keepdim: keep the reduced dimensions, with size 1.
-        correction: subtracted from the number of elements that squares are divided by; None is 1.
+        correction: squares are divided by the number of elements minus this; None is 1.
     """
 
 def var_mean(x: Tensor, dim: int | list[int] | None = None, keepdim: bool = False, correction: float | None = 1) -> tuple[Tensor, Tensor]:
-    """The variance and the mean: squares are divided by n - correction (None: 1).
+    """The variance and the mean; squares are divided by n - correction.
 
     Args:
         x (float [..]): the tensor to reduce.
         dim: the dimension to reduce, several of them, or None for all.
         keepdim: keep the reduced dimensions, with size 1.
-        correction: subtracted from the number of elements that squares are divided by; None is 1.
+        correction: squares are divided by the number of elements minus this; None is 1.
     """
 
 def var_mean_bwd(dvar: Tensor, dmean: Tensor, x: Tensor, dim: int | list[int] | None = None, keepdim: bool = False, correction: float | None = 1) -> Tensor:
-    """dx = dvar * 2 * (x - mean(x)) / (n - correction) + dmean / n.
+    """The gradient of var_mean: dx = dvar * 2 * (x - mean(x)) / (n - correction) + dmean / n.
 
     Args:
         dvar (float [..]): the gradient of var.
@@ -5766,11 +5929,11 @@ def var_mean_bwd(dvar: Tensor, dmean: Tensor, x: Tensor, dim: int | list[int] | 
         x (float [..]): the tensor to reduce.
         dim: the dimension to reduce, several of them, or None for all.
         keepdim: keep the reduced dimensions, with size 1.
-        correction: subtracted from the number of elements that squares are divided by; None is 1.
+        correction: squares are divided by the number of elements minus this; None is 1.
     """
 
 def vector_norm(x: Tensor, ord: float = 2, dim: int | list[int] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> Tensor:
-    """sum(|x|^ord)^(1/ord); for inf and -inf the largest and the smallest |x|, for 0 how many are not zero.
+    """The vector norm: sum(|x|^ord)^(1/ord), max |x| for inf, min |x| for -inf, the number of nonzero x for 0.
 
     Args:
         x (float, int or bool [..]): the tensor to reduce.
@@ -5781,7 +5944,10 @@ def vector_norm(x: Tensor, ord: float = 2, dim: int | list[int] | None = None, k
     """
 
 def vector_norm_bwd(dy: Tensor, x: Tensor, y: Tensor, ord: float = 2, dim: int | list[int] | None = None, keepdim: bool = False) -> Tensor:
-    """dx = dy * sign(x) * (|x| / y)^(ord - 1), 0 where y is; for inf and -inf, dy shared among the |x| that are y.
+    """The gradient of vector_norm: dx = dy * sign(x) * (|x| / y)^(ord - 1), 0 where y is 0.
+
+        For inf and -inf, dy * sign(x) is shared evenly among the elements with |x| = y.
+
 
     Args:
         dy (float [..]): the gradient of y.
@@ -5796,19 +5962,19 @@ def view_copy(self: Tensor, size: list[int]) -> Any:
     """torch.ops.aten.view_copy."""
 
 def weight_norm(v: Tensor, g: Tensor, dim: int | None = 0) -> tuple[Tensor, Tensor]:
-    """Weight norm: w = v * g / norm, with the 2-norm over every dimension but dim.
+    """Weight norm: w = v * g / norm, with norm the 2-norm of v over every dimension but dim.
 
     Args:
         v (float [*lead, last]): the direction of the weight.
-        g (float [..]): its length: of v's shape, with 1 in place of every dimension but dim; 0-dim where dim is None or -1.
-        dim (a dimension of v): the dimension along which each index has its own norm; None, or -1 as in torch, for one norm of everything.
+        g (float [..]): the length of the weight: v's shape with 1 for every dimension but dim; 0-dim if dim is None or -1.
+        dim (a dimension of v): the dimension whose indices have a norm each; None, or -1 as in torch, is one norm of the whole tensor.
 
     Returns:
-        w, like v, and the norms, float32 (float64 for float64), of g's shape.
+        w, like v, and norm, float32 (float64 for float64), of g's shape.
     """
 
 def weight_norm_bwd(dw: Tensor, v: Tensor, g: Tensor, norm: Tensor, dim: int | None = 0) -> tuple[Tensor, Tensor]:
-    """The gradients of weight_norm: v' = v / norm: dg = sum(dw * v'), dv = g / norm * (dw - v' * dg).
+    """The gradients of weight_norm: dg = sum(dw * v'), dv = g / norm * (dw - v' * dg), v' = v / norm.
 
     Args:
         dw (float [*lead, last]): the gradient of w.
@@ -5816,6 +5982,9 @@ def weight_norm_bwd(dw: Tensor, v: Tensor, g: Tensor, norm: Tensor, dim: int | N
         g (float [..]): as in the forward.
         norm (float [..]): the second result of the forward.
         dim (a dimension of v): as in the forward.
+
+    Returns:
+        dv and dg, like v and g.
     """
 
 def where(condition: Tensor, self: Tensor | int | float, other: Tensor | int | float) -> Tensor:
@@ -5824,19 +5993,19 @@ def where(condition: Tensor, self: Tensor | int | float, other: Tensor | int | f
 def write_kv_cache(k: Tensor, v: Tensor | None, k_cache: Tensor, v_cache: Tensor | None, lengths: Tensor, table: Tensor | None = None, counts: Tensor | None = None, k_scale: Tensor | None = None, v_scale: Tensor | None = None) -> None:
     """Append the new tokens of each sequence to a cache, in place.
 
-    Token i of n new ones becomes token lengths - n + i of its sequence. A token before the first or beyond what the
-    cache can hold is not written.
+    Token i of a sequence's n new tokens becomes token lengths - n + i of the sequence. Tokens at a negative position or
+    beyond the cache's capacity are not written.
 
     Args:
         k (float16, bfloat16, float32, float64, float8_e4m3fn, float8_e5m2 or uint8 [batch, tokens, kv_heads, dim]): the keys of the new tokens.
-        v (any [batch, tokens, kv_heads, dim_v], of the dtype of k, optional): their values; None where the cache has only one part (that of `mla_decode`).
-        k_cache (float16, bfloat16, float32, float64, float8_e4m3fn, float8_e5m2 or uint8 [pages, page_size, kv_heads, dim]): is written: paged, or without a table [batch, max_len, kv_heads, dim]; of k's dtype or float8.
-        v_cache (any [pages, page_size, kv_heads, dim_v], of the dtype of k_cache, optional): is written, in the same way.
-        lengths (index [batch]): the tokens of each sequence, the new ones included.
+        v (any [batch, tokens, kv_heads, dim_v], of the dtype of k, optional): the values of the new tokens; None if the cache has only one part, as for `mla_decode`.
+        k_cache (float16, bfloat16, float32, float64, float8_e4m3fn, float8_e5m2 or uint8 [pages, page_size, kv_heads, dim]): the cache to write: paged, or [batch, max_len, kv_heads, dim] without a table; of k's dtype or float8.
+        v_cache (any [pages, page_size, kv_heads, dim_v], of the dtype of k_cache, optional): the cache to write the values to, in the same form.
+        lengths (index [batch]): the number of tokens of each sequence, the new ones included.
         table (index [batch, max_pages], optional): the pages of each sequence, in order. No two sequences may write to one page.
-        counts (index [batch], optional): how many of the tokens of each sequence are new ones, the first of them; by default all.
-        k_scale (float32 [..], optional): k is divided by it: one element, or one for each head.
-        v_scale (float32 [..], optional): v is divided by it, in the same way.
+        counts (index [batch], optional): n for each sequence: only its first n tokens in k and v are new. By default all are.
+        k_scale (float32 [..], optional): divides k: one element, or one for each head.
+        v_scale (float32 [..], optional): divides v: one element, or one for each head.
     """
 
 def xlogy(self: Tensor | int | float, other: Tensor | int | float) -> Tensor:

@@ -626,41 +626,41 @@ def fused_moe_aux_loss_bwd(Const_buf: Tensor, tokens_per_expert: Tensor, num_row
         grad_aux_loss (float32, float16 or bfloat16 [..], one element): the gradient of the loss.
 
     Returns:
-        [num_rows, num_cols], of the dtype of grad_aux_loss.
+        grad_probs [num_rows, num_cols], of the dtype of grad_aux_loss.
     """
 
 def fused_moe_aux_loss_fwd(probs: Tensor, tokens_per_expert: Tensor, total_num_tokens: int, num_experts: int, num_rows: int, num_cols: int, topk: int, coeff: float) -> tuple[Tensor, Tensor]:
-    """loss = C * sum(probs * tokens_per_expert), C = num_experts * coeff / topk / total_num_tokens^2.
+    """The load-balancing loss: C * sum(probs * tokens_per_expert), C = num_experts * coeff / topk / total_num_tokens^2.
 
     Args:
-        probs (float32, float16 or bfloat16 [num_rows, num_cols]): the scores of each token, those of fused_score_for_moe_aux_loss_fwd.
-        tokens_per_expert (int32, int64, float32 or bfloat16 [num_cols]): how many tokens each expert gets.
-        total_num_tokens (at least 1): the number of tokens in C.
-        num_experts (at least 1): the number of experts in C.
-        num_rows (at least 0): the rows of probs.
-        num_cols (at least 0): the columns of probs.
-        topk (at least 1): the number of experts per token.
-        coeff: multiplies the loss.
+        probs (float32, float16 or bfloat16 [num_rows, num_cols]): the scores of each token from fused_score_for_moe_aux_loss_fwd.
+        tokens_per_expert (int32, int64, float32 or bfloat16 [num_cols]): the number of tokens of each expert.
+        total_num_tokens (at least 1): the number of tokens, for C.
+        num_experts (at least 1): the number of experts, for C.
+        num_rows (at least 0): the number of rows of probs.
+        num_cols (at least 0): the number of columns of probs.
+        topk (at least 1): the number of experts of a token, for C.
+        coeff: the coefficient of the loss.
 
     Returns:
-        The loss, a 0-dim tensor of probs' dtype, and [C, 0], float32.
+        aux_loss, a 0-dim tensor of probs' dtype, and Const_buf = [C, 0], float32.
     """
 
 def fused_moe_aux_loss_fwd_graph_safe(probs: Tensor, tokens_per_expert: Tensor, total_num_tokens: Tensor, num_experts: int, num_rows: int, num_cols: int, topk: int, coeff: float) -> tuple[Tensor, Tensor]:
-    """fused_moe_aux_loss_fwd with the number of tokens on the device, so that a CUDA graph may change it.
+    """fused_moe_aux_loss_fwd with total_num_tokens on the device, so that it may change between CUDA graph replays.
 
     Args:
-        probs (float32, float16 or bfloat16 [num_rows, num_cols]): the scores of each token, those of fused_score_for_moe_aux_loss_fwd.
-        tokens_per_expert (int32, int64, float32 or bfloat16 [num_cols]): how many tokens each expert gets.
-        total_num_tokens (int64 [..], one element): the number of tokens in C.
-        num_experts (at least 1): the number of experts in C.
-        num_rows (at least 0): the rows of probs.
-        num_cols (at least 0): the columns of probs.
-        topk (at least 1): the number of experts per token.
-        coeff: multiplies the loss.
+        probs (float32, float16 or bfloat16 [num_rows, num_cols]): as in fused_moe_aux_loss_fwd.
+        tokens_per_expert (int32, int64, float32 or bfloat16 [num_cols]): as in fused_moe_aux_loss_fwd.
+        total_num_tokens (int64 [..], one element): the number of tokens, for C; one element.
+        num_experts (at least 1): as in fused_moe_aux_loss_fwd.
+        num_rows (at least 0): as in fused_moe_aux_loss_fwd.
+        num_cols (at least 0): as in fused_moe_aux_loss_fwd.
+        topk (at least 1): as in fused_moe_aux_loss_fwd.
+        coeff: as in fused_moe_aux_loss_fwd.
 
     Returns:
-        The loss, a 0-dim tensor of probs' dtype, and [C, 0], float32.
+        aux_loss, a 0-dim tensor of probs' dtype, and Const_buf = [C, 0], float32.
     """
 
 def fused_multi_row_padding(input: Tensor, output: Tensor, input_row_list: list[int], padded_input_row_list: list[int]) -> None:
@@ -747,24 +747,24 @@ def fused_score_for_moe_aux_loss_bwd(intermediate_output: Tensor, grad_scores: T
     Args:
         intermediate_output (float32 [*tokens, experts], at least one element along the last dimension): the third result of the forward.
         grad_scores (float32, float16 or bfloat16 [*tokens, experts]): the gradient of the scores.
-        grad_logits (float32, float16 or bfloat16 [*tokens, experts]): is written.
+        grad_logits (float32, float16 or bfloat16 [*tokens, experts]): receives the gradient of the logits.
         topk (from 1 to the size of the last dimension of intermediate_output): as in the forward.
         score_function (one of 'softmax', 'sigmoid', 'sqrtsoftplus'): as in the forward.
     """
 
 def fused_score_for_moe_aux_loss_fwd(logits: Tensor, topk: int, score_function: str, routing_map_format: Any = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """The scores of all experts, for the loss that balances them, and which topk are the highest.
+    """The scores of all experts for the load-balancing loss, and a map of the topk highest.
 
-    score = softmax(logits), sigmoid(logits) or sqrt(softplus(logits)); scores that are no softmax are divided by their
-    sum.
+    score = softmax(logits), or sigmoid(logits) or sqrt(softplus(logits)) divided by their sum over all experts.
 
     Args:
-        logits (float32, float16 or bfloat16 [*tokens, experts], at least one element along the last dimension): a number for each token and expert.
-        topk (from 1 to the size of the last dimension of logits): how many experts the map has for a token.
-        routing_map_format (one of BYTEMAP, BITMAP_U8): of the map: a bool for each expert, or a bit (uint8, the first expert in the lowest).
+        logits (float32, float16 or bfloat16 [*tokens, experts], at least one element along the last dimension): the router's output.
+        topk (from 1 to the size of the last dimension of logits): the number of experts in the map for a token.
+        score_function (one of 'softmax', 'sigmoid', 'sqrtsoftplus'): the function of the scores.
+        routing_map_format (one of BYTEMAP, BITMAP_U8): 0: a bool for each expert; 1: a bit for each (uint8, the first expert in the lowest bit).
 
     Returns:
-        The scores, float32, in the shape of logits; the routing map; and what the backward needs, float32.
+        scores, float32, of logits' shape; routing_map; and intermediate_output, float32, which the backward needs.
     """
 
 def fused_topk_with_score_function_bwd(routing_map: Tensor, intermediate_output: Tensor, grad_probs: Tensor, grad_logits: Tensor, topk: int, use_pre_softmax: bool, scaling_factor: float | None, score_function: str, use_dense_indices: bool = False, routing_map_format: Any = 0) -> None:
@@ -774,60 +774,59 @@ def fused_topk_with_score_function_bwd(routing_map: Tensor, intermediate_output:
         routing_map (any, the routing map of the forward): the second result of the forward.
         intermediate_output (float32 [*tokens, experts], at least one element along the last dimension): the third result of the forward.
         grad_probs (float32, float16 or bfloat16 [*tokens, experts]): the gradient of the probabilities.
-        grad_logits (float32, float16 or bfloat16 [*tokens, experts]): is written.
+        grad_logits (float32, float16 or bfloat16 [*tokens, experts]): receives the gradient of the logits.
         topk (from 1 to the size of the last dimension of intermediate_output): as in the forward.
         use_pre_softmax: as in the forward.
         scaling_factor: as in the forward.
         score_function (one of 'softmax', 'sigmoid', 'sqrtsoftplus'): as in the forward.
-        use_dense_indices: routing_map is the topk_indices of the forward.
+        use_dense_indices: whether routing_map is the topk_indices of the forward.
         routing_map_format (one of BYTEMAP, BITMAP_U8): as in the forward.
     """
 
 def fused_topk_with_score_function_fwd(logits: Tensor, topk: int, use_pre_softmax: bool, num_groups: int | None, group_topk: int | None, scaling_factor: float | None, score_function: str, expert_bias: Tensor | None, routing_map_format: Any = 0, topk_indices: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """Choose the topk experts with the highest scores for each token, and give their probabilities.
+    """Choose the topk experts with the highest scores for each token, and return their probabilities.
 
-    score = softmax(logits), sigmoid(logits) or sqrt(softplus(logits)). The probabilities of the chosen experts are
-    their scores; those that are no softmax are divided by their sum, if there are several.
+    score = softmax(logits), sigmoid(logits) or sqrt(softplus(logits)). The probability of a chosen expert is its score;
+    for sigmoid and sqrtsoftplus with topk > 1, it is divided by the sum of the chosen experts' scores.
 
     Args:
-        logits (float32, float16 or bfloat16 [*tokens, experts], at least one element along the last dimension): a number for each token and expert.
-        topk (from 1 to the size of the last dimension of logits): how many experts are chosen for a token.
-        use_pre_softmax: take the softmax of all experts before the choice; else of the chosen ones, after it.
-        num_groups: with group_topk, the number of groups that the experts are divided into.
-        group_topk: choose among the experts of this many groups, those whose best topk / group_topk scores add up to
-            most. None or 0: among all.
-        scaling_factor: multiplies the probabilities.
-        expert_bias (float32, float16 or bfloat16 [experts], optional): added to the scores only to choose experts; not with softmax.
-        routing_map_format (one of BYTEMAP, BITMAP_U8): of the map: a bool for each expert, or a bit (uint8, the first expert in the lowest).
-        topk_indices (int16, int32 or int64 [*tokens, topk], optional): where to write the chosen experts, the best first; it is then returned instead of the map.
+        logits (float32, float16 or bfloat16 [*tokens, experts], at least one element along the last dimension): the router's output.
+        topk (from 1 to the size of the last dimension of logits): the number of experts to choose for a token.
+        use_pre_softmax: softmax of all experts before the choice; otherwise of the chosen experts after it.
+        num_groups: with group_topk, the number of equal groups that the experts are divided into.
+        group_topk: choose only from this many groups: those whose best topk / group_topk scores have the largest sum.
+            None and 0: choose from all experts.
+        scaling_factor: multiplies the probabilities; None is 1.
+        score_function (one of 'softmax', 'sigmoid', 'sqrtsoftplus'): the function of the scores.
+        expert_bias (float32, float16 or bfloat16 [experts], optional): added to the scores for the choice only; must be None for softmax.
+        routing_map_format (one of BYTEMAP, BITMAP_U8): 0: a bool for each expert; 1: a bit for each (uint8, the first expert in the lowest bit).
+        topk_indices (int16, int32 or int64 [*tokens, topk], optional): receives the chosen experts, best first; it is then returned instead of the map.
 
     Returns:
-        The probabilities, like logits, 0 for experts that are not chosen; the routing map; and what the backward
-        needs, float32, in the shape of logits.
+        probs, like logits: 0 for experts that were not chosen; routing_map; and intermediate_output, which the backward
+        needs: float32, of logits' shape.
     """
 
 def fused_topk_with_score_function_qb_fwd(logits: Tensor, topk: int, scaling_factor: float | None, expert_bias: Tensor, routing_map_format: Any, topk_indices: Tensor | None, histogram: Tensor, bin_bounds: Tensor, histogram_mode: Any, bin_bounds_validated: bool = False) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """fused_topk_with_score_function_fwd with sigmoid, which also counts how far each expert's score is from a cutoff.
+    """fused_topk_with_score_function_fwd for sigmoid, with a histogram of how far scores are from a cutoff.
 
-    The cutoff of a token is its (topk + 1)-th largest score with bias. cutoff - score, without bias, is counted in
-    histogram.
+    The cutoff of a token is its (topk + 1)-th largest score + bias. The histogram of an expert counts cutoff - score
+    (without the bias) of all tokens.
 
     Args:
-        logits (float32, float16 or bfloat16 [*tokens, experts], at least one element along the last dimension): a number for each token and expert.
-        topk (from 1 to 1 less than the size of the last dimension of logits): how many experts are chosen for a token.
-        scaling_factor: multiplies the probabilities.
+        logits (float32, float16 or bfloat16 [*tokens, experts], at least one element along the last dimension): the router's output.
+        topk (from 1 to 1 less than the size of the last dimension of logits): the number of experts to choose for a token.
+        scaling_factor: multiplies the probabilities; None is 1.
         expert_bias (float32, float16 or bfloat16 [experts]): added to the scores for the choice and the cutoff.
-        routing_map_format (one of BYTEMAP, BITMAP_U8): of the map: a bool for each expert, or a bit (uint8, the first expert in the lowest).
-        topk_indices (int16, int32 or int64 [*tokens, topk], optional): where to write the chosen experts, the best first; it is then returned instead of the map.
-        histogram (int32 [experts, bins], contiguous, at least one element along the last dimension): incremented in place. The bins are equally wide; the first and the last also count values outside.
-        bin_bounds (float32 [2]): the start of the first bin, and the end of the last one.
+        routing_map_format (one of BYTEMAP, BITMAP_U8): 0: a bool for each expert; 1: a bit for each (uint8, the first expert in the lowest bit).
+        topk_indices (int16, int32 or int64 [*tokens, topk], optional): receives the chosen experts, best first; it is then returned instead of the map.
+        histogram (int32 [experts, bins], contiguous, at least one element along the last dimension): incremented in place. Bins have equal widths; the first and the last also count values outside.
+        bin_bounds (float32 [2]): the start of the first bin and the end of the last one.
         histogram_mode (one of TWO_KERNEL, FUSED_ATOMIC): accepted and ignored.
-        bin_bounds_validated: the bounds are known to be finite and in order. Else they are read, which waits for the
-            device.
+        bin_bounds_validated: skip the check that the bounds are finite and ascending, which waits for the device.
 
     Returns:
-        The results of fused_topk_with_score_function_fwd, the cutoff, float32 with an element for each token, and
-        histogram.
+        The results of fused_topk_with_score_function_fwd; cutoff, float32, one element for each token; and histogram.
     """
 
 def geglu(input: Tensor, quantizer: Any) -> Any:
@@ -1035,40 +1034,42 @@ def multi_tensor_adam(chunk_size: int, noop_flag: Tensor, tensor_lists: list[lis
     Args:
         chunk_size: not used.
         noop_flag (int32 [..], one element): not read.
-        tensor_lists ([gradients, parameters, first moments, second moments] or [gradients, parameters, first moments, second moments, master weights]): the tensors. With master weights, those are updated in float32, and parameters become their
-            rounded copies.
+        tensor_lists ([gradients, parameters, first moments, second moments] or [gradients, parameters, first moments, second moments, master weights]): the tensors. Master weights, if given, are updated in float32, and parameters become rounded
+            copies of them.
         lr: the learning rate.
         beta1: the decay of the first moments.
         beta2: the decay of the second moments.
-        epsilon: added to the root of the second moments.
+        epsilon: added to the square root of the second moments.
         step: the number of the step, from 1.
         mode (one of 0, 1): 0 adds weight_decay * p to the gradients (Adam), 1 to the update (AdamW).
-        bias_correction (one of 0, 1): whether moments are corrected for their start at 0.
+        bias_correction (one of 0, 1): whether to correct the moments for their initial value 0.
         weight_decay: the weight decay.
     """
 
 def multi_tensor_adam_capturable(chunk_size: int, noop_flag: Tensor, tensor_lists: list[list[Tensor]], lr: Tensor, beta1: float, beta2: float, epsilon: float, step: Tensor, mode: int | bool, bias_correction: int | bool, weight_decay: float, inv_scale: Tensor) -> None:
-    """multi_tensor_adam with its numbers on the device, for CUDA graphs. Gradients become gradient * inv_scale.
+    """multi_tensor_adam with lr, step and inv_scale on the device, for CUDA graphs. Gradients are scaled in place.
 
     Args:
         chunk_size: not used.
         noop_flag (int32 [..], one element): nothing is written if it is 1.
         tensor_lists ([gradients, parameters, first moments, second moments]): the tensors.
         lr (float32 [..], one element): the learning rate.
+        beta1: as in multi_tensor_adam, like all arguments that are not listed here.
         step (int32 [..], one element): the number of the step, from 1.
-        inv_scale (float32 [..], one element): multiplies the gradients; the other arguments are those of multi_tensor_adam.
+        inv_scale (float32 [..], one element): multiplies the gradients.
     """
 
 def multi_tensor_adam_capturable_master(chunk_size: int, noop_flag: Tensor, tensor_lists: list[list[Tensor]], lr: Tensor, beta1: float, beta2: float, epsilon: float, step: Tensor, mode: int | bool, bias_correction: int | bool, weight_decay: float, inv_scale: Tensor) -> None:
-    """multi_tensor_adam_capturable on master weights; parameters become their rounded copies.
+    """multi_tensor_adam_capturable on master weights; parameters become rounded copies of them.
 
     Args:
         chunk_size: not used.
         noop_flag (int32 [..], one element): nothing is written if it is 1.
         tensor_lists ([gradients, parameters, first moments, second moments, master weights]): the tensors.
         lr (float32 [..], one element): the learning rate.
+        beta1: as in multi_tensor_adam, like all arguments that are not listed here.
         step (int32 [..], one element): the number of the step, from 1.
-        inv_scale (float32 [..], one element): multiplies the gradients; the other arguments are those of multi_tensor_adam.
+        inv_scale (float32 [..], one element): multiplies the gradients.
     """
 
 def multi_tensor_adam_fp8(chunk_size: int, noop_flag: Tensor, tensor_lists: list[list[Tensor]], lr: float, beta1: float, beta2: float, epsilon: float, step: int, mode: int | bool, bias_correction: int | bool, weight_decay: float, fp8_dtype: torch.dtype) -> None:
@@ -1077,22 +1078,25 @@ def multi_tensor_adam_fp8(chunk_size: int, noop_flag: Tensor, tensor_lists: list
     Args:
         chunk_size: not used.
         noop_flag (int32 [..], one element): not read.
-        tensor_lists ([gradients, FP8 parameters, first moments, second moments, master weights, scales, amaxes, inverse scales]): the tensors. Amaxes grow to the largest magnitude of the master weights, inverse scales become
-            1 / scale.
-        fp8_dtype (one of float8_e4m3fn, float8_e5m2): the format of the bytes; the other arguments are those of multi_tensor_adam.
+        tensor_lists ([gradients, FP8 parameters, first moments, second moments, master weights, scales, amaxes, inverse scales]): the tensors. Amaxes become max(amax, max |master weight|), inverse scales become 1 / scale.
+        lr: as in multi_tensor_adam, like all other arguments but fp8_dtype.
+        fp8_dtype (one of float8_e4m3fn, float8_e5m2): the float8 dtype of the parameters.
     """
 
 def multi_tensor_adam_param_remainder(chunk_size: int, noop_flag: Tensor, tensor_lists: list[list[Tensor]], lr: float, beta1: float, beta2: float, epsilon: float, step: int, mode: int | bool, bias_correction: int | bool, weight_decay: float) -> None:
-    """multi_tensor_adam on float32 weights in two halves: bfloat16 parameters, rounded, and 16 bits beside them.
+    """multi_tensor_adam on float32 weights in two halves: bfloat16 parameters (rounded) and int16 remainders.
 
     Args:
         chunk_size: not used.
         noop_flag (int32 [..], one element): not read.
-        tensor_lists ([gradients, parameters, first moments, second moments, remainders]): the tensors; the other arguments are those of multi_tensor_adam.
+        tensor_lists ([gradients, parameters, first moments, second moments, remainders]): the tensors.
+        lr: as in multi_tensor_adam, like all other arguments.
     """
 
 def multi_tensor_compute_scale_and_scale_inv(chunk_size: int, noop_flag: Tensor | None, tensor_lists: list[list[Tensor]], max_fp8: float, force_pow_2_scales: int | bool, epsilon: float) -> None:
-    """scale = max_fp8 / amax, or 1 if that is not finite, and inverse scale = 1 / scale.
+    """The scales of current scaling: scale = max_fp8 / max(amax, epsilon), inverse scale = 1 / scale.
+
+    If the quotient overflows, the scale is the largest float32; if amax is 0 or not finite, it is 1.
 
     Args:
         chunk_size: not used.
@@ -1100,11 +1104,11 @@ def multi_tensor_compute_scale_and_scale_inv(chunk_size: int, noop_flag: Tensor 
         tensor_lists ([amaxes, scales, inverse scales]): the tensors; scales and inverse scales are written in place.
         max_fp8: the largest number of the FP8 format.
         force_pow_2_scales (one of 0, 1): whether scales are rounded down to powers of two.
-        epsilon: the least amax.
+        epsilon: the lower limit of amax.
     """
 
 def multi_tensor_compute_scale_inv_e8m0(chunk_size: int, dummy: Any, tensor_lists: list[list[Tensor]]) -> None:
-    """scale byte = the exponent of amax / 448, rounded up, as E8M0.
+    """The scales of MXFP8: scale byte = the E8M0 exponent of amax / 448, rounded up.
 
     Args:
         chunk_size: not used.
@@ -1113,7 +1117,7 @@ def multi_tensor_compute_scale_inv_e8m0(chunk_size: int, dummy: Any, tensor_list
     """
 
 def multi_tensor_l2norm(chunk_size: int, noop_flag: Tensor, tensor_lists: list[list[Tensor]], per_tensor: bool | None) -> tuple[Tensor, Tensor]:
-    """The L2 norm of all tensors together, and of each.
+    """The L2 norm of all tensors together, and of each tensor.
 
     Args:
         chunk_size: not used.
@@ -1122,7 +1126,7 @@ def multi_tensor_l2norm(chunk_size: int, noop_flag: Tensor, tensor_lists: list[l
         per_tensor: whether to return the norm of each tensor.
 
     Returns:
-        The norm of all, float32 [1]; the norms of each, float32 [tensors], or an empty tensor.
+        norm, of all tensors, float32 [1]; norms, of each tensor, float32 [tensors], or empty without per_tensor.
     """
 
 def multi_tensor_pad_last_dim(inputs: list[Tensor], alignment: int) -> Any:
@@ -1142,10 +1146,10 @@ def multi_tensor_quantize(tensor_list: list[Tensor], quantizer_list: list[Any]) 
     """
 
 def multi_tensor_scale(chunk_size: int, noop_flag: Tensor, tensor_lists: list[list[Tensor]], scale: float) -> None:
-    """outputs = inputs * scale.
+    """Scale tensors: outputs = inputs * scale.
 
     Args:
-        chunk_size: not used; how NVIDIA's kernels cut the work.
+        chunk_size: not used.
         noop_flag (int32 [..], one element): set to 1 if an input is not finite. It does not stop the computation.
         tensor_lists ([inputs, outputs]): the tensors; outputs are written in place.
         scale: the factor.
@@ -1158,26 +1162,27 @@ def multi_tensor_scale_tensor(chunk_size: int, is_infinite: Tensor, tensor_lists
         chunk_size: not used.
         is_infinite (int32 [..], one element): set to 1 if an input is not finite. It does not stop the computation.
         tensor_lists ([inputs, outputs]): the tensors; outputs are written in place.
-        scale (float32 [..], one element): the factor.
+        scale (float32 [..], one element): the factor, on the device.
     """
 
 def multi_tensor_sgd(chunk_size: int, noop_flag: Tensor, tensor_lists: list[list[Tensor]], wd: float, momentum: float, dampening: float, lr: float, nesterov: int | bool, first_run: int | bool, wd_after_momentum: int | bool, scale: float) -> None:
     """One step of SGD, in place; gradients are not written.
 
-    All is computed in float32. lr times the update is rounded to the dtype of the weight before it is subtracted, so a
-    half-precision weight is rounded twice, as by NVIDIA's kernel.
+    g = scale * gradient + wd * w; m = momentum * m + (1 - dampening) * g; w -= lr * m, with nesterov lr * (g +
+    momentum * m). lr times the update is rounded to the dtype of the weight before it is subtracted: a half-precision
+    weight is rounded twice, as by NVIDIA's kernel.
 
     Args:
         chunk_size: not used.
         noop_flag (int32 [..], one element): nothing is written if it is not 0.
         tensor_lists ([gradients, weights, momenta] or [gradients, weights, momenta, copies]): the tensors; copies become the rounded weights.
         wd: the weight decay.
-        momentum: the decay of the momenta; with 0 they are not read or written.
-        dampening: gradients enter the momenta times 1 - dampening.
+        momentum: the decay of the momenta m; if it is 0, they are neither read nor written.
+        dampening: gradients are multiplied by 1 - dampening when they are added to the momenta.
         lr: the learning rate.
         nesterov (one of 0, 1): whether to use Nesterov momentum.
-        first_run (one of 0, 1): whether momenta become the gradients, without dampening.
-        wd_after_momentum (one of 0, 1): whether the decay is added to the update, not to the gradients.
+        first_run (one of 0, 1): whether to set the momenta to g, without dampening.
+        wd_after_momentum (one of 0, 1): whether to add wd * w to the update instead of the gradients.
         scale: multiplies the gradients.
     """
 
@@ -1215,7 +1220,7 @@ def multi_tensor_unscale_l2norm(chunk_size: int, noop_flag: Tensor, tensor_lists
         per_tensor: whether to return the norm of each tensor.
 
     Returns:
-        The norm of all, float32 [1]; the norms of each, float32 [tensors], or an empty tensor.
+        norm, of all tensors, float32 [1]; norms, of each tensor, float32 [tensors], or empty without per_tensor.
     """
 
 def mxfp8_scaling_compute_partial_amax(input: Tensor, amax_rowwise: Tensor, amax_colwise: Tensor, rows: int, cols: int, start_offset: int) -> None:

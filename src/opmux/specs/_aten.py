@@ -1,4 +1,4 @@
-"""Ops that are torch's: a table of ATen's names and signatures, with torch's own op as the reference of each."""
+"""Declares torch's ops from tables of ATen's names and signatures; the reference of each is torch's own op."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -12,16 +12,16 @@ from ..core.contract import FLOATS, INTS
 from ..core.spec import Sample, Tol
 from .samples import Case, Draw, Maker
 
-# Elements are moved, not computed.
+# For ops that move elements and compute nothing.
 EXACT = {dtype: Tol(0, 0) for dtype in (*FLOATS, *INTS, torch.bool)}
 
-# The options of factories.
+# The keyword arguments of factory functions.
 FACTORY = "dtype: torch.dtype | None = None, layout: Any = None, device: Any = None, pin_memory: Any = None"
 
 
 @dataclass(frozen=True)
 class RowMaker(Maker):
-    """Samples of an op of which some arguments are passed by keyword."""
+    """Samples that pass the arguments named in `keywords` by keyword."""
 
     keywords: frozenset[str] = frozenset()
 
@@ -40,7 +40,7 @@ class RowMaker(Maker):
 
 @dataclass(frozen=True)
 class AtenRow:
-    """One op: its arguments as Python source, and how its samples are drawn."""
+    """One op: its arguments as Python source, and the function that draws its samples."""
 
     name: str
     args: str
@@ -62,9 +62,9 @@ class AtenRow:
 
 
 def reference(name: str, args: str, names: dict[str, Any], result: str = "Any") -> Callable[..., Any]:
-    """torch's own op as a function of these arguments, which are Python source; `names` are its globals.
+    """A function that calls torch's own op; `args` is its signature as Python source, `names` are its globals.
 
-    An argument that is None is not passed: it belongs to another overload, or None is its default.
+    Arguments that are None are not passed on: they belong to another overload, or None is their default.
     """
     text = f"def {name}({args}) -> {result}:\n    return _call(torch.ops.aten.{name}, locals())\n"
     here = {"__name__": __name__, "_call": _call, "torch": torch}  # torch.compile looks globals up in this module

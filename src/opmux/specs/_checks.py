@@ -1,4 +1,4 @@
-"""Checks that annotations cannot express: for lists, and for sizes that depend on other arguments.
+"""Argument checks that annotations cannot express: of lists, and of sizes that depend on other arguments.
 
 Each raises BadArgument, which names the function and the argument.
 """

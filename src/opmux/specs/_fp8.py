@@ -1,8 +1,8 @@
-"""Shared by ops with a float8 result: the cast from float32, the types of its arguments, and samples.
+"""Shared by ops that return float8: the cast from float32, the types of its arguments, and samples.
 
-This is the cast of delayed scaling: y = fp8(value * scale), with a scale known beforehand and without rounding to the
-input's dtype first; amax, if given, is raised to the largest magnitude of the values (NaN is ignored). Casts saturate.
-Results are the bytes, the inverse of the scale, and the op's results other than y.
+The cast is that of delayed scaling: y = fp8(value * scale), saturating, with a scale that the caller passes. The value
+is not rounded to the input's dtype before the cast. If amax is given, it becomes max(amax, max|value|); NaN is ignored.
+An op returns the bytes of y, 1 / scale, and then its other results.
 """
 
 from collections.abc import Callable
@@ -17,12 +17,12 @@ from .quant import One as One
 from .quant import amax_of, bytes_of, inverse, put
 from .samples import Case, Draw, Maker
 
-# Adjacent bytes are adjacent float8 values: a sum in another order may round to the next one.
+# A sum in another order may round to the adjacent float8 value, which is the adjacent byte.
 BYTES = {torch.uint8: Tol(0.0, 1.0)}
 
 
 def cast(value: Tensor, scale: Tensor, amax: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The bytes of the value, and the inverse of the scale; amax is raised in place."""
+    """The bytes of fp8(value * scale), and 1 / scale; updates amax in place."""
     value = value.float().contiguous()
     if amax is not None and value.numel():
         put(amax, torch.maximum(amax, amax_of(value).reshape(amax.shape)), None)
@@ -42,14 +42,14 @@ CASES = (
 
 
 def numbers(d: Draw) -> dict[str, Any]:
-    """A scale (1e5: most values saturate), an amax that no sample reaches, and a float8."""
+    """A scale (1e5: most values saturate), an amax larger than that of any sample, and a float8 dtype."""
     one = lambda value: torch.full((1,), value, device=d.device)
     amax = one(1e6) if d.option("amax") else None
     return {"scale": one(d.option("scale", 50.0)), "amax": amax, "dtype": d.option("to", torch.float8_e4m3fn)}
 
 
 def samples(of: Callable[[Draw], dict[str, Any]], after: str) -> Maker:
-    """Samples of an op with a cast: its own arguments, where those named in `after` follow the cast's."""
+    """Samples of an op with a cast: `of` makes its own arguments; those named in `after` follow the cast's."""
 
     def build(d: Draw) -> dict[str, Any]:
         given = of(d)

@@ -1,7 +1,7 @@
 """Attention in plain PyTorch, with all options: masks, windows, biases, ALiBi, soft-cap, dropout, sinks.
 
-It materializes the matrix of scores in float32 (float64 for float64); it runs if no library's kernel supports the call.
-Tensors are [batch, heads, seq, dim], as in `attention`.
+It runs if no library's kernel supports the call, and materializes the matrix of scores in float32 (float64 for
+float64). Tensors are [batch, heads, seq, dim], as in `attention`.
 """
 
 import math
@@ -17,16 +17,16 @@ NO_BIAS, PRE_SCALE, POST_SCALE, ALIBI = range(4)  # as NVIDIA numbers them
 
 
 class Masking(NamedTuple):
-    """Which keys a query attends to, and what is applied to scores and probabilities.
+    """Which keys a query attends to, and which options apply to scores and probabilities.
 
-    The diagonal is aligned to the top left (query i at key i) or to the bottom right (the last query at the last key;
-    with sizes, the last of each sequence).
+    The diagonal is aligned to the top left (query i at key i) or to the bottom right (the last query of a sequence at
+    its last key).
     """
 
     scale: float
     causal: bool = False
     causal_at_end: bool = False
-    left: int = -1  # the number of keys before the diagonal in the window; -1: all
+    left: int = -1  # the window: the number of keys before the diagonal; -1: all
     right: int = -1
     at_end: bool = False  # whether the diagonal of the window and ALiBi is aligned to the bottom right
     bias: int = NO_BIAS
@@ -34,11 +34,11 @@ class Masking(NamedTuple):
     kv_sizes: Tensor | None = None
     dropped: float = 0.0
     seed: Tensor | None = None
-    slopes: Tensor | None = None  # [heads]: ALiBi's, instead of the usual ones
+    slopes: Tensor | None = None  # [heads]: replaces the default slopes of ALiBi
     softcap: float = 0.0  # 0: none
 
     def shift(self, queries: int, keys: int, at_end: bool) -> Tensor | int:
-        """The key on the diagonal of query 0."""
+        """The index of the key on the diagonal for query 0."""
         if not at_end:
             return 0
         if self.q_sizes is None or self.kv_sizes is None:
@@ -46,7 +46,7 @@ class Masking(NamedTuple):
         return (self.kv_sizes - self.q_sizes)[:, None, None]
 
     def hidden(self, queries: int, keys: int, device: torch.device) -> Tensor | None:
-        """[batch or 1, queries, keys], True where a key is masked; None if nothing is."""
+        """[batch or 1, queries, keys], True where a key is masked; None if no key is."""
         if not self.causal and self.left < 0 and self.right < 0 and self.q_sizes is None and self.kv_sizes is None:
             return None
         i = torch.arange(queries, device=device)[None, :, None]
@@ -66,7 +66,7 @@ class Masking(NamedTuple):
         return found
 
     def kept(self, t: Tensor, sizes: Tensor | None) -> Tensor:
-        """A [b, h, s, d] tensor in float32, with zeros for padding, whose contents are undefined."""
+        """A [b, h, s, d] tensor in float32 (float64 for float64) whose undefined padding is replaced by zeros."""
         if sizes is None:
             return wide(t)
         after = torch.arange(t.shape[2], device=t.device) >= sizes[:, None]
@@ -86,7 +86,7 @@ def _grouped(t: Tensor, groups: int) -> Tensor:
 
 
 def _scores(x: Tensor, y: Tensor, how: Masking, bias: Tensor | None) -> tuple[Tensor, Tensor | float]:
-    """The scores of grouped q and k, -inf where a key is masked; and their slope by q k^T * scale."""
+    """The scores of grouped q and k, -inf where a key is masked, and their derivative by q k^T * scale."""
     groups, per, queries, keys = x.shape[1], x.shape[2], x.shape[3], y.shape[3]
     s = x @ y.mT
     if how.bias == PRE_SCALE and bias is not None:
@@ -99,7 +99,7 @@ def _scores(x: Tensor, y: Tensor, how: Masking, bias: Tensor | None) -> tuple[Te
         s = s + _grouped(bias.to(s.dtype), groups)
     if how.bias == ALIBI or how.slopes is not None:
         i = torch.arange(queries, device=s.device)[:, None] + how.shift(queries, keys, how.at_end)
-        away = (torch.arange(keys, device=s.device) - i).abs().to(s.dtype)  # [queries, keys], or of each sequence
+        away = (torch.arange(keys, device=s.device) - i).abs().to(s.dtype)  # [queries, keys], or [b, queries, keys]
         slopes = alibi_slopes(groups * per, s.device) if how.slopes is None else how.slopes
         s = s - slopes.to(s.dtype).view(1, groups, per, 1, 1) * (away[:, None, None] if away.dim() == 3 else away)
     hidden = how.hidden(queries, keys, s.device)
@@ -112,9 +112,9 @@ def _probabilities(s: Tensor, lse: Tensor) -> Tensor:
 
 
 def _dropped(p: Tensor, how: Masking, dropout: Any) -> Tensor:
-    """Philox's dropout, with its elements counted as if the number of keys were a multiple of 4.
+    """Philox dropout of p, with the keys padded to a multiple of 4.
 
-    So a group of four words is of one query, and a kernel needs one group for four keys.
+    The four words of a Philox group then belong to one query, and a kernel draws one group for four keys.
     """
     return dropout(F.pad(p, (0, -p.shape[-1] % 4)), how.seed, how.dropped)[..., : p.shape[-1]]
 
@@ -122,9 +122,10 @@ def _dropped(p: Tensor, how: Masking, dropout: Any) -> Tensor:
 def masked_forward(
     q: Tensor, k: Tensor, v: Tensor, how: Masking, bias: Tensor | None, sink: Tensor | None, call: Any = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """o, lse and the largest score of each query, in float32. A sink, [heads], is an extra score with a value of 0.
+    """o, and for each query lse and the largest score, in float32 (float64 for float64).
 
-    `call` holds `philox_dropout` and `philox_dropout_bwd`; only dropout needs it.
+    A sink, [heads], is an extra score whose value vector is 0. `call` holds `philox_dropout` and `philox_dropout_bwd`;
+    only dropout needs it.
     """
     groups = k.shape[1]
     x = _grouped(how.kept(q, how.q_sizes), groups)
@@ -152,7 +153,7 @@ def masked_backward(
     do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, how: Masking, bias: Tensor | None,
     sink: Tensor | None, call: Any = None,
 ) -> Gradients:  # fmt: skip
-    """The gradients, from o and lse, which may cover more keys than k has: those of other devices."""
+    """The gradients. o and lse may also cover keys that are on other devices and not in k."""
     groups = k.shape[1]
     x, g, out = (_grouped(how.kept(t, how.q_sizes), groups) for t in (q, do, o))
     y, z = (_grouped(how.kept(t, how.kv_sizes), groups) for t in (k, v))

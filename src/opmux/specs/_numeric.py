@@ -1,4 +1,4 @@
-"""Numerics of all references: computed in float32 (float64 for float64), rounded once, in a new tensor."""
+"""Numerics of all references: compute in float32 (float64 for float64), round once, return a new tensor."""
 
 import torch
 from torch import Tensor
@@ -11,5 +11,5 @@ def wide(x: Tensor) -> Tensor:
 
 
 def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """A result: rounded once, contiguous, and not a view."""
+    """x in `dtype`, always a contiguous copy."""
     return x.to(dtype, copy=True, memory_format=torch.contiguous_format)

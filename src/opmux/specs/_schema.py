@@ -1,4 +1,4 @@
-"""Ops of torch under ATen's names and signatures, declared from ATen's schema; torch's own op is the reference."""
+"""Declares torch's ops with ATen's names and signatures, read from ATen's schemas; the reference is torch's own op."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,13 +10,13 @@ from ..core import codegen
 from ..core.spec import Tol, op
 from .samples import Maker
 
-# Types of schemas, as annotations; an argument that may be absent adds `| None`.
+# Types in schemas -> Python annotations; an optional argument adds `| None`.
 TYPES = {
     "Tensor": "Tensor", "int": "int", "float": "float", "bool": "bool",
     "List[int]": "list[int]", "List[bool]": "list[bool]", "List[float]": "list[float]",
 }  # fmt: skip
 
-# Where ATen's CPU kernels add in 16 bits what ours, and those of CUDA, add in 32.
+# For ops whose CPU kernels in ATen accumulate in 16 bits; our kernels and ATen's for CUDA accumulate in 32.
 ROUGH: Mapping[torch.dtype, Tol] = {torch.float16: Tol(1e-2, 1e-2), torch.bfloat16: Tol(5e-2, 5e-2)}
 
 
@@ -31,7 +31,7 @@ def declare(
 ) -> Any:
     """Declare torch.ops.aten.<name>, with the arguments of its functional overload.
 
-    `reference` computes it where torch has no kernel on the CPU.
+    `reference` replaces torch's own op as the reference of an op that torch does not have on the CPU.
     """
     schema = getattr(torch.ops.aten, name).default._schema
     arguments = [f"{a.name}: {_annotation(a)}{_default(a)}" for a in schema.arguments]
@@ -45,7 +45,7 @@ def declare(
 
 
 def _any_float(torchs: Any) -> Callable[..., Any]:
-    """torch's op; where it has no kernel for 16-bit floats, as on the CPU, it computes in float32."""
+    """torch's op; if it has no kernel for 16-bit floats (as on the CPU), run it in float32 and convert the results."""
 
     def call(*args: Any) -> Any:
         try:

@@ -1,16 +1,16 @@
 """Seeds of random ops: [seed, offset / 4] of torch's generator, in eager code and in CUDA graphs alike.
 
-A random op takes one step of its generator: the offset advances by 4, as torch rounds it up to for its own kernels.
+A random op advances the offset of its generator by one step of 4: torch's own kernels round up to a multiple of 4.
 
-Eager: the seed and the offset are read and advanced on the host. Making a CPU tensor of them takes 2 us (measured on a
-CPU); drawing a seed by torch.randint would take 8, and another launch.
+Eager: the host reads the seed and the offset and advances the offset. Making a CPU tensor of the two takes 2 us
+(measured on a CPU); torch.randint would take 8 us and a kernel launch.
 
-While a CUDA graph is captured, numbers from the host would be constants of the graph, and torch does not let them be
-read. Its own kernels get a pointer to the seed and one to the offset, which every replay writes, and the distance from
-that offset at which their numbers begin. Python sees none of these. But memory-efficient attention with dropout returns
-the seed and the offset that it used, as tensors on the device, for its backward. With a single score it takes one step.
-So this attention runs in the graph before each random op, and a replay draws what eager code would draw in its place,
-between torch's own random ops too. A seed takes 7 us of a replay (torch.randint: 2; measured on an H200).
+While a CUDA graph is captured, numbers read on the host would become constants of the graph, and torch raises if they
+are read. torch's own kernels receive a pointer to the seed and a pointer to the offset, which every replay writes, and
+an op's distance from that offset. Python cannot read these. But memory-efficient attention with dropout returns the
+seed and the offset that it used, as device tensors, for its backward; with a single score it advances the offset by one
+step. So the graph runs this attention before each random op, and a replay draws the same numbers as eager code, also
+between torch's own random ops. A seed takes 7 us of a replay (torch.randint: 2 us; measured on an H200).
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _stepping = ForkSafeLock().arm()
 
 
 def next_seed(like: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """The seed of the next call on the device of a tensor: a step of that generator, or of the device's own.
+    """The seed of the next random op on like's device; advances `generator` or the device's default one by one step.
 
-    On a CUDA device the seed is a CPU tensor, unless a graph is captured; otherwise it is on the device of `like`.
+    For a CUDA device the seed is a CPU tensor, unless a graph is being captured; otherwise it is on like's device.
     """
     if generator is not None and generator.device.type != like.device.type:
         raise ValueError(f"generator must be on {like.device.type}, the device of the result; got {generator.device}")
@@ -46,16 +46,16 @@ def next_seed(like: Tensor, generator: torch.Generator | None = None) -> Tensor:
 
 
 def step(generator: Any) -> Tensor:
-    """A generator's seed and offset as a seed on the CPU; the generator advances by one step."""
+    """[seed, offset / 4] of a generator, on the CPU; advances the generator by one step."""
     with _stepping.held:
         key, offset = generator.initial_seed(), generator.get_offset()
         generator.set_offset(offset + STEP)
-    # a quarter of the time of torch.tensor
+    # four times as fast as torch.tensor
     return torch.frombuffer(bytearray(_pack(key, offset // STEP)), dtype=torch.int64)
 
 
 def captured_step(like: Tensor, generator: Any = None) -> Tensor:
-    """`step` while a CUDA graph is captured: a seed on the device, which each replay computes."""
+    """`step` while a CUDA graph is captured: a seed on the device, which each replay computes anew."""
     try:
         key, offset = _state_used(like, generator)
     except RuntimeError as error:  # another vendor's torch may not have this attention
@@ -75,7 +75,7 @@ def _state_used(like: Tensor, generator: Any) -> tuple[Tensor, Tensor]:
     )
     if generator is None:
         return attention()[2:4]
-    # The op takes no generator: the default one has this one's state for the duration of the call.
+    # The op has no generator argument: the default generator gets this one's state during the call.
     default = torch.cuda.default_generators[like.get_device()]
     with _stepping.held:
         kept = default.graphsafe_get_state()

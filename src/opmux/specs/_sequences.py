@@ -1,7 +1,7 @@
-"""Sequences of several lengths: packed one after another ("thd"), or padded to one length.
+"""Sequences of different lengths: packed one after another ("thd"), or padded to one length.
 
-No values are read on the host: the positions of tokens are computed on the device, in shapes that depend only on the
-caller's numbers.
+No tensor is read on the host: token positions are computed on the device, and the shapes of results depend only on
+Python ints that the caller passes.
 """
 
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class Lengths(NamedTuple):
-    """For each sequence: the offset of its first token, that of the next sequence, and its length; int64 [b]."""
+    """For each sequence: the offset of its first token, the offset of the next sequence, and its length; int64 [b]."""
 
     starts: Tensor
     ends: Tensor
@@ -19,7 +19,7 @@ class Lengths(NamedTuple):
 
     @classmethod
     def of(cls, cu_seqlens: Tensor, padded: Tensor | None = None, room: int | None = None) -> "Lengths":
-        """`padded` has the offsets of sequences with padding after them; with `room`, each is padded to that length."""
+        """`padded`: the offsets of sequences that are followed by padding; `room`: each is padded to this length."""
         cu = cu_seqlens.long()
         places = cu if padded is None else padded.long()
         if room is not None:
@@ -28,7 +28,7 @@ class Lengths(NamedTuple):
 
 
 def token_places(of: Lengths, tokens: int) -> tuple[Tensor, Tensor, Tensor]:
-    """For each token: its sequence, its position there, and whether it is valid, not padding."""
+    """For each token: its sequence, its position there, and whether it is a token and not padding."""
     token = torch.arange(tokens, device=of.starts.device)
     sequence = torch.searchsorted(of.ends.contiguous(), token, right=True).clamp_(max=of.ends.shape[0] - 1)
     place = token - of.starts[sequence]
@@ -55,7 +55,7 @@ def packed(t: Tensor, of: Lengths, tokens: int, empty: float = 0.0) -> Tensor:
 
 
 def compacted(t: Tensor, of: Lengths) -> Tensor:
-    """[tokens, ...] with all padding moved to the end, where its contents are undefined."""
+    """[tokens, ...] with all padding moved to the end; the contents of the padding are undefined."""
     if not t.shape[0]:
         return t
     last = of.sizes.cumsum(0)
@@ -75,7 +75,7 @@ def spread(t: Tensor, of: Lengths, empty: float = 0.0) -> Tensor:
 
 
 def zeroed(t: Tensor, keep: Tensor, value: float = 0.0) -> Tensor:
-    """A tensor with `value` where `keep` is false; the contents there may be undefined (NaN)."""
+    """t with `value` where `keep` is false, even if t is undefined (NaN) there."""
     return t.masked_fill(~keep.reshape(*keep.shape, *[1] * (t.dim() - keep.dim())), value)
 
 

@@ -1,8 +1,8 @@
 """Activations act(x), with a bias act(x + bias), and gated act(a) * b: of two tensors, or of the halves of one.
 
-The formula of each is a row of `ACTS`, the forms are rows of `VARIANTS`; a loop declares the ops: `<act>`,
-`<act>_bias`, `<act>_mul`, `<act>_glu`, and a `_bwd` of each. tex's names for them are in faces/tex/ops.
-All of them compute in float32 (float64 for float64 inputs) and round once, to new contiguous tensors.
+`ACTS` has the formulas, `VARIANTS` the forms of the ops; a loop declares `<act>`, `<act>_bias`, `<act>_mul`,
+`<act>_glu`, and a `_bwd` of each. tex's names for them are in faces/tex/ops. The ops compute in float32 (float64 for
+float64), round once, and return new contiguous tensors.
 """
 
 import math
@@ -21,7 +21,7 @@ from .samples import FLAT, ROWS, Case, Draw, Maker, flat
 
 
 class Act(NamedTuple):
-    """f and f' of float32 or float64 tensors, and f as text. Both are finite wherever the exact value is."""
+    """f and f' for float32 or float64 tensors, and f as text. Both are finite wherever the exact value is."""
 
     value: Callable[[Tensor], Tensor]
     slope: Callable[[Tensor], Tensor]
@@ -29,7 +29,7 @@ class Act(NamedTuple):
     alone: bool = True  # whether there is an op without a gate
 
 
-# Beyond this the derivative of every x * sigmoid(...) below is exactly 0 or 1 in float64.
+# For larger |x| the derivative of every x * sigmoid(...) below is exactly 0 or 1 in float64.
 FAR = 1e3
 
 
@@ -152,7 +152,7 @@ def halves(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def with_bias(names: str) -> Maker:
-    """Samples of an op with a number for each column. Options: scale (of x), weight="other" (bias' dtype), no_bias."""
+    """Samples of an op with a bias. Options: scale (multiplies x), weight="other" (the bias' dtype), no_bias."""
 
     def build(d: Draw) -> dict[str, Any]:
         ways: dict[str, Callable[[], Any]] = {
@@ -172,7 +172,7 @@ def _doubled(case: Case) -> Case:
 
 
 def with_halves(names: str) -> Maker:
-    """Samples of an op on the halves of x: the first tensor has the shape of the case, dy being as long as a half."""
+    """Samples of an op on the halves of x. The first tensor, dy or x, has the shape of the case."""
     cases = [c for c in FLAT if c.shape]
 
     def build(d: Draw) -> dict[str, Any]:
@@ -186,14 +186,14 @@ def with_halves(names: str) -> Maker:
 
 # ---- the ops --------------------------------------------------------------------------------------------------------
 
-# A bias' gradient is a sum over all rows, which implementations compute in another order.
+# A bias' gradient is a sum over all rows, which implementations add in another order.
 SUMS: Mapping[torch.dtype, Tol] = {torch.float32: Tol(1e-5, 1e-4)}
 
 ROUNDED = "computed in float32 (float64 for float64) and rounded once"
 
 
 class Variant(NamedTuple):
-    """A forward and backward op of every activation: how they are computed, named, documented and sampled."""
+    """A forward op and a backward op of every activation: their references, names, docstrings and samples."""
 
     make: Callable[[str], tuple[Callable[..., Any], Callable[..., Any]]]
     suffix: str
@@ -218,7 +218,7 @@ VARIANTS = (
         Returns:
             y, like x: {ROUNDED}.
         """,
-        f"""dx = dy * f'(x), f(x) = {{f}}.
+        f"""The gradient of y = f(x): dx = dy * f'(x), f(x) = {{f}}.
 
         Args:
             dy: the gradient of y.
@@ -242,15 +242,15 @@ VARIANTS = (
         Returns:
             y, like x: {ROUNDED}.
         """,
-        f"""dx = dy * f'(x + bias), dbias = sum(dx) over rows, f(x) = {{f}}.
+        f"""The gradients of y = f(x + bias): dx = dy * f'(x + bias), dbias = sum(dx) over rows, f(x) = {{f}}.
 
         Args:
             dy: the gradient of y.
             x: the input of the forward.
-            bias: as in the forward; None if x includes it.
+            bias: as in the forward; None if it is already added to x.
 
         Returns:
-            dx, like x, and dbias, in bias' dtype (x's without bias): {ROUNDED}. dbias sums dx before it is rounded.
+            dx, like x, and dbias, in bias' dtype (x's without bias): {ROUNDED}. dbias is the sum of the unrounded dx.
         """,
         with_bias,
         tol=SUMS,
@@ -263,12 +263,12 @@ VARIANTS = (
 
         Args:
             a: the gate, before its activation.
-            b: the values that the gate multiplies.
+            b: the values that are multiplied by the gate.
 
         Returns:
             y, like a: {ROUNDED}.
         """,
-        f"""da = dy * b * f'(a), db = dy * f(a), f(x) = {{f}}.
+        f"""The gradients of y = f(a) * b: da = dy * b * f'(a), db = dy * f(a), f(x) = {{f}}.
 
         Args:
             dy: the gradient of y.
@@ -288,12 +288,12 @@ VARIANTS = (
         f"""y = f(a) * b, with a and b the halves of the last dimension of x, f(x) = {{f}}.
 
         Args:
-            x: [a, b] along the last dimension: the gate before its activation, and the values that it multiplies.
+            x: [a, b] along the last dimension: the gate before its activation, and the values to multiply by it.
 
         Returns:
             y [*rows, n], in x's dtype: {ROUNDED}.
         """,
-        f"""dx = [dy * b * f'(a), dy * f(a)], with a and b the halves of the last dimension of x, f(x) = {{f}}.
+        f"""The gradient of y = f(a) * b, [a, b] = x: dx = [dy * b * f'(a), dy * f(a)], f(x) = {{f}}.
 
         Args:
             dy: the gradient of y.
@@ -334,7 +334,7 @@ Gate = Annotated[str, one_of(*ACTS)]
 
 
 def _acting(names: str) -> Maker:
-    """Samples of an activation, named by the option `act`; "x2" is an x with two halves."""
+    """Samples of the activation that the option `act` names; "x2" is an x with two halves."""
 
     def build(d: Draw) -> dict[str, Any]:
         doubled = Draw(Case((*d.case.shape[:-1], 2 * d.case.shape[-1]), d.case.layout), d.dtype, d.device)
@@ -351,17 +351,17 @@ ACT_FP8, ACT_BWD_FP8, GLU_FP8, GLU_BWD_FP8 = (_acting(names) for names in ("x", 
 def act_fp8(
     x: Float[Tensor, "..."], scale: _fp8.One, amax: _fp8.One | None, dtype: _fp8.Float8, act: Alone
 ) -> tuple[Tensor, Tensor]:
-    """y = f(x) in float8, f being the activation of that name.
+    """An activation with a float8 result: y = fp8(f(x) * scale), saturating, where `act` names f.
 
     Args:
         x: the input.
-        scale: the result is multiplied by it before the cast.
-        amax: raised to the largest magnitude of the result, before the scale.
-        dtype: the float8 dtype of the result.
+        scale: multiplies f(x) before the cast.
+        amax: becomes max(amax, max |f(x)|), in place; None if not needed.
+        dtype: the float8 dtype of y.
         act: the name of the activation.
 
     Returns:
-        y, the bytes of the result, uint8 in x's shape, and scale_inv = 1 / scale.
+        y, the bytes (uint8) in x's shape, and scale_inv = 1 / scale.
     """
     return _fp8.cast(ACTS[act].value(wide(x)), scale, amax, dtype)
 
@@ -375,7 +375,7 @@ def act_bwd_fp8(
     dtype: _fp8.Float8,
     act: Alone,
 ) -> tuple[Tensor, Tensor]:
-    """dx = dy * f'(x) in float8; the other arguments are those of act_fp8."""
+    """The gradient of an activation in float8: dx = fp8(dy * f'(x) * scale), with arguments as in act_fp8."""
     v = wide(x)
     return _fp8.cast(dy.to(v.dtype) * ACTS[act].slope(v), scale, amax, dtype)
 
@@ -389,7 +389,7 @@ def act_bias_bwd_fp8(
     dtype: _fp8.Float8,
     act: Alone,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """dx = dy * f'(x) in float8, and dbias, its sum over rows before any rounding, in x's dtype."""
+    """act_bwd_fp8, and dbias, the sum of dy * f'(x) over rows before any rounding, in x's dtype."""
     v = wide(x)
     dx = dy.to(v.dtype) * ACTS[act].slope(v)
     return *_fp8.cast(dx, scale, amax, dtype), rounded(dx.sum_to_size(x.shape[-1:]), x.dtype)
@@ -399,7 +399,10 @@ def act_bias_bwd_fp8(
 def glu_fp8(
     x: Float[Tensor, "*rows 2*n"], scale: _fp8.One, amax: _fp8.One | None, dtype: _fp8.Float8, act: Gate
 ) -> tuple[Tensor, Tensor]:
-    """y = f(a) * b in float8, with a and b the halves of the last dimension of x; other arguments as in act_fp8."""
+    """A gated activation in float8: y = fp8(f(a) * b * scale), with a and b the halves of x's last dimension.
+
+    All arguments but x are those of act_fp8.
+    """
     a, b = halves(wide(x))
     return _fp8.cast(ACTS[act].value(a) * b, scale, amax, dtype)
 
@@ -413,7 +416,7 @@ def glu_bwd_fp8(
     dtype: _fp8.Float8,
     act: Gate,
 ) -> tuple[Tensor, Tensor]:
-    """dx = [dy * b * f'(a), dy * f(a)] in float8, with a and b the halves of the last dimension of x."""
+    """The gradient of a gated activation in float8: dx = fp8([dy * b * f'(a), dy * f(a)] * scale), as in glu_fp8."""
     row = ACTS[act]
     a, b = halves(wide(x))
     g = dy.to(a.dtype)
@@ -427,13 +430,12 @@ if TYPE_CHECKING:
 
 # ---- with parameters and a factor for each row ----------------------------------------------------------------------
 
-# y = s * f(a) * u(b), with a and b the halves of the last dimension, for mixtures of experts: s is the router's
-# probability of a row. f and u of each gate are a row of `GATES`. With `interleave` k, blocks of k columns of a and of
-# b alternate.
+# For mixtures of experts: y = s * f(a) * u(b), with a and b the halves of the last dimension, and s the router's
+# probability of a row. `GATES` has f and u of each gate. With interleave=k, blocks of k columns of a and b alternate.
 
 
 class ScaledGate(NamedTuple):
-    """f, f', u and u' of float32 or float64 tensors and the parameters; u is None if there is no b."""
+    """f, f', u and u': functions of a float32 or float64 tensor and the gate's parameters; u is None without b."""
 
     value: Callable[..., Tensor]
     slope: Callable[..., Tensor]
@@ -456,7 +458,7 @@ def _swish(a: Tensor, alpha: float) -> Tensor:
 
 
 def _swish_slope(a: Tensor, alpha: float) -> Tensor:
-    a = a.clamp(-FAR, FAR)  # beyond it would be infinity times zero
+    a = a.clamp(-FAR, FAR)  # avoids infinity times zero
     s = torch.sigmoid(alpha * a)
     return s + alpha * a * s * torch.sigmoid(-alpha * a)
 
@@ -481,7 +483,7 @@ GATES = {
 
 
 def split(x: Tensor, interleave: int) -> tuple[Tensor, Tensor]:
-    """a and b."""
+    """a and b, from x."""
     if not interleave:
         return halves(x)
     n = x.shape[-1] // 2
@@ -490,7 +492,7 @@ def split(x: Tensor, interleave: int) -> tuple[Tensor, Tensor]:
 
 
 def joined(a: Tensor, b: Tensor, interleave: int) -> Tensor:
-    """The tensor of which these are a and b."""
+    """The inverse of `split`."""
     if not interleave:
         return torch.cat((a, b), -1)
     n = a.shape[-1]
@@ -513,7 +515,7 @@ def _scaled_forward(gate: str, x: Tensor, scales: Tensor | None, interleave: int
 def _scaled_backward(
     gate: str, dy: Tensor, x: Tensor, scales: Tensor | None, interleave: int, *p: float
 ) -> tuple[Tensor, Tensor]:
-    """dx, and dscales, which is empty without scales."""
+    """dx and dscales; dscales is empty without scales."""
     row, v = GATES[gate], wide(x)
     g = dy.to(v.dtype)
     s = g * factor(v, scales)
@@ -549,7 +551,7 @@ NO_SCALES = Case((7, 96), options={"no_scales": True, "spread": 5.0})
 
 
 def scaled_samples(gate: str, backward: bool) -> Maker:
-    """Of a gate: options weight="other" (the scales' dtype), others (parameters), interleave, no_scales, spread."""
+    """Options of the samples: weight="other" (scales' dtype), others (parameters), interleave, no_scales, spread."""
     gated, plain = GATES[gate].up is not None, gate in OTHERS
 
     def build(d: Draw) -> dict[str, Any]:
@@ -566,7 +568,7 @@ def scaled_samples(gate: str, backward: bool) -> Maker:
 
 
 def _scaled(gate: str, backward: bool) -> dict[str, Any]:
-    """How an op of a gate is declared: its samples, and how sums may differ."""
+    """The fields of a gate's op: its samples, and for a backward the names and tolerances of its results."""
     of: dict[str, Any] = {"samples": scaled_samples(gate, backward)}
     return {**of, "out": "dx dscales", "tol": SUMS} if backward else of
 
@@ -598,12 +600,12 @@ Interleave = Annotated[int, divides_half("x")]
 
 @op(grad="silu_glu_scaled_bwd", **_scaled("silu", False))
 def silu_glu_scaled(x: Float[Tensor, "*rows 2*n"], scales: Scales, interleave: Interleave = 0) -> Tensor:
-    """y = s * silu(a) * b, with a and b the halves of the last dimension of x, s a number for each row.
+    """SwiGLU with a factor s for each row: y = s * silu(a) * b, with a and b the halves of x's last dimension.
 
     Args:
         x: the gate a, before its activation, and the values b that it multiplies.
-        scales: s.
-        interleave: k where columns of a and b alternate in blocks of k; 0 for a before b.
+        scales: the factor s of each row.
+        interleave: k if blocks of k columns of a and b alternate; 0 if all of a is before b.
 
     Returns:
         y [*rows, n], in x's dtype.
@@ -615,24 +617,27 @@ def silu_glu_scaled(x: Float[Tensor, "*rows 2*n"], scales: Scales, interleave: I
 def silu_glu_scaled_bwd(
     dy: Grad[Tensor, "*rows n"], x: Float[Tensor, "*rows 2*n"], scales: Scales, interleave: Interleave = 0
 ) -> tuple[Tensor, Tensor]:
-    """dx = dy * s * [b * silu'(a), silu(a)], dscales = sum(dy * silu(a) * b) of each row."""
+    """The gradients of silu_glu_scaled: dx = dy * s * [b * silu'(a), silu(a)], dscales = sum(dy * silu(a) * b)."""
     return _scaled_backward("silu", dy, x, scales, interleave)
 
 
 @op(grad="srelu_scaled_bwd", **_scaled("srelu", False))
 def srelu_scaled(x: Float[Tensor, "*rows n"], scales: Scales) -> Tensor:
-    """y = s * max(x, 0)^2, s a number for each row.
+    """Squared ReLU with a factor s for each row: y = s * max(x, 0)^2.
 
     Args:
         x: the input.
-        scales: s.
+        scales: the factor s of each row.
+
+    Returns:
+        y, like x.
     """
     return _scaled_forward("srelu", x, scales, 0)
 
 
 @op(**_scaled("srelu", True))
 def srelu_scaled_bwd(dy: Grad[Tensor, "*rows n"], x: Float[Tensor, "*rows n"], scales: Scales) -> tuple[Tensor, Tensor]:
-    """dx = dy * s * 2 max(x, 0), dscales = sum(dy * max(x, 0)^2) of each row."""
+    """The gradients of srelu_scaled: dx = dy * s * 2 max(x, 0), dscales = sum(dy * max(x, 0)^2)."""
     return _scaled_backward("srelu", dy, x, scales, 0)
 
 
@@ -644,14 +649,16 @@ def situ_glu(
     beta2: float = 25.0,
     interleave: Interleave = 0,
 ) -> Tensor:
-    """y = s * f(a) * u(b), f(a) = beta1 * tanh(a / beta1) * sigmoid(a), u(b) = beta2 * tanh(b / beta2).
+    """Soft-capped GLU: y = s * f(a) * u(b), with a and b the halves of the last dimension of x.
+
+    f(a) = beta1 * tanh(a / beta1) * sigmoid(a), u(b) = beta2 * tanh(b / beta2).
 
     Args:
         x: a and b, the halves of its last dimension.
-        scales: s, a number for each row; None for 1.
-        beta1: the bound of the gate.
-        beta2: the bound of u(b).
-        interleave: k where columns of a and b alternate in blocks of k; 0 for a before b.
+        scales: the factor s of each row; None is 1.
+        beta1: the limit of |f(a)|.
+        beta2: the limit of |u(b)|.
+        interleave: k if blocks of k columns of a and b alternate; 0 if all of a is before b.
 
     Returns:
         y [*rows, n], in x's dtype.
@@ -668,7 +675,10 @@ def situ_glu_bwd(
     beta2: float = 25.0,
     interleave: Interleave = 0,
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of situ_glu; dscales is empty if there are no scales."""
+    """The gradients of situ_glu: dx = dy * s * [u(b) * f'(a), f(a) * u'(b)], dscales = sum(dy * f(a) * u(b)).
+
+    dscales is empty without scales.
+    """
     return _scaled_backward("situ", dy, x, scales, interleave, beta1, beta2)
 
 
@@ -681,15 +691,15 @@ def clamped_glu(
     offset: float = 1.0,
     interleave: Interleave = 0,
 ) -> Tensor:
-    """y = s * f(min(a, limit)) * (clamp(b, -limit, limit) + offset), f(a) = a * sigmoid(alpha * a).
+    """A clamped GLU: y = s * f(min(a, limit)) * (clamp(b, -limit, limit) + offset), f(a) = a * sigmoid(alpha * a).
 
     Args:
         x: a and b, the halves of its last dimension.
-        scales: s, a number for each row; None for 1.
-        limit: a is clamped from above, b from both sides.
-        alpha: the slope of the sigmoid.
+        scales: the factor s of each row; None is 1.
+        limit: the upper limit of a, and the limit of |b|.
+        alpha: multiplies a in the sigmoid.
         offset: added to b.
-        interleave: k where columns of a and b alternate in blocks of k; 0 for a before b.
+        interleave: k if blocks of k columns of a and b alternate; 0 if all of a is before b.
 
     Returns:
         y [*rows, n], in x's dtype.
@@ -707,5 +717,5 @@ def clamped_glu_bwd(
     offset: float = 1.0,
     interleave: Interleave = 0,
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of clamped_glu: 0 where a or b was clamped; dscales is empty if there are no scales."""
+    """The gradients of clamped_glu. Clamped elements of a and b get 0; dscales is empty without scales."""
     return _scaled_backward("clamped", dy, x, scales, interleave, limit, alpha, offset)

@@ -3,15 +3,15 @@
 Tensors are [batch, heads, seq, dim]. k and v may have fewer heads than q (grouped-query attention): each head of k and
 v is used by heads / kv_heads adjacent heads of q. v and o may have another dim than q and k.
 
-`causal` is aligned to the bottom right: the last query attends to every key, the one before to all but the last; with
-fewer keys than queries the first queries attend to none. A query without keys gives o = 0 and lse = -inf.
+`causal` is aligned to the bottom right: the last query attends to every key, the one before it to all but the last.
+With fewer keys than queries, the first queries attend to none: they have o = 0 and lse = -inf.
 
-Computed in float32 (float64 for float64 inputs) and rounded once, in new tensors. o and dq have the memory layout of q,
-dk of k, dv of v: contiguous, or the layout of a contiguous [batch, seq, heads, dim] if the sequence has a larger stride
-than the heads, or [seq, batch, heads, dim] if it has the largest stride. Those are what projections give
-and kernels write.
+Results are computed in float32 (float64 for float64), rounded once, and new tensors. o and dq have the memory layout of
+q, dk that of k, dv that of v. If seq has the largest stride, that is a contiguous [seq, batch, heads, dim]; else, if
+seq has a larger stride than heads, a contiguous [batch, seq, heads, dim]; else a contiguous tensor. Projections return
+these three layouts, and kernels can write them.
 
-`attention_varlen` is for sequences of any lengths, one after another: [tokens, heads, dim].
+`attention_varlen` is for packed sequences of different lengths: [tokens, heads, dim].
 """
 
 from collections.abc import Iterator
@@ -42,7 +42,7 @@ V = Float[Tensor, "batch kv_heads keys dim_v", same_dtype("q")]
 
 
 def heads_divide(op: str, q: Tensor, k: Tensor) -> None:
-    """[batch, kv_heads, heads / kv_heads, ...]: the heads of q grouped by their head of k."""
+    """Raise unless the heads of q can be divided into equal groups, one for each head of k."""
     heads, kv_heads = q.shape[1], k.shape[1]
     if not kv_heads or heads % kv_heads:
         raise BadArgument.of(op, "k", f"have heads that divide the {heads} of {{q}}", str(kv_heads))
@@ -52,7 +52,7 @@ SEQ_FIRST = (0, 2, 1, 3)  # a contiguous [batch, seq, heads, dim]
 
 
 def order(t: Tensor) -> tuple[int, int, int, int]:
-    """The memory layout of results that follow a tensor: its dimensions, the outermost first."""
+    """The memory layout of a result that follows t: its dimensions, the outermost first."""
     b, h, s, _ = t.stride()
     if h >= s:
         return (0, 1, 2, 3)
@@ -60,21 +60,21 @@ def order(t: Tensor) -> tuple[int, int, int, int]:
 
 
 def room(like: Tensor, dim: int | None = None, seq_first: bool = False) -> Tensor:
-    """A result to be: like a tensor in shape (but for another dim), dtype and, unless `seq_first`, order."""
+    """An uninitialized result with like's shape (but this `dim`), dtype and, unless `seq_first`, memory layout."""
     shape = (*like.shape[:3], like.shape[3] if dim is None else dim)
     at = SEQ_FIRST if seq_first else order(like)
     return torch.empty_permuted(shape, at, dtype=like.dtype, device=like.device)
 
 
 def laid_out_as(like: Tensor, made: Tensor, seq_first: bool = False) -> Tensor:
-    """The same values in dtype and memory layout like a tensor; by ops that a DTensor supports, unlike `room`."""
+    """`made` in the dtype and memory layout of `room(like)`; unlike `room`, by ops that DTensor supports."""
     at = SEQ_FIRST if seq_first else order(like)
     packed = made.to(like.dtype).permute(at).clone(memory_format=torch.contiguous_format)
     return packed.permute([at.index(i) for i in range(4)])
 
 
 def _grouped(t: Tensor, kv_heads: int) -> Tensor:
-    """[batch, kv heads, heads of each, seq, dim] of q, o or do; [batch, kv heads, 1, seq, dim] of k or v."""
+    """q, o or do as [batch, kv_heads, heads / kv_heads, seq, dim]; k or v as [batch, kv_heads, 1, seq, dim]."""
     return t.reshape(t.shape[0], kv_heads, t.shape[1] // kv_heads, t.shape[2], t.shape[3])
 
 
@@ -110,7 +110,7 @@ def _drawn(d: Draw, name: str, shape: tuple[int, ...]) -> Tensor:
 
 
 def _args(d: Draw) -> dict[str, Any]:
-    """Options: kv_heads, keys (their number), dim_v, causal, scale, large (what q is multiplied by)."""
+    """Options: kv_heads, keys (their number), dim_v, causal, scale, large (multiplies q)."""
     b, h, s, dim = d.case.shape
     kv_heads, keys = d.option("kv_heads", h), d.option("keys", s)
     return {
@@ -161,7 +161,7 @@ def _fewer_heads(good: Maker) -> BadSamples:
 
 
 def _flops(products: int, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> int:
-    """The FLOPs of this many products over q's dim and over v's dim; masked pairs are not counted."""
+    """The FLOPs of `products` matrix products, in turn over q's dim and v's dim; masked pairs are not counted."""
     b, h, sq, d = q.shape
     sk = k.shape[2]
     pairs = sum(max(0, min(sk, i + 1 + sk - sq)) for i in range(sq)) if causal else sq * sk
@@ -173,7 +173,7 @@ def _flops_fwd(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: flo
 
 
 def _fake(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> tuple[Tensor, Tensor]:
-    """Shape and dtype of the results: a tracer need not follow the maths."""
+    """Shapes and dtypes of the results, so that torch.compile does not trace the reference."""
     attention.check(q=q, k=k, v=v)
     return room(q, v.shape[3]), torch.empty(q.shape[:3], dtype=stats_dtype(q), device=q.device)
 
@@ -193,15 +193,15 @@ def attention(q: Q, k: K, v: V, causal: bool = False, scale: float | None = None
 
     Args:
         q: the queries.
-        k: the keys; each head serves heads / kv_heads adjacent heads of q.
+        k: the keys; each head is used by heads / kv_heads adjacent heads of q.
         v: the values.
-        causal: a query sees the keys up to its own place, counted from the last of both. A query that sees no key
-            gives o = 0 and lse = -inf.
+        causal: mask the keys after each query, with the last query aligned to the last key. A query whose keys are all
+            masked has o = 0 and lse = -inf.
         scale: multiplies the scores; by default 1 / sqrt(dim).
 
     Returns:
         o [batch, heads, queries, dim_v], of q's dtype, and lse, float32 [batch, heads, queries] (float64 for float64).
-        o lies in memory as q does: contiguous, or as a contiguous [batch, queries, heads, dim_v] or
+        o has the memory layout of q: contiguous, or that of a contiguous [batch, queries, heads, dim_v] or
         [queries, batch, heads, dim_v].
     """
     x, y, z = (_grouped(wide(t), k.shape[1]) for t in (q, k, v))
@@ -218,12 +218,12 @@ def _bwd_args(d: Draw) -> dict[str, Any]:
     return {"do": do, **{n: of[n] for n in "qkv"}, "o": o, "lse": lse, "causal": of["causal"], "scale": of["scale"]}
 
 
-# Not with scores of hundreds: what rounding o loses there is more than any tolerance that finds mistakes.
+# Without the case of scores in the hundreds: there rounding o costs more than a tolerance that finds bugs allows.
 BWD = Maker(_bwd_args, tuple(c for c in CASES if "large" not in c.options))
 
 
 def _flops_bwd(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, causal: bool, scale: Any) -> int:
-    """The scores again, and four products: two over q's dim, two over v's."""
+    """Five products: the scores again, two more over q's dim, and two over v's dim."""
     return _flops(5, q, k, v, causal)
 
 
@@ -255,7 +255,7 @@ def attention_bwd(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of attention.
 
-    p = exp(s - lse), dp = do v^T, ds = p * (dp - sum(do * o)) * scale: dq = ds k, dk = ds^T q, dv = p^T do
+    p = exp(s - lse), dp = do v^T, ds = p * (dp - sum(do * o)) * scale: dq = ds k, dk = ds^T q, dv = p^T do.
 
     Args:
         do: the gradient of o.
@@ -263,9 +263,9 @@ def attention_bwd(
         k: as in the forward.
         v: as in the forward.
         o: the first result of the forward.
-        lse: the second result of the forward. o and lse may be those of more keys than are here, as where the keys of
-            a sequence lie on several devices: the gradients are then the part of these keys, which sum(p * dp) would
-            not give.
+        lse: the second result of the forward. If the keys of a sequence are on several devices, o and lse may be those
+            of all keys: the results are then the contributions of the keys in k. For this ds has sum(do * o) and not
+            sum(p * dp).
         causal: as in the forward.
         scale: as in the forward.
 
@@ -282,7 +282,7 @@ def attention_bwd(
     return laid_out_as(q, dq.flatten(1, 2)), laid_out_as(k, dk), laid_out_as(v, dv)
 
 
-# ---- sequences one after another ------------------------------------------------------------------------------------
+# ---- packed sequences -----------------------------------------------------------------------------------------------
 
 
 VarlenQ = Float[Tensor, "tokens heads dim"]
@@ -293,7 +293,7 @@ Offsets = Index[Tensor, "sequences_and_1"]
 
 def has_offset(op: str, cu_q: Tensor) -> None:
     if not cu_q.shape[0]:
-        raise BadArgument.of(op, "cu_q", "have at least one element, where the last sequence ends", "(0,)")
+        raise BadArgument.of(op, "cu_q", "have at least one element, the end of the last sequence", "(0,)")
 
 
 def _unpacked(
@@ -336,7 +336,7 @@ VARLEN = Maker(_varlen_args, VARLEN_CASES)
 
 
 def _varlen_wrong(good: Maker) -> BadSamples:
-    """Bad samples: no offset at all, and two heads of k for three of q."""
+    """Bad samples: no offset at all, and three heads of k for four of q."""
 
     def bad(device: torch.device) -> Iterator[BadSample]:
         args = good.named(VARLEN_CASES[0], torch.float32, device)
@@ -378,20 +378,20 @@ def attention_varlen(
     right: int = -1,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Attention of sequences of different lengths, packed one after another.
+    """Attention of packed sequences of different lengths: o = softmax(s) v, lse = log(sum(exp(s))), s = q k^T * scale.
 
-    A query sees the keys from `left` before its own place to `right` after it, counted from the last of both; -1: all.
+    The last query of a sequence is aligned to its last key. Each query attends to a window around its aligned key.
 
     Args:
         q: the queries.
-        k: the keys; each head serves heads / kv_heads adjacent heads of q.
+        k: the keys; each head is used by heads / kv_heads adjacent heads of q.
         v: the values.
-        cu_q: where each sequence of q begins, and where the last one ends.
-        cu_k: where each sequence of k begins, and where the last one ends.
+        cu_q: the offset of each sequence of q, and the end of the last one.
+        cu_k: the offset of each sequence of k, and the end of the last one.
         max_q: at least the length of the longest sequence of q.
         max_k: at least the length of the longest sequence of k.
-        left: how many keys before its own place a query sees; -1 is all.
-        right: how many keys after its own place a query sees; -1 is all, 0 is causal.
+        left: how many keys before its aligned key a query attends to; -1 is all.
+        right: how many keys after its aligned key a query attends to; -1 is all, 0 is causal.
         scale: multiplies the scores; by default 1 / sqrt(dim).
 
     Returns:
@@ -452,6 +452,9 @@ def attention_varlen_bwd(
 
     Args:
         do: the gradient of o.
+        q: as in the forward, like all arguments that are not listed here.
+        k: as in the forward.
+        v: as in the forward.
         o: the first result of the forward.
         lse: the second result of the forward.
 

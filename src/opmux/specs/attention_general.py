@@ -1,13 +1,13 @@
 """Attention with every option: windows, bias, ALiBi, soft-cap, sinks, dropout, sequences of different lengths.
 
-`attention` is the small op that a vendor implements first; this one takes what that one does not. The order in which
-options apply to a score: s = q k^T * scale, then softcap * tanh(s / softcap), then + bias, then ALiBi, then the window.
+`attention` is the small op that a vendor implements first; this op has the options that `attention` lacks. They apply
+to a score in this order: s = q k^T * scale, softcap * tanh(s / softcap), + bias, ALiBi, the window.
 
-Sequences of different lengths, in two forms that can be combined:
+Sequences of different lengths have two forms, which can be combined:
 
-- packed: the batch is 1, and its sequences are one after another along `queries` and `keys`. `cu_q` and `cu_k` say
-  where each begins. A [tokens, heads, dim] tensor is passed as the view t.transpose(0, 1)[None].
-- padded: `q_sizes` and `k_sizes` give the length of each sequence; what follows it is padding.
+- packed: the batch is 1, and the sequences follow one another along `queries` and `keys`. `cu_q` and `cu_k` have the
+  offset of each sequence. A [tokens, heads, dim] tensor is passed as the view t.transpose(0, 1)[None].
+- padded: `q_sizes` and `k_sizes` have the length of each sequence; the tokens after it are padding.
 """
 
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ Cap = Annotated[float, at_least(0)]
 
 
 def longest(q: Tensor, k: Tensor, cu_q: Tensor | None, max_q: int, max_k: int) -> tuple[int, int, int]:
-    """The number of sequences, and the most queries and keys of one."""
+    """The number of sequences, and the largest number of queries and of keys in a sequence."""
     if cu_q is None:
         return q.shape[0], q.shape[2], k.shape[2]
     return cu_q.shape[0] - 1, max_q, max_k
@@ -65,7 +65,7 @@ def bias_right(op: str, q: Tensor, k: Tensor, bias: Tensor | None, cu_q: Tensor 
         return
     b, sq, sk = longest(q, k, cu_q, max_q, max_k)
     if bias.shape[3] != sk or any(n not in (1, most) for n, most in zip(bias.shape[:3], (b, q.shape[1], sq))):
-        expected = f"have shape ({b}, {q.shape[1]}, {sq}, {sk}), or 1 in one of the first three places"
+        expected = f"have shape ({b}, {q.shape[1]}, {sq}, {sk}), or 1 in any of the first three dimensions"
         raise BadArgument.of(op, "bias", expected, str(tuple(bias.shape)), ValueError)
 
 
@@ -81,7 +81,7 @@ WHERE = (heads_divide, packed_right, sizes_right, bias_right, seed_given)
 
 
 class Arrangement:
-    """Tensors of a call as [sequences, heads, length, dim] and back."""
+    """Converts the tensors of a call to [sequences, heads, length, dim] and back."""
 
     def __init__(
         self, q: Tensor, k: Tensor, cu_q: Tensor | None, cu_k: Tensor | None, q_sizes: Tensor | None,
@@ -93,12 +93,12 @@ class Arrangement:
         self.sizes = (q_sizes, k_sizes) if not self.packed else (None, None)
 
     def apart(self, t: Tensor, of: int) -> Tensor:
-        """[b, h, s, ...] with padding, from the queries (`of` = 0) or the keys (1) of a call."""
+        """t as [b, h, s, ...] with padding; `of` is 0 for a tensor of queries, 1 for a tensor of keys."""
         lengths = self.lengths[of]
         return t if lengths is None else unpacked(t[0].transpose(0, 1), lengths, self.longest[of]).transpose(1, 2)
 
     def together(self, t: Tensor, of: int, tokens: int) -> Tensor:
-        """The inverse: 0 for padding."""
+        """The inverse of `apart`; padding gets 0."""
         lengths, sizes = self.lengths[of], self.sizes[of]
         if lengths is not None:
             return packed(t.transpose(1, 2), lengths, tokens).transpose(0, 1)[None]
@@ -262,36 +262,37 @@ def attention_general(
 ) -> tuple[Tensor, Tensor]:
     """Attention with every option: o = dropout(softmax(s)) v, lse = log(sum(exp(s))).
 
-    s = cap(q k^T * scale) + bias - slopes * |distance|, cap(x) = softcap * tanh(x / softcap), -inf outside the window
+    s = cap(q k^T * scale) + bias - slopes * |distance| in the window, else -inf; cap(x) = softcap * tanh(x / softcap).
+    Each query is aligned to a key of its sequence (see at_end); the window and the distance count from that key.
 
     Args:
         q: the queries.
-        k: the keys; each head serves heads / kv_heads adjacent heads of q.
+        k: the keys; each head is used by heads / kv_heads adjacent heads of q.
         v: the values.
         bias: added to the scores: [sequences or 1, heads or 1, queries or 1, keys]; -inf masks a key.
-        slopes: ALiBi's slope of each head; the distance is that of a key to a query's own place.
-        sink: a further score of each head, with a value of 0: exp(sink) is part of the sum of the softmax, and of lse.
-        seed: the same seed drops the same probabilities.
-        cu_q: where each packed sequence of q begins, and where the last one ends; the batch is 1.
+        slopes: ALiBi's slope for each head.
+        sink: an extra score for each head whose value vector is 0: exp(sink) is added to the softmax's denominator, and
+            so to lse.
+        seed: the seed of the dropout; the same seed drops the same probabilities.
+        cu_q: the offset of each packed sequence of q, and the end of the last one; the batch is then 1.
         cu_k: the same for k and v.
-        q_sizes: the length of each sequence of q; the rest is padding.
+        q_sizes: the length of each sequence of q; the tokens after it are padding.
         k_sizes: the same for k and v.
-        max_q: at least the length of the longest sequence of q, if they are packed.
-        max_k: at least the length of the longest sequence of k, if they are packed.
-        left: how many keys before its own place a query sees; -1 is all.
-        right: how many keys after its own place a query sees; -1 is all, 0 is causal.
-        at_end: the last query is at the place of the last key; if not, the first is at that of the first key.
+        max_q: for packed sequences, at least the length of the longest sequence of q.
+        max_k: for packed sequences, at least the length of the longest sequence of k.
+        left: how many keys before its aligned key a query attends to; -1 is all.
+        right: how many keys after its aligned key a query attends to; -1 is all, 0 is causal.
+        at_end: align the last query to the last key; otherwise the first query to the first key.
         softcap: the limit of the scores; 0 is none.
-        dropout_p: how probable it is that a probability is dropped; the others are divided by 1 - dropout_p.
+        dropout_p: the probability that a softmax probability is dropped; the others are divided by 1 - dropout_p.
         scale: multiplies q k^T; by default 1 / sqrt(dim).
         bias_grad: whether the backward computes the gradient of the bias.
         seq_first: o, dq, dk and dv have the memory layout of a contiguous [batch, seq, heads, dim]; by default o and dq
             have that of q, dk of k, dv of v.
 
     Returns:
-        o [batch, heads, queries, dim_v], of q's dtype, and lse, float32 [batch, heads,
-        queries] (float64 for float64). Both are 0 for padding. A query that sees no key gives o = 0, and as lse the
-        sink, or -inf.
+        o [batch, heads, queries, dim_v], of q's dtype, and lse, float32 [batch, heads, queries] (float64 for float64).
+        Both are 0 for padding. A query whose keys are all masked has o = 0 and lse = sink, or -inf without a sink.
     """
     where = Arrangement(q, k, cu_q, cu_k, q_sizes, k_sizes, max_q, max_k)
     how = where.masking(q, bias, slopes, seed, left, right, at_end, softcap, dropout_p, scale)
@@ -313,7 +314,7 @@ OF_FORWARD = tuple(attention_general.spec.names[3:])
 
 
 def absent(like: Tensor) -> Tensor:
-    """The gradient of an argument that has none: no elements."""
+    """An empty tensor: the gradient of an argument that was not given."""
     return torch.empty((0,), dtype=like.dtype, device=like.device)
 
 
@@ -362,19 +363,22 @@ def attention_general_bwd(
     bias_grad: bool,
     seq_first: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of attention_general, as in attention_bwd; 0 for padding. They are the same bits in every run.
+    """The gradients of attention_general, as in attention_bwd, and 0 for padding. They are bitwise reproducible.
 
-    dbias = ds before the soft-cap, summed over the dimensions in which the bias has size 1;
-    dsink = -sum(exp(sink - lse) * sum(do * o)) of each head
+    dbias = the gradient of s, summed over the dimensions in which the bias has size 1;
+    dsink = -sum(exp(sink - lse) * sum(do * o)) over all queries of a head.
 
     Args:
         do: the gradient of o.
+        q: as in the forward, like all arguments that are not listed here.
+        k: as in the forward.
+        v: as in the forward.
         o: the first result of the forward.
         lse: the second result of the forward.
 
     Returns:
-        dq, dk, dv, dbias and dsink, like q, k, v, bias and sink. dbias and dsink have no elements where there is no
-        such argument; dbias also unless bias_grad is set.
+        dq, dk, dv, dbias and dsink, like q, k, v, bias and sink. dbias is empty without a bias or without bias_grad;
+        dsink is empty without a sink.
     """
     where = Arrangement(q, k, cu_q, cu_k, q_sizes, k_sizes, max_q, max_k)
     how = where.masking(q, bias, slopes, seed, left, right, at_end, softcap, dropout_p, scale)

@@ -1,8 +1,8 @@
-"""Group norm, batch norm and weight norm, and torch's functions over them.
+"""Group norm, batch norm and weight norm, and functions of them with the signatures of torch.nn.functional.
 
-They compute in float32 (float64 for float64 inputs) and round once. Statistics are float32 (float64). Results are
-fresh and contiguous, but where x is channels-last (4-d or 5-d), so are y and dx. An absent weight is 1 and an absent
-bias 0; a backward gives their gradients all the same, in the dtype of the statistics.
+The ops compute in float32 (float64 for float64) and round once. Statistics are float32 (float64). Results are new
+contiguous tensors; if x is channels-last (4-d or 5-d), y and dx are too. Without a weight it is 1, without a bias it is
+0; a backward returns their gradients in any case, then in the dtype of the statistics.
 """
 
 import math
@@ -18,7 +18,7 @@ from ..core.spec import BadSample, BadSamples, Tol, op
 from ._numeric import rounded, wide
 from .samples import OTHER, Case, Draw, Maker
 
-# Gradients of weights are sums over the batch: implementations add them in another order.
+# Gradients of weights are sums over the batch, which implementations add in another order.
 SUMS = {torch.float32: Tol(1e-5, 1e-4)}
 
 # Memory formats of 4-d and 5-d tensors other than contiguous.
@@ -26,7 +26,7 @@ CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def memory_format(x: Tensor) -> torch.memory_format:
-    """The memory format of results: channels-last if x is (and is not contiguous as well), else contiguous."""
+    """The memory format of results: channels-last if x is (and is not also contiguous), else contiguous."""
     last = CHANNELS_LAST.get(x.dim())
     if last is None or x.is_contiguous() or not x.is_contiguous(memory_format=last):
         return torch.contiguous_format
@@ -34,12 +34,12 @@ def memory_format(x: Tensor) -> torch.memory_format:
 
 
 def laid(y: Tensor, x: Tensor) -> Tensor:
-    """A result of x's shape: rounded once to its dtype, and in its memory format."""
+    """y in x's shape, dtype and memory format."""
     return y.reshape(x.shape).to(x.dtype, copy=True, memory_format=memory_format(x))
 
 
 def sizes(x: Tensor) -> tuple[int, int, int]:
-    """Samples, channels, places."""
+    """The numbers of samples, channels, and positions."""
     return x.shape[0], x.shape[1], x.shape[2:].numel()
 
 
@@ -54,7 +54,7 @@ def _by_channel(t: Tensor | None, like: Tensor) -> Tensor:
 
 
 def _mean(x: Tensor, dim: Any, count: int) -> Tensor:
-    """The mean; 0 of an empty dimension."""
+    """The mean along dim; 0 if it is empty."""
     return x.sum(dim, keepdim=True) / torch.sym_max(count, 1)
 
 
@@ -83,8 +83,7 @@ SHAPES = (
 
 
 def _drawn(d: Draw, name: str, shape: tuple[int, ...]) -> Tensor | None:
-    """An argument of another shape than x; the option of its name makes it absent, or of another dtype (a bias has the
-    weight's)."""
+    """The argument `name`; its option may be "none", or "other" for another dtype. A bias has the weight's dtype."""
     if d.option(name) == "none":
         return None
     how = d.option("weight" if name == "bias" else name)
@@ -120,7 +119,7 @@ Groups = Float[Tensor, "samples num_groups", shape(lambda x, num_groups: (x.shap
 
 
 def _grouped(x: Tensor, num_groups: int) -> Tensor:
-    """[samples, groups, the rest], of [samples, channels, places]."""
+    """[samples, channels, positions] as [samples, groups, elements of a group]."""
     n, c, s = x.shape
     return x.reshape(n, num_groups, c // num_groups * s)
 
@@ -161,13 +160,13 @@ def group_norm(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Group norm: y = (x - mean) * rstd * weight + bias, rstd = rsqrt(var(x) + eps), with the biased variance.
 
-    Statistics are of each group of adjacent channels of each sample.
+    mean and var are those of each group of adjacent channels in a sample.
 
     Args:
         x: the input.
-        num_groups: divides the channels.
-        weight: the scale of each channel; absent, it is 1.
-        bias: added to each channel.
+        num_groups: the number of groups; it divides the number of channels.
+        weight: the scale of each channel; None is 1.
+        bias: added to each channel; None is 0.
         eps: added to the variance.
 
     Returns:
@@ -213,8 +212,8 @@ def group_norm_bwd(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of group_norm.
 
-    g = dy * weight, x' = (x - mean) * rstd: dx = rstd * (g - mean(g) - x' * mean(g * x')), the means of each group;
-    dweight = sum(dy * x'), dbias = sum(dy), of each channel, in weight's dtype
+    g = dy * weight, x' = (x - mean) * rstd: dx = rstd * (g - mean(g) - x' * mean(g * x')), with means over each group;
+    dweight = sum(dy * x'), dbias = sum(dy) over each channel.
 
     Args:
         dy: the gradient of y.
@@ -223,6 +222,9 @@ def group_norm_bwd(
         mean: the second result of the forward.
         rstd: the third result of the forward.
         num_groups: as in the forward.
+
+    Returns:
+        dx, like x, and dweight and dbias [channels], of weight's dtype (that of the statistics without a weight).
     """
     v = wide(x).reshape(sizes(x))
     dz = dy.to(v.dtype).reshape(v.shape)
@@ -240,7 +242,7 @@ def group_norm_bwd(
 
 
 def has_variance(op: str, x: Tensor) -> None:
-    """The unbiased variance needs two values."""
+    """Raise if a channel has one value: the unbiased variance needs two."""
     if x.shape[0] * x.shape[2:].numel() == 1:
         raise BadArgument.of(op, "x", "have more than one value per channel, to have a variance", str(tuple(x.shape)))
 
@@ -308,21 +310,22 @@ def batch_norm(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Batch norm: y = (x - mean) * rstd * weight + bias, rstd = rsqrt(var(x) + eps), with the biased variance.
 
-    Statistics are of each channel, over samples and places. The running statistics are returned, not updated in place.
+    mean and var are those of each channel, over samples and positions. The new running statistics are returned; the
+    arguments are not changed.
 
     Args:
         x: the input.
-        weight: the scale of each channel; absent, it is 1.
-        bias: added to each channel.
+        weight: the scale of each channel; None is 1.
+        bias: added to each channel; None is 0.
         running_mean: the running mean before this batch.
         running_var: the running variance before this batch.
-        momentum: the share of this batch in the new running statistics.
+        momentum: the weight of this batch in the new running statistics.
         eps: added to the variance.
 
     Returns:
-        y, like x; mean and rstd, float32 [channels] (float64 for float64); new_mean and new_var, what the running
-        statistics become: (1 - momentum) * old + momentum * the batch's, with the unbiased variance. With none given
-        they are the batch's own; of an empty batch they are the old.
+        y, like x; mean and rstd, float32 [channels] (float64 for float64); new_mean and new_var, the new running
+        statistics: (1 - momentum) * old + momentum * those of the batch, with the unbiased variance. They are those of
+        the batch if no running statistics are given, and the old ones if the batch is empty.
     """
     v = wide(x).reshape(sizes(x))
     count = v.shape[0] * v.shape[2]
@@ -363,7 +366,7 @@ def batch_norm_bwd(
     """The gradients of batch_norm.
 
     x' = (x - mean) * rstd: dx = weight * rstd * (dy - mean(dy) - x' * mean(dy * x')), dweight = sum(dy * x'),
-    dbias = sum(dy), of each channel, in weight's dtype
+    dbias = sum(dy), with means and sums over each channel.
 
     Args:
         dy: the gradient of y.
@@ -371,6 +374,9 @@ def batch_norm_bwd(
         weight: as in the forward.
         mean: the second result of the forward.
         rstd: the third result of the forward.
+
+    Returns:
+        dx, like x, and dweight and dbias [channels], of weight's dtype (that of the statistics without a weight).
     """
     v = wide(x).reshape(sizes(x))
     dz, mu, r = dy.to(v.dtype).reshape(v.shape), _by_channel(mean, v), _by_channel(rstd, v)
@@ -414,8 +420,8 @@ def batch_norm_infer(
         x: the input.
         mean: the mean of each channel.
         var: the variance of each channel.
-        weight: the scale of each channel; absent, it is 1.
-        bias: added to each channel.
+        weight: the scale of each channel; None is 1.
+        bias: added to each channel; None is 0.
         eps: added to the variance.
 
     Returns:
@@ -444,8 +450,8 @@ def batch_norm_infer_bwd(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The gradients of batch_norm_infer.
 
-    rstd = rsqrt(var + eps), x' = (x - mean) * rstd: dx = dy * weight * rstd, dweight = sum(dy * x'),
-    dbias = sum(dy), dmean = -weight * rstd * dbias, dvar = -weight * rstd^2 * dweight / 2, of each channel
+    rstd = rsqrt(var + eps), x' = (x - mean) * rstd: dx = dy * weight * rstd, dweight = sum(dy * x') and
+    dbias = sum(dy) over each channel, dmean = -weight * rstd * dbias, dvar = -weight * rstd^2 * dweight / 2.
 
     Args:
         dy: the gradient of y.
@@ -454,6 +460,10 @@ def batch_norm_infer_bwd(
         var: as in the forward.
         weight: as in the forward.
         eps: as in the forward.
+
+    Returns:
+        dx, dmean and dvar, like x, mean and var; dweight and dbias [channels], of weight's dtype (without a weight
+        float32, or float64 for float64).
     """
     v = wide(x).reshape(sizes(x))
     dz, r = dy.to(v.dtype).reshape(v.shape), torch.rsqrt(_by_channel(var, v) + eps)
@@ -473,7 +483,7 @@ def batch_norm_infer_bwd(
 
 
 def around(v: Tensor, dim: int | None) -> tuple[int, int, int]:
-    """v as [before, length of dim, after]; over the whole tensor, [1, 1, all]. As in torch, -1 means the whole."""
+    """The sizes of v before dim, along dim, and after it; (1, 1, all) if dim is None or, as in torch, -1."""
     if dim is None or dim == -1:
         return 1, 1, v.numel()
     at = dim % v.dim()
@@ -481,7 +491,7 @@ def around(v: Tensor, dim: int | None) -> tuple[int, int, int]:
 
 
 def norm_shape(v: Tensor, dim: int | None) -> tuple[int, ...]:
-    """The shape of the norms: v's with 1 in place of every other dimension; 0-dim for the whole tensor."""
+    """The shape of the norms: v's shape with 1 for every dimension but dim; () for one norm of the whole tensor."""
     if dim is None or dim == -1:
         return ()
     at = dim % v.dim()
@@ -527,18 +537,18 @@ WEIGHT = Maker(
     samples=WEIGHT,
 )
 def weight_norm(v: V, g: PerNorm, dim: Dim | None = 0) -> tuple[Tensor, Tensor]:
-    """Weight norm: w = v * g / norm, with the 2-norm over every dimension but dim.
+    """Weight norm: w = v * g / norm, with norm the 2-norm of v over every dimension but dim.
 
     Args:
         v: the direction of the weight.
-        g: its length: of v's shape, with 1 in place of every dimension but dim; 0-dim where dim is None or -1.
-        dim: the dimension along which each index has its own norm; None, or -1 as in torch, for one norm of everything.
+        g: the length of the weight: v's shape with 1 for every dimension but dim; 0-dim if dim is None or -1.
+        dim: the dimension whose indices have a norm each; None, or -1 as in torch, is one norm of the whole tensor.
 
     Returns:
-        w, like v, and the norms, float32 (float64 for float64), of g's shape.
+        w, like v, and norm, float32 (float64 for float64), of g's shape.
     """
     u = wide(v).reshape(around(v, dim))
-    norm = (u * u).sum((0, 2), keepdim=True).sqrt()  # on the CPU vector_norm adds one by one: 1e-4 off for a million
+    norm = (u * u).sum((0, 2), keepdim=True).sqrt()  # vector_norm on the CPU is 1e-4 off for a million elements
     w = u * (g.to(u.dtype).reshape(norm.shape) / norm)
     return rounded(w.reshape(v.shape), v.dtype), rounded(norm.reshape(g.shape), u.dtype)
 
@@ -560,7 +570,7 @@ WEIGHT_BWD = Maker(_weight_bwd_args, WEIGHT.cases)
 def weight_norm_bwd(
     dw: Grad[Tensor, "*lead last"], v: V, g: PerNorm, norm: PerNorm, dim: Dim | None = 0
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of weight_norm: v' = v / norm: dg = sum(dw * v'), dv = g / norm * (dw - v' * dg).
+    """The gradients of weight_norm: dg = sum(dw * v'), dv = g / norm * (dw - v' * dg), v' = v / norm.
 
     Args:
         dw: the gradient of w.
@@ -568,6 +578,9 @@ def weight_norm_bwd(
         g: as in the forward.
         norm: the second result of the forward.
         dim: as in the forward.
+
+    Returns:
+        dv and dg, like v and g.
     """
     u = wide(v).reshape(around(v, dim))
     scale = 1 / norm.to(u.dtype).reshape(1, -1, 1)
@@ -577,7 +590,7 @@ def weight_norm_bwd(
     return rounded(dv.reshape(v.shape), v.dtype), rounded(dg.reshape(g.shape), g.dtype)
 
 
-# ---- as torch.nn.functional has them: the same arguments, the same errors, running statistics updated in place ------
+# ---- torch.nn.functional: the same arguments and errors; running statistics are updated in place --------------------
 
 
 def functional_group_norm(
@@ -624,7 +637,10 @@ def functional_instance_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """torch.nn.functional.instance_norm: groups of one channel; running statistics follow the mean of all samples."""
+    """torch.nn.functional.instance_norm: a group norm with groups of one channel.
+
+    Running statistics are updated with the mean of the statistics of all samples.
+    """
     if not use_input_stats:
         return functional_batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
     if input.dim() > 1 and input.shape[2:].numel() == 1:
@@ -634,7 +650,7 @@ def functional_instance_norm(
     n, c, _ = sizes(input)
     if running_mean is None or running_var is None or not input.numel():
         return group_norm(input, c, weight, bias, eps)[0]
-    # every channel of every sample counts as a channel of a batch of one, whose statistics update the running ones
+    # A batch norm of one sample with n * c channels returns the statistics of each channel of each sample.
     one = input.reshape(1, n * c, *input.shape[2:])
     repeated = [None if t is None else t.repeat(n) for t in (weight, bias)]
     y, _, _, mean, var = batch_norm(one, *repeated, None, None, 1.0, eps)

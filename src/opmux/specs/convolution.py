@@ -1,7 +1,7 @@
-"""ATen's convolution of one to three dimensions, plain and transposed, in groups, with bias; and its gradients.
+"""ATen's convolution of one to three dimensions, plain or transposed, with groups and bias, and its gradients.
 
-The ops are torch's, with its names and signatures, and its own op is the reference. Products are added in float32
-(float64 for float64); whether a chip may round float32 factors to TF32 is torch.backends.cudnn.allow_tf32.
+Each op has ATen's name and signature; its reference is torch's own op. Products are accumulated in float32 (float64 for
+float64). torch.backends.cudnn.allow_tf32 decides whether float32 factors may be rounded to TF32.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ from ..core.spec import Tol
 from ._schema import ROUGH, declare
 from .samples import Case, Draw, Maker
 
-# Sums of up to a few hundred products, of samples of size 1, in another order; a CPU rounds halves more often.
+# Sums of up to a few hundred products of magnitude 1, in another order; CPU kernels round 16-bit sums more often.
 TOLS = {
     torch.float32: Tol(1e-4, 1e-4),
     torch.float16: Tol(1e-2, 3e-2),
@@ -66,7 +66,7 @@ ops: dict[str, Any] = {
     ),
     "convolution_backward": declare(
         "convolution_backward",
-        "The gradients of a convolution's input, weight and bias; None for those that output_mask does not ask for.",
+        "The gradients of the input, weight and bias of a convolution; None where output_mask is False.",
         Maker(_backward, CASES),
         out="dinput dweight dbias",
         tol=TOLS,

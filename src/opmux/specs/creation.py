@@ -1,4 +1,4 @@
-"""ATen's factories and fills: constants, ranges, identities. torch's own op is the reference of each."""
+"""ATen's factory functions and fills: constants, ranges, identity matrices; the references are torch's own ops."""
 
 from collections.abc import Callable
 from typing import Any
@@ -62,6 +62,6 @@ ROUNDED = ("linspace", "logspace")
 ops: dict[str, Any] = {}
 for _row in TABLE:
     _tol = None if _row.name in ROUNDED else EXACT
-    # torch's own new_ones of a sparse tensor has no ones in it, so there is nothing to compare these with
+    # no samples: new_ones of a sparse tensor has no elements in torch, so there is no reference to compare with
     _samples = None if _row.name.startswith("new_") else _row.samples
     ops[_row.name] = op(_row.reference(dict(globals())), space="aten", samples=_samples, tol=_tol)

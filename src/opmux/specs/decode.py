@@ -1,11 +1,11 @@
-"""Attention of new tokens to a cache of keys and values, and writing that cache: what decoding needs.
+"""Ops for decoding: attention of new tokens to a cache of keys and values, and writing to that cache.
 
 Tensors are [batch, tokens, heads, dim]. A cache is contiguous, [batch, max_len, kv_heads, dim], or paged: [pages,
 page_size, kv_heads, dim], where `table` [batch, max_pages] has the pages of each sequence in order. `lengths` [batch]
-says how many tokens of each sequence are in the cache, the new ones included; the rest of the cache is not read and may
-be undefined. It stays on the device: a call depends on shapes alone.
+has the number of tokens of each sequence in the cache, the new ones included; the rest of the cache is not read and may
+be undefined. `lengths` is not read on the host: the kernels to launch depend only on shapes.
 
-A cache may be float8, with a scale for all heads or one for each: key = number in the cache * k_scale.
+A cache may be float8, with one scale for all heads or one for each head: key = cached value * k_scale.
 """
 
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ Softcap = Annotated[float, at_least(0)]
 
 
 def kept_as(op: str, name: str, cache: Tensor, like: Tensor, of: str) -> None:
-    """Raise if a cache is neither of a tensor's dtype nor float8."""
+    """Raise unless the cache has the dtype of `like` or is float8."""
     if cache.dtype is not like.dtype and not (cache.dtype in FP8 and like.dtype in FLOATS):
         wanted = f"be {dtype_name(like.dtype)}, the dtype of {{{of}}}, float8_e4m3fn or float8_e5m2"
         raise BadArgument.of(op, name, wanted, dtype_name(cache.dtype), TypeError)
@@ -91,12 +91,15 @@ def tokens_fit(
 
 
 def per_head(scale: Tensor | None) -> Tensor | float:
-    """A scale that multiplies [.., heads, dim]."""
+    """A scale, [1] or [heads], in a shape that broadcasts to [..., heads, dim]."""
     return 1.0 if scale is None else scale.reshape(-1, 1)
 
 
 def _cached(cache: Tensor, table: Tensor | None, scale: Tensor | None, like: Tensor, lengths: Tensor) -> Tensor:
-    """[batch, keys, kv_heads, dim] in float32 (float64 for float64), zeros after each sequence."""
+    """The keys or values in a cache, times their scale: [batch, keys, kv_heads, dim], zeros after each sequence.
+
+    In float32, or in float64 if `like` is float64.
+    """
     plain = cache.to(torch.float32) if cache.dtype in FP8 else cache
     if table is not None:
         plain = paged_in(plain, table, "bshd", table.shape[1] * cache.shape[1])
@@ -109,7 +112,7 @@ def _attended(
     q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, sinks: Tensor | None, window: int, softcap: float,
     scale: float | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """o and lse of the last tokens of each sequence; k and v are [batch, keys, kv_heads, dim]."""
+    """o and lse for the last tokens of each sequence; k and v are [batch, keys, kv_heads, dim]."""
     batch, queries, heads, _ = q.shape
     keys, kv_heads = k.shape[1:3]
     x = wide(q).reshape(batch, queries, kv_heads, heads // kv_heads, q.shape[3])
@@ -151,7 +154,7 @@ def _paging(d: Draw) -> tuple[tuple[int, int], Tensor, Tensor | None]:
     if not page:
         return (batch, d.option("keys", max(given))), lengths, None
     each = d.option("pages", -(-max(given) // page))
-    # the last pages first, and one that nobody has
+    # pages in descending order; page 0 belongs to no sequence
     table = batch * each - torch.arange(batch * each, device=d.device).view(batch, each)
     return (batch * each + 1, page), lengths, table.to(torch.int64 if d.option("wide") else torch.int32)
 
@@ -255,7 +258,7 @@ WRITE = Maker(_write_args, (
 
 
 def _wrong(good: Maker, *ways: tuple[str, Any, type[Exception], str]) -> BadSamples:
-    """Bad samples: an argument of the first case that has it, replaced by what a function makes of it."""
+    """Bad samples: the first case in which an argument is given, with `change` applied to that argument."""
 
     def bad(device: torch.device) -> Iterator[BadSample]:
         for name, change, error, says in ways:
@@ -273,7 +276,7 @@ Query = Float[Tensor, "batch queries heads dim"]
 Lengths = Index[Tensor, "batch"]
 Table = Index[Tensor, "batch max_pages"]
 Cached = dtypes((*FLOATS, *FP8))
-Moved = dtypes((*FLOATS, *FP8, torch.uint8))  # what is only moved
+Moved = dtypes((*FLOATS, *FP8, torch.uint8))  # copied without arithmetic
 
 
 def _fake_results(q: Tensor, dim_v: int) -> tuple[Tensor, Tensor]:
@@ -319,26 +322,27 @@ def attention_decode(
 ) -> tuple[Tensor, Tensor]:
     """Attention of the last tokens of each sequence to a cache: o = softmax(s) v, s = q k^T * scale.
 
-    Query i of n is token lengths - n + i of its sequence, and sees the keys up to its own. One that sees none gives
-    o = 0 and lse = -inf.
+    Query i of n is token lengths - n + i of its sequence, and attends to the keys up to that token. A query without
+    keys has o = 0 and lse = -inf, or lse = sink with sinks.
 
     Args:
-        q: the queries of the last tokens, which are in the cache already.
-        k_cache: the keys: paged, or without a table [batch, max_len, kv_heads, dim]; of q's dtype or float8. Each
-            head serves heads / kv_heads adjacent heads of q.
-        v_cache: the values, in the same way.
-        lengths: the tokens of each sequence, the new ones included; what the cache cannot hold is not there.
+        q: the queries of the last tokens; their keys and values are already in the cache.
+        k_cache: the keys: paged, or [batch, max_len, kv_heads, dim] without a table; of q's dtype or float8. Each head
+            is used by heads / kv_heads adjacent heads of q.
+        v_cache: the values, in the same form as the keys.
+        lengths: the number of tokens of each sequence, the new ones included; limited to the cache's capacity.
         table: the pages of each sequence, in order; entries after its last page are not read.
-        sinks: a score for each head that counts in the sum of the softmax, and has no value.
-        k_scale: multiplies the keys: one element, or one for each head of them.
-        v_scale: multiplies the values, in the same way.
-        window: how many keys before its own place a query sees; -1 is all.
-        softcap: scores become softcap * tanh(s / softcap); 0 leaves them as they are.
+        sinks: an extra score for each head whose value vector is 0: exp(sink) is added to the softmax's denominator.
+        k_scale: multiplies the keys: one element, or one for each head of k_cache.
+        v_scale: multiplies the values: one element, or one for each head of v_cache.
+        window: how many keys before its own token a query attends to; -1 is all.
+        softcap: scores become softcap * tanh(s / softcap); 0 is no cap.
         scale: multiplies the scores; by default 1 / sqrt(dim).
 
     Returns:
-        o [batch, queries, heads, dim_v], of q's dtype, and lse, float32 [batch, heads, queries] (float64 for float64),
-        the logarithm of the sum of the softmax. Computed in float32, rounded once. There is no gradient.
+        o [batch, queries, heads, dim_v], of q's dtype, and lse = log(sum(exp(s))), sinks included, float32
+        [batch, heads, queries] (float64 for float64). Computed in float32 (float64) and rounded once. There is no
+        gradient.
     """
     keys, values = _cached(k_cache, table, k_scale, q, lengths), _cached(v_cache, table, v_scale, q, lengths)
     return _attended(q, keys, values, lengths, sinks, window, softcap, scale)
@@ -372,34 +376,36 @@ def mla_decode(
     cache_scale: Float32[Tensor, "..."] | None = None,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Multi-head latent attention of the last tokens of each sequence, in the form that absorbs the up-projections.
+    """Multi-head latent attention of the last tokens of each sequence, with absorbed up-projections.
 
-    All heads share one cache of latents: keys are its rows, values their first `rank` columns (DeepSeek: 512 of 576).
+    o = softmax(q c^T * scale) c[:, :rank]: all heads share one cache of latents c, whose rows are the keys and whose
+    first `rank` columns are the values (DeepSeek: 512 of 576). Queries are masked as in attention_decode.
 
     Args:
-        q: the queries, times the up-projection of the keys, followed by the part with rope.
-        cache: the latents and rope parts: paged, or without a table [batch, max_len, dim]; of q's dtype or float8.
-        lengths: the tokens of each sequence, the new ones included.
-        rank: the columns of the cache that are values too.
+        q: the queries times the up-projection of the keys, followed by their rope part.
+        cache: the latents and rope parts: paged, or [batch, max_len, dim] without a table; of q's dtype or float8.
+        lengths: the number of tokens of each sequence, the new ones included.
+        rank: how many columns of the cache are values.
         table: the pages of each sequence, in order; entries after its last page are not read.
         cache_scale: multiplies the cache; one element.
-        scale: multiplies the scores; by default 1 / sqrt(dim), which is not the scale of the model that was absorbed.
+        scale: multiplies the scores; by default 1 / sqrt(dim). A model's own scale is that of its head size before the
+            up-projections were absorbed: pass it.
 
     Returns:
         o [batch, queries, heads, rank], of q's dtype, and lse, float32 [batch, heads, queries] (float64 for float64).
-        Computed in float32, rounded once. There is no gradient.
+        Computed in float32 (float64) and rounded once. There is no gradient.
     """
     keys = _cached(cache[:, :, None], table, cache_scale, q, lengths)
     return _attended(q, keys, keys[..., :rank], lengths, None, -1, 0.0, scale)
 
 
 def _as_bytes(t: Tensor) -> Tensor:
-    """Float8 as bytes: torch moves float8 numbers, but computes nothing with them."""
+    """t, viewed as bytes if it is float8, for which torch lacks most ops."""
     return t.view(torch.uint8) if t.dtype in FP8 else t
 
 
 def written(new: Tensor, dtype: torch.dtype, scale: Tensor | None) -> Tensor:
-    """New tokens as a cache of this dtype keeps them: divided by the scale, rounded once; float8 saturates."""
+    """New tokens in the dtype of the cache: divided by the scale and rounded once; float8 saturates."""
     if scale is None and new.dtype is dtype:
         return new
     made = wide(new) / per_head(scale)
@@ -431,19 +437,19 @@ def write_kv_cache(
 ) -> None:
     """Append the new tokens of each sequence to a cache, in place.
 
-    Token i of n new ones becomes token lengths - n + i of its sequence. A token before the first or beyond what the
-    cache can hold is not written.
+    Token i of a sequence's n new tokens becomes token lengths - n + i of the sequence. Tokens at a negative position or
+    beyond the cache's capacity are not written.
 
     Args:
         k: the keys of the new tokens.
-        v: their values; None where the cache has only one part (that of `mla_decode`).
-        k_cache: is written: paged, or without a table [batch, max_len, kv_heads, dim]; of k's dtype or float8.
-        v_cache: is written, in the same way.
-        lengths: the tokens of each sequence, the new ones included.
+        v: the values of the new tokens; None if the cache has only one part, as for `mla_decode`.
+        k_cache: the cache to write: paged, or [batch, max_len, kv_heads, dim] without a table; of k's dtype or float8.
+        v_cache: the cache to write the values to, in the same form.
+        lengths: the number of tokens of each sequence, the new ones included.
         table: the pages of each sequence, in order. No two sequences may write to one page.
-        counts: how many of the tokens of each sequence are new ones, the first of them; by default all.
-        k_scale: k is divided by it: one element, or one for each head.
-        v_scale: v is divided by it, in the same way.
+        counts: n for each sequence: only its first n tokens in k and v are new. By default all are.
+        k_scale: divides k: one element, or one for each head.
+        v_scale: divides v: one element, or one for each head.
     """
     batch, tokens, heads = k.shape[:3]
     page = k_cache.shape[1]
@@ -457,8 +463,8 @@ def write_kv_cache(
     at = at.clamp(0, capacity - 1)
     rows = torch.arange(batch, device=k.device)[:, None]
     pages = rows.expand(batch, tokens) if table is None else table[rows, at // page].long()
-    # A token that is not written repeats the write of the first that is, so that no element is written with two values
-    # and no mask is read on the host; if none is written, an element is written with its own value.
+    # A token that must not be written repeats the write of the first token that is: no element gets two values, and no
+    # mask is read on the host. If no token is written, one element is overwritten with its own value.
     token = torch.where(there, torch.arange(batch * tokens, device=k.device), there.long().argmax())
     pages, at = pages.flatten()[token].clamp(0, k_cache.shape[0] - 1), (at % page).flatten()[token]
     for new, cache, scale in ((k, k_cache, k_scale), (v, v_cache, v_scale)):

@@ -1,6 +1,6 @@
-"""ATen's distances between all pairs of vectors, by a p-norm, and their gradients: `torch.cdist` and `F.pdist`.
+"""p-norm distances between all pairs of vectors, and their gradients: ATen's ops behind `torch.cdist` and `F.pdist`.
 
-Each is torch's own op, under ATen's name and with its arguments; torch's op is the reference.
+Each op has ATen's name and arguments; its reference is torch's own op.
 """
 
 from .index import declare

@@ -1,6 +1,6 @@
-"""Distances between two distributions, one loss a row: Kullback-Leibler, Jensen-Shannon, total variation.
+"""Distances between two distributions, one loss for each row: Kullback-Leibler, Jensen-Shannon, total variation.
 
-`opmux.functional` has the losses that reduce them. They compute in float32 (float64 for float64 input).
+`opmux.functional` has the losses that reduce them to a number. The ops compute in float32 (float64 for float64 input).
 """
 
 from typing import Annotated, Any
@@ -16,7 +16,7 @@ from .samples import Case, Draw, Maker
 Beta = Annotated[float, between(0, 1)]
 Temperature = Annotated[float, between(0, open=True)]
 
-# Options: those of the op; labels: True draws labels, the second of them ignored; "ignored" ignores all.
+# Options: those of the op, and labels: True (the second row is ignored) or "ignored" (all rows are).
 SHAPES = (
     Case((5, 64)),
     Case((1, 1)),
@@ -74,7 +74,7 @@ def _target(d: Draw) -> Tensor:
 
 
 def counted(labels: Tensor | None, ignore_index: int, rows: Tensor) -> Tensor:
-    """Rows, or one number for each, with 0 where the label is ignored."""
+    """`rows`, [*rows] or [*rows, n], with 0 where the label is ignored."""
     if labels is None:
         return rows
     ignored = labels == ignore_index
@@ -85,7 +85,7 @@ def counted(labels: Tensor | None, ignore_index: int, rows: Tensor) -> Tensor:
 
 
 def kl_elements(x: Tensor, y: Tensor, log_target: bool, eps: float) -> Tensor:
-    """What each element adds to KL(target || exp(input)); what has probability 0 adds 0."""
+    """The term of each element in KL(target || exp(input)); 0 if its probability is 0."""
     p = y.exp() if log_target else y
     log = y if log_target else y.clamp(min=eps).log()
     return p * (log - x).masked_fill(p == 0, 0.0)
@@ -114,11 +114,11 @@ def token_kl_div(
         input: logarithms of probabilities.
         target: probabilities; their logarithms if log_target is set.
         log_target: whether target has logarithms: loss = sum(exp(target) * (target - input)).
-        eps: the least p that a logarithm is taken of; unused for logarithms.
+        eps: the lower limit of p in log(p); unused with log_target.
 
     Returns:
-        loss, float32 [*rows] (float64 for float64 input). It is differentiable in input, not in target. What has
-        probability 0 adds 0.
+        loss, float32 [*rows] (float64 for float64 input). It is differentiable in input, not in target. The term of an
+        element with probability 0 is 0.
     """
     x = wide(input)
     return rounded(kl_elements(x, target.to(x.dtype), log_target, eps).sum(-1), x.dtype)
@@ -142,10 +142,10 @@ def token_kl_div_bwd(
 
     Args:
         dloss: the gradient of loss.
-        input: the input of the forward, of which only the dtype matters.
+        input: the input of the forward; only its dtype is used.
         target: as in the forward.
         log_target: as in the forward.
-        eps: as in the forward; unused.
+        eps: unused.
 
     Returns:
         dinput, like input.
@@ -159,7 +159,7 @@ def token_kl_div_bwd(
 
 
 def jsd_elements(x: Tensor, y: Tensor, beta: float) -> Tensor:
-    """What each element adds to the divergence of q = exp(x) and p = exp(y)."""
+    """The term of each element in the divergence of q = exp(x) and p = exp(y)."""
     q, p = x.exp(), y.exp()
     if beta == 0:
         return p * (y - x).masked_fill(p == 0, 0.0)
@@ -172,7 +172,7 @@ def jsd_elements(x: Tensor, y: Tensor, beta: float) -> Tensor:
 
 
 def _jsd_slope(x: Tensor, y: Tensor, beta: float) -> Tensor:
-    """The derivative of the divergence by x."""
+    """The derivative of the divergence with respect to x."""
     q, p = x.exp(), y.exp()
     if beta == 0:
         return -p
@@ -197,18 +197,18 @@ def token_jsd(
     """The generalized Jensen-Shannon divergence of each row, of q = exp(input) and p = exp(target).
 
     loss = beta * KL(p || m) + (1 - beta) * KL(q || m), m = beta * p + (1 - beta) * q;
-    for beta = 0 it is KL(p || q), for beta = 1 KL(q || p).
+    loss = KL(p || q) for beta = 0, KL(q || p) for beta = 1.
 
     Args:
         input: logarithms of the student's probabilities.
         target: logarithms of the teacher's probabilities.
-        labels: the class of each row; rows with ignore_index have loss 0, and no gradient.
+        labels: the class of each row; rows with ignore_index have loss 0 and gradient 0.
         beta: the weight of the teacher in m.
-        ignore_index: the label of rows that do not count.
+        ignore_index: the label of rows to ignore.
 
     Returns:
-        loss, float32 [*rows] (float64 for float64 input). It is differentiable in input, not in target. What has
-        probability 0 adds 0.
+        loss, float32 [*rows] (float64 for float64 input). It is differentiable in input, not in target. The term of an
+        element with probability 0 is 0.
     """
     x = wide(input)
     return rounded(counted(labels, ignore_index, jsd_elements(x, target.to(x.dtype), beta).sum(-1)), x.dtype)
@@ -223,7 +223,9 @@ def token_jsd_bwd(
     beta: Beta = 0.5,
     ignore_index: int = -100,
 ) -> Tensor:
-    """The gradient of token_jsd: dinput = dloss * (1 - beta) * q * (input - log(m)); see the forward.
+    """The gradient of token_jsd: dinput = dloss * (1 - beta) * q * (input - log(m)), with q and m of the forward.
+
+    dinput = -dloss * p for beta = 0, dloss * q * (input - target + 1) for beta = 1.
 
     Args:
         dloss: the gradient of loss.
@@ -234,7 +236,7 @@ def token_jsd_bwd(
         ignore_index: as in the forward.
 
     Returns:
-        dinput, like input; for beta = 0 it is -dloss * p, for beta = 1 dloss * q * (input - target + 1).
+        dinput, like input.
     """
     x = wide(input)
     dx = _jsd_slope(x, target.to(x.dtype), beta) * dloss.to(x.dtype)[..., None]
@@ -263,8 +265,8 @@ def token_tvd(
     Args:
         input: probabilities.
         target: probabilities.
-        labels: the class of each row; rows with ignore_index have loss 0, and no gradient.
-        ignore_index: the label of rows that do not count.
+        labels: the class of each row; rows with ignore_index have loss 0 and gradient 0.
+        ignore_index: the label of rows to ignore.
 
     Returns:
         loss, float32 [*rows] (float64 for float64 input). It is differentiable in input, not in target.
@@ -291,7 +293,7 @@ def token_tvd_bwd(
         ignore_index: as in the forward.
 
     Returns:
-        dinput, like input; 0 where both are equal.
+        dinput, like input; 0 where input equals target.
     """
     x = wide(input)
     dx = (x - target.to(x.dtype)).sign() / 2 * dloss.to(x.dtype)[..., None]
@@ -329,16 +331,16 @@ def token_logits_jsd(
     """token_jsd of log_softmax(student / temperature) and log_softmax(teacher / temperature).
 
     Args:
-        student: logits.
-        teacher: logits.
-        labels: the class of each row; rows with ignore_index have loss 0, and no gradient.
+        student: the student's logits.
+        teacher: the teacher's logits.
+        labels: the class of each row; rows with ignore_index have loss 0 and gradient 0.
         beta: as in token_jsd.
-        temperature: logits are divided by it.
-        ignore_index: the label of rows that do not count.
+        temperature: divides the logits.
+        ignore_index: the label of rows to ignore.
 
     Returns:
-        loss, student_lse, teacher_lse and slope, float32 [*rows] (float64 for float64 students): the divergence,
-        log(sum(exp(logits / temperature))) of both, and the sum of the gradient of token_jsd.
+        loss, student_lse, teacher_lse and slope, float32 [*rows] (float64 for a float64 student): the divergence,
+        log(sum(exp(logits / temperature))) of student and teacher, and the row's sum of the gradient of token_jsd.
     """
     x = wide(student)
     x, y = x / temperature, teacher.to(x.dtype) / temperature
@@ -369,12 +371,12 @@ def token_logits_jsd_bwd_(
     temperature: Temperature = 1.0,
     ignore_index: int = -100,
 ) -> None:
-    """The gradient of token_logits_jsd, which overwrites the student's logits.
+    """Overwrite the student's logits with their gradient in token_logits_jsd.
 
     dstudent = dloss * (g - q * slope) / temperature, where g is the gradient of token_jsd.
 
     Args:
-        student: the logits of the forward; on return their gradient.
+        student: as in the forward; on return its gradient.
         teacher: as in the forward.
         dloss: the gradient of loss.
         student_lse: the second result of the forward.

@@ -1,9 +1,11 @@
 """Dropout with a bit mask: one bit for each element.
 
-An element is dropped where a random byte is below floor(256 p): p counts in steps of 1/256, the scale 1 / (1 - p) does
-not. The bytes are Philox's (see `random`), 16 to a group. Of n elements the first half takes the bytes 0 to 7 of the
-groups in turn and the second half the bytes 8 to 15: so a thread has, in either half, eight neighbours (16 bytes of
-bfloat16) and a byte of the mask.
+An element is dropped if its random byte is below floor(256 p), so the drop probability is p rounded down to a multiple
+of 1/256. The scale 1 / (1 - p) uses the exact p.
+
+The bytes come from Philox (see `random`), 16 from each group. The first half of the elements uses bytes 0 to 7 of each
+group, the second half bytes 8 to 15. So a thread with one group handles eight adjacent elements (16 bytes of bfloat16)
+and one byte of the mask in each half.
 """
 
 import math
@@ -24,7 +26,7 @@ from .samples import Case, Draw, Maker
 
 
 def threshold(p: float) -> int:
-    """A byte below this drops its element."""
+    """An element is dropped if its byte is below this."""
     return math.floor(256 * p)
 
 
@@ -33,7 +35,7 @@ def scale(p: float) -> float:
 
 
 def random_bytes(n: int, seed: Tensor, device: torch.device) -> Tensor:
-    """The bytes of n elements, a multiple of 16, in their order."""
+    """The random byte of each of n elements; n is a multiple of 16."""
     group = torch.arange(n // 16, dtype=torch.int64, device=device)
     halves = lambda x: (x & LOW, (x >> 32) & LOW)
     counter = (w + torch.zeros_like(group) for w in halves(seed[1]))
@@ -43,7 +45,7 @@ def random_bytes(n: int, seed: Tensor, device: torch.device) -> Tensor:
 
 
 def packed_bits(keep: Tensor) -> Tensor:
-    """Eight to a byte, the first the lowest."""
+    """Eight elements a byte, the first in the lowest bit."""
     weights = 1 << torch.arange(8, device=keep.device)
     return (keep.reshape(-1, 8) * weights).sum(1).to(torch.uint8)
 
@@ -53,7 +55,7 @@ def bits_of(mask: Tensor) -> Tensor:
 
 
 def kept(keep: Tensor, x: Tensor, p: float) -> Tensor:
-    """What is dropped is multiplied by 0: a NaN stays one. With p = 1 all is 0."""
+    """x / (1 - p), times 0 where dropped, so a dropped NaN stays NaN. With p = 1 everything is 0, NaN too."""
     if p == 1:
         return torch.zeros(x.shape, dtype=x.dtype, device=x.device)
     v = wide(x)
@@ -143,12 +145,16 @@ def _fake(x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     tol=EXACT,
 )
 def philox_dropout_bits(x: Float[Tensor, "..."], seed: Seed, p: Probability) -> tuple[Tensor, Tensor]:
-    """y = x / (1 - p), or 0 where a random byte is below floor(256 p); the mask has a bit for each element kept.
+    """Dropout with a bit mask: y = x / (1 - p), or 0 if the element's random byte is below floor(256 p).
 
     Args:
-        x: a multiple of 16 elements.
+        x: the input; its number of elements is a multiple of 16.
         seed: int64 [2], key and counter of Philox; on x's device or on the CPU.
-        p: the probability of an element to be dropped, in steps of 1/256.
+        p: the probability that an element is dropped; it is rounded down to a multiple of 1/256.
+
+    Returns:
+        y, like x, contiguous, and mask, uint8 [elements / 8]: a bit for each element, 1 if it was kept, the first
+        element in the lowest bit.
     """
     keep = random_bytes(x.numel(), seed.to(x.device), x.device) >= threshold(p)
     return kept(keep, x, p), packed_bits(keep)
@@ -156,11 +162,14 @@ def philox_dropout_bits(x: Float[Tensor, "..."], seed: Seed, p: Probability) -> 
 
 @op(out="dx", samples=BWD, errors=_errors(BWD, BAD_DY, BAD_MASK), where=bit_for_each)
 def dropout_bits_bwd(dy: Float[Tensor, "..."], mask: Byte[Tensor, "..."], p: Probability) -> Tensor:
-    """dx = dy / (1 - p) where the bit of the mask is set, else 0.
+    """The gradient of philox_dropout_bits: dx = dy / (1 - p) where the bit of the mask is set, else 0.
 
     Args:
         dy: the gradient of y.
-        mask: the second result of the forward: eight elements a byte, the first the lowest bit.
+        mask: the second result of the forward.
         p: as in the forward.
+
+    Returns:
+        dx, like dy, contiguous.
     """
     return kept(bits_of(mask), dy, p)

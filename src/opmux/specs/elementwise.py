@@ -1,7 +1,7 @@
-"""ATen's elementwise ops with several results or that mix neighbours: fake quantization, PReLU's gradient, cross
-products.
+"""ATen's fake quantization, the gradient of PReLU, and cross products.
 
-Each is torch's own op, under ATen's name and with its arguments; torch's op is the reference.
+These ops are nearly elementwise, but return several tensors or combine elements of one dimension. Each op has ATen's
+name and arguments; its reference is torch's own op.
 """
 
 from .index import declare

@@ -1,7 +1,7 @@
-"""ATen's losses under ATen's names and signatures; torch's own op is the reference of each.
+"""ATen's losses with ATen's names and signatures; the reference of each is torch's own op.
 
-A loss is a function of an element and its target, and a reduction: 0 none, 1 the mean, 2 the sum. `nll_loss` picks one
-class of each row.
+A loss applies a function to each element and its target, then a reduction: 0 none, 1 the mean, 2 the sum. `nll_loss`
+uses one class of each row.
 """
 
 from dataclasses import dataclass
@@ -20,13 +20,13 @@ NONE, MEAN, SUM = 0, 1, 2
 
 @dataclass(frozen=True)
 class Loss:
-    """How a loss and its gradient are called."""
+    """The name and the arguments of a loss and of its gradient."""
 
     name: str
-    weights: tuple[str, ...] = ()  # optional tensors
-    number: str = ""
+    weights: tuple[str, ...] = ()  # the names of optional tensors
+    number: str = ""  # the name of a float argument
     domain: str = ""  # the range of self in samples, a name of DOMAINS
-    gradient: bool = True  # whether ATen has an op for it
+    gradient: bool = True  # whether ATen has an op for the gradient
 
 
 LOSSES = {
@@ -91,7 +91,7 @@ for _loss in LOSSES.values():
 
 
 def _classes(spatial: bool, gradient: bool) -> Maker:
-    """Samples of classes that `self` has for each element of `target`; every third target is to be ignored."""
+    """Samples of `nll_loss`; every third target is ignore_index."""
 
     def build(d: Draw) -> dict[str, Any]:
         x = d.full()
@@ -116,6 +116,6 @@ def _classes(spatial: bool, gradient: bool) -> Maker:
     return Maker(build, cases)
 
 
-for _name, _spatial in (("nll_loss", False), ("nll_loss2d", True)):  # of [n, c] and of [n, c, h, w]
+for _name, _spatial in (("nll_loss", False), ("nll_loss2d", True)):  # self is [n, c], or [n, c, h, w]
     _declare(f"{_name}_forward", _classes(_spatial, False), "y total_weight")
     _declare(f"{_name}_backward", _classes(_spatial, True), "dx")

@@ -1,7 +1,7 @@
 """ATen's ops over lists of tensors under ATen's names: `_foreach_*`, `_fused_*` optimizers, and gradient scaling.
 
-Signatures are read from torch's schemas: an op has the arguments of all its overloads, and those that an overload does
-not have are None. torch's own op is the reference of each.
+An op has the arguments of all its overloads, read from torch's schemas; an argument that the called overload does not
+have is None. The reference of each op is torch's own op.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,7 +25,7 @@ ROUGH = {torch.float16: Tol(4e-3, 4e-3), torch.bfloat16: Tol(3.2e-2, 3.2e-2), to
 
 
 def _arguments(name: str) -> tuple[list[Any], list[str]]:
-    """The arguments of a packet's overloads that are not `out`, and the names of those in all of them."""
+    """All arguments of an op's overloads except `out`, and the names of those that every overload has."""
     packet = getattr(torch.ops.aten, name)
     found: dict[str, Any] = {}
     everywhere: set[str] | None = None
@@ -39,7 +39,7 @@ def _arguments(name: str) -> tuple[list[Any], list[str]]:
 
 
 def _function(name: str) -> Callable[..., Any]:
-    """torch's own op as a function of the arguments of all its overloads."""
+    """A function with the arguments of all overloads that calls torch's own op."""
     arguments, everywhere = _arguments(name)
     params, passed = [], []
     for a in arguments:
@@ -51,7 +51,7 @@ def _function(name: str) -> Callable[..., Any]:
     text = f"def {name}({', '.join(params)}) -> Any:\n    return _call({', '.join(f'{n}={n}' for n in passed)})\n"
 
     def call(**given: Any) -> Any:
-        """Without what is absent: torch chooses the overload by what is there."""
+        """Pass only the arguments that are given: torch chooses the overload by them."""
         values = {n: v for n, v in given.items() if v is not None}
         if "scalars" in values:
             values.pop("value", None)
@@ -70,7 +70,7 @@ SIZES = ((5, 7), (2048,), (), (3, 700))
 
 
 def _drawn(dtype: torch.dtype, device: Any, seed: int, count: int) -> list[list[Tensor]]:
-    """Lists of numbers above 0.1 and below 1."""
+    """`count` lists of tensors with values from 0.1 to 1."""
     generator = torch.Generator().manual_seed(seed)
     new = lambda size: (torch.rand(size, generator=generator) * 0.9 + 0.1).to(dtype).to(device)
     return [[new(size) for size in SIZES] for _ in range(count)]
@@ -157,7 +157,7 @@ def _scaling(name: str) -> Samples:
 # ---- the ops --------------------------------------------------------------------------------------------------------
 
 ops: dict[str, Any] = {}
-# Samples by op: all arguments in order. Not part of the ops, as tools take an argument to be a tensor or a number.
+# op -> samples with all arguments in order. Not passed to `op`: our tools accept no lists of tensors as arguments.
 SAMPLES: dict[str, Samples] = {
     **{f"_foreach_{name}": _elementwise(name) for name in ELEMENTWISE},
     **{name: _other(name) for name in OTHERS},

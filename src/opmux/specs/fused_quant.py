@@ -1,9 +1,9 @@
-"""Activations, norms and sums over rows together with the quantization of their result to FP8.
+"""Activations, norms and sums over rows, fused with the quantization of their result to FP8.
 
-Each op writes bytes, transposed bytes and scales (None: not needed) in the pass that computes the result, which itself
-is not written. With current and block scaling and MXFP8 the result is rounded to x's dtype before it is quantized, as
-if it had been written; with delayed scaling it is not (as in act_fp8). Bytes and scales are those of `quant`. MXFP8 has
-no transposed bytes: those with columnwise scales have the layout of the result.
+Each op writes bytes, transposed bytes and scales in the pass that computes the result; it skips outputs that are None,
+and does not write the result itself. With current scaling, block scaling and MXFP8 the result is rounded to x's dtype
+before it is quantized, as if it had been written; with delayed scaling it is not (as in act_fp8). Bytes and scales are
+those of `quant`. MXFP8 has no transposed bytes: the bytes with columnwise scales have the layout of the result.
 """
 
 from collections.abc import Callable
@@ -45,18 +45,18 @@ from .samples import Case, Draw, Maker
 
 Buffer = Tensor | None
 
-# Of a result that is rounded to another neighbour, scales and their bytes are neighbours too.
+# If a result rounds to the adjacent value, its scales and its bytes may be adjacent values too.
 NEAR = {**SUMS, **_fp8.BYTES, torch.float32: Tol(1e-2, 1e-5)}
 
 
 # ---- arguments ------------------------------------------------------------------------------------------------------
 
-NONE = "none"  # the activation that is left out
+NONE = "none"  # no activation
 Formula = Annotated[str, one_of(NONE, *ACTS)]
 
 
 def _quantize(name: str, quantize: Any, *args: Any) -> None:
-    """The reference of a quantization as the last step of an op: an error names the op."""
+    """Run the reference of a quantization as the last step of the op `name`, which its errors then name."""
     try:
         quantize.reference(*args)
     except BadArgument as error:
@@ -88,7 +88,7 @@ Sums = Float[Tensor, "_", same_dtype("x"), shape(lambda x, dy, gated: result_sha
 
 
 def halves_match(op: str, x: Tensor, dy: Buffer, act: str, gated: bool) -> None:
-    """A gate has two halves; without an activation there is neither a gate nor a gradient."""
+    """Raise if x has no two halves for a gate, or if there is a gate or a gradient but no activation."""
     if gated and x.shape[-1] % 2:
         raise BadArgument.of(op, "x", "have an even last dimension, as {gated} is True", str(tuple(x.shape)))
     if act == NONE and (gated or dy is not None):
@@ -96,7 +96,7 @@ def halves_match(op: str, x: Tensor, dy: Buffer, act: str, gated: bool) -> None:
 
 
 def result_in_blocks(op: str, x: Tensor, dy: Buffer, gated: bool) -> None:
-    """Blocks of 32 are whole in rows and in columns of the result."""
+    """Raise unless the rows and columns of the result are multiples of 32."""
     m, n = matrix(result_shape(x, dy, gated))
     if m % MX or n % MX:
         raise BadArgument.of(op, "x", f"have a result with rows and columns in multiples of {MX}", str(tuple(x.shape)))
@@ -159,7 +159,7 @@ def _block_buffers(d: Draw, shape: Any) -> dict[str, Any]:
 
 
 def _scaling(d: Draw, *names: str) -> dict[str, Any]:
-    """The last arguments."""
+    """The options of the quantization with these names."""
     given = {"two_d": d.option("two_d", False), "pow2": d.option("pow2", True), "eps": d.option("eps", 0.0)}
     return {name: given[name] for name in names}
 
@@ -167,7 +167,7 @@ def _scaling(d: Draw, *names: str) -> dict[str, Any]:
 def _act_args(
     d: Draw, buffers: Callable[[Draw, Any], dict[str, Any]]
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """What is computed from, the buffers, and what is computed."""
+    """Three parts of the arguments: inputs, output buffers, and the dtype and activation."""
     form, (*lead, n) = d.option("form", ""), d.case.shape
     doubled = Draw(Case((*lead, 2 * n), d.case.layout), d.dtype, d.device)
     gated, backward = form.startswith("glu"), form.endswith("bwd")
@@ -207,7 +207,7 @@ ACT_MX = Maker(_act_mx_args, MX_CASES)
 
 
 def result_of(x: Tensor, dy: Buffer, act: str, gated: bool) -> Tensor:
-    """f(x), f(a) * b with `gated`, or with dy the gradient of either: wide, not rounded."""
+    """f(x), or f(a) * b if gated, or with dy the gradient of that; in float32 or float64, not rounded."""
     v = wide(x)
     if act == NONE:
         return v
@@ -243,22 +243,22 @@ def act_fp8_cast_into(
     act: Formula,
     gated: bool = False,
 ) -> None:
-    """fp8_cast_into of r = f(x) or, with dy, of the gradient r = dy * f'(x).
+    """fp8_cast_into of an activation r = f(x) or, if dy is given, of its gradient r = dy * f'(x).
 
-    With gated, x has two halves, a and b: r = f(a) * b, or [dy * b * f'(a), dy * f(a)].
+    If gated, x has two halves, a and b: r = f(a) * b, or r = [dy * b * f'(a), dy * f(a)] with dy.
 
     Args:
         x: the input of the activation.
-        dy: the gradient of its result; None to compute the result itself.
+        dy: the gradient of the activation's result; None to compute the result itself.
         scale: multiplies r.
         y: receives the bytes; None if not needed.
         yt: receives the bytes of the transposed matrix; None if not needed.
         scale_inv: receives 1 / scale; None if not needed.
-        amax: raised to the largest magnitude of r; None if not needed.
+        amax: becomes max(amax, max|r|); None if not needed.
         dbias: receives the sum of r over its rows, in x's dtype; None if not needed.
-        dtype: what to cast to.
+        dtype: the float8 dtype of the bytes.
         act: the activation; "none" for r = x.
-        gated: x has two halves.
+        gated: x has the two halves of a gated unit.
     """
     result = result_of(x, dy, act, gated)
     _quantize(
@@ -287,20 +287,20 @@ def act_fp8_current_into(
     pow2: bool = False,
     eps: float = 0.0,
 ) -> None:
-    """fp8_current_into of r = f(x), or of its gradient; r is that of act_fp8_cast_into, rounded to x's dtype.
+    """fp8_current_into of an activation or its gradient: of r as in act_fp8_cast_into, rounded to x's dtype.
 
     Args:
         x: the input of the activation.
-        dy: the gradient of its result; None to compute the result itself.
+        dy: the gradient of the activation's result; None to compute the result itself.
         y: receives the bytes; None if not needed.
         yt: receives the bytes of the transposed matrix; None if not needed.
         scale_inv: receives 1 / scale; None if not needed.
-        dbias: receives the sum of r over its rows before rounding, in x's dtype; None if not needed.
-        dtype: what to cast to.
+        dbias: receives the sum over rows of r before rounding, in x's dtype; None if not needed.
+        dtype: the float8 dtype of the bytes.
         act: the activation; "none" for r = x.
-        gated: x has two halves.
+        gated: x has the two halves of a gated unit.
         pow2: round the scale down to a power of two.
-        eps: a lower bound of amax.
+        eps: the lower limit of amax.
     """
     result = result_of(x, dy, act, gated)
     rest = y, yt, scale_inv, None, dtype, pow2, eps
@@ -330,22 +330,22 @@ def act_fp8_blocks_into(
     pow2: bool = True,
     eps: float = 0.0,
 ) -> None:
-    """fp8_blocks_into of r = f(x), or of its gradient; r is that of act_fp8_cast_into, rounded to x's dtype.
+    """fp8_blocks_into of an activation or its gradient: of r as in act_fp8_cast_into, rounded to x's dtype.
 
     Args:
         x: the input of the activation.
-        dy: the gradient of its result; None to compute the result itself.
+        dy: the gradient of the activation's result; None to compute the result itself.
         y: receives the bytes; None if not needed.
         y_scale: receives the scales of y.
         yt: receives the bytes of the transposed matrix; None if not needed.
         yt_scale: receives the scales of yt.
-        dbias: receives the sum of r over its rows before rounding, in x's dtype; None if not needed.
-        dtype: what to cast to.
+        dbias: receives the sum over rows of r before rounding, in x's dtype; None if not needed.
+        dtype: the float8 dtype of the bytes.
         act: the activation; "none" for r = x.
-        gated: x has two halves.
-        two_d: blocks of 128x128.
+        gated: x has the two halves of a gated unit.
+        two_d: a scale for each block of 128x128 instead of 1x128.
         pow2: round scales down to powers of two.
-        eps: a lower bound of amax.
+        eps: the lower limit of amax.
     """
     result = result_of(x, dy, act, gated)
     rest = y, y_scale, yt, yt_scale, None, dtype, two_d, pow2, eps
@@ -373,20 +373,20 @@ def act_mxfp8_into(
     gated: bool = False,
     two_d: bool = False,
 ) -> None:
-    """mxfp8_into of r = f(x), or of its gradient; r is that of act_fp8_cast_into, rounded to x's dtype.
+    """mxfp8_into of an activation or its gradient: of r as in act_fp8_cast_into, rounded to x's dtype.
 
     Args:
         x: the input of the activation.
-        dy: the gradient of its result; None to compute the result itself.
+        dy: the gradient of the activation's result; None to compute the result itself.
         y: receives the bytes; None if not needed.
         y_scale: receives the scales of y.
         yc: receives the bytes with columnwise scales; None if not needed.
         yc_scale: receives the scales of yc.
-        dbias: receives the sum of r over its rows before rounding, in x's dtype; None if not needed.
-        dtype: what to cast to.
+        dbias: receives the sum over rows of r before rounding, in x's dtype; None if not needed.
+        dtype: the float8 dtype of the bytes.
         act: the activation; "none" for r = x.
-        gated: x has two halves.
-        two_d: blocks of 32x32.
+        gated: x has the two halves of a gated unit.
+        two_d: a scale for each block of 32x32 instead of 1x32.
     """
     result = result_of(x, dy, act, gated)
     _quantize("act_mxfp8_into", mxfp8_into, rounded(result, x.dtype), y, y_scale, yc, yc_scale, None, dtype, two_d)
@@ -484,22 +484,22 @@ def norm_fp8_current_into(
     pow2: bool = False,
     eps: float = 0.0,
 ) -> None:
-    """The cast of current scaling, for r = (x - mean) * rstd * (weight + offset) + bias, rounded to x's dtype.
+    """Quantize r = (x - mean) * rstd * (weight + offset) + bias, rounded to x's dtype, with current scaling.
 
     Args:
         x: the rows to normalise.
         weight: the scale of each column.
-        bias: added to each column; None for 0.
-        mean: the mean of each row, of layer_norm_stats; None for 0.
-        rstd: the inverse deviation of each row, of layer_norm_stats or rms_norm_stats.
+        bias: added to each column; None is 0.
+        mean: the mean of each row, from layer_norm_stats; None is 0.
+        rstd: the inverse standard deviation of each row, from layer_norm_stats or rms_norm_stats.
         amax: the largest magnitude of r.
         y: receives the bytes; None if not needed.
         yt: receives the bytes of the transposed matrix; None if not needed.
         scale_inv: receives 1 / scale; None if not needed.
-        dtype: what to cast to.
+        dtype: the float8 dtype of the bytes.
         offset: added to the weight; 1.0 for a zero-centred weight.
         pow2: round the scale down to a power of two.
-        eps: a lower bound of amax.
+        eps: the lower limit of amax.
     """
     scale = scale_from(amax.reshape(1), FP8_MAX[dtype], pow2, eps)
     put(scale_inv, inverse(scale), None)
@@ -538,18 +538,18 @@ def norm_fp8_blocks_into(
     Args:
         x: the rows to normalise.
         weight: the scale of each column.
-        bias: added to each column; None for 0.
-        mean: the mean of each row, of layer_norm_stats; None for 0.
-        rstd: the inverse deviation of each row, of layer_norm_stats or rms_norm_stats.
+        bias: added to each column; None is 0.
+        mean: the mean of each row, from layer_norm_stats; None is 0.
+        rstd: the inverse standard deviation of each row, from layer_norm_stats or rms_norm_stats.
         y: receives the bytes; None if not needed.
         y_scale: receives the scales of y.
         yt: receives the bytes of the transposed matrix; None if not needed.
         yt_scale: receives the scales of yt.
-        dtype: what to cast to.
+        dtype: the float8 dtype of the bytes.
         offset: added to the weight; 1.0 for a zero-centred weight.
-        two_d: blocks of 128x128.
+        two_d: a scale for each block of 128x128 instead of 1x128.
         pow2: round scales down to powers of two.
-        eps: a lower bound of amax.
+        eps: the lower limit of amax.
     """
     r = _normed(x, weight, bias, mean, rstd, offset)
     fp8_blocks_into.reference(r, y, y_scale, yt, yt_scale, None, dtype, two_d, pow2, eps)
@@ -581,16 +581,16 @@ def norm_mxfp8_into(
     Args:
         x: the rows to normalise.
         weight: the scale of each column.
-        bias: added to each column; None for 0.
-        mean: the mean of each row, of layer_norm_stats; None for 0.
-        rstd: the inverse deviation of each row, of layer_norm_stats or rms_norm_stats.
+        bias: added to each column; None is 0.
+        mean: the mean of each row, from layer_norm_stats; None is 0.
+        rstd: the inverse standard deviation of each row, from layer_norm_stats or rms_norm_stats.
         y: receives the bytes; None if not needed.
         y_scale: receives the scales of y.
         yc: receives the bytes with columnwise scales; None if not needed.
         yc_scale: receives the scales of yc.
-        dtype: what to cast to.
+        dtype: the float8 dtype of the bytes.
         offset: added to the weight; 1.0 for a zero-centred weight.
-        two_d: blocks of 32x32.
+        two_d: a scale for each block of 32x32 instead of 1x32.
     """
     r = _normed(x, weight, bias, mean, rstd, offset)
     mxfp8_into.reference(r, y, y_scale, yc, yc_scale, None, dtype, two_d)

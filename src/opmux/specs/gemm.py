@@ -1,7 +1,7 @@
-"""Matrix products: linear, forward and backward; gemm and linear with what may follow; products of FP8 with scales.
+"""Matrix products: linear and its gradients; gemm and linear with epilogues; products of FP8 matrices with scales.
 
-They add up in float32 (float64 for float64 inputs) and round once, into fresh contiguous results. Whether a chip may
-round float32 factors to TF32 is torch's setting (`torch.backends.cuda.matmul`), here as there.
+The ops accumulate in float32 (float64 for float64), round once, and return new contiguous tensors. As in torch,
+`torch.backends.cuda.matmul` decides whether float32 factors may be rounded to TF32.
 """
 
 import math
@@ -19,7 +19,7 @@ from ._numeric import rounded, wide
 from .activation import ACTS, Gate, halves
 from .samples import Case, Draw, Maker
 
-# Products are added up in another order; parts of a sum may be rounded to the inputs' dtype before they are added.
+# Implementations add products in another order, and may round partial sums to the inputs' dtype before they add them.
 SUMS = {
     torch.float32: Tol(1e-5, 1e-4),
     torch.float16: Tol(2e-3, 1e-2),
@@ -149,7 +149,7 @@ LikeProduct = Float[Tensor, "m n", shape(_product_shape)]
 
 
 def factors_fit(op: str, a: Tensor, b: Tensor, trans_a: bool, trans_b: bool) -> None:
-    """Both factors have the same K; which dimension that is depends on `trans_a` and `trans_b`."""
+    """Raise unless both factors have the same K, whose dimension depends on `trans_a` and `trans_b`."""
     k = a.shape[0 if trans_a else 1]
     if b.shape[1 if trans_b else 0] != k:
         wanted = (b.shape[0], k) if trans_b else (k, b.shape[1])
@@ -176,7 +176,7 @@ def gemm_flops(a: Tensor, b: Tensor, *rest: Any) -> int:
 
 
 def _gemm_args(d: Draw) -> dict[str, Any]:
-    """The case's shape is a's. Options: out (columns of the product), ta, tb, bias, alpha, to (its dtype)."""
+    """The case's shape is a's. Options: out (columns of the product), ta, tb, bias, alpha, wider (in float32)."""
     rows, cols = d.case.shape
     k = rows if d.option("ta") else cols
     n = d.option("out", 24)
@@ -246,7 +246,7 @@ def gemm(
     alpha: float = 1.0,
     out_dtype: OutDtype | None = None,
 ) -> Tensor:
-    """y = alpha * op(a) op(b) + bias, where op(x) is x^T if trans_a (trans_b) is set; rounded once.
+    """Matrix product: y = alpha * op(a) op(b) + bias, where op(x) is x^T if trans_a (trans_b) is set; rounded once.
 
     Args:
         a: [m, k]; [k, m] with trans_a.
@@ -318,7 +318,7 @@ def matmul(
     beta: float = 1.0,
     out_dtype: OutDtype | None = None,
 ) -> Tensor:
-    """y = alpha * a b + beta * c, of matrices or of batches of matrices, with any strides; rounded once.
+    """Product of matrices or batches of matrices: y = alpha * a b + beta * c, with any strides; rounded once.
 
     Args:
         a: [m, k] or [batch, m, k].
@@ -362,7 +362,7 @@ INT = Maker(
 
 @op(samples=INT, flops=lambda a, b: 2 * a.numel() * b.shape[1])
 def int_mm(a: Int8[Tensor, "m k"], b: Int8[Tensor, "k n"]) -> Tensor:
-    """y = a b, of int8, exact: added up in int32, which wraps around.
+    """Product of int8 matrices: y = a b, accumulated in int32, which wraps around.
 
     Args:
         a: [m, k], with any strides.
@@ -384,7 +384,7 @@ def gemm_gelu(
     alpha: float = 1.0,
     out_dtype: OutDtype | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """gemm followed by gelu (tanh): pre = alpha * op(a) op(b) + bias, y = gelu(pre), of pre before it is rounded.
+    """gemm and gelu (tanh): pre = alpha * op(a) op(b) + bias, y = gelu(pre); y is computed from the unrounded pre.
 
     Args:
         a: [m, k]; [k, m] with trans_a.
@@ -434,7 +434,7 @@ def gemm_dgelu(
     Args:
         a: [m, k]; [k, m] with trans_a.
         b: [k, n]; [n, k] with trans_b.
-        pre: what gelu was applied to.
+        pre: the argument of gelu.
         trans_a: use a^T.
         trans_b: use b^T.
         alpha: multiplies the product.
@@ -448,7 +448,7 @@ def gemm_dgelu(
 
 
 def _sum_args(d: Draw) -> dict[str, Any]:
-    """More options than gemm's: beta, wider (c in float32)."""
+    """Options: those of gemm, beta, and wider (c in float32)."""
     of = _gemm_args(d)
     m = d.case.shape[1 if d.option("ta") else 0]
     c = _drawn(d, "c", (m, d.option("out", 24))).contiguous()
@@ -494,7 +494,7 @@ def gemm_add_(
     alpha: float = 1.0,
     beta: float = 1.0,
 ) -> None:
-    """c = alpha * op(a) op(b) + beta * c, in place.
+    """Add a matrix product to c in place: c = alpha * op(a) op(b) + beta * c.
 
     Args:
         c: the output, updated in place; its dtype may differ from a's.
@@ -509,7 +509,7 @@ def gemm_add_(
     c.copy_(y if beta == 0.0 else y + c.to(y.dtype) * beta)
 
 
-# ---- linear with what may follow ------------------------------------------------------------------------------------
+# ---- linear with an epilogue ----------------------------------------------------------------------------------------
 
 
 def width(weight: Tensor, glu: bool) -> int:
@@ -518,7 +518,7 @@ def width(weight: Tensor, glu: bool) -> int:
 
 
 def _act_fits(op: str, act: str | None, glu: bool) -> None:
-    """An activation that is only a gate needs what it multiplies."""
+    """Raise for an activation that exists only as a gate, unless glu is set."""
     if act is not None and not glu and not ACTS[act].alone:
         alone = ", ".join(repr(name) for name, row in ACTS.items() if row.alone)
         raise BadArgument.of(op, "act", f"be None or one of {alone}, or {{glu}} be set", repr(act))
@@ -526,12 +526,12 @@ def _act_fits(op: str, act: str | None, glu: bool) -> None:
 
 def _halves_fit(op: str, weight: Tensor, glu: bool) -> None:
     if glu and weight.shape[0] % 2:
-        expected = "have an even number of rows with {glu}=True: the gate's, then those of what it multiplies"
+        expected = "have an even number of rows with {glu}=True: half for the gate, half for what it multiplies"
         raise BadArgument.of(op, "weight", expected, str(tuple(weight.shape)))
 
 
 def _residual_fits(op: str, x: Tensor, residual: Tensor | None) -> None:
-    """The dtype of x, or float32 where the product is added up in that."""
+    """Raise unless the residual has x's dtype, or the dtype in which the product is accumulated."""
     allowed = (x.dtype, opmath_dtype(x.dtype))
     if residual is not None and residual.dtype not in allowed:
         names = " or ".join(dict.fromkeys(map(dtype_name, allowed)))
@@ -540,7 +540,7 @@ def _residual_fits(op: str, x: Tensor, residual: Tensor | None) -> None:
 
 
 def _act_args(d: Draw) -> dict[str, Any]:
-    """More options than linear's: act, glu, residual ("same" or "wider": its dtype), forgets (save=False)."""
+    """Options: those of linear, act, glu, residual ("same" or "wider": its dtype), and forgets (save=False)."""
     of, glu = _args(d), bool(d.option("glu"))
     added = d.option("residual")
     residual = None
@@ -606,22 +606,22 @@ def linear_act(
     glu: bool = False,
     save: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """A linear layer and what follows it: pre = x weight^T + bias, y = act(pre) + residual; rounded once, at the end.
+    """Linear layer, activation and residual: pre = x weight^T + bias, y = act(pre) + residual; rounded once at the end.
 
-    With glu: y = act(a) * b + residual, with a and b the halves of the columns of pre.
+    With glu: y = act(a) * b + residual, where a and b are the halves of the columns of pre.
 
     Args:
         x: the rows of inputs.
-        weight: one row for each output; with glu, first the rows of the gate, then those of what it multiplies.
+        weight: one row for each output; with glu, first the rows of the gate a, then those of b.
         bias: added to each row of pre.
-        residual: added to y; like y, of the dtype of x, or float32 for an x of 16 bits.
-        act: the activation; None for none.
-        glu: whether half of the outputs are a gate for the others.
-        save: whether pre is returned, for a backward; without act and glu, it never is.
+        residual: added to the result; of y's shape, and of x's dtype, or float32 if x has 16 bits.
+        act: the activation; None is none.
+        glu: whether the first half of the outputs is a gate for the second.
+        save: whether to return pre, for a backward; it is never returned without act and glu.
 
     Returns:
-        y [*rows, n], n / 2 with glu, of the dtype of residual, without one of x's; and pre [*rows, n], of x's dtype,
-        or an empty tensor [0].
+        y [*rows, n] ([*rows, n / 2] with glu), of residual's dtype, or x's without a residual; and pre [*rows, n], of
+        x's dtype, or an empty tensor [0].
     """
     v = wide(x)
     pre = with_bias(v @ weight.to(v.dtype).mT, bias)
@@ -646,7 +646,7 @@ Rows = Annotated[int, one_of(1, BLOCK)]
 
 
 def scales_shape(x: Tensor, rows: int) -> tuple[int, int]:
-    """The shape of the scales of a matrix that has one for each block of `rows` by 128."""
+    """The shape of the scales of a matrix with one scale for each block of `rows` by 128."""
     return -(-x.shape[0] // rows), -(-x.shape[1] // BLOCK)
 
 
@@ -708,28 +708,28 @@ def scaled_gemm(
     out_dtype: Fp8OutDtype = torch.bfloat16,
     fast: bool = False,
 ) -> Tensor:
-    """y = a_scale * b_scale * a b^T + bias, of FP8 matrices that have one scale each, or one for each of their rows.
+    """Product of FP8 matrices with one scale each, or one for each row: y = a_scale * b_scale * a b^T + bias.
 
     Args:
-        a: the bytes of the first matrix.
-        b: the bytes of the second, which is transposed.
-        a_scale: multiplies a, or its rows.
-        b_scale: multiplies b, or its rows.
+        a: the float8 bytes of the first matrix.
+        b: the float8 bytes of the second matrix; the product uses its transpose.
+        a_scale: multiplies a, or each row of a.
+        b_scale: multiplies b, or each row of b.
         a_dtype: the float8 dtype of a.
         b_dtype: the float8 dtype of b.
         bias: added to each row of the product.
         out_dtype: the dtype of y.
-        fast: allow sums of fewer bits than float32, on chips that have them.
+        fast: allow accumulation with fewer bits than float32, on chips that have it.
 
     Returns:
-        y [m, n].
+        y [m, n], of out_dtype.
     """
     y = (a.view(a_dtype).float() @ b.view(b_dtype).float().mT) * (a_scale.reshape(-1, 1) * b_scale.reshape(1, -1))
     return rounded(with_bias(y, bias), out_dtype)
 
 
 def _block_args(d: Draw) -> dict[str, Any]:
-    """More options than FP8's: ar, br (the rows of a block of a and of b)."""
+    """Options: those of _fp8_args, ar and br (the rows of a block of a and of b)."""
     of = _fp8_args(d)
     m, k = d.case.shape
     rows = {"a": (d.option("ar", 1), m), "b": (d.option("br", BLOCK), of["b"].shape[0])}
@@ -755,7 +755,7 @@ BLOCK_SCALED = Maker(
 
 
 def each(scale: Tensor, rows: int, shape: torch.Size) -> Tensor:
-    """The scale of each element: scales are one for each block of `rows` by 128."""
+    """The scale of each element, from one for each block of `rows` by 128."""
     return scale.repeat_interleave(rows, 0)[: shape[0]].repeat_interleave(BLOCK, 1)[:, : shape[1]]
 
 
@@ -776,11 +776,11 @@ def block_scaled_gemm(
     b_rows: Rows = 128,
     out_dtype: Fp8OutDtype = torch.bfloat16,
 ) -> Tensor:
-    """y = a b^T + bias, of FP8 matrices that have a scale for each block of 1x128 or 128x128.
+    """Product of FP8 matrices with a scale for each block of 1x128 or 128x128: y = a b^T + bias.
 
     Args:
-        a: the bytes of the first matrix.
-        b: the bytes of the second, which is transposed.
+        a: the float8 bytes of the first matrix.
+        b: the float8 bytes of the second matrix; the product uses its transpose.
         a_scale: multiplies the blocks of a: [ceil(m / a_rows), ceil(k / 128)].
         b_scale: multiplies the blocks of b: [ceil(n / b_rows), ceil(k / 128)].
         a_dtype: the float8 dtype of a.
@@ -791,7 +791,7 @@ def block_scaled_gemm(
         out_dtype: the dtype of y.
 
     Returns:
-        y [m, n].
+        y [m, n], of out_dtype.
     """
     x = a.view(a_dtype).float() * each(a_scale, a_rows, a.shape)
     w = b.view(b_dtype).float() * each(b_scale, b_rows, b.shape)

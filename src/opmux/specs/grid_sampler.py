@@ -1,7 +1,7 @@
-"""ATen's sampling of images and volumes at the positions of a grid, and its gradients: nearest and linear.
+"""ATen's nearest and linear sampling of images and volumes at the positions of a grid, and its gradients.
 
-The ops are torch's, with its names and signatures, and its own op is the reference of each. Positions, weights and sums
-are computed in float32 (float64 for float64).
+Each op has ATen's name and signature; its reference is torch's own op. Positions, weights and sums are computed in
+float32 (float64 for float64).
 """
 
 from typing import Any
@@ -33,7 +33,7 @@ def _cases(rank: int) -> tuple[Case, ...]:
 def _forward(rank: int) -> Maker:
     def build(d: Draw) -> dict[str, Any]:
         x = d.full()
-        # positions around the edges too; of few bits, so that halves have them as well
+        # positions inside and outside the image, all multiples of 1/32: exact in 16 bits too
         grid = (d.weights(x.shape[0], *(4, 3, 2)[:rank], rank) * 8).round() / 8 + 1 / 32
         return {
             "input": x, "grid": grid, "interpolation_mode": d.option("mode", LINEAR),
@@ -47,7 +47,7 @@ def _backward(rank: int) -> Maker:
     forward = _forward(rank)
 
     def build(d: Draw) -> dict[str, Any]:
-        """Not in 16 bits: torch's kernels then compute positions in 16 bits too."""
+        """Tensors of at least 32 bits: for 16-bit tensors torch's kernels compute positions in 16 bits."""
         made = forward.build(Draw(d.case, torch.promote_types(d.dtype, torch.float32), d.device))
         x, grid = made["input"], made["grid"]
         dy = d.weights(*x.shape[:2], *grid.shape[1:-1]).to(x.dtype)
@@ -58,10 +58,10 @@ def _backward(rank: int) -> Maker:
 
 for _rank in (2, 3):
     _name = f"grid_sampler_{_rank}d"
-    ops[_name] = declare(_name, "The input at the positions of a grid, from -1 to 1.", _forward(_rank), tol=ROUGH)
+    ops[_name] = declare(_name, "The input sampled at the positions of a grid.", _forward(_rank), tol=ROUGH)
     ops[f"{_name}_backward"] = declare(
         f"{_name}_backward",
-        "The gradients of a sampling's input and grid; None for the input if output_mask does not ask for it.",
+        "The gradients of the input and grid of a sampling; None for the input unless output_mask[0] is set.",
         _backward(_rank),
         out="dinput dgrid",
         tol={**ROUGH, torch.float32: Tol(1e-4, 1e-4)},

@@ -1,7 +1,7 @@
-"""Matrix products of groups of rows, each with a matrix of its own: the layers of a mixture of experts.
+"""Grouped matrix products, as in a mixture of experts: each group of rows is multiplied by a matrix of its own.
 
-Rows are in order of their groups. Group g has the rows from ends[g - 1] (0 for the first) to ends[g] - 1, and may be
-empty. `ends` stays on the device: no implementation reads it on the host of another device.
+Rows are sorted by group. Group g has the rows from ends[g - 1] (0 for the first group) to ends[g] - 1, and may be
+empty. `ends` stays on its device: no implementation copies it to the host.
 """
 
 from collections.abc import Callable, Iterator
@@ -41,7 +41,7 @@ def _drawn(d: Draw, name: str, shape: tuple[int, ...], scale: float = 1.0) -> Te
 
 
 def _ends(d: Draw) -> Tensor:
-    """Cuts at random; of three groups or more, the second is empty."""
+    """Random ends; with three groups or more, the second group is empty."""
     rows, groups = d.case.shape[0], d.option("groups", 4)
     cuts = torch.randint(rows + 1, (groups - 1,), generator=torch.Generator().manual_seed(rows)).sort().values
     if groups > 2:
@@ -71,7 +71,7 @@ PRODUCTS, WGRADS, PRODUCTS_BWD = (Maker(args, CASES) for args in (_args, _wgrad_
 
 
 def factors_fit(op: str, a: Tensor, b: Tensor, trans_b: bool) -> None:
-    """The rows of a are as long as b takes them; which dimension that is depends on `trans_b`."""
+    """Raise unless a has as many columns as b's inner dimension, which depends on `trans_b`."""
     groups, rows, columns = b.shape
     k = a.shape[1]
     if (columns if trans_b else rows) != k:
@@ -94,7 +94,7 @@ UNFIT: BadSamples = _unfit
 
 
 def _groups_of(rows: int, ends: Tensor) -> Tensor:
-    """The group of each row; the number of groups for rows after the last group."""
+    """The group of each row; rows after the last group get the number of groups."""
     at = torch.arange(rows, device=ends.device, dtype=ends.dtype)
     return (at[:, None] >= ends).sum(1)
 
@@ -116,14 +116,14 @@ def grouped_mm(
     """The product of each row with the matrix of its group: y[r] = a[r] b[g], or a[r] b[g]^T with trans_b.
 
     Args:
-        a: [rows, k], in order of their groups.
+        a: [rows, k], sorted by group.
         b: a matrix [k, n] for each group; [n, k] with trans_b.
-        ends: where each group ends: ascending, and at most the number of rows.
-        trans_b: use the transposes of b.
+        ends: the index after the last row of each group: ascending, at most the number of rows.
+        trans_b: multiply by the transposes of b.
 
     Returns:
-        y [rows, n], of a's dtype: added up in float32 (float64 for float64) and rounded once. Rows after the last group
-        are undefined; so is their gradient.
+        y [rows, n], of a's dtype: accumulated in float32 (float64 for float64) and rounded once. Rows after the last
+        group, and their gradients, are undefined.
     """
     v, group = wide(a), _groups_of(a.shape[0], ends)
     y = v.new_zeros(a.shape[0], b.shape[1 if trans_b else 2])
@@ -134,7 +134,7 @@ def grouped_mm(
 
 
 def _scaled_args(d: Draw) -> dict[str, Any]:
-    """Bytes of FP8 with a scale for each row; `tb` is not an option."""
+    """FP8 bytes with a scale for each row; ignores the option `tb`."""
     (rows, k), n, groups = d.case.shape, d.option("out", 24), d.option("groups", 4)
     kind = FP8[1 if d.option("e5m2") else 0]
     scale = lambda *shape: torch.rand(shape, generator=torch.Generator().manual_seed(rows)).to(d.device) + 0.5
@@ -183,21 +183,21 @@ def scaled_grouped_mm(
     """grouped_mm of FP8 matrices with a scale for each row: y[r, j] = a_scale[r] b_scale[g, j] (a[r] . b[g, j]).
 
     Args:
-        a: the bytes of the rows, in order of their groups.
-        b: the bytes of a matrix for each group, which is transposed.
-        ends: where each group ends: ascending, and at most the number of rows.
+        a: the float8 bytes of the rows, sorted by group.
+        b: the float8 bytes of a matrix for each group; the product uses its transpose.
+        ends: the index after the last row of each group: ascending, at most the number of rows.
         a_scale: multiplies the rows of a.
         b_scale: multiplies the rows of b.
         a_dtype: the float8 dtype of a.
         b_dtype: the float8 dtype of b.
         out_dtype: the dtype of y.
-        fast: allow sums of fewer bits than float32, on chips that have them.
+        fast: allow accumulation with fewer bits than float32, on chips that have it.
 
     Returns:
-        y [rows, n]. Rows after the last group are undefined.
+        y [rows, n], of out_dtype. Rows after the last group are undefined.
     """
     x = a.view(a_dtype).float() * a_scale.reshape(-1, 1)
-    # reshape: torch multiplies by an indexed sparse tensor wrongly
+    # reshape, not indexing: torch computes wrong products with an indexed sparse tensor
     w = b.view(b_dtype).float() * b_scale.reshape(*b.shape[:2], 1)
     return rounded(grouped_mm.reference(x, w, ends, True), out_dtype)
 
@@ -216,13 +216,13 @@ def grouped_mm_wgrad(
     For y = grouped_mm(x, w, ends): dw = grouped_mm_wgrad(x, dy, ends); with trans_b, grouped_mm_wgrad(dy, x, ends).
 
     Args:
-        a: [rows, m], in order of their groups.
-        b: [rows, n].
-        ends: where each group ends, as in grouped_mm.
+        a: [rows, m], sorted by group.
+        b: [rows, n], in the same order.
+        ends: as in grouped_mm.
 
     Returns:
-        c [groups, m, n], of a's dtype: added up in float32 (float64 for float64) and rounded once; zeros for groups
-        without rows.
+        c [groups, m, n], of a's dtype: accumulated in float32 (float64 for float64) and rounded once; zeros for empty
+        groups.
     """
     v, w, group = wide(a), wide(b), _groups_of(a.shape[0], ends)
     made = []
@@ -245,7 +245,7 @@ def backward_of(
     ends: Tensor,
     trans_b: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of grouped_mm by an implementation's two products."""
+    """The gradients of grouped_mm, computed with an implementation's `mm` and `wgrad`."""
     g = dy.to(a.dtype)
     db = wgrad(g, a, ends) if trans_b else wgrad(a, g, ends)
     return mm(g, b, ends, not trans_b), db
@@ -265,7 +265,9 @@ def grouped_mm_bwd(
     ends: Int32[Tensor, "groups"],
     trans_b: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of grouped_mm: da[r] = dy[r] b[g]^T, db[g] = a_g^T dy_g; with trans_b their transposes' products.
+    """The gradients of grouped_mm: da[r] = dy[r] b[g]^T, db[g] = a_g^T dy_g.
+
+    With trans_b: da[r] = dy[r] b[g], db[g] = dy_g^T a_g.
 
     Args:
         dy: the gradient of y.

@@ -1,8 +1,8 @@
-"""ATen's ops that read or write where other tensors say: index, gather, scatter, embedding, masks.
+"""ATen's ops that read or write at positions given by other tensors: index, gather, scatter, embedding, masks.
 
-Each is torch's own op, under ATen's name and with the arguments of all its overloads; torch's op is the reference. An
-index out of range is undefined, where torch on a GPU stops the process: reads give NaN (0 for integers), and writes are
-dropped. Where several elements are written to one place, which one stays is undefined, as in torch.
+Each op has ATen's name and the arguments of all its overloads; its reference is torch's own op. For an index out of
+range, a read gives NaN (0 for integers) and a write is dropped; callers must not rely on that, and torch on a GPU
+aborts the process. If several elements are written to one position, it is undefined which one remains, as in torch.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ Indices = Sequence[Tensor | None]
 AT = "self: Tensor, indices: Indices"
 ALONG = "self: Tensor, dim: int, index: Tensor"
 
-# The arguments of all overloads of an op; those that only some overloads have are None by default.
+# The arguments of all overloads of an op; an argument that only some overloads have is None by default.
 TABLE = {
     # reads
     "index": AT,
@@ -63,7 +63,7 @@ TYPES = {"Any": Any, "Tensor": Tensor, "Sequence": Sequence, "Number": Number, "
 
 
 def declare(table: dict[str, str], module: str, outs: dict[str, str] | None = None) -> dict[str, Any]:
-    """The ops of a table, by name; `outs`: names of results, where there are several."""
+    """The ops of a table, by name; `outs` has the names of an op's results if there are several."""
     outs, names = outs or {}, {**TYPES, "__name__": module}
     return {
         name: op(reference(name, args, names), space="aten", out=outs.get(name, "y")) for name, args in table.items()

@@ -1,7 +1,7 @@
 """ATen's ops that move elements and compute nothing: copies, concatenation, flips, padding, copies of views.
 
-Each has ATen's name and signature, and torch's own op is its reference. `opmux.ops.cat([a, b], 1)` takes what
-`torch.cat` takes; dtype, strides and errors of the result are torch's.
+Each op has ATen's name and signature; its reference is torch's own op. `opmux.ops.cat([a, b], 1)` accepts the same
+arguments as `torch.cat`; the result's dtype and strides, and the errors, are torch's.
 """
 
 from collections.abc import Callable
@@ -21,12 +21,12 @@ MATRICES = (Case((5, 64)), Case((37, 64), "t"), Case((3, 5, 20), "swapped"))
 
 
 def one(**rest: Any) -> Callable[[Draw], dict[str, Any]]:
-    """A tensor `self` and these arguments."""
+    """Arguments: `self` and `rest`."""
     return lambda d: {"self": d.full(), **rest}
 
 
 def pair(view: Callable[[Tensor], Tensor], **rest: Any) -> Callable[[Draw], dict[str, Any]]:
-    """`self`, a tensor `src` like a view of it, and these arguments."""
+    """Arguments: `self`, a contiguous `src` of the shape of `view(self)`, and `rest`."""
 
     def build(d: Draw) -> dict[str, Any]:
         return {"self": d.full(), "src": d._new(tuple(view(d.full()).shape), d.dtype), **rest}
@@ -35,7 +35,7 @@ def pair(view: Callable[[Tensor], Tensor], **rest: Any) -> Callable[[Draw], dict
 
 
 def gradient(view: Callable[[Tensor], Tensor], **rest: Any) -> Callable[[Draw], dict[str, Any]]:
-    """The gradient of a view, the sizes of what it is a view of, and these arguments."""
+    """Arguments: the gradient of `view(x)`, the sizes of x, and `rest`."""
 
     def build(d: Draw) -> dict[str, Any]:
         x = d.full()
@@ -45,12 +45,12 @@ def gradient(view: Callable[[Tensor], Tensor], **rest: Any) -> Callable[[Draw], 
 
 
 def several(**rest: Any) -> Callable[[Draw], dict[str, Any]]:
-    """Three tensors, and these arguments."""
+    """Arguments: a list of three tensors, and `rest`."""
     return lambda d: {"tensors": [d.full(), d.full(), d._new(d.case.shape, d.dtype)], **rest}
 
 
 def viewed(name: str, args: str = "", **rest: Any) -> AtenRow:
-    """The copy of a view."""
+    """The row of an op that copies a view."""
     return AtenRow(name, f"self: Tensor, {args}".rstrip(", "), one(**rest), MATRICES[:2])
 
 
@@ -140,7 +140,7 @@ def _windows(d: Draw) -> dict[str, Any]:
 
 
 def _polar(d: Draw) -> dict[str, Any]:
-    wide = opmath_dtype(d.dtype)  # ATen has no others
+    wide = opmath_dtype(d.dtype)  # ATen's polar has no 16-bit dtypes
     return {"abs": d.full().to(wide).abs(), "angle": d.full().to(wide)}
 
 

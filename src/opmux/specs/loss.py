@@ -1,6 +1,6 @@
-"""Cross entropy of tokens, one loss a row: with class weights, label smoothing, a z-loss and capped logits.
+"""Cross entropy of tokens, one loss for each row: with class weights, label smoothing, a z-loss and capped logits.
 
-`opmux.functional` has the losses that reduce them. They compute in float32 (float64 for float64 logits).
+`opmux.functional` has the losses that reduce them to a number. The ops compute in float32 (float64 for float64 logits).
 """
 
 from collections.abc import Iterator
@@ -65,13 +65,13 @@ def _args(d: Draw) -> dict[str, Any]:
 
 
 def has_classes(op: str, logits: Tensor) -> None:
-    """A row of no classes has no log-sum-exp, and no largest logit."""
+    """Raise if the logits have no columns: such a row has no log-sum-exp and no largest logit."""
     if not logits.shape[-1]:
         raise BadArgument.of(op, "logits", "have at least 1 column", str(tuple(logits.shape)), ValueError)
 
 
 def no_classes(good: Maker) -> BadSamples:
-    """Bad samples: rows of no columns."""
+    """Bad samples: logits without columns."""
 
     def bad(device: torch.device) -> Iterator[BadSample]:
         args = good.named(Case((5, 64)), torch.float32, device)
@@ -87,7 +87,7 @@ def capped(x: Tensor, softcap: float | None) -> Tensor:
 
 
 def _classes(logits: Tensor, target: Tensor, ignore_index: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The class of each row (0 for rows without a valid one), whether the row counts, and whether it is valid."""
+    """For each row: its class (0 if ignored or out of range), whether it is not ignored, whether it is in range."""
     counts = target != ignore_index
     valid = (target >= 0) & (target < logits.shape[-1])
     return torch.where(counts & valid, target, 0).long(), counts, valid
@@ -121,15 +121,14 @@ def token_cross_entropy(
         logits: the scores of n classes for each row.
         target: the class of each row.
         weight: the weight w of each class; 1 if it is None.
-        ignore_index: rows with this class have loss 0, and no gradient.
-        label_smoothing: the share of the target that is spread over all classes.
-        z_loss: the weight of lse^2, which keeps logits near 0.
-        softcap: the limit of the logits (Gemma 2).
+        ignore_index: rows with this class have loss 0 and gradient 0.
+        label_smoothing: the share of the target probability that is spread over all classes.
+        z_loss: the weight of lse^2, which keeps lse near 0.
+        softcap: the limit of the logits, as in Gemma 2.
 
     Returns:
         loss and lse, float32 [*rows] (float64 for float64), and predicted, int64 [*rows]: the class of the largest
-        logit. loss is differentiable in logits, the others are not. A class that is neither from 0 to n - 1 nor
-        ignore_index gives a loss of NaN.
+        logit. Only loss is differentiable, in logits. A class outside 0 to n - 1 that is not ignore_index gives NaN.
     """
     x = capped(wide(logits), softcap)
     at, counts, valid = _classes(logits, target, ignore_index)
@@ -169,7 +168,8 @@ def token_cross_entropy_bwd(
 ) -> Tensor:
     """The gradient of token_cross_entropy.
 
-    p = exp(x - lse): dx = dloss * ((1 - s) * w[t] * (p - [t]) + s / n * (sum(w) * p - w) + 2 * z_loss * lse * p)
+    p = exp(x - lse): dx = dloss * ((1 - s) * w[t] * (p - [t]) + s / n * (sum(w) * p - w) + 2 * z_loss * lse * p),
+    where [t] is 1 in column t and 0 in the others.
 
     Args:
         dloss: the gradient of loss.
@@ -183,7 +183,7 @@ def token_cross_entropy_bwd(
         softcap: as in the forward.
 
     Returns:
-        dlogits, like logits: dx, times the slope of the cap if there is one.
+        dlogits, like logits: dx, times the derivative of the softcap if it is given.
     """
     x = capped(wide(logits), softcap)
     at, counts, valid = _classes(logits, target, ignore_index)
@@ -223,7 +223,7 @@ def token_cross_entropy_bwd_(
     z_loss: Annotated[float, at_least(0)] = 0.0,
     softcap: Cap = None,
 ) -> None:
-    """token_cross_entropy_bwd that overwrites the logits with their gradient.
+    """token_cross_entropy_bwd in place: overwrite the logits with their gradient.
 
     Args:
         logits: the input of the forward; on return its gradient.
@@ -269,19 +269,19 @@ def token_nll_entropy(
     ignore_index: int = -100,
     temperature: Temperature = 1.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The negative log-probability of each row's class t and the entropy of the row, for x = logits / temperature.
+    """The negative log-probability of each row's class t, and the entropy of the row, for x = logits / temperature.
 
-    nll = lse - x[t], entropy = lse - sum(p * x), p = exp(x - lse), lse = log(sum(exp(x)))
+    nll = lse - x[t], entropy = lse - sum(p * x), p = exp(x - lse), lse = log(sum(exp(x))).
 
     Args:
         logits: the scores of n classes for each row.
         target: the class of each row.
-        ignore_index: rows with this class have nll 0, entropy 0, and no gradient.
-        temperature: logits are divided by it.
+        ignore_index: rows with this class have nll 0, entropy 0 and gradient 0.
+        temperature: divides the logits.
 
     Returns:
-        nll, entropy and lse, float32 [*rows] (float64 for float64). A class that is neither from 0 to n - 1 nor
-        ignore_index gives NaN.
+        nll, entropy and lse, float32 [*rows] (float64 for float64). A class outside 0 to n - 1 that is not ignore_index
+        gives NaN for nll and entropy.
     """
     x = wide(logits) / temperature
     at, counts, valid = _classes(logits, target, ignore_index)
@@ -316,9 +316,9 @@ def token_nll_entropy_bwd_(
     ignore_index: int = -100,
     temperature: Temperature = 1.0,
 ) -> None:
-    """The gradient of token_nll_entropy, which overwrites the logits.
+    """Overwrite the logits with their gradient in token_nll_entropy.
 
-    dlogits = (dnll * (p - [t]) - dentropy * p * (log(p) + entropy)) / temperature
+    dlogits = (dnll * (p - [t]) - dentropy * p * (log(p) + entropy)) / temperature, where [t] is 1 in column t, else 0.
 
     Args:
         logits: the input of the forward; on return its gradient.
@@ -340,12 +340,12 @@ def token_nll_entropy_bwd_(
     logits.copy_(torch.where(valid[..., None], dx, torch.nan).masked_fill(~counts[..., None], 0.0))
 
 
-# ---- classes that are spread over processes -------------------------------------------------------------------------
+# ---- classes sharded over processes ---------------------------------------------------------------------------------
 
 
 def _shard_args(d: Draw) -> dict[str, Any]:
     of = _args(d)
-    lse = torch.logsumexp(wide(of["logits"]), -1) + 0.5  # of more columns than these
+    lse = torch.logsumexp(wide(of["logits"]), -1) + 0.5  # as if there were more columns than these
     first = d.option("first", 0)
     dloss = torch.full((), 0.5, device=d.device).expand(lse.shape) if d.case.layout == "expanded" else lse.cos()
     given = {"dloss": dloss, "logits": of["logits"], "target": of["target"], "lse": lse, "first": first}
@@ -374,19 +374,19 @@ def token_shard_cross_entropy_bwd(
     own: float = 1.0,
     spread: float = 0.0,
 ) -> Tensor:
-    """The gradient of a cross entropy over more classes than these n: those from `first` on.
+    """The gradient of a cross entropy whose classes are sharded: of the n logits from class `first` on.
 
-    dlogits = dloss * (exp(logits - lse) - own * [target] - spread)
+    dlogits = dloss * (exp(logits - lse) - own * [target] - spread), where [target] is 1 in the target's column, else 0.
 
     Args:
         dloss: the gradient of the loss of each row.
         logits: the scores of the classes from first to first + n - 1.
-        target: the class of each row, of all classes.
-        lse: log(sum(exp(logits))) over all classes.
+        target: the class of each row; it may be outside this shard.
+        lse: log(sum(exp(logits))) over the classes of all shards.
         first: the class of the first column.
-        ignore_index: rows with this class have no gradient.
-        own: what is taken from the target's probability; 1 without label smoothing.
-        spread: what is taken from each class by label smoothing.
+        ignore_index: rows with this class have gradient 0.
+        own: subtracted in the target's column; 1 without label smoothing.
+        spread: subtracted in every column, for label smoothing.
 
     Returns:
         dlogits, like logits.
@@ -413,10 +413,10 @@ def _scale_args(d: Draw) -> dict[str, Any]:
 
 @op(out="", mutates=("x",), samples=Maker(_scale_args, SCALED))
 def scale_(x: Float[Tensor, "...", contiguous()], factor: Float[Tensor, "...", single()]) -> None:
-    """x = x * factor in place, for a factor that is on the device: if it is 1, x is neither read nor written.
+    """Multiply x in place by a factor on the device: x = x * factor. Kernels do not touch x if the factor is 1.
 
     Args:
-        x: is multiplied.
-        factor: one element.
+        x: the tensor to multiply.
+        factor: one element, on x's device.
     """
     x.copy_(wide(x) * factor.reshape(()).to(wide(x).dtype))

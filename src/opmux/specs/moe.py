@@ -1,8 +1,8 @@
-"""Mixture of experts: tokens brought into the order of their experts and back; blocks of rows padded.
+"""Mixture of experts: sort the rows of tokens by expert, undo that, and pad blocks of rows.
 
-Each of T tokens goes to topk experts. A row map says where: row_map[k * T + t] is the row of token t's k-th copy among
-the rows in order of experts, -1 where the copy was dropped. A row beyond the end counts as dropped too. The map is
-int32 and topk-major, as NVIDIA's.
+Each of T tokens is copied to topk experts. A row map has the rows of the copies: row_map[k * T + t] is the row of token
+t's k-th copy among the rows sorted by expert, or -1 if the copy was dropped. A row after the last one also counts as
+dropped. The map is int32, with all first copies before all second copies, as in NVIDIA's format.
 """
 
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ from .samples import Case, Draw, Maker
 NUMBERS = dtypes((*FLOATS, *FP8))
 MOVED = dtypes((*FLOATS, *FP8, torch.uint8))
 EXACT = {torch.int32: Tol(0, 0)}
-# Sums of a few rows, each addition rounded to 16 bits: one that falls the other way is all there can be.
+# Sums of a few rows, each addition rounded to 16 bits: at most one of them rounds differently.
 SUMS = {torch.float16: Tol(2e-3, 4e-3), torch.bfloat16: Tol(1.6e-2, 3e-2), torch.float32: Tol(1e-5, 1e-5)}
 
 
@@ -53,7 +53,7 @@ NewSizes = Annotated[list[int], each(at_least(0)), same_len("rows")]
 
 
 def drawn_indices(d: Draw, tokens: int, topk: int) -> Tensor:
-    """Different experts for each token; the last expert gets no tokens."""
+    """topk different experts for each token, out of topk + 2."""
     experts = topk + 2
     drawn = Draw(Case((tokens, experts), options={"of": d.case.id}), torch.float32, torch.device("cpu")).full()
     return drawn.argsort(-1)[:, :topk].to(d.device, torch.int32)
@@ -109,14 +109,14 @@ COLLECTS, COLLECTS_BWD = (Maker(args, TOKENS) for args in (collect_args, _collec
 
 @op(out="row_map", samples=MAPS, tol=EXACT)
 def moe_row_map(indices: Index[Tensor, "tokens topk"], rows: Count = 0) -> Tensor:
-    """The row map of tokens whose experts are known: rows in order of experts, those of one expert in order of tokens.
+    """The row map of tokens with given experts: rows are sorted by expert, and for each expert by token.
 
     Args:
         indices: the experts of each token.
-        rows: how many rows are kept, the first ones; 0 keeps all.
+        rows: keep only this many rows and drop the later ones; 0 keeps all.
 
     Returns:
-        int32 [topk * tokens]: row_map[k * tokens + t] is the row of token t's k-th copy, -1 where it was dropped.
+        int32 [topk * tokens]: row_map[k * tokens + t] is the row of token t's k-th copy, or -1 if it was dropped.
     """
     tokens, topk = indices.shape
     order = torch.sort(indices.reshape(-1), stable=True).indices
@@ -136,12 +136,12 @@ def moe_spread(x: AnyTensor[Tensor, "tokens n", MOVED], row_map: RowMap, topk: T
 
     Args:
         x: the tokens.
-        row_map: the result of moe_row_map; it names a row once at most.
-        topk: how many copies a token has.
-        rows: the rows of y; 0 for tokens * topk. Those beyond tokens * topk are zeros.
+        row_map: the result of moe_row_map; no row occurs twice.
+        topk: the number of copies of a token.
+        rows: the number of rows of y; 0 is tokens * topk.
 
     Returns:
-        y [rows, n], of x's dtype.
+        y [rows, n], of x's dtype; rows that no copy goes to are zeros.
     """
     y = x.new_zeros(rows or x.shape[0] * topk, x.shape[1])
     if not y.numel():
@@ -158,18 +158,18 @@ def _missing(rows: Tensor, count: int) -> Tensor:
 
 
 def _raw(x: Tensor) -> Tensor:
-    """The same rows, as bytes for dtypes that torch cannot index."""
+    """x, viewed as bytes if torch cannot index its dtype."""
     return x.view(torch.uint8) if x.dtype in FP8 else x
 
 
 def _as(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Undo `_raw`. A view in a tensor's own dtype would cut it off from its gradient."""
+    """Undo `_raw`. Returns x itself if it has this dtype: autograd cannot differentiate `x.view(dtype)`."""
     return x if x.dtype is dtype else x.view(dtype)
 
 
 @op(out="dx", samples=SPREADS_BWD, tol=SUMS)
 def moe_spread_bwd(dy: Rows, row_map: RowMap, topk: TopK = 1) -> Tensor:
-    """The gradient of moe_spread: dx[t] = the sum of dy[row_map[k * tokens + t]] over k, added up as in moe_collect.
+    """The gradient of moe_spread: dx[t] = the sum of dy[row_map[k * tokens + t]] over k, rounded as in moe_collect.
 
     Args:
         dy: the gradient of y.
@@ -186,17 +186,18 @@ def moe_spread_bwd(dy: Rows, row_map: RowMap, topk: TopK = 1) -> Tensor:
 def moe_collect(
     x: Rows, row_map: RowMap, probs: Probs | None = None, topk: TopK = 1, round_once: bool = False
 ) -> Tensor:
-    """Add up the rows of each token: y[t] = the sum of probs[t, k] * x[row_map[k * tokens + t]] over k.
+    """Add up the copies of each token: y[t] = the sum of probs[t, k] * x[row_map[k * tokens + t]] over k.
 
-    Dropped copies are left out. As NVIDIA's, unless round_once is set: probs are rounded to x's dtype first, and so is
-    every product and every sum. Of float8 that dtype is float16, and without probs the sum is divided by topk.
+    Dropped copies are left out. Unless round_once is set, rounding is that of NVIDIA's kernels: probs, each product and
+    each partial sum are rounded to x's dtype (float16 for float8). For float8 without probs, the sum is divided by
+    topk.
 
     Args:
-        x: the rows, in order of experts.
+        x: the rows, sorted by expert.
         row_map: the result of moe_row_map.
-        probs: multiplies each copy; None for 1.
-        topk: how many copies a token has.
-        round_once: compute in float32 (float64 for float64), and round the sum alone.
+        probs: multiplies each copy; None is 1.
+        topk: the number of copies of a token.
+        round_once: compute in float32 (float64 for float64) and round only the final sum.
 
     Returns:
         y [tokens, n], of x's dtype.
@@ -209,17 +210,17 @@ def working(dtype: torch.dtype) -> torch.dtype:
 
 
 def _working(x: Tensor, round_once: bool) -> torch.dtype:
-    """What a sum of rows is computed in."""
+    """The dtype in which rows are summed."""
     return wide(x).dtype if round_once else working(x.dtype)
 
 
 def finished(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """A result in its dtype; clamped for float8, which has no infinity."""
+    """x in `dtype`; values are clamped for float8, which has no infinity."""
     return x.clamp(-FP8_MAX[dtype], FP8_MAX[dtype]).to(dtype) if dtype in FP8 else x.to(dtype)
 
 
 def _picked(x: Tensor, rows: Tensor) -> Tensor:
-    """The rows of x; zeros for dropped copies."""
+    """x[rows]; zeros for dropped copies."""
     if not x.shape[0]:
         return x.new_zeros(rows.shape[0], x.shape[1]).to(working(x.dtype))
     found = _as(_raw(x)[rows.clamp(0, x.shape[0] - 1).long()], x.dtype).to(working(x.dtype))
@@ -251,7 +252,8 @@ def moe_collect_bwd(
 ) -> tuple[Tensor, Tensor]:
     """The gradients of moe_collect.
 
-    With r = row_map[k * tokens + t]: dx[r] = probs[t, k] * dy[t], dprobs[t, k] = dy[t] . x[r], added up in float32.
+    With r = row_map[k * tokens + t]: dx[r] = probs[t, k] * dy[t], dprobs[t, k] = dy[t] . x[r], summed in float32
+    (float64 for float64).
 
     Args:
         dy: the gradient of y.
@@ -262,8 +264,8 @@ def moe_collect_bwd(
         round_once: as in the forward.
 
     Returns:
-        dx, like x, 0 in rows of no token, and dprobs [tokens, topk], of probs' dtype, 0 for copies that were dropped;
-        without probs float32 zeros.
+        dx, like x: 0 in rows without a token. dprobs [tokens, topk], of probs' dtype: 0 for dropped copies; float32
+        zeros if probs is None.
     """
     tokens, dtype = row_map.shape[0] // topk, _working(x, round_once)
     dx, slopes = torch.zeros_like(_raw(x), memory_format=torch.contiguous_format), []
@@ -285,7 +287,7 @@ def moe_collect_bwd(
 
 
 def blocks_fit(op: str, x: Tensor, y: Tensor, rows: list[int], name: str, new: list[int]) -> None:
-    """The sizes add up to no more rows than the tensors have."""
+    """Raise if the sizes add up to more rows than the tensors have."""
     for argument, sizes, tensor, most in (("rows", rows, "x", x.shape[0]), (name, new, "y", y.shape[0])):
         if sum(sizes) > most:
             raise BadArgument.of(op, argument, f"add up to at most {most}, the rows of {{{tensor}}}", str(sum(sizes)))
@@ -351,13 +353,13 @@ def _wrong_sizes(good: Maker, *ways: tuple[str, list[int], str]) -> BadSamples:
 def moe_pad_into(
     x: AnyTensor[Tensor, "x_rows n"], y: AnyTensor[Tensor, "y_rows n", same_dtype("x")], rows: Sizes, padded: NewSizes
 ) -> None:
-    """Copy blocks of rows to y, each followed by zeros up to its padded size. An empty block is skipped, not zeroed.
+    """Copy blocks of rows to y and pad each with zeros. The padding of an empty block is not written.
 
     Args:
         x: the blocks, one after another.
-        y: is written; rows after the last block are not changed.
-        rows: the rows of each block.
-        padded: the rows of each block in y.
+        y: the output; rows after the last block are not changed.
+        rows: the number of rows of each block in x.
+        padded: the number of rows of each block in y, with its padding.
     """
     at = to = 0
     for old, new in zip(rows, padded, strict=True):
@@ -382,13 +384,13 @@ def moe_pad_into(
 def moe_unpad_into(
     x: AnyTensor[Tensor, "x_rows n"], y: AnyTensor[Tensor, "y_rows n", same_dtype("x")], rows: Sizes, kept: NewSizes
 ) -> None:
-    """Copy the first rows of each block to y, where blocks are concatenated without padding.
+    """Copy the first rows of each block to y, one block after another: the inverse of moe_pad_into.
 
     Args:
-        x: the blocks, one after another.
-        y: is written; rows after the last block are not changed.
-        rows: the rows of each block in x.
-        kept: how many of them are copied.
+        x: the padded blocks, one after another.
+        y: the output; rows after the last block are not changed.
+        rows: the number of rows of each block in x, with its padding.
+        kept: the number of rows of each block to copy.
     """
     at = to = 0
     for old, new in zip(rows, kept, strict=True):

@@ -1,4 +1,4 @@
-"""Attention of each position to its neighbors: a window of one dimension, with memory for the window alone."""
+"""Attention of each position to its neighbors in one dimension; memory grows with the window, not with length^2."""
 
 from typing import Annotated, Any
 
@@ -64,19 +64,19 @@ def scale_of(q: Tensor, scale: float | None) -> float:
 
 
 def _steps(length: int, kernel_size: int, dilation: int) -> range:
-    """How far away the neighbors are; without those that no position has."""
+    """The offsets of the neighbors that are in range for at least one position."""
     most = min(kernel_size // 2, max(length - 1, 0) // dilation) * dilation
     return range(-most, most + 1, dilation)
 
 
 def _shifted(x: Tensor, step: int) -> Tensor:
-    """x[i + step] for each position i, zeros where there is none."""
+    """x[i + step] for each position i; zeros if i + step is out of range."""
     empty = torch.zeros_like(x[..., : abs(step), :])
     return torch.cat([x[..., step:, :], empty], -2) if step >= 0 else torch.cat([empty, x[..., :step, :]], -2)
 
 
 def _inside(x: Tensor, step: int) -> Tensor:
-    """Whether position i + step exists."""
+    """For each position i: whether i + step is in range."""
     at = torch.arange(x.shape[-2], device=x.device) + step
     return (at >= 0) & (at < x.shape[-2])
 
@@ -85,22 +85,22 @@ def _inside(x: Tensor, step: int) -> Tensor:
 def neighborhood_attention(
     q: Heads, k: LikeQ, v: LikeQ, kernel_size: Window = 7, dilation: Step = 1, scale: float | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Attention of each position i to the positions i + dilation * s that exist, |s| <= kernel_size // 2.
+    """Attention of each position i to its neighbors i + dilation * s with |s| <= kernel_size // 2.
 
-    o_i = sum over j of p_ij v_j, p_i = softmax over j of scale * q_i . k_j. Time and memory grow with length times
-    kernel_size.
+    o_i = sum over neighbors j of p_ij v_j, p_i = softmax over j of scale * q_i . k_j. Neighbors out of range are left
+    out. Time and memory grow with length times kernel_size.
 
     Args:
         q: the queries.
         k: the keys.
         v: the values.
-        kernel_size: how many neighbors a position has, itself included.
+        kernel_size: the number of neighbors of a position, itself included.
         dilation: the distance between neighbors.
-        scale: multiplies the scores; 1 / sqrt(d) if it is None.
+        scale: multiplies the scores; None is 1 / sqrt(d).
 
     Returns:
-        o, like q, contiguous: computed in float32 (float64 for float64) and rounded once; lse, float32
-        [batch, heads, length] (float64 for float64), the logarithm of the sum of the exponents, without a gradient.
+        o, like q, contiguous: computed in float32 (float64 for float64) and rounded once. lse, float32
+        [batch, heads, length] (float64 for float64): log(sum(exp(scores))) of each position; it has no gradient.
     """
     x, y, z = wide(q), wide(k), wide(v)
     steps = _steps(q.shape[2], kernel_size, dilation)
@@ -126,7 +126,10 @@ def neighborhood_attention_bwd(
     dilation: Step = 1,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of neighborhood_attention; probabilities are computed again from lse.
+    """The gradients of neighborhood_attention; the probabilities are recomputed from lse.
+
+    p_ij = exp(scale * q_i . k_j - lse_i), ds_ij = scale * p_ij * (do_i . v_j - do_i . o_i):
+    dq_i = sum over j of ds_ij k_j, dk_j = sum over i of ds_ij q_i, dv_j = sum over i of p_ij do_i.
 
     Args:
         do: the gradient of o.

@@ -1,8 +1,8 @@
 """Normalisation over the last dimension: RMS norm, layer norm, RMS norm of a sum. tex's norms are in faces/tex/ops.
 
-All of them compute in float32 (float64 for float64 inputs) and round once, into fresh contiguous results; RMS norms
-may round as models in half precision do (`casting`). Leading dimensions are rows: none is one row, and there may be
-zero of them. `offset` is added to the weight: 1.0 is what others call a zero-centred gamma.
+The ops compute in float32 (float64 for float64), round once, and return new contiguous tensors; RMS norms can also
+round as half-precision models do (`casting`). The leading dimensions are rows; a 1-d tensor is one row, and there may
+be no rows. `offset` is added to the weight; 1.0 is for what others call a zero-centred gamma.
 """
 
 from typing import Annotated, Any
@@ -18,7 +18,7 @@ from ._numeric import rounded, wide
 from .quant import MX, amax_of, block_scales, fp8_blocks_into, matrix, mx_scales, mxfp8_into, put
 from .samples import Case, Draw, Maker, rows
 
-# A weight's gradient is a sum over all rows: implementations add them in another order.
+# A weight's gradient is a sum over all rows, which implementations add in another order.
 SUMS = {torch.float32: Tol(1e-5, 1e-4)}
 
 # torch's default eps of RMS norm: the epsilon of the dtype it computes in.
@@ -34,12 +34,12 @@ def row_mean(x: Tensor) -> Tensor:
 # ---- RMS norm -------------------------------------------------------------------------------------------------------
 
 
-# Where an RMS norm of half precision rounds, by the models that do so.
+# Where an RMS norm of half-precision input rounds: as in Gemma, as in Llama, or after every step.
 Casting = Annotated[str, one_of("gemma", "llama", "none")]
 
 
 def rms_parts(x: Tensor, weight: Tensor, eps: float, offset: float, casting: str = "gemma") -> tuple[Tensor, Tensor]:
-    """The wide y and rstd."""
+    """y and rstd, not yet rounded to their dtypes."""
     v = wide(x)
     step = (lambda t: t.to(x.dtype).to(v.dtype)) if casting == "none" else (lambda t: t)
     rstd = step(torch.rsqrt(step(step(row_mean(step(v * v))) + eps)))
@@ -104,13 +104,11 @@ def rms_norm(
         eps: added to the mean square.
         offset: added to the weight; 1.0 for a zero-centred weight (Gemma, Transformer Engine).
         casting: "gemma" computes in float32 and rounds once. "llama" also rounds x * rstd to x's dtype, before it is
-            multiplied by weight + offset. "none" rounds every step to x's dtype, as the formula in torch does. float32
-            and float64 are the same in all of them.
+            multiplied by weight + offset. "none" rounds every step to x's dtype, as the formula in torch does. For
+            float32 and float64 the three are the same.
 
     Returns:
-        y, like x, and rstd, float32 [*rows] (float64 for float64).
-
-    Computed in float32 (float64 for float64). y is differentiable in x and weight; rstd is not.
+        y, like x, and rstd, float32 [*rows] (float64 for float64). y is differentiable in x and weight; rstd is not.
     """
     y, rstd = rms_parts(x, weight, eps, offset, casting)
     return rounded(y, x.dtype), rounded(rstd, rstd.dtype)
@@ -145,7 +143,7 @@ def rms_norm_bwd(
 ) -> tuple[Tensor, Tensor]:
     """The gradients of rms_norm.
 
-    g = dy * (weight + offset), x' = x * rstd: dx = rstd * (g - x' * mean(g * x')), dweight = sum(dy * x')
+    g = dy * (weight + offset), x' = x * rstd: dx = rstd * (g - x' * mean(g * x')), dweight = sum(dy * x').
 
     Args:
         dy: the gradient of y.
@@ -153,12 +151,11 @@ def rms_norm_bwd(
         weight: as in the forward.
         rstd: the second result of the forward.
         offset: as in the forward.
-        casting: as in the forward: unless it is "gemma", dweight is a sum of values x' that were rounded.
+        casting: as in the forward; unless it is "gemma", dweight uses x' rounded to x's dtype.
 
     Returns:
-        dx, like x, and dweight, like weight.
-
-    Computed in float32 (float64 for float64) and rounded once, whatever the casting.
+        dx, like x, and dweight, like weight: computed in float32 (float64 for float64) and rounded once, with any
+        casting.
     """
     dx, dweight = _rms_grad(dy, x, weight, rstd, offset, casting)
     return rounded(dx, x.dtype), rounded(dweight, weight.dtype)
@@ -187,12 +184,14 @@ def rms_norm_bwd_add(
     offset: float = 0.0,
     casting: Casting = "gemma",
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of rms_norm, with another gradient added to dx before it is rounded.
+    """The gradients of rms_norm, with another gradient of x added to dx before it is rounded.
 
-    dx = add + (the dx of rms_norm_bwd); dweight as there
+    dx = add + (dx of rms_norm_bwd); dweight is that of rms_norm_bwd.
 
     Args:
-        add: the other gradient of x, from a residual connection.
+        dy: as in rms_norm_bwd, like all arguments that are not listed here.
+        x: the input of the forward.
+        add: the other gradient of x, for example from a residual connection.
 
     Returns:
         dx, like x, and dweight, like weight.
@@ -234,9 +233,9 @@ def add_rms_norm(
     offset: float = 0.0,
     casting: Casting = "gemma",
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """RMS norm of a sum, which is returned too.
+    """RMS norm of the sum of two tensors; the sum is returned too.
 
-    s = x + residual, in x's dtype; y = s * rstd * (weight + offset), rstd = rsqrt(mean(s^2) + eps)
+    s = x + residual, in x's dtype; y = s * rstd * (weight + offset), rstd = rsqrt(mean(s^2) + eps).
 
     Args:
         x: the output of a block.
@@ -250,7 +249,7 @@ def add_rms_norm(
         y and s, like x, and rstd, float32 [*rows] (float64 for float64).
     """
     s = rounded(wide(x) + wide(residual), x.dtype)
-    # From the rounded sum, which the backward gets.
+    # From the rounded sum, because the backward receives that.
     y, rstd = rms_parts(s, weight, eps, offset, casting)
     return rounded(y, x.dtype), s, rounded(rstd, rstd.dtype)
 
@@ -280,12 +279,19 @@ def add_rms_norm_bwd(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of add_rms_norm.
 
-    dx = dresidual = ds + (the dx of rms_norm_bwd at s), in two tensors; dweight as there
+    dx = dresidual = ds + (dx of rms_norm_bwd for x = s); dweight is that of rms_norm_bwd.
 
     Args:
         dy: the gradient of y.
         ds: the gradient of s.
-        s: the sum, as the forward returned it.
+        s: the second result of the forward.
+        weight: as in the forward.
+        rstd: the third result of the forward.
+        offset: as in the forward.
+        casting: as in rms_norm_bwd.
+
+    Returns:
+        dx and dresidual, two tensors like s, and dweight, like weight.
     """
     dx, dweight = _rms_grad(dy, s, weight, rstd, offset, casting)
     dx = dx + ds.to(dx.dtype)
@@ -337,7 +343,7 @@ def layer_norm(
     Args:
         x: the rows to normalise.
         weight: the scale of each column.
-        bias: added to each column.
+        bias: added to each column; None is 0.
         eps: added to the variance.
         offset: added to the weight; 1.0 for a zero-centred weight.
 
@@ -374,7 +380,7 @@ def layer_norm_bwd(
     """The gradients of layer_norm.
 
     g = dy * (weight + offset), x' = (x - mean) * rstd: dx = rstd * (g - mean(g) - x' * mean(g * x')),
-    dweight = sum(dy * x'), dbias = sum(dy), in weight's dtype
+    dweight = sum(dy * x'), dbias = sum(dy).
 
     Args:
         dy: the gradient of y.
@@ -383,6 +389,9 @@ def layer_norm_bwd(
         mean: the second result of the forward.
         rstd: the third result of the forward.
         offset: as in the forward.
+
+    Returns:
+        dx, like x, and dweight and dbias, like weight.
     """
     v = wide(x)
     dz, mu, r = dy.to(v.dtype), mean.to(v.dtype)[..., None], rstd.to(v.dtype)[..., None]
@@ -414,7 +423,20 @@ def rms_norm_fp8(
     eps: float = 1e-6,
     offset: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """rms_norm with y in float8."""
+    """rms_norm with y in float8: y = fp8(x * rstd * (weight + offset) * scale), saturating.
+
+    Args:
+        x: the rows to normalise.
+        weight: the scale of each column.
+        scale: multiplies the result before the cast.
+        amax: becomes max(amax, the largest magnitude before scaling), in place; None if not needed.
+        dtype: the float8 dtype of y.
+        eps: added to the mean square.
+        offset: added to the weight; 1.0 for a zero-centred weight.
+
+    Returns:
+        y, the bytes (uint8) in x's shape; scale_inv = 1 / scale; and rstd, float32 [*rows] (float64 for float64).
+    """
     y, rstd = rms_parts(x, weight, eps, offset)
     return *_fp8.cast(y, scale, amax, dtype), rounded(rstd, rstd.dtype)
 
@@ -435,12 +457,27 @@ def layer_norm_fp8(
     eps: float = 1e-5,
     offset: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """layer_norm with y in float8."""
+    """layer_norm with y in float8: y = fp8(((x - mean) * rstd * (weight + offset) + bias) * scale), saturating.
+
+    Args:
+        x: the rows to normalise.
+        weight: the scale of each column.
+        bias: added to each column; None is 0.
+        scale: multiplies the result before the cast.
+        amax: becomes max(amax, the largest magnitude before scaling), in place; None if not needed.
+        dtype: the float8 dtype of y.
+        eps: added to the variance.
+        offset: added to the weight; 1.0 for a zero-centred weight.
+
+    Returns:
+        y, the bytes (uint8) in x's shape; scale_inv = 1 / scale; and mean and rstd, float32 [*rows] (float64 for
+        float64).
+    """
     y, mu, rstd = layer_parts(wide(x), weight, bias, eps, offset)
     return *_fp8.cast(y, scale, amax, dtype), rounded(mu, mu.dtype), rounded(rstd, rstd.dtype)
 
 
-# ---- the statistics alone, for a result that another op computes ----------------------------------------------------
+# ---- statistics only: another op computes the result ----------------------------------------------------------------
 
 
 def _stats_args(d: Draw, centred: bool) -> dict[str, Any]:
@@ -462,7 +499,7 @@ RMS_STATS, LAYER_STATS = (Maker(lambda d, c=centred: _stats_args(d, c), STATS_CA
 
 
 def _raised(amax: Tensor | None, y: Tensor, dtype: torch.dtype) -> None:
-    """Raise amax to the largest magnitude of y in a dtype."""
+    """amax = max(amax, max|y|) in place, with y rounded to `dtype`."""
     if amax is not None and y.numel():
         put(amax, torch.maximum(amax, amax_of(y.to(dtype)).reshape(amax.shape)), None)
 
@@ -479,12 +516,12 @@ def rms_norm_stats(
     eps: float = 1e-6,
     offset: float = 0.0,
 ) -> Tensor:
-    """rms_norm without its first result; amax is raised to the largest magnitude that y would have.
+    """The statistics of rms_norm: rstd = rsqrt(mean(x^2) + eps) and the largest magnitude of y, without writing y.
 
     Args:
         x: the rows to normalise.
         weight: the scale of each column.
-        amax: raised to max |y|; None if not needed.
+        amax: becomes max(amax, max|y|), in place; None if not needed.
         eps: added to the mean square.
         offset: added to the weight; 1.0 for a zero-centred weight.
 
@@ -509,13 +546,13 @@ def layer_norm_stats(
     eps: float = 1e-5,
     offset: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """layer_norm without its first result; amax is raised to the largest magnitude that y would have.
+    """The statistics of layer_norm: mean, rstd = rsqrt(var(x) + eps) and the largest magnitude of y, without writing y.
 
     Args:
         x: the rows to normalise.
         weight: the scale of each column.
-        bias: added to each column; None for 0.
-        amax: raised to max |y|; None if not needed.
+        bias: added to each column; None is 0.
+        amax: becomes max(amax, max|y|), in place; None if not needed.
         eps: added to the variance.
         offset: added to the weight; 1.0 for a zero-centred weight.
 
@@ -527,11 +564,11 @@ def layer_norm_stats(
     return rounded(mu, mu.dtype), rounded(rstd, rstd.dtype)
 
 
-# ---- with a float8 result in blocks, and their scales ---------------------------------------------------------------
+# ---- with a float8 result that has a scale for each block -----------------------------------------------------------
 
 
 def row_scales(x: Tensor, y_scale: Tensor) -> tuple[int, int]:
-    """The shape of the scales of the blocks of rows: MXFP8's, which are bytes, or those of 1x128."""
+    """The shape of y_scale: that of MXFP8 if it is uint8, else that of 1x128 blocks."""
     return mx_scales(x.shape, False) if y_scale.dtype is torch.uint8 else block_scales(x.shape, False, False)
 
 
@@ -539,7 +576,10 @@ BlockScales = AnyTensor[Tensor, "_ _", dtypes((torch.uint8, torch.float32)), sha
 
 
 def whole_blocks(op: str, x: Tensor, y_scale: Tensor) -> None:
-    """Refuse what MXFP8 does not take; it has columnwise blocks elsewhere, so rows come in multiples too."""
+    """Raise if y_scale is MXFP8's and x has incomplete blocks.
+
+    Rows must come in multiples of 32 too, as for ops that also write columnwise blocks.
+    """
     if y_scale.dtype is torch.uint8 and any(n % MX for n in matrix(x.shape)):
         expected = f"have rows and columns in multiples of {MX}, as {{y_scale}} is uint8"
         raise BadArgument.of(op, "x", expected, str(tuple(x.shape)))
@@ -576,7 +616,7 @@ BLOCK_CASES = (
     Case((130,)),
 )
 RMS_BLOCKS, LAYER_BLOCKS = (Maker(lambda d, c=centred: _block_args(d, c), BLOCK_CASES) for centred in (False, True))
-# Of a result that is rounded to another neighbour, scales and their bytes are neighbours too.
+# If a result rounds to the adjacent value, its scales and its bytes may be adjacent values too.
 NEAR_BLOCKS = {**SUMS, **_fp8.BYTES, torch.float32: Tol(1e-2, 1e-5)}
 
 
@@ -598,20 +638,20 @@ def rms_norm_fp8_blocks_into(
     pow2: bool = True,
     least: float = 0.0,
 ) -> Tensor:
-    """rms_norm with y, rounded to x's dtype, in float8 with a scale for each block of a row.
+    """rms_norm whose y is rounded to x's dtype, and then quantized to float8 with a scale for each block of a row.
 
-    Bytes and scales are those of mxfp8_into where y_scale is uint8, else those of fp8_blocks_into.
+    Bytes and scales are those of mxfp8_into if y_scale is uint8, else those of fp8_blocks_into.
 
     Args:
         x: the rows to normalise.
         weight: the scale of each column.
         y: receives the bytes.
         y_scale: receives the scales: uint8 for blocks of 1x32 (MXFP8), float32 for blocks of 1x128.
-        dtype: what to cast to.
+        dtype: the float8 dtype of y.
         eps: added to the mean square.
         offset: added to the weight; 1.0 for a zero-centred weight.
         pow2: round float32 scales down to powers of two.
-        least: a lower bound of amax, for float32 scales.
+        least: the lower limit of a block's amax, for float32 scales.
 
     Returns:
         rstd, float32 [*rows] (float64 for float64).
@@ -640,21 +680,21 @@ def layer_norm_fp8_blocks_into(
     pow2: bool = True,
     least: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """layer_norm with y, rounded to x's dtype, in float8 with a scale for each block of a row.
+    """layer_norm whose y is rounded to x's dtype, and then quantized to float8 with a scale for each block of a row.
 
-    Bytes and scales are those of mxfp8_into where y_scale is uint8, else those of fp8_blocks_into.
+    Bytes and scales are those of mxfp8_into if y_scale is uint8, else those of fp8_blocks_into.
 
     Args:
         x: the rows to normalise.
         weight: the scale of each column.
-        bias: added to each column; None for 0.
+        bias: added to each column; None is 0.
         y: receives the bytes.
         y_scale: receives the scales: uint8 for blocks of 1x32 (MXFP8), float32 for blocks of 1x128.
-        dtype: what to cast to.
+        dtype: the float8 dtype of y.
         eps: added to the variance.
         offset: added to the weight; 1.0 for a zero-centred weight.
         pow2: round float32 scales down to powers of two.
-        least: a lower bound of amax, for float32 scales.
+        least: the lower limit of a block's amax, for float32 scales.
 
     Returns:
         mean and rstd, float32 [*rows] (float64 for float64).

@@ -1,6 +1,6 @@
-"""What some models have in the place of a norm: a modulated RMS norm, PolyNorm and dynamic tanh.
+"""Ops that some models use instead of a norm: modulated RMS norm, PolyNorm and dynamic tanh.
 
-They compute in float32 (float64 for float64) and round once, into fresh contiguous results.
+They compute in float32 (float64 for float64), round once, and return new contiguous tensors.
 """
 
 import math
@@ -16,9 +16,9 @@ from ._numeric import rounded, wide
 from .norm import Casting, rms_parts, row_mean
 from .samples import Case, Draw, rows
 
-# Gradients of weights are sums over all rows: implementations add them in another order.
+# Gradients of weights are sums over all rows, which implementations add in another order.
 SUMS = {torch.float32: Tol(1e-5, 1e-4)}
-# Sums over all elements as well.
+# For ops that also sum over all elements.
 TOTALS = {torch.float32: Tol(1e-4, 1e-3), torch.float64: Tol(1e-7, 1e-6)}
 
 
@@ -38,7 +38,7 @@ def _not_divisible(device: torch.device) -> Any:
 
 
 def _of_rows(t: Tensor, x: Tensor) -> Tensor:
-    """A row for each group, as one for each row of x; wide."""
+    """t [groups, n] expanded to the shape of x, in the wide dtype: each row gets the values of its group."""
     groups, n = t.shape
     each = t.to(wide(x).dtype)[:, None].expand(groups, math.prod(x.shape[:-1]) // groups, n)
     return each.reshape(x.shape)
@@ -87,16 +87,16 @@ def modulated_rms_norm(
     """RMS norm with a scale and a shift for each group of rows: y = rms_norm(x, weight) * (1 + scale) + shift.
 
     Args:
-        x: the rows to normalise. With k groups, the first of k equal parts is the first group, and so on.
-        weight: the scale of each column for all rows.
-        scale: for each group (a sample of a batch, or each row) and column.
-        shift: added to the product.
+        x: the rows to normalise; they are divided into equal groups of consecutive rows.
+        weight: the weight of each column, for all rows.
+        scale: the scale of each group and column; a group may be a sample of a batch, or one row.
+        shift: added to the product; None is 0.
         eps: added to the mean square.
         offset: added to the weight.
-        casting: as in rms_norm; the modulation is rounded once, unless it is "none".
+        casting: as in rms_norm. With "none" the scaled result is rounded to x's dtype after every step, else once.
 
     Returns:
-        y, like x, and rstd, float32 [*rows] (float64 for float64).
+        y, like x, and rstd, float32 [*rows] (float64 for float64): 1 / sqrt(mean(x^2) + eps).
     """
     y, rstd = rms_parts(x, weight, eps, offset, casting)
     step = (lambda t: t.to(x.dtype).to(y.dtype)) if casting == "none" else (lambda t: t)
@@ -131,7 +131,8 @@ def modulated_rms_norm_bwd(
     """The gradients of modulated_rms_norm.
 
     x' = x * rstd, w = weight + offset, g = dy * (1 + scale) * w: dx = rstd * (g - x' * mean(g * x')),
-    dweight = sum(dy * (1 + scale) * x'), dscale = sum(dy * w * x') and dshift = sum(dy) of each group
+    dweight = sum(dy * (1 + scale) * x') over all rows; over the rows of each group dscale = sum(dy * w * x') and
+    dshift = sum(dy).
 
     Args:
         dy: the gradient of y.
@@ -140,7 +141,7 @@ def modulated_rms_norm_bwd(
         scale: as in the forward.
         rstd: the second result of the forward.
         offset: as in the forward.
-        casting: as in the forward: unless it is "gemma", the sums are of values x' that were rounded.
+        casting: as in the forward; unless it is "gemma", dweight and dscale use x' rounded to x's dtype.
 
     Returns:
         dx, like x, dweight, like weight, and dscale and dshift, like scale.
@@ -163,12 +164,12 @@ def modulated_rms_norm_bwd(
 
 
 def _powers(v: Tensor) -> Tensor:
-    """x^3, x^2 and x: [3, *rows, n]."""
+    """x^3, x^2 and x, stacked: [3, *rows, n]."""
     return torch.stack([v * v * v, v * v, v])
 
 
 def _three(t: Tensor, v: Tensor) -> Tensor:
-    """One number for each power, or one for each row and power [*rows, 3], for _powers."""
+    """t, [3] or [*rows, 3], in a shape that broadcasts to that of _powers(v)."""
     return t.to(v.dtype).movedim(-1, 0).reshape(3, *(v.shape[:-1] if t.dim() > 1 else [1] * (v.dim() - 1)), 1)
 
 
@@ -183,18 +184,18 @@ def poly_norm(
     bias: Float[Tensor, "...", single(), same_dtype("weight")],
     eps: float = 1e-6,
 ) -> tuple[Tensor, Tensor]:
-    """A polynomial of normalised powers: y = w0 * norm(x^3) + w1 * norm(x^2) + w2 * norm(x) + bias.
+    """PolyNorm, a sum of normalised powers: y = w0 * norm(x^3) + w1 * norm(x^2) + w2 * norm(x) + bias.
 
     norm(p) = p * rsqrt(mean(p^2) + eps), over the last dimension.
 
     Args:
         x: the rows.
         weight: w0, w1 and w2.
-        bias: added to all elements.
+        bias: one element, added to all elements.
         eps: added to each mean square.
 
     Returns:
-        y, like x, and rstd, float32 [*rows, 3] (float64 for float64): the factors of x^3, x^2 and x.
+        y, like x, and rstd, float32 [*rows, 3] (float64 for float64): rsqrt(mean(p^2) + eps) for x^3, x^2 and x.
     """
     v = wide(x)
     p = _powers(v)
@@ -220,7 +221,7 @@ def poly_norm_bwd(
     """The gradients of poly_norm.
 
     p = x^k, p' = p * rstd: dx = sum over k of w * rstd * (dy - p' * mean(dy * p')) * k * x^(k - 1),
-    dweight = sum(dy * p'), dbias = sum(dy)
+    dweight = sum(dy * p'), dbias = sum(dy).
 
     Args:
         dy: the gradient of y.
@@ -228,6 +229,9 @@ def poly_norm_bwd(
         weight: as in the forward.
         bias: as in the forward.
         rstd: the second result of the forward.
+
+    Returns:
+        dx, dweight and dbias, like x, weight and bias.
     """
     v, dz = wide(x), dy.to(wide(x).dtype)
     r, w = _three(rstd, v), _three(weight, v)
@@ -257,13 +261,13 @@ def dyt(
     gamma: Float[Tensor, "n"],
     beta: Float[Tensor, "n", same_dtype("gamma")] | None = None,
 ) -> Tensor:
-    """Dynamic tanh, in the place of a norm: y = tanh(alpha * x) * gamma + beta.
+    """Dynamic tanh (DyT), which replaces a norm: y = tanh(alpha * x) * gamma + beta.
 
     Args:
         x: the rows.
-        alpha: one number.
+        alpha: multiplies x; one element.
         gamma: the scale of each column.
-        beta: added to each column.
+        beta: added to each column; None is 0.
 
     Returns:
         y, like x.
@@ -288,13 +292,16 @@ def dyt_bwd(
     """The gradients of dyt.
 
     t = tanh(alpha * x), s = dy * gamma * (1 - t^2): dx = s * alpha, dalpha = sum(s * x), dgamma = sum(dy * t),
-    dbeta = sum(dy), in gamma's dtype
+    dbeta = sum(dy).
 
     Args:
         dy: the gradient of y.
         x: the input of the forward.
         alpha: as in the forward.
         gamma: as in the forward.
+
+    Returns:
+        dx, dalpha and dgamma, like x, alpha and gamma, and dbeta, like gamma.
     """
     v, dz = wide(x), dy.to(wide(x).dtype)
     a = alpha.to(v.dtype).reshape(())

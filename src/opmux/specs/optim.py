@@ -1,8 +1,8 @@
-"""tex's optimizer kernels: one call for the tensors of a whole model, as lists that run side by side.
+"""tex's multi-tensor optimizer ops: one call for all tensors of a model, in parallel lists.
 
-All compute in float32, whatever the tensors hold, round once, and write in place; of a tensor and its companions in the
-other lists the sizes count, not the shapes. What decides on the device (a flag, the learning rate of a captured graph)
-is never read on the host. `chunk_size` says how NVIDIA's kernels cut the work, and means nothing here.
+The ops compute in float32 for all dtypes, round once, and write in place. Tensors at the same index of the lists have
+equally many elements; their shapes may differ. Values on the device (a flag, the learning rate of a captured graph) are
+never read on the host. `chunk_size` is how NVIDIA's kernels divide the work; it is ignored here.
 """
 
 import math
@@ -27,7 +27,7 @@ BYTES = (torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 class Each(NamedTuple):
-    """One of the lists: its name, what its tensors hold, and whether each is a single number."""
+    """One of the lists: its name, the dtypes of its tensors, and whether each tensor has a single element."""
 
     name: str
     dtypes: tuple[torch.dtype, ...]
@@ -45,13 +45,13 @@ W, MOMENTUM = Each("weights", HALVES), Each("momenta", HALVES)
 
 @dataclass(frozen=True)
 class lists(Rule):
-    """Lists of tensors that run side by side, in one of these forms, which differ in the number of lists."""
+    """Parallel lists of tensors, in one of several forms, which differ in the number of lists."""
 
     forms: tuple[tuple[Each, ...], ...]
-    flag: str | None = "noop_flag"  # the argument that all tensors share a device with
+    flag: str | None = "noop_flag"  # the argument whose device all tensors are on
 
     def form(self, op: str, value: Any) -> tuple[Each, ...]:
-        """The lists that were given."""
+        """The form with as many lists as `value`; raises if there is none."""
         if not isinstance(value, (list, tuple)):
             raise BadArgument.of(op, "tensor_lists", "be a list of lists of tensors", shown(value), TypeError)
         for form in self.forms:
@@ -128,16 +128,16 @@ Switch = Annotated[int | bool, one_of(0, 1)]
 
 
 def counts_from_one(op: str, step: int, bias_correction: int) -> None:
-    """The bias correction of step 0 is a division by zero."""
+    """Raise for step 0 with bias correction, which would divide by zero."""
     if bias_correction and step < 1:
         raise BadArgument.of(op, "step", "be at least 1 with {bias_correction}", str(step))
 
 
-# ---- how they compute -----------------------------------------------------------------------------------------------
+# ---- arithmetic -----------------------------------------------------------------------------------------------------
 
 
 class Adam(NamedTuple):
-    """The numbers of a step, as callers give them."""
+    """The options of a step, as the caller passed them; lr and step may be tensors."""
 
     lr: Any
     beta1: Any
@@ -149,7 +149,7 @@ class Adam(NamedTuple):
     weight_decay: Any
 
     def corrections(self) -> tuple[Any, Any]:
-        """The bias corrections of the moments; in float64, as float32 loses the digits of 1 - 0.999^step."""
+        """The bias corrections of the moments; computed in float64, as 1 - 0.999^step loses digits in float32."""
         if not self.bias_correction:
             return 1.0, 1.0
         if isinstance(self.step, Tensor):
@@ -158,7 +158,7 @@ class Adam(NamedTuple):
         return 1 - float(self.beta1) ** int(self.step), 1 - float(self.beta2) ** int(self.step)
 
     def moved(self, g: Tensor, w: Tensor, m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Weight and moments after the step, of float32 tensors."""
+        """The new weight and moments, from float32 tensors."""
         c1, c2 = self.corrections()
         lr = self.lr.reshape(()) if isinstance(self.lr, Tensor) else self.lr
         if self.mode == 0:
@@ -172,19 +172,19 @@ class Adam(NamedTuple):
 
 
 def written(t: Tensor, value: Tensor, skip: Tensor | None = None) -> None:
-    """Write a value of any shape and dtype into a tensor, unless the flag is set."""
+    """Copy a value of any shape and dtype to t, unless `skip` is set."""
     value = value.reshape(t.shape).to(t.dtype)
-    with torch.inference_mode(t.is_inference()), torch.no_grad():  # in this order: the first turns gradients on
+    with torch.inference_mode(t.is_inference()), torch.no_grad():  # in this order: the first may enable gradients
         t.copy_(value if skip is None else torch.where(skip, t, value))
 
 
 def raised(flag: Tensor, bad: Tensor) -> None:
-    """Set a flag if a value is not finite; it is never cleared."""
+    """Set the flag to 1 if `bad` is set; never clear it."""
     written(flag, torch.where(bad, 1, flag.reshape(())))
 
 
 def abreast(t: Tensor, lead: Tensor) -> Tensor:
-    """A companion of a tensor in float32, in the shape of the tensor."""
+    """A tensor of another list in float32, in the shape of the first list's tensor `lead`."""
     return t.float().reshape(lead.shape)
 
 
@@ -203,7 +203,7 @@ SGD = {
 
 
 def drawn(each: Each, dtype: torch.dtype, device: Any, generator: torch.Generator) -> list[Tensor]:
-    """A list of the kind, of the dtype where it may be."""
+    """Sample tensors of a list, in `dtype` if the list allows it."""
     kind = dtype if dtype in each.dtypes else each.dtypes[0]
     made = []
     for size in SIZES:
@@ -217,9 +217,10 @@ def drawn(each: Each, dtype: torch.dtype, device: Any, generator: torch.Generato
 
 
 def samples(name: str, *variants: dict[str, Any], flag: int | None = 0, last: tuple[str, ...] = ()) -> Samples:
-    """Samples of an op: each variant names its numbers in order, `lists` which form, `flag` what is in the flag.
+    """Samples of an op, one for each variant: the op's numbers by name, in order.
 
-    Numbers named in `last` are given as tensors.
+    A variant may also have `lists` (the index of the form), `flag` (the value of the flag) and `state` (the dtype of
+    the moments). Numbers named in `last` are passed as tensors.
     """
 
     def make(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
@@ -260,10 +261,10 @@ def scaled(flag: Tensor, tensor_lists: Lists, scale: Any) -> None:
 def multi_tensor_scale(
     chunk_size: int, noop_flag: Flag, tensor_lists: Annotated[Lists, FORMS["multi_tensor_scale"]], scale: float
 ) -> None:
-    """outputs = inputs * scale.
+    """Scale tensors: outputs = inputs * scale.
 
     Args:
-        chunk_size: not used; how NVIDIA's kernels cut the work.
+        chunk_size: not used.
         noop_flag: set to 1 if an input is not finite. It does not stop the computation.
         tensor_lists: the tensors; outputs are written in place.
         scale: the factor.
@@ -282,7 +283,7 @@ def multi_tensor_scale_tensor(
         chunk_size: not used.
         is_infinite: set to 1 if an input is not finite. It does not stop the computation.
         tensor_lists: the tensors; outputs are written in place.
-        scale: the factor.
+        scale: the factor, on the device.
     """
     with torch.no_grad():
         scaled(is_infinite, tensor_lists, scale.reshape(()))
@@ -315,7 +316,7 @@ def multi_tensor_l2norm(
     tensor_lists: Annotated[Lists, FORMS["multi_tensor_l2norm"]],
     per_tensor: bool | None,
 ) -> tuple[Tensor, Tensor]:
-    """The L2 norm of all tensors together, and of each.
+    """The L2 norm of all tensors together, and of each tensor.
 
     Args:
         chunk_size: not used.
@@ -324,7 +325,7 @@ def multi_tensor_l2norm(
         per_tensor: whether to return the norm of each tensor.
 
     Returns:
-        The norm of all, float32 [1]; the norms of each, float32 [tensors], or an empty tensor.
+        norm, of all tensors, float32 [1]; norms, of each tensor, float32 [tensors], or empty without per_tensor.
     """
     with torch.no_grad():
         return norms(noop_flag, tensor_lists[0], None, per_tensor)
@@ -348,7 +349,7 @@ def multi_tensor_unscale_l2norm(
         per_tensor: whether to return the norm of each tensor.
 
     Returns:
-        The norm of all, float32 [1]; the norms of each, float32 [tensors], or an empty tensor.
+        norm, of all tensors, float32 [1]; norms, of each tensor, float32 [tensors], or empty without per_tensor.
     """
     with torch.no_grad():
         return norms(noop_flag, tensor_lists[0], inv_scale, per_tensor)
@@ -398,15 +399,15 @@ def multi_tensor_adam(
     Args:
         chunk_size: not used.
         noop_flag: not read.
-        tensor_lists: the tensors. With master weights, those are updated in float32, and parameters become their
-            rounded copies.
+        tensor_lists: the tensors. Master weights, if given, are updated in float32, and parameters become rounded
+            copies of them.
         lr: the learning rate.
         beta1: the decay of the first moments.
         beta2: the decay of the second moments.
-        epsilon: added to the root of the second moments.
+        epsilon: added to the square root of the second moments.
         step: the number of the step, from 1.
         mode: 0 adds weight_decay * p to the gradients (Adam), 1 to the update (AdamW).
-        bias_correction: whether moments are corrected for their start at 0.
+        bias_correction: whether to correct the moments for their initial value 0.
         weight_decay: the weight decay.
     """
     how = Adam(lr, beta1, beta2, epsilon, step, mode, bias_correction, weight_decay)
@@ -420,10 +421,10 @@ def multi_tensor_adam(
 
 
 def whole_weights(written: dict[str, Any]) -> dict[str, Any]:
-    """Of parameters and remainders, the float32 weights that they are the halves of.
+    """What a test compares: the float32 weights instead of their halves, the parameters and remainders.
 
-    The lower half has no tolerance of its own: an error in the weight's last place is one in the remainder's, and may
-    carry into the parameter. Even torch's own sqrt differs there between processors.
+    The remainder alone cannot have a tolerance: an error in the weight's last bit is an error in the remainder, and may
+    carry into the parameter. Even torch's own sqrt differs in the last bit between processors.
     """
     found = dict(written)
     for rest in [name for name in written if name.startswith("tensor_lists[4]")]:
@@ -446,12 +447,13 @@ def multi_tensor_adam_param_remainder(
     bias_correction: Switch,
     weight_decay: float,
 ) -> None:
-    """multi_tensor_adam on float32 weights in two halves: bfloat16 parameters, rounded, and 16 bits beside them.
+    """multi_tensor_adam on float32 weights in two halves: bfloat16 parameters (rounded) and int16 remainders.
 
     Args:
         chunk_size: not used.
         noop_flag: not read.
-        tensor_lists: the tensors; the other arguments are those of multi_tensor_adam.
+        tensor_lists: the tensors.
+        lr: as in multi_tensor_adam, like all other arguments.
     """
     how = Adam(lr, beta1, beta2, epsilon, step, mode, bias_correction, weight_decay)
     with torch.no_grad():
@@ -464,14 +466,14 @@ def multi_tensor_adam_param_remainder(
 
 
 def joined(p: Tensor, low: Tensor) -> Tensor:
-    """The float32 whose upper half, rounded to nearest, is p, and whose lower half is `low`."""
+    """The float32 tensor whose upper half, rounded to nearest, is p, and whose lower half is `low`."""
     high = p.contiguous().view(torch.int16).int() - (low < 0).int()
     return ((high << 16) | (low.int() & 0xFFFF)).view(torch.float32)
 
 
 def parted(w: Tensor) -> tuple[Tensor, Tensor]:
     bits = w.contiguous().view(torch.int32)
-    low = bits.to(torch.int16)  # wraps: the lower half
+    low = bits.to(torch.int16)  # the cast wraps around: the lower half
     high = ((bits >> 16) + (low < 0)).to(torch.int16)
     return high.view(torch.bfloat16), low
 
@@ -496,9 +498,9 @@ def multi_tensor_adam_fp8(
     Args:
         chunk_size: not used.
         noop_flag: not read.
-        tensor_lists: the tensors. Amaxes grow to the largest magnitude of the master weights, inverse scales become
-            1 / scale.
-        fp8_dtype: the format of the bytes; the other arguments are those of multi_tensor_adam.
+        tensor_lists: the tensors. Amaxes become max(amax, max |master weight|), inverse scales become 1 / scale.
+        lr: as in multi_tensor_adam, like all other arguments but fp8_dtype.
+        fp8_dtype: the float8 dtype of the parameters.
     """
     how = Adam(lr, beta1, beta2, epsilon, step, mode, bias_correction, weight_decay)
     with torch.no_grad():
@@ -513,7 +515,7 @@ def multi_tensor_adam_fp8(
 
 
 def captured(flag: Tensor, tensor_lists: Lists, how: Adam, inv_scale: Tensor) -> None:
-    """A step whose learning rate, number and flag are on the device; gradients are unscaled in place."""
+    """A step whose learning rate, step number and flag are on the device; gradients are unscaled in place."""
     skip = flag.reshape(()) == 1
     for g, p, m, v, *master in zip(*tensor_lists, strict=True):
         unscaled = g.float() * inv_scale.reshape(())
@@ -537,15 +539,16 @@ def multi_tensor_adam_capturable(
     weight_decay: float,
     inv_scale: Held,
 ) -> None:
-    """multi_tensor_adam with its numbers on the device, for CUDA graphs. Gradients become gradient * inv_scale.
+    """multi_tensor_adam with lr, step and inv_scale on the device, for CUDA graphs. Gradients are scaled in place.
 
     Args:
         chunk_size: not used.
         noop_flag: nothing is written if it is 1.
         tensor_lists: the tensors.
         lr: the learning rate.
+        beta1: as in multi_tensor_adam, like all arguments that are not listed here.
         step: the number of the step, from 1.
-        inv_scale: multiplies the gradients; the other arguments are those of multi_tensor_adam.
+        inv_scale: multiplies the gradients.
     """
     how = Adam(lr, beta1, beta2, epsilon, step, mode, bias_correction, weight_decay)
     with torch.no_grad():
@@ -567,15 +570,16 @@ def multi_tensor_adam_capturable_master(
     weight_decay: float,
     inv_scale: Held,
 ) -> None:
-    """multi_tensor_adam_capturable on master weights; parameters become their rounded copies.
+    """multi_tensor_adam_capturable on master weights; parameters become rounded copies of them.
 
     Args:
         chunk_size: not used.
         noop_flag: nothing is written if it is 1.
         tensor_lists: the tensors.
         lr: the learning rate.
+        beta1: as in multi_tensor_adam, like all arguments that are not listed here.
         step: the number of the step, from 1.
-        inv_scale: multiplies the gradients; the other arguments are those of multi_tensor_adam.
+        inv_scale: multiplies the gradients.
     """
     how = Adam(lr, beta1, beta2, epsilon, step, mode, bias_correction, weight_decay)
     with torch.no_grad():
@@ -610,20 +614,21 @@ def multi_tensor_sgd(
 ) -> None:
     """One step of SGD, in place; gradients are not written.
 
-    All is computed in float32. lr times the update is rounded to the dtype of the weight before it is subtracted, so a
-    half-precision weight is rounded twice, as by NVIDIA's kernel.
+    g = scale * gradient + wd * w; m = momentum * m + (1 - dampening) * g; w -= lr * m, with nesterov lr * (g +
+    momentum * m). lr times the update is rounded to the dtype of the weight before it is subtracted: a half-precision
+    weight is rounded twice, as by NVIDIA's kernel.
 
     Args:
         chunk_size: not used.
         noop_flag: nothing is written if it is not 0.
         tensor_lists: the tensors; copies become the rounded weights.
         wd: the weight decay.
-        momentum: the decay of the momenta; with 0 they are not read or written.
-        dampening: gradients enter the momenta times 1 - dampening.
+        momentum: the decay of the momenta m; if it is 0, they are neither read nor written.
+        dampening: gradients are multiplied by 1 - dampening when they are added to the momenta.
         lr: the learning rate.
         nesterov: whether to use Nesterov momentum.
-        first_run: whether momenta become the gradients, without dampening.
-        wd_after_momentum: whether the decay is added to the update, not to the gradients.
+        first_run: whether to set the momenta to g, without dampening.
+        wd_after_momentum: whether to add wd * w to the update instead of the gradients.
         scale: multiplies the gradients.
     """
     with torch.no_grad():
@@ -662,7 +667,9 @@ def multi_tensor_compute_scale_and_scale_inv(
     force_pow_2_scales: Switch,
     epsilon: float,
 ) -> None:
-    """scale = max_fp8 / amax, or 1 if that is not finite, and inverse scale = 1 / scale.
+    """The scales of current scaling: scale = max_fp8 / max(amax, epsilon), inverse scale = 1 / scale.
+
+    If the quotient overflows, the scale is the largest float32; if amax is 0 or not finite, it is 1.
 
     Args:
         chunk_size: not used.
@@ -670,7 +677,7 @@ def multi_tensor_compute_scale_and_scale_inv(
         tensor_lists: the tensors; scales and inverse scales are written in place.
         max_fp8: the largest number of the FP8 format.
         force_pow_2_scales: whether scales are rounded down to powers of two.
-        epsilon: the least amax.
+        epsilon: the lower limit of amax.
     """
     with torch.no_grad():
         for amax, scale, scale_inv in zip(*tensor_lists, strict=True):
@@ -683,7 +690,7 @@ def multi_tensor_compute_scale_and_scale_inv(
 def multi_tensor_compute_scale_inv_e8m0(
     chunk_size: int, dummy: Any, tensor_lists: Annotated[Lists, FORMS["multi_tensor_compute_scale_inv_e8m0"]]
 ) -> None:
-    """scale byte = the exponent of amax / 448, rounded up, as E8M0.
+    """The scales of MXFP8: scale byte = the E8M0 exponent of amax / 448, rounded up.
 
     Args:
         chunk_size: not used.
@@ -695,9 +702,9 @@ def multi_tensor_compute_scale_inv_e8m0(
             written(scale_inv, exponents(amax.float(), torch.float8_e4m3fn))
 
 
-LEAST_LOG = -1e4  # of a beta of 0, so that times a step of 0 it is 0
+LEAST_LOG = -1e4  # for log(0): unlike -inf, it gives 0 when multiplied by step 0
 
 
 def log_of(beta: float) -> float:
-    """For kernels that raise a beta to the power of a step: its logarithm."""
+    """log(beta), for kernels that compute beta^step as exp(step * log(beta))."""
     return math.log(beta) if beta > 0 else LEAST_LOG

@@ -1,6 +1,6 @@
-"""ATen's padding by reflection and by replication, of one to three dimensions, and its gradients.
+"""ATen's reflection and replication padding of one to three dimensions, and their gradients.
 
-The ops are torch's, with its names and signatures, and its own op is the reference of each.
+Each op has ATen's name and signature; its reference is torch's own op.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ from .samples import Case, Draw, Maker
 ops: dict[str, Any] = {}
 
 PLANE = (3, 5, 7)
-PADS = ((3, 1), (1, 2), (0, 2))  # before and after, the last dimension first; at most the plane's sizes less one
+PADS = ((3, 1), (1, 2), (0, 2))  # (before, after), last dimension first; reflection needs pads below the plane's sizes
 
 
 def _cases(rank: int) -> tuple[Case, ...]:
@@ -41,10 +41,10 @@ def _backward(rank: int) -> Maker:
     return Maker(build, _cases(rank))
 
 
-for _how, _says in (("reflection", "mirrored at its edges"), ("replication", "continued with its edges")):
+for _how, _says in (("reflection", "mirrored at its edges"), ("replication", "its edge elements are repeated")):
     for _r in (1, 2, 3):
         _name = f"{_how}_pad{_r}d"
-        ops[_name] = declare(_name, f"The input, {_says}.", _forward(_r), tol=ROUGH)
+        ops[_name] = declare(_name, f"The input padded: {_says}.", _forward(_r), tol=ROUGH)
         ops[f"{_name}_backward"] = declare(
-            f"{_name}_backward", f"The gradient of a {_how} padding's input.", _backward(_r), out="dx", tol=ROUGH
+            f"{_name}_backward", f"The gradient of the input of {_how} padding.", _backward(_r), out="dx", tol=ROUGH
         )

@@ -1,10 +1,11 @@
-"""ATen's elementwise ops under ATen's names and signatures; torch's own op is the reference of each.
+"""ATen's elementwise ops with ATen's names and signatures; the reference of each is torch's own op.
 
-A `Row` says how an op is called and which dtypes it is computed in; a loop makes the ops. `opmux.ops.add(x, 2)` takes
-what `torch.add` takes: tensors of different dtypes and shapes, numbers, 0-dim CPU tensors; result dtype, strides, NaNs,
-signed zeros and errors are torch's. Integer division and remainder by zero are undefined, as they are on CUDA.
+A `Row` has the arguments of an op and the dtypes it computes in; a loop at the end declares the ops.
+`opmux.ops.add(x, 2)` accepts the same arguments as `torch.add`: tensors of different dtypes and shapes, numbers, 0-dim
+CPU tensors. The result's dtype, strides, NaNs and signed zeros, and the errors, are torch's. Integer division and
+remainder by zero are undefined, as on CUDA.
 
-Where a name is also a primitive of ours (`gelu`, `relu`), the op here is reached as `aten::gelu`.
+If opmux has a primitive of the same name (`gelu`, `relu`), the op here has the key `aten::gelu`.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -28,11 +29,11 @@ BOOL = frozenset({torch.bool})
 NUMBERS = FLOATS | INTS
 ALL = NUMBERS | BOOL
 
-# Functions of a chip's library that are not as near to the truth as ATen's series are, or the other way round.
+# For functions of which a chip's math library is less accurate than ATen's series, or the other way round.
 LOOSE: Mapping[torch.dtype, Tol] = {torch.float32: Tol(2e-5, 1e-5), torch.float64: Tol(1e-7, 1e-7)}
 
 
-# Where ATen's CPU kernel computes in 16 bits what others compute in 32.
+# For ops whose CPU kernel in ATen computes in 16 bits; other kernels compute in 32.
 ROUGH: Mapping[torch.dtype, Tol] = {torch.float16: Tol(4e-3, 4e-3), torch.bfloat16: Tol(3.2e-2, 3.2e-2)}
 
 
@@ -46,7 +47,7 @@ class Row:
     domain: str = ""  # the range of sample values, a name of DOMAINS
     numbers: Mapping[str, Any] = field(default_factory=dict)  # arguments of samples that have no default
     tol: Mapping[torch.dtype, Tol] | None = None
-    alias: str = ""  # the row of which this is another name
+    alias: str = ""  # the name of the row that this row is an alias of
 
     @property
     def names(self) -> list[str]:
@@ -55,7 +56,7 @@ class Row:
 
 ONE = "self: Tensor"
 TWO = "self: Tensor, other: Tensor"
-WITH = "self: Tensor, other: Tensor | Number"  # a tensor and a tensor or a number
+WITH = "self: Tensor, other: Tensor | Number"  # the second may be a number
 EITHER = "self: Tensor | Number, other: Tensor | Number"
 SCALED = f"{WITH}, *, alpha: Number = 1"
 GRAD = "grad_output: Tensor, self: Tensor"
@@ -218,7 +219,7 @@ CASES = (
 
 
 class Within(Draw):
-    """Numbers inside a domain, in every layout; integers and bools too."""
+    """Draws values inside a domain, for integers and bools too."""
 
     def __init__(self, d: Draw, domain: str):
         super().__init__(d.case, d.dtype, d.device)
@@ -242,7 +243,7 @@ def _tensor(row: Row, d: Draw, name: str, at: int) -> Tensor:
 
 
 def samples_of(row: Row) -> Maker:
-    """Samples of floats and of integers; scalar arguments without a default are the row's."""
+    """Samples of floats and of integers; scalar arguments without a default come from `row.numbers`."""
 
     def build(d: Draw) -> dict[str, Any]:
         made: dict[str, Any] = {}

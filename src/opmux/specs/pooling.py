@@ -1,7 +1,7 @@
 """ATen's pooling: averages and maxima over windows of one to three dimensions, their gradients, and unpooling.
 
-The ops are torch's, with its names and signatures, and its own op is the reference of each. Sums are accumulated in
-float32 (float64 for float64). Of equal maxima the first one's index is kept, and NaN is larger than any number.
+Each op has ATen's name and signature; its reference is torch's own op. Sums are accumulated in float32 (float64 for
+float64). If a window has several equal maxima, the index is that of the first; NaN is larger than any number.
 """
 
 from typing import Any
@@ -90,7 +90,7 @@ FRACTIONAL = Maker(_fractional, (Case((2, 3, 9, 11)), Case((2, 3, 9, 11), option
 
 
 def _backward(forward: str, makes: Maker, *names: str) -> Maker:
-    """The gradient of a forward's samples: names, in order, are those of the backward's arguments."""
+    """Samples of a backward, made from those of its forward; `names` are the backward's arguments in order."""
 
     def build(d: Draw) -> dict[str, Any]:
         given = makes.build(d)
@@ -128,21 +128,21 @@ for _r in (2, 3):
     _declare(f"avg_pool{_r}d", "The average of each window.", _a)
     _declare(
         f"avg_pool{_r}d_backward",
-        "The gradient of an average pooling's input.",
+        "The gradient of the input of average pooling.",
         _backward(f"avg_pool{_r}d", _a, *_grad, *_sizes, "ceil_mode", "count_include_pad", "divisor_override"),
         "dx",
     )
     _declare(f"max_pool{_r}d_with_indices", "The maximum of each window, and its index in the plane.", _m, "y indices")
     _declare(
         f"max_pool{_r}d_with_indices_backward",
-        "The gradient of a maximum pooling's input.",
+        "The gradient of the input of max pooling.",
         _backward(f"max_pool{_r}d_with_indices", _m, *_grad, *_sizes, "dilation", "ceil_mode", "indices"),
         "dx",
     )
     _declare(f"_adaptive_avg_pool{_r}d", "The averages of windows that divide the input evenly.", _d)
     _declare(
         f"_adaptive_avg_pool{_r}d_backward",
-        "The gradient of an adaptive average pooling's input.",
+        "The gradient of the input of adaptive average pooling.",
         _backward(f"_adaptive_avg_pool{_r}d", _d, *_grad),
         "dx",
     )
@@ -152,19 +152,19 @@ for _r in (2, 3):
     )  # fmt: skip
     _declare(
         f"adaptive_max_pool{_r}d_backward",
-        "The gradient of an adaptive maximum pooling's input.",
+        "The gradient of the input of adaptive max pooling.",
         _backward(f"adaptive_max_pool{_r}d", _d, *_grad, "indices"),
         "dx",
     )
-    _declare(f"max_unpool{_r}d", "Zeros, with each element at its index in the plane.", _unpool(_r))
+    _declare(f"max_unpool{_r}d", "A plane of zeros, with each element of the input at its index.", _unpool(_r))
 
 _declare(
-    "fractional_max_pool2d", "The maxima of windows at pseudo-random distances, and their indices in the plane.",
+    "fractional_max_pool2d", "The maxima of windows at pseudo-random positions, and their indices in the plane.",
     FRACTIONAL, "y indices",
 )  # fmt: skip
 _declare(
     "fractional_max_pool2d_backward",
-    "The gradient of a fractional maximum pooling's input.",
+    "The gradient of the input of fractional max pooling.",
     _backward("fractional_max_pool2d", FRACTIONAL, "grad_output", "self", "kernel_size", "output_size", "indices"),
     "dx",
 )

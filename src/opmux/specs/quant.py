@@ -1,12 +1,12 @@
-"""Quantization to FP8, as NVIDIA's recipes do it: per tensor, per block of 128, and MXFP8; and back.
+"""Quantization to FP8 and back, by NVIDIA's rules: per tensor, per block of 128, and MXFP8.
 
-A tensor counts as the matrix [M, K] of its rows. Casts saturate: beyond the largest FP8 number is that number, only NaN
-stays NaN; values are rounded once, to the nearest even, from float32 (float64 is taken as float32). The largest
-magnitude of a tensor (amax) leaves NaN out.
+A tensor is treated as the matrix [M, K] of its rows. Casts saturate: numbers beyond the largest FP8 number become that
+number, and NaN stays NaN. Values are rounded once, to nearest even, from float32 (float64 is converted to float32
+first). The largest magnitude of a tensor (amax) ignores NaN.
 
-Ops that quantize write to the caller's buffers (bytes, and scales for dequantizing), because an FP8 tensor has several
-optional buffers, and one that is quantized again keeps its memory. None is a buffer that is not needed. If `noop` is
-not zero no buffer is changed; it is read on the device.
+Ops that quantize write to the caller's buffers: bytes, and scales for dequantizing. An FP8 tensor has several optional
+buffers, and keeps them when it is quantized again. A buffer that is None is skipped. If `noop` is not zero, nothing is
+written; it is read on the device.
 """
 
 import math
@@ -43,7 +43,7 @@ def turned(shape: Any) -> tuple[int, ...]:
 
 
 def unturned(shape: Any) -> tuple[int, ...]:
-    """The shape of what `turned` is the shape of."""
+    """The inverse of `turned`."""
     return (*shape[1:], *shape[:1])
 
 
@@ -52,7 +52,7 @@ def up(n: int, step: int) -> int:
 
 
 def block_scales(shape: Any, two_d: bool, columnwise: bool) -> tuple[int, int]:
-    """The shape of the scales of blocks of 128; for 1 x 128 blocks the dimension of blocks comes first."""
+    """The shape of the scales of blocks of 128. For 1x128 blocks it is [blocks in a row, rows]."""
     m, k = matrix(shape)
     m_blocks, k_blocks = -(-m // BLOCK), -(-k // BLOCK)
     if two_d:
@@ -88,7 +88,7 @@ MxColumnScales = Byte[Tensor, "_ _", shape(lambda x: mx_scales(x.shape, True)), 
 
 @dataclass(frozen=True)
 class in_blocks(Rule):
-    """A tensor that, as a matrix, has rows and columns in multiples of a number."""
+    """A tensor whose matrix has rows and columns in multiples of a number."""
 
     of: int
 
@@ -132,7 +132,7 @@ def magnitudes(x: Tensor) -> Tensor:
 
 
 def scale_from(amax: Tensor, largest: float, pow2: bool, eps: float, top: float = FLOAT_MAX) -> Tensor:
-    """NVIDIA's rule: the scale that maps amax to the largest number; `top` if that overflows."""
+    """NVIDIA's rule: largest / amax; `top` if that overflows, 1 if amax is 0 or not finite."""
     amax = amax.clamp_min(eps)
     scale = torch.full_like(amax, largest) / amax
     scale = torch.where(torch.isinf(scale), torch.full_like(scale, top), scale)
@@ -145,19 +145,19 @@ def inverse(scale: Tensor) -> Tensor:
 
 
 def bytes_of(scaled: Tensor, dtype: torch.dtype) -> Tensor:
-    """FP8 bytes of float32 numbers that are scaled already."""
+    """The FP8 bytes of float32 numbers that are already scaled."""
     return scaled.clamp(-FP8_MAX[dtype], FP8_MAX[dtype]).to(dtype).view(torch.uint8)
 
 
 def tile_amax(x: Tensor, rows: int, cols: int) -> Tensor:
-    """amax of the tiles of a matrix; those at the edges may be smaller."""
+    """amax of each tile of a matrix; tiles at the edges may be incomplete."""
     m, k = x.shape
     padded = torch.nn.functional.pad(magnitudes(x), (0, -k % cols, 0, -m % rows))
     return padded.view(padded.shape[0] // rows, rows, padded.shape[1] // cols, cols).amax((1, 3))
 
 
 def spread(tiles: Tensor, rows: int, cols: int, m: int, k: int) -> Tensor:
-    """A number of each tile at every element of it."""
+    """A matrix [m, k] in which each element has its tile's number."""
     return tiles.repeat_interleave(rows, 0).repeat_interleave(cols, 1)[:m, :k]
 
 
@@ -166,7 +166,7 @@ def exponents(amax: Tensor, dtype: torch.dtype) -> Tensor:
     value = amax * torch.full_like(amax, 1.0 / FP8_MAX[dtype])
     bits = value.view(torch.int32)
     exponent, rest = bits >> 23, bits & 0x7FFFFF
-    # below 2^-126 there is no implied one: up to half of it is 2^-127 (which E8M0 calls 0), above it 2^-126
+    # subnormal numbers have no implied one: up to 2^-127 they round up to 2^-127 (E8M0 byte 0), above it to 2^-126
     more = (rest > 0) & (exponent != 254) & ~((exponent == 0) & (rest <= 0x400000))
     found = torch.where(more, exponent + 1, exponent)
     found = torch.where(torch.isinf(value), torch.full_like(found, 254), found)
@@ -174,14 +174,14 @@ def exponents(amax: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def power(exponent: Tensor) -> Tensor:
-    """2^(e - 127) of E8M0 bytes, NaN for 255; by bits, as no device's 2^x need be exact."""
+    """2^(e - 127) for E8M0 bytes e, NaN for 255; through the bit pattern, as exp2 may be inexact."""
     e = exponent.to(torch.int32)
     bits = torch.where(e == 0, torch.full_like(e, 0x400000), e << 23)
     return torch.where(e == 255, torch.full_like(e, 0x7FC00000), bits).view(torch.float32)
 
 
 def put(buffer: Buffer, value: Tensor, noop: Buffer, into: tuple[int, int] | None = None) -> None:
-    """Write unless the flag is set; a value smaller than the buffer (`into`) is written to its top left."""
+    """Copy value to the buffer, or to its top left part of size `into`, unless `noop` is set."""
     if buffer is None:
         return
     part = buffer if into is None else buffer[: into[0], : into[1]]
@@ -190,7 +190,7 @@ def put(buffer: Buffer, value: Tensor, noop: Buffer, into: tuple[int, int] | Non
     if not buffer.is_inference():
         part.copy_(value)
         return
-    with torch.inference_mode():  # state of delayed scaling is made in this mode, and written in no other
+    with torch.inference_mode():  # the state of delayed scaling is created in this mode and can only be written in it
         part.copy_(value)
 
 
@@ -301,7 +301,7 @@ ONE = Maker(
 
 
 def _unpaired(good: Maker, *names: str) -> BadSamples:
-    """Bad samples: a good one with one buffer of a pair omitted."""
+    """Bad samples: a good one without one buffer of a pair."""
 
     def bad(device: torch.device) -> Iterator[BadSample]:
         for name in names:
@@ -319,7 +319,7 @@ def _unpaired(good: Maker, *names: str) -> BadSamples:
     samples=ONE,
 )
 def amax_abs(x: Float[Tensor, "..."]) -> Tensor:
-    """amax = [max |x|] in float32, ignoring NaN; 0 for an empty tensor."""
+    """The largest magnitude of a tensor: amax = [max |x|] in float32, ignoring NaN; 0 for an empty tensor."""
     if not x.numel():
         return x.new_zeros(1, dtype=torch.float32)
     return magnitudes(x).amax().reshape(1)
@@ -344,16 +344,16 @@ SCALE = Maker(
 def fp8_scale(
     amax: Float32[Tensor, "..."], dtype: Float8, pow2: bool = False, eps: float = 0.0, margin: int = 0
 ) -> Tensor:
-    """scale = largest / max(amax, eps), with largest that of the FP8 dtype times 2^-margin.
+    """The scale of a cast to FP8: scale = the largest number of dtype * 2^-margin / max(amax, eps).
 
-    1 if that is NaN or amax is 0; the largest float32 if it overflows.
+    If the quotient overflows, the scale is the largest float32; if amax is 0 or not finite, it is 1.
 
     Args:
         amax: the largest magnitudes.
-        dtype: what will be cast to.
-        pow2: round down to a power of two.
-        eps: a lower bound of amax.
-        margin: the number of powers of two of headroom.
+        dtype: the float8 dtype to cast to.
+        pow2: round the scale down to a power of two.
+        eps: the lower limit of amax.
+        margin: the headroom, in powers of two.
 
     Returns:
         scale, like amax.
@@ -376,7 +376,7 @@ def fp8_cast_into(
     noop: One | None,
     dtype: Float8,
 ) -> None:
-    """y = fp8(x * scale), yt its transpose, scale_inv = 1 / scale, amax = max(amax, max |x|).
+    """Quantize with a given scale: y = fp8(x * scale), yt = y^T, scale_inv = 1 / scale, amax = max(amax, max |x|).
 
     Args:
         x: the input.
@@ -384,9 +384,9 @@ def fp8_cast_into(
         y: receives the bytes; None if not needed.
         yt: receives the bytes of the transposed matrix; None if not needed.
         scale_inv: receives 1 / scale; None if not needed.
-        amax: raised to the largest magnitude of x; None if not needed.
+        amax: becomes max(amax, max |x|); None if not needed.
         noop: a flag on the device: if it is not 0, nothing is written.
-        dtype: what to cast to.
+        dtype: the float8 dtype of the bytes.
     """
     put(scale_inv, inverse(scale), noop)
     if not x.numel():
@@ -413,7 +413,7 @@ def fp8_current_into(
     pow2: bool = False,
     eps: float = 0.0,
 ) -> None:
-    """y = fp8(x * scale), yt its transpose, scale_inv = 1 / scale, with the scale that fp8_scale has for amax of x.
+    """Quantize with the scale for x's amax: y = fp8(x * scale), yt = y^T, scale_inv = 1 / scale, scale as in fp8_scale.
 
     Args:
         x: the input.
@@ -421,9 +421,9 @@ def fp8_current_into(
         yt: receives the bytes of the transposed matrix; None if not needed.
         scale_inv: receives 1 / scale; None if not needed.
         noop: a flag on the device: if it is not 0, nothing is written.
-        dtype: what to cast to.
+        dtype: the float8 dtype of the bytes.
         pow2: round the scale down to a power of two.
-        eps: a lower bound of amax.
+        eps: the lower limit of amax.
     """
     scale = scale_from(amax_of(x), FP8_MAX[dtype], pow2, eps)
     put(scale_inv, inverse(scale), noop)
@@ -453,9 +453,9 @@ def fp8_blocks_into(
     pow2: bool = True,
     eps: float = 0.0,
 ) -> None:
-    """y in FP8 with a scale for each 1x128 (two_d: 128x128) of x, yt transposed with one for each 128x1 (128x128).
+    """Quantize in blocks: y with a scale for each 1x128 block of x, yt = the transpose with one for each 128x1 block.
 
-    The written scales are inverses. Padding of the scales is not written.
+    With two_d, all blocks are 128x128. The scales that are written are 1 / scale; their padding is not written.
 
     Args:
         x: the input.
@@ -464,10 +464,10 @@ def fp8_blocks_into(
         yt: receives the bytes of the transposed matrix; None if not needed.
         yt_scale: receives the scales of yt.
         noop: a flag on the device: if it is not 0, nothing is written.
-        dtype: what to cast to.
-        two_d: blocks of 128x128.
+        dtype: the float8 dtype of the bytes.
+        two_d: whether blocks are 128x128.
         pow2: round scales down to powers of two.
-        eps: a lower bound of amax.
+        eps: the lower limit of amax.
     """
     if not x.numel():
         return
@@ -505,9 +505,9 @@ def mxfp8_into(
     dtype: Float8,
     two_d: bool = False,
 ) -> None:
-    """y in FP8 with an E8M0 scale for each 1x32 of x, yc with one for each 32x1; with two_d for each 32x32.
+    """Quantize to MXFP8: y with an E8M0 scale for each 1x32 block of x, yc with one for each 32x1 block.
 
-    Both have x's layout. Padding of the scales is not written.
+    With two_d, all blocks are 32x32. y and yc both have x's layout. Padding of the scales is not written.
 
     Args:
         x: the input.
@@ -516,8 +516,8 @@ def mxfp8_into(
         yc: receives the bytes with columnwise scales; None if not needed.
         yc_scale: receives the scales of yc.
         noop: a flag on the device: if it is not 0, nothing is written.
-        dtype: what to cast to.
-        two_d: blocks of 32x32.
+        dtype: the float8 dtype of the bytes.
+        two_d: whether blocks are 32x32.
     """
     if not x.numel():
         return
@@ -533,11 +533,11 @@ def mxfp8_into(
 
 
 def amax_of(x: Tensor) -> Tensor:
-    """amax, as part of a reference."""
+    """amax_abs for use in references."""
     return magnitudes(x).amax().reshape(1) if x.numel() else x.new_zeros(1, dtype=torch.float32)
 
 
-# ---- and back -------------------------------------------------------------------------------------------------------
+# ---- dequantizing ---------------------------------------------------------------------------------------------------
 
 
 def _uncast_args(d: Draw) -> dict[str, Any]:
@@ -574,13 +574,16 @@ MX_BACK = Maker(_mx_back_args, tuple(c for c in MXFP8.cases if "noop" not in c.o
     samples=UNCAST,
 )
 def fp8_uncast(data: Byte[Tensor, "..."], scale_inv: One, dtype: Float8, out_dtype: FloatDtype) -> Tensor:
-    """y = FP8 bytes * scale_inv.
+    """Dequantize with one scale: y = data * scale_inv.
 
     Args:
-        data: the bytes of FP8.
-        scale_inv: multiplies them.
+        data: the FP8 bytes.
+        scale_inv: multiplies the FP8 numbers.
         dtype: the float8 dtype of the bytes.
         out_dtype: the dtype of y.
+
+    Returns:
+        y, of data's shape: computed in float32 and rounded once.
     """
     return fresh(data.contiguous().view(dtype).float() * scale_inv.reshape(()), out_dtype)
 
@@ -596,15 +599,18 @@ def fp8_blocks_uncast(
     columnwise: bool,
     out_dtype: FloatDtype,
 ) -> Tensor:
-    """y = what fp8_blocks_into made data and scales of.
+    """Dequantize the results of fp8_blocks_into: y = data * the scale of its block.
 
     Args:
-        data: the bytes of FP8.
-        scales: the scales of the blocks.
+        data: the FP8 bytes.
+        scales: the scales of the blocks, as fp8_blocks_into wrote them.
         dtype: the float8 dtype of the bytes.
         two_d: whether blocks are 128x128.
-        columnwise: data and scales are the transposed ones; y is not.
+        columnwise: whether data and scales are yt and yt_scale; y is not transposed.
         out_dtype: the dtype of y.
+
+    Returns:
+        y, of the shape of the quantized tensor: computed in float32 and rounded once.
     """
     shape = unturned(data.shape) if columnwise else tuple(data.shape)
     if not data.numel():
@@ -628,14 +634,17 @@ def mxfp8_uncast(
     columnwise: bool,
     out_dtype: FloatDtype,
 ) -> Tensor:
-    """y = what mxfp8_into made data and scales of.
+    """Dequantize the results of mxfp8_into: y = data * the scale of its block.
 
     Args:
-        data: the bytes of FP8.
-        scales: the scales of the blocks.
+        data: the FP8 bytes.
+        scales: the scales of the blocks, as mxfp8_into wrote them.
         dtype: the float8 dtype of the bytes.
-        columnwise: whether the scales are columnwise.
+        columnwise: whether data and scales are yc and yc_scale.
         out_dtype: the dtype of y.
+
+    Returns:
+        y, of data's shape: computed in float32 and rounded once.
     """
     m, k = matrix(data.shape)
     scale = spread(power(scales), *((MX, 1) if columnwise else (1, MX)), m, k)
@@ -654,7 +663,7 @@ TURN = Maker(
 
 @op(samples=TURN)
 def bytes_transpose(data: Byte[Tensor, "..."]) -> Tensor:
-    """y[k, ...] = data[..., k], for uint8."""
+    """Move the last dimension of a uint8 tensor to the front: y[k, ...] = data[..., k], contiguous."""
     return data.reshape(matrix(data.shape)).t().clone(memory_format=torch.contiguous_format).reshape(turned(data.shape))
 
 
@@ -662,7 +671,7 @@ def bytes_transpose(data: Byte[Tensor, "..."]) -> Tensor:
 
 
 def _history_args(d: Draw) -> dict[str, Any]:
-    """Two histories in a row, of 3 and 2 numbers each."""
+    """Five histories in two tables, one after the other, with 3 and 2 columns."""
     length, counts = d.case.shape[0], (3, 2)
     of = lambda *shape: torch.rand(shape, generator=torch.Generator().manual_seed(length)).to(d.device)
     history, newest = of(5 * length) * 9, of(5)
@@ -691,24 +700,25 @@ def amax_history(
     largest: float,
     recent: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Histories of amax moved on by one, and the scales that follow.
+    """Update the amax histories of delayed scaling, and compute new scales from them.
 
-    History j has `length` numbers: history[first[j] + i * step[j]]. Its newest amax is newest[j], or where that is 0
-    its own first number. Where that is not 0 it comes to the end, all others move, and the first becomes 0. The scale
-    is largest / amax, of the newest or (not `recent`) the greatest; without a number above 0 it stays as it is.
+    History j has `length` numbers: history[first[j] + i * step[j]]. Its newest amax is newest[j], or the history's
+    first number if newest[j] is 0. If the newest amax is not 0, append it, shift the history, and zero the first slot;
+    else keep the history. The new scale is largest / amax, where amax is the newest one if recent is set, else the
+    largest in the history. The scale is kept if the newest amax is 0, or if amax is not positive and finite.
 
     Args:
         history: the numbers of all histories.
-        first: where each history begins.
-        step: how far apart the numbers of each history are.
+        first: the index of the first number of each history.
+        step: the stride of each history.
         newest: the newest amax of each history.
-        scale: the scales as they were.
-        length: how many numbers a history has.
+        scale: the old scales.
+        length: the number of elements of a history.
         largest: the largest number of the FP8 dtype.
-        recent: take the newest amax, not the greatest.
+        recent: use the newest amax instead of the largest.
 
     Returns:
-        history and scale, as they become.
+        The new history and scale, like the old ones.
     """
     places = first + torch.arange(length, device=history.device)[:, None] * step
     old = history[places]

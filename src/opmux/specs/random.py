@@ -1,22 +1,23 @@
 """Random numbers: dropout, uniform, normal, exponential, bernoulli, poisson, randint.
 
-Two layers. The primitives, `philox_*`, are functions: the same arguments give the same bits on any chip, for any tiles,
-in the reference and in every kernel, so they are tested, compiled and differentiated like all others. Their randomness
-is the argument `seed`, an int64 tensor [key, counter], on the device of the result or on the CPU. The ops under ATen's
-names draw that seed from torch's generator and call a primitive. They leave to torch what torch does better: the CPU,
-and code being compiled, where the compiler fuses its own generator into the neighbours.
+There are two layers. The primitives, `philox_*`, are pure functions: the same arguments give the same bits on any chip,
+with any tile size, in the reference and in every kernel. So they are tested, compiled and differentiated like all other
+ops. Their argument `seed` is an int64 tensor [key, counter], on the device of the result or on the CPU. The ops with
+ATen's names draw a seed from torch's generator and call a primitive. On the CPU, and in compiled code, they call
+torch's own op: the compiler fuses its generator into the neighbouring kernels.
 
-How bits are numbered: Philox4x32-10 with the key of the seed. Counter words 0 and 1 are the seed's counter, 2 and 3 a
-group, and the four words that come out belong to the elements 4 * group to 4 * group + 3. Where an element takes 64
-bits, two words, a group has two elements. Tiles and threads have no part in it; groups are counted in 64 bits. An
-element of a Poisson distribution takes a group for each attempt: attempt t of element i takes group i + 2^40 t.
+The bits are those of Philox4x32-10 with the seed's key. Words 0 and 1 of its counter are the seed's counter, words 2
+and 3 are a 64-bit group number. The four result words of a group belong to the elements 4 * group to 4 * group + 3; if
+an element takes 64 bits, a group has two elements. Tiles and threads do not matter. An element of a Poisson
+distribution takes one group for each attempt: attempt t of element i takes group i + 2^40 t.
 
-Torch's own CUDA kernels use key and counter alike: seed, offset / 4, thread. So a call takes one step (4) of the
-generator's offset as theirs do, and bits are never used twice. Dropout keeps no mask: its backward makes it again.
+torch's own CUDA kernels form key and counter in the same way, from seed, offset / 4 and thread. So a call advances the
+generator's offset by one step of 4, as their calls do, and no bits are used twice. Dropout saves no mask: its backward
+recomputes it.
 
-`_seeds.py` takes the seed from torch's generator. Eager code and CUDA graphs draw the same numbers from the same seed,
-each replay those of the next eager step, and `torch.manual_seed`, `generator=`, saved RNG states and checkpointing work
-as they do for torch's ops. Compiled code draws other numbers than eager code, as torch's own does.
+`_seeds.py` draws the seed from torch's generator. With the same seed, eager code and CUDA graphs draw the same numbers;
+each replay draws those of the next eager step. `torch.manual_seed`, `generator=`, saved RNG states and checkpointing
+work as for torch's ops. Compiled code draws other numbers than eager code, as torch's own does.
 """
 
 import functools
@@ -75,7 +76,7 @@ def _bits(like: Tensor, seed: Tensor, pairs: bool = False) -> Tensor:
 
 
 def _shaped(values: Tensor, like: Tensor) -> Tensor:
-    """Values by group as a result: of the shape and dtype of `like`, contiguous."""
+    """The values of all groups in the shape and dtype of `like`, contiguous."""
     return rounded(values.reshape(-1)[: like.numel()].reshape(like.shape), like.dtype)
 
 
@@ -87,7 +88,7 @@ def _unit(bits: Tensor, pairs: bool) -> Tensor:
 
 
 def _above_zero(bits: Tensor, pairs: bool) -> Tensor:
-    """Uniform in (0, 1], fine near 0: from 2^-33 in float32, 2^-54 in float64."""
+    """Uniform in (0, 1] with small numbers near 0: the smallest is 2^-33 in float32, 2^-54 in float64."""
     if pairs:
         return _unit(bits, True) + 2.0**-54
     return bits.float() * 2.0**-32 + 2.0**-33
@@ -97,7 +98,7 @@ def _above_zero(bits: Tensor, pairs: bool) -> Tensor:
 
 
 class seeds(dtypes):
-    """int64. Another dtype is a ValueError here, as another shape is."""
+    """int64; another dtype raises ValueError, as another shape does."""
 
     error = ValueError
 
@@ -113,7 +114,7 @@ Like = AnyTensor[Tensor, "...", real()]  # gives shape, dtype and device of the 
 def in_range(op: str, like: Tensor, low: float, high: float) -> None:
     most = torch.finfo(like.dtype).max
     if not (-most <= low <= high <= most and high - low <= most):
-        expected = f"be at least {{low}}, both and their distance finite in {dtype_name(like.dtype)}"
+        expected = f"be at least {{low}}, with low, high and high - low finite in {dtype_name(like.dtype)}"
         raise BadArgument.of(op, "high", expected, f"low {low} and high {high}")
 
 
@@ -128,7 +129,7 @@ def counted(op: str, like: Tensor, low: int, high: int) -> None:
         raise BadArgument.of(op, "high", expected, f"low {low} and high {high}")
 
 
-# The primitives of the ops with ATen's names.
+# op with ATen's name -> primitive
 PRIMITIVES = {
     "dropout": "philox_dropout",
     "native_dropout": "philox_dropout_mask",
@@ -143,9 +144,9 @@ PRIMITIVES = {
 
 @functools.lru_cache(maxsize=1024)
 def fits(op: str, dtype: torch.dtype | None = None, **numbers: float) -> None:
-    """Raise BadArgument, under the name of an op of ATen's, for what its primitive refuses: before a seed is drawn.
+    """Raise BadArgument for arguments that an op's primitive rejects, in the name of the op: before a seed is drawn.
 
-    What was right once is not checked again, as the answer depends on no tensor.
+    The cache skips the check for arguments that have passed: it depends on no tensor.
     """
     like = {} if dtype is None else {"like": torch.empty((), dtype=dtype)}
     try:
@@ -196,7 +197,7 @@ def _masked(d: Draw) -> dict[str, Any]:
 
 
 def _wrong(good: Maker, **wrong: tuple[Any, ...]) -> BadSamples:
-    """Bad samples with wrong bounds: `high=(-1.0,)` is one call."""
+    """Bad samples with wrong bounds: `high=(-1.0,)` makes one call."""
 
     def bad(device: torch.device) -> Iterator[BadSample]:
         args = good.named(Case((5, 64)), torch.float32, device)
@@ -211,7 +212,7 @@ def _wrong(good: Maker, **wrong: tuple[Any, ...]) -> BadSamples:
 
 
 def threshold(p: float) -> int:
-    """The threshold below which a random word has probability p; p = 1 includes every word."""
+    """A random word is below this threshold with probability p; with p = 1 every word is."""
     return WORD if p == 1 else min(round(p * WORD), LOW)
 
 
@@ -220,7 +221,7 @@ def scale(p: float) -> float:
 
 
 def _kept(keep: Tensor, x: Tensor, p: float) -> Tensor:
-    """Dropped elements are multiplied by 0, as in torch, so NaN stays NaN. With p = 1 all are 0."""
+    """x / (1 - p), times 0 where dropped, so a dropped NaN stays NaN, as in torch. With p = 1 everything is 0."""
     if p == 1:
         return torch.zeros(x.shape, dtype=x.dtype, device=x.device)
     v = wide(x)
@@ -243,19 +244,22 @@ MASK_BWD = Maker(_masked, (*(c for c in CASES if not c.options), *PS))
 
 @op(grad="philox_dropout_bwd", samples=DROPOUT, fake=_like)
 def philox_dropout(x: Float[Tensor, "..."], seed: Seed, p: Probability) -> Tensor:
-    """y = x / (1 - p), or 0 with probability p.
+    """Dropout: y = x / (1 - p), or 0 with probability p.
 
     Args:
         x: the input.
         seed: the same seed drops the same elements.
-        p: how probable it is that an element is dropped.
+        p: the probability that an element is dropped.
+
+    Returns:
+        y, like x, contiguous.
     """
     return _dropout(x, seed, p)[0]
 
 
 @op(out="dx", samples=DROPOUT_BWD, fake=_like)
 def philox_dropout_bwd(dy: Float[Tensor, "..."], seed: Seed, p: Probability) -> Tensor:
-    """dx = dy / (1 - p), or 0 where x was dropped with this seed."""
+    """The gradient of philox_dropout: dx = dy / (1 - p), or 0 where x was dropped with this seed."""
     return _dropout(dy, seed, p)[0]
 
 
@@ -267,27 +271,30 @@ def philox_dropout_bwd(dy: Float[Tensor, "..."], seed: Seed, p: Probability) -> 
     tol=EXACT,
 )
 def philox_dropout_mask(x: Float[Tensor, "..."], seed: Seed, p: Probability) -> tuple[Tensor, Tensor]:
-    """y of philox_dropout, and the mask of kept elements.
+    """philox_dropout that also returns the mask of kept elements.
 
     Args:
         x: the input.
         seed: the same seed drops the same elements.
-        p: how probable it is that an element is dropped.
+        p: the probability that an element is dropped.
 
     Returns:
-        y, like x, and mask, bool: true where an element was kept.
+        y, like x, and mask, bool: True where an element was kept; both are contiguous.
     """
     return _dropout(x, seed, p)
 
 
 @op(out="dx", samples=MASK_BWD)
 def dropout_mask_bwd(dy: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"], p: Probability) -> Tensor:
-    """dx = dy / (1 - p) where the mask is true, else 0.
+    """The gradient of philox_dropout_mask: dx = dy / (1 - p) where the mask is True, else 0.
 
     Args:
         dy: the gradient of y.
         mask: the second result of the forward.
         p: as in the forward.
+
+    Returns:
+        dx, like dy, contiguous.
     """
     return _kept(mask, dy, p)
 
@@ -300,24 +307,24 @@ def is_double(like: Tensor) -> bool:
 
 
 def largest_below(high: float, low: float, dtype: torch.dtype) -> float:
-    """The largest number of a dtype below `high`, but at least `low` (rounded)."""
+    """The largest number of a dtype that is below `high`, or `low` (rounded) if that is larger."""
     top = torch.tensor(high, dtype=torch.float64).to(dtype)
     if top.item() >= high:
         top = torch.nextafter(top, torch.tensor(-math.inf, dtype=dtype))
     return max(top.item(), torch.tensor(low, dtype=torch.float64).to(dtype).item())
 
 
-# The smallest numbers above zero that chips do not flush to zero.
+# The smallest positive numbers that chips do not flush to zero.
 LEAST = {d: torch.finfo(d).smallest_normal for d in (torch.bfloat16, torch.float32, torch.float64)}
 LEAST[torch.float16] = 2.0**-24
-# Used for -log(u) where u rounds to 1: about half of the next value.
+# The lower limit of -log(u), which would be 0 for u = 1: about half of the next larger value.
 NEARLY_ZERO = {False: 2.0**-26, True: 2.0**-55}
-# Up to this many values 32 bits are enough: probabilities differ by at most 2^-12.
+# Up to this many values 32 bits are enough: their probabilities then differ by at most 2^-12.
 FEW_VALUES = 1 << 20
 
 
 def takes_pairs(like: Tensor, span: int) -> bool:
-    """Whether each integer takes 64 random bits. 64-bit results do: they are bound by the store anyway."""
+    """Whether each integer takes 64 random bits. 64-bit results do: stores limit their kernels anyway."""
     return span > FEW_VALUES or like.dtype.itemsize == 8
 
 
@@ -353,13 +360,16 @@ RANDINT = _maker("like", *RANGES, low=0, high=100)
     traffic=_written,
 )
 def philox_uniform(like: Float[Tensor, "..."], seed: Seed, low: float = 0.0, high: float = 1.0) -> Tensor:
-    """Uniform in [low, high), shaped as `like`; high is not reached by rounding either.
+    """Uniform random numbers in [low, high); rounding does not return high either.
 
     Args:
-        like: gives the shape, dtype and device of the result; its values are not read.
+        like: has the shape, dtype and device of the result; its values are not read.
         seed: the same seed gives the same numbers.
-        low: the least number.
-        high: the bound above.
+        low: the lower bound.
+        high: the upper bound, not included.
+
+    Returns:
+        The numbers, like `like`, contiguous.
     """
     pairs = is_double(like)
     u = _unit(_bits(like, seed, pairs), pairs) * (high - low) + low
@@ -370,13 +380,16 @@ def philox_uniform(like: Float[Tensor, "..."], seed: Seed, low: float = 0.0, hig
 def philox_normal(
     like: Float[Tensor, "..."], seed: Seed, mean: float = 0.0, std: Annotated[float, at_least(0)] = 1.0
 ) -> Tensor:
-    """Normal with that mean and standard deviation, shaped as `like`.
+    """Normally distributed random numbers with this mean and standard deviation.
 
     Args:
-        like: gives the shape, dtype and device of the result; its values are not read.
+        like: has the shape, dtype and device of the result; its values are not read.
         seed: the same seed gives the same numbers.
-        mean: added to the numbers.
-        std: multiplies the numbers.
+        mean: the mean.
+        std: the standard deviation.
+
+    Returns:
+        The numbers, like `like`, contiguous.
     """
     pairs = is_double(like)
     bits = _bits(like, seed, pairs)
@@ -393,16 +406,19 @@ def philox_cauchy(
     median: float = 0.0,
     sigma: Annotated[float, between(0, open=True)] = 1.0,
 ) -> Tensor:
-    """Cauchy with that median and half width, shaped as `like`; finite.
+    """Cauchy-distributed random numbers with this median and half width; all are finite.
 
     Args:
-        like: gives the shape, dtype and device of the result; its values are not read.
+        like: has the shape, dtype and device of the result; its values are not read.
         seed: the same seed gives the same numbers.
-        median: added to the numbers.
-        sigma: multiplies the numbers.
+        median: the median.
+        sigma: the half width at half maximum.
+
+    Returns:
+        The numbers, like `like`, contiguous.
     """
     pairs = is_double(like)
-    bits = (_bits(like, seed, pairs) >> 1) & ((1 << 63) - 1)  # half a turn: the tangent has that period
+    bits = (_bits(like, seed, pairs) >> 1) & ((1 << 63) - 1)  # angles from 0 to pi, the period of the tangent
     tangent = torch.tan(bits.double() * (2 * math.pi * 2.0 ** (-64 if pairs else -32)))
     most = torch.finfo(like.dtype).max
     return _shaped((tangent * sigma + median).clamp(-most, most), like)
@@ -412,12 +428,15 @@ def philox_cauchy(
 def philox_exponential(
     like: Float[Tensor, "..."], seed: Seed, lambd: Annotated[float, between(0, open=True)] = 1.0
 ) -> Tensor:
-    """Exponential of rate lambd, shaped as `like`: above 0 and finite.
+    """Exponentially distributed random numbers of rate lambd; all are above 0 and finite.
 
     Args:
-        like: gives the shape, dtype and device of the result; its values are not read.
+        like: has the shape, dtype and device of the result; its values are not read.
         seed: the same seed gives the same numbers.
         lambd: the rate.
+
+    Returns:
+        The numbers, like `like`, contiguous.
     """
     pairs = is_double(like)
     e = -torch.log(_above_zero(_bits(like, seed, pairs), pairs))
@@ -427,37 +446,43 @@ def philox_exponential(
 
 @op(samples=BERNOULLI, fake=_like, traffic=_written, tol=EXACT)
 def philox_bernoulli(like: Like, seed: Seed, p: Probability = 0.5) -> Tensor:
-    """1 with probability p, else 0, shaped as `like`.
+    """Bernoulli-distributed random numbers: 1 with probability p, else 0.
 
     Args:
-        like: gives the shape, dtype and device of the result; its values are not read.
+        like: has the shape, dtype and device of the result; its values are not read.
         seed: the same seed gives the same numbers.
         p: the probability of 1.
+
+    Returns:
+        The numbers, like `like`, contiguous.
     """
     return _shaped(_bits(like, seed) < threshold(p), like)
 
 
 @op(samples=BERNOULLI_OF, fake=_like)
 def philox_bernoulli_of(prob: Float[Tensor, "..."], seed: Seed) -> Tensor:
-    """1 with probability prob, element by element, else 0.
+    """Bernoulli-distributed random numbers: each is 1 with the probability in the same element of prob, else 0.
 
     Args:
-        prob: the probability of 1.
+        prob: the probability of 1 for each element.
         seed: the same seed gives the same numbers.
+
+    Returns:
+        The numbers, like prob, contiguous.
     """
     pairs = is_double(prob)
     u = _unit(_bits(prob, seed, pairs), pairs).reshape(-1)[: prob.numel()].reshape(prob.shape)
     return rounded(u < wide(prob), prob.dtype)
 
 
-# Poisson: below this rate one uniform number is compared with cumulative probabilities, else attempts are rejected.
+# Poisson: below this rate, compare one uniform number with cumulative probabilities; else use rejection sampling.
 FEW = 10.0
-NEGLIGIBLE = {False: 2.0**-26, True: 2.0**-56}  # a probability beyond the resolution of uniform numbers
-ATTEMPTS = 64  # one fails with a probability below 0.2
+NEGLIGIBLE = {False: 2.0**-26, True: 2.0**-56}  # below the resolution of uniform numbers
+ATTEMPTS = 64  # each fails with a probability below 0.2
 
 
 def _attempt(rate: Tensor, seed: Tensor, t: int, pairs: bool) -> tuple[Tensor, Tensor]:
-    """Two raw numbers for each element: attempt t."""
+    """Two random integers for each element, for attempt t."""
     group = torch.arange(rate.numel(), dtype=torch.int64, device=rate.device) + (t << 40)
     halves = lambda x: (x & LOW, (x >> 32) & LOW)
     counter = (w + torch.zeros_like(group) for w in halves(seed[1]))
@@ -466,7 +491,7 @@ def _attempt(rate: Tensor, seed: Tensor, t: int, pairs: bool) -> tuple[Tensor, T
 
 
 def _inverted(u: Tensor, rate: Tensor, negligible: float) -> Tensor:
-    """The smallest k whose cumulative probability is above u, for small rates."""
+    """For small rates: the smallest k whose cumulative probability is above u."""
     k, p = torch.zeros_like(u), (-rate).exp()
     total, live = p, u >= p
     while bool(live.any()):
@@ -478,7 +503,7 @@ def _inverted(u: Tensor, rate: Tensor, negligible: float) -> Tensor:
 
 
 def _log_probability(k: Tensor, rate: Tensor) -> Tensor:
-    """log(rate^k e^-rate / k!) without the difference of large numbers (Loader, 2000)."""
+    """log(rate^k e^-rate / k!) without subtracting large numbers (Loader, 2000)."""
     at = k.clamp(min=1)
     v = (at - rate) / (at + rate)
     z = v * v
@@ -490,7 +515,7 @@ def _log_probability(k: Tensor, rate: Tensor) -> Tensor:
 
 
 def _rejected(rate: Tensor, seed: Tensor, pairs: bool) -> Tensor:
-    """Transformed rejection with squeeze (Hoermann, 1993), for rates from FEW on."""
+    """For rates of at least FEW: transformed rejection with squeeze (Hoermann, 1993)."""
     b = 0.931 + 2.53 * rate.sqrt()
     a = -0.059 + 0.02483 * b
     inverse = 1.1239 + 1.1328 / (b - 3.4)
@@ -512,11 +537,14 @@ def _rejected(rate: Tensor, seed: Tensor, pairs: bool) -> Tensor:
 
 @op(samples=POISSON, fake=_like)
 def philox_poisson(rate: Float[Tensor, "..."], seed: Seed) -> Tensor:
-    """Numbers of a Poisson distribution, element by element, in the dtype of rate; NaN where a rate is no number >= 0.
+    """Poisson-distributed random numbers; NaN where a rate is negative or not finite.
 
     Args:
         rate: the mean of each element's distribution.
-        seed: the same seed gives the same numbers, but for rounding of exp and log.
+        seed: the same seed gives the same numbers, up to the rounding of exp and log.
+
+    Returns:
+        The numbers, like rate, contiguous.
     """
     pairs, lam = is_double(rate), wide(rate).reshape(-1)
     u = _unit(_attempt(lam, seed, 0, pairs)[0], pairs)
@@ -528,7 +556,7 @@ def philox_poisson(rate: Float[Tensor, "..."], seed: Seed) -> Tensor:
 
 
 def _high_product(a: Tensor, b: int) -> Tensor:
-    """The upper 64 bits of a product of 64 bits each, in int64."""
+    """The upper 64 bits of the product of two unsigned 64-bit integers, as int64."""
     a0, a1, b0, b1 = a & LOW, (a >> 32) & LOW, b & LOW, b >> 32
     middle = a1 * b0 + ((a0 * b0 >> 32) & LOW)
     other = a0 * b1 + (middle & LOW)
@@ -544,13 +572,16 @@ def _high_product(a: Tensor, b: int) -> Tensor:
     tol=EXACT,
 )
 def philox_randint(like: Like, seed: Seed, low: int, high: int) -> Tensor:
-    """Integers from low to high - 1, shaped as `like`, equally probable to within 2^-12.
+    """Random integers from low to high - 1, with probabilities that are equal to within 2^-12.
 
     Args:
-        like: gives the shape, dtype and device of the result; its values are not read.
+        like: has the shape, dtype and device of the result; its values are not read.
         seed: the same seed gives the same numbers.
-        low: the least integer.
-        high: one more than the largest.
+        low: the smallest integer.
+        high: the largest integer plus 1.
+
+    Returns:
+        The numbers, like `like`, contiguous.
     """
     span = high - low
     pairs = takes_pairs(like, span)
@@ -558,7 +589,7 @@ def philox_randint(like: Like, seed: Seed, low: int, high: int) -> Tensor:
     return _shaped((_high_product(bits, span) if pairs else bits * span >> 32) + low, like)
 
 
-# ---- under ATen's names: the generator's next seed, and a primitive -------------------------------------------------
+# ---- ATen's names: draw the generator's next seed, call a primitive -------------------------------------------------
 
 
 def _traced(x: Tensor) -> bool:
@@ -566,12 +597,12 @@ def _traced(x: Tensor) -> bool:
 
 
 def _torchs(x: Tensor) -> bool:
-    """Whether to use torch's own generator: compiled code fuses it, and the CPU's is not Philox."""
+    """Whether to call torch's own op: compiled code fuses its generator, and the CPU's generator is not Philox."""
     return x.is_cpu or _traced(x)
 
 
 def laid(x: Tensor, fn: Callable[[Tensor], Any]) -> Any:
-    """fn of a tensor, with results in the memory layout of ATen's: dense, dimensions in the order of x's strides."""
+    """fn(x) with results in the memory layout of ATen's ops: dense, with dimensions in the order of x's strides."""
     if x.is_contiguous() or 0 in (strides := x.stride()):
         return fn(x)
     order = sorted(range(x.dim()), key=lambda i: -strides[i])
@@ -582,7 +613,10 @@ def laid(x: Tensor, fn: Callable[[Tensor], Any]) -> Any:
 
 @op(space="aten")
 def dropout(input: Tensor, p: float = 0.5, train: bool = True) -> Tensor:
-    """input / (1 - p), or 0 with probability p; input itself if not train or p is 0. Saves a seed, no mask."""
+    """Dropout: input / (1 - p), or 0 with probability p. Returns input itself if train is False or p is 0.
+
+    It saves the seed for the backward, not the mask.
+    """
     if not 0 <= p <= 1:
         fits("dropout", p=p)
     if not train or p == 0:
@@ -594,7 +628,7 @@ def dropout(input: Tensor, p: float = 0.5, train: bool = True) -> Tensor:
 
 @op(space="aten", out="y mask")
 def native_dropout(input: Tensor, p: float, train: bool | None = True) -> tuple[Tensor, Tensor]:
-    """dropout, with the mask of kept elements."""
+    """Dropout that also returns the mask of kept elements."""
     if not 0 <= p <= 1:
         fits("native_dropout", p=p)
     if _torchs(input):
@@ -606,14 +640,14 @@ def native_dropout(input: Tensor, p: float, train: bool | None = True) -> tuple[
 
 @op(space="aten")
 def native_dropout_backward(grad_output: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """grad_output * scale where the mask is true, else 0."""
+    """The gradient of native_dropout: grad_output * scale where the mask is True, else 0."""
     if _torchs(grad_output) or not 1 <= scale < math.inf:
         return torch.ops.aten.native_dropout_backward(grad_output, mask, scale)
     return dropout_mask_bwd(grad_output, mask, 1 - 1 / scale)
 
 
 def _drawn(op: str, own: Any, primitive: Any, x: Tensor, generator: torch.Generator | None, **numbers: float) -> Tensor:
-    """Numbers like x: by torch's own function, which fills a tensor, or by the primitive of the generator's seed."""
+    """Random numbers like x: from torch's function `own`, which fills a tensor, or from `primitive` with a new seed."""
     params = numbers.values()
     if not _traced(x):  # torch checks traced calls
         fits(op, x.dtype, **numbers)
@@ -624,7 +658,7 @@ def _drawn(op: str, own: Any, primitive: Any, x: Tensor, generator: torch.Genera
 
 @op(space="aten")
 def uniform(self: Tensor, low: float = 0.0, high: float = 1.0, *, generator: torch.Generator | None = None) -> Tensor:
-    """Uniform in [low, high), like self. (ATen's name `from` is a keyword in Python.)"""
+    """Uniform random numbers in [low, high), like self. (ATen calls low `from`, a keyword in Python.)"""
     return _drawn("uniform", Tensor.uniform_, philox_uniform, self, generator, low=low, high=high)
 
 
@@ -632,19 +666,19 @@ def uniform(self: Tensor, low: float = 0.0, high: float = 1.0, *, generator: tor
 def normal_functional(
     self: Tensor, mean: float = 0.0, std: float = 1.0, *, generator: torch.Generator | None = None
 ) -> Tensor:
-    """Normal, like self."""
+    """Normally distributed random numbers, like self."""
     return _drawn("normal_functional", Tensor.normal_, philox_normal, self, generator, mean=mean, std=std)
 
 
 @op(space="aten")
 def exponential(self: Tensor, lambd: float = 1.0, *, generator: torch.Generator | None = None) -> Tensor:
-    """Exponential of rate lambd, like self."""
+    """Exponentially distributed random numbers of rate lambd, like self."""
     return _drawn("exponential", Tensor.exponential_, philox_exponential, self, generator, lambd=lambd)
 
 
 @op(space="aten")
 def bernoulli(self: Tensor, p: float | None = None, *, generator: torch.Generator | None = None) -> Tensor:
-    """1 with probability p, else 0, like self; without p, self has the probabilities."""
+    """Random numbers like self: 1 with probability p, else 0; without p, self has the probabilities."""
     if p is not None:
         return _drawn("bernoulli", Tensor.bernoulli_, philox_bernoulli, self, generator, p=p)
     if _torchs(self):
@@ -653,25 +687,25 @@ def bernoulli(self: Tensor, p: float | None = None, *, generator: torch.Generato
 
 
 def _random(x: Tensor, low: int, high: int, *, generator: torch.Generator | None) -> Tensor:
-    """Tensor.random_, which Dynamo does not trace."""
+    """Tensor.random_, or without a generator randint_like: Dynamo does not trace random_."""
     return torch.randint_like(x, low, high) if generator is None else x.random_(low, high, generator=generator)
 
 
 @op(space="aten")
 def randint_like(self: Tensor, low: int, high: int, *, generator: torch.Generator | None = None) -> Tensor:
-    """Integers from low to high - 1, like self."""
+    """Random integers from low to high - 1, like self."""
     return _drawn("randint_like", _random, philox_randint, self, generator, low=low, high=high)
 
 
 @op(space="aten")
 def rand_like(self: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
-    """Uniform in [0, 1), like self."""
+    """Uniform random numbers in [0, 1), like self."""
     return _drawn("rand_like", Tensor.uniform_, philox_uniform, self, generator, low=0.0, high=1.0)
 
 
 @op(space="aten")
 def randn_like(self: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
-    """Normal, like self."""
+    """Normally distributed random numbers, like self."""
     return _drawn("randn_like", Tensor.normal_, philox_normal, self, generator, mean=0.0, std=1.0)
 
 
@@ -679,7 +713,7 @@ Device = torch.device | str | None
 
 
 def sized(size: Sequence[int], dtype: torch.dtype | None, device: Device) -> Tensor:
-    """An expanded one-element tensor of that size."""
+    """An expanded one-element tensor of this size."""
     return torch.empty((), dtype=dtype, device=device).expand(size)
 
 
@@ -691,7 +725,7 @@ def rand(
     dtype: torch.dtype | None = None,
     device: Device = None,
 ) -> Tensor:
-    """Uniform in [0, 1)."""
+    """Uniform random numbers in [0, 1)."""
     like = sized(size, dtype, device)
     return _drawn("rand", Tensor.uniform_, philox_uniform, like, generator, low=0.0, high=1.0)
 
@@ -704,7 +738,7 @@ def randn(
     dtype: torch.dtype | None = None,
     device: Device = None,
 ) -> Tensor:
-    """Normal."""
+    """Normally distributed random numbers with mean 0 and standard deviation 1."""
     like = sized(size, dtype, device)
     return _drawn("randn", Tensor.normal_, philox_normal, like, generator, mean=0.0, std=1.0)
 
@@ -719,6 +753,6 @@ def randint(
     dtype: torch.dtype = torch.int64,
     device: Device = None,
 ) -> Tensor:
-    """Integers from low to high - 1."""
+    """Random integers from low to high - 1."""
     like = sized(size, dtype, device)
     return _drawn("randint", _random, philox_randint, like, generator, low=low, high=high)

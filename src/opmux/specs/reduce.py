@@ -1,9 +1,10 @@
-"""Reductions over one dimension, several, or all: sums, extremes, moments, norms; and the gradients of most.
+"""Reductions over one dimension, several, or all: sums, maxima and minima, variances, norms; most with gradients.
 
-Rules are torch's. Floats are added up in float32 (float64 for float64) and rounded once; integers in int64, exactly.
-`dim` is an int, several, or None for all; `dtype` casts before the work starts. Results are fresh and contiguous.
+Shapes, dtypes and errors follow torch. Floats are accumulated in float32 (float64 for float64) and rounded once,
+integers in int64. `dim` is an int, several, or None for all; x is cast to `dtype` first. Results are new contiguous
+tensors.
 
-`RULES` says what each op gives; `declare` makes an op of a function, its schema from the names of its arguments.
+`RULES` has the result of each op. `declare` makes a function an op, and its schema from the names of its parameters.
 """
 
 import inspect
@@ -45,12 +46,12 @@ EXACT = {torch.int64: Tol(0.0, 0.0), torch.bool: Tol(0.0, 0.0)}
 
 
 class Rule(NamedTuple):
-    """What an op gives."""
+    """The dtype of an op's result, and how the op treats integers, empty dimensions and dim=()."""
 
     gives: torch.dtype | None = None  # None: the dtype of x (of `dtype`)
-    whole: bool = False  # integers are added up in int64
+    whole: bool = False  # integers are accumulated in int64
     empty: float | None = None  # the result of an empty reduction; None: it raises
-    none: bool = False  # whether dim=() means no dimension; else it means all, as None
+    none: bool = False  # whether dim=() is no dimension; else it is all, like None
 
 
 INF, NAN = math.inf, math.nan
@@ -78,19 +79,19 @@ RULES = {
 
 
 class Asked(NamedTuple):
-    """The parameters of a call."""
+    """The parsed arguments of a call."""
 
-    dims: Dims  # without sign; of a tensor without dimensions, (0,)
-    cast: torch.dtype  # what x becomes before the work
-    gives: torch.dtype
-    n: int  # how many elements become one
+    dims: Dims  # non-negative; (0,) for a 0-dim tensor
+    cast: torch.dtype  # the dtype that x is cast to first
+    gives: torch.dtype  # the dtype of the result
+    n: int  # how many elements are reduced to one
 
 
-# ---- understanding a request ----------------------------------------------------------------------------------------
+# ---- parsing arguments ----------------------------------------------------------------------------------------------
 
 
 def dims_of(x: Tensor, dim: Any, none: bool = False) -> Dims:
-    """The dimensions meant, without sign."""
+    """`dim` as non-negative dimensions; `none`: dim=() is no dimension."""
     rank = max(x.dim(), 1)
     given = (dim,) if isinstance(dim, int) else tuple(range(rank)) if dim is None or not (dim or none) else dim
     return tuple(d % rank for d in given)
@@ -112,7 +113,7 @@ def asked_of(op: str, x: Tensor, dim: Any, dtype: torch.dtype | None = None) -> 
 
 
 def reduced_shape(x: Tensor, dim: Any, keepdim: bool) -> tuple[int, ...]:
-    """The shape of a result, for ops to which dim=() means all."""
+    """The shape of a result, for ops whose dim=() is all dimensions."""
     dims = dims_of(x, dim)
     return tuple(1 if d in dims else n for d, n in enumerate(x.shape) if keepdim or d not in dims)
 
@@ -121,7 +122,7 @@ def reduced_shape(x: Tensor, dim: Any, keepdim: bool) -> tuple[int, ...]:
 
 
 def has_elements(op: str, x: Tensor, dim: Any) -> None:
-    """Raise for the extreme of an empty dimension."""
+    """Raise if there is nothing to reduce: then there is no maximum or minimum."""
     if count_of(x, dims_of(x, dim)) == 0:
         raise BadArgument.of(op, "dim", f"have elements, as {{x}} is {tuple(x.shape)}", repr(dim))
 
@@ -132,7 +133,7 @@ def norm_exists(op: str, x: Tensor, dim: Any, ord: float) -> None:
 
 
 def is_float(op: str, x: Tensor, dtype: torch.dtype | None) -> None:
-    """Integers only with a float dtype to cast them to."""
+    """Raise for integers without a float dtype to cast them to."""
     if dtype is None and x.dtype not in FLOATS:
         expected = f"be {either(map(dtype_name, FLOATS))} where {{dtype}} is None"
         raise BadArgument.of(op, "x", expected, dtype_name(x.dtype), TypeError)
@@ -145,7 +146,7 @@ def holds_x(op: str, x: Tensor, dtype: torch.dtype | None) -> None:
 
 
 def is_dense(op: str, dvalues: Tensor) -> None:
-    """scatter_ of an mkldnn tensor ends the process."""
+    """Raise for an mkldnn tensor: scatter_ would crash the process."""
     if dvalues.layout is not torch.strided:
         raise BadArgument.of(op, "dvalues", "be dense: call its to_dense() first", str(dvalues.layout), TypeError)
 
@@ -156,7 +157,7 @@ def _wide(x: Tensor, cast: torch.dtype) -> Tensor:
 
 
 def _fresh(y: Tensor, dtype: torch.dtype) -> Tensor:
-    """A contiguous result: reductions return new memory, but maybe in x's memory format."""
+    """y as a contiguous result; torch's reductions return new tensors, but maybe in x's memory format."""
     return y.to(dtype).contiguous()
 
 
@@ -164,13 +165,13 @@ def _fresh(y: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def sum_(x: Number[Tensor, "..."], dim: Dim = None, keepdim: bool = False, dtype: RealDtype | None = None) -> Tensor:
-    """The sum; of integers in int64."""
+    """The sum; integers are summed in int64."""
     asked = asked_of("sum", x, dim, dtype)
     return _fresh(torch.sum(_wide(x, asked.cast), asked.dims, keepdim, dtype=_sum_dtype(asked.cast)), asked.gives)
 
 
 def nansum(x: Number[Tensor, "..."], dim: Dim = None, keepdim: bool = False, dtype: RealDtype | None = None) -> Tensor:
-    """The sum of what is not NaN; of integers in int64."""
+    """The sum of the elements that are not NaN; integers are summed in int64."""
     return sum_(torch.where(x != x, 0, x), dim, keepdim, dtype)
 
 
@@ -179,19 +180,19 @@ def _sum_dtype(cast: torch.dtype) -> torch.dtype | None:
 
 
 def mean(x: Number[Tensor, "..."], dim: Dim = None, keepdim: bool = False, dtype: FloatDtype | None = None) -> Tensor:
-    """The mean; of integers only with dtype=."""
+    """The mean; integers need a dtype to cast them to."""
     asked = asked_of("mean", x, dim, dtype)
     return _fresh(torch.mean(_wide(x, asked.cast), asked.dims, keepdim), asked.gives)
 
 
 def prod(x: Number[Tensor, "..."], dim: Dim = None, keepdim: bool = False, dtype: RealDtype | None = None) -> Tensor:
-    """The product; of integers in int64."""
+    """The product; integers are multiplied in int64."""
     asked = asked_of("prod", x, dim, dtype)
     return _fresh(_product(_wide(x, asked.cast), asked, keepdim), asked.gives)
 
 
 def _product(v: Tensor, asked: Asked, keepdim: bool) -> Tensor:
-    """torch.prod over several dimensions, as one."""
+    """torch.prod over several dimensions, which are merged into one."""
     if not v.dim():
         return v.clone()
     kept = [d for d in range(v.dim()) if d not in asked.dims]
@@ -233,17 +234,17 @@ def _extreme_and_place(op: str) -> Callable[..., tuple[Tensor, Tensor]]:
 
 
 def any_(x: Number[Tensor, "..."], dim: Dim = None, keepdim: bool = False) -> Tensor:
-    """Whether any element is not zero; a bool for every dtype."""
+    """Whether any element is nonzero; the result is bool for every dtype of x."""
     return _fresh(torch.any(x != 0, asked_of("any", x, dim).dims, keepdim), torch.bool)
 
 
 def all_(x: Number[Tensor, "..."], dim: Dim = None, keepdim: bool = False) -> Tensor:
-    """Whether no element is zero; a bool for every dtype."""
+    """Whether all elements are nonzero; the result is bool for every dtype of x."""
     return _fresh(torch.all(x != 0, asked_of("all", x, dim).dims, keepdim), torch.bool)
 
 
 def count_nonzero(x: Number[Tensor, "..."], dim: Dim = None) -> Tensor:
-    """How many elements are not zero."""
+    """The number of nonzero elements."""
     return _fresh(torch.sum(x != 0, asked_of("count_nonzero", x, dim).dims), torch.int64)
 
 
@@ -274,7 +275,7 @@ def _moments(op: str) -> Callable[..., tuple[Tensor, Tensor]]:
 
 
 def logsumexp(x: Number[Tensor, "..."], dim: Dim = None, keepdim: bool = False) -> Tensor:
-    """log(sum(exp(x))), without overflow."""
+    """The log-sum-exp, log(sum(exp(x))), without overflow."""
     asked = asked_of("logsumexp", x, dim)
     return _fresh(torch.logsumexp(_wide(x, asked.cast), asked.dims, keepdim), asked.gives)
 
@@ -286,7 +287,7 @@ def vector_norm(
     keepdim: bool = False,
     dtype: FloatDtype | None = None,
 ) -> Tensor:
-    """sum(|x|^ord)^(1/ord); for inf and -inf the largest and the smallest |x|, for 0 how many are not zero."""
+    """The vector norm: sum(|x|^ord)^(1/ord), max |x| for inf, min |x| for -inf, the number of nonzero x for 0."""
     asked = asked_of("vector_norm", x, dim, dtype)
     return _fresh(torch.linalg.vector_norm(_wide(x, asked.cast), ord, asked.dims, keepdim), asked.gives)
 
@@ -300,16 +301,16 @@ X = Float[Tensor, "..."]
 
 
 class Back(NamedTuple):
-    """What a gradient is computed from: all of x's rank, and wide."""
+    """The inputs of a gradient, all of x's rank and in float32 (float64 if one of them is)."""
 
     x: Tensor
-    per: list[Tensor]  # one number for each reduced group: gradients and results
+    per: list[Tensor]  # gradients and results, with size 1 in the reduced dimensions
     dims: Dims
     n: int
 
     @classmethod
     def of(cls, x: Tensor, dim: Dim, keepdim: bool, *per: Tensor) -> "Back":
-        """Bring gradients and saved results to the shape that broadcasts."""
+        """Give gradients and saved results a shape that broadcasts to x's."""
         dims = dims_of(x, dim)
         cast = torch.float64 if torch.float64 in (x.dtype, *(t.dtype for t in per)) else torch.float32
         return cls(x.to(cast), [opened(t, x, dims, keepdim).to(cast) for t in per], dims, count_of(x, dims))
@@ -319,35 +320,35 @@ class Back(NamedTuple):
 
 
 def opened(t: Tensor, x: Tensor, dims: Dims, keepdim: bool) -> Tensor:
-    """A result with the reduced dimensions back, of size 1."""
+    """A result with the reduced dimensions restored, with size 1."""
     return t if keepdim else t.reshape([1 if d in dims else n for d, n in enumerate(x.shape)])
 
 
 def _like(dx: Tensor, x: Tensor) -> Tensor:
-    """A gradient: expanded to x's shape, rounded once, packed."""
+    """dx expanded to x's shape, in x's dtype, contiguous."""
     return dx.expand(x.shape).to(x.dtype, copy=True, memory_format=torch.contiguous_format)
 
 
 def sum_bwd(dy: DY, x: X, dim: Dim = None, keepdim: bool = False) -> Tensor:
-    """dx = dy."""
+    """The gradient of sum: dx = dy."""
     dims = dims_of(x, dim)
     return _like(opened(dy, x, dims, keepdim), x)
 
 
 def nansum_bwd(dy: DY, x: X, dim: Dim = None, keepdim: bool = False) -> Tensor:
-    """dx = dy, 0 where x is NaN."""
+    """The gradient of nansum: dx = dy, 0 where x is NaN."""
     dims = dims_of(x, dim)
     return _like(opened(dy, x, dims, keepdim) * (x == x), x)
 
 
 def mean_bwd(dy: DY, x: X, dim: Dim = None, keepdim: bool = False) -> Tensor:
-    """dx = dy / n."""
+    """The gradient of mean: dx = dy / n."""
     dims = dims_of(x, dim)
     return _like(opened(wide(dy), x, dims, keepdim) / max(count_of(x, dims), 1), x)
 
 
 def prod_bwd(dy: DY, x: X, dim: Dim = None, keepdim: bool = False) -> Tensor:
-    """dx = dy * the product of the others: without division where there is a zero."""
+    """The gradient of prod: dx = dy * the product of all other elements, also if some of them are 0."""
     b = Back.of(x, dim, keepdim, dy)
     zero = b.x == 0
     zeros = b.total(zero)
@@ -362,7 +363,7 @@ def _extreme_bwd() -> Callable[..., Tensor]:
         dims = dims_of(x, dim)
         hit = x == opened(y, x, dims, keepdim)
         part = _wide(opened(dy, x, dims, keepdim), dy.dtype) / hit.sum(dims, keepdim=True)
-        return _like(torch.where(hit, part, part * 0.0), x)  # NaN equals nothing, and all gradients are NaN
+        return _like(torch.where(hit, part, part * 0.0), x)  # if y is NaN, no x equals it, and all gradients are NaN
 
     return reference
 
@@ -373,31 +374,31 @@ def _pick_bwd() -> Callable[..., Tensor]:
         g, at = (opened(t, x, dims, keepdim) for t in (dvalues.to(x.dtype), indices))
         place = torch.arange(x.shape[dims[0]] if x.dim() else 1, device=x.device)
         place = place.view([-1 if d == dims[0] else 1 for d in range(x.dim())])
-        return torch.where(place == at, g, torch.zeros_like(g))  # scatter_ crashes on a gradient of MKL-DNN's
+        return torch.where(place == at, g, torch.zeros_like(g))  # scatter_ crashes on an mkldnn gradient
 
     return reference
 
 
 def _var_slope(b: Back, correction: float | None) -> Tensor:
-    """How the variance changes with x; below no freedom as torch's, a slope of the opposite sign."""
+    """The derivative of the variance by x. As in torch, its sign is inverted if correction is larger than n."""
     freedom = b.n - (1 if correction is None else correction)
     rate = 2 / freedom if freedom else INF
     return rate * (b.x - b.total(b.x) / max(b.n, 1))
 
 
 def _std_rate(dstd: Tensor, std: Tensor) -> Tensor:
-    """The gradient of the variance; 0 where the deviation is 0."""
+    """The gradient of the variance, from that of the standard deviation; 0 where the deviation is 0."""
     return torch.where(std == 0, 0.0, dstd / (2 * std))
 
 
 def var_bwd(dy: DY, x: X, dim: Dim = None, keepdim: bool = False, correction: float | None = 1) -> Tensor:
-    """dx = dy * 2 * (x - mean(x)) / (n - correction)."""
+    """The gradient of var: dx = dy * 2 * (x - mean(x)) / (n - correction)."""
     b = Back.of(x, dim, keepdim, dy)
     return _like(b.per[0] * _var_slope(b, correction), x)
 
 
 def std_bwd(dy: DY, x: X, y: Y, dim: Dim = None, keepdim: bool = False, correction: float | None = 1) -> Tensor:
-    """dx = dy * (x - mean(x)) / (y * (n - correction)); 0 where y is."""
+    """The gradient of std: dx = dy * (x - mean(x)) / (y * (n - correction)), 0 where y is 0."""
     b = Back.of(x, dim, keepdim, dy, y)
     return _like(_std_rate(*b.per) * _var_slope(b, correction), x)
 
@@ -405,7 +406,7 @@ def std_bwd(dy: DY, x: X, y: Y, dim: Dim = None, keepdim: bool = False, correcti
 def var_mean_bwd(
     dvar: DY, dmean: DY, x: X, dim: Dim = None, keepdim: bool = False, correction: float | None = 1
 ) -> Tensor:
-    """dx = dvar * 2 * (x - mean(x)) / (n - correction) + dmean / n."""
+    """The gradient of var_mean: dx = dvar * 2 * (x - mean(x)) / (n - correction) + dmean / n."""
     b = Back.of(x, dim, keepdim, dvar, dmean)
     return _like(b.per[0] * _var_slope(b, correction) + b.per[1] / max(b.n, 1), x)
 
@@ -414,20 +415,23 @@ def std_mean_bwd(
     dstd: DY, dmean: DY, x: X, std: Y, dim: Dim = None, keepdim: bool = False,
     correction: float | None = 1,
 ) -> Tensor:  # fmt: skip
-    """dx = dstd * (x - mean(x)) / (std * (n - correction)) + dmean / n."""
+    """The gradient of std_mean: dx = dstd * (x - mean(x)) / (std * (n - correction)) + dmean / n."""
     b = Back.of(x, dim, keepdim, dstd, dmean, std)
     rate = _std_rate(b.per[0], b.per[2])
     return _like(rate * _var_slope(b, correction) + b.per[1] / max(b.n, 1), x)
 
 
 def logsumexp_bwd(dy: DY, x: X, y: Y, dim: Dim = None, keepdim: bool = False) -> Tensor:
-    """dx = dy * exp(x - y)."""
+    """The gradient of logsumexp: dx = dy * exp(x - y)."""
     b = Back.of(x, dim, keepdim, dy, y)
     return _like(b.per[0] * torch.exp(b.x - b.per[1]), x)
 
 
 def vector_norm_bwd(dy: DY, x: X, y: Y, ord: float = 2, dim: Dim = None, keepdim: bool = False) -> Tensor:
-    """dx = dy * sign(x) * (|x| / y)^(ord - 1), 0 where y is; for inf and -inf, dy shared among the |x| that are y."""
+    """The gradient of vector_norm: dx = dy * sign(x) * (|x| / y)^(ord - 1), 0 where y is 0.
+
+    For inf and -inf, dy * sign(x) is shared evenly among the elements with |x| = y.
+    """
     b = Back.of(x, dim, keepdim, dy, y)
     g, norm = b.per
     far = b.x.abs()
@@ -446,8 +450,7 @@ def vector_norm_bwd(dy: DY, x: X, y: Y, ord: float = 2, dim: Dim = None, keepdim
 
 # ---- samples --------------------------------------------------------------------------------------------------------
 
-# All memory layouts for a reduction: over rows, columns, planes, everything; with strides, gaps and expanded
-# dimensions.
+# Reductions over rows, columns, planes and everything, of tensors that are contiguous, strided, sliced or expanded.
 SHAPES = (
     Case((5, 64)),
     Case((5, 64), options={"dim": 0}),
@@ -479,7 +482,7 @@ TO = {
 
 
 def _drawn(name: str, d: Draw) -> Tensor:
-    """x: for products near 1; with zeros where the case says so, which for `nansum` are NaN."""
+    """x: near 1 for `prod`; with the option `zeros`, some elements are 0, or NaN for `nansum`."""
     x = d.full(d.option("scale", 1.0))
     zeros = d.option("zeros", 0)
     if name == "prod":
@@ -499,7 +502,7 @@ def _arguments(name: str, d: Draw, params: Sequence[str]) -> dict[str, Any]:
         given["dim"] = given["dim"] if isinstance(given["dim"], int) else -1
         if given["dim"] == -1 and name.startswith("arg") and d.option("dim", -1) is None:
             given["dim"] = None
-    # with one element the deviation is 0, where the square root is not differentiable
+    # with one element, a correction of 1 would leave no degrees of freedom
     given["correction"] = d.option("correction", 1 if count_of(x, dims) > 1 else 0)
     given["ord"] = d.option("ord", 2)
     given["dtype"] = TO[x.dtype] if d.option("wider") else None
@@ -511,7 +514,7 @@ def _maker(name: str, params: Sequence[str], cases: Sequence[Case]) -> Maker:
 
 
 def _back_maker(name: str, forward: Any, params: Sequence[str], cases: Sequence[Case]) -> Maker:
-    """Arguments of a backward: the forward's, its results under their names, and gradients of their shapes."""
+    """Samples of a backward: the forward's arguments, its results by name, and gradients of their shapes."""
 
     def build(d: Draw) -> dict[str, Any]:
         own = _arguments(name, d, forward.spec.names)
@@ -525,7 +528,7 @@ def _back_maker(name: str, forward: Any, params: Sequence[str], cases: Sequence[
 
 
 def _bad(good: Maker, *wrong: tuple[str, Any, type[Exception], str]) -> BadSamples:
-    """A good sample of (5, 64), with one argument changed to what a `where` refuses."""
+    """Bad samples: one of shape (5, 64), with one argument changed so that a check in `where` raises."""
 
     def bad(device: torch.device) -> Iterator[BadSample]:
         for name, value, error, says in wrong:
@@ -543,7 +546,7 @@ NO_LESS = (("dtype", lambda _: torch.float16, TypeError, "dtype must hold float3
 
 # ---- the ops --------------------------------------------------------------------------------------------------------
 
-# The schema of an argument: torch.ops accepts an int for int[1], which no annotation can express.
+# The schemas of arguments: torch.ops accepts an int for int[1], which no annotation can express.
 SCHEMA = {
     "dim": "int[1]? dim=None",
     "keepdim": "bool keepdim=False",
@@ -555,17 +558,17 @@ ONE = {"dim": "int dim"}
 MAYBE = {"dim": "int? dim=None"}
 
 
-# The documentation of arguments.
+# The docstrings of arguments.
 NOTES = {
     "x": "the tensor to reduce.",
     "dim": "the dimension to reduce, several of them, or None for all.",
     "keepdim": "keep the reduced dimensions, with size 1.",
     "dtype": "x is cast to it first, and the result has it.",
-    "correction": "subtracted from the number of elements that squares are divided by; None is 1.",
+    "correction": "squares are divided by the number of elements minus this; None is 1.",
     "ord": "the order of the norm.",
     "y": "the result of the forward.",
-    "std": "that of the forward.",
-    "indices": "those of the forward.",
+    "std": "the standard deviation from the forward.",
+    "indices": "the indices from the forward.",
 } | {f"d{result}": f"the gradient of {result}." for result in ("y", "values", "var", "std", "mean")}
 DIM_NOTES = {ONE["dim"]: "the dimension to reduce.", MAYBE["dim"]: "the dimension to reduce, or None for all."}
 
@@ -578,7 +581,7 @@ def declare(
     dim: Mapping[str, str] = SCHEMA,
     **fields: Any,
 ) -> Any:
-    """Declare a reference as an op of this module, under its name."""
+    """Declare the reference `fn` as an op, and add it to this module under `name`."""
     params = list(inspect.signature(fn).parameters)
     types = {**SCHEMA, **dim}
     gives = "(Tensor, Tensor)" if " " in fields.get("out", "y") else "Tensor"
@@ -609,7 +612,7 @@ def _backward(
     declare(fn, f"{name}_bwd", doc, good, out="dx", **fields)
 
 
-# The error of a product is the sum of the errors of its factors.
+# The relative error of a product is the sum of those of its factors.
 PROD_TOL = {torch.float32: Tol(1e-5, 1e-5), torch.float64: Tol(1e-6, 1e-7)}
 ZEROS = (Case((5, 64), options={"zeros": 1}), Case((5, 64), options={"zeros": 2, "dim": 0}))
 FAR = (Case((5, 64), options={"correction": 0}), Case((5, 64), options={"correction": None, "dim": 0}),
@@ -635,10 +638,10 @@ _backward(
 for _name, _words in (("amax", "largest"), ("amin", "smallest")):
     _backward(
         _forward(
-            _name, _extreme(_name), f"The {_words} element; NaN if there is one.", bad=NO_EMPTY, where=has_elements,
+            _name, _extreme(_name), f"The {_words} element; NaN if any is NaN.", bad=NO_EMPTY, where=has_elements,
             grad=f"{_name}_bwd",
         ),
-        _extreme_bwd(), f"dx = dy shared evenly among the {_words}.", more=ZEROS,
+        _extreme_bwd(), f"The gradient of {_name}: dy is shared evenly among the {_words} elements.", more=ZEROS,
     )  # fmt: skip
     _name = {"amax": "max_dim", "amin": "min_dim"}[_name]
     _backward(
@@ -646,19 +649,19 @@ for _name, _words in (("amax", "largest"), ("amin", "smallest")):
             _name, _extreme_and_place(_name), f"The {_words} element along dim and its first index.",
             bad=NO_EMPTY, where=has_elements, cases=FEW, grad=f"{_name}_bwd", out="values indices", dim=ONE,
         ),
-        _pick_bwd(), "dx = dvalues at the index, 0 elsewhere.", cases=FEW, where=is_dense, dim=ONE,
+        _pick_bwd(), f"The gradient of {_name}: dvalues at the index, else 0.", cases=FEW, where=is_dense, dim=ONE,
     )  # fmt: skip
     _name = {"max_dim": "argmax", "min_dim": "argmin"}[_name]
-    _forward(_name, _place(_name), f"The first index of the {_words} element; of all, where dim is None.", more=ZEROS,
+    _forward(_name, _place(_name), f"The first index of the {_words} element along dim, or in x.flatten().", more=ZEROS,
              bad=NO_EMPTY, where=has_elements, cases=FEW, dim=MAYBE)  # fmt: skip
 _forward("any", any_, more=(*NOTHING, *ZEROS, Case((5, 64), options={"scale": 0.0}), Case((3, 4), options={"dim": ()})))
 _forward("all", all_, more=(*NOTHING, *ZEROS))
 _forward("count_nonzero", count_nonzero, more=(*NOTHING, *ZEROS))
 for _name, _words in (("var", "variance"), ("std", "standard deviation")):
-    _doc = f"The {_words}: squares are divided by n - correction (None: 1)."
+    _doc = f"The {_words}; squares are divided by n - correction."
     _back = var_bwd if _name == "var" else std_bwd
     _backward(_forward(_name, _moment(_name), _doc, more=FAR, grad=f"{_name}_bwd"), _back, more=FAR)
-    _doc = f"The {_words} and the mean: squares are divided by n - correction (None: 1)."
+    _doc = f"The {_words} and the mean; squares are divided by n - correction."
     _name, _back = f"{_name}_mean", var_mean_bwd if _name == "var" else std_mean_bwd
     _backward(
         _forward(_name, _moments(_name), _doc, more=FAR, grad=f"{_name}_bwd", out=_name.replace("_", " ")),

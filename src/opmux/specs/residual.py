@@ -1,6 +1,6 @@
 """Residual connections with learned weights: attention over the outputs of earlier blocks, and several streams (mHC).
 
-They compute in float32 (float64 for float64) and round once.
+The ops compute in float32 (float64 for float64) and round once.
 """
 
 from typing import Annotated, Any
@@ -15,7 +15,7 @@ from ..core.tensors import opmath_dtype
 from ._numeric import rounded, wide
 from .samples import Case, Draw, Maker
 
-# Gradients of weights are sums over rows, added up in another order.
+# Gradients of weights are sums over rows, which implementations add in another order.
 SUMS = {torch.float32: Tol(1e-5, 2e-4), torch.float16: Tol(2e-3, 1e-2), torch.bfloat16: Tol(1.6e-2, 5e-2)}
 
 
@@ -61,14 +61,14 @@ ATTN, ATTN_BWD = Maker(_attn_args, BLOCKS), Maker(_attn_bwd_args, BLOCKS)
 def attn_res(
     v: Blocks, w_query: Float[Tensor, "n"], w_norm: Float[Tensor, "n"], eps: Annotated[float, at_least(0)] = 1e-6
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The sum of the outputs of blocks, weighted by attention: y = sum over i of alpha_i v_i.
+    """The attention-weighted sum of the outputs of blocks: y = sum over blocks i of alpha_i v_i.
 
     alpha = softmax over i of sum(w_query * w_norm * v_i * rstd_i), rstd_i = 1 / sqrt(mean(v_i^2) + eps).
 
     Args:
         v: the output of each block.
         w_query: the query, the same for all rows.
-        w_norm: the weight of the norm of the keys.
+        w_norm: the weight of the RMS norm of the keys.
         eps: added to the mean square.
 
     Returns:
@@ -169,11 +169,11 @@ Streams = Float[Tensor, "*rows streams n", nonempty(-2), nonempty(-1)]
 
 @op(grad="mhc_pre_bwd", samples=PRE, tol=SUMS)
 def mhc_pre(x: Streams, h: Float[Tensor, "*rows streams"]) -> Tensor:
-    """One stream from several: y = sum over i of h_i x_i.
+    """Mix several streams into one: y = sum over streams i of h_i x_i.
 
     Args:
         x: the streams of each row.
-        h: their coefficients.
+        h: the coefficient of each stream.
 
     Returns:
         y [*rows, n], of x's dtype.
@@ -206,13 +206,13 @@ def mhc_post_res(
     h_post: Float[Tensor, "*rows streams"],
     h_res: Float[Tensor, "*rows streams streams"],
 ) -> Tensor:
-    """Streams mixed, and the output of a layer added to each: y_o = sum over i of h_res[o, i] x_i + h_post[o] f.
+    """Mix the streams and add the output of a layer to each: y_o = sum over i of h_res[o, i] x_i + h_post[o] f.
 
     Args:
         x: the streams of each row.
         f: the output of the layer.
-        h_post: how much of it each stream gets.
-        h_res: how streams are mixed.
+        h_post: the coefficient of f for each stream.
+        h_res: the coefficients of the streams x_i for each stream y_o.
 
     Returns:
         y, like x.
@@ -243,7 +243,7 @@ def mhc_post_res_bwd(
         h_res: as in the forward.
 
     Returns:
-        dx, df, dh_post and dh_res, each like its argument.
+        dx, df, dh_post and dh_res, like x, f, h_post and h_res.
     """
     v = wide(x)
     g, layer, post, res = (t.to(v.dtype) for t in (dy, f, h_post, h_res))
@@ -284,15 +284,15 @@ Added = Annotated[float, at_least(0)]
 
 @op(out="h", grad="sinkhorn_bwd", samples=Maker(_sinkhorn_args, SQUARES), tol=SUMS)
 def sinkhorn(logits: Squares, iterations: Iterations = 20, eps: Added = 1e-6) -> Tensor:
-    """Matrices whose rows and columns have nearly the sum 1: a softmax of rows, then sums divided out in turn.
+    """Sinkhorn normalisation: turn logits into matrices whose rows and columns sum to nearly 1.
 
-    h = softmax(logits) + eps, then h / (sum of each column + eps); iterations - 1 times the same with rows, then
-    columns.
+    h = softmax(logits) + eps over rows, then h = h / (sum of each column + eps). This is followed iterations - 1 times
+    by h = h / (sum of each row + eps) and h = h / (sum of each column + eps).
 
     Args:
         logits: the matrices.
-        iterations: how often columns are divided by their sums.
-        eps: added to the softmax, and to each sum.
+        iterations: the number of divisions by the sums of columns.
+        eps: added to the softmax and to each sum.
 
     Returns:
         h, like logits: computed in float32 (float64 for float64) and rounded once.
@@ -306,7 +306,7 @@ def sinkhorn(logits: Squares, iterations: Iterations = 20, eps: Added = 1e-6) ->
 
 
 def _divided(x: Tensor, dim: int, eps: float) -> tuple[Tensor, Tensor]:
-    """x divided by its sums along a dimension, and what it was divided by."""
+    """x / by, and by = the sums of x along a dimension + eps."""
     by = x.sum(dim, keepdim=True) + eps
     return x / by, by
 
@@ -315,7 +315,10 @@ def _divided(x: Tensor, dim: int, eps: float) -> tuple[Tensor, Tensor]:
 def sinkhorn_bwd(
     dh: Grad[Tensor, "*rows n n"], logits: Squares, iterations: Iterations = 20, eps: Added = 1e-6
 ) -> Tensor:
-    """The gradient of sinkhorn; the matrices on the way are computed again.
+    """The gradient of sinkhorn; the intermediate matrices are recomputed.
+
+    Backwards through each division h = x / by: dx = (dh - sum(dh * h)) / by, with the sum over the same rows or
+    columns; then through the softmax p: dlogits = p * (dp - sum(dp * p)).
 
     Args:
         dh: the gradient of h.

@@ -1,6 +1,6 @@
-"""ATen's fused cell of an LSTM, and its gradient: everything but the two matrix products.
+"""ATen's fused LSTM cell and its gradient: everything but the two matrix products.
 
-The ops are torch's, with its names and signatures. torch has them on GPUs only, so the references are formulas; they
+Each op has ATen's name and signature. torch has these ops on GPUs only, so the references are written out here. They
 and the kernels compute in float32 (float64 for float64).
 """
 
@@ -63,14 +63,14 @@ def _grads(d: Draw) -> dict[str, Any]:
 ops: dict[str, Any] = {
     "_thnn_fused_lstm_cell": declare(
         "_thnn_fused_lstm_cell",
-        "The new hidden and cell state of an LSTM, and its four gates, from the products of input and hidden state.",
+        "The new hidden state, cell state and gates of an LSTM cell, from the matrix products of its input and state.",
         Maker(_gates, CASES),
         out="hy cy workspace",
         reference=_forward,
     ),
     "_thnn_fused_lstm_cell_backward_impl": declare(
         "_thnn_fused_lstm_cell_backward_impl",
-        "The gradients of an LSTM cell's gates, of its cell state and, with has_bias, of its bias.",
+        "The gradients of the gates and cell state of an LSTM cell, and with has_bias of its bias.",
         Maker(_grads, CASES),
         out="dgates dcx dbias",
         reference=_backward,

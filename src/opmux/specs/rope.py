@@ -1,8 +1,9 @@
 """Rotary embedding of q or k, of q and k together, and of packed q, k and v; forward and backward.
 
-The first d2 numbers of a head are turned in pairs, the rest is copied. The pairs are (i, i + d2/2), or neighbours if
-`interleaved`. With (u, v) a pair and a, b the angles of its two places: u cos a - v sin a, v cos b + u sin b. Models
-use a = b; the ops do not require it. They compute in float32 (float64 for float64 inputs) and round once.
+The first d2 elements of each head are rotated in pairs, the others are copied. Pairs are (i, i + d2/2), or
+(2i, 2i + 1) if `interleaved`. A pair (u, v) whose columns have the angles a and b becomes
+(u cos a - v sin a, v cos b + u sin b). Models have a = b, but the ops do not require it. They compute in float32
+(float64 for float64) and round once.
 """
 
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from ..core.tensors import opmath_dtype
 from ._numeric import rounded, wide
 from .samples import OTHER, Case, Draw, Maker
 
-# A layout -> the places of batch and sequence among the dimensions of x; heads and their numbers are the others.
+# layout -> (the dimension of the batch, the dimension of the sequence); the others are heads and a head's elements
 LAYOUTS = {"sbhd": (1, 0), "bshd": (0, 1), "bhsd": (0, 2), "thd": (None, 0)}
 
 # ---- arguments ------------------------------------------------------------------------------------------------------
@@ -49,7 +50,7 @@ def tables_fit(
         got, dims = str(tuple(table.shape)), table.dim()
         each = dims == 3 and table.shape[0] in (1, None if batch is None else sequences)
         if not (dims == 2 or each or (dims == 4 and table.shape[1:3] == (1, 1))):
-            expected = f"be [positions, d2], that for each of the batch of {{{lead}}}, or [positions, 1, 1, d2]"
+            expected = f"be [positions, d2], [positions, 1, 1, d2], or [batch of {{{lead}}}, positions, d2]"
             raise BadArgument.of(op, name, expected, got)
         if table.shape[-1] > width:
             raise BadArgument.of(op, name, f"have at most {width} columns, the size of a head of {{{lead}}}", got)
@@ -66,7 +67,7 @@ def heads_fit(
     op: str, lead: str, x: Tensor, angles: Tensor, starts: Tensor | None, cu_seqlens: Tensor | None, layout: str,
     cp_size: int,
 ) -> None:  # fmt: skip
-    """x has the dimensions of the layout; "thd" has cu_seqlens, no other layout has."""
+    """Raise unless x has the dimensions of the layout, and cu_seqlens is given for "thd" and for no other layout."""
     if x.dim() != len(layout):
         raise BadArgument.of(op, lead, f"have {len(layout)} dimensions, as {{layout}} is {layout}", shown(x))
     packed = layout == "thd"
@@ -96,9 +97,10 @@ def dy_fits(
 def positions(
     x: Tensor, starts: Tensor | None, cu_seqlens: Tensor | None, layout: str, cp_size: int, cp_rank: int
 ) -> Tensor:
-    """The row of the table for each position: [length], or [batch, length] if sequences start at different ones.
+    """The row of the table for each token: [length], or [batch, length] if sequences start at different rows.
 
-    Of context parallelism a rank holds two pieces of each sequence, one from the front and its mirror from the back.
+    With context parallelism a sequence has 2 * cp_size pieces, of which a rank holds cp_rank and
+    2 * cp_size - 1 - cp_rank. Tokens outside all sequences get -1.
     """
     n = x.shape[LAYOUTS[layout][1]]
     place = torch.arange(n, device=x.device)
@@ -121,7 +123,7 @@ def positions(
 
 
 def table(x: Tensor, values: Tensor, at: Tensor, layout: str, beyond: float) -> Tensor:
-    """The rows at these positions, broadcastable to x; `beyond` for positions without a row."""
+    """The rows of `values` at these positions, in a shape that broadcasts to x; `beyond` where there is no row."""
     v = values.to(opmath_dtype(x.dtype))
     v = v.squeeze((1, 2)) if v.dim() == 4 else v
     inside = (at >= 0) & (at < v.shape[-2])
@@ -141,7 +143,7 @@ def table(x: Tensor, values: Tensor, at: Tensor, layout: str, beyond: float) -> 
 
 
 def turned(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, back: bool) -> Tensor:
-    """x rotated by tables of its shape, or the transposed rotation (the gradient), for any angles."""
+    """x rotated by tables that broadcast to it; with `back` by the transposed rotation, which is the gradient."""
     d2 = cos.shape[-1]
     v = wide(x)
     pairs = lambda t: (t[..., ::2], t[..., 1::2]) if interleaved else (t[..., : d2 // 2], t[..., d2 // 2 :])
@@ -210,7 +212,7 @@ Ways = tuple[tuple[str, Any, str], ...]  # an argument, how to make it invalid, 
 
 
 def spoiled(good: Maker, case: Case, ways: Ways) -> BadSamples:
-    """Bad samples: a good one with one argument spoiled."""
+    """Bad samples: a good one with one argument made invalid."""
 
     def samples(device: torch.device) -> Iterator[BadSample]:
         for number, (name, spoil, says) in enumerate(ways):
@@ -246,25 +248,28 @@ def rope_fwd(
     cp_size: Size = 1,
     cp_rank: Rank = 0,
 ) -> Tensor:
-    """Rotary embedding: rotates the first d2 elements of each head by the angles of its position.
+    """Rotary embedding: rotate the first d2 elements of each head by the angles of its position.
+
+    A pair (u, v) of elements becomes (u cos a - v sin a, v cos b + u sin b), with a and b the angles in their columns.
 
     Args:
-        x: heads in the dimensions that `layout` names.
+        x: the heads, with the dimensions of `layout`.
         angles: one row for each position: [positions, d2], [batch, positions, d2], or [positions, 1, 1, d2] as in
             Transformer Engine. d2 is even and at most the size of a head. There are at least as many positions as the
-            sequences are long. No gradient is computed.
-        sin: if given, `angles` holds cosines and this holds sines.
+            sequences are long. It gets no gradient.
+        sin: the sines of the angles; `angles` then holds their cosines.
         starts: the position of each sequence's first token; by default 0.
-        cu_seqlens: for "thd" alone, where each sequence begins among the tokens, and the end: sequences + 1 numbers,
-            counted in whole sequences also if cp_size > 1. Tokens of no sequence are copied.
-        layout: what the dimensions are: s(equence), b(atch), h(eads), d (a head's numbers), t(okens of all sequences,
-            one after another).
-        interleaved: pairs are neighbours; by default (i, i + d2/2).
-        cp_size: context parallelism: x has one of 2 * cp_size pieces of each sequence and its mirror from the back.
-        cp_rank: which piece.
+        cu_seqlens: for "thd" only: the offset of each sequence among the tokens, and the end of the last one. With
+            cp_size > 1 the offsets count the tokens of all ranks. Tokens outside all sequences are copied.
+        layout: the dimensions: s is the sequence, b the batch, h the heads, d a head's elements, t the tokens of all
+            sequences, packed.
+        interleaved: pairs are (2i, 2i + 1); by default (i, i + d2/2).
+        cp_size: the number of ranks in context parallelism: each sequence has 2 * cp_size pieces, and x has the pieces
+            cp_rank and 2 * cp_size - 1 - cp_rank of each.
+        cp_rank: the index of this rank.
 
     Returns:
-        A contiguous tensor of x's shape and dtype. Where the table has no row for a position, x is copied.
+        y, contiguous, of x's shape and dtype. Heads at positions without a row in the table are copied.
     """
     at = positions(x, starts, cu_seqlens, layout, cp_size, cp_rank)
     return _turn(x, angles, sin, at, layout, interleaved, False)
@@ -282,10 +287,11 @@ def rope_bwd(
     cp_size: Size = 1,
     cp_rank: Rank = 0,
 ) -> Tensor:
-    """The gradient of rope_fwd: the transposed rotation, also if the two angles of a pair differ.
+    """The gradient of rope_fwd: the transposed rotation, (u cos a + v sin b, v cos b - u sin a) for a pair (u, v).
 
     Args:
-        dy: the gradient of the result; the other arguments are those of rope_fwd.
+        dy: the gradient of the result.
+        angles: as in rope_fwd, like all other arguments.
 
     Returns:
         dx, contiguous, of dy's shape and dtype.
@@ -314,7 +320,7 @@ def pair_fits(op: str, names: tuple[str, str], q: Tensor, k: Tensor, cos: Tensor
         (cos.dim() == 2 and cos.shape[0] == sizes[1])
         or (cos.dim() == 3 and cos.shape[1] == sizes[1] and cos.shape[0] in (1, sizes[0]))
     ):
-        expected = f"have {sizes[1]} rows, the length of {{{lead}}} {shape}, or that for 1 or {sizes[0]} sequences"
+        expected = f"have {sizes[1]} rows, the length of {{{lead}}} {shape}, after a batch of 1 or {sizes[0]} if any"
         raise BadArgument.of(op, "cos", expected, shown(cos))
     width = q.shape[-1] // 2 if per_pair else q.shape[-1]
     if cos.shape[-1] > width or (not per_pair and cos.shape[-1] % 2):
@@ -330,9 +336,9 @@ def dq_and_dk_fit(op: str, dq_out: Tensor, dk_out: Tensor, cos: Tensor, layout: 
     pair_fits(op, ("dq_out", "dk_out"), dq_out, dk_out, cos, layout, per_pair)
 
 
-# Options: those of the op; kv is the number of k's heads, d2 that of columns; "other": tables of another dtype, "rows":
-# tables of two dimensions, "strided": the two parts of complex numbers; "transposed": q and k are views of
-# [b, s, h, d], as in transformers. Results are contiguous in all samples; tests of the op have the other order.
+# Options: those of the op; kv (the number of k's heads), d2 (rotated elements), other (tables of another dtype), rows
+# (tables of two dimensions), strided (cos and sin are views of one complex table), transposed (q and k are views of
+# [b, s, h, d], as in transformers). Results are contiguous in all samples; the op's tests cover the other layout.
 PAIR_CASES = (
     Case((2, 4, 5, 16), options={"transposed": True}),
     Case((2, 5, 3, 16), options={"layout": "bshd", "interleaved": True, "batched": True}),
@@ -396,7 +402,7 @@ def _pair_ways(other: str) -> Ways:
 
 
 def _pair_spoiled(good: Maker, ways: Ways) -> BadSamples:
-    """Spoiled samples; sin is spoiled with cos, as the two have one shape."""
+    """Bad samples; a change of cos is made to sin too, as both must have one shape."""
 
     def samples(device: torch.device) -> Iterator[BadSample]:
         for number, (name, spoil, says) in enumerate(ways):
@@ -436,21 +442,22 @@ def rope_qk(
     interleaved: bool = False,
     per_pair: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Rotary embedding of q and k by one table of cosines and sines, in one launch.
+    """Rotary embedding of q and k by one table of cosines and sines, in one kernel launch.
 
     Rotates the first d2 elements of each head and copies the others. A pair (u, v) becomes
-    (u cos - v sin, v cos + u sin), with the columns of u in the first and those of v in the second sum.
+    (u cos - v sin, v cos + u sin); the first has cos and sin from u's column, the second from v's.
 
     Args:
         q: [batch, heads, length, d] for the layout "bhsd", [batch, length, heads, d] for "bshd"; any strides.
         k: the same, with its own number of heads.
         cos: one row for each position: [length, columns], [1, length, columns] or [batch, length, columns]. There are
-            d2 columns, an even number; d2/2 if `per_pair`. No gradient is computed.
+            d2 columns, an even number, or d2/2 if `per_pair`. It gets no gradient.
         sin: like cos.
-        layout: what the dimensions of q and k are: b(atch), h(eads), s(equence), d (a head's elements).
-        memory: the order of dimensions in the memory of the results: "bshd" for heads that a linear layer returned.
-        interleaved: pairs are neighbours; by default (i, i + d2/2).
-        per_pair: cos and sin have one column for each pair.
+        layout: the dimensions of q and k: b is the batch, h the heads, s the sequence, d a head's elements.
+        memory: the order of the dimensions in the results' memory; "bshd" suits heads that are views of a linear
+            layer's output.
+        interleaved: pairs are (2i, 2i + 1); by default (i, i + d2/2).
+        per_pair: whether cos and sin have one column for each pair instead of one for each element.
 
     Returns:
         q_out and k_out, of the shapes and the dtype of q and k, dense in the order of `memory`. They are computed in
@@ -475,7 +482,8 @@ def rope_qk_bwd(
 
     Args:
         dq_out: the gradient of q_out.
-        dk_out: the gradient of k_out; the other arguments are those of rope_qk.
+        dk_out: the gradient of k_out.
+        cos: as in rope_qk, like all other arguments.
 
     Returns:
         dq and dk, of the shapes and the dtype of dq_out and dk_out, dense in the order of `memory`.
@@ -493,7 +501,7 @@ PackedLayout = Annotated[str, one_of("sbhd", "bshd")]
 
 
 def split_fits(op: str, split: list[int]) -> None:
-    """The sizes of q, k and v in a packed head; q's is a multiple of k's."""
+    """Raise unless split has the sizes of q, k and v in a packed head, and q's is a multiple of k's."""
     if len(split) != 3 or split[0] % split[1]:
         expected = "be three sizes, those of q, k and v in a head, the first a multiple of the second"
         raise BadArgument.of(op, "split", expected, str(list(split)))
@@ -503,7 +511,7 @@ def qkv_fits(
     op: str, qkv: Tensor, q_angles: Tensor, k_angles: Tensor, split: list[int], starts: Tensor | None, layout: str,
     cp_size: int,
 ) -> None:  # fmt: skip
-    """A packed head is as wide as its parts."""
+    """Raise unless a packed head is as wide as the sum of `split`, and the tables fit."""
     if qkv.shape[-1] != sum(split):
         expected = f"have a last dimension of {sum(split)}, as {{split}} is {list(split)}"
         raise BadArgument.of(op, "qkv", expected, shown(qkv))
@@ -514,7 +522,7 @@ def parts_fit(
     op: str, dq: Tensor, dk: Tensor, dv: Tensor, q_angles: Tensor, k_angles: Tensor, split: list[int],
     starts: Tensor | None, layout: str, cp_size: int,
 ) -> None:  # fmt: skip
-    """The gradients have the shapes of the parts of packed heads."""
+    """Raise unless dq, dk and dv have the shapes of rope_qkv_fwd's results, and the tables fit."""
     *lead, heads, _ = dk.shape
     sizes = {"dk": (heads, split[1]), "dq": (heads * (split[0] // split[1]), split[1]), "dv": (heads, split[2])}
     for name, t in (("dk", dk), ("dq", dq), ("dv", dv)):
@@ -561,7 +569,7 @@ def parts_args(d: Draw) -> dict[str, Any]:
 
 
 def parted(qkv: Tensor, split: list[int]) -> tuple[Tensor, Tensor, Tensor]:
-    """The three parts; q in heads of k's size."""
+    """q, k and v; the part of q is divided into heads of k's size."""
     q, k, v = qkv.split(list(split), -1)
     return q.unflatten(-1, (split[0] // split[1], split[1])).flatten(2, 3), k, v
 
@@ -593,18 +601,18 @@ def rope_qkv_fwd(
     cp_size: Size = 1,
     cp_rank: Rank = 0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(q, k, v) of packed heads: q and k turned as by rope_fwd, v copied.
+    """Split packed heads into q, k and v: q and k are rotated as by rope_fwd, v is copied.
 
     Args:
-        qkv: each head holds split[0] numbers of q, split[1] of k and split[2] of v.
+        qkv: each head has split[0] elements of q, split[1] of k and split[2] of v.
         q_angles: one row for each position, as in rope_fwd; d2 is at most split[1].
         k_angles: the same for k.
         split: three sizes, the first a multiple of the second: q has split[0] / split[1] heads for each head of k.
         starts: the position of each sequence's first token; by default 0.
-        layout: whether the sequence or the batch is the first dimension.
-        interleaved: pairs are neighbours; by default (i, i + d2/2).
-        cp_size: context parallelism: qkv has one of 2 * cp_size pieces of each sequence and its mirror from the back.
-        cp_rank: which piece.
+        layout: whether the sequence ("sbhd") or the batch ("bshd") is the first dimension.
+        interleaved: pairs are (2i, 2i + 1); by default (i, i + d2/2).
+        cp_size: the number of ranks in context parallelism, as in rope_fwd.
+        cp_rank: the index of this rank.
 
     Returns:
         q [_, _, heads * split[0] / split[1], split[1]], k [_, _, heads, split[1]] and v [_, _, heads, split[2]],
@@ -635,12 +643,13 @@ def rope_qkv_bwd(
     cp_size: Size = 1,
     cp_rank: Rank = 0,
 ) -> Tensor:
-    """The gradient of rope_qkv_fwd's qkv.
+    """The gradient of rope_qkv_fwd: dq and dk with the transposed rotation, and dv, packed.
 
     Args:
         dq: the gradient of q.
         dk: the gradient of k.
-        dv: the gradient of v; the other arguments are those of rope_qkv_fwd.
+        dv: the gradient of v.
+        q_angles: as in rope_qkv_fwd, like all other arguments.
 
     Returns:
         dqkv [a, b, heads, sum of split], contiguous, of dq's dtype.

@@ -1,7 +1,7 @@
-"""tex's router of a mixture of experts: scores, top-k with groups and bias, and the loss that balances experts.
+"""tex's router ops for a mixture of experts: scores, top-k with groups and bias, and the load-balancing loss.
 
-All of them compute in float32, and what they save for the backward is float32. Of equal scores the lowest expert comes
-first.
+The ops compute in float32, and save float32 tensors for the backward. Experts with equal scores are chosen in the order
+of their indices.
 """
 
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ from ..core.spec import BadSample, BadSamples, Tol, op
 from ..core.tensors import dtype_name
 from .samples import Case, Draw, Maker
 
-# tex's enums, by NVIDIA's numbers.
+# tex's enums, with NVIDIA's values.
 RoutingMapFormat = IntEnum("RoutingMapFormat", {"BYTEMAP": 0, "BITMAP_U8": 1})
 HistogramMode = IntEnum("HistogramMode", {"TWO_KERNEL": 0, "FUSED_ATOMIC": 1})
 LOGITS = (torch.float32, torch.float16, torch.bfloat16)
@@ -60,7 +60,7 @@ Positive = Annotated[int, at_least(1)]
 
 
 def groups_divide(op: str, logits: Tensor, topk: int, num_groups: int | None, group_topk: int | None) -> None:
-    """With group_topk there are groups of one size, and each that is chosen has topk / group_topk experts to give."""
+    """Raise if group_topk is given and the experts cannot form equal groups of at least topk / group_topk experts."""
     if not group_topk or group_topk < 0:
         return
     experts = logits.shape[-1]
@@ -78,7 +78,11 @@ def bias_is_allowed(op: str, score_function: str, expert_bias: Tensor | None) ->
 
 
 def bounds_in_order(op: str, bin_bounds: Tensor, bin_bounds_validated: bool) -> None:
-    """Not part of the contract, which reads no data: this synchronizes with the device, unless already validated."""
+    """Raise unless the bounds are finite and ascending.
+
+    This is not a check of the signature, as those read no data: it synchronizes with the device, unless the bounds are
+    already validated.
+    """
     if not bin_bounds_validated:
         low, high = bin_bounds.tolist()
         if not (-torch.inf < low < high < torch.inf):
@@ -98,7 +102,7 @@ def map_dtype_fits(op: str, routing_map: Tensor, use_dense_indices: bool, routin
         raise BadArgument.of(op, "routing_map", f"be {either(map(dtype_name, allowed))}", got, TypeError)
 
 
-# ---- in torch -------------------------------------------------------------------------------------------------------
+# ---- the references -------------------------------------------------------------------------------------------------
 
 
 def score(x: Tensor, function: str) -> Tensor:
@@ -108,12 +112,15 @@ def score(x: Tensor, function: str) -> Tensor:
 
 
 def best(x: Tensor, k: int) -> Tensor:
-    """The k largest, the first of equal ones first."""
+    """The indices of the k largest elements; of equal elements, lower indices first."""
     return torch.sort(x, stable=True, dim=-1, descending=True).indices[..., :k]
 
 
 def chosen(scores: Tensor, topk: int, num_groups: int | None, group_topk: int | None) -> Tensor:
-    """The experts of each token, from the groups with the largest sum of their best topk / group_topk scores."""
+    """The topk experts of each token.
+
+    With group_topk, they are from the group_topk groups with the largest sum of their best topk / group_topk scores.
+    """
     if group_topk is not None and group_topk > 0 and num_groups is not None:
         groups = scores.unflatten(-1, (num_groups, -1))
         each = groups.gather(-1, best(groups, topk // group_topk)).sum(-1)
@@ -123,7 +130,7 @@ def chosen(scores: Tensor, topk: int, num_groups: int | None, group_topk: int | 
 
 
 def mapped(indices: Tensor, experts: int, routing_map_format: Any) -> Tensor:
-    """The routing map: a bool for each expert, or a bit, the first in the lowest."""
+    """The routing map: a bool for each expert, or a bit for each, with the first expert in the lowest bit."""
     shape = (*indices.shape[:-1], experts)
     found = torch.zeros(shape, dtype=torch.bool, device=indices.device).scatter_(-1, indices, True)
     if int(routing_map_format) == 0:
@@ -146,7 +153,7 @@ def unmapped(routing_map: Tensor, experts: int, routing_map_format: Any, dense: 
 def routed(
     logits: Tensor, topk: int, pre: bool, num_groups: Any, group_topk: Any, factor: Any, function: str, bias: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Probabilities, the experts in order, and values for the backward."""
+    """The probabilities, the chosen experts (best first), and the values saved for the backward."""
     x = logits.float()
     late = function == "softmax" and not pre
     scores = x if late else score(x, function)
@@ -165,14 +172,14 @@ def routed(
 
 
 def slope(g: Tensor, kept: Tensor, score: Tensor, function: str) -> Tensor:
-    """The gradient of logits, from the gradient of sigmoid(logits) or sqrt(softplus(logits))."""
+    """The gradient of the logits, from the gradient g of sigmoid(logits) or sqrt(softplus(logits))."""
     if function == "sigmoid":
         return g * score * (1 - score)
     return g * torch.where(kept > 20, 1.0, torch.sigmoid(kept)) / (2 * score + EPS)
 
 
 def share_slope(g: Tensor, scores: Tensor) -> Tensor:
-    """The gradient of scores, from the gradient of scores / (sum(scores) + eps)."""
+    """The gradient of the scores, from the gradient g of scores / (sum(scores) + EPS)."""
     total = scores.sum(-1, keepdim=True) + EPS
     return g / total - (g * scores).sum(-1, keepdim=True) / total / total
 
@@ -250,7 +257,7 @@ FWD, BWD, AUX, AUX_BWD = (Maker(args, ROUTES) for args in (_fwd_args, _bwd_args,
 
 
 def _wrong(good: Maker, case: Case, **ways: tuple[Any, str]) -> BadSamples:
-    """Bad samples for checks that are not in the signature: (function of the argument, pattern of the error)."""
+    """Bad samples for checks that are not in the signature: argument=(invalid value, pattern of the error)."""
 
     def bad(device: torch.device) -> Iterator[BadSample]:
         for name, (value, says) in ways.items():
@@ -291,26 +298,27 @@ def fused_topk_with_score_function_fwd(
     routing_map_format: MapFormat = 0,
     topk_indices: Indices | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Choose the topk experts with the highest scores for each token, and give their probabilities.
+    """Choose the topk experts with the highest scores for each token, and return their probabilities.
 
-    score = softmax(logits), sigmoid(logits) or sqrt(softplus(logits)). The probabilities of the chosen experts are
-    their scores; those that are no softmax are divided by their sum, if there are several.
+    score = softmax(logits), sigmoid(logits) or sqrt(softplus(logits)). The probability of a chosen expert is its score;
+    for sigmoid and sqrtsoftplus with topk > 1, it is divided by the sum of the chosen experts' scores.
 
     Args:
-        logits: a number for each token and expert.
-        topk: how many experts are chosen for a token.
-        use_pre_softmax: take the softmax of all experts before the choice; else of the chosen ones, after it.
-        num_groups: with group_topk, the number of groups that the experts are divided into.
-        group_topk: choose among the experts of this many groups, those whose best topk / group_topk scores add up to
-            most. None or 0: among all.
-        scaling_factor: multiplies the probabilities.
-        expert_bias: added to the scores only to choose experts; not with softmax.
-        routing_map_format: of the map: a bool for each expert, or a bit (uint8, the first expert in the lowest).
-        topk_indices: where to write the chosen experts, the best first; it is then returned instead of the map.
+        logits: the router's output.
+        topk: the number of experts to choose for a token.
+        use_pre_softmax: softmax of all experts before the choice; otherwise of the chosen experts after it.
+        num_groups: with group_topk, the number of equal groups that the experts are divided into.
+        group_topk: choose only from this many groups: those whose best topk / group_topk scores have the largest sum.
+            None and 0: choose from all experts.
+        scaling_factor: multiplies the probabilities; None is 1.
+        score_function: the function of the scores.
+        expert_bias: added to the scores for the choice only; must be None for softmax.
+        routing_map_format: 0: a bool for each expert; 1: a bit for each (uint8, the first expert in the lowest bit).
+        topk_indices: receives the chosen experts, best first; it is then returned instead of the map.
 
     Returns:
-        The probabilities, like logits, 0 for experts that are not chosen; the routing map; and what the backward
-        needs, float32, in the shape of logits.
+        probs, like logits: 0 for experts that were not chosen; routing_map; and intermediate_output, which the backward
+        needs: float32, of logits' shape.
     """
     with torch.no_grad():
         given = (num_groups, group_topk, scaling_factor, score_function, expert_bias)
@@ -346,12 +354,12 @@ def fused_topk_with_score_function_bwd(
         routing_map: the second result of the forward.
         intermediate_output: the third result of the forward.
         grad_probs: the gradient of the probabilities.
-        grad_logits: is written.
+        grad_logits: receives the gradient of the logits.
         topk: as in the forward.
         use_pre_softmax: as in the forward.
         scaling_factor: as in the forward.
         score_function: as in the forward.
-        use_dense_indices: routing_map is the topk_indices of the forward.
+        use_dense_indices: whether routing_map is the topk_indices of the forward.
         routing_map_format: as in the forward.
     """
     with torch.no_grad():
@@ -414,27 +422,25 @@ def fused_topk_with_score_function_qb_fwd(
     histogram_mode: Annotated[Any, one_of(*HistogramMode)],
     bin_bounds_validated: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """fused_topk_with_score_function_fwd with sigmoid, which also counts how far each expert's score is from a cutoff.
+    """fused_topk_with_score_function_fwd for sigmoid, with a histogram of how far scores are from a cutoff.
 
-    The cutoff of a token is its (topk + 1)-th largest score with bias. cutoff - score, without bias, is counted in
-    histogram.
+    The cutoff of a token is its (topk + 1)-th largest score + bias. The histogram of an expert counts cutoff - score
+    (without the bias) of all tokens.
 
     Args:
-        logits: a number for each token and expert.
-        topk: how many experts are chosen for a token.
-        scaling_factor: multiplies the probabilities.
+        logits: the router's output.
+        topk: the number of experts to choose for a token.
+        scaling_factor: multiplies the probabilities; None is 1.
         expert_bias: added to the scores for the choice and the cutoff.
-        routing_map_format: of the map: a bool for each expert, or a bit (uint8, the first expert in the lowest).
-        topk_indices: where to write the chosen experts, the best first; it is then returned instead of the map.
-        histogram: incremented in place. The bins are equally wide; the first and the last also count values outside.
-        bin_bounds: the start of the first bin, and the end of the last one.
+        routing_map_format: 0: a bool for each expert; 1: a bit for each (uint8, the first expert in the lowest bit).
+        topk_indices: receives the chosen experts, best first; it is then returned instead of the map.
+        histogram: incremented in place. Bins have equal widths; the first and the last also count values outside.
+        bin_bounds: the start of the first bin and the end of the last one.
         histogram_mode: accepted and ignored.
-        bin_bounds_validated: the bounds are known to be finite and in order. Else they are read, which waits for the
-            device.
+        bin_bounds_validated: skip the check that the bounds are finite and ascending, which waits for the device.
 
     Returns:
-        The results of fused_topk_with_score_function_fwd, the cutoff, float32 with an element for each token, and
-        histogram.
+        The results of fused_topk_with_score_function_fwd; cutoff, float32, one element for each token; and histogram.
     """
     with torch.no_grad():
         bounds_in_order("fused_topk_with_score_function_qb_fwd", bin_bounds, bin_bounds_validated)
@@ -453,7 +459,7 @@ def fused_topk_with_score_function_qb_fwd(
         return probs, topk_indices.copy_(indices), scores, cutoff[:, 0].contiguous(), histogram
 
 
-# ---- the loss that balances experts ---------------------------------------------------------------------------------
+# ---- the load-balancing loss ----------------------------------------------------------------------------------------
 
 
 @op(
@@ -465,18 +471,18 @@ def fused_topk_with_score_function_qb_fwd(
 def fused_score_for_moe_aux_loss_fwd(
     logits: Logits, topk: TopK, score_function: Score, routing_map_format: MapFormat = 0
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The scores of all experts, for the loss that balances them, and which topk are the highest.
+    """The scores of all experts for the load-balancing loss, and a map of the topk highest.
 
-    score = softmax(logits), sigmoid(logits) or sqrt(softplus(logits)); scores that are no softmax are divided by their
-    sum.
+    score = softmax(logits), or sigmoid(logits) or sqrt(softplus(logits)) divided by their sum over all experts.
 
     Args:
-        logits: a number for each token and expert.
-        topk: how many experts the map has for a token.
-        routing_map_format: of the map: a bool for each expert, or a bit (uint8, the first expert in the lowest).
+        logits: the router's output.
+        topk: the number of experts in the map for a token.
+        score_function: the function of the scores.
+        routing_map_format: 0: a bool for each expert; 1: a bit for each (uint8, the first expert in the lowest bit).
 
     Returns:
-        The scores, float32, in the shape of logits; the routing map; and what the backward needs, float32.
+        scores, float32, of logits' shape; routing_map; and intermediate_output, float32, which the backward needs.
     """
     with torch.no_grad():
         x = logits.float()
@@ -500,7 +506,7 @@ def fused_score_for_moe_aux_loss_bwd(
     Args:
         intermediate_output: the third result of the forward.
         grad_scores: the gradient of the scores.
-        grad_logits: is written.
+        grad_logits: receives the gradient of the logits.
         topk: as in the forward.
         score_function: as in the forward.
     """
@@ -565,20 +571,20 @@ def fused_moe_aux_loss_fwd(
     topk: Positive,
     coeff: float,
 ) -> tuple[Tensor, Tensor]:
-    """loss = C * sum(probs * tokens_per_expert), C = num_experts * coeff / topk / total_num_tokens^2.
+    """The load-balancing loss: C * sum(probs * tokens_per_expert), C = num_experts * coeff / topk / total_num_tokens^2.
 
     Args:
-        probs: the scores of each token, those of fused_score_for_moe_aux_loss_fwd.
-        tokens_per_expert: how many tokens each expert gets.
-        total_num_tokens: the number of tokens in C.
-        num_experts: the number of experts in C.
-        num_rows: the rows of probs.
-        num_cols: the columns of probs.
-        topk: the number of experts per token.
-        coeff: multiplies the loss.
+        probs: the scores of each token from fused_score_for_moe_aux_loss_fwd.
+        tokens_per_expert: the number of tokens of each expert.
+        total_num_tokens: the number of tokens, for C.
+        num_experts: the number of experts, for C.
+        num_rows: the number of rows of probs.
+        num_cols: the number of columns of probs.
+        topk: the number of experts of a token, for C.
+        coeff: the coefficient of the loss.
 
     Returns:
-        The loss, a 0-dim tensor of probs' dtype, and [C, 0], float32.
+        aux_loss, a 0-dim tensor of probs' dtype, and Const_buf = [C, 0], float32.
     """
     with torch.no_grad():
         factor = num_experts * coeff / topk / total_num_tokens / total_num_tokens
@@ -596,20 +602,20 @@ def fused_moe_aux_loss_fwd_graph_safe(
     topk: Positive,
     coeff: float,
 ) -> tuple[Tensor, Tensor]:
-    """fused_moe_aux_loss_fwd with the number of tokens on the device, so that a CUDA graph may change it.
+    """fused_moe_aux_loss_fwd with total_num_tokens on the device, so that it may change between CUDA graph replays.
 
     Args:
-        probs: the scores of each token, those of fused_score_for_moe_aux_loss_fwd.
-        tokens_per_expert: how many tokens each expert gets.
-        total_num_tokens: the number of tokens in C.
-        num_experts: the number of experts in C.
-        num_rows: the rows of probs.
-        num_cols: the columns of probs.
-        topk: the number of experts per token.
-        coeff: multiplies the loss.
+        probs: as in fused_moe_aux_loss_fwd.
+        tokens_per_expert: as in fused_moe_aux_loss_fwd.
+        total_num_tokens: the number of tokens, for C; one element.
+        num_experts: as in fused_moe_aux_loss_fwd.
+        num_rows: as in fused_moe_aux_loss_fwd.
+        num_cols: as in fused_moe_aux_loss_fwd.
+        topk: as in fused_moe_aux_loss_fwd.
+        coeff: as in fused_moe_aux_loss_fwd.
 
     Returns:
-        The loss, a 0-dim tensor of probs' dtype, and [C, 0], float32.
+        aux_loss, a 0-dim tensor of probs' dtype, and Const_buf = [C, 0], float32.
     """
     with torch.no_grad():
         total = total_num_tokens.reshape(()).float()
@@ -634,7 +640,7 @@ def fused_moe_aux_loss_bwd(
         grad_aux_loss: the gradient of the loss.
 
     Returns:
-        [num_rows, num_cols], of the dtype of grad_aux_loss.
+        grad_probs [num_rows, num_cols], of the dtype of grad_aux_loss.
     """
     with torch.no_grad():
         row = Const_buf.reshape(-1)[0] * tokens_per_expert.float() * grad_aux_loss.reshape(()).float()

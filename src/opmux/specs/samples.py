@@ -1,6 +1,6 @@
-"""Arguments for ops: the sizes and layouts that find mistakes, with the same numbers on every machine.
+"""Sample arguments for ops: sizes and layouts that expose bugs, with the same values on every machine.
 
-A maker is called with a dtype and a device and yields samples; its `.at(shape, dtype, device)` makes a single one
+A maker is called with a dtype and a device and yields samples. `maker.at(shape, dtype, device)` makes a single sample
 whose first tensor has that shape, for the command line and the benchmarks.
 """
 
@@ -17,7 +17,7 @@ from ..core.tensors import opmath_dtype
 
 Shape = tuple[int, ...]
 
-# A second dtype to go with the first: weights of another dtype, outputs of another dtype.
+# dtype -> another dtype, for weights or outputs whose dtype is not that of the input
 OTHER = {
     torch.float64: torch.float32,
     torch.float32: torch.bfloat16,
@@ -27,11 +27,11 @@ OTHER = {
 
 
 def _swapped(new: Callable[[Shape], Tensor], shape: Shape) -> Tensor:
-    """The first two dimensions exchanged: with three or more, rows are packed but not evenly spaced."""
+    """A view with the first two dimensions exchanged; with three or more, rows are contiguous but unevenly spaced."""
     return new(shape) if len(shape) < 2 else new((shape[1], shape[0], *shape[2:])).transpose(0, 1)
 
 
-# Memory layouts of samples: each takes a function that draws a contiguous tensor.
+# Memory layouts of samples, by name. The argument `new` draws a contiguous tensor of a shape.
 LAYOUTS: dict[str, Callable[[Callable[[Shape], Tensor], Shape], Tensor]] = {
     "packed": lambda new, shape: new(shape),
     "t": lambda new, shape: new(shape[::-1]).permute(*range(len(shape))[::-1]),
@@ -59,7 +59,7 @@ class Case:
 
 
 class Draw:
-    """Draws the tensors of one case. It has its own generator on the CPU: values are equal on all devices."""
+    """Draws the tensors of one case, with its own generator on the CPU: values are the same on all devices."""
 
     def __init__(self, case: Case, dtype: torch.dtype, device: torch.device):
         self.case, self.dtype, self.device = case, dtype, device
@@ -73,7 +73,7 @@ class Draw:
         return self._laid(self.case.layout, self.case.shape, self.dtype, scale)
 
     def grad(self) -> Tensor:
-        """A gradient of that shape; for an expanded case, one expanded number, as the gradient of `sum()`."""
+        """A gradient of the case's shape; for the layout "expanded", an expanded scalar, as `sum()` has."""
         if self.case.layout == "expanded":
             return self._new((), self.dtype).expand(self.case.shape)
         return self.full()
@@ -83,7 +83,7 @@ class Draw:
         return self._laid(self.case.layout, self.case.shape[-1:], self._of_weights)
 
     def weights(self, *shape: int) -> Tensor:
-        """A contiguous tensor of any shape, of the dtype of `cols`."""
+        """A contiguous tensor of this shape, with the dtype of `cols`."""
         return self._new(shape, self._of_weights)
 
     @property
@@ -100,7 +100,7 @@ class Draw:
 
 @dataclass(frozen=True)
 class Maker:
-    """The samples of an op: `build` gives its arguments by name, in the order of its signature, for each case."""
+    """The samples of an op: for each case, `build` returns the arguments by name, in the order of the signature."""
 
     build: Callable[[Draw], dict[str, Any]]
     cases: tuple[Case, ...]
@@ -117,7 +117,7 @@ class Maker:
         return self.build(Draw(case, dtype, torch.device(device)))
 
 
-# ---- what works on rows ---------------------------------------------------------------------------------------------
+# ---- ops on rows ----------------------------------------------------------------------------------------------------
 
 ROWS = (
     Case((5, 64)),
@@ -148,7 +148,7 @@ def rows(build: Callable[[Draw], dict[str, Any]], *more: Case) -> Maker:
     return Maker(build, (*ROWS, *more))
 
 
-# ---- what works on elements -----------------------------------------------------------------------------------------
+# ---- elementwise ops ------------------------------------------------------------------------------------------------
 
 FLAT = (
     Case((37,)),
@@ -170,7 +170,7 @@ FLAT = (
 
 
 def flat(names: str) -> Maker:
-    """Samples of an elementwise op: `flat("dy a b")` for tensors of one shape. The option `scale` is for a and x."""
+    """Samples of an elementwise op: `flat("dy a b")` makes three tensors of one shape; `scale` multiplies a and x."""
 
     def build(draw: Draw) -> dict[str, Any]:
         scale = draw.option("scale", 1.0)

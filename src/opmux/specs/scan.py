@@ -1,8 +1,8 @@
-"""Cumulative sums, products, extremes and log-sums of exponentials along any dimension, forward and backward.
+"""Cumulative sums, products, maxima, minima and log-sum-exps along any dimension, forward and backward.
 
-What is added or multiplied is added or multiplied in float32 (float64 for float64, int64 for integers and bools) and
-rounded once per element, into fresh contiguous results. Extremes are exact; of equal ones the last index counts, and
-NaN is larger than any number for cummax and smaller for cummin.
+Sums and products are accumulated in float32 (float64 for float64, int64 for integers and bools), and each element is
+rounded once. Maxima and minima are exact; for equal elements the index is the last one. NaN is larger than any number
+for cummax and smaller for cummin. Results are new contiguous tensors.
 """
 
 from collections.abc import Callable
@@ -17,9 +17,9 @@ from ._numeric import rounded, wide
 from .samples import Case, Draw, Maker
 
 EXACT = {dtype: Tol(0, 0) for dtype in (*INTS, torch.bool)}
-# Implementations add in another order: the error is relative to the largest partial sum.
+# Implementations add in another order; the error is relative to the largest partial sum.
 SUMS = {**EXACT, torch.float32: Tol(1e-5, 1e-4)}
-# ... and one of n factors has n roundings, in any order.
+# A product of n factors is rounded n times in any order.
 PRODUCTS = {**EXACT, torch.float32: Tol(2e-5, 1e-5)}
 
 Dim = Annotated[int, dim_of("x")]
@@ -51,7 +51,7 @@ CASES = (
     Case((5, 37), "sliced"),
     Case((5, 64), "expanded"),
 )
-# Forward only: other dtypes, and dtypes of results.
+# Forward only: other dtypes of x, and dtypes of the result.
 OTHERS = (
     *(Case((5, 37), options={"of": dtype}) for dtype in (*INTS, torch.bool)),
     Case((3, 40, 16), options={"of": torch.int32, "dim": 1}),
@@ -79,7 +79,7 @@ def _near_one(d: Draw) -> Tensor:
     if d.option("of") is not None:
         return _drawn(d)
     x = d.full()
-    base = x if x._base is None else x._base  # a view has the layout of its case: it is filled through its base
+    base = x if x._base is None else x._base  # fill a view through its base, to keep the case's layout
     base.mul_(0.1).add_(1)
     if d.option("zeros"):
         base.view(-1)[3 :: d.option("zeros")] = 0
@@ -105,7 +105,7 @@ def result_dtype(x: torch.dtype, asked: torch.dtype | None) -> torch.dtype:
 
 
 def _accumulated(scan: Any, x: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
-    """`scan` of x as `dtype`, accumulated in the wide type of that."""
+    """`scan` of x converted to `dtype`, accumulated in float32, float64 or int64."""
     x = x.to(dtype)
     return rounded(scan(wide(x) if dtype in FLOATS else x.to(torch.int64), dim), dtype)
 
@@ -119,12 +119,15 @@ SUM = Maker(_along(_drawn, result=True), (*CASES, *OTHERS, *RESULTS))
 
 @op(grad="cumsum_bwd", samples=SUM, tol=SUMS)
 def cumsum(x: Number[Tensor, "..."], dim: Dim = -1, dtype: Result | None = None) -> Tensor:
-    """y_i = x_0 + ... + x_i along dim.
+    """The cumulative sum: y_i = x_0 + ... + x_i along dim.
 
     Args:
         x: the terms.
-        dim: along which.
-        dtype: what x is converted to first, and the dtype of y; int64 for integers and bools where it is None.
+        dim: the dimension to sum along.
+        dtype: x is converted to it first, and y has it. None is x's dtype, or int64 for integers and bools.
+
+    Returns:
+        y, contiguous, of x's shape.
     """
     return _accumulated(torch.cumsum, x, dim, result_dtype(x.dtype, dtype))
 
@@ -138,13 +141,16 @@ SUM_BWD = Maker(
 def cumsum_bwd(
     dy: Float[Tensor, "..."], dim: Annotated[int, dim_of("dy")] = -1, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """dx_i = dy_i + ... + dy_n along dim.
+    """The gradient of cumsum: dx_i = dy_i + ... + dy_n along dim.
 
     Args:
         dy: the gradient of y.
         dim: as in the forward.
-        dtype: as in the forward. Where it is given, the dtype of x is unknown: dx is float32 (float64 for float64),
-            and autograd rounds it.
+        dtype: as in the forward. If it is given, the dtype of x is unknown here: dx is then float32 (float64 for
+            float64), and autograd converts it to x's dtype.
+
+    Returns:
+        dx, contiguous, of dy's shape; of dy's dtype unless dtype is given.
     """
     v = wide(dy)
     return rounded(_reverse_sum(v, dim), dy.dtype if dtype is None else v.dtype)
@@ -157,12 +163,15 @@ PRODUCT = Maker(_along(_near_one, result=True), (*CASES, *OTHERS, *RESULTS, *ZER
 
 @op(grad="cumprod_bwd", samples=PRODUCT, tol=PRODUCTS)
 def cumprod(x: Number[Tensor, "..."], dim: Dim = -1, dtype: Result | None = None) -> Tensor:
-    """y_i = x_0 * ... * x_i along dim.
+    """The cumulative product: y_i = x_0 * ... * x_i along dim.
 
     Args:
         x: the factors.
-        dim: along which.
-        dtype: what x is converted to first, and the dtype of y; int64 for integers and bools where it is None.
+        dim: the dimension to multiply along.
+        dtype: x is converted to it first, and y has it. None is x's dtype, or int64 for integers and bools.
+
+    Returns:
+        y, contiguous, of x's shape.
     """
     return _accumulated(torch.cumprod, x, dim, result_dtype(x.dtype, dtype))
 
@@ -175,16 +184,21 @@ PRODUCT_BWD = Maker(
 
 @op(out="dx", samples=PRODUCT_BWD, tol={torch.float32: Tol(1e-4, 1e-4)})
 def cumprod_bwd(dy: Grad[Tensor, "*shape"], x: Float[Tensor, "*shape"], dim: Dim = -1) -> Tensor:
-    """dx_i = sum over j >= i of dy_j * (product of x_0 ... x_j without x_i) along dim; exact with zeros in x.
+    """The gradient of cumprod: dx_i = sum over j >= i of dy_j * (product of x_0 ... x_j without x_i) along dim.
+
+    It does not divide by zero: the formula also holds for zeros in x.
 
     Args:
         dy: the gradient of y.
         x: the input of the forward.
         dim: as in the forward.
+
+    Returns:
+        dx, like x, contiguous.
     """
-    # Let p be the products of all that is not 0, and c count the zeros so far. A product without x_i is p_j / x_i where
-    # c_j = 0, p_j where x_i is the only zero up to j, else 0: two sums from the end, of dy * p where c is 0 and where
-    # it is 1.
+    # Let p_j be the product of the nonzero numbers among x_0 ... x_j, and c_j the number of zeros among them. The
+    # product without x_i is p_j / x_i if c_j = 0, p_j if x_i is the only zero, else 0. So dx needs two reverse
+    # cumulative sums: of dy * p where c = 0, and of dy * p where c = 1.
     v = wide(x)
     none = v == 0
     factors = v.masked_fill(none, 1)
@@ -206,28 +220,28 @@ def _extreme(scan: Any, x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
 
 @op(out="values indices", grad="cummax_bwd", samples=EXTREME, tol=EXACT)
 def cummax(x: Number[Tensor, "..."], dim: Dim = -1) -> tuple[Tensor, Tensor]:
-    """values_i = max(x_0 ... x_i) along dim, and the last index where it occurs.
+    """The cumulative maximum: values_i = max(x_0 ... x_i) along dim, and the last index where it occurs.
 
     Args:
         x: the numbers to compare.
-        dim: along which.
+        dim: the dimension to compare along.
 
     Returns:
-        values, like x, and indices, int64.
+        values, like x, and indices, int64, of x's shape; both are contiguous.
     """
     return _extreme(torch.cummax, x, dim)
 
 
 @op(out="values indices", grad="cummin_bwd", samples=EXTREME, tol=EXACT)
 def cummin(x: Number[Tensor, "..."], dim: Dim = -1) -> tuple[Tensor, Tensor]:
-    """values_i = min(x_0 ... x_i) along dim, and the last index where it occurs.
+    """The cumulative minimum: values_i = min(x_0 ... x_i) along dim, and the last index where it occurs.
 
     Args:
         x: the numbers to compare.
-        dim: along which.
+        dim: the dimension to compare along.
 
     Returns:
-        values, like x, and indices, int64.
+        values, like x, and indices, int64, of x's shape; both are contiguous.
     """
     return _extreme(torch.cummin, x, dim)
 
@@ -250,12 +264,15 @@ def _gathered(dvalues: Tensor, indices: Tensor, dim: int) -> Tensor:
 def cummax_bwd(
     dvalues: Float[Tensor, "*shape"], indices: Int64[Tensor, "*shape"], dim: Annotated[int, dim_of("dvalues")] = -1
 ) -> Tensor:
-    """dx_i = the sum of dvalues_j where indices_j = i, along dim.
+    """The gradient of cummax: dx_i = the sum of dvalues_j over all j with indices_j = i, along dim.
 
     Args:
         dvalues: the gradient of values.
         indices: the second result of cummax.
         dim: as in the forward.
+
+    Returns:
+        dx, like dvalues, contiguous.
     """
     return _gathered(dvalues, indices, dim)
 
@@ -264,28 +281,34 @@ def cummax_bwd(
 def cummin_bwd(
     dvalues: Float[Tensor, "*shape"], indices: Int64[Tensor, "*shape"], dim: Annotated[int, dim_of("dvalues")] = -1
 ) -> Tensor:
-    """dx_i = the sum of dvalues_j where indices_j = i, along dim.
+    """The gradient of cummin: dx_i = the sum of dvalues_j over all j with indices_j = i, along dim.
 
     Args:
         dvalues: the gradient of values.
         indices: the second result of cummin.
         dim: as in the forward.
+
+    Returns:
+        dx, like dvalues, contiguous.
     """
     return _gathered(dvalues, indices, dim)
 
 
-# ---- log-sums of exponentials ---------------------------------------------------------------------------------------
+# ---- log-sum-exps ---------------------------------------------------------------------------------------------------
 
 LOGSUM = Maker(_along(_drawn), (*CASES, *WIDELY))
 
 
 @op(grad="logcumsumexp_bwd", samples=LOGSUM)
 def logcumsumexp(x: Float[Tensor, "..."], dim: Dim = -1) -> Tensor:
-    """y_i = log(exp(x_0) + ... + exp(x_i)) along dim.
+    """The cumulative log-sum-exp: y_i = log(exp(x_0) + ... + exp(x_i)) along dim.
 
     Args:
         x: the exponents.
-        dim: along which.
+        dim: the dimension to sum along.
+
+    Returns:
+        y, like x, contiguous: computed in float32 (float64 for float64) and rounded once.
     """
     return rounded(torch.logcumsumexp(wide(x), dim), x.dtype)
 
@@ -302,23 +325,27 @@ LOGSUM_BWD = Maker(_logsum_bwd_args, (*CASES, *WIDELY))
 def logcumsumexp_bwd(
     dy: Grad[Tensor, "*shape"], x: Float[Tensor, "*shape"], y: Float[Tensor, "*shape"], dim: Dim = -1
 ) -> Tensor:
-    """dx_i = sum over j >= i of dy_j * exp(x_i - y_j) along dim.
+    """The gradient of logcumsumexp: dx_i = sum over j >= i of dy_j * exp(x_i - y_j) along dim.
 
     Args:
         dy: the gradient of y.
         x: the input of the forward.
         y: the result of the forward.
         dim: as in the forward.
+
+    Returns:
+        dx, like x, contiguous.
     """
-    # exp(-y) is unbounded, so the sum is taken of logarithms, of positive and negative terms separately; in float64, as
-    # a float32 logarithm would leave fewer than six digits of it.
+    # exp(-y) may overflow, so the sums are log-sum-exps, one of the positive and one of the negative terms. They are
+    # computed in float64: with a float32 logarithm, dx would have fewer than six correct digits.
     g, v, far = dy.double(), x.double(), y.double()
 
     def part(weights: Tensor) -> Tensor:
         logs = weights.log() - far
         return (logs.flip(dim).logcumsumexp(dim).flip(dim) + v).exp()
 
-    if any(t.requires_grad for t in (g, v, far)):  # differentiated again: log(0) has no finite derivative
+    # The derivative of log(0) is infinite, so for second derivatives the weights are shifted to be positive.
+    if any(t.requires_grad for t in (g, v, far)):
         above = g.detach().abs() + 1
         return rounded(part(g + above) - part(above), x.dtype)
     return rounded(part(g.clamp(min=0)) - part((-g).clamp(min=0)), x.dtype)

@@ -1,6 +1,6 @@
-"""Softmax and log-softmax along any dimension, and the softmax of attention logits: scaled, with a mask, causal.
+"""Softmax and log-softmax along any dimension, and the softmax of attention logits: scaled, masked, causal.
 
-They compute in float32 (float64 for float64 inputs) and round once, into new contiguous tensors.
+The ops compute in float32 (float64 for float64), round once, and return new contiguous tensors.
 """
 
 from typing import Annotated, Any
@@ -44,7 +44,7 @@ def softmax(x: Float[Tensor, "..."], dim: Annotated[int, dim_of("x")] = -1) -> T
 
     Args:
         x: the logits.
-        dim: along which y sums to 1.
+        dim: the dimension along which y sums to 1.
 
     Returns:
         y, like x: computed in float32 (float64 for float64) and rounded once.
@@ -54,11 +54,11 @@ def softmax(x: Float[Tensor, "..."], dim: Annotated[int, dim_of("x")] = -1) -> T
 
 @op(grad="log_softmax_bwd", samples=FWD)
 def log_softmax(x: Float[Tensor, "..."], dim: Annotated[int, dim_of("x")] = -1) -> Tensor:
-    """Logarithm of the softmax along dim: y = x - max(x) - log(sum(exp(x - max(x)))).
+    """The logarithm of the softmax along dim: y = x - max(x) - log(sum(exp(x - max(x)))).
 
     Args:
         x: the logits.
-        dim: along which exp(y) sums to 1.
+        dim: the dimension along which exp(y) sums to 1.
 
     Returns:
         y, like x: computed in float32 (float64 for float64) and rounded once.
@@ -108,25 +108,25 @@ def log_softmax_bwd(
 
 # ---- attention logits -----------------------------------------------------------------------------------------------
 #
-# `causal` hides from query i the keys after i + (keys - queries): the last query sees all keys. Hidden keys get zeros,
-# and so do all keys of a query that sees none.
+# `causal` masks the keys after i + (keys - queries) for query i, so the last query attends to all keys. Masked keys get
+# 0; if all keys of a query are masked, all get 0.
 
 
 def after(x: Tensor) -> Tensor:
-    """bool [queries, keys], true for keys after a query, with the last query aligned to the last key."""
+    """bool [queries, keys], True if a key is after a query; the last query is aligned to the last key."""
     queries, keys = x.shape[-2:]
     i = torch.arange(queries, device=x.device)[:, None]
     return torch.arange(keys, device=x.device) > i + (keys - queries)
 
 
 def hidden(x: Tensor, mask: Tensor | None, causal: bool) -> Tensor | None:
-    """What the mask or `causal` hides, in a shape that broadcasts to x's."""
+    """True where `mask` or `causal` masks a key, in a shape that broadcasts to x's; None without either."""
     if mask is None:
         return after(x) if causal else None
     return (mask != 0) | after(x) if causal else mask != 0
 
 
-# Options: mask (its shape), bits (its dtype), causal, scale; blind hides all keys from the first query by the mask.
+# Options: mask (its shape), bits (its dtype), blind (the mask covers all keys of the first query), causal, scale.
 SCALED_CASES = (
     Case((2, 3, 5, 64)),
     Case((2, 3, 5, 64), options={"mask": (2, 1, 5, 64)}),
@@ -175,22 +175,22 @@ def scaled_softmax(
     scale: float = 1.0,
     causal: bool = False,
 ) -> Tensor:
-    """Softmax of attention logits: y = softmax(scale * x) over the keys that are not masked, 0 for the others.
+    """Softmax of attention logits: y = softmax(scale * x) over the unmasked keys, and 0 for masked keys.
 
     Args:
         x: the logits.
         mask: keys are masked where it is not 0.
         scale: multiplies the logits.
-        causal: whether query i sees only the keys up to i + (keys - queries).
+        causal: also mask the keys after i + (keys - queries) for query i.
 
     Returns:
-        y, like x: computed in float32 (float64 for float64) and rounded once. A query that sees no key gets zeros.
+        y, like x: computed in float32 (float64 for float64) and rounded once. A fully masked query gets zeros.
     """
     v = wide(x) * scale
     out = hidden(x, mask, causal)
     if out is None:
         return rounded(torch.softmax(v, -1), x.dtype)
-    # a fully masked row is NaN until here
+    # softmax gives NaN in a fully masked row; the second masked_fill replaces it
     return rounded(torch.softmax(v.masked_fill(out, -torch.inf), -1).masked_fill(out, 0.0), x.dtype)
 
 

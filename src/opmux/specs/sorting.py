@@ -1,7 +1,7 @@
 """ATen's ops that sort, select, search and count: sort, topk, mode, median, unique, searchsorted, histograms, segments.
 
-Each is torch's own op, under ATen's name and with the arguments of all its overloads; torch's op is the reference. NaN
-is larger than any number. Of equal elements, those with the smallest index come first, where torch may choose any.
+Each op has ATen's name and the arguments of all its overloads; its reference is torch's own op. NaN is larger than any
+number. Equal elements stay in the order of their indices; torch leaves their order undefined.
 """
 
 from .index import declare

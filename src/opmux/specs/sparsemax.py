@@ -1,4 +1,4 @@
-"""Sparsemax: the nearest point of the simplex. Computed in float32 (float64 for float64) and rounded once."""
+"""Sparsemax: the projection onto the simplex. Computed in float32 (float64 for float64) and rounded once."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ CASES = (
     Case((2, 3, 4, 17)),
     Case((0, 37)),
     Case((5, 0)),
-    Case((37, 1000), options={"spread": 0.02}),  # many of a row are in the support
+    Case((37, 1000), options={"spread": 0.02}),  # many elements of a row are in the support
     Case((3, 20000), options={"spread": 0.3}),
     Case((37, 64), "t"),
     Case((2, 3, 64), "swapped"),
@@ -32,18 +32,18 @@ def _args(d: Draw) -> dict[str, Any]:
 
 @op(out="y", grad="sparsemax_bwd", samples=Maker(_args, CASES))
 def sparsemax(x: Float[Tensor, "*rows n"]) -> Tensor:
-    """Sparsemax over the last dimension: y = max(x - tau, 0), with the tau of each row that makes sum(y) = 1.
+    """Sparsemax over the last dimension: y = max(x - tau, 0), where tau is chosen for each row so that sum(y) = 1.
 
     Args:
-        x: the rows, of any length.
+        x: the logits.
 
     Returns:
-        y, like x.
+        y, like x: computed in float32 (float64 for float64) and rounded once.
     """
     v = wide(x)
     if not x.shape[-1]:
         return rounded(v, x.dtype)
-    v = v - v.amax(-1, keepdim=True)  # tau is near the largest element: no digits are lost where that is large
+    v = v - v.amax(-1, keepdim=True)  # tau is near the maximum: without this, large inputs lose precision
     ordered = v.sort(-1, descending=True).values
     sums = ordered.cumsum(-1) - 1
     count = torch.arange(1, v.shape[-1] + 1, device=x.device, dtype=v.dtype)
@@ -58,11 +58,14 @@ def _bwd_args(d: Draw) -> dict[str, Any]:
 
 @op(out="dx", samples=Maker(_bwd_args, CASES))
 def sparsemax_bwd(dy: Grad[Tensor, "*rows n"], y: Float[Tensor, "*rows n"]) -> Tensor:
-    """The gradient of sparsemax: dx = dy - mean(dy over the row's y > 0) where y > 0, else 0.
+    """The gradient of sparsemax: dx = dy - m where y > 0, else 0; m is the mean of dy where y > 0 in the row.
 
     Args:
         dy: the gradient of y.
         y: the result of the forward.
+
+    Returns:
+        dx, like y.
     """
     v = wide(y)
     support = v > 0

@@ -34,12 +34,15 @@ def stack3(
     c: Float[Tensor, "*shape", same_dtype("a")],
     at: Annotated[int, dim_of("a", new=True)],
 ) -> Tensor:
-    """a, b and c stacked along a new dimension, which becomes dimension `at` of the result.
+    """Stack three tensors along a new dimension: y = torch.stack((a, b, c), at).
 
     Args:
-        at: the position of the new dimension of size 3.
+        a: the first tensor.
+        b: the second tensor.
+        c: the third tensor.
+        at: the index of the new dimension in y; its size is 3.
 
     Returns:
-        A contiguous tensor of a's dtype.
+        y, contiguous, of a's dtype.
     """
     return torch.stack((a, b, c), at)

@@ -1,7 +1,7 @@
 """ATen's resampling of one to three dimensions and its gradients: nearest, linear, cubic, and with antialiasing.
 
-The ops are torch's, with its names and signatures, and its own op is the reference of each. Positions and weights are
-computed in float32 (float64 for float64; for nearest always float32), and so are sums.
+Each op has ATen's name and signature; its reference is torch's own op. Positions, weights and sums are computed in
+float32, or in float64 for float64 input; the nearest modes always compute positions in float32.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ from .samples import Case, Draw, Maker
 
 ops: dict[str, Any] = {}
 
-# name -> spatial dimensions, and how it resamples
+# name -> (spatial dimensions, mode)
 MODES = {
     **{f"upsample_nearest{r}d": (r, "nearest") for r in (1, 2, 3)},
     **{f"_upsample_nearest_exact{r}d": (r, "exact") for r in (1, 2, 3)},
@@ -42,7 +42,7 @@ def _cases(rank: int, mode: str) -> tuple[Case, ...]:
 
 
 def _arguments(d: Draw, name: str) -> dict[str, Any]:
-    """All that forward and backward take, by name."""
+    """The arguments of the forward and of the backward together, by name."""
     rank, _ = MODES[name]
     x, by = d.full(), d.option("by", 2.0)
     if d.option("last"):
@@ -74,6 +74,6 @@ def _backward(name: str) -> Maker:
 
 
 for _name, (_rank, _mode) in MODES.items():
-    ops[_name] = declare(_name, f"The input at another size: {_mode} resampling.", _forward(_name), tol=ROUGH)
-    _doc = f"The gradient of the input of a {_mode} resampling."
+    ops[_name] = declare(_name, f"The input resampled to another size: {_mode}.", _forward(_name), tol=ROUGH)
+    _doc = f"The gradient of the input of {_mode} resampling."
     ops[f"{_name}_backward"] = declare(f"{_name}_backward", _doc, _backward(_name), out="dx", tol=ROUGH)
