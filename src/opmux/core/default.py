@@ -9,6 +9,7 @@ from typing import Any
 
 from . import discovery, extension, knobs
 from . import policy as policies
+from .choosing import Refused, Speeds
 from .entry import EntryPoint, Form, Pair, Plan, reraise
 from .errors import BadPolicy, OpmuxError, UnknownName
 from .explain import Explanation
@@ -16,7 +17,7 @@ from .lock import lock
 from .log import logger
 from .machine import current
 from .manager import OpManager, check_names
-from .policy import Layer, PolicyScope, Refused, SelectionPolicy, matches
+from .policy import Layer, PolicyScope, SelectionPolicy, matches
 from .registry import BackendImplKind, OpImpl, OpRegistry, Origin, Tagged, tagged
 from .spec import NAME_LOOKUP, Derived, Spec, specs
 
@@ -225,11 +226,11 @@ class DefaultManager(OpManager):
 
     def _first(self, part: Spec, token: str, policy: SelectionPolicy) -> Callable[..., Any]:
         """A part for use inside a composition: impls that match the token first, then the policy's order."""
-        orders = {k: o for k, o in policy.per_op_order if k in (part.key.casefold(), part.name.casefold())}
-        order = tuple(dict.fromkeys((token, *policy.rest())))
-        inside = policy if orders else replace(policy, per_op_order={**dict(policy.per_op_order), part.key: order})
-        form = specs.entries[part.key].form
+        inside, form = replace(policy, part_token=token), specs.entries[part.key].form
         return form.layer(self._plan(part.key, inside, form, typed=True, as_part=True))
+
+    def speeds(self, key: str, device: str) -> Speeds | None:
+        return current().speeds(key, device)
 
     def check_policy(self, policy: SelectionPolicy, key: str) -> None:
         super().check_policy(policy, key)
