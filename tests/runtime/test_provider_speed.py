@@ -336,21 +336,43 @@ def test_the_users_file_comes_before_a_shipped_one(monkeypatch, tmp_path, two):
     "text, says",
     [
         ("{", "JSONDecodeError"),
-        ('{"format": 2, "ops": {}}', "format 2, expected 1"),
-        ('{"format": 1}', "KeyError: 'ops'"),
-        ('{"format": 1, "ops": {"linear[m<=1]": {"vendor.acme": "fast"}}}', "expected the microseconds of each impl"),
-        ('{"format": 1, "ops": {"linear[m<=1]": {"vendor.acme": 0}}}', "expected the microseconds of each impl"),
+        ('{"format": 3, "entries": {}}', "it is not of format 2"),
+        ('{"format": 2, "entries": {}}', "it was made for another chip"),
+        ('{"format": 2, "made_for": HERE}', "it has no entries"),
     ],
 )
 def test_a_bad_file_is_one_warning_and_the_order_stays(two, caplog, text, says):
     know({16: {A: 55.0, B: 41.0}})
     file = FILES.path(speed_files.chip_of(CPU))
     assert file is not None
-    cache_dir.replace(file, text.encode())
+    made_for = json.dumps(speed_files.made_for(speed_files.chip_of(CPU)))
+    cache_dir.replace(file, text.replace("HERE", made_for).encode())
     provider_speed.forget()
     assert [ran(16) for _ in range(3)] == [1.0, 1.0, 1.0]
     (line,) = [r.getMessage() for r in caplog.records if "is ignored" in r.getMessage()]
     assert str(file) in line and says in line
+
+
+@pytest.mark.parametrize("bad", ["fast", 0, None])
+def test_a_damaged_entry_is_one_warning_and_the_others_hold(two, caplog, bad):
+    know({16: {A: 55.0, B: 41.0}, 32: {A: 55.0, B: 41.0}})
+    file = FILES.path(speed_files.chip_of(CPU))
+    data = json.loads(file.read_text())
+    data["entries"][LABEL.format(32)][B] = bad
+    cache_dir.replace(file, json.dumps(data).encode())
+    provider_speed.forget()
+    assert [ran(16), ran(32), ran(32)] == [2.0, 1.0, 1.0]
+    (line,) = [r.getMessage() for r in caplog.records if "skipped" in r.getMessage()]
+    assert str(file) in line and LABEL.format(32) in line and "expected the microseconds of each impl" in line
+
+
+def test_a_file_of_the_format_before_is_read(two):
+    know({16: {A: 55.0, B: 41.0}})
+    file = FILES.path(speed_files.chip_of(CPU))
+    data = json.loads(file.read_text())
+    cache_dir.replace(file, json.dumps({"made_for": data["made_for"], "format": 1, "ops": data["entries"]}).encode())
+    provider_speed.forget()
+    assert ran(16) == 2.0
 
 
 def test_a_bad_file_is_replaced_by_the_next_measurement(two):

@@ -70,8 +70,8 @@ def test_what_is_measured_is_chosen_by(cli, slow):
     assert file is not None and f"kept in {file}" in done.stdout
     assert "1 calls measured, 1 classes with a choice" in done.stdout
     kept = json.loads(file.read_text())
-    assert kept["format"] == 1 and kept["made_for"]["chip"] == "cpu" and list(kept["ops"]) == [LABEL]
-    times = kept["ops"][LABEL]
+    assert kept["format"] == 2 and kept["made_for"]["chip"] == "cpu" and list(kept["entries"]) == [LABEL]
+    times = kept["entries"][LABEL]
     assert set(times) == {"vendor.acme", "reference.torch"} and times["vendor.acme"] > times["reference.torch"] + 1000
     assert chosen() == "reference.torch"
     found = opmux.explain("linear", torch.zeros(4, 32), torch.zeros(16, 32)).verdicts

@@ -30,7 +30,7 @@ def _times(data: Any) -> Times:
     return data
 
 
-FILES = SpeedFiles("provider_speed.json", "providers-", _times, dict)
+FILES = SpeedFiles("providers-", _times, dict, "provider_speed.json")
 
 
 @functools.cache
