@@ -169,11 +169,10 @@ class SpeedFiles(Generic[T]):
             return None
         try:
             self._merge(file, chip, found, more or {})
-        except TimeoutError as error:
-            logger.warning("tuning results are not stored: %s", error)
-            return None
         except OSError as error:
-            logger.warning("tuning results are not stored: %s. Set %s to a writable folder", error, CACHE_DIR.name)
+            # As text: a log record that is kept would keep the error, and by its frames perhaps the lock.
+            advice = "" if isinstance(error, TimeoutError) else f". Set {CACHE_DIR.name} to a writable folder"
+            logger.warning("tuning results are not stored: %s%s", str(error), advice)
             return None
         return file
 
@@ -234,7 +233,7 @@ def clear() -> list[Path]:
                         file.unlink(missing_ok=True)
                         gone.append(file)
     except OSError as error:
-        logger.warning("the tuning cache is not cleared: %s", error)
+        logger.warning("the tuning cache is not cleared: %s", str(error))
     return gone
 
 
