@@ -17,6 +17,7 @@ from .lock import lock
 from .log import logger
 from .machine import current
 from .manager import OpManager, check_names
+from .namespaces import Namespace
 from .policy import Layer, PolicyScope, SelectionPolicy, matches
 from .registry import BackendImplKind, OpImpl, OpRegistry, Origin, Tagged, tagged
 from .spec import NAME_LOOKUP, Derived, Spec, specs
@@ -122,12 +123,12 @@ class DefaultManager(OpManager):
     def resolve(self, op_name: str) -> Callable[..., Any]:
         """The op as a function that can be kept; for a primitive, the one in `opmux.ops`."""
         key = self._key(op_name)
-        return specs.functions[key] if key.startswith("opmux::") else super().resolve(op_name)
+        return specs.functions[key] if Namespace.of_key(key).ours else super().resolve(op_name)
 
     def pair_for_call(self, name: str) -> Pair:
         """For a primitive, the function in `opmux.ops`, with its defaults and its gradient."""
         key = self._key(name)
-        return (specs.functions[key], reraise) if key.startswith("opmux::") else super().pair_for_call(name)
+        return (specs.functions[key], reraise) if Namespace.of_key(key).ours else super().pair_for_call(name)
 
     def _registered(self, keys: set[str]) -> None:
         self._checked_tokens.clear()

@@ -583,7 +583,7 @@ class Fallback:
     def _raise_bad_argument(self) -> None:
         """Raise BadArgument if an argument is invalid: an impl's own error may not name the reason."""
         spec = self.chain.spec
-        if spec is not None and self.chain._typed and spec.space != "aten":
+        if spec is not None and self.chain._typed and not spec.namespace.torchs:
             try:
                 spec.check(self.args, self.kwargs)
             except BadArgument as bad:

@@ -21,6 +21,7 @@ from .explain import Explanation, Verdict
 from .loading import Once
 from .lock import lock
 from .log import logger
+from .namespaces import Namespace
 from .policy import SelectionPolicy
 from .registry import BackendImplKind, Fit, OpImpl, OpRegistry, when_of
 from .spec import NAME_LOOKUP, Spec, specs
@@ -314,7 +315,7 @@ class OpManager:
         here = [i for i in ordered if any(self.static_refusal(key, i, d) is None for d in devices)]
         others = [i for i in here if i.kind is not BackendImplKind.REFERENCE and not i.parts]
         if not others:
-            return "all" if key.startswith("opmux::") else ""
+            return "all" if Namespace.of_key(key).ours else ""
         return "transforms" if all(map(_declines_tracers, others)) else "all"
 
     def _chain(
