@@ -82,6 +82,9 @@ class Speeds:
             return self.measured(None)
 
 
+NO_SPEEDS = Speeds(lambda _: NOTHING_MEASURED, None)
+
+
 def choose(
     policy: SelectionPolicy, key: str, impls: Iterable[OpImpl], measured: Measured = NOTHING_MEASURED
 ) -> tuple[list[Candidate], list[Refused]]:

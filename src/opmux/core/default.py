@@ -9,7 +9,7 @@ from typing import Any
 
 from . import discovery, extension, knobs
 from . import policy as policies
-from .choosing import Refused, Speeds
+from .choosing import NO_SPEEDS, Refused, Speeds
 from .entry import EntryPoint, Form, Pair, Plan, reraise
 from .errors import BadPolicy, OpmuxError, UnknownName
 from .explain import Explanation
@@ -230,8 +230,8 @@ class DefaultManager(OpManager):
         inside, form = replace(policy, part_token=token), specs.entries[part.key].form
         return form.layer(self._plan(part.key, inside, form, typed=True, as_part=True))
 
-    def speeds(self, key: str, device: str) -> Speeds | None:
-        return current().speeds(key, device)
+    def speeds(self, key: str, device: str) -> Speeds:
+        return current().speeds(key, device) or NO_SPEEDS
 
     def check_policy(self, policy: SelectionPolicy, key: str) -> None:
         super().check_policy(policy, key)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from . import autograd, launches, library, log, machine, tensors
 from . import policy as policies
-from .choosing import NOTHING_MEASURED, Measured, Refused, Speeds, choose
+from .choosing import NO_SPEEDS, Measured, Refused, Speeds, choose
 from .dispatch import Chain, Failure, Memory, by_class, refusal_of
 from .entry import EntryPoint, Form, Pair, Plan, reraise
 from .errors import DispatchError, NoImplementation, UnknownName, unknown
@@ -80,9 +80,7 @@ class OpManager:
         key, policy = self._key(op_name), policies.get_policy()
         self.check_policy(policy, key)
         device = default_device()
-        speeds = self.speeds(key, device)
-        measured = NOTHING_MEASURED if speeds is None else speeds.measured(None)
-        ordered, _ = choose(policy, key, self._impls(key, policy), measured)
+        ordered, _ = choose(policy, key, self._impls(key, policy), self.speeds(key, device).measured(None))
         able = [c.impl for c in ordered if self.static_refusal(key, c.impl, device) is None]
         failed = [i for i in able if not policy.strict and self.memory.only_failed(key, i.impl_id) is not None]
         return [i for i in able if i not in failed] + failed
@@ -108,9 +106,7 @@ class OpManager:
             args, kwargs = spec.bound(args, kwargs)
         device = default_device() if first is None or first.is_meta else first.device.type
         self.check_policy(policy, key)
-        speeds = self.speeds(key, device)
-        measured = NOTHING_MEASURED if speeds is None else speeds.of_call(args)
-        ordered, refused = choose(policy, key, self._impls(key, policy), measured)
+        ordered, refused = choose(policy, key, self._impls(key, policy), self.speeds(key, device).of_call(args))
         rows: list[Verdict] = []
         chosen = barred = None
         for candidate in ordered:
@@ -274,7 +270,7 @@ class OpManager:
         by_dtype = any(i.supported_dtypes is not None for i in ordered) or any(map(here.lacks, chips))
         restricted = any(i.min_arch or i.devices for i in ordered)
         restricted_by_vendor = lambda chip: here.lacks(chip) or key in here.unused(chip) or key in here.preferred(chip)
-        timed = lambda device: typed and self.speeds(key, device) is not None
+        timed = lambda device: typed and self.speeds(key, device) is not NO_SPEEDS
         restricted = restricted or any(restricted_by_vendor(chip) or timed(chip) for chip in chips)
         by_device = device is None and bool(chips) and restricted
 
@@ -292,9 +288,9 @@ class OpManager:
                     pairs[chain.order] = chain.pair(as_part)
                 return pairs[chain.order]
 
-            speeds = self.speeds(key, at) if typed else None
-            if speeds is None or speeds.class_of is None or policy.strict:
-                return pair_for(NOTHING_MEASURED if speeds is None else speeds.measured(None))
+            speeds = self.speeds(key, at) if typed else NO_SPEEDS
+            if speeds.class_of is None or policy.strict:
+                return pair_for(speeds.measured(None))
             return by_class(form, speeds, pair_for)
 
         looks = ["device" if len(chips) == 1 else "type"] if by_device else []
@@ -381,9 +377,9 @@ class OpManager:
         known = self.memory.failures.get((key, impl.impl_id), {}).get(None)
         return None if known is None else Refused(impl, "library", known.reason)
 
-    def speeds(self, key: str, device: str) -> Speeds | None:
+    def speeds(self, key: str, device: str) -> Speeds:
         """What was measured of an op's impls on a device; a user's manager has no measured times."""
-        return None
+        return NO_SPEEDS
 
     def _impls(self, key: str, policy: SelectionPolicy) -> tuple[OpImpl, ...]:
         """The impls registered for an op and, for a composition, those made from the impls of its parts."""
