@@ -1,7 +1,8 @@
 """The public namespace of callable ops: `opmux.ops.rms_norm(x, weight)`.
 
-A name is looked up in our primitives, then in the tex ops, then in ATen's; its family is imported on first access, and
-the function is always the same object. Extra names of the chip's vendor are available too.
+A name is looked up in our primitives, then in ATen's ops; its family is imported on first access, and the function is
+always the same object. Extra names of the chip's vendor are available too. tex's functions are in `opmux.tex`; each is
+also found here, under a name that no primitive has.
 """
 
 from __future__ import annotations
@@ -48,4 +49,5 @@ def _names() -> list[str]:
 
 
 def __dir__() -> list[str]:
-    return _names()
+    """The primitives and fused ops."""
+    return sorted({*(s.name for s in specs if s.primitive), *_extras()})

@@ -97,6 +97,18 @@ def test_names_resolve_by_their_door():
     assert opmux.ops.rms_norm is opmux.ops.rms_norm and "rms_norm" in dir(opmux.ops)
 
 
+def test_opmux_ops_lists_primitives_and_finds_the_functions_of_tex_too():
+    listed = set(dir(opmux.ops))
+    assert {"rms_norm", "silu_mul", "add", "linear_act"} <= listed
+    tex_alone = {s.name for s in specs if s.space == "tex"} - {s.name for s in specs if s.space != "tex"}
+    assert "cusolvermp_ctx_create" in tex_alone and not listed & tex_alone
+    from opmux.ops import rmsnorm_fwd  # found by its name all the same
+
+    assert rmsnorm_fwd is opmux.ops.rmsnorm_fwd is specs.functions["tex::rmsnorm_fwd"]
+    with pytest.raises(AttributeError, match="did you mean 'rmsnorm_fwd'"):
+        opmux.ops.rmsnorm_fw  # noqa: B018
+
+
 def test_a_stable_function_shows_the_ops_own_face():
     fn = opmux.ops.rms_norm
     assert fn.__name__ == "rms_norm" and "rstd" in fn.__doc__ and fn.__module__ == "opmux.specs.norm"

@@ -32,7 +32,8 @@ from opmux.core import (
     with_preference,
     with_strict_mode,
 )
-from opmux.core.policy import choose, from_knobs
+from opmux.core.choosing import choose
+from opmux.core.policy import from_knobs
 
 SRC = Path(__file__).parents[2] / "src"
 DEFAULT, VENDOR, REFERENCE = BackendImplKind.DEFAULT, BackendImplKind.VENDOR, BackendImplKind.REFERENCE
@@ -241,7 +242,7 @@ POOL = [
 
 def kept(policy):
     """The vendors of what the filters leave, "" for none, in the order of the pool."""
-    chosen, _ = choose(policy, "an_op", POOL)
+    chosen = [c.impl for c in choose(policy, "an_op", POOL)[0]]
     return [(i.vendor or "").casefold() for i in POOL if i in chosen]
 
 
@@ -272,14 +273,14 @@ def test_skip_cuda_takes_the_library_and_leaves_the_kernels(setenv):
     chosen, refused = choose(get_policy(), "an_op", POOL)
     assert [r.impl.impl_id for r in refused] == ["vendor.nvidia"]
     assert "OPMUX_SKIP_CUDA" in refused[0].reason
-    assert "default.flagos.nvidia" in [i.impl_id for i in chosen]
+    assert "default.flagos.nvidia" in [c.impl.impl_id for c in chosen]
 
 
 @pytest.mark.parametrize("order", ["vendor:a|*", "impl:vendor.a|*", "vendor|*"])
 def test_filters_come_before_orders(order, setenv):
     setenv(TE_FL_DENY_VENDORS="a", TE_FL_PER_OP=f"an_op={order}")
     chosen, refused = choose(get_policy(), "an_op", POOL)
-    assert "vendor.a" not in [i.impl_id for i in chosen]
+    assert "vendor.a" not in [c.impl.impl_id for c in chosen]
     assert ("vendor.a", "vendor 'a' is denied") in [(r.impl.impl_id, r.reason) for r in refused]
 
 

@@ -25,7 +25,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from opmux.runtime import build, cache_dir, tuning
+from opmux.runtime import build, cache_dir, speed_files, tuning
 from opmux.runtime.build import CannotBuild
 from opmux.runtime.devices import Chip
 from opmux.runtime.tuning import Entry
@@ -66,7 +66,7 @@ def test_they_are_many():
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("OPMUX_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(os, "fsync", lambda fd: None)  # hundreds of them take minutes on a busy disk
-    monkeypatch.setattr(tuning, "LOCK_TIMEOUT", 20.0)
+    monkeypatch.setattr(speed_files, "LOCK_TIMEOUT", 20.0)
     monkeypatch.setattr(build, "LIMIT", 20.0)
     tuning.forget()
     yield tmp_path / "cache"
@@ -392,7 +392,7 @@ def test_a_group_of_ones_own_may_write(monkeypatch):
 class Lines:
     """Does something at one of the lines that an action runs in the modules of the caches."""
 
-    FILES = {cache_dir.__file__, tuning.__file__, build.__file__}
+    FILES = {cache_dir.__file__, speed_files.__file__, tuning.__file__, build.__file__}
 
     def __init__(self, action: Callable[[], object]):
         self.action, self.count, self.at, self.effect = action, 0, -1, None

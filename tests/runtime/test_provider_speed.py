@@ -14,7 +14,7 @@ from opmux.core.dispatch import Failure
 from opmux.runtime import cache_dir, devices, provider_speed, speed_files, tile_files
 from opmux.runtime.devices import Chip
 from opmux.runtime.machine import HERE
-from opmux.runtime.provider_speed import FILES, BySpeed, LibrariesFirst, by_speed
+from opmux.runtime.provider_speed import FILES, LibrariesFirst
 from opmux.runtime.speed_classes import CLASSES
 
 LABEL = "linear[dtype=float32 m<={} n<=8 k<=4]"
@@ -43,10 +43,7 @@ def impls():
 
     def put(impl_id, value, priority, **fields):
         fn = lambda x, weight, bias: x.new_full((*x.shape[:-1], weight.shape[0]), value)
-        when = by_speed("opmux::linear", impl_id, fields.pop("when", None))
-        made = OpImpl(
-            "opmux::linear", impl_id, BackendImplKind.VENDOR, "acme", fn, priority, when=when, outside=False, **fields
-        )
+        made = OpImpl("opmux::linear", impl_id, BackendImplKind.VENDOR, "acme", fn, priority, outside=False, **fields)
         registry.register_impl(made)
         added.append(impl_id)
 
@@ -92,9 +89,9 @@ def test_explain_shows_the_measurement_that_decided(two):
     know({16: {A: 55.0, B: 41.25}})
     found = explained(16)
     words = "measured on cpu: vendor.acme.b 41.25 us, this 55 us (dtype=float32 m<=16 n<=8 k<=4)"
-    assert found[A] == ("refused", words) and found[B][0] == "chosen"
+    assert found[A] == ("next", words) and found[B][0] == "chosen"
     assert explained(17)[A][0] == "chosen"
-    assert f"when: {words}" in str(opmux.explain("linear", torch.zeros(9, 4), torch.zeros(8, 4)))
+    assert f"next, speed: {words}" in str(opmux.explain("linear", torch.zeros(9, 4), torch.zeros(8, 4)))
 
 
 @pytest.mark.parametrize("b, runs", [(98.5, 1.0), (97.5, 2.0)])
@@ -153,7 +150,7 @@ def test_an_error_of_the_faster_one_is_handled_as_ever(impls):
 
     registry.register_impl(OpImpl("opmux::linear", B, BackendImplKind.VENDOR, "acme", fails, 5, outside=False))
     try:
-        assert [ran(16) for _ in range(3)] == [None, 1.0, 1.0] and calls == [1]
+        assert [ran(16) for _ in range(3)] == [1.0, 1.0, 1.0] and calls == [1]
     finally:
         registry.unregister("opmux::linear", B)
 
@@ -176,11 +173,56 @@ def test_a_policy_that_tells_them_apart_is_obeyed(two):
 
 
 def test_a_call_on_another_device_keeps_the_order(two, monkeypatch):
+    """Times are those of the accelerator, where there is one."""
     know({16: {A: 55.0, B: 41.0}})
-    when = next(i.when for i in get_default_manager().registry.impls("opmux::linear") if i.impl_id == A)
-    args = torch.zeros(16, 4), torch.zeros(8, 4), None
-    assert isinstance(when, BySpeed) and isinstance(when(*args), str)
-    assert when(*(None if t is None else t.to("meta") for t in args)) is True
+    assert ran(16) == 2.0
+    with devices.assume("nvidia", "sm_90"):
+        HERE.changed()
+        monkeypatch.setattr(type(FILES), "measured", lambda self, chip: {LABEL.format(16): {A: 55.0, B: 41.0}})
+        provider_speed.forget()
+        make = lambda device: (torch.empty(16, 4, device=device), torch.empty(8, 4, device=device))
+        chosen = lambda device: opmux.explain("linear", *make(device)).chosen.impl_id
+        with opmux.policy(per_op={"linear": "vendor:acme|*"}):
+            assert (chosen("meta"), chosen("cpu")) == (B, A)
+    HERE.changed()
+
+
+def test_a_candidate_is_never_before_one_that_is_faster_by_a_chain_of_small_differences(impls):
+    """B is not measurably slower than C, nor A than B; but A is slower than C, so it is not first."""
+    for impl_id, value, priority in ((A, 1.0, 10), (B, 2.0, 5), ("vendor.acme.c", 3.0, 1)):
+        impls(impl_id, value, priority)
+    know({16: {A: 100.0, B: 98.5, "vendor.acme.c": 97.0}})
+    assert ran(16) == 2.0
+    found = opmux.explain("linear", torch.zeros(16, 4), torch.zeros(8, 4))
+    assert [v.impl.impl_id for v in found.verdicts if v.impl.vendor == "acme"] == [B, "vendor.acme.c", A]
+
+
+def test_calls_by_name_and_calls_that_need_gradients_choose_by_speed_too(two):
+    know({16: {A: 55.0, B: 41.0}})
+    x, weight = torch.zeros(16, 4, requires_grad=True), torch.zeros(8, 4)
+    assert opmux.ops.linear(x, weight).unique().item() == 2.0
+    manager = get_default_manager()
+    assert manager.call("linear", x.detach(), weight, bias=None).unique().item() == 2.0
+    assert manager.call("linear", torch.zeros(17, 4), weight).unique().item() == 1.0
+
+
+@pytest.mark.parametrize("wrong", [(torch.zeros(16, 4), torch.zeros(8)), (None, torch.zeros(8, 4)), (3.0, 4.0)])
+def test_a_wrong_argument_raises_what_it_raises_without_times(wrong):
+    with pytest.raises(Exception) as without:
+        opmux.ops.linear(*wrong)
+    know({16: {A: 55.0, REFERENCE: 41.0}})
+    with pytest.raises(type(without.value)) as found:
+        opmux.ops.linear(*wrong)
+    assert str(found.value) == str(without.value) and not get_default_manager().failures()
+
+
+def test_one_line_says_which_measurement_put_another_one_first(two, caplog):
+    know({16: {A: 55.0, B: 41.0}})
+    with caplog.at_level("INFO", "opmux"):
+        assert [ran(m) for m in (17, 16, 17, 16, 15)] == [1.0, 2.0, 1.0, 2.0, 2.0]
+    lines = [r.getMessage() for r in caplog.records if r.getMessage().startswith("Op 'linear' switched")]
+    (line,) = [line for line in lines if f"to '{B}'" in line]
+    assert "measured on cpu: vendor.acme.b 41 us, this 55 us" in line
 
 
 # ---- our kernel and a vendor's libraries ----------------------------------------------------------------------------
@@ -221,10 +263,10 @@ def test_ours_runs_where_it_is_faster_than_the_libraries_that_come_first(h200):
     assert chosen == CUBLAS and why[OURS].startswith("library: cuBLAS is faster: it runs only if a policy names it")
     chosen, why = h200(faster)
     facts = BF16.format(16).removeprefix("gemm[").removesuffix("]")
-    words = f"when: measured on NVIDIA H200 (sm_90): default.flagos 41 us, this 55 us ({facts})"
+    words = f"speed: measured on NVIDIA H200 (sm_90): default.flagos 41 us, this 55 us ({facts})"
     assert (chosen, why[CUBLAS]) == (OURS, words)
     chosen, why = h200(faster, m=17)  # a class without measurements
-    assert (chosen, why[OURS]) == (CUBLAS, "when: cuBLAS is faster")
+    assert (chosen, why[OURS]) == (CUBLAS, "speed: cuBLAS is faster")
     chosen, why = h200(faster | {BF16.format(32): {OURS: 55.0, CUBLAS: 41.0}}, m=17)
     assert chosen == CUBLAS and "vendor.nvidia.cublas 41 us, this 55 us" in why[OURS]
 
@@ -232,11 +274,10 @@ def test_ours_runs_where_it_is_faster_than_the_libraries_that_come_first(h200):
 def test_our_kernel_for_one_chip_yields_where_nothing_is_measured_too(h200):
     mine, registry = "default.flagos.nvidia.hopper", get_default_manager().registry
     fn = next(i.fn for i in registry.impls("opmux::gemm") if i.impl_id == OURS)
-    when = provider_speed.by_speed("opmux::gemm", mine)
-    registry.register_impl(OpImpl("opmux::gemm", mine, BackendImplKind.DEFAULT, "nvidia", fn, 200, when=when))
+    registry.register_impl(OpImpl("opmux::gemm", mine, BackendImplKind.DEFAULT, "nvidia", fn, 200))
     try:
         chosen, why = h200({})
-        assert (chosen, why[mine]) == (CUBLAS, "when: cuBLAS is faster")
+        assert (chosen, why[mine]) == (CUBLAS, "speed: cuBLAS is faster")
         assert h200({BF16.format(16): {mine: 41.0, CUBLAS: 55.0}})[0] == mine
         with opmux.policy(per_op={"gemm": f"impl:{mine}"}):
             assert h200({})[0] == mine
@@ -295,21 +336,43 @@ def test_the_users_file_comes_before_a_shipped_one(monkeypatch, tmp_path, two):
     "text, says",
     [
         ("{", "JSONDecodeError"),
-        ('{"format": 2, "ops": {}}', "format 2, expected 1"),
-        ('{"format": 1}', "KeyError: 'ops'"),
-        ('{"format": 1, "ops": {"linear[m<=1]": {"vendor.acme": "fast"}}}', "expected the microseconds of each impl"),
-        ('{"format": 1, "ops": {"linear[m<=1]": {"vendor.acme": 0}}}', "expected the microseconds of each impl"),
+        ('{"format": 3, "entries": {}}', "it is not of format 2"),
+        ('{"format": 2, "entries": {}}', "it was made for another chip"),
+        ('{"format": 2, "made_for": HERE}', "it has no entries"),
     ],
 )
 def test_a_bad_file_is_one_warning_and_the_order_stays(two, caplog, text, says):
     know({16: {A: 55.0, B: 41.0}})
     file = FILES.path(speed_files.chip_of(CPU))
     assert file is not None
-    cache_dir.replace(file, text.encode())
+    made_for = json.dumps(speed_files.made_for(speed_files.chip_of(CPU)))
+    cache_dir.replace(file, text.replace("HERE", made_for).encode())
     provider_speed.forget()
     assert [ran(16) for _ in range(3)] == [1.0, 1.0, 1.0]
     (line,) = [r.getMessage() for r in caplog.records if "is ignored" in r.getMessage()]
     assert str(file) in line and says in line
+
+
+@pytest.mark.parametrize("bad", ["fast", 0, None])
+def test_a_damaged_entry_is_one_warning_and_the_others_hold(two, caplog, bad):
+    know({16: {A: 55.0, B: 41.0}, 32: {A: 55.0, B: 41.0}})
+    file = FILES.path(speed_files.chip_of(CPU))
+    data = json.loads(file.read_text())
+    data["entries"][LABEL.format(32)][B] = bad
+    cache_dir.replace(file, json.dumps(data).encode())
+    provider_speed.forget()
+    assert [ran(16), ran(32), ran(32)] == [2.0, 1.0, 1.0]
+    (line,) = [r.getMessage() for r in caplog.records if "skipped" in r.getMessage()]
+    assert str(file) in line and LABEL.format(32) in line and "expected the microseconds of each impl" in line
+
+
+def test_a_file_of_the_format_before_is_read(two):
+    know({16: {A: 55.0, B: 41.0}})
+    file = FILES.path(speed_files.chip_of(CPU))
+    data = json.loads(file.read_text())
+    cache_dir.replace(file, json.dumps({"made_for": data["made_for"], "format": 1, "ops": data["entries"]}).encode())
+    provider_speed.forget()
+    assert ran(16) == 2.0
 
 
 def test_a_bad_file_is_replaced_by_the_next_measurement(two):
@@ -353,10 +416,10 @@ def test_looking_up_a_class_runs_no_op_of_torch(key, few):
 
 
 def test_torchs_overloads_do_not_ask_for_times():
-    """Auto mode has measured the overloads themselves, and a `when` would cost their direct ways."""
-    from opmux.faces.aten.overloads import _condition
+    """Auto mode has measured the overloads themselves, and looking up a class would cost their direct ways."""
+    from opmux.faces.aten.overloads import table
 
-    specs.load_implementers("gemm")
-    spec = specs.find("matmul")
-    (ours,) = [i for i in get_default_manager().registry.impls(spec.key) if i.impl_id == provider_speed.OURS]
-    assert isinstance(ours.when, provider_speed.BySpeed) and _condition(spec, ours) is None
+    provider_speed.store(speed_files.chip_of(CPU), {"matmul[dtype=float32]": {OURS: 1.0, REFERENCE: 2.0}}, {})
+    overload = table()["mm"]
+    assert "opmux::matmul" in overload.bases and HERE.speeds("opmux::matmul", CPU) is not None
+    assert HERE.speeds(overload.key, CPU) is None

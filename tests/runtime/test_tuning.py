@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from opmux.runtime import cache_dir, devices, tuning
+from opmux.runtime import cache_dir, devices, speed_files, tuning
 from opmux.runtime.devices import Chip
 from opmux.runtime.tuning import Entry
 
@@ -89,7 +89,7 @@ def test_versions_are_part_of_the_name(monkeypatch):
     before = tuning.path(CHIP)
     monkeypatch.setattr(torch, "__version__", "99.0")
     assert tuning.path(CHIP) != before
-    assert set(tuning.made_for(CHIP)) == {"chip", "arch", "driver", "torch", "triton", "opmux"}
+    assert set(speed_files.made_for(CHIP)) == {"chip", "arch", "driver", "torch", "triton", "opmux"}
 
 
 def test_a_chip_that_is_not_here_remembers_nothing():
@@ -107,9 +107,19 @@ def test_stored_and_found(lines):
     tuning.store(CHIP, {"l": entry(2), "k": entry(3)})
     tuning.forget()
     assert (tuning.find(CHIP, "k"), tuning.find(CHIP, "l")) == (entry(3), entry(2))
-    assert json.loads(file.read_text())["format"] == tuning.FORMAT
+    assert json.loads(file.read_text())["format"] == speed_files.FORMAT
     assert [p.name for p in file.parent.iterdir() if p.name != ".lock"] == [file.name]
     assert lines() == []
+
+
+def test_a_file_of_the_format_before_is_read_and_replaced_by_one_of_todays(lines):
+    file = tuning.store(CHIP, {"k": entry(1)})
+    file.write_text(json.dumps({**json.loads(file.read_text()), "format": 1}))
+    tuning.forget()
+    assert tuning.find(CHIP, "k") == entry(1)
+    tuning.store(CHIP, {"l": entry(2)})
+    assert json.loads(file.read_text())["format"] == speed_files.FORMAT == 2
+    assert tuning.entries(CHIP) == {"k": entry(1), "l": entry(2)} and lines() == []
 
 
 def test_read_once_until_forgotten(cache):
@@ -130,8 +140,8 @@ SICK = {
     "no text": b"\xff\xfe\x00",
     "deep": "[" * 100_000,
     "other format": '{"format": 99}',
-    "other chip": json.dumps({"format": tuning.FORMAT, "made_for": {"chip": "other"}, "entries": {}}),
-    "no entries": lambda: {"format": tuning.FORMAT, "made_for": tuning.made_for(CHIP), "entries": []},
+    "other chip": json.dumps({"format": speed_files.FORMAT, "made_for": {"chip": "other"}, "entries": {}}),
+    "no entries": lambda: {"format": speed_files.FORMAT, "made_for": speed_files.made_for(CHIP), "entries": []},
 }
 
 
@@ -174,7 +184,8 @@ def test_one_damaged_entry_is_left_out_and_the_others_stay(bad, lines):
     assert tuning.find(CHIP, "k7") == entry(7) and tuning.find(CHIP, "worn") is None
     tuning.store(CHIP, {"new": entry(50)})
     tuning.store(CHIP, {"newer": entry(51)})
-    assert lines() == [f"tuning cache {file}: damaged entries are skipped, of 51: 'worn'"]
+    (line,) = lines()
+    assert line.startswith(f"{file}: damaged entries are skipped, of 51: 'worn' (") and "Error: " in line
     tuning.forget()
     assert tuning.entries(CHIP) == good | {"new": entry(50), "newer": entry(51)}
 
@@ -235,7 +246,7 @@ def test_a_writer_killed_in_the_middle_harms_nobody(cache, monkeypatch, lines):
     theirs.touch()
     start = time.monotonic()
     tuning.store(CHIP, {"l": entry(2)})
-    assert time.monotonic() - start < tuning.LOCK_TIMEOUT / 2  # the lock died with its holder
+    assert time.monotonic() - start < speed_files.LOCK_TIMEOUT / 2  # the lock died with its holder
     assert set(tuning.entries(CHIP)) == {"k", "l"}
     assert not left.exists()
     assert theirs.exists()  # it might belong to somebody ...
@@ -264,7 +275,7 @@ def test_killed_at_any_moment(lines):
 
 
 def _hold_the_lock(folder: Path, started) -> None:
-    with tuning._exclusive(folder):
+    with speed_files.exclusive(folder):
         started.set()
         time.sleep(60)
 
@@ -276,7 +287,7 @@ def test_a_writer_that_does_not_get_the_lock_stores_nothing(cache, monkeypatch, 
     holder = fork.Process(target=_hold_the_lock, args=(cache, started))
     holder.start()
     assert started.wait(30)
-    monkeypatch.setattr(tuning, "LOCK_TIMEOUT", 0.2)
+    monkeypatch.setattr(speed_files, "LOCK_TIMEOUT", 0.2)
     monkeypatch.setattr(cache_dir, "NOTICE", 0.1)
     assert tuning.store(CHIP, {"l": entry(2)}) is None
     assert file.read_bytes() == before and tuning.clear() == []
@@ -311,7 +322,7 @@ def test_a_file_system_without_locks(monkeypatch, lines, cache):
     assert tuning.store(CHIP, {"k": entry()}) is not None
     assert len(lines()) == 1 and "No locks available" in lines()[0]
     (cache / ".lock.held").touch()  # a killed process left it
-    monkeypatch.setattr(tuning, "LOCK_TIMEOUT", 0.1)
+    monkeypatch.setattr(speed_files, "LOCK_TIMEOUT", 0.1)
     assert tuning.store(CHIP, {"l": entry()}) is None
     assert "/.lock.held for 0.1 s. Remove the file if no process uses it" in lines()[-1]
 
@@ -329,12 +340,12 @@ def test_a_folder_removed_while_a_writer_waits(cache, monkeypatch):
         return flock(lock, how)
 
     monkeypatch.setattr(cache_dir.fcntl, "flock", remove_first)
-    with tuning._exclusive(cache):
+    with speed_files.exclusive(cache):
         assert (cache / ".lock").exists()
 
 
 def _kill_me_forked(folder: Path, pids) -> None:
-    with tuning._exclusive(folder):
+    with speed_files.exclusive(folder):
         child = os.fork()
         if not child:
             time.sleep(60)
@@ -351,7 +362,7 @@ def test_a_forked_child_does_not_keep_the_lock_of_a_killed_parent(cache, monkeyp
     child = pids.get()
     holder.kill()
     holder.join()
-    monkeypatch.setattr(tuning, "LOCK_TIMEOUT", 5.0)
+    monkeypatch.setattr(speed_files, "LOCK_TIMEOUT", 5.0)
     try:
         assert tuning.store(CHIP, {"l": entry(2)}) is not None
     finally:
@@ -368,7 +379,7 @@ def _store_as_nobody(answers) -> None:
         os.setgid(65534)
         os.setuid(65534)
     heard = []
-    tuning.logger.addHandler(handler := logging.Handler())
+    speed_files.logger.addHandler(handler := logging.Handler())
     handler.emit = lambda record: heard.append((record.levelname, record.getMessage()))
     answers.put((tuning.store(CHIP, {"k": entry()}), tuning.find(CHIP, "k"), heard))
 

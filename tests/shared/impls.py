@@ -7,7 +7,6 @@ from typing import Any
 from opmux.core import get_default_manager
 from opmux.core.dispatch import refusal_of
 from opmux.core.registry import OpImpl
-from opmux.runtime.provider_speed import own_when
 
 
 def triton_impl(op: Any) -> OpImpl:
@@ -20,5 +19,4 @@ def triton_impl(op: Any) -> OpImpl:
 
 def refusal(impl: OpImpl, *args: Any) -> str | None:
     """Why an implementation cannot take a call, however fast it is; None if it can."""
-    when = own_when(impl)
-    return None if when is None else refusal_of(when(*args))
+    return None if impl.when is None else refusal_of(impl.when(*args))

@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 import opmux
 from opmux.core import BackendImplKind, OpImpl, get_default_manager, specs
 from opmux.runtime import provider_speed, speed_files
-from opmux.runtime.provider_speed import FILES, by_speed
+from opmux.runtime.provider_speed import FILES
 from opmux.runtime.speed_classes import CLASSES
 from opmux.tools.speed import providers
 from opmux.tools.speed.provider_cases import TIMED, Cases
@@ -41,8 +41,7 @@ def put(register):
     """Register a library's `linear`."""
 
     def put(impl_id, fn):
-        when = by_speed("opmux::linear", impl_id)
-        register(OpImpl("opmux::linear", impl_id, BackendImplKind.VENDOR, "acme", fn, when=when, outside=False))
+        register(OpImpl("opmux::linear", impl_id, BackendImplKind.VENDOR, "acme", fn, outside=False))
 
     return put
 
@@ -71,8 +70,8 @@ def test_what_is_measured_is_chosen_by(cli, slow):
     assert file is not None and f"kept in {file}" in done.stdout
     assert "1 calls measured, 1 classes with a choice" in done.stdout
     kept = json.loads(file.read_text())
-    assert kept["format"] == 1 and kept["made_for"]["chip"] == "cpu" and list(kept["ops"]) == [LABEL]
-    times = kept["ops"][LABEL]
+    assert kept["format"] == 2 and kept["made_for"]["chip"] == "cpu" and list(kept["entries"]) == [LABEL]
+    times = kept["entries"][LABEL]
     assert set(times) == {"vendor.acme", "reference.torch"} and times["vendor.acme"] > times["reference.torch"] + 1000
     assert chosen() == "reference.torch"
     found = opmux.explain("linear", torch.zeros(4, 32), torch.zeros(16, 32)).verdicts

@@ -24,6 +24,7 @@ from typing import Any
 from .contract import Argument, Contract
 from .errors import BadArgument, BadSpec
 from .loading import Declarations
+from .namespaces import Namespace
 from .spec import Spec, checked, op, specs
 
 Fn = Callable[..., Any]
@@ -121,7 +122,7 @@ def adapt(
         for target in targets:
             space, _, name = target.rpartition("::")
             adapter = Adapter(target, parts, fn, dict(names or {}), checks)
-            if space not in ("", "aten"):
+            if space and not Namespace.named(space).torchs:
                 made = op(adapter.reference(), space=space, name=name, adapter=adapter, **declaration)
             elif not ADAPTERS.declare(name, adapter):
                 raise BadSpec(f"aten::{name} is adapted twice, by {ADAPTERS[name].fn.__module__} and {fn.__module__}")

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .. import wiring
 from . import codegen
-from .entry import EntryPoint, Form, dispatch_modes, is_tensor, scope, transforms_active
+from .entry import EntryPoint, Form, dispatch_modes, followed, is_tensor, scope, transforms_active
 from .errors import DispatchError
 from .tensors import _PLAIN, _wrapped, is_plain, tensors_in
 
@@ -66,7 +66,7 @@ def backward(_ctx, {grads}):
 def make_call(spec: Spec, entry: EntryPoint, backward: EntryPoint, traced: Callable[..., Any]) -> Callable[..., Any]:
     """The function that runs a differentiable op so that autograd records it. It takes all arguments of the op."""
     special = [_is_special(name, kind) for name, kind in _kinds(spec).items() if kind != "plain"]
-    if spec.space != "opmux":  # for our own ops the entry has already checked
+    if not spec.namespace.ours:  # for our own ops the entry has already checked
         special.append("_transforms()")
     params = ", ".join(p.split("=")[0] for p in entry.form.params.split(", "))
     text = ENTRY.format(
@@ -102,8 +102,7 @@ def with_gradient(
     """The slow path: a policy scope is active, the impl is an autograd.Function, or arguments are passed as given."""
     if transforms_active() or not _all_plain((args, kwargs)):
         return traced(*args, **kwargs)
-    pair = entry.pair()
-    _, recover = getattr(pair[0], "follow", lambda *given: pair)(args, kwargs)
+    _, recover = followed(entry.pair(), args, kwargs)
     chain: Any = getattr(recover, "__self__", None)
     own = None if chain is None else chain.with_own_gradient(args, kwargs)
     run: Callable[..., Any] = lambda *_, **__: entry.raw(*args, **kwargs)

@@ -9,6 +9,7 @@ from typing import Any
 
 from . import discovery, extension, knobs
 from . import policy as policies
+from .choosing import NO_SPEEDS, Refused, Speeds
 from .entry import EntryPoint, Form, Pair, Plan, reraise
 from .errors import BadPolicy, OpmuxError, UnknownName
 from .explain import Explanation
@@ -16,7 +17,8 @@ from .lock import lock
 from .log import logger
 from .machine import current
 from .manager import OpManager, check_names
-from .policy import Layer, PolicyScope, Refused, SelectionPolicy, matches
+from .namespaces import Namespace
+from .policy import Layer, PolicyScope, SelectionPolicy, matches
 from .registry import BackendImplKind, OpImpl, OpRegistry, Origin, Tagged, tagged
 from .spec import NAME_LOOKUP, Derived, Spec, specs
 
@@ -121,12 +123,12 @@ class DefaultManager(OpManager):
     def resolve(self, op_name: str) -> Callable[..., Any]:
         """The op as a function that can be kept; for a primitive, the one in `opmux.ops`."""
         key = self._key(op_name)
-        return specs.functions[key] if key.startswith("opmux::") else super().resolve(op_name)
+        return specs.functions[key] if Namespace.of_key(key).ours else super().resolve(op_name)
 
     def pair_for_call(self, name: str) -> Pair:
         """For a primitive, the function in `opmux.ops`, with its defaults and its gradient."""
         key = self._key(name)
-        return (specs.functions[key], reraise) if key.startswith("opmux::") else super().pair_for_call(name)
+        return (specs.functions[key], reraise) if Namespace.of_key(key).ours else super().pair_for_call(name)
 
     def _registered(self, keys: set[str]) -> None:
         self._checked_tokens.clear()
@@ -225,11 +227,11 @@ class DefaultManager(OpManager):
 
     def _first(self, part: Spec, token: str, policy: SelectionPolicy) -> Callable[..., Any]:
         """A part for use inside a composition: impls that match the token first, then the policy's order."""
-        orders = {k: o for k, o in policy.per_op_order if k in (part.key.casefold(), part.name.casefold())}
-        order = tuple(dict.fromkeys((token, *policy.rest())))
-        inside = policy if orders else replace(policy, per_op_order={**dict(policy.per_op_order), part.key: order})
-        form = specs.entries[part.key].form
+        inside, form = replace(policy, part_token=token), specs.entries[part.key].form
         return form.layer(self._plan(part.key, inside, form, typed=True, as_part=True))
+
+    def speeds(self, key: str, device: str) -> Speeds:
+        return current().speeds(key, device) or NO_SPEEDS
 
     def check_policy(self, policy: SelectionPolicy, key: str) -> None:
         super().check_policy(policy, key)

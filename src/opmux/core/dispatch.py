@@ -1,6 +1,7 @@
 """Runs the candidates of an op: a direct call of the first, and a loop over the others if it fails.
 
-A `Chain` holds the candidates for one op, policy, device class and dtype. An entry calls its `pair()`.
+A `Chain` holds the candidates for one op, policy, device class and dtype, in one order. An entry calls its `pair()`.
+Where measured times decide the order, `by_class` calls the pair of the chain for the class of a call.
 A `Fallback` is one call that tries the next candidate: it undoes what the failed one wrote, records the failure, and
 raises bad arguments, out-of-memory errors and errors of a broken device unchanged.
 """
@@ -18,11 +19,12 @@ import torch
 from torch import Tensor
 
 from . import codegen, layouts, library, results, snapshot
+from .choosing import Candidate, Measured, Refused, Speeds
 from .entry import Form, Pair, dispatch_modes, forward_ad, reraise, transforms_active
 from .errors import BadArgument, DispatchError, NoImplementation, NotSupported, WrongResult
 from .log import logger
-from .policy import Refused, SelectionPolicy
-from .registry import BackendImplKind, OpImpl, When
+from .policy import SelectionPolicy
+from .registry import BackendImplKind, OpImpl
 from .spec import Derived, Spec
 from .tensors import dtype_name, first_tensor, is_plain, is_real, shape_class, tensors_in
 
@@ -41,17 +43,6 @@ _STICKY = (
 )
 
 Case = tuple[Any, tuple[int, ...]]  # dtype and shape class of the first tensor
-
-
-@dataclass(frozen=True)
-class Candidate:
-    impl: OpImpl
-    call: Callable[..., Any]  # the impl, with the signature that this chain's entry uses
-    when: When | None = None  # its condition, with that signature
-
-    @property
-    def own_gradient(self) -> bool:
-        return self.impl.call is not self.impl.fn
 
 
 @dataclass
@@ -126,6 +117,9 @@ class Chain:
         self.candidates, self.refused = candidates, refused
         self.barred = barred  # under strict: the preferred impl, which does not support this dtype
         self.form = form
+        self.order = tuple(c.impl.impl_id for c in candidates)
+        # The measurement by which the first candidate comes before one that the policy ranks higher.
+        self._why = next((c.after[self.order[0]] for c in candidates if self.order[0] in c.after), None)
         # Dtypes and shapes for which the first candidate is called directly: it has not failed and is proven. Two sets,
         # as calls that write are proven separately from calls that do not (an output buffer may be optional).
         self._seen: tuple[set[Any], set[Any]] = (set(), set())
@@ -378,7 +372,7 @@ class Chain:
     def _announce(self, impl: OpImpl, why: str | None = None) -> None:
         if impl.impl_id not in self._logged:
             self._logged.add(impl.impl_id)
-            self.manager.announce(self.key, self.name, impl, why or self._scope_reason())
+            self.manager.announce(self.key, self.name, impl, why or self._why or self._scope_reason())
 
     def _scope_reason(self) -> str | None:
         return None if self.policy == self.manager.base_policy() else f"policy {self.policy}"
@@ -435,6 +429,54 @@ class Chain:
             composed = any(c.impl.parts for c in ((candidate,) if candidate else self.candidates))
             return error.op_key == self.key or composed
         return isinstance(error, NotSupported) or (isinstance(error, BadArgument) and isinstance(self.spec, Derived))
+
+
+# ---- an order for each class of calls -------------------------------------------------------------------------------
+
+MOST_CLASSES = 4096  # the pairs that an op remembers
+
+# A call of which the class cannot be told, as an argument is wrong, has the order without times.
+BY_CLASS = """\
+def {name}({params}):
+    try:
+        _target, _recover = _pairs[_class_of({passed})]
+    except Exception:
+        _target, _recover = _pair_of({packed})
+    try:
+        return _target({passed})
+    except Exception as _e:
+        return _recover(_e, {packed})
+"""
+
+
+def by_class(form: Form, speeds: Speeds, pair_for: Callable[[Measured], Pair]) -> Pair:
+    """The pair of an op whose order of candidates depends on the class of a call: a lookup by class in front of the
+    others. `pair_for` makes the pair for what was measured of a class."""
+    pairs: dict[tuple, Pair] = {}
+    class_of = speeds.class_of
+    assert class_of is not None
+
+    def pair_of(args: tuple, kwargs: dict) -> Pair:
+        try:
+            found = class_of(*args, **kwargs)
+            known = pairs.get(found)
+        except Exception:
+            return pair_for(speeds.measured(None))
+        if known is None:
+            if len(pairs) >= MOST_CLASSES:
+                pairs.clear()
+            known = pairs[found] = pair_for(speeds.measured(found))
+        return known
+
+    params = ", ".join(p.split("=")[0] for p in form.params.split(", "))
+    text = BY_CLASS.format(name=form.name, params=params, passed=form.passed, packed=form.packed)
+    names = {"_pairs": pairs, "_class_of": class_of, "_pair_of": pair_of}
+    made: Any = codegen.function(text, form.name, f"classes of {form.name}", names)
+    made.follow = pair_of  # lets autograd find the pair before the call
+    return made, reraise
+
+
+# ---- one call -------------------------------------------------------------------------------------------------------
 
 
 class Fallback:
@@ -541,7 +583,7 @@ class Fallback:
     def _raise_bad_argument(self) -> None:
         """Raise BadArgument if an argument is invalid: an impl's own error may not name the reason."""
         spec = self.chain.spec
-        if spec is not None and self.chain._typed and spec.space != "aten":
+        if spec is not None and self.chain._typed and not spec.namespace.torchs:
             try:
                 spec.check(self.args, self.kwargs)
             except BadArgument as bad:

@@ -96,8 +96,9 @@ class Plan:
 
     def follow(self, args: tuple, kwargs: dict) -> Pair:
         """The pair that a call with these arguments runs."""
-        found = self.first(args, kwargs)
-        return self.miss(_NoTensor if found is None else found)
+        first = self.first(args, kwargs)
+        pair = self.miss(_NoTensor if first is None else first)
+        return followed(pair, args, kwargs)
 
     def miss(self, x: Any) -> Pair:
         """The pair for a first tensor that is not in the table yet."""
@@ -114,6 +115,12 @@ class Plan:
             except OpmuxError as error:
                 raise error from None  # hide the table's KeyError
         return pair
+
+
+def followed(pair: Pair, args: tuple, kwargs: dict) -> Pair:
+    """The pair that a call of this one runs in the end: its target may be a lookup in a table of pairs."""
+    follow = getattr(pair[0], "follow", None)
+    return pair if follow is None else follow(args, kwargs)
 
 
 def reraise(error: Exception, args: tuple, kwargs: dict) -> Any:

@@ -17,6 +17,10 @@ class Verdict:
     stage: str = ""
     reason: str = ""
 
+    def words(self) -> str:
+        why = f"{self.stage}: {self.reason}" if self.reason else ""
+        return why if self.status == "refused" else ", ".join(filter(None, (self.status, why)))
+
 
 @dataclass(frozen=True)
 class Explanation:
@@ -38,7 +42,7 @@ class Explanation:
         width = max((len(v.impl.impl_id) for v in self.verdicts), default=0)
         lines = [
             f"  {marks[v.status]} {v.impl.impl_id:<{width}}  {v.impl.kind!s:<9}  priority {v.impl.priority:<4} "
-            + (f"{v.stage}: {v.reason}" if v.status == "refused" else v.status)
+            + v.words()
             for v in self.verdicts
         ]
         return "\n".join([head, *lines])

@@ -46,7 +46,7 @@ def make_entry(spec: Spec, entries: Mapping[str, EntryPoint]) -> EntryPoint:
     def traced(*args: Any, **kwargs: Any) -> Any:
         return run_traceable(spec, args, kwargs)
 
-    native = spec.space == "aten"
+    native = spec.namespace.torchs
     form = Form.of(spec.name, spec.signature, differentiable=native or spec.grad is not None)
     form.native, form.check, form.traced = native, spec.check, traced
     if spec.primitive and not native:
@@ -119,7 +119,7 @@ def run_traceable(spec: Spec, args: tuple, kwargs: dict) -> Any:
     the op does not have: they see its reference, which is plain PyTorch.
     """
     looked_at = dispatch_modes() or any(not is_real(t) for t in tensors_in((args, kwargs)))
-    if spec.space == "opmux" and looked_at and forward_ad._current_level < 0 and not transforms_active():
+    if spec.namespace.ours and looked_at and forward_ad._current_level < 0 and not transforms_active():
         return packet(spec)(*args, **kwargs)
     fn = spec.reference
     return (fn if reference_guard is None else reference_guard(fn))(*args, **kwargs)
@@ -143,7 +143,7 @@ def show_to_dynamo(spec: Spec, entry: EntryPoint) -> None:
     the entry checks on each call whether it is being compiled, which takes 180 ns.
     """
     form, fn = entry.form, entry.fn
-    instead = packet(spec).default if spec.space == "opmux" else spec.reference
+    instead = packet(spec).default if spec.namespace.ours else spec.reference
     entry.globals["_op"] = instead
     if form.asks:
         return

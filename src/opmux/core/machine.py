@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .. import wiring
+
+if TYPE_CHECKING:
+    from .choosing import Speeds
 
 # The reason why a vendor's impls of an op come first; or a function that returns it, or None while they do not.
 # The function may have an attribute `always`: the same for ops whose impls have no `when` that could decide for a call.
@@ -38,6 +41,10 @@ class Machine:
     def preferred(self, device_type: str) -> Mapping[str, Preferred]:
         """The ops (by key) for which a device's vendor puts its impls before our generic kernels, and the reason."""
         return {}
+
+    def speeds(self, key: str, device_type: str) -> Speeds | None:
+        """What was measured of an op's impls on a device; None if nothing decides by speed there."""
+        return None
 
     def lacks(self, device_type: str) -> frozenset[torch.dtype]:
         """The dtypes that a device does not support."""

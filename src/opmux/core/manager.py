@@ -5,21 +5,24 @@ from __future__ import annotations
 import functools
 import hashlib
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
 from . import autograd, launches, library, log, machine, tensors
 from . import policy as policies
-from .dispatch import Candidate, Chain, Failure, Memory, refusal_of
+from .choosing import NO_SPEEDS, Measured, Refused, Speeds, choose
+from .dispatch import Chain, Failure, Memory, by_class, refusal_of
 from .entry import EntryPoint, Form, Pair, Plan, reraise
 from .errors import DispatchError, NoImplementation, UnknownName, unknown
 from .explain import Explanation, Verdict
 from .loading import Once
 from .lock import lock
 from .log import logger
-from .policy import Refused, SelectionPolicy, choose
+from .namespaces import Namespace
+from .policy import SelectionPolicy
 from .registry import BackendImplKind, Fit, OpImpl, OpRegistry, when_of
 from .spec import NAME_LOOKUP, Spec, specs
 
@@ -76,9 +79,9 @@ class OpManager:
         """
         key, policy = self._key(op_name), policies.get_policy()
         self.check_policy(policy, key)
-        ordered, _ = choose(policy, key, self._impls(key, policy))
         device = default_device()
-        able = [i for i in ordered if self.static_refusal(key, i, device) is None]
+        ordered, _ = choose(policy, key, self._impls(key, policy), self.speeds(key, device).measured(None))
+        able = [c.impl for c in ordered if self.static_refusal(key, c.impl, device) is None]
         failed = [i for i in able if not policy.strict and self.memory.only_failed(key, i.impl_id) is not None]
         return [i for i in able if i not in failed] + failed
 
@@ -103,10 +106,11 @@ class OpManager:
             args, kwargs = spec.bound(args, kwargs)
         device = default_device() if first is None or first.is_meta else first.device.type
         self.check_policy(policy, key)
-        ordered, refused = choose(policy, key, self._impls(key, policy))
+        ordered, refused = choose(policy, key, self._impls(key, policy), self.speeds(key, device).of_call(args))
         rows: list[Verdict] = []
         chosen = barred = None
-        for impl in ordered:
+        for candidate in ordered:
+            impl = candidate.impl
             refusal = self.static_refusal(key, impl, device)
             if refusal is None:
                 refusal = self._call_refusal(key, impl, first, args, kwargs, policy.strict)
@@ -121,7 +125,8 @@ class OpManager:
             elif policy.strict:
                 rows.append(Verdict(impl, origin, "refused", "policy", "strict: no fallback"))
             else:
-                rows.append(Verdict(impl, origin, "next"))
+                after = None if chosen is None else candidate.after.get(chosen.impl_id)
+                rows.append(Verdict(impl, origin, "next", "speed" if after else "", after or ""))
         for refusal in refused:
             origin = self.registry.origin(key, refusal.impl.impl_id)
             rows.append(Verdict(refusal.impl, origin, "refused", refusal.stage, refusal.reason))
@@ -259,12 +264,14 @@ class OpManager:
         """
         if not as_part:  # a part's policy is its composition's, which was checked, and the name of an impl
             self.check_policy(policy, key)
-        ordered, refused = choose(policy, key, self._impls(key, policy))
+        impls = self._impls(key, policy)
+        ordered = [c.impl for c in choose(policy, key, impls)[0]]
         chips, here = machine.accelerators(), machine.current()
         by_dtype = any(i.supported_dtypes is not None for i in ordered) or any(map(here.lacks, chips))
         restricted = any(i.min_arch or i.devices for i in ordered)
         restricted_by_vendor = lambda chip: here.lacks(chip) or key in here.unused(chip) or key in here.preferred(chip)
-        restricted = restricted or any(map(restricted_by_vendor, chips))
+        timed = lambda device: typed and self.speeds(key, device) is not NO_SPEEDS
+        restricted = restricted or any(restricted_by_vendor(chip) or timed(chip) for chip in chips)
         by_device = device is None and bool(chips) and restricted
 
         def leaf(x: Any) -> Pair:
@@ -273,7 +280,18 @@ class OpManager:
                 # with one accelerator the key is `is_cpu`: a meta tensor gets the accelerator's pair
                 at = "cpu" if x.is_cpu else chips[0] if len(chips) == 1 else x.device.type
             dtype = x.dtype if by_dtype and x is not None else ...
-            return self._chain(key, policy, ordered, refused, at, dtype, form, typed).pair(as_part)
+            pairs: dict[tuple[str, ...], Pair] = {}  # by order: most classes share one of a few
+
+            def pair_for(measured: Measured) -> Pair:
+                chain = self._chain(key, policy, impls, measured, at, dtype, form, typed)
+                if chain.order not in pairs:
+                    pairs[chain.order] = chain.pair(as_part)
+                return pairs[chain.order]
+
+            speeds = self.speeds(key, at) if typed else NO_SPEEDS
+            if speeds.class_of is None or policy.strict:
+                return pair_for(speeds.measured(None))
+            return by_class(form, speeds, pair_for)
 
         looks = ["device" if len(chips) == 1 else "type"] if by_device else []
         looks += ["dtype"] if by_dtype else []
@@ -293,25 +311,26 @@ class OpManager:
         here = [i for i in ordered if any(self.static_refusal(key, i, d) is None for d in devices)]
         others = [i for i in here if i.kind is not BackendImplKind.REFERENCE and not i.parts]
         if not others:
-            return "all" if key.startswith("opmux::") else ""
+            return "all" if Namespace.of_key(key).ours else ""
         return "transforms" if all(map(_declines_tracers, others)) else "all"
 
     def _chain(
         self,
         key: str,
         policy: SelectionPolicy,
-        ordered: list[OpImpl],
-        refused: list[Refused],
+        impls: Iterable[OpImpl],
+        measured: Measured,
         device: str,
         dtype: Any,
         form: Form,
         typed: bool,
     ) -> Chain:
         spec = specs.get(key)
-        out = list(refused)
+        ordered, out = choose(policy, key, impls, measured)
         candidates = []
         barred = None
-        for impl in ordered:
+        for candidate in ordered:
+            impl = candidate.impl
             call: Callable[..., Any] | None = impl.call
             refusal = self.static_refusal(key, impl, device)
             if refusal is None and typed and spec is not None:
@@ -327,7 +346,7 @@ class OpManager:
                 made_of_torch = impl.kind is BackendImplKind.REFERENCE and impl.impl_id != "native"
                 guard = library.reference_guard if made_of_torch else None
                 when = when_of(spec, impl) if typed else impl.when
-                candidates.append(Candidate(impl, call if guard is None else guard(call), when))
+                candidates.append(replace(candidate, call=call if guard is None else guard(call), when=when))
             else:
                 out.append(refusal)
         return Chain(self, key, self._name(key), spec, policy, tuple(candidates), tuple(out), barred, form, typed)
@@ -357,6 +376,10 @@ class OpManager:
             return Refused(impl, "library", preferred)
         known = self.memory.failures.get((key, impl.impl_id), {}).get(None)
         return None if known is None else Refused(impl, "library", known.reason)
+
+    def speeds(self, key: str, device: str) -> Speeds:
+        """What was measured of an op's impls on a device; a user's manager has no measured times."""
+        return NO_SPEEDS
 
     def _impls(self, key: str, policy: SelectionPolicy) -> tuple[OpImpl, ...]:
         """The impls registered for an op and, for a composition, those made from the impls of its parts."""

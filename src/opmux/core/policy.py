@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +50,7 @@ class SelectionPolicy:
     allow_vendors: frozenset[str] | None = None
     left_out: Any = ()  # vendors whose impls of kind VENDOR do not run, and why: ((vendor, reason), ...)
     by_space: Any = ()  # tokens for the ops of one namespace: ((space, SpaceOrder), ...)
+    part_token: str | None = None  # of a part inside a composition: comes first, unless the op has an order of its own
     # names from settings, which may be unknown here, as settings are shared between machines
     lax: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
 
@@ -78,6 +79,8 @@ class SelectionPolicy:
             for name, order in self.per_op_order:
                 if name in names:
                     return order
+        if self.part_token is not None:
+            return tuple(dict.fromkeys((self.part_token, *self.rest())))
         order = ORDERS.get(self.prefer) or (self.prefer, *ORDERS["flagos"])
         first, fallback = self.space_order(key)
         if fallback and "flagos" in order:
@@ -162,39 +165,6 @@ class SelectionPolicy:
             parts += [f"{space} fallback={order.fallback}"] if order.fallback else []
         parts += [f"no libraries of {','.join(dict(self.left_out))}"] if self.left_out else []
         return " ".join(parts)
-
-
-@dataclass(frozen=True)
-class Refused:
-    """An impl that will not run, the stage at which it was refused, and why."""
-
-    impl: OpImpl
-    stage: str  # policy, device, arch, library, dtype, when, quarantine, error
-    reason: str
-
-
-def choose(policy: SelectionPolicy, key: str, impls: Iterable[OpImpl]) -> tuple[list[OpImpl], list[Refused]]:
-    """The candidates of an op in order, and the others with their reasons. Pure: reads no device and no tensor."""
-    refused: list[Refused] = []
-    pool: list[OpImpl] = []
-    for impl in sorted(impls, key=lambda i: (-i.priority, i.impl_id)):
-        reason = policy.filtered(impl)
-        refused.append(Refused(impl, "policy", reason)) if reason else pool.append(impl)
-    order = policy.order_for(key)
-    never = [t[1:] for t in order if t.startswith("!")]
-    wanted = [t for t in order if not t.startswith("!")] or ["*"]
-    for impl in list(pool):
-        hit = next((t for t in never if matches(t, impl)), None)
-        if hit is not None:
-            pool.remove(impl)
-            refused.append(Refused(impl, "policy", f"the order says !{hit}"))
-    chosen: list[OpImpl] = []
-    for token in wanted:
-        for part in policy.rest() if token == "*" else (token,):
-            chosen += [i for i in pool if matches(part, i) and i not in chosen]
-    text = "|".join(order)
-    refused += [Refused(i, "policy", f"not in the order {text}") for i in pool if i not in chosen]
-    return chosen, refused
 
 
 # ---- the policy of the process --------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ def mismatch(spec: Spec, results: Any, args: tuple, kwargs: dict) -> str | None:
         return f"returned {len(got)} results; the op has {len(right)}: {', '.join(spec.out)}"
     names = spec.out if len(spec.out) == len(right) else tuple(f"result {i}" for i in range(len(right)))
     for at, (name, one, other) in enumerate(zip(names, right, got, strict=True)):
-        if at and spec.space == "aten" and isinstance(other, Tensor) and isinstance(one, Tensor):
+        if at and spec.namespace.torchs and isinstance(other, Tensor) and isinstance(one, Tensor):
             one = one.to(other.dtype)  # torch's fake kernels return a wrong dtype for statistics of half precision
         if isinstance(one, Tensor) and _described(one) != _described(other):
             return f"returned {_described(other)} as '{name}'; expected {_described(one)}"

@@ -28,6 +28,7 @@ from .entry import EntryPoint, is_tensor
 from .errors import BadArgument, BadSpec, UnknownName
 from .loading import DeclaringImport, on_failure
 from .lock import cached_property, lock
+from .namespaces import ATEN, OURS, Namespace
 from .tensors import first_tensor, tensors_in
 
 if TYPE_CHECKING:
@@ -39,10 +40,10 @@ class NameLookup(dict[str, tuple[str, ...]]):
 
     FACES = "faces"  # replaced by the namespaces of the faces
     ORDERS: Mapping[str, tuple[str, ...]] = {
-        "impl": (FACES, "opmux", "aten"),  # OpImpl, per-op orders, plugins, manager.call
-        "export": ("opmux", FACES, "aten"),  # a vendor's __all__
-        "row": ("aten",),  # a vendor's get_specific_ops
-        "ops": ("opmux", FACES, "aten"),  # opmux.ops
+        "impl": (FACES, OURS.name, ATEN.name),  # OpImpl, per-op orders, plugins, manager.call
+        "export": (OURS.name, FACES, ATEN.name),  # a vendor's __all__
+        "row": (ATEN.name,),  # a vendor's get_specific_ops
+        "ops": (OURS.name, FACES, ATEN.name),  # opmux.ops
     }
 
     def __missing__(self, use: str) -> tuple[str, ...]:
@@ -134,10 +135,14 @@ class Spec:
     def key(self) -> str:
         return f"{self.space}::{self.name}"
 
+    @cached_property
+    def namespace(self) -> Namespace:
+        return Namespace.named(self.space)
+
     @property
     def primitive(self) -> bool:
         """Whether the op is not a composition: always called with its own signature, and traced as one op."""
-        return self.space in ("opmux", "aten")
+        return self.namespace.primitive
 
     @property
     def family(self) -> str:
@@ -158,7 +163,9 @@ class Spec:
     @property
     def checked(self) -> bool:
         """Whether the reference checks its arguments first; torch checks those of ATen's ops."""
-        return self.space == "opmux" or self.adapter is not None or (self.space != "aten" and self.contract.declared)
+        if self.namespace.torchs and self.adapter is None:
+            return False
+        return self.namespace.ours or self.adapter is not None or self.contract.declared
 
     @cached_property
     def signature(self) -> inspect.Signature:
@@ -551,7 +558,7 @@ def op(
     where: Where | tuple[Where, ...] = (),
     adapter: Adapter | None = None,
     added: str = "",
-    space: str = "opmux",
+    space: str = OURS.name,
     name: str | None = None,
 ) -> Callable[..., Any]:
     """Declare an op: the decorated function is its reference; returns the function in `opmux.ops`.
@@ -583,9 +590,9 @@ def op(
         fn.__annotations__ = typing.get_type_hints(inspect.unwrap(reference))
         specs.add(spec, entry)
         try:
-            if space == "opmux":
+            if spec.namespace.ours:
                 library.define(spec, entry)
-            elif space == "aten":
+            elif spec.namespace.torchs:
                 library.show_to_dynamo(spec, entry)
         except BaseException:
             specs.remove(spec)
@@ -600,7 +607,7 @@ def checked(spec: Spec, body: Callable[..., Any]) -> Callable[..., Any]:
     names, contract = spec.names, spec.contract
     defaults = {p.name: p.default for p in spec.signature.parameters.values() if p.default is not p.empty}
     # A face's `where` may depend on more than the cache key has: strides, open communicators.
-    once = spec.check_once if contract.plain and (spec.space == "opmux" or not spec.where) else None
+    once = spec.check_once if contract.plain and (spec.namespace.ours or not spec.where) else None
 
     def known(args: tuple) -> bool:
         """Check with the cache; False if the arguments cannot be a cache key."""

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from ..core.errors import NotSupported
 from ..core.registry import impl
-from ..runtime.provider_speed import OURS, by_speed
 from ..specs import grouped as spec
 from .lib.config import Tiles, tunable
 from .lib.harness import Launch, Plan, RowSizes, planned, strided
@@ -286,7 +285,7 @@ def grouped_mm_wgrad(a: Tensor, b: Tensor, ends: Tensor, precision: str) -> Plan
 check_bwd = checks(spec.grouped_mm_bwd)
 
 
-@impl(spec.grouped_mm_bwd, devices=DEVICES, when=by_speed("opmux::grouped_mm_bwd", OURS))
+@impl(spec.grouped_mm_bwd, devices=DEVICES)
 def grouped_mm_bwd(dy: Tensor, a: Tensor, b: Tensor, ends: Tensor, trans_b: bool) -> tuple[Tensor, Tensor]:
     check_bwd(dy, a, b, ends, trans_b)
     return spec.backward_of(grouped_mm, grouped_mm_wgrad, dy, a, b, ends, trans_b)

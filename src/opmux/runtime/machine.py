@@ -9,12 +9,13 @@ from typing import Any
 import torch
 
 from ..core import machine
+from ..core.choosing import Speeds
 from ..core.default import get_default_manager
 from ..core.errors import OpmuxError
 from ..core.lock import lock
 from ..core.log import logger
 from ..core.registry import OpImpl, OpRegistry
-from . import devices, foreign, vendor_ops, vendors
+from . import devices, foreign, provider_speed, vendor_ops, vendors
 from .vendor_ops import Ops
 from .vendors import Package
 
@@ -48,6 +49,9 @@ class LocalMachine(machine.Machine):
 
     def preferred(self, device_type: str) -> Mapping[str, machine.Preferred]:
         return self.ops(device_type).preferred
+
+    def speeds(self, key: str, device_type: str) -> Speeds | None:
+        return provider_speed.speeds(key, device_type)
 
     def lacks(self, device_type: str) -> frozenset[torch.dtype]:
         key = vendors.generation(), device_type

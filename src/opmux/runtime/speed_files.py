@@ -1,22 +1,37 @@
 """Files of measured times: those in the folders of a chip's vendor, and over them those in the user's cache.
 
-A file has a format, what it was made for, remarks of whoever measured, and one line for each thing that was measured.
+A file has a format, what it was made for, remarks of whoever measured, and one line for each entry.
+
+The user's files are in `tuning/` of the cache directory (`OPMUX_CACHE_DIR`): one for each kind of measurement, chip,
+driver and set of versions, which many processes and ranks share. A file is replaced atomically, so a reader sees the
+old or the new one; writers merge under a lock, and a writer that does not get it stores nothing. Only speed depends on
+these files, never results: what cannot be read is skipped with a warning.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import importlib.metadata
 import json
+import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+import torch
+
 from ..core.errors import OpmuxError
 from ..core.log import logger
-from . import cache_dir, devices, tile_files, tuning
+from . import cache_dir, devices, tile_files
 from .devices import Chip
+from .settings import CACHE_DIR
 
-FORMAT = 1
+FORMAT = 2
+SECTIONS = {1: ("entries", "ops"), FORMAT: ("entries",)}  # format -> the name of the section with the entries
+LOCK_TIMEOUT = 300.0  # seconds to wait for other writers; each takes milliseconds
 T = TypeVar("T")
 
 
@@ -36,67 +51,210 @@ def chip_of(device: str) -> Chip:
 class SpeedFiles(Generic[T]):
     """One kind of such files."""
 
-    name: str  # in a vendor's folders
     prefix: str  # of the file in the cache
-    of_data: Callable[[Any], T]
+    of_data: Callable[[Any], T]  # raises for what is not an entry
     as_data: Callable[[T], Any]
+    name: str | None = None  # in a vendor's folders; None if no vendor ships such a file
+
+    # -- reading
 
     def measured(self, chip: Chip) -> dict[str, T]:
         """What was shipped for a chip, and over it the user's; a file that cannot be read is one warning."""
-        found: dict[str, T] = {}
-        for file in self.files(chip):
-            try:
-                if file == self.path(chip):
-                    cache_dir.check(file.parent)
-                found |= self.read(file)
-            except (OSError, BadSpeeds) as error:  # only speed depends on it
-                logger.warning("%s is ignored: %s", file, error)
+        mine, found = self.path(chip), dict[str, T]()
+        for file in (*self._shipped_files(chip), *([] if mine is None else [mine])):
+            with contextlib.suppress(FileNotFoundError):
+                found |= self._read_or_warn(file, chip if file == mine else None)
         return found
 
     def files(self, chip: Chip) -> list[Path]:
         """The files that exist for a chip; a later one comes before an earlier one."""
         mine = self.path(chip)
-        found = [tile_files.place(folder) / self.name for folder in reversed(tile_files.folders(chip))]
-        return [file for file in (*found, *([] if mine is None else [mine])) if file.is_file()]
+        return [f for f in (*self._shipped_files(chip), *([] if mine is None else [mine])) if f.is_file()]
 
     def shipped(self, chip: Chip) -> dict[str, T]:
         """What the folders of a chip's vendor have; raises BadSpeeds."""
-        mine = self.path(chip)
         found: dict[str, T] = {}
-        for file in self.files(chip):
-            found |= self.read(file) if file != mine else {}
+        for file in self._shipped_files(chip):
+            found |= self.read(file)
         return found
 
     def path(self, chip: Chip) -> Path | None:
-        """The user's file for a chip and the versions of this process."""
-        return tuning.path(chip, self.prefix)
+        """The user's file for a chip and the versions of this process; None for a chip that is not present."""
+        folder = directory()
+        if folder is None or not chip.name:
+            return None
+        digest = hashlib.blake2b(json.dumps(made_for(chip), sort_keys=True).encode(), digest_size=5).hexdigest()
+        return folder / f"{self.prefix}{re.sub(r'[^A-Za-z0-9]+', '_', chip.name).strip('_')}-{digest}.json"
 
     def read(self, file: Path) -> dict[str, T]:
+        """The entries of a file; empty if there is none. Raises BadSpeeds if one of them is damaged."""
         if not file.is_file():
             return {}
         try:
-            data = json.loads(file.read_text(encoding="utf-8"))
-            if data["format"] != FORMAT:
-                raise ValueError(f"format {data['format']}, expected {FORMAT}")
-            return {name: self.of_data(one) for name, one in data["ops"].items()}
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-            raise BadSpeeds(f"{file}: {type(error).__name__}: {error}") from None
+            found, damaged = self._entries(file.read_bytes(), None)
+        except _Unusable as error:
+            raise BadSpeeds(f"{file}: {error}") from None
+        if damaged:
+            name, why = next(iter(damaged.items()))
+            raise BadSpeeds(f"{file}: {name}: {why}")
+        return found
+
+    def _shipped_files(self, chip: Chip) -> list[Path]:
+        if self.name is None:
+            return []
+        found = [tile_files.place(folder) / self.name for folder in reversed(tile_files.folders(chip))]
+        return [file for file in found if file.is_file()]
+
+    def _read_or_warn(self, file: Path, chip: Chip | None) -> dict[str, T]:
+        """The entries of a file, but for damaged ones; `chip` is given for a file of the cache."""
+        try:
+            if chip is None:
+                data = file.read_bytes()
+            else:
+                cache_dir.check(file.parent)
+                data = cache_dir.read(file)
+            return self._intact(file, data, chip)
+        except FileNotFoundError:
+            raise
+        except (OSError, _Unusable) as error:
+            _warn_once(f"{file} is ignored: {error}")
+            return {}
+
+    def _intact(self, file: Path, data: bytes, chip: Chip | None) -> dict[str, T]:
+        found, damaged = self._entries(data, chip)
+        if damaged:
+            words = ", ".join(f"{name!a} ({why})" for name, why in damaged.items())
+            _warn_once(f"{file}: damaged entries are skipped, of {len(found) + len(damaged)}: {words}")
+        return found
+
+    def _entries(self, text: bytes, chip: Chip | None) -> tuple[dict[str, T], dict[str, str]]:
+        """The entries of a file, and the damaged ones with the reason; a file of the cache must be made for `chip`."""
+        try:
+            data = json.loads(text)
+        except (ValueError, RecursionError) as error:  # ValueError: not JSON, or not even text
+            raise _Unusable(f"{type(error).__name__}: {error}") from None
+        sections = next(
+            (names for n, names in SECTIONS.items() if isinstance(data, dict) and data.get("format") == n), ()
+        )
+        if not sections:
+            raise _Unusable(f"it is not of format {FORMAT}")
+        if chip is not None and data.get("made_for") != made_for(chip):
+            raise _Unusable("it was made for another chip or other versions")
+        entries = next((data[name] for name in sections if name in data), None)
+        if not isinstance(entries, dict):
+            raise _Unusable("it has no entries")
+        found, damaged = dict[str, T](), dict[str, str]()
+        for name, entry in entries.items():
+            try:
+                found[name] = self.of_data(entry)
+            except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+                damaged[name] = f"{type(error).__name__}: {error}"
+        return found, damaged
+
+    # -- writing
 
     def text(self, chip: Chip, found: Mapping[str, T], more: Mapping[str, Any]) -> str:
-        """A file of measurements: one line for each name."""
-        head = {"format": FORMAT, "made_for": tuning.made_for(chip), **more}
+        """A file of measurements: one line for each entry."""
+        head = {"format": FORMAT, "made_for": made_for(chip), **more}
         lines = [f"  {json.dumps(n)}: {json.dumps(self.as_data(found[n]))}" for n in sorted(found)]
-        return json.dumps(head, indent=1)[:-2] + ',\n "ops": {\n' + ",\n".join(lines) + "\n }\n}\n"
+        return json.dumps(head, indent=1)[:-2] + ',\n "entries": {\n' + ",\n".join(lines) + "\n }\n}\n"
 
-    def store(self, chip: Chip, found: Mapping[str, T], more: Mapping[str, Any]) -> Path | None:
-        """Add to the user's file what was measured; None if there is no place for it."""
+    def store(self, chip: Chip, found: Mapping[str, T], more: Mapping[str, Any] | None = None) -> Path | None:
+        """Add entries to the user's file; logs a warning and returns None if it cannot be written."""
+        if not chip.name:
+            raise ValueError(f"cannot store measurements of {chip}: this chip is not present")
         file = self.path(chip)
-        if file is not None:
-            cache_dir.make(file.parent)
-            try:
-                before = self.read(file)
-            except BadSpeeds as error:
-                logger.warning("%s is written anew: %s", file, error)
-                before = {}
-            cache_dir.replace(file, self.text(chip, before | dict(found), more).encode())
+        if file is None:
+            logger.warning("tuning results are not stored: there is no home directory. Set %s", CACHE_DIR.name)
+            return None
+        try:
+            self._merge(file, chip, found, more or {})
+        except OSError as error:
+            # As text: a log record that is kept would keep the error, and by its frames perhaps the lock.
+            advice = "" if isinstance(error, TimeoutError) else f". Set {CACHE_DIR.name} to a writable folder"
+            logger.warning("tuning results are not stored: %s%s", str(error), advice)
+            return None
         return file
+
+    def _merge(self, file: Path, chip: Chip, found: Mapping[str, T], more: Mapping[str, Any]) -> None:
+        """Add entries to a file; OSError if that could lose another process's entries."""
+        cache_dir.make(file.parent)
+        with exclusive(file.parent):
+            cache_dir.sweep(file)
+            before: dict[str, T] = {}
+            try:
+                before = self._intact(file, cache_dir.read(file), chip)
+            except FileNotFoundError:
+                pass
+            except (cache_dir.NotTrusted, _Unusable) as error:
+                cache_dir.move_aside(file, str(error))
+            cache_dir.replace(file, self.text(chip, before | dict(found), more).encode())
+
+
+# ---- the user's files -----------------------------------------------------------------------------------------------
+
+
+def directory() -> Path | None:
+    """The folder of the user's files; None without a setting and a home directory."""
+    root = cache_dir.root()
+    return None if root is None else root / "tuning"
+
+
+def made_for(chip: Chip) -> dict[str, str]:
+    """What a measured time depends on."""
+    ours = sys.modules["opmux"]  # not imported: runtime depends on nothing above it
+    return {
+        "chip": chip.name,
+        "arch": chip.arch or "",
+        "driver": chip.driver,
+        "torch": torch.__version__,
+        "triton": _triton(),
+        "opmux": ours.__version__,
+    }
+
+
+def _triton() -> str:
+    try:
+        return importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:  # a vendor's build of it, under another name
+        return getattr(sys.modules.get("triton"), "__version__", "")
+
+
+def clear() -> list[Path]:
+    """Remove all the user's files, of every kind, chip and version; returns the removed files."""
+    folder = directory()
+    gone = []
+    try:
+        if folder is not None and folder.is_dir():
+            cache_dir.check(folder)
+            with exclusive(folder):
+                for file in sorted([*folder.glob("*.json"), *folder.glob("*.json.damaged-*")]):
+                    if not file.is_dir():
+                        file.unlink(missing_ok=True)
+                        gone.append(file)
+    except OSError as error:
+        logger.warning("the tuning cache is not cleared: %s", str(error))
+    return gone
+
+
+def exclusive(folder: Path) -> contextlib.AbstractContextManager[None]:
+    """Lock out other writers. A writer without the lock must not write: it would drop their entries."""
+    return cache_dir.locked(folder / ".lock", LOCK_TIMEOUT, required=True)
+
+
+class _Unusable(ValueError):
+    """A file without valid entries for this chip and these versions."""
+
+
+_warned: set[str] = set()
+
+
+def _warn_once(line: str) -> None:
+    if line not in _warned:
+        _warned.add(line)
+        logger.warning("%s", line)
+
+
+def forget_warnings() -> None:
+    """Warn again of a file that cannot be read."""
+    _warned.clear()

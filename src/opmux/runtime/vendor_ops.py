@@ -35,7 +35,7 @@ from ..core.spec import NAME_LOOKUP, Spec, specs
 from . import liger_names, vendors
 from .devices import Chip
 from .foreign import foreign_names
-from .provider_speed import LibrariesFirst, by_speed
+from .provider_speed import LibrariesFirst
 from .tile_files import folders
 from .vendors import Autograd, Package
 
@@ -279,7 +279,6 @@ class _Reader:
         usual: dict[str, Any] = {"impl_id": impl_id, "kind": BackendImplKind.DEFAULT, "priority": self.priority}
         said = {field: getattr(fn, tag) for tag, field in TAGS.items() if hasattr(fn, tag)}
         devices, fields = frozenset({self.package.device}), usual | said
-        fields["when"] = by_speed(key, fields["impl_id"], fields.get("when"))
         return OpImpl(op_name=key, vendor=self.package.name, fn=fn, devices=devices, **fields)
 
     def _add(self, made: OpImpl) -> None:

@@ -30,12 +30,12 @@ def ops_page() -> str:
         "",
         "Each op is a function `opmux.ops.<name>`; `help(opmux.ops.rms_norm)` says what its arguments",
     ]
-    lines += ["are. Ops marked (tex) have NVIDIA's names and signatures, and are in [`opmux.tex`](tex.md).", ""]
+    lines += ["are. NVIDIA's functions are in [`opmux.tex`](tex.md), and computed by these.", ""]
     lines += ["Made by `make docs` from the specs; do not edit.", ""]
     for family in specs.families:
         specs.load(family)
-        rows = [s for s in specs.by_key.values() if s.family == family]
-        lines += [f"## {family}", "", *_op_table(rows), ""]
+        rows = [s for s in specs.by_key.values() if s.family == family and s.primitive]
+        lines += [f"## {family}", "", *_op_table(rows), ""] if rows else []
     return "\n".join(lines)
 
 
@@ -52,7 +52,7 @@ def _op_row(spec: Spec) -> tuple[str, ...]:
     params = []
     for p in spec.signature.parameters.values():
         params.append(p.name if p.default is inspect.Parameter.empty else f"{p.name}={p.default!r}")
-    call = f"`{spec.name}({', '.join(params)})`" + (" (tex)" if spec.space == "tex" else "")
+    call = f"`{spec.name}({', '.join(params)})`"
     doc = re.sub(r"\s+", " ", spec.summary).replace("|", "\\|")
     return call, doc, ", ".join(spec.out), f"`{spec.grad}`" if spec.grad else "", ", ".join(spec.mutates)
 
@@ -124,11 +124,12 @@ def tex_page() -> str:
     rows: list[str] = []
     for i, spec in enumerate(found):
         if not i or found[i - 1].family != spec.family:
-            head = ["", "| function | reference | Triton | NVIDIA |", "|---|---|---|---|"]
+            head = ["", "| function | meaning | reference | Triton | NVIDIA |", "|---|---|---|---|---|"]
             rows += ["", f"### {spec.family.removeprefix('tex_')}", *head]
         needs = UNAVAILABLE.get(spec.name)
         reference = f"needs {_needs(needs)}" if needs else "yes"
-        rows.append(f"| `{spec.name}` | {reference} | {named(spec, ours)} | {named(spec, library)} |")
+        call, meaning, *_ = _op_row(spec)
+        rows.append(f"| {call} | {meaning} | {reference} | {named(spec, ours)} | {named(spec, library)} |")
     kernels = sum(bool(named(s, ours)) for s in here)
     guide = Path(__file__).parents[1] / "faces" / "tex" / "README.md"
     lines = [guide.read_text(encoding="utf-8").rstrip(), "", "## Every function", ""]

@@ -33,10 +33,10 @@ QUALIFIED = {torch.Tensor: "Tensor", torch.dtype: "torch.dtype", torch.device: "
 
 
 def ops_stub() -> str:
-    """`opmux.ops`: every op, under the name that `opmux.ops` finds it by."""
+    """`opmux.ops`: the primitives and fused ops, each under the name that `opmux.ops` finds it by."""
     found: dict[str, Spec] = {}
     for space in reversed(NAME_LOOKUP["ops"]):
-        found |= {s.name: s for s in specs if s.space == space and not s.name.startswith("_")}
+        found |= {s.name: s for s in specs if s.space == space and s.primitive and not s.name.startswith("_")}
     body = "\n\n".join(_function(s.name, s.signature, s.doc) for _, s in sorted(found.items()))
     return HEAD.format(doc="The ops of opmux.ops.").replace("from enum import IntEnum\n", "") + body + "\n"
 

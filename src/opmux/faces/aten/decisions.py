@@ -318,7 +318,7 @@ vendors.on_change(_known.clear)
 
 # ---- measurements ---------------------------------------------------------------------------------------------------
 
-FILES = SpeedFiles("aten_speed.json", "aten-", Speed.of_data, Speed.as_data)
+FILES = SpeedFiles("aten-", Speed.of_data, Speed.as_data, "aten_speed.json")
 measured = functools.cache(FILES.measured)
 
 

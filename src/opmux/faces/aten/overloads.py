@@ -7,7 +7,6 @@ from the functional ones by their schemas, and they write nothing before the who
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import importlib
 import inspect
@@ -27,7 +26,6 @@ from ...core.lock import lock
 from ...core.registry import BackendImplKind, Fit, OpImpl, When, when_of
 from ...core.spec import Derived, Spec, specs
 from ...runtime.machine import HERE
-from ...runtime.provider_speed import own_when
 from . import native, record
 from .schema import Shape, inplace_name, overloads, siblings
 
@@ -95,7 +93,7 @@ class Overload(Derived):
 def fitted(shape: Shape, base: Spec, adapter: Adapter | None, impl: OpImpl) -> Callable[..., Any]:
     """The impl as a function of the overload's arguments."""
     names: dict[str, Any] = {"_f": impl.below or impl.call, "_store": store}
-    when = _condition(base, impl)
+    when = when_of(base, impl)
     if when is not None:
         names["_f"] = _with_when(when, base, impl)
     direct = None if adapter is None or when is not None else impl.aten.get(adapter.name)
@@ -183,12 +181,6 @@ def declining_numbers(shape: Shape, call: Callable[..., Any]) -> Callable[..., A
 
     row.__wrapped__ = call  # type: ignore[attr-defined]  # it takes what the function takes
     return row
-
-
-def _condition(base: Spec, impl: OpImpl) -> When | None:
-    """An impl's `when` without its times: auto mode has measured torch's overloads themselves."""
-    own = own_when(impl)
-    return when_of(base, impl if own is impl.when else dataclasses.replace(impl, when=own))
 
 
 def _with_when(when: When, base: Spec, impl: OpImpl) -> Callable[..., Any]:

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from ...core.errors import NotSupported
 from ...core.registry import impl
-from ...runtime.provider_speed import OURS, by_speed
 from ...specs import gemm as spec
 from ..lib.activation_math import MATHS
 from ..lib.config import Tiles, tunable
@@ -409,7 +408,7 @@ def linear_act(
 check_linear, check_linear_bwd = checks(spec.linear), checks(spec.linear_bwd)
 
 
-@impl(spec.linear, devices=DEVICES, when=by_speed("opmux::linear", OURS))
+@impl(spec.linear, devices=DEVICES)
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     check_linear(x, weight, bias)
     if x.dim() == 2:
@@ -418,7 +417,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return torch.ops.aten._unsafe_view(y, (*x.shape[:-1], weight.shape[0]))
 
 
-@impl(spec.linear_bwd, devices=DEVICES, when=by_speed("opmux::linear_bwd", OURS))
+@impl(spec.linear_bwd, devices=DEVICES)
 def linear_bwd(dy: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     check_linear_bwd(dy, x, weight)
     m, (n, k) = math.prod(x.shape[:-1]), weight.shape

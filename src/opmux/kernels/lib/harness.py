@@ -30,7 +30,6 @@ from torch import Tensor
 from ...core import codegen
 from ...core.registry import impl
 from ...core.spec import Spec
-from ...runtime.provider_speed import OURS, by_speed
 from .config import Tiles
 from .launch import Config, Launcher
 from .plans import BELOW, LOOK, table
@@ -112,7 +111,6 @@ def planned(
     def declare(make: Callable[..., Plan]) -> Callable[..., Any]:
         fn, fn_below = _functions(op.spec, make, state, varying)
         fields.setdefault("devices", DEVICES)
-        fields["when"] = by_speed(op.spec.key, OURS, fields.get("when"))
         return impl(op, below=fn_below if below else None, **fields)(fn)
 
     return declare

@@ -1,0 +1,186 @@
+"""Which impl of an op runs: `choose` is the whole decision, by the policy and by measured times.
+
+It is pure: it reads its arguments only. What it does not know is whether a candidate can run: the machine may lack its
+library, and its `when` may refuse a call. The caller then goes on to the next one in the order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from .policy import ORDERS, SelectionPolicy, matches
+from .registry import BackendImplKind, OpImpl, When
+
+MARGIN = 1.02  # a difference below this is noise, and the order stays
+OURS = "default.flagos"
+
+
+@dataclass(frozen=True)
+class Refused:
+    """An impl that will not run, the stage at which it was refused, and why."""
+
+    impl: OpImpl
+    stage: str  # policy, device, arch, library, dtype, when, quarantine, error
+    reason: str
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An impl that may run. The manager adds `call` and `when` once it knows that the impl runs on this machine."""
+
+    impl: OpImpl
+    us: float | None = None  # measured for this class of calls
+    after: Mapping[str, str] = field(default_factory=dict)  # impl_id of a faster candidate -> the reason
+    call: Callable[..., Any] = None  # type: ignore[assignment]  # the impl, with the signature that the entry uses
+    when: When | None = None  # its condition, with that signature
+
+    @property
+    def own_gradient(self) -> bool:
+        return self.impl.call is not self.impl.fn
+
+
+@dataclass(frozen=True)
+class Preference:
+    """The chip's vendor puts its libraries before our kernels of an op, until ours were measured to be faster."""
+
+    vendor: str
+    why: str
+    reference_too: bool  # without any measured time, the reference comes before our kernels too
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What is known of one class of calls: microseconds by impl_id, and whether libraries come first without them."""
+
+    times: Mapping[str, float] = field(default_factory=dict)
+    preference: Preference | None = None
+    chip: str = ""
+    facts: str = ""  # the class: "dtype=bfloat16 m<=16 n<=8192 k<=8192"
+
+    def words(self, faster: str, slower: str) -> str:
+        us = lambda impl_id: f"{self.times[impl_id]:.4g} us" if impl_id in self.times else "not measured"
+        return f"measured on {self.chip}: {faster} {us(faster)}, this {us(slower)} ({self.facts})"
+
+
+NOTHING_MEASURED = Measured()
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """What was measured of an op's impls on this machine."""
+
+    measured: Callable[[tuple | None], Measured]  # of a class of calls; None: a call whose class is not known
+    class_of: Callable[..., tuple] | None  # the class of a call, from all its arguments; None if no times are known
+
+    def of_call(self, args: tuple) -> Measured:
+        """Of a call with all of the op's arguments; of an unknown class if one of them is wrong."""
+        try:
+            return self.measured(None if self.class_of is None or not args else self.class_of(*args))
+        except Exception:
+            return self.measured(None)
+
+
+NO_SPEEDS = Speeds(lambda _: NOTHING_MEASURED, None)
+
+
+def choose(
+    policy: SelectionPolicy, key: str, impls: Iterable[OpImpl], measured: Measured = NOTHING_MEASURED
+) -> tuple[list[Candidate], list[Refused]]:
+    """The candidates of an op in order, and the other impls with their reasons.
+
+    1. The vendor lists exclude impls, and so do `!` tokens and an order that does not name them.
+    2. The tokens of the policy's order rank the others; within one token priority does, then the impl_id.
+    3. A candidate that was measured to be slower than another is ranked after it, if the policy ranks the two alike.
+       Where libraries come first, a kernel of ours is ranked after them unless it was measured to be faster. A strict
+       policy ignores times, as its first candidate must run.
+    """
+    refused: list[Refused] = []
+    pool: list[OpImpl] = []
+    for impl in sorted(impls, key=lambda i: (-i.priority, i.impl_id)):
+        reason = policy.filtered(impl)
+        refused.append(Refused(impl, "policy", reason)) if reason else pool.append(impl)
+    order = policy.order_for(key)
+    never = [t[1:] for t in order if t.startswith("!")]
+    wanted = [t for t in order if not t.startswith("!")] or ["*"]
+    for impl in list(pool):
+        hit = next((t for t in never if matches(t, impl)), None)
+        if hit is not None:
+            pool.remove(impl)
+            refused.append(Refused(impl, "policy", f"the order says !{hit}"))
+    tokens = [part for token in wanted for part in (policy.rest() if token == "*" else (token,))]
+    ranks: dict[str, int] = {}  # by impl_id, which is unique for an op
+    chosen: list[OpImpl] = []
+    for rank, token in enumerate(tokens):
+        for impl in pool:
+            if matches(token, impl) and impl not in chosen:
+                chosen.append(impl)
+                ranks[impl.impl_id] = rank
+    text = "|".join(order)
+    refused += [Refused(i, "policy", f"not in the order {text}") for i in pool if i not in chosen]
+    if policy.strict or measured is NOTHING_MEASURED:
+        return [Candidate(impl) for impl in chosen], refused
+    if order == ORDERS["flagos"] and not policy.by_space:  # the default policy, under which speed decides
+        ranks = dict.fromkeys(ranks, 0)
+    return _by_speed(policy, key, chosen, ranks, measured), refused
+
+
+def _by_speed(
+    policy: SelectionPolicy, key: str, impls: list[OpImpl], ranks: Mapping[str, int], measured: Measured
+) -> list[Candidate]:
+    """The order of the policy, but each candidate after those that are faster."""
+    left = []
+    for impl in impls:
+        why = _libraries_first(policy, key, impl, measured)
+        after = _slower(impl, impls, ranks, measured) if why is None else _after_libraries(impl, impls, measured, why)
+        left.append(Candidate(impl, measured.times.get(impl.impl_id), after))
+    found = []
+    while left:  # no candidate is after itself: each step leads to a smaller time, or to one that was not measured
+        ids = {c.impl.impl_id for c in left}
+        first = next(c for c in left if ids.isdisjoint(c.after))
+        found.append(first)
+        left = [c for c in left if c is not first]
+    return found
+
+
+def _slower(impl: OpImpl, impls: list[OpImpl], ranks: Mapping[str, int], measured: Measured) -> dict[str, str]:
+    """The impls of the same rank that are faster, the fastest first."""
+    times, mine = measured.times, measured.times.get(impl.impl_id)
+    if mine is None:
+        return {}
+    alike = [i.impl_id for i in impls if i.impl_id in times and ranks[i.impl_id] == ranks[impl.impl_id]]
+    faster = sorted((i for i in alike if times[i] * MARGIN < mine), key=lambda i: times[i])
+    return {impl_id: measured.words(impl_id, impl.impl_id) for impl_id in faster}
+
+
+def _libraries_first(policy: SelectionPolicy, key: str, impl: OpImpl, measured: Measured) -> Preference | None:
+    """Why libraries come before an impl: it is a kernel of ours, for any chip or for one, and no policy names it."""
+    first = measured.preference
+    if first is None or not is_ours(impl.impl_id):
+        return None
+    return None if policy.asks_for(impl, key, instead_of=first.vendor) else first
+
+
+def _after_libraries(impl: OpImpl, impls: list[OpImpl], measured: Measured, first: Preference) -> dict[str, str]:
+    """The impls that come before a kernel of ours: the first of the others must have been measured and be slower."""
+    times, mine = measured.times, measured.times.get(impl.impl_id)
+    found, compared = {}, False
+    for other in impls:
+        impl_id, theirs = other.impl_id, times.get(other.impl_id)
+        words = f"{first.why}; {measured.words(impl_id, impl.impl_id)}" if times else first.why
+        if is_ours(impl_id):
+            if theirs is not None and mine is not None and theirs * MARGIN < mine:
+                found[impl_id] = measured.words(impl_id, impl.impl_id)
+            continue
+        if theirs is None and other.kind is BackendImplKind.REFERENCE and not first.reference_too:
+            continue
+        compared = compared or theirs is not None
+        if not compared or (theirs is not None and (mine is None or theirs <= MARGIN * mine)):
+            found[impl_id] = words
+    return found
+
+
+def is_ours(impl_id: str) -> bool:
+    """Whether it is a kernel of ours: for any chip, or that of one chip (`default.flagos.acme.arch`)."""
+    return impl_id == OURS or impl_id.startswith(f"{OURS}.")
