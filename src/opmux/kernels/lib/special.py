@@ -1,6 +1,6 @@
-"""Special functions that no chip's library has, on values of float32 or float64.
+"""Special functions that the chips' libraries lack, for float32 and float64.
 
-Series are cut where their next term is below the last bit of a float64; float32 gets the same ones.
+Series end where the next term is below the last bit of a float64; float32 uses the same number of terms.
 """
 
 from __future__ import annotations

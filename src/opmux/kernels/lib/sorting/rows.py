@@ -100,7 +100,7 @@ def sort_tiles(n: int, dtype: torch.dtype) -> Tiles:
 
 @tunable("sorting.first", free="BLOCK_M")
 def first_tiles(n: int, keep: int, dtype: torch.dtype) -> Tiles:
-    """Chunks of 2048, or more where that many elements are kept."""
+    """Chunks of 2048 elements, or more if the number of kept elements requires it."""
     across = min(max(triton.next_power_of_2(n), 16, keep), max(2048, 2 * keep))
     down = max(1, 512 // across)
     return Tiles(max(32, min(512, down * across // 8)), BLOCK_M=down, BLOCK_N=across)
