@@ -74,7 +74,7 @@ def test_every_kernel_in_every_dtype_and_on_every_chip(number, key):
 
 @pytest.mark.parametrize("key", ["opmux::rms_norm", "opmux::rms_norm_bwd", "opmux::silu_mul"])
 def test_loads_are_wide(key):
-    """If Triton did not know that lengths are multiples of 16, masked loads would be 2 bytes wide, five times slower."""
+    """If Triton did not know that lengths are multiples of 16, masked loads would be 2 bytes wide, 5 times slower."""
     kernel = compile_op(key, (512, 4096), torch.bfloat16, "sm_90")[0]
     ptx = kernel.asm["ptx"]
     assert "ld.global.v4.b32" in ptx and "ld.global.b16" not in ptx

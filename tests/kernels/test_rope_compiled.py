@@ -21,7 +21,7 @@ def empty(*shape, dtype=torch.bfloat16):
 
 
 def calls(dtype):
-    """Every variant of the kernel: angles or their sines, both pairings, ways to find positions, parts of packed heads."""
+    """Each variant of the kernel: angles or sines, both pairings, ways to find positions, parts of packed heads."""
     x, angles = empty(256, 2, 8, 128, dtype=dtype), empty(512, 96, dtype=torch.float32)
     table, starts, edges = empty(256, 128, dtype=dtype), empty(2, dtype=torch.int32), empty(9, dtype=torch.int32)
     yield lambda: kernels.rope_fwd(x, table, table, None, None, "sbhd", True, 1, 0)

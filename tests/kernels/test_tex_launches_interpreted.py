@@ -75,7 +75,7 @@ CALLS = {
 
 
 def table():
-    """The table of the page: launches by row and quantizer, as "2: norm; cast", or "1 (128x128: 2)" where they differ."""
+    """The page's table: launches by row and quantizer, as "2: norm; cast", or "1 (128x128: 2)" where they differ."""
     lines = PAGE.read_text().splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith("| function | delayed"))
     found = {}
