@@ -124,7 +124,7 @@ def fit_together(op: str, layout: Layout, q: Tensor, k: Tensor, v: Tensor) -> No
     if k.shape[-1] != q.shape[-1]:
         raise BadArgument.of(op, "K", f"have the head dim of Q, {q.shape[-1]}", str(k.shape[-1]))
     if v.shape[:-1] != k.shape[:-1]:
-        raise BadArgument.of(op, "V", f"have the shape of K, {tuple(k.shape)}, but for the last", str(tuple(v.shape)))
+        raise BadArgument.of(op, "V", f"have the shape of K, {tuple(k.shape)}, except the last", str(tuple(v.shape)))
     (b, h, _), (n, groups, _) = sizes(layout.q, q), sizes(layout.kv, k)
     if not groups or h % groups:
         raise BadArgument.of(op, "K", "have heads that divide those of Q evenly", f"{groups} for {h}")
@@ -261,7 +261,7 @@ def bias_of(op: str, job: Job, bias: Any, q: Tensor, heads: int, name: str) -> T
     check_tensor(op, name, bias, dims=4, on=q)
     room = (job.b, heads, job.sq, job.sk)
     if any(n not in (1, most) for n, most in zip(bias.shape, room, strict=True)):
-        raise BadArgument.of(op, name, f"have shape {room}, or 1 in its places", str(tuple(bias.shape)))
+        raise BadArgument.of(op, name, f"have shape {room}, where each size may be 1", str(tuple(bias.shape)))
     return bias
 
 

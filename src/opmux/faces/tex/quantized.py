@@ -624,7 +624,7 @@ def _fp4_columns(flat: Tensor, quantizer: Any) -> Tensor:
 
 def _nvfp4(call: Any, x: Tensor, quantizer: Any, made: Any, noop: Tensor | None) -> None:
     if quantizer.with_rht and not quantizer.with_post_rht_amax:
-        raise NotSupported("quantize: quantizer must have with_post_rht_amax where it has with_rht")
+        raise NotSupported("quantize: quantizer must have with_post_rht_amax if it has with_rht")
     if x.numel():
         fp4_into(x, quantizer, made, *fp4_amaxes(call, x, quantizer), noop)
 
@@ -702,11 +702,11 @@ def plain(call: Any, value: Any, dtype: torch.dtype | None = None, columnwise: b
     data = value._columnwise_data if columnwise else value._rowwise_data
     scales = value._columnwise_scale_inv if columnwise else value._rowwise_scale_inv
     if data is None:
-        raise BadArgument.of("tex", "input", "hold data", f"a {type_name(value)} without any")
+        raise BadArgument.of("tex", "input", "have data", f"a {type_name(value)} without data")
     if kind == "block":
         return call.fp8_blocks_uncast(data, scales, fp8, value._is_2D_scaled, columnwise, to)
     if getattr(value, "_with_gemm_swizzled_scales", False):
-        raise NotSupported("dequantize: scales of MXFP8 that are swizzled")
+        raise NotSupported("dequantize: input must not have swizzled scales; got MXFP8 with swizzled scales")
     return call.mxfp8_uncast(data, scales, fp8, columnwise, to)
 
 
@@ -716,14 +716,14 @@ def _plain_fp8(call: Any, value: Any, dtype: torch.dtype, columnwise: bool) -> T
     if value._data is not None and not (columnwise and turned_there):
         return call.fp8_uncast(value._data, value._scale_inv, fp8, dtype)
     if not turned_there:
-        raise BadArgument.of("tex", "input", "hold data", f"a {type_name(value)} without any")
+        raise BadArgument.of("tex", "input", "have data", f"a {type_name(value)} without data")
     found = call.fp8_uncast(value._transpose, value._scale_inv, fp8, dtype)
     return found.movedim(0, -1).contiguous() if found.dim() else found
 
 
 def _plain_fp4(value: Any, dtype: torch.dtype, columnwise: bool) -> Tensor:
     if value._with_gemm_swizzled_scales:
-        raise NotSupported("dequantize: scales of NVFP4 that are swizzled")
+        raise NotSupported("dequantize: input must not have swizzled scales; got NVFP4 with swizzled scales")
     most = float(getattr(value, "_nvfp4_e4m3_max", None) or 448.0)
     if value._rowwise_data is not None and not (columnwise and value._columnwise_data is not None):
         data, of = value._rowwise_data, value._rowwise_data.shape
@@ -732,7 +732,7 @@ def _plain_fp4(value: Any, dtype: torch.dtype, columnwise: bool) -> Tensor:
         return found.to(dtype).reshape(shape)
     data = value._columnwise_data
     if data is None:
-        raise BadArgument.of("tex", "input", "hold data", f"a {type_name(value)} without any")
+        raise BadArgument.of("tex", "input", "have data", f"a {type_name(value)} without data")
     shape = (*data.shape[1:-1], 2 * data.shape[-1], data.shape[0])
     found = decoded(data.reshape(data.shape[0], -1), value._columnwise_scale_inv, value._amax_columnwise, most)
     if getattr(value._quantizer, "with_rht", False):

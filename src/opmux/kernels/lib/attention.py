@@ -134,9 +134,9 @@ class Problem(NamedTuple):
         batch, queries, keys = packed or (q.shape[0], q.shape[2], k.shape[2])
         dim, dim_v = q.shape[-1], v.shape[-1]
         if max(dim, dim_v) > WIDEST:
-            raise NotSupported(f"heads of more than {WIDEST} numbers; there are {dim} and {dim_v}")
+            raise NotSupported(f"head dimensions above {WIDEST}; got {dim} and {dim_v}")
         if batch * max(q.shape[1], 1) >= 2**16:
-            raise NotSupported(f"{batch} sequences of {q.shape[1]} heads are more than a launch can have")
+            raise NotSupported(f"{batch} sequences of {q.shape[1]} heads; a launch can have less than 65536 heads")
         scale = spec.scale_of(q, scale)
         return cls(
             batch, q.shape[1], k.shape[1], queries, keys, dim, dim_v, q.dtype, left, right, scale, precision, options

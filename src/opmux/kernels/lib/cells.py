@@ -290,7 +290,7 @@ def of_gather(x: Tensor, dim: int, index: Tensor) -> Cells:
 def of_select(x: Tensor, dim: int, index: Tensor) -> Cells:
     """x[:, index] along dim: one index a slice."""
     if index.dim() > 1:
-        raise NotSupported("an index that is no vector")
+        raise NotSupported("an index that is not a vector")
     sizes, strides = _sizes(x)
     dim %= len(sizes)
     along = [0] * len(sizes)
@@ -308,7 +308,7 @@ def of_rows(x: Tensor, indices: Tensor) -> Cells:
 def of_flat(x: Tensor, index: Tensor) -> Cells:
     """x.view(-1)[index]"""
     if not x.is_contiguous():
-        raise NotSupported("a flat index of a tensor with gaps")
+        raise NotSupported("a flat index into a tensor that is not contiguous")
     shape, steps = _sizes(index)
     return Cells(shape, (0,) * len(shape), (Index(steps, x.numel(), 1),), wraps=True)
 
@@ -316,7 +316,7 @@ def of_flat(x: Tensor, index: Tensor) -> Cells:
 def of_index(x: Tensor, at: Sequence[int], indices: Sequence[Tensor]) -> Cells:
     """x[indices], with the indices at the dimensions `at`."""
     if not indices or len(at) > x.dim() or at[-1] >= x.dim():
-        raise NotSupported("no index, or more than x has dimensions")
+        raise NotSupported("no index, or more indices than x has dimensions")
     try:
         shape = torch.broadcast_shapes(*(t.shape for t in indices))
     except RuntimeError as error:

@@ -69,7 +69,7 @@ class _Interpreted:
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name not in FUNCTIONS:
-            raise AttributeError(f"libdevice.{name} has no stand-in for the interpreter: add it to FUNCTIONS")
+            raise AttributeError(f"libdevice.{name} has no implementation in the interpreter: add it to FUNCTIONS")
         made = _answer(FUNCTIONS[name])
         setattr(self, name, made)
         return made

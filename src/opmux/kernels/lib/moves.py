@@ -207,7 +207,7 @@ def number_for(dtype: torch.dtype) -> Callable[[Any], int | float]:
     """A function that converts a number to a dtype as torch does; raises NotSupported where torch would raise."""
 
     def refused(value: Any) -> NotSupported:
-        return NotSupported(f"{value!r} as {dtype}")
+        return NotSupported(f"{value!r} does not fit in {dtype}")
 
     def floating(value: Any) -> float:
         if isinstance(value, complex) or most < abs(value) < torch.inf:
@@ -317,9 +317,9 @@ class _Tensors:
     def place(self, view: Tensor) -> int:
         found = self._places.get(view.untyped_storage()._cdata)
         if found is None:
-            raise NotSupported("a part that is no view of an argument")
+            raise NotSupported("a part that is not a view of an argument")
         if view.storage_offset() * view.element_size() + bytes_of(view) > bytes_of(self.metas[found]):
-            raise NotSupported("a part that is not within its tensor")  # torch does not check meta tensors
+            raise NotSupported("a part out of bounds of its tensor")  # torch does not check meta tensors
         return found
 
 

@@ -183,7 +183,7 @@ def _plan(row: Row, args: tuple, out: Tensor | None) -> Callable[..., Tensor]:
     result = _on_meta(row, args)
     types = Types(_promoted(given, result.dtype), result.dtype)
     if types.promoted not in row.dtypes:
-        raise NotSupported(f"{row.name} is not computed in {types.promoted}")
+        raise NotSupported(f"{row.name} does not support {types.promoted}")
     if row.rounds and types.promoted.itemsize == 2:
         given = [a._replace(read=f"_near({a.read})") if a.kind == "f" else a for a in given]
     if out is not None:
@@ -204,7 +204,7 @@ def _given(row: Row, args: tuple) -> list[Arg]:
     for i, (name, role, value) in enumerate(zip(row.names, row.roles, args, strict=True)):
         kind, read = _kind(value, role, home), f"a{i}"
         if ints and isinstance(value, Tensor) and name not in MASKS and value.dtype not in row.dtypes:
-            raise NotSupported(f"{row.name} of a tensor of {value.dtype}")
+            raise NotSupported(f"{row.name} does not support tensors of {value.dtype}")
         if name in row.baked and not isinstance(value, Tensor) and value in row.baked[name]:
             kind = "c"
         elif kind in "if" and isinstance(value, Tensor):

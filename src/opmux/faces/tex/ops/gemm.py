@@ -170,7 +170,7 @@ def fp8_of(value: Any, columnwise: bool) -> Tensor:
     elif value._transpose is not None and not value._transpose_invalid:
         data = value._transpose.reshape(value._transpose.shape[0], -1).t().contiguous()
     else:
-        raise BadArgument.of("generic_gemm", "A or B", "hold data", f"a {type_name(value)} without any")
+        raise BadArgument.of("generic_gemm", "A or B", "have data", f"a {type_name(value)} without data")
     return data
 
 

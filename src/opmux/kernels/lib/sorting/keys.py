@@ -41,7 +41,7 @@ class Bits(NamedTuple):
 
 def bits_of(dtype: torch.dtype) -> Bits:
     if dtype not in _INFINITY and dtype not in _INTS:
-        raise NotSupported(f"no order of {dtype}")
+        raise NotSupported(f"{dtype} cannot be sorted")
     as_int = dtype if dtype in _INTS and dtype is not torch.bool else _BITS[dtype.itemsize]
     return Bits(as_int, _INFINITY.get(dtype, 0), (1 << (8 * dtype.itemsize - 1)) - 1)
 

@@ -101,7 +101,7 @@ def order(keys: Tensor, bits: int) -> Callable[[Tensor], Tensor]:
     tiles = radix_tiles(dtype=keys.dtype)
     blocks = -(-n // tiles["BLOCK"])
     if n + tiles["BLOCK"] >= 1 << 31 or rows > 65535:
-        raise NotSupported("a row of more than 2^31 elements, or very many rows")
+        raise NotSupported("a row of almost 2^31 elements or more, or more than 65535 rows")
     grid, config = (blocks, rows, 1), tiles.config(even=n % 16 == 0, DIGITS=DIGITS)
     passes = max(1, -(-bits // 8))
     look = OutputSpec.of((rows, n), torch.int32)
