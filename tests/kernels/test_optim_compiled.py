@@ -82,7 +82,7 @@ def test_every_kernel_compiles_for_every_chip(name, chip):
         assert kernel.spills() == 0, kernel.name
 
 
-# accesses for a full chunk of 1024, eight elements a thread: vectors with as many elements as 16 bytes of the widest
+# accesses for a full chunk of 1024, eight elements per thread: vectors with as many elements as 16 bytes of the widest
 WIDE = {
     "adam": {"ld v4": 8, "st v4": 6},
     "adam with masters": {"ld v2": 2, "ld v4": 6, "st v4": 6, "st v2": 2},

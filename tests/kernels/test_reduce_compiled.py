@@ -121,7 +121,7 @@ def test_every_op_compiles_with_every_algorithm(number, name):
     for at, (shape, dim, kernels) in enumerate(ways):
         for chip, dtype in both_dtypes(number + at):
             found = [k.name for k in built(name, shape, dim, dtype, chip)]
-            # float64: fewer elements a program, so several share a plane, and a second kernel adds up
+            # float64: fewer elements per program, so several share a plane, and a second kernel adds up
             assert found == kernels or (dtype.itemsize == 8 and found == ["_pieces", "_finish"])
 
 

@@ -142,7 +142,7 @@ def test_wrong_arguments_are_named(spec):
 
 @pytest.mark.parametrize("spec", PRIMITIVES, **by_name)
 def test_opcheck_passes(spec, few, slow):
-    """torch's checks of schema, autograd registration and fake kernel; with --slow also of AOT, 0.4 s an op."""
+    """torch's checks of schema, autograd registration and fake kernel; with --slow also of AOT, 0.4 s per op."""
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
     more = ("test_aot_dispatch_dynamic",) if slow else ()
     for sample in few(samples(spec, most=3), 1):

@@ -131,7 +131,7 @@ def tile(n, FLAT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
 
 
 def per_program(dtype: torch.dtype) -> int:
-    """Elements of a program with 128 threads: 16 a thread for 16-bit types, which is two wide loads."""
+    """Elements of a program with 128 threads: 16 per thread for 16-bit types, which is two wide loads."""
     return 2048 if dtype.itemsize <= 2 else 1024
 
 

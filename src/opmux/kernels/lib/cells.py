@@ -50,14 +50,14 @@ class Cells(NamedTuple):
 
 @tunable("index.rows", free="BLOCK_M BLOCK_N")
 def row_tiles(n: int, dtype: torch.dtype) -> Tiles:
-    """Tiles for rows of n elements: two 16-byte loads a thread."""
+    """Tiles for rows of n elements: two 16-byte loads per thread."""
     across = min(triton.next_power_of_2(n), 4096 // dtype.itemsize)
     return Tiles(128, BLOCK_M=max(1, 4096 // dtype.itemsize // across), BLOCK_N=across)
 
 
 @tunable("index.elements", free="BLOCK_M")
 def element_tiles(dtype: torch.dtype) -> Tiles:
-    """Tiles for one index an element: as many loads in flight as the registers of a thread allow."""
+    """Tiles for one index per element: as many loads in flight as the registers of a thread allow."""
     return Tiles(128, BLOCK_M=1024)
 
 
@@ -281,14 +281,14 @@ def _without(strides: Strides, dim: int) -> Strides:
 
 
 def of_gather(x: Tensor, dim: int, index: Tensor) -> Cells:
-    """x[i][index[i, j]] along dim: one index an element."""
+    """x[i][index[i, j]] along dim: one index per element."""
     (sizes, strides), (shape, steps) = _sizes(x), _sizes(index)
     dim %= len(sizes)
     return Cells(shape, _without(strides, dim), (Index(steps, sizes[dim], strides[dim]),))
 
 
 def of_select(x: Tensor, dim: int, index: Tensor) -> Cells:
-    """x[:, index] along dim: one index a slice."""
+    """x[:, index] along dim: one index per slice."""
     if index.dim() > 1:
         raise NotSupported("an index that is not a vector")
     sizes, strides = _sizes(x)

@@ -209,7 +209,7 @@ class _NothingToUndo:
 
 
 def _patch_once_per_launch(interpreter: Any) -> None:
-    """Patch `tl` once a launch. Stock Triton patches it at each nested device function, half of the run time."""
+    """Patch `tl` once per launch. Stock Triton patches it at each nested device function, half of the run time."""
     stock_patch: Callable[[Any], Any] = interpreter._patch_lang
     stock_launch = interpreter.GridExecutor.__call__
     live: list[tuple[set[int], list[Any]]] = []  # for each running launch: patched modules, undo scopes

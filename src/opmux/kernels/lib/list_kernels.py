@@ -148,7 +148,7 @@ squares_of_each = Launcher(_squares_of_each, sizes="")
 
 @tunable("optim.step")
 def step_tiles(lists: int, width: int) -> Tiles:
-    """`lists`: tensors of a step; `width`: bytes of one element of each together. Eight elements a thread leave
+    """`lists`: tensors of a step; `width`: bytes of one element of each together. Eight elements per thread leave
     registers for many tensors.
     """
     return Tiles(128, BLOCK=1024)
@@ -156,7 +156,7 @@ def step_tiles(lists: int, width: int) -> Tiles:
 
 @tunable("optim.norm")
 def norm_tiles(width: int) -> Tiles:
-    """Only reads: 64 bytes or more in flight a thread."""
+    """Only reads: 64 bytes or more in flight per thread."""
     return Tiles(256, BLOCK=8192)
 
 
@@ -182,7 +182,7 @@ def planned(kernel: Launcher, what: Seen, constants: tuple, make: Callable[[], P
 
 
 def launched(kernel: Launcher, what: Seen, given: tuple, constants: dict[str, Any], types: str = "") -> None:
-    """Launch one program a chunk. `given`: arguments after the tables; `types`: names of the dtype constants."""
+    """Launch one program per chunk. `given`: arguments after the tables; `types`: names of the dtype constants."""
 
     def make() -> Plan:
         tiles = step_tiles(lists=len(what.dtypes), width=sum(d.itemsize for d in what.dtypes))

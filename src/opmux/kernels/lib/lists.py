@@ -91,7 +91,7 @@ def seen_alike(lists: Sequence[Sequence[Tensor]], more: tuple[tuple[int, ...], .
 
 
 def _alike(form: tuple[spec.Each, ...], lists: Any, flag: Tensor | None) -> Seen | None:
-    """The fast path for lists with one dtype each and nothing unusual, with few checks a tensor; None if it fails."""
+    """The fast path for lists with one dtype each and nothing unusual, with few checks per tensor; None if it fails."""
     lead = lists[0]
     if not lead:
         return None

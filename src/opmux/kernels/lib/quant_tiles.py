@@ -400,19 +400,19 @@ def amax_of_tiles(dtype: torch.dtype) -> Tiles:
 
 @tunable("quant.turned")
 def turned_tiles(dtype: torch.dtype) -> Tiles:
-    """64 elements a thread take 14 instructions each on sm_90; 32 elements take 17."""
+    """64 elements per thread take 14 instructions each on sm_90; 32 elements take 17."""
     return Tiles(256, BLOCK_M=128, BLOCK_N=128)
 
 
 @tunable("quant.blocks")
 def block_tiles(dtype: torch.dtype) -> Tiles:
-    """23 instructions an element on sm_90 for rows and columns; 32 with 512 threads."""
+    """23 instructions per element on sm_90 for rows and columns; 32 with 512 threads."""
     return Tiles(256)
 
 
 @tunable("quant.mx")
 def mx_tiles(dtype: torch.dtype) -> Tiles:
-    """One block of rows, so that few warps share a column: 17 instructions an element on sm_90."""
+    """One block of rows, so that few warps share a column: 17 instructions per element on sm_90."""
     return Tiles(128, BLOCK_M=32, BLOCK_N=256)
 
 

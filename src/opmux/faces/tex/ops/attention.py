@@ -246,7 +246,7 @@ def stats_of_tokens(job: Job, lse: Tensor) -> Tensor:
 
 
 def tables_of(op: str, layout: Layout, b: int, q: Tensor, table_k: Any, table_v: Any) -> tuple[Any, Any]:
-    """The page tables, one row a sequence. Extra rows are dropped: Transformer Engine passes those of the largest
+    """The page tables, one row per sequence. Extra rows are dropped: Transformer Engine passes those of the largest
     batch.
     """
     if not layout.paged:

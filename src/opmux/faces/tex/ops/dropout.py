@@ -82,7 +82,7 @@ def dropout_fwd(
     dropout_probability: Probability,
     out: Tensor | None = None,
 ) -> list[Tensor]:
-    """[y, mask]: y = input / (1 - p) or 0; mask has one bit an element. Uses torch's default generator."""
+    """[y, mask]: y = input / (1 - p) or 0; mask has one bit per element. Uses torch's default generator."""
     with torch.no_grad():
         x = plain(call, input)
         if x is not input:

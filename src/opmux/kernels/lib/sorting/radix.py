@@ -1,4 +1,4 @@
-"""A stable radix sort of long rows, eight bits a pass from the lowest.
+"""A stable radix sort of long rows, eight bits per pass from the lowest.
 
 A pass has three steps. Each block counts its digits. A scan of the counts, by digit and then block, gives the start of
 each digit of each block. Each block sorts its elements by digit, so that stores of equal digits are contiguous.
@@ -87,7 +87,7 @@ move = Launcher(_move, sizes="n")
 
 @tunable("sorting.radix")
 def radix_tiles(dtype: torch.dtype) -> Tiles:
-    """Eight elements a thread: with more, sorting takes more steps; with fewer, there are more counts to scan."""
+    """Eight elements per thread: with more, sorting takes more steps; with fewer, there are more counts to scan."""
     return Tiles(256, BLOCK=2048)
 
 

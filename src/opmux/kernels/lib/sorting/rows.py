@@ -92,7 +92,7 @@ first_rows = Launcher(_first, sizes="n length")
 
 @tunable("sorting.rows", free="BLOCK_M")
 def sort_tiles(n: int, dtype: torch.dtype) -> Tiles:
-    """Whole rows, eight elements a thread."""
+    """Whole rows, eight elements per thread."""
     across = max(triton.next_power_of_2(n), 16)
     down = max(1, 512 // across)
     return Tiles(max(32, min(512, down * across // 8)), BLOCK_M=down, BLOCK_N=across)
