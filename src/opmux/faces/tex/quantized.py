@@ -686,7 +686,7 @@ def logical_shape(value: Any) -> torch.Size:
 def plain(call: Any, value: Any, dtype: torch.dtype | None = None, columnwise: bool = False) -> Tensor:
     """The dequantized tensor, in `dtype` (default: its own); a plain tensor is returned itself.
 
-    Rowwise data is used if there is any; columnwise data with `columnwise`. The two differ in rounding.
+    If it has both, rowwise data is used, or columnwise data if `columnwise`. They differ in rounding.
     """
     kind = tensor_kind(value)
     if kind is None:

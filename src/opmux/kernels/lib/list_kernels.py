@@ -148,7 +148,7 @@ squares_of_each = Launcher(_squares_of_each, sizes="")
 
 @tunable("optim.step")
 def step_tiles(lists: int, width: int) -> Tiles:
-    """`lists`: tensors of a step; `width`: bytes of one element of each together. Eight elements per thread leave
+    """`lists`: number of lists; `width`: total bytes of one element of each. Eight elements per thread leave
     registers for many tensors.
     """
     return Tiles(128, BLOCK=1024)

@@ -489,7 +489,7 @@ def _polynomial(x, n, first, KIND: tl.constexpr, closed, value):
 
 @triton.jit
 def _chebyshev_of(x, n, KIND: tl.constexpr, BEYOND: tl.constexpr):
-    """Chebyshev polynomials of kinds t, u, v and w. Above degree BEYOND by cos of the angle, inside [-1, 1]."""
+    """Chebyshev polynomials of kinds t, u, v and w. Above degree BEYOND, from acos(x) if |x| < 1."""
     x, n = tl.broadcast(x, n)
     n = n.to(tl.int64)
     order = n.to(x.dtype)
