@@ -283,7 +283,7 @@ def mhc_fused_scale(H: Tensor, alpha: Tensor, beta: Tensor, ms: Tensor, n: int) 
 
 
 def mhc_fused_sinkhorn(H_res: Tensor, n: int = 4, recompute_hist: bool = True, iters: int = 20) -> Tensor:
-    """Divide rows and then columns by their sums, iters times."""
+    """Sinkhorn normalization of softmax(H_res): rows and columns are divided by their sums, iters times."""
     return residual.sinkhorn(H_res, iters, 0.0)
 
 
