@@ -1103,7 +1103,7 @@ def dropout_bwd(grad_output: Any, mask: Tensor, dropout_probability: float, grad
     """
 
 def dropout_fwd(input: Any, dropout_probability: float, out: Tensor | None = None) -> list[Tensor]:
-    """[y, mask]: y = input / (1 - p) or 0; mask has one bit an element. Uses torch's default generator.
+    """[y, mask]: y = input / (1 - p) or 0; mask has one bit per element. Uses torch's default generator.
 
     Args:
         input (float or quantized)
