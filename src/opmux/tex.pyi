@@ -168,7 +168,7 @@ class TEXBackendBase:
     def __getattr__(self, name: str) -> Any: ...
 
 def bgrad_group_quantize(tensor: Tensor, quantizer: Any, num_tensors: int, first_dims: Tensor | None, last_dims: Tensor | None = None, tensor_offsets: Tensor | None = None) -> tuple[Any, Tensor]:
-    """(group_quantize of the rows, the sum of the rows of each member [num_tensors, columns], in tensor's dtype).
+    """(group_quantize, column sums of each member [num_tensors, columns] in tensor's dtype).
 
     Args:
         tensor (float [rows, columns])
@@ -187,7 +187,7 @@ def bgrad_quantize(input: Tensor, quantizer: Any) -> list[Any]:
     """
 
 def bulk_allocate(shapes: list[list[int]], dtypes: list[Any], device: Any | None = None, alignments: list[int] | None = None) -> list[Tensor]:
-    """Tensors of these shapes and dtypes, in one buffer, each at a multiple of its alignment (its element's size).
+    """Tensors of these shapes and dtypes in one buffer, each aligned to its alignment (default: its element size).
 
     Args:
         shapes (each each at least 0)
@@ -225,7 +225,7 @@ def compute_amax(input: Tensor, amax: Tensor) -> None:
     """
 
 def convert_bshd_to_thd(tensor: Tensor, cu_seqlens: Tensor, t: int) -> Tensor:
-    """The sequences concatenated to [t, h, d]; zeros after the last.
+    """Concatenate the sequences to [t, h, d]; zeros after the last.
 
     Args:
         tensor (any [b, s, h, d])
@@ -234,7 +234,7 @@ def convert_bshd_to_thd(tensor: Tensor, cu_seqlens: Tensor, t: int) -> Tensor:
     """
 
 def convert_thd_to_bshd(tensor: Tensor, cu_seqlens: Tensor, b: int, max_seq_len: int) -> Tensor:
-    """Concatenated sequences as [b, max_seq_len, h, d], padded with zeros.
+    """Split concatenated sequences to [b, max_seq_len, h, d], padded with zeros.
 
     Args:
         tensor (any [t, h, d])
@@ -417,7 +417,7 @@ def dropout_bwd(grad_output: Any, mask: Tensor, dropout_probability: float, grad
     """
 
 def dropout_fwd(input: Any, dropout_probability: float, out: Tensor | None = None) -> list[Tensor]:
-    """[y, mask]: y = input / (1 - p) or 0, and a bit for each kept element; uses torch's default generator.
+    """[y, mask]: y = input / (1 - p) or 0; mask has one bit per element. Uses torch's default generator.
 
     Args:
         input (float or quantized)
@@ -495,7 +495,7 @@ def ep_zero_copy_supported() -> bool:
     """False."""
 
 def fa_prepare_bwd(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """[s, b, n, 3 * h] from three [b, s, n, h]: q, k and v of each head together.
+    """[s, b, n, 3 * h] from three [b, s, n, h]: q, k and v of each head are adjacent.
 
     Args:
         q (float [b, s, n, h])
@@ -504,7 +504,7 @@ def fa_prepare_bwd(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """
 
 def fa_prepare_fwd(qkvi: Tensor) -> Tensor:
-    """[3, b, s, n, h] from an interleaved [s, b, n, 3, h], whose slice for q is passed.
+    """[3, b, s, n, h] from the interleaved [s, b, n, 3, h]; `qkvi` is its slice for q.
 
     Args:
         qkvi (float [s, b, n, h])
@@ -523,7 +523,7 @@ def fp8_block_scaling_compute_partial_amax(tensor: Tensor, amax: Tensor, h: int,
     """
 
 def fp8_block_scaling_partial_cast(inp: Tensor, out: Tensor, scale: Tensor, h: int, w: int, start_offset: int, block_len: int, out_dtype: torch.dtype) -> None:
-    """out = the shard times the scales of its blocks of block_len x block_len (128), in out_dtype, as bytes.
+    """out = shard * scales of its block_len x block_len (128) blocks, in out_dtype, as bytes.
 
     Args:
         inp (float32, bfloat16 or float16 [..], a piece of the h x w matrix)
@@ -546,11 +546,11 @@ def fp8_transpose(input: Tensor, dtype: torch.dtype, *, out: Tensor | None) -> T
     """
 
 def fused_amax_and_scale_update_after_reduction(amax_reduction_buffer: Tensor, amax_histories: list[Tensor], scales: list[Tensor], amax_compute_algo: str, fp8_dtype: torch.dtype, margin: float) -> None:
-    """Roll the histories of amax [L, n] by one and update each scale, for all tensors at once.
+    """Roll the amax histories [L, n] by one and update each scale, for all tensors at once.
 
-    The newest amax is in the buffer (concatenated for all tensors), or history[0] if that is 0. If it is not 0 it is
-    appended to the history, and history[0] becomes 0. A scale becomes fp8_max * 2^-margin / amax, with the newest amax
-    or the maximum of the history; it is not changed if that amax is not a positive number.
+    The newest amax comes from the buffer (concatenated for all tensors), or from history[0] if that is 0. If it is not
+    0, append it, shift the history, and zero history[0]. A scale becomes fp8_max * 2^-margin / amax, where amax is the
+    newest one or the maximum of the history; the scale is not changed if that amax is not a positive number.
 
     Args:
         amax_reduction_buffer (float32 [..])
@@ -561,7 +561,7 @@ def fused_amax_and_scale_update_after_reduction(amax_reduction_buffer: Tensor, a
     """
 
 def fused_attn_bwd(max_seqlen_q: int, max_seqlen_kv: int, attn_scale: float, p_dropout: float, set_zero: bool, qkv_layout: Any, o_format: Any, do_format: Any, dqkv_layout: Any, qkv_scale_inv_format: Any, do_scale_inv_format: Any, bias_type: Any, attn_mask_type: Any, softmax_type: Any, window_size: Any, bottom_right_diagonal: bool, deterministic: bool, cu_seqlens_q: Tensor | None, cu_seqlens_kv: Tensor | None, Q: Any, K: Any, V: Any, O: Any, dO: Any, fake_dtype: torch.dtype, Aux_CTX_Tensors: list[Any], cu_seqlens_q_padded: Tensor | None, cu_seqlens_kv_padded: Tensor | None, s_quantizer: Any | None, dp_quantizer: Any | None, dqkv_quantizer: Any | None, cuda_graph: bool) -> list[Any]:
-    """[dQ, dK, dV, dBias or None, dSoftmaxOffset or None], from the S and rng_state of the forward.
+    """[dQ, dK, dV, dBias or None, dSoftmaxOffset or None], from S and rng_state of the forward.
 
     Aux_CTX_Tensors are the forward's results without O and Max. S and O may cover more keys than K has, if a sequence
     is distributed over several devices.
@@ -667,20 +667,20 @@ def fused_multi_row_padding(input: Tensor, output: Tensor, input_row_list: list[
     """Copy blocks of rows to output, each followed by zeros up to its padded size. An empty block is skipped.
 
     Args:
-        input (any [x_rows, n]): the blocks, one after another.
-        output (any [y_rows, n], of the dtype of x): is written; rows after the last block are left as they are.
+        input (any [x_rows, n]): the concatenated blocks.
+        output (any [y_rows, n], of the dtype of x): written; rows after the last block are not changed.
         input_row_list: the rows of each block.
         padded_input_row_list: the rows of each block in output.
     """
 
 def fused_multi_row_unpadding(input: Tensor, output: Tensor, input_row_list: list[int], unpadded_input_row_list: list[int]) -> None:
-    """Copy the first rows of each block of input to output, where blocks follow each other without padding.
+    """Copy the first rows of each block of input to output, where blocks are concatenated without padding.
 
     Args:
-        input (any [x_rows, n]): the blocks, one after another.
-        output (any [y_rows, n], of the dtype of x): is written; rows after the last block are left as they are.
+        input (any [x_rows, n]): the concatenated blocks.
+        output (any [y_rows, n], of the dtype of x): written; rows after the last block are not changed.
         input_row_list: the rows of each block in input.
-        unpadded_input_row_list: how many of them are copied.
+        unpadded_input_row_list: the number of rows to copy from each block.
     """
 
 def fused_qkv_rope_backward(q_grad_out: Tensor, k_grad_out: Tensor, v_grad_out: Tensor, q_freqs: Tensor, k_freqs: Tensor, qkv_split_arg_list: list[int], qkv_format: Any, interleaved: bool, cp_size: int, cp_rank: int) -> Tensor:
@@ -699,16 +699,16 @@ def fused_qkv_rope_forward(qkv_input: Tensor, q_freqs: Tensor, k_freqs: Tensor, 
     """(q, k, v) of packed heads: rope_qkv_fwd by the angles q_freqs and k_freqs.
 
     Args:
-        qkv_input (float [_, _, heads, width]): each head holds as many numbers of q, k and v as qkv_split_arg_list says.
+        qkv_input (float [_, _, heads, width]): each head holds q, k and v, of the sizes in qkv_split_arg_list.
         q_freqs (float32 [q_positions, 1, 1, _]): the angles of each position for q.
-        k_freqs (float32 [k_positions, 1, 1, _]): the same for k.
+        k_freqs (float32 [k_positions, 1, 1, _]): the angles of each position for k.
         start_positions (index [sequences], optional): the position of each sequence's first token; None for 0. Ignored if cp_size > 1, as NVIDIA does
             here and in no other function.
-        qkv_split_arg_list: three sizes, the first a multiple of the second, which is the size of a head of q and k.
-        qkv_format (one of NVTE_SBHD, NVTE_BSHD): what the dimensions of qkv_input are.
-        interleaved: pairs are neighbours, not (i, i + d2/2).
+        qkv_split_arg_list: three sizes; the second is the head size of q and k, the first a multiple of it.
+        qkv_format (one of NVTE_SBHD, NVTE_BSHD): the order of the dimensions of qkv_input.
+        interleaved: rotate pairs (2i, 2i + 1) instead of (i, i + d2/2).
         cp_size (at least 1): context parallelism, as in fused_rope_forward.
-        cp_rank (at least 0, less than cp_size): which piece.
+        cp_rank (at least 0, less than cp_size): the index of the piece.
 
     Returns:
         q, k and v: new contiguous tensors, q in heads of the size of k's.
@@ -728,14 +728,12 @@ def fused_rope_forward(input: Tensor, freqs: Tensor, start_positions: Tensor | N
     """rope_fwd of input by the angles freqs.
 
     Args:
-        input (float [..]): heads in the dimensions that qkv_format names.
-        freqs (float32 [positions, 1, 1, _]): the angles of each position, at least as many positions as the sequences are long.
-        start_positions (index [sequences], optional): the position of each sequence's first token; None for 0.
-        qkv_format (one of NVTE_SBHD, NVTE_BSHD, NVTE_THD): what the dimensions of input are.
-        interleaved: pairs are neighbours, not (i, i + d2/2).
-        cu_seqlens (index [edges], optional): for NVTE_THD, where each sequence begins, and the end; ignored in other formats.
-        cp_size (at least 1): context parallelism: input has one of 2 * cp_size pieces of each sequence and its mirror from the back.
-        cp_rank (at least 0, less than cp_size): which piece.
+        input (float [..]): heads, with the dimensions that qkv_format names. freqs: the angles of each position; at least as many
+        positions as the longest sequence has. start_positions: the position of each sequence's first token; None for 0.
+        qkv_format (one of NVTE_SBHD, NVTE_BSHD, NVTE_THD): the order of the dimensions of input. interleaved: rotate pairs (2i, 2i + 1) instead of (i, i +
+        d2/2). cu_seqlens: for NVTE_THD, the start of each sequence, and the end of the last; ignored in other formats.
+        cp_size (at least 1): context parallelism: input has piece cp_rank of 2 * cp_size of each sequence, and the same from the
+        end. cp_rank: the index of the piece.
 
     Returns:
         A new contiguous tensor of input's shape and dtype.
@@ -854,20 +852,20 @@ def generic_gemm(A: Any, transA: bool, B: Any, transB: bool, D: Any, quantizer: 
     """
 
 def get_cublasLt_version() -> int:
-    """120900, independent of what is installed.
+    """120900, whatever is installed.
 
-    From 130300 on Transformer Engine runs expert gemms through GroupedTensors, whose sizes are on the device. Ours
-    would read them on the host; the lists of gemms that it uses below that version avoid this. FP8 needs 120103.
+    From 130300 on Transformer Engine uses GroupedTensors for expert gemms, whose sizes are on the device; our gemms
+    would read them on the host. For older versions it uses lists of gemms. FP8 needs at least 120103.
     """
 
 def get_cudnn_version() -> int:
-    """cuDNN's version, major * 10000 + minor * 100 + patch: torch's if it has one, else 91200.
+    """cuDNN's version, major * 10000 + minor * 100 + patch: that of torch's cuDNN, or 91200 without one.
 
-    The layer reads it to choose an attention backend, from those that get_fused_attn_backend reports.
+    The layer uses it to choose an attention backend among those that get_fused_attn_backend reports.
     """
 
 def get_fused_attn_backend(is_training: Any, q_dtype: torch.dtype | None, kv_dtype: torch.dtype | None, qkv_layout: Any, bias_type: Any, attn_mask_type: Any, softmax_type: Any, p_dropout: Any, num_attn_heads: Any, num_gqa_groups: Any, max_seqlen_q: Any, max_seqlen_kv: Any, head_dim_qk: Any, head_dim_v: Any, window_size_left: Any, window_size_right: Any, return_max_logit: Any, cuda_graph: Any, deterministic: Any) -> Any:
-    """The backend for such a call, a member of NVTE_Fused_Attn_Backend.
+    """The backend for a call with these arguments, a member of NVTE_Fused_Attn_Backend.
 
     From 2.20.2 on the layer passes one object with all arguments, and expects (backend, reason if there is none).
     """
@@ -880,7 +878,7 @@ def get_grouped_gemm_setup_workspace_size(num_tensors: int) -> int:
     """
 
 def get_num_cublas_streams() -> int:
-    """4: the layer allocates as many workspaces for grouped gemms, which do not need them."""
+    """4. The layer allocates as many workspaces for grouped gemms, which ours do not need."""
 
 def get_stream_priority_range(device_id: int = -1) -> tuple[int, int]:
     """(lowest, highest) priority of a CUDA stream, where a lower number is a higher priority; (0, 0) without CUDA.
@@ -905,10 +903,10 @@ def group_dequantize(input: Any, otype: torch.dtype) -> Any:
     """
 
 def group_quantize(tensor: Tensor, quantizer: Any, num_tensors: int, first_dims: Tensor | None, last_dims: Tensor | None = None, tensor_offsets: Tensor | None = None, noop_flag: Tensor | None = None, output: Any | None = None) -> Any:
-    """Quantize matrices of [first_dims[i], last_dims[i]], one after another in memory, separately: a GroupedTensor.
+    """Quantize matrices [first_dims[i], last_dims[i]], concatenated in memory, separately: a GroupedTensor.
 
-    The shape of `tensor` is that of the group: with one of the two None, members have that dimension of it. `output`,
-    if given, is written; its members must have the same shapes. The dimensions are read on the host.
+    The group has the shape of `tensor`; if one of the two is None, members have that dimension of it. `output`, if
+    given, is written; its members must have the same shapes. The dimensions are read on the host.
 
     Args:
         tensor (float [rows, columns])
@@ -924,8 +922,8 @@ def group_quantize(tensor: Tensor, quantizer: Any, num_tensors: int, first_dims:
 def group_requantize_inplace(grouped_x: Any, quantizer: Any, num_tensors: int, first_dims: Tensor | None, otype: torch.dtype, tensor_offsets: Tensor | None = None, return_dequantized: bool = False) -> Tensor | None:
     """Add columnwise data to a grouped MXFP8 tensor with rowwise data, if the quantizer has that usage.
 
-    It is computed from the dequantized rowwise data, which is returned if return_dequantized. A tensor that has
-    columnwise data is not changed. first_dims is read on the host.
+    It is computed from the dequantized rowwise data, which is returned if return_dequantized. No-op if the tensor has
+    columnwise data. first_dims is read on the host.
 
     Args:
         grouped_x (a GroupedTensor)
@@ -971,11 +969,11 @@ def moe_permute_bwd(input: Tensor, dtype: torch.dtype, row_id_map: Tensor, prob:
 
     Args:
         input (float16, bfloat16, float32, float64, float8_e4m3fn, float8_e5m2 or uint8 [rows, n], of dtype, or uint8 for float8): the gradient of the rows.
-        dtype: that of input.
+        dtype: the dtype of input.
         row_id_map (int32 [topK*num_tokens]): the second result of the forward.
         prob (float32 [tokens, topK], or empty for none): multiplies each copy.
         num_tokens (at least 0): the number of tokens.
-        topK (at least 1): how many copies a token has.
+        topK (at least 1): the number of copies of a token.
 
     Returns:
         The gradient of the tokens, [num_tokens, n], like input.
@@ -986,14 +984,14 @@ def moe_permute_fwd(input: Tensor, dtype: torch.dtype, indices: Tensor, num_out_
 
     Args:
         input (float16, bfloat16, float32, float64, float8_e4m3fn, float8_e5m2 or uint8 [tokens, n], of dtype, or uint8 for float8): the tokens.
-        dtype: that of input.
+        dtype: the dtype of input.
         indices (index [tokens, topk], at least one element along the last dimension): the experts of each token.
-        num_out_tokens (at least 0): how many rows are kept, the first ones; 0 keeps all.
-        workspace: NVIDIA's scratch memory. None is needed here: it is returned as it came.
-        max_expanded_token_num (at least 0): accepted and ignored.
+        num_out_tokens (at least 0): keep only this many rows, the first ones; 0 keeps all.
+        workspace: NVIDIA's scratch memory; not used, returned unchanged.
+        max_expanded_token_num (at least 0): ignored.
 
     Returns:
-        The rows, like input; row_id_map, int32 [topk * tokens] as of moe_row_map; and workspace.
+        The rows, like input; row_id_map, int32 [topk * tokens], as from moe_row_map; and workspace.
     """
 
 def moe_unpermute_bwd(input_bwd: Tensor, input_fwd: Tensor, dtype: torch.dtype, row_id_map: Tensor, prob: Tensor) -> tuple[Tensor, Tensor]:
@@ -1002,16 +1000,16 @@ def moe_unpermute_bwd(input_bwd: Tensor, input_fwd: Tensor, dtype: torch.dtype, 
     Args:
         input_bwd (float16, bfloat16, float32, float64, float8_e4m3fn, float8_e5m2 or uint8 [_, n], of dtype, or uint8 for float8): the gradient of the tokens.
         input_fwd (float16, bfloat16, float32, float64, float8_e4m3fn, float8_e5m2 or uint8 [rows, n], of dtype, or uint8 for float8): the rows of the forward.
-        dtype: that of both.
-        row_id_map (int32 [topk*tokens]): that of the forward.
-        prob (float32 [tokens, topK], or empty for none): that of the forward. Where it is empty, topK is 1.
+        dtype: the dtype of both.
+        row_id_map (int32 [topk*tokens]): the row_id_map of the forward.
+        prob (float32 [tokens, topK], or empty for none): the prob of the forward. If it is empty, topK is 1.
 
     Returns:
         The gradient of the rows, like input_fwd, and that of prob, float32 [tokens, topK].
     """
 
 def moe_unpermute_fwd(input: Tensor, dtype: torch.dtype, row_id_map: Tensor, prob: Tensor, num_tokens: int, topK: int) -> Tensor:
-    """Add up the rows of each token, times its probabilities, rounded as by moe_collect.
+    """Sum the rows of each token, times its probabilities, rounded as in moe_collect.
 
     Args:
         input (float16, bfloat16, float32, float64, float8_e4m3fn, float8_e5m2 or uint8 [rows, n], of dtype, or uint8 for float8): the rows, in order of experts.
@@ -1187,14 +1185,14 @@ def multi_tensor_sgd(chunk_size: int, noop_flag: Tensor, tensor_lists: list[list
     """
 
 def multi_tensor_swizzle_scales_for_gemm_(tensors: list[Any], rowwise_usage: bool, columnwise_usage: bool) -> None:
-    """Nothing, of several tensors: see swizzle_scales_for_gemm_.
+    """No-op for several tensors: see swizzle_scales_for_gemm_.
 
     Args:
         tensors (each a quantized tensor)
     """
 
 def multi_tensor_swizzle_scales_for_gemm_unchecked_(tensors: list[Any], rowwise_usage: bool, columnwise_usage: bool) -> None:
-    """Nothing, of several tensors: see swizzle_scales_for_gemm_.
+    """No-op for several tensors: see swizzle_scales_for_gemm_.
 
     Args:
         tensors (each a quantized tensor)
@@ -1236,7 +1234,7 @@ def mxfp8_scaling_compute_partial_amax(input: Tensor, amax_rowwise: Tensor, amax
     """
 
 def mxfp8_scaling_partial_cast(input: Tensor, output_rowwise: Tensor, output_colwise: Tensor, scale_inv_rowwise: Tensor, scale_inv_colwise: Tensor, rows: int, cols: int, start_offset: int) -> None:
-    """The shard in E4M3, as bytes, twice: by the E8M0 scales of blocks of 1 x 32, and by those of 32 x 1.
+    """The shard in E4M3, as bytes, twice: with the E8M0 scales of 1 x 32 blocks, and with those of 32 x 1 blocks.
 
     Args:
         input (float32, bfloat16 or float16 [..], a piece of the rows x cols matrix)
@@ -1252,7 +1250,7 @@ def mxfp8_scaling_partial_cast(input: Tensor, output_rowwise: Tensor, output_col
 def newton_schulz(ctx_ptr: int, m: int, n: int, x: Tensor, num_iterations: int, coefficients: list[float]) -> None:
     """Iterate x = a x + b (x x') x + c (x x')(x x') x in place, for each triple of coefficients.
 
-    It converges to the nearest orthogonal matrix, if the singular values of x are at most 1. Computed in float32 and
+    Converges to the nearest orthogonal matrix if all singular values of x are at most 1. Computed in float32 and
     rounded once.
 
     Args:
@@ -1275,7 +1273,7 @@ def nvfp4_2d_compute_partial_amax(tensor: Tensor, amax: Tensor, h: int, w: int, 
     """
 
 def nvfp4_2d_multi_tensor_transpose(rowwise_data_list: list[Tensor], columnwise_data_list: list[Tensor], rowwise_scale_inv_list: list[Tensor], columnwise_scale_inv_list: list[Tensor], M_list: list[int], K_list: list[int]) -> None:
-    """Columnwise data and scales from the rowwise ones of many [M, K]: the two transposes above.
+    """Columnwise data and scales from rowwise ones of many [M, K] matrices: the two transposes above.
 
     Args:
         columnwise_data_list (as many as rowwise_data_list)
@@ -1286,9 +1284,9 @@ def nvfp4_2d_multi_tensor_transpose(rowwise_data_list: list[Tensor], columnwise_
     """
 
 def nvfp4_2d_partial_cast(inp: Tensor, out: Tensor, scale: Tensor, global_scale: Tensor, h: int, w: int, start_offset: int, block_len: int = 16) -> None:
-    """out = the shard, packed, as x * global_scale / e4m3(scale of its tile of 16 x 16), in FP4.
+    """out = x * global_scale / e4m3(scale of its 16 x 16 tile) for the shard x, in packed FP4.
 
-    `out` begins with the byte of element start_offset; a half of it that the shard does not own stays as it is.
+    `out` begins with the byte of element start_offset; half bytes that the shard does not own are kept.
 
     Args:
         inp (float32, bfloat16 or float16 [..], a piece of the h x w matrix)
@@ -1337,7 +1335,7 @@ def nvfp4_data_transpose(input: Tensor, *, out: Tensor | None) -> Tensor:
     """
 
 def nvfp4_expand_scale_to_fp8(input: Tensor, output: Tensor, tile_rows: int, tile_cols: int, rows_padded: int, block_len: int) -> None:
-    """Scales of tiles in E4M3, as bytes, each repeated for block_len (16) rows; padded with 0 to rows_padded.
+    """Scales of tiles in E4M3, as bytes, each repeated for block_len (16) rows, padded with 0 to rows_padded.
 
     Args:
         input (float32 [tile_rows, tile_cols])
@@ -1364,7 +1362,7 @@ def nvfp4_fused_scale(block_amax: Tensor, global_amax: Tensor, per_block_scale: 
     """
 
 def nvfp4_group_quantize_with_amax(tensor: Tensor, quantizer: Any, num_tensors: int, first_dims: Tensor | None, last_dims: Tensor | None = None, rowwise_amax: Tensor | None = None, columnwise_amax: Tensor | None = None, tensor_offsets: Tensor | None = None) -> Any:
-    """group_quantize to NVFP4 with the amax of each member given; only for the usages that the quantizer has.
+    """group_quantize to NVFP4 with a given amax for each member; only for the usages that the quantizer has.
 
     Args:
         tensor (float [rows, columns])
@@ -1503,7 +1501,7 @@ def scaled_aligned_causal_masked_softmax_forward(input: Tensor, scale_factor: fl
     """
 
 def scaled_clamped_dswiglu(grad: Tensor, fwd_input: Tensor, act_scales: Tensor, quantizer: Any, limit: float = 7.0, alpha: float = 1.702, glu_linear_offset: float = 1.0, glu_interleave_size: int = 0, compute_scale_grad: bool = True) -> tuple[Any, Tensor | None]:
-    """The gradients of scaled_clamped_swiglu's input and act_scales; None for the latter, where it is not wanted.
+    """The gradients of scaled_clamped_swiglu's input and act_scales; the latter is None if it is not needed.
 
     Args:
         grad (float [*rows, n])
@@ -1522,7 +1520,7 @@ def scaled_clamped_swiglu(input: Tensor, act_scales: Tensor, quantizer: Any, lim
     """
 
 def scaled_dsituglu(grad: Tensor, fwd_input: Tensor, act_scales: Tensor, quantizer: Any, beta1: float = 4.0, beta2: float = 25.0, glu_interleave_size: int = 0, compute_scale_grad: bool = True) -> tuple[Any, Tensor | None]:
-    """The gradients of scaled_situglu's input and act_scales; None for the latter, where it is not wanted.
+    """The gradients of scaled_situglu's input and act_scales; the latter is None if it is not needed.
 
     Args:
         grad (float [*rows, n])
@@ -1532,7 +1530,7 @@ def scaled_dsituglu(grad: Tensor, fwd_input: Tensor, act_scales: Tensor, quantiz
     """
 
 def scaled_dsrelu(grad: Tensor, fwd_input: Tensor, act_scales: Tensor, quantizer: Any, compute_scale_grad: bool = True) -> tuple[Any, Tensor | None]:
-    """The gradients of scaled_srelu's input and act_scales; None for the latter, where it is not wanted.
+    """The gradients of scaled_srelu's input and act_scales; the latter is None if it is not needed.
 
     Args:
         grad (float [*rows, n])
@@ -1541,7 +1539,7 @@ def scaled_dsrelu(grad: Tensor, fwd_input: Tensor, act_scales: Tensor, quantizer
     """
 
 def scaled_dswiglu(grad: Tensor, fwd_input: Tensor, act_scales: Tensor, quantizer: Any, glu_interleave_size: int = 0, compute_scale_grad: bool = True) -> tuple[Any, Tensor | None]:
-    """The gradients of scaled_swiglu's input and act_scales; None for the latter, where it is not wanted.
+    """The gradients of scaled_swiglu's input and act_scales; the latter is None if it is not needed.
 
     Args:
         grad (float [*rows, n])
@@ -1706,7 +1704,7 @@ def te_general_grouped_gemm(A: list[Any], transa: bool, B: list[Any], transb: bo
     """
 
 def te_general_grouped_gemm_for_discrete_in(A: list[Any], transa: bool, B: Any, transb: bool, D: Any, bias: Any | None, bias_scale: Tensor | None, alpha: Tensor, beta: Tensor, workspace_setup: Tensor | None, workspace_cublas: Tensor | None, use_split_accumulator: bool, math_sm_count: int) -> Any:
-    """The same with A a list of matrices: separate weights.
+    """As te_general_grouped_gemm_for_grouped_tensor, with A a list of matrices: separate weights.
 
     Args:
         B (a GroupedTensor)
@@ -1718,7 +1716,7 @@ def te_general_grouped_gemm_for_discrete_in(A: list[Any], transa: bool, B: Any, 
     """
 
 def te_general_grouped_gemm_for_discrete_out(A: Any, transa: bool, B: Any, transb: bool, D: list[Tensor], bias: Any | None, bias_scale: Tensor | None, alpha: Tensor, beta: Tensor, workspace_setup: Tensor | None, workspace_cublas: Tensor | None, use_split_accumulator: bool, math_sm_count: int) -> Any:
-    """The same with D a list of matrices: gradients of weights; without a bias.
+    """As te_general_grouped_gemm_for_grouped_tensor, with D a list of matrices (weight gradients) and no bias.
 
     Args:
         A (a GroupedTensor)
@@ -1766,7 +1764,7 @@ def thd_cp_rank_order_to_sequence_order(inp: Tensor, cu_seqlens: Tensor, cp_size
     """
 
 def thd_get_partitioned_indices(cu_seqlens: Tensor, total_tokens: int, world_size: int, rank: int) -> Tensor:
-    """The tokens of a rank, int32: of the 2 * world_size parts of each sequence, number `rank` from the front and from
+    """The tokens of a rank, int32: of the 2 * world_size parts of each sequence, part `rank` from the front and from
     the back.
 
     Args:
@@ -1779,7 +1777,7 @@ def thd_get_partitioned_indices(cu_seqlens: Tensor, total_tokens: int, world_siz
 def thd_grad_correction(grad: Tensor, grad_per_step: Tensor, cu_seqlens: Tensor, first_half: str, second_half: str) -> None:
     """For each half of grad, in place: add grad_per_step, copy it, write zeros, or leave it unchanged.
 
-    If one half does not use it (zero, none), grad_per_step has only the other half.
+    If one half is "zero" or "none", grad_per_step has only the other half.
 
     Args:
         grad (float16, bfloat16, float32, float64 or uint8 [.., t, h, d], 3 or 4 dimensions)
@@ -1828,7 +1826,7 @@ def thd_second_half_lse_correction(lse: Tensor, lse_per_step: Tensor, cu_seqlens
     """
 
 def thd_sequence_order_to_cp_rank_order(inp: Tensor, cu_seqlens: Tensor, cp_size: int, total_tokens: int) -> Tensor:
-    """Reorder tokens from sequence order to rank order, where the tokens of each rank are together.
+    """Reorder tokens from sequence order to rank order, in which the tokens of a rank are contiguous.
 
     Args:
         inp (any [total_tokens, ..])

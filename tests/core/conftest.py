@@ -1,4 +1,4 @@
-"""Core tests leave the process's policy as they found it: whatever the environment says."""
+"""Core tests restore the process's policy, whatever the environment says."""
 
 import pytest
 
@@ -14,7 +14,7 @@ def clean_policy():
 
 @pytest.fixture(autouse=True)
 def clean_plugins():
-    """What a test loads into registries of its own must not be remembered as this process's plugins."""
+    """Plugins that a test loads into its own registries must not be remembered as the process's plugins."""
     from opmux.core import discovery
 
     before = dict(discovery._seen)

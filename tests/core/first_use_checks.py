@@ -1,7 +1,7 @@
-"""Faults in a first use, one forked child for each: run as a script by test_first_use_faults.py, prints JSON.
+"""Faults during a first use, each in a forked child. Run as a script by test_first_use_faults.py; prints JSON.
 
-A child traces its first use and raises at the k-th line of ours (or forks there); then it uses the same again, and what
-it finds must be what a child without a fault has: the same results, impls, policy, vendors and modules.
+A child traces its first use, and at the k-th line of our code raises, or forks. Then it repeats the same use. The
+results, impls, policy, vendors and modules must equal those of a child without a fault.
 """
 
 import faulthandler
@@ -124,7 +124,7 @@ def install() -> None:
 
 
 def warm_up() -> None:
-    """Have in place all that is large and not what is tested: a child's first use is to be short."""
+    """Import everything large that is not under test, so that a child's first use is short."""
     for family in specs.families:
         if family != "fault_family":
             specs.load(family)
@@ -134,7 +134,7 @@ def warm_up() -> None:
         if importlib.util.find_spec(name) is not None:
             importlib.import_module(name)
     get_default_manager()._register_declared()
-    # Only these: to look through all that is installed takes longer than all the rest of a child.
+    # Only these: searching all installed distributions takes longer than the rest of a child.
     here = f"{SITE}/site"
     importlib.metadata.entry_points = lambda group: [
         entry
@@ -144,7 +144,7 @@ def warm_up() -> None:
     ]
 
 
-# ---- what is used for the first time --------------------------------------------------------------------------------
+# ---- first uses -----------------------------------------------------------------------------------------------------
 
 
 def use_family() -> list:
@@ -167,8 +167,8 @@ def use_enable() -> list:
 
 
 def portrait() -> dict:
-    """What the process looks like."""
-    gc.collect()  # a traceback may hold on to a scope
+    """The state of the process that tests compare."""
+    gc.collect()  # a traceback may keep a scope alive
     get_default_manager().prepare()
     table = get_default_manager().registry
     own = [k for k in table if "fault_" in k or "plug_" in k]
@@ -192,7 +192,7 @@ def portrait() -> dict:
 
 
 def ready_to_enable() -> None:
-    """One family of kernels is imported by the child, and half of the adapters."""
+    """The child imports one family of kernels and half of the adapters."""
     get_default_manager().prepare()
     for family in specs.families:
         if family not in ("fault_family", "softmax"):
@@ -202,7 +202,7 @@ def ready_to_enable() -> None:
     get_default_manager().prepare()
 
 
-# name -> what is used, what the parent does first, how many faults. In this order: plugins are loaded once.
+# name -> first use, preparation in the parent, number of faults. In this order, as plugins are loaded once.
 SCENARIOS = {
     "plugins": (use_plugins, lambda: None, 120),
     "family": (use_family, lambda: get_default_manager().prepare(), 340),
@@ -214,7 +214,7 @@ SCENARIOS = {
 
 
 class Trace:
-    """Counts the lines of ours that a thread runs, and does something at one of them."""
+    """Counts the lines of our code that a thread runs, and calls a function at one of them."""
 
     def __init__(self, at: int = -1, act=None):
         self.count, self.at, self.act, self.where = 0, at, act, None
@@ -233,7 +233,7 @@ class Trace:
         if not code.co_filename.startswith((SRC, SITE)) or code.co_name in LOOPS:
             return None
         self.calls[code] += 1
-        return self.local if self.calls[code] <= 4 else None  # the same lines again and again teach nothing
+        return self.local if self.calls[code] <= 4 else None  # trace only the first calls of each function
 
 
 def traced(use, trace: Trace):
@@ -245,12 +245,12 @@ def traced(use, trace: Trace):
 
 
 def fork(work, limit: int = 60) -> dict:
-    """What a forked child returns."""
+    """The result of a forked child."""
     end, start = os.pipe()
     pid = os.fork()
     if pid == 0:
         os.close(end)
-        faulthandler.register(signal.SIGALRM, chain=True)  # a child that hangs says where, and is killed
+        faulthandler.register(signal.SIGALRM, chain=True)  # a hanging child prints its stack and is killed
         signal.alarm(limit)
         try:
             out = work()
@@ -284,13 +284,13 @@ def after_fault(use, k: int, kind: type) -> dict:
         got = type(error).__name__
     try:
         result = use()
-    except AttributeError as error:  # an op of a plugin that was left out
+    except AttributeError as error:  # an op of a plugin that was not loaded
         result = str(error) if "plug_half" in str(error) else 1 / 0
     return {"where": trace.where, "got": got, "result": result, "portrait": portrait()}
 
 
 def after_fork(use, k: int) -> dict:
-    """A thread is in the middle of the first use when the process forks; the child makes its own."""
+    """The process forks while a thread is in the middle of a first use; the child makes its own first use."""
     here, forked = threading.Event(), threading.Event()
 
     def act():
@@ -323,7 +323,7 @@ def run(name: str, part: float) -> dict:
     use, ready, faults = SCENARIOS[name]
     ready()
     gc.collect()
-    gc.freeze()  # what there is now is not looked at again in every child
+    gc.freeze()  # children need not collect what exists now
     expected = fork(lambda: clean(use))
     if "failed" in expected:
         return {"faults": 0, "bad": [expected]}
@@ -332,7 +332,7 @@ def run(name: str, part: float) -> dict:
     for i in range(count):
         k, kind = 1 + (lines - 1) * i // max(1, count - 1), ERRORS[i % 3]
         found = fork(partial(after_fault, use, k, kind))
-        # An error in a plugin's code, or while it is loaded, is the plugin's.
+        # An error in a plugin's code, or during its import, is reported as the plugin's.
         reported = kind is RuntimeError and name == "plugins" and "portrait" in found and left_out(found, expected)
         reported = reported or failed_impl(found, expected)
         if not same(found, expected) and not reported:
@@ -340,7 +340,7 @@ def run(name: str, part: float) -> dict:
     for i in range(forks):
         found = fork(partial(after_fork, use, 1 + lines * i // forks))
         if "portrait" in found:
-            # A scope of a thread that is not in the child can be found by nobody, and is not known to be gone.
+            # A scope of a thread that does not exist in the child cannot be found, nor be known to be over.
             found["portrait"]["scopes"] = 0
         if not same(found, expected) or found["mine"] != expected["result"]:
             report["bad"].append({"fork": True, **found})
@@ -348,8 +348,8 @@ def run(name: str, part: float) -> dict:
 
 
 def failed_impl(found: dict, expected: dict) -> bool:
-    """Whether the error was in an impl, which is passed over from then on, and nothing else changed: in the body of a
-    kernel, or while a composition called one of its parts."""
+    """Whether the error was in an impl, which is skipped from then on, and nothing else changed: in a kernel's body, or
+    when a composition called one of its parts."""
     if "portrait" not in found or found["result"] != expected["result"]:
         return False
     if {k for k, v in found["portrait"].items() if v != expected["portrait"][k]} != {"first"}:
@@ -360,7 +360,7 @@ def failed_impl(found: dict, expected: dict) -> bool:
 
 
 def left_out(found: dict, expected: dict) -> bool:
-    """Whether a plugin or a vendor's folder was reported as broken, and nothing of it is there."""
+    """Whether a plugin or a vendor's folder was reported as broken, and left nothing behind."""
     if found["portrait"]["left out"]:
         return {**found["portrait"], "left out": [], "count": 0} == {**expected["portrait"], "count": 0}
     seen = found["portrait"]["plugins"]

@@ -1,4 +1,4 @@
-"""Forward and backward as a pair: any backward accepts any forward, and no fallback loses a gradient."""
+"""Forward and backward as a pair: any backward accepts any forward, and a fallback never loses a gradient."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def close(got, expected):
         torch.testing.assert_close(a, b)
 
 
-def test_gradients_and_who_asks_for_them():
+def test_gradients_flow_to_the_arguments_that_require_them():
     x, w = leaf(3, 8), leaf(8)
     close(ours(x, w), truth(x, w))
     y, _ = opmux.ops.rms_norm(x, w.detach())
@@ -54,7 +54,7 @@ def test_an_optional_bias_may_be_absent():
         close(torch.autograd.grad(y.sin().sum(), inputs), torch.autograd.grad(expected.sin().sum(), inputs))
 
 
-def test_two_differentiable_results():
+def test_two_differentiable_results_are_supported():
     x, r, w = leaf(3, 8), leaf(3, 8), leaf(8)
     y, s, _ = opmux.ops.add_rms_norm(x, r, w)
     expected = torch.nn.functional.rms_norm(x + r, (8,), w, 1e-6)
@@ -118,7 +118,7 @@ def test_out_of_memory_in_a_backward_is_not_retried(plug):
 
 
 class Private(torch.autograd.Function):
-    """Keeps something of its own for the backward."""
+    """Saves private state for the backward."""
 
     fail = False
 
@@ -143,7 +143,7 @@ def test_an_autograd_function_brings_its_own_backward(plug):
         assert gx.eq(5).all() and gw.eq(5).all()
         Private.fail = True
         try:
-            close(ours(x, w), truth(x, w))  # its failure does not lose the gradient
+            close(ours(x, w), truth(x, w))  # a failure does not lose the gradient
         finally:
             Private.fail = False
 
@@ -152,7 +152,7 @@ DTYPE, ALWAYS = {"supported_dtypes": {torch.float64}}, {"when": lambda *a: True}
 
 
 @pytest.mark.parametrize("fields", [DTYPE, ALWAYS, DTYPE | ALWAYS], ids=["dtype", "when", "both"])
-def test_an_autograd_function_keeps_its_backward_behind_guards(plug, fields):
+def test_an_autograd_function_keeps_its_backward_with_when_and_dtype_limits(plug, fields):
     plug("rms_norm", "vendor.private", VENDOR, Private, vendor="private", **fields)
     x, w = leaf(3, 8), leaf(8)
     with opmux.policy("vendor"):
@@ -160,7 +160,7 @@ def test_an_autograd_function_keeps_its_backward_behind_guards(plug, fields):
         assert torch.autograd.grad(y.sum(), x)[0].eq(5).all()
 
 
-def test_a_wrong_number_of_results_names_the_impl_and_the_next_one_answers(plug):
+def test_a_wrong_number_of_results_names_the_impl_and_falls_back(plug):
     plug("rms_norm", "vendor.short", VENDOR, lambda *a: (a[0],), vendor="short")
     words = "'vendor.short', an impl of opmux::rms_norm, returned 1 results; the op has 2: y, rstd"
     with opmux.policy("vendor", strict=True), pytest.raises(RuntimeError, match=words):
@@ -170,7 +170,7 @@ def test_a_wrong_number_of_results_names_the_impl_and_the_next_one_answers(plug)
         close(ours(x, w), truth(x, w))
 
 
-def test_by_name_the_gradient_comes_too(plug):
+def test_calls_by_name_have_gradients(plug):
     from opmux.core import get_default_manager
 
     x, w = leaf(3, 8), leaf(8)
@@ -179,14 +179,14 @@ def test_by_name_the_gradient_comes_too(plug):
             close(torch.autograd.grad(y.sin().sum(), (x, w)), truth(x, w))
 
 
-def test_a_manager_of_ones_own_uses_its_own_backward_or_none():
+def test_a_separate_manager_uses_its_own_backward_or_none():
     registry = OpRegistry()
     registry.register_impl(OpImpl("rms_norm", "vendor.a", VENDOR, "a", lambda x, w: (x * w, x[..., 0])))
     manager = OpManager(registry)
     x, w = leaf(3, 8), leaf(8)
     y, _ = manager.call("rms_norm", x, w)
     (gx,) = torch.autograd.grad(y.sum(), x)
-    torch.testing.assert_close(gx, w.detach().expand(3, 8))  # autograd saw through the impl
+    torch.testing.assert_close(gx, w.detach().expand(3, 8))  # autograd recorded the impl's torch calls
     registry.register_impl(
         OpImpl("rms_norm_bwd", "vendor.a", VENDOR, "a", lambda dy, x, w, r, *_: (x * 0 + 3, w * 0 + 3))
     )
@@ -194,7 +194,7 @@ def test_a_manager_of_ones_own_uses_its_own_backward_or_none():
     assert torch.autograd.grad(y.sum(), x)[0].eq(3).all()
 
 
-def test_declarations_that_do_not_link_are_refused():
+def test_unlinkable_declarations_raise():
     def forward(x: torch.Tensor) -> torch.Tensor:
         return x
 
@@ -222,8 +222,7 @@ def test_every_forward_links_to_its_backward():
     for spec in linked:
         plan = spec.gradient
         tensors = [n for n, p in spec.signature.parameters.items() if "Tensor" in str(p.annotation)]
-        # a gradient goes to tensors alone, and the first of them always gets one; a seed, a mask or running statistics
-        # get none
+        # only tensors get gradients, and the first of them always does; seeds, masks and running statistics do not
         takers = [spec.names.index(n) for n in tensors]
         assert set(plan.targets) <= set(takers) and takers[0] in plan.targets, spec.key
 
@@ -233,7 +232,7 @@ def test_every_forward_links_to_its_backward():
 
 @pytest.fixture
 def declare():
-    """Ops of one test: a forward and its backward, by their references."""
+    """Declare a forward and its backward for one test, by their references."""
     made = []
 
     def declared(forward, backward, name, **fields):
@@ -248,7 +247,7 @@ def declare():
         specs.remove(fn.spec)
 
 
-def test_a_number_or_a_tensor_a_list_and_keywords(declare):
+def test_generated_functions_take_numbers_tensors_lists_and_keywords(declare):
     def probe(
         x: torch.Tensor,
         factor: torch.Tensor | float,
@@ -297,7 +296,7 @@ class GivesNothing(torch.autograd.Function):
         return None
 
 
-def test_a_gradient_that_nobody_needs_is_not_computed(plug):
+def test_gradients_that_are_not_needed_are_not_computed(plug):
     calls = []
 
     def backward(*args):
@@ -309,8 +308,8 @@ def test_a_gradient_that_nobody_needs_is_not_computed(plug):
     x, angles = leaf(2, 3, 2, 8), torch.randn(2, 8, dtype=torch.float64)
     with opmux.policy("vendor"):
         z = x * 1
-        GivesNothing.apply(opmux.ops.gelu_tanh(z)).sum().backward()  # no gradient comes in
-        opmux.ops.rope_fwd(x.detach(), angles.requires_grad_()).sum().backward()  # none is defined for the angles
+        GivesNothing.apply(opmux.ops.gelu_tanh(z)).sum().backward()  # no incoming gradient
+        opmux.ops.rope_fwd(x.detach(), angles.requires_grad_()).sum().backward()  # angles have no gradient
         assert not calls and angles.grad is None and (x.grad is None or not x.grad.any())
         opmux.ops.gelu_tanh(x).sum().backward()
         opmux.ops.rope_fwd(x, angles).sum().backward()
@@ -327,7 +326,7 @@ class Seen(torch.utils._python_dispatch.TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_no_zeros_are_filled_in_for_results_without_a_gradient():
+def test_results_without_a_gradient_are_not_filled_with_zeros():
     x, w, b = leaf(3, 8), leaf(8), leaf(8)
     for y in (opmux.ops.rms_norm(x, w)[0], opmux.ops.layer_norm(x, w, b)[0], sum(opmux.ops.add_rms_norm(x, x, w)[:2])):
         dy = torch.ones_like(y)
@@ -345,7 +344,7 @@ def test_one_of_two_differentiable_results_may_be_unused():
         close(torch.autograd.grad(got, inputs), torch.autograd.grad(expected[i].sin().sum(), inputs))
 
 
-def test_what_is_saved():
+def test_only_what_the_backward_needs_is_saved():
     x, w = leaf(3, 8), leaf(8)
     packed = []
 
@@ -364,19 +363,19 @@ def test_what_is_saved():
         assert torch.autograd.grad(total, x)[0].eq(1).all()
 
 
-def test_a_shell_made_under_a_mode_is_not_kept():
+def test_metadata_created_under_a_mode_is_not_cached():
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
     from opmux.core.autograd import shape_only
 
-    x = torch.ones(2, 3, dtype=torch.complex64)  # a dtype that no other test has used
+    x = torch.ones(2, 3, dtype=torch.complex64)  # a dtype that no other test uses
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         assert isinstance(shape_only(mode.from_tensor(x)), FakeTensor)
     assert not isinstance(shape_only(x), FakeTensor)
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_checkpoint(reentrant):
+def test_checkpointing_gives_the_same_gradients(reentrant):
     from torch.utils.checkpoint import checkpoint
 
     x, w = leaf(3, 8), leaf(8)
@@ -394,7 +393,7 @@ def test_an_impl_may_return_a_list(plug):
         close(ours(x, w), truth(x, w))
 
 
-def test_a_tensor_that_functorch_left_behind():
+def test_a_tensor_left_over_from_functorch_is_accepted():
     left = []
     x = torch.randn(4, dtype=torch.float64)
     torch.func.grad(lambda t: (left.append(t), t.sin().sum())[1])(x)
@@ -403,6 +402,6 @@ def test_a_tensor_that_functorch_left_behind():
     torch.testing.assert_close(got, expected)
 
 
-def test_an_argument_that_is_no_tensor_is_named():
+def test_a_non_tensor_argument_is_named():
     with pytest.raises(TypeError, match="rms_norm: weight must be a Tensor; got list"):
         opmux.ops.rms_norm(leaf(3, 8), [1.0] * 8)

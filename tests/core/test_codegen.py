@@ -1,4 +1,4 @@
-"""Functions made from text: their lines can be read where an error or a debugger shows them."""
+"""Functions generated from text: errors and debuggers can show their lines."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from opmux.core import BackendImplKind, codegen
 TEXT = "def half(x):\n    return x / _two\n"
 
 
-def test_the_text_is_in_tracebacks_and_in_inspect():
+def test_generated_source_is_in_tracebacks_and_inspect():
     half = codegen.function(TEXT, "half", "test half", {"_two": 0})
     with pytest.raises(ZeroDivisionError) as caught:
         half(1)
     shown = "".join(traceback.format_exception(caught.value))
     assert 'File "<opmux test half>", line 2, in half\n    return x / _two\n' in shown
     assert inspect.getsource(half) == TEXT
-    linecache.checkcache()  # as `traceback` and pytest do: only files on disk may go
+    linecache.checkcache()  # as `traceback` and pytest do; it must not drop generated sources
     assert inspect.getsource(half) == TEXT
 
 
-def test_texts_of_one_name_keep_their_own_lines():
+def test_sources_with_equal_names_keep_their_own_lines():
     first = codegen.function(TEXT, "half", "test same name", {"_two": 2})
     other = codegen.function(TEXT.replace("/", "//"), "half", "test same name", {"_two": 2})
     again = codegen.function(TEXT, "half", "test same name", {"_two": 4})
@@ -35,7 +35,7 @@ def test_texts_of_one_name_keep_their_own_lines():
     assert again.__code__.co_filename == first.__code__.co_filename != other.__code__.co_filename
 
 
-def test_an_error_below_an_op_shows_the_lines_of_its_entry_guard_and_gradient(plug):
+def test_an_error_inside_an_op_shows_the_generated_lines(plug):
     def fails(*args):
         raise RuntimeError("no kernel")
 

@@ -1,4 +1,4 @@
-"""A composition whose part has no implementation has declined: it has not failed."""
+"""A composition with a part that has no implementation declines; this is not a failure."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def declining(plug):
     plug(KEYS[0], "default.flagos", BackendImplKind.DEFAULT, never)
 
 
-def test_a_part_without_an_implementation_is_no_failure(whole, declining, caplog):
+def test_a_part_without_an_implementation_is_not_a_failure(whole, declining, caplog):
     x, manager = torch.arange(3.0), get_default_manager()
     with policy_context(SelectionPolicy(per_op_order={KEYS[0]: ("flagos",)})), caplog.at_level(logging.WARNING):
         for _ in range(2):

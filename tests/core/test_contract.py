@@ -1,4 +1,4 @@
-"""What a signature says of its arguments: shapes, dtypes, rules, and the error where one is not so."""
+"""Contracts in signatures: shapes, dtypes and rules, and the error if an argument violates one."""
 
 import traceback
 from enum import IntEnum
@@ -54,7 +54,7 @@ def says(made: Contract, **given: Any) -> str | None:
 ROWS = contract(x=Float[Tensor, "*rows n"], weight=Float[Tensor, "n"], stat=Float[Tensor, "*rows"] | None)
 
 
-def test_names_are_sizes():
+def test_equal_names_mean_equal_sizes():
     for lead in ((), (5,), (2, 3), (0,)):
         assert says(ROWS, x=torch.zeros(*lead, 4), weight=torch.zeros(4), stat=torch.zeros(lead)) is None
     assert says(ROWS, x=torch.zeros(5, 4), weight=torch.zeros(3)) == (
@@ -66,7 +66,7 @@ def test_names_are_sizes():
     assert says(ROWS, x=torch.tensor(1.0)) == "f: x must have at least 1 dimension, [*rows, n]; got a 0-dim tensor"
 
 
-def test_the_words_of_a_shape():
+def test_shape_specifications_are_parsed():
     made = contract(x=Float[Tensor, "b 2*n 3"], half=Float[Tensor, "b n"], mask=Mask[Tensor, "#b #n"])
     x, half = torch.zeros(5, 8, 3), torch.zeros(5, 4)
     for sizes in ((5, 4), (1, 4), (5, 1), (1, 1)):
@@ -88,12 +88,12 @@ def test_the_words_of_a_shape():
             Dims.of(text)
 
 
-def test_sizes_are_taken_from_gradients_last():
+def test_sizes_come_from_gradients_last():
     made = contract(dy=Grad[Tensor, "*s"], x=Float[Tensor, "*s"])
     assert says(made, dy=torch.zeros(4), x=torch.zeros(5)) == "f: dy must have shape (5,), that of x; got (4,)"
 
 
-def test_types_and_dtypes():
+def test_types_and_dtypes_are_checked():
     made = contract(
         x=Float[Tensor, "..."], like=Float[Tensor, "...", same_dtype("x")], at=Index[Tensor, "n"], eps=float, n=int,
         flag=bool, dtype=torch.dtype | None, sizes=list[int],
@@ -125,7 +125,7 @@ class Side(IntEnum):
     LEFT, RIGHT = 1, 2
 
 
-def test_rules():
+def test_rules_are_checked():
     made = contract(
         p=Annotated[float, between(0, 1)], k=Annotated[int, at_least(1)], act=Annotated[str, one_of("gelu", "silu")],
         scale=Float32[Tensor, "...", single()], out=Float[Tensor, "...", contiguous()],
@@ -154,14 +154,14 @@ def test_rules():
             assert says(made, **args) is not None, (name, word)
 
 
-def test_the_members_of_two_enums_are_told_apart():
+def test_errors_distinguish_members_of_two_enums():
     first, second = (IntEnum(name, {f"{name}_A": 0, f"{name}_B": 1}) for name in ("X", "Y"))
     made = contract(x=Annotated[Any, one_of(*first)], y=Annotated[Any, one_of(*second)])
     assert says(made, x=0, y=second.Y_B) is None
     assert says(made, x=0, y=2) == "f: y must be one of Y_A, Y_B; got 2"
 
 
-def test_rules_about_another_argument():
+def test_rules_may_refer_to_another_argument():
     made = contract(
         x=Float[Tensor, "*lead q k"], dim=Annotated[int, dim_of("x")], at=Annotated[int, dim_of("x", new=True)],
         mask=Mask[Tensor, "...", broadcasts_to("x")] | None, scales=Float[Tensor, "...", each_row("x")],
@@ -186,14 +186,14 @@ def test_rules_about_another_argument():
     assert says(contract(x=Float[Tensor, "..."], dim=Annotated[int, dim_of("x")]), x=torch.tensor(1.0), dim=-1) is None
 
 
-def test_an_int_argument_is_a_size():
+def test_an_int_argument_may_be_a_size():
     made = contract(
         x=Float[Tensor, "rows n"], row_map=Index[Tensor, "topk*tokens"], probs=Float[Tensor, "tokens topk"] | None,
         topk=Annotated[int, at_least(1)], rows=int,
     )  # fmt: skip
     good = dict(x=torch.zeros(6, 4), row_map=torch.arange(10), probs=torch.zeros(5, 2), topk=2, rows=6)
     assert says(made, **good) is None
-    assert says(made, **{n: v for n, v in good.items() if n != "topk"}) is None  # nothing is known of it
+    assert says(made, **{n: v for n, v in good.items() if n != "topk"}) is None  # its value is unknown
     for name, value, text in (
         ("x", torch.zeros(5, 4), "x must have shape (6, n), [rows, n] where rows is 6; got (5, 4)"),
         ("row_map", torch.arange(9), "row_map must have shape (2*tokens), [topk*tokens] where topk is 2; got (9,)"),
@@ -210,7 +210,7 @@ def test_an_int_argument_is_a_size():
     assert "row_map (index [topk*tokens])" in made.documented("y = f(x).")
 
 
-def test_rules_about_sizes_and_lists():
+def test_rules_about_sizes_and_lists_are_checked():
     made = contract(
         x=AnyTensor[Tensor, "n experts", dtypes((torch.float32, torch.int32)), nonempty(-1)],
         k=Annotated[int, up_to_size("x", less=1)], const=Float32[Tensor, "...", nonempty()],
@@ -242,13 +242,13 @@ def test_rules_about_sizes_and_lists():
     assert "sizes (each at least 0)" in documented
 
 
-def test_a_size_that_comes_twice_in_one_shape():
+def test_a_size_may_occur_twice_in_one_shape():
     made = contract(x=Float[Tensor, "b n n"])
     assert says(made, x=torch.zeros(2, 3, 3)) is None
     assert says(made, x=torch.zeros(2, 3, 4)) == "f: x must have shape [b, n, n]; got (2, 3, 4)"
 
 
-def test_one_device():
+def test_all_tensors_must_be_on_one_device():
     made = contract(x=Float[Tensor, "n"], y=Float[Tensor, "n"])
     away = torch.zeros(3, device="meta")
     assert says(made, x=torch.zeros(3), y=away) == "f: y must be on cpu, the device of x; got meta"
@@ -263,7 +263,7 @@ def test_a_seed_may_be_on_the_cpu():
     )
 
 
-def test_where_is_asked_last_and_by_name():
+def test_where_checks_run_last_and_get_arguments_by_name():
     def even(op, n, x):
         if x.shape[0] % n:
             raise BadArgument.of(op, "x", f"have rows in multiples of {{n}} = {n}", str(tuple(x.shape)))
@@ -272,10 +272,10 @@ def test_where_is_asked_last_and_by_name():
     assert says(made, x=torch.zeros(4), n=2) is None
     assert says(made, x=torch.zeros(3), n=2) == "f: x must have rows in multiples of n = 2; got (3,)"
     assert "n must be at least 1" in str(says(made, x=torch.zeros(3), n=0))
-    assert says(made, x=torch.zeros(3)) is None  # what it asks for is not there
+    assert says(made, x=torch.zeros(3)) is None  # its argument is missing
 
 
-def test_an_error_is_seen_under_the_callers_names():
+def test_errors_use_the_callers_argument_names():
     with pytest.raises(ValueError) as raised:
         ROWS.check({"x": torch.zeros(5, 4), "weight": torch.zeros(3)})
     assert isinstance(raised.value, BadArgument)
@@ -286,19 +286,19 @@ def test_an_error_is_seen_under_the_callers_names():
     assert isinstance(again, ValueError)
 
 
-def test_documented():
+def test_contracts_appear_in_the_documentation():
     assert ROWS.documented("y = f(x).\n\nArgs:\n    x: the rows.\n    weight: scales.\n\nReturns:\n    y") == (
         "y = f(x).\n\nArgs:\n    x (float [*rows, n]): the rows.\n    weight (float [n]): scales.\n\nReturns:\n    y"
     )
     assert "    stat (float [*rows], optional)" in ROWS.documented("y = f(x).")
 
 
-def test_an_argument_of_several_types_is_left_alone():
+def test_an_argument_of_several_types_is_not_checked():
     assert Argument.of("x", Tensor | float).type is None
     assert says(contract(x=Tensor | float), x="anything") is None
 
 
-def test_shapes_and_sizes_from_other_arguments():
+def test_shapes_and_sizes_may_come_from_other_arguments():
     made = contract(
         x=Float[Tensor, "... h d", ndim(2, 3)], ends=Index[Tensor, "b+1", numel(2, least=True)],
         again=Index[Tensor, "b+1"], n=Annotated[int, multiple_of(4)], part=Annotated[int, multiple_of("n")],
@@ -331,7 +331,7 @@ def test_shapes_and_sizes_from_other_arguments():
     assert "ends (index [b+1], at least 2 elements)" in made.documented("y = f(x).")
 
 
-def test_lists_of_one_length():
+def test_lists_must_have_equal_lengths():
     made = contract(
         xs=list[Any], ys=Annotated[list[int], same_len("xs")], ts=Annotated[list[Tensor], each(ndim(2))],
         rank=Annotated[int, below("world")], world=int,
@@ -356,7 +356,7 @@ def test_lists_of_one_length():
     "weight", [torch.ones(3), [1.0], torch.ones(4, dtype=torch.int32)], ids=["short", "list", "int"]
 )
 @pytest.mark.parametrize("times", [1, 2])
-def test_one_mistake_is_one_traceback(call, weight, times):
+def test_one_mistake_gives_one_traceback(call, weight, times):
     call(torch.ones(2, 4), torch.ones(4), 1e-6, 0.0)
     for _ in range(times):
         with pytest.raises(BadArgument, match="^rms_norm: weight must") as caught:
@@ -365,7 +365,7 @@ def test_one_mistake_is_one_traceback(call, weight, times):
     assert text.count("Traceback (most recent call last)") == 1, text
 
 
-def test_lists_of_tensors_are_no_keys():
+def test_lists_of_tensors_are_not_used_as_keys():
     assert contract(x=Float[Tensor, "n"], n=int, sizes=list[int]).plain
     assert not contract(x=Float[Tensor, "n"], xs=list[Tensor]).plain
     assert not contract(x=Float[Tensor, "n"], out=Any).plain

@@ -1,4 +1,4 @@
-"""Plugins: found, tried, taken over whole or not at all, and accounted for."""
+"""Plugins: how they are found and loaded, completely or not at all, and reported."""
 
 import importlib
 import importlib.metadata
@@ -16,7 +16,7 @@ from opmux.core.spec import NAME_LOOKUP
 
 SRC = Path(__file__).parents[2] / "src"
 
-# What every made-up plugin starts with.
+# The first lines of every test plugin.
 HEAD = """
 import torch
 from opmux.core import BackendImplKind, OpImpl
@@ -44,7 +44,7 @@ class Site:
         return name
 
     def distribution(self, name: str, version: str, **groups: dict[str, str]) -> None:
-        """`backends` and `te_fl` are tables of entry points for the two groups."""
+        """Install a distribution; `backends` and `te_fl` are tables of entry points for the two groups."""
         info = self.path / f"{name.replace('-', '_')}-{version}.dist-info"
         info.mkdir(parents=True)
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
@@ -59,10 +59,10 @@ class Site:
 
 @pytest.fixture(scope="module", autouse=True)
 def without_transformer_engine():
-    """Another test of the process may have loaded NVIDIA's layer: here its names are nobody's until a test says so."""
+    """Hide NVIDIA's layer, which another test of the process may have imported, until a test installs it."""
     names = [n for n in sys.modules if n.partition(".")[0] in ("transformer_engine", "transformer_engine_torch")]
     taken = {n: sys.modules.pop(n) for n in names}
-    finders = [f for f in sys.meta_path if getattr(f, "__module__", "") == "opmux_startup"]  # it brings our tex
+    finders = [f for f in sys.meta_path if getattr(f, "__module__", "") == "opmux_startup"]  # it provides our tex
     sys.meta_path[:] = [f for f in sys.meta_path if f not in finders]
     yield
     sys.meta_path[:0] = finders
@@ -77,7 +77,7 @@ def site(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     real = importlib.metadata.entry_points
 
-    def entry_points(**params):  # what the developer has installed must not decide a test
+    def entry_points(**params):  # hide the developer's installed plugins
         return [e for e in real(**params) if Path(e.dist.locate_file("")).resolve() == path.resolve()]
 
     monkeypatch.setattr(importlib.metadata, "entry_points", entry_points)
@@ -152,7 +152,7 @@ SHAPES = {
 
 @pytest.mark.parametrize("group", ["backends", "te_fl"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_shapes(shape, group, site):
+def test_a_plugin_may_have_any_supported_form(shape, group, site):
     target, source = SHAPES[shape]
     site.module("shape", source)
     site.distribution("shape-dist", "1.0", **{group: {"shape": target}})
@@ -162,7 +162,7 @@ def test_shapes(shape, group, site):
     assert (plugin.status, plugin.target, plugin.impls) == ("loaded", target, ("rms_norm=vendor.acme",))
 
 
-def test_a_module_by_name(site, name_modules):
+def test_a_module_may_be_named_in_a_variable(site, name_modules):
     name_modules(site.module("pack.inner", REGISTER))
     assert ids(load()) == ["vendor.acme"]
     assert states() == {"pack.inner": "loaded"}
@@ -172,7 +172,7 @@ def test_a_module_by_name(site, name_modules):
     ("target", "source", "kind"),
     [("shape", "x = 1", "module"), ("shape:x", "x = 1", "int"), ("shape:P", "class P: pass", "type")],
 )
-def test_what_is_no_plugin(target, source, kind, site, log):
+def test_an_invalid_plugin_is_reported(target, source, kind, site, log):
     site.module("shape", source)
     site.distribution("shape-dist", "1.0", backends={"shape": target})
     assert len(load()) == 0
@@ -180,7 +180,7 @@ def test_what_is_no_plugin(target, source, kind, site, log):
     assert f"plugin 'shape' ({target}) is {kind}: expected a module or an object with register(registry)" in said
 
 
-def test_loaded_in_the_order_of_their_names(site, name_modules):
+def test_plugins_load_in_the_order_of_their_names(site, name_modules):
     site.module("order_kept", "seen = []")
     source = "import order_kept\n\ndef register(registry):\n    order_kept.seen.append(__name__)\n"
     for name in "b_plug", "c_plug", "a_plug", "d_plug":
@@ -199,7 +199,7 @@ MARKS = "from pathlib import Path\nPath('imported').touch()\n" + REGISTER
 
 @pytest.fixture
 def marking(site):
-    """An installed plugin in a package; both of its modules leave a mark when they are imported."""
+    """An installed plugin in a package; both of its modules record their import."""
     site.module("pack_top.__init__", "from pathlib import Path\nPath('imported').touch()\n")
     site.module("pack_top.plug", MARKS)
     site.distribution("Acme-Ops", "1.0", backends={"acme-plug": "pack_top.plug"})
@@ -207,17 +207,17 @@ def marking(site):
 
 
 NAMES = ["Acme-Ops", "acme-ops", "acme_ops", "acme.ops", "ACME__OPS", "other, acme-ops"]
-# The entry point's name and its modules: any distribution may call its own so.
+# The names of the entry point and of its modules. They must not match the lists, as any distribution may use them.
 INSIDE = ["acme-plug", "acme_plug", "pack_top.plug", "pack_top", "ACME-PLUG"]
 
 
-def test_without_lists_it_is_loaded(marking):
+def test_a_plugin_loads_without_lists(marking):
     assert ids(load()) == ["vendor.acme"]
     assert marking.exists()
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_blocked_before_anything_is_imported(name, marking, monkeypatch, log):
+def test_a_blocked_plugin_is_not_imported(name, marking, monkeypatch, log):
     monkeypatch.setenv("OPMUX_BLOCK_PLUGINS", name)
     assert len(load()) == 0
     assert not marking.exists() and "pack_top" not in sys.modules
@@ -227,13 +227,13 @@ def test_blocked_before_anything_is_imported(name, marking, monkeypatch, log):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_allowed(name, marking, monkeypatch):
+def test_an_allowed_plugin_loads(name, marking, monkeypatch):
     monkeypatch.setenv("OPMUX_ALLOW_PLUGINS", name)
     assert ids(load()) == ["vendor.acme"]
 
 
 @pytest.mark.parametrize("name", INSIDE)
-def test_the_lists_name_distributions(name, marking, monkeypatch, log):
+def test_lists_match_distribution_names_only(name, marking, monkeypatch, log):
     monkeypatch.setenv("OPMUX_ALLOW_PLUGINS", name)
     assert len(load()) == 0 and not marking.exists()
     (said,) = [p for p in problems(log) if p.startswith(f"OPMUX_ALLOW_PLUGINS names '{name}', which is neither a dist")]
@@ -243,7 +243,7 @@ def test_the_lists_name_distributions(name, marking, monkeypatch, log):
     assert ids(load()) == ["vendor.acme"]
 
 
-def test_an_entry_that_means_nothing_is_said_once(marking, monkeypatch, log):
+def test_an_unknown_entry_is_reported_once(marking, monkeypatch, log):
     monkeypatch.setenv("OPMUX_BLOCK_PLUGINS", "acme-opps,elsewhere")
     load()
     load()
@@ -261,16 +261,14 @@ def test_a_blank_allow_list_allows_none(blank, marking, monkeypatch):
     assert not marking.exists() and states() == {"acme-plug": "blocked"}
 
 
-def test_a_module_that_was_named_and_allowed_is_loaded_where_its_distribution_is_not(
-    marking, name_modules, monkeypatch
-):
+def test_an_allowed_module_loads_even_if_its_distribution_is_not_allowed(marking, name_modules, monkeypatch):
     name_modules("pack_top.plug")
     monkeypatch.setenv("OPMUX_ALLOW_PLUGINS", "pack_top.plug")
     assert ids(load()) == ["vendor.acme"]
     assert states() == {"acme-plug": "blocked", "pack_top.plug": "loaded"}
 
 
-def test_not_allowed_is_not_imported(marking, monkeypatch):
+def test_a_plugin_that_is_not_allowed_is_not_imported(marking, monkeypatch):
     monkeypatch.setenv("OPMUX_ALLOW_PLUGINS", "other")
     assert len(load()) == 0
     assert not marking.exists()
@@ -292,7 +290,7 @@ def test_an_empty_allow_list_in_the_file_allows_none(marking):
     assert states() == {"acme-plug": "blocked"}
 
 
-def test_the_lists_hold_for_modules_by_name(site, name_modules, monkeypatch):
+def test_lists_apply_to_modules_named_in_variables(site, name_modules, monkeypatch):
     name_modules(site.module("by_name", MARKS))
     monkeypatch.setenv("OPMUX_BLOCK_PLUGINS", "by_name")
     load()
@@ -373,14 +371,14 @@ def test_strict_stops_at_a_broken_plugin(how, first, site, name_modules, monkeyp
     assert registry.get_implementations("rms_norm") == [first]
 
 
-def test_the_traceback_shows_the_line(site, name_modules, log):
+def test_the_traceback_shows_the_plugins_line(site, name_modules, log):
     name_modules(site.module("m_broken", BROKEN["half-way"][0]))
     load()
     (said,) = problems(log)
     assert "m_broken.py" in said and "raise RuntimeError('only half')" in said
 
 
-def test_an_id_two_plugins_share_goes_to_the_first(site, name_modules, log):
+def test_an_id_shared_by_two_plugins_belongs_to_the_first(site, name_modules, log):
     site.module("a_plug", REGISTER)
     site.module("b_plug", REGISTER.replace("x * weight", "x"))
     name_modules("b_plug", "a_plug")
@@ -392,7 +390,7 @@ def test_an_id_two_plugins_share_goes_to_the_first(site, name_modules, log):
 
 
 @pytest.mark.parametrize("target", ["shape", "shape:register", "shape:P", "shape:plugin"])
-def test_the_interface_version_is_that_of_the_module(target, site, log):
+def test_a_wrong_interface_version_is_rejected(target, site, log):
     methods = "class P:\n    @staticmethod\n    def register(registry): pass\nplugin = P()\n"
     site.module("shape", f"OPMUX_API = 2\n{REGISTER}\n{methods}")
     site.distribution("shape-dist", "1.0", backends={"shape": target})
@@ -400,7 +398,7 @@ def test_the_interface_version_is_that_of_the_module(target, site, log):
     assert "is written for plugin interface 2, this opmux has 1" in problems(log)[0]
 
 
-def test_the_right_interface_version(site, name_modules, log):
+def test_the_right_interface_version_is_accepted(site, name_modules, log):
     name_modules(site.module("shape", "OPMUX_API = 1\n" + REGISTER))
     assert ids(load()) == ["vendor.acme"]
     assert problems(log) == []
@@ -409,7 +407,7 @@ def test_the_right_interface_version(site, name_modules, log):
 # ---- ops of a plugin's own ------------------------------------------------------------------------------------------
 
 
-def test_an_op_of_its_own(site, name_modules, log):
+def test_a_plugin_may_declare_an_op(site, name_modules, log):
     name_modules(site.module("own", REGISTER.replace("made()", "made('acme_zigzag_quux', fn=lambda *a: a)")))
     registry = load()
     assert registry.list_operators() == ["acme_zigzag_quux"]
@@ -417,7 +415,7 @@ def test_an_op_of_its_own(site, name_modules, log):
     assert "plugin 'own' adds an op of its own, 'acme_zigzag_quux'" in log.text
 
 
-def test_a_near_miss_is_worth_a_warning(site, name_modules, log):
+def test_an_op_name_close_to_a_known_one_is_warned_about(site, name_modules, log):
     name_modules(site.module("own", REGISTER.replace("made()", "made('rmsnorm_fwdd')")))
     registry = load()
     assert registry.list_operators() == ["rmsnorm_fwdd"]
@@ -441,21 +439,21 @@ def acme_twice(x: torch.Tensor) -> torch.Tensor:
     return 2 * x
 
 
-def test_a_declared_op_stays_with_a_plugin_that_loads(site, name_modules):
+def test_a_declared_op_stays_if_its_plugin_loads(site, name_modules):
     name_modules(site.module("declares", DECLARES))
     load()
     assert specs.find("acme_twice").key == "opmux::acme_twice"
 
 
 @pytest.mark.parametrize("where", ["import", "register"])
-def test_a_declared_op_goes_with_a_plugin_that_fails(where, site, name_modules, log):
+def test_a_declared_op_is_removed_if_its_plugin_fails(where, site, name_modules, log):
     raises = "raise RuntimeError('late')\n"
     name_modules(site.module("declares", DECLARES + (raises if where == "import" else "    " + raises)))
     load()
     assert states() == {"declares": "broken"}
     assert specs.lookup("acme_twice", NAME_LOOKUP["impl"]) is None
     assert not hasattr(torch.ops.opmux, "acme_twice")
-    again = op(acme_twice)  # the name is free
+    again = op(acme_twice)  # the name is free again
     assert specs.find("acme_twice") is again.spec
 
 
@@ -463,7 +461,7 @@ TAGS = HEAD + "from opmux.core import impl\n@impl('rms_norm', id='vendor.tagged'
 TAGS += "def tagged(x, weight, eps, offset):\n    return x, x\n\ndef register(registry):\n    pass\n"
 
 
-def test_a_tagged_impl_is_the_plugins(site, name_modules):
+def test_an_impl_tagged_in_a_plugin_belongs_to_it(site, name_modules):
     name_modules(site.module("tags", TAGS))
     registry = load()
     assert ids(registry) == ["vendor.tagged"]
@@ -471,7 +469,7 @@ def test_a_tagged_impl_is_the_plugins(site, name_modules):
     assert not [row for row in registry_module.tagged if row.impl.impl_id == "vendor.tagged"]
 
 
-def test_a_tagged_impl_goes_with_a_plugin_that_fails(site, name_modules):
+def test_an_impl_tagged_in_a_failing_plugin_is_removed(site, name_modules):
     name_modules(site.module("tags", TAGS + "    raise RuntimeError('late')\n"))
     assert len(load()) == 0
     assert not [row for row in registry_module.tagged if row.impl.impl_id == "vendor.tagged"]
@@ -480,7 +478,7 @@ def test_a_tagged_impl_goes_with_a_plugin_that_fails(site, name_modules):
 # ---- where it came from ---------------------------------------------------------------------------------------------
 
 
-def test_provenance_of_an_installed_plugin(site):
+def test_impls_of_an_installed_plugin_name_its_distribution(site):
     site.module("prov", REGISTER)
     site.distribution("acme-ops", "3.1", backends={"acme": "prov:register"})
     registry = load()
@@ -492,7 +490,7 @@ def test_provenance_of_an_installed_plugin(site):
     assert (plugin.source, plugin.distribution, plugin.version) == ("entry point opmux.backends", "acme-ops", "3.1")
 
 
-def test_provenance_of_a_named_module(site, name_modules):
+def test_impls_of_a_named_module_name_the_module(site, name_modules):
     name_modules(site.module("prov", REGISTER))
     registry = load()
     origin = registry.origin("opmux::rms_norm", "vendor.acme")
@@ -501,7 +499,7 @@ def test_provenance_of_a_named_module(site, name_modules):
     assert discovery.plugins()[0].source == "env TE_FL_PLUGIN_MODULES"
 
 
-def test_what_was_there_keeps_its_origin(first, site, name_modules):
+def test_existing_impls_keep_their_origin(first, site, name_modules):
     name_modules(site.module("prov", REGISTER))
     assert load(first).origin("opmux::rms_norm", "first").plugin == "code"
 
@@ -516,7 +514,7 @@ def test_a_missing_module_is_named(site, name_modules, log):
 
 
 @pytest.mark.parametrize("target", ["both", "both:register"])
-def test_by_entry_point_and_by_name_it_is_one_plugin(target, site, name_modules, log):
+def test_an_entry_point_and_a_module_name_may_mean_one_plugin(target, site, name_modules, log):
     site.module("both", REGISTER)
     site.distribution("acme-ops", "3.1", backends={"acme": target}, te_fl={"acme": target, "other_name": target})
     name_modules("both", "both")
@@ -526,14 +524,14 @@ def test_by_entry_point_and_by_name_it_is_one_plugin(target, site, name_modules,
     assert problems(log) == []
 
 
-def test_a_second_load_starts_anew(site, name_modules):
+def test_a_second_load_starts_from_scratch(site, name_modules):
     name_modules(site.module("prov", REGISTER))
     assert ids(load()) == ids(load()) == ["vendor.acme"]
     assert len(discovery.plugins()) == 1
 
 
-def test_a_module_without_register_whose_import_registers(site, name_modules, log):
-    """By @impl; a class by @register_backend is in tests/seeds. One that registers nothing is still an error."""
+def test_a_module_without_register_may_register_at_import(site, name_modules, log):
+    """By @impl; tests/seeds covers classes with @register_backend. A module that registers nothing raises."""
     tagged = "from opmux.core import impl\n\n@impl('rms_norm', id='vendor.tag', kind='vendor', vendor='tag')\n"
     site.module("tags", tagged + "def rms_norm(x, weight, eps, offset):\n    return x, x\n")
     site.module("empty", "")
@@ -543,7 +541,7 @@ def test_a_module_without_register_whose_import_registers(site, name_modules, lo
     assert "or a module whose import registers impls or backends" in problems(log)[0]
 
 
-# ---- the foreign name -----------------------------------------------------------------------------------------------
+# ---- the module name of TransformerEngine-FL ------------------------------------------------------------------------
 
 FOREIGN = REGISTER.replace("opmux.core", "transformer_engine.plugin.core")
 
@@ -556,7 +554,7 @@ def not_installed(site, monkeypatch):
 
 
 def does_not_load(site, monkeypatch):
-    """As NVIDIA's package without its extension: after it has loaded some of itself."""
+    """An import that fails half-way, as NVIDIA's package does without its extension."""
     site.module("transformer_engine.__init__", "from . import some\n\nraise RuntimeError('found an empty package')\n")
     site.module("transformer_engine.some", "")
     return RuntimeError
@@ -564,7 +562,7 @@ def does_not_load(site, monkeypatch):
 
 @pytest.fixture(params=[not_installed, does_not_load])
 def engine(request, site, monkeypatch):
-    """A Transformer Engine without a plugin.core, and what an import of it raises."""
+    """A Transformer Engine without plugin.core, and the error of its import."""
     return request.param(site, monkeypatch)
 
 
@@ -578,7 +576,7 @@ def engine(request, site, monkeypatch):
         "from transformer_engine.plugin.core.registry import OpImpl",
     ],
 )
-def test_the_foreign_name_is_ours_while_plugins_load(line, engine, site, name_modules, log):
+def test_plugins_can_import_the_foreign_name(line, engine, site, name_modules, log):
     site.module("foreign", REGISTER.replace("from opmux.core import BackendImplKind, OpImpl", line).replace(
         "BackendImplKind.VENDOR", "'vendor'"
     ))  # fmt: skip
@@ -590,7 +588,7 @@ def test_the_foreign_name_is_ours_while_plugins_load(line, engine, site, name_mo
         importlib.import_module("transformer_engine.plugin.core")
 
 
-def test_a_package_that_does_not_load_says_so_where_it_is_used(site, name_modules, log):
+def test_an_unloadable_package_raises_where_it_is_used(site, name_modules, log):
     does_not_load(site, None)
     name_modules(site.module("foreign", "import transformer_engine as te\nte.pytorch\n" + FOREIGN))
     assert ids(load()) == []
@@ -600,7 +598,7 @@ def test_a_package_that_does_not_load_says_so_where_it_is_used(site, name_module
     )
 
 
-def test_a_loaded_package_is_completed_while_plugins_load(site, name_modules, log):
+def test_a_loaded_package_gets_the_missing_submodule_while_plugins_load(site, name_modules, log):
     site.module("transformer_engine.__init__", "")
     real = importlib.import_module("transformer_engine")
     name_modules(site.module("foreign", "import transformer_engine as te\nte.plugin.core\n" + FOREIGN))
@@ -608,20 +606,20 @@ def test_a_loaded_package_is_completed_while_plugins_load(site, name_modules, lo
     assert sys.modules["transformer_engine"] is real and not hasattr(real, "plugin")
 
 
-def test_the_foreign_name_holds_during_register(site, name_modules, log):
+def test_the_foreign_name_works_during_register(site, name_modules, log):
     inside = "def register(registry):\n    from transformer_engine.plugin.core import OpImpl as Late\n"
     name_modules(site.module("foreign", FOREIGN.replace("def register(registry):\n", inside)))
     assert ids(load()) == ["vendor.acme"], problems(log)
 
 
-def test_a_plugin_may_look_for_the_package(site, name_modules, log):
-    """Libraries ask find_spec whether Transformer Engine is there: the stand-in must answer, not raise."""
+def test_a_plugin_may_search_for_the_package(site, name_modules, log):
+    """Libraries use find_spec to check for Transformer Engine: the stand-in must return a result, not raise."""
     look = "import importlib.util\nimportlib.util.find_spec('transformer_engine')\n"
     name_modules(site.module("foreign", look + FOREIGN))
     assert ids(load()) == ["vendor.acme"], problems(log)
 
 
-def test_an_installed_package_of_that_name_is_left_alone(site, name_modules):
+def test_an_installed_package_of_that_name_is_used(site, name_modules):
     site.module("transformer_engine.__init__", "real = True\n")
     site.module("transformer_engine.plugin.__init__", "")
     site.module("transformer_engine.plugin.core", "OpImpl = BackendImplKind = 'theirs'\n")
@@ -634,7 +632,7 @@ def test_an_installed_package_of_that_name_is_left_alone(site, name_modules):
     assert sys.modules["transformer_engine.plugin.core"].OpImpl == "theirs"
 
 
-def test_an_installed_package_without_the_submodule_is_completed(site, name_modules, log):
+def test_an_installed_package_gets_the_missing_submodule(site, name_modules, log):
     site.module("transformer_engine.__init__", "real = True\n")
     name_modules(site.module("foreign", "import transformer_engine as te\nassert te.real\n" + FOREIGN))
     assert ids(load()) == ["vendor.acme"], problems(log)
@@ -642,14 +640,14 @@ def test_an_installed_package_without_the_submodule_is_completed(site, name_modu
     assert "transformer_engine.plugin.core" not in sys.modules
 
 
-def test_an_installed_package_is_not_imported_for_nothing(site, name_modules, log):
+def test_an_installed_package_is_not_imported_unless_needed(site, name_modules, log):
     site.module("transformer_engine.__init__", "raise RuntimeError('needs a GPU')\n")
     name_modules(site.module("foreign", FOREIGN))
     assert ids(load()) == ["vendor.acme"], problems(log)
     assert "transformer_engine" not in sys.modules
 
 
-# ---- the whole way --------------------------------------------------------------------------------------------------
+# ---- whole programs -------------------------------------------------------------------------------------------------
 
 CALLS = """
 import torch, opmux
@@ -671,7 +669,7 @@ def run(code, cwd, path, **env):
     return fresh.run([sys.executable, "-c", code], env=env, cwd=cwd, timeout=120, warm=True)
 
 
-def test_a_program_goes_on_without_its_broken_plugin(site, tmp_path):
+def test_a_program_continues_without_its_broken_plugin(site, tmp_path):
     site.module("m_broken", BROKEN["half-way"][0])
     site.module("good", REGISTER.replace("x * weight", "x * 7").replace("vendor.acme", "vendor.good"))
     site.distribution("acme-ops", "3.1", backends={"good": "good"})
@@ -684,7 +682,7 @@ def test_a_program_goes_on_without_its_broken_plugin(site, tmp_path):
     assert done.stderr.count("Traceback (most recent call last)") == 1
 
 
-def test_a_strict_program_says_so_at_every_use(site, tmp_path):
+def test_a_strict_program_raises_at_every_use(site, tmp_path):
     site.module("m_broken", BROKEN["half-way"][0])
     done = run(CALLS, tmp_path, site.path, TE_FL_STRICT="1", TE_FL_PLUGIN_MODULES="m_broken")
     assert done.stdout.count("PluginError plugin 'm_broken'") == 3, done.stdout + done.stderr

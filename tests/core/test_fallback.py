@@ -30,7 +30,7 @@ from opmux.core import snapshot as snapshots
 
 
 class Made(machine.Machine):
-    """A machine with these accelerators, of one arch."""
+    """A machine with these accelerators, all of one arch."""
 
     def __init__(self, arch, chips):
         self.arch, self.chips = arch, chips
@@ -48,7 +48,7 @@ LAX = SelectionPolicy(prefer="vendor")
 
 
 class Counted:
-    """A function that counts its calls, and raises what it is told to."""
+    """A function that counts its calls, and raises a given error."""
 
     def __init__(self, fn=None, error: Exception | None = None):
         self.fn, self.error, self.calls = fn or (lambda *a, **k: "ok"), error, 0
@@ -77,7 +77,7 @@ def vendor_first():
 
 
 def outcomes(manager, op, *args):
-    """The result by every call path: they must agree."""
+    """The result by every call path; all must agree."""
     return {manager.call(op, *args), manager.resolve(op)(*args)}
 
 
@@ -97,7 +97,7 @@ def outcomes(manager, op, *args):
     ],
     ids=lambda e: type(e).__name__,
 )
-def test_a_failing_forward_falls_back_and_strict_raises_its_own_error(error):
+def test_a_failing_forward_falls_back_and_strict_raises_the_error(error):
     bad, good = Counted(error=error), Counted(lambda x: "good")
     manager = manager_of("some_op", (VENDOR, bad), (REFERENCE, good))
     assert outcomes(manager, "some_op", torch.ones(2)) == {"good"}
@@ -123,7 +123,7 @@ def test_some_errors_are_never_retried(error):
     assert manager.failures() == []
 
 
-def test_a_failure_is_paid_once_and_logged_once(caplog):
+def test_a_failing_impl_is_called_and_logged_once(caplog):
     bad, good = Counted(error=RuntimeError("no such kernel")), Counted()
     manager = manager_of("rms_norm", (VENDOR, bad), (REFERENCE, good))
     x, w = torch.ones(3, 4), torch.ones(4)
@@ -142,7 +142,7 @@ def test_quarantine_is_by_dtype_and_shape_class():
     call = manager.resolve("rms_norm")
     for shape, dtype, calls in [
         ((3, 4), torch.float32, 1),
-        ((4, 3), torch.float32, 1),  # the same class: both next powers of two are 4
+        ((4, 3), torch.float32, 1),  # the same class: both round up to 4
         ((3, 5), torch.float32, 2),
         ((3, 4), torch.float16, 3),
         ((3, 4, 1), torch.float32, 4),
@@ -155,7 +155,7 @@ def test_quarantine_is_by_dtype_and_shape_class():
     assert bad.calls == 5
 
 
-def test_an_impl_that_cannot_be_imported_is_passed_over_for_everything():
+def test_an_impl_that_cannot_be_imported_is_skipped_for_all_calls():
     bad, good = Counted(error=ImportError("no module named acme")), Counted()
     manager = manager_of("rms_norm", (VENDOR, bad), (REFERENCE, good))
     for n in (1, 100, 10000):
@@ -164,7 +164,7 @@ def test_an_impl_that_cannot_be_imported_is_passed_over_for_everything():
     assert manager.get_selected_impl_id("rms_norm") == "reference.1"
 
 
-def test_strict_tries_a_quarantined_impl_again():
+def test_strict_calls_a_quarantined_impl_again():
     bad, good = Counted(error=RuntimeError("no")), Counted()
     manager = manager_of("rms_norm", (VENDOR, bad), (REFERENCE, good))
     manager.call("rms_norm", torch.ones(4), torch.ones(4))
@@ -173,8 +173,8 @@ def test_strict_tries_a_quarantined_impl_again():
     assert bad.calls == 2
 
 
-def test_a_callers_bad_shape_is_raised_unchanged_and_not_quarantined():
-    """The impl raises RuntimeError, as torch does for bad shapes; the reference would fail as well."""
+def test_a_callers_bad_shape_raises_the_original_error_without_quarantine():
+    """The impl raises RuntimeError, as torch does for bad shapes; the reference would fail too."""
     error = RuntimeError("acme: shapes do not match")
     bad, good = Counted(error=error), Counted()
     manager = manager_of("rms_norm", (VENDOR, bad), (DEFAULT, good))
@@ -183,7 +183,7 @@ def test_a_callers_bad_shape_is_raised_unchanged_and_not_quarantined():
     assert caught.value is error and good.calls == 0 and manager.failures() == []
 
 
-def test_where_the_reference_fails_too_the_first_error_is_raised():
+def test_the_first_error_is_raised_if_the_reference_fails_too():
     first = RuntimeError("first")
     manager = manager_of("own_op", (VENDOR, Counted(error=first)), (REFERENCE, Counted(error=RuntimeError("second"))))
     for call in (manager.call, lambda op, *a: manager.resolve(op)(*a)):
@@ -193,7 +193,7 @@ def test_where_the_reference_fails_too_the_first_error_is_raised():
     assert manager.failures() == []
 
 
-def test_the_final_error_lists_every_candidate_first_cause_first():
+def test_the_final_error_lists_every_candidate_and_the_first_cause():
     manager = manager_of(
         "own_op",
         (VENDOR, Counted(error=RuntimeError("cause one"))),
@@ -208,7 +208,7 @@ def test_the_final_error_lists_every_candidate_first_cause_first():
     assert caught.value.__cause__ is caught.value.errors[0]
 
 
-def test_nobody_left_says_not_implemented_with_every_reason():
+def test_without_candidates_the_error_lists_every_reason():
     manager = manager_of(
         "own_op",
         (VENDOR, Counted(error=NotSupported("odd width"))),
@@ -221,7 +221,7 @@ def test_nobody_left_says_not_implemented_with_every_reason():
         assert words in str(caught.value)
 
 
-def test_a_single_candidate_fails_with_its_own_error():
+def test_a_single_candidate_raises_its_own_error():
     error = RuntimeError("mine")
     manager = manager_of("own_op", (VENDOR, Counted(error=error)))
     with pytest.raises(RuntimeError) as caught:
@@ -233,7 +233,7 @@ def test_a_single_candidate_fails_with_its_own_error():
 
 
 @pytest.mark.parametrize("answer, runs", [(True, True), (None, True), (False, False), ("odd", False)])
-def test_when_is_asked_on_every_call_path(answer, runs):
+def test_when_is_checked_on_every_call_path(answer, runs):
     manager = manager_of(
         "own_op", (VENDOR, lambda x: "vendor", {"when": lambda x: answer}), (REFERENCE, lambda x: "ref")
     )
@@ -241,13 +241,13 @@ def test_when_is_asked_on_every_call_path(answer, runs):
     assert manager.explain("own_op", torch.ones(2)).chosen.kind is (VENDOR if runs else REFERENCE)
 
 
-def test_supported_dtypes_looks_at_the_first_tensor():
+def test_supported_dtypes_checks_the_first_tensor():
     fields = {"supported_dtypes": {"bfloat16", torch.float16}}
     manager = manager_of("own_op", (VENDOR, lambda *a: "vendor", fields), (REFERENCE, lambda *a: "ref"))
     half, full = torch.ones(2, dtype=torch.float16), torch.ones(2)
     assert outcomes(manager, "own_op", half, full) == {"vendor"}
     assert outcomes(manager, "own_op", full, half) == {"ref"}
-    assert manager.call("own_op") == "vendor"  # no tensor: nothing to refuse
+    assert manager.call("own_op") == "vendor"  # no tensor, so no dtype to check
 
 
 @pytest.mark.parametrize("have, wants, ok", [
@@ -261,7 +261,7 @@ def test_min_arch_compares_within_its_prefix(monkeypatch, have, wants, ok):
     assert outcomes(manager, "own_op", torch.ones(2)) == {"vendor" if ok else "ref"}
 
 
-def test_strict_passes_over_what_is_not_for_this_machine_and_raises_what_refuses_these_tensors():
+def test_strict_skips_what_this_machine_lacks_and_raises_for_unsupported_tensors():
     wrong_arch = (VENDOR, lambda *a: "arch", {"min_arch": "sm_90"})
     manager = manager_of("own_op", wrong_arch, (VENDOR, lambda *a: "next"), (REFERENCE, lambda *a: "ref"))
     with policy_context(STRICT):
@@ -277,8 +277,8 @@ def test_strict_passes_over_what_is_not_for_this_machine_and_raises_what_refuses
             refusing.call("own_op", torch.ones(2))
 
 
-def test_a_device_of_its_own(monkeypatch):
-    """On a machine with an accelerator, an impl for it is chosen by the device of the tensors, call by call."""
+def test_the_device_of_the_tensors_selects_the_impl(monkeypatch):
+    """On a machine with an accelerator, each call selects by the device of its tensors."""
 
     monkeypatch.setattr(machine, "_machine", Made(None, ("meta",)))  # meta stands for a chip
     fields = {"devices": {"meta"}}
@@ -292,8 +292,10 @@ def test_a_device_of_its_own(monkeypatch):
     assert outcomes(manager, "own_op", torch.ones(2, device="meta")) == {"chip"}
 
 
-def test_what_a_meta_tensor_finds_is_not_kept_for_the_cpu():
-    """Without an accelerator no device is looked at: a first call on meta once gave the CPU the accelerators' impl."""
+def test_a_choice_for_a_meta_tensor_does_not_apply_to_the_cpu():
+    """Without an accelerator devices were ignored: a first call on meta once selected the accelerator's impl for the
+    CPU.
+    """
     fields = {"devices": {machine.ACCELERATOR}, "supported_dtypes": {torch.float32}}
     manager = manager_of("own_op", (VENDOR, lambda *a: "chip", fields), (REFERENCE, lambda *a: "ref"))
     for device in ("meta", "cpu"):
@@ -302,8 +304,8 @@ def test_what_a_meta_tensor_finds_is_not_kept_for_the_cpu():
 
 @pytest.mark.parametrize("first, second", [("meta", "cpu"), ("cpu", "meta")])
 @pytest.mark.parametrize("why", ["lacks", "unused"])
-def test_what_a_chip_lacks_says_nothing_of_the_cpu(monkeypatch, why, first, second):
-    """Whoever comes first: no impl names devices, and still the choice is by device."""
+def test_a_choice_for_one_device_does_not_apply_to_another(monkeypatch, why, first, second):
+    """Whichever is called first. No impl names devices, but the choice still depends on the device."""
 
     class Lacking(Made):
         def lacks(self, device_type):
@@ -323,7 +325,7 @@ def test_what_a_chip_lacks_says_nothing_of_the_cpu(monkeypatch, why, first, seco
 
 
 def half_way(error):
-    """Adds one in place to all it is given, then fails: the mistake that doubles an update."""
+    """Adds one to all its arguments in place, then fails: a retry would double the update."""
 
     def fn(*args):
         for t in _flat(args):
@@ -353,7 +355,7 @@ def test_an_op_without_a_spec_is_never_applied_twice():
     assert x._version == version + 1
 
 
-def test_strict_leaves_a_half_done_mutation_to_the_caller_once():
+def test_strict_does_not_undo_or_retry_a_failed_mutation():
     manager = manager_of("add_one", (VENDOR, half_way(RuntimeError("late"))), (REFERENCE, add_one))
     x = torch.zeros(3)
     with policy_context(STRICT), pytest.raises(RuntimeError, match="^late"):
@@ -361,7 +363,7 @@ def test_strict_leaves_a_half_done_mutation_to_the_caller_once():
     assert x.eq(1).all()
 
 
-def test_when_all_fail_the_tensors_are_as_they_were():
+def test_tensors_are_restored_if_all_impls_fail():
     manager = manager_of(
         "add_one", (VENDOR, half_way(RuntimeError("a"))), (DEFAULT, half_way(RuntimeError("b"))),
         (DEFAULT, Counted(error=NotSupported("no"))),
@@ -372,8 +374,8 @@ def test_when_all_fail_the_tensors_are_as_they_were():
     assert x.eq(0).all()
 
 
-def test_a_proven_impl_that_fails_raises():
-    """After three clean calls for a dtype and shape class there is no snapshot any more, so no second try."""
+def test_a_failing_proven_impl_raises():
+    """After three successful calls for a dtype and shape class no snapshot is taken, so there is no retry."""
     state = {"fail": False}
 
     def sometimes(x):
@@ -389,11 +391,11 @@ def test_a_proven_impl_that_fails_raises():
     with pytest.raises(RuntimeError, match="^late"):
         manager.call("add_one", x)
     assert x.eq(4).all()
-    other = torch.zeros(100)  # another shape class: not proven there
+    other = torch.zeros(100)  # another shape class, for which it is not proven
     assert manager.call("add_one", other) == "added" and other.eq(1).all()
 
 
-def test_not_supported_is_a_promise_that_needs_no_snapshot():
+def test_not_supported_needs_no_snapshot():
     state = {"decline": False}
 
     def sometimes(x):
@@ -409,14 +411,14 @@ def test_not_supported_is_a_promise_that_needs_no_snapshot():
     assert manager.call("add_one", x) == "added" and x.eq(5).all()
 
 
-def test_too_large_for_a_snapshot_means_no_fallback(monkeypatch):
+def test_tensors_too_large_for_a_snapshot_have_no_fallback(monkeypatch):
     monkeypatch.setattr(snapshots, "LIMIT", 8)
     manager = manager_of("add_one", (VENDOR, half_way(RuntimeError("late"))), (REFERENCE, add_one))
     with pytest.raises(RuntimeError, match="^late"):
         manager.call("add_one", torch.zeros(3))
 
 
-def test_no_snapshot_while_a_graph_is_captured(monkeypatch):
+def test_no_snapshot_is_taken_during_graph_capture(monkeypatch):
     monkeypatch.setattr(snapshots, "_capturing", lambda: True)
     manager = manager_of("add_one", (VENDOR, half_way(RuntimeError("late"))), (REFERENCE, add_one))
     with pytest.raises(RuntimeError, match="^late"):
@@ -432,7 +434,7 @@ def test_no_snapshot_while_a_graph_is_captured(monkeypatch):
     lambda: torch.zeros(3, dtype=torch.float8_e4m3fn),
     lambda: torch.zeros(3, dtype=torch.complex64),
 ], ids=["expanded", "transposed", "strided", "leaf", "empty", "fp8", "complex"])  # fmt: skip
-def test_snapshots_restore_any_layout(make):
+def test_snapshots_restore_every_layout(make):
     x = make()
     raw = lambda: x.detach().contiguous().view(-1).view(torch.uint8).clone()
     before, version = raw(), x._version
@@ -443,7 +445,7 @@ def test_snapshots_restore_any_layout(make):
     assert torch.equal(raw(), before) and x._version == version
 
 
-def test_inference_tensors_can_be_restored():
+def test_inference_tensors_are_restored():
     with torch.inference_mode():
         x = torch.zeros(3)
     saved = snapshots.Snapshot([("x", x)])
@@ -453,8 +455,8 @@ def test_inference_tensors_can_be_restored():
     assert x.eq(0).all()
 
 
-def test_a_spec_that_writes_nothing_here_needs_no_snapshot(monkeypatch):
-    """tex's norms write `ln_out` when it is given, and nothing when it is None."""
+def test_calls_that_write_nothing_take_no_snapshot(monkeypatch):
+    """tex's norms write `ln_out` if it is given, and nothing if it is None."""
     taken = []
     monkeypatch.setattr(snapshots, "take", lambda values, generators: taken.append(values) or "not now")
     bad = Counted(error=RuntimeError("late"))
@@ -470,7 +472,7 @@ def test_a_spec_that_writes_nothing_here_needs_no_snapshot(monkeypatch):
 # ---- found by review ------------------------------------------------------------------------------------------------
 
 
-def test_after_a_refusing_when_the_others_run_once_and_blame_falls_right():
+def test_after_a_declining_when_all_others_run_once_and_errors_name_the_right_impl():
     calls = []
 
     def flaky(x):
@@ -488,8 +490,8 @@ def test_after_a_refusing_when_the_others_run_once_and_blame_falls_right():
     assert calls == ["b"] and [f.impl_id for f in manager.failures()] == ["vendor.1"]
 
 
-def test_another_ops_refusal_is_no_promise_of_ours():
-    """An impl that has written and then meets an op nobody implements has not declined before its first write."""
+def test_not_supported_from_another_op_counts_as_a_failure():
+    """An impl that wrote and then calls an op without implementation has not declined before its first write."""
     state = {"inner": True}
 
     def inner(x):
@@ -514,15 +516,15 @@ def test_another_ops_refusal_is_no_promise_of_ours():
     assert x.eq(4).all()
 
 
-def test_a_meta_tensor_does_not_decide_for_the_chip(monkeypatch):
+def test_a_meta_tensor_does_not_decide_for_an_accelerator(monkeypatch):
 
     monkeypatch.setattr(machine, "_machine", Made(None, ("cuda",)))
     manager = manager_of("own_op", (VENDOR, lambda x: "chip", {"devices": {"cuda"}}), (REFERENCE, lambda x: "ref"))
-    assert manager.call("own_op", torch.ones(1, device="meta")) == "chip"  # as a tensor of the chip would find it
+    assert manager.call("own_op", torch.ones(1, device="meta")) == "chip"  # the same as for a tensor of the chip
     assert manager.call("own_op", torch.ones(1)) == "ref"
 
 
-def test_what_fails_on_stand_ins_is_not_held_against_an_impl():
+def test_failures_on_fake_tensors_do_not_quarantine():
     def launch(x):
         if x.is_meta:
             raise RuntimeError("cannot launch on meta")
@@ -533,7 +535,7 @@ def test_what_fails_on_stand_ins_is_not_held_against_an_impl():
     assert manager.call("own_op", torch.ones(3)) == "vendor" and manager.failures() == []
 
 
-def test_what_was_learnt_of_an_impl_goes_with_it():
+def test_records_of_an_impl_are_removed_with_it():
     bad = Counted(error=RuntimeError("no"))
     manager = manager_of("rms_norm", (VENDOR, bad), (REFERENCE, lambda *a: "ref"))
     args = torch.ones(4), torch.ones(4)
@@ -543,7 +545,7 @@ def test_what_was_learnt_of_an_impl_goes_with_it():
     assert manager.call("rms_norm", *args) == "fixed"
 
 
-def test_out_of_memory_is_seen_even_after_another_error():
+def test_out_of_memory_is_recognized_after_another_error():
     oom = torch.OutOfMemoryError("no memory")
     for kind in (VENDOR, REFERENCE):
         manager = manager_of("own_op", (VENDOR, Counted(error=RuntimeError("first"))), (kind, Counted(error=oom)))
@@ -555,13 +557,13 @@ def test_out_of_memory_is_seen_even_after_another_error():
 @pytest.mark.parametrize(
     "answer, runs", [(1, True), (0, False), (torch.tensor(True), True), (torch.tensor(False), False)]
 )
-def test_a_when_may_answer_with_any_truth(answer, runs):
+def test_a_when_may_return_any_truth_value(answer, runs):
     manager = manager_of("own_op", (VENDOR, lambda x: "v", {"when": lambda x: answer}), (REFERENCE, lambda x: "ref"))
     assert outcomes(manager, "own_op", torch.ones(2)) == {"v" if runs else "ref"}
 
 
 @pytest.mark.parametrize("says", [lambda: False, lambda: 1 / 0])
-def test_availability_hooks(says):
+def test_availability_hooks_are_respected(says):
     def fn(x):
         return "vendor"
 
@@ -577,12 +579,12 @@ def test_availability_hooks(says):
     lambda: torch.eye(3).to_sparse(),
     lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
 ], ids=["sparse", "nested"])  # fmt: skip
-def test_tensors_without_plain_memory_pass(make):
+def test_tensors_without_plain_memory_are_accepted(make):
     manager = manager_of("own_op", (VENDOR, lambda x: "v"), (REFERENCE, lambda x: "ref"))
     assert outcomes(manager, "own_op", make()) == {"v"}
 
 
-def test_an_interrupted_call_leaves_tensors_as_they_were():
+def test_an_interrupted_call_restores_tensors():
     def interrupted(x):
         x.add_(1)
         raise KeyboardInterrupt
@@ -594,7 +596,7 @@ def test_an_interrupted_call_leaves_tensors_as_they_were():
     assert x.eq(0).all()
 
 
-def test_errors_travel_between_processes():
+def test_errors_can_be_pickled():
     import pickle
 
     from opmux.core import UnknownName
@@ -606,8 +608,8 @@ def test_errors_travel_between_processes():
 
 @pytest.mark.parametrize("buffer", [None, torch.zeros(3, 4)], ids=["no buffer", "buffer"])
 @pytest.mark.parametrize("op", ["an_op_without_a_spec", "rms_norm", "rmsnorm_fwd"])
-def test_there_is_no_short_way_past_a_when(op, buffer):
-    """Proven calls are remembered by dtype and shape; a `when` may look at anything, here the numbers."""
+def test_a_when_is_checked_even_for_proven_calls(op, buffer):
+    """Proven calls are remembered by dtype and shape, but a `when` may check anything, here the numbers."""
     small = lambda x, *rest: bool(x[0, 0] < 6) or "too large"
     manager = manager_of(op, (VENDOR, lambda *a: "vendor", {"when": small}), (REFERENCE, lambda *a: "ref"))
     x, w = torch.zeros(3, 4), torch.ones(4)
@@ -619,7 +621,7 @@ def test_there_is_no_short_way_past_a_when(op, buffer):
 
 
 def test_after_a_refusal_the_next_impl_is_called_directly(plug, caplog, monkeypatch):
-    """The loop over the candidates takes 100 times as long as a call: only the first call and an error take it."""
+    """The loop over candidates takes 100 times as long as a call: only the first call and an error use it."""
     seen, fails = [], []
 
     def second(x):
@@ -649,8 +651,8 @@ def test_after_a_refusal_the_next_impl_is_called_directly(plug, caplog, monkeypa
         relu(x[5])
 
 
-def test_a_short_way_for_calls_that_write_nothing_is_none_for_those_that_write():
-    """tex's norms again: proven without `ln_out` is not proven with it."""
+def test_proof_for_calls_that_write_nothing_does_not_count_for_those_that_write():
+    """tex's norms: an impl that is proven without `ln_out` is not proven with it."""
 
     def no_buffers(*args):
         if args[3] is not None:
@@ -668,8 +670,8 @@ def test_a_short_way_for_calls_that_write_nothing_is_none_for_those_that_write()
         assert buffer.eq(0).all()
 
 
-def test_a_call_by_name_without_a_spec_whatever_comes_first():
-    """What is known of a dtype and shape saves questions; a call of another form is asked in full, and all recover."""
+def test_calls_by_name_without_a_spec_always_recover():
+    """Proof for a dtype and shape skips checks; a call of another form is checked completely, and all recover."""
     registry, calls, broken = OpRegistry(), [], []
 
     def first(*args, **kwargs):
@@ -698,16 +700,16 @@ def test_a_call_by_name_without_a_spec_whatever_comes_first():
             assert manager.call("nameless", *args, **kwargs) == "first"
     assert len(calls) == 6 * len(forms)
     broken.append(True)
-    assert manager.call("nameless", torch.ones(5, 7, 2)) == "next"  # new to it: it runs on trial
-    with pytest.raises(RuntimeError, match="no kernel"):  # proven, so there is no copy to go back to
+    assert manager.call("nameless", torch.ones(5, 7, 2)) == "next"  # not proven for this shape: runs on trial
+    with pytest.raises(RuntimeError, match="no kernel"):  # proven, so there is no snapshot
         manager.call("nameless", x)
 
 
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("error", [NotSupported, RuntimeError, ValueError, torch.OutOfMemoryError])
 @pytest.mark.parametrize("rest", ["another impl", "none", "one that fails", "a when that raises"])
-def test_tensors_of_a_call_that_failed_are_held_by_nothing(error, rest, strict):
-    """Not until the next garbage collection either: one of a few gigabytes in each step is the end of the memory."""
+def test_a_failed_call_keeps_no_reference_to_its_tensors(error, rest, strict):
+    """Not even until the next garbage collection: keeping gigabytes in each step would exhaust the memory."""
 
     def fails(*args):
         raise error("as it is told")

@@ -1,4 +1,4 @@
-"""Every op with a sample, under an impl that fails in every way: the answer is the reference's, and nothing is lost."""
+"""Every op with a sample, under an impl that fails in every possible way, returns the reference's result."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 
 
 def spoil(values):
-    """Write into tensors as an impl that dies half-way would: some elements, random ones."""
+    """Modify tensors like an impl that fails half-way: some elements become random."""
     for t in values:
         if t.numel() and not t.is_sparse:
             with torch.no_grad():
@@ -28,7 +28,7 @@ def spoil(values):
 
 
 class Fault:
-    """What an impl does before the call is over: writes what it may write, uses random numbers, raises or lies."""
+    """What a faulty impl does: writes its outputs, draws random numbers, raises, or returns wrong results."""
 
     def __init__(self, name, error=None, result=None, writes=True, after=False):
         self.name, self.error, self.result, self.writes, self.after = name, error, result, writes, after
@@ -49,7 +49,7 @@ class Fault:
 
 
 def first(results, change):
-    """The results with the first tensor changed."""
+    """The results with the first tensor modified."""
     flat = list(results) if isinstance(results, (tuple, list)) else [results]
     return (change(flat[0]), *flat[1:]) if len(flat) > 1 else change(flat[0])
 
@@ -69,19 +69,19 @@ FAULTS = [
 
 
 def can_be_faulty(spec):
-    """Ops that return tensors and are primitives, so that their results can be examined."""
+    """Primitives that return tensors, so that their results can be checked."""
     return spec.space == "opmux" and spec.samples is not None
 
 
 SPECS = [s for s in specs if can_be_faulty(s)]
 
 
-def test_there_are_enough_of_them():
+def test_most_ops_are_covered():
     assert len(SPECS) * len(FAULTS) >= 1000, (len(SPECS), len(FAULTS))
 
 
 def copy_of(values):
-    """Arguments of one's own, in the layout of the sample's."""
+    """Copies of arguments, in the layouts of the sample's."""
 
     def again(t):
         if t.layout is not torch.strided or t.is_meta:
@@ -104,8 +104,8 @@ def same(got, expected):
 
 
 @pytest.mark.parametrize("at, spec", list(enumerate(SPECS)), ids=[s.name for s in SPECS])
-def test_faults(at, spec, slow):
-    """Every sixth fault, beginning with another one for each op; all of them with --slow."""
+def test_every_fault_falls_back_without_side_effects(at, spec, slow):
+    """Every sixth fault, starting with another one for each op; all of them with --slow."""
     samples = [s for s in spec.samples(torch.float32, CPU) if not s.loose] or list(spec.samples(torch.float32, CPU))
     manager = get_default_manager()
     for n, fault in enumerate(FAULTS) if slow else list(enumerate(FAULTS))[at % 6 :: 6]:
@@ -115,7 +115,7 @@ def test_faults(at, spec, slow):
             and fault.error is None
             and not list(tensors_in(spec.reference(*copy_of(sample.args), **copy_of(sample.kwargs))))
         ):
-            continue  # an op that only writes: there is no result to be wrong
+            continue  # an op that only writes has no result to be wrong
         args, kwargs = copy_of((sample.args, sample.kwargs))
         torch.manual_seed(7)
         with torch.no_grad():
@@ -130,7 +130,7 @@ def test_faults(at, spec, slow):
             with opmux.policy("vendor:faulty"), torch.no_grad():
                 got = specs.functions[spec.key](*ours, **named)
             same(got, expected)
-            same((ours, named), (args, kwargs))  # what the op writes, and what it must not
+            same((ours, named), (args, kwargs))  # arguments that the op writes, and those that it must not
             assert torch.equal(torch.rand(3), left), fault.name
         finally:
             manager.registry.unregister(spec.key, f"vendor.faulty{n}")

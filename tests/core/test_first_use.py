@@ -1,4 +1,4 @@
-"""The first use of a process: by any door, by many threads at once, with plugins that run code of their own."""
+"""The first use in a process: by any entry point, on many threads at once, with plugins that run their own code."""
 
 import json
 import os
@@ -10,11 +10,11 @@ import fresh
 import pytest
 
 SRC = Path(__file__).parents[2] / "src"
-CACHE = {k: v for k, v in os.environ.items() if k == "OPMUX_CACHE_DIR"}  # where compiled C++ is
+CACHE = {k: v for k, v in os.environ.items() if k == "OPMUX_CACHE_DIR"}  # the folder of compiled C++
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this platform")
 
-# What every program below starts with: one import of torch, then a child for each case.
+# The first lines of every program below: import torch once, then fork a child for each case.
 HEAD = """
 import faulthandler, gc, importlib, json, os, signal, sys, threading, time, traceback
 import torch
@@ -55,7 +55,7 @@ def together(*works):
     return problems or results
 """
 
-# What takes time and is no use: modules. test_any_two_doors_at_once has children without them.
+# Modules, which take long and are not a use. Children of test_any_two_entry_points_may_be_used_at_once lack them.
 MODULES = """
 import opmux
 for name in ("ops", "faces.aten.switch", "faces.tex.interface", "tools.listing", "tools.doctor", "tools.explain"):
@@ -113,8 +113,8 @@ IMPORTS = {
 """
 
 
-def test_any_two_doors_at_once(tmp_path, slow):
-    """Ten pairs of doors (thirty with --slow), and many together, in processes that have imported nothing of ours."""
+def test_any_two_entry_points_may_be_used_at_once(tmp_path, slow):
+    """Ten pairs of entry points (thirty with --slow), and many together, in processes without imports from us."""
     code = """
     assert "opmux" not in sys.modules
     ways = list(IMPORTS)
@@ -185,7 +185,7 @@ def seen(what):
 """
 
 
-def test_nothing_is_imported_and_no_plugin_runs_while_the_lock_is_held(tmp_path):
+def test_no_import_and_no_plugin_code_runs_under_the_lock(tmp_path):
     site = tmp_path / "site"
     write(site / "watch.py", WATCH)
     write(site / "plug.py", PLUGIN)
@@ -257,7 +257,7 @@ def register(registry):
 """
 
 
-def test_plugins_that_wait_for_threads_and_threads_that_wait_for_plugins(tmp_path):
+def test_plugins_and_threads_may_wait_for_each_other(tmp_path):
     site = tmp_path / "site"
     write(site / "starter.py", STARTS_A_THREAD)
     write(site / "sleepy.py", SLEEPS_AND_ENTERS)
@@ -369,7 +369,7 @@ BREAKS = {
 }
 
 
-def test_a_broken_plugin_leaves_nothing(tmp_path):
+def test_a_broken_plugin_leaves_nothing_behind(tmp_path):
     site = tmp_path / "site"
     for name, text in BREAKS.items():
         module = "left_over" if name == "modules" else "left_" + name.replace(" ", "_").replace("-", "_")
@@ -420,7 +420,7 @@ def test_a_broken_plugin_leaves_nothing(tmp_path):
     assert done["bad"] == {} and done["tried"] == len(BREAKS), done["stderr"][-3000:]
 
 
-# ---- any door first, with a vendor that is not in the tree -----------------------------------------------------------
+# ---- any entry point first, with a vendor outside the tree -----------------------------------------------------------
 
 ACME = """
 from opmux.backends import VendorInfoBase
@@ -529,25 +529,25 @@ print(json.dumps({"bad": bad, "missing": missing, "tried": len(FIRST)}))
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("vendor", [False, True], ids=["plain", "a vendor of its own package"])
-def test_any_door_first(vendor, tmp_path, slow):
+def test_any_entry_point_may_be_the_first(vendor, tmp_path, slow):
     """Everything in `opmux.__all__`, and the commands, each as the first call of a process.
 
-    Without a vendor of its own every third of them; all with --slow.
+    Without a vendor every third of them; all with --slow.
     """
     if vendor:
         write(tmp_path / "site" / "acme_chip" / "__init__.py", ACME)
         write(tmp_path / "site" / "acme_chip" / "ops" / "__init__.py", ACME_OPS)
         distribution(tmp_path / "site", "acme_chip", acme="acme_chip")
     env = {"TRITON_INTERPRET": "1"} if vendor else {}
-    # acme's device is a device of ascend's too: the later one, a package beside the tree, is meant
+    # acme's device also belongs to ascend: the later one, a package outside the tree, must win
     step = f"STEP = {1 if vendor or slow else 3}\n"
     done = run(step + (SIMULATED if vendor else PLAIN) + FIRST + MODULES + LOOP, tmp_path, **env)
     assert done["bad"] == {}, done["stderr"][-3000:]
     assert done["missing"] == [] and done["tried"] >= (24 if vendor or slow else 8)
 
 
-def test_ctrl_c_in_the_first_use_of_an_op(tmp_path):
-    """As a user has it: a signal at some time within the import of the op's family."""
+def test_ctrl_c_during_the_first_use_of_an_op_is_harmless(tmp_path):
+    """As for a user: a signal at some time during the import of the op's family."""
     code = """
     import opmux, opmux.ops
 

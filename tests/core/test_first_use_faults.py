@@ -1,4 +1,4 @@
-"""An error at any line of a first use, or a fork there: the next use works, and nothing is left of the failed one."""
+"""An error, or a fork, at any line of a first use: the next use works, and the failed one leaves nothing behind."""
 
 import json
 import os
@@ -18,8 +18,8 @@ FAULTS = {"plugins": 120, "family": 340, "enable": 50}
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("name", FAULTS)
-def test_faults(tmp_path, name, slow):
-    """KeyboardInterrupt, RuntimeError and MemoryError in turn, at lines that are spread over the whole of it."""
+def test_the_next_use_works_after_a_fault(tmp_path, name, slow):
+    """KeyboardInterrupt, RuntimeError and MemoryError in rotation, at lines spread over the whole first use."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(("OPMUX", "TE_", "TEFL"))}
     env |= {"PYTHONPATH": str(ROOT / "src"), "TMPDIR": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}
     part = 1.0 if slow else 0.15

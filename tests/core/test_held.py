@@ -1,4 +1,4 @@
-"""Device memory held between calls: bounded, released by one call, kept for captured CUDA graphs."""
+"""Device memory that is kept between calls: bounded, released by one call, kept for captured CUDA graphs."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def cache(monkeypatch):
     return held.Held(most=3)
 
 
-def test_a_tensor_is_made_once(cache):
+def test_a_tensor_is_created_once(cache):
     made = [cache.get("a", lambda: torch.ones(2), cuda=False) for _ in range(2)]
     assert made[0] is made[1]
 
 
-def test_the_oldest_of_too_many_is_dropped(cache):
+def test_the_oldest_tensor_is_evicted(cache):
     for n in range(5):
         cache.get(n, lambda n=n: torch.ones(n), cuda=False)
     assert list(cache.found) == [2, 3, 4]
@@ -50,7 +50,7 @@ def test_memory_of_captured_graphs_is_kept(cache, monkeypatch):
 
 
 def held_tensors(value, depth=3):
-    """Tensors in a module's tables, those of caches included."""
+    """Tensors in a module's tables, including caches."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, held.Held):
@@ -64,7 +64,7 @@ def held_tensors(value, depth=3):
 
 
 def of_opmux():
-    """(module, name) of each table of opmux with tensors."""
+    """(module, name) of each table in opmux that holds tensors."""
     modules = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "opmux"}
     return {
         (name, key)
@@ -76,8 +76,8 @@ def of_opmux():
     }
 
 
-def test_no_table_of_opmux_holds_tensors_after_empty_cache():
-    """After calls that fill the tables there are: amax histories, norms without weights, attention without dropout."""
+def test_no_table_holds_tensors_after_empty_cache():
+    """After calls that fill all tables: amax histories, norms without weights, attention without dropout."""
     from opmux import tex
     from opmux.faces.aten import norm
     from opmux.faces.tex.ops import attention

@@ -1,4 +1,4 @@
-"""Settings: where each is looked for, which place wins, and what is said about a value that cannot be read."""
+"""Settings: where each is read from, which source wins, and the error for a value that cannot be parsed."""
 
 import os
 import sys
@@ -16,7 +16,7 @@ KNOBS = {k.name: k for k in knobs.all_knobs()}
 
 SRC = Path(__file__).parents[2] / "src"
 
-# The names that programs for other libraries already set -> ours.
+# Names that programs for other libraries set -> ours.
 ALIASES = {
     "TE_FL_PREFER": "OPMUX_PREFER",
     "TE_FL_PREFER_VENDOR": "OPMUX_PREFER_VENDOR",
@@ -33,7 +33,7 @@ ALIASES = {
     "TE_FALLBACK_BACKEND": "OPMUX_FALLBACK_BACKEND",
 }
 
-# Two values of each type, as text and as read.
+# Two values of each type, as text and parsed.
 VALUES = {
     knobs.flag: [("1", True), ("0", False)],
     knobs.names: [("nvidia, amd,", ("nvidia", "amd")), ("acme", ("acme",))],
@@ -49,7 +49,7 @@ VALUES = {
     ],
 }
 
-# Text that means nothing, by type; names and paths take any text.
+# Invalid text, by type; names and paths accept any text.
 MALFORMED = {
     knobs.flag: ["maybe", "2", "-1", "1,0"],
     knobs.level: ["LOUD", "INFO,DEBUG"],
@@ -68,7 +68,7 @@ MALFORMED = {
     ],
 }
 
-# The same, as TOML.
+# Invalid values in TOML.
 MALFORMED_TOML = {
     knobs.flag: ['"maybe"', "2", "[true]"],
     knobs.names: ["3", "[1, 2]", "true"],
@@ -109,19 +109,19 @@ def quoted(text):
 # ---- where a setting comes from -------------------------------------------------------------------------------------
 
 
-def test_the_foreign_names_are_aliases():
+def test_foreign_names_are_aliases():
     assert {a: k.name for k in KNOBS.values() for a in k.aliases} == ALIASES
 
 
 @pytest.mark.parametrize("knob", all_knobs())
-def test_unset_is_the_default(knob):
+def test_an_unset_setting_has_its_default(knob):
     found = knob.look()
     assert (found.value, found.source, found.is_set) == (knob.default, "default", False)
     assert knob.doc
 
 
 @pytest.mark.parametrize("knob", all_knobs())
-def test_every_name_is_read(knob, monkeypatch):
+def test_every_setting_is_read_from_the_environment(knob, monkeypatch):
     for name in (knob.name, *knob.aliases):
         for text, value in VALUES[knob.kind]:
             if knob.name == "OPMUX_CONFIG":
@@ -146,10 +146,10 @@ def test_our_name_beats_its_alias(alias, monkeypatch):
 
 @pytest.mark.parametrize("blank", ["", " ", "\t "])
 @pytest.mark.parametrize("knob", all_knobs())
-def test_blank_is_unset(knob, blank, monkeypatch):
+def test_a_blank_variable_counts_as_unset(knob, blank, monkeypatch):
     for name in (knob.name, *knob.aliases):
         monkeypatch.setenv(name, blank)
-    if knob.blank:  # a list that, when it is set, lets nothing else through
+    if knob.blank:  # an allow list: blank is not unset
         assert knob.look() == knobs.Setting((), f"env {knob.name}")
         return
     assert knob.look() == knobs.Setting(knob.default, "default")
@@ -163,7 +163,7 @@ def test_blank_is_unset(knob, blank, monkeypatch):
 
 
 @pytest.mark.parametrize("knob", in_file())
-def test_the_file_is_read_and_the_environment_beats_it(knob, monkeypatch):
+def test_the_file_is_read_and_the_environment_overrides_it(knob, monkeypatch):
     (text, value), (other, other_value) = VALUES[knob.kind]
     toml(f"{knob.key} = {quoted(text)}")
     found = knob.look()
@@ -173,7 +173,7 @@ def test_the_file_is_read_and_the_environment_beats_it(knob, monkeypatch):
         assert knob.look() == knobs.Setting(other_value, f"env {name}")
 
 
-def test_keys_are_the_names_in_lower_case():
+def test_keys_in_the_file_are_the_names_in_lower_case():
     assert (knobs.PREFER.key, knobs.PLUGIN_MODULES.key) == ("prefer", "plugin_modules")
 
 
@@ -185,7 +185,7 @@ def test_a_named_file_replaces_the_default_one(monkeypatch, tmp_path):
     assert not knobs.PREFER.look().is_set
 
 
-def test_a_blank_config_means_the_default_file(monkeypatch):
+def test_a_blank_config_variable_means_the_default_file(monkeypatch):
     toml('prefer = "reference"')
     monkeypatch.setenv("OPMUX_CONFIG", "  ")
     assert knobs.PREFER.get() == "reference"
@@ -213,7 +213,7 @@ def test_a_file_that_is_not_utf8_is_named():
         knobs.PREFER.get()
 
 
-def test_the_file_is_utf8_whatever_the_locale():
+def test_the_file_is_read_as_utf8_in_any_locale():
     toml('allow_vendors = "华为"')
     code = "from opmux.core import knobs; print(ascii(knobs.ALLOW_VENDORS.get()))"
     done = python(code, LC_ALL="en_US.ISO-8859-1", LANG="en_US.ISO-8859-1", PYTHONUTF8="0")
@@ -229,7 +229,7 @@ def test_a_changed_file_is_read_again(tmp_path):
     assert knobs.PREFER.get() is None
 
 
-def test_natural_toml_types():
+def test_natural_toml_types_are_accepted():
     toml(
         """
         strict = true
@@ -246,11 +246,11 @@ def test_natural_toml_types():
     assert knobs.PER_OP.get() == {"rmsnorm_fwd": ("vendor:acme", "flagos"), "aten::add.Tensor": ("reference", "*")}
 
 
-# ---- files that are anybody's ---------------------------------------------------------------------------------------
+# ---- files that anybody may have written ----------------------------------------------------------------------------
 
 
-def test_a_file_found_here_names_no_modules(caplog):
-    """Once said, with what to do instead."""
+def test_a_file_in_the_current_directory_cannot_name_modules(caplog):
+    """One warning, which says what to do instead."""
     toml('plugin_modules = ["evil"]\nprefer = "reference"')
     for _ in range(2):
         assert knobs.PLUGIN_MODULES.look() == knobs.Setting((), "default")
@@ -260,13 +260,13 @@ def test_a_file_found_here_names_no_modules(caplog):
     assert "Set OPMUX_PLUGIN_MODULES, name the file by OPMUX_CONFIG, or put the line into " in said
 
 
-def test_a_named_file_may(monkeypatch):
+def test_a_file_named_by_the_user_can_name_modules(monkeypatch):
     toml('plugin_modules = ["mine"]')
     monkeypatch.setenv("OPMUX_CONFIG", "opmux.toml")
     assert knobs.PLUGIN_MODULES.look() == knobs.Setting(("mine",), "file opmux.toml")
 
 
-def test_the_users_own_file_may_and_comes_after_that_of_the_directory(monkeypatch, tmp_path, caplog):
+def test_the_users_own_file_can_name_modules_and_comes_after_the_directorys(monkeypatch, tmp_path, caplog):
     users = tmp_path / "config" / "opmux"
     users.mkdir(parents=True)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
@@ -274,20 +274,20 @@ def test_the_users_own_file_may_and_comes_after_that_of_the_directory(monkeypatc
     toml('prefer = "reference"')
     assert knobs.PLUGIN_MODULES.look() == knobs.Setting(("mine",), f"file {users / 'opmux.toml'}")
     assert (knobs.PREFER.get(), knobs.STRICT.get()) == ("reference", True)
-    monkeypatch.chdir(users)  # here it is the user's own
+    monkeypatch.chdir(users)  # the current directory is the user's configuration folder
     assert knobs.PLUGIN_MODULES.get() == ("mine",) and caplog.records == []
 
 
-# ---- values that mean nothing ---------------------------------------------------------------------------------------
+# ---- invalid values -------------------------------------------------------------------------------------------------
 
 
-def test_no_type_is_forgotten_here():
+def test_every_type_of_setting_is_tested_here():
     assert set(VALUES) == {k.kind for k in KNOBS.values()}
     assert set(MALFORMED_TOML) == {k.kind for k in KNOBS.values() if k.in_file}
 
 
 @pytest.mark.parametrize("knob", all_knobs(*MALFORMED))
-def test_a_malformed_variable_is_quoted_with_a_valid_one(knob, monkeypatch):
+def test_an_invalid_variable_is_quoted_with_a_valid_value(knob, monkeypatch):
     for name in (knob.name, *knob.aliases):
         for text in MALFORMED[knob.kind]:
             with monkeypatch.context() as m:
@@ -303,7 +303,7 @@ def test_a_malformed_variable_is_quoted_with_a_valid_one(knob, monkeypatch):
 
 
 @pytest.mark.parametrize("knob", in_file())
-def test_a_malformed_line_is_quoted_with_a_valid_one(knob):
+def test_an_invalid_line_is_quoted_with_a_valid_value(knob):
     for text in MALFORMED_TOML[knob.kind]:
         toml(f"{knob.key} = {text}")
         with pytest.raises(BadKnob) as caught:
@@ -315,7 +315,7 @@ def test_a_malformed_line_is_quoted_with_a_valid_one(knob):
         assert knob.look().from_file
 
 
-def test_a_misspelt_token_gets_the_nearest_one(monkeypatch):
+def test_the_error_for_a_misspelt_token_suggests_the_nearest(monkeypatch):
     monkeypatch.setenv("TE_FL_PREFER", "refrence")
     with pytest.raises(BadKnob, match="Did you mean 'reference'"):
         knobs.PREFER.get()
@@ -324,16 +324,16 @@ def test_a_misspelt_token_gets_the_nearest_one(monkeypatch):
         knobs.PER_OP.get()
 
 
-def test_a_malformed_alias_is_not_looked_at_behind_our_name(monkeypatch):
+def test_an_invalid_alias_is_ignored_if_our_name_is_set(monkeypatch):
     monkeypatch.setenv("OPMUX_STRICT", "1")
     monkeypatch.setenv("TE_FL_STRICT", "maybe")
     assert knobs.STRICT.get() is True
 
 
-# ---- settings nobody knows ------------------------------------------------------------------------------------------
+# ---- unknown settings -----------------------------------------------------------------------------------------------
 
 
-def test_strangers(monkeypatch):
+def test_unknown_settings_are_warned_about(monkeypatch):
     assert unknown_settings() == []
     for name in ("OPMUX_PREFFER", "TE_FL_STRICKT", "TEFL_LOGLEVEL", "OPMUX_QQQQQQ", "TE_OTHER"):
         monkeypatch.setenv(name, "1")
@@ -349,7 +349,7 @@ def test_strangers(monkeypatch):
     ]
 
 
-# ---- when it is read ------------------------------------------------------------------------------------------------
+# ---- when settings are read -----------------------------------------------------------------------------------------
 
 
 def python(code, **env):
@@ -361,8 +361,8 @@ def python(code, **env):
     )
 
 
-def test_nothing_is_read_at_import(tmp_path):
-    """Imports are silent whatever is set; the first use says what is wrong."""
+def test_import_reads_no_settings(tmp_path):
+    """Imports are silent, whatever is set; the first use reports errors."""
     toml("this is no TOML")
     bad = {k.name: MALFORMED[k.kind][0] for k in KNOBS.values() if k.kind in MALFORMED}
     code = """

@@ -1,4 +1,4 @@
-"""Random registries, policies and failures (150 of them, ten thousand with --slow) against a model of the rules."""
+"""Random registries, policies and failures (150, ten thousand with --slow) against a model of the selection rules."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KIND_ORDER = {
 TOKENS = ["flagos", "DEFAULT", "triton", "vendor", "reference", "*", "vendor:acme", "Vendor:bolt", "vendor:core"]
 TOKENS += ["impl:i0", "IMPL:I1", "!vendor", "!flagos", "!vendor:bolt", "!impl:i2"]
 
-# how an impl behaves -> what the model does with it
+# behaviours of an impl, which the model knows
 BEHAVIOURS = ("works", "works", "works", "declines", "missing", "breaks", "when", "dtype", "arch", "value", "oom")
 
 
@@ -89,7 +89,7 @@ def ordered(impls, policy):
 
 
 def run(impls, policy, quarantined):
-    """(the outcome, the impls called, those that are quarantined after): a result id, or what is raised."""
+    """(outcome, called impls, quarantined impls); the outcome is a result id, or the raised error."""
     called, failed = [], []
     for impl in ordered(impls, policy):
         how = impl.behaviour
@@ -165,7 +165,7 @@ def check(impls, policy, by_name):
     manager = OpManager(registry)
     per_op = {} if policy["order"] is None else {"MODEL_OP": policy["order"]}
     chosen = SelectionPolicy(policy["prefer"], policy["strict"], per_op, policy["deny"], policy["allow"])
-    # a token may name an impl that this registry does not have; from settings that is no error
+    # a token may name an impl that this registry lacks; in settings that is not an error
     chosen = chosen.relaxed()
     x = torch.zeros(2)
     quarantined: frozenset = frozenset()
@@ -187,7 +187,7 @@ def check(impls, policy, by_name):
 
 
 @pytest.mark.parametrize("examples", [150, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
-def test_no_difference(examples):
+def test_the_dispatcher_agrees_with_the_model(examples):
     calls = st.lists(st.booleans(), min_size=3, max_size=3)
     how = settings(max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck))
     how(given(impls=impls, policy=policies, by_name=calls)(check))()
@@ -198,8 +198,8 @@ def quiet(caplog):
     caplog.set_level(logging.CRITICAL, "opmux")
 
 
-def test_the_model_can_tell_wrong_from_right():
-    """The model is no tautology: with priorities ignored it disagrees with the dispatcher."""
+def test_the_model_detects_a_wrong_dispatcher():
+    """A model without priorities disagrees with the dispatcher."""
     low, high = Impl(0, "vendor", "acme", 0, "works"), Impl(1, "vendor", "acme", 1, "works")
     policy = {"prefer": "vendor", "strict": False, "order": None, "deny": frozenset(), "allow": None}
     assert run([low, high], policy, frozenset())[0] == "i1"

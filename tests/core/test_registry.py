@@ -1,4 +1,4 @@
-"""OpImpl, OpRegistry, how an impl takes its op's arguments, and what follows for compositions."""
+"""OpImpl, OpRegistry, how an impl receives its op's arguments, and the impls of compositions."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ VENDOR, REFERENCE, DEFAULT = BackendImplKind.VENDOR, BackendImplKind.REFERENCE, 
     (dict(supported_dtypes={"bfloat"}), "takes torch dtypes such as torch.bfloat16, got 'bfloat'"),
     (dict(min_arch="hopper"), "is not of the form 'sm_90'"),
 ])  # fmt: skip
-def test_a_wrong_impl_says_what_is_wrong(fields, words):
+def test_an_invalid_impl_is_rejected_with_the_reason(fields, words):
     good = dict(op_name="op", impl_id="id", kind=VENDOR, vendor="acme", fn=lambda: 1)
     with pytest.raises(BadImpl, match=words):
         OpImpl(**{**good, **fields})
 
 
-def test_kinds_have_the_tokens_as_values():
+def test_kinds_have_token_values():
     assert [k.value for k in BackendImplKind] == ["flagos", "vendor", "reference", "cpp"]
     assert OpImpl("op", "id", "flagos", fn=print).kind is DEFAULT
 
 
-def test_register_read_unregister():
+def test_impls_can_be_registered_read_and_removed():
     registry = OpRegistry()
     a, b = (OpImpl("own", i, REFERENCE, fn=print) for i in "ab")
     registry.register_many([a, b])
@@ -76,7 +76,7 @@ def test_register_many_is_all_or_nothing():
         assert registry.list_operators() == []
 
 
-def test_a_registry_of_ones_own_holds_nothing_else():
+def test_a_separate_registry_has_only_its_own_impls():
     registry = OpRegistry()
     registry.register_impl(OpImpl("rmsnorm_fwd", "mine", VENDOR, "me", lambda x: x))
     manager = OpManager(registry)
@@ -86,7 +86,7 @@ def test_a_registry_of_ones_own_holds_nothing_else():
         manager.call("rms_norm", 1)
 
 
-def test_names_resolve_by_their_door():
+def test_names_resolve_by_entry_point():
     assert specs.find("rmsnorm_fwd").key == "tex::rmsnorm_fwd"
     assert specs.find("rms_norm").key == specs.find("RMS_Norm").key == "opmux::rms_norm"
     assert specs.find("tex::rmsnorm_fwd") is specs.find("rmsnorm_fwd")
@@ -109,7 +109,7 @@ def test_opmux_ops_lists_primitives_and_finds_the_functions_of_tex_too():
         opmux.ops.rmsnorm_fw  # noqa: B018
 
 
-def test_a_stable_function_shows_the_ops_own_face():
+def test_a_public_function_has_the_ops_signature():
     fn = opmux.ops.rms_norm
     assert fn.__name__ == "rms_norm" and "rstd" in fn.__doc__ and fn.__module__ == "opmux.specs.norm"
     assert inspect.signature(fn) == inspect.signature(fn.reference, eval_str=True)
@@ -119,7 +119,7 @@ def test_a_stable_function_shows_the_ops_own_face():
         fn(torch.ones(2), torch.ones(2), epsilon=1)
 
 
-# ---- how an impl takes a call ---------------------------------------------------------------------------------------
+# ---- how an impl receives a call ------------------------------------------------------------------------------------
 
 
 def fit(fn, op="rms_norm"):
@@ -136,7 +136,7 @@ def fit(fn, op="rms_norm"):
     (lambda x, weight, *, eps, offset=0: (x, weight, eps, offset), (1, 2, 3, 4)),
     (lambda x, weight, eps, offset, more=5: (x, weight, eps, offset, more), (1, 2, 3, 4, 5)),
 ])  # fmt: skip
-def test_slots_are_filled_in_order_and_the_rest_by_keyword(fn, expected):
+def test_positional_parameters_are_filled_in_order_and_others_by_keyword(fn, expected):
     assert fit(fn).call(1, 2, 3, 4, "gemma") == expected
 
 
@@ -145,13 +145,13 @@ def test_slots_are_filled_in_order_and_the_rest_by_keyword(fn, expected):
     (lambda x, weight, eps, offset, more: 0, r"needs \['more'\]"),
     (lambda x, weight, eps, offset, *, ctx: 0, r"needs \['ctx'\]"),
 ])  # fmt: skip
-def test_an_impl_that_cannot_take_the_call_is_refused_by_the_default_registry(fn, words):
+def test_an_impl_with_an_incompatible_signature_is_rejected(fn, words):
     assert fit(fn).refusal is not None
     with pytest.raises(BadImpl, match=words):
         get_default_manager().registry.register_impl(OpImpl("rms_norm", "vendor.x", VENDOR, "x", fn))
 
 
-def test_every_call_path_fills_the_ops_defaults(plug):
+def test_every_call_path_passes_the_ops_defaults(plug):
     plug("rms_norm", "vendor.exact", VENDOR, lambda x, weight, eps, offset: (x * eps, x.sum() * offset), vendor="exact",
          when=lambda x, weight, eps, offset: eps == 1e-6)  # fmt: skip
     x, w, manager = torch.ones(4), torch.ones(4), get_default_manager()
@@ -168,7 +168,7 @@ def test_every_call_path_fills_the_ops_defaults(plug):
 
 
 @pytest.mark.parametrize("when", [None, lambda x, weight, eps, offset: eps == 1e-6], ids=["always", "when"])
-def test_an_impl_without_an_added_argument_gets_the_calls_with_its_default(plug, when):
+def test_an_impl_without_a_new_argument_gets_only_calls_with_its_default(plug, when):
     mine = lambda x, weight, eps, offset: (torch.full_like(x, 7.0), x.new_ones(x.shape[:-1], dtype=torch.float32))
     plug("rms_norm", "vendor.acme", VENDOR, mine, vendor="acme", when=when)
     x, weight = torch.randn(3, 8, dtype=torch.bfloat16), torch.randn(8, dtype=torch.bfloat16)
@@ -182,7 +182,7 @@ def test_an_impl_without_an_added_argument_gets_the_calls_with_its_default(plug,
     assert not get_default_manager().failures()
 
 
-def test_keyword_only_parameters_of_an_op():
+def test_keyword_only_parameters_of_an_op_are_passed_by_keyword():
     from opmux.core import op
 
     def kw(x: torch.Tensor, a: float = 1.0, *, ab: float = 2.0) -> torch.Tensor:
@@ -197,12 +197,12 @@ def test_keyword_only_parameters_of_an_op():
         specs.remove(fn.spec)
 
 
-def test_a_builtin_without_a_signature_is_taken_at_its_word():
+def test_a_builtin_without_a_signature_is_accepted():
     assert fit(torch.ops.aten.add).refusal is None
 
 
-def test_what_a_foreign_norm_returns_is_brought_to_the_ops_shape(plug):
-    """By name the impl's result comes back untouched; through the op itself it has the op's shape."""
+def test_a_foreign_norms_result_is_reshaped_for_the_op(plug):
+    """A call by name returns the impl's result unchanged; the op itself returns its own form."""
 
     def pair(input, weight, eps=1e-5, **rest):
         rstd = torch.rsqrt(input.pow(2).mean(-1, keepdim=True) + eps)
@@ -227,14 +227,14 @@ def tex_norm(x, w):
     return opmux.ops.rmsnorm_fwd(x, w, 1e-5, None, None, None, 0, False)
 
 
-def test_a_composition_names_its_parts():
+def test_a_composition_lists_its_parts():
     assert set(specs.find("layernorm_bwd").parts) == {"opmux::layer_norm_bwd"}
-    # through the functions that it calls, too: quantizing is not in its own text
+    # also through functions that it calls: quantizing is not in its own source
     assert {"opmux::rms_norm", "opmux::rms_norm_fp8", "opmux::fp8_cast_into"} < set(specs.find("rmsnorm_fwd").parts)
 
 
-def test_a_composition_is_lifted_to_what_its_parts_have(plug):
-    """A vendor with the primitive has tex's op too; choosing reference binds references all the way down."""
+def test_a_composition_gets_the_impls_of_its_parts(plug):
+    """A vendor with the primitive also has tex's op; choosing the reference binds references at every level."""
     calls = []
 
     def mine(x, weight, eps, offset):
@@ -254,7 +254,7 @@ def test_a_composition_is_lifted_to_what_its_parts_have(plug):
     assert calls == ["mine"]
 
 
-def test_a_part_that_declines_hands_on_to_the_next_inside_the_composition(plug):
+def test_a_declining_part_falls_back_inside_the_composition(plug):
     x, w = torch.randn(3, 8), torch.randn(8)
     reference = tex_norm(x, w)[0]
     plug("rms_norm", "default.flagos.x", DEFAULT, lambda *a: 1 / 0, when=lambda x, *a: "not on a Sunday")
@@ -263,7 +263,7 @@ def test_a_part_that_declines_hands_on_to_the_next_inside_the_composition(plug):
         tex_norm(x, w)
 
 
-def test_an_impl_of_the_composition_itself_beats_the_lifted_one(plug):
+def test_an_impl_of_the_composition_itself_has_priority(plug):
     plug("rms_norm", "vendor.acme", VENDOR, lambda *a: 1 / 0, vendor="acme")
     plug("rmsnorm_fwd", "vendor.acme", VENDOR, lambda *a: [a[0], None, a[0][:, 0]], vendor="acme")
     x = torch.randn(3, 8)
@@ -272,7 +272,7 @@ def test_an_impl_of_the_composition_itself_beats_the_lifted_one(plug):
     assert [i.impl_id for i in get_default_manager().resolve_candidates("rmsnorm_fwd")].count("vendor.acme") == 1
 
 
-def test_impl_tags_and_the_default_manager_takes_up():
+def test_impl_tags_are_registered_in_the_default_manager():
     registry = get_default_manager().registry
     try:
 
@@ -294,7 +294,7 @@ def test_impl_tags_and_the_default_manager_takes_up():
 # ---- explain and the log --------------------------------------------------------------------------------------------
 
 
-def test_explain_is_data_and_one_screen(plug):
+def test_explain_returns_data_and_prints_one_screen(plug):
     fields = dict(vendor="acme", supported_dtypes={torch.bfloat16})
     plug("rms_norm", "vendor.acme", VENDOR, lambda *a: a, **fields)
     plug(
@@ -309,7 +309,7 @@ def test_explain_is_data_and_one_screen(plug):
         assert rows["vendor.bolt"] == ("refused", "when", "odd")
         assert rows["reference.torch"][0] == "chosen"
         assert opmux.explain("rms_norm", x[:, :0], w[:0]).chosen.impl_id == "vendor.bolt"
-        assert opmux.explain("rms_norm").chosen.impl_id == "vendor.acme"  # no tensor to refuse
+        assert opmux.explain("rms_norm").chosen.impl_id == "vendor.acme"  # no tensor whose dtype could be unsupported
         plug("rms_norm", "vendor.cut", VENDOR, lambda *a: a, vendor="cut", priority=9, when=lambda x, *a: x.shape[9])
         assert "raised IndexError" in str(opmux.explain("rms_norm", x, w))
     text = str(said)
@@ -320,8 +320,8 @@ def test_explain_is_data_and_one_screen(plug):
         opmux.explain(print)
 
 
-def test_log_lines(caplog):
-    with opmux.policy("reference"):  # the default manager's own first line comes before
+def test_selections_are_logged(caplog):
+    with opmux.policy("reference"):  # makes the default manager log its first line before
         pass
     registry = OpRegistry()
     registry.register_impl(OpImpl("own", "a", REFERENCE, None, lambda x: x))
@@ -344,7 +344,7 @@ def test_log_lines(caplog):
     ]
 
 
-def test_digest_follows_what_would_run(plug):
+def test_the_digest_changes_with_the_selection(plug):
     before = opmux.digest()
     assert before == opmux.digest() and len(before) == 32
     plug("rms_norm", "vendor.acme", VENDOR, lambda *a: a, vendor="acme")

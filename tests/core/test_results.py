@@ -1,4 +1,4 @@
-"""An impl from outside is examined: what it returns in its first calls must be what the op returns."""
+"""Results of impls from outside opmux are checked in their first calls."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ WRONG = {
 
 @pytest.mark.parametrize("grad", [False, True], ids=["no grad", "grad"])
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_result_is_a_failure_of_that_impl_by_name(plug, name, grad, caplog):
+def test_a_wrong_result_is_a_failure_that_names_the_impl(plug, name, grad, caplog):
     spoil, words = WRONG[name]
     plug("rms_norm", "vendor.acme", VENDOR, lambda *a, **k: spoil(*right(*a, **k)), vendor="acme")
     x, w = torch.randn(3, 8, requires_grad=grad), torch.randn(8)
@@ -45,7 +45,7 @@ def test_a_wrong_result_is_a_failure_of_that_impl_by_name(plug, name, grad, capl
         opmux.ops.rms_norm(x, w)
 
 
-def test_only_the_first_calls_of_a_dtype_and_shape_class_are_examined(plug):
+def test_only_the_first_calls_of_a_dtype_and_shape_class_are_checked(plug):
     state = {"late": False, "calls": 0}
 
     def fn(x):
@@ -57,7 +57,7 @@ def test_only_the_first_calls_of_a_dtype_and_shape_class_are_examined(plug):
         for _ in range(3):
             opmux.ops.silu(torch.ones(4))
         state["late"] = True
-        assert opmux.ops.silu(torch.ones(4)).shape == (1,)  # proven: nobody looks any more
+        assert opmux.ops.silu(torch.ones(4)).shape == (1,)  # proven: no longer checked
         assert opmux.ops.silu(torch.ones(100)).shape == (100,)  # another class
         assert opmux.ops.silu(torch.ones(4, dtype=torch.float64)).shape == (4,)  # another dtype
         state["late"] = False
@@ -67,7 +67,7 @@ def test_only_the_first_calls_of_a_dtype_and_shape_class_are_examined(plug):
     }  # fmt: skip
 
 
-def test_results_whose_size_depends_on_the_data_are_taken_as_they_are():
+def test_results_with_a_data_dependent_size_are_not_checked():
     from opmux.core import op, specs
 
     def pick_positive(x: torch.Tensor) -> torch.Tensor:
@@ -87,8 +87,8 @@ def test_results_whose_size_depends_on_the_data_are_taken_as_they_are():
         specs.remove(made.spec)
 
 
-def test_a_vendors_own_errors_are_replaced_and_the_callers_are_not(plug):
-    """Whatever its type: an error that the reference does not share is the impl's."""
+def test_an_impls_errors_cause_a_fallback_and_the_callers_do_not(plug):
+    """Whatever its type: an error that the reference does not raise is the impl's fault."""
 
     def fn(x, *rest):
         raise ValueError("acme: no plan for this size")
@@ -97,15 +97,15 @@ def test_a_vendors_own_errors_are_replaced_and_the_callers_are_not(plug):
     with opmux.policy("vendor"):
         x, w = torch.randn(3, 8), torch.randn(8)
         torch.testing.assert_close(opmux.ops.rms_norm(x, w)[0], right(x, w)[0])
-        with pytest.raises(ValueError) as caught:  # the caller's mistake: said by the op, not as the impl put it
+        with pytest.raises(ValueError) as caught:  # the caller's mistake: the op's error, not the impl's
             opmux.ops.rms_norm(torch.randn(3, 9), w)
         assert str(caught.value).startswith("rms_norm: weight must have shape (9,)")
         assert caught.value.__context__ is None or caught.value.__suppress_context__
     assert len(get_default_manager().failures()) == 1
 
 
-def test_a_quantizer_and_a_quantized_output_are_put_back(plug):
-    """tex's quantize writes its output and the quantizer's amax; a failed impl must leave both as they were."""
+def test_a_quantizer_and_a_quantized_output_are_restored(plug):
+    """tex's quantize writes its output and the quantizer's amax; both are restored after a failure."""
     from opmux.faces.tex.tensors import Float8Quantizer
 
     tex = opmux.tex

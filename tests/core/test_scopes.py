@@ -1,4 +1,4 @@
-"""Policies in scopes: blocks, decorators, threads, tasks, generators of mess; and what a live scope costs others."""
+"""Policies in scopes: blocks, decorators, threads, tasks, generators; and the cost of live scopes for others."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from opmux.core.policy import live_scopes
 
 @pytest.fixture(autouse=True)
 def none_left_over():
-    """Every scope a test enters is gone after it (exceptions that other tests keep may hold older ones)."""
+    """Every scope that a test enters is gone after it (exceptions kept by other tests may hold older ones)."""
     before = live_scopes()
     yield
     gc.collect()
@@ -50,13 +50,13 @@ def manager():
 
 
 def which(manager):
-    """What runs here, by every call path."""
+    """The impl that runs here, by every call path."""
     by_name, by_hold = manager.call("which"), manager.resolve("which")()
     assert by_name == by_hold == manager.get_selected_impl_id("which") == manager.explain("which").chosen.impl_id
     return by_name
 
 
-def test_scopes_nest_and_undo(manager):
+def test_scopes_nest_and_are_undone(manager):
     assert which(manager) == "flagos"
     with opmux.policy("reference"):
         assert which(manager) == "reference"
@@ -81,14 +81,14 @@ def test_a_scope_object_is_reentrant_and_reusable(manager):
     assert which(manager) == "flagos" and get_policy().prefer == "flagos"
 
 
-def test_a_scope_is_composed_when_entered_not_when_made(manager):
+def test_a_scope_is_computed_when_entered_not_when_created(manager):
     strict = with_strict_mode()
     set_global_policy(SelectionPolicy(prefer="vendor"))
     with strict:
         assert get_policy().strict and which(manager) == "acme"
 
 
-def test_as_decorator_on_functions_and_coroutines(manager):
+def test_a_policy_can_decorate_functions_and_coroutines(manager):
     @opmux.policy("reference")
     def plain(n):
         return which(manager) if n == 0 else plain(n - 1)
@@ -108,7 +108,7 @@ def test_as_decorator_on_functions_and_coroutines(manager):
         opmux.policy("vendor")(lambda: (yield))
 
 
-def test_tasks_inherit_and_do_not_leak(manager):
+def test_tasks_inherit_scopes_and_do_not_leak_them(manager):
     async def inner(prefer, started, go):
         with opmux.policy(prefer):
             started.set()
@@ -129,7 +129,7 @@ def test_tasks_inherit_and_do_not_leak(manager):
     assert asyncio.run(main()) == ["reference", "acme"]
 
 
-def test_another_thread_keeps_the_process_policy(manager):
+def test_another_thread_has_the_process_policy(manager):
     seen = []
     with opmux.policy("reference"):
         thread = threading.Thread(target=lambda: seen.append(which(manager)))
@@ -139,11 +139,11 @@ def test_another_thread_keeps_the_process_policy(manager):
     assert seen == ["flagos"]
 
 
-def test_with_functions(manager):
+def test_with_functions_set_one_part_of_a_policy(manager):
     with with_preference("vendor"):
         with with_allowed_vendors("bolt"):
             assert which(manager) == "bolt"
-        with with_allowed_vendors():  # set, and empty: none
+        with with_allowed_vendors():  # an empty allow list allows none
             assert which(manager) == "flagos"
         with with_denied_vendors("acme", "bolt"):
             assert which(manager) == "flagos"
@@ -156,14 +156,14 @@ def test_a_full_policy_replaces_and_a_layer_adds(manager, monkeypatch):
     reset_global_policy()
     assert which(manager) == "bolt"
     with opmux.policy(strict=True):
-        assert which(manager) == "bolt"  # says nothing of the order
+        assert which(manager) == "bolt"  # does not set an order
     with opmux.policy("reference"):
         assert which(manager) == "reference"  # a scope's preference beats the environment's order
     with policy_context(SelectionPolicy()):
         assert which(manager) == "flagos"
 
 
-def test_set_policy_is_for_every_thread_and_reaches_held_functions(manager):
+def test_set_policy_applies_to_all_threads_and_to_stored_functions(manager):
     held = manager.resolve("which")
     assert held() == "flagos"
     opmux.set_policy("vendor")
@@ -179,7 +179,7 @@ def test_set_policy_is_for_every_thread_and_reaches_held_functions(manager):
     ("!flagos|!vendor:acme|*", "bolt"), ("vendor|!vendor:acme", "bolt"), ("Triton", "flagos"),
     (" vendor : bolt | * ", "bolt"),
 ])  # fmt: skip
-def test_orders(manager, order, expected):
+def test_orders_select_the_first_match(manager, order, expected):
     with opmux.policy(per_op={"Which": order}):
         assert which(manager) == expected
 
@@ -201,12 +201,12 @@ def test_a_per_op_order_is_exclusive_unless_it_has_a_star(manager):
     (dict(per_op="which=flagos"), BadPolicy, "per_op maps ops to orders"),
     (dict(strict="no"), BadPolicy, "strict is True or False"),
 ])  # fmt: skip
-def test_bad_syntax_is_an_error_when_the_scope_is_made(wrong, error, hint):
+def test_invalid_syntax_raises_when_the_scope_is_created(wrong, error, hint):
     with pytest.raises(error, match=hint):
         opmux.policy(**wrong)
 
 
-def test_bad_preference_suggests():
+def test_the_error_for_an_invalid_preference_suggests_the_nearest():
     with pytest.raises(BadPolicy, match="'vender' is no preference.*Did you mean 'vendor'"):
         opmux.policy("vender")
     with pytest.raises(BadPolicy, match="expected a SelectionPolicy"):
@@ -220,7 +220,7 @@ def test_bad_preference_suggests():
     (dict(per_op={"which": "vendor:acmee"}), "acme"),
     (dict(per_op={"which": "impl:bolt2"}), "bolt"),
 ])  # fmt: skip
-def test_unknown_names_in_code_are_errors_with_the_nearest(manager, wrong, near):
+def test_the_error_for_an_unknown_name_suggests_the_nearest(manager, wrong, near):
     before = get_policy()
     with pytest.raises(UnknownName, match=f"did you mean '{near}'"), opmux.policy(**wrong):
         pass
@@ -237,7 +237,7 @@ def test_unknown_vendors_in_lists_never_raise(manager, caplog):
     assert [r.getMessage() for r in caplog.records if "elsewhere" in r.getMessage()].__len__() == 1
 
 
-def test_scopes_left_out_of_order(manager):
+def test_scopes_may_be_left_in_any_order(manager):
     a, b = opmux.policy("reference"), opmux.policy("vendor")
     a.__enter__()
     b.__enter__()
@@ -247,7 +247,7 @@ def test_scopes_left_out_of_order(manager):
     assert which(manager) == "flagos"
 
 
-def test_the_outermost_of_many_scopes_is_left_first(manager):
+def test_the_outermost_of_many_scopes_may_be_left_first(manager):
     scopes = [opmux.policy("reference") for _ in range(1500)]
     for scope in scopes:
         scope.__enter__()
@@ -258,8 +258,8 @@ def test_the_outermost_of_many_scopes_is_left_first(manager):
     assert which(manager) == "flagos"
 
 
-def test_a_generator_that_another_thread_closes(manager):
-    """Its scope is over where it was entered."""
+def test_a_generator_closed_by_another_thread_ends_its_scope(manager):
+    """The scope ends in the thread that entered it."""
 
     def inside():
         with opmux.policy("reference"):
@@ -282,7 +282,7 @@ def test_a_generator_that_another_thread_closes(manager):
     assert which(manager) == "flagos"
 
 
-def test_leaving_a_scope_twice_is_an_error_and_changes_nothing(manager):
+def test_leaving_a_scope_twice_raises_and_changes_nothing(manager):
     scope = opmux.policy("reference")
     scope.__enter__()
     scope.__exit__(None, None, None)
@@ -292,7 +292,7 @@ def test_leaving_a_scope_twice_is_an_error_and_changes_nothing(manager):
         assert which(manager) == "reference"
 
 
-def test_a_task_keeps_the_scope_it_was_started_in(manager):
+def test_a_task_keeps_the_scope_in_which_it_was_started(manager):
     async def later(go):
         await go.wait()
         return which(manager)
@@ -309,7 +309,7 @@ def test_a_task_keeps_the_scope_it_was_started_in(manager):
     assert asyncio.run(main()) == "reference"
 
 
-def test_nobody_pays_for_scopes_that_are_gone(manager):
+def test_ended_scopes_cost_nothing(manager):
     held = manager.resolve("which")
     held()
     if live_scopes():
@@ -321,7 +321,7 @@ def test_nobody_pays_for_scopes_that_are_gone(manager):
     assert held.__code__ is plain and live_scopes() == 0
 
 
-def test_registration_reaches_a_live_scope(manager):
+def test_a_registration_applies_to_a_live_scope(manager):
     with opmux.policy("vendor"):
         assert which(manager) == "acme"
         manager.registry.register_impl(
@@ -332,8 +332,8 @@ def test_registration_reaches_a_live_scope(manager):
         assert which(manager) == "acme"
 
 
-def test_more_policies_than_are_kept(manager):
-    """Policies made in a loop are dropped; a live scope still follows registrations."""
+def test_many_policies_are_evicted_from_the_cache(manager):
+    """Policies created in a loop are evicted; a live scope still follows registrations."""
     with opmux.policy("vendor"):
         for n in range(80):
             with opmux.policy(deny=[f"x{n}"]):
@@ -342,8 +342,8 @@ def test_more_policies_than_are_kept(manager):
         assert which(manager) == "late"
 
 
-def test_the_backward_is_chosen_with_the_forward(plug):
-    """Under a scope at forward time, the backward runs what the scope says, also on another thread and later."""
+def test_the_policy_of_the_forward_selects_the_backward(plug):
+    """The backward uses the scope of the forward, also on another thread and after the scope."""
     ran = []
 
     def fake_bwd(dy, x, weight, rstd, offset):
@@ -367,8 +367,8 @@ def test_the_backward_is_chosen_with_the_forward(plug):
     assert ran == ["elsewhere"] and not x.grad.eq(7).any()
 
 
-def test_an_argument_that_should_be_a_tensor_is_named_in_a_scope_too(plug):
-    """An impl for one dtype makes the call look at the dtype first, in a function that the scope's policy points to."""
+def test_a_non_tensor_argument_is_named_inside_a_scope(plug):
+    """An impl for one dtype makes the call check the dtype first, in a function that the scope's policy selects."""
     plug("rms_norm", "vendor.acme", BackendImplKind.VENDOR, lambda *a: a, vendor="acme", supported_dtypes={torch.half})
     for scope in (policy_context(SelectionPolicy()), opmux.policy("vendor")):
         with scope, torch.no_grad(), pytest.raises(TypeError, match="x must be a Tensor; got list"):

@@ -1,4 +1,4 @@
-"""From settings to policy: which of them wins, what the filters keep out, and what is said about unknown names."""
+"""From settings to a policy: precedence, filters, and messages about unknown names."""
 
 import io
 import itertools
@@ -69,7 +69,7 @@ def fake_fwd(input, weight, **kwargs):
 
 # ---- precedence -----------------------------------------------------------------------------------------------------
 
-# Strongest first: the variable, its value, the token that a tex op then tries first.
+# Strongest first: the variable, its value, and the token that a tex op then tries first.
 ENV = [
     ("TE_FL_PER_OP", "rmsnorm_fwd=impl:one", "impl:one"),
     ("TE_BACKEND", "two", "vendor:two"),
@@ -90,19 +90,19 @@ def names(rows):
     return [row[0] for row in rows]
 
 
-def test_nothing_set():
+def test_without_settings_the_default_order_applies():
     assert from_knobs() == SelectionPolicy()
     assert from_knobs().order_for(TEX) == from_knobs().order_for(OURS) == ("flagos", "vendor", "reference")
 
 
 @pytest.mark.parametrize(("variable", "value", "token"), ENV, ids=names(ENV))
-def test_each_variable_alone(variable, value, token, monkeypatch):
+def test_each_variable_alone_sets_the_first_token(variable, value, token, monkeypatch):
     monkeypatch.setenv(variable, value)
     assert first() == token
 
 
 @pytest.mark.parametrize(("key", "value", "token"), FILE, ids=names(FILE))
-def test_each_line_alone(key, value, token):
+def test_each_line_alone_sets_the_first_token(key, value, token):
     toml(f"{key} = {value}")
     assert first() == token
 
@@ -122,26 +122,26 @@ def test_the_stronger_line_wins(pair):
 
 @pytest.mark.parametrize("line", FILE, ids=names(FILE))
 @pytest.mark.parametrize("variable", ENV, ids=names(ENV))
-def test_any_variable_beats_any_line(variable, line, monkeypatch):
+def test_any_variable_overrides_any_line(variable, line, monkeypatch):
     monkeypatch.setenv(*variable[:2])
     toml(f"{line[0]} = {line[1]}")
     assert first() == variable[2]
 
 
-def test_our_name_beats_the_alias(monkeypatch):
+def test_our_name_overrides_its_alias(monkeypatch):
     monkeypatch.setenv("TE_FL_PREFER", "vendor")
     monkeypatch.setenv("OPMUX_PREFER", "reference")
     assert first() == "reference"
 
 
 @pytest.mark.parametrize(("value", "token"), [("1", "vendor"), ("0", "flagos"), ("", "reference")])
-def test_prefer_vendor(value, token, monkeypatch):
+def test_prefer_vendor_prefers_vendors(value, token, monkeypatch):
     toml('prefer = "reference"')
     monkeypatch.setenv("TE_FL_PREFER_VENDOR", value)
     assert first() == token
 
 
-def test_an_order_holds_for_its_op_only(monkeypatch):
+def test_a_per_op_order_applies_only_to_its_op(monkeypatch):
     monkeypatch.setenv("TE_FL_PER_OP", "RMSNORM_fwd=Vendor:Acme|flagos;tex::layernorm_fwd=reference|*")
     policy = from_knobs()
     assert policy.order_for(TEX) == ("vendor:acme", "flagos")
@@ -149,7 +149,7 @@ def test_an_order_holds_for_its_op_only(monkeypatch):
     assert policy.order_for(OURS) == ("flagos", "vendor", "reference")
 
 
-def test_orders_of_the_file_give_way_op_by_op(monkeypatch):
+def test_per_op_orders_in_the_environment_override_the_files(monkeypatch):
     toml('[per_op]\nrmsnorm_fwd = "reference"\ngelu = "vendor"')
     monkeypatch.setenv("TE_FL_PER_OP", "rmsnorm_fwd=flagos")
     policy = from_knobs()
@@ -157,12 +157,12 @@ def test_orders_of_the_file_give_way_op_by_op(monkeypatch):
     assert first("opmux::gelu_tanh_mul", policy) == "flagos"
 
 
-# ---- code over settings ---------------------------------------------------------------------------------------------
+# ---- code overrides settings ----------------------------------------------------------------------------------------
 
 EVERYTHING = {variable: value for variable, value, _ in ENV}
 
 
-def test_a_scope_beats_everything(setenv):
+def test_a_scope_overrides_everything(setenv):
     setenv(**EVERYTHING)
     assert first(policy=get_policy()) == "impl:one"
     with with_preference("reference") as policy:
@@ -171,7 +171,7 @@ def test_a_scope_beats_everything(setenv):
     assert first(policy=get_policy()) == "impl:one"
 
 
-def test_the_processs_policy_beats_the_settings(setenv):
+def test_the_process_policy_overrides_the_settings(setenv):
     setenv(**EVERYTHING)
     opmux.set_policy("reference")
     assert first(policy=get_policy()) == "reference"
@@ -179,7 +179,7 @@ def test_the_processs_policy_beats_the_settings(setenv):
     assert first(policy=get_policy()) == "impl:one"
 
 
-def test_a_scope_beats_the_processs_policy():
+def test_a_scope_overrides_the_process_policy():
     opmux.set_policy("reference")
     with opmux.policy("vendor"):
         assert first(policy=get_policy()) == "vendor"
@@ -189,7 +189,7 @@ def test_a_scope_beats_the_processs_policy():
     assert first(policy=get_policy()) == "reference"
 
 
-def test_an_order_in_code_beats_an_order_in_the_settings(setenv):
+def test_an_order_in_code_overrides_an_order_in_the_settings(setenv):
     setenv(TE_FL_PER_OP="rmsnorm_fwd=flagos;gelu_tanh=reference")
     with opmux.policy(per_op={"rmsnorm_fwd": ["reference", "*"]}):
         assert get_policy().order_for(TEX) == ("reference", "*")
@@ -212,7 +212,7 @@ def test_a_complete_policy_replaces_the_settings(setenv):
 
 
 @pytest.mark.parametrize(("text", "strict"), [("1", True), ("0", False), ("true", True), ("", False)])
-def test_strict(text, strict, setenv):
+def test_strict_is_parsed(text, strict, setenv):
     setenv(TE_FL_STRICT=text)
     assert get_policy().strict is strict
     with with_strict_mode():
@@ -241,7 +241,7 @@ POOL = [
 
 
 def kept(policy):
-    """The vendors of what the filters leave, "" for none, in the order of the pool."""
+    """The vendors that pass the filters ("" for none), in the order of the pool."""
     chosen = [c.impl for c in choose(policy, "an_op", POOL)[0]]
     return [(i.vendor or "").casefold() for i in POOL if i in chosen]
 
@@ -263,12 +263,12 @@ PLAIN = ["", "", ""]
         ({"TE_FL_SKIP_CUDA": "0"}, ["a", "b", "c", "nvidia", "nvidia", *PLAIN]),
     ],
 )
-def test_filters(env, left, setenv):
+def test_filters_leave_only_allowed_impls(env, left, setenv):
     setenv(**env)
     assert kept(get_policy()) == left
 
 
-def test_skip_cuda_takes_the_library_and_leaves_the_kernels(setenv):
+def test_skip_cuda_excludes_the_vendor_library_but_not_our_kernels(setenv):
     setenv(TE_FL_SKIP_CUDA="1")
     chosen, refused = choose(get_policy(), "an_op", POOL)
     assert [r.impl.impl_id for r in refused] == ["vendor.nvidia"]
@@ -277,7 +277,7 @@ def test_skip_cuda_takes_the_library_and_leaves_the_kernels(setenv):
 
 
 @pytest.mark.parametrize("order", ["vendor:a|*", "impl:vendor.a|*", "vendor|*"])
-def test_filters_come_before_orders(order, setenv):
+def test_filters_apply_before_orders(order, setenv):
     setenv(TE_FL_DENY_VENDORS="a", TE_FL_PER_OP=f"an_op={order}")
     chosen, refused = choose(get_policy(), "an_op", POOL)
     assert "vendor.a" not in [c.impl.impl_id for c in chosen]
@@ -290,7 +290,7 @@ def test_an_empty_allow_list_in_code_allows_none():
         assert kept(policy) == PLAIN
 
 
-def test_allow_and_deny_in_code():
+def test_allow_and_deny_lists_work_in_code():
     with with_allowed_vendors("a", "b"):
         assert kept(get_policy()) == ["a", "b", *PLAIN]
         with with_denied_vendors("b"):
@@ -312,7 +312,7 @@ def test_allow_and_deny_in_code():
         ("reference", "reference"),
     ],
 )
-def test_a_backend_comes_first_for_tex_ops_only(variable, name, token, monkeypatch):
+def test_a_backend_setting_applies_only_to_tex_ops(variable, name, token, monkeypatch):
     monkeypatch.setenv("TE_FL_PREFER", "vendor")
     monkeypatch.setenv(variable, name)
     policy = from_knobs()
@@ -338,7 +338,7 @@ def test_the_fallback_backend_follows_flaggems(prefer, order, monkeypatch):
     assert "vendor:acme" not in from_knobs().order_for(OURS)
 
 
-def test_backend_and_fallback_together(monkeypatch):
+def test_backend_and_fallback_combine(monkeypatch):
     monkeypatch.setenv("TE_BACKEND", "acme")
     monkeypatch.setenv("TE_FALLBACK_BACKEND", "torch")
     assert from_knobs().order_for(TEX) == ("vendor:acme", "flagos", "reference", "vendor")
@@ -346,7 +346,7 @@ def test_backend_and_fallback_together(monkeypatch):
 
 @pytest.mark.parametrize("variable", ["TE_BACKEND", "TE_PLUGIN", "TE_FALLBACK_BACKEND"])
 @pytest.mark.parametrize("strict", ["0", "1"])
-def test_an_unknown_backend_stops_tex_ops_only(variable, strict, setenv):
+def test_an_unknown_backend_stops_only_tex_ops(variable, strict, setenv):
     setenv(**{variable: "hygon", "TE_FL_STRICT": strict})
     assert opmux.ops.rms_norm(torch.ones(2, 4), torch.ones(4))[0].shape == (2, 4)
     for _ in range(2):
@@ -357,7 +357,7 @@ def test_an_unknown_backend_stops_tex_ops_only(variable, strict, setenv):
         assert "'torch'" in str(caught.value)
 
 
-def test_a_known_backend_runs(setenv, plug):
+def test_a_registered_backend_runs(setenv, plug):
     plug("rmsnorm_fwd", "vendor.acme", VENDOR, fake_fwd, vendor="acme")
     setenv(TE_BACKEND="Acme")
     assert call_tex()[0].eq(7).all()
@@ -365,8 +365,8 @@ def test_a_known_backend_runs(setenv, plug):
     assert not call_tex()[0].eq(7).any()
 
 
-def test_a_backend_known_by_a_primitive_alone_runs(setenv, plug):
-    """What a composition gets from the impls of its parts is a backend like any other."""
+def test_a_backend_with_only_a_primitive_runs(setenv, plug):
+    """Impls that a composition gets from its parts make a backend like any other."""
     plug("rms_norm", "vendor.acme", VENDOR, fake_norm, vendor="acme")
     setenv(TE_FL_PREFER="reference")
     assert not call_tex()[0].eq(7).any()
@@ -393,19 +393,19 @@ print("it ran")
 
 
 @pytest.mark.parametrize("code", [TEX_CALL, CALL_BY_NAME], ids=["as a function", "by name"])
-def test_the_first_call_of_a_program(code):
+def test_the_first_call_of_a_program_may_be_any(code):
     done = python(code, TE_BACKEND="torch")
     assert (done.returncode, done.stdout, done.stderr) == (0, "it ran\n", "")
 
 
-def test_the_last_words_of_a_program_with_an_unknown_backend():
+def test_a_program_with_an_unknown_backend_ends_with_the_reason():
     done = python(TEX_CALL, TE_BACKEND="hygon")
     assert (done.returncode, done.stdout) == (1, "")
     last = done.stderr.strip().splitlines()[-1]
     assert re.search(r"BackendNotFound: Backend 'hygon' not found\. Available backends: \[.*'torch'.*\]\. .+", last)
 
 
-def test_a_bad_setting_is_an_error_at_every_use():
+def test_an_invalid_setting_raises_at_every_use():
     code = """
 import torch, opmux
 for _ in range(2):
@@ -437,7 +437,7 @@ TRAVELLING = [
 
 @pytest.mark.parametrize("strict", ["0", "1"])
 @pytest.mark.parametrize(("variable", "value", "words"), TRAVELLING)
-def test_unknown_in_the_environment_is_one_warning(variable, value, words, strict, setenv, caplog):
+def test_an_unknown_name_in_the_environment_gives_one_warning(variable, value, words, strict, setenv, caplog):
     setenv(**{variable: value, "TE_FL_STRICT": strict})
     for _ in range(2):
         call_tex()
@@ -447,7 +447,7 @@ def test_unknown_in_the_environment_is_one_warning(variable, value, words, stric
     assert said.startswith(words) and "another machine" in said
 
 
-def test_unknown_in_the_file_is_one_warning(caplog):
+def test_an_unknown_name_in_the_file_gives_one_warning(caplog):
     toml('deny_vendors = ["nobody"]\n[per_op]\nrmsnorm_fwdd = "flagos"')
     call_tex()
     call_tex()
@@ -455,7 +455,7 @@ def test_unknown_in_the_file_is_one_warning(caplog):
 
 
 @pytest.mark.parametrize(("variable", "value", "words"), TRAVELLING)
-def test_a_scope_in_code_does_not_make_it_an_error(variable, value, words, setenv, caplog):
+def test_a_scope_does_not_turn_the_warning_into_an_error(variable, value, words, setenv, caplog):
     setenv(**{variable: value})
     with opmux.policy(strict=True):
         call_tex()
@@ -476,7 +476,7 @@ UNKNOWN = [
 
 
 @pytest.mark.parametrize(("said", "words"), UNKNOWN)
-def test_unknown_in_code_is_an_error_with_the_nearest_name(said, words, plug):
+def test_an_unknown_name_in_code_raises_and_suggests_the_nearest(said, words, plug):
     plug("gelu", "vendor.acme", VENDOR, torch.nn.functional.gelu, vendor="acme")
     prefer = [said["prefer"]] if "prefer" in said else []
     rest = {k: v for k, v in said.items() if k != "prefer"}
@@ -493,13 +493,13 @@ def test_unknown_in_code_is_an_error_with_the_nearest_name(said, words, plug):
     assert get_policy() is before
 
 
-def test_vendor_lists_in_code_only_warn(caplog):
+def test_unknown_vendors_in_code_give_a_warning(caplog):
     with opmux.policy(deny=["nobody"], allow=["nobody", "noone"]):
         call_tex()
     assert sorted(re.findall(r"'(\w+)'", " ".join(warnings(caplog)))) == ["nobody", "noone"]
 
 
-def test_known_names_are_not_warned_about(setenv, plug, caplog):
+def test_known_names_give_no_warning(setenv, plug, caplog):
     plug("gelu", "vendor.acme", VENDOR, torch.nn.functional.gelu, vendor="Acme")
     setenv(
         TE_FL_PER_OP="GELU=vendor:ACME|impl:Vendor.Acme|*;opmux::rms_norm=reference",
@@ -517,7 +517,7 @@ def test_known_names_are_not_warned_about(setenv, plug, caplog):
 
 @contextmanager
 def quiet():
-    """The logger as in a program that has set up no logging. In the body of a test: pytest adds its own before it."""
+    """The logger of a program without logging. Used inside tests, as pytest adds its handlers before a test."""
     with pytest.MonkeyPatch.context() as m:
         m.setattr(logging.root, "handlers", [])
         m.setattr(log.logger, "handlers", [])
@@ -539,7 +539,7 @@ def quiet():
         ({"TEFL_LOG_LEVEL": "", "TE_FL_DEBUG": "1"}, "DEBUG"),
     ],
 )
-def test_the_level(env, level, setenv):
+def test_the_log_level_comes_from_the_settings(env, level, setenv):
     setenv(**env)
     with quiet() as logger:
         log.from_knobs()
@@ -547,7 +547,7 @@ def test_the_level(env, level, setenv):
     assert found == (level, 0 if level == "NOTSET" else 1)
 
 
-def test_the_format(setenv, monkeypatch):
+def test_log_lines_have_our_format(setenv, monkeypatch):
     stderr = io.StringIO()
     monkeypatch.setattr(sys, "stderr", stderr)
     setenv(TEFL_LOG_LEVEL="INFO")
@@ -559,7 +559,7 @@ def test_the_format(setenv, monkeypatch):
     assert re.fullmatch(r"\[opmux test_settings_policy\.py:\d+ INFO\] Op 'gelu'\n", stderr.getvalue())
 
 
-def test_a_program_with_logging_of_its_own_keeps_it(setenv):
+def test_a_program_with_its_own_logging_keeps_it(setenv):
     stream = io.StringIO()
     setenv(TEFL_LOG_LEVEL="INFO")
     with quiet() as logger:

@@ -1,4 +1,4 @@
-"""What a failed impl wrote is undone before the next one runs, wherever the call's arguments lead."""
+"""What a failed impl wrote is undone before the next impl runs, in all objects that the arguments reach."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def cyclic():
     return held
 
 
-# what is given -> how an impl may change it, and what then must be as before
+# argument -> how an impl may modify it, and what must be restored
 def add(t):
     with torch.no_grad():
         t[:2] += 1
@@ -97,7 +97,7 @@ CHANGES = {
 
 
 def look(value):
-    """A copy of what is looked at."""
+    """A copy of the compared values."""
     if isinstance(value, torch.Tensor):
         return value.detach().clone(), value.stride() if value.layout is torch.strided else ()
     return tuple(map(look, value)) if isinstance(value, tuple) else value
@@ -120,7 +120,7 @@ def manager_of(bad, good):
 
 @pytest.mark.parametrize("by_keyword", [False, True], ids=["positional", "keyword"])
 @pytest.mark.parametrize("name", CHANGES)
-def test_whatever_an_impl_changes_is_as_before_for_the_next(name, by_keyword):
+def test_changes_by_a_failed_impl_are_undone(name, by_keyword):
     make, change, see = CHANGES[name]
     value = make()
     before, seen = look(see(value)), []
@@ -138,7 +138,7 @@ def test_whatever_an_impl_changes_is_as_before_for_the_next(name, by_keyword):
     assert same(seen[0], before) and same(look(see(value)), before)
 
 
-def test_a_tensor_keeps_its_place_and_its_version():
+def test_a_restored_tensor_keeps_its_memory_and_version():
     base = torch.zeros(10)
     view = base[2:6]
     version, address = base._version, view.data_ptr()
@@ -154,7 +154,7 @@ def test_a_tensor_keeps_its_place_and_its_version():
     assert base[2:6].eq(5).all()
 
 
-def test_random_numbers_go_on_as_if_nothing_had_failed():
+def test_a_failed_impl_does_not_advance_the_random_generator():
     def bad(x):
         torch.rand(5)
         raise RuntimeError("late")
@@ -174,14 +174,14 @@ def test_random_numbers_go_on_as_if_nothing_had_failed():
     ],
     ids=["lock", "iterator", "large"],
 )
-def test_what_cannot_be_copied_means_no_fallback_and_says_why(value, words, monkeypatch):
+def test_objects_that_cannot_be_copied_prevent_a_fallback_with_a_reason(value, words, monkeypatch):
     monkeypatch.setattr(snapshot, "LIMIT", 64)
     manager = manager_of(lambda v: 1 / 0, lambda v: "good")
     with pytest.raises(ZeroDivisionError, match=f"no other impl is tried after 'bad': .*{words}"):
         manager.call("an_op", value)
 
 
-def test_an_error_while_undoing_does_not_hide_the_cause(monkeypatch):
+def test_an_error_during_undo_does_not_hide_the_cause(monkeypatch):
     def broken(self):
         raise OSError("cannot put back")
 
@@ -190,7 +190,7 @@ def test_an_error_while_undoing_does_not_hide_the_cause(monkeypatch):
         manager_of(lambda v: 1 / 0, lambda v: "good").call("an_op", torch.zeros(3))
 
 
-def test_a_graph_of_many_objects_is_not_walked_for_ever(monkeypatch):
+def test_a_large_object_graph_is_not_traversed_completely(monkeypatch):
     monkeypatch.setattr(snapshot, "MOST_OBJECTS", 50)
     manager = manager_of(lambda v: 1 / 0, lambda v: "good")
     with pytest.raises(ZeroDivisionError, match="refers to more than 50 objects"):

@@ -1,4 +1,4 @@
-"""Threads and forks: no lost call, no wrong impl, no child that hangs."""
+"""Threads and forks: no lost call, no wrong impl, no hanging child."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from opmux.core import policy as policies
 VENDOR, REFERENCE, DEFAULT = BackendImplKind.VENDOR, BackendImplKind.REFERENCE, BackendImplKind.DEFAULT
 
 
-def test_eight_threads_registering_switching_and_calling(slow):
-    """Every call must return an answer that some policy in force during the call allows.
+def test_eight_threads_may_register_switch_and_call(slow):
+    """Each call must return a result that a policy in force during the call allows.
 
-    Each thread has a scope of its own, under which exactly one impl of its op may run; the process's policy flips
-    under all of them; registrations come and go all the while.
+    Each thread has its own scope, under which exactly one impl of its op may run; the process policy changes all the
+    time; registrations are added and removed.
     """
     registry = OpRegistry()
     ops = [f"op{n}" for n in range(8)]
@@ -98,9 +98,9 @@ def test_eight_threads_registering_switching_and_calling(slow):
     assert {op: len(registry.get_implementations(op)) for op in ops} == dict.fromkeys(ops, 6)
 
 
-def test_a_scope_that_is_being_freed_hides_no_new_one():
-    """The last scope is freed by a thread that waits for the lock; an op is bound, and a new scope created, before it
-    gets it: the op must follow the new scope."""
+def test_freeing_a_scope_does_not_hide_a_new_one():
+    """A thread that frees the last scope waits for the lock. Meanwhile an op is bound, and a new scope is created: the
+    op must follow the new scope."""
     registry = OpRegistry()
     registry.register_impl(OpImpl("op", "def", DEFAULT, None, lambda x: "def"))
     registry.register_impl(OpImpl("op", "v", VENDOR, "v", lambda x: "v"))
@@ -119,8 +119,8 @@ def test_a_scope_that_is_being_freed_hides_no_new_one():
     thread.join()
 
 
-def test_ctrl_c_while_a_scope_is_opened_hides_no_later_one(monkeypatch):
-    """The traceback keeps the first scope alive: the second must be told all the same."""
+def test_ctrl_c_while_a_scope_is_entered_does_not_hide_a_later_one(monkeypatch):
+    """The traceback keeps the first scope alive; the second one must be registered nevertheless."""
     told = []
 
     def watch(live):
@@ -137,7 +137,7 @@ def test_ctrl_c_while_a_scope_is_opened_hides_no_later_one(monkeypatch):
     del second, kept
 
 
-def test_a_switch_is_seen_by_every_later_call(slow):
+def test_a_switch_applies_to_every_later_call(slow):
     """After set_global_policy returns, no thread's next call may run the old impl."""
     registry = OpRegistry()
     for kind, name in ((DEFAULT, "flagos"), (REFERENCE, "reference")):
@@ -168,8 +168,8 @@ def run(script: str) -> str:
 
 
 @needs_fork
-def test_fork_while_another_thread_registers():
-    """The lock is held by a thread that is not in the child; the child works all the same, many times over."""
+def test_a_fork_while_another_thread_registers_is_safe():
+    """A thread that does not exist in the child holds the lock; the child works nevertheless, repeatedly."""
     out = run(
         """
         import os, threading, sys
@@ -216,8 +216,8 @@ def test_fork_while_another_thread_registers():
 
 
 @needs_fork
-def test_a_forked_child_repeats_nothing():
-    """Discovery, registration and log lines of the parent are not repeated in a child."""
+def test_a_forked_child_does_not_repeat_discovery():
+    """Nor registration, nor the parent's log lines."""
     out = run(
         """
         import logging, os, sys
@@ -238,7 +238,7 @@ def test_a_forked_child_repeats_nothing():
     assert child == ""
 
 
-def test_first_calls_from_many_threads_bind_once(caplog):
+def test_first_calls_on_many_threads_bind_once(caplog):
     import logging
 
     registry = OpRegistry()
@@ -259,7 +259,7 @@ def test_first_calls_from_many_threads_bind_once(caplog):
     assert lines == ["Registered impl_ids: ['ref']", "Op 'op' using 'ref' (kind=reference, vendor=None)"]
 
 
-def test_a_manager_can_be_collected():
+def test_a_manager_can_be_garbage_collected():
     import weakref
 
     registry = OpRegistry()
@@ -270,13 +270,13 @@ def test_a_manager_can_be_collected():
         manager.call("op", torch.ones(1))
     gone = weakref.ref(manager)
     del manager
-    opmux.set_policy("reference")  # scopes let go of what they had bound
+    opmux.set_policy("reference")  # makes scopes release what they had bound
     gc.collect()
     assert gone() is None
 
 
-def test_managers_and_scopes_end_while_others_are_counted():
-    """Garbage collection may run within any line that allocates; in Python 3.11 within `tuple(...)` too."""
+def test_managers_and_scopes_may_be_freed_while_others_are_counted():
+    """Garbage collection may run in any line that allocates; in Python 3.11 also inside `tuple(...)`."""
     gc.collect()
     before, known = gc.get_threshold(), policies.live_scopes()
     try:
@@ -285,7 +285,7 @@ def test_managers_and_scopes_end_while_others_are_counted():
             for _ in range(20):
                 one = {"manager": OpManager(OpRegistry())}
                 with policy_context(SelectionPolicy(prefer="vendor")):
-                    one["self"], one["scope"] = one, entry.scope.get()  # a cycle: only the collector frees them
+                    one["self"], one["scope"] = one, entry.scope.get()  # a cycle: only the garbage collector frees it
             del one
             gc.set_threshold(1 + gc.get_count()[0] + later % 40, 1, 1)
             policies.live_scopes()

@@ -1,4 +1,4 @@
-"""Kernel tests run in one of two modes (see --triton): each file says which it is for."""
+"""Kernel tests run in one of two modes (see --triton); each file names its own."""
 
 import re
 
@@ -8,7 +8,7 @@ MODE = re.compile(r'^MODE = "(\w+)"$', re.MULTILINE)
 
 
 def pytest_ignore_collect(collection_path, config):
-    """A file for another mode is not even imported."""
+    """Do not even import a file for the other mode."""
     if collection_path.suffix == ".py":
         found = MODE.search(collection_path.read_text(encoding="utf-8"))
         if found and found[1] != config.getoption("--triton"):
@@ -17,7 +17,7 @@ def pytest_ignore_collect(collection_path, config):
 
 
 def pytest_collection_modifyitems(config, items):
-    """A file that is named on the command line is collected all the same."""
+    """A file named on the command line is collected whatever its mode."""
     mode = config.getoption("--triton")
     for item in items:
         wants = getattr(item.module, "MODE", None)
@@ -27,7 +27,7 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.fixture(autouse=True)
 def prepared(request):
-    """Interpreted kernels compute rightly, and write into poisoned memory."""
+    """The interpreter computes correctly, and new memory is poisoned."""
     if getattr(request.module, "MODE", None) == "interpret":
         request.getfixturevalue("interpreted")
         request.getfixturevalue("poisoned")

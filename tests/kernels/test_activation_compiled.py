@@ -1,4 +1,4 @@
-"""The activation kernels at real sizes: loads and stores are wide, also of halves, and nothing spills."""
+"""The activation kernels at real sizes: loads and stores are wide, also for halves of a tensor, and nothing spills."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def rows(n):
     return torch.empty(4096, n, device="meta", dtype=torch.bfloat16)
 
 
-# Of n columns: the arguments of each op.
+# For n columns: the arguments of each op.
 CASES = {
     "silu_mul": lambda n: rows(2 * n).chunk(2, -1),
     "silu_mul_bwd": lambda n: (rows(n), *rows(2 * n).chunk(2, -1)),

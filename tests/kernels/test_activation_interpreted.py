@@ -1,4 +1,4 @@
-"""What the samples do not show of the activation kernels: rows with gaps are read where they lie, sums are the same."""
+"""The activation kernels beyond the samples: rows with gaps are not copied, and sums are deterministic."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def no_copies(monkeypatch):
 
 
 @pytest.mark.parametrize("shape", [(5, 64), (2, 3, 22), (2, 1, 3, 600), (74,)])
-def test_halves_are_read_where_they_lie(shape, no_copies):
+def test_halves_of_a_tensor_are_not_copied(shape, no_copies):
     x = torch.randn(shape)
     n = shape[-1] // 2
     a, b, dy = x[..., :n], x[..., n:], torch.randn(*shape[:-1], n)
@@ -48,7 +48,7 @@ def test_halves_are_read_where_they_lie(shape, no_copies):
     agree("silu_glu_bwd", dy, x)
 
 
-def test_rows_with_gaps_are_read_where_they_lie(no_copies):
+def test_rows_with_gaps_are_not_copied(no_copies):
     x, dy, bias = torch.randn(2, 3, 40)[..., :37], torch.randn(2, 3, 50)[..., 3:40], torch.randn(37)
     agree("gelu_tanh_bias", x, bias)
     agree("gelu_tanh_bias_bwd", dy, x, bias)
@@ -56,8 +56,8 @@ def test_rows_with_gaps_are_read_where_they_lie(no_copies):
 
 
 @pytest.mark.parametrize("shape", [(3, 5000), (1, 3), (700, 20), (2050, 2)])
-def test_tiles_of_all_kinds(shape):
-    """Wide and narrow: more columns than a block, and more rows."""
+def test_every_tile_shape_gives_the_same_result(shape):
+    """Wide and narrow tensors: more columns than a block, and more rows than a block."""
     x, dy, bias = torch.randn(shape), torch.randn(shape), torch.randn(shape[-1])
     agree("silu_bias", x, bias)
     agree("silu_bias_bwd", dy, x, bias)
@@ -70,21 +70,21 @@ def test_the_gradient_of_a_bias_is_the_same_in_every_run():
     assert torch.equal(once, again)
 
 
-def test_rows_beyond_the_last_add_nothing():
+def test_rows_out_of_bounds_do_not_contribute():
     """Their slope, at the bias alone, would be infinite."""
     x, dy = torch.full((3, 16), -3e38), torch.ones(3, 16)
     dx, dbias = kernel("srelu_bias_bwd")(dy, x, torch.full((16,), 3e38))
     assert dx.eq(0).all() and dbias.eq(0).all()
 
 
-def test_blocks_leave_little_over():
+def test_blocks_waste_little():
     for n in (37, 256, 5504, 11008, 14336, 131072):
         block = kernels.least_gap(n, 2048)
         assert -n % block <= max(n // 16, 256) and block & (block - 1) == 0
 
 
-def test_even_rows_are_where_they_are_said_to_be():
-    """Of each that is called even: element (row, column) lies at row * stride + column."""
+def test_even_rows_have_the_stride_that_rows_reports():
+    """If `even_rows` is true, element (row, column) is at row * stride + column."""
     base = torch.arange(2 * 3 * 4 * 10)
     x = base.view(2, 3, 4, 10)
     even = [x, x[..., :5], x[..., 5:], x[:1, :, :1, :5], x[:, :, 0, :5], x.flatten(0, 2)[::2], x[1:, 1:2, 1:2, 2:4]]

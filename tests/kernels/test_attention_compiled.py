@@ -1,4 +1,4 @@
-"""The attention kernels, through their wrappers on meta tensors, compiled for four chips down to machine code."""
+"""The attention kernels, called through their wrappers on meta tensors, compile to machine code for four chips."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def packed(dim, dtype):
 
 
 def general(dim, dtype, bias=True):
-    """Every option at once; without a bias, sequences of different lengths."""
+    """All options at once; without a bias, sequences of different lengths."""
     q, k, lse = (
         new(2, 8, 1024, dim, dtype=dtype),
         new(2, 2, 1024, dim, dtype=dtype),
@@ -53,7 +53,7 @@ def general(dim, dtype, bias=True):
     general_kernels.attention_general_bwd(q, q, k, k, q, lse, *more, *options)
 
 
-@pytest.mark.slow  # 8 to 12 s each
+@pytest.mark.slow  # 8 to 12 s per case
 @over_chips
 def test_options_fit_the_chip(chip):
     with compiling_for(chip) as built:
@@ -62,14 +62,14 @@ def test_options_fit_the_chip(chip):
     assert all(kernel.shared <= CHIPS[chip][1] for kernel in built)
 
 
-def test_lengths_with_options():
+def test_options_with_sequence_lengths_compile():
     with compiling_for("sm_90") as built:
         general(64, torch.float16, bias=False)
     assert {k.name for k in built} == {"_fwd", "_bwd_q", "_bwd_kv", "_bwd_sink"}
 
 
 def slow_but(*quick):
-    """Every chip with every call, 8 to 35 s each: those that are not named run with --slow."""
+    """All chips and calls, 8 to 35 s each; without --slow only the named ones."""
     pairs = [(chip, call) for call in (dense, packed) for chip in CHIPS]
     return [pytest.param(*p, marks=() if p in quick else pytest.mark.slow) for p in pairs]
 
@@ -93,7 +93,7 @@ def test_fits_the_chip(chip, call):
         (64, torch.float32),
     ],
 )
-def test_other_heads(dim, dtype):
+def test_other_head_sizes_compile(dim, dtype):
     with compiling_for("sm_90") as built:
         dense(dim, dtype)
     assert all(kernel.shared <= CHIPS["sm_90"][1] for kernel in built)
@@ -101,8 +101,8 @@ def test_other_heads(dim, dtype):
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize(("dim", "dtype"), [(128, torch.bfloat16), (64, torch.float16)])
-def test_gluon_on_hopper(dim, dtype):
-    """On the matrix unit, tensors by the copy engine, one program on a core, and the loops spill nothing."""
+def test_gluon_on_hopper_uses_wgmma_and_tma_without_spills_in_loops(dim, dtype):
+    """Uses the matrix unit and TMA, one program on a core, and the loops spill nothing."""
     assert gluon.usable() is True
     q, k = new(4, 32, 4096, dim, dtype=dtype), new(4, 8, 4096, dim, dtype=dtype)
     lse = new(4, 32, 4096, dtype=torch.float32)
@@ -111,16 +111,16 @@ def test_gluon_on_hopper(dim, dtype):
         gluon.attention_bwd_in_gluon(q, q, k, k, q, lse, True, None)
     assert [k.name for k in built] == ["_fwd", "_bwd_q", "_bwd_kv"]
     assert all(kernel.on_matrix_unit() and kernel.shared <= CHIPS["sm_90"][1] for kernel in built)
-    assert all(kernel.spills() <= 128 for kernel in built)  # of what is read once for a tile
+    assert all(kernel.spills() <= 128 for kernel in built)  # spills of values that are loaded once for a tile
     assert all(kernel.grid == (132, 1, 1) and "cp.async.bulk.tensor" in kernel.asm["ptx"] for kernel in built)
 
 
-@pytest.mark.slow  # the kernels of the test before, with lengths: 16 s
+@pytest.mark.slow  # the kernels of the test above, with lengths: 16 s
 @pytest.mark.parametrize(
     ("dim", "dtype", "index"), [(128, torch.bfloat16, torch.int32), (64, torch.float16, torch.int64)]
 )
-def test_gluon_on_hopper_packed(dim, dtype, index):
-    """The programs are as many as cores, whatever the lengths."""
+def test_gluon_on_hopper_launches_one_program_per_core_for_packed_sequences(dim, dtype, index):
+    """There is one program per core, whatever the sequence lengths."""
     q, k = new(16384, 32, dim, dtype=dtype), new(16000, 8, dim, dtype=dtype)
     lse, cu = new(32, 16384, dtype=torch.float32), new(9, dtype=index)
     rest = (cu, cu, 4096, 4096, -1, 0, None)
@@ -129,5 +129,5 @@ def test_gluon_on_hopper_packed(dim, dtype, index):
         gluon.attention_varlen_bwd_in_gluon(q, q, k, k, q, lse, *rest)
     assert [k.name for k in built] == ["_fwd", "_bwd_q", "_bwd_kv"]
     assert all(kernel.on_matrix_unit() and kernel.shared <= CHIPS["sm_90"][1] for kernel in built)
-    assert all(kernel.spills() <= 160 for kernel in built)  # of what is read once for a tile
+    assert all(kernel.spills() <= 160 for kernel in built)  # spills of values that are loaded once for a tile
     assert all(kernel.grid == (132, 1, 1) for kernel in built)

@@ -1,4 +1,4 @@
-"""The backward of attention in the interpreter, with tiles read by pointers and by a chip's copy engine."""
+"""The backward of attention in the interpreter, with tiles loaded through pointers and through TMA."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def dense(batch, heads, length, dim, seq_first):
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("seq_first", [True, False])
-def test_dense(engine, causal, seq_first):
-    """Lengths that no tile divides, and two heads of q to one of k."""
+def test_dense_batches_agree_with_the_reference(engine, causal, seq_first):
+    """Lengths that no tile divides, and two query heads per key head."""
     q, do = (dense(2, 4, 37, 16, seq_first) for _ in range(2))
     k, v = (dense(2, 2, 45, 16, seq_first) for _ in range(2))
     o, lse = spec.attention.reference(q, k, v, causal, None)
@@ -57,8 +57,8 @@ def test_dense(engine, causal, seq_first):
     assert engine()
 
 
-def test_memory_that_begins_between_16_bytes(engine):
-    """Such a tensor is copied for the engine, and stays as it is."""
+def test_unaligned_tensors_are_copied_for_tma(engine):
+    """The copy is internal: the tensor itself does not change."""
     whole = torch.randn(1 + 2 * 20 * 16)
     q = whole[1:].view(1, 2, 20, 16)
     k, v, do = (dense(1, 2, 20, 16, False) for _ in range(3))
@@ -68,7 +68,7 @@ def test_memory_that_begins_between_16_bytes(engine):
     assert engine() and torch.equal(whole, before)
 
 
-def test_packed_sequences_in_a_window(engine):
+def test_packed_sequences_in_a_window_agree_with_the_reference(engine):
     cu = torch.tensor([0, 19, 19, 50], dtype=torch.int32)
     q, do = torch.randn(50, 4, 16), torch.randn(50, 4, 16)
     k, v = torch.randn(50, 2, 16), torch.randn(50, 2, 16)
@@ -79,7 +79,7 @@ def test_packed_sequences_in_a_window(engine):
     assert engine()
 
 
-def test_a_sink_and_a_soft_cap(engine):
+def test_sinks_and_soft_caps_agree_with_the_reference(engine):
     q, do, k, v = (dense(1, 2, 33, 16, False) for _ in range(4))
     nothing = (None,) * 5
     options = (0, 0, -1, 0, True, 5.0, 0.0, None)
@@ -92,7 +92,7 @@ def test_a_sink_and_a_soft_cap(engine):
 
 
 @pytest.mark.parametrize("why", ["rows that repeat", "rows between 16 bytes", "a dim that is no power of 2"])
-def test_what_an_engine_cannot_read_is_read_by_pointers(engine, why, request):
+def test_tensors_that_tma_cannot_load_are_loaded_through_pointers(engine, why, request):
     q, k, v = (dense(1, 2, 20, 12 if "dim" in why else 16, False) for _ in range(3))
     if why == "rows that repeat":
         k = k[:, :, :1].expand(k.shape)

@@ -1,4 +1,4 @@
-"""What vendors' files say of tiles, compiled through the real wrappers for chips that are not here."""
+"""Tiles in vendors' files, compiled through the real wrappers for chips that this machine does not have."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ def kernel(name):
 
 
 def meta_args(name, shape, dtype):
-    """A sample of the op on meta: drawn small, then only its shapes are used."""
+    """A sample of the op on meta: drawn with a small shape; only its final shape matters."""
     small = specs.find(f"opmux::{name}").samples.at((2, 64), dtype, "cpu").args
     grow = lambda t: torch.empty([{64: shape[1], 2: shape[0]}.get(n, n) for n in t.shape], dtype=t.dtype, device="meta")
     return tuple(grow(a) if torch.is_tensor(a) else a for a in small)
 
 
-SMALL = 99 << 10  # shared memory for a program on sm_86 and sm_89
+SMALL = 99 << 10  # shared memory of a program on sm_86 and sm_89
 
 
 @pytest.mark.parametrize("arch, source", [("sm_80", "default"), ("sm_86", "heuristics"), ("sm_89", "heuristics")])
-def test_the_arch_decides_whose_tiles_hold(arch, source):
-    """Long rows of softmax on their way to shared memory: three fit on an A100, and on an A10 one."""
+def test_tiles_follow_the_arch(arch, source):
+    """Stages of a long softmax row in shared memory: three fit on an A100, one on an A10."""
     args = meta_args("softmax", (512, 16384), torch.float32)
     with compiling_for("sm_80") as built, config.as_on(Chip.of_arch(arch)), config.asked() as heard:
         kernel("softmax")(*args)
@@ -48,7 +48,7 @@ def test_the_arch_decides_whose_tiles_hold(arch, source):
 
 
 @pytest.mark.parametrize("chip", ["sm_90", "gfx942"])
-def test_a_chip_that_is_compiled_for_has_its_vendors_tiles(chip):
+def test_compile_only_chips_use_their_vendors_tiles(chip):
     with compiling_for(chip):
         found = config.this_chip()
     assert (found.vendor, found.arch, found.name) == ("nvidia" if chip == "sm_90" else "amd", chip, "")
@@ -59,7 +59,7 @@ TRIED = ("softmax", "rms_norm", "rms_norm_bwd", "gelu", "silu_mul")
 
 
 def _try_all(name, chip, shape):
-    """Every candidate compiles, or the chip has no room for it."""
+    """Every candidate compiles, unless the chip has too little shared memory for it."""
     args, tried, refused = meta_args(name, shape, torch.bfloat16), 0, 0
     with compiling_for(chip):
         with config.asked() as heard:

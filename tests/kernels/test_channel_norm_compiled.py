@@ -1,4 +1,4 @@
-"""The kernels of group, batch and weight norm, by each of their ways, compiled for four chips down to machine code."""
+"""The kernels of group, batch and weight norm, in each algorithm, compile to machine code for four chips."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MODE = "compile"
 META = torch.device("meta")
 bf16, f16, f32, f64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 
-# op, shape, group or dim, whether channels-last, the way forward and backward: what kernels there are
+# op, shape, group or dim, whether channels-last, algorithm of forward and backward; together they cover all kernels
 CASES = [
     ("group_norm", (32, 320, 32, 32), 32, False, "whole"),
     ("group_norm", (32, 320, 64, 64), 32, False, "pieces"),
@@ -37,10 +37,10 @@ CASES = [
 ]
 name = lambda v: v if isinstance(v, str) else "x".join(map(str, v)) if isinstance(v, tuple) else str(v)
 over_cases = pytest.mark.parametrize("op, shape, size, last, way", CASES, ids=name)
-AGAIN = [(512, 4096), (256, 1024), (16, 2048, 7, 7), (8, 2856, 4, 4)]  # an op and a way that there are before
+AGAIN = [(512, 4096), (256, 1024), (16, 2048, 7, 7), (8, 2856, 4, 4)]  # repeats an op and algorithm from above
 late = lambda case: pytest.param(*case, marks=pytest.mark.slow)
 soon = [late(case) if case[1] in AGAIN else case for case in CASES]
-# those that test_every_way compiles for sm_90 too; the others with --slow
+# cases that test_every_algorithm_compiles also compiles for sm_90; the others with --slow
 on_hopper = [case if i % 2 else late(CASES[i]) for i, case in enumerate(soon)]
 
 
@@ -62,7 +62,7 @@ def arguments(op, shape, size, last, dtype):
 
 
 def build(op, shape, size, last, way, dtype, chip, monkeypatch):
-    """Both directions, the given way."""
+    """Compile both directions with the given algorithm."""
     monkeypatch.setattr(channel_norm, "way", lambda *facts: way)
     forward, backward = arguments(op, shape, size, last, dtype)
     with compiling_for(chip) as built:
@@ -78,8 +78,8 @@ def build(op, shape, size, last, way, dtype, chip, monkeypatch):
 
 @pytest.mark.few(5)
 @pytest.mark.parametrize("op, shape, size, last, way", soon, ids=name)
-def test_every_way(op, shape, size, last, way, monkeypatch):
-    """Every other one with a chip and a dtype in turn, the rest for sm_90; all of them with --slow."""
+def test_every_algorithm_compiles(op, shape, size, last, way, monkeypatch):
+    """Half of the cases with rotating chips and dtypes, the rest for sm_90; all with --slow."""
     turn, odd = divmod(CASES.index((op, shape, size, last, way)), 2)
     chip, dtype = ("sm_90", bf16) if odd else (list(CHIPS)[(turn + turn // 4) % 4], (bf16, f32, f64, f16)[turn % 4])
     names = set(build(op, shape, size, last, way, dtype, chip, monkeypatch))
@@ -94,18 +94,18 @@ def test_every_way(op, shape, size, last, way, monkeypatch):
 
 @pytest.mark.slow
 @over_cases
-def test_every_way_in_every_dtype_and_on_every_chip(op, shape, size, last, way, monkeypatch):
+def test_every_algorithm_compiles_in_every_dtype_and_on_every_chip(op, shape, size, last, way, monkeypatch):
     turn = CASES.index((op, shape, size, last, way))
     for at, dtype in enumerate((bf16, f16, f32, f64)):
         build(op, shape, size, last, way, dtype, list(CHIPS)[(turn + at) % 4], monkeypatch)
 
 
-ODD = ((7, 30, 7, 7), (300, 37, 9), (16, 2048, 7, 7), (8, 2856, 4, 4))  # runs of no multiple of 16, or short
+ODD = ((7, 30, 7, 7), (300, 37, 9), (16, 2048, 7, 7), (8, 2856, 4, 4))  # short or odd contiguous runs
 
 
 @pytest.mark.parametrize("op, shape, size, last, way", on_hopper, ids=name)
-def test_nothing_spills_and_loads_are_wide(op, shape, size, last, way, monkeypatch):
-    """Of what runs over all elements, on sm_90."""
+def test_kernels_over_all_elements_are_wide_and_spill_nothing(op, shape, size, last, way, monkeypatch):
+    """Kernels over all elements, on sm_90."""
     if shape in ODD:
         pytest.skip("short runs, or of no multiple of 16")
     kernels = build(op, shape, size, last, way, bf16, "sm_90", monkeypatch)
@@ -118,8 +118,8 @@ def test_nothing_spills_and_loads_are_wide(op, shape, size, last, way, monkeypat
 
 
 @pytest.mark.parametrize("op, shape, size, last, way", on_hopper, ids=name)
-def test_nothing_is_reduced_whose_dimensions_were_merged(op, shape, size, last, way, monkeypatch):
-    """Triton before 3.7 compiles that wrongly for some layouts (lib/layouts.py), as only its own TTGIR shows."""
+def test_no_reduction_follows_a_merge_of_dimensions(op, shape, size, last, way, monkeypatch):
+    """Triton before 3.7 compiles that wrongly for some layouts (lib/layouts.py), and only its own TTGIR shows which."""
     for kernel in build(op, shape, size, last, way, bf16, "sm_90", monkeypatch).values():
         merged = re.findall(
             r"(%\w+) = tt\.reshape .*: tensor<(?!1x)(?:\d+x){3}\w+> -> tensor<(?:\d+x){2}\w+>", kernel.asm["ttir"]
@@ -128,7 +128,7 @@ def test_nothing_is_reduced_whose_dimensions_were_merged(op, shape, size, last, 
         assert not {name for names in reduced for name in names.split(", ")} & set(merged), kernel.name
 
 
-def test_the_compiled_ways_are_all_there_are():
+def test_all_algorithms_are_compiled():
     assert {c[4] for c in CASES} == {"whole", "pieces", "shares"}
     kernels = [s for s in specs if s.family == "channel_norm" and s.space == "opmux"]
     assert {s.name.removesuffix("_bwd").removesuffix("_infer") for s in kernels} == {c[0] for c in CASES}

@@ -1,4 +1,4 @@
-"""Group, batch and weight norm by each of their ways, in small tiles, interpreted; and what a large mean costs."""
+"""Group, batch and weight norm in each algorithm, with small tiles, interpreted; precision with a large mean."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from opmux.kernels.lib.plans import forget
 MODE = "interpret"
 f32, bf16, f64 = torch.float32, torch.bfloat16, torch.float64
 
-# Tiles small enough that a small tensor has many, odd ones at every end.
+# Tiles so small that a small tensor has many, with partial ones at every edge.
 SMALL = {
     "piece_tiles": Tiles(BLOCK_K=2, BLOCK_L=16),
     "share_tiles": Tiles(BLOCK_K=2, BLOCK_L=16),
@@ -28,7 +28,7 @@ SMALL = {
 
 @pytest.fixture
 def by(monkeypatch):
-    """Make every plan anew, the given way and in small tiles."""
+    """Make new plans, with the given algorithm and small tiles."""
 
     def choose(way, **tiles):
         monkeypatch.setattr(channel_norm, "way", lambda *facts: way)
@@ -59,7 +59,7 @@ def draw(shape, dtype, last=False):
     return x + 3, dy, torch.randn(shape[1]), torch.randn(shape[1])
 
 
-# how it lies, and the ways it can be computed
+# layout, and the algorithms that support it
 SHAPES = {
     "places": ((3, 6, 3, 23), False, ("whole", "pieces", "shares")),
     "even": ((2, 4, 8, 8), False, ("pieces", "shares")),
@@ -75,7 +75,7 @@ def dtype_of(lies, way):
 
 
 @every_way
-def test_group_norm(by, lies, way):
+def test_group_norm_agrees_with_the_reference(by, lies, way):
     shape, last, _ = SHAPES[lies]
     x, dy, w, b = draw(shape, dtype_of(lies, way), last)
     by(way)
@@ -84,21 +84,21 @@ def test_group_norm(by, lies, way):
 
 
 @every_way
-def test_batch_norm(by, lies, way):
+def test_batch_norm_agrees_with_the_reference(by, lies, way):
     shape, last, _ = SHAPES[lies]
     x, dy, w, b = draw(shape, dtype_of(lies, way), last)
     by(way)
     running = (torch.randn(shape[1]), torch.rand(shape[1]) + 0.5)
     _, mean, rstd, _, _ = agree("batch_norm", (x, w, b, *running, 0.3, 1e-5))
     agree("batch_norm_bwd", (dy, x, w, mean, rstd))
-    if way == "shares":  # the only way of these two
+    if way == "shares":  # the only algorithm for these two
         agree("batch_norm_infer", (x, *running, w, b, 1e-5))
         agree("batch_norm_infer_bwd", (dy, x, *running, w, 1e-5))
 
 
 @pytest.mark.parametrize("way", ["pieces", "shares"])
-def test_without_weights(by, way):
-    x, dy, _, b = draw((2, 4, 137), f64)  # places enough for several parts of a channel, too
+def test_norms_without_weights_agree_with_the_reference(by, way):
+    x, dy, _, b = draw((2, 4, 137), f64)  # enough positions for several parts of a channel
     by(way)
     _, mean, rstd = agree("group_norm", (x, 2, None, b, 1e-5))
     agree("group_norm_bwd", (dy, x, None, mean, rstd, 2))
@@ -108,7 +108,7 @@ def test_without_weights(by, way):
 
 @pytest.mark.parametrize("way", ["whole", "pieces", "shares"])
 @pytest.mark.parametrize("dim", [0, 1, 2, None])
-def test_weight_norm(by, dim, way):
+def test_weight_norm_agrees_with_the_reference(by, dim, way):
     v, dw = torch.randn(3, 4, 37), torch.randn(3, 4, 37)
     if way == "pieces" and dim == 2:
         pytest.skip("columns are not read in pieces")
@@ -120,8 +120,8 @@ def test_weight_norm(by, dim, way):
 
 @every_way
 @pytest.mark.few(4)
-def test_a_large_mean_costs_no_digits(by, lies, way):
-    """Channels far from zero and from each other: in float32, sums of squares would have no digit of the variance."""
+def test_a_large_mean_loses_no_precision(by, lies, way):
+    """Channels far from zero and from each other: float32 sums of squares would lose the variance completely."""
     shape, last, _ = SHAPES[lies]
     x, *_ = draw(shape, f32, last)
     x += 1e3 * torch.arange(1, shape[1] + 1).view(1, -1, *(1,) * (len(shape) - 2))
@@ -130,7 +130,7 @@ def test_a_large_mean_costs_no_digits(by, lies, way):
     want, true_mean, *_ = specs.find("batch_norm").reference(x.double())
     torch.testing.assert_close(y.double(), want, rtol=1e-2, atol=1e-2)
     torch.testing.assert_close(mean.double(), true_mean, rtol=1e-6, atol=0)
-    same = x - 1e3 * torch.arange(shape[1]).view(1, -1, *(1,) * (len(shape) - 2))  # groups far from zero, as a whole
+    same = x - 1e3 * torch.arange(shape[1]).view(1, -1, *(1,) * (len(shape) - 2))  # whole groups far from zero
     y, *_ = channel_norm.group_norm(same, 2, None, None, 1e-5)
     torch.testing.assert_close(
         y.double(), specs.find("group_norm").reference(same.double(), 2)[0], rtol=1e-2, atol=1e-2
@@ -138,8 +138,8 @@ def test_a_large_mean_costs_no_digits(by, lies, way):
 
 
 @every_way
-def test_nan_stays_where_it_is(by, lies, way):
-    """In its own unit: y and the statistics, no other's."""
+def test_nan_affects_only_its_own_group(by, lies, way):
+    """y and the statistics of the group or channel with the NaN, and no others."""
     shape, last, _ = SHAPES[lies]
     x, *_ = draw(shape, f32, last)
     x[(1,) * len(shape)] = float("nan")
@@ -150,7 +150,7 @@ def test_nan_stays_where_it_is(by, lies, way):
     assert y[:, 1].isnan().all() and not y[:, 0].isnan().any()
 
 
-def test_the_way_follows_from_the_shape():
+def test_the_shape_determines_the_algorithm():
     chosen = lambda op, x, size=None, backward=False: channel_norm.way(
         channel_norm._look(op, size, x)[0], x.dtype, torch.device("cpu"), backward
     )
@@ -174,7 +174,7 @@ def test_the_way_follows_from_the_shape():
 @pytest.mark.parametrize(
     "n, most", [(1, 64), (10, 8), (37, 4096), (49, 64), (3136, 4096), (4096, 1024), (100000, 2048)]
 )
-def test_cut_wastes_little(n, most):
+def test_split_sizes_waste_little(n, most):
     b = channel_norm.cut(n, most)
     assert b <= max(most, 1) and b & (b - 1) == 0
     assert n / (-(-n // b) * b) >= (0.8 if n > 16 and n not in (37, 49) else 0.5)

@@ -1,4 +1,4 @@
-"""Compiling ahead of time: what is listed, what several processes compile, and what a first launch then finds."""
+"""Compiling ahead of time: which kernels are listed, compiled by several processes, and found by a first launch."""
 
 import os
 import time
@@ -38,8 +38,8 @@ def caches(tmp_path, monkeypatch):
 
 
 def forget():
-    """What this process has compiled: only the cache on disk is left, as for another process."""
-    with compiling_for("sm_90"):  # which unloads them
+    """Discard what this process has compiled, so that only the cache on disk is left, as for another process."""
+    with compiling_for("sm_90"):  # unloads the kernels
         for kernel in (double, wrong):
             kernel.device_caches.clear()
         compile_only._compiled.clear()
@@ -70,12 +70,12 @@ def test_missing_kernels_are_listed_compiled_and_then_found():
     forget()
     with compiling_for("sm_90") as built, triton.knobs.compilation.scope():
         triton.knobs.compilation.listener = lambda cache_hit, **_: hits.append(cache_hit)
-        launch(16, 32)  # as a program does
+        launch(16, 32)  # as a program launches it
     assert hits == [True, True] and len(built) == 2 and built[0].asm["cubin"]
     assert outcomes(found.missing.values()) == [THERE, THERE]
 
 
-def test_compiling_for_a_chip_changes_no_variable_that_is_part_of_a_key():
+def test_compiling_for_a_chip_does_not_change_cache_keys():
     before = dict(os.environ)
     found_by(16)
     assert dict(os.environ) == before
@@ -90,12 +90,12 @@ def test_a_kernel_that_cannot_be_compiled_is_reported_and_fails_again_as_on_the_
         wrong[(1,)](torch.empty(4, device="meta"), BLOCK=16)
 
 
-def test_what_another_process_compiles_is_waited_for(caches):
+def test_a_kernel_that_another_process_compiles_is_waited_for(caches):
     (kernel,) = found_by(16).missing.values()
     compile_ahead._folder()
     path = caches / "opmux" / "warm" / kernel.key
     child = os.fork()
-    if child == 0:  # a process that is killed while it holds the lock
+    if child == 0:  # killed while it holds the lock
         release = cache_dir.try_lock(path)
         assert release is not None
         path.with_name("held").touch()
@@ -109,13 +109,13 @@ def test_what_another_process_compiles_is_waited_for(caches):
     assert not path.exists()
 
 
-def test_without_a_folder_for_locks_kernels_are_compiled(caches, monkeypatch):
+def test_kernels_compile_without_a_lock_folder(caches, monkeypatch):
     (caches / "file").touch()
     monkeypatch.setenv("OPMUX_CACHE_DIR", str(caches / "file" / "below"))
     assert outcomes(found_by(16).missing.values()) == [COMPILED]
 
 
-def test_no_process_is_left_where_the_caller_stops(monkeypatch):
+def test_no_process_survives_when_the_caller_stops(monkeypatch):
     children, fork = [], os.fork
     monkeypatch.setattr(os, "fork", lambda: children.append(fork()) or children[-1])
     found = found_by(16, 32, 64, 128)
@@ -128,12 +128,12 @@ def test_no_process_is_left_where_the_caller_stops(monkeypatch):
             os.kill(child, 0)
 
 
-def test_kernels_that_are_not_wanted_any_longer_are_not_compiled():
+def test_kernels_that_are_no_longer_needed_are_not_compiled():
     found = found_by(16, 32, 64, 128)
     assert len(outcomes(found.missing.values(), 1, wanted=lambda: False)) <= 1
 
 
-def test_a_killed_worker_is_an_error_and_not_a_wait(monkeypatch):
+def test_a_killed_worker_raises_instead_of_hanging(monkeypatch):
     def end(*_):
         os.kill(os.getpid(), 9)
 

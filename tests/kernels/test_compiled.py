@@ -1,6 +1,6 @@
-"""Every kernel of ours, through its real wrapper on meta tensors, compiled down to machine code.
+"""Each of our kernels, called through its real wrapper on meta tensors, compiles to machine code.
 
-There are four chips: a kernel of one size is compiled for one of them, in turn; for all of them with --slow.
+There are four chips. Each size of a kernel is compiled for one of them, in rotation; with --slow for all.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from opmux.kernels.lib.compile_only import CHIPS, compiling_for
 MODE = "compile"
 WRAPPERS = wrappers()
 META = torch.device("meta")
-# where the ways to compute a row change: many rows a program, one, without shares, in pieces; and an odd length
+# widths at which the algorithm for a row changes: many rows a program, one, without partial sums, in pieces; and an odd
+# one
 WIDTHS = (37, 1000, 4096, 8192, 16384, 32768, 131072)
 
 
 def meta_args(spec, shape, dtype):
-    """A sample of the op with its tensors on meta: made small, then only their shapes are used."""
+    """A sample of the op on meta: drawn with a small shape; only its final shape matters."""
     small = spec.samples.at((2, 64), dtype, "cpu").args
     size = lambda n: 1 if n == 1 else shape[0] if n % 64 else n // 64 * shape[-1]
     grow = lambda t: torch.empty([size(n) for n in t.shape], dtype=t.dtype, device=META)
@@ -40,15 +41,15 @@ def compile_op(key, shape, dtype, chip):
     return built
 
 
-PLAIN = [k for k in WRAPPERS if "_fp8" not in k]  # the others have a file of their own
+PLAIN = [k for k in WRAPPERS if "_fp8" not in k]  # test_fused_quant_compiled.py has the others
 ROWWISE = sorted(k for k in PLAIN if specs.by_key[k].family in ("norm", "softmax"))
 ACTIVATIONS = sorted(k for k in PLAIN if specs.by_key[k].family == "activation")
 
 
 @pytest.mark.few(3)
 @pytest.mark.parametrize("turn, width", list(enumerate(WIDTHS)))
-def test_rows(turn, width, slow):
-    """Each kernel in every third width, and with --slow in every one; on the chips in turn."""
+def test_row_kernels_compile_at_every_width(turn, width, slow):
+    """Each kernel in every third width, on rotating chips; with --slow in every width."""
     for number, key in enumerate(ROWWISE):
         third, left = divmod(turn + number, 3)
         if slow or not left:
@@ -57,8 +58,8 @@ def test_rows(turn, width, slow):
 
 @pytest.mark.few(20)
 @pytest.mark.parametrize("number, key", list(enumerate(ACTIVATIONS)), ids=ACTIVATIONS)
-def test_activations(number, key):
-    """Each row on one chip, in turn."""
+def test_activations_compile(number, key):
+    """Each row of the table on one chip, in rotation."""
     chip = list(CHIPS)[number % len(CHIPS)]
     dtype = (torch.bfloat16, torch.float32, torch.float16, torch.float64)[number % 4]
     compile_op(key, (128, 64), dtype, chip)
@@ -73,7 +74,7 @@ def test_every_kernel_in_every_dtype_and_on_every_chip(number, key):
 
 @pytest.mark.parametrize("key", ["opmux::rms_norm", "opmux::rms_norm_bwd", "opmux::silu_mul"])
 def test_loads_are_wide(key):
-    """Without knowing that lengths are multiples of 16, loads under a mask are two bytes wide: a fifth of the speed."""
+    """If Triton did not know that lengths are multiples of 16, masked loads would be 2 bytes wide, 5 times slower."""
     kernel = compile_op(key, (512, 4096), torch.bfloat16, "sm_90")[0]
     ptx = kernel.asm["ptx"]
     assert "ld.global.v4.b32" in ptx and "ld.global.b16" not in ptx
@@ -86,7 +87,7 @@ def test_nothing_spills(width):
             assert kernel.spills() == 0, f"{key}: {kernel.name} at {width}"
 
 
-def test_what_a_chip_would_refuse_is_refused():
+def test_a_kernel_that_a_chip_would_refuse_raises():
     import triton
     import triton.language as tl
 
@@ -103,7 +104,7 @@ def test_what_a_chip_would_refuse_is_refused():
 
 
 @over_chips
-def test_products_are_seen_on_the_matrix_unit(chip):
+def test_products_on_the_matrix_unit_are_detected(chip):
     import triton.language as tl
 
     from opmux.kernels.lib.launch import Config, Launcher
@@ -123,6 +124,6 @@ def test_products_are_seen_on_the_matrix_unit(chip):
 
 
 @pytest.mark.parametrize("chip", ["sm_1", "sm_9000", "sm_90a", "gfx90a", "", "SM_90"])
-def test_an_unknown_chip_is_named(chip):
+def test_an_unknown_chip_is_named_in_the_error(chip):
     with pytest.raises(ValueError, match=f"chip must be one of sm_80.*got '{chip}'"), compiling_for(chip):
         pass

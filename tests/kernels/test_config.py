@@ -1,4 +1,4 @@
-"""Tiles: who decides on them, in which order, and what is refused."""
+"""Tiles: which source decides, in which order, and which values are rejected."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ numbers = itertools.count()
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Write a vendor's files; the vendor is acme, its chips are sm_90 with an arch folder `nine`."""
+    """Write files for a vendor acme with sm_90 chips and an arch folder `nine`."""
     root = f"made_up_backends_{next(numbers)}"
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("OPMUX_CACHE_DIR", str(tmp_path / "cache"))
@@ -64,7 +64,7 @@ def folder(tmp_path, monkeypatch):
 # ---- the order ------------------------------------------------------------------------------------------------------
 
 
-def test_the_default_where_nobody_says_otherwise(tiles, folder):
+def test_the_default_is_used_without_any_other_source(tiles, folder):
     assert tiles(n=4096, dtype=BF16) == rows(4096, BF16)
     with config.as_on(ACME):
         assert tiles.look(n=4096, dtype=BF16) == (rows(4096, BF16), "default")
@@ -84,7 +84,7 @@ def test_each_source_beats_the_next(tiles, folder):
         assert source() == ("cache", 128)
     with config.as_on(Chip("acme", "sm_90", "Acme Two", "1.0")):  # tuned on another chip
         assert source() == ("heuristics", 512)
-    assert source() == ("default", 256)  # interpreted: no chip
+    assert source() == ("default", 256)  # the interpreter has no chip
 
 
 def test_the_arch_folder_comes_before_the_vendors(tiles, folder):
@@ -98,7 +98,7 @@ def test_the_arch_folder_comes_before_the_vendors(tiles, folder):
         assert tiles.look(n=100, dtype=BF16).source == "default"
 
 
-def test_heuristics_see_the_facts_the_default_and_what_was_said_before(tiles, folder):
+def test_heuristics_get_facts_defaults_and_earlier_values(tiles, folder):
     folder(
         """{"made_up.rows": {
             "BLOCK_M": lambda args: 4 if args["n"] < 1000 else None,
@@ -111,7 +111,7 @@ def test_heuristics_see_the_facts_the_default_and_what_was_said_before(tiles, fo
         assert tiles(n=2000, dtype=BF16) == Tiles(4 * 32, 3, BLOCK_M=2, BLOCK_N=2048, FAST=True)
 
 
-def test_questions_are_recorded(tiles):
+def test_calls_of_tunables_are_recorded(tiles):
     with config.asked() as heard:
         tiles(n=100, dtype=BF16)
         tiles(n=128, dtype=BF16)
@@ -122,7 +122,7 @@ def test_questions_are_recorded(tiles):
     ]
 
 
-def test_listeners_do_not_silence_each_other(tiles):
+def test_ending_an_inner_recording_does_not_end_the_outer(tiles):
     with config.asked() as outer:
         with config.asked() as inner:
             pass
@@ -130,7 +130,7 @@ def test_listeners_do_not_silence_each_other(tiles):
     assert (len(outer), inner) == (1, [])
 
 
-# ---- what is refused ------------------------------------------------------------------------------------------------
+# ---- rejected values ------------------------------------------------------------------------------------------------
 
 WRONG = [
     ("BLOCK_K", "16", "BLOCK_K is no size of it. Allowed: num_warps, num_stages, BLOCK_M, BLOCK_N, FAST"),
@@ -157,7 +157,7 @@ def test_wrong_heuristics_name_the_file_the_tunable_and_what_is_allowed(tiles, f
 
 
 @pytest.mark.parametrize("rules", ["[]", '{"made_up.rows": 4}', "{", "what_is_this"])
-def test_a_file_of_heuristics_that_is_none(tiles, folder, rules):
+def test_an_invalid_heuristics_file_is_rejected(tiles, folder, rules):
     to = folder(rules)
     with config.as_on(ACME), pytest.raises(BadTiles) as raised:
         tiles(n=4096, dtype=BF16)
@@ -165,7 +165,7 @@ def test_a_file_of_heuristics_that_is_none(tiles, folder, rules):
 
 
 @pytest.mark.parametrize("bad", [{"BLOCK_K": 16}, {"BLOCK_N": 2048}, {"threads": 100}, {"BLOCK_M": "2"}])
-def test_a_cache_that_no_longer_fits_is_passed_over(tiles, folder, caplog, bad):
+def test_an_invalid_cache_entry_is_ignored_with_a_warning(tiles, folder, caplog, bad):
     facts = dict(n=4096, dtype=BF16)
     with config.as_on(ACME), caplog.at_level(logging.WARNING, "opmux"):
         tuning.store(ACME, {tuning.key("made_up.rows", facts): tuning.Entry(bad, 1.0, 2.0, "op", "")})
@@ -175,12 +175,12 @@ def test_a_cache_that_no_longer_fits_is_passed_over(tiles, folder, caplog, bad):
 
 
 def fixed(n: int, dtype: torch.dtype) -> Tiles:
-    """A part of a row, whatever its length; and rows by what is left of a block."""
+    """Part of a row, whatever its length; and as many rows as fit in the block."""
     return Tiles(256, BLOCK_M=max(1, 4096 // n), BLOCK_N=4096)
 
 
 def clamped(n: int, dtype: torch.dtype) -> Tiles:
-    """Whole rows, asked for up to 4096 columns only."""
+    """Whole rows, in blocks of up to 4096 columns."""
     return Tiles(256, BLOCK_N=min(max(1 << (n - 1).bit_length(), 16), 4096))
 
 
@@ -195,20 +195,20 @@ def clamped(n: int, dtype: torch.dtype) -> Tiles:
         (rows, 5000, {"BLOCK_N": 8192}, True),
     ],
 )
-def test_a_size_that_follows_a_fact_is_never_smaller(default, n, sizes, fits):
+def test_a_size_that_covers_a_fact_never_becomes_smaller(default, n, sizes, fits):
     made = Tunable("made_up.rows", default)
     usual = default(n, BF16)
     assert (made._unfit(usual.changed(sizes, ""), usual, dict(n=n, dtype=BF16)) == "") is fits
 
 
-def test_a_size_may_be_declared_free():
+def test_a_free_size_may_be_any_size():
     usual = rows(4096, BF16)
     half = usual.changed({"BLOCK_N": 2048}, "")
     assert Tunable("made_up.rows", rows)._unfit(half, usual, dict(n=4096, dtype=BF16)) != ""
     assert Tunable("made_up.rows", rows, free="BLOCK_N")._unfit(half, usual, dict(n=4096, dtype=BF16)) == ""
 
 
-def test_a_name_is_declared_once():
+def test_declaring_a_name_twice_raises():
     with pytest.raises(ValueError, match=r"'softmax.rows' is declared twice"):
         specs.load_implementers("softmax")
         config.tunable("softmax.rows")(rows)
@@ -231,13 +231,13 @@ made_up.rows:
 """
 
 
-def test_candidates(tiles, folder):
+def test_candidates_come_from_the_vendors_yaml(tiles, folder):
     folder(trials=TRIALS)
     found = tiles.candidates(ACME, n=4096, dtype=BF16)
     assert len(found) == 2 + 8 + 2
     usual = dict(BLOCK_M=2, BLOCK_N=4096, FAST=True)
     assert found[0] == (Tiles(128, 2, **usual | {"BLOCK_M": 1}), "")
-    assert found[1][1].startswith("BLOCK_N = 1024 with n = 4096")  # not for rows so long, and no mistake
+    assert found[1][1].startswith("BLOCK_N = 1024 with n = 4096")  # does not suit such long rows, but is not an error
     assert found[2][0] == Tiles(128, 3, **usual | {"BLOCK_M": 1})
     assert [t.threads for t, _ in found[2:10]] == [128, 256] * 4
     assert [t["FAST"] for t, _ in found[2:10]] == [True, True, False, False] * 2
@@ -277,7 +277,7 @@ def test_files_are_read_once(tiles, folder, monkeypatch):
     with config.as_on(ACME):
         for n in (100, 1000, 1001):
             tiles(n=n, dtype=BF16)
-        assert reads == []  # candidates are the tuner's
+        assert reads == []  # only the tuner reads candidates
         for n in (100, 1000):
             tiles.candidates(ACME, n=n, dtype=BF16)
     assert len(reads) == 1
@@ -294,12 +294,12 @@ def ours():
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_90", "sm_100"])
-def test_nvidias_files_name_only_tunables_that_are_there(ours, arch):
+def test_nvidias_files_name_only_existing_tunables(ours, arch):
     assert set(tile_files.names_in_files(Chip.of_arch(arch))) <= set(ours)
 
 
 @pytest.mark.parametrize("arch, folders", [("sm_80", 2), ("sm_86", 2), ("sm_90", 2), ("gfx942", 1), ("sm_75", 1)])
-def test_arch_folders(arch, folders):
+def test_arch_folders_follow_the_chip(arch, folders):
     found = tile_files.folders(Chip.of_arch(arch))
     assert len(found) == folders
     assert found[:1] == (
@@ -312,7 +312,7 @@ KINDS = {torch.dtype: (BF16, torch.float32), bool: (True, False), int: (37, 4096
 
 @pytest.mark.parametrize("arch", ["sm_86", "sm_90", "sm_100"])
 def test_nvidias_candidates_and_heuristics_are_well_formed(ours, arch):
-    """For every fact that a tunable may ask by: nothing is refused but what is too small for a row."""
+    """For all facts that a tunable may get: nothing is rejected except tiles that are too small for a row."""
     chip = Chip.of_arch(arch)
     tried = 0
     for one in ours.values():

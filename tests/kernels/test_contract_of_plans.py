@@ -1,4 +1,4 @@
-"""A planned kernel checks every argument of its op, also those that its plan does not name."""
+"""A planned kernel checks all arguments of its op, including those that its plan does not name."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ def kernels_of_ours():
 
 
 def test_kernels_accept_no_argument_that_the_contract_excludes():
-    """Called as functions, without the fallback to a reference, which would check them too. Any error will do: dispatch
-    checks the arguments of a call that has failed, and raises BadArgument."""
+    """Called without dispatch, whose fallback to a reference would check them too. Any error is fine: after a failed
+    call dispatch checks the arguments, and raises BadArgument."""
     accepted, tried = [], 0
     for spec, impl in kernels_of_ours():
         for bad in spec.errors("cpu"):

@@ -1,4 +1,4 @@
-"""Decoding's kernels, through their wrappers on meta tensors, compiled for four chips down to machine code."""
+"""The decoding kernels, called through their wrappers on meta tensors, compile to machine code for four chips."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_fits_the_chip(chip, kept):
     assert [k.name for k in built] == ["_decode", "_combine", "_write"]
     assert all(kernel.shared <= CHIPS[chip][1] for kernel in built)
     if "ptx" in built[0].asm:
-        assert "cp.async.cg.shared.global" in built[0].asm["ptx"]  # 16 bytes at a time, ahead of their use
+        assert "cp.async.cg.shared.global" in built[0].asm["ptx"]  # asynchronous copies of 16 bytes
         assert "mma.sync" in built[0].asm["ptx"]
 
 
@@ -56,7 +56,7 @@ def test_fits_the_chip(chip, kept):
     [lambda: attend(page=16), lambda: attend(page=1), lambda: latent(), lambda: latent(heads=128), lambda: latent(FP8)],
     ids=["small pages", "pages of a token", "mla", "mla of 128 heads", "mla of float8"],
 )
-def test_on_hopper(call):
+def test_decoding_compiles_for_hopper(call):
     with compiling_for("sm_90") as built:
         call()
     kernel = built[0]

@@ -1,4 +1,4 @@
-"""Decoding in the interpreter: keys in several parts, caches with NaN where nothing is, chips without float8."""
+"""Decoding in the interpreter: keys in several parts, caches with NaN in unused entries, chips without float8."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def parts(monkeypatch):
-    """Blocks of 16 keys in as many parts as asked for."""
+    """Blocks of 16 keys, split into the requested number of parts."""
 
     def of(splits):
         monkeypatch.setattr(decode, "splits_for", lambda programs, keys, slots: splits)
@@ -38,8 +38,8 @@ def agree(name, args):
 
 
 @pytest.mark.parametrize("splits", [1, 5])
-def test_parts_of_the_keys_and_nothing_beyond_them(parts, splits):
-    """Lengths from none to all; a part may be empty. Pages and entries of the table beyond the end are not read."""
+def test_only_valid_keys_are_read(parts, splits):
+    """Lengths from none to all; a part may be empty. Pages and table entries after the end are not read."""
     parts(splits)
     lengths, table = torch.tensor([70, 0, 1, 33]), torch.full((4, 3), 10**6)
     k_cache, v_cache = torch.full((2, 9, 32, 2, 16), math.nan)
@@ -54,14 +54,14 @@ def test_parts_of_the_keys_and_nothing_beyond_them(parts, splits):
         agree("attention_decode", (q, k_cache, v_cache, lengths, table, sinks, None, None, window, 0.0, None))
 
 
-def test_a_tile_of_heads_for_each_part(parts):
+def test_each_part_computes_a_tile_of_heads(parts):
     parts(3)
     q, cache = torch.randn(1, 1, 20, 40), torch.randn(1, 50, 40)
     agree("mla_decode", (q, cache, torch.tensor([50]), 32, None, None, None))
 
 
 @pytest.mark.parametrize("kind", ["e4m3", "e5m2"])
-def test_float8_on_a_chip_without_it(monkeypatch, kind):
+def test_float8_works_on_chips_without_it(monkeypatch, kind):
     monkeypatch.setattr(decode, "multiplies_fp8", lambda: False)
     forget()
     dtype = family.KINDS[kind]
@@ -71,7 +71,7 @@ def test_float8_on_a_chip_without_it(monkeypatch, kind):
     forget()
 
 
-def test_float8_tokens_are_moved_as_they_are():
+def test_float8_tokens_are_copied_unchanged():
     k, lengths = torch.randn(2, 2, 1, 16).to(torch.float8_e4m3fn), torch.tensor([2, 5])
     caches = [torch.zeros(2, 6, 1, 16).to(k.dtype) for _ in range(4)]
     decode.write_kv_cache(k, k, *caches[:2], lengths, None, None, None, None)
@@ -84,5 +84,5 @@ def test_float8_tokens_are_moved_as_they_are():
     ("programs", "keys", "splits"), [(128, 64, 2), (8, 512, 30), (512, 64, 1), (8, 4, 4), (1, 1, 1)]
 )
 def test_splits_fill_the_chip(programs, keys, splits):
-    """264 programs run at a time: two on each of 132 cores."""
+    """264 programs run at the same time: two on each of 132 cores."""
     assert decode.splits_for(programs, keys, 264) == splits

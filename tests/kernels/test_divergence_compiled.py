@@ -1,4 +1,4 @@
-"""The kernels of divergences compiled for four chips, in their variants."""
+"""All variants of the divergence kernels compile for four chips."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MODE = "compile"
 
 
 @pytest.mark.parametrize("number, beta", list(enumerate((0.0, 0.5, 1.0))))
-def test_variants(number, beta, slow):
+def test_every_variant_compiles(number, beta, slow):
     for at, chip in enumerate(CHIPS):
         if at != number and not slow:
             continue

@@ -1,4 +1,4 @@
-"""ATen's losses, interpreted, against torch's own: every sample, and calls that are torch's."""
+"""ATen's losses, interpreted, against torch's own: all samples, and calls that fall back to torch."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ def test_every_sample_agrees_with_torch(number, name):
         ("nll_loss_forward", (torch.ones(2, 3), torch.tensor([1, 2], dtype=torch.uint8), None, 1, -100)),
     ],
 )
-def test_what_torch_computes_otherwise_is_declined(name, args):
+def test_calls_that_torch_computes_differently_are_declined(name, args):
     with pytest.raises(NotSupported):
         impl(name)(*args)
 
 
-def test_a_target_that_is_no_class_is_nan():
+def test_a_target_out_of_range_gives_nan():
     y, _ = impl("nll_loss_forward")(torch.zeros(2, 3), torch.tensor([1, 7]), None, 1, -100)
     assert y.isnan()

@@ -1,4 +1,4 @@
-"""Ops over lists compiled for chips that are not here: whole chunks are read and written 16 bytes at a time."""
+"""Ops over lists, compiled for chips that this machine does not have: full chunks use 16-byte accesses."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def built_for(chip, name, dtype, at=0):
 
 
 @pytest.mark.parametrize("number, name", list(enumerate(NAMES)), ids=NAMES)
-def test_every_kind(number, name):
+def test_every_kind_of_op_compiles(number, name):
     built_for(list(CHIPS)[number % 4], name, (torch.float32, torch.bfloat16)[number // 4 % 2])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number, name", list(enumerate(spec.ops)), ids=list(spec.ops))
-def test_every_op_with_every_sample(number, name):
+def test_every_op_compiles_for_every_sample(number, name):
     for turn, dtype in enumerate((torch.float32, torch.bfloat16)):
         for at in range(len(list(spec.SAMPLES[name](dtype, "cpu")))):
             built_for(list(CHIPS)[(number + 2 * turn + at) % 4], name, dtype, at)

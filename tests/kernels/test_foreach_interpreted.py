@@ -1,4 +1,4 @@
-"""Ops over lists of tensors, interpreted, against torch's own: every sample, in place and new; what is declined."""
+"""Ops over lists of tensors, interpreted, against torch's own: all samples, in place and not; and what is declined."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def tensors(value):
 
 
 def wide(value):
-    """The same arguments in float32: ATen's CPU kernels of fused optimizers are wrong in 16 bits."""
+    """The same arguments in float32: ATen's CPU kernels of fused optimizers are wrong for 16-bit types."""
     if torch.is_tensor(value):
         return value.float() if value.is_floating_point() else value.clone()
     return [wide(v) for v in value] if isinstance(value, (list, tuple)) else value
@@ -67,7 +67,7 @@ def test_every_sample_agrees_with_torch(number, name):
 @pytest.mark.parametrize(
     "name", ["_foreach_add", "_foreach_sqrt", "_foreach_addcmul", "_foreach_copy", "_foreach_zero"]
 )
-def test_in_place(name):
+def test_in_place_ops_agree_with_torch(name):
     for sample in spec.SAMPLES[name](torch.float32, CPU):
         want = call(spec.ops[name].reference, name, copy.deepcopy(sample.args))
         assert impl(name).into(sample.args[0], *sample.args) is None
@@ -90,14 +90,14 @@ X = [torch.rand(3, 5), torch.rand(7)]
         "another order": ("_foreach_norm", (X, 1, None)),
     }.values(),
 )
-def test_what_torch_computes_otherwise_is_declined(name, args):
+def test_calls_that_torch_computes_differently_are_declined(name, args):
     names = spec.ops[name].spec.names
     assert len(args) <= len(names)
     with pytest.raises(NotSupported):
         impl(name).fn(*args)
 
 
-def test_tensors_that_are_dense_but_not_contiguous():
+def test_dense_tensors_need_not_be_contiguous():
     x = [torch.rand(5, 3).t(), torch.rand(2, 3, 4, 5).to(memory_format=torch.channels_last)]
     got = impl("_foreach_neg").fn(x)
     agree(got, torch._foreach_neg(x), spec.ops["_foreach_neg"].spec.tol[torch.float32])

@@ -1,4 +1,4 @@
-"""How many kernels 40 fresh shapes take. Each is compiled, or loaded from Triton's cache, by a first call."""
+"""How many kernels 40 new shapes need. Each is compiled, or loaded from Triton's cache, by a first call."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from opmux.runtime import devices
 
 MODE = "compile"
 SHAPES = [(100 + 13 * i, 300 + 17 * i) for i in range(40)]  # rows of up to 512 and of up to 1024 columns
-# Rows of 512 and of 1024 columns, each with lengths that are multiples of 16 and with others.
+# Rows of up to 512 and of up to 1024 columns, each with lengths that are multiples of 16 and with others.
 CLASSES = 4
 
 
@@ -25,7 +25,8 @@ def stats(m):
     return empty(m, dtype=torch.float32)
 
 
-# op -> a call for a shape, and the most kernels. Reductions tell apart 1, 2, 4 and 8 columns that are loaded at once.
+# op -> a call for a shape, and the maximum number of kernels. Reductions also distinguish 1, 2, 4 and 8 columns per
+# load.
 CALLS = {
     "softmax": (lambda m, n: opmux.ops.softmax(empty(m, n), -1), CLASSES),
     "gelu": (lambda m, n: opmux.ops.gelu(empty(m, n)), 2),
@@ -45,7 +46,7 @@ CALLS = {
 
 @pytest.fixture
 def kernels(monkeypatch):
-    """What Triton compiles anew for: the kernel, its constants and options, and the types of its tensors."""
+    """The kernels that Triton compiles: name, constants, options, and tensor types."""
     found = set()
 
     def note(launcher, grid, args, config):

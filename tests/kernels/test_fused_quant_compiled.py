@@ -1,4 +1,4 @@
-"""Kernels that cast to float8 as they store: compiled for four chips, by an instruction where the chip has it."""
+"""Kernels that cast to float8 when they store, compiled for four chips; chips with a cast instruction use it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def one():
     return meta(1, dtype=torch.float32)
 
 
-# Of n columns and a float8: the arguments of each op.
+# For n columns and a float8 dtype: the arguments of each op.
 CASES = {
     "rms_norm_fp8": lambda n, to: (meta(512, n), meta(n), one(), one(), to, 1e-6, 0.0),
     "layer_norm_fp8": lambda n, to: (meta(512, n), meta(n), meta(n), one(), None, to, 1e-6, 0.0),
@@ -40,8 +40,8 @@ CASES = {
 
 
 @pytest.mark.parametrize("number, name", list(enumerate(CASES)), ids=list(CASES))
-def test_every_chip_casts(number, name, slow):
-    """Each op for two chips, to one of the two types, in turn; for all chips with --slow."""
+def test_casts_compile_for_every_chip(number, name, slow):
+    """Each op for two chips, to one of the two dtypes, in rotation; for all chips with --slow."""
     to = (E4M3, E5M2)[number % 2]
     word = f"cvt.rn.satfinite.{'e4m3x2' if to is E4M3 else 'e5m2x2'}.f32"
     chips = list(CHIPS)
@@ -55,7 +55,7 @@ def test_every_chip_casts(number, name, slow):
 
 @pytest.mark.parametrize("name", ["rms_norm_fp8", "layer_norm_fp8"])
 @pytest.mark.parametrize("n", [37, 131072])
-def test_long_and_odd_rows(name, n):
+def test_long_and_odd_rows_compile(name, n):
     with compiling_for("sm_90") as built:
         IMPLS[f"opmux::{name}"](*CASES[name](n, E4M3))
     assert len(built) == 1
@@ -80,14 +80,14 @@ def test_loads_and_stores_are_wide_and_nothing_spills(name):
         IMPLS[f"opmux::{name}"](*(CASES[name](n, E4M3) if name in CASES else SCALED[name](n)))
     kernel, lines = built[0], built[0].asm["ptx"].splitlines()
     assert any("ld.global.v4.b32" in line for line in lines)
-    factors = 1 if name in SCALED else 0  # a factor for each row is a number
+    factors = 1 if name in SCALED else 0  # the factor of a row is a scalar load
     assert sum("ld.global" in line and ".b16" in line for line in lines) <= 4 * factors
     assert not any("st.global" in line and ".b8" in line for line in lines)
     assert kernel.spills() == 0
 
 
 @pytest.mark.parametrize("number, name", list(enumerate(SCALED)), ids=list(SCALED))
-def test_factors_on_other_chips(number, name):
+def test_row_factors_compile_for_other_chips(number, name):
     chip = ("sm_80", "gfx942", "sm_100")[number % 3]
     with compiling_for(chip) as built:
         IMPLS[f"opmux::{name}"](*SCALED[name](4096))
@@ -108,7 +108,7 @@ def mx_of(m, n):
     return [bytes_like(s) for way in (False, True) for s in ((m, n), quant.mx_scales((m, n), way))]
 
 
-# Of n columns: the arguments of each op that writes bytes, transposes and scales, and the kernels that it launches.
+# For n columns: the arguments of each op that writes bytes, transposes and scales, and the kernels that it launches.
 INTO = {
     "act_fp8_cast_into": lambda n: (
         meta(512, n), meta(512, n), one(), *bytes_of(512, n), one(), meta(n), E4M3, "gelu", False,
@@ -139,13 +139,13 @@ INTO = {
     "rms_norm_stats": lambda n: (meta(512, n), meta(n), one(), 1e-6, 0.0),
     "layer_norm_stats": lambda n: (meta(512, n), meta(n), meta(n), None, 1e-6, 0.0),
 }  # fmt: skip
-LAUNCHES = {"act_fp8_cast_into": 2, "act_fp8_current_into": 2}  # sums of parts; amax. All others are one
+LAUNCHES = {"act_fp8_cast_into": 2, "act_fp8_current_into": 2}  # adds partial sums; finds amax. Others: one
 
 
-@pytest.mark.few(8)  # every name, and both makers
+@pytest.mark.few(8)  # every name, and both dtypes
 @over_chips
 @pytest.mark.parametrize("name", INTO)
-def test_quantized_in_one_pass_on_every_chip(name, chip):
+def test_fused_quantization_compiles_for_every_chip(name, chip):
     with compiling_for(chip) as built:
         IMPLS[f"opmux::{name}"](*INTO[name](4096))
     assert len(built) == LAUNCHES.get(name, 1)
@@ -153,20 +153,20 @@ def test_quantized_in_one_pass_on_every_chip(name, chip):
 
 
 @pytest.mark.parametrize("name", INTO)
-def test_one_pass_moves_wide_and_nothing_spills(name):
+def test_fused_quantization_is_wide_and_spills_nothing(name):
     with compiling_for("sm_90") as built:
         IMPLS[f"opmux::{name}"](*INTO[name](4096))
     for kernel in built[: 2 if "current" in name else 1]:
         lines = kernel.asm["ptx"].splitlines()
         assert any("ld.global.v4.b32" in line for line in lines), kernel.name
-        # an E8M0 scale of a block is a byte
+        # E8M0 scales are stored as single bytes
         scales = name == "rms_norm_fp8_blocks_into" or "mxfp8" in name
         assert scales or not any("st.global" in line and ".b8" in line for line in lines)
         assert kernel.spills() == 0
 
 
 def order_of_sums(kernel):
-    """The layouts in which a kernel adds up rows: elements a thread, threads and warps along them."""
+    """The layouts in which a kernel sums rows: elements per thread, threads and warps along them."""
     text = kernel.asm["ttgir"]
     named = dict(re.findall(r"^(#\w+) = (#ttg\.\w+<\{.*\}>)", text, re.M))
     sums = re.findall(r'"tt\.reduce"\((?:(?!tt\.reduce).)*?arith\.addf.*?\}\) : \((.*?)\)', text, re.S)
@@ -176,8 +176,8 @@ def order_of_sums(kernel):
 @pytest.mark.few(3)
 @pytest.mark.parametrize("n", [64, 1024, 4096, 14336])
 @pytest.mark.parametrize("name", ["rms_norm", "layer_norm"])
-def test_a_quantized_norm_adds_up_rows_in_the_same_order(name, n):
-    """So that its statistics, and with them all bytes, are those of the norm that is written and then quantized."""
+def test_a_quantized_norm_sums_rows_in_the_same_order(name, n):
+    """So that statistics and bytes are equal to those of a norm that is written first and then quantized."""
     x = (meta(512, n), meta(n), *([meta(n)] if name == "layer_norm" else []))
     with compiling_for("sm_90") as built:
         IMPLS[f"opmux::{name}"](*x, 1e-6, 0.0, *(["gemma"] if name == "rms_norm" else []))

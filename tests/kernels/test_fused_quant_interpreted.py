@@ -1,4 +1,4 @@
-"""Casts to float8 as kernels make them: bit for bit torch's, amax raised and never lowered, every way through a row."""
+"""Kernels that cast to float8 when they store: bit-equal to torch, amax only raised, every algorithm for rows."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def cast_all(x_ptr, y_ptr, n, CAST: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @pytest.mark.parametrize("dtype", [E4M3, E5M2], ids=str)
-def test_casts_are_torchs_bit_for_bit(dtype):
-    """All float32 with their last 16 bits zero, all float8 numbers, the middles between them and their neighbours."""
+def test_casts_equal_torchs_bit_for_bit(dtype):
+    """All float32 whose last 16 bits are zero, all float8 values, the midpoints between them, and their neighbours."""
     every = torch.arange(1 << 16, dtype=torch.int32).mul(1 << 16).view(torch.float32)
     grid = torch.arange(256, dtype=torch.uint8).view(dtype).float()
     grid = grid[grid.isfinite()].sort().values
@@ -39,7 +39,7 @@ def test_casts_are_torchs_bit_for_bit(dtype):
     x = torch.cat([every, grid, middles, middles.nextafter(inf), middles.nextafter(-inf), torch.tensor([1e-45, -0.0])])
     want = x.clamp(-MOST[dtype], MOST[dtype]).to(dtype).view(torch.uint8)
     got = torch.full_like(want, 0x55)
-    cast_all[(triton.cdiv(len(x), 8192),)](x, got, len(x), fp8.CASTS[dtype][0], 8192)  # the other one is PTX
+    cast_all[(triton.cdiv(len(x), 8192),)](x, got, len(x), fp8.CASTS[dtype][0], 8192)  # the other implementation is PTX
     nan = x.isnan()
     assert torch.equal(got[~nan], want[~nan]) and got[nan].view(dtype).float().isnan().all()
 
@@ -69,7 +69,7 @@ NAMES = sorted(KERNELS)
 
 
 def both(name, given, scale, before, dtype=E4M3):
-    """What the kernel and the reference make of the same, and what becomes of amax."""
+    """Results and amax of the kernel and of the reference."""
     runs = []
     for fn in (KERNELS[name], specs.by_key[f"opmux::{name}"].reference):
         amax = torch.full((1,), before)
@@ -78,7 +78,9 @@ def both(name, given, scale, before, dtype=E4M3):
 
 
 def near(got, want):
-    """Bytes may be neighbours, where a value lies on an edge; hardly any are. The sign of a NaN is nobody's."""
+    """Bytes may differ by one where a value is at a rounding boundary, in very few elements. The sign of NaN is
+    ignored.
+    """
     a, b = (torch.where(t.int() & 0x7F == 0x7F, 0x7F, t.int()) for t in (got[0], want[0]))
     assert got[0].dtype is torch.uint8 and (a - b).abs().max() <= 1 and (a != b).float().mean() < 1e-3
     for g, w in zip(got[1:], want[1:], strict=True):
@@ -94,7 +96,7 @@ def test_amax_is_raised_and_never_lowered(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_amax_leaves_nan_out_and_not_infinity(name):
+def test_amax_ignores_nan_but_not_infinity(name):
     given = arguments(name)
     x = given[0]
     x[0, 0], x[3, 1] = float("nan"), float("inf") if "norm" not in name else 1e30
@@ -105,12 +107,12 @@ def test_amax_leaves_nan_out_and_not_infinity(name):
 
 @pytest.mark.parametrize("n", [5000, 33000])
 @pytest.mark.parametrize("name", ["rms_norm_fp8", "layer_norm_fp8"])
-def test_long_rows(name, n):
+def test_long_rows_agree_with_the_reference(name, n):
     near(*both(name, arguments(name, n, 2), 2.0, 0.0, E5M2))
 
 
 @pytest.mark.parametrize("name", ["rms_norm_fp8", "layer_norm_fp8"])
-def test_a_group_of_one(name, monkeypatch):
+def test_a_group_of_one_program_agrees_with_the_reference(name, monkeypatch):
     choose = lambda n, dtype, centred: Tiles(128, BLOCK_N=128, PER_CORE=1)
     monkeypatch.setattr(norm.forward_cooperative_tiles, "default", choose)
     monkeypatch.setattr(norm, "can_cooperate", lambda wide: True)
@@ -120,16 +122,16 @@ def test_a_group_of_one(name, monkeypatch):
     forget()
 
 
-def test_rows_beyond_the_last_do_not_count():
-    """With an eps of 0 they are NaN, and with one of their bias alone they may be large."""
+def test_rows_out_of_bounds_do_not_count():
+    """With eps = 0 they would be NaN, and with only a bias they might be large."""
     x, w = torch.ones(3, 16), torch.full((16,), 0.5)
     y, _, _ = KERNELS["rms_norm_fp8"](x, w, torch.ones(1), amax := torch.zeros(1), E4M3, 0.0, 0.0)
     assert amax == 0.5 and (y.view(E4M3).float() == 0.5).all()
 
 
 @pytest.mark.parametrize("shape", [(3, 5000), (700, 24), (2050, 4)])
-def test_factors_of_wide_and_narrow_rows(shape):
-    """More columns than a block, and more rows."""
+def test_row_factors_work_for_wide_and_narrow_rows(shape):
+    """More columns than a block, and more rows than a block."""
     g = torch.Generator().manual_seed(7)
     dy, x = torch.randn(shape, generator=g), torch.randn(*shape[:-1], 2 * shape[-1], generator=g)
     s = torch.rand(shape[0], generator=g)
@@ -145,14 +147,14 @@ def test_factors_of_wide_and_narrow_rows(shape):
             torch.testing.assert_close(a, b, rtol=2e-5, atol=1e-4)
 
 
-# ---- quantized in the pass that computes: the same bits as in two passes ---------------------------------------------
+# ---- fused quantization: the same bits as in two passes --------------------------------------------------------------
 
 EVERY = {k.removeprefix("opmux::"): fn for k, fn in wrappers().items() if k.startswith("opmux::")}
 FORMS = {"": (False, False), "_bwd": (False, True), "_glu": (True, False), "_glu_bwd": (True, True)}
 
 
 def buffers(shape, kind, two_d=False):
-    """Bytes, scales and transposes for a result, filled with what no kernel writes."""
+    """Buffers for bytes, scales and transposes, filled with values that no kernel writes."""
     fresh = lambda s, dtype=torch.uint8: torch.full(s, 0x55, dtype=dtype)
     if kind == "mx":
         return [b for way in (False, True) for b in (fresh(shape), fresh(quant.mx_scales(shape, way)))]
@@ -174,7 +176,7 @@ def operands(form, m=150, n=72):
 
 @pytest.mark.parametrize("two_d", [False, True], ids=["1x128", "128x128"])
 @pytest.mark.parametrize("form", FORMS)
-def test_blocks_of_an_activation(form, two_d):
+def test_block_scaled_activations_equal_two_passes(form, two_d):
     x, dy, gated = operands(form)
     r = EVERY[f"silu{form}"](*((x,) if dy is None else (dy, x)))
     want, got = buffers(r.shape, "blocks", two_d), buffers(r.shape, "blocks", two_d)
@@ -185,8 +187,8 @@ def test_blocks_of_an_activation(form, two_d):
 
 @pytest.mark.parametrize("two_d", [False, True], ids=["1x32", "32x32"])
 @pytest.mark.parametrize("form", FORMS)
-def test_mxfp8_of_an_activation(form, two_d):
-    """Also where a gradient's halves meet within a block."""
+def test_mxfp8_activations_equal_two_passes(form, two_d):
+    """Also if the two halves of a gradient meet within a block."""
     x, dy, gated = operands(form, m=96, n=304 if form == "_glu_bwd" else 288)
     r = EVERY[f"silu{form}"](*((x,) if dy is None else (dy, x)))
     want, got = buffers(r.shape, "mx"), buffers(r.shape, "mx")
@@ -195,8 +197,8 @@ def test_mxfp8_of_an_activation(form, two_d):
     equal(got, want)
 
 
-def test_an_activation_that_is_not_0_at_0():
-    """Nothing outside of the tensor counts in the amax of its last blocks."""
+def test_activations_that_are_not_0_at_0_ignore_padding():
+    """Elements out of bounds do not count in the amax of the last blocks."""
     x = torch.full((150, 72), -6.0).bfloat16()
     want, got = buffers(x.shape, "blocks"), buffers(x.shape, "blocks")
     EVERY["fp8_blocks_into"](x.sigmoid(), *want, None, E4M3, False, True, 0.0)
@@ -205,7 +207,7 @@ def test_an_activation_that_is_not_0_at_0():
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_current_scaling_of_an_activation(form):
+def test_current_scaled_activations_equal_two_passes(form):
     x, dy, gated = operands(form)
     r = EVERY[f"gelu_tanh{form}"](*((x,) if dy is None else (dy, x)))
     want, got = buffers(r.shape, "current"), buffers(r.shape, "current")
@@ -215,8 +217,8 @@ def test_current_scaling_of_an_activation(form):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_delayed_scaling_of_an_activation(form):
-    """The bytes of the op that casts alone, transposed as well."""
+def test_delayed_scaled_activations_equal_two_passes(form):
+    """The bytes of the op that only casts, and their transpose."""
     x, dy, gated = operands(form)
     scale, amaxes = torch.full((1,), 3.0), [torch.zeros(1), torch.zeros(1)]
     name = ("glu" if gated else "act") + ("_bwd_fp8" if dy is not None else "_fp8")
@@ -228,7 +230,7 @@ def test_delayed_scaling_of_an_activation(form):
 
 @pytest.mark.parametrize("act", ["none", "srelu"])
 @pytest.mark.parametrize("kind", ["delayed", "current", "blocks", "mx"])
-def test_sums_for_a_bias(kind, act):
+def test_bias_sums_equal_two_passes(kind, act):
     x, dy, _ = operands("_bwd", *((320, 96) if kind == "mx" else (300, 72)))
     dy = None if act == "none" else dy
     r = x.float() if dy is None else dy.float() * 2 * x.float().relu()
@@ -244,7 +246,7 @@ def test_sums_for_a_bias(kind, act):
 
 
 def norm_of(x, centred):
-    """Weight and bias (None without a mean), and the result and the statistics of a norm with them."""
+    """Weight and bias (None without a mean), and the norm's result and statistics."""
     g = torch.Generator().manual_seed(3)
     w, b = (torch.randn(x.shape[-1], generator=g).to(x.dtype) for _ in range(2))
     if centred:
@@ -256,7 +258,7 @@ def norm_of(x, centred):
 
 @pytest.mark.parametrize("centred", [False, True], ids=["rms", "layer"])
 @pytest.mark.parametrize("kind", ["current", "1x128", "128x128", "1x32", "32x32"])
-def test_norms(kind, centred):
+def test_norms_equal_two_passes(kind, centred):
     x = torch.randn(160, 224, generator=torch.Generator().manual_seed(3)).bfloat16()
     w, b, y, stats = norm_of(x, centred)
     form, two_d = {"current": "current", "1x32": "mx", "32x32": "mx"}.get(kind, "blocks"), kind in ("128x128", "32x32")
@@ -280,14 +282,14 @@ def test_norms(kind, centred):
     equal(got, want)
 
 
-# Of 5 and 70 columns a program holds less than a block of 128; of 16512 of float32, not even a row.
+# With 5 and 70 columns a row is shorter than a 128-block; 16512 columns of float32 do not even fit in one program.
 ROWS = {"1x128": (5, 70, 224, 4128, 16512), "1x32": (32, 224, 4128, 16512)}
 
 
 @pytest.mark.few(6)
 @pytest.mark.parametrize("centred", [False, True], ids=["rms", "layer"])
 @pytest.mark.parametrize("kind, n", [(kind, n) for kind, sizes in ROWS.items() for n in sizes])
-def test_rows_of_a_norm_are_quantized_as_they_are_computed(kind, n, centred):
+def test_row_quantized_norms_equal_two_passes(kind, n, centred):
     rows = 32 if kind == "1x32" else 3 if n > 5000 else 70
     x = torch.randn(rows, 2 * n, generator=torch.Generator().manual_seed(n))
     x = (x if n > 5000 else x.bfloat16())[:, :n]  # rows with gaps

@@ -1,4 +1,4 @@
-"""The gemm kernels, through their wrappers on meta tensors, compiled for four chips down to machine code."""
+"""The gemm kernels, called through their wrappers on meta tensors, compile to machine code for four chips."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def follows(act, glu=False, residual=None, save=True, bias=True, m=M, dtype=BF16
 
 
 def ints(turned, m=M):
-    """int8, with the columns or the rows of the second factor contiguous."""
+    """int8, with the columns or the rows of the second operand contiguous."""
     b = new(N, K, dtype=torch.int8).t() if turned else new(K, N, dtype=torch.int8)
     return lambda: kernels.int_mm(new(m, K, dtype=torch.int8), b)
 
@@ -90,12 +90,12 @@ ANYHOW = {
     "tf32",
     "few rows",
     "few rows of int8",
-}  # where a chip or Triton may not have the matrix unit for it
+}  # the chip's matrix unit, or Triton, may not support these
 
 
 @pytest.fixture(autouse=True)
 def setting():
-    """What float32 factors may be rounded to is the process's."""
+    """Restore the process's setting for rounding float32 operands."""
     before = torch.backends.cuda.matmul.allow_tf32
     yield
     torch.backends.cuda.matmul.allow_tf32 = before
@@ -109,18 +109,18 @@ def build(chip, name):
     assert kernel.shared <= CHIPS[chip][1]
     if name not in ANYHOW:
         assert kernel.on_matrix_unit()
-        assert kernel.spills() == 0 or chip == "gfx942"  # a few scalar registers, of 1x128 blocks
+        assert kernel.spills() == 0 or chip == "gfx942"  # 1x128 blocks spill a few scalar registers
     return kernel
 
 
 @over_chips
-def test_a_product_with_all_that_may_follow_on_every_chip(chip):
+def test_a_product_with_every_epilogue_compiles_for_every_chip(chip):
     build(chip, "gelu")
 
 
 @pytest.mark.few(9)
 @pytest.mark.parametrize("number, name", list(enumerate(CALLS)), ids=list(CALLS))
-def test_the_others_in_turn(number, name):
+def test_all_other_products_compile(number, name):
     build(list(CHIPS)[number % len(CHIPS)], name)
 
 
@@ -131,8 +131,8 @@ def test_every_kernel_on_every_chip(name, chip):
     build(chip, name)
 
 
-def test_both_products_of_a_glu_are_on_their_way_at_once():
-    """Neither waits for the other: the tile of a GLU is two halves of a tile, in as many registers."""
+def test_both_products_of_a_glu_run_concurrently():
+    """Neither waits for the other: a GLU tile is two half tiles with the same number of registers."""
     kernel = build("sm_90", "large glu")
     loop = kernel.asm["ttgir"].partition("scf.for")[2].partition("scf.for")[2].partition("scf.yield")[2]
     dots = [line for line in loop.splitlines() if "warp_group_dot" in line]
@@ -146,13 +146,13 @@ def test_fp8_is_multiplied_as_fp8(name):
     assert any("wgmma" in line and "e4m3" in line for line in ptx.splitlines())
 
 
-WIDE, NARROW = (4096, 4096, 4096), (300, 1000, 656)  # tiles of 256 columns, and of 128
+WIDE, NARROW = (4096, 4096, 4096), (300, 1000, 656)  # use tiles of 256 and of 128 columns
 
 
 @pytest.mark.parametrize("m, n, k", [WIDE, NARROW], ids=["wide", "narrow"])
 @pytest.mark.parametrize("dtypes", [(E4M3, E4M3, BF16), (E5M2, E4M3, F32)], ids=lambda d: str(d[2]))
-def test_blocks_for_hopper(m, n, k, dtypes):
-    """The kernel in Gluon: one warp copies and two warpgroups multiply, each without spilling registers."""
+def test_the_gluon_block_kernel_uses_two_warpgroups_on_hopper(m, n, k, dtypes):
+    """One warp copies and two warpgroups multiply, none of which spills registers."""
     pytest.importorskip("triton.experimental.gluon.language.nvidia.hopper")
     scales = new(-(-k // 128), m, dtype=F32).t(), new(-(-n // 128), -(-k // 128), dtype=F32)
     a, b = new(m, k, dtype=torch.uint8), new(n, k, dtype=torch.uint8)
@@ -165,7 +165,7 @@ def test_blocks_for_hopper(m, n, k, dtypes):
     halves = 2 if (m, n, k) == WIDE else 1
     kinds = {E4M3: "e4m3", E5M2: "e5m2"}
     word = f"wgmma.mma_async.sync.aligned.m64n128k32.f32.{kinds[dtypes[0]]}.{kinds[dtypes[1]]}"
-    assert ptx.count(word) == 2 * 2 * 4 * halves  # two warpgroups, two blocks, 32 of their 128 columns of K at a time
+    assert ptx.count(word) == 2 * 2 * 4 * halves  # two warpgroups, two blocks, 32 of 128 columns of K per instruction
     assert "setmaxnreg" in ptx
 
 
@@ -175,23 +175,23 @@ def test_int8_is_multiplied_as_int8(name, chip, word):
     assert any(word in line and "s32.s8.s8" in line for line in ptx.splitlines())
 
 
-def test_few_rows_read_the_matrix_widely():
-    """Also where the number of rows is odd; and nothing is exchanged between threads before the sums are."""
+def test_products_with_few_rows_load_the_matrix_wide():
+    """Also for an odd number of rows. Threads exchange no data before the final sums."""
     kernel = build("sm_90", "few rows")
     assert "ld.global.v4" in kernel.asm["ptx"]
     loop = kernel.asm["ttgir"].partition("scf.for")[2].partition("scf.yield")[0]
     assert "tt.load" in loop and "convert_layout" not in loop
 
 
-def test_an_odd_number_of_rows_does_not_make_loads_narrow(monkeypatch):
+def test_an_odd_number_of_rows_keeps_loads_wide(monkeypatch):
     monkeypatch.setitem(CALLS, "odd rows", gemm(new(37, 4096), new(4096, 4096), None, False, True))
     ptx = build("sm_80", "odd rows").asm["ptx"]
     copies = [line for line in ptx.splitlines() if "cp.async.cg" in line or "cp.async.ca" in line]
     assert copies and all("0x10" in line for line in copies)
 
 
-def test_factors_are_read_where_they_lie(monkeypatch):
-    """A transposed view is another constant of the same kernel, and is loaded as widely."""
+def test_transposed_operands_are_not_copied(monkeypatch):
+    """A transposed view only changes a constant of the kernel, and loads stay wide."""
     monkeypatch.setitem(CALLS, "turned", gemm(new(K, M).t(), new(K, 2 * N)[:, :N]))
     ptx = build("sm_80", "turned").asm["ptx"]
     copies = [line for line in ptx.splitlines() if "cp.async.cg" in line or "cp.async.ca" in line]

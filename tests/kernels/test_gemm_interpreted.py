@@ -1,4 +1,4 @@
-"""What the samples do not show of the gemm kernels: many tiles, odd sizes, FP8 on chips without it."""
+"""The gemm kernels beyond the samples: many tiles, odd sizes, FP8 on chips without it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ F32 = torch.float32
 
 @pytest.fixture(params=[(False, 1), (True, 1), (False, 2)], ids=["each", "in turn", "parts of K"])
 def small_tiles(monkeypatch, request):
-    """Many tiles in few numbers, and groups that the last rows do not fill."""
+    """Many tiles in a small matrix, and tile groups that the last rows do not fill."""
     in_turn, splits = request.param
     tiles = Tiles(128, 2, BLOCK_M=16, BLOCK_N=16, BLOCK_K=16, GROUP=3, IN_TURN=in_turn, SPLITS=splits)
     monkeypatch.setattr(kernels, "gemm_tiles", lambda **facts: tiles)
@@ -45,7 +45,7 @@ def agree(op, *args):
 @pytest.mark.parametrize("trans_a", [False, True])
 @pytest.mark.parametrize("m, n, k", [(1, 72, 37), (60, 36, 40), (37, 1, 70), (68, 72, 64)])
 @pytest.mark.few(9)
-def test_tiles_of_any_sizes(m, n, k, trans_a, trans_b, small_tiles):
+def test_products_of_any_size_agree_with_the_reference(m, n, k, trans_a, trans_b, small_tiles):
     a = torch.randn(*((k, m) if trans_a else (m, k))) / k**0.5
     b = torch.randn(*((n, k) if trans_b else (k, n)))
     flags = (trans_a, trans_b, 0.75)
@@ -62,8 +62,8 @@ def test_tiles_of_any_sizes(m, n, k, trans_a, trans_b, small_tiles):
 @pytest.mark.parametrize("act, glu", [("silu", True), (None, True), ("gelu", False), (None, False)])
 @pytest.mark.parametrize("m, n, k", [(1, 72, 40), (60, 36, 40), (37, 2, 70), (68, 40, 64)])
 @pytest.mark.few(6)
-def test_what_follows_a_linear_layer(m, n, k, act, glu, small_tiles):
-    """Halves of a GLU that no tile ends with, weights by rows and by columns, and rows of several dimensions."""
+def test_epilogues_of_linear_layers_agree_with_the_reference(m, n, k, act, glu, small_tiles):
+    """GLU halves that end within a tile, weights by rows and by columns, and inputs with more dimensions."""
     x, w = torch.randn(m, k), torch.randn(n, k) / k**0.5
     bias, residual = torch.randn(n), torch.randn(m, n // 2 if glu else n)
     for weight in (w, w.t().contiguous().t()):
@@ -72,14 +72,14 @@ def test_what_follows_a_linear_layer(m, n, k, act, glu, small_tiles):
     rows = lambda t: t.view(1, m, -1)
     agree(spec.linear_act, rows(x), w, bias, rows(residual), act, glu, True)
     half = [t.bfloat16() for t in (x, w, bias)]
-    agree(spec.linear_act, *half, residual, act, glu, True)  # float32 added to half precision
+    agree(spec.linear_act, *half, residual, act, glu, True)  # a float32 residual with half-precision operands
 
 
 @pytest.mark.parametrize("m, n", [(1, 40), (3, 33), (40, 1), (50, 2)])
 @pytest.mark.parametrize("layout", ["nt", "nn", "tn"])
 @pytest.mark.few(5)
-def test_few_rows(m, n, layout, monkeypatch):
-    """By rows of both, by columns of a matrix and K in parts, and as the columns of the result."""
+def test_products_with_few_rows_agree_with_the_reference(m, n, layout, monkeypatch):
+    """By rows of both operands, by columns with K split in parts, and as columns of the result."""
     tiles = Tiles(128, 2, BLOCK_N=16, BLOCK_K=16, SPLITS=2)
     monkeypatch.setattr(kernels, "few_tiles", lambda **facts: tiles)
     forget()
@@ -94,7 +94,7 @@ def test_few_rows(m, n, layout, monkeypatch):
 
 
 @pytest.mark.parametrize("op", [spec.scaled_gemm, spec.block_scaled_gemm], ids=lambda op: op.spec.name)
-def test_fp8_where_a_chip_does_not_multiply_it(op, monkeypatch):
+def test_fp8_works_on_chips_that_do_not_multiply_it(op, monkeypatch):
     monkeypatch.setattr(products, "multiplies_fp8", lambda: False)
     forget()
     for sample in op.spec.samples(F32, CPU):
@@ -103,8 +103,8 @@ def test_fp8_where_a_chip_does_not_multiply_it(op, monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", spec.FP8)
-def test_every_byte_is_its_number(dtype, monkeypatch):
-    """Also the smallest, the infinities and the NaNs; a product with one column of ones."""
+def test_every_fp8_byte_is_decoded_correctly(dtype, monkeypatch):
+    """Including the smallest, infinities and NaN; computed as a product with a column of ones."""
     monkeypatch.setattr(products, "multiplies_fp8", lambda: False)
     forget()
     a = torch.arange(256, dtype=torch.uint8)[:, None]
@@ -115,7 +115,7 @@ def test_every_byte_is_its_number(dtype, monkeypatch):
     forget()
 
 
-def test_columns_apart_are_declined():
+def test_a_result_with_gaps_in_its_rows_is_declined():
     a, c = torch.randn(4, 4), torch.zeros(4, 8)[:, ::2]
     with pytest.raises(NotSupported, match="c must have its rows in one piece"):
         kernels.gemm_add_(c, a, a, False, False, 1.0, 1.0)

@@ -1,6 +1,6 @@
-"""Our kernels of ops with gradients, as C++ launches them (native/functions.cpp): compiled for sm_90, on the CPU.
+"""Our kernels for ops with gradients, launched from C++ (native/functions.cpp): compiled for sm_90, run on the CPU.
 
-Their host code runs for real, and so does the C++; the driver launches nothing, so results are undefined.
+Their host code and the C++ run for real; the driver launches nothing, so results are undefined.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ MODE = "compile"
 SIGHTINGS = 6
 OPS = [s for s in specs if s.space == "opmux" and s.grad and s.family in functions.FAMILIES and not s.writes]
 VIEW, COMPOSITION = "its backward is a view, by torch", "its backward is a composition of torch's ops"
-# Ops of which C++ launches the forward alone, with the reason.
+# Ops whose forward alone is launched from C++, with the reason.
 FORWARD_ALONE = {"sum": VIEW, **dict.fromkeys("nansum mean prod amax amin max_dim min_dim".split(), COMPOSITION)}
-# Those of every run: each kernel takes half a second to compile.
+# The ops of every run: each kernel takes half a second to compile.
 FIRST = "rms_norm layer_norm add_rms_norm softmax gelu silu_mul token_cross_entropy rope_fwd group_norm var".split()
 UINT, POINTER = ctypes.c_uint, ctypes.c_void_p
 LAUNCH = ctypes.CFUNCTYPE(ctypes.c_int, POINTER, *[UINT] * 7, *[POINTER] * 3)
-KEPT: list[object] = []  # C++ may still call it
+KEPT: list[object] = []  # kept alive, as C++ may still call it
 
 
 class Driver:
-    """Counts the launches, and does nothing else."""
+    """Counts launches instead of running them."""
 
     def __init__(self):
         self.launched = 0
@@ -43,7 +43,7 @@ class Driver:
         return 0
 
     def of(self, call):
-        """What a call returns, and how many kernels C++ launched in it."""
+        """The result of a call, and the number of kernels that C++ launched in it."""
         before = self.launched
         found = call()
         return found, self.launched - before
@@ -56,7 +56,7 @@ def driver(monkeypatch):
     monkeypatch.setattr(launching, "LAUNCHERS", {"_Launcher"})
     if not native_library.available():
         pytest.skip("the native library cannot be compiled here")
-    get_default_manager().prepare()  # loading plugins makes C++ forget
+    get_default_manager().prepare()  # loading plugins clears the recordings of C++
     monkeypatch.setattr(policy, "_live", {})
     monkeypatch.setattr(policy, "_told", False)
     monkeypatch.setattr(launching._State, "paused", set())
@@ -71,7 +71,7 @@ def driver(monkeypatch):
 
 @pytest.fixture
 def ours(driver):
-    """A function that has the CPU run our kernels of an op and its backward."""
+    """A function that makes the CPU run our kernels of an op and of its backward."""
     manager, added, entries = get_default_manager(), [], []
 
     def take(spec):
@@ -96,7 +96,7 @@ def ours(driver):
 
 
 def launched_by_cpp(driver, spec, dtype):
-    """The launches from C++ of the forward and of the backward of a sample, once they have been recorded."""
+    """The launches from C++ of a sample's forward and backward, after the calls were recorded."""
     usable = lambda s: not s.loose and "no_scales" not in s.id and all(t.numel() for t in tensors(s))
     sample = next(s for s in spec.samples(dtype, torch.device("cpu")) if usable(s))
     leaf = lambda v: v.detach().clone().requires_grad_() if torch.is_tensor(v) and v.is_floating_point() else v
@@ -134,5 +134,5 @@ def test_cpp_launches_forward_and_backward_of_every_op(driver, ours, spec, dtype
         assert backward, "the backward is not launched from C++"
 
 
-def test_the_lists_have_names_of_ops():
+def test_the_lists_in_this_file_name_real_ops():
     assert {*FIRST, *FORWARD_ALONE} <= {spec.name for spec in OPS}

@@ -1,4 +1,4 @@
-"""The kernels of grouped products compiled at sizes of real models: for Hopper, and for all chips with --slow."""
+"""The kernels of grouped products at the sizes of real models compile for Hopper; for all chips with --slow."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DTYPES = {"sm_90": torch.bfloat16, "sm_80": torch.float32, "sm_100": torch.float
 
 
 @over_chips
-def test_every_chip(chip):
+def test_grouped_products_compile(chip):
     dtype = DTYPES[chip]
     rows, hidden, wide, groups = (16384, 4096, 2048, 8) if dtype.itemsize == 2 else (4096, 1000, 768, 128)
     new = lambda *shape, dtype=dtype: torch.empty(shape, dtype=dtype, device="meta")

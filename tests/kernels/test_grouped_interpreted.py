@@ -1,4 +1,4 @@
-"""The kernels of grouped products, interpreted, where no sample can lead: rows of no group, and ends that lie."""
+"""The kernels of grouped products, interpreted, beyond the samples: rows without a group, and invalid ends."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def ends_of(*ends):
     return torch.tensor(ends, dtype=torch.int32)
 
 
-def test_rows_after_the_last_group():
-    """They are not read, and have no part in anything."""
+def test_rows_after_the_last_group_are_ignored():
+    """They are not read, and do not affect any result."""
     a, b, dy = torch.randn(40, 24), torch.randn(3, 24, 20), torch.randn(40, 20)
     a[33:] = dy[33:] = torch.nan
     ends = ends_of(20, 20, 33)
@@ -28,8 +28,8 @@ def test_rows_after_the_last_group():
 
 
 @pytest.mark.parametrize("ends", [(5, 3, 12), (-1, 4, 12), (4, 30, 31)], ids=str)
-def test_ends_that_lie_lead_nowhere(ends):
-    """Groups that overlap, or end beyond the rows: nothing outside of the tensors is read or written."""
+def test_invalid_ends_cause_no_access_out_of_bounds(ends):
+    """Groups that overlap or end after the rows: nothing outside of the tensors is read or written."""
     room = torch.full((3, 12, 16), 7.0)
     a = room[1].copy_(torch.randn(12, 16))
     y = kernels.grouped_mm(a, torch.randn(3, 16, 16), ends_of(*ends), True)
@@ -37,7 +37,7 @@ def test_ends_that_lie_lead_nowhere(ends):
     assert y.shape == (12, 16) and c.shape == (3, 16, 16) and (room[::2] == 7).all()
 
 
-def test_one_group_is_a_product():
+def test_one_group_is_a_plain_product():
     a, b = torch.randn(70, 33), torch.randn(1, 33, 40)
     torch.testing.assert_close(kernels.grouped_mm(a, b, ends_of(70), False), a @ b[0], rtol=1e-5, atol=1e-4)
     torch.testing.assert_close(kernels.grouped_mm_wgrad(a, a, ends_of(70))[0], a.T @ a, rtol=1e-5, atol=1e-4)

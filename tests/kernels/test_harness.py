@@ -1,4 +1,4 @@
-"""Host code from plans: what is copied, allocated, launched and returned, in the interpreter."""
+"""Host code generated from plans: which tensors are copied, allocated and returned, and which launches run."""
 
 from __future__ import annotations
 
@@ -66,20 +66,20 @@ def scaled():
 @pytest.mark.parametrize("shape", [(3, 5), (2, 3, 16), (0, 4), (7,)])
 @pytest.mark.parametrize("weighted", [True, False])
 @pytest.mark.parametrize("layout", ["contiguous", "gaps", "turned"])
-def test_a_plan_does_what_the_op_does(scaled, shape, weighted, layout):
+def test_a_planned_op_equals_its_reference(scaled, shape, weighted, layout):
     x = torch.randn(shape)
     if layout == "gaps":
         x = torch.cat([x, x], -1)[..., : shape[-1]]
     elif layout == "turned":
         x = x.mT.contiguous().mT if x.dim() > 1 else torch.stack([x, x], -1)[..., 0]
     weight = torch.randn(2 * shape[-1])[::2] if weighted else None
-    y, count = scaled(x, weight, 3)  # an int for a float: the kernel must not be compiled for it
+    y, count = scaled(x, weight, 3)  # an int for a float must not compile another kernel
     wanted, rows = scaled_rows(x, weight, 3.0)
     torch.testing.assert_close(y, wanted)
     assert y.is_contiguous() and torch.equal(count, rows)
 
 
-def test_it_is_asked_once_for_tensors_that_look_alike(scaled):
+def test_tensors_with_equal_metadata_share_a_plan(scaled):
     for eps in (1.0, 2.0, 3.0):
         x = torch.randn(3, 5)
         torch.testing.assert_close(scaled(x, None, eps)[0], x * eps)
@@ -94,8 +94,8 @@ def test_arguments_are_checked_before_a_plan_is_made():
         norm.rms_norm(torch.randn(3, 5), torch.randn(4), 1e-6, 0.0, "gemma")
 
 
-def test_one_launch_over_tensors_as_they_are_is_the_call():
-    """No function of the harness stands between the lookup and the launch."""
+def test_a_plan_with_one_launch_calls_it_directly():
+    """The harness adds no function between lookup and launch."""
     from opmux.kernels import norm
     from opmux.specs import norm as spec
 
@@ -104,11 +104,11 @@ def test_one_launch_over_tensors_as_they_are_is_the_call():
     assert plan.single is not None
     fn = harness.compiled(spec.rms_norm.spec, plan, {"x": x, "weight": weight})
     assert fn.__name__ == "launch" and list(inspect.signature(fn).parameters) == list(spec.rms_norm.spec.names)
-    assert norm._forward(x.t().contiguous().t(), weight).single is None  # it must be copied first
+    assert norm._forward(x.t().contiguous().t(), weight).single is None  # needs a copy first
     assert norm._forward(x[:0], weight).single is None
 
 
-def test_numbers_may_be_functions_of_arguments_and_steps_may_be_functions():
+def test_numbers_and_steps_of_a_plan_may_be_functions():
     made = op(scaled_rows, name="harness_steps", out="y count")
     try:
 
@@ -131,7 +131,7 @@ def test_numbers_may_be_functions_of_arguments_and_steps_may_be_functions():
         specs.remove(made.spec)
 
 
-def test_a_result_may_have_the_name_of_an_argument():
+def test_a_result_may_share_the_name_of_an_argument():
     def doubled(x: Tensor, eps: float = 2.0) -> Tensor:
         return x * eps
 
@@ -160,7 +160,7 @@ def _filled(y_ptr, n, value, BLOCK_N: tl.constexpr):
 filled = Launcher(_filled, sizes="n")
 
 
-def test_a_launch_may_take_numbers_alone():
+def test_a_launch_may_have_only_scalar_arguments():
     """Its result is on the device of the op's first tensor, which the kernel does not read."""
 
     def counted(like: Tensor, start: Tensor) -> Tensor:
@@ -177,13 +177,13 @@ def test_a_launch_may_take_numbers_alone():
             return Plan(makes, [launch], before={"start": Tensor.tolist})
 
         assert count(torch.zeros(5), torch.tensor([3])).tolist() == [3, 4, 5, 6, 7]
-        assert count(torch.zeros(5), torch.tensor([4])).tolist() == [4, 5, 6, 7, 8]  # read at every call
+        assert count(torch.zeros(5), torch.tensor([4])).tolist() == [4, 5, 6, 7, 8]  # `start` is read at every call
     finally:
         specs.remove(made.spec)
 
 
 @pytest.mark.parametrize("single", [True, False])
-def test_a_result_may_be_an_argument_and_a_tensor_zero_in_part(single):
+def test_a_result_may_be_an_argument_or_a_partly_zeroed_tensor(single):
     def into(x: Tensor, weight: Tensor | None, eps: float, out: Tensor) -> tuple[Tensor, Tensor]:
         return out, x
 
@@ -207,17 +207,17 @@ def test_a_result_may_be_an_argument_and_a_tensor_zero_in_part(single):
         specs.remove(made.spec)
 
 
-def test_a_plan_may_say_that_sizes_are_even():
+def test_a_plan_may_declare_sizes_even():
     def even(x_stride, n, **told):
         numbers = dict(x_stride=x_stride, n_rows=1, n=n, eps=1.0)
         launch = affine.bind(["x"], (1, 1, 1), Tiles(BLOCK_N=16).config(**told), numbers, {}, {}, [])
         return launch.__globals__["_slow"].__self__.config.even
 
     assert even(16, 32) and not even(16, 5) and not even(1, 32)
-    assert even(1, 32, even=True)  # Triton makes a constant of a size of 1
+    assert even(1, 32, even=True)  # Triton turns a size of 1 into a constant
 
 
-def test_a_value_may_be_made_before_an_argument_is_changed():
+def test_a_value_may_be_computed_before_an_argument_is_modified():
     made = op(scaled_rows, name="harness_values", out="y count")
     try:
 
@@ -237,7 +237,7 @@ def test_a_value_may_be_made_before_an_argument_is_changed():
         specs.remove(made.spec)
 
 
-def test_a_list_decides_like_a_tuple():
+def test_a_list_argument_has_the_same_key_as_a_tuple():
     def summed(x: Tensor, dim: int | list[int] | None) -> Tensor:
         return x
 
@@ -273,7 +273,7 @@ def test_a_plan_may_depend_on_a_setting():
         specs.remove(made.spec)
 
 
-def test_what_a_kernel_lacks_is_said():
+def test_wrong_kernel_arguments_are_named():
     bind = lambda **numbers: affine.bind(["x"], (1, 1, 1), Tiles(BLOCK_N=16).config(), numbers, {}, {}, [])
     with pytest.raises(TypeError, match="eps"):
         bind(x_stride=16, n_rows=1, n=16)

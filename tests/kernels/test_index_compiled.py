@@ -1,4 +1,4 @@
-"""Kernels of index, sorting and distances compiled for four chips, through their wrappers on tensors without memory."""
+"""Kernels of index, sorting and distance ops, called through their wrappers on meta tensors, compile for four chips."""
 
 from __future__ import annotations
 
@@ -105,8 +105,8 @@ CALLS = {
 
 @pytest.mark.few(9)
 @pytest.mark.parametrize("number, name", list(enumerate(CALLS)), ids=CALLS)
-def test_compiles(number, name):
-    """Each on one chip, in turn."""
+def test_index_kernels_compile(number, name):
+    """Each for one chip, in rotation."""
     chip = list(CHIPS)[number % len(CHIPS)]
     with compiling_for(chip) as built:
         CALLS[name]()
@@ -114,7 +114,7 @@ def test_compiles(number, name):
     assert all(kernel.spills() <= 16 for kernel in built)
 
 
-def test_rows_of_an_embedding_are_read_16_bytes_at_a_time():
+def test_embedding_rows_are_loaded_16_bytes_at_a_time():
     with compiling_for("sm_90") as built:
         CALLS["embedding"]()
     assert "ld.global.v4.b32" in built[0].asm["ptx"] and "st.global.v4.b32" in built[0].asm["ptx"]

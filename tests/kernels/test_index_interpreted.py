@@ -1,4 +1,4 @@
-"""Kernels of index and sorting against torch's own ops on the CPU; test_opinfo.py has PyTorch's samples of them."""
+"""Kernels of index and sorting ops against torch's own on the CPU; test_opinfo.py covers PyTorch's samples."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NAN = float("nan")
 
 
 def both(name, *args, **kwargs):
-    """Our kernel's results and torch's, which must look alike."""
+    """The results of our kernel and of torch, which must have equal metadata."""
     got, want = CALLS[f"aten::{name}"](*args, **kwargs), getattr(torch.ops.aten, name)(*args, **kwargs)
     pairs = list(zip(got, want, strict=True)) if isinstance(want, (tuple, list)) else [(got, want)]
     for a, b in pairs:
@@ -55,12 +55,12 @@ LISTS = {
 
 
 @pytest.mark.parametrize("indices", LISTS.values(), ids=LISTS)
-def test_index(indices):
+def test_index_agrees_with_torch(indices):
     exact("index", X, indices)
     exact("index", X.permute(2, 1, 0), indices)
 
 
-def test_gather_and_its_kin():
+def test_gather_and_similar_ops_agree_with_torch():
     exact("index_select", X, 1, I3)
     exact("gather", X, 1, torch.randint(0, 5, (6, 4, 8)))
     exact("gather", X.transpose(0, 2), 0, torch.randint(0, 8, (3, 4, 6)))
@@ -69,7 +69,7 @@ def test_gather_and_its_kin():
     exact("_unsafe_masked_index", X, torch.tensor([True, False, True])[:, None, None], [I3], 5.0)
 
 
-def test_an_index_out_of_range_reads_nothing_and_writes_nothing():
+def test_indices_out_of_range_read_and_write_nothing():
     far = torch.tensor([1, 7, -9])
     assert CALLS["aten::index_select"](X, 1, far)[:, 1:].isnan().all()
     got = CALLS["aten::index_fill"](X, 1, far, 2.0)
@@ -79,7 +79,7 @@ def test_an_index_out_of_range_reads_nothing_and_writes_nothing():
 # ---- writes ---------------------------------------------------------------------------------------------------------
 
 
-def test_writes():
+def test_writes_agree_with_torch():
     one = torch.stack([torch.randperm(5)[:4] for _ in range(6)])[:, :, None].expand(6, 4, 8)
     exact("scatter", X, 1, one, torch.randn(6, 4, 8))
     exact("scatter", X, 1, one, 3.0)
@@ -91,7 +91,7 @@ def test_writes():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int16, torch.int64], ids=str)
-def test_sums(dtype):
+def test_sums_agree_with_torch(dtype):
     x, s = (X * 4).to(dtype), (torch.randn(6, 9, 8) * 3).to(dtype)
     g = torch.randint(0, 5, (6, 9, 8))
     close("index_add", x, 1, I9, s, alpha=2)
@@ -100,8 +100,8 @@ def test_sums(dtype):
     close("index_put", x, [I9, I9], s[0], True)
 
 
-def test_sums_by_an_expanded_index():
-    """Of 16 bits: what looks like a row of places is one place."""
+def test_sums_with_an_expanded_index_agree_with_torch():
+    """16-bit elements: each row of the expanded index is a single element of x."""
     once, s = torch.tensor([2]).expand(9), torch.randint(-4, 5, (9, 5, 8)).bfloat16()
     exact("index_add", torch.zeros(3).bfloat16(), 0, once, s[:, 0, 0])
     exact("index_put", torch.ones(6, 5, 8).bfloat16(), [once], s, True)
@@ -110,7 +110,7 @@ def test_sums_by_an_expanded_index():
 
 @pytest.mark.parametrize("include_self", [True, False])
 @pytest.mark.parametrize("reduce", ["sum", "prod", "mean", "amax", "amin"])
-def test_reductions(reduce, include_self):
+def test_scatter_reductions_agree_with_torch(reduce, include_self):
     s = torch.randn(6, 9, 8)
     s[0, 2, 3] = NAN
     for a, b in both("scatter_reduce", X, 1, torch.randint(0, 5, (6, 9, 8)), s, reduce, include_self=include_self):
@@ -118,27 +118,27 @@ def test_reductions(reduce, include_self):
 
 
 @pytest.mark.parametrize("scaled", [True, False])
-def test_the_gradient_of_embedding(scaled):
+def test_the_gradient_of_embedding_is_torchs(scaled):
     indices = torch.tensor([[3, 1, 1, 7], [2, 2, 3, 1]])
     close("embedding_dense_backward", torch.randn(2, 4, 16), indices, 20, 2, scaled)
 
 
 @pytest.mark.parametrize("mode", [0, 1], ids=["sum", "mean"])
-def test_the_gradient_of_embedding_bag(mode):
+def test_the_gradient_of_embedding_bag_is_torchs(mode):
     indices, bags = torch.tensor([3, 1, 1, 7, 2]), torch.tensor([0, 0, 1, 1, 1])
     weights = torch.rand(5) if mode == 0 else None
     rest = (torch.tensor([2, 3]), torch.empty(0, dtype=torch.int64), 20, False, mode, weights, 2)
     close("_embedding_bag_dense_backward", torch.randn(2, 16), indices, bags, *rest)
 
 
-def test_sums_in_a_fixed_order_of_many_rows(monkeypatch):
-    """More rows than one program sorts, and indices of more than a byte."""
+def test_sums_over_many_rows_are_deterministic(monkeypatch):
+    """More rows than one program sorts, and indices wider than a byte."""
     monkeypatch.setattr(rows, "LONGEST", 16)
     indices = torch.randint(0, 600, (100,))
     close("embedding_dense_backward", torch.randn(100, 2), indices, 600, -1, False)
 
 
-def test_writes_into_memory_that_overlaps_are_declined():
+def test_writes_to_overlapping_memory_are_declined():
     x = torch.zeros(5)
     with pytest.raises(NotSupported, match="share memory"):
         triton_impl(spec.ops["scatter"]).into(x, x, 0, I3, x[:3], None, None)
@@ -150,7 +150,7 @@ def test_writes_into_memory_that_overlaps_are_declined():
 # ---- masks ----------------------------------------------------------------------------------------------------------
 
 
-def test_masks_of_several_blocks():
+def test_masks_of_several_blocks_agree_with_torch():
     mask, x = torch.rand(50, 100) > 0.5, torch.randn(50, 100)
     exact("nonzero", mask)
     got = CALLS["aten::nonzero_static"](mask, size=10)
@@ -167,7 +167,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.int32
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_sort(dtype):
+def test_sort_agrees_with_torch(dtype):
     x = torch.randn(3, 2, 37) * 3
     if dtype.is_floating_point:
         x.view(-1)[::7], x.view(-1)[1::5], x.view(-1)[2::5] = NAN, 0.0, -0.0
@@ -178,17 +178,17 @@ def test_sort(dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.int8], ids=str)
-def test_long_rows_are_sorted_by_their_digits(dtype):
+def test_long_rows_are_sorted_by_radix(dtype):
     exact("sort", (torch.randn(1, 4500) * 30).to(dtype), stable=True, dim=1, descending=True)
 
 
 @pytest.mark.parametrize("n, k", [(37, 5), (4500, 20)])
 @pytest.mark.parametrize("largest", [True, False])
-def test_topk(n, k, largest):
+def test_topk_agrees_with_torch(n, k, largest):
     exact("topk", torch.randn(2, n), k, 1, largest)
 
 
-def test_medians():
+def test_medians_agree_with_torch():
     x = torch.randn(4, 9, 5)
     x[0, 3, 2] = NAN
     exact("kthvalue", x, 3, 1)
@@ -200,7 +200,7 @@ def test_medians():
         exact("nanmedian", whole)
 
 
-def test_search():
+def test_searchsorted_agrees_with_torch():
     sequences, x = torch.randn(4, 9).sort(1).values, torch.randn(4, 6)
     x[0, 0], x[1, 1] = NAN, sequences[1, 4]
     for right in (False, True):
@@ -210,7 +210,7 @@ def test_search():
     exact("isin", I9, I3, invert=True)
 
 
-def test_distinct_and_counted():
+def test_unique_with_counts_agrees_with_torch():
     for x in (torch.randint(0, 9, (5, 11)), torch.randn(30).round(), torch.randint(0, 5, (40,))[::2]):
         exact("_unique2", x, True, True, True)
         exact("unique_consecutive", x, True, True)
@@ -227,11 +227,11 @@ def test_mode_takes_the_smallest_value_and_its_last_index(monkeypatch):
         values, indices = CALLS["aten::mode"](x.t().double(), 0, True)
         assert values.tolist() == [[1, 7, 4]] and indices.tolist() == [[3, 4, 5]]
         monkeypatch.setattr(ops, "LONGEST", 4)
-        forget()  # the same by rows that no program can hold
+        forget()  # again, with rows that are too long for one program
     assert CALLS["aten::mode"](torch.tensor([NAN, 1.0, NAN, 2.0]))[0] == 1
 
 
-def test_distinct_slices():
+def test_unique_slices_agree_with_torch():
     x = torch.randint(0, 3, (40, 2))
     for given, dim in ((x, 0), (x.t(), 1), (x.float().view(20, 2, 2), 0), (x.view(2, 20, 2), 1)):
         got, *rest = CALLS["aten::unique_dim"](given, dim, True, True, True)
@@ -242,7 +242,7 @@ def test_distinct_slices():
 
 
 @pytest.mark.parametrize("given", [{}, {"bins": 7, "min": -1, "max": 2}, {"bins": 2000}], ids=str)
-def test_histogram(given):
+def test_histograms_agree_with_torch(given):
     x = torch.randn(50, 70)
     exact("histc", x, **given)
     y = CALLS["aten::histc"]((x * 10).long(), **given)
@@ -254,7 +254,7 @@ LENGTHS = torch.tensor([3, 0, 5, 2])
 
 @pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min", "prod"])
 @pytest.mark.parametrize("initial", [None, 2.0])
-def test_segments(reduce, initial):
+def test_segment_reductions_agree_with_torch(reduce, initial):
     x, offsets = torch.randn(10, 3).round(), torch.tensor([0, 3, 3, 8, 10])
     x[9, 0] = NAN
     for parts in ({"lengths": LENGTHS}, {"offsets": offsets}):
@@ -265,7 +265,7 @@ def test_segments(reduce, initial):
         torch.testing.assert_close(*pairs[0], equal_nan=True)
 
 
-def test_segments_of_batches():
+def test_segment_reductions_of_batches_agree_with_torch():
     lengths = torch.stack([LENGTHS, torch.tensor([10, 0, 0, 0])])
     close("segment_reduce", torch.randn(2, 10, 3), "sum", lengths=lengths, axis=1)
     close("segment_reduce", torch.randn(2, 10), "max", lengths=lengths.int(), axis=1)
@@ -273,7 +273,7 @@ def test_segments_of_batches():
         CALLS["aten::segment_reduce"](torch.randn(2, 10), "max", lengths=lengths + 1, axis=1)
 
 
-def test_weights_of_samples():
+def test_gradients_of_per_sample_weights_are_torchs():
     bags = torch.tensor([0, 0, 1, 1, 1])
     given = (torch.randn(2, 40), torch.randn(10, 40), torch.tensor([1, 2, 3, 9, 2]), torch.tensor([0, 2]), bags, 0)
     close("_embedding_bag_per_sample_weights_backward", *given)

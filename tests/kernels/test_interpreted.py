@@ -1,6 +1,6 @@
-"""Every kernel of ours, interpreted on the CPU, against its reference, in four dtypes, with poisoned results.
+"""Each of our kernels, interpreted on the CPU, against its reference, in four dtypes, with poisoned results.
 
-Of float32 two samples, of every other dtype one; all samples with --slow.
+Two samples in float32, one in every other dtype; all samples with --slow.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from opmux.kernels.softmax import rows as softmax
 
 MODE = "interpret"
 CPU = torch.device("cpu")
-MOST = {torch.float32: 2, torch.float16: 1, torch.bfloat16: 1, torch.float64: 1}  # samples
+MOST = {torch.float32: 2, torch.float16: 1, torch.bfloat16: 1, torch.float64: 1}  # number of samples
 DTYPES = tuple(MOST)
 
 
@@ -46,7 +46,7 @@ KERNELS = collect()
 def agree(spec, got, expected, what=""):
     as_list = lambda r: list(r) if isinstance(r, (tuple, list)) else [r]
     for a, b in zip(as_list(got), as_list(expected), strict=True):
-        tol = spec.tol.get(b.dtype, Tol(0, 0))  # integers are equal
+        tol = spec.tol.get(b.dtype, Tol(0, 0))  # integers must be equal
         assert a.is_contiguous() == b.is_contiguous() and a.dtype == b.dtype
         torch.testing.assert_close(
             a, b, rtol=tol.rtol, atol=tol.atol, equal_nan=True, msg=lambda m: f"{spec.name} {what}: {m}"
@@ -58,7 +58,7 @@ def copies(args):
 
 
 def written(value):
-    """The tensors of an argument that an op writes to: itself, or those of a list; none where it is None."""
+    """The tensors that an op writes for an argument: the argument itself, or the items of a list; none for None."""
     return [t for t in (value if isinstance(value, (list, tuple)) else [value]) if t is not None]
 
 
@@ -70,14 +70,14 @@ def test_there_are_kernels():
 
 
 @pytest.mark.parametrize("spec, impl", KERNELS, ids=[s.name for s, _ in KERNELS])
-def test_agrees_with_the_reference(spec, impl, few):
+def test_every_kernel_agrees_with_the_reference(spec, impl, few):
     for dtype in DTYPES:
         for sample in few(spec.samples(dtype, CPU), MOST[dtype]):
             agrees_on(spec, impl, sample, f"{dtype} {sample.id}")
 
 
 def agrees_on(spec, impl, sample, what):
-    """Results agree, and so does what is written to arguments; the other arguments stay as they are."""
+    """Results and written arguments agree; all other arguments are unchanged."""
     before, theirs = copies(sample.args), copies(sample.args)
     got, want = impl.fn(*sample.args), spec.reference(*theirs)
     for name, a, b, c in zip(spec.names, sample.args, theirs, before, strict=True):
@@ -92,7 +92,7 @@ def agrees_on(spec, impl, sample, what):
 
 
 @pytest.mark.parametrize("spec, impl", KERNELS, ids=[s.name for s, _ in KERNELS])
-def test_refuses_what_the_reference_refuses(spec, impl):
+def test_kernels_reject_what_the_reference_rejects(spec, impl):
     for bad in (b for b in spec.errors(CPU) if b.typed):
         with pytest.raises(bad.error, match=bad.match):
             impl.fn(*bad.args)
@@ -102,9 +102,9 @@ def test_refuses_what_the_reference_refuses(spec, impl):
     (9000, torch.float64, "gemma"), (9000, torch.float32, "gemma"), (17000, torch.bfloat16, "none"),
     (17000, torch.float32, "gemma"), (33000, torch.bfloat16, "llama"),
 ])  # fmt: skip
-def test_rows_too_long_for_registers(n, dtype, casting, monkeypatch):
-    """Each of the ways a norm is computed: whole rows, without shares, in pieces; a mean far from zero."""
-    # sums of columns in a few programs: the interpreter takes 10 ms for each of 500
+def test_norm_rows_too_long_for_registers_agree_with_the_reference(n, dtype, casting, monkeypatch):
+    """Each algorithm of a norm: whole rows, without partial sums, in pieces; with a mean far from zero."""
+    # few programs for column sums: the interpreter takes 10 ms for each of 500
     monkeypatch.setattr(column_sum.tiles_of, "default", lambda n, dtype: Tiles(128, BLOCK_M=64, BLOCK_N=4096))
     plans.forget()
     x, dy = torch.randn(3, n, dtype=dtype) * 2 + 3, torch.randn(3, n, dtype=dtype)
@@ -125,21 +125,21 @@ def test_rows_too_long_for_registers(n, dtype, casting, monkeypatch):
 
 @pytest.mark.parametrize("n, dtype", [(9000, torch.float64), (17000, torch.float32), (33000, torch.bfloat16)])
 @pytest.mark.parametrize("name", ["softmax", "log_softmax"])
-def test_long_rows_of_softmax(name, n, dtype):
-    """In pieces: the largest may come late, and a piece may be all -inf."""
+def test_long_rows_of_softmax_agree_with_the_reference(name, n, dtype):
+    """In pieces: the maximum may come late, and a piece may be all -inf."""
     x = torch.randn(3, n, dtype=dtype)
     x[0, -1] = 40.0
     x[1, : n // 2] = -float("inf")
     spec, back = specs.find(name), specs.find(f"{name}_bwd")
     close.assert_close_to_exact(spec, getattr(softmax, name)(x, -1), (x, -1), n)
-    # a gradient of log-softmax at -inf is NaN in both, and says nothing
+    # avoid -inf, where the gradient of log-softmax is NaN in both
     saved = torch.randn_like(x), spec.reference(x).clamp(min=-1e4), -1
     close.assert_close_to_exact(back, getattr(softmax, f"{name}_bwd")(*saved), saved, n)
 
 
 @pytest.mark.parametrize("n", [3, 33000])
 @pytest.mark.parametrize("name", ["softmax", "log_softmax"])
-def test_infinities_in_softmax(name, n):
+def test_infinities_in_softmax_agree_with_the_reference(name, n):
     inf = float("inf")
     x = torch.zeros(4, n, dtype=torch.bfloat16)
     x[0, :2], x[1], x[2, 1], x[3, 2] = -inf, -inf, inf, float("nan")
@@ -157,7 +157,7 @@ def test_launching_on_meta_is_declined():
 def alone(monkeypatch):
     """Every row goes to a group of one program: the interpreter runs programs one after the other, so none can wait.
 
-    Groups of several programs are for tests/gpu.
+    tests/gpu covers groups of several programs.
     """
     from opmux.kernels.lib.config import Tiles
     from opmux.kernels.lib.plans import forget
@@ -192,8 +192,8 @@ def test_a_group_of_one_agrees_with_the_reference(spec, impl, alone, few):
             agree(spec, impl.fn(*sample.args), spec.reference(*sample.args), f"{dtype} {sample.id}")
 
 
-def test_what_memory_does_not_hold_is_declined():
-    """A view that negates what is in memory, and a tensor that wraps others: kernels read memory."""
+def test_tensors_without_plain_memory_are_declined():
+    """A negated view, and a subclass that wraps another tensor: kernels read raw memory."""
     from opmux.core import NotSupported
     from opmux.kernels import wrappers
 

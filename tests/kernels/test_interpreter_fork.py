@@ -1,4 +1,4 @@
-"""A process that forks while another thread is in the interpreter: the child can use it."""
+"""If a process forks while another thread runs the interpreter, the child can use the interpreter."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ os._exit(0)
 """
 
 
-def test_a_fork_during_a_launch(tmp_path):
+def test_a_child_forked_during_a_launch_can_launch(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     env = {**os.environ, "PYTHONPATH": str(SRC), "TRITON_INTERPRET": "1"}

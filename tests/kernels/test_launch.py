@@ -1,4 +1,4 @@
-"""The quick launch as text: what it hands to the entry point of either kind of launcher, and when it stands back."""
+"""The generated quick launch: what it passes to the entry point of each kind of launcher, and when it falls back."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ENTRIES = {
 
 @pytest.fixture(params=ENTRIES)
 def quick(request):
-    """A launch of three tensors, the second absent, two numbers that are known and one that is not."""
+    """A launch of three tensors, the second None, with two scalars known in advance and one given at the call."""
     hooks = types.SimpleNamespace(launch_enter_hook=Chain(), launch_exit_hook=Chain())
     entered, stood_back = [], []
     names = dict(
@@ -54,25 +54,25 @@ def quick(request):
     )  # fmt: skip
 
 
-def test_everything_is_handed_over_in_its_place(quick):
+def test_the_entry_point_gets_every_argument_in_its_place(quick):
     quick.call()
     assert quick.entered == [quick.wanted] and not quick.stood_back
 
 
 @pytest.mark.parametrize("at", [0, 8, 17])
-def test_pointers_that_the_kernel_was_not_compiled_for(quick, at):
-    """0 is a tensor without memory; the others are no multiples of 16."""
+def test_unaligned_or_null_pointers_fall_back(quick, at):
+    """0 is a tensor without memory; the others are not multiples of 16."""
     quick.call(at)
     assert not quick.entered and [late for _, late in quick.stood_back] == [(0.5,)]
 
 
-def test_another_device_is_current(quick):
+def test_another_current_device_falls_back(quick):
     quick.names["_here"] = lambda: 1
     quick.call()
     assert not quick.entered and len(quick.stood_back) == 1
 
 
-def test_somebody_records(quick):
+def test_an_active_recording_falls_back(quick):
     quick.names["_recording"][1] = []
     quick.call()
     assert not quick.entered and len(quick.stood_back) == 1
@@ -100,7 +100,7 @@ def test_a_launch_is_recorded_for_its_thread():
         results = rms_norm_bwd(y, x, w, rstd, 0.0, "llama")
     finally:
         launches.recording.clear()
-    # one launch for dx and sums of parts, and one that adds those up; what is neither given nor returned is made
+    # one launch for dx and partial sums, one that adds these; `made`: neither given nor returned
     assert len(mine.launches) == 2 and len(mine.made) == 3
     known = {id(t) for t in (y, x, w, rstd, *mine.made)}
     used = {id(a) for one in mine.launches for a in one.args.values() if torch.is_tensor(a)}
@@ -109,17 +109,17 @@ def test_a_launch_is_recorded_for_its_thread():
 
 
 @pytest.mark.parametrize("name", ["launch_enter_hook", "launch_exit_hook"])
-def test_somebody_listens(quick, name):
+def test_a_launch_hook_falls_back(quick, name):
     getattr(quick.hooks, name).calls.append(print)
     quick.call()
-    setattr(quick.hooks, name, Chain())  # a chain that took the place of the known one
+    setattr(quick.hooks, name, Chain())  # a hook chain that replaces the known one
     quick.call()
     assert not quick.entered and len(quick.stood_back) == 2
 
 
-def test_an_import_from_c_finds_the_builtins(monkeypatch):
-    """`PyImport_Import` takes them from the globals of the Python function that is running."""
-    monkeypatch.setattr(launch, "warp_size", lambda: 32)  # there may be no chip to ask
+def test_an_import_from_c_finds_builtins(monkeypatch):
+    """`PyImport_Import` reads them from the globals of the running Python function."""
+    monkeypatch.setattr(launch, "warp_size", lambda: 32)  # there may be no chip
     bring = ctypes.pythonapi.PyImport_ImportModule
     bring.restype, bring.argtypes = ctypes.py_object, [ctypes.c_char_p]
     ready = launch.Launcher(_nothing, sizes="").ready((1, 1, 1), (), Config({}))

@@ -1,4 +1,4 @@
-"""Layout ops and factories compiled for four chips: the ways through memory, and how wide loads and stores are."""
+"""Layout ops and factories compiled for four chips: every access pattern, and the width of loads and stores."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def meta(*shape, dtype=torch.bfloat16):
 
 
 def built_for(chip, name, *args, **kwargs):
-    """An op's kernels, through its real function, on tensors without memory."""
+    """The kernels that an op's real function launches for meta tensors."""
     args, kwargs = OPS[name].spec.bound(args, kwargs)
     with compiling_for(chip) as built:
         triton_impl(OPS[name]).fn(*args, **kwargs)
     assert built and all(kernel.shared <= CHIPS[chip][1] for kernel in built)
-    assert name == "polar" or not any(kernel.spills() for kernel in built)  # the library's cosine takes stack
+    assert name == "polar" or not any(kernel.spills() for kernel in built)  # the library's cosine uses stack
     return built
 
 
@@ -62,14 +62,14 @@ def compiled(way, chip):
 
 
 @pytest.mark.parametrize("number, way", list(enumerate(WAYS)), ids=list(WAYS))
-def test_each_way(number, way, slow):
+def test_every_access_pattern_compiles(number, way, slow):
     for chip in CHIPS if slow else [list(CHIPS)[number % len(CHIPS)]]:
         compiled(way, chip)
 
 
 @pytest.mark.parametrize("way", ["flat", "odd", "cast", "transposed", "heads", "cat", "roll", "tril"])
 def test_loads_and_stores_are_wide(way):
-    """16 bytes each, a transpose too; a tensor of odd length but for its last block."""
+    """16 bytes each, also for a transpose; for a tensor of odd length all but the last block."""
     (kernel,) = compiled(way, "sm_90")
     assert "ld.global.v4.b32" in kernel.asm["ptx"] and "st.global.v4.b32" in kernel.asm["ptx"]
 

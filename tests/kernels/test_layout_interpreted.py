@@ -53,19 +53,19 @@ def agree(name, *args, **kwargs):
 
 
 @pytest.mark.parametrize("number, name", list(enumerate(OPS)), ids=list(OPS))
-def test_every_op(number, name):
+def test_every_op_agrees_with_torch(number, name):
     """All samples in one dtype, and one sample in another."""
     makes = SAMPLES[name]
     for sample in (*makes(torch.float32, "cpu"), *itertools.islice(makes(DTYPES[1 + number % 4], "cpu"), 1)):
         try:
             wanted = OPS[name].spec.reference(*sample.args, **sample.kwargs)
         except (RuntimeError, NotImplementedError):
-            continue  # torch has no kernel of it for this dtype
+            continue  # torch has no kernel for this dtype
         try:
             args, kwargs = OPS[name].spec.bound(sample.args, sample.kwargs)
             got = impl_of(name).fn(*args, **kwargs)
         except NotSupported:
-            assert name in ("unfold_backward", "linspace", "logspace"), name  # integers
+            assert name in ("unfold_backward", "linspace", "logspace"), name  # our kernels decline integers
             continue
         same(got, wanted, f"{name} {sample.id}")
 
@@ -73,16 +73,16 @@ def test_every_op(number, name):
 X = torch.arange(60.0).view(3, 4, 5)
 
 
-def test_many_moves_are_several_launches():
+def test_many_moves_take_several_launches():
     agree("cat", [X + i for i in range(11)], 1)
     agree("stack", [X[:, :, i] for i in range(5)], 2)
 
 
-def test_cat_of_dtypes_and_of_nothing():
+def test_cat_accepts_mixed_dtypes_and_empty_tensors():
     agree("cat", [X, X.to(torch.int64), X.to(torch.float64)], 2)
     agree("cat", [torch.empty(0), X, X[:0]], 0)
     agree("cat", [X.to(memory_format=torch.contiguous_format)[:, :, ::2], X.transpose(0, 0)[:, :, 1:3]], -1)
-    twice = [X, X]  # the same tensor twice, and then two that look alike
+    twice = [X, X]  # one tensor twice, then two with equal metadata
     agree("cat", twice, 0)
     agree("cat", [X, X + 1], 0)
 
@@ -96,7 +96,7 @@ def test_copy_converts_as_torch_does(dtype):
         )
 
 
-def test_copy_into_any_layout():
+def test_copy_writes_any_layout():
     into = impl_of("copy").into
     for y in (torch.zeros(3, 4, 5), torch.zeros(5, 4, 3).permute(2, 1, 0), torch.zeros(3, 4, 10)[..., ::2]):
         for src in (X, X[0], X[:, :1, :], torch.tensor(7), X.double()):
@@ -104,7 +104,7 @@ def test_copy_into_any_layout():
             assert into(y, y, src, False) is y and torch.equal(y, wanted)
 
 
-def test_shared_memory_is_left_to_torch():
+def test_overlapping_memory_falls_back_to_torch():
     into, x = impl_of("copy").into, torch.arange(10.0)
     with pytest.raises(NotSupported, match="share memory"):
         into(x[1:], x[1:], x[:-1], False)
@@ -117,7 +117,7 @@ def test_shared_memory_is_left_to_torch():
 
 
 @pytest.mark.parametrize("name, diagonal", list(itertools.product(("tril", "triu"), (0, 3, -2, 9))))
-def test_triangles(name, diagonal):
+def test_triangles_agree_with_torch(name, diagonal):
     matrices = torch.randn(2, 7, 21)
     for x in (matrices, matrices.mT, matrices[:, ::2], matrices.expand(3, 2, 7, 21)[:, 0]):
         agree(name, x, diagonal)
@@ -126,12 +126,12 @@ def test_triangles(name, diagonal):
 
 
 @pytest.mark.parametrize("pad", [[1, 2], [0, 0, 3, 1], [-1, 2, -2, -1], [1, 1, 1, 1, 1, 1], [2, -2]])
-def test_padding(pad):
+def test_padding_agrees_with_torch(pad):
     agree("constant_pad_nd", X, pad, 1.5)
     agree("constant_pad_nd", X.to(torch.int32).transpose(0, 2), pad, 3)
 
 
-def test_rolls_and_turns():
+def test_roll_flip_and_rot90_agree_with_torch():
     for shifts, dims in (([7], []), ([2, -1, 9], [0, 1, 2]), ([1, 1], [0, 0]), ([0], [1])):
         agree("roll", X, shifts, dims)
     for k in range(-1, 4):
@@ -140,7 +140,7 @@ def test_rolls_and_turns():
     agree("flip", torch.tensor(3.0), [])
 
 
-def test_numbers_that_do_not_fit_are_left_to_torch():
+def test_numbers_out_of_range_fall_back_to_torch():
     for dtype, value in ((torch.int8, 200), (torch.float16, 1e6), (torch.float32, 1e39)):
         with pytest.raises(NotSupported):
             moves.number_for(dtype)(value)
@@ -150,7 +150,7 @@ def test_numbers_that_do_not_fit_are_left_to_torch():
         agree("full", [3], value, dtype=dtype)
 
 
-def test_ranges():
+def test_ranges_agree_with_torch():
     for args in ((0, 10), (3, -5, -2), (0.5, 4.0), (0, 1, 0.3), (2, 2), (5, 0, -1.5)):
         agree("arange", *args)
     agree("arange", 0, 7.5, 2, dtype=torch.int64)
@@ -162,11 +162,11 @@ def test_ranges():
             impl_of("arange").fn(*bad)
     y = torch.empty(10)[::2]
     assert torch.equal(impl_of("arange").into(y, 0, 5, 1, None, None, None, None), torch.arange(0.0, 5.0))
-    with pytest.raises(NotSupported):  # torch resizes it, and warns
+    with pytest.raises(NotSupported):  # torch resizes out and warns
         impl_of("arange").into(y, 0, 6, 1, None, None, None, None)
 
 
-def test_results_of_another_look_are_left_to_torch():
+def test_mismatched_results_and_arguments_fall_back_to_torch():
     for name, out, args in (
         ("cat", torch.empty(3), ([X, X], 0)),
         ("flip", torch.empty(3, 4, 5, dtype=torch.float64), (X, [0])),
@@ -180,7 +180,7 @@ def test_results_of_another_look_are_left_to_torch():
             impl_of(name).fn(*args)
 
 
-def test_indices_repeated():
+def test_repeat_interleave_agrees_with_torch():
     for repeats in ([0, 3, 0, 1], [5], [0, 0]):
         agree("repeat_interleave", torch.tensor(repeats))
     with pytest.raises(NotSupported):
@@ -196,8 +196,8 @@ def test_indices_repeated():
         ("as_strided_scatter", ([4], [6], 0)),
     ],
 )
-def test_a_source_of_another_shape_is_left_to_torch(name, more):
-    """Which raises an error: it would broadcast, or read beyond the source."""
+def test_a_source_of_another_shape_falls_back_to_torch(name, more):
+    """torch raises an error; our kernel would broadcast, or read out of bounds."""
     x = torch.zeros(5, 5)
     native = getattr(torch, name)
     part = {"select_scatter": (5,), "slice_scatter": (5, 3)}.get(name, (4,))

@@ -1,4 +1,4 @@
-"""Reductions that Triton before 3.7 compiles wrongly are told by their layouts."""
+"""Reductions that Triton before 3.7 compiles wrongly are recognized by their layouts."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 pytest.importorskip("triton")
 from opmux.kernels.lib import launch, layouts
 
-# As triton 3.6 writes it for sm_90: the first two gave garbage on an H200 (batch norm [8, 2856, 4, 4] and the gradient
-# of [16, 2048, 7, 7]), the others were right.
+# As written by triton 3.6 for sm_90: the first two computed garbage on an H200 (batch norm [8, 2856, 4, 4] and the
+# gradient of [16, 2048, 7, 7]), the others were correct.
 TEXT = """\
 #blocked = #ttg.blocked<{{sizePerThread = [1, 4], threadsPerWarp = [4, 8], warpsPerCTA = [1, 4], order = [1, 0]}}>
 #linear = #ttg.linear<{{register = [[0, 1], [0, 2]], lane = {lane}, warp = {warp}, block = []}}>
@@ -40,7 +40,7 @@ def text(lane=ROW, warp=WARPS, types=FLAT, axis=1):
     text(lane="[[0, 1], [0, 0], [0, 2], [1, 0], [2, 0]]"),
     text(lane="[[1, 1], [0, 2], [0, 4], [0, 8], [2, 0]]"),
 ])  # fmt: skip
-def test_bits_apart_are_wrong(wrong):
+def test_scattered_bits_are_reported(wrong):
     assert "a reduction along dimension 1 of tensor<4x" in layouts.wrong_reduction(wrong)
 
 
@@ -52,7 +52,7 @@ def test_bits_apart_are_wrong(wrong):
     text(lane="[[0, 0, 1], [0, 0, 2], [0, 1, 0], [1, 0, 0], [2, 0, 0]]", types=SLICE),
     "",
 ])  # fmt: skip
-def test_bits_together_are_right(right):
+def test_adjacent_bits_are_accepted(right):
     assert layouts.wrong_reduction(right) == ""
 
 

@@ -1,4 +1,4 @@
-"""The kernels of losses compiled for four chips, in their variants: weights, smoothing, z-loss, capped logits."""
+"""The loss kernels compile for four chips in all variants: weights, smoothing, z-loss, capped logits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ VARIANTS = {
 
 
 @pytest.mark.parametrize("number, variant", list(enumerate(VARIANTS)), ids=list(VARIANTS))
-def test_variants(number, variant, slow):
+def test_every_variant_compiles(number, variant, slow):
     given = dict(VARIANTS[variant])
     for at, chip in enumerate(CHIPS):
         if at != number and not slow:

@@ -1,4 +1,4 @@
-"""The kernels of losses, interpreted, where no sample can lead: targets that are no class, logits without a maximum."""
+"""The loss kernels, interpreted, beyond the samples: targets out of range, logits without a maximum."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def both(x, target):
 
 
 @pytest.mark.parametrize("bad", [16, -1, 2**40])
-def test_a_target_that_is_no_class(bad):
+def test_a_target_out_of_range_agrees_with_the_reference(bad):
     for made, _, dx in both(torch.randn(3, 16), torch.tensor([1, bad, -100])):
         assert made[1].isnan() and dx[1].isnan().all()
         assert made[0].isfinite() and dx[0].isfinite().all() and made[2] == 0 and not dx[2].any()
 
 
-def test_logits_of_minus_infinity():
+def test_logits_of_minus_infinity_agree_with_the_reference():
     x = torch.randn(3, 5000)
     x[0, :4500] = x[1, 100:] = -math.inf  # whole pieces of a row
     found = list(both(x, torch.tensor([4999, 3, 7])))
@@ -43,7 +43,7 @@ def test_logits_of_minus_infinity():
     assert all(t.isfinite().all() for t in found[0])
 
 
-def test_numbers_of_numpy():
+def test_numpy_numbers_are_accepted():
     x, target = torch.randn(3, 16), torch.tensor([1, 5, -100])
     made = kernels.token_cross_entropy(x, target, None, -100, np.float32(0.25), np.float64(0.5), np.float32(4))
     for a, b in zip(made, spec.token_cross_entropy.reference(x, target, None, -100, 0.25, 0.5, 4.0), strict=True):
@@ -53,7 +53,7 @@ def test_numbers_of_numpy():
         torch.testing.assert_close(a, b)
 
 
-def test_numbers_out_of_range():
+def test_numbers_out_of_range_raise():
     x, target = torch.randn(3, 16), torch.tensor([1, 5, -100])
     for run in (
         lambda: kernels.token_nll_entropy(x, target, -100, 0.0),
@@ -65,8 +65,8 @@ def test_numbers_out_of_range():
         divergence.token_kl_div(x, x.exp(), False, -1.0)
 
 
-def test_padding_is_not_capped_into_the_sum():
-    """A lane beyond the row that is capped to -softcap adds exp(-softcap): visible where n is not a power of two."""
+def test_padding_does_not_count_in_a_capped_sum():
+    """A lane out of bounds that is capped to -softcap would add exp(-softcap): visible if n is not a power of two."""
     x, target = torch.randn(3, 17), torch.tensor([1, 5, -100])
     made, lse, _ = kernels.token_cross_entropy(x, target, None, -100, 0.0, 0.0, 5.0)
     capped = 5 * torch.tanh(x / 5)
@@ -74,7 +74,7 @@ def test_padding_is_not_capped_into_the_sum():
     torch.testing.assert_close(made, torch.nn.functional.cross_entropy(capped, target, reduction="none"))
 
 
-def test_logits_are_not_written():
+def test_logits_are_not_modified():
     x, target = torch.randn(4, 70), torch.tensor([1, -100, 5, -100])
     kept = x.clone()
     made, lse, _ = kernels.token_cross_entropy(x, target, *HOW)
@@ -82,7 +82,7 @@ def test_logits_are_not_written():
     assert torch.equal(x, kept) and not dx[1::2].any() and dx[::2].any(1).all()
 
 
-def test_entropy_of_logits_of_minus_infinity():
+def test_entropy_ignores_logits_of_minus_infinity():
     x = torch.randn(2, 5000)
     x[0, :4500] = x[1, 100:] = -math.inf
     for run in (kernels.token_nll_entropy, spec.token_nll_entropy.reference):

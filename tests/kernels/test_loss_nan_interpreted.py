@@ -1,4 +1,4 @@
-"""Where the kernels of cross entropy give NaN or inf, the reference does too, and nowhere else."""
+"""The cross entropy kernels give NaN or inf exactly where the reference does."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ODD = (0.0, 30.0, -1e3, 6e4, math.inf, -math.inf, math.nan)
 
 
 def arguments(seed):
-    """Logits with odd values, targets of which half are ignored, weights that may be 0, and options."""
+    """Logits with special values, targets of which half are ignored, weights that may be 0, and options."""
     of, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     rows, classes = of.choice(SHAPES)
     dtype, ignore_index = of.choice(DTYPES), of.choice((-100, 0, 1))

@@ -1,4 +1,4 @@
-"""The masked softmax kernels, through their wrappers on meta tensors, compiled for four chips down to machine code."""
+"""The masked softmax kernels, called through their wrappers on meta tensors, compile to machine code for four chips."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def build(chip, n, dtype, masked, causal):
 
 
 @over_numbered_chips
-def test_every_form_on_every_chip(number, chip, slow):
-    """Each form whole or in pieces, the dtypes in turn; both with --slow; an odd length."""
+def test_every_form_compiles_on_every_chip(number, chip, slow):
+    """Each form whole or in pieces, with rotating dtypes; all of them with --slow; an odd length."""
     dtypes = (torch.bfloat16, torch.float32, torch.float16, torch.float64)
     for turn, (masked, causal) in enumerate(FORMS.values()):
         for n in (1000, 65536) if slow else [(1000, 65536)[(number + turn) % 2]]:
@@ -41,17 +41,17 @@ def test_every_form_on_every_chip(number, chip, slow):
 @pytest.mark.parametrize("n", [512, 65536, *(pytest.param(n, marks=pytest.mark.slow) for n in (4096, 16384, 32768))])
 @pytest.mark.parametrize("form", FORMS)
 def test_loads_are_wide_and_nothing_spills(form, n):
-    """Causal rows too: the edge of what they see is moved to a multiple of 16."""
+    """Also for causal rows: the end of a row's visible keys is rounded to a multiple of 16."""
     for kernel in build("sm_90", n, torch.bfloat16, *FORMS[form]):
         loads = [line for line in kernel.asm["ptx"].splitlines() if "ld.global" in line]
         assert loads and all("v4.b32" in line for line in loads), kernel.name
-        # 8 bytes of the causal pieces on sm_90, since a row at the dtype's minimum is told from a hidden one
+        # causal pieces spill 8 bytes on sm_90, as a row at the dtype's minimum differs from a masked one
         assert kernel.spills() <= (8 if kernel.name == "_fwd_pieces" else 0), kernel.name
 
 
 @pytest.mark.parametrize("n", [64, 65536])
 @pytest.mark.parametrize("form", FORMS)
-def test_scaling_is_not_fused_with_taking_off_the_largest(form, n):
-    """`x * scale - top` in one rounding is not 0 at the top: where x is huge, its exponential is 0 or infinite."""
+def test_scaling_is_not_fused_with_the_subtraction_of_the_maximum(form, n):
+    """`x * scale - top` rounded once is not 0 at the maximum: for huge x its exponential is 0 or infinite."""
     forward = build("sm_90", n, torch.float32, *FORMS[form])[0]
     assert "ex2" in forward.asm["ptx"] and "fma" not in forward.asm["ptx"]

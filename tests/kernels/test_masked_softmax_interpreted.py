@@ -1,4 +1,4 @@
-"""What the samples do not show of the masked softmax kernels: rows in pieces, masks as they may lie, what is read."""
+"""The masked softmax kernels beyond the samples: rows in pieces, masks in any layout, what is read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ INF, NAN = float("inf"), float("nan")
 
 @pytest.fixture
 def short_pieces(monkeypatch):
-    """Rows of 64 and more are long, and come in pieces of 32."""
+    """Rows of 64 or more elements are long, and are processed in pieces of 32."""
     longest = dict.fromkeys(kernels.LONGEST, 63)
     monkeypatch.setattr(kernels, "LONGEST", longest)
     monkeypatch.setattr(kernels, "LONGEST_BACK", longest)
@@ -42,7 +42,7 @@ def both(x, mask, scale, causal):
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("n, dtype", [(9000, torch.float64), (17000, torch.float32), (33000, torch.bfloat16)])
-def test_rows_too_long_for_registers(n, dtype, causal):
+def test_rows_too_long_for_registers_agree_with_the_reference(n, dtype, causal):
     x = torch.randn(2, n, dtype=dtype) * 3
     x[0, -1] = 40.0
     for mask in (None, torch.rand(1, n) > 0.7):
@@ -53,18 +53,18 @@ def test_rows_too_long_for_registers(n, dtype, causal):
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_pieces(masked, short_pieces):
-    """All lengths that a causal row may see, with edges of pieces between; the first rows see nothing at all."""
+def test_rows_in_pieces_agree_with_the_reference(masked, short_pieces):
+    """All lengths of causal rows, with piece boundaries between; all keys of the first rows are masked."""
     mask = torch.rand(1, 70) > 0.5 if masked else None
     if mask is not None:
-        mask[:, :32] = True  # a piece of nothing
+        mask[:, :32] = True  # a fully masked piece
     both(torch.randn(73, 70) * 3, mask, -0.7, True)
     both(torch.randn(2, 70) * 3, mask, -0.7, True)
     both(torch.randn(2, 70) * 3, mask, -0.7, False)
 
 
 @pytest.mark.parametrize("way", ["whole", "pieces"])
-def test_infinities(way, request):
+def test_infinities_agree_with_the_reference(way, request):
     if way == "pieces":
         request.getfixturevalue("short_pieces")
     x = torch.zeros(5, 70)
@@ -77,7 +77,7 @@ def test_infinities(way, request):
 
 
 def masks(shape):
-    """A mask for logits of this shape, as it may lie in memory and be shared."""
+    """Masks for logits of this shape, in several memory layouts and broadcast."""
     full = torch.rand(shape) > 0.5
     yield "full", full
     yield "columns first", full.transpose(-1, -2).contiguous().transpose(-1, -2)
@@ -90,7 +90,7 @@ def masks(shape):
 
 
 @pytest.mark.parametrize("n", [16, 21])
-def test_masks_as_they_may_lie(n):
+def test_masks_in_any_layout_agree_with_the_reference(n):
     x = torch.randn(2, 3, 4, n)
     for name, mask in masks(x.shape):
         for causal in (False, True):
@@ -98,13 +98,13 @@ def test_masks_as_they_may_lie(n):
             torch.testing.assert_close(got, spec.scaled_softmax.reference(x, mask, 0.5, causal), msg=name)
 
 
-def test_more_dimensions_than_batch_and_heads():
+def test_more_dimensions_than_batch_and_heads_are_supported():
     x = torch.randn(2, 2, 2, 3, 16)
     for shape in ((2, 1, 2, 1, 16), (1, 2, 1, 3, 1), (3, 16)):
         both(x, torch.rand(shape) > 0.5, 1.0, True)
 
 
-def test_a_scale_of_a_double_is_a_double():
+def test_a_scale_for_float64_stays_float64():
     x = torch.randn(3, 40, dtype=torch.float64) * 100
     got = kernels.scaled_softmax(x, None, 0.1, False)
     torch.testing.assert_close(got, torch.softmax(x * 0.1, -1), rtol=1e-11, atol=1e-12)
@@ -113,8 +113,8 @@ def test_a_scale_of_a_double_is_a_double():
 
 
 @pytest.mark.parametrize("way", ["whole", "pieces"])
-def test_what_time_hides_is_not_read_beyond_sixteen(way, request, monkeypatch):
-    """Counted: the elements that loads ask for, of queries that see from 3 to 96 of 96 keys."""
+def test_causal_rows_load_at_most_sixteen_masked_keys(way, request, monkeypatch):
+    """Counts the elements that loads access, for queries that attend to 3 to 96 of 96 keys."""
     if way == "pieces":
         request.getfixturevalue("short_pieces")
     import triton.runtime.interpreter as interpreter

@@ -1,4 +1,4 @@
-"""The kernels for mixtures of experts, through their wrappers on meta tensors, compiled for four chips."""
+"""The mixture-of-experts kernels, called through their wrappers on meta tensors, compile for four chips."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def build(chip, n, topk, dtype):
 
 
 @over_numbered_chips
-def test_every_chip(number, chip):
+def test_every_kernel_compiles(number, chip):
     dtypes = (torch.bfloat16, torch.float32, torch.float16, torch.float64)
     build(chip, 1000, (2, 17)[number % 2], dtypes[number])
 
@@ -50,7 +50,7 @@ def test_loads_are_wide_and_nothing_spills(n, topk):
         assert kernel.spills() == 0, kernel.name
 
 
-def test_many_blocks_are_one_launch():
+def test_many_blocks_take_one_launch():
     with compiling_for("sm_90") as built:
         kernels.moe_pad_into(empty(640, 1024), empty(1024, 1024), [10] * 64, [16] * 64)
     (kernel,) = built

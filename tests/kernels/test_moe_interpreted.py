@@ -1,4 +1,4 @@
-"""What the samples do not show of the kernels for mixtures of experts: copies, blocks, what is not written."""
+"""The mixture-of-experts kernels beyond the samples: copies, blocks, rows that are not written."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def same(op, *args):
 @pytest.mark.parametrize("topk", [1, 5, 17])
 @pytest.mark.parametrize("kept", [0, 20, 200])
 @pytest.mark.few(4)
-def test_there_and_back(topk, kept):
-    """More copies than are unrolled, rows that are dropped, and more rows than there are copies."""
+def test_permute_and_unpermute_agree_with_the_reference(topk, kept):
+    """More copies than the kernel unrolls, dropped rows, and more rows than copies."""
     indices = torch.rand(12, 30).argsort(-1)[:, :topk].int()
     row_map = same(spec.moe_row_map, indices, kept)
     x, probs = torch.randn(12, 40), torch.rand(12, topk)
@@ -41,8 +41,8 @@ def test_there_and_back(topk, kept):
     same(spec.moe_collect_bwd, x, y, row_map, None, topk, False)
 
 
-def test_a_row_that_is_not_there_is_none():
-    """A map that names rows beyond the tensor: nothing outside of it is read or written."""
+def test_a_row_out_of_range_is_skipped():
+    """A map with rows out of range: nothing outside of the tensors is read or written."""
     x, dy, probs = torch.randn(6, 8), torch.randn(4, 8), torch.rand(4, 2)
     row_map = torch.tensor([0, 9, 1, 2, 3, -1, 6, 4], dtype=torch.int32)
     same(spec.moe_collect, x, row_map, probs, 2, False)
@@ -53,8 +53,8 @@ def test_a_row_that_is_not_there_is_none():
     assert torch.equal(got[:5], spec.moe_spread.reference(dy, row_map, 2, 6)[:5])
 
 
-def test_every_sum_is_rounded():
-    """As NVIDIA's: in bfloat16 1 + 2^-9 + 2^-9 is 1, however many follow."""
+def test_every_partial_sum_is_rounded():
+    """As NVIDIA's: in bfloat16 1 + 2^-9 + 2^-9 + ... stays 1."""
     x = torch.tensor([[1.0]] + [[2.0**-9]] * 7, dtype=torch.bfloat16)
     row_map = torch.arange(8, dtype=torch.int32)
     for give in (kernels.moe_collect, spec.moe_collect.reference):
@@ -65,7 +65,7 @@ def test_every_sum_is_rounded():
 
 @pytest.mark.parametrize("op", [spec.moe_pad_into, spec.moe_unpad_into])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8], ids=str)
-def test_blocks(op, dtype):
+def test_row_blocks_agree_with_the_reference(op, dtype):
     for sample in op.spec.samples(torch.float32, CPU):
         args = [a.to(dtype) if torch.is_tensor(a) else a for a in sample.args]
         want = [a.clone() if torch.is_tensor(a) else a for a in args]
@@ -75,8 +75,8 @@ def test_blocks(op, dtype):
 
 
 @pytest.mark.parametrize("count", [8, 9, 64, 130])
-def test_many_blocks(count):
-    """More than one launch takes; an empty block with room is passed over, and so is what comes after the last."""
+def test_many_blocks_agree_with_the_reference(count):
+    """More than fit in one launch; empty blocks with padding, and rows after the last block, are skipped."""
     sizes = [k % 4 for k in range(count)]
     padded = [4] * count
     x = torch.randn(sum(sizes), 5)
@@ -89,7 +89,7 @@ def test_many_blocks(count):
     assert torch.equal(back, x)
 
 
-def test_views_are_written_as_they_lie():
+def test_views_are_written_in_place():
     x, out = torch.randn(5, 16)[:, 3:9], torch.full((8, 16), 7.0)
     kernels.moe_pad_into(x, out[:, 4:10], [2, 3], [4, 4])
     want = torch.full((8, 16), 7.0)
@@ -99,7 +99,7 @@ def test_views_are_written_as_they_lie():
 
 @pytest.mark.parametrize("op", [spec.moe_pad_into, spec.moe_unpad_into])
 def test_mistakes_are_named_and_nothing_is_written(op):
-    """All mistakes but those of a type that is neither a tensor nor a list, which dispatch finds."""
+    """All invalid arguments, except arguments that are neither a tensor nor a list, which dispatch rejects."""
     kinds = (torch.Tensor, torch.Tensor, list, list)
     for bad in (b for b in op.spec.errors(CPU) if all(map(isinstance, b.args, kinds))):
         before = bad.args[1].clone()
@@ -109,13 +109,13 @@ def test_mistakes_are_named_and_nothing_is_written(op):
 
 
 @pytest.mark.parametrize("of", TEX, ids=lambda s: s.name)
-def test_functions_of_tex_over_the_kernels(of):
-    """Results as of the references; a mistake is refused on the way or by a kernel's plan, and nothing is written."""
+def test_tex_functions_over_the_kernels_agree_with_the_references(of):
+    """Wrong arguments are rejected by the function or by a kernel's plan, and nothing is written."""
     copies = lambda args: [a.clone() if torch.is_tensor(a) else a for a in args]
     bound = of.adapter.bind({part.key: getattr(kernels, part.name) for part in of.adapter.over})
     for sample in of.samples(torch.bfloat16, CPU):
         if torch.uint8 in (a.dtype for a in sample.args if torch.is_tensor(a)) and of.name != "moe_permute_fwd":
-            continue  # sums of float8 are left to the reference
+            continue  # float8 sums run on the reference
         ours, theirs = copies(sample.args), copies(sample.args)
         got, want = bound(*ours), of.reference(*theirs)
         results = lambda r: r if isinstance(r, tuple) else (r,)

@@ -15,8 +15,8 @@ MODE = "compile"
 
 
 @over_numbered_chips
-def test_every_kernel(number, chip, slow):
-    """Each chip with one dtype, casting and length; all of them with --slow."""
+def test_every_kernel_compiles(number, chip, slow):
+    """Each chip with one dtype, casting and length; all combinations with --slow."""
     for at, (dtype, casting, n) in enumerate((
         (torch.bfloat16, "llama", 4096), (torch.float16, "none", 40000),
         (torch.float32, "gemma", 2048), (torch.bfloat16, "llama", 128256),
@@ -37,4 +37,4 @@ def test_every_kernel(number, chip, slow):
             sparsemax.sparsemax(x)
             sparsemax.sparsemax_bwd(x, x)
         assert len(built) >= 10 and all(k.shared <= CHIPS[chip][1] for k in built)
-        assert max(k.spills() or 0 for k in built) <= 16  # of rows shared by programs, where every step is rounded
+        assert max(k.spills() or 0 for k in built) <= 16  # rows shared by programs spill a little

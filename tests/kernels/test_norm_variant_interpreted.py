@@ -1,4 +1,4 @@
-"""Modulated RMS norm, PolyNorm, dynamic tanh and sparsemax, interpreted, where no sample leads: rows in pieces."""
+"""Modulated RMS norm, PolyNorm, dynamic tanh and sparsemax, interpreted, beyond the samples: rows in pieces."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def agrees(name, *args):
 
 
 @pytest.mark.parametrize("dtype, casting", [(torch.float32, "gemma"), (torch.bfloat16, "llama")], ids=str)
-def test_long_rows(pieces, dtype, casting):
+def test_long_rows_agree_with_the_reference(pieces, dtype, casting):
     draw = lambda *shape: torch.randn(shape).to(dtype)
     x, dy, weight, scale, shift = draw(6, N), draw(6, N), draw(N), draw(2, N), draw(2, N)
     _, rstd = agrees("modulated_rms_norm", x, weight, scale, shift, 1e-6, 0.5, casting)
@@ -50,12 +50,12 @@ def test_long_rows(pieces, dtype, casting):
     agrees("sparsemax_bwd", dy, y)
 
 
-def test_sparsemax_of_masked_large_and_equal_elements(pieces):
+def test_sparsemax_handles_masked_large_and_equal_elements(pieces):
     x = torch.randn(4, N)
     x[0, 10:140] = -math.inf
     x[1] += 1e4
     x[2] = 3.0
-    x[3, :-1] = -50.0  # the last alone is in the support
+    x[3, :-1] = -50.0  # only the last element is in the support
     (y,) = agrees("sparsemax", x)
     torch.testing.assert_close(y.sum(-1), torch.ones(4))
     torch.testing.assert_close(y[2], torch.full((N,), 1 / N))

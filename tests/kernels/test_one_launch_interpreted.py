@@ -1,4 +1,4 @@
-"""Rotary embeddings and gated units are one launch each way, and allocate their results and nothing else."""
+"""Rotary embeddings and gated units are one launch in each direction, and allocate only their results."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_one_launch(name, monkeypatch):
+def test_rope_and_gated_units_take_one_launch(name, monkeypatch):
     manager = get_default_manager()
     manager.prepare()
     specs.load_implementers(specs.find(name).family)

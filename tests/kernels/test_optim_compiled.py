@@ -1,4 +1,4 @@
-"""The optimizer's and dropout's kernels compiled for chips that are not here: wide accesses, nothing spilled."""
+"""Optimizer and dropout kernels compiled for chips that this machine does not have: wide accesses, no spills."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ def compiled(name, chip):
 
 
 @pytest.mark.parametrize("number, name", list(enumerate(CALLS)), ids=list(CALLS))
-def test_every_kernel(number, name):
-    """Each on one chip, in turn, and on the first; all of them on all chips with --slow."""
+def test_every_kernel_compiles(number, name):
+    """Each for one chip, in rotation, and for the first; all for all chips with --slow."""
     for kernel in compiled(name, list(CHIPS)[number % len(CHIPS)]):
         assert kernel.spills() == 0, kernel.name
 
@@ -77,12 +77,12 @@ def test_every_kernel(number, name):
 @pytest.mark.slow
 @over_chips
 @pytest.mark.parametrize("name", CALLS)
-def test_every_kernel_on_every_chip(name, chip):
+def test_every_kernel_compiles_for_every_chip(name, chip):
     for kernel in compiled(name, chip):
         assert kernel.spills() == 0, kernel.name
 
 
-# the accesses of a whole chunk of 1024, eight elements a thread: as many bytes as 16 of the widest are elements
+# accesses for a full chunk of 1024, eight elements per thread: vectors with as many elements as 16 bytes of the widest
 WIDE = {
     "adam": {"ld v4": 8, "st v4": 6},
     "adam with masters": {"ld v2": 2, "ld v4": 6, "st v4": 6, "st v2": 2},
@@ -92,16 +92,16 @@ WIDE = {
 
 
 @pytest.mark.parametrize("name", WIDE)
-def test_whole_chunks_are_wide_and_nothing_moves_between_threads(name):
+def test_full_chunks_use_wide_accesses_without_exchange_between_threads(name):
     ptx = compiled(name, "sm_90")[0].asm["ptx"]
-    whole = re.split(r"bra\.uni", ptx)[0]  # the branch that comes first
+    whole = re.split(r"bra\.uni", ptx)[0]  # the first branch
     assert "bar.sync" not in whole and "shared" not in whole.split("ld.global", 1)[1]
     found = re.findall(r"(ld|st)\.global\.(v[24])", whole)
     assert {f"{a} {b}": found.count((a, b)) for a, b in found} == WIDE[name]
 
 
 @pytest.mark.parametrize("name", ["dropout", "dropout_bwd"])
-def test_bits_stay_where_they_are(name):
+def test_dropout_bits_are_not_exchanged_between_threads(name):
     (kernel,) = compiled(name, "sm_90")
     assert kernel.shared == 0 and "bar.sync" not in kernel.asm["ptx"]
     accesses = [line for line in kernel.asm["ptx"].splitlines() if "st.global" in line and ".b8" not in line]

@@ -19,7 +19,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def both(name, args):
-    """The arguments and results after the kernel, and after the reference."""
+    """Arguments and results after the kernel, and after the reference."""
     mine, theirs = copy.deepcopy(args), copy.deepcopy(args)
     got, want = getattr(kernels, name)(*mine), specs.find(f"tex::{name}").reference(*theirs)
     return (mine, got), (theirs, want)
@@ -34,7 +34,7 @@ def tensors(value):
 
 
 def whole_weights(after):
-    """Of parameters and remainders, the weights they stand for: a difference in the last bit may carry over."""
+    """The weights that parameters and remainders form: a difference in the last bit may carry over."""
     (_, _, (g, p, m, v, rest), *_), result = after
     joined = [spec.joined(a, b) for a, b in zip(p, rest, strict=True)]
     assert all(torch.equal(a, w.bfloat16()) for a, w in zip(p, joined, strict=True)), "p is not the rounded weight"
@@ -50,7 +50,7 @@ def agree(name, args, what=""):
         if b.dtype.is_floating_point:
             tol = 4e-6 if b.dtype is torch.float32 else torch.finfo(b.dtype).eps
             torch.testing.assert_close(a, b, rtol=tol, atol=1e-7, equal_nan=True, msg=lambda m: f"{name} {what}: {m}")
-        elif name.endswith("adam_fp8"):  # bytes of numbers that differ in their last bit
+        elif name.endswith("adam_fp8"):  # bytes of numbers that differ in the last bit
             assert ((a.int() - b.int()).abs() <= 1).all() and (a != b).float().sum() <= 1, f"{name} {what}"
         else:
             assert torch.equal(a, b), f"{name} {what}"
@@ -59,21 +59,21 @@ def agree(name, args, what=""):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", spec.FORMS)
-def test_agrees_with_the_reference(name, dtype):
+def test_every_function_agrees_with_the_reference(name, dtype):
     for sample in specs.find(f"tex::{name}").samples(dtype, CPU):
         agree(name, sample.args, f"{dtype} {sample.id}")
 
 
 @pytest.mark.parametrize("name", spec.FORMS)
-def test_refuses_what_the_reference_refuses(name):
+def test_functions_reject_what_the_reference_rejects(name):
     for bad in specs.find(f"tex::{name}").errors(CPU):
         with pytest.raises(bad.error, match=bad.match) as raised:
             getattr(kernels, name)(*bad.args)
         assert str(raised.value).startswith(f"{name}: ")
 
 
-def test_numbers_are_looked_at_in_every_step():
-    """A check is not made again for what looks the same; what is wrong never does."""
+def test_scalars_are_checked_in_every_step():
+    """A check of tensors is cached by their metadata; a wrong number is not."""
     flag, lists = torch.zeros(1, dtype=torch.int32), [[torch.ones(3)] for _ in range(4)]
     for step in (1, 2, 3, 4):
         kernels.multi_tensor_adam(0, flag, lists, 0.1 / step, *ADAM[1:4], step, *ADAM[5:])
@@ -87,14 +87,14 @@ def test_numbers_are_looked_at_in_every_step():
         kernels.multi_tensor_adam(0, flag.long(), lists, *ADAM)
 
 
-def test_a_list_without_tensors_among_others():
+def test_only_lists_of_equal_lengths_may_be_empty():
     with pytest.raises(ValueError, match=r"multi_tensor_scale: tensor_lists\[1\] .*must have 1 tensors.*got 0"):
         kernels.multi_tensor_scale(0, torch.zeros(1, dtype=torch.int32), [[torch.ones(3)], []], 1.0)
     kernels.multi_tensor_scale(0, torch.zeros(1, dtype=torch.int32), [[], []], 1.0)
 
 
 def spread(dtype, sizes, offset):
-    """Tensors in one buffer, the first `offset` elements in: addresses of all kinds."""
+    """Tensors in one buffer, the first at an offset of `offset` elements: addresses of all alignments."""
     buffer = torch.randn(sum(sizes) + offset + len(sizes))
     made, at = [], offset
     for n in sizes:
@@ -108,7 +108,7 @@ ADAM = tuple(spec.ADAM.values())
 
 
 @pytest.mark.parametrize("offset", [0, 1, 3])
-def test_sizes_around_a_chunk_at_any_address(offset):
+def test_sizes_around_a_chunk_work_at_any_address(offset):
     flag = torch.zeros(1, dtype=torch.int32)
     g, p = (spread(torch.bfloat16, SIZES, offset) for _ in range(2))
     m, v, w = (spread(torch.float32, SIZES, 2 * offset) for _ in range(3))
@@ -128,7 +128,7 @@ def test_nothing_is_written_outside_of_the_tensors():
 
 
 @pytest.mark.parametrize("value", [float("inf"), -float("inf"), float("nan")])
-def test_what_is_not_finite_sets_the_flag(value):
+def test_infinities_and_nan_set_the_flag(value):
     lists = [[torch.ones(3000), torch.ones(5)], [torch.ones(3000), torch.ones(5)]]
     lists[0][0][2999] = value
     for name, args in {"scale": (lists, 0.5), "l2norm": (lists[:1], False)}.items():
@@ -140,14 +140,14 @@ def test_what_is_not_finite_sets_the_flag(value):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_sgd_rounds_half_precision_as_the_reference_does(dtype):
     g, w, m = (torch.randn(3000).to(dtype) for _ in range(3))
-    numbers = {**spec.SGD, "momentum": 0.0, "wd": 0.0}  # one product: no FMA can change it
+    numbers = {**spec.SGD, "momentum": 0.0, "wd": 0.0}  # only one product, so an FMA changes nothing
     flag, want = torch.zeros(1, dtype=torch.int32), w.clone()
     kernels.multi_tensor_sgd(0, flag, [[g], [w], [m]], *numbers.values())
     spec.multi_tensor_sgd.reference(0, flag, [[g], [want], [m]], *numbers.values())
     assert torch.equal(w, want)
 
 
-def test_numpys_numbers_reach_the_kernels_as_pythons():
+def test_numpy_numbers_reach_the_kernels_as_python_numbers():
     numpy = pytest.importorskip("numpy")
     flag = torch.zeros(1, dtype=torch.int32)
     of_numpy = {float: numpy.float32, int: numpy.int64, bool: numpy.bool_}
@@ -158,7 +158,7 @@ def test_numpys_numbers_reach_the_kernels_as_pythons():
     agree("multi_tensor_scale", (0, flag, [[torch.randn(9)] for _ in range(2)], numpy.float32(0.3)))
 
 
-def test_flags_skip_what_they_should():
+def test_flags_skip_only_the_right_ops():
     tensors_of = lambda n: [[torch.randn(40).abs()] for _ in range(n)]
     number = lambda v, dtype=torch.float32: torch.tensor([v], dtype=dtype)
     for flag in (0, 1):
@@ -169,10 +169,10 @@ def test_flags_skip_what_they_should():
         (_, _, after, *_), _ = agree("multi_tensor_sgd", (0, number(flag, torch.int32), given[:3], *spec.SGD.values()))
         assert torch.equal(after[1][0], given[1][0]) == bool(flag)
         (_, _, after, *_), _ = agree("multi_tensor_adam", (0, number(flag, torch.int32), given, *ADAM))
-        assert not torch.equal(after[1][0], given[1][0])  # Adam's flag means nothing
+        assert not torch.equal(after[1][0], given[1][0])  # Adam ignores its flag
 
 
-def test_lists_of_several_dtypes():
+def test_lists_of_several_dtypes_are_supported():
     kinds = (torch.float32, torch.bfloat16, torch.float16, torch.bfloat16)
     g, p = ([torch.randn(40 + i).to(d) for i, d in enumerate(kinds)] for _ in range(2))
     m, v = ([torch.randn(40 + i).abs() for i in range(4)] for _ in range(2))
@@ -181,8 +181,8 @@ def test_lists_of_several_dtypes():
     agree("multi_tensor_scale", (0, flag, [g, p], 2.0))
 
 
-def test_memory_in_another_order():
-    """Channels-last everywhere is as good as packed; what lies in different orders is declined, before any write."""
+def test_dense_tensors_in_any_order_are_supported():
+    """Channels-last in all lists is as good as contiguous; mixed orders are declined before any write."""
     from opmux.core import NotSupported
 
     flag = torch.zeros(1, dtype=torch.int32)
@@ -201,7 +201,7 @@ def test_memory_in_another_order():
     assert all(torch.equal(a, b) for a, b in zip(before, (t for items in mixed for t in items), strict=True))
 
 
-def test_tables_are_kept_by_the_addresses():
+def test_tables_are_cached_by_addresses():
     from opmux.kernels.lib import lists as tables
     from opmux.kernels.lib.plans import forget
 
@@ -217,7 +217,7 @@ def test_tables_are_kept_by_the_addresses():
 
 
 def test_scales_are_exact():
-    """Every kind of amax, bit for bit: powers of two, the smallest, the largest, none."""
+    """For every kind of amax, bit for bit: powers of two, the smallest, the largest, zero."""
     amax = torch.tensor([0.0, 1.0, 448.0, 3.3, 1e-45, 1e-38, 3e38, float("inf"), float("nan"), 2.0**-130, 1e-10])
     for pow2 in (False, True):
         for eps in (0.0, 1e-3):
@@ -233,8 +233,8 @@ def test_scales_are_exact():
     agree("multi_tensor_compute_scale_inv_e8m0", (0, None, [[halves], [torch.zeros(11, dtype=torch.uint8)]]))
 
 
-def test_what_a_captured_graph_reads_is_kept_for_good(monkeypatch):
-    """Also where the stream that captures is the one that made it."""
+def test_tables_that_a_captured_graph_reads_are_never_freed(monkeypatch):
+    """Also if the capturing stream created them."""
     from types import SimpleNamespace
 
     from opmux.kernels.lib import lists as tables

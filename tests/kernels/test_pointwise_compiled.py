@@ -1,4 +1,4 @@
-"""ATen's elementwise ops compiled for chips that are not here: each row on one, the ways through memory on all."""
+"""ATen's elementwise ops compiled for chips that this machine does not have: each row for one, each layout for all."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ def sample(name, dtype):
 
 @pytest.mark.few(43)
 @pytest.mark.parametrize("number, name", list(enumerate(OWN)), ids=OWN)
-def test_each_row(number, name):
-    """On one chip and in one dtype, in turn."""
+def test_every_row_compiles(number, name):
+    """For one chip and one dtype, in rotation."""
     fits = [d for d in ORDER if d in spec.ROWS[name].dtypes]
     compiled(name, sample(name, fits[number // 4 % len(fits)]), list(CHIPS)[number % 4])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number, name", list(enumerate(ROWS)), ids=list(ROWS))
-def test_every_row_in_every_dtype(number, name):
-    """On the chips in turn: with four dtypes or more, on all of them."""
+def test_every_row_compiles_in_every_dtype(number, name):
+    """For rotating chips: with four dtypes or more, for all of them."""
     for at, dtype in enumerate(d for d in ORDER if d in spec.ROWS[name].dtypes):
         compiled(name, sample(name, dtype), list(CHIPS)[(number + at) % 4])
 
@@ -66,7 +66,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("number, way", list(enumerate(WAYS)), ids=list(WAYS))
-def test_each_way(number, way, slow):
+def test_every_layout_compiles(number, way, slow):
     for chip in CHIPS if slow else [list(CHIPS)[number % len(CHIPS)]]:
         compiled("add", WAYS[way](), chip)
 
@@ -79,29 +79,29 @@ def test_loads_are_wide(name):
 
 
 @pytest.mark.parametrize("way", ["row", "column", "turned", "batches"])
-def test_tiles_are_read_and_written_wide(way):
-    """A transpose too: it is read along its own rows, and turned on the way."""
+def test_tiles_use_wide_loads_and_stores(way):
+    """Also for a transpose: it is loaded along its own rows and transposed in registers."""
     ptx = compiled("add", WAYS[way](), "sm_90").asm["ptx"]
     assert "ld.global.v4.b32" in ptx and "st.global.v4.b32" in ptx
 
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["special_legendre_polynomial_p", "igamma", "special_zeta"])
-def test_functions_that_loop_take_numbers_alone(name):
-    """An expanded number beside a number: neither is a block."""
+def test_reducing_functions_get_a_block_from_scalar_arguments(name):
+    """An expanded number and a Python number: neither is a block."""
     args = (meta(1, dtype=torch.float32).expand(5), meta(dtype=torch.float32))
     compiled(name, args, "sm_90")
 
 
-def test_a_tensor_on_the_host_is_read_at_the_call():
-    """It is a number to the kernel: no pointer to the host's memory may reach the device."""
+def test_a_cpu_tensor_is_read_at_the_call():
+    """The kernel gets its value: a pointer to host memory must not reach the device."""
     kernel = compiled("add", WAYS["host"](), "sm_90")
     head = kernel.asm["ttir"].split("@add_flat(")[1].split(")")[0:12]
     assert sum("tt.ptr" in part for part in head) == 2
     assert any("f64" in part for part in head)
 
 
-def test_numbers_have_64_bits_whatever_their_value():
+def test_scalars_are_passed_as_64_bits():
     for number, kind in ((1, "i64"), (2**40, "i64"), (1.0, "f64")):
         text = compiled("mul", (meta(37, dtype=torch.int64), number), "sm_90").asm["ttir"]
         assert f"%v1: {kind}" in text
@@ -112,5 +112,5 @@ def test_nothing_spills(name):
     assert compiled(name, sample(name, torch.float32), "sm_90").spills() == 0
 
 
-def test_into_a_tensor_that_is_there():
+def test_writes_to_an_existing_tensor_compile():
     compiled("add", WAYS["flat"](), "sm_90", out=meta(4096, 64, dtype=torch.bfloat16).t())

@@ -1,4 +1,4 @@
-"""ATen's elementwise ops, interpreted, against torch's own: values, dtypes, strides, numbers, `out`, refusals."""
+"""ATen's elementwise ops, interpreted, against torch's own: values, dtypes, strides, numbers, `out`, declined calls."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 INTS = (torch.int32, torch.int64, torch.uint8, torch.int8, torch.int16)
 OWN = [n for n, r in spec.ROWS.items() if not r.alias]
 
-# ATen's CPU kernels differ here from its CUDA kernels, which are the model: strides, and gradients at NaN.
+# Here ATen's CPU kernels differ from its CUDA kernels, which we follow: strides, and gradients at NaN.
 OTHER_STRIDES = {"log_sigmoid"}
 NAN_ON_CUDA = set("hardswish_backward elu_backward hardtanh_backward softshrink_backward hardshrink_backward".split())
-# ATen's own answer depends on the processor, and on whether an element falls into the vector loop or the tail after it:
-# which of two zeros is the larger (so the sign of a zero is not compared), and which infinity -0.0 leads to (so it is
-# not tried).
+# Here ATen's result depends on the processor, and on whether an element is in the vector loop or in the tail after it:
+# which of two zeros is the larger (so signs of zeros are not compared), and which infinity -0.0 gives (so -0.0 is not
+# used).
 EITHER_ZERO = set("relu relu6 fmax fmin maximum minimum".split())
 EITHER_INFINITY = {"logit_backward"}
 
@@ -48,7 +48,7 @@ def reference(row, args):
 
 
 def full(name, *args, **kwargs):
-    """Arguments in full, by position."""
+    """All arguments, by position."""
     found = spec.ops[name].spec.signature.bind(*args, **kwargs)
     found.apply_defaults()
     return tuple(found.arguments.values())
@@ -80,8 +80,8 @@ def args_in_short(args):
     return [f"{a.dtype} {tuple(a.shape)} {a.stride()}" if torch.is_tensor(a) else a for a in args]
 
 
-def test_a_result_like_contiguous_arguments_is_that_of_torchs_meta_function():
-    """Which is not called for them."""
+def test_results_of_contiguous_arguments_have_the_metadata_of_torchs_meta_function():
+    """Although that function is not called for them."""
     seen = set()
     for name in OWN:
         row = ROWS[name]
@@ -98,7 +98,7 @@ def test_a_result_like_contiguous_arguments_is_that_of_torchs_meta_function():
     assert len(seen) > 0.9 * len(OWN), {*OWN} - seen
 
 
-def test_the_dtype_of_a_result_follows_torchs_default():
+def test_result_dtypes_follow_torchs_default_dtype():
     args = (torch.ones(3, dtype=torch.int32),)
     assert pointwise._result_dtype(ROWS["sqrt"], args) is torch.float32
     torch.set_default_dtype(torch.float64)
@@ -113,7 +113,7 @@ def test_the_dtype_of_a_result_follows_torchs_default():
 
 @pytest.mark.parametrize("name", OWN)
 def test_every_row_agrees_with_torch(name, few):
-    """One dtype through every layout; two of the others once, all of them with --slow."""
+    """One dtype in every layout; two others once, all of them with --slow."""
     makes = spec.ops[name].spec.samples
     fits = [d for d in (*FLOATS, *INTS, torch.bool) if d in spec.ROWS[name].dtypes]
     assert fits, f"{name} computes in nothing"
@@ -136,8 +136,8 @@ def test_every_alias_agrees_with_torch(name):
         if torch.float32 in spec.ROWS[n].dtypes and torch.int32 not in spec.ROWS[n].dtypes and n != "isclose"
     ],
 )
-def test_integers_become_floats_where_torch_says_so(name):
-    """And where torch refuses them, so do we: by declining, so that torch says it."""
+def test_integers_become_floats_as_in_torch(name):
+    """Where torch raises, we decline, so that torch raises."""
     for dtype in (torch.int32, torch.bool):
         sample = next(iter(spec.ops[name].spec.samples(dtype, CPU)))
         try:
@@ -153,7 +153,7 @@ SPECIAL = (
     0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 2.0, -2.5, 3.0, -3.0, 6.0, 1e-8, 88.0, -88.0, 1e5, -1e5, 3.4e38, INF, -INF, NAN,
     1.5, 2.5, -3.5, 20.5, -20.0, 50.5, 700.0, 0.99999,
 )  # fmt: skip
-# float32 near a cancellation, where two right answers have few digits in common, or a series of ATen's gives up
+# float32 close to a cancellation, where correct results share few digits, or where a series in ATen fails
 RAGGED = set("special_zeta igamma igammac polygamma mvlgamma lerp logaddexp2 tanh_backward special_bessel_j0 "
              "special_bessel_j1 special_bessel_y0 special_bessel_y1 "
              "special_ndtr gelu gelu_backward softplus_backward".split())  # fmt: skip
@@ -165,7 +165,7 @@ def required(name):
 
 
 def grid_args(name, values):
-    """Every combination of values for the arguments that have no default."""
+    """All combinations of values for the arguments without a default."""
     need = required(name)
     grids = iter(torch.meshgrid(*[values] * len(need), indexing="ij") if len(need) > 1 else [values])
     made = []
@@ -184,7 +184,7 @@ UNARY_AND_BINARY = [n for n in OWN if len(required(n)) <= 2 and torch.float32 in
 
 
 @pytest.mark.parametrize("name", UNARY_AND_BINARY)
-def test_zeros_infinities_and_nans(name):
+def test_zeros_infinities_and_nans_agree_with_torch(name):
     values = torch.tensor(SPECIAL, dtype=torch.float32)
     if name in NAN_ON_CUDA:
         values = values[~values.isnan()]
@@ -192,9 +192,9 @@ def test_zeros_infinities_and_nans(name):
         values = values[(values != 0) | ~values.signbit()]
     if name in RAGGED:
         values = values[values.abs() < 1e4]
-    if "_polynomial_" in name:  # recurrences take as many steps as the degree says
+    if "_polynomial_" in name:  # the degree is the number of steps of a recurrence
         values = values[values.abs() < 50]
-    if name in ("fmod", "remainder"):  # torch's CPU kernels give NaN for a quotient beyond 1e38
+    if name in ("fmod", "remainder"):  # torch's CPU kernels give NaN for quotients above 1e38
         values = values[values.abs() != 3.4e38]
     args = grid_args(name, values)
     got = agree(name, args, slack=40.0 if name in RAGGED else 3.0)
@@ -204,8 +204,8 @@ def test_zeros_infinities_and_nans(name):
         assert not zeros.any(), f"the sign of zero differs at {[a[zeros] for a in args if torch.is_tensor(a)]}"
 
 
-def test_where_torch_has_either_zero_we_have_one():
-    zeros = torch.tensor([0.0, -0.0] * 20)  # at the start, in the middle, at the end
+def test_relu_of_either_zero_is_positive_zero():
+    zeros = torch.tensor([0.0, -0.0] * 20)  # in the vector loop and in its tail
     for name in ("relu", "relu6"):
         assert not run(ROWS[name], (zeros,)).signbit().any()
 
@@ -215,11 +215,11 @@ DIVISIONS = set("div floor_divide remainder fmod".split())
 
 
 def traps(name, a, b, dtype):
-    """Where torch's own op ends the process on x86-64, which knows no integer quotient by 0 nor of the least by -1."""
+    """Whether torch's own op crashes on x86-64, which cannot divide integers by 0, nor the minimum by -1."""
     least = a == torch.iinfo(dtype).min
     if name in DIVISIONS:
         return (b == 0) | ((b == -1) & least)
-    if name == "lcm":  # divides by the gcd, which ATen lets be -1
+    if name == "lcm":  # divides by the gcd, which may be -1 in ATen
         return least & (torch.gcd(a, b) == -1)
     return None
 
@@ -228,7 +228,7 @@ def traps(name, a, b, dtype):
 @pytest.mark.parametrize(
     "name", [n for n in OWN if spec.ROWS[n].dtypes & spec.INTS and len(required(n)) <= 2 and n != "clamp"]
 )
-def test_integers_to_the_last_bit(name, dtype):
+def test_integers_agree_with_torch_bit_for_bit(name, dtype):
     if dtype not in spec.ROWS[name].dtypes:
         pytest.skip("not an op of this dtype")
     values = torch.tensor(EXTREMES).to(dtype)
@@ -240,13 +240,13 @@ def test_integers_to_the_last_bit(name, dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
-def test_lcm_where_torchs_own_may_trap(dtype):
-    """|least * y|, as far as the dtype has room for it."""
+def test_lcm_is_right_where_torchs_may_crash(dtype):
+    """|minimum * y|, wrapped to the dtype."""
     bits, least = torch.iinfo(dtype).bits, torch.iinfo(dtype).min
     others = torch.tensor([7, -7, 31, 127, 255, torch.iinfo(dtype).max], dtype=dtype)
     x = torch.full_like(others, least)
     assert traps("lcm", x, others, dtype).any()
-    assert (others % 2 == 1).all()  # then the product has the least's bits
+    assert (others % 2 == 1).all()  # so the product has the bits of the minimum
     assert run(ROWS["lcm"], (x, others)).tolist() == [-(2 ** (bits - 1))] * len(others)
 
 
@@ -254,7 +254,7 @@ def test_lcm_where_torchs_own_may_trap(dtype):
 
 
 @pytest.mark.parametrize("name", ["add", "eq", "where", "maximum", "pow"])
-def test_promotion_of_every_pair_of_dtypes(name):
+def test_every_pair_of_dtypes_promotes_as_in_torch(name):
     for a, b in itertools.product(DTYPES, DTYPES):
         if name == "pow" and torch.bool in (a, b):
             continue
@@ -265,7 +265,7 @@ def test_promotion_of_every_pair_of_dtypes(name):
 
 @pytest.mark.parametrize("number", [True, 2, 2.5, -1], ids=repr)
 @pytest.mark.parametrize("name", ["add", "mul", "div", "lt", "clamp_min", "masked_fill"])
-def test_promotion_of_every_dtype_with_a_number(name, number):
+def test_every_dtype_and_number_promote_as_in_torch(name, number):
     for dtype in DTYPES:
         x = torch.tensor([0, 1, 2, 3]).to(dtype)
         args = (x, x > 1, number) if name == "masked_fill" else full(name, x, number)
@@ -278,10 +278,10 @@ def test_promotion_of_every_dtype_with_a_number(name, number):
         try:
             agree(name, args)
         except NotSupported:
-            assert dtype is torch.bool  # torch's own runs
+            assert dtype is torch.bool  # falls back to torch
 
 
-def test_a_dimensionless_tensor_counts_less():
+def test_a_0_dim_tensor_has_lower_promotion_priority():
     half, double = torch.tensor([1.0, 2.0], dtype=torch.float16), torch.tensor(0.1, dtype=torch.float64)
     assert agree("add", full("add", half, double)).dtype is torch.float16
     assert agree("mul", full("mul", torch.tensor([100], dtype=torch.int8), torch.tensor(300))).dtype is torch.int8
@@ -290,7 +290,7 @@ def test_a_dimensionless_tensor_counts_less():
 # ---- numbers --------------------------------------------------------------------------------------------------------
 
 
-def test_numbers_are_not_part_of_a_plan():
+def test_numbers_do_not_create_new_plans():
     x = torch.randn(5)
     for number in (2.0, 3.0, 3, -1e30, 2.0):
         agree("mul", full("mul", x, number))
@@ -310,7 +310,7 @@ def test_numbers_keep_64_bits():
 
 
 @pytest.mark.parametrize("exponent", [2, 2.0, 3, 0.5, -0.5, -1.0, -1, -2.0, -3, 2.7, 0])
-def test_powers(exponent):
+def test_powers_agree_with_torch(exponent):
     agree("pow", (torch.tensor([0.0, 0.5, 2.0, INF, NAN, -0.0]), exponent))
     if isinstance(exponent, int) and exponent >= 0:
         agree("pow", (torch.tensor([-3, 0, 5, 2**40]), exponent))
@@ -329,14 +329,14 @@ def test_powers(exponent):
     ("leaky_relu_backward", (torch.randn(9), 0.1, True), {}), ("logit_backward", (torch.rand(9), 0.1), {}),
     ("addcmul", (torch.ones(9), torch.ones(9)), {"value": 0.5}), ("lerp", (torch.ones(9), 0.7), {}),
 ], ids=lambda v: v if isinstance(v, str) else "")  # fmt: skip
-def test_arguments_besides_tensors(name, args, kwargs):
+def test_non_tensor_arguments_agree_with_torch(name, args, kwargs):
     x = torch.randn(9) * 3
     if "rsub" in name:
         kwargs, args = {"alpha": args[1]}, args[:1]
     agree(name, full(name, x, *args, **kwargs))
 
 
-def test_a_number_first():
+def test_a_number_may_be_the_first_argument():
     x = torch.tensor([1.0, 2.0, 3.0])
     for args in (("pow", 2, x), ("remainder", 7, x), ("xlogy", 2.0, x), ("bitwise_and", 6, x.int()),
                  ("bitwise_left_shift", 1, x.int()), ("float_power", 2.5, x)):  # fmt: skip
@@ -362,13 +362,13 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("a, b", itertools.product(LAYOUTS, LAYOUTS))
-def test_layouts(a, b):
+def test_layouts_agree_with_torch(a, b):
     x = torch.arange(2 * 3 * 40, dtype=torch.float32).reshape(2, 3, 40)
     agree("add", full("add", LAYOUTS[a](x), LAYOUTS[b](-2 * x)))
 
 
 @pytest.mark.parametrize("name", [n for n in OWN if spec.ROWS[n].args.startswith(("self: Tensor, other", spec.EITHER))])
-def test_a_single_element_on_either_side(name):
+def test_a_single_element_may_be_on_either_side(name):
     dtype = torch.float32 if torch.float32 in spec.ROWS[name].dtypes else torch.int32
     many, one = torch.tensor([1, 2, 3, 7]).to(dtype), torch.tensor(2).to(dtype)
     agree(name, full(name, many, one))
@@ -376,12 +376,12 @@ def test_a_single_element_on_either_side(name):
 
 
 @pytest.mark.parametrize("a, b", [("turned", "one"), ("one", "turned"), ("turned", "column"), ("turned", "gaps")])
-def test_larger_than_a_tile(a, b):
+def test_tensors_larger_than_a_tile_agree_with_torch(a, b):
     x = torch.randn(3, 70, 90)
     agree("sub", full("sub", LAYOUTS[a](x), LAYOUTS[b](x + 1)))
 
 
-def test_more_dimensions_than_anybody_has():
+def test_many_dimensions_are_supported():
     x = torch.randn([2] * 9)
     y = x.permute(8, 0, 7, 1, 6, 2, 5, 3, 4)
     agree("mul", (x, y))
@@ -389,13 +389,13 @@ def test_more_dimensions_than_anybody_has():
 
 
 @pytest.mark.parametrize("shape", [(0,), (3, 0, 2), (), (1,), (1, 1, 1)], ids=str)
-def test_little_or_nothing(shape):
+def test_small_and_empty_tensors_agree_with_torch(shape):
     x = torch.ones(shape)
     agree("add", full("add", x, 1))
     agree("mul", (x, torch.full((1,) * len(shape), 2.0)))
 
 
-def test_ways():
+def test_every_kind_of_indexing_is_used():
     f = torch.float32
     assert choose_indexing((4, 8), [(8, 1), (8, 1)], [f, f]).name == "flat"
     assert choose_indexing((4, 8), [(0, 0), (8, 1)], [f, f]).name == "flat"
@@ -408,17 +408,17 @@ def test_ways():
     assert choose_indexing((2**33,), [(1,), (1,)], [f, f]).grid == (2**33 // 1024, 1, 1)
 
 
-# ---- into a tensor that is there ------------------------------------------------------------------------------------
+# ---- out and in place -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("layout", ["one", "turned", "stepped", "gaps"])
-def test_out(layout):
+def test_out_agrees_with_torch(layout):
     x, y = torch.randn(6, 40), torch.randn(40)
     agree("add", full("add", x, y), out=LAYOUTS[layout](torch.full((6, 40), NAN)))
 
 
-def test_out_of_another_dtype_is_torchs():
-    """Whether such an `out` will do, and how it is rounded, differs from op to op."""
+def test_out_of_another_dtype_falls_back_to_torch():
+    """Whether torch allows such an `out`, and how it rounds, differs between ops."""
     x = torch.randn(40).half()
     for name, args, dtype in (("add", full("add", x, x), torch.float32), ("lt", full("lt", x, 0), torch.float32)):
         out = torch.full((40,), NAN, dtype=dtype)
@@ -427,21 +427,21 @@ def test_out_of_another_dtype_is_torchs():
         assert out.isnan().all()
 
 
-def test_in_place():
+def test_in_place_agrees_with_torch():
     x, y = torch.randn(6, 40), torch.randn(6, 1)
     want = x + y
     got = run(ROWS["add"], full("add", x, y), out=x)
     assert got is x and torch.equal(x, want)
 
 
-def test_what_out_may_not_be():
+def test_unsuitable_out_falls_back_to_torch():
     x = torch.randn(6)
     base = torch.randn(9)
     for out, args in (
         (torch.empty(5), (x, x)),  # torch resizes
         (torch.empty(6, dtype=torch.int32), (x, x)),
         (torch.empty(1).expand(6), (x, x)),
-        (base[1:7], (base[:6], x)),  # it would be written before it is read
+        (base[1:7], (base[:6], x)),  # would be written before it is read
     ):
         before = out.clone()
         with pytest.raises(NotSupported):
@@ -454,13 +454,13 @@ def test_what_out_may_not_be():
 
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.float8_e4m3fn, torch.uint16], ids=str)
-def test_exotic_dtypes_are_torchs(dtype):
+def test_exotic_dtypes_fall_back_to_torch(dtype):
     x = torch.zeros(4).to(dtype)
     with pytest.raises(NotSupported, match=str(dtype)):
         run(ROWS["add"], full("add", x, x))
 
 
-def test_other_things_are_torchs():
+def test_unusual_arguments_fall_back_to_torch():
     x = torch.ones(3)
     for name, args, kwargs in (
         ("add", (x.to_sparse(), x), {}), ("add", (x, 1j), {}), ("add", (x, torch.ones(4)), {}), ("sub", (x > 0, x), {}),
@@ -472,7 +472,7 @@ def test_other_things_are_torchs():
             run(ROWS[name], full(name, *args, **kwargs))
 
 
-def test_stand_ins_are_in_every_library():
+def test_interpreted_library_functions_exist_in_every_library():
     from triton.language.extra.cuda import libdevice as nvidia
     from triton.language.extra.hip import libdevice as amd
 
@@ -484,7 +484,7 @@ def test_stand_ins_are_in_every_library():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OWN)
-def test_samples_of_opinfo(name):
+def test_opinfo_samples_agree_with_torch(name):
     pytest.importorskip("expecttest")
     from torch.testing._internal.common_methods_invocations import op_db
 
@@ -498,7 +498,7 @@ def test_samples_of_opinfo(name):
                 given = (sample.input, *sample.args)
                 args = full(name, *(reversed(given) if name == "polygamma" else given), **sample.kwargs)
                 run(ROWS[name], args)
-            except (TypeError, NotSupported):  # an argument of torch.<name> that aten.<name> has not; torch's to do
+            except (TypeError, NotSupported):  # torch.<name> has an argument that aten.<name> lacks
                 continue
             agree(name, args, slack=3.0)
             ran += 1
@@ -513,7 +513,7 @@ def test_a_number_is_rounded_where_torch_rounds_it(name):
         torch.testing.assert_close(ROWS[name].call(x, number), getattr(torch.ops.aten, name)(x, number), rtol=0, atol=0)
 
 
-def test_what_torch_refuses_by_its_kernels_alone_is_declined():
+def test_calls_that_only_torchs_kernels_reject_are_declined():
     x = torch.ones(3, dtype=torch.float16)
     with pytest.raises(NotSupported, match="Subtraction"):
         ROWS["sub"].call(x, True, alpha=1)
@@ -524,14 +524,14 @@ def test_what_torch_refuses_by_its_kernels_alone_is_declined():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_zeros_keep_their_signs(dtype):
-    """Triton's -x is 0 - x, which has one zero."""
+    """Triton computes -x as 0 - x, which loses the sign of zero."""
     x = torch.tensor([0.0, -0.0, 3.0], dtype=dtype)
     assert torch.signbit(ROWS["neg"].call(x)).tolist() == [True, False, True]
     assert ROWS["digamma"].call(x)[:2].tolist() == [-float("inf"), float("inf")]
 
 
-def test_our_kernels_are_not_taken_for_a_plugins():
-    """What comes from outside opmux is compared with the op's fake kernel in its first calls: 5 ms each."""
+def test_our_kernels_are_not_checked_like_a_plugins():
+    """The first results of impls from outside opmux are compared with the op's fake kernel: 5 ms each."""
     from opmux.core import get_default_manager, specs
     from opmux.core.dispatch import is_foreign
 

@@ -1,4 +1,4 @@
-"""The kernels of quantization at real sizes: they compile for all chips, move wide, and nothing spills."""
+"""The quantization kernels at real sizes compile for all chips, use wide accesses, and spill nothing."""
 
 from __future__ import annotations
 
@@ -82,15 +82,15 @@ def build(case, chip):
     assert len(built) == launches
     for kernel in built:
         assert kernel.shared <= CHIPS[chip][1]
-        assert kernel.spills() <= (8 if chip == "sm_100" else 0), kernel.name  # ptxas' choice for `_cast_turned`
+        assert kernel.spills() <= (8 if chip == "sm_100" else 0), kernel.name  # ptxas spills 8 bytes in `_cast_turned`
     return built
 
 
 @pytest.mark.few(5)
 @pytest.mark.parametrize("case", CASES)
-def test_hopper_moves_wide_and_spills_nothing(case):
+def test_kernels_are_wide_and_spill_nothing_on_hopper(case):
     for kernel in build(case, "sm_90"):
-        if kernel.name in ("_top", "_history"):  # small
+        if kernel.name in ("_top", "_history"):  # small kernels
             continue
         lines = kernel.asm["ptx"].splitlines()
         moves = [line for line in lines if "ld.global" in line or "cp.async" in line]
@@ -109,13 +109,13 @@ ELSEWHERE = ["cast", "current turned", "blocks 2d", "mx", "uncast", "mx back", "
 
 @pytest.mark.few(3)
 @pytest.mark.parametrize("number, case", list(enumerate(ELSEWHERE)), ids=ELSEWHERE)
-def test_other_chips(number, case):
-    """Each on one of the others, in turn: there the bits are made by integers, but for the newest."""
+def test_kernels_compile_for_other_chips(number, case):
+    """Each for one of the other chips, in rotation; most of these cast with integer arithmetic."""
     build(case, ("sm_80", "gfx942", "sm_100")[number % 3])
 
 
 @pytest.mark.slow
 @over_chips
 @pytest.mark.parametrize("case", CASES)
-def test_everything_on_every_chip(case, chip):
+def test_every_kernel_compiles_for_every_chip(case, chip):
     build(case, chip)

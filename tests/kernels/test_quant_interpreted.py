@@ -1,4 +1,4 @@
-"""The kernels of quantization, interpreted: bit for bit where numbers are awkward; state, flags, odd sizes."""
+"""The quantization kernels, interpreted: equal bits for special values; state, flags, odd sizes."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ def every(dtype):
 
 @both
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
-def test_every_number_of_16_bits(fp8, dtype):
+def test_every_16_bit_number_is_cast_as_in_torch(fp8, dtype):
     x, scale, amax = every(dtype), torch.tensor([1.0]), torch.zeros(1)
     y, want = torch.zeros(65536, dtype=torch.uint8), torch.zeros(65536, dtype=torch.uint8)
     kernels.fp8_cast_into(x, scale, y, None, None, amax, None, fp8)
     spec.fp8_cast_into.reference(x, scale, want, None, None, None, None, fp8)
-    nan = x.isnan()  # of either sign: torch's conversions of float16 do not all keep it
+    nan = x.isnan()  # ignore the sign of NaN: some of torch's float16 conversions change it
     assert torch.equal(y[~nan], want[~nan]) and y.view(fp8).float()[nan].isnan().all() and amax.item() == math.inf
 
 
 @both
-def test_every_byte_and_back(fp8):
+def test_every_byte_is_decoded_and_encoded_again(fp8):
     data, inv = torch.arange(256, dtype=torch.int32).to(torch.uint8), torch.tensor([0.5])
     got = kernels.fp8_uncast(data, inv, fp8, torch.float32)
     torch.testing.assert_close(got, data.view(fp8).float() * 0.5, rtol=0, atol=0, equal_nan=True)
 
 
-def test_every_power_of_two():
+def test_every_e8m0_scale_is_applied_exactly():
     scales = torch.arange(256, dtype=torch.int32).to(torch.uint8).view(64, 4).repeat(2, 1)
     data = torch.full((64, 128), 0x38, dtype=torch.uint8)  # 1.0
     got = kernels.mxfp8_uncast(data, scales, E4M3, False, torch.float32)
@@ -47,7 +47,7 @@ def test_every_power_of_two():
 
 
 def both_ways(op, impl, x, *args):
-    """The buffers that reference and kernel write, side by side."""
+    """The buffers that the reference and the kernel write."""
     found = []
     for run in (op.reference, impl):
         made = [None if a is None else a.clone() if torch.is_tensor(a) else a for a in args]
@@ -59,8 +59,8 @@ def both_ways(op, impl, x, *args):
 @both
 @pytest.mark.parametrize("amax", [0.0, 1e-44, 3e-38, math.inf, 5.0])
 @pytest.mark.parametrize("pow2", [False, True])
-def test_scales_at_the_limits(fp8, amax, pow2):
-    """What overflows, what is nothing, what is infinite: exactly the reference's."""
+def test_scales_at_the_limits_equal_the_reference(fp8, amax, pow2):
+    """Overflow, zero and infinity."""
     x = torch.rand(130, 140) * min(amax, 1.0)
     x[3, 5] = amax
     x[4, 6] = math.nan
@@ -75,8 +75,8 @@ def test_scales_at_the_limits(fp8, amax, pow2):
     assert all(torch.equal(a, b) for a, b in zip(want, got, strict=True))
 
 
-def test_many_parts_of_an_amax():
-    """More than one program looks for it, each at more than one piece."""
+def test_amax_over_many_tiles_is_exact():
+    """Several programs compute it, each over several tiles."""
     x = torch.randn(300_001)
     x[270_000] = -77.0
     assert kernels.amax_abs(x).item() == 77.0
@@ -86,7 +86,7 @@ def test_many_parts_of_an_amax():
     assert all(torch.equal(a, b) for a, b in zip(want, got, strict=True))
 
 
-def test_amax_of_a_buffer_only_grows():
+def test_amax_of_a_buffer_never_decreases():
     x, amax = torch.randn(40, 50), torch.tensor([9.0])
     y, yt = torch.zeros(40, 50, dtype=torch.uint8), torch.zeros(50, 40, dtype=torch.uint8)
     kernels.fp8_cast_into(x, torch.ones(1), y, yt, None, amax, None, E4M3)
@@ -95,8 +95,8 @@ def test_amax_of_a_buffer_only_grows():
     assert amax.item() == (x * 100).abs().max().item()
 
 
-def test_scales_of_the_exact_kind():
-    """float32 scales are equal, not near: consumers compare them."""
+def test_float32_scales_equal_the_reference():
+    """They are equal, not just close, because consumers compare them."""
     x = torch.randn(256, 384, dtype=torch.bfloat16) * 3
     for two_d in (False, True):
         data = torch.zeros(256, 384, dtype=torch.uint8), torch.zeros(384, 256, dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""The quicker interpreter refuses what Triton's refuses."""
+"""The faster interpreter rejects what Triton's interpreter rejects."""
 
 import numpy as np
 import pytest
@@ -12,21 +12,21 @@ MODE = "interpret"
 @pytest.mark.parametrize(
     "shape, error", [([3], ValueError), ([8, 0], ValueError), ([8.0], TypeError), ([tl.constexpr(8), 3], ValueError)]
 )
-def test_shapes_that_no_block_has(shape, error):
-    for _ in range(2):  # a shape that is good is looked up the second time
+def test_invalid_block_shapes_raise(shape, error):
+    for _ in range(2):  # a valid shape is cached after the first time
         tl.block_type(tl.float32, [8])
         with pytest.raises(error):
             tl.block_type(tl.float32, shape)
 
 
-def test_a_type_is_its_shape_and_element():
+def test_block_types_are_equal_if_shape_and_element_are():
     made = [tl.block_type(ty, [8, 4]) for ty in (tl.float32, tl.int32, tl.pointer_type(tl.float32), tl.float32)]
     assert [t.name for t in made] == [f"<['8', '4'], {e}>" for e in ("fp32", "int32", "pointer<fp32>", "fp32")]
     assert made[0] == made[3] and made[0] != made[1] and made[0].numel == 32
     assert made[0] != tl.block_type(tl.float32, [4, 8])
 
 
-def test_dtypes_are_those_of_numpy():
+def test_dtypes_map_to_numpys():
     from triton.runtime import interpreter
 
     kinds = [interpreter._get_np_dtype(t) for t in (tl.float16, tl.pointer_type(tl.float16), tl.int1, tl.uint8)]

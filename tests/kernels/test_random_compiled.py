@@ -1,4 +1,4 @@
-"""Random kernels compiled for chips that are not here: no bits between threads, wide accesses, nothing spilled."""
+"""Random kernels compiled for chips that this machine does not have: no exchange between threads, wide, no spills."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def compiled(name, chip, dtype=torch.bfloat16, seed=HOST, shape=()):
 
 @pytest.mark.few(5)
 @pytest.mark.parametrize("number, name", list(enumerate(CALLS)), ids=list(CALLS))
-def test_every_kernel(number, name, few):
-    """Even and odd sizes, the seed here and there; chips and dtypes in turn."""
+def test_every_kernel_compiles(number, name, few):
+    """Even and odd sizes, the seed on host and device; rotating chips and dtypes."""
     chips = list(CHIPS)
     calls = list(enumerate(((HOST, (64, 64)), (THERE, (3,)), (HOST, (37, 37)), (THERE, (64, 64)))))
     for i, (seed, shape) in few(calls[number % 2 :] + calls[: number % 2], 2):
@@ -53,7 +53,7 @@ def test_every_kernel(number, name, few):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number, name", list(enumerate(CALLS)), ids=list(CALLS))
-def test_every_kernel_in_every_dtype_and_on_every_chip(number, name):
+def test_every_kernel_compiles_in_every_dtype_and_on_every_chip(number, name):
     for at, dtype in enumerate(DTYPES):
         for seed in (HOST, THERE):
             compiled(name, list(CHIPS)[(number + at) % 4], dtype, seed)
@@ -61,17 +61,17 @@ def test_every_kernel_in_every_dtype_and_on_every_chip(number, name):
 
 @pytest.mark.few(4)
 @pytest.mark.parametrize("name", CALLS)
-def test_nothing_moves_between_threads_and_nothing_spills(name):
+def test_threads_exchange_nothing_and_nothing_spills(name):
     for dtype, shape in ((torch.bfloat16, ()), (torch.float32, (64, 64))):
         kernel = compiled(name, "sm_90", dtype, shape=shape)
-        if name != "poisson":  # a program goes on until its last element is done
+        if name != "poisson":  # a program loops until its last element is done
             assert kernel.shared == 0 and "bar.sync" not in kernel.asm["ptx"]
         assert kernel.spills() == 0
 
 
 @pytest.mark.parametrize("seed", [HOST, THERE], ids=["host", "there"])
-def test_dropout_is_wide_and_short(seed):
-    """Four elements to an access, and one multiplication of 32 to 64 bits for two words of a round."""
+def test_dropout_uses_wide_accesses_and_few_multiplications(seed):
+    """Four elements per access, and one multiplication of 32 to 64 bits for two words of a round."""
     ptx = compiled("dropout", "sm_90", torch.bfloat16, seed).asm["ptx"]
     tiles = 8
     assert ptx.count("ld.global.v2.b32") == ptx.count("st.global.v2.b32") == tiles

@@ -1,4 +1,4 @@
-"""Random kernels, interpreted: what the samples do not reach. Bits are the reference's, whatever the tiles."""
+"""Random kernels, interpreted, beyond the samples: bits equal the reference's, whatever the tiles."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def same_bits(got, expected):
 
 
 @pytest.mark.parametrize("name", ARGS)
-def test_a_seed_on_the_host_is_a_seed_in_memory(name, monkeypatch):
+def test_a_seed_on_the_host_gives_the_same_bits_as_one_in_memory(name, monkeypatch):
     x = torch.rand(1003)
     in_memory = getattr(kernels, name)(x, SEED, *ARGS[name])
     forget()
@@ -59,7 +59,7 @@ def test_a_seed_on_the_host_is_a_seed_in_memory(name, monkeypatch):
 
 @pytest.mark.parametrize("name", ARGS)
 @pytest.mark.few(4)
-def test_tiles_do_not_matter(name, monkeypatch):
+def test_tiles_do_not_change_the_bits(name, monkeypatch):
     x, found = torch.rand(3001), []
     for sizes in ({"TILES": 1, "BLOCK": 256}, {"TILES": 3, "BLOCK": 32}, {"TILES": 2, "BLOCK": 64}):
         forget()
@@ -71,7 +71,7 @@ def test_tiles_do_not_matter(name, monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool], ids=str)
-def test_integers(dtype):
+def test_random_integers_equal_the_reference(dtype):
     x = torch.empty(1003, dtype=dtype)
     same_bits(*both("philox_bernoulli", x, SEED, 0.3))
     same_bits(*both("philox_randint", x, SEED, 0, 2))
@@ -80,8 +80,8 @@ def test_integers(dtype):
 
 
 @pytest.mark.parametrize("name, args", [("philox_normal", (0.3, 1.7)), ("philox_exponential", (0.7,))])
-def test_doubles_are_double_all_the_way(name, args):
-    """A constant that went through float32 would show."""
+def test_float64_is_computed_in_float64_throughout(name, args):
+    """A constant that was rounded to float32 would be visible."""
     got, expected = both(name, torch.empty(3000, dtype=torch.float64), SEED, *args)
     torch.testing.assert_close(got, expected, rtol=1e-13, atol=1e-14)
 
@@ -94,7 +94,7 @@ def _turns(r_ptr, c_ptr, s_ptr, WIDE: tl.constexpr, N: tl.constexpr):
     tl.store(s_ptr + o, s)
 
 
-def test_turns_around_the_quarters():
+def test_normal_is_accurate_near_quarter_turns():
     for ints, floats, wide, tol in (
         (torch.int32, torch.float32, False, 1.5e-7),
         (torch.int64, torch.float64, True, 6e-16),
@@ -116,7 +116,7 @@ def _words(out_ptr, key, counter, group, N: tl.constexpr):
 
 @pytest.mark.parametrize("group", [0, 2**32 - 16, 2**32, 2**40 + 48])
 def test_groups_are_counted_in_64_bits(group):
-    """The last sixteen before 2^32, and what a tensor of more than 2^34 elements would ask for."""
+    """The last sixteen groups before 2^32, and groups of a tensor with more than 2^34 elements."""
     out = torch.empty(4, 16, dtype=torch.int64)
     triton.jit(_words)[(1,)](out, *SEED.tolist(), group, N=16)
     at = torch.arange(16) + group
@@ -125,7 +125,7 @@ def test_groups_are_counted_in_64_bits(group):
     assert torch.equal(out, torch.stack(expected))
 
 
-def test_a_seed_with_gaps_and_a_layout_that_is_not_packed():
+def test_strided_seeds_and_layouts_are_supported():
     seed = torch.tensor([SEED[0], 0, SEED[1], 0])[::2]
     x = torch.rand(20, 30).t()
     same_bits(*both("philox_dropout", x, seed, 0.5))

@@ -1,4 +1,4 @@
-"""What C++ may launch: a call that is planned already launches, and does no other work on the device."""
+"""Calls that C++ may replay: a call with an existing plan only launches, and does no other work on the device."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def called(spec, fn, args):
 
 
 @pytest.mark.parametrize("spec, impl", FOUND, ids=[s.key for s, _ in FOUND])
-def test_a_call_does_nothing_but_launch(spec, impl, monkeypatch):
-    monkeypatch.undo()  # memory is not to be poisoned, which is work
-    monkeypatch.setattr(Launcher, "__call__", lambda *args, **more: None)  # interpreted it computes with torch
+def test_a_planned_call_only_launches(spec, impl, monkeypatch):
+    monkeypatch.undo()  # do not poison memory, which is work on the device
+    monkeypatch.setattr(Launcher, "__call__", lambda *args, **more: None)  # the interpreter computes with torch
     for dtype in (torch.float32, torch.int32):
         with contextlib.suppress(NotSupported):
             sample = next(iter(spec.samples(dtype, torch.device("cpu"))))

@@ -15,7 +15,7 @@ from opmux.kernels.lib.compile_only import CHIPS, compiling_for
 MODE = "compile"
 KERNEL = wrappers()
 BF16 = torch.bfloat16
-# way -> (shape, dim, the kernels it takes)
+# algorithm -> (shape, dim, the kernels it launches)
 WAYS = {
     "rows": ((512, 4096), 1, ["_rows"]),
     "short rows": ((4096, 37), 1, ["_rows"]),
@@ -41,7 +41,7 @@ def built(name, shape, dim, dtype, chip, ord=2):
     return found
 
 
-# each op on one chip with one dtype, in turn; all of them with --slow
+# each op for one chip with one dtype, in rotation; all of them with --slow
 TURNS = [
     (name, way, list(CHIPS)[(i + j) % 4], (BF16, torch.float32, torch.float16, torch.float64)[(i + j) // 2 % 4])
     for i, name in enumerate(NAMES)
@@ -54,20 +54,20 @@ TURNS = [
     [row if i % 2 else pytest.param(*row, marks=pytest.mark.slow) for i, row in enumerate(TURNS)],
     ids=lambda v: str(v).removeprefix("torch."),
 )
-def test_each_op(name, way, chip, dtype):
+def test_every_op_compiles(name, way, chip, dtype):
     shape, dim, kernels = WAYS[way]
     assert [k.name for k in built(name, shape, dim, dtype, chip)] == kernels
 
 
 @pytest.mark.parametrize("way", PLANES)
 @pytest.mark.parametrize("name", ["sum", "var_mean", "logsumexp"])
-def test_several_dimensions(name, way):
+def test_reductions_of_several_dimensions_compile(name, way):
     shape, dim, kernels = PLANES[way]
     assert [k.name for k in built(name, shape, dim, BF16, "sm_90")] == kernels
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.int64, torch.bool, torch.uint8], ids=str)
-def test_integers(dtype):
+def test_integer_reductions_compile(dtype):
     for name in ("sum", "amax", "any", "max_dim"):
         built(name, (512, 4096), 1, dtype, "sm_90")
 
@@ -75,14 +75,14 @@ def test_integers(dtype):
 @pytest.mark.parametrize(
     "ord, chip", [(0, "sm_80"), (1, "gfx942"), (math.inf, "sm_100"), (3, "sm_90"), (1.5, "gfx942")]
 )
-def test_norms(ord, chip):
+def test_norms_compile(ord, chip):
     built("vector_norm", (512, 4096), 1, torch.float32, chip, ord)
 
 
 @pytest.mark.parametrize("n", [4096, 1000, 8])
 @pytest.mark.parametrize("dim", [0, 1])
 def test_loads_are_wide(n, dim):
-    """Lengths that are a multiple of 8 are enough for 16 bytes at a time."""
+    """Lengths that are multiples of 8 are enough for 16-byte loads."""
     kernel = built("sum", (1 << 14, n), dim, BF16, "sm_90")[0]
     assert "ld.global.v4.b32" in kernel.asm["ptx"] and "ld.global.b16" not in kernel.asm["ptx"]
 
@@ -103,7 +103,7 @@ BACK = [k.removeprefix("opmux::") for k in KERNEL if specs.by_key[k].family == "
 
 
 @pytest.mark.parametrize("number, name", list(enumerate(BACK)), ids=BACK)
-def test_gradients(number, name):
+def test_gradients_compile(number, name):
     spec, chip = specs.find(f"opmux::{name}"), list(CHIPS)[number % 4]
     shape, dim = ((512, 4096), 1) if number % 2 else ((8, 64, 512), 1)
     x = torch.empty(shape, dtype=BF16, device="meta")
@@ -116,16 +116,16 @@ def test_gradients(number, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number, name", list(enumerate(NAMES)), ids=NAMES)
-def test_every_op_every_way(number, name):
+def test_every_op_compiles_with_every_algorithm(number, name):
     ways = (*WAYS.values(), *(() if name in SINGLE else PLANES.values()))
     for at, (shape, dim, kernels) in enumerate(ways):
         for chip, dtype in both_dtypes(number + at):
             found = [k.name for k in built(name, shape, dim, dtype, chip)]
-            # of float64 a program takes fewer elements: several share a plane, and a second kernel adds up
+            # float64: fewer elements per program, so several share a plane, and a second kernel adds up
             assert found == kernels or (dtype.itemsize == 8 and found == ["_pieces", "_finish"])
 
 
 def both_dtypes(number):
-    """A narrow and a wide one, each on a chip in turn."""
+    """A narrow and a wide dtype, each for one chip, in rotation."""
     chips = list(CHIPS)
     return (chips[number % 4], BF16), (chips[(number + 2) % 4], torch.float64)

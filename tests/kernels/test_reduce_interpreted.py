@@ -1,4 +1,4 @@
-"""Reductions interpreted on the CPU, beyond the samples: integers, bools, indices, and every way to walk."""
+"""Reductions interpreted on the CPU, beyond the samples: integers, bools, indices, and every algorithm."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ by_name = {"ids": lambda v: getattr(v, "name", str(v).removeprefix("torch."))}
 
 @pytest.fixture
 def small_tiles(monkeypatch):
-    """Tiles so small, on a chip so large, that every way to walk is taken by a small tensor."""
+    """Tiles so small, and a chip so large, that small tensors use every algorithm."""
     tiles = {
         "row_tiles": lambda n, rows, dtype, pair, moments: Tiles(32, BLOCK_M=2, BLOCK_N=16),
         "share_tiles": lambda n, dtype, pair: Tiles(32, BLOCK_N=16),
@@ -54,7 +54,7 @@ def agree(spec, got, expected, what=""):
 
 
 def takes(spec, dtype):
-    """Whether an op takes a dtype without a cast, and our kernel does."""
+    """Whether an op supports a dtype without a cast, and so does our kernel."""
     try:
         spec.contract.check({"x": torch.zeros(3, dtype=dtype), "dim": 0, "dtype": None, "ord": 2})
     except BadArgument:
@@ -74,7 +74,7 @@ def with_dim(spec, x, dim):
 
 
 @pytest.mark.parametrize("dtype", INTS, **by_name)
-def test_integers_and_bools(dtype):
+def test_integers_and_bools_agree_with_torch(dtype):
     found = [s for s in FORWARD if takes(s, dtype)]
     assert len(found) >= 9
     for spec in found:
@@ -93,8 +93,8 @@ def test_integers_are_exact_in_64_bits():
 
 @pytest.mark.parametrize("spec", FORWARD, **by_name)
 @pytest.mark.few(9)
-def test_every_walk(spec, small_tiles):
-    """Rows in pieces and in shares, planes, columns down many blocks; one dtype with a length of its own."""
+def test_every_algorithm_agrees_with_torch(spec, small_tiles):
+    """Rows in pieces and with partial sums, planes, columns over many blocks; one dtype per length."""
     for shape, dim in (((2, 45), 1), ((1, 150), 1), ((15, 3), 0), ((40, 5), 0), ((3, 7, 9), 1)):
         x = torch.randn(shape) * 0.1 + (1 if spec.name == "prod" else 3)
         agree(spec, *run(spec, *with_dim(spec, x, dim)), f"{shape} {dim}")
@@ -109,8 +109,8 @@ def spec_is_single(spec):
 
 
 @pytest.mark.parametrize("name", ["var", "var_mean", "std"])
-def test_a_mean_far_from_zero(name, small_tiles):
-    """Squares about zero would leave nothing of the variance; outliers first would, about the first element."""
+def test_a_mean_far_from_zero_loses_no_precision(name, small_tiles):
+    """Squares about zero would lose the variance; so would squares about the first element, which is an outlier."""
     spec = specs.find(name)
     x = torch.randn(3, 210) + 1e4
     x[1] = torch.randn(210)
@@ -126,8 +126,8 @@ def test_a_mean_far_from_zero(name, small_tiles):
 @pytest.mark.parametrize("small", [True, False])
 @pytest.mark.parametrize("name", ["argmax", "argmin", "max_dim", "min_dim", "amax", "amin"])
 @pytest.mark.few(6)
-def test_nan_and_ties(name, small, request):
-    """NaN is the largest and the smallest; of equals the first is meant; infinities are elements like others."""
+def test_nan_and_ties_agree_with_torch(name, small, request):
+    """NaN counts as maximum and as minimum; the first of equal elements wins; infinities are ordinary elements."""
     if small:
         request.getfixturevalue("small_tiles")
     nan, inf = math.nan, math.inf
@@ -145,7 +145,7 @@ def test_nan_and_ties(name, small, request):
 
 
 @pytest.mark.parametrize("small", [True, False])
-def test_infinities_in_logsumexp(small, request):
+def test_infinities_in_logsumexp_agree_with_torch(small, request):
     if small:
         request.getfixturevalue("small_tiles")
     nan, inf = math.nan, math.inf
@@ -157,7 +157,7 @@ def test_infinities_in_logsumexp(small, request):
     agree(spec, *run(spec, x.t().contiguous(), 0))
 
 
-def test_dtype_casts_first():
+def test_dtype_casts_before_the_reduction():
     x = torch.randn(3, 40) * 100
     for name, to in (("sum", torch.int32), ("sum", torch.float16), ("prod", torch.int64), ("mean", torch.bfloat16)):
         spec = specs.find(name)
@@ -168,7 +168,7 @@ def test_dtype_casts_first():
 
 
 @pytest.mark.parametrize("ord", [0, 0.5, 1, 1.3, 2, 3, math.inf, -math.inf, -2])
-def test_norms(ord):
+def test_norms_agree_with_torch(ord):
     spec = specs.find("vector_norm")
     x = torch.randn(4, 50)
     x[1] = 0
@@ -177,7 +177,7 @@ def test_norms(ord):
     agree(spec, *run(spec, x.half(), ord, 0), ord)
 
 
-def test_what_is_declined():
+def test_unsupported_calls_are_declined():
     with pytest.raises(NotSupported, match="floats, not integers"):
         KERNEL["opmux::logsumexp"](torch.ones(3, dtype=torch.int32), None, False)
     with pytest.raises(NotSupported, match="numbers of 32 bits; got 1.3"):
@@ -189,8 +189,8 @@ def test_what_is_declined():
         KERNEL["opmux::var_bwd"](y.double(), x, None, False, 1)
 
 
-def test_layouts():
-    """What is read as it lies, and what is copied first."""
+def test_only_irregular_layouts_are_copied():
+    """Which layouts are read in place, and which are copied first."""
     one, level = layout.ONE, layout.Level
     seen = lambda x, *dims, order=False: layout.view(x.shape, x.stride(), dims, order)
     x = torch.empty(2, 3, 4, 5)
@@ -209,7 +209,7 @@ def test_layouts():
     assert [layout.unit(32, itemsize=size) for size in (1, 2, 4, 8)] == [16, 8, 4, 2]  # 16 bytes
 
 
-def test_an_empty_list_of_dimensions_is_all_of_them():
+def test_an_empty_list_of_dimensions_means_all():
     x, g = torch.randn(5, 4) + 3, torch.tensor(1.0)
     spec = specs.find("opmux::var_bwd")
     for dim in ((), None, (0, 1)):
@@ -225,7 +225,7 @@ def test_floats_become_bytes_as_torch_casts_them():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rows", [256, 1024, 8192, 131072])
 def test_a_million_elements_keep_a_chip_of_132_cores_busy(rows, dtype, op, monkeypatch):
-    """Down columns, however many: shapes of 2**20 elements were left to sixteen programs."""
+    """Down columns, however many. Once, shapes of 2**20 elements used only sixteen programs."""
     monkeypatch.setattr(reduce, "cores", lambda device: 132)
     for numel in (1 << 20, 1 << 22, 1 << 24):
         x = torch.empty((), dtype=dtype).expand(rows, numel // rows).contiguous()

@@ -22,7 +22,7 @@ def check(chip, built, count):
 
 
 @over_chips
-def test_residual(chip):
+def test_residual_kernels_compile(chip):
     dtype = DTYPES[chip]
     wide = torch.float64 if dtype is torch.float64 else torch.float32
     new = lambda *shape, dtype=dtype: torch.empty(shape, dtype=dtype, device="meta")
@@ -43,7 +43,7 @@ def test_residual(chip):
 
 
 @over_chips
-def test_neighborhood(chip):
+def test_neighborhood_attention_compiles(chip):
     dtype = DTYPES[chip]
     wide = torch.float64 if dtype is torch.float64 else torch.float32
     q, lse = (

@@ -1,4 +1,4 @@
-"""The rope kernels, through their wrappers on meta tensors, compiled for four chips down to machine code."""
+"""The rope kernels, called through their wrappers on meta tensors, compile to machine code for four chips."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def empty(*shape, dtype=torch.bfloat16):
 
 
 def calls(dtype):
-    """Each text of the kernel: angles and their sines, both pairings, ways to find a place, parts of packed heads."""
+    """Each variant of the kernel: angles or sines, both pairings, ways to find positions, parts of packed heads."""
     x, angles = empty(256, 2, 8, 128, dtype=dtype), empty(512, 96, dtype=torch.float32)
     table, starts, edges = empty(256, 128, dtype=dtype), empty(2, dtype=torch.int32), empty(9, dtype=torch.int32)
     yield lambda: kernels.rope_fwd(x, table, table, None, None, "sbhd", True, 1, 0)
@@ -38,8 +38,8 @@ def calls(dtype):
 
 @pytest.mark.few(1)
 @over_numbered_chips
-def test_every_chip(number, chip, slow):
-    """Each call on two chips, the dtypes in turn; on all of them with --slow."""
+def test_every_variant_compiles(number, chip, slow):
+    """Each call for two chips, with rotating dtypes; for all chips with --slow."""
     for turn in range(7) if slow else range(number % 2, 7, 2):
         with compiling_for(chip) as built:
             list(calls(DTYPES[(number + turn) % 4]))[turn]()
@@ -48,20 +48,20 @@ def test_every_chip(number, chip, slow):
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("dtype, interleaved", list(zip(DTYPES, (False, True, True, False), strict=True)))
-def test_two_blocks_that_add_up_to_no_power_of_two(interleaved, dtype):
-    """Heads of 192 of which 64 are turned: the sequences' rows in one program, and apart."""
+def test_head_sizes_that_are_no_power_of_two_compile(interleaved, dtype):
+    """Heads of 192, of which 64 are rotated: sequence rows in one program, and in several."""
     x, angles = empty(512, 2, 12, 192, dtype=dtype), empty(4096, 64, dtype=torch.float32)
     starts = empty(2, dtype=torch.int32)
     with compiling_for("sm_90") as built:
         kernels.rope_fwd(x, angles, None, None, None, "sbhd", interleaved, 1, 0)
         kernels.rope_bwd(x.transpose(0, 1), angles, None, starts, None, "bshd", interleaved, 2, 1)
     assert len(built) == 2
-    # the sine of a float64 keeps pi's digits on the stack
+    # the sine of float64 keeps the digits of pi on the stack
     assert dtype is torch.float64 or not any(kernel.spills() for kernel in built)
 
 
-def test_parts_of_packed_heads_of_which_some_is_not_turned():
-    """Keys of 128, 96 of them turned: 64 pairs, 48 of them there, and 32."""
+def test_partly_rotated_packed_heads_compile():
+    """Keys of 128, 96 of them rotated: 64 pairs, of which 48 exist, and 32."""
     rest = ([384, 128, 128], None, "bshd", False, 1, 0)
     q_angles, k_angles = empty(256, 128, dtype=torch.float32), empty(256, 96, dtype=torch.float32)
     wide = [empty(256, 4, heads, 128, dtype=torch.float32) for heads in (12, 4, 4)]
@@ -84,12 +84,12 @@ def test_loads_are_wide_nothing_spills_and_a_sine_is_computed_once(layout, inter
     assert sum("st.global.v4.b32" in line for line in lines) == 4
     assert not any("ld.global.b16" in line for line in lines)
     assert kernel.spills() == 0
-    # 2 over pi, with which an angle's quadrant is found: of 128 angles 256 threads have two, as there are two loads
+    # 2 / pi, which gives the quadrant of an angle: two loads, so each thread has two angles
     assert sum("0f3F22F983" in line for line in lines) == 2
 
 
 @pytest.mark.parametrize("way", ["rope_qk", "rope_qk_bwd"])
-def test_q_and_k_are_one_launch_of_wide_loads(way):
+def test_q_and_k_take_one_launch_with_wide_loads(way):
     """Heads as a linear layer returns them, in training; and of one position, in decoding."""
     for length in (2048, 1):
         q, k = (empty(4, length, heads, 64).transpose(1, 2) for heads in (32, 8))
@@ -98,7 +98,7 @@ def test_q_and_k_are_one_launch_of_wide_loads(way):
             getattr(kernels, way)(q, k, table, table, "bhsd", "bshd", False, False)
         (kernel,) = built
         lines = kernel.asm["ptx"].splitlines()
-        # 16 bytes at a time of q's many heads, 4 of k's few, as 128 threads share them; two halves of each
+        # 128 threads: 16-byte stores for q's many heads, 4-byte stores for k's few; two halves of each
         assert [sum(f"st.global.{width}" in line for line in lines) for width in ("v4.b32", "b32")] == [2, 2]
         assert kernel.spills() == 0
         assert not any("ld.global.b16" in line or "st.global.b16" in line for line in lines)

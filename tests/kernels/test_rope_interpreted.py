@@ -1,4 +1,4 @@
-"""The rope kernels, interpreted, under tex's names too: all samples and mistakes, and what samples do not show."""
+"""The rope kernels, interpreted, also under tex's names: all samples and invalid arguments, and other cases."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ by_name = {"ids": lambda v: v.spec.name}
 
 
 def ours(op):
-    """The kernel of an op; of a function of tex, the function made of kernels."""
+    """The kernel of an op; for a tex function, the function built from kernels."""
     adapter = op.spec.adapter
     if adapter is None:
         return getattr(kernels, op.spec.name)
@@ -43,7 +43,7 @@ def same(op, *args):
 
 
 @pytest.mark.parametrize("op", TEX, **by_name)
-def test_tex(op):
+def test_tex_functions_agree_with_the_references(op):
     for dtype in (torch.float32, torch.bfloat16, torch.float64):
         for sample in op.spec.samples(dtype, CPU):
             same(op, *sample.args)
@@ -55,15 +55,15 @@ def test_tex(op):
 
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("shape, d2", [((3, 2, 5, 24), 24), ((2, 3, 40, 10), 6), ((2, 1, 1, 2), 2), ((2, 2, 2, 7), 0)])
-def test_heads_that_fill_no_block(shape, d2, interleaved):
+def test_heads_that_fill_no_block_agree_with_the_reference(shape, d2, interleaved):
     x = torch.randn(shape)
     angles = torch.randn(shape[0], d2) * 100
     for op in (spec.rope_fwd, spec.rope_bwd):
         same(op, x, angles, None, None, None, "sbhd", interleaved, 1, 0)
 
 
-def test_views_are_read_as_they_lie():
-    """Heads inside packed ones, every other number, a dimension of stride 0: nothing is copied first."""
+def test_views_are_not_copied():
+    """Heads inside packed ones, every other element, a dimension with stride 0."""
     packed = torch.randn(4, 2, 3, 40)
     angles = torch.randn(4, 16)
     views = (packed[..., 8:24], packed[..., ::2][..., :16], packed[:, :1, :, 4:20].expand(4, 2, 3, 16))
@@ -72,7 +72,7 @@ def test_views_are_read_as_they_lie():
             same(op, x, angles, None, None, None, "sbhd", False, 1, 0)
 
 
-def test_places_beyond_the_table_are_not_turned():
+def test_positions_beyond_the_table_are_not_rotated():
     x, angles = torch.randn(2, 4, 3, 8), torch.randn(5, 8)
     starts = torch.tensor([3, -2], dtype=torch.int32)
     same(spec.rope_fwd, x, angles, None, starts, None, "bshd", False, 1, 0)
@@ -81,7 +81,7 @@ def test_places_beyond_the_table_are_not_turned():
     assert not torch.equal(got[0, 0], x[0, 0])
 
 
-def test_tokens_of_no_sequence_stay():
+def test_tokens_without_a_sequence_are_not_rotated():
     x, angles = torch.randn(9, 2, 8), torch.randn(9, 8)
     edges = torch.tensor([2, 5, 5, 7])
     same(spec.rope_fwd, x, angles, None, None, edges, "thd", True, 1, 0)
@@ -89,15 +89,15 @@ def test_tokens_of_no_sequence_stay():
     assert torch.equal(got[:2], x[:2]) and torch.equal(got[7:], x[7:])
 
 
-def test_edges_are_ignored_where_the_format_has_none():
+def test_cu_seqlens_are_ignored_in_formats_without_them():
     x, freqs = torch.randn(4, 2, 3, 8), torch.randn(4, 1, 1, 8)
     edges = torch.tensor([0, 4, 8], dtype=torch.int32)
     same(tex.fused_rope_forward, x, freqs, None, 0, False, edges, 1, 0)
 
 
 @pytest.mark.parametrize("op, dtype", [(spec.rope_qk, torch.float32), (spec.rope_qk_bwd, torch.bfloat16)])
-def test_q_and_k_with_results_in_another_order(op, dtype):
-    """Every sample with heads and sequence exchanged in the memory of its results."""
+def test_q_and_k_may_have_results_in_another_layout(op, dtype):
+    """Every sample, with heads and sequence exchanged in the memory layout of the results."""
     for sample in op.spec.samples(dtype, CPU):
         q, k, cos, sin, layout, _, *how = sample.args
         args = q, k, cos, sin, layout, "bshd" if layout == "bhsd" else "bhsd", *how
@@ -106,8 +106,8 @@ def test_q_and_k_with_results_in_another_order(op, dtype):
             assert got.transpose(1, 2).is_contiguous() and got.shape == x.shape and got.dtype is dtype
 
 
-def test_many_heads_are_several_programs():
-    """More rows than a block: of q and of k, neither a power of two; sequences with tables of their own, and one."""
+def test_many_heads_take_several_programs():
+    """More rows than a block for q and for k, neither a power of two; sequences with their own tables, and with one."""
     q, k = torch.randn(3, 2, 40, 128), torch.randn(3, 2, 5, 128)
     for b in (1, 3):
         cos, sin = torch.randn(b, 2, 96), torch.randn(b, 2, 96)
@@ -115,7 +115,7 @@ def test_many_heads_are_several_programs():
         torch.testing.assert_close(kernels.rope_qk(*args), spec.rope_qk.reference(*args))
 
 
-def test_tables_with_strides_of_their_own():
+def test_tables_with_any_strides_agree_with_the_reference():
     q, k, cos = torch.randn(2, 3, 4, 8), torch.randn(2, 1, 4, 8), torch.randn(1, 4, 8)
     sin = torch.randn(1, 8, 4).transpose(1, 2)
     args = q, k, cos, sin, "bhsd", "bhsd", False, False

@@ -1,4 +1,4 @@
-"""The router's kernels, through their wrappers on meta tensors, compiled for four chips down to machine code."""
+"""The router kernels, called through their wrappers on meta tensors, compile to machine code for four chips."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def empty(*shape, dtype=torch.float32):
 
 
 def build(chip, score, experts, groups, form, dtype):
-    """All of the family: top-k and its backward, the same for the loss, a histogram, the loss itself."""
+    """All kernels of the family: top-k and its backward, those of the loss, a histogram, the loss itself."""
     logits, bias = empty(64, experts, dtype=dtype), None if score == "softmax" else empty(experts)
     kept, counts = empty(64, experts), empty(experts, dtype=torch.int32)
     indices = empty(64, 8, dtype=torch.int64) if form == 2 else None
@@ -51,7 +51,7 @@ ROWS = (("softmax", 60, 6, 0), ("sigmoid", 256, 8, 1), ("sqrtsoftplus", 100, Non
 
 
 @over_numbered_chips
-def test_every_chip(number, chip):
+def test_every_kernel_compiles(number, chip):
     build(chip, *ROWS[number], (torch.bfloat16, torch.float32, torch.float16)[number % 3])
 
 

@@ -1,4 +1,4 @@
-"""The router's kernels, interpreted, against tex's references: samples and mistakes, ties, infinities, large rows."""
+"""The router kernels, interpreted, against tex's references: samples, wrong arguments, ties, infinities, long rows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def copies(args):
 
 
 def same(of, *args):
-    """Results alike, and so are the arguments afterwards: some are written."""
+    """Compare results, and the arguments afterwards, as some are written."""
     ours, theirs = copies(args), copies(args)
     got, want = getattr(kernels, of.name)(*ours), of.reference(*theirs)
     assert type(got) is type(want)
@@ -38,7 +38,7 @@ def same(of, *args):
 
 
 @pytest.mark.parametrize("of", OPS, ids=lambda s: s.name)
-def test_samples_and_mistakes(of):
+def test_samples_and_wrong_arguments_agree_with_the_reference(of):
     for dtype in (torch.float32, torch.bfloat16):
         for sample in of.samples(dtype, CPU):
             same(of, *sample.args)
@@ -52,8 +52,8 @@ def test_samples_and_mistakes(of):
 
 @pytest.mark.parametrize("score", spec.SCORES)
 @pytest.mark.parametrize("experts, groups", [(300, None), (60, 5), (1100, None)])
-def test_forward_and_backward(score, experts, groups):
-    """Numbers of experts and groups that fill no block, and equal scores by the dozen."""
+def test_forward_and_backward_agree_with_the_reference(score, experts, groups):
+    """Numbers of experts and groups that fill no block, and many equal scores."""
     logits = (torch.randn(3, experts) * 2).round()
     forward, backward = (specs.find(f"fused_topk_with_score_function_{way}") for way in ("fwd", "bwd"))
     bias = None if score == "softmax" else (torch.randn(experts) * 2).round() / 2
@@ -65,8 +65,8 @@ def test_forward_and_backward(score, experts, groups):
         )
 
 
-def test_infinities():
-    """Experts that are hidden by -inf, all but two of them: the first of the hidden ones is the third."""
+def test_infinities_agree_with_the_reference():
+    """All experts but two are masked by -inf: the third choice is the first masked one."""
     inf = float("inf")
     logits = torch.full((3, 9), -inf)
     logits[0, 4], logits[0, 7] = 1.0, 2.0
@@ -77,8 +77,8 @@ def test_infinities():
     assert indices[0].tolist() == [7, 4, 0] and indices[2].tolist() == [8, 0, 1]
 
 
-def test_views():
-    """Rows that are not in one piece are copied; a gradient is written where it lies."""
+def test_views_are_supported():
+    """Rows with gaps are copied; a gradient is written in place."""
     logits = torch.randn(16, 5).t()
     args = (logits, 2, True, None, None, None, "softmax", None, 1, None)
     _, routing_map, kept = same(specs.find("fused_topk_with_score_function_fwd"), *args)

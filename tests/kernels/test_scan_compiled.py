@@ -1,4 +1,4 @@
-"""Scans compiled for four chips: every kind, along rows and columns, whole, walking and in spans; and how well."""
+"""Scans compiled for four chips: every kind, along rows and columns, with every algorithm; and their code quality."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from opmux.kernels.lib.compile_only import CHIPS, compiling_for
 MODE = "compile"
 NAMES = ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp")
 OPS = (*NAMES, *(f"{name}_bwd" for name in NAMES))
-# where the ways part: many lanes a program, one, a walk, a walk over spans
+# shapes on either side of each switch of algorithm: many lanes a program, one, a loop, a loop over spans
 WAYS = {
     "short rows": ((4096, 37), 1),
     "rows": ((512, 2048), 1),
@@ -23,7 +23,7 @@ WAYS = {
     "columns": ((16, 2048, 1024), 1),
     "few columns": ((1 << 20, 24), 0),
 }
-# the kernels of each, for ops that launch no others
+# the kernels of each algorithm, for ops that launch no others
 NAMED = ("cumsum", "cummax", "logcumsumexp_bwd")
 KERNELS = {
     way: ["_totals", "_walk"] if "few" in way else ["_whole"] if "short" in way or way == "rows" else ["_walk"]
@@ -32,7 +32,7 @@ KERNELS = {
 
 
 def built_for(chip, name, shape, dim, dtype=torch.bfloat16):
-    """An op's kernels, through its real wrapper, on tensors without memory."""
+    """The kernels that an op's real wrapper launches for meta tensors."""
     like = lambda dtype=dtype: torch.empty(shape, dtype=dtype, device="meta")
     given = {
         "x": like, "dy": like, "y": like, "dvalues": like, "indices": lambda: like(torch.int64),
@@ -46,8 +46,8 @@ def built_for(chip, name, shape, dim, dtype=torch.bfloat16):
 
 @pytest.mark.few(3)
 @pytest.mark.parametrize("number, way", list(enumerate(WAYS)), ids=WAYS)
-def test_every_way(number, way):
-    """Each of one op and on one chip, in turn; of all ops with --slow."""
+def test_every_algorithm_compiles(number, way):
+    """Each for one op and one chip, in rotation; for all ops with --slow."""
     name = NAMED[number % 3]
     kernels = [k.name for k in built_for(list(CHIPS)[number % len(CHIPS)], name, *WAYS[way])]
     assert kernels == KERNELS[way]
@@ -55,13 +55,13 @@ def test_every_way(number, way):
 
 @pytest.mark.few(4)
 @pytest.mark.parametrize("number, name", list(enumerate(OPS)), ids=OPS)
-def test_every_op_and_dtype(number, name):
+def test_every_op_compiles_in_every_dtype(number, name):
     dtypes = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
     built_for(list(CHIPS)[number % len(CHIPS)], name, (64, 100), number % 2, dtypes[number % 4])
 
 
 @pytest.mark.parametrize("number, name", list(enumerate(NAMES[:4])), ids=NAMES[:4])
-def test_integers(number, name, slow):
+def test_integer_scans_compile(number, name, slow):
     dtypes = (torch.int64, torch.int32, torch.uint8, torch.bool)
     for dtype in dtypes if slow else [dtypes[number]]:
         built_for("sm_90", name, (64, 100), 1, dtype)
@@ -70,8 +70,8 @@ def test_integers(number, name, slow):
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", OPS)
-def test_every_op_every_way(name, way):
-    """On the chips in turn: each op on all of them."""
+def test_every_op_compiles_with_every_algorithm(name, way):
+    """For rotating chips, so that each op is compiled for all of them."""
     chip = list(CHIPS)[(OPS.index(name) + list(WAYS).index(way)) % 4]
     kernels = [k.name for k in built_for(chip, name, *WAYS[way])]
     assert kernels == KERNELS[way] or name not in NAMED
@@ -87,7 +87,7 @@ def test_loads_are_wide_and_nothing_spills(name, way):
         assert kernel.spills() == 0
 
 
-def test_a_row_is_scanned_with_one_barrier_and_none_within_a_warp():
+def test_a_row_scan_needs_at_most_one_barrier():
     def barriers(shape, dim):
         return built_for("sm_90", "cumsum", shape, dim)[0].asm["ptx"].count("bar.sync")
 

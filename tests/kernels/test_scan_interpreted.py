@@ -1,4 +1,4 @@
-"""Scans in the interpreter, where tiles are so small that lanes take several of them: carries, spans, and the odd."""
+"""Scans in the interpreter, with tiles so small that lanes need several: carries, spans, odd sizes."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ MODE = "interpret"
 INF, NAN = float("inf"), float("nan")
 NAMES = ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp")
 INTS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.bool)
-# n, outer and inner; n is no multiple of a tile, and lanes are not either
+# n, outer and inner size; neither n nor the number of lanes is a multiple of a tile
 SHAPES = {"rows": ((3, 101), 1), "row": ((130,), 0), "columns": ((77, 19), 0), "middle": ((2, 70, 5), 1)}
 
 
 @pytest.fixture(params=[1, 4], ids=["walk", "spans"])
 def small(request, monkeypatch):
-    """Tiles of 16 places, and so many spans."""
+    """Tiles of 16 elements, and many spans."""
     tile = lambda inner: dict(BLOCK_L=2 if inner == 1 else 16, BLOCK_N=16)
     monkeypatch.setattr(scan, "LONGEST", {4: 16, 8: 16})
     monkeypatch.setattr(scan, "DEEPEST", 16)
@@ -46,7 +46,7 @@ def drawn(name, shape, dtype=torch.float32):
 
 
 def arguments(name, shape, dim, dtype=torch.float32):
-    """Of a forward op and of its backward."""
+    """Arguments of a forward op and of its backward."""
     x, dy = drawn(name, shape, dtype), torch.randn(shape).to(dtype)
     if name == "cumprod":
         x[torch.rand(shape) < 0.01] = 0
@@ -63,14 +63,14 @@ def arguments(name, shape, dim, dtype=torch.float32):
 @pytest.mark.parametrize("shape, dim", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.few(12)
-def test_carries(small, name, shape, dim):
+def test_carries_between_tiles_are_exact(small, name, shape, dim):
     forward, back = arguments(name, shape, dim)
     agree(specs.find(name), forward)
     agree(specs.find(f"{name}_bwd"), back)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
-def test_carries_of_other_floats(small, dtype):
+def test_carries_of_other_floats_are_exact(small, dtype):
     for name in NAMES:
         forward, back = arguments(name, (1, 37, 5), 1, dtype)
         agree(specs.find(name), forward)
@@ -78,15 +78,15 @@ def test_carries_of_other_floats(small, dtype):
 
 
 @pytest.mark.parametrize("dtype", INTS, ids=str)
-def test_carries_of_integers(small, dtype):
+def test_carries_of_integers_are_exact(small, dtype):
     x = torch.randint(-3, 4, (3, 37)).to(dtype)
     for name in NAMES[:4]:
         for dim in (0, 1):
             agree(specs.find(name), (x, dim, None) if name in NAMES[:2] else (x, dim))
 
 
-def test_the_smallest_integers_are_numbers_too(small):
-    """What stands for nothing must not win over what is there."""
+def test_the_smallest_integer_is_a_valid_element(small):
+    """The neutral element of a maximum must not win over an element."""
     for dtype in INTS[:5]:
         lowest, highest = torch.iinfo(dtype).min, torch.iinfo(dtype).max
         x = torch.full((2, 37), lowest, dtype=dtype)
@@ -95,7 +95,7 @@ def test_the_smallest_integers_are_numbers_too(small):
             agree(specs.find(name), (x, 1))
 
 
-def test_infinities_and_nan_are_carried(small):
+def test_infinities_and_nan_carry_over(small):
     x = torch.zeros(6, 70)
     x[0], x[1], x[2, 20], x[3, 40], x[4, :30], x[5, 33:] = -INF, INF, NAN, INF, -INF, NAN
     for name in ("cummax", "cummin", "logcumsumexp", "cumsum"):
@@ -104,14 +104,14 @@ def test_infinities_and_nan_are_carried(small):
     agree(specs.find("logcumsumexp_bwd"), (torch.ones_like(x), x, y, 1))
 
 
-def test_zeros_of_a_product_in_other_tiles(small):
+def test_zeros_of_a_product_carry_over(small):
     x = torch.full((6, 70), 1.1)
     x[1, 20], x[2, 0], x[3, 69], x[4, 20], x[4, 50], x[5] = 0, 0, 0, 0, 0, 0
     agree(specs.find("cumprod_bwd"), (torch.randn_like(x), x, 1))
 
 
-def test_rows_that_are_apart_are_read_where_they_lie(small):
-    """A slice of columns; a gradient that is one number everywhere is copied."""
+def test_rows_with_gaps_are_not_copied(small):
+    """A slice of columns; an expanded gradient is copied."""
     base = torch.randn(4, 100)
     agree(specs.find("cumsum"), (base[:, 3:90], 1, None))
     agree(specs.find("cumsum"), (base[:, 3:90], 0, None))
@@ -119,15 +119,15 @@ def test_rows_that_are_apart_are_read_where_they_lie(small):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_real_tiles(name):
-    """Rows and columns longer than a tile, with the sizes that are used."""
+def test_default_tiles_agree_with_the_reference(name):
+    """Rows and columns longer than a tile, with the real tile sizes."""
     for shape, dim in (((2, 9001), 1), ((300, 20), 0)):
         forward, back = arguments(name, shape, dim)
         agree(specs.find(name), forward)
         agree(specs.find(f"{name}_bwd"), back)
 
 
-def test_spans_begin_where_the_work_is_worth_it():
+def test_rows_are_split_into_spans_only_if_they_are_few():
     few = dict(dtype=torch.bfloat16, pair=False, chip=132)
     assert scan.walk_tiles.default(n=32768, outer=4096, inner=1, **few)["SPLITS"] == 1
     assert scan.walk_tiles.default(n=1 << 24, outer=8, inner=1, **few)["SPLITS"] > 64

@@ -32,7 +32,7 @@ OPS = list(collect())
 
 
 def strides(t):
-    """Those of dimensions with one element say nothing."""
+    """Strides; those of dimensions of size 1 do not matter."""
     return [s for s, n in zip(t.stride(), t.shape, strict=True) if n > 1]
 
 
@@ -43,7 +43,7 @@ def agrees(spec, impl, sample):
             assert a is None
             continue
         assert a.dtype == b.dtype and strides(a) == strides(b)
-        tol = spec.tol.get(b.dtype)  # indices are equal
+        tol = spec.tol.get(b.dtype)  # indices must be equal
         close = dict(rtol=tol.rtol, atol=tol.atol) if tol else dict(rtol=0, atol=0)
         torch.testing.assert_close(a, b, **close, msg=lambda m: f"{spec.name} {sample.id}: {m}")
 
@@ -51,7 +51,7 @@ def agrees(spec, impl, sample):
 @pytest.mark.few(33)
 @pytest.mark.parametrize("number, op", list(enumerate(OPS)), ids=[s.name for s, _ in OPS])
 def test_agrees_with_torch(number, op, slow):
-    """Two samples in float32 and one in another dtype, in turn; all samples and dtypes with --slow."""
+    """Two samples in float32 and one in a rotating dtype; all samples and dtypes with --slow."""
     spec, impl = op
     for dtype in (torch.float32, *(DTYPES if slow else [DTYPES[number % 3]])):
         samples = list(spec.samples(dtype, CPU))
@@ -65,8 +65,8 @@ def find(name):
 
 
 @pytest.mark.parametrize("name", ["max_pool2d_with_indices", "adaptive_max_pool2d"])
-def test_maxima_of_nan_and_infinities(name):
-    """NaN is the maximum; of windows that have nothing but -inf, the first index counts."""
+def test_max_pooling_handles_nan_and_infinities(name):
+    """NaN is the maximum; in a window of only -inf, the first index wins."""
     x = torch.full((1, 2, 4, 4), float("-inf"))
     x[0, 0, 1, 2] = float("nan")
     x[0, 1, 2, 3] = float("inf")
@@ -76,8 +76,8 @@ def test_maxima_of_nan_and_infinities(name):
         torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
 
 
-def test_results_that_are_not_asked_for():
-    """Each gradient of a convolution by itself."""
+def test_each_gradient_of_a_convolution_can_be_computed_alone():
+    """With each output mask."""
     spec, impl = find("convolution_backward")
     *args, _ = next(iter(spec.samples(torch.float32, CPU))).args
     want = spec.reference(*args, [True, True, True])
@@ -87,21 +87,21 @@ def test_results_that_are_not_asked_for():
         torch.testing.assert_close(got[i], want[i], rtol=1e-4, atol=1e-4)
 
 
-def test_factors_are_rounded_to_tf32_and_not_cut(monkeypatch):
-    """As cuDNN does; the interpreter's product is exact. NaN of any payload stays NaN."""
+def test_tf32_rounds_operands_instead_of_truncating(monkeypatch):
+    """As cuDNN does. The interpreter's product is exact. NaN with any payload stays NaN."""
     from opmux.kernels import convolution
     from opmux.kernels.lib.plans import forget
 
     monkeypatch.setattr(convolution, "_factors", lambda t, precise: "tf32")
     forget()
-    x = torch.full((1, 16, 4, 4), 1 + 3 * 2.0**-12)  # between 1 and 1 + 2^-10, nearer to the latter
+    x = torch.full((1, 16, 4, 4), 1 + 3 * 2.0**-12)  # between 1 and 1 + 2^-10, closer to the latter
     x[0, 0, 0, 0] = torch.tensor(0x7FFFFFFF, dtype=torch.int32).view(torch.float32)
     y = find("convolution")[1].fn(x, torch.ones(16, 16, 1, 1), None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
     forget()
     assert y[0, :, 0, 0].isnan().all() and (y[0, :, 1:] == 16 * (1 + 2.0**-10)).all()
 
 
-def test_what_torch_refuses_is_declined():
+def test_calls_that_torch_rejects_are_declined():
     from opmux.core.errors import NotSupported
 
     x = torch.randn(1, 2, 4, 4)

@@ -13,7 +13,7 @@ MODE = "compile"
 
 
 @over_chips
-def test_it_compiles_and_moves_wide(chip):
+def test_stack3_compiles_with_wide_accesses(chip):
     like = torch.empty((64, 4, 32, 128), dtype=torch.bfloat16, device="meta")
     with compiling_for(chip) as built:
         kernels.stack3(like, like, like, 3)

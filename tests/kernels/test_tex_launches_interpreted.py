@@ -1,4 +1,4 @@
-"""tex's functions that quantize over our kernels: as many launches as docs/tex.md says, the bits of two steps."""
+"""tex functions that quantize, over our kernels: the launches that docs/tex.md lists, and the bits of two passes."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ QUANTIZERS = {
 
 
 def with_defaults(spec):
-    """An op's kernel, or its reference if there is none; dispatch gives a kernel the defaults of the op."""
+    """An op's kernel, or its reference if there is none; with the op's defaults, as dispatch passes them."""
     fn, defaults = KERNELS.get(spec.key, spec.reference), [p.default for p in spec.signature.parameters.values()]
     return lambda *args: fn(*args, *defaults[len(args) :])
 
 
 def over_kernels(fn):
-    """A function of tex over our kernels."""
+    """A tex function over our kernels."""
     return fn.spec.adapter.bind({spec.key: with_defaults(spec) for spec in fn.spec.adapter.over})
 
 
@@ -53,7 +53,7 @@ def of_activation(fn, *args):
     return lambda q: over_kernels(fn)(*args, q)
 
 
-# The first word of a row of the table: calls that the row is about, and the quantizer's usages.
+# First word of a row of the table -> the calls of the row, and the quantizer's usages.
 BOTH_WAYS, ROWS_ONLY = (True, True), (True, False)
 NORMS = (of_norm(norm.rmsnorm_fwd, X, W), of_norm(norm.layernorm_fwd, X, W, W))
 CALLS = {
@@ -75,7 +75,7 @@ CALLS = {
 
 
 def table():
-    """Launches by row and quantizer, of the page: "2: norm; cast", or "1 (128x128: 2)" where those differ."""
+    """The page's table: launches by row and quantizer, as "2: norm; cast", or "1 (128x128: 2)" where they differ."""
     lines = PAGE.read_text().splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith("| function | delayed"))
     found = {}
@@ -95,7 +95,7 @@ TABLE = table()
 
 @pytest.fixture
 def launched(monkeypatch):
-    """What is launched: our kernels, and torch's for a sum."""
+    """Records launches: of our kernels, and of torch's for sums."""
     found, call, add_up = [], launch.Launcher.__call__, torch.Tensor.sum
 
     def launcher(self, *args):
@@ -116,7 +116,7 @@ def held(value):
 
 
 @pytest.mark.parametrize("row, kind", TABLE)
-def test_launches_and_bits(row, kind, launched):
+def test_launches_and_bits_are_as_documented(row, kind, launched):
     calls, (rowwise, columnwise) = CALLS[row]
     for call in calls:
         quantizer = QUANTIZERS[kind]()
@@ -124,7 +124,7 @@ def test_launches_and_bits(row, kind, launched):
         launched.clear()
         made = call(quantizer)
         assert len(launched) == TABLE[row, kind], launched
-        if kind == "delayed" or row == "`quantize`":  # not rounded to bfloat16 before; without a first step
+        if kind == "delayed" or row == "`quantize`":  # not rounded to bfloat16 first; or no first pass
             continue
         result = call(None)
         sums, made = made if isinstance(made, list) else (None, made)

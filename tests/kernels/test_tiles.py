@@ -1,4 +1,4 @@
-"""What tunables say by default can be compiled: threads and blocks are powers of two, whatever the sizes asked by."""
+"""Default tiles can be compiled: threads and blocks are powers of two, whatever the sizes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DTYPES = (torch.uint8, torch.bfloat16, torch.float32, torch.float64)
 OURS = sorted(n for n, t in config.tunables.items() if t.default.__module__ in {m.__name__ for m in FAMILIES})
 
 
-def test_every_family_has_some():
+def test_every_family_has_tunables():
     found = {name.partition(".")[0].removesuffix("_qk") for name in OURS}
     assert found == {m.__name__.rpartition(".")[2] for m in FAMILIES}
 
@@ -32,4 +32,4 @@ def test_threads_and_blocks_are_powers_of_two(name):
     ints = SIZES if kinds.count(int) == 1 else FEW
     for facts in itertools.product(*({int: ints, torch.dtype: DTYPES}[kind] for kind in kinds)):
         tiles = default(*facts)
-        assert tiles.changed(tiles.flat(), name) == tiles, facts  # refuses what is none, and too many threads
+        assert tiles.changed(tiles.flat(), name) == tiles, facts  # rejects other values, and too many threads

@@ -1,4 +1,4 @@
-"""tex's activations, against torch's functions and autograd in double precision; what forms with a bias promise."""
+"""tex's activations against torch's functions and autograd in double precision, and activations with a bias."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def as_list(results):
     return results if isinstance(results, list) else [results]
 
 
-def test_all_of_them_are_there():
+def test_every_tex_activation_is_listed():
     assert {s.name for s in TEX} == NAMES == set(tex_activation.OPS)
     for spec in TEX:
         forward = spec.name in FORWARD
@@ -70,7 +70,7 @@ def test_all_of_them_are_there():
 
 @every_dtype
 @over_tex
-def test_tex(spec, dtype):
+def test_tex_activations_equal_torch_in_double_precision(spec, dtype):
     found = list(spec.samples(dtype, CPU))
     assert len(found) > 5
     for sample in found:
@@ -88,7 +88,7 @@ def test_tex(spec, dtype):
 
 
 @over_tex
-def test_tex_mistakes_are_named(spec):
+def test_wrong_tex_arguments_are_named(spec):
     found = list(spec.errors(CPU))
     assert found
     for bad in found:
@@ -98,7 +98,7 @@ def test_tex_mistakes_are_named(spec):
 
 
 @over_tex
-def test_tex_ignores_autograd_and_goes_through_dispatch(spec):
+def test_tex_functions_record_no_gradient_and_use_dispatch(spec):
     for sample in list(spec.samples(torch.float32, CPU))[:4]:
         args = [a.detach().clone().requires_grad_() if torch.is_tensor(a) else a for a in sample.args]
         got = as_list(getattr(tex_activation, spec.name)(*args))
@@ -107,21 +107,21 @@ def test_tex_ignores_autograd_and_goes_through_dispatch(spec):
             torch.testing.assert_close(a, b, rtol=0, atol=0)
 
 
-def test_what_is_no_quantizer_is_declined_with_a_reason():
+def test_an_unknown_quantizer_is_declined_with_a_reason():
     for name in ("swiglu", "gelu"):
         with pytest.raises(TypeError, match=f"^{name}: quantizer must be None or one of Float8Quantizer, .*; got str"):
             getattr(tex_activation, name)(torch.ones(2, 4), "fp8")
 
 
-def test_a_name_in_both_spaces_means_ours_in_opmux_ops():
+def test_opmux_ops_prefers_our_op_to_a_tex_op_of_the_same_name():
     for name in ONE:
         assert getattr(opmux.ops, name).spec.key == f"opmux::{name}"
         assert specs.find(name).key == f"tex::{name}"
     assert opmux.ops.swiglu is tex_activation.swiglu
 
 
-def test_the_sum_of_a_bias_gradient_is_of_what_is_not_rounded():
-    """Thousands of numbers that round up would add up to another sum."""
+def test_a_bias_gradient_sums_unrounded_values():
+    """Thousands of numbers that round up would have another sum."""
     x = torch.full((4096, 2), 1.0, dtype=torch.bfloat16)
     dy = torch.full((4096, 2), 1.00390625, dtype=torch.bfloat16)
     dx, dbias = opmux.ops.silu_bias_bwd(dy, x, torch.zeros(2))
@@ -130,8 +130,8 @@ def test_the_sum_of_a_bias_gradient_is_of_what_is_not_rounded():
     assert (dx.double().sum(0) - want).abs().min() > 1
 
 
-def test_gradients_of_the_forms_through_autograd():
-    """With a bias of another dtype; in halves; of rows with gaps."""
+def test_gradients_with_biases_and_gates_equal_autograds():
+    """With a bias of another dtype, for halves, and for rows with gaps."""
     x, bias = torch.randn(2, 3, 8, dtype=torch.float64), torch.randn(8, dtype=torch.float32)
     for act, f in {**ONE, "gelu": F.gelu, "gelu_tanh": ONE["gelu"]}.items():
         leaves = [t.clone().requires_grad_() for t in (x, bias)]

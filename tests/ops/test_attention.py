@@ -1,4 +1,4 @@
-"""Attention's reference against the definition in double precision, query by query, and against torch's own."""
+"""The attention reference against the definition in double precision, one query at a time, and against torch's own."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FORWARD, BACKWARD = specs.find("attention"), specs.find("attention_bwd")
 
 
 def naive(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> tuple[Tensor, Tensor]:
-    """By the definition: one query at a time, over the keys it sees."""
+    """The definition: one query at a time, over the keys that it attends to."""
     b, h, sq, d = q.shape
     sk, per = k.shape[2], h // k.shape[1]
     scale = max(d, 1) ** -0.5 if scale is None else scale
@@ -36,19 +36,19 @@ def naive(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | 
 
 
 def close(got: Tensor, want: Tensor, what: str, atol: float = 2e-5) -> None:
-    """Equal, but for one rounding of the result and what float32 may lose on the way."""
+    """Equal up to one rounding of the result and float32 rounding in between."""
     halves = {d: Tol(0.51 * torch.finfo(d).eps, atol) for d in (torch.float16, torch.bfloat16)}
     tol = {**halves, torch.float64: Tol(1e-10, 1e-10), torch.float32: Tol(1e-5, atol)}[got.dtype]
     torch.testing.assert_close(got.double(), want, rtol=tol.rtol, atol=tol.atol, msg=lambda m: f"{what}: {m}")
 
 
 def small(samples):
-    """Those that the slow definition can follow."""
+    """Samples small enough for the slow definition."""
     return [s for s in samples if s.args[0].numel() <= 6000]
 
 
 @every_dtype
-def test_forward(dtype):
+def test_forward_equals_the_definition(dtype):
     for sample in small(FORWARD.samples(dtype, CPU)):
         q, k, v, *how = sample.args
         got, lse = FORWARD.reference(*sample.args)
@@ -63,20 +63,18 @@ def test_backward_is_the_gradient_of_the_definition(dtype):
     for sample in small(BACKWARD.samples(dtype, CPU)):
         do, q, k, v, _, _, *how = sample.args
         leaves = [t.double().requires_grad_() for t in (q, k, v)]
-        o = (
-            naive(*leaves, *how)[0] + sum(t.sum() for t in leaves) * 0
-        )  # a graph, also where there is nothing to compute
+        o = naive(*leaves, *how)[0] + sum(t.sum() for t in leaves) * 0  # a graph, even if all keys are masked
         want = torch.autograd.grad(o, leaves, do.double())
         got = BACKWARD.reference(*sample.args)
         for name, g, w in zip(BACKWARD.out, got, want, strict=True):
-            # o is among the arguments, rounded: its error is in the gradients of q and k
+            # o is an argument, rounded: its error reaches the gradients of q and k
             close(g, w, f"{sample.id}: {name}", atol={torch.float16: 2e-3, torch.bfloat16: 2e-2}.get(dtype, 3e-5))
 
 
 @pytest.mark.parametrize("keys", [9, 21])
 @pytest.mark.parametrize("causal", [False, True])
-def test_it_is_what_torch_computes(causal, keys):
-    """torch aligns causal to the top left, so it gets ours as a mask."""
+def test_attention_equals_torchs(causal, keys):
+    """torch aligns causal masks to the top left, so it gets our mask as a tensor."""
     q, k, v = torch.randn(2, 6, 9, 16), torch.randn(2, 2, keys, 16), torch.randn(2, 2, keys, 16)
     mask = torch.ones(9, keys, dtype=torch.bool).tril(keys - 9) if causal else None
     want = F.scaled_dot_product_attention(q, k, v, mask, scale=0.3, enable_gqa=True)
@@ -86,19 +84,19 @@ def test_it_is_what_torch_computes(causal, keys):
         torch.testing.assert_close(opmux.ops.attention(q, k, v, causal)[0], want)
 
 
-def test_backward_is_the_slope_of_the_forward():
-    """By finite differences, through autograd as a user reaches it."""
+def test_backward_agrees_with_finite_differences():
+    """Through autograd, as a user calls it."""
     q, k, v = (torch.randn(1, h, s, 3, dtype=torch.float64, requires_grad=True) for h, s in ((4, 3), (2, 5), (2, 5)))
     assert torch.autograd.gradcheck(lambda *t: opmux.ops.attention(*t, True, 0.7)[0], (q, k, v))
 
 
-def test_queries_that_see_nothing():
+def test_queries_without_keys_give_zeros():
     q, k, v = torch.randn(1, 2, 6, 8), torch.randn(1, 1, 2, 8), torch.randn(1, 1, 2, 8)
     leaves = [t.requires_grad_() for t in (q, k, v)]
     o, lse = opmux.ops.attention(*leaves, causal=True)
     assert o[:, :, :4].eq(0).all() and lse[:, :, :4].eq(-torch.inf).all()
     assert o[:, :, 4:].ne(0).all() and lse[:, :, 4:].isfinite().all()
-    torch.testing.assert_close(o[:, :, 4], v[:, 0, :1].expand(1, 2, 8))  # the first that sees any sees one
+    torch.testing.assert_close(o[:, :, 4], v[:, 0, :1].expand(1, 2, 8))  # the first query with keys has one
     o.sum().backward()
     assert q.grad[:, :, :4].eq(0).all() and all(t.grad.isfinite().all() for t in leaves)
 
@@ -107,7 +105,7 @@ def as_seq_first(t: Tensor) -> Tensor:
     return t.transpose(1, 2).contiguous().transpose(1, 2)
 
 
-def test_results_lie_as_what_they_follow():
+def test_results_have_the_layout_of_their_inputs():
     q, k, v = torch.randn(2, 4, 5, 8), torch.randn(2, 2, 7, 8), torch.randn(2, 2, 7, 8)
     packed = FORWARD.reference(q, k, v)
     mixed = (as_seq_first(q), k, as_seq_first(v))
@@ -118,8 +116,8 @@ def test_results_lie_as_what_they_follow():
     assert dq.transpose(1, 2).is_contiguous() and dk.is_contiguous() and dv.transpose(1, 2).is_contiguous()
 
 
-def test_results_lie_with_the_batch_inside():
-    """As in [seq, batch, heads, dim], also where that is a slice of more."""
+def test_results_keep_a_layout_with_the_batch_inside():
+    """As in [seq, batch, heads, dim], also for a slice of a larger tensor."""
     packed = [torch.randn(7, 2, h, 8).permute(1, 2, 0, 3) for h in (4, 2, 2)]
     sliced = [t.permute(1, 2, 0, 3) for t in torch.randn(7, 2, 4, 3, 8).unbind(3)]
     for q, k, v in (packed, sliced):
@@ -129,7 +127,7 @@ def test_results_lie_with_the_batch_inside():
         torch.testing.assert_close(o, FORWARD.reference(*(t.contiguous() for t in (q, k, v)), True)[0])
 
 
-def test_lse_may_be_of_more_keys_than_are_here():
+def test_lse_may_cover_more_keys_than_are_passed():
     q, k, v, do = (torch.randn(1, 2, 6, 8, dtype=torch.float64) for _ in range(4))
     o, lse = FORWARD.reference(q, k, v)
     want = BACKWARD.reference(do, q, k, v, o, lse, False, None)
@@ -139,8 +137,8 @@ def test_lse_may_be_of_more_keys_than_are_here():
         torch.testing.assert_close(torch.cat([parts[0][i], parts[1][i]], 2), want[i])
 
 
-def test_another_forward_will_do():
-    """The backward takes o and lse from whoever computed them."""
+def test_the_backward_accepts_another_forwards_results():
+    """The backward takes o and lse from any implementation."""
     q, k, v = (torch.randn(1, 2, 5, 8) for _ in range(3))
     want = BACKWARD.reference(torch.ones(1, 2, 5, 8), q, k, v, *FORWARD.reference(q, k, v, True), True, None)
     o, lse = naive(q.double(), k.double(), v.double(), True)
@@ -148,7 +146,7 @@ def test_another_forward_will_do():
     torch.testing.assert_close(got, want)
 
 
-def test_flops_count_what_is_seen():
+def test_flops_count_only_unmasked_pairs():
     q, k, v = torch.empty(2, 4, 8, 16), torch.empty(2, 1, 8, 16), torch.empty(2, 1, 8, 16)
     assert FORWARD.flops(q, k, v) == 4 * 2 * 4 * 8 * 8 * 16
     assert FORWARD.flops(q, k, v, True) == 4 * 2 * 4 * 36 * 16
@@ -156,7 +154,7 @@ def test_flops_count_what_is_seen():
     assert BACKWARD.flops(q, q, k, v, q, lse, True, None) == 10 * 2 * 4 * 36 * 16
 
 
-def test_how_heads_are_grouped_is_said():
+def test_mismatched_heads_are_named():
     q, k = torch.randn(1, 6, 4, 8), torch.randn(1, 4, 4, 8)
     with pytest.raises(ValueError, match="attention: k must have heads that divide the 6 of q; got 4"):
         opmux.ops.attention(q, k, k)
@@ -164,7 +162,7 @@ def test_how_heads_are_grouped_is_said():
         opmux.ops.attention(q, q[:, :2], q[:, :3])
 
 
-def test_the_layout_of_a_projection_is_seq_first():
+def test_a_projection_has_seq_first_layout():
     x = torch.randn(2, 5, 4 * 8)
     assert family.order(x.view(2, 5, 4, 8).transpose(1, 2)) == (0, 2, 1, 3)
     assert family.order(x.view(5, 2, 4, 8).permute(1, 2, 0, 3)) == (2, 0, 1, 3)

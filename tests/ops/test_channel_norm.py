@@ -1,4 +1,4 @@
-"""Group, batch and weight norm against torch's own functions, in double precision; gradients against autograd's."""
+"""Group, batch and weight norm against torch's own functions in double precision; gradients against autograd's."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def count(x):
 
 
 def true_group_norm(x, num_groups, weight, bias, eps):
-    if x.numel() in (0, num_groups):  # of nothing torch makes NaN, and one value per group it refuses
+    if x.numel() in (0, num_groups):  # torch gives NaN for empty input, and rejects one value per group
         shape = (1, -1, *(1,) * (x.dim() - 2))
         y = x * 0 * weight.view(shape) + bias.view(shape)
     else:
@@ -47,7 +47,7 @@ def true_batch_norm(x, weight, bias, running_mean, running_var, momentum, eps):
 
 
 def true_batch_norm_infer(x, mean, var, weight, bias, eps):
-    """By hand where torch will not differentiate: it takes running statistics for constants."""
+    """Computed by hand, as torch does not differentiate running statistics."""
     shape = (1, -1, *(1,) * (x.dim() - 2))
     y = (x - mean.view(shape)) / (var.view(shape) + eps).sqrt()
     y = y * (1 if weight is None else weight.view(shape)) + (0 if bias is None else bias.view(shape))
@@ -81,11 +81,11 @@ def results(value):
 
 @every_dtype
 @pytest.mark.parametrize("name", TRUTH)
-def test_values_and_gradients(name, dtype):
+def test_values_and_gradients_equal_torchs(name, dtype):
     spec = specs.find(name)
     for sample in spec.samples(dtype, CPU):
         if name == "weight_norm" and not sample.args[0].numel():
-            continue  # torch's composition divides by the norm of nothing
+            continue  # torch's composition divides by the norm of an empty tensor
         ours = [leaf(a) for a in sample.args]
         true = [leaf(a, torch.float64) for a in sample.args]
         got, want = results(getattr(opmux.ops, name)(*ours)), results(TRUTH[name](*true))
@@ -98,15 +98,15 @@ def test_values_and_gradients(name, dtype):
         truths = torch.autograd.grad(want[0], [true[i] for i in inputs], dy.double())
         for i, a, b in zip(inputs, grads, truths, strict=True):
             tol = specs.find(f"{name}_bwd").tol[ours[i].dtype]
-            slack = 1 if dtype is torch.float64 else 4  # sums of numbers that were rounded: x, dy, the statistics
+            slack = 1 if dtype is torch.float64 else 4  # sums of rounded numbers: x, dy, the statistics
             what = f"{sample.id}, d{spec.names[i]}"
             assert_close(a.double(), b, rtol=slack * tol.rtol, atol=slack * tol.atol, msg=lambda m, w=what: f"{w}: {m}")
 
 
 @every_dtype
 @pytest.mark.parametrize("offset", [1e3, -3e4])
-def test_a_large_mean_costs_no_digits(offset, dtype):
-    """The variance is of differences: with the mean taken off afterwards, float32 would have none left."""
+def test_a_large_mean_loses_no_precision(offset, dtype):
+    """The variance is computed from differences: subtracting the mean afterwards would lose it in float32."""
     x = (torch.randn(4, 6, 50, dtype=torch.float64) + offset).to(dtype)
     want = F.batch_norm(x.double(), None, None, training=True)
     assert_close(opmux.ops.batch_norm(x)[0].double(), want, rtol=2e-2, atol=2e-2)
@@ -118,7 +118,7 @@ LAST = [((3, 6, 5, 4), torch.channels_last), ((2, 4, 3, 2, 5), torch.channels_la
 
 
 @pytest.mark.parametrize("shape, form", LAST, ids=["4-d", "5-d"])
-def test_channels_last_stays_so(shape, form, slow):
+def test_channels_last_is_preserved(shape, form, slow):
     x, dy = (torch.randn(shape).contiguous(memory_format=form) for _ in range(2))
     w, b = torch.randn(shape[1]), torch.randn(shape[1])
     mean, var = torch.randn(shape[1]), torch.rand(shape[1]) + 0.5
@@ -143,8 +143,8 @@ def test_channels_last_stays_so(shape, form, slow):
             torch.library.opcheck(packet(spec).default, args)
 
 
-def test_what_is_contiguous_too_counts_as_contiguous():
-    """One channel, or one place: strides say both."""
+def test_ambiguous_layouts_count_as_contiguous():
+    """With one channel or one position, strides fit contiguous and channels-last."""
     for shape in ((3, 1, 5, 4), (3, 6, 1, 1)):
         x = torch.randn(shape)
         assert x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
@@ -157,7 +157,7 @@ def test_what_is_contiguous_too_counts_as_contiguous():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("shape", [(4, 6, 5), (0, 6, 5), (7, 6)])
-def test_functional_batch_norm(shape, training, dtype):
+def test_functional_batch_norm_equals_torchs(shape, training, dtype):
     x = torch.randn(shape, dtype=dtype)
     w, b = torch.randn(6), torch.randn(6)
     runs = []
@@ -176,7 +176,7 @@ def test_functional_batch_norm(shape, training, dtype):
 
 @pytest.mark.parametrize("running", [True, False])
 @pytest.mark.parametrize("use_input_stats", [True, False])
-def test_functional_instance_norm(use_input_stats, running):
+def test_functional_instance_norm_equals_torchs(use_input_stats, running):
     if not use_input_stats and not running:
         pytest.skip("statistics must come from somewhere")
     x, w, b = torch.randn(4, 6, 5), torch.randn(6), torch.randn(6)
@@ -192,8 +192,8 @@ def test_functional_instance_norm(use_input_stats, running):
         assert_close(ours, torchs, rtol=1e-5, atol=1e-5)
 
 
-def test_functional_batch_norm_is_compiled_whole():
-    """One graph, in which the running statistics move."""
+def test_functional_batch_norm_compiles_without_graph_breaks():
+    """One graph, which updates the running statistics."""
     x, runs = torch.randn(4, 6, 5), []
     for fn in (
         channel_norm.functional_batch_norm,
@@ -206,7 +206,7 @@ def test_functional_batch_norm_is_compiled_whole():
     assert_close(runs[1], runs[0], rtol=0, atol=0)
 
 
-def test_functional_group_norm():
+def test_functional_group_norm_equals_torchs():
     x, w, b = torch.randn(2, 6, 5), torch.randn(6), torch.randn(6)
     assert_close(channel_norm.functional_group_norm(x, 3, w, b, 1e-4), F.group_norm(x, 3, w, b, 1e-4))
 
@@ -226,16 +226,16 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize("name, args, kwargs", MISTAKES)
-def test_what_torch_refuses_is_refused(name, args, kwargs):
+def test_calls_that_torch_rejects_raise(name, args, kwargs):
     with pytest.raises(ValueError) as ours:
         getattr(channel_norm, f"functional_{name}")(*args, **kwargs)
     with pytest.raises((ValueError, RuntimeError)) as torchs:
         getattr(F, name)(*args, **kwargs)
-    if "Expected more than 1" in str(torchs.value):  # what programs catch by its words
+    if "Expected more than 1" in str(torchs.value):  # programs match this message
         assert str(ours.value).split(", got")[0] == str(torchs.value).split(", got")[0]
 
 
-def test_a_refusal_moves_no_running_statistic():
+def test_a_rejected_call_does_not_update_running_statistics():
     mean, var = torch.zeros(3), torch.ones(3)
     with pytest.raises(ValueError, match="Expected more than 1 value per channel"):
         channel_norm.functional_batch_norm(ONE, mean, var, training=True)
@@ -243,7 +243,7 @@ def test_a_refusal_moves_no_running_statistic():
 
 
 @pytest.mark.parametrize("dim", [0, 1, 2, -1, -2, -3, None])
-def test_weight_norm_by_every_dim(dim):
+def test_weight_norm_works_for_every_dim(dim):
     v = torch.randn(4, 3, 5)
     g = torch.norm_except_dim(v, 2, -1 if dim is None else dim)
     w, norm = opmux.ops.weight_norm(v, g, dim)

@@ -1,4 +1,4 @@
-"""Decoding's references against the definition in double precision, and the functions of `opmux.functional`."""
+"""The decoding references against the definition in double precision, and the functions of `opmux.functional`."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 def rows_of(cache, table, z, length):
-    """[length, ...]: what a sequence has in a cache."""
+    """[length, ...]: the rows of a sequence in a cache."""
     if table is None:
         return cache[z, :length].double()
     return torch.cat([cache[p] for p in table[z].tolist()])[:length].double()
 
 
 def naive(q, k_cache, v_cache, lengths, table, sinks, k_scale, v_scale, window, softcap, scale):
-    """By the definition: one query of one head at a time, over the keys that it sees."""
+    """The definition: one query of one head at a time, over the keys that it attends to."""
     batch, queries, heads, dim = q.shape
     group, scale = heads // k_cache.shape[2], dim**-0.5 if scale is None else scale
     room = k_cache.shape[1] * (1 if table is None else table.shape[1])
@@ -49,7 +49,7 @@ def naive(q, k_cache, v_cache, lengths, table, sinks, k_scale, v_scale, window, 
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
-def test_attention_is_the_definition(dtype):
+def test_decode_attention_equals_the_definition(dtype):
     for sample in specs.find("attention_decode").samples(dtype, CPU):
         got, want = opmux.ops.attention_decode(*sample.args), naive(*sample.args)
         step = torch.finfo(dtype).eps
@@ -61,7 +61,7 @@ def test_attention_is_the_definition(dtype):
         )
 
 
-def test_mla_is_attention_with_values_in_the_keys():
+def test_mla_equals_attention_with_values_inside_the_keys():
     for sample in specs.find("mla_decode").samples(torch.float64, CPU):
         q, cache, lengths, rank, table, cache_scale, scale = sample.args
         one = cache[:, :, None]
@@ -69,8 +69,8 @@ def test_mla_is_attention_with_values_in_the_keys():
         torch.testing.assert_close(opmux.ops.mla_decode(*sample.args), want, rtol=1e-6, atol=1e-6)
 
 
-def test_decoding_continues_a_prompt():
-    """A prompt and then tokens, written page by page, give what attention to the whole sequence gives."""
+def test_decoding_equals_attention_to_the_whole_sequence():
+    """A prompt, and then tokens, written page by page."""
     batch, heads, kv_heads, dim, page = 2, 4, 2, 8, 4
     table = torch.tensor([[5, 0, 3], [1, 4, 2]])
     k, v = torch.randn(2, batch, 10, kv_heads, dim)
@@ -90,7 +90,7 @@ def test_decoding_continues_a_prompt():
 
 
 @pytest.mark.parametrize("dtype", FP8, ids=str)
-def test_float8_is_written_as_torch_casts_it(dtype):
+def test_float8_caches_are_written_as_torch_casts(dtype):
     k, most = torch.randn(1, 3, 2, 8) * 100, torch.finfo(dtype).max
     scale = torch.tensor([0.01, 40.0])
     cache = torch.zeros(1, 5, 2, 8).to(dtype)
@@ -100,7 +100,7 @@ def test_float8_is_written_as_torch_casts_it(dtype):
     assert cache[:, [0, 4]].float().eq(0).all()
 
 
-def test_a_latent_cache_has_no_heads():
+def test_latent_caches_have_no_head_dimension():
     latent, cache = torch.randn(2, 1, 12), torch.zeros(3, 4, 12)
     ours.write_kv_cache(latent, None, cache, None, torch.tensor([1, 3]), table=torch.tensor([[2], [1]]))
     assert torch.equal(cache[2, 0], latent[0, 0]) and torch.equal(cache[1, 2], latent[1, 0])
@@ -110,7 +110,7 @@ def test_a_latent_cache_has_no_heads():
     torch.testing.assert_close(lse[0, :, 0], q[0, 0] @ latent[0, 0] / 12**0.5)
 
 
-def test_there_is_no_gradient():
+def test_decoding_has_no_gradient():
     q, cache, lengths = torch.randn(1, 1, 2, 8, requires_grad=True), torch.randn(1, 4, 2, 8), torch.tensor([3])
     with pytest.raises(ValueError, match="attention_decode: q must need no gradient.*torch.no_grad"):
         ours.attention_decode(q, cache, cache, lengths)

@@ -22,14 +22,14 @@ FORWARD, BACKWARD = specs.find("linear"), specs.find("linear_bwd")
 
 
 def close(got, want, what):
-    """Equal, but for one rounding of the result and what float32 may lose on the way."""
+    """Equal up to one rounding of the result and float32 rounding in between."""
     halves = {d: Tol(0.51 * torch.finfo(d).eps, 2e-5) for d in (torch.float16, torch.bfloat16)}
     tol = {**halves, torch.float64: Tol(1e-11, 1e-11), torch.float32: Tol(1e-5, 2e-5)}[got.dtype]
     torch.testing.assert_close(got.double(), want, rtol=tol.rtol, atol=tol.atol, msg=lambda m: f"{what}: {m}")
 
 
 @every_dtype
-def test_forward_adds_up_wide_and_rounds_once(dtype):
+def test_products_accumulate_in_float32_and_round_once(dtype):
     for sample in FORWARD.samples(dtype, CPU):
         want = F.linear(*(None if t is None else t.double() for t in sample.args))
         got = FORWARD.reference(*sample.args)
@@ -37,15 +37,15 @@ def test_forward_adds_up_wide_and_rounds_once(dtype):
         close(got, want, sample.id)
 
 
-def test_a_long_sum_of_halves_does_not_lose_its_end():
-    """4096 ones and a 1: where parts are kept in bfloat16, it ends at 256."""
+def test_long_half_precision_sums_keep_small_terms():
+    """4096 ones and a 1: partial sums in bfloat16 would stop at 256."""
     x, w = torch.ones(1, 4096, dtype=torch.bfloat16), torch.ones(1, 4096, dtype=torch.bfloat16)
     y = FORWARD.reference(x, w, torch.full((1,), 64.0, dtype=torch.bfloat16))
     assert y.item() == 4160.0
 
 
 @every_dtype
-def test_backward_is_the_gradient_of_torchs(dtype):
+def test_backward_equals_torchs_gradient(dtype):
     for sample in BACKWARD.samples(dtype, CPU):
         dy, x, weight = sample.args
         bias = torch.zeros(weight.shape[0], dtype=torch.float64)
@@ -57,37 +57,37 @@ def test_backward_is_the_gradient_of_torchs(dtype):
 
 
 @pytest.mark.parametrize("has_bias", [True, False])
-def test_gradients_as_a_user_gets_them(has_bias):
+def test_autograd_gives_torchs_gradients(has_bias):
     x, w, b = (torch.randn(*s, dtype=torch.float64, requires_grad=True) for s in ((2, 3, 5), (4, 5), (4,)))
     bias = (b,) if has_bias else ()
     assert torch.autograd.gradcheck(opmux.ops.linear, (x, w, *bias))
 
 
-def test_a_gradient_of_another_dtype_is_taken():
+def test_a_gradient_of_another_dtype_is_accepted():
     dy, x, w = torch.randn(3, 4), torch.randn(3, 8, dtype=torch.bfloat16), torch.randn(4, 8, dtype=torch.bfloat16)
     assert [g.dtype for g in opmux.ops.linear_bwd(dy, x, w)] == [torch.bfloat16] * 3
 
 
-def test_a_result_may_be_written_to():
+def test_a_result_may_be_modified_in_place():
     x = torch.randn(2, 3, 5, requires_grad=True)
     opmux.ops.linear(x, torch.randn(4, 5)).mul_(2).sum().backward()
     assert x.grad is not None
 
 
-def test_sizes_are_not_burned_in():
+def test_compiled_graphs_have_no_fixed_sizes():
     for spec in (FORWARD, BACKWARD):
         at = lambda shape, spec=spec: spec.samples.at(shape, torch.float32, CPU, out=7).args
         traced = make_fx(spec.reference, tracing_mode="symbolic")(*at((3, 5, 8)))
         torch.testing.assert_close(traced(*at((2, 9, 6))), spec.reference(*at((2, 9, 6))))
 
 
-def test_flops():
+def test_flops_are_counted():
     x, w = torch.empty(2, 3, 8), torch.empty(5, 8)
     assert FORWARD.flops(x, w) == 2 * 6 * 8 * 5
     assert BACKWARD.flops(torch.empty(2, 3, 5), x, w) == 4 * 6 * 8 * 5
 
 
-def test_shapes_are_said():
+def test_mismatched_shapes_are_named():
     with pytest.raises(ValueError, match=r"linear: weight must have 2 dimensions, \[n, k\]; got \(8,\)"):
         opmux.ops.linear(torch.randn(3, 8), torch.randn(8))
     with pytest.raises(
@@ -112,7 +112,7 @@ def product(a, b, trans_a, trans_b, alpha):
 
 @every_dtype
 @pytest.mark.parametrize("name", ["gemm", "gemm_gelu", "gemm_dgelu"])
-def test_gemm_rounds_once_after_all_that_follows(name, dtype):
+def test_gemm_rounds_once_after_the_epilogue(name, dtype):
     spec = specs.find(name)
     for sample in spec.samples(dtype, CPU):
         a, b, beside, trans_a, trans_b, alpha, to = sample.args
@@ -141,7 +141,7 @@ FUNCTIONS = {
 
 
 @every_dtype
-def test_linear_act_rounds_once_after_all_that_follows(dtype):
+def test_linear_act_rounds_once_after_the_epilogue(dtype):
     spec, seen = specs.find("linear_act"), set()
     for sample in spec.samples(dtype, CPU):
         x, weight, bias, residual, act, glu, save = sample.args
@@ -177,7 +177,7 @@ def blown_up(scale, rows, shape):
 
 @pytest.mark.parametrize("name", ["scaled_gemm", "block_scaled_gemm"])
 @pytest.mark.parametrize("dtype", DTYPES[1:])
-def test_products_of_fp8(name, dtype):
+def test_fp8_products_equal_dequantized_ones(name, dtype):
     spec = specs.find(name)
     for sample in spec.samples(dtype, CPU):
         a, b, a_scale, b_scale, a_dtype, b_dtype, bias, *rest = sample.args
@@ -192,7 +192,7 @@ def test_products_of_fp8(name, dtype):
         close(got, want if bias is None else want + bias.double(), sample.id)
 
 
-def test_gemm_flops():
+def test_gemm_flops_are_counted():
     new = torch.empty
     for name, args in {
         "gemm": (new(3, 8), new(8, 5), None, False, False),
@@ -204,7 +204,7 @@ def test_gemm_flops():
         assert specs.find(name).flops(*args) == 2 * 3 * 5 * 8
 
 
-# ---- cuBLAS' calls, which the CPU has too ---------------------------------------------------------------------------
+# ---- cuBLAS calls, which torch has on the CPU too --------------------------------------------------------------------
 
 CUBLAS = [fn for fn in cublas.IMPLS.values() if "gemm" in fn.op or fn.op == "linear_act"]
 
@@ -212,8 +212,8 @@ CUBLAS = [fn for fn in cublas.IMPLS.values() if "gemm" in fn.op or fn.op == "lin
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed:UserWarning")
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
 @pytest.mark.parametrize("fn", CUBLAS, ids=lambda f: f"{f.op} {f.impl_id}")
-def test_cublas_calls_compute_the_same(fn, dtype):
-    """What it does not take it says so; mistakes are said as the reference says them."""
+def test_cublas_calls_agree_with_the_reference(fn, dtype):
+    """A call that cuBLAS does not support is declined with a reason; a wrong call raises the reference's error."""
     spec, ran = specs.find(fn.op), 0
     when = getattr(fn, "when", None)
     for sample, again in zip(spec.samples(dtype, CPU), spec.samples(dtype, CPU), strict=True):
@@ -228,13 +228,13 @@ def test_cublas_calls_compute_the_same(fn, dtype):
             tol = spec.tol[w.dtype]
             assert g.dtype is w.dtype and g.is_contiguous() and not g._is_view()
             torch.testing.assert_close(g, w, rtol=tol.rtol, atol=tol.atol, msg=lambda m, s=sample: f"{s.id}: {m}")
-    assert ran or fn is cublas.block_scaled_gemm  # which a CPU has not
+    assert ran or fn is cublas.block_scaled_gemm  # not available on the CPU
     for bad in (b for b in spec.errors(CPU) if b.typed):
         with pytest.raises(bad.error, match=bad.match):
             (when or fn)(*bad.args)
 
 
-def test_what_cublas_multiplies_in_fp8():
+def test_cublas_multiplies_only_some_fp8_products():
     e4, e5 = torch.float8_e4m3fn, torch.float8_e5m2
     new, one = lambda *s: torch.zeros(s, dtype=torch.uint8), torch.ones(1)
     asked = lambda a, b, kinds=(e4, e4), **more: cublas.scaled_when(a, b, one, one, *kinds, **more)
@@ -245,12 +245,12 @@ def test_what_cublas_multiplies_in_fp8():
     assert "bias" in asked(new(5, 32), new(16, 32), bias=torch.ones(16))
 
 
-# ---- who runs -------------------------------------------------------------------------------------------------------
+# ---- which implementation runs ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def refusal(monkeypatch):
-    """Why our kernel of an op does not run on a chip of NVIDIA's of which nothing was measured, or None."""
+    """Why our kernel of an op does not run on an NVIDIA chip without measurements; None if it does."""
     monkeypatch.setattr(provider_speed, "measured", functools.cache(lambda chip: {}))
     launch = pytest.importorskip("opmux.kernels.lib.launch")
     monkeypatch.setattr(launch, "runs_on_chip", lambda: True)
@@ -268,8 +268,8 @@ def refusal(monkeypatch):
         yield ask
 
 
-def test_our_kernels_run_on_nvidias_chips_where_they_are_named(refusal):
-    """Without being named they leave it to cuBLAS, unless a policy leaves that out."""
+def test_our_kernels_run_on_nvidia_only_if_named(refusal):
+    """Otherwise cuBLAS runs, unless a policy excludes it."""
     words = "library: cuBLAS is faster: it runs only if a policy names it, by impl:default.flagos or an order for {}"
     assert refusal("gemm") == words.format("gemm") and refusal("linear") == words.format("linear")
     with opmux.policy(per_op={"gemm": "flagos|*"}):
@@ -284,12 +284,12 @@ def test_our_kernels_run_on_nvidias_chips_where_they_are_named(refusal):
             assert refusal("gemm") is not None
 
 
-def test_our_kernels_are_candidates_where_they_were_measured_to_be_faster(refusal, monkeypatch):
-    monkeypatch.undo()  # the times that are shipped
+def test_our_kernels_are_candidates_where_measurements_favour_them(refusal, monkeypatch):
+    monkeypatch.undo()  # use the shipped measurements
     monkeypatch.setattr("opmux.kernels.lib.launch.runs_on_chip", lambda: True)
     assert refusal("linear") is None and refusal("gemm") is not None
 
 
-def test_our_kernels_stand_back_for_nobody_where_they_do_not_run_on_a_chip(refusal, monkeypatch):
+def test_our_kernels_are_not_declined_if_they_do_not_run_on_a_chip(refusal, monkeypatch):
     monkeypatch.setattr("opmux.kernels.lib.launch.runs_on_chip", lambda: False)
     assert refusal("gemm") is None

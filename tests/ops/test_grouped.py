@@ -1,4 +1,4 @@
-"""Products of groups of rows: what calls of torch compute, on the CPU and as NVIDIA's backend makes them."""
+"""Grouped matrix products: the torch calls that compute them on the CPU, and those of NVIDIA's backend."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def agree(name, fn, sample):
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed:UserWarning")
 @pytest.mark.parametrize("name", NAMES)
-def test_on_the_cpu(name):
+def test_grouped_products_on_the_cpu_equal_the_reference(name):
     for dtype in DTYPES:
         for sample in specs.find(name).samples(dtype, CPU):
             agree(name, getattr(cpu, name), sample)
@@ -36,8 +36,8 @@ def test_on_the_cpu(name):
 
 @pytest.mark.skipif(nvidia._grouped_mm is None, reason="this torch has no grouped product")
 @pytest.mark.parametrize("name", NAMES)
-def test_calls_of_torch(name):
-    """torch's grouped products are on the CPU too: the same calls, and what they take."""
+def test_torchs_grouped_calls_equal_the_reference(name):
+    """torch has grouped products on the CPU too: the same calls, with the same requirements."""
     when = getattr(nvidia, name).when
     assert all(isinstance(when(*s.args), str) for s in specs.find(name).samples(torch.bfloat16, CPU))
     for rows, k, n in ((37, 104, 24), (5, 8, 16)):
@@ -48,7 +48,7 @@ def test_calls_of_torch(name):
             when(*bad.args)
 
 
-def test_rows_of_no_group_have_no_part_in_a_gradient():
+def test_rows_without_a_group_do_not_affect_gradients():
     a, b, ends = torch.randn(6, 3), torch.randn(6, 2), torch.tensor([2, 2, 4], dtype=torch.int32)
     a[4:] = torch.nan
     for fn in (spec.grouped_mm_wgrad.reference, cpu.grouped_mm_wgrad):

@@ -1,4 +1,4 @@
-"""Nested, sparse, mkldnn and quantized tensors: an op works on them as on dense ones, or says what to do instead."""
+"""Nested, sparse, mkldnn and quantized tensors: an op treats them like dense ones, or says what to do instead."""
 
 import re
 
@@ -31,7 +31,7 @@ def parts(t):
 
 
 def chosen():
-    """Some ops of each family, spread over their names."""
+    """Some ops of each family, evenly spaced by name."""
     get_default_manager().registry.list_operators()
     by_family = {}
     for spec in specs:
@@ -42,7 +42,7 @@ def chosen():
 
 
 def arguments(spec):
-    """The arguments of an op's first sample, by name; None where it has none in float32."""
+    """The arguments of an op's first float32 sample, by name; None if it has none."""
     sample = next(iter(spec.samples(torch.float32, CPU)), None)
     if sample is None:
         return None
@@ -51,7 +51,7 @@ def arguments(spec):
 
 
 def with_kind(spec, name, kind):
-    """The same, one of them of another kind; None where torch has no such tensor."""
+    """The same arguments with one in another layout; None if torch has no such tensor."""
     given = arguments(spec)
     try:
         return {**given, name: KINDS[kind](given[name])}
@@ -74,12 +74,12 @@ def is_clear(error, spec, name, kind):
 
 
 def alike(got, given, fn, name, spec):
-    """Whether a result is that of dense tensors, for each part of a nested one; parts that do not fit pass."""
+    """Whether a result equals that of dense tensors, for each part of a nested one; mismatched parts pass."""
     many = lambda made: made if isinstance(made, (tuple, list)) else (made,)
     nested = all(t.is_nested for t in many(got) if t is not None)
     try:
         x = given[name]
-        wholes = x.unbind() if nested else [torch.cat(x.unbind()) if x.is_nested else dense(x)]  # or of all parts
+        wholes = x.unbind() if nested else [torch.cat(x.unbind()) if x.is_nested else dense(x)]  # or all parts
         wanted = [many(fn(**{**given, name: t})) for t in wholes]
     except (RuntimeError, TypeError, ValueError):
         return True
@@ -102,13 +102,13 @@ CASES = [
 ]
 
 
-def test_every_family_is_there():
+def test_every_family_is_covered():
     families = {specs.by_key[key].family for key, _ in CASES}
     assert len(families) >= 12 and len(CASES) > 80, sorted(families)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_works_or_says_what_to_do(kind):
+def test_every_layout_works_or_names_an_alternative(kind):
     wrong, worked, refused = [], 0, 0
     for key, name in CASES:
         spec, fn = specs.by_key[key], specs.functions[key]
@@ -129,7 +129,7 @@ def test_it_works_or_says_what_to_do(kind):
     assert worked + refused > 20
 
 
-def test_one_traceback_and_torchs_own_words():
+def test_an_error_is_one_traceback_with_torchs_message():
     x = torch.nested.nested_tensor([torch.ones(2, 4), torch.ones(1, 4)])
     with pytest.raises(BadLayout) as caught:
         opmux.ops.rms_norm(x, torch.ones(4))
@@ -141,7 +141,7 @@ def test_one_traceback_and_torchs_own_words():
     )
 
 
-def test_a_second_argument_is_named():
+def test_an_unsupported_second_argument_is_named():
     with pytest.raises(
         BadLayout, match="softmax_bwd: argument 'y' must be a dense tensor; got a tensor in layout sparse"
     ):

@@ -20,7 +20,7 @@ over_tex = pytest.mark.parametrize("spec", TEX, ids=lambda s: s.name)
 
 
 def truth(x, mask=None, scale=1.0, causal=False):
-    """By the definition, without torch's softmax: exp(scale * x) of what is seen over its sum, 0 where nothing is."""
+    """The definition, without torch's softmax: exp(scale * x) of unmasked keys over its sum; 0 if all are masked."""
     seen = torch.ones(x.shape[-2:], dtype=torch.bool)
     if causal:
         seen = seen.tril(x.shape[-1] - x.shape[-2])
@@ -38,7 +38,7 @@ def close(got, want, dtype, what, slack=1):
 
 
 @every_dtype
-def test_values_and_gradients(dtype):
+def test_values_and_gradients_equal_the_definition(dtype):
     for sample in family.SCALED_FWD(dtype, CPU):
         x, *rest = sample.args
         leaf, true_leaf = x.detach().clone().requires_grad_(), x.detach().double().requires_grad_()
@@ -47,18 +47,18 @@ def test_values_and_gradients(dtype):
         dy = torch.randn(y.shape, dtype=dtype)
         (got,) = torch.autograd.grad(y, leaf, dy)
         (want,) = torch.autograd.grad(want, true_leaf, dy.double())
-        # the gradient is computed from the rounded y: its error is y's, times sums of dy
+        # the gradient uses the rounded y: its error is that of y, times sums of dy
         close(got, want, dtype, sample.id, slack=1 if dtype in (torch.float64, torch.float32) else 20)
 
 
-def test_the_last_query_sees_all_keys_and_each_before_it_one_less():
+def test_causal_masks_are_aligned_to_the_last_key():
     x = torch.zeros(3, 5)
     seen = opmux.ops.scaled_softmax(x, causal=True) > 0
     assert seen.sum(-1).tolist() == [3, 4, 5] and seen[0].tolist() == [True] * 3 + [False] * 2
     assert (opmux.ops.scaled_softmax(torch.zeros(5, 3), causal=True) > 0).sum(-1).tolist() == [0, 0, 1, 2, 3]
 
 
-def test_what_is_hidden_is_zero_whatever_it_holds():
+def test_masked_logits_give_zero_whatever_their_value():
     x = torch.randn(2, 4, 8)
     mask = torch.zeros(4, 8, dtype=torch.bool)
     mask[:, 1] = mask[2] = True
@@ -69,7 +69,7 @@ def test_what_is_hidden_is_zero_whatever_it_holds():
     assert want[:, 2].eq(0).all() and want[..., 1].eq(0).all() and want[:, 1, 0].gt(0).all()
 
 
-def test_gradients_of_later_keys_are_not_looked_at():
+def test_gradients_of_later_keys_are_ignored():
     y = opmux.ops.scaled_softmax(torch.randn(4, 8), causal=True)
     dy = torch.randn(4, 8)
     want = opmux.ops.scaled_softmax_bwd(dy, y, 2.0, True)
@@ -78,13 +78,13 @@ def test_gradients_of_later_keys_are_not_looked_at():
     assert opmux.ops.scaled_softmax_bwd(spoiled, y, 2.0, False).isnan().any()
 
 
-def test_what_is_seen_and_infinite_is_as_in_torch():
+def test_unmasked_infinities_are_as_in_torch():
     x = torch.tensor([[1.0, -INF, 2.0], [-INF, -INF, -INF], [INF, 1.0, 2.0], [NAN, 1.0, 2.0]])
     torch.testing.assert_close(opmux.ops.scaled_softmax(x), torch.softmax(x, -1), equal_nan=True)
 
 
 @pytest.mark.parametrize("bits", [torch.bool, torch.uint8])
-def test_any_number_but_zero_hides(bits):
+def test_any_nonzero_mask_value_masks(bits):
     x, mask = torch.randn(3, 4), torch.tensor([0, 1, 0, 7]).to(bits)
     y = opmux.ops.scaled_softmax(x, mask)
     torch.testing.assert_close(y[:, [0, 2]], torch.softmax(x[:, [0, 2]], -1))
@@ -93,7 +93,7 @@ def test_any_number_but_zero_hides(bits):
 
 # ---- tex ------------------------------------------------------------------------------------------------------------
 
-# NVIDIA's signatures, to the letter.
+# NVIDIA's signatures, verbatim.
 SIGNATURES = {
     "scaled_softmax_forward": "input scale_factor",
     "scaled_softmax_backward": "output_grad softmax_results scale_factor",
@@ -107,7 +107,7 @@ SIGNATURES = {
 
 
 def true_tex(spec, *args):
-    """What tex computes, in double precision: logits under a mask become -10000, a row of nothing else is zeros."""
+    """What tex computes, in double precision: masked logits become -10000, fully masked rows become zeros."""
     causal = "causal" in spec.name or "triang" in spec.name
     if spec.name.endswith("forward"):
         x, *mask, scale = args
@@ -124,7 +124,7 @@ def true_tex(spec, *args):
     return scale * (y * dy - y * (y * dy).sum(-1, keepdim=True))
 
 
-def test_all_of_them_are_there():
+def test_every_tex_softmax_is_listed():
     assert {s.name for s in TEX} == set(SIGNATURES)
     for spec in TEX:
         assert " ".join(spec.names) == SIGNATURES[spec.name]
@@ -136,7 +136,7 @@ def test_all_of_them_are_there():
 
 @every_dtype
 @over_tex
-def test_tex(spec, dtype):
+def test_tex_softmaxes_equal_the_definition(spec, dtype):
     found = list(spec.samples(dtype, CPU))
     assert found
     for sample in found:
@@ -150,7 +150,7 @@ def test_tex(spec, dtype):
 
 
 @over_tex
-def test_tex_mistakes_are_named(spec):
+def test_wrong_tex_arguments_are_named(spec):
     found = list(spec.errors(CPU))
     assert found
     for bad in found:
@@ -160,7 +160,7 @@ def test_tex_mistakes_are_named(spec):
 
 
 @over_tex
-def test_tex_ignores_autograd_and_goes_through_dispatch(spec):
+def test_tex_functions_record_no_gradient_and_use_dispatch(spec):
     for sample in spec.samples(torch.float32, CPU):
         args = [a.detach().clone().requires_grad_() if torch.is_tensor(a) and a.is_floating_point() else a
                 for a in sample.args]  # fmt: skip
@@ -169,7 +169,7 @@ def test_tex_ignores_autograd_and_goes_through_dispatch(spec):
         torch.testing.assert_close(got, spec.reference(*sample.args), rtol=0, atol=0)
 
 
-def test_a_triangle_is_the_aligned_form_of_a_square():
+def test_for_squares_the_triangular_form_equals_the_aligned_one():
     x = torch.randn(6, 9, 9)
     ops = opmux.ops
     triangle = ops.scaled_upper_triang_masked_softmax_forward(x, 0.5)

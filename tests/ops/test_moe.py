@@ -1,4 +1,4 @@
-"""Permutation and padding of tokens against loops in Python."""
+"""Permutation and padding of tokens against Python loops."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ def routes(tokens, topk, experts=6):
 
 
 def map_of(indices, kept):
-    """The map by its definition: copies in order of experts, then of tokens, then of choice."""
+    """The map by definition: copies ordered by expert, then by token, then by choice."""
     tokens, topk = indices.shape
     copies = sorted((int(indices[t, k]), t, k) for t in range(tokens) for k in range(topk))
     found = torch.full((topk, tokens), -1, dtype=torch.int32)
@@ -28,7 +28,7 @@ def map_of(indices, kept):
 @pytest.mark.parametrize("kept", [0, 5])
 @pytest.mark.parametrize("topk", [1, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, FP8], ids=str)
-def test_there_and_back(topk, kept, dtype):
+def test_permute_and_unpermute_equal_python_loops(topk, kept, dtype):
     x, indices = torch.randn(4, 16).to(dtype), routes(4, topk)
     given = x.view(torch.uint8) if dtype is FP8 else x
     workspace = [torch.zeros(2)]
@@ -61,7 +61,7 @@ def test_there_and_back(topk, kept, dtype):
                 torch.testing.assert_close(act_grad[row], (dy[t] * probs[t, k].to(dtype)))
 
 
-def test_float8_is_added_in_half_and_divided_where_there_are_no_probabilities():
+def test_float8_sums_use_half_precision_and_are_averaged_without_probabilities():
     x = torch.tensor([[300.0], [200.0], [448.0]]).to(FP8)
     row_map = torch.tensor([0, 1, 2], dtype=torch.int32)
     given = (x.view(torch.uint8), FP8, row_map, torch.empty(0), 1, 3)
@@ -69,10 +69,10 @@ def test_float8_is_added_in_half_and_divided_where_there_are_no_probabilities():
     assert opmux.ops.moe_unpermute_fwd(*given).view(FP8).item() == torch.tensor(total / 3).to(FP8).item()
     ones = torch.ones(1, 3)
     much = opmux.ops.moe_unpermute_fwd(*given[:3], ones, 1, 3).view(FP8)
-    assert much.item() == 448.0  # and no NaN
+    assert much.item() == 448.0  # saturates instead of NaN
 
 
-def test_nothing_to_do():
+def test_empty_input_gives_empty_output():
     permuted, row_map, _ = opmux.ops.moe_permute_fwd(
         torch.empty(0, 8), torch.float32, torch.empty(0, 2).int(), 0, [], 0
     )
@@ -81,7 +81,7 @@ def test_nothing_to_do():
     assert opmux.ops.moe_unpermute_fwd(permuted, torch.float32, row_map, empty, 0, 2).shape == (0, 8)
 
 
-def test_gradients_of_the_primitives():
+def test_gradients_of_the_primitives_equal_autograds():
     indices = routes(5, 2)
     row_map = opmux.ops.moe_row_map(indices, 0)
     x = torch.randn(5, 4, dtype=torch.float64, requires_grad=True)
@@ -91,7 +91,7 @@ def test_gradients_of_the_primitives():
     assert torch.autograd.gradcheck(lambda x, p: opmux.ops.moe_collect(there(x), row_map, p, 2), (x, probs))
 
 
-def test_padding_and_back():
+def test_padding_and_unpadding_are_inverse():
     x = torch.arange(12.0).view(6, 2)
     out = torch.full((14, 2), 7.0)
     assert opmux.ops.fused_multi_row_padding(x, out, [1, 0, 5], [2, 4, 8]) is None
@@ -102,14 +102,14 @@ def test_padding_and_back():
     assert torch.equal(back, x)
 
 
-def test_padding_writes_into_a_parameter():
+def test_padding_may_write_to_a_parameter():
     out = torch.nn.Parameter(torch.full((4, 2), 7.0))
     opmux.ops.fused_multi_row_padding(torch.ones(3, 2, requires_grad=True), out, [3], [4])
     assert out.detach().sum() == 6 and out.grad_fn is None
 
 
 @pytest.mark.parametrize("spec", TEX, ids=lambda s: s.name)
-def test_mistakes_are_named_and_nothing_is_written(spec):
+def test_wrong_arguments_are_named_and_nothing_is_written(spec):
     for bad in spec.errors(torch.device("cpu")):
         written = [a for n, a in zip(spec.names, bad.args, strict=True) if n in spec.mutates and torch.is_tensor(a)]
         before = [t.clone() for t in written]
@@ -120,7 +120,7 @@ def test_mistakes_are_named_and_nothing_is_written(spec):
             torch.testing.assert_close(a, b, rtol=0, atol=0)
 
 
-def test_errors_have_the_names_of_the_function():
+def test_errors_use_the_argument_names_of_the_function():
     x, y = torch.ones(3, 2), torch.zeros(4, 2)
     with pytest.raises(
         ValueError, match=r"^fused_multi_row_padding: padded_input_row_list must be at least 3 at index 0"

@@ -1,4 +1,4 @@
-"""Where RMS norms of half precision round: as the models do that they are named after."""
+"""Where RMS norms in half precision round: as in the models that the castings are named after."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def drawn(dtype, n=200, rows=(4, 33)):
 
 
 def models(dtype, weight):
-    """transformers' norm, with our options for it."""
+    """transformers' norm, and our options for it."""
     llama = pytest.importorskip("transformers.models.llama.modeling_llama").LlamaRMSNorm
     gemma = pytest.importorskip("transformers.models.gemma.modeling_gemma").GemmaRMSNorm
     for kind, options in ((llama, (0.0, "llama")), (gemma, (1.0, "gemma"))):
@@ -30,19 +30,19 @@ def models(dtype, weight):
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
-def test_equal_to_transformers_bit_by_bit(dtype):
+def test_castings_equal_transformers_bit_for_bit(dtype):
     x, weight, residual, _ = drawn(dtype)
     for module, options in models(dtype, weight):
         with opmux.policy("reference"):
             assert torch.equal(opmux.ops.rms_norm(x, weight, EPS, *options)[0], module(x))
             y, s, _ = opmux.ops.add_rms_norm(x, residual, weight, EPS, *options)
         assert torch.equal(s, x + residual) and torch.equal(y, module(x + residual))
-        if options[1] == "llama":  # on the CPU it is the reference that runs
+        if options[1] == "llama":  # the reference runs on the CPU
             assert torch.equal(opmux.ops.rms_norm(x, weight, EPS, *options)[0], module(x))
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
-def test_gradients_are_those_of_transformers_but_for_their_roundings(dtype):
+def test_gradients_equal_transformers_up_to_rounding(dtype):
     x, weight, _, dy = drawn(dtype)
     for module, options in models(dtype, weight):
         ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
@@ -53,8 +53,8 @@ def test_gradients_are_those_of_transformers_but_for_their_roundings(dtype):
         torch.testing.assert_close(own.grad, module.weight.grad, rtol=2e-2, atol=0.1)
 
 
-def test_dweight_is_a_sum_of_rounded_values():
-    """In one row there is one value in each sum: the rounded one, exactly."""
+def test_dweight_sums_rounded_values():
+    """With one row each sum has one value: exactly the rounded one."""
     x, weight, _, _ = drawn(torch.bfloat16, rows=(1,))
     _, rstd = opmux.ops.rms_norm(x, weight, EPS, 0.0, "llama")
     dweight = opmux.ops.rms_norm_bwd(torch.ones_like(x), x, weight.float(), rstd, 0.0, "llama")[1]
@@ -63,10 +63,10 @@ def test_dweight_is_a_sum_of_rounded_values():
     assert not torch.equal(dweight, once)
 
 
-def test_none_is_the_formula_in_the_dtype_of_x():
+def test_casting_none_is_the_formula_in_the_dtype_of_x():
     x, weight, _, _ = drawn(torch.bfloat16)
     var = (x * x).float().mean(-1, keepdim=True).bfloat16()
-    rsqrt = torch.rsqrt((var + EPS).float()).bfloat16()  # torch's of bfloat16 on a CPU rounds the root too
+    rsqrt = torch.rsqrt((var + EPS).float()).bfloat16()  # torch's bfloat16 rsqrt on a CPU also rounds the root
     want = x * rsqrt * (weight + 0.5)
     y, rstd = opmux.ops.rms_norm(x, weight, EPS, 0.5, "none")
     torch.testing.assert_close(y, want, rtol=0, atol=0)
@@ -74,12 +74,12 @@ def test_none_is_the_formula_in_the_dtype_of_x():
 
 
 @pytest.mark.parametrize("casting", ["llama", "none"])
-def test_wide_dtypes_have_one_casting(casting):
+def test_wide_dtypes_ignore_the_casting(casting):
     x, weight, _, _ = drawn(torch.float32)
     assert torch.equal(opmux.ops.rms_norm(x, weight, casting=casting)[0], opmux.ops.rms_norm.reference(x, weight)[0])
 
 
-def test_an_unknown_casting_is_refused():
+def test_an_unknown_casting_raises():
     x, weight, _, _ = drawn(torch.float32)
     with pytest.raises(BadArgument, match="casting must be one of 'gemma', 'llama', 'none'; got 'fp8'"):
         opmux.ops.rms_norm(x, weight, casting="fp8")

@@ -1,4 +1,4 @@
-"""The references of tex's optimizer functions and dropout against torch's own optimizers and what the words say."""
+"""The references of tex's optimizer functions and dropout against torch's own, and their documented behaviour."""
 
 import inspect
 import math
@@ -14,7 +14,7 @@ CPU = torch.device("cpu")
 OPS = [specs.by_key[f"tex::{name}"] for name in optim.FORMS]
 every_op = pytest.mark.parametrize("spec", OPS, ids=lambda s: s.name)
 
-# NVIDIA's parameters, to the letter.
+# NVIDIA's parameters, verbatim.
 ADAM = "chunk_size noop_flag tensor_lists lr beta1 beta2 epsilon step mode bias_correction weight_decay"
 SIGNATURES = {
     "multi_tensor_scale": "chunk_size noop_flag tensor_lists scale",
@@ -57,7 +57,7 @@ def grads(step, like):
 
 
 @pytest.mark.parametrize("name", SIGNATURES)
-def test_signatures_are_nvidias(name):
+def test_signatures_equal_nvidias(name):
     params = inspect.signature(specs.by_key[f"tex::{name}"].reference).parameters.values()
     assert " ".join(p.name for p in params) == SIGNATURES[name]
     assert [p.name for p in params if p.default is None] == [
@@ -66,7 +66,7 @@ def test_signatures_are_nvidias(name):
 
 
 @every_op
-def test_mistakes_are_named_and_nothing_is_written(spec):
+def test_wrong_arguments_are_named_and_nothing_is_written(spec):
     for bad in spec.errors(CPU):
         given = [t for items in bad.args[2] if isinstance(items, list) for t in items if torch.is_tensor(t)]
         given = [t for t in given if not t.is_meta]
@@ -77,8 +77,8 @@ def test_mistakes_are_named_and_nothing_is_written(spec):
         assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(given, before, strict=True)), bad.id
 
 
-def test_a_message_says_which_tensor_and_why():
-    """Of the lists, and of the numbers that depend on each other."""
+def test_an_error_says_which_tensor_and_why():
+    """For the lists, and for numbers that depend on each other."""
     kept = lambda dtype: [torch.zeros(3, dtype=dtype), torch.zeros(4, dtype=dtype)]
     lists = [kept(torch.float32), kept(torch.float32), kept(torch.float32), kept(torch.bfloat16)]
     numbers = [0.1, 0.9, 0.99, 1e-8, 1, 1, True, 0.0]
@@ -102,7 +102,7 @@ def test_a_message_says_which_tensor_and_why():
 
 
 @every_op
-def test_writes_into_parameters_and_inference_tensors(spec):
+def test_parameters_and_inference_tensors_can_be_written(spec):
     for inference in (False, True):
         with torch.inference_mode(inference):
             (sample, *_) = spec.samples(torch.float32, CPU)
@@ -118,7 +118,7 @@ def test_writes_into_parameters_and_inference_tensors(spec):
 
 @pytest.mark.parametrize("held", [False, True], ids=["", "capturable"])
 @pytest.mark.parametrize("mode", [0, 1], ids=["l2", "decoupled"])
-def test_adam_is_torchs(mode, held):
+def test_adam_equals_torchs(mode, held):
     p = weights()
     theirs = [t.clone().requires_grad_() for t in p]
     make = torch.optim.AdamW if mode else torch.optim.Adam
@@ -135,14 +135,14 @@ def test_adam_is_torchs(mode, held):
             optim.multi_tensor_adam_capturable(
                 0, flag(), lists, number(0.05), *rest, number(step, torch.int32), mode, 1, 0.3, number(0.25)
             )
-            torch.testing.assert_close(lists[0], g)  # unscaled for good
+            torch.testing.assert_close(lists[0], g)  # gradients are unscaled in place
         else:
             optim.multi_tensor_adam(0, flag(1), [g, p, m, v], 0.05, *rest, step, mode, 1, 0.3)
     torch.testing.assert_close(p, [t.detach() for t in theirs], rtol=2e-6, atol=1e-6)
 
 
-def test_master_weights_move_in_float32_and_parameters_are_their_copies():
-    """Steps too small for bfloat16 add up in the master weights."""
+def test_master_weights_keep_steps_too_small_for_bfloat16():
+    """Small steps add up in the float32 master weights; parameters are copies of them."""
     master = weights()
     p, m, v = (
         [t.bfloat16() for t in master],
@@ -159,8 +159,8 @@ def test_master_weights_move_in_float32_and_parameters_are_their_copies():
         assert torch.equal(c, a.bfloat16())
 
 
-def test_remainders_are_master_weights():
-    """Bit for bit: a bfloat16 and 16 bits beside it take the steps that float32 takes."""
+def test_parameter_remainders_equal_master_weights():
+    """Bit for bit: a bfloat16 with 16 more bits takes the same steps as float32."""
     master = weights()
     halves = [optim.parted(t) for t in master]
     p, rest = [h.clone() for h, _ in halves], [low.clone() for _, low in halves]
@@ -201,7 +201,7 @@ def test_fp8_parameters_are_scaled_master_weights(fp8):
 @pytest.mark.parametrize(
     "momentum, dampening, nesterov", [(0.0, 0.0, False), (0.9, 0.0, False), (0.9, 0.3, False), (0.9, 0.0, True)]
 )
-def test_sgd_is_torchs(momentum, dampening, nesterov):
+def test_sgd_equals_torchs(momentum, dampening, nesterov):
     p = weights()
     theirs = [t.clone().requires_grad_() for t in p]
     how = dict(momentum=momentum, dampening=dampening, weight_decay=0.2, nesterov=nesterov)
@@ -227,10 +227,10 @@ def test_sgd_rounds_the_step_to_half_precision_before_it_is_subtracted(dtype):
     optim.multi_tensor_sgd(0, flag(), [[g], [w], [torch.zeros_like(w)]], 0.0, 0.0, 0.0, lr, False, True, False, scale)
     step = (g.float() * scale * lr).to(dtype)
     assert torch.equal(w, before - step)
-    assert not torch.equal(w, (before.float() - g.float() * scale * lr).to(dtype))  # rounded once
+    assert not torch.equal(w, (before.float() - g.float() * scale * lr).to(dtype))  # not equal to rounding once
 
 
-def test_numbers_may_be_numpys():
+def test_numpy_numbers_are_accepted():
     numpy = pytest.importorskip("numpy")
     of_numpy = {float: numpy.float32, int: numpy.int64, bool: numpy.bool_}
     for name, numbers in (("multi_tensor_adam", optim.ADAM), ("multi_tensor_sgd", optim.SGD)):
@@ -244,7 +244,7 @@ def test_numbers_may_be_numpys():
         torch.testing.assert_close(*results, rtol=0, atol=0)
 
 
-def test_decay_after_momentum():
+def test_decay_after_momentum_is_supported():
     g, w, kept = [torch.tensor([1.0])], [torch.tensor([10.0])], [torch.tensor([4.0])]
     optim.multi_tensor_sgd(0, flag(), [g, w, kept], 0.5, 0.5, 0.0, 0.1, False, False, True, 2.0)
     assert kept[0].item() == 4 * 0.5 + 2 and math.isclose(w[0].item(), 10 - 0.1 * (4 + 0.5 * 10), rel_tol=1e-6)
@@ -254,7 +254,7 @@ def test_decay_after_momentum():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_norms(dtype):
+def test_norms_equal_torchs(dtype):
     x = weights(dtype)
     each = torch.stack([t.double().norm() for t in x]).float()
     for scale in (None, number(0.5)):
@@ -279,7 +279,7 @@ def test_a_flag_is_set_and_never_cleared():
         assert noop.item() == after
 
 
-def test_no_tensors_at_all():
+def test_empty_lists_are_no_ops():
     norm, norms = optim.multi_tensor_l2norm(0, flag(), [[]], True)
     assert norm.item() == 0 and norms.numel() == 0
     optim.multi_tensor_adam(0, flag(), [[], [], [], []], 0.1, 0.9, 0.99, 1e-8, 1, 1, 1, 0.0)
@@ -289,8 +289,8 @@ def test_no_tensors_at_all():
 
 
 @pytest.mark.parametrize("p", [0.0, 0.1, 0.5, 0.99])
-def test_dropout_drops_by_bytes(p):
-    """Of a byte below floor(256 p); what is kept is divided by 1 - p, and the mask says which, the first bit lowest."""
+def test_dropout_compares_bytes_with_the_probability(p):
+    """A byte below floor(256 p) drops its element; others are divided by 1 - p; the mask starts at the lowest bit."""
     x = torch.ones(64, 1024, dtype=torch.bfloat16)
     y, mask = tex_dropout.dropout_fwd(x, p)
     kept = (mask[:, None] >> torch.arange(8)) & 1
@@ -301,7 +301,7 @@ def test_dropout_drops_by_bytes(p):
     assert torch.equal(tex_dropout.dropout_bwd(x, mask, p), y)
 
 
-def test_dropout_follows_torchs_seed_and_goes_where_it_is_told():
+def test_dropout_follows_torchs_seed_and_writes_to_given_tensors():
     x = torch.randn(16, 32)
     torch.manual_seed(7)
     first, second = tex_dropout.dropout_fwd(x, 0.5), tex_dropout.dropout_fwd(x, 0.5)
@@ -314,10 +314,10 @@ def test_dropout_follows_torchs_seed_and_goes_where_it_is_told():
     assert tex_dropout.dropout_bwd(x, again[1], 0.5, grad) is grad and torch.equal(grad, out)
 
 
-def test_every_byte_value_is_as_likely_as_any():
+def test_every_random_byte_is_equally_likely():
     found = dropout.random_bytes(1 << 20, torch.tensor([3, 4]), CPU)
     counts = torch.bincount(found, minlength=256).double()
-    assert ((counts - 4096) ** 2 / 4096).sum() < 350  # chi squared of 255: above in one of 10^4 worlds
+    assert ((counts - 4096) ** 2 / 4096).sum() < 350  # chi-squared, 255 degrees of freedom: p < 1e-4
     halves = found.reshape(2, -1)
     assert not torch.equal(halves[0], halves[1])
 
@@ -332,12 +332,12 @@ def test_every_byte_value_is_as_likely_as_any():
         ((torch.ones(16), 0.5, torch.ones(8)), ValueError, r"out must have shape \(16\)"),
     ],
 )
-def test_what_dropout_refuses(args, error, says):
+def test_dropout_rejects_wrong_arguments(args, error, says):
     with pytest.raises(error, match=f"dropout_fwd: {says}"):
         tex_dropout.dropout_fwd.reference(*args)
 
 
-def test_dropout_of_a_quantized_tensor():
+def test_dropout_accepts_a_quantized_tensor():
     from opmux.faces.tex.quantized import OPS, Float8CurrentScalingQuantizer, quantized
 
     x = torch.randn(32, 32, dtype=torch.bfloat16)

@@ -1,4 +1,4 @@
-"""The table of ATen's elementwise ops: its signatures against ATen's schemas, gradients, compilation, errors."""
+"""The table of ATen's elementwise ops: signatures against ATen's schemas, gradients, compilation, errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GRADIENTS = "add sub mul div pow exp sigmoid tanh gelu silu lerp where maximum a
 
 
 def functional(name):
-    """The overloads of an op that take a tensor, give one, and write nothing."""
+    """The overloads of an op that take a tensor, return one, and write nothing."""
     packet = getattr(torch.ops.aten, name)
     for overload in packet.overloads():
         schema = getattr(packet, overload)._schema
@@ -27,14 +27,14 @@ def functional(name):
             yield schema
 
 
-def test_the_table_is_large():
+def test_the_table_has_all_elementwise_ops():
     assert len(NAMES) >= 180
     assert {s.name for s in specs if s.space == "aten" and s.family == "pointwise"} == set(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_overload_can_be_called(name):
-    """Each argument of each functional overload is there under its name, in its place, and takes its type."""
+    """Each argument of each functional overload exists under its name, in its position, and accepts its type."""
     params = specs.find(f"aten::{name}").signature.parameters
     found = list(functional(name))
     assert found, f"ATen has no op {name}"
@@ -55,7 +55,7 @@ def test_every_overload_can_be_called(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_dispatch_gives_what_torch_gives(name):
+def test_dispatch_gives_torchs_results(name):
     spec = specs.find(f"aten::{name}")
     fn = specs.functions[spec.key]
     dtype = torch.float32 if torch.float32 in pointwise.ROWS[name].dtypes | {torch.float32} else torch.int32
@@ -67,7 +67,7 @@ def test_dispatch_gives_what_torch_gives(name):
 
 
 @pytest.mark.parametrize("name", GRADIENTS)
-def test_gradients_are_torchs(name):
+def test_gradients_equal_torchs(name):
     spec = specs.find(f"aten::{name}")
     fn = specs.functions[spec.key]
     sample = spec.samples.at((5, 7), torch.float64, CPU)
@@ -85,14 +85,14 @@ def test_gradients_are_torchs(name):
         assert torch.equal(a, b)
 
 
-def test_a_gradient_of_the_second_argument_alone():
+def test_only_the_second_argument_may_need_a_gradient():
     y = torch.ones(3, requires_grad=True)
     opmux.ops.add(torch.ones(3), y, alpha=2).sum().backward()
     assert y.grad.tolist() == [2.0, 2.0, 2.0]
 
 
 @pytest.mark.parametrize("name", ["add", "aten::gelu", "clamp", "div", "round"])
-def test_compiled_without_a_break(name):
+def test_ops_compile_without_graph_breaks(name):
     torch._dynamo.reset()
     fn = specs.functions[specs.find(name).key]
     x = torch.randn(5, 7)
@@ -121,7 +121,7 @@ def test_compiled_without_a_break(name):
     ],
     ids=["shapes", "bools", "floats", "negative power", "no bounds"],
 )
-def test_errors_are_torchs(call, native):
+def test_errors_equal_torchs(call, native):
     with pytest.raises(RuntimeError) as ours:
         call(opmux.ops)
     with pytest.raises(RuntimeError) as torchs:
@@ -129,7 +129,7 @@ def test_errors_are_torchs(call, native):
     assert str(ours.value).split("\n")[0] == str(torchs.value).split("\n")[0]
 
 
-def test_what_is_no_tensor_is_named():
+def test_a_non_tensor_argument_is_named():
     with pytest.raises(TypeError, match="add: self must be a Tensor; got list"):
         opmux.ops.add([1.0], torch.ones(1))
 
@@ -140,8 +140,8 @@ def test_a_number_may_come_first_where_aten_takes_it():
     assert torch.equal(opmux.ops.where(x > 1, 5.0, x), torch.where(x > 1, 5.0, x))
 
 
-def test_autocast_and_forward_gradients_are_torchs():
-    """Both are asked of torch's dispatcher, which a kernel called directly never meets."""
+def test_autocast_and_forward_mode_gradients_equal_torchs():
+    """torch's dispatcher handles both; a kernel that is called directly does not get there."""
     x = torch.randn(3, 4)
     with torch.autocast("cpu", torch.bfloat16):
         assert opmux.ops.mul(x, 2).dtype == torch.mul(x, 2).dtype

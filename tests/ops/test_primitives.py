@@ -1,6 +1,6 @@
-"""Every primitive through every door: dispatch, autograd, torch.ops, torch.compile; on the reference and on loopback.
+"""Every primitive through every entry point: dispatch, autograd, torch.ops, torch.compile; on references and loopback.
 
-The loopback backend forwards each op to its reference and counts: it shows that what a policy chooses is what runs.
+The loopback backend forwards each op to its reference and counts calls, to show that the selected impl runs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def samples(spec, dtype=torch.float32, most=None):
 
 
 def leaves(sample):
-    """The sample with its floating tensors as fresh leaves that want a gradient."""
+    """The sample with its floating-point tensors as new leaves that require gradients."""
     fresh = lambda v: v.detach().clone().requires_grad_() if torch.is_tensor(v) and v.is_floating_point() else v
     return tuple(map(fresh, sample.args)), {k: fresh(v) for k, v in sample.kwargs.items()}
 
@@ -43,7 +43,7 @@ def same(got, expected):
 
 
 class Loopback:
-    """A vendor whose every impl is the reference, counted."""
+    """A vendor whose impls are the references, with counted calls."""
 
     def __init__(self):
         self.calls: dict[str, int] = {}
@@ -71,7 +71,7 @@ def loopback():
     made.remove()
 
 
-def test_there_are_families():
+def test_every_family_has_ops():
     assert {s.family for s in PRIMITIVES} >= {"norm", "activation"}
     assert {"rms_norm", "layer_norm", "add_rms_norm", "gelu", "silu", "relu", "srelu", "qgelu"} <= {
         s.name for s in FORWARDS
@@ -80,7 +80,7 @@ def test_there_are_families():
 
 
 def outcome(spec, fn, sample):
-    """What a call returns, and what it leaves in the arguments that it writes to; the sample stays as it is."""
+    """The results of a call, and the arguments that it writes; the sample is not changed."""
     args = tree_map_only(torch.Tensor, torch.clone, sample.args) if spec.mutates else sample.args
     results = tensors(fn(*args, **sample.kwargs))
     written = [a for n, a in zip(spec.names, args) if n in spec.mutates and a is not None]
@@ -88,7 +88,7 @@ def outcome(spec, fn, sample):
 
 
 @pytest.mark.parametrize("spec", PRIMITIVES, **by_name)
-def test_dispatch_runs_what_the_policy_says(spec, loopback, few):
+def test_dispatch_runs_the_impl_that_the_policy_selects(spec, loopback, few):
     fn = getattr(opmux.ops, spec.name)
     for dtype in DTYPES:
         found = samples(spec, dtype)
@@ -98,7 +98,7 @@ def test_dispatch_runs_what_the_policy_says(spec, loopback, few):
             same(outcome(spec, fn, sample), expected)
             with opmux.policy("reference"):
                 same(outcome(spec, fn, sample), expected)
-            # By default a vendor comes before the reference, but not with an option that the op got later.
+            # By default a vendor precedes the reference, but not if the call sets an option that the op got later.
             given = spec.signature.bind(*sample.args, **sample.kwargs).arguments
             defaults = {n: spec.signature.parameters[n].default for n in spec.added}
             new = any(given.get(n, default) != default for n, default in defaults.items())
@@ -106,7 +106,7 @@ def test_dispatch_runs_what_the_policy_says(spec, loopback, few):
 
 
 @pytest.mark.parametrize("spec", PRIMITIVES, **by_name)
-def test_arguments_are_not_written_and_results_are_fresh(spec, few):
+def test_inputs_are_unchanged_and_results_do_not_alias_them(spec, few):
     for sample in few(samples(spec), 4):
         named = {**dict(zip(spec.names, sample.args)), **sample.kwargs}
         given = [t for n, t in named.items() if torch.is_tensor(t) and n not in spec.mutates]
@@ -119,8 +119,8 @@ def test_arguments_are_not_written_and_results_are_fresh(spec, few):
 
 
 @pytest.mark.parametrize("spec", PRIMITIVES, **by_name)
-def test_the_fake_kernel_agrees(spec, few):
-    for sample in few(samples(spec), 2):  # a fake call takes as long as 20 others
+def test_fake_kernels_agree_with_the_reference(spec, few):
+    for sample in few(samples(spec), 2):  # a fake call takes as long as 20 real ones
         real = tensors(getattr(opmux.ops, spec.name)(*sample.args, **sample.kwargs))
         fake = tensors(fake_call(spec, sample.args, sample.kwargs))
         facts = lambda ts: [(t.shape, t.dtype, t.stride(), t.device) for t in ts]
@@ -129,7 +129,7 @@ def test_the_fake_kernel_agrees(spec, few):
 
 
 @pytest.mark.parametrize("spec", PRIMITIVES, **by_name)
-def test_bad_arguments_are_refused_by_name(spec):
+def test_wrong_arguments_are_named(spec):
     found = list(spec.errors(CPU))
     assert found, f"{spec.key} has no bad sample"
     for bad in found:
@@ -141,8 +141,8 @@ def test_bad_arguments_are_refused_by_name(spec):
 
 
 @pytest.mark.parametrize("spec", PRIMITIVES, **by_name)
-def test_opcheck(spec, few, slow):
-    """Schema, autograd registration and fake kernel, by torch's own checker; with --slow AOT too, 0.4 s an op."""
+def test_opcheck_passes(spec, few, slow):
+    """torch's checks of schema, autograd registration and fake kernel; with --slow also of AOT, 0.4 s per op."""
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
     more = ("test_aot_dispatch_dynamic",) if slow else ()
     for sample in few(samples(spec, most=3), 1):
@@ -152,8 +152,8 @@ def test_opcheck(spec, few, slow):
 
 @pytest.mark.parametrize("spec", FORWARDS, **by_name)
 @pytest.mark.few(20)
-def test_compiled_fullgraph_forward_and_backward(spec):
-    torch._dynamo.reset()  # the lambda's code is one for all ops: they would share its recompile limit
+def test_forward_and_backward_compile_without_graph_breaks(spec):
+    torch._dynamo.reset()  # all ops share the lambda's code, and so its recompile limit
     fn = getattr(opmux.ops, spec.name)
     compiled = torch.compile(lambda *a, **k: fn(*a, **k), fullgraph=True, backend="aot_eager", dynamic=False)
     sample = samples(spec, torch.float32)[0]
@@ -171,8 +171,8 @@ def test_compiled_fullgraph_forward_and_backward(spec):
     same(runs[1], runs[0])
 
 
-def test_compiled_with_defaults_left_out():
-    """torch.ops drops trailing defaults; the gradient must not miss them."""
+def test_gradients_are_right_if_defaults_are_left_out():
+    """torch.ops drops trailing defaults; compiled gradients must handle that."""
     x, w = torch.randn(3, 8, requires_grad=True), torch.randn(8, requires_grad=True)
     y, *_ = torch.compile(opmux.ops.layer_norm, fullgraph=True, backend="aot_eager")(x, w)
     expected = torch.nn.functional.layer_norm(x, (8,), w)
@@ -197,8 +197,8 @@ def test_compiled_code_follows_a_policy_switch_without_recompiling(loopback):
     assert counts[1] == counts[0] and counts[2] == counts[0] + 1 and len(traces) == 1
 
 
-def test_the_first_call_ever_may_be_compiled():
-    """In a fresh process, before any eager call; and directly from the family's module."""
+def test_the_first_call_of_a_process_may_be_compiled():
+    """In a new process, before any eager call; also directly from the family's module."""
     import sys
 
     script = (
@@ -217,8 +217,8 @@ def test_the_first_call_ever_may_be_compiled():
 
 
 @pytest.mark.parametrize("hooks", [True, False])
-def test_compiled_with_and_without_dynamos_hooks(monkeypatch, hooks):
-    """Where a torch has no hooks for us, the function asks whether it is being compiled."""
+def test_ops_compile_with_and_without_dynamos_hooks(monkeypatch, hooks):
+    """If torch has no hooks for us, the function checks whether it is being compiled."""
     from opmux.core import library, op
 
     assert library.dynamo_has_hooks()
@@ -240,7 +240,7 @@ def test_compiled_with_and_without_dynamos_hooks(monkeypatch, hooks):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", FORWARDS, **by_name)
-def test_compiled_by_inductor(spec):
+def test_ops_compile_with_inductor(spec):
     torch._dynamo.reset()
     fn = getattr(opmux.ops, spec.name)
     compiled = torch.compile(lambda *a, **k: fn(*a, **k), fullgraph=True)

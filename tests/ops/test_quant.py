@@ -1,4 +1,4 @@
-"""Quantization against plain arithmetic of other origin: torch's own casts, Python's floats, bits."""
+"""Quantization against independent arithmetic: torch's own casts, Python floats, bits."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ tex = {name.removeprefix("tex::"): specs.functions[name] for name in specs.by_ke
 
 
 def every(dtype):
-    """All numbers of a dtype of 16 bits."""
+    """All values of a 16-bit dtype."""
     return torch.arange(65536, dtype=torch.int32).to(torch.int16).view(dtype)
 
 
 def awkward():
-    """float32s at and beside ties, limits, subnormals; infinities, NaN and zeros of both signs."""
+    """float32 values at and near ties, limits, subnormals; infinities, NaN and both zeros."""
     bases = [2.0**e * (1 + i / 16) for e in range(-20, 18) for i in range(16)] + [448, 464, 480, 57344, 61440, 65536]
     near = [b * (1 + d * 2.0**-23) for b in bases for d in (-1, 0, 1)]
     special = [0.0, 1e-45, 1e-40, 3.4e38, math.inf, math.nan, 2.0**-9, 2.0**-10, 2.0**-16, 2.0**-17]
@@ -54,7 +54,7 @@ def cast(x, scale, fp8, turned=False):
 
 @both
 @pytest.mark.parametrize("x", [every(torch.bfloat16), every(torch.float16), awkward()], ids=["bf16", "fp16", "fp32"])
-def test_a_cast_is_torchs_of_what_is_clamped(x, fp8):
+def test_a_cast_equals_torchs_of_the_clamped_value(x, fp8):
     same_bytes(cast(x, 1.0, fp8)[0], x.float().clamp(-MAX[fp8], MAX[fp8]).to(fp8).view(torch.uint8), fp8)
 
 
@@ -64,7 +64,7 @@ def test_a_cast_saturates_and_keeps_nan(fp8):
     assert y[:3].tolist() == [MAX[fp8], -MAX[fp8], MAX[fp8]] and y[3].isnan() and y[4] == 1.5
 
 
-def test_amax_leaves_nan_out_and_grows_only():
+def test_amax_ignores_nan_and_never_decreases():
     x = torch.tensor([[1.0, -3.0, math.nan]])
     assert quant.amax_abs(x).tolist() == [3.0] and cast(x, 2.0, E4M3)[3].tolist() == [3.0]
     amax = torch.tensor([7.0])
@@ -74,7 +74,7 @@ def test_amax_leaves_nan_out_and_grows_only():
 
 
 def f32(value):
-    """Rounded to float32, as a Python float."""
+    """Round to float32, as a Python float."""
     try:
         return struct.unpack("f", struct.pack("f", value))[0]
     except OverflowError:
@@ -82,7 +82,7 @@ def f32(value):
 
 
 def rule(amax, largest, pow2, eps=0.0, top=FLOAT_MAX):
-    """NVIDIA's rule for a scale, in Python's arithmetic; one division of doubles rounded to float32 is exact enough."""
+    """NVIDIA's rule for a scale in Python floats; a double division rounded to float32 is exact enough."""
     amax = max(amax, f32(eps))
     if amax == 0 or math.isinf(amax):
         return 1.0
@@ -93,7 +93,7 @@ def rule(amax, largest, pow2, eps=0.0, top=FLOAT_MAX):
 
 @both
 @pytest.mark.parametrize("pow2", [False, True])
-def test_scale_of_amax(fp8, pow2):
+def test_the_scale_of_an_amax_follows_nvidias_rule(fp8, pow2):
     amaxes = [0.0, math.inf, 1e-45, 1e-38, 1e-30, 0.3, 1.0, 447.0, 448.0, 3e38, 57344.0, *(1.37**i for i in range(40))]
     got = quant.fp8_scale(torch.tensor(amaxes), fp8, pow2, 1e-35).tolist()
     assert got == [rule(f32(a), MAX[fp8], pow2, 1e-35) for a in amaxes]
@@ -102,7 +102,7 @@ def test_scale_of_amax(fp8, pow2):
 
 
 @both
-def test_current_scaling_is_a_cast_with_the_scale_of_its_amax(fp8):
+def test_current_scaling_equals_a_cast_with_the_scale_of_its_amax(fp8):
     x = torch.randn(5, 7) * 3
     y, yt, inv = torch.empty(5, 7, dtype=torch.uint8), torch.empty(7, 5, dtype=torch.uint8), torch.zeros(1)
     quant.fp8_current_into(x, y, yt, inv, None, fp8, True, 0.0)
@@ -113,8 +113,8 @@ def test_current_scaling_is_a_cast_with_the_scale_of_its_amax(fp8):
 @both
 @pytest.mark.parametrize("two_d", [False, True])
 @pytest.mark.parametrize("pow2", [False, True])
-def test_blocks_of_128(fp8, two_d, pow2):
-    """Tile by tile, in Python."""
+def test_block_scaling_equals_python_loops(fp8, two_d, pow2):
+    """Tile by tile."""
     m, k, dtype = 130, 259, torch.bfloat16
     x = (torch.randn(m, k) * torch.logspace(-3, 3, k)).to(dtype)
     x[:, 128:256] = 0  # a block of zeros
@@ -151,7 +151,7 @@ def spread_of(scales, two_d, m, k):
 
 
 def e8m0(amax, largest):
-    """The smallest power of two that is not below amax / largest, as its biased exponent."""
+    """The smallest power of two not below amax / largest, as its biased exponent."""
     value = f32(amax * f32(1 / largest))
     if value == 0:
         return 0
@@ -163,7 +163,7 @@ def e8m0(amax, largest):
 
 @both
 @pytest.mark.parametrize("two_d", [False, True])
-def test_mxfp8(fp8, two_d):
+def test_mxfp8_equals_python_loops(fp8, two_d):
     x = torch.randn(64, 96) * torch.logspace(-30, 30, 96)
     x[:32, :32] = 0
     x[0, 40] = math.inf
@@ -185,7 +185,7 @@ def test_mxfp8(fp8, two_d):
     fine = x.isfinite()
     across = quant.mxfp8_uncast(yc, ycs, fp8, True, torch.float32)
     for got in (back, across):
-        # a quarter of a unit of the last place of the largest in a block, and then what is far below it
+        # relative error, plus an absolute error for elements far below the largest of their block
         assert ((got - x)[fine].abs() <= 0.3 * x[fine].abs() + 2.0**-6 * x[fine].abs().max()).all()
 
 
@@ -193,12 +193,12 @@ def test_mxfp8(fp8, two_d):
 
 
 def nearest(value):
-    """The E2M1 code of a number: the nearest, and of two the even one."""
+    """The E2M1 code of the nearest number; ties go to the even code."""
     code = min(range(8), key=lambda c: (abs(fp4.LEVELS[c] - abs(value)), c % 2))
     return code | (8 if math.copysign(1, value) < 0 else 0)
 
 
-def test_codes_of_fp4():
+def test_fp4_codes_are_the_nearest_numbers():
     values = [s * v for v in (0, 0.25, 0.26, 0.5, 0.75, 1.2, 1.25, 1.75, 2.5, 2.6, 3.5, 5.0, 5.1, 6.0) for s in (1, -1)]
     code = fp4.codes(torch.tensor(values))
     assert code.tolist() == [nearest(v) for v in values]
@@ -207,7 +207,7 @@ def test_codes_of_fp4():
 
 
 @pytest.mark.parametrize("two_d", [False, True])
-def test_nvfp4(two_d):
+def test_nvfp4_equals_python_loops(two_d):
     x = torch.randn(32, 48) * torch.logspace(-2, 2, 48)
     x[:16, :16] = 0
     y = Q.quantized(Q.OPS, x, Q.NVFP4Quantizer(with_2d_quantization=two_d))
@@ -231,7 +231,7 @@ def test_nvfp4(two_d):
     assert (Q.plain(Q.OPS, y, columnwise=True) - x).abs().max() <= amax / 6 * 1.1
 
 
-def test_stochastic_rounding_is_right_on_average():
+def test_stochastic_rounding_is_unbiased():
     torch.manual_seed(0)
     values = torch.tensor([0.1, 0.6, 1.3, 2.2, 3.7, 5.9, -0.4, -4.4]).repeat(4000, 1)
     drawn = fp4.unpacked(fp4.packed(fp4.codes(values, stochastic=True)))
@@ -240,7 +240,7 @@ def test_stochastic_rounding_is_right_on_average():
     assert torch.equal(fp4.unpacked(fp4.packed(fp4.codes(exact, stochastic=True))), exact)
 
 
-def test_four_over_six_takes_the_nearer():
+def test_four_over_six_keeps_the_scale_with_the_smaller_error():
     x = torch.randn(64, 64)
     amax = x.abs().max().reshape(1)
     apart = {}
@@ -259,7 +259,7 @@ def hadamard():
     return h / 4
 
 
-def test_rotation_of_columns_and_back():
+def test_rotating_columns_and_back_gives_the_original():
     x = torch.randn(32, 48)
     q = Q.NVFP4Quantizer(with_rht=True, with_post_rht_amax=True, rht_matrix=hadamard())
     y = Q.quantized(Q.OPS, x, q)
@@ -287,7 +287,7 @@ def buffers(t):
 
 
 @every_kind
-def test_again_into_the_same_memory(kind):
+def test_quantizing_again_reuses_the_memory(kind):
     x, q = torch.randn(2, 32, 64), MADE[kind]()
     made = tex["quantize"](x, q)
     held = {n: v.data_ptr() for n, v in vars(made).items() if isinstance(v, torch.Tensor)}
@@ -300,7 +300,7 @@ def test_again_into_the_same_memory(kind):
 
 
 @every_kind
-def test_a_flag_leaves_everything_as_it_is(kind):
+def test_the_noop_flag_leaves_everything_unchanged(kind):
     x, q = torch.randn(32, 64), MADE[kind]()
     made = tex["quantize"](x, q)
     before, amax = buffers(made), getattr(q, "amax", torch.zeros(1)).clone()
@@ -310,7 +310,7 @@ def test_a_flag_leaves_everything_as_it_is(kind):
 
 
 @every_kind
-def test_buffers_follow_usages(kind):
+def test_buffers_follow_the_usages(kind):
     x, q = torch.randn(32, 64), MADE[kind]()
     names = ("_data", "_transpose") if kind in ("delayed", "current") else ("_rowwise_data", "_columnwise_data")
     made = tex["quantize"](x, q)
@@ -329,7 +329,7 @@ def test_buffers_follow_usages(kind):
 @every_kind
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
 def test_the_dtype_of_an_empty_tensor_may_be_fp8(kind, dtype):
-    """It is the dtype that the tensor reports: the buffers are those of any other."""
+    """It is the dtype that the tensor reports; the buffers are the same for all dtypes."""
     x, q = torch.randn(32, 64), MADE[kind]()
     made = tex["create_empty_quantized_tensor"](q, [32, 64], dtype, torch.device("cpu"), False)
     assert made.dtype is dtype
@@ -352,18 +352,18 @@ def test_fp8_is_transposed_as_bytes():
 
 
 @every_kind
-def test_a_tensor_without_elements(kind):
+def test_a_tensor_without_elements_is_quantized(kind):
     made = tex["quantize"](torch.empty(0, 64, dtype=torch.bfloat16), MADE[kind]())
     back = tex["dequantize"](made, torch.bfloat16)
     assert back.shape == (0, 64) and back.dtype == torch.bfloat16
 
 
-def test_a_number_is_quantized():
+def test_a_0_dim_tensor_is_quantized():
     made = tex["quantize"](torch.tensor(2.0), MADE["delayed"]())
     assert made._data.shape == made._transpose.shape == () and tex["dequantize"](made, torch.float32).item() == 2.0
 
 
-def test_state_of_inference_mode_is_written():
+def test_inference_tensors_in_the_state_are_written():
     with torch.inference_mode():
         amax = torch.zeros(1)
     tex["quantize"](torch.tensor([[3.0, -4.0]]), Q.Float8Quantizer(torch.ones(1), amax))
@@ -372,13 +372,13 @@ def test_state_of_inference_mode_is_written():
     assert amax.item() == 9.0
 
 
-def test_parameters_are_quantized_without_a_graph():
+def test_quantizing_parameters_records_no_gradient():
     w = torch.nn.Parameter(torch.randn(32, 64))
     made = tex["quantize"](w, MADE["delayed"]())
     assert not made.dequantize().requires_grad and w.grad is None
 
 
-def test_whose_kind():
+def test_kinds_are_recognized_by_class():
     assert [Q.kind_of(made()) for made in MADE.values()] == list(MADE) and Q.kind_of(None) is None
     with pytest.raises(TypeError, match="must be None or one of Float8Quantizer.*got Tensor"):
         Q.kind_of(torch.ones(1))
@@ -388,7 +388,7 @@ def test_whose_kind():
 
 
 def older_engine():
-    """A module as of version 2.9: tensors know no device, storages no dtype."""
+    """A module like that of version 2.9: tensors have no device, storages no dtype."""
     module = types.ModuleType("transformer_engine.pytorch.tensor.old")
 
     class Float8TensorBase:
@@ -421,7 +421,7 @@ def older_engine():
     return module
 
 
-def test_the_classes_are_those_beside_the_quantizer(monkeypatch):
+def test_tensor_classes_come_from_the_quantizers_module(monkeypatch):
     old = older_engine()
     monkeypatch.setitem(sys.modules, old.__name__, old)
     q = old.Float8Quantizer(torch.tensor([20.0]), torch.zeros(1), DType.kFloat8E5M2)
@@ -436,10 +436,10 @@ def test_the_classes_are_those_beside_the_quantizer(monkeypatch):
     assert type(wrapped) is old.Float8TensorBase and wrapped._scale_inv.item() == f32(1 / 20)
 
 
-# ---- the rest of tex's functions ------------------------------------------------------------------------------------
+# ---- other tex functions ---------------------------------------------------------------------------------------------
 
 
-def test_bias_gradient():
+def test_bgrad_quantize_returns_the_column_sums():
     x = torch.randn(4, 5, 64, dtype=torch.bfloat16)
     bias, same = tex["bgrad_quantize"](x, None)
     torch.testing.assert_close(bias, x.double().sum((0, 1)).to(torch.bfloat16))
@@ -448,14 +448,14 @@ def test_bias_gradient():
     assert torch.equal(bias, torch.zeros(64, dtype=torch.bfloat16)) and made.shape == (0, 5, 64)
 
 
-def test_pieces_are_quantized_each_by_its_own():
+def test_each_piece_is_quantized_by_its_own_quantizer():
     x, three = torch.randn(96, 64), [MADE["delayed"](), MADE["mxfp8"](), MADE["current"]()]
     for got, of, q in zip(tex["split_quantize"](x, [64, 32, 0], three), x.split([64, 32, 0]), three, strict=True):
         want = tex["quantize"](of, q)
         assert type(got) is type(want) and all(torch.equal(v, buffers(want)[n]) for n, v in buffers(got).items())
 
 
-def test_fp4_by_known_amaxes():
+def test_fp4_is_quantized_with_known_amaxes():
     x, q = torch.randn(32, 64), MADE["nvfp4"]()
     made = tex["nvfp4_quantize_with_amax"](x, q, torch.tensor([9.0]), torch.tensor([7.0]))
     assert torch.equal(made._rowwise_data, fp4.encoded(x, torch.tensor([9.0]))[0])
@@ -464,7 +464,7 @@ def test_fp4_by_known_amaxes():
 
 
 def moved(buffer, histories, scales, algo, largest):
-    """The update of delayed scaling, a number at a time."""
+    """The update of delayed scaling, one number at a time."""
     at = 0
     for h, s in zip(histories, scales, strict=True):
         for j in range(s.numel()):
@@ -481,10 +481,10 @@ def moved(buffer, histories, scales, algo, largest):
 @pytest.mark.parametrize("algo", ["max", "most_recent"])
 @pytest.mark.parametrize("lengths", [(4, 4, 4), (1, 7, 4), (16, 16, 1)])
 @pytest.mark.parametrize("reduced", [True, False])
-def test_histories_move_on(algo, lengths, reduced):
+def test_amax_histories_are_updated_as_nvidias(algo, lengths, reduced):
     counts = (3, 1, 5)
     for mode in (False, True):
-        with torch.inference_mode(mode):  # state of either kind
+        with torch.inference_mode(mode):  # with and without inference tensors
             histories = [torch.rand(n, c) * 10 for n, c in zip(lengths, counts, strict=True)]
             histories[0][:, 1] = 0
             histories[2][0] = 0
@@ -500,8 +500,8 @@ def test_histories_move_on(algo, lengths, reduced):
             assert torch.equal(got, wanted), (got, wanted)
 
 
-def test_few_launches_for_many_histories():
-    """As many as for one: no loop over tensors but the copies that torch does in batches."""
+def test_many_histories_take_as_few_launches_as_one():
+    """There is no loop over tensors except in torch's own batched copies."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Count(TorchDispatchMode):
@@ -518,5 +518,5 @@ def test_few_launches_for_many_histories():
             tex_quantize.update(quant.amax_history, torch.rand(3 * n), histories, scales, 4, 448.0, False)
         return count.seen
 
-    launches(1), launches(200)  # the order of their numbers is worked out once
+    launches(1), launches(200)  # the first call computes and caches the order of their numbers
     assert launches(200) == launches(1)

@@ -1,4 +1,4 @@
-"""Random ops: Philox to the bit, distributions, seeds and generators, and what torch's own random ops promise."""
+"""Random ops: Philox bits, distributions, seeds and generators, and the guarantees of torch's own random ops."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ def like(dtype=torch.float32, n=N):
 
 @pytest.fixture
 def ours(monkeypatch):
-    """The ops under ATen's names as they run on an accelerator: the next seed, and a primitive."""
+    """ATen's random ops as they run on an accelerator: take the next seed, and call a primitive."""
     monkeypatch.setattr(spec, "_torchs", lambda x: False)
 
 
 def distance(values, cdf):
-    """Kolmogorov and Smirnov's statistic times sqrt(n): above 1.95 once in a thousand."""
+    """The Kolmogorov-Smirnov statistic times sqrt(n): above 1.95 once in a thousand runs."""
     found = cdf(values.double().sort().values)
     n = found.numel()
     steps = torch.arange(n + 1, dtype=torch.float64) / n
     return max((steps[1:] - found).max(), (found - steps[:-1]).max()).item() * math.sqrt(n)
 
 
-def test_philox_gives_the_published_numbers():
-    """The known answers that come with Random123."""
+def test_philox_equals_the_published_numbers():
+    """The known-answer tests of Random123."""
     answers = {
         ((0, 0, 0, 0), (0, 0)): "6627e8d5 e169c58d bc57ac4c 9b00dbd8",
         ((spec.LOW,) * 4, (spec.LOW,) * 2): "408f276d 41c83b0e a20bc7c6 6d5451fd",
@@ -52,8 +52,8 @@ def test_philox_gives_the_published_numbers():
         assert " ".join(f"{int(w):08x}" for w in words) == wanted
 
 
-def test_every_bit_of_a_seed_counts():
-    """64 flips of the key and 62 of the counter (an offset of 64 bits, in fours) make 127 different draws."""
+def test_every_bit_of_a_seed_matters():
+    """64 flips of the key and 62 of the counter (a 64-bit offset, in steps of four) give 127 different draws."""
     seeds = [SEED] + [SEED ^ torch.tensor(flip) for b in range(63) for flip in ((1 << b, 0), (0, 1 << b))]
     seeds.append(SEED ^ torch.tensor([-(1 << 63), 0]))
     drawn = torch.stack([ops.philox_uniform(like(n=64), s) for s in seeds])
@@ -61,7 +61,7 @@ def test_every_bit_of_a_seed_counts():
     assert (drawn[1:] == drawn[0]).double().mean() < 1e-3
 
 
-def test_an_element_does_not_depend_on_how_many_there_are():
+def test_an_element_does_not_depend_on_the_size_of_the_tensor():
     for fn in (ops.philox_uniform, ops.philox_normal, ops.philox_exponential, ops.philox_bernoulli):
         for dtype in (torch.float32, torch.float64):
             assert torch.equal(fn(like(dtype, 1003), SEED)[:37], fn(like(dtype, 37), SEED))
@@ -71,7 +71,7 @@ def test_an_element_does_not_depend_on_how_many_there_are():
 
 
 @every_float
-def test_uniform(dtype):
+def test_uniform_has_its_distribution(dtype):
     y = ops.philox_uniform(like(dtype), SEED, -2.0, 3.0)
     assert y.min() >= -2 and y.max() < 3
     wide = y.double()
@@ -80,8 +80,8 @@ def test_uniform(dtype):
         assert distance(y, lambda v: (v + 2) / 5) < 1.95
 
 
-def test_uniform_never_reaches_the_end():
-    """A bfloat16 just above rounds to the next one: many of these would be 1."""
+def test_uniform_never_returns_its_upper_bound():
+    """A bfloat16 just below 1 rounds up: many results would be 1."""
     for dtype, high in ((torch.bfloat16, 1.0), (torch.float16, 1.0), (torch.float32, 3.3), (torch.bfloat16, 3.3)):
         y = ops.philox_uniform(like(dtype), SEED, 0.0, high)
         assert y.max().double() < high
@@ -90,12 +90,12 @@ def test_uniform_never_reaches_the_end():
 
 
 @every_float
-def test_normal(dtype):
+def test_normal_has_its_distribution(dtype):
     z = ops.philox_normal(like(dtype), SEED, 1.0, 2.0).double()
     assert abs(z.mean() - 1) < 5 * 2 / math.sqrt(N) and abs(z.std() - 2) < 5 * 2 / math.sqrt(2 * N)
     if dtype in (torch.float32, torch.float64):
         assert distance(z, lambda v: torch.special.ndtr((v - 1) / 2)) < 1.95
-    pairs = (z - 1).reshape(-1, 2)  # cosine and sine of one turn
+    pairs = (z - 1).reshape(-1, 2)  # cosine and sine of one angle
     assert abs((pairs[:, 0] * pairs[:, 1]).mean()) < 5 * 4 / math.sqrt(N / 2)
 
 
@@ -110,7 +110,7 @@ def test_normal_of_extreme_bits_is_finite(monkeypatch):
 
 
 @every_float
-def test_exponential(dtype):
+def test_exponential_has_its_distribution(dtype):
     e = ops.philox_exponential(like(dtype), SEED, 4.0)
     assert (e > 0).all() and e.isfinite().all()
     assert abs(e.double().mean() - 0.25) < 5 * 0.25 / math.sqrt(N)
@@ -120,13 +120,13 @@ def test_exponential(dtype):
 
 @every_float
 @pytest.mark.parametrize("lambd", [1e-9, 1e9])
-def test_exponential_neither_overflows_nor_vanishes(dtype, lambd):
+def test_exponential_neither_overflows_nor_underflows(dtype, lambd):
     e = ops.philox_exponential(like(dtype, 5000), SEED, lambd)
     assert (e > 0).all() and e.isfinite().all()
 
 
 @pytest.mark.parametrize("dtype", [*FLOATS, *INTS, torch.bool], ids=str)
-def test_bernoulli(dtype):
+def test_bernoulli_has_its_distribution(dtype):
     for p in (0.0, 1e-3, 0.3, 1.0):
         y = ops.philox_bernoulli(like(dtype), SEED, p)
         assert y.dtype is dtype and ((y == 0) | (y == 1)).all()
@@ -134,7 +134,7 @@ def test_bernoulli(dtype):
 
 
 @every_float
-def test_bernoulli_of_probabilities(dtype):
+def test_bernoulli_of_probabilities_has_its_distribution(dtype):
     p = torch.linspace(0, 1, 5).to(dtype).repeat(N // 5, 1)
     y = ops.philox_bernoulli_of(p, SEED).double()
     rates, p = y.mean(0), p[0].double()
@@ -143,11 +143,11 @@ def test_bernoulli_of_probabilities(dtype):
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.3, 4.0, 9.9, 10.0, 60.0, 3000.0])
-def test_poisson(rate):
+def test_poisson_has_its_distribution(rate):
     y = ops.philox_poisson(torch.full((N,), rate, dtype=torch.float64), SEED)
     assert torch.equal(y, y.round()) and y.min() >= 0
     assert abs(y.mean() - rate) <= 5 * math.sqrt(rate / N)
-    assert abs(y.var() - rate) <= 5 * math.sqrt((rate + 2 * rate**2) / N)  # the variance of a variance
+    assert abs(y.var() - rate) <= 5 * math.sqrt((rate + 2 * rate**2) / N)  # 5 standard deviations of a variance
     if 0 < rate <= 60:
         expected = (torch.arange(200) * math.log(rate) - rate - torch.arange(1.0, 201).lgamma()).exp()
         found = torch.bincount(y.long(), minlength=200)[:200] / N
@@ -155,7 +155,7 @@ def test_poisson(rate):
 
 
 @every_float
-def test_poisson_in_every_dtype(dtype):
+def test_poisson_supports_every_dtype(dtype):
     rate = torch.tensor([0.0, 2.0, 30.0, math.nan, -1.0, math.inf], dtype=dtype).repeat(N // 20, 1)
     y = ops.philox_poisson(rate, SEED).double()
     assert y.isnan()[:, 3:].all() and (y[:, 0] == 0).all()
@@ -163,22 +163,22 @@ def test_poisson_in_every_dtype(dtype):
 
 
 @pytest.mark.parametrize("dtype", INTS, ids=str)
-def test_randint_is_even(dtype):
+def test_randint_is_uniform(dtype):
     low, high = (0, 7) if dtype is torch.uint8 else (-3, 4)
     y = ops.philox_randint(like(dtype), SEED, low, high)
     counts = torch.bincount(y.long() - low)
     assert y.dtype is dtype and y.min() == low and y.max() == high - 1
-    assert ((counts - N / 7) ** 2 / (N / 7)).sum() < 22.5  # chi^2 of 6 degrees: once in a thousand
+    assert ((counts - N / 7) ** 2 / (N / 7)).sum() < 22.5  # chi-squared, 6 degrees of freedom: p = 0.001
 
 
 @pytest.mark.parametrize("low, high", [(0, 1 << 20), (0, 3 << 30), (-(2**62), 2**62), (-(2**63), 2**63 - 1)])
-def test_randint_of_wide_ranges(low, high):
+def test_randint_covers_wide_ranges(low, high):
     y = ops.philox_randint(like(torch.int64), SEED, low, high)
     assert y.min() >= low and y.max() < high
     assert distance(y, lambda v: (v - low) / (high - low)) < 1.95
 
 
-def test_randint_to_the_edges_of_a_dtype():
+def test_randint_reaches_the_limits_of_a_dtype():
     y = ops.philox_randint(like(torch.int8), SEED, -128, 128)
     assert y.unique().numel() == 256
     assert set(ops.philox_randint(like(torch.bool, 99), SEED, 0, 2).tolist()) == {True, False}
@@ -189,13 +189,13 @@ def test_randint_to_the_edges_of_a_dtype():
 
 
 @pytest.mark.parametrize("span, pairs", [(11, False), (256, False), (1 << 20, False), ((1 << 20) + 1, True)])
-def test_randint_takes_64_bits_an_element_for_wide_ranges_only(span, pairs):
+def test_randint_uses_64_bits_an_element_only_for_wide_ranges(span, pairs):
     bits = spec._bits(like(torch.int32, 64), SEED, pairs)
     expected = spec._high_product(bits, span) if pairs else bits * span >> 32
     assert torch.equal(ops.philox_randint(like(torch.int32, 64), SEED, 0, span), expected.flatten()[:64].int())
 
 
-def test_the_upper_half_of_a_product():
+def test_the_upper_half_of_a_64_bit_product_is_exact():
     for a in (0, 1, -1, -(2**63), 0x123456789ABCDEF0, -0x123456789ABCDEF0):
         for b in (1, 3, 2**32, 2**63 - 1, 2**64 - 1):
             got = int(spec._high_product(torch.tensor(a), b)) % 2**64
@@ -206,7 +206,7 @@ def test_the_upper_half_of_a_product():
 
 
 @every_float
-def test_dropout_keeps_what_the_mask_says(dtype):
+def test_dropout_keeps_the_elements_of_its_mask(dtype):
     x = torch.randn(N, dtype=torch.float64).to(dtype)
     for p in (0.1, 0.5, 0.9):
         y, mask = ops.philox_dropout_mask(x, SEED, p)
@@ -215,18 +215,18 @@ def test_dropout_keeps_what_the_mask_says(dtype):
         assert abs((~mask).double().mean() - p) <= 5 * math.sqrt(p * (1 - p) / N)
 
 
-def test_dropout_at_the_ends():
+def test_dropout_supports_probabilities_0_and_1():
     x = torch.tensor([1.0, math.inf, math.nan])
     for fn in (ops.philox_dropout, lambda *a: ops.philox_dropout_mask(*a)[0]):
         torch.testing.assert_close(fn(x, SEED, 0.0), x, equal_nan=True)
         assert (fn(x, SEED, 1.0) == 0).all()
     assert not ops.philox_dropout_mask(x, SEED, 1.0)[1].any()
-    almost = math.nextafter(1.0, 0.0)  # its threshold would round to that of 1, which no word reaches
+    almost = math.nextafter(1.0, 0.0)  # its threshold must not round to that of 1
     assert spec.threshold(almost) == spec.LOW and ops.philox_dropout_mask(like(), SEED, almost)[1].sum() < 2
 
 
 @pytest.mark.parametrize("name", ["philox_dropout", "philox_dropout_mask"])
-def test_the_gradient_has_the_mask_of_the_forward(name):
+def test_the_gradient_uses_the_mask_of_the_forward(name):
     x = torch.randn(37, 64, requires_grad=True)
     y = getattr(ops, name)(x, SEED, 0.25)
     y = y[0] if isinstance(y, tuple) else y
@@ -239,7 +239,7 @@ def test_the_gradient_has_the_mask_of_the_forward(name):
 
 
 class Generator:
-    """A CUDA generator, as far as it is looked at."""
+    """A CUDA generator, with the methods that opmux uses."""
 
     def __init__(self, seed, offset):
         self.seed, self.offset = seed, offset
@@ -256,7 +256,7 @@ class Generator:
 
 
 @pytest.mark.parametrize("seed", [0, 42, 2**63, 2**64 - 1])
-def test_a_step_of_a_generator(seed):
+def test_an_op_advances_the_offset_of_a_generator(seed):
     generator = Generator(seed, 8)
     first, second = _seeds.step(generator), _seeds.step(generator)
     assert first.dtype is torch.int64 and generator.offset == 16
@@ -283,7 +283,7 @@ by_both_ways = pytest.mark.parametrize("way", ["torch's", "ours"])
 
 @by_both_ways
 @pytest.mark.parametrize("name", STATEFUL)
-def test_seeds_are_honoured(name, way, request):
+def test_torchs_seeds_determine_results(name, way, request):
     if way == "ours":
         request.getfixturevalue("ours")
     call, x = STATEFUL[name], torch.rand(37, 64)
@@ -300,7 +300,7 @@ def test_seeds_are_honoured(name, way, request):
 
 @by_both_ways
 @pytest.mark.parametrize("name", [n for n in STATEFUL if "dropout" not in n])
-def test_generators_are_honoured(name, way, request):
+def test_generators_determine_results(name, way, request):
     if way == "ours":
         request.getfixturevalue("ours")
     call, x = STATEFUL[name], torch.rand(37, 64)
@@ -311,13 +311,13 @@ def test_generators_are_honoured(name, way, request):
     assert torch.equal(torch.get_rng_state(), untouched)
 
 
-def test_a_generator_of_another_device_is_refused():
+def test_a_generator_for_another_device_raises():
     with pytest.raises(ValueError, match="generator must be on meta, the device of the result; got cpu"):
         spec.next_seed(torch.empty(3, device="meta"), torch.Generator())
 
 
 @by_both_ways
-def test_what_torch_promises_of_dropout(way, request):
+def test_dropout_keeps_torchs_guarantees(way, request):
     if way == "ours":
         request.getfixturevalue("ours")
     x = torch.ones(1000, requires_grad=True)
@@ -337,7 +337,7 @@ def test_what_torch_promises_of_dropout(way, request):
             fn(x, 1.5, True)
 
 
-def test_layouts_are_kept(ours):
+def test_layouts_are_preserved(ours):
     x = torch.rand(2, 3, 4, 5).to(memory_format=torch.channels_last)
     for name in ("dropout", "native_dropout", "rand_like", "bernoulli"):
         assert STATEFUL[name](x, None).stride() == x.stride(), name
@@ -346,7 +346,7 @@ def test_layouts_are_kept(ours):
     assert ops.rand_like(torch.rand(8, 8)[:, ::2]).is_contiguous()
 
 
-def test_checkpointing_drops_the_same_again(ours):
+def test_checkpointing_drops_the_same_elements_again(ours):
     x = torch.ones(1000, requires_grad=True)
     y = checkpoint(lambda x: ops.dropout(x, 0.5, True) * x, x, use_reentrant=False)
     y.sum().backward()
@@ -359,8 +359,8 @@ def test_checkpointing_drops_the_same_again(ours):
 @pytest.mark.parametrize(
     "name", ["dropout", "native_dropout", "uniform", "normal", "bernoulli of p", "rand", "randint"]
 )
-def test_compiled_code_draws_anew(name):
-    """No seed may be burned into a graph."""
+def test_compiled_code_draws_new_numbers_at_each_call(name):
+    """A graph must not contain a fixed seed."""
     torch._dynamo.reset()
     call = torch.compile(lambda x: STATEFUL[name](x, None), fullgraph=True, backend="aot_eager")
     x = torch.rand(37, 64)
@@ -370,7 +370,7 @@ def test_compiled_code_draws_anew(name):
     assert not torch.equal(a, b) and torch.equal(call(x), a)
 
 
-def test_a_compiled_primitive_takes_its_seed():
+def test_a_compiled_primitive_takes_its_seed_as_an_argument():
     torch._dynamo.reset()
     call = torch.compile(ops.philox_dropout, fullgraph=True, backend="aot_eager")
     x = torch.randn(37, 64, requires_grad=True)

@@ -1,7 +1,7 @@
-"""Where random ops take their seeds from: eager code and the capture of a CUDA graph use one sequence of the generator.
+"""Seeds of random ops: eager code and CUDA graph capture use one sequence of the generator.
 
-There is no GPU here: a simulated generator follows the rules of torch's CUDA generator, and the one op of torch that
-reads it during a capture is replaced.
+There is no GPU here: a simulated generator follows the rules of torch's CUDA generator, and the torch op that reads it
+during a capture is replaced.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class State:
 
 
 class Generator:
-    """A CUDA generator: its numbers cannot be read on the host while a graph is captured."""
+    """A CUDA generator: the host cannot read its numbers during graph capture."""
 
     device = torch.device("cpu")
 
@@ -34,7 +34,7 @@ class Generator:
         self.state, self.machine = State(seed), machine
 
     def reserve(self, numbers):
-        """at::CUDAGeneratorImpl::philox_cuda_state, with the pointers read."""
+        """at::CUDAGeneratorImpl::philox_cuda_state, with dereferenced pointers."""
         found = self.state.seed, self.state.offset
         self.state.offset += -(-numbers // 4) * 4
         return found
@@ -68,7 +68,7 @@ class Machine:
         self.default = Generator(2**64 - 3, self)
 
     def attention(self, q, k, v, bias, cu_q, cu_k, max_q, max_k, dropout_p, mask):
-        """A number for each score, from the default generator; in a capture its state comes back in tensors."""
+        """Reads the default generator for each score; during a capture it returns the state in tensors."""
         assert self.capturing and 0 < dropout_p < 1
         batch, queries, heads, _ = q.shape
         seed, offset = self.default.reserve(batch * heads * queries * k.shape[1])
@@ -87,7 +87,7 @@ def machine(monkeypatch):
 
 
 def sequence(machine, generator=None):
-    """Seeds of four ops, with ops of torch's own between them."""
+    """The seeds of four ops, interleaved with torch's own random ops."""
     seeds = [spec.next_seed(LIKE, generator)]
     (generator or machine.default).reserve(17)
     seeds += [spec.next_seed(LIKE, generator), spec.next_seed(LIKE, generator)]
@@ -95,7 +95,7 @@ def sequence(machine, generator=None):
     return [s.tolist() for s in (*seeds, spec.next_seed(LIKE, generator))]
 
 
-def test_a_capture_takes_the_seeds_that_eager_code_takes(machine):
+def test_capture_and_eager_code_take_the_same_seeds(machine):
     eager, after = sequence(machine), machine.default.get_offset()
     machine.default.set_offset(0)
     machine.capturing = True
@@ -105,7 +105,7 @@ def test_a_capture_takes_the_seeds_that_eager_code_takes(machine):
     assert machine.default.get_offset() == after == 40
 
 
-def test_a_capture_with_a_generator_leaves_the_default_one_alone(machine):
+def test_a_capture_with_a_generator_does_not_change_the_default_one(machine):
     own, twin = Generator(5, machine), Generator(5, machine)
     eager, default = sequence(machine, own), machine.default.state
     machine.capturing = True
@@ -115,13 +115,13 @@ def test_a_capture_with_a_generator_leaves_the_default_one_alone(machine):
     assert machine.default.state is default and default.offset == 0 and twin.state.offset == own.state.offset == 40
 
 
-def test_a_seed_of_a_capture_is_int64_on_the_device(machine):
+def test_a_captured_seed_is_int64_on_the_device(machine):
     machine.capturing = True
     seed = spec.next_seed(LIKE)
     assert seed.dtype is torch.int64 and seed.shape == (2,) and seed.is_contiguous() and seed.device == LIKE.device
 
 
-def test_without_that_op_a_capture_draws_a_seed_and_says_so_once(machine, monkeypatch, caplog):
+def test_without_torchs_op_a_capture_draws_a_seed_and_warns_once(machine, monkeypatch, caplog):
     def missing(*args):
         raise NotImplementedError("no kernel for this device")
 
@@ -134,7 +134,7 @@ def test_without_that_op_a_capture_draws_a_seed_and_says_so_once(machine, monkey
     assert "other random numbers than eager code" in record.message and "no kernel for this device" in record.message
 
 
-def test_a_failing_capture_gives_the_default_generator_its_state_back(machine, monkeypatch):
+def test_a_failing_capture_restores_the_default_generator(machine, monkeypatch):
     def failing(*args, **kwargs):
         raise RuntimeError("Attempt to increase offset for a CUDA generator not in capture mode.")
 
@@ -146,5 +146,5 @@ def test_a_failing_capture_gives_the_default_generator_its_state_back(machine, m
     assert machine.default.state is state and caught.value.__context__ is None
 
 
-def test_other_devices_draw_their_seeds(machine):
+def test_other_devices_do_not_use_the_cuda_generator(machine):
     assert spec.next_seed(torch.empty(3)).shape == (2,) and machine.default.state.offset == 0

@@ -1,4 +1,4 @@
-"""Reductions against torch's own: values in double precision, gradients against autograd's, rules as torch's."""
+"""Reductions against torch's own: values in double precision, gradients against autograd's, and torch's rules."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def product(x, dim, keepdim, dtype):
     return y
 
 
-# op -> torch's way to do it, with the arguments of ours
+# op -> the same in torch, with our arguments
 TRUTH = {
     "sum": lambda x, dim, keepdim, dtype: torch.sum(x, dims(x, dim), keepdim),
     "mean": lambda x, dim, keepdim, dtype: torch.mean(x, dims(x, dim), keepdim),
@@ -54,7 +54,7 @@ def listed(results):
 
 @pytest.mark.parametrize("dtype", DTYPES, **by_name)
 @pytest.mark.parametrize("name", TRUTH)
-def test_values_and_gradients(name, dtype):
+def test_values_and_gradients_equal_torchs(name, dtype):
     spec = specs.find(name)
     tol = spec.tol[dtype]
     for sample in spec.samples(dtype, CPU):
@@ -75,7 +75,7 @@ def test_values_and_gradients(name, dtype):
         seeds = [torch.randn(a.shape, dtype=dtype) for a, _ in floats]
         (mine,) = torch.autograd.grad([a for a, _ in floats], leaf, [s.to(a.dtype) for s, (a, _) in zip(seeds, floats)])
         (theirs,) = torch.autograd.grad([b for _, b in floats], true, [s.double() for s in seeds])
-        # some gradients are computed from the rounded result
+        # some gradients use the rounded result
         slack = 4 if dtype in (torch.float64, torch.float32) else 20
         torch.testing.assert_close(
             mine.double(), theirs, rtol=slack * tol.rtol, atol=slack * tol.atol,
@@ -84,7 +84,7 @@ def test_values_and_gradients(name, dtype):
 
 
 @pytest.mark.parametrize("ord", [0.5, 1, 1.5, 2, 3, INF, -INF, -1])
-def test_gradients_of_norms_at_zero(ord):
+def test_gradients_of_norms_at_zero_equal_torchs(ord):
     x = torch.tensor([[0.0, 0.0, 0.0], [0.0, 1.0, -1.0], [1.0, 2.0, -3.0], [3.0, -3.0, 1.0]])
     runs = []
     for norm in (ops.vector_norm, torch.linalg.vector_norm):
@@ -111,7 +111,7 @@ def test_gradients_of_products_with_zeros_are_exact(rows):
 
 
 @pytest.mark.parametrize("name", ["amax", "amin"])
-def test_extremes_share_a_gradient(name):
+def test_equal_extremes_share_the_gradient(name):
     x = torch.tensor([[1.0, 3.0, 3.0, 1.0], [NAN, 1.0, 2.0, 0.0]])
     runs = []
     for fn in (getattr(ops, name), getattr(torch, name)):
@@ -123,7 +123,7 @@ def test_extremes_share_a_gradient(name):
 
 @pytest.mark.parametrize("correction, values", [(2, [1.0, 2.0]), (5, [1.0, 2.0]), (0, [3.0, 3.0]), (1, [3.0, 3.0])])
 @pytest.mark.parametrize("name", ["var", "std"])
-def test_gradients_without_freedom(name, correction, values):
+def test_gradients_without_degrees_of_freedom_equal_torchs(name, correction, values):
     runs = []
     for fn in (getattr(ops, name), getattr(torch, name)):
         x = torch.tensor([values], requires_grad=True)
@@ -134,7 +134,7 @@ def test_gradients_without_freedom(name, correction, values):
 
 
 @pytest.mark.parametrize("dtype", INTS, **by_name)
-def test_integers(dtype):
+def test_integers_equal_torchs(dtype):
     x = (torch.randint(0, 2, (4, 6)) if dtype is torch.bool else torch.randint(0, 100, (4, 6))).to(dtype)
     for dim in (0, 1, None):
         at = dims(x, dim)
@@ -155,12 +155,12 @@ def test_integers(dtype):
 
 
 @pytest.mark.parametrize("to", [torch.int32, torch.float16, torch.bfloat16, torch.float64, torch.bool], **by_name)
-def test_dtype_casts_first(to):
+def test_dtype_casts_before_the_reduction(to):
     x = torch.randn(3, 50) * 10
     torch.testing.assert_close(ops.sum(x, 1, dtype=to), torch.sum(x, 1, dtype=to))
 
 
-def test_nothing_to_reduce():
+def test_empty_reductions_equal_torchs():
     x = torch.empty(3, 0)
     for name, value in (("sum", 0.0), ("prod", 1.0), ("any", False), ("all", True), ("count_nonzero", 0)):
         assert getattr(ops, name)(x, 1).tolist() == [value] * 3
@@ -174,7 +174,7 @@ def test_nothing_to_reduce():
             call()
 
 
-def test_nan_and_the_first_of_equals():
+def test_nan_and_ties_equal_torchs():
     x = torch.tensor([[1.0, NAN, 3.0, NAN], [2.0, 5.0, 5.0, 1.0]])
     assert ops.amax(x, 1).isnan().tolist() == [True, False]
     assert ops.argmax(x, 1).tolist() == [1, 1] and ops.argmin(x, 1).tolist() == [1, 3]
@@ -182,24 +182,24 @@ def test_nan_and_the_first_of_equals():
     assert ops.argmax(x).item() == 1 and ops.argmax(x, keepdim=True).shape == (1, 1)
 
 
-def test_the_variance_of_numbers_far_from_zero():
+def test_the_variance_of_numbers_far_from_zero_is_precise():
     x = torch.randn(4, 5000) + 1e4
     torch.testing.assert_close(ops.var(x, 1).double(), x.double().var(1), rtol=2e-5, atol=0)
 
 
-def test_the_ways_to_say_dim():
+def test_dim_may_be_given_in_every_form_that_torch_accepts():
     x = torch.randn(2, 3, 4)
     torch.testing.assert_close(ops.sum(x, (0, -1)), torch.sum(x, (0, 2)))
     torch.testing.assert_close(ops.sum(x, [1]), torch.sum(x, 1))
     torch.testing.assert_close(ops.sum(x, ()), x.sum())
-    assert ops.any(x, ()).shape == x.shape  # as torch's: no dimension
+    assert ops.any(x, ()).shape == x.shape  # as in torch: no dimension
     for dim in (1, [1], (1,)):
         torch.testing.assert_close(torch.ops.opmux.sum(x, dim), torch.sum(x, 1))
     torch.testing.assert_close(torch.ops.opmux.sum(x), x.sum())
     torch.testing.assert_close(torch.ops.opmux.vector_norm(x, INF, 1), torch.amax(x.abs(), 1))
 
 
-def test_what_is_refused():
+def test_unsupported_arguments_raise():
     x = torch.randn(2, 3)
     with pytest.raises(TypeError, match="mean: x must be float16.*where dtype is None; got int64"):
         ops.mean(x.long())
@@ -213,8 +213,8 @@ def test_what_is_refused():
 
 @pytest.mark.parametrize("name", ["sum", "mean"])
 @pytest.mark.parametrize("compiled", [False, True])
-def test_a_sum_keeps_nothing_of_what_it_added(name, compiled):
-    """As in torch: the backward needs the shape alone, so x may change in between, and its memory is not held."""
+def test_a_sum_does_not_save_its_input(name, compiled):
+    """As in torch: the backward needs only the shape, so x may be modified in between, and its memory is released."""
     torch._dynamo.reset()
     fn = getattr(opmux.ops, name)
     call = torch.compile(fn, fullgraph=True, backend="aot_eager") if compiled else fn

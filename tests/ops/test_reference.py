@@ -1,4 +1,4 @@
-"""The references against truths of other origin: torch's own functions and autograd, in double precision."""
+"""The references against independent results: torch's own functions and autograd, in double precision."""
 
 import inspect
 import pickle
@@ -19,7 +19,7 @@ DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 FAMILIES = ("norm", "activation", "tex_norm")
 OPS = [s for s in specs.by_key.values() if s.family in FAMILIES and not s.name.endswith(("_fp8", "_stats", "_into"))]
-OPS = [s for s in OPS if "scales" not in s.names]  # those: test_tex_activation
+OPS = [s for s in OPS if "scales" not in s.names]  # test_activation_forms.py tests those
 PRIMITIVES = [s for s in OPS if s.space == "opmux"]
 FORWARDS = [s for s in PRIMITIVES if s.grad]
 BACKWARDS = [s for s in PRIMITIVES if not s.grad]
@@ -34,13 +34,13 @@ every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).remo
 
 
 def each_sample(spec, few):
-    """All samples of float32, four of each other dtype; all of them with --slow. Rounding twice: test_norm_casting."""
+    """All float32 samples, four of each other dtype; all with --slow. test_norm_casting.py tests double rounding."""
     for dtype in DTYPES:
         found = [s for s in spec.samples(dtype, CPU) if dtype.itemsize > 2 or "casting" not in s.id]
         yield from found if dtype is torch.float32 else few(found, 4)
 
 
-# ---- the truths -----------------------------------------------------------------------------------------------------
+# ---- true results ---------------------------------------------------------------------------------------------------
 
 
 def row_mean(x):
@@ -73,7 +73,7 @@ ACTS = {
     "sigmoid": torch.sigmoid,
 }
 
-# Of each forward: the function of its arguments in double precision, all results in a tuple.
+# For each forward: a function of its arguments in double precision that returns all results in a tuple.
 TRUTH = {
     "rms_norm": true_rms_norm,
     "layer_norm": true_layer_norm,
@@ -90,20 +90,20 @@ TRUTH_OF_SUM = {
 
 
 def truth(spec, args):
-    """The true results for these arguments, and the arguments as leaves of their graph."""
+    """The true results for these arguments, and the arguments as leaves of their autograd graph."""
     leaves = [a.detach().double().requires_grad_() if isinstance(a, Tensor) else a for a in args]
     if spec.name in TRUTH:
         return TRUTH[spec.name](*leaves), leaves
     x, residual, *rest = leaves
     exact = x + residual
-    # y is a function of the sum as it was stored; the rounding has slope 1.
+    # y is a function of the stored sum, which is rounded; treat the rounding as the identity in the gradient.
     s = exact + ((args[0].double() + args[1].double()).to(args[0].dtype) - exact).detach()
     y, *statistics = TRUTH_OF_SUM[spec.name](s, *rest)
     return (y, s, *statistics), leaves
 
 
 def close(got, want, spec, what):
-    """Equal, but for one rounding of the result and what the wider arithmetic inside may lose."""
+    """Equal up to one rounding of the result and the error of the wider arithmetic inside."""
     halves = {d: Tol(0.51 * torch.finfo(d).eps, 3e-5) for d in (torch.float16, torch.bfloat16)}
     tol = {**spec.tol, **halves, torch.float64: Tol(1e-11, 1e-11)}[got.dtype]
     torch.testing.assert_close(
@@ -121,7 +121,7 @@ def backward_args(plan, args, outs, grads):
 
 
 @over(FORWARDS)
-def test_forward(spec, few):
+def test_forward_equals_the_truth(spec, few):
     for sample in each_sample(spec, few):
         want, _ = truth(spec, sample.args)
         got = as_tuple(spec.reference(*sample.args))
@@ -148,8 +148,8 @@ def test_backward_is_the_gradient_of_the_forward(spec, few):
 
 
 @over(FORWARDS)
-def test_backward_is_the_slope_of_the_forward(spec):
-    """By finite differences of the reference itself, which share no formula with anything."""
+def test_backward_agrees_with_finite_differences(spec):
+    """Finite differences of the reference itself are independent of all formulas."""
     plan, h = spec.gradient, 1e-6
     args = spec.samples.at((4, 6), torch.float64, CPU).args
     outs = as_tuple(spec.reference(*args))
@@ -167,8 +167,8 @@ def test_backward_is_the_slope_of_the_forward(spec):
 
 
 @over(BACKWARDS)
-def test_backward_takes_any_layout_and_dtype(spec, few):
-    """The same as for packed doubles, for which the tests above show it right."""
+def test_backward_accepts_any_layout_and_dtype(spec, few):
+    """The results equal those for contiguous doubles, which the tests above verify."""
     for sample in each_sample(spec, few):
         packed = [a.double().contiguous() if isinstance(a, Tensor) else a for a in sample.args]
         want = as_tuple(spec.reference(*packed))
@@ -177,14 +177,14 @@ def test_backward_takes_any_layout_and_dtype(spec, few):
 
 
 @over(BACKWARDS)
-def test_a_gradient_may_have_a_dtype_of_its_own(spec):
+def test_an_incoming_gradient_may_have_another_dtype(spec):
     args = dict(zip(spec.names, spec.samples.at((5, 64), torch.bfloat16, CPU).args))
     mixed = {**args, **{n: args[n].double() for n in ("dy", "ds") if n in args}}
     for g, w in zip(as_tuple(spec.reference(**mixed)), as_tuple(spec.reference(**args)), strict=True):
         assert torch.equal(g, w) and g.dtype == w.dtype
 
 
-# ---- what holds for every result ------------------------------------------------------------------------------------
+# ---- properties of every result -------------------------------------------------------------------------------------
 
 
 def expected_dtype(name, given):
@@ -209,7 +209,7 @@ def storage(t):
 
 
 @over(OPS)
-def test_results_are_packed_fresh_and_typed_and_inputs_are_left_alone(spec, few):
+def test_results_are_contiguous_new_and_typed_and_inputs_unchanged(spec, few):
     for sample in each_sample(spec, few):
         given = dict(zip(spec.names, sample.args, strict=True))
         inputs = {n: a for n, a in given.items() if isinstance(a, Tensor) and n not in spec.mutates}
@@ -232,8 +232,8 @@ def test_results_are_packed_fresh_and_typed_and_inputs_are_left_alone(spec, few)
 
 
 @over(PRIMITIVES)
-def test_fakes_tell_the_truth(spec, few):
-    """In the dtypes that tests/ops/test_primitives.py leaves out."""
+def test_fake_results_have_the_real_metadata(spec, few):
+    """In the dtypes that tests/ops/test_primitives.py does not cover."""
     for dtype in DTYPES:
         for sample in few(spec.samples(dtype, CPU), 0 if dtype is torch.float32 else 1):
             fakes, reals = as_tuple(fake_call(spec, sample.args, {})), as_tuple(spec.reference(*sample.args))
@@ -243,7 +243,7 @@ def test_fakes_tell_the_truth(spec, few):
 
 @over(PRIMITIVES)
 @pytest.mark.few(20)
-def test_sizes_are_not_burned_in(spec):
+def test_compiled_graphs_have_no_fixed_sizes(spec):
     traced = make_fx(spec.reference, tracing_mode="symbolic")(*spec.samples.at((5, 64), torch.bfloat16, CPU).args)
     args = spec.samples.at((6, 38), torch.bfloat16, CPU).args
     for g, w in zip(as_tuple(traced(*args)), as_tuple(spec.reference(*args)), strict=True):
@@ -251,7 +251,7 @@ def test_sizes_are_not_burned_in(spec):
 
 
 @over(PRIMITIVES)
-def test_the_schema_follows_from_the_signature(spec):
+def test_the_schema_equals_the_signature(spec):
     schema = torch.library.infer_schema(spec.reference, mutates_args=())
     assert schema.count("Tensor") == len(spec.out) + sum("Tensor" in str(p.annotation) for p in params(spec))
     assert all(f" {name}" in schema for name in spec.names)
@@ -272,8 +272,8 @@ def test_forward_and_backward_are_linked_by_name(spec):
 
 
 @pytest.mark.parametrize("name", ["rms_norm", "layer_norm"])
-def test_statistics_alone_are_those_of_the_norm(name, few):
-    """And amax is raised to that of the norm's own result, but never lowered."""
+def test_fused_norms_return_the_norms_statistics(name, few):
+    """Amax is raised to that of the norm's own result, but never lowered."""
     spec = specs.by_key[f"opmux::{name}_stats"]
     for sample in each_sample(spec, few):
         given = dict(zip(spec.names, sample.args, strict=True))
@@ -287,19 +287,19 @@ def test_statistics_alone_are_those_of_the_norm(name, few):
                 assert raised == max(before, y.float().abs().max().item() if y.numel() else 0.0)
 
 
-def test_every_backward_has_a_forward_and_every_forward_a_truth():
+def test_every_backward_has_a_forward_and_every_forward_a_true_result():
     assert {*(s.grad for s in FORWARDS), "rms_norm_bwd_add"} == {s.name for s in BACKWARDS}
     assert {s.name for s in FORWARDS} == {*TRUTH, *TRUTH_OF_SUM}
     assert {s.name for s in TEX} == set(TEX_TRUTH)
 
 
 @over(OPS)
-def test_ops_are_members_of_their_module(spec):
+def test_ops_are_attributes_of_their_module(spec):
     module = {"norm": norm, "activation": activation, "tex_norm": tex_norm}[spec.family]
     fn = getattr(module, spec.name)
     assert fn.spec is spec
     assert spec.reference.__module__ == module.__name__ and spec.reference.__name__ == spec.name
-    assert spec.doc and len(spec.doc.partition("\n\n")[0].splitlines()) <= 2  # before any table of arguments
+    assert spec.doc and len(spec.doc.partition("\n\n")[0].splitlines()) <= 2  # the part before the arguments
     assert pickle.loads(pickle.dumps(fn)) is fn
 
 
@@ -307,7 +307,7 @@ def test_ops_are_members_of_their_module(spec):
 
 
 @over(OPS)
-def test_samples_are_the_same_every_time(spec):
+def test_samples_are_deterministic(spec):
     state = torch.get_rng_state()
     once, again = (list(spec.samples(torch.float32, CPU)) for _ in range(2))
     assert torch.equal(torch.get_rng_state(), state)
@@ -319,7 +319,7 @@ def test_samples_are_the_same_every_time(spec):
 
 
 @over(OPS)
-def test_samples_cover_what_finds_mistakes(spec):
+def test_samples_cover_the_shapes_that_find_bugs(spec):
     firsts = [s.args[0] for s in spec.samples(torch.float32, CPU)]
     assert any(not t.is_contiguous() for t in firsts)
     assert any(t.numel() == 0 for t in firsts)
@@ -329,7 +329,7 @@ def test_samples_cover_what_finds_mistakes(spec):
 
 
 @over(OPS)
-def test_one_sample_of_a_given_shape(spec):
+def test_a_sample_may_be_drawn_for_a_given_shape(spec):
     sample = spec.samples.at((3, 4, 6), torch.bfloat16, CPU)
     assert sample.args[0].shape == (3, 4, 6) and sample.args[0].dtype is torch.bfloat16
     spec.reference(*sample.args)
@@ -339,7 +339,7 @@ def test_one_sample_of_a_given_shape(spec):
 
 
 @over(OPS)
-def test_mistakes_are_named(spec):
+def test_wrong_arguments_are_named(spec):
     count = 0
     for bad in spec.errors(CPU):
         count += 1
@@ -351,7 +351,7 @@ def test_mistakes_are_named(spec):
     assert count
 
 
-def test_a_message_says_what_is_allowed():
+def test_an_error_says_what_is_allowed():
     with pytest.raises(ValueError) as raised:
         norm.rms_norm.reference(torch.zeros(5, 64), torch.zeros(32))
     assert str(raised.value) == ("rms_norm: weight must have shape (64,), [n] where x (5, 64) is [*rows, n]; got (32,)")
@@ -362,7 +362,7 @@ def test_a_message_says_what_is_allowed():
 
 @every_dtype
 @over([s for s in FORWARDS if s.family == "activation"])
-def test_activations_far_out(spec, dtype):
+def test_activations_of_large_values_are_finite(spec, dtype):
     far = [0.0, 1e-4, 5.0, 12.0, 100.0, 1e4, min(torch.finfo(dtype).max, 1e100)]
     x = torch.tensor([*far, *(-f for f in far)], dtype=dtype)
     ones = [torch.ones_like(x)] * (len(spec.names) - 1)
@@ -381,7 +381,7 @@ def test_the_slope_of_relu_at_zero_is_zero():
 
 
 @every_dtype
-def test_a_constant_row_has_no_infinities(dtype):
+def test_norms_of_a_constant_row_are_finite(dtype):
     x, w = torch.full((3, 64), 7.0, dtype=dtype), torch.ones(64, dtype=dtype)
     for got in (norm.layer_norm.reference(x, w), norm.rms_norm.reference(0 * x, w)):
         assert all(t.isfinite().all() for t in got)
@@ -431,7 +431,7 @@ TEX_TRUTH = {
 
 
 @over(TEX)
-def test_tex_parts(spec):
+def test_every_tex_norm_uses_our_primitives(spec):
     part = spec.name.replace("norm_fwd", "_norm").replace("norm_bwd", "_norm_bwd")
     forward = spec.name.endswith("_fwd")
     assert {f"opmux::{part}", *([f"opmux::{part}_fp8"] if forward else [])} <= set(spec.parts)
@@ -439,7 +439,7 @@ def test_tex_parts(spec):
 
 
 @over(TEX)
-def test_tex(spec, few):
+def test_tex_norms_equal_the_truth(spec, few):
     for sample in each_sample(spec, few):
         doubles = [a.double() if isinstance(a, Tensor) else a for a in sample.args]
         want = TEX_TRUTH[spec.name](*doubles)
@@ -455,8 +455,8 @@ def test_tex(spec, few):
 
 
 @over(TEX)
-def test_tex_ignores_autograd(spec):
-    """It may be handed parameters, and may be told to write into one."""
+def test_tex_functions_record_no_gradient(spec):
+    """They may be called with parameters, and may write to one."""
     options = {"ln_out": True} if spec.mutates else {}
     args = spec.samples.at((5, 64), torch.float32, CPU, **options).args
     args = [a.requires_grad_() if isinstance(a, Tensor) else a for a in args]
@@ -476,8 +476,8 @@ def test_ln_out_may_be_the_input_and_may_be_a_view(spec):
     torch.testing.assert_close(own, want, rtol=0, atol=0)
 
 
-def test_a_sum_is_rounded_once():
-    """Rounding dx before the addition gives other numbers: these differ, and ours are the nearest ones."""
+def test_a_sum_of_gradients_is_rounded_once():
+    """Rounding dx before the addition gives other results: the test uses numbers for which that shows."""
     spec = tex_norm.rmsnorm_bwd_add.spec
     args = dict(zip(spec.names, spec.samples.at((37, 64), torch.bfloat16, CPU).args))
     got = spec.reference(**args)[0]
@@ -505,7 +505,7 @@ OUT, MU, RSIGMA = torch.ones(2, 3, 4), torch.ones(6), torch.ones(6) / 2
         ("layernorm_bwd", (OUT, MU, MU), [OUT, MU, MU]),
     ],
 )
-def test_what_others_return_is_brought_into_shape(spec, value, want):
+def test_results_of_vendors_are_reshaped(spec, value, want):
     result = specs.by_key[f"tex::{spec}"].result
     got = result(value)
     assert isinstance(got, list) and len(got) == len(want) and got[0] is OUT

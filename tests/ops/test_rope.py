@@ -1,4 +1,4 @@
-"""Rope against truths of other origin: complex numbers, autograd, and one place at a time."""
+"""Rope against independent results: complex numbers, autograd, and one position at a time."""
 
 import math
 
@@ -14,7 +14,7 @@ SBHD, BSHD, THD = 0, 1, 2
 
 
 def spin(x, angle, interleaved):
-    """One head's numbers turned by one angle for each pair, as complex numbers."""
+    """Rotate one head by one angle for each pair, with complex numbers."""
     d = x.shape[-1]
     pair = x.double().view(*x.shape[:-1], d // 2, 2) if interleaved else x.double().unflatten(-1, (2, d // 2)).mT
     turned = torch.view_as_real(torch.view_as_complex(pair.contiguous()) * torch.polar(torch.ones_like(angle), angle))
@@ -23,7 +23,7 @@ def spin(x, angle, interleaved):
 
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("layout", ["sbhd", "bshd", "bhsd"])
-def test_complex_numbers(layout, interleaved):
+def test_rope_equals_a_product_of_complex_numbers(layout, interleaved):
     angle = torch.randn(5, 8, dtype=torch.float64) * 3
     both = angle.repeat_interleave(2, -1) if interleaved else torch.cat([angle, angle], -1)
     x = torch.randn(2, 5, 3, 20, dtype=torch.float64)
@@ -36,7 +36,7 @@ def test_complex_numbers(layout, interleaved):
         assert got.is_contiguous()
 
 
-def test_backward_is_the_transpose_also_where_angles_differ():
+def test_backward_is_the_transpose_even_if_the_angles_of_a_pair_differ():
     for spec in (specs.find("rope_fwd", ("opmux",)),):
         for sample in spec.samples(torch.float64, CPU):
             x, *rest = sample.args
@@ -48,7 +48,7 @@ def test_backward_is_the_transpose_also_where_angles_differ():
 
 
 def places(length, start, cp_size, cp_rank):
-    """Where the tokens of a rank stand in their sequence: of 2 * cp_size pieces it has one, and the mirrored one."""
+    """The positions of a rank's tokens in their sequence: of 2 * cp_size pieces it has one and the mirrored one."""
     pieces = torch.arange(length * cp_size).chunk(2 * cp_size)
     mine = torch.cat([pieces[cp_rank], pieces[2 * cp_size - 1 - cp_rank]]) if cp_size > 1 else torch.arange(length)
     return [int(p) + start for p in mine]
@@ -56,8 +56,8 @@ def places(length, start, cp_size, cp_rank):
 
 @pytest.mark.parametrize("cp_size, cp_rank", [(1, 0), (2, 0), (2, 1), (3, 1)])
 @pytest.mark.parametrize("started", [False, True])
-def test_tex_places(started, cp_size, cp_rank):
-    """Every token by itself: which angle it is turned by, in all formats."""
+def test_tex_rotates_every_token_by_the_angles_of_its_position(started, cp_size, cp_rank):
+    """Each token separately, in all formats."""
     freqs = torch.randn(64, 1, 1, 8)
     lengths = (4, 2, 6)
     edges = torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=torch.int32) * cp_size
@@ -89,7 +89,7 @@ def one(x, angles):
     return out
 
 
-def test_tex_packed_heads_there_and_back():
+def test_tex_packed_heads_equal_rope_of_each_part():
     qkv = torch.randn(5, 2, 3, 40)
     q_freqs, k_freqs = torch.randn(5, 1, 1, 8), torch.randn(5, 1, 1, 6)
     q, k, v = opmux.ops.fused_qkv_rope_forward(qkv, q_freqs, k_freqs, None, [24, 8, 8], SBHD, True, 1, 0)
@@ -111,7 +111,7 @@ def test_tex_packed_heads_there_and_back():
     torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-5)
 
 
-def test_tex_ignores_autograd_and_copies_nothing_back():
+def test_tex_functions_record_no_gradient_and_copy_nothing():
     x, freqs = torch.randn(4, 2, 3, 8, requires_grad=True), torch.randn(4, 1, 1, 8)
     y = opmux.ops.fused_rope_forward(x, freqs, None, SBHD, False, None, 1, 0)
     assert not y.requires_grad
@@ -120,8 +120,8 @@ def test_tex_ignores_autograd_and_copies_nothing_back():
     torch.testing.assert_close(there, y)
 
 
-def test_packed_heads_differentiate():
-    """Autograd through rope_qkv_fwd, with the positions of each sequence."""
+def test_packed_heads_are_differentiable():
+    """Autograd through rope_qkv_fwd, with the position of each sequence."""
     qkv = torch.randn(2, 3, 2, 44, dtype=torch.float64, requires_grad=True)
     q_angles, k_angles = torch.randn(12, 8, dtype=torch.float64), torch.randn(12, 12, dtype=torch.float64)
     starts = torch.tensor([0, 3])
@@ -156,8 +156,8 @@ GOOD = {"freqs": torch.zeros(6, 1, 1, 16), "q_freqs": torch.zeros(6, 1, 1, 16), 
         ("qkv", "qkv_format", THD, "must be one of NVTE_SBHD, NVTE_BSHD; got 2"),
     ],
 )
-def test_what_tex_refuses(names, argument, wrong, says):
-    """By its own names, whoever computes."""
+def test_wrong_tex_arguments_are_named(names, argument, wrong, says):
+    """By tex's names, whichever implementation runs."""
     op = opmux.ops.fused_rope_forward if names == "input" else opmux.ops.fused_qkv_rope_forward
     given = {n: GOOD[n] for n in op.spec.names} | {argument: wrong}
     for fn in (op, op.spec.reference):

@@ -1,4 +1,4 @@
-"""The router against Python, a token and an expert at a time, and against autograd."""
+"""The router against Python loops over tokens and experts, and against autograd."""
 
 import math
 
@@ -20,7 +20,7 @@ backward = opmux.ops.fused_topk_with_score_function_bwd
 
 
 def pick(values, k):
-    """The largest, the first of equal ones first."""
+    """The indices of the k largest values; the first of equal ones wins."""
     return sorted(range(len(values)), key=lambda e: (-values[e], e))[:k]
 
 
@@ -39,7 +39,7 @@ def experts_of(scores, topk, groups, group_topk):
 )
 @pytest.mark.parametrize("groups, group_topk", [(None, None), (4, 2)])
 @pytest.mark.parametrize("topk", [2, 4])
-def test_forward_and_backward(score, pre, groups, group_topk, topk):
+def test_forward_and_backward_equal_python_loops(score, pre, groups, group_topk, topk):
     logits = torch.randn(6, 20)
     bias = torch.randn(20) if score != "softmax" else None
     probs, routing_map, kept = forward(logits, topk, pre, groups, group_topk, 2.5, score, bias)
@@ -63,7 +63,7 @@ def test_forward_and_backward(score, pre, groups, group_topk, topk):
 
 
 @pytest.mark.parametrize("dtype", [torch.int16, torch.int32, torch.int64], ids=str)
-def test_the_three_formats_say_the_same(dtype):
+def test_the_three_map_formats_are_equivalent(dtype):
     logits = torch.randn(2, 3, 21)
     given = (logits, 4, False, None, None, None, "sigmoid", torch.randn(21))
     probs, as_bytes, kept = forward(*given)
@@ -82,7 +82,7 @@ def test_the_three_formats_say_the_same(dtype):
     assert torch.equal(grads[0], grads[1]) and torch.equal(grads[0], grads[2])
 
 
-def test_of_equal_scores_the_first_comes_first():
+def test_the_first_of_equal_scores_wins():
     dense = torch.zeros(1, 3, dtype=torch.int32)
     forward(torch.tensor([[1.0, 2, 2, 1, 2, 1]]), 3, True, None, None, None, "softmax", None, 0, dense)
     assert dense.tolist() == [[1, 2, 4]]
@@ -90,7 +90,7 @@ def test_of_equal_scores_the_first_comes_first():
     assert dense.tolist() == [[0, 1, 2]]
 
 
-def test_what_is_kept():
+def test_saved_scores_are_as_documented():
     logits = torch.tensor([[3.0, 1.0, 2.0]])
     for score, pre, want in (
         ("softmax", True, torch.softmax(logits, -1)),
@@ -104,7 +104,7 @@ def test_what_is_kept():
 
 
 @pytest.mark.parametrize("score", SCORE)
-def test_scores_for_the_loss(score):
+def test_scores_of_the_loss_equal_python_loops(score):
     logits = torch.randn(5, 12)
     scores, routing_map, kept = opmux.ops.fused_score_for_moe_aux_loss_fwd(logits, 1, score)
     leaf = logits.double().requires_grad_()
@@ -119,8 +119,8 @@ def test_scores_for_the_loss(score):
     torch.testing.assert_close(out.double(), slope, rtol=1e-4, atol=1e-6)
 
 
-def test_far_out():
-    """A softplus of 100 is 100, and its slope 1; of -100 nothing is left, and nothing is NaN."""
+def test_extreme_logits_are_finite():
+    """softplus(100) is 100 with slope 1; softplus(-100) is 0; nothing is NaN."""
     logits = torch.tensor([[100.0, -100.0, 0.0]])
     for score in ("sigmoid", "sqrtsoftplus"):
         probs, routing_map, kept = forward(logits, 2, False, None, None, None, score, None)
@@ -129,7 +129,7 @@ def test_far_out():
         assert probs.isfinite().all() and out.isfinite().all()
 
 
-def test_histogram():
+def test_histograms_equal_python_loops():
     logits, bias = torch.randn(7, 10), torch.randn(10) / 5
     histogram = torch.full((10, 6), 5, dtype=torch.int32)
     bounds = torch.tensor([-0.3, 0.5])
@@ -153,7 +153,7 @@ def test_histogram():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_loss(dtype):
+def test_the_loss_equals_its_formula(dtype):
     probs = torch.rand(9, 8).to(dtype)
     counts = torch.randint(0, 9, (8,))
     c = 8 * 0.1 / 2 / 18**2
@@ -172,7 +172,7 @@ def test_loss(dtype):
 
 
 @pytest.mark.parametrize("spec", OPS, ids=lambda s: s.name)
-def test_mistakes_are_named_and_nothing_is_written(spec):
+def test_wrong_arguments_are_named_and_nothing_is_written(spec):
     for bad in spec.errors(torch.device("cpu")):
         written = [a for n, a in zip(spec.names, bad.args, strict=True) if n in spec.mutates and torch.is_tensor(a)]
         before = [t.clone() for t in written]
@@ -183,7 +183,7 @@ def test_mistakes_are_named_and_nothing_is_written(spec):
             torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
 
 
-def test_float64_is_refused():
+def test_float64_is_rejected():
     for spec in OPS:
         sample = next(iter(spec.samples(torch.float32, torch.device("cpu"))))
         name = next(n for n in ("logits", "grad_probs", "grad_scores", "probs", "grad_aux_loss") if n in spec.names)

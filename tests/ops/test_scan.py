@@ -1,4 +1,4 @@
-"""Scans against torch's own, in double precision; their gradients against autograd's; what torch does with the odd."""
+"""Scans against torch's own in double precision; gradients against autograd's; torch's behaviour in special cases."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def first(result):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", NAMES)
-def test_values_and_gradients(name, dtype):
+def test_values_and_gradients_equal_torchs(name, dtype):
     spec = specs.find(name)
     tol = spec.tol[dtype]
     for sample in spec.samples(dtype, CPU):
@@ -36,7 +36,7 @@ def test_values_and_gradients(name, dtype):
         dy = torch.randn(y.shape, dtype=dtype)
         (got,) = torch.autograd.grad(y, leaf, dy)
         (want,) = torch.autograd.grad(truth, true_leaf, dy.double())
-        # logcumsumexp's is computed from the rounded y: exp(-y) makes its error, relative to y, one of y units more
+        # logcumsumexp's gradient uses the rounded y: exp(-y) multiplies its relative error by y
         slack = 1 if dtype in (torch.float64, torch.float32) else 60 if name == "logcumsumexp" else 3
         rtol, atol = max(tol.rtol, 1e-4 if dtype is torch.float32 else 0), max(tol.atol, 1e-4 if slack == 1 else 2e-2)
         torch.testing.assert_close(got.double(), want, rtol=slack * rtol, atol=slack * atol, msg=says)
@@ -54,8 +54,8 @@ def test_integers_and_bools_are_exact_and_promote_as_in_torch(name, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32, torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("name", NAMES[:2])
-def test_a_result_of_another_dtype(name, dtype):
-    """x is cast first: 1.7 + 1.7 is 2 in integers; what does not fit comes round again."""
+def test_a_result_may_have_another_dtype(name, dtype):
+    """x is cast first: 1.7 + 1.7 is 2 in integers; overflow wraps around."""
     x = torch.tensor([1.7, 1.7, 100.2, 120.9, 37.5])
     got, want = getattr(opmux.ops, name)(x, 0, dtype), getattr(torch, name)(x, 0, dtype=dtype)
     assert got.dtype == dtype
@@ -83,7 +83,7 @@ def test_gradients_have_the_dtype_of_x(name, of, to, compiled):
 @pytest.mark.parametrize(
     "row", [[1, 3, 3, NAN, 2, NAN, 5], [-INF, -INF, 0, INF, INF], [INF, INF, 0, -INF], [2, 2, 1, 1, 2]], ids=str
 )
-def test_ties_take_the_last_and_nan_the_lead(name, row):
+def test_the_last_of_equal_elements_and_nan_win(name, row):
     x = torch.tensor(row, dtype=torch.float32)
     values, indices = getattr(opmux.ops, name)(x)
     want = getattr(torch, name)(x, 0)
@@ -92,7 +92,7 @@ def test_ties_take_the_last_and_nan_the_lead(name, row):
 
 
 @pytest.mark.parametrize("row", [[-INF, 0, 1], [0, INF, 1], [0, NAN, 1], [-INF, -INF], [INF, INF, 0], [INF, -INF, 1]])
-def test_infinities_in_log_sums_and_their_gradients(row):
+def test_infinities_in_log_sums_and_their_gradients_equal_torchs(row):
     results = []
     for fn in (opmux.ops.logcumsumexp, torch.logcumsumexp):
         x = torch.tensor(row, dtype=torch.float32).requires_grad_()
@@ -101,8 +101,8 @@ def test_infinities_in_log_sums_and_their_gradients(row):
     torch.testing.assert_close(*results, equal_nan=True)
 
 
-def test_gradients_of_products_with_zeros():
-    """None, one, two zeros in a row, first and last; and products that leave the range after a zero."""
+def test_gradients_of_products_with_zeros_are_exact():
+    """No zero, one and two in a row, first and last; and products that leave the range after a zero."""
     for row in ([2, 3, 4, 5], [2, 0, 3, 4], [0, 2, 0, 5], [0, 0, 1, 2], [1, 2, 3, 0], [0, 1e30, 1e30, 1e-30]):
         leaf = torch.tensor(row, dtype=torch.float64).requires_grad_()
         (got,) = torch.autograd.grad(opmux.ops.cumprod(leaf, 0).sum(), leaf)
@@ -114,7 +114,7 @@ def test_gradients_of_products_with_zeros():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_nothing_and_a_single_number(name):
+def test_empty_and_0_dim_tensors_equal_torchs(name):
     fn = getattr(opmux.ops, name)
     for shape, dim in (((0,), 0), ((2, 0), 1), ((0, 2), 0), ((2, 0, 3), -1)):
         got, want = fn(torch.ones(shape), dim), getattr(torch, name)(torch.ones(shape), dim)
@@ -125,7 +125,7 @@ def test_nothing_and_a_single_number(name):
         fn(torch.tensor(3.0), 1)
 
 
-def test_what_has_no_order_or_no_sum_is_refused():
+def test_unsupported_dtypes_raise():
     for name in NAMES[:4]:
         for dtype in (torch.complex64, torch.float8_e4m3fn, torch.uint16):
             with pytest.raises(TypeError, match=f"{name}: x must be float16, .* or bool; got {str(dtype)[6:]}"):

@@ -1,4 +1,4 @@
-"""Softmax and log-softmax against torch's own, in double precision; their gradients against autograd's."""
+"""Softmax and log-softmax against torch's own in double precision; gradients against autograd's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", TRUTH)
-def test_values_and_gradients(name, dtype):
+def test_values_and_gradients_equal_torchs(name, dtype):
     spec = specs.find(name)
     tol = spec.tol[dtype]
     for sample in spec.samples(dtype, torch.device("cpu")):
@@ -29,13 +29,13 @@ def test_values_and_gradients(name, dtype):
         dy = torch.randn(y.shape, dtype=dtype)
         (got,) = torch.autograd.grad(y, leaf, dy)
         (want,) = torch.autograd.grad(truth, true_leaf, dy.double())
-        # the gradient is computed from the rounded y: its error is y's, times sums of dy
+        # the gradient uses the rounded y: its error is that of y, times sums of dy
         slack = 1 if dtype in (torch.float64, torch.float32) else 20
         torch.testing.assert_close(got.double(), want, rtol=slack * tol.rtol, atol=slack * tol.atol + 1e-9)
 
 
 @pytest.mark.parametrize("name", [*TRUTH, "softmax_bwd", "log_softmax_bwd"])
-def test_a_dimension_that_is_not_there(name):
+def test_a_dimension_out_of_range_raises(name):
     x = torch.ones(3, 4)
     args = (x, x, 2) if name.endswith("_bwd") else (x, 2)
     with pytest.raises(ValueError, match=rf"{name}: dim must be between -2 and 1, as [xy] is \(3, 4\); got 2"):
@@ -43,7 +43,7 @@ def test_a_dimension_that_is_not_there(name):
 
 
 @pytest.mark.parametrize("name", TRUTH)
-def test_rows_with_infinities(name):
+def test_rows_with_infinities_equal_torchs(name):
     inf = float("inf")
     x = torch.tensor([[1.0, -inf, 2.0], [-inf, -inf, -inf], [inf, 1.0, 2.0], [float("nan"), 1.0, 2.0]])
     torch.testing.assert_close(getattr(opmux.ops, name)(x), TRUTH[name](x, -1), equal_nan=True)

@@ -13,7 +13,7 @@ import opmux
 from opmux.core.errors import BadArgument
 
 X, W, B = torch.randn(4, 8), torch.rand(8), torch.rand(8)
-# Of each family that a model is made of, an op as a function of the arguments beside it.
+# For each family used in models: an op as a function of the arguments next to it.
 CALLS = {
     "silu": (lambda x: opmux.ops.silu(x), (X,)),
     "silu_mul": (lambda x: opmux.ops.silu_mul(x, x), (X,)),
@@ -41,7 +41,7 @@ class Calls(nn.Module):
 
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("name", CALLS)
-def test_export(name, strict):
+def test_ops_can_be_exported(name, strict):
     call, given = CALLS[name]
     shapes = dict(zip("xwb", ({0: Dim("rows", min=2, max=64)}, None, None)))
     shapes = {k: v for k, v in shapes.items() if k in "xwb"[: len(given)]}
@@ -61,8 +61,8 @@ print([str(node.target) for node in made.graph.nodes if node.op == "call_functio
 
 
 @pytest.mark.slow
-def test_a_tracer_does_not_see_the_import_of_a_family():
-    """The first op of a process loads families, whose modules hold tensors."""
+def test_tracing_is_not_affected_by_the_import_of_a_family():
+    """The first op of a process imports families, whose modules create tensors."""
     done = fresh.run([sys.executable, "-c", FIRST_USE])
     assert done.stdout == "['aten.add.Tensor']\n", done.stderr
 
@@ -79,7 +79,7 @@ def mesh(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_dtensor(name, mesh):
+def test_ops_work_on_dtensors(name, mesh):
     if name == "cumsum" and torch.__version__.startswith("2.11."):
         pytest.skip("torch 2.11 has no sharding strategy for aten.flip, of which the gradient is made")
     call, given = CALLS[name]
@@ -101,8 +101,8 @@ def test_dtensor(name, mesh):
 
 HALF = torch.bfloat16
 V = X.view(1, 1, 4, 8)
-# Arguments of mixed dtypes, and the dtype of the result: autocast's for products, else that of the first tensor where
-# the op takes it (the weights of a norm may have another), else the widest.
+# Arguments of mixed dtypes, and the dtype of the result: autocast's dtype for products; else that of the first tensor
+# if the op supports it (the weights of a norm may have another one); else the widest.
 MIXED = {
     "rms_norm": (lambda: opmux.ops.rms_norm(X.to(HALF), W)[0], HALF),
     "layer_norm": (lambda: opmux.ops.layer_norm(X.to(HALF), W, B)[0], HALF),
@@ -116,22 +116,22 @@ MIXED = {
 
 
 @pytest.mark.parametrize("name", MIXED)
-def test_autocast_takes_mixed_dtypes(name):
+def test_autocast_accepts_mixed_dtypes(name):
     call, dtype = MIXED[name]
     with torch.autocast("cpu", dtype=HALF):
         assert call().dtype is dtype
 
 
-def test_without_autocast_mixed_dtypes_are_an_error():
+def test_mixed_dtypes_raise_without_autocast():
     with pytest.raises(BadArgument, match="silu_mul: b must be bfloat16, the dtype of a; got float32"):
         opmux.ops.silu_mul(X.to(HALF), X)
     with torch.autocast("cpu", dtype=HALF), pytest.raises(BadArgument, match="must be"):
         opmux.ops.silu_mul(X.double(), X)  # autocast leaves float64 alone
     with torch.autocast("cpu", dtype=HALF), pytest.raises(BadArgument, match="must"):
-        opmux.ops.silu_mul(X.to(HALF), X[:2])  # dtypes are not what is wrong
+        opmux.ops.silu_mul(X.to(HALF), X[:2])  # here the shapes are wrong, not the dtypes
 
 
-def test_gradients_under_autocast_have_their_parameters_dtypes():
+def test_gradients_under_autocast_have_the_dtypes_of_their_parameters():
     a, b = X.to(HALF).requires_grad_(), X.clone().requires_grad_()
     with torch.autocast("cpu", dtype=HALF):
         y = opmux.ops.silu_mul(a, b)

@@ -1,4 +1,4 @@
 """`flag_gems`, provided by opmux: FlagGems' names and signatures over opmux's kernels.
 
-`package.py` is what `import flag_gems` gives; `names.py` says which module of FlagGems is which file here.
+`package.py` is the module `flag_gems`; `names.py` maps FlagGems' modules to the files here.
 """

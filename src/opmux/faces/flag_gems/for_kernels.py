@@ -1,6 +1,6 @@
-"""`flag_gems.utils`: what kernels written for FlagGems import.
+"""`flag_gems.utils`: helpers for kernels that were written for FlagGems.
 
-`pointwise_dynamic`, its generator of pointwise kernels, is not provided: opmux's own pointwise ops are rows of a table.
+`pointwise_dynamic`, its generator of pointwise kernels, is not provided: opmux's pointwise ops are rows of a table.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from .runtime import torch_module
 
 
 def libentry() -> Callable[[Any], Any]:
-    """A decorator that leaves a kernel as it is: Triton's own launcher caches compiled kernels."""
+    """A decorator that returns the kernel unchanged: Triton's own launcher caches compiled kernels."""
     return lambda kernel: kernel
 
 
 def libtuner(configs: Sequence[Any], key: Sequence[str], **options: Any) -> Callable[[Any], Any]:
-    """`triton.autotune`; FlagGems' own options (strategy, policy, benchmark_mode, flagtune_*) are not used."""
+    """`triton.autotune`; FlagGems' own options (strategy, policy, benchmark_mode, flagtune_*) are ignored."""
     import inspect
 
     import triton
@@ -54,13 +54,13 @@ def dim_compress(inp: Tensor, dims: int | Sequence[int]) -> Tensor:
 def restride_dim(
     src: Tensor, dim: int, shape: Sequence[int], step: int = 0, storage_offset: int | None = None
 ) -> Tensor:
-    """A view of that shape with the stride of one dimension multiplied by `step`."""
+    """A view of that shape, with the stride of one dimension multiplied by `step`."""
     strides = [s * step if d == dim % src.dim() else s for d, s in enumerate(src.stride())]
     return src.as_strided(shape, strides, storage_offset)
 
 
 def offsetCalculator(inp: Tensor, idx: Any, strides: Sequence[int], dim: int, isInp: bool) -> Any:
-    """The offset of elements by their index in the flattened tensor; without the part of `dim` if `isInp`."""
+    """The storage offset of elements from their flat index; `isInp` leaves out the part of `dim`."""
     offset = 0
     for d in range(inp.dim()):
         part = idx % inp.shape[d] * strides[d]

@@ -1,6 +1,6 @@
-"""`flag_gems.fused`: the fused ops that opmux has too, with FlagGems' names and arguments, and with gradients.
+"""`flag_gems.fused`: FlagGems' fused ops that opmux has too, with FlagGems' names and arguments, and with gradients.
 
-Everything is computed in float32 (float64 for float64) and rounded once.
+All of them compute in float32 (float64 for float64) and round once.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def fused_add_rms_norm(
 def skip_layer_norm(
     x: Tensor, residual: Tensor, normalized_shape: Sequence[int], weight: Tensor, bias: Tensor, eps: float = 1e-5
 ) -> Tensor:
-    """layer_norm(x + residual); FlagGems' has no gradient."""
+    """layer_norm(x + residual), with gradients, which FlagGems' lacks."""
     with use(mode="all"):
         return norms.layer_norm(x + residual, normalized_shape, weight, bias, eps)
 
@@ -151,15 +151,15 @@ def apply_rotary_pos_emb(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, position_ids: Tensor | None = None,
     rotary_interleaved: bool = False, inplace: bool = False,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Rotate q and k by their positions' rows of the tables.
+    """Rotate q and k by the rows of the tables for their positions.
 
     Args:
         q: [batch, length, heads, d]; [..., heads, d] with position_ids.
-        k: the same, with its own number of heads.
+        k: like q, possibly with another number of heads.
         cos: [positions, d/2].
         sin: like cos.
-        position_ids: int [...], the row of each token; the token's place in its sequence by default.
-        rotary_interleaved: pairs are neighbours; by default (i, i + d/2).
+        position_ids: int [...], the table row of each token; default: the index of the token in its sequence.
+        rotary_interleaved: rotate pairs (2i, 2i + 1) instead of (i, i + d/2).
         inplace: write the results to q and k.
     """
     if position_ids is None:
@@ -183,7 +183,7 @@ def cross_entropy_loss(
     inp: Tensor, target: Tensor, weight: Tensor | None = None, reduction: str = "mean", ignore_index: int = -100,
     label_smoothing: float = 0.0,
 ) -> Tensor:  # fmt: skip
-    """`torch.nn.functional.cross_entropy`, by opmux's kernels."""
+    """`torch.nn.functional.cross_entropy` with opmux's kernels."""
     with use(mode="all"):
         return F.cross_entropy(
             inp, target, weight, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing

@@ -31,7 +31,7 @@ class GemsSiluAndMul(nn.Module):
 
 
 class GemsRMSNorm(nn.Module):
-    """RMS norm over the last dimensions; with a residual, of the sum, which is written to the residual."""
+    """RMS norm over the last dimensions. With a residual: norm of the sum, and the sum is written to the residual."""
 
     def __init__(
         self, normalized_shape: int | Sequence[int], eps: float = 1e-6, elementwise_affine: bool = True,

@@ -1,7 +1,7 @@
 """FlagGems' modules, and the names of its functions.
 
-FlagGems selects ops by the names of its Python functions, `add`, `ge_scalar`, `mm_out`, not by ATen's. Most follow from
-the overload by a rule; `IRREGULAR` has the others.
+FlagGems selects ops by the names of its Python functions (`add`, `ge_scalar`, `mm_out`), not by ATen's names. A rule
+derives most of them from the overload; `IRREGULAR` has the others.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SERVED: dict[str, Callable[[], types.ModuleType]] = {
 SERVED[f"{LIBRARY}.runtime.backend"] = lambda: importlib.import_module("opmux.backends")
 SERVED[f"{LIBRARY}.runtime.backend.backend_utils"] = lambda: importlib.import_module("opmux.backends.backend_utils")
 
-# Op of ATen -> FlagGems' function, for all its overloads.
+# ATen op -> FlagGems' function, for all overloads of the op.
 IRREGULAR = {
     "_flash_attention_forward": "flash_attention_forward",
     "_grouped_mm": "group_mm",
@@ -69,18 +69,18 @@ IRREGULAR_OVERLOADS = {
     "sum.dim_IntList": "sum_dim",
     "var_mean.correction": "var_mean",
 }
-# Ops of which one function serves all overloads, but for `out`.
+# Ops with one function for all overloads except `out`.
 ONE_FUNCTION = frozenset(
     (
         "conv1d conv2d conv3d ctc_loss floor_divide index isin masked_fill new_full remainder scatter scatter_reduce"
     ).split()
 )
-# Ops of which the function for a tensor has that in its name.
+# Ops whose function for a tensor argument has "tensor" in its name.
 TENSOR_NAMED = frozenset("bitwise_and bitwise_or bitwise_xor clamp fill fmod lerp rsub".split())
 
 
 def function_of(overload: str) -> str:
-    """The name of FlagGems' function for an overload of ATen."""
+    """The name of FlagGems' function for an ATen overload."""
     if overload in IRREGULAR_OVERLOADS:
         return IRREGULAR_OVERLOADS[overload]
     packet, _, form = overload.partition(".")
@@ -102,7 +102,7 @@ def function_of(overload: str) -> str:
 
 @functools.cache
 def functions() -> dict[str, tuple[str, ...]]:
-    """FlagGems' function -> the overloads of ATen that it is registered for; ours beyond its list too."""
+    """FlagGems' function -> its ATen overloads; includes overloads that only opmux has."""
     found: dict[str, list[str]] = {}
     for overload in dict.fromkeys((*left.flaggems_names(), *overloads.table())):
         found.setdefault(function_of(overload), []).append(overload)
@@ -110,9 +110,9 @@ def functions() -> dict[str, tuple[str, ...]]:
 
 
 def selected(asked: Iterable[str]) -> tuple[list[str], list[str]]:
-    """The overloads that names stand for, and hints about names that stand for none.
+    """The overloads for some names, and hints for names that match none.
 
-    A name is one of FlagGems' functions or, which FlagGems does not take, an overload or op of ATen.
+    A name is one of FlagGems' functions, or an ATen overload or op, which FlagGems itself does not accept.
     """
     known, found, unknown = functions(), [], []
     every = [key for keys in known.values() for key in keys]

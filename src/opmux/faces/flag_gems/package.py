@@ -8,7 +8,7 @@ from typing import Any
 from .names import FILES
 from .switch import all_registered_keys, all_registered_ops, enable, flagtune, only_enable, use_gems
 
-__version__ = "5.3.4"  # of FlagGems, whose interface this is
+__version__ = "5.3.4"  # the version of FlagGems with this interface
 __all__ = ["all_registered_keys", "all_registered_ops", "enable", "flagtune", "only_enable", "use_gems"]
 __path__: list[str] = []
 

@@ -12,7 +12,7 @@ from ...runtime import devices
 
 
 class Device:
-    """What FlagGems' detector says of the machine; found out when it is asked."""
+    """The interface of FlagGems' device detector; attributes are computed on access."""
 
     @property
     def name(self) -> str:
@@ -58,7 +58,7 @@ device = Device()
 
 
 def torch_module() -> Any:
-    """`torch.cuda`, or what it is for this machine's device."""
+    """`torch.cuda`, or the corresponding module for this machine's device."""
     return getattr(torch, device.name)
 
 

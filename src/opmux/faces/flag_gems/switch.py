@@ -1,4 +1,4 @@
-"""`flag_gems.enable`, `only_enable`, `use_gems`: opmux's `enable` and `use` in mode "all", by FlagGems' names."""
+"""`flag_gems.enable`, `only_enable`, `use_gems`: opmux's `enable` and `use` in mode "all", under FlagGems' names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..aten import engine, switch
 from ..aten.overloads import table
 from . import names
 
-DEFAULT = ("softmax", "cumsum")  # what only_enable() takes where nothing is named
+DEFAULT = ("softmax", "cumsum")  # what only_enable() enables without names
 LOG = "~/.flaggems/oplist.log"
 Names = str | Iterable[str] | None
 
@@ -25,16 +25,16 @@ def enable(
     lib: Any = None, unused: Names = None, registrar: Any = None, record: bool = False, once: bool = False,
     path: str | Path | None = None,
 ) -> None:  # fmt: skip
-    """Override every op of torch that opmux has a kernel for, for the whole process; `opmux.disable()` undoes it.
+    """Override every torch op for which opmux has a kernel, in the whole process; `opmux.disable()` undoes it.
 
     Args:
-        lib: unused; there is one registration, and it can be undone.
-        unused: names of FlagGems' functions (`add`, `ge_scalar`) to leave to torch; or the path of a YAML file with a
-            list `exclude`. ATen's names (`add.Tensor`) are understood too.
-        registrar: unused.
+        lib: ignored; there is one registration, and it can be undone.
+        unused: names of FlagGems' functions (`add`, `ge_scalar`) that torch keeps; or the path of a YAML file with a
+            list `exclude`. ATen's names (`add.Tensor`) are accepted too.
+        registrar: ignored.
         record: log each call to `path`, as FlagGems does.
-        once: log the first call of each op only.
-        path: of the log; ~/.flaggems/oplist.log by default.
+        once: log only the first call of each op.
+        path: the log file; default ~/.flaggems/oplist.log.
     """
     _say_unused(lib, registrar)
     switch.enable(exclude=_overloads(_listed(unused, "exclude"), "unused") or None, mode="all")
@@ -47,7 +47,7 @@ def only_enable(
     lib: Any = None, include: Names = None, registrar: Any = None, record: bool = False, once: bool = False,
     path: str | Path | None = None,
 ) -> None:  # fmt: skip
-    """`enable` of the ops that are named, and no others.
+    """As `enable`, but only for the named ops.
 
     Args:
         lib: as in enable.
@@ -105,17 +105,17 @@ class use_gems:
 
 
 def all_registered_keys() -> list[str]:
-    """The overloads of ATen that run opmux's kernels now."""
+    """The ATen overloads that run opmux's kernels now."""
     return switch.enabled_ops()
 
 
 def all_registered_ops() -> list[str]:
-    """The same by the names of FlagGems' functions."""
+    """As `all_registered_keys`, but names of FlagGems' functions."""
     return sorted({names.function_of(key) for key in switch.enabled_ops()})
 
 
 def flagtune(include: Names = None) -> None:
-    """FlagGems' switch for a larger search of tiles. Here `opmux tune` searches, and its results are used at once."""
+    """FlagGems' switch for a larger search of tiles. It only warns: `opmux tune` searches here."""
     listed = [include] if isinstance(include, str) else list(include or ())
     os.environ["FLAGTUNE_INCLUDE"] = ",".join(listed)
     warnings.warn("flag_gems.flagtune has no effect: run `opmux tune` to search for tiles", stacklevel=2)
@@ -128,7 +128,7 @@ def _say_unused(lib: Any, registrar: Any) -> None:
 
 
 def _listed(given: Names, key: str) -> tuple[str, ...]:
-    """Names as given, or from a YAML file."""
+    """Names from an argument, or from a YAML file."""
     if given is None or given == "default":
         return ()
     if not isinstance(given, str):
@@ -142,7 +142,7 @@ def _listed(given: Names, key: str) -> tuple[str, ...]:
 
 
 def _overloads(asked: Iterable[str], what: str) -> list[str]:
-    """The overloads of ours that names stand for; one warning about names that stand for nothing."""
+    """Our overloads for some names; one warning about all names that match none."""
     keys, unknown = names.selected(asked)
     if unknown:
         warnings.warn(f"flag_gems: {what} names ops that do not exist: {', '.join(unknown)}", stacklevel=3)
@@ -153,7 +153,7 @@ def _overloads(asked: Iterable[str], what: str) -> list[str]:
 
 
 class Calls(Counter[str]):
-    """Counts calls of overloads, and logs each in FlagGems' words."""
+    """Counts calls of overloads, and logs each in FlagGems' format."""
 
     def __init__(self, once: bool):
         super().__init__()
@@ -189,5 +189,5 @@ def recorded(path: str | Path | None, once: bool) -> Iterator[None]:
         log.propagate = before[1]
 
 
-_recording = contextlib.ExitStack()  # of `enable`
+_recording = contextlib.ExitStack()  # the open log of `enable`
 atexit.register(_recording.close)

@@ -26,7 +26,7 @@ def assert_close(
     res: Tensor, ref: Tensor, dtype: torch.dtype | None, equal_nan: bool = False, reduce_dim: int = 1,
     atol: float = 1e-4,
 ) -> None:  # fmt: skip
-    """Whether `res` has this dtype and is as near to `ref` as it allows; `reduce_dim` terms were added for each."""
+    """Assert that `res` has this dtype and is close to `ref`; the tolerance grows with `reduce_dim`, terms of a sum."""
     dtype = torch.float32 if dtype is None else dtype
     assert res.dtype == dtype, f"{res.dtype}, not {dtype}"
     ref = ref.to(dtype)
@@ -36,7 +36,7 @@ def assert_close(
 
 
 def assert_equal(res: Tensor, ref: Tensor, equal_nan: bool = False) -> None:
-    """Whether both are the same, to the last bit."""
+    """Assert that both are equal bit for bit."""
     if res.device != ref.device:
         res, ref = res.cpu(), ref.cpu()
     torch.testing.assert_close(res, ref, atol=0, rtol=0, equal_nan=equal_nan)

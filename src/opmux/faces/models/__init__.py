@@ -1,1 +1,1 @@
-"""Models of `transformers`: fused functions by `opmux.patch_model`, attention by `opmux.register_attention`."""
+"""Models of `transformers`: `opmux.patch_model` for fused functions, `opmux.register_attention` for attention."""

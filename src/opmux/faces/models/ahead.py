@@ -1,7 +1,7 @@
-"""`patch_model(model, example=batch)`: compiles what a step on the batch needs, beside the program.
+"""`patch_model(model, example=batch)`: compiles the kernels of a step on the batch in a background process.
 
-Another process (tools/warm/beside.py) gets the model without its weights, runs the step on meta tensors and compiles
-what it launches into Triton's cache, on all cores. The program waits for nothing: a kernel that it needs earlier is
+The process (tools/warm/beside.py) gets the model without its weights, runs the step on meta tensors, and compiles the
+launched kernels into Triton's cache, on all cores. The program does not wait: a kernel that it needs earlier is
 compiled twice, and both processes write the same files.
 """
 
@@ -29,7 +29,7 @@ INTEGERS = (torch.int64, torch.int32)
 
 
 def checked(model: Any, example: Any) -> dict[str, Any]:
-    """The example as the arguments of the model's forward; BadArgument if it is not."""
+    """The example as the arguments of the model's forward; raises BadArgument if it does not fit."""
     if not isinstance(model, nn.Module):
         raise _bad("be given with a model, not with a model type", f"model={model!r}", TypeError)
     if isinstance(example, Tensor):
@@ -64,9 +64,9 @@ def _kind(value: Any) -> str:
 
 
 def _arguments(model: nn.Module) -> list[str]:
-    """The names that a model's forward takes, with those that transformers' models pass on."""
+    """The parameter names of a model's forward, including those that transformers' models pass on."""
     inner: Any = model
-    while hasattr(inner, "base_model") and hasattr(inner, "peft_config"):  # PEFT's forward takes anything
+    while hasattr(inner, "base_model") and hasattr(inner, "peft_config"):  # PEFT's forward has only *args and **kwargs
         inner = inner.base_model.model
     found = inspect.signature(inner.forward).parameters.values()
     names = [p.name for p in found if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
@@ -82,7 +82,7 @@ def _arguments(model: nn.Module) -> list[str]:
 
 
 def described(model: nn.Module, example: dict[str, Any]) -> bytes | None:
-    """The model without its weights and the example, pickled. None if nothing can be compiled; the log says why."""
+    """The model without its weights, and the example, pickled. None if that is impossible; the log says why."""
     kinds = () if devices.assumed() else devices.accelerators()
     if "cuda" not in kinds:
         what = f"on {kinds[0]}" if kinds else "without a GPU"
@@ -91,7 +91,7 @@ def described(model: nn.Module, example: dict[str, Any]) -> bytes | None:
     written = io.BytesIO()
     try:
         _WithoutWeights(written).dump((model, example, model.training))
-    except Exception as error:  # what cannot be pickled raises errors of many kinds
+    except Exception as error:  # pickle raises errors of many types
         logger.warning(
             "patch_model: nothing is compiled ahead, as the model cannot be sent to another process: %s: %s",
             type(error).__name__, error,
@@ -101,7 +101,7 @@ def described(model: nn.Module, example: dict[str, Any]) -> bytes | None:
 
 
 class _WithoutWeights(pickle.Pickler):
-    """Writes each tensor as one on the meta device."""
+    """Pickles each tensor as a tensor on the meta device."""
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, Tensor):

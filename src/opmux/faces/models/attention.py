@@ -1,8 +1,8 @@
 """Attention of one new token, by torch's flash attention.
 
-On a Hopper GPU `F.scaled_dot_product_attention` prefers cuDNN, which builds a plan for every shape that is new: 1.75 ms
-on an H200. In `generate` each token has one key more than the last, so every call builds a plan. Flash attention
-builds none, splits the keys over the whole GPU, and reads grouped keys (GQA) without repeating them.
+On a Hopper GPU `F.scaled_dot_product_attention` prefers cuDNN, which builds a plan for every new shape: 1.75 ms on an
+H200. In `generate` each token has one more key than the last, so every call builds a plan. Flash attention builds none,
+splits the keys over the whole GPU, and reads grouped keys (GQA) without repeating them.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from .forms import home_of, unwrapped
 
 Forward = Callable[..., Any]
 
-FUNCTIONS = "ALL_ATTENTION_FUNCTIONS"  # the global of a forward from which it gets its attention function
-# Arguments that change nothing for one query without a mask. With another that is set the call is left to transformers.
+FUNCTIONS = "ALL_ATTENTION_FUNCTIONS"  # global from which a forward gets its attention function
+# Arguments without effect for one query and no mask. If any other is set, transformers' own function runs.
 IGNORED = frozenset(
     "position_ids use_cache sliding_window is_causal cache_position output_router_logits output_hidden_states labels "
     "image_sizes".split()
@@ -31,14 +31,14 @@ flash: Callable[..., Any] = torch._scaled_dot_product_flash_attention
 
 @functools.cache
 def has_flash(device: torch.device) -> bool:
-    """Whether torch's flash attention runs on a device: NVIDIA's, Ampere or newer."""
+    """Whether torch's flash attention runs on a device: NVIDIA GPUs from Ampere on."""
     if device.type != "cuda" or torch.version.cuda is None or not torch.backends.cuda.is_flash_attention_available():
         return False
     return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def fits(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Whether flash attention takes these tensors, no gradient is needed, and the user has not turned it off."""
+    """Whether flash attention supports these tensors, no gradient is needed, and the user has not disabled it."""
     batch, heads, _, width = query.shape
     dtype = query.dtype
     return (
@@ -55,7 +55,7 @@ def fits(query: Tensor, key: Tensor, value: Tensor) -> bool:
         and key.shape[3] == width
         and heads % key.shape[1] == 0
         and query.stride(3) == key.stride(3) == value.stride(3) == 1
-        and not torch.is_autocast_enabled("cuda")  # which casts before torch's attention
+        and not torch.is_autocast_enabled("cuda")  # autocast casts before torch's attention
         and torch.backends.cuda.flash_sdp_enabled()
     )
 
@@ -66,7 +66,7 @@ def _asks_for_more(options: dict[str, Any]) -> bool:
 
 @functools.cache
 def of_one_query(original: Forward) -> Forward:
-    """transformers' attention by torch's, with another path for one query without a mask."""
+    """transformers' attention through torch, with a separate path for one query without a mask."""
 
     @functools.wraps(original)
     def attend(
@@ -94,7 +94,7 @@ def of_one_query(original: Forward) -> Forward:
 
 
 class Functions:
-    """The attention functions of a model, with ours for transformers' own "sdpa"; others stay as they are."""
+    """The attention functions of a model, with ours in place of transformers' own "sdpa"."""
 
     def __init__(self, home: Any):
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -107,11 +107,11 @@ class Functions:
         return self.ours if found is self.native else found
 
 
-_functions: dict[Any, Functions] = {}  # by module
+_functions: dict[Any, Functions] = {}  # by Python module
 
 
 def functions_of(original: Any) -> Functions | None:
-    """What replaces the attention functions of a forward that decodes with a cache; None if it has none."""
+    """A replacement for the attention functions of a forward that decodes with a cache; None if it does not."""
     inner = unwrapped(original)
     names = getattr(getattr(inner, "__code__", None), "co_names", ())
     if FUNCTIONS not in names or "get_interface" not in names:

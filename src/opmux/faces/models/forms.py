@@ -1,8 +1,8 @@
-"""Recognises what a function computes by its source, whatever it is called and however its variables are named.
+"""Recognizes what a function computes by its source, whatever the names of the function and its variables.
 
-The classes of `transformers` are written out for each model, in few forms: 136 classes normalise as LlamaRMSNorm does.
-A form is a digest of the source without names of variables, annotations and docstrings, and of the helpers that it
-calls. A function of another form (a model that computes something else, a new version) is not recognised, and stays.
+`transformers` writes out the classes of each model, in few forms: 136 classes normalize as LlamaRMSNorm does. A form is
+a digest of the source and of the helpers that it calls, without variable names, annotations and docstrings. A function
+of an unknown form (a model that computes something else, a new version) is not replaced.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-# Packages whose decorators of a forward change nothing that matters here (arguments of outputs, docstrings).
+# Packages whose decorators of a forward do not matter here (they handle output arguments and docstrings).
 DECORATING = ("transformers", "torch")
 
 
 def form(fn: Callable[..., Any], owner: type | None = None) -> str | None:
-    """The form of a function, or of a method of a class; None if its source cannot be read or a user decorated it.
+    """The form of a function, or of a method of a class; None if there is no source, or if a user decorated it.
 
-    Nothing but the parsed source is cached: a user may replace a function or a helper that it calls at any time.
+    Only parsed sources are cached: a user may replace a function or a helper at any time.
     """
     text = _canonical(fn, owner, ())
     return None if text is None else hashlib.blake2s(text.encode(), digest_size=6).hexdigest()
 
 
 def unwrapped(fn: Any) -> Any:
-    """The function under decorators that keep it as `__wrapped__`; None if one of them is a user's own."""
+    """The function inside decorators that set `__wrapped__`; None if a decorator is the user's own."""
     while hasattr(fn, "__wrapped__"):
         home = getattr(fn, "__globals__", {}).get("__name__", "")
         if home.partition(".")[0] not in DECORATING:
@@ -40,19 +40,19 @@ def unwrapped(fn: Any) -> Any:
 
 
 def home_of(fn: Any) -> types.ModuleType | None:
-    """The module whose globals a function reads; None for one of code that is in no module."""
+    """The module whose globals a function reads; None if there is no such module."""
     space = getattr(fn, "__globals__", {})
     found = sys.modules.get(space.get("__name__", ""))
     return found if found is not None and vars(found) is space else None
 
 
 def is_own(fn: Any, home: types.ModuleType) -> bool:
-    """Whether a function is written in a module, and is not a user's that replaced one of it."""
+    """Whether a function was defined in a module, and is not a user's replacement."""
     return inspect.isfunction(fn) and fn.__code__.co_filename == home.__file__
 
 
 def parsed(fn: Callable[..., Any]) -> ast.FunctionDef | None:
-    """The definition of a function, under the decorators of libraries."""
+    """The parsed definition of a function, without decorators of libraries."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(unwrapped(fn))))
     except (OSError, TypeError, SyntaxError):
@@ -61,11 +61,11 @@ def parsed(fn: Callable[..., Any]) -> ast.FunctionDef | None:
 
 
 class Source(NamedTuple):
-    """A function without names of variables, and what it calls."""
+    """The source of a function without variable names, and the functions that it calls."""
 
     text: str
-    functions: frozenset[str]  # by global name
-    methods: frozenset[str]  # of self
+    functions: frozenset[str]  # global names
+    methods: frozenset[str]  # names of methods of self
 
 
 _sources: dict[types.CodeType, Source | None] = {}
@@ -104,7 +104,7 @@ def _canonical(fn: Any, owner: type | None, above: tuple[str, ...]) -> str | Non
 
 
 def _text(node: Any) -> str:
-    """A tree as text, the same in all versions of Python (`ast.dump` and `ast.unparse` are not)."""
+    """A syntax tree as text that is the same in all Python versions (`ast.dump` and `ast.unparse` differ)."""
     if isinstance(node, list):
         return ",".join(map(_text, node))
     if not isinstance(node, ast.AST):
@@ -114,7 +114,7 @@ def _text(node: Any) -> str:
 
 
 def _helpers(fn: Any, owner: type | None, source: Source) -> set[Callable[..., Any]]:
-    """The functions of the same file that it calls: methods of its class, and functions of its module."""
+    """The functions of the same file that a function calls: methods of its class, functions of its module."""
     found = {fn.__globals__.get(name) for name in source.functions if inspect.isfunction(fn.__globals__.get(name))}
     if owner is not None:
         found |= {getattr(owner, name, None) for name in source.methods}
@@ -122,7 +122,7 @@ def _helpers(fn: Any, owner: type | None, source: Source) -> set[Callable[..., A
 
 
 class _Renamed(ast.NodeTransformer):
-    """Names arguments and variables v0, v1, ... in order of appearance, and drops annotations."""
+    """Renames arguments and variables to v0, v1, ... in order of appearance, and drops annotations."""
 
     def __init__(self):
         self.names: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Copies of functions that read other values for some of their globals."""
+"""Copies of functions in which some globals have other values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Forward = Callable[..., Any]
 
 
 class Values(dict[str, Any]):
-    """Values by the names of globals. One object is one set of values: it is compared by identity."""
+    """Global names -> values. Compared by identity: each object is a separate set of values."""
 
     __hash__ = object.__hash__  # type: ignore[assignment]
 
@@ -22,9 +22,10 @@ class Values(dict[str, Any]):
 
 
 def with_globals(original: Any, values: Values) -> Forward:
-    """A copy of a function that reads these values as globals; all others it reads from its module, as they are then.
+    """A copy of a function with these values for some globals; it reads all others from its module at each call.
 
-    The names in its code are changed, and the values are in its module under these. What others call stays.
+    The values are stored in the module under new names, and the copy's code uses these names. Functions that it calls
+    are not changed.
     """
     closure = original.__closure__
     inner, copy, code = getattr(original, "__wrapped__", None), None, original.__code__
@@ -32,20 +33,20 @@ def with_globals(original: Any, values: Values) -> Forward:
         home = home_of(original)
         space = original.__globals__ if home is None else vars(home)
         code = _renamed(code, {name: _stored(space, name, value) for name, value in values.items()})
-    else:  # a decorator, which has the function in its closure
+    else:  # a decorated function: the original is in the wrapper's closure
         copy = with_globals(inner, values)
         closure = tuple(types.CellType(copy) if cell.cell_contents is inner else cell for cell in closure or ())
     made: Any = types.FunctionType(code, original.__globals__, original.__name__, original.__defaults__, closure)
     made.__kwdefaults__ = original.__kwdefaults__
     functools.update_wrapper(made, original)
-    del made.__wrapped__  # the original: a copy of this copy would look for it in the closure
+    del made.__wrapped__  # a copy of this copy would search the closure for it
     if copy is not None:
         made.__wrapped__ = copy
     return made
 
 
 def _stored(space: dict[str, Any], name: str, value: Any) -> str:
-    """The name under which a module has a value of ours."""
+    """Store a value in a module under a new name; returns the name."""
     number = 0
     while space.setdefault(f"_opmux_{name}_{number}", value) is not value:
         number += 1
@@ -53,6 +54,6 @@ def _stored(space: dict[str, Any], name: str, value: Any) -> str:
 
 
 def _renamed(code: types.CodeType, names: dict[str, str]) -> types.CodeType:
-    """Code with other names of globals; also in functions that it defines."""
+    """Code with some global names replaced, also in nested functions."""
     consts = tuple(_renamed(c, names) if isinstance(c, types.CodeType) else c for c in code.co_consts)
     return code.replace(co_names=tuple(names.get(name, name) for name in code.co_names), co_consts=consts)

@@ -1,8 +1,9 @@
 """`attn_implementation="opmux"`: attention for models of `transformers`, with every option that they pass.
 
-A mask is the one that transformers makes for "sdpa": whole and of bools, so that a model may change it. What it says in
-brief (causal, a window, keys that are padding) goes with it as an attribute of the tensor. Attention reads that, and
-then no mask of queries times keys. A mask without it (changed, moved to another device, made by a user) is read whole.
+The mask is the one that transformers makes for "sdpa": a full tensor of bools, so that a model may modify it. A summary
+of it (causal, a window, which keys are padding) is stored as an attribute of the tensor. Attention reads the summary
+instead of the [queries, keys] mask. A mask without a summary (modified, moved to another device, made by a user) is
+read in full.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from ..functional.decode import attention_decode
 from ..functional.scaled_dot_product import attention
 
 NAME = "opmux"
-BRIEF = "_opmux_brief"  # the attribute of a mask
-# Arguments that change the result, and what they are.
+BRIEF = "_opmux_brief"  # attribute of a mask tensor
+# Arguments that we do not support, as they change the result -> what they are.
 NOT_TAKEN = {
     "cache": "the cache of continuous batching",
     "indices": "the keys that sparse attention selects",
@@ -28,11 +29,11 @@ NOT_TAKEN = {
 
 
 class Brief(NamedTuple):
-    """What a mask says."""
+    """The summary of a mask."""
 
-    bias: Tensor | None  # added to the scores; or bools, False hides a key
+    bias: Tensor | None  # added to the scores; or bools, False masks a key
     causal: bool = False
-    left: int = -1  # how many keys before its own place a query sees; -1 is all
+    left: int = -1  # keys before its own position that a query attends to; -1: all
 
 
 # ---- attention ------------------------------------------------------------------------------------------------------
@@ -59,20 +60,20 @@ def attend(
         query: [batch, heads, queries, dim].
         key: [batch, kv_heads, keys, dim], with heads that divide those of the query.
         value: [batch, kv_heads, keys, dim_v].
-        attention_mask: None, bools (False hides a key) or a bias, [batch or 1, heads or 1, queries or 1, keys].
+        attention_mask: None, bools (False masks a key) or a bias, [batch or 1, heads or 1, queries or 1, keys].
         dropout: the probability that a probability is dropped.
         scaling: multiplies the scores; by default 1 / sqrt(dim).
-        is_causal: whether a query sees no key after its own place, where there is no mask.
+        is_causal: without a mask, whether a query attends to no key after its own position.
         softcap: limits scores to softcap * tanh(score / softcap).
-        s_aux: [heads], a score of each head whose value is 0 (GPT-OSS).
+        s_aux: [heads], for each head an extra score without a value (GPT-OSS).
         position_bias: added to the scores (T5).
-        kwargs: what else models pass. A sliding window is part of the mask.
+        kwargs: other arguments that models pass. A sliding window is part of the mask.
 
     Returns:
-        o [batch, queries, heads, dim_v], and None for the probabilities, which are never in memory.
+        o [batch, queries, heads, dim_v], and None for the probabilities, which are never stored.
     """
     refuse(kwargs)
-    if query.shape[0] != key.shape[0]:  # learned queries of all sequences
+    if query.shape[0] != key.shape[0]:  # learned queries, shared by all sequences
         query = query.expand(key.shape[0], -1, -1, -1)
     queries, keys = query.shape[2], key.shape[2]
     if attention_mask is not None:
@@ -83,7 +84,7 @@ def attend(
         said = Brief(None)
     else:
         said = Brief(None, getattr(module, "is_causal", True) if is_causal is None else is_causal)
-        if said.causal and keys > queries:  # the prompt in a static cache, with nothing after it
+        if said.causal and keys > queries:  # a prompt in a static cache: no valid keys after it
             key, value = key[:, :, :queries], value[:, :, :queries]
             position_bias = None if position_bias is None else position_bias[..., :queries]
     o = attention(
@@ -94,7 +95,7 @@ def attend(
 
 
 def refuse(options: dict[str, Any]) -> None:
-    """Raise if one of a call's further arguments would change the result."""
+    """Raise if one of a call's other arguments would change the result."""
     for name, what in NOT_TAKEN.items():
         if options.get(name) is not None:
             expected = f'be None: "{NAME}" does not take {what}; use another attn_implementation'
@@ -113,18 +114,18 @@ def _sum(position_bias: Tensor | None, bias: Tensor | None) -> Tensor | None:
 
 
 def _decodes(*tensors: Tensor | None) -> bool:
-    """Whether no gradient is needed: decoding has none."""
+    """Whether no gradient is needed, as in decoding."""
     return not torch.is_grad_enabled() or not any(t is not None and t.requires_grad for t in tensors)
 
 
 def _decoded(
     query: Tensor, key: Tensor, value: Tensor, scaling: float | None, softcap: float, sinks: Tensor | None
 ) -> Tensor:
-    """One new token for each sequence: the keys are split over the whole GPU."""
+    """Attention of one new token for each sequence, with the keys split over the whole GPU."""
     lengths = torch.full((query.shape[0],), key.shape[2], dtype=torch.int32, device=query.device)
     q, k, v = (t.transpose(1, 2) for t in (query, key, value))
     found = attention_decode(q, k, v, lengths, sinks=sinks, softcap=softcap, scale=scaling)
-    assert isinstance(found, Tensor)  # lse is not asked for
+    assert isinstance(found, Tensor)  # return_lse is False
     return found
 
 
@@ -142,7 +143,7 @@ def mask(
     config: Any = None,
     **kwargs: Any,
 ) -> Tensor | None:
-    """A mask as transformers' `AttentionMaskInterface` makes it for "sdpa", with what it says in brief.
+    """The mask that transformers' `AttentionMaskInterface` makes for "sdpa", with a summary.
 
     Args:
         q_length: the number of queries.
@@ -150,9 +151,9 @@ def mask(
         attention_mask: bool [batch, keys], False for padding.
         local_size: the size of a sliding window or of a chunk.
         allow_is_causal_skip: the mask is causal, within `local_size` if that is given, and may be None.
-        allow_is_bidirectional_skip: the mask hides padding, and what is outside `local_size`, and may be None.
-        dtype: of the bias that the mask is read as.
-        config: the model's; it says whether `local_size` is that of a window.
+        allow_is_bidirectional_skip: the mask hides only padding and keys outside `local_size`, and may be None.
+        dtype: the dtype of the bias that is made from the mask.
+        config: the model's config; it says whether `local_size` is the size of a window.
         kwargs: more arguments of transformers' `sdpa_mask`.
     """
     from transformers.masking_utils import sdpa_mask
@@ -160,7 +161,7 @@ def mask(
     sliding = local_size is not None and local_size == getattr(config, "sliding_window", None)
     sliding = sliding and getattr(config, "attention_chunk_size", None) is None
     if sliding and allow_is_causal_skip and kv_length <= (local_size or 0):
-        local_size = None  # the window hides nothing
+        local_size = None  # the window covers all keys
     made = sdpa_mask(
         q_length=q_length, kv_length=kv_length, attention_mask=attention_mask, local_size=local_size,
         allow_is_causal_skip=allow_is_causal_skip, allow_is_bidirectional_skip=allow_is_bidirectional_skip,
@@ -180,7 +181,7 @@ def mask(
 
 
 def _bias(seen: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """-inf for False, with one row where all are the same memory."""
+    """A bias with -inf for False; has one row if all rows of the mask share memory."""
     if seen is None:
         return None
     seen = seen[tuple(slice(None if step else 1) for step in seen.stride()[:3])]

@@ -1,13 +1,13 @@
-"""Classes of `transformers` that `patch_model` knows, by name.
+"""Classes of `transformers` that `patch_model` replaces, by name.
 
-The classes are recognised by their source (`forms.py`). A version of transformers that writes one of them differently
-would lose a fused function in silence: the report and a warning say so for the classes in this table. A test compares
-it with the installed transformers.
+Classes are recognized by their source (`forms.py`). If a version of transformers changes the source of one of them, a
+fused function would be lost silently; for the classes in this table the report and a warning say so. A test compares
+the table with the installed transformers.
 """
 
 from __future__ import annotations
 
-# Part -> the classes in which it is replaced, of the model types that are tested.
+# Part -> classes in which it is replaced, for the tested model types.
 _NAMES = {
     "rms_norm": """
         DeepseekV2RMSNorm DeepseekV3RMSNorm Exaone4RMSNorm Gemma2RMSNorm Gemma3RMSNorm Gemma4RMSNorm GemmaRMSNorm
@@ -63,7 +63,7 @@ _NAMES = {
     """,
 }
 
-PARTS_OF: dict[str, tuple[str, ...]] = {}  # by the name of a class
+PARTS_OF: dict[str, tuple[str, ...]] = {}  # class name -> parts
 for _part, _names in _NAMES.items():
     for _name in _names.split():
         PARTS_OF[_name] = (*PARTS_OF.get(_name, ()), _part)

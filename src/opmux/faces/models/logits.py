@@ -1,8 +1,8 @@
-"""Logits that are computed when someone reads them.
+"""Logits that are computed on first read.
 
-In training the loss is computed from the input of a model's head, without logits. The head gives `LateLogits` to the
-model's own forward, which scales or caps them and hands them to its loss function and to its outputs. Outputs with late
-logits compute them on the first read: `outputs.logits`, `outputs["logits"]`, `outputs[1]`, `outputs.to_tuple()`.
+In training the loss is computed from the input of a model's head, without logits. The head returns `LateLogits`, which
+the model's own forward scales or caps and passes to its loss function and its outputs. Outputs with late logits compute
+them on the first read: `outputs.logits`, `outputs["logits"]`, `outputs[1]`, `outputs.to_tuple()`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Step = tuple[str, Any]  # "mul", "div" with a number, "tanh", "to" with the argu
 
 
 class LateLogits:
-    """The logits of a head for its input, and what the model does with them. Any other use computes them."""
+    """The logits of a head for its input, and the model's steps on them (scaling, capping). Other uses compute them."""
 
     def __init__(
         self, layer: nn.Module, hidden: Tensor, steps: tuple[Step, ...] = (), source: LateLogits | None = None
@@ -34,9 +34,9 @@ class LateLogits:
         self.versions = _versions(layer) if source is None else source.versions
         self.autocast = dtype_on(hidden.device.type) if source is None else source.autocast
         self.grad = torch.is_grad_enabled() if source is None else source.grad
-        self.found: Tensor | None = None  # once they are read; a model may write to them
+        self.found: Tensor | None = None  # set on the first read; a model may write to them
 
-    # ---- steps that can wait ----
+    # ---- deferred steps ----
 
     def _then(self, kind: str, value: Any = None) -> Any:
         if self.found is not None:
@@ -73,9 +73,9 @@ class LateLogits:
     # ---- reading ----
 
     def read(self) -> Tensor:
-        """The logits, as the forward would have computed them: with its precision, and with a gradient if it had one.
+        """The logits as the forward would have computed them, with its precision, and a gradient if it had one.
 
-        Refuses if the weight has changed since: they would be those of another step.
+        Raises if the weight has changed since the forward: the logits would be those of another step.
         """
         if self.found is not None:
             return self.found
@@ -94,7 +94,7 @@ class LateLogits:
             return self.read_now()
 
     def read_now(self) -> Tensor:
-        """The logits, in the context of the caller."""
+        """The logits, computed in the caller's grad mode and autocast."""
         if self.found is not None:
             return self.found
         logits = self.layer(self.hidden)
@@ -104,7 +104,7 @@ class LateLogits:
         return logits
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # what copy and pickle look for
+        if name.startswith("__"):  # special methods that copy and pickle look up
             raise AttributeError(name)
         return getattr(self.read(), name)
 
@@ -127,7 +127,7 @@ class LateLogits:
 
 
 def _versions(layer: nn.Module) -> tuple[int, ...] | None:
-    """Counters that change when the head's parameters do; None where they change for other reasons (FSDP)."""
+    """Version counters of the head's parameters; None if they change for other reasons too (FSDP)."""
     if torch.compiler.is_compiling() or layer._forward_pre_hooks:
         return None
     tensors = (layer.weight, layer.bias)
@@ -149,7 +149,7 @@ def _of_tensor(name: str) -> Callable[..., Any]:
     return method
 
 
-# Python looks for these on the class.
+# Python looks up special methods on the class.
 for _name in (
     "add radd sub rsub rmul rtruediv matmul rmatmul pow neg abs invert mod floordiv lt le gt ge eq ne getitem setitem "
     "len iter bool int float array"
@@ -159,7 +159,7 @@ LateLogits.__hash__ = object.__hash__
 
 
 def scale_of(steps: tuple[Step, ...]) -> tuple[float, float, float | None] | None:
-    """(factor, divisor, softcap) of logits after these steps; None if they do something else."""
+    """(factor, divisor, softcap) for the logits after these steps; None if the steps do something else."""
     done = [(kind, value) for kind, value in steps if kind != "to"]
     factor, divisor, softcap = 1.0, 1.0, None
     if [kind for kind, _ in done[-3:]] == ["div", "tanh", "mul"] and done[-3][1] == done[-1][1]:
@@ -180,7 +180,7 @@ def are_late(outputs: Any) -> bool:
 
 
 def read_late(outputs: Any) -> Any:
-    """The outputs of a model, with late logits that any read computes; in compiled code without logits."""
+    """The outputs of a model, whose logits are computed on first read; in compiled code without logits."""
     if torch.compiler.is_compiling():
         if isinstance(outputs.logits, LateLogits):
             return type(outputs)(**{name: value for name, value in outputs.items() if name != "logits"})
@@ -192,11 +192,11 @@ def read_late(outputs: Any) -> Any:
 
 @functools.cache
 def _reader(cls: type) -> type:
-    """The class of outputs whose logits are late. With the first read the outputs get `cls` back.
+    """The class of outputs with late logits. The first read gives the outputs their class `cls` back.
 
-    accelerate, DDP, FSDP and torch's pytrees go over all outputs, by `items()` or the fields of the dataclass, and may
-    make new ones of the same class. They must not compute logits that nobody reads, so they find late ones: `items()`
-    has them, and the field "logits" is called "late_logits".
+    accelerate, DDP, FSDP and torch's pytrees iterate over all outputs, with `items()` or the dataclass's fields, and
+    may create new ones of the same class. They must not compute logits that nobody reads. So `items()` gives late
+    logits, and the field "logits" is named "late_logits".
     """
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -216,7 +216,7 @@ def _reader(cls: type) -> type:
     def replaced(self: Any, value: Any) -> None:
         self.__class__ = cls
         self.logits = value
-        if value is None:  # which transformers leaves in the dict
+        if value is None:  # transformers keeps None in the dict
             OrderedDict.__delitem__(self, "logits")
 
     def getitem(self: Any, key: Any) -> Any:
@@ -242,4 +242,4 @@ def _reader(cls: type) -> type:
         "__repr__": lambda self: f"{cls.__name__}({', '.join(f'{k}={v!r}' for k, v in self.items())})",
         "__module__": __name__,
     }
-    return type(f"Late{cls.__name__}", (cls,), members)  # another name: torch's pytrees are registered by name
+    return type(f"Late{cls.__name__}", (cls,), members)  # torch registers pytree classes by name

@@ -1,9 +1,9 @@
-"""The loss of a language model without its logits, from the input of its head.
+"""The loss of a language model from the input of its head, without logits.
 
-The model's own forward runs, with a stand-in for `self` whose head gives `LateLogits` and whose loss function takes
-them. What the forward hands from its head to its loss goes through its own variables: nothing is stored on the model,
-so calls of other threads, of replicas, interleaved and failing ones do not meet. What gathers the head's weight in its
-forward (FSDP, ZeRO-3) gathers it for the loss; the model's other losses (of routers) and its outputs are its own.
+The model's own forward runs with a stand-in for `self`: its head returns `LateLogits`, and its loss function accepts
+them. They pass from head to loss in the forward's own variables. Nothing is stored on the model, so calls on other
+threads, in replicas, interleaved calls and failing calls do not interfere. Hooks that gather the head's weight for its
+forward (FSDP, ZeRO-3) gather it for the loss. The model's other losses (of routers) and its outputs are unchanged.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def why_not(forward: Forward, *names: str) -> str:
 
 
 class _Usual:
-    """transformers' ForCausalLMLoss, if it is one that is known; set by `remember_loss`."""
+    """transformers' ForCausalLMLoss if its form is known; set by `remember_loss`."""
 
     function: Forward | None = None
     helper: Forward | None = None
@@ -54,7 +54,7 @@ class _Usual:
 
 
 def remember_loss() -> str:
-    """Find the loss function of language models of transformers; returns why it cannot be replaced, or ""."""
+    """Find transformers' loss function of language models; returns why it cannot be replaced, or ""."""
     from transformers.loss import loss_utils
 
     _Usual.home, _Usual.function, _Usual.helper = loss_utils, None, None
@@ -69,7 +69,7 @@ def remember_loss() -> str:
 
 
 def _is_usual(loss_function: Any) -> bool:
-    """Whether a model has the loss of transformers or ours for it; not if it or its helper was replaced by a user's."""
+    """Whether a model's loss is transformers' or ours in its place, and not a user's (nor its helper)."""
     if loss_function is ForCausalLMLoss:
         return True
     return (
@@ -83,7 +83,7 @@ def _is_usual(loss_function: Any) -> bool:
 
 
 class Call:
-    """A model in one call of its forward: another loss function, and if `layer` is given another head."""
+    """Stands for a model during one call of its forward, with another loss function and, with `layer`, another head."""
 
     def __init__(self, model: Any, loss_function: Forward, layer: nn.Module | None = None):
         own = self.__dict__
@@ -99,7 +99,7 @@ class Call:
 
 
 class Head:
-    """A head that computes no logits yet."""
+    """A head that returns late logits."""
 
     def __init__(self, module: Any, layer: nn.Module):
         self._module, self._layer = module, layer
@@ -112,9 +112,9 @@ class Head:
 
 
 def fused_layer(model: Any) -> Any:
-    """The linear layer of a model's head if the loss can be computed from its input; else the head is called."""
+    """The linear layer of a model's head if the loss can use its input directly; None if the head must be called."""
     layer: Any = getattr(model, "lm_head", None)
-    copies = getattr(layer, "modules_to_save", None)  # of PEFT, which trains a copy of the layer
+    copies = getattr(layer, "modules_to_save", None)  # PEFT trains a copy of the layer
     if copies is not None:
         active = layer.active_adapters
         if layer.disable_adapters or len(active) != 1 or active[0] not in copies or is_changed(layer):
@@ -126,7 +126,7 @@ def fused_layer(model: Any) -> Any:
 
 
 def _only_gathers(layer: nn.Module) -> bool:
-    """Whether the only thing that is added to a layer are hooks that gather its weight."""
+    """Whether a layer has no changes except hooks that gather its weight."""
     if torch.compiler.is_compiling() or "forward" in vars(layer):
         return False
     hooks = [*layer._forward_hooks.values(), *layer._forward_pre_hooks.values()]
@@ -143,10 +143,10 @@ def _only_gathers(layer: nn.Module) -> bool:
 
 
 def _in_forward(layer: Any, hidden: Tensor, run: Callable[[Tensor], Tensor]) -> Tensor:
-    """`run(hidden)` in place of a layer's forward, between its hooks, which gather its weight."""
+    """Run `run(hidden)` in place of a layer's forward, between its hooks, which gather its weight."""
     if not is_changed(layer):
         return run(hidden)
-    call = object.__new__(type(layer))  # of this call alone; it shares parameters and hooks with the layer
+    call = object.__new__(type(layer))  # used in this call only; shares parameters and hooks with the layer
     call.__dict__ = {**vars(layer), "forward": run}
     return call(hidden)
 
@@ -155,7 +155,7 @@ def _in_forward(layer: Any, hidden: Tensor, run: Callable[[Tensor], Tensor]) -> 
 
 
 def without_logits(original: Forward) -> Forward:
-    """A model's forward that computes the loss of labels in training without logits."""
+    """A forward that computes the loss without logits when it gets labels in training."""
 
     @functools.wraps(original)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -171,13 +171,13 @@ def without_logits(original: Forward) -> Forward:
 
 
 def _wants_tuple(model: Any, kwargs: dict[str, Any]) -> bool:
-    """Whether outputs are a tuple, in which logits have a place: they are computed."""
+    """Whether outputs are a tuple. Then logits are computed, as they have a position in it."""
     wanted = kwargs.get("return_dict")
     return not (model.config.return_dict if wanted is None else wanted)
 
 
 def of_logits(original: Forward) -> Forward:
-    """A model's forward that computes the loss of logits by our cross entropy, which makes no copy in float32."""
+    """A forward that computes the loss of logits by our cross entropy, which makes no float32 copy of them."""
 
     @functools.wraps(original)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -214,7 +214,7 @@ def ForCausalLMLoss(
 
 
 def _next(labels: Tensor, ignored: int) -> Tensor:
-    """The label of the next token, for each token."""
+    """Shift labels by one: for each token the label of the next one."""
     return nn.functional.pad(labels, (0, 1), value=ignored)[..., 1:]
 
 
@@ -223,7 +223,7 @@ def _over(loss: Tensor, count: Tensor | int | None) -> Tensor:
 
 
 def _loss_of_late(before: Forward, logits: Any, labels: Tensor, vocab_size: int, *args: Any, **kwargs: Any) -> Tensor:
-    """`before`, the model's loss function: of late logits without computing them."""
+    """The loss of late logits without computing them; of other logits by `before`, the model's loss function."""
     late = isinstance(logits, LateLogits)
     scale = scale_of(logits.steps) if late and logits.found is None else None
     if scale is None or args or logits.layer.out_features != vocab_size:

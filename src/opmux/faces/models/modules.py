@@ -1,10 +1,10 @@
-"""How a module gets another forward, and which modules must be called as they are.
+"""How a module gets another forward, and which modules must be called unchanged.
 
-`patch_model` changes no attribute that torch or other libraries read. The class of a module gets a forward that looks
-into the module: a module with a `Patch` runs the fused forward, any other runs the class's own. The patch is an entry
-of the module's `__dict__`, so it goes with every copy (`copy.copy`, `copy.deepcopy`, replicas of `DataParallel`), and
-`self` is always the module that was called. A forward that a library sets on the module (accelerate) calls the class's
-forward, patched or not.
+`patch_model` changes no attribute that torch or other libraries read. The class of a module gets a forward that checks
+each module: one with a `Patch` runs the fused forward, any other runs the class's own forward. The patch is an entry of
+the module's `__dict__`, so every copy has it (`copy.copy`, `copy.deepcopy`, replicas of `DataParallel`), and `self` is
+always the module that was called. A forward that a library sets on the module (accelerate) calls the class's forward,
+patched or not.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ...core.lock import ForkSafeLock
 Forward = Callable[..., Any]
 
 KEY = "_opmux_patch"  # the entry of a patched module's __dict__
-# Where libraries keep a forward that their own one calls: accelerate's hooks have it in `_old_forward`.
+# Attributes in which libraries keep the forward that their replacement calls: accelerate uses `_old_forward`.
 KEPT = ("forward", "_old_forward")
 
 
@@ -31,9 +31,9 @@ KEPT = ("forward", "_old_forward")
 
 
 def is_changed(module: nn.Module) -> bool:
-    """Whether a call of a module does more than its class's forward: it has hooks, or a forward of its own.
+    """Whether calling a module does more than its class's forward: it has hooks, or a forward of its own.
 
-    A fused function that computes what such a module computes does not call it, so the module is called instead.
+    A fused function that computes the same must not bypass these, so it calls such a module instead.
     """
     return bool(
         module._forward_hooks
@@ -54,7 +54,7 @@ def why_changed(module: nn.Module) -> str:
 
 
 def _sees_nodes(module: nn.Module) -> bool:
-    """Whether a module has a backward hook of the old kind, which is given the gradients of one autograd node."""
+    """Whether a module has a backward hook of the old kind, which gets the gradients of one autograd node."""
     return bool(module._backward_hooks and module._is_full_backward_hook is False) or bool(
         everywhere._global_backward_hooks and everywhere._global_is_full_backward_hook is False
     )
@@ -64,7 +64,7 @@ def _sees_nodes(module: nn.Module) -> bool:
 
 
 class Patch:
-    """The forward of a patched module. Copies share it; a pickle has None instead and needs no opmux to load."""
+    """The forward of a patched module. Copies share it; a pickle contains None instead, and loads without opmux."""
 
     __slots__ = ("__weakref__", "forward", "slot")
 
@@ -79,17 +79,17 @@ class Patch:
 
 
 class Slot:
-    """The forward of a class whose modules may be patched."""
+    """The forward of a class with modules that may be patched."""
 
     def __init__(self, owner: type[nn.Module], original: Forward):
         self.owner, self.original = owner, original
-        self.default = original  # runs for modules without a patch
+        self.default = original  # for modules without a patch
         self.inherits = "forward" not in vars(owner)
         self.patches: weakref.WeakValueDictionary[Forward, Patch] = weakref.WeakValueDictionary()
         self.forward = _forward(self)
 
     def patch(self, forward: Forward) -> Patch:
-        """The patch of modules of this class that run `forward`; it lives as long as a module has it."""
+        """The patch for modules of this class that run `forward`; it lives as long as a module has it."""
         found = self.patches.get(forward)
         if found is None:
             found = self.patches[forward] = Patch(self, forward)
@@ -99,7 +99,7 @@ class Slot:
         self.owner.forward = self.forward
 
     def release(self) -> None:
-        """Give the class its own forward back if no module needs ours. A forward that a user set since stays."""
+        """Restore the class's own forward if no module is patched. Keeps a forward that a user has set since."""
         if self.patches or self.default is not self.original or vars(self.owner).get("forward") is not self.forward:
             return
         if self.inherits:
@@ -123,19 +123,19 @@ def _forward(slot: Slot) -> Forward:
     return forward
 
 
-_slot_of: dict[Any, Slot] = {}  # by the forward that a class has
-_slots: dict[tuple[type[nn.Module], Forward], Slot] = {}  # by a class and its own forward
-_lock = ForkSafeLock()  # for patching; calls take none
+_slot_of: dict[Any, Slot] = {}  # current forward of a class -> slot
+_slots: dict[tuple[type[nn.Module], Forward], Slot] = {}  # class and its own forward -> slot
+_lock = ForkSafeLock()  # for patching; calls take no lock
 
 
 def own_forward(cls: type[nn.Module]) -> Forward:
-    """The forward that a class has without `patch_model`: now, if a user replaced it."""
+    """The forward that a class has without `patch_model`, which may be a user's replacement."""
     slot = _slot_of.get(cls.forward)
     return cls.forward if slot is None else slot.original
 
 
 def slot_of(cls: type[nn.Module]) -> Slot:
-    """The slot of the class that has the forward of `cls`: itself or one that it inherits from."""
+    """The slot of the class that defines the forward of `cls`: itself or a base class."""
     return _slot(next(base for base in cls.__mro__ if "forward" in vars(base)), own_forward(cls))
 
 
@@ -147,7 +147,7 @@ def _slot(owner: type[nn.Module], original: Forward) -> Slot:
 
 
 def patch_class(cls: type[nn.Module], forward: Forward) -> Slot:
-    """Let all modules of a class run `forward`, those made later too; not those of classes that it inherits from."""
+    """Let all modules of a class run `forward`, including later ones, but not modules of its base classes."""
     with _lock.arm().held:
         slot = _slot(cls, own_forward(cls))
         slot.default = forward
@@ -162,7 +162,7 @@ def unpatch_class(slot: Slot) -> None:
 
 
 def patch_module(module: nn.Module, forward: Forward) -> str:
-    """Let one module run `forward`; returns why not, or ""."""
+    """Let one module run `forward`; returns the reason if that is impossible, else ""."""
     own = vars(module)
     with _lock.arm().held:
         slot = slot_of(type(module))

@@ -1,12 +1,12 @@
 """Attention for continuous batching of `transformers` (`model.generate_batch`), on its paged cache.
 
-A batch is one sequence of the new tokens of all requests. Keys and values are in a cache of pages, whose layers are in
-groups: those that see all keys, and those with a window, whose pages are a ring. There are three kinds of batches:
+A batch is one sequence with the new tokens of all requests. Keys and values are in a paged cache. Its layers form
+groups: layers with full attention, and layers with a window, whose pages are a ring buffer. There are three cases:
 
-- One new token each, and `block_table` has the pages of each request: they are read in place.
-- One new token each, without that table, as in models with windows: `read_index` has the place of every key, which is a
-  table of pages of one token. These are read in place too.
-- Others, with prompts or parts of them: the cache is updated and read by its own method, and attention is packed.
+- Each request has one new token, and `block_table` has its pages: attention reads the pages in place.
+- Each request has one new token, without that table, as in models with windows: `read_index` has the position of each
+  key, which is a table of pages of one token. Attention reads these in place too.
+- Otherwise (prompts or parts of them), the cache's own method updates and reads it, and attention is packed.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from .interface import attend as dense
 
 PREFIXED = "paged|opmux"
 FULL, SLIDING = "full_attention", "sliding_attention"
-STEP = 256  # tables of read indices are as wide as a multiple of it: a new width is a new plan
+STEP = 256  # widths of read index tables are multiples of this, as each new width needs a new plan
 
 
 class Layer(NamedTuple):
-    """Where the cache of a layer is."""
+    """The cache of a layer."""
 
     k: Tensor  # [tokens, kv_heads, dim]
     v: Tensor
-    page: int  # tokens of a page
+    page: int  # tokens per page
     group: int
-    kind: str  # of its group
-    window: int | None  # how many keys a query sees, its own included
+    kind: str  # kind of its group
+    window: int | None  # keys that a query attends to, including its own
 
 
 def attend(
@@ -55,23 +55,23 @@ def attend(
     """Attention as continuous batching calls it.
 
     Args:
-        module: the attention layer; its `layer_idx` is that of the cache.
+        module: the attention layer; its `layer_idx` is its index in the cache.
         query: [1, heads, tokens, dim], the new tokens of all requests.
         key: [1, kv_heads, tokens, dim], with heads that divide those of the query.
         value: as `key`.
-        attention_mask: None: a query sees the keys of its request, up to its own and within the window of the layer.
+        attention_mask: None: a query attends to the keys of its request, up to its own and within the layer's window.
         dropout: 0.
         scaling: multiplies the scores; by default 1 / sqrt(dim).
-        is_causal: False without a cache: the layer is that of an encoder.
+        is_causal: False without a cache, for the layer of an encoder.
         softcap: limits scores to softcap * tanh(score / softcap).
-        s_aux: [heads], a score of each head whose value is 0 (GPT-OSS).
+        s_aux: [heads], for each head an extra score without a value (GPT-OSS).
         cache: transformers' `PagedAttentionCache`; is written.
-        kwargs: `cu_seq_lens_q` and `cu_seq_lens_k`, int [requests + 1], where requests begin among the queries and the
-            keys; the longest of each; `read_index` and `write_index`, int [places], or `block_table`, int [groups,
-            requests, pages], where keys are. Of keys there may be one for each kind of layer.
+        kwargs: `cu_seq_lens_q` and `cu_seq_lens_k`, int [requests + 1], the start of each request in the queries and in
+            the keys; the maximum lengths; `read_index` and `write_index`, int [positions], or `block_table`, int
+            [groups, requests, pages], the positions of keys. Those of keys may be dicts, by kind of layer.
 
     Returns:
-        o [1, tokens, heads, dim], and None for the probabilities, which are never in memory.
+        o [1, tokens, heads, dim], and None for the probabilities, which are never stored.
     """
     if cache is None:
         if (getattr(module, "is_causal", True) if is_causal is None else is_causal) is not False:
@@ -101,7 +101,7 @@ def attend(
         q, k, v = (t.permute(2, 0, 1, 3) for t in (query, key, value))  # [requests, 1, heads, dim]
         write_kv_cache(k, v, k_cache, v_cache, lengths, table=table)
         o = attention_decode(q, k_cache, v_cache, lengths, table=table, sinks=s_aux, **options)
-        assert isinstance(o, Tensor)  # lse is not asked for
+        assert isinstance(o, Tensor)  # return_lse is False
         return o.transpose(0, 1), None
     k, v = _updated(cache, key, value, module.layer_idx, kwargs)
     o = attention(
@@ -115,19 +115,19 @@ def attend(
 def _layer(cache: Any, index: int) -> Layer:
     if hasattr(cache, "layer_to_allocator"):  # 5.23
         found = cache.layer_to_allocator[index]
-        k, v = found._kv_token_views[index]  # to the end of one memory, in which k comes first
+        k, v = found._kv_token_views[index]  # views to the end of one buffer, in which k comes first
         window = getattr(found, "sliding_window", None)
         return Layer(k[: v.shape[0]], v, found.tokens_per_page, found.index, found.layer_type, window)
     if not hasattr(cache, "layer_index_to_group_indices"):
         raise BadArgument.of("attention", "cache", "be as in transformers 5.17 or 5.23", type(cache).__name__)
     group, place = cache.layer_index_to_group_indices[index]
-    window = cache.sliding_windows[index]  # 1 is none
+    window = cache.sliding_windows[index]  # 1 means no window
     kind, seen = (FULL, None) if window == 1 else (SLIDING, window)
     return Layer(cache.key_cache[place], cache.value_cache[place], cache.block_size, group, kind, seen)
 
 
 def _sizes(kwargs: dict[str, Any], kind: str) -> tuple[Tensor, int, int]:
-    """Where keys of requests begin, and the longest of queries and keys; those of a kind of layer."""
+    """The starts of requests among the keys, and the maximum lengths of queries and keys, for a kind of layer."""
     name = "max_length" if "max_length_q" in kwargs else "max_seqlen"  # 5.23, 5.17
     starts, longest = kwargs["cu_seq_lens_k"], kwargs[f"{name}_k"]
     if isinstance(starts, dict):
@@ -136,15 +136,15 @@ def _sizes(kwargs: dict[str, Any], kind: str) -> tuple[Tensor, int, int]:
 
 
 def _places(read: Tensor, write: Tensor, starts: Tensor, lengths: Tensor, longest: int) -> Tensor:
-    """Where each key of each request is, [requests, keys]; the last one is new: it is where it is written."""
+    """The position of each key of each request, [requests, keys]; the last key is new, at its write position."""
     at = torch.arange(-(-longest // STEP) * STEP, device=read.device)
     found = read[(starts[:-1, None] + at).clamp_(max=read.shape[0] - 1)]
     return torch.where(at == lengths[:, None] - 1, write[:, None], found)
 
 
 def _updated(cache: Any, key: Tensor, value: Tensor, index: int, kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    """The keys and values of all requests, [keys, kv_heads, dim], new ones included; these are written."""
-    if hasattr(cache, "layer_to_allocator"):  # 5.23, which changes its arguments
+    """Write the new keys and values; returns those of all requests, [keys, kv_heads, dim]."""
+    if hasattr(cache, "layer_to_allocator"):  # 5.23 modifies its arguments
         k, v = cache.update(key_states=key, value_states=value, layer_idx=index, kwargs=dict(kwargs))
         return k[0].transpose(0, 1), v[0].transpose(0, 1)
     read, write = kwargs["read_index"], kwargs["write_index"]

@@ -46,30 +46,30 @@ from .replacements import (
     without_mask,
 )
 
-# Names of classes that one would expect to be replaced: the report says why they are not.
+# Suffixes of classes that a user may expect to be replaced: the report says why they are not.
 EXPECTED = ("RMSNorm", "MLP", "DecoderLayer", "Experts")
 MODELS = ("ForCausalLM", "ForConditionalGeneration")
 LOSS_OPS = ("token_cross_entropy", "token_cross_entropy_bwd_")
 
 
 class CannotPatch(OpmuxError, ValueError):
-    """A model of which no part is known."""
+    """No part of the model can be replaced."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A class of modules in a report."""
+    """One line of a report: a class of modules."""
 
-    module: str  # the class
-    count: int  # the modules of that class; 0 if a class was patched
+    module: str  # name of the class
+    count: int  # number of modules; 0 if the class itself was patched
     name: str = ""  # what replaced its forward
     ops: tuple[str, ...] = ()
-    reason: str = ""  # why it was left
+    reason: str = ""  # why it was not replaced
 
 
 @dataclass(frozen=True)
 class Report:
-    """What `patch_model` did. `str()` of it is a table."""
+    """What `patch_model` did; `str()` gives a table."""
 
     of: str
     rows: tuple[Row, ...]
@@ -85,7 +85,7 @@ class Report:
         return tuple(row for row in self.rows if not row.name)
 
     def runs(self, op: str) -> str:
-        """The implementation of an op that runs for tensors of the model's device and dtype."""
+        """The implementation of an op for tensors with the model's device and dtype."""
         return _implementation(op, self.device, self.dtype)
 
     def __str__(self) -> str:
@@ -108,7 +108,7 @@ def _table(rows: list[tuple[str, ...]]) -> str:
 @functools.cache
 def _implementation(op: str, device: torch.device, dtype: torch.dtype) -> str:
     samples = specs.find(op).samples
-    assert samples is not None  # all ops of ours have
+    assert samples is not None  # all of our ops have samples
     sample = next(iter(samples(dtype, device)))
     chosen = explain(op, *sample.args, **sample.kwargs).chosen
     return "nothing" if chosen is None else chosen.impl_id
@@ -117,7 +117,7 @@ def _implementation(op: str, device: torch.device, dtype: torch.dtype) -> str:
 # ---- what is patched ------------------------------------------------------------------------------------------------
 
 
-_types: dict[str, list[Slot]] = {}  # by the name of the module of their classes
+_types: dict[str, list[Slot]] = {}  # patched model types: name of their Python module -> slots
 
 
 def patch_model(
@@ -127,27 +127,28 @@ def patch_model(
     *,
     example: Mapping[str, Any] | torch.Tensor | None = None,
 ) -> Report:
-    """Replace parts of a model of `transformers` by fused functions, in place.
+    """Replace parts of a model of `transformers` with fused functions, in place.
 
-    Replaced are RMS norms ("rms_norm"), the residual sum with the norm after it ("add_rms_norm"), gated MLPs ("glu"),
-    rotary embeddings ("rope"), the attention of one new token in `generate` ("attention"), experts ("moe"), and in
-    training a causal mask that torch's attention does not need ("mask"), and the logits with their loss ("loss"): they
-    are in memory only if `outputs.logits` is read. Where logits are computed, so is their loss ("cross_entropy").
+    These parts are replaced: RMS norms ("rms_norm"), a residual sum and the norm after it ("add_rms_norm"), gated MLPs
+    ("glu"), rotary embeddings ("rope"), attention of one new token in `generate` ("attention"), and experts ("moe"). In
+    training also: a causal mask that torch's attention does not need ("mask"), and the logits with their loss ("loss"),
+    which are computed only if `outputs.logits` is read. Where logits are needed, only the loss is fused
+    ("cross_entropy").
 
-    A part is replaced only if its source computes what ours does: a model or a version of `transformers` that computes
+    A part is replaced only if its source computes what ours does. A model or a version of `transformers` that computes
     something else keeps its own code, and the report says so. Parameters and state dicts do not change.
 
     Args:
-        model: a model, also one wrapped by PEFT; or a model type ("llama") or class, whose models are then made from
+        model: a model, also one wrapped by PEFT; or a model type ("llama") or class: models created later then have
             patched classes.
-        include: replace only these.
-        exclude: do not replace these.
-        example: a batch, as the arguments of the model's forward by name, or ids of shape [batch, length]. What a step
-            on it needs is compiled from now on, in other processes, into Triton's cache: with gradients if the model is
-            in training. Nothing waits for that. Without a GPU it is checked, and not used.
+        include: replace only these parts.
+        exclude: do not replace these parts.
+        example: a batch, as the arguments of the model's forward by name, or ids of shape [batch, length]. Other
+            processes then compile the kernels of a step on it into Triton's cache, with gradients if the model is in
+            training. The call does not wait for them. Without a GPU the batch is only checked.
 
     Returns:
-        A report: which modules were replaced, by what, which implementation will run, and what was left and why.
+        A report: which modules were replaced and by what, which implementation will run, and what was left and why.
     """
     wanted = _wanted(include, exclude)
     arguments = None if example is None else ahead.checked(model, example)
@@ -171,7 +172,7 @@ def patch_model(
 
 
 def unpatch_model(model: nn.Module | type[nn.Module] | str) -> None:
-    """Undo `patch_model`: of a model, or of a model type or class."""
+    """Undo `patch_model` for a model, a model type or a class."""
     if isinstance(model, nn.Module):
         unpatch_modules(*model.modules())
     else:
@@ -188,7 +189,7 @@ def _wanted(include: Iterable[str] | None, exclude: Iterable[str] | None) -> fro
 
 
 def _home(model: type[nn.Module] | str) -> types.ModuleType:
-    """The module of `transformers` with the classes of a model type."""
+    """The Python module of `transformers` with the classes of a model type."""
     if isinstance(model, type):
         return importlib.import_module(model.__module__)
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES, model_type_to_module_name
@@ -205,28 +206,28 @@ def _classes(home: types.ModuleType) -> Iterator[type[nn.Module]]:
             yield value
 
 
-# ---- what replaces what ---------------------------------------------------------------------------------------------
+# ---- replacements of each class -------------------------------------------------------------------------------------
 
 
 class Known(NamedTuple):
-    """What is known of a class: its own forward and what replaces parts of it, or why nothing does."""
+    """A class: its own forward and the replacements of its parts, or why there are none."""
 
     original: Forward
     parts: tuple[Replacement, ...] = ()
-    reason: str = ""  # if something is expected
+    reason: str = ""  # set if the user may expect a replacement
 
 
 class Plan(NamedTuple):
-    """What is done with a class."""
+    """How to patch a class."""
 
     rows: tuple[Row, ...]
-    forward: Forward | None = None  # the new one
-    names: tuple[str, ...] = ()  # of its parts
-    inner: tuple[str, ...] = ()  # the attributes of modules that the new forward computes without calling them
+    forward: Forward | None = None  # the new forward
+    names: tuple[str, ...] = ()  # names of its replaced parts
+    inner: tuple[str, ...] = ()  # attributes of submodules that the new forward does not call
 
 
 def _known(cls: type[nn.Module]) -> Known:
-    """Looks at the class as it is: a user may have replaced its forward, or what that calls, since the last time."""
+    """Not cached: a user may have replaced the class's forward, or a function that it calls, since the last call."""
     original = own_forward(cls)
     if (found := REPLACEMENTS.get(form(original, cls) or "")) is not None:
         return Known(original, (found,))
@@ -241,13 +242,13 @@ def _known(cls: type[nn.Module]) -> Known:
 
 
 MASK = Replacement("mask", without_mask, ())
-# The last part is made last: it sees a call first.
+# The last part wraps all others, so it handles a call first.
 LOSS = Replacement("loss", loss.without_logits, LOSS_OPS, ("lm_head",))
 CROSS_ENTROPY = Replacement("cross_entropy", loss.of_logits, LOSS_OPS)
 
 
 def _with_loss(original: Forward) -> Known:
-    """What is known of a model that computes a loss."""
+    """The replacements for a model that computes a loss."""
     if (reason := loss.why_not(original, "loss_function") or loss.remember_loss()) != "":
         return Known(original, (), f"its loss is left: {reason}")
     if (reason := loss.why_not(original, "lm_head")) != "":
@@ -256,7 +257,7 @@ def _with_loss(original: Forward) -> Known:
 
 
 def _why_left(cls: type[nn.Module], original: Forward) -> str:
-    """Why nothing of a class is replaced; "" if nothing is expected to be."""
+    """Why no part of a class is replaced; "" if a user does not expect it."""
     if not cls.__name__.endswith(EXPECTED):
         return ""
     if cls.__name__.endswith("MLP") and has_no_gate(original):
@@ -265,7 +266,7 @@ def _why_left(cls: type[nn.Module], original: Forward) -> str:
 
 
 def _why_lost(cls: type[nn.Module], known: Known) -> str:
-    """Why a class of transformers that is known by its name is not recognised; "" if it is, or is not known."""
+    """Why parts of a class in `PARTS_OF` are not replaced; "" if they are, or if the class is not in it."""
     if not cls.__module__.startswith("transformers."):
         return ""
     found = {part.name for part in known.parts}
@@ -284,7 +285,7 @@ def _why_lost(cls: type[nn.Module], known: Known) -> str:
 
 @functools.cache
 def _warn(message: str) -> None:
-    """Once for each message."""
+    """Warn once for each message."""
     logger.warning("%s", message)
 
 
@@ -297,7 +298,7 @@ def _forward(original: Forward, parts: tuple[Replacement, ...]) -> Forward:
 
 
 def _plans(of: str, counts: Counter[type[nn.Module]], wanted: frozenset[str]) -> dict[type[nn.Module], Plan]:
-    """What is done with each class; raises if nothing is."""
+    """How to patch each class; raises if no class can be patched."""
     plans: dict[type[nn.Module], Plan] = {}
     for cls, count in counts.items():
         remember_norm(cls)
@@ -323,7 +324,7 @@ def _plans(of: str, counts: Counter[type[nn.Module]], wanted: frozenset[str]) ->
 
 
 def _patch(modules: list[nn.Module], plans: dict[type[nn.Module], Plan]) -> tuple[Row, ...]:
-    """Patch the modules of a model; returns the rows of the report, with what is left of single modules."""
+    """Patch the modules of a model; returns the rows of the report, including modules that were not patched."""
     left: dict[type[nn.Module], Counter[str]] = {cls: Counter() for cls in plans}
     done: Counter[type[nn.Module]] = Counter()
     for module in modules:
@@ -349,7 +350,7 @@ def _patch(modules: list[nn.Module], plans: dict[type[nn.Module], Plan]) -> tupl
 
 
 def _called(module: Any, name: str) -> str:
-    """Why a module computes one of its own modules by calling it, although it could be fused; "" if it is fused."""
+    """Why a patched module still calls this submodule; "" if it is fused."""
     if name == "lm_head":
         if loss.fused_layer(module) is not None:
             return ""

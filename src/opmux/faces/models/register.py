@@ -1,7 +1,7 @@
-"""`opmux.register_attention`: our attention under its names in `transformers`.
+"""`opmux.register_attention`: our attention, registered in `transformers`.
 
-Continuous batching of transformers asks for the names of its own attention functions: whether to replace another one,
-to make block tables, and to keep memory for masks. The functions that ask are replaced by ones that know our names too.
+Continuous batching of transformers checks for the names of its own attention functions, to decide whether to replace
+the attention, make block tables, and reserve memory for masks. We replace these checks with ones that know our names.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from . import interface, paged
 from .interface import NAME
 from .paged import PREFIXED, SLIDING
 
-# What a model has while its requests are batched. It has no function for masks, so none is made. transformers 5.23
+# The attention of a model during continuous batching. It has no mask function, so no mask is made. transformers 5.23
 # removes the prefix of the other name.
 BATCHED = "opmux_paged"
-OURS = "_opmux"  # the attribute of a replaced function
+OURS = "_opmux"  # attribute that marks a replaced function
 
 
 def register_attention() -> None:
@@ -37,7 +37,7 @@ def register_attention() -> None:
     try:
         from transformers.generation.continuous_batching import cache, initialization
         from transformers.generation.continuous_batching.continuous_api import ContinuousBatchingManager
-    except ImportError:  # a transformers without it, or with another one
+    except ImportError:  # this transformers has no continuous batching, or another version of it
         return
     replaced = (
         (ContinuousBatchingManager, "switch_to_cb_friendly_attn", _switching),
@@ -46,7 +46,7 @@ def register_attention() -> None:
     )
     if not all(hasattr(owner, name) for owner, name, _ in replaced):
         return
-    for name in (BATCHED, PREFIXED):  # compiled, a write to part of a cache would copy all of it
+    for name in (BATCHED, PREFIXED):  # not compiled: a write to part of the cache would copy all of it
         AttentionInterface.register(name, torch.compiler.disable(paged.attend))
     for owner, name, made in replaced:
         original = getattr(owner, name)
@@ -61,7 +61,7 @@ def _ours(config: Any) -> bool:
 
 
 def _switching(original: Callable[..., None]) -> Callable[..., None]:
-    """A manager's choice of attention: that of a model with "opmux" stays ours, until the manager stops."""
+    """Wraps a manager's choice of attention: a model with "opmux" keeps our attention until the manager stops."""
 
     def switch(manager: Any, model: Any, *args: Any, **kwargs: Any) -> None:
         if model.config._attn_implementation == NAME:
@@ -74,7 +74,7 @@ def _switching(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _with_tables(original: Callable[..., None]) -> Callable[..., None]:
-    """Whether there are block tables: with ours on any device, where all layers see all keys."""
+    """Wraps the check for block tables: our attention supports them on any device, if no layer has a window."""
 
     def ensure(config: Any, cb_config: Any, user_requested: bool) -> None:
         if not _ours(config):
@@ -91,9 +91,10 @@ def _slides(config: Any) -> bool:
 
 
 def _without_masks(original: Callable[..., bool]) -> Callable[..., bool]:
-    """Whether attention is of the flash kind: without masks, for which memory is kept.
+    """Wraps the check for flash attention, which needs no memory for masks: ours counts as such.
 
-    Graphs and asynchronous batches, which transformers turns on for that kind, are asked for elsewhere: they stay off.
+    CUDA graphs and asynchronous batches, which transformers enables for flash attention, are checked elsewhere and
+    stay off.
     """
 
     def requested(config: Any = None, *args: Any, **kwargs: Any) -> bool:

@@ -1,7 +1,7 @@
-"""The forwards that replace those of `transformers`, by form.
+"""Forwards that replace those of `transformers`, by form.
 
-Each is made from the original, which still runs where ours would compute something else (a weight of another dtype).
-Modules are called as before, so that hooks, adapters (PEFT) and sharded parameters (FSDP) work.
+Each wraps the original, which still runs where ours would compute something else (for example, a weight of another
+dtype). Submodules are called as before, so that hooks, adapters (PEFT) and sharded parameters (FSDP) work.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ Forward = Callable[..., Any]
 
 
 class Replacement(NamedTuple):
-    """What replaces a function of a form."""
+    """How to replace a function of some form."""
 
     name: str  # for `include` and `exclude`
     make: Callable[[Forward], Forward]  # the original -> ours
-    ops: tuple[str, ...]  # the ops that do the work
-    inner: tuple[str, ...] = ()  # attributes of modules that are not called, unless they are changed
+    ops: tuple[str, ...]  # the ops that it calls
+    inner: tuple[str, ...] = ()  # submodules that are not called unless they are changed (`is_changed`)
 
 
 # ---- norms ----------------------------------------------------------------------------------------------------------
 
 
 class Norm(NamedTuple):
-    """An RMS norm: the attribute that holds eps, what is added to the weight, and where it rounds."""
+    """An RMS norm: the attribute for eps, the offset that is added to the weight, and where it rounds."""
 
     eps: str
     offset: float
     casting: str
 
     def options(self, module: Any, x: Tensor) -> tuple[Any, ...] | None:
-        """The arguments after x; None if the module has no weight, its result another dtype, or x is traced by fx."""
+        """The arguments after x; None if there is no weight, the result has another dtype, or fx traces x."""
         weight = getattr(module, "weight", None)
         if weight is None or not isinstance(x, Tensor) or (weight.dtype is not x.dtype and self.casting != "gemma"):
             return None
@@ -75,19 +75,19 @@ def rms_norm(norm: Norm, original: Forward) -> Forward:
 
 
 class KnownNorm(NamedTuple):
-    """A class of RMS norms, and its forwards: its own, and the one that it has while modules of it are patched."""
+    """A class of RMS norms: its own forward, and its forward while modules of the class are patched."""
 
     norm: Norm
     own: Forward
     patched: Forward
 
 
-# Filled before a forward runs: torch.compile traces the reading of a dict.
+# Filled before a forward runs: torch.compile can trace reads of a dict, but not the recognition of a form.
 _norm_of: dict[type[nn.Module], KnownNorm] = {}
 
 
 def remember_norm(cls: type[nn.Module]) -> None:
-    """Keep how a class normalises, if it is an RMS norm of a known form."""
+    """Store how a class normalizes, if it is an RMS norm of a known form."""
     own = own_forward(cls)
     norm = NORMS.get(form(own, cls) or "")
     if norm is None:
@@ -97,7 +97,7 @@ def remember_norm(cls: type[nn.Module]) -> None:
 
 
 def _fused(module: nn.Module, x: Tensor) -> tuple[Any, ...] | None:
-    """The options of a norm computed outside its module; None if it must be called: it is changed or not known."""
+    """The options of a norm that is computed without calling its module; None if the module must be called."""
     known = _norm_of.get(type(module))
     if known is None or is_changed(module):
         return None
@@ -107,11 +107,11 @@ def _fused(module: nn.Module, x: Tensor) -> tuple[Any, ...] | None:
     return known.norm.options(module, x)
 
 
-# ---- layers: the sum with the residual and the norm after it are one op ---------------------------------------------
+# ---- layers: one op computes the residual sum and the norm after it -------------------------------------------------
 
 
 def _passed_on(original: Forward) -> dict[str, Any]:
-    """The arguments after hidden_states, which a layer hands to its attention, with their defaults."""
+    """The arguments after hidden_states, which a layer passes to its attention, with their defaults."""
     parameters = list(inspect.signature(original).parameters.values())[2:]
     return {p.name: p.default for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD}
 
@@ -158,7 +158,7 @@ def sandwich_layer(original: Forward) -> Forward:
 
 # ---- gated MLPs -----------------------------------------------------------------------------------------------------
 
-# Classes of activations, of torch and of `transformers` -> the names of our ops.
+# Activation classes of torch and of `transformers` -> the names of our ops.
 ACTIVATIONS = {
     "torch.nn.modules.activation": {"SiLU": "silu"},
     "transformers.activations": {
@@ -173,14 +173,14 @@ GATES = {"silu": activation.silu_mul, "gelu_tanh": activation.gelu_tanh_mul, "ge
 
 class KnownActivation(NamedTuple):
     name: str
-    forward: Forward  # of the class
+    forward: Forward  # forward of the class
 
 
-_activation_of: dict[type[nn.Module], KnownActivation] = {}  # filled before a forward runs, as the norms
+_activation_of: dict[type[nn.Module], KnownActivation] = {}  # filled before a forward runs, like `_norm_of`
 
 
 def remember_activations() -> None:
-    """Find the classes of activations, but those whose forward a user replaced."""
+    """Find the activation classes, except those whose forward a user replaced."""
     _activation_of.clear()
     for where, names in ACTIVATIONS.items():
         home = importlib.import_module(where)
@@ -191,7 +191,7 @@ def remember_activations() -> None:
 
 
 def activation_of(act: Any) -> str | None:
-    """The name of the op that computes what an activation does; None if it must be called."""
+    """The name of the op for an activation module; None if the module must be called."""
     known = _activation_of.get(type(act))
     if known is None or type(act).forward is not known.forward or is_changed(act):
         return None
@@ -199,7 +199,7 @@ def activation_of(act: Any) -> str | None:
 
 
 def gate_of(act: Any, x: Any) -> Callable[[Tensor, Tensor], Tensor] | None:
-    """The op that computes act(a) * b for an MLP of x; None if the activation must be called, or x is traced by fx."""
+    """The op for act(a) * b in an MLP of x; None if the activation must be called, or if fx traces x."""
     name = activation_of(act)
     return None if name is None or not isinstance(x, Tensor) else GATES[name]
 
@@ -216,7 +216,7 @@ def gated_mlp(original: Forward, act: str = "act_fn") -> Forward:
 
 
 def dropped_mlp(original: Forward) -> Forward:
-    """A gated MLP with dropout after it."""
+    """A gated MLP followed by dropout."""
 
     @functools.wraps(original)
     def forward(self: Any, x: Tensor) -> Tensor:
@@ -256,7 +256,7 @@ def experts(original: Forward) -> Forward:
 
 
 def batched_experts(original: Forward) -> Forward:
-    """Gated MLPs of all experts, each of its own rows."""
+    """Gated MLPs of all experts, each with its own rows."""
 
     @functools.wraps(original)
     def forward(self: Any, hidden_states: Tensor) -> Tensor:
@@ -274,9 +274,9 @@ def batched_experts(original: Forward) -> Forward:
 
 
 def turned(rotate: Forward, original: Forward, widens: bool = False) -> Forward:
-    """A rotary embedding by tables of cosines and sines.
+    """A rotary embedding with tables of cosines and sines.
 
-    Where torch's result is wider than q if the tables are (`widens`), tables of another dtype are left to it.
+    `widens`: the original's result gets the dtype of the tables, so for tables of another dtype the original runs.
     """
 
     @functools.wraps(original)
@@ -297,7 +297,7 @@ def _of_neighbours(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim
 
 
 def _set_apart(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, position_ids: Any = None, unsqueeze_dim: int = 1) -> Any:
-    """Neighbouring pairs are turned, and set apart: the first elements of all pairs come before the second ones."""
+    """Rotate adjacent pairs, then deinterleave: the first elements of all pairs come before the second ones."""
     q, k = (x.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2) for x in (q, k))
     pairs = cos.shape[-1] // 2
     return _of_pairs(q, k, cos[..., :pairs], sin[..., :pairs], unsqueeze_dim)
@@ -308,7 +308,7 @@ def _layout(unsqueeze_dim: int) -> str:
 
 
 def one_turned(original: Forward) -> Forward:
-    """The rotary embedding of q or of k."""
+    """The rotary embedding of one tensor, q or k."""
 
     @functools.wraps(original)
     def apply(x: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> Tensor:
@@ -320,7 +320,7 @@ def one_turned(original: Forward) -> Forward:
 
 
 def complex_turned(unsqueeze_dim: int, original: Forward) -> Forward:
-    """The rotary embedding by complex numbers."""
+    """The rotary embedding with complex numbers."""
 
     @functools.wraps(original)
     def apply(xq: Tensor, xk: Tensor, freqs_cis: Tensor) -> tuple[Tensor, Tensor]:
@@ -335,12 +335,12 @@ def _by_tables(rotate: Forward, widens: bool = False) -> tuple[Callable[[Forward
     return functools.partial(turned, rotate, widens=widens), "rope_qk"
 
 
-# Forms of rotary embeddings -> how ours is made from the original, and its op.
+# Form of a rotary embedding -> how to make ours from the original, and its op.
 ROPES: dict[str, tuple[Callable[[Forward], Forward], str]] = {
     "4c3f0b3ce7a4": _by_tables(rope.apply_rotary_pos_emb, widens=True),  # Llama and most others
-    "99b60b4acac4": _by_tables(rope.apply_rotary_pos_emb, widens=True),  # a part of each head: GLM-4.5, Qwen3-Next
-    "a0fafaa254f8": _by_tables(rope.apply_rotary_pos_emb, widens=True),  # the same: Phi-3
-    "4b19c01086c8": _by_tables(rope.apply_rotary_pos_emb, widens=True),  # the same: Nemotron
+    "99b60b4acac4": _by_tables(rope.apply_rotary_pos_emb, widens=True),  # part of each head: GLM-4.5, Qwen3-Next
+    "a0fafaa254f8": _by_tables(rope.apply_rotary_pos_emb, widens=True),  # part of each head: Phi-3
+    "4b19c01086c8": _by_tables(rope.apply_rotary_pos_emb, widens=True),  # part of each head: Nemotron
     "a3a41b193d23": _by_tables(rope.apply_rotary_pos_emb),  # OLMo
     "a76f2182d841": _by_tables(_of_neighbours),  # Cohere
     "4e4c8336d005": _by_tables(rope.apply_rotary_pos_emb_interleaved, widens=True),  # GLM-4
@@ -356,7 +356,7 @@ ROPES: dict[str, tuple[Callable[[Forward], Forward], str]] = {
 
 
 def rotating(original: Forward) -> Replacement | None:
-    """What replaces a forward that calls a rotary embedding of a known form; None if it does not."""
+    """The replacement for a forward that calls a rotary embedding of a known form, or None."""
     inner = unwrapped(original)
     home = home_of(inner)
     if not inspect.isfunction(inner) or home is None:
@@ -375,7 +375,7 @@ def _rotating(home: types.ModuleType, found: tuple[tuple[str, Forward, str], ...
 
 
 def _unless_replaced(home: types.ModuleType, name: str, original: Forward, ours: Forward) -> Forward:
-    """`ours`, as long as a module has the function that it was made for."""
+    """`ours`, as long as the module still has the function that it was made for; else that function."""
 
     @functools.wraps(original)
     def function(*args: Any, **kwargs: Any) -> Any:
@@ -389,7 +389,7 @@ def _unless_replaced(home: types.ModuleType, name: str, original: Forward, ours:
 
 
 def attending(original: Forward) -> Replacement | None:
-    """What replaces a forward that gets its attention from transformers and decodes with a cache."""
+    """The replacement for a forward that gets its attention from transformers and decodes with a cache, or None."""
     ours = attention.functions_of(original)
     return None if ours is None else _attending(ours)
 
@@ -406,13 +406,13 @@ MASKING = "create_causal_mask"
 
 
 def is_transformers(fn: Any) -> bool:
-    """Whether a function is one of transformers, and not a user's that replaced it."""
+    """Whether a function is transformers' own, not a user's replacement."""
     home = sys.modules.get(getattr(fn, "__module__", ""))
     return home is not None and home.__name__.startswith("transformers.") and is_own(inspect.unwrap(fn), home)
 
 
 def makes_a_causal_mask(original: Any) -> bool:
-    """Whether a forward makes a causal mask and no other."""
+    """Whether a forward makes a causal mask and no other mask."""
     inner = unwrapped(original)
     names = getattr(getattr(inner, "__code__", None), "co_names", ())
     if home_of(inner) is None or not is_transformers(vars(home_of(inner)).get(MASKING)):
@@ -421,10 +421,10 @@ def makes_a_causal_mask(original: Any) -> bool:
 
 
 def without_mask(original: Forward) -> Forward:
-    """In training on whole sequences torch's attention and ours are told that they are causal, and need no mask.
+    """In training on whole sequences, skip the mask and tell torch's attention and ours that they are causal.
 
-    transformers does the same, but not under torch.compile: there it cannot see that positions are those of one
-    sequence. Here none are given.
+    transformers does the same except under torch.compile, where it cannot tell that the positions are those of one
+    sequence. We do it only if no positions are given.
     """
     maskless = with_globals(original, Values({MASKING: lambda *args, **kwargs: None}))
     given = ("attention_mask", "position_ids", "past_key_values")
@@ -442,11 +442,11 @@ def without_mask(original: Forward) -> Forward:
     return forward
 
 
-# ---- what is left ---------------------------------------------------------------------------------------------------
+# ---- functions that are not replaced --------------------------------------------------------------------------------
 
 
 def has_no_gate(original: Any) -> bool:
-    """Whether an MLP multiplies nothing: down(act(up(x)))."""
+    """Whether an MLP has no product: down(act(up(x)))."""
     definition = parsed(original)
     return definition is not None and not any(isinstance(node, ast.Mult) for node in ast.walk(definition))
 
@@ -472,13 +472,13 @@ REPLACEMENTS: dict[str, Replacement] = {
     "2ae30676928b": Replacement(
         "glu", functools.partial(gated_mlp, act="activation_fn"), ("silu_mul",), ("activation_fn",)
     ),  # Llama 4
-    "913b2e3133aa": Replacement("glu", batched_experts, ("silu_mul",), ("act_fn",)),  # its experts
+    "913b2e3133aa": Replacement("glu", batched_experts, ("silu_mul",), ("act_fn",)),  # Llama 4's experts
     "4858ed3dfd39": Replacement("glu", dropped_mlp, ("silu_mul",), ("act_fn",)),  # Seed-OSS
     "bfe0db06d67e": Replacement("glu", packed_mlp, ("silu_mul",), ("activation_fn",)),  # Phi-3, GLM-4
     "1d0f59c7624d": Replacement("moe", experts, ("grouped_mm",), ("act_fn",)),  # Mixtral and most others
     "88d3c92d0b34": Replacement("moe", experts, ("grouped_mm",), ("act_fn",)),  # the same in transformers 5.17
 }
-# Forms that are known and left -> why.
+# Known forms that are not replaced -> reason.
 LEFT = {
     # GPT-OSS
     "1e66fd9afa1d": "its experts have biases and a clamped gate; transformers computes them by grouped products",

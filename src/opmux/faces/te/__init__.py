@@ -1,1 +1,1 @@
-"""NVIDIA's Transformer Engine for PyTorch: its unmodified Python layer over our tex. Import it by `import opmux.te`."""
+"""NVIDIA's Transformer Engine for PyTorch: its unmodified Python layer on our tex. To use it, `import opmux.te`."""

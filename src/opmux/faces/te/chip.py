@@ -1,7 +1,7 @@
-"""A replacement for `torch.cuda` in Transformer Engine's sources, on a machine without CUDA.
+"""A replacement for `torch.cuda` in Transformer Engine's sources, for machines without CUDA.
 
-`torch` is not changed: `rewrite` makes only those sources use this. A device with its own module in torch (`torch.npu`)
-uses that; anything the module does not have, and everything on a CPU, is a no-op: an idle stream, a completed event.
+`torch` is not changed: `rewrite` makes only those sources use this. If torch has a module for the device (`torch.npu`),
+it is used. Functions that the module lacks, and all functions on a CPU, are no-ops: an idle stream, a completed event.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ import torch
 
 from ...core.errors import NotSupported
 
-# What the layer gets when it queries the device's FP8 support. We emulate FP8 on chips without it; with these numbers
-# delayed, current and block scaling are enabled, and Blackwell's formats are not.
+# The device properties that the layer sees when it checks for FP8 support. We emulate FP8 on chips without it; these
+# numbers enable delayed, current and block scaling, and disable Blackwell's formats.
 CAPABILITY = (9, 0)
 CUDA_VERSION = "12.9"
-CORES = 132  # the cores of a chip of that capability, if this one's number is unknown
+CORES = 132  # of an H100; used if the number of cores is unknown
 
 
 class Chip:
-    """The device that replaces "cuda" in the sources."""
+    """The device that stands for "cuda" in the sources."""
 
     def __init__(self, kind: str):
         self.type = kind
         self.cuda = Cuda(kind)
 
     def device(self, device: Any = None, index: int | None = None, **named: Any) -> torch.device:
-        """`torch.device`, with this device for "cuda" and for a number."""
+        """`torch.device`, with this device in place of "cuda" and of a number."""
         device = named.pop("type", device)
         if isinstance(index, int):
             device = f"{device}:{index}"
         return torch.device(self.here(device))
 
     def here(self, device: Any) -> Any:
-        """A device given by name or number; this device for "cuda"."""
+        """A device given by name or number, with this device in place of "cuda"."""
         if device is None or isinstance(device, bool):
             return device
         if isinstance(device, int):
@@ -60,7 +60,7 @@ class Cuda:
     """The replacement for `torch.cuda`."""
 
     def __init__(self, kind: str):
-        # torch.cpu has streams and a current device too, but no number for it and no generator.
+        # torch.cpu has streams and a current device, but no device index and no generator.
         self._own = getattr(torch, kind, None) if kind != "cpu" else None
         self.amp = types.SimpleNamespace(autocast=_autocast(kind))
         self.nvtx = types.SimpleNamespace(range=_range, range_push=_no_op, range_pop=_no_op)
@@ -92,7 +92,7 @@ class Cuda:
         )
 
     def _lazy_init(self) -> None:
-        """Nothing: torch initializes other devices itself."""
+        """No-op: torch initializes other devices itself."""
 
     def _lazy_call(self, call: Callable[[], Any], **_: Any) -> None:
         call()
@@ -147,7 +147,7 @@ class Stream:
 
 
 class CUDAGraph:
-    """A class that cannot be instantiated; the layer only inspects it."""
+    """Never instantiated; the layer only inspects the class."""
 
     def __init__(self, *args: Any, **kwargs: Any):
         raise NotSupported("CUDA graphs need a CUDA device; this machine has none. Call the module without a graph")

@@ -1,4 +1,4 @@
-"""Rewrites sources that use "cuda" for another device. Files and line numbers do not change, only the compiled code.
+"""Rewrites sources that use "cuda" for another device. Only the compiled code changes, not files and line numbers.
 
 | source | rewritten as |
 |---|---|
@@ -12,11 +12,11 @@
 | `torch.is_autocast_enabled()` | the same for the chip's device type (the default is CUDA's) |
 | `triton.autotune(configs=x)` | only the first config, on a CPU: the interpreter cannot be timed |
 
-With CUDA too:
+Also with CUDA:
 
 | source | rewritten as |
 |---|---|
-| `from torch.x import name` | ours, if this torch lacks the name or has it with a fault (`torch_names`) |
+| `from torch.x import name` | ours, if this torch lacks the name or has a bug in it (`torch_names`) |
 | `{"with_gemm_swizzled_scales": q.optimize_for_gemm}` | `False`, for `torch.compile`: our tex does not swizzle |
 """
 
@@ -75,7 +75,7 @@ _WORDS = re.compile(rb"cuda|device|autocast|configs=|pin_memory=")
 class _Rewriter(ast.NodeTransformer):
     def __init__(self, device: str, source: bytes):
         self.device = device
-        # Prefix counts of lines with such words: functions without any are skipped, as visiting every node is slow.
+        # Prefix counts of lines with these words: functions without any are skipped, as visiting every node is slow.
         self.lines = list(accumulate((bool(_WORDS.search(line)) for line in source.split(b"\n")), initial=0))
 
     def visit(self, node: ast.AST) -> Any:
@@ -102,7 +102,7 @@ class _Rewriter(ast.NodeTransformer):
         return node
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> Any:
-        # Only the expressions: the literal parts are messages, and device names built at run time go through `here`.
+        # Only expressions: literal parts are messages, and device names built at run time go through `here`.
         node.values = [v if isinstance(v, ast.Constant) else self.visit(v) for v in node.values]
         return node
 
@@ -139,7 +139,7 @@ class _Rewriter(ast.NodeTransformer):
         return node
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> Any:
-        if node.name == "is_cuda":  # the layer's own tensor classes keep theirs
+        if node.name == "is_cuda":  # a property of the layer's own tensor classes
             return node
         return self.generic_visit(node)
 
@@ -154,7 +154,7 @@ class _Rewriter(ast.NodeTransformer):
 
 
 class _Everywhere(ast.NodeTransformer):
-    """The rewrites for every device, CUDA included."""
+    """Rewrites that apply on every device, including CUDA."""
 
     def __init__(self, replaced: frozenset[tuple[str, str]]):
         self.replaced = replaced

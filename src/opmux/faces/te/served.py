@@ -1,8 +1,8 @@
-"""The Triton kernels of Transformer Engine's own Python layer, computed by our ops on a machine without CUDA.
+"""Replacements for the Triton kernels of Transformer Engine's Python layer, for machines without CUDA.
 
-NVIDIA compiles these kernels for CUDA only. `replace` puts our functions in place of those that launch them while their
-module is imported. The layer keeps its public functions, its autograd functions and its checks; a module that a version
-of the layer does not have, or a function whose parameters are unknown here, stays as it is.
+NVIDIA compiles these kernels for CUDA only. While a module of the layer is imported, `replace` replaces its functions
+that launch kernels with ours. The layer keeps its public functions, its autograd functions and its checks. A function
+with parameters that we do not know, and a module that this version of the layer lacks, are left unchanged.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class CrossEntropyFunction:
 
 
 def make_row_id_map(routing_map: Tensor, num_tokens: int, num_experts: int) -> Tensor:
-    """int32 [tokens, 2 * experts + 1]: the rows of each token, largest first, their experts, and how many they are.
+    """int32 [tokens, 2 * experts + 1]: for each token its rows (largest first), their experts, and their number.
 
-    Rows are in order of experts, those of one expert in order of tokens. Unused entries are -1.
+    Rows are ordered by expert, then by token. Unused entries are -1.
     """
     routed = routing_map[:num_tokens] != 0
     rows = (routed.T.reshape(-1).cumsum(0) - 1).view(num_experts, num_tokens).T
@@ -63,9 +63,9 @@ def make_row_id_map(routing_map: Tensor, num_tokens: int, num_experts: int) -> T
 
 
 def _unpacked(row_id_map: Tensor, num_experts: int, pad_offsets: Tensor | None) -> tuple[Tensor, Tensor, int]:
-    """The rows and the experts of each token, [tokens, topk], and topk; the row is -1 for copies that are not there."""
+    """The rows and the experts of each token, [tokens, topk], and topk; rows of missing copies are -1."""
     counts = row_id_map[:, 2 * num_experts]
-    topk = max(1, int(counts.max())) if counts.numel() else 1  # waits for the device; num_experts would need no wait
+    topk = max(1, int(counts.max())) if counts.numel() else 1  # synchronizes; using num_experts would not
     present = torch.arange(topk, device=counts.device) < counts[:, None]
     experts = torch.where(present, row_id_map[:, num_experts : num_experts + topk], 0).long()
     rows = row_id_map[:, :topk]
@@ -80,7 +80,7 @@ def _row_map(rows: Tensor) -> Tensor:
 
 def _scattered(values: Tensor, rows: Tensor, count: int) -> Tensor:
     """[count]: values[t, k] at rows[t, k], 0 elsewhere."""
-    spare = values.new_zeros(count + 1)  # one more for copies that are not there
+    spare = values.new_zeros(count + 1)  # one extra element for missing copies
     return spare.index_put_((torch.where(rows < 0, count, rows).long(),), values)[:-1]
 
 
@@ -96,7 +96,7 @@ def permute_with_mask_map(
     scale_hidden_dim: int | None,
     pad_offsets: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Copy each token, its scales and its probabilities to its rows; rows of no token are 0."""
+    """Copy each token, its scales and its probabilities to its rows; rows without a token are 0."""
     rows, experts, topk = _unpacked(row_id_map, num_experts, pad_offsets)
     moved_scale = None if scale is None else moe.moe_spread(scale, _row_map(rows), topk, num_out_tokens)
     moved_probs = None
@@ -117,7 +117,7 @@ def unpermute_with_mask_map(
     hidden_size: int,
     pad_offsets: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Add up the rows of each token, in float32, times its probabilities if given."""
+    """Sum the rows of each token in float32, times its probabilities if given."""
     rows, experts, topk = _unpacked(row_id_map, num_experts, pad_offsets)
     weights = None if merging_probs is None else merging_probs.gather(1, experts)
     merged = moe.moe_collect(inp, _row_map(rows), weights, topk, round_once=True)
@@ -144,7 +144,7 @@ def unpermute_with_mask_map_bwd_with_merging_probs(
     hidden_size: int,
     pad_offsets: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of `unpermute_with_mask_map` in inp, 0 in rows of no token, and in merging_probs."""
+    """The gradients of `unpermute_with_mask_map`: of inp (0 in rows without a token) and of merging_probs."""
     rows, experts, topk = _unpacked(row_id_map, num_experts, pad_offsets)
     dx, dprobs = moe.moe_collect_bwd(
         fwd_output_grad,
@@ -161,7 +161,7 @@ def unpermute_with_mask_map_bwd_with_merging_probs(
 
 
 def make_chunk_sort_map(split_sizes: Tensor, sorted_indices: Tensor, num_tokens: int, num_splits: int) -> Tensor:
-    """int32 [tokens]: where each token goes when chunks are sorted; tokens after the last chunk stay."""
+    """int32 [tokens]: the new position of each token when chunks are sorted; tokens after the last chunk stay."""
     sizes, order = split_sizes.long(), sorted_indices.long()
     ends = sizes.cumsum(0)
     starts = torch.empty_like(ends)
@@ -186,7 +186,7 @@ def sort_chunks_by_map(
 
 
 def compute_grouped_dbias(dy: Tensor, offsets: Tensor, num_groups: int, dbias: Tensor | None = None) -> Tensor:
-    """dbias[g] += the sum of the rows of dy from offsets[g] to offsets[g + 1]; float32."""
+    """dbias[g] += sum of dy[offsets[g]:offsets[g + 1]]; float32."""
     return _grouped_sum(dy.float(), offsets, num_groups, dbias)[0]
 
 
@@ -206,7 +206,7 @@ def compute_grouped_dbias_dscales(
 
 
 def _grouped_sum(rows: Tensor, offsets: Tensor, groups: int, total: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """The sum of each group's rows, the group of each row, and whether it has one."""
+    """The sum of each group's rows, the group of each row, and whether the row is in a group."""
     row = torch.arange(rows.shape[0], device=rows.device)
     group = torch.searchsorted(offsets[1:].contiguous(), row, right=True)
     inside = (group < groups) & (row >= offsets[0])
@@ -217,7 +217,7 @@ def _grouped_sum(rows: Tensor, offsets: Tensor, groups: int, total: Tensor | Non
 
 
 def pad_columnwise_scale_inv(inp: Tensor) -> Tensor:
-    """Padded with zeros to multiples of 128 rows and 4 columns."""
+    """Pad with zeros to multiples of 128 rows and 4 columns."""
     rows, columns = inp.shape
     padded = inp.new_zeros(rows + -rows % 128, columns + -columns % 4)
     padded[:rows, :columns] = inp
@@ -228,10 +228,10 @@ def pad_columnwise_scale_inv(inp: Tensor) -> Tensor:
 
 
 class _GradToBuffer(torch.autograd.Function):
-    """x as float32, whose gradient goes to a float32 buffer that several functions share.
+    """Casts x to float32; its gradient goes to a float32 buffer that several functions share.
 
-    The function that comes first in the backward stores its gradient, the others add theirs, and the last one returns
-    the sum as the gradient of x.
+    The first function in the backward stores its gradient, the others add theirs, and the last one returns the sum as
+    the gradient of x.
     """
 
     @staticmethod
@@ -283,7 +283,7 @@ def mhc_fused_scale(H: Tensor, alpha: Tensor, beta: Tensor, ms: Tensor, n: int) 
 
 
 def mhc_fused_sinkhorn(H_res: Tensor, n: int = 4, recompute_hist: bool = True, iters: int = 20) -> Tensor:
-    """Rows and columns divided by their sums in turn, iters times."""
+    """Sinkhorn normalization of softmax(H_res): rows and columns are divided by their sums, iters times."""
     return residual.sinkhorn(H_res, iters, 0.0)
 
 
@@ -336,7 +336,7 @@ SERVED: dict[str, tuple[Any, ...]] = {
 
 
 def replace(name: str, module: types.ModuleType) -> None:
-    """Replace what a module of the layer launches by ours; `name` is its name without the package's."""
+    """Replace the functions of a module of the layer; `name` is its name without the package's."""
     for ours in SERVED.get(name, ()):
         theirs = getattr(module, ours.__name__, None)
         made = None if theirs is None else ours if isinstance(ours, type) else with_parameters_of(theirs, ours)
@@ -345,7 +345,7 @@ def replace(name: str, module: types.ModuleType) -> None:
 
 
 def with_parameters_of(theirs: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any] | None:
-    """`ours`, called as `theirs` is; None if it does not take all of those parameters, or needs others."""
+    """`ours` with the parameters of `theirs`; None if it lacks some of them, or requires others."""
     signature, known = inspect.signature(theirs), inspect.signature(ours).parameters
     needed = {name for name, p in known.items() if p.default is p.empty}
     if not needed <= set(signature.parameters) <= set(known):

@@ -1,12 +1,12 @@
-"""Names that Transformer Engine imports from torch, for a torch that lacks them or has them with a fault.
+"""Replacements for names that Transformer Engine imports from torch, where torch lacks them or has a bug.
 
-torch is not changed: `rewrite` makes the layer's imports of these names import ours.
+torch is not changed: `rewrite` makes the layer import these names from this module.
 
 - `fake_tensor.is_fake` of torch 2.11 raises "got mixed fake and real tensors!" for a wrapper without inner tensors,
   such as the layer's identity and hybrid tensors.
-- `opaque_object.register_custom_class` and `is_opaque_constant_type` have older names in torch 2.13. Without them the
-  layer's `Linear` cannot be compiled with `fullgraph=True`. Before 2.13 the classes of opaque constants must have a
-  metaclass of torch's, so the layer keeps its graph breaks there.
+- `opaque_object.register_custom_class` and `is_opaque_constant_type` have older names in torch 2.13. Without them
+  `torch.compile(fullgraph=True)` fails for the layer's `Linear`. Before 2.13 classes of opaque constants need a
+  metaclass from torch, so the layer keeps its graph breaks there.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FAKE, OPAQUE = fake_tensor.__name__, opaque_object.__name__
 
 
 def is_fake(x: object) -> bool:
-    """torch's `is_fake`; False for a wrapper that names no inner tensors."""
+    """torch's `is_fake`; False for a wrapper without inner tensors."""
     if isinstance(x, torch.Tensor) and is_traceable_wrapper_subclass(x):
         names, _ = type(x).__tensor_flatten__(x)  # pyright: ignore[reportAttributeAccessIssue]
         return any(is_fake(getattr(x, name)) for name in names)
@@ -31,7 +31,7 @@ def is_fake(x: object) -> bool:
 
 
 def register_custom_class(cls: type, *, typ: str, **options: Any) -> None:
-    """The newer name of `register_opaque_type`, which calls a constant a value."""
+    """The newer name of `register_opaque_type`, where a "constant" was called a "value"."""
     opaque_object.register_opaque_type(cls, typ="value" if typ == "constant" else typ, **options)
 
 
@@ -40,7 +40,7 @@ def is_opaque_constant_type(cls: Any) -> bool:
 
 
 def replaced() -> frozenset[tuple[str, str]]:
-    """(module, name) of the imports from torch that must import the name of this module instead."""
+    """(module, name) of the imports from torch that `rewrite` redirects to this module."""
     found = set()
     if TORCH < (2, 13):
         found.add((FAKE, "is_fake"))

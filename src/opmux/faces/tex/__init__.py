@@ -1,4 +1,4 @@
-"""tex: NVIDIA's `transformer_engine_torch` by names, signatures and numbers, over the dispatcher.
+"""tex: functions with the names, signatures and results of NVIDIA's `transformer_engine_torch`, through the dispatcher.
 
 `opmux.tex` (and `transformer_engine_fl_torch`) is the module itself. It has every public name, because callers use
 `import *` and keep the functions; the choice of backend is made inside the functions. Its files:
@@ -31,7 +31,7 @@ __all__ = [
     "register_backend", "set_backend", "unregister_backend",
 ]  # fmt: skip
 
-# The module of each name, imported on first access: core reads the settings of this package, and needs no more of it.
+# The module of each name, imported on first access: core imports this package only for its settings.
 _MODULE_OF: dict[str, str] = dict.fromkeys(
     ("get_backend", "list_backends", "register_backend", "set_backend", "unregister_backend"), "registry"
 )

@@ -1,4 +1,4 @@
-"""A call of tex's fused attention as a `Job`: checked arguments, and tensors converted for `attention`."""
+"""Converts a call of tex's fused attention to a `Job`: checked arguments, and tensors for `attention`."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -73,9 +73,9 @@ SoftmaxNumber = Annotated[Any, member(NVTE_Softmax_Type)]
 def look(
     lengths: tuple[Any, Any], p: Any, window: Any, dtype: Any, quantizers: tuple[Any, ...], generator: Any = None
 ) -> None:
-    """Raise for a wrong argument that would not fail later; dispatch then finds which one by the contract.
+    """Raise for a wrong argument that would not fail later. The dispatcher then finds the argument by the contract.
 
-    It takes 3 us; the contract of 33 arguments takes 20.
+    This check takes 3 us; the contract of 33 arguments takes 20.
     """
     right = min(map(index, lengths)) >= 0 and 0 <= p <= 1 and min(map(index, window)) >= -1 and dtype in FLOATS
     right = right and all(q is None or format_of(q) is not None for q in quantizers)
@@ -84,7 +84,7 @@ def look(
 
 
 def ends_fit(op: str, name: str, value: Any, b: int | None, on: Tensor, optional: bool = False) -> None:
-    """Check cumulative lengths: [sequences + 1]."""
+    """Check cumulative lengths [sequences + 1]."""
     shape = None if b is None else (b + 1,)
     check_tensor(op, name, value, dtypes=INTS, dims=1, shape=shape, on=on, optional=optional)
     if value is not None and not value.shape[0]:
@@ -124,7 +124,7 @@ def fit_together(op: str, layout: Layout, q: Tensor, k: Tensor, v: Tensor) -> No
     if k.shape[-1] != q.shape[-1]:
         raise BadArgument.of(op, "K", f"have the head dim of Q, {q.shape[-1]}", str(k.shape[-1]))
     if v.shape[:-1] != k.shape[:-1]:
-        raise BadArgument.of(op, "V", f"have the shape of K, {tuple(k.shape)}, but for the last", str(tuple(v.shape)))
+        raise BadArgument.of(op, "V", f"have the shape of K, {tuple(k.shape)}, except the last", str(tuple(v.shape)))
     (b, h, _), (n, groups, _) = sizes(layout.q, q), sizes(layout.kv, k)
     if not groups or h % groups:
         raise BadArgument.of(op, "K", "have heads that divide those of Q evenly", f"{groups} for {h}")
@@ -143,7 +143,7 @@ class Job(NamedTuple):
     padded: bool  # whether sequences have different lengths
     q_lengths: Lengths | None
     kv_lengths: Lengths | None
-    sq: int  # the maximal length of a sequence of q
+    sq: int  # maximum sequence length of q
     sk: int
     how: Masking
     softmax: int
@@ -182,13 +182,13 @@ class Job(NamedTuple):
         return compacted(flat, self.kv_lengths) if self.gaps[1] and self.kv_lengths is not None else flat
 
     def from_tokens(self, t: Tensor, fmt: str, of: int = 0, empty: float = 0.0) -> Tensor:
-        """The inverse: tokens of q (`of` = 0) or of k (1) as a tensor in a format."""
+        """The inverse: tokens of q (`of` = 0) or of k and v (`of` = 1) as a tensor in a format."""
         lengths = (self.q_lengths, self.kv_lengths)[of]
         there = spread(t, lengths, empty) if self.gaps[of] and lengths is not None else t
         return there if fmt == "thd" else there.unflatten(0, (self.b, (self.sq, self.sk)[of])).permute(TO_BSHD[fmt])
 
     def masking(self) -> Masking:
-        """`how`, with the lengths."""
+        """`how` with the sequence lengths."""
         if self.q_lengths is None or self.kv_lengths is None:
             return self.how
         return self.how._replace(q_sizes=self.q_lengths.sizes, kv_sizes=self.kv_lengths.sizes)
@@ -261,7 +261,7 @@ def bias_of(op: str, job: Job, bias: Any, q: Tensor, heads: int, name: str) -> T
     check_tensor(op, name, bias, dims=4, on=q)
     room = (job.b, heads, job.sq, job.sk)
     if any(n not in (1, most) for n, most in zip(bias.shape, room, strict=True)):
-        raise BadArgument.of(op, name, f"have shape {room}, or 1 in its places", str(tuple(bias.shape)))
+        raise BadArgument.of(op, name, f"have shape {room}, where each size may be 1", str(tuple(bias.shape)))
     return bias
 
 

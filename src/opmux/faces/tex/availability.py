@@ -1,4 +1,4 @@
-"""Whether a backend can compute tex's ops: the answer for settings that name one, and for the list of backends."""
+"""Whether a backend can run tex's ops; used for settings that name a backend, and for the list of backends."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ...core.spec import Spec, specs
 
 
 def vendors(manager: OpManager) -> list[OpImpl]:
-    """For each vendor with libraries for tex's ops or for the primitives that those call, its impl of most priority."""
+    """For each vendor with impls of tex's ops or of their primitives: its impl with the highest priority."""
     found: dict[str, OpImpl] = {}
     for key in {key for spec in _specs() for key in (spec.key, *spec.parts)}:
         for impl in manager.registry.impls(key):
@@ -20,11 +20,11 @@ def vendors(manager: OpManager) -> list[OpImpl]:
 
 
 def refusal(manager: OpManager, token: str, policy: SelectionPolicy | None = None) -> str | None:
-    """Why a backend cannot run, or None: at least one of its impls of tex's ops must be able to.
+    """Why a backend cannot run, or None if at least one of its impls can.
 
-    Without a policy: on this machine. With one, its lists of vendors and failures of earlier calls count too.
-    A vendor whose library for tex cannot be loaded is unavailable, even if it has other impls. A vendor without such a
-    library, and flagos, compute tex's ops by their impls of the primitives.
+    Without a policy, only this machine matters. With one, its vendor lists and failures of earlier calls count too. A
+    vendor whose library for tex cannot be loaded is unavailable even if it has other impls. Flagos, and vendors without
+    such a library, run tex's ops through their impls of the primitives.
     """
     manager.prepare()
     device, reason = default_device(), None

@@ -1,7 +1,7 @@
-"""A backend as a class: a method for every function of tex, which raises NotSupported by default.
+"""A backend as a class with a method for each function of tex; each method raises NotSupported by default.
 
-Override what you have; only that becomes an impl, and the dispatcher uses the next backend for the rest. The methods
-are generated from the specs: `help(TEXBackendBase)` shows every one with its signature and docstring.
+Override the functions that your library has. Only these become impls; the dispatcher uses the next backend for all
+others. The methods are generated from the specs: `help(TEXBackendBase)` shows each with its signature and docstring.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class TEXBackendBase:
     """The interface of a tex backend. `NAME` is required; `is_available` returns whether it works on this machine.
 
     `name`, `vendor` and `priority` default to `NAME` and `PRIORITY` and may be overridden as properties. No `__init__`
-    is needed; an instance is created on first use. Among vendors' backends the higher priority comes first.
+    is needed; an instance is created on first use. Among vendor backends the one with the highest priority comes first.
     """
 
     NAME: str = ""
@@ -66,7 +66,7 @@ for _name in METHODS:
 
 
 def methods_of(backend: TEXBackendBase, module: str) -> Callable[[str], Any]:
-    """The `__getattr__` of a module that has every function of tex as this backend computes it."""
+    """The `__getattr__` of a module whose attributes are this backend's tex functions."""
 
     def method(name: str) -> Any:
         if name in METHODS:

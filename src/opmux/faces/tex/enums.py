@@ -1,7 +1,7 @@
-"""NVIDIA's enums, and dtypes by their numbers.
+"""NVIDIA's enums, and torch dtypes by NVIDIA's numbers.
 
 The enums are those of the newest interface; `versions` derives the older ones. Functions compare integers, so callers
-may pass NVIDIA's enums or ours. Functions get torch's dtypes: `interface` converts tex's.
+may pass NVIDIA's enums or ours. `interface` converts tex's dtypes, so functions receive torch dtypes.
 """
 
 from enum import IntEnum
@@ -15,7 +15,7 @@ from ...core.errors import BadArgument
 
 
 def _enum(name: str, members: str, start: int = 0, prefix: str = "", **given: int) -> Any:
-    """An enum of `members` numbered from `start`, and of `given` members with their numbers."""
+    """An enum with `members` numbered from `start`, and `given` members with their numbers."""
     counted = {f"{prefix}{word}": i for i, word in enumerate(members.split(), start)}
     made = IntEnum(name, {**counted, **given}, module=__name__)
     made.__doc__ = f"tex's {name}; the numbers are NVIDIA's."
@@ -77,7 +77,7 @@ ENUMS = (
 
 # ---- dtypes by their numbers ----------------------------------------------------------------------------------------
 
-# Including numbers that NVIDIA's library has but its module does not name.
+# Includes numbers that NVIDIA's library uses but its Python module does not name.
 DTYPES: dict[int, torch.dtype] = {
     0: torch.uint8, 1: torch.int16, 2: torch.int32, 3: torch.int64, 4: torch.float32, 5: torch.float16,
     6: torch.bfloat16, 7: torch.float8_e4m3fn, 8: torch.float8_e5m2, 9: torch.float8_e8m0fnu,

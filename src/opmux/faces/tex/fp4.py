@@ -1,7 +1,7 @@
-"""NVFP4: E2M1 numbers in pairs, an E4M3 scale for each block of 16, and one float32 amax for all of a matrix.
+"""NVFP4: pairs of E2M1 numbers, an E4M3 scale for each block of 16, and one float32 amax for a matrix.
 
-Plain PyTorch: no chip that we test on has the format, so there is no kernel yet. The arithmetic follows NVIDIA's step
-by step, because scales must be equal bit for bit.
+Plain PyTorch: none of our test chips has the format, so there is no kernel yet. The arithmetic follows NVIDIA's step by
+step, because scales must be equal bit for bit.
 """
 
 import torch
@@ -22,7 +22,7 @@ def global_scale(amax: Tensor, e4m3_max: float = 448.0) -> Tensor:
 
 
 def codes(x: Tensor, stochastic: bool = False) -> Tensor:
-    """The four bits of each number, rounded to nearest even, or stochastically (unbiased)."""
+    """Encode numbers to four bits, rounded to nearest even, or stochastically (unbiased)."""
     a = x.abs().clamp_max(LARGEST)
     if stochastic:
         level = sum(((a >= v).to(torch.uint8) for v in LEVELS[1:-1]), torch.zeros_like(a, dtype=torch.uint8))
@@ -40,7 +40,7 @@ def packed(code: Tensor) -> Tensor:
 
 
 def value_of(code: Tensor) -> Tensor:
-    """The number of four bits, in float32; computed, as a lookup table would have to be copied from the host."""
+    """Decode four-bit codes to float32. Computed, because a lookup table would be copied from the host."""
     level = (code & 7).to(torch.int32)
     half = (level & 1).float() * 0.5
     size = torch.where(level < 2, half, (1.0 + half) * (1 << ((level >> 1) - 1).clamp_min(0)))
@@ -48,12 +48,12 @@ def value_of(code: Tensor) -> Tensor:
 
 
 def unpacked(data: Tensor) -> Tensor:
-    """The numbers of packed pairs, in float32."""
+    """Unpack and decode pairs of codes to float32."""
     return value_of(torch.stack((data & 15, data >> 4), -1).flatten(-2))
 
 
 def block_amax(x: Tensor, two_d: bool) -> Tensor:
-    """The amax of each 1x16 block, or of its 16x16 tile: [M, K/16]."""
+    """The amax of each 1x16 block [M, K/16]; with `two_d`, of the 16x16 tile that contains it."""
     m, k = x.shape
     rows = magnitudes(x).view(m, k // BLOCK, BLOCK).amax(-1)
     if not two_d:
@@ -63,7 +63,7 @@ def block_amax(x: Tensor, two_d: bool) -> Tensor:
 
 
 def _with_scales(x: Tensor, wanted: Tensor, back: Tensor, stochastic: bool) -> tuple[Tensor, Tensor]:
-    """Codes of blocks [M, K/16, 16] and their scales as bytes, for these scales before rounding."""
+    """Encode blocks [M, K/16, 16]: codes, and the scales `wanted` rounded to E4M3, as bytes."""
     scale = bytes_of(wanted, E4M3)
     used = scale.view(E4M3).float() * back
     encode = (torch.ones_like(used) / used).clamp_max(FLOAT_MAX)
@@ -97,9 +97,10 @@ def encoded(
     e4m3_max: float = 448.0,
     four_over_six: str | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """A matrix [M, K] as pairs [M, K/2] and scales [M, K/16], both bytes; amax is [1], or one for each row.
+    """Encode a matrix [M, K] to pairs [M, K/2] and scales [M, K/16], both bytes; amax is [1] or [M].
 
-    `four_over_six` ("MAE" or "MSE") takes for each block the better of two scales, one for 6 and one for 4 as largest.
+    `four_over_six` ("MAE" or "MSE") tries two scales for each block, which map its amax to 6 or to 4, and keeps the one
+    with the smaller error.
     """
     m, k = x.shape
     amax = amax.float().reshape(-1, 1)
@@ -121,7 +122,7 @@ def encoded(
 
 
 def decoded(data: Tensor, scales: Tensor, amax: Tensor, e4m3_max: float = 448.0) -> Tensor:
-    """The float32 matrix [M, K] of packed pairs [M, K/2] and scales of at least [M, K/16]."""
+    """Decode pairs [M, K/2] with scales of at least [M, K/16] to a float32 matrix [M, K]."""
     m, k = data.shape[0], 2 * data.shape[1]
     scale = scales[:m, : k // BLOCK].contiguous().view(E4M3).float() * amax.reshape(-1, 1)
     scale = scale * torch.full_like(scale, 1.0 / (LARGEST * e4m3_max))
@@ -129,6 +130,6 @@ def decoded(data: Tensor, scales: Tensor, amax: Tensor, e4m3_max: float = 448.0)
 
 
 def rotated(x: Tensor, matrix: Tensor, back: bool = False) -> Tensor:
-    """Each 16 elements of a row times a Hadamard matrix, in x's dtype; `back` is the inverse."""
+    """Multiply each 16 elements of a row by a Hadamard matrix, in x's dtype; `back` applies the inverse."""
     by = matrix.to(x.dtype)
     return (x.reshape(-1, BLOCK) @ (by.t() if back else by)).view(x.shape)

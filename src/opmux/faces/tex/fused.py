@@ -1,7 +1,7 @@
-"""Results that are quantized in the pass that computes them: those of norms and activations, and sums for a bias.
+"""Norms and activations fused with quantization of the result, and with column sums (gradients of a bias).
 
-Delayed, current and block scaling and MXFP8 have kernels for this; with any other quantizer, for amaxes that ranks
-share, and where it is slower, the result is written first and then quantized.
+Kernels exist for delayed, current and block scaling and MXFP8. For other quantizers, for an amax that ranks share, and
+where fusion is slower, the result is written first and then quantized.
 """
 
 from typing import Any
@@ -42,7 +42,7 @@ NORM_CASTS = (bytes_transpose, norm_fp8_blocks_into, norm_fp8_current_into, norm
 
 
 def is_delayed(quantizer: Any) -> bool:
-    """Whether the scale is known before the result is."""
+    """Whether the scale is known before the result is computed."""
     return kind_of(quantizer) == "delayed"
 
 
@@ -51,7 +51,7 @@ def needs_transpose(quantizer: Any, device: torch.device) -> bool:
 
 
 def fp8_tensor(call: Any, quantizer: Any, data: Tensor, scale_inv: Tensor, dtype: torch.dtype) -> Any:
-    """A tensor of the quantizer's tensor class from bytes that a kernel has written, and their transpose if needed."""
+    """A quantized tensor from bytes that a kernel has written, with their transpose if needed."""
     turns = transposes(data.device)
     held = data if quantizer.rowwise_usage or not turns else None
     turned = call.bytes_transpose(data) if needs_transpose(quantizer, data.device) else None
@@ -63,18 +63,18 @@ def _blocks(quantizer: Any) -> tuple[bool, bool, float]:
 
 
 def _in_rows(quantizer: Any, kind: str | None) -> bool:
-    """Whether each block of the result lies in one row, so that a row can be quantized as soon as it is computed."""
+    """Whether each block of the result is in one row, so that a kernel can quantize a row once it is computed."""
     if quantizer.columnwise_usage or not quantizer.rowwise_usage:
         return False
     return quantizer.block_scaling_dim == 1 if kind == "block" else kind == "mxfp8" and not is_two_d(quantizer)
 
 
 def _slower_at_once(kind: str, act: str, gated: bool, backward: bool) -> bool:
-    """Whether two passes take less time than one that computes and quantizes, with the same bits.
+    """Whether two passes (compute, then quantize) are faster than the fused kernel. Both give the same bits.
 
-    Measured on an H200, bfloat16 of [8192, 4096] and [8192, 14336]. A gate's gradient: one pass has 0.76 to 0.87 of the
-    speed with blocks and MXFP8, as tiles of both halves compute the same derivative; current scaling computes it twice
-    more, and was not measured. Sums and MXFP8 without an activation: 0.78 to 1.08.
+    Speed of the fused kernel relative to two passes on an H200, bfloat16 [8192, 4096] and [8192, 14336]: 0.76 to 0.87
+    for a gate's gradient with blocks or MXFP8, as tiles of both halves compute the same derivative (current scaling
+    computes it twice more, and was not measured); 0.78 to 1.08 for MXFP8 and column sums without an activation.
     """
     return (kind != "delayed" and gated and backward) or (kind == "mxfp8" and act == NONE)
 
@@ -82,7 +82,7 @@ def _slower_at_once(kind: str, act: str, gated: bool, backward: bool) -> bool:
 def act_quantized(
     call: Any, quantizer: Any, x: Tensor, dy: Tensor | None, act: str, gated: bool, dbias: Tensor | None = None
 ) -> Any:
-    """f(x) or, with dy, its gradient, quantized; its sum over rows goes to dbias. None if that is better done apart."""
+    """f(x), or its gradient if dy is given, quantized; column sums go to dbias. None if two passes are better."""
     kind = kind_of(quantizer)
     if kind not in ("delayed", "current", "block", "mxfp8") or not x.dim():
         return None
@@ -111,7 +111,7 @@ def act_quantized(
 
 
 def with_sums(call: Any, x: Tensor, quantizer: Any) -> tuple[Tensor, Any]:
-    """The sum of x over its rows, in its dtype, and x quantized."""
+    """The column sums of x, in its dtype, and x quantized."""
     sums = x.new_empty(x.shape[-1:])
     made = act_quantized(call, quantizer, x, None, NONE, False, sums)
     if made is not None:
@@ -122,7 +122,7 @@ def with_sums(call: Any, x: Tensor, quantizer: Any) -> tuple[Tensor, Any]:
 def norm_quantized(
     call: Any, quantizer: Any, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, offset: float, centred: bool
 ) -> tuple[Any, Tensor | None, Tensor] | None:
-    """layer_norm (`centred`) or rms_norm of x, quantized, its mean and rstd; None if no kernels do it."""
+    """layer_norm (`centred`) or rms_norm of x, quantized, with mean and rstd; None if there is no fused kernel."""
     kind = kind_of(quantizer)
     if kind not in ("current", "block", "mxfp8"):
         return None

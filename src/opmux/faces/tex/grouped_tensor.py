@@ -1,8 +1,8 @@
 """Grouped tensors: matrices in one buffer, with the attributes of Transformer Engine's class.
 
-A group is of Transformer Engine's class if its quantizer is, else of the light class here. Its buffers are the flat
-concatenation of its members' buffers, also where last dimensions differ: `logical_shape` says only how large it is.
-Scales are never swizzled.
+A group has Transformer Engine's class if its quantizer has; otherwise the light class below. Its buffers are the
+concatenated buffers of its members, even if last dimensions differ: `logical_shape` only gives the total size. Scales
+are never swizzled.
 """
 
 import importlib
@@ -15,7 +15,7 @@ from torch import Tensor
 from ...core.errors import BadArgument, NotSupported
 from .quantized import FACTS, FIELDS, Fields, kind_of, new_tensor
 
-# A buffer of a member -> the buffer of the group.
+# Member's buffer -> group's buffer.
 SLOTS = {
     "data": "rowwise_data",
     "data_transpose": "columnwise_data",
@@ -73,13 +73,13 @@ def is_grouped(value: Any) -> bool:
 
 
 def readable(op: str, name: str, value: Any) -> None:
-    """Decline groups that are not laid out as ours are."""
+    """Raise NotSupported for groups with swizzled scales."""
     if getattr(value, "_with_gemm_swizzled_scales", False):
         raise NotSupported(f"{op}: {name} must have scales that are not swizzled; got _with_gemm_swizzled_scales")
 
 
 def group_class(like: Any, internal: bool) -> Any:
-    """The class of grouped tensors that goes with a quantizer, or with another grouped tensor."""
+    """The class of grouped tensors for a quantizer, or for another grouped tensor."""
     package, dot, rest = type(like).__module__.partition(".pytorch.")
     if not dot or not rest.startswith("tensor."):
         return GroupedTensor
@@ -88,7 +88,7 @@ def group_class(like: Any, internal: bool) -> Any:
 
 
 def new_group(like: Any, internal: bool, shape: tuple[int, int], dtype: torch.dtype, **given: Any) -> Any:
-    """A group of the same class as `like`, with buffers by attribute name."""
+    """A group of the class that fits `like`, with buffers by attribute name."""
     given["data"] = given.pop("rowwise_data", None)
     return group_class(like, internal)(shape=shape, dtype=dtype, **given)
 
@@ -101,7 +101,7 @@ def shapes(
 ) -> Shapes:
     """The shape of each member, on the host; synchronizes if dimensions are on a device.
 
-    Without dimensions members share the rows of the group evenly; with `last_dims` alone each has all rows.
+    Without dimensions the members share the group's rows evenly; with only `last_dims` each member has all rows.
     """
     rows, columns = whole
     if first_dims is None and last_dims is None:
@@ -130,7 +130,7 @@ def members(group: Any, op: str = "tex", name: str = "tensor") -> list[Any]:
     at = dict.fromkeys(SLOTS.values(), 0)
 
     def part(slot: str, shape: tuple[int, ...]) -> Tensor:
-        if slot == "scale_inv" and group.scale_inv is None:  # one scale of each member, and columnwise data alone
+        if slot == "scale_inv" and group.scale_inv is None:  # one scale for each member, and only columnwise data
             slot = "columnwise_scale_inv"
         start = at[slot]
         at[slot] = start + math.prod(shape)
@@ -150,7 +150,7 @@ def members(group: Any, op: str = "tex", name: str = "tensor") -> list[Any]:
 
 
 def with_buffers_of(group: Any) -> Any:
-    """The group's quantizer with the usages of the group's buffers, which may differ from the current ones."""
+    """A copy of the group's quantizer with the usages that match the group's buffers; its own may have changed."""
     quantizer = group.quantizer.copy()
     quantizer.rowwise_usage = group.rowwise_data is not None
     quantizer.columnwise_usage = group.columnwise_data is not None
@@ -158,14 +158,14 @@ def with_buffers_of(group: Any) -> Any:
 
 
 def empty_group(quantizer: Any, x: Tensor, of: Shapes, **rest: Any) -> Any:
-    """A group with the buffers that the quantizer needs for members of these shapes."""
+    """An uninitialized group with the buffers that the quantizer needs for members of these shapes."""
     total: dict[str, tuple[int, torch.dtype]] = {}
     for shape in of:
         for name, field in fields(quantizer, shape, x.device).items():
             if field is not None:
                 size, _ = total.get(SLOTS[name], (0, None))
                 total[SLOTS[name]] = size + math.prod(field[0]), field[1]
-    spare = x.numel() - sum(map(math.prod, of))  # elements that belong to no member
+    spare = x.numel() - sum(map(math.prod, of))  # elements that are not part of a member
     share = 2 if kind_of(quantizer) == "nvfp4" else 1
     made: dict[str, Tensor | None] = {
         slot: torch.zeros(size + (spare // share if slot.endswith("data") else 0), dtype=dtype, device=x.device)

@@ -8,12 +8,12 @@ BACKENDS = {"flaggems": "flagos", "torch": "reference"}
 
 
 def backend_token(name: str) -> str:
-    """The token of a backend's name: `flaggems` is our kernels, `torch` the reference, any other a vendor."""
+    """The policy token of a backend name: `flaggems` is our kernels, `torch` the references, any other a vendor."""
     folded = name.strip().casefold()
     return BACKENDS.get(folded, folded if folded in KINDS else f"vendor:{folded}")
 
 
 def backend_name(token: str) -> str:
-    """The backend's name for a token."""
+    """The backend name of a policy token."""
     names = {known: name for name, known in BACKENDS.items()}
     return names.get(token, token.removeprefix("vendor:"))

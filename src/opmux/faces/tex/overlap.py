@@ -90,7 +90,7 @@ class CommOverlapHelper:
 
 
 class CommOverlapCore:
-    """A buffer of which each rank of a group owns a part, and the collectives on it."""
+    """A buffer and its collectives; each rank of a group owns a part of the buffer."""
 
     p2p = False
     _buffer: Tensor
@@ -155,7 +155,7 @@ class CommOverlapCore:
     # -- the buffer
 
     def copy_into_buffer(self, input: Tensor, local_chunk: bool = False) -> None:
-        """Copy a tensor of the same number and size of elements to the buffer, or to this rank's part of it."""
+        """Copy a tensor with equal numel and element size to the buffer, or to this rank's part of it."""
         name = f"{type(self).__name__}.copy_into_buffer"
         to = self._part() if local_chunk else self._buffer
         if not isinstance(input, Tensor):
@@ -169,7 +169,7 @@ class CommOverlapCore:
             to.view(-1).copy_(input.detach().contiguous().view(to.dtype).view(-1))
 
     def get_buffer(self, local_chunk: bool = False, shape: Sequence[int] | None = None) -> Tensor:
-        """A view of the buffer, or of this rank's part of it, in a shape with the same number of elements."""
+        """A view of the buffer, or of this rank's part of it; `shape` must have the same number of elements."""
         of = self._part() if local_chunk else self._buffer
         if shape is None:
             return of
@@ -185,10 +185,9 @@ class CommOverlapCore:
     # -- streams
 
     def get_communication_stream(self) -> tuple[Any, Any]:
-        """The streams on which other objects may send and receive parallel to this object's gemms; (None, None) on a
-        CPU.
+        """The (send, receive) streams for communication parallel to this object's gemms; (None, None) on a CPU.
 
-        They wait for everything that was enqueued before the last gemm of `around`.
+        They wait for all work that was enqueued before the last gemm of `around`.
         """
         if self._buffer.device.type != "cuda":
             return None, None
@@ -199,7 +198,7 @@ class CommOverlapCore:
         return self._streams
 
     def _sync_streams(self) -> None:
-        """Make these streams wait for what the current stream has enqueued so far."""
+        """Make these streams wait for all work on the current stream so far."""
         for stream in set(self._streams or ()):
             stream.wait_stream(torch.cuda.current_stream(self._buffer.device))
 
@@ -296,7 +295,7 @@ class CommOverlapBase(CommOverlapCore):
 
 
 class CommOverlapP2PBase(CommOverlapCore):
-    """tex uses a ring of sends; here the same collectives are used."""
+    """tex uses a ring of sends; this class uses the same collectives as CommOverlapBase."""
 
     p2p = True
 
@@ -329,7 +328,7 @@ class CommOverlap(CommOverlapBase):
 
 
 class CommOverlapP2P(CommOverlapP2PBase):
-    """The interface of overlap by point-to-point sends; the collectives are those of CommOverlap."""
+    """The interface of point-to-point overlap, with the collectives of CommOverlap."""
 
     def __init__(
         self,
@@ -368,7 +367,7 @@ def kind(op: str, comm_type: Any) -> int:
 
 
 def this_device() -> torch.device:
-    """The device of this rank: its accelerator, if there is one."""
+    """The device of this rank: its accelerator, or the CPU."""
     found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     return torch.device("cpu") if found is None else torch.device(found.type, torch.accelerator.current_device_index())
 

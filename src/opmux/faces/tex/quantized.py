@@ -1,9 +1,9 @@
 """Quantizers and quantized tensors: Transformer Engine's, or the light ones of this module.
 
-A quantizer is recognized by the name of its class, and its tensor class is looked up in the same module, so Transformer
-Engine is not imported here. Both kinds have the same attributes.
+A quantizer is recognized by its class name, and its tensor class is looked up in the same module, so Transformer Engine
+is not imported here. Both kinds have the same attributes.
 
-`call` has the ops of `CASTS` as attributes, bound by `adapt`.
+`call` arguments have the ops of `CASTS` as attributes, bound by `adapt`.
 """
 
 import functools
@@ -245,7 +245,7 @@ QUANTIZERS = {
     "MXFP8Quantizer": "mxfp8",
     "NVFP4Quantizer": "nvfp4",
 }
-# The tensor class of a kind; its storage class has the same name with one of the suffixes below.
+# Kind -> tensor class. The storage class has the same name with one of the suffixes below.
 TENSORS = {
     "delayed": "Float8Tensor",
     "current": "Float8Tensor",
@@ -264,7 +264,7 @@ KINDS = {
 
 @functools.cache
 def _quantizer_class(cls: type) -> type | None:
-    """The base class of a quantizer that is one of the five known ones."""
+    """The base class of a quantizer that is one of the five in QUANTIZERS, or None."""
     return next((c for c in cls.__mro__ if c.__name__ in QUANTIZERS), None)
 
 
@@ -275,7 +275,7 @@ def format_of(quantizer: Any) -> str | None:
 
 
 def kind_of(quantizer: Any, op: str = "tex", name: str = "quantizer") -> str | None:
-    """delayed, current, block, mxfp8 or nvfp4; None for None. Raises TypeError if it is not a quantizer."""
+    """delayed, current, block, mxfp8 or nvfp4; None for None. Raises TypeError for anything but a quantizer."""
     if quantizer is None:
         return None
     found = _quantizer_class(type(quantizer))
@@ -291,7 +291,7 @@ def _tensor_kind(cls: type) -> str | None:
 
 
 def is_quantized(value: Any) -> bool:
-    """Whether a value is a quantized tensor, or the storage of one; Transformer Engine's or ours."""
+    """Whether a value is a quantized tensor or the storage of one, Transformer Engine's or ours."""
     return _tensor_kind(type(value)) is not None
 
 
@@ -302,7 +302,7 @@ def tensor_kind(value: Any) -> str | None:
 
 @functools.cache
 def _made_by(cls: type, internal: bool) -> tuple[type, frozenset[str]]:
-    """The tensor class of a quantizer class, and the keywords that it accepts."""
+    """The tensor class for a quantizer class, and the keywords that it accepts."""
     own = _quantizer_class(cls)
     assert own is not None  # checked by kind_of
     module, name = sys.modules[own.__module__], TENSORS[QUANTIZERS[own.__name__]]
@@ -320,7 +320,7 @@ NOT_ALWAYS = (
 
 
 def new_tensor(quantizer: Any, shape: Any, dtype: torch.dtype, device: torch.device, given: dict[str, Any]) -> Any:
-    """A tensor of the quantizer's tensor class with these buffers."""
+    """A quantized tensor of the quantizer's tensor class with these buffers."""
     cls, keywords = _made_by(type(quantizer), bool(quantizer.internal))
     if cls.__module__ == __name__:
         return cls(shape, dtype, device, quantizer=quantizer, **given)
@@ -347,7 +347,7 @@ def transposes(device: torch.device) -> bool:
 # ---- buffers --------------------------------------------------------------------------------------------------------
 
 Buffers = dict[str, Any]
-Field = tuple[tuple[int, ...], torch.dtype, bool]  # shape, dtype, whether some of it is padding that is never written
+Field = tuple[tuple[int, ...], torch.dtype, bool]  # shape, dtype, whether it has padding that is never written
 Fields = dict[str, Field | None]
 BYTES, NUMBERS = torch.uint8, torch.float32
 FP4_BLOCK = 16
@@ -367,7 +367,7 @@ def _fp8_fields(q: Any, shape: tuple[int, ...], device: torch.device) -> Fields:
 
 
 def _both_ways(q: Any, data: tuple[Any, Any], scales: tuple[Any, Any], used: tuple[int, int], dtype: Any) -> Fields:
-    """Rowwise and columnwise data and scales from their shapes; `used` are the numbers of scales without padding."""
+    """Rowwise and columnwise data and scales from their shapes; `used`: the number of scales without padding."""
     found: Fields = {}
     for i, (way, wanted) in enumerate((("rowwise", q.rowwise_usage), ("columnwise", q.columnwise_usage))):
         found[f"{way}_data"] = (tuple(data[i]), BYTES, False) if wanted else None
@@ -425,7 +425,7 @@ FACTS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "mxfp8": lambda q: {"fp8_dtype": q.dtype, "with_gemm_swizzled_scales": False},
     "nvfp4": _fp4_facts,
 }
-ATTRIBUTES = {"fp8_scale_inv": "_scale_inv", "data_transpose": "_transpose"}  # where they are not _<keyword>
+ATTRIBUTES = {"fp8_scale_inv": "_scale_inv", "data_transpose": "_transpose"}  # attribute is not _<keyword>
 
 
 def _memory(field: Field | None, device: torch.device, pin: bool = False) -> Any:
@@ -437,14 +437,14 @@ def _memory(field: Field | None, device: torch.device, pin: bool = False) -> Any
 
 
 def empty(quantizer: Any, shape: Any, dtype: torch.dtype, device: Any, pin_memory: bool = False) -> Any:
-    """A quantized tensor with the buffers that the quantizer needs, uninitialized."""
+    """An uninitialized quantized tensor with the buffers that the quantizer needs."""
     kind, device, shape = kind_of(quantizer) or "", torch.device(device), tuple(shape)
     given: Buffers = {n: _memory(f, device, pin_memory) for n, f in FIELDS[kind](quantizer, shape, device).items()}
     return new_tensor(quantizer, shape, dtype, device, given | FACTS[kind](quantizer))
 
 
 def _with_needed_buffers(quantizer: Any, kind: str, output: Any, shape: tuple[int, ...], device: torch.device) -> Any:
-    """The tensor to write to, with the buffers that the quantizer needs now: missing ones are added, others removed."""
+    """`output` with the buffers that the quantizer needs now: adds missing ones and removes others."""
     for name, field in FIELDS[kind](quantizer, shape, device).items():
         attribute = ATTRIBUTES.get(name, f"_{name}")
         held = getattr(output, attribute, None)
@@ -471,7 +471,7 @@ STEPS = {"nvfp4": 16, "mxfp8": 32}
 
 
 def can_quantize(op: str, value: Any, quantizer: Any, name: str = "tensor", quantizer_name: str = "quantizer") -> None:
-    """Raise, with these names, if `quantizer` is not None or a quantizer, or does not support the tensor."""
+    """Raise, with these names, if `quantizer` is neither None nor a quantizer, or does not support the tensor."""
     kind = kind_of(quantizer, op, quantizer_name)
     if kind == "delayed":
         for part in ("scale", "amax"):
@@ -505,7 +505,7 @@ def can_be_written(op: str, quantizer: Any, output: Any, name: str = "output") -
 
 
 def has_amaxes(op: str, quantizer: Any, rowwise_amax: Any, columnwise_amax: Any) -> None:
-    """Raise if the amax of one of the quantizer's usages is missing."""
+    """Raise if an amax is missing for a usage of the quantizer."""
     for name, amax, wanted in (
         ("rowwise_amax", rowwise_amax, quantizer.rowwise_usage),
         ("columnwise_amax", columnwise_amax, quantizer.columnwise_usage),
@@ -514,21 +514,21 @@ def has_amaxes(op: str, quantizer: Any, rowwise_amax: Any, columnwise_amax: Any)
             raise BadArgument.of(op, name, "be a Tensor, as {quantizer} has that usage", "None", TypeError)
 
 
-# The ops that quantizing and dequantizing use: for `over` of functions that do either.
+# The ops for quantizing and dequantizing: for the `over` of functions that do either.
 CASTS = (
     amax_abs, fp8_blocks_into, fp8_blocks_uncast, fp8_cast_into, fp8_current_into, fp8_scale, fp8_uncast, mxfp8_into,
     mxfp8_uncast,
 )  # fmt: skip
-OPS = types.SimpleNamespace(**{fn.spec.name: fn for fn in CASTS})  # for callers outside of an adapter
+OPS = types.SimpleNamespace(**{fn.spec.name: fn for fn in CASTS})  # for callers without an adapter
 
 
 # ---- quantizing -----------------------------------------------------------------------------------------------------
 
 
 def quantized(call: Any, value: Tensor, quantizer: Any, output: Any = None, noop: Tensor | None = None) -> Any:
-    """The value quantized to a tensor of the quantizer's tensor class (`output`, if given).
+    """Quantize a tensor to the quantizer's tensor class, into `output` if given. Without a quantizer, returns `value`.
 
-    Without a quantizer, the value itself. If `noop` is not zero, output is not changed; it is read on the device.
+    If `noop` is not zero, output is not changed; noop is read on the device.
     """
     kind = kind_of(quantizer)
     if kind is None:
@@ -562,18 +562,18 @@ def fp8_of(quantizer: Any) -> torch.dtype:
 
 
 def is_two_d(quantizer: Any) -> bool:
-    """Whether MXFP8's blocks are 32x32; older quantizers have no such choice."""
+    """Whether MXFP8 blocks are 32x32; older quantizers lack the option."""
     return getattr(quantizer, "with_2d_quantization", False)
 
 
 def recorded_amax(quantizer: Any) -> Tensor | None:
-    """Where delayed scaling records amax; None if that is empty, as for casts with a scale that is already known."""
+    """Where delayed scaling records amax; None if empty, as in casts with a known scale."""
     amax = quantizer.amax
     return None if amax is None or not amax.numel() else amax
 
 
 def per_tensor(made: Any, shape: tuple[int, ...]) -> tuple[Any, Any]:
-    """Data and its transpose, reshaped to their current shapes."""
+    """Data and its transpose, viewed in their current shapes."""
     data, transpose = made._data, made._transpose
     if data is not None and data.shape != shape:
         data = data.view(shape)
@@ -603,7 +603,7 @@ def _current(call: Any, x: Tensor, quantizer: Any, made: Any, noop: Tensor | Non
 
 
 def fp4_amaxes(call: Any, x: Tensor, quantizer: Any) -> tuple[Tensor | None, Tensor | None]:
-    """The amax of an NVFP4 tensor's rowwise and columnwise data, over all ranks of the reduction."""
+    """The amax of an NVFP4 tensor's rowwise and columnwise data, reduced over ranks if the quantizer requires it."""
     flat = x.reshape(matrix(x.shape))
     row = col = None
     if quantizer.rowwise_usage:
@@ -617,14 +617,14 @@ def fp4_amaxes(call: Any, x: Tensor, quantizer: Any) -> tuple[Tensor | None, Ten
 
 
 def _fp4_columns(flat: Tensor, quantizer: Any) -> Tensor:
-    """The transposed matrix, with the Hadamard rotation if the quantizer has it."""
+    """The transposed matrix, rotated by the Hadamard matrix if the quantizer says so."""
     columns = flat.t().contiguous()
     return rotated(columns, quantizer.rht_matrix.to(flat.device)) if quantizer.with_rht else columns
 
 
 def _nvfp4(call: Any, x: Tensor, quantizer: Any, made: Any, noop: Tensor | None) -> None:
     if quantizer.with_rht and not quantizer.with_post_rht_amax:
-        raise NotSupported("quantize: quantizer must have with_post_rht_amax where it has with_rht")
+        raise NotSupported("quantize: quantizer must have with_post_rht_amax if it has with_rht")
     if x.numel():
         fp4_into(x, quantizer, made, *fp4_amaxes(call, x, quantizer), noop)
 
@@ -632,7 +632,7 @@ def _nvfp4(call: Any, x: Tensor, quantizer: Any, made: Any, noop: Tensor | None)
 def fp4_into(
     x: Tensor, quantizer: Any, made: Any, row: Tensor | None, col: Tensor | None, noop: Tensor | None = None
 ) -> None:
-    """Fill the buffers of an NVFP4 tensor, with these amaxes."""
+    """Fill the buffers of an NVFP4 tensor with these amaxes."""
     flat = x.reshape(matrix(x.shape))
     how: dict[str, Any] = {"two_d": quantizer.with_2d_quantization, "stochastic": quantizer.stochastic_rounding}
     if getattr(quantizer, "nvfp4_use_4over6", False):
@@ -667,13 +667,13 @@ def _buffers(value: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def device_of(value: Any) -> torch.device:
-    """The device of a tensor; that of its buffers for 2.9's storages, which have no device."""
+    """The device of a tensor, or of its buffers: storages of 2.9 have no device."""
     own = getattr(value, "device", None)
     return own if own is not None else next(held.device for _, held in _buffers(value))
 
 
 def logical_shape(value: Any) -> torch.Size:
-    """The shape of a quantized tensor from its data; transposed data has the last dimension first."""
+    """The shape of a quantized tensor, from its data. Transposed data has the last dimension first."""
     name, held = next(_buffers(value))
     lies_so = name in ("_data", "_rowwise_data") or tensor_kind(value) == "mxfp8"
     shape = tuple(held.shape) if lies_so else (*held.shape[1:], held.shape[0])
@@ -684,14 +684,14 @@ def logical_shape(value: Any) -> torch.Size:
 
 
 def plain(call: Any, value: Any, dtype: torch.dtype | None = None, columnwise: bool = False) -> Tensor:
-    """The dequantized tensor, in a dtype (by default its own); a plain tensor is returned itself.
+    """The dequantized tensor, in `dtype` (default: its own); a plain tensor is returned itself.
 
     If it has both, rowwise data is used, or columnwise data if `columnwise`. They differ in rounding.
     """
     kind = tensor_kind(value)
     if kind is None:
         return value if dtype is None or value.dtype is dtype else value.to(dtype)
-    own = getattr(value, "_dtype", None) or getattr(value, "dtype", torch.float32)  # 2.9's light ones have neither
+    own = getattr(value, "_dtype", None) or getattr(value, "dtype", torch.float32)  # light tensors of 2.9 have neither
     to: torch.dtype = own if dtype is None else dtype
     if kind == "fp8":
         return _plain_fp8(call, value, to, columnwise)
@@ -702,11 +702,11 @@ def plain(call: Any, value: Any, dtype: torch.dtype | None = None, columnwise: b
     data = value._columnwise_data if columnwise else value._rowwise_data
     scales = value._columnwise_scale_inv if columnwise else value._rowwise_scale_inv
     if data is None:
-        raise BadArgument.of("tex", "input", "hold data", f"a {type_name(value)} without any")
+        raise BadArgument.of("tex", "input", "have data", f"a {type_name(value)} without data")
     if kind == "block":
         return call.fp8_blocks_uncast(data, scales, fp8, value._is_2D_scaled, columnwise, to)
     if getattr(value, "_with_gemm_swizzled_scales", False):
-        raise NotSupported("dequantize: scales of MXFP8 that are swizzled")
+        raise NotSupported("dequantize: input must not have swizzled scales; got MXFP8 with swizzled scales")
     return call.mxfp8_uncast(data, scales, fp8, columnwise, to)
 
 
@@ -716,14 +716,14 @@ def _plain_fp8(call: Any, value: Any, dtype: torch.dtype, columnwise: bool) -> T
     if value._data is not None and not (columnwise and turned_there):
         return call.fp8_uncast(value._data, value._scale_inv, fp8, dtype)
     if not turned_there:
-        raise BadArgument.of("tex", "input", "hold data", f"a {type_name(value)} without any")
+        raise BadArgument.of("tex", "input", "have data", f"a {type_name(value)} without data")
     found = call.fp8_uncast(value._transpose, value._scale_inv, fp8, dtype)
     return found.movedim(0, -1).contiguous() if found.dim() else found
 
 
 def _plain_fp4(value: Any, dtype: torch.dtype, columnwise: bool) -> Tensor:
     if value._with_gemm_swizzled_scales:
-        raise NotSupported("dequantize: scales of NVFP4 that are swizzled")
+        raise NotSupported("dequantize: input must not have swizzled scales; got NVFP4 with swizzled scales")
     most = float(getattr(value, "_nvfp4_e4m3_max", None) or 448.0)
     if value._rowwise_data is not None and not (columnwise and value._columnwise_data is not None):
         data, of = value._rowwise_data, value._rowwise_data.shape
@@ -732,7 +732,7 @@ def _plain_fp4(value: Any, dtype: torch.dtype, columnwise: bool) -> Tensor:
         return found.to(dtype).reshape(shape)
     data = value._columnwise_data
     if data is None:
-        raise BadArgument.of("tex", "input", "hold data", f"a {type_name(value)} without any")
+        raise BadArgument.of("tex", "input", "have data", f"a {type_name(value)} without data")
     shape = (*data.shape[1:-1], 2 * data.shape[-1], data.shape[0])
     found = decoded(data.reshape(data.shape[0], -1), value._columnwise_scale_inv, value._amax_columnwise, most)
     if getattr(value._quantizer, "with_rht", False):
@@ -748,9 +748,9 @@ def wrapped_fp8(
     transpose: Tensor | None = None,
     scale_inv: Tensor | None = None,
 ) -> Any:
-    """A tensor of the quantizer's tensor class (delayed or current scaling) from existing bytes.
+    """A quantized tensor (delayed or current scaling) from existing bytes.
 
-    `scale_inv` is [1]; by default it is computed from the quantizer's scale.
+    `scale_inv` is [1]; the default is computed from the quantizer's scale.
     """
     kind_of(quantizer)
     if scale_inv is None:

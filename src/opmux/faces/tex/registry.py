@@ -1,7 +1,7 @@
 """tex's backends by name: register a class, list them, select one.
 
-Class-based backends and `OpImpl`s end in the same registry: each method that a class overrides is registered as an impl
-of tex's op, of kind VENDOR. The built-in `flaggems` and `torch` are names for impls that are registered already: our
+Backend classes and `OpImpl`s use the same registry: each method that a class overrides becomes an impl of tex's op, of
+kind VENDOR. The built-in backends `flaggems` and `torch` are names for impls that are registered elsewhere: our
 kernels, and the references.
 """
 
@@ -34,7 +34,7 @@ class Backend:
     cls: type
     made: Any = None
     impls: list[OpImpl] = field(default_factory=list)  # its methods as impls
-    known: dict[str, Any] = field(default_factory=dict)  # its cached answers
+    known: dict[str, Any] = field(default_factory=dict)  # the cached result of `own_refusal`
 
     @property
     def token(self) -> str:
@@ -46,16 +46,16 @@ class Backend:
         return self.made
 
     def refusal(self) -> str | None:
-        """Why no function of tex would run on it now, or None: under the current policy, after the calls so far."""
+        """Why no tex function can run on it under the current policy, or None. Failures of earlier calls count."""
         current = policies.get_policy()
         return current.excludes(self.token) or self.missing(current)
 
     def missing(self, under: policies.SelectionPolicy | None = None) -> str | None:
-        """Why it does not work on this machine or, with a policy, under that policy; else None."""
+        """Why it does not work on this machine (with a policy: under that policy), or None."""
         return self.own_refusal() or availability.refusal(get_default_manager(), self.token, under)
 
     def own_refusal(self) -> str | None:
-        """What its `is_available` says, asked once. A view has no library of its own."""
+        """Why its `is_available` is false, or None; cached. A view of impls has no library to check."""
         if issubclass(self.cls, ViewOfImpls):
             return None
         if "refusal" not in self.known:
@@ -75,7 +75,7 @@ class Backend:
         return self.own_refusal() or True
 
     def fits(self, token: str) -> bool:
-        """Whether a token of a policy's order may select this backend."""
+        """Whether a token in a policy's order selects this backend."""
         if token.startswith("impl:"):
             return any(matches(token, i) and self.has(i) for i in get_default_manager().registry.all_impls())
         if token == "vendor":
@@ -126,7 +126,7 @@ def register_backend(cls: T) -> T:
 
 
 def _warn_near_misses(cls: type) -> None:
-    """Warn about a method whose name is close to a function's: it would never be called."""
+    """Warn about a method with almost the name of a tex function: a typo, as nothing would call it."""
     for name in (n for n, v in vars(cls).items() if callable(v) and not n.startswith("_")):
         close = None if hasattr(TEXBackendBase, name) else nearest(name, METHODS)
         if close is not None and abs(len(close) - len(name)) <= 2:
@@ -156,7 +156,7 @@ def _impl(backend: Backend, name: str) -> OpImpl:
 
     made: Any = call
     made.__name__ = made.__qualname__ = name
-    made.__module__ = backend.cls.__module__  # where the impl comes from: results of code outside opmux are checked
+    made.__module__ = backend.cls.__module__  # the dispatcher checks results of code outside opmux
     made.__signature__ = method.replace(parameters=list(method.parameters.values())[1:])
     cls = backend.cls
     impl_id = getattr(cls, "IMPL_ID", f"vendor.{cls.NAME.casefold()}")
@@ -183,7 +183,7 @@ def _class_property(cls: type, name: str, default: Any) -> Any:
 
 
 def _all() -> list[Backend]:
-    """Every backend: the built-in ones, registered classes, and vendors whose impls compute tex's ops without one."""
+    """All backends: built-in ones, registered classes, and vendors that have only impls of tex's ops."""
     from . import backends
 
     backends.load()
@@ -196,12 +196,12 @@ def _all() -> list[Backend]:
 
 
 def _view(vendor: str, rank: int) -> type:
-    """A class for a vendor whose impls were registered without one."""
+    """A class for a vendor that has registered impls but no class."""
     return type(f"{vendor.title()}Backend", (ViewOfImpls,), {"NAME": vendor, "PRIORITY": rank})
 
 
 class ViewOfImpls(TEXBackendBase):
-    """A backend that is a name for impls in the registry: its methods call only those."""
+    """A backend whose methods call impls that are registered elsewhere."""
 
     def is_available(self) -> bool:
         return self.why_unavailable() is None
@@ -233,9 +233,9 @@ def list_backends() -> list[dict[str, Any]]:
 
 
 def get_backend() -> Any:
-    """The backend that comes first for tex's functions, under the current policy and after the calls so far."""
+    """The first backend for tex functions under the current policy. Failures of earlier calls count."""
     current = policies.get_policy()
-    get_default_manager().check_policy(current, "tex::")  # raises what a call would raise
+    get_default_manager().check_policy(current, "tex::")  # raises the error that a call would raise
     backends = _all()
     for token in current.order_for("tex::"):
         for backend in backends:
@@ -245,7 +245,7 @@ def get_backend() -> Any:
 
 
 def set_backend(name: str) -> None:
-    """Prefer a backend for tex's functions, in the whole process; functions that it lacks fall back to the others."""
+    """Prefer a backend for tex functions in the whole process; functions that it lacks fall back to other backends."""
     found = _find(name)
     why = _unregistered(name) if found is None else found.refusal()
     if found is None or why is not None:
@@ -268,7 +268,7 @@ def _find(name: Any) -> Backend | None:
 
 
 def _aliases(backend: Backend) -> tuple[str, ...]:
-    """A backend's `name`, if it is not NAME."""
+    """The backend's `name`, which may differ from NAME."""
     return () if backend.own_refusal() is not None else (str(backend.instance().name).casefold(),)
 
 
@@ -278,7 +278,7 @@ def _not_found(name: Any, why: str | None) -> BackendNotFound:
 
 
 def _unregistered(name: Any) -> str:
-    """Why no backend has this name: the files of backends that could not be imported may be the reason."""
+    """Says that no backend has this name, and which backend files could not be imported."""
     from . import backends
 
     failed = "".join(f"; {file} could not be imported: {error}" for file, error in backends.failed.items())

@@ -18,7 +18,7 @@ from .quantized import QUANTIZERS, device_of, format_of, is_quantized
 
 @dataclass(frozen=True)
 class member(Rule):
-    """A member of an enum (NVIDIA's or ours), or its number; with names, one of these."""
+    """A member of an enum (NVIDIA's or ours) or its number; with `names`, only these members."""
 
     enum: Any
     numbers: frozenset[int]
@@ -156,7 +156,7 @@ class grouped(Rule):
 
 @dataclass(frozen=True)
 class quantizer_of(Rule):
-    """A quantizer of one of these formats, by default of any."""
+    """A quantizer of one of these formats; without formats, any quantizer."""
 
     formats: tuple[str, ...]
     error = TypeError
@@ -202,7 +202,7 @@ class generator(Rule):
 
 @dataclass(frozen=True)
 class absent(Rule):
-    """None: NVIDIA's use of the argument is not supported."""
+    """None, because we do not support what NVIDIA uses the argument for."""
 
     why: str
 

@@ -1,6 +1,6 @@
-"""What tex adds to core: its namespace of ops, its settings, and TransformerEngine-FL's names for settings.
+"""tex's extension of core: its namespace of ops, its settings, and TransformerEngine-FL's names for settings.
 
-Core imports this module when it first reads a setting, so it imports only parts of core.
+Core imports this module when it first reads a setting, so this module imports only core.
 """
 
 from __future__ import annotations

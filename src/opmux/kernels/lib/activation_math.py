@@ -1,4 +1,4 @@
-"""What activations, scaled gates and gemm share: the maths of a few, tiles of rows, and how wide these are."""
+"""Shared by the activation, gated and gemm kernels: activation functions, their derivatives, and 2-D tiling."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def sigmoid(x):
 
 @triton.jit
 def clamp(x):
-    """Far out the slopes would be infinity times zero; a NaN stays one."""
+    """Limit x to [-FAR, FAR], so that derivatives do not compute inf * 0. NaN stays NaN."""
     return tl.where(x > FAR, FAR, tl.where(x < -FAR, -FAR, x))
 
 
@@ -115,9 +115,9 @@ MATHS = {
 
 @triton.jit
 def tile(n, FLAT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """The rows [BLOCK_M, 1] and columns [1, BLOCK_N] of this program: those of one row follow each other.
+    """The row indices [BLOCK_M, 1] and column indices [1, BLOCK_N] of this program; tiles are ordered row by row.
 
-    FLAT is for a single row, and saves a division and the strides: a tenth of the instructions of a gate.
+    FLAT: the tensor is one row, so no division and no row stride is needed; saves a tenth of a gate's instructions.
     """
     pid = tl.program_id(0)
     if FLAT:
@@ -131,12 +131,12 @@ def tile(n, FLAT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
 
 
 def per_program(dtype: torch.dtype) -> int:
-    """Elements for 128 threads: 16 each, two wide loads of a 16-bit type."""
+    """Elements of a program with 128 threads: 16 per thread for 16-bit types, which is two wide loads."""
     return 2048 if dtype.itemsize <= 2 else 1024
 
 
 def least_gap(n: int, most: int, least: int = 256) -> int:
-    """The widest block up to `most` that covers n columns with at most a sixteenth left over."""
+    """The widest power of two up to `most` that wastes at most a sixteenth of n columns, but not below `least`."""
     block = min(most, max(triton.next_power_of_2(n), 16))
     while block > least and -n % block > n // 16:
         block //= 2

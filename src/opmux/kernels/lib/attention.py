@@ -1,4 +1,4 @@
-"""Attention: the launches of its kernels (`attention_kernels`) for tensors as they lie in memory, and their tiles."""
+"""Attention: tiles, grids and arguments of the launches in `attention_kernels`, for any memory layout."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from .launch import Launcher
 from .products import aligned_copy
 from .rows import OutputSpec, wide_of
 
-WIDEST = 256  # of a head
-LOG2_E = math.log2(math.e)  # scores are exponents of 2, which chips have as an instruction
+WIDEST = 256  # the largest head dimension
+LOG2_E = math.log2(math.e)  # kernels use exp2, a single instruction
 
 
 # ---- tiles ----------------------------------------------------------------------------------------------------------
@@ -35,21 +35,21 @@ def _tiles(queries: int, dim: int, dtype: torch.dtype, widest: int, threads: int
 
 @tunable("attention.fwd", free="BLOCK_M BLOCK_N")
 def fwd_tiles(queries: int, keys: int, dim: int, dtype: torch.dtype, extra: bool) -> Tiles:
-    """Tiles of queries and keys; `dim` is the larger one of q's and v's. `extra`: a bias is read, or random bits made,
-    which takes registers and shared memory.
+    """Forward tiles. `dim`: the larger head dimension of q and v. `extra`: the kernel also loads a bias or generates
+    dropout bits, which takes registers and shared memory.
     """
     return _tiles(queries, dim, dtype, 64 if extra else 128, 256 if queries > 64 and not extra else 128)
 
 
 @tunable("attention.bwd_q", free="BLOCK_M BLOCK_N")
 def bwd_q_tiles(queries: int, keys: int, dim: int, dtype: torch.dtype, extra: bool) -> Tiles:
-    """Also those of the gradient of the bias."""
+    """Tiles of the kernels for dq and for the gradient of the bias."""
     return _tiles(queries, dim, dtype, 32 if extra else 64, 128)
 
 
 @tunable("attention.bwd_kv", free="BLOCK_M BLOCK_N")
 def bwd_kv_tiles(queries: int, keys: int, dim: int, dtype: torch.dtype, extra: bool) -> Tiles:
-    """ENGINE: tiles are read by a copy engine, where the chip has one and tensors lie as it needs them."""
+    """Tiles of the kernel for dk and dv. ENGINE: load tiles with TMA, if the chip has it and the layouts allow it."""
     return _tiles(queries, dim, dtype, 32 if extra else 64, 128, ENGINE=False)
 
 
@@ -62,10 +62,10 @@ def sink_tiles(dtype: torch.dtype) -> Tiles:
 
 
 class Layout(NamedTuple):
-    """Where the rows of [batch, heads, rows, dim], or of [tokens, heads, dim], are."""
+    """Memory layout of a tensor [batch, heads, rows, dim] or [tokens, heads, dim]."""
 
-    strides: tuple[int, int, int]  # from batch to batch, head to head, row to row
-    copied: bool  # whether it has to be made contiguous first
+    strides: tuple[int, int, int]  # batch, head, row
+    copied: bool  # whether the launch needs a contiguous copy
 
     @classmethod
     def of(cls, t: Tensor) -> Layout:
@@ -78,7 +78,7 @@ def strides_of(stride: tuple[int, ...]) -> tuple[int, int, int]:
 
 
 def like(t: Tensor, dim: int | None = None, seq_first: bool = False) -> OutputSpec:
-    """A result in the memory layout of a tensor, or in that of a contiguous [batch, seq, heads, dim]."""
+    """An output with the memory layout of `t`, or with `seq_first` with that of contiguous [batch, seq, heads, dim]."""
     shape = (*t.shape[:-1], t.shape[-1] if dim is None else dim)
     if t.dim() == 3:
         return OutputSpec.of(shape, t.dtype)
@@ -88,12 +88,12 @@ def like(t: Tensor, dim: int | None = None, seq_first: bool = False) -> OutputSp
 
 
 class Options(NamedTuple):
-    """What `attention` does not have."""
+    """Features of the other attention ops that `attention` does not have."""
 
     at_end: bool = True
     softcap: float = 0.0
     dropout_p: float = 0.0
-    bias: tuple[int, int, int] | None = None  # its strides from sequence to sequence, head to head, row to row
+    bias: tuple[int, int, int] | None = None  # its batch, head and row strides
     slopes: bool = False
 
     @property
@@ -109,12 +109,12 @@ def _block(size: int) -> int:
 
 
 class Problem(NamedTuple):
-    """Sizes of a call, dense or packed."""
+    """Sizes and settings of a dense or packed call."""
 
     batch: int
     heads: int
     kv_heads: int
-    queries: int  # of the longest sequence
+    queries: int  # of the longest sequence, as is `keys`
     keys: int
     dim: int
     dim_v: int
@@ -130,13 +130,13 @@ class Problem(NamedTuple):
         cls, q: Tensor, k: Tensor, v: Tensor, left: int, right: int, scale: float | None, precision: str,
         packed: tuple[int, int, int] | None = None, options: Options = NO_OPTIONS,
     ) -> Problem:  # fmt: skip
-        """`packed`: the number of sequences, and the longest of q and k."""
+        """`packed`: number of sequences, longest query sequence, longest key sequence."""
         batch, queries, keys = packed or (q.shape[0], q.shape[2], k.shape[2])
         dim, dim_v = q.shape[-1], v.shape[-1]
         if max(dim, dim_v) > WIDEST:
-            raise NotSupported(f"heads of more than {WIDEST} numbers; there are {dim} and {dim_v}")
+            raise NotSupported(f"head dimensions above {WIDEST}; got {dim} and {dim_v}")
         if batch * max(q.shape[1], 1) >= 2**16:
-            raise NotSupported(f"{batch} sequences of {q.shape[1]} heads are more than a launch can have")
+            raise NotSupported(f"{batch} sequences of {q.shape[1]} heads; a launch can have less than 65536 heads")
         scale = spec.scale_of(q, scale)
         return cls(
             batch, q.shape[1], k.shape[1], queries, keys, dim, dim_v, q.dtype, left, right, scale, precision, options
@@ -148,7 +148,7 @@ class Problem(NamedTuple):
 
     @property
     def full(self) -> bool:
-        """Whether heads are as wide as the blocks that hold them."""
+        """Whether both head dimensions fill their blocks, so that no column mask is needed."""
         return all(size == _block(size) for size in (self.dim, self.dim_v))
 
     def facts(self) -> dict[str, Any]:
@@ -221,5 +221,5 @@ def backward_plan(
 
 
 def fits_engine(t: Tensor, strides: tuple[int, int, int]) -> bool:
-    """Whether every row begins at a multiple of 16 bytes, if the first one does, and no two are the same."""
+    """Whether TMA can load the rows: every row stride is a multiple of 16 bytes, and rows do not overlap."""
     return strides[-1] > 0 and all(step * t.element_size() % 16 == 0 for step in strides)

@@ -1,10 +1,11 @@
-"""Attention, as flash attention computes it: a tile of queries a program, softmax piece by piece, no scores kept.
+"""Flash attention: each program computes one tile of queries with an online softmax; scores are never stored.
 
-The backward computes scores again, once for dq and once for dk and dv, each added up by one program: no atomics, so
-that it gives the same bits in every run. Dense batches and sequences packed one after another are one kernel: `cu_q`
-and `cu_k` say where a sequence begins, or the numbers do. A window is what queries see of the keys around their own
-place, which is counted from the last of both, or from the first; causal is a window that ends there. What a call does
-not have (bias, ALiBi, soft-cap, sinks, dropout) is not compiled in.
+The backward recomputes the scores twice, once for dq and once for dk and dv. One program sums each gradient tile
+without atomics, so results are the same bits in every run. One kernel serves dense batches and packed sequences:
+sequence starts come from `cu_q` and `cu_k` if given, else from the strides. A window limits the keys of a query to
+`left` before and `right` after its own position; positions are aligned at the last query and key (AT_END) or at the
+first. Causal attention is a window with right = 0. Features that a call does not use (bias, ALiBi, soft-cap, sinks,
+dropout) are compiled out.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from .philox import seeded, words_at
 
 @triton.jit
 def sequence(cu_ptr, sizes_ptr, z, length, batch_stride, row_stride):
-    """The offset of a sequence and its length; of a dense batch where cu_ptr is None."""
+    """The offset of sequence z and its length. Dense batch: cu_ptr is None."""
     if cu_ptr is None:
         offset = z.to(tl.int64) * batch_stride
         if sizes_ptr is None:
@@ -37,7 +38,7 @@ def sequence(cu_ptr, sizes_ptr, z, length, batch_stride, row_stride):
 
 @triton.jit
 def rows(ptr, i, stride, length, size, BLOCK: tl.constexpr, FULL: tl.constexpr, INSIDE: tl.constexpr = False):
-    """Rows i of a matrix [length, size], and zeros beyond it; INSIDE: there is no row beyond it."""
+    """Load rows i of a matrix [length, size], zeros out of bounds. INSIDE: no row is out of bounds."""
     o = tl.arange(0, BLOCK)
     ptrs = ptr + i.to(tl.int64)[:, None] * stride + o[None, :]
     if INSIDE and FULL:
@@ -52,7 +53,7 @@ def rows(ptr, i, stride, length, size, BLOCK: tl.constexpr, FULL: tl.constexpr, 
 
 @triton.jit
 def tiles_of(ptr, stride, length, size, ROWS: tl.constexpr, BLOCK: tl.constexpr, ENGINE: tl.constexpr):
-    """A matrix [length, size] for `tile_rows`. ENGINE: for the chip's copy engine (TMA), which takes no registers."""
+    """The source that `tile_rows` loads from: a TMA descriptor if ENGINE, else the pointer."""
     if ENGINE:
         return tl.make_tensor_descriptor(ptr, [length, size], [stride, 1], [ROWS, BLOCK])
     else:
@@ -64,17 +65,17 @@ def tile_rows(
     x, begin, stride, length, size, ROWS: tl.constexpr, BLOCK: tl.constexpr, FULL: tl.constexpr, INSIDE: tl.constexpr,
     ENGINE: tl.constexpr = False,
 ):  # fmt: skip
-    """Rows from `begin` on, in a loop: only one number depends on `begin`."""
+    """Load ROWS rows from `begin` on. Only one number depends on `begin`, which keeps loops cheap."""
     if ENGINE:
         return x.load([begin, 0])
     else:
-        ptr = x + tl.cast(begin, tl.int64) * stride  # interpreted it is a plain int
+        ptr = x + tl.cast(begin, tl.int64) * stride  # the interpreter passes a plain int
         return rows(ptr, tl.arange(0, ROWS), stride, length - begin, size, BLOCK, FULL, INSIDE)
 
 
 @triton.jit
 def of_queries(b, TURNED: tl.constexpr):
-    """Numbers of queries beside a tile of scores, which is [queries, keys], or [keys, queries] if TURNED."""
+    """Broadcast per-query values to a tile of scores: [queries, keys], or [keys, queries] if TURNED."""
     if TURNED:
         return b[None, :]
     else:
@@ -93,7 +94,7 @@ def put(ptr, b, i, stride, length, size, BLOCK: tl.constexpr):
 
 @triton.jit
 def place_of(queries, keys, AT_END: tl.constexpr):
-    """The key at the place of query 0."""
+    """The index of the key that is aligned with query 0."""
     if AT_END:
         return keys - queries
     else:
@@ -102,7 +103,7 @@ def place_of(queries, keys, AT_END: tl.constexpr):
 
 @triton.jit
 def visible(i, j, shift, keys, left, right, LEFT: tl.constexpr, RIGHT: tl.constexpr):
-    """Which keys j a query i sees; `shift` is the key at the place of query 0."""
+    """Whether query i attends to key j; `shift` is the index of the key that is aligned with query 0."""
     m = j < keys
     if LEFT:
         m &= j >= i + shift - left
@@ -113,7 +114,9 @@ def visible(i, j, shift, keys, left, right, LEFT: tl.constexpr, RIGHT: tl.conste
 
 @triton.jit
 def span(begin, end, shift, keys, left, right, LEFT: tl.constexpr, RIGHT: tl.constexpr, BLOCK: tl.constexpr):
-    """The keys that queries from `begin` to `end` see: where they begin and end, and where all see all, in blocks."""
+    """The range of keys that queries in [begin, end) attend to, and within it the range of unmasked blocks:
+    (first, full_first, full_last, last).
+    """
     first = 0
     full_first = 0
     if LEFT:
@@ -131,7 +134,7 @@ def span(begin, end, shift, keys, left, right, LEFT: tl.constexpr, RIGHT: tl.con
 
 @triton.jit
 def part_of(part: tl.constexpr, first, full_first, full_last, last):
-    """Where a part of a span begins and ends: 0 and 2 are masked, 1 is seen in full."""
+    """The key range of a part of `span`: part 1 needs no mask, parts 0 and 2 do."""
     if part == 0:
         return first, full_first
     elif part == 1:
@@ -142,7 +145,7 @@ def part_of(part: tl.constexpr, first, full_first, full_last, last):
 
 @triton.jit
 def of_head(ptr, h, WIDE: tl.constexpr):
-    """A number of a head as an exponent of 2; 0 where there is none."""
+    """Load a per-head value and scale it by log2(e), for use with exp2; 0 without a pointer."""
     if ptr is None:
         return 0.0
     else:
@@ -154,7 +157,10 @@ def scored(
     b_q, b_k, i_m, i_n, shift, queries, keys, scale, cap, bias_ptr, bias_row, slopes_ptr, slope,
     CAP: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, TURNED: tl.constexpr = False,
 ):  # fmt: skip
-    """The scores of a tile as exponents of 2; and the tanh of a soft-cap, for which the scale includes 2 / cap."""
+    """The scores of a tile times log2(e), for use with exp2, and the tanh of the soft-cap.
+
+    CAP: `scale` includes the factor 2 / cap.
+    """
     if TURNED:
         b_s = tl.dot(b_k, tl.trans(b_q), input_precision=PRECISION, out_dtype=WIDE) * scale
     else:
@@ -174,7 +180,7 @@ def scored(
 
 @triton.jit
 def kept(key, counter, first_row, i_m, begin, width, threshold, BLOCK_N: tl.constexpr):
-    """Which probabilities of a tile dropout keeps: a group of Philox for four keys of a query, of `width` keys."""
+    """The dropout mask of a tile. One Philox group covers four keys of a query; a row has `width` keys."""
     first = (first_row + i_m) * tl.cdiv(width, 4) + begin // 4
     group = first[:, None] + tl.arange(0, BLOCK_N // 4)[None, :]
     w0, w1, w2, w3 = words_at(key, counter, group)
@@ -194,10 +200,10 @@ def attended(
     FULL: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_E: tl.constexpr, LATE: tl.constexpr,
 ):  # fmt: skip
-    """The sums of a tile of queries with the keys from `first` to `last` added; without MASKED all of these are seen.
+    """Online softmax over the keys from `first` to `last`: updates the output, its sum and its maximum.
 
-    LATE: products are scaled where their maximum is subtracted, which is one instruction for both; the scale is
-    positive, and nothing is added to the products.
+    MASKED: some keys in the range may be masked. LATE: multiply by `scale` in the instruction that subtracts the
+    maximum; needs a positive scale and nothing added to the products.
     """
     for begin in range(first, last, BLOCK_N):
         i_n = begin + tl.arange(0, BLOCK_N)
@@ -211,7 +217,7 @@ def attended(
             b_s = tl.where(seen, b_s, -float("inf"))
         b_new = tl.maximum(b_top, tl.max(b_s, 1) * (scale if LATE else 1.0))
         b_to = b_new
-        if MASKED or bias_ptr is not None:  # a bias may be -inf too
+        if MASKED or bias_ptr is not None:  # only a mask or a bias makes a score -inf
             b_to = tl.where(b_new == -float("inf"), 0.0, b_new)  # inf - inf would be NaN
         b_p = tl.exp2(b_s * (scale if LATE else 1.0) - b_to[:, None])
         b_less = tl.exp2(b_top - b_to)
@@ -234,7 +240,7 @@ def _fwd(
     FULL: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, LATE: tl.constexpr,
 ):  # fmt: skip
-    """Tiles of the last queries first: where attention is causal they have the most keys."""
+    """Starts with the last queries: with a causal mask they attend to the most keys."""
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     z, h = tl.program_id(1) // heads, tl.program_id(1) % heads
     o_q, n_queries = sequence(cu_q_ptr, q_sizes_ptr, z, queries, q_batch, q_row)
@@ -253,7 +259,7 @@ def _fwd(
         b_q = rows(q_ptr, i_m, q_row, n_queries, dim, BLOCK_D, FULL)
         b_top = tl.full([BLOCK_M], -float("inf"), WIDE)
         b_sum = tl.zeros([BLOCK_M], WIDE)
-        if sink_ptr is not None:  # a score whose value is 0: the sums begin with it
+        if sink_ptr is not None:  # an extra score without a value: initializes maximum and sum
             b_top = tl.zeros([BLOCK_M], WIDE) + of_head(sink_ptr, h, WIDE)
             b_sum += 1.0
         b_o = tl.zeros([BLOCK_M, BLOCK_E], WIDE)
@@ -265,7 +271,7 @@ def _fwd(
         if DROP:
             key, counter = seeded(seed_ptr, key, counter)
         first_row = tl.program_id(1).to(tl.int64) * queries
-        if DROP or bias_ptr is not None:  # a mask costs little beside these; one loop compiles in a third of the time
+        if DROP or bias_ptr is not None:  # masking costs little next to these; a single loop compiles 3x faster
             b_o, b_sum, b_top = attended(
                 b_q, b_o, b_sum, b_top, k_ptr, v_ptr, k_row, v_row, i_m, first, last, shift, n_queries,
                 n_keys, dim, dim_v, scale, left, right, cap, bias_ptr, bias_row, slopes_ptr, slope, key, counter,
@@ -281,7 +287,7 @@ def _fwd(
                     keys, threshold, part != 1, LEFT, RIGHT, CAP, DROP, FULL, WIDE, PRECISION, BLOCK_N, BLOCK_D,
                     BLOCK_E, LATE,
                 )  # fmt: skip
-        none = b_sum == 0.0  # a query that sees no key
+        none = b_sum == 0.0  # all keys of the query are masked
         b_o /= tl.where(none, 1.0, b_sum)[:, None]
         if DROP:
             b_o *= more
@@ -299,9 +305,9 @@ def probabilities(
     LEFT: tl.constexpr, RIGHT: tl.constexpr, CAP: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
     MASKED: tl.constexpr, TURNED: tl.constexpr,
 ):  # fmt: skip
-    """The probabilities of a tile before dropout, and the tanh of a soft-cap.
+    """The probabilities of a tile before dropout, and the tanh of the soft-cap.
 
-    Without MASKED, all queries of the tile see all its keys.
+    MASKED: some query-key pairs of the tile may be masked.
     """
     b_s, b_level = scored(
         b_q, b_k, i_m, i_n, shift, queries, keys, scale, cap, bias_ptr, bias_row, slopes_ptr, slope,
@@ -309,7 +315,7 @@ def probabilities(
     )  # fmt: skip
     b_to = b_lse
     if bias_ptr is not None:
-        b_to = tl.where(b_lse == -float("inf"), 0.0, b_lse)  # the bias masked all keys: inf - inf would be NaN
+        b_to = tl.where(b_lse == -float("inf"), 0.0, b_lse)  # all keys masked by the bias: avoid inf - inf = NaN
     b_p = tl.exp2(b_s - of_queries(b_to, TURNED))
     if MASKED:
         i, j = of_queries(i_m, TURNED), of_queries(i_n, not TURNED)
@@ -320,7 +326,7 @@ def probabilities(
 
 @triton.jit
 def score_gradients(b_p, b_dp, b_delta, b_level, CAP: tl.constexpr, TURNED: tl.constexpr):
-    """The gradients of scores, and those before a soft-cap."""
+    """The gradients after and before the soft-cap."""
     b_ds = b_p * (b_dp - of_queries(b_delta, TURNED))
     b_raw = b_ds
     if CAP:
@@ -349,7 +355,7 @@ def in_rows(
 
 @triton.jit
 def slope_of(scale, cap, CAP: tl.constexpr):
-    """The slope of a score (before a soft-cap) by the product: the scale without the factors of `scored`."""
+    """d score / d (q @ k), before the soft-cap: `scale` without the factors that `scored` needs for exp2 and tanh."""
     if CAP:
         return scale * cap * 0.24022650695910072  # ln(2)^2 / 2
     else:
@@ -364,7 +370,7 @@ def added_to_dq(
     FULL: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_E: tl.constexpr,
 ):  # fmt: skip
-    """dq of a tile of queries with what the keys from `first` to `last` give; without MASKED all of these are seen."""
+    """dq plus the gradient from the keys in [first, last). MASKED: some keys in the range may be masked."""
     for begin in range(first, last, BLOCK_N):
         i_n = begin + tl.arange(0, BLOCK_N)
         b_k = tile_rows(k_ptr, begin, k_row, keys, dim, BLOCK_N, BLOCK_D, FULL, not MASKED)
@@ -388,7 +394,7 @@ def _bwd_q(
     FULL: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
-    """dq, and delta = sum(do * o) of each query, which the other kernels need too."""
+    """Computes dq, and delta = sum(do * o) of each query, which the other backward kernels need."""
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     z, h = tl.program_id(1) // heads, tl.program_id(1) % heads
     o_q, n_queries = sequence(cu_q_ptr, q_sizes_ptr, z, queries, q_batch, q_row)
@@ -444,7 +450,7 @@ def _bwd_q(
 
 @triton.jit
 def statistic(ptr, i, length, MASKED: tl.constexpr):
-    """Numbers of queries; 0 beyond the last, where that is MASKED."""
+    """Load per-query values; if MASKED, 0 out of bounds."""
     if MASKED:
         return tl.load(ptr + i, mask=i < length, other=0.0)
     else:
@@ -460,9 +466,9 @@ def added_to_dkv(
     FULL: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, ENGINE: tl.constexpr,
 ):  # fmt: skip
-    """dk and dv of a tile of keys with what the queries from `first` to `last` give; without MASKED all see all.
+    """dk and dv plus the gradient from the queries in [first, last). MASKED: some pairs in the range may be masked.
 
-    Scores are [keys, queries]: as factors of dk and dv they stay in registers.
+    Scores are [keys, queries], so that the left operands of the products for dk and dv stay in registers.
     """
     for begin in range(first, last, BLOCK_M):
         i_m = begin + tl.arange(0, BLOCK_M)
@@ -477,7 +483,7 @@ def added_to_dkv(
         b_left = b_p
         if DROP:
             keep = kept(key, counter, first_row, i_m, first_n, width, threshold, BLOCK_N)
-            b_more = tl.trans(tl.where(keep, more, 0.0).to(WIDE))  # single bits cannot be turned on AMD's chips
+            b_more = tl.trans(tl.where(keep, more, 0.0).to(WIDE))  # AMD cannot transpose a tile of booleans
             b_dp *= b_more
             b_left *= b_more
         b_dv = tl.dot(b_left.to(b_do.dtype), b_do, b_dv, input_precision=PRECISION, out_dtype=WIDE)
@@ -497,7 +503,10 @@ def _bwd_kv(
     FULL: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, ENGINE: tl.constexpr,
 ):  # fmt: skip
-    """dk and dv of a tile of keys, over all heads of q that use it. `heads` are those of k."""
+    """Computes dk and dv of a tile of keys, summed over the query heads that share the key head.
+
+    `heads`: the number of key heads.
+    """
     z, kv = tl.program_id(1) // heads, (tl.program_id(1) % heads).to(tl.int64)
     o_q, n_queries = sequence(cu_q_ptr, q_sizes_ptr, z, queries, q_batch, q_row)
     o_do, _ = sequence(cu_q_ptr, q_sizes_ptr, z, queries, do_batch, do_row)
@@ -518,7 +527,8 @@ def _bwd_kv(
         b_dv = tl.zeros([BLOCK_N, BLOCK_E], WIDE)
         if DROP:
             key, counter = seeded(seed_ptr, key, counter)
-        # the queries that see these keys, and of them those that see all: keys beyond the last are not written
+        # [first, last): queries that attend to any of these keys; [full_first, full_last): to all of them, unmasked.
+        # Keys out of bounds need no mask because their gradients are not stored.
         first, last = 0, n_queries
         full_first, full_last = 0, n_queries // BLOCK_M * BLOCK_M
         if RIGHT:
@@ -569,9 +579,9 @@ def _bwd_bias(
     FULL: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
-    """A tile of the gradient of a contiguous bias, summed by one program over all that shares it, in a fixed order.
+    """The gradient of a contiguous bias. One program sums a tile over all broadcast dimensions in a fixed order.
 
-    `own_batches`, `own_heads` and `own_rows` are the bias's sizes.
+    `own_batches`, `own_heads` and `own_rows` are the sizes of the bias.
     """
     tiles = tl.cdiv(keys, BLOCK_N)
     first_n, tile_m = tl.program_id(0) % tiles * BLOCK_N, tl.program_id(0) // tiles
@@ -592,7 +602,7 @@ def _bwd_bias(
         o_v, _ = sequence(cu_k_ptr, k_sizes_ptr, z, keys, v_batch, v_row)
         shift = place_of(n_queries, n_keys, AT_END)
         kv = head // group
-        # the queries that see these keys; all of them where the bias has one row
+        # the queries that attend to these keys; all queries if the bias has one row
         first = tl.where(own_rows == 1, 0, tile_m * BLOCK_M)
         last = tl.where(own_rows == 1, n_queries, tl.minimum(first + BLOCK_M, n_queries))
         if RIGHT:
@@ -631,7 +641,7 @@ def _bwd_sink(
     lse_ptr, delta_ptr, sink_ptr, dsink_ptr, batches, queries, lse_batch: tl.int64, lse_head: tl.int64,
     WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """-sum(exp(sink - lse) * delta) of a head; delta is 0 for padding."""
+    """-sum(exp(sink - lse) * delta) of a head; delta is 0 at padding."""
     head = tl.program_id(0).to(tl.int64)
     sink = tl.load(sink_ptr + head).to(WIDE)
     b_sum = tl.zeros([BLOCK], WIDE)

@@ -1,9 +1,8 @@
-"""Kernels that read or write x at places that other tensors give, one text for every rank and number of indices.
+"""Generated kernels that read or write x at index tensors, for any rank and any number of indices.
 
-`Cells` describes a loop over a shape: where the elements of x are (its strides, 0 along a dimension whose place an
-index gives), and the indices. Dimensions are merged where all tensors allow it. If no index varies along the last
-dimension, it is a row: an index is loaded once for a row, and rows are read at full width. Else each element has its
-own index.
+`Cells` describes a loop over a shape: the strides of x (0 along an indexed dimension), and the indices. Dimensions are
+merged where all tensors allow it. If no index varies along the last dimension, it is a row: the kernel loads an index
+once for each row, and reads rows with wide loads. Otherwise each element has its own index.
 
 Indices out of range: reads give NaN (0 for integers), writes are dropped.
 """
@@ -35,7 +34,7 @@ class Index(NamedTuple):
 
     strides: Strides  # over the shape of the cells
     limit: int  # the size of that dimension
-    step: int  # the stride of x there
+    step: int  # the stride of x along that dimension
 
 
 class Cells(NamedTuple):
@@ -51,14 +50,14 @@ class Cells(NamedTuple):
 
 @tunable("index.rows", free="BLOCK_M BLOCK_N")
 def row_tiles(n: int, dtype: torch.dtype) -> Tiles:
-    """Rows of n elements: two loads of 16 bytes a thread."""
+    """Tiles for rows of n elements: two 16-byte loads per thread."""
     across = min(triton.next_power_of_2(n), 4096 // dtype.itemsize)
     return Tiles(128, BLOCK_M=max(1, 4096 // dtype.itemsize // across), BLOCK_N=across)
 
 
 @tunable("index.elements", free="BLOCK_M")
 def element_tiles(dtype: torch.dtype) -> Tiles:
-    """An index for each element: as many loads at once as a thread's registers allow."""
+    """Tiles for one index per element: as many loads in flight as the registers of a thread allow."""
     return Tiles(128, BLOCK_M=1024)
 
 
@@ -66,7 +65,7 @@ def element_tiles(dtype: torch.dtype) -> Tiles:
 
 
 class Loop:
-    """Names, numbers and lines of a kernel's loop over cells; `at(strides)` is an operand's offset, as source."""
+    """Source lines and scalar arguments of a kernel's loop over cells; `at(strides)` is an operand's offset."""
 
     def __init__(self, cells: Cells, others: Sequence[Strides], dtypes: Iterable[torch.dtype], flat: bool = False):
         operands = [cells.x, *(k.strides for k in cells.indices), *others]
@@ -94,7 +93,7 @@ class Loop:
         return "m_ij" if self.rows else "m_i"
 
     def at(self, name: str, strides: Strides, inner: bool = True) -> str:
-        """An operand's offset, for every element of the block; without `inner`, for every row."""
+        """The offset of an operand for each element of the block; without `inner`, for each row."""
         outer, terms = strides[: self.outer], []
         if all(a == b * n for a, b, n in zip(outer, outer[1:], self.sizes[1:])):
             terms.append(self._term("i", f"{name}_i", outer[-1]) if outer else "")
@@ -107,14 +106,14 @@ class Loop:
         return " + ".join(t for t in terms if t)
 
     def _term(self, index: str, name: str, step: int) -> str:
-        """One term of an offset. A stride of 1 is no number: Triton must see that elements lie side by side."""
+        """One term of an offset. A stride of 1 is left out, so that Triton knows that elements are contiguous."""
         if step in (0, 1):
             return index if step else ""
         self.numbers[name] = step
         return f"{index} * {name}"
 
     def head(self) -> list[str]:
-        """The lines that compute i and j; after all offsets are asked for."""
+        """The lines that compute i and j. Call after all `at`: only the dimensions that they used are computed."""
         lines = ["pid = tl.program_id(0)"]
         column = ""
         if self.rows:
@@ -135,7 +134,7 @@ class Loop:
         return lines
 
     def places(self, cells: Cells, guard: str = "") -> list[str]:
-        """The lines that load the indices, and make `o`, the offset in x, and `ok`, its mask."""
+        """The lines that load the indices and compute `o`, the offset in x, and `ok`, the mask."""
         lines, sums, checks = [], [self.at("x", self.x)], [self.mask, *([guard] if guard else [])]
         for k, (index, strides) in enumerate(zip(cells.indices, self.indices, strict=True)):
             lines.append(f"k{k} = tl.load(k{k}_ptr + {self.at(f'k{k}', strides, inner=False)}, mask=m_i, other=0)")
@@ -146,7 +145,7 @@ class Loop:
         return [*lines, f"ok = {' & '.join(checks)}", f"o = {' + '.join(s for s in sums if s)}"]
 
     def launcher(self, name: str, pointers: Sequence[str], body: Sequence[str], late: Sequence[str] = ()) -> Launcher:
-        """The kernel of these lines. Sizes that make loads wide: those of rows, or the number of elements."""
+        """The compiled launcher. Specialized sizes are those that allow wide loads: strides and row length, or m."""
         lines = [*self.head(), *body]
         self.numbers |= {"m": self.m, **({"n": self.n} if self.rows else {})}
         wide = [n for n in self.numbers if n == "n" or n[:1] in "xyst"] if self.rows else ["m"]
@@ -172,11 +171,11 @@ def _launcher(text: str, sizes: str) -> Launcher:
 
 
 def take(cells: Cells, x: Tensor, y: Any, makes: bool, mask: Strides | None = None) -> Callable[..., Any]:
-    """A launch that reads y from x: launch(x, *indices), and y where it is not made. y is an OutputSpec or a tensor.
+    """A launch that reads y from x: launch(x, *indices), then y unless `makes`. y is an OutputSpec or a tensor.
 
-    `mask`: strides of a mask over the cells; launch(x, *indices, mask, fill), and y is `fill` where it is false.
+    `mask`: strides of a mask over the cells; launch(x, *indices, mask, fill) writes `fill` where the mask is false.
     """
-    strides = (y.stride if makes else y.stride()) or (1,) * len(cells.shape)  # a number is a row of one
+    strides = (y.stride if makes else y.stride()) or (1,) * len(cells.shape)  # treat a 0-dim y as a row of one
     loop = Loop(cells, [*([] if mask is None else [mask]), strides], [x.dtype])
     pointers, late, body = ["x", *(f"k{k}" for k in range(len(cells.indices)))], [], []
     if mask is not None:
@@ -196,7 +195,7 @@ def take(cells: Cells, x: Tensor, y: Any, makes: bool, mask: Strides | None = No
 def put(
     cells: Cells, x: Tensor, source: Strides | None, dtype: torch.dtype, add: bool = False, scaled: bool = False
 ) -> Callable[..., Any]:
-    """A launch that writes into x, or adds to it: launch(x, *indices, source[, alpha]), or (x, *indices, number)."""
+    """A launch that writes or adds to x: launch(x, *indices, source[, alpha]), or launch(x, *indices, number)."""
     contiguous = _contiguous(cells.shape)
     loop = Loop(cells, [contiguous if source is None else source], [x.dtype, dtype])
     body, number = loop.places(cells), '"fp64"' if x.dtype.is_floating_point else '"i64"'
@@ -218,11 +217,12 @@ def put(
 
 
 def keys(cells: Cells, x: Tensor, skips: bool = False, flat: bool = False) -> tuple[Callable[..., Tensor], Loop, int]:
-    """A launch (x, *indices[, skip]) that returns where each row of the cells is in x (with `flat`, each element), the
-    loop, and the first offset that is none. It stands for indices out of range, and with `skips` for those equal to
-    the number `skip`."""
+    """A launch, its loop, and the first offset out of range. launch(x, *indices[, skip]) returns the offset in x of
+    each row of the cells (with `flat`: each element), and the offset out of range for invalid indices and, with
+    `skips`, for indices equal to `skip`.
+    """
     loop = Loop(cells, [_contiguous(cells.shape)], [x.dtype], flat)
-    if loop.rows and not loop.x[-1]:  # an expanded index: what looks like a row is one place, again and again
+    if loop.rows and not loop.x[-1]:  # an expanded index: all elements of the row are one element of x
         loop = Loop(cells, [_contiguous(cells.shape)], [x.dtype], flat=True)
     beyond = reach(cells.shape, cells.x) + sum((k.limit - 1) * k.step for k in cells.indices)
     dtype = torch.int32 if beyond < LARGEST else torch.int64
@@ -248,7 +248,7 @@ def _contiguous(shape: Sequence[int]) -> Strides:
 
 
 def check_tensors(x: Tensor, *others: Tensor, indices: Iterable[Tensor] = ()) -> None:
-    """Decline dtypes, layouts and devices that the kernels do not take."""
+    """Raise NotSupported for dtypes, layouts and devices that the kernels do not support."""
     for t in (x, *others, *indices):
         if t.layout is not torch.strided or t.device != x.device or t.is_neg() or t.is_conj():
             raise NotSupported(f"tensors on {x.device} and {t.device}, {t.layout}")
@@ -261,7 +261,7 @@ def check_tensors(x: Tensor, *others: Tensor, indices: Iterable[Tensor] = ()) ->
 
 
 def check_written(y: Tensor, *read: Tensor) -> None:
-    """Decline to write a tensor whose elements share memory, with each other or with what is read."""
+    """Raise NotSupported if the elements of y share memory with each other or with a tensor that is read."""
     if torch._debug_has_internal_overlap(y) == 1:
         raise NotSupported("elements of the result share memory")
     if any(torch._C._is_alias_of(y, t) for t in read):
@@ -272,7 +272,7 @@ def check_written(y: Tensor, *read: Tensor) -> None:
 
 
 def _sizes(x: Tensor) -> tuple[tuple[int, ...], Strides]:
-    """Shape and strides; a number counts as a row of one."""
+    """Shape and strides; a 0-dim tensor counts as a row of one."""
     return (tuple(x.shape), x.stride()) if x.dim() else ((1,), (1,))
 
 
@@ -281,16 +281,16 @@ def _without(strides: Strides, dim: int) -> Strides:
 
 
 def of_gather(x: Tensor, dim: int, index: Tensor) -> Cells:
-    """x[i][index[i, j]] along dim: an index for each element."""
+    """x[i][index[i, j]] along dim: one index per element."""
     (sizes, strides), (shape, steps) = _sizes(x), _sizes(index)
     dim %= len(sizes)
     return Cells(shape, _without(strides, dim), (Index(steps, sizes[dim], strides[dim]),))
 
 
 def of_select(x: Tensor, dim: int, index: Tensor) -> Cells:
-    """x[:, index] along dim: an index for each slice."""
+    """x[:, index] along dim: one index per slice."""
     if index.dim() > 1:
-        raise NotSupported("an index that is no vector")
+        raise NotSupported("an index that is not a vector")
     sizes, strides = _sizes(x)
     dim %= len(sizes)
     along = [0] * len(sizes)
@@ -300,7 +300,7 @@ def of_select(x: Tensor, dim: int, index: Tensor) -> Cells:
 
 
 def of_rows(x: Tensor, indices: Tensor) -> Cells:
-    """x[indices]: a row for each index."""
+    """x[indices]: one row an index."""
     index = Index((*indices.stride(), 0), x.shape[0], x.stride(0))
     return Cells((*indices.shape, x.shape[1]), (*[0] * indices.dim(), x.stride(1)), (index,))
 
@@ -308,15 +308,15 @@ def of_rows(x: Tensor, indices: Tensor) -> Cells:
 def of_flat(x: Tensor, index: Tensor) -> Cells:
     """x.view(-1)[index]"""
     if not x.is_contiguous():
-        raise NotSupported("a flat index of a tensor with gaps")
+        raise NotSupported("a flat index into a tensor that is not contiguous")
     shape, steps = _sizes(index)
     return Cells(shape, (0,) * len(shape), (Index(steps, x.numel(), 1),), wraps=True)
 
 
 def of_index(x: Tensor, at: Sequence[int], indices: Sequence[Tensor]) -> Cells:
-    """x[indices], those along the dimensions `at`."""
+    """x[indices], with the indices at the dimensions `at`."""
     if not indices or len(at) > x.dim() or at[-1] >= x.dim():
-        raise NotSupported("no index, or more than x has dimensions")
+        raise NotSupported("no index, or more indices than x has dimensions")
     try:
         shape = torch.broadcast_shapes(*(t.shape for t in indices))
     except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""Sums over rows that are the same in every run: programs write partial sums, a second kernel adds them in order."""
+"""Deterministic sums over rows: programs write partial sums, and a second kernel adds them in a fixed order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .rows import wide_of
 def _add_up(
     share_ptr, total_ptr, n_parts, n, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
 ):  # fmt: skip
-    """The shares of all programs, in their order."""
+    """Adds the partial sums of all programs in order."""
     o_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
     b_total = tl.zeros([BLOCK_M, BLOCK_N], WIDE)
     for at in range(0, n_parts, BLOCK_M):
@@ -33,7 +33,7 @@ def tiles_of(n: int, dtype: torch.dtype) -> Tiles:
 
 
 def column_sum(partial: str, total: str, n_parts: int, n: int, dtype: torch.dtype) -> Launch:
-    """A launch that adds up partial sums [n_parts, n], computed for tensors of this dtype; both tensors by name."""
+    """A launch that adds partial sums [n_parts, n] for tensors of this dtype; `partial`, `total` are tensor names."""
     tiles = tiles_of(n=n, dtype=dtype)
     grid, numbers = (-(-n // tiles["BLOCK_N"]),), {"n_parts": n_parts, "n": n}
     return Launch(add_up, grid, tiles.config(WIDE=wide_of(dtype)), numbers, {"share": partial, "total": total})

@@ -1,6 +1,6 @@
-"""The elements that a mask selects, side by side, and back.
+"""Masked select (compact), masked scatter (expand) and nonzero.
 
-Blocks of elements count what they select, a scan of the counts says where each block begins, and the blocks write.
+Three steps: each block counts its selected elements, a scan turns counts into start offsets, and each block writes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .rows import OutputSpec
 
 @triton.jit
 def _selected(g_ptr, begin, n, BLOCK: tl.constexpr):
-    """Offsets of a block, and which of them are selected, as int32."""
+    """Offsets of a block, and 1 (int32) where the mask is true."""
     o = begin + tl.arange(0, BLOCK)
     return o, (tl.load(g_ptr + o, mask=o < n, other=0) != 0).to(tl.int32)
 
@@ -37,12 +37,12 @@ def _count(g_ptr, count_ptr, n, BLOCK: tl.constexpr):
 
 @triton.jit
 def _begin(end_ptr, pid):
-    """How many elements the blocks before this one select."""
+    """The number of selected elements in the blocks before this one."""
     return tl.load(end_ptr + pid - 1, mask=pid > 0, other=0)
 
 
 def _compact(g_ptr, x_ptr, end_ptr, y_ptr, n, limit, BLOCK: tl.constexpr):
-    """y[k] = the k-th selected element of x, for the first `limit`."""
+    """y[k] = the k-th selected element of x, for k < limit."""
     pid = tl.program_id(0).to(tl.int64)
     o, chosen = _selected(g_ptr, pid * BLOCK, n, BLOCK)
     to = _begin(end_ptr, pid) + tl.cumsum(chosen, 0) - chosen
@@ -51,7 +51,7 @@ def _compact(g_ptr, x_ptr, end_ptr, y_ptr, n, limit, BLOCK: tl.constexpr):
 
 
 def _expand(g_ptr, x_ptr, end_ptr, y_ptr, n, limit, BLOCK: tl.constexpr):
-    """y at the k-th selected place = x[k], for the first `limit`; other places are left."""
+    """y at the k-th selected position = x[k], for k < limit; other elements of y keep their values."""
     pid = tl.program_id(0).to(tl.int64)
     o, chosen = _selected(g_ptr, pid * BLOCK, n, BLOCK)
     at = _begin(end_ptr, pid) + tl.cumsum(chosen, 0) - chosen
@@ -71,7 +71,7 @@ def places(g_ptr, end_ptr, y_ptr, n, limit, row, column, {sizes}BLOCK: tl.conste
 
 @functools.cache
 def _places(rank: int) -> Launcher:
-    """y[k] = the indices of the k-th selected element, one a dimension."""
+    """A kernel for y[k] = the multi-index of the k-th selected element, for k < limit."""
     text = _PLACES.format(sizes="".join(f"n_{d}, " for d in range(1, rank)))
     for d in reversed(range(rank)):
         text += f"    tl.store(y_ptr + {d} * column, {f'o % n_{d}' if d else 'o'}, mask=m)\n"
@@ -94,7 +94,7 @@ def mask_tiles(dtype: torch.dtype) -> Tiles:
 
 @decided
 def ends(g: Tensor) -> Callable[[Tensor], Tensor]:
-    """A function of a contiguous mask: how many elements each block and those before it select."""
+    """A function of a contiguous mask that returns the number of selected elements up to the end of each block."""
     check_tensors(g)
     tiles, n = mask_tiles(dtype=g.dtype), g.numel()
     blocks = -(-n // tiles["BLOCK"])
@@ -106,7 +106,7 @@ def ends(g: Tensor) -> Callable[[Tensor], Tensor]:
 
 @decided
 def mover(kernel: str, g: Tensor, x: Tensor) -> Callable[..., None]:
-    """A launch (g, x, ends, y, limit)."""
+    """launch(g, x, ends, y, limit)"""
     check_tensors(g, x)
     tiles, n = mask_tiles(dtype=g.dtype), g.numel()
     return {"compact": compact, "expand": expand}[kernel].ready(
@@ -116,7 +116,7 @@ def mover(kernel: str, g: Tensor, x: Tensor) -> Callable[..., None]:
 
 @decided
 def placer(g: Tensor) -> Callable[..., None]:
-    """A launch (g, ends, y, limit, row, column): y[k, d] is at k * row + d * column."""
+    """launch(g, ends, y, limit, row, column): writes index d of selected element k at y + k * row + d * column."""
     check_tensors(g)
     tiles, n = mask_tiles(dtype=g.dtype), g.numel()
     launch = _places(g.dim()).ready((-(-n // tiles["BLOCK"]), 1, 1), (n,), tiles.config(even=n % 16 == 0))

@@ -1,11 +1,11 @@
-"""Compiling kernels for chips that are not here: a Triton driver that launches nothing.
+"""Compile kernels for chips that this machine does not have, with a Triton driver that launches nothing.
 
     with compiling_for("sm_90") as built:
         norm.rms_norm(torch.empty(64, 4096, device="meta", dtype=torch.bfloat16), ...)   # the real wrapper
     built[0].asm["ptx"]
 
-The wrapper runs on meta tensors, its kernels are compiled down to machine code, and what a launch on the chip would
-refuse (too much shared memory) is refused here. Needs TRITON_INTERPRET unset.
+The wrapper runs on meta tensors. Kernels are compiled to machine code, and a kernel with too much shared memory raises
+as it would on the chip. TRITON_INTERPRET must be unset.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from triton.backends.driver import DriverBase
 from ...runtime import launching
 from .plans import forget
 
-# chip -> what Triton compiles for, and the shared memory a program may have
+# chip -> (Triton's compile target, maximum shared memory of a program)
 CHIPS = {
     "sm_80": (GPUTarget("cuda", 80, 32), 166_912),
     "sm_90": (GPUTarget("cuda", 90, 32), 232_448),
@@ -37,16 +37,16 @@ CHIPS = {
     "gfx942": (GPUTarget("hip", "gfx942", 64), 65_536),
 }
 
-# the multiprocessors of the largest product with such a chip
+# multiprocessors of the largest product with the chip
 CORES = {"sm_80": 108, "sm_90": 132, "sm_100": 148, "gfx942": 304}
 
-# the instruction by which a chip multiplies matrices at its full rate
+# the newest matrix instruction of each chip
 MATRIX = {"sm_80": "mma.sync", "sm_90": "wgmma", "sm_100": "tcgen05.mma", "gfx942": "v_mfma"}
 
 
 @dataclass(frozen=True)
 class Built:
-    """A kernel as it was compiled for a chip."""
+    """A kernel compiled for a chip."""
 
     name: str
     chip: str
@@ -55,7 +55,7 @@ class Built:
     asm: Any
 
     def spills(self) -> int:
-        """Bytes (NVIDIA: of stack) or registers (AMD) that did not fit the register file."""
+        """Spills: bytes of stack on NVIDIA, registers on AMD."""
         if "amdgcn" in self.asm:
             return sum(int(n) for n in re.findall(r"\.[sv]gpr_spill_count:\s+(\d+)", self.asm["amdgcn"]))
         tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
@@ -68,18 +68,18 @@ class Built:
         return sum(int(n) for n in re.findall(r"STACK:(\d+)", said.stdout))
 
     def on_matrix_unit(self) -> bool:
-        """Whether its products run on the chip's matrix unit, by the chip's newest instruction for it."""
+        """Whether the kernel uses the chip's newest matrix instruction."""
         text = self.asm["amdgcn"] if "amdgcn" in self.asm else self.asm["ptx"]
         return MATRIX[self.chip] in text
 
 
-# What is being built: Triton keeps a compiled kernel's launcher for the life of the process, so launchers look here.
+# Lists of the active `compiling_for` blocks. Global, as Triton keeps a kernel's launcher for the life of the process.
 _building: list[list[Built]] = []
 _compiled: dict[str, Any] = {}
 
 
 class _Launcher:
-    """Records a launch, and launches nothing."""
+    """Records a launch instead of running it."""
 
     def __init__(self, src: Any, metadata: Any):
         self.metadata = metadata
@@ -93,7 +93,7 @@ class _Launcher:
 
 
 class CompileOnly(DriverBase):
-    """A driver for one chip that records what it is asked to launch."""
+    """A driver for one chip that records launches."""
 
     launcher_cls = _Launcher
 
@@ -144,7 +144,7 @@ class CompileOnly(DriverBase):
 
 
 def target_of(chip: str) -> GPUTarget:
-    """What Triton compiles for: of a chip in CHIPS, or another one of NVIDIA's ("sm_89")."""
+    """Triton's target for a chip in CHIPS, or for another NVIDIA chip such as "sm_89"."""
     if chip in CHIPS:
         return CHIPS[chip][0]
     if not re.fullmatch(r"sm_\d{2,3}", chip):
@@ -153,7 +153,7 @@ def target_of(chip: str) -> GPUTarget:
 
 
 def _silence_notices() -> None:
-    """Triton 3.9 announces new defaults in warnings. To set the variables that they name would change cache keys."""
+    """Triton 3.9 warns about new defaults. Setting the variables that the warnings name would change cache keys."""
     silence = getattr(importlib.import_module("triton._utils"), "prewarm_deprecation_warnings", None)
     if silence is not None:
         silence()
@@ -161,14 +161,14 @@ def _silence_notices() -> None:
 
 @contextmanager
 def compiling_for(chip: str, shared: int = 0, cores: int = 0) -> Iterator[list[Built]]:
-    """Kernels launched inside are compiled for `chip`; the list holds what was compiled, in order of launch.
+    """Kernels launched inside are compiled for `chip`; the list holds them in order of launch.
 
     Args:
         chip: "sm_90", "gfx942".
-        shared: bytes of shared memory that a program may have; 0: as `CHIPS` says.
-        cores: its multiprocessors; 0: those of a large chip.
+        shared: maximum shared memory of a program in bytes; 0: the value in `CHIPS`.
+        cores: number of multiprocessors; 0: 132, as on a large chip.
     """
-    target_of(chip)  # raises if there is none
+    target_of(chip)  # raises if the name is unknown
     if triton.knobs.runtime.interpret:
         raise RuntimeError("kernels of this process are interpreted: unset TRITON_INTERPRET to compile them")
     _silence_notices()

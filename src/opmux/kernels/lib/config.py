@@ -1,4 +1,4 @@
-"""The sizes a kernel works in, and who may change them: a default for any chip, a vendor's heuristics, tuning.
+"""Tile sizes of kernels, and where they come from: a default for any chip, a vendor's heuristics, or tuning.
 
     @tunable("softmax.rows")
     def row_tiles(n: int, dtype: torch.dtype) -> Tiles:
@@ -6,12 +6,12 @@
 
     config = row_tiles(n=n, dtype=x.dtype).config(even=even, LOG=False, WIDE=tl.float32)
 
-The decorated function is the safe default. Its name is what vendors write in `heuristics_config_utils.py` and
-`tune_configs.yaml`, and what `opmux tune` remembers. It is asked when a plan is made, never on the way of a call.
+The decorated function is the safe default. Vendors write its name in `heuristics_config_utils.py` and
+`tune_configs.yaml`, and `opmux tune` stores results under it. It is called when a plan is made, not at every call.
 
-Others may give some of the sizes; the rest stay as they are. A size that follows a fact in the default (a block that
-holds a row of `n`) is never made smaller than it, and one below it (what is loaded without a mask) never larger: a
-kernel may count on either. Where it does not, `@tunable(name, free="BLOCK_N")` says so.
+Heuristics and tuning may replace some of the sizes. A size that the default chooses to cover a fact (a block that holds
+a row of `n`) never becomes smaller than the fact, and a size below a fact never becomes larger than it (the block may
+be loaded without a mask): kernels rely on both. For sizes without these limits write `@tunable(name, free="BLOCK_N")`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MOST_THREADS = 1024
 
 @dataclass(frozen=True, init=False)
 class Tiles:
-    """Threads, stages, and the constants that change a kernel's speed but never its result."""
+    """Threads, pipeline stages, and constants that change a kernel's speed but not its result."""
 
     threads: int
     stages: int
@@ -54,22 +54,22 @@ class Tiles:
         return " ".join(f"{name}={value}" for name, value in self.flat().items())
 
     def config(self, *, even: bool = False, **constants: Any) -> Config:
-        """What the kernel is compiled with: these sizes, and the constants that say what it computes."""
+        """The compile options of the kernel: these sizes, plus constants that say what it computes."""
         return Config({**constants, **self.sizes}, self.threads, self.stages, even)
 
     def flat(self) -> dict[str, Any]:
-        """All of it in one table."""
+        """Threads, stages and sizes in one dict."""
         return {"threads": self.threads, "stages": self.stages, **self.sizes}
 
     def changes(self, default: Tiles) -> dict[str, Any]:
-        """What makes these tiles of a default, as the cache keeps it: the rest may follow other facts of a class."""
+        """The values that differ from a default. The cache stores only these; the rest follow the call's facts."""
         usual = default.flat()
         return {name: value for name, value in self.flat().items() if value != usual[name]}
 
     def changed(self, given: Mapping[str, Any], where: str) -> Tiles:
-        """These tiles with some values replaced, in our words or a vendor's (num_warps, num_stages).
+        """These tiles with some values replaced. Accepts our names or a vendor's (num_warps, num_stages).
 
-        BadTiles names `where` (a file and a tunable), the value, and what is allowed.
+        Raises BadTiles with `where` (a file and a tunable), the value, and what is allowed.
         """
         new = self.flat()
         for name, value in given.items():
@@ -85,7 +85,7 @@ class Tiles:
 
 
 def _check_value(name: str, value: Any, default: Any, where: str) -> None:
-    """Refuse what a kernel cannot be compiled with."""
+    """Raise BadTiles for a value that a kernel cannot be compiled with."""
     if default is not None and type(value) is not type(default):
         allowed = f"{type(default).__name__}, as in the default ({default!r})"
     elif type(value) is not int:
@@ -100,14 +100,14 @@ def _check_value(name: str, value: Any, default: Any, where: str) -> None:
 
 
 class Choice(NamedTuple):
-    """The tiles for some facts, and who said so."""
+    """The tiles for some facts, and where they come from."""
 
     tiles: Tiles
     source: str  # default, heuristics, cache, trying
 
 
 class Asked(NamedTuple):
-    """A question that a plan asked, and the answer."""
+    """One call of a tunable, recorded for `asked`: its facts and its result."""
 
     tunable: Tunable
     key: str
@@ -115,13 +115,13 @@ class Asked(NamedTuple):
     choice: Choice
 
 
-_trying: dict[str, Tiles] = {}  # by key: what the tuner wants used
+_trying: dict[str, Tiles] = {}  # by key: tiles that the tuner is measuring
 _listeners: list[list[Asked]] = []
 _pretended: list[Chip | None] = []
 
 
 class Tunable:
-    """A choice of tiles by facts (sizes, dtypes, flags), under a name."""
+    """A named function from facts (sizes, dtypes, flags) to tiles."""
 
     def __init__(self, name: str, default: Callable[..., Tiles], free: str = ""):
         self.name, self.default, self.free = name, default, frozenset(free.split())
@@ -132,7 +132,7 @@ class Tunable:
         return self.look(**facts).tiles
 
     def look(self, /, **facts: Any) -> Choice:
-        """The tiles and their source: what is being tried, the tuning cache, heuristics, the default."""
+        """The tiles and their source; the first of: tiles on trial, the tuning cache, heuristics, the default."""
         default = self.default(**facts)
         key = tuning.key(self.name, facts)
         tried = _trying.get(key)
@@ -146,7 +146,7 @@ class Tunable:
         return choice
 
     def candidates(self, chip: Chip, /, **facts: Any) -> list[tuple[Tiles, str]]:
-        """What the vendor thinks worth trying for such facts: tiles, and why they are not for these facts, or ""."""
+        """The vendor's candidates for tuning: tiles, and why they do not suit these facts ("" if they do)."""
         found = tile_files.candidates(chip, self.name)
         if found is None:
             return []
@@ -155,7 +155,7 @@ class Tunable:
         return [(tiles, self._unfit(tiles, default, facts)) for tiles in made]
 
     def _cached(self, chip: Chip, key: str, default: Tiles, facts: dict[str, Any]) -> Choice | None:
-        """A cache outlives the code that wrote it: what no longer fits is passed over."""
+        """Tiles from the tuning cache. Entries that the current code cannot use are ignored with a warning."""
         found = tuning.find(chip, key)
         if found is None:
             return None
@@ -194,7 +194,7 @@ class Tunable:
         return Choice(tiles, "heuristics")
 
     def _unfit(self, tiles: Tiles, default: Tiles, facts: dict[str, Any]) -> str:
-        """Why tiles might be wrong for these facts, where the default is not."""
+        """Why these tiles may give wrong results for these facts; "" if they cannot."""
         lengths = {k: v for k, v in facts.items() if type(v) is int}
         for name, value in tiles.sizes.items():
             usual = default.sizes[name]
@@ -207,9 +207,9 @@ class Tunable:
         return ""
 
     def _follows(self, size: str, fact: str, facts: dict[str, Any]) -> bool:
-        """Whether the default makes a size that is no smaller than a fact because of that fact.
+        """Whether the default chose this size to cover this fact.
 
-        It shrinks with the fact, or grows with it; one that does neither is large by itself.
+        If so, the default size shrinks or grows with the fact. If not, the size is merely large.
         """
         n = facts[fact]
         at = lambda length: self.default(**{**facts, fact: length}).sizes.get(size, 0)
@@ -222,7 +222,7 @@ tunables: Declarations[Tunable] = Declarations()
 def tunable(name: str, *, free: str = "") -> Callable[[Callable[..., Tiles]], Tunable]:
     """Declare a choice of tiles; the decorated function is its default for any chip.
 
-    `free` names sizes that may lie on either side of any fact.
+    `free` names sizes that may be smaller or larger than any fact.
     """
 
     def declare(default: Callable[..., Tiles]) -> Tunable:
@@ -238,7 +238,7 @@ def tunable(name: str, *, free: str = "") -> Callable[[Callable[..., Tiles]], Tu
 
 
 def this_chip() -> Chip | None:
-    """The chip that kernels are made for; None where they are interpreted."""
+    """The chip that kernels are compiled for; None in the interpreter."""
     if _pretended:
         return _pretended[-1]
     if triton.knobs.runtime.interpret:
@@ -250,7 +250,7 @@ def this_chip() -> Chip | None:
 
 @contextmanager
 def as_on(chip: Chip | None) -> Iterator[None]:
-    """Choose tiles as on another chip; None: as on one that nobody knows."""
+    """Choose tiles as if on another chip; None: on an unknown one."""
     _pretended.append(chip)
     try:
         yield
@@ -260,7 +260,7 @@ def as_on(chip: Chip | None) -> Iterator[None]:
 
 @contextmanager
 def trying(tiles: Mapping[str, Tiles]) -> Iterator[None]:
-    """Have these tiles used, by key. Plans keep what they were made with: forget them before and after."""
+    """Use these tiles, by key. Plans keep the tiles they were made with: discard plans before and after."""
     global _trying
     before, _trying = _trying, {**_trying, **tiles}
     try:
@@ -271,7 +271,7 @@ def trying(tiles: Mapping[str, Tiles]) -> Iterator[None]:
 
 @contextmanager
 def asked() -> Iterator[list[Asked]]:
-    """What plans ask for meanwhile, in order."""
+    """Records the tunables that plans call inside, in order."""
     heard: list[Asked] = []
     _listeners.append(heard)
     try:

@@ -3,9 +3,9 @@
 Each program of a group keeps its part of the row in registers, so the row is read once. Once per row, every program
 posts its partial results to an exchange buffer in global memory and gathers those of the others. A word of that buffer
 is a float32 and a tag, written and read as one 64-bit value, so no fence is needed. A program spins until all tags are
-there, which is safe only if all programs of the launch are resident: a cooperative launch guarantees that, and only
-NVIDIA's chips have one. Elsewhere long rows are read twice, in pieces. In the interpreter, which runs programs one
-after the other, a group has one program.
+set. That is safe only if all programs of the launch are resident, which a cooperative launch guarantees; only NVIDIA
+chips have one. On other chips long rows are read twice, in pieces. In the interpreter, which runs programs one after
+the other, a group has one program.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _value(words):
     return (words >> 32).to(tl.int32).to(tl.float32, bitcast=True)
 
 
-# Polled by atomics that add 0: one thread polls for the program. With loads every warp would poll, which is slower.
+# Poll with atomics that add 0, so that one thread polls for the program. With loads every warp polls, which is slower.
 
 
 @triton.jit
@@ -55,7 +55,7 @@ def gather(exchange_ptr, GROUP: tl.constexpr):
 
 @triton.jit
 def gather_pairs(exchange_ptr, GROUP: tl.constexpr):
-    """The same where each program posts two words."""
+    """As `gather`, with two words from each program."""
     at = exchange_ptr + tl.arange(0, GROUP)[:, None] * 2 + tl.arange(0, 2)[None, :]
     words = tl.atomic_add(at, 0, sem="relaxed")
     while tl.min(tl.min((words & 1).to(tl.int32), 1), 0) == 0:
@@ -65,19 +65,19 @@ def gather_pairs(exchange_ptr, GROUP: tl.constexpr):
 
 
 def can_cooperate(wide: Any = tl.float32) -> bool:
-    """Whether programs can wait for each other on the chip that kernels are compiled for."""
+    """Whether the chip that kernels are compiled for has cooperative launches, and the accumulator is float32."""
     if triton.knobs.runtime.interpret or wide is not tl.float32:
         return False
     return triton.runtime.driver.active.get_current_target().backend == "cuda"
 
 
 class CooperativeRows(NamedTuple):
-    """A cooperative kernel over rows: how many programs, in how many groups, and the exchange buffer."""
+    """Grid, config and exchange buffer of a cooperative kernel over rows."""
 
     programs: int
-    count: int  # of groups
+    count: int  # number of groups
     config: Config
-    exchange: Zeros  # a buffer of words, for every row and program of a group
+    exchange: Zeros  # [rows, programs of a group, words]
     rows: RowSizes
 
     @classmethod

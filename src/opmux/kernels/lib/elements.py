@@ -1,6 +1,6 @@
-"""Elementwise kernels with several results, or that read several elements at one place.
+"""Elementwise kernels with several results, or that read several elements at one index.
 
-`Elements` makes the index arithmetic of a loop over a shape (lib/indexing.py); the caller writes the lines in between:
+`Elements` generates the index arithmetic of a loop over a shape (lib/indexing.py); the caller writes the body:
 
     e = Elements(x.shape, {"x": (x.stride(), x.dtype), "y": (...), "z": (...)})
     body = [f"x = {e.load('x')}", e.store("y", "x + 1"), e.store("z", "x > 0")]
@@ -22,11 +22,11 @@ from .launch import Launcher, Output
 
 
 class Elements:
-    """A loop over a shape with at least one element; the last operand is a result, whose memory order it follows."""
+    """A loop over a nonempty shape. The last operand is a result; the loop follows its memory order."""
 
     def __init__(self, shape: Sequence[int], operands: Mapping[str, tuple[Strides, torch.dtype]]):
         strides, dtypes = zip(*operands.values(), strict=True)
-        # tiles as for float32 at least: of 16 bits a thread would hold 16 elements of each operand
+        # choose tiles for at least 4-byte elements: with 2 bytes a thread would hold 16 elements of each operand
         self.indexing = choose_indexing(shape, [tuple(s) for s in strides], [*dtypes, torch.float32])
         self.places = dict(zip(operands, self.indexing.places, strict=True))
         self.pointers = list(operands)
@@ -53,10 +53,10 @@ class Elements:
         late: Sequence[str] = (),
         **functions: Any,
     ) -> Callable[..., Any]:
-        """A launch of these lines: launch(*tensors that are not made, *single, *late numbers) -> those that are.
+        """launch(*inputs, *single, *late) -> outputs, where `makes` says which operands the launch allocates.
 
-        `single`: pointers that have no place in the loop. `numbers` are known now, `late` ones at the call; `functions`
-        are names that the lines call.
+        `single`: names of pointers that the loop does not index. `numbers`: scalar arguments with values known now.
+        `late`: scalar arguments given at each call. `functions`: names that the body calls.
         """
         numbers, found = dict(numbers or {}), self.indexing
         pointers = [*self.pointers, *single]

@@ -1,10 +1,10 @@
-"""Casts to float8 (e4m3 and e5m2) that saturate, and the largest magnitude of what was cast.
+"""Saturating casts to float8 (e4m3 and e5m2), and the largest magnitude of the values that were cast.
 
-Results are bytes: tex keeps float8 data as uint8, and kernels then compile for chips without the type. Chips that
-convert by an instruction (NVIDIA's from sm_89) use it; for all others the bits are made by integer arithmetic. Both are
-torch's cast of a value clamped to the largest finite number, bit for bit; a NaN stays one.
+Results are bytes: tex stores float8 data as uint8, so kernels also compile for chips without float8. Chips with a
+conversion instruction (NVIDIA from sm_89) use it; other chips compute the bits with integer arithmetic. Both give the
+same bits as torch's cast of a value clamped to the largest finite number; NaN stays NaN.
 
-    CAST = cast_of(torch.float8_e4m3fn)                  # in a plan: a constant of the kernel, None for no cast
+    CAST = cast_of(torch.float8_e4m3fn)                  # in a plan: a constexpr of the kernel, None for no cast
     top = put(y_ptr + o, b_y, m, scale_ptr, CAST)        # in the kernel: y_ptr points to uint8
     if CAST is not None:
         note(amax_ptr, inv_ptr, scale_ptr, top)
@@ -28,17 +28,17 @@ E5M2_MAX = tl.constexpr(57344.0)
 
 @triton.jit
 def clamped(x, MOST: tl.constexpr):
-    return tl.where(x > MOST, MOST, tl.where(x < -MOST, -MOST, x))  # false for a NaN
+    return tl.where(x > MOST, MOST, tl.where(x < -MOST, -MOST, x))  # comparisons are false for NaN
 
 
 @triton.jit
 def bits_of(x, MOST: tl.constexpr, MANTISSA: tl.constexpr, BIAS: tl.constexpr):
-    """The byte of a float32, rounded to nearest even, by integer arithmetic alone."""
+    """float32 to a float8 byte, rounded to nearest even, with integer arithmetic."""
     u = clamped(x, MOST).to(tl.int32, bitcast=True)
     sign = (u >> 24) & 0x80
     u = u & 0x7FFFFFFF
     drop: tl.constexpr = 23 - MANTISSA
-    # to a multiple of the least number of the format: adding 2^k makes float32's own rounding do it
+    # subnormals: adding this power of two makes float32 rounding round to a multiple of the smallest float8
     magic: tl.constexpr = (127 - BIAS + 1 + drop) << 23
     small = (u.to(tl.float32, bitcast=True) + tl.full(u.shape, magic, tl.int32).to(tl.float32, bitcast=True)).to(
         tl.int32, bitcast=True
@@ -60,8 +60,8 @@ def e5m2_bits(x):
     return bits_of(x, E5M2_MAX, 2, 15)
 
 
-# By PTX of our own: Triton's cast of float32 puts bytes in wrong places where its layout was transposed (3.6, sm_90).
-# satfinite: what is too large is the largest.
+# Inline PTX because Triton's own cast puts bytes in wrong places after a transposed layout (3.6, sm_90).
+# satfinite: saturate to the largest finite value.
 CVT = """{{
     .reg .b16 a, b;
     cvt.rn.satfinite.{0}x2.f32 a, $2, $1;
@@ -89,7 +89,7 @@ CASTS = {
 
 
 def has_casts() -> bool:
-    """Whether the chip that kernels are compiled for converts to float8 by an instruction of its own."""
+    """Whether the chip that kernels are compiled for has a float8 conversion instruction."""
     if interpreting():
         return False
     told = triton.runtime.driver.active.get_current_target()
@@ -97,7 +97,7 @@ def has_casts() -> bool:
 
 
 def cast_of(dtype: torch.dtype) -> Any:
-    """The device function from float32 to bytes of this float8, for the chip at hand: a constant for kernels."""
+    """The device function from float32 to bytes of this float8, for the current chip; a constexpr of kernels."""
     return CASTS[dtype][has_casts()]
 
 
@@ -105,16 +105,16 @@ ONE = OutputSpec.of((1,), torch.float32)
 
 
 def inverse_of_scale(scale_inv: Tensor, scale: Tensor) -> None:
-    """scale_inv = 1 / scale, for a call without anything to cast, of which no kernel runs."""
+    """scale_inv = 1 / scale, for empty input; no kernel is launched."""
     torch.div(torch.ones_like(scale), scale, out=scale_inv.view_as(scale))
 
 
 @triton.jit
 def put(y_ptr, b_y, m, scale_ptr, CAST: tl.constexpr):
-    """Store a block of a result: rounded to the result's type or, with CAST, times the scale and cast to bytes.
+    """Store a block of results: cast to the dtype of y or, with CAST, multiplied by the scale and cast to float8.
 
-    Gives the bits of the largest magnitude of what was cast, before the scale, as an int32: of numbers without a sign
-    they have the order of the numbers themselves. NaN is left out.
+    Returns the largest magnitude before scaling as int32 bits, which sort like nonnegative floats; ignores NaN.
+    Returns 0 without CAST.
     """
     if CAST is None:
         tl.store(y_ptr, b_y.to(y_ptr.dtype.element_ty), mask=m)
@@ -127,9 +127,9 @@ def put(y_ptr, b_y, m, scale_ptr, CAST: tl.constexpr):
 
 @triton.jit
 def note(amax_ptr, inv_ptr, scale_ptr, top):
-    """amax = max(amax, top), of a float32 in memory that is not negative and the bits of another; inv = 1 / scale.
+    """amax = max(amax, top) and inv = 1 / scale. amax: a nonnegative float32 in memory; top: bits from `put`.
 
-    Most programs see that theirs is not the largest, and leave the one word in peace.
+    Most programs do not have the largest value; these skip the atomic.
     """
     if amax_ptr is not None:
         word_ptr = amax_ptr.to(tl.pointer_type(tl.int32))

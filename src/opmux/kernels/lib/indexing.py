@@ -1,12 +1,12 @@
-"""Index arithmetic of elementwise kernels over tensors of any strides, as lines of source for a kernel.
+"""Generated index arithmetic for elementwise kernels over tensors with any strides.
 
-    indexing = choose_indexing(shape, strides, dtypes)   # strides of every operand, the result's last; 0 if broadcast
+    indexing = choose_indexing(shape, strides, dtypes)   # strides of each operand, the result last; 0 if broadcast
     indexing.head                                        # lines that compute the indices of a program
-    indexing.places                                      # for each operand: its offset and its mask, as expressions
+    indexing.places                                      # for each operand: offset and mask, as expressions
     indexing.sizes, indexing.free, indexing.grid, indexing.tiles
 
-Dimensions of size 1 are dropped, and adjacent dimensions are merged where all operands allow it. What is left is
-  flat   one dimension, contiguous or a single element in every operand: loads at full width;
+Dimensions of size 1 are dropped, and adjacent dimensions are merged where all operands allow it. Then one of three:
+  flat   one dimension, contiguous or a single element in every operand: wide loads;
   tiles  tiles of two dimensions, the others enumerated by programs: rows with gaps, a broadcast row or column (loaded
          once per tile), and transposes, which are loaded along their own contiguous dimension;
   steps  any number of dimensions, with an offset computed per element: small inner dimensions, strided slices.
@@ -26,16 +26,16 @@ from torch import Tensor
 from .config import Tiles, tunable
 
 Strides = tuple[int, ...]
-LARGEST = 2**31 - 1  # offset of 32 bits
-SMALL = 256  # elements of two dimensions, below which a tile wastes more than it saves
+LARGEST = 2**31 - 1  # largest 32-bit offset
+SMALL = 256  # below this many elements in two dimensions, a tile wastes more than it saves
 
 
 class Indexing(NamedTuple):
     name: str
     head: list[str]
     places: list[tuple[str, str]]
-    sizes: dict[str, int]  # numbers whose multiples of 16 make loads wide
-    free: dict[str, int]  # other numbers
+    sizes: dict[str, int]  # arguments that allow wide loads if they are multiples of 16
+    free: dict[str, int]  # other scalar arguments
     grid: tuple[int, int, int]
     tiles: Tiles
 
@@ -44,19 +44,19 @@ class Indexing(NamedTuple):
 
 
 def _per_program(dtype: torch.dtype) -> int:
-    """Elements that give each of 128 threads two loads of 16 bytes."""
+    """Elements of a program with 128 threads and two 16-byte loads each."""
     return 4096 // dtype.itemsize
 
 
 @tunable("pointwise.flat")
 def flat_tiles(dtype: torch.dtype) -> Tiles:
-    """One block; `dtype` is the widest of all operands."""
+    """A one-dimensional block; `dtype` is the widest of all operands."""
     return Tiles(128, BLOCK=_per_program(dtype))
 
 
 @tunable("pointwise.tiles")
 def tile_tiles(m: int, n: int, turned: bool, dtype: torch.dtype) -> Tiles:
-    """A tile of m rows and n columns; where an operand is `turned` (packed along m), as square as possible."""
+    """A tile of m rows and n columns; as square as possible if an operand is contiguous along m (`turned`)."""
     most = _per_program(dtype)
     if turned:
         side = 64 if dtype.itemsize <= 2 else 32
@@ -74,13 +74,13 @@ def step_tiles(dtype: torch.dtype) -> Tiles:
 
 
 def broadcast_strides(shape: Sequence[int], stride: Sequence[int], to: Sequence[int]) -> Strides:
-    """The strides of a tensor seen in a larger shape: 0 where it is broadcast."""
+    """The strides of a tensor broadcast to a larger shape: 0 along broadcast dimensions."""
     missing = len(to) - len(shape)
     return (*[0] * missing, *(0 if n == 1 else s for n, s in zip(shape, stride, strict=True)))
 
 
 def reach(shape: Sequence[int], strides: Sequence[int]) -> int:
-    """One more than the largest offset of an element; 0 if there is none."""
+    """One more than the largest offset of an element; 0 for an empty tensor."""
     return 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) if 0 not in shape else 0
 
 
@@ -90,12 +90,12 @@ def bytes_of(t: Tensor) -> int:
 
 
 def index_dtype(*counts: int) -> tl.dtype:
-    """The dtype of indices below these counts."""
+    """A dtype for indices below all of these counts."""
     return tl.int64 if max(counts) > LARGEST else tl.int32
 
 
 def collapsed(shape: Sequence[int], strides: Sequence[Strides]) -> tuple[list[int], list[Strides]]:
-    """The fewest dimensions that describe the same elements, in the memory order of the last operand, the result."""
+    """Merge dimensions where possible, in the memory order of the last operand (the result): sizes and strides."""
     dims = [(n, tuple(s[d] for s in strides)) for d, n in enumerate(shape) if n != 1]
     dims.sort(key=lambda dim: tuple(reversed(dim[1])), reverse=True)
     merged: list[tuple[int, Strides]] = []
@@ -108,7 +108,7 @@ def collapsed(shape: Sequence[int], strides: Sequence[Strides]) -> tuple[list[in
 
 
 def choose_indexing(shape: Sequence[int], strides: Sequence[Strides], dtypes: Sequence[torch.dtype]) -> Indexing:
-    """The indexing that suits these strides; the shape has at least one element."""
+    """The best indexing for these strides; the shape must not be empty."""
     sizes, steps = collapsed(shape, strides)
     widest = max(dtypes, key=lambda d: d.itemsize)
     if not sizes or (len(sizes) == 1 and steps[-1] == (1,) and all(s[0] in (0, 1) for s in steps)):
@@ -121,7 +121,7 @@ def choose_indexing(shape: Sequence[int], strides: Sequence[Strides], dtypes: Se
 
 
 def _second(steps: list[Strides]) -> int:
-    """The dimension that makes a tile with the last: one along which an operand is contiguous, else the next one."""
+    """The dimension that forms a tile with the last: one along which an operand is contiguous, else the next one."""
     for s in steps:
         if s[-1] not in (0, 1) and 1 in s:
             return s.index(1)
@@ -195,7 +195,7 @@ def _steps(sizes: list[int], steps: list[Strides], dtype: torch.dtype) -> Indexi
 
 
 def _term(strides: dict[str, int], index: str, name: str, step: int) -> str:
-    """One term of an offset. A stride of 1 is no number: Triton must see that elements lie side by side."""
+    """One term of an offset. A stride of 1 is left out, so that Triton knows that elements are contiguous."""
     if step in (0, 1):
         return index if step else ""
     strides[name] = step

@@ -1,9 +1,9 @@
-"""Triton's interpreter on the CPU, with right bfloat16 and float8 arithmetic.
+"""Triton's interpreter on the CPU, with correct bfloat16 and float8 arithmetic.
 
-As it comes (3.6 to 3.9) the interpreter keeps these types as raw integers and computes on the integers: bf16 sums are
-garbage, and casts to bf16 truncate. `install()` gives the interpreter numpy types that know how to compute (ml_dtypes),
-reads and writes them as raw bytes, and makes nested device functions cost half. It changes private names of Triton,
-so `self_test()` compares it with torch; the tests run that first.
+The stock interpreter (3.6 to 3.9) stores these types as raw integers and computes on the integers: bf16 sums are
+garbage, and casts to bf16 truncate. `install()` gives the interpreter numpy types with arithmetic (ml_dtypes), reads
+and writes them as raw bytes, and halves the cost of nested device functions. It replaces private names of Triton, so
+`self_test()` compares the result with torch; the tests run that first.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def interpreting() -> bool:
 
 
 def install() -> None:
-    """Repair the interpreter of this process; safe to call again."""
+    """Fix the interpreter of this process; further calls do nothing."""
     global _installed
     if _installed:
         return
@@ -78,13 +78,13 @@ def _give_types(interpreter: Any, small: dict[tl.dtype, np.dtype]) -> None:
 
 
 def _give_memory(interpreter: Any, small: dict[tl.dtype, np.dtype]) -> None:
-    """Loads and stores move raw bytes; only the view of them changes."""
+    """Load and store small types as raw bytes, viewed as their numpy type."""
     builder, memory = interpreter.InterpreterBuilder, interpreter._interpreter
     stock_load = builder.create_masked_load
     known = set(small.values())
 
     def bools(mask: Any) -> Any:
-        """A scalar mask spread over a block comes as integers, which memory refuses."""
+        """Convert a mask to bool: a scalar mask broadcast to a block has integers, which memory accesses reject."""
         if mask.data.dtype == np.bool_:
             return mask
         return interpreter.TensorHandle(mask.data.astype(np.bool_), mask.dtype)
@@ -146,7 +146,7 @@ def _give_dot(interpreter: Any, small: dict[tl.dtype, np.dtype]) -> None:
 
 
 def _give_reductions(interpreter: Any, small: dict[tl.dtype, np.dtype]) -> None:
-    """numpy's min and max do not know the small types: through float32, which holds them all."""
+    """Compute min and max of small types in float32, as numpy does not support them."""
     stock, known = interpreter.ReduceOps.min_max, set(small.values())
 
     def min_max(self: Any, value: Any, *ops: Any, **more: Any) -> Any:
@@ -168,7 +168,7 @@ def _give_reductions(interpreter: Any, small: dict[tl.dtype, np.dtype]) -> None:
 
 
 def _give_pairs(interpreter: Any) -> None:
-    """A reduction of pairs, of which sorting is made, combines whole blocks instead of two numbers at a time."""
+    """Reduce pairs, as sorting does, on whole blocks instead of two numbers at a time."""
     stock = interpreter.ReduceOps.generic_reduce
 
     def generic_reduce(self: Any, given: Any) -> Any:
@@ -185,7 +185,7 @@ def _give_pairs(interpreter: Any) -> None:
 
 
 def _give_scans(interpreter: Any) -> None:
-    """A scan combines whole blocks at growing distances, as a chip does, instead of two numbers at a time."""
+    """Scan whole blocks at doubling distances, as a GPU does, instead of two numbers at a time."""
 
     def generic_scan(self: Any, given: Any) -> Any:
         blocks = [t.handle.data for t in given]
@@ -209,10 +209,10 @@ class _NothingToUndo:
 
 
 def _patch_once_per_launch(interpreter: Any) -> None:
-    """Each nested call of a device function patches `tl` anew, though its launch has: half of the time goes there."""
+    """Patch `tl` once per launch. Stock Triton patches it at each nested device function, half of the run time."""
     stock_patch: Callable[[Any], Any] = interpreter._patch_lang
     stock_launch = interpreter.GridExecutor.__call__
-    live: list[tuple[set[int], list[Any]]] = []  # of each launch under way: what it has patched, how to undo it
+    live: list[tuple[set[int], list[Any]]] = []  # for each running launch: patched modules, undo scopes
     alone = ForkSafeLock().arm()  # `tl` is patched for all threads: a backward pass may run on several
 
     def patch(fn: Any) -> Any:
@@ -238,7 +238,7 @@ def _patch_once_per_launch(interpreter: Any) -> None:
             scope.restore()
 
     def end_all() -> None:
-        """In a child process: the threads whose launches were under way do not exist there."""
+        """After a fork: undo the patches of launches on threads that do not exist in the child."""
         while live:
             end_last()
 
@@ -260,7 +260,7 @@ def _arithmetic(x_ptr, y_ptr, sum_ptr, product_ptr, largest_ptr, narrow_ptr, N: 
 
 
 def self_test() -> None:
-    """Compare bfloat16 and float8 in the interpreter with torch; AssertionError where they differ."""
+    """Compare bfloat16 and float8 in the interpreter with torch; raises AssertionError where they differ."""
     generator = torch.Generator().manual_seed(0)
     x, y = (torch.randn(256, generator=generator).bfloat16() for _ in range(2))
     narrow = torch.empty(256, dtype=torch.float8_e4m3fn)

@@ -1,4 +1,4 @@
-"""Kernels made from text. Triton reads a kernel's source; `codegen` keeps it where `inspect.getsource` finds it."""
+"""Kernels from generated source. `codegen` stores the text where `inspect.getsource`, which Triton calls, finds it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ from ...core import codegen
 
 
 def jit_from_source(text: str, **names: Any) -> Callable[..., Any]:
-    """The one function that the text defines, with `tl` and these globals; ready for `triton.jit`."""
+    """Compile text that defines one function, with `tl` and `names` as globals; the result can go to `triton.jit`."""
     name = text.partition("(")[0].removeprefix("def ")
     return codegen.function(text, name, f"kernel {name}", {"__name__": __name__, "tl": tl, **names})

@@ -1,10 +1,11 @@
-"""Which reductions Triton before 3.7 compiles wrongly, by the layouts in a kernel's TTGIR.
+"""Finds reductions that Triton before 3.7 compiles wrongly, from the layouts in a kernel's TTGIR.
 
-Its lowering of `tt.reduce` takes the lanes (and the warps) of each dimension for adjacent bits of the lane's (warp's)
-number. Blocked layouts are always so. A `tl.reshape` that merges two dimensions of a blocked layout gives a linear
-layout that need not be: with lanes [[0, 4], [0, 8], [1, 0], [2, 0], [0, 16]] dimension 1 has bits 0, 1 and 4, the
-kernel shuffles over bits 0, 1 and 2, and sums parts of other rows or of unwritten shared memory. There is no error.
-Triton 3.7 lowers reductions by linear layouts, and is right for all of them (triton-lang/triton, pull request 9219).
+Its lowering of `tt.reduce` assumes that the lanes (and the warps) of each dimension are adjacent bits of the lane
+(warp) index. That is true for blocked layouts. A `tl.reshape` that merges two dimensions of a blocked layout gives a
+linear layout for which it may be false: with lanes [[0, 4], [0, 8], [1, 0], [2, 0], [0, 16]] dimension 1 has bits 0, 1
+and 4, but the kernel shuffles over bits 0, 1 and 2, and silently sums parts of other rows or of uninitialized shared
+memory. Triton 3.7 lowers reductions through linear layouts, correctly in all cases (triton-lang/triton, pull request
+9219).
 """
 
 from __future__ import annotations
@@ -26,18 +27,18 @@ _SLICED = re.compile(r"#ttg\.slice<\{dim = (\d+), parent = (.*)\}>$")
 
 
 class Miscompiled(OpmuxError, RuntimeError):
-    """Triton compiled a kernel wrongly, in a way that is known: its results must not be used."""
+    """Triton compiled a kernel wrongly because of a known bug: its results must not be used."""
 
 
 @functools.cache
 def old_reductions() -> bool:
-    """Whether this Triton has the old lowering of reductions."""
+    """Whether this Triton lowers reductions as before 3.7."""
     major, minor = (int(n) for n in triton.__version__.split(".")[:2])
     return (major, minor) < (3, 7)
 
 
 def wrong_reduction(ttgir: str) -> str:
-    """The first reduction of a kernel that the old lowering gets wrong, in words; "" where there is none."""
+    """Describes the first reduction of a kernel that the old lowering compiles wrongly; "" if there is none."""
     layouts = {name: (_bases(lanes), _bases(warps)) for name, lanes, warps in _LINEAR.findall(ttgir)}
     if not layouts:
         return ""
@@ -54,7 +55,7 @@ def _bases(text: str) -> Bases:
 
 
 def _resolve(layout: str, layouts: dict[str, tuple[Bases, Bases]]) -> tuple[Bases, ...]:
-    """Lanes and warps of a linear layout, or of a slice of one; nothing for any other."""
+    """Lane and warp bases of a linear layout, or of a slice of one; () for any other layout."""
     layout = layout.split(">, tensor<")[0].strip()
     name = re.match(r"#\w+", layout.removesuffix(">"))
     if name and name[0] in layouts:
@@ -67,7 +68,7 @@ def _resolve(layout: str, layouts: dict[str, tuple[Bases, Bases]]) -> tuple[Base
 
 
 def _in_order(bases: Bases, axis: int) -> bool:
-    """Whether every dimension has adjacent bits, those that repeat an element left out; the axis with them."""
+    """Whether the bits of each dimension are adjacent. Zero bases (copies of an element) count only along `axis`."""
     if any(sum(map(bool, b)) > 1 for b in bases):
         return False
     dims = [next((d for d, n in enumerate(b) if n), None) for b in bases]

@@ -1,8 +1,8 @@
-"""Kernels over lists of tensors: a program does a chunk of one of them, which it finds in a table (`lists.py`).
+"""Kernels over lists of tensors: each program processes one chunk of one tensor, found through a table (`lists.py`).
 
-A chunk that is whole, of tensors whose addresses are multiples of 16, is read and written without masks, LANES elements
-to an access: as many as 16 bytes hold of the widest of its tensors, for all of them. With more for the narrow ones
-threads would hold different elements of each, and exchange them through shared memory.
+A full chunk of tensors with 16-byte aligned addresses is read and written without masks, LANES elements at a time.
+LANES is the number of elements of the widest tensor in 16 bytes, and is the same for all tensors: with more lanes for
+narrower types, threads would hold different elements of each tensor and exchange them through shared memory.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ TYPES = {
 }  # fmt: skip
 
 
-# ---- finding one's work ---------------------------------------------------------------------------------------------
+# ---- the work of a program ------------------------------------------------------------------------------------------
 
 
 @triton.jit
 def place(table_ptr, chunk_ptr, LISTS: tl.constexpr, BLOCK: tl.constexpr):
-    """The addresses of this program's tensors, the start of its chunk, what is left from there, and if it is whole."""
+    """The addresses of this program's tensors, start of its chunk, elements from there on, and whether it is full."""
     chunk = tl.program_id(0)
     row_ptr = table_ptr + tl.load(chunk_ptr + chunk).to(tl.int64) * (LISTS + COLUMNS)
     at = ()
@@ -48,7 +48,7 @@ def place(table_ptr, chunk_ptr, LISTS: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def part(at, start, DTYPE: tl.constexpr, LANES: tl.constexpr):
-    """A chunk of the tensor at an address. LANES of 0: nothing is known of the address."""
+    """A pointer to the chunk in the tensor at an address. LANES = 0: the address may be unaligned."""
     ptr = at.to(tl.pointer_type(DTYPE))
     if LANES > 0:
         ptr = tl.multiple_of(ptr, LANES * DTYPE.primitive_bitwidth // 8)
@@ -114,7 +114,7 @@ def squares_chunk(
 def _squares(
     table_ptr, chunk_ptr, scale_ptr, share_ptr, I: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """The sum of squares of every chunk."""
+    """The sum of squares of each chunk."""
     at, start, n, whole = place(table_ptr, chunk_ptr, 1, BLOCK)
     scale = 1.0
     if scale_ptr is not None:
@@ -127,7 +127,7 @@ def _squares(
 
 
 def _squares_of_each(table_ptr, share_ptr, square_ptr, CHUNK: tl.constexpr, BLOCK: tl.constexpr):
-    """The sum of squares of every tensor, of its chunks in their order."""
+    """The sum of squares of each tensor, added over its chunks in order."""
     row_ptr = table_ptr + tl.program_id(0).to(tl.int64) * (1 + COLUMNS)
     count = tl.cdiv(tl.load(row_ptr + 1), CHUNK)
     share_ptr += tl.load(row_ptr + 2)
@@ -148,28 +148,30 @@ squares_of_each = Launcher(_squares_of_each, sizes="")
 
 @tunable("optim.step")
 def step_tiles(lists: int, width: int) -> Tiles:
-    """Of `lists` tensors whose elements together have `width` bytes. Eight elements a thread leave room for many."""
+    """`lists`: number of lists; `width`: total bytes of one element of each. Eight elements per thread leave
+    registers for many tensors.
+    """
     return Tiles(128, BLOCK=1024)
 
 
 @tunable("optim.norm")
 def norm_tiles(width: int) -> Tiles:
-    """Nothing but reading: 64 bytes a thread and more on their way."""
+    """Only reads: 64 bytes or more in flight per thread."""
     return Tiles(256, BLOCK=8192)
 
 
 class Plan(NamedTuple):
-    """What follows from sizes and dtypes: the length of a chunk, and launches that wait for tensors and numbers."""
+    """The chunk length and bound launches for some sizes and dtypes."""
 
     block: int
-    launches: tuple[Callable[..., Any], ...]  # none where there is nothing to do
+    launches: tuple[Callable[..., Any], ...]  # empty if there are no elements
 
 
 _plans: dict[Any, Plan] = keep({})
 
 
 def planned(kernel: Launcher, what: Seen, constants: tuple, make: Callable[[], Plan]) -> Plan:
-    """The plan of a kernel for such tensors and constants."""
+    """The cached plan of a kernel for lists of these sizes and dtypes, and these constants."""
     key = (kernel, what.sizes, what.dtypes, what.device, constants)
     plan = _plans.get(key)
     if plan is None:
@@ -180,7 +182,7 @@ def planned(kernel: Launcher, what: Seen, constants: tuple, make: Callable[[], P
 
 
 def launched(kernel: Launcher, what: Seen, given: tuple, constants: dict[str, Any], types: str = "") -> None:
-    """One program a chunk. `given` follows the tables; `types` names the constants that say what the tensors hold."""
+    """Launch one program per chunk. `given`: arguments after the tables; `types`: names of the dtype constants."""
 
     def make() -> Plan:
         tiles = step_tiles(lists=len(what.dtypes), width=sum(d.itemsize for d in what.dtypes))
@@ -189,7 +191,7 @@ def launched(kernel: Launcher, what: Seen, given: tuple, constants: dict[str, An
         config = tiles.config(**known)
         return Plan(tiles["BLOCK"], (kernel.ready((count, 1, 1), (), config),) if count else ())
 
-    # a launch is made for what is absent, too
+    # None arguments are part of the key: a bound launch is compiled for them
     plan = planned(kernel, what, (*constants.values(), *(g is None for g in given)), make)
     for launch in plan.launches:
         cut = chunks_of(what, plan.block)
@@ -197,5 +199,5 @@ def launched(kernel: Launcher, what: Seen, given: tuple, constants: dict[str, An
 
 
 def lanes(dtypes: tuple[torch.dtype, ...]) -> int:
-    """Elements to an access: 16 bytes of the widest."""
+    """Elements of an access: 16 bytes of the widest dtype."""
     return 16 // max(d.itemsize for d in dtypes)

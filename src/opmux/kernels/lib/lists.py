@@ -1,14 +1,14 @@
-"""Hundreds of tensors for one launch: their addresses and sizes as a table in the device's memory.
+"""Lists of hundreds of tensors in one launch: a table in device memory holds their addresses and sizes.
 
-A row of the table belongs to one place in the lists: the address of the tensor of each list, how many elements they
-have, the number of their first chunk, and whether all addresses are multiples of 16. A second table says for each
-chunk, which is a program's work, the row it belongs to: no program searches.
+Row i of the table is for the i-th tensor of each list: the addresses, the number of elements, the index of the first
+chunk, and whether all addresses are multiples of 16. A second table maps each chunk (the work of one program) to its
+row, so programs do not search.
 
-Both are kept, the rows by the addresses in them and the chunks by the sizes. Where addresses change from step to step
-(gradients are allocated anew), a new table is one array and one copy that waits for nothing.
+Both tables are cached: rows by the addresses in them, chunks by the sizes. Where addresses change at each step
+(gradients are reallocated), a new table costs one array and one asynchronous copy.
 
-While a CUDA graph is captured a table made before serves, and is never let go. If there is none, the copy becomes part
-of the graph: what it copies from is kept, and what it writes to is the graph's own, and of no use to others.
+During CUDA graph capture an existing table is reused and never freed. If there is none, the copy becomes part of the
+graph: its source is kept forever, and its destination belongs to the graph, so no other call may use it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .launch import _compiling_only
 from .plans import keep, refuse_negated
 
 MORE = 3  # columns after the addresses: elements, first chunk, aligned
-MOST = 64  # tables to be kept: gradients that never come back at the same place must not fill the memory
+MOST = 64  # cached tables; a limit, as gradients may have new addresses at every step
 
 _dtype = attrgetter("dtype")
 _address, _numel, _packed, _index = Tensor.data_ptr, Tensor.numel, Tensor.is_contiguous, Tensor.get_device
@@ -40,17 +40,17 @@ _stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
 
 class Seen(NamedTuple):
-    """Lists whose tensors have one dtype each, as kernels need to know them."""
+    """Addresses, sizes and dtypes of lists with one dtype each."""
 
     addresses: tuple[tuple[int, ...], ...]
     sizes: tuple[int, ...]
     dtypes: tuple[torch.dtype, ...]
     device: torch.device
-    more: tuple[tuple[int, ...], ...] = ()  # further columns of the table, after all others
+    more: tuple[tuple[int, ...], ...] = ()  # extra columns at the end of the table
 
 
 def seen(op: str, lists: Any, flag: Tensor | None = None) -> list[Seen]:
-    """The lists by their dtypes: nearly always all in one. What the spec refuses is refused as it does."""
+    """The lists grouped by their dtypes, nearly always one group. Raises the errors of the op's spec."""
     rule = spec.FORMS[op]
     form = rule.form(op, lists)
     try:
@@ -71,7 +71,7 @@ def seen(op: str, lists: Any, flag: Tensor | None = None) -> list[Seen]:
 
 
 def seen_alike(lists: Sequence[Sequence[Tensor]], more: tuple[tuple[int, ...], ...] = ()) -> Seen:
-    """Lists of one dtype each, whose tensors have the same shapes at the same places; others are declined."""
+    """Lists of one dtype each, with equal shapes at equal positions. Raises NotSupported for any other."""
     lead = lists[0]
     shapes, on = [t.shape for t in lead], _index(lead[0])
     for items in lists:
@@ -91,7 +91,7 @@ def seen_alike(lists: Sequence[Sequence[Tensor]], more: tuple[tuple[int, ...], .
 
 
 def _alike(form: tuple[spec.Each, ...], lists: Any, flag: Tensor | None) -> Seen | None:
-    """What there is to know where all is as it should be, at the cost of a few questions a tensor."""
+    """The fast path for lists with one dtype each and nothing unusual, with few checks per tensor; None if it fails."""
     lead = lists[0]
     if not lead:
         return None
@@ -115,7 +115,7 @@ def _alike(form: tuple[spec.Each, ...], lists: Any, flag: Tensor | None) -> Seen
 
 
 def _absent(addresses: tuple[int, ...], items: Sequence[Tensor]) -> bool:
-    """Whether a tensor that should have memory has none."""
+    """Whether a nonempty tensor has a null address."""
     return 0 in addresses and not _compiling_only() and any(not a and t.numel() for a, t in zip(addresses, items))
 
 
@@ -129,7 +129,7 @@ def _gathered(lists: Any) -> Seen:
 
 
 def _decline_gaps(together: list[Tensor]) -> None:
-    """Decline tensors that are not one piece of memory each, in the same order of elements."""
+    """Raise NotSupported unless each tensor is dense in memory, and all have the same strides."""
     if any(t.is_meta or (t.numel() and not t.data_ptr()) for t in together):
         raise NotSupported("a tensor without memory of its own: on meta, or a subclass that wraps others")
     if all(t.is_contiguous() for t in together):
@@ -148,9 +148,9 @@ def _decline_gaps(together: list[Tensor]) -> None:
 
 
 class Chunks(NamedTuple):
-    """How tensors of some sizes are cut: a table for the device, and the first chunk of each."""
+    """How tensors of some sizes are split into chunks: a device table, and the first chunk of each tensor."""
 
-    rows: Tensor  # of each chunk, the row of its tensor
+    rows: Tensor  # row of the tensor of each chunk
     firsts: tuple[int, ...]
     count: int
     stream: int
@@ -163,29 +163,29 @@ class Table(NamedTuple):
 
 _chunks: dict[Any, Chunks] = keep({})
 _tables: dict[Any, Table] = keep({})
-_kept: list[Any] = []  # what captured graphs read: for good, as nobody says when a graph is gone
+_kept: list[Any] = []  # tensors that captured graphs read; never freed, as nothing tells when a graph is destroyed
 on_empty_cache(_chunks.clear)
 on_empty_cache(_tables.clear)
 
 
 def chunks_of(what: Seen, size: int) -> Chunks:
-    """The chunks of tensors of these sizes, of `size` elements each but the last."""
+    """The chunks of `size` elements (the last one of a tensor may be smaller)."""
     key = (what.sizes, size, what.device)
     return _found(_chunks, key, what.device, lambda stream: _cut(what, size, stream))
 
 
 def table_of(what: Seen, cut: Chunks) -> Tensor:
-    """The rows of the tensors."""
+    """The table on the device, cached."""
     key = (what.addresses, what.sizes, what.more, cut.firsts)
     return _found(_tables, key, what.device, lambda stream: Table(_sent(_cells(what, cut), what.device), stream)).rows
 
 
 def _found(kept: dict[Any, Any], key: Any, device: torch.device, make: Any) -> Any:
-    """What was made before for the stream at hand, or is made now."""
+    """The cached entry for the current stream, or a new one from `make`."""
     stream = _stream(device.index) if device.type == "cuda" and _stream is not None else 0
     found = kept.get(key)
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        # what another stream made is complete: a capture begins with a synchronisation
+        # an entry from another stream is complete: capture starts with a synchronization
         found = make(stream) if found is None else found
         _kept.append(found)
         return found
@@ -211,7 +211,7 @@ def _cut(what: Seen, size: int, stream: int) -> Chunks:
 
 
 def _cells(what: Seen, cut: Chunks) -> array[int]:
-    """The cells of the table, row by row."""
+    """The values of the table, row by row."""
     joined: Iterator[int] | tuple[int, ...] = what.addresses[0]
     for addresses in what.addresses[1:]:
         joined = map(or_, joined, addresses)
@@ -220,26 +220,26 @@ def _cells(what: Seen, cut: Chunks) -> array[int]:
     return array("q", chain.from_iterable(zip(*columns, strict=True)))
 
 
-_staging: list[Any] = []  # pinned memory for captures, and how much of it is taken
-STAGING = 1 << 17  # numbers: of 8 bytes
+_staging: list[Any] = []  # pinned memory for captures, and the number of values in use
+STAGING = 1 << 17  # int64 values
 
 
 def _sent(values: array[int], device: torch.device) -> Tensor:
-    """Numbers as a tensor on the device, by a copy that nobody waits for."""
+    """Copy values to the device asynchronously."""
     host = torch.frombuffer(values, dtype=torch.int64)
     if device.type == "meta":
         return torch.empty_like(host, device=device)
     if device.type != "cuda":
         return host.to(device, copy=True)
     capturing = torch.cuda.is_current_stream_capturing()
-    if not _staging and not capturing:  # to allocate it may not be allowed while capturing
+    if not _staging and not capturing:  # allocation may be forbidden during capture
         _staging[:] = [torch.empty(STAGING, dtype=torch.int64, pin_memory=True), 0]
     pinned = _reserved(len(values)) if capturing else torch.empty(len(values), dtype=torch.int64, pin_memory=True)
     return pinned.copy_(host).to(device, non_blocking=True)
 
 
 def _reserved(n: int) -> Tensor:
-    """Pinned memory that stays as it is: each replay of a graph reads it again."""
+    """Pinned memory that is never reused: each replay of a graph reads it again."""
     if _staging and _staging[1] + n <= STAGING:
         start = _staging[1]
         _staging[1] += n

@@ -1,11 +1,11 @@
-"""The functions that Triton leaves to the chip's own library, under one name for device and interpreter.
+"""Math functions from the chip's library, under one name on the device and in the interpreter.
 
     from .lib.maths import libdevice            # in a kernel file, under this name
 
-`tl.exp`, `tl.log`, `tl.sin`, `/` and `tl.sqrt` of float32 are approximations on NVIDIA's chips: good enough for a
-softmax, not for `aten::exp` at 80 or `aten::sin` at 1e5, as the argument is multiplied by a rounded constant first.
-ATen's own kernels call the chip's library. Triton reaches it through `libdevice`, which its interpreter does not have:
-there, torch answers.
+On NVIDIA `tl.exp`, `tl.log`, `tl.sin`, `/` and `tl.sqrt` of float32 are approximations: accurate enough for a softmax,
+not for `aten::exp` at 80 or `aten::sin` at 1e5, because the argument is first multiplied by a rounded constant. ATen's
+own kernels call the chip's library, which Triton offers as `libdevice`. The interpreter has none; this module
+implements it there with torch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import triton.language as tl
 from .interpret import interpreting
 from .jit_source import jit_from_source
 
-# What kernels may call, and what answers in the interpreter. Each is in the libraries of NVIDIA and of AMD.
+# Functions that kernels may call, and their implementation in the interpreter. NVIDIA's and AMD's libraries have all.
 FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
     "acos": torch.acos,
     "acosh": torch.acosh,
@@ -65,11 +65,11 @@ FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
 
 
 class _Interpreted:
-    """`libdevice` where kernels are interpreted."""
+    """`libdevice` for the interpreter."""
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name not in FUNCTIONS:
-            raise AttributeError(f"libdevice.{name} has no stand-in for the interpreter: add it to FUNCTIONS")
+            raise AttributeError(f"libdevice.{name} has no implementation in the interpreter: add it to FUNCTIONS")
         made = _answer(FUNCTIONS[name])
         setattr(self, name, made)
         return made
@@ -97,18 +97,18 @@ else:
 
 
 def library(name: str, args: str = "x") -> Any:
-    """A scalar function that is the library's own."""
+    """A scalar device function that calls the library function `name`."""
     return triton.jit(
         jit_from_source(f"def {name}({args}):\n    return libdevice.{name}({args})\n", libdevice=libdevice)
     )
 
 
-# ---- as IEEE says ---------------------------------------------------------------------------------------------------
+# ---- IEEE rounding --------------------------------------------------------------------------------------------------
 
 
 @triton.jit
 def div(a, b):
-    """a / b, rounded once: `/` of float32 is off by two units in the last place."""
+    """a / b, correctly rounded; float32 `/` has an error of two units in the last place."""
     if b.dtype == tl.float64:
         y = a / b
     else:

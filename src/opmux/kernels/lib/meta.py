@@ -1,4 +1,4 @@
-"""torch's own op on meta tensors: shapes, strides and dtypes of its results, and which calls it raises an error for."""
+"""Calls torch ops on meta tensors, for the shapes, strides and dtypes of results, and to find calls that raise."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def as_meta(t: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 
 
 def call_torch(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """What a function of torch returns. Declines what it raises an error for: the call is left to torch."""
+    """Call a torch function. Raises NotSupported if it raises, so that the call falls back to torch."""
     call = fn if library.reference_guard is None else library.reference_guard(fn)  # the op may be overridden
     try:
         with torch.no_grad():
@@ -29,7 +29,7 @@ def call_torch(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def on_meta(op: Any, *args: Any, **kwargs: Any) -> Any:
-    """What torch's op returns for meta tensors in place of these, also within lists."""
+    """Call torch's op with tensors replaced by meta tensors, also inside lists."""
     meta = lambda a: as_meta(a) if isinstance(a, Tensor) else [*map(meta, a)] if isinstance(a, (list, tuple)) else a
     return call_torch(op, *map(meta, args), **{name: meta(a) for name, a in kwargs.items()})
 

@@ -1,15 +1,16 @@
-"""Ops that move elements: one description says which part of the result comes from where, and launches follow from it.
+"""Ops that move elements. A description says which part of the result comes from where; launches are generated from it.
 
     @moves(spec.ops["stack"])
     def stack(y, tensors, dim):
         return [[(y.select(dim, i), t) for i, t in enumerate(tensors)]]
 
-The function is called once for each dtype, shape and stride of the tensors and each value of the other arguments, with
-meta tensors in place of tensors; `y` is what torch's own op returns for them, or looks like the given `out`. It returns
-stages, one after another; each is a `Job`, or a list of moves (part of the result, source) in any order. A source is a
-view of an argument, the same `Flipped`, or a number. Up to eight moves are one launch: each program belongs to a move.
+The function is called once for each combination of dtypes, shapes and strides of the tensors and values of the other
+arguments. Tensors are replaced by meta tensors; `y` is the result of torch's own op for them, or a meta copy of `out`.
+The function returns stages, which run in order. A stage is a `Job`, or a list of moves (part of the result, source) in
+any order. A source is a view of an argument, a `Flipped` view, or a number. Up to eight moves form one launch, in which
+each program works for one move.
 
-What torch raises an error for on meta tensors is left to torch.
+If torch's op raises for the meta tensors, the call falls back to torch.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from .plans import BELOW, LOOK, or_refusal, refuse_negated, table
 from .pointwise import DOOR, DTYPES
 from .rows import DEVICES, OutputSpec
 
-MOST_MOVES = 8  # in one launch: each is a branch of the kernel
+MOST_MOVES = 8  # in one launch; each move is a branch of the kernel
 
 
 class Flipped(NamedTuple):
@@ -47,13 +48,13 @@ class Flipped(NamedTuple):
 
 
 class Late(NamedTuple):
-    """A number that is known at the call only; it fills a part."""
+    """A fill value that is known only at the call."""
 
     name: str
 
 
 class Job(NamedTuple):
-    """A launch of another kernel, over these tensors; it writes the last."""
+    """A launch of another kernel with these tensors; it writes the last one."""
 
     kernel: Launcher
     grid: tuple[int, int, int]
@@ -67,7 +68,7 @@ Stage = Job | Sequence[tuple[Tensor, Source]]
 
 
 class Piece(NamedTuple):
-    """A move in numbers: strides and first offsets, in elements, in the tensors of these places."""
+    """A move in numbers. y and x: tensor indices; strides and offsets: in elements."""
 
     y: int
     x: int | None
@@ -84,7 +85,7 @@ class Piece(NamedTuple):
 
 @triton.jit
 def converted(v, to: tl.constexpr):
-    """As C++ converts: to bool by comparison, to uint8 through int64, to 16-bit floats through float32."""
+    """Convert as C++ does: to bool by comparison, to uint8 through int64, to 16-bit floats through float32."""
     if v.dtype == to:
         y = v
     elif to == tl.int1:
@@ -99,7 +100,7 @@ def converted(v, to: tl.constexpr):
 
 
 def _part_text(name: str, indexing: Indexing, step: int, numbers: dict[str, int], filled: bool) -> str:
-    """The function of one move. Multiples of `step` are passed divided by it, so that Triton knows."""
+    """The function of one move. Multiples of `step` are passed divided by it, so Triton knows they are multiples."""
     lines = []
     for number, value in numbers.items():
         if number in indexing.free or value % step:
@@ -131,18 +132,18 @@ def _move(indexing: Indexing, filled: bool, masked: bool = True) -> str:
 
 
 class Launching(NamedTuple):
-    """What a launch of some pieces takes."""
+    """Kernel, grid and arguments of one launch."""
 
     kernel: Launcher
     grid: tuple[int, int, int]
     config: Config
     numbers: tuple[int, ...]
-    places: list[int | None]  # of its tensors
+    places: list[int | None]  # indices of its tensors; None: a null pointer
     value: Late | int | None
 
 
 def launching(pieces: Sequence[Piece], dtypes: Sequence[torch.dtype]) -> Launching:
-    """One launch for up to MOST_MOVES pieces; `dtypes` are those of the tensors."""
+    """One launch for up to MOST_MOVES pieces; `dtypes`: of all tensors."""
     places: list[int | None] = [*sorted({p.x for p in pieces if p.x is not None} | {p.y for p in pieces})]
     parts: dict[str, str] = {}  # text without its name -> name
     calls, params, values, constants, threads, programs = [], [], [], {}, 0, 0
@@ -181,7 +182,7 @@ def launching(pieces: Sequence[Piece], dtypes: Sequence[torch.dtype]) -> Launchi
 
 
 def _branches(calls: list[str]) -> str:
-    """The call of the part to which a program belongs."""
+    """Source that calls the part to which the program belongs."""
     if len(calls) == 1:
         return f"    {calls[0]}\n"
     text = ""
@@ -203,10 +204,10 @@ def _launcher(text: str, parts: tuple[tuple[str, str], ...]) -> Launcher:
 
 @functools.cache
 def number_for(dtype: torch.dtype) -> Callable[[Any], int | float]:
-    """A function that brings a number to a dtype as torch does; what torch refuses is NotSupported."""
+    """A function that converts a number to a dtype as torch does; raises NotSupported where torch would raise."""
 
     def refused(value: Any) -> NotSupported:
-        return NotSupported(f"{value!r} as {dtype}")
+        return NotSupported(f"{value!r} does not fit in {dtype}")
 
     def floating(value: Any) -> float:
         if isinstance(value, complex) or most < abs(value) < torch.inf:
@@ -214,7 +215,7 @@ def number_for(dtype: torch.dtype) -> Callable[[Any], int | float]:
         return float(value)
 
     def integer(value: Any) -> int:
-        if isinstance(value, complex) or not least <= value <= most:  # NaN is not between them either
+        if isinstance(value, complex) or not least <= value <= most:  # also true for NaN
             raise refused(value)
         return int(value)
 
@@ -232,9 +233,9 @@ def number_for(dtype: torch.dtype) -> Callable[[Any], int | float]:
 
 
 def moves(op: Any, unless: str = "") -> Callable[[Callable[..., Iterable[Stage]]], Callable[..., Any]]:
-    """Make an impl of an op of ATen from a function that describes it.
+    """Make an impl of an ATen op from a function that describes it.
 
-    `unless` is an expression of the arguments: where it is true, the call is left to torch.
+    `unless`: an expression of the arguments; if it is true, the call falls back to torch.
     """
 
     def declare(describe: Callable[..., Iterable[Stage]]) -> Callable[..., Any]:
@@ -246,7 +247,7 @@ def moves(op: Any, unless: str = "") -> Callable[[Callable[..., Iterable[Stage]]
 
 
 def role_of(annotation: Any) -> str:
-    """What an argument is to a plan: "tensor", "tensors", "number" (passed at the call), "list" or "choice"."""
+    """The role of an argument in a plan: "tensor", "tensors", "number" (passed at the call), "list" or "choice"."""
     parts = typing.get_args(annotation) or (annotation,)
     if annotation is Tensor:
         return "tensor"
@@ -268,7 +269,7 @@ def _key(role: str, name: str, look: str) -> str:
 
 
 def doors(spec: Any, make: Callable[..., Callable[..., Any]], unless: str = "") -> tuple[Callable[..., Any], ...]:
-    """The op as a function, the same for callers that are kernels of ATen, and the same into a given result."""
+    """Three functions: the op, the op for calls from ATen kernels, and the op that writes into a given result."""
     params = list(spec.signature.parameters.values())
     roles = {p.name: role_of(p.annotation) for p in params}
     plain = [p.name for p in params if p.kind is not p.KEYWORD_ONLY]
@@ -293,13 +294,13 @@ def doors(spec: Any, make: Callable[..., Callable[..., Any]], unless: str = "") 
 
 
 class _Tensors:
-    """The tensors of a call: where each comes from, and a meta tensor in its place."""
+    """The tensors of a call: the source expression of each, and a meta tensor in its place."""
 
     def __init__(self) -> None:
         self.metas: list[Tensor] = []
-        self.sources: list[str] = []  # as source text
+        self.sources: list[str] = []  # expressions in the generated call
         self.reals: list[Tensor | None] = []
-        self._places: dict[int, int] = {}  # by storage
+        self._places: dict[int, int] = {}  # storage of a meta tensor -> index
 
     def add(self, source: str, meta: Tensor, real: Tensor | None) -> Tensor:
         self._places[meta.untyped_storage()._cdata] = len(self.metas)
@@ -316,18 +317,18 @@ class _Tensors:
     def place(self, view: Tensor) -> int:
         found = self._places.get(view.untyped_storage()._cdata)
         if found is None:
-            raise NotSupported("a part that is no view of an argument")
+            raise NotSupported("a part that is not a view of an argument")
         if view.storage_offset() * view.element_size() + bytes_of(view) > bytes_of(self.metas[found]):
-            raise NotSupported("a part that is not within its tensor")  # torch does not check that of meta tensors
+            raise NotSupported("a part out of bounds of its tensor")  # torch does not check meta tensors
         return found
 
 
 def _plan(spec: Any, describe: Callable[..., Iterable[Stage]], args: tuple, out: Any) -> Callable[..., Any]:
-    """A function of the arguments, after the result where one is given."""
+    """A function of the arguments; if `out` is given, it is the first argument."""
     params = list(spec.signature.parameters.values())
     tensors = _Tensors()
     given: list[Any] = []
-    asked: list[Any] = []  # for torch's own op on meta tensors
+    asked: list[Any] = []  # arguments for torch's op on meta tensors
     for p, value in zip(params, args, strict=True):
         role = role_of(p.annotation)
         if role == "tensor":
@@ -352,7 +353,7 @@ def _plan(spec: Any, describe: Callable[..., Iterable[Stage]], args: tuple, out:
 
 
 def _check_options(reals: list[Tensor], named: dict[str, Any]) -> None:
-    """Decline what is for another device or layout, and tensors that are not on one device."""
+    """Raise NotSupported for another device or layout, or tensors on several devices."""
     home = reals[0].device
     device = named.get("device")
     if any(t.device != home for t in reals) or (device is not None and torch.device(device) != home):
@@ -362,14 +363,14 @@ def _check_options(reals: list[Tensor], named: dict[str, Any]) -> None:
 
 
 def _on_meta(spec: Any, params: list[inspect.Parameter], asked: list[Any]) -> Any:
-    """What torch's own op returns for meta tensors."""
+    """The result of torch's own op for meta tensors."""
     plain = [v for p, v in zip(params, asked, strict=True) if p.kind is not p.KEYWORD_ONLY]
     keyword = {p.name: v for p, v in zip(params, asked, strict=True) if p.kind is p.KEYWORD_ONLY}
     return call_torch(spec.reference, *plain, **keyword)
 
 
 def _results(tensors: _Tensors, natural: Any, out: Any, like: Tensor) -> Any:
-    """The results as meta tensors: as torch makes them, or as the given ones lie."""
+    """The results as meta tensors, with the layout that torch gives them or that of `out`."""
     many = isinstance(natural, (list, tuple))
     listed: list[Tensor] = list(natural) if many else [natural]
     if out is None:
@@ -387,7 +388,7 @@ def _results(tensors: _Tensors, natural: Any, out: Any, like: Tensor) -> Any:
             raise NotSupported("elements of out share memory")
     if many:
         return [tensors.alike(f"y[{i}]", y) for i, y in enumerate(outs)]
-    # whether `out` is an argument is part of the key, unless that argument is a list
+    # the key of a plan says whether `out` is one of the arguments, except for arguments that are lists
     same = [
         m for m, t, s in zip(tensors.metas, tensors.reals, tensors.sources, strict=True) if t is out and s[-1] != "]"
     ]
@@ -395,14 +396,14 @@ def _results(tensors: _Tensors, natural: Any, out: Any, like: Tensor) -> Any:
 
 
 class _Function:
-    """The source of a plan: allocations and launches."""
+    """Generates the source of a plan: allocations and launches."""
 
     def __init__(self, spec: Any, tensors: _Tensors, natural: Any, out: Any, stages: list[Stage]):
         self.spec, self.tensors, self.out = spec, tensors, out
         self.many = isinstance(natural, (list, tuple))
         self.natural: list[Tensor] = list(natural) if self.many else [natural]
         self.globals: dict[str, Any] = {}
-        self.read: set[int] = set()  # places of tensors that are read
+        self.read: set[int] = set()  # indices of tensors
         self.written: set[int] = set()
         self.launches = [one for stage in stages for one in self._of_stage(stage)]
 
@@ -484,7 +485,7 @@ class _Function:
 
 
 def apart(y: Tensor, y_span: int, x: Tensor, x_span: int) -> None:
-    """Decline to write y where it overlaps x, which is still to be read: torch knows what happens then."""
+    """Raise NotSupported if y overlaps x, which is read later; torch defines the result of such calls."""
     start, other = y.data_ptr(), x.data_ptr()
     if start and other and other < start + y_span and start < other + x_span:
         raise NotSupported("out and an argument share memory")

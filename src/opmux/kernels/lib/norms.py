@@ -1,4 +1,4 @@
-"""What kernels of norms share: where half precision is rounded, and the statistics of empty rows."""
+"""Shared by the norm kernels: rounding to half precision, and the statistics of empty rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 @triton.jit
 def round_to(b, DTYPE: tl.constexpr):
-    """As rounded to a dtype; unchanged if there is none."""
+    """Round to a dtype and back; unchanged if DTYPE is None."""
     if DTYPE is None:
         return b
     else:
@@ -20,11 +20,11 @@ def round_to(b, DTYPE: tl.constexpr):
 
 
 def rounding(casting: str, dtype: torch.dtype) -> dict[str, tl.dtype | None]:
-    """The kernels' ROUND and STEP. Wide dtypes have none, so that all castings share one compiled kernel."""
+    """The kernels' ROUND and STEP; None for wide dtypes, so that all castings share one compiled kernel."""
     narrow = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}.get(dtype)
     return {"ROUND": None if casting == "gemma" else narrow, "STEP": narrow if casting == "none" else None}
 
 
 def rstd_of_nothing(rstd: Tensor, eps: float) -> None:
-    """Rows without elements have a mean of 0."""
+    """Fill rstd for rows of length 0, whose mean square counts as 0."""
     rstd.fill_(eps**-0.5 if eps > 0 else math.nan if eps else math.inf)

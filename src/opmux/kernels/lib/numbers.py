@@ -1,4 +1,4 @@
-"""Numbers that are written into tensors."""
+"""Checks of Python numbers that are written into tensors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 def representable(value: Any, dtype: torch.dtype) -> bool:
-    """Whether torch converts a number to a dtype without a word: same kind, and in its range. No for complex dtypes."""
+    """Whether torch converts a number to a dtype silently: same kind, and in range. False for complex dtypes."""
     if dtype.is_complex:
         return False
     if isinstance(value, bool) or (dtype is torch.bool and value in (0, 1) and isinstance(value, int)):

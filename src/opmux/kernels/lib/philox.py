@@ -1,4 +1,4 @@
-"""Random bits in kernels: Philox4x32-10, numbered as `specs/random.py` says."""
+"""Random bits in kernels: Philox4x32-10, with the counters that `specs/random.py` defines."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def with_seed(
 ) -> Plan:
     """The plan of a launch whose kernel takes `seed_ptr`, `key` and `counter` (see `seeded`).
 
-    A seed on the device of x is a pointer; one on the host is read at every call, and passed as two numbers.
+    A seed on the device of x is passed as a pointer. One on the host is read at every call and passed as two numbers.
     """
     if not seed_on_host(x, seed):
         return Plan(makes, [launch.given(key=0, counter=0)], [*copied, *strided(seed=seed)])
@@ -42,21 +42,21 @@ def with_seed(
 
 @triton.jit
 def halves(x):
-    """The low and the high word of 64 bits."""
+    """The low and the high 32 bits of a 64-bit integer."""
     x = x.to(tl.uint64)
     return x.to(tl.uint32), (x >> 32).to(tl.uint32)
 
 
 @triton.jit
 def product(a, b):
-    """The high and the low word of a product: one multiplication to 64 bits, where mulhi and mul would be two."""
+    """The high and the low 32 bits of a product. One 64-bit multiplication replaces mulhi and mul."""
     whole = a.to(tl.uint64) * b
     return (whole >> 32).to(tl.uint32), whole.to(tl.uint32)
 
 
 @triton.jit
 def seeded(seed_ptr, key, counter):
-    """The seed: in memory, or (seed_ptr is None) these two numbers. To be asked for once, before anything is stored."""
+    """Key and counter, from memory unless seed_ptr is None. Call once, before any store."""
     if seed_ptr is not None:
         key = tl.load(seed_ptr)
         counter = tl.load(seed_ptr + 1)
@@ -65,14 +65,14 @@ def seeded(seed_ptr, key, counter):
 
 @triton.jit
 def words_at(key, counter, group):
-    """Four words of each group, an int64 tensor."""
+    """Four words for each group, an int64 tensor."""
     c2, c3 = halves(group)
     return rounds(key, counter, c2, c3)
 
 
 @triton.jit
 def words(key, counter, group, GROUPS: tl.constexpr):
-    """Four words each for GROUPS groups from `group` on, which is a multiple of GROUPS: no carry to the high word."""
+    """Four words for each of GROUPS groups from `group` on, a multiple of GROUPS, so the high word needs no carry."""
     c2, c3 = halves(group)
     c2 += tl.arange(0, GROUPS).to(tl.uint32)
     return rounds(key, counter, c2, c3)
@@ -104,5 +104,5 @@ def interleave2(a, b):
 
 @triton.jit
 def interleave4(a, b, c, d):
-    """a[0], b[0], c[0], d[0], a[1], ...: with a group a thread, four neighbours a thread, and nothing moves."""
+    """a[0], b[0], c[0], d[0], a[1], ...: if a thread has one group, it gets four adjacent words, and no data moves."""
     return tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), [4 * a.shape[0]])

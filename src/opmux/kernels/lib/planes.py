@@ -1,6 +1,6 @@
-"""Tensors of channels and one to three spatial dimensions: sizes, strides and index arithmetic.
+"""Tensors with channels and one to three spatial dimensions: sizes, strides and index arithmetic.
 
-Kernels compute one result element per lane, in the order in which results lie in memory, and read inputs by strides:
+Kernels compute one result element per lane, in the memory order of the results, and read inputs through strides, so
 contiguous, channels-last and sliced inputs need no copy. Missing spatial dimensions have size 1.
 """
 
@@ -29,14 +29,14 @@ AXES = "zyx"
 
 
 def check_floats(*tensors: Tensor | None) -> None:
-    """Decline other dtypes than floats, and several of them in one call."""
+    """Raise NotSupported unless all tensors have the same floating-point dtype."""
     found = {t.dtype for t in tensors if t is not None}
     if len(found) != 1 or not found <= {*FLOATS}:
         raise NotSupported(f"{', '.join(map(str, found))}: expected floats of one dtype")
 
 
 def zyx(values: int | Sequence[int], rank: int, missing: int = 0) -> tuple[int, int, int]:
-    """A value for each of z, y and x, from one for each spatial dimension, or one for all."""
+    """A value for each of z, y and x, from one value per spatial dimension, or one for all."""
     given = [values] if isinstance(values, int) else list(values)
     given = given * rank if len(given) == 1 else given
     if len(given) != rank:
@@ -73,7 +73,7 @@ class Planes(NamedTuple):
 
     @property
     def last(self) -> bool:
-        """Whether the channels of a position are adjacent, and positions follow one another."""
+        """Whether the layout is channels-last."""
         _, c, z, y, x = self.sizes
         return self.dense((z * y * x * c, 1, y * x * c, x * c, c))
 
@@ -86,7 +86,7 @@ class Planes(NamedTuple):
         return all(a == b or n == 1 for a, b, n in zip(self.strides, strides, self.sizes, strict=True))
 
     def numbers(self, name: str) -> dict[str, int]:
-        """The strides, as a kernel's arguments."""
+        """The strides as kernel arguments."""
         return {f"{name}_s{axis}": s for axis, s in zip("nczyx", self.strides, strict=True)}
 
     @property
@@ -97,23 +97,23 @@ class Planes(NamedTuple):
 
 @tunable("planes")
 def plane_tiles(last: bool, dtype: torch.dtype) -> Tiles:
-    """Result elements of a program: with adjacent channels, loads of 16 bytes."""
+    """Result elements of a program: 16-byte loads if the layout is channels-last (`last`)."""
     return Tiles(128, BLOCK=128 * (max(2, 16 // dtype.itemsize) if last else 4))
 
 
 def constants(out: Planes, tiles: Tiles, rank: int, *inputs: Planes) -> dict[str, Any]:
-    """The constants that say how results and inputs lie in memory; declines results that are not dense."""
+    """The constants that describe the layouts of result and inputs. Raises NotSupported if the result is not dense."""
     last = out.last and not out.contiguous
     if not (last or out.contiguous):
         raise NotSupported("results are neither contiguous nor channels-last")
-    # with adjacent channels, a constant stride of 1 keeps loads wide
+    # channels-last: a constant channel stride of 1 keeps loads wide
     tight = last and all(p.strides[1] == 1 for p in inputs)
     index = index_dtype(max(p.reach for p in (out, *inputs)) + tiles["BLOCK"])
     return {"RANK": rank, "LAST": last, "TIGHT": tight, "INDEX": index, "FULL": out.count % tiles["BLOCK"] == 0}
 
 
 def sizes_of(out: Planes) -> dict[str, int]:
-    """The number of result elements and the sizes of the result, as a kernel's arguments."""
+    """The size arguments of a kernel: number of result elements, and sizes of the result."""
     _, c, z, y, x = out.sizes
     return {"n": out.count, "n_c": c, "n_z": z, "n_y": y, "n_x": x}
 
@@ -128,7 +128,7 @@ def per_element(
     names: Mapping[str, str | None],
     **constexprs: Any,
 ) -> Launch:
-    """A launch with one lane per element of the result. `inputs` are the tensors that the kernel reads by strides."""
+    """A launch with one lane per result element. `inputs`: the tensors that the kernel reads through strides."""
     tiles = plane_tiles(last=out.last, dtype=dtype)
     strides = {k: v for name, planes in inputs.items() for k, v in planes.numbers(name).items()}
     config = tiles.config(**constexprs | constants(out, tiles, rank, *inputs.values()))
@@ -147,7 +147,7 @@ def per_axis(name: str, values: Iterable[Any]) -> dict[str, Any]:
 
 @triton.jit
 def lanes(n, INDEX: tl.constexpr, FULL: tl.constexpr, BLOCK: tl.constexpr):
-    """The result elements of this program, and which of them exist."""
+    """The result elements of this program, and a mask."""
     o = tl.program_id(0).to(INDEX) * BLOCK + tl.arange(0, BLOCK)
     if FULL:
         inside = tl.full([BLOCK], 1, tl.int1)
@@ -158,7 +158,7 @@ def lanes(n, INDEX: tl.constexpr, FULL: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def unravel_positions(o, n_z, n_y, n_x, RANK: tl.constexpr):
-    """Batch, z, y and x of the o-th position."""
+    """Batch, z, y and x of position o."""
     x = o % n_x
     o = o // n_x
     y = o * 0
@@ -174,7 +174,7 @@ def unravel_positions(o, n_z, n_y, n_x, RANK: tl.constexpr):
 
 @triton.jit
 def unravel(o, n_c, n_z, n_y, n_x, RANK: tl.constexpr, LAST: tl.constexpr):
-    """Batch, channel, z, y and x of elements in memory order."""
+    """Batch, channel, z, y and x of element o in memory order."""
     if LAST:
         c = o % n_c
         b, z, y, x = unravel_positions(o // n_c, n_z, n_y, n_x, RANK)
@@ -187,7 +187,7 @@ def unravel(o, n_c, n_z, n_y, n_x, RANK: tl.constexpr, LAST: tl.constexpr):
 
 @triton.jit
 def plane(b, c, s_n, s_c, TIGHT: tl.constexpr):
-    """The offset of a batch's channel."""
+    """The offset of channel c of batch b."""
     if TIGHT:
         return b * s_n + c
     else:

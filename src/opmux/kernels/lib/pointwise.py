@@ -1,16 +1,16 @@
-"""Elementwise ops from scalar functions: broadcasting, any strides and ATen's own type promotion, from one table.
+"""Elementwise ops from scalar functions: broadcasting, any strides and ATen's type promotion, from one table.
 
-A `Row` is an ATen op and the scalar function that states it. `run(row, args)` computes it, `run(row, args, out=y)`
-writes the result into a tensor that is there (in-place: `out` is the first argument). Both take the op's arguments in
-full, in the order of its signature.
+A `Row` is an ATen op and the scalar function that computes it. `run(row, args)` returns the result, `run(row, args,
+out=y)` writes it into y (in place: y is the first argument). Both take all arguments of the op, in the order of its
+signature.
 
-What the result looks like (shape, strides, dtype) is asked of the op itself, on meta tensors, once for each look of the
-arguments; what the op refuses is left to it. Numbers are not part of that look, only their type is: they reach the
-kernel at the call, as 64 bits. A 0-dim CPU tensor beside tensors of the device is such a number, read at the call.
+Shape, strides and dtype of the result come from the op itself on meta tensors, once for each call key (dtypes, shapes,
+strides); if the op raises, the call falls back to it. Numbers enter the key by type only: a kernel gets them at the
+call as 64-bit arguments. A 0-dim CPU tensor next to device tensors is such a number, read at the call.
 
-    an operand's dtype -> the one ATen computes in (P) -> the one we compute in (C) -> the result's (R) -> that of `out`
+    operand's dtype -> dtype ATen computes in (P) -> dtype we compute in (C) -> result's dtype (R) -> dtype of `out`
 
-C is P widened: float32 for 16-bit floats, int32 for narrow integers and bool, as in C++, so that results wrap alike.
+C is P widened: float32 for 16-bit floats, int32 for narrow integers and bool, as in C++, so that integers wrap alike.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from .meta import as_meta, call_torch
 from .plans import BELOW, LOOK, keep, or_refusal, refuse_negated, table
 from .rows import OutputSpec
 
-# dtype -> what Triton calls it, and what it is computed in
+# dtype -> Triton's name, and the dtype we compute in (C)
 DTYPES = {
     torch.bool: (tl.int1, tl.int32),
     torch.uint8: (tl.uint8, tl.int32),
@@ -49,31 +49,31 @@ DTYPES = {
     torch.float32: (tl.float32, tl.float32),
     torch.float64: (tl.float64, tl.float64),
 }
-MASKS = ("condition", "mask")  # arguments that choose, and take no part in promotion
+MASKS = ("condition", "mask")  # arguments that select elements, and do not take part in promotion
 
-ROWS: dict[str, Row] = {}  # by ATen's name
+ROWS: dict[str, Row] = {}  # by the name in ATen
 
 
 @dataclass(eq=False)
 class Row:
-    """An op, and the scalar function that states it."""
+    """An ATen op, and the scalar function that computes it."""
 
     name: str
-    reference: Callable[..., Any]  # torch's own, by ATen's signature
+    reference: Callable[..., Any]  # torch's own op, with ATen's signature
     function: Any  # takes the op's arguments, each a block, a number, a constant or None
-    dtypes: frozenset[torch.dtype]  # that it computes in; for others torch's own runs, or says what is wrong
+    dtypes: frozenset[torch.dtype]  # allowed P; other calls fall back to torch, which may raise
     typed: bool = False  # the function takes P as its last argument
-    # numbers of an argument that are worth a kernel of their own, and the function of that kernel
+    # values of an argument that get a kernel of their own, and the function of that kernel
     baked: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     baked_function: Any = None
-    rounds: bool = False  # whether ATen brings a number to the dtype of 16-bit tensors before it computes
-    unless: str = ""  # arguments whose values torch must judge, as an expression
+    rounds: bool = False  # whether ATen rounds a number to the dtype of 16-bit tensors before it computes
+    unless: str = ""  # an expression of the arguments; if true, the call falls back to torch
     names: tuple[str, ...] = ()
     roles: tuple[str, ...] = ()
     keywords: tuple[str, ...] = ()
-    call: Callable[..., Tensor] = field(init=False)  # the op, by its exact signature
-    write: Callable[..., Tensor] = field(init=False)  # the same into a tensor: write(out, *args)
-    below: Callable[..., Tensor] = field(init=False)  # the op, for callers that are kernels of ATen
+    call: Callable[..., Tensor] = field(init=False)  # the op, with its exact signature
+    write: Callable[..., Tensor] = field(init=False)  # write(out, *args)
+    below: Callable[..., Tensor] = field(init=False)  # the op, for calls from ATen kernels
 
     def __post_init__(self) -> None:
         params = inspect.signature(self.reference, eval_str=True).parameters.values()
@@ -84,10 +84,10 @@ class Row:
 
 
 def run(row: Row, args: tuple, out: Tensor | None = None) -> Tensor:
-    """The op on these arguments, in full and in order; into `out`, cast to its dtype, where that is given.
+    """Compute the op for all its arguments in order; into `out`, cast to its dtype, if that is given.
 
-    NotSupported where the call is torch's: dtypes we do not compute, an `out` of another shape or dtype class, memory
-    that overlaps. Nothing has been written then.
+    Raises NotSupported before anything is written if torch must run the call: unsupported dtypes, an `out` of another
+    shape or dtype class, overlapping memory.
     """
     if out is not None:
         return row.write(out, *args)
@@ -95,7 +95,7 @@ def run(row: Row, args: tuple, out: Tensor | None = None) -> Tensor:
     return row.call(*args[:split], **dict(zip(row.keywords, args[split:], strict=True)))
 
 
-# ---- the way of a call ----------------------------------------------------------------------------------------------
+# ---- the entry points -----------------------------------------------------------------------------------------------
 
 
 def _keys(look: str) -> dict[str, str]:
@@ -130,7 +130,7 @@ def _role(annotation: Any) -> str:
 
 
 def _doors(row: Row) -> tuple[Callable[..., Tensor], ...]:
-    """The functions of exact arity that look a plan up, and call it."""
+    """The entry points with exact arity: each finds the plan for its arguments and calls it."""
     judged = f"if {row.unless}:\n        raise _NotSupported('torch judges these numbers')" if row.unless else ""
     params = [n for n in row.names if n not in row.keywords] + (["*", *row.keywords] if row.keywords else [])
     names: dict[str, Any] = {
@@ -160,12 +160,12 @@ def _doors(row: Row) -> tuple[Callable[..., Tensor], ...]:
 
 
 class Arg(NamedTuple):
-    """An argument as a kernel gets it."""
+    """An argument as a kernel receives it."""
 
     name: str
     kind: str  # "t" tensor, "i" integer or bool, "f" float, "c" constant, "-" absent
     value: Any
-    read: str  # how a call gets it
+    read: str  # expression for its value in the generated call
     role: str
 
 
@@ -175,7 +175,7 @@ class Types(NamedTuple):
 
 
 def _plan(row: Row, args: tuple, out: Tensor | None) -> Callable[..., Tensor]:
-    """A function of the arguments (and the result's tensor, where there is one) for arguments that look like these."""
+    """A function of the arguments (and of `out`, if given) for all calls with the same key as this one."""
     refuse_negated(*args, out)
     given = _given(row, args)
     tensors = [a.value for a in given if a.kind == "t"]
@@ -183,7 +183,7 @@ def _plan(row: Row, args: tuple, out: Tensor | None) -> Callable[..., Tensor]:
     result = _on_meta(row, args)
     types = Types(_promoted(given, result.dtype), result.dtype)
     if types.promoted not in row.dtypes:
-        raise NotSupported(f"{row.name} is not computed in {types.promoted}")
+        raise NotSupported(f"{row.name} does not support {types.promoted}")
     if row.rounds and types.promoted.itemsize == 2:
         given = [a._replace(read=f"_near({a.read})") if a.kind == "f" else a for a in given]
     if out is not None:
@@ -204,7 +204,7 @@ def _given(row: Row, args: tuple) -> list[Arg]:
     for i, (name, role, value) in enumerate(zip(row.names, row.roles, args, strict=True)):
         kind, read = _kind(value, role, home), f"a{i}"
         if ints and isinstance(value, Tensor) and name not in MASKS and value.dtype not in row.dtypes:
-            raise NotSupported(f"{row.name} of a tensor of {value.dtype}")
+            raise NotSupported(f"{row.name} does not support tensors of {value.dtype}")
         if name in row.baked and not isinstance(value, Tensor) and value in row.baked[name]:
             kind = "c"
         elif kind in "if" and isinstance(value, Tensor):
@@ -231,14 +231,15 @@ def _kind(value: Any, role: str, home: torch.device) -> str:
 
 
 def _on_meta(row: Row, args: tuple) -> Tensor:
-    """What torch makes of arguments that look like these: its result without the contents.
+    """The result of torch's op for such arguments, without contents.
 
-    Shapes and strides are those of meta tensors. What torch refuses, and its dtypes, are those of its real kernels, on
-    as good as no elements: meta functions let some mistakes pass, and promote a few ops otherwise. They also cast what
-    is to be promoted, which lays an expanded operand out anew, as no kernel does: so they get one dtype for all.
+    Shape and strides come from meta tensors. The dtype and errors come from torch's real kernels, on tensors with at
+    most one element: meta functions accept some invalid calls, and promote differently in a few ops. They also cast
+    operands that need promotion, which changes the strides of expanded ones. Real kernels do not, so all meta tensors
+    have one dtype.
     """
     dtype, shape = _result_dtype(row, args), _common_shape(args)
-    if shape is not None:  # several of torch's meta functions are decompositions in Python: 1 ms each
+    if shape is not None:  # avoids torch's meta functions: some are Python decompositions and take 1 ms
         return torch.empty(shape, dtype=dtype, device="meta")
     one = next((d for d in (torch.float32, torch.float64, torch.int32) if d in row.dtypes), None)
 
@@ -250,10 +251,10 @@ def _on_meta(row: Row, args: tuple) -> Tensor:
 
 
 def _common_shape(args: tuple) -> torch.Size | None:
-    """The shape of all tensors, if they have one and are contiguous: the result's shape, also contiguous."""
+    """The shape of all tensors if they have the same one and are contiguous; the result is then like them."""
     tensors = [a for a in args if isinstance(a, Tensor)]
     shape = tensors[0].shape
-    stride = OutputSpec.of(shape, tensors[0].dtype).stride  # `is_contiguous` allows any stride of a dimension of size 1
+    stride = OutputSpec.of(shape, tensors[0].dtype).stride  # `is_contiguous` ignores strides of size-1 dimensions
     alike = all(t.shape == shape and t.stride() == stride for t in tensors)
     return shape if alike and 0 not in shape else None
 
@@ -263,10 +264,10 @@ _MOST_DTYPES = 4096
 
 
 def _result_dtype(row: Row, args: tuple) -> torch.dtype:
-    """The dtype of the result, by torch's real kernel on as good as no elements; it depends on no other size."""
+    """The dtype of the result, from torch's real kernel on tensors with at most one element; cached."""
 
     def as_few(t: Tensor, name: str) -> Tensor:
-        device = "cpu" if t.is_meta else t.device  # of a call that is only compiled
+        device = "cpu" if t.is_meta else t.device  # the call is compile-only
         return torch.ones([int(n == 1) for n in t.shape], dtype=t.dtype, device=device)
 
     look = lambda a: (a.dtype, a.device, *(n == 1 for n in a.shape)) if isinstance(a, Tensor) else (a.__class__, a)
@@ -274,7 +275,7 @@ def _result_dtype(row: Row, args: tuple) -> torch.dtype:
     try:
         key = row, settings, *map(look, args)
         found = _dtypes.get(key)
-    except TypeError:  # a list
+    except TypeError:  # an unhashable argument, such as a list
         return _ask(row, args, as_few).dtype
     if found is None:
         if len(_dtypes) >= _MOST_DTYPES:
@@ -290,7 +291,7 @@ def _ask(row: Row, args: tuple, instead: Callable[[Tensor, str], Tensor]) -> Ten
 
 
 def _promoted(given: list[Arg], result: torch.dtype) -> torch.dtype:
-    """What ATen computes in: the result's dtype; where that is bool (a comparison), what the operands promote to."""
+    """The dtype ATen computes in: the result's; if that is bool (a comparison), what the operands promote to."""
     if result is not torch.bool:
         return result
     values = [a.value for a in given if a.role in ("tensor", "either") and a.kind in "tif" and a.name not in MASKS]
@@ -298,7 +299,7 @@ def _promoted(given: list[Arg], result: torch.dtype) -> torch.dtype:
 
 
 def _check_out(out: Tensor, result: Tensor, like: Tensor, in_place: bool) -> None:
-    """Decline what torch would resize, refuse or warn of; whether an `out` of another dtype will do, each op says."""
+    """Raise NotSupported for an `out` that torch would resize, reject or warn about, or of an unsuitable dtype."""
     if out.shape != result.shape or out.device != like.device or out.dtype not in DTYPES:
         raise NotSupported(f"out is {out.dtype} {tuple(out.shape)} on {out.device}")
     if out.dtype != result.dtype and not (in_place and torch.can_cast(result.dtype, out.dtype)):
@@ -321,7 +322,7 @@ def _caller(given: list[Arg], output: OutputSpec, launch: Callable[..., None] | 
     in_order = [a.kind == "t" for a in given] == sorted((a.kind == "t" for a in given), reverse=True)
     as_given = all(a.kind in "tif" and a.read == f"a{i}" for i, a in enumerate(given))
     if way == "new" and in_order and as_given:
-        return launch  # it takes the arguments as they are
+        return launch  # the launch takes the same arguments in the same order
     text = _CALLS[way].format(
         args=", ".join(f"a{i}" for i in range(len(given))),
         like=tensors[0].read,
@@ -345,8 +346,8 @@ def _compiled(text: str) -> types.CodeType:
 
 
 def _apart(y: Tensor, x: Tensor) -> None:
-    """Decline to write y, which overlaps x, where that might change what is still to be read: torch knows."""
-    if not y.data_ptr():  # on meta nothing lies anywhere
+    """Raise NotSupported if y overlaps x and they are not the same elements; torch defines the result."""
+    if not y.data_ptr():  # meta tensors have no memory
         return
     if x.data_ptr() != y.data_ptr() or x.dtype != y.dtype or x.shape != y.shape or x.stride() != y.stride():
         raise NotSupported("out and an argument share memory")
@@ -381,14 +382,14 @@ def {name}({params}):
 
 
 def _text(row: Row, given: list[Arg], types: Types, indexing: Indexing) -> str:
-    """The kernel, as a person would write it."""
+    """The source of the kernel."""
     narrow = DTYPES[types.promoted][0] != DTYPES[types.promoted][1]
     exact = " .to(P).to(C)".strip() if narrow else ""
-    # a number is rounded to P only where that shows: opmath keeps 0.1 of `x * 0.1` in float32
+    # round a number to P only where that matters: ATen keeps 0.1 of `x * 0.1` in float32 (opmath)
     rounded = exact if not types.promoted.is_floating_point or types.result is torch.bool else ""
     pointers, late, constants, body, passed = [], [], [], [], []
     *places, last = indexing.places
-    if not any(at for at, _ in places):  # numbers alone: some functions reduce over a block
+    if not any(at for at, _ in places):  # only numbers: make a block, as some functions reduce over one
         places[0] = (f"({last[0]}) * 0", last[1])
     for i, a in enumerate(given):
         if a.kind == "t":
@@ -429,7 +430,7 @@ _launchers: dict[tuple, Launcher] = {}
 
 
 def _launcher_of(row: Row, given: list[Arg], types: Types, indexing: Indexing) -> Launcher:
-    """The launcher of a kernel; its text is made once for everything in it."""
+    """The launcher of a kernel, cached by everything that its text depends on."""
     kinds = tuple((a.kind, a.value.dtype if a.kind == "t" else None) for a in given)
     tiles = tuple(indexing.tiles.sizes)
     places = (indexing.name, *indexing.head, *indexing.places)

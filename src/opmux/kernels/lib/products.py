@@ -1,6 +1,6 @@
-"""What kernels of matrix products share: the order of tiles, how a factor is read, and how float32 is rounded.
+"""Shared by matrix product kernels: the order of tiles, loads of operands, FP8, and TMA.
 
-FP8 is multiplied as it is where the chip has such products, else converted to bfloat16.
+FP8 operands are multiplied directly if the chip supports it, else converted to bfloat16.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from torch import Tensor
 
 from .interpret import interpreting
 
-BLOCK_K = {1: 64, 2: 64, 4: 32, 8: 16}  # by the bytes of an element
+BLOCK_K = {1: 64, 2: 64, 4: 32, 8: 16}  # bytes of an element -> columns of a tile
 
 
 @triton.jit
 def tile(program, m, n, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr):
-    """The tile of a program: down GROUP tiles, then to the right, so that what runs together shares its factors."""
+    """The tile of a program: down GROUP tiles, then one to the right, so that concurrent programs share operands."""
     down = tl.cdiv(m, BLOCK_M)
     wide = tl.cdiv(n, BLOCK_N)
     first = program // (GROUP * wide) * GROUP
@@ -31,7 +31,7 @@ def tile(program, m, n, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.
 
 @triton.jit
 def at(ptr, i_r, o_k, ld, TURNED: tl.constexpr):
-    """Where the elements of a factor are: rows down, K to the right. TURNED: K is what is ld apart."""
+    """Pointers to the elements of an operand, as [rows, K]. TURNED: K has stride ld; else rows have."""
     if TURNED:
         return ptr + o_k.to(tl.int64) * ld + i_r
     else:
@@ -40,7 +40,7 @@ def at(ptr, i_r, o_k, ld, TURNED: tl.constexpr):
 
 @triton.jit
 def e4m3_numbers(x):
-    """The bfloat16 numbers of bytes: shifted, their exponent is 120 too small; a product with 2^120 is exact."""
+    """e4m3 bytes to bfloat16. The shifted bits have an exponent that is 120 too small; scaling by 2^120 is exact."""
     b = x.to(tl.int16)
     magnitude = ((b & 0x7F) << 4).to(tl.bfloat16, bitcast=True).to(tl.float32) * 1.329227995784916e36
     magnitude = tl.where((b & 0x7F) == 0x7F, float("nan"), magnitude)
@@ -62,7 +62,7 @@ def factor(ptr, m, NUMBERS: tl.constexpr):
 
 @triton.jit
 def multiply(b_a, b_b, b_y, WIDE: tl.constexpr, PRECISION: tl.constexpr, EXACT: tl.constexpr):
-    """b_y + b_a b_b; EXACT: every 128 products of FP8 are added in float32 (NVIDIA's 9.x keep fewer bits else)."""
+    """b_y + b_a b_b. EXACT: accumulate FP8 products in float32 after every 128; sm_90 keeps fewer bits otherwise."""
     if EXACT:
         MOST: tl.constexpr = 128 if b_a.shape[1] >= 128 else b_a.shape[1]
         return tl.dot(b_a, b_b, b_y, input_precision=PRECISION, max_num_imprecise_acc=MOST, out_dtype=WIDE)
@@ -72,7 +72,7 @@ def multiply(b_a, b_b, b_y, WIDE: tl.constexpr, PRECISION: tl.constexpr, EXACT: 
 
 @triton.jit
 def described(ptr, rows, k, ld, TURNED: tl.constexpr, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr):
-    """A factor for the chip's copy engine (TMA), which needs no masks and no threads to wait for it."""
+    """A TMA descriptor of an operand; TMA needs no masks and no address registers."""
     if TURNED:
         return tl.make_tensor_descriptor(ptr, [k, rows], [ld, 1], [BLOCK_K, BLOCK])
     else:
@@ -81,7 +81,7 @@ def described(ptr, rows, k, ld, TURNED: tl.constexpr, BLOCK: tl.constexpr, BLOCK
 
 @triton.jit
 def taken(x, first, begin, TURNED: tl.constexpr):
-    """A tile of a factor, rows down."""
+    """Load a tile [rows, K] of an operand by TMA."""
     if TURNED:
         return x.load([begin, first]).T
     else:
@@ -89,24 +89,25 @@ def taken(x, first, begin, TURNED: tl.constexpr):
 
 
 def precision() -> str:
-    """What torch's setting lets float32 factors be rounded to."""
+    """The precision of float32 operands that torch's setting allows."""
     return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
 
 
-# ---- FP8 and the copy engine on the host --------------------------------------------------------------------------
+# ---- FP8 and TMA on the host
+# ------------------------------------------------------------------------------------------
 
 NUMBERS: dict[torch.dtype, Any] = {torch.float8_e4m3fn: e4m3_numbers, torch.float8_e5m2: e5m2_numbers}
 
 
 def multiplies_fp8() -> bool:
-    """Whether the chip that kernels are compiled for has products of FP8 (as torch's dtypes are)."""
+    """Whether the chip that kernels are compiled for multiplies FP8 (torch's float8 types)."""
     if interpreting():
         return True
     told = triton.runtime.driver.active.get_current_target()
     return told.backend == "cuda" and isinstance(told.arch, int) and told.arch >= 89
 
 
-Kinds = tuple[torch.dtype, torch.dtype]  # of two factors of bytes
+Kinds = tuple[torch.dtype, torch.dtype]  # FP8 dtypes of two operands that are stored as bytes
 
 
 def _view_as(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
@@ -114,7 +115,7 @@ def _view_as(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
 
 
 def read_as(kinds: Kinds | None) -> tuple[dict[str, Callable[[Tensor], Tensor]], dict[str, Any]]:
-    """Bytes as FP8 where the chip multiplies it; else the functions that make numbers of them, as constants."""
+    """How kernels read FP8 operands: views as FP8 if the chip multiplies it, else conversion functions as constants."""
     if kinds is None:
         return {}, {"A_NUMBERS": None, "B_NUMBERS": None}
     if multiplies_fp8():
@@ -123,7 +124,7 @@ def read_as(kinds: Kinds | None) -> tuple[dict[str, Callable[[Tensor], Tensor]],
 
 
 def aligned_copy(view: Callable[[Tensor], Tensor] | None) -> Callable[[Tensor], Tensor]:
-    """A function that views a tensor so, and copies one which does not begin at a multiple of 16 bytes."""
+    """A function that applies `view` to a tensor, and copies the result unless its address is a multiple of 16."""
 
     def begun(x: Tensor) -> Tensor:
         x = x if view is None else view(x)
@@ -133,9 +134,9 @@ def aligned_copy(view: Callable[[Tensor], Tensor] | None) -> Callable[[Tensor], 
 
 
 def _moved(x: Tensor) -> Tensor:
-    """A copy with the same strides, gaps included: kernels were bound for them."""
+    """A copy with the same strides, gaps included: the launch is bound to these strides."""
     size = 1 + sum((n - 1) * step for n, step in zip(x.shape, x.stride())) if x.numel() else 0
     made = x.new_empty(size).as_strided(x.shape, x.stride())
-    once = tuple(slice(0, 1) if step == 0 else slice(None) for step in x.stride())  # of what is expanded
+    once = tuple(slice(0, 1) if step == 0 else slice(None) for step in x.stride())  # expanded dimensions once
     made[once].copy_(x[once])
     return made

@@ -1,8 +1,8 @@
-"""Tiles of a matrix that are quantized to FP8: read or computed, cast, and written with their transposes and scales.
+"""Quantize tiles of a matrix to FP8: load or compute, cast, and write with transposes and scales.
 
-What is quantized, r, is a tensor x, an activation of it, the gradient of one, or a norm whose statistics are known: the
-pointers that are not None, and VALUE, SLOPE and GATED, say which. So every way of scaling is one kernel, whatever it
-follows. With a share, the sums of a tile's columns are written for `column_sum`.
+The quantized matrix r is a tensor x, an activation of it, the gradient of an activation, or a norm with known
+statistics. Pointers that are not None, and VALUE, SLOPE and GATED, select one. So each way of scaling needs one kernel,
+whatever it is fused with. With share_ptr, a kernel also writes column sums of its tile for `column_sum`.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ FLOAT_MAX = tl.constexpr(spec.FLOAT_MAX)
 
 @triton.jit
 def top_of(x, AXIS: tl.constexpr):
-    """The largest magnitude along an axis, NaN left out: of two numbers the greater is the one that is a number."""
+    """The largest magnitude along an axis; ignores NaN, as tl.maximum returns the operand that is a number."""
     return tl.maximum(tl.max(tl.abs(x), AXIS), 0.0)
 
 
 @triton.jit
 def scale_of(amax, eps, LARGEST, TOP: tl.constexpr, POW2: tl.constexpr):
-    """What brings amax to the largest number; TOP where that overflows, 1 where amax is 0 or infinite."""
+    """The scale that maps amax to LARGEST; TOP if that overflows, 1 if amax is 0 or infinite."""
     amax = tl.maximum(amax, eps)
     if POW2:
-        # of powers of two the exponents are enough; both formats have 1.75 * 2^k as their largest
+        # powers of two: exponents are enough, as both formats have 1.75 * 2^k as their largest number
         bits = amax.to(tl.int32, bitcast=True)
         largest = (tl.zeros_like(amax) + LARGEST).to(tl.int32, bitcast=True) >> 23
         exponent = largest + 127 - (bits >> 23) - ((bits & 0x7FFFFF) > 0x600000).to(tl.int32)
@@ -56,7 +56,7 @@ def scale_of(amax, eps, LARGEST, TOP: tl.constexpr, POW2: tl.constexpr):
 
 @triton.jit
 def inverse(scale, POW2: tl.constexpr):
-    """1 / scale, without a division for a power of two; that of 2^127 has no exponent."""
+    """1 / scale, without a division for powers of two; the inverse of 2^127 is subnormal."""
     if POW2:
         bits = 0x7F000000 - scale.to(tl.int32, bitcast=True)
         return tl.where(bits == 0, 0x400000, bits).to(tl.float32, bitcast=True)
@@ -66,7 +66,7 @@ def inverse(scale, POW2: tl.constexpr):
 
 @triton.jit
 def exponent_of(amax, LARGEST: tl.constexpr):
-    """E8M0 of amax / LARGEST, rounded up."""
+    """The E8M0 exponent of amax / LARGEST, rounded up."""
     bits = (amax * (1.0 / LARGEST)).to(tl.int32, bitcast=True)
     exponent, rest = bits >> 23, bits & 0x7FFFFF
     more = (rest > 0) & (exponent < 254) & ((exponent > 0) | (rest > 0x400000))
@@ -75,13 +75,13 @@ def exponent_of(amax, LARGEST: tl.constexpr):
 
 @triton.jit
 def power_of(exponent):
-    """2^(exponent - 127), of an int32 from 0 to 254."""
+    """2^(exponent - 127) for an int32 exponent from 0 to 254."""
     return tl.where(exponent == 0, 0x400000, exponent << 23).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def scale_at(scale_ptr, parts_ptr, eps, LARGEST: tl.constexpr, POW2: tl.constexpr, PARTS: tl.constexpr):
-    """The scale that is given, or that of the largest of the parts of amax."""
+    """The given scale, or the scale for the largest of PARTS partial amaxes."""
     if PARTS == 0:
         return tl.load(scale_ptr)
     else:
@@ -90,16 +90,16 @@ def scale_at(scale_ptr, parts_ptr, eps, LARGEST: tl.constexpr, POW2: tl.constexp
 
 @triton.jit
 def raise_to(amax_ptr, amax):
-    """Store the larger of amax and what is there, neither negative; most programs need no atomic for it."""
+    """Atomic maximum of nonnegative floats. Programs without a larger value skip the atomic, which are most of them."""
     word_ptr = amax_ptr.to(tl.pointer_type(tl.int32))
-    word = amax.to(tl.int32, bitcast=True)  # in the order of the numbers themselves
+    word = amax.to(tl.int32, bitcast=True)  # bits of nonnegative floats sort like the floats
     if word > tl.load(word_ptr):
         tl.atomic_max(word_ptr, word, sem="relaxed")
 
 
 @triton.jit
 def idle(noop_ptr):
-    """Whether the flag says to leave everything as it is."""
+    """Whether the no-op flag is set, so that the kernel must write nothing."""
     if noop_ptr is None:
         return False
     else:
@@ -114,9 +114,10 @@ def result(
     x_ptr, dy_ptr, weight_ptr, bias_ptr, mean_ptr, rstd_ptr, i_m, i_n, m_m, m_n, n, offset,
     VALUE: tl.constexpr, SLOPE: tl.constexpr, GATED: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """A tile of r [rows, n], not rounded; 0 outside of it.
+    """A tile of r [rows, n] before rounding; 0 out of bounds.
 
-    With rstd a norm; else an activation with VALUE or SLOPE, or x. GATED: a row of x is a and then b.
+    A norm if rstd_ptr is given; else an activation or its gradient if VALUE or SLOPE is given; else x itself. GATED: a
+    row of x is the concatenation of a and b.
     """
     m = m_m[:, None] & m_n[None, :]
     o = i_m[:, None] * n + i_n[None, :]
@@ -154,7 +155,7 @@ def result(
 
 @triton.jit
 def narrow(b_r, x_ptr, ROUND: tl.constexpr):
-    """r as float32; with ROUND, rounded to the type of x first."""
+    """r as float32; with ROUND, rounded to the dtype of x first."""
     if ROUND:
         b_r = b_r.to(x_ptr.dtype.element_ty)
     return b_r.to(tl.float32)
@@ -187,7 +188,7 @@ def _cast_turned(
     CAST: tl.constexpr, LARGEST: tl.constexpr, POW2: tl.constexpr, PARTS: tl.constexpr, FULL: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """A tile of y = fp8(r * scale), and of y^T, beside it or alone; scale_ptr has the scale, or PARTS of amax."""
+    """Write a tile of y = fp8(r * scale), of y^T, or both. scale_ptr: the scale, or PARTS partial amaxes."""
     if idle(noop_ptr):
         return
     i_m = tl.program_id(1).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -239,7 +240,7 @@ def _blocks(
     CAST: tl.constexpr, LARGEST: tl.constexpr, TOP: tl.constexpr, POW2: tl.constexpr, TWO_D: tl.constexpr,
     FULL: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A tile of 128 x 128 with a scale for each row and each column of it, or with a single one."""
+    """Write a tile of 128 x 128 with one scale for each row and each column, or with one scale (TWO_D)."""
     if idle(noop_ptr):
         return
     at_m, at_n = tl.program_id(1).to(tl.int64), tl.program_id(0).to(tl.int64)
@@ -296,7 +297,7 @@ def _mx(
     CAST: tl.constexpr, LARGEST: tl.constexpr, TWO_D: tl.constexpr, FULL: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """A tile whose rows and columns are whole blocks of 32, with a power of two for each, along rows and columns."""
+    """Write a tile of MXFP8 with E8M0 scales for blocks of 32, along rows (y), along columns (yc), or both."""
     if idle(noop_ptr):
         return
     M_BLOCKS: tl.constexpr = BLOCK_M // 32
@@ -358,10 +359,10 @@ def put_blocks(
     CAST: tl.constexpr, LARGEST: tl.constexpr, TOP: tl.constexpr, POW2: tl.constexpr, LEAST: tl.constexpr,
     FULL: tl.constexpr,
 ):  # fmt: skip
-    """Store whole rows of y, rounded to the type of x, with scales of blocks: MXFP8 if those are bytes, else 1x128.
+    """Store whole rows of y, rounded to the dtype of x, with block scales: MXFP8 if the scales are bytes, else 1x128.
 
-    i_m and m_m are [rows, 1]. The store has three dimensions: in two, the compiler would give the rows the layout of
-    the bytes, and their sums another order than in a norm that is not quantized.
+    i_m and m_m are [rows, 1]. The store is three-dimensional: for a two-dimensional one the compiler would give the
+    rows the layout of the bytes, and the norm would sum in another order than without quantization.
     """
     ROWS: tl.constexpr = b_y.shape[0]
     SIZE: tl.constexpr = 32 if y_scale_ptr.dtype.element_ty == tl.uint8 else 128
@@ -399,19 +400,19 @@ def amax_of_tiles(dtype: torch.dtype) -> Tiles:
 
 @tunable("quant.turned")
 def turned_tiles(dtype: torch.dtype) -> Tiles:
-    """64 elements a thread: 14 instructions each on sm_90, with 32 it is 17."""
+    """64 elements per thread take 14 instructions each on sm_90; 32 elements take 17."""
     return Tiles(256, BLOCK_M=128, BLOCK_N=128)
 
 
 @tunable("quant.blocks")
 def block_tiles(dtype: torch.dtype) -> Tiles:
-    """23 instructions an element on sm_90 for both ways; with 512 threads it is 32."""
+    """23 instructions per element on sm_90 for rows and columns; 32 with 512 threads."""
     return Tiles(256)
 
 
 @tunable("quant.mx")
 def mx_tiles(dtype: torch.dtype) -> Tiles:
-    """A single block of rows, so that few warps share a column: 17 instructions an element on sm_90."""
+    """One block of rows, so that few warps share a column: 17 instructions per element on sm_90."""
     return Tiles(128, BLOCK_M=32, BLOCK_N=256)
 
 
@@ -421,7 +422,7 @@ def mx_tiles(dtype: torch.dtype) -> Tiles:
 def tiled(
     kernel: Launcher, shape: Any, tiles: Tiles, block: tuple[int, int], numbers: Mapping[str, Any], **constants: Any
 ) -> Launch:
-    """A launch over tiles of this many rows and columns; those along a row come first, as they share cache lines."""
+    """A launch over tiles of `block` (rows, columns). Tiles along a row come first, as they share cache lines."""
     m, k = spec.matrix(shape)
     config = tiles.config(FULL=m % block[0] == 0 and k % block[1] == 0, **constants)
     return Launch(
@@ -437,7 +438,7 @@ PLAIN: dict[str, Any] = dict(VALUE=None, SLOPE=None, GATED=False, ROUND=False, W
 
 
 def normed(dtype: torch.dtype) -> dict[str, Any]:
-    """r is a norm of a tensor of this dtype, whose statistics are known."""
+    """Constants for an r that is a norm of a tensor of this dtype, with known statistics."""
     return {**PLAIN, "ROUND": True, "WIDE": wide_of(dtype)}
 
 
@@ -445,7 +446,7 @@ def cast_launch(
     shape: Any, dtype: torch.dtype, to: torch.dtype, parts: int, pow2: bool, numbers: Mapping[str, Any],
     of: Mapping[str, Any] = PLAIN,
 ) -> Launch:  # fmt: skip
-    """The cast of r of this shape, computed from tensors of this dtype; with `parts`, `scale` is that many of amax."""
+    """Cast r with one scale; r is computed from tensors of `dtype`. With `parts`, `scale` holds partial amaxes."""
     tiles = turned_tiles(dtype=dtype)
     constants: dict[str, Any] = dict(CAST=cast_of(to), LARGEST=spec.FP8_MAX[to], POW2=pow2, PARTS=parts, **of)
     return tiled(cast_turned, shape, tiles, sides(tiles), numbers, **constants)
@@ -455,7 +456,7 @@ def blocks_launch(
     shape: Any, dtype: torch.dtype, to: torch.dtype, two_d: bool, pow2: bool, numbers: Mapping[str, Any],
     of: Mapping[str, Any] = PLAIN,
 ) -> Launch:  # fmt: skip
-    """The cast of r with scales of blocks."""
+    """Cast r with block scales."""
     return tiled(
         blocks,
         shape,
@@ -476,14 +477,14 @@ def mx_launch(
     shape: Any, dtype: torch.dtype, to: torch.dtype, two_d: bool, numbers: Mapping[str, Any],
     of: Mapping[str, Any] = PLAIN,
 ) -> Launch:  # fmt: skip
-    """The cast of r with E8M0 scales of blocks of 32."""
+    """Cast r with E8M0 scales for blocks of 32."""
     tiles = mx_tiles(dtype=dtype)
     constants: dict[str, Any] = dict(CAST=cast_of(to), LARGEST=spec.FP8_MAX[to], TWO_D=two_d, **of)
     return tiled(mx, shape, tiles, sides(tiles), numbers, **constants)
 
 
 def row_blocks(dtype: torch.dtype, to: torch.dtype | None, pow2: bool = False, least: float = 0.0) -> dict[str, Any]:
-    """The constants of a kernel with `put_blocks`, for rows of this dtype; None: it has no blocks to write."""
+    """The constants of a kernel with `put_blocks`, for rows of this dtype; `to` = None: no quantized output."""
     if to is None:
         return dict(LARGEST=0.0, TOP=0.0, POW2=False, LEAST=0.0)
     top = min(torch.finfo(dtype).max, spec.FLOAT_MAX)

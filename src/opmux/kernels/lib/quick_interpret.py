@@ -1,9 +1,9 @@
-"""Triton's interpreter with less bookkeeping: the same arithmetic in about half of the time.
+"""A faster Triton interpreter: the same arithmetic in about half of the time.
 
-It spends most of its time on types, not numbers: it builds a table of all dtypes to look one up, checks and names the
-shape of a block for every value, lists the members of `tl` at every launch, and looks for integer overflow without
-using what it finds. Here these are computed once and looked up. Private names of Triton are replaced, as in
-`interpret`, whose self-test the tests run after this; a Triton without them keeps its own speed.
+The stock interpreter spends most of its time on types, not numbers: it builds a table of all dtypes for each lookup,
+checks and formats the shape of a block for every value, lists the members of `tl` at every launch, and checks integers
+for overflow without using the result. This module caches the first three and skips the last. It replaces private names
+of Triton, as `interpret` does, whose self-test runs after this in the tests; a Triton without these names is unchanged.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _installed = False
 
 
 def install() -> None:
-    """Make the interpreter of this process quicker, after it has been repaired; safe to call again."""
+    """Fix and accelerate the interpreter of this process; further calls do nothing."""
     global _installed
     if _installed or not _has_private_names():
         return
@@ -35,7 +35,7 @@ def install() -> None:
 
 
 def _has_private_names() -> bool:
-    """Whether this Triton has all that is replaced here."""
+    """Whether this Triton has all names that this module replaces."""
     from triton.language import core
     from triton.runtime import interpreter
 
@@ -66,14 +66,14 @@ def _remember_dtypes() -> None:
 
 
 def _remember_shapes() -> None:
-    """A block type's shape, and what a tensor says of it, are the same objects for every value of that shape."""
+    """Share shape objects between block types and tensors of equal shape."""
     from triton.language import core
 
     stock, made = core.block_type.__init__, {}
 
     def block_type(self: Any, element_ty: Any, shape: Any) -> None:
         sizes = [s.value if type(s) is core.constexpr else s for s in shape]
-        key = (*sizes, *map(type, sizes))  # 8.0 is equal to 8, and refused
+        key = (*sizes, *map(type, sizes))  # types too: 8.0 == 8, but Triton rejects 8.0
         found = made.get(key)
         if found is None:
             stock(self, element_ty, shape)
@@ -94,7 +94,7 @@ def _remember_shapes() -> None:
 
 
 def _leave_equal_shapes() -> None:
-    """Nothing is broadcast where both shapes are one; see `_remember_shapes`."""
+    """Skip broadcasting if both operands have the same shape object (see `_remember_shapes`)."""
     from triton.runtime import interpreter
 
     semantic = type(interpreter.interpreter_semantic)
@@ -108,7 +108,7 @@ def _leave_equal_shapes() -> None:
 
 
 def _remember_builtins() -> None:
-    """What of `tl` is replaced at a launch, and by what, is the same each time."""
+    """Cache which members of `tl` a launch replaces, and by what."""
     import triton.language as tl
     from triton.runtime import interpreter
 
@@ -122,14 +122,14 @@ def _remember_builtins() -> None:
             return
         members = [(name, m) for name, m in inspect.getmembers(package) if tl.core.is_builtin(m)]
         stock(package, builder, scope)
-        if members:  # none: they are replaced already, by the launch that is under way
+        if members:  # empty if a running launch has replaced them already
             known[package] = [(name, member, getattr(package, name)) for name, member in members]
 
     interpreter._patch_builtin = patch
 
 
 def _leave_out_unused_checks() -> None:
-    """A sum or product of integers is computed again in int64 to see it overflow; the outcome is used for debugging."""
+    """Skip the overflow check of integer sums and products, which recomputes them in int64 for debug mode only."""
     from triton.runtime import interpreter
 
     semantic = type(interpreter.interpreter_semantic)

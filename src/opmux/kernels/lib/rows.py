@@ -1,4 +1,4 @@
-"""What host code of kernels shares: evenly spaced rows, output specs, and how many programs to launch."""
+"""Shared host code of kernels: evenly spaced rows, output specs, and numbers of programs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Rows(NamedTuple):
 
     @classmethod
     def of(cls, x: Tensor) -> Rows:
-        """The rows of a tensor that is `even_rows`."""
+        """The rows of a tensor with `even_rows`."""
         n = x.shape[-1]
         if x.is_contiguous():
             return cls(x.numel() // n if n else x.shape[:-1].numel(), n)
@@ -33,7 +33,7 @@ class Rows(NamedTuple):
 
 
 def even_rows(x: Tensor) -> bool:
-    """Whether the rows lie evenly spaced, each in one piece and none over another: a half of [.., 2n] is so."""
+    """Whether rows are contiguous, evenly spaced and do not overlap. True for one half of [.., 2n]."""
     if x.is_contiguous():
         return True
     if x.dim() < 2 or x.stride(-1) != 1:
@@ -44,20 +44,20 @@ def even_rows(x: Tensor) -> bool:
 
 
 def packed(x: Tensor) -> Tensor:
-    """The tensor, or a copy of it, with even rows."""
+    """The tensor itself if its rows are even, else a contiguous copy."""
     return x if even_rows(x) else x.contiguous()
 
 
 @triton.jit
 def inside(o, n, FULL: tl.constexpr):
-    """Which offsets are below n; where all are, a constant: loads without a mask, 15 % for kernels that wait a lot."""
+    """The mask o < n. FULL: all true as a constant, so loads have no mask; 15 % faster in latency-bound kernels."""
     if FULL:
         return tl.full(o.shape, 1, tl.int1)
     else:
         return o < n
 
 
-# Allocation as inductor does it: half the host time of torch.empty, and private, so only where it is there.
+# Inductor's allocation function: half the host time of torch.empty. It is private, so it may be absent.
 empty_cuda: Callable[..., Tensor] | None = getattr(
     getattr(getattr(torch._C, "_dynamo", None), "guards", None), "_empty_strided_cuda", None
 )
@@ -65,7 +65,7 @@ _here: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: -1)
 
 
 class OutputSpec(NamedTuple):
-    """Shape, strides and dtype of a result; `OutputSpec.of` makes it contiguous."""
+    """Shape, strides and dtype of an output; `OutputSpec.of` makes a contiguous one."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -82,17 +82,17 @@ class OutputSpec(NamedTuple):
 
     @classmethod
     def like(cls, t: Tensor) -> OutputSpec:
-        """A result of the same shape, strides and dtype."""
+        """The spec of an output with the same shape, strides and dtype."""
         return cls(tuple(t.shape), tuple(t.stride()), t.dtype)
 
     def empty(self, like: Tensor) -> Tensor:
-        """A tensor like this on the device of another one; its contents are undefined."""
+        """An uninitialized tensor with this spec on the device of `like`."""
         if like.is_cuda and empty_cuda is not None and like.get_device() == _here():
             return empty_cuda(*self)
         return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=like.device)
 
     def allocator(self, like: Tensor) -> Callable[[], Tensor]:
-        """A function that allocates such a tensor; the device must be the current one."""
+        """A function that allocates a tensor with this spec; the device of `like` must be the current one."""
         if empty_cuda is not None and like.is_cuda:
             return functools.partial(empty_cuda, *self)
         return functools.partial(torch.empty_strided, self.shape, self.stride, dtype=self.dtype, device=like.device)
@@ -104,12 +104,12 @@ def wide_of(dtype: torch.dtype) -> tl.dtype:
 
 
 def fits(elements: int, dtype: torch.dtype) -> int:
-    """A limit that is stated for 16 bits, for another dtype: what is computed on is 32 bits wide at least."""
+    """Scale a limit for 16-bit types to another dtype. Kernels compute in at least 32 bits."""
     return elements if dtype.itemsize <= 2 else elements // 2 if dtype.itemsize == 4 else elements // 4
 
 
 def cores(device: torch.device) -> int:
-    """The multiprocessors of a device; some number where it is not said."""
+    """The number of multiprocessors of a device; a guess if unknown."""
     if device.type != "meta":
         return _cores(device)
     if not _compiling_only():
@@ -123,5 +123,5 @@ def _cores(device: torch.device) -> int:
 
 
 def programs(device: torch.device, wanted: int, per_core: int) -> int:
-    """How many programs should loop over the work: enough to fill the chip, no more than there is work."""
+    """The number of programs for a loop over the work: enough to fill the chip, at most `wanted`."""
     return max(1, min(wanted, cores(device) * per_core))

@@ -1,6 +1,6 @@
-"""Special functions that no chip's library has, on values of float32 or float64.
+"""Special functions that the chips' libraries lack, for float32 and float64.
 
-Series are cut where their next term is below the last bit of a float64; float32 gets the same ones.
+Series end where the next term is below the last bit of a float64; float32 uses the same number of terms.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ PI = tl.constexpr(3.141592653589793)
 SQRT_HALF = tl.constexpr(0.7071067811865476)
 INV_SQRT_2PI = tl.constexpr(0.3989422804014327)
 
-# B(2k) / (2k): of the asymptotic series of digamma
+# B(2k) / (2k), for the asymptotic series of digamma
 DIGAMMA = tl.constexpr((1 / 12, -1 / 120, 1 / 252, -1 / 240, 1 / 132, -691 / 32760, 1 / 12, -3617 / 8160))
-# B(2k) / (2k)!: of Euler and Maclaurin's sum
+# B(2k) / (2k)!, for the Euler-Maclaurin sum
 MACLAURIN = tl.constexpr((
     1 / 12, -1 / 720, 1 / 30240, -1 / 1209600, 1 / 47900160, -691 / 1307674368000, 1 / 74724249600,
     -3617 / 10670622842880000, 43867 / 5109094217170944000,
 ))  # fmt: skip
 
 
-# Chebyshev coefficients of K0 and K1, up to 2 and beyond (Cephes), the highest first
+# Chebyshev coefficients of K0 and K1 for x <= 2 and x > 2 (Cephes), highest order first
 K0_NEAR = tl.constexpr((
     1.37446543561352307156e-16, 4.25981614279661018399e-14, 1.03496952576338420167e-11, 1.90451637722020886025e-9,
     2.53479107902614945675e-7, 2.28621210311945178607e-5, 1.26461541144692592338e-3, 3.59799365153615016266e-2,
@@ -91,7 +91,7 @@ def spherical_bessel_j0(x):
 
 @triton.jit
 def _scaled_far(x, MU: tl.constexpr):
-    """exp(-x) I(x) for large x: the series in 1/x of the Bessel function whose order is sqrt(MU) / 2."""
+    """exp(-x) I(x) for large x: asymptotic series of the Bessel function of order sqrt(MU) / 2."""
     t = div(1.0, 8 * x)
     total = tl.full([], 1.0, x.dtype)
     term = total
@@ -131,7 +131,7 @@ def _chebyshev(x, COEFFICIENTS: tl.constexpr, COUNT: tl.constexpr):
 
 @triton.jit
 def k0(x, SCALED: tl.constexpr = False):
-    """The modified Bessel function of the second kind; SCALED by exp(x)."""
+    """The modified Bessel function K0; SCALED: times exp(x)."""
     a = tl.where(x <= 2, x, 1.0)
     near = _chebyshev(a * a - 2, K0_NEAR, 10) - libdevice.log(0.5 * a) * libdevice.cyl_bessel_i0(a)
     b = tl.where(x > 2, x, 2.0)
@@ -142,7 +142,7 @@ def k0(x, SCALED: tl.constexpr = False):
 
 @triton.jit
 def k1(x, SCALED: tl.constexpr = False):
-    """The same of order 1."""
+    """The modified Bessel function K1; SCALED: times exp(x)."""
     a = tl.where(x <= 2, x, 1.0)
     near = libdevice.log(0.5 * a) * libdevice.cyl_bessel_i1(a) + div(_chebyshev(a * a - 2, K1_NEAR, 11), a)
     b = tl.where(x > 2, x, 2.0)
@@ -163,8 +163,8 @@ def scaled_k1(x):
 
 @triton.jit
 def digamma(x):
-    """Up to 10 by psi(x + 1) = psi(x) + 1/x, then its asymptotic series; below 0 by reflection."""
-    whole = libdevice.rint(x)  # the nearest: x - whole is exact, and small where the tangent is
+    """Recurrence psi(x + 1) = psi(x) + 1/x up to 10, then the asymptotic series; reflection for x < 0."""
+    whole = libdevice.rint(x)  # nearest integer: x - whole is exact
     turned = (x < 0) & (x != whole)
     a = tl.where(turned, 1 - x, x)
     total = tl.full([], 0.0, x.dtype)
@@ -179,13 +179,13 @@ def digamma(x):
     y = total + libdevice.log(a) - div(0.5, a) - series * t
     y = tl.where(turned, y - div(PI, libdevice.tan((x - whole) * PI)), y)
     y = tl.where((x < 0) & (x == whole), INF - INF, y)
-    y = tl.where(x == 0, -libdevice.copysign(tl.full([], INF, x.dtype), x), y)  # -x of 0 is 0 - 0, which is +0
+    y = tl.where(x == 0, -libdevice.copysign(tl.full([], INF, x.dtype), x), y)  # not -x: Triton computes 0 - 0 = +0
     return tl.where(x == INF, INF, y)
 
 
 @triton.jit
 def _zeta_above(x, q):
-    """The sum of (q + k)^-x over k, q > 0: ten terms, the rest by Euler and Maclaurin."""
+    """Sum over k >= 0 of (q + k)^-x for q > 0: ten terms, then the Euler-Maclaurin formula."""
     a = q
     total = libdevice.pow(a, -x)
     for _ in tl.static_range(9):
@@ -196,7 +196,7 @@ def _zeta_above(x, q):
     rise = x
     b = div(b, a)
     for k in tl.static_range(9):
-        total += tl.where(b == 0, 0.0, rise * b * MACLAURIN[k])  # where rise may have overflown
+        total += tl.where(b == 0, 0.0, rise * b * MACLAURIN[k])  # rise may have overflowed
         rise *= (x + 2 * k + 1) * (x + 2 * k + 2)
         b = div(div(b, a), a)
     return total
@@ -204,12 +204,12 @@ def _zeta_above(x, q):
 
 @triton.jit
 def zeta(x, q):
-    """Hurwitz's. Below 0, for a whole x, what lies on either side of 0 is summed by itself."""
+    """Hurwitz zeta. For q < 0 and integer x, terms with negative and with positive base are summed separately."""
     x, q = tl.broadcast(x, q)
     whole = tl.floor(q)
     y = _zeta_above(x, tl.where(q > 0, q, 1.0))
     if tl.min(q) < 0:
-        f = whole + 1 - q  # the nearest below 0 is at -f
+        f = whole + 1 - q  # the largest negative base is -f
         f = tl.where((q < 0) & (f > 0) & (f < 1), f, 0.5)
         left = _zeta_above(x, f) - _zeta_above(x, tl.where(q < 0, 1 - q, 1.0))
         left = tl.where(libdevice.fmod(x, tl.full([], 2.0, x.dtype)) == 1, -left, left)
@@ -239,7 +239,7 @@ def polygamma(n: tl.constexpr, x):
 
 @triton.jit
 def _trigamma(x):
-    """Up to 10 by its recurrence, then the asymptotic series; below 1/2 by reflection."""
+    """Recurrence up to 10, then the asymptotic series; reflection for x < 1/2."""
     turned = x < 0.5
     a = tl.where(turned, 1 - x, x)
     total = tl.full([], 0.0, x.dtype)
@@ -264,8 +264,8 @@ def mvlgamma(x, p: tl.constexpr):
     return y
 
 
-MOST_TERMS = tl.constexpr(20000)  # of a series; enough where a and x are near each other, up to a million
-# B(2k) / (2k (2k - 1)): of Stirling's series
+MOST_TERMS = tl.constexpr(20000)  # of a series; enough for a close to x, up to a million
+# B(2k) / (2k (2k - 1)), for Stirling's series
 STIRLING = tl.constexpr((1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360, 1 / 156))
 
 
@@ -276,7 +276,7 @@ def _epsilon(x):
 
 @triton.jit
 def _gamma_density(a, x):
-    """x^a exp(-x) / gamma(a); for large a by Stirling's series, where the exponents would cancel."""
+    """x^a exp(-x) / gamma(a); with Stirling's series for large a, where the exponents would cancel."""
     near = libdevice.exp(a * libdevice.log(x) - x - libdevice.lgamma(a))
     b = tl.where(a > 10, a, 10.0)
     t = div(1.0, b)
@@ -290,7 +290,7 @@ def _gamma_density(a, x):
 
 @triton.jit
 def _lower_series(a, x):
-    """The lower part divided by the density: sum of x^k / (a (a + 1) .. (a + k))."""
+    """Lower incomplete gamma divided by `_gamma_density`: sum of x^k / (a (a + 1) .. (a + k))."""
     term = div(1.0, a)
     total = term
     k = 0
@@ -306,7 +306,7 @@ def _lower_series(a, x):
 
 @triton.jit
 def _upper_fraction(a, x):
-    """The upper part divided by the density: Legendre's continued fraction, by Lentz's method."""
+    """Upper incomplete gamma divided by `_gamma_density`: Legendre's continued fraction by Lentz's method."""
     tiny: tl.constexpr = 1e-30
     b = x + 1 - a
     c = tl.full([], 1.0 / tiny, x.dtype) + x * 0
@@ -316,7 +316,7 @@ def _upper_fraction(a, x):
     more = tl.max((b == b).to(tl.int32))
     while (more > 0) & (k < MOST_TERMS):
         step = y
-        for _ in tl.static_range(4):  # between looks at whether all are done
+        for _ in tl.static_range(4):  # four steps between checks for convergence
             k += 1
             up = -k * (k - a)
             b += 2
@@ -325,7 +325,7 @@ def _upper_fraction(a, x):
             c = b + div(up, c)
             c = tl.where(tl.abs(c) < tiny, tiny, c)
             step = c * d
-            step = tl.where(tl.abs(step - 1) < 4 * _epsilon(x), 1.0, step)  # else rounding would go on forever
+            step = tl.where(tl.abs(step - 1) < 4 * _epsilon(x), 1.0, step)  # rounding errors would never converge
             y *= step
         more = tl.max((step != 1).to(tl.int32))
     return y
@@ -333,7 +333,7 @@ def _upper_fraction(a, x):
 
 @triton.jit
 def _upper_near(a, x):
-    """The upper part for x below 1: no cancellation where a is small."""
+    """Regularized upper incomplete gamma for x < 1; no cancellation for small a."""
     total = tl.full([], 0.0, x.dtype) + x * 0
     power = total + 1
     for k in tl.static_range(1, 20):
@@ -346,7 +346,7 @@ def _upper_near(a, x):
 
 @triton.jit
 def _gamma_part(a, x, UPPER: tl.constexpr):
-    """The regularised incomplete gamma function, by what converges: a series for small x, a fraction for large."""
+    """The regularized incomplete gamma function: a series for small x, a continued fraction for large x."""
     a, x = tl.broadcast(a, x)
     sound = (a > 0) & (x > 0) & (a < INF) & (x < INF)
     b = tl.where(sound, a, 1.0)
@@ -383,7 +383,7 @@ def igammac(a, x):
     return _gamma_part(a, x, True)
 
 
-# ---- Airy's function: rational approximations of Cephes, the highest power first ------------------------------------
+# ---- Airy function: rational approximations from Cephes, highest power first ----------------------------------------
 
 AIRY_N = tl.constexpr((
     3.46538101525629032477e-1, 1.20075952739645805542e1, 7.62796053615234516538e1, 1.68089224934630576269e2,
@@ -425,7 +425,7 @@ def _horner(x, COEFFICIENTS: tl.constexpr, COUNT: tl.constexpr):
 
 @triton.jit
 def airy_ai(x):
-    """A power series about 0, asymptotic forms beyond 2.09 on either side."""
+    """A power series for |x| < 2.09, asymptotic forms elsewhere."""
     a = tl.where(tl.abs(x) < 2.09, 2.09, tl.abs(x))
     root = sqrt(a)
     zeta_ = 2 * a * root / 3
@@ -458,9 +458,9 @@ def airy_ai(x):
 
 @triton.jit
 def _polynomial(x, n, first, KIND: tl.constexpr, closed, value):
-    """The n-th of polynomials that start with 1 and `first`, by their recurrence; `value` where `closed`.
+    """The polynomial of degree n, by the recurrence KIND from 1 and `first`; `value` where `closed`.
 
-    KIND says how two of them make the next one. Elements that have become NaN end early, as in ATen.
+    As in ATen, elements stop as soon as they are NaN.
     """
     p = tl.full([], 1.0, x.dtype) + x * 0
     q = first
@@ -489,7 +489,7 @@ def _polynomial(x, n, first, KIND: tl.constexpr, closed, value):
 
 @triton.jit
 def _chebyshev_of(x, n, KIND: tl.constexpr, BEYOND: tl.constexpr):
-    """Of the first to fourth kind: t, u, v, w. From degree BEYOND on by the angle, inside of [-1, 1]."""
+    """Chebyshev polynomials of kinds t, u, v and w. Above degree BEYOND, from acos(x) if |x| < 1."""
     x, n = tl.broadcast(x, n)
     n = n.to(tl.int64)
     order = n.to(x.dtype)
@@ -565,7 +565,7 @@ def shifted_chebyshev_w(x, n):
 
 @triton.jit
 def _hermite(x, n, KIND: tl.constexpr):
-    """NaN beyond the degree up to which ATen computes them."""
+    """Hermite polynomials; NaN above the largest degree that ATen computes."""
     x, n = tl.broadcast(x, n)
     n = tl.where(tl.abs(n) < INF, n, -1.0).to(tl.int64)
     most: tl.constexpr = 128 if x.dtype == tl.float32 else 512

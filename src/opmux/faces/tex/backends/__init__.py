@@ -1,8 +1,8 @@
 """The backends of tex in this folder: each module but `template.py`, imported when the backends are first needed.
 
-Copy `template.py` to start. A guarded import of the copy in this file is allowed, and not needed. A backend in its own
-package registers itself when its module is imported, through an entry point of the group `opmux.backends` or through
-`OPMUX_PLUGIN_MODULES`.
+To add one, copy `template.py`; importing the copy here in a try block is allowed but not needed. A backend in a
+separate package registers itself when its module is imported, through an entry point of the group `opmux.backends` or
+through `OPMUX_PLUGIN_MODULES`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A backend template. Copy this file to `<vendor>.py`, change the names, and override the functions of your library.
 
-A method that you do not override runs on the next backend, so you can start with one. By importance:
+Calls of methods that you do not override run on the next backend, so one method is enough to start. By importance:
 
 | | functions |
 |---|---|
@@ -8,14 +8,14 @@ A method that you do not override runs on the next backend, so you can start wit
 | important | layernorm_fwd, layernorm_bwd; gelu, swiglu and their like, with gradients; scaled_*_softmax_* |
 | optional | overlap of communication, NVSHMEM, the rarer formats of FP8 and FP4 |
 
-Arguments are tex's, in its order, with torch's dtypes. For arguments that you do not support (a quantizer, a layout),
-raise `NotImplementedError` before the first write: the next backend gets the call. Then:
+Arguments are tex's, in its order, with torch dtypes. If you do not support some arguments (a quantizer, a layout),
+raise `NotImplementedError` before the first write, and the next backend gets the call. Then:
 
     import transformer_engine_fl_torch as tex
     tex.set_backend("template")
 
-A copy in this folder is found by itself (a guarded import in `__init__.py` does no harm). In a package of your own,
-import this module from your entry point. `opmux explain tex::rmsnorm_fwd` shows which backend runs, and why.
+A copy in this folder is found automatically. In a package of your own, import this module from your entry point.
+`opmux explain tex::rmsnorm_fwd` shows which backend runs, and why.
 """
 
 from __future__ import annotations

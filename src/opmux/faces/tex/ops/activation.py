@@ -1,7 +1,7 @@
 """tex's activations: NVIDIA's names and signatures over the ops of `specs.activation`.
 
-A function calls the op that computes the activation, or one that also quantizes: with delayed scaling and no
-transpose, the op that casts to float8; with delayed, current and block scaling else, and with MXFP8, the ops of
+A function calls the op that computes the activation, or one that also quantizes. Delayed scaling without a transpose
+uses the op that casts to float8. Delayed scaling with a transpose, current and block scaling and MXFP8 use the ops of
 `fused`. With any other quantizer the result is quantized in a second step.
 """
 
@@ -37,7 +37,7 @@ def quantizes_gradient(op: str, fwd_input: Tensor, quantizer: Any) -> None:
 
 
 def casts_alone(quantizer: Any, x: Tensor) -> bool:
-    """Whether the bytes of the result are all that is needed, with a scale that is known."""
+    """Whether the quantized result is only bytes, with a known scale."""
     return is_delayed(quantizer) and not needs_transpose(quantizer, x.device)
 
 
@@ -165,7 +165,7 @@ NAMES = {"forward": {"x": "input"}, "backward": {"dy": "grad", "x": "fwd_input"}
 
 
 def named(of: Maker, names: dict[str, str]) -> Maker:
-    """The samples of our op, under tex's names."""
+    """The samples of our op, with tex's argument names."""
 
     def build(d: Draw) -> dict[str, Any]:
         given = of.build(d)

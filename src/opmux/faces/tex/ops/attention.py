@@ -1,12 +1,11 @@
 """tex's fused attention over `attention_general` and `masked_attention`.
 
-A call without bias, dropout, sinks and Max is the primitive `attention_general`: on dense views, which kernels read and
-write in place, or packed ("thd", and padded sequences without their padding). Both layouts are one op, so one
-implementation is chosen for equal work, and equal sequences give equal bits. `attention` and `attention_varlen` would
-not: each takes its own fastest library. Causal masks of `attention_general` are aligned to the bottom right here. A
-top-left mask is equal to it if the lengths of queries and keys are: without padding by the shapes, else if cu_seqlens_q
-and cu_seqlens_kv are the same tensor object, as nothing is read on the host. All other calls use the full matrix of
-scores.
+Calls without bias, dropout, sinks and Max use the primitive `attention_general`: on dense views, which kernels read and
+write in place, or packed ("thd", and padded sequences after removing the padding). Both layouts are one op, so that
+equal work has one implementation, and equal sequences give equal bits; `attention` and `attention_varlen` may each use
+another library. Causal masks of `attention_general` are aligned to the bottom right here. A top-left mask is the same
+if queries and keys have equal lengths: without padding by the shapes, else if cu_seqlens_q and cu_seqlens_kv are the
+same tensor object, as nothing is read on the host. All other calls compute the full matrix of scores.
 
 FP8 attention is emulated: quantized inputs are dequantized, and results are quantized if a delayed-scaling quantizer is
 given (with current scaling and MXFP8, NVIDIA's own results are in high precision). The probabilities and their gradient
@@ -81,7 +80,7 @@ def raise_amax(quantizer: Any, bound: Tensor | float) -> None:
 
 
 def own(t: Tensor) -> Tensor:
-    """The tensor, contiguous and no view: Transformer Engine offloads the base of a view, which must be contiguous."""
+    """A contiguous tensor, not a view: Transformer Engine offloads a view's base, which must be contiguous."""
     t = t.contiguous()
     return t if t._base is None else t.data
 
@@ -183,7 +182,7 @@ on_empty_cache(_NO_RNG_STATE.clear)
 
 
 def no_rng_state(device: torch.device) -> Tensor:
-    """The rng_state of a call without dropout: zeros, cached per device."""
+    """The rng_state of calls without dropout: zeros, cached per device."""
     found = _NO_RNG_STATE.get(device)
     if found is None:
         with torch.inference_mode(False):
@@ -202,7 +201,7 @@ def forward_of(
     call: Any, job: Job, q: Tensor, k: Tensor, v: Tensor, tables: tuple[Any, Any], bias: Tensor | None,
     sink: Tensor | None, fmt: str, tops: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
-    """O in its format, S and, if `tops`, Max, by the fastest primitive that supports the job."""
+    """O in its format, S and, with `tops`, Max, from the fastest primitive that supports the job."""
     bounds = None if tops else job.bounds()
     if bounds is not None and not job.padded:
         x, y, z = job.queries(q, job.layout.q), job.keys(k), job.keys(v)
@@ -221,14 +220,14 @@ def forward_of(
 
 
 def plain_options(job: Job, bounds: tuple[int, int], cu_q: Tensor | None, cu_k: Tensor | None) -> tuple[Any, ...]:
-    """The arguments of `attention_general` after q, k and v (of its backward: after lse), without any option."""
+    """The arguments of `attention_general` after q, k and v (backward: after lse), without options."""
     no_bias = (None, None, None, None)  # bias, slopes, sink, seed
     longest = (0, 0) if cu_q is None else (job.sq, job.sk)
     return *no_bias, cu_q, cu_k, None, None, *longest, *bounds, True, 0.0, 0.0, job.how.scale, False, False
 
 
 def as_batch(t: Tensor) -> Tensor:
-    """[tokens, heads, ...] as `attention_general` takes packed sequences: [1, heads, tokens, ...], a view."""
+    """View [tokens, heads, ...] as [1, heads, tokens, ...], the form of packed sequences for `attention_general`."""
     return t.transpose(0, 1).unsqueeze(0)
 
 
@@ -247,7 +246,9 @@ def stats_of_tokens(job: Job, lse: Tensor) -> Tensor:
 
 
 def tables_of(op: str, layout: Layout, b: int, q: Tensor, table_k: Any, table_v: Any) -> tuple[Any, Any]:
-    """The pages of each sequence. A table may have more rows: Transformer Engine passes that of the largest batch."""
+    """The page tables, one row per sequence. Extra rows are dropped: Transformer Engine passes those of the largest
+    batch.
+    """
     if not layout.paged:
         return None, None
     for name, table in (("page_table_k", table_k), ("page_table_v", table_v)):
@@ -315,7 +316,7 @@ def fused_attn_fwd(
 
 
 class Gradients(NamedTuple):
-    """Gradients of q, k and v in their formats, and of the bias and the sink, if there are any."""
+    """Gradients of q, k and v in their formats, and of the bias and the sink if there is one."""
 
     grads: list[Tensor]
     dbias: Tensor | None = None
@@ -326,7 +327,7 @@ def backward_of(
     call: Any, job: Job, to: Layout, q: Tensor, k: Tensor, v: Tensor, o: tuple[Tensor, str], do: tuple[Tensor, str],
     stats: Tensor, bias: Tensor | None, sink: Tensor | None, deterministic: bool,
 ) -> Gradients:  # fmt: skip
-    """Gradients, by the fastest primitive that supports the job. A library may sum in any order, unless
+    """Gradients from the fastest primitive that supports the job. A library may sum in any order, unless
     `torch.use_deterministic_algorithms` is set."""
     may_differ = not deterministic or torch.are_deterministic_algorithms_enabled()
     bounds = job.bounds() if may_differ else None
@@ -386,7 +387,7 @@ def fused_attn_bwd(
     cu_seqlens_kv_padded: Tensor | None, s_quantizer: MaybeQuantizer, dp_quantizer: MaybeQuantizer,
     dqkv_quantizer: MaybeQuantizer, cuda_graph: bool,
 ) -> list[Any]:  # fmt: skip
-    """[dQ, dK, dV, dBias or None, dSoftmaxOffset or None], from the S and rng_state of the forward.
+    """[dQ, dK, dV, dBias or None, dSoftmaxOffset or None], from S and rng_state of the forward.
 
     Aux_CTX_Tensors are the forward's results without O and Max. S and O may cover more keys than K has, if a sequence
     is distributed over several devices.
@@ -502,11 +503,11 @@ NO_BACKEND, F16, FP8 = (
 BACKENDS = {
     torch.float16: F16, torch.bfloat16: F16, torch.float8_e4m3fn: FP8, torch.float8_e5m2: FP8,
 }  # fmt: skip
-DELAYED = 0  # NVTEScalingMode: one scale for a tensor; the others are of blocks
+DELAYED = 0  # NVTEScalingMode with one scale for a tensor; all others scale blocks
 
 
 class Asked(NamedTuple):
-    """The query for a backend, with the field names of 2.20.2's FusedAttentionParams."""
+    """The arguments of a backend query, with the field names of 2.20.2's FusedAttentionParams."""
 
     is_training: Any
     qkv_dtype: Annotated[Any, any_dtype()]
@@ -536,7 +537,7 @@ ASKED = Contract.of("get_fused_attn_backend", typing.get_type_hints(Asked, inclu
 
 
 def backend_for(op: str, asked: Asked) -> tuple[Any, str]:
-    """The backend, and the reason if there is none, else ""."""
+    """The backend, and the reason if there is none ("" if there is one)."""
     try:
         ASKED.check(asked._asdict())
     except BadArgument as error:
@@ -585,7 +586,7 @@ def get_fused_attn_backend(
     head_dim_qk: Any = None, head_dim_v: Any = None, window_size_left: Any = None, window_size_right: Any = None,
     return_max_logit: Any = None, cuda_graph: Any = None, deterministic: Any = None,
 ) -> Any:  # fmt: skip
-    """The backend for such a call, a member of NVTE_Fused_Attn_Backend.
+    """The backend for a call with these arguments, a member of NVTE_Fused_Attn_Backend.
 
     From 2.20.2 on the layer passes one object with all arguments, and expects (backend, reason if there is none).
     """

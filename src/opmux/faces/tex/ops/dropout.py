@@ -40,7 +40,7 @@ def drops_again(op: str, grad_output: Any, mask: Tensor, grad_input: Tensor | No
 
 
 def copied_to(value: Tensor, into: Tensor | None) -> Tensor:
-    """The value, copied to `into` if given."""
+    """The value, or `into` after copying the value to it."""
     if into is None:
         return value
     with torch.inference_mode(into.is_inference()), torch.no_grad():
@@ -82,7 +82,7 @@ def dropout_fwd(
     dropout_probability: Probability,
     out: Tensor | None = None,
 ) -> list[Tensor]:
-    """[y, mask]: y = input / (1 - p) or 0, and a bit for each kept element; uses torch's default generator."""
+    """[y, mask]: y = input / (1 - p) or 0; mask has one bit per element. Uses torch's default generator."""
     with torch.no_grad():
         x = plain(call, input)
         if x is not input:

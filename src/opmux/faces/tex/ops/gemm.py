@@ -1,9 +1,9 @@
 """tex's matrix products: NVIDIA's names and signatures over the ops of `gemm`.
 
-The convention is column-major: for row-major A and B, D = alpha op(B) op(A), so B's rows are D's rows. Quantized
-factors are product_with_epilogue without dequantizing if both are FP8 with one scale, or both have blocks of 128. The
-data that is used has the summed dimension last: rowwise data of A for transA and of B without transB, else columnwise
-data. All other quantized factors are dequantized first.
+The convention is column-major: for row-major A and B, D = alpha op(B) op(A), so the rows of B are the rows of D.
+Quantized operands are multiplied without dequantizing if both are FP8 with one scale, or both have blocks of 128. The
+data used has the summed dimension last: rowwise data of A with transA and of B without transB, else columnwise data.
+All other quantized operands are dequantized first.
 """
 
 import math
@@ -40,7 +40,7 @@ def is_plain_product(A: Any, B: Any, to: Any = None) -> bool:
 
 
 def shape_of(op: str, name: str, value: Any) -> torch.Size:
-    """The shape of a factor; raises TypeError if it is neither a float tensor nor quantized."""
+    """The shape of an operand; raises TypeError if it is neither a float tensor nor quantized."""
     if type(value) in PLAIN:
         if value.dtype in FLOATS and value.dim():
             return value.shape
@@ -116,10 +116,10 @@ def refuse_blocks(
     op: str, A: Any, B: Any, shape: list[int], rows: int, k: int, dtype: torch.dtype, bias: Any, gelu: bool, grad: bool,
     split: bool,
 ) -> None:  # fmt: skip
-    """Raise for products of blocks of 128 that NVIDIA's library refuses, so that a program runs on both or on neither.
+    """Raise for products of 128-blocks that NVIDIA's library rejects, so that a program behaves the same on both.
 
-    The rules are those of cuBLAS: the sum of a block is always split, one factor must be scaled along its rows, and
-    rows have to be aligned to 16 bytes.
+    These are cuBLAS's rules: split accumulation is required, one operand must be scaled along its rows, and rows must
+    be aligned to 16 bytes.
     """
     both_e5m2 = torch_dtype(A._fp8_dtype) is torch_dtype(B._fp8_dtype) is torch.float8_e5m2
     problems = (
@@ -151,9 +151,9 @@ def rows_of(x: Tensor) -> Tensor:
 
 
 def shaped(y: Tensor, shape: list[int]) -> Tensor:
-    """A result in the shape of D.
+    """Reshape a result to the shape of D.
 
-    Not a view: autograd forbids writing to a view that a custom function returns. `_unsafe_view` takes 10 us more.
+    Not by a view: autograd forbids writing to a view that a custom function returns. `_unsafe_view` takes 10 us more.
     """
     return y if y.dim() == len(shape) else y.resize_(shape)
 
@@ -170,7 +170,7 @@ def fp8_of(value: Any, columnwise: bool) -> Tensor:
     elif value._transpose is not None and not value._transpose_invalid:
         data = value._transpose.reshape(value._transpose.shape[0], -1).t().contiguous()
     else:
-        raise BadArgument.of("generic_gemm", "A or B", "hold data", f"a {type_name(value)} without any")
+        raise BadArgument.of("generic_gemm", "A or B", "have data", f"a {type_name(value)} without data")
     return data
 
 
@@ -192,7 +192,7 @@ def holds_blocks(value: Any, columnwise: bool) -> bool:
 
 
 def plain_dtype(A: Any, B: Any) -> torch.dtype:
-    """The dtype to dequantize factors to: bfloat16 represents FP8 with power-of-two scales exactly."""
+    """The dtype to dequantize operands to: bfloat16 represents FP8 with power-of-two scales exactly."""
     kinds = {tensor_kind(A), tensor_kind(B)}
     if kinds == {"mxfp8"}:
         return torch.bfloat16
@@ -204,7 +204,7 @@ def plain_dtype(A: Any, B: Any) -> torch.dtype:
 def quantized_product(
     call: Any, A: Any, transA: bool, B: Any, transB: bool, bias: Tensor | None, dtype: torch.dtype, fast: bool
 ) -> Tensor:
-    """op(B) op(A) + bias, if at least one factor is quantized."""
+    """op(B) op(A) + bias, if at least one operand is quantized."""
     kind = tensor_kind(A) if tensor_kind(A) == tensor_kind(B) else None
     if dtype is torch.float64:
         return quantized_product(call, A, transA, B, transB, bias, F32, fast).to(dtype)
@@ -232,7 +232,7 @@ def wide_product(
     fast: bool,
     dtype: torch.dtype,
 ) -> Tensor:
-    """alpha op(B) op(A) + bias before rounding, for epilogues without their own op."""
+    """alpha op(B) op(A) + bias without rounding, for epilogues that have no op."""
     inside = torch.float64 if dtype is torch.float64 else F32
     if tensor_kind(A) is None and tensor_kind(B) is None:
         a, b = as_matrices(A, B)
@@ -244,7 +244,7 @@ def wide_product(
 
 
 def as_matrices(A: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
-    """Two plain factors converted to matrices of one dtype."""
+    """Convert two plain operands to matrices of one dtype."""
     if A.dtype is not B.dtype:
         dtype = torch.promote_types(A.dtype, B.dtype)
         A, B = A.to(dtype), B.to(dtype)
@@ -268,7 +268,7 @@ def product_with_epilogue(
     beta: float,
     fast: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """The product with its epilogue (D itself if given), and gelu's input. With gelu_in: times gelu'(gelu_in)."""
+    """The product with its epilogue (D itself if given), and the input of gelu. gelu_in: multiply by gelu'(gelu_in)."""
     is_plain_product = tensor_kind(A) is None and tensor_kind(B) is None
     if is_plain_product and beta == 0.0 and (not gelu or pre_dtype is dtype):
         a, b = as_matrices(A, B)
@@ -310,7 +310,7 @@ def put(y: Tensor, D: Tensor | None, dtype: torch.dtype | None = None) -> Tensor
 
 
 def empty_product(shape: list[int], dtype: torch.dtype, like: Any, D: Tensor | None, beta: float) -> Tensor:
-    """The product of empty factors: zero, or beta D; the epilogue does not apply."""
+    """The product of empty operands: zero, or beta D; the epilogue does not apply."""
     if D is None:
         return torch.zeros(shape, dtype=dtype, device=device_of(like))
     return D.zero_() if beta == 0.0 else D
@@ -363,7 +363,7 @@ GENERIC = Maker(
 
 
 def as_list(value: Any) -> Any:
-    """An impl's results as tex returns them: a list of four."""
+    """The results of an impl as tex returns them: a list of four."""
     if not isinstance(value, (list, tuple)):
         value = [value]
     return [*value, *[None] * (4 - len(value))] if not isinstance(value, list) or len(value) < 4 else value
@@ -611,7 +611,7 @@ def grouped(
     pre: Any,
     grad: bool,
 ) -> list[tuple[Any, ...]]:
-    """For each product: factors, output, bias, pre_gelu_out, shape, and the summed length."""
+    """For each product: operands, output, bias, pre_gelu_out, shape, and summed length."""
     check_list(op, "A", A, lambda name, v: None)
     for name, value in (("B", B), ("bias", bias), ("pre_gelu_out", pre)):
         check_list(op, name, value, lambda name, v: None, len(A))

@@ -1,9 +1,9 @@
 """tex's GroupedTensor: matrices in one buffer, quantized and multiplied together.
 
-The members are [first_dims[i], last_dims[i]], one after another in memory. With both None all have the same number of
-rows; with one None all have that dimension of the whole. These functions read the dimensions on the host, which
-synchronizes if they are on a device; `get_cublasLt_version` makes Transformer Engine use lists of tensors instead,
-whose sizes are known. `splits_to_offsets` and the like do not synchronize.
+Member i is [first_dims[i], last_dims[i]]; members are contiguous in memory, one after another. If both are None,
+members have equal numbers of rows; if one is None, members have that dimension of the group. These functions read the
+dimensions on the host, which synchronizes if they are on a device; `get_cublasLt_version` makes Transformer Engine use
+lists of tensors instead, whose sizes are known. `splits_to_offsets` and similar functions do not synchronize.
 """
 
 import math
@@ -154,7 +154,7 @@ def shapes_of(parts: list[Tensor]) -> list[tuple[int, int]]:
 
 
 def filled(call: Any, group: Any, parts: list[Tensor], quantizer: Any, noop: Tensor | None = None) -> Any:
-    """The group with its members quantized from these parts."""
+    """Fill a group with the members quantized from these parts."""
     if kind_of(quantizer) == "current":
         return filled_current(call, group, parts, quantizer, noop)
     for member, part in zip(members(group), parts, strict=True):
@@ -164,7 +164,7 @@ def filled(call: Any, group: Any, parts: list[Tensor], quantizer: Any, noop: Ten
 
 
 def filled_current(call: Any, group: Any, parts: list[Tensor], quantizer: Any, noop: Tensor | None) -> Any:
-    """The same for current scaling, where a group also keeps the amax and the scale of each member."""
+    """The same for current scaling: the group also keeps the amax and the scale of each member."""
     dtype = fp8_of(quantizer)
     amax = torch.cat([call.amax_abs(part) for part in parts])
     amax = shared_amax(amax, quantizer) if quantizer.with_amax_reduction else amax
@@ -197,10 +197,10 @@ def group_quantize(
     noop_flag: Float32[Tensor, "..."] | None = None,
     output: Annotated[Any, grouped()] | None = None,
 ) -> Any:
-    """Quantize matrices of [first_dims[i], last_dims[i]], one after another in memory, separately: a GroupedTensor.
+    """Quantize matrices [first_dims[i], last_dims[i]], concatenated in memory, separately: a GroupedTensor.
 
-    The shape of `tensor` is that of the group: with one of the two None, members have that dimension of it. `output`,
-    if given, is written; its members must have the same shapes. The dimensions are read on the host.
+    The group has the shape of `tensor`; if one of the two is None, members have that dimension of it. `output`, if
+    given, is written; its members must have the same shapes. The dimensions are read on the host.
     """
     with torch.no_grad():
         parts = parts_to_quantize("group_quantize", tensor, quantizer, num_tensors, first_dims, last_dims)
@@ -221,7 +221,7 @@ def bgrad_group_quantize(
     last_dims: NoLastDims = None,
     tensor_offsets: Offsets = None,
 ) -> tuple[Any, Tensor]:
-    """(group_quantize of the rows, the sum of the rows of each member [num_tensors, columns], in tensor's dtype)."""
+    """(group_quantize, column sums of each member [num_tensors, columns] in tensor's dtype)."""
     with torch.no_grad():
         parts = parts_to_quantize("bgrad_group_quantize", tensor, quantizer, num_tensors, first_dims)
         offsets = offsets_of(tensor, first_dims, None) if tensor_offsets is None else tensor_offsets
@@ -241,7 +241,7 @@ def nvfp4_group_quantize_with_amax(
     columnwise_amax: Float32[Tensor, "num_tensors"] | None = None,
     tensor_offsets: Offsets = None,
 ) -> Any:
-    """group_quantize to NVFP4 with the amax of each member given; only for the usages that the quantizer has."""
+    """group_quantize to NVFP4 with a given amax for each member; only for the usages that the quantizer has."""
     with torch.no_grad():
         name = "nvfp4_group_quantize_with_amax"
         parts = parts_to_quantize(name, tensor, quantizer, num_tensors, first_dims, last_dims)
@@ -254,7 +254,7 @@ def nvfp4_group_quantize_with_amax(
                 fp4_into(part, quantizer, member, *of)
         for to, amax in ((group.amax, rowwise_amax), (group.columnwise_amax, columnwise_amax)):
             if to is not None and amax is not None:
-                to.copy_(amax)  # of members without rows too
+                to.copy_(amax)  # also for members without rows
         return group
 
 
@@ -277,7 +277,7 @@ def group_dequantize(call: Any, input: Annotated[Any, grouped()], otype: FloatDt
 
 
 def whole(call: Any, parts: list[Any], group: Any, dtype: torch.dtype) -> Tensor:
-    """The members one after another, in the shape of the group; elements of no member are 0."""
+    """Concatenate the members in the shape of the group; elements that are not part of a member are 0."""
     shape = tuple(group.logical_shape)
     found = [plain(call, p, dtype).reshape(-1) for p in parts if math.prod(p.size())]
     missing = math.prod(shape) - sum(len(f) for f in found)
@@ -320,8 +320,8 @@ def group_requantize_inplace(
 ) -> Tensor | None:
     """Add columnwise data to a grouped MXFP8 tensor with rowwise data, if the quantizer has that usage.
 
-    It is computed from the dequantized rowwise data, which is returned if return_dequantized. A tensor that has
-    columnwise data is not changed. first_dims is read on the host.
+    It is computed from the dequantized rowwise data, which is returned if return_dequantized. No-op if the tensor has
+    columnwise data. first_dims is read on the host.
     """
     name = "group_requantize_inplace"
     readable(name, "grouped_x", grouped_x)
@@ -373,7 +373,7 @@ def bulk_allocate(
     device: Annotated[Any, device_name()] | None = None,
     alignments: Annotated[list[int], same_len("shapes"), each(at_least(1))] | None = None,
 ) -> list[Tensor]:
-    """Tensors of these shapes and dtypes, in one buffer, each at a multiple of its alignment (its element's size)."""
+    """Tensors of these shapes and dtypes in one buffer, each aligned to its alignment (default: its element size)."""
     where = with_index(accelerator() if device is None else device)
     kinds = [torch_dtype(d) for d in dtypes]
     steps = [math.lcm(a, k.itemsize) for k, a in zip(kinds, alignments or [1] * len(kinds), strict=True)]
@@ -557,7 +557,7 @@ def te_general_grouped_gemm_for_discrete_in(
     use_split_accumulator: bool,
     math_sm_count: int,
 ) -> Any:
-    """The same with A a list of matrices: separate weights."""
+    """As te_general_grouped_gemm_for_grouped_tensor, with A a list of matrices: separate weights."""
     name = "te_general_grouped_gemm_for_discrete_in"
     with torch.no_grad():
         multiply(call, name, A, transa, B, transb, D, bias, bias_scale, alpha, beta)
@@ -588,7 +588,7 @@ def te_general_grouped_gemm_for_discrete_out(
     use_split_accumulator: bool,
     math_sm_count: int,
 ) -> Any:
-    """The same with D a list of matrices: gradients of weights; without a bias."""
+    """As te_general_grouped_gemm_for_grouped_tensor, with D a list of matrices (weight gradients) and no bias."""
     name = "te_general_grouped_gemm_for_discrete_out"
     with torch.no_grad():
         multiply(call, name, A, transa, B, transb, D, bias, bias_scale, alpha, beta)
@@ -612,7 +612,7 @@ def multiply(
     alpha: Any,
     beta: Any,
 ) -> None:
-    """All products, after all checks."""
+    """Run all products, after all checks."""
     num = B.num_tensors
     a, b, d = parts_of(op, "A", A), members(B, op, "B"), parts_of(op, "D", D)
     add = [None] * num if bias is None else bias_rows(op, bias, num)
@@ -662,9 +662,9 @@ def fit_together(op: str, i: int, a: Any, transa: Any, b: Any, transb: Any, d: T
 def put_product(
     call: Any, d: Tensor, a: Any, transa: Any, b: Any, transb: Any, bias: Any, scale: Any, alpha: Tensor, beta: Tensor
 ) -> None:
-    """One product written to d, rounded once.
+    """Write one product to d, rounded once.
 
-    The contents of d are used only if beta is not 0: they may be undefined.
+    d is read only if beta is not 0: its contents may be undefined.
     """
     if not d.numel():
         return

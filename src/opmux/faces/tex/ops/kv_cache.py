@@ -20,7 +20,7 @@ from ..layouts import FORMATS
 from ..rules import member
 
 Count = Annotated[int, at_least(0)]
-Ends = Index[Tensor, "_", numel(lambda b: b + 1, "b + 1", least=True)]  # of at least b sequences
+Ends = Index[Tensor, "_", numel(lambda b: b + 1, "b + 1", least=True)]  # cu_seqlens of at least b sequences
 
 
 def _counted(shape: tuple[int, ...], dtype: torch.dtype, device: Any) -> Tensor:
@@ -45,7 +45,7 @@ def _one_sample_each(*builds: Any) -> Samples:
 
 
 def as_bytes(t: Tensor) -> Tensor:
-    """FP8 as bytes: torch moves FP8 numbers but fills no padding with them."""
+    """View FP8 as bytes: torch can copy FP8, but not fill padding with it."""
     return t.view(torch.uint8) if t.dtype in FP8 else t
 
 
@@ -56,7 +56,7 @@ def as_bytes(t: Tensor) -> Tensor:
     "tensor": _counted((7, 2, 4), dtype, device), "cu_seqlens": _lengths(device, 3, 5), "b": 2, "max_seq_len": 4,
 }))  # fmt: skip
 def convert_thd_to_bshd(tensor: AnyTensor[Tensor, "t h d"], cu_seqlens: Ends, b: Count, max_seq_len: Count) -> Tensor:
-    """Concatenated sequences as [b, max_seq_len, h, d], padded with zeros."""
+    """Split concatenated sequences to [b, max_seq_len, h, d], padded with zeros."""
     with torch.no_grad():
         return unpacked(as_bytes(tensor), Lengths.of(cu_seqlens[: b + 1]), max_seq_len).view(tensor.dtype)
 
@@ -69,7 +69,7 @@ def convert_bshd_to_thd(
     cu_seqlens: Index[Tensor, "_", numel(lambda tensor: tensor.shape[0] + 1, "b + 1", least=True)],
     t: Count,
 ) -> Tensor:
-    """The sequences concatenated to [t, h, d]; zeros after the last."""
+    """Concatenate the sequences to [t, h, d]; zeros after the last."""
     with torch.no_grad():
         return packed(as_bytes(tensor), Lengths.of(cu_seqlens[: tensor.shape[0] + 1]), t).view(tensor.dtype)
 
@@ -91,7 +91,7 @@ def _cache_args(dtype: torch.dtype, device: Any) -> dict[str, Any]:
 def _places(
     new: Tensor, fmt: str, of: Lengths, cached: Tensor, table: Tensor, page: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """For each token of `new` ([tokens, ...] or [b, s, ...], flattened): its page, its index there, its validity."""
+    """For each token of `new` ([tokens, ...] or [b, s, ...], flattened): page, index in the page, validity."""
     if fmt == "thd":
         sequence, place, there = token_places(of, new.shape[0])
     else:
@@ -205,7 +205,7 @@ def is_slice_of_q(op: str, qkvi: Tensor) -> None:
     "qkvi": _counted((3, 2, 2, 12), dtype, device)[..., :4],
 }))  # fmt: skip
 def fa_prepare_fwd(qkvi: Float[Tensor, "s b n h"]) -> Tensor:
-    """[3, b, s, n, h] from an interleaved [s, b, n, 3, h], whose slice for q is passed."""
+    """[3, b, s, n, h] from the interleaved [s, b, n, 3, h]; `qkvi` is its slice for q."""
     with torch.no_grad():
         (s, b, n, h), strides = qkvi.shape, qkvi.stride()
         whole = (
@@ -222,7 +222,7 @@ def fa_prepare_bwd(
     k: Float[Tensor, "b s n h", same_dtype("q")],
     v: Float[Tensor, "b s n h", same_dtype("q")],
 ) -> Tensor:
-    """[s, b, n, 3 * h] from three [b, s, n, h]: q, k and v of each head together."""
+    """[s, b, n, 3 * h] from three [b, s, n, h]: q, k and v of each head are adjacent."""
     with torch.no_grad():
         return torch.stack((q, k, v), 3).transpose(0, 1).reshape(q.shape[1], q.shape[0], q.shape[2], 3 * q.shape[3])
 

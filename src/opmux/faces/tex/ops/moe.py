@@ -168,14 +168,14 @@ def moe_permute_fwd(
 
     Args:
         input: the tokens.
-        dtype: that of input.
+        dtype: the dtype of input.
         indices: the experts of each token.
-        num_out_tokens: how many rows are kept, the first ones; 0 keeps all.
-        workspace: NVIDIA's scratch memory. None is needed here: it is returned as it came.
-        max_expanded_token_num: accepted and ignored.
+        num_out_tokens: keep only this many rows, the first ones; 0 keeps all.
+        workspace: NVIDIA's scratch memory; not used, returned unchanged.
+        max_expanded_token_num: ignored.
 
     Returns:
-        The rows, like input; row_id_map, int32 [topk * tokens] as of moe_row_map; and workspace.
+        The rows, like input; row_id_map, int32 [topk * tokens], as from moe_row_map; and workspace.
     """
     with torch.no_grad():
         listed = isinstance(workspace, (list, tuple)) and max_expanded_token_num >= 0
@@ -223,11 +223,11 @@ def moe_permute_bwd(
 
     Args:
         input: the gradient of the rows.
-        dtype: that of input.
+        dtype: the dtype of input.
         row_id_map: the second result of the forward.
         prob: multiplies each copy.
         num_tokens: the number of tokens.
-        topK: how many copies a token has.
+        topK: the number of copies of a token.
 
     Returns:
         The gradient of the tokens, [num_tokens, n], like input.
@@ -245,7 +245,7 @@ def moe_unpermute_fwd(
     num_tokens: Count,
     topK: int,
 ) -> Tensor:
-    """Add up the rows of each token, times its probabilities, rounded as by moe_collect.
+    """Sum the rows of each token, times its probabilities, rounded as in moe_collect.
 
     Args:
         input: the rows, in order of experts.
@@ -287,9 +287,9 @@ def moe_unpermute_bwd(
     Args:
         input_bwd: the gradient of the tokens.
         input_fwd: the rows of the forward.
-        dtype: that of both.
-        row_id_map: that of the forward.
-        prob: that of the forward. Where it is empty, topK is 1.
+        dtype: the dtype of both.
+        row_id_map: the row_id_map of the forward.
+        prob: the prob of the forward. If it is empty, topK is 1.
 
     Returns:
         The gradient of the rows, like input_fwd, and that of prob, float32 [tokens, topK].
@@ -319,8 +319,8 @@ def fused_multi_row_padding(
     """Copy blocks of rows to output, each followed by zeros up to its padded size. An empty block is skipped.
 
     Args:
-        input: the blocks, one after another.
-        output: is written; rows after the last block are left as they are.
+        input: the concatenated blocks.
+        output: written; rows after the last block are not changed.
         input_row_list: the rows of each block.
         padded_input_row_list: the rows of each block in output.
     """
@@ -339,13 +339,13 @@ def fused_multi_row_padding(
 def fused_multi_row_unpadding(
     call: Any, input: Tensor, output: Tensor, input_row_list: list[int], unpadded_input_row_list: list[int]
 ) -> None:
-    """Copy the first rows of each block of input to output, where blocks follow each other without padding.
+    """Copy the first rows of each block of input to output, where blocks are concatenated without padding.
 
     Args:
-        input: the blocks, one after another.
-        output: is written; rows after the last block are left as they are.
+        input: the concatenated blocks.
+        output: written; rows after the last block are not changed.
         input_row_list: the rows of each block in input.
-        unpadded_input_row_list: how many of them are copied.
+        unpadded_input_row_list: the number of rows to copy from each block.
     """
     with torch.no_grad():
         call(input, output, input_row_list, unpadded_input_row_list)

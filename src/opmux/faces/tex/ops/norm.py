@@ -1,4 +1,4 @@
-"""tex's norms: NVIDIA's names and signatures over the ops of `specs.norm`, with a quantized output if one is wanted."""
+"""tex's norms: NVIDIA's names and signatures over the ops of `specs.norm`, with an optional quantized output."""
 
 import math
 from typing import Any
@@ -42,7 +42,7 @@ def output_fits(op: str, input: Tensor, ln_out: Any, quantizer: Any, otype: torc
 
 
 def per_row(op: str, x: Tensor, name: str, stat: Tensor) -> Tensor:
-    """A statistic in the shape of our ops; tex's are flat, for any shape of x."""
+    """Reshape a statistic for our ops; tex's are flat for any shape of x."""
     if stat.dim() == 1 and x.dim() == 2:
         return stat
     lead = x.shape[:-1]
@@ -54,12 +54,12 @@ def per_row(op: str, x: Tensor, name: str, stat: Tensor) -> Tensor:
 
 
 def widened(input: Tensor, dtype: torch.dtype) -> Tensor:
-    """The input in a dtype at least as wide as the output's, so that results are rounded only once, to otype."""
+    """The input in a dtype at least as wide as the output's, so that results are rounded once, to otype."""
     return input.to(torch.promote_types(input.dtype, dtype))
 
 
 def as_requested(call: Any, y: Tensor, ln_out: Any, quantizer: Any, dtype: torch.dtype) -> Any:
-    """The result, quantized or written to ln_out if requested."""
+    """The result, quantized or written to ln_out if the call says so."""
     if quantizer is not None:
         return quantized(call, y.to(dtype), quantizer, ln_out)
     return y.to(dtype) if ln_out is None else ln_out.copy_(y)
@@ -69,14 +69,14 @@ def as_requested(call: Any, y: Tensor, ln_out: Any, quantizer: Any, dtype: torch
 
 
 def _stat(value: Tensor | None) -> Tensor | None:
-    """A statistic in tex's shape: float32 [rows]."""
+    """A statistic in tex's form: float32 [rows]."""
     if value is None or (value.dim() == 1 and value.dtype is torch.float32):
         return value
     return value.float().flatten()
 
 
 def rms_result(value: Any) -> Any:
-    """[out, None, rsigma] from an impl's results, which may be (out, rsigma), with rsigma of any shape."""
+    """[out, None, rsigma] from the results of an impl, which may be (out, rsigma), with rsigma of any shape."""
     if not isinstance(value, (list, tuple)) or len(value) not in (2, 3):
         return value
     out, rsigma = value[0], _stat(value[-1])
@@ -85,7 +85,7 @@ def rms_result(value: Any) -> Any:
 
 
 def layer_result(value: Any) -> Any:
-    """[out, mu, rsigma] from an impl's results, with statistics of any shape."""
+    """[out, mu, rsigma] from the results of an impl, with statistics of any shape."""
     if not isinstance(value, (list, tuple)) or len(value) != 3:
         return value
     mu, rsigma = _stat(value[1]), _stat(value[2])

@@ -1,9 +1,9 @@
 """tex's functions for NVFP4: transposes of packed data, scales from amaxes, casts of a shard of a matrix.
 
-An element has 4 bits (the sign, and the index of one of 0, 0.5, 1, 1.5, 2, 3, 4, 6), the first of a pair in the low
-half of a byte. A tile of 16 x 16 has a decoding scale in E4M3, stored as a byte for each of its 16 rows; a tensor has
-one amax. With S = 448 * 6 / amax (1 for an amax of 0), a tile's scale is amax_of_tile / 6 * S, and an element is x * S
-/ scale.
+An element has 4 bits: the sign, and the index of one of 0, 0.5, 1, 1.5, 2, 3, 4, 6. The first element of a pair is in
+the low half of a byte. A tile of 16 x 16 has a decoding scale in E4M3, stored as one byte for each of its 16 rows; a
+tensor has one amax. With S = 448 * 6 / amax (1 for an amax of 0), the scale of a tile is amax_of_tile / 6 * S, and an
+element is x * S / scale.
 """
 
 import inspect
@@ -27,12 +27,12 @@ MOST, LEAST = torch.finfo(torch.float32).max, torch.finfo(torch.float32).tiny
 
 
 def halves(packed: Tensor) -> Tensor:
-    """The elements of packed rows, a byte for each."""
+    """Unpack rows to one byte an element."""
     return torch.stack((packed & 15, packed >> 4), -1).flatten(-2)
 
 
 def encoding(amax: Tensor) -> Tensor:
-    """S = 448 * 6 / amax, 1 for an amax of 0, never infinite."""
+    """S = 448 * 6 / amax; 1 for an amax of 0; never infinite."""
     scale = (torch.full_like(amax, 448.0 * 6.0) / amax.clamp_min(LEAST)).clamp_max(MOST)
     return torch.where(amax > 0, scale, torch.ones_like(scale))
 
@@ -53,7 +53,7 @@ def padded(of: Callable[..., tuple[int, int]], text: str) -> Rule:
 
 
 def each_of(one: Any, names: Mapping[str, str]) -> Callable[..., None]:
-    """A `where` for a function of lists, whose items must fit the function of single arguments.
+    """A `where` check for a function of lists: each item must fit the function of single arguments.
 
     `names` maps that function's argument names to the names of the lists.
     """
@@ -110,7 +110,7 @@ def _scale_bytes(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
 
 
 def turn_scales_(output: Tensor, input: Tensor, m_tiles: int, k_tiles: int) -> None:
-    """Copy the scale of tile (i, j), at row 16 i, to rows 16 j .. 16 j + 15; rows of no tile are 0."""
+    """Copy the scale of tile (i, j), in row 16 i, to rows 16 j .. 16 j + 15; rows without a tile are 0."""
     if m_tiles and k_tiles:
         tiles = input[: m_tiles * TILE : TILE, :k_tiles].t().repeat_interleave(TILE, 0)
         output[: tiles.shape[0], :m_tiles] = tiles
@@ -181,7 +181,7 @@ def nvfp4_2d_multi_tensor_transpose(
     M_list: TurnedSizes,
     K_list: TurnedSizes,
 ) -> None:
-    """Columnwise data and scales from the rowwise ones of many [M, K]: the two transposes above."""
+    """Columnwise data and scales from rowwise ones of many [M, K] matrices: the two transposes above."""
     lists = rowwise_data_list, columnwise_data_list, rowwise_scale_inv_list, columnwise_scale_inv_list, M_list, K_list
     with torch.no_grad():
         for data, to, scales, scales_to, m, k in zip(*lists, strict=True):
@@ -252,7 +252,7 @@ Expanded = Byte[
 
 
 def expand_(to: Tensor, tiles: Tensor, rows_padded: int) -> None:
-    """Each tile's scale in E4M3, repeated for the 16 rows of its tile; padding is 0."""
+    """Write each tile's scale in E4M3, repeated for the 16 rows of its tile; padding is 0."""
     rows = bytes_of(tiles, torch.float8_e4m3fn).repeat_interleave(TILE, 0)[:rows_padded]
     to[: rows.shape[0], : rows.shape[1]] = rows
     to[rows.shape[0] : rows_padded, : rows.shape[1]] = 0
@@ -262,7 +262,7 @@ def expand_(to: Tensor, tiles: Tensor, rows_padded: int) -> None:
 def nvfp4_expand_scale_to_fp8(
     input: TileScales, output: Expanded, tile_rows: Size, tile_cols: Size, rows_padded: Size, block_len: Block
 ) -> None:
-    """Scales of tiles in E4M3, as bytes, each repeated for block_len (16) rows; padded with 0 to rows_padded."""
+    """Scales of tiles in E4M3, as bytes, each repeated for block_len (16) rows, padded with 0 to rows_padded."""
     with torch.no_grad():
         expand_(output, input, rows_padded)
 
@@ -412,7 +412,7 @@ def nvfp4_multi_tensor_compute_partial_amax(
 
 
 def cast_(inp: Tensor, out: Tensor, scale: Tensor, global_scale: Tensor, h: int, w: int, start: int) -> None:
-    """Cast a shard to FP4. Half bytes at either end that belong to another shard are kept."""
+    """Cast a shard to FP4. The first and last half byte are kept if they belong to another shard."""
     if not inp.numel():
         return
     encode = global_scale.reshape(())
@@ -447,9 +447,9 @@ def nvfp4_2d_partial_cast(
     start_offset: Size,
     block_len: Block = 16,
 ) -> None:
-    """out = the shard, packed, as x * global_scale / e4m3(scale of its tile of 16 x 16), in FP4.
+    """out = x * global_scale / e4m3(scale of its 16 x 16 tile) for the shard x, in packed FP4.
 
-    `out` begins with the byte of element start_offset; a half of it that the shard does not own stays as it is.
+    `out` begins with the byte of element start_offset; half bytes that the shard does not own are kept.
     """
     with torch.no_grad():
         cast_(inp, out, scale, global_scale, h, w, start_offset)

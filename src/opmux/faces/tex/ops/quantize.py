@@ -1,4 +1,4 @@
-"""tex's functions that quantize and dequantize, and that update the state of delayed scaling."""
+"""tex functions that quantize and dequantize, and that update the state of delayed scaling."""
 
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any
@@ -346,7 +346,7 @@ def compute_amax(call: Any, input: Float[Tensor, "..."], amax: Flag) -> None:
 
 
 def written(to: list[Tensor], values: list[Tensor]) -> None:
-    """Copy with as few launches as torch allows, to tensors that may be inference tensors."""
+    """Copy values to tensors with as few launches as torch allows; the tensors may be inference tensors."""
     if any(t.is_inference() for t in to):
         with torch.inference_mode():
             torch._foreach_copy_(to, values)
@@ -406,11 +406,11 @@ def fused_amax_and_scale_update_after_reduction(
     fp8_dtype: FP8Dtype,
     margin: float,
 ) -> None:
-    """Roll the histories of amax [L, n] by one and update each scale, for all tensors at once.
+    """Roll the amax histories [L, n] by one and update each scale, for all tensors at once.
 
-    The newest amax is in the buffer (concatenated for all tensors), or history[0] if that is 0. If it is not 0 it is
-    appended to the history, and history[0] becomes 0. A scale becomes fp8_max * 2^-margin / amax, with the newest amax
-    or the maximum of the history; it is not changed if that amax is not a positive number.
+    The newest amax comes from the buffer (concatenated for all tensors), or from history[0] if that is 0. If it is not
+    0, append it, shift the history, and zero history[0]. A scale becomes fp8_max * 2^-margin / amax, where amax is the
+    newest one or the maximum of the history; the scale is not changed if that amax is not a positive number.
     """
     with torch.no_grad():
         largest = FP8_MAX[fp8_dtype] * 2.0**-margin
@@ -436,7 +436,7 @@ def update(
     largest: float,
     recent: bool,
 ) -> None:
-    """The update for histories of one length: a few launches on their concatenation."""
+    """Update histories of one length, with a few launches on their concatenation."""
     counts = tuple(s.numel() for s in scales)
     first, step = _order(length, counts, newest)
     history = torch.cat([h.flatten() for h in histories])

@@ -32,7 +32,7 @@ QKV_NAMES = {
 
 
 def is_table(freqs: Tensor) -> bool:
-    """Whether tex's functions accept it; our ops accept more dtypes and shapes."""
+    """Whether freqs is a table that tex's functions accept; our ops accept more dtypes and shapes."""
     return freqs.dtype is torch.float32 and freqs.dim() == 4
 
 
@@ -73,14 +73,12 @@ def fused_rope_forward(
     """rope_fwd of input by the angles freqs.
 
     Args:
-        input: heads in the dimensions that qkv_format names.
-        freqs: the angles of each position, at least as many positions as the sequences are long.
-        start_positions: the position of each sequence's first token; None for 0.
-        qkv_format: what the dimensions of input are.
-        interleaved: pairs are neighbours, not (i, i + d2/2).
-        cu_seqlens: for NVTE_THD, where each sequence begins, and the end; ignored in other formats.
-        cp_size: context parallelism: input has one of 2 * cp_size pieces of each sequence and its mirror from the back.
-        cp_rank: which piece.
+        input: heads, with the dimensions that qkv_format names. freqs: the angles of each position; at least as many
+        positions as the longest sequence has. start_positions: the position of each sequence's first token; None for 0.
+        qkv_format: the order of the dimensions of input. interleaved: rotate pairs (2i, 2i + 1) instead of (i, i +
+        d2/2). cu_seqlens: for NVTE_THD, the start of each sequence, and the end of the last; ignored in other formats.
+        cp_size: context parallelism: input has piece cp_rank of 2 * cp_size of each sequence, and the same from the
+        end. cp_rank: the index of the piece.
 
     Returns:
         A new contiguous tensor of input's shape and dtype.
@@ -166,16 +164,16 @@ def fused_qkv_rope_forward(
     """(q, k, v) of packed heads: rope_qkv_fwd by the angles q_freqs and k_freqs.
 
     Args:
-        qkv_input: each head holds as many numbers of q, k and v as qkv_split_arg_list says.
+        qkv_input: each head holds q, k and v, of the sizes in qkv_split_arg_list.
         q_freqs: the angles of each position for q.
-        k_freqs: the same for k.
+        k_freqs: the angles of each position for k.
         start_positions: the position of each sequence's first token; None for 0. Ignored if cp_size > 1, as NVIDIA does
             here and in no other function.
-        qkv_split_arg_list: three sizes, the first a multiple of the second, which is the size of a head of q and k.
-        qkv_format: what the dimensions of qkv_input are.
-        interleaved: pairs are neighbours, not (i, i + d2/2).
+        qkv_split_arg_list: three sizes; the second is the head size of q and k, the first a multiple of it.
+        qkv_format: the order of the dimensions of qkv_input.
+        interleaved: rotate pairs (2i, 2i + 1) instead of (i, i + d2/2).
         cp_size: context parallelism, as in fused_rope_forward.
-        cp_rank: which piece.
+        cp_rank: the index of the piece.
 
     Returns:
         q, k and v: new contiguous tensors, q in heads of the size of k's.

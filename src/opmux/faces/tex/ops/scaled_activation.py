@@ -172,7 +172,7 @@ def scaled_dswiglu(
     glu_interleave_size: int = 0,
     compute_scale_grad: bool = True,
 ) -> tuple[Any, Tensor | None]:
-    """The gradients of scaled_swiglu's input and act_scales; None for the latter, where it is not wanted."""
+    """The gradients of scaled_swiglu's input and act_scales; the latter is None if it is not needed."""
     with torch.no_grad():
         if quantizer is not None:
             given = {"act_scales": act_scales, "glu_interleave_size": glu_interleave_size}
@@ -199,7 +199,7 @@ def scaled_dsrelu(
     quantizer: State,
     compute_scale_grad: bool = True,
 ) -> tuple[Any, Tensor | None]:
-    """The gradients of scaled_srelu's input and act_scales; None for the latter, where it is not wanted."""
+    """The gradients of scaled_srelu's input and act_scales; the latter is None if it is not needed."""
     with torch.no_grad():
         if quantizer is not None:
             scaled_dsrelu.check(grad=grad, fwd_input=fwd_input, act_scales=act_scales, quantizer=quantizer)
@@ -237,7 +237,7 @@ def scaled_dsituglu(
     glu_interleave_size: int = 0,
     compute_scale_grad: bool = True,
 ) -> tuple[Any, Tensor | None]:
-    """The gradients of scaled_situglu's input and act_scales; None for the latter, where it is not wanted."""
+    """The gradients of scaled_situglu's input and act_scales; the latter is None if it is not needed."""
     with torch.no_grad():
         if quantizer is not None or act_scales is None:
             given = {"beta1": beta1, "beta2": beta2, "glu_interleave_size": glu_interleave_size}
@@ -279,7 +279,7 @@ def scaled_clamped_dswiglu(
     glu_interleave_size: int = 0,
     compute_scale_grad: bool = True,
 ) -> tuple[Any, Tensor | None]:
-    """The gradients of scaled_clamped_swiglu's input and act_scales; None for the latter, where it is not wanted."""
+    """The gradients of scaled_clamped_swiglu's input and act_scales; the latter is None if it is not needed."""
     with torch.no_grad():
         numbers = (limit, alpha, glu_linear_offset, glu_interleave_size)
         if quantizer is not None or act_scales is None:

@@ -1,8 +1,8 @@
 """tex's casts of a shard of a matrix with block scales, and its swizzling of scales for cuBLAS.
 
-A distributed optimizer owns a flat shard of an [h, w] matrix, from element `start_offset` on. It computes its part of
-the amax of each block, the caller reduces these over the ranks, and the shard is cast with the scales of its blocks.
-Blocks without elements of the shard have an amax of 0.
+A distributed optimizer owns a flat shard of an [h, w] matrix, from element `start_offset` on. It computes the amax of
+its part of each block; the caller reduces these over the ranks; then the shard is cast with the scales of its blocks.
+The amax of blocks without elements of the shard is 0.
 
 cuBLAS reads the scales of MXFP8 and NVFP4 in tiles of 128 x 4. Our gemms do not: scales are not swizzled,
 `_with_gemm_swizzled_scales` stays False, and the functions that swizzle in place are no-ops. Only
@@ -79,7 +79,7 @@ def whole_rows(shard: Tensor, w: int, start_offset: int, block: int) -> tuple[Te
 
 
 def spread(scale: Tensor, n: int, w: int, start_offset: int, block: tuple[int, int]) -> Tensor:
-    """The scale of each of the shard's `n` elements, from the scales of the blocks."""
+    """The scales of blocks, expanded to the `n` elements of the shard."""
     first, last = start_offset // w, divided(start_offset + n, w)
     rows = torch.arange(first, last, device=scale.device) // block[0]
     columns = torch.arange(w, device=scale.device) // block[1]
@@ -132,7 +132,7 @@ def fp8_block_scaling_compute_partial_amax(
 
 
 def tile_amax_(amax: Tensor, shard: Tensor, h: int, w: int, start_offset: int, block: int) -> None:
-    """Write the amax of each square tile of a shard of an [h, w] matrix to the top left of `amax`."""
+    """Write the amax of each square tile of a shard of an [h, w] matrix to the top left corner of `amax`."""
     to = amax[: divided(h, block), : divided(w, block)]
     to.zero_()
     if shard.numel():
@@ -157,7 +157,7 @@ def fp8_block_scaling_partial_cast(
     block_len: Block,
     out_dtype: Annotated[torch.dtype, one_of(*FP8)],
 ) -> None:
-    """out = the shard times the scales of its blocks of block_len x block_len (128), in out_dtype, as bytes."""
+    """out = shard * scales of its block_len x block_len (128) blocks, in out_dtype, as bytes."""
     with torch.no_grad():
         if inp.numel():
             scales = spread(scale, inp.numel(), w, start_offset, (128, 128))
@@ -226,7 +226,7 @@ def mxfp8_scaling_partial_cast(
     cols: MXSize,
     start_offset: Size,
 ) -> None:
-    """The shard in E4M3, as bytes, twice: by the E8M0 scales of blocks of 1 x 32, and by those of 32 x 1."""
+    """The shard in E4M3, as bytes, twice: with the E8M0 scales of 1 x 32 blocks, and with those of 32 x 1 blocks."""
     with torch.no_grad():
         if input.numel():
             values = input.reshape(-1).float()
@@ -266,14 +266,14 @@ QuantizedTensors = Annotated[list[Any], each(quantized_tensor())]
 def multi_tensor_swizzle_scales_for_gemm_(
     tensors: QuantizedTensors, rowwise_usage: bool, columnwise_usage: bool
 ) -> None:
-    """Nothing, of several tensors: see swizzle_scales_for_gemm_."""
+    """No-op for several tensors: see swizzle_scales_for_gemm_."""
 
 
 @op(space="tex", out="", mutates=("tensors",), samples=_tensors)
 def multi_tensor_swizzle_scales_for_gemm_unchecked_(
     tensors: QuantizedTensors, rowwise_usage: bool, columnwise_usage: bool
 ) -> None:
-    """Nothing, of several tensors: see swizzle_scales_for_gemm_."""
+    """No-op for several tensors: see swizzle_scales_for_gemm_."""
 
 
 def _discrete(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
@@ -331,6 +331,6 @@ def swizzled(scales: Tensor) -> Tensor:
 
 
 def addresses(values: list[int], device: torch.device) -> Tensor:
-    """int64 on a device from numbers on the host, copied without synchronization."""
+    """An int64 tensor on a device from host numbers, copied without synchronization."""
     made = torch.tensor(values, dtype=torch.int64, pin_memory=device.type == "cuda")
     return made.to(device, non_blocking=True)

@@ -1,6 +1,6 @@
 """tex's softmaxes of attention logits: NVIDIA's names and signatures over the ops of `specs.softmax`.
 
-tex replaces masked logits by -10000, our ops exclude them. Results are equal if an unmasked logit is above -9890.
+tex replaces masked logits by -10000; our ops exclude them. Results are equal if an unmasked logit is above -9890.
 """
 
 from collections.abc import Callable
@@ -85,7 +85,7 @@ def backward_of(form: Form) -> Callable[..., Any]:
 
 
 def check_square(op: str, **logits: Tensor) -> None:
-    """Raise if the numbers of keys and queries differ, which our op would allow."""
+    """Raise if the numbers of keys and queries differ, which our op allows."""
     (x,) = logits.values()
     if x.dim() != 3 or x.shape[1] != x.shape[2]:
         globals()[op].check(**logits)

@@ -1,8 +1,8 @@
 """tex's functions for concatenated ("thd") sequences that are distributed over devices (context parallelism).
 
 A device has two equal halves of each sequence: one of its first parts, and the matching one of its last parts.
-`cu_seqlens`, int32 [b + 1], has the offsets of the sequences; half of it, those of packed halves. It is read on the
-device.
+`cu_seqlens`, int32 [b + 1], holds the offsets of the sequences; divided by two, it holds those of packed halves. It is
+read on the device.
 """
 
 import typing
@@ -144,7 +144,7 @@ def thd_second_half_lse_correction(
 
 
 def _second_places(cu_seqlens: Tensor, longest: int) -> tuple[Tensor, Tensor]:
-    """[b, longest]: whether a position is in a sequence's second half, and its index there."""
+    """[b, longest]: whether a position is in the second half of its sequence, and its index in that half."""
     size = cu_seqlens.long().diff()[:, None]
     place = torch.arange(longest, device=cu_seqlens.device)
     at = place - size // 2
@@ -181,7 +181,7 @@ def thd_read_second_half_lse(
 
 
 def _of_tokens(lse: Tensor, packed: bool, halves: Halves, at: Tensor, place: Tensor) -> Tensor:
-    """lse as [tokens, h, 1], indexed by the token (packed), or by its position in its sequence."""
+    """lse as [tokens, h, 1], indexed by token (packed), or by position in the sequence."""
     if packed:
         found = lse.transpose(0, 1)[at.clamp(0, lse.shape[1] - 1)]
     else:
@@ -240,7 +240,7 @@ def thd_out_correction_from_old(
     out: Float[Tensor, "t h d"], out_per_step: OutOfStep, old_lse: LseOfOut, lse: LseOfOut, lse_per_step: LseOfOut,
     cu_seqlens: Ends, only_second_half: bool, lse_packed: bool,
 ) -> None:  # fmt: skip
-    """`thd_out_correction` as 2.20.2 calls it, step by step:
+    """`thd_out_correction` with the arguments of 2.20.2:
     out = out * exp(old_lse - lse) + out_per_step * exp(lse_per_step - lse)."""
     FROM_OLD.check(locals())
     corrected(out, out_per_step, old_lse, lse, lse_per_step, cu_seqlens, only_second_half, lse_packed)
@@ -281,7 +281,7 @@ def thd_grad_correction(
 ) -> None:
     """For each half of grad, in place: add grad_per_step, copy it, write zeros, or leave it unchanged.
 
-    If one half does not use it (zero, none), grad_per_step has only the other half.
+    If one half is "zero" or "none", grad_per_step has only the other half.
     """
     if not grad.numel() or not grad_per_step.numel():
         return
@@ -328,8 +328,9 @@ def thd_get_partitioned_indices(
     world_size: Annotated[int, at_least(1)],
     rank: Annotated[int, at_least(0), below("world_size")],
 ) -> Tensor:
-    """The tokens of a rank, int32: of the 2 * world_size parts of each sequence, number `rank` from the front and from
-    the back."""
+    """The tokens of a rank, int32: of the 2 * world_size parts of each sequence, part `rank` from the front and from
+    the back.
+    """
     with torch.no_grad():
         return _partitioned(cu_seqlens, total_tokens, world_size, rank).int()
 
@@ -349,7 +350,7 @@ def _all_ranks(cu_seqlens: Tensor, cp_size: int, total_tokens: int) -> Tensor:
     lambda new, cu: {"inp": new(12, 2, 4), "cu_seqlens": cu, "cp_size": 2, "total_tokens": 12},
 ))  # fmt: skip
 def thd_sequence_order_to_cp_rank_order(inp: Tokens, cu_seqlens: Ends, cp_size: Ranks, total_tokens: Shared) -> Tensor:
-    """Reorder tokens from sequence order to rank order, where the tokens of each rank are together."""
+    """Reorder tokens from sequence order to rank order, in which the tokens of a rank are contiguous."""
     with torch.no_grad():
         return inp[_all_ranks(cu_seqlens, cp_size, total_tokens)]
 

@@ -1,7 +1,7 @@
-"""tex's functions that query the machine, and those that need several GPUs or libraries that opmux does not have.
+"""tex functions that query the machine, and those that need several GPUs or libraries that opmux does not have.
 
-Functions that make sense on one device are implemented. The rest is the table UNAVAILABLE: each raises NotSupported,
-with what it needs and what to use instead.
+Functions that make sense on one device are implemented. All others are in the table UNAVAILABLE: each raises
+NotSupported, with what it needs and what to use instead.
 """
 
 import inspect
@@ -28,19 +28,19 @@ def samples(*args: Any, loose: bool = False) -> Callable[..., Iterable[Sample]]:
 
 @op(space="tex", out="version", samples=samples())
 def get_cublasLt_version() -> int:
-    """120900, independent of what is installed.
+    """120900, whatever is installed.
 
-    From 130300 on Transformer Engine runs expert gemms through GroupedTensors, whose sizes are on the device. Ours
-    would read them on the host; the lists of gemms that it uses below that version avoid this. FP8 needs 120103.
+    From 130300 on Transformer Engine uses GroupedTensors for expert gemms, whose sizes are on the device; our gemms
+    would read them on the host. For older versions it uses lists of gemms. FP8 needs at least 120103.
     """
     return 120900
 
 
 @op(space="tex", out="version", samples=samples())
 def get_cudnn_version() -> int:
-    """cuDNN's version, major * 10000 + minor * 100 + patch: torch's if it has one, else 91200.
+    """cuDNN's version, major * 10000 + minor * 100 + patch: that of torch's cuDNN, or 91200 without one.
 
-    The layer reads it to choose an attention backend, from those that get_fused_attn_backend reports.
+    The layer uses it to choose an attention backend among those that get_fused_attn_backend reports.
     """
     found = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None
     return 91200 if found is None else found
@@ -48,7 +48,7 @@ def get_cudnn_version() -> int:
 
 @op(space="tex", out="number", samples=samples())
 def get_num_cublas_streams() -> int:
-    """4: the layer allocates as many workspaces for grouped gemms, which do not need them."""
+    """4. The layer allocates as many workspaces for grouped gemms, which ours do not need."""
     return 4
 
 
@@ -91,10 +91,10 @@ def nvte_built_with_cublasmp() -> bool:
 
 
 class Alone:
-    """The communicator of a sample: with one rank there is nothing to gather."""
+    """The communicator of a sample: one rank has nothing to gather."""
 
     def gather_on(self, send_stream: Any, recv_stream: Any) -> None:
-        """Nothing."""
+        """No-op."""
 
 
 @op(space="tex", out="", mutates=("allgather_communicator",), samples=samples(Alone(), None, None))
@@ -117,7 +117,7 @@ def bulk_overlap_ag_with_external_gemm(allgather_communicator: Any, send_stream:
 
 # ---- Newton-Schulz --------------------------------------------------------------------------------------------------
 
-# The open contexts; a number is never reused, and 0 is no context.
+# The open contexts. Numbers are never reused; 0 means no context.
 CONTEXTS: set[int] = set()
 _numbers = itertools.count(1)
 
@@ -184,7 +184,7 @@ def newton_schulz(
 ) -> None:
     """Iterate x = a x + b (x x') x + c (x x')(x x') x in place, for each triple of coefficients.
 
-    It converges to the nearest orthogonal matrix, if the singular values of x are at most 1. Computed in float32 and
+    Converges to the nearest orthogonal matrix if all singular values of x are at most 1. Computed in float32 and
     rounded once.
     """
     with torch.no_grad():

@@ -1,2 +1,2 @@
-"""Sorting, for every family: keys.py orders dtypes as integers; rows.py sorts rows that one program holds, and selects
-the first k; radix.py sorts longer rows; whole.py takes the one that fits."""
+"""Sorting kernels. keys.py: dtypes as sortable integers; rows.py: sort rows that fit in one program, and top k;
+radix.py: sort longer rows; whole.py: choose between them."""

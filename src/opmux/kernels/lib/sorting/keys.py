@@ -1,4 +1,4 @@
-"""Elements as integers in the order of torch: -inf < ... < -0 = 0 < ... < inf < NaN."""
+"""Elements as integers that sort in torch's order: -inf < ... < -0 = 0 < ... < inf < NaN."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _INTS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.in
 
 
 class Bits(NamedTuple):
-    """How kernels read a dtype: as integers of its width."""
+    """The integer dtype that kernels read a dtype as, and constants of its order."""
 
     dtype: torch.dtype
     infinity: int  # the bits of infinity; 0 for integers
@@ -30,18 +30,18 @@ class Bits(NamedTuple):
 
     @property
     def sign(self) -> int:
-        """The bit to flip for an order without a sign; 0 where there is none."""
+        """The mask that turns a signed order into an unsigned one; 0 for unsigned dtypes."""
         return -self.largest - 1 if self.dtype.is_signed else 0
 
     @property
     def narrow(self) -> bool:
-        """Whether a key and an index fit in 32 bits."""
+        """Whether a key and an index fit in 32 bits together."""
         return self.dtype.itemsize <= 2
 
 
 def bits_of(dtype: torch.dtype) -> Bits:
     if dtype not in _INFINITY and dtype not in _INTS:
-        raise NotSupported(f"no order of {dtype}")
+        raise NotSupported(f"{dtype} cannot be sorted")
     as_int = dtype if dtype in _INTS and dtype is not torch.bool else _BITS[dtype.itemsize]
     return Bits(as_int, _INFINITY.get(dtype, 0), (1 << (8 * dtype.itemsize - 1)) - 1)
 
@@ -53,7 +53,7 @@ def as_bits(x: Tensor) -> Tensor:
 
 @triton.jit
 def key_of(b, INFINITY: tl.constexpr, LARGEST: tl.constexpr, DESCENDING: tl.constexpr):
-    """The order of bits as int32, or int64 for 64 bits. Descending: reversed, so that equal elements stay in order."""
+    """The sort key of some bits, int32 or int64. DESCENDING inverts it, which keeps the sort stable."""
     if b.dtype.primitive_bitwidth == 64:
         key = b.to(tl.int64)
     else:

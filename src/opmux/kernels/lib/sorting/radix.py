@@ -1,7 +1,7 @@
-"""Long rows: a stable radix sort, eight bits a pass from the lowest.
+"""A stable radix sort of long rows, eight bits per pass from the lowest.
 
-A pass: blocks count their digits; a scan of the counts, digit by digit and block by block, says where each digit of
-each block begins; then the blocks order their elements by digit, so that equal digits are written side by side.
+A pass has three steps. Each block counts its digits. A scan of the counts, by digit and then block, gives the start of
+each digit of each block. Each block sorts its elements by digit, so that stores of equal digits are contiguous.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _keys(
     x_ptr, key_ptr, n, INFINITY: tl.constexpr, LARGEST: tl.constexpr, SIGN: tl.constexpr, DESCENDING: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Elements as integers whose bits are in order, without a sign."""
+    """Elements as integers whose bits sort as unsigned numbers."""
     o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     key = key_of(tl.load(x_ptr + o, mask=o < n, other=0), INFINITY, LARGEST, DESCENDING)
     tl.store(key_ptr + o, key ^ SIGN, mask=o < n)
@@ -42,13 +42,13 @@ def _digit(key_ptr, o, n, shift, DIGITS: tl.constexpr):
 
 
 def _count(key_ptr, count_ptr, start_ptr, n, blocks, shift, DIGITS: tl.constexpr, BLOCK: tl.constexpr):
-    """Digits of a block: how many of each (by digit, then block), and how many smaller ones (by block, then digit)."""
+    """Per block: the count of each digit [digit, block], and the count of smaller digits [block, digit]."""
     block, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     o = block * BLOCK + tl.arange(0, BLOCK)
     digit = _digit(key_ptr + row * n, o, n, shift, DIGITS)
     counts = tl.histogram(digit, DIGITS)
     o_d = tl.arange(0, DIGITS)
-    counts -= tl.where(o_d == 0, tl.sum((o >= n).to(tl.int32), 0), 0)  # beyond the end digits are 0
+    counts -= tl.where(o_d == 0, tl.sum((o >= n).to(tl.int32), 0), 0)  # out-of-bounds elements have digit 0
     tl.store(count_ptr + row * DIGITS * blocks + o_d * blocks + block, counts)
     tl.store(start_ptr + (row * blocks + block) * DIGITS + o_d, tl.cumsum(counts, 0) - counts)
 
@@ -57,7 +57,9 @@ def _move(
     key_ptr, at_ptr, count_ptr, end_ptr, start_ptr, new_key_ptr, new_at_ptr, n, blocks, shift,
     DIGITS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The elements of a block to their places; `at` is absent in the first pass, new keys in the last."""
+    """Move the elements of a block to their sorted positions. at_ptr is None in the first pass, new_key_ptr in the
+    last.
+    """
     block, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     begin, o = block * BLOCK, tl.arange(0, BLOCK)
     digit = _digit(key_ptr + row * n, begin + o, n, shift, DIGITS)
@@ -85,7 +87,7 @@ move = Launcher(_move, sizes="n")
 
 @tunable("sorting.radix")
 def radix_tiles(dtype: torch.dtype) -> Tiles:
-    """Eight elements a thread: more would sort them in more steps, fewer would have more counts to add up."""
+    """Eight elements per thread: with more, sorting takes more steps; with fewer, there are more counts to scan."""
     return Tiles(256, BLOCK=2048)
 
 
@@ -94,12 +96,12 @@ def radix_tiles(dtype: torch.dtype) -> Tiles:
 
 @decided
 def order(keys: Tensor, bits: int) -> Callable[[Tensor], Tensor]:
-    """A function of keys [rows, n], integers of which the lowest `bits` count: int64 indices in their order."""
+    """A function of integer keys [rows, n] that returns int64 indices in sorted order of the lowest `bits` bits."""
     rows, n = keys.shape
     tiles = radix_tiles(dtype=keys.dtype)
     blocks = -(-n // tiles["BLOCK"])
     if n + tiles["BLOCK"] >= 1 << 31 or rows > 65535:
-        raise NotSupported("a row of more than 2^31 elements, or very many rows")
+        raise NotSupported("a row of almost 2^31 elements or more, or more than 65535 rows")
     grid, config = (blocks, rows, 1), tiles.config(even=n % 16 == 0, DIGITS=DIGITS)
     passes = max(1, -(-bits // 8))
     look = OutputSpec.of((rows, n), torch.int32)
@@ -130,7 +132,7 @@ def order(keys: Tensor, bits: int) -> Callable[[Tensor], Tensor]:
 
 @decided
 def sorter(x: Tensor, descending: bool) -> Callable[[Tensor], Tensor]:
-    """A function of contiguous rows [rows, n]: int64 indices of the rows in order."""
+    """A function of contiguous rows [rows, n] that returns int64 indices in sorted order."""
     bits, n = bits_of(x.dtype), x.numel()
     width = 8 if x.dtype.itemsize == 8 else 4
     keys = OutputSpec.of(x.shape, torch.int64 if width == 8 else torch.int32)

@@ -1,8 +1,7 @@
-"""Rows that one program holds: a key and its index in one integer, sorted by a bitonic network.
+"""Sort rows that fit in one program: key and index are packed in one integer, and sorted by a bitonic network.
 
-Of elements of up to 16 bits the integer has 32, of wider ones 64; elements of 64 bits are sorted twice, by their low
-and their high half. `chooser` keeps the first k of a row; a long row is cut into chunks, whose candidates are rows
-again.
+The integer has 32 bits for elements of up to 16 bits, else 64. 64-bit elements are sorted twice, by their low and their
+high half. `chooser` finds the first k of a row; it splits a long row into chunks, and their candidates form a new row.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from ..rows import OutputSpec
 from .keys import as_bits, bits_of, key_of
 
 LONGEST = 4096  # elements of a row that one program sorts
-MOST = 1024  # elements that are selected from chunks; beyond that rows are sorted
+MOST = 1024  # largest k that `chooser` supports; for a larger one, sort
 
 
 def _sorted(
@@ -29,8 +28,8 @@ def _sorted(
     INFINITY: tl.constexpr, LARGEST: tl.constexpr, DESCENDING: tl.constexpr, PART: tl.constexpr, SHIFT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Rows in order, and where their elements were. PART: of 64 bits, sort by the low half, then by the high half what
-    is in the order of the low one (`before`)."""
+    """Sorted rows and their indices. PART: for 64-bit elements, "low" sorts by the low half; "high" sorts the result
+    (`before`) by the high half."""
     row = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
     o = tl.arange(0, BLOCK_N)[None, :]
     m = (row < n_rows) & (o < n)
@@ -61,11 +60,11 @@ def _first(
     INFINITY: tl.constexpr, LARGEST: tl.constexpr, DESCENDING: tl.constexpr,
     KEEP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """The first KEEP of the chunks of rows of x or, where they are given, of candidates. They become candidates
-    (found), or in the end elements and indices.
+    """The first KEEP elements of each chunk, from x or from given candidates. Writes candidates (found), or in the last
+    step elements and indices.
 
-    A candidate is a reversed key and a reversed index: the largest is the first, of equal ones that with the smallest
-    index.
+    A candidate packs an inverted key and an inverted index: the largest candidate comes first, and among equal elements
+    the one with the smallest index.
     """
     lane = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
     row, chunk = lane // chunks, (lane % chunks).to(tl.int32)
@@ -93,7 +92,7 @@ first_rows = Launcher(_first, sizes="n length")
 
 @tunable("sorting.rows", free="BLOCK_M")
 def sort_tiles(n: int, dtype: torch.dtype) -> Tiles:
-    """Whole rows, eight elements a thread."""
+    """Whole rows, eight elements per thread."""
     across = max(triton.next_power_of_2(n), 16)
     down = max(1, 512 // across)
     return Tiles(max(32, min(512, down * across // 8)), BLOCK_M=down, BLOCK_N=across)
@@ -101,7 +100,7 @@ def sort_tiles(n: int, dtype: torch.dtype) -> Tiles:
 
 @tunable("sorting.first", free="BLOCK_M")
 def first_tiles(n: int, keep: int, dtype: torch.dtype) -> Tiles:
-    """Chunks of 2048, or more where that many elements are kept."""
+    """Chunks of 2048 elements, or more if the number of kept elements requires it."""
     across = min(max(triton.next_power_of_2(n), 16, keep), max(2048, 2 * keep))
     down = max(1, 512 // across)
     return Tiles(max(32, min(512, down * across // 8)), BLOCK_M=down, BLOCK_N=across)
@@ -112,7 +111,7 @@ def first_tiles(n: int, keep: int, dtype: torch.dtype) -> Tiles:
 
 @decided
 def sorter(x: Tensor, descending: bool) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-    """A function of contiguous rows [rows, n]: the rows in order, as bits, and int64 indices."""
+    """A function of contiguous rows [rows, n] that returns sorted rows, as bits, and int64 indices."""
     bits, (rows, n) = bits_of(x.dtype), x.shape
     tiles = sort_tiles(n=n, dtype=bits.dtype)
     values, indices = OutputSpec.of((rows, n), bits.dtype), OutputSpec.of((rows, n), torch.int64)
@@ -138,7 +137,7 @@ def sorter(x: Tensor, descending: bool) -> Callable[[Tensor], tuple[Tensor, Tens
 
 @decided
 def chooser(x: Tensor, k: int, descending: bool) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-    """A function of contiguous rows [rows, n]: the first k of each, as bits, and int64 indices."""
+    """A function of contiguous rows [rows, n] that returns the first k of each row, as bits, and int64 indices."""
     bits, (rows, n) = bits_of(x.dtype), x.shape
     keep, length, launches = max(triton.next_power_of_2(k), 2), n, []
     while True:

@@ -1,4 +1,4 @@
-"""Rows of any length in order."""
+"""Sort and top k of rows of any length."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def _picker(x: Tensor, at: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def picked(x: Tensor, at: Tensor) -> Tensor:
-    """Elements of rows [rows, n] at int64 indices [rows, k]."""
+    """Gather from rows [rows, n] at int64 indices [rows, k]."""
     return _picker(x, at)(x, at)
 
 
 def sort_rows(x: Tensor, descending: bool) -> Pair:
-    """Contiguous rows [rows, n] in order, stable; and int64 indices."""
+    """Stable sort of contiguous rows [rows, n]: values and int64 indices."""
     if x.shape[1] <= LONGEST:
         values, indices = sorter(x, descending)(x)
         return values.view(x.dtype), indices
@@ -35,7 +35,7 @@ def sort_rows(x: Tensor, descending: bool) -> Pair:
 
 
 def first_rows(x: Tensor, k: int, descending: bool) -> Pair:
-    """The first k of contiguous rows [rows, n], in order."""
+    """The first k of contiguous rows [rows, n] in sorted order: values and int64 indices."""
     if x.element_size() < 8 and k <= MOST:
         values, indices = chooser(x, k, descending)(x)
         return values.view(x.dtype), indices

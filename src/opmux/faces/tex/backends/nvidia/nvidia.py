@@ -1,7 +1,7 @@
 """The backend `nvidia`: NVIDIA's compiled transformer_engine_torch, if it is installed.
 
 It is loaded from its file on first use, never from `sys.modules`, where one of our modules may have its name. It has
-its own enums: our enum members and torch's dtypes are converted in arguments, and converted back in results.
+its own enums: our enum members and torch dtypes are converted in arguments, and converted back in results.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ EXTENSION, CORE = "transformer_engine_torch", "libtransformer_engine.so"
 
 
 def find() -> Path | None:
-    """The path of NVIDIA's extension, in one of the places where TransformerEngine installs it."""
+    """The path of NVIDIA's extension in one of TransformerEngine's install locations, or None."""
     package = PathFinder.find_spec("transformer_engine")
     homes = [Path(p) for p in (package.submodule_search_locations or ())] if package is not None else []
     for home in homes:
@@ -81,7 +81,7 @@ def _forward(name: str) -> Callable[..., Any]:
         if found is None:
             raise NotSupported(f"{name} not implemented by the installed {EXTENSION}")
         given = {**dict(zip(spec.names, args)), **kwargs}
-        # its kernels ignore strides
+        # its kernels ignore strides: pass contiguous tensors
         read = {n: v.contiguous() if type(v) is Tensor and n not in spec.mutates else v for n, v in given.items()}
         return ours(found(*(theirs(read[n]) for n in spec.names[: len(args)]), **{n: theirs(read[n]) for n in kwargs}))
 

@@ -1,7 +1,7 @@
-"""tex's functions on our own kernels alone, whatever the policy prefers: `cpp_extensions.rmsnorm_fwd(...)`.
+"""tex functions that run only our own kernels, whatever the policy prefers: `cpp_extensions.rmsnorm_fwd(...)`.
 
-The kernels are not in this folder, because `opmux.ops` and torch's ops run on the same ones: Triton in
-`opmux/kernels`, C++ for the CPU in `opmux/backends/_cpu`. `opmux/faces/tex/ops` has NVIDIA's signatures over them.
+The kernels are elsewhere, because `opmux.ops` and torch's ops use the same ones: Triton in `opmux/kernels`, C++ for the
+CPU in `opmux/backends/_cpu`. `opmux/faces/tex/ops` has NVIDIA's signatures over them.
 """
 
 from ....base import METHODS, methods_of

@@ -1,7 +1,7 @@
-"""tex's functions by their references alone, whatever the policy prefers: `cpp_extensions.rmsnorm_fwd(...)`.
+"""tex functions that run only the references, whatever the policy prefers: `cpp_extensions.rmsnorm_fwd(...)`.
 
-The references are not in this folder, because each is also the specification of its op: see `opmux/specs` and, for
-functions that have no primitive, `opmux/faces/tex/ops`.
+The references are elsewhere, because each is also the specification of its op: see `opmux/specs`, and
+`opmux/faces/tex/ops` for functions without a primitive.
 """
 
 from ....base import METHODS, methods_of
