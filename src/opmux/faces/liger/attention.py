@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -153,9 +154,6 @@ class LigerMHC(MHC):
         )  # fmt: skip
         self.hc, self.c, self.allow_fp32 = hc, c, allow_fp32
 
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x)
-
 
 # ---- multi-token and neighborhood attention --------------------------------------------------------------------------
 
@@ -244,27 +242,18 @@ class LigerFusedNeighborhoodAttentionLayer(nn.Module):
         return hidden_states + self.dropout(self.attention(self.layer_norm(hidden_states), attention_mask))
 
 
+@dataclass(eq=False)
 class LigerFusedNeighborhoodAttentionConfig:
     """Options of a LigerFusedNeighborhoodAttentionLayer."""
 
-    def __init__(
-        self,
-        hidden_size: int = 768,
-        num_heads: int = 12,
-        kernel_size: int = 7,
-        dilation: int = 1,
-        bias: bool = True,
-        dropout: float = 0.0,
-        layer_norm_eps: float = 1e-5,
-        scale: float | None = None,
-    ):
-        self.hidden_size, self.num_heads, self.kernel_size, self.dilation = (
-            hidden_size,
-            num_heads,
-            kernel_size,
-            dilation,
-        )
-        self.bias, self.dropout, self.layer_norm_eps, self.scale = bias, dropout, layer_norm_eps, scale
+    hidden_size: int = 768
+    num_heads: int = 12
+    kernel_size: int = 7
+    dilation: int = 1
+    bias: bool = True
+    dropout: float = 0.0
+    layer_norm_eps: float = 1e-5
+    scale: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return dict(vars(self))
