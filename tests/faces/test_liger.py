@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import pickle
 import sys
 import types
 from pathlib import Path
@@ -93,6 +94,61 @@ def test_every_name_is_ligers():
     assert {name for _, name in known - ours} == LEFT_OUT
     for module, name in sorted(ours):
         getattr(importlib.import_module(f"liger_kernel.{module}".rstrip(".")), name)
+
+
+NOT_OF_NN = {  # nothing in opmux.nn is like them
+    "LigerBlockSparseTop2MLP", "LigerFusedNeighborhoodAttentionLayer", "LigerKLDIVLoss", "LigerMegatronRMSNorm",
+    "LigerMegatronSwiGLU",
+}  # fmt: skip
+
+
+def test_modules_are_subclasses_of_ours():
+    import opmux
+
+    ours = tuple(getattr(opmux.nn, name) for name in opmux.nn.__all__)
+    found = [getattr(importlib.import_module(f"liger_kernel.{at}"), name) for at, name in served() if at]
+    classes = [c for c in found if isinstance(c, type) and issubclass(c, torch.nn.Module)]
+    assert {c.__name__ for c in classes if not issubclass(c, ours)} == NOT_OF_NN
+
+
+def test_a_call_may_name_its_arguments():
+    from liger_kernel import ops
+    from liger_kernel.transformers import functional
+
+    p, q, marked = normal(4, 9).softmax(-1), normal(4, 9, seed=1).softmax(-1), labels(4, 9)
+    want = ops.LigerTVDLossFunction.apply(p, q, marked, "mean", -100)
+    assert functional.liger_tvd(p, target=q, shift_labels=marked) == want
+    assert ops.LigerTVDLossFunction.apply(q=q, p=p, reduction="mean", shift_labels=marked) == want
+    assert functional.liger_tvd.__name__ == "liger_tvd" and "Half the sum" in functional.liger_tvd.__doc__
+    for args, kwargs, message in (
+        ((p,), {}, "missing a required argument: 'target'"),
+        ((p, q), {"labels": marked}, "got an unexpected keyword argument 'labels'"),
+        ((p, q), {"target": q}, "multiple values for argument 'target'"),
+        ((p, q, marked, "mean", -100, 1), {}, "too many positional arguments"),
+    ):
+        with pytest.raises(TypeError, match=rf"liger_tvd\(\) {message}"):
+            functional.liger_tvd(*args, **kwargs)
+
+
+def test_a_module_can_be_pickled_and_has_ligers_attributes():
+    from liger_kernel import chunked_loss
+    from liger_kernel.transformers import LigerCrossEntropyLoss, LigerFusedAddRMSNorm, LigerVocabParallelCrossEntropy
+
+    for made in (LigerFusedAddRMSNorm(8), LigerCrossEntropyLoss(torch.ones(9)), chunked_loss.LigerFusedLinearDPOLoss()):
+        again = pickle.loads(pickle.dumps(made))
+        assert type(again) is type(made) and repr(again) == repr(made)
+        assert again.state_dict().keys() == made.state_dict().keys()
+    loss = LigerCrossEntropyLoss(torch.ones(9), lse_square_scale=0.5)
+    assert not loss.state_dict() and loss.weight is not None and loss.lse_square_scale == 0.5
+    logits, target = normal(4, 9), labels(4, 9)
+    loss.lse_square_scale = loss.weight = None  # read at each call
+    loss.lse_square_scale = 0.0
+    torch.testing.assert_close(loss(logits, target), F.cross_entropy(logits, target))
+    norm = LigerFusedAddRMSNorm(8)
+    norm.variance_epsilon = 3.0
+    x = normal(2, 8)
+    torch.testing.assert_close(norm(x, x), (rms_norm(2 * x, norm.weight, 3.0, 0.0, "llama"), 2 * x))
+    assert LigerVocabParallelCrossEntropy(label_smoothing_mode="partition").label_smoothing_mode == "partition"
 
 
 # ---- functions against torch's formulas -----------------------------------------------------------------------------

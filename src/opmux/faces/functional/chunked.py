@@ -41,7 +41,7 @@ def autocasted(device: torch.device, *tensors: Tensor | None) -> list[Any]:
 
 
 def parts(x: Tensor, weight: Tensor, tensors: int = 1) -> list[slice]:
-    """The rows whose logits are in memory at a time, where that many tensors of their size are."""
+    """Slices of the rows whose logits are in memory at a time, with `tensors` tensors of their size."""
     rows = max(1, CHUNK // max(1, tensors * weight.shape[0] * x.element_size()))
     rows = rows // 128 * 128 or rows
     return [slice(at, min(at + rows, x.shape[0])) for at in range(0, x.shape[0], rows)]
@@ -130,7 +130,7 @@ def _narrow(wide: Tensor, to: Tensor) -> None:
 
 
 def handed_over(name: str, ctx: Any) -> list[Tensor]:
-    """The sums that a forward left in its context. They become the gradients, so they can be had once."""
+    """Take the sums that a forward left in its context. They become the gradients, so a second call raises."""
     sums, ctx.sums = ctx.sums, None
     if sums is None:
         raise RuntimeError(
@@ -141,7 +141,7 @@ def handed_over(name: str, ctx: Any) -> list[Tensor]:
 
 
 def refuse_graph(name: str) -> None:
-    """Raise where a backward is asked for a graph of itself: gradients would be taken for constants."""
+    """Raise under create_graph=True: second derivatives would silently treat these gradients as constants."""
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
         raise RuntimeError(
             f"{name}: its gradients cannot be differentiated again (create_graph=True). Use the loss of "

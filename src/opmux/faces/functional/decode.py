@@ -126,7 +126,7 @@ def write_kv_cache(
 
 
 def _need_no_gradient(op: str, **tensors: Tensor | None) -> None:
-    """Raise where autograd would record the call: without a backward, gradients would be lost in silence."""
+    """Raise where autograd would record the call: without a backward, gradients would be lost silently."""
     if not torch.is_grad_enabled():
         return
     for name, t in tensors.items():

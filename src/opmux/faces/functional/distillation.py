@@ -95,7 +95,9 @@ def fused_linear_distillation(
         None if teacher_bias is None else teacher_bias.detach(),
     )  # fmt: skip
     assert w is not None
-    how = _How(kind, weight_hard_loss, weight_soft_loss, beta, temperature, ignore_index, accum_dtype or w.dtype)
+    how = _DistillationOptions(
+        kind, weight_hard_loss, weight_soft_loss, beta, temperature, ignore_index, accum_dtype or w.dtype
+    )
     made = _LinearDistillation.apply(x, w, b, y, v, c, true_labels.reshape(-1), how, torch.is_grad_enabled())
     return DistillationOutput(*made)
 
@@ -108,7 +110,7 @@ def _assert_labels(labels: Tensor, classes: int, ignore_index: int) -> None:
         torch._assert_async(fits.all(), f"{NAME}: true_labels must be from 0 to {classes - 1}, or {ignore_index}")
 
 
-class _How(NamedTuple):
+class _DistillationOptions(NamedTuple):
     """The options."""
 
     kind: str
@@ -124,7 +126,7 @@ class _How(NamedTuple):
 # Unless dloss is None, the gradient of the student's logits is written over them. They are overwritten in any case.
 
 
-def _jsd(student: Tensor, teacher: Tensor, labels: Tensor, dloss: Tensor | None, how: _How) -> Tensor:
+def _jsd(student: Tensor, teacher: Tensor, labels: Tensor, dloss: Tensor | None, how: _DistillationOptions) -> Tensor:
     options = labels, how.beta, how.temperature, how.ignore_index
     losses, *kept = divergence.token_logits_jsd(student, teacher, *options)
     if dloss is not None:
@@ -132,7 +134,9 @@ def _jsd(student: Tensor, teacher: Tensor, labels: Tensor, dloss: Tensor | None,
     return losses
 
 
-def _cosine(student: Tensor, teacher: Tensor, labels: Tensor, dloss: Tensor | None, how: _How) -> Tensor:
+def _cosine(
+    student: Tensor, teacher: Tensor, labels: Tensor, dloss: Tensor | None, how: _DistillationOptions
+) -> Tensor:
     # torch's ops: one kernel would save little beside the products. The temperature cancels in a cosine of logits.
     norm = torch.linalg.vector_norm(student, dim=-1, keepdim=True).clamp(min=1e-12)
     unit, toward = student.div_(norm), F.normalize(teacher.to(student.dtype), dim=-1)
@@ -143,7 +147,10 @@ def _cosine(student: Tensor, teacher: Tensor, labels: Tensor, dloss: Tensor | No
     return (how.beta * (1 - cosine)).masked_fill(ignored, 0.0)[:, 0]
 
 
-KINDS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor | None, _How], Tensor]] = {"jsd": _jsd, "cosine": _cosine}
+KINDS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor | None, _DistillationOptions], Tensor]] = {
+    "jsd": _jsd,
+    "cosine": _cosine,
+}
 
 
 # ---- a part of the logits at a time ---------------------------------------------------------------------------------
@@ -156,7 +163,7 @@ def _linear_distillation(
     accum_dtype: torch.dtype, needs: list[bool],
 ) -> tuple[Tensor, Tensor, list[Tensor]]:  # fmt: skip
     """The soft and the hard loss, and the sums of gradients of `soft` and `hard` of them: an op for torch.compile."""
-    how = _How(kind, hard, soft, beta, temperature, ignore_index, accum_dtype)
+    how = _DistillationOptions(kind, hard, soft, beta, temperature, ignore_index, accum_dtype)
     wide = torch.promote_types(x.dtype, torch.float32)
     classes, more = weight.shape[0], teacher.shape[0] - weight.shape[0]
     factor = 1 / (labels != ignore_index).sum(dtype=wide).clamp(min=1)
@@ -189,7 +196,7 @@ class _LinearDistillation(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, teacher: Tensor,
-        teacher_bias: Tensor | None, labels: Tensor, how: _How, with_grad: bool,
+        teacher_bias: Tensor | None, labels: Tensor, how: _DistillationOptions, with_grad: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         ctx.needs = [with_grad and needed for needed in ctx.needs_input_grad[:3]]
         ctx.dtypes = x.dtype, weight.dtype, weight.dtype if bias is None else bias.dtype

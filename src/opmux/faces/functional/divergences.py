@@ -2,8 +2,8 @@
 layers, which never has all logits in memory.
 
 No argument is written to, nothing waits for the device, and no tensor of the size of the input is saved beside it.
-Kernels give the gradient of the first argument. Where the second needs one too, or elements are wanted, the loss is
-composed from torch's ops.
+Kernels give the gradient of the first argument. If the second needs one too, or the loss is not reduced, it is composed
+from torch's ops.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class GRPOOutput(NamedTuple):
     clipped: Tensor
 
 
-class _How(NamedTuple):
+class _GRPOOptions(NamedTuple):
     """The options of the formulas, for the function `name`."""
 
     name: str
@@ -58,7 +58,7 @@ class _How(NamedTuple):
 
 
 class _Tokens(NamedTuple):
-    """What is known of each token of the completions."""
+    """The tensors with a value for each token of the completions."""
 
     ids: Tensor
     mask: Tensor | None
@@ -132,7 +132,7 @@ def fused_linear_grpo(
         bias: float [classes].
         old_logp: the log-probabilities of the policy that made the completions, [batch, length]; those of now, as
             constants, if it is None.
-        ref_logp: the log-probabilities of the reference model, [batch, length]. Or, in its place:
+        ref_logp: the log-probabilities of the reference model, [batch, length]. Without them:
         ref_input: the hidden states of the reference model,
         ref_weight: its last layer's weight,
         ref_bias: and its bias.
@@ -162,7 +162,7 @@ def fused_linear_grpo(
     Returns:
         A GRPOOutput. Only its loss has a gradient, for input, weight and bias.
     """
-    how = _How(
+    how = _GRPOOptions(
         "fused_linear_grpo", loss_type, beta, eps_low, eps_high, delta, importance_sampling_level,
         use_bias_correction_kl, sapo_temperature_pos, sapo_temperature_neg, vespo_k_pos, vespo_lambda_pos, vespo_k_neg,
         vespo_lambda_neg, max_completion_length, num_items_in_batch, reduction,
@@ -207,7 +207,7 @@ def grpo_loss(
 
     Args:
         logits: float [batch, length + 1, classes]: logits[b, t] predicts completion_ids[b, t]. The last ones predict
-            nothing; [batch, length, classes] is taken too.
+            nothing; [batch, length, classes] is accepted too.
         old_logp: as in fused_linear_grpo.
         ref_logp: as in fused_linear_grpo.
         completion_ids: as in fused_linear_grpo.
@@ -237,7 +237,7 @@ def grpo_loss(
     Returns:
         A GRPOOutput. Only its loss has a gradient, for logits.
     """
-    how = _How(
+    how = _GRPOOptions(
         "grpo_loss", loss_type, beta, eps_low, eps_high, delta, importance_sampling_level, use_bias_correction_kl,
         sapo_temperature_pos, sapo_temperature_neg, vespo_k_pos, vespo_lambda_pos, vespo_k_neg, vespo_lambda_neg,
         max_completion_length, num_items_in_batch, reduction,
@@ -274,7 +274,7 @@ def token_log_probs(
 # ---- arguments ------------------------------------------------------------------------------------------------------
 
 
-def _check(how: _How, tokens: _Tokens, referenced: bool) -> None:
+def _check(how: _GRPOOptions, tokens: _Tokens, referenced: bool) -> None:
     for argument, value, allowed in (
         ("loss_type", how.loss_type, LOSS_TYPES),
         ("importance_sampling_level", how.importance_sampling_level, LEVELS),
@@ -310,7 +310,7 @@ def _check(how: _How, tokens: _Tokens, referenced: bool) -> None:
 # ---- formulas -------------------------------------------------------------------------------------------------------
 
 
-def _loss(how: _How, tokens: _Tokens, x: Tensor) -> GRPOOutput:
+def _loss(how: _GRPOOptions, tokens: _Tokens, x: Tensor) -> GRPOOutput:
     """From the log-probability of each token."""
     mask = torch.ones_like(x) if tokens.mask is None else tokens.mask.to(x.dtype)
     keep = mask != 0
@@ -356,7 +356,7 @@ def _loss(how: _How, tokens: _Tokens, x: Tensor) -> GRPOOutput:
     return GRPOOutput(_reduced(how, made, mask), *means)
 
 
-def _vespo_weight(how: _How, log_ratio: Tensor, advantage: Tensor, correction: Tensor | None) -> Tensor:
+def _vespo_weight(how: _GRPOOptions, log_ratio: Tensor, advantage: Tensor, correction: Tensor | None) -> Tensor:
     """phi(w) = e^l * w^k * e^(-l * w), which is 1 for w = 1; the bounds are those of TRL's trainer."""
     least = math.log(1e-8)
     log_w = log_ratio.clamp(-20.0, 20.0).sum(-1, keepdim=True)
@@ -373,7 +373,7 @@ def _chosen(condition: Tensor, yes: float, no: float, dtype: torch.dtype) -> Ten
     return torch.where(condition, torch.full_like(condition, yes, dtype=dtype), no)
 
 
-def _reduced(how: _How, losses: Tensor, mask: Tensor) -> Tensor:
+def _reduced(how: _GRPOOptions, losses: Tensor, mask: Tensor) -> Tensor:
     batch, length = losses.shape
     lengths = mask.sum(-1, keepdim=True)
     if how.loss_type in ("grpo", "sapo"):

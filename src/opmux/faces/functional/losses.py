@@ -21,7 +21,7 @@ REDUCTIONS = ("mean", "sum", "none")
 
 
 class CrossEntropyOutput(NamedTuple):
-    """The loss, and what else was asked for."""
+    """The loss, and the further results that were requested."""
 
     loss: Tensor
     z_loss: Tensor | None = None
@@ -29,8 +29,8 @@ class CrossEntropyOutput(NamedTuple):
     predicted_tokens: Tensor | None = None
 
 
-class _How(NamedTuple):
-    """The options of a loss."""
+class _CrossEntropyOptions(NamedTuple):
+    """The options of a loss of each token."""
 
     ignore_index: int
     label_smoothing: float
@@ -68,17 +68,17 @@ def cross_entropy(
         return_predicted_tokens: return the class of the largest logit of each; ignore_index where it is ignored.
 
     Returns:
-        The loss, in float32 (float64 for float64); a CrossEntropyOutput if more is asked for. The mean of no targets
+        The loss, in float32 (float64 for float64); a CrossEntropyOutput if more is requested. The mean of no targets
         is NaN, as torch's.
     """
     check_reduction("cross_entropy", reduction)
     logits = input if input.dim() < 3 else input.movedim(1, -1)
     assert_classes("cross_entropy", target, logits.shape[-1], ignore_index)
-    how = _How(ignore_index, label_smoothing, z_loss, softcap)
+    how = _CrossEntropyOptions(ignore_index, label_smoothing, z_loss, softcap)
     losses, lse, predicted = loss.token_cross_entropy(logits, target, weight, *how)
     total = _reduced(losses, target, weight, ignore_index, reduction)
-    wanted = return_z_loss, return_token_accuracy, return_predicted_tokens
-    return _output(total, lse.detach(), predicted, target, weight, how, reduction, *wanted)
+    requested = return_z_loss, return_token_accuracy, return_predicted_tokens
+    return _output(total, lse.detach(), predicted, target, weight, how, reduction, *requested)
 
 
 def fused_linear_cross_entropy(
@@ -130,15 +130,15 @@ def fused_linear_cross_entropy(
     chunked.check_rows(name, "target", target, input)
     x, w, b = chunked.autocasted(input.device, input.reshape(-1, input.shape[-1]), weight, bias)
     assert_classes(name, target, weight.shape[0], ignore_index)
-    how = _How(ignore_index, label_smoothing, z_loss, softcap)
+    how = _CrossEntropyOptions(ignore_index, label_smoothing, z_loss, softcap)
     losses, lse, predicted = _LinearCrossEntropy.apply(
         x, w, b, target.reshape(-1), ce_weight, how, reduction, accum_dtype or w.dtype, use_token_scaling,
         torch.is_grad_enabled(),
     )  # fmt: skip
     total = losses.view(target.shape) if reduction == "none" else losses
-    wanted = return_z_loss, return_token_accuracy, return_predicted_tokens
+    requested = return_z_loss, return_token_accuracy, return_predicted_tokens
     rows = lse.view(target.shape), predicted.view(target.shape)
-    return _output(total, *rows, target, ce_weight, how, reduction, *wanted)
+    return _output(total, *rows, target, ce_weight, how, reduction, *requested)
 
 
 # ---- reductions -----------------------------------------------------------------------------------------------------
@@ -176,18 +176,18 @@ def _reduced(losses: Tensor, target: Tensor, weight: Tensor | None, ignore_index
 
 
 def _output(
-    total: Tensor, lse: Tensor, predicted: Tensor, target: Tensor, weight: Tensor | None, how: _How, reduction: str,
-    z_wanted: bool, accuracy_wanted: bool, tokens_wanted: bool,
+    total: Tensor, lse: Tensor, predicted: Tensor, target: Tensor, weight: Tensor | None, how: _CrossEntropyOptions,
+    reduction: str, with_z: bool, with_accuracy: bool, with_tokens: bool,
 ) -> Tensor | CrossEntropyOutput:  # fmt: skip
-    if not (z_wanted or accuracy_wanted or tokens_wanted):
+    if not (with_z or with_accuracy or with_tokens):
         return total
     counts = target != how.ignore_index
     z = accuracy = tokens = None
-    if z_wanted:
+    if with_z:
         z = _reduced((how.z_loss * lse * lse).masked_fill(~counts, 0.0), target, weight, how.ignore_index, reduction)
-    if accuracy_wanted:
+    if with_accuracy:
         accuracy = ((predicted == target) & counts).sum() / counts.sum()
-    if tokens_wanted:
+    if with_tokens:
         tokens = torch.where(counts, predicted, how.ignore_index)
     return CrossEntropyOutput(total, z, accuracy, tokens)
 
@@ -195,7 +195,7 @@ def _output(
 # ---- a part of the logits at a time ---------------------------------------------------------------------------------
 
 
-def _probability(logits: Tensor, target: Tensor, lse: Tensor, how: _How) -> Tensor:
+def _probability(logits: Tensor, target: Tensor, lse: Tensor, how: _CrossEntropyOptions) -> Tensor:
     """The probability of each target; 0 of an ignored one."""
     ignored = target == how.ignore_index
     at = torch.where(ignored, 0, target).long()
@@ -215,7 +215,7 @@ def _linear_cross_entropy(
 
     One opaque op, so that torch.compile neither unrolls the loop nor plans its memory.
     """
-    how = _How(ignore_index, label_smoothing, z_loss, softcap)
+    how = _CrossEntropyOptions(ignore_index, label_smoothing, z_loss, softcap)
     losses, lse, predicted, scales = _rows_like(x, token_scaling)
     sums = chunked.LinearSums(x, weight, needs, accum_dtype)
     factor = torch.ones((), dtype=losses.dtype, device=x.device)
@@ -248,7 +248,7 @@ def _(x, weight, bias, target, ce_weight, ignore_index, label_smoothing, z_loss,
 
 
 def _rows_like(x: Tensor, token_scaling: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Room for losses, lse, predicted classes and scales."""
+    """Empty tensors for the losses, lse, predicted classes and scales of the rows."""
     wide = opmath_dtype(x.dtype)
     new = functools.partial(torch.empty, x.shape[0], device=x.device)
     scales = new(dtype=wide) if token_scaling else torch.empty(0, dtype=wide, device=x.device)
@@ -262,7 +262,7 @@ def _linear_cross_entropy_bwd(
     accum_dtype: torch.dtype, needs: list[bool],
 ) -> list[Tensor]:  # fmt: skip
     """The gradients of the losses of each row; the logits are computed again."""
-    how = _How(ignore_index, label_smoothing, z_loss, softcap)
+    how = _CrossEntropyOptions(ignore_index, label_smoothing, z_loss, softcap)
     sums = chunked.LinearSums(x, weight, needs, accum_dtype)
     for rows in chunked.parts(x, weight):
         logits = chunked.logits_of(x[rows], weight, bias)
@@ -283,8 +283,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, ce_weight: Tensor | None, how: _How,
-        reduction: str, accum_dtype: torch.dtype, token_scaling: bool, with_grad: bool,
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, ce_weight: Tensor | None,
+        how: _CrossEntropyOptions, reduction: str, accum_dtype: torch.dtype, token_scaling: bool, with_grad: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         ctx.needs = [with_grad and needed for needed in ctx.needs_input_grad[:3]]
         ctx.dtypes = x.dtype, weight.dtype, weight.dtype if bias is None else bias.dtype

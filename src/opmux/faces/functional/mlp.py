@@ -115,7 +115,7 @@ def _mlp(
         dtype = autocast.dtype_on(x.device.type)
         if dtype is not None and x.dtype is not torch.float64:
             x, gate, up, down = (t.to(dtype) for t in (x, gate, up, down))
-        y = _GatedMLP.apply(act, gate_multiplier, x.reshape(-1, x.shape[-1]), gate, up, down)
+        y = _RecomputedMLP.apply(act, gate_multiplier, x.reshape(-1, x.shape[-1]), gate, up, down)
         y = y.view(*x.shape[:-1], y.shape[-1])
     return y if down_multiplier == 1.0 else y * down_multiplier
 
@@ -127,7 +127,7 @@ def _composed(act: str, multiplier: float, x: Tensor, gate: Tensor, up: Tensor, 
     return linear(getattr(activation, f"{act}_mul")(a, linear(x, up)), down)
 
 
-class _GatedMLP(torch.autograd.Function):
+class _RecomputedMLP(torch.autograd.Function):
     """act(x @ gate.T * multiplier) * (x @ up.T) @ down.T for rows x."""
 
     @staticmethod

@@ -56,7 +56,7 @@ def fused_moe(
     rows, index, weights = x.reshape(-1, x.shape[-1]), top_k_index.reshape(-1, topk), top_k_weights.reshape(-1, topk)
     args = rows, gate_up_proj, down_proj, index, weights, activation
     # torch.func needs ops that it can transform
-    return (_forward(*args)[0] if transforms_active() else _Experts.apply(*args)).view(x.shape)
+    return (_forward(*args)[0] if transforms_active() else _FusedMoE.apply(*args)).view(x.shape)
 
 
 def _check(x: Tensor, gate_up: Tensor, down: Tensor, index: Tensor, weights: Tensor, activation: str) -> None:
@@ -76,13 +76,13 @@ def _check(x: Tensor, gate_up: Tensor, down: Tensor, index: Tensor, weights: Ten
         if not fits:
             raise BadArgument.of(name, argument, f"be {form}, not empty", str(tuple(given.shape)), ValueError)
     hidden, experts = x.shape[-1], gate_up.shape[0]
-    wanted = {
+    expected_shapes = {
         "gate_up_proj": (gate_up, (experts, 2 * down.shape[-1], hidden)),
         "down_proj": (down, (experts, hidden, down.shape[-1])),
         "top_k_index": (index, (*x.shape[:-1], *index.shape[-1:])),
         "top_k_weights": (weights, tuple(index.shape)),
     }
-    for argument, (given, shape) in wanted.items():
+    for argument, (given, shape) in expected_shapes.items():
         if tuple(given.shape) != shape:
             expected = f"have shape {shape}, with {{x}} {tuple(x.shape)} and {{down_proj}} {tuple(down.shape)}"
             raise BadArgument.of(name, argument, expected, str(tuple(given.shape)), ValueError)
@@ -130,7 +130,7 @@ def _forward(
     return moe.moe_collect(y, routes.row_map, None, topk, True), products, scales, routes
 
 
-class _Experts(torch.autograd.Function):
+class _FusedMoE(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, gate_up: Tensor, down: Tensor, index: Tensor, weights: Tensor, activation: str

@@ -141,7 +141,7 @@ def apply_rotary_emb(q: Tensor, k: Tensor, freqs_cis: Tensor, unsqueeze_dim: int
     Args:
         q: [batch, length, heads, d] if `unsqueeze_dim` is 2, [batch, heads, length, d] if it is 1.
         k: the same, with its own number of heads.
-        freqs_cis: complex, [length, d/2], or that for 1 or each of the batch. Dimensions of 1 may stand anywhere.
+        freqs_cis: complex, [length, d/2], or that for 1 or each of the batch. Dimensions of size 1 are ignored.
         unsqueeze_dim: the dimension of the heads.
 
     Returns:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from ...core.errors import BadArgument
 from ...specs import residual
 from ..functional import attention
 from ..nn.attention import MHC, MultiTokenAttention, NeighborhoodAttention
-from .function import LigerFunction
+from .function import LigerFunction, constructor, functional
 from .names import ops
 
 Size = int | tuple[int, int]
@@ -47,35 +48,18 @@ def attn_res_backward(
     return dv, dquery, dnorm
 
 
-def liger_attn_res(V: Tensor | Sequence[Tensor], w_query: Tensor, w_norm: Tensor, eps: float = 1e-6) -> Tensor:
-    return ops.LigerAttnResFunction.apply(V, w_query, w_norm, eps)
+liger_attn_res = functional("liger_attn_res", LigerAttnResFunction, "V, w_query, w_norm, eps=1e-6", V="V_stacked")
 
 
 # ---- hyper-connections -----------------------------------------------------------------------------------------------
 
 
-class LigerMHCCoeffsFunction(LigerFunction):
+class LigerMHCCoeffsFunction(
+    LigerFunction,
+    calls=attention.mhc_coeffs,
+    takes="x, phi, b, alpha_pre, alpha_post, alpha_res, allow_fp32, tmax, rms_eps, pre_eps, sinkhorn_eps, post_mult",
+):
     """(h_pre, h_post, h_res). `allow_fp32` has no effect: float32 is allowed."""
-
-    @staticmethod
-    def apply(
-        x: Tensor,
-        phi: Tensor,
-        b: Tensor,
-        alpha_pre: Tensor,
-        alpha_post: Tensor,
-        alpha_res: Tensor,
-        allow_fp32: bool,
-        tmax: int,
-        rms_eps: float,
-        pre_eps: float,
-        sinkhorn_eps: float,
-        post_mult: float,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        return attention.mhc_coeffs(
-            x, phi, b, alpha_pre, alpha_post, alpha_res, tmax=tmax, rms_eps=rms_eps, pre_eps=pre_eps,
-            sinkhorn_eps=sinkhorn_eps, post_mult=post_mult,
-        )  # fmt: skip
 
 
 class LigerMHCPreFunction(LigerFunction):
@@ -113,12 +97,8 @@ def liger_mhc_coeffs(
     return ops.LigerMHCCoeffsFunction.apply(x, phi, b, alpha_pre, alpha_post, alpha_res, *options)
 
 
-def liger_mhc_pre(x: Tensor, h_pre: Tensor) -> Tensor:
-    return ops.LigerMHCPreFunction.apply(x, h_pre)
-
-
-def liger_mhc_post_res(x: Tensor, f_out: Tensor, h_post: Tensor, h_res: Tensor) -> Tensor:
-    return ops.LigerMHCPostResFunction.apply(x, f_out, h_post, h_res)
+liger_mhc_pre = functional("liger_mhc_pre", LigerMHCPreFunction)
+liger_mhc_post_res = functional("liger_mhc_post_res", LigerMHCPostResFunction)
 
 
 def liger_mhc_apply(
@@ -174,9 +154,6 @@ class LigerMHC(MHC):
         )  # fmt: skip
         self.hc, self.c, self.allow_fp32 = hc, c, allow_fp32
 
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x)
-
 
 # ---- multi-token and neighborhood attention --------------------------------------------------------------------------
 
@@ -198,34 +175,14 @@ class LigerMultiTokenAttentionFunction(LigerFunction):
         return attention.multi_token_attention(scores, weight, bias, stride, padding, dilation, groups, sparse)
 
 
-def liger_multi_token_attention(
-    scores: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Size = 1,
-    padding: Size = 0,
-    dilation: Size = 1,
-    groups: int = 1,
-    sparse: bool = False,
-) -> Tensor:
-    options = stride, padding, dilation, groups, sparse
-    return ops.LigerMultiTokenAttentionFunction.apply(scores, weight, bias, *options)
+liger_multi_token_attention = functional("liger_multi_token_attention", LigerMultiTokenAttentionFunction)
 
 
 class LigerMultiTokenAttention(MultiTokenAttention):
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: Size,
-        stride: Size = 1,
-        padding: Size = 0,
-        dilation: Size = 1,
-        groups: int = 1,
-        bias: bool = True,
-        sparse: bool = False,
-    ):
-        super().__init__(in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, sparse)
+    __init__ = constructor(
+        MultiTokenAttention,
+        "in_channels, out_channels, kernel_size, stride=1, padding=0, dilation=1, groups=1, bias=True, sparse=False",
+    )
 
     def forward(self, scores: Tensor) -> Tensor:
         options = self.stride, self.padding, self.dilation, self.groups, self.sparse
@@ -242,26 +199,18 @@ class LigerFusedNeighborhoodAttentionFunction(LigerFunction):
         return attention.neighborhood_attention(query, key, value, kernel_size, dilation, scale)
 
 
-def liger_fused_neighborhood_attention(
-    query: Tensor, key: Tensor, value: Tensor, kernel_size: int = 7, dilation: int = 1, scale: float | None = None
-) -> Tensor:
-    return ops.LigerFusedNeighborhoodAttentionFunction.apply(query, key, value, kernel_size, dilation, scale)
+liger_fused_neighborhood_attention = functional(
+    "liger_fused_neighborhood_attention", LigerFusedNeighborhoodAttentionFunction
+)
 
 
 class LigerFusedNeighborhoodAttention(NeighborhoodAttention):
     """Self-attention to a window of neighbors, with projections."""
 
-    def __init__(
-        self,
-        hidden_size: int,
-        num_heads: int,
-        kernel_size: int = 7,
-        dilation: int = 1,
-        bias: bool = True,
-        dropout: float = 0.0,
-        scale: float | None = None,
-    ):
-        super().__init__(hidden_size, num_heads, kernel_size, dilation, bias, dropout, scale)
+    __init__ = constructor(
+        NeighborhoodAttention,
+        "hidden_size, num_heads, kernel_size=7, dilation=1, bias=True, dropout=0.0, scale=None",
+    )
 
     def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         if attention_mask is not None:
@@ -293,27 +242,18 @@ class LigerFusedNeighborhoodAttentionLayer(nn.Module):
         return hidden_states + self.dropout(self.attention(self.layer_norm(hidden_states), attention_mask))
 
 
+@dataclass(eq=False)
 class LigerFusedNeighborhoodAttentionConfig:
     """Options of a LigerFusedNeighborhoodAttentionLayer."""
 
-    def __init__(
-        self,
-        hidden_size: int = 768,
-        num_heads: int = 12,
-        kernel_size: int = 7,
-        dilation: int = 1,
-        bias: bool = True,
-        dropout: float = 0.0,
-        layer_norm_eps: float = 1e-5,
-        scale: float | None = None,
-    ):
-        self.hidden_size, self.num_heads, self.kernel_size, self.dilation = (
-            hidden_size,
-            num_heads,
-            kernel_size,
-            dilation,
-        )
-        self.bias, self.dropout, self.layer_norm_eps, self.scale = bias, dropout, layer_norm_eps, scale
+    hidden_size: int = 768
+    num_heads: int = 12
+    kernel_size: int = 7
+    dilation: int = 1
+    bias: bool = True
+    dropout: float = 0.0
+    layer_norm_eps: float = 1e-5
+    scale: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return dict(vars(self))

@@ -1,37 +1,280 @@
-"""What the Functions of this package have in common."""
+"""How Functions, functions and modules of Liger are made from one statement of their arguments.
+
+A Function of Liger states them: by its `apply`, or as text if `apply` only passes them on by name. Its function in
+`liger_kernel.transformers.functional` (`functional`) and its module (`LigerModule`) derive theirs from it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import ast
+import inspect
+import operator
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from .names import ops
+
+REQUIRED = inspect.Parameter.empty
+# Arguments that select how Liger's kernels run. They have no effect here.
+WITHOUT_EFFECT = {"allow_fp32", "chunk_size", "compiled", "m_tiles_per_cluster"}
+
+
+class LigerArguments:
+    """The parameters of a function of Liger, in order, with their defaults."""
+
+    def __init__(self, owner: str, defaults: Mapping[str, Any]):
+        self.owner, self.names, self.defaults = owner, tuple(defaults), tuple(defaults.values())
+        self.plain = tuple(map(plain, self.names))
+        self.required = sum(default is REQUIRED for default in self.defaults)
+
+    @classmethod
+    def parse(
+        cls, owner: str, text: str, like: LigerArguments | None = None, names: Mapping[str, str] = {}
+    ) -> LigerArguments:
+        """From text such as "x, weight, eps=1e-6".
+
+        A name without a default has that of `like`, whose name for it `names` has; "=required" stands for none.
+        """
+        known = {} if like is None else like.by_name(like.defaults)
+        made = {}
+        for argument in text.split(", "):
+            name, _, value = argument.partition("=")
+            if value == "required":
+                made[name] = REQUIRED
+            else:
+                made[name] = ast.literal_eval(value) if value else known.get(plain(names.get(name, name)), REQUIRED)
+        return cls(owner, made)
+
+    def in_order(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+        """The values of all parameters, in order, for a call with these arguments."""
+        count = len(args)
+        if not kwargs and self.required <= count <= len(self.names):
+            return args + self.defaults[count:]
+        names = self.names[count:]
+        values = args + tuple(kwargs.get(name, default) for name, default in zip(names, self.defaults[count:]))
+        if count > len(self.names) or not kwargs.keys() <= set(names) or any(v is REQUIRED for v in values):
+            try:
+                self.signature().bind(*args, **kwargs)
+            except TypeError as error:
+                raise TypeError(f"{self.owner}() {error}") from None
+        return values
+
+    def by_name(self, values: Iterable[Any]) -> dict[str, Any]:
+        """Values in order, by the plain names of the parameters."""
+        return dict(zip(self.plain, values))
+
+    def signature(self, *first: str) -> inspect.Signature:
+        """The parameters as an inspect.Signature, after `first`, as "self"."""
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        defaults = [*((name, REQUIRED) for name in first), *zip(self.names, self.defaults)]
+        return inspect.Signature([inspect.Parameter(name, kind, default=default) for name, default in defaults])
+
+    def describe(self, fn: Callable[..., Any], doc: str | None = None, *first: str) -> Any:
+        """Give `fn(*args, **kwargs)` these parameters as its signature, and a name and a docstring."""
+        made: Any = fn
+        made.__signature__ = self.signature(*first)
+        made.__name__, made.__qualname__, made.__doc__ = self.owner.rpartition(".")[2], self.owner, doc
+        return made
+
+
+def plain(name: str) -> str:
+    """Liger writes some names with a leading _, as `_input`; it does not count where names are compared."""
+    return name.lstrip("_")
 
 
 class LigerFunction:
     """A Function of Liger: `apply` is a differentiable function of opmux, with Liger's arguments.
 
     It is no autograd.Function: opmux's functions have their own gradients, and save and write nothing else.
+
+    A subclass has `apply`, or is declared with `calls`, a function of opmux, and `takes`, Liger's arguments as text.
+    Those are passed on by name; further keywords say what `calls` calls an argument of Liger. `reads`: arguments that
+    are not passed on because `call` of the subclass reads them.
     """
 
     apply: Callable[..., Any]
+    calls: ClassVar[Callable[..., Any]]
+    arguments: ClassVar[LigerArguments]
+    targets: ClassVar[dict[str, str]]  # Liger's plain name -> the name that `calls` has for it
+    in_ops: ClassVar[bool] = True  # whether liger_kernel.ops has it, where a vendor may replace it
 
-    def __init_subclass__(cls) -> None:
+    def __init_subclass__(
+        cls, calls: Callable[..., Any] | None = None, takes: str = "", reads: str = "", **names: str
+    ) -> None:
         if not {"forward", "backward"}.isdisjoint(vars(cls)):
             raise TypeError(
                 f"{cls.__name__}: Functions of opmux's liger_kernel have `apply` alone; "
                 f"derive from torch.autograd.Function to write a forward and a backward"
             )
+        owner = f"{cls.__qualname__}.apply"
+        if calls is not None:
+            cls.calls, cls.arguments, known = staticmethod(calls), LigerArguments.parse(owner, takes), parameters(calls)
+            targets = {plain(name): names.get(name, plain(name)) for name in cls.arguments.names}
+            cls.targets = {name: target for name, target in targets.items() if target in known}
+            left = targets.keys() - cls.targets.keys() - WITHOUT_EFFECT - set(reads.split())
+            if left:
+                raise TypeError(f"{cls.__name__}: {calls.__name__} has no {', '.join(sorted(left))}")
+            apply = lambda *args, **kwargs: cls.call(cls.arguments.by_name(cls.arguments.in_order(args, kwargs)))
+            cls.apply = staticmethod(cls.arguments.describe(apply, cls.__doc__))
+        elif "apply" in vars(cls):
+            cls.arguments = LigerArguments(owner, parameters(cls.apply))
+
+    @classmethod
+    def passed(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Liger's arguments under the names of `calls`."""
+        return {target: given[name] for name, target in cls.targets.items()}
+
+    @classmethod
+    def call(cls, given: dict[str, Any]) -> Any:
+        """The result for Liger's arguments by name; overridden where more than names differs."""
+        return cls.calls(**cls.passed(given))
+
+    @classmethod
+    def home(cls) -> Any:
+        """Where to look the Function up at each call: `liger_kernel.ops` may have a vendor's under this name."""
+        return ops if cls.in_ops else sys.modules[cls.__module__]
+
+
+def parameters(fn: Callable[..., Any]) -> dict[str, Any]:
+    """The defaults of its parameters, by name."""
+    return {name: parameter.default for name, parameter in inspect.signature(fn).parameters.items()}
+
+
+def functional(
+    name: str,
+    function: type[LigerFunction],
+    takes: str | None = None,
+    result: Callable[[Any], Any] | None = None,
+    **names: str,
+) -> Any:
+    """A function of `liger_kernel.transformers.functional`, which calls a Function.
+
+    Those that models call in every layer are written out instead: a call of a derived one takes 0.5 us more.
+
+    Args:
+        name: its name.
+        function: gets all its arguments by position, as an autograd.Function does.
+        takes: the arguments as text, if they are not those of the Function. One without a default has that of the
+            Function.
+        result: makes the result from that of the Function.
+        names: what the Function calls an argument.
+    """
+    theirs, home = function.arguments, function.home()
+    own = LigerArguments.parse(name, ", ".join(theirs.names) if takes is None else takes, theirs, names)
+    required, count, called = own.required, len(own.names), function.__name__
+    at = {plain(names.get(n, n)): i for i, n in enumerate(own.names)}
+    left = {plain(n): default for n, default in zip(theirs.names, theirs.defaults) if plain(n) not in at}
+    at |= {n: count + i for i, n in enumerate(left)}
+    defaults, places = (*own.defaults, *left.values()), [at[plain(n)] for n in theirs.names]
+    reordered = None if places == list(range(len(at))) else operator.itemgetter(*places)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        given = len(args)
+        if kwargs or not required <= given <= count:
+            args, given = own.in_order(args, kwargs), count
+        args += defaults[given:]
+        made = getattr(home, called).apply(*(args if reordered is None else reordered(args)))
+        return made if result is None else result(made)
+
+    return own.describe(call, function.__doc__)
+
+
+# ---- modules ---------------------------------------------------------------------------------------------------------
+
+
+class Alias(property):
+    """An attribute of a module, under Liger's name for it."""
+
+    def __init__(self, name: str):
+        super().__init__(lambda module: getattr(module, name), lambda module, value: setattr(module, name, value))
+        self.name = name
+
+
+def constructor(base: type, takes: str, **names: str) -> Any:
+    """An `__init__` that passes its arguments to the base's, by name. `names`: what the base calls an argument."""
+    own = LigerArguments.parse("__init__", takes)
+    targets = [names.get(name, name) for name in own.names]
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        base.__init__(self, **dict(zip(targets, own.in_order(args, kwargs))))  # pyright: ignore[reportCallIssue]
+
+    return own.describe(init, None, "self")
+
+
+class LigerModule(nn.Module):
+    """A module of Liger that calls a Function; its options are attributes, read at each call.
+
+    Arguments of the class:
+        function: the Function.
+        options: the arguments of the constructor as text. One without a default has that of the Function.
+        inputs: the arguments of the call, in the same way.
+        names: what the Function calls an input.
+
+    The first base that is no LigerModule is made with those options that it has, in its own terms if an `Alias` of the
+    class says so. Buffers are not in the state dict.
+    """
+
+    function: ClassVar[type[LigerFunction]]
+    settings: ClassVar[LigerArguments]
+    result: Callable[[Any], Any] = staticmethod(lambda made: made)
+
+    def __init_subclass__(
+        cls, function: type[LigerFunction] | None = None, options: str = "", inputs: str = "", **names: str
+    ) -> None:
+        if function is not None:
+            cls.function = function
+            own = LigerArguments.parse(f"{cls.__name__}.forward", inputs, function.arguments, names)
+            targets = [plain(names.get(name, name)) for name in own.names]
+            home, called = function.home(), function.__name__
+            defaults = tuple(function.arguments.by_name(function.arguments.defaults).items())
+
+            def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+                given = dict(zip(targets, own.in_order(args, kwargs)))
+                for name in self.settings.names:
+                    given[name] = getattr(self, name)
+                values = [given.get(name, default) for name, default in defaults]
+                return self.result(getattr(home, called).apply(*values))
+
+            cls.forward = own.describe(forward, None, "self")
+        if options:
+            cls.settings = LigerArguments.parse(f"{cls.__name__}.__init__", options, cls.function.arguments)
+            base: Any = next(c for c in cls.__mro__ if not issubclass(c, LigerModule))
+            known = {} if base is nn.Module else parameters(base)
+
+            def init(self: Any, *args: Any, **kwargs: Any) -> None:
+                given = self.settings.by_name(self.settings.in_order(args, kwargs))
+                aliases = {name: getattr(getattr(type(self), name, None), "name", name) for name in given}
+                base.__init__(self, **{aliases[n]: value for n, value in given.items() if aliases[n] in known})
+                for name, value in given.items():
+                    if aliases[name] not in known:
+                        setattr(self, name, value)
+                self.check()
+
+            cls.__init__ = cls.settings.describe(init, None, "self")
+            if hasattr(base, "__signature__"):  # else inspect.signature would find that of the base
+                cls.__signature__ = cls.settings.signature()  # pyright: ignore[reportAttributeAccessIssue]
+
+    def check(self) -> None:
+        """Raise if the options are not possible."""
+
+    def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
+        super().register_buffer(name, tensor, persistent=False)
+
+
+# ---- losses with their gradients -------------------------------------------------------------------------------------
 
 
 def with_gradients(fn: Callable[..., Tensor], *inputs: Tensor | None) -> tuple[Tensor, list[Tensor | None]]:
     """The result of a loss, and the gradients of its sum; None for an input that is None or needs no gradient."""
     with torch.enable_grad():
         own = [None if t is None else t.detach().requires_grad_(t.requires_grad) for t in inputs]
-        wanted = [t for t in own if t is not None and t.requires_grad]
+        needed = [t for t in own if t is not None and t.requires_grad]
         made = fn(*own)
-        found = iter(torch.autograd.grad(made.sum(), wanted) if wanted else ())
+        found = iter(torch.autograd.grad(made.sum(), needed) if needed else ())
     return made.detach(), [next(found) if t is not None and t.requires_grad else None for t in own]
 
 

@@ -1,16 +1,17 @@
-"""Gated activations and the MLPs around them: `liger_kernel`'s geglu, swiglu, mlp and tiled_mlp."""
+"""Gated activations and the MLPs around them: `liger_kernel`'s geglu, swiglu, mlp, tiled_mlp and fused_moe."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from ...core.errors import BadArgument
 from ...specs import activation
-from ..functional import glu, mlp
+from ..functional import glu, mlp, moe
+from ..nn.mlp import GEGLUMLP, SILU, GatedMLP, GateUpSwiGLUMLP, SwiGLUMLP, TiledGEGLUMLP, TiledSwiGLUMLP
+from ..nn.moe import Experts
 from .function import LigerFunction
 from .names import ops
 
@@ -110,9 +111,17 @@ def apply_tiled_mlp(
     num_shards: int | None = None,
     compute_params: Sequence[nn.Parameter] | None = None,
 ) -> Tensor:
-    """fn(mlp_module, x) in shards of the sequence; by default as many as it is times as long as x is wide."""
+    """fn(mlp_module, x) in shards of the sequence; by default length / width of x, rounded up."""
     shards = -(-x.shape[-2] // x.shape[-1]) if num_shards is None else num_shards
     return ops.LigerTiledMLPFunction.apply(fn, mlp_module, x, shards, compute_params)
+
+
+class LigerFusedMoEFunction(LigerFunction):
+    """The weighted sum of each token's experts, which are SwiGLU MLPs."""
+
+    @staticmethod
+    def apply(x: Tensor, gate_up_proj: Tensor, down_proj: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        return moe.fused_moe(x, gate_up_proj, down_proj, top_k_index, top_k_weights)
 
 
 def liger_geglu(a: Tensor, b: Tensor) -> Tensor:
@@ -126,22 +135,17 @@ def liger_swiglu(a: Tensor, b: Tensor) -> Tensor:
 # ---- modules ---------------------------------------------------------------------------------------------------------
 
 
-class GatedMLP(nn.Module):
-    """down_proj(function(gate_proj(x), up_proj(x)))."""
+class ConfiguredMLP(GatedMLP):
+    """A gated MLP of `opmux.nn` from a model's config; the activation is that of `function`, a Function of Liger."""
 
     function = "LigerSiLUMulFunction"
-    activations = ("silu", "swish")
+    activations = SILU
 
-    def __init__(self, config: Any, width: int | None = None, bias: bool = False):
-        super().__init__()
+    def __init__(self, config: Any, intermediate_size: int | None = None, bias: bool = False):
         check_activation(self, config)
+        width = int(config.intermediate_size if intermediate_size is None else intermediate_size)
+        super().__init__(config.hidden_size, width, bias)
         self.config = config
-        self.hidden_size = config.hidden_size
-        width = int(config.intermediate_size if width is None else width)
-        self.intermediate_size = width
-        self.gate_proj = nn.Linear(self.hidden_size, width, bias=bias)
-        self.up_proj = nn.Linear(self.hidden_size, width, bias=bias)
-        self.down_proj = nn.Linear(width, self.hidden_size, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(getattr(ops, self.function).apply(self.gate_proj(x), self.up_proj(x)))
@@ -154,23 +158,23 @@ def check_activation(module: Any, config: Any) -> None:
         raise BadArgument.of(type(module).__name__, "config.hidden_act", f"be {allowed}", repr(given))
 
 
-class LigerSwiGLUMLP(GatedMLP):
+class LigerSwiGLUMLP(ConfiguredMLP, SwiGLUMLP):
     def __init__(self, config: Any):
         super().__init__(config)
 
 
-class LigerQwen3MoeSwiGLUMLP(GatedMLP):
+class LigerQwen3MoeSwiGLUMLP(ConfiguredMLP, SwiGLUMLP):
     def __init__(self, config: Any, intermediate_size: int | None = None):
         super().__init__(config, intermediate_size)
 
 
-class LigerHunyuanV1SwiGLUMLP(GatedMLP):
+class LigerHunyuanV1SwiGLUMLP(ConfiguredMLP, SwiGLUMLP):
     def __init__(self, config: Any, layer_idx: int | None = None, is_shared_mlp: bool = False):
         super().__init__(config)
         self.layer_idx = layer_idx
 
 
-class LigerFalconH1SwiGLUMLP(GatedMLP):
+class LigerFalconH1SwiGLUMLP(ConfiguredMLP, SwiGLUMLP):
     """With a factor on the gate and one on the product."""
 
     def __init__(self, config: Any):
@@ -182,7 +186,7 @@ class LigerFalconH1SwiGLUMLP(GatedMLP):
         return self.down_proj(ops.LigerSiLUMulFunction.apply(self.gate_proj(x), self.up_proj(x), *multipliers))
 
 
-class LigerGEGLUMLP(GatedMLP):
+class LigerGEGLUMLP(ConfiguredMLP, GEGLUMLP):
     function = "LigerGELUMulFunction"
     activations = ("gelu_pytorch_tanh", "gelu_new", "gelu_tanh", "gelu", "gelu_fast")
 
@@ -190,7 +194,7 @@ class LigerGEGLUMLP(GatedMLP):
         super().__init__(config)
 
 
-class LigerGEGLUMLPForGemma4(GatedMLP):
+class LigerGEGLUMLPForGemma4(ConfiguredMLP, GEGLUMLP):
     """Twice as wide in the layers that share keys and values, if the configuration says so."""
 
     function, activations = LigerGEGLUMLP.function, LigerGEGLUMLP.activations
@@ -205,7 +209,7 @@ class LigerGEGLUMLPForGemma4(GatedMLP):
 class LigerBlockSparseTop2MLP(nn.Module):
     """w2(silu(w1(x)) * w3(x)), an expert of Mixtral."""
 
-    activations = GatedMLP.activations
+    activations = SILU
 
     def __init__(self, config: Any):
         super().__init__()
@@ -219,24 +223,21 @@ class LigerBlockSparseTop2MLP(nn.Module):
         return self.w2(ops.LigerSiLUMulFunction.apply(self.w1(x), self.w3(x)))
 
 
-class LigerPhi3SwiGLUMLP(nn.Module):
+class LigerPhi3SwiGLUMLP(GateUpSwiGLUMLP):
     """Gate and up projection in one product."""
 
-    activations = GatedMLP.activations
+    activations = SILU
 
     def __init__(self, config: Any):
-        super().__init__()
         check_activation(self, config)
+        super().__init__(config.hidden_size, config.intermediate_size)
         self.config = config
-        self.hidden_size, self.intermediate_size = config.hidden_size, config.intermediate_size
-        self.gate_up_proj = nn.Linear(self.hidden_size, 2 * self.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(self.intermediate_size, self.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(ops.LigerFusedGateUpSiLUMulFunction.apply(self.gate_up_proj(x)))
 
 
-class LigerTiledSwiGLUMLP(GatedMLP):
+class ConfiguredTiledMLP(ConfiguredMLP):
     """In shards of the sequence, each of which is computed again in the backward."""
 
     def __init__(self, config: Any, num_shards: int | None = None):
@@ -244,48 +245,46 @@ class LigerTiledSwiGLUMLP(GatedMLP):
         self.num_shards = num_shards
 
     def forward(self, x: Tensor) -> Tensor:
-        return ops.apply_tiled_mlp(GatedMLP.forward, self, x, self.num_shards)
+        return ops.apply_tiled_mlp(ConfiguredMLP.forward, self, x, self.num_shards)
 
 
-class LigerTiledGEGLUMLP(LigerTiledSwiGLUMLP):
+class LigerTiledSwiGLUMLP(ConfiguredTiledMLP, TiledSwiGLUMLP):
+    pass
+
+
+class LigerTiledGEGLUMLP(ConfiguredTiledMLP, TiledGEGLUMLP):
     function, activations = LigerGEGLUMLP.function, LigerGEGLUMLP.activations
 
 
-class LigerMLP(GatedMLP):
+class LigerMLP(ConfiguredMLP, SwiGLUMLP):
     """As LigerSwiGLUMLP, and saves less for the backward."""
 
     def __init__(self, config: Any):
         super().__init__(config)
 
     def forward(self, x: Tensor) -> Tensor:
-        return ops.LigerMLPFunction.apply(x, self.gate_proj.weight, self.up_proj.weight, self.down_proj.weight)
+        weights = self.gate_proj.weight, self.up_proj.weight, self.down_proj.weight
+        return ops.LigerMLPFunction.apply(x, *weights, self.gate_multiplier, self.down_multiplier)
 
 
-class LigerFalconH1MLP(GatedMLP):
+class LigerFalconH1MLP(LigerMLP):
     """As LigerFalconH1SwiGLUMLP, without biases; saves less for the backward."""
 
     def __init__(self, config: Any):
         super().__init__(config)
         self.gate_multiplier, self.down_multiplier = map(float, config.mlp_multipliers)
 
-    def forward(self, x: Tensor) -> Tensor:
-        weights = self.gate_proj.weight, self.up_proj.weight, self.down_proj.weight
-        return ops.LigerMLPFunction.apply(x, *weights, self.gate_multiplier, self.down_multiplier)
 
-
-class LigerExperts(nn.Module):
+class LigerExperts(Experts):
     """The experts of a mixture, with the parameters of those of transformers."""
 
-    activations = GatedMLP.activations
+    activations = SILU
 
     def __init__(self, config: Any):
-        super().__init__()
         check_activation(self, config)
-        self.num_experts = config.num_experts if hasattr(config, "num_experts") else config.num_local_experts
-        self.intermediate_dim = getattr(config, "moe_intermediate_size", None) or config.intermediate_size
-        self.hidden_dim = config.hidden_size
-        self.gate_up_proj = nn.Parameter(torch.empty(self.num_experts, 2 * self.intermediate_dim, self.hidden_dim))
-        self.down_proj = nn.Parameter(torch.empty(self.num_experts, self.hidden_dim, self.intermediate_dim))
+        number = config.num_experts if hasattr(config, "num_experts") else config.num_local_experts
+        width = getattr(config, "moe_intermediate_size", None) or config.intermediate_size
+        super().__init__(number, config.hidden_size, width)
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         rows = hidden_states.reshape(-1, self.hidden_dim)

@@ -1,4 +1,4 @@
-"""Losses: `liger_kernel`'s cross entropy and what is like it. No argument is written to."""
+"""`liger_kernel`'s cross_entropy and fused_linear_cross_entropy. No argument is written to."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..functional import losses
-from .function import LigerFunction, scaled, with_gradients
-from .names import ops
+from ..nn.losses import CrossEntropyLoss, FusedLinearCrossEntropyLoss
+from .function import Alias, LigerFunction, LigerModule, functional, scaled, with_gradients
 
 IGNORED = -1  # Liger's predicted token where the target is ignored
 
 
 @dataclass
 class CrossEntropyOutput:
-    """The loss, and what else was asked for."""
+    """The loss, and the further results that were requested."""
 
     loss: Tensor
     z_loss: Tensor | None = None
@@ -28,46 +28,73 @@ class CrossEntropyOutput:
 Parts = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]
 
 
-def _parts(
-    made: Any, target: Tensor, ignore_index: int, reduction: str, accuracy_wanted: bool, tokens_wanted: bool
-) -> Parts:
-    """Liger's four results. Accuracy without a reduction is one number for each token."""
-    if isinstance(made, Tensor):
-        return made, None, None, None
-    accuracy, tokens = made.token_accuracy, made.predicted_tokens
-    counts = target != ignore_index
-    if accuracy_wanted and reduction == "none":
-        accuracy = ((tokens == target) & counts).float()
-    tokens = torch.where(counts, tokens, IGNORED) if tokens_wanted else None
-    return made.loss, made.z_loss, accuracy if accuracy_wanted else None, tokens
+class FunctionOfFourResults(LigerFunction):
+    """(loss, z_loss, token_accuracy, predicted_tokens), None for those that were not requested.
+
+    Without a reduction the accuracy is one number for each token.
+    """
+
+    @classmethod
+    def call(cls, given: dict[str, Any]) -> Parts:
+        target, with_accuracy, with_tokens = (
+            given[name] for name in ("target", "return_token_accuracy", "return_predicted_tokens")
+        )
+        made = cls.calls(**cls.passed(given) | {"return_predicted_tokens": with_tokens or with_accuracy})
+        if isinstance(made, Tensor):
+            return made, None, None, None
+        accuracy, tokens = made.token_accuracy, made.predicted_tokens
+        counts = target != given["ignore_index"]
+        if with_accuracy and given["reduction"] == "none":
+            accuracy = ((tokens == target) & counts).float()
+        tokens = torch.where(counts, tokens, IGNORED) if with_tokens else None
+        return made.loss, made.z_loss, accuracy if with_accuracy else None, tokens
 
 
-class LigerCrossEntropyFunction(LigerFunction):
+def _output(made: Parts) -> Tensor | CrossEntropyOutput:
+    """The loss, or with the further results that were requested."""
+    return made[0] if all(part is None for part in made[1:]) else CrossEntropyOutput(*made)
+
+
+# ---- cross entropy ---------------------------------------------------------------------------------------------------
+
+
+class LigerCrossEntropyFunction(
+    FunctionOfFourResults,
+    calls=losses.cross_entropy,
+    takes="_input, target, weight, ignore_index=-100, lse_square_scale=0.0, label_smoothing=0.0, reduction='mean', "
+    "softcap=None, return_z_loss=False, return_token_accuracy=False, return_predicted_tokens=False",
+    lse_square_scale="z_loss",
+):
     """(loss, z_loss, token_accuracy, predicted_tokens); the loss has the dtype of the logits."""
 
-    @staticmethod
-    def apply(
-        _input: Tensor,
-        target: Tensor,
-        weight: Tensor | None,
-        ignore_index: int = -100,
-        lse_square_scale: float = 0.0,
-        label_smoothing: float = 0.0,
-        reduction: str = "mean",
-        softcap: float | None = None,
-        return_z_loss: bool = False,
-        return_token_accuracy: bool = False,
-        return_predicted_tokens: bool = False,
-    ) -> Parts:
-        made = losses.cross_entropy(
-            _input, target, weight, ignore_index, reduction, label_smoothing, z_loss=lse_square_scale,
-            softcap=softcap, return_z_loss=return_z_loss, return_token_accuracy=return_token_accuracy,
-            return_predicted_tokens=return_predicted_tokens or return_token_accuracy,
-        )  # fmt: skip
-        wanted = return_token_accuracy, return_predicted_tokens
-        loss, z_loss, accuracy, tokens = _parts(made, target, ignore_index, reduction, *wanted)
-        z_loss = None if z_loss is None else z_loss.to(_input.dtype)
-        return loss.to(_input.dtype), z_loss, accuracy, tokens
+    @classmethod
+    def call(cls, given: dict[str, Any]) -> Parts:
+        loss, z_loss, accuracy, tokens = super().call(given)
+        dtype = given["input"].dtype
+        return loss.to(dtype), None if z_loss is None else z_loss.to(dtype), accuracy, tokens
+
+
+liger_cross_entropy = functional(
+    "liger_cross_entropy",
+    LigerCrossEntropyFunction,
+    "input, target, weight=None, size_average=None, ignore_index=-100, reduce=None, reduction='mean', "
+    "label_smoothing=0.0, lse_square_scale=0.0, softcap=None, return_z_loss=False, return_token_accuracy=False, "
+    "return_predicted_tokens=False",
+    _output,
+)
+
+
+class LigerCrossEntropyLoss(
+    LigerModule,
+    CrossEntropyLoss,
+    function=LigerCrossEntropyFunction,
+    options="weight=None, ignore_index, lse_square_scale, label_smoothing, reduction, softcap, return_z_loss, "
+    "return_token_accuracy, return_predicted_tokens",
+    inputs="_input, target",
+):
+    """`LigerCrossEntropyFunction` with its options as attributes; the loss alone, or a CrossEntropyOutput."""
+
+    result, lse_square_scale = staticmethod(_output), Alias("z_loss")
 
 
 def cross_entropy_forward(
@@ -104,34 +131,42 @@ def cross_entropy_backward(_input: Tensor, grad_output: Tensor) -> Tensor:
     return made
 
 
-class LigerFusedLinearCrossEntropyFunction(LigerFunction):
+# ---- cross entropy of a linear layer ---------------------------------------------------------------------------------
+
+
+class LigerFusedLinearCrossEntropyFunction(
+    FunctionOfFourResults,
+    calls=losses.fused_linear_cross_entropy,
+    takes="_input, weight, target, bias=None, ce_weight=None, ignore_index=-100, lse_square_scale=0.0, "
+    "label_smoothing=0.0, reduction='mean', softcap=None, return_z_loss=False, accum_dtype=None, "
+    "use_token_scaling=False, return_token_accuracy=False, return_predicted_tokens=False",
+    lse_square_scale="z_loss",
+):
     """(loss, z_loss, token_accuracy, predicted_tokens) of the logits _input @ weight.T + bias."""
 
-    @staticmethod
-    def apply(
-        _input: Tensor,
-        weight: Tensor,
-        target: Tensor,
-        bias: Tensor | None = None,
-        ce_weight: Tensor | None = None,
-        ignore_index: int = -100,
-        lse_square_scale: float = 0.0,
-        label_smoothing: float = 0.0,
-        reduction: str = "mean",
-        softcap: float | None = None,
-        return_z_loss: bool = False,
-        accum_dtype: torch.dtype | None = None,
-        use_token_scaling: bool = False,
-        return_token_accuracy: bool = False,
-        return_predicted_tokens: bool = False,
-    ) -> Parts:
-        made = losses.fused_linear_cross_entropy(
-            _input, weight, target, bias, ce_weight, ignore_index, reduction, label_smoothing,
-            z_loss=lse_square_scale, softcap=softcap, accum_dtype=accum_dtype, use_token_scaling=use_token_scaling,
-            return_z_loss=return_z_loss, return_token_accuracy=return_token_accuracy,
-            return_predicted_tokens=return_predicted_tokens or return_token_accuracy,
-        )  # fmt: skip
-        return _parts(made, target, ignore_index, reduction, return_token_accuracy, return_predicted_tokens)
+
+liger_fused_linear_cross_entropy = functional(
+    "liger_fused_linear_cross_entropy",
+    LigerFusedLinearCrossEntropyFunction,
+    "input, weight, target, bias=None, ce_weight=None, ignore_index=-100, lse_square_scale=0.0, label_smoothing=0.0, "
+    "reduction='mean', softcap=None, return_z_loss=False, accum_dtype=None, use_token_scaling=False, "
+    "return_token_accuracy=False, return_predicted_tokens=False",
+    _output,
+)
+
+
+class LigerFusedLinearCrossEntropyLoss(
+    LigerModule,
+    FusedLinearCrossEntropyLoss,
+    function=LigerFusedLinearCrossEntropyFunction,
+    options="ce_weight, ignore_index, lse_square_scale, label_smoothing, reduction, softcap, return_z_loss, "
+    "accum_dtype, use_token_scaling, return_token_accuracy, return_predicted_tokens",
+    inputs="lin_weight, _input, target, bias",
+    lin_weight="weight",
+):
+    """`LigerFusedLinearCrossEntropyFunction` with its options as attributes; as LigerCrossEntropyLoss."""
+
+    result, lse_square_scale = staticmethod(_output), Alias("z_loss")
 
 
 def fused_linear_cross_entropy_forward(
@@ -184,118 +219,3 @@ def fused_linear_cross_entropy_backward(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """The gradients of the forward, times that of the loss, a scalar."""
     return scaled(grad_input, grad_output), scaled(grad_weight, grad_output), scaled(grad_bias, grad_output)
-
-
-# ---- functions -------------------------------------------------------------------------------------------------------
-
-
-def _output(made: Parts, *wanted: bool) -> Tensor | CrossEntropyOutput:
-    return CrossEntropyOutput(*made) if any(wanted) else made[0]
-
-
-def liger_cross_entropy(
-    input: Tensor,
-    target: Tensor,
-    weight: Tensor | None = None,
-    size_average: Any = None,
-    ignore_index: int = -100,
-    reduce: Any = None,
-    reduction: str = "mean",
-    label_smoothing: float = 0.0,
-    lse_square_scale: float = 0.0,
-    softcap: float | None = None,
-    return_z_loss: bool = False,
-    return_token_accuracy: bool = False,
-    return_predicted_tokens: bool = False,
-) -> Tensor | CrossEntropyOutput:
-    """torch's `cross_entropy` with Liger's options; `size_average` and `reduce` have no effect."""
-    options = ignore_index, lse_square_scale, label_smoothing, reduction, softcap
-    wanted = return_z_loss, return_token_accuracy, return_predicted_tokens
-    return _output(ops.LigerCrossEntropyFunction.apply(input, target, weight, *options, *wanted), *wanted)
-
-
-def liger_fused_linear_cross_entropy(
-    input: Tensor,
-    weight: Tensor,
-    target: Tensor,
-    bias: Tensor | None = None,
-    ce_weight: Tensor | None = None,
-    ignore_index: int = -100,
-    lse_square_scale: float = 0.0,
-    label_smoothing: float = 0.0,
-    reduction: str = "mean",
-    softcap: float | None = None,
-    return_z_loss: bool = False,
-    accum_dtype: torch.dtype | None = None,
-    use_token_scaling: bool = False,
-    return_token_accuracy: bool = False,
-    return_predicted_tokens: bool = False,
-) -> Tensor | CrossEntropyOutput:
-    wanted = return_z_loss, return_token_accuracy, return_predicted_tokens
-    made = ops.LigerFusedLinearCrossEntropyFunction.apply(
-        input, weight, target, bias, ce_weight, ignore_index, lse_square_scale, label_smoothing, reduction, softcap,
-        return_z_loss, accum_dtype, use_token_scaling, return_token_accuracy, return_predicted_tokens,
-    )  # fmt: skip
-    return _output(made, *wanted)
-
-
-# ---- modules ---------------------------------------------------------------------------------------------------------
-
-
-class LigerCrossEntropyLoss(nn.Module):
-    def __init__(
-        self,
-        weight: Tensor | None = None,
-        ignore_index: int = -100,
-        lse_square_scale: float = 0.0,
-        label_smoothing: float = 0.0,
-        reduction: str = "mean",
-        softcap: float | None = None,
-        return_z_loss: bool = False,
-        return_token_accuracy: bool = False,
-        return_predicted_tokens: bool = False,
-    ):
-        super().__init__()
-        self.weight, self.ignore_index, self.lse_square_scale = weight, ignore_index, lse_square_scale
-        self.label_smoothing, self.reduction, self.softcap = label_smoothing, reduction, softcap
-        self.return_z_loss, self.return_token_accuracy = return_z_loss, return_token_accuracy
-        self.return_predicted_tokens = return_predicted_tokens
-
-    def forward(self, _input: Tensor, target: Tensor) -> Tensor | CrossEntropyOutput:
-        wanted = self.return_z_loss, self.return_token_accuracy, self.return_predicted_tokens
-        options = self.ignore_index, self.lse_square_scale, self.label_smoothing, self.reduction, self.softcap
-        return _output(ops.LigerCrossEntropyFunction.apply(_input, target, self.weight, *options, *wanted), *wanted)
-
-
-class LigerFusedLinearCrossEntropyLoss(nn.Module):
-    def __init__(
-        self,
-        ce_weight: Tensor | None = None,
-        ignore_index: int = -100,
-        lse_square_scale: float = 0.0,
-        label_smoothing: float = 0.0,
-        reduction: str = "mean",
-        softcap: float | None = None,
-        return_z_loss: bool = False,
-        accum_dtype: torch.dtype | None = None,
-        use_token_scaling: bool = False,
-        return_token_accuracy: bool = False,
-        return_predicted_tokens: bool = False,
-    ):
-        super().__init__()
-        self.ce_weight, self.ignore_index, self.lse_square_scale = ce_weight, ignore_index, lse_square_scale
-        self.label_smoothing, self.reduction, self.softcap = label_smoothing, reduction, softcap
-        self.accum_dtype, self.use_token_scaling = accum_dtype, use_token_scaling
-        self.return_z_loss, self.return_token_accuracy = return_z_loss, return_token_accuracy
-        self.return_predicted_tokens = return_predicted_tokens
-
-    def forward(
-        self, lin_weight: Tensor, _input: Tensor, target: Tensor, bias: Tensor | None = None
-    ) -> Tensor | CrossEntropyOutput:
-        wanted = self.return_z_loss, self.return_token_accuracy, self.return_predicted_tokens
-        made = ops.LigerFusedLinearCrossEntropyFunction.apply(
-            _input, lin_weight, target, bias, self.ce_weight, self.ignore_index, self.lse_square_scale,
-            self.label_smoothing, self.reduction, self.softcap, self.return_z_loss, self.accum_dtype,
-            self.use_token_scaling, self.return_token_accuracy, self.return_predicted_tokens,
-        )  # fmt: skip
-        return _output(made, *wanted)

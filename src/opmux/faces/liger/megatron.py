@@ -92,18 +92,12 @@ class LigerMegatronSwiGLU(nn.Module):
         return self.fallback_impl(input, bias, fp8_input_store, cpu_offload_input)
 
 
-class LigerMegatronCrossEntropy(LigerVocabParallelCrossEntropy):
+class LigerMegatronCrossEntropy(
+    LigerVocabParallelCrossEntropy,
+    options="ignore_index=-100, label_smoothing=0.0, reduction='none', label_smoothing_formula='megatron', "
+    "label_smoothing_mode='partition'",
+):
     """With the label smoothing of Megatron-LM."""
-
-    def __init__(
-        self,
-        ignore_index: int = -100,
-        label_smoothing: float = 0.0,
-        reduction: str = "none",
-        label_smoothing_formula: str = "megatron",
-        label_smoothing_mode: str = "partition",
-    ):
-        super().__init__(ignore_index, label_smoothing, reduction, label_smoothing_formula, label_smoothing_mode)
 
 
 # ---- patches ---------------------------------------------------------------------------------------------------------

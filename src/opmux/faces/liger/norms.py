@@ -3,6 +3,9 @@
 `in_place=True`, Liger's default, allows a gradient to overwrite the incoming one. opmux never does.
 """
 
+# pyright: reportIncompatibleMethodOverride=false
+# Liger has its own names for the arguments of forward.
+
 from __future__ import annotations
 
 import torch
@@ -11,7 +14,8 @@ from torch import Tensor, nn
 from ...core.errors import BadArgument
 from ...specs import channel_norm, norm, norm_variant
 from ..functional import norms
-from .function import LigerFunction
+from ..nn.norms import INIT, AddRMSNorm, DyT, GroupNorm, LayerNorm, ModulatedRMSNorm, PolyNorm, RMSNorm
+from .function import Alias, LigerFunction, constructor, functional
 from .names import ops
 
 # The block and warps that Liger's forwards return for their backwards; opmux's kernels choose their own.
@@ -212,17 +216,11 @@ def modulated_rms_norm_backward(
     return dx, None if W is None else dw, dscale.view(scale.shape), dshift
 
 
-def liger_modulated_rms_norm(
-    X: Tensor,
-    W: Tensor | None,
-    scale: Tensor,
-    shift: Tensor | None = None,
-    eps: float = 1e-6,
-    offset: float = 0.0,
-    casting_mode: str | int = "llama",
-    in_place: bool = True,
-) -> Tensor:
-    return ops.LigerModulatedRMSNormFunction.apply(X, W, scale, shift, eps, offset, casting_mode, in_place)
+liger_modulated_rms_norm = functional(
+    "liger_modulated_rms_norm",
+    LigerModulatedRMSNormFunction,
+    "X, W, scale, shift=None, eps=1e-6, offset, casting_mode, in_place",
+)
 
 
 class LigerPolyNormFunction(LigerFunction):
@@ -253,8 +251,7 @@ def poly_norm_backward(
     return dx, dw, db
 
 
-def liger_poly_norm(X: Tensor, W: Tensor, B: Tensor, eps: float = 1e-6, in_place: bool = True) -> Tensor:
-    return ops.LigerPolyNormFunction.apply(X, W, B, eps, in_place)
+liger_poly_norm = functional("liger_poly_norm", LigerPolyNormFunction)
 
 
 class LigerDyTFunction(LigerFunction):
@@ -277,8 +274,7 @@ def liger_dyt_bwd(
     return dx, dalpha, dgamma, None if beta is None else dbeta
 
 
-def liger_dyt(x: Tensor, alpha: Tensor, gamma: Tensor, beta: Tensor | None) -> Tensor:
-    return ops.LigerDyTFunction.apply(x, alpha, gamma, beta)
+liger_dyt = functional("liger_dyt", LigerDyTFunction)
 
 
 # ---- layer and group norm --------------------------------------------------------------------------------------------
@@ -350,31 +346,36 @@ def liger_layer_norm(X: Tensor, W: Tensor, B: Tensor, eps: float) -> Tensor:
     return ops.LigerLayerNormFunction.apply(X, W, B, eps)
 
 
-def liger_group_norm(
-    X: Tensor,
-    affine_scaling_weight: Tensor,
-    affine_shifting_bias: Tensor,
-    num_channels: int,
-    num_groups: int,
-    eps: float,
-) -> Tensor:
-    affine = affine_scaling_weight, affine_shifting_bias
-    return ops.LigerGroupNormFunction.apply(X, *affine, num_channels, num_groups, eps)
+liger_group_norm = functional("liger_group_norm", LigerGroupNormFunction)
 
 
 # ---- modules ---------------------------------------------------------------------------------------------------------
 
 
-def initial(name: str, init_fn: str, size: int) -> nn.Parameter:
-    """A weight of ones or zeros."""
-    if init_fn not in ("ones", "zeros"):
-        raise BadArgument.of(name, "init_fn", "be 'ones' or 'zeros'", repr(init_fn))
-    return nn.Parameter(torch.ones(size) if init_fn == "ones" else torch.zeros(size))
+class LigerRowNorm(nn.Module):
+    """An RMS norm of `opmux.nn` with the options of Liger; a subclass has it as its second base."""
+
+    variance_epsilon = Alias("eps")
+
+    def __init__(
+        self,
+        hidden_size: int,
+        eps: float = 1e-6,
+        offset: float = 0.0,
+        casting_mode: str = "llama",
+        init_fn: str = "ones",
+        in_place: bool = True,
+        elementwise_affine: bool = True,
+    ):
+        casting = casting_of(type(self).__name__, casting_mode)
+        try:
+            super().__init__(hidden_size, eps, offset, casting, init_fn, elementwise_affine)  # pyright: ignore[reportCallIssue]
+        except BadArgument as error:
+            raise error.renamed(error.op, {"init": "init_fn"}) from None
+        self.casting_mode, self.in_place, self.elementwise_affine = casting_mode, in_place, elementwise_affine
 
 
-class LigerRMSNorm(nn.Module):
-    weight: nn.Parameter | None
-
+class LigerRMSNorm(LigerRowNorm, RMSNorm):
     def __init__(
         self,
         hidden_size: int,
@@ -386,49 +387,30 @@ class LigerRMSNorm(nn.Module):
         row_mode: bool | None = None,
         elementwise_affine: bool = True,
     ):
-        super().__init__()
-        casting_of(type(self).__name__, casting_mode)
-        self.elementwise_affine = elementwise_affine
-        weight = initial(type(self).__name__, init_fn, hidden_size)
-        self.register_parameter("weight", weight if elementwise_affine else None)
-        self.variance_epsilon, self.offset, self.casting_mode = eps, offset, casting_mode
-        self.in_place, self.row_mode = in_place, row_mode
+        super().__init__(hidden_size, eps, offset, casting_mode, init_fn, in_place, elementwise_affine)
+        self.row_mode = row_mode
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        options = self.variance_epsilon, self.offset, self.casting_mode, self.in_place, self.row_mode
+        options = self.eps, self.offset, self.casting_mode, self.in_place, self.row_mode
         return ops.LigerRMSNormFunction.apply(hidden_states, self.weight, *options)
 
     def extra_repr(self) -> str:
         shape = None if self.weight is None else tuple(self.weight.shape)
-        return f"weight_shape={shape}, eps={self.variance_epsilon}, offset={self.offset}"
+        return f"weight_shape={shape}, eps={self.eps}, offset={self.offset}"
 
 
 class LigerRMSNormForGemma(LigerRMSNorm):
-    def __init__(
-        self,
-        hidden_size: int,
-        eps: float = 1e-6,
-        offset: float = 1.0,
-        casting_mode: str = "gemma",
-        init_fn: str = "zeros",
-        in_place: bool = True,
-        row_mode: bool | None = None,
-    ):
-        super().__init__(hidden_size, eps, offset, casting_mode, init_fn, in_place, row_mode)
+    __init__ = constructor(
+        LigerRMSNorm,
+        "hidden_size, eps=1e-6, offset=1.0, casting_mode='gemma', init_fn='zeros', in_place=True, row_mode=None",
+    )
 
 
 class LigerRMSNormForGemma2(LigerRMSNorm):
-    def __init__(
-        self,
-        hidden_size: int,
-        eps: float = 1e-6,
-        offset: float = 1.0,
-        casting_mode: str = "gemma",
-        init_fn: str = "zeros",
-        in_place: bool = False,
-        row_mode: bool | None = None,
-    ):
-        super().__init__(hidden_size, eps, offset, casting_mode, init_fn, in_place, row_mode)
+    __init__ = constructor(
+        LigerRMSNorm,
+        "hidden_size, eps=1e-6, offset=1.0, casting_mode='gemma', init_fn='zeros', in_place=False, row_mode=None",
+    )
 
 
 class LigerRMSNormForQwen3Next(LigerRMSNormForGemma2):
@@ -436,165 +418,119 @@ class LigerRMSNormForQwen3Next(LigerRMSNormForGemma2):
 
 
 class LigerRMSNormForGemma3(LigerRMSNorm):
-    def __init__(
-        self,
-        dim: int,
-        eps: float = 1e-6,
-        offset: float = 1.0,
-        casting_mode: str = "gemma",
-        init_fn: str = "zeros",
-        in_place: bool = False,
-    ):
-        super().__init__(dim, eps, offset, casting_mode, init_fn, in_place)
+    __init__ = constructor(
+        LigerRMSNorm,
+        "dim, eps=1e-6, offset=1.0, casting_mode='gemma', init_fn='zeros', in_place=False",
+        dim="hidden_size",
+    )
 
 
 class LigerRMSNormForGemma4(LigerRMSNorm):
     """`with_scale=False` for no weight."""
 
-    def __init__(
-        self,
-        dim: int,
-        eps: float = 1e-6,
-        offset: float = 0.0,
-        casting_mode: str = "gemma",
-        init_fn: str = "ones",
-        in_place: bool = False,
-        with_scale: bool = True,
-    ):
-        super().__init__(dim, eps, offset, casting_mode, init_fn, in_place, elementwise_affine=with_scale)
-        self.with_scale = with_scale
+    __init__ = constructor(
+        LigerRMSNorm,
+        "dim, eps=1e-6, offset=0.0, casting_mode='gemma', init_fn='ones', in_place=False, with_scale=True",
+        dim="hidden_size",
+        with_scale="elementwise_affine",
+    )
+    with_scale = Alias("elementwise_affine")
 
 
 class LigerRMSNormForOlmo2(LigerRMSNorm):
-    def __init__(
-        self,
-        hidden_size: int,
-        eps: float = 1e-6,
-        offset: float = 0.0,
-        casting_mode: str = "llama",
-        init_fn: str = "ones",
-        in_place: bool = False,
-        row_mode: bool | None = None,
-    ):
-        super().__init__(hidden_size, eps, offset, casting_mode, init_fn, in_place, row_mode)
+    __init__ = constructor(
+        LigerRMSNorm,
+        "hidden_size, eps=1e-6, offset=0.0, casting_mode='llama', init_fn='ones', in_place=False, row_mode=None",
+    )
 
 
 class LigerRMSNormForGlm4(LigerRMSNormForOlmo2):
     pass
 
 
-class LigerFusedAddRMSNorm(nn.Module):
+class LigerFusedAddRMSNorm(LigerRowNorm, AddRMSNorm):
     """The RMS norm of hidden_states + residual, and their sum."""
 
-    def __init__(
-        self,
-        hidden_size: int,
-        eps: float = 1e-6,
-        offset: float = 0.0,
-        casting_mode: str = "llama",
-        init_fn: str = "ones",
-        in_place: bool = False,
-    ):
-        super().__init__()
-        casting_of("LigerFusedAddRMSNorm", casting_mode)
-        self.weight = initial("LigerFusedAddRMSNorm", init_fn, hidden_size)
-        self.variance_epsilon, self.offset, self.casting_mode, self.in_place = eps, offset, casting_mode, in_place
+    __init__ = constructor(
+        LigerRowNorm,
+        "hidden_size, eps=1e-6, offset=0.0, casting_mode='llama', init_fn='ones', in_place=False",
+    )
 
     def forward(self, hidden_states: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        options = self.variance_epsilon, self.offset, self.casting_mode, self.in_place
+        options = self.eps, self.offset, self.casting_mode, self.in_place
         return ops.LigerFusedAddRMSNormFunction.apply(hidden_states, residual, self.weight, *options)
 
-    def extra_repr(self) -> str:
-        return f"{tuple(self.weight.shape)}, eps={self.variance_epsilon}, offset={self.offset}"
 
-
-class LigerModulatedRMSNorm(nn.Module):
+class LigerModulatedRMSNorm(LigerRowNorm, ModulatedRMSNorm):
     """The RMS norm of hidden_states, times 1 + scale, plus shift."""
 
-    def __init__(
-        self,
-        hidden_size: int,
-        eps: float = 1e-6,
-        offset: float = 0.0,
-        casting_mode: str = "llama",
-        init_fn: str = "ones",
-        in_place: bool = True,
-        elementwise_affine: bool = True,
-    ):
-        super().__init__()
-        casting_of("LigerModulatedRMSNorm", casting_mode)
-        weight = initial("LigerModulatedRMSNorm", init_fn, hidden_size)
-        self.register_parameter("weight", weight if elementwise_affine else None)
-        self.variance_epsilon, self.offset, self.casting_mode, self.in_place = eps, offset, casting_mode, in_place
-
     def forward(self, hidden_states: Tensor, scale: Tensor, shift: Tensor | None = None) -> Tensor:
-        options = self.variance_epsilon, self.offset, self.casting_mode, self.in_place
+        options = self.eps, self.offset, self.casting_mode, self.in_place
         return ops.LigerModulatedRMSNormFunction.apply(hidden_states, self.weight, scale, shift, *options)
 
 
-class LigerPolyNorm(nn.Module):
+class LigerPolyNorm(PolyNorm):
+    variance_epsilon = Alias("eps")
+
     def __init__(self, eps: float = 1e-6, in_place: bool = True):
-        super().__init__()
-        self.weight = nn.Parameter(torch.full((3,), 1 / 3))
-        self.bias = nn.Parameter(torch.tensor(1.0))
-        self.variance_epsilon, self.in_place = eps, in_place
+        super().__init__(eps)
+        self.bias = nn.Parameter(torch.tensor(1.0))  # Liger's is a scalar, in state dicts too
+        self.in_place = in_place
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        options = self.variance_epsilon, self.in_place
-        return ops.LigerPolyNormFunction.apply(hidden_states, self.weight, self.bias, *options)
+        return ops.LigerPolyNormFunction.apply(hidden_states, self.weight, self.bias, self.eps, self.in_place)
 
 
-class LigerDyT(nn.Module):
+class LigerDyT(DyT):
     def __init__(self, hidden_size: int, beta: bool = True, init_alpha: float = 0.5):
-        super().__init__()
-        self.hidden_size, self.init_alpha = hidden_size, init_alpha
-        self.alpha = nn.Parameter(torch.full((1,), init_alpha))
-        self.gamma = nn.Parameter(torch.ones(hidden_size))
-        self.register_parameter("beta", nn.Parameter(torch.zeros(hidden_size)) if beta else None)
+        super().__init__(hidden_size, beta, init_alpha)
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.LigerDyTFunction.apply(x, self.alpha, self.gamma, self.beta)
 
-    def extra_repr(self) -> str:
-        return f"{self.hidden_size}, init_alpha={self.init_alpha}, beta={self.beta is not None}"
+
+def check_init(name: str, init_fn: str) -> None:
+    if init_fn not in INIT:
+        raise BadArgument.of(name, "init_fn", "be 'ones' or 'zeros'", repr(init_fn))
 
 
-class LigerLayerNorm(nn.Module):
+class LigerLayerNorm(LayerNorm):
     """The bias starts at zero and is always a parameter; `bias` changes nothing."""
 
+    variance_epsilon = Alias("eps")
+
     def __init__(self, hidden_size: int, eps: float = 1e-6, bias: bool = False, init_fn: str = "ones"):
-        super().__init__()
-        self.hidden_size, self.eps = hidden_size, eps
-        self.weight = initial("LigerLayerNorm", init_fn, hidden_size)
-        self.bias = nn.Parameter(torch.zeros(hidden_size))
-        self.variance_epsilon = eps
+        check_init("LigerLayerNorm", init_fn)
+        super().__init__(hidden_size, eps)
+        nn.init.constant_(self.weight, INIT[init_fn])
+        self.hidden_size = hidden_size
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        return ops.LigerLayerNormFunction.apply(hidden_states, self.weight, self.bias, self.variance_epsilon)
+        return ops.LigerLayerNormFunction.apply(hidden_states, self.weight, self.bias, self.eps)
 
     def extra_repr(self) -> str:
         return f"{self.hidden_size}, eps={self.eps}"
 
 
-class LigerGroupNorm(nn.Module):
+class LigerGroupNorm(GroupNorm):
     """The bias starts at zero and is always a parameter; `bias` changes nothing."""
+
+    variance_epsilon = Alias("eps")
 
     def __init__(
         self, num_channels: int, num_groups: int, eps: float = 1e-6, bias: bool = False, init_fn: str = "ones"
     ):
-        super().__init__()
+        check_init("LigerGroupNorm", init_fn)
         if num_channels % num_groups:
             raise BadArgument.of("LigerGroupNorm", "num_channels", f"be a multiple of {num_groups}", str(num_channels))
-        self.num_channels, self.num_groups, self.eps = num_channels, num_groups, eps
-        self.weight = initial("LigerGroupNorm", init_fn, num_channels)
-        self.bias = nn.Parameter(torch.zeros(num_channels))
-        self.variance_epsilon = eps
+        super().__init__(num_groups, num_channels, eps)
+        nn.init.constant_(self.weight, INIT[init_fn])
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         if hidden_states.dim() < 3:
             expected = "have at least 3 dimensions, [batch, channels, ...]"
             raise BadArgument.of("LigerGroupNorm", "hidden_states", expected, str(tuple(hidden_states.shape)))
-        sizes = self.num_channels, self.num_groups, self.variance_epsilon
+        sizes = self.num_channels, self.num_groups, self.eps
         return ops.LigerGroupNormFunction.apply(hidden_states, self.weight, self.bias, *sizes)
 
     def extra_repr(self) -> str:

@@ -39,10 +39,7 @@ def liger_rope(
     return ops.LigerRopeFunction.apply(q, k, cos, sin, position_ids, unsqueeze_dim)
 
 
-def liger_rotary_pos_emb(
-    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, position_ids: Any = None, unsqueeze_dim: int = 1
-) -> Pair:
-    return ops.LigerRopeFunction.apply(q, k, cos, sin, position_ids, unsqueeze_dim)
+liger_rotary_pos_emb = liger_rope
 
 
 def liger_rotary_pos_emb_vision(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Pair:
@@ -78,10 +75,7 @@ def liger_qwen2vl_mrope(
     return ops.LigerQwen2VLMRopeFunction.apply(q, k, cos, sin, mrope_section, unsqueeze_dim)
 
 
-def liger_multimodal_rotary_pos_emb(
-    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, mrope_section: Sequence[int], unsqueeze_dim: int = 1
-) -> Pair:
-    return ops.LigerQwen2VLMRopeFunction.apply(q, k, cos, sin, mrope_section, unsqueeze_dim)
+liger_multimodal_rotary_pos_emb = liger_qwen2vl_mrope
 
 
 class LigerLlama4RopeFunction(LigerFunction):

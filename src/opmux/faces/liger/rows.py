@@ -1,13 +1,16 @@
 """Functions of each element or each row: `liger_kernel`'s relu_squared, softmax, sparsemax and embedding."""
 
+# pyright: reportIncompatibleMethodOverride=false
+# Liger has its own names for the arguments of forward.
+
 from __future__ import annotations
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...specs import activation
 from ..functional import rows
-from .function import LigerFunction
+from ..nn.rows import Embedding, ReLUSquared, Softmax, Sparsemax
+from .function import LigerFunction, functional
 from .names import ops
 
 
@@ -31,7 +34,7 @@ def liger_relu_squared(x: Tensor) -> Tensor:
     return ops.LigerReLUSquaredFunction.apply(x)
 
 
-class LigerReLUSquared(nn.Module):
+class LigerReLUSquared(ReLUSquared):
     def __init__(self) -> None:
         super().__init__()
 
@@ -51,7 +54,7 @@ def liger_softmax(x: Tensor) -> Tensor:
     return ops.LigerSoftmaxFunction.apply(x)
 
 
-class LigerSoftmax(nn.Module):
+class LigerSoftmax(Softmax):
     def __init__(self) -> None:
         super().__init__()
 
@@ -67,15 +70,10 @@ class LigerSparsemaxFunction(LigerFunction):
         return rows.sparsemax(x, dim)
 
 
-def liger_sparsemax(input: Tensor, dim: int = -1) -> Tensor:
-    return ops.LigerSparsemaxFunction.apply(input, dim)
+liger_sparsemax = functional("liger_sparsemax", LigerSparsemaxFunction, "input, dim=-1", input="x")
 
 
-class LigerSparsemax(nn.Module):
-    def __init__(self, dim: int = -1):
-        super().__init__()
-        self.dim = dim
-
+class LigerSparsemax(Sparsemax):
     def forward(self, x: Tensor) -> Tensor:
         return ops.LigerSparsemaxFunction.apply(x, self.dim)
 
@@ -88,16 +86,11 @@ class LigerEmbeddingFunction(LigerFunction):
         return rows.embedding(indices, embeddings)
 
 
-class LigerEmbedding(nn.Module):
+class LigerEmbedding(Embedding):
     """The row of `padding_idx` is 0 and has no gradient."""
 
     def __init__(self, num_embeddings: int, embedding_dim: int, padding_idx: int | None = None):
-        super().__init__()
-        self.num_embeddings, self.embedding_dim, self.padding_idx = num_embeddings, embedding_dim, padding_idx
-        self.weight = nn.Parameter(torch.randn(num_embeddings, embedding_dim))
-        if padding_idx is not None:
-            with torch.no_grad():
-                self.weight[padding_idx] = 0
+        super().__init__(num_embeddings, embedding_dim, padding_idx)
 
     def forward(self, indices: Tensor) -> Tensor:
         made = ops.LigerEmbeddingFunction.apply(self.weight, indices)

@@ -70,7 +70,25 @@ def _activation(name: str, config: Any, allowed: tuple[str, ...]) -> str:
     return found
 
 
-class SwiGLUMLP(nn.Module):
+class GatedMLP(nn.Module):
+    """The layers that SwiGLUMLP and GEGLUMLP have in common."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        bias: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ):
+        super().__init__()
+        self.hidden_size, self.intermediate_size = hidden_size, intermediate_size
+        self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias, device, dtype)
+        self.up_proj = nn.Linear(hidden_size, intermediate_size, bias, device, dtype)
+        self.down_proj = nn.Linear(intermediate_size, hidden_size, bias, device, dtype)
+
+
+class SwiGLUMLP(GatedMLP):
     """down_proj(silu(gate_proj(x)) * up_proj(x)), with few tensors saved for the backward.
 
     Args:
@@ -93,12 +111,8 @@ class SwiGLUMLP(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ):
-        super().__init__()
-        self.hidden_size, self.intermediate_size = hidden_size, intermediate_size
+        super().__init__(hidden_size, intermediate_size, bias, device, dtype)
         self.gate_multiplier, self.down_multiplier = gate_multiplier, down_multiplier
-        self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias, device, dtype)
-        self.up_proj = nn.Linear(hidden_size, intermediate_size, bias, device, dtype)
-        self.down_proj = nn.Linear(intermediate_size, hidden_size, bias, device, dtype)
 
     @classmethod
     def from_config(cls, config: Any, intermediate_size: int | None = None, **options: Any) -> Self:
@@ -113,7 +127,7 @@ class SwiGLUMLP(nn.Module):
         return swiglu_forward(self, x, self.gate_multiplier, self.down_multiplier)
 
 
-class GEGLUMLP(nn.Module):
+class GEGLUMLP(GatedMLP):
     """down_proj(gelu(gate_proj(x)) * up_proj(x)), with few tensors saved for the backward.
 
     Args:
@@ -134,12 +148,9 @@ class GEGLUMLP(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ):
-        super().__init__()
         glu.check_approximate(type(self).__name__, approximate)
-        self.hidden_size, self.intermediate_size, self.approximate = hidden_size, intermediate_size, approximate
-        self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias, device, dtype)
-        self.up_proj = nn.Linear(hidden_size, intermediate_size, bias, device, dtype)
-        self.down_proj = nn.Linear(intermediate_size, hidden_size, bias, device, dtype)
+        super().__init__(hidden_size, intermediate_size, bias, device, dtype)
+        self.approximate = approximate
 
     @classmethod
     def from_config(cls, config: Any, intermediate_size: int | None = None, **options: Any) -> Self:
@@ -186,7 +197,17 @@ class GateUpSwiGLUMLP(nn.Module):
         return gate_up_swiglu_forward(self, x)
 
 
-class TiledSwiGLUMLP(SwiGLUMLP):
+class TiledMLP(GatedMLP):
+    """Has the number of shards of the two below."""
+
+    def __init__(
+        self, hidden_size: int, intermediate_size: int, *args: Any, num_shards: int | None = None, **kwargs: Any
+    ):
+        super().__init__(hidden_size, intermediate_size, *args, **kwargs)
+        self.num_shards = num_shards
+
+
+class TiledSwiGLUMLP(TiledMLP, SwiGLUMLP):
     """SwiGLUMLP in shards along the sequence, each computed again in the backward: memory of one shard.
 
     Args:
@@ -194,29 +215,17 @@ class TiledSwiGLUMLP(SwiGLUMLP):
         hidden_size: the others are those of SwiGLUMLP.
     """
 
-    def __init__(
-        self, hidden_size: int, intermediate_size: int, *args: Any, num_shards: int | None = None, **kwargs: Any
-    ):
-        super().__init__(hidden_size, intermediate_size, *args, **kwargs)
-        self.num_shards = num_shards
-
     def forward(self, x: Tensor) -> Tensor:
         return mlp.tiled_mlp(SwiGLUMLP.forward, self, x, self.num_shards)
 
 
-class TiledGEGLUMLP(GEGLUMLP):
+class TiledGEGLUMLP(TiledMLP, GEGLUMLP):
     """GEGLUMLP in shards along the sequence, each computed again in the backward: memory of one shard.
 
     Args:
         num_shards: how many; by default as many as the sequence is times as long as hidden_size.
         hidden_size: the others are those of GEGLUMLP.
     """
-
-    def __init__(
-        self, hidden_size: int, intermediate_size: int, *args: Any, num_shards: int | None = None, **kwargs: Any
-    ):
-        super().__init__(hidden_size, intermediate_size, *args, **kwargs)
-        self.num_shards = num_shards
 
     def forward(self, x: Tensor) -> Tensor:
         return mlp.tiled_mlp(GEGLUMLP.forward, self, x, self.num_shards)

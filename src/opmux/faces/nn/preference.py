@@ -9,12 +9,11 @@ import inspect
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from torch import nn
-
 from ..functional import distillation, grpo, preference
+from .losses import _WithOptions
 
 
-class _Loss(nn.Module):
+class _FunctionLoss(_WithOptions):
     """Calls `function`, whose keyword-only arguments are attributes, except for those that a subclass fixes."""
 
     function: ClassVar[Callable[..., Any]]
@@ -28,50 +27,47 @@ class _Loss(nn.Module):
         cls.__signature__ = inspect.Signature(options)  # pyright: ignore[reportAttributeAccessIssue]
 
     def __init__(self, **options: Any):
-        super().__init__()
         for name in options.keys() - self.defaults.keys():
             known = ", ".join(self.defaults)
             raise TypeError(f"{type(self).__name__}: unknown option {name!r}; its options are {known}")
-        for name, default in self.defaults.items():
-            setattr(self, name, options.get(name, default))
+        super().__init__(**{**self.defaults, **options})
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the function returns for these arguments; an option may be given here too."""
-        options = {name: getattr(self, name) for name in self.defaults}
-        return self.function(*args, **{**options, **self.fixed, **kwargs})
+        return self.function(*args, **{**self.options, **self.fixed, **kwargs})
 
     def extra_repr(self) -> str:
-        changed = ((n, getattr(self, n)) for n, default in self.defaults.items() if getattr(self, n) != default)
+        changed = ((name, value) for name, value in self.options.items() if value != self.defaults[name])
         return ", ".join(f"{name}={value!r}" for name, value in changed)
 
 
-class FusedLinearDPOLoss(_Loss, function=preference.fused_linear_dpo):
+class FusedLinearDPOLoss(_FunctionLoss, function=preference.fused_linear_dpo):
     """`opmux.functional.fused_linear_dpo`, with its options as attributes."""
 
 
-class FusedLinearORPOLoss(_Loss, function=preference.fused_linear_orpo):
+class FusedLinearORPOLoss(_FunctionLoss, function=preference.fused_linear_orpo):
     """`opmux.functional.fused_linear_orpo`, with its options as attributes."""
 
 
-class FusedLinearCPOLoss(_Loss, function=preference.fused_linear_cpo):
+class FusedLinearCPOLoss(_FunctionLoss, function=preference.fused_linear_cpo):
     """`opmux.functional.fused_linear_cpo`, with its options as attributes."""
 
 
-class FusedLinearSimPOLoss(_Loss, function=preference.fused_linear_simpo):
+class FusedLinearSimPOLoss(_FunctionLoss, function=preference.fused_linear_simpo):
     """`opmux.functional.fused_linear_simpo`, with its options as attributes."""
 
 
-class FusedLinearKTOLoss(_Loss, function=preference.fused_linear_kto):
+class FusedLinearKTOLoss(_FunctionLoss, function=preference.fused_linear_kto):
     """`opmux.functional.fused_linear_kto`, with its options as attributes."""
 
 
-class FusedLinearGRPOLoss(_Loss, function=grpo.fused_linear_grpo):
+class FusedLinearGRPOLoss(_FunctionLoss, function=grpo.fused_linear_grpo):
     """`opmux.functional.fused_linear_grpo`, with its options as attributes."""
 
 
-class JSDDistillationLoss(_Loss, function=distillation.fused_linear_distillation, kind="jsd"):
+class JSDDistillationLoss(_FunctionLoss, function=distillation.fused_linear_distillation, kind="jsd"):
     """`opmux.functional.fused_linear_distillation` of kind "jsd", with its other options as attributes."""
 
 
-class CosineDistillationLoss(_Loss, function=distillation.fused_linear_distillation, kind="cosine"):
+class CosineDistillationLoss(_FunctionLoss, function=distillation.fused_linear_distillation, kind="cosine"):
     """`opmux.functional.fused_linear_distillation` of kind "cosine", with its other options as attributes."""
