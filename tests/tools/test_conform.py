@@ -8,7 +8,6 @@ import re
 import shlex
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import fresh
@@ -17,7 +16,7 @@ import torch
 
 from opmux.core import specs
 from opmux.core.spec import Sample, Tol
-from opmux.tools.conform import command, gaps, page, workers
+from opmux.tools.conform import command, gaps, page
 from opmux.tools.conform.checks import Tally, forward
 from opmux.tools.conform.compare import difference, numbers
 from opmux.tools.conform.record import CHECKS, SCHEMA, STATUSES, WHERE, Covered, Record, Result
@@ -542,31 +541,6 @@ def test_what_an_op_writes_lies_in_its_argument():
     assert {check: (tally.tried, tally.failed) for check, tally in tallies.items()} == {
         "values": (1, 0), "mutation": (1, 0),
     }  # fmt: skip
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_workers_outlive_a_crash(tmp_path):
-    """In a process of its own: this one has threads."""
-    script = tmp_path / "workers.py"
-    script.write_text(
-        "import os, time\nfrom opmux.tools.conform import workers\nworkers.PATIENCE = 1.0\n"
-        "def fails(): raise ValueError('no')\n"
-        "tasks = [lambda: 1, lambda: os._exit(3), lambda: time.sleep(60), fails, lambda: 5]\n"
-        "made = dict(workers.Workers(tasks, 2).results(lambda at: None))\n"
-        "print([getattr(made[i], 'why', made[i]) for i in range(5)])\n"
-    )
-    start = time.monotonic()
-    env = {**os.environ, "PYTHONPATH": str(SRC)}
-    done = fresh.run([sys.executable, script], env=env, timeout=60)
-    words = "[1, 'took its process down (exit code 3)', 'was stopped after 1 s', 'raised ValueError: no ("
-    assert done.stdout.startswith(words) and done.stdout.strip().endswith("5]"), done.stderr
-    assert time.monotonic() - start < 50
-
-
-def test_one_worker_is_this_process():
-    here = workers.Workers([os.getpid, lambda: 1 / 0], 1)
-    (_, pid), (_, lost) = here.results(lambda at: None)
-    assert pid == os.getpid() and lost.why.startswith("raised ZeroDivisionError: division by zero (")
 
 
 def test_a_record_without_fails():

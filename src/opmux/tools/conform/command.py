@@ -26,6 +26,7 @@ from ...core.tensors import dtype_name
 from ...faces.aten.switch import disable, use
 from .. import arguments, doctor, screen
 from ..bench.record import chip, commit
+from ..runner.pool import Lost, Workers, cores
 from ..simulator.launch import VARIABLE
 from . import coverage, gaps, opinfo, page, report, rows
 from .place import NeedsFreshProcess, Place, find, ready
@@ -34,7 +35,6 @@ from .record import DISPATCH, FAIL, Covered, Record, Result, Unchecked
 from .rows import Row
 from .scope import Scope
 from .subject import extras_of
-from .workers import Lost, Workers, cores
 
 PACKAGE = "(package)"  # in place of an op, in results about a vendor's files
 

@@ -7,27 +7,37 @@ import os
 import shlex
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import date
+from functools import partial
 from typing import Any
 
 import torch
 from rich.text import Text
 
+from ...core.default import get_default_manager, policy
+from ...core.errors import UnknownName
 from ...core.machine import arch_of
+from ...core.tensors import dtype_name
+from ...faces.aten.switch import disable
 from ...runtime import devices
 from .. import arguments, doctor, screen
 from ..bench.record import chip, commit
-from . import crowd
-from .asked import settled, wanted_by
-from .real import DECLINED, FAIL, PASS, UNCHECKED, Case, Outcome, cases, without_cases
+from ..runner.pool import Lost, Task, Workers
+from . import shapes
+from .poison import launches_poisoned
+from .real import DECLINED, FAIL, PASS, UNCHECKED, Case, Outcome, Wanted, cases, without_cases
+from .scope import Scope
 
 SCHEMA = 1
 SECONDS = {"cpu": 60.0}
 SECONDS_ELSEWHERE = 420.0
 MOST_JOBS = 8
 SHOWN = 40  # failures on the screen; the JSON file has all
+BROKEN = ("CUDA error", "AcceleratorError", "HIP error", "device-side assert")  # words of errors that stay
+MOST_KEPT = 4 << 30  # bytes of a device's memory that a process keeps between cases
 
 
 @dataclass
@@ -54,7 +64,7 @@ def run(asked: Any) -> int:
     device = _device(asked.device)
     console = screen.beside(asked.json)
     with settled():
-        wanted = wanted_by(asked)
+        wanted = _wanted_by(asked)
         found = cases(wanted, device)
         if asked.listing:
             for case in found:
@@ -77,21 +87,81 @@ def _device(text: str | None) -> torch.device:
     return torch.device(there[0], 0) if there else torch.device("cpu")
 
 
+@contextmanager
+def settled() -> Iterator[None]:
+    """Everything loaded, one scope around all, and ATen as it was afterwards."""
+    get_default_manager().registry.list_operators()  # loads families, kernels, plugins, vendors
+    try:
+        with policy(), launches_poisoned():
+            yield
+    finally:
+        disable()
+
+
+def _wanted_by(asked: Any) -> Wanted:
+    scope = Scope.of(asked.ops)
+    dtypes = tuple(arguments.dtype(d) for word in asked.dtypes for d in word.split())
+    known = {m for c in shapes.read().calls for m in c.models} | {m for r in shapes.read().sized for m in r.models}
+    for word in asked.models:
+        if not set(word) & set("*?[") and word not in known:
+            raise UnknownName("model", word, known)
+    primitives = [s for s in scope.specs if s.space in ("opmux", "aten") and s.samples is not None]
+    return Wanted(primitives, scope.overloads, dtypes, tuple(asked.models))
+
+
+# ---- checking -------------------------------------------------------------------------------------------------------
+
+
 def _check(record: Record, asked: Any, found: list[Case], device: torch.device) -> None:
-    start = time.time()
+    start = time.monotonic()
     limit = asked.seconds if asked.seconds is not None else SECONDS.get(device.type, SECONDS_ELSEWHERE)
     jobs = asked.jobs or (1 if device.type == "cpu" else max(1, min(MOST_JOBS, (os.cpu_count() or 2) // 2)))
     done: set[int] = set()
     with screen.progress("now", "failed") as bar:
         task = bar.add_task("real shapes", total=len(found), now="", failed=0)
-        for at, outcome in crowd.outcomes(asked, found, device, start + limit, jobs):
+        for at, outcome in _workers(asked, found, device, start + limit, jobs).results():
             done.add(at)
-            record.outcomes.append(outcome)
-            bar.update(task, advance=1, now=outcome.op, failed=len(record.failures))
+            record.outcomes.append(_lost(found[at], outcome.why) if isinstance(outcome, Lost) else outcome)
+            bar.update(task, advance=1, now=found[at].op, failed=len(record.failures))
         bar.update(task, now="done")
     record.left = len(found) - len(done)
     record.left_ops = sorted({c.op for c in found} - {found[i].op for i in done})
-    record.seconds = round(time.time() - start, 2)
+    record.seconds = round(time.monotonic() - start, 2)
+
+
+def _workers(asked: Any, found: list[Case], device: torch.device, until: float, jobs: int) -> Workers:
+    """Processes with ops of their own: most of their time goes into compiling kernels."""
+    if jobs == 1:
+        return Workers([partial(attempt, case, device) for case in found], 1, until)
+    place = {op: i for i, op in enumerate(dict.fromkeys(c.op for c in found))}
+    shares = [[i for i, c in enumerate(found) if place[c.op] % jobs == k] for k in range(jobs)]
+    return Workers.fresh(partial(_tasks, asked, device), shares, until, _has_broken_the_device)
+
+
+@contextmanager
+def _tasks(asked: Any, device: torch.device) -> Iterator[Sequence[Task]]:
+    """The same list of cases, made again in a process of its own."""
+    torch.set_num_threads(1 if device.type != "cpu" else torch.get_num_threads())
+    with settled():
+        yield [partial(attempt, case, device) for case in cases(_wanted_by(asked), device)]
+
+
+def _has_broken_the_device(outcome: Any) -> bool:
+    """After an illegal access every call of the process fails."""
+    words = outcome.why if isinstance(outcome, Lost) else outcome.reason if outcome.status == FAIL else ""
+    return any(word in (words or "") for word in BROKEN)
+
+
+def _lost(case: Case, why: str) -> Outcome:
+    return Outcome(case.op, case.words, dtype_name(case.dtype), list(case.models), FAIL, why)
+
+
+def attempt(case: Case, device: torch.device) -> Outcome:
+    made = case.run(device)
+    get_default_manager().clear_quarantine()
+    if device.type == "cuda" and torch.cuda.memory_reserved(device) > MOST_KEPT:
+        torch.cuda.empty_cache()  # other processes need it
+    return made
 
 
 # ---- out ------------------------------------------------------------------------------------------------------------

@@ -7,13 +7,15 @@ first one runs, so that the host does not show. The host's time is that of a cal
 
 from __future__ import annotations
 
+import contextlib
 import io
-import json
+import os
 import statistics
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +24,7 @@ from ...core.errors import OpmuxError
 from ...core.tensors import dtype_name
 from ...faces.aten import engine, record, switch
 from ...faces.aten.overloads import Overload, table
+from ..runner.pool import Task
 from .cases import SMALL, Case, Sources, words
 from .programs import REFUSALS
 
@@ -120,25 +123,29 @@ class Switches:
         return next((c.why or "torch's own kernel ran" for c in mine if c.impl == "native"), "")
 
 
-def measure(names: Iterable[str], device: str, warm: bool = False) -> Iterator[dict[str, Any]]:
-    """What was measured of each overload; `warm`: run each case once, to compile its kernel."""
-    wanted = list(names)
+@contextlib.contextmanager
+def tasks(names: Iterable[str], device: str, warm: bool, said: str) -> Iterator[list[Task]]:
+    """A task for each overload, in a process of its own, which prints into the file `said`."""
+    with Path(said).open("ab") as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
+    yield tasks_here(names, device, warm)
+
+
+def tasks_here(names: Iterable[str], device: str, warm: bool = False) -> list[Task]:
+    """Each measures an overload; `warm`: runs each case once, to compile its kernel."""
     dtypes = [getattr(torch, d) for d in DTYPES]
     sources, clock = Sources(table(), device, dtypes), Clock(device)
-    for name in wanted:
-        yield {"start": name}
-        overload = table()[name]
-        found: dict[str, Any] = {"name": name}
-        try:
-            found |= _compile(overload, sources) if warm else _overload(overload, sources, clock)
-        except Exception as error:  # anything that a kernel, a compiler or torch raises
-            found["skipped"] = words(error)
-            if "CUDA error" in str(error):  # it stays: the next overload needs another process
-                yield found
-                return
-            if isinstance(error, torch.OutOfMemoryError):
-                torch.accelerator.empty_cache()
-        yield found
+    return [partial(_attempted, table()[n], sources, None if warm else clock) for n in names]
+
+
+def _attempted(overload: Overload, sources: Sources, clock: Clock | None) -> dict[str, Any]:
+    try:
+        return _compile(overload, sources) if clock is None else _overload(overload, sources, clock)
+    except Exception as error:  # anything that a kernel, a compiler or torch raises
+        if isinstance(error, torch.OutOfMemoryError):
+            torch.accelerator.empty_cache()
+        return {"skipped": words(error)}
 
 
 def _compile(overload: Overload, sources: Sources) -> dict[str, Any]:
@@ -232,16 +239,3 @@ def _attempt(overload: Overload, case: Case) -> Exception | None:
 def _call(overload: Overload, case: Case) -> Callable[[], Any]:
     op, args, kwargs = overload.shape.op, case.args, case.kwargs
     return lambda: op(*args, **kwargs)
-
-
-def main() -> None:
-    """The child of `command.py`: reads {"names", "device", "warm"} from stdin, writes a line for each overload."""
-    asked = json.load(sys.stdin)
-    out, sys.stdout = sys.stdout, sys.stderr  # whatever prints does not break the lines
-    for line in measure(asked["names"], asked["device"], asked["warm"]):
-        out.write(json.dumps(line) + "\n")
-        out.flush()
-
-
-if __name__ == "__main__":
-    main()
