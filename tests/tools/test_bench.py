@@ -18,6 +18,7 @@ from opmux.tools.arguments import BadArgument
 from opmux.tools.bench import cases, command, engine, measure, native, page, providers, record
 from opmux.tools.bench.engine import Row
 from opmux.tools.bench.measure import Limits, Truth, Wrong
+from opmux.tools.runner import record as runner_record
 
 CPU = torch.device("cpu")
 CUDA = torch.device("cuda")  # a name: nothing here runs there
@@ -77,7 +78,7 @@ def test_quick_from_end_to_end(cli, tmp_path):
     done = cli("bench", "--preset", "quick", "--device", "cpu", "--json", "run.json", "--html", "run.html")
     assert done.exit_code == 0, done.output
     data = json.loads(Path("run.json").read_text())
-    assert data["schema"] == record.SCHEMA
+    assert data["schema"] == record.Record.schema
     assert set(data["facts"]) >= FACTS
     assert data["facts"]["preset"] == "quick"
     assert data["limits"]["copy_gbs"] > 0
@@ -527,7 +528,7 @@ def test_the_page_draws_every_row_and_escapes():
 
 
 def test_the_commit_without_git(monkeypatch):
-    monkeypatch.setattr(record, "_git", lambda *words: None)
-    assert record.commit() is None
+    monkeypatch.setattr(runner_record, "_git", lambda *words: None)
+    assert runner_record.commit() is None
     monkeypatch.setenv("OPMUX_COMMIT", "abc123")
-    assert record.commit() == "abc123"
+    assert runner_record.commit() == "abc123"

@@ -19,7 +19,7 @@ from opmux.core.spec import Sample, Tol
 from opmux.tools.conform import command, gaps, page
 from opmux.tools.conform.checks import Tally, forward
 from opmux.tools.conform.compare import difference, numbers
-from opmux.tools.conform.record import CHECKS, SCHEMA, STATUSES, WHERE, Covered, Record, Result
+from opmux.tools.conform.record import CHECKS, STATUSES, WHERE, Covered, Record, Result
 from opmux.tools.conform.samples import Watch, drawn, moved, shared_memory
 from opmux.tools.conform.subject import Subject
 
@@ -333,7 +333,7 @@ def test_coverage(acme):
 
 def test_the_data_has_its_fields(acme):
     data = acme[1]
-    assert data["schema"] == SCHEMA == 1
+    assert data["schema"] == Record.schema == 1
     assert set(data) == {
         "schema", "facts", "results", "coverage", "rest_of_aten", "unchecked", "notes", "seconds", "counts", "covered",
     }  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -56,8 +55,8 @@ def run(asked: Asked) -> int:
         _show_again(record, console)
     else:
         at = arguments.device(asked.device)
-        shapes = [arguments.shape(s) for s in _split(asked.shapes)]
-        dtypes = [arguments.dtype(d) for d in _split(asked.dtypes)]
+        shapes = [arguments.shape(s) for s in arguments.parts(asked.shapes)]
+        dtypes = [arguments.dtype(d) for d in arguments.parts(asked.dtypes)]
         wanted = (asked.ops, asked.preset, shapes, dtypes, asked.mib, at.type)
         try:
             todo = plan(*wanted)
@@ -75,11 +74,6 @@ def run(asked: Asked) -> int:
         _measure(record, Bench(at, Limits(at), choice), todo.cases, asked)
     screen.keep(record, asked.json, asked.html, page.page)
     return 1 if record.ours_is_broken() else 0
-
-
-def _split(words: list[str]) -> Iterator[str]:
-    """An option may be given twice, or once with its values in one word: 4096x4096 8x128."""
-    return (part for word in words for part in word.split())
 
 
 # ---- measuring ------------------------------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from datetime import date
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,9 +23,9 @@ from ...core.default import get_default_manager
 from ...core.machine import arch_of
 from ...core.tensors import dtype_name
 from ...faces.aten.switch import disable, use
-from .. import arguments, doctor, screen
-from ..bench.record import chip, commit
+from .. import arguments, screen
 from ..runner.pool import Lost, Workers, cores
+from ..runner.record import chip, made_with
 from ..simulator.launch import VARIABLE
 from . import coverage, gaps, opinfo, page, report, rows
 from .place import NeedsFreshProcess, Place, find, ready
@@ -76,7 +75,7 @@ def run(asked: Asked) -> int:
         return real_command.run(asked)
     if asked.models or asked.seconds is not None or asked.jobs is not None:
         raise arguments.BadArgument("--model, --seconds and --jobs go with --real")
-    dtypes = tuple(arguments.dtype(d) for word in asked.dtypes for d in word.split())
+    dtypes = tuple(arguments.dtype(d) for d in arguments.parts(asked.dtypes))
     depth = Depth(asked.full, dtypes, check_names(asked.checks), asked.sample)
     with Heard() as heard:
         place = find(asked.vendor, asked.device)
@@ -247,11 +246,9 @@ def _facts(asked: Asked, place: Place) -> dict:
         "verified": info.statement,
         "folder": None if place.package.folder is None else str(place.package.folder),
         "depth": "full" if asked.full else "quick",
-        "dtypes": [dtype_name(arguments.dtype(d)) for word in asked.dtypes for d in word.split()],
+        "dtypes": [dtype_name(arguments.dtype(d)) for d in arguments.parts(asked.dtypes)],
         "ops": asked.ops,
-        **doctor.versions(),
-        "commit": commit(),
-        "date": date.today().isoformat(),
+        **made_with(),
     }
 
 

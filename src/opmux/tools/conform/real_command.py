@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
-from datetime import date
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -23,15 +21,14 @@ from ...core.machine import arch_of
 from ...core.tensors import dtype_name
 from ...faces.aten.switch import disable
 from ...runtime import devices
-from .. import arguments, doctor, screen
-from ..bench.record import chip, commit
+from .. import arguments, screen
 from ..runner.pool import Lost, Task, Workers
+from ..runner.record import RunRecord, chip, made_with
 from . import shapes
 from .poison import launches_poisoned
 from .real import DECLINED, FAIL, PASS, UNCHECKED, Case, Outcome, Wanted, cases, without_cases
 from .scope import Scope
 
-SCHEMA = 1
 SECONDS = {"cpu": 60.0}
 SECONDS_ELSEWHERE = 420.0
 MOST_JOBS = 8
@@ -41,10 +38,7 @@ MOST_KEPT = 4 << 30  # bytes of a device's memory that a process keeps between c
 
 
 @dataclass
-class Record:
-    """A run as data."""
-
-    facts: dict[str, Any]
+class Record(RunRecord):
     outcomes: list[Outcome] = field(default_factory=list)
     without: dict[str, str] = field(default_factory=dict)  # kernels of ours that have no case, and why
     left: int = 0  # cases that the time did not suffice for
@@ -54,9 +48,6 @@ class Record:
     @property
     def failures(self) -> list[Outcome]:
         return [o for o in self.outcomes if o.status == FAIL]
-
-    def text(self) -> str:
-        return json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1, ensure_ascii=False)
 
 
 def run(asked: Any) -> int:
@@ -100,7 +91,7 @@ def settled() -> Iterator[None]:
 
 def _wanted_by(asked: Any) -> Wanted:
     scope = Scope.of(asked.ops)
-    dtypes = tuple(arguments.dtype(d) for word in asked.dtypes for d in word.split())
+    dtypes = tuple(arguments.dtype(d) for d in arguments.parts(asked.dtypes))
     known = {m for c in shapes.read().calls for m in c.models} | {m for r in shapes.read().sized for m in r.models}
     for word in asked.models:
         if not set(word) & set("*?[") and word not in known:
@@ -225,7 +216,5 @@ def _facts(device: torch.device, asked: Any) -> dict[str, Any]:
         "ops": asked.ops,
         "dtypes": asked.dtypes,
         "models": asked.models,
-        **doctor.versions(),
-        "commit": commit(),
-        "date": date.today().isoformat(),
+        **made_with(),
     }

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
-SCHEMA = 1
+from ..runner.record import RunRecord
+
 DISPATCH = "dispatch"  # in place of an impl's id: dispatch's choice when a user calls the op
 
 # In the order of the columns. docs/conform.md describes each check.
@@ -83,8 +83,7 @@ class Covered:
 
 
 @dataclass
-class Record:
-    facts: dict[str, Any]
+class Record(RunRecord):
     results: list[Result] = field(default_factory=list)
     coverage: list[Covered] = field(default_factory=list)
     rest_of_aten: dict[str, int] = field(default_factory=dict)  # where -> overloads that are none of ours
@@ -116,9 +115,8 @@ class Record:
         checks = f"{len(self.results)} check{'s' if len(self.results) != 1 else ''}"
         return f"{self.facts['vendor']}: {checks} of {ops} op{'s' if ops != 1 else ''}, {', '.join(words)}"
 
-    def text(self) -> str:
-        data = {"schema": SCHEMA, **asdict(self), "counts": self.counts(), "covered": self.covered()}
-        return json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False)
+    def totals(self) -> dict[str, Any]:
+        return {"counts": self.counts(), "covered": self.covered()}
 
 
 LATER = {REFUSED: "refused", EXPECTED: "failed as expected", UNEXPECTED: "passed against expectation"}
