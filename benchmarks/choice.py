@@ -19,7 +19,7 @@ from about import about
 
 from opmux.core import get_default_manager
 from opmux.core.spec import specs
-from opmux.tools.speed.measure import Clock
+from opmux.tools.runner.clock import Clock
 from opmux.tools.speed.provider_cases import TIMED, Call
 from opmux.tools.speed.providers import Trial
 

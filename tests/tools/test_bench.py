@@ -18,6 +18,7 @@ from opmux.tools.arguments import BadArgument
 from opmux.tools.bench import cases, command, engine, measure, native, page, providers, record
 from opmux.tools.bench.engine import Row
 from opmux.tools.bench.measure import Limits, Truth, Wrong
+from opmux.tools.runner import clock
 from opmux.tools.runner import record as runner_record
 
 CPU = torch.device("cpu")
@@ -32,8 +33,8 @@ FACTS = {"chip", "device", "driver", "torch", "triton", "python", "opmux", "comm
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch):
     """A timing is never a test: three calls will do."""
-    monkeypatch.setattr(measure, "REPEAT_MS", 0)
-    monkeypatch.setattr(measure.host_us, "__defaults__", (2, 2))
+    monkeypatch.setattr(clock, "REPEAT_MS", 0)
+    monkeypatch.setattr(clock.host_us, "__defaults__", (2, 2, min))
     monkeypatch.setattr(command, "COPY_MIB", {"cpu": 1})
 
 
@@ -461,7 +462,7 @@ def test_a_device_is_timed_by_tritons_clock(monkeypatch):
     testing = pytest.importorskip("triton.testing")
     seen = {}
     monkeypatch.setattr(testing, "do_bench", lambda fn, **how: seen.update(how) or 0.25)
-    assert measure.call_ms(lambda: None, CUDA) == 0.25
+    assert clock.call_ms(lambda: None, CUDA) == 0.25
     assert (seen["warmup"], seen["return_mode"]) == (10, "median")
 
 

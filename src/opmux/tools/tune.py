@@ -27,6 +27,7 @@ from ..runtime import provider_speed, tile_files, tuning, vendor_ops, vendors
 from ..runtime.devices import Chip
 from . import arguments, explain, screen, tile_checks
 from .dry_run import nothing_launched, standing_in
+from .runner.clock import Call, median_ms
 
 GAIN = 0.02  # less than this is noise, and not worth an entry
 LONG_SUM = 10.0  # factor on the tolerance if the current tiles need it: sums of thousands of float32 in another order
@@ -34,18 +35,11 @@ SHAPES, DTYPES = ("4096x8192",), ("bfloat16",)
 STAND_IN = "sm_90"  # the chip of a dry run on a machine without an accelerator
 SHOWN = 12  # rows of a table; the slowest are counted
 
-Bench = Callable[[Callable[[], Any]], float]
+Bench = Callable[[Call], float]
 
 
 class DeviceLost(OpmuxError, RuntimeError):
     """A candidate broke the device, so that nothing more can be measured."""
-
-
-def median_ms(fn: Callable[[], Any]) -> float:
-    from triton.testing import do_bench
-
-    made: Any = do_bench(fn, warmup=10, rep=60, return_mode="median")
-    return made
 
 
 @dataclass

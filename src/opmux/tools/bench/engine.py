@@ -16,6 +16,7 @@ from ...core.explain import Explanation
 from ...core.registry import BackendImplKind
 from ...core.spec import Sample, specs
 from ...core.tensors import dtype_name
+from ..runner import clock
 from . import measure
 from .cases import Case
 from .measure import Limits, Truth, Wrong
@@ -145,9 +146,9 @@ class Bench:
     def _times(self, row: Row, case: Case, call: Callable[[], Any]) -> None:
         row.peak_bytes = measure.peak_bytes(call, self.device)
         if not case.host:
-            row.ms = measure.call_ms(call, self.device)
+            row.ms = clock.call_ms(call, self.device)
         if case.host or (self.device.type != "cpu" and math.prod(case.shape) <= SMALL):
-            row.host_us = measure.host_us(call, self.device)
+            row.host_us = clock.host_us(call, self.device)
 
     def _rates(self, row: Row, dtype: torch.dtype) -> None:
         if row.ms is None or row.bytes is None:

@@ -1,8 +1,7 @@
 """Times of torch's kernels and ours, overload by overload, in a process of its own: a kernel that fails takes no other
 measurement with it.
 
-On the device the median of single calls is taken, with the caches cleared in between; all calls are queued before the
-first one runs, so that the host does not show. The host's time is that of a call on a small tensor.
+The host's time is that of a call on a small tensor.
 """
 
 from __future__ import annotations
@@ -10,8 +9,6 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import statistics
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -24,6 +21,7 @@ from ...core.errors import OpmuxError
 from ...core.tensors import dtype_name
 from ...faces.aten import engine, record, switch
 from ...faces.aten.overloads import Overload, table
+from ..runner.clock import Clock
 from ..runner.pool import Task
 from .cases import SMALL, Case, Sources, words
 from .programs import REFUSALS
@@ -31,69 +29,8 @@ from .programs import REFUSALS
 SIZES = (1 << 16, 1 << 20, 1 << 24, 1 << 27)
 DTYPES = ("bfloat16", "float32", "int64")
 SIZES_OF = {"int64": (1 << 20, 1 << 24)}
-CALLS, CYCLES = 7, 2_000_000  # about 1 ms of the device, to queue the calls in; more if that takes longer
-MOST_CYCLES = 64 * CYCLES
-CLEARED = 128 << 20  # bytes; caches are smaller
 SLOW_US = 4_000.0  # a call over this is not measured at larger sizes
 UNKNOWN_HOST = [5.0, 15.0]  # where there is no small case: as if ours took much longer
-
-
-class Clock:
-    """Times calls on one device type."""
-
-    def __init__(self, device: str):
-        self.device = device
-        self._clear = torch.empty(CLEARED // 4, dtype=torch.int32, device=device) if device == "cuda" else None
-
-    def wait(self) -> None:
-        if self.device != "cpu":
-            torch.accelerator.synchronize()
-
-    def device_us(self, call: Callable[[], Any]) -> float:
-        call(), call()
-        self.wait()
-        if self._clear is None:  # no events, or no cache that matters
-            return statistics.median(self._elapsed(call) for _ in range(CALLS))
-        cycles = CYCLES
-        while True:
-            before, *events = [torch.cuda.Event(enable_timing=True) for _ in range(2 * CALLS + 1)]
-            pairs = list(zip(events[::2], events[1::2], strict=True))
-            before.record()
-            torch.cuda._sleep(cycles)
-            began = time.perf_counter()
-            for start, end in pairs:
-                self._clear.zero_()
-                start.record()
-                call()
-                end.record()
-            queued = (time.perf_counter() - began) * 1e3
-            self.wait()
-            slept = before.elapsed_time(events[0])  # and the first clearing, which is much shorter
-            if queued < slept or cycles >= MOST_CYCLES:
-                return statistics.median(start.elapsed_time(end) for start, end in pairs) * 1e3
-            cycles *= 4
-
-    def _elapsed(self, call: Callable[[], Any]) -> float:
-        start = time.perf_counter()
-        call()
-        self.wait()
-        return (time.perf_counter() - start) * 1e6
-
-    def host_us(self, call: Callable[[], Any], loops: int = 40) -> float:
-        """The host's time; of the CPU it is part of the other."""
-        if self.device == "cpu":
-            return 0.0
-        for _ in range(10):
-            call()
-        taken = []
-        for _ in range(5):
-            self.wait()
-            start = time.perf_counter()
-            for _ in range(loops):
-                call()
-            taken.append((time.perf_counter() - start) / loops * 1e6)
-        self.wait()
-        return min(taken)
 
 
 def _alone(overload: Overload) -> str:

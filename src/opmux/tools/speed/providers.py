@@ -23,7 +23,7 @@ from ...runtime.provider_speed import MARGIN, Times
 from ...runtime.speed_classes import CLASSES
 from ...runtime.speed_files import chip_of
 from .. import arguments, screen
-from .measure import Clock
+from ..runner.clock import Clock
 from .provider_cases import TIMED, Call, calls
 
 ROUNDS = 3  # interleaved, so that a drifting clock does not affect the comparison
