@@ -27,6 +27,7 @@ from ..runtime import provider_speed, tile_files, tuning, vendor_ops, vendors
 from ..runtime.devices import Chip
 from . import arguments, explain, screen, tile_checks
 from .dry_run import nothing_launched, standing_in
+from .runner.check import DeviceLost, as_tuple, in_one_line
 from .runner.clock import Call, median_ms
 
 GAIN = 0.02  # less than this is noise, and not worth an entry
@@ -36,10 +37,6 @@ STAND_IN = "sm_90"  # the chip of a dry run on a machine without an accelerator
 SHOWN = 12  # rows of a table; the slowest are counted
 
 Bench = Callable[[Call], float]
-
-
-class DeviceLost(OpmuxError, RuntimeError):
-    """A candidate broke the device, so that nothing more can be measured."""
 
 
 @dataclass
@@ -93,9 +90,9 @@ class Case:
     def disagreement(self) -> str:
         """How the result differs from the reference's, or ""; twice, as a second launch takes another way."""
         if self.expected is None:
-            self.expected = _listed(self.spec.reference(*self.sample.args, **self.sample.kwargs))
+            self.expected = as_tuple(self.spec.reference(*self.sample.args, **self.sample.kwargs))
         for _ in range(2):
-            for name, a, b in zip(self.spec.out, _listed(self.run()), self.expected, strict=True):
+            for name, a, b in zip(self.spec.out, as_tuple(self.run()), self.expected, strict=True):
                 tol = self.spec.tol.get(b.dtype) if isinstance(b, torch.Tensor) else None
                 rtol, atol = (None, None) if tol is None else (self.slack * tol.rtol, self.slack * tol.atol)
                 try:
@@ -103,10 +100,6 @@ class Case:
                 except AssertionError as error:
                     return f"{name} is not the reference's: {' '.join(str(error).split())}"
         return ""
-
-
-def _listed(results: Any) -> list[Any]:
-    return list(results) if isinstance(results, (tuple, list)) else [results]
 
 
 # ---- what to tune ---------------------------------------------------------------------------------------------------
@@ -202,7 +195,7 @@ class Tuner:
                 if not trial.reason:
                     trial.ms = self.bench(self.case.run)
             except Exception as error:  # compilers and drivers have no common class
-                trial.reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+                trial.reason = in_one_line(error, 2000)
                 self._check_device(trial)
 
     def _side_by_side(self, key: str, one: Tiles, other: Tiles) -> tuple[float, float]:

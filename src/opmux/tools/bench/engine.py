@@ -17,9 +17,10 @@ from ...core.registry import BackendImplKind
 from ...core.spec import Sample, specs
 from ...core.tensors import dtype_name
 from ..runner import clock
+from ..runner.check import Wrong, words
 from . import measure
 from .cases import Case
-from .measure import Limits, Truth, Wrong
+from .measure import Limits, Truth
 from .providers import COMPILE, OURS, Choice, Provider
 
 # Up to this many elements the host time of a call matters on a device, and is measured too.
@@ -197,7 +198,5 @@ def _next_of(found: Explanation) -> str | None:
     return next((v.impl.impl_id for v in found.verdicts if v.status == "next"), None)
 
 
-def _words(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    text = lines[0] if lines else "no reason given"
-    return text if isinstance(error, OpmuxError) else f"{type(error).__name__}: {text}"
+def _words(error: Exception) -> str:
+    return (str(error).strip() or "no reason given").splitlines()[0] if isinstance(error, OpmuxError) else words(error)

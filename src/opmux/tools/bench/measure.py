@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_map_only
 
 from ...core.spec import EXACT, Sample, Spec, Tol
 from ...core.tensors import dtype_name, tensors_in
+from ..runner.check import Wrong, as_tuple
 from ..runner.clock import Call, call_ms, wait
 
 # Floats that float32 can represent: differences are computed in float32, and in float64 for all others.
@@ -25,14 +26,6 @@ LOOSE = 4
 
 
 # ---- the gate -------------------------------------------------------------------------------------------------------
-
-
-class Wrong(Exception):
-    """A wrong result; `error` is the largest difference, None if there is no number."""
-
-    def __init__(self, words: str, error: float | None = None):
-        super().__init__(words)
-        self.error = error
 
 
 @dataclass(frozen=True)
@@ -73,10 +66,6 @@ class Truth:
                 else:
                     worst = max(worst, compare(name, value, want, self.spec, exact=exact))
         return None if random else worst
-
-
-def as_tuple(results: Any) -> tuple:
-    return tuple(results) if isinstance(results, (tuple, list)) else (results,)
 
 
 def _fresh(spec: Spec, sample: Sample) -> tuple[tuple, dict]:

@@ -18,13 +18,13 @@ from ...core.tensors import dtype_name
 from ...faces.aten import engine
 from ...faces.aten.overloads import Overload
 from ...faces.aten.switch import use
-from .checks import SLACK, Wrong, quiet
+from ..runner.check import Wrong, words
+from .checks import SLACK, quiet
 from .compare import numbers
 from .place import Place
 from .plan import Depth
 from .record import DISPATCH, FAIL, Result
 from .samples import in_words
-from .subject import words
 
 DTYPES = (torch.float32, torch.bfloat16, torch.int32, torch.bool)
 LOW = (torch.bfloat16, torch.float16)

@@ -30,12 +30,13 @@ from ...specs.samples import Case as SampleCase
 from ...specs.samples import Maker
 from ..bench import native
 from ..bench.cases import ALONG, QuickDraw
+from ..runner.check import Wrong, as_tuple, words
 from . import calls, shapes, yardstick
-from .checks import quiet
+from .checks import backward, by_the_backward, quiet
 from .poison import poisoned
 from .samples import by_name, moved, written
 from .shapes import Call, Sized
-from .subject import Crashed, Declined, name_of, strictly, words
+from .subject import Crashed, Declined, name_of, strictly
 
 FLOATS = (torch.bfloat16, torch.float32, torch.float16)
 OTHERS = (torch.float64, torch.int32)  # in which a row or two of each op are tried
@@ -110,10 +111,6 @@ def terms_of(family: str, largest: Sequence[int], results: int) -> float:
     """About how many elements of the largest argument a result depends on."""
     shared = torch.Size(largest).numel() / max(results, 1)
     return max(1.0, shared, max(largest, default=1) if family in ALONG_ROWS else 1.0)
-
-
-class Wrong(Exception):
-    """A result that is not right, in words."""
 
 
 class Unchecked(Exception):
@@ -330,10 +327,9 @@ def _native(spec: Spec, sample: Sample) -> dict[str, Any]:
     short = native.shortened(spec, sample) if way.short else Sample(*spec.bound(sample.args, sample.kwargs))
     try:
         with torch.no_grad():
-            made = way.call(*short.args, **short.kwargs)
+            made = as_tuple(way.call(*short.args, **short.kwargs))
     except (TypeError, ValueError, RuntimeError):  # torch lacks this dtype, or these arguments
         return {}
-    made = tuple(made) if isinstance(made, (tuple, list)) else (made,)
     return dict(zip(way.results(spec), made))
 
 
@@ -348,45 +344,25 @@ def _check_gradient(spec: Spec, sample: Sample, device: torch.device) -> None:
     except (TypeError, ValueError, RuntimeError):
         return  # it has a dtype argument: only the backward op is compared with its reference
     with poisoned():
-        got = _gradients(spec, specs.functions[spec.key], moved(sample, device))
+        got = backward(spec, specs.functions[spec.key], moved(sample, device), _weights)[1]
     floats = [t for t in tensors_in((sample.args, sample.kwargs)) if t.is_floating_point()]
     largest = max((t.shape for t in floats), key=torch.Size.numel, default=torch.Size())
-    for name, value in got.items():
-        terms = terms_of(spec.family, largest, value.numel())
+    for name in true.keys() & got.keys():
+        terms = terms_of(spec.family, largest, got[name].numel())
         # saved values are rounded too, which adds to the backward's error
-        found = yardstick.far_off(f"d{name}", value, theirs[name], true[name], 4 * terms, 1.0)
+        found = yardstick.far_off(name, got[name], theirs[name], true[name], 4 * terms, 1.0)
         if found is not None:
             raise Wrong(f"gradient: {found}")
 
 
 def _by_the_references(spec: Spec, sample: Sample) -> dict[str, Tensor]:
-    plan = spec.gradient
-    given = list(spec.bound(sample.args, sample.kwargs)[0])
     with torch.no_grad():
-        made = spec.reference(*sample.args, **sample.kwargs)
-        outs = list(made) if isinstance(made, (tuple, list)) else [made]
-        weights = {i: _weights(o) for i, o in enumerate(outs) if plan.differentiable[i]}
-        look = {"grad": weights, "in": given, "look": given, "out": outs}
-        grads = plan.backward.reference(*(look[kind][i] for kind, i in plan.sources))
-    grads = grads if isinstance(grads, (tuple, list)) else (grads,)
-    return {spec.names[i]: g for i, g in zip(plan.targets, grads) if isinstance(g, Tensor)}
+        outs = as_tuple(spec.reference(*sample.args, **sample.kwargs))
+    made = by_the_backward(spec, sample, outs, _weights)
+    return {n: g for n, g in made.items() if isinstance(g, Tensor)}
 
 
-def _gradients(spec: Spec, call: Callable[..., Any], sample: Sample) -> dict[str, Tensor]:
-    targets = {spec.names[i] for i in spec.gradient.targets}
-    given = dict(spec.signature.bind_partial(*sample.args, **sample.kwargs).arguments)
-    floats = {n: v for n, v in given.items() if n in targets and isinstance(v, Tensor) and v.is_floating_point()}
-    leaves = {n: v.detach().requires_grad_() for n, v in floats.items()}
-    bound = spec.signature.bind(**(given | leaves))
-    with torch.enable_grad():
-        outs = call(*bound.args, **bound.kwargs)
-    outs = tuple(outs) if isinstance(outs, (tuple, list)) else (outs,)
-    counted = [o for o, d in zip(outs, spec.gradient.differentiable) if d and o.requires_grad]
-    made = torch.autograd.grad(counted, list(leaves.values()), [_weights(o) for o in counted], allow_unused=True)
-    return {n: g for n, g in zip(leaves, made) if g is not None}
-
-
-def _weights(out: Tensor) -> Tensor:
+def _weights(out: Tensor, seed: int) -> Tensor:
     """An incoming gradient: the same numbers in every dtype, representable in bfloat16."""
     generator = torch.Generator(out.device).manual_seed(out.numel())
     drawn = torch.randn(out.shape, generator=generator, device=out.device, dtype=torch.float32)

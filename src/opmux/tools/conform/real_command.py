@@ -22,6 +22,7 @@ from ...core.tensors import dtype_name
 from ...faces.aten.switch import disable
 from ...runtime import devices
 from .. import arguments, screen
+from ..runner.check import has_broken_the_device
 from ..runner.pool import Lost, Task, Workers
 from ..runner.record import RunRecord, chip, made_with
 from . import shapes
@@ -33,7 +34,6 @@ SECONDS = {"cpu": 60.0}
 SECONDS_ELSEWHERE = 420.0
 MOST_JOBS = 8
 SHOWN = 40  # failures on the screen; the JSON file has all
-BROKEN = ("CUDA error", "AcceleratorError", "HIP error", "device-side assert")  # words of errors that stay
 MOST_KEPT = 4 << 30  # bytes of a device's memory that a process keeps between cases
 
 
@@ -126,7 +126,7 @@ def _workers(asked: Any, found: list[Case], device: torch.device, until: float, 
         return Workers([partial(attempt, case, device) for case in found], 1, until)
     place = {op: i for i, op in enumerate(dict.fromkeys(c.op for c in found))}
     shares = [[i for i, c in enumerate(found) if place[c.op] % jobs == k] for k in range(jobs)]
-    return Workers.fresh(partial(_tasks, asked, device), shares, until, _has_broken_the_device)
+    return Workers.fresh(partial(_tasks, asked, device), shares, until, _ends)
 
 
 @contextmanager
@@ -137,10 +137,9 @@ def _tasks(asked: Any, device: torch.device) -> Iterator[Sequence[Task]]:
         yield [partial(attempt, case, device) for case in cases(_wanted_by(asked), device)]
 
 
-def _has_broken_the_device(outcome: Any) -> bool:
-    """After an illegal access every call of the process fails."""
+def _ends(outcome: Any) -> bool:
     words = outcome.why if isinstance(outcome, Lost) else outcome.reason if outcome.status == FAIL else ""
-    return any(word in (words or "") for word in BROKEN)
+    return has_broken_the_device(words or "")
 
 
 def _lost(case: Case, why: str) -> Outcome:

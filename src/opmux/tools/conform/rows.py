@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ...core.errors import NotSupported
@@ -25,13 +24,14 @@ from ...faces.aten import engine
 from ...faces.aten.overloads import Overload, row_for, vendors_own
 from ...faces.aten.schema import Shape, overloads, siblings
 from ...runtime.machine import HERE
+from ..runner.check import Wrong, words
 from . import opinfo
-from .checks import SLACK, Wrong, quiet
+from .checks import SLACK, quiet
 from .place import Place
 from .plan import Depth
 from .record import FAIL, PASS, REFUSED, Refusal, Result, Unchecked
-from .samples import Watch, moved
-from .subject import rows_of, words
+from .samples import Recorder, Watch, moved
+from .subject import rows_of
 
 CPU = torch.device("cpu")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int32, torch.int64, torch.bool)
@@ -201,19 +201,16 @@ def _truth(shape: Shape, sample: Sample) -> list[Any] | None:
         return None
 
 
-class _Recorder(TorchDispatchMode):
+def _recording(wanted: Iterable[str], calls: dict[str, list[Sample]]) -> Recorder:
     """Keeps copies of the arguments with which some overloads are called."""
+    names = set(wanted)
 
-    def __init__(self, wanted: Iterable[str]):
-        super().__init__()
-        self.wanted, self.calls = set(wanted), dict[str, list[Sample]]()
+    def keep(key: str, args: tuple, kwargs: dict[str, Any]) -> None:
+        name = key.removeprefix("aten::")
+        if name in names and all(_is_plain(t) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)):
+            calls.setdefault(name, []).append(moved(Sample(args, kwargs), CPU))
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func._schema.name.removeprefix("aten::")
-        name += f".{func._schema.overload_name}" if func._schema.overload_name else ""
-        if name in self.wanted and all(_is_plain(t) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)):
-            self.calls.setdefault(name, []).append(moved(Sample(tuple(args), dict(kwargs or {})), CPU))
-        return func(*args, **(kwargs or {}))
+    return Recorder(keep)
 
 
 def _is_plain(t: Tensor) -> bool:
@@ -255,19 +252,22 @@ def _entries(shape: Shape) -> list[Any]:
 def _record(shape: Shape, plain: Shape | None, run: Callable[[], Any]) -> list[Sample]:
     """The calls of an overload that a function makes."""
     wanted = {shape.name, *({plain.name} if plain is not None else ())}
-    with quiet(), _Recorder(wanted) as recorder, torch.no_grad():
+    calls: dict[str, list[Sample]] = {}
+    with quiet(), _recording(wanted, calls), torch.no_grad():
         try:
             run()
         except REFUSALS:
             return []
-    return _as_calls(shape, plain, recorder.calls)
+    return _as_calls(shape, plain, calls)
 
 
 def _as_calls(shape: Shape, plain: Shape | None, found: dict[str, list[Sample]]) -> list[Sample]:
     """Recorded calls as calls of the overload: with memory for its results if it takes `out=`."""
     if found.get(shape.name):
         return found[shape.name]
-    made = (_with_outs(shape, plain, s) for s in (found.get(plain.name, ()) if plain is not None else ()))
+    if plain is None:
+        return []
+    made = (_with_outs(shape, plain, s) for s in found.get(plain.name, ()))
     return [s for s in made if s is not None]
 
 
@@ -316,13 +316,14 @@ def _scan(wanted: dict[str, Shape | None]) -> None:
             continue
         grad = bool(entry.supports_autograd)
         for at, sample in enumerate(itertools.islice(opinfo.drawn(entry, dtype, grad), FEW)):
-            with quiet(), _Recorder(names) as recorder:
+            calls: dict[str, list[Sample]] = {}
+            with quiet(), _recording(names, calls):
                 try:
                     opinfo.both(entry.op, [sample.input, *sample.args], dict(sample.kwargs), grad)
                 except REFUSALS:
                     continue
             for name, plain in wanted.items():
-                made = _as_calls(Shape(name), plain, recorder.calls)[:1]
+                made = _as_calls(Shape(name), plain, calls)[:1]
                 _calls_of_others[name] += [Call(f"{entry.name} {at}", dtype, s) for s in made]
 
 

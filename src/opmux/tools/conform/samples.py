@@ -9,10 +9,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ...core.spec import Sample, Spec
 from ...core.tensors import dtype_name, tensors_in
+from ..runner.check import as_tuple
 
 # In the order of preference: the first that an op takes is the one all of its samples are tried in.
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -115,10 +117,6 @@ def named(spec: Spec, sample: Sample) -> dict[str, Any]:
     return dict(spec.signature.bind_partial(*sample.args, **sample.kwargs).arguments)
 
 
-def as_tuple(results: Any) -> tuple:
-    return tuple(results) if isinstance(results, (tuple, list)) else (results,)
-
-
 # ---- to the device --------------------------------------------------------------------------------------------------
 
 
@@ -138,6 +136,21 @@ def _laid(t: Tensor, device: torch.device, dtype: torch.dtype | None) -> Tensor:
 def whole(t: Tensor) -> Tensor:
     """The whole storage of a tensor, as one dimension."""
     return t.detach().as_strided((t.untyped_storage().nbytes() // t.itemsize,), (1,), 0)
+
+
+# ---- what a call runs ------------------------------------------------------------------------------------------------
+
+
+class Recorder(TorchDispatchMode):
+    """Tells the name (`aten::add.Tensor`) and the arguments of each overload that runs."""
+
+    def __init__(self, tell: Callable[[str, tuple, dict[str, Any]], Any]) -> None:
+        super().__init__()
+        self._tell = tell
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._tell(func.name(), tuple(args), dict(kwargs or {}))
+        return func(*args, **(kwargs or {}))
 
 
 # ---- what an impl does to its arguments -----------------------------------------------------------------------------

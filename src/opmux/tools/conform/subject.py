@@ -22,6 +22,7 @@ from ...runtime import vendor_ops
 from ...runtime.machine import HERE
 from ...runtime.vendor_ops import AtenRow
 from ...runtime.vendors import Package
+from ..runner.check import words
 from ..simulator import fallbacks, forget_fallbacks
 from .place import Place
 from .record import DISPATCH
@@ -41,11 +42,6 @@ class Crashed(Exception):
     def __init__(self, impl: str, error: BaseException):
         super().__init__(f"raised {words(error)}")
         self.impl, self.error = impl, error
-
-
-def words(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...core.tensors import tensors_in
 from ...faces.aten.overloads import Overload, functional
+from ..runner.check import in_one_line
 from .programs import PROGRAMS, REFUSALS, Program
 
 CASES = 3  # cases of one overload at one size, at most: along rows, along columns, another layout
@@ -62,11 +63,6 @@ def _looks(value: Any) -> Any:
     return type(value) if isinstance(value, torch.Generator) else value
 
 
-def words(error: Exception) -> str:
-    """An error in one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-
-
 class Found(Exception):
     """Ends a program: the call that was looked for has been made."""
 
@@ -93,7 +89,7 @@ class Calls(TorchDispatchMode):
         try:
             made = func(*args, **kwargs)
         except REFUSALS as error:
-            self.refused[name] = words(error)
+            self.refused[name] = in_one_line(error)
             raise
         self.found[name] = Case(tuple(args), dict(kwargs), sum(t.numel() for t in tensors_in(made)))
         if name == self._last:

@@ -19,6 +19,7 @@ from ...faces.aten.decisions import Speed
 from ...faces.aten.overloads import Overload, functional, table
 from ...runtime.speed_files import chip_of
 from .. import arguments, screen
+from ..runner.check import has_broken_the_device
 from ..runner.pool import Lost, Workers
 from .measure import tasks
 
@@ -104,7 +105,7 @@ def _outcomes(
     with tempfile.NamedTemporaryFile() as said, screen.progress("now") as bar:
         task, lines = bar.add_task(title, total=len(names), now=""), Path(said.name)
         made = partial(tasks, names, device, len(shares) > 1, said.name)
-        workers = Workers.fresh(made, shares, until, _has_broken_the_device, QUIET_S)
+        workers = Workers.fresh(made, shares, until, _ends, QUIET_S)
         for at, outcome in workers.results(lambda at: bar.update(task, now=names[at])):
             bar.advance(task)
             lost = isinstance(outcome, Lost)
@@ -113,9 +114,8 @@ def _outcomes(
             raise OpmuxError(f"{title} cannot start: {_last_line(lines)}")
 
 
-def _has_broken_the_device(outcome: dict[str, Any]) -> bool:
-    """After a CUDA error every call of the process fails."""
-    return "CUDA error" in outcome.get("skipped", "")
+def _ends(outcome: Any) -> bool:
+    return has_broken_the_device(outcome.why if isinstance(outcome, Lost) else outcome.get("skipped", ""))
 
 
 def _last_line(file: Path) -> str:

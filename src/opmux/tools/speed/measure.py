@@ -21,9 +21,10 @@ from ...core.errors import OpmuxError
 from ...core.tensors import dtype_name
 from ...faces.aten import engine, record, switch
 from ...faces.aten.overloads import Overload, table
+from ..runner.check import has_broken_the_device, in_one_line
 from ..runner.clock import Clock
 from ..runner.pool import Task
-from .cases import SMALL, Case, Sources, words
+from .cases import SMALL, Case, Sources
 from .programs import REFUSALS
 
 SIZES = (1 << 16, 1 << 20, 1 << 24, 1 << 27)
@@ -82,7 +83,7 @@ def _attempted(overload: Overload, sources: Sources, clock: Clock | None) -> dic
     except Exception as error:  # anything that a kernel, a compiler or torch raises
         if isinstance(error, torch.OutOfMemoryError):
             torch.accelerator.empty_cache()
-        return {"skipped": words(error)}
+        return {"skipped": in_one_line(error)}
 
 
 def _compile(overload: Overload, sources: Sources) -> dict[str, Any]:
@@ -110,7 +111,7 @@ def _overload(overload: Overload, sources: Sources, clock: Clock) -> dict[str, A
                 with torch.no_grad():
                     row, why_not = _worst(overload, sources, clock, numel, dtype, switches)
             except torch.OutOfMemoryError as error:  # smaller sizes are known by now
-                row, why_not = None, words(error)
+                row, why_not = None, in_one_line(error)
             if row is None:
                 why = why_not or why
                 break
@@ -167,7 +168,7 @@ def _attempt(overload: Overload, case: Case) -> Exception | None:
     try:
         _call(overload, case)()
     except (*REFUSALS, OpmuxError) as error:
-        if isinstance(error, torch.OutOfMemoryError) or "CUDA error" in str(error):
+        if isinstance(error, torch.OutOfMemoryError) or has_broken_the_device(error):
             raise
         return error
     return None

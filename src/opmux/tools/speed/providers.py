@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ...core.default import get_default_manager, policy
-from ...core.errors import OpmuxError, UnknownName
+from ...core.errors import UnknownName
 from ...core.policy import PolicyScope
 from ...core.registry import BackendImplKind
 from ...core.spec import Spec, specs
@@ -23,14 +23,11 @@ from ...runtime.provider_speed import MARGIN, Times
 from ...runtime.speed_classes import CLASSES
 from ...runtime.speed_files import chip_of
 from .. import arguments, screen
+from ..runner.check import DeviceLost, has_broken_the_device, in_one_line
 from ..runner.clock import Clock
 from .provider_cases import TIMED, Call, calls
 
 ROUNDS = 3  # interleaved, so that a drifting clock does not affect the comparison
-
-
-class DeviceLost(OpmuxError, RuntimeError):
-    """An implementation broke the device."""
 
 
 class Row(NamedTuple):
@@ -108,7 +105,7 @@ def measure(call: Call, device: torch.device, clock: Clock) -> Row:
             args = call.arguments(device)
     except RuntimeError as error:  # out of memory, too
         _check_device(error)
-        return Row("", {}, {"its arguments": _words(error)})
+        return Row("", {}, {"its arguments": in_one_line(error)})
     trial = Trial(spec, args, clock)
     impls = get_default_manager().registry.get_implementations(spec.key)
     references = [i.impl_id for i in impls if i.kind is BackendImplKind.REFERENCE]
@@ -155,7 +152,7 @@ class Trial:
                 return run(lambda: fn(*self.args))
         except Exception as error:  # anything that a kernel, a compiler or torch raises
             _check_device(error)
-            self.refused[impl_id] = _words(error)
+            self.refused[impl_id] = in_one_line(error)
             self.us.pop(impl_id, None)
             if isinstance(error, torch.OutOfMemoryError):
                 torch.accelerator.empty_cache()
@@ -166,12 +163,8 @@ class Trial:
 
 
 def _check_device(error: Exception) -> None:
-    if "CUDA error" in str(error):  # it stays: nothing more can be measured in this process
-        raise DeviceLost(_words(error)) from error
-
-
-def _words(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    if has_broken_the_device(error):  # it stays: nothing more can be measured in this process
+        raise DeviceLost(in_one_line(error)) from error
 
 
 def merged(rows: Iterable[Row]) -> dict[str, Times]:
