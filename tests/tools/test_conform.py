@@ -19,7 +19,7 @@ from opmux.core.spec import Sample, Tol
 from opmux.tools.conform import command, gaps, page
 from opmux.tools.conform.checks import Tally, forward
 from opmux.tools.conform.compare import difference, numbers
-from opmux.tools.conform.record import CHECKS, STATUSES, WHERE, Covered, Record, Result
+from opmux.tools.conform.record import CHECKS, STATUSES, WHERE, CheckResult, ConformRecord, Covered
 from opmux.tools.conform.samples import Watch, drawn, moved, shared_memory
 from opmux.tools.conform.subject import Subject
 
@@ -333,7 +333,7 @@ def test_coverage(acme):
 
 def test_the_data_has_its_fields(acme):
     data = acme[1]
-    assert data["schema"] == Record.schema == 1
+    assert data["schema"] == ConformRecord.schema == 1
     assert set(data) == {
         "schema", "facts", "results", "coverage", "rest_of_aten", "unchecked", "notes", "seconds", "counts", "covered",
     }  # fmt: skip
@@ -445,7 +445,7 @@ def test_gaps_that_mean_nothing(tmp_path, text, says):
 
 
 def row(op, check="values", status="pass", impl=OWN):
-    return Result(op, f"opmux::{op}", "f", impl, True, check, status)
+    return CheckResult(op, f"opmux::{op}", "f", impl, True, check, status)
 
 
 def test_a_gap_covers_its_op_check_and_impl(tmp_path):
@@ -545,7 +545,7 @@ def test_what_an_op_writes_lies_in_its_argument():
 
 def test_a_record_without_fails():
     facts = {"vendor": "v", "where": "w", "depth": "full", "date": "d"}
-    record = Record(facts, [row("add"), row("mul", status="refused")])
+    record = ConformRecord(facts, [row("add"), row("mul", status="refused")])
     record.coverage = [Covered("add", "opmux::add", "opmux", "f", "own", OWN)]
     record.coverage += [Covered("b", "aten::b", "aten", "f", "cpu", None)]
     assert record.headline() == "v: 2 checks of 2 ops, nothing failed, 1 refused"

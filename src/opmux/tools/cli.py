@@ -311,9 +311,9 @@ def bench(
 
     The exit code is 1 if ours is wrong.
     """
-    from .bench.command import Asked, run
+    from .bench.command import BenchOptions, run
 
-    asked = Asked(
+    asked = BenchOptions(
         ops or [], shape or [], dtype or [], providers, preset, device, json, html, mib, dynamic, listing, source
     )
     raise typer.Exit(run(asked))
@@ -387,9 +387,9 @@ def conform(
 
     The exit code is 1 if one fails.
     """
-    from .conform.command import Asked, run
+    from .conform.command import ConformOptions, run
 
-    asked = Asked(
+    asked = ConformOptions(
         vendor, op or [], dtype or [], device, json, html, full, listing, check or [], sample,
         real, model or [], seconds, jobs,
     )  # fmt: skip

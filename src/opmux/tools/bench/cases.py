@@ -44,7 +44,7 @@ class QuickDraw(Draw):
 
 
 @dataclass(frozen=True)
-class Case:
+class BenchCase:
     """One op on one shape in one dtype."""
 
     spec: Spec
@@ -188,10 +188,10 @@ def _selected(word: str) -> list[Spec]:
 
 
 @dataclass(frozen=True)
-class Plan:
+class BenchPlan:
     """The cases, and a note for each requested thing that does not exist."""
 
-    cases: list[Case]
+    cases: list[BenchCase]
     notes: list[str]
     preset: Preset
 
@@ -207,19 +207,19 @@ def plan(
     dtypes: list[torch.dtype],
     mib: int,
     device: str,
-) -> Plan:
+) -> BenchPlan:
     """What to measure, from the words of the command line."""
     notes: list[str] = []
     base, lines = _lines(words, preset, device, notes)
     kinds = dtypes or [getattr(torch, d) for d in base.dtypes]
     lines = _measurable(lines, kinds, notes)
-    made: dict[tuple, Case] = {}
+    made: dict[tuple, BenchCase] = {}
     for spec, line in lines:
         for dtype in kinds:
             for shape in shapes or [base.shape(w, dtype, mib) for w in line.widths]:
-                case = Case(spec, shape, dtype, line.variant, base.host)
+                case = BenchCase(spec, shape, dtype, line.variant, base.host)
                 made.setdefault((spec.key, shape, dtype, line.variant), case)
-    return Plan(list(made.values()), notes, base)
+    return BenchPlan(list(made.values()), notes, base)
 
 
 def _lines(

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 from ..runner.html import document, table, text
 from .cases import sizes
-from .engine import Row
+from .engine import BenchRow
 from .providers import OURS
-from .record import LEVEL, Record
+from .record import LEVEL, BenchRecord
 
 # One colour per provider, in order; ours is always the first.
 COLOURS = ("#2f6fde", "#8a94a6", "#d98a2b", "#3f9d6b", "#a35bb8", "#c2555f", "#4aa3b5", "#8b7d4e")
 GROUP, BAR, HEIGHT, LEFT, TOP = 30, 15, 170, 38, 14
+Groups = tuple[tuple[str, tuple[BenchRow, ...]], ...]
 WIDE = 700  # a chart wider than this gets a line to itself
 
 
@@ -23,7 +24,7 @@ class Chart:
 
     title: str
     about: str
-    groups: tuple[tuple[str, tuple[Row, ...]], ...]
+    groups: Groups
     host: bool
 
     @property
@@ -39,15 +40,15 @@ class Chart:
         values = [v for _, rows in self.groups for r in rows if (v := self.value(r)) is not None]
         return max([*values, 0.0 if self.host else 1.0]) * 1.04 or 1.0
 
-    def value(self, row: Row) -> float | None:
+    def value(self, row: BenchRow) -> float | None:
         return row.host_us if self.host else row.share
 
 
-def charts(record: Record) -> list[Chart]:
+def charts(record: BenchRecord) -> list[Chart]:
     """One chart for each op that has several shapes, one for all the others, and one for the host's time."""
-    by_op: dict[tuple[str, str], list[list[Row]]] = {}
-    alone: dict[str, list[list[Row]]] = {}
-    host: dict[str, list[list[Row]]] = {}
+    by_op: dict[tuple[str, str], list[list[BenchRow]]] = {}
+    alone: dict[str, list[list[BenchRow]]] = {}
+    host: dict[str, list[list[BenchRow]]] = {}
     for rows in record.cases():
         first = rows[0]
         if first.metric == "host":
@@ -61,11 +62,11 @@ def charts(record: Record) -> list[Chart]:
     return made + [Chart("host time of a call, µs", d, _groups(c, lambda r: r.op), True) for d, c in host.items()]
 
 
-def _groups(cases: list[list[Row]], label: Callable[[Row], str]) -> tuple[tuple[str, tuple[Row, ...]], ...]:
+def _groups(cases: list[list[BenchRow]], label: Callable[[BenchRow], str]) -> Groups:
     return tuple((label(rows[0]), tuple(rows)) for rows in cases)
 
 
-def _width(row: Row) -> str:
+def _width(row: BenchRow) -> str:
     n = row.shape[-1] if row.shape else 1
     return f"{n // 1024}K" if n >= 1024 and n % 1024 == 0 else str(n)
 
@@ -99,7 +100,7 @@ def _svg(chart: Chart, colours: dict[str, str]) -> str:
     return "".join([*parts, "</svg>"])
 
 
-def _bar(chart: Chart, row: Row, x: float, y: Callable[[float], float], colour: str) -> str:
+def _bar(chart: Chart, row: BenchRow, x: float, y: Callable[[float], float], colour: str) -> str:
     tip = text(told(row))
     value = chart.value(row)
     if value is None:
@@ -116,7 +117,7 @@ def _ticks(chart: Chart) -> list[float]:
     return [step * i for i in range(int(chart.top / step) + 1)]
 
 
-def told(row: Row) -> str:
+def told(row: BenchRow) -> str:
     """A row in one sentence: the tooltip of a bar."""
     who = row.provider if row.impl in (None, row.provider) else f"{row.provider} ({row.impl})"
     words = [f"{row.op} {sizes(row.shape)} {row.dtype}, {who}"]
@@ -151,7 +152,7 @@ COLUMNS = (
 )
 
 
-def _row(row: Row) -> str:
+def _row(row: BenchRow) -> str:
     numbers = (
         (row.share, "{:.1%}"),
         (None if row.ms is None else row.ms * 1e3, "{:.1f}"),
@@ -187,7 +188,7 @@ def _product(shape: Iterable[int]) -> int:
 # ---- the page -------------------------------------------------------------------------------------------------------
 
 
-def page(record: Record) -> str:
+def page(record: BenchRecord) -> str:
     found = record.providers()
     order = [OURS, *(p for p in found if p != OURS)] if OURS in found else found
     colours = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(order)}
@@ -207,7 +208,7 @@ def page(record: Record) -> str:
     )
 
 
-def _about(record: Record) -> str:
+def _about(record: BenchRecord) -> str:
     limits = [f"a copy at {record.limits['copy_gbs']:.0f} GB/s"]
     limits += [f"a {d} matmul at {t:.1f} TFLOP/s" for d, t in record.limits["matmul_tflops"].items()]
     return (
@@ -217,7 +218,7 @@ def _about(record: Record) -> str:
     )
 
 
-def _limits(record: Record) -> dict[str, str]:
+def _limits(record: BenchRecord) -> dict[str, str]:
     made = {"copy": f"{record.limits['copy_gbs']:.0f} GB/s"}
     return made | {f"matmul {d}": f"{t:.1f} TFLOP/s" for d, t in record.limits["matmul_tflops"].items()}
 

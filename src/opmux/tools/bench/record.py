@@ -11,7 +11,7 @@ import torch
 
 from ...core.errors import OpmuxError
 from ..runner.record import RunRecord, chip, driver, made_with
-from .engine import Row
+from .engine import BenchRow
 from .measure import Limits
 from .providers import OURS, TORCH
 
@@ -24,13 +24,13 @@ class BadRecord(OpmuxError, ValueError):
 
 
 @dataclass
-class Record(RunRecord):
+class BenchRecord(RunRecord):
     limits: dict[str, Any]
-    rows: list[Row] = field(default_factory=list)
+    rows: list[BenchRow] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     @classmethod
-    def load(cls, path: Path) -> Record:
+    def load(cls, path: Path) -> BenchRecord:
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
@@ -42,18 +42,18 @@ class Record(RunRecord):
             raise BadRecord(
                 f"{path} is not a run of `opmux bench --json` of this version: schema {got}, expected {cls.schema}"
             )
-        known = {f.name for f in fields(Row)}
+        known = {f.name for f in fields(BenchRow)}
         try:
-            rows = [Row(**{k: v for k, v in row.items() if k in known}) for row in data["rows"]]
+            rows = [BenchRow(**{k: v for k, v in row.items() if k in known}) for row in data["rows"]]
             return cls(data["facts"], data["limits"], rows, data["notes"])
         except (KeyError, TypeError, AttributeError) as error:
             raise BadRecord(f"{path} is not a complete run: {error}") from None
 
     # -- what follows from the rows
 
-    def cases(self) -> list[list[Row]]:
+    def cases(self) -> list[list[BenchRow]]:
         """The rows, case by case."""
-        found: dict[tuple, list[Row]] = {}
+        found: dict[tuple, list[BenchRow]] = {}
         for row in self.rows:
             found.setdefault((row.op, tuple(row.shape), row.dtype, row.metric), []).append(row)
         return list(found.values())
@@ -61,7 +61,7 @@ class Record(RunRecord):
     def providers(self) -> list[str]:
         return list(dict.fromkeys(row.provider for row in self.rows))
 
-    def against_torch(self) -> list[tuple[Row, float]]:
+    def against_torch(self) -> list[tuple[BenchRow, float]]:
         """Ours in every case that torch has a time for too, with torch's best time over ours."""
         found = []
         for rows in self.cases():
@@ -78,12 +78,12 @@ class Record(RunRecord):
         level = sum(ratio >= LEVEL for _, ratio in found)
         return f"{level} of {len(found)} cases at or above the best of torch"
 
-    def behind(self) -> list[Row]:
+    def behind(self) -> list[BenchRow]:
         """Ours, where another provider is faster by more than 2 %, the worst first."""
         found = [r for r in self.rows if r.provider == OURS and r.ratio is not None and r.ratio < LEVEL]
         return sorted(found, key=lambda r: r.ratio or 0.0)
 
-    def broken(self) -> list[Row]:
+    def broken(self) -> list[BenchRow]:
         return [r for r in self.rows if r.status in ("wrong", "failed")]
 
     def ours_is_broken(self) -> bool:

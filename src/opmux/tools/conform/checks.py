@@ -20,7 +20,7 @@ from ...core.spec import Sample, Spec
 from ...core.tensors import dtype_name, tensors_in
 from ..runner.check import Wrong, as_tuple, words
 from .compare import difference
-from .record import FAIL, PASS, REFUSED, Refusal, Result
+from .record import FAIL, PASS, REFUSED, CheckResult, ImplRefusal
 from .samples import Drawn, Watch, bound, by_name, in_words, moved, named, shared_memory, written
 from .subject import Called, Crashed, Declined, Subject
 
@@ -69,15 +69,15 @@ class Tally:
         dtype = "" if drawn is None else dtype_name(drawn.dtype)
         self.declined.setdefault((error.impl, error.stage, error.reason), []).append(dtype)
 
-    def result(self) -> Result | None:
+    def result(self) -> CheckResult | None:
         """None if nothing was tried: the check does not apply to this op."""
         if not self.tried and not self.declined:
             return None
         spec = self.subject.spec
-        made = Result(self.subject.name, spec.key, spec.family, self.subject.id, self.subject.own, self.check)
+        made = CheckResult(self.subject.name, spec.key, spec.family, self.subject.id, self.subject.own, self.check)
         made.tried, made.failed, made.ran = self.tried, self.failed, list(self.ran)
         made.refusals = [
-            Refusal(*why, samples=len(dtypes), dtypes=sorted(filter(None, set(dtypes))))
+            ImplRefusal(*why, samples=len(dtypes), dtypes=sorted(filter(None, set(dtypes))))
             for why, dtypes in self.declined.items()
         ]
         made.seconds = round(self.seconds, 4)

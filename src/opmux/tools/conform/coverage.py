@@ -18,7 +18,7 @@ from ...runtime import devices
 from ...runtime.machine import HERE
 from .place import Place
 from .record import CPU, NATIVE, NOWHERE, OWN, PLUGIN, TRITON, Covered
-from .samples import Drawn, Recorder
+from .samples import AtenRecorder, Drawn
 from .subject import Called, name_of
 
 REFERENCE = BackendImplKind.REFERENCE
@@ -146,6 +146,6 @@ def _left_to_cpu(spec: Spec, drawn: Drawn, place: Place) -> list[str]:
         return []
     sample = drawn.on(place.device)
     names: dict[str, None] = {}
-    with Recorder(lambda name, *call: names.setdefault(name)), torch.no_grad():
+    with AtenRecorder(lambda name, *call: names.setdefault(name)), torch.no_grad():
         spec.reference(*sample.args, **sample.kwargs)
     return [n for n in names if n.startswith("aten::") and torchs_own(n.removeprefix("aten::"), place) == CPU]

@@ -23,7 +23,7 @@ from .checks import SLACK, quiet
 from .compare import numbers
 from .place import Place
 from .plan import Depth
-from .record import DISPATCH, FAIL, Result
+from .record import DISPATCH, FAIL, CheckResult
 from .samples import in_words
 
 DTYPES = (torch.float32, torch.bfloat16, torch.int32, torch.bool)
@@ -62,9 +62,9 @@ class Info:
         self.tol = TOL if base is None else base.tol
         self.own = any(_is_own(o, place) for o in of)
 
-    def run(self, depth: Depth) -> Result | None:
+    def run(self, depth: Depth) -> CheckResult | None:
         """Run every requested sample; None if the op has none in these dtypes."""
-        made = Result(self.packet, f"aten::{self.packet}", self.family, DISPATCH, self.own, "opinfo")
+        made = CheckResult(self.packet, f"aten::{self.packet}", self.family, DISPATCH, self.own, "opinfo")
         for name, dtype, sample, call, grad in self._samples(depth):
             try:
                 with quiet():
@@ -80,9 +80,9 @@ class Info:
                     made.reason = str(error) if isinstance(error, Wrong) else f"raised {words(error)}"
         return made if made.tried else None
 
-    def lost(self, why: str) -> Result:
+    def lost(self, why: str) -> CheckResult:
         """The result of an op that took its process down."""
-        return Result(
+        return CheckResult(
             self.packet, f"aten::{self.packet}", self.family, DISPATCH, self.own, "opinfo", FAIL, why, tried=1, failed=1
         )
 

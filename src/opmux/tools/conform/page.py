@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..runner.html import document, table, text
-from .record import CHECKS, DISPATCH, FAIL, PASS, UNEXPECTED, WHERE, Covered, Record, Result
+from .record import CHECKS, DISPATCH, FAIL, PASS, UNEXPECTED, WHERE, CheckResult, ConformRecord, Covered
 from .report import MARKS, PLACES, failures
 
 COLOURS: dict[str, str] = dict(
@@ -13,7 +13,7 @@ COLOURS: dict[str, str] = dict(
 )
 
 
-def page(record: Record) -> str:
+def page(record: ConformRecord) -> str:
     return document(
         title=f"opmux conform, {record.facts['vendor']}",
         where=f"opmux conform · {record.facts['depth']} run, {record.facts['date']}, {record.seconds:.0f} s",
@@ -29,14 +29,14 @@ def page(record: Record) -> str:
     )
 
 
-def _failure(result: Result, too: bool) -> str:
+def _failure(result: CheckResult, too: bool) -> str:
     where = " ".join(filter(None, (result.dtype, result.sample)))
     who = f"{result.impl}{' (and so dispatch)' if too else ''}"
     head = f"<b>{text(result.op)}</b> {text(result.check)} by {text(who)} <small>{text(where)}</small>"
     return f"<article>{head}<p>{text(result.reason)}</p><code>{text(result.reproduce)}</code></article>"
 
 
-def _gaps(record: Record) -> str:
+def _gaps(record: ConformRecord) -> str:
     rows = [
         f"<li><b>{text(r.op)}</b> {text(r.check)} by {text(r.impl)}: {text(r.gap)}"
         + (" <b>It passes now.</b>" if r.status == UNEXPECTED else f" <small>{text(r.reason)}</small>")
@@ -50,8 +50,8 @@ def _gaps(record: Record) -> str:
 # ---- tables ---------------------------------------------------------------------------------------------------------
 
 
-def _results(results: list[Result]) -> str:
-    rows: dict[tuple[str, str], dict[str, Result]] = {}
+def _results(results: list[CheckResult]) -> str:
+    rows: dict[tuple[str, str], dict[str, CheckResult]] = {}
     for result in results:
         rows.setdefault((result.key, result.impl), {})[result.check] = result
     checks = [c for c in CHECKS if any(r.check == c for r in results)]
@@ -66,7 +66,7 @@ def _results(results: list[Result]) -> str:
     return _table(("family", "op", "impl", *checks), made)
 
 
-def _cell(result: Result | None) -> str:
+def _cell(result: CheckResult | None) -> str:
     if result is None:
         return "<td></td>"
     word = MARKS[result.status][0]
@@ -91,7 +91,7 @@ def _table(heads: tuple[str, ...], rows: list[str]) -> str:
     return '<input type="search" placeholder="find" aria-label="find in the table">' + table(heads, rows)
 
 
-def _bars(record: Record) -> str:
+def _bars(record: ConformRecord) -> str:
     ours = [c for c in record.coverage if c.space != "aten"]
     lines = [
         ("ops of ours", record.covered(ours)),

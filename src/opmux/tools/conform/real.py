@@ -35,7 +35,7 @@ from . import calls, shapes, yardstick
 from .checks import backward, by_the_backward, quiet
 from .poison import poisoned
 from .samples import by_name, moved, written
-from .shapes import Call, Sized
+from .shapes import ModelCall, Sized
 from .subject import Crashed, Declined, name_of, strictly
 
 FLOATS = (torch.bfloat16, torch.float32, torch.float16)
@@ -78,7 +78,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Case:
+class RealCase:
     """One op on one row in one dtype; `run` returns the outcome."""
 
     op: str
@@ -95,9 +95,9 @@ class Case:
                 made.impl = self.attempt(device)
         except Wrong as error:
             made.status, made.reason = FAIL, str(error)
-        except (Declined, calls.Declined) as error:
+        except (Declined, calls.LeftToTorch) as error:
             made.status, made.reason = DECLINED, str(error)
-        except Unchecked as error:
+        except CannotCheck as error:
             made.status, made.reason = UNCHECKED, str(error)
         except torch.OutOfMemoryError:
             made.status, made.reason = UNCHECKED, "out of memory"
@@ -113,7 +113,7 @@ def terms_of(family: str, largest: Sequence[int], results: int) -> float:
     return max(1.0, shared, max(largest, default=1) if family in ALONG_ROWS else 1.0)
 
 
-class Unchecked(Exception):
+class CannotCheck(Exception):
     """A case that cannot be tried here, in words."""
 
 
@@ -186,7 +186,7 @@ def _takes(spec: Spec, dtype: torch.dtype) -> bool:
             with quiet(), torch.no_grad():
                 sample = sample_of(spec, Sized((), (), shape, ()), dtype, cpu)
                 spec.reference(*sample.args, **sample.kwargs)
-        except (Unchecked, TypeError, ValueError, RuntimeError):
+        except (CannotCheck, TypeError, ValueError, RuntimeError):
             continue
         return True
     return False
@@ -196,7 +196,7 @@ def sample_of(spec: Spec, row: Sized, dtype: torch.dtype, device: torch.device) 
     """The arguments of a row; raises Unchecked if the op has no such samples."""
     shape = cut(row.shape, most(device))
     if shape is None:
-        raise Unchecked(f"one sample of {row.shape} is too large for a {device.type}")
+        raise CannotCheck(f"one sample of {row.shape} is too large for a {device.type}")
     last = row.layout == "channels_last"
     case = SampleCase(shape, "packed" if last else row.layout, {**ALONG, **row.options})
     made_by: Any = spec.samples
@@ -208,7 +208,7 @@ def sample_of(spec: Spec, row: Sized, dtype: torch.dtype, device: torch.device) 
         else:
             made = made_by.at(shape, dtype, device, **case.options)
     except Exception as error:  # samples are anybody's code
-        raise Unchecked(f"no such arguments: {words(error)}") from None
+        raise CannotCheck(f"no such arguments: {words(error)}") from None
     return _channels_last(made, shape) if last else made
 
 
@@ -223,7 +223,7 @@ def check_op(spec: Spec, row: Sized, dtype: torch.dtype, gradient: bool, device:
     sample = sample_of(spec, row, dtype, device)
     impls = our_impls(spec, device)
     if not impls:
-        raise Unchecked(f"no kernel of ours on a {device.type}")
+        raise CannotCheck(f"no kernel of ours on a {device.type}")
     judge = Judge.of(spec, sample, device)
     declined: list[Declined] = []
     ran = []
@@ -262,7 +262,7 @@ class Judge:
         try:
             plain = _reference(spec, moved(sample, device))
         except (TypeError, ValueError, RuntimeError) as error:
-            raise Unchecked(f"the reference refuses it: {words(error)}") from None
+            raise CannotCheck(f"the reference refuses it: {words(error)}") from None
         truth = {} if spec.family in BITS or "fp8" in spec.name else _in_float64(spec, sample, device)
         floats = [t for t in tensors_in((sample.args, sample.kwargs)) if t.is_floating_point()]
         first = max(floats, key=Tensor.numel, default=None)
@@ -372,17 +372,17 @@ def _weights(out: Tensor, seed: int) -> Tensor:
 # ---- ops of ATen ----------------------------------------------------------------------------------------------------
 
 
-def check_call(call: Call, dtype: torch.dtype, device: torch.device) -> str:
+def check_call(call: ModelCall, dtype: torch.dtype, device: torch.device) -> str:
     """Our kernels under an overload of ATen, against ATen's own."""
     fits = calls.scaled(call, most(device))
     if fits is None:
-        raise Unchecked(f"one sample of it is too large for a {device.type}")
+        raise CannotCheck(f"one sample of it is too large for a {device.type}")
     try:
         arguments = calls.Arguments(fits, dtype, device)
         theirs = calls.results(calls.Shape(call.op), *arguments.fresh())
     except (TypeError, ValueError, RuntimeError, NotImplementedError) as error:
         why = f"torch refuses it: {words(error)}" if dtype.is_floating_point else "torch takes no integers here"
-        raise Unchecked(why) from None
+        raise CannotCheck(why) from None
     got = calls.ours(arguments)
     if len(got) != len(theirs):
         raise Wrong(f"{len(got)} results, expected {len(theirs)}")
@@ -407,9 +407,9 @@ def _true(arguments: calls.Arguments, theirs: Sequence[Tensor]) -> list[Tensor]:
     try:
         made = calls.truth(arguments)
     except (TypeError, ValueError, RuntimeError, NotImplementedError) as error:
-        raise Unchecked(f"torch has no float64 of it: {words(error)}") from None
+        raise CannotCheck(f"torch has no float64 of it: {words(error)}") from None
     if len(made) != len(theirs) or any(a.shape != b.shape for a, b in zip(made, theirs)):
-        raise Unchecked("torch's result in float64 has another shape")
+        raise CannotCheck("torch's result in float64 has another shape")
     return made
 
 
@@ -432,7 +432,7 @@ class Wanted:
 FIRST = 3  # cases of each op before those that no model calls
 
 
-def cases(wanted: Wanted, device: torch.device) -> list[Case]:
+def cases(wanted: Wanted, device: torch.device) -> list[RealCase]:
     """All cases, in turn from all ops; `out=` and in-place forms that no model calls after the first of all others."""
     served = engine.choosable().get(device.type, {})
     queues = [list(_of_spec(s, wanted, most(device))) for s in wanted.specs if our_impls(s, device)]
@@ -458,19 +458,19 @@ def _with_others(
         yield from ((-1, row, dtype) for row, dtype in zip(rows, others))
 
 
-def _of_spec(spec: Spec, wanted: Wanted, limit: int) -> Iterator[Case]:
+def _of_spec(spec: Spec, wanted: Wanted, limit: int) -> Iterator[RealCase]:
     rows = [r for r in rows_of(spec, limit) if wanted.has(r.models)]
     for at, row, dtype in _with_others(rows, wanted, spec.key, spec.family, dtypes_of(spec)):
         attempt = functools.partial(check_op, spec, row, dtype, 0 <= at < len(rows))
         said = SampleCase(row.shape, row.layout, row.options).id
-        yield Case(name_of(spec), said, dtype, row.models, attempt)
+        yield RealCase(name_of(spec), said, dtype, row.models, attempt)
 
 
-def _of_overload(overload: Overload, wanted: Wanted) -> Iterator[Case]:
+def _of_overload(overload: Overload, wanted: Wanted) -> Iterator[RealCase]:
     """The calls of models; for an overload that none calls, one sample of the op that computes it."""
     if overload.family == "random":
         return
-    rows: list[Call] = [c for c in shapes.read().calls if c.op == overload.name and wanted.has(c.models)]
+    rows: list[ModelCall] = [c for c in shapes.read().calls if c.op == overload.name and wanted.has(c.models)]
     found = _with_others(rows, wanted, overload.name, overload.family)
     if not rows and not wanted.models:
         takes = wanted.dtypes or dtypes_of(specs.by_key[overload.bases[0]])
@@ -479,10 +479,10 @@ def _of_overload(overload: Overload, wanted: Wanted) -> Iterator[Case]:
         found = iter(() if made is None else [(0, made, dtype)])
     for _, row, dtype in found:
         attempt = functools.partial(check_call, row, dtype)
-        yield Case(f"aten::{overload.name}", str(row), dtype, row.models, attempt)
+        yield RealCase(f"aten::{overload.name}", str(row), dtype, row.models, attempt)
 
 
-def without_cases(found: Sequence[Case], wanted: Wanted, device: torch.device) -> dict[str, str]:
+def without_cases(found: Sequence[RealCase], wanted: Wanted, device: torch.device) -> dict[str, str]:
     """Ops with our kernel but without a case, and why."""
     have = {c.op for c in found}
     told = shapes.read().without

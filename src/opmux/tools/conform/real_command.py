@@ -27,8 +27,8 @@ from ..runner.pool import Lost, Task, Workers
 from ..runner.record import RunRecord, chip, made_with
 from . import shapes
 from .poison import launches_poisoned
-from .real import DECLINED, FAIL, PASS, UNCHECKED, Case, Outcome, Wanted, cases, without_cases
-from .scope import Scope
+from .real import DECLINED, FAIL, PASS, UNCHECKED, Outcome, RealCase, Wanted, cases, without_cases
+from .scope import OpScope
 
 SECONDS = {"cpu": 60.0}
 SECONDS_ELSEWHERE = 420.0
@@ -38,7 +38,7 @@ MOST_KEPT = 4 << 30  # bytes of a device's memory that a process keeps between c
 
 
 @dataclass
-class Record(RunRecord):
+class RealRecord(RunRecord):
     outcomes: list[Outcome] = field(default_factory=list)
     without: dict[str, str] = field(default_factory=dict)  # kernels of ours that have no case, and why
     left: int = 0  # cases that the time did not suffice for
@@ -51,7 +51,7 @@ class Record(RunRecord):
 
 
 def run(asked: Any) -> int:
-    """What `asked` (a `command.Asked`) says, on one device; 1 where a case fails."""
+    """What `asked` (a `command.ConformOptions`) says, on one device; 1 where a case fails."""
     device = _device(asked.device)
     console = screen.beside(asked.json)
     with settled():
@@ -63,7 +63,7 @@ def run(asked: Any) -> int:
             return 0
         if not found:
             raise arguments.BadArgument("--real: no kernel of ours on this device is among what is asked for")
-        record = Record(_facts(device, asked), without=without_cases(found, wanted, device))
+        record = RealRecord(_facts(device, asked), without=without_cases(found, wanted, device))
         _check(record, asked, found, device)
     for line in _report(record, asked):
         console.print(line, soft_wrap=True)
@@ -90,7 +90,7 @@ def settled() -> Iterator[None]:
 
 
 def _wanted_by(asked: Any) -> Wanted:
-    scope = Scope.of(asked.ops)
+    scope = OpScope.of(asked.ops)
     dtypes = tuple(arguments.dtype(d) for d in arguments.parts(asked.dtypes))
     known = {m for c in shapes.read().calls for m in c.models} | {m for r in shapes.read().sized for m in r.models}
     for word in asked.models:
@@ -103,7 +103,7 @@ def _wanted_by(asked: Any) -> Wanted:
 # ---- checking -------------------------------------------------------------------------------------------------------
 
 
-def _check(record: Record, asked: Any, found: list[Case], device: torch.device) -> None:
+def _check(record: RealRecord, asked: Any, found: list[RealCase], device: torch.device) -> None:
     start = time.monotonic()
     limit = asked.seconds if asked.seconds is not None else SECONDS.get(device.type, SECONDS_ELSEWHERE)
     jobs = asked.jobs or (1 if device.type == "cpu" else max(1, min(MOST_JOBS, (os.cpu_count() or 2) // 2)))
@@ -120,7 +120,7 @@ def _check(record: Record, asked: Any, found: list[Case], device: torch.device) 
     record.seconds = round(time.monotonic() - start, 2)
 
 
-def _workers(asked: Any, found: list[Case], device: torch.device, until: float, jobs: int) -> Workers:
+def _workers(asked: Any, found: list[RealCase], device: torch.device, until: float, jobs: int) -> Workers:
     """Processes with ops of their own: most of their time goes into compiling kernels."""
     if jobs == 1:
         return Workers([partial(attempt, case, device) for case in found], 1, until)
@@ -142,11 +142,11 @@ def _ends(outcome: Any) -> bool:
     return has_broken_the_device(words or "")
 
 
-def _lost(case: Case, why: str) -> Outcome:
+def _lost(case: RealCase, why: str) -> Outcome:
     return Outcome(case.op, case.words, dtype_name(case.dtype), list(case.models), FAIL, why)
 
 
-def attempt(case: Case, device: torch.device) -> Outcome:
+def attempt(case: RealCase, device: torch.device) -> Outcome:
     made = case.run(device)
     get_default_manager().clear_quarantine()
     if device.type == "cuda" and torch.cuda.memory_reserved(device) > MOST_KEPT:
@@ -157,7 +157,7 @@ def attempt(case: Case, device: torch.device) -> Outcome:
 # ---- out ------------------------------------------------------------------------------------------------------------
 
 
-def _report(record: Record, asked: Any) -> Iterator[Any]:
+def _report(record: RealRecord, asked: Any) -> Iterator[Any]:
     failures = record.failures
     if failures:
         table = screen.table("op", "dtype", "case", "models", "what is wrong")
@@ -177,7 +177,7 @@ def _report(record: Record, asked: Any) -> Iterator[Any]:
     yield from _unchecked(record, ops)
 
 
-def _unchecked(record: Record, ops: set[str]) -> Iterator[Text]:
+def _unchecked(record: RealRecord, ops: set[str]) -> Iterator[Text]:
     """What was not checked, aloud."""
     for status, said in ((DECLINED, "left to torch by our kernels"), (UNCHECKED, "could not be tried")):
         mine = [o for o in record.outcomes if o.status == status]

@@ -19,7 +19,7 @@ OWN, TRITON, PLUGIN, NATIVE, CPU, NOWHERE = WHERE = ("own", "triton", "plugin", 
 
 
 @dataclass(frozen=True)
-class Refusal:
+class ImplRefusal:
     """Samples that an impl does not take, and why: the stage is dtype, device, when, vendor (unused), ..."""
 
     impl: str
@@ -30,7 +30,7 @@ class Refusal:
 
 
 @dataclass
-class Result:
+class CheckResult:
     """One check of one impl of one op, over all samples that were tried."""
 
     op: str
@@ -45,7 +45,7 @@ class Result:
     dtype: str | None = None
     tried: int = 0
     failed: int = 0
-    refusals: list[Refusal] = field(default_factory=list)
+    refusals: list[ImplRefusal] = field(default_factory=list)
     ran: list[str] = field(default_factory=list)  # the impls that served, where dispatch chose
     gap: str | None = None  # what the vendor's xfail.toml says
     reproduce: str | None = None  # a command line
@@ -83,8 +83,8 @@ class Covered:
 
 
 @dataclass
-class Record(RunRecord):
-    results: list[Result] = field(default_factory=list)
+class ConformRecord(RunRecord):
+    results: list[CheckResult] = field(default_factory=list)
     coverage: list[Covered] = field(default_factory=list)
     rest_of_aten: dict[str, int] = field(default_factory=dict)  # where -> overloads that are none of ours
     unchecked: list[Unchecked] = field(default_factory=list)
@@ -92,10 +92,10 @@ class Record(RunRecord):
     seconds: float = 0.0
 
     @property
-    def failures(self) -> list[Result]:
+    def failures(self) -> list[CheckResult]:
         return [r for r in self.results if r.status == FAIL]
 
-    def of(self, *statuses: str) -> list[Result]:
+    def of(self, *statuses: str) -> list[CheckResult]:
         return [r for r in self.results if r.status in statuses]
 
     def counts(self) -> dict[str, int]:

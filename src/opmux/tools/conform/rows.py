@@ -29,8 +29,8 @@ from . import opinfo
 from .checks import SLACK, quiet
 from .place import Place
 from .plan import Depth
-from .record import FAIL, PASS, REFUSED, Refusal, Result, Unchecked
-from .samples import Recorder, Watch, moved
+from .record import FAIL, PASS, REFUSED, CheckResult, ImplRefusal, Unchecked
+from .samples import AtenRecorder, Watch, moved
 from .subject import rows_of
 
 CPU = torch.device("cpu")
@@ -43,7 +43,7 @@ CONTENT_IS_UNDEFINED = ("empty", "new_empty")  # results of which only shape and
 
 
 @dataclass(frozen=True)
-class Call:
+class SampledCall:
     """Arguments of an overload, on the CPU."""
 
     id: str
@@ -51,7 +51,7 @@ class Call:
     sample: Sample
 
 
-class Row:
+class VendorRow:
     """A vendor's function for one overload."""
 
     def __init__(self, overload: Overload, impl: OpImpl, place: Place):
@@ -70,7 +70,7 @@ class Row:
         assert call is not None, self.name  # rows that do not fit were left out
         return call
 
-    def run(self, depth: Depth) -> tuple[list[Result], Unchecked | None]:
+    def run(self, depth: Depth) -> tuple[list[CheckResult], Unchecked | None]:
         """The checks of its results and of its arguments afterwards."""
         values, mutation = (self._result(check) for check in ("values", "mutation"))
         refused: dict[str, list[str]] = {}
@@ -80,7 +80,7 @@ class Row:
                 if truth is not None:
                     self._try(call, truth, values, mutation, refused)
         values.refusals = [
-            Refusal(self.impl.impl_id, "declined", why, len(dtypes), sorted(set(dtypes)))
+            ImplRefusal(self.impl.impl_id, "declined", why, len(dtypes), sorted(set(dtypes)))
             for why, dtypes in refused.items()
         ]
         if not values.tried and not refused:
@@ -89,18 +89,19 @@ class Row:
             values.status, values.reason = REFUSED, f"declined: {next(iter(refused))}"
         return [r for r in (values, mutation) if r.check in depth.checks and (r.tried or r is values)], None
 
-    def lost(self, why: str) -> list[Result]:
+    def lost(self, why: str) -> list[CheckResult]:
         """The result of a function that took its process down."""
         made = self._result("values")
         made.status, made.reason, made.tried, made.failed = FAIL, why, 1, 1
         return [made]
 
-    def _result(self, check: str) -> Result:
-        return Result(self.shape.name, self.name, self.overload.family, self.impl.impl_id, True, check, PASS)
+    def _result(self, check: str) -> CheckResult:
+        return CheckResult(self.shape.name, self.name, self.overload.family, self.impl.impl_id, True, check, PASS)
 
     def _try(
-        self, call: Call, truth: list[Any], values: Result, mutation: Result, refused: dict[str, list[str]]
-    ) -> None:
+        self, call: SampledCall, truth: list[Any], values: CheckResult, mutation: CheckResult,
+        refused: dict[str, list[str]],
+    ) -> None:  # fmt: skip
         sample = moved(call.sample, self.place.device)
         given = _named(self.shape, sample)
         watch = Watch(given, self.shape.written)
@@ -137,7 +138,7 @@ class Row:
 
     # -- samples
 
-    def calls(self, depth: Depth) -> Iterator[Call]:
+    def calls(self, depth: Depth) -> Iterator[SampledCall]:
         """The calls to try: all in one dtype and one in each of the others; all in all of them if full or asked."""
         named = depth.sample is not None
         every = depth.full or bool(depth.dtypes) or named
@@ -153,7 +154,7 @@ class Row:
                     yield call
             first = first and not taken
 
-    def _laid_out(self, dtype: torch.dtype) -> Iterator[Call]:
+    def _laid_out(self, dtype: torch.dtype) -> Iterator[SampledCall]:
         """The recorded calls, and the first one that has matrices again with transposed ones."""
         transposed = False
         for call in _recorded(self.shape, dtype):
@@ -161,14 +162,14 @@ class Row:
             if not transposed and any(t.dim() > 1 for t in tree_leaves(call.sample.args) if isinstance(t, Tensor)):
                 transposed = True
                 args, kwargs = tree_map_only(Tensor, _transposed, (call.sample.args, call.sample.kwargs))
-                yield Call(f"{call.id} transposed", dtype, Sample(args, kwargs))
+                yield SampledCall(f"{call.id} transposed", dtype, Sample(args, kwargs))
 
 
-def _passed(result: Result) -> None:
+def _passed(result: CheckResult) -> None:
     result.tried += 1
 
 
-def _failed(result: Result, call: Call, why: str) -> None:
+def _failed(result: CheckResult, call: SampledCall, why: str) -> None:
     result.tried, result.failed, result.status = result.tried + 1, result.failed + 1, FAIL
     if result.reason is None:
         result.reason, result.sample, result.dtype = why, call.id, dtype_name(call.dtype)
@@ -201,7 +202,7 @@ def _truth(shape: Shape, sample: Sample) -> list[Any] | None:
         return None
 
 
-def _recording(wanted: Iterable[str], calls: dict[str, list[Sample]]) -> Recorder:
+def _recording(wanted: Iterable[str], calls: dict[str, list[Sample]]) -> AtenRecorder:
     """Keeps copies of the arguments with which some overloads are called."""
     names = set(wanted)
 
@@ -210,14 +211,14 @@ def _recording(wanted: Iterable[str], calls: dict[str, list[Sample]]) -> Recorde
         if name in names and all(_is_plain(t) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)):
             calls.setdefault(name, []).append(moved(Sample(args, kwargs), CPU))
 
-    return Recorder(keep)
+    return AtenRecorder(keep)
 
 
 def _is_plain(t: Tensor) -> bool:
     return t.layout is torch.strided and not (t.is_quantized or t.is_conj() or t.is_neg())
 
 
-def _recorded(shape: Shape, dtype: torch.dtype) -> Iterator[Call]:
+def _recorded(shape: Shape, dtype: torch.dtype) -> Iterator[SampledCall]:
     """Calls of an overload, from samples of its own op, else of others; in-place and `out=` ones are derived."""
     plain = _plain(shape)
     found = list(_of_own_samples(shape, plain, dtype))
@@ -233,7 +234,7 @@ def _plain(shape: Shape) -> Shape | None:
     return next((s for s in near if shape in siblings(s)), None)
 
 
-def _of_own_samples(shape: Shape, plain: Shape | None, dtype: torch.dtype) -> Iterator[Call]:
+def _of_own_samples(shape: Shape, plain: Shape | None, dtype: torch.dtype) -> Iterator[SampledCall]:
     for entry in _entries(shape):
         if dtype not in entry.supported_dtypes("cpu"):
             continue
@@ -242,7 +243,7 @@ def _of_own_samples(shape: Shape, plain: Shape | None, dtype: torch.dtype) -> It
             given = Sample((sample.input, *sample.args), dict(sample.kwargs))
             made = _record(shape, plain, lambda given=given, op=entry.op: op(*given.args, **given.kwargs))
             made = made or [s for s in (_bound(shape, plain, given),) if s is not None]
-            yield from (Call(f"{title} {at}", dtype, s) for s in made[:1])
+            yield from (SampledCall(f"{title} {at}", dtype, s) for s in made[:1])
 
 
 def _entries(shape: Shape) -> list[Any]:
@@ -293,11 +294,11 @@ def _bound(shape: Shape, plain: Shape | None, given: Sample) -> Sample | None:
 
 # -- overloads that have no samples of their own
 
-_calls_of_others: dict[str, list[Call]] = {}  # by overload, once it was looked for
+_calls_of_others: dict[str, list[SampledCall]] = {}  # by overload, once it was looked for
 _wanted: dict[str, Shape | None] = {}  # overloads to look for, and the plain ones
 
 
-def _of_others(shape: Shape, plain: Shape | None, dtype: torch.dtype) -> list[Call]:
+def _of_others(shape: Shape, plain: Shape | None, dtype: torch.dtype) -> list[SampledCall]:
     """Calls that samples of other ops lead to, forward and backward; all ops are tried once, for all rows."""
     if dtype is not torch.float32:
         return []
@@ -324,13 +325,13 @@ def _scan(wanted: dict[str, Shape | None]) -> None:
                     continue
             for name, plain in wanted.items():
                 made = _as_calls(Shape(name), plain, calls)[:1]
-                _calls_of_others[name] += [Call(f"{entry.name} {at}", dtype, s) for s in made]
+                _calls_of_others[name] += [SampledCall(f"{entry.name} {at}", dtype, s) for s in made]
 
 
 # ---- the rows of a vendor -------------------------------------------------------------------------------------------
 
 
-def served(place: Place) -> tuple[list[Row], list[Unchecked]]:
+def served(place: Place) -> tuple[list[VendorRow], list[Unchecked]]:
     """Every row of the vendor's, and those that cannot be tried, with the reason."""
     found, left = [], []
     can = {} if place.direct else engine.choosable().get(place.device.type, {})
@@ -347,7 +348,7 @@ def served(place: Place) -> tuple[list[Row], list[Unchecked]]:
             why = "no override is registered for it: its signature does not fit, or torch never calls it on this device"
             left.append(Unchecked(f"aten::{given.overload}", given.impl_id, why))
         else:
-            found.append(Row(overload, impl, place))
+            found.append(VendorRow(overload, impl, place))
     _wanted.update(
         {r.shape.name: _plain(r.shape) for r in found if not opinfo.entries_of(r.shape.packet.removesuffix("_"))}
     )

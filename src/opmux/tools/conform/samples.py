@@ -141,7 +141,7 @@ def whole(t: Tensor) -> Tensor:
 # ---- what a call runs ------------------------------------------------------------------------------------------------
 
 
-class Recorder(TorchDispatchMode):
+class AtenRecorder(TorchDispatchMode):
     """Tells the name (`aten::add.Tensor`) and the arguments of each overload that runs."""
 
     def __init__(self, tell: Callable[[str, tuple, dict[str, Any]], Any]) -> None:

@@ -24,7 +24,7 @@ from ...faces.aten.overloads import Overload, table
 from ..runner.check import has_broken_the_device, in_one_line
 from ..runner.clock import Clock
 from ..runner.pool import Task
-from .cases import SMALL, Case, Sources
+from .cases import SMALL, OverloadCase, Sources
 from .programs import REFUSALS
 
 SIZES = (1 << 16, 1 << 20, 1 << 24, 1 << 27)
@@ -157,14 +157,14 @@ def _host(
         return [round(native, 2), round(clock.host_us(call), 2)]
 
 
-def _cases(sources: Sources, overload: Overload, numel: int, dtype: torch.dtype) -> Iterator[Case]:
+def _cases(sources: Sources, overload: Overload, numel: int, dtype: torch.dtype) -> Iterator[OverloadCase]:
     """The cases that torch's own kernel accepts."""
     for case in sources.cases(overload, numel, dtype):
         if _attempt(overload, case) is None:
             yield case
 
 
-def _attempt(overload: Overload, case: Case) -> Exception | None:
+def _attempt(overload: Overload, case: OverloadCase) -> Exception | None:
     try:
         _call(overload, case)()
     except (*REFUSALS, OpmuxError) as error:
@@ -174,6 +174,6 @@ def _attempt(overload: Overload, case: Case) -> Exception | None:
     return None
 
 
-def _call(overload: Overload, case: Case) -> Callable[[], Any]:
+def _call(overload: Overload, case: OverloadCase) -> Callable[[], Any]:
     op, args, kwargs = overload.shape.op, case.args, case.kwargs
     return lambda: op(*args, **kwargs)

@@ -220,7 +220,7 @@ TIMED: dict[str, tuple[Cases, ...]] = {
 
 
 @dataclass(frozen=True)
-class Call:
+class TimedCall:
     """One call of an op that is timed."""
 
     op: str
@@ -238,11 +238,11 @@ class Call:
         return self.cases.make(self.dtype, device, *self.sizes, **self.options)
 
 
-def calls(ops: list[str], shapes: list[str], dtypes: list[torch.dtype]) -> Iterator[Call]:
+def calls(ops: list[str], shapes: list[str], dtypes: list[torch.dtype]) -> Iterator[TimedCall]:
     """Every call of these ops; with shapes, of those sizes instead of the listed ones."""
     for op in ops:
         for cases in TIMED[op]:
             for sizes in [cases.read(op, text) for text in shapes] or cases.sizes:
                 for options in cases.options:
                     for dtype in dtypes:
-                        yield Call(op, cases, sizes, options, dtype)
+                        yield TimedCall(op, cases, sizes, options, dtype)
