@@ -138,7 +138,7 @@ def _installed(name: str) -> str:
 
 
 def device_rows() -> list[dict[str, Any]]:
-    found = [{"device": "cpu", "arch": platform.machine(), "name": f"{os.cpu_count()} cores"}]
+    found: list[dict[str, Any]] = [{"device": "cpu", "arch": platform.machine(), "name": f"{os.cpu_count()} cores"}]
     for kind in machine.accelerators():
         module = torch.get_device_module(kind)
         name_of = getattr(module, "get_device_name", None)

@@ -120,7 +120,8 @@ class Llama(nn.Module):
         h: Any = self.embedding(tokens)
         cos, sin = rotary(self.size, h.device, h.dtype)
         y = ops.rms_norm(h, self.first_norm, eps)
-        for layer, norm in zip(self.layers, self.norms, strict=True):
+        layers: Any = self.layers
+        for layer, norm in zip(layers, self.norms, strict=True):
             y, h = ops.add_rms_norm(layer.attention(y, cos, sin), h, layer.norm, eps)
             y, h = ops.add_rms_norm(layer.down(ops.silu_mul(layer.gate(y), layer.up(y))), h, norm, eps)
         return self.head(y)

@@ -8,7 +8,6 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from ...core import log
 from ...core.default import get_default_manager
 from ...core.errors import UnknownName
 from ...core.tensors import dtype_name
@@ -44,8 +43,7 @@ class BenchOptions:
 
 
 def run(asked: BenchOptions) -> int:
-    log.show("WARNING")  # a line for each op that is used would tear the table
-    log.from_knobs()
+    screen.show_log()
     for option, path in (("--json", asked.json), ("--html", asked.html)):
         if path is not None and str(path) != "-" and Path(path).is_dir():  # before hours of measuring, not after them
             raise arguments.BadArgument(f"{option} '{path}' is a folder. Name a file")

@@ -168,10 +168,11 @@ def ours(arguments: Arguments) -> list[Tensor]:
 def derived(overload: Overload, shape: tuple[int, ...], dtype: torch.dtype) -> ModelCall | None:
     """A call of an overload from the samples of the op that computes it; None if they do not fit."""
     base = specs.by_key[overload.bases[0]]
-    if base.space != "aten" or base.samples is None or not hasattr(base.samples, "at"):
+    made_by: Any = base.samples
+    if base.space != "aten" or not hasattr(made_by, "at"):
         return None
     try:
-        sample = base.samples.at((2, *shape[1:])[: len(shape)], dtype, "meta")
+        sample = made_by.at((2, *shape[1:])[: len(shape)], dtype, "meta")
     except (TypeError, ValueError, RuntimeError, KeyError):
         return None
     named = dict(zip(base.names, sample.args)) | sample.kwargs

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ from ...core.tensors import dtype_name, tensors_in
 from ..runner.check import Wrong, as_tuple, words
 from .compare import difference
 from .record import FAIL, PASS, REFUSED, CheckResult, ImplRefusal
-from .samples import Drawn, Watch, bound, by_name, in_words, moved, named, shared_memory, written
+from .samples import Drawn, Watch, bound, by_name, in_words, moved, named, quiet, shared_memory, written
 from .subject import Called, Crashed, Declined, Subject
 
 # A gradient has the errors of a forward and a backward, each within its own tolerance.
@@ -89,14 +88,6 @@ class Tally:
             first = made.refusals[0]
             made.reason = f"{first.stage}: {first.reason}"
         return made
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Suppress torch's warnings about edge cases."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 # ---- forward --------------------------------------------------------------------------------------------------------

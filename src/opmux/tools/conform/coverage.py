@@ -16,10 +16,11 @@ from ...faces.aten import engine
 from ...faces.aten.overloads import Overload, table
 from ...runtime import devices
 from ...runtime.machine import HERE
+from ..bench.cases import name_of
 from .place import Place
 from .record import CPU, NATIVE, NOWHERE, OWN, PLUGIN, TRITON, Covered
 from .samples import AtenRecorder, Drawn
-from .subject import Called, name_of
+from .subject import Called
 
 REFERENCE = BackendImplKind.REFERENCE
 COMPOSITE = ("CompositeImplicitAutograd", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")

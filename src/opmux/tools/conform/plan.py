@@ -14,12 +14,13 @@ from ...core import machine
 from ...core.default import get_default_manager, policy
 from ...core.errors import UnknownName
 from ...core.spec import Spec
+from ..bench.cases import name_of
 from . import checks, coverage
 from .checks import Tally
 from .place import Place
 from .record import CHECKS, CheckResult, Covered, Unchecked
 from .samples import DTYPES, Drawn, drawn
-from .subject import Subject, name_of, own_impls, subjects
+from .subject import Subject, own_impls, subjects
 
 OF_A_SUBJECT = ("values", "mutation", "errors", "fake", "gradient", "opcheck", "compile")
 # What a short run takes of each.

@@ -27,16 +27,16 @@ from ...core.tensors import dtype_name, tensors_in
 from ...faces.aten import engine
 from ...faces.aten.overloads import Overload, table
 from ...specs.samples import Case as SampleCase
-from ...specs.samples import Maker
+from ..bench import cases as bench_cases
 from ..bench import native
-from ..bench.cases import ALONG, QuickDraw
+from ..bench.cases import name_of
 from ..runner.check import Wrong, as_tuple, words
 from . import calls, shapes, yardstick
-from .checks import backward, by_the_backward, quiet
+from .checks import backward, by_the_backward
 from .poison import poisoned
-from .samples import by_name, moved, written
+from .samples import by_name, moved, quiet, written
 from .shapes import ModelCall, Sized
-from .subject import Crashed, Declined, name_of, strictly
+from .subject import Crashed, Declined, strictly
 
 FLOATS = (torch.bfloat16, torch.float32, torch.float16)
 OTHERS = (torch.float64, torch.int32)  # in which a row or two of each op are tried
@@ -198,15 +198,9 @@ def sample_of(spec: Spec, row: Sized, dtype: torch.dtype, device: torch.device) 
     if shape is None:
         raise CannotCheck(f"one sample of {row.shape} is too large for a {device.type}")
     last = row.layout == "channels_last"
-    case = SampleCase(shape, "packed" if last else row.layout, {**ALONG, **row.options})
-    made_by: Any = spec.samples
+    case = SampleCase(shape, "packed" if last else row.layout, row.options)
     try:
-        if isinstance(made_by, Maker):
-            named = made_by.build(QuickDraw(case, dtype, device))
-            bound = spec.signature.bind(**named)
-            made = Sample(bound.args, bound.kwargs, id=case.id)
-        else:
-            made = made_by.at(shape, dtype, device, **case.options)
+        made = bench_cases.sample_of(spec, case, dtype, device)
     except Exception as error:  # samples are anybody's code
         raise CannotCheck(f"no such arguments: {words(error)}") from None
     return _channels_last(made, shape) if last else made

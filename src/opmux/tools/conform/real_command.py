@@ -183,17 +183,14 @@ def _unchecked(record: RealRecord, ops: set[str]) -> Iterator[Text]:
         mine = [o for o in record.outcomes if o.status == status]
         if mine:
             alone = sorted({o.op for o in mine} - ops)
-            only = f"; not checked at all for that: {_some(alone)}" if alone else ""
+            only = f"; not checked at all for that: {screen.some(alone)}" if alone else ""
             yield Text(f"{len(mine)} cases {said} ({_common(mine)}){only}", "yellow")
     if record.left:
-        never = f"; never tried: {_some(record.left_ops)}" if record.left_ops else ", none of an op that was not tried"
+        left = screen.some(record.left_ops)
+        never = f"; never tried: {left}" if left else ", none of an op that was not tried"
         yield Text(f"{record.left} cases left when the time was up (--seconds){never}", "yellow")
     for why in dict.fromkeys(record.without.values()):
-        yield Text(f"no case ({why}): {_some([o for o, w in record.without.items() if w == why])}", "yellow")
-
-
-def _some(names: list[str], most: int = 12) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+        yield Text(f"no case ({why}): {screen.some([o for o, w in record.without.items() if w == why])}", "yellow")
 
 
 def _common(mine: list[Outcome]) -> str:

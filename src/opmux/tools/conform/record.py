@@ -55,6 +55,14 @@ class CheckResult:
     def name(self) -> str:
         return f"{self.op} by {self.impl}"
 
+    def count(self, wrong: str | None, sample: str | None = None, dtype: str | None = None) -> None:
+        """Count a sample, and what is wrong with it; the first that fails is kept."""
+        self.tried += 1
+        if wrong is not None:
+            self.failed, self.status = self.failed + 1, FAIL
+        if wrong is not None and self.reason is None:
+            self.reason, self.sample, self.dtype = wrong, sample, dtype
+
 
 @dataclass(frozen=True)
 class Unchecked:

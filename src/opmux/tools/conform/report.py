@@ -129,12 +129,12 @@ def _coverage(record: ConformRecord) -> list[Any]:
     if record.rest_of_aten:
         table.add_row(Text("the rest of ATen", "dim"), *_figures(record.rest_of_aten, places))
     left = [r.op for r in record.coverage if r.where == CPU]
-    said = [Text(f"on the CPU: {_some(left)}", "yellow")] if left else []
+    said = [Text(f"on the CPU: {screen.some(left)}", "yellow")] if left else []
     reasons: dict[str, list[str]] = {}
     for row in record.coverage:
         if row.why is not None and row.where in (NATIVE, CPU, NOWHERE):
             reasons.setdefault(row.why, []).append(row.op)
-    return [table, *said, *(Text(f"left to torch: {_some(ops)} ({why})", "dim") for why, ops in reasons.items())]
+    return [table, *said, *(Text(f"left to torch: {screen.some(ops)} ({why})", "dim") for why, ops in reasons.items())]
 
 
 def _is_overload(row: Covered) -> bool:
@@ -143,12 +143,6 @@ def _is_overload(row: Covered) -> bool:
 
 def _figures(counts: Mapping[str, int], places: Iterable[str]) -> list[Text]:
     return [Text(str(counts.get(p) or ""), PLACE_STYLES.get(p, "")) for p in places]
-
-
-def _some(names: Iterable[str]) -> str:
-    found = list(names)
-    more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
-    return f"{', '.join(found[:SHOWN])}{more}"
 
 
 # ---- what to look at ------------------------------------------------------------------------------------------------

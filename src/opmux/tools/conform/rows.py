@@ -26,11 +26,11 @@ from ...faces.aten.schema import Shape, overloads, siblings
 from ...runtime.machine import HERE
 from ..runner.check import Wrong, words
 from . import opinfo
-from .checks import SLACK, quiet
+from .checks import SLACK
 from .place import Place
 from .plan import Depth
-from .record import FAIL, PASS, REFUSED, CheckResult, ImplRefusal, Unchecked
-from .samples import AtenRecorder, Watch, moved
+from .record import PASS, REFUSED, CheckResult, ImplRefusal, Unchecked
+from .samples import AtenRecorder, Watch, moved, quiet
 from .subject import rows_of
 
 CPU = torch.device("cpu")
@@ -92,7 +92,7 @@ class VendorRow:
     def lost(self, why: str) -> list[CheckResult]:
         """The result of a function that took its process down."""
         made = self._result("values")
-        made.status, made.reason, made.tried, made.failed = FAIL, why, 1, 1
+        made.count(why)
         return [made]
 
     def _result(self, check: str) -> CheckResult:
@@ -111,12 +111,10 @@ class VendorRow:
             refused.setdefault(str(error), []).append(dtype_name(call.dtype))
             return
         except Exception as error:  # a vendor's code
-            _failed(values, call, f"raised {words(error)}")
+            values.count(f"raised {words(error)}", call.id, dtype_name(call.dtype))
             return
-        found = self._difference(got, truth)
-        _failed(values, call, found) if found else _passed(values)
-        changed = watch.changed()
-        _failed(mutation, call, changed) if changed else _passed(mutation)
+        values.count(self._difference(got, truth), call.id, dtype_name(call.dtype))
+        mutation.count(watch.changed(), call.id, dtype_name(call.dtype))
 
     def _difference(self, got: list[Any], want: list[Any]) -> str | None:
         if len(got) != len(want):
@@ -163,16 +161,6 @@ class VendorRow:
                 transposed = True
                 args, kwargs = tree_map_only(Tensor, _transposed, (call.sample.args, call.sample.kwargs))
                 yield SampledCall(f"{call.id} transposed", dtype, Sample(args, kwargs))
-
-
-def _passed(result: CheckResult) -> None:
-    result.tried += 1
-
-
-def _failed(result: CheckResult, call: SampledCall, why: str) -> None:
-    result.tried, result.failed, result.status = result.tried + 1, result.failed + 1, FAIL
-    if result.reason is None:
-        result.reason, result.sample, result.dtype = why, call.id, dtype_name(call.dtype)
 
 
 def _transposed(t: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ...core.spec import specs
+from ...core.tensors import dtype_name
 from .. import arguments
 
 E4M3 = torch.float8_e4m3fn
@@ -231,8 +232,7 @@ class TimedCall:
 
     def __str__(self) -> str:
         words = [str(v) if isinstance(v, str) else f"{k}={v}" for k, v in self.options.items() if v is not None]
-        kind = str(self.dtype).removeprefix("torch.")
-        return " ".join([self.op, "x".join(map(str, self.sizes)), kind, *words])
+        return " ".join([self.op, "x".join(map(str, self.sizes)), dtype_name(self.dtype), *words])
 
     def arguments(self, device: torch.device) -> tuple:
         return self.cases.make(self.dtype, device, *self.sizes, **self.options)
