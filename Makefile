@@ -105,7 +105,7 @@ bench: .venv/.ready  ## what a call through the dispatcher costs
 	$(BIN)/python benchmarks/dispatch.py
 
 docs: .venv/.ready  ## write the pages of docs/ that follow from the code
-	$(RUN) opmux.tools.docs
+	PYTHONPATH=src $(BIN)/python tools/docs.py
 
 site: docs  ## build the documentation as web pages in site/
 	NO_MKDOCS_2_WARNING=1 $(RUN) mkdocs build --strict

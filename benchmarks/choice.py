@@ -19,8 +19,8 @@ from about import about
 
 from opmux.core import get_default_manager
 from opmux.core.spec import specs
-from opmux.tools.speed.measure import Clock
-from opmux.tools.speed.provider_cases import TIMED, Call
+from opmux.tools.runner.clock import Clock
+from opmux.tools.speed.provider_cases import TIMED, TimedCall
 from opmux.tools.speed.providers import Trial
 
 CUDA = torch.device("cuda")
@@ -38,7 +38,7 @@ CASES: list[tuple[str, tuple[int, ...], dict[str, Any]]] = [
 ]
 
 
-def measured(call: Call, clock: Clock, rounds: int) -> dict[str, Any]:
+def measured(call: TimedCall, clock: Clock, rounds: int) -> dict[str, Any]:
     spec = specs.find(f"opmux::{call.op}")
     with torch.no_grad():
         args = call.arguments(CUDA)
@@ -66,7 +66,7 @@ def main() -> None:
     clock, rows = Clock("cuda"), []
     for op, sizes, options in CASES:
         made = next(c for c in TIMED[op] if options in c.options)
-        rows.append(row := measured(Call(op, made, sizes, options, torch.bfloat16), clock, given.rounds))
+        rows.append(row := measured(TimedCall(op, made, sizes, options, torch.bfloat16), clock, given.rounds))
         alone = ", ".join(f"{i} {us}" for i, us in row["alone"].items())
         print(f"{row['call']:<62} {row['runs']:<30} {row['us']:>8} us  {row['ratio']:.3f}  ({alone})", flush=True)
         if given.json:

@@ -133,7 +133,7 @@ def main() -> None:
     opmux.disable()
     print(f"{every} overloads; entering and leaving use(): {use:.1f} us")
     if asked.json:
-        from opmux.tools.bench.record import commit
+        from opmux.tools.runner.record import commit
 
         facts = {"chip": torch.cuda.get_device_name() if device == "cuda" else device, "torch": torch.__version__}
         facts |= {"date": time.strftime("%Y-%m-%d"), "commit": commit(), "overloads": every, "use_us": round(use, 2)}

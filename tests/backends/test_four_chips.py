@@ -80,7 +80,7 @@ from opmux.runtime import devices
 from opmux.tools import coverage, llama
 
 device = torch._C._get_privateuse1_backend_name()
-size = llama.Size(dim=16, layers=1, heads=2, kv_heads=1, hidden=32, batch=1, context=8)
+size = llama.LlamaSize(dim=16, layers=1, heads=2, kv_heads=1, hidden=32, batch=1, context=8)
 has = lambda op: torch._C._dispatch_has_kernel_for_dispatch_key(op, "PrivateUse1")
 said = {"vendor": devices.vendor_of(device).name, "infer": infer_device(), "before": has("aten::log1p")}
 

@@ -285,14 +285,14 @@ def test_a_hundred_rounds_leave_torch_as_it_was():
 
 
 def test_one_name_for_every_door():
-    from opmux.tools.conform.scope import Scope
+    from opmux.tools.conform.scope import OpScope
 
     on = opmux.enable(mode="all")
     opmux.disable()
     for name in (*on, "aten::_softmax", "_softmax.default"):
         plain = name.removeprefix("aten::").removesuffix(".default")
         assert opmux.enable(include=name, mode="all") == ([plain] if "." in name else opmux.enabled_ops())
-        assert plain in opmux.enabled_ops() and plain in Scope.of([name]).overloads
+        assert plain in opmux.enabled_ops() and plain in OpScope.of([name]).overloads
         after = opmux.explain(name)
         opmux.disable()
         before = opmux.explain(name)

@@ -1,12 +1,12 @@
 """Each overload of FlagGems' list is ours, composed by ATen, a view, or left to torch for a reason that is stated."""
 
+import aten_coverage
 import pytest
 import torch
+from aten_coverage import COMPOSED, NOT_YET, OURS
 
 from opmux.faces.aten import left
 from opmux.faces.aten.schema import Shape, overloads
-from opmux.tools import aten_coverage
-from opmux.tools.aten_coverage import COMPOSED, NOT_YET, OURS
 
 
 def test_each_name_is_accounted_for():

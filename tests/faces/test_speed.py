@@ -57,10 +57,11 @@ def test_arguments_at_a_size(sources, name):
 
 
 def test_what_is_measured_is_what_decides(quick, tmp_path):
-    found = {n["name"]: n for n in measure.measure(["native_layer_norm", "_log_softmax"], "cpu") if "name" in n}
+    names = ["native_layer_norm", "_log_softmax"]
+    found = {n: task() for n, task in zip(names, measure.tasks_here(names, "cpu"), strict=True)}
     assert not any("skipped" in f for f in found.values()), found
     assert [n for n, _, _ in found["native_layer_norm"]["float32"]] == [1 << 12, 1 << 13]
-    speeds = {f.pop("name"): decisions.Speed.of_data(f) for f in found.values()}
+    speeds = {n: decisions.Speed.of_data(f) for n, f in found.items()}
     file = tmp_path / "speeds.json"
     file.write_text(decisions.FILES.text(chip_of("cpu"), speeds, {"skipped": {}}))
     assert json.loads(file.read_text())["made_for"]["chip"] == "cpu" and decisions.FILES.read(file) == speeds
@@ -69,8 +70,8 @@ def test_what_is_measured_is_what_decides(quick, tmp_path):
 
 
 def test_an_overload_that_is_not_ours_is_not_measured(quick):
-    *_, line = measure.measure(["add.Tensor"], "cpu")
-    assert "did not reach" in line["skipped"]
+    (task,) = measure.tasks_here(["add.Tensor"], "cpu")
+    assert "did not reach" in task()["skipped"]
 
 
 # ---- arguments of every overload ------------------------------------------------------------------------------------
@@ -144,13 +145,13 @@ def test_memory_that_runs_out_leaves_the_smaller_sizes(quick, monkeypatch):
         return [numel, 2.0, 1.0], ""
 
     monkeypatch.setattr(measure, "_worst", worst)
-    *_, line = measure.measure(["_softmax"], "cpu")
-    assert line["float32"] == [[1 << 12, 2.0, 1.0]]
+    (task,) = measure.tasks_here(["_softmax"], "cpu")
+    assert task()["float32"] == [[1 << 12, 2.0, 1.0]]
 
 
 def test_a_refusal_of_torch_is_the_reason(quick):
-    *_, line = measure.measure(["_masked_scale"], "cpu")
-    assert line["skipped"].startswith("torch refuses its arguments: NotImplementedError")
+    (task,) = measure.tasks_here(["_masked_scale"], "cpu")
+    assert task()["skipped"].startswith("torch refuses its arguments: NotImplementedError")
 
 
 def test_forms_are_measured_only_where_nothing_stands_for_them():

@@ -13,8 +13,7 @@ import torch
 from opmux.core import get_default_manager, specs
 from opmux.faces.aten.overloads import table
 from opmux.tools.conform import real
-from opmux.tools.conform.asked import settled
-from opmux.tools.conform.crowd import attempt
+from opmux.tools.conform.real_command import attempt, settled
 
 pytestmark = pytest.mark.gpu
 pytest.importorskip("triton")

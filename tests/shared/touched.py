@@ -32,6 +32,7 @@ TABLE: tuple[tuple[str, str | tuple[str, ...]], ...] = (
     (r"src/opmux/(faces/|functional|nn|te|tex|compat)", ("tests/faces/", "tests/seeds/", "tests/distributed/")),
     (r"src/transformer_engine_fl_torch/|src/opmux_startup", ("tests/faces/", "tests/seeds/")),
     (r"src/opmux/tools/", ("tests/tools/", "tests/backends/")),
+    (r"tools/", ("tests/tools/", "tests/faces/test_left.py")),
     (r"docs/|[A-Z]+\.md|mkdocs\.yml|benchmarks/", ("tests/tools/", "tests/arch/")),
     (r"examples/", ("tests/examples/",)),
     (r"\.editorconfig|\.gitignore|\.pre-commit-config\.yaml|LICENSE", ()),

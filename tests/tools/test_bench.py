@@ -16,8 +16,10 @@ from opmux.core import BackendImplKind, NotSupported, OpImpl, specs
 from opmux.core.spec import Sample, Spec, Tol
 from opmux.tools.arguments import BadArgument
 from opmux.tools.bench import cases, command, engine, measure, native, page, providers, record
-from opmux.tools.bench.engine import Row
+from opmux.tools.bench.engine import BenchRow
 from opmux.tools.bench.measure import Limits, Truth, Wrong
+from opmux.tools.runner import clock
+from opmux.tools.runner import record as runner_record
 
 CPU = torch.device("cpu")
 CUDA = torch.device("cuda")  # a name: nothing here runs there
@@ -31,17 +33,17 @@ FACTS = {"chip", "device", "driver", "torch", "triton", "python", "opmux", "comm
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch):
     """A timing is never a test: three calls will do."""
-    monkeypatch.setattr(measure, "REPEAT_MS", 0)
-    monkeypatch.setattr(measure.host_us, "__defaults__", (2, 2))
+    monkeypatch.setattr(clock, "REPEAT_MS", 0)
+    monkeypatch.setattr(clock.host_us, "__defaults__", (2, 2, min))
     monkeypatch.setattr(command, "COPY_MIB", {"cpu": 1})
 
 
 def bench(*names: str) -> engine.Bench:
-    return engine.Bench(CPU, Limits(CPU, copy_gbs=10.0), providers.Choice(names, False))
+    return engine.Bench(CPU, Limits(CPU, copy_gbs=10.0), providers.ProviderChoice(names, False))
 
 
-def rows_of(op: str, *names: str, shape=(4, 16), dtype=torch.float32) -> dict[str, Row]:
-    case = cases.Case(specs.find(op, ("opmux", "aten")), shape, dtype)
+def rows_of(op: str, *names: str, shape=(4, 16), dtype=torch.float32) -> dict[str, BenchRow]:
+    case = cases.BenchCase(specs.find(op, ("opmux", "aten")), shape, dtype)
     (made,) = bench(*names).rows([case], lambda case, provider: None)
     return {r.provider: r for r in made}
 
@@ -77,7 +79,7 @@ def test_quick_from_end_to_end(cli, tmp_path):
     done = cli("bench", "--preset", "quick", "--device", "cpu", "--json", "run.json", "--html", "run.html")
     assert done.exit_code == 0, done.output
     data = json.loads(Path("run.json").read_text())
-    assert data["schema"] == record.SCHEMA
+    assert data["schema"] == record.BenchRecord.schema
     assert set(data["facts"]) >= FACTS
     assert data["facts"]["preset"] == "quick"
     assert data["limits"]["copy_gbs"] > 0
@@ -283,7 +285,7 @@ def test_the_gate_takes_few_rows_where_memory_is_short(monkeypatch):
     monkeypatch.setattr(Truth, "of", classmethod(lambda cls, spec, sample: seen.append(sample.args[0].shape)))
     softmax = specs.find("softmax")
     for rows in (99, 100):
-        case = cases.Case(softmax, (rows, 16), torch.float32)
+        case = cases.BenchCase(softmax, (rows, 16), torch.float32)
         bench("ours")._truth(case, case.sample(CPU))
     assert seen == [(99, 16), (engine.FEW, 16)]
 
@@ -428,7 +430,7 @@ def test_ops_that_cannot_be_had_in_a_shape_are_passed_over():
         "no samples to measure with: rand",
         "only samples of fixed shapes: multi_tensor_scale, fused_multi_row_padding",
     ]
-    alone = cases.Case(specs.find("tex::multi_tensor_scale"), (4, 64), torch.float32)
+    alone = cases.BenchCase(specs.find("tex::multi_tensor_scale"), (4, 64), torch.float32)
     with pytest.raises(BadArgument, match="4x64 float32: no such arguments: its samples have fixed shapes"):
         alone.sample(CPU)
 
@@ -445,13 +447,13 @@ def test_host_time_is_what_counts_in_the_host_preset(cli):
 
 
 def test_a_variant_changes_the_arguments():
-    case = cases.Case(specs.find("add_rms_norm"), (2, 8), torch.float32, "scalar")
+    case = cases.BenchCase(specs.find("add_rms_norm"), (2, 8), torch.float32, "scalar")
     assert case.sample(CPU).args[1] == 2.0
     assert str(case) == "add_rms_norm (scalar) 2x8 float32"
 
 
 def test_samples_on_a_cpu_are_those_of_the_tests():
-    case = cases.Case(specs.find("rms_norm"), (256, 512), torch.float32)
+    case = cases.BenchCase(specs.find("rms_norm"), (256, 512), torch.float32)
     expected = case.spec.samples.at((256, 512), torch.float32, "cpu", **cases.ALONG)
     torch.testing.assert_close(case.sample(CPU).args[0], expected.args[0], rtol=0, atol=0)
 
@@ -460,7 +462,7 @@ def test_a_device_is_timed_by_tritons_clock(monkeypatch):
     testing = pytest.importorskip("triton.testing")
     seen = {}
     monkeypatch.setattr(testing, "do_bench", lambda fn, **how: seen.update(how) or 0.25)
-    assert measure.call_ms(lambda: None, CUDA) == 0.25
+    assert clock.call_ms(lambda: None, CUDA) == 0.25
     assert (seen["warmup"], seen["return_mode"]) == (10, "median")
 
 
@@ -482,18 +484,18 @@ def test_the_nearer_limit_counts():
 # ---- the record and the page ----------------------------------------------------------------------------------------
 
 
-def row(provider: str, ms: float | None, **fields) -> Row:
+def row(provider: str, ms: float | None, **fields) -> BenchRow:
     shape = fields.pop("shape", [8, 1024])
-    made = Row("softmax", "opmux::softmax", "softmax", "", shape, "bfloat16", "device", provider, ms=ms, **fields)
+    made = BenchRow("softmax", "opmux::softmax", "softmax", "", shape, "bfloat16", "device", provider, ms=ms, **fields)
     made.share = None if ms is None else 0.1 / ms
     return made
 
 
-def run_of(*found: list[Row]) -> record.Record:
+def run_of(*found: list[BenchRow]) -> record.BenchRecord:
     for rows in found:
         engine.rank(rows)
     flat = [r for rows in found for r in rows]
-    return record.Record(
+    return record.BenchRecord(
         {"chip": "a <chip>", "date": "today"}, {"copy_gbs": 1.0, "matmul_tflops": {}}, flat, ["a note"]
     )
 
@@ -527,7 +529,7 @@ def test_the_page_draws_every_row_and_escapes():
 
 
 def test_the_commit_without_git(monkeypatch):
-    monkeypatch.setattr(record, "_git", lambda *words: None)
-    assert record.commit() is None
+    monkeypatch.setattr(runner_record, "_git", lambda *words: None)
+    assert runner_record.commit() is None
     monkeypatch.setenv("OPMUX_COMMIT", "abc123")
-    assert record.commit() == "abc123"
+    assert runner_record.commit() == "abc123"

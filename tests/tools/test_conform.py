@@ -8,7 +8,6 @@ import re
 import shlex
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import fresh
@@ -17,10 +16,10 @@ import torch
 
 from opmux.core import specs
 from opmux.core.spec import Sample, Tol
-from opmux.tools.conform import command, gaps, page, workers
+from opmux.tools.conform import command, gaps, page
 from opmux.tools.conform.checks import Tally, forward
 from opmux.tools.conform.compare import difference, numbers
-from opmux.tools.conform.record import CHECKS, SCHEMA, STATUSES, WHERE, Covered, Record, Result
+from opmux.tools.conform.record import CHECKS, STATUSES, WHERE, CheckResult, ConformRecord, Covered
 from opmux.tools.conform.samples import Watch, drawn, moved, shared_memory
 from opmux.tools.conform.subject import Subject
 
@@ -334,7 +333,7 @@ def test_coverage(acme):
 
 def test_the_data_has_its_fields(acme):
     data = acme[1]
-    assert data["schema"] == SCHEMA == 1
+    assert data["schema"] == ConformRecord.schema == 1
     assert set(data) == {
         "schema", "facts", "results", "coverage", "rest_of_aten", "unchecked", "notes", "seconds", "counts", "covered",
     }  # fmt: skip
@@ -446,7 +445,7 @@ def test_gaps_that_mean_nothing(tmp_path, text, says):
 
 
 def row(op, check="values", status="pass", impl=OWN):
-    return Result(op, f"opmux::{op}", "f", impl, True, check, status)
+    return CheckResult(op, f"opmux::{op}", "f", impl, True, check, status)
 
 
 def test_a_gap_covers_its_op_check_and_impl(tmp_path):
@@ -544,34 +543,9 @@ def test_what_an_op_writes_lies_in_its_argument():
     }  # fmt: skip
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_workers_outlive_a_crash(tmp_path):
-    """In a process of its own: this one has threads."""
-    script = tmp_path / "workers.py"
-    script.write_text(
-        "import os, time\nfrom opmux.tools.conform import workers\nworkers.PATIENCE = 1.0\n"
-        "def fails(): raise ValueError('no')\n"
-        "tasks = [lambda: 1, lambda: os._exit(3), lambda: time.sleep(60), fails, lambda: 5]\n"
-        "made = dict(workers.Workers(tasks, 2).results(lambda at: None))\n"
-        "print([getattr(made[i], 'why', made[i]) for i in range(5)])\n"
-    )
-    start = time.monotonic()
-    env = {**os.environ, "PYTHONPATH": str(SRC)}
-    done = fresh.run([sys.executable, script], env=env, timeout=60)
-    words = "[1, 'took its process down (exit code 3)', 'was stopped after 1 s', 'raised ValueError: no ("
-    assert done.stdout.startswith(words) and done.stdout.strip().endswith("5]"), done.stderr
-    assert time.monotonic() - start < 50
-
-
-def test_one_worker_is_this_process():
-    here = workers.Workers([os.getpid, lambda: 1 / 0], 1)
-    (_, pid), (_, lost) = here.results(lambda at: None)
-    assert pid == os.getpid() and lost.why.startswith("raised ZeroDivisionError: division by zero (")
-
-
 def test_a_record_without_fails():
     facts = {"vendor": "v", "where": "w", "depth": "full", "date": "d"}
-    record = Record(facts, [row("add"), row("mul", status="refused")])
+    record = ConformRecord(facts, [row("add"), row("mul", status="refused")])
     record.coverage = [Covered("add", "opmux::add", "opmux", "f", "own", OWN)]
     record.coverage += [Covered("b", "aten::b", "aten", "f", "cpu", None)]
     assert record.headline() == "v: 2 checks of 2 ops, nothing failed, 1 refused"

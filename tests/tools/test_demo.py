@@ -121,7 +121,7 @@ def test_gaps_look_at_both():
 def trained(steps: int) -> demo.Run:
     from rich.progress import Progress
 
-    made, size = demo.Run("plain"), llama.Size()
+    made, size = demo.Run("plain"), llama.LlamaSize()
     with Progress(disable=True) as bar:
         model = llama.build(size, llama.PLAIN, 0, torch.device("cpu"), torch.float32)
         task = bar.add_task("", total=steps, loss="")
@@ -137,7 +137,7 @@ def test_training_is_deterministic_and_learns():
 
 
 def test_attention_is_causal():
-    size = llama.Size()
+    size = llama.LlamaSize()
     model = llama.build(size, llama.PLAIN, 0, torch.device("cpu"), torch.float64)
     tokens = llama.batches(size, 1, 0)[0, :1, :-1]
     later = tokens.clone()

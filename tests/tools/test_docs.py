@@ -3,12 +3,13 @@
 import sys
 from pathlib import Path
 
+import docs
 import fresh
+import stubs
 
 from opmux.core import knobs
 from opmux.faces.tex import versions
 from opmux.runtime import vendors
-from opmux.tools import docs
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,7 +33,6 @@ def test_the_stubs_know_every_op(tmp_path):
     import ast
 
     import opmux
-    from opmux.tools import stubs
 
     for name, text in stubs.stubs():
         known = {n.name for n in ast.parse(text).body if isinstance(n, (ast.FunctionDef, ast.ClassDef))}

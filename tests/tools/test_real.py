@@ -199,13 +199,13 @@ def plant(register, monkeypatch, op, fn):
 
 def run(spec, dtype):
     check = lambda device: real.check_op(spec, ATTACKED, dtype, True, device)
-    return real.Case(spec.name, "31x4098", dtype, ("attacked",), check).run(CPU)
+    return real.RealCase(spec.name, "31x4098", dtype, ("attacked",), check).run(CPU)
 
 
 def test_a_wrong_kernel_under_aten_is_found(monkeypatch):
     call = next(c for c in shapes.read().calls if c.op == "_softmax" and calls.scaled(c, real.most(CPU)))
     native = lambda arguments: calls.results(calls.Shape(arguments.call.op), *arguments.fresh())
-    case = real.Case("aten::_softmax", str(call), f32, call.models, lambda d: real.check_call(call, f32, d))
+    case = real.RealCase("aten::_softmax", str(call), f32, call.models, lambda d: real.check_call(call, f32, d))
     monkeypatch.setattr(calls, "ours", native)
     assert case.run(CPU).status == "pass"
 

@@ -269,7 +269,7 @@ def test_a_kernel_that_is_wrong_as_it_is_is_not_tuned(case):
 def test_a_lost_device_ends_it(case, monkeypatch):
     """After an illegal access every call fails, and the times of all that follows would be of nothing."""
     monkeypatch.setattr(
-        tune.Case, "disagreement", lambda self: (_ for _ in ()).throw(RuntimeError("CUDA error: illegal"))
+        tune.TuneCase, "disagreement", lambda self: (_ for _ in ()).throw(RuntimeError("CUDA error: illegal"))
     )
     monkeypatch.setattr(
         torch, "zeros", lambda *args, **more: (_ for _ in ()).throw(RuntimeError("CUDA error: illegal"))

@@ -161,8 +161,8 @@ def test_the_list_names_the_file_and_clear_removes_it(cli, monkeypatch):
 
 
 def test_calls_of_one_class_count_by_their_mean():
-    rows = [providers.Row("x[m<=4]", {"a": 1.0, "b": 5.0}, {}), providers.Row("x[m<=4]", {"a": 2.0, "c": 3.0}, {})]
-    alone = providers.Row("y[m<=4]", {"a": 1.0}, {})
+    given = ("x[m<=4]", {"a": 1.0, "b": 5.0}), ("x[m<=4]", {"a": 2.0, "c": 3.0}), ("y[m<=4]", {"a": 1.0})
+    *rows, alone = (providers.CallTimes(label, times, {}) for label, times in given)
     assert providers.merged([*rows, alone]) == {"x[m<=4]": {"a": 1.5, "b": 5.0, "c": 3.0}}
 
 

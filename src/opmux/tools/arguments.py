@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 
@@ -32,6 +32,11 @@ def dtype(text: str, allowed: Iterable[str] = DTYPES) -> torch.dtype:
         hint = f": did you mean {close}?" if close else "."
         raise BadArgument(f"--dtype {text!r} is not allowed here{hint} Allowed: {', '.join(allowed)}")
     return getattr(torch, name)
+
+
+def parts(words: Iterable[str]) -> Iterator[str]:
+    """The values of an option, which may be given several times, or once with several in one word: 4096x4096 8x128."""
+    return (part for word in words for part in word.split())
 
 
 def shape(text: str, largest: int = LARGEST) -> tuple[int, ...]:

@@ -62,6 +62,10 @@ app = typer.Typer(
 )
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on stdout.")]
+RunJson = Annotated[str | None, typer.Option("--json", metavar="FILE", help="Write the run to this file; - is stdout.")]
+RunHtml = Annotated[
+    Path | None, typer.Option("--html", metavar="FILE", help="Write a report with charts: one page that loads nothing.")
+]
 # Explicit option names: some versions of typer mistake a metavar that is the upper-case parameter for the option.
 Dtype = Annotated[str, typer.Option("--dtype", metavar="DTYPE", help="Dtype of the tensors: float32, bfloat16, ...")]
 Device = Annotated[
@@ -296,10 +300,8 @@ def bench(
         str | None, typer.Option(metavar="NAME", help="A set of cases: memory-bound, quick or host.")
     ] = None,
     device: Device = None,
-    json: Annotated[str | None, typer.Option(metavar="FILE", help="Write the run to this file; - is stdout.")] = None,
-    html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a report with charts: one page that loads nothing.")
-    ] = None,
+    json: RunJson = None,
+    html: RunHtml = None,
     mib: Annotated[int, typer.Option(min=1, help="Size of one tensor in MiB, if no shape is given.")] = 256,
     dynamic: Annotated[bool, typer.Option("--dynamic", help="Compile once for any shape, not for each shape.")] = False,
     listing: Annotated[bool, typer.Option("--list", help="Print what would be measured, and stop.")] = False,
@@ -311,9 +313,9 @@ def bench(
 
     The exit code is 1 if ours is wrong.
     """
-    from .bench.command import Asked, run
+    from .bench.command import BenchOptions, run
 
-    asked = Asked(
+    asked = BenchOptions(
         ops or [], shape or [], dtype or [], providers, preset, device, json, html, mib, dynamic, listing, source
     )
     raise typer.Exit(run(asked))
@@ -355,10 +357,8 @@ def conform(
             "--device", metavar="DEVICE", help="The vendor's device, or cpu: its functions and interpreted kernels."
         ),
     ] = None,
-    json: Annotated[str | None, typer.Option(metavar="FILE", help="Write the run to this file; - is stdout.")] = None,
-    html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a report with charts: one page that loads nothing.")
-    ] = None,
+    json: RunJson = None,
+    html: RunHtml = None,
     full: Annotated[bool, typer.Option("--full/--quick", help="Check all samples of all ops, or a few.")] = False,
     check: Annotated[
         list[str] | None,
@@ -387,9 +387,9 @@ def conform(
 
     The exit code is 1 if one fails.
     """
-    from .conform.command import Asked, run
+    from .conform.command import ConformOptions, run
 
-    asked = Asked(
+    asked = ConformOptions(
         vendor, op or [], dtype or [], device, json, html, full, listing, check or [], sample,
         real, model or [], seconds, jobs,
     )  # fmt: skip

@@ -27,7 +27,7 @@ STYLES = {OWN: "bold green", TRITON: "green", NATIVE: "yellow", CPU: "bold red"}
 
 
 @dataclass(frozen=True)
-class Row:
+class CoverageRow:
     op: str
     calls: int
     where: str
@@ -35,11 +35,11 @@ class Row:
 
 
 @dataclass
-class Seen:
+class SeenCalls:
     """What was seen on a device."""
 
     device: str
-    rows: list[Row] = field(default_factory=list)
+    rows: list[CoverageRow] = field(default_factory=list)
 
     def counts(self) -> dict[str, int]:
         """Calls by where they ran."""
@@ -63,12 +63,12 @@ class Seen:
 
 
 @contextlib.contextmanager
-def watch(device: str) -> Iterator[Seen]:
+def watch(device: str) -> Iterator[SeenCalls]:
     """Watch the ops of ATen on a device; the rows are there when the block ends.
 
     Ops without a kernel of ours are only known on a simulated device, which counts its fallbacks.
     """
-    seen = Seen(device)
+    seen = SeenCalls(device)
     before = Counter(simulator.fallbacks())
     with engine.counted() as counts:
         yield seen
@@ -76,19 +76,19 @@ def watch(device: str) -> Iterator[Seen]:
     after.subtract(before)
     left = Counter({name.removeprefix("aten::"): n for name, n in after.items() if n > 0})
     rows = [_row(name, calls, device, left) for name, calls in counts.items()]
-    rows += [Row(name, n, CPU, "cpu fallback") for name, n in left.items() if n > 0]
+    rows += [CoverageRow(name, n, CPU, "cpu fallback") for name, n in left.items() if n > 0]
     order = list(STYLES)
     seen.rows = sorted(rows, key=lambda r: (order.index(r.where), -r.calls, r.op))
 
 
-def _row(name: str, calls: int, device: str, left: Counter[str]) -> Row:
+def _row(name: str, calls: int, device: str, left: Counter[str]) -> CoverageRow:
     if left[name] >= calls:  # our kernel declined every call
         left[name] -= calls
-        return Row(name, calls, CPU, "native")
+        return CoverageRow(name, calls, CPU, "native")
     chosen = _chosen(name, device)
     if chosen is None or chosen.kind is BackendImplKind.REFERENCE:
-        return Row(name, calls, NATIVE, "native")
-    return Row(name, calls, TRITON if chosen.vendor is None else OWN, chosen.impl_id)
+        return CoverageRow(name, calls, NATIVE, "native")
+    return CoverageRow(name, calls, TRITON if chosen.vendor is None else OWN, chosen.impl_id)
 
 
 def _chosen(name: str, device: str) -> Any:

@@ -93,7 +93,7 @@ class Gaps:
 
 def run(steps: int, device: str | None, dtype: str, seed: int) -> int:
     at, kind = arguments.device(device), arguments.dtype(dtype, TOLERANCE)
-    size = llama.Size()
+    size = llama.LlamaSize()
     batches = llama.batches(size, steps, seed).to(at)
     counted = [Counted(op) for op in (opmux_ops.rms_norm, opmux_ops.add_rms_norm, opmux_ops.silu_mul)]
     plain, ours = Run("plain torch"), Run("opmux")
@@ -125,9 +125,9 @@ def _quiet_and_deterministic(device: torch.device) -> Iterator[None]:
         yield
 
 
-def _ops(rms_norm: Counted, add_rms_norm: Counted, silu_mul: Counted) -> llama.Ops:
+def _ops(rms_norm: Counted, add_rms_norm: Counted, silu_mul: Counted) -> llama.LlamaOps:
     """The model's three ops through opmux; the statistics that only a backward needs are left aside."""
-    return llama.Ops(
+    return llama.LlamaOps(
         lambda x, weight, eps: rms_norm(x, weight, eps, 0.0)[0],
         lambda x, residual, weight, eps: add_rms_norm(x, residual, weight, eps, 0.0)[:2],
         silu_mul,
@@ -184,7 +184,7 @@ def largest(gaps: Iterable[float]) -> float:
 
 
 def _show_head(
-    console: Console, size: llama.Size, device: torch.device, dtype: torch.dtype, steps: int, seed: int
+    console: Console, size: llama.LlamaSize, device: torch.device, dtype: torch.dtype, steps: int, seed: int
 ) -> None:
     arch = machine.arch_of(device.type)
     where = f"{device.type} ({arch})" if arch else device.type

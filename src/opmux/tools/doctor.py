@@ -25,7 +25,7 @@ from . import cpp, screen
 
 
 @dataclass
-class Report:
+class DoctorReport:
     """All that doctor finds, as plain data; `broken` has a sentence for each thing that must be mended."""
 
     versions: dict[str, str] = field(default_factory=dict)
@@ -62,8 +62,8 @@ def run(as_json: bool) -> int:
     return 1 if report.broken else 0
 
 
-def examine() -> Report:
-    report = Report(versions=versions())
+def examine() -> DoctorReport:
+    report = DoctorReport(versions=versions())
     report.devices = report.guard("devices", device_rows, [])
     # The file is checked once: each setting that is not in the environment would report its error again.
     file_is_good = report.guard("settings file", lambda: knobs.files() is not None, False)
@@ -138,7 +138,7 @@ def _installed(name: str) -> str:
 
 
 def device_rows() -> list[dict[str, Any]]:
-    found = [{"device": "cpu", "arch": platform.machine(), "name": f"{os.cpu_count()} cores"}]
+    found: list[dict[str, Any]] = [{"device": "cpu", "arch": platform.machine(), "name": f"{os.cpu_count()} cores"}]
     for kind in machine.accelerators():
         module = torch.get_device_module(kind)
         name_of = getattr(module, "get_device_name", None)
@@ -209,7 +209,7 @@ def failure(found: Any) -> dict[str, Any]:
 # ---- showing --------------------------------------------------------------------------------------------------------
 
 
-def show(report: Report, console: Console) -> None:
+def show(report: DoctorReport, console: Console) -> None:
     console.print(screen.pairs(report.versions.items(), title="versions"))
     console.print(screen.pairs(_device_rows(report), title="\ndevices"))
     console.print(screen.pairs(_chip_rows(report), title="\nvendors"))
@@ -233,12 +233,12 @@ def _title(title: str, body: Any) -> Group:
     return Group(Text(f"\n{title}", "bold"), *([] if body is None else [body]))
 
 
-def _device_rows(report: Report) -> list[tuple[str, str]]:
+def _device_rows(report: DoctorReport) -> list[tuple[str, str]]:
     rows = [(d["device"], f"{d['name']} ({d['arch'] or 'states no arch'})") for d in report.devices]
     return rows if len(rows) > 1 else [*rows, ("accelerators", "none: ops run on the CPU")]
 
 
-def _state_rows(report: Report) -> list[tuple[str, Any]]:
+def _state_rows(report: DoctorReport) -> list[tuple[str, Any]]:
     left_out = ", ".join(s["source"] for s in report.settings if s["error"])
     policy = f"{report.policy} (without {left_out})" if left_out and report.policy else report.policy
     quarantine = [("quarantine", Text(f["text"], "yellow")) for f in report.quarantine]
@@ -249,7 +249,7 @@ def _state_rows(report: Report) -> list[tuple[str, Any]]:
     ]
 
 
-def _chip_rows(report: Report) -> list[tuple[str, str]]:
+def _chip_rows(report: DoctorReport) -> list[tuple[str, str]]:
     rows = [
         (c["device"], f"{c['vendor']}, on {c['dispatch_key']} ({c['verified']})") for c in report.chips if c["active"]
     ]
@@ -257,12 +257,12 @@ def _chip_rows(report: Report) -> list[tuple[str, str]]:
     return [*rows, ("known, not here", ", ".join(others) or "none")]
 
 
-def _vendor_rows(report: Report) -> list[tuple[str, str]]:
+def _vendor_rows(report: DoctorReport) -> list[tuple[str, str]]:
     rows = [(v["vendor"] or "of no vendor", f"{v['impls']} of kind {v['kind']}") for v in report.vendors]
     return rows or [("none", "see below")]
 
 
-def _plugin_table(report: Report) -> Any:
+def _plugin_table(report: DoctorReport) -> Any:
     table = screen.table("plugin", "from", "distribution", "status", "impls, or why not")
     styles = {"loaded": "green", "broken": "bold red", "blocked": "yellow"}
     for p in report.plugins:
@@ -273,7 +273,7 @@ def _plugin_table(report: Report) -> Any:
     return table
 
 
-def _settings_table(report: Report, width: int) -> Any:
+def _settings_table(report: DoctorReport, width: int) -> Any:
     value = ("value", {"max_width": width // 3})  # a long path must not push the meaning aside
     table = screen.table(("setting", {"no_wrap": True}), value, ("meaning", {"style": "dim"}))
     for s in report.settings:

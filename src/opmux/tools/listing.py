@@ -27,7 +27,7 @@ NO_SPEC = "(no spec)"
 
 
 @dataclass(frozen=True)
-class Row:
+class ListingRow:
     """One op: its declaration, if it has one, and its impls in dispatch's order."""
 
     name: str
@@ -53,18 +53,18 @@ class Row:
         return (self.spec.grad if self.spec is not None else None) or ""
 
 
-def rows(manager: OpManager) -> list[Row]:
+def rows(manager: OpManager) -> list[ListingRow]:
     """Every op that has an impl, by family, in the order of declaration; ops without a spec come last."""
     manager.prepare()  # loads the plugins
     keys = [*(s.key for s in specs), *sorted(k for k in manager.registry if k not in specs.by_key)]
     made = []
     for key in dict.fromkeys(keys):
         spec = specs.by_key.get(key)
-        made.append(Row(specs.short_name(key), key, NO_SPEC if spec is None else spec.family, spec, manager))
+        made.append(ListingRow(specs.short_name(key), key, NO_SPEC if spec is None else spec.family, spec, manager))
     return sorted(made, key=lambda r: (r.spec is None, r.family))
 
 
-def select(found: list[Row], named: list[str], family: str | None, glob: str | None) -> list[Row]:
+def select(found: list[ListingRow], named: list[str], family: str | None, glob: str | None) -> list[ListingRow]:
     """The rows that `named` lists (families, ops, globs of either), those of a family, and of ops that match a glob."""
     if named:
         wanted = {row.key for name in named for row in _named(found, name)}
@@ -82,7 +82,7 @@ def select(found: list[Row], named: list[str], family: str | None, glob: str | N
     return found
 
 
-def _named(found: list[Row], name: str) -> list[Row]:
+def _named(found: list[ListingRow], name: str) -> list[ListingRow]:
     wanted = name.strip().casefold().removeprefix("family:")
     for hits in (
         [r for r in found if r.family == wanted],
@@ -119,9 +119,9 @@ def run(named: list[str], family: str | None, glob: str | None, as_json: bool) -
         console.print("*runs; the others follow from left to right; (no: why) cannot run here", style="dim")
 
 
-def _show_families(found: list[Row], console: Console) -> None:
+def _show_families(found: list[ListingRow], console: Console) -> None:
     """One line a family; small ones, and those of an extension's space, such as tex, in one line together."""
-    by_family: dict[str, list[Row]] = {}
+    by_family: dict[str, list[ListingRow]] = {}
     for row in found:
         by_family.setdefault(row.family, []).append(row)
     short: dict[str, list[str]] = {}
@@ -144,14 +144,14 @@ def _show_families(found: list[Row], console: Console) -> None:
     console.print(f"{counts}; opmux list norm, rms_norm or '*_bwd' shows implementations")
 
 
-def _examples(ops: list[Row], width: int) -> str:
+def _examples(ops: list[ListingRow], width: int) -> str:
     """As many names as fit, the first ones first."""
     names = [r.name.rpartition("::")[2] for r in ops]
     kept = [n for i, n in enumerate(names) if len(", ".join(names[: i + 1])) <= width - 5]
     return ", ".join(kept) + (", ..." if len(kept) < len(names) else "")
 
 
-def _table(family: str, found: list[Row], width: int) -> Any:
+def _table(family: str, found: list[ListingRow], width: int) -> Any:
     """On a screen of 80 columns without the space and the backward op: names and ids of impls stay whole."""
     wide = width >= 120
     name, arguments = ("op", {"no_wrap": True}), ("arguments -> results", {"style": "dim"})
@@ -216,7 +216,7 @@ def short_signature(spec: Spec) -> str:
 # ---- as data --------------------------------------------------------------------------------------------------------
 
 
-def as_data(row: Row) -> dict[str, Any]:
+def as_data(row: ListingRow) -> dict[str, Any]:
     spec = row.spec
     return {
         "op": row.name,

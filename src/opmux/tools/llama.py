@@ -22,7 +22,7 @@ by its own engine, some with sails and some with steam, and every one of them fo
 
 
 @dataclass(frozen=True)
-class Size:
+class LlamaSize:
     vocab: int = 256  # bytes
     dim: int = 128
     layers: int = 2
@@ -39,7 +39,7 @@ class Size:
 
 
 @dataclass(frozen=True)
-class Ops:
+class LlamaOps:
     """The three ops that the two runs compute differently; each returns what the model needs and no more."""
 
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
@@ -56,7 +56,7 @@ def _torch_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float)
     return F.rms_norm(s, weight.shape, weight, eps), s
 
 
-PLAIN = Ops(_torch_rms_norm, _torch_add_rms_norm, lambda a, b: F.silu(a) * b)
+PLAIN = LlamaOps(_torch_rms_norm, _torch_add_rms_norm, lambda a, b: F.silu(a) * b)
 
 
 def linear(inputs: int, outputs: int) -> nn.Linear:
@@ -66,7 +66,7 @@ def linear(inputs: int, outputs: int) -> nn.Linear:
 class Attention(nn.Module):
     """Causal attention; each key and value head serves several query heads."""
 
-    def __init__(self, size: Size):
+    def __init__(self, size: LlamaSize):
         super().__init__()
         self.size = size
         self.q = linear(size.dim, size.heads * size.head_dim)
@@ -82,7 +82,7 @@ class Attention(nn.Module):
         return self.o(y.transpose(1, 2).reshape(batch, length, -1))
 
 
-def rotary(size: Size, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def rotary(size: LlamaSize, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     rates = 10000.0 ** (-torch.arange(0, size.head_dim, 2, device=device, dtype=torch.float32) / size.head_dim)
     angles = torch.arange(size.context, device=device, dtype=torch.float32)[:, None] * rates
     return angles.cos().to(dtype), angles.sin().to(dtype)
@@ -93,8 +93,8 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
 
 
-class Layer(nn.Module):
-    def __init__(self, size: Size):
+class LlamaLayer(nn.Module):
+    def __init__(self, size: LlamaSize):
         super().__init__()
         self.attention = Attention(size)
         self.norm = nn.Parameter(torch.ones(size.dim))  # between attention and MLP
@@ -105,12 +105,12 @@ class Layer(nn.Module):
 class Llama(nn.Module):
     """The model. A residual is added inside the norm that follows it, so each norm but the first is add_rms_norm."""
 
-    def __init__(self, size: Size, ops: Ops):
+    def __init__(self, size: LlamaSize, ops: LlamaOps):
         super().__init__()
         self.size, self.ops = size, ops
         self.embedding = nn.Embedding(size.vocab, size.dim)
         self.first_norm = nn.Parameter(torch.ones(size.dim))
-        self.layers = nn.ModuleList(Layer(size) for _ in range(size.layers))
+        self.layers = nn.ModuleList(LlamaLayer(size) for _ in range(size.layers))
         # After each layer: the next one's norm, and the final one after the last.
         self.norms = nn.ParameterList(torch.ones(size.dim) for _ in range(size.layers))
         self.head = linear(size.dim, size.vocab)
@@ -120,13 +120,14 @@ class Llama(nn.Module):
         h: Any = self.embedding(tokens)
         cos, sin = rotary(self.size, h.device, h.dtype)
         y = ops.rms_norm(h, self.first_norm, eps)
-        for layer, norm in zip(self.layers, self.norms, strict=True):
+        layers: Any = self.layers
+        for layer, norm in zip(layers, self.norms, strict=True):
             y, h = ops.add_rms_norm(layer.attention(y, cos, sin), h, layer.norm, eps)
             y, h = ops.add_rms_norm(layer.down(ops.silu_mul(layer.gate(y), layer.up(y))), h, norm, eps)
         return self.head(y)
 
 
-def batches(size: Size, steps: int, seed: int) -> Tensor:
+def batches(size: LlamaSize, steps: int, seed: int) -> Tensor:
     """[steps, batch, context + 1] bytes of the text, drawn on the CPU: the same on every machine."""
     data = torch.frombuffer(bytearray(TEXT.encode("ascii")), dtype=torch.uint8).long()
     drawn = torch.Generator().manual_seed(seed)
@@ -134,7 +135,7 @@ def batches(size: Size, steps: int, seed: int) -> Tensor:
     return data[starts[..., None] + torch.arange(size.context + 1)]
 
 
-def build(size: Size, ops: Ops, seed: int, device: torch.device, dtype: torch.dtype) -> Llama:
+def build(size: LlamaSize, ops: LlamaOps, seed: int, device: torch.device, dtype: torch.dtype) -> Llama:
     """The same weights for the same seed, whatever the ops and the device."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

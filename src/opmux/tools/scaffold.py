@@ -27,7 +27,7 @@ class CannotMake(OpmuxError, ValueError):
     """A backend that cannot be generated; nothing was written."""
 
 
-class Part(NamedTuple):
+class TemplateFile(NamedTuple):
     """A file of the template: where it comes from, where it goes, and what it is for."""
 
     source: str
@@ -36,16 +36,16 @@ class Part(NamedTuple):
 
 
 FOLDER = (
-    Part("__init__.py", "__init__.py", "the vendor's name and device type, and how to detect a chip"),
-    Part("heuristics_config_utils.py", "heuristics_config_utils.py", "tiles that suit the chip"),
-    Part("tune_configs.yaml", "tune_configs.yaml", "what `opmux tune` tries"),
-    Part("ops/__init__.py", "ops/__init__.py", "which ops it brings"),
-    Part("ops/silu_mul.py", "ops/silu_mul.py", "one op, as an example"),
+    TemplateFile("__init__.py", "__init__.py", "the vendor's name and device type, and how to detect a chip"),
+    TemplateFile("heuristics_config_utils.py", "heuristics_config_utils.py", "tiles that suit the chip"),
+    TemplateFile("tune_configs.yaml", "tune_configs.yaml", "what `opmux tune` tries"),
+    TemplateFile("ops/__init__.py", "ops/__init__.py", "which ops it brings"),
+    TemplateFile("ops/silu_mul.py", "ops/silu_mul.py", "one op, as an example"),
 )
 
 
 @dataclass(frozen=True)
-class Backend:
+class NewBackend:
     """The package to write: its vendor, its device type, and its folder."""
 
     name: str
@@ -58,15 +58,15 @@ class Backend:
         return f"opmux.backends._{self.name}" if self.in_tree else f"opmux_{self.name}"
 
     @property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[TemplateFile, ...]:
         home = f"src/{self.package.replace('.', '/')}"
-        folder = tuple(Part(f"backend/{source}", f"{home}/{target}", about) for source, target, about in FOLDER)
+        folder = tuple(TemplateFile(f"backend/{source}", f"{home}/{target}", about) for source, target, about in FOLDER)
         tests = "tests/backends" if self.in_tree else "tests"
-        test = Part("tests/test_backend.py", f"{tests}/test_{self.name}.py", "its ops against the references")
+        test = TemplateFile("tests/test_backend.py", f"{tests}/test_{self.name}.py", "its ops against the references")
         if self.in_tree:
             return (*folder, test)
-        entry = Part("pyproject.toml", "pyproject.toml", "the entry point by which opmux finds it")
-        return (entry, Part("README.md", "README.md", "what to do next, in order of payoff"), *folder, test)
+        entry = TemplateFile("pyproject.toml", "pyproject.toml", "the entry point by which opmux finds it")
+        return (entry, TemplateFile("README.md", "README.md", "what to do next, in order of payoff"), *folder, test)
 
     @property
     def new(self) -> list[Path]:
@@ -75,7 +75,7 @@ class Backend:
             return [self.root]
         return [self.root / "src/opmux/backends" / f"_{self.name}", self.root / self.parts[-1].target]
 
-    def text(self, part: Part) -> str:
+    def text(self, part: TemplateFile) -> str:
         """A file of the template with the names filled in."""
         words = {
             "VENDOR_NAME": self.name,
@@ -113,7 +113,7 @@ def run(name: str, device: str, out: Path | None, in_tree: bool) -> int:
     return 0
 
 
-def commands(made: Backend) -> list[str]:
+def commands(made: NewBackend) -> list[str]:
     """What brings the package to life, and shows that it works."""
     install = [f"pip install --no-deps --no-build-isolation -e {shlex.quote(shown(made.root))}"]
     conform = f"opmux conform --vendor {made.name}"
@@ -133,7 +133,7 @@ def shown(path: Path) -> str:
 # ---- checks of the options ------------------------------------------------------------------------------------------
 
 
-def plan(name: str, device: str, out: Path | None, in_tree: bool) -> Backend:
+def plan(name: str, device: str, out: Path | None, in_tree: bool) -> NewBackend:
     """The requested package; raises CannotMake if it must not be written."""
     _check_name(name)
     if not re.fullmatch(r"[a-z][a-z_]*", device):
@@ -141,9 +141,9 @@ def plan(name: str, device: str, out: Path | None, in_tree: bool) -> Backend:
     if device in ("cpu", "meta"):
         raise CannotMake(f"--device {device}: Triton, which the package is for, does not run there. Name another type")
     if in_tree:
-        made = Backend(name, device, _checkout(out), True)
+        made = NewBackend(name, device, _checkout(out), True)
     else:
-        made = Backend(name, device, (out or Path()).absolute() / f"opmux-{name}", False)
+        made = NewBackend(name, device, (out or Path()).absolute() / f"opmux-{name}", False)
     for path in made.new:
         if os.path.lexists(path):
             raise CannotMake(f"{path} is there already, and stays as it is. Remove it, or name another place by --out")
@@ -180,7 +180,7 @@ def _checkout(out: Path | None) -> Path:
 # ---- writing --------------------------------------------------------------------------------------------------------
 
 
-def write(made: Backend) -> None:
+def write(made: NewBackend) -> None:
     """Write all files or none: they are written to a temporary folder, which is renamed at the end."""
     target, *more = made.new
     texts = {part.target: made.text(part) for part in made.parts}

@@ -112,6 +112,12 @@ def count(number: int, noun: str) -> str:
     return f"{number} {noun if number == 1 else several}"
 
 
+def some(names: Iterable[str], most: int = 12) -> str:
+    """A list that may be long, in one line."""
+    found = list(names)
+    return ", ".join(found[:most]) + (f" and {len(found) - most} more" if len(found) > most else "")
+
+
 def table(*columns: str | tuple[str, dict[str, Any]], title: str | None = None) -> Table:
     """A table in the one style; a column is a heading, or a heading and its options."""
     made = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)

@@ -27,6 +27,8 @@ from ..runtime import provider_speed, tile_files, tuning, vendor_ops, vendors
 from ..runtime.devices import Chip
 from . import arguments, explain, screen, tile_checks
 from .dry_run import nothing_launched, standing_in
+from .runner.check import DeviceLost, as_tuple, in_one_line
+from .runner.clock import Call, median_ms
 
 GAIN = 0.02  # less than this is noise, and not worth an entry
 LONG_SUM = 10.0  # factor on the tolerance if the current tiles need it: sums of thousands of float32 in another order
@@ -34,22 +36,11 @@ SHAPES, DTYPES = ("4096x8192",), ("bfloat16",)
 STAND_IN = "sm_90"  # the chip of a dry run on a machine without an accelerator
 SHOWN = 12  # rows of a table; the slowest are counted
 
-Bench = Callable[[Callable[[], Any]], float]
-
-
-class DeviceLost(OpmuxError, RuntimeError):
-    """A candidate broke the device, so that nothing more can be measured."""
-
-
-def median_ms(fn: Callable[[], Any]) -> float:
-    from triton.testing import do_bench
-
-    made: Any = do_bench(fn, warmup=10, rep=60, return_mode="median")
-    return made
+Bench = Callable[[Call], float]
 
 
 @dataclass
-class Trial:
+class TileTrial:
     """Tiles to be timed, their source, and a time or the reason why there is none."""
 
     tiles: Tiles
@@ -59,17 +50,17 @@ class Trial:
 
 
 @dataclass
-class Outcome:
+class TuneOutcome:
     """The outcome of tuning one tunable."""
 
     asked: Asked
-    trials: list[Trial]  # the current tiles come first
-    best: Trial | None = None  # faster than the current tiles by GAIN, measured twice
+    trials: list[TileTrial]  # the current tiles come first
+    best: TileTrial | None = None  # faster than the current tiles by GAIN, measured twice
     times: tuple[float, float] = (0.0, 0.0)  # of the current tiles and the fastest others
 
 
 @dataclass
-class Case:
+class TuneCase:
     """An op with arguments, as `opmux tune` runs it."""
 
     spec: Spec
@@ -99,9 +90,9 @@ class Case:
     def disagreement(self) -> str:
         """How the result differs from the reference's, or ""; twice, as a second launch takes another way."""
         if self.expected is None:
-            self.expected = _listed(self.spec.reference(*self.sample.args, **self.sample.kwargs))
+            self.expected = as_tuple(self.spec.reference(*self.sample.args, **self.sample.kwargs))
         for _ in range(2):
-            for name, a, b in zip(self.spec.out, _listed(self.run()), self.expected, strict=True):
+            for name, a, b in zip(self.spec.out, as_tuple(self.run()), self.expected, strict=True):
                 tol = self.spec.tol.get(b.dtype) if isinstance(b, torch.Tensor) else None
                 rtol, atol = (None, None) if tol is None else (self.slack * tol.rtol, self.slack * tol.atol)
                 try:
@@ -111,14 +102,10 @@ class Case:
         return ""
 
 
-def _listed(results: Any) -> list[Any]:
-    return list(results) if isinstance(results, (tuple, list)) else [results]
-
-
 # ---- what to tune ---------------------------------------------------------------------------------------------------
 
 
-def case_of(op: str, shape: str, dtype: str, device: torch.device, anywhere: bool) -> Case:
+def case_of(op: str, shape: str, dtype: str, device: torch.device, anywhere: bool) -> TuneCase:
     """The op's own kernel and arguments for it; `anywhere`: although its device may not be here."""
     spec = specs.find(op, NAME_LOOKUP["ops"])
     kind, sizes = arguments.dtype(dtype), arguments.shape(shape)
@@ -130,7 +117,7 @@ def case_of(op: str, shape: str, dtype: str, device: torch.device, anywhere: boo
     sample = explain.sample_of(spec, spec.name, sizes, kind, device)
     mine = _of_vendor(spec, config.this_chip())
     if mine is not None:
-        return Case(spec, mine.call, sample, "x".join(map(str, sizes)), kind)
+        return TuneCase(spec, mine.call, sample, "x".join(map(str, sizes)), kind)
     with policy("flagos", strict=True):
         found = get_default_manager().explain(spec.key, *sample.args, **sample.kwargs)
     ours = [v for v in found.verdicts if v.impl.kind is BackendImplKind.DEFAULT and v.impl.vendor is None]
@@ -138,7 +125,7 @@ def case_of(op: str, shape: str, dtype: str, device: torch.device, anywhere: boo
     if not usable:
         why = f"{ours[0].stage}: {ours[0].reason}" if ours else "there is none"
         raise arguments.BadArgument(f"{spec.name} has no kernel of ours for such arguments: {why}")
-    return Case(spec, usable[0].call, sample, "x".join(map(str, sizes)), kind)
+    return TuneCase(spec, usable[0].call, sample, "x".join(map(str, sizes)), kind)
 
 
 def _of_vendor(spec: Spec, chip: Chip | None) -> OpImpl | None:
@@ -151,13 +138,13 @@ def _of_vendor(spec: Spec, chip: Chip | None) -> OpImpl | None:
     return next((i for i in mine if i.kind is BackendImplKind.DEFAULT and i.fn.__module__ in tuned), None)
 
 
-def trials_for(one: Asked, chip: Chip | None) -> list[Trial]:
+def trials_for(one: Asked, chip: Chip | None) -> list[TileTrial]:
     """The current tiles, the default, and the vendor's configs, without duplicates."""
-    made = [Trial(one.choice.tiles, one.choice.source)]
+    made = [TileTrial(one.choice.tiles, one.choice.source)]
     listed = [] if chip is None else one.tunable.candidates(chip, **one.facts)
     for trial in (
-        Trial(one.tunable.default(**one.facts), "default"),
-        *(Trial(tiles, "tune_configs", reason=why) for tiles, why in listed),
+        TileTrial(one.tunable.default(**one.facts), "default"),
+        *(TileTrial(tiles, "tune_configs", reason=why) for tiles, why in listed),
     ):
         if all(trial.tiles != known.tiles for known in made):
             made.append(trial)
@@ -171,14 +158,14 @@ def trials_for(one: Asked, chip: Chip | None) -> list[Trial]:
 class Tuner:
     """Tries tiles for one case, one question of its plan after the other, each with the best so far of the others."""
 
-    case: Case
+    case: TuneCase
     chip: Chip | None
     bench: Bench = median_ms
     held: dict[str, Tiles] = field(default_factory=dict)
 
-    def tune(self, one: Asked, tick: Callable[[float | None], None] = lambda best: None) -> Outcome:
+    def tune(self, one: Asked, tick: Callable[[float | None], None] = lambda best: None) -> TuneOutcome:
         """Time every trial; `tick` gets the best time so far after each."""
-        out = Outcome(one, trials_for(one, self.chip))
+        out = TuneOutcome(one, trials_for(one, self.chip))
         present, *others = out.trials
         self._time(one.key, present)
         if present.ms is None and self.case.slack == 1.0:
@@ -200,7 +187,7 @@ class Tuner:
                 out.best, self.held[one.key] = fastest, fastest.tiles
         return out
 
-    def _time(self, key: str, trial: Trial) -> None:
+    def _time(self, key: str, trial: TileTrial) -> None:
         """Check and time a trial; a wrong result or an error of the chip gives a reason instead of a time."""
         with self._using(key, trial.tiles):
             try:
@@ -208,7 +195,7 @@ class Tuner:
                 if not trial.reason:
                     trial.ms = self.bench(self.case.run)
             except Exception as error:  # compilers and drivers have no common class
-                trial.reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+                trial.reason = in_one_line(error, 2000)
                 self._check_device(trial)
 
     def _side_by_side(self, key: str, one: Tiles, other: Tiles) -> tuple[float, float]:
@@ -227,7 +214,7 @@ class Tuner:
             yield
         forget()
 
-    def _check_device(self, trial: Trial) -> None:
+    def _check_device(self, trial: TileTrial) -> None:
         first = next((a for a in self.case.sample.args if isinstance(a, torch.Tensor)), None)
         try:
             torch.zeros(1, device=None if first is None else first.device).add_(1).item()
@@ -262,7 +249,7 @@ def run(
     return 0
 
 
-def _tune_case(console: Console, case: Case, chip: Chip | None) -> None:
+def _tune_case(console: Console, case: TuneCase, chip: Chip | None) -> None:
     tuner = Tuner(case, chip, median_ms)
     questions = case.plan()
     if not questions:
@@ -284,7 +271,7 @@ def _tune_case(console: Console, case: Case, chip: Chip | None) -> None:
 # ---- showing --------------------------------------------------------------------------------------------------------
 
 
-def _show_plan(console: Console, case: Case, chip: Chip | None) -> None:
+def _show_plan(console: Console, case: TuneCase, chip: Chip | None) -> None:
     console.print(f"[bold]{case}, as on {chip or 'an unknown chip'}[/]: nothing is run")
     for one in case.plan():
         table = screen.table("", "tiles", "from", "", title=escape(one.key))
@@ -295,7 +282,7 @@ def _show_plan(console: Console, case: Case, chip: Chip | None) -> None:
         console.print(f"  {sum(not t.reason for t in trials)} to try; * holds now", style="dim")
 
 
-def _show_outcome(console: Console, case: Case, outcome: Outcome) -> None:
+def _show_outcome(console: Console, case: TuneCase, outcome: TuneOutcome) -> None:
     right = {"justify": "right"}
     table = screen.table(
         "", "tiles", "from", ("ms", right), ("speed", right), title=escape(f"{case}: {outcome.asked.key}")
@@ -316,7 +303,7 @@ def _show_outcome(console: Console, case: Case, outcome: Outcome) -> None:
     console.print(Text(_verdict(outcome), "bold green" if outcome.best is not None else ""))
 
 
-def _verdict(outcome: Outcome) -> str:
+def _verdict(outcome: TuneOutcome) -> str:
     before, after = outcome.times
     if not before:
         return "  no other tiles could be timed; the current ones are kept"

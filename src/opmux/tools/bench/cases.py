@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -43,8 +43,26 @@ class QuickDraw(Draw):
         return torch.randn(shape, generator=self._there, dtype=wide, device=self.device).mul_(scale).to(dtype)
 
 
+def name_of(spec: Spec) -> str:
+    """The op's name in `opmux.ops`; its key if the name is ambiguous."""
+    return spec.name if specs.lookup(spec.name, NAME_LOOKUP["ops"]) is spec else spec.key
+
+
+def sample_of(spec: Spec, case: Drawn, dtype: torch.dtype, device: torch.device) -> Sample:
+    """The arguments of an op for a case, along the last dimension unless it says otherwise; raises any error."""
+    made_by: Any = spec.samples
+    options = {**ALONG, **case.options}
+    if isinstance(made_by, Maker):
+        named = made_by.build(QuickDraw(replace(case, options=options), dtype, device))
+        bound = spec.signature.bind(**named)
+        return Sample(bound.args, bound.kwargs, id=case.id)
+    if not hasattr(made_by, "at"):
+        raise ValueError("its samples have fixed shapes")
+    return made_by.at(case.shape, dtype, device, **options)
+
+
 @dataclass(frozen=True)
-class Case:
+class BenchCase:
     """One op on one shape in one dtype."""
 
     spec: Spec
@@ -56,9 +74,7 @@ class Case:
     @property
     def name(self) -> str:
         """The op as `opmux.ops` has it, and the variant."""
-        spec = self.spec
-        bare = spec.name if specs.lookup(spec.name, NAME_LOOKUP["ops"]) is spec else spec.key
-        return f"{bare} ({self.variant})" if self.variant else bare
+        return f"{name_of(self.spec)} ({self.variant})" if self.variant else name_of(self.spec)
 
     def __str__(self) -> str:
         return f"{self.name} {sizes(self.shape)} {dtype_name(self.dtype)}"
@@ -66,18 +82,9 @@ class Case:
     def sample(self, device: torch.device, rows: int | None = None) -> Sample:
         """All arguments of the op; with `rows`, of that many rows. Raises BadArgument if the op has no such samples."""
         shape = self.shape if rows is None else (rows, *self.shape[1:])
-        made_by: Any = self.spec.samples
         try:
-            if isinstance(made_by, Maker):
-                named = made_by.build(QuickDraw(Drawn(shape, options=ALONG), self.dtype, device))
-                bound = self.spec.signature.bind(**named)
-                args, kwargs = bound.args, bound.kwargs
-            elif not hasattr(made_by, "at"):
-                raise ValueError("its samples have fixed shapes")
-            else:
-                drawn = made_by.at(shape, self.dtype, device, **ALONG)
-                args, kwargs = drawn.args, drawn.kwargs
-            return Sample(*self.spec.bound(VARIANTS[self.variant](args), kwargs), id=str(self))
+            drawn = sample_of(self.spec, Drawn(shape), self.dtype, device)
+            return Sample(*self.spec.bound(VARIANTS[self.variant](drawn.args), drawn.kwargs), id=str(self))
         except Exception as error:  # samples are anybody's code
             words = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise BadArgument(f"{self}: no such arguments: {words}") from None
@@ -188,10 +195,10 @@ def _selected(word: str) -> list[Spec]:
 
 
 @dataclass(frozen=True)
-class Plan:
+class BenchPlan:
     """The cases, and a note for each requested thing that does not exist."""
 
-    cases: list[Case]
+    cases: list[BenchCase]
     notes: list[str]
     preset: Preset
 
@@ -207,19 +214,19 @@ def plan(
     dtypes: list[torch.dtype],
     mib: int,
     device: str,
-) -> Plan:
+) -> BenchPlan:
     """What to measure, from the words of the command line."""
     notes: list[str] = []
     base, lines = _lines(words, preset, device, notes)
     kinds = dtypes or [getattr(torch, d) for d in base.dtypes]
     lines = _measurable(lines, kinds, notes)
-    made: dict[tuple, Case] = {}
+    made: dict[tuple, BenchCase] = {}
     for spec, line in lines:
         for dtype in kinds:
             for shape in shapes or [base.shape(w, dtype, mib) for w in line.widths]:
-                case = Case(spec, shape, dtype, line.variant, base.host)
+                case = BenchCase(spec, shape, dtype, line.variant, base.host)
                 made.setdefault((spec.key, shape, dtype, line.variant), case)
-    return Plan(list(made.values()), notes, base)
+    return BenchPlan(list(made.values()), notes, base)
 
 
 def _lines(

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
-from ...core import log
 from ...core.default import get_default_manager
 from ...core.errors import UnknownName
 from ...core.tensors import dtype_name
 from .. import arguments, screen
 from . import page, report
-from .cases import PRESETS, Case, plan, sizes
-from .engine import Bench, Row
+from .cases import PRESETS, BenchCase, plan, sizes
+from .engine import Bench, BenchRow
 from .measure import Limits
-from .providers import Choice, Provider
-from .record import Record, facts, limits_data
+from .providers import BenchProvider, ProviderChoice
+from .record import BenchRecord, facts, limits_data
 
 # A limit is measured on tensors that do not fit in a cache.
 COPY_MIB = {"cpu": 64}
@@ -27,7 +25,7 @@ COPY_MIB_OF_CHIPS = 512
 
 
 @dataclass(frozen=True)
-class Asked:
+class BenchOptions:
     """The command line."""
 
     ops: list[str] = field(default_factory=list)
@@ -44,20 +42,19 @@ class Asked:
     source: Path | None = None  # show and draw this run instead of measuring
 
 
-def run(asked: Asked) -> int:
-    log.show("WARNING")  # a line for each op that is used would tear the table
-    log.from_knobs()
+def run(asked: BenchOptions) -> int:
+    screen.show_log()
     for option, path in (("--json", asked.json), ("--html", asked.html)):
         if path is not None and str(path) != "-" and Path(path).is_dir():  # before hours of measuring, not after them
             raise arguments.BadArgument(f"{option} '{path}' is a folder. Name a file")
     if asked.source is not None:
-        record = Record.load(asked.source)
+        record = BenchRecord.load(asked.source)
         console = screen.beside(asked.json)
         _show_again(record, console)
     else:
         at = arguments.device(asked.device)
-        shapes = [arguments.shape(s) for s in _split(asked.shapes)]
-        dtypes = [arguments.dtype(d) for d in _split(asked.dtypes)]
+        shapes = [arguments.shape(s) for s in arguments.parts(asked.shapes)]
+        dtypes = [arguments.dtype(d) for d in arguments.parts(asked.dtypes)]
         wanted = (asked.ops, asked.preset, shapes, dtypes, asked.mib, at.type)
         try:
             todo = plan(*wanted)
@@ -66,26 +63,21 @@ def run(asked: Asked) -> int:
             todo = plan(*wanted)
         if not todo.cases:
             raise arguments.BadArgument(f"there is nothing to measure: {'; '.join(todo.notes)}")
-        choice = Choice.of(asked.providers or todo.preset.providers, at.type, todo.ops, asked.dynamic)
+        choice = ProviderChoice.of(asked.providers or todo.preset.providers, at.type, todo.ops, asked.dynamic)
         notes = todo.notes + choice.notes()
         if asked.listing:
             _list(todo.cases, choice, notes)
             return 0
-        record = Record(facts(at, todo.preset.name or None, asked.mib, asked.dynamic), {}, notes=notes)
+        record = BenchRecord(facts(at, todo.preset.name or None, asked.mib, asked.dynamic), {}, notes=notes)
         _measure(record, Bench(at, Limits(at), choice), todo.cases, asked)
     screen.keep(record, asked.json, asked.html, page.page)
     return 1 if record.ours_is_broken() else 0
 
 
-def _split(words: list[str]) -> Iterator[str]:
-    """An option may be given twice, or once with its values in one word: 4096x4096 8x128."""
-    return (part for word in words for part in word.split())
-
-
 # ---- measuring ------------------------------------------------------------------------------------------------------
 
 
-def _measure(record: Record, bench: Bench, cases: list[Case], asked: Asked) -> None:
+def _measure(record: BenchRecord, bench: Bench, cases: list[BenchCase], asked: BenchOptions) -> None:
     """Fill in the record, with a line on the screen for each case as it is done."""
     console = screen.beside(asked.json)
     console.file = console.file  # fix the current stream: the bar replaces sys.stdout
@@ -99,7 +91,7 @@ def _measure(record: Record, bench: Bench, cases: list[Case], asked: Asked) -> N
         lines = report.Lines(to, (c.name for c in cases), (sizes(c.shape) for c in cases), list(columns))
         lines.head()
 
-        def started(case: Case, provider: Provider) -> None:
+        def started(case: BenchCase, provider: BenchProvider) -> None:
             bar.update(task, now=f"{case} by {provider.name}")
 
         for made in bench.rows(cases, started):
@@ -113,9 +105,9 @@ def _measure(record: Record, bench: Bench, cases: list[Case], asked: Asked) -> N
     console.print(report.summary(record))
 
 
-def _show_again(record: Record, console: Console) -> None:
+def _show_again(record: BenchRecord, console: Console) -> None:
     console.print(report.head(record), soft_wrap=True)
-    found: list[list[Row]] = record.cases()
+    found: list[list[BenchRow]] = record.cases()
     ops, shapes = (r.op for r in record.rows), (sizes(r.shape) for r in record.rows)
     lines = report.Lines(console, ops, shapes, record.providers())
     lines.head()
@@ -124,10 +116,10 @@ def _show_again(record: Record, console: Console) -> None:
     console.print(report.summary(record))
 
 
-def _list(cases: list[Case], choice: Choice, notes: list[str]) -> None:
+def _list(cases: list[BenchCase], choice: ProviderChoice, notes: list[str]) -> None:
     """What would be measured, and by whom."""
     table = screen.table("op", "family", "shapes", "dtypes", "providers")
-    by_op: dict[str, list[Case]] = {}
+    by_op: dict[str, list[BenchCase]] = {}
     for case in cases:
         by_op.setdefault(case.name, []).append(case)
     for name, found in by_op.items():

@@ -16,11 +16,14 @@ from ...core.explain import Explanation
 from ...core.registry import BackendImplKind
 from ...core.spec import Sample, specs
 from ...core.tensors import dtype_name
+from ..runner import clock
+from ..runner.check import Wrong, words
 from . import measure
-from .cases import Case
-from .measure import Limits, Truth, Wrong
-from .providers import COMPILE, OURS, Choice, Provider
+from .cases import BenchCase
+from .measure import Limits, Truth
+from .providers import COMPILE, OURS, BenchProvider, ProviderChoice
 
+Started = Callable[[BenchCase, BenchProvider], None]
 # Up to this many elements the host time of a call matters on a device, and is measured too.
 SMALL = 2**16
 # Rows for the correctness check, if the reference of all rows would not fit in memory.
@@ -28,7 +31,7 @@ FEW = 64
 
 
 @dataclass
-class Row:
+class BenchRow:
     """One provider on one case: `ok` with its figures, or `wrong`, `failed`, `declined` or `skipped` with the reason.
 
     Skipped providers have no arguments, or no reference to compare with.
@@ -68,12 +71,12 @@ class Bench:
 
     device: torch.device
     limits: Limits
-    choice: Choice
+    choice: ProviderChoice
 
-    def rows(self, cases: list[Case], started: Callable[[Case, Provider], None]) -> Iterator[list[Row]]:
+    def rows(self, cases: list[BenchCase], started: Started) -> Iterator[list[BenchRow]]:
         """Yields the rows of each case when it is done."""
         last = None
-        providers: list[Provider] = []
+        providers: list[BenchProvider] = []
         for case in cases:
             if case.spec is not last:
                 last, providers = case.spec, self.choice.of_op(case.spec)
@@ -84,7 +87,7 @@ class Bench:
                 made = self._case(case, providers, started)
             yield made
 
-    def _case(self, case: Case, providers: list[Provider], started: Callable[[Case, Provider], None]) -> list[Row]:
+    def _case(self, case: BenchCase, providers: list[BenchProvider], started: Started) -> list[BenchRow]:
         made = [self._empty(case, p) for p in providers]
         try:
             sample = case.sample(self.device)
@@ -101,13 +104,13 @@ class Bench:
         rank(made)
         return made
 
-    def _empty(self, case: Case, provider: Provider) -> Row:
+    def _empty(self, case: BenchCase, provider: BenchProvider) -> BenchRow:
         spec = case.spec
         metric = "host" if case.host else "device"
         shown = (case.name, spec.key, spec.family, case.variant, list(case.shape), dtype_name(case.dtype), metric)
-        return Row(*shown, provider.name, impl=provider.impl or None)
+        return BenchRow(*shown, provider.name, impl=provider.impl or None)
 
-    def _truth(self, case: Case, sample: Sample) -> Truth:
+    def _truth(self, case: BenchCase, sample: Sample) -> Truth:
         """The reference's word on the case itself, or on few rows of it where all would not fit."""
         if measure.fits(case.spec, sample, self.device) or len(case.shape) < 2:
             try:
@@ -116,7 +119,7 @@ class Bench:
                 torch.cuda.empty_cache()
         return Truth.of(case.spec, case.sample(self.device, rows=min(FEW, *case.shape[:1])))
 
-    def _row(self, row: Row, case: Case, provider: Provider, sample: Sample, truth: Truth) -> None:
+    def _row(self, row: BenchRow, case: BenchCase, provider: BenchProvider, sample: Sample, truth: Truth) -> None:
         """Fill in a row. Whatever a provider does wrong is its own row's business."""
         known = len(get_default_manager().failures())
         try:
@@ -142,14 +145,14 @@ class Bench:
             if isinstance(error, torch.OutOfMemoryError):
                 torch.cuda.empty_cache()
 
-    def _times(self, row: Row, case: Case, call: Callable[[], Any]) -> None:
+    def _times(self, row: BenchRow, case: BenchCase, call: Callable[[], Any]) -> None:
         row.peak_bytes = measure.peak_bytes(call, self.device)
         if not case.host:
-            row.ms = measure.call_ms(call, self.device)
+            row.ms = clock.call_ms(call, self.device)
         if case.host or (self.device.type != "cpu" and math.prod(case.shape) <= SMALL):
-            row.host_us = measure.host_us(call, self.device)
+            row.host_us = clock.host_us(call, self.device)
 
-    def _rates(self, row: Row, dtype: torch.dtype) -> None:
+    def _rates(self, row: BenchRow, dtype: torch.dtype) -> None:
         if row.ms is None or row.bytes is None:
             return
         least, row.limit = self.limits.least_ms(row.bytes, row.flops, dtype)
@@ -157,7 +160,7 @@ class Bench:
         row.tflops = None if row.flops is None else row.flops / row.ms / 1e9
 
 
-def _work(case: Case, sample: Sample) -> tuple[int, int | None]:
+def _work(case: BenchCase, sample: Sample) -> tuple[int, int | None]:
     """The bytes and the flops of a call."""
     spec, args, kwargs = case.spec, sample.args, sample.kwargs
     return spec.bytes_moved(*args, **kwargs), None if spec.flops is None else int(spec.flops(*args, **kwargs))
@@ -170,14 +173,14 @@ def _forget_compiled() -> None:
     torch._dynamo.reset()
 
 
-def rank(rows: list[Row]) -> None:
+def rank(rows: list[BenchRow]) -> None:
     """Give each row of a case its ratio to the best of the others."""
     for row in rows:
         others = [r.time_us for r in rows if r is not row and r.time_us is not None]
         row.ratio = min(others) / row.time_us if others and row.time_us else None
 
 
-def who_runs(case: Case, sample: Sample) -> tuple[str | None, str | None]:
+def who_runs(case: BenchCase, sample: Sample) -> tuple[str | None, str | None]:
     """The impl that `ours` is for these arguments, and why it is not the one that dispatch prefers."""
     found = get_default_manager().explain(case.spec.key, *sample.args, **sample.kwargs)
     if found.chosen is None or found.chosen.kind is BackendImplKind.REFERENCE:
@@ -196,7 +199,5 @@ def _next_of(found: Explanation) -> str | None:
     return next((v.impl.impl_id for v in found.verdicts if v.status == "next"), None)
 
 
-def _words(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    text = lines[0] if lines else "no reason given"
-    return text if isinstance(error, OpmuxError) else f"{type(error).__name__}: {text}"
+def _words(error: Exception) -> str:
+    return (str(error).strip() or "no reason given").splitlines()[0] if isinstance(error, OpmuxError) else words(error)

@@ -1,13 +1,10 @@
-"""The gate that every result passes before it is timed; the clocks of device, host and memory; the machine's limits."""
+"""The gate that every result passes before it is timed; memory; the machine's limits."""
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import os
-import statistics
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,10 +15,9 @@ from torch.utils._pytree import tree_map_only
 
 from ...core.spec import EXACT, Sample, Spec, Tol
 from ...core.tensors import dtype_name, tensors_in
+from ..runner.check import Wrong, as_tuple
+from ..runner.clock import Call, call_ms, wait
 
-Call = Callable[[], Any]
-
-WARMUP_MS, REPEAT_MS = 10, 50
 # Floats that float32 can represent: differences are computed in float32, and in float64 for all others.
 NARROW = {torch.float16, torch.bfloat16, torch.float32, torch.float8_e4m3fn, torch.float8_e5m2}
 # Who is no impl of opmux need not round once only: where terms cancel, torch's own backwards of norms are further off
@@ -30,14 +26,6 @@ LOOSE = 4
 
 
 # ---- the gate -------------------------------------------------------------------------------------------------------
-
-
-class Wrong(Exception):
-    """A wrong result; `error` is the largest difference, None if there is no number."""
-
-    def __init__(self, words: str, error: float | None = None):
-        super().__init__(words)
-        self.error = error
 
 
 @dataclass(frozen=True)
@@ -78,10 +66,6 @@ class Truth:
                 else:
                     worst = max(worst, compare(name, value, want, self.spec, exact=exact))
         return None if random else worst
-
-
-def as_tuple(results: Any) -> tuple:
-    return tuple(results) if isinstance(results, (tuple, list)) else (results,)
 
 
 def _fresh(spec: Spec, sample: Sample) -> tuple[tuple, dict]:
@@ -151,52 +135,6 @@ def free_bytes(device: torch.device) -> int:
     if "SC_AVPHYS_PAGES" not in os.sysconf_names:
         return sys.maxsize  # not Linux: unknown
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-# ---- the clocks -----------------------------------------------------------------------------------------------------
-
-
-def wait(device: torch.device) -> None:
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)
-
-
-def call_ms(fn: Call, device: torch.device) -> float:
-    """The median time of a call on its device."""
-    if device.type != "cpu" and importlib.util.find_spec("triton") is not None:
-        from triton.testing import do_bench
-
-        timed: Any = do_bench(fn, warmup=WARMUP_MS, rep=REPEAT_MS, return_mode="median")
-        return float(timed)
-    return _loop_ms(fn, device)
-
-
-def _loop_ms(fn: Call, device: torch.device) -> float:
-    fn()
-    wait(device)
-    taken: list[float] = []
-    until = time.perf_counter() + REPEAT_MS / 1e3
-    while len(taken) < 3 or time.perf_counter() < until:
-        start = time.perf_counter()
-        fn()
-        wait(device)
-        taken.append(time.perf_counter() - start)
-    return statistics.median(taken) * 1e3
-
-
-def host_us(fn: Call, device: torch.device, loops: int = 100, repeats: int = 9) -> float:
-    """The host's time for one call, launches included, with the device left to itself."""
-    for _ in range(loops):
-        fn()
-    taken = []
-    for _ in range(repeats):
-        wait(device)  # else the queue fills up, and the host waits for the device
-        start = time.perf_counter()
-        for _ in range(loops):
-            fn()
-        taken.append((time.perf_counter() - start) / loops * 1e6)
-    wait(device)
-    return statistics.median(taken)
 
 
 def peak_bytes(fn: Call, device: torch.device) -> int | None:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...core.spec import Sample, Spec, specs
+from ..runner.check import as_tuple
 
 Given = Mapping[str, Any]
 
@@ -184,8 +185,7 @@ def backward_of(fn: Callable[..., Any], how: Backward, spec: Spec, sample: Sampl
     # Copies: some libraries overwrite saved tensors with gradients.
     leaves = [filled[name].detach().clone().requires_grad_() for name in wanted]
     with torch.enable_grad():
-        results = fn(*{**filled, **dict(zip(wanted, leaves))}.values())
-    results = tuple(results) if isinstance(results, (tuple, list)) else (results,)
+        results = as_tuple(fn(*{**filled, **dict(zip(wanted, leaves))}.values()))
     pairs = [(r, given[f"d{name}"]) for name, r in zip(how.native.results(forward), results) if f"d{name}" in given]
     outs, grads = zip(*pairs)
     return lambda: torch.autograd.grad(outs, leaves, grads, retain_graph=True)

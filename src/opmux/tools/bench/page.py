@@ -1,19 +1,20 @@
-"""A run as one self-contained HTML page: charts, a sortable table, the facts. It loads no other resources."""
+"""The page of a run: charts, a sortable table, the facts."""
 
 from __future__ import annotations
 
-import html
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from ..runner.html import document, table, text
 from .cases import sizes
-from .engine import Row
+from .engine import BenchRow
 from .providers import OURS
-from .record import LEVEL, Record
+from .record import LEVEL, BenchRecord
 
 # One colour per provider, in order; ours is always the first.
 COLOURS = ("#2f6fde", "#8a94a6", "#d98a2b", "#3f9d6b", "#a35bb8", "#c2555f", "#4aa3b5", "#8b7d4e")
 GROUP, BAR, HEIGHT, LEFT, TOP = 30, 15, 170, 38, 14
+Groups = tuple[tuple[str, tuple[BenchRow, ...]], ...]
 WIDE = 700  # a chart wider than this gets a line to itself
 
 
@@ -23,7 +24,7 @@ class Chart:
 
     title: str
     about: str
-    groups: tuple[tuple[str, tuple[Row, ...]], ...]
+    groups: Groups
     host: bool
 
     @property
@@ -39,15 +40,15 @@ class Chart:
         values = [v for _, rows in self.groups for r in rows if (v := self.value(r)) is not None]
         return max([*values, 0.0 if self.host else 1.0]) * 1.04 or 1.0
 
-    def value(self, row: Row) -> float | None:
+    def value(self, row: BenchRow) -> float | None:
         return row.host_us if self.host else row.share
 
 
-def charts(record: Record) -> list[Chart]:
+def charts(record: BenchRecord) -> list[Chart]:
     """One chart for each op that has several shapes, one for all the others, and one for the host's time."""
-    by_op: dict[tuple[str, str], list[list[Row]]] = {}
-    alone: dict[str, list[list[Row]]] = {}
-    host: dict[str, list[list[Row]]] = {}
+    by_op: dict[tuple[str, str], list[list[BenchRow]]] = {}
+    alone: dict[str, list[list[BenchRow]]] = {}
+    host: dict[str, list[list[BenchRow]]] = {}
     for rows in record.cases():
         first = rows[0]
         if first.metric == "host":
@@ -61,11 +62,11 @@ def charts(record: Record) -> list[Chart]:
     return made + [Chart("host time of a call, µs", d, _groups(c, lambda r: r.op), True) for d, c in host.items()]
 
 
-def _groups(cases: list[list[Row]], label: Callable[[Row], str]) -> tuple[tuple[str, tuple[Row, ...]], ...]:
+def _groups(cases: list[list[BenchRow]], label: Callable[[BenchRow], str]) -> Groups:
     return tuple((label(rows[0]), tuple(rows)) for rows in cases)
 
 
-def _width(row: Row) -> str:
+def _width(row: BenchRow) -> str:
     n = row.shape[-1] if row.shape else 1
     return f"{n // 1024}K" if n >= 1024 and n % 1024 == 0 else str(n)
 
@@ -74,7 +75,7 @@ def _width(row: Row) -> str:
 
 
 def _figure(chart: Chart, colours: dict[str, str]) -> str:
-    title = f"<b>{_text(chart.title)}</b> <small>{_text(chart.about)}</small>"
+    title = f"<b>{text(chart.title)}</b> <small>{text(chart.about)}</small>"
     kind = " class=wide" if chart.width > WIDE else ""
     return f"<figure{kind}><figcaption>{title}</figcaption>{_svg(chart, colours)}</figure>"
 
@@ -95,12 +96,12 @@ def _svg(chart: Chart, colours: dict[str, str]) -> str:
         left = LEFT + GROUP / 2 + i * (len(slots) * BAR + GROUP)
         parts += [_bar(chart, r, left + slots.index(r.provider) * BAR, y, colours[r.provider]) for r in rows]
         place = f'x="{left + len(slots) * BAR / 2:.1f}" y="{TOP + HEIGHT + 17}" text-anchor="middle"'
-        parts.append(f'<text class="label" {place}>{_text(label)}</text>')
+        parts.append(f'<text class="label" {place}>{text(label)}</text>')
     return "".join([*parts, "</svg>"])
 
 
-def _bar(chart: Chart, row: Row, x: float, y: Callable[[float], float], colour: str) -> str:
-    tip = _text(told(row))
+def _bar(chart: Chart, row: BenchRow, x: float, y: Callable[[float], float], colour: str) -> str:
+    tip = text(told(row))
     value = chart.value(row)
     if value is None:
         place = f'x="{x + BAR / 2:.1f}" y="{y(0) - 4:.1f}" text-anchor="middle"'
@@ -116,7 +117,7 @@ def _ticks(chart: Chart) -> list[float]:
     return [step * i for i in range(int(chart.top / step) + 1)]
 
 
-def told(row: Row) -> str:
+def told(row: BenchRow) -> str:
     """A row in one sentence: the tooltip of a bar."""
     who = row.provider if row.impl in (None, row.provider) else f"{row.provider} ({row.impl})"
     words = [f"{row.op} {sizes(row.shape)} {row.dtype}, {who}"]
@@ -151,7 +152,7 @@ COLUMNS = (
 )
 
 
-def _row(row: Row) -> str:
+def _row(row: BenchRow) -> str:
     numbers = (
         (row.share, "{:.1%}"),
         (None if row.ms is None else row.ms * 1e3, "{:.1f}"),
@@ -162,17 +163,17 @@ def _row(row: Row) -> str:
         (row.ratio, "{:.2f}"),
         (row.error, "{:.2g}"),
     )
-    cells = [f"<td>{_text(row.op)}</td>", f'<td data-v="{_product(row.shape)}">{sizes(row.shape)}</td>']
-    cells.append(f"<td>{_text(row.dtype)}</td>")
+    cells = [f"<td>{text(row.op)}</td>", f'<td data-v="{_product(row.shape)}">{sizes(row.shape)}</td>']
+    cells.append(f"<td>{text(row.dtype)}</td>")
     who = row.provider if row.impl in (None, row.provider) else f"{row.provider} · {row.impl}"
-    cells.append(f'<td title="{_text(row.reason or "")}">{_text(who)}</td>')
+    cells.append(f'<td title="{text(row.reason or "")}">{text(who)}</td>')
     if row.status == "ok":
         cells += [
             "<td></td>" if v is None else f'<td class="n" data-v="{v}">{form.format(v)}</td>' for v, form in numbers
         ]
     else:
         said = f"{row.status}: {row.reason}"
-        cells.append(f'<td class="{row.status}" colspan="{len(numbers)}">{_text(said)}</td>')
+        cells.append(f'<td class="{row.status}" colspan="{len(numbers)}">{text(said)}</td>')
     behind = row.provider == OURS and row.ratio is not None and row.ratio < LEVEL
     return f'<tr class="{"behind" if behind else ""}">{"".join(cells)}</tr>'
 
@@ -184,67 +185,45 @@ def _product(shape: Iterable[int]) -> int:
     return made
 
 
-def _text(words: str) -> str:
-    return html.escape(str(words), quote=True)
-
-
 # ---- the page -------------------------------------------------------------------------------------------------------
 
 
-def page(record: Record) -> str:
+def page(record: BenchRecord) -> str:
     found = record.providers()
     order = [OURS, *(p for p in found if p != OURS)] if OURS in found else found
     colours = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(order)}
-    legend = "".join(f'<span><i style="background:{c}"></i>{_text(name)}</span>' for name, c in colours.items())
+    legend = "".join(f'<span><i style="background:{c}"></i>{text(name)}</span>' for name, c in colours.items())
     drawn = "".join(_figure(c, colours) for c in charts(record))
-    rows = "".join(map(_row, record.rows))
-    heads = "".join(f'<th><button type="button">{_text(c)}</button></th>' for c in COLUMNS)
-    facts = "".join(
-        f"<dt>{_text(k)}</dt><dd>{_text(v)}</dd>"
-        for k, v in {**record.facts, **_limits(record)}.items()
-        if v is not None
-    )
-    notes = "".join(f"<li>{_text(n)}</li>" for n in record.notes)
-    return (HEAD + PAGE).format(
-        title=_text(f"opmux bench, {record.facts.get('chip', '')}"),
-        headline=_text(record.headline()),
-        where=_text(f"opmux bench · {record.facts.get('chip')}, {record.facts.get('date')}"),
-        about=_text(_about(record)),
-        legend=legend,
-        charts=drawn,
-        heads=heads,
-        rows=rows,
-        facts=facts,
-        notes=f"<ul>{notes}</ul>" if notes else "",
+    rows = table(COLUMNS, map(_row, record.rows))
+    return document(
+        title=f"opmux bench, {record.facts.get('chip', '')}",
+        where=f"opmux bench · {record.facts.get('chip')}, {record.facts.get('date')}",
+        headline=record.headline(),
+        about=_about(record),
+        body=f'<div class="legend">{legend}</div>\n<main><div class="charts">{drawn}</div>\n{rows}</main>\n{TIP}',
+        facts={**record.facts, **_limits(record)},
+        notes=record.notes,
         style=STYLE,
         script=SCRIPT,
     )
 
 
-def _about(record: Record) -> str:
-    words = f"Within {1 - LEVEL:.0%} counts as level. Bars are shares of what the machine can do, measured in the same"
-    words += f" run: a copy at {record.limits['copy_gbs']:.0f} GB/s"
-    words += "".join(f", a {d} matmul at {t:.1f} TFLOP/s" for d, t in record.limits["matmul_tflops"].items())
+def _about(record: BenchRecord) -> str:
+    limits = [f"a copy at {record.limits['copy_gbs']:.0f} GB/s"]
+    limits += [f"a {d} matmul at {t:.1f} TFLOP/s" for d, t in record.limits["matmul_tflops"].items()]
     return (
-        words
-        + ". Bytes are the fewest an op must move. Every result was compared with the reference before it was timed."
+        f"Within {1 - LEVEL:.0%} counts as level. Bars are shares of what the machine can do, measured in the same "
+        f"run: {', '.join(limits)}. Bytes are the fewest an op must move. Every result was compared with the reference "
+        f"before it was timed."
     )
 
 
-def _limits(record: Record) -> dict[str, str]:
+def _limits(record: BenchRecord) -> dict[str, str]:
     made = {"copy": f"{record.limits['copy_gbs']:.0f} GB/s"}
     return made | {f"matmul {d}": f"{t:.1f} TFLOP/s" for d, t in record.limits["matmul_tflops"].items()}
 
 
 STYLE = """
-:root{color-scheme:light dark;--bg:#fff;--fg:#1b2330;--dim:#667085;--line:#e3e7ee;--card:#f7f9fc;--bad:#c2343f}
-@media(prefers-color-scheme:dark){:root{--bg:#11151c;--fg:#e6eaf2;--dim:#8e99ad;--line:#2a3240;--card:#181e28;--bad:#ff7b84}}
-*{box-sizing:border-box}
-body{margin:0 auto;max-width:1180px;padding:20px 16px 48px;background:var(--bg);color:var(--fg);
-font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif}
-h1{font-size:clamp(22px,4.5vw,34px);line-height:1.2;margin:.2em 0}
-small,.about,dt,.tick,.label{color:var(--dim)}
-.about{max-width:75ch}
 .legend{display:flex;flex-wrap:wrap;gap:6px 16px;margin:14px 0;
 position:sticky;top:0;background:var(--bg);padding:6px 0;z-index:1}
 .legend i{display:inline-block;width:11px;height:11px;border-radius:3px;margin-right:6px}
@@ -253,22 +232,16 @@ figure{margin:0;padding:12px 14px;background:var(--card);border:1px solid var(--
 overflow-x:auto}
 figure.wide{grid-column:1/-1}
 svg{width:100%;height:auto;display:block}
-.tick,.label{font-size:11px;fill:var(--dim)}
+.tick,.label{font-size:11px;color:var(--dim);fill:var(--dim)}
 .grid{stroke:var(--line)}.limit{stroke:var(--dim);stroke-dasharray:4 3}
 .cross{fill:var(--bad);font-size:13px;cursor:help}.bar:hover,.bar:focus{opacity:.75;outline:none}
-.scroll{overflow-x:auto;margin-top:22px;border:1px solid var(--line);border-radius:10px}
-table{border-collapse:collapse;width:100%;font-size:13px;font-variant-numeric:tabular-nums}
-th,td{padding:5px 10px;text-align:left;white-space:nowrap;border-bottom:1px solid var(--line)}
-th{position:sticky;top:0;background:var(--card)}
-th button{all:unset;cursor:pointer;font-weight:600}th button:focus-visible{outline:2px solid currentColor}
-th[aria-sort=ascending] button::after{content:" ↑"}th[aria-sort=descending] button::after{content:" ↓"}
 .n{text-align:right}.wrong,.failed{color:var(--bad);font-weight:600;white-space:normal}.declined{color:var(--dim)}
 .behind td{background:color-mix(in srgb,orange 12%,transparent)}
 #tip{position:fixed;pointer-events:none;max-width:min(360px,90vw);padding:6px 9px;border-radius:7px;
 background:var(--fg);color:var(--bg);font-size:13px;display:none;z-index:2}
-dl{display:grid;grid-template-columns:max-content 1fr;gap:2px 14px;font-size:13px}dd{margin:0;overflow-wrap:anywhere}
-footer{margin-top:28px;border-top:1px solid var(--line);padding-top:8px}
 """
+
+TIP = '<div id="tip" role="status"></div>'
 
 SCRIPT = """
 const tip=document.getElementById('tip');
@@ -278,36 +251,4 @@ const x=Math.min(Math.max(8,b.left),innerWidth-tip.offsetWidth-8);let y=b.top-ti
 tip.style.left=x+'px';tip.style.top=y+'px'}
 for(const n of['pointerover','pointerdown','focusin'])document.addEventListener(n,show);
 addEventListener('scroll',()=>tip.style.display='none',true);
-const table=document.querySelector('table'),body=table.tBodies[0];
-table.tHead.querySelectorAll('th').forEach((th,i)=>th.firstChild.onclick=()=>{
-const up=th.getAttribute('aria-sort')!=='ascending';
-table.tHead.querySelectorAll('th').forEach(o=>o.removeAttribute('aria-sort'));
-th.setAttribute('aria-sort',up?'ascending':'descending');
-const key=r=>{const c=r.cells[i];return c?(c.dataset.v!==undefined?+c.dataset.v:c.textContent):''};
-const rows=[...body.rows].map(r=>[key(r),r]);
-const order=(a,b)=>a===''?1:b===''?-1:typeof a!==typeof b?(typeof a==='number'?-1:1):(a<b?-1:a>b?1:0)*(up?1:-1);
-rows.sort((a,b)=>order(a[0],b[0]));body.append(...rows.map(r=>r[1]))});
-"""
-
-HEAD = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width,initial-scale=1">
-<title>{title}</title>
-<style>{style}</style>
-</head>
-<body>
-<header><small>{where}</small><h1>{headline}</h1><p class="about">{about}</p></header>
-"""
-
-PAGE = """\
-<div class="legend">{legend}</div>
-<main><div class="charts">{charts}</div>
-<div class="scroll"><table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div></main>
-<footer>{notes}<dl>{facts}</dl></footer>
-<div id="tip" role="status"></div>
-<script>{script}</script>
-</body>
-</html>
 """

@@ -26,7 +26,7 @@ Build = Callable[[Spec, Sample], Callable[[], Any]]
 
 
 @dataclass(frozen=True)
-class Provider:
+class BenchProvider:
     """One way to compute an op: `build` makes the call that is timed, inside `around`."""
 
     name: str
@@ -40,16 +40,16 @@ class Provider:
 # ---- opmux ----------------------------------------------------------------------------------------------------------
 
 
-def ours(spec: Spec) -> Provider:
+def ours(spec: Spec) -> BenchProvider:
     """`opmux.ops.<name>`, with dispatch's choice."""
-    return Provider(OURS, _public, spec.out, impl="")
+    return BenchProvider(OURS, _public, spec.out, impl="")
 
 
-def one_impl(spec: Spec, impl_id: str) -> Provider:
+def one_impl(spec: Spec, impl_id: str) -> BenchProvider:
     """A single impl, and no other if it fails."""
     only = functools.partial(policy, per_op={spec.key: f"impl:{impl_id}"}, strict=True)
     name = REFERENCE if impl_id == "reference.torch" else impl_id
-    return Provider(name, _public, spec.out, only, impl_id)
+    return BenchProvider(name, _public, spec.out, only, impl_id)
 
 
 def _public(spec: Spec, sample: Sample) -> Callable[[], Any]:
@@ -70,19 +70,19 @@ def vendor_impl_ids(spec: Spec) -> list[str]:
 # ---- torch ----------------------------------------------------------------------------------------------------------
 
 
-def torch_native(spec: Spec) -> Provider:
+def torch_native(spec: Spec) -> BenchProvider:
     """Torch's own call; for an op without one, the reference, under that name."""
     way = native(spec)
     if way is None:
-        return Provider(REFERENCE, lambda spec, sample: call_of(spec.reference, sample), spec.out)
-    return Provider(NATIVE, _builder(way), _gives(way, spec), random=_is_random(way))
+        return BenchProvider(REFERENCE, lambda spec, sample: call_of(spec.reference, sample), spec.out)
+    return BenchProvider(NATIVE, _builder(way), _gives(way, spec), random=_is_random(way))
 
 
-def torch_compile(spec: Spec, dynamic: bool | None) -> Provider:
+def torch_compile(spec: Spec, dynamic: bool | None) -> BenchProvider:
     """torch.compile of the native call; of a backward, the backward that it makes of the native forward."""
     way = native(spec) or Native(spec.reference)
     compiled = functools.cache(lambda fn: torch.compile(lambda *args, **kwargs: fn(*args, **kwargs), dynamic=dynamic))
-    return Provider(COMPILE, _builder(way, compiled), _gives(way, spec), _compiling, random=_is_random(way))
+    return BenchProvider(COMPILE, _builder(way, compiled), _gives(way, spec), _compiling, random=_is_random(way))
 
 
 @contextlib.contextmanager
@@ -136,7 +136,7 @@ def load(module: str) -> tuple[Any, str]:
         return None, f"{type(error).__name__}: {(str(error).strip() or 'no reason given').splitlines()[0]}"
 
 
-def liger(spec: Spec) -> Provider | None:
+def liger(spec: Spec) -> BenchProvider | None:
     """Liger's functional form, and autograd's backward of it; None for an op it does not have."""
     functional, _ = load("liger_kernel.transformers.functional")
     way = native(spec)
@@ -150,17 +150,17 @@ def liger(spec: Spec) -> Provider | None:
     call = lambda *args: found(*takes(*args))
     if isinstance(way, Backward):
         again = Native(call, gives, way.native.again)
-        return Provider("liger", _builder(Backward(way.forward, again)), spec.out)
-    return Provider("liger", _builder(Native(call, gives)), tuple(gives.split()))
+        return BenchProvider("liger", _builder(Backward(way.forward, again)), spec.out)
+    return BenchProvider("liger", _builder(Native(call, gives)), tuple(gives.split()))
 
 
-def flaggems(spec: Spec) -> Provider | None:
+def flaggems(spec: Spec) -> BenchProvider | None:
     """The native call while FlagGems overrides ATen's kernels."""
     package, _ = load("flag_gems")
     way = native(spec)
     if package is None or way is None:
         return None
-    return Provider("flaggems", _builder(way), _gives(way, spec), package.use_gems, random=_is_random(way))
+    return BenchProvider("flaggems", _builder(way), _gives(way, spec), package.use_gems, random=_is_random(way))
 
 
 FOREIGN = {"liger": ("liger_kernel.transformers.functional", liger), "flaggems": ("flag_gems", flaggems)}
@@ -170,7 +170,7 @@ FOREIGN = {"liger": ("liger_kernel.transformers.functional", liger), "flaggems":
 
 
 @dataclass(frozen=True)
-class Choice:
+class ProviderChoice:
     """The providers to measure: from the command line, or the defaults for the device."""
 
     names: tuple[str, ...]
@@ -178,7 +178,7 @@ class Choice:
     dynamic: bool | None = False
 
     @classmethod
-    def of(cls, text: str | None, device: str, ops: list[Spec], dynamic: bool = False) -> Choice:
+    def of(cls, text: str | None, device: str, ops: list[Spec], dynamic: bool = False) -> ProviderChoice:
         if text is None:
             # Compiling takes a minute on a CPU, and the other libraries do not support it.
             names = (OURS, NATIVE) if device == "cpu" else (OURS, NATIVE, COMPILE, *FOREIGN)
@@ -195,14 +195,14 @@ class Choice:
         tried = {name: load(FOREIGN[name][0])[1] for name in self.names if name in FOREIGN}
         return [f"{name} is skipped: {why}" for name, why in tried.items() if why]
 
-    def of_op(self, spec: Spec) -> list[Provider]:
+    def of_op(self, spec: Spec) -> list[BenchProvider]:
         """The providers of an op, one of each name."""
         names = [*self.names, *(vendor_impl_ids(spec) if self.impls else [])]
         made = [self._one(spec, name) for name in names]
         return list({p.name: p for p in made if p is not None}.values())
 
-    def _one(self, spec: Spec, name: str) -> Provider | None:
-        makers: dict[str, Callable[[Spec], Provider | None]] = {
+    def _one(self, spec: Spec, name: str) -> BenchProvider | None:
+        makers: dict[str, Callable[[Spec], BenchProvider | None]] = {
             OURS: ours,
             NATIVE: torch_native,
             COMPILE: lambda spec: torch_compile(spec, self.dynamic),

@@ -10,9 +10,9 @@ from rich.text import Text
 
 from .. import screen
 from .cases import sizes
-from .engine import Row
+from .engine import BenchRow
 from .providers import OURS
-from .record import LEVEL, Record
+from .record import LEVEL, BenchRecord
 
 STATUS = {"wrong": ("WRONG", "bold red"), "failed": ("failed", "red"), "declined": ("declined", "dim")}
 STATUS["skipped"] = ("skipped", "dim")
@@ -34,7 +34,7 @@ class Lines:
         self.console.print(Text(line, "bold"), soft_wrap=True)
         self.console.print(Text("─" * len(line), "dim"), soft_wrap=True)
 
-    def add(self, rows: list[Row]) -> None:
+    def add(self, rows: list[BenchRow]) -> None:
         by_name = {r.provider: r for r in rows}
         best = min((r for r in rows if r.time_us), key=lambda r: r.time_us or 0.0, default=None)
         first = rows[0]
@@ -46,7 +46,7 @@ class Lines:
         self.console.print(line, soft_wrap=True)
 
 
-def cell(row: Row | None, best: Row | None) -> tuple[str, str]:
+def cell(row: BenchRow | None, best: BenchRow | None) -> tuple[str, str]:
     """A provider's result: share of the limit and time, or why there is none."""
     if row is None:
         return "-", "dim"
@@ -59,7 +59,7 @@ def cell(row: Row | None, best: Row | None) -> tuple[str, str]:
     return f"{share} {_time(row.ms)}", style
 
 
-def _verdict(ours: Row | None) -> tuple[str, str]:
+def _verdict(ours: BenchRow | None) -> tuple[str, str]:
     """The best other's time over ours: above 1 ours is faster."""
     if ours is None or ours.ratio is None:
         return f"{'-':>6}", "dim"
@@ -79,7 +79,7 @@ def _short(dtype: str) -> str:
 # ---- the head and the summary ---------------------------------------------------------------------------------------
 
 
-def head(record: Record) -> Text:
+def head(record: BenchRecord) -> Text:
     """One line: where this was measured, and what its limits are."""
     facts, limits = record.facts, record.limits
     words = f"{facts['chip']}, torch {facts['torch']}, triton {facts['triton']}"
@@ -89,7 +89,7 @@ def head(record: Record) -> Text:
     return Text(words, "dim")
 
 
-def summary(record: Record) -> Group:
+def summary(record: BenchRecord) -> Group:
     """The summary: wrong results, cases where ours is slower, and where it is furthest from the limit."""
     parts: list[Any] = [Text()]
     parts += _broken(record)
@@ -101,7 +101,7 @@ def summary(record: Record) -> Group:
     return Group(*parts)
 
 
-def _broken(record: Record) -> list[Any]:
+def _broken(record: BenchRecord) -> list[Any]:
     found = [r for r in record.rows if r.status in ("wrong", "failed")]
     found += list({r.op: r for r in record.rows if r.status == "skipped"}.values())
     if not found:
@@ -114,7 +114,7 @@ def _broken(record: Record) -> list[Any]:
     return [table]
 
 
-def _elsewhere(record: Record) -> list[Any]:
+def _elsewhere(record: BenchRecord) -> list[Any]:
     """Cases in which our call ran the reference although there is another impl for this device."""
     ops: dict[str, dict[str, None]] = {}
     for row in record.rows:
@@ -123,7 +123,7 @@ def _elsewhere(record: Record) -> list[Any]:
     return [Text(f"ours is reference.torch for {', '.join(names)}: {why}", "yellow") for why, names in ops.items()]
 
 
-def _behind(record: Record) -> list[Any]:
+def _behind(record: BenchRecord) -> list[Any]:
     found = record.behind()
     if not found:
         return []
@@ -139,7 +139,7 @@ def _behind(record: Record) -> list[Any]:
     return [table]
 
 
-def _lowest(record: Record) -> list[Any]:
+def _lowest(record: BenchRecord) -> list[Any]:
     found = [r for r in record.rows if r.provider == OURS and r.share is not None]
     lowest = min(found, key=lambda r: r.share or 0.0, default=None)
     if lowest is None:

@@ -18,7 +18,7 @@ from ...faces.aten.overloads import Overload, table
 from ...faces.aten.schema import Shape
 from ...faces.aten.switch import use
 from .poison import poisoned
-from .shapes import Call, Look, Under
+from .shapes import Look, ModelCall, Under
 
 # Arguments that must be positive for every op: an inverse deviation, a variance, a norm.
 POSITIVE = ("rstd", "invstd", "var", "norms")
@@ -27,14 +27,14 @@ POSITIVE_OPS = ("log", "sqrt", "rsqrt", "pow", "xlogy", "lgamma", "digamma", "po
 BATCH_ARGUMENTS = {"native_group_norm": "N", "native_group_norm_backward": "N"}  # samples, as a number
 
 
-class Declined(Exception):
+class LeftToTorch(Exception):
     """Our kernels leave this call to torch, for this reason."""
 
 
 # ---- sizes ----------------------------------------------------------------------------------------------------------
 
 
-def scaled(call: Call, most: int) -> Call | None:
+def scaled(call: ModelCall, most: int) -> ModelCall | None:
     """The call with fewer rows, so that its largest tensor has at most `most` elements; None if that is impossible."""
     lead = max(call.looks, key=lambda k: k.numel)
     if lead.numel <= most:
@@ -72,7 +72,7 @@ def scaled(call: Call, most: int) -> Call | None:
 class Arguments:
     """The arguments of one call, drawn once: `fresh` copies them, for a call may write its own."""
 
-    call: Call
+    call: ModelCall
     dtype: torch.dtype
     device: torch.device
 
@@ -159,19 +159,20 @@ def ours(arguments: Arguments) -> list[Tensor]:
         with use(mode="all"), policy("flagos", strict=True), poisoned():
             return results(shape, args, kwargs)
     except (NotSupported, NoImplementation) as error:
-        raise Declined(str(error).splitlines()[0]) from None
+        raise LeftToTorch(str(error).splitlines()[0]) from None
 
 
 # ---- forms that no model calls --------------------------------------------------------------------------------------
 
 
-def derived(overload: Overload, shape: tuple[int, ...], dtype: torch.dtype) -> Call | None:
+def derived(overload: Overload, shape: tuple[int, ...], dtype: torch.dtype) -> ModelCall | None:
     """A call of an overload from the samples of the op that computes it; None if they do not fit."""
     base = specs.by_key[overload.bases[0]]
-    if base.space != "aten" or base.samples is None or not hasattr(base.samples, "at"):
+    made_by: Any = base.samples
+    if base.space != "aten" or not hasattr(made_by, "at"):
         return None
     try:
-        sample = base.samples.at((2, *shape[1:])[: len(shape)], dtype, "meta")
+        sample = made_by.at((2, *shape[1:])[: len(shape)], dtype, "meta")
     except (TypeError, ValueError, RuntimeError, KeyError):
         return None
     named = dict(zip(base.names, sample.args)) | sample.kwargs
@@ -190,7 +191,7 @@ def derived(overload: Overload, shape: tuple[int, ...], dtype: torch.dtype) -> C
     return _with_outs(overload.shape, made, dtype)
 
 
-def sibling(overload: Overload, rows: Sequence[Call]) -> Call | None:
+def sibling(overload: Overload, rows: Sequence[ModelCall]) -> ModelCall | None:
     """A call that a model makes of another form of the same op, as a call of this one: into `out=`, or in place."""
     shape = overload.shape
     for row in rows:
@@ -218,9 +219,9 @@ def _fitted(kind: str, value: Any, dtype: torch.dtype, shape: tuple[int, ...]) -
     return 2 if isinstance(value, Tensor) else value
 
 
-def _with_outs(shape: Shape, made: dict[str, Any], dtype: torch.dtype) -> Call | None:
+def _with_outs(shape: Shape, made: dict[str, Any], dtype: torch.dtype) -> ModelCall | None:
     """The call with `out=` tensors, with the shapes and dtypes that torch infers on meta."""
-    under = Call(shape.name, (), made, ("samples",))
+    under = ModelCall(shape.name, (), made, ("samples",))
     if not shape.outs:
         return under
     forms = (o.shape for o in table().values() if o.shape.packet == shape.packet and not o.shape.written)

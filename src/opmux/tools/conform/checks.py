@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,20 +17,17 @@ from ...core.errors import NoImplementation, NotSupported
 from ...core.library import fake_call, packet
 from ...core.spec import Sample, Spec
 from ...core.tensors import dtype_name, tensors_in
+from ..runner.check import Wrong, as_tuple, words
 from .compare import difference
-from .record import FAIL, PASS, REFUSED, Refusal, Result
-from .samples import Drawn, Watch, as_tuple, bound, by_name, in_words, moved, named, shared_memory, written
-from .subject import Called, Crashed, Declined, Subject, words
+from .record import FAIL, PASS, REFUSED, CheckResult, ImplRefusal
+from .samples import Drawn, Watch, bound, by_name, in_words, moved, named, quiet, shared_memory, written
+from .subject import Called, Crashed, Declined, Subject
 
 # A gradient has the errors of a forward and a backward, each within its own tolerance.
 SLACK = 4.0
 # opcheck's list of devices for its one test that needs a dispatch key of torch.
 REGISTRATION = ("cpu", "cuda", "xpu")
 OPCHECKS = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
-
-
-class Wrong(Exception):
-    """Something that an impl does and must not do, in words."""
 
 
 @dataclass
@@ -72,15 +68,15 @@ class Tally:
         dtype = "" if drawn is None else dtype_name(drawn.dtype)
         self.declined.setdefault((error.impl, error.stage, error.reason), []).append(dtype)
 
-    def result(self) -> Result | None:
+    def result(self) -> CheckResult | None:
         """None if nothing was tried: the check does not apply to this op."""
         if not self.tried and not self.declined:
             return None
         spec = self.subject.spec
-        made = Result(self.subject.name, spec.key, spec.family, self.subject.id, self.subject.own, self.check)
+        made = CheckResult(self.subject.name, spec.key, spec.family, self.subject.id, self.subject.own, self.check)
         made.tried, made.failed, made.ran = self.tried, self.failed, list(self.ran)
         made.refusals = [
-            Refusal(*why, samples=len(dtypes), dtypes=sorted(filter(None, set(dtypes))))
+            ImplRefusal(*why, samples=len(dtypes), dtypes=sorted(filter(None, set(dtypes))))
             for why, dtypes in self.declined.items()
         ]
         made.seconds = round(self.seconds, 4)
@@ -92,14 +88,6 @@ class Tally:
             first = made.refusals[0]
             made.reason = f"{first.stage}: {first.reason}"
         return made
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Suppress torch's warnings about edge cases."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 # ---- forward --------------------------------------------------------------------------------------------------------
@@ -246,7 +234,9 @@ def gradient(subject: Subject, drawn: Drawn, device: torch.device) -> None:
         _nobody_failed()
     with quiet():
         wanted = _autograd(spec, drawn) if _is_precise(drawn) else None
-        wanted = wanted or _by_the_backward(spec, drawn)
+        if not wanted:
+            made = by_the_backward(spec, drawn.sample, list(drawn.results.values()))
+            wanted = {f"d{n}": made[f"d{n}"].to(leaf.dtype) for n, leaf in _leaves(spec, drawn.sample).items()}
     results = {n: v for n, v in drawn.results.items() if n in outs}
     found = difference(outs, results, spec) or difference(grads, wanted, spec.gradient.backward, SLACK)
     if found is not None:
@@ -275,8 +265,16 @@ def _nobody_failed() -> None:
         raise Wrong(f"{first.op}: {first.impl_id} failed, and dispatch passed it over: {first.reason}")
 
 
-def backward(spec: Spec, call: Callable[..., Any], sample: Sample) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The results of a call, and the gradients of its arguments, for weights that are the same on every device."""
+def _weights(out: Tensor, seed: int) -> Tensor:
+    """An incoming gradient that is the same on every device."""
+    drawn = torch.randn(out.shape, generator=torch.Generator().manual_seed(seed))
+    return drawn.to(out.device, out.dtype)
+
+
+def backward(
+    spec: Spec, call: Callable[..., Any], sample: Sample, weights: Callable[[Tensor, int], Tensor] = _weights
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The results of a call, and the gradients of its arguments for these weights of the results."""
     leaves = _leaves(spec, sample)
     bound_now = spec.signature.bind(**(named(spec, sample) | leaves))
     with torch.enable_grad():
@@ -284,7 +282,7 @@ def backward(spec: Spec, call: Callable[..., Any], sample: Sample) -> tuple[dict
     counted = [o for o, d in zip(outs.values(), spec.gradient.differentiable, strict=True) if d and o.requires_grad]
     if not counted:
         raise Wrong("no result requires grad: autograd does not record the op")
-    torch.autograd.backward(counted, [_weights(o, i) for i, o in enumerate(counted)])
+    torch.autograd.backward(counted, [weights(o, i) for i, o in enumerate(counted)])
     grads = {f"d{n}": t.grad if t.grad is not None else torch.zeros_like(t) for n, t in leaves.items()}
     return {n: o.detach() if isinstance(o, Tensor) else o for n, o in outs.items()}, grads
 
@@ -297,11 +295,6 @@ def _leaves(spec: Spec, sample: Sample) -> dict[str, Tensor]:
     return {n: v.detach().requires_grad_() for n, v in floats.items()}
 
 
-def _weights(out: Tensor, seed: int) -> Tensor:
-    drawn = torch.randn(out.shape, generator=torch.Generator().manual_seed(seed))
-    return drawn.to(out.device, out.dtype)
-
-
 def _autograd(spec: Spec, drawn: Drawn) -> dict[str, Any] | None:
     """Gradients by autograd through the reference; None if it is not differentiable."""
     try:
@@ -310,18 +303,16 @@ def _autograd(spec: Spec, drawn: Drawn) -> dict[str, Any] | None:
         return None
 
 
-def _by_the_backward(spec: Spec, drawn: Drawn) -> dict[str, Any]:
+def by_the_backward(
+    spec: Spec, sample: Sample, outs: Sequence[Any], weights: Callable[[Tensor, int], Tensor] = _weights
+) -> dict[str, Any]:
     """Gradients by the references of the forward and the backward: what low precision is held to."""
-    plan = spec.gradient
-    leaves = _leaves(spec, drawn.sample)
-    arguments, outs = list(spec.bound(drawn.sample.args, drawn.sample.kwargs)[0]), list(drawn.results.values())
+    plan, given = spec.gradient, spec.bound(sample.args, sample.kwargs)[0]
     counted = [i for i, d in enumerate(plan.differentiable) if d]
-    weights = {i: _weights(outs[i], at) for at, i in enumerate(counted)}
-    look = {"grad": weights, "in": arguments, "look": arguments, "out": outs}
+    look = {"grad": {i: weights(outs[i], at) for at, i in enumerate(counted)}, "in": given, "look": given, "out": outs}
     with torch.no_grad():
         made = as_tuple(plan.backward.reference(*(look[kind][i] for kind, i in plan.sources)))
-    by_name = {f"d{spec.names[i]}": g for i, g in zip(plan.targets, made, strict=True)}
-    return {f"d{n}": by_name[f"d{n}"].to(leaf.dtype) for n, leaf in leaves.items()}
+    return {f"d{spec.names[i]}": g for i, g in zip(plan.targets, made, strict=True)}
 
 
 # ---- torch.library and torch.compile --------------------------------------------------------------------------------

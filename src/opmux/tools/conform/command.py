@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from datetime import date
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,23 +23,23 @@ from ...core.default import get_default_manager
 from ...core.machine import arch_of
 from ...core.tensors import dtype_name
 from ...faces.aten.switch import disable, use
-from .. import arguments, doctor, screen
-from ..bench.record import chip, commit
+from .. import arguments, screen
+from ..runner.pool import Lost, Workers, cores
+from ..runner.record import chip, made_with
 from ..simulator.launch import VARIABLE
 from . import coverage, gaps, opinfo, page, report, rows
 from .place import NeedsFreshProcess, Place, find, ready
-from .plan import Depth, Plan, check_names
-from .record import DISPATCH, FAIL, Covered, Record, Result, Unchecked
-from .rows import Row
-from .scope import Scope
+from .plan import ConformPlan, Depth, check_names
+from .record import DISPATCH, FAIL, CheckResult, ConformRecord, Covered, Unchecked
+from .rows import VendorRow
+from .scope import OpScope
 from .subject import extras_of
-from .workers import Lost, Workers, cores
 
 PACKAGE = "(package)"  # in place of an op, in results about a vendor's files
 
 
 @dataclass(frozen=True)
-class Asked:
+class ConformOptions:
     """The command line."""
 
     vendor: str | None = None
@@ -69,14 +68,14 @@ class Asked:
         return [*made, *(["--full"] if self.full else []), *(["--list"] if self.listing else [])]
 
 
-def run(asked: Asked) -> int:
+def run(asked: ConformOptions) -> int:
     if asked.real:
         from . import real_command
 
         return real_command.run(asked)
     if asked.models or asked.seconds is not None or asked.jobs is not None:
         raise arguments.BadArgument("--model, --seconds and --jobs go with --real")
-    dtypes = tuple(arguments.dtype(d) for word in asked.dtypes for d in word.split())
+    dtypes = tuple(arguments.dtype(d) for d in arguments.parts(asked.dtypes))
     depth = Depth(asked.full, dtypes, check_names(asked.checks), asked.sample)
     with Heard() as heard:
         place = find(asked.vendor, asked.device)
@@ -88,7 +87,7 @@ def run(asked: Asked) -> int:
     return _again(asked)
 
 
-def _again(asked: Asked) -> int:
+def _again(asked: ConformOptions) -> int:
     """The same in a process that interprets Triton's kernels from the start."""
     if os.environ.get(VARIABLE) == "1":  # this is that process
         raise arguments.BadArgument(f"triton compiles its kernels although {VARIABLE}=1, and none can be interpreted")
@@ -96,17 +95,17 @@ def _again(asked: Asked) -> int:
     return subprocess.run([sys.executable, "-m", "opmux", "conform", *asked.words()], env=env, check=False).returncode
 
 
-def _run(asked: Asked, place: Place, depth: Depth, heard: Heard) -> int:
+def _run(asked: ConformOptions, place: Place, depth: Depth, heard: Heard) -> int:
     start = time.perf_counter()
     get_default_manager().registry.list_operators()  # loads families, kernels, plugins, vendors
     mine, left = rows.served(place)  # before the scope, which knows the overloads of the vendor's rows by this
-    scope = Scope.of(asked.ops)
-    plan = Plan.of(scope.specs, place, depth)
+    scope = OpScope.of(asked.ops)
+    plan = ConformPlan.of(scope.specs, place, depth)
     known = gaps.read(place.package.folder)
     if asked.listing:
         report.listing(plan, scope.overloads, [r for r in mine if scope.includes(r.name)])
         return 0
-    record = Record(_facts(asked, place), notes=[*gaps.unknown_ops(known)])
+    record = ConformRecord(_facts(asked, place), notes=[*gaps.unknown_ops(known)])
     if plan.bare:
         record.notes.append(f"no samples to check with: {', '.join(plan.bare)}")
     record.unchecked += plan.unchecked
@@ -138,7 +137,7 @@ def _unasked(place: Place) -> list[Unchecked]:
     return [Unchecked(name, place.package.name, why) for name in tile_checks.unasked(place.package)]
 
 
-def _check(record: Record, plan: Plan, scope: Scope, mine: list[Row], console: Console) -> None:
+def _check(record: ConformRecord, plan: ConformPlan, scope: OpScope, mine: list[VendorRow], console: Console) -> None:
     """Fill in the record."""
     place = plan.place
     console.print(Text(str(place), "bold"), soft_wrap=True)
@@ -163,7 +162,7 @@ def _check(record: Record, plan: Plan, scope: Scope, mine: list[Row], console: C
     record.rest_of_aten = {} if scope.words or place.direct else coverage.rest_of_aten(place)
 
 
-def _warm(plan: Plan) -> None:
+def _warm(plan: ConformPlan) -> None:
     """Have torch's tracer imported before workers part: it takes each of them three seconds.
 
     Nothing is computed: a worker cannot use the threads that its parent has computed with, and waits for them forever.
@@ -176,7 +175,7 @@ def _warm(plan: Plan) -> None:
             torch.empty(2, 2).abs()
 
 
-def _check_rows(record: Record, plan: Plan, mine: list[Row]) -> None:
+def _check_rows(record: ConformRecord, plan: ConformPlan, mine: list[VendorRow]) -> None:
     """The vendor's functions for overloads of ATen, each called alone."""
     absent = opinfo.absent()
     if absent is not None:
@@ -190,7 +189,7 @@ def _check_rows(record: Record, plan: Plan, mine: list[Row]) -> None:
         record.unchecked += [] if unchecked is None else [unchecked]
 
 
-def _check_aten(record: Record, plan: Plan, scope: Scope) -> None:
+def _check_aten(record: ConformRecord, plan: ConformPlan, scope: OpScope) -> None:
     absent = opinfo.absent()
     if absent is not None:
         record.notes.append(absent)
@@ -221,10 +220,10 @@ def _all(title: str, tasks: list[Any], names: list[str], place: Place) -> Iterat
 # ---- options --------------------------------------------------------------------------------------------------------
 
 
-def _reproduce(asked: Asked, place: Place, result: Result) -> str:
+def _reproduce(asked: ConformOptions, place: Place, result: CheckResult) -> str:
     """A command line that reproduces only this failure."""
     env = [f"{k.name}={shlex.quote(os.environ[k.name])}" for k in (knobs.PLUGIN_MODULES,) if k.name in os.environ]
-    again = Asked(
+    again = ConformOptions(
         vendor=place.package.name,
         ops=[] if result.op == PACKAGE else [result.key],
         dtypes=[result.dtype] if result.dtype else [],
@@ -235,7 +234,7 @@ def _reproduce(asked: Asked, place: Place, result: Result) -> str:
     return " ".join([*env, shlex.join(["opmux", "conform", *again.words()])])
 
 
-def _facts(asked: Asked, place: Place) -> dict:
+def _facts(asked: ConformOptions, place: Place) -> dict:
     info, direct = place.package.info, place.direct
     return {
         "vendor": info.vendor_name,
@@ -247,11 +246,9 @@ def _facts(asked: Asked, place: Place) -> dict:
         "verified": info.statement,
         "folder": None if place.package.folder is None else str(place.package.folder),
         "depth": "full" if asked.full else "quick",
-        "dtypes": [dtype_name(arguments.dtype(d)) for word in asked.dtypes for d in word.split()],
+        "dtypes": [dtype_name(arguments.dtype(d)) for d in arguments.parts(asked.dtypes)],
         "ops": asked.ops,
-        **doctor.versions(),
-        "commit": commit(),
-        "date": date.today().isoformat(),
+        **made_with(),
     }
 
 
@@ -286,7 +283,7 @@ class Heard(logging.Handler):
             handler.setLevel(level)
         log.logger.setLevel(self._level)
 
-    def loading(self, place: Place, depth: Depth) -> Iterator[Result]:
+    def loading(self, place: Place, depth: Depth) -> Iterator[CheckResult]:
         """Whether all of the vendor's package could be used."""
         if "load" not in depth.checks or not place.package.module:
             return
@@ -297,7 +294,7 @@ class Heard(logging.Handler):
 
             mine += tile_checks.faults(place.package)
         name = place.package.module
-        result = Result(PACKAGE, name, PACKAGE, name, True, "load", tried=1, failed=min(len(mine), 1))
+        result = CheckResult(PACKAGE, name, PACKAGE, name, True, "load", tried=1, failed=min(len(mine), 1))
         if mine:
             result.status, result.reason = FAIL, "; ".join(mine)
         yield result

@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...core.default import get_default_manager
 from ...core.explain import Verdict
@@ -18,10 +16,11 @@ from ...faces.aten import engine
 from ...faces.aten.overloads import Overload, table
 from ...runtime import devices
 from ...runtime.machine import HERE
+from ..bench.cases import name_of
 from .place import Place
 from .record import CPU, NATIVE, NOWHERE, OWN, PLUGIN, TRITON, Covered
-from .samples import Drawn
-from .subject import Called, name_of
+from .samples import AtenRecorder, Drawn
+from .subject import Called
 
 REFERENCE = BackendImplKind.REFERENCE
 COMPOSITE = ("CompositeImplicitAutograd", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
@@ -142,23 +141,12 @@ def _is_real(name: str) -> bool:
         return False
 
 
-class _Recorder(TorchDispatchMode):
-    """The overloads of ATen that a call runs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: dict[str, None] = {}
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names[func._schema.name + (f".{func._schema.overload_name}" if func._schema.overload_name else "")] = None
-        return func(*args, **(kwargs or {}))
-
-
 def _left_to_cpu(spec: Spec, drawn: Drawn, place: Place) -> list[str]:
     """The overloads that a reference runs and for which a real device has no kernel."""
     if place.package.info.key != "PrivateUse1":
         return []
     sample = drawn.on(place.device)
-    with _Recorder() as recorder, torch.no_grad():
+    names: dict[str, None] = {}
+    with AtenRecorder(lambda name, *call: names.setdefault(name)), torch.no_grad():
         spec.reference(*sample.args, **sample.kwargs)
-    return [n for n in recorder.names if n.startswith("aten::") and torchs_own(n.removeprefix("aten::"), place) == CPU]
+    return [n for n in names if n.startswith("aten::") and torchs_own(n.removeprefix("aten::"), place) == CPU]

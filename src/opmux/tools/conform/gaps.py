@@ -23,7 +23,7 @@ from typing import Any
 
 from ...core.errors import OpmuxError, nearest
 from ...core.spec import specs
-from .record import CHECKS, EXPECTED, FAIL, PASS, UNEXPECTED, Result
+from .record import CHECKS, EXPECTED, FAIL, PASS, UNEXPECTED, CheckResult
 
 FILE = "xfail.toml"
 FIELDS = ("reason", "impl")
@@ -40,7 +40,7 @@ class Gap:
     reason: str
     impl: str | None = None
 
-    def covers(self, result: Result) -> bool:
+    def covers(self, result: CheckResult) -> bool:
         names = (result.op, result.key, result.key.rpartition("::")[2])
         if not any(fnmatchcase(n.casefold(), self.op.casefold()) for n in names):
             return False
@@ -92,9 +92,9 @@ def unknown_ops(rows: Iterable[Gap]) -> list[str]:
     return said
 
 
-def apply(rows: Iterable[Gap], results: Iterable[Result]) -> None:
+def apply(rows: Iterable[Gap], results: Iterable[CheckResult]) -> None:
     """Mark failures that a row covers as expected; if a row covers only passes, mark those as unexpected."""
-    found: dict[int, list[Result]] = {}
+    found: dict[int, list[CheckResult]] = {}
     rows = list(rows)
     for result in results:
         at = next((i for i, row in enumerate(rows) if row.covers(result)), None)

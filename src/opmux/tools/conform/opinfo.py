@@ -18,13 +18,13 @@ from ...core.tensors import dtype_name
 from ...faces.aten import engine
 from ...faces.aten.overloads import Overload
 from ...faces.aten.switch import use
-from .checks import SLACK, Wrong, quiet
+from ..runner.check import Wrong, words
+from .checks import SLACK
 from .compare import numbers
 from .place import Place
 from .plan import Depth
-from .record import DISPATCH, FAIL, Result
-from .samples import in_words
-from .subject import words
+from .record import DISPATCH, CheckResult
+from .samples import in_words, quiet
 
 DTYPES = (torch.float32, torch.bfloat16, torch.int32, torch.bool)
 LOW = (torch.bfloat16, torch.float16)
@@ -62,29 +62,30 @@ class Info:
         self.tol = TOL if base is None else base.tol
         self.own = any(_is_own(o, place) for o in of)
 
-    def run(self, depth: Depth) -> Result | None:
+    def run(self, depth: Depth) -> CheckResult | None:
         """Run every requested sample; None if the op has none in these dtypes."""
-        made = Result(self.packet, f"aten::{self.packet}", self.family, DISPATCH, self.own, "opinfo")
+        made = self._result()
         for name, dtype, sample, call, grad in self._samples(depth):
+            wrong = None
             try:
                 with quiet():
                     told = self._told(call, sample, grad)
                     if told is None:
                         continue
-                    made.tried += 1
                     self._compare(call, sample, grad, told)
             except Exception as error:  # from our kernel, or from a torch op that it calls
-                made.failed += 1
-                if made.reason is None:
-                    made.status, made.sample, made.dtype = FAIL, name, dtype_name(dtype)
-                    made.reason = str(error) if isinstance(error, Wrong) else f"raised {words(error)}"
+                wrong = str(error) if isinstance(error, Wrong) else f"raised {words(error)}"
+            made.count(wrong, name, dtype_name(dtype))
         return made if made.tried else None
 
-    def lost(self, why: str) -> Result:
+    def lost(self, why: str) -> CheckResult:
         """The result of an op that took its process down."""
-        return Result(
-            self.packet, f"aten::{self.packet}", self.family, DISPATCH, self.own, "opinfo", FAIL, why, tried=1, failed=1
-        )
+        made = self._result()
+        made.count(why)
+        return made
+
+    def _result(self) -> CheckResult:
+        return CheckResult(self.packet, f"aten::{self.packet}", self.family, DISPATCH, self.own, "opinfo")
 
     def _samples(self, depth: Depth) -> Iterator[tuple[str, torch.dtype, Any, Callable[..., Any], bool]]:
         named = depth.sample is not None

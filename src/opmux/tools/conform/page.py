@@ -1,67 +1,45 @@
-"""A run as one self-contained HTML page: failures, checks, where ops run. It loads no other resources."""
+"""The page of a run: failures, checks, where ops run."""
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping
-from typing import Any
 
-from ..bench.page import HEAD, STYLE
-from .record import (
-    CHECKS,
-    CPU,
-    DISPATCH,
-    FAIL,
-    NATIVE,
-    NOWHERE,
-    OWN,
-    PASS,
-    PLUGIN,
-    TRITON,
-    UNEXPECTED,
-    Covered,
-    Record,
-    Result,
-)
+from ..runner.html import document, table, text
+from .record import CHECKS, DISPATCH, FAIL, PASS, UNEXPECTED, WHERE, CheckResult, ConformRecord, Covered
 from .report import MARKS, PLACES, failures
 
-COLOURS = {OWN: "#a35bb8", TRITON: "#2f6fde", PLUGIN: "#4aa3b5", NATIVE: "#8a94a6", CPU: "#d98a2b", NOWHERE: "#c2555f"}
+COLOURS: dict[str, str] = dict(
+    zip(WHERE, ("#a35bb8", "#2f6fde", "#4aa3b5", "#8a94a6", "#d98a2b", "#c2555f"), strict=True)
+)
 
 
-def page(record: Record) -> str:
-    facts = "".join(f"<dt>{_text(k)}</dt><dd>{_text(v)}</dd>" for k, v in record.facts.items() if v not in (None, []))
-    notes = "".join(f"<li>{_text(n)}</li>" for n in (*map(str, record.unchecked), *record.notes))
-    return (HEAD + PAGE).format(
-        title=_text(f"opmux conform, {record.facts['vendor']}"),
-        about=_text(record.facts["where"]),
-        where=_text(f"opmux conform · {record.facts['depth']} run, {record.facts['date']}, {record.seconds:.0f} s"),
-        headline=_text(record.headline()),
-        failures="".join(_failure(r, too) for r, too in failures(record)),
-        gaps=_gaps(record),
-        results=_results(record.results),
-        coverage=_bars(record) + _coverage(record.coverage),
-        facts=facts,
-        notes=f"<ul>{notes}</ul>" if notes else "",
-        style=STYLE + MORE_STYLE,
+def page(record: ConformRecord) -> str:
+    return document(
+        title=f"opmux conform, {record.facts['vendor']}",
+        where=f"opmux conform · {record.facts['depth']} run, {record.facts['date']}, {record.seconds:.0f} s",
+        headline=record.headline(),
+        about=record.facts["where"],
+        body=f"""<main>{"".join(_failure(r, too) for r, too in failures(record))}{_gaps(record)}
+<h2>What was checked</h2>{_results(record.results)}
+<h2>Where ops run</h2>{_bars(record)}{_coverage(record.coverage)}</main>""",
+        facts=record.facts,
+        notes=[*record.unchecked, *record.notes],
+        style=STYLE,
         script=SCRIPT,
     )
 
 
-def _text(words: Any) -> str:
-    return html.escape(str(words), quote=True)
-
-
-def _failure(result: Result, too: bool) -> str:
+def _failure(result: CheckResult, too: bool) -> str:
     where = " ".join(filter(None, (result.dtype, result.sample)))
     who = f"{result.impl}{' (and so dispatch)' if too else ''}"
-    head = f"<b>{_text(result.op)}</b> {_text(result.check)} by {_text(who)} <small>{_text(where)}</small>"
-    return f"<article>{head}<p>{_text(result.reason)}</p><code>{_text(result.reproduce)}</code></article>"
+    head = f"<b>{text(result.op)}</b> {text(result.check)} by {text(who)} <small>{text(where)}</small>"
+    return f"<article>{head}<p>{text(result.reason)}</p><code>{text(result.reproduce)}</code></article>"
 
 
-def _gaps(record: Record) -> str:
+def _gaps(record: ConformRecord) -> str:
     rows = [
-        f"<li><b>{_text(r.op)}</b> {_text(r.check)} by {_text(r.impl)}: {_text(r.gap)}"
-        + (" <b>It passes now.</b>" if r.status == UNEXPECTED else f" <small>{_text(r.reason)}</small>")
+        f"<li><b>{text(r.op)}</b> {text(r.check)} by {text(r.impl)}: {text(r.gap)}"
+        + (" <b>It passes now.</b>" if r.status == UNEXPECTED else f" <small>{text(r.reason)}</small>")
         + "</li>"
         for r in record.results
         if r.gap is not None
@@ -72,8 +50,8 @@ def _gaps(record: Record) -> str:
 # ---- tables ---------------------------------------------------------------------------------------------------------
 
 
-def _results(results: list[Result]) -> str:
-    rows: dict[tuple[str, str], dict[str, Result]] = {}
+def _results(results: list[CheckResult]) -> str:
+    rows: dict[tuple[str, str], dict[str, CheckResult]] = {}
     for result in results:
         rows.setdefault((result.key, result.impl), {})[result.check] = result
     checks = [c for c in CHECKS if any(r.check == c for r in results)]
@@ -84,13 +62,11 @@ def _results(results: list[Result]) -> str:
         who = f"{first.impl} → {served}" if served else first.impl
         cells = "".join(_cell(found.get(c)) for c in checks)
         kind = ' class="own"' if first.own else ""
-        made.append(
-            f"<tr{kind}><td>{_text(first.family)}</td><td>{_text(first.op)}</td><td>{_text(who)}</td>{cells}</tr>"
-        )
+        made.append(f"<tr{kind}><td>{text(first.family)}</td><td>{text(first.op)}</td><td>{text(who)}</td>{cells}</tr>")
     return _table(("family", "op", "impl", *checks), made)
 
 
-def _cell(result: Result | None) -> str:
+def _cell(result: CheckResult | None) -> str:
     if result is None:
         return "<td></td>"
     word = MARKS[result.status][0]
@@ -98,27 +74,24 @@ def _cell(result: Result | None) -> str:
     refused = "; ".join(f"{r.impl} refused {r.samples}: {r.stage}: {r.reason}" for r in result.refusals)
     tip = "; ".join(filter(None, (result.reason, result.gap, refused)))
     mark = " *" if refused and result.status == PASS else ""
-    return f'<td class="{result.status}" title="{_text(tip)}">{word} <small>{count}{mark}</small></td>'
+    return f'<td class="{result.status}" title="{text(tip)}">{word} <small>{count}{mark}</small></td>'
 
 
 def _coverage(rows: list[Covered]) -> str:
     made = [
-        f'<tr><td>{_text(r.space)}</td><td>{_text(r.family)}</td><td>{_text(r.op)}</td>'
-        f'<td><i style="background:{COLOURS[r.where]}"></i>{_text(PLACES[r.where])}</td><td>{_text(r.impl or "")}</td>'
-        f"<td>{_text(r.why or ' '.join(r.on_cpu))}</td></tr>"
+        f'<tr><td>{text(r.space)}</td><td>{text(r.family)}</td><td>{text(r.op)}</td>'
+        f'<td><i style="background:{COLOURS[r.where]}"></i>{text(PLACES[r.where])}</td><td>{text(r.impl or "")}</td>'
+        f"<td>{text(r.why or ' '.join(r.on_cpu))}</td></tr>"
         for r in rows
     ]  # fmt: skip
     return _table(("space", "family", "op", "where", "impl", "why, or what ran on the CPU"), made)
 
 
 def _table(heads: tuple[str, ...], rows: list[str]) -> str:
-    head = "".join(f'<th><button type="button">{_text(h)}</button></th>' for h in heads)
-    find = '<input type="search" placeholder="find" aria-label="find in the table">'
-    body = f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody>"
-    return f'{find}<div class="scroll"><table>{body}</table></div>'
+    return '<input type="search" placeholder="find" aria-label="find in the table">' + table(heads, rows)
 
 
-def _bars(record: Record) -> str:
+def _bars(record: ConformRecord) -> str:
     ours = [c for c in record.coverage if c.space != "aten"]
     lines = [
         ("ops of ours", record.covered(ours)),
@@ -131,14 +104,14 @@ def _bars(record: Record) -> str:
 def _bar(name: str, counts: Mapping[str, int]) -> str:
     total = sum(counts.values())
     parts = "".join(
-        f'<span style="width:{100 * n / total:.3f}%;background:{COLOURS[w]}" title="{_text(PLACES[w])}: {n}"></span>'
+        f'<span style="width:{100 * n / total:.3f}%;background:{COLOURS[w]}" title="{text(PLACES[w])}: {n}"></span>'
         for w, n in counts.items()
     )
     words = ", ".join(f"{PLACES[w]} {n}" for w, n in counts.items())
-    return f'<div class="stack"><b>{_text(name)}</b> <small>{_text(words)}</small><div>{parts}</div></div>'
+    return f'<div class="stack"><b>{text(name)}</b> <small>{text(words)}</small><div>{parts}</div></div>'
 
 
-MORE_STYLE = """
+STYLE = """
 h2{font-size:19px;margin:1.6em 0 .4em}
 article{margin:10px 0;padding:10px 14px;background:var(--card);border:1px solid var(--line);border-radius:8px;
 border-left:4px solid var(--bad)}
@@ -154,23 +127,7 @@ border-radius:7px}
 """
 
 SCRIPT = """
-document.querySelectorAll('table').forEach(table=>{const body=table.tBodies[0],heads=table.tHead.querySelectorAll('th');
-heads.forEach((th,i)=>th.firstChild.onclick=()=>{const up=th.getAttribute('aria-sort')!=='ascending';
-heads.forEach(o=>o.removeAttribute('aria-sort'));th.setAttribute('aria-sort',up?'ascending':'descending');
-const rows=[...body.rows].map(r=>[r.cells[i].textContent,r]);
-rows.sort((a,b)=>a[0]===''?1:b[0]===''?-1:a[0].localeCompare(b[0],undefined,{numeric:true})*(up?1:-1));
-body.append(...rows.map(r=>r[1]))});
-const find=table.parentNode.previousElementSibling;
-find.oninput=()=>{const words=find.value.toLowerCase().split(/\\s+/);
-for(const r of body.rows){const t=r.textContent.toLowerCase();r.hidden=!words.every(w=>t.includes(w))}}});
-"""
-
-PAGE = """\
-<main>{failures}{gaps}
-<h2>What was checked</h2>{results}
-<h2>Where ops run</h2>{coverage}</main>
-<footer>{notes}<dl>{facts}</dl></footer>
-<script>{script}</script>
-</body>
-</html>
+document.querySelectorAll('input').forEach(find=>find.oninput=()=>{const words=find.value.toLowerCase().split(/\\s+/);
+for(const r of find.nextElementSibling.querySelectorAll('tbody tr')){const t=r.textContent.toLowerCase();
+r.hidden=!words.every(w=>t.includes(w))}});
 """

@@ -17,7 +17,7 @@ from ...runtime.machine import HERE
 from ...runtime.settings import VENDOR
 from ...runtime.vendors import Package
 from ..arguments import BadArgument
-from ..bench.record import chip
+from ..runner.record import chip
 from ..simulator import launch, simulate
 
 DEVICE, SIMULATED, DIRECT = "device", "simulated", "direct"

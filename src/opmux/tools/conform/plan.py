@@ -14,12 +14,13 @@ from ...core import machine
 from ...core.default import get_default_manager, policy
 from ...core.errors import UnknownName
 from ...core.spec import Spec
+from ..bench.cases import name_of
 from . import checks, coverage
 from .checks import Tally
 from .place import Place
-from .record import CHECKS, Covered, Result, Unchecked
+from .record import CHECKS, CheckResult, Covered, Unchecked
 from .samples import DTYPES, Drawn, drawn
-from .subject import Subject, name_of, own_impls, subjects
+from .subject import Subject, own_impls, subjects
 
 OF_A_SUBJECT = ("values", "mutation", "errors", "fake", "gradient", "opcheck", "compile")
 # What a short run takes of each.
@@ -39,7 +40,7 @@ class Depth:
 
 
 @dataclass
-class Plan:
+class ConformPlan:
     place: Place
     depth: Depth
     specs: list[Spec]
@@ -48,7 +49,7 @@ class Plan:
     unchecked: list[Unchecked] = field(default_factory=list)  # impls of the vendor's own without samples
 
     @classmethod
-    def of(cls, found: list[Spec], place: Place, depth: Depth) -> Plan:
+    def of(cls, found: list[Spec], place: Place, depth: Depth) -> ConformPlan:
         made = cls(place, depth, found)
         for spec in found:
             if spec.samples is None:
@@ -105,12 +106,12 @@ class Plan:
 
     # -- checks
 
-    def run(self, subject: Subject) -> tuple[list[Result], Covered | None]:
+    def run(self, subject: Subject) -> tuple[list[CheckResult], Covered | None]:
         """Every check of a subject; of dispatch, also where its first sample ran."""
         with policy():  # one scope around all: creating the first and freeing the last scope updates every op
             return self._run(subject)
 
-    def _run(self, subject: Subject) -> tuple[list[Result], Covered | None]:
+    def _run(self, subject: Subject) -> tuple[list[CheckResult], Covered | None]:
         tallies = {c: Tally(subject, c) for c in self.checks(subject)}
         device = self.place.device
         found: list[Drawn] = []
@@ -134,14 +135,14 @@ class Plan:
         get_default_manager().clear_quarantine()
         return [made for t in tallies.values() if (made := t.result()) is not None], covered
 
-    def untried(self, subject: Subject, results: list[Result]) -> Unchecked | None:
+    def untried(self, subject: Subject, results: list[CheckResult]) -> Unchecked | None:
         """The vendor's impl, if no sample of it was even tried."""
         if not subject.own or "values" not in self.depth.checks or self.named or self.depth.dtypes:
             return None
         tried = any(r.check == "values" for r in results)
         return None if tried else Unchecked(subject.name, subject.id, NONE_DRAWN)
 
-    def lost(self, subject: Subject, why: str) -> list[Result]:
+    def lost(self, subject: Subject, why: str) -> list[CheckResult]:
         """The result of a subject that took its process down."""
         tally = Tally(subject, "values")
         tally.fail(why, None)

@@ -27,15 +27,16 @@ from ...core.tensors import dtype_name, tensors_in
 from ...faces.aten import engine
 from ...faces.aten.overloads import Overload, table
 from ...specs.samples import Case as SampleCase
-from ...specs.samples import Maker
+from ..bench import cases as bench_cases
 from ..bench import native
-from ..bench.cases import ALONG, QuickDraw
+from ..bench.cases import name_of
+from ..runner.check import Wrong, as_tuple, words
 from . import calls, shapes, yardstick
-from .checks import quiet
+from .checks import backward, by_the_backward
 from .poison import poisoned
-from .samples import by_name, moved, written
-from .shapes import Call, Sized
-from .subject import Crashed, Declined, name_of, strictly, words
+from .samples import by_name, moved, quiet, written
+from .shapes import ModelCall, Sized
+from .subject import Crashed, Declined, strictly
 
 FLOATS = (torch.bfloat16, torch.float32, torch.float16)
 OTHERS = (torch.float64, torch.int32)  # in which a row or two of each op are tried
@@ -77,7 +78,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Case:
+class RealCase:
     """One op on one row in one dtype; `run` returns the outcome."""
 
     op: str
@@ -94,9 +95,9 @@ class Case:
                 made.impl = self.attempt(device)
         except Wrong as error:
             made.status, made.reason = FAIL, str(error)
-        except (Declined, calls.Declined) as error:
+        except (Declined, calls.LeftToTorch) as error:
             made.status, made.reason = DECLINED, str(error)
-        except Unchecked as error:
+        except CannotCheck as error:
             made.status, made.reason = UNCHECKED, str(error)
         except torch.OutOfMemoryError:
             made.status, made.reason = UNCHECKED, "out of memory"
@@ -112,11 +113,7 @@ def terms_of(family: str, largest: Sequence[int], results: int) -> float:
     return max(1.0, shared, max(largest, default=1) if family in ALONG_ROWS else 1.0)
 
 
-class Wrong(Exception):
-    """A result that is not right, in words."""
-
-
-class Unchecked(Exception):
+class CannotCheck(Exception):
     """A case that cannot be tried here, in words."""
 
 
@@ -189,7 +186,7 @@ def _takes(spec: Spec, dtype: torch.dtype) -> bool:
             with quiet(), torch.no_grad():
                 sample = sample_of(spec, Sized((), (), shape, ()), dtype, cpu)
                 spec.reference(*sample.args, **sample.kwargs)
-        except (Unchecked, TypeError, ValueError, RuntimeError):
+        except (CannotCheck, TypeError, ValueError, RuntimeError):
             continue
         return True
     return False
@@ -199,19 +196,13 @@ def sample_of(spec: Spec, row: Sized, dtype: torch.dtype, device: torch.device) 
     """The arguments of a row; raises Unchecked if the op has no such samples."""
     shape = cut(row.shape, most(device))
     if shape is None:
-        raise Unchecked(f"one sample of {row.shape} is too large for a {device.type}")
+        raise CannotCheck(f"one sample of {row.shape} is too large for a {device.type}")
     last = row.layout == "channels_last"
-    case = SampleCase(shape, "packed" if last else row.layout, {**ALONG, **row.options})
-    made_by: Any = spec.samples
+    case = SampleCase(shape, "packed" if last else row.layout, row.options)
     try:
-        if isinstance(made_by, Maker):
-            named = made_by.build(QuickDraw(case, dtype, device))
-            bound = spec.signature.bind(**named)
-            made = Sample(bound.args, bound.kwargs, id=case.id)
-        else:
-            made = made_by.at(shape, dtype, device, **case.options)
+        made = bench_cases.sample_of(spec, case, dtype, device)
     except Exception as error:  # samples are anybody's code
-        raise Unchecked(f"no such arguments: {words(error)}") from None
+        raise CannotCheck(f"no such arguments: {words(error)}") from None
     return _channels_last(made, shape) if last else made
 
 
@@ -226,7 +217,7 @@ def check_op(spec: Spec, row: Sized, dtype: torch.dtype, gradient: bool, device:
     sample = sample_of(spec, row, dtype, device)
     impls = our_impls(spec, device)
     if not impls:
-        raise Unchecked(f"no kernel of ours on a {device.type}")
+        raise CannotCheck(f"no kernel of ours on a {device.type}")
     judge = Judge.of(spec, sample, device)
     declined: list[Declined] = []
     ran = []
@@ -265,7 +256,7 @@ class Judge:
         try:
             plain = _reference(spec, moved(sample, device))
         except (TypeError, ValueError, RuntimeError) as error:
-            raise Unchecked(f"the reference refuses it: {words(error)}") from None
+            raise CannotCheck(f"the reference refuses it: {words(error)}") from None
         truth = {} if spec.family in BITS or "fp8" in spec.name else _in_float64(spec, sample, device)
         floats = [t for t in tensors_in((sample.args, sample.kwargs)) if t.is_floating_point()]
         first = max(floats, key=Tensor.numel, default=None)
@@ -330,10 +321,9 @@ def _native(spec: Spec, sample: Sample) -> dict[str, Any]:
     short = native.shortened(spec, sample) if way.short else Sample(*spec.bound(sample.args, sample.kwargs))
     try:
         with torch.no_grad():
-            made = way.call(*short.args, **short.kwargs)
+            made = as_tuple(way.call(*short.args, **short.kwargs))
     except (TypeError, ValueError, RuntimeError):  # torch lacks this dtype, or these arguments
         return {}
-    made = tuple(made) if isinstance(made, (tuple, list)) else (made,)
     return dict(zip(way.results(spec), made))
 
 
@@ -348,45 +338,25 @@ def _check_gradient(spec: Spec, sample: Sample, device: torch.device) -> None:
     except (TypeError, ValueError, RuntimeError):
         return  # it has a dtype argument: only the backward op is compared with its reference
     with poisoned():
-        got = _gradients(spec, specs.functions[spec.key], moved(sample, device))
+        got = backward(spec, specs.functions[spec.key], moved(sample, device), _weights)[1]
     floats = [t for t in tensors_in((sample.args, sample.kwargs)) if t.is_floating_point()]
     largest = max((t.shape for t in floats), key=torch.Size.numel, default=torch.Size())
-    for name, value in got.items():
-        terms = terms_of(spec.family, largest, value.numel())
+    for name in true.keys() & got.keys():
+        terms = terms_of(spec.family, largest, got[name].numel())
         # saved values are rounded too, which adds to the backward's error
-        found = yardstick.far_off(f"d{name}", value, theirs[name], true[name], 4 * terms, 1.0)
+        found = yardstick.far_off(name, got[name], theirs[name], true[name], 4 * terms, 1.0)
         if found is not None:
             raise Wrong(f"gradient: {found}")
 
 
 def _by_the_references(spec: Spec, sample: Sample) -> dict[str, Tensor]:
-    plan = spec.gradient
-    given = list(spec.bound(sample.args, sample.kwargs)[0])
     with torch.no_grad():
-        made = spec.reference(*sample.args, **sample.kwargs)
-        outs = list(made) if isinstance(made, (tuple, list)) else [made]
-        weights = {i: _weights(o) for i, o in enumerate(outs) if plan.differentiable[i]}
-        look = {"grad": weights, "in": given, "look": given, "out": outs}
-        grads = plan.backward.reference(*(look[kind][i] for kind, i in plan.sources))
-    grads = grads if isinstance(grads, (tuple, list)) else (grads,)
-    return {spec.names[i]: g for i, g in zip(plan.targets, grads) if isinstance(g, Tensor)}
+        outs = as_tuple(spec.reference(*sample.args, **sample.kwargs))
+    made = by_the_backward(spec, sample, outs, _weights)
+    return {n: g for n, g in made.items() if isinstance(g, Tensor)}
 
 
-def _gradients(spec: Spec, call: Callable[..., Any], sample: Sample) -> dict[str, Tensor]:
-    targets = {spec.names[i] for i in spec.gradient.targets}
-    given = dict(spec.signature.bind_partial(*sample.args, **sample.kwargs).arguments)
-    floats = {n: v for n, v in given.items() if n in targets and isinstance(v, Tensor) and v.is_floating_point()}
-    leaves = {n: v.detach().requires_grad_() for n, v in floats.items()}
-    bound = spec.signature.bind(**(given | leaves))
-    with torch.enable_grad():
-        outs = call(*bound.args, **bound.kwargs)
-    outs = tuple(outs) if isinstance(outs, (tuple, list)) else (outs,)
-    counted = [o for o, d in zip(outs, spec.gradient.differentiable) if d and o.requires_grad]
-    made = torch.autograd.grad(counted, list(leaves.values()), [_weights(o) for o in counted], allow_unused=True)
-    return {n: g for n, g in zip(leaves, made) if g is not None}
-
-
-def _weights(out: Tensor) -> Tensor:
+def _weights(out: Tensor, seed: int) -> Tensor:
     """An incoming gradient: the same numbers in every dtype, representable in bfloat16."""
     generator = torch.Generator(out.device).manual_seed(out.numel())
     drawn = torch.randn(out.shape, generator=generator, device=out.device, dtype=torch.float32)
@@ -396,17 +366,17 @@ def _weights(out: Tensor) -> Tensor:
 # ---- ops of ATen ----------------------------------------------------------------------------------------------------
 
 
-def check_call(call: Call, dtype: torch.dtype, device: torch.device) -> str:
+def check_call(call: ModelCall, dtype: torch.dtype, device: torch.device) -> str:
     """Our kernels under an overload of ATen, against ATen's own."""
     fits = calls.scaled(call, most(device))
     if fits is None:
-        raise Unchecked(f"one sample of it is too large for a {device.type}")
+        raise CannotCheck(f"one sample of it is too large for a {device.type}")
     try:
         arguments = calls.Arguments(fits, dtype, device)
         theirs = calls.results(calls.Shape(call.op), *arguments.fresh())
     except (TypeError, ValueError, RuntimeError, NotImplementedError) as error:
         why = f"torch refuses it: {words(error)}" if dtype.is_floating_point else "torch takes no integers here"
-        raise Unchecked(why) from None
+        raise CannotCheck(why) from None
     got = calls.ours(arguments)
     if len(got) != len(theirs):
         raise Wrong(f"{len(got)} results, expected {len(theirs)}")
@@ -431,9 +401,9 @@ def _true(arguments: calls.Arguments, theirs: Sequence[Tensor]) -> list[Tensor]:
     try:
         made = calls.truth(arguments)
     except (TypeError, ValueError, RuntimeError, NotImplementedError) as error:
-        raise Unchecked(f"torch has no float64 of it: {words(error)}") from None
+        raise CannotCheck(f"torch has no float64 of it: {words(error)}") from None
     if len(made) != len(theirs) or any(a.shape != b.shape for a, b in zip(made, theirs)):
-        raise Unchecked("torch's result in float64 has another shape")
+        raise CannotCheck("torch's result in float64 has another shape")
     return made
 
 
@@ -456,7 +426,7 @@ class Wanted:
 FIRST = 3  # cases of each op before those that no model calls
 
 
-def cases(wanted: Wanted, device: torch.device) -> list[Case]:
+def cases(wanted: Wanted, device: torch.device) -> list[RealCase]:
     """All cases, in turn from all ops; `out=` and in-place forms that no model calls after the first of all others."""
     served = engine.choosable().get(device.type, {})
     queues = [list(_of_spec(s, wanted, most(device))) for s in wanted.specs if our_impls(s, device)]
@@ -482,19 +452,19 @@ def _with_others(
         yield from ((-1, row, dtype) for row, dtype in zip(rows, others))
 
 
-def _of_spec(spec: Spec, wanted: Wanted, limit: int) -> Iterator[Case]:
+def _of_spec(spec: Spec, wanted: Wanted, limit: int) -> Iterator[RealCase]:
     rows = [r for r in rows_of(spec, limit) if wanted.has(r.models)]
     for at, row, dtype in _with_others(rows, wanted, spec.key, spec.family, dtypes_of(spec)):
         attempt = functools.partial(check_op, spec, row, dtype, 0 <= at < len(rows))
         said = SampleCase(row.shape, row.layout, row.options).id
-        yield Case(name_of(spec), said, dtype, row.models, attempt)
+        yield RealCase(name_of(spec), said, dtype, row.models, attempt)
 
 
-def _of_overload(overload: Overload, wanted: Wanted) -> Iterator[Case]:
+def _of_overload(overload: Overload, wanted: Wanted) -> Iterator[RealCase]:
     """The calls of models; for an overload that none calls, one sample of the op that computes it."""
     if overload.family == "random":
         return
-    rows: list[Call] = [c for c in shapes.read().calls if c.op == overload.name and wanted.has(c.models)]
+    rows: list[ModelCall] = [c for c in shapes.read().calls if c.op == overload.name and wanted.has(c.models)]
     found = _with_others(rows, wanted, overload.name, overload.family)
     if not rows and not wanted.models:
         takes = wanted.dtypes or dtypes_of(specs.by_key[overload.bases[0]])
@@ -503,10 +473,10 @@ def _of_overload(overload: Overload, wanted: Wanted) -> Iterator[Case]:
         found = iter(() if made is None else [(0, made, dtype)])
     for _, row, dtype in found:
         attempt = functools.partial(check_call, row, dtype)
-        yield Case(f"aten::{overload.name}", str(row), dtype, row.models, attempt)
+        yield RealCase(f"aten::{overload.name}", str(row), dtype, row.models, attempt)
 
 
-def without_cases(found: Sequence[Case], wanted: Wanted, device: torch.device) -> dict[str, str]:
+def without_cases(found: Sequence[RealCase], wanted: Wanted, device: torch.device) -> dict[str, str]:
     """Ops with our kernel but without a case, and why."""
     have = {c.op for c in found}
     told = shapes.read().without

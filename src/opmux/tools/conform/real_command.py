@@ -2,39 +2,43 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import time
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
-from datetime import date
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from rich.text import Text
 
+from ...core.default import get_default_manager, policy
+from ...core.errors import UnknownName
 from ...core.machine import arch_of
+from ...core.tensors import dtype_name
+from ...faces.aten.switch import disable
 from ...runtime import devices
-from .. import arguments, doctor, screen
-from ..bench.record import chip, commit
-from . import crowd
-from .asked import settled, wanted_by
-from .real import DECLINED, FAIL, PASS, UNCHECKED, Case, Outcome, cases, without_cases
+from .. import arguments, screen
+from ..runner.check import has_broken_the_device
+from ..runner.pool import Lost, Task, Workers
+from ..runner.record import RunRecord, chip, made_with
+from . import shapes
+from .poison import launches_poisoned
+from .real import DECLINED, FAIL, PASS, UNCHECKED, Outcome, RealCase, Wanted, cases, without_cases
+from .scope import OpScope
 
-SCHEMA = 1
 SECONDS = {"cpu": 60.0}
 SECONDS_ELSEWHERE = 420.0
 MOST_JOBS = 8
 SHOWN = 40  # failures on the screen; the JSON file has all
+MOST_KEPT = 4 << 30  # bytes of a device's memory that a process keeps between cases
 
 
 @dataclass
-class Record:
-    """A run as data."""
-
-    facts: dict[str, Any]
+class RealRecord(RunRecord):
     outcomes: list[Outcome] = field(default_factory=list)
     without: dict[str, str] = field(default_factory=dict)  # kernels of ours that have no case, and why
     left: int = 0  # cases that the time did not suffice for
@@ -45,16 +49,13 @@ class Record:
     def failures(self) -> list[Outcome]:
         return [o for o in self.outcomes if o.status == FAIL]
 
-    def text(self) -> str:
-        return json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1, ensure_ascii=False)
-
 
 def run(asked: Any) -> int:
-    """What `asked` (a `command.Asked`) says, on one device; 1 where a case fails."""
+    """What `asked` (a `command.ConformOptions`) says, on one device; 1 where a case fails."""
     device = _device(asked.device)
     console = screen.beside(asked.json)
     with settled():
-        wanted = wanted_by(asked)
+        wanted = _wanted_by(asked)
         found = cases(wanted, device)
         if asked.listing:
             for case in found:
@@ -62,7 +63,7 @@ def run(asked: Any) -> int:
             return 0
         if not found:
             raise arguments.BadArgument("--real: no kernel of ours on this device is among what is asked for")
-        record = Record(_facts(device, asked), without=without_cases(found, wanted, device))
+        record = RealRecord(_facts(device, asked), without=without_cases(found, wanted, device))
         _check(record, asked, found, device)
     for line in _report(record, asked):
         console.print(line, soft_wrap=True)
@@ -77,27 +78,86 @@ def _device(text: str | None) -> torch.device:
     return torch.device(there[0], 0) if there else torch.device("cpu")
 
 
-def _check(record: Record, asked: Any, found: list[Case], device: torch.device) -> None:
-    start = time.time()
+@contextmanager
+def settled() -> Iterator[None]:
+    """Everything loaded, one scope around all, and ATen as it was afterwards."""
+    get_default_manager().registry.list_operators()  # loads families, kernels, plugins, vendors
+    try:
+        with policy(), launches_poisoned():
+            yield
+    finally:
+        disable()
+
+
+def _wanted_by(asked: Any) -> Wanted:
+    scope = OpScope.of(asked.ops)
+    dtypes = tuple(arguments.dtype(d) for d in arguments.parts(asked.dtypes))
+    known = {m for c in shapes.read().calls for m in c.models} | {m for r in shapes.read().sized for m in r.models}
+    for word in asked.models:
+        if not set(word) & set("*?[") and word not in known:
+            raise UnknownName("model", word, known)
+    primitives = [s for s in scope.specs if s.space in ("opmux", "aten") and s.samples is not None]
+    return Wanted(primitives, scope.overloads, dtypes, tuple(asked.models))
+
+
+# ---- checking -------------------------------------------------------------------------------------------------------
+
+
+def _check(record: RealRecord, asked: Any, found: list[RealCase], device: torch.device) -> None:
+    start = time.monotonic()
     limit = asked.seconds if asked.seconds is not None else SECONDS.get(device.type, SECONDS_ELSEWHERE)
     jobs = asked.jobs or (1 if device.type == "cpu" else max(1, min(MOST_JOBS, (os.cpu_count() or 2) // 2)))
     done: set[int] = set()
     with screen.progress("now", "failed") as bar:
         task = bar.add_task("real shapes", total=len(found), now="", failed=0)
-        for at, outcome in crowd.outcomes(asked, found, device, start + limit, jobs):
+        for at, outcome in _workers(asked, found, device, start + limit, jobs).results():
             done.add(at)
-            record.outcomes.append(outcome)
-            bar.update(task, advance=1, now=outcome.op, failed=len(record.failures))
+            record.outcomes.append(_lost(found[at], outcome.why) if isinstance(outcome, Lost) else outcome)
+            bar.update(task, advance=1, now=found[at].op, failed=len(record.failures))
         bar.update(task, now="done")
     record.left = len(found) - len(done)
     record.left_ops = sorted({c.op for c in found} - {found[i].op for i in done})
-    record.seconds = round(time.time() - start, 2)
+    record.seconds = round(time.monotonic() - start, 2)
+
+
+def _workers(asked: Any, found: list[RealCase], device: torch.device, until: float, jobs: int) -> Workers:
+    """Processes with ops of their own: most of their time goes into compiling kernels."""
+    if jobs == 1:
+        return Workers([partial(attempt, case, device) for case in found], 1, until)
+    place = {op: i for i, op in enumerate(dict.fromkeys(c.op for c in found))}
+    shares = [[i for i, c in enumerate(found) if place[c.op] % jobs == k] for k in range(jobs)]
+    return Workers.fresh(partial(_tasks, asked, device), shares, until, _ends)
+
+
+@contextmanager
+def _tasks(asked: Any, device: torch.device) -> Iterator[Sequence[Task]]:
+    """The same list of cases, made again in a process of its own."""
+    torch.set_num_threads(1 if device.type != "cpu" else torch.get_num_threads())
+    with settled():
+        yield [partial(attempt, case, device) for case in cases(_wanted_by(asked), device)]
+
+
+def _ends(outcome: Any) -> bool:
+    words = outcome.why if isinstance(outcome, Lost) else outcome.reason if outcome.status == FAIL else ""
+    return has_broken_the_device(words or "")
+
+
+def _lost(case: RealCase, why: str) -> Outcome:
+    return Outcome(case.op, case.words, dtype_name(case.dtype), list(case.models), FAIL, why)
+
+
+def attempt(case: RealCase, device: torch.device) -> Outcome:
+    made = case.run(device)
+    get_default_manager().clear_quarantine()
+    if device.type == "cuda" and torch.cuda.memory_reserved(device) > MOST_KEPT:
+        torch.cuda.empty_cache()  # other processes need it
+    return made
 
 
 # ---- out ------------------------------------------------------------------------------------------------------------
 
 
-def _report(record: Record, asked: Any) -> Iterator[Any]:
+def _report(record: RealRecord, asked: Any) -> Iterator[Any]:
     failures = record.failures
     if failures:
         table = screen.table("op", "dtype", "case", "models", "what is wrong")
@@ -117,23 +177,20 @@ def _report(record: Record, asked: Any) -> Iterator[Any]:
     yield from _unchecked(record, ops)
 
 
-def _unchecked(record: Record, ops: set[str]) -> Iterator[Text]:
+def _unchecked(record: RealRecord, ops: set[str]) -> Iterator[Text]:
     """What was not checked, aloud."""
     for status, said in ((DECLINED, "left to torch by our kernels"), (UNCHECKED, "could not be tried")):
         mine = [o for o in record.outcomes if o.status == status]
         if mine:
             alone = sorted({o.op for o in mine} - ops)
-            only = f"; not checked at all for that: {_some(alone)}" if alone else ""
+            only = f"; not checked at all for that: {screen.some(alone)}" if alone else ""
             yield Text(f"{len(mine)} cases {said} ({_common(mine)}){only}", "yellow")
     if record.left:
-        never = f"; never tried: {_some(record.left_ops)}" if record.left_ops else ", none of an op that was not tried"
+        left = screen.some(record.left_ops)
+        never = f"; never tried: {left}" if left else ", none of an op that was not tried"
         yield Text(f"{record.left} cases left when the time was up (--seconds){never}", "yellow")
     for why in dict.fromkeys(record.without.values()):
-        yield Text(f"no case ({why}): {_some([o for o, w in record.without.items() if w == why])}", "yellow")
-
-
-def _some(names: list[str], most: int = 12) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+        yield Text(f"no case ({why}): {screen.some([o for o, w in record.without.items() if w == why])}", "yellow")
 
 
 def _common(mine: list[Outcome]) -> str:
@@ -155,7 +212,5 @@ def _facts(device: torch.device, asked: Any) -> dict[str, Any]:
         "ops": asked.ops,
         "dtypes": asked.dtypes,
         "models": asked.models,
-        **doctor.versions(),
-        "commit": commit(),
-        "date": date.today().isoformat(),
+        **made_with(),
     }

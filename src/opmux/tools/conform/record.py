@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
-SCHEMA = 1
+from ..runner.record import RunRecord
+
 DISPATCH = "dispatch"  # in place of an impl's id: dispatch's choice when a user calls the op
 
 # In the order of the columns. docs/conform.md describes each check.
@@ -19,7 +19,7 @@ OWN, TRITON, PLUGIN, NATIVE, CPU, NOWHERE = WHERE = ("own", "triton", "plugin", 
 
 
 @dataclass(frozen=True)
-class Refusal:
+class ImplRefusal:
     """Samples that an impl does not take, and why: the stage is dtype, device, when, vendor (unused), ..."""
 
     impl: str
@@ -30,7 +30,7 @@ class Refusal:
 
 
 @dataclass
-class Result:
+class CheckResult:
     """One check of one impl of one op, over all samples that were tried."""
 
     op: str
@@ -45,7 +45,7 @@ class Result:
     dtype: str | None = None
     tried: int = 0
     failed: int = 0
-    refusals: list[Refusal] = field(default_factory=list)
+    refusals: list[ImplRefusal] = field(default_factory=list)
     ran: list[str] = field(default_factory=list)  # the impls that served, where dispatch chose
     gap: str | None = None  # what the vendor's xfail.toml says
     reproduce: str | None = None  # a command line
@@ -54,6 +54,14 @@ class Result:
     @property
     def name(self) -> str:
         return f"{self.op} by {self.impl}"
+
+    def count(self, wrong: str | None, sample: str | None = None, dtype: str | None = None) -> None:
+        """Count a sample, and what is wrong with it; the first that fails is kept."""
+        self.tried += 1
+        if wrong is not None:
+            self.failed, self.status = self.failed + 1, FAIL
+        if wrong is not None and self.reason is None:
+            self.reason, self.sample, self.dtype = wrong, sample, dtype
 
 
 @dataclass(frozen=True)
@@ -83,9 +91,8 @@ class Covered:
 
 
 @dataclass
-class Record:
-    facts: dict[str, Any]
-    results: list[Result] = field(default_factory=list)
+class ConformRecord(RunRecord):
+    results: list[CheckResult] = field(default_factory=list)
     coverage: list[Covered] = field(default_factory=list)
     rest_of_aten: dict[str, int] = field(default_factory=dict)  # where -> overloads that are none of ours
     unchecked: list[Unchecked] = field(default_factory=list)
@@ -93,10 +100,10 @@ class Record:
     seconds: float = 0.0
 
     @property
-    def failures(self) -> list[Result]:
+    def failures(self) -> list[CheckResult]:
         return [r for r in self.results if r.status == FAIL]
 
-    def of(self, *statuses: str) -> list[Result]:
+    def of(self, *statuses: str) -> list[CheckResult]:
         return [r for r in self.results if r.status in statuses]
 
     def counts(self) -> dict[str, int]:
@@ -116,9 +123,8 @@ class Record:
         checks = f"{len(self.results)} check{'s' if len(self.results) != 1 else ''}"
         return f"{self.facts['vendor']}: {checks} of {ops} op{'s' if ops != 1 else ''}, {', '.join(words)}"
 
-    def text(self) -> str:
-        data = {"schema": SCHEMA, **asdict(self), "counts": self.counts(), "covered": self.covered()}
-        return json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False)
+    def totals(self) -> dict[str, Any]:
+        return {"counts": self.counts(), "covered": self.covered()}
 
 
 LATER = {REFUSED: "refused", EXPECTED: "failed as expected", UNEXPECTED: "passed against expectation"}

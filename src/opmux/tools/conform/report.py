@@ -11,7 +11,7 @@ from rich.text import Text
 
 from .. import screen
 from .gaps import Gap
-from .plan import Plan
+from .plan import ConformPlan
 from .record import (
     CHECKS,
     CPU,
@@ -27,12 +27,12 @@ from .record import (
     TRITON,
     UNEXPECTED,
     WHERE,
+    CheckResult,
+    ConformRecord,
     Covered,
-    Record,
-    Refusal,
-    Result,
+    ImplRefusal,
 )
-from .rows import Row
+from .rows import VendorRow
 
 MARKS = {
     PASS: ("ok", "green"),
@@ -46,9 +46,9 @@ PLACE_STYLES = {OWN: "magenta", CPU: "yellow"}
 SHOWN = 12  # of a list that may be long
 
 
-def report(record: Record, known: list[Gap]) -> Group:
+def report(record: ConformRecord, known: list[Gap]) -> Group:
     parts: list[Any] = []
-    families: dict[str, list[Result]] = {}
+    families: dict[str, list[CheckResult]] = {}
     for result in record.results:
         families.setdefault(result.family, []).append(result)
     parts += [table for family, found in families.items() if (table := _family(family, found)) is not None]
@@ -67,14 +67,14 @@ def report(record: Record, known: list[Gap]) -> Group:
 # ---- a family -------------------------------------------------------------------------------------------------------
 
 
-def _family(family: str, results: list[Result]) -> Any:
+def _family(family: str, results: list[CheckResult]) -> Any:
     """One line for each impl of the vendor's and for all that is not well; the others in one line together."""
-    rows: dict[tuple[str, str], list[Result]] = {}
+    rows: dict[tuple[str, str], list[CheckResult]] = {}
     for result in results:
         rows.setdefault((result.op, result.impl), []).append(result)
     checks = [c for c in CHECKS if any(r.check == c for r in results)]
     table = screen.table("op", "impl", *checks, title=family)
-    plain: list[list[Result]] = []
+    plain: list[list[CheckResult]] = []
     for (op, impl), found in rows.items():
         if not found[0].own and all(r.status == PASS for r in found):
             plain.append(found)
@@ -92,7 +92,7 @@ def _family(family: str, results: list[Result]) -> Any:
     return table
 
 
-def _cell(result: Result | None) -> Text:
+def _cell(result: CheckResult | None) -> Text:
     if result is None:
         return Text("")
     word, style = MARKS[result.status]
@@ -113,7 +113,7 @@ def _many(count: int) -> Text:
 # ---- where ops run --------------------------------------------------------------------------------------------------
 
 
-def _coverage(record: Record) -> list[Any]:
+def _coverage(record: ConformRecord) -> list[Any]:
     if not record.coverage:
         return []
     groups: dict[str, list[Covered]] = {}
@@ -129,12 +129,12 @@ def _coverage(record: Record) -> list[Any]:
     if record.rest_of_aten:
         table.add_row(Text("the rest of ATen", "dim"), *_figures(record.rest_of_aten, places))
     left = [r.op for r in record.coverage if r.where == CPU]
-    said = [Text(f"on the CPU: {_some(left)}", "yellow")] if left else []
+    said = [Text(f"on the CPU: {screen.some(left)}", "yellow")] if left else []
     reasons: dict[str, list[str]] = {}
     for row in record.coverage:
         if row.why is not None and row.where in (NATIVE, CPU, NOWHERE):
             reasons.setdefault(row.why, []).append(row.op)
-    return [table, *said, *(Text(f"left to torch: {_some(ops)} ({why})", "dim") for why, ops in reasons.items())]
+    return [table, *said, *(Text(f"left to torch: {screen.some(ops)} ({why})", "dim") for why, ops in reasons.items())]
 
 
 def _is_overload(row: Covered) -> bool:
@@ -145,18 +145,12 @@ def _figures(counts: Mapping[str, int], places: Iterable[str]) -> list[Text]:
     return [Text(str(counts.get(p) or ""), PLACE_STYLES.get(p, "")) for p in places]
 
 
-def _some(names: Iterable[str]) -> str:
-    found = list(names)
-    more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
-    return f"{', '.join(found[:SHOWN])}{more}"
-
-
 # ---- what to look at ------------------------------------------------------------------------------------------------
 
 
-def _refusals(record: Record) -> list[Any]:
+def _refusals(record: ConformRecord) -> list[Any]:
     """What the vendor's own impls do not take, and what dispatch found nobody for."""
-    found: dict[tuple[str, str, str], list[Refusal]] = {}
+    found: dict[tuple[str, str, str], list[ImplRefusal]] = {}
     for result in record.results:
         if result.check == "values" and (result.own or result.status == REFUSED):
             for one in result.refusals:
@@ -172,7 +166,7 @@ def _refusals(record: Record) -> list[Any]:
     return [table, *(said if hidden else [])] if found else []
 
 
-def _gaps(record: Record) -> list[Any]:
+def _gaps(record: ConformRecord) -> list[Any]:
     found = record.of(EXPECTED, UNEXPECTED)
     if not found:
         return []
@@ -186,7 +180,7 @@ def _gaps(record: Record) -> list[Any]:
     return [table, *([Text(words, "yellow")] if late else [])]
 
 
-def failures(record: Record) -> list[tuple[Result, bool]]:
+def failures(record: ConformRecord) -> list[tuple[CheckResult, bool]]:
     """Each failure, and whether dispatch fails for it too: what an impl does wrong, a user's call does."""
     own = {(r.key, r.check) for r in record.failures if r.own}
     through = {(r.key, r.check) for r in record.failures if r.impl == DISPATCH}
@@ -194,7 +188,7 @@ def failures(record: Record) -> list[tuple[Result, bool]]:
     return [(r, r.own and (r.key, r.check) in through) for r in found]
 
 
-def _failures(record: Record) -> list[Any]:
+def _failures(record: ConformRecord) -> list[Any]:
     said: list[Any] = []
     for result, too in failures(record):
         where = " ".join(filter(None, (result.dtype, f"[{result.sample}]" if result.sample else None)))
@@ -207,7 +201,7 @@ def _failures(record: Record) -> list[Any]:
 # ---- what there is --------------------------------------------------------------------------------------------------
 
 
-def listing(plan: Plan, overloads: Mapping[str, Any], rows: Iterable[Row]) -> None:
+def listing(plan: ConformPlan, overloads: Mapping[str, Any], rows: Iterable[VendorRow]) -> None:
     """What would be checked."""
     table = screen.table("op", "family", "impl", "checks")
     for subject in plan.subjects:

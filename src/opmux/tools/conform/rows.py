@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ...core.errors import NotSupported
@@ -25,13 +24,14 @@ from ...faces.aten import engine
 from ...faces.aten.overloads import Overload, row_for, vendors_own
 from ...faces.aten.schema import Shape, overloads, siblings
 from ...runtime.machine import HERE
+from ..runner.check import Wrong, words
 from . import opinfo
-from .checks import SLACK, Wrong, quiet
+from .checks import SLACK
 from .place import Place
 from .plan import Depth
-from .record import FAIL, PASS, REFUSED, Refusal, Result, Unchecked
-from .samples import Watch, moved
-from .subject import rows_of, words
+from .record import PASS, REFUSED, CheckResult, ImplRefusal, Unchecked
+from .samples import AtenRecorder, Watch, moved, quiet
+from .subject import rows_of
 
 CPU = torch.device("cpu")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int32, torch.int64, torch.bool)
@@ -43,7 +43,7 @@ CONTENT_IS_UNDEFINED = ("empty", "new_empty")  # results of which only shape and
 
 
 @dataclass(frozen=True)
-class Call:
+class SampledCall:
     """Arguments of an overload, on the CPU."""
 
     id: str
@@ -51,7 +51,7 @@ class Call:
     sample: Sample
 
 
-class Row:
+class VendorRow:
     """A vendor's function for one overload."""
 
     def __init__(self, overload: Overload, impl: OpImpl, place: Place):
@@ -70,7 +70,7 @@ class Row:
         assert call is not None, self.name  # rows that do not fit were left out
         return call
 
-    def run(self, depth: Depth) -> tuple[list[Result], Unchecked | None]:
+    def run(self, depth: Depth) -> tuple[list[CheckResult], Unchecked | None]:
         """The checks of its results and of its arguments afterwards."""
         values, mutation = (self._result(check) for check in ("values", "mutation"))
         refused: dict[str, list[str]] = {}
@@ -80,7 +80,7 @@ class Row:
                 if truth is not None:
                     self._try(call, truth, values, mutation, refused)
         values.refusals = [
-            Refusal(self.impl.impl_id, "declined", why, len(dtypes), sorted(set(dtypes)))
+            ImplRefusal(self.impl.impl_id, "declined", why, len(dtypes), sorted(set(dtypes)))
             for why, dtypes in refused.items()
         ]
         if not values.tried and not refused:
@@ -89,18 +89,19 @@ class Row:
             values.status, values.reason = REFUSED, f"declined: {next(iter(refused))}"
         return [r for r in (values, mutation) if r.check in depth.checks and (r.tried or r is values)], None
 
-    def lost(self, why: str) -> list[Result]:
+    def lost(self, why: str) -> list[CheckResult]:
         """The result of a function that took its process down."""
         made = self._result("values")
-        made.status, made.reason, made.tried, made.failed = FAIL, why, 1, 1
+        made.count(why)
         return [made]
 
-    def _result(self, check: str) -> Result:
-        return Result(self.shape.name, self.name, self.overload.family, self.impl.impl_id, True, check, PASS)
+    def _result(self, check: str) -> CheckResult:
+        return CheckResult(self.shape.name, self.name, self.overload.family, self.impl.impl_id, True, check, PASS)
 
     def _try(
-        self, call: Call, truth: list[Any], values: Result, mutation: Result, refused: dict[str, list[str]]
-    ) -> None:
+        self, call: SampledCall, truth: list[Any], values: CheckResult, mutation: CheckResult,
+        refused: dict[str, list[str]],
+    ) -> None:  # fmt: skip
         sample = moved(call.sample, self.place.device)
         given = _named(self.shape, sample)
         watch = Watch(given, self.shape.written)
@@ -110,12 +111,10 @@ class Row:
             refused.setdefault(str(error), []).append(dtype_name(call.dtype))
             return
         except Exception as error:  # a vendor's code
-            _failed(values, call, f"raised {words(error)}")
+            values.count(f"raised {words(error)}", call.id, dtype_name(call.dtype))
             return
-        found = self._difference(got, truth)
-        _failed(values, call, found) if found else _passed(values)
-        changed = watch.changed()
-        _failed(mutation, call, changed) if changed else _passed(mutation)
+        values.count(self._difference(got, truth), call.id, dtype_name(call.dtype))
+        mutation.count(watch.changed(), call.id, dtype_name(call.dtype))
 
     def _difference(self, got: list[Any], want: list[Any]) -> str | None:
         if len(got) != len(want):
@@ -137,7 +136,7 @@ class Row:
 
     # -- samples
 
-    def calls(self, depth: Depth) -> Iterator[Call]:
+    def calls(self, depth: Depth) -> Iterator[SampledCall]:
         """The calls to try: all in one dtype and one in each of the others; all in all of them if full or asked."""
         named = depth.sample is not None
         every = depth.full or bool(depth.dtypes) or named
@@ -153,7 +152,7 @@ class Row:
                     yield call
             first = first and not taken
 
-    def _laid_out(self, dtype: torch.dtype) -> Iterator[Call]:
+    def _laid_out(self, dtype: torch.dtype) -> Iterator[SampledCall]:
         """The recorded calls, and the first one that has matrices again with transposed ones."""
         transposed = False
         for call in _recorded(self.shape, dtype):
@@ -161,17 +160,7 @@ class Row:
             if not transposed and any(t.dim() > 1 for t in tree_leaves(call.sample.args) if isinstance(t, Tensor)):
                 transposed = True
                 args, kwargs = tree_map_only(Tensor, _transposed, (call.sample.args, call.sample.kwargs))
-                yield Call(f"{call.id} transposed", dtype, Sample(args, kwargs))
-
-
-def _passed(result: Result) -> None:
-    result.tried += 1
-
-
-def _failed(result: Result, call: Call, why: str) -> None:
-    result.tried, result.failed, result.status = result.tried + 1, result.failed + 1, FAIL
-    if result.reason is None:
-        result.reason, result.sample, result.dtype = why, call.id, dtype_name(call.dtype)
+                yield SampledCall(f"{call.id} transposed", dtype, Sample(args, kwargs))
 
 
 def _transposed(t: Tensor) -> Tensor:
@@ -201,26 +190,23 @@ def _truth(shape: Shape, sample: Sample) -> list[Any] | None:
         return None
 
 
-class _Recorder(TorchDispatchMode):
+def _recording(wanted: Iterable[str], calls: dict[str, list[Sample]]) -> AtenRecorder:
     """Keeps copies of the arguments with which some overloads are called."""
+    names = set(wanted)
 
-    def __init__(self, wanted: Iterable[str]):
-        super().__init__()
-        self.wanted, self.calls = set(wanted), dict[str, list[Sample]]()
+    def keep(key: str, args: tuple, kwargs: dict[str, Any]) -> None:
+        name = key.removeprefix("aten::")
+        if name in names and all(_is_plain(t) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)):
+            calls.setdefault(name, []).append(moved(Sample(args, kwargs), CPU))
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func._schema.name.removeprefix("aten::")
-        name += f".{func._schema.overload_name}" if func._schema.overload_name else ""
-        if name in self.wanted and all(_is_plain(t) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)):
-            self.calls.setdefault(name, []).append(moved(Sample(tuple(args), dict(kwargs or {})), CPU))
-        return func(*args, **(kwargs or {}))
+    return AtenRecorder(keep)
 
 
 def _is_plain(t: Tensor) -> bool:
     return t.layout is torch.strided and not (t.is_quantized or t.is_conj() or t.is_neg())
 
 
-def _recorded(shape: Shape, dtype: torch.dtype) -> Iterator[Call]:
+def _recorded(shape: Shape, dtype: torch.dtype) -> Iterator[SampledCall]:
     """Calls of an overload, from samples of its own op, else of others; in-place and `out=` ones are derived."""
     plain = _plain(shape)
     found = list(_of_own_samples(shape, plain, dtype))
@@ -236,7 +222,7 @@ def _plain(shape: Shape) -> Shape | None:
     return next((s for s in near if shape in siblings(s)), None)
 
 
-def _of_own_samples(shape: Shape, plain: Shape | None, dtype: torch.dtype) -> Iterator[Call]:
+def _of_own_samples(shape: Shape, plain: Shape | None, dtype: torch.dtype) -> Iterator[SampledCall]:
     for entry in _entries(shape):
         if dtype not in entry.supported_dtypes("cpu"):
             continue
@@ -245,7 +231,7 @@ def _of_own_samples(shape: Shape, plain: Shape | None, dtype: torch.dtype) -> It
             given = Sample((sample.input, *sample.args), dict(sample.kwargs))
             made = _record(shape, plain, lambda given=given, op=entry.op: op(*given.args, **given.kwargs))
             made = made or [s for s in (_bound(shape, plain, given),) if s is not None]
-            yield from (Call(f"{title} {at}", dtype, s) for s in made[:1])
+            yield from (SampledCall(f"{title} {at}", dtype, s) for s in made[:1])
 
 
 def _entries(shape: Shape) -> list[Any]:
@@ -255,19 +241,22 @@ def _entries(shape: Shape) -> list[Any]:
 def _record(shape: Shape, plain: Shape | None, run: Callable[[], Any]) -> list[Sample]:
     """The calls of an overload that a function makes."""
     wanted = {shape.name, *({plain.name} if plain is not None else ())}
-    with quiet(), _Recorder(wanted) as recorder, torch.no_grad():
+    calls: dict[str, list[Sample]] = {}
+    with quiet(), _recording(wanted, calls), torch.no_grad():
         try:
             run()
         except REFUSALS:
             return []
-    return _as_calls(shape, plain, recorder.calls)
+    return _as_calls(shape, plain, calls)
 
 
 def _as_calls(shape: Shape, plain: Shape | None, found: dict[str, list[Sample]]) -> list[Sample]:
     """Recorded calls as calls of the overload: with memory for its results if it takes `out=`."""
     if found.get(shape.name):
         return found[shape.name]
-    made = (_with_outs(shape, plain, s) for s in (found.get(plain.name, ()) if plain is not None else ()))
+    if plain is None:
+        return []
+    made = (_with_outs(shape, plain, s) for s in found.get(plain.name, ()))
     return [s for s in made if s is not None]
 
 
@@ -293,11 +282,11 @@ def _bound(shape: Shape, plain: Shape | None, given: Sample) -> Sample | None:
 
 # -- overloads that have no samples of their own
 
-_calls_of_others: dict[str, list[Call]] = {}  # by overload, once it was looked for
+_calls_of_others: dict[str, list[SampledCall]] = {}  # by overload, once it was looked for
 _wanted: dict[str, Shape | None] = {}  # overloads to look for, and the plain ones
 
 
-def _of_others(shape: Shape, plain: Shape | None, dtype: torch.dtype) -> list[Call]:
+def _of_others(shape: Shape, plain: Shape | None, dtype: torch.dtype) -> list[SampledCall]:
     """Calls that samples of other ops lead to, forward and backward; all ops are tried once, for all rows."""
     if dtype is not torch.float32:
         return []
@@ -316,20 +305,21 @@ def _scan(wanted: dict[str, Shape | None]) -> None:
             continue
         grad = bool(entry.supports_autograd)
         for at, sample in enumerate(itertools.islice(opinfo.drawn(entry, dtype, grad), FEW)):
-            with quiet(), _Recorder(names) as recorder:
+            calls: dict[str, list[Sample]] = {}
+            with quiet(), _recording(names, calls):
                 try:
                     opinfo.both(entry.op, [sample.input, *sample.args], dict(sample.kwargs), grad)
                 except REFUSALS:
                     continue
             for name, plain in wanted.items():
-                made = _as_calls(Shape(name), plain, recorder.calls)[:1]
-                _calls_of_others[name] += [Call(f"{entry.name} {at}", dtype, s) for s in made]
+                made = _as_calls(Shape(name), plain, calls)[:1]
+                _calls_of_others[name] += [SampledCall(f"{entry.name} {at}", dtype, s) for s in made]
 
 
 # ---- the rows of a vendor -------------------------------------------------------------------------------------------
 
 
-def served(place: Place) -> tuple[list[Row], list[Unchecked]]:
+def served(place: Place) -> tuple[list[VendorRow], list[Unchecked]]:
     """Every row of the vendor's, and those that cannot be tried, with the reason."""
     found, left = [], []
     can = {} if place.direct else engine.choosable().get(place.device.type, {})
@@ -346,7 +336,7 @@ def served(place: Place) -> tuple[list[Row], list[Unchecked]]:
             why = "no override is registered for it: its signature does not fit, or torch never calls it on this device"
             left.append(Unchecked(f"aten::{given.overload}", given.impl_id, why))
         else:
-            found.append(Row(overload, impl, place))
+            found.append(VendorRow(overload, impl, place))
     _wanted.update(
         {r.shape.name: _plain(r.shape) for r in found if not opinfo.entries_of(r.shape.packet.removesuffix("_"))}
     )

@@ -4,20 +4,32 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ...core.spec import Sample, Spec
-from ...core.tensors import dtype_name, tensors_in
+from ...core.tensors import tensors_in
+from .. import explain
+from ..runner.check import as_tuple
 
 # In the order of preference: the first that an op takes is the one all of its samples are tried in.
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 PLAIN = (Tensor, bool, int, float, complex, str, torch.dtype, torch.device)
 DTYPES = (*FLOATS, torch.int32, torch.int64, torch.bool)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Suppress torch's warnings about edge cases."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 @dataclass(frozen=True)
@@ -41,8 +53,7 @@ def drawn(spec: Spec, dtype: torch.dtype, wanted: Callable[[str], bool] = lambda
     """The samples of an op in a dtype; empty if its samples or its reference do not support it."""
     cpu = torch.device("cpu")
     assert spec.samples is not None
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")  # edge cases are what samples are for
+    with quiet(), torch.no_grad():
         try:
             made = [s for s in spec.samples(dtype, cpu) if wanted(s.id)]
         except (TypeError, ValueError, KeyError, RuntimeError):  # a maker only supports its op's dtypes
@@ -64,8 +75,7 @@ def _told(spec: Spec, dtype: torch.dtype, sample: Sample) -> Drawn | None:
     args, kwargs = tree_map_only(Tensor, torch.clone, (sample.args, sample.kwargs)) if spec.mutates else (
         sample.args, sample.kwargs
     )  # fmt: skip
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")
+    with quiet(), torch.no_grad():
         try:
             made = by_name(spec, spec.reference(*args, **kwargs))
         except (TypeError, ValueError, RuntimeError):  # in any way: NotImplementedError is a RuntimeError
@@ -115,10 +125,6 @@ def named(spec: Spec, sample: Sample) -> dict[str, Any]:
     return dict(spec.signature.bind_partial(*sample.args, **sample.kwargs).arguments)
 
 
-def as_tuple(results: Any) -> tuple:
-    return tuple(results) if isinstance(results, (tuple, list)) else (results,)
-
-
 # ---- to the device --------------------------------------------------------------------------------------------------
 
 
@@ -138,6 +144,21 @@ def _laid(t: Tensor, device: torch.device, dtype: torch.dtype | None) -> Tensor:
 def whole(t: Tensor) -> Tensor:
     """The whole storage of a tensor, as one dimension."""
     return t.detach().as_strided((t.untyped_storage().nbytes() // t.itemsize,), (1,), 0)
+
+
+# ---- what a call runs ------------------------------------------------------------------------------------------------
+
+
+class AtenRecorder(TorchDispatchMode):
+    """Tells the name (`aten::add.Tensor`) and the arguments of each overload that runs."""
+
+    def __init__(self, tell: Callable[[str, tuple, dict[str, Any]], Any]) -> None:
+        super().__init__()
+        self._tell = tell
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._tell(func.name(), tuple(args), dict(kwargs or {}))
+        return func(*args, **(kwargs or {}))
 
 
 # ---- what an impl does to its arguments -----------------------------------------------------------------------------
@@ -192,4 +213,4 @@ def _has_memory(t: Tensor) -> bool:
 
 def in_words(t: Tensor) -> str:
     """`float32[5x64] on npu:0`"""
-    return f"{dtype_name(t.dtype)}[{'x'.join(map(str, t.shape))}] on {t.device}"
+    return f"{explain.in_words(t)} on {t.device}"

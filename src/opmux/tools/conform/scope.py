@@ -13,7 +13,7 @@ from . import opinfo
 
 
 @dataclass(frozen=True)
-class Scope:
+class OpScope:
     """The ops and the overloads of ATen that the words of the command line mean."""
 
     words: list[str]
@@ -21,7 +21,7 @@ class Scope:
     overloads: dict[str, Overload]
 
     @classmethod
-    def of(cls, words: list[str]) -> Scope:
+    def of(cls, words: list[str]) -> OpScope:
         if not words:
             return cls([], list(specs), dict(table()))
         found, overloads = {}, {}

@@ -60,7 +60,7 @@ class Look:
 
 
 @dataclass(frozen=True)
-class Call:
+class ModelCall:
     """A call of an overload of ATen. Arguments are numbers, words, dtypes, lists of them, and looks of tensors."""
 
     op: str
@@ -90,21 +90,21 @@ class Sized:
 
 
 @dataclass(frozen=True)
-class Table:
+class ShapeTable:
     models: dict[str, str]
-    calls: tuple[Call, ...]
+    calls: tuple[ModelCall, ...]
     sized: tuple[Sized, ...]
     without: dict[str, str]  # ops that have no row, and why
 
 
 @functools.cache
-def read(file: Path = FILE) -> Table:
+def read(file: Path = FILE) -> ShapeTable:
     data = json.loads(file.read_text(encoding="utf-8"))
     calls = tuple(
-        Call(op, tuple(map(_decoded, args)), {k: _decoded(v) for k, v in kwargs.items()}, tuple(models))
+        ModelCall(op, tuple(map(_decoded, args)), {k: _decoded(v) for k, v in kwargs.items()}, tuple(models))
         for op, args, kwargs, models in data["aten"]
     )
-    return Table(data["models"], calls, tuple(_sized(data["ops"])), data["without"])
+    return ShapeTable(data["models"], calls, tuple(_sized(data["ops"])), data["without"])
 
 
 def _sized(rows: Iterable[dict[str, Any]]) -> Iterator[Sized]:

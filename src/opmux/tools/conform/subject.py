@@ -16,12 +16,14 @@ from ...core.dispatch import refusal_of
 from ...core.errors import NoImplementation, OpmuxError
 from ...core.explain import Verdict
 from ...core.registry import BackendImplKind, Fit, OpImpl, when_of
-from ...core.spec import NAME_LOOKUP, Sample, Spec, specs
+from ...core.spec import Sample, Spec, specs
 from ...core.tensors import dtype_name
 from ...runtime import vendor_ops
 from ...runtime.machine import HERE
 from ...runtime.vendor_ops import AtenRow
 from ...runtime.vendors import Package
+from ..bench.cases import name_of
+from ..runner.check import words
 from ..simulator import fallbacks, forget_fallbacks
 from .place import Place
 from .record import DISPATCH
@@ -41,11 +43,6 @@ class Crashed(Exception):
     def __init__(self, impl: str, error: BaseException):
         super().__init__(f"raised {words(error)}")
         self.impl, self.error = impl, error
-
-
-def words(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 @dataclass(frozen=True)
@@ -144,11 +141,6 @@ class Subject:
     def fn(self) -> Callable[..., Any]:
         """The op as a user calls it."""
         return specs.functions[self.spec.key]
-
-
-def name_of(spec: Spec) -> str:
-    """The op's name in `opmux.ops`; its key if the name is ambiguous."""
-    return spec.name if specs.lookup(spec.name, NAME_LOOKUP["ops"]) is spec else spec.key
 
 
 def candidates(spec: Spec, sample: Sample) -> list[Verdict]:

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...core.tensors import tensors_in
 from ...faces.aten.overloads import Overload, functional
+from ..runner.check import in_one_line
 from .programs import PROGRAMS, REFUSALS, Program
 
 CASES = 3  # cases of one overload at one size, at most: along rows, along columns, another layout
@@ -25,7 +26,7 @@ SMALL = 1 << 13  # elements, to find out which programs reach which overloads
 
 
 @dataclass(frozen=True)
-class Case:
+class OverloadCase:
     """One call of an overload."""
 
     args: tuple
@@ -62,22 +63,17 @@ def _looks(value: Any) -> Any:
     return type(value) if isinstance(value, torch.Generator) else value
 
 
-def words(error: Exception) -> str:
-    """An error in one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-
-
-class Found(Exception):
+class CallFound(Exception):
     """Ends a program: the call that was looked for has been made."""
 
 
-class Calls(TorchDispatchMode):
+class CallCatcher(TorchDispatchMode):
     """Keeps the first call of each overload, with its arguments as they were passed; `last` ends the program."""
 
     def __init__(self, wanted: Collection[str], last: str = "") -> None:
         super().__init__()
         self._wanted, self._last = wanted, last
-        self.found: dict[str, Case] = {}
+        self.found: dict[str, OverloadCase] = {}
         self.refused: dict[str, str] = {}
 
     @classmethod
@@ -93,11 +89,11 @@ class Calls(TorchDispatchMode):
         try:
             made = func(*args, **kwargs)
         except REFUSALS as error:
-            self.refused[name] = words(error)
+            self.refused[name] = in_one_line(error)
             raise
-        self.found[name] = Case(tuple(args), dict(kwargs), sum(t.numel() for t in tensors_in(made)))
+        self.found[name] = OverloadCase(tuple(args), dict(kwargs), sum(t.numel() for t in tensors_in(made)))
         if name == self._last:
-            raise Found
+            raise CallFound
         return made
 
 
@@ -129,7 +125,7 @@ def _pointwise(overload: Overload) -> bool:
     return overload.family == "pointwise" and overload.adapter is None and "backward" not in overload.name
 
 
-def by_schema(overload: Overload, x: Tensor) -> Case | None:
+def by_schema(overload: Overload, x: Tensor) -> OverloadCase | None:
     """Arguments of an overload by their names and types; None if one of them is not known."""
     if not fits_any(overload):
         return None
@@ -143,7 +139,7 @@ def by_schema(overload: Overload, x: Tensor) -> Case | None:
             args.append(value)
         elif not a.has_default_value():
             kwargs[a.name] = value
-    return Case(tuple(args), kwargs)
+    return OverloadCase(tuple(args), kwargs)
 
 
 _UNKNOWN = object()
@@ -194,7 +190,7 @@ def sized(numel: int, dtype: torch.dtype, device: str) -> Tensor:
     return torch.rand(numel // columns, columns, device=device).mul_(0.7).add_(0.25).to(dtype)
 
 
-def derived(overload: Overload, case: Case, native: Callable[..., Any]) -> Case | None:
+def derived(overload: Overload, case: OverloadCase, native: Callable[..., Any]) -> OverloadCase | None:
     """The case of a functional overload for its in-place or `out=` form."""
     shape = overload.shape
     if shape.kind == "out":
@@ -205,13 +201,13 @@ def derived(overload: Overload, case: Case, native: Callable[..., Any]) -> Case 
         outs = made if isinstance(made, (tuple, list)) else (made,)
         if len(outs) != len(shape.outs) or not all(isinstance(o, Tensor) for o in outs):
             return None
-        return Case(case.args, case.kwargs | dict(zip(shape.outs, outs, strict=True)))
+        return OverloadCase(case.args, case.kwargs | dict(zip(shape.outs, outs, strict=True)))
     first = case.args[0]
     written = [t.clone() for t in first] if isinstance(first, (list, tuple)) else first.clone()
-    return Case((written, *case.args[1:]), case.kwargs)
+    return OverloadCase((written, *case.args[1:]), case.kwargs)
 
 
-class Source(NamedTuple):
+class CaseSource(NamedTuple):
     """Where cases come from: a matrix of a dtype, and a program or (None) the schema."""
 
     given: torch.dtype
@@ -225,37 +221,37 @@ class Sources:
 
     def __init__(self, names: Iterable[str], device: str, dtypes: Iterable[torch.dtype]):
         self._wanted, self._device, self._given = set(names), device, tuple(dtypes)
-        self._reached: dict[str, dict[torch.dtype, list[Source]]] = {}  # by programs
-        self._sources: dict[str, dict[torch.dtype, list[Source]]] = {}
+        self._reached: dict[str, dict[torch.dtype, list[CaseSource]]] = {}  # by programs
+        self._sources: dict[str, dict[torch.dtype, list[CaseSource]]] = {}
         self.refused: dict[str, str] = {}  # why torch refused a program's call of an overload
         for given in self._given:
             for program in PROGRAMS:
                 for name, case in self._run(program, sized(SMALL, given, device)).items():
                     if case.fills(SMALL):
                         found = self._reached.setdefault(name, {}).setdefault(_dtype(case, given), [])
-                        found.append(Source(given, program, case.numel, case.looks))
+                        found.append(CaseSource(given, program, case.numel, case.looks))
 
-    def _run(self, program: Program, x: Tensor, last: str = "") -> dict[str, Case]:
-        calls = Calls({last} if last else self._wanted, last)
+    def _run(self, program: Program, x: Tensor, last: str = "") -> dict[str, OverloadCase]:
+        calls = CallCatcher({last} if last else self._wanted, last)
         # What torch refuses is not of this dtype, size or version of torch; what the program called before that counts.
-        with torch.enable_grad(), calls, contextlib.suppress(Found, *REFUSALS):
+        with torch.enable_grad(), calls, contextlib.suppress(CallFound, *REFUSALS):
             program(x)
         self.refused |= calls.refused
         return calls.found
 
-    def _of(self, overload: Overload) -> dict[torch.dtype, list[Source]]:
+    def _of(self, overload: Overload) -> dict[torch.dtype, list[CaseSource]]:
         """By the dtype of the first tensor."""
         if overload.name not in self._sources:
             self._sources[overload.name] = self._find(overload)
         return self._sources[overload.name]
 
-    def _find(self, overload: Overload) -> dict[torch.dtype, list[Source]]:
+    def _find(self, overload: Overload) -> dict[torch.dtype, list[CaseSource]]:
         reached = {} if _pointwise(overload) else self._reached.get(overload.name, {})  # there: tensors of any layout
         found = {dtype: _different(dtype, sources)[:CASES] for dtype, sources in reached.items()}
         for given in self._given:
             case = None if given in found else by_schema(overload, sized(SMALL, given, self._device))
             if case is not None:
-                found.setdefault(_dtype(case, given), []).append(Source(given, None, case.numel, case.looks))
+                found.setdefault(_dtype(case, given), []).append(CaseSource(given, None, case.numel, case.looks))
         return found
 
     def _plain(self, overload: Overload) -> Overload | None:
@@ -267,7 +263,7 @@ class Sources:
         """The dtypes of the first tensor that its cases can have."""
         return list(self._of(self._plain(overload) or overload))
 
-    def cases(self, overload: Overload, numel: int, dtype: torch.dtype) -> Iterator[Case]:
+    def cases(self, overload: Overload, numel: int, dtype: torch.dtype) -> Iterator[OverloadCase]:
         """The cases of an overload at a size and a dtype of the first tensor, each with tensors of its own."""
         plain, name = self._plain(overload), overload.name
         if plain is not None:
@@ -281,7 +277,7 @@ class Sources:
                 yield case
 
 
-def _different(dtype: torch.dtype, sources: list[Source]) -> list[Source]:
+def _different(dtype: torch.dtype, sources: list[CaseSource]) -> list[CaseSource]:
     """Those whose cases differ, with first tensors of about one size: the worst is measured, and kept by its size."""
     sources = [s for s in sources if s.given is dtype] or sources  # others call it by the way, to convert a weight
     sizes = [s.numel for s in sources]
@@ -289,5 +285,5 @@ def _different(dtype: torch.dtype, sources: list[Source]) -> list[Source]:
     return list({s.looks: s for s in reversed(sources) if best < 2 * s.numel < 4 * best}.values())[::-1]
 
 
-def _dtype(case: Case, given: torch.dtype) -> torch.dtype:
+def _dtype(case: OverloadCase, given: torch.dtype) -> torch.dtype:
     return given if case.first is None else case.first.dtype

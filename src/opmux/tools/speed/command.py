@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
-import queue
-import subprocess
-import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +19,14 @@ from ...faces.aten.decisions import Speed
 from ...faces.aten.overloads import Overload, functional, table
 from ...runtime.speed_files import chip_of
 from .. import arguments, screen
+from ..runner.check import has_broken_the_device
+from ..runner.pool import Lost, Workers
+from .measure import tasks
 
 WARM_SHARE = 0.45  # of the time limit, for compiling
 WORKERS = 16  # processes that compile; each has a context of its own on the device
 SLOW = 0.8  # a ratio below this is listed
-QUIET_S = 120.0  # a child that says nothing for so long is ended
+QUIET_S = 120.0  # a process that takes longer for one overload is ended
 
 # Functional overloads first, then in-place, then out=: if the time runs out, the rarer ones are not measured.
 ORDER = {"functional": 0, "inplace": 1, "out": 2}
@@ -84,99 +83,45 @@ def run(device: str | None, minutes: float, file: Path | None, only: Iterable[st
     return 0
 
 
-# ---- children -------------------------------------------------------------------------------------------------------
-
-
-class Child:
-    """A process that measures overloads, and its lines."""
-
-    def __init__(self, names: list[str], device: str, warm: bool, lines: queue.Queue[tuple[Child, Any]]):
-        command = [sys.executable, "-c", f"from {__package__}.measure import main; main()"]
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - it is closed with this object
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said, encoding="utf-8"
-        )
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"names": names, "device": device, "warm": warm}))
-        self._process.stdin.close()
-        self._lines = lines
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._lines.put((self, json.loads(line)))
-        self._lines.put((self, None))
-
-    def last_words(self) -> str:
-        """The last line that it printed, usually of an error."""
-        self._said.seek(0)
-        lines = self._said.read().decode(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "it printed nothing"
-
-    def end(self) -> None:
-        self._process.kill()
-        self._process.wait()
+# ---- processes ------------------------------------------------------------------------------------------------------
 
 
 def _warm(names: list[str], device: str, until: float) -> None:
     """Compile the kernels of all overloads, in many processes at a time; what fails here fails again when measured."""
-    lines: queue.Queue[tuple[Child, Any]] = queue.Queue()
     count = min(WORKERS, os.cpu_count() or 1)
-    children = {Child(names[i::count], device, True, lines) for i in range(count)}  # each the most important first
-    live = set(children)
-    try:
-        with screen.progress("now") as bar:
-            task = bar.add_task("compiling", total=len(names), now="")
-            while live and (left := until - time.monotonic()) > 0:
-                try:
-                    child, line = lines.get(timeout=left)
-                except queue.Empty:
-                    break
-                if line is None:
-                    live.discard(child)
-                elif "name" in line:
-                    bar.update(task, advance=1, now=line["name"])
-    finally:
-        for child in children:
-            child.end()
+    shares = [range(i, len(names), count) for i in range(count)]  # each the most important first
+    for _ in _outcomes("compiling", names, device, shares, until):
+        pass
 
 
 def _measured(names: list[str], device: str, until: float) -> dict[str, Any]:
-    """What one child after the other measured; one that ends early is followed by another, without its overload."""
-    found: dict[str, Any] = {}
-    with screen.progress("now") as bar:
-        task = bar.add_task("measuring", total=len(names), now="")
-        rest = names
-        while rest and time.monotonic() < until:
-            _one_child(rest, device, until, found, lambda now: bar.update(task, completed=len(found), now=now))
-            rest = [n for n in names if n not in found]
-    return found
+    """What one process after the other measured: after an overload that ends one, another does the rest."""
+    return dict(_outcomes("measuring", names, device, [range(len(names))], until))
 
 
-def _one_child(names: list[str], device: str, until: float, found: dict[str, Any], tick: Callable[[str], None]) -> None:
-    lines: queue.Queue[tuple[Child, Any]] = queue.Queue()
-    child, at, why = Child(names, device, False, lines), "", ""
-    try:
-        while (left := until - time.monotonic()) > 0:
-            try:
-                _, line = lines.get(timeout=min(left, QUIET_S))
-            except queue.Empty:
-                why = f"it took over {QUIET_S:.0f} s" if time.monotonic() < until else ""
-                break
-            if line is None:
-                why = f"its process ended: {child.last_words()}"
-                break
-            at = line.get("start", at)
-            if "name" in line:
-                found[line.pop("name")] = line
-            tick(at)
-    finally:
-        child.end()
-    if not at and why:
-        raise OpmuxError(f"measuring cannot start: {why}")
-    if why and at not in found:
-        found[at] = {"skipped": why}
+def _outcomes(
+    title: str, names: list[str], device: str, shares: Sequence[Sequence[int]], until: float
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    with tempfile.NamedTemporaryFile() as said, screen.progress("now") as bar:
+        task, lines = bar.add_task(title, total=len(names), now=""), Path(said.name)
+        made = partial(tasks, names, device, len(shares) > 1, said.name)
+        workers = Workers.fresh(made, shares, until, _ends, QUIET_S)
+        for at, outcome in workers.results(lambda at: bar.update(task, now=names[at])):
+            bar.advance(task)
+            lost = isinstance(outcome, Lost)
+            yield names[at], {"skipped": f"it {outcome.why}: {_last_line(lines)}"} if lost else outcome
+        if not bar.tasks[task].completed and time.monotonic() < until:
+            raise OpmuxError(f"{title} cannot start: {_last_line(lines)}")
+
+
+def _ends(outcome: Any) -> bool:
+    return has_broken_the_device(outcome.why if isinstance(outcome, Lost) else outcome.get("skipped", ""))
+
+
+def _last_line(file: Path) -> str:
+    """What a process printed last, usually an error."""
+    lines = file.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return lines[-1] if lines else "it printed nothing"
 
 
 # ---- the report -----------------------------------------------------------------------------------------------------

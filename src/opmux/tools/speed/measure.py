@@ -1,19 +1,18 @@
 """Times of torch's kernels and ours, overload by overload, in a process of its own: a kernel that fails takes no other
 measurement with it.
 
-On the device the median of single calls is taken, with the caches cleared in between; all calls are queued before the
-first one runs, so that the host does not show. The host's time is that of a call on a small tensor.
+The host's time is that of a call on a small tensor.
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
-import json
-import statistics
-import sys
-import time
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,75 +21,17 @@ from ...core.errors import OpmuxError
 from ...core.tensors import dtype_name
 from ...faces.aten import engine, record, switch
 from ...faces.aten.overloads import Overload, table
-from .cases import SMALL, Case, Sources, words
+from ..runner.check import has_broken_the_device, in_one_line
+from ..runner.clock import Clock
+from ..runner.pool import Task
+from .cases import SMALL, OverloadCase, Sources
 from .programs import REFUSALS
 
 SIZES = (1 << 16, 1 << 20, 1 << 24, 1 << 27)
 DTYPES = ("bfloat16", "float32", "int64")
 SIZES_OF = {"int64": (1 << 20, 1 << 24)}
-CALLS, CYCLES = 7, 2_000_000  # about 1 ms of the device, to queue the calls in; more if that takes longer
-MOST_CYCLES = 64 * CYCLES
-CLEARED = 128 << 20  # bytes; caches are smaller
 SLOW_US = 4_000.0  # a call over this is not measured at larger sizes
 UNKNOWN_HOST = [5.0, 15.0]  # where there is no small case: as if ours took much longer
-
-
-class Clock:
-    """Times calls on one device type."""
-
-    def __init__(self, device: str):
-        self.device = device
-        self._clear = torch.empty(CLEARED // 4, dtype=torch.int32, device=device) if device == "cuda" else None
-
-    def wait(self) -> None:
-        if self.device != "cpu":
-            torch.accelerator.synchronize()
-
-    def device_us(self, call: Callable[[], Any]) -> float:
-        call(), call()
-        self.wait()
-        if self._clear is None:  # no events, or no cache that matters
-            return statistics.median(self._elapsed(call) for _ in range(CALLS))
-        cycles = CYCLES
-        while True:
-            before, *events = [torch.cuda.Event(enable_timing=True) for _ in range(2 * CALLS + 1)]
-            pairs = list(zip(events[::2], events[1::2], strict=True))
-            before.record()
-            torch.cuda._sleep(cycles)
-            began = time.perf_counter()
-            for start, end in pairs:
-                self._clear.zero_()
-                start.record()
-                call()
-                end.record()
-            queued = (time.perf_counter() - began) * 1e3
-            self.wait()
-            slept = before.elapsed_time(events[0])  # and the first clearing, which is much shorter
-            if queued < slept or cycles >= MOST_CYCLES:
-                return statistics.median(start.elapsed_time(end) for start, end in pairs) * 1e3
-            cycles *= 4
-
-    def _elapsed(self, call: Callable[[], Any]) -> float:
-        start = time.perf_counter()
-        call()
-        self.wait()
-        return (time.perf_counter() - start) * 1e6
-
-    def host_us(self, call: Callable[[], Any], loops: int = 40) -> float:
-        """The host's time; of the CPU it is part of the other."""
-        if self.device == "cpu":
-            return 0.0
-        for _ in range(10):
-            call()
-        taken = []
-        for _ in range(5):
-            self.wait()
-            start = time.perf_counter()
-            for _ in range(loops):
-                call()
-            taken.append((time.perf_counter() - start) / loops * 1e6)
-        self.wait()
-        return min(taken)
 
 
 def _alone(overload: Overload) -> str:
@@ -120,25 +61,29 @@ class Switches:
         return next((c.why or "torch's own kernel ran" for c in mine if c.impl == "native"), "")
 
 
-def measure(names: Iterable[str], device: str, warm: bool = False) -> Iterator[dict[str, Any]]:
-    """What was measured of each overload; `warm`: run each case once, to compile its kernel."""
-    wanted = list(names)
+@contextlib.contextmanager
+def tasks(names: Iterable[str], device: str, warm: bool, said: str) -> Iterator[list[Task]]:
+    """A task for each overload, in a process of its own, which prints into the file `said`."""
+    with Path(said).open("ab") as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
+    yield tasks_here(names, device, warm)
+
+
+def tasks_here(names: Iterable[str], device: str, warm: bool = False) -> list[Task]:
+    """Each measures an overload; `warm`: runs each case once, to compile its kernel."""
     dtypes = [getattr(torch, d) for d in DTYPES]
     sources, clock = Sources(table(), device, dtypes), Clock(device)
-    for name in wanted:
-        yield {"start": name}
-        overload = table()[name]
-        found: dict[str, Any] = {"name": name}
-        try:
-            found |= _compile(overload, sources) if warm else _overload(overload, sources, clock)
-        except Exception as error:  # anything that a kernel, a compiler or torch raises
-            found["skipped"] = words(error)
-            if "CUDA error" in str(error):  # it stays: the next overload needs another process
-                yield found
-                return
-            if isinstance(error, torch.OutOfMemoryError):
-                torch.accelerator.empty_cache()
-        yield found
+    return [partial(_attempted, table()[n], sources, None if warm else clock) for n in names]
+
+
+def _attempted(overload: Overload, sources: Sources, clock: Clock | None) -> dict[str, Any]:
+    try:
+        return _compile(overload, sources) if clock is None else _overload(overload, sources, clock)
+    except Exception as error:  # anything that a kernel, a compiler or torch raises
+        if isinstance(error, torch.OutOfMemoryError):
+            torch.accelerator.empty_cache()
+        return {"skipped": in_one_line(error)}
 
 
 def _compile(overload: Overload, sources: Sources) -> dict[str, Any]:
@@ -166,7 +111,7 @@ def _overload(overload: Overload, sources: Sources, clock: Clock) -> dict[str, A
                 with torch.no_grad():
                     row, why_not = _worst(overload, sources, clock, numel, dtype, switches)
             except torch.OutOfMemoryError as error:  # smaller sizes are known by now
-                row, why_not = None, words(error)
+                row, why_not = None, in_one_line(error)
             if row is None:
                 why = why_not or why
                 break
@@ -212,36 +157,23 @@ def _host(
         return [round(native, 2), round(clock.host_us(call), 2)]
 
 
-def _cases(sources: Sources, overload: Overload, numel: int, dtype: torch.dtype) -> Iterator[Case]:
+def _cases(sources: Sources, overload: Overload, numel: int, dtype: torch.dtype) -> Iterator[OverloadCase]:
     """The cases that torch's own kernel accepts."""
     for case in sources.cases(overload, numel, dtype):
         if _attempt(overload, case) is None:
             yield case
 
 
-def _attempt(overload: Overload, case: Case) -> Exception | None:
+def _attempt(overload: Overload, case: OverloadCase) -> Exception | None:
     try:
         _call(overload, case)()
     except (*REFUSALS, OpmuxError) as error:
-        if isinstance(error, torch.OutOfMemoryError) or "CUDA error" in str(error):
+        if isinstance(error, torch.OutOfMemoryError) or has_broken_the_device(error):
             raise
         return error
     return None
 
 
-def _call(overload: Overload, case: Case) -> Callable[[], Any]:
+def _call(overload: Overload, case: OverloadCase) -> Callable[[], Any]:
     op, args, kwargs = overload.shape.op, case.args, case.kwargs
     return lambda: op(*args, **kwargs)
-
-
-def main() -> None:
-    """The child of `command.py`: reads {"names", "device", "warm"} from stdin, writes a line for each overload."""
-    asked = json.load(sys.stdin)
-    out, sys.stdout = sys.stdout, sys.stderr  # whatever prints does not break the lines
-    for line in measure(asked["names"], asked["device"], asked["warm"]):
-        out.write(json.dumps(line) + "\n")
-        out.flush()
-
-
-if __name__ == "__main__":
-    main()

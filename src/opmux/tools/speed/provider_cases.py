@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ...core.spec import specs
+from ...core.tensors import dtype_name
 from .. import arguments
 
 E4M3 = torch.float8_e4m3fn
@@ -220,7 +221,7 @@ TIMED: dict[str, tuple[Cases, ...]] = {
 
 
 @dataclass(frozen=True)
-class Call:
+class TimedCall:
     """One call of an op that is timed."""
 
     op: str
@@ -231,18 +232,17 @@ class Call:
 
     def __str__(self) -> str:
         words = [str(v) if isinstance(v, str) else f"{k}={v}" for k, v in self.options.items() if v is not None]
-        kind = str(self.dtype).removeprefix("torch.")
-        return " ".join([self.op, "x".join(map(str, self.sizes)), kind, *words])
+        return " ".join([self.op, "x".join(map(str, self.sizes)), dtype_name(self.dtype), *words])
 
     def arguments(self, device: torch.device) -> tuple:
         return self.cases.make(self.dtype, device, *self.sizes, **self.options)
 
 
-def calls(ops: list[str], shapes: list[str], dtypes: list[torch.dtype]) -> Iterator[Call]:
+def calls(ops: list[str], shapes: list[str], dtypes: list[torch.dtype]) -> Iterator[TimedCall]:
     """Every call of these ops; with shapes, of those sizes instead of the listed ones."""
     for op in ops:
         for cases in TIMED[op]:
             for sizes in [cases.read(op, text) for text in shapes] or cases.sizes:
                 for options in cases.options:
                     for dtype in dtypes:
-                        yield Call(op, cases, sizes, options, dtype)
+                        yield TimedCall(op, cases, sizes, options, dtype)

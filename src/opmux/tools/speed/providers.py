@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ...core.default import get_default_manager, policy
-from ...core.errors import OpmuxError, UnknownName
+from ...core.errors import UnknownName
 from ...core.policy import PolicyScope
 from ...core.registry import BackendImplKind
 from ...core.spec import Spec, specs
@@ -23,17 +23,14 @@ from ...runtime.provider_speed import MARGIN, Times
 from ...runtime.speed_classes import CLASSES
 from ...runtime.speed_files import chip_of
 from .. import arguments, screen
-from .measure import Clock
-from .provider_cases import TIMED, Call, calls
+from ..runner.check import DeviceLost, has_broken_the_device, in_one_line
+from ..runner.clock import Clock
+from .provider_cases import TIMED, TimedCall, calls
 
 ROUNDS = 3  # interleaved, so that a drifting clock does not affect the comparison
 
 
-class DeviceLost(OpmuxError, RuntimeError):
-    """An implementation broke the device."""
-
-
-class Row(NamedTuple):
+class CallTimes(NamedTuple):
     """What was measured of one call: its class, the times in the order of choice, and why others have none."""
 
     label: str
@@ -52,7 +49,7 @@ def run(
     at, kinds = arguments.device(device), [arguments.dtype(d, _DTYPES) for d in dtypes or ("bfloat16",)]
     todo = list(calls(wanted, list(shapes), kinds))
     console, start = screen.out(), time.monotonic()
-    chip, clock, rows = chip_of(at.type), Clock(at.type), list[tuple[Call, Row]]()
+    chip, clock, rows = chip_of(at.type), Clock(at.type), list[tuple[TimedCall, CallTimes]]()
     console.print(f"[bold]{len(todo)} calls on {chip}[/]")
     lost = ""
     with screen.progress("now") as bar:
@@ -100,7 +97,7 @@ def _op(name: str) -> str:
     return plain
 
 
-def measure(call: Call, device: torch.device, clock: Clock) -> Row:
+def measure(call: TimedCall, device: torch.device, clock: Clock) -> CallTimes:
     """Time each implementation that takes a call, alone and in turn."""
     spec = specs.find(f"opmux::{call.op}")
     try:
@@ -108,7 +105,7 @@ def measure(call: Call, device: torch.device, clock: Clock) -> Row:
             args = call.arguments(device)
     except RuntimeError as error:  # out of memory, too
         _check_device(error)
-        return Row("", {}, {"its arguments": _words(error)})
+        return CallTimes("", {}, {"its arguments": in_one_line(error)})
     trial = Trial(spec, args, clock)
     impls = get_default_manager().registry.get_implementations(spec.key)
     references = [i.impl_id for i in impls if i.kind is BackendImplKind.REFERENCE]
@@ -120,7 +117,7 @@ def measure(call: Call, device: torch.device, clock: Clock) -> Row:
             trial.time(impl_id)
     known = CLASSES[spec.key]
     times = {impl_id: round(statistics.median(trial.us[impl_id]), 3) for impl_id in usable if trial.us.get(impl_id)}
-    return Row(known.label(call.op, known.of(*args)), times, trial.refused)
+    return CallTimes(known.label(call.op, known.of(*args)), times, trial.refused)
 
 
 @dataclass
@@ -155,7 +152,7 @@ class Trial:
                 return run(lambda: fn(*self.args))
         except Exception as error:  # anything that a kernel, a compiler or torch raises
             _check_device(error)
-            self.refused[impl_id] = _words(error)
+            self.refused[impl_id] = in_one_line(error)
             self.us.pop(impl_id, None)
             if isinstance(error, torch.OutOfMemoryError):
                 torch.accelerator.empty_cache()
@@ -166,15 +163,11 @@ class Trial:
 
 
 def _check_device(error: Exception) -> None:
-    if "CUDA error" in str(error):  # it stays: nothing more can be measured in this process
-        raise DeviceLost(_words(error)) from error
+    if has_broken_the_device(error):  # it stays: nothing more can be measured in this process
+        raise DeviceLost(in_one_line(error)) from error
 
 
-def _words(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-
-
-def merged(rows: Iterable[Row]) -> dict[str, Times]:
+def merged(rows: Iterable[CallTimes]) -> dict[str, Times]:
     """The times by class, where there is a choice; calls of one class count by their mean."""
     by_class: dict[str, dict[str, list[float]]] = {}
     for row in rows:
@@ -186,7 +179,7 @@ def merged(rows: Iterable[Row]) -> dict[str, Times]:
     }
 
 
-def _report(console: Console, rows: list[tuple[Call, Row]]) -> None:
+def _report(console: Console, rows: list[tuple[TimedCall, CallTimes]]) -> None:
     table = screen.table("call", "fastest", ("us", {"justify": "right"}), "others, times as long")
     for call, row in rows:
         first, *others = sorted(row.times.items(), key=lambda item: item[1]) or [("", 0.0)]

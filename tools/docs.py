@@ -2,7 +2,7 @@
 the knobs, `docs/new-backend.md` from the guide that lies beside the vendors, and `docs/aten_coverage.md` from the
 schemas of ATen.
 
-    python -m opmux.tools.docs [--check] [DIR]
+    python tools/docs.py [--check] [DIR]
 
 The type stubs `ops.pyi` and `tex.pyi` go to `src/opmux` beside that folder. `--check` writes nothing and fails where a
 file is out of date.
@@ -18,9 +18,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..core import knobs
-from ..core.spec import Spec, specs
-from . import aten_coverage, stubs
+import aten_coverage
+import stubs
+
+from opmux.core import knobs
+from opmux.core.spec import Spec, specs
+
+SRC = Path(__file__).parents[1] / "src" / "opmux"
 
 
 def ops_page() -> str:
@@ -101,9 +105,9 @@ def settings_page() -> str:
 
 def tex_page() -> str:
     """tex's functions, and what each runs on."""
-    from ..core.default import get_default_manager
-    from ..core.registry import BackendImplKind, OpImpl
-    from ..faces.tex.ops.unavailable import UNAVAILABLE
+    from opmux.core.default import get_default_manager
+    from opmux.core.registry import BackendImplKind, OpImpl
+    from opmux.faces.tex.ops.unavailable import UNAVAILABLE
 
     registry = get_default_manager().registry
     registry.list_operators()  # loads every family and its kernels
@@ -131,7 +135,7 @@ def tex_page() -> str:
         call, meaning, *_ = _op_row(spec)
         rows.append(f"| {call} | {meaning} | {reference} | {named(spec, ours)} | {named(spec, library)} |")
     kernels = sum(bool(named(s, ours)) for s in here)
-    guide = Path(__file__).parents[1] / "faces" / "tex" / "README.md"
+    guide = SRC / "faces" / "tex" / "README.md"
     lines = [guide.read_text(encoding="utf-8").rstrip(), "", "## Every function", ""]
     lines += [
         "Made by `make docs` from the specs; do not edit below.",
@@ -159,7 +163,7 @@ def _needs(row: Any) -> str:
 
 def vendor_page() -> str:
     """The vendors' guide, with its links as they are from docs/."""
-    backends = Path(__file__).parents[1] / "backends"
+    backends = SRC / "backends"
     text = (backends / "README.md").read_text(encoding="utf-8")
     links = re.compile(r"\]\((?![a-z]+:)([^)#]+)")
     return links.sub(lambda m: f"]({_from_docs(m[1])}", text)

@@ -1,6 +1,6 @@
 """Type stubs of the modules with dynamic attributes, `opmux/ops.pyi` and `opmux/tex.pyi`, generated from the specs.
 
-Editors and type checkers read them; `python -m opmux.tools.docs` writes them next to the modules, and its `--check`
+Editors and type checkers read them; `python tools/docs.py` writes them next to the modules, and its `--check`
 fails if one is out of date.
 """
 
@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from ..core.spec import NAME_LOOKUP, Spec, specs
-from ..faces.tex import interface, versions
+from opmux.core.spec import NAME_LOOKUP, Spec, specs
+from opmux.faces.tex import interface, versions
 
 HEAD = '''"""{doc} Made by `make docs` from the specs; do not edit."""
 

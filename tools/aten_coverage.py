@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from ..core.spec import specs
-from ..faces.aten import decisions, left, overloads
-from ..faces.aten.schema import Shape
-from ..runtime.devices import Chip
-from .speed.command import SLOW, mean, ratios
+from opmux.core.spec import specs
+from opmux.faces.aten import decisions, left, overloads
+from opmux.faces.aten.schema import Shape
+from opmux.runtime.devices import Chip
+from opmux.tools.speed.command import SLOW, mean, ratios
 
 MEASURED = {"Hopper": Chip("nvidia", "sm_90")}  # the chips whose speeds are shipped
 

@@ -1,0 +1,1 @@
+"""What the commands share that check and time ops: processes, clocks, records, pages."""

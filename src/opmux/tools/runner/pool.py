@@ -1,0 +1,186 @@
+"""Many tasks in several processes. One that dies or hangs loses its current task, and another replaces it.
+
+Processes are forked, as loading everything takes as long as checking it, and take tasks as they become free. A CUDA
+context does not survive a fork: for a device they are started afresh, and each makes the list of tasks again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import math
+import multiprocessing
+import os
+import signal
+import sys
+import time
+import traceback
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import torch
+
+from ...runtime import background
+
+Task = Callable[[], Any]
+Tasks = Callable[[], AbstractContextManager[Sequence[Task]]]
+
+PATIENCE = 300.0  # seconds that a task may take in a process: a kernel may hang
+
+
+class Lost:
+    """The outcome of a task that could not be finished, in words."""
+
+    def __init__(self, why: str):
+        self.why = why
+
+
+def cores() -> int:
+    """How many workers are worth having."""
+    if not hasattr(os, "fork") or sys.platform == "darwin":  # its system libraries do not stand being forked
+        return 1
+    return background.usable_cores()
+
+
+def attempt(task: Task) -> Any:
+    """What a task returns; any exception loses only this task."""
+    try:
+        return task()
+    except Exception as error:
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        return Lost(f"raised {type(error).__name__}: {error} ({at.filename}:{at.lineno})")
+
+
+@dataclass
+class Member:
+    """A process, the numbers of the tasks that it is to do, and the one that it is at."""
+
+    process: Any
+    queue: deque[int]  # several members may share one
+    at: int | None = None
+    since: float = 0.0
+    began: bool = False
+
+
+class Workers:
+    """Processes over a list of tasks. They start immediately; `results` yields the outcomes."""
+
+    def __init__(self, tasks: Sequence[Task], workers: int, until: float = math.inf):
+        """Fork the workers; one alone is this process. No task starts after `until`, of the monotonic clock."""
+        self._here, self._until = tasks, until
+        self._members: dict[Connection, Member] = {}
+        if workers > 1:
+            importlib.import_module("torch._dynamo")  # fake tensors need it: seconds, once instead of per worker
+            queue = deque(range(len(tasks)))
+            self._start("fork", partial(_on_one_core, tasks), [queue] * min(workers, len(tasks)))
+
+    @classmethod
+    def fresh(
+        cls,
+        tasks: Tasks,
+        queues: Sequence[Sequence[int]],
+        until: float,
+        ends: Callable[[Any], bool],
+        patience: float | None = None,
+    ) -> Workers:
+        """New processes, one for each queue of numbers; after an outcome that `ends` one, another does the rest."""
+        made = cls((), 1, until)
+        made._start("spawn", tasks, [deque(q) for q in queues if q], ends, patience)
+        return made
+
+    def _start(
+        self,
+        method: str,
+        tasks: Tasks,
+        queues: list[deque[int]],
+        ends: Callable[[Any], bool] = lambda outcome: False,
+        patience: float | None = None,
+    ) -> None:
+        self._context: Any = multiprocessing.get_context(method)
+        self._tasks, self._ends, self._patience = tasks, ends, patience or PATIENCE
+        for queue in queues:
+            self._hire(queue)
+
+    def results(self, started: Callable[[int], None] = lambda at: None) -> Iterator[tuple[int, Any]]:
+        """Yields the index and outcome of each task when it is done."""
+        if not self._members:
+            for at, task in enumerate(self._here):
+                if time.monotonic() >= self._until:
+                    return
+                started(at)
+                yield at, attempt(task)
+        try:
+            while self._members:
+                for heard in wait(list(self._members), timeout=1.0):
+                    assert isinstance(heard, Connection)
+                    yield from self._hear(heard, started)
+                for late in [m for m in self._members.values() if self._is_late(m)]:
+                    late.process.kill()  # its pipe ends, and that is heard
+        finally:
+            for member in self._members.values():
+                member.process.kill()
+                member.process.join()
+
+    def _is_late(self, member: Member) -> bool:
+        return member.at is not None and time.monotonic() - member.since > self._patience
+
+    def _hear(self, pipe: Connection, started: Callable[[int], None]) -> Iterator[tuple[int, Any]]:
+        member = self._members[pipe]
+        try:
+            said = pipe.recv()
+        except (EOFError, OSError):
+            yield from self._left(pipe)
+            return
+        done, member.at, member.began = member.at, None, True
+        if member.queue and time.monotonic() < self._until and not (said and self._ends(said[0])):
+            member.at, member.since = member.queue.popleft(), time.monotonic()
+            started(member.at)
+        with contextlib.suppress(OSError):  # it died: its pipe ends, and that is heard
+            pipe.send(member.at)
+        if said:
+            yield done or 0, said[0]
+
+    def _left(self, pipe: Connection) -> Iterator[tuple[int, Any]]:
+        """Handle a worker that has exited, with its work done or during a task."""
+        member = self._members.pop(pipe)
+        member.process.join()
+        pipe.close()
+        if member.at is not None:
+            code = member.process.exitcode
+            died = f"took its process down ({signal.Signals(-code).name if code < 0 else f'exit code {code}'})"
+            yield member.at, Lost(f"was stopped after {self._patience:.0f} s" if self._is_late(member) else died)
+        if member.began and member.queue and time.monotonic() < self._until:
+            self._hire(member.queue)
+
+    def _hire(self, queue: deque[int]) -> None:
+        ours, theirs = self._context.Pipe()
+        inherited = [*self._members, ours] if self._context.get_start_method() == "fork" else []
+        process = self._context.Process(target=_work, args=(self._tasks, theirs, inherited), daemon=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of threads: none holds a lock that a task takes
+            process.start()
+        theirs.close()
+        self._members[ours] = Member(process, queue)
+
+
+def _work(tasks: Tasks, pipe: Connection, inherited: Sequence[Connection]) -> None:
+    """A process: says that it is ready, then does the tasks whose numbers it is sent, until None."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to answer
+    for end in inherited:
+        end.close()  # else the pipes would not end with the parent
+    with tasks() as found:
+        pipe.send(None)
+        while (at := pipe.recv()) is not None:
+            pipe.send((attempt(found[at]),))
+
+
+@contextlib.contextmanager
+def _on_one_core(tasks: Sequence[Task]) -> Iterator[Sequence[Task]]:
+    torch.set_num_threads(1)  # several workers that each use every core are slower than one
+    yield tasks

@@ -1,0 +1,70 @@
+"""A run as data: what it was made with, and the one JSON object that it is kept as."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import subprocess
+from dataclasses import asdict, dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+
+from ...core import knobs
+from .. import doctor
+
+
+@dataclass
+class RunRecord:
+    """The facts of a run; each command adds what it found."""
+
+    schema: ClassVar[int] = 1
+
+    facts: dict[str, Any]
+
+    def text(self) -> str:
+        data = {"schema": self.schema, **asdict(self), **self.totals()}
+        return json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False)
+
+    def totals(self) -> dict[str, Any]:
+        """What the file says beside the fields."""
+        return {}
+
+
+def made_with() -> dict[str, Any]:
+    """opmux, python, torch, triton, platform; the commit and the date."""
+    return {**doctor.versions(), "commit": commit(), "date": date.today().isoformat()}
+
+
+def chip(device: torch.device) -> str:
+    if device.type == "cpu":
+        return f"{platform.machine()} CPU, {os.cpu_count()} cores"
+    name_of = getattr(torch.get_device_module(device), "get_device_name", None)
+    return device.type if name_of is None else name_of(device)
+
+
+def driver() -> str | None:
+    """The version of NVIDIA's driver, if the kernel reports it."""
+    path = Path("/proc/driver/nvidia/version")
+    found = re.search(r"\b\d{3,}\.\d+(\.\d+)?\b", path.read_text(encoding="utf-8")) if path.is_file() else None
+    return None if found is None else found.group()
+
+
+def commit() -> str | None:
+    """The commit of this tree, with -dirty if files differ from it; without git, OPMUX_COMMIT."""
+    here = Path(__file__)
+    ours = _git("ls-files", "--error-unmatch", here.name)  # not another repository that contains an installed opmux
+    return (ours and _git("describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")) or knobs.COMMIT.get()
+
+
+def _git(*words: str) -> str | None:
+    command = ["git", "-C", str(Path(__file__).parent), *words]
+    try:
+        done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None if done.returncode == 0 else None
