@@ -65,11 +65,12 @@ def without_transformer_engine():
     taken = {n: sys.modules.pop(n) for n in names}
     finders = [f for f in sys.meta_path if getattr(f, "__module__", "") == "opmux_startup"]  # it brings our tex
     sys.meta_path[:] = [f for f in sys.meta_path if f not in finders]
-    grants = imports.finder.grants
+    grants, given = imports.finder.grants, dict(imports.finder.given)
     imports.finder.keep(lambda grant: False)
     yield
     for grant in grants:
         imports.finder.add(grant)
+    imports.finder.given.update(given)
     sys.meta_path[:0] = finders
     sys.modules.update(taken)
 

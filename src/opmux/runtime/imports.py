@@ -131,17 +131,21 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         row = _row(fullname)
         if row is None:
             return None
-        granted, in_table = self._granted(fullname), fullname == row.name
-        if in_table:
-            ours = any(fullname in grant.shadows for grant in granted)
-        else:
+        granted = self._granted(fullname)
+        if fullname != row.name:  # below one of ours
             ours = bool(granted) and self.serves(fullname.rpartition(".")[0]) and _ours(fullname) is not None
-        found = None if ours else self.others(fullname, path, target)
-        if ours or (granted and in_table and found is None):
+        else:
+            shadowed = any(fullname in grant.shadows for grant in granted)
+            ours = shadowed or (bool(granted) and self.others(fullname, path, target) is None)
+        if ours:
             return ModuleSpec(fullname, self, is_package=True)
-        changed = None
-        for grant in self.grants if fullname.partition(".")[0] == LAYER else ():
-            changed = grant.change(fullname, changed or found) or changed
+        return self._changed(fullname, path, target) if fullname.partition(".")[0] == LAYER else None
+
+    def _changed(self, name: str, path: Any, target: Any) -> ModuleSpec | None:
+        """The layer's own module as the grants change it, the oldest first; None if none does."""
+        found, changed = self.others(name, path, target), None
+        for grant in self.grants:
+            changed = grant.change(name, changed or found) or changed
         return changed
 
     def others(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
