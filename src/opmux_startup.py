@@ -15,7 +15,7 @@ import os
 import sys
 
 LAYER = "transformer_engine"
-PLUGINS = (f"{LAYER}.plugin", f"{LAYER}.plugins")  # on top of NVIDIA's own build of the layer too
+SERVED = (f"{LAYER}.plugin", f"{LAYER}.plugins", "backend_utils")  # on top of NVIDIA's own build of the layer too
 EXTENSIONS = ("transformer-engine-cu12", "transformer-engine-cu13", "transformer-engine-torch")  # NVIDIA's
 
 
@@ -24,14 +24,18 @@ class Finder:
 
     @classmethod
     def find_spec(cls, name, path=None, target=None):
-        if name in PLUGINS:
-            return find_plugins(name, path)
-        if name != LAYER:
+        if name != LAYER and name not in SERVED:
             return None
         from importlib import machinery
         from pathlib import Path
 
         spec = machinery.PathFinder.find_spec(name, path, target)
+        if name in SERVED:
+            if spec is not None:
+                return None  # another module of that name comes first
+            from opmux.runtime import imports
+
+            return imports.at_start(name, path, target)
         if spec is None or not isinstance(spec.loader, machinery.SourceFileLoader):
             return spec
         if not Path(spec.loader.path).with_name("pytorch").is_dir():
@@ -47,34 +51,6 @@ class Finder:
 
         spec.loader = Loader(spec.loader.name, spec.loader.path)
         return spec
-
-
-class BackendUtils:
-    """The last finder: FlagGems's own module of this name comes first."""
-
-    @classmethod
-    def find_spec(cls, name, path=None, target=None):
-        if name != "backend_utils":
-            return None
-        from importlib import util
-        from pathlib import Path
-
-        ours = util.find_spec("opmux")
-        if ours is None or not ours.submodule_search_locations:
-            return None
-        file = Path(next(iter(ours.submodule_search_locations)), "backends", "backend_utils.py")
-        return util.spec_from_file_location(name, file) if file.is_file() else None
-
-
-def find_plugins(name, path):
-    """Our modules below the layer's name, unless the installed layer has some of its own."""
-    from opmux.runtime.te_plugins import PluginNames
-
-    made = PluginNames()
-    found = made.find_spec(name, path)
-    if found is not None:
-        made.install()
-    return found
 
 
 def has_extension(layer: str) -> bool:
@@ -98,4 +74,3 @@ def has_extension(layer: str) -> bool:
 
 if os.environ.get("OPMUX_TE_STARTUP") != "0" and Finder not in sys.meta_path:
     sys.meta_path.insert(0, Finder)
-    sys.meta_path.append(BackendUtils)

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 from . import wiring
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from types import ModuleType
+    from collections.abc import Callable
 
     from . import backends, compat, core, functional, nn, ops, tex
     from .core.default import explain, policy, set_policy
@@ -66,20 +65,11 @@ def _hasten() -> Callable[..., Any]:
     return hasten
 
 
-def _foreign_modules() -> Mapping[str, Callable[[], ModuleType]]:
-    import importlib
-
-    from .faces.liger.names import SERVED
-
-    return {"backend_utils": lambda: importlib.import_module("opmux.backends.backend_utils"), **SERVED}
-
-
 wiring.op_packages.register(lambda: ({"opmux.specs": "", "opmux.faces.tex.ops": "tex_"}, ("opmux.kernels",)))
 wiring.machine.register(_machine)
 wiring.manager.register(_manager)
 wiring.extensions.register(_extensions)
 wiring.hasten.register(_hasten)
-wiring.foreign_modules.register(_foreign_modules)
 
 
 # ---- the public names ------------------------------------------------------------------------------------------------

@@ -10,8 +10,6 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     from .core.entry import EntryPoint
     from .core.extension import Extension
     from .core.machine import Machine
@@ -49,5 +47,3 @@ extensions: Provider[tuple[Extension, ...]] = Provider("the extensions of core")
 hasten: Provider[Callable[[Spec, EntryPoint, EntryPoint, Apply, Callable[[Apply], None]], Apply]] = Provider(
     "faster gradients"
 )
-# Modules of other libraries that vendors' packages and plugins import -> ours.
-foreign_modules: Provider[Mapping[str, Callable[[], ModuleType]]] = Provider("modules under foreign names")

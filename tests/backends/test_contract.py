@@ -846,7 +846,7 @@ def test_a_package_for_flaggems_is_imported_directly(case, tmp_path):
     init = "from backend_utils import VendorInfoBase\nvendor_info = VendorInfoBase('acme', 'npu', 'acme-smi')\n"
     code = """
 import opmux_startup
-sys.meta_path[:] = [f for f in sys.meta_path if f is not opmux_startup.BackendUtils] + [opmux_startup.BackendUtils]
+sys.meta_path[:] = [opmux_startup.Finder] + [f for f in sys.meta_path if f is not opmux_startup.Finder]
 import acme.ops
 from opmux.backends import Autograd
 found["same"] = acme.ops.Autograd is Autograd

@@ -27,7 +27,7 @@ import torch
 import opmux
 from opmux.core import discovery, get_default_manager, policy, registry, specs
 from opmux.faces.aten import engine
-from opmux.runtime import foreign, vendors
+from opmux.runtime import imports, vendors
 
 SRC = str(Path(opmux.__file__).parent)
 SITE = tempfile.mkdtemp(prefix="first_use_")
@@ -184,7 +184,7 @@ def portrait() -> dict:
         "tagged": len(registry.tagged),
         "plugins": {p.name: p.status for p in discovery.plugins()},
         "torch": [n for n in ("fault_twice", "fault_twice_bwd", "plug_half") if hasattr(torch.ops.opmux, n)],
-        "stand-ins": foreign._ForeignModules.live is None and not foreign._importing,
+        "stand-ins": not imports.finder.grants and not imports.finder.given,
         "meta_path": len(sys.meta_path),
         "enabled": sorted(engine.STATE.wanted),
         "overridden": {d: sorted(made.entries) for d, made in engine._devices.items()},

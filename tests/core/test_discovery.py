@@ -13,6 +13,7 @@ import torch
 from opmux.core import BackendImplKind, OpImpl, OpRegistry, PluginError, discovery, op, reset_global_policy, specs
 from opmux.core import registry as registry_module
 from opmux.core.spec import NAME_LOOKUP
+from opmux.runtime import imports
 
 SRC = Path(__file__).parents[2] / "src"
 
@@ -64,7 +65,12 @@ def without_transformer_engine():
     taken = {n: sys.modules.pop(n) for n in names}
     finders = [f for f in sys.meta_path if getattr(f, "__module__", "") == "opmux_startup"]  # it provides our tex
     sys.meta_path[:] = [f for f in sys.meta_path if f not in finders]
+    grants, given = imports.finder.grants, dict(imports.finder.given)
+    imports.finder.keep(lambda grant: False)
     yield
+    for grant in grants:
+        imports.finder.add(grant)
+    imports.finder.given.update(given)
     sys.meta_path[:0] = finders
     sys.modules.update(taken)
 

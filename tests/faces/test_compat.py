@@ -11,7 +11,7 @@ import fresh
 import pytest
 
 from opmux.faces import compat
-from opmux.faces.te import boot
+from opmux.runtime.imports import finder
 
 SRC = Path(__file__).parents[2] / "src"
 
@@ -46,9 +46,9 @@ def test_names_are_served_and_taken_back():
     finally:
         compat.uninstall()
     left = {n for n in set(sys.modules) - before if n.startswith("transformer_engine") and "fl_torch" not in n}
-    left = {
-        n for n in left if n.startswith(("transformer_engine_torch", "transformer_engine.plugin")) and not boot.needs(n)
-    }  # what it serves; NVIDIA's layer, if an earlier test imported it, keeps what it runs on
+    left = {n for n in left if n.startswith(("transformer_engine_torch", "transformer_engine.plugin"))}
+    # NVIDIA's layer, if something imported it, keeps what it runs on.
+    left -= {n for n in left if any(n.startswith(grant.names) for grant in finder.grants)}
     assert not left and compat.installed() == ()
 
 
@@ -64,22 +64,28 @@ def test_what_was_shadowed_comes_back(monkeypatch):
 
 
 HOLDERS = """
-    import json, sys
+    import importlib, json, sys, types
     import opmux.compat, opmux.te
+    from opmux.runtime.imports import finder
 
     def state():
         return [opmux.te.installed(), sys.modules.get("transformer_engine_torch") is opmux.tex,
-                any(type(f).__name__ == "PluginNames" for f in sys.meta_path)]
+                any("transformer_engine.plugin" in grant.names for grant in finder.grants), finder in sys.meta_path]
 
-    seen = []
+    stub, seen = types.ModuleType("transformer_engine"), []
+    stub.__path__ = []
     do = {"C": lambda: opmux.compat.install("transformer_engine", shadow=True), "c": opmux.compat.uninstall,
           "T": opmux.te.install, "t": opmux.te.uninstall}
     opmux.te.uninstall()
     for order in json.loads(sys.argv[1]):
         for at, step in enumerate(order):
             do[step]()
+            if opmux.te.installed():  # a stub of the layer: its import takes seconds
+                sys.modules.setdefault("transformer_engine", stub)
+                importlib.import_module("transformer_engine.plugins.core.registry")
             seen.append([order[: at + 1], *state()])
-        assert not opmux.te.installed() and "transformer_engine_torch" not in sys.modules, (order, seen)
+        assert not opmux.te.installed() and finder.given == {}, (order, seen)
+        assert not [name for name in sys.modules if name.startswith("transformer_engine")], (order, seen)
     print(json.dumps(seen))
 """
 
@@ -91,10 +97,10 @@ def test_each_installer_takes_back_its_own(script):
     orders = ["TCct", "TCtc", "CTct", "CTtc", "CTTtc"]
     done = run("run", script(HOLDERS), json.dumps(orders))
     assert done.returncode == 0, done.stderr
-    for so_far, te, tex, plugins in json.loads(done.stdout):
+    for so_far, te, tex, plugins, found in json.loads(done.stdout):
         te_wants, compat_wants = ("T" in so_far and "t" not in so_far), ("C" in so_far and "c" not in so_far)
         assert te == tex == (te_wants or compat_wants), so_far  # as long as one of them wants the layer
-        assert plugins == te, so_far
+        assert plugins == found == te, so_far
 
 
 WITHOUT_LAYER = """

@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from te_twins import TWINS, Size, agrees, choose_attention, near, offloaded, run_module, settle
 
 from opmux.runtime import build
+from opmux.runtime.imports import Finder
 from opmux.tools import simulator
 
 SHARED = Path(__file__).parents[1] / "shared"
@@ -493,7 +494,7 @@ def boot(monkeypatch):
     """The installer as in a process that has not installed it."""
     from opmux.faces.te import boot
 
-    monkeypatch.setattr(boot, "_finder", None)
+    monkeypatch.setattr(boot, "_grant", None)
     return boot
 
 
@@ -542,7 +543,10 @@ def test_sources_that_were_not_installed_have_a_version(boot, monkeypatch, tmp_p
     (tmp_path / "build_tools" / "VERSION.txt").write_text("2.20.0.dev0\n", encoding="utf-8")
     spec = importlib.util.spec_from_file_location("transformer_engine", package / "__init__.py")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: spec)
-    monkeypatch.setattr(sys, "meta_path", [boot.Finder(None), PathFinder])
+    finder = Finder()
+    monkeypatch.setattr(boot, "finder", finder)
+    finder.add(boot.grant(None))
+    monkeypatch.setattr(sys, "meta_path", [finder, PathFinder])
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     assert importlib.metadata.version("transformer_engine") == boot.layer_version() == "2.20.0.dev0"
     with pytest.raises(importlib.metadata.PackageNotFoundError):

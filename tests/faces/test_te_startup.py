@@ -71,9 +71,11 @@ def test_it_can_be_switched_off():
     assert "Found empty `transformer-engine` meta package" in done.stderr
 
 
-def test_nvidias_own_extension_comes_first(tmp_path):
+def test_nvidias_own_extension_comes_first(tmp_path, monkeypatch):
     import opmux_startup
+    from opmux.runtime.imports import finder
 
+    monkeypatch.setattr(finder, "grants", ())  # another test may have imported the layer
     layer = tmp_path / "transformer_engine" / "__init__.py"
     layer.parent.mkdir()
     known = sys.modules.pop("transformer_engine_torch", None)
@@ -95,18 +97,20 @@ def test_nvidias_own_extension_comes_first(tmp_path):
 def test_plugins_are_served_on_top_of_nvidias_own_build(tmp_path, has_plugins):
     """Unless the installed layer has a package of that name."""
     import opmux_startup
-    from opmux.runtime.te_plugins import PluginNames
+    from opmux.runtime.imports import finder
 
     if has_plugins:
         (tmp_path / "plugins").mkdir()
         (tmp_path / "plugins" / "__init__.py").touch()
-    before = sys.meta_path[:]
+    before, grants = sys.meta_path, finder.grants
+    finder.keep(lambda grant: False)
     try:
-        found = opmux_startup.Finder.find_spec("transformer_engine.plugins", [str(tmp_path)])
-        assert (found is None) == has_plugins
-        assert sum(isinstance(f, PluginNames) for f in sys.meta_path if f not in before) == (not has_plugins)
+        for _ in range(2):
+            found = opmux_startup.Finder.find_spec("transformer_engine.plugins", [str(tmp_path)])
+            assert (found is None) == has_plugins
+            assert len(finder.grants) == sys.meta_path.count(finder) == (not has_plugins)
     finally:
-        sys.meta_path[:] = before
+        sys.meta_path, finder.grants = before, grants
 
 
 def test_another_package_of_that_name_is_left_alone(tmp_path):

@@ -1,4 +1,4 @@
-"""Lazy loading: everything is loaded once, completely or not at all, and without holding a lock.
+"""Lazy loading: everything is loaded once, completely or not at all, under no lock that threads wait for.
 
 `DeclaringImport` is the import that a declaration belongs to: the declaration takes effect when that import succeeds.
 `all_or_nothing` undoes what a thread has changed in a block that raises. `Once` is work that one thread does while the
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, TypeVar
 
-from .lock import lock
+from .lock import Attempt, lock
 from .log import logger
 
 T = TypeVar("T")
@@ -143,85 +143,67 @@ def on_failure(undo: Callable[[], Any], declared_in: DeclaringImport | None = No
 
 
 class Once:
-    """Work that is done once, by one thread, without holding a lock: it may import and run any code.
+    """Work that is done once, by one thread, while the others wait. It may import and run any code.
 
-    Other threads wait for it, unless the working thread may be waiting for them: if they were started after it began,
-    or are importing a module that it needs. Whether a thread is working is read from its stack, so a thread that was
-    interrupted, or does not exist in this process, does not count.
+    A plain lock around the work would deadlock. A plugin may start a thread and join it, and the thread may need the
+    work; and a thread that imports a plugin holds Python's lock of that import when the plugin needs the work, while
+    the working thread waits for that import. So a thread does not wait if it was started after the work began, or if
+    the working thread waits for an import of it: it continues without the work.
+
+    Order of locks: import locks, then `lock.held`, under which nothing is imported. The lock of an attempt has no place
+    in it: no thread waits for it, others look whether it is held.
     """
 
     def __init__(self, work: Callable[[], Any], what: str):
         self.done = False
         self._work, self._what = work, what
-        self._by: int | None = None  # the working thread
-        self._there: frozenset[int] = frozenset()  # the threads that existed when it began
-        self._over = threading.Event()
+        self._attempt: Attempt | None = None  # the latest
 
     def run(self) -> bool:
         """Do the work or wait for it. False: it is not done, and the caller must continue without it."""
-        me = threading.get_ident()
-        if self._by == me and self._is_below(sys._getframe(1)):
-            return False  # called by the work itself
         until = time.monotonic() + WAIT_SECONDS
+        me = threading.current_thread()
         while not self.done:
-            if self._take(me):
-                try:
-                    self.done = self._work() is not False
-                finally:
-                    self._by = None
-                    self._over.set()
-                return self.done
-            worker = self._by
-            if worker is not None and (me not in self._there or _waits_for(worker, me)):
+            latest = self._attempt
+            if latest is None or not latest.is_running():
+                mine = Attempt()
+                with mine.held:  # released however the work ends, so that nobody waits for an interrupted thread
+                    if self._replace(latest, mine):
+                        self.done = self._work() is not False
+                        return self.done
+            elif latest.thread is me or me not in latest.threads or _waits_for(latest.thread.ident, me.ident):
                 return False
-            if time.monotonic() > until:
+            elif time.monotonic() > until:
                 logger.warning("%s takes over %g s in another thread: continuing without it", self._what, WAIT_SECONDS)
                 return False
-            self._over.wait(0.02)
+            else:
+                time.sleep(0.005)
         return True
 
-    def _take(self, me: int) -> bool:
+    def _replace(self, latest: Attempt | None, mine: Attempt) -> bool:
+        """Publish an attempt; False if another thread was faster."""
         with lock.held:
-            if self.done or (self._by not in (None, me) and _runs_once(self._by)):
+            if self.done or self._attempt is not latest:
                 return False
-            self._over = threading.Event()
-            self._there = frozenset(t.ident for t in threading.enumerate() if t.ident is not None)
-            self._by = me
+            self._attempt = mine
             return True
-
-    def _is_below(self, frame: FrameType | None) -> bool:
-        while frame is not None:
-            if frame.f_code is Once.run.__code__ and frame.f_locals.get("self") is self:
-                return True
-            frame = frame.f_back
-        return False
-
-
-def _runs_once(thread: int | None) -> bool:
-    """Whether a thread is inside `Once.run`."""
-    frame = sys._current_frames().get(thread) if thread is not None else None
-    while frame is not None:
-        if frame.f_code is Once.run.__code__:
-            return True
-        frame = frame.f_back
-    return False
 
 
 # ---- import locks ----------------------------------------------------------------------------------------------------
-# Python has no API for which thread is importing what; these are importlib's private tables, the same in 3.11 to 3.14.
+# Python has no API for which thread imports what, and a forked child keeps the import locks of threads that it does not
+# have. These are importlib's private tables, the same in 3.11 to 3.14.
 
 _bootstrap: Any = getattr(importlib, "_bootstrap", None)
 
 
-def _waits_for(thread: int, me: int) -> bool:
+def _waits_for(thread: int | None, me: int | None) -> bool:
     """Whether a thread waits, directly or through other threads, for an import by this one."""
     blocking, seen = getattr(_bootstrap, "_blocking_on", {}), set()
     while thread not in seen:
         seen.add(thread)
         waits = blocking.get(thread)
-        owners: set[Any] = {getattr(one, "owner", None) for one in (waits if isinstance(waits, list) else [waits])} - {
-            None
-        }
+        locks = waits if isinstance(waits, list) else [waits]  # a list from 3.12 on
+        owners = [owner for one in locks if (owner := getattr(one, "owner", None)) is not None]
         if me in owners:
             return True
         thread = next(iter(owners), thread)

@@ -11,6 +11,7 @@ import os
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 
 class ForkSafeLock:
@@ -37,6 +38,19 @@ class ForkSafeLock:
 lock = ForkSafeLock()
 
 
+class Attempt:
+    """This thread's attempt to do some work. It holds the lock while it works, and no thread waits for the lock: others
+    look whether it is held. An error at any line of the work releases it."""
+
+    def __init__(self) -> None:
+        self.held = threading.Lock()
+        self.thread = threading.current_thread()
+        self.threads = WeakSet(threading.enumerate())  # those that existed when it began
+
+    def is_running(self) -> bool:
+        return self.held.locked() and self.thread in threading.enumerate()  # not in a forked child of another thread
+
+
 if TYPE_CHECKING:
     from functools import cached_property
 else:
@@ -57,4 +71,4 @@ else:
             return instance.__dict__.setdefault(self._name, self._compute(instance))
 
 
-__all__ = ["ForkSafeLock", "cached_property", "lock"]
+__all__ = ["Attempt", "ForkSafeLock", "cached_property", "lock"]

@@ -15,7 +15,7 @@ from ..core.errors import OpmuxError
 from ..core.lock import lock
 from ..core.log import logger
 from ..core.registry import OpImpl, OpRegistry
-from . import devices, foreign, provider_speed, vendor_ops, vendors
+from . import devices, imports, provider_speed, vendor_ops, vendors
 from .vendor_ops import Ops
 from .vendors import Package
 
@@ -61,7 +61,7 @@ class LocalMachine(machine.Machine):
         return found
 
     def foreign_names(self) -> AbstractContextManager[None]:
-        return foreign.foreign_names()
+        return imports.foreign_names()
 
     def register_vendor(self, plugin: Any, origin: Any) -> bool:
         return vendors.register_plugin(plugin, origin)

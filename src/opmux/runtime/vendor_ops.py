@@ -34,7 +34,7 @@ from ..core.registry import BackendImplKind, Fit, OpImpl, Origin, check_fit
 from ..core.spec import NAME_LOOKUP, Spec, specs
 from . import liger_names, vendors
 from .devices import Chip
-from .foreign import foreign_names
+from .imports import foreign_names
 from .provider_speed import LibrariesFirst
 from .tile_files import folders
 from .vendors import Autograd, Package

@@ -7,35 +7,26 @@ derives most of them from the overload; `IRREGULAR` has the others.
 from __future__ import annotations
 
 import functools
-import importlib
-import types
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from ...core.errors import nearest
 from ..aten import left, overloads
 
-LIBRARY = "flag_gems"
-
 # Module of FlagGems -> ours.
-FILES = {
-    "": "package",
-    "fused": "fused",
-    "modules": "modules",
-    "ops": "ops",
-    "runtime": "runtime",
-    "testing": "testing",
-    "utils": "for_kernels",
-    "utils.libentry": "for_kernels",
-    "utils.shape_utils": "for_kernels",
-    "utils.triton_lang_extension": "for_kernels",
+MODULES = {
+    "flag_gems": "opmux.faces.flag_gems.package",
+    "flag_gems.fused": "opmux.faces.flag_gems.fused",
+    "flag_gems.modules": "opmux.faces.flag_gems.modules",
+    "flag_gems.ops": "opmux.faces.flag_gems.ops",
+    "flag_gems.runtime": "opmux.faces.flag_gems.runtime",
+    "flag_gems.runtime.backend": "opmux.backends",
+    "flag_gems.runtime.backend.backend_utils": "opmux.backends.backend_utils",
+    "flag_gems.testing": "opmux.faces.flag_gems.testing",
+    "flag_gems.utils": "opmux.faces.flag_gems.for_kernels",
+    "flag_gems.utils.libentry": "opmux.faces.flag_gems.for_kernels",
+    "flag_gems.utils.shape_utils": "opmux.faces.flag_gems.for_kernels",
+    "flag_gems.utils.triton_lang_extension": "opmux.faces.flag_gems.for_kernels",
 }
-
-SERVED: dict[str, Callable[[], types.ModuleType]] = {
-    f"{LIBRARY}.{module}".rstrip("."): lambda f=file: importlib.import_module(f"opmux.faces.flag_gems.{f}")
-    for module, file in FILES.items()
-}
-SERVED[f"{LIBRARY}.runtime.backend"] = lambda: importlib.import_module("opmux.backends")
-SERVED[f"{LIBRARY}.runtime.backend.backend_utils"] = lambda: importlib.import_module("opmux.backends.backend_utils")
 
 # ATen op -> FlagGems' function, for all overloads of the op.
 IRREGULAR = {

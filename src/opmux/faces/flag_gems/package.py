@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from .names import FILES
+from .names import MODULES
 from .switch import all_registered_keys, all_registered_ops, enable, flagtune, only_enable, use_gems
 
 __version__ = "5.3.4"  # the version of FlagGems with this interface
@@ -13,7 +13,7 @@ __all__ = ["all_registered_keys", "all_registered_ops", "enable", "flagtune", "o
 __path__: list[str] = []
 
 _DEVICE = {"device": "name", "vendor_name": "vendor_name"}
-_MODULES = tuple(module for module in FILES if module and "." not in module)
+_MODULES = tuple(name.removeprefix("flag_gems.") for name in MODULES if name.count(".") == 1)
 
 
 def __getattr__(name: str) -> Any:
@@ -37,4 +37,4 @@ def __dir__() -> list[str]:
 
 
 def _module(name: str) -> Any:
-    return importlib.import_module(f"opmux.faces.flag_gems.{FILES[name]}")
+    return importlib.import_module(MODULES[f"flag_gems.{name}"])

@@ -7,18 +7,14 @@ nothing, and a vendor's package may import `liger_kernel.ops` while opmux loads 
 from __future__ import annotations
 
 import importlib
-import importlib.abc
 import importlib.machinery
-import importlib.util
-import sys
 import types
-from collections.abc import Callable
 from typing import Any
 
 from ...core import machine
 from ...core.default import get_default_manager
 from ...core.errors import nearest
-from ...runtime import finders, liger_names, vendors
+from ...runtime import liger_names, vendors
 from .patched_models import MODELS
 
 LIBRARY = "liger_kernel"
@@ -257,34 +253,5 @@ MODULES = _made()
 ops: Any = MODULES[f"{LIBRARY}.ops"]
 vendors.on_change(ops.forget)
 
-# Full name -> the module. The registry of vendors is opmux's own.
-SERVED: dict[str, Callable[[], types.ModuleType]] = {name: lambda m=module: m for name, module in MODULES.items()}
-SERVED[f"{LIBRARY}.ops.backends"] = lambda: importlib.import_module("opmux.backends")
-SERVED[f"{LIBRARY}.ops.backends.registry"] = lambda: importlib.import_module("opmux.backends.registry")
-
-
-class VendorFolders(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds `liger_kernel.ops.backends._acme` and what is below it: the modules of `opmux.backends._acme`."""
-
-    def __init__(self) -> None:
-        self._given: dict[str, types.ModuleType] = {}  # what was put in sys.modules
-
-    def install(self) -> None:
-        finders.add(self)
-
-    def remove(self) -> None:
-        """Stop finding them, and forget those that were imported."""
-        finders.remove(self)
-        for name, module in self._given.items():
-            if sys.modules.get(name) is module:
-                del sys.modules[name]
-
-    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        ours = fullname.removeprefix(LIBRARY + ".ops.")
-        if not ours.startswith("backends._") or importlib.util.find_spec(f"opmux.{ours}") is None:
-            return None
-        return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
-
-    def exec_module(self, module: types.ModuleType) -> None:
-        name = module.__name__
-        sys.modules[name] = self._given[name] = importlib.import_module(f"opmux.{name.removeprefix(LIBRARY + '.ops.')}")
+# Foreign name -> our module. The registry of vendors and their folders are opmux's own.
+SERVED = MODULES | {f"{LIBRARY}.ops.backends": "opmux.backends"}

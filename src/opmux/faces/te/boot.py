@@ -1,4 +1,4 @@
-"""Imports `transformer_engine` over our tex, with one import finder for the modules of that package.
+"""Imports `transformer_engine` over our tex: the finder in `runtime/imports.py` loads the layer's modules changed.
 
 | module | what happens when it is imported |
 |---|---|
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.abc
 import importlib.machinery
 import importlib.metadata
 import importlib.util
@@ -24,21 +23,18 @@ import os
 import sys
 import types
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ...core import machine
-from ...runtime import finders
-from ...runtime.te_plugins import PluginNames
+from ...runtime.imports import LAYER, PLUGINS, TEX, Grant, finder
 from ..tex import interface
 from . import rewrite, torch_names
 from .chip import Chip
 
-LAYER = "transformer_engine"
-EXTENSION = "transformer_engine_torch"
 VERSIONS = ("2.20", "2.9")  # the versions whose interface our tex has
 NEEDED = ("einops", "numpy", "packaging", "pydantic", "triton")  # packages that the layer always imports
 OPTIONAL = ("onnx", "onnxscript")  # packages that it needs only for export to ONNX
@@ -46,26 +42,23 @@ REWRITTEN = ("pytorch", "debug", "common.triton")  # modules that are rewritten;
 WITH_KERNELS = ("pytorch.triton", "pytorch.cross_entropy")  # modules with Triton kernels of the layer's own
 INSTALL_HINT = "pip install opmux[te]"
 
-_finder: Finder | None = None
-_plugins = PluginNames()  # `transformer_engine.plugins` on top of the layer
+_grant: Grant | None = None
 _holders: set[str] = set()  # the callers of `install` that have not called `uninstall`
 
 
 def install(holder: str = "opmux.te") -> None:
     """Make `import transformer_engine.pytorch` load NVIDIA's layer over our tex."""
-    global _finder
-    if _finder is not None:
-        sys.modules.setdefault(EXTENSION, interface.module())
-        _holders.add(holder)
-        return
-    tex = interface.module()
-    check_layer(tex)
-    _finder = Finder(chip_here())
-    finders.add(_finder)
-    _plugins.install()
-    sys.modules[EXTENSION] = tex
-    if f"{LAYER}.common" in sys.modules:  # already imported, without its torch part
-        _skip_extension(sys.modules[f"{LAYER}.common"])
+    global _grant
+    if _grant is None:
+        tex = interface.module()
+        check_layer(tex)
+        if sys.modules.get(TEX) is not tex:
+            sys.modules.pop(TEX, None)
+        _grant = grant(chip_here())
+        finder.add(_grant)
+        if f"{LAYER}.common" in sys.modules:  # already imported, without its torch part
+            _skip_extension(sys.modules[f"{LAYER}.common"])
+    importlib.import_module(TEX)
     _holders.add(holder)
 
 
@@ -74,24 +67,18 @@ def uninstall(holder: str = "opmux.te") -> None:
 
     If another holder (`opmux.compat`) has installed it too, it stays until that one uninstalls it.
     """
-    global _finder
+    global _grant
     _holders.discard(holder)
-    if _finder is None or _holders:
+    if _grant is None or _holders:
         return
-    finders.remove(_finder)
-    _plugins.remove()
-    _finder = None
-    for name in [n for n in sys.modules if n == EXTENSION or n.partition(".")[0] == LAYER]:
+    finder.remove(_grant)
+    _grant = None
+    for name in [n for n in sys.modules if n == TEX or n.partition(".")[0] == LAYER]:
         del sys.modules[name]
 
 
 def installed() -> bool:
-    return _finder is not None
-
-
-def needs(name: str) -> bool:
-    """Whether the layer runs on the module of this name."""
-    return installed() and name == EXTENSION
+    return _grant is not None
 
 
 def chip_here() -> Chip | None:
@@ -103,7 +90,7 @@ def chip_here() -> Chip | None:
 
 def check_layer(tex: types.ModuleType) -> None:
     """Raise if the layer cannot work here, and warn if it may not."""
-    if sys.modules.get(EXTENSION, tex) is not tex and f"{LAYER}.pytorch" in sys.modules:
+    if sys.modules.get(TEX, tex) is not tex and f"{LAYER}.pytorch" in sys.modules:
         raise ImportError(
             f"{LAYER}.pytorch is already imported, on NVIDIA's own extension. Put `import opmux.te` before the first "
             f"`import {LAYER}` of the program"
@@ -135,37 +122,27 @@ def _source_version() -> str:
     return file.read_text(encoding="utf-8").strip() if file and file.is_file() else "0"
 
 
-class Finder(importlib.abc.MetaPathFinder):
-    """Finds the layer's modules through the other finders, and replaces their loaders."""
+def grant(chip: Chip | None) -> Grant:
+    """What the finder is to do: serve our tex and plugins, and replace the loaders of the layer's modules."""
 
-    def __init__(self, chip: Chip | None):
-        self.chip = chip
-
-    def find_spec(
-        self, fullname: str, path: Any = None, target: types.ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if fullname.partition(".")[0] != LAYER:
+    def change(name: str, found: importlib.machinery.ModuleSpec | None) -> importlib.machinery.ModuleSpec | None:
+        if found is None or not isinstance(found.loader, importlib.machinery.SourceFileLoader):
             return None
-        spec = next((s for f in self._others() if (s := f.find_spec(fullname, path, target)) is not None), None)
-        if spec is None or not isinstance(spec.loader, importlib.machinery.SourceFileLoader):
-            return spec
-        chip = self.chip if fullname.startswith(tuple(f"{LAYER}.{part}" for part in REWRITTEN)) else None
-        spec.loader = Loader(spec.loader.name, spec.loader.path, chip)
-        return spec
+        rewritten = name.startswith(tuple(f"{LAYER}.{part}" for part in REWRITTEN))
+        found.loader = Loader(found.loader.name, found.loader.path, chip if rewritten else None)
+        return found
 
-    def find_distributions(
-        self, context: importlib.metadata.DistributionFinder.Context | None = None
-    ) -> Iterable[importlib.metadata.Distribution]:
-        """A distribution for an uninstalled source tree, because the layer queries its own version."""
-        name = getattr(context, "name", None)
-        if name is None or name.replace("-", "_") != LAYER or context is None:
-            return
-        found = (f.find_distributions(context) for f in self._others() if hasattr(f, "find_distributions"))
-        if not any(any(True for _ in each) for each in found):
-            yield _Sources()
+    return Grant((TEX, *PLUGINS), shadows=(TEX,), change=change, distributions=_sources)
 
-    def _others(self) -> Iterator[Any]:
-        return (f for f in list(sys.meta_path) if f is not self and hasattr(f, "find_spec"))
+
+def _sources(context: Any) -> Iterator[importlib.metadata.Distribution]:
+    """A distribution for an uninstalled source tree, because the layer queries its own version."""
+    name = getattr(context, "name", None)
+    if name is None or name.replace("-", "_") != LAYER:
+        return
+    others = [getattr(other, "find_distributions", None) for other in sys.meta_path if other is not finder]
+    if not any(any(True for _ in find(context)) for find in others if find is not None):
+        yield _Sources()
 
 
 class _Sources(importlib.metadata.Distribution):

@@ -1,0 +1,315 @@
+"""Modules of ours under other libraries' names: a table of them, and the finder that every import of them goes through.
+
+| who adds a `Grant` to the finder | for which names | until |
+|---|---|---|
+| `faces/compat.py` | those of a library | `uninstall` |
+| `foreign_names` | those that plugins and vendors' packages import | the package is imported |
+| `faces/te/boot.py` | `transformer_engine_torch` and `.plugin(s)`; it changes the layer's modules | `uninstall` |
+| `opmux_startup.py` | `transformer_engine.plugin(s)`, `backend_utils` | the process ends |
+
+An installed library keeps its names, unless a grant shadows it: the finder serves what no other finder has.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.abc
+import importlib.util
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
+from typing import Any, NamedTuple
+
+from ..core.loading import on_failure
+from ..core.lock import lock
+from ..core.log import logger
+
+
+class Row(NamedTuple):
+    """A foreign module, and ours that is imported instead. A name below it is the one below ours.
+
+    `ours` is the name of a module, or "module:table" with a table of foreign names -> our modules: these are put in
+    sys.modules together, as a library's own packages import their modules. "" is an empty package.
+    """
+
+    library: str
+    name: str
+    ours: str
+
+
+ROWS = {
+    row.name: row
+    for row in (
+        Row("backend_utils", "backend_utils", "opmux.backends.backend_utils"),
+        Row("flag_gems", "flag_gems", "opmux.faces.flag_gems.names:MODULES"),
+        Row("liger_kernel", "liger_kernel", "opmux.faces.liger.names:SERVED"),
+        Row("transformer_engine", "transformer_engine", ""),  # a parent for the others, if it is not installed
+        Row("transformer_engine", "transformer_engine_torch", "opmux.tex"),
+        Row("transformer_engine", "transformer_engine.plugin", ""),
+        Row("transformer_engine", "transformer_engine.plugin.core", "opmux.core"),
+        Row("transformer_engine", "transformer_engine.plugin.tex", "opmux.tex"),
+        Row("transformer_engine", "transformer_engine.plugin.tex_interface", "opmux.faces.tex"),
+        Row("transformer_engine", "transformer_engine.plugin.transformer_engine_fl_torch", "opmux.tex"),
+        Row("transformer_engine", "transformer_engine.plugins", ""),
+        Row("transformer_engine", "transformer_engine.plugins.core", "opmux.core"),
+        Row("transformer_engine", "transformer_engine.plugins.tex", "opmux.tex"),
+        Row("transformer_engine", "transformer_engine.plugins.tex_interface", "opmux.faces.tex"),
+        Row("transformer_engine", "transformer_engine.plugins.transformer_engine_fl_torch", "opmux.tex"),
+    )
+}
+LAYER = "transformer_engine"  # NVIDIA's Python layer
+TEX = "transformer_engine_torch"
+PLUGINS = tuple(name for name in ROWS if name.startswith(f"{LAYER}.plugin"))
+
+
+@dataclass(frozen=True, eq=False)
+class Grant:
+    """Rows to serve, by name, and what else somebody wants of the finder."""
+
+    names: tuple[str, ...]
+    shadows: tuple[str, ...] = ()  # rows to serve even if another finder has the name
+    # Called for the layer's modules that are not ours, with the name and the spec of other finders. Returns a changed
+    # spec, or None to leave it as it is.
+    change: Callable[[str, ModuleSpec | None], ModuleSpec | None] = lambda name, found: None
+    distributions: Callable[..., Iterable[Any]] = lambda context: ()  # find_distributions of importlib.metadata
+    thread: int | None = None  # the thread that has added it and removes it; a forked child has no other threads
+
+
+class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds and loads the modules of all grants; in `sys.meta_path` as long as there are any."""
+
+    def __init__(self) -> None:
+        self.grants: tuple[Grant, ...] = ()
+        self.given: dict[str, types.ModuleType] = {}  # what was put in sys.modules
+        self._parents: dict[str, types.ModuleType] = {}  # and what got it as a new attribute
+
+    def add(self, grant: Grant) -> None:
+        with lock.held:
+            self.grants = (*self.grants, grant)
+            self._place()
+
+    def remove(self, grant: Grant) -> None:
+        self.keep(lambda other: other is not grant)
+
+    def keep(self, wanted: Callable[[Grant], bool]) -> None:
+        """Remove all other grants, and the modules that no grant serves any more."""
+        with lock.held:
+            self.grants = tuple(grant for grant in self.grants if wanted(grant))
+            self._place()
+            for name in [n for n in tuple(self.given) if not self._granted(n)]:
+                if self.serves(name):
+                    del sys.modules[name]
+                if name in self._parents:
+                    self._parents[name].__dict__.pop(name.rpartition(".")[2], None)
+                    del self._parents[name]
+                del self.given[name]
+
+    def _place(self) -> None:
+        """Go to the front of `sys.meta_path`, or leave it.
+
+        Each change makes a new list: if a finder is removed from the list, an import in another thread skips the next.
+        """
+        others = [other for other in sys.meta_path if other is not self]
+        sys.meta_path = [self, *others] if self.grants else others
+
+    def _granted(self, name: str) -> list[Grant]:
+        row = _row(name)
+        return [grant for grant in self.grants if row is not None and row.name in grant.names]
+
+    def serves(self, name: str) -> bool:
+        """Whether the module that is loaded under this name is ours."""
+        return name in self.given and sys.modules.get(name) is self.given[name]
+
+    # -- finding
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        row = _row(fullname)
+        if row is None:
+            return None
+        granted = self._granted(fullname)
+        if fullname != row.name:  # below one of ours
+            ours = bool(granted) and self.serves(fullname.rpartition(".")[0]) and _ours(fullname) is not None
+        else:
+            shadowed = any(fullname in grant.shadows for grant in granted)
+            ours = shadowed or (bool(granted) and self.others(fullname, path, target) is None)
+        if ours:
+            return ModuleSpec(fullname, self, is_package=True)
+        return self._changed(fullname, path, target) if fullname.partition(".")[0] == LAYER else None
+
+    def _changed(self, name: str, path: Any, target: Any) -> ModuleSpec | None:
+        """The layer's own module as the grants change it, the oldest first; None if none does."""
+        found, changed = self.others(name, path, target), None
+        for grant in self.grants:
+            changed = grant.change(name, changed or found) or changed
+        return changed
+
+    def others(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        """What the other finders find. That of `opmux_startup` has only the layer: for our names it calls this one."""
+        for other in list(sys.meta_path):
+            calls_us = name != LAYER and getattr(other, "__module__", "") == "opmux_startup"
+            if other is self or calls_us or not hasattr(other, "find_spec"):
+                continue
+            if (found := other.find_spec(name, path, target)) is not None:
+                return found
+        return None
+
+    def find_distributions(self, context: Any = None) -> Iterator[Any]:
+        for grant in self.grants:
+            yield from grant.distributions(context)
+
+    # -- loading
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        name = module.__name__
+        for each, ours in (_table(ROWS[name]) if name in ROWS else {name: _ours(name)}).items():
+            if not ours:
+                module.__dict__["__getattr__"] = functools.partial(_child, name)
+            self.give(each, ours or module)
+
+    def load(self, name: str) -> None:
+        """Load a module without importing its parents."""
+        self.exec_module(importlib.util.module_from_spec(ModuleSpec(name, self, is_package=True)))
+
+    def give(self, name: str, ours: str | types.ModuleType) -> None:
+        """Put our module in sys.modules. A module of its own name is imported first, so that there is one of it."""
+        module = importlib.import_module(ours) if isinstance(ours, str) else ours
+        above, _, last = name.rpartition(".")
+        parent = sys.modules.get(above)
+        if parent is not None and last not in parent.__dict__:
+            self._parents[name] = parent
+            setattr(parent, last, module)
+        self.given[name] = sys.modules[name] = module
+
+
+finder = Finder()
+
+
+def _row(name: str) -> Row | None:
+    """The row of a name, or of the nearest name above it."""
+    while name and name not in ROWS:
+        name = name.rpartition(".")[0]
+    return ROWS.get(name)
+
+
+def _table(row: Row) -> Mapping[str, str | types.ModuleType]:
+    """The foreign names of a row -> our modules."""
+    module, _, table = row.ours.partition(":")
+    return getattr(importlib.import_module(module), table) if table else {row.name: module}
+
+
+def _ours(name: str) -> str | types.ModuleType | None:
+    """Our module for a foreign name, or its name; "" for an empty package, None if there is none."""
+    row = _row(name)
+    table, above = _table(row) if row is not None else {}, name
+    while above and above not in table:
+        above = above.rpartition(".")[0]
+    ours = table.get(above)
+    if above == name:
+        return ours
+    ours = f"{ours}{name[len(above) :]}" if ours and isinstance(ours, str) else None
+    try:
+        return ours if ours is not None and importlib.util.find_spec(ours) is not None else None
+    except ModuleNotFoundError:  # below a module that is no package
+        return None
+
+
+def _child(package: str, name: str) -> types.ModuleType:
+    """An attribute of an empty package: one of the modules below it, imported on first access."""
+    if f"{package}.{name}" in ROWS:
+        return importlib.import_module(f"{package}.{name}")
+    raise AttributeError(f"module '{package}' has no attribute '{name}'")
+
+
+# ---- from the start of Python ----------------------------------------------------------------------------------------
+
+_FROM_START = Grant((*PLUGINS, "backend_utils"))
+
+
+def at_start(name: str, path: Any, target: Any) -> ModuleSpec | None:
+    """For `opmux_startup`, when one of the names above is first imported: find it now and later."""
+    if _FROM_START not in finder.grants:
+        finder.add(_FROM_START)
+    return finder.find_spec(name, path, target)
+
+
+# ---- while plugins and vendors' packages are imported ----------------------------------------------------------------
+
+
+@contextmanager
+def foreign_names() -> Iterator[None]:
+    """While a plugin is imported, module names of the libraries that it may be written for refer to our modules.
+
+    `transformer_engine.plugin.core` is opmux.core, `backend_utils` that of FlagGems, `liger_kernel` that of
+    `faces/liger`. An installed library keeps its name; if it is installed but cannot be imported (NVIDIA's, without its
+    extension), an empty module replaces it.
+    """
+    grant = Grant((LAYER, *PLUGINS, "backend_utils", "liger_kernel"), change=_tolerant, thread=threading.get_ident())
+    on_failure(lambda: finder.remove(grant))
+    try:
+        finder.add(grant)
+        _load_plugins()
+        yield
+    finally:
+        finder.remove(grant)
+
+
+def _after_fork() -> None:
+    finder.keep(lambda grant: grant.thread in (None, threading.get_ident()))
+
+
+lock.after_fork.append(_after_fork)
+
+
+def _tolerant(name: str, found: ModuleSpec | None) -> ModuleSpec | None:
+    """The installed layer, unless it has plugins of its own: an empty package if its import fails."""
+    if name != LAYER or found is None or found.loader is None:
+        return None
+    if finder.others(PLUGINS[0], found.submodule_search_locations or []) is not None:
+        return None
+    found.loader = _Tolerant(found.loader)
+    return found
+
+
+class _Tolerant(importlib.abc.Loader):
+    def __init__(self, loader: Any):
+        self._loader = loader
+
+    def create_module(self, spec: ModuleSpec) -> types.ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        there = set(sys.modules)
+        try:
+            self._loader.exec_module(module)
+        except Exception as error:
+            why = f"{LAYER} is installed but cannot be imported: {type(error).__name__}: {error}"
+            logger.debug("%s", why)
+            for name in [n for n in sys.modules if n.startswith(f"{LAYER}.") and n not in there]:
+                del sys.modules[name]
+            module.__dict__.update(__path__=[], __getattr__=functools.partial(_absent, why))
+            finder.give(LAYER, module)
+        if finder.serves(PLUGINS[0]):
+            finder.give(PLUGINS[0], sys.modules[PLUGINS[0]])  # as its attribute
+
+
+def _absent(why: str, name: str) -> Any:
+    raise AttributeError(f"no attribute '{name}': {why}")
+
+
+def _load_plugins() -> None:
+    """Load our `transformer_engine.plugin.core`, unless the installed layer has its own plugins.
+
+    Python finds it in sys.modules, and does not import the layer first, which takes seconds.
+    """
+    if PLUGINS[0] in sys.modules:
+        return
+    loaded, found = sys.modules.get(LAYER), finder.others(LAYER)
+    path = found.submodule_search_locations if loaded is None and found is not None else getattr(loaded, "__path__", [])
+    if finder.others(PLUGINS[0], path or []) is None:
+        for name in PLUGINS[:2]:
+            finder.load(name)
