@@ -60,10 +60,10 @@ def _extensions() -> tuple[Extension, ...]:
     return runtime.EXTENSION, tex.EXTENSION, aten.EXTENSION
 
 
-def _hasten() -> Callable[..., Any]:
-    from .runtime.functions import hasten
+def _accelerate() -> Callable[..., Any]:
+    from .runtime.functions import accelerate
 
-    return hasten
+    return accelerate
 
 
 def _foreign_modules() -> Mapping[str, Callable[[], ModuleType]]:
@@ -78,7 +78,7 @@ wiring.op_packages.register(lambda: ({"opmux.specs": "", "opmux.faces.tex.ops": 
 wiring.machine.register(_machine)
 wiring.manager.register(_manager)
 wiring.extensions.register(_extensions)
-wiring.hasten.register(_hasten)
+wiring.accelerate.register(_accelerate)
 wiring.foreign_modules.register(_foreign_modules)
 
 
