@@ -109,6 +109,16 @@ def test_what_another_process_compiles_is_waited_for(caches):
     assert not path.exists()
 
 
+def test_lock_files_of_killed_processes_are_removed_and_live_ones_stay(caches):
+    folder = compile_ahead._folder()
+    for name in ("killed", "live"):
+        (folder / name).touch()
+    release = cache_dir.try_lock(folder / "live")
+    assert outcomes(found_by(16).missing.values()) == [COMPILED]
+    assert [path.name for path in folder.iterdir()] == ["live"]
+    release()
+
+
 def test_without_a_folder_for_locks_kernels_are_compiled(caches, monkeypatch):
     (caches / "file").touch()
     monkeypatch.setenv("OPMUX_CACHE_DIR", str(caches / "file" / "below"))
@@ -128,9 +138,9 @@ def test_no_process_is_left_where_the_caller_stops(monkeypatch):
             os.kill(child, 0)
 
 
-def test_kernels_that_are_not_wanted_any_longer_are_not_compiled():
+def test_kernels_that_are_not_needed_any_longer_are_not_compiled():
     found = found_by(16, 32, 64, 128)
-    assert len(outcomes(found.missing.values(), 1, wanted=lambda: False)) <= 1
+    assert len(outcomes(found.missing.values(), 1, needed=lambda: False)) <= 1
 
 
 def test_a_killed_worker_is_an_error_and_not_a_wait(monkeypatch):
