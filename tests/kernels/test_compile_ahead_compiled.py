@@ -13,6 +13,8 @@ from opmux.kernels.lib import compile_ahead, compile_only  # noqa: E402
 from opmux.kernels.lib.compile_ahead import COMPILED, THERE, compile_all, listing  # noqa: E402
 from opmux.kernels.lib.compile_only import compiling_for  # noqa: E402
 from opmux.runtime import cache_dir  # noqa: E402
+from opmux.runtime.devices import Chip  # noqa: E402
+from opmux.tools.warm.compiling import At, compile_for  # noqa: E402
 
 MODE = "compile"
 
@@ -73,6 +75,16 @@ def test_missing_kernels_are_listed_compiled_and_then_found():
         launch(16, 32)  # as a program does
     assert hits == [True, True] and len(built) == 2 and built[0].asm["cubin"]
     assert outcomes(found.missing.values()) == [THERE, THERE]
+
+
+@pytest.mark.parametrize("passes, too_large", [(1, 1), (2, 0)])
+def test_kernels_that_do_not_fit_on_the_chip_are_counted_if_no_other_pass_follows(passes, too_large):
+    """As of a script: what is launched in their place is not listed."""
+    forget()
+    at = At(Chip.of_arch("sm_90"), -1, 132, False)  # a chip on which nothing fits
+    with compiling_for("sm_90"):
+        result = compile_for(lambda: launch(16), at, 1, passes=passes)
+    assert (result.compiled, result.too_large) == (1, too_large)
 
 
 def test_compiling_for_a_chip_changes_no_variable_that_is_part_of_a_key():

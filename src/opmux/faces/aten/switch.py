@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterable
@@ -191,9 +190,11 @@ def _prepare(made: Selection) -> bool:
         if error:
             logger.warning("auto mode stays off, torch's own kernels run: preparing it failed: %s", error)
             return
-        with contextlib.suppress(Exception):  # `turn_on` meets the same error, and reports it
+        try:
             if _base is made:
                 made.prepare()
+        except Exception as raised:  # `turn_on` meets it again, and reports it
+            logger.debug("auto mode is not prepared in the background: %s", raised)
         background.in_main_thread(turn_on)
 
     try:
