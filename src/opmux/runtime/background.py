@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import types
@@ -43,14 +44,17 @@ def run(program: str, then: Callable[[str], None], env: dict[str, str] | None = 
     The process has this one's sys.path and environment, and a lower priority. OSError if it cannot be started.
     """
     command = [sys.executable, "-c", _PROGRAM.format(path=module_path(), nice=NICE, program=program, mark=_MARK)]
+    errors = tempfile.TemporaryFile()  # noqa: SIM115 - no pipe: the work goes on when this process has ended
     process = build.start(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors,
         env=os.environ | (env or {}), start_new_session=True,
     )  # fmt: skip
 
     def wait() -> None:
-        _, errors = process.communicate()
-        text = errors.decode(errors="replace").rpartition(_MARK)[2].strip()
+        process.wait()
+        with errors:
+            errors.seek(0)
+            text = errors.read().decode(errors="replace").rpartition(_MARK)[2].strip()
         then("" if process.returncode == 0 else text[-_CHARACTERS:] or f"exit status {process.returncode}")
 
     threading.Thread(target=wait, name="opmux background", daemon=True).start()
