@@ -70,7 +70,7 @@ def part(
         "ms": statistics.median(took),
         "longest ms": max(took),
         "launches": (launching.launched() - before) / steps,
-        "records": launching.recipes(),
+        "records": launching.live_records(),
         "host MiB": host_memory(),
         "device MiB": torch.cuda.memory_reserved() / 2**20 if device == "cuda" else 0.0,
         "files": len(list(Path("/proc/self/fd").iterdir())),

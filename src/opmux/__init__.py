@@ -59,17 +59,17 @@ def _extensions() -> tuple[Extension, ...]:
     return runtime.EXTENSION, tex.EXTENSION, aten.EXTENSION
 
 
-def _hasten() -> Callable[..., Any]:
-    from .runtime.functions import hasten
+def _accelerate() -> Callable[..., Any]:
+    from .runtime.functions import accelerate
 
-    return hasten
+    return accelerate
 
 
 wiring.op_packages.register(lambda: ({"opmux.specs": "", "opmux.faces.tex.ops": "tex_"}, ("opmux.kernels",)))
 wiring.machine.register(_machine)
 wiring.manager.register(_manager)
 wiring.extensions.register(_extensions)
-wiring.hasten.register(_hasten)
+wiring.accelerate.register(_accelerate)
 
 
 # ---- the public names ------------------------------------------------------------------------------------------------

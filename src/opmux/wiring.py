@@ -44,6 +44,6 @@ manager: Provider[OpManager] = Provider("the default manager")
 extensions: Provider[tuple[Extension, ...]] = Provider("the extensions of core")
 # Takes an op, its entry, that of its backward, `apply` of its autograd.Function, and what replaces that later: a faster
 # `apply`, or the same.
-hasten: Provider[Callable[[Spec, EntryPoint, EntryPoint, Apply, Callable[[Apply], None]], Apply]] = Provider(
+accelerate: Provider[Callable[[Spec, EntryPoint, EntryPoint, Apply, Callable[[Apply], None]], Apply]] = Provider(
     "faster gradients"
 )

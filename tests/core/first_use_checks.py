@@ -186,7 +186,7 @@ def portrait() -> dict:
         "torch": [n for n in ("fault_twice", "fault_twice_bwd", "plug_half") if hasattr(torch.ops.opmux, n)],
         "stand-ins": not imports.finder.grants and not imports.finder.given,
         "meta_path": len(sys.meta_path),
-        "enabled": sorted(engine.STATE.wanted),
+        "enabled": sorted(engine.STATE.requested),
         "overridden": {d: sorted(made.entries) for d, made in engine._devices.items()},
     }
 

@@ -100,7 +100,7 @@ def test_use_gems_nests(gems, monkeypatch):
     block = gems.use_gems()
     with block as given:
         assert given is None
-        wanted = lambda: set(switch.engine.STATE.wanted)
+        wanted = lambda: set(switch.engine.STATE.requested)
         assert wanted() == {"exp", "tanh"}
         with gems.use_gems(include=["tanh"]), block:
             assert wanted() == {"exp", "tanh"}

@@ -4,18 +4,21 @@ import ctypes
 import io
 import json
 import math
+import os
 import socket
 import struct
 import threading
 import time
 import types
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
+from native_launches import CALLS_TO_RECORD, KEPT, CudaLauncher, driver_of, launching_by
 
 import opmux
-from opmux.core import launches, policy
+from opmux.core import launches
 from opmux.core.default import get_default_manager
 from opmux.core.registry import BackendImplKind, OpImpl
 from opmux.faces.aten import gate
@@ -23,20 +26,7 @@ from opmux.faces.aten.schema import Shape
 from opmux.runtime import launching, native_library
 from opmux.tools.size_classes import Formula
 
-UINT = ctypes.c_uint
-LAUNCH = ctypes.CFUNCTYPE(
-    ctypes.c_int, ctypes.c_void_p, UINT, UINT, UINT, UINT, UINT, UINT, UINT, ctypes.c_void_p,
-    ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p,
-)  # fmt: skip
-SIGHTINGS = 6
 FUNCTION = {"add.Tensor": 7, "add_.Tensor": 8, "exp": 9, "clamp": 10, "clone": 11, "cat": 12}
-
-
-class CudaLauncher:
-    """By its name Triton's: that is how a plain launch is told."""
-
-    launch_cooperative_grid = launch_pdl = False
-    global_scratch_size = profile_scratch_size = 0
 
 
 def floats(address, n):
@@ -106,17 +96,12 @@ class World:
 
 @pytest.fixture
 def world(monkeypatch):
-    if not native_library.available():
-        pytest.skip("the native library cannot be compiled here")
-    get_default_manager().prepare()  # loading plugins makes C++ forget
-    # A context of another test may still refer to a policy scope.
-    monkeypatch.setattr(policy, "_live", {})
-    monkeypatch.setattr(policy, "_told", False)
-    monkeypatch.setattr(launching._State, "paused", set())
-    before, made = launching._State.driver, World()
-    keep = LAUNCH(made.drive)
-    driver = launching.Driver.of(ctypes.cast(keep, ctypes.c_void_p), None)
-    launching.drive(driver)
+    made = World()
+    with launching_by(made.drive, monkeypatch):
+        yield from overridden(made)
+
+
+def overridden(made):
     lib = torch.library.Library("aten", "IMPL")
     gates = []
     with warnings.catch_warnings():
@@ -132,15 +117,9 @@ def world(monkeypatch):
     for one in gates:
         one.remove()
     lib._destroy()
-    launching.clear()
-    KEPT.extend((keep, driver))  # C++ may still read it
-    launching.drive(before)
 
 
-KEPT: list[object] = []
-
-
-def often(world, call, times=SIGHTINGS):
+def often(world, call, times=CALLS_TO_RECORD):
     """Call it so often that it is recorded, and once more."""
     for _ in range(times):
         call()
@@ -148,15 +127,15 @@ def often(world, call, times=SIGHTINGS):
     call()
 
 
-def test_calls_that_look_the_same_are_launched_from_cpp(world):
+def test_calls_with_one_key_are_launched_from_cpp(world):
     x, y = torch.rand(4, 8), torch.rand(4, 8)
     with torch.no_grad():
         first = torch.add(x, y, alpha=2)
-        often(world, lambda: torch.add(x, y, alpha=2), SIGHTINGS - 1)
+        often(world, lambda: torch.add(x, y, alpha=2), CALLS_TO_RECORD - 1)
         a, b = torch.rand(4, 8), torch.rand(4, 8)
         made = torch.add(a, b, alpha=2)
     assert world.from_cpp == [("add.Tensor", (3, 1, 1), (128, 1, 1), 256)] * 2
-    assert len(world.from_python) == SIGHTINGS
+    assert len(world.from_python) == CALLS_TO_RECORD
     assert torch.allclose(made, a.sub(b, alpha=-2))
     assert made.stride() == first.stride() and made.dtype == torch.float32 and not made.requires_grad
 
@@ -172,7 +151,7 @@ def test_calls_that_look_the_same_are_launched_from_cpp(world):
         ),  # a pointer that is no multiple of 16
     ],
 )
-def test_a_call_that_looks_otherwise_goes_to_python(world, other):
+def test_a_call_with_another_key_goes_to_python(world, other):
     x, y = torch.rand(4, 8), torch.rand(4, 8)
     often(world, lambda: torch.add(x, y, alpha=2))
     world.from_python.clear()
@@ -182,7 +161,7 @@ def test_a_call_that_looks_otherwise_goes_to_python(world, other):
 
 
 def test_the_gate_forgets_with_the_functions(world):
-    """They are one library: one `clear` voids the recipes of both."""
+    """They are one library: one `clear` voids the records of both."""
     x, y = torch.rand(4, 8), torch.rand(4, 8)
     often(world, lambda: torch.add(x, y, alpha=2))
     world.from_python.clear()
@@ -193,7 +172,7 @@ def test_the_gate_forgets_with_the_functions(world):
     assert world.from_python == ["add.Tensor"]
 
 
-def test_numbers_that_stand_for_tensors_are_part_of_the_look(world):
+def test_numbers_that_stand_for_tensors_are_part_of_the_key(world):
     x = torch.rand(4, 8)
     often(world, lambda: x + 2.5)
     assert torch.allclose(x + 2.5, x)  # the kernel here adds nothing without a second tensor
@@ -207,19 +186,19 @@ def test_calls_that_differ_in_the_last_number_alone_are_all_kept(world):
     x, y = torch.rand(4, 8), torch.rand(4, 8)
     for _ in range(2):
         for alpha in (0.5, 2.0, 3.0, 4.0, -1.5, 0.044715):
-            for _ in range(SIGHTINGS):
+            for _ in range(CALLS_TO_RECORD):
                 torch.add(x, y, alpha=alpha)
-    assert len(world.from_python) == len(world.from_cpp) == 6 * SIGHTINGS
+    assert len(world.from_python) == len(world.from_cpp) == 6 * CALLS_TO_RECORD
 
 
 def test_many_calls_do_not_drive_each_other_out(world):
     """As in a model: sums of two shapes that fell on one place cost two calls of Python in each step."""
     tensors = [torch.ones(n) for n in range(1, 101)]
     for x in tensors:
-        for _ in range(SIGHTINGS + 1):
+        for _ in range(CALLS_TO_RECORD + 1):
             x + x
     known = len(world.from_python)
-    for _ in range(SIGHTINGS + 1):
+    for _ in range(CALLS_TO_RECORD + 1):
         for x in tensors:
             x + x
     assert len(world.from_python) == known
@@ -228,23 +207,23 @@ def test_many_calls_do_not_drive_each_other_out(world):
 @pytest.mark.slow
 def test_a_long_run_goes_on_recording_and_frees_what_it_replaces(world):
     """The table of an op stopped recording for good after 4,096 calls, whatever had become of those."""
-    x, known, most = torch.ones(1), launching.recipes(), 0
+    x, known, most = torch.ones(1), launching.live_records(), 0
     for n in range(5000):
-        for _ in range(SIGHTINGS):
+        for _ in range(CALLS_TO_RECORD):
             torch.add(x, x, alpha=n + 0.5)
-        most = max(most, launching.recipes() - known)
+        most = max(most, launching.live_records() - known)
     assert not world.from_cpp and 256 < most <= 256 * 4 + 1
     torch.add(x, x, alpha=4999.5)
     assert len(world.from_cpp) == 1
 
 
-def test_threads_read_while_recipes_are_replaced(world):
+def test_threads_read_while_records_are_replaced(world):
     """More calls than there is room for, in several threads at once: none gets another's launch."""
     x, problems = torch.ones(8), []
 
     def work(me):
         for n in range(me, 1500, 3):
-            for _ in range(SIGHTINGS + 2):
+            for _ in range(CALLS_TO_RECORD + 2):
                 made = torch.add(x, x, alpha=n)
                 if made[7].item() != n + 1:
                     problems.append((n, made))
@@ -261,22 +240,22 @@ def test_a_call_whose_second_launch_fails_is_not_run_again(world):
     """Its first launch has changed the tensor: the whole call once more would change it twice."""
     x, other = torch.ones(4), torch.ones(4)
     world.extra = lambda t: world.launch("add_.Tensor", t, other, t, 1.0)
-    for _ in range(SIGHTINGS):
+    for _ in range(CALLS_TO_RECORD):
         x.add_(other)
-    assert x[0] == 1 + 2 * SIGHTINGS and not world.from_cpp
+    assert x[0] == 1 + 2 * CALLS_TO_RECORD and not world.from_cpp
     x.add_(other)
-    assert x[0] == 3 + 2 * SIGHTINGS and len(world.from_cpp) == 2
+    assert x[0] == 3 + 2 * CALLS_TO_RECORD and len(world.from_cpp) == 2
     world.status, world.does, world.from_python = 700, 1, []
     with pytest.raises(RuntimeError, match="launch 2 of 2 of this call failed on cpu with the driver's status 700"):
         x.add_(other)
-    assert not world.from_python and x[0] == 4 + 2 * SIGHTINGS
+    assert not world.from_python and x[0] == 4 + 2 * CALLS_TO_RECORD
 
 
 def test_calls_that_never_come_back_leave_room_for_others(world):
     x = torch.ones(1)
     for n in range(3000):
         torch.add(x, x, alpha=n + 0.5)
-    for _ in range(SIGHTINGS):
+    for _ in range(CALLS_TO_RECORD):
         for n in range(60):
             torch.add(x, x, alpha=-n - 0.5)
     known = len(world.from_python)
@@ -305,17 +284,17 @@ def test_a_call_that_cannot_be_launched_is_ours_where_python_gains(world, size, 
     torch.exp(x)
     assert len(world.from_python) == (way == "python")
     world.extra = lambda x: x.sin()
-    for _ in range(3 * SIGHTINGS):
+    for _ in range(3 * CALLS_TO_RECORD):
         torch.exp(x)
     assert not world.from_cpp
     # two calls are recorded, as they may turn out to be a single launch
-    assert len(world.from_python) == (1 + 3 * SIGHTINGS if way == "python" else 2 * (size > 16))
+    assert len(world.from_python) == (1 + 3 * CALLS_TO_RECORD if way == "python" else 2 * (size > 16))
 
 
 def test_a_small_call_is_launched_once_it_is_known(world):
     gate.select(frozenset(world.names), lambda name, device: (*LIMITS, False))
     x = torch.rand(64)
-    for _ in range(SIGHTINGS + 3):
+    for _ in range(CALLS_TO_RECORD + 3):
         torch.exp(x)
     assert len(world.from_python) == 1 and len(world.from_cpp) == 3
 
@@ -324,8 +303,8 @@ def test_a_small_call_is_launched_once_it_is_known(world):
 def test_auto_mode_runs_torchs_kernel_until_a_call_is_recorded(auto, size):
     x = torch.rand(size)
     natively = x.double().exp().float()
-    for n in range(SIGHTINGS + 3):  # ours computes another function: x + 0
-        torch.testing.assert_close(torch.exp(x), natively if n < SIGHTINGS - 1 else x)
+    for n in range(CALLS_TO_RECORD + 3):  # ours computes another function: x + 0
+        torch.testing.assert_close(torch.exp(x), natively if n < CALLS_TO_RECORD - 1 else x)
     assert auto.from_python.count("exp") == 1 and sum(name == "exp" for name, *_ in auto.from_cpp) == 3
 
 
@@ -339,13 +318,13 @@ def test_auto_mode_keeps_a_planned_call_in_python_where_that_gains(auto):
     """C++ cannot launch a call that does more than launch kernels: Python runs it from the sixth call on."""
     auto.extra = lambda x: x.sin()
     small, large = torch.rand(64), torch.rand(2048)
-    for _ in range(SIGHTINGS - 1):
+    for _ in range(CALLS_TO_RECORD - 1):
         torch.exp(large)
     assert not auto.from_python
     for _ in range(10):
         torch.exp(large)
     assert len(auto.from_python) == 10
-    for _ in range(2 * SIGHTINGS):
+    for _ in range(2 * CALLS_TO_RECORD):
         torch.exp(small)
     assert len(auto.from_python) == 12  # two attempts to record it, as Python is no gain
 
@@ -355,7 +334,7 @@ def test_auto_mode_records_within_the_time_that_it_may_spend(auto):
     gate.allow(0.02, 0.001)
     auto.extra = lambda x: time.sleep(0.01)
     for n in range(20):
-        for _ in range(SIGHTINGS):
+        for _ in range(CALLS_TO_RECORD):
             torch.exp(torch.rand(100 + n))
     assert len(auto.from_python) == 1
     gate.allow(1.0, 1e9)
@@ -367,18 +346,18 @@ def test_auto_mode_records_within_the_time_that_it_may_spend(auto):
 
 LOAD = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p)
 FIND = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p, ctypes.c_char_p)
-ASK_FOR = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_int)
+SET_ATTRIBUTE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_int)
 CAPTURING = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int))
 
 
-HEAD = 7  # words of a question before those of the key: overload, epoch, hash, pattern, which are sizes, their number
+HEAD = 7  # words of a request before those of the key: overload, epoch, hash, pattern, which are sizes, their number
 
 
 class FakePlanner:
-    """Stands in for tools/planning.py: answers the gate's questions with the test's own kernels."""
+    """Stands in for tools/planning.py: answers the requests of the gate with the test's own kernels."""
 
     def __init__(self, world, file):
-        self.world, self.file, self.questions, self.loaded, self.wide = world, file, [], [], []
+        self.world, self.file, self.requests, self.loaded, self.wide = world, file, [], [], []
         self.capturing = 0
         self.ours, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.theirs.settimeout(10)
@@ -393,7 +372,7 @@ class FakePlanner:
             function[0] = FUNCTION["exp"]
             return 0
 
-        def ask_for(function, which, value):
+        def set_attribute(function, which, value):
             self.wide.append((function, which, value))
             return 0
 
@@ -401,11 +380,8 @@ class FakePlanner:
             status[0] = self.capturing
             return 0
 
-        self.keep = LAUNCH(world.drive), LOAD(load), FIND(find), ASK_FOR(ask_for), CAPTURING(capturing)
-        launch, *loads = (ctypes.cast(one, ctypes.c_void_p) for one in self.keep)
-        self.driver = launching.Driver.of(launch, None, *loads)
-        KEPT.extend((self.keep, self.driver))
-        launching.drive(self.driver)
+        loads = LOAD(load), FIND(find), SET_ATTRIBUTE(set_attribute), CAPTURING(capturing)
+        launching.drive(driver_of(world.drive, *loads))
         gate.plan(self.ours)
 
     def send(self, *words):
@@ -413,13 +389,13 @@ class FakePlanner:
 
     def read(self):
         message = self.theirs.recv(1 << 16)
-        self.questions.append(struct.unpack(f"<{len(message) // 8}Q", message))
-        return self.questions[-1]
+        self.requests.append(struct.unpack(f"<{len(message) // 8}Q", message))
+        return self.requests[-1]
 
-    def answer(self, *question, shape=(4, 8), kernel=0):
+    def answer(self, *request, shape=(4, 8), kernel=0):
         """One launch of exp: its argument and its result, their elements, and 1.0."""
         self.send_kernel(kernel)
-        self.send(2, *question[:3], *self.launch(question, shape, kernel))
+        self.send(2, *request[:3], *self.launch(request, shape, kernel))
         self.send(6)
 
     def send_kernel(self, kernel):
@@ -427,20 +403,20 @@ class FakePlanner:
         path = str(self.file).encode()
         self.send(1, kernel, 64 * 1024, len(b"exp_kernel"), *pad(b"exp_kernel"), len(path), *pad(path))
 
-    def launch(self, question, shape, kernel=0):
-        """The words of an answer: the key of the question, then one launch of exp."""
+    def launch(self, request, shape, kernel=0):
+        """The words of an answer: the key of the request, then one launch of exp."""
         n = shape[0] * shape[1]
         params = (0, 0, 0), (1, 0, 0), (3, 0, n), (3, 0, struct.unpack("<Q", struct.pack("<d", 1.0))[0])
         result = 6, 2, *shape, shape[1], 1
         launch = kernel, 3, 1, 1, 128, len(params), *(word for param in params for word in param)
-        return *question[HEAD - 1 :], 1, *result, 0, 1, *launch
+        return *request[HEAD - 1 :], 1, *result, 0, 1, *launch
 
-    def answer_class(self, question, at, low, high, step, formulas):
+    def answer_class(self, request, at, low, high, step, formulas):
         """Calls of exp on [v, 8], where v is the word `at` of the key."""
-        answer = self.launch(question, (question[HEAD - 1 + at], 8))
+        answer = self.launch(request, (request[HEAD - 1 + at], 8))
         numbers = (word for one in formulas for word in one)
         self.send_kernel(0)
-        self.send(5, *question[:2], at, low, high, step, len(formulas), *numbers, *answer)
+        self.send(5, *request[:2], at, low, high, step, len(formulas), *numbers, *answer)
         self.send(6)
 
 
@@ -463,21 +439,21 @@ def until(condition):
     raise AssertionError("not within 10 s")
 
 
-def test_the_planner_is_asked_at_the_second_call_and_its_recipe_is_launched(planned):
+def test_the_planner_gets_a_request_at_the_second_call_and_its_record_is_launched(planned):
     x = torch.rand(4, 8)
     natively = x.double().exp().float()
     torch.testing.assert_close(torch.exp(x), natively)
     torch.testing.assert_close(torch.exp(x), natively)
-    question = planned.read()
-    assert question[HEAD - 1] == len(question) - HEAD  # the words of the key
-    before = launching.recipes()
-    planned.answer(*question)
-    until(lambda: launching.recipes() > before)
+    request = planned.read()
+    assert request[HEAD - 1] == len(request) - HEAD  # the words of the key
+    before = launching.live_records()
+    planned.answer(*request)
+    until(lambda: launching.live_records() > before)
     for _ in range(3):
         z = torch.rand(4, 8)
         assert torch.equal(torch.exp(z), z)  # the kernel here copies
     assert planned.loaded == [b"ELF!"] and planned.wide == [(FUNCTION["exp"], 8, 64 * 1024)]  # once
-    assert not planned.world.from_python and len(planned.questions) == 1
+    assert not planned.world.from_python and len(planned.requests) == 1
 
 
 def test_a_program_does_not_wait_for_the_planner(planned):
@@ -492,9 +468,9 @@ def test_a_program_does_not_wait_for_the_planner(planned):
 def test_a_kernel_is_not_loaded_while_a_graph_is_captured(planned):
     x = torch.rand(4, 8)
     torch.exp(x), torch.exp(x)
-    planned.capturing, before = 1, launching.recipes()
+    planned.capturing, before = 1, launching.live_records()
     planned.answer(*planned.read())
-    until(lambda: launching.recipes() > before)
+    until(lambda: launching.live_records() > before)
     torch.testing.assert_close(torch.exp(x), x.double().exp().float())
     planned.capturing = 0
     assert torch.equal(torch.exp(x), x)
@@ -515,31 +491,31 @@ def test_what_the_planner_refuses_is_torchs(planned, size):
     assert not planned.world.from_python and not planned.world.from_cpp
     planned.theirs.settimeout(0.01)
     with pytest.raises(TimeoutError):
-        planned.read()  # it is not asked again
+        planned.read()  # it is not requested again
 
 
 @pytest.mark.parametrize("words", [(2, 10**9, 1, 1), (2,), (7, 1), (1, 0, 0, 3)], ids=str)
 def test_a_message_that_makes_no_sense_changes_nothing(planned, words):
     x = torch.rand(4, 8)
     torch.exp(x), torch.exp(x)
-    question = planned.read()
+    request = planned.read()
     planned.send(*words)
-    before = launching.recipes()
-    planned.answer(*question)
-    until(lambda: launching.recipes() > before)
+    before = launching.live_records()
+    planned.answer(*request)
+    until(lambda: launching.live_records() > before)
     assert torch.equal(torch.exp(x), x)
 
 
 def test_an_answer_may_come_for_a_gate_that_was_never_called(planned):
-    """After `disable()` and `enable()` a new gate has the number of the one that asked."""
+    """After `disable()` and `enable()` a new gate has the number of the one that sent the request."""
     x = torch.rand(4, 8)
     torch.exp(x), torch.exp(x)
-    question = planned.read()
+    request = planned.read()
     other = gate.slots()["cpu", "clamp"]
-    before = launching.recipes()
-    planned.answer(other, *question[1:])
-    planned.answer(*question)
-    until(lambda: launching.recipes() == before + 2)
+    before = launching.live_records()
+    planned.answer(other, *request[1:])
+    planned.answer(*request)
+    until(lambda: launching.live_records() == before + 2)
     assert torch.equal(torch.exp(x), x)
     torch.testing.assert_close(torch.clamp(x, 0.2, 0.8), x.double().clamp(0.2, 0.8).float())
 
@@ -548,9 +524,9 @@ def test_what_was_planned_is_forgotten(planned, monkeypatch):
     monkeypatch.setattr(launching._State, "planned", True)
     x = torch.rand(4, 8)
     torch.exp(x), torch.exp(x)
-    before = launching.recipes()
+    before = launching.live_records()
     planned.answer(*planned.read())
-    until(lambda: launching.recipes() > before)
+    until(lambda: launching.live_records() > before)
     assert torch.equal(torch.exp(x), x)
     launching.clear()
     torch.testing.assert_close(torch.exp(x), x.double().exp().float())
@@ -560,9 +536,37 @@ def test_calls_are_recorded_here_when_the_planner_has_ended(planned):
     planned.theirs.close()
     x = torch.rand(4, 8)
     until(lambda: not native_library.loaded().gate_planned())
-    for _ in range(SIGHTINGS + 1):
+    for _ in range(CALLS_TO_RECORD + 1):
         torch.exp(x)
     assert planned.world.from_python == ["exp"] and len(planned.world.from_cpp) == 1
+
+
+def test_a_planner_that_is_replaced_leaves_no_descriptor_open(world):
+    descriptors = lambda: len(list(Path("/proc/self/fd").iterdir()))
+    before = descriptors()
+    for _ in range(5):
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        gate.plan(ours)
+        gate.plan(None)
+        gate.plan(ours)  # the same connection
+        assert native_library.loaded().gate_planned()
+        gate.plan(None)
+        ours.shutdown(socket.SHUT_RDWR)
+        ours.close()
+        theirs.close()
+    until(lambda: descriptors() == before)
+
+
+def test_a_forked_child_has_no_planner(planned):
+    """It would take answers that are the parent's, and keep the connection open."""
+    x = torch.rand(4, 8)
+    torch.exp(x), torch.exp(x)
+    assert gate.waiting() == 1
+    child = os.fork()
+    if child == 0:
+        os._exit(gate.waiting() + 2 * native_library.loaded().gate_planned())
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert gate.waiting() == 1
 
 
 # ---- size classes ---------------------------------------------------------------------------------------------------
@@ -575,7 +579,7 @@ def new_sizes(planned, *rows):
         x = torch.rand(n, 8)
         y = torch.exp(x)
         found.append(not torch.equal(y, x))  # the kernel here copies
-        expected = [math.exp(a) if found[-1] else a for a in x.flatten().tolist()]  # without ops that are asked about
+        expected = [math.exp(a) if found[-1] else a for a in x.flatten().tolist()]  # without ops that are requested
         assert y.flatten().tolist() == pytest.approx(expected, rel=1e-5)
     return found
 
@@ -583,17 +587,17 @@ def new_sizes(planned, *rows):
 def classified(planned, low=4, high=64, step=1, new=(100, 101, 102, 103)):
     """Have the planner answer the last of these with a class for [v, 8]."""
     new_sizes(planned, *new)
-    question = planned.read()
-    at, count = 4, question[HEAD - 1]  # positions in the answer: word 0 is the length of the key
-    assert question[HEAD + 3 :] == (question[HEAD + at - 1], 8, 8, 1)  # sizes and strides
+    request = planned.read()
+    at, count = 4, request[HEAD - 1]  # positions in the answer: word 0 is the length of the key
+    assert request[HEAD + 3 :] == (request[HEAD + at - 1], 8, 8, 1)  # sizes and strides
     plain = lambda at, factor: (at, 1, factor, 1, 1, 0)
     result, param = count + 4, count + 24  # its first size, and the kernel's parameter that is the number of elements
-    planned.answer_class(question, at, low, high, step, [plain(result, 1), plain(param, 8)])
+    planned.answer_class(request, at, low, high, step, [plain(result, 1), plain(param, 8)])
     until(lambda: not gate.waiting())
-    return question
+    return request
 
 
-def test_calls_that_differ_in_sizes_ask_at_their_first_call(planned):
+def test_calls_that_differ_in_sizes_are_requested_at_their_first_call(planned):
     new_sizes(planned, 10, 11, 12)
     planned.theirs.settimeout(0.05)
     with pytest.raises(TimeoutError):
@@ -625,10 +629,10 @@ def test_a_size_class_launches_sizes_that_never_came(planned):
 )
 def test_formulas_are_evaluated_as_the_planner_does(planned, formula):
     new_sizes(planned, 100, 101, 102, 103)
-    question = planned.read()
-    count, grid = question[HEAD - 1], question[HEAD - 1] + 11
+    request = planned.read()
+    count, grid = request[HEAD - 1], request[HEAD - 1] + 11
     plain = [(count + 4, 1, 1, 1, 1, 0), (count + 24, 1, 8, 1, 1, 0)]
-    planned.answer_class(question, 4, 4, 64, 1, [*plain, (grid, *formula)])
+    planned.answer_class(request, 4, 4, 64, 1, [*plain, (grid, *formula)])
     until(lambda: not gate.waiting())
     power, factor, divisor, times, plus = formula
     ours = Formula(power, factor, divisor, times, plus - 2**64 if plus >> 63 else plus)
@@ -650,7 +654,7 @@ def test_a_size_that_was_torchs_before_its_class_came_is_launched_after(planned)
     assert new_sizes(planned, 20) == [False]
 
 
-def test_a_refused_pattern_is_not_asked_for_again(planned):
+def test_a_refused_pattern_is_not_requested_again(planned):
     new_sizes(planned, 10, 11, 12, 13)
     slot, epoch, hashed, pattern, *_ = planned.read()
     for refused in (hashed, pattern):
@@ -671,17 +675,17 @@ def test_a_refused_pattern_is_not_asked_for_again(planned):
 )  # fmt: skip
 def test_a_class_that_makes_no_sense_changes_nothing(planned, words):
     new_sizes(planned, 10, 11, 12, 13)
-    question = planned.read()
+    request = planned.read()
     planned.send_kernel(0)
-    answer = planned.launch(question, (13, 8)) if len(words) > 2 and words[-1] != 5 else ()
-    planned.send(5, *question[:2], *words, *answer)
+    answer = planned.launch(request, (13, 8)) if len(words) > 2 and words[-1] != 5 else ()
+    planned.send(5, *request[:2], *words, *answer)
     planned.send(6)
     until(lambda: not gate.waiting())
     assert new_sizes(planned, 14, 20) == [True, True]
 
 
 def test_threads_call_new_sizes_while_classes_come(planned):
-    question = classified(planned, 1000, 1001)
+    request = classified(planned, 1000, 1001)
     errors = []
 
     def call(number):
@@ -695,21 +699,21 @@ def test_threads_call_new_sizes_while_classes_come(planned):
     for one in threads:
         one.start()
     plain = lambda at, factor: (at, 1, factor, 1, 1, 0)
-    at, count = 4, question[HEAD - 1]
+    at, count = 4, request[HEAD - 1]
     for n in range(300):
         formulas = [plain(count + 4, 1), plain(count + 24, 8)]
-        planned.answer_class(question, at, 4 + n % 8, 64, 1 + n % 3, formulas)
+        planned.answer_class(request, at, 4 + n % 8, 64, 1 + n % 3, formulas)
     for one in threads:
         one.join()
     assert not errors and new_sizes(planned, 63) == [False]
 
 
-def test_how_far_a_pointer_is_from_a_multiple_of_16_is_part_of_the_look(world):
+def test_how_far_a_pointer_is_from_a_multiple_of_16_is_part_of_the_key(world):
     """Triton compiles one kernel for multiples and another for the rest."""
     memory = torch.rand(41)
     often(world, lambda: torch.exp(memory[:32]))
     assert len(world.from_cpp) == 1
-    for _ in range(SIGHTINGS):
+    for _ in range(CALLS_TO_RECORD):
         torch.exp(memory[1:33])
     assert len(world.from_cpp) == 1
     assert torch.equal(torch.exp(memory[1:33]), memory[1:33])  # the kernel here copies
@@ -720,7 +724,7 @@ def test_how_far_a_pointer_is_from_a_multiple_of_16_is_part_of_the_look(world):
 def test_in_place(world):
     x, y = torch.ones(4, 8), torch.ones(4, 8)
     same = x.add_(y)
-    often(world, lambda: x.add_(y), SIGHTINGS - 1)
+    often(world, lambda: x.add_(y), CALLS_TO_RECORD - 1)
     assert world.from_cpp[0][0] == "add_.Tensor"
     z = torch.zeros(4, 8)
     assert z.add_(y) is z and same is x
@@ -743,16 +747,16 @@ def test_a_gradient_and_a_view_make_no_difference_below_autograd(world):
 def test_an_override_that_does_more_than_launch_stays_in_python(world, extra):
     world.extra = extra
     x = torch.rand(4, 8)
-    for _ in range(3 * SIGHTINGS):
+    for _ in range(3 * CALLS_TO_RECORD):
         torch.exp(x)
-    assert not world.from_cpp and len(world.from_python) == 3 * SIGHTINGS
+    assert not world.from_cpp and len(world.from_python) == 3 * CALLS_TO_RECORD
 
 
 def test_a_call_that_was_recorded_while_it_was_planned_is_recorded_again(world):
     x, seen = torch.rand(4, 8), []
-    world.extra = lambda x: seen.append(x) or (x * 2 if len(seen) == SIGHTINGS else None)
-    often(world, lambda: torch.add(x, x), 2 * SIGHTINGS)
-    assert len(world.from_cpp) == 1 and len(world.from_python) == 2 * SIGHTINGS
+    world.extra = lambda x: seen.append(x) or (x * 2 if len(seen) == CALLS_TO_RECORD else None)
+    often(world, lambda: torch.add(x, x), 2 * CALLS_TO_RECORD)
+    assert len(world.from_cpp) == 1 and len(world.from_python) == 2 * CALLS_TO_RECORD
 
 
 def test_views_and_allocations_are_no_work(world):
@@ -781,7 +785,7 @@ def test_two_launches_with_a_workspace(world):
 def test_a_launch_into_memory_of_others_stays_in_python(world):
     world.extra = lambda x: world.launch("exp", x, None, torch.empty_like(x), 1.0)
     x = torch.rand(4, 8)
-    for _ in range(3 * SIGHTINGS):
+    for _ in range(3 * CALLS_TO_RECORD):
         torch.exp(x)
     assert not world.from_cpp
 
@@ -789,7 +793,7 @@ def test_a_launch_into_memory_of_others_stays_in_python(world):
 def test_a_result_that_no_launch_wrote_stays_in_python(world):
     world.launch = lambda name, x, other, y, scale: World.launch(world, name, x, other, torch.empty_like(x), scale)
     x = torch.rand(4, 8)
-    for _ in range(3 * SIGHTINGS):
+    for _ in range(3 * CALLS_TO_RECORD):
         torch.exp(x)
     assert not world.from_cpp
 
@@ -804,7 +808,7 @@ def test_what_was_recorded_can_be_forgotten_and_paused(world):
     torch.exp(x)
     assert len(world.from_cpp) == 2
     launching.clear()
-    for _ in range(SIGHTINGS):
+    for _ in range(CALLS_TO_RECORD):
         torch.exp(x)
     assert len(world.from_cpp) == 2
     torch.exp(x)
@@ -854,7 +858,7 @@ def test_a_record_counts_each_call_that_was_launched_from_cpp(world, monkeypatch
         assert len(world.from_cpp) == 2 and len(world.from_python) == 3
         (counted,) = [json.loads(line) for line in out.getvalue().splitlines()]
         assert counted["overload"] == "_softmax" and counted["impl"] == "test.copies" and counted["count"] == 3
-        for _ in range(SIGHTINGS):  # what was recorded before may be another implementation's: it is forgotten
+        for _ in range(CALLS_TO_RECORD):  # what was recorded before may be another implementation's: it is forgotten
             call()
         assert len(world.from_cpp) == 2
         call()
@@ -873,7 +877,7 @@ def test_a_launch_that_fails_goes_to_python(world):
     assert world.from_python == ["exp"]
 
 
-def test_settings_of_torch_are_part_of_the_look(world):
+def test_settings_of_torch_are_part_of_the_key(world):
     x = torch.rand(4, 8)
     often(world, lambda: torch.exp(x))
     torch.use_deterministic_algorithms(True)
@@ -896,7 +900,7 @@ def test_an_override_that_raises_ends_the_recording(world):
         raise ValueError("my own")
 
     x = torch.rand(4, 8)
-    for _ in range(SIGHTINGS - 1):
+    for _ in range(CALLS_TO_RECORD - 1):
         torch.exp(x)
     world.extra = fail
     with pytest.raises(ValueError, match="my own"):
@@ -934,7 +938,7 @@ def test_launches_that_are_not_plain_are_not_described():
         } | changed
         src = types.SimpleNamespace(signature=given.pop("signature"))
         launch = launches.Launch(types.SimpleNamespace(src=src, **given), (1,), {"n": -2})
-        return launching.describe(launch, launching.Seen())
+        return launching.describe(launch, launching.RecordedLaunch())
 
     assert described()
     cooperative = CudaLauncher()
@@ -946,7 +950,7 @@ def test_launches_that_are_not_plain_are_not_described():
     assert not described(signature={"m": "i32"})
 
 
-def test_an_argument_that_is_not_given_is_a_look_of_its_own(world):
+def test_an_argument_that_is_not_given_has_a_key_of_its_own(world):
     x = torch.rand(4, 8)
     with torch.no_grad():
         often(world, lambda: torch.clamp(x, 0.5))
@@ -960,7 +964,7 @@ def test_an_argument_that_is_not_given_is_a_look_of_its_own(world):
     assert len(world.from_cpp) == 2
 
 
-def test_a_format_and_a_list_are_part_of_the_look(world):
+def test_a_format_and_a_list_are_part_of_the_key(world):
     x, y = torch.rand(2, 3, 4, 5), torch.rand(2, 3, 4, 5)
     last = torch.channels_last
     with torch.no_grad():

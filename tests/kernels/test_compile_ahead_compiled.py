@@ -13,6 +13,8 @@ from opmux.kernels.lib import compile_ahead, compile_only  # noqa: E402
 from opmux.kernels.lib.compile_ahead import COMPILED, THERE, compile_all, listing  # noqa: E402
 from opmux.kernels.lib.compile_only import compiling_for  # noqa: E402
 from opmux.runtime import cache_dir  # noqa: E402
+from opmux.runtime.devices import Chip  # noqa: E402
+from opmux.tools.warm.compiling import At, compile_for  # noqa: E402
 
 MODE = "compile"
 
@@ -75,6 +77,16 @@ def test_missing_kernels_are_listed_compiled_and_then_found():
     assert outcomes(found.missing.values()) == [THERE, THERE]
 
 
+@pytest.mark.parametrize("passes, too_large", [(1, 1), (2, 0)])
+def test_kernels_that_do_not_fit_on_the_chip_are_counted_if_no_other_pass_follows(passes, too_large):
+    """As of a script: what is launched in their place is not listed."""
+    forget()
+    at = At(Chip.of_arch("sm_90"), -1, 132, False)  # a chip on which nothing fits
+    with compiling_for("sm_90"):
+        result = compile_for(lambda: launch(16), at, 1, passes=passes)
+    assert (result.compiled, result.too_large) == (1, too_large)
+
+
 def test_compiling_for_a_chip_does_not_change_cache_keys():
     before = dict(os.environ)
     found_by(16)
@@ -109,6 +121,16 @@ def test_a_kernel_that_another_process_compiles_is_waited_for(caches):
     assert not path.exists()
 
 
+def test_lock_files_of_killed_processes_are_removed_and_live_ones_stay(caches):
+    folder = compile_ahead._folder()
+    for name in ("killed", "live"):
+        (folder / name).touch()
+    release = cache_dir.try_lock(folder / "live")
+    assert outcomes(found_by(16).missing.values()) == [COMPILED]
+    assert [path.name for path in folder.iterdir()] == ["live"]
+    release()
+
+
 def test_kernels_compile_without_a_lock_folder(caches, monkeypatch):
     (caches / "file").touch()
     monkeypatch.setenv("OPMUX_CACHE_DIR", str(caches / "file" / "below"))
@@ -130,7 +152,7 @@ def test_no_process_survives_when_the_caller_stops(monkeypatch):
 
 def test_kernels_that_are_no_longer_needed_are_not_compiled():
     found = found_by(16, 32, 64, 128)
-    assert len(outcomes(found.missing.values(), 1, wanted=lambda: False)) <= 1
+    assert len(outcomes(found.missing.values(), 1, needed=lambda: False)) <= 1
 
 
 def test_a_killed_worker_raises_instead_of_hanging(monkeypatch):

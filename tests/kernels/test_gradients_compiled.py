@@ -5,29 +5,26 @@ Their host code and the C++ run for real; the driver launches nothing, so result
 
 from __future__ import annotations
 
-import ctypes
 import functools
 
 import pytest
 import torch
 
 pytest.importorskip("triton")
+from native_launches import CALLS_TO_RECORD, launching_by
+
 import opmux
-from opmux.core import BackendImplKind, OpImpl, autograd, get_default_manager, library, policy, specs
+from opmux.core import BackendImplKind, OpImpl, autograd, get_default_manager, library, specs
 from opmux.kernels.lib.compile_only import compiling_for
-from opmux.runtime import functions, launching, native_library
+from opmux.runtime import functions, launching
 
 MODE = "compile"
-SIGHTINGS = 6
 OPS = [s for s in specs if s.space == "opmux" and s.grad and s.family in functions.FAMILIES and not s.writes]
 VIEW, COMPOSITION = "its backward is a view, by torch", "its backward is a composition of torch's ops"
 # Ops whose forward alone is launched from C++, with the reason.
 FORWARD_ALONE = {"sum": VIEW, **dict.fromkeys("nansum mean prod amax amin max_dim min_dim".split(), COMPOSITION)}
 # The ops of every run: each kernel takes half a second to compile.
 FIRST = "rms_norm layer_norm add_rms_norm softmax gelu silu_mul token_cross_entropy rope_fwd group_norm var".split()
-UINT, POINTER = ctypes.c_uint, ctypes.c_void_p
-LAUNCH = ctypes.CFUNCTYPE(ctypes.c_int, POINTER, *[UINT] * 7, *[POINTER] * 3)
-KEPT: list[object] = []  # kept alive, as C++ may still call it
 
 
 class Driver:
@@ -35,8 +32,6 @@ class Driver:
 
     def __init__(self):
         self.launched = 0
-        self._launch = LAUNCH(self.launch)
-        self.driver = launching.Driver.of(ctypes.cast(self._launch, POINTER), None)
 
     def launch(self, *_):
         self.launched += 1
@@ -51,22 +46,10 @@ class Driver:
 
 @pytest.fixture
 def driver(monkeypatch):
-    monkeypatch.setattr(functions._State, "device", "cpu")
-    monkeypatch.setattr(launching._State, "drives", True)
     monkeypatch.setattr(launching, "LAUNCHERS", {"_Launcher"})
-    if not native_library.available():
-        pytest.skip("the native library cannot be compiled here")
-    get_default_manager().prepare()  # loading plugins clears the recordings of C++
-    monkeypatch.setattr(policy, "_live", {})
-    monkeypatch.setattr(policy, "_told", False)
-    monkeypatch.setattr(launching._State, "paused", set())
-    made, before = Driver(), launching._State.driver
-    KEPT.append(made)
-    launching.drive(made.driver)
-    with compiling_for("sm_90"):
+    made = Driver()
+    with launching_by(made.launch, monkeypatch), compiling_for("sm_90"):
         yield made
-    launching.clear()
-    launching.drive(before)
 
 
 @pytest.fixture
@@ -103,7 +86,7 @@ def launched_by_cpp(driver, spec, dtype):
     args, kwargs = [leaf(a) for a in sample.args], {k: leaf(v) for k, v in sample.kwargs.items()}
     inputs = [a for a in (*args, *kwargs.values()) if torch.is_tensor(a) and a.requires_grad]
     fn = getattr(opmux.ops, spec.name)
-    for _ in range(3 * SIGHTINGS + 2):
+    for _ in range(3 * CALLS_TO_RECORD + 2):
         found, forward = driver.of(lambda: fn(*args, **kwargs))
         outs = [o for o in autograd.results_of(spec, found) if o.requires_grad]
         grads = [torch.ones_like(o) for o in outs]

@@ -8,8 +8,8 @@
 namespace {
 
 // The key of an op on [n, width]; each (n, width) is another key of the same pattern.
-Look key_of(uint64_t n, uint64_t width) {
-  Look call;
+CallKey key_of(uint64_t n, uint64_t width) {
+  CallKey call;
   call.add(0);
   for (uint64_t word : {n, width, width, uint64_t{1}}) {
     call.size(word);
@@ -19,13 +19,13 @@ Look key_of(uint64_t n, uint64_t width) {
 
 // What an op launches on [n, width]: one kernel, whose parameter is the number of elements.
 std::vector<uint64_t> answer_of(uint64_t n, uint64_t width) {
-  const Look call = key_of(n, width);
+  const CallKey call = key_of(n, width);
   std::vector<uint64_t> words{static_cast<uint64_t>(call.count)};
   words.insert(words.end(), call.words, call.words + call.count);
   // one result of dtype 6 and two dimensions, no workspace, one launch of kernel 7
   for (uint64_t word : {uint64_t{1}, uint64_t{6}, uint64_t{2}, n, width, width, uint64_t{1}, uint64_t{0}, uint64_t{1},
                         uint64_t{7}, uint64_t{3}, uint64_t{1}, uint64_t{1}, uint64_t{128}, uint64_t{1},
-                        uint64_t{Recipe::kBytes}, uint64_t{0}, n * width}) {
+                        uint64_t{LaunchRecord::kNumber}, uint64_t{0}, n * width}) {
     words.push_back(word);
   }
   return words;
@@ -40,12 +40,12 @@ void check(bool right, const char* what) {
 
 // The table of one op, and what a program does with it.
 struct World {
-  Planned table;
+  PlannedTable table;
   Kernels kernels{{7, std::make_shared<Kernel>()}};
   std::atomic<uint64_t> keys{0}, hits{0}, by_class{0};
 
-  std::shared_ptr<Recipe> recipe(uint64_t n, uint64_t width, uint64_t of_epoch) {
-    auto made = std::make_shared<Recipe>();
+  std::shared_ptr<LaunchRecord> record(uint64_t n, uint64_t width, uint64_t of_epoch) {
+    auto made = std::make_shared<LaunchRecord>();
     made->epoch = of_epoch;
     const auto answer = answer_of(n, width);
     Words reader{answer.data(), answer.data() + answer.size()};
@@ -65,34 +65,34 @@ struct World {
     table.add(std::move(made));
   }
 
-  static void check_launch(const Recipe& found, uint64_t n, uint64_t width) {
+  static void check_launch(const LaunchRecord& found, uint64_t n, uint64_t width) {
     check(found.launches.size() == 1 && found.launches[0].params[0].value == n * width, "it launches its own call");
     check(found.results[0].sizes[0] == static_cast<int64_t>(n), "its result has the size of its call");
   }
 
   void call(uint64_t n, uint64_t width) {
-    const Look look = key_of(n, width);
-    const uint64_t hash = look.hash();
+    const CallKey key = key_of(n, width);
+    const uint64_t hash = key.hash();
     keys.fetch_add(1);
     {
       const Reading reading;
-      if (const Recipe* found = table.find(look, hash)) {
+      if (const LaunchRecord* found = table.find(key, hash)) {
         check_launch(*found, n, width);
         hits.fetch_add(1);
         return;
       }
     }
-    Sighting& seen = table.saw(hash);
-    if (const auto made = table.make(look, hash, seen)) {
+    CallCount& calls = table.count(hash);
+    if (const auto made = table.make(key, hash, calls)) {
       check_launch(*made, n, width);
       by_class.fetch_add(1);
-    } else if (table.is_to_ask(look, seen)) {
-      seen.asked(true);
+    } else if (table.should_request(key, calls)) {
+      calls.requested(true);
       const uint64_t now = epoch.load();
       if (n % 5 == 0) {
         table.refuse(hash, now);
       } else {
-        table.keep(recipe(n, width, now), hash);
+        table.keep(record(n, width, now), hash);
       }
     }
   }

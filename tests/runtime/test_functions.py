@@ -10,35 +10,22 @@ import weakref
 
 import pytest
 import torch
+from native_launches import CALLS_TO_RECORD, KEPT, CudaLauncher, launching_by
 from torch.nn import functional as F
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.checkpoint import checkpoint
 
 import opmux
-from opmux.core import BackendImplKind, OpImpl, get_default_manager, launches, policy, specs
+from opmux.core import BackendImplKind, OpImpl, get_default_manager, launches, specs
 from opmux.core.autograd import results_of
 from opmux.core.errors import BadArgument, NotSupported
 from opmux.core.tensors import has_memory
 from opmux.runtime import background, build, functions, launching, native_library
 
-UINT = ctypes.c_uint
-LAUNCH = ctypes.CFUNCTYPE(
-    ctypes.c_int, ctypes.c_void_p, UINT, UINT, UINT, UINT, UINT, UINT, UINT, ctypes.c_void_p,
-    ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p,
-)  # fmt: skip
-SIGHTINGS = 6
 FORWARDS = [s for s in specs if s.space == "opmux" and s.grad and s.family in functions.FAMILIES and not s.writes]
-KEPT: list[object] = []
 
 
-class CudaLauncher:
-    """By its name Triton's: that is how a plain launch is told."""
-
-    launch_cooperative_grid = launch_pdl = False
-    global_scratch_size = profile_scratch_size = 0
-
-
-class Look:
+class Form:
     """What a kernel knows of a tensor besides its address."""
 
     def __init__(self, t):
@@ -51,14 +38,14 @@ class Look:
 
 
 class Kernel:
-    """One compiled kernel: the reference of an op for arguments of one look. With `then` it copies."""
+    """One compiled kernel: the reference of an op for arguments of one key. With `then` it copies."""
 
     def __init__(self, name, takes, makes, body):
         self.name, self.takes, self.makes, self.body = name, takes, makes, body
 
     def __call__(self, *addresses):
-        looks = [*self.takes, *self.makes]
-        tensors = [look.at(at) for look, at in zip(looks, addresses, strict=True)]
+        forms = [*self.takes, *self.makes]
+        tensors = [form.at(at) for form, at in zip(forms, addresses, strict=True)]
         with _disable_current_modes(), torch.no_grad():
             found = self.body(*tensors[: len(self.takes)])
             for made, value in zip(tensors[len(self.takes) :], found, strict=True):
@@ -123,7 +110,7 @@ class World:
 
     def launch(self, name, takes, makes, body):
         """As `Launcher.__call__` of kernels/lib/launch.py."""
-        kernel = Kernel(name, [Look(t) for t in takes], [Look(t) for t in makes], body)
+        kernel = Kernel(name, [Form(t) for t in takes], [Form(t) for t in makes], body)
         self.from_python.append(name)
         kernel(*(t.data_ptr() for t in (*takes, *makes)))
         mine = launches.recording.get(threading.get_ident())
@@ -153,32 +140,19 @@ class World:
 
 @pytest.fixture
 def world(monkeypatch):
-    monkeypatch.setattr(functions._State, "device", "cpu")
-    monkeypatch.setattr(launching._State, "drives", True)
-    if not native_library.available():
-        pytest.skip("the native library cannot be compiled here")
-    get_default_manager().prepare()  # loading plugins makes C++ forget
-    # A context of another test may still refer to a policy scope.
-    monkeypatch.setattr(policy, "_live", {})
-    monkeypatch.setattr(policy, "_told", False)
-    monkeypatch.setattr(launching._State, "paused", set())
-    made, before = World(), launching._State.driver
-    keep = LAUNCH(made.drive)
-    driver = launching.Driver.of(ctypes.cast(keep, ctypes.c_void_p), None)
-    launching.drive(driver)
-    ours = [specs.entries[s.key] for s in FORWARDS]
-    kept = [(e, e.globals["_g"]) for e in ours]
-    for spec, entry in zip(FORWARDS, ours):
-        entry.globals["_g"] = remake(spec, entry)
-    yield made
-    for entry, function in kept:
-        entry.globals["_g"] = function
-    for key, impl_id in made.added:
-        get_default_manager().registry.unregister(key, impl_id)
-    get_default_manager().clear_quarantine()
-    launching.clear()
-    KEPT.extend((keep, driver, made))  # C++ may still read it
-    launching.drive(before)
+    made = World()
+    KEPT.append(made)
+    with launching_by(made.drive, monkeypatch):
+        ours = [specs.entries[s.key] for s in FORWARDS]
+        kept = [(e, e.globals["_g"]) for e in ours]
+        for spec, entry in zip(FORWARDS, ours):
+            entry.globals["_g"] = remake(spec, entry)
+        yield made
+        for entry, function in kept:
+            entry.globals["_g"] = function
+        for key, impl_id in made.added:
+            get_default_manager().registry.unregister(key, impl_id)
+        get_default_manager().clear_quarantine()
 
 
 def remake(spec, entry):
@@ -210,11 +184,11 @@ def compiling(world, monkeypatch):
 def test_calls_run_in_python_while_the_library_is_compiled(world, monkeypatch, compiling):
     """The entry that was made meanwhile launches from C++ from then on."""
     x, w = leaf(4, 8), leaf(8)
-    for _ in range(2 * SIGHTINGS):
+    for _ in range(2 * CALLS_TO_RECORD):
         rms(x, w)
     assert len(compiling) == 1 and not world.from_cpp
     compiling[0]("")
-    for _ in range(2 * SIGHTINGS):
+    for _ in range(2 * CALLS_TO_RECORD):
         rms(x, w)
     assert world.from_cpp
 
@@ -251,7 +225,7 @@ def truth(x, w, dy):
     return (y, *torch.autograd.grad(y, (x, w), dy))
 
 
-def recorded(world, call, times=SIGHTINGS + 1):
+def recorded(world, call, times=CALLS_TO_RECORD + 1):
     """Call it so often that forward and backward are recorded. The first one binds, and goes another way."""
     for _ in range(2 * times):
         call()
@@ -262,7 +236,7 @@ def test_forward_and_backward_are_launched_from_cpp(world):
     world.take("rms_norm")
     world.staged.add("rms_norm_bwd")
     x, w, dy = leaf(3, 8), leaf(8), torch.randn(3, 8)
-    for _ in range(3 * SIGHTINGS):
+    for _ in range(3 * CALLS_TO_RECORD):
         close(grads(rms(x, w), (x, w), dy), truth(x, w, dy)[1:])
     assert world.from_cpp[-3:] == ["rms_norm", "rms_norm_bwd", "rms_norm_bwd"]
     world.forget()
@@ -286,7 +260,7 @@ def test_every_op_of_these_families(world, spec, few):
         inputs = [a for a in (*args, *kwargs.values()) if torch.is_tensor(a) and a.requires_grad]
         world.forget()
         found = []
-        for _ in range(2 * SIGHTINGS + 3):
+        for _ in range(2 * CALLS_TO_RECORD + 3):
             torch.manual_seed(0)
             outs = [o for o in results_of(spec, fn(*args, **kwargs)) if o.requires_grad]
             made = grads(outs, inputs, [torch.randn_like(o) for o in outs]) if outs else ()
@@ -310,7 +284,7 @@ def test_every_op_of_these_families(world, spec, few):
     ],
     ids=["shape", "strides", "pointer", "dtype"],
 )
-def test_a_call_that_looks_otherwise_goes_to_python(world, change):
+def test_a_call_with_another_key_goes_to_python(world, change):
     world.take("rms_norm")
     x, w = leaf(3, 8), leaf(8)
     recorded(world, lambda: rms(x, w).backward(torch.ones(3, 8)))
@@ -320,7 +294,7 @@ def test_a_call_that_looks_otherwise_goes_to_python(world, change):
     assert world.from_python == ["rms_norm", "rms_norm", "rms_norm_bwd"] and not world.from_cpp
 
 
-def test_numbers_are_part_of_the_look(world):
+def test_numbers_are_part_of_the_key(world):
     world.take("rms_norm")
     x, w, dy = leaf(3, 8), leaf(8), torch.randn(3, 8)
     call = lambda **more: grads(opmux.ops.rms_norm(x, w, **more)[0], (x, w), dy)
@@ -328,7 +302,7 @@ def test_numbers_are_part_of_the_look(world):
     for more in ({"eps": 0.5}, {"offset": 1.0}, {"casting": "llama"}, {"eps": 1}):
         first = call(**more)
         assert world.from_python == ["rms_norm", "rms_norm_bwd"] and not world.from_cpp
-        for _ in range(2 * SIGHTINGS):
+        for _ in range(2 * CALLS_TO_RECORD):
             close(call(**more), first)
         assert world.from_cpp[-2:] == ["rms_norm", "rms_norm_bwd"]
         world.forget()
@@ -516,7 +490,7 @@ def test_checkpoint_before_after_and_while_it_is_recorded(world, reentrant):
     world.take("rms_norm")
     w = leaf(8)
     dy = torch.randn(3, 8)
-    for _ in range(3 * SIGHTINGS):
+    for _ in range(3 * CALLS_TO_RECORD):
         x = leaf(3, 8)
         y = checkpoint(rms, x, w, use_reentrant=reentrant)
         w.grad = None
@@ -588,11 +562,11 @@ def test_what_a_long_run_replaces_is_freed_after_its_last_graph(world):
     world.take("rms_norm")
     x, w, dy = leaf(3, 8), leaf(8), torch.randn(3, 8)
     recorded(world, lambda: grads(rms(x, w), (x, w), dy))
-    y, known = rms(x, w), launching.recipes()
+    y, known = rms(x, w), launching.live_records()
     for n in range(2500):
-        for _ in range(SIGHTINGS):
+        for _ in range(CALLS_TO_RECORD):
             opmux.ops.rms_norm(x, w, 1e-6 * (n + 2))
-    assert 256 < launching.recipes() - known <= 256 * 4 + 1
+    assert 256 < launching.live_records() - known <= 256 * 4 + 1
     world.forget()
     close(grads(y, (x, w), dy), truth(x, w, dy)[1:])
     assert world.from_cpp == ["rms_norm_bwd"]
@@ -655,7 +629,7 @@ def test_an_implementation_that_does_more_than_launch_stays_in_python(world):
     world.take("rms_norm")
     world.extra = lambda: torch.ones(3).add(1)
     x, w, dy = leaf(3, 8), leaf(8), torch.randn(3, 8)
-    for _ in range(4 * SIGHTINGS):
+    for _ in range(4 * CALLS_TO_RECORD):
         close(grads(rms(x, w), (x, w), dy), truth(x, w, dy)[1:])
     assert not world.from_cpp
 
@@ -671,7 +645,7 @@ def test_an_error_while_it_is_recorded(world):
             raise RuntimeError("no kernel")
 
     world.extra = fail
-    for _ in range(4 * SIGHTINGS):
+    for _ in range(4 * CALLS_TO_RECORD):
         close(grads(rms(x, w), (x, w), dy), truth(x, w, dy)[1:])
     assert not launches.recording and torch._C._len_torch_dispatch_stack() == 0
 
@@ -778,7 +752,7 @@ def test_autocast_changes_nothing_for_one_dtype(world):
     assert y.dtype is torch.float32 and world.from_cpp == ["rms_norm"]
 
 
-def test_settings_of_torch_are_part_of_the_look(world):
+def test_settings_of_torch_are_part_of_the_key(world):
     world.take("rms_norm")
     x, w, dy = leaf(3, 8), leaf(8), torch.randn(3, 8)
     recorded(world, lambda: grads(rms(x, w), (x, w), dy))
@@ -814,22 +788,22 @@ def test_where_nothing_can_be_compiled_the_function_stays(monkeypatch):
     monkeypatch.setattr(native_library._State, "tried", False)
     monkeypatch.setattr(launching._State, "drives", True)
     spec = specs.find("opmux::rms_norm")
-    hasten = lambda: functions.hasten(spec, None, None, torch.add, lambda apply: None)
+    accelerate = lambda: functions.accelerate(spec, None, None, torch.add, lambda apply: None)
 
     def fail(*args, **kwargs):
         raise build.CannotBuild("no compiler")
 
     monkeypatch.setattr(build, "load", fail)
     monkeypatch.setattr(build, "is_built", fail)
-    assert hasten() is torch.add and hasten() is torch.add
+    assert accelerate() is torch.add and accelerate() is torch.add
     monkeypatch.setattr(native_library._State, "tried", False)
     monkeypatch.setenv("OPMUX_CPP", "0")
     monkeypatch.setattr(build, "load", lambda *a, **k: pytest.fail("was built"))
-    assert hasten() is torch.add
+    assert accelerate() is torch.add
 
 
 def test_on_a_machine_without_cuda_nothing_is_compiled(monkeypatch):
     monkeypatch.setattr(native_library, "available", lambda: pytest.fail("was built"))
     monkeypatch.setattr(launching._State, "drives", False)
     spec = specs.find("opmux::rms_norm")
-    assert functions.hasten(spec, None, None, torch.add, lambda apply: None) is torch.add
+    assert functions.accelerate(spec, None, None, torch.add, lambda apply: None) is torch.add

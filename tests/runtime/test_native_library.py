@@ -6,6 +6,7 @@ import logging
 import sys
 import sysconfig
 import threading
+import time
 import tomllib
 from pathlib import Path
 
@@ -144,3 +145,51 @@ def test_what_waits_is_done_although_one_of_them_raises(new):
     new.setattr(native_library._State, "waiting", [lambda: 1 / 0, lambda: done.append(1)])
     native_library._compiled("the other process failed, this one has compiled it meanwhile")
     assert done == [1] and not native_library._State.waiting
+
+
+def test_an_op_does_not_wait_for_another_thread_that_compiles(new):
+    """It runs in Python until then, and is called back by that thread."""
+    compiling, proceed, done = threading.Event(), threading.Event(), []
+
+    def compile_slowly(*args, **kwargs):
+        compiling.set()
+        assert proceed.wait(30)
+        raise build.CompilerFails("g++: failed")
+
+    new.setattr(build, "load", compile_slowly)
+    new.setattr(build, "is_built", lambda *a, **k: False)
+    thread = threading.Thread(target=native_library.available)
+    thread.start()
+    try:
+        assert compiling.wait(30)
+        began = time.monotonic()
+        assert native_library.soon(lambda: done.append(1))
+        assert time.monotonic() - began < 5 and not done
+    finally:
+        proceed.set()
+        thread.join()
+    assert not done and not native_library._State.waiting and not native_library.soon(lambda: None)
+
+
+def test_what_waits_is_called_by_the_thread_that_has_compiled(new):
+    done = []
+    new.setattr(launching, "attach", lambda library: None)
+    new.setattr(native_library, "Library", lambda loaded: loaded)
+    new.setattr(native_library._State, "compiling", True)
+
+    def load(*args, **kwargs):
+        assert native_library.soon(lambda: done.append(threading.get_ident()))
+        return "the library"
+
+    new.setattr(build, "load", load)
+    assert native_library.available() and done == [threading.get_ident()]
+
+
+def test_ctrl_c_while_the_library_is_compiled_lets_the_next_call_try_again(new):
+    def interrupt(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    new.setattr(build, "load", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        native_library.available()
+    assert not native_library._State.tried and not native_library._State.compiling

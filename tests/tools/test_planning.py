@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import random
+import signal
 import socket
 import struct
 import subprocess
 import sys
+import tempfile
+import termios
+import time
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("triton")
+from opmux.tools import planning
 
 SRC = Path(__file__).parents[2] / "src"
 PROGRAM = f"import sys; sys.path.insert(0, {str(SRC)!r}); from opmux.tools.planning import main; main()"
@@ -21,7 +27,7 @@ OVERLOADS = (
     "add.Tensor native_layer_norm _softmax add_.Tensor cat _to_copy select_backward clone gelu mul.Tensor "
     "native_layer_norm_backward mean.dim embedding where.self sum.dim_IntList"
 ).split()
-KERNEL, ANSWER, REFUSAL, FAILURE, CLASS, DONE = range(1, 7)
+KERNEL, RECORD, REFUSAL, FAILURE, CLASS, DONE = range(1, 7)
 ARGUMENT, RESULT, SPACE, NUMBER = range(4)
 BF16, F32, INT, DOUBLE = 15, 6, 4, 7  # c10::ScalarType
 
@@ -40,12 +46,13 @@ def tensor(*shape, dtype=BF16, strides=None, same=0, beyond_16=0, index=0):
 
 
 class Planner:
-    def __init__(self):
+    def __init__(self, workers=1, folder=None):
         self.ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.ours.settimeout(120)
         env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"CUDA_VISIBLE_DEVICES": ""}
+        env |= {} if folder is None else {"TMPDIR": str(folder), "TRITON_CACHE_DIR": str(folder / "triton")}
         facts = {
-            "chip": ["nvidia", "sm_90", "NVIDIA H200", "580"], "cores": 132, "shared": 232448, "workers": 1,
+            "chip": ["nvidia", "sm_90", "NVIDIA H200", "580"], "cores": 132, "shared": 232448, "workers": workers,
             "devices": [0], "overloads": dict(enumerate(OVERLOADS)), "socket": theirs.fileno(),
         }  # fmt: skip
         command = [sys.executable, "-c", PROGRAM, json.dumps(facts)]
@@ -58,12 +65,24 @@ class Planner:
         answer = self.answers(name, *settings, *words)[0]
         return None if answer is None else read(iter(answer))
 
+    def workers(self):
+        """The process ids of the workers that run."""
+        file = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        return {int(one) for one in file.read_text().split()}
+
     def answers(self, name, *words, sizes=()):
         """What follows the key in the answer, or None; the classes; and whether the pattern is refused."""
+        return self.received(self.send(name, *words, sizes=sizes), words)
+
+    def send(self, name, *words, sizes=()):
+        """Send a request; returns its first words."""
         pattern = hash((name, *(0 if i in sizes else word for i, word in enumerate(words)))) & (1 << 64) - 1
         masks = [sum(1 << i % 64 for i in sizes if i // 64 == half) for half in (0, 1)]
         head = OVERLOADS.index(name), 7, 99, pattern, *masks, len(words)
         self.ours.send(struct.pack(f"<{7 + len(words)}Q", *head, *words))
+        return head
+
+    def received(self, head, words):
         answer, classes, refused = None, [], False
         while True:
             message = self.ours.recv(1 << 17)
@@ -80,10 +99,10 @@ class Planner:
                 assert tuple(rest[:2]) == head[:2]
                 classes.append(rest[2:])
             elif kind == REFUSAL:
-                assert tuple(rest) in (head[:3], (*head[:2], pattern))
-                refused = refused or rest[2] == pattern
+                assert tuple(rest) in (head[:3], (*head[:2], head[3]))
+                refused = refused or rest[2] == head[3]
             else:
-                assert kind == ANSWER and tuple(rest[: 4 + len(words)]) == (*head[:3], len(words), *words)
+                assert kind == RECORD and tuple(rest[: 4 + len(words)]) == (*head[:3], len(words), *words)
                 answer = rest[4 + len(words) :]
 
 
@@ -226,6 +245,66 @@ def test_a_refused_call_keeps_no_kernel_from_others(planner):
 def test_it_goes_on_after_a_refusal(planner):
     assert planner.ask("add.Tensor") is None
     assert planner.ask("add.Tensor", *tensor(8, 8), *tensor(8, 8), INT, 1) is not None
+
+
+# ---- workers that are killed ----------------------------------------------------------------------------------------
+
+
+def until(condition):
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def unread(ours):
+    """The bytes that the other end has not read."""
+    return struct.unpack("i", fcntl.ioctl(ours, termios.TIOCOUTQ, bytes(4)))[0]
+
+
+@pytest.fixture
+def killed(tmp_path):
+    """A planner of two workers, with files of its own, that a test kills."""
+    made = Planner(2, tmp_path)
+    made.ask("add_.Tensor", *tensor(8, 8), *tensor(8, 8), INT, 1)  # it has started
+    yield made
+    made.ours.close()
+    made.process.kill()
+    made.process.wait(30)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_request_to_a_killed_worker_counts_as_answered(killed):
+    """Else the program would wait for it for ever; another worker takes its place."""
+    before = killed.workers()
+    assert len(before) == 2
+    words = [0, F32, *CALLS["native_layer_norm_backward"](304)]
+    head = killed.send("native_layer_norm_backward", *words)
+    until(lambda: not unread(killed.ours))
+    time.sleep(0.05)  # a worker has it, and compiles for a second
+    for worker in before:
+        os.kill(worker, signal.SIGKILL)
+    assert killed.received(head, words) == (None, [], False)
+    until(lambda: len(killed.workers() - before) == 2)
+    assert killed.answers("native_layer_norm_backward", *words)[0] is not None
+    killed.ours.close()
+    assert killed.process.wait(30) == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_workers_end_with_a_killed_planner_and_the_next_one_removes_its_files(killed, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (left,) = tmp_path.glob("opmux-planner-*")
+    workers = killed.workers()
+    killed.process.kill()
+    until(lambda: not any(Path(f"/proc/{one}").exists() for one in workers))
+    assert killed.ours.recv(1) == b""  # C++ sees the end too
+    for path in (left, new := tmp_path / "opmux-planner-of-another-program"):
+        path.mkdir(exist_ok=True)
+        os.utime(path, (0, 0))
+    with planning._locked(new), planning._folder() as folder:
+        assert new.exists() and not left.exists() and folder.exists()
+    assert not folder.exists()
 
 
 # ---- classes of sizes ----------------------------------------------------------------------------------------------

@@ -92,7 +92,7 @@ def make_call(spec: Spec, entry: EntryPoint, backward: EntryPoint, traced: Calla
         "_all_plain": _all_plain,
         "_transforms": transforms_active,
     }
-    names["_apply"] = wiring.hasten()(spec, entry, backward, apply, lambda other: names.update(_apply=other))
+    names["_apply"] = wiring.accelerate()(spec, entry, backward, apply, lambda other: names.update(_apply=other))
     return codegen.function(text, entry.form.name, f"{spec.name} with a gradient", names)
 
 

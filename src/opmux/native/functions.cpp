@@ -1,8 +1,8 @@
-// Ops with gradients that are launched without Python: what `apply` of an op's autograd.Function is replaced by.
+// Launches ops with gradients without Python: replaces `apply` of an op's autograd.Function.
 //
-// A call that looks like one that Python has recorded is launched from here, and autograd records a node in C++; its
-// backward is launched in the same way. All other calls, and what create_graph=True computes, go to the Function's own
-// `apply` and `backward`. See functions.py.
+// A call with the key of a recorded one is launched from here, and autograd records a node in C++; its backward is
+// launched in the same way. All other calls, and what create_graph=True computes, go to the Function's own `apply` and
+// `backward`. See functions.py.
 
 #include <Python.h>
 
@@ -52,15 +52,15 @@ struct Op {
   PyObject* record;
   PyObject* backward;
   PyObject* record_backward;
-  Recipes forward_recipes;
-  Recipes backward_recipes;
+  LaunchTable forward_table;
+  LaunchTable backward_table;
 
   int edge_count() const { return *std::max_element(edges.begin(), edges.end()) + 1; }
   bool has_one_gradient() const { return std::count(differentiable.begin(), differentiable.end(), 1) == 1; }
 };
 
 // The launches of a forward, and what its nodes need.
-struct Forward final : Recipe {
+struct Forward final : LaunchRecord {
   ~Forward() override {
     if (kept != nullptr && Py_IsInitialized() != 0) {
       pybind11::gil_scoped_acquire gil;
@@ -72,7 +72,7 @@ struct Forward final : Recipe {
   std::vector<at::Tensor> shapes;  // for each saved value of kind kShape: of the same shape and dtype
 };
 
-void look_at(Look& call, const at::Tensor& t, int32_t device) {
+void add_argument(CallKey& call, const at::Tensor& t, int32_t device) {
   const auto keys = t.key_set();
   if (static_cast<int32_t>(t.device().type()) != device || t.unsafeGetTensorImpl()->is_wrapped_number() ||
       keys.has_any(c10::python_ks) || keys.has(DispatchKey::FuncTorchGradWrapper) ||
@@ -80,11 +80,11 @@ void look_at(Look& call, const at::Tensor& t, int32_t device) {
     call.ok = false;
     return;
   }
-  call.look(t);
+  call.argument(t);
 }
 
 // Numbers, words and sizes, told apart by type too: 1, 1.0 and True may be different to an op.
-void look_at(Look& call, PyObject* value) {
+void add_argument(CallKey& call, PyObject* value) {
   if (value == Py_None || PyBool_Check(value) || THPDtype_Check(value)) {  // of each there is one
     call.add(reinterpret_cast<uint64_t>(value));
   } else if (PyFloat_CheckExact(value)) {
@@ -104,26 +104,26 @@ void look_at(Look& call, PyObject* value) {
       return;
     }
     call.add(8);
-    call.look(std::string_view(text, size));
+    call.argument(std::string_view(text, size));
   } else if (PyTuple_Check(value) || PyList_CheckExact(value)) {
     const Py_ssize_t size = PySequence_Fast_GET_SIZE(value);
     call.add(7 | static_cast<uint64_t>(size) << 8);
     for (Py_ssize_t i = 0; i < size && call.ok; ++i) {
       PyObject* one = PySequence_Fast_GET_ITEM(value, i);
       call.ok = !PyTuple_Check(one) && !PyList_Check(one);
-      look_at(call, one);
+      add_argument(call, one);
     }
   } else {
     call.ok = false;
   }
 }
 
-void look_at_settings(Look& call) {
+void add_settings(CallKey& call) {
   call.add(at::globalContext().deterministicAlgorithms());
   call.add(static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()));
 }
 
-DispatchKey key_of(const Look& call) {
+DispatchKey key_of(const CallKey& call) {
   const at::Tensor& first = *call.tensor[0];
   return c10::computeDispatchKey(first.scalar_type(), at::kStrided, first.device());
 }
@@ -143,9 +143,9 @@ PyObject* wrapped(const at::Tensor& t) {
 
 // ---- the backward ----------------------------------------------------------------------------------------------------
 
-void look_at_backward(Look& call, const Op& op, uint64_t forward, const at::Tensor* const* values) {
-  look_at_settings(call);
-  call.add(forward);  // the numbers are the same for all calls of one look
+void add_backward(CallKey& call, const Op& op, uint64_t forward, const at::Tensor* const* values) {
+  add_settings(call);
+  call.add(forward);  // the numbers are the same for all calls with one key
   for (size_t i = 0; i < op.sources.size(); ++i) {
     if (op.sources[i].kind == Source::kNumber) {
       continue;
@@ -153,7 +153,7 @@ void look_at_backward(Look& call, const Op& op, uint64_t forward, const at::Tens
     if (values[i] == nullptr || !values[i]->defined()) {
       call.add(1);
     } else {
-      look_at(call, *values[i], op.device);
+      add_argument(call, *values[i], op.device);
     }
   }
 }
@@ -194,8 +194,8 @@ struct Gradient final : Node {
     for (size_t i = 0; i < op->sources.size(); ++i) {
       given[i] = value_of(op->sources[i], values, grads);
     }
-    Look call;
-    look_at_backward(call, *op, forward->id, given);
+    CallKey call;
+    add_backward(call, *op, forward->id, given);
     if (!call.ok || call.tensors == 0) {
       return by_python(op->backward, values, grads);
     }
@@ -203,9 +203,9 @@ struct Gradient final : Node {
     bool known = false;
     {
       const Reading reading;
-      if (const Recipe* recipe = op->backward_recipes.find(call, hash)) {
+      if (const LaunchRecord* record = op->backward_table.find(call, hash)) {
         Results made;
-        if (run(*recipe, call, key_of(call), made)) {
+        if (run(*record, call, key_of(call), made)) {
           variable_list result(num_outputs());
           for (size_t i = 0; i < op->targets.size(); ++i) {
             const int32_t edge = op->edges[op->targets[i]];
@@ -218,8 +218,8 @@ struct Gradient final : Node {
         known = true;
       }
     }
-    const bool due = !known && op->backward_recipes.is_due(hash);
-    return by_python(due ? op->record_backward : op->backward, values, grads);
+    const bool records = !known && op->backward_table.should_record(hash);
+    return by_python(records ? op->record_backward : op->backward, values, grads);
   }
 
   // Compiled autograd traces the backward: on its fake tensors Python's runs.
@@ -310,20 +310,20 @@ Pointer new_node(Args... args) {
 // ---- the forward -----------------------------------------------------------------------------------------------------
 
 struct Given {
-  Look call;
+  CallKey call;
   const at::Tensor* tensor[kMostArguments];  // nullptr: no tensor
 };
 
-void look_at_forward(Given& given, const Op& op, PyObject* const* args) {
-  look_at_settings(given.call);
+void add_forward(Given& given, const Op& op, PyObject* const* args) {
+  add_settings(given.call);
   for (size_t i = 0; i < op.edges.size() && given.call.ok; ++i) {
     if (THPVariable_Check(args[i])) {
       given.tensor[i] = &THPVariable_Unpack(args[i]);
-      look_at(given.call, *given.tensor[i], op.device);
+      add_argument(given.call, *given.tensor[i], op.device);
       given.call.ok = given.call.ok && op.edges[i] >= 0;
     } else {
       given.tensor[i] = nullptr;
-      look_at(given.call, args[i]);
+      add_argument(given.call, args[i]);
     }
   }
 }
@@ -376,28 +376,28 @@ PyObject* apply(PyObject* self, PyObject* const* args, Py_ssize_t count) {
   const bool traced = c10::impl::tls_is_dispatch_key_included(DispatchKey::Tracer);
   if (launching.load(std::memory_order_relaxed) && !traced && count == static_cast<Py_ssize_t>(op.edges.size()) + 1) {
     Given given;
-    look_at_forward(given, op, args + 1);
-    const Look& call = given.call;
+    add_forward(given, op, args + 1);
+    const CallKey& call = given.call;
     if (call.ok && call.tensors > 0) {
       const uint64_t hash = call.hash();
       bool known = false;
       {
         const Reading reading;
-        if (const Recipe* recipe = op.forward_recipes.find(call, hash)) {
+        if (const LaunchRecord* record = op.forward_table.find(call, hash)) {
           RECORD_FUNCTION(op.name, std::vector<c10::IValue>(), at::sequence_number::peek());  // as torch for a Function
           Results made;
           bool done = false;
           {
             pybind11::gil_scoped_release no_gil;  // a full queue makes the driver wait
-            done = run(*recipe, call, key_of(call), made);
+            done = run(*record, call, key_of(call), made);
           }
           if (done) {
-            return recorded_in_graph(op, static_cast<const Forward&>(*recipe), given, made);
+            return recorded_in_graph(op, static_cast<const Forward&>(*record), given, made);
           }
           known = true;
         }
       }
-      if (!known && op.forward_recipes.is_due(hash)) {
+      if (!known && op.forward_table.should_record(hash)) {
         return PyObject_Vectorcall(op.record, args, static_cast<size_t>(count), nullptr);
       }
     }
@@ -482,26 +482,26 @@ PyObject* opmux_functions_new(const char* name, PyObject* edges, PyObject* saves
 
 uint64_t opmux_functions_epoch() { return epoch.load(std::memory_order_acquire); }
 
-// Keeps what a forward has launched since an epoch. Returns whether it was understood.
+// Keeps what a forward has launched since an epoch. Returns whether a launch record was built.
 int opmux_functions_keep(PyObject* function, PyObject* args, PyObject* results, const Recorded* recorded, uint64_t since,
                          PyObject* kept, PyObject* shapes) {
   return guarded([&] {
     Op& op = op_of(function);
     Given given;
-    look_at_forward(given, op, &PyTuple_GET_ITEM(args, 0));
+    add_forward(given, op, &PyTuple_GET_ITEM(args, 0));
     std::vector<const at::Tensor*> outs;
-    std::vector<const at::Tensor*> looks;
+    std::vector<const at::Tensor*> samples;
     auto made = std::make_shared<Forward>();
-    if (!given.call.ok || given.call.tensors == 0 || !tensors_of(results, outs) || !tensors_of(shapes, looks) ||
-        !understand(*made, given.call, *recorded, outs.data(), static_cast<int>(outs.size()), false)) {
+    if (!given.call.ok || given.call.tensors == 0 || !tensors_of(results, outs) || !tensors_of(shapes, samples) ||
+        !build(*made, given.call, *recorded, outs.data(), static_cast<int>(outs.size()), false)) {
       return 0;
     }
-    for (const at::Tensor* one : looks) {
+    for (const at::Tensor* one : samples) {
       made->shapes.push_back(*one);
     }
     made->epoch = since;
     made->kept = Py_NewRef(kept);
-    op.forward_recipes.keep(std::move(made), given.call.hash());
+    op.forward_table.keep(std::move(made), given.call.hash());
     return 1;
   });
 }
@@ -516,16 +516,16 @@ int opmux_functions_keep_backward(PyObject* function, uint64_t forward, PyObject
       PyObject* one = PyTuple_GET_ITEM(args, i);
       given[i] = THPVariable_Check(one) ? &THPVariable_Unpack(one) : nullptr;
     }
-    Look call;
-    look_at_backward(call, op, forward, given);
+    CallKey call;
+    add_backward(call, op, forward, given);
     std::vector<const at::Tensor*> outs;
-    auto made = std::make_shared<Recipe>();
+    auto made = std::make_shared<LaunchRecord>();
     if (!call.ok || call.tensors == 0 || !tensors_of(results, outs) || outs.size() != op.targets.size() ||
-        !understand(*made, call, *recorded, outs.data(), static_cast<int>(outs.size()), false)) {
+        !build(*made, call, *recorded, outs.data(), static_cast<int>(outs.size()), false)) {
       return 0;
     }
     made->epoch = since;
-    op.backward_recipes.keep(std::move(made), call.hash());
+    op.backward_table.keep(std::move(made), call.hash());
     return 1;
   });
 }

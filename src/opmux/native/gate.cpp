@@ -1,8 +1,8 @@
-// The gate: what torch's dispatcher calls for an overridden overload, instead of its override in Python.
+// The gate: torch's dispatcher calls it for an overridden overload, instead of the override in Python.
 //
-// It calls ATen's kernel, without Python, where the overload is off or the call is too small; else the override. The
-// arguments are passed on as they are. Where the override did nothing but launch one kernel, further calls that look the
-// same are launched from here. See gate.py.
+// It calls ATen's kernel, without Python, if the overload is off or the call is too small; else the override, with the
+// same arguments. If the override only allocated and launched kernels, further calls with the same key are launched from
+// here. See gate.py.
 
 #include "planner.h"
 
@@ -20,15 +20,15 @@ using torch::jit::Stack;
 constexpr int64_t kNever = -1;
 constexpr size_t kTypes = static_cast<size_t>(c10::ScalarType::NumOptions) + 1;  // the last: a call without tensors
 
-// For each slot the smallest number of elements that is ours, by ScalarType, where a call is launched from here; then the
-// same where it goes to Python; then whether Python may run only calls that come often. No row: the overload is off.
+// One row for each slot: by ScalarType the smallest number of elements of a call that is launched from here; the same for
+// calls that go to Python; then whether Python may run only frequent calls. No row: the overload is off.
 struct Selection {
   int64_t size;
   const int64_t* const* rows;
 };
 
-// The time that auto mode may spend in Python on calls that torch's kernel could have run: a share of the time that
-// passes. So a program whose shapes never come back is not slowed down by more, and no step waits for many recordings.
+// The time that auto mode may spend in Python on calls that torch's kernel could run: a share of the elapsed time. This
+// bounds the slowdown of a program whose shapes never return, and no step waits for many recordings.
 class Allowance {
  public:
   using Clock = std::chrono::steady_clock;
@@ -57,7 +57,7 @@ class Allowance {
  private:
   std::mutex lock_;
   double share_ = 0.02, most_ = 0.01;
-  double seconds_ = 0.01;  // below 0: one call took longer than was left
+  double seconds_ = 0.01;  // below 0: the last call took longer than the allowance
   Clock::time_point last_ = Clock::now();
 };
 
@@ -75,7 +75,7 @@ class Spending {
 std::atomic<const Selection*> selection{nullptr};
 thread_local int inside = 0;  // > 0: this thread runs a reference, which gets ATen's kernels
 
-// torch passes `2 * x` with a tensor for the 2: the size of a call is that of the first tensor that is no number.
+// The size of a call is that of its first tensor that is not a wrapped number, as the 2 of `2 * x` is.
 bool has_size(const at::Tensor& t) { return t.defined() && !t.unsafeGetTensorImpl()->is_wrapped_number(); }
 
 // SafeKernelFunction can only be called boxed. An explicit instantiation may name a private member, by which its kernel
@@ -94,7 +94,7 @@ struct Gate {
   Gate(int64_t slot, const OperatorHandle& op, DispatchKey key, bool launches)
       : slot(slot), op(op), key(key), launches(launches), native(kernel_of(op.getComputedKernelForDispatchKey(key))) {}
 
-  // What the selection says of this overload; nullptr: it is off.
+  // The row of this overload in the selection; nullptr: it is off.
   const int64_t* row() const {
     const Selection* now = selection.load(std::memory_order_acquire);
     return now == nullptr || slot >= now->size || inside > 0 ? nullptr : now->rows[slot];
@@ -111,8 +111,8 @@ struct Gate {
 
   static bool is_patient(const int64_t* row) { return row[2 * kTypes] != 0; }
 
-  // Of a call that is ours and not launched from here: in auto mode torch's kernel; without a planner until calls with its
-  // key came often and Python has planned one. `by_python`: it stays with Python then.
+  // The kernel of a call that is ours and not launched from here: in auto mode torch's; without a planner Python's, once
+  // calls with its key are frequent and Python has planned one. `by_python`: calls of its size may run in Python.
   const c10::KernelFunction& choose(const int64_t* row, uint64_t hash, bool by_python, bool& plans) {
     plans = false;
     if (!is_patient(row)) {
@@ -121,13 +121,13 @@ struct Gate {
     if (Planner::instance().is_there()) {  // to enter Python for the first time takes seconds of imports
       return native;
     }
-    Sighting& seen = recipes.saw(hash);
-    if (by_python && seen.planned.load(std::memory_order_relaxed)) {
+    CallCount& calls = table.count(hash);
+    if (by_python && calls.planned.load(std::memory_order_relaxed)) {
       return override;
     }
-    plans = by_python && seen.is_due() && allowance.left();
+    plans = by_python && calls.should_record() && allowance.left();
     if (plans) {
-      seen.tried();
+      calls.tried();
     }
     return plans ? override : native;
   }
@@ -135,13 +135,13 @@ struct Gate {
   int64_t slot;
   OperatorHandle op;
   DispatchKey key;
-  bool launches;  // whether the arguments decide everything that its kernels do
-  Planned recipes;
+  bool launches;  // whether its launches depend on the arguments alone
+  PlannedTable table;
   c10::KernelFunction native;  // ATen's
   c10::KernelFunction override;  // ours, in Python
 };
 
-// ---- overloads of any signature: their arguments are a stack ---------------------------------------------------------
+// ---- overloads of any signature: arguments on a stack ----------------------------------------------------------------
 
 struct Boxed final : c10::OperatorKernel {
   explicit Boxed(std::shared_ptr<Gate> made)
@@ -163,11 +163,11 @@ struct Boxed final : c10::OperatorKernel {
     chosen.callBoxed(op, keys, stack);
   }
 
-  // A key of the first tensor alone: two calls that share it are planned apart, of which only the first is counted.
+  // The key of the first tensor alone: calls that differ in other arguments share one count.
   static uint64_t shape_of(const at::Tensor* first) {
-    Look call;
+    CallKey call;
     if (first != nullptr) {
-      call.look(*first);
+      call.argument(*first);
     }
     return call.hash();
   }
@@ -189,7 +189,7 @@ struct Boxed final : c10::OperatorKernel {
   size_t arguments;
 };
 
-// ---- frequent signatures, called as the dispatcher calls them: a stack would cost 0.2 to 0.5 us -----------------------
+// ---- frequent signatures, called without a stack, which would cost 0.2 to 0.5 us --------------------------------------
 
 const at::Tensor* first_tensor() { return nullptr; }
 
@@ -230,46 +230,46 @@ struct Typed<Result(Args...)> final : c10::OperatorKernel {
       const auto& chosen = by_python || !gate->launches ? gate->override : gate->native;
       return chosen.template call<Result, Args...>(gate->op, keys, std::forward<Args>(args)...);
     }
-    Look call;
+    CallKey call;
     call.add(at::globalContext().deterministicAlgorithms());
     call.add(static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()));
-    (look_at<Args>(call, args), ...);
+    (add_argument<Args>(call, args), ...);
     const uint64_t hash = call.hash();
     if constexpr (!kOfLists) {
       if (launches && call.ok && call.tensors > 0 && !(kInPlace && call.overlaps())) {
         bool known = false;
         {
           const Reading reading;
-          if (const Recipe* recipe = gate->recipes.find(call, hash)) {
+          if (const LaunchRecord* record = gate->table.find(call, hash)) {
             Results made;
-            if (run(*recipe, call, gate->key, made)) {
+            if (run(*record, call, gate->key, made)) {
               return as_result(made, args...);
             }
             known = true;
           }
         }
         if (!known) {
-          Sighting& seen = gate->recipes.saw(hash);
+          CallCount& calls = gate->table.count(hash);
           if (patient && Planner::instance().is_there()) {
-            if (const auto recipe = gate->recipes.make(call, hash, seen)) {
+            if (const auto record = gate->table.make(call, hash, calls)) {
               Results made;
-              if (run(*recipe, call, gate->key, made)) {
+              if (run(*record, call, gate->key, made)) {
                 return as_result(made, args...);
               }
-            } else if (gate->recipes.is_to_ask(call, seen)) {
-              seen.asked(Planner::instance().ask(gate->slot, call, hash));
+            } else if (gate->table.should_request(call, calls)) {
+              calls.requested(Planner::instance().request(gate->slot, call, hash));
             }
             return gate->native.template call<Result, Args...>(gate->op, keys, std::forward<Args>(args)...);
           }
-          if (seen.is_due() && (!patient || allowance.left())) {
-            seen.tried();
+          if (calls.should_record() && (!patient || allowance.left())) {
+            calls.tried();
             std::optional<Spending> spending;
             if (patient) {
               spending.emplace();
             }
             return recorded(keys, call, hash, args...);
           }
-          const bool python = by_python && (!patient || seen.planned.load(std::memory_order_relaxed));
+          const bool python = by_python && (!patient || calls.planned.load(std::memory_order_relaxed));
           const auto& chosen = python ? gate->override : gate->native;
           return chosen.template call<Result, Args...>(gate->op, keys, std::forward<Args>(args)...);
         }
@@ -285,16 +285,16 @@ struct Typed<Result(Args...)> final : c10::OperatorKernel {
   }
 
   template <class Arg, class Value>
-  static void look_at(Look& call, const Value& value) {
+  static void add_argument(CallKey& call, const Value& value) {
     if constexpr (std::is_same_v<Arg, at::Tensor&>) {
-      call.look(value, true);
+      call.argument(value, true);
     } else {
-      call.look(value);
+      call.argument(value);
     }
   }
 
-  // The override's result; what it launched meanwhile is kept.
-  Result recorded(DispatchKeySet keys, const Look& call, uint64_t hash, Args... args) {
+  // Calls the override, and keeps what it launches.
+  Result recorded(DispatchKeySet keys, const CallKey& call, uint64_t hash, Args... args) {
     const Driver& with = *driver.load(std::memory_order_acquire);
     const uint64_t now = epoch.load(std::memory_order_acquire);
     if (with.begin() == 0) {
@@ -310,7 +310,7 @@ struct Typed<Result(Args...)> final : c10::OperatorKernel {
       }
       ~End() {
         if (!ended) {
-          with.end(&recorded);  // the override raised
+          with.end(&recorded);  // the override raised an error
         }
       }
     } recording{with};
@@ -318,10 +318,10 @@ struct Typed<Result(Args...)> final : c10::OperatorKernel {
     if (recording.end()) {
       const auto all = pointers(result);
       if (!kInPlace || all[0]->is_same(*call.tensor[0])) {
-        auto made = std::make_shared<Recipe>();
-        if (understand(*made, call, recording.recorded, all.data(), static_cast<int>(all.size()), kInPlace)) {
+        auto made = std::make_shared<LaunchRecord>();
+        if (build(*made, call, recording.recorded, all.data(), static_cast<int>(all.size()), kInPlace)) {
           made->epoch = now;
-          gate->recipes.keep(std::move(made), hash);
+          gate->table.keep(std::move(made), hash);
         }
       }
     }
@@ -564,12 +564,12 @@ Registration* opmux_gate_new(int64_t slot, const char* name, const char* overloa
   return guarded([&]() -> Registration* {
     auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, overload);
     auto made = std::make_shared<Gate>(slot, op, c10::parseDispatchKey(key_name), launches != 0);
-    Planner::instance().add(slot, std::shared_ptr<Planned>(made, &made->recipes));
+    Planner::instance().add(slot, std::shared_ptr<PlannedTable>(made, &made->table));
     return new Registration{std::move(made), std::nullopt};
   });
 }
 
-// Puts a gate in front of the override, which is the kernel of now. Returns 2 if calls of it need no stack.
+// Puts a gate in front of the override, which is the current kernel. Returns 2 if its calls need no stack.
 int opmux_gate_install(Registration* made) {
   return guarded([&]() -> int {
     Silent silent;
@@ -597,18 +597,19 @@ int opmux_gate_install(Registration* made) {
 
 void opmux_gate_delete(Registration* made) { delete made; }
 
-void opmux_gate_select(const Selection* wanted) { selection.store(wanted, std::memory_order_release); }
+void opmux_gate_select(const Selection* now) { selection.store(now, std::memory_order_release); }
 
 void opmux_gate_inside(int by) { inside += by; }
 
-// Asks a planner on this socket for the recipes of auto mode; -1: records in this process.
+// Requests the launch records of auto mode from a planner on this socket; -1: records calls in this process.
 void opmux_gate_plan(int socket) { Planner::instance().use(socket); }
 
 int64_t opmux_gate_waiting() { return Planner::instance().waiting(); }
 
 int opmux_gate_planned() { return Planner::instance().is_there(); }
 
-// How much of the time that passes auto mode may spend in Python on calls of torch's, and how much it may save up.
+// The share of the elapsed time that auto mode may spend in Python on calls that torch's kernel could run, and the most
+// seconds that it may save up.
 void opmux_gate_allow(double share, double seconds) { allowance.set(share, seconds); }
 
 int64_t opmux_gate_types() { return static_cast<int64_t>(kTypes); }

@@ -1,7 +1,7 @@
 // Launches of kernels that Python has recorded, by the driver and without Python.
 //
-// A call has a look: everything that may change what it launches. If a call did nothing but allocate its results and
-// launch Triton's kernels, further calls of the same look launch the same, with the pointers of their own tensors. See
+// The key of a call holds everything that may change what it launches. If a call did nothing but allocate its results
+// and launch Triton's kernels, further calls with the same key launch the same, with the pointers of their own tensors. See
 // runtime/launching.py. Both sources of the library include this, and share its switches.
 
 #pragma once
@@ -38,14 +38,14 @@ constexpr int kMostSpaces = 8;
 constexpr int kMostTensors = 8;
 constexpr int kMostResults = 8;
 constexpr int kMostWords = 96;
-constexpr uint32_t kSightings = 6;  // calls with one key before one is recorded: shapes that never come back cost less
-constexpr uint32_t kAsks = 2;  // calls with one key before the planner is asked: shapes that never come back ask nothing
-constexpr uint32_t kNewKeys = 3;  // of calls that differ in sizes alone, before the planner is asked at the first call
+constexpr uint32_t kCallsToRecord = 6;  // calls with one key before one is recorded: shapes that never return cost less
+constexpr uint32_t kCallsToRequest = 2;  // the same, before the planner gets a request
+constexpr uint32_t kNewKeys = 3;  // calls that differ only in sizes, before the first call with a key is requested
 constexpr size_t kBuckets = 256;
 constexpr size_t kWays = 4;
 
-// One launch as Python saw it: for each parameter of the kernel a pointer, or the bytes of a number.
-struct Seen {
+// One launch as Python recorded it: for each parameter of the kernel a pointer, or the bytes of a number.
+struct RecordedLaunch {
   uint64_t function;
   uint32_t grid[3];
   uint32_t threads;
@@ -55,7 +55,7 @@ struct Seen {
   uint64_t values[kMostParams];
 };
 
-// Memory that the call allocated: its results, and workspaces, as for sums that its next launch adds up.
+// Memory that the call allocated: its results, and workspaces, such as partial sums for its next launch.
 struct Space {
   uint64_t address;
   uint64_t bytes;
@@ -65,7 +65,7 @@ struct Space {
 struct Recorded {
   int32_t launches;
   int32_t spaces;
-  Seen seen[kMostLaunches];
+  RecordedLaunch launch[kMostLaunches];
   Space space[kMostSpaces];
 };
 
@@ -84,7 +84,7 @@ struct Driver {
 };
 
 constexpr int kMostDevices = 64;
-constexpr uint32_t kPlainShared = 48 * 1024;  // bytes of shared memory that a kernel may have without asking
+constexpr uint32_t kPlainShared = 48 * 1024;  // bytes of shared memory that a kernel may have without setting an attribute
 constexpr int kDynamicShared = 8;             // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 // A kernel that another process has compiled. Each device loads it when it is first launched there.
@@ -127,8 +127,8 @@ inline std::atomic<const Driver*> driver{nullptr};
 inline std::atomic<bool> launching{false};
 inline std::atomic<uint64_t> launched{0};
 inline std::atomic<uint64_t> epoch{1};  // what was recorded in an earlier one is void
-inline std::atomic<uint64_t> next_id{1};  // of a recipe
-inline std::atomic<int64_t> living{0};  // recipes
+inline std::atomic<uint64_t> next_id{1};  // of a launch record
+inline std::atomic<int64_t> living{0};  // launch records
 
 inline int64_t span(const at::Tensor& t) {  // bytes from its first element to the end of its last
   int64_t last = 0;
@@ -138,8 +138,8 @@ inline int64_t span(const at::Tensor& t) {  // bytes from its first element to t
   return t.numel() == 0 ? 0 : (last + 1) * static_cast<int64_t>(t.element_size());
 }
 
-// What a call looks like: everything that may change the launch, as words. `ok`: it can be launched from here.
-struct Look {
+// The key of a call: everything that may change the launch, as words. `ok`: it can be launched from here.
+struct CallKey {
   uint64_t words[kMostWords];
   uint64_t sizes[(kMostWords + 63) / 64] = {};  // a bit for each word that is a size or a stride
   int count = 0;
@@ -207,7 +207,7 @@ struct Look {
     }
   }
 
-  void look(const at::Tensor& t, bool written) {
+  void argument(const at::Tensor& t, bool written) {
     if (!t.defined()) {
       return add(1);
     }
@@ -253,33 +253,33 @@ struct Look {
     return false;
   }
 
-  void look(const at::Tensor& t) { look(t, false); }
-  void look(bool value) { add(value); }
-  void look(int64_t value) { add(value); }
-  void look(c10::SymInt value) { look(c10::SymIntArrayRef(&value, 1)); }
-  void look(double value) { number(value); }
+  void argument(const at::Tensor& t) { argument(t, false); }
+  void argument(bool value) { add(value); }
+  void argument(int64_t value) { add(value); }
+  void argument(c10::SymInt value) { argument(c10::SymIntArrayRef(&value, 1)); }
+  void argument(double value) { number(value); }
   template <class Value>
-  void look(const std::optional<Value>& value) {
+  void argument(const std::optional<Value>& value) {
     add(value.has_value());
     if (value.has_value()) {
-      look(*value);
+      argument(*value);
     }
   }
-  void look(at::ScalarType value) { add(static_cast<uint64_t>(value)); }
-  void look(at::MemoryFormat value) { add(static_cast<uint64_t>(value)); }
-  void look(at::Layout value) { add(static_cast<uint64_t>(value)); }
-  void look(at::Device value) {  // results are on the device of the first tensor
+  void argument(at::ScalarType value) { add(static_cast<uint64_t>(value)); }
+  void argument(at::MemoryFormat value) { add(static_cast<uint64_t>(value)); }
+  void argument(at::Layout value) { add(static_cast<uint64_t>(value)); }
+  void argument(at::Device value) {  // results are on the device of the first tensor
     ok = ok && tensors != 0 && value.type() == tensor[0]->device().type() &&
         (!value.has_index() || value.index() == tensor[0]->device().index());
     add(static_cast<uint64_t>(value.type()) << 8 | static_cast<uint8_t>(value.index()));
   }
-  void look(const at::ITensorListRef& values) {
+  void argument(const at::ITensorListRef& values) {
     add(values.size());
     for (const at::Tensor& t : values) {
-      look(t, false);
+      argument(t, false);
     }
   }
-  void look(const at::Scalar& value) {
+  void argument(const at::Scalar& value) {
     add(static_cast<uint64_t>(value.type()));
     if (value.isSymbolic() || value.isComplex()) {
       ok = false;
@@ -289,21 +289,21 @@ struct Look {
       add(value.toLong());
     }
   }
-  void look(std::string_view value) {
+  void argument(std::string_view value) {
     add(value.size());
     uint64_t word = 0;
     ok = ok && value.size() <= sizeof word;  // gelu's "none" and "tanh"
     std::memcpy(&word, value.data(), std::min(value.size(), sizeof word));
     add(word);
   }
-  void look(at::IntArrayRef values) {
+  void argument(at::IntArrayRef values) {
     add(values.size());
     for (int64_t n : values) {
       add(n);
     }
   }
-  void look(const at::OptionalIntArrayRef& values) { values.has_value() ? look(*values) : add(~uint64_t{0}); }
-  void look(c10::SymIntArrayRef values) {
+  void argument(const at::OptionalIntArrayRef& values) { values.has_value() ? argument(*values) : add(~uint64_t{0}); }
+  void argument(c10::SymIntArrayRef values) {
     add(values.size());
     for (const auto& n : values) {
       ok = ok && !n.is_heap_allocated();
@@ -311,20 +311,20 @@ struct Look {
     }
   }
   template <class Other>
-  void look(const Other&) {  // a type that no launch was made for yet
+  void argument(const Other&) {  // a type that no launch was made for yet
     ok = false;
   }
   template <size_t Size>
-  void look(const std::array<bool, Size>& values) {
+  void argument(const std::array<bool, Size>& values) {
     for (bool value : values) {
       add(value);
     }
   }
 };
 
-// A launch for all calls of one look.
-struct Recipe : std::enable_shared_from_this<Recipe> {
-  enum Kind : uint8_t { kArgument, kResult, kSpace, kBytes };
+// What all calls with one key launch.
+struct LaunchRecord : std::enable_shared_from_this<LaunchRecord> {
+  enum Kind : uint8_t { kArgument, kResult, kSpace, kNumber };
   struct Param {
     Kind kind;
     int index;
@@ -335,30 +335,30 @@ struct Recipe : std::enable_shared_from_this<Recipe> {
     std::vector<c10::SymInt> sizes, strides;
   };
   struct Launch {
-    Seen seen;
+    RecordedLaunch recorded;
     std::vector<Param> params;
-    std::shared_ptr<Kernel> kernel;  // else `seen` has a function, which Python has loaded
+    std::shared_ptr<Kernel> kernel;  // else `recorded` has a function, which Python has loaded
   };
 
   const uint64_t id = next_id.fetch_add(1, std::memory_order_relaxed);  // an address may be used again, this never is
-  std::vector<uint64_t> look;
+  std::vector<uint64_t> key;
   uint64_t epoch = 0;
   std::vector<Launch> launches;
   std::vector<Result> results;
   std::vector<Result> spaces;
 
-  Recipe() { living.fetch_add(1, std::memory_order_relaxed); }
-  virtual ~Recipe() { living.fetch_sub(1, std::memory_order_relaxed); }
+  LaunchRecord() { living.fetch_add(1, std::memory_order_relaxed); }
+  virtual ~LaunchRecord() { living.fetch_sub(1, std::memory_order_relaxed); }
 
-  bool is_for(const Look& call, uint64_t now) const {
-    return epoch == now && look.size() == static_cast<size_t>(call.count) &&
-        std::memcmp(look.data(), call.words, call.count * sizeof(uint64_t)) == 0;
+  bool is_for(const CallKey& call, uint64_t now) const {
+    return epoch == now && key.size() == static_cast<size_t>(call.count) &&
+        std::memcmp(key.data(), call.words, call.count * sizeof(uint64_t)) == 0;
   }
 };
 
 using Results = std::array<at::Tensor, kMostResults>;
 
-inline at::Tensor allocate(const Recipe::Result& made, DispatchKey key, c10::Device device) {
+inline at::Tensor allocate(const LaunchRecord::Result& made, DispatchKey key, c10::Device device) {
   using Function = at::Tensor(c10::SymIntArrayRef, c10::SymIntArrayRef, std::optional<at::ScalarType>,
                               std::optional<at::Layout>, std::optional<at::Device>, std::optional<bool>);
   static auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::empty_strided", "").typed<Function>();
@@ -366,7 +366,7 @@ inline at::Tensor allocate(const Recipe::Result& made, DispatchKey key, c10::Dev
 }
 
 // Launches; false if that cannot be done here and now.
-inline bool run(const Recipe& recipe, const Look& call, DispatchKey key, Results& results) {
+inline bool run(const LaunchRecord& record, const CallKey& call, DispatchKey key, Results& results) {
   const Driver& with = *driver.load(std::memory_order_acquire);
   const c10::Device device = call.tensor[0]->device();
   if (c10::impl::VirtualGuardImpl(device.type()).getDevice() != device) {
@@ -377,31 +377,31 @@ inline bool run(const Recipe& recipe, const Look& call, DispatchKey key, Results
     return false;
   }
   std::array<void*, kMostLaunches> functions;
-  for (size_t i = 0; i < recipe.launches.size(); ++i) {
-    const auto& launch = recipe.launches[i];
-    functions[i] = launch.kernel == nullptr ? reinterpret_cast<void*>(launch.seen.function)
+  for (size_t i = 0; i < record.launches.size(); ++i) {
+    const auto& launch = record.launches[i];
+    functions[i] = launch.kernel == nullptr ? reinterpret_cast<void*>(launch.recorded.function)
                                             : launch.kernel->on(device.index() < 0 ? 0 : device.index(), with, stream);
     if (functions[i] == nullptr) {
       return false;
     }
   }
-  for (size_t i = 0; i < recipe.results.size(); ++i) {
-    results[i] = allocate(recipe.results[i], key, device);
+  for (size_t i = 0; i < record.results.size(); ++i) {
+    results[i] = allocate(record.results[i], key, device);
   }
   std::array<at::Tensor, kMostSpaces> spaces;
-  for (size_t i = 0; i < recipe.spaces.size(); ++i) {
-    spaces[i] = allocate(recipe.spaces[i], key, device);
+  for (size_t i = 0; i < record.spaces.size(); ++i) {
+    spaces[i] = allocate(record.spaces[i], key, device);
   }
-  for (const auto& launch : recipe.launches) {
+  for (const auto& launch : record.launches) {
     uint64_t values[kMostParams + 2];
     void* params[kMostParams + 2];
     size_t count = 0;
     for (const auto& param : launch.params) {
       uint64_t base = 0;
-      if (param.kind == Recipe::kArgument) {
+      if (param.kind == LaunchRecord::kArgument) {
         base = reinterpret_cast<uint64_t>(call.pointer[param.index]);
-      } else if (param.kind != Recipe::kBytes) {
-        const at::Tensor& made = param.kind == Recipe::kResult ? results[param.index] : spaces[param.index];
+      } else if (param.kind != LaunchRecord::kNumber) {
+        const at::Tensor& made = param.kind == LaunchRecord::kResult ? results[param.index] : spaces[param.index];
         base = reinterpret_cast<uint64_t>(made.mutable_data_ptr());
       }
       values[count++] = base + param.value;
@@ -411,14 +411,14 @@ inline bool run(const Recipe& recipe, const Look& call, DispatchKey key, Results
     for (size_t i = 0; i < count; ++i) {
       params[i] = &values[i];
     }
-    const Seen& seen = launch.seen;
+    const RecordedLaunch& one = launch.recorded;
     launched.fetch_add(1, std::memory_order_relaxed);
-    const int status = with.launch(functions[&launch - recipe.launches.data()], seen.grid[0], seen.grid[1], seen.grid[2],
-                                   seen.threads, 1, 1, seen.shared, stream, params, nullptr);
+    const int status = with.launch(functions[&launch - record.launches.data()], one.grid[0], one.grid[1], one.grid[2],
+                                   one.threads, 1, 1, one.shared, stream, params, nullptr);
     if (status != 0) {
       // What an earlier launch has written in place, running statistics for example, must not be written again.
-      const auto before = &launch - recipe.launches.data();
-      TORCH_CHECK(before == 0, "launch ", before + 1, " of ", recipe.launches.size(), " of this call failed on ", device,
+      const auto before = &launch - record.launches.data();
+      TORCH_CHECK(before == 0, "launch ", before + 1, " of ", record.launches.size(), " of this call failed on ", device,
                   " with the driver's status ", status, ". The launches before it ran: do not use tensors that the call "
                   "was to change in place");
       return false;
@@ -429,9 +429,9 @@ inline bool run(const Recipe& recipe, const Look& call, DispatchKey key, Results
 
 // Fills in what was launched, in terms of the call's arguments and results; false if that is not all of what the call
 // did. `in_place`: its result is its first argument.
-inline bool understand(Recipe& made, const Look& call, const Recorded& recorded, const at::Tensor* const* results,
+inline bool build(LaunchRecord& made, const CallKey& call, const Recorded& recorded, const at::Tensor* const* results,
                        int count, bool in_place) {
-  made.look.assign(call.words, call.words + call.count);
+  made.key.assign(call.words, call.words + call.count);
   if (recorded.launches == 0 || count > kMostResults) {
     return false;
   }
@@ -468,15 +468,15 @@ inline bool understand(Recipe& made, const Look& call, const Recorded& recorded,
   }
   std::array<bool, kMostResults> written{};
   for (int n = 0; n < recorded.launches; ++n) {
-    const Seen& seen = recorded.seen[n];
-    Recipe::Launch launch{seen, {}, nullptr};
-    for (int i = 0; i < seen.count; ++i) {
-      const uint64_t value = seen.values[i];
-      Recipe::Param param{Recipe::kBytes, 0, value};
-      if (seen.is_pointer[i] && value != 0) {
+    const RecordedLaunch& one = recorded.launch[n];
+    LaunchRecord::Launch launch{one, {}, nullptr};
+    for (int i = 0; i < one.count; ++i) {
+      const uint64_t value = one.values[i];
+      LaunchRecord::Param param{LaunchRecord::kNumber, 0, value};
+      if (one.is_pointer[i] && value != 0) {
         int found = 0;
         for (int exact = 1; exact >= 0 && found == 0; --exact) {  // at the start of a tensor, else inside of just one
-          const auto match = [&](Recipe::Kind kind, int index, uint64_t start, uint64_t size) {
+          const auto match = [&](LaunchRecord::Kind kind, int index, uint64_t start, uint64_t size) {
             const uint64_t after = value - start;
             if (exact != 0 ? after == 0 && found == 0 : after < size) {
               param = {kind, index, after};
@@ -484,21 +484,21 @@ inline bool understand(Recipe& made, const Look& call, const Recorded& recorded,
             }
           };
           for (int j = 0; j < call.tensors; ++j) {
-            match(Recipe::kArgument, j, reinterpret_cast<uint64_t>(call.pointer[j]), span(*call.tensor[j]));
+            match(LaunchRecord::kArgument, j, reinterpret_cast<uint64_t>(call.pointer[j]), span(*call.tensor[j]));
           }
           for (size_t j = 0; j < made.results.size(); ++j) {
-            match(Recipe::kResult, static_cast<int>(j), reinterpret_cast<uint64_t>(results[j]->const_data_ptr()),
+            match(LaunchRecord::kResult, static_cast<int>(j), reinterpret_cast<uint64_t>(results[j]->const_data_ptr()),
                   span(*results[j]));
           }
           for (size_t j = 0; j < spaces.size(); ++j) {
-            match(Recipe::kSpace, static_cast<int>(j), spaces[j].address, spaces[j].bytes);
+            match(LaunchRecord::kSpace, static_cast<int>(j), spaces[j].address, spaces[j].bytes);
           }
         }
         if (found != 1) {
           return false;
         }
       }
-      if (param.kind == Recipe::kResult) {
+      if (param.kind == LaunchRecord::kResult) {
         written[param.index] = true;
       }
       launch.params.push_back(param);
@@ -515,8 +515,8 @@ inline bool understand(Recipe& made, const Look& call, const Recorded& recorded,
 
 // ---- freeing what was replaced ---------------------------------------------------------------------------------------
 //
-// Readers take no lock. Each thread notes the moment at which it begins to read. A recipe that is replaced is stamped with
-// the moment, and is freed when every thread that is reading began after that.
+// Readers take no lock. Each thread notes the moment at which it begins to read. A record that is replaced gets the
+// moment, and is freed when every thread that is reading began after that.
 
 inline std::atomic<uint64_t> moment{1};
 
@@ -558,7 +558,7 @@ class Readers {
   std::mutex lock_;
 };
 
-// While one lives, what its thread finds in `Recipes` is not freed.
+// While one lives, what its thread finds in `LaunchTable` is not freed.
 class Reading {
  public:
   Reading() : mine_(of_this_thread()) {
@@ -588,57 +588,57 @@ class Reading {
   Reader& mine_;
 };
 
-// How often calls with one key came that had no recipe.
+// How often calls with one key came that had no record.
 //
 // The sixth is recorded, then the twelfth, the 24th and so on: the first recording may be of no use, because it includes
-// the planning, which may call torch's ops on the device; and a recipe may have been evicted.
-struct Sighting {
+// the planning, which may call torch's ops on the device; and a record may have been evicted.
+struct CallCount {
   std::atomic<uint64_t> id{0};
   std::atomic<uint32_t> times{0};
-  std::atomic<uint32_t> due{kSightings};
+  std::atomic<uint32_t> record_at{kCallsToRecord};
   std::atomic<bool> planned{false};  // Python has run one
-  std::atomic<uint32_t> asks{kAsks};  // after so many calls the planner is asked
+  std::atomic<uint32_t> request_at{kCallsToRequest};  // the number of calls after which the planner gets a request
   std::atomic<bool> refused{false};   // by the planner
   std::atomic<uint32_t> classes{0};   // the version of the size classes that were tried
 
   void restart(uint64_t to) {
     id.store(to, std::memory_order_relaxed);
     times.store(0, std::memory_order_relaxed);
-    due.store(kSightings, std::memory_order_relaxed);
+    record_at.store(kCallsToRecord, std::memory_order_relaxed);
     planned.store(false, std::memory_order_relaxed);
-    asks.store(kAsks, std::memory_order_relaxed);
+    request_at.store(kCallsToRequest, std::memory_order_relaxed);
     refused.store(false, std::memory_order_relaxed);
     classes.store(0, std::memory_order_relaxed);
   }
 
-  bool is_to_ask() const { return times.load(std::memory_order_relaxed) >= asks.load(std::memory_order_relaxed); }
+  bool should_request() const { return times.load(std::memory_order_relaxed) >= request_at.load(std::memory_order_relaxed); }
 
-  // An answer may be lost, or its recipe evicted.
-  void asked(bool sent) {
-    asks.store((sent ? 64 : 2) * times.load(std::memory_order_relaxed), std::memory_order_relaxed);
+  // Requests it again later: the answer may be lost, or its record evicted.
+  void requested(bool sent) {
+    request_at.store((sent ? 64 : 2) * times.load(std::memory_order_relaxed), std::memory_order_relaxed);
   }
 
-  bool is_due() const { return times.load(std::memory_order_relaxed) >= due.load(std::memory_order_relaxed); }
+  bool should_record() const { return times.load(std::memory_order_relaxed) >= record_at.load(std::memory_order_relaxed); }
 
   void tried() {
     planned.store(true, std::memory_order_relaxed);
-    due.store(2 * times.load(std::memory_order_relaxed), std::memory_order_relaxed);
+    record_at.store(2 * times.load(std::memory_order_relaxed), std::memory_order_relaxed);
   }
 };
 
-// The recipes of one op, in buckets: calls of a model that fall into the same one must not evict each other, as each time
-// that costs a call of Python. There are at most kBuckets * kWays; a further one takes the place of another.
-class Recipes {
+// The launch records of one op, in buckets of kWays: calls of a model that share a bucket must not evict each other, as each
+// eviction costs a call of Python. There are at most kBuckets * kWays records; a further one replaces another.
+class LaunchTable {
  public:
   // Valid as long as the caller's `Reading`.
-  const Recipe* find(const Look& call, uint64_t hash) const {
+  const LaunchRecord* find(const CallKey& call, uint64_t hash) const {
     const Table* table = table_.load(std::memory_order_acquire);
     if (table == nullptr) {
       return nullptr;
     }
     const uint64_t now = epoch.load(std::memory_order_acquire);
-    for (const auto& place : (*table)[bucket_of(hash)].recipes) {
-      const Recipe* found = place.load();
+    for (const auto& place : (*table)[bucket_of(hash)].records) {
+      const LaunchRecord* found = place.load();
       if (found == nullptr) {
         return nullptr;
       }
@@ -649,8 +649,8 @@ class Recipes {
     return nullptr;
   }
 
-  // Counts a call that has no recipe.
-  Sighting& saw(uint64_t hash) {
+  // Counts a call that has no record.
+  CallCount& count(uint64_t hash) {
     Table* table = table_.load(std::memory_order_acquire);
     if (table == nullptr) {
       std::lock_guard<std::mutex> held(lock_);
@@ -659,57 +659,57 @@ class Recipes {
     Bucket& bucket = (*table)[bucket_of(hash)];
     const uint64_t id = hash ^ epoch.load(std::memory_order_relaxed);
     size_t at = 0;
-    while (at < kWays && bucket.seen[at].id.load(std::memory_order_relaxed) != id) {
+    while (at < kWays && bucket.counts[at].id.load(std::memory_order_relaxed) != id) {
       ++at;
     }
     if (at == kWays) {  // in turn: two calls that come in turn must not take each other's place
       at = bucket.next.fetch_add(1, std::memory_order_relaxed) % kWays;
-      bucket.seen[at].restart(id);
+      bucket.counts[at].restart(id);
     }
-    bucket.seen[at].times.fetch_add(1, std::memory_order_relaxed);
-    return bucket.seen[at];
+    bucket.counts[at].times.fetch_add(1, std::memory_order_relaxed);
+    return bucket.counts[at];
   }
 
-  // The planner cannot make a recipe for calls with this key.
+  // The planner cannot make a launch record for calls with this key.
   void refuse(uint64_t hash, uint64_t of_epoch) {
     if (Table* table = table_.load(std::memory_order_acquire)) {
       const uint64_t id = hash ^ of_epoch;
-      for (Sighting& seen : (*table)[bucket_of(hash)].seen) {
-        if (seen.id.load(std::memory_order_relaxed) == id) {
-          seen.refused.store(true, std::memory_order_relaxed);
+      for (CallCount& calls : (*table)[bucket_of(hash)].counts) {
+        if (calls.id.load(std::memory_order_relaxed) == id) {
+          calls.refused.store(true, std::memory_order_relaxed);
         }
       }
     }
   }
 
-  // Whether a call that has no recipe is recorded now.
-  bool is_due(uint64_t hash) {
-    Sighting& seen = saw(hash);
-    if (!seen.is_due()) {
+  // Counts a call without a launch record; whether to record it now.
+  bool should_record(uint64_t hash) {
+    CallCount& calls = count(hash);
+    if (!calls.should_record()) {
       return false;
     }
-    seen.tried();
+    calls.tried();
     return true;
   }
 
-  void keep(std::shared_ptr<const Recipe> recipe, uint64_t hash) {
+  void keep(std::shared_ptr<const LaunchRecord> record, uint64_t hash) {
     std::vector<Replaced> unused;  // freed after the lock is released, as that may take Python's
     std::lock_guard<std::mutex> held(lock_);
-    if (recipe->epoch != epoch.load(std::memory_order_acquire)) {
+    if (record->epoch != epoch.load(std::memory_order_acquire)) {
       return;
     }
     Bucket& bucket = (*made())[bucket_of(hash)];  // a planner may answer a question of the gate before this one
     size_t at = (hash >> 33) % kWays;
     for (size_t i = kWays; i-- > 0;) {
-      const Recipe* there = bucket.recipes[i].load();
-      if (there == nullptr || there->epoch != recipe->epoch || there->look == recipe->look) {
+      const LaunchRecord* there = bucket.records[i].load();
+      if (there == nullptr || there->epoch != record->epoch || there->key == record->key) {
         at = i;
       }
     }
-    bucket.recipes[at].store(recipe.get());
-    bucket.owned[at].swap(recipe);
-    if (recipe != nullptr) {
-      replaced_.push_back({moment.fetch_add(1), std::move(recipe)});
+    bucket.records[at].store(record.get());
+    bucket.owned[at].swap(record);
+    if (record != nullptr) {
+      replaced_.push_back({moment.fetch_add(1), std::move(record)});
     }
     const uint64_t oldest = replaced_.empty() ? 0 : Readers::all().oldest();
     const auto read = [&](const Replaced& one) { return one.at >= oldest; };
@@ -721,12 +721,12 @@ class Recipes {
  private:
   struct Replaced {
     uint64_t at;
-    std::shared_ptr<const Recipe> recipe;
+    std::shared_ptr<const LaunchRecord> record;
   };
   struct Bucket {
-    std::array<std::atomic<const Recipe*>, kWays> recipes{};
-    std::array<std::shared_ptr<const Recipe>, kWays> owned{};  // under the lock
-    std::array<Sighting, kWays> seen{};
+    std::array<std::atomic<const LaunchRecord*>, kWays> records{};
+    std::array<std::shared_ptr<const LaunchRecord>, kWays> owned{};  // under the lock
+    std::array<CallCount, kWays> counts{};
     std::atomic<uint32_t> next{0};
   };
   using Table = std::array<Bucket, kBuckets>;
@@ -765,8 +765,8 @@ void opmux_launches_launch(int on) { launching.store(on != 0 && driver.load() !=
 
 uint64_t opmux_launches_launched() { return launched.load(std::memory_order_relaxed); }
 
-// Recipes in memory.
-int64_t opmux_launches_recipes() { return living.load(std::memory_order_relaxed); }
+// LaunchTable in memory.
+int64_t opmux_launches_records() { return living.load(std::memory_order_relaxed); }
 
 // Forgets what was recorded.
 void opmux_launches_clear() { epoch.fetch_add(1, std::memory_order_acq_rel); }

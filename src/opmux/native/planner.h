@@ -6,11 +6,15 @@
 
 #include "launches.h"
 
+#include <fcntl.h>
+#include <pthread.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <fstream>
 #include <map>
+#include <new>
 #include <sstream>
 #include <thread>
 
@@ -18,7 +22,7 @@ namespace {
 
 enum Message : uint64_t {
   kKernel = 1,
-  kRecipe = 2,
+  kRecord = 2,  // a launch record
   kRefusal = 3,
   kFailure = 4,  // a temporary error, such as out of memory: the gate may send the key again
   kClass = 5,
@@ -59,7 +63,7 @@ struct Words {
 };
 
 // Reads what a call launches; false if the words make no sense.
-bool fill(Recipe& made, Words& reader, const Kernels& kernels) {
+bool fill(LaunchRecord& made, Words& reader, const Kernels& kernels) {
   const auto sizes = [&](uint64_t count) {
     std::vector<c10::SymInt> found;
     for (uint64_t i = 0; i < count; ++i) {
@@ -68,7 +72,7 @@ bool fill(Recipe& made, Words& reader, const Kernels& kernels) {
     return found;
   };
   for (uint64_t left = reader.count(kMostWords); left > 0; --left) {
-    made.look.push_back(reader.word());
+    made.key.push_back(reader.word());
   }
   for (uint64_t left = reader.count(kMostResults); left > 0; --left) {
     const auto type = static_cast<at::ScalarType>(reader.word());
@@ -80,20 +84,20 @@ bool fill(Recipe& made, Words& reader, const Kernels& kernels) {
     made.spaces.push_back({at::kByte, sizes(1), {1}});
   }
   for (uint64_t left = reader.count(kMostLaunches); left > 0; --left) {
-    Recipe::Launch launch{};
+    LaunchRecord::Launch launch{};
     const auto kernel = kernels.find(reader.word());
     reader.ok = reader.ok && kernel != kernels.end();
     if (!reader.ok) {
       return false;
     }
     launch.kernel = kernel->second;
-    for (uint32_t& n : launch.seen.grid) {
+    for (uint32_t& n : launch.recorded.grid) {
       n = static_cast<uint32_t>(reader.word());
     }
-    launch.seen.threads = static_cast<uint32_t>(reader.word());
-    launch.seen.shared = launch.kernel->shared;
+    launch.recorded.threads = static_cast<uint32_t>(reader.word());
+    launch.recorded.shared = launch.kernel->shared;
     for (uint64_t params = reader.count(kMostParams); params > 0; --params) {
-      const auto kind = static_cast<Recipe::Kind>(reader.count(Recipe::kBytes));
+      const auto kind = static_cast<LaunchRecord::Kind>(reader.count(LaunchRecord::kNumber));
       const int index = static_cast<int>(reader.count(kMostResults));
       launch.params.push_back({kind, index, reader.word()});
     }
@@ -146,7 +150,7 @@ struct SizeClass {
       formulas.push_back(one);
     }
     answer.assign(reader.at, reader.end);
-    Recipe made;
+    LaunchRecord made;
     if (!fill(made, reader, all)) {
       return false;
     }
@@ -162,8 +166,8 @@ struct SizeClass {
   }
 };
 
-// The recipes of one overload on one device, and the size classes that more are made from.
-class Planned : public Recipes {
+// The launch records of one overload on one device, and the size classes from which more are made.
+class PlannedTable : public LaunchTable {
  public:
   static constexpr size_t kMost = 256;  // classes
 
@@ -183,13 +187,13 @@ class Planned : public Recipes {
   }
 
   // Makes a launch record from a size class; nullptr if no class fits, or none was added since this key was last tried.
-  std::shared_ptr<const Recipe> make(const Look& call, uint64_t hash, Sighting& seen) {
+  std::shared_ptr<const LaunchRecord> make(const CallKey& call, uint64_t hash, CallCount& calls) {
     const uint32_t version = version_.load(std::memory_order_acquire);
-    if (seen.classes.load(std::memory_order_relaxed) == version) {
+    if (calls.classes.load(std::memory_order_relaxed) == version) {
       return nullptr;
     }
-    seen.classes.store(version, std::memory_order_relaxed);
-    auto made = std::make_shared<Recipe>();
+    calls.classes.store(version, std::memory_order_relaxed);
+    auto made = std::make_shared<LaunchRecord>();
     made->epoch = epoch.load(std::memory_order_acquire);
     if (!fill_from_class(*made, call)) {
       return nullptr;
@@ -200,19 +204,19 @@ class Planned : public Recipes {
 
   // Whether to send a call without a launch record to the planner: at its second call, or at the first one if several
   // calls came whose keys differ from it only in sizes and strides.
-  bool is_to_ask(const Look& call, const Sighting& seen) {
-    if (seen.refused.load(std::memory_order_relaxed)) {
+  bool should_request(const CallKey& call, const CallCount& calls) {
+    if (calls.refused.load(std::memory_order_relaxed)) {
       return false;
     }
-    if (seen.is_to_ask() || seen.times.load(std::memory_order_relaxed) > 1) {
-      return seen.is_to_ask();
+    if (calls.should_request() || calls.times.load(std::memory_order_relaxed) > 1) {
+      return calls.should_request();
     }
-    const Sighting& alike = saw(call.pattern());
+    const CallCount& alike = count(call.pattern());
     return alike.times.load(std::memory_order_relaxed) > kNewKeys && !alike.refused.load(std::memory_order_relaxed);
   }
 
  private:
-  bool fill_from_class(Recipe& made, const Look& call) {
+  bool fill_from_class(LaunchRecord& made, const CallKey& call) {
     std::lock_guard<std::mutex> held(lock_);
     for (auto one = classes_.rbegin(); one != classes_.rend(); ++one) {
       if ((*one)->epoch != made.epoch) {
@@ -233,6 +237,18 @@ class Planned : public Recipes {
   std::atomic<uint32_t> version_{0};
 };
 
+// One connection to a planner, and what it was sent.
+struct Connection {
+  explicit Connection(int socket, ino_t inode) : socket(socket), inode(inode) {}
+  ~Connection() { close(socket); }
+  Connection(const Connection&) = delete;
+  Connection& operator=(const Connection&) = delete;
+
+  const int socket;   // a descriptor of its own: no other file gets its number while a thread may send
+  const ino_t inode;  // of the socket, by which another descriptor of it is recognised
+  std::atomic<int64_t> waiting{0};
+};
+
 class Planner {
  public:
   static Planner& instance() {
@@ -240,28 +256,38 @@ class Planner {
     return *made;
   }
 
-  // Asks on this socket from now on; -1: asks nobody. The socket stays open.
+  // Sends requests to this socket from now on; -1: sends none. The caller may close its descriptor. A forked child has
+  // no planner until this is called there.
   void use(int socket) {
-    owner_ = getpid();
-    socket_.store(socket, std::memory_order_release);
-    if (socket >= 0 && listening_.exchange(socket) != socket) {
-      waiting_.store(0);
-      std::thread([this, socket] { listen(socket); }).detach();
-    }
-  }
-
-  bool is_there() const { return socket_.load(std::memory_order_relaxed) >= 0; }
-
-  // The recipes of one overload on one device.
-  void add(int64_t slot, const std::shared_ptr<Planned>& recipes) {
+    struct stat found {};
+    const bool on = socket >= 0 && fstat(socket, &found) == 0;
     std::lock_guard<std::mutex> held(lock_);
-    recipes_[slot] = recipes;
+    if (on && (connection_ == nullptr || connection_->inode != found.st_ino)) {
+      const int own = fcntl(socket, F_DUPFD_CLOEXEC, 0);
+      connection_ = own < 0 ? nullptr : std::make_shared<Connection>(own, found.st_ino);
+      try {
+        if (connection_ != nullptr) {
+          std::thread([this, to = connection_] { listen(to); }).detach();
+        }
+      } catch (const std::exception&) {  // no more threads: calls are recorded in this process
+        connection_ = nullptr;
+      }
+    }
+    is_there_.store(on && connection_ != nullptr, std::memory_order_release);
   }
 
-  // False: it was not sent, because there are too many questions already, or because this is a forked child.
-  bool ask(int64_t slot, const Look& call, uint64_t hash) {
-    const int socket = socket_.load(std::memory_order_acquire);
-    if (socket < 0 || getpid() != owner_) {
+  bool is_there() const { return is_there_.load(std::memory_order_relaxed); }
+
+  // The launch records of one overload on one device.
+  void add(int64_t slot, const std::shared_ptr<PlannedTable>& table) {
+    std::lock_guard<std::mutex> held(lock_);
+    tables_[slot] = table;
+  }
+
+  // False: it was not sent, because there are too many requests already.
+  bool request(int64_t slot, const CallKey& call, uint64_t hash) {
+    const auto to = connection();
+    if (to == nullptr) {
       return false;
     }
     static_assert(kMostWords <= 128, "two words have a bit for each word");
@@ -270,84 +296,105 @@ class Planner {
                                             static_cast<uint64_t>(call.count)};
     std::memcpy(message + kHead, call.words, call.count * sizeof(uint64_t));
     const size_t bytes = (kHead + call.count) * sizeof(uint64_t);
-    waiting_.fetch_add(1, std::memory_order_relaxed);
-    const bool sent = send(socket, message, bytes, MSG_DONTWAIT | MSG_NOSIGNAL) == static_cast<ssize_t>(bytes);
+    to->waiting.fetch_add(1, std::memory_order_relaxed);
+    const bool sent = send(to->socket, message, bytes, MSG_DONTWAIT | MSG_NOSIGNAL) == static_cast<ssize_t>(bytes);
     if (!sent) {
-      waiting_.fetch_sub(1, std::memory_order_relaxed);
+      to->waiting.fetch_sub(1, std::memory_order_relaxed);
     }
     return sent;
   }
 
-  // Questions that are not answered yet.
-  int64_t waiting() const { return is_there() ? waiting_.load(std::memory_order_relaxed) : 0; }
+  // Requests that are not answered yet.
+  int64_t waiting() {
+    const auto to = is_there() ? connection() : nullptr;
+    return to == nullptr ? 0 : to->waiting.load(std::memory_order_relaxed);
+  }
 
  private:
   static constexpr size_t kHead = 7;
 
-  void listen(int socket) {
+  std::shared_ptr<Connection> connection() {
+    std::lock_guard<std::mutex> held(lock_);
+    return connection_;
+  }
+
+  Planner() {
+    pthread_atfork(nullptr, nullptr, [] { instance().start_in_child(); });
+  }
+
+  // In a forked child: the connection is the parent's, and a thread that does not exist here may have held the lock.
+  void start_in_child() {
+    is_there_.store(false);
+    new (&lock_) std::mutex;
+    if (connection_ != nullptr) {
+      close(connection_->socket);
+      new (&connection_) std::shared_ptr<Connection>;  // never freed: it would close the descriptor again
+    }
+  }
+
+  void listen(const std::shared_ptr<Connection>& from) {
     std::vector<uint64_t> message(1 << 14);
     Kernels kernels;
     while (true) {
-      const ssize_t got = recv(socket, message.data(), message.size() * sizeof(uint64_t), 0);
+      const ssize_t got = recv(from->socket, message.data(), message.size() * sizeof(uint64_t), 0);
       if (got < 0 && errno == EINTR) {
         continue;
       }
-      if (got <= 0) {  // it has ended
-        int mine = socket;
-        socket_.compare_exchange_strong(mine, -1);
-        mine = socket;
-        listening_.compare_exchange_strong(mine, -1);
+      if (got <= 0) {  // the planner has ended, or was replaced
+        std::lock_guard<std::mutex> held(lock_);
+        if (connection_ == from) {
+          is_there_.store(false, std::memory_order_release);
+          connection_ = nullptr;
+        }
         return;
       }
       Words reader{message.data(), message.data() + got / sizeof(uint64_t)};
       try {
-        take(socket, reader, kernels);
+        take(*from, reader, kernels);
       } catch (const std::exception&) {  // out of memory: calls of this key stay torch's
       }
     }
   }
 
-  void take(int socket, Words& reader, Kernels& kernels) {
+  void take(Connection& from, Words& reader, Kernels& kernels) {
     const uint64_t kind = reader.word();
     if (kind == kKernel) {
       take_kernel(reader, kernels);
       return;
     }
     if (kind == kDone) {
-      if (listening_.load() == socket) {  // else it answers what was asked of an earlier planner
-        waiting_.fetch_sub(1, std::memory_order_relaxed);
-      }
+      from.waiting.fetch_sub(1, std::memory_order_relaxed);
       return;
     }
-    if (kind < kRecipe || kind > kClass) {
+    if (kind < kRecord || kind > kClass) {
       return;
     }
     const auto slot = static_cast<int64_t>(reader.word());
     const uint64_t of_epoch = reader.word(), hash = kind == kClass ? 0 : reader.word();
-    std::shared_ptr<Planned> recipes;
+    std::shared_ptr<PlannedTable> table;
     {
       std::lock_guard<std::mutex> held(lock_);
-      recipes = recipes_[slot].lock();
+      table = tables_[slot].lock();
     }
-    if (recipes == nullptr || !reader.ok || kind == kFailure) {
+    if (table == nullptr || !reader.ok || kind == kFailure) {
       return;
     }
     if (kind == kRefusal) {
-      recipes->refuse(hash, of_epoch);
+      table->refuse(hash, of_epoch);
       return;
     }
     if (kind == kClass) {
       auto made = std::make_shared<SizeClass>();
       made->epoch = of_epoch;
       if (made->read(reader, kernels)) {
-        recipes->add(std::move(made));
+        table->add(std::move(made));
       }
       return;
     }
-    auto made = std::make_shared<Recipe>();
+    auto made = std::make_shared<LaunchRecord>();
     made->epoch = of_epoch;
     if (fill(*made, reader, kernels)) {
-      recipes->keep(std::move(made), hash);
+      table->keep(std::move(made), hash);
     }
   }
 
@@ -365,11 +412,10 @@ class Planner {
     }
   }
 
-  std::atomic<int> socket_{-1}, listening_{-1};
-  std::atomic<int64_t> waiting_{0};
-  pid_t owner_ = 0;
-  std::mutex lock_;
-  std::map<int64_t, std::weak_ptr<Planned>> recipes_;
+  std::atomic<bool> is_there_{false};
+  std::mutex lock_;  // for all below
+  std::shared_ptr<Connection> connection_;
+  std::map<int64_t, std::weak_ptr<PlannedTable>> tables_;
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-"""Work that another process does beside the program, and what this one does when it is over."""
+"""Runs work in another process beside the program, and a function in this one when it has ended."""
 
 from __future__ import annotations
 
@@ -7,32 +7,54 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
+import time
+import types
 from collections.abc import Callable
 from typing import Any
 
+from ..core.lock import ForkSafeLock, lock
 from ..core.log import logger
 from . import build
 
 _CHARACTERS = 400  # characters of an error that are kept
+_MARK = "it failed: "
+_PROGRAM = """\
+import os, sys
+sys.path[:] = {path!r}
+os.nice({nice})
+try:
+    exec({program!r})
+except Exception as error:
+    sys.exit({mark!r} + f"{{type(error).__name__}}: {{error}}")
+"""
 _PENDING = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+NICE = 5  # how much lower the priority of another process is
+RETRY = 0.2  # seconds
+LONG = 2.0  # seconds that the import of a module takes
+OURS = ("opmux", "torch", "triton")  # packages that a function imports from, however long they take
+locks: list[ForkSafeLock] = [lock]  # of which the main thread must hold none
 _kept: list[Any] = []  # functions that Python may still call
 
 
 def run(program: str, then: Callable[[str], None], env: dict[str, str] | None = None) -> None:
     """Run Python source in another process; then call `then` with "" or what went wrong, in a thread of its own.
 
-    The process has this one's sys.path and environment. OSError if it cannot be started.
+    The process has this one's sys.path and environment, and a lower priority. OSError if it cannot be started.
     """
-    command = [sys.executable, "-c", f"import sys; sys.path[:] = {module_path()!r}\n{program}"]
+    command = [sys.executable, "-c", _PROGRAM.format(path=module_path(), nice=NICE, program=program, mark=_MARK)]
+    errors = tempfile.TemporaryFile()  # noqa: SIM115 - no pipe: the work goes on when this process has ended
     process = build.start(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors,
         env=os.environ | (env or {}), start_new_session=True,
     )  # fmt: skip
 
     def wait() -> None:
-        _, errors = process.communicate()
-        text = errors.decode(errors="replace").strip()
+        process.wait()
+        with errors:
+            errors.seek(0)
+            text = errors.read().decode(errors="replace").rpartition(_MARK)[2].strip()
         then("" if process.returncode == 0 else text[-_CHARACTERS:] or f"exit status {process.returncode}")
 
     threading.Thread(target=wait, name="opmux background", daemon=True).start()
@@ -55,12 +77,24 @@ def module_path() -> list[str]:
 
 
 def in_main_thread(call: Callable[[], None]) -> None:
-    """Have Python's main thread call a function soon, between two of its instructions."""
+    """Have Python's main thread call a function soon, between two of its instructions.
 
+    Not while that thread imports or holds a lock of ours: the function could see half of a module, or half of a change.
+    It is then tried again, `RETRY` seconds later.
+    """
+    _in_main_thread(call, {})
+
+
+def _in_main_thread(call: Callable[[], None], imports: dict[str, float]) -> None:
     def pending(_: Any) -> int:
         _kept.remove(made)
         try:
-            call()
+            if _is_busy(imports):
+                retry = threading.Timer(RETRY, _in_main_thread, (call, imports))
+                retry.daemon = True
+                retry.start()
+            else:
+                call()
         except KeyboardInterrupt:  # for the program, not for this function
             signal.raise_signal(signal.SIGINT)
         except Exception:  # there is no caller to raise to
@@ -71,3 +105,23 @@ def in_main_thread(call: Callable[[], None]) -> None:
     _kept.append(made)
     while ctypes.pythonapi.Py_AddPendingCall(made, None):  # the queue is full
         threading.Event().wait(0.01)
+
+
+def _is_busy(imports: dict[str, float]) -> bool:
+    """Whether this thread must not be interrupted now. `imports`: when each unfinished import was first seen here."""
+    if any(one.held._is_owned() for one in locks):  # type: ignore[attr-defined]
+        return True
+    frame: types.FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "torch.library":  # it may warn while it holds the dispatcher's lock
+            return True
+        frame = frame.f_back
+    now = time.monotonic()
+    specs = {name: getattr(module, "__dict__", {}).get("__spec__") for name, module in sys.modules.copy().items()}
+    unfinished = {name for name, spec in specs.items() if getattr(spec, "_initializing", False)}
+    for name in imports.keys() - unfinished:
+        del imports[name]
+    for name in unfinished:
+        imports.setdefault(name, now)
+    # A module of which the import takes longer may be the program itself, which does not return.
+    return any(name.partition(".")[0] in OURS or now - since < LONG for name, since in imports.items())

@@ -297,7 +297,11 @@ _LINKING = ("-shared", "-l", "-L", "-Wl,")  # what flags of the linker begin wit
 
 
 def _compile(name: str, target: Path, used: Compiler, inputs: list[str], flags: tuple[str, ...]) -> None:
-    print(f"opmux: compiling {name.replace('_', ' ')} (once, about 20 s)", file=sys.stderr, flush=True)
+    print(
+        f"opmux: compiling {name.replace('_', ' ')} for this machine, once: half a minute on two idle cores",
+        file=sys.stderr,
+        flush=True,
+    )
     written = cache_dir.temporary_name(target)
     objects = [str(written.with_suffix(f".{i}.tmp")) for i in range(len(inputs))] if len(inputs) > 1 else []
     plain = [flag for flag in flags if not flag.startswith(_LINKING)]

@@ -1,8 +1,8 @@
-"""Ops of `opmux.ops` with gradients, launched from C++: `hasten` replaces `apply` of an op's autograd.Function.
+"""Launches ops of `opmux.ops` with gradients from C++: `accelerate` replaces `apply` of an op's autograd.Function.
 
 The native library (native_library.py) is compiled when the first differentiable op is called on CUDA. After some calls
-that look the same, one is recorded (launching.py); further ones are launched from C++ (native/functions.cpp), and so
-are their backwards. Without the library every call is one of the Function in Python.
+with the same key (dtypes, shapes, strides, numbers) one is recorded (launching.py); C++ launches further ones and their
+backwards (native/functions.cpp). Without the library the Function runs every call in Python.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class _State:
     device = "cuda"  # the only one that C++ launches on; tests have another
 
 
-def hasten(
+def accelerate(
     spec: Spec, entry: EntryPoint, backward: EntryPoint, apply: Apply, replace: Callable[[Apply], None]
 ) -> Apply:
-    """`apply` of an op's Function, or one that launches from C++ where it can; `replace` gets a late one."""
+    """Return `apply` of an op's Function, or one that launches from C++; `replace` receives one that is made later."""
     if spec.family not in FAMILIES or _State.device not in (*machine.accelerators(), "cpu"):
         return apply
     few = max(len(spec.names), len(spec.gradient.sources)) <= _MOST_ARGUMENTS
@@ -45,15 +45,15 @@ def hasten(
     def made() -> Apply:
         library = native_library.loaded()
         assert library is not None
-        return _Hastened(library, spec, entry, backward, apply).apply
+        return _Accelerated(library, spec, entry, backward, apply).apply
 
     if native_library.soon(lambda: replace(made())) or not native_library.available():
         return apply
     return made()
 
 
-class _Hastened:
-    """What C++ calls for one op, and tells C++ what it has recorded."""
+class _Accelerated:
+    """The functions that C++ calls for one op. Those that record hand the result to C++."""
 
     def __init__(
         self, library: native_library.Library, spec: Spec, entry: EntryPoint, backward: EntryPoint, apply: Apply
@@ -75,7 +75,7 @@ class _Hastened:
         )  # fmt: skip
 
     def record(self, run: Callable[..., Any], *args: Any) -> Any:
-        """`apply`, of which C++ keeps what the forward has launched."""
+        """Run `apply`; C++ keeps what the forward launches."""
         if launching.is_recording():
             return self._plain(run, *args)
         pair, since, recorder = self._backward.pair(), self._library.functions_epoch(), launching.Recorder()
@@ -97,7 +97,7 @@ class _Hastened:
         return self._function(_Context(saved, kept, needed), *grads)
 
     def record_backward(self, saved: tuple, kept: tuple, needed: tuple, forward: int, grads: tuple) -> tuple:
-        """The same, of which C++ keeps what it has launched."""
+        """The same; C++ keeps what it launches."""
         if launching.is_recording():
             return self.backward(saved, kept, needed, forward, grads)
         recorder, calls, since = launching.Recorder(), [], self._library.functions_epoch()
@@ -126,7 +126,7 @@ class _Context:
 
 
 def _watched(pair: tuple, recorder: launching.Recorder) -> Callable[..., Any]:
-    """A pair as a function whose implementation is recorded; looking it up is not."""
+    """A pair as a function that records its implementation, but not the selection of it."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         target, recover = getattr(pair[0], "follow", lambda *given: pair)(args, kwargs)

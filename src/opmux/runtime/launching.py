@@ -1,8 +1,8 @@
 """Kernels of Triton launched from C++: the switches and the recording of native/launches.h.
 
-C++ launches a call again that Python has recorded: `Recorder` notes what a call does. If that was nothing but
-allocations and launches, further calls that look the same (dtypes, shapes, strides, numbers) launch the same kernels,
-with the same numbers and the pointers of their own tensors. `clear` makes the gate and the functions forget.
+C++ launches a call again that Python has recorded: `Recorder` notes what a call does. If it only allocated and launched
+kernels, further calls with the same key (dtypes, shapes, strides, numbers) launch the same kernels, with the same
+numbers and the pointers of their own tensors. `clear` voids what the gate and the functions have recorded.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _FORMATS = {
 }  # fmt: skip
 
 
-class Seen(ctypes.Structure):
+class RecordedLaunch(ctypes.Structure):
     """One launch."""
 
     _fields_ = (
@@ -52,7 +52,7 @@ class Recorded(ctypes.Structure):
     """All that a call has launched."""
 
     _fields_ = (
-        ("launches", ctypes.c_int32), ("spaces", ctypes.c_int32), ("seen", Seen * _MOST_LAUNCHES),
+        ("launches", ctypes.c_int32), ("spaces", ctypes.c_int32), ("launch", RecordedLaunch * _MOST_LAUNCHES),
         ("space", _Space * _MOST_SPACES),
     )  # fmt: skip
 
@@ -173,9 +173,9 @@ def launched() -> int:
     return 0 if _State.library is None else _State.library.launches_launched()
 
 
-def recipes() -> int:
-    """How many recorded calls C++ holds, to launch others that look the same or for the backward of a graph."""
-    return 0 if _State.library is None else _State.library.launches_recipes()
+def live_records() -> int:
+    """How many launch records are in memory: in C++'s tables, or for the backward of a graph."""
+    return 0 if _State.library is None else _State.library.launches_records()
 
 
 def _set_launching() -> None:
@@ -240,7 +240,7 @@ class Recorder:
         if len(spaces) > _MOST_SPACES:
             return False
         try:
-            if not all(map(describe, record.launches, into.seen)):
+            if not all(map(describe, record.launches, into.launch)):
                 return False
         except (AttributeError, TypeError, ValueError, struct.error) as error:  # another Triton
             logger.debug("a launch cannot be described: %s", error)
@@ -278,7 +278,7 @@ def _end(into: Any) -> int:
     return int(recorder.describe(into.contents))
 
 
-def describe(launch: launches.Launch, seen: Seen) -> bool:
+def describe(launch: launches.Launch, into: RecordedLaunch) -> bool:
     """Fill in a launch for C++; False if it is not a plain one of Triton's on CUDA."""
     compiled, run = launch.compiled, getattr(launch.compiled, "run", None)
     if type(run).__name__ not in LAUNCHERS or any(getattr(run, name, 0) for name in EXTRAS):
@@ -290,11 +290,11 @@ def describe(launch: launches.Launch, seen: Seen) -> bool:
         params = parameters(launch)
     except ValueError:
         return False
-    seen.function, seen.threads, seen.shared, seen.count = compiled.function, 32 * warps, shared, len(params)
-    seen.grid[:] = (*launch.grid, 1, 1)[:3]
+    into.function, into.threads, into.shared, into.count = compiled.function, 32 * warps, shared, len(params)
+    into.grid[:] = (*launch.grid, 1, 1)[:3]
     for i, (kind, value) in enumerate(params):
-        seen.is_pointer[i] = kind.startswith("*")
-        seen.values[i] = value if not kind.startswith("*") else 0 if value is None else value.data_ptr()
+        into.is_pointer[i] = kind.startswith("*")
+        into.values[i] = value if not kind.startswith("*") else 0 if value is None else value.data_ptr()
     _kernels[compiled.function] = compiled
     return True
 

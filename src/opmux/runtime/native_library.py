@@ -55,7 +55,7 @@ class Library:
         self.launches_driver = function("launches_driver", None, address)
         self.launches_launch = function("launches_launch", None, flag)
         self.launches_launched = function("launches_launched", word)
-        self.launches_recipes = function("launches_recipes", ctypes.c_int64)
+        self.launches_records = function("launches_records", ctypes.c_int64)
         self.launches_clear = function("launches_clear", None)
         # gate.cpp; the dispatcher may wait for its lock, without the GIL
         self.gate_error = function("gate_error", text)
@@ -79,11 +79,16 @@ class Library:
 
 
 class _State:
-    lock = ForkSafeLock().arm()  # a process may fork while another thread compiles
+    loading = ForkSafeLock().arm()  # held while this process compiles and loads
+    lock = ForkSafeLock().arm()  # for all below; never held while anything is compiled
     library: Library | None = None
     tried = False
-    compiling = False
-    waiting: list[Callable[[], None]] = []  # what is done when the library is there
+    compiling = False  # by another process or another thread
+    waiting: list[Callable[[], None]] = []  # called once the library is loaded
+
+
+_State.lock.after_fork.append(lambda: setattr(_State, "compiling", False))  # the thread does not exist in the child
+background.locks.append(_State.loading)
 
 
 def loaded() -> Library | None:
@@ -93,17 +98,28 @@ def loaded() -> Library | None:
 
 def available() -> bool:
     """Whether the library is loaded; compiles it on first use, unless OPMUX_CPP=0."""
-    with _State.lock.held:
-        if not _State.tried and CPP.get():
-            try:
-                check()
-                made = build.load(NAME, SOURCES, flags=flags())
-                _State.library = Library(made)
-                launching.attach(_State.library)
-            except build.CannotBuild as error:
-                _warn(error)
-        _State.tried = True
+    if not _State.tried:
+        with _State.loading.held:
+            if not _State.tried:
+                _load()
+        _use()
     return _State.library is not None
+
+
+def _load() -> None:
+    with _State.lock.held:
+        before, _State.compiling = _State.compiling, True
+    try:
+        if CPP.get():
+            check()
+            _State.library = Library(build.load(NAME, SOURCES, flags=flags()))
+            launching.attach(_State.library)
+    except build.CannotBuild as error:
+        _warn(error)
+    except BaseException:  # Ctrl-C: the next call tries again
+        _State.compiling = before
+        raise
+    _State.tried = True
 
 
 def must_be_compiled() -> bool:
@@ -130,7 +146,10 @@ def possible() -> bool:
 
 
 def soon(use: Callable[[], None]) -> bool:
-    """Compile the library in another process, then call `use`; returns False if that is not needed or not possible."""
+    """Compile the library in another process, then call `use`; returns False if that is not needed or not possible.
+
+    Does not wait: if another thread compiles, that thread calls `use`.
+    """
     with _State.lock.held:
         if _State.tried or not CPP.get():
             return False
@@ -149,15 +168,21 @@ def soon(use: Callable[[], None]) -> bool:
 
 
 def _compiled(error: str) -> None:
-    if error and _State.library is None:  # else another thread has compiled it meanwhile
-        with _State.lock.held:
-            if not _State.tried:
-                _warn(error)
+    with _State.loading.held:
+        if error and not _State.tried:  # else this process has compiled it meanwhile
+            _warn(error)
             _State.tried = True
-    there = available()
+    available()
+    _use()
+
+
+def _use() -> None:
+    """Call what waits for the library."""
     with _State.lock.held:
+        if not _State.tried:
+            return
         waiting, _State.waiting = _State.waiting, []
-    for use in waiting if there else ():
+    for use in waiting if _State.library is not None else ():
         try:
             use()
         except Exception:  # there is no caller to raise to, and the others go on

@@ -439,10 +439,10 @@ def warm(
     The exit code is 1 if a kernel cannot be compiled, or the model's step was not run to its end.
     """
     from . import screen
-    from .warm.command import Asked, run
+    from .warm.command import WarmOptions, run
 
     screen.show_log()
-    raise typer.Exit(run(Asked(what, args or [], batch, length, dtype, chip, jobs, train, seconds)))
+    raise typer.Exit(run(WarmOptions(what, args or [], batch, length, dtype, chip, jobs, train, seconds)))
 
 
 @app.command(

@@ -1,6 +1,6 @@
 """The planner process of auto mode: plans and compiles calls for the program, which starts it (faces/aten/planner.py).
 
-A request is the key of a call, as 64-bit words (`Look` in native/launches.h): the dtype, sizes and strides of each
+A request is the key of a call, as 64-bit words (`CallKey` in native/launches.h): the dtype, sizes and strides of each
 tensor and the value of every other argument. The planner runs the implementation for the chip on meta tensors, with
 Triton's compiler and without a device. The answer lists the kernels that were launched and, for each pointer, its
 tensor; or it says that C++ cannot launch the call. If earlier keys differ from this one in only one size, a size class
@@ -10,13 +10,20 @@ follows: from it C++ computes the launches of other sizes without a request (siz
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import fcntl
+import itertools
 import json
+import mmap
 import os
 import shutil
+import signal
 import socket
 import struct
 import sys
 import tempfile
+import time
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,9 +46,13 @@ from .size_classes import Formula, SizeClass
 
 DEVICE = "cuda"
 CUDA = 1  # c10::DeviceType
-KERNEL, ANSWER, REFUSAL, FAILURE, CLASS, DONE = range(1, 7)  # Message in planner.h
-ARGUMENT, RESULT, SPACE, NUMBER = range(4)  # Recipe::Kind in launches.h
+KERNEL, RECORD, REFUSAL, FAILURE, CLASS, DONE = range(1, 7)  # Message in planner.h
+ARGUMENT, RESULT, SPACE, NUMBER = range(4)  # LaunchRecord::Kind in launches.h
 MOST = 1 << 17  # bytes of a message
+PREFIX = "opmux-planner-"  # of the folder of kernels
+NEW = 60.0  # seconds in which a folder may not be locked yet
+RESTARTS = 16  # of workers that were killed; with none left the planner ends
+PR_SET_PDEATHSIG = 1  # a worker ends with the process that replaces it
 # c10::ScalarType, whose numbers are part of torch's file format
 DTYPES: dict[int, torch.dtype] = {
     0: torch.uint8, 1: torch.int8, 2: torch.int16, 3: torch.int32, 4: torch.int64, 5: torch.float16, 6: torch.float32,
@@ -63,17 +74,43 @@ def main() -> None:
     """Start the planner; it ends when the process that started it closes the socket or ends."""
     facts = json.loads(sys.argv[1])
     os.nice(5)
-    mine = os.getpid()
-    folder = Path(tempfile.mkdtemp(prefix="opmux-planner-"))
+    with _folder() as folder:
+        status = serve(socket.socket(fileno=facts["socket"]), facts, folder)
+    sys.exit(status)
+
+
+@contextlib.contextmanager
+def _folder() -> Iterator[Path]:
+    """A folder for compiled kernels, locked while it is used; those of killed planners are removed first."""
+    for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):  # removed meanwhile, in use, or of another user
+            if time.time() - path.lstat().st_mtime > NEW and not path.is_symlink():
+                with _locked(path):
+                    shutil.rmtree(path, ignore_errors=True)
+    made = Path(tempfile.mkdtemp(prefix=PREFIX))
     try:
-        serve(socket.socket(fileno=facts["socket"]), facts, folder)
+        with _locked(made):
+            yield made
     finally:
-        if os.getpid() == mine:
-            shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(made, ignore_errors=True)
 
 
-def serve(ours: socket.socket, facts: dict[str, Any], folder: Path) -> None:
-    """Answer the questions that arrive on a socket; `facts` come from `_facts` in faces/aten/planner.py."""
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Lock a folder; the lock ends with the process and its workers. OSError if another process holds it."""
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(opened)
+
+
+def serve(ours: socket.socket, facts: dict[str, Any], folder: Path) -> int:
+    """Answer the requests that arrive on a socket; returns an exit status.
+
+    `facts` come from `_facts` in faces/aten/planner.py.
+    """
     from ..kernels.lib import compile_only, config
 
     chip = Chip(*facts["chip"])
@@ -84,21 +121,62 @@ def serve(ours: socket.socket, facts: dict[str, Any], folder: Path) -> None:
         compile_only.compiling_for(chip.arch, facts["shared"], facts["cores"]) as built,
     ):
         get_default_manager().prepare()
-        planner = Planner(facts["overloads"], frozenset(facts["devices"]), folder)
-        planner.number = _fork(facts["workers"] - 1)
-        with contextlib.suppress(ConnectionError):  # the other process has ended
-            while message := ours.recv(MOST):
-                for answer in planner.answer(message):
-                    ours.send(answer)
-                built.clear()
+        worker = Worker(facts["overloads"], frozenset(facts["devices"]), folder)
+
+        def work(number: int, busy: mmap.mmap) -> None:
+            worker.number = number
+            with contextlib.suppress(ConnectionError):  # the program has ended
+                while message := ours.recv(MOST):
+                    busy[number] = 1
+                    for answer in worker.answer(message):
+                        ours.send(answer)
+                    busy[number] = 0
+                    ours.send(_packed(DONE))
+                    built.clear()
+
+        return _supervise(facts["workers"], ours, work)
 
 
-def _fork(children: int) -> int:
-    """Fork workers that read the same socket; returns the index of this one. Forking is safe: no threads exist yet."""
-    for number in range(1, children + 1):
-        if os.fork() == 0:
-            return number
-    return 0
+def _supervise(count: int, ours: socket.socket, work: Callable[[int, mmap.mmap], None]) -> int:
+    """Fork workers that read the same socket, and wait for their end; returns an exit status.
+
+    A worker that is killed, as when memory is short, is replaced, and the request that it was answering counts as
+    answered. Forking is safe: this process has no threads.
+    """
+    busy = mmap.mmap(-1, count + RESTARTS)  # by number: whether the worker is answering
+    numbers = iter(range(count + RESTARTS))  # part of the names of a worker's files: none is used twice
+    workers: dict[int, int] = {}  # process id -> number
+
+    def start(number: int) -> None:
+        parent, child = os.getpid(), os.fork()
+        if child:
+            workers[child] = number
+            return
+        status = 1
+        try:
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() == parent:
+                work(number, busy)
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+
+    for number in itertools.islice(numbers, count):
+        start(number)
+    status = 0
+    while workers:
+        ended, status = os.wait()
+        number = workers.pop(ended)
+        if status == 0:  # the program has ended
+            continue
+        if busy[number]:
+            with contextlib.suppress(OSError):
+                ours.send(_packed(DONE))
+        if (following := next(numbers, None)) is not None:
+            start(following)
+    return int(status != 0)
 
 
 class Param(NamedTuple):
@@ -110,7 +188,7 @@ class Param(NamedTuple):
 
 
 @dataclass
-class _Planned:
+class _PlannedCall:
     """What a call launches."""
 
     words: list[int]  # what follows the key in an answer
@@ -153,8 +231,8 @@ def _covers(one: tuple[int, SizeClass, list[int]], words: list[int]) -> bool:
     return expected == words
 
 
-class Planner:
-    """Answers questions about calls of these overloads on these devices, all of one chip."""
+class Worker:
+    """Answers requests for calls of these overloads on these devices, all of one chip."""
 
     def __init__(self, names: dict[str, str], devices: frozenset[int], folder: Path):
         self.number = 0  # the worker's index
@@ -164,13 +242,13 @@ class Planner:
         self._names = {int(slot): name for slot, name in names.items()}
         self._calls: dict[int, Callable[..., Any]] = {}
         engine.STATE.on = frozenset(self._names.values())
-        self._asked = 0
+        self._requests = 0
         self._patterns: dict[tuple[int, int, int], _Pattern] = {}  # overload, hash, words of a key
         for family in {overloads.table()[name].family for name in self._names.values()} - {"vendor"}:
             specs.load_implementers(family)
 
     def answer(self, message: bytes) -> Iterator[bytes]:
-        """The messages that answer one question."""
+        """The messages that answer one request, without the last one, DONE."""
         slot, epoch, hashed, pattern, *masks, count = struct.unpack_from("<7Q", message)
         words = list(struct.unpack_from(f"<{count}Q", message, 7 * 8))
         known = self._patterns.setdefault((slot, pattern, count), _Pattern())
@@ -181,7 +259,7 @@ class Planner:
         else:
             yield from planned.kernels
             self._kernels |= self._new
-            yield _packed(ANSWER, slot, epoch, hashed, count, *words, *planned.words)
+            yield _packed(RECORD, slot, epoch, hashed, count, *words, *planned.words)
             sizes = [i for i in range(count) if masks[i // 64] >> i % 64 & 1]
             for position, found, stream in self._classes(known, slot, words, sizes, planned):
                 lists = [(at, *formula) for at, formula in found.formulas.items()]
@@ -190,13 +268,12 @@ class Planner:
                 yield _packed(CLASS, slot, epoch, *head, *numbers, *stream)
         if known.refused >= REFUSALS:
             yield _packed(REFUSAL, slot, epoch, pattern)
-        yield _packed(DONE)
 
-    def _planned(self, slot: int, words: list[int]) -> _Planned | int:
+    def _planned(self, slot: int, words: list[int]) -> _PlannedCall | int:
         """What a call launches, or REFUSAL or FAILURE."""
         self._new = {}
-        self._asked += 1
-        if self._asked % 4096 == 0:  # plans are kept by shape
+        self._requests += 1
+        if self._requests % 4096 == 0:  # plans are kept by shape
             from ..kernels.lib import plans
 
             plans.forget()
@@ -212,7 +289,7 @@ class Planner:
             return FAILURE if isinstance(error, (OSError, MemoryError)) else REFUSAL
 
     def _classes(
-        self, known: _Pattern, slot: int, words: list[int], sizes: list[int], planned: _Planned
+        self, known: _Pattern, slot: int, words: list[int], sizes: list[int], planned: _PlannedCall
     ) -> list[tuple[int, SizeClass, list[int]]]:
         if known.refused >= REFUSALS:
             return []
@@ -224,7 +301,7 @@ class Planner:
             return []
 
     def _class_of(
-        self, known: _Pattern, slot: int, words: list[int], sizes: list[int], planned: _Planned
+        self, known: _Pattern, slot: int, words: list[int], sizes: list[int], planned: _PlannedCall
     ) -> Iterator[tuple[int, SizeClass, list[int]]]:
         """The class of a call, if one is known or can be derived: the position of its size, formulas, and the answer.
 
@@ -242,10 +319,10 @@ class Planner:
         position, key = related
 
         def plan(v: int) -> list[int] | None:
-            asked = list(words)
+            other = list(words)
             for at, formula in key.items():
-                asked[at] = formula.at(v)
-            made = self._planned(slot, asked)
+                other[at] = formula.at(v)
+            made = self._planned(slot, other)
             return None if isinstance(made, int) else made.words
 
         found = size_classes.fit(within, words[position], planned.words, planned.free, plan)
@@ -259,7 +336,7 @@ class Planner:
         known.classes = [*known.classes, made][-KEPT * KEPT :]
         yield made
 
-    def _plan(self, slot: int, words: list[int]) -> _Planned:
+    def _plan(self, slot: int, words: list[int]) -> _PlannedCall:
         overload = overloads.table()[self._names[slot]]
         call = self._calls.get(slot)
         if call is None:
@@ -279,7 +356,7 @@ class Planner:
 
     def _described(
         self, tensors: list[Tensor], results: tuple[Tensor, ...], record: launches.Record, in_place: bool
-    ) -> _Planned:
+    ) -> _PlannedCall:
         owners: dict[int, tuple[int, int]] = {}  # storage -> kind, index
         for i, t in enumerate(tensors):
             owners.setdefault(_storage(t), (ARGUMENT, i))
@@ -296,7 +373,7 @@ class Planner:
             owners.setdefault(_storage(t), (SPACE, i))
         if max(len(results), len(spaces), len(tensors)) > launching.MOST_TENSORS:
             raise Refused("it has too many tensors")
-        made = _Planned([len(results)], set(), [])
+        made = _PlannedCall([len(results)], set(), [])
         for y in results:
             made.words += [NUMBERS[y.dtype], y.dim()]
             made.add_sizes(*y.shape, *y.stride())
@@ -376,7 +453,7 @@ def _param(kind: str, value: Any, owners: dict[int, tuple[int, int]]) -> Param:
     return Param(*owner, value.storage_offset() * value.itemsize)
 
 
-# ---- the arguments of a question ------------------------------------------------------------------------------------
+# ---- the arguments of a request -------------------------------------------------------------------------------------
 
 
 def arguments(
@@ -407,7 +484,7 @@ def _type(of: Any) -> str:
 
 
 class _Reader:
-    """Reads values as `Look` in launches.h writes them."""
+    """Reads values as `CallKey` in launches.h writes them."""
 
     def __init__(self, words: list[int], devices: frozenset[int]):
         self._words, self._devices = iter(words), devices

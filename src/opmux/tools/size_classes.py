@@ -171,7 +171,7 @@ class _Calls:
                 return count
         return len(sizes)
 
-    def ask(self, v: int) -> None:
+    def add(self, v: int) -> None:
         if not self.is_alike(v):
             raise _NoClass
 
@@ -204,10 +204,10 @@ class _Calls:
                 if values not in agreed:
                     agreed[values], unsure = _agreed(list(zip(self.known, values, strict=True)), at)
                     differs += unsure
-            asked = torch.tensor([size in self.known for size in sizes])
-            if not (differs.bool() & ~asked).any():
+            planned = torch.tensor([size in self.known for size in sizes])
+            if not (differs.bool() & ~planned).any():
                 return {i: agreed[values] for i, values in positions.items()}
-            self.ask(sizes[int(torch.where(asked, -1, differs).argmax())])
+            self.add(sizes[int(torch.where(planned, -1, differs).argmax())])
 
 
 def _agreed(points: list[tuple[int, int]], sizes: Tensor) -> tuple[Formula, Tensor]:

@@ -39,13 +39,13 @@ class State:
 
     def __init__(self) -> None:
         self.on: Any = frozenset()
-        self.wanted: frozenset[str] = frozenset()
+        self.requested: frozenset[str] = frozenset()
         self.auto = False  # whether only the calls that `decisions` gives to us are ours; applied by the C++ gate
         self.inside: set[int] = set()  # threads that run a reference: overrides are disabled for them
         self.counts: Counter[str] | None = None  # calls of enabled overloads, inside `counted()`
 
-    def want(self, names: frozenset[str]) -> None:
-        self.wanted = names
+    def request(self, names: frozenset[str]) -> None:
+        self.requested = names
         self.on = WatchedState(names, self.inside, self.counts) if self.inside or self.counts is not None else names
         launching.pause("counted", self.counts is not None or bool(record.live))
         gate.select(names, decisions.thresholds if self.auto else None)
@@ -72,14 +72,14 @@ def counted(into: Counter[str] | None = None) -> Iterator[Counter[str]]:
     """Count the calls of enabled overloads in this block, on all threads; `into` is told of each as it happens."""
     with lock.held:
         before, STATE.counts = STATE.counts, Counter() if into is None else into
-        STATE.want(STATE.wanted)
+        STATE.request(STATE.requested)
         counts = STATE.counts
     try:
         yield counts
     finally:
         with lock.held:
             STATE.counts = before
-            STATE.want(STATE.wanted)
+            STATE.request(STATE.requested)
 
 
 def off_inside(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -91,7 +91,7 @@ def off_inside(fn: Callable[..., Any]) -> Callable[..., Any]:
             return fn(*args, **kwargs)
         with lock.held:
             STATE.inside.add(me)
-            STATE.want(STATE.wanted)
+            STATE.request(STATE.requested)
         gate.inside(1)
         try:
             return fn(*args, **kwargs)
@@ -99,7 +99,7 @@ def off_inside(fn: Callable[..., Any]) -> Callable[..., Any]:
             gate.inside(-1)
             with lock.held:
                 STATE.inside.discard(me)
-                STATE.want(STATE.wanted)
+                STATE.request(STATE.requested)
 
     reference.__wrapped__ = fn  # type: ignore[attr-defined]  # it takes what the function takes
     return reference
@@ -160,9 +160,9 @@ class Device:
             for i in impls
         )
 
-    def register(self, wanted: Iterable[Overload]) -> bool:
+    def register(self, requested: Iterable[Overload]) -> bool:
         """Register overrides for these overloads on the device's dispatch key; False if they exist already."""
-        new = [o for o in wanted if o.name not in self.entries]
+        new = [o for o in requested if o.name not in self.entries]
         if not new:
             return False
         before, self.entries = self.entries, dict(self.entries)
@@ -349,8 +349,8 @@ def register(names: Mapping[str, Iterable[str]]) -> None:
         native_library.available()  # may compile, for which no lock is held
     with lock.held:
         new = [
-            _devices[device].register([o for n, o in chosen[device].items() if n in wanted])
-            for device, wanted in ((d, _with_delegates(n)) for d, n in names.items())
+            _devices[device].register([o for n, o in chosen[device].items() if n in requested])
+            for device, requested in ((d, _with_delegates(n)) for d, n in names.items())
             if device in _devices  # its vendor may have been removed meanwhile
         ]
         _guard(any(new))
@@ -380,8 +380,8 @@ def gated_on(device: str) -> frozenset[str]:
 
 
 def _with_delegates(names: Iterable[str]) -> set[str]:
-    wanted = set(names)
-    return wanted | {name for name, other in native.DELEGATES.items() if other in wanted}
+    requested = set(names)
+    return requested | {name for name, other in native.DELEGATES.items() if other in requested}
 
 
 def leftovers(names: Mapping[str, Iterable[str]]) -> bool:
@@ -423,7 +423,7 @@ def registered(name: str) -> bool:
 def is_on(name: str, device: str) -> bool:
     """Whether calls of an overload on a device type run our choice."""
     found = _devices.get(device)
-    return name in STATE.wanted and found is not None and name in found.entries
+    return name in STATE.requested and found is not None and name in found.entries
 
 
 def native_of(name: str, device: str) -> Callable[..., Any] | None:

@@ -4,9 +4,9 @@ The native library (runtime/native_library.py) is compiled by the first registra
 (native/gate.cpp) is put in front of each override on its dispatch key. Without the library the overrides in Python do
 the same by themselves, except for the choice by size.
 
-On CUDA the gate also launches kernels. In auto mode it asks another process what a call launches (planner.py), by the
-call's key: dtypes, shapes, strides, numbers. Otherwise the sixth call with a key is recorded, and if the override did
-nothing but allocate and launch Triton kernels, further ones are launched by the gate (runtime/launching.py).
+On CUDA the gate also launches kernels. In auto mode another process computes what a call launches (planner.py), from
+the call's key: dtypes, shapes, strides, numbers. Otherwise the sixth call with a key is recorded, and if the override
+only allocated and launched Triton kernels, the gate launches further ones (runtime/launching.py).
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ Limits = Mapping[torch.dtype, int]
 Thresholds = Callable[[str, str], tuple[Limits, Limits, bool]]
 
 _made: dict[tuple[tuple[int, ...] | None, ...], tuple[Any, ...]] = {}  # by contents; C++ has pointers: never freed
-_selections: dict[tuple[frozenset[str], Thresholds | None, int], Any] = {}  # found again by what was asked for
+_selections: dict[tuple[frozenset[str], Thresholds | None, int], Any] = {}  # by the arguments of `select`
 
 
 def select(names: frozenset[str], thresholds: Thresholds | None) -> None:
@@ -128,18 +128,18 @@ def select(names: frozenset[str], thresholds: Thresholds | None) -> None:
     library = native_library.loaded()
     if library is None:
         return
-    asked = names, thresholds, len(_slots)
-    found = _selections.get(asked)
+    requested = names, thresholds, len(_slots)
+    found = _selections.get(requested)
     if found is None:
         contents = tuple(_row(n, d, thresholds, library.gate_types) if n in names else None for d, n in _slots)
         if contents not in _made:
             _made[contents] = _as_c(contents)
-        found = _selections[asked] = ctypes.addressof(_made[contents][0])
+        found = _selections[requested] = ctypes.addressof(_made[contents][0])
     library.gate_select(found)
 
 
 def forget() -> None:
-    """Ask for thresholds again."""
+    """Compute thresholds again at the next `select`."""
     _selections.clear()
 
 
@@ -171,18 +171,18 @@ def _as_c(contents: Iterable[tuple[int, ...] | None]) -> tuple[Any, ...]:
 
 
 def slots() -> dict[tuple[str, str], int]:
-    """The number of each overload on each device type, in questions to the planner."""
+    """The number of each overload on each device type, in requests to the planner."""
     return dict(_slots)
 
 
 def plan(socket: socket.socket | None) -> None:
-    """Ask the planner at the other end of this socket for the launches of auto mode; None: record in this process."""
+    """Request the launches of auto mode from the planner behind this socket; None: record in this process."""
     if (library := native_library.loaded()) is not None:
         library.gate_plan(-1 if socket is None else socket.fileno())
 
 
 def waiting() -> int:
-    """How many questions the planner has not answered yet."""
+    """How many requests the planner has not answered yet."""
     library = native_library.loaded()
     return 0 if library is None else library.gate_waiting()
 

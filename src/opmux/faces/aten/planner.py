@@ -1,8 +1,9 @@
 """Starts the planner of auto mode: another process, which plans and compiles the calls that C++ launches.
 
-The gate (native/gate.cpp, planner.h) sends it the key of a call that came twice, and runs torch's own kernel meanwhile.
-The planner (tools/planning.py) computes the call on meta tensors with Triton's compiler and no device, and answers with
-what is launched: kernels, grids and parameters. So a program never waits for Python or for a compiler.
+The gate (native/gate.cpp, planner.h) sends it the key of a call at the second call, and runs torch's own kernel until
+the answer is there. The planner (tools/planning.py) computes the call on meta tensors with Triton's compiler and no
+device, and answers with what is launched: kernels, grids and parameters. So a program never waits for Python or for a
+compiler.
 
 The planner knows this machine's chip, the environment and the settings files. It does not know what the program does in
 code: after `set_policy` or a registered implementation C++ records calls in this process instead (launching.py), within
@@ -41,7 +42,7 @@ PROGRAM = "import sys; sys.path[:] = {path!r}; from opmux.tools.planning import 
 class _State:
     process: subprocess.Popen[bytes] | None = None
     socket: socket.socket | None = None
-    ended: list[subprocess.Popen[bytes]] = []  # asked to end and not reaped yet
+    ended: list[subprocess.Popen[bytes]] = []  # told to end and not reaped yet
     knows: dict[str, Any] = {}  # the facts that the process was started with
     errors: IO[bytes] | None = None  # its stderr
     failed = False
@@ -83,20 +84,20 @@ def _decides_alike() -> bool:
 
 def _running() -> socket.socket:
     """The socket of the process, which is started if there is none that knows the same."""
-    wanted = _facts()
+    facts = _facts()
     if _State.process is not None and _State.process.poll():
         assert _State.errors is not None
         _State.errors.seek(0)
         said = _State.errors.read().decode(errors="replace").strip()[-400:]
         raise RuntimeError(f"it ended with status {_State.process.returncode}: {said}")
-    if _State.socket is None or _State.knows != wanted or _State.process is None or _State.process.poll() is not None:
+    if _State.socket is None or _State.knows != facts or _State.process is None or _State.process.poll() is not None:
         stop()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            _State.process = _start(theirs, wanted)
+            _State.process = _start(theirs, facts)
         finally:
             theirs.close()
-        _State.socket, _State.knows = ours, wanted
+        _State.socket, _State.knows = ours, facts
         if _check not in launches.on_rebind:
             launches.on_rebind.append(_check)
             launches.on_forget.append(stop)
@@ -122,7 +123,7 @@ def _start(theirs: socket.socket, facts: dict[str, Any]) -> subprocess.Popen[byt
 
 
 def _facts() -> dict[str, Any]:
-    """What the planner is told: the chip, and the overload of each number in a question."""
+    """What the planner is told: the chip, and the overload of each number in a request."""
     chip = devices.chip_of(DEVICE)
     properties = torch.cuda.get_device_properties()
     return {
@@ -146,15 +147,14 @@ def _check() -> None:
 
 
 def stop() -> None:
-    """End the process; C++ asks nobody until `use` is called again."""
+    """End the process; C++ sends no requests until `use` is called again."""
     gate.plan(None)
     launching.clear()  # an answer that is under way is void
     process, ours = _State.process, _State.socket
     _State.process = _State.socket = None
-    if ours is not None:
-        # Shut down but not closed: C++ may still send, and a closed descriptor's number may be reused by another file.
+    if ours is not None:  # C++ has a descriptor of its own, which it closes at the end of the connection
         ours.shutdown(socket.SHUT_RDWR)
-        ours.detach()
+        ours.close()
     if process is not None:  # it ends when it has finished what it compiles, and removes its files
         _State.ended = [p for p in (*_State.ended, process) if p.poll() is None]
 

@@ -78,6 +78,11 @@ class Selection:
         accelerated = self.auto and self.recorder is None and bool(devices.accelerators())
         return accelerated and native_library.must_be_compiled()
 
+    def prepare(self) -> None:
+        """Choose overloads if no earlier process has saved them: `turn_on` then has less to do in the main thread."""
+        if self._saved() is None:
+            self._choose()
+
     def _saved(self) -> saved.Selected | None:
         """What an earlier process has saved of this selection."""
         found = saved.read(self.include, self.exclude) if self._is_saved else None
@@ -184,8 +189,13 @@ def _prepare(made: Selection) -> bool:
     def done(error: str) -> None:
         if error:
             logger.warning("auto mode stays off, torch's own kernels run: preparing it failed: %s", error)
-        else:
-            background.in_main_thread(turn_on)
+            return
+        try:
+            if _base is made:
+                made.prepare()
+        except Exception as raised:  # `turn_on` meets it again, and reports it
+            logger.debug("auto mode is not prepared in the background: %s", raised)
+        background.in_main_thread(turn_on)
 
     try:
         program = PREPARE.format(include=made.include, exclude=made.exclude)
@@ -306,7 +316,7 @@ def _apply() -> None:
     _record(live)
     counting = bool(recording.live)  # then each call comes to Python, where the recorder asks `_left_to_torch`
     engine.STATE.auto = live is not None and live.auto and not counting
-    engine.STATE.want(frozenset() if live is None else live.names if not counting else live.every())
+    engine.STATE.request(frozenset() if live is None else live.names if not counting else live.every())
     planner.use(engine.STATE.auto and live is not None and bool(live.asked.get(planner.DEVICE)))
 
 

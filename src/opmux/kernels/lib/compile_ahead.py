@@ -1,4 +1,4 @@
-"""Compiling kernels ahead of time, in several processes: list what is launched and not in Triton's cache, compile that.
+"""Compiles kernels ahead of time in several processes: those that a step launches and Triton's cache does not have.
 
     with compiling_for("sm_90"), listing() as found:
         step()                                   # on meta tensors; a kernel that is missing is listed, not compiled
@@ -15,6 +15,7 @@ import contextlib
 import functools
 import hashlib
 import importlib
+import json
 import os
 import signal
 import time
@@ -33,7 +34,7 @@ from ...core.log import logger
 from ...runtime import cache_dir
 
 LOCKED = 600.0  # seconds to wait for another process that compiles a kernel; then it is compiled twice
-POLL = 1.0  # seconds between two calls of `wanted`
+POLL = 1.0  # seconds between two calls of `needed`
 COMPILED, THERE, BUSY = "compiled", "there", "busy"
 
 
@@ -52,9 +53,17 @@ class Kernel:
     options: dict[str, Any]
 
     def is_cached(self) -> bool:
-        # The metadata is written last; Triton shortens long names so.
+        # Triton writes the metadata last, and shortens long names so.
+        return self._metadata() is not None
+
+    def shared_memory(self) -> int:
+        """Bytes that a program needs; 0 if the kernel is not in the cache."""
+        file = self._metadata()
+        return 0 if file is None else json.loads(Path(file).read_bytes()).get("shared", 0)
+
+    def _metadata(self) -> str | None:
         file = f"{self.src.name[:150]}.json"
-        return file in (cache.get_cache_manager(self.key).get_group(file) or ())
+        return (cache.get_cache_manager(self.key).get_group(file) or {}).get(file)
 
 
 @dataclass
@@ -99,7 +108,7 @@ def compile_all(
     jobs: int,
     *,
     launchers: bool = False,
-    wanted: Callable[[], bool] = lambda: True,
+    needed: Callable[[], bool] = lambda: True,
 ) -> Generator[tuple[Kernel, str]]:
     """Compile kernels in `jobs` processes; yields (kernel, outcome) as soon as each is done.
 
@@ -110,8 +119,9 @@ def compile_all(
         kernels: from `listing`.
         jobs: the number of processes.
         launchers: also compile the C code that launches each kernel, which needs the vendor's driver.
-        wanted: asked every second; once it returns False the processes are ended.
+        needed: called every second; once it returns False the processes are ended.
     """
+    _remove_stale_locks()
     # Longest source first: if it started last, all other workers would be idle while it compiles.
     ordered = sorted(kernels, key=lambda kernel: len(kernel.src.fn.src), reverse=True)
     todo, busy = list(range(len(ordered)))[::-1], []
@@ -141,7 +151,7 @@ def compile_all(
                     busy.append(index)
                     continue
                 yield kernel, outcome
-            if not wanted():
+            if not needed():
                 break
 
 
@@ -175,7 +185,7 @@ def _workers(kernels: Sequence[Kernel], count: int, launchers: bool) -> Iterator
 
 
 def _work(pipe: Connection, kernels: Sequence[Kernel], launchers: bool) -> NoReturn:
-    """Compile what the pipe asks for until it is closed."""
+    """Compile the kernels whose numbers the pipe sends, until it is closed."""
     status = 1
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -256,6 +266,16 @@ def _lock(key: str, patient: bool) -> Iterator[bool]:
         if release is not None:
             path.unlink(missing_ok=True)
             release()
+
+
+def _remove_stale_locks() -> None:
+    """Remove the lock files of processes that were killed; one that a live process holds stays."""
+    folder = _folder()
+    for path in [] if folder is None else folder.iterdir():
+        with contextlib.suppress(OSError):  # removed meanwhile
+            if (release := cache_dir.try_lock(path)) is not None:
+                path.unlink(missing_ok=True)
+                release()
 
 
 def _folder() -> Path | None:

@@ -7,7 +7,7 @@
         y, rstd = OutputSpec.of(x.shape, x.dtype), OutputSpec.of(x.shape[:-1], torch.float32)
         return Plan({"y": y, "rstd": rstd}, [launch], [*rows.strided, *strided(weight=weight)])
 
-The function names the arguments of the op that decide, and is asked once for each dtype, shape, stride and device of
+The function names the arguments of the op that decide, and is called once for each dtype, shape, stride and device of
 its tensors and each value of the others. All of the op's arguments have been checked against its signature by then,
 those that the function does not name too. The plan becomes one flat function of all of the op's arguments; where it is
 a single launch, that launch.
@@ -102,7 +102,7 @@ def planned(
 ) -> Callable[[Callable[..., Plan]], Callable[..., Any]]:
     """Make an impl of an op from a function that plans it. `fields` are those of `OpImpl`.
 
-    `below`: kernels of ATen call it too, which never see a view that negates: one question less for each tensor.
+    `below`: kernels of ATen call it too. They never see a view that negates: one check fewer per tensor.
     `state`: what decides but is no argument, a setting of torch; each function is called at every call, and the
     planning function has its result as a parameter.
     `varying`: arguments with another value in most calls, which a step of the plan checks.
@@ -137,7 +137,8 @@ def host_code(
 def _functions(
     spec: Spec, make: Callable[..., Plan], state: Mapping[str, Callable[[], Any]], varying: Sequence[str] = ()
 ) -> list[Callable[..., Any]]:
-    """The op's function: finds the plan for tensors that look so, and calls it. The second is for kernels of ATen.
+    """The op's function: finds the plan for the dtype, shape and stride of the tensors, and calls it. The second is for
+    kernels of ATen.
 
     All of the op's arguments are checked. Those that the plan does not take are part of the lookup too: by value where
     they have rules, else by type.

@@ -271,11 +271,11 @@ class _Bound:
         if launches.recording and (mine := launches.recording.get(threading.get_ident())) is not None:
             mine.made += [scope[name] for name in self.makes]
         if first.is_cuda and compiled is not None and not self.globals.get("_entry"):
-            self._hasten(compiled, tensors, first)
+            self._accelerate(compiled, tensors, first)
         results = tuple(scope[name] for name in self.form.returns)
         return results if len(results) > 1 else results[0] if results else None
 
-    def _hasten(self, compiled: Any, tensors: tuple, first: Tensor) -> None:
+    def _accelerate(self, compiled: Any, tensors: tuple, first: Tensor) -> None:
         if any(t is not None and (t.data_ptr() % 16 or t.device != first.device) for t in tensors):
             return  # compiled for pointers that are no multiples of 16, or wrong in a way Triton has just said
         way, names = _entry(compiled, self.grid, first.device)

@@ -31,7 +31,9 @@ def keep(found: dict[Any, P]) -> dict[Any, P]:
 
 
 LOOK = "{0}.dtype, {0}.shape, {0}.is_contiguous() or {0}.stride(), {0}.device, {0}.is_neg()"
-BELOW = LOOK.replace("{0}.is_neg()", "False")  # as kernels of ATen see tensors: what negates was taken care of above
+BELOW = LOOK.replace(
+    "{0}.is_neg()", "False"
+)  # as kernels of ATen see tensors: torch resolves views that negate before it calls them
 
 
 def refuse_negated(*args: Any) -> None:
@@ -51,12 +53,12 @@ def checks(op: Any) -> Callable[..., None]:
 
 
 def plans(make: Callable[..., P]) -> Callable[..., P]:
-    """Keep what `make(*args)` worked out by what its tensors look like: dtype, shape, strides and device, no contents.
+    """Cache the result of `make(*args)` by dtype, shape, strides and device of its tensors, never by their contents.
 
     Checking arguments and choosing a configuration costs 50 us and more; looking it up again costs half of one per
-    tensor. Arguments annotated `Tensor` or `Tensor | None` (also as `*args: Tensor`) are looked at; all others must be
-    hashable, and are told apart by value: 1, 1.0 and True are one. `.below` is the same for callers that are kernels of
-    ATen: the table is one, and it costs a look less for each tensor.
+    tensor. Arguments annotated `Tensor` or `Tensor | None` (also as `*args: Tensor`) are keyed so; all others must be
+    hashable, and are keyed by value: 1, 1.0 and True are equal. `.below` is for callers that are kernels of ATen: it
+    shares the cache, and makes one check fewer per tensor.
     """
     names = table(make)
     plan, plan.below = (codegen.lookup(make, look, names) for look in (LOOK, BELOW))
@@ -75,7 +77,7 @@ class Refusal:
 
 
 def or_refusal(make: Callable[..., Any]) -> Callable[..., Any]:
-    """`make`, with a `Refusal` where it raises NotSupported: looking that up costs less than asking again."""
+    """`make`, with a `Refusal` where it raises NotSupported: a lookup costs less than planning again."""
 
     @functools.wraps(make)
     def made(*args: Any) -> Any:

@@ -24,7 +24,6 @@ def serve(file: str) -> None:
     check_installed()
     check_triton()
     program = request["program"]
-    os.nice(5)
     torch.set_num_threads(1)
     if request["attention"]:
         register_attention()
@@ -32,7 +31,7 @@ def serve(file: str) -> None:
     with assumed(target(None, request["index"])) as at:
         patch_model(model, **request["options"])
         done = compile_for(
-            lambda: step_of(model, example, train), at, request["jobs"], wanted=lambda: os.getppid() == program
+            lambda: step_of(model, example, train), at, request["jobs"], needed=lambda: os.getppid() == program
         )
     if done.stopped or done.failed:
         raise OpmuxError(done.stopped or str(done.failed))

@@ -21,7 +21,7 @@ LARGEST = 2**40  # tokens; nothing is allocated
 
 
 @dataclass(frozen=True)
-class Asked:
+class WarmOptions:
     """The options of the command."""
 
     what: str
@@ -35,14 +35,14 @@ class Asked:
     seconds: float
 
 
-def run(asked: Asked) -> int:
+def run(options: WarmOptions) -> int:
     """Compile, show a progress bar and a summary; the exit code."""
     start = time.perf_counter()
     check_installed()
-    at = target(asked.chip)
-    workload = _workload(asked)
+    at = target(options.chip)
+    workload = _workload(options)
     check_triton()
-    jobs = asked.jobs or background.usable_cores()
+    jobs = options.jobs or background.usable_cores()
     with assumed(at), screen.progress("now") as bar:
         task = bar.add_task(f"{workload.name} on {at.arch}", total=None, now="finding its kernels")
 
@@ -70,23 +70,33 @@ def _report(workload: Workload, at: At, result: Result, seconds: float, jobs: in
     if result.stopped:
         out.print(Text(f"{workload.name} was not run to its end: {result.stopped}"))
         out.print(Text("Kernels that it launches first after that are compiled when it runs."))
+        if not workload.may_stop:
+            out.print(Text("If it stops there on a CPU too, sizes in its config contradict each other."))
+    if result.too_large:
+        kernels = screen.count(result.too_large, "kernel")
+        out.print(
+            Text(
+                f"{kernels} need more shared memory than the chip has: run the command again to compile the "
+                "kernels that are launched in their place."
+            )
+        )
     if not result.kernels:
         out.print(Text("It launches no Triton kernel before that." if result.stopped else "It launches no kernel."))
     return int(bool(result.failed) or (bool(result.stopped) and not (workload.may_stop and result.kernels)))
 
 
-def _workload(asked: Asked) -> Workload:
+def _workload(options: WarmOptions) -> Workload:
     for name in ("batch", "length", "jobs"):
-        value = getattr(asked, name)
+        value = getattr(options, name)
         if value is not None and value < 1:
             raise BadArgument(f"--{name} {value} is not allowed. Allowed: 1 and more")
-    if asked.batch * asked.length > LARGEST:
+    if options.batch * options.length > LARGEST:
         raise BadArgument(f"--batch times --length is too large. Allowed: up to {LARGEST} tokens")
-    if asked.what.endswith(".py"):
-        return script.workload(asked.what, asked.args, asked.seconds)
-    if asked.args:
-        raise BadArgument(f"{quoted(asked.args[0])} after a model is not expected: only a script takes arguments")
-    dtype = None if asked.dtype is None else arguments.dtype(asked.dtype, ("bfloat16", "float16", "float32"))
-    config = config_of(asked.what)
-    name = asked.what if re.fullmatch(r"[\w.-]+", asked.what) else Path(asked.what).name
-    return Workload(name, model_step(config, asked.batch, asked.length, dtype, asked.train))
+    if options.what.endswith(".py"):
+        return script.workload(options.what, options.args, options.seconds)
+    if options.args:
+        raise BadArgument(f"{quoted(options.args[0])} after a model is not expected: only a script takes arguments")
+    dtype = None if options.dtype is None else arguments.dtype(options.dtype, ("bfloat16", "float16", "float32"))
+    config = config_of(options.what)
+    name = options.what if re.fullmatch(r"[\w.-]+", options.what) else Path(options.what).name
+    return Workload(name, model_step(config, options.batch, options.length, dtype, options.train))

@@ -51,6 +51,7 @@ class Result:
     shared: int = 0  # by another process meanwhile
     failed: dict[str, str] = field(default_factory=dict)  # kernel -> reason
     stopped: str = ""  # why the workload did not run to its end, and where
+    too_large: int = 0  # kernels that were compiled in the last pass and do not fit on the chip
 
     def record(self, name: str, outcome: str) -> None:
         """Count a kernel that was missing."""
@@ -82,7 +83,7 @@ def compile_for(
     show: Callable[[int, int, str], None] = lambda done, total, now: None,
     *,
     passes: int = PASSES,
-    wanted: Callable[[], bool] = lambda: True,
+    needed: Callable[[], bool] = lambda: True,
 ) -> Result:
     """Compile what a step launches on a chip; inside `assumed`.
 
@@ -92,7 +93,7 @@ def compile_for(
         jobs: the number of processes.
         show: called with the number of kernels that are done, that of all that are known, and what was compiled last.
         passes: how often the step may be called.
-        wanted: asked every second while kernels are compiled; False stops that.
+        needed: called every second while kernels are compiled; False stops that.
     """
     from ...kernels.lib import compile_ahead
 
@@ -110,14 +111,15 @@ def compile_for(
         show(result.kernels, known, "")
         if not todo:
             break
-        with contextlib.closing(compile_ahead.compile_all(todo, jobs, launchers=at.here, wanted=wanted)) as outcomes:
+        with contextlib.closing(compile_ahead.compile_all(todo, jobs, launchers=at.here, needed=needed)) as outcomes:
             for kernel, outcome in outcomes:
                 if kernel.key in found.missing:
                     result.record(kernel.name, outcome)
+                    result.too_large += number == passes - 1 and kernel.shared_memory() > at.shared
                     show(result.kernels, known, kernel.name)
                 if outcome not in (compile_ahead.COMPILED, compile_ahead.THERE):
                     failed[kernel.key] = outcome
-        if not found.missing or not wanted():
+        if not found.missing or not needed():
             break
     return result
 
