@@ -29,7 +29,7 @@ import torch
 from torch.nn import functional as F
 
 import opmux
-from opmux.runtime import launching
+from opmux.cpp import launching
 
 CALLS, PAIRS = 300, 21
 ASKED = ("add", "mul scalar", "softmax", "rms_norm", "sum", "gelu", "layer_norm")

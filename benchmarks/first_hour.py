@@ -182,7 +182,7 @@ def lengths(way: str, name: str) -> dict[str, float]:
     for number in (1, 2, 3):
         once(f"pass {number}")
     if way == "auto":
-        from opmux.runtime import launching
+        from opmux.cpp import launching
 
         start = time.perf_counter()
         while not is_on() and time.perf_counter() - start < READY:
@@ -227,7 +227,7 @@ def host(_: str, __: str) -> dict[str, float]:
     from torch.nn import functional as F
 
     import opmux
-    from opmux.runtime import native_library
+    from opmux.cpp import library as native_library
 
     native_library.available()  # else Python launches for as long as another process compiles the C++: 20 s, once
     x, b = (torch.randn(64, 256, device="cuda", requires_grad=True) for _ in range(2))

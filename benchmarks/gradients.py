@@ -36,7 +36,7 @@ from torch.nn import functional as F
 import opmux
 
 try:
-    from opmux.runtime import launching
+    from opmux.cpp import launching
 except ImportError:  # --against a tree that launches from Python only
     launching = None
 

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 import opmux
-from opmux.runtime import launching
+from opmux.cpp import launching
 
 PARTS = 20
 NATIVE = 200  # steps before and after the run

@@ -33,7 +33,7 @@ class Finder:
         if name in SERVED:
             if spec is not None:
                 return None  # another module of that name comes first
-            from opmux.runtime import imports
+            from opmux import imports
 
             return imports.at_start(name, path, target)
         if spec is None or not isinstance(spec.loader, machinery.SourceFileLoader):

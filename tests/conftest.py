@@ -228,7 +228,7 @@ def references_on_the_cpu(request):
 @pytest.fixture(scope="module")
 def no_kernels_of_the_cpu():
     """On the CPU the references run, as on a machine without a compiler."""
-    from opmux.runtime import vendors
+    from opmux.machine import vendors
 
     kept = vendors.known()["cpu"]
     vendors.forget("cpu")
@@ -239,7 +239,7 @@ def no_kernels_of_the_cpu():
 @pytest.fixture(scope="session")
 def simulated():
     """`simulated(device, code, arch=, env=)`: what a program prints last, as JSON, where torch has such a device."""
-    from opmux.runtime import build
+    from opmux.cpp import build
     from opmux.tools import simulator
 
     try:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from opmux.core.spec import specs
 from opmux.faces.aten import decisions, left, overloads
 from opmux.faces.aten.schema import Shape
-from opmux.runtime.devices import Chip
+from opmux.machine.devices import Chip
 from opmux.tools.speed.command import SLOW, mean, ratios
 
 MEASURED = {"Hopper": Chip("nvidia", "sm_90")}  # the chips whose speeds are shipped

@@ -66,7 +66,7 @@ def settings_page() -> str:
     lines = [
         "# Settings",
         "",
-        "Made by `make docs` from `core/knobs.py` and the `settings.py` of `runtime` and `faces/tex`; do not edit.",
+        "Made by `make docs` from `core/knobs.py` and `settings.py`, and that of `faces/tex`; do not edit.",
         "",
     ]
     lines += [

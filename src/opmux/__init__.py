@@ -33,14 +33,14 @@ _MODULE_OF |= {"digest": "core.ranks", "sync": "core.ranks", "empty_cache": "cor
 _MODULE_OF |= dict.fromkeys(("disable", "enable", "enabled_ops", "native", "use"), "faces.aten.switch")
 _MODULE_OF |= dict.fromkeys(("patch_model", "unpatch_model"), "faces.models.patch")
 _MODULE_OF |= {"register_attention": "faces.models.register"}
-_MODULES = ("backends", "compat", "core", "faces", "functional", "nn", "ops", "runtime", "specs", "te", "tex", "tools")
+_MODULES = ("backends", "compat", "core", "faces", "functional", "machine", "nn", "ops", "specs", "te", "tex", "tools")
 
 
-# ---- what core and runtime need from the layers above; each function imports its layer on first use ------------------
+# ---- what core and cpp need from the layers above; each function imports its layer on first use ------------------
 
 
 def _machine() -> Machine:
-    from .runtime.machine import HERE
+    from .machine.here import HERE
 
     return HERE
 
@@ -52,15 +52,15 @@ def _manager() -> OpManager:
 
 
 def _extensions() -> tuple[Extension, ...]:
+    from . import settings
     from .faces.aten import extension as aten
     from .faces.tex import settings as tex
-    from .runtime import settings as runtime
 
-    return runtime.EXTENSION, tex.EXTENSION, aten.EXTENSION
+    return settings.EXTENSION, tex.EXTENSION, aten.EXTENSION
 
 
 def _accelerate() -> Callable[..., Any]:
-    from .runtime.functions import accelerate
+    from .cpp.functions import accelerate
 
     return accelerate
 

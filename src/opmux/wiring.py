@@ -1,4 +1,4 @@
-"""Dependency injection between layers: what core and runtime need from the layers above, without importing them.
+"""Dependency injection between layers: what core and cpp need from the layers above, without importing them.
 
 `opmux/__init__.py` registers how each is made; core calls it when it first needs it. This file imports nothing, so that
 every layer may import it.

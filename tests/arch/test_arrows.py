@@ -21,6 +21,8 @@ class Row(NamedTuple):
     """Top-level names of other packages; the standard library is always allowed."""
 
 
+MACHINE = ("machine", "tuning", "cpp", "=cache", "=settings")  # what belongs to this machine, below all kernels
+
 # The row with the longest matching name decides. "" is the files beside the packages: they are doors to
 # everything, opened on first use, and test_import watches that they are.
 TABLE = {
@@ -28,14 +30,19 @@ TABLE = {
     "wiring": Row(("core",), ()),  # types of core in annotations alone: test_cycles watches that
     "core": Row(("core", "=wiring"), ("torch",)),
     "specs": Row(("core", "specs"), ("torch",)),
-    "runtime": Row(("core", "runtime", "=wiring"), ("torch", "yaml")),
-    "kernels": Row(("core", "specs", "runtime", "kernels.lib", "{own}"), ANY),
-    "kernels.lib": Row(("core", "specs", "runtime", "kernels.lib"), ANY),
+    "settings": Row(("core",), ()),
+    "cache": Row(("core", "=settings"), ()),
+    "imports": Row(("core",), ()),
+    "machine": Row(("core", "machine", "tuning", "=imports", "=settings", "=wiring"), ("torch",)),
+    "tuning": Row(("core", "tuning", "machine", "=cache", "=settings"), ("torch", "yaml")),
+    "cpp": Row(("core", "cpp", "=cache", "=settings", "=wiring"), ("torch",)),
+    "kernels": Row(("core", "specs", "kernels.lib", "{own}", *MACHINE), ANY),
+    "kernels.lib": Row(("core", "specs", "kernels.lib", *MACHINE), ANY),
     "backends": Row(
-        ("core", "specs", "runtime", "kernels.lib", "=backends", "backends.[!_]*", "{own}"),
+        ("core", "specs", "kernels.lib", "=backends", "backends.[!_]*", "{own}", *MACHINE),
         ANY,
     ),
-    "faces": Row(("core", "specs", "runtime", "faces"), ANY),
+    "faces": Row(("core", "specs", "=imports", "faces", *MACHINE), ANY),
     "tools": Row(ANY, ANY),
 }
 
@@ -136,7 +143,7 @@ def test_the_tree_follows_the_table():
 
 # A made-up tree: every module that an import below may name.
 TREE = """
-__init__ ops wiring core/__init__ core/spec specs/__init__ specs/norm runtime/__init__ runtime/device
+__init__ ops wiring core/__init__ core/spec specs/__init__ specs/norm machine/__init__ machine/device
 kernels/__init__ kernels/norm kernels/softmax kernels/lib/__init__ kernels/lib/launch
 kernels/attention/__init__ kernels/attention/fwd kernels/attention/bwd
 backends/__init__ backends/registry backends/_a/__init__ backends/_a/ops/__init__ backends/_a/ops/add
@@ -148,19 +155,19 @@ BREAKS = [
     ("core/spec", "import opmux.specs.norm", "opmux.specs.norm"),
     ("core/spec", "from opmux import specs", "opmux.specs"),
     ("core/spec", "from opmux import __version__", "opmux"),
-    ("wiring", "from .runtime import device", "opmux.runtime.device"),
+    ("wiring", "from .machine import device", "opmux.machine.device"),
     ("wiring", "import torch", "torch"),
-    ("core/spec", "from .. import runtime", "opmux.runtime"),
+    ("core/spec", "from .. import machine", "opmux.machine"),
     ("core/spec", "from ..kernels.norm import rms_norm", "opmux.kernels.norm"),
     ("core/__init__", "from ..backends import registry", "opmux.backends.registry"),
     ("core/spec", "def f():\n    import opmux.tools.cli", "opmux.tools.cli"),
     ("core/spec", "try:\n    import yaml\nexcept ImportError:\n    yaml = None", "yaml"),
     *(("core/spec", f"import {name}", name) for name in ("triton.language", "numpy", "rich.table", "typer")),
     ("specs/norm", "import triton", "triton"),
-    ("specs/norm", "from ..runtime.device import vendor", "opmux.runtime.device"),
+    ("specs/norm", "from ..machine.device import vendor", "opmux.machine.device"),
     ("specs/norm", "import opmux.kernels.lib", "opmux.kernels.lib"),
-    ("runtime/device", "from opmux.specs import norm", "opmux.specs.norm"),
-    ("runtime/device", "import numpy as np", "numpy"),
+    ("machine/device", "from opmux.specs import norm", "opmux.specs.norm"),
+    ("machine/device", "import numpy as np", "numpy"),
     ("kernels/norm", "from . import softmax", "opmux.kernels.softmax"),
     ("kernels/norm", "from opmux.faces import aten", "opmux.faces.aten"),
     ("kernels/__init__", "from . import norm", "opmux.kernels.norm"),
@@ -172,7 +179,7 @@ BREAKS = [
     ("backends/registry", "from . import _a", "opmux.backends._a"),
     ("faces/aten", "import opmux.kernels.lib.launch", "opmux.kernels.lib.launch"),
     ("faces/tex/__init__", "from ...backends import registry", "opmux.backends.registry"),
-    ("runtime", "import triton", "triton"),
+    ("machine", "import triton", "triton"),
     ("stray/thing", "import os", "no row"),
 ]
 
@@ -183,10 +190,10 @@ FITS = [
     ("core/spec", "from .. import wiring"),
     ("core/__init__", "from .spec import Spec\nfrom opmux.core import spec"),
     ("specs/norm", "import torch\nfrom ..core.spec import op\nfrom . import norm"),
-    ("runtime/device", "import yaml, torch\nfrom ..core import spec"),
+    ("tuning/device", "import yaml, torch\nfrom ..core import spec"),
     (
         "kernels/norm",
-        "import triton\nfrom .lib import launch\nfrom ..specs import norm\nfrom ..runtime import device",
+        "import triton\nfrom .lib import launch\nfrom ..specs import norm\nfrom ..machine import device",
     ),
     ("kernels/attention/fwd", "from .bwd import bwd\nfrom . import bwd\nfrom ..lib.launch import launch"),
     (
@@ -198,7 +205,7 @@ FITS = [
         "from .. import VendorInfo\nfrom ..registry import VendorInfo\nfrom . import ops",
     ),
     ("backends/_a/ops/add", "import torch_npu\nfrom opmux.kernels.lib import launch\nfrom .. import ops"),
-    ("faces/aten", "from ..specs import norm\nfrom ..runtime.device import vendor\nimport opmux.faces.tex"),
+    ("faces/aten", "from ..specs import norm\nfrom ..machine.device import vendor\nimport opmux.faces.tex"),
     ("faces/tex/backends/template", "from opmux.faces.tex import thing\nfrom ... import aten"),
     ("tools/cli", "import typer, rich\nfrom opmux.kernels import norm\nfrom .. import backends"),
 ]

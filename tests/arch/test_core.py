@@ -18,7 +18,7 @@ FACES = [
     "transformer_engine_torch",
     "flaggems",
 ]
-LAYERS = ["runtime", "faces", "specs", "kernels", "backends", "tools"]
+LAYERS = ["machine", "tuning", "cpp", "cache", "faces", "specs", "kernels", "backends", "tools"]
 
 
 def named(text: str) -> list[str]:
@@ -48,7 +48,7 @@ def test_core_names_nobody():
         ("os.environ['TE_FL_PREFER']", ["TE"]),
         ("# NVIDIA's libraries", ["NVIDIA"]),
         ("# as Transformer Engine does", ["Transformer Engine"]),
-        ('import_module("opmux.runtime.machine")', ["opmux.runtime"]),
+        ('import_module("opmux.machine.here")', ["opmux.machine"]),
         ("import transformer_engine.plugin", ["transformer_engine"]),
         ("text = context.te_x or vendor", ["te"]),
         ('policy = "vendor"; opmux.core.registry', []),

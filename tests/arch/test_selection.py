@@ -103,7 +103,7 @@ def test_a_change_concerns_its_tests_and_not_all(file, tests):
 
 
 @pytest.mark.parametrize("file", ["src/opmux/core/spec.py", "src/opmux/kernels/lib/launch.py", "tests/conftest.py",
-                                  "src/opmux/runtime/build.py", "pyproject.toml", "src/opmux/specs/samples.py",
+                                  "src/opmux/cpp/build.py", "pyproject.toml", "src/opmux/specs/samples.py",
                                   "a/new/file.xyz"])  # fmt: skip
 def test_a_change_of_what_everything_is_built_on_concerns_every_test(file):
     assert concerned(file) == set(TESTS)

@@ -33,12 +33,13 @@ gc.disable()
 started = []
 sys.addaudithook(lambda event, args: started.append(event) if event in ("subprocess.Popen", "os.system") else None)
 import torch, opmux, opmux.core
-boot = {"early": [m for m in sys.modules if m.startswith(("opmux.runtime", "opmux.backends"))]}
+boot = {"early": [m for m in sys.modules if m.startswith(("opmux.machine", "opmux.backends"))]}
 import opmux.backends, opmux.ops
 from opmux.backends import VENDOR_REGISTRY, VendorInfo, VendorInfoBase, infer_device, register_vendor
 from opmux.core import BackendImplKind, get_default_manager, specs
-from opmux.runtime import devices, tile_files, vendor_ops, vendors
-from opmux.runtime.machine import HERE
+from opmux.machine import devices, vendor_ops, vendors
+from opmux.tuning import tile_files
+from opmux.machine.here import HERE
 boot |= {"looked": vendors._tree.done, "imported": [m for m in sys.modules if m.startswith("opmux.backends._")]}
 import everything
 from opmux.faces.aten import engine, overloads

@@ -275,7 +275,7 @@ import json, logging, os, sys, torch, opmux, opmux.ops
 
 from opmux.backends._cpu.ops import native
 from opmux.core import specs
-from opmux.runtime import build
+from opmux.cpp import build
 
 specs.load_all()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import fresh
 
 from opmux.backends._cpu.ops import native
-from opmux.runtime import build
+from opmux.cpp import build
 
 SRC = Path(__file__).parents[2] / "src"
 
@@ -48,7 +48,7 @@ import threading, torch, opmux
 from opmux.backends._cpu.ops import native
 from opmux.core import get_default_manager
 from opmux.core.lock import lock
-from opmux.runtime import build
+from opmux.cpp import build
 
 free = []
 

@@ -76,7 +76,7 @@ import importlib, json, sys
 import torch
 import opmux
 from opmux.backends import infer_device, register_vendor
-from opmux.runtime import devices
+from opmux.machine import devices
 from opmux.tools import coverage, llama
 
 device = torch._C._get_privateuse1_backend_name()

@@ -22,10 +22,11 @@ from opmux.backends._nvidia.ops import cublas, cudnn, flash, providers
 from opmux.core import BackendImplKind, OpImpl, OpManager, OpRegistry, get_default_manager, specs
 from opmux.core.errors import NotSupported
 from opmux.core.registry import Fit, when_of
-from opmux.runtime import provider_speed, vendor_ops, vendors
-from opmux.runtime.devices import Chip
-from opmux.runtime.speed_classes import CLASSES
+from opmux.machine import vendor_ops, vendors
+from opmux.machine.devices import Chip
 from opmux.specs import attention as attention_spec
+from opmux.tuning import provider_speed
+from opmux.tuning.speed_classes import CLASSES
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32

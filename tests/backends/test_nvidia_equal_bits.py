@@ -16,9 +16,10 @@ from opmux.backends._nvidia.hopper.ops import gluon_attention_general as gluon
 from opmux.backends._nvidia.ops import cublas, flash
 from opmux.core import get_default_manager
 from opmux.kernels.lib import launch
-from opmux.runtime import devices, provider_speed, vendor_ops, vendors
-from opmux.runtime.machine import HERE
-from opmux.runtime.provider_speed import FILES, ForSomeCalls, LibrariesFirst
+from opmux.machine import devices, vendor_ops, vendors
+from opmux.machine.here import HERE
+from opmux.tuning import provider_speed
+from opmux.tuning.provider_speed import FILES, ForSomeCalls, LibrariesFirst
 
 META, BF16, F32 = torch.device("meta"), torch.bfloat16, torch.float32
 DENSE, PACKED = "dense", "packed"

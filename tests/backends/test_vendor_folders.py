@@ -14,8 +14,9 @@ import torch
 from opmux.backends import buffers, chips
 from opmux.core import NotSupported, get_default_manager, specs
 from opmux.core.machine import split_arch
-from opmux.runtime import tile_files, vendors
-from opmux.runtime.devices import Chip
+from opmux.machine import vendors
+from opmux.machine.devices import Chip
+from opmux.tuning import tile_files
 
 pytest.importorskip("triton")
 import triton
@@ -343,7 +344,7 @@ def test_geglu_declines_rows_that_lie_too_far_apart(geglu):
 
 def test_geglu_is_what_a_machine_with_npus_gets(geglu):
     from opmux.core import BackendImplKind
-    from opmux.runtime import vendor_ops
+    from opmux.machine import vendor_ops
 
     get_default_manager().prepare()
     found = {made.op_name: made for made in vendor_ops.read(package("ascend"), "ascend910b").impls}

@@ -25,9 +25,10 @@ from pathlib import Path
 import torch
 
 import opmux
+from opmux import imports
 from opmux.core import discovery, get_default_manager, policy, registry, specs
 from opmux.faces.aten import engine
-from opmux.runtime import imports, vendors
+from opmux.machine import vendors
 
 SRC = str(Path(opmux.__file__).parent)
 SITE = tempfile.mkdtemp(prefix="first_use_")

@@ -10,10 +10,10 @@ import fresh
 import pytest
 import torch
 
+from opmux import imports
 from opmux.core import BackendImplKind, OpImpl, OpRegistry, PluginError, discovery, op, reset_global_policy, specs
 from opmux.core import registry as registry_module
 from opmux.core.spec import NAME_LOOKUP
-from opmux.runtime import imports
 
 SRC = Path(__file__).parents[2] / "src"
 

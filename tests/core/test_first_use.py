@@ -99,7 +99,7 @@ USES = {
     "explain": lambda: str(__import__("opmux").explain("silu").op),
     "enable": lambda: len(__import__("opmux").enable(include=["softmax"], mode="all")) > 0,
     "backends": lambda: len(__import__("opmux").backends.VENDOR_REGISTRY) > 0,
-    "infer_device": lambda: importlib.import_module("opmux.runtime.devices").infer_device(),
+    "infer_device": lambda: importlib.import_module("opmux.machine.devices").infer_device(),
 }
 IMPORTS = {
     "core": lambda: importlib.import_module("opmux.core").OpImpl.__name__,
@@ -107,7 +107,7 @@ IMPORTS = {
     "attribute core": lambda: __import__("opmux").core.get_default_manager.__name__,
     "attribute ops": lambda: __import__("opmux").ops.__name__,
     "attribute policy": lambda: __import__("opmux").policy.__name__,
-    **{n: name("opmux." + n) for n in ("core.library", "core.default", "ops", "runtime.machine", "runtime.devices",
+    **{n: name("opmux." + n) for n in ("core.library", "core.default", "ops", "machine.here", "machine.devices",
                                        "backends.registry", "backends", "core.discovery", "compat", "core.machine")},
 }
 """
@@ -209,9 +209,9 @@ def test_no_import_and_no_plugin_code_runs_under_the_lock(tmp_path):
     opmux.explain("watched_half", x)
     opmux.enable(include=["softmax", "add"], mode="all")
     opmux.tex.get_backend()
-    from opmux.runtime import devices
+    from opmux.machine import devices
     with devices.assume("chippy"):
-        from opmux.runtime.machine import HERE
+        from opmux.machine.here import HERE
         HERE.changed()
         opmux.explain("watched_half")
         devices.vendor_of("chip"), HERE.arch_of("chip")
@@ -383,7 +383,7 @@ def test_a_broken_plugin_leaves_nothing_behind(tmp_path):
     from opmux.core import policy as policies
     from opmux.faces.aten import engine, switch
     from opmux.faces.tex import registry as backends
-    from opmux.runtime import vendors
+    from opmux.machine import vendors
     opmux.ops.silu  # its family
     specs.load_all()
     opmux.tex
@@ -504,7 +504,7 @@ FIRST = {
     "use": lambda: opmux_().use(include=["silu"], mode="all").__enter__() is not None,
     "__version__": lambda: bool(opmux_().__version__),
     "VENDOR_REGISTRY": lambda: opmux_().backends.VENDOR_REGISTRY[HERE].vendor_name == VENDOR,
-    "infer_device": lambda: importlib.import_module("opmux.runtime.devices").infer_device() == HERE,
+    "infer_device": lambda: importlib.import_module("opmux.machine.devices").infer_device() == HERE,
     "dir(ops)": lambda: ("twice" in dir(opmux_().ops)) == (VENDOR == "acme"),
     "OPMUX_VENDOR": lambda: forced(VENDOR) == VENDOR,
     "opmux list": lambda: "silu_mul" in cli("list", "--op", "silu_mul"),

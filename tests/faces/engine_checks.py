@@ -26,9 +26,9 @@ from torch import Tensor, nn
 import opmux
 from opmux.core.default import get_default_manager
 from opmux.core.errors import UnknownName
+from opmux.cpp import launching
 from opmux.faces.aten import engine, gate, switch
 from opmux.faces.aten.overloads import table
-from opmux.runtime import launching
 
 CHECKS: dict[str, Callable[[], None]] = {}
 DEVICE = "npu"
@@ -822,14 +822,14 @@ class Negated(torch.autograd.Function):
 
 def _rows_of(rows: list[tuple], unused: tuple[str, ...], body: Callable[[], None]) -> None:
     """Run with these rows as the vendor's of the device."""
-    from opmux.runtime import vendor_ops, vendors
-    from opmux.runtime.machine import HERE
+    from opmux.machine import vendor_ops, vendors
+    from opmux.machine.here import HERE
 
     original = HERE.ops(DEVICE)
     module = types.ModuleType("acme.ops")
     module.__file__ = __file__
     module.get_specific_ops, module.get_unused_ops = lambda: rows, lambda: unused  # type: ignore[attr-defined]
-    from opmux.runtime import devices
+    from opmux.machine import devices
 
     package = devices.vendor_of(DEVICE)
     assert package is not None

@@ -221,8 +221,8 @@ class Count:
 
     def __enter__(self) -> Count:
         from opmux.core.default import get_default_manager
+        from opmux.cpp import launching
         from opmux.faces.aten.overloads import Overload
-        from opmux.runtime import launching
 
         self._lifted = lifted = Overload.lifted
 
@@ -253,8 +253,8 @@ class Count:
 
     def __exit__(self, *error: Any) -> None:
         from opmux.core.default import get_default_manager
+        from opmux.cpp import launching
         from opmux.faces.aten.overloads import Overload
-        from opmux.runtime import launching
 
         Overload.lifted = self._lifted
         launching.pause("counted by a test", False)

@@ -13,9 +13,9 @@ from opmux.core.errors import UnknownName
 from opmux.faces.aten import decisions, engine, gate, record
 from opmux.faces.aten.decisions import NEVER, Speed, Times
 from opmux.faces.aten.overloads import table
-from opmux.runtime import tile_files
-from opmux.runtime.devices import Chip
-from opmux.runtime.speed_files import BadSpeeds, chip_of
+from opmux.machine.devices import Chip
+from opmux.tuning import tile_files
+from opmux.tuning.speed_files import BadSpeeds, chip_of
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 SMALL, MIDDLE, LARGE = 2**16, 2**20, 2**24

@@ -11,7 +11,7 @@ import fresh
 import pytest
 
 from opmux.faces import compat
-from opmux.runtime.imports import finder
+from opmux.imports import finder
 
 SRC = Path(__file__).parents[2] / "src"
 
@@ -66,7 +66,7 @@ def test_what_was_shadowed_comes_back(monkeypatch):
 HOLDERS = """
     import importlib, json, sys, types
     import opmux.compat, opmux.te
-    from opmux.runtime.imports import finder
+    from opmux.imports import finder
 
     def state():
         return [opmux.te.installed(), sys.modules.get("transformer_engine_torch") is opmux.tex,

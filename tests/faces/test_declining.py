@@ -5,8 +5,8 @@ from pathlib import Path
 import fresh
 import pytest
 
+from opmux.cpp import build
 from opmux.faces.aten.overloads import table
-from opmux.runtime import build
 from opmux.tools import simulator
 
 # Families whose arguments follow from the schemas. Of the others some calls are errors, which must be torch's.

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 import opmux
 from opmux.faces.aten import switch
-from opmux.runtime import native_library
+from opmux.cpp import library as native_library
 torch.set_num_threads(1)
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.LayerNorm(32), nn.Linear(32, 4))

@@ -6,10 +6,11 @@ import warnings
 import pytest
 import torch
 
+from opmux.cpp import build, launching
+from opmux.cpp import library as native_library
 from opmux.faces.aten import gate, native
 from opmux.faces.aten.overloads import table
 from opmux.faces.aten.schema import Shape
-from opmux.runtime import build, launching, native_library
 
 FREQUENT = ("add.Tensor", "mul.Tensor", "exp", "add_.Tensor", "sum.dim_IntList", "native_layer_norm", "cat",
             "_foreach_neg_", "_foreach_div.List")  # fmt: skip

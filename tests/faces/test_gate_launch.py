@@ -21,9 +21,10 @@ import opmux
 from opmux.core import launches
 from opmux.core.default import get_default_manager
 from opmux.core.registry import BackendImplKind, OpImpl
+from opmux.cpp import launching
+from opmux.cpp import library as native_library
 from opmux.faces.aten import gate
 from opmux.faces.aten.schema import Shape
-from opmux.runtime import launching, native_library
 from opmux.tools.size_classes import Formula
 
 FUNCTION = {"add.Tensor": 7, "add_.Tensor": 8, "exp": 9, "clamp": 10, "clone": 11, "cat": 12}

@@ -24,7 +24,7 @@ from opmux.core.registry import Fit
 from opmux.faces import compat
 from opmux.faces.liger import names
 from opmux.faces.models import logits, modules
-from opmux.runtime import liger_names
+from opmux.machine import liger_names
 
 TABLE = [line.split(" ", 2) for line in (Path(__file__).parent / "liger_signatures.txt").read_text().splitlines()]
 

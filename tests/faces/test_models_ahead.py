@@ -17,7 +17,7 @@ import opmux
 from opmux.core.errors import BadArgument
 from opmux.faces.models import ahead
 from opmux.faces.models.modules import KEY
-from opmux.runtime import devices
+from opmux.machine import devices
 
 transformers = pytest.importorskip("transformers")
 SRC = Path(__file__).parents[2] / "src"
@@ -127,7 +127,7 @@ def test_each_rank_takes_its_share_of_the_cores(model, gpu, monkeypatch):
 PROGRAM = """
 import json, logging, sys, time, torch, transformers, opmux
 from opmux.faces.models import ahead
-from opmux.runtime import devices
+from opmux.machine import devices
 devices._available = lambda generation: ("cuda",)
 here = {"chip": ["nvidia", "sm_90", "NVIDIA H200", "580"], "shared": 232448, "cores": 132}
 faked = f"from opmux.tools.warm import compiling; compiling._here = lambda index: {here}; "

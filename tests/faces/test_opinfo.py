@@ -11,7 +11,7 @@ from pathlib import Path
 import fresh
 import pytest
 
-from opmux.runtime import build
+from opmux.cpp import build
 from opmux.tools import simulator
 
 pytest.importorskip("triton")

@@ -8,7 +8,7 @@ import opmux
 from opmux.core import BackendImplKind, OpImpl, get_default_manager, reset_global_policy
 from opmux.core.dispatch import is_foreign
 from opmux.faces.aten import gate, planner
-from opmux.runtime import vendors
+from opmux.machine import vendors
 
 
 @pytest.fixture

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 import opmux
+from opmux.cpp import background
+from opmux.cpp import library as native_library
 from opmux.faces.aten import decisions, switch
 from opmux.faces.aten.decisions import Speed, Times
-from opmux.runtime import background, native_library
 
 FAST = Speed((5.0, 4.0), {torch.float32: (Times(64, 10.0, 5.0), Times(1 << 20, 100.0, 50.0))})
 

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 import opmux
+from opmux.cpp import library as native_library
 from opmux.faces.aten import decisions, engine, gate, saved, switch
 from opmux.faces.aten.decisions import Speed, Times
 from opmux.faces.aten.engine import Deferred
-from opmux.runtime import native_library, vendors
+from opmux.machine import vendors
 
 BF16 = torch.bfloat16
 FAST = Speed((5.0, 4.0), {BF16: (Times(64, 10.0, 5.0), Times(1 << 20, 100.0, 50.0))})

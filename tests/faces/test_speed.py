@@ -10,9 +10,9 @@ import torch
 import opmux
 from opmux.faces.aten import decisions
 from opmux.faces.aten.overloads import functional, table
-from opmux.runtime.speed_files import chip_of
 from opmux.tools import screen
 from opmux.tools.speed import cases, command, measure
+from opmux.tuning.speed_files import chip_of
 
 NAMES = (
     "native_layer_norm", "native_layer_norm_backward", "_softmax", "_softmax.out", "add.Tensor", "add_.Tensor",

@@ -20,8 +20,8 @@ import torch
 import torch.nn.functional as F
 from te_twins import TWINS, Size, agrees, choose_attention, near, offloaded, run_module, settle
 
-from opmux.runtime import build
-from opmux.runtime.imports import Finder
+from opmux.cpp import build
+from opmux.imports import Finder
 from opmux.tools import simulator
 
 SHARED = Path(__file__).parents[1] / "shared"

@@ -73,7 +73,7 @@ def test_it_can_be_switched_off():
 
 def test_nvidias_own_extension_comes_first(tmp_path, monkeypatch):
     import opmux_startup
-    from opmux.runtime.imports import finder
+    from opmux.imports import finder
 
     monkeypatch.setattr(finder, "grants", ())  # another test may have imported the layer
     layer = tmp_path / "transformer_engine" / "__init__.py"
@@ -97,7 +97,7 @@ def test_nvidias_own_extension_comes_first(tmp_path, monkeypatch):
 def test_plugins_are_served_on_top_of_nvidias_own_build(tmp_path, has_plugins):
     """Unless the installed layer has a package of that name."""
     import opmux_startup
-    from opmux.runtime.imports import finder
+    from opmux.imports import finder
 
     if has_plugins:
         (tmp_path / "plugins").mkdir()

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from opmux.core.spec import specs
 from opmux.faces.tex import enums
-from opmux.runtime.speed_classes import CLASSES
+from opmux.tuning.speed_classes import CLASSES
 
 pytestmark = pytest.mark.usefixtures("no_kernels_of_the_cpu")
 

@@ -12,7 +12,8 @@ from torch.utils.checkpoint import checkpoint
 import opmux
 from opmux.core import specs
 from opmux.core.autograd import results_of
-from opmux.runtime import functions, launching, native_library
+from opmux.cpp import functions, launching
+from opmux.cpp import library as native_library
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")

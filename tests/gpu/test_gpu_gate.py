@@ -8,7 +8,8 @@ from torch.nn import functional as F
 
 import opmux
 from opmux.core.default import get_default_manager
-from opmux.runtime import launching, native_library
+from opmux.cpp import launching
+from opmux.cpp import library as native_library
 
 pytestmark = pytest.mark.gpu
 TIMES = 9  # calls after which the next one is launched from C++

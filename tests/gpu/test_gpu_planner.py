@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 import opmux
 from opmux.core import reset_global_policy
+from opmux.cpp import launching
 from opmux.faces.aten import gate, planner
-from opmux.runtime import launching
 
 pytestmark = pytest.mark.gpu
 

@@ -13,7 +13,7 @@ from opmux.core.registry import BackendImplKind
 from opmux.kernels.lib import config
 from opmux.kernels.lib.compile_only import compiling_for
 from opmux.kernels.lib.plans import forget
-from opmux.runtime.devices import Chip
+from opmux.machine.devices import Chip
 
 MODE = "compile"
 

@@ -9,11 +9,11 @@ import torch
 triton = pytest.importorskip("triton")
 import triton.language as tl  # noqa: E402
 
+from opmux import cache as cache_dir  # noqa: E402
 from opmux.kernels.lib import compile_ahead, compile_only  # noqa: E402
 from opmux.kernels.lib.compile_ahead import COMPILED, THERE, compile_all, listing  # noqa: E402
 from opmux.kernels.lib.compile_only import compiling_for  # noqa: E402
-from opmux.runtime import cache_dir  # noqa: E402
-from opmux.runtime.devices import Chip  # noqa: E402
+from opmux.machine.devices import Chip  # noqa: E402
 from opmux.tools.warm.compiling import At, compile_for  # noqa: E402
 
 MODE = "compile"

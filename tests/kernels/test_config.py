@@ -14,10 +14,12 @@ pytest.importorskip("triton")
 from opmux.core import Origin, specs
 from opmux.kernels.lib import config
 from opmux.kernels.lib.config import Tiles, Tunable
-from opmux.runtime import tile_files, tuning, vendors
-from opmux.runtime.devices import Chip
-from opmux.runtime.tile_files import BadTiles
-from opmux.runtime.vendors import VendorInfoBase
+from opmux.machine import vendors
+from opmux.machine.devices import Chip
+from opmux.machine.vendors import VendorInfoBase
+from opmux.tuning import tile_files
+from opmux.tuning import tiles as tuning
+from opmux.tuning.tile_files import BadTiles
 
 MODE = "interpret"
 BF16 = torch.bfloat16

@@ -9,7 +9,7 @@ pytest.importorskip("triton")
 import opmux
 from opmux.kernels.lib.compile_only import compiling_for
 from opmux.kernels.lib.launch import Launcher
-from opmux.runtime import devices
+from opmux.machine import devices
 
 MODE = "compile"
 SHAPES = [(100 + 13 * i, 300 + 17 * i) for i in range(40)]  # rows of up to 512 and of up to 1024 columns

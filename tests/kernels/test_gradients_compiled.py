@@ -15,8 +15,8 @@ from native_launches import CALLS_TO_RECORD, launching_by
 
 import opmux
 from opmux.core import BackendImplKind, OpImpl, autograd, get_default_manager, library, specs
+from opmux.cpp import functions, launching
 from opmux.kernels.lib.compile_only import compiling_for
-from opmux.runtime import functions, launching
 
 MODE = "compile"
 OPS = [s for s in specs if s.space == "opmux" and s.grad and s.family in functions.FAMILIES and not s.writes]

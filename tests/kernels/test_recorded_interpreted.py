@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from opmux.core import NotSupported, get_default_manager, specs
+from opmux.cpp import launching
 from opmux.faces.aten import gate
 from opmux.faces.aten.overloads import table
-from opmux.runtime import launching
 
 pytest.importorskip("triton")
 from opmux.kernels.lib.launch import Launcher

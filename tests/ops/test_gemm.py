@@ -13,7 +13,8 @@ import opmux
 from opmux.backends._nvidia.ops import cublas
 from opmux.core import get_default_manager
 from opmux.core.spec import Tol, specs
-from opmux.runtime import devices, provider_speed
+from opmux.machine import devices
+from opmux.tuning import provider_speed
 
 CPU = torch.device("cpu")
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)

@@ -117,7 +117,8 @@ import torch.nn.functional as F
 from opmux.backends import infer_device
 from opmux.kernels import softmax
 from opmux.kernels.lib import config
-from opmux.runtime import devices, tile_files, vendor_ops, vendors
+from opmux.machine import devices, vendor_ops, vendors
+from opmux.tuning import tile_files
 
 found["vendors"] = {n: [p.info.vendor_name, p.device, p.info.device_query_cmd] for n, p in vendors.known().items()}
 found["device"], found["vendor"] = infer_device(), devices.vendor_of("npu").name

@@ -58,7 +58,8 @@ import torch.nn.functional as F
 from opmux.backends import VENDOR_REGISTRY
 from opmux.kernels import activation
 from opmux.kernels.lib import config
-from opmux.runtime import devices, tile_files, vendors
+from opmux.machine import devices, vendors
+from opmux.tuning import tile_files
 
 info = vendors.get("acme").info
 found["info"] = [info.vendor_name, info.device_name, info.device_query_cmd, info.dispatch_key, info.key]

@@ -150,8 +150,8 @@ found["rms_norm"] = off(opmux.ops.rms_norm(x.detach(), torch.ones(16, device="ac
                         torch.nn.functional.rms_norm(a, (16,), eps=1e-6))
 
 # taken out of the tree, its functions are gone
-import opmux.runtime.vendors
-opmux.runtime.vendors.forget("acme")
+import opmux.machine.vendors
+opmux.machine.vendors.forget("acme")
 liger_kernel.ops._replace_with_vendor_ops()
 found["default again"] = liger_kernel.ops.LigerGELUMulFunction is default and not hasattr(liger_kernel.ops, "acme_only")
 opmux.compat.uninstall("liger_kernel")

@@ -13,7 +13,7 @@ from typing import Any
 
 def start() -> list[threading.Thread]:
     """A thread for each library; the last one is there when all of them have ended."""
-    from opmux.runtime import build
+    from opmux.cpp import build
     from opmux.tools import cpp, simulator
 
     made = [one.compile for one in cpp.libraries()]
@@ -25,7 +25,7 @@ def start() -> list[threading.Thread]:
 
 
 def _make(make: Callable[[], Any]) -> None:
-    from opmux.runtime import build
+    from opmux.cpp import build
 
     try:
         make()

@@ -7,7 +7,8 @@ import pytest
 
 from opmux.core import policy
 from opmux.core.default import get_default_manager
-from opmux.runtime import functions, launching, native_library
+from opmux.cpp import functions, launching
+from opmux.cpp import library as native_library
 
 CALLS_TO_RECORD = 6  # as in launches.h
 UINT = ctypes.c_uint

@@ -1,6 +1,6 @@
 """A pytest plugin: the native library is compiled with GCC's sanitizers for memory and undefined behaviour."""
 
-from opmux.runtime import native_library
+from opmux.cpp import library as native_library
 
 FLAGS = ("-fsanitize=address,undefined", "-fno-sanitize=vptr", "-g1")
 _plain = native_library.flags

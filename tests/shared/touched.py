@@ -23,7 +23,7 @@ TABLE: tuple[tuple[str, str | tuple[str, ...]], ...] = (
     (r"tests/(conftest\.py|shared/)", ALL),
     (r"tests/.*/test_\w+\.py", ITSELF),
     (r"tests/(\w+)/.*", (r"tests/\1/",)),
-    (r"src/opmux/(core|runtime|native|kernels/lib)/", ALL),
+    (r"src/opmux/(core|machine|tuning|cpp|native|kernels/lib)/", ALL),
     (r"src/opmux/(specs|kernels)/(?!_|samples)", FAMILY),
     (r"src/opmux/backends/_cpu/", ("tests/backends/", "tests/ops/", "tests/faces/")),
     (r"src/opmux/backends/_\w+/(?:\w+/)?ops/", FAMILY),

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from opmux.runtime import launching, native_library
+from opmux.cpp import launching
+from opmux.cpp import library as native_library
 from opmux.tools import cpp
 
 

@@ -9,7 +9,7 @@ import stubs
 
 from opmux.core import knobs
 from opmux.faces.tex import versions
-from opmux.runtime import vendors
+from opmux.machine import vendors
 
 ROOT = Path(__file__).parents[2]
 

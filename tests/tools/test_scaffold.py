@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from opmux.runtime import vendors
-from opmux.runtime.vendors import VendorInfo
+from opmux.machine import vendors
+from opmux.machine.vendors import VendorInfo
 from opmux.tools import scaffold
 
 ROOT = Path(__file__).parents[2]
@@ -85,7 +85,7 @@ def test_all_names_are_filled_in(cli, tmp_path):
 def test_the_checklist_names_ops_that_there_are():
     """In the package's README and in the vendors' guide: our ops, ATen's, and the tunables."""
     from opmux.core import specs
-    from opmux.runtime import vendor_ops
+    from opmux.machine import vendor_ops
 
     for path in (scaffold.TEMPLATE / "README.md", ROOT / "src/opmux/backends/README.md"):
         rows = re.findall(r"^\| (?:critical|important|optional) \|.*", path.read_text(), re.M)

@@ -17,9 +17,11 @@ from opmux.core.registry import Origin
 from opmux.kernels.lib import config, plans
 from opmux.kernels.lib.config import Tiles
 from opmux.kernels.lib.launch import Launcher
-from opmux.runtime import tile_files, tuning, vendors
-from opmux.runtime.devices import Chip
+from opmux.machine import vendors
+from opmux.machine.devices import Chip
 from opmux.tools import screen, tune
+from opmux.tuning import tile_files
+from opmux.tuning import tiles as tuning
 
 CPU = torch.device("cpu")
 CHIP = Chip("nvidia", "sm_90", "Made-up H200", "1.0")

@@ -12,11 +12,11 @@ pytest.importorskip("triton")
 
 import opmux
 from opmux.core import BackendImplKind, OpImpl, get_default_manager, specs
-from opmux.runtime import provider_speed, speed_files
-from opmux.runtime.provider_speed import FILES
-from opmux.runtime.speed_classes import CLASSES
 from opmux.tools.speed import providers
 from opmux.tools.speed.provider_cases import TIMED, Cases
+from opmux.tuning import provider_speed, speed_files
+from opmux.tuning.provider_speed import FILES
+from opmux.tuning.speed_classes import CLASSES
 
 CPU = torch.device("cpu")
 LABEL = "linear[dtype=float32 m<=4 n<=16 k<=32]"

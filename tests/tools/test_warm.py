@@ -28,7 +28,7 @@ SAID = re.compile(
 STEP = """
 import json, sys, torch, transformers, opmux, triton
 from opmux.kernels.lib.compile_only import compiling_for
-from opmux.runtime import devices
+from opmux.machine import devices
 vendor, chip, file = sys.argv[1:]
 config = transformers.AutoConfig.for_model(**json.load(open(file)))
 with torch.device("meta"):

@@ -6,8 +6,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..runtime.devices import infer_device
-    from ..runtime.vendors import Autograd, BadVendor, Target
+    from ..machine.devices import infer_device
+    from ..machine.vendors import Autograd, BadVendor, Target
     from .registry import VENDOR_REGISTRY, VendorInfo, VendorInfoBase, register_vendor
 
 __all__ = [
@@ -22,8 +22,8 @@ __all__ = [
 ]
 
 # The module of each name. No module is imported here: see core/__init__.py.
-_MODULE_OF = {"infer_device": "opmux.runtime.devices"}
-_MODULE_OF |= dict.fromkeys(("Autograd", "BadVendor", "Target"), "opmux.runtime.vendors")
+_MODULE_OF = {"infer_device": "opmux.machine.devices"}
+_MODULE_OF |= dict.fromkeys(("Autograd", "BadVendor", "Target"), "opmux.machine.vendors")
 _MODULE_OF |= {"VENDOR_REGISTRY": "opmux.backends.registry", "VendorInfo": "opmux.backends.registry"}
 _MODULE_OF |= {"VendorInfoBase": "opmux.backends.registry", "register_vendor": "opmux.backends.registry"}
 

@@ -3,7 +3,7 @@
 It is imported as `backend_utils` too (opmux_startup.py), so its own imports name the package in full.
 """
 
-from opmux.runtime.vendors import Autograd, Target, VendorInfoBase
+from opmux.machine.vendors import Autograd, Target, VendorInfoBase
 
 VendorDescriptor = VendorInfoBase
 

@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ..runtime.vendors import VendorInfoBase
+from ..machine.vendors import VendorInfoBase
 
 COPIES = 2  # double buffering of loads and stores
 

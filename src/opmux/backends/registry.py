@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from ..core import machine
-from ..runtime import devices, vendors
-from ..runtime.vendors import VendorInfo, VendorInfoBase, register_vendor
+from ..machine import devices, vendors
+from ..machine.vendors import VendorInfo, VendorInfoBase, register_vendor
 
 __all__ = ["VENDOR_REGISTRY", "VendorInfo", "VendorInfoBase", "register_vendor"]
 

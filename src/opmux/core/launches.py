@@ -1,6 +1,6 @@
 """What kernels launch while someone records it, and what to do when plans are forgotten.
 
-runtime/launching.py records a call; kernels are in a package that it does not import.
+cpp/launching.py records a call; kernels are in a package that it does not import.
 """
 
 from __future__ import annotations

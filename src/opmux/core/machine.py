@@ -20,7 +20,7 @@ Preferred = str | Callable[[], str | None]
 
 
 class Machine:
-    """Core's interface to the machine, implemented by the runtime layer. This base class is a CPU-only machine."""
+    """Core's interface to the machine, implemented by the package `machine`. This base class is a CPU-only machine."""
 
     def accelerators(self) -> tuple[str, ...]:
         """The accelerator types of this machine; may be empty."""
@@ -76,7 +76,7 @@ def set_machine(machine: Machine) -> None:
 
 
 def current() -> Machine:
-    """The machine that core uses; the first call imports the runtime layer."""
+    """The machine that core uses; the first call imports the package `machine`."""
     global _machine
     if _machine is None:
         _machine = wiring.machine()

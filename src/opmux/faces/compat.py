@@ -4,7 +4,7 @@
     opmux run --as transformer_engine script.py
 
 An installed library keeps its name, unless `shadow=True`. Adding a module of ours to an installed package does not
-shadow the package. The names are in `runtime/imports.py`.
+shadow the package. The names are in `imports.py`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..core.errors import OpmuxError, UnknownName
-from ..runtime.imports import LAYER, PLUGINS, ROWS, Grant, finder
+from ..imports import LAYER, PLUGINS, ROWS, Grant, finder
 
 HOLDER = "opmux.compat"
 LIBRARIES = (LAYER, "liger_kernel", "flag_gems")

@@ -2,7 +2,7 @@
 //
 // The key of a call holds everything that may change what it launches. If a call did nothing but allocate its results
 // and launch Triton's kernels, further calls with the same key launch the same, with the pointers of their own tensors. See
-// runtime/launching.py. Both sources of the library include this, and share its switches.
+// cpp/launching.py. Both sources of the library include this, and share its switches.
 
 #pragma once
 

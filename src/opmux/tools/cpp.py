@@ -9,8 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from ..runtime import build, native_library, vendors
-from ..runtime.settings import CPP
+from ..cpp import build
+from ..cpp import library as native_library
+from ..machine import vendors
+from ..settings import CPP
 
 COMMAND = "opmux build"
 

@@ -20,7 +20,10 @@ from ..core import discovery, knobs, machine
 from ..core import policy as policies
 from ..core.default import get_default_manager
 from ..core.errors import BadKnob
-from ..runtime import build, devices, launching, native_library, tuning, vendors
+from ..cpp import build, launching
+from ..cpp import library as native_library
+from ..machine import devices, vendors
+from ..tuning import tiles as tuning
 from . import cpp, screen
 
 

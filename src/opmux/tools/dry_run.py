@@ -11,8 +11,8 @@ from ..kernels.lib import config
 from ..kernels.lib.compile_only import CHIPS, compiling_for
 from ..kernels.lib.launch import Launcher
 from ..kernels.lib.plans import forget
-from ..runtime import vendors
-from ..runtime.devices import Chip
+from ..machine import vendors
+from ..machine.devices import Chip
 from . import arguments, tile_checks
 
 

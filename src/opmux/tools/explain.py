@@ -18,9 +18,9 @@ from ..core.explain import Explanation, Verdict
 from ..core.registry import BackendImplKind, OpImpl
 from ..core.spec import Sample, Spec, specs
 from ..core.tensors import dtype_name
-from ..runtime import devices, vendors
-from ..runtime.devices import Chip
-from ..runtime.machine import HERE
+from ..machine import devices, vendors
+from ..machine.devices import Chip
+from ..machine.here import HERE
 from . import arguments, listing, screen
 
 

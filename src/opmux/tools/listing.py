@@ -18,9 +18,9 @@ from ..core.errors import UnknownName
 from ..core.explain import Explanation, Verdict
 from ..core.manager import OpManager
 from ..core.spec import Spec, specs
-from ..runtime import devices, vendors
-from ..runtime.machine import HERE
-from ..runtime.vendors import Package
+from ..machine import devices, vendors
+from ..machine.here import HERE
+from ..machine.vendors import Package
 from . import screen
 
 NO_SPEC = "(no spec)"

@@ -37,10 +37,11 @@ from ..core.default import get_default_manager
 from ..core.errors import OpmuxError
 from ..core.log import logger
 from ..core.spec import specs
+from ..cpp import launching
 from ..faces.aten import engine, overloads
 from ..faces.aten.schema import python_name
-from ..runtime import devices, launching
-from ..runtime.devices import Chip
+from ..machine import devices
+from ..machine.devices import Chip
 from . import size_classes
 from .size_classes import Formula, SizeClass
 

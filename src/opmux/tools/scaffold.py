@@ -18,7 +18,7 @@ from ..core.default import get_default_manager
 from ..core.errors import OpmuxError
 from ..core.registry import BackendImplKind
 from ..faces.tex.names import BACKENDS
-from ..runtime import devices, vendors
+from ..machine import devices, vendors
 
 TEMPLATE = Path(__file__).with_name("template")
 

@@ -13,10 +13,11 @@ from ..core.errors import nearest
 from ..core.spec import specs
 from ..kernels.lib import config
 from ..kernels.lib.config import Tunable
-from ..runtime import tile_files, vendors
-from ..runtime.devices import Chip
-from ..runtime.tile_files import BadTiles
-from ..runtime.vendors import Package
+from ..machine import vendors
+from ..machine.devices import Chip
+from ..machine.vendors import Package
+from ..tuning import tile_files
+from ..tuning.tile_files import BadTiles
 
 # What tunables are asked by, by the annotation of their parameters.
 FACTS: dict[str, tuple[Any, ...]] = {

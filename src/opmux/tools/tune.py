@@ -23,8 +23,10 @@ from ..core.tensors import dtype_name
 from ..kernels.lib import config
 from ..kernels.lib.config import Asked, Tiles
 from ..kernels.lib.plans import forget
-from ..runtime import provider_speed, tile_files, tuning, vendor_ops, vendors
-from ..runtime.devices import Chip
+from ..machine import vendor_ops, vendors
+from ..machine.devices import Chip
+from ..tuning import provider_speed, tile_files
+from ..tuning import tiles as tuning
 from . import arguments, explain, screen, tile_checks
 from .dry_run import nothing_launched, standing_in
 from .runner.check import DeviceLost, as_tuple, in_one_line

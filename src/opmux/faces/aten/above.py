@@ -22,7 +22,7 @@ from ...core.errors import NoImplementation, NotSupported
 from ...core.log import logger
 from ...core.policy import get_policy
 from ...core.spec import specs
-from ...runtime.vendor_ops import AtenRow
+from ...machine.vendor_ops import AtenRow
 from .schema import Shape
 
 if TYPE_CHECKING:

@@ -23,9 +23,10 @@ import torch
 from ...core.default import get_default_manager
 from ...core.spec import specs
 from ...core.tensors import dtype_name
-from ...runtime import native_library, vendors
-from ...runtime.devices import Chip
-from ...runtime.speed_files import SpeedFiles, chip_of
+from ...cpp import library as native_library
+from ...machine import vendors
+from ...machine.devices import Chip
+from ...tuning.speed_files import SpeedFiles, chip_of
 from . import above, gate, native
 from .overloads import Overload, functional, table
 from .schema import siblings

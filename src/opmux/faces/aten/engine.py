@@ -25,10 +25,12 @@ from ...core.lock import cached_property, lock
 from ...core.log import logger
 from ...core.registry import BackendImplKind, OpImpl
 from ...core.spec import specs
-from ...runtime import devices, launching, native_library, vendors
-from ...runtime.machine import HERE
-from ...runtime.vendor_ops import AtenRow
-from ...runtime.vendors import Autograd
+from ...cpp import launching
+from ...cpp import library as native_library
+from ...machine import devices, vendors
+from ...machine.here import HERE
+from ...machine.vendor_ops import AtenRow
+from ...machine.vendors import Autograd
 from . import above, decisions, gate, native, record
 from .overloads import Overload, declining_numbers, row_for, table, vendors_own
 from .schema import Shape

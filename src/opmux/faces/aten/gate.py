@@ -1,12 +1,12 @@
 """The C++ entry of overrides: a call that is off, or too small to be ours, runs ATen's kernel without Python.
 
-The native library (runtime/native_library.py) is compiled by the first registration of overrides, and its gate
+The native library (cpp/library.py) is compiled by the first registration of overrides, and its gate
 (native/gate.cpp) is put in front of each override on its dispatch key. Without the library the overrides in Python do
 the same by themselves, except for the choice by size.
 
 On CUDA the gate also launches kernels. In auto mode another process computes what a call launches (planner.py), from
 the call's key: dtypes, shapes, strides, numbers. Otherwise the sixth call with a key is recorded, and if the override
-only allocated and launched Triton kernels, the gate launches further ones (runtime/launching.py).
+only allocated and launched Triton kernels, the gate launches further ones (cpp/launching.py).
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from typing import Any
 
 import torch
 
-from ...runtime import launching, native_library
+from ...cpp import launching
+from ...cpp import library as native_library
 from . import native
 from .schema import Shape
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...runtime import devices
+from ...machine import devices
 from .schema import Shape
 
 _CATEGORY = {bool: 0, int: 1, float: 2, complex: 3}

@@ -25,7 +25,7 @@ from ...core.errors import NotSupported
 from ...core.lock import lock
 from ...core.registry import BackendImplKind, Fit, OpImpl, When, when_of
 from ...core.spec import Derived, Spec, specs
-from ...runtime.machine import HERE
+from ...machine.here import HERE
 from . import native, record
 from .schema import Shape, inplace_name, overloads, siblings
 

@@ -30,8 +30,10 @@ from ...core.errors import OpmuxError
 from ...core.lock import lock
 from ...core.log import logger
 from ...core.policy import from_knobs, get_global_policy
-from ...runtime import background, build, devices, launching, native_library, vendors
-from ...runtime.settings import PLANNER
+from ...cpp import background, build, launching
+from ...cpp import library as native_library
+from ...machine import devices, vendors
+from ...settings import PLANNER
 from . import gate
 
 MOST_WORKERS = 4

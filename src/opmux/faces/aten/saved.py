@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ... import cache as cache_dir
 from ...core import knobs
 from ...core.default import get_default_manager
 from ...core.discovery import plugins_are_named
@@ -25,9 +26,10 @@ from ...core.dispatch import is_foreign
 from ...core.log import logger
 from ...core.policy import get_global_policy
 from ...core.tensors import dtype_name
-from ...runtime import cache_dir, devices, native_library, vendors
-from ...runtime.settings import CACHE_DIR, PLANNER
-from ...runtime.speed_files import chip_of
+from ...cpp import library as native_library
+from ...machine import devices, vendors
+from ...settings import CACHE_DIR, PLANNER
+from ...tuning.speed_files import chip_of
 from . import decisions
 
 FORMAT = 1

@@ -16,7 +16,9 @@ from ...core.loading import on_failure
 from ...core.lock import lock
 from ...core.log import logger
 from ...core.tensors import first_tensor
-from ...runtime import background, devices, native_library
+from ...cpp import background
+from ...cpp import library as native_library
+from ...machine import devices
 from . import decisions, engine, planner, saved
 from . import record as recording
 from .overloads import Overload, table
@@ -301,7 +303,7 @@ def _name_of(op: Any) -> str:
     packet, dot, _ = name.partition(".")
     known = [s.name for s in overloads(packet)]
     if not known or (dot and name not in known):
-        from ...runtime.vendor_ops import aten_names
+        from ...machine.vendor_ops import aten_names
 
         raise UnknownName("op of ATen", name, known or aten_names())
     return name

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ...core import machine
-from ...runtime import devices
+from ...machine import devices
 
 
 class Device:

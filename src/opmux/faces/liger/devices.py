@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from ...runtime import devices
-from ...runtime.devices import infer_device as infer_device
+from ...machine import devices
+from ...machine.devices import infer_device as infer_device
 
 # Arch -> Liger's name of its generation. An arch that is not here has its own name.
 GENERATIONS = {

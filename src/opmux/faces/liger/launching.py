@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...core.errors import BadArgument
-from ...runtime import devices
+from ...machine import devices
 
 MAX_BLOCK = 65536  # elements of a row that Liger's kernels hold at once
 NPU_CORES = 20

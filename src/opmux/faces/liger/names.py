@@ -14,7 +14,7 @@ from typing import Any
 from ...core import machine
 from ...core.default import get_default_manager
 from ...core.errors import nearest
-from ...runtime import liger_names, vendors
+from ...machine import liger_names, vendors
 from .patched_models import MODELS
 
 LIBRARY = "liger_kernel"

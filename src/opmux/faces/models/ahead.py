@@ -22,7 +22,8 @@ from torch import Tensor, nn
 
 from ...core.errors import BadArgument, nearest
 from ...core.log import logger
-from ...runtime import background, devices
+from ...cpp import background
+from ...machine import devices
 
 PROGRAM = "from opmux.tools.warm.beside import serve; serve({file!r})"
 INTEGERS = (torch.int64, torch.int32)

@@ -1,4 +1,4 @@
-"""Imports `transformer_engine` over our tex: the finder in `runtime/imports.py` loads the layer's modules changed.
+"""Imports `transformer_engine` over our tex: the finder in `imports.py` loads the layer's modules changed.
 
 | module | what happens when it is imported |
 |---|---|
@@ -30,7 +30,7 @@ from typing import Any
 import torch
 
 from ...core import machine
-from ...runtime.imports import LAYER, PLUGINS, TEX, Grant, finder
+from ...imports import LAYER, PLUGINS, TEX, Grant, finder
 from ..tex import interface
 from . import rewrite, torch_names
 from .chip import Chip

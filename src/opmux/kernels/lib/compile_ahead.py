@@ -29,9 +29,9 @@ import triton
 from triton.compiler import compiler
 from triton.runtime import cache, jit
 
+from ... import cache as cache_dir
 from ...core.errors import OpmuxError
 from ...core.log import logger
-from ...runtime import cache_dir
 
 LOCKED = 600.0  # seconds to wait for another process that compiles a kernel; then it is compiled twice
 POLL = 1.0  # seconds between two calls of `needed`

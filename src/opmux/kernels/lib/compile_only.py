@@ -26,7 +26,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 
-from ...runtime import launching
+from ...cpp import launching
 from .plans import forget
 
 # chip -> (Triton's compile target, maximum shared memory of a program)

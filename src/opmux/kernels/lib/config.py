@@ -26,9 +26,11 @@ import triton
 
 from ...core.loading import Declarations
 from ...core.log import logger
-from ...runtime import devices, tile_files, tuning
-from ...runtime.devices import Chip
-from ...runtime.tile_files import BadTiles
+from ...machine import devices
+from ...machine.devices import Chip
+from ...tuning import tile_files
+from ...tuning import tiles as tuning
+from ...tuning.tile_files import BadTiles
 from .launch import Config, _compiling_only, warp_size
 
 MOST_THREADS = 1024

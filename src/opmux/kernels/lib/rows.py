@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...core import machine
-from ...runtime import devices
+from ...machine import devices
 from .launch import _compiling_only
 
 DEVICES = frozenset({machine.ACCELERATOR})

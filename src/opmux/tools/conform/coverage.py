@@ -14,8 +14,8 @@ from ...core.registry import BackendImplKind, OpImpl
 from ...core.spec import Spec
 from ...faces.aten import engine
 from ...faces.aten.overloads import Overload, table
-from ...runtime import devices
-from ...runtime.machine import HERE
+from ...machine import devices
+from ...machine.here import HERE
 from ..bench.cases import name_of
 from .place import Place
 from .record import CPU, NATIVE, NOWHERE, OWN, PLUGIN, TRITON, Covered

@@ -12,10 +12,10 @@ import torch
 
 from ...core.default import get_default_manager
 from ...core.errors import UnknownName
-from ...runtime import devices, vendors
-from ...runtime.machine import HERE
-from ...runtime.settings import VENDOR
-from ...runtime.vendors import Package
+from ...machine import devices, vendors
+from ...machine.here import HERE
+from ...machine.vendors import Package
+from ...settings import VENDOR
 from ..arguments import BadArgument
 from ..runner.record import chip
 from ..simulator import launch, simulate

@@ -20,7 +20,7 @@ from ...core.errors import UnknownName
 from ...core.machine import arch_of
 from ...core.tensors import dtype_name
 from ...faces.aten.switch import disable
-from ...runtime import devices
+from ...machine import devices
 from .. import arguments, screen
 from ..runner.check import has_broken_the_device
 from ..runner.pool import Lost, Task, Workers

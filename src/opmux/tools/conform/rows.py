@@ -23,7 +23,7 @@ from ...core.tensors import dtype_name
 from ...faces.aten import engine
 from ...faces.aten.overloads import Overload, row_for, vendors_own
 from ...faces.aten.schema import Shape, overloads, siblings
-from ...runtime.machine import HERE
+from ...machine.here import HERE
 from ..runner.check import Wrong, words
 from . import opinfo
 from .checks import SLACK

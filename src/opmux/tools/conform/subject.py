@@ -18,10 +18,10 @@ from ...core.explain import Verdict
 from ...core.registry import BackendImplKind, Fit, OpImpl, when_of
 from ...core.spec import Sample, Spec, specs
 from ...core.tensors import dtype_name
-from ...runtime import vendor_ops
-from ...runtime.machine import HERE
-from ...runtime.vendor_ops import AtenRow
-from ...runtime.vendors import Package
+from ...machine import vendor_ops
+from ...machine.here import HERE
+from ...machine.vendor_ops import AtenRow
+from ...machine.vendors import Package
 from ..bench.cases import name_of
 from ..runner.check import words
 from ..simulator import fallbacks, forget_fallbacks

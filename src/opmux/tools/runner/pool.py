@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from ...runtime import background
+from ...cpp import background
 
 Task = Callable[[], Any]
 Tasks = Callable[[], AbstractContextManager[Sequence[Task]]]

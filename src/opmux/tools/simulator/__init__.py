@@ -33,7 +33,7 @@ import torch
 from torch._C._autograd import _get_sequence_nr
 
 from ...core.errors import OpmuxError
-from ...runtime import build
+from ...cpp import build
 
 FLAGS = ("-O1",)
 _now: dict[str, Any] = {}  # the simulated device of this process

@@ -17,7 +17,7 @@ from ...core.errors import OpmuxError
 from ...faces.aten import decisions, engine
 from ...faces.aten.decisions import Speed
 from ...faces.aten.overloads import Overload, functional, table
-from ...runtime.speed_files import chip_of
+from ...tuning.speed_files import chip_of
 from .. import arguments, screen
 from ..runner.check import has_broken_the_device
 from ..runner.pool import Lost, Workers

@@ -18,10 +18,10 @@ from ...core.errors import UnknownName
 from ...core.policy import PolicyScope
 from ...core.registry import BackendImplKind
 from ...core.spec import Spec, specs
-from ...runtime import provider_speed
-from ...runtime.provider_speed import MARGIN, Times
-from ...runtime.speed_classes import CLASSES
-from ...runtime.speed_files import chip_of
+from ...tuning import provider_speed
+from ...tuning.provider_speed import MARGIN, Times
+from ...tuning.speed_classes import CLASSES
+from ...tuning.speed_files import chip_of
 from .. import arguments, screen
 from ..runner.check import DeviceLost, has_broken_the_device, in_one_line
 from ..runner.clock import Clock

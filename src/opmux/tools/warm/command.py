@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.text import Text
 
 from ...core.errors import quoted
-from ...runtime import background
+from ...cpp import background
 from .. import arguments, screen
 from ..arguments import BadArgument
 from . import script

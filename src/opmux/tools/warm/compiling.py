@@ -21,8 +21,8 @@ import torch
 from ...core.default import get_default_manager
 from ...core.errors import nearest
 from ...core.log import logger
-from ...runtime import devices
-from ...runtime.devices import Chip
+from ...machine import devices
+from ...machine.devices import Chip
 from ..arguments import BadArgument
 
 PASSES = 8  # a kernel that is refused once it is compiled has another one in its place; seen: 2 passes

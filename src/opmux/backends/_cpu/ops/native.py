@@ -20,8 +20,8 @@ from ....core.errors import NotSupported
 from ....core.lock import ForkSafeLock
 from ....core.log import logger
 from ....core.registry import BackendImplKind
-from ....runtime import build
-from ....runtime.settings import CPP
+from ....cpp import build
+from ....settings import CPP
 
 NAME = "cpu_kernels"
 NAMESPACE = "opmux_cpu"

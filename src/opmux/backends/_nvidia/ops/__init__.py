@@ -1,6 +1,6 @@
 """Ops for NVIDIA's chips by libraries: torch's cuBLAS, cuDNN and flash attention, and other installed libraries."""
 
-from ....runtime.provider_speed import ForSomeCalls
+from ....tuning.provider_speed import ForSomeCalls
 from . import cublas, flash, grouped, providers
 from .cudnn import batch_norm, batch_norm_bwd
 from .flash import (

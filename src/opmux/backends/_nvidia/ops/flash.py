@@ -12,9 +12,9 @@ from torch import Tensor
 from ....core import machine
 from ....core.errors import NotSupported
 from ....kernels.lib.plans import checks
-from ....runtime.provider_speed import ForSomeCalls
 from ....specs import attention as spec
 from ....specs import attention_general as general_spec
+from ....tuning.provider_speed import ForSomeCalls
 from .tags import library, torchs
 
 check_attention, check_attention_bwd = checks(spec.attention), checks(spec.attention_bwd)

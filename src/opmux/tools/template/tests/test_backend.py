@@ -45,7 +45,7 @@ def test_an_op_agrees_with_its_reference(name, dtype):
 
 
 def test_the_package_is_found():
-    from opmux.runtime import vendors
+    from opmux.machine import vendors
 
     found = vendors.get("VENDOR_NAME")
     assert found is not None, f"install it first, or see what is wrong: {vendors.broken()}"

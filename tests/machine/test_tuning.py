@@ -17,9 +17,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from opmux.runtime import cache_dir, devices, speed_files, tuning
-from opmux.runtime.devices import Chip
-from opmux.runtime.tuning import Entry
+from opmux import cache as cache_dir
+from opmux.machine import devices
+from opmux.machine.devices import Chip
+from opmux.tuning import speed_files
+from opmux.tuning import tiles as tuning
+from opmux.tuning.tiles import Entry
 
 CHIP = Chip("acme", "sm_90", "Acme One (80 GB)", "550.54")
 fork = multiprocessing.get_context("fork")

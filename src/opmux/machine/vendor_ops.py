@@ -32,11 +32,11 @@ from ..core.log import logger
 from ..core.machine import Preferred
 from ..core.registry import BackendImplKind, Fit, OpImpl, Origin, check_fit
 from ..core.spec import NAME_LOOKUP, Spec, specs
+from ..imports import foreign_names
+from ..tuning.provider_speed import LibrariesFirst
+from ..tuning.tile_files import folders
 from . import liger_names, vendors
 from .devices import Chip
-from .imports import foreign_names
-from .provider_speed import LibrariesFirst
-from .tile_files import folders
 from .vendors import Autograd, Package
 
 PRIORITY = {"vendor": 100, "arch": 200}  # above the default for any chip, which has 0

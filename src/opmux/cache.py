@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from ..core.log import logger
+from .core.log import logger
 from .settings import CACHE_DIR
 
 try:

@@ -25,10 +25,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from opmux.runtime import build, cache_dir, speed_files, tuning
-from opmux.runtime.build import CannotBuild
-from opmux.runtime.devices import Chip
-from opmux.runtime.tuning import Entry
+from opmux import cache as cache_dir
+from opmux.cpp import build
+from opmux.cpp.build import CannotBuild
+from opmux.machine.devices import Chip
+from opmux.tuning import speed_files
+from opmux.tuning import tiles as tuning
+from opmux.tuning.tiles import Entry
 
 CHIP = Chip("acme", "sm_90", "Acme One (80 GB)", "550.54")
 GOOD = {f"kernel_{i:02}[n<={2**i}]": Entry({"threads": 32 * i}, 0.5 + i, 1.5 + i, "softmax", "8x8") for i in range(12)}

@@ -25,9 +25,9 @@ from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from typing import Any, NamedTuple
 
-from ..core.loading import on_failure
-from ..core.lock import lock
-from ..core.log import logger
+from .core.loading import on_failure
+from .core.lock import lock
+from .core.log import logger
 
 
 class Row(NamedTuple):

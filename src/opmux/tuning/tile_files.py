@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 from ..core.errors import OpmuxError
 from ..core.machine import split_arch
-from . import vendors
-from .devices import Chip
+from ..machine import vendors
+from ..machine.devices import Chip
 
 RULES, TRIALS = "heuristics_config_utils", "tune_configs.yaml"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..core.extension import Extension
-from ..core.knobs import flag, knob, path, word
+from .core.extension import Extension
+from .core.knobs import flag, knob, path, word
 
 VENDOR = knob(
     "OPMUX_VENDOR",

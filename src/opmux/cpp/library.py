@@ -19,8 +19,8 @@ from typing import Any
 
 from ..core.lock import ForkSafeLock
 from ..core.log import logger
+from ..settings import CPP
 from . import background, build, launching
-from .settings import CPP
 
 NAME = "native"
 FOLDER = Path(__file__).parents[1] / "native"
@@ -29,7 +29,7 @@ LOST = (
     "overrides of torch's ops take 5 to 40 us more a call, auto mode takes few ops, and ops with gradients take 5 to "
     "20 us more a call, because Python does what C++ would"
 )
-COMPILE = "from opmux.runtime import native_library; native_library.compile()"
+COMPILE = "from opmux.cpp import library; library.compile()"
 
 
 class Untested(build.CannotBuild):

@@ -9,13 +9,15 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import opmux
+from opmux import cache as cache_dir
 from opmux.core import BackendImplKind, OpImpl, get_default_manager, reset_global_policy, specs
 from opmux.core.dispatch import Failure
-from opmux.runtime import cache_dir, devices, provider_speed, speed_files, tile_files
-from opmux.runtime.devices import Chip
-from opmux.runtime.machine import HERE
-from opmux.runtime.provider_speed import FILES, LibrariesFirst
-from opmux.runtime.speed_classes import CLASSES
+from opmux.machine import devices
+from opmux.machine.devices import Chip
+from opmux.machine.here import HERE
+from opmux.tuning import provider_speed, speed_files, tile_files
+from opmux.tuning.provider_speed import FILES, LibrariesFirst
+from opmux.tuning.speed_classes import CLASSES
 
 LABEL = "linear[dtype=float32 m<={} n<=8 k<=4]"
 A, B, REFERENCE = "vendor.acme", "vendor.acme.b", "reference.torch"

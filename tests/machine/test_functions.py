@@ -20,7 +20,8 @@ from opmux.core import BackendImplKind, OpImpl, get_default_manager, launches, s
 from opmux.core.autograd import results_of
 from opmux.core.errors import BadArgument, NotSupported
 from opmux.core.tensors import has_memory
-from opmux.runtime import background, build, functions, launching, native_library
+from opmux.cpp import background, build, functions, launching
+from opmux.cpp import library as native_library
 
 FORWARDS = [s for s in specs if s.space == "opmux" and s.grad and s.family in functions.FAMILIES and not s.writes]
 

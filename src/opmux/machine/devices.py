@@ -25,8 +25,8 @@ import torch
 from ..core.errors import UnknownName
 from ..core.log import logger
 from ..core.machine import split_arch
+from ..settings import VENDOR
 from . import vendors
-from .settings import VENDOR
 from .vendors import Package
 
 QUERY_TIMEOUT = 5.0  # seconds that a query command may take

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from opmux.runtime import build, native_library
+from opmux.cpp import build
+from opmux.cpp import library as native_library
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -76,7 +77,7 @@ def test_launches_and_autograd_nodes_pass_the_address_sanitizer(tmp_path):
             "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
         }
     )
-    files = ["tests/runtime/test_functions.py", "tests/faces/test_gate_launch.py"]
+    files = ["tests/machine/test_functions.py", "tests/faces/test_gate_launch.py"]
     words = [
         sys.executable,
         "-m",

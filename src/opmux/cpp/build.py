@@ -26,11 +26,11 @@ from typing import Any, BinaryIO, NamedTuple
 
 import torch
 
+from .. import cache as cache_dir
 from ..core.errors import OpmuxError
 from ..core.lock import ForkSafeLock
 from ..core.log import logger
-from . import cache_dir
-from .settings import CACHE_DIR
+from ..settings import CACHE_DIR
 
 LIMIT = 600.0  # seconds a compilation may take; 15 is usual
 RETRY = 6 * 3600.0  # seconds after which a compilation that failed is tried again

@@ -23,11 +23,13 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+from .. import cache as cache_dir
 from ..core.errors import OpmuxError
 from ..core.log import logger
-from . import cache_dir, devices, tile_files
-from .devices import Chip
-from .settings import CACHE_DIR
+from ..machine import devices
+from ..machine.devices import Chip
+from ..settings import CACHE_DIR
+from . import tile_files
 
 FORMAT = 2
 SECTIONS = {1: ("entries", "ops"), FORMAT: ("entries",)}  # format -> the name of the section with the entries

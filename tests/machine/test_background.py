@@ -10,7 +10,8 @@ import time
 import pytest
 
 from opmux.core.lock import lock
-from opmux.runtime import background, native_library
+from opmux.cpp import background
+from opmux.cpp import library as native_library
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from ..core import policy as policies
 from ..core.choosing import MARGIN, OURS, Measured, Preference, Speeds
 from ..core.default import get_default_manager
 from ..core.manager import default_device
-from .devices import Chip
+from ..machine.devices import Chip
 from .speed_classes import CLASSES
 from .speed_files import SpeedFiles, chip_of
 

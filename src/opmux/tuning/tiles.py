@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from ..core.tensors import dtype_name, size_class
+from ..machine.devices import Chip
 from . import speed_files
-from .devices import Chip
 from .speed_files import SpeedFiles
 
 

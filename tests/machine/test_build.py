@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from opmux.runtime import build, cache_dir
-from opmux.runtime.build import CannotBuild
+from opmux import cache as cache_dir
+from opmux.cpp import build
+from opmux.cpp.build import CannotBuild
 
 fork = multiprocessing.get_context("fork")
 needs_compiler = pytest.mark.skipif(not any(map(shutil.which, build.COMPILERS)), reason="needs a C++ compiler")

@@ -14,10 +14,11 @@ import pytest
 import torch
 
 from opmux.backends._cpu.ops import native as cpu_kernels
+from opmux.cpp import background, build, launching
+from opmux.cpp import library as native_library
+from opmux.cpp.library import Untested
 from opmux.faces.aten import gate
 from opmux.faces.aten.schema import Shape
-from opmux.runtime import background, build, launching, native_library
-from opmux.runtime.native_library import Untested
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ from ..core.loading import Once, all_or_nothing, on_failure
 from ..core.lock import lock
 from ..core.log import logger
 from ..core.registry import Origin
-from .imports import foreign_names
+from ..imports import foreign_names
 
 # ---- the description of a vendor ------------------------------------------------------------------------------------
 

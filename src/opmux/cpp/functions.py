@@ -15,7 +15,8 @@ from torch import Tensor
 from ..core import autograd, machine
 from ..core.entry import EntryPoint
 from ..core.spec import Spec
-from . import launching, native_library
+from . import launching
+from . import library as native_library
 
 # Families whose kernels depend on the arguments alone. Of dropout every call has another offset, and of experts' rows
 # another shape.

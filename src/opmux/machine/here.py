@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from .. import imports
 from ..core import machine
 from ..core.choosing import Speeds
 from ..core.default import get_default_manager
@@ -15,7 +16,8 @@ from ..core.errors import OpmuxError
 from ..core.lock import lock
 from ..core.log import logger
 from ..core.registry import OpImpl, OpRegistry
-from . import devices, imports, provider_speed, vendor_ops, vendors
+from ..tuning import provider_speed
+from . import devices, vendor_ops, vendors
 from .vendor_ops import Ops
 from .vendors import Package
 
