@@ -121,7 +121,7 @@ def test_a_mask_is_torchs():
     ("change", "words"),
     [
         ({"layout": "hbsd"}, "layout must be 'bhsd', 'bshd' or 'sbhd'; got 'hbsd'"),
-        ({"bias": torch.zeros(3, H, S, K)}, r"bias must have shape \(2, 4, 7, 9\), or 1 in one of the first three"),
+        ({"bias": torch.zeros(3, H, S, K)}, r"bias must have shape \(2, 4, 7, 9\), or 1 in any of the first three"),
         ({"cu_seqlens_q": torch.tensor([0, 3])}, r"q must be \[tokens, heads, dim\]; got \(2, 4, 7, 8\)"),
         ({"seqlens_q": torch.tensor([3])}, "seqlens_q must have a length for each of 2 sequences"),
         ({"sink": torch.zeros(3)}, r"sink must have shape \(4,\)"),

@@ -545,8 +545,8 @@ def test_sources_that_were_not_installed_have_a_version(boot, monkeypatch, tmp_p
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: spec)
     finder = Finder()
     monkeypatch.setattr(boot, "finder", finder)
+    monkeypatch.setattr(sys, "meta_path", [PathFinder])  # before `add`, which changes it
     finder.add(boot.grant(None))
-    monkeypatch.setattr(sys, "meta_path", [finder, PathFinder])
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     assert importlib.metadata.version("transformer_engine") == boot.layer_version() == "2.20.0.dev0"
     with pytest.raises(importlib.metadata.PackageNotFoundError):

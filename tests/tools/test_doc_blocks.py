@@ -66,7 +66,7 @@ def of(*languages: str) -> list[Block]:
 
 
 def test_every_block_says_its_language():
-    known = {"python", "bash", "toml", "yaml", "json", "text"}
+    known = {"python", "bash", "toml", "yaml", "json", "text", "diff"}
     assert [b.where for page in PAGES for b in blocks(page) if b.language not in known] == []
 
 
