@@ -16,7 +16,7 @@ KNOBS = {k.name: k for k in knobs.all_knobs()}
 
 SRC = Path(__file__).parents[2] / "src"
 
-# Names that programs for other libraries set -> ours.
+# Setting names of other libraries -> our names.
 ALIASES = {
     "TE_FL_PREFER": "OPMUX_PREFER",
     "TE_FL_PREFER_VENDOR": "OPMUX_PREFER_VENDOR",

@@ -229,7 +229,7 @@ def tex_norm(x, w):
 
 def test_a_composition_lists_its_parts():
     assert set(specs.find("layernorm_bwd").parts) == {"opmux::layer_norm_bwd"}
-    # also through functions that it calls: quantizing is not in its own source
+    # The parts include those of functions that it calls: its own source does not mention quantizing.
     assert {"opmux::rms_norm", "opmux::rms_norm_fp8", "opmux::fp8_cast_into"} < set(specs.find("rmsnorm_fwd").parts)
 
 

@@ -57,7 +57,7 @@ def test_only_the_first_calls_of_a_dtype_and_shape_class_are_checked(plug):
         for _ in range(3):
             opmux.ops.silu(torch.ones(4))
         state["late"] = True
-        assert opmux.ops.silu(torch.ones(4)).shape == (1,)  # proven: no longer checked
+        assert opmux.ops.silu(torch.ones(4)).shape == (1,)  # proven, so no longer checked
         assert opmux.ops.silu(torch.ones(100)).shape == (100,)  # another class
         assert opmux.ops.silu(torch.ones(4, dtype=torch.float64)).shape == (4,)  # another dtype
         state["late"] = False

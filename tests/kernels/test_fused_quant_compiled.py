@@ -139,7 +139,8 @@ INTO = {
     "rms_norm_stats": lambda n: (meta(512, n), meta(n), one(), 1e-6, 0.0),
     "layer_norm_stats": lambda n: (meta(512, n), meta(n), meta(n), None, 1e-6, 0.0),
 }  # fmt: skip
-LAUNCHES = {"act_fp8_cast_into": 2, "act_fp8_current_into": 2}  # adds partial sums; finds amax. Others: one
+# these add partial sums or find amax first; all others take one launch
+LAUNCHES = {"act_fp8_cast_into": 2, "act_fp8_current_into": 2}
 
 
 @pytest.mark.few(8)  # every name, and both dtypes
@@ -166,7 +167,7 @@ def test_fused_quantization_is_wide_and_spills_nothing(name):
 
 
 def order_of_sums(kernel):
-    """The layouts in which a kernel sums rows: elements per thread, threads and warps along them."""
+    """The layouts in which a kernel sums rows: elements per thread, and threads and warps along a row."""
     text = kernel.asm["ttgir"]
     named = dict(re.findall(r"^(#\w+) = (#ttg\.\w+<\{.*\}>)", text, re.M))
     sums = re.findall(r'"tt\.reduce"\((?:(?!tt\.reduce).)*?arith\.addf.*?\}\) : \((.*?)\)', text, re.S)
@@ -177,7 +178,7 @@ def order_of_sums(kernel):
 @pytest.mark.parametrize("n", [64, 1024, 4096, 14336])
 @pytest.mark.parametrize("name", ["rms_norm", "layer_norm"])
 def test_a_quantized_norm_sums_rows_in_the_same_order(name, n):
-    """So that statistics and bytes are equal to those of a norm that is written first and then quantized."""
+    """Statistics and bytes must equal those of a norm that is written first and then quantized."""
     x = (meta(512, n), meta(n), *([meta(n)] if name == "layer_norm" else []))
     with compiling_for("sm_90") as built:
         IMPLS[f"opmux::{name}"](*x, 1e-6, 0.0, *(["gemma"] if name == "rms_norm" else []))

@@ -104,7 +104,7 @@ def test_a_plan_with_one_launch_calls_it_directly():
     assert plan.single is not None
     fn = harness.compiled(spec.rms_norm.spec, plan, {"x": x, "weight": weight})
     assert fn.__name__ == "launch" and list(inspect.signature(fn).parameters) == list(spec.rms_norm.spec.names)
-    assert norm._forward(x.t().contiguous().t(), weight).single is None  # needs a copy first
+    assert norm._forward(x.t().contiguous().t(), weight).single is None  # the input must be copied first
     assert norm._forward(x[:0], weight).single is None
 
 

@@ -66,7 +66,7 @@ def test_numbers_out_of_range_raise():
 
 
 def test_padding_does_not_count_in_a_capped_sum():
-    """A lane out of bounds that is capped to -softcap would add exp(-softcap): visible if n is not a power of two."""
+    """A padding lane that is capped to -softcap would add exp(-softcap). This shows only if n is not a power of two."""
     x, target = torch.randn(3, 17), torch.tensor([1, 5, -100])
     made, lse, _ = kernels.token_cross_entropy(x, target, None, -100, 0.0, 0.0, 5.0)
     capped = 5 * torch.tanh(x / 5)

@@ -126,6 +126,6 @@ def test_every_op_compiles_with_every_algorithm(number, name):
 
 
 def both_dtypes(number):
-    """A narrow and a wide dtype, each for one chip, in rotation."""
+    """Parameters with a narrow and a wide dtype for each op, each for one chip, in rotation."""
     chips = list(CHIPS)
     return (chips[number % 4], BF16), (chips[(number + 2) % 4], torch.float64)

@@ -13,7 +13,7 @@ from opmux.kernels.lib.compile_only import CHIPS, compiling_for
 MODE = "compile"
 NAMES = ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp")
 OPS = (*NAMES, *(f"{name}_bwd" for name in NAMES))
-# shapes on either side of each switch of algorithm: many lanes a program, one, a loop, a loop over spans
+# Shapes on both sides of each change of algorithm: many lanes per program, one lane, a loop, a loop over spans.
 WAYS = {
     "short rows": ((4096, 37), 1),
     "rows": ((512, 2048), 1),
@@ -23,7 +23,7 @@ WAYS = {
     "columns": ((16, 2048, 1024), 1),
     "few columns": ((1 << 20, 24), 0),
 }
-# the kernels of each algorithm, for ops that launch no others
+# The kernels of each algorithm, for ops that launch no other kernels.
 NAMED = ("cumsum", "cummax", "logcumsumexp_bwd")
 KERNELS = {
     way: ["_totals", "_walk"] if "few" in way else ["_whole"] if "short" in way or way == "rows" else ["_walk"]

@@ -388,7 +388,7 @@ def test_kinds_are_recognized_by_class():
 
 
 def older_engine():
-    """A module like that of version 2.9: tensors have no device, storages no dtype."""
+    """A module like that of version 2.9: its tensors have no device, its storages no dtype."""
     module = types.ModuleType("transformer_engine.pytorch.tensor.old")
 
     class Float8TensorBase:

@@ -19,7 +19,7 @@ DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 FAMILIES = ("norm", "activation", "tex_norm")
 OPS = [s for s in specs.by_key.values() if s.family in FAMILIES and not s.name.endswith(("_fp8", "_stats", "_into"))]
-OPS = [s for s in OPS if "scales" not in s.names]  # test_activation_forms.py tests those
+OPS = [s for s in OPS if "scales" not in s.names]  # test_activation_forms.py tests those with scales
 PRIMITIVES = [s for s in OPS if s.space == "opmux"]
 FORWARDS = [s for s in PRIMITIVES if s.grad]
 BACKWARDS = [s for s in PRIMITIVES if not s.grad]
@@ -83,14 +83,14 @@ TRUTH = {
     **{f"{name}_glu": lambda x, f=f: (true_glu(f, x),) for name, f in ACTS.items()},
 }
 
-# Norms of x + residual, which is their second result.
+# Ops that normalize x + residual and also return this sum.
 TRUTH_OF_SUM = {
     "add_rms_norm": true_rms_norm,
 }
 
 
 def truth(spec, args):
-    """The true results for these arguments, and the arguments as leaves of their autograd graph."""
+    """The true results for these arguments, and the float64 leaves from which autograd differentiates them."""
     leaves = [a.detach().double().requires_grad_() if isinstance(a, Tensor) else a for a in args]
     if spec.name in TRUTH:
         return TRUTH[spec.name](*leaves), leaves
@@ -299,7 +299,7 @@ def test_ops_are_attributes_of_their_module(spec):
     fn = getattr(module, spec.name)
     assert fn.spec is spec
     assert spec.reference.__module__ == module.__name__ and spec.reference.__name__ == spec.name
-    assert spec.doc and len(spec.doc.partition("\n\n")[0].splitlines()) <= 2  # the part before the arguments
+    assert spec.doc and len(spec.doc.partition("\n\n")[0].splitlines()) <= 2  # the description before the arguments
     assert pickle.loads(pickle.dumps(fn)) is fn
 
 

@@ -245,7 +245,7 @@ def agrees(name: str, te: Any, dtype: torch.dtype, device: str, size: Size, fact
 
 
 def near(name: str, te: Any, dtype: torch.dtype, device: str, size: Size, allowed: float, recipe: Any) -> None:
-    """Assert that the errors of a module in fp8 are at most `allowed` in its second step: delayed scales are set by then."""
+    """Assert that an fp8 module's errors in its second step, when delayed scales are set, are at most `allowed`."""
     twin = TWINS[name]
     module = twin.module(te, size, dict(params_dtype=dtype, device=device))
     settle(module)
