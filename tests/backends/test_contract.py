@@ -266,7 +266,7 @@ found["enabled"] = ["cos" in engine.choosable()["cpu"], "cumsum" in engine.choos
 
 
 def test_explain_says_which_vendor_declared_an_op_unused(case):
-    """On a device where our kernels would run otherwise."""
+    """On a device where our kernels would otherwise run."""
     ops = "def get_specific_ops():\n    return ()\ndef get_unused_ops():\n    return ('cumsum', 'softmax')\n"
     code = """
 fake("npu")
@@ -822,7 +822,7 @@ found["vendors"] = error_of(lambda: get_default_manager().registry.register_impl
 
 
 def test_a_plugin_vendor_is_known_at_the_first_call(case):
-    """`opmux.enable()` comes before anything else, and OPMUX_VENDOR may name the package's vendor."""
+    """`opmux.enable()` is the first call, and OPMUX_VENDOR may name the package's vendor."""
     text = "def silu(x):\n    return x\n__all__ = ['silu']\n"
     code = """
 fake("npu")
@@ -846,7 +846,9 @@ def test_a_misspelt_environment_variable_warns_once(case):
 
 
 def test_a_package_written_for_flaggems_can_be_imported_directly(case, tmp_path):
-    """By its own tests: the start-up finder knows `backend_utils`, and another module of that name comes first."""
+    """As the package's own tests do. The start-up finder provides `backend_utils`, unless another module of that name
+    is found first.
+    """
     ops = "from backend_utils import Autograd\ndef get_specific_ops():\n    return ()\n"
     init = "from backend_utils import VendorInfoBase\nvendor_info = VendorInfoBase('acme', 'npu', 'acme-smi')\n"
     code = """
@@ -947,7 +949,7 @@ def test_a_mistake_in_heuristics_raises_and_names_the_file(case, text, says):
 
 
 def test_a_plugin_that_fails_after_registering_its_vendor_is_dropped(case):
-    """Discovery says so, with its traceback."""
+    """Discovery logs a warning with its traceback."""
     code = CALL + "found['known'], found['registry'] = 'acme' in vendors.known(), 'npu' in VENDOR_REGISTRY\n"
     code += "found['vendor'] = VENDOR_REGISTRY['npu'].vendor_name\n"
     bad = LIGER["__init__.py"].replace('device="cpu"', 'device="npu"') + "1 / 0\n"
@@ -957,7 +959,7 @@ def test_a_plugin_that_fails_after_registering_its_vendor_is_dropped(case):
     assert not got.known and got.vendor == "ascend" and got.y == ORDINARY
 
 
-# ---- whose chip this is ----------------------------------------------------------------------------------------------
+# ---- choosing between vendors of one device type ---------------------------------------------------------------------
 
 
 def shared(device: str = "gpu", **queries: str) -> dict:
@@ -974,7 +976,7 @@ WHOSE = "fake('gpu')\nf = devices.vendor_of('gpu')\nfound['whose'] = None if f i
         ("true", "false", "one"),
         ("no-such-program --list", "true", "two"),
         ("", "true", "two"),
-        ("false", "false", "two"),  # nobody shows: the latest to come
+        ("false", "false", "two"),  # neither query succeeds: the vendor registered last wins
         ("sh -c 'exit 0'", "false", "one"),  # split as a shell splits, and run without one
         ("true; false", "true", "two"),
     ],
@@ -1054,7 +1056,7 @@ found["repr"] = repr(VENDOR_REGISTRY)
     assert got.registry == {"cpu": "acme", "npu": "other"} and "'npu': 'other'" in got.repr
 
 
-# ---- when things are looked at ---------------------------------------------------------------------------------------
+# ---- when files, commands and devices are read -----------------------------------------------------------------------
 
 
 def test_importing_opmux_runs_no_command_and_imports_no_vendor(origin):
@@ -1081,7 +1083,7 @@ def test_no_query_runs_on_a_machine_without_accelerators(case, tmp_path):
     ],
 )
 def test_infer_device_prefers_cuda_npu_xpu_then_vendor_devices(case, here, device):
-    """cuda, npu, xpu, then the devices of vendors; what says that it is not available does not count."""
+    """cuda, npu, xpu, then devices of vendors. A device whose is_available() is false does not count."""
     code = "for device in ('cuda', 'xpu', 'npu', 'gpu'):\n    fake(device, is_available=lambda d=device: d in here)\n"
     code = f"here = {here!r}\n{code}found['device'] = infer_device()\n"
     assert case(code, **shared(one="false")).device == device
@@ -1094,7 +1096,7 @@ def test_infer_device_skips_a_device_whose_is_available_raises(case):
     assert got.device == "cpu" and words.startswith("torch.gpu.is_available() raised ZeroDivisionError")
 
 
-# ---- vendors that come and go ----------------------------------------------------------------------------------------
+# ---- registering vendors at run time ---------------------------------------------------------------------------------
 
 
 def test_registering_a_vendor_again_replaces_the_first(case):

@@ -64,7 +64,7 @@ def test_the_vendor_is_the_cpu():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_parameters_are_those_of_the_op(name):
+def test_each_kernel_has_the_parameters_of_its_op(name):
     facts = lambda fn: [(p.name, p.default, p.kind) for p in inspect.signature(fn).parameters.values()]
     assert facts(KERNEL[name]) == facts(spec_of(name).reference)
     assert ops.OPS[name][1] == len(spec_of(name).out)

@@ -120,7 +120,7 @@ def test_dense_and_packed_sequences_go_to_one_implementation(on, arch, chosen):
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
-def test_calls_that_no_library_takes_go_to_our_kernel(on, arch):
+def test_calls_that_no_library_accepts_go_to_our_kernel(on, arch):
     on(arch, {})
     for given in ({"softcap": 30.0}, {"dtype": F32}):
         assert opmux.explain("attention_general", *call(DENSE, **given)).chosen.impl_id == "default.flagos"
@@ -149,7 +149,7 @@ def test_packed_sequences_are_passed_to_flash_unchanged():
     assert torch.equal(rows.tokens(t), t[0].transpose(0, 1)) and torch.equal(rows.apart(rows.tokens(t)), t)
 
 
-def test_a_library_that_takes_some_calls_leaves_the_rest_to_our_kernel():
+def test_a_library_that_accepts_some_calls_leaves_the_rest_to_our_kernel():
     """Without ForSomeCalls, our kernel would run only if a policy names it, so calls that no library accepts would have
     none.
     """

@@ -241,7 +241,7 @@ def test_ascend_blocks_are_as_large_as_the_buffer_allows(tunables):
     """Blocks of float32 are four times the default, so there are a quarter of the programs."""
     with config.as_on(Chip("ascend", "ascend910b")):
         assert tunables["activation.flat"](dtype=torch.float32)["BLOCK"] == 4096
-        # half of it would be used if it did not fit
+        # the default, twice as large, does not fit the buffer
         assert tunables["softmax.pieces"](n=65536, dtype=BF16)["BLOCK_N"] == 4096
     assert tunables["activation.flat"].default(dtype=torch.float32)["BLOCK"] == 1024
 

@@ -620,7 +620,7 @@ def test_the_foreign_name_works_during_register(site, name_modules, log):
 
 
 def test_a_plugin_may_search_for_the_package(site, name_modules, log):
-    """Libraries use find_spec to check for Transformer Engine: the stand-in must return a result, not raise."""
+    """Libraries search for Transformer Engine with find_spec: the stand-in must return a result instead of raising."""
     look = "import importlib.util\nimportlib.util.find_spec('transformer_engine')\n"
     name_modules(site.module("foreign", look + FOREIGN))
     assert ids(load()) == ["vendor.acme"], problems(log)

@@ -280,7 +280,7 @@ def test_strict_skips_what_this_machine_lacks_and_raises_for_unsupported_tensors
 def test_the_device_of_the_tensors_selects_the_impl(monkeypatch):
     """On a machine with an accelerator, a CPU tensor still selects the CPU's impl."""
 
-    monkeypatch.setattr(machine, "_machine", Made(None, ("meta",)))  # meta stands for a chip
+    monkeypatch.setattr(machine, "_machine", Made(None, ("meta",)))  # meta plays the part of the chip
     fields = {"devices": {"meta"}}
     manager = manager_of("own_op", (VENDOR, lambda *a: "chip", fields), (REFERENCE, lambda *a: "ref"))
     for _ in range(2):

@@ -309,7 +309,8 @@ def test_explain_returns_data_and_prints_one_screen(plug):
         assert rows["vendor.bolt"] == ("refused", "when", "odd")
         assert rows["reference.torch"][0] == "chosen"
         assert opmux.explain("rms_norm", x[:, :0], w[:0]).chosen.impl_id == "vendor.bolt"
-        assert opmux.explain("rms_norm").chosen.impl_id == "vendor.acme"  # no tensor whose dtype could be unsupported
+        # no tensor is given, so no dtype is unsupported
+        assert opmux.explain("rms_norm").chosen.impl_id == "vendor.acme"
         plug("rms_norm", "vendor.cut", VENDOR, lambda *a: a, vendor="cut", priority=9, when=lambda x, *a: x.shape[9])
         assert "raised IndexError" in str(opmux.explain("rms_norm", x, w))
     text = str(said)

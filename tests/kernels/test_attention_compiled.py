@@ -84,7 +84,7 @@ def test_fits_the_chip(chip, call):
         assert kernel.on_matrix_unit()
 
 
-@pytest.mark.few(1)  # 10 to 30 s each, cold
+@pytest.mark.few(1)  # each takes 10 to 30 s without a cache
 @pytest.mark.parametrize(
     ("dim", "dtype"),
     [

@@ -139,7 +139,7 @@ def test_a_large_mean_loses_no_precision(by, lies, way):
 
 @every_way
 def test_nan_affects_only_its_own_group(by, lies, way):
-    """y and the statistics of the group or channel with the NaN, and no others."""
+    """y and the statistics are NaN for the group or channel with the NaN, and for no others."""
     shape, last, _ = SHAPES[lies]
     x, *_ = draw(shape, f32, last)
     x[(1,) * len(shape)] = float("nan")

@@ -59,7 +59,7 @@ def test_row_kernels_compile_at_every_width(turn, width, slow):
 @pytest.mark.few(20)
 @pytest.mark.parametrize("number, key", list(enumerate(ACTIVATIONS)), ids=ACTIVATIONS)
 def test_activations_compile(number, key):
-    """Each row of the table on one chip, in rotation."""
+    """Each activation is compiled for one chip, in rotation."""
     chip = list(CHIPS)[number % len(CHIPS)]
     dtype = (torch.bfloat16, torch.float32, torch.float16, torch.float64)[number % 4]
     compile_op(key, (128, 64), dtype, chip)

@@ -27,7 +27,7 @@ def one():
     return meta(1, dtype=torch.float32)
 
 
-# For n columns and a float8 dtype: the arguments of each op.
+# The arguments of each op, for n columns and a float8 dtype.
 CASES = {
     "rms_norm_fp8": lambda n, to: (meta(512, n), meta(n), one(), one(), to, 1e-6, 0.0),
     "layer_norm_fp8": lambda n, to: (meta(512, n), meta(n), meta(n), one(), None, to, 1e-6, 0.0),
@@ -41,7 +41,7 @@ CASES = {
 
 @pytest.mark.parametrize("number, name", list(enumerate(CASES)), ids=list(CASES))
 def test_casts_compile_for_every_chip(number, name, slow):
-    """Each op for two chips, to one of the two dtypes, in rotation; for all chips with --slow."""
+    """Each op is compiled for two chips and one of the two dtypes, in rotation; with --slow for all chips."""
     to = (E4M3, E5M2)[number % 2]
     word = f"cvt.rn.satfinite.{'e4m3x2' if to is E4M3 else 'e5m2x2'}.f32"
     chips = list(CHIPS)
@@ -108,7 +108,7 @@ def mx_of(m, n):
     return [bytes_like(s) for way in (False, True) for s in ((m, n), quant.mx_scales((m, n), way))]
 
 
-# For n columns: the arguments of each op that writes bytes, transposes and scales, and the kernels that it launches.
+# The arguments of each op that writes bytes, transposes and scales, for n columns, and the kernels that it launches.
 INTO = {
     "act_fp8_cast_into": lambda n: (
         meta(512, n), meta(512, n), one(), *bytes_of(512, n), one(), meta(n), E4M3, "gelu", False,
@@ -143,7 +143,7 @@ INTO = {
 LAUNCHES = {"act_fp8_cast_into": 2, "act_fp8_current_into": 2}
 
 
-@pytest.mark.few(8)  # every name, and both dtypes
+@pytest.mark.few(8)  # 8 cases cover every name and both dtypes
 @over_chips
 @pytest.mark.parametrize("name", INTO)
 def test_fused_quantization_compiles_for_every_chip(name, chip):

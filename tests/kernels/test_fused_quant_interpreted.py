@@ -39,7 +39,7 @@ def test_casts_equal_torchs_bit_for_bit(dtype):
     x = torch.cat([every, grid, middles, middles.nextafter(inf), middles.nextafter(-inf), torch.tensor([1e-45, -0.0])])
     want = x.clamp(-MOST[dtype], MOST[dtype]).to(dtype).view(torch.uint8)
     got = torch.full_like(want, 0x55)
-    # the compiled implementation is PTX, so test the other one
+    # On chips that can, Triton kernels cast with PTX; the interpreter runs the cast in integer arithmetic.
     cast_all[(triton.cdiv(len(x), 8192),)](x, got, len(x), fp8.CASTS[dtype][0], 8192)
     nan = x.isnan()
     assert torch.equal(got[~nan], want[~nan]) and got[nan].view(dtype).float().isnan().all()
@@ -219,7 +219,7 @@ def test_current_scaled_activations_equal_two_passes(form):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_delayed_scaled_activations_equal_two_passes(form):
-    """The bytes of the op that only casts, and their transpose."""
+    """The bytes equal those of the op that only casts, and their transpose."""
     x, dy, gated = operands(form)
     scale, amaxes = torch.full((1,), 3.0), [torch.zeros(1), torch.zeros(1)]
     name = ("glu" if gated else "act") + ("_bwd_fp8" if dy is not None else "_fp8")
@@ -247,7 +247,7 @@ def test_bias_sums_equal_two_passes(kind, act):
 
 
 def norm_of(x, centred):
-    """Weight and bias (None without a mean), and the norm's result and statistics."""
+    """The weight, the bias (None for RMS norm), and the norm's result and statistics."""
     g = torch.Generator().manual_seed(3)
     w, b = (torch.randn(x.shape[-1], generator=g).to(x.dtype) for _ in range(2))
     if centred:

@@ -30,7 +30,7 @@ def build(chip, n, dtype, masked, causal):
 
 @over_numbered_chips
 def test_every_form_compiles_on_every_chip(number, chip, slow):
-    """Each form whole or in pieces, with rotating dtypes; all of them with --slow; an odd length."""
+    """Each form with whole rows or rows in pieces, for an odd length and rotating dtypes; with --slow all of them."""
     dtypes = (torch.bfloat16, torch.float32, torch.float16, torch.float64)
     for turn, (masked, causal) in enumerate(FORMS.values()):
         for n in (1000, 65536) if slow else [(1000, 65536)[(number + turn) % 2]]:

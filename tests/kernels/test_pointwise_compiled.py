@@ -36,7 +36,7 @@ def sample(name, dtype):
 @pytest.mark.few(43)
 @pytest.mark.parametrize("number, name", list(enumerate(OWN)), ids=OWN)
 def test_every_row_compiles(number, name):
-    """For one chip and one dtype, in rotation."""
+    """Each row is compiled for one chip and one dtype, in rotation."""
     fits = [d for d in ORDER if d in spec.ROWS[name].dtypes]
     compiled(name, sample(name, fits[number // 4 % len(fits)]), list(CHIPS)[number % 4])
 
@@ -44,7 +44,7 @@ def test_every_row_compiles(number, name):
 @pytest.mark.slow
 @pytest.mark.parametrize("number, name", list(enumerate(ROWS)), ids=list(ROWS))
 def test_every_row_compiles_in_every_dtype(number, name):
-    """For rotating chips: with four dtypes or more, for all of them."""
+    """The chips rotate, so an op with four dtypes or more is compiled for all of them."""
     for at, dtype in enumerate(d for d in ORDER if d in spec.ROWS[name].dtypes):
         compiled(name, sample(name, dtype), list(CHIPS)[(number + at) % 4])
 

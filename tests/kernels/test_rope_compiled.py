@@ -39,7 +39,7 @@ def calls(dtype):
 @pytest.mark.few(1)
 @over_numbered_chips
 def test_every_variant_compiles(number, chip, slow):
-    """Each call for two chips, with rotating dtypes; for all chips with --slow."""
+    """Each call is compiled for two chips, with rotating dtypes; with --slow for all chips."""
     for turn in range(7) if slow else range(number % 2, 7, 2):
         with compiling_for(chip) as built:
             list(calls(DTYPES[(number + turn) % 4]))[turn]()

@@ -47,7 +47,7 @@ def built_for(chip, name, shape, dim, dtype=torch.bfloat16):
 @pytest.mark.few(3)
 @pytest.mark.parametrize("number, way", list(enumerate(WAYS)), ids=WAYS)
 def test_every_algorithm_compiles(number, way):
-    """Each for one op and one chip, in rotation; for all ops with --slow."""
+    """Each algorithm is compiled for one op and one chip, in rotation; with --slow for all ops."""
     name = NAMED[number % 3]
     kernels = [k.name for k in built_for(list(CHIPS)[number % len(CHIPS)], name, *WAYS[way])]
     assert kernels == KERNELS[way]

@@ -85,7 +85,7 @@ def test_attention_equals_torchs(causal, keys):
 
 
 def test_backward_agrees_with_finite_differences():
-    """Through autograd, as a user calls it."""
+    """Through autograd, as users call the op."""
     q, k, v = (torch.randn(1, h, s, 3, dtype=torch.float64, requires_grad=True) for h, s in ((4, 3), (2, 5), (2, 5)))
     assert torch.autograd.gradcheck(lambda *t: opmux.ops.attention(*t, True, 0.7)[0], (q, k, v))
 

@@ -229,7 +229,7 @@ def test_cublas_calls_agree_with_the_reference(fn, dtype):
             tol = spec.tol[w.dtype]
             assert g.dtype is w.dtype and g.is_contiguous() and not g._is_view()
             torch.testing.assert_close(g, w, rtol=tol.rtol, atol=tol.atol, msg=lambda m, s=sample: f"{s.id}: {m}")
-    assert ran or fn is cublas.block_scaled_gemm  # not available on the CPU
+    assert ran or fn is cublas.block_scaled_gemm  # the CPU has no block-scaled GEMM
     for bad in (b for b in spec.errors(CPU) if b.typed):
         with pytest.raises(bad.error, match=bad.match):
             (when or fn)(*bad.args)

@@ -233,7 +233,7 @@ def test_results_are_contiguous_new_and_typed_and_inputs_unchanged(spec, few):
 
 @over(PRIMITIVES)
 def test_fake_results_have_the_real_metadata(spec, few):
-    """In the dtypes that tests/ops/test_primitives.py does not cover."""
+    """For the dtypes that tests/ops/test_primitives.py does not cover."""
     for dtype in DTYPES:
         for sample in few(spec.samples(dtype, CPU), 0 if dtype is torch.float32 else 1):
             fakes, reals = as_tuple(fake_call(spec, sample.args, {})), as_tuple(spec.reference(*sample.args))
@@ -273,7 +273,7 @@ def test_forward_and_backward_are_linked_by_name(spec):
 
 @pytest.mark.parametrize("name", ["rms_norm", "layer_norm"])
 def test_fused_norms_return_the_norms_statistics(name, few):
-    """Amax is raised to that of the norm's own result, but never lowered."""
+    """A larger amax of the norm's result replaces the given one; a smaller one never does."""
     spec = specs.by_key[f"opmux::{name}_stats"]
     for sample in each_sample(spec, few):
         given = dict(zip(spec.names, sample.args, strict=True))
