@@ -1,4 +1,4 @@
-"""Fuzz the C++ kernels with random shapes, strides, dtypes and values, and with invalid arguments.
+"""Random arguments for the C++ kernels: shapes, strides, dtypes, values, and things that are no argument at all.
 
 A kernel must compute what the reference computes, or decline the call. It must never write to an argument, read outside
 one, or accept a call that the reference rejects. `python tests/backends/fuzz_cpu.py --seconds 300 --sanitize` runs a

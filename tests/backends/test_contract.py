@@ -1,5 +1,4 @@
-"""The contract of a vendor folder: which files it may have, what each file does, and how each mistake in it is
-reported.
+"""The contract of a vendor folder: which files it may have, what each does, and how mistakes are reported.
 
 The vendors here are written from strings to a temporary folder, as vendors in the tree or as plugins. Where their ops
 must run, their device type is `cpu`, so no chip is needed. Each case runs in a fork of one process that has imported
@@ -380,8 +379,7 @@ LIGER = {
         "        return geglu_backward_acme(*ctx.saved_tensors, dc)\n"
     ),
 }
-# Under its own name the class becomes a new function; under the name of an op it implements forward and backward of
-# that op.
+# Under its own name the class becomes a new function; under the name of an op it implements that op.
 USE_LIGER = """
 a = torch.full((2,), 2.0, requires_grad=True)
 b = torch.full((2,), 3.0, requires_grad=True)
@@ -562,9 +560,7 @@ found["cores"] = vendors.get("acme").info.target(None).cores
 
 
 def test_the_guides_vendor_passes_conform(tmp_path):
-    """With the command that the page gives, on a simulated device. The page also lists the files that `opmux
-    new-backend` writes.
-    """
+    """With the page's own command, on a simulated device. The page also lists what `opmux new-backend` writes."""
     from opmux.tools import scaffold
 
     write(tmp_path / "opmux_acme", guide())
@@ -846,9 +842,7 @@ def test_a_misspelt_environment_variable_warns_once(case):
 
 
 def test_a_package_written_for_flaggems_can_be_imported_directly(case, tmp_path):
-    """As the package's own tests do. The start-up finder provides `backend_utils`, unless another module of that name
-    is found first.
-    """
+    """As its own tests do. The start-up finder provides `backend_utils` unless another module of that name is found."""
     ops = "from backend_utils import Autograd\ndef get_specific_ops():\n    return ()\n"
     init = "from backend_utils import VendorInfoBase\nvendor_info = VendorInfoBase('acme', 'npu', 'acme-smi')\n"
     code = """

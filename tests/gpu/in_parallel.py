@@ -1,10 +1,10 @@
-"""Run the GPU tests in several processes on one GPU: one process per file, then the speed tests alone.
+"""Run the GPU's tests with several processes on one GPU: a process for each file, tests of speed alone at the end.
 
-python tests/gpu/in_parallel.py                                   # every file, 6 at once
-python tests/gpu/in_parallel.py -n 4 --seconds 540 test_gpu_gate.py test_gpu_norms.py
-python tests/gpu/in_parallel.py --skip results/gpu_tests.json     # leaves out files that passed in that run
+    python tests/gpu/in_parallel.py                                   # every file, 6 at once
+    python tests/gpu/in_parallel.py -n 4 --seconds 540 test_gpu_gate.py test_gpu_norms.py
+    python tests/gpu/in_parallel.py --skip results/gpu_tests.json     # what passed there is left out
 
-At the time limit (--seconds) unfinished files are stopped and listed; their logs show how far they got.
+At the time limit (--seconds) unfinished files are stopped and listed; their logs show how far they came.
 """
 
 import argparse
