@@ -1,4 +1,4 @@
-"""Options, markers and fixtures of all tests. README.md beside this file says what each folder proves."""
+"""Options, markers and fixtures of all tests. README.md in this folder says what each test folder covers."""
 
 import contextlib
 import functools
@@ -16,7 +16,7 @@ import touched
 
 PREFIXES = ("OPMUX_", "TE_FL_", "TEFL_")
 NAMES = {"TE_BACKEND", "TE_PLUGIN", "TE_FALLBACK_BACKEND"}
-KEPT = {"OPMUX_CACHE_DIR"}  # where the C++ is that was compiled at the start of the session
+KEPT = {"OPMUX_CACHE_DIR"}  # the cache of the C++ libraries that were compiled at the start of the session
 
 
 def pytest_addoption(parser):
@@ -32,26 +32,27 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    # Before anything imports triton: it decides at import what its decorators make.
+    # Set this before anything imports triton, which reads it at import.
     os.environ.pop("TRITON_INTERPRET", None)
     if config.getoption("--triton") == "interpret":
         os.environ["TRITON_INTERPRET"] = "1"
     with contextlib.suppress(ImportError):
         import setuptools  # noqa: F401 - its import fails after one of Python's own distutils, which tests import
-    os.umask(0o022)  # a cache that others can write to is refused
+    os.umask(0o022)  # a cache directory that others can write to is rejected
     fresh.torn_down = config.getoption("--slow")
-    # Workers that each take every core are slower together than one alone.
+    # Several workers that each use every core are slower than workers with one thread each.
     if hasattr(config, "workerinput"):
-        torch.set_num_threads(int(os.environ.setdefault("OMP_NUM_THREADS", "1")))  # which programs inherit
+        # programs that tests start inherit the variable
+        torch.set_num_threads(int(os.environ.setdefault("OMP_NUM_THREADS", "1")))
 
 
 def pytest_ignore_collect(collection_path):
-    """tests/gpu is not even collected without a GPU, unless it is named on the command line."""
+    """Do not even collect tests/gpu without a GPU, unless it is named on the command line."""
     return True if collection_path.name == "gpu" and not torch.cuda.is_available() else None
 
 
 def pytest_sessionstart(session):
-    """Compile what is compiled on first use before any test: none is to wait for it, or to see it said."""
+    """Compile the C++ libraries before the tests, so that no test waits for a compiler or sees its log line."""
     if hasattr(session.config, "workerinput") or session.config.option.collectonly:
         return
     import libraries
@@ -64,7 +65,7 @@ _compiling: list[threading.Thread] = []
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_node_collection_finished():
-    """Workers collect while compilers work; then they wait."""
+    """Workers collect while the compilers run, then wait for them."""
     for thread in _compiling:
         thread.join()
 
@@ -72,20 +73,22 @@ def pytest_xdist_node_collection_finished():
 def pytest_collection_finish():
     for thread in _compiling:
         thread.join()
-    gc.freeze()  # modules and tests stay: each full collection of garbage would look through them for half a second
+    # modules and tests stay alive: without this each full garbage collection would traverse them for half a second
+    gc.freeze()
 
 
 def pytest_unconfigure():
-    gc.unfreeze()  # triton reports what is left of it at the end as leaked
+    gc.unfreeze()  # triton reports as leaked what is still frozen at the end
 
 
-_files: list[Path] = []  # in the order in which their tests are run
+_files: list[Path] = []  # in the order in which their tests run
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
-    """Between files: collect what the last one left in reference cycles (managers, scopes), keep what it imported, and
-    reset Dynamo, which no longer compiles a function that earlier tests compiled too often."""
+    """Between files: collect the reference cycles of the last file (managers, scopes), freeze the modules that it
+    imported, and reset Dynamo, which stops compiling a function that earlier tests have recompiled too often.
+    """
     if _files[-1:] != [item.path]:
         _files.append(item.path)
         if "torch._dynamo" in sys.modules:
@@ -113,7 +116,7 @@ def pytest_collection_modifyitems(config, items):
         change = touched.since(config.getoption("--touched"))
         leave_out = leave_out | {item for item in items if not change.concerns(item)}
     config.hook.pytest_deselected(items=[item for item in items if item in leave_out])
-    # Files whose tests start programs take longest: first, so that no worker waits for another at the end.
+    # Run files whose tests start programs first: they take longest, and no worker should wait for another at the end.
     items[:] = sorted((i for i in items if i not in leave_out), key=lambda item: not _starts_programs(item.path))
     if not torch.cuda.is_available():
         for item in items:
@@ -128,7 +131,7 @@ def _starts_programs(path):
 
 
 def _beyond_few(items):
-    """The cases that `few(n)` leaves out of each test that is marked so."""
+    """The cases that the marker `few(n)` leaves out."""
     cases = {}
     for item in items:
         if item.get_closest_marker("few"):
@@ -141,14 +144,14 @@ def _beyond_few(items):
 
 
 def _spread(things, n):
-    """n of them, from first to last; all of them if there are no more."""
+    """n of the things, spread evenly from the first on; all if there are at most n."""
     found = list(things)
     return found if len(found) <= n else [found[i * len(found) // n] for i in range(n)]
 
 
 @pytest.fixture
 def setenv(monkeypatch):
-    """Set variables, and have the process's policy read again; both are undone after the test."""
+    """Set variables and reload the process's policy; undone after the test."""
     from opmux.core import reset_global_policy
 
     def set_all(**variables):
@@ -163,7 +166,7 @@ def setenv(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def clean_env(monkeypatch):
-    """What the developer has exported must not decide a test."""
+    """Variables that the developer has exported must not affect a test."""
     for name in list(os.environ):
         if (name.startswith(PREFIXES) or name in NAMES) and name not in KEPT:
             monkeypatch.delenv(name)
@@ -171,27 +174,29 @@ def clean_env(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def seeded():
-    """Without a GPU, `torch.manual_seed` keeps the stack of its caller, for one that is initialized later: 1 ms."""
+    """Seed the CPU generator only, if there is no GPU: `torch.manual_seed` would spend 1 ms on queueing the seed for
+    CUDA.
+    """
     seed = torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed
     seed(0)
 
 
 @pytest.fixture(scope="session")
 def slow(pytestconfig):
-    """Whether the run takes its time (--slow)."""
+    """Whether --slow was given."""
     return pytestconfig.getoption("--slow")
 
 
 @pytest.fixture(scope="session")
 def few(slow):
-    """`few(things, n)`: n of them, spread from first to last; all of them with --slow."""
+    """`few(things, n)`: n of the things, spread evenly; all of them with --slow."""
 
     return lambda things, n: list(things) if slow else _spread(things, n)
 
 
 @pytest.fixture(scope="session")
 def interpreted(pytestconfig):
-    """Kernels run in Triton's interpreter, repaired and checked once per process."""
+    """Kernels run in Triton's interpreter, which is repaired and checked once per process."""
     pytest.importorskip("triton")
     if pytestconfig.getoption("--triton") != "interpret":
         pytest.skip("runs with --triton=interpret")
@@ -203,8 +208,10 @@ def interpreted(pytestconfig):
 
 @pytest.fixture
 def poisoned(monkeypatch):
-    """New memory holds NaN, 85 or alternating flags: a result that a kernel does not write cannot pass."""
-    importlib.import_module("torch._dynamo")  # which traces the functions that torch has at its import, and no others
+    """New memory holds NaN, 85 or alternating flags, so that a result which a kernel does not write cannot pass."""
+    importlib.import_module(
+        "torch._dynamo"
+    )  # it records torch's functions at its import, so they must not be patched yet
     for name in ("empty", "empty_like", "empty_strided"):
         allocate = getattr(torch, name)
         monkeypatch.setattr(torch, name, functools.partial(_poison, allocate))
@@ -220,14 +227,14 @@ def _poison(allocate, *args, **kwargs):
 
 @pytest.fixture(scope="module", autouse=True)
 def references_on_the_cpu(request):
-    """In these folders the CPU's own C++ kernels are off: tests/backends/test_cpu.py is for them."""
+    """In these folders the CPU's own C++ kernels are off; tests/backends/test_cpu.py tests them."""
     if request.path.parent.name in ("core", "ops", "tools"):
         request.getfixturevalue("no_kernels_of_the_cpu")
 
 
 @pytest.fixture(scope="module")
 def no_kernels_of_the_cpu():
-    """On the CPU the references run, as on a machine without a compiler."""
+    """The references run on the CPU, as on a machine without a compiler."""
     from opmux.machine import vendors
 
     kept = vendors.known()["cpu"]
@@ -238,7 +245,9 @@ def no_kernels_of_the_cpu():
 
 @pytest.fixture(scope="session")
 def simulated():
-    """`simulated(device, code, arch=, env=)`: what a program prints last, as JSON, where torch has such a device."""
+    """`simulated(device, code, arch=, env=)`: run a program where torch has such a device; returns its last line,
+    parsed as JSON.
+    """
     from opmux.cpp import build
     from opmux.tools import simulator
 
@@ -251,7 +260,7 @@ def simulated():
 
 @pytest.fixture
 def adapters(request, interpreted, poisoned):
-    """The ATen adapters of the family that the test file is for, over our interpreted kernels (shared/aten.py)."""
+    """The ATen adapters of the test file's family, over our interpreted kernels (shared/aten.py)."""
     import aten
 
     return aten.Adapters(request.module.FAMILY)

@@ -1,4 +1,4 @@
-"""Who may import whom, as a table, and a walk over every import statement that holds the tree to it."""
+"""Which package may import which, as a table, and a check of every import statement against it."""
 
 import ast
 import sys
@@ -21,13 +21,13 @@ class Row(NamedTuple):
     """Top-level names of other packages; the standard library is always allowed."""
 
 
-MACHINE = ("machine", "tuning", "cpp", "=cache", "=settings")  # what belongs to this machine, below all kernels
+MACHINE = ("machine", "tuning", "cpp", "=cache", "=settings")  # packages for this machine, which all kernels may import
 
-# The row with the longest matching name decides. "" is the files beside the packages: they are doors to
-# everything, opened on first use, and test_import watches that they are.
+# The row with the longest matching name applies. "" is for the files next to the packages: they may import everything,
+# but only on first use, which test_import checks.
 TABLE = {
     "": Row(ANY, ANY),
-    "wiring": Row(("core",), ()),  # types of core in annotations alone: test_cycles watches that
+    "wiring": Row(("core",), ()),  # only types of core, in annotations; test_cycles checks that
     "core": Row(("core", "=wiring"), ("torch",)),
     "specs": Row(("core", "specs"), ("torch",)),
     "settings": Row(("core",), ()),
@@ -62,7 +62,7 @@ def modules(src: Path) -> dict[str, Path]:
 
 
 def packages(names) -> set[str]:
-    """The names and all their parents: a folder without __init__.py can be imported too."""
+    """The modules and all their parents: a folder without __init__.py can be imported too."""
     return {name.rsplit(".", n)[0] for name in names for n in range(name.count(".") + 1)}
 
 
@@ -125,7 +125,7 @@ def violations(src: Path) -> list[str]:
             continue
         area, row = ruled
         parts = inner.split(".")
-        # kernels/__init__.py is no family: its own is itself alone, not all families.
+        # For kernels/__init__.py, which belongs to no family, {own} is the file itself, not all families.
         own = ".".join(parts[:2]) if len(parts) > 1 else f"={inner}"
         out += [
             f"{where}:{line} imports {target}; {area} may import: {spoken(row, own)}"
@@ -135,13 +135,13 @@ def violations(src: Path) -> list[str]:
     return out
 
 
-def test_the_tree_follows_the_table():
+def test_every_import_is_allowed_by_the_table():
     assert f"{PKG}.core" in packages(modules(SRC)), f"nothing to check under {SRC}"
     broken = violations(SRC)
     assert not broken, "\n" + "\n".join(broken)
 
 
-# A made-up tree: every module that an import below may name.
+# An example tree with every module that an import below may name.
 TREE = """
 __init__ ops wiring core/__init__ core/spec specs/__init__ specs/norm machine/__init__ machine/device
 kernels/__init__ kernels/norm kernels/softmax kernels/lib/__init__ kernels/lib/launch
@@ -237,7 +237,7 @@ def test_an_allowed_import_passes(tmp_path, module, source):
     assert violations(grow(tmp_path, module, source)) == []
 
 
-def test_the_line_is_that_of_the_import(tmp_path):
+def test_a_forbidden_import_is_reported_with_its_line(tmp_path):
     found = violations(grow(tmp_path, "core/spec", "\n\ndef f():\n    import triton"))
     allowed = "the standard library, torch, opmux.core, opmux.wiring"
     assert found == [f"src/opmux/core/spec.py:5 imports triton; core may import: {allowed}"]

@@ -1,4 +1,4 @@
-"""core names no face and no vendor: what they bring, they register."""
+"""core names no face and no vendor: these register themselves."""
 
 import re
 from pathlib import Path
@@ -22,9 +22,9 @@ LAYERS = ["machine", "tuning", "cpp", "cache", "faces", "specs", "kernels", "bac
 
 
 def named(text: str) -> list[str]:
-    """The vendors, foreign libraries and other packages of ours that a source names, in code or in words.
+    """The vendors, foreign libraries and other opmux packages that a source file names, in code or comments.
 
-    Names are compared part by part: TE_FL_PREFER names TE, and NVIDIA's names nvidia.
+    Names are compared word by word: TE_FL_PREFER contains TE, and "NVIDIA's" contains nvidia.
     """
     words = set(re.findall(r"[A-Za-z]+", text))
     whole = set(re.findall(r"Transformer Engine|[A-Za-z_]+", text))
@@ -32,11 +32,11 @@ def named(text: str) -> list[str]:
     return sorted(found) + sorted(set(re.findall(rf"opmux\.(?:{'|'.join(LAYERS)})\b", text)))
 
 
-def test_core_names_nobody():
+def test_core_names_no_face_vendor_or_other_package():
     assert {"nvidia", "amd", "ascend"} <= set(VENDORS)
     found = {str(p.relative_to(SRC)): named(p.read_text(encoding="utf-8")) for p in (SRC / "core").rglob("*.py")}
     assert len(found) > 20
-    # The entry point group of plugins, and of vendors' packages, has this name.
+    # This is also the entry point group of plugins and vendor packages.
     found["core/discovery.py"] = [n for n in found["core/discovery.py"] if n != "opmux.backends"]
     assert {name: names for name, names in found.items() if names} == {}
 
@@ -54,5 +54,5 @@ def test_core_names_nobody():
         ('policy = "vendor"; opmux.core.registry', []),
     ],
 )
-def test_names_are_found(text, names):
+def test_a_named_vendor_or_package_is_found(text, names):
     assert named(text) == names

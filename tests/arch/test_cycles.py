@@ -1,7 +1,7 @@
-"""No file imports, however indirectly, a file that imports it.
+"""No file imports, directly or indirectly, a file that imports it.
 
-Counted are imports at any depth of the code, and `import_module` of a name that can be read off the source; imports for
-type checkers are not. Importing `a.b` runs `a/__init__.py` first: that is Python's doing, and no edge here.
+This covers imports at any depth of the code, and `import_module` of a name that the source states; imports for type
+checkers are ignored. Importing `a.b` runs `a/__init__.py` first, but this test does not count that as an import.
 """
 
 import ast
@@ -31,7 +31,7 @@ def modules(src: Path) -> dict[str, Path]:
 
 
 def nodes(tree: ast.AST) -> Iterator[ast.AST]:
-    """Every node, without what stands under `if TYPE_CHECKING:`."""
+    """Every node outside of `if TYPE_CHECKING:`."""
     todo = [tree]
     while todo:
         node = todo.pop()
@@ -41,7 +41,9 @@ def nodes(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def text_of(node: ast.expr, constants: dict[str, str]) -> str | None:
-    """The text of an expression, where the source says it: a literal, a constant of the file, an f-string of both."""
+    """The string that an expression evaluates to if it is a literal, a constant of the file, or an f-string of both;
+    else None.
+    """
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     if isinstance(node, ast.Name):
@@ -55,7 +57,7 @@ def text_of(node: ast.expr, constants: dict[str, str]) -> str | None:
 
 
 def edges(name: str, path: Path, known: dict[str, Path]) -> list[Edge]:
-    """Every file that a file imports, with the line."""
+    """The files that a file imports, with the line."""
     tree = parsed.tree(path)
     home = name.split(".") if path.stem == "__init__" else name.split(".")[:-1]
     constants = {"__name__": name, "__package__": ".".join(home)}
@@ -89,7 +91,7 @@ def graph(src: Path) -> dict[str, list[Edge]]:
 
 
 def reached(start: str, found: dict[str, list[Edge]]) -> set[str]:
-    """What a file imports in the end."""
+    """All files that a file imports directly or indirectly."""
     seen: set[str] = set()
     todo = [start]
     while todo:
@@ -101,7 +103,7 @@ def reached(start: str, found: dict[str, list[Edge]]) -> set[str]:
 
 
 def cycles(src: Path) -> list[str]:
-    """Every import that leads back to its file, named by both files and the line."""
+    """Every import that leads back to its own file, with both files and the line."""
     found = graph(src)
     ends = {name: reached(name, found) for name in found}
     return [
@@ -112,13 +114,13 @@ def cycles(src: Path) -> list[str]:
     ]
 
 
-def test_no_file_leads_back_to_itself():
+def test_no_file_imports_itself_indirectly():
     assert len(graph(SRC)) > 100
     found = cycles(SRC)
     assert not found, "\n" + "\n".join(found)
 
 
-def test_core_reaches_nothing_above_it():
+def test_core_imports_only_wiring_outside_of_core():
     found = graph(SRC)
     core = {name for name in found if name.startswith("opmux.core")}
     beyond = {target for name in core for target in reached(name, found)} - core
@@ -168,5 +170,5 @@ def test_a_cycle_is_found(tmp_path, line, back):
         "import importlib\nimportlib.import_module(chosen_by_the_user)",
     ],
 )
-def test_what_is_no_cycle(tmp_path, source):
+def test_allowed_imports_are_not_reported(tmp_path, source):
     assert cycles(write(tmp_path, p__a="from .b import y", p__b=source)) == []

@@ -1,7 +1,7 @@
-"""No vendor's file is a fork of one of ours: what a chip does differently is said, and the rest falls through.
+"""No vendor's file is a copy of one of ours: it states only what differs on its chip.
 
-Fixes rot in copies. A file that shares more than half of its lines with another is a copy, and what it needs is a knob
-in the file that it copies.
+Fixes do not reach copies. A file that shares more than half of its lines with another one counts as a copy; instead,
+add an option to the file that it copies.
 """
 
 import ast
@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 SRC = Path(__file__).parents[2] / "src" / "opmux"
-SHORT = 40  # code lines: below this there is not enough to tell a copy by
+SHORT = 40  # code lines; a shorter file has too few lines to tell
 
 
 def code_lines(text: str) -> Counter[str]:
-    """The lines that say something, each without its indent: no comments, docstrings, imports or lone brackets."""
+    """How often each code line occurs, without indent; comments, docstrings, imports and lone brackets are skipped."""
     tree = ast.parse(text)
     skipped: set[int] = set()
     for node in ast.walk(tree):
@@ -45,7 +45,7 @@ def code_lines(text: str) -> Counter[str]:
 
 
 def heads(text: str) -> set[str]:
-    """Every line, and what is before each # in it: no line of code is missing."""
+    """Every line, and its text before each # in it, so that no code line is missed."""
     found = set()
     for line in text.splitlines():
         end = len(line)
@@ -60,7 +60,7 @@ def may_share(mine: Counter[str], lines: set[str]) -> bool:
 
 
 def shared(mine: Counter[str], theirs: Counter[str]) -> float:
-    """How much of one file stands in the other."""
+    """The share of `mine` that also occurs in `theirs`."""
     return (mine & theirs).total() / max(1, mine.total())
 
 
@@ -80,14 +80,15 @@ def forks(files: dict[str, Counter[str]], ours: dict[str, Counter[str]]) -> list
     return found
 
 
-def test_no_vendors_file_is_a_copy():
+def test_no_vendor_file_is_a_copy_of_another_file():
     texts = {str(p.relative_to(SRC)): p.read_text(encoding="utf-8") for p in sorted(SRC.rglob("*.py"))}
     vendors = {name: code_lines(texts[name]) for name in (str(p.relative_to(SRC)) for p in vendor_files())}
     assert vendors, "there are vendors"
-    # to take all files apart takes 10 s
+    # Tokenize only likely candidates: tokenizing all files takes 10 s.
     lines = {name: heads(text) for name, text in texts.items()}
     likely = [name for name in texts if any(may_share(v, lines[name]) for v in vendors.values())]
-    assert {name for name, v in vendors.items() if v.total() >= SHORT} <= set(likely)  # each is like itself
+    # each vendor file resembles at least itself
+    assert {name for name, v in vendors.items() if v.total() >= SHORT} <= set(likely)
     assert forks(vendors, {name: code_lines(texts[name]) for name in likely}) == []
 
 

@@ -1,4 +1,4 @@
-"""Programs that tests run in a forked process (tests/shared/fresh.py) find what they would in a new one."""
+"""Programs that tests run in a forked process (tests/shared/fresh.py) behave as in a new process."""
 
 import os
 import subprocess
@@ -26,12 +26,12 @@ fail()
 
 @pytest.fixture(params=[False, True], ids=["ended early", "torn down"])
 def ended(request, monkeypatch):
-    """Both ways to end a program."""
+    """Run the test with both ways in which a program can end."""
     monkeypatch.setattr(fresh, "torn_down", request.param)
 
 
-def test_as_a_new_process(tmp_path, monkeypatch):
-    """Arguments, environment, folder, module path, output, what happens at exit, and the traceback."""
+def test_a_forked_program_behaves_as_in_a_new_process(tmp_path, monkeypatch):
+    """Arguments, environment, folder, module path, output, `atexit` functions, and the traceback are the same."""
     env = {**os.environ, "PYTHONPATH": str(tmp_path / "site"), "PYTHONIOENCODING": "utf-8", "MINE": "1"}
     env["PYTHONDONTWRITEBYTECODE"] = "1"
     command = [sys.executable, "-c", PORTRAIT, "a word"]
@@ -43,7 +43,7 @@ def test_as_a_new_process(tmp_path, monkeypatch):
         assert '"ours": false' in ours.stdout and "at the end" in ours.stdout and ours.returncode == 1
 
 
-def test_how_programs_end(ended):
+def test_exit_status_signals_timeouts_and_last_output_are_kept(ended):
     run = lambda code: fresh.run([sys.executable, "-c", code], timeout=100)
     assert run("raise SystemExit(7)").returncode == 7
     ended = run("import sys; sys.exit('no')")
@@ -58,23 +58,23 @@ def test_how_programs_end(ended):
 
 
 @pytest.mark.parametrize("torn_down", [False, True])
-def test_only_some_ends_take_objects_apart(monkeypatch, torn_down):
+def test_objects_are_destroyed_at_exit_only_with_torn_down(monkeypatch, torn_down):
     monkeypatch.setattr(fresh, "torn_down", torn_down)
     code = "class Last:\n def __del__(self, write=print): write('gone')\nlast = Last()"
     assert fresh.run([sys.executable, "-c", code], timeout=100).stdout == "gone\n" * torn_down
 
 
 @pytest.mark.slow
-def test_a_program_with_all_of_opmux_says_nothing_when_it_is_taken_apart(monkeypatch):
-    """Other tests end their programs so with --slow only."""
+def test_pythons_teardown_after_using_opmux_prints_nothing(monkeypatch):
+    """The other tests run this teardown with --slow only."""
     monkeypatch.setattr(fresh, "torn_down", True)
     code = "import torch, opmux; opmux.ops.rms_norm(torch.ones(2, 8), torch.ones(8)); opmux.enable()"
     done = fresh.warm([sys.executable, "-c", code], timeout=100, env={**os.environ, "PYTHONPATH": str(fresh.SRC)})
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_what_must_be_new_is_new():
-    """A variable that is read when Python starts."""
+def test_a_variable_that_is_read_at_start_needs_a_new_process():
+    """Such as PYTHONHASHSEED."""
     code = "import sys; print('torch' in sys.modules, sys.flags.hash_randomization)"
     run = lambda **more: fresh.run([sys.executable, "-c", code], env={**os.environ, **more}, timeout=100).stdout
     assert run(MINE="1") == "True 1\n" and run(PYTHONHASHSEED="0") == "False 0\n"

@@ -1,4 +1,4 @@
-"""`import opmux` is quick, brings little along, and leaves the process as it was."""
+"""`import opmux` is fast, imports little, and does not change the process."""
 
 import json
 import os
@@ -12,7 +12,7 @@ SRC = Path(__file__).parents[2] / "src"
 OURS = ("OPMUX", "TE_", "TEFL")
 HEAVY = ("triton", "yaml", "rich", "typer", "opmux.specs.")
 
-# Set in the child, so that a read which walks over the whole environment comes across them too.
+# Set in the child, so that code which iterates over the whole environment also reads them.
 BAIT = {
     "OPMUX_LOG_LEVEL": "DEBUG",
     "TE_FL_PREFER": "reference",
@@ -85,9 +85,9 @@ print(json.dumps({
 
 
 def python(code: str, **extra: str) -> str:
-    """In a fork of a process that has imported torch: every program here does so before it looks."""
+    """Run code in a fork of a process that has imported torch, as every program here does before it measures."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(OURS)}
-    # Uncompiled sources would be timed with their compilation.
+    # Allow bytecode: without it the time would include compiling the sources.
     env.pop("PYTHONDONTWRITEBYTECODE", None)
     env["PYTHONPATH"] = str(SRC)
     done = fresh.run([sys.executable, "-c", code], env=env | extra, timeout=120)
@@ -96,7 +96,7 @@ def python(code: str, **extra: str) -> str:
 
 
 def probe(body: str) -> dict:
-    # Writing bytecode is a write of the interpreter's, not of ours.
+    # Writing bytecode would be recorded, but the interpreter does it, not opmux.
     return json.loads(python(PROBE.replace("{body}", body), PYTHONDONTWRITEBYTECODE="1", **BAIT).splitlines()[-1])
 
 
@@ -113,33 +113,33 @@ def ours(reads: list[str]) -> list[str]:
     return [key for key in reads if key.startswith(OURS)]
 
 
-def test_this_tree_is_the_one_imported(plain):
+def test_opmux_is_imported_from_this_tree(plain):
     assert plain["file"] and Path(plain["file"]).is_relative_to(SRC)
 
 
-def test_it_is_quick():
-    python("import opmux")  # writes bytecode
+def test_import_takes_under_50_ms_after_torch():
+    python("import opmux")  # writes the bytecode files
     best = 1.0
-    for _ in range(5):  # on a busy machine the first may be slow
+    for _ in range(5):  # the first may be slow on a busy machine
         best = min(best, float(python(TIME)))
         if best < 0.050:
             return
     pytest.fail(f"import opmux took {best * 1e3:.0f} ms after import torch, of 50 allowed")
 
 
-def test_it_brings_little_along(plain):
+def test_import_loads_no_heavy_module(plain):
     assert heavy(plain["modules"]) == []
 
 
-def test_it_changes_nothing(plain):
+def test_import_changes_no_process_state(plain):
     assert plain["changed"] == {}
 
 
-def test_it_opens_nothing_and_starts_nothing(plain):
+def test_import_opens_no_file_and_starts_no_process(plain):
     assert plain["events"] == []
 
 
-def test_it_reads_no_variable_of_ours(plain):
+def test_import_reads_none_of_our_environment_variables(plain):
     assert ours(plain["reads"]) == []
 
 
@@ -160,7 +160,7 @@ threading.Thread(target=threading.Event().wait, daemon=True).start()
 """
 
 
-def test_the_probe_sees_what_it_is_for():
+def test_the_probe_detects_every_kind_of_change():
     seen = probe(LOUD)
     assert set(seen["changed"]) == {
         "environment",
@@ -177,11 +177,11 @@ def test_the_probe_sees_what_it_is_for():
     assert "yaml" in heavy(seen["modules"])
 
 
-def test_the_probe_sees_a_walk_over_the_environment():
+def test_the_probe_detects_iteration_over_the_environment():
     assert set(ours(probe("dict(os.environ)")["reads"])) == set(BAIT)
 
 
-def test_heavy_names():
+def test_heavy_modules_are_recognised_by_name():
     light = ["opmux", "opmux.core.spec", "opmux.specs", "richly", "torch"]
     assert heavy([*light, "rich", "rich.table", "opmux.specs.norm", "triton.language"]) == [
         "rich",

@@ -1,7 +1,8 @@
-"""Any module may be imported first, and by two threads at once: no module waits for one that waits for it.
+"""Any module may be imported first, and two threads may import at once: no import deadlocks or sees a half-imported
+module.
 
-A thread that imports `a.b` holds the import lock of `a.b` and asks for that of `a`; where `a` itself imports `a.b`,
-another thread may hold that one and ask for the first. Python then hands out a half-imported module.
+A thread that imports `a.b` holds the import lock of `a.b` and requests the lock of `a`. If `a` itself imports `a.b`,
+another thread may hold the lock of `a` and request that of `a.b`. Python then hands out a half-imported module.
 """
 
 import ast
@@ -22,7 +23,7 @@ def modules(src: Path) -> dict[str, Path]:
 
 
 def imports(body: list[ast.stmt]) -> Iterator[ast.Import | ast.ImportFrom]:
-    """The imports that are made when a module is imported."""
+    """The imports that run when the module is imported."""
     for node in body:
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             yield node
@@ -48,7 +49,7 @@ def imported(name: str, path: Path, known: dict[str, Path]) -> set[str]:
 
 
 def cycles(src: Path) -> list[str]:
-    """What a package imports of itself, and what imports that past the package."""
+    """Imports, from outside a package, of a submodule that the package imports itself; and import cycles."""
     known = modules(src)
     graph = {name: imported(name, path, known) for name, path in known.items()}
     found = []
@@ -64,11 +65,11 @@ def cycles(src: Path) -> list[str]:
     return found + [f"{n} is in a cycle: {sorted(t & set(waiting))}" for n, t in waiting.items() if t & set(waiting)]
 
 
-def test_no_import_waits_for_itself():
+def test_no_package_import_can_wait_for_itself():
     assert cycles(SRC) == []
 
 
-def test_a_package_that_is_entered_past_its_init_is_found(tmp_path):
+def test_importing_a_submodule_of_a_package_that_imports_it_is_found(tmp_path):
     for name, text in {
         "p/__init__": "from .a import x",
         "p/a": "",

@@ -1,4 +1,4 @@
-"""Trees that tests share (tests/shared/parsed.py) are those of the files as they are now."""
+"""tests/shared/parsed.py returns the trees of the files in their present state."""
 
 import ast
 import gc
@@ -6,7 +6,7 @@ import gc
 import parsed
 
 
-def test_a_changed_file_is_parsed_anew(tmp_path):
+def test_a_changed_file_is_parsed_again(tmp_path):
     path = tmp_path / "a.py"
     path.write_text("x = 1\n", encoding="utf-8")
     first = parsed.tree(path)
@@ -16,6 +16,6 @@ def test_a_changed_file_is_parsed_anew(tmp_path):
     assert gc.isenabled()
 
 
-def test_nodes_are_those_of_ast_walk():
+def test_walk_returns_and_caches_the_nodes_of_ast_walk():
     tree = ast.parse("def f(x):\n    return [g(x), 1]\n")
     assert parsed.walk(tree) == tuple(ast.walk(tree)) and parsed.walk(tree) is parsed.walk(tree)

@@ -1,4 +1,4 @@
-"""A leading underscore means: for this package alone. No package of opmux uses a private name of another."""
+"""A leading underscore means private to its package: no package of opmux uses a private name of another."""
 
 import ast
 from pathlib import Path
@@ -8,7 +8,8 @@ import parsed
 import pytest
 
 SRC = Path(__file__).parents[2] / "src" / "opmux"
-# Not ours: of named tuples, where they are public, and of torch's objects (a Library, forward AD, a tensor).
+# Private names that other libraries define: methods of named tuples, which are public, and of torch objects (a Library,
+# forward AD, a tensor).
 NOT_OURS = ("_asdict", "_fields", "_make", "_replace", "_destroy", "_current_level", "_version")
 
 
@@ -17,12 +18,12 @@ def is_private(name: str) -> bool:
 
 
 def is_no_family(src: Path, package: str, name: str) -> bool:
-    """In specs, the underscore of a module says that it declares no ops: a face may use it as well."""
+    """In specs, a module name with an underscore means that it declares no ops; faces may still import it."""
     return package == "specs" and (src / "specs" / f"{name}.py").is_file()
 
 
 def packages(src: Path) -> dict[str, list[tuple[Path, ast.Module]]]:
-    """Package -> its files; the files beside the packages are one package, "opmux"."""
+    """Package -> its files. The files next to the packages form one package, "opmux"."""
     found: dict[str, list[tuple[Path, ast.Module]]] = {}
     for path in sorted(src.rglob("*.py")):
         parts = path.relative_to(src).parts
@@ -31,7 +32,7 @@ def packages(src: Path) -> dict[str, list[tuple[Path, ast.Module]]]:
 
 
 def members(tree: ast.Module) -> set[str]:
-    """The private attributes that the classes of a file give their objects: methods, fields, what `self` is given."""
+    """The private attributes of a file's classes: methods, fields, and attributes assigned to `self`."""
     found = set()
     for cls in (n for n in parsed.walk(tree) if isinstance(n, ast.ClassDef)):
         for node in cls.body:
@@ -53,11 +54,12 @@ def members(tree: ast.Module) -> set[str]:
 class Use(NamedTuple):
     line: int
     name: str
-    owner: str  # the package it is taken from; "" for an attribute of an object, of which the source does not say whose
+    # the package that the name belongs to; "" for an attribute, where the source does not show the object's class
+    owner: str
 
 
 def uses(path: Path, tree: ast.Module, src: Path) -> list[Use]:
-    """The private names that a file imports, or reads as an attribute of something that is not `self`."""
+    """The private names that a file imports, or reads as an attribute of an object other than `self`."""
     home = [src.name, *path.relative_to(src).parts[:-1]]
     found, modules, foreign = [], {}, set()
     for node in parsed.walk(tree):
@@ -127,7 +129,7 @@ def test_a_private_name_is_found(tmp_path, source, found):
         "def f(tensor):\n    return tensor._base",
     ],
 )
-def test_what_is_allowed(tmp_path, source):
+def test_allowed_uses_of_private_names_pass(tmp_path, source):
     assert violations(tree(tmp_path, source)) == []
 
 

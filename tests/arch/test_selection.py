@@ -1,4 +1,4 @@
-"""Which tests run follows from the tree alone: not from the commit, the date or the processor."""
+"""The selection of tests depends only on the files: not on the commit, the date or the processor."""
 
 import re
 import subprocess
@@ -40,7 +40,7 @@ QUICK = ["test_cases[0]", "test_cases[3]", "test_cases[6]", "test_always", "test
 
 
 def selected(where, commits, *options):
-    """Names of the tests that a clone selects, whose tree became what it is in so many commits."""
+    """The names of the tests that a clone of the example tree selects, after `commits` commits."""
     where.mkdir()
     for name, text in {
         "conftest.py": (ROOT / "tests/conftest.py").read_text(encoding="utf-8"),
@@ -59,19 +59,19 @@ def selected(where, commits, *options):
 
 
 def test_two_clones_at_different_commits_select_the_same_tests(tmp_path):
-    """The same files, once as one commit and once as three."""
+    """The same files, in one commit and in three."""
     assert selected(tmp_path / "a", 1) == selected(tmp_path / "b", 3) == QUICK
 
 
-def test_the_rest_and_the_fixed_set_are_every_test(tmp_path):
+def test_the_default_run_and_slow_rest_together_run_every_test(tmp_path):
     """A test that does more with --slow is in both."""
     every, rest = selected(tmp_path / "a", 1, "--slow"), selected(tmp_path / "b", 1, "--slow", "--rest")
     assert len(every) == 13 and set(every) == {*QUICK, *rest}
     assert {*QUICK} & {*rest} == {"test_deeper"}
 
 
-def test_no_test_asks_for_the_commit_or_the_date():
-    """By git, a hash or a clock: only `--touched` may read a commit."""
+def test_no_test_reads_the_commit_or_the_date():
+    """Through git or a clock: only `--touched` may read a commit."""
     suspects = re.compile(r"rev-parse|rev-list|TEST_TURN|datetime\.now|date\.today")
     found = [t for t in (*TESTS, "tests/conftest.py") if suspects.search((ROOT / t).read_text(encoding="utf-8"))]
     assert found == ["tests/arch/test_selection.py"]
@@ -96,7 +96,7 @@ def test_no_test_asks_for_the_commit_or_the_date():
         ("tests/faces/te_torch_versions_checks.py", "faces/test_te.py"),
     ],
 )
-def test_a_change_concerns_its_tests_and_not_all(file, tests):
+def test_a_changed_file_selects_its_tests_and_not_all(file, tests):
     found = concerned(file)
     assert found >= {f"tests/{t}" for t in tests.split()}
     assert len(found) < len(TESTS)
@@ -105,11 +105,11 @@ def test_a_change_concerns_its_tests_and_not_all(file, tests):
 @pytest.mark.parametrize("file", ["src/opmux/core/spec.py", "src/opmux/kernels/lib/launch.py", "tests/conftest.py",
                                   "src/opmux/cpp/build.py", "pyproject.toml", "src/opmux/specs/samples.py",
                                   "a/new/file.xyz"])  # fmt: skip
-def test_a_change_of_what_everything_is_built_on_concerns_every_test(file):
+def test_a_change_of_a_file_that_everything_depends_on_selects_every_test(file):
     assert concerned(file) == set(TESTS)
 
 
-def test_the_cases_of_a_family_run_where_a_test_is_over_all_ops():
+def test_a_changed_family_selects_its_cases_in_tests_over_all_ops():
     change = touched.changed("BASE", ("src/opmux/kernels/norm.py",))
     path = "tests/kernels/test_candidates.py"
     norm, rope = specs.find("rms_norm"), specs.find("rope_qk")
@@ -123,6 +123,6 @@ def test_every_family_has_a_test_file_with_its_name():
     assert {f for f in families if not {f, touched.NAMED.get(f, f)} & names} == set()
 
 
-def test_an_unknown_base_runs_everything():
+def test_an_unknown_base_selects_every_test():
     for base in ("", "no-such-commit"):
         assert touched.since(base).everything

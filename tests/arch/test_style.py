@@ -1,4 +1,4 @@
-"""The style rules that a machine can check."""
+"""Style rules that a test can check."""
 
 import ast
 from pathlib import Path
@@ -9,7 +9,7 @@ import pytest
 SRC = Path(__file__).parents[2] / "src"
 LINES = 800
 VAGUE = {"util", "utils", "common", "helper", "helpers", "misc"}
-# Names that vendor packages written for other libraries already use.
+# Vendor packages written for other libraries already use these names.
 GIVEN = {"heuristics_config_utils.py", "backend_utils.py"}
 BROAD = {"Exception", "BaseException"}
 
@@ -25,7 +25,7 @@ def shown(path: Path) -> str:
 
 
 def vague(path: Path) -> bool:
-    """Whether a file or folder is named after nothing in particular."""
+    """Whether the name of a file or folder does not say what it is for."""
     return path.name not in GIVEN and not VAGUE.isdisjoint(path.stem.lower().split("_"))
 
 
@@ -45,7 +45,7 @@ def is_idle(body: list[ast.stmt]) -> bool:
 
 
 def swallows(tree: ast.AST) -> list[int]:
-    """Lines where any error at all disappears: `except Exception: pass` and its spellings."""
+    """The lines that discard every error: `except Exception: pass` and its variants."""
     lines = []
     for node in parsed.walk(tree):
         match node:
@@ -58,7 +58,7 @@ def swallows(tree: ast.AST) -> list[int]:
 
 
 def locale_decides(tree: ast.AST) -> list[int]:
-    """Lines that read or write text in the encoding of the locale, which under LC_ALL=C is ASCII."""
+    """The lines that read or write text in the locale's encoding, which is ASCII under LC_ALL=C."""
     lines = []
     for node in parsed.walk(tree):
         if not isinstance(node, ast.Call) or any(k.arg == "encoding" for k in node.keywords):
@@ -76,7 +76,7 @@ def locale_decides(tree: ast.AST) -> list[int]:
 
 
 def opens_text(call: ast.Call) -> bool:
-    """Whether a call of `open`, or of a method of that name, has a mode for text. `os.open` has none at all."""
+    """Whether a call of `open`, or of a method with that name, opens a text file. `os.open` never does."""
     if isinstance(call.func, ast.Attribute) and ast.unparse(call.func) == "os.open":
         return False
     given = [a.value for a in (*call.args, *(k.value for k in call.keywords if k.arg == "mode"))
@@ -84,7 +84,8 @@ def opens_text(call: ast.Call) -> bool:
     modes = [text for text in given if text and set(text) <= set("rwaxbt+")]
     if isinstance(call.func, ast.Name):
         return not any("b" in mode for mode in modes)
-    return any("b" not in mode for mode in modes)  # of a method, which may be anything's, what it is given decides
+    # a method may belong to any object: only an explicit text mode counts
+    return any("b" not in mode for mode in modes)
 
 
 def test_files_are_short():
@@ -92,7 +93,7 @@ def test_files_are_short():
     assert not long, f"files stay under {LINES} lines"
 
 
-def test_names_say_something():
+def test_file_names_say_what_the_file_is_for():
     bad = [shown(p) for p in sorted(SRC.rglob("*")) if vague(p) and (p.is_dir() or p.suffix == ".py")]
     assert not bad, "name it after what it does"
 
@@ -131,7 +132,7 @@ def test_text_without_an_encoding_is_found(code, bad):
     assert bool(locale_decides(ast.parse(code))) == bad
 
 
-def test_modules_say_what_they_are_for():
+def test_every_module_has_a_docstring():
     bad = [shown(p) for p in sources() if p.is_relative_to(SRC / "opmux") and not ast.get_docstring(parsed.tree(p))]
     assert not bad, "a module starts with a docstring"
 
@@ -155,7 +156,7 @@ def test_a_swallowed_error_is_found(handler, body):
     assert swallows(ast.parse(f"try:\n    f()\n{handler}\n    {body}")) == [3]
 
 
-def test_suppress_is_another_spelling():
+def test_suppressing_every_error_is_found():
     assert swallows(ast.parse("with contextlib.suppress(Exception):\n    f()")) == [1]
 
 
@@ -175,7 +176,9 @@ def test_a_handled_error_passes(code):
 
 
 def plain_locks(tree: ast.AST) -> list[int]:
-    """Lines that make a lock of `threading`: a child process, forked while another thread holds it, waits for ever."""
+    """The lines that create a lock of `threading`. After a fork while another thread holds it, the child waits for
+    ever.
+    """
     names = {"Lock", "RLock", "Condition", "Semaphore", "BoundedSemaphore"}
     lines = []
     for node in parsed.walk(tree):
@@ -187,7 +190,7 @@ def plain_locks(tree: ast.AST) -> list[int]:
     return lines
 
 
-def test_locks_are_replaced_after_a_fork():
+def test_only_core_lock_creates_threading_locks():
     home = SRC / "opmux" / "core" / "lock.py"
     bad = [f"{shown(p)}:{line}" for p in sources() if p != home for line in plain_locks(parsed.tree(p))]
     assert not bad, "use opmux.core.lock.ForkSafeLock"

@@ -1,8 +1,8 @@
 """Random arguments for the C++ kernels: shapes, strides, dtypes, values, and things that are no argument at all.
 
-A kernel computes what the reference computes, or declines; it never writes into an argument, reads beside one, or takes
-what the reference refuses. `python tests/backends/fuzz_cpu.py --seconds 300 --sanitize` looks for more with a library
-that AddressSanitizer and UBSan watch; `--seed N --count 1` repeats one input.
+A kernel must compute what the reference computes, or decline the call. It must never write to an argument, read outside
+one, or accept a call that the reference rejects. `python tests/backends/fuzz_cpu.py --seconds 300 --sanitize` runs a
+library built with AddressSanitizer and UBSan; `--seed N --count 1` repeats one input.
 """
 
 from __future__ import annotations
@@ -29,26 +29,27 @@ from opmux.core.errors import NotSupported
 CPU = torch.device("cpu")
 NAMES = sorted(ops.OPS)
 KERNEL = {name: native.function(name, *ops.OPS[name], ops.ALL) for name in NAMES}
-# Not optimised: with -O1 the compiler takes three minutes, and without it not one.
+# -O0: compiling with the sanitizers takes three minutes at -O1, and less than one minute at -O0.
 SANITIZE = ("-O0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g1")
 FLAGS = native.flags
 
-# Around the lengths of vectors, of packs of them, and of what is summed or converted in one go.
+# Sizes next to the vector width, its multiples, and the block lengths in which kernels sum or convert.
 SIZES = (0, 1, 1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 130, 255, 1000, 1025, 2049, 4099)
-MOST = 20_000  # numbers in a tensor; now and then enough for several threads
+MOST = 20_000  # maximum number of elements; MANY, used rarely, is enough for several threads
 MANY = 150_000
 SPECIAL = (0.0, -0.0, 1e-45, 1e-38, 1.0, -1.0, 88.0, -88.0, 89.0, 104.0, -104.0, 710.0, 1e4, -1e4, 6e4, 1e12,
            torch.inf, -torch.inf, torch.nan)  # fmt: skip
-HUGE = (*SPECIAL, 1e18, -1e18, 3e38, -3e38)  # where nothing is summed: whether a sum overflows depends on its order
+# only where nothing is summed: whether a sum overflows depends on its order
+HUGE = (*SPECIAL, 1e18, -1e18, 3e38, -3e38)
 TAME = (0.0, -0.0, 1.0, -1.0, 8.0, torch.nan)
 COLUMNS, STATISTICS = ("weight", "bias"), ("rstd", "mean")
-# What may be any number. Elsewhere none is huge: a result below the normal numbers is 0 here, and that times infinity
-# is not what the reference has.
+# Arguments that may hold any value. The others get no huge values: the kernels flush subnormal results to 0, and 0
+# times infinity is NaN where the reference gives a finite value.
 WILD = ("x", "a", "s", "residual")
 
 
 class Draw:
-    """Arguments for one call."""
+    """The random arguments of one call."""
 
     def __init__(self, seed: int):
         self.random = random.Random(seed)
@@ -74,7 +75,7 @@ class Draw:
         self.random.shuffle(shape)
         return tuple(shape)
 
-    # ---- a tensor ----
+    # ---- one tensor ----
 
     def numbers(self, shape: tuple[int, ...], dtype: torch.dtype, special: tuple[float, ...] = TAME) -> torch.Tensor:
         spread = self.random.choice((0.01, 1.0, 1.0, 5.0, 30.0))
@@ -86,7 +87,9 @@ class Draw:
         return t.to(dtype)
 
     def laid_out(self, t: torch.Tensor) -> torch.Tensor:
-        """The same numbers at an odd address, between others, in another order, or up to the end of their memory."""
+        """A tensor with the same values in another memory layout: offset, sliced, strided, transposed, or at the end of
+        its storage.
+        """
         ways = ("plain", "plain", "offset", "sliced", "step", "turned", "outer", "middle")
         way = self.random.choice(ways)
         fill = torch.nan if t.is_floating_point() else 1
@@ -111,7 +114,7 @@ class Draw:
         return t
 
     def tensor(self, shape: tuple[int, ...], dtype: torch.dtype, special: tuple[float, ...] = TAME) -> torch.Tensor:
-        if shape and self.chance(0.06):  # one row, or one number, for all
+        if shape and self.chance(0.06):  # expand one row, or one element, to the whole shape
             low = tuple(1 if self.chance(0.5) else n for n in shape[:-1])
             kept = (*low, shape[-1] if self.chance(0.8) else 1)
             return self.numbers(kept, dtype, special).expand(shape)
@@ -139,7 +142,7 @@ class Draw:
             return self.mask()
         if name == "x" and "_glu" in self.name:
             return self.tensor((*shape[:-1], 2 * shape[-1]) if shape else shape, self.dtype, TAME)
-        if name == "y":  # of a softmax, forwards
+        if name == "y":  # the result of a softmax forward
             rows = torch.softmax(self.numbers(shape, torch.float64), -1) if shape else self.numbers(shape, self.dtype)
             return self.laid_out((rows.log() if "log" in self.name else rows).to(self.dtype))
         wild = HUGE if "norm" not in self.name else SPECIAL
@@ -161,7 +164,7 @@ class Draw:
         return self.laid_out(bits.to(kind) * (self.random.choice((1, 2, 255)) if kind == torch.uint8 else 1))
 
     def spoiled(self, value: Any) -> Any:
-        """What no caller should give."""
+        """An invalid value for this argument."""
         if not isinstance(value, torch.Tensor):
             return self.random.choice((None, "x", 7, -3, torch.inf, torch.nan, [1.0], torch.ones(2)))
         ways: list[Callable[[], Any]] = [
@@ -183,7 +186,7 @@ class Draw:
         return self.random.choice(ways)()
 
 
-# ---- what comes of it -----------------------------------------------------------------------------------------------
+# ---- outcomes -------------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -204,7 +207,7 @@ def tensors(values: Any) -> list[torch.Tensor]:
 
 
 def memory(t: torch.Tensor) -> torch.Tensor:
-    """A copy of all bytes around a tensor."""
+    """A copy of the tensor's whole storage."""
     whole = t.layout is torch.strided and t.device == CPU
     return torch.empty(0, dtype=torch.uint8).set_(t.untyped_storage()).clone() if whole else torch.empty(0)
 
@@ -217,7 +220,7 @@ def attempt(call: Callable[..., Any], args: list[Any]) -> tuple[Any, Exception |
 
 
 def one(seed: int) -> tuple[str, str | None]:
-    """What became of an input, and what is wrong with that."""
+    """Run the input of one seed: (outcome, what is wrong or None)."""
     draw = Draw(seed)
     args = draw.args()
     before = [memory(t) for t in tensors(args)]
@@ -250,7 +253,9 @@ def difference(draw: Draw, args: list[Any], got: Any, want: Any) -> str | None:
 
 
 def reach(draw: Draw, args: list[Any]) -> float:
-    """What the error of erf's approximation, which is absolute, may be multiplied by."""
+    """Factor for the absolute error of the erf approximation: the product of the largest magnitudes among the
+    arguments.
+    """
     if not draw.name.startswith("gelu") or draw.name.startswith("gelu_tanh"):
         return 0.0
     found = 1.0
@@ -260,8 +265,9 @@ def reach(draw: Draw, args: list[Any]) -> float:
 
 
 def far(draw: Draw, got: torch.Tensor, want: torch.Tensor, truth: torch.Tensor, reach: float) -> str | None:
-    """No further from the truth, which is the reference in float64, than a few times the reference itself, or than its
-    tolerance. Infinities and NaN are where the reference has them."""
+    """What differs, or None. The error against `truth` (the reference in float64) may be a few times the reference's
+    own error plus the tolerance. Infinities and NaN must be where the reference has them.
+    """
     inside = torch.float64 if draw.dtype == torch.float64 else torch.float32
     tol = draw.spec.tol[inside if want.dtype == torch.float64 else want.dtype]
     a, b = got.double(), want.double()
@@ -306,7 +312,7 @@ def fuzz(first: int, count: int | None = None, seconds: float | None = None) -> 
 
 
 def runtime(name: str) -> str:
-    """A sanitizer's library: it must be in the process before Python is."""
+    """The path of a sanitizer's runtime library: it must be preloaded, before Python itself starts."""
     compiler = native.build.compiler().command
     return subprocess.run([*compiler, f"-print-file-name={name}"], capture_output=True, text=True).stdout.strip()
 
@@ -316,8 +322,9 @@ def watched_flags() -> tuple[str, ...]:
 
 
 def sanitized(*words: str, timeout: float | None = None) -> subprocess.CompletedProcess:
-    """This file in a process of its own, with a library that the sanitizers watch."""
-    native.build.library("cpu_kernels", native.SOURCES, flags=watched_flags())  # they would watch the compiler there
+    """Run this file in a subprocess with a library built with the sanitizers."""
+    # build here, because in the subprocess the sanitizers would also watch the compiler
+    native.build.library("cpu_kernels", native.SOURCES, flags=watched_flags())
     env = {
         **os.environ,
         "LD_PRELOAD": " ".join(runtime(n) for n in ("libasan.so", "libubsan.so")),
@@ -335,7 +342,8 @@ def main() -> None:
     asked.add_argument("--count", type=int)
     asked.add_argument("--seconds", type=float)
     asked.add_argument("--sanitize", action="store_true", help="build with AddressSanitizer and UBSan")
-    asked.add_argument("--watched", action="store_true", help=argparse.SUPPRESS)  # this process is the sanitized one
+    # set in the subprocess that runs with the sanitizers
+    asked.add_argument("--watched", action="store_true", help=argparse.SUPPRESS)
     given = asked.parse_args()
     if given.sanitize:
         done = sanitized(*(word for word in sys.argv[1:] if word != "--sanitize"))

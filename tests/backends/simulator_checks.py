@@ -1,4 +1,4 @@
-"""What must work on a simulated device: run in a process that has devices npu:0 and npu:1 of arch 910b."""
+"""Checks of a simulated device; runs in a process that has devices npu:0 and npu:1 of arch 910b."""
 
 import copy
 import io

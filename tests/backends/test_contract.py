@@ -1,8 +1,8 @@
-"""The contract of a vendor's folder: what it may hold, what each file does, and what a mistake in it costs.
+"""The contract of a vendor folder: which files it may have, what each does, and how mistakes are reported.
 
-Vendors here are folders of text in a place of their own, beside those of the tree or out of it. Their device type is
-`cpu` where their ops are to run, so that no chip is needed. Each case runs in a fork of one process that has imported
-opmux and asked it nothing: a fresh process for the price of a few milliseconds.
+The vendors here are written from strings to a temporary folder, as vendors in the tree or as plugins. Where their ops
+must run, their device type is `cpu`, so no chip is needed. Each case runs in a fork of one process that has imported
+opmux and called nothing: a fresh process in a few milliseconds.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 SRC = ROOT / "src"
 SHARED = ROOT / "tests" / "shared"
 
-# Imports all that costs time, tells what that did, then forks for every line it is sent.
+# Imports everything that is slow, reports what the imports did, then forks once for each line on stdin.
 ORIGIN = r"""
 import gc, json, logging, os, signal, sys, traceback
 
@@ -110,7 +110,7 @@ for line in sys.stdin:
 
 
 class Origin:
-    """The process that forks, and how to ask it."""
+    """The process that forks for each case, and the pipes to it."""
 
     def __init__(self) -> None:
         path = os.pathsep.join([str(SRC), str(SHARED)])
@@ -177,18 +177,18 @@ def info(vendor: str = "acme", device: str = "cpu", **more: object) -> str:
     )
 
 
-# An rms_norm that can be told from any other: it returns minus one everywhere.
+# An rms_norm whose result is easy to recognise: -1 everywhere.
 MARK = "def rms_norm(x, weight, eps, offset):\n    return x.new_full(x.shape, {0}), x.new_full(x.shape[:-1], 1.0)\n"
 OPS = {"ops/__init__.py": "from .norm import rms_norm\n__all__ = ['rms_norm']\n", "ops/norm.py": MARK.format(-1.0)}
 ACME = {"__init__.py": info(), **OPS}
 CALL = "y = opmux.ops.rms_norm(torch.ones(2, 16), torch.ones(16))[0]\nfound['y'] = y.unique().tolist()\n"
 EXPLAIN = "found['ids'] = shown('rms_norm', torch.ones(2, 16), torch.ones(16))\n"
 ORDINARY = [pytest.approx(1.0, abs=1e-5)]
-PLAIN = {"__init__.py": info("plain")}  # a CPU without kernels of its own
+PLAIN = {"__init__.py": info("plain")}  # a CPU vendor without kernels of its own
 
 
 def nvidias(vendor: str, device: str) -> str:
-    """`_nvidia/__init__.py` as a vendor would copy it: only arguments of VendorInfoBase are changed."""
+    """NVIDIA's `__init__.py` as a vendor would copy it: only the arguments of VendorInfoBase are changed."""
     text = (SRC / "opmux/backends/_nvidia/__init__.py").read_text(encoding="utf-8")
     head, start, arguments = text.partition("VendorInfoBase(\n")
     for name, value in (("vendor_name", vendor), ("device_name", device), ("device_query_cmd", f"{vendor}-smi")):
@@ -197,13 +197,13 @@ def nvidias(vendor: str, device: str) -> str:
     return head + start + arguments
 
 
-def test_a_copy_of_nvidias_folder_is_a_vendor(case):
+def test_a_copy_of_nvidias_folder_works_as_a_vendor(case):
     got = case(CALL + EXPLAIN, acme={"__init__.py": nvidias("acme", "cpu"), **OPS}, OPMUX_VENDOR="acme")
     assert got.y == [-1.0] and got.ids["default.flagos.acme"][0] == "chosen"
     assert got.said == []
 
 
-def test_a_copy_of_nvidias_folder_is_a_plugin(case):
+def test_a_copy_of_nvidias_folder_works_as_a_plugin(case):
     code = CALL + "v = opmux.explain('rms_norm').verdicts[0]\nfound['origin'] = [v.origin.plugin, v.origin.file]\n"
     plugin = {"__init__.py": nvidias("acme", "cpu"), **OPS}
     got = case(code, plugins={"opmux_acme": plugin}, OPMUX_VENDOR="acme")
@@ -241,7 +241,7 @@ ROWS = {
 }
 
 
-def test_rows_name_ops_of_aten(case):
+def test_get_specific_ops_overrides_aten_ops_and_get_unused_ops_turns_them_off(case):
     code = """
 rows = HERE.ops("cpu").rows
 found["rows"] = {name: [r.fn.__name__, r.autograd.name, r.impl_id, r.priority] for name, r in rows.items()}
@@ -257,15 +257,15 @@ found["enabled"] = ["cos" in engine.choosable()["cpu"], "cumsum" in engine.choos
     acme = ["default.flagos.acme", 100]
     assert got.rows["add.Tensor"] == ["add", "disable", *acme] and "add.Scalar" not in got.rows
     assert got.rows["gelu"] == ["gelu", "enable", *acme]
-    assert "gelu.out" not in got.rows  # a bare name is every overload that the function can take
+    assert "gelu.out" not in got.rows  # a bare name means every overload whose arguments the function accepts
     assert (got.add, got.gelu, got.grad) == ([42.0] * 3, [7.0] * 3, [3.0] * 3)
     assert got.after == [2.0] * 3
     assert got.enabled == [False, False]
     assert got.said == []
 
 
-def test_unused_ops_say_why(case):
-    """On a device where our kernels would run: the reason is in the explanation."""
+def test_explain_says_which_vendor_declared_an_op_unused(case):
+    """On a device where our kernels would otherwise run."""
     ops = "def get_specific_ops():\n    return ()\ndef get_unused_ops():\n    return ('cumsum', 'softmax')\n"
     code = """
 fake("npu")
@@ -279,8 +279,8 @@ found["reference"] = shown("softmax")["reference.torch"][0]
     assert got.unused["rms_norm"][0] == "chosen" and got.reference == "chosen"
 
 
-def test_preferred_ops_come_before_our_kernels(case):
-    """The kernel for any chip runs where a policy names it; a mistake costs its entry alone."""
+def test_preferred_ops_run_instead_of_our_kernels(case):
+    """A policy can still name our kernel. A mistake in one entry of get_preferred_ops drops only that entry."""
     ops = """
 from opmux.core import BackendImplKind
 
@@ -323,7 +323,7 @@ NAMES = {
 }
 
 
-def test_names_are_ops_of_ours(case):
+def test_a_bare_exported_name_registers_the_op_of_that_name(case):
     code = """
 a = torch.ones(3)
 found["add"], found["gelu"] = opmux.ops.add(a, a).tolist(), opmux.ops.gelu(a).tolist()
@@ -335,7 +335,7 @@ found["keys"] = sorted(i.op_name for i in HERE.ops("cpu").impls)
     assert got.said == []
 
 
-def test_a_name_in_two_spaces_is_the_op_that_has_its_parameters(case):
+def test_a_name_that_opmux_and_aten_share_goes_to_the_op_with_matching_parameters(case):
     code = """
 a = torch.ones(3)
 opmux.enable(mode="all")
@@ -379,7 +379,7 @@ LIGER = {
         "        return geglu_backward_acme(*ctx.saved_tensors, dc)\n"
     ),
 }
-# The class under its own name is an addition; under the name of an op it is that op, forward and backward.
+# Under its own name the class becomes a new function; under the name of an op it implements that op.
 USE_LIGER = """
 a = torch.full((2,), 2.0, requires_grad=True)
 b = torch.full((2,), 3.0, requires_grad=True)
@@ -395,7 +395,7 @@ found["registry"] = VENDOR_REGISTRY["cpu"].vendor_name
 
 
 @pytest.mark.parametrize("where", ["in the tree", "plugin"])
-def test_a_folder_written_for_liger(case, where):
+def test_a_vendor_folder_written_for_liger_works(case, where):
     given = {"acme": LIGER} if where == "in the tree" else {"plugins": {"liger_acme": LIGER}}
     got = case(USE_LIGER, **given, OPMUX_VENDOR="acme")
     assert got.runs == [[[30.0] * 2, [15.0] * 2, [10.0] * 2]] * 2
@@ -403,7 +403,7 @@ def test_a_folder_written_for_liger(case, where):
     assert got.said == []
 
 
-def test_foreign_names_are_gone_afterwards(case):
+def test_liger_and_flaggems_module_names_are_removed_after_import(case):
     code = USE_LIGER + "found['left'] = [m for m in sys.modules if m.startswith(('liger_kernel', 'backend_utils'))]\n"
     assert case(code, acme=LIGER, OPMUX_VENDOR="acme").left == []
 
@@ -417,7 +417,7 @@ def test_an_ops_folder_without_a_list_exports_its_public_names(case):
     assert got.y == [-1.0] and got.extras == ["magic"]
 
 
-def test_functions_say_more_by_plain_attributes(case):
+def test_function_attributes_set_dtypes_kind_id_priority_and_when(case):
     norm = MARK.format(-1.0) + (
         "import torch\n"
         "from opmux.core import BackendImplKind\n"
@@ -439,10 +439,10 @@ def test_functions_say_more_by_plain_attributes(case):
     assert "one dimension" in got.silu["default.flagos.acme"][2]
 
 
-# ---- steps of the ladder ---------------------------------------------------------------------------------------------
+# ---- steps of the guide: additions, tiles, ops, archs ----------------------------------------------------------------
 
 
-def test_an_addition_appears_in_ops(case):
+def test_a_function_with_a_new_name_becomes_opmux_ops_name(case):
     ops = {"ops/__init__.py": "def warp_shuffle(x):\n    return x + 1\n__all__ = ['warp_shuffle']\n"}
     code = """
 found["y"] = opmux.ops.warp_shuffle(torch.ones(1)).tolist()
@@ -477,8 +477,8 @@ def tiles(arch):
 """
 
 
-def test_a_folder_of_tiles_alone(case):
-    """Rules and trials, and an arch that says something else of one tunable."""
+def test_a_vendor_folder_may_have_only_tile_files(case):
+    """Heuristics and tuning candidates; an arch folder overrides one tunable."""
     code = (
         LOOK
         + """
@@ -494,8 +494,8 @@ found["ids"] = shown("silu")
     assert set(got.ids) == {"default.flagos", "reference.torch"}
 
 
-def test_a_pointwise_op_by_its_scalar_function(case):
-    """The generator makes the op from it: types, broadcasting, and what leads to it from ATen."""
+def test_a_scalar_function_is_enough_for_a_pointwise_op(case):
+    """The pointwise generator adds dtypes, broadcasting and the ATen override."""
     ops = {
         "ops/__init__.py": "from .tanh import tanh\n__all__ = ['tanh']\n",
         "ops/tanh.py": (
@@ -521,7 +521,7 @@ with opmux.use(include="tanh", mode="all"):
 
 
 def guide() -> dict[str, str]:
-    """The files of a vendor that the guide shows, and the op that `opmux new-backend` writes."""
+    """The vendor files that the guide shows, and the op that `opmux new-backend` writes."""
     text = (SRC / "opmux/backends/README.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
     marks = {
@@ -540,8 +540,8 @@ def guide() -> dict[str, str]:
     }
 
 
-def test_what_the_guide_shows_works(case):
-    """Its blocks of code are files of a vendor, as they stand."""
+def test_the_guides_code_blocks_are_a_working_vendor(case):
+    """The code blocks are used unchanged as files of a vendor."""
     code = (
         LOOK
         + """
@@ -559,8 +559,8 @@ found["cores"] = vendors.get("acme").info.target(None).cores
     assert got.tiles[2:] == ["default", 256, "heuristics"]
 
 
-def test_what_the_guide_shows_conforms(tmp_path):
-    """By the page's own command, on a simulated device; and it shows the files that `opmux new-backend` writes."""
+def test_the_guides_vendor_passes_conform(tmp_path):
+    """With the page's own command, on a simulated device. The page also lists what `opmux new-backend` writes."""
     from opmux.tools import scaffold
 
     write(tmp_path / "opmux_acme", guide())
@@ -575,14 +575,14 @@ def test_what_the_guide_shows_conforms(tmp_path):
     assert shown == {Path(part.target).name for part in scaffold.FOLDER}
 
 
-def test_a_rule_alone(case):
+def test_a_vendor_folder_may_have_only_a_heuristics_file(case):
     files = {k: v for k, v in TILES.items() if k in ("__init__.py", "heuristics_config_utils.py")}
-    got = case(LOOK + "found['tiles'] = tiles('a2')\n", acme=files)  # its ARCH_MAP names a folder that is not there
+    got = case(LOOK + "found['tiles'] = tiles('a2')\n", acme=files)  # the folder that its ARCH_MAP names does not exist
     assert got.tiles[:3] == [512, 64, "heuristics"] and got.said == []
 
 
-def test_an_arch_folder_comes_before_its_vendor(case):
-    """By op: what the arch does not bring is the vendor's."""
+def test_an_arch_folder_overrides_its_vendor_op_by_op(case):
+    """For each op that the arch folder lacks, the vendor's implementation is used."""
     arch = {
         "__init__.py": info() + 'ARCH_MAP = {"a2": "large"}\ndef arch_of(index):\n    return "a2"\n',
         "ops/__init__.py": MARK.format(-1.0) + "def silu(x):\n    return x.new_full(x.shape, 9.0)\n",
@@ -597,7 +597,7 @@ def test_an_arch_folder_comes_before_its_vendor(case):
     assert list(got.ids)[:2] == ["default.flagos.acme.large", "default.flagos.acme"] and got.order == [200, 100]
 
 
-def test_without_ops_everything_is_as_for_any_chip(case):
+def test_a_vendor_without_ops_uses_the_kernels_for_any_chip(case):
     code = CALL + EXPLAIN + "found['extras'] = list(HERE.ops('cpu').extras)\n"
     got = case(code, acme={"__init__.py": info()}, OPMUX_VENDOR="acme")
     assert got.y == ORDINARY and got.extras == [] and got.said == []
@@ -631,8 +631,8 @@ TWICE = CALL + CALL.replace("'y'", "'again'") + "infer_device()\n" + STANDS
     ],
     ids=lambda value: value if isinstance(value, str) and "_acme" not in value else "",
 )
-def test_a_broken_vendor_is_left_out(case, files, place, says):
-    """One warning with file and line; the others work."""
+def test_a_broken_vendor_is_skipped_with_one_warning(case, files, place, says):
+    """The warning names file and line; the other vendors still work."""
     got = case(TWICE + "found['acme'] = 'acme' in vendors.known()\n", acme=files, good=GOOD, OPMUX_VENDOR="good")
     (words,) = got.said
     assert f"{place}" in words and says in words and "is left out" in words
@@ -660,7 +660,7 @@ def test_a_broken_vendor_is_left_out(case, files, place, says):
     ],
     ids=lambda value: value if isinstance(value, str) and "_acme" not in value else "",
 )
-def test_a_mistake_in_ops_costs_that_entry(case, files, place, says):
+def test_a_mistake_in_one_op_drops_only_that_op(case, files, place, says):
     files = {name: text.replace("{0}", "-1.0") for name, text in files.items()}
     got = case(TWICE, acme={**ACME, **files}, good=GOOD, OPMUX_VENDOR="acme")
     (words,) = got.said
@@ -682,7 +682,7 @@ ROW = "def add(a, b, *, alpha=1):\n    return a.new_full(a.shape, 42.0)\n\ndef g
         ("('add.Tensor', lambda a: a)", "cannot be called as aten::add.Tensor: too many positional arguments"),
     ],
 )
-def test_a_bad_row_costs_that_row(case, row, says):
+def test_a_bad_row_of_get_specific_ops_drops_only_that_row(case, row, says):
     code = "found['rows'] = sorted(HERE.ops('cpu').rows)\n" + CALL
     files = {"__init__.py": info(), "ops/__init__.py": ROW.format(f"('mul.Tensor', add), {row}")}
     got = case(code, acme=files, OPMUX_VENDOR="acme")
@@ -721,8 +721,8 @@ LIKELY = {
 
 
 @pytest.mark.parametrize("text, says", LIKELY.values(), ids=list(LIKELY))
-def test_a_likely_mistake_is_one_warning(case, text, says):
-    """However often the ops are read; what was meant is done where that is plain."""
+def test_a_likely_mistake_warns_once(case, text, says):
+    """Once even if the ops are read twice. Where the intent is clear, opmux does what was meant."""
     code = """
 for _ in range(2):
     opmux.ops.silu(torch.ones(1))
@@ -735,7 +735,7 @@ found["ops"] = [list(ops.rows), list(ops.unused), [i.op_name for i in ops.impls]
     assert got.ops in (*meant, [[], [], [], []], [[], [], [], ["cumsumm"]])
 
 
-def test_a_row_of_one_overload_comes_before_a_row_of_all(case):
+def test_a_row_for_one_overload_wins_over_a_row_for_all_overloads(case):
     text = (
         "def every(self, mat2):\n    return self\ndef out(self, mat2, *, out):\n    return out\n"
         "def get_specific_ops():\n    return (('mm', every), ('mm.out', out))\n"
@@ -745,8 +745,8 @@ def test_a_row_of_one_overload_comes_before_a_row_of_all(case):
     assert got.rows == {"mm.out": "out", "mm": "every"} and got.said == []
 
 
-def test_a_row_that_takes_tensors_only(case):
-    """ATen's own kernel adds a number."""
+def test_a_scalar_operand_goes_to_aten_if_the_vendors_function_takes_only_tensors(case):
+    """For a row of add.Tensor, which torch also calls with a number."""
     text = (
         "import torch\n"
         "def add(A, B, *, alpha=1):\n"
@@ -763,8 +763,8 @@ found["y"] = [t.tolist() for t in (x + x, x + 1, torch.add(x, 1), 1 + x, x.clone
     assert got.y == [[7.0] * 3, *([[2.0] * 3] * 4)] and got.said == []
 
 
-def test_a_library_beside_the_triton_kernels(case):
-    """`fn.kind = VENDOR`: behind them by default, before them if the vendor or the user prefers it."""
+def test_an_impl_of_kind_vendor_ranks_behind_triton_kernels_unless_preferred(case):
+    """The vendor (get_preferred_ops) or the user (OPMUX_PREFER) can put it first."""
     text = (
         "from opmux.core import BackendImplKind\n"
         "def silu(x):\n    return x.new_full(x.shape, 7.0)\n"
@@ -786,7 +786,7 @@ found["kind"] = str(next(i.kind for i in HERE.ops("npu").impls))
         assert got.said == []
 
 
-def test_a_dispatch_key_that_torch_does_not_have(case):
+def test_an_unknown_dispatch_key_is_reported_with_the_nearest_one(case):
     files = {"__init__.py": info(dispatch_key="PrivatUse1")}
     got = case("found['known'] = 'acme' in vendors.known()\n", acme=files)
     assert not got.known and len(got.said) == 1
@@ -794,14 +794,14 @@ def test_a_dispatch_key_that_torch_does_not_have(case):
     assert got.said[0].endswith("did you mean 'PrivateUse1'?")
 
 
-def test_a_copied_folder_does_not_claim_what_was_verified(case):
+def test_a_copied_folder_does_not_inherit_the_verification_statement(case):
     code = "found['says'] = {n: vendors.get(n).info.statement for n in ('acme', 'nvidia')}\n"
     got = case(code, acme={"__init__.py": nvidias("acme", "npu")})
     assert got.says["acme"] == "nothing was run on this hardware"
     assert got.says["nvidia"].startswith("H200: kernels tested and measured")
 
 
-def test_an_id_that_is_taken_names_its_owner(case):
+def test_registering_an_impl_id_twice_raises_and_names_its_owner(case):
     code = """
 from opmux.core import OpImpl
 mine = lambda: OpImpl("opmux::silu", "vendor.bolt", BackendImplKind.VENDOR, "bolt", lambda x: x)
@@ -817,8 +817,8 @@ found["vendors"] = error_of(lambda: get_default_manager().registry.register_impl
     assert re.search(r"'default.flagos.acme' already, from opmux \(\S+_acme/ops/__init__.py\): pick", got.vendors)
 
 
-def test_a_package_out_of_the_tree_is_there_from_the_first_call(case):
-    """`opmux.enable()` comes before anything else, and OPMUX_VENDOR may name the package's vendor."""
+def test_a_plugin_vendor_is_known_at_the_first_call(case):
+    """`opmux.enable()` is the first call, and OPMUX_VENDOR may name the package's vendor."""
     text = "def silu(x):\n    return x\n__all__ = ['silu']\n"
     code = """
 fake("npu")
@@ -832,7 +832,7 @@ found["ids"] = [i.impl_id for i in HERE.ops("npu").impls]
         assert got.first > 100 and (got.vendor, got.ids) == ("acme", ["default.flagos.acme"]) and got.said == []
 
 
-def test_a_misspelt_variable_is_one_warning(case):
+def test_a_misspelt_environment_variable_warns_once(case):
     code = "for _ in range(2):\n    opmux.ops.silu(torch.ones(1))\n"
     got = case(code, acme=PLAIN, OPMUX_VENDOR="plain", OPMUX_STRIKT="1", TE_FL_PREFR="vendor")
     assert got.said == [
@@ -841,8 +841,8 @@ def test_a_misspelt_variable_is_one_warning(case):
     ]
 
 
-def test_a_package_for_flaggems_is_imported_directly(case, tmp_path):
-    """By its own tests: the start-up finder knows `backend_utils`, and another module of that name comes first."""
+def test_a_package_written_for_flaggems_can_be_imported_directly(case, tmp_path):
+    """As its own tests do. The start-up finder provides `backend_utils` unless another module of that name is found."""
     ops = "from backend_utils import Autograd\ndef get_specific_ops():\n    return ()\n"
     init = "from backend_utils import VendorInfoBase\nvendor_info = VendorInfoBase('acme', 'npu', 'acme-smi')\n"
     code = """
@@ -861,7 +861,7 @@ found["known"] = "acme" in vendors.known()
     assert case(code, theirs, OPMUX_PLUGIN_MODULES="").theirs == "theirs"
 
 
-def test_functions_that_are_no_ops_are_named(case):
+def test_conform_lists_functions_that_implement_no_op(case):
     """For `opmux conform`, which has nothing to compare them with."""
     code = """
 from opmux.tools.conform.place import DIRECT, Place
@@ -881,13 +881,13 @@ found["extras"], found["rows"] = list(extras_of(place)), list(rows_of(place))
         ("def get_unused_ops():\n    pass\n", "ops/__init__.py"),
     ],
 )
-def test_a_list_that_cannot_be_made_is_said(case, text, place):
+def test_an_error_in_get_specific_ops_or_get_unused_ops_warns_with_its_file(case, text, place):
     got = case(CALL, acme={**ACME, "ops/__init__.py": text + OPS["ops/__init__.py"]}, OPMUX_VENDOR="acme")
     (words,) = got.said
     assert place in words and got.y == [-1.0]
 
 
-def test_an_unknown_unused_op_is_said(case):
+def test_an_unknown_name_in_get_unused_ops_warns_with_the_nearest_one(case):
     text = OPS["ops/__init__.py"] + "def get_unused_ops():\n    return ('cumsun', 'cos')\n"
     got = case(
         CALL + "found['unused'] = list(HERE.ops('cpu').unused)\n",
@@ -909,7 +909,7 @@ def test_an_unknown_unused_op_is_said(case):
         ("activation.flat:\n  - {META: {BLOCK: 256}, num_wraps: 4}\n", "num_wraps means nothing here"),
     ],
 )
-def test_a_mistake_in_trials_is_an_error_that_names_the_file(case, text, says):
+def test_a_mistake_in_tune_configs_raises_and_names_the_file(case, text, says):
     code = "f = config.tunables['activation.flat']\nchip = devices.Chip('acme', None)\n"
     code += "found['error'] = error_of(lambda: f.candidates(chip, dtype=torch.float32))\n" + CALL
     got = case(code, acme={**ACME, "tune_configs.yaml": text}, OPMUX_VENDOR="acme")
@@ -935,15 +935,15 @@ def test_a_mistake_in_trials_is_an_error_that_names_the_file(case, text, says):
         ),
     ],
 )
-def test_a_mistake_in_rules_is_an_error_that_names_the_file(case, text, says):
+def test_a_mistake_in_heuristics_raises_and_names_the_file(case, text, says):
     code = LOOK + "found['error'] = error_of(lambda: tiles(None))\n" + CALL
     got = case(code, acme={**ACME, "heuristics_config_utils.py": text}, OPMUX_VENDOR="acme")
     assert got.error.startswith("BadTiles: ") and "_acme/heuristics_config_utils.py" in got.error and says in got.error
     assert got.y == [-1.0]
 
 
-def test_a_plugin_that_fails_after_it_has_registered_is_no_vendor(case):
-    """Discovery says so, with its traceback."""
+def test_a_plugin_that_fails_after_registering_its_vendor_is_dropped(case):
+    """Discovery logs a warning with its traceback."""
     code = CALL + "found['known'], found['registry'] = 'acme' in vendors.known(), 'npu' in VENDOR_REGISTRY\n"
     code += "found['vendor'] = VENDOR_REGISTRY['npu'].vendor_name\n"
     bad = LIGER["__init__.py"].replace('device="cpu"', 'device="npu"') + "1 / 0\n"
@@ -953,7 +953,7 @@ def test_a_plugin_that_fails_after_it_has_registered_is_no_vendor(case):
     assert not got.known and got.vendor == "ascend" and got.y == ORDINARY
 
 
-# ---- whose chip this is ----------------------------------------------------------------------------------------------
+# ---- choosing between vendors of one device type ---------------------------------------------------------------------
 
 
 def shared(device: str = "gpu", **queries: str) -> dict:
@@ -970,17 +970,17 @@ WHOSE = "fake('gpu')\nf = devices.vendor_of('gpu')\nfound['whose'] = None if f i
         ("true", "false", "one"),
         ("no-such-program --list", "true", "two"),
         ("", "true", "two"),
-        ("false", "false", "two"),  # nobody shows: the latest to come
+        ("false", "false", "two"),  # neither query succeeds: the vendor registered last wins
         ("sh -c 'exit 0'", "false", "one"),  # split as a shell splits, and run without one
         ("true; false", "true", "two"),
     ],
 )
-def test_queries_tell_vendors_of_one_device_apart(case, one, two, whose):
+def test_query_commands_choose_between_vendors_of_one_device_type(case, one, two, whose):
     got = case(WHOSE, **shared(one=one, two=two))
     assert got.whose == whose and got.said == []
 
 
-def test_a_query_that_hangs_is_given_up(case):
+def test_a_query_command_that_hangs_is_stopped(case):
     code = "import time\ndevices.QUERY_TIMEOUT = 0.2\nstart = time.monotonic()\n" + WHOSE
     code += "devices.vendor_of('gpu')\nfound['took'] = time.monotonic() - start\n"
     got = case(code, **shared(one="sleep 60", two="true"))
@@ -989,7 +989,7 @@ def test_a_query_that_hangs_is_given_up(case):
     assert got.whose == "two" and got.took < 5
 
 
-def test_files_of_a_driver_come_before_queries(case, tmp_path):
+def test_driver_files_are_checked_before_query_commands(case, tmp_path):
     driver = tmp_path / "driver"
     driver.touch()
     files = shared(one="true", two="touch " + str(tmp_path / "asked"))
@@ -997,18 +997,18 @@ def test_files_of_a_driver_come_before_queries(case, tmp_path):
     assert case(WHOSE, **files).whose == "two"
 
 
-def test_the_only_vendor_of_a_device_is_not_asked(case, tmp_path):
+def test_no_query_runs_if_only_one_vendor_has_the_device_type(case, tmp_path):
     asked = tmp_path / "asked"
     assert case(WHOSE, **shared(one=f"touch {asked}")).whose == "one"
     assert not asked.exists()
 
 
-def test_a_vendor_may_be_forced(case):
+def test_opmux_vendor_forces_a_vendor(case):
     got = case(WHOSE, **shared(one="true", two="false"), OPMUX_VENDOR="Two")
     assert got.whose == "two"
 
 
-def test_a_vendor_that_nobody_knows_is_an_error(case):
+def test_an_unknown_opmux_vendor_raises_with_the_nearest_name(case):
     code = "found['error'] = error_of(lambda: opmux.ops.silu(torch.ones(1)))\n"
     got = case(code, acme=ACME, OPMUX_VENDOR="acne")
     assert got.error == "UnknownName: unknown vendor 'acne': did you mean 'acme'?"
@@ -1050,15 +1050,15 @@ found["repr"] = repr(VENDOR_REGISTRY)
     assert got.registry == {"cpu": "acme", "npu": "other"} and "'npu': 'other'" in got.repr
 
 
-# ---- when things are looked at ---------------------------------------------------------------------------------------
+# ---- when files, commands and devices are read -----------------------------------------------------------------------
 
 
-def test_imports_look_at_nothing(origin):
+def test_importing_opmux_runs_no_command_and_imports_no_vendor(origin):
     """Neither `import opmux` nor its submodules run a command or import a vendor."""
     assert origin.boot == {"early": [], "looked": False, "imported": [], "started": []}
 
 
-def test_a_machine_without_accelerators_is_asked_nothing(case, tmp_path):
+def test_no_query_runs_on_a_machine_without_accelerators(case, tmp_path):
     """To choose runs no query there."""
     code = EXPLAIN + "found['device'], found['started'] = infer_device(), started\n"
     got = case(code, acme={"__init__.py": info(device="npu", device_query_cmd=f"touch {tmp_path}/asked")})
@@ -1076,25 +1076,25 @@ def test_a_machine_without_accelerators_is_asked_nothing(case, tmp_path):
         (("cuda", "xpu", "npu"), "cuda"),
     ],
 )
-def test_infer_device(case, here, device):
-    """cuda, npu, xpu, then the devices of vendors; what says that it is not available does not count."""
+def test_infer_device_prefers_cuda_npu_xpu_then_vendor_devices(case, here, device):
+    """cuda, npu, xpu, then devices of vendors. A device whose is_available() is false does not count."""
     code = "for device in ('cuda', 'xpu', 'npu', 'gpu'):\n    fake(device, is_available=lambda d=device: d in here)\n"
     code = f"here = {here!r}\n{code}found['device'] = infer_device()\n"
     assert case(code, **shared(one="false")).device == device
 
 
-def test_infer_device_survives_a_device_that_fails(case):
+def test_infer_device_skips_a_device_whose_is_available_raises(case):
     code = "fake('gpu', is_available=lambda: 1 / 0)\nfound['device'] = infer_device()\n"
     got = case(code, **shared(one="false"))
     (words,) = got.said
     assert got.device == "cpu" and words.startswith("torch.gpu.is_available() raised ZeroDivisionError")
 
 
-# ---- vendors that come and go ----------------------------------------------------------------------------------------
+# ---- registering vendors at run time ---------------------------------------------------------------------------------
 
 
-def test_a_vendor_registered_twice_is_the_second(case):
-    """Also after ops have run: what the first brought is gone."""
+def test_registering_a_vendor_again_replaces_the_first(case):
+    """Even after ops have run, the implementations of the first one are removed."""
     code = (
         CALL
         + """
@@ -1116,18 +1116,18 @@ found["error"] = error_of(lambda: register_vendor("acme"))
     got = case(code, acme=ACME, plugins={"second_acme": second}, OPMUX_PLUGIN_MODULES="", OPMUX_VENDOR="acme")
     assert (got.y, got.again) == ([-1.0], [-2.0])
     assert got.ids.count("default.flagos.acme") == 1 and got.modules == ["second_acme"]
-    assert got.bare == ORDINARY  # registered by code that is no package: it has no ops
+    assert got.bare == ORDINARY  # registered from code that is not a package, so it has no ops
     assert got.error == "BadVendor: register_vendor takes a VendorInfo or a VendorInfoBase; got 'acme'"
 
 
-def test_a_vendor_may_come_after_the_first_call(case):
+def test_a_vendor_can_register_after_the_first_call(case):
     code = CALL + "import importlib\nimportlib.import_module('late_acme')\n" + CALL.replace("'y'", "'late'")
     late = {"__init__.py": LIGER["__init__.py"].replace("liger_kernel.ops", "opmux"), **OPS}
     got = case(code, plain=PLAIN, plugins={"late_acme": late}, OPMUX_PLUGIN_MODULES="")
     assert got.y == ORDINARY and got.late == [-1.0] and got.said == []
 
 
-def test_threads_that_ask_first_all_see_every_vendor(case):
+def test_threads_that_read_the_vendors_at_once_all_find_every_vendor(case):
     code = """
 import threading
 counts, gate = [], threading.Barrier(8)

@@ -1,5 +1,6 @@
-"""The C++ kernels of the CPU: right against the references, rows read where they lie, declined what is not rows, and
-nothing lost where they cannot be built."""
+"""The C++ kernels of the CPU: they agree with the references, accept rows with gaps, decline other layouts, and where
+they cannot be built the references run.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +27,9 @@ ROOT = Path(__file__).parents[2]
 NAMES = sorted(ops.OPS)
 OURS = [n for n in NAMES if n in ops.__all__]
 FORWARDS = [n for n in OURS if specs.find(f"opmux::{n}").grad]
-# Of the samples, those that are no rows of numbers side by side, or not along the last dimension.
+# Words in the ids of samples that are not rows of adjacent elements along the last dimension.
 NO_ROWS = (" t", "swapped", "step", "expanded", "dim=0", "dim=1", "dim=-2", "5, 1)", "layout=t", "casting")
-# Every kernel, registered or not: what loses today may win tomorrow, and must be right by then.
+# Every kernel, whether it is exported or not: a kernel that is slower than torch today may be faster later.
 KERNEL = {name: native.function(name, *ops.OPS[name], ops.ALL) for name in NAMES}
 
 
@@ -55,7 +56,7 @@ def agree(name, got, want, **tolerance):
         torch.testing.assert_close(a, b, equal_nan=True, **{"rtol": tol.rtol, "atol": tol.atol, **tolerance})
 
 
-# ---- what they are --------------------------------------------------------------------------------------------------
+# ---- registration ---------------------------------------------------------------------------------------------------
 
 
 def test_the_vendor_is_the_cpu():
@@ -63,13 +64,13 @@ def test_the_vendor_is_the_cpu():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_parameters_are_those_of_the_op(name):
+def test_each_kernel_has_the_parameters_of_its_op(name):
     facts = lambda fn: [(p.name, p.default, p.kind) for p in inspect.signature(fn).parameters.values()]
     assert facts(KERNEL[name]) == facts(spec_of(name).reference)
     assert ops.OPS[name][1] == len(spec_of(name).out)
 
 
-def test_what_wins_is_exported():
+def test_only_kernels_for_dtypes_where_they_are_faster_are_exported():
     assert set(ops.__all__) <= {*NAMES, *ops.TORCH}
     for name in OURS:
         assert getattr(ops, name).dtypes == set(ops.DTYPES[name]) != set()
@@ -77,7 +78,7 @@ def test_what_wins_is_exported():
     assert "'cpp.cpu'" in str(opmux.explain("opmux::relu", torch.randn(3).bfloat16()))
 
 
-def test_they_are_listed_as_cpp_and_policies_reach_them():
+def test_policies_select_and_deny_the_cpp_kernels():
     x = torch.randn(3, 8), torch.randn(8)
     runs = lambda **policy: _chosen(policy, *x)
     assert (
@@ -95,7 +96,7 @@ def _chosen(policy, *args):
     return found.impl_id, str(found.kind), found.vendor
 
 
-# ---- right ----------------------------------------------------------------------------------------------------------
+# ---- values ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -114,8 +115,8 @@ def test_agrees_with_the_reference(name):
 
 
 @pytest.mark.parametrize("n", [*range(1, 34), 2047, 2049, 4099])
-def test_rows_of_any_length(n):
-    """Shorter than a vector, one more, one less; longer than what is added up in one go."""
+def test_rows_of_any_length_agree_with_the_reference(n):
+    """Lengths around the vector width, and longer than the blocks in which kernels sum."""
     for dtype in (torch.float32, torch.bfloat16):
         for name in (
             "layer_norm",
@@ -132,8 +133,8 @@ def test_rows_of_any_length(n):
 @pytest.mark.parametrize(
     "name", [n for n in NAMES if n.partition("_")[0] in ("gelu", "silu", "qgelu", "relu", "srelu")]
 )
-def test_extreme_numbers(name):
-    """Infinite, no numbers, huge, tiny: as the reference has it."""
+def test_activations_of_infinities_nan_and_huge_and_tiny_values_agree_with_the_reference(name):
+    """Also for values on which exp overflows or underflows."""
     odd = torch.tensor([0.0, -0.0, 1e-40, 1e4, -1e4, 3e38, -3e38, 89.0, -89.0, 200.0, -200.0])
     odd = torch.cat((odd, torch.tensor([torch.inf, -torch.inf, torch.nan]), torch.linspace(-30, 30, 50)))
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
@@ -147,7 +148,7 @@ def test_extreme_numbers(name):
         agree(name, KERNEL[name](*args), spec_of(name).reference(*args))
 
 
-def test_softmax_of_rows_with_nothing_to_see():
+def test_softmax_of_fully_masked_rows_and_rows_with_nan_agrees_with_the_reference():
     x = torch.randn(6, 37)
     x[0], x[1, 3], x[2, 5], x[3, 36] = -torch.inf, torch.nan, torch.inf, -torch.inf
     for name in ("softmax", "log_softmax"):
@@ -161,8 +162,8 @@ def test_softmax_of_rows_with_nothing_to_see():
 
 @pytest.mark.parametrize("dtype", ops.ALL, ids=str)
 @pytest.mark.parametrize("size", [1e4, 1.1e10, 1e25, 1e300, "max"])
-def test_softmax_of_huge_rows(size, dtype):
-    """A row that a caller masked by the least finite number is as good as any: no scaling makes it NaN."""
+def test_softmax_of_huge_values_is_finite_and_agrees_with_the_reference(size, dtype):
+    """Callers may mask with the least finite number: scaling it must not overflow to NaN."""
     most = torch.finfo(dtype).max
     size = most if size == "max" else size
     if size > most:
@@ -184,7 +185,7 @@ def test_softmax_of_huge_rows(size, dtype):
                       spec_of("scaled_softmax_bwd").reference(*grads))  # fmt: skip
 
 
-def test_long_rows_and_many_rows_lose_nothing():
+def test_sums_over_long_rows_and_many_rows_stay_accurate():
     x = torch.rand(2, 300_001) + 1
     _, mean, rstd = KERNEL["layer_norm"](x, torch.ones(300_001), None, 0.0)
     torch.testing.assert_close(mean, x.double().mean(-1).float(), rtol=3e-7, atol=0)
@@ -194,7 +195,7 @@ def test_long_rows_and_many_rows_lose_nothing():
     torch.testing.assert_close(dweight, (dy.double() * x.double()).sum(0).float(), rtol=3e-6, atol=0)
 
 
-def test_rows_with_gaps_are_read_where_they_lie(monkeypatch):
+def test_rows_with_gaps_are_read_without_a_copy(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "contiguous", None)
     wide = torch.randn(4, 3, 100)
     a, b, dy = wide[..., 5:42], wide[..., 42:79], torch.randn(4, 3, 37)
@@ -215,8 +216,8 @@ def test_rows_with_gaps_are_read_where_they_lie(monkeypatch):
 @pytest.mark.parametrize(
     "name", ["rms_norm", "rms_norm_bwd", "layer_norm_bwd", "softmax", "silu_mul", "gelu_tanh_bias_bwd"]
 )
-def test_threads_share_the_rows(name):
-    """Sums over rows are the same in every run, and with another number of threads the same but for rounding."""
+def test_sums_over_rows_are_deterministic_for_a_number_of_threads(name):
+    """Another number of threads changes the result only by rounding."""
     args = spec_of(name).bound(spec_of(name).samples.at((300, 700), torch.float32, CPU).args, {})[0]
     before = torch.get_num_threads()
     try:
@@ -234,7 +235,7 @@ def test_threads_share_the_rows(name):
 
 
 @pytest.mark.parametrize("name", FORWARDS)
-def test_gradients(name):
+def test_gradients_agree_with_the_reference(name):
     spec, fn = spec_of(name), getattr(opmux.ops, name)
     dtype = next(d for d in (torch.float32, torch.bfloat16, torch.float16) if d in ops.DTYPES[name])
     sample = next(iter(spec.samples(dtype, CPU)))
@@ -253,7 +254,7 @@ def test_gradients(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_mistakes_are_the_references_to_name(name):
+def test_invalid_arguments_raise_the_errors_of_the_reference(name):
     spec = spec_of(name)
     for bad in spec.errors(CPU):
         with pytest.raises(NotSupported):
@@ -267,9 +268,9 @@ def test_mistakes_are_the_references_to_name(name):
         getattr(opmux.ops, name)([1.0], *rest)
 
 
-# ---- built when called, or not at all -------------------------------------------------------------------------------
+# ---- when they are built --------------------------------------------------------------------------------------------
 
-# A fork for each case, of one process that has imported everything and called nothing.
+# Runs each case in a fork of one process that has imported everything and called nothing.
 ORIGIN = """
 import json, logging, os, sys, torch, opmux, opmux.ops
 
@@ -319,7 +320,7 @@ SAYS = {
 
 @pytest.fixture(scope="module")
 def facts(tmp_path_factory):
-    """What came of each case: of this machine as it is, and of those without kernels."""
+    """What each case reported: this machine as it is, and machines that cannot build or load the kernels."""
     folder = tmp_path_factory.mktemp("cpu")
     cases = {"here": {}, "no compiler": {"PATH": str(folder), "CXX": ""}}
     for name, line in {"a compiler that fails": FAILS, "a library that does not load": WRITES}.items():
@@ -341,15 +342,16 @@ def facts(tmp_path_factory):
     return dict(json.loads(line) for line in done.stdout.splitlines())
 
 
-def test_built_by_the_first_call_and_not_before(facts):
+def test_the_kernels_are_built_by_the_first_call_and_not_before(facts):
     found = facts["here"]
     assert found["early"] == [0, False]
     assert found["right"] and found["loaded"] and found["tries"] == 1 and found["said"] == []
-    assert found["runtimes"][0] == found["runtimes"][1]  # torch's own threads, no second set of them
+    # the kernels use torch's OpenMP runtime; no second one is loaded
+    assert found["runtimes"][0] == found["runtimes"][1]
 
 
 @pytest.mark.parametrize("case", SAYS)
-def test_without_kernels_everything_works_and_one_warning_says_why(case, facts):
+def test_without_the_kernels_the_references_run_and_one_warning_says_why(case, facts):
     found = facts[case]
     assert found["right"] and not found["loaded"] and found["tries"] == 1
     (warning,) = found["said"]
@@ -357,13 +359,13 @@ def test_without_kernels_everything_works_and_one_warning_says_why(case, facts):
     assert "-> 'reference.torch'" in found["why"] and "cannot be built" in found["why"]
 
 
-def test_they_are_turned_off_with_all_other_cpp(facts):
+def test_opmux_cpp_0_turns_the_kernels_off(facts):
     found = facts["turned off"]
     assert found["right"] and not found["loaded"] and found["tries"] == 0 and found["said"] == []
     assert "-> 'reference.torch'" in found["why"] and "C++ is off (OPMUX_CPP=0)" in found["why"]
 
 
-def test_flags_are_for_what_torch_runs_on(monkeypatch):
+def test_compiler_flags_follow_torchs_cpu_capability(monkeypatch):
     for capability, flag in {"AVX2": "-mavx2", "AVX512": "-mavx512f"}.items():
         monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda c=capability: c)
         assert flag in native.flags() and f"-DCPU_CAPABILITY={capability}" in native.flags()
@@ -383,7 +385,7 @@ def fuzz_cpu():
     return module
 
 
-def test_random_arguments(fuzz_cpu):
+def test_random_arguments_agree_with_the_reference_or_are_declined(fuzz_cpu):
     threads = torch.get_num_threads()
     try:
         report = fuzz_cpu.fuzz(0, 500)
@@ -393,8 +395,8 @@ def test_random_arguments(fuzz_cpu):
     assert report.outcomes["computed"] > 150 and report.outcomes["declined"] > 150
 
 
-def test_a_wrong_kernel_is_found_by_random_arguments(fuzz_cpu, monkeypatch):
-    """A number too far, an argument written, something else than NotSupported raised, nonsense computed."""
+def test_the_fuzzer_finds_a_wrong_kernel(fuzz_cpu, monkeypatch):
+    """A wrong value, a write to an argument, an unexpected exception, and a result where the reference raises."""
     stock = fuzz_cpu.KERNEL["silu"]
 
     def says(kernel):
@@ -411,8 +413,8 @@ def test_a_wrong_kernel_is_found_by_random_arguments(fuzz_cpu, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_random_arguments_under_the_sanitizers(fuzz_cpu):
-    """AddressSanitizer and UBSan watch: no read or write beside a tensor, nothing undefined."""
+def test_random_arguments_pass_under_the_sanitizers(fuzz_cpu):
+    """AddressSanitizer and UBSan find no access outside a tensor and no undefined behaviour."""
     if not Path(fuzz_cpu.runtime("libasan.so")).is_absolute():
         pytest.skip("the compiler has no AddressSanitizer")
     done = fuzz_cpu.sanitized("--seed", "1000000", "--count", "3000", timeout=1700)

@@ -1,5 +1,6 @@
-"""The C++ kernels read memory. A tensor that has none, or whose memory is not what it says, never gets that far: every
-kernel declines it by itself, whoever calls."""
+"""The C++ kernels access memory directly, so every kernel must decline a tensor without memory of its own, or whose
+memory is not what its metadata says. The kernel checks by itself, whoever calls it.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ def built():
 
 
 class Wrapper(torch.Tensor):
-    """As Transformer Engine's Float8Tensor and DTensor are made: a shape, no memory."""
+    """A wrapper subclass, like Transformer Engine's Float8Tensor and DTensor: a shape without memory."""
 
     @staticmethod
     def __new__(cls, t):
@@ -46,7 +47,7 @@ class Wrapper(torch.Tensor):
 
 
 class Logged(torch.Tensor):
-    """Has memory, and wants to see every op."""
+    """A subclass that has memory and handles every op itself."""
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
@@ -54,7 +55,7 @@ class Logged(torch.Tensor):
 
 
 def freed(t):
-    """What FSDP leaves of a parameter that it has sharded."""
+    """A parameter whose storage was freed, as FSDP does after sharding."""
     made = t.clone()
     made.untyped_storage().resize_(0)
     return made
@@ -97,10 +98,11 @@ KINDS = {
 
 
 def plain_args(name):
-    """Arguments that a kernel takes, in full: with a mask and a bias where there may be one."""
+    """All arguments of a call that the kernel accepts, with a mask and a bias where the op has one."""
     spec = specs.find(f"opmux::{name}")
     args = list(spec.bound(spec.samples.at((3, 8), torch.float32, CPU).args, {})[0])
-    args = args[: len(getattr(torch.ops.opmux_cpu, name).default._schema.arguments)]  # without those added since
+    # without parameters that were added to the op later
+    args = args[: len(getattr(torch.ops.opmux_cpu, name).default._schema.arguments)]
     for at, parameter in enumerate(spec.names):
         if parameter == "mask":
             args[at] = torch.zeros(3, 8, dtype=torch.bool)
@@ -114,7 +116,7 @@ def optional(name, at):
 
 
 def declines(name, given):
-    """Called by its name in torch.ops, and as the dispatcher calls it."""
+    """Check that the kernel declines when called through torch.ops and through its Python wrapper."""
     found = getattr(torch.ops.opmux_cpu, name).default(*given)
     assert all(r is None for r in (found if isinstance(found, tuple) else (found,))), name
     with pytest.raises(NotSupported, match=f"^{name}: "):
@@ -122,16 +124,16 @@ def declines(name, given):
 
 
 def each_tensor():
-    """(op, arguments, place of a tensor among them), for all tensor arguments of all kernels."""
+    """(op, arguments, index of a tensor among them), for each tensor argument of each kernel."""
     for name in NAMES:
         args = plain_args(name)
-        KERNEL[name](*args)  # is taken
+        KERNEL[name](*args)  # must not raise: the kernel accepts these arguments
         yield from ((name, args, at) for at, a in enumerate(args) if torch.is_tensor(a))
 
 
 @pytest.mark.filterwarnings("ignore:.*(nested|quantized|quantization|sparse).*:UserWarning")
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kernel_declines_in_every_argument(kind):
+def test_every_kernel_declines_such_a_tensor_in_every_argument(kind):
     tried = 0
     for name, args, at in each_tensor():
         skips = kind == "undefined" and optional(name, at)
@@ -171,8 +173,8 @@ def test_every_kernel_declines_what_functorch_wraps(transform):
 
 
 @pytest.mark.parametrize("transform", UNWRAPPING)
-def test_what_functorch_unwraps_first_is_computed(transform):
-    """Before these two call an op that they do not know, they take their wrapper off: plain tensors arrive."""
+def test_kernels_run_under_vmap_and_functionalize(transform):
+    """For an op that they have no rule for, vmap and functionalize unwrap first: the kernel gets plain tensors."""
     for name, args, at in each_float():
         run = KERNEL[name]
         got = UNWRAPPING[transform](lambda t, run=run, args=args, at=at: run(*args[:at], t, *args[at + 1 :]), args[at])
@@ -181,8 +183,8 @@ def test_what_functorch_unwraps_first_is_computed(transform):
             torch.testing.assert_close(a, b.expand_as(a))
 
 
-def test_plain_tensors_of_every_origin_are_taken():
-    """The gate is no wall: parameters, views, inference tensors, shared memory, lazy clones, with a gradient."""
+def test_kernels_accept_plain_tensors_of_every_origin():
+    """Parameters, views, inference tensors, shared memory, lazy clones, and tensors that require grad."""
     want = torch.nn.functional.silu(torch.ones(4))
     with torch.inference_mode():
         made = torch.ones(4)
@@ -192,7 +194,7 @@ def test_plain_tensors_of_every_origin_are_taken():
         torch.nn.Parameter(torch.ones(4)),
         torch.ones(4, requires_grad=True) * 1,
         base[1:, 2:6][1],
-        base.view(27)[23:],  # up to the last byte
+        base.view(27)[23:],  # up to the last byte of the storage
         torch.ones(4).share_memory_(),
         torch._lazy_clone(torch.ones(4)),
         torch.from_numpy(torch.ones(4).numpy()),
@@ -204,7 +206,7 @@ def test_plain_tensors_of_every_origin_are_taken():
     assert torch.ops.opmux_cpu.silu(torch.ones(0, 4)).shape == (0, 4)
 
 
-def test_the_reference_computes_what_is_declined():
+def test_the_reference_computes_calls_that_the_kernel_declines():
     x = torch.tensor([1 + 2j, 3 - 4j]).conj().imag
     assert x.is_neg()
     torch.testing.assert_close(opmux.ops.silu(x), torch.nn.functional.silu(x))
@@ -231,7 +233,7 @@ print("right")
 """
 
 
-def test_export_and_aot_of_a_model():
+def test_a_model_can_be_exported_and_traced_by_aot_autograd():
     done = fresh.run(
         [sys.executable, "-c", TRACED],
         env={**os.environ, "PYTHONPATH": str(ROOT / "src")},

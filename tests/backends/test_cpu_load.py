@@ -1,4 +1,4 @@
-"""Loading the C++ kernels while the process forks, and without core's lock."""
+"""Loading the C++ kernels while the process forks, and without holding the core lock."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from opmux.cpp import build
 
 SRC = Path(__file__).parents[2] / "src"
 
-# The compiler waits for a file, then hands over what was built before.
+# A fake compiler that waits for a file, then writes a library that was built before.
 COMPILER = """\
 #!/bin/sh
 case "$*" in *--version*) echo made up 1.0; exit;; esac
@@ -89,17 +89,17 @@ def run(code: str, **env: str) -> str:
     return done.stdout.strip()
 
 
-def test_a_fork_while_another_thread_compiles(tmp_path):
+def test_a_child_forked_during_a_compilation_gets_the_kernels(tmp_path):
     built = build.library("cpu_kernels", native.SOURCES, flags=native.flags())
     compiler = tmp_path / "compiler"
     compiler.write_text(COMPILER)
     compiler.chmod(0o755)
     cache = tmp_path / "cache"
     env = {"CXX": str(compiler), "OPMUX_CACHE_DIR": str(cache), "FOLDER": str(tmp_path), "BUILT": str(built)}
-    assert run(FORK, **env) == "True 11"  # the child has waited for the parent's compiler, and has the kernels too
+    assert run(FORK, **env) == "True 11"  # the child waited for the parent's compiler and then loaded the kernels
 
 
-def test_nothing_is_compiled_under_cores_lock():
-    """A plugin, an import or a signal handler may need that lock meanwhile: seconds would be too long."""
+def test_no_compilation_holds_the_core_lock():
+    """A plugin, an import or a signal handler may need that lock; a compilation would block them for seconds."""
     asked = run(HELD)
     assert asked.count("True") >= 4 and "False" not in asked

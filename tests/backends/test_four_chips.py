@@ -1,4 +1,6 @@
-"""Four chips that are not here, each simulated in a process of its own: found, obeyed, and a model trained on them."""
+"""Four vendors' chips, each simulated in its own process: they are found, their vendor's ops run, and a model trains on
+them.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ import pytest
 
 CHIPS = {"npu": "ascend", "mlu": "cambricon", "musa": "mthreads", "gcu": "enflame"}
 
-# A vendor's package as somebody would write it for such a device; `two` is its second generation.
+# A vendor package as somebody would write it for such a device; `two` is the chip's second generation.
 PACKAGE = {
     "__init__.py": """
         import torch
@@ -141,7 +143,7 @@ def package(tmp_path_factory):
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("device", CHIPS)
-def test_a_chip_that_is_not_here(simulated, package, device):
+def test_a_plugin_vendor_works_on_a_simulated_chip(simulated, package, device):
     arch = "acme2" if device in ("mlu", "gcu") else None
     said = simulated(device, PROGRAM.replace("PLACE", repr(str(package))), arch=arch)
     assert (said["vendor"], said["infer"], said["after"]) == (CHIPS[device], device, "acme")

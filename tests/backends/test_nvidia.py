@@ -1,8 +1,8 @@
-"""NVIDIA's impls where there is no such chip: what is offered, what it looks like, and what other libraries are asked.
+"""NVIDIA's impls on a machine without an NVIDIA chip: which are offered, which calls they accept, how they call
+libraries.
 
-cuBLAS' calls run on the CPU as they are; flash and cuDNN on meta tensors, by torch's own account of their results;
-other libraries as small packages that compute with torch, write to their arguments where the real ones do, and record
-calls.
+cuBLAS calls run on the CPU; flash and cuDNN run on meta tensors, through torch's meta kernels. Other libraries are
+small fake packages that compute with torch, write to the same arguments as the real ones, and record their calls.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def agree(spec, got, args, what=""):
         torch.testing.assert_close(a, b, rtol=tol.rtol, atol=tol.atol, msg=lambda m, n=name: f"{what}: {n}: {m}")
 
 
-# ---- what is offered ------------------------------------------------------------------------------------------------
+# ---- which impls are offered ----------------------------------------------------------------------------------------
 
 
 def impls(arch):
@@ -60,7 +60,7 @@ def impls(arch):
     "arch, attention",
     [("sm_80", "flash flash_attn"), ("sm_90", "cudnn hopper flash flash_attn"), ("sm_75", "flash flash_attn")],
 )
-def test_what_a_chip_is_offered(arch, attention):
+def test_each_arch_is_offered_its_impls_in_order_of_priority(arch, attention):
     found = impls(arch)
     by_op = {}
     for made in sorted(found.impls, key=lambda i: (-i.priority, i.impl_id.rpartition(".")[2])):
@@ -77,7 +77,7 @@ def test_what_a_chip_is_offered(arch, attention):
     assert found.extras == {}
 
 
-def test_shipped_times_are_of_implementations_that_are_there():
+def test_shipped_times_name_existing_implementations():
     found = {(i.op_name, i.impl_id) for i in impls("sm_90").impls}
     times = provider_speed.FILES.measured(Chip("nvidia", "sm_90"))
     assert len(times) > 100
@@ -88,7 +88,7 @@ def test_shipped_times_are_of_implementations_that_are_there():
         assert len(by_impl) > 1, label
 
 
-def test_reading_them_imports_none_of_the_libraries():
+def test_listing_nvidias_impls_imports_no_library():
     before = set(sys.modules)
     impls("sm_90")
     assert not [m for m in set(sys.modules) - before if m.partition(".")[0] in LIBRARIES]
@@ -111,7 +111,7 @@ def test_reading_them_imports_none_of_the_libraries():
         (128, 128, 128, (128, 1), "these are of 128x128 and 1x128"),
     ],
 )
-def test_what_blocks_the_kernel_for_hopper_takes(m, n, k, rows, why):
+def test_the_hopper_block_gemm_accepts_its_sizes_and_says_why_it_declines_others(m, n, k, rows, why):
     new = lambda *shape, dtype: torch.empty(shape, dtype=dtype, device=META)
     scale = lambda length, each: new(-(-length // each), -(-k // 128), dtype=F32)
     a, b = new(m, k, dtype=torch.uint8), new(n, k, dtype=torch.uint8)
@@ -120,7 +120,7 @@ def test_what_blocks_the_kernel_for_hopper_takes(m, n, k, rows, why):
     assert said is True if why is None else why in said
 
 
-# ---- what comes with torch ------------------------------------------------------------------------------------------
+# ---- impls that come with torch -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, F32, F16, BF16], ids=lambda d: str(d).removeprefix("torch."))
@@ -148,8 +148,8 @@ by_impl = {"ids": lambda v: f"{v.impl_id}.{v.op}" if hasattr(v, "impl_id") else 
 
 @pytest.mark.parametrize("order", ["packed", "seq first"])
 @pytest.mark.parametrize("fn, when", ATTENTION, **by_impl)
-def test_attention_looks_as_the_spec_says(fn, when, order):
-    """Shapes, dtypes and strides of all samples that it takes, by torch's own meta kernels."""
+def test_attention_results_have_the_specs_shapes_dtypes_and_strides(fn, when, order):
+    """For all samples that the impl accepts, through torch's own meta kernels."""
     spec = specs.find(fn.op)
     laid = lambda t: (
         attention_spec.room(t.transpose(1, 2)).transpose(1, 2) if torch.is_tensor(t) and t.dim() == 4 else t
@@ -168,7 +168,7 @@ def test_attention_looks_as_the_spec_says(fn, when, order):
 
 
 @pytest.mark.parametrize("fn, when", ATTENTION, **by_impl)
-def test_a_callers_mistake_is_said_by_the_spec(fn, when):
+def test_invalid_attention_arguments_raise_the_specs_errors(fn, when):
     spec = specs.find(fn.op)
     for bad in (b for b in spec.errors(CPU) if b.typed):
         with pytest.raises(bad.error, match=bad.match):
@@ -197,7 +197,7 @@ def qkv(sq=16, sk=16, d=64, dv=None, heads=(4, 4), dtype=BF16):
         ({"sk": 0}, False, "not empty", "not empty"),
     ],
 )
-def test_what_each_attention_takes(given, causal, by_flash, by_cudnn):
+def test_flash_and_cudnn_attention_say_which_calls_they_decline(given, causal, by_flash, by_cudnn):
     args = (*qkv(**given), causal, None)
     for when, want in ((flash.flash_when, by_flash), (hopper.cudnn_when, by_cudnn)):
         got = when(*args)
@@ -218,7 +218,7 @@ def test_what_each_attention_takes(given, causal, by_flash, by_cudnn):
         ({"sk": 0}, -1, 0, None, "not empty"),
     ],
 )
-def test_packed_attention_in_gluon_takes(given, left, right, scale, want):
+def test_packed_attention_in_gluon_says_which_calls_it_declines(given, left, right, scale, want):
     q, k, v = (t[0].transpose(0, 1) for t in qkv(**{"d": 64, **given}))
     lse, cu = torch.empty(q.shape[1], q.shape[0], device=META), torch.empty(3, dtype=torch.int32, device=META)
     rest = (cu, cu, 16, 16, left, right, scale)
@@ -232,7 +232,7 @@ def test_packed_attention_in_gluon_takes(given, left, right, scale, want):
         assert "gradients of q's dtype" in gluon_attention.varlen_bwd_when(o.float(), q, k, v, o, lse, *rest)
 
 
-def test_cudnn_stands_back_where_torch_is_to_be_deterministic():
+def test_cudnn_backward_declines_under_deterministic_algorithms():
     q, k, v = qkv()
     args = (q, q, k, v, q, torch.empty(2, 4, 16, device=META), False, None)
     assert hopper.cudnn_bwd_when(*args) is True
@@ -243,7 +243,7 @@ def test_cudnn_stands_back_where_torch_is_to_be_deterministic():
         torch.use_deterministic_algorithms(False)
 
 
-def test_kernels_read_what_is_aligned():
+def test_only_unaligned_or_strided_inputs_of_flash_are_copied():
     flat = torch.arange(2 * 4 * 16 * 72 + 8, dtype=BF16)
     whole = flat[: 2 * 4 * 16 * 64].view(2, 4, 16, 64)
     for good in (whole, whole.transpose(1, 2), flat[8 : 8 + whole.numel()].view(2, 4, 16, 64)):
@@ -256,7 +256,7 @@ def test_kernels_read_what_is_aligned():
 
 
 @pytest.mark.parametrize("name", ["batch_norm", "batch_norm_bwd"])
-def test_cudnns_batch_norm_looks_as_the_spec_says(name):
+def test_cudnns_batch_norm_has_the_specs_shapes_dtypes_and_strides(name):
     spec, fn = specs.find(name), getattr(cudnn, name)
     taken = 0
     for sample in spec.samples(F16, META):
@@ -270,7 +270,7 @@ def test_cudnns_batch_norm_looks_as_the_spec_says(name):
             fn.when(*bad.args)
 
 
-def test_batch_norm_declines_what_cudnns_backward_would_want_more_for():
+def test_cudnns_batch_norm_declines_channels_last_float64_and_degenerate_shapes():
     x = torch.empty(4, 6, 5, 5)
     assert cudnn.limits(x) is True
     for other in (x.to(memory_format=torch.channels_last), x.double(), x[:, :1], x[..., :1, :1], x[0]):
@@ -281,7 +281,7 @@ def test_batch_norm_declines_what_cudnns_backward_would_want_more_for():
     "version, answer",
     [(None, "torch has none"), (8907, "needs cuDNN 9; torch has cuDNN 8"), (90100, True), (91002, True)],
 )
-def test_the_cudnn_that_attention_needs(monkeypatch, version, answer):
+def test_cudnn_attention_needs_cudnn_9_and_honours_avoid_recompile(monkeypatch, version, answer):
     monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: version is not None)
     monkeypatch.setattr(torch.backends.cudnn, "version", lambda: version)
     monkeypatch.delenv("TORCH_CUDNN_SDPA_AVOID_RECOMPILE", raising=False)
@@ -314,7 +314,7 @@ LIGER = {
             dX = (r * (g - xhat * (g * xhat).mean(-1, keepdim=True))).to(dY.dtype).view(dY.shape)
             return (dY.copy_(dX) if in_place else dX), (dy * xhat).sum(0).to(W.dtype)
     """,
-    # as released: the gradients are written over a and b
+    # like the released version: writes the gradients over a and b
     "liger_kernel/ops/swiglu.py": """
         import torch
         def swiglu_forward(a, b, gate_multiplier, down_multiplier):
@@ -411,7 +411,7 @@ FLASH = {
                 to.copy_(g.transpose(1, 2))
     """,
 }
-OLD_FLASH = {  # before 2.7: a window in one, padded inputs among the results
+OLD_FLASH = {  # before 2.7: one `window_size` tuple, padded inputs among the results
     "flash_attn/__init__.py": "",
     "flash_attn/flash_attn_interface.py": """
         from opmux.specs.attention import attention
@@ -426,7 +426,7 @@ OLD_FLASH = {  # before 2.7: a window in one, padded inputs among the results
 
 @pytest.fixture
 def installs(tmp_path, monkeypatch):
-    """`installs(files)`: packages on the path, gone afterwards."""
+    """`installs(files)` puts packages on the import path until the end of the test."""
 
     def install(files):
         for name, text in files.items():
@@ -446,12 +446,12 @@ def installs(tmp_path, monkeypatch):
 
 
 def made(name):
-    """An impl as if nothing had been loaded yet."""
+    """The impl of this name, with nothing loaded yet."""
     return next(row.made() for row in providers.table() if row.made().__name__ == name)
 
 
 def tried(name, dtypes=(F32, BF16), least=4):
-    """Run an impl on the op's samples that it takes, against the reference; the callers' tensors are not written."""
+    """Run an impl on all samples that it accepts: it agrees with the reference and writes to no argument."""
     fn = made(name)
     spec, taken = specs.find(fn.op), 0
     impl = OpImpl(fn.op, name, BackendImplKind.VENDOR, "nvidia", fn, when=fn.when)
@@ -475,12 +475,12 @@ def tried(name, dtypes=(F32, BF16), least=4):
 @pytest.mark.parametrize(
     "op", ["rms_norm", "rms_norm_bwd", "silu_mul", "silu_mul_bwd", "gelu_tanh_mul", "gelu_tanh_mul_bwd"]
 )
-def test_liger(installs, op):
+def test_ligers_impls_agree_with_the_reference(installs, op):
     installs(LIGER)
     tried(f"{op}_liger_kernel")
 
 
-def test_liger_is_asked_to_round_once_and_to_leave_dy_alone(installs):
+def test_ligers_rms_norm_is_called_with_casting_mode_1_and_not_in_place(installs):
     installs(LIGER)
     tried("rms_norm_bwd_liger_kernel", (F32,))
     made("rms_norm_liger_kernel")(torch.ones(2, 8), torch.ones(8), 1e-3, 1.0)
@@ -492,19 +492,19 @@ def test_liger_is_asked_to_round_once_and_to_leave_dy_alone(installs):
     "op",
     "rms_norm rms_norm_bwd silu_mul silu_mul_bwd gelu_tanh_mul gelu_tanh_mul_bwd gelu_mul gelu_mul_bwd".split(),
 )
-def test_flag_gems(installs, op):
+def test_flaggems_impls_agree_with_the_reference(installs, op):
     installs(GEMS)
     tried(f"{op}_flag_gems")
 
 
-def test_flag_gems_has_no_offset():
+def test_flaggems_rms_norm_declines_an_offset():
     when = made("rms_norm_flag_gems").when
     x, w = torch.ones(2, 8), torch.ones(8)
     assert when(x, w, 1e-6, 0.0) is True and when(x, w, 1e-6, 1.0) == "has no offset"
 
 
 @pytest.mark.parametrize("op", ["attention", "attention_bwd"])
-def test_flash_attn(installs, op):
+def test_flash_attn_agrees_with_the_reference(installs, op):
     installs(FLASH)
     tried(f"{op}_flash_attn", (BF16,), least=8)
     calls = importlib.import_module("flash_attn.flash_attn_interface").calls
@@ -514,7 +514,7 @@ def test_flash_attn(installs, op):
         assert calls[0] == (0.25, False, False, None, None)
 
 
-def test_flash_attn_keeps_the_order_of_memory(installs):
+def test_flash_attn_keeps_the_memory_order_of_its_inputs(installs):
     installs(FLASH)
     q, k, v = (torch.randn(1, 16, 2, 8, dtype=BF16).transpose(1, 2) for _ in range(3))
     o, lse = made("attention_flash_attn")(q, k, v, True, None)
@@ -522,13 +522,13 @@ def test_flash_attn_keeps_the_order_of_memory(installs):
     assert all(t.transpose(1, 2).is_contiguous() for t in (o, *grads))
 
 
-def test_an_older_flash_attn(installs):
+def test_flash_attn_before_2_7_is_supported(installs):
     installs(OLD_FLASH)
     tried("attention_flash_attn", (BF16,), least=8)
     assert set(importlib.import_module("flash_attn.flash_attn_interface").calls) == {(-1, -1)}
 
 
-def test_a_signature_that_is_not_known_is_declined(installs):
+def test_a_library_function_with_an_unknown_signature_is_declined(installs):
     text = "def swiglu_forward(a, b, surprise):\n    raise AssertionError\n"
     installs({**LIGER, "liger_kernel/ops/swiglu.py": text})
     with pytest.raises(NotSupported, match=r"swiglu_forward.* requires \['surprise'\], which opmux does not know"):
@@ -537,11 +537,11 @@ def test_a_signature_that_is_not_known_is_declined(installs):
         made("silu_mul_bwd_liger_kernel")(*[torch.ones(2, 8)] * 3)
 
 
-# ---- where they are not ---------------------------------------------------------------------------------------------
+# ---- libraries that are missing or broken ---------------------------------------------------------------------------
 
 
 def verdict(fn):
-    """What `explain` says of an impl, asked on this machine."""
+    """What `explain` says of an impl on this machine."""
     registry = OpRegistry()
     found = next(i for i in impls("sm_90").impls if i.fn is fn)
     registry.register_impl(dataclasses.replace(found, op_name="own", devices=None, min_arch=None, when=None))
@@ -555,7 +555,7 @@ def test_explain_says_what_is_not_installed():
         assert found.reason.endswith(" is not installed"), name
 
 
-def test_what_stands_in_for_a_library_is_not_it(installs, monkeypatch):
+def test_a_placeholder_module_does_not_count_as_the_library(installs, monkeypatch):
     monkeypatch.setitem(sys.modules, "liger_kernel", types.ModuleType("liger_kernel"))
     assert providers.installed("liger_kernel") == "liger_kernel is not installed"
     ours = types.ModuleType("flag_gems")
@@ -566,7 +566,7 @@ def test_what_stands_in_for_a_library_is_not_it(installs, monkeypatch):
         providers.loaded("flag_gems")
 
 
-def test_a_package_without_the_interface_is_not_flash_attn(installs):
+def test_flash_attn_without_its_interface_module_is_not_installed(installs):
     installs({"flash_attn/__init__.py": "raise AssertionError", "flash_attn/cute/__init__.py": ""})
     assert verdict(providers.IMPLS["attention_flash_attn"]).reason == "flash_attn.flash_attn_interface is not installed"
     installs(FLASH)
@@ -584,11 +584,11 @@ def test_a_package_without_the_interface_is_not_flash_attn(installs):
         (lambda a, b: (a[:0], b[:0]), "rows of 1 to 65536"),
     ],
 )
-def test_what_a_library_would_read_wrongly_is_declined(spoil, why):
+def test_tensors_that_do_not_fit_together_are_declined(spoil, why):
     assert why in made("silu_mul_liger_kernel").when(*spoil(torch.ones(3, 8), torch.ones(3, 8)))
 
 
-def test_statistics_are_counted():
+def test_rms_norm_bwd_declines_a_wrong_number_of_rstd_or_weight_elements():
     when = made("rms_norm_bwd_liger_kernel").when
     x, w = torch.ones(8, 8), torch.ones(8)
     assert when(x, x, w, torch.ones(8), 0.0) is True

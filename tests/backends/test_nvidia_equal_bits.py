@@ -1,4 +1,4 @@
-"""NVIDIA's implementations that must agree to the bit: attention in every layout, and FP8 products of blocks."""
+"""NVIDIA implementations that must give equal bits: attention in every layout, and FP8 block-scaled GEMM."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def backward(args):
 
 @pytest.fixture
 def on(monkeypatch):
-    """`on(arch)`: as on a chip of NVIDIA's for which `times` were shipped. Kernels in Gluon do not run here."""
+    """`on(arch, times)`: as on an NVIDIA chip for which these `times` are shipped. Gluon kernels do not run here."""
     monkeypatch.setattr(launch, "runs_on_chip", lambda: True)
     entered = []
 
@@ -68,7 +68,7 @@ def on(monkeypatch):
 
 
 @pytest.mark.parametrize(("arch", "offered"), [("sm_80", ["flash"]), ("sm_90", ["cudnn", "hopper", "flash"])])
-def test_attention_general_has_kernels_of_libraries(arch, offered):
+def test_attention_general_is_offered_library_kernels(arch, offered):
     get_default_manager().prepare()
     for op in ("opmux::attention_general", "opmux::attention_general_bwd"):
         found = [i for i in vendor_ops.read(vendors.get("nvidia"), arch).impls if i.op_name == op]
@@ -91,7 +91,7 @@ CASES = [
 
 @pytest.mark.parametrize("layout", [DENSE, PACKED])
 @pytest.mark.parametrize(("given", "by_gluon", "by_flash"), CASES)
-def test_the_layout_does_not_decide_which_calls_a_kernel_takes(layout, given, by_gluon, by_flash):
+def test_a_kernel_accepts_the_same_calls_in_dense_and_packed_layout(layout, given, by_gluon, by_flash):
     args = call(layout, **given)
     forward = ((gluon.general_when, by_gluon), (flash.general_when, by_flash))
     grads = ((gluon.general_bwd_when, by_gluon), (flash.general_bwd_when, by_flash))
@@ -101,7 +101,7 @@ def test_the_layout_does_not_decide_which_calls_a_kernel_takes(layout, given, by
             assert got is True if want is True else want in got
 
 
-def test_cudnn_takes_dense_batches_alone():
+def test_cudnn_accepts_only_dense_batches():
     args = call(DENSE)
     assert hopper.cudnn_general_when(*args) is True and hopper.cudnn_general_bwd_when(*backward(args)) is True
     assert "are packed" in hopper.cudnn_general_when(*call(PACKED))
@@ -111,7 +111,7 @@ def test_cudnn_takes_dense_batches_alone():
 
 @pytest.mark.parametrize(("arch", "chosen"), [("sm_80", "vendor.nvidia.flash"), ("sm_90", "default.flagos")])
 def test_dense_and_packed_sequences_go_to_one_implementation(on, arch, chosen):
-    """On Hopper flash attention, made for Ampere, is slower than our kernels."""
+    """On Hopper that is our kernel: flash attention, written for Ampere, is slower there."""
     on(arch, {})
     for layout in (DENSE, PACKED):
         args = call(layout)
@@ -120,7 +120,7 @@ def test_dense_and_packed_sequences_go_to_one_implementation(on, arch, chosen):
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
-def test_calls_that_no_library_takes_go_to_our_kernel(on, arch):
+def test_calls_that_no_library_accepts_go_to_our_kernel(on, arch):
     on(arch, {})
     for given in ({"softcap": 30.0}, {"dtype": F32}):
         assert opmux.explain("attention_general", *call(DENSE, **given)).chosen.impl_id == "default.flagos"
@@ -128,7 +128,7 @@ def test_calls_that_no_library_takes_go_to_our_kernel(on, arch):
 
 @pytest.mark.parametrize("order", [(0, 2, 1, 3), (2, 0, 1, 3), (0, 1, 2, 3)])
 def test_dense_batches_are_packed_for_flash_without_a_copy(order):
-    """Tensors of [batch, seq, heads, dim], [seq, batch, heads, dim] and [batch, heads, seq, dim]."""
+    """For tensors in [batch, seq, heads, dim], [seq, batch, heads, dim] and [batch, heads, seq, dim] order."""
     b, h, s, d = 2, 3, 5, 8
     back = [order.index(i) for i in range(4)]
     t = torch.randn([(b, h, s, d)[i] for i in order]).permute(back)
@@ -137,37 +137,40 @@ def test_dense_batches_are_packed_for_flash_without_a_copy(order):
     assert tokens.data_ptr() == t.data_ptr() and torch.equal(rows.apart(tokens), t)
     ends = rows.begins(t).tolist()
     assert ends[-1] == tokens.shape[0] and (len(ends) - 1) * tokens.shape[1] == b * h
-    for i, j in ((i, j) for i in range(b) for j in range(h)):  # each head of each sequence is in one piece
+    # each head of each sequence is one slice of the packed tokens
+    for i, j in ((i, j) for i in range(b) for j in range(h)):
         found = [tokens[m:n, head] for m, n in itertools.pairwise(ends) for head in range(tokens.shape[1])]
         assert any(torch.equal(t[i, j], f) for f in found)
 
 
-def test_packed_sequences_stay_as_they_are_for_flash():
+def test_packed_sequences_are_passed_to_flash_unchanged():
     t, cu = torch.randn(7, 3, 8).transpose(0, 1)[None], torch.tensor([0, 3, 7])
     rows = flash.Rows.of(t, cu)
     assert torch.equal(rows.tokens(t), t[0].transpose(0, 1)) and torch.equal(rows.apart(rows.tokens(t)), t)
 
 
-def test_a_library_that_takes_some_calls_leaves_the_rest_to_our_kernel():
-    """Without the mark, our kernel runs only if a policy names it: calls that no library takes would have none."""
+def test_a_library_that_accepts_some_calls_leaves_the_rest_to_our_kernel():
+    """Without ForSomeCalls, our kernel would run only if a policy names it, so calls that no library accepts would have
+    none.
+    """
     why = lambda: "flash attention is faster"
     assert LibrariesFirst("opmux::attention_general", why)() == "flash attention is faster"
     first = LibrariesFirst("opmux::attention_general", ForSomeCalls(why))
     assert first() is None and first.always() == "flash attention is faster"
 
 
-# ---- FP8 products of blocks -----------------------------------------------------------------------------------------
+# ---- FP8 block-scaled GEMM ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("blocks", [1, 3, 4, 9])
-def test_scales_of_square_blocks_are_padded_for_cublas(blocks):
+def test_scales_of_128x128_blocks_are_padded_for_cublas(blocks):
     scale = torch.rand(5, blocks)
     laid, kind = cublas._laid(scale, 128)
     assert laid.shape == (-(-blocks // 4) * 4, 5) and laid.stride() == (1, laid.shape[0])
     assert torch.equal(laid[:blocks].t(), scale) and kind is torch.nn.functional.ScalingType.BlockWise128x128
 
 
-def test_scales_of_rows_are_adjacent_for_cublas():
+def test_row_scales_are_adjacent_for_cublas():
     scale = torch.rand(6, 3)
     for given in (scale, scale.t().contiguous().t()):
         laid, kind = cublas._laid(given, 1)
@@ -182,14 +185,14 @@ def products(m, k=256, n=64, rows=(1, 128)):
     return a, b, scale(m, rows[0]), scale(n, rows[1]), e4m3, e4m3, None, *rows, BF16
 
 
-def test_products_without_fp8_stand_back_where_ours_has_the_bits_of_cublas(monkeypatch):
+def test_the_impl_that_dequantizes_declines_where_our_kernel_has_the_bits_of_cublas(monkeypatch):
     assert cublas.plain_block_when(*products(16)) is True
     monkeypatch.setattr(cublas, "adds_as_cublas", lambda device: True)
     assert "our kernel adds up FP8 products as cuBLAS does" in cublas.plain_block_when(*products(16))
 
 
 def test_blocks_that_cublas_does_not_take_go_to_our_kernel(on, monkeypatch):
-    """And not to the reference, which adds up in more bits, as products without FP8 do."""
+    """Not to the reference or the impl that dequantizes: these sum with more bits."""
     monkeypatch.setattr(cublas, "adds_as_cublas", lambda device: True)
     label = "block_scaled_gemm[dtype=float8_e4m3fn b_dtype=float8_e4m3fn out=bfloat16 a_square=False b_square=True {}]"
     on("sm_90", {label.format("m<=1 n<=4096 k<=4096"): {"default.flagos": 15.0, "vendor.nvidia.cublas_plain": 200.0}})
@@ -197,14 +200,14 @@ def test_blocks_that_cublas_does_not_take_go_to_our_kernel(on, monkeypatch):
     assert opmux.explain("block_scaled_gemm", *args).chosen.impl_id == "default.flagos"
 
 
-def test_cublas_takes_rows_in_multiples_of_four(monkeypatch):
+def test_cublas_accepts_rows_in_multiples_of_four(monkeypatch):
     monkeypatch.setattr(cublas, "blockwise", lambda *facts: True)
     assert all(cublas.block_when(*products(m)) is True for m in (4, 8, 20, 64))
     assert cublas.block_when(*products(37)) == "takes rows in multiples of 4; there are 37"
 
 
 @pytest.mark.parametrize(("m", "n"), [(16, 4096), (12, 4096), (17, 64), (37, 256), (48, 16), (64, 64), (4096, 4096)])
-def test_rows_that_cublas_takes_are_multiplied_by_its_instruction(m, n):
-    """wgmma multiplies 64 rows by four warps; smaller tiles are summed in more bits."""
+def test_tiles_of_the_block_gemm_are_large_enough_for_wgmma(m, n):
+    """wgmma needs four warps and 64 rows; smaller tiles use an instruction that sums with more bits than cuBLAS."""
     tiles = block_tiles(m, n, 512)
     assert tiles["BLOCK_M"] >= 64 and tiles["num_warps"] >= 4

@@ -1,4 +1,4 @@
-"""The simulated device: what works on it (simulator_checks.py), and what `simulate` and `run` refuse."""
+"""The simulated device: what works on it (simulator_checks.py), and which calls `simulate` and `run` reject."""
 
 import ast
 import re
@@ -10,7 +10,7 @@ import pytest
 PROGRAM = Path(__file__).with_name("simulator_checks.py").read_text(encoding="utf-8")
 CHECKS = [f.name for f in ast.parse(PROGRAM).body if isinstance(f, ast.FunctionDef) and f.decorator_list]
 
-# Without a device at first: every refusal leaves the process as it was, but for the last.
+# Starts without a device: each rejected call must leave the process unchanged; only the last simulate() succeeds.
 REFUSALS = """
 import json, sys
 from opmux.tools.simulator import CannotSimulate, fallbacks, simulate
@@ -43,11 +43,11 @@ def checked(simulated) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", CHECKS)
-def test_it_works(checked, name):
+def test_a_simulated_device_passes_each_check(checked, name):
     assert not checked[name], checked[name]
 
 
-def test_every_check_is_run(checked):
+def test_every_check_of_simulator_checks_is_run(checked):
     assert len(CHECKS) > 20 and list(checked) == CHECKS
 
 
@@ -67,15 +67,15 @@ def refused(simulated) -> dict:
         ("again", "has a device 'txda' already"),
     ],
 )
-def test_where_it_cannot_be(refused, case, words):
+def test_simulate_says_why_it_cannot_run(refused, case, words):
     assert re.search(words, refused[case]), refused[case]
 
 
-def test_any_name(refused):
+def test_simulate_accepts_any_device_name(refused):
     assert refused["before"] == {} and refused["txda"] == ["txda:0", [2, 2, 2], 0, "tx8"]
 
 
-def test_a_program_that_fails_is_shown(simulated):
+def test_an_error_of_a_simulated_program_is_reported(simulated):
     with pytest.raises(RuntimeError, match=r"(?s)failed \(1\):.*simulated.py\", line 1.*ZeroDivisionError"):
         simulated(None, "1 / 0", start=None)
     with pytest.raises(RuntimeError, match=r"printed no JSON last:\nhello"):

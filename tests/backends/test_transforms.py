@@ -1,7 +1,7 @@
-"""Every differentiable op under torch's transforms and tracers, with the CPU's own kernels in place.
+"""Every differentiable op under torch's transforms and tracers, with the CPU's C++ kernels in place.
 
-The reference is plain PyTorch, which torch differentiates, batches and traces by itself: whatever torch does to an op
-must come out as it does for the op's reference.
+The reference is plain PyTorch, which torch can differentiate, batch and trace. Each transform of an op must give the
+same result as the transform of its reference.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Case:
 
 @pytest.fixture(autouse=True)
 def bound():
-    """Every op bound, as after its first call: what an entry asks for depends on what it leads to."""
+    """Bind every op first, as its first call does: the checks of an entry depend on the impl that it is bound to."""
     for spec in DIFFERENTIABLE:
         if not specs.entries[spec.key].bound:
             case = cases(spec, 1)[0]
@@ -65,7 +65,7 @@ def bound():
 
 
 def cases(spec, count=2):
-    """Small samples in float64 with something to differentiate."""
+    """Small float64 samples with at least one differentiable input."""
     found = []
     for sample in spec.samples(torch.float64, CPU):
         case = Case(spec, sample)
@@ -92,7 +92,7 @@ def gradients(results, inputs):
 
 
 @every_op
-def test_forward_mode_and_jvp(spec):
+def test_forward_mode_ad_and_jvp_agree_with_the_reference(spec):
     for case in cases(spec):
         tangents = like(case.inputs, 1)
         expected = torch.func.jvp(case.reference, tuple(case.inputs), tangents)
@@ -100,14 +100,14 @@ def test_forward_mode_and_jvp(spec):
         with fwd.dual_level():
             duals = [fwd.make_dual(t, d) for t, d in zip(case.inputs, tangents, strict=True)]
             got = [fwd.unpack_dual(y) for y in case.ours(*duals)]
-        # a result that does not depend on the inputs has no tangent, or a zero one
+        # A result that does not depend on the inputs has no tangent, or a zero one.
         close(tuple(g.primal if g.tangent is None else g.tangent for g in got if g.tangent is not None),
               tuple(t for t, g in zip(expected[1], got, strict=True) if g.tangent is not None))  # fmt: skip
         assert all(g.tangent is not None or not t.any() for t, g in zip(expected[1], got, strict=True))
 
 
 @every_op
-def test_reverse_mode_by_functorch(spec):
+def test_functorch_vjp_agrees_with_the_reference(spec):
     for case in cases(spec, 1):
         expected, pull = torch.func.vjp(case.reference, *case.inputs)
         outs, ours = torch.func.vjp(case.ours, *case.inputs)
@@ -127,14 +127,14 @@ def test_vmap_keeps_values_and_gradients(spec):
 
 
 @every_op
-def test_second_derivatives(spec):
+def test_second_derivatives_agree_with_the_reference(spec):
     for case in cases(spec):
         leaves = [t.clone().requires_grad_() for t in case.inputs]
 
         def second(fn, leaves=leaves):
             ys = fn(*leaves)
             first = sum((y * w).sum() for y, w in zip(ys, like(ys, 4), strict=True))
-            # a gradient that is not linear, so that a missing part shows
+            # Make the gradient nonlinear in the inputs, so that a missing part changes the second derivative.
             grads = torch.autograd.grad(first, leaves, create_graph=True, allow_unused=True, materialize_grads=True)
             mixed = sum((g * w).sum() for g, w in zip(grads, like(grads, 5), strict=True))
             mixed = mixed + sum((t**3).sum() for t in leaves)
@@ -144,7 +144,7 @@ def test_second_derivatives(spec):
 
 
 @every_op
-def test_tracers_see_the_op(spec):
+def test_make_fx_and_fake_tensors_trace_the_op(spec):
     [case] = cases(spec, 1)
     graph = make_fx(case.ours)(*case.inputs)
     assert f"opmux.{spec.name}.default" in graph.code
@@ -182,7 +182,7 @@ SUBCLASSES = {"two": lambda x: TwoTensor(x, x.clone()), "as_subclass": lambda x:
 
 @pytest.mark.parametrize("make", SUBCLASSES.values(), ids=SUBCLASSES)
 @pytest.mark.parametrize("name", ["silu", "silu_bias", "gelu_tanh_mul", "rms_norm", "softmax", "scaled_softmax", "sum"])
-def test_subclasses(name, make):
+def test_tensor_subclasses_give_the_same_values(name, make):
     spec = specs.by_key[f"opmux::{name}"]
     case = cases(spec, 1)[0]
     expected = case.ours(*case.inputs)
@@ -190,7 +190,7 @@ def test_subclasses(name, make):
     close(tuple(getattr(y, "a", y).as_subclass(torch.Tensor) for y in got), expected)
 
 
-def test_hessians():
+def test_hessians_and_jacobians_agree_with_torch():
     x = torch.tensor([0.5, -1.0], dtype=torch.float64)
     for ours, torchs in (
         (opmux.ops.silu, torch.nn.functional.silu),
@@ -203,7 +203,7 @@ def test_hessians():
         close(torch.func.jacrev(ours)(x), torch.func.jacrev(torchs)(x))
 
 
-def test_export_and_compile():
+def test_an_op_can_be_exported():
     class Model(torch.nn.Module):
         def forward(self, x):
             return opmux.ops.silu(x) * 2
@@ -214,7 +214,7 @@ def test_export_and_compile():
     close(program.module()(x), Model()(x))
 
 
-def test_an_impl_from_outside_never_meets_what_it_cannot_know():
+def test_a_registered_impl_is_called_with_plain_tensors_only():
     met = []
 
     def silu(x):

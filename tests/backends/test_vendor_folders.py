@@ -1,4 +1,4 @@
-"""The vendors of the tree: what they say of themselves is well formed, their tiles suit the kernels and the chips."""
+"""The vendors in the tree: their descriptions are well formed, and their tiles fit the kernels and the chips."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from opmux.tools.tile_checks import questions
 ROOT = Path(__file__).parents[2]
 BF16 = torch.bfloat16
 
-# vendor -> device type, torch's key for it, and the package that brings it
+# vendor -> device type, torch's dispatch key for it, and the package that adds the device to torch
 VENDORS = {
     "nvidia": ("cuda", "CUDA", ""),
     "amd": ("cuda", "CUDA", ""),
@@ -50,26 +50,28 @@ def package(name):
     return found
 
 
-# ---- what they say of themselves ------------------------------------------------------------------------------------
+# ---- vendor descriptions --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", VENDORS)
-def test_a_vendor_says_who_it_is(name):
+def test_a_vendors_description_is_complete(name):
     info = package(name).info
     assert (info.device_name, info.key, info.torch_package) == VENDORS[name]
     assert shlex.split(info.device_query_cmd) and info.statement
     assert all(Path(file).is_absolute() for file in info.driver_files)
     for arch in filter(None, info.targets):
-        assert split_arch(arch)[1] > 0  # min_arch compares within a prefix
+        assert split_arch(arch)[1] > 0  # min_arch compares numbers after the same prefix
 
 
-def test_every_folder_of_the_tree_can_be_read():
+def test_every_vendor_folder_in_the_tree_loads():
     assert {f"_{name}" for name in VENDORS} <= set(vendors.in_tree())
     assert not [module for module in vendors.broken() if module.startswith("opmux.")]
 
 
 def test_vendors_of_one_device_can_be_told_apart():
-    """By the files of their drivers, and by their queries; also Intel's tool and Kunlunxin's, which share a name."""
+    """By unique driver files and query commands; Intel's and Kunlunxin's tools have the same name, but their commands
+    differ.
+    """
     every = [package(name).info for name in VENDORS]
     queries = [info.device_query_cmd for info in every]
     files = [file for info in every for file in info.driver_files]
@@ -78,7 +80,7 @@ def test_vendors_of_one_device_can_be_told_apart():
 
 
 @pytest.mark.parametrize("name", VENDORS)
-def test_an_arch_map_names_folders_that_are_there(name):
+def test_an_arch_map_names_exactly_the_existing_arch_folders(name):
     found = package(name)
     for arch, folder in found.arch_map.items():
         assert (found.folder / folder / "__init__.py").is_file(), arch
@@ -104,13 +106,13 @@ def test_an_arch_map_names_folders_that_are_there(name):
         ("amd", "gfx1201", "rdna"),
     ],
 )
-def test_arch_folders(vendor, arch, folder):
+def test_an_arch_is_mapped_to_its_folder(vendor, arch, folder):
     found = tile_files.folders(Chip(vendor, arch))
     home = f"opmux.backends._{vendor}"
     assert found == ((home,) if folder is None else (f"{home}.{folder}", home))
 
 
-def test_targets_agree_with_what_is_compiled_for():
+def test_vendor_targets_agree_with_compile_only_targets():
     from opmux.kernels.lib.compile_only import CHIPS
 
     for arch, (target, shared) in CHIPS.items():
@@ -118,7 +120,7 @@ def test_targets_agree_with_what_is_compiled_for():
         assert (found.shared_memory, found.warp_size) == (shared, target.warp_size)
 
 
-def test_the_page_of_vendors_says_what_the_folders_say():
+def test_docs_vendors_page_agrees_with_the_vendor_folders():
     page = (ROOT / "docs" / "vendors.md").read_text(encoding="utf-8")
     table = page.partition("\n## ")[0]
     rows_of = {line.split("|")[1].strip(): line for line in table.splitlines() if line.startswith("| ")}
@@ -131,7 +133,7 @@ def test_the_page_of_vendors_says_what_the_folders_say():
         assert re.search(rf"^- \*\*{name}\*\*: {re.escape(info.statement)}", page, re.M), f"{name}: verified"
 
 
-# ---- which arch a device is -----------------------------------------------------------------------------------------
+# ---- the arch of a device -------------------------------------------------------------------------------------------
 
 NAMED = [
     ("ascend", "npu", "Ascend910B3", "ascend910b"),
@@ -147,7 +149,7 @@ NAMED = [
 
 
 @pytest.mark.parametrize("vendor, device, name, arch", NAMED)
-def test_an_arch_by_the_name_of_the_device(monkeypatch, vendor, device, name, arch):
+def test_the_device_name_gives_the_arch(monkeypatch, vendor, device, name, arch):
     monkeypatch.setattr(torch, device, types.SimpleNamespace(get_device_name=lambda i: name), raising=False)
     assert package(vendor).arch_of(0) == arch
 
@@ -156,7 +158,7 @@ def test_an_arch_by_the_name_of_the_device(monkeypatch, vendor, device, name, ar
     "vendor, device, told, arch",
     [("mthreads", "musa", (3, 1), "mp_31"), ("enflame", "gcu", (3, 0), "gcu300"), ("enflame", "gcu", (4, 0), "gcu400")],
 )
-def test_an_arch_by_the_capability_of_the_device(monkeypatch, vendor, device, told, arch):
+def test_the_device_capability_gives_the_arch(monkeypatch, vendor, device, told, arch):
     module = types.SimpleNamespace(get_device_capability=lambda i: told)
     monkeypatch.setattr(torch, device, module, raising=False)
     assert package(vendor).arch_of(0) == arch
@@ -165,13 +167,13 @@ def test_an_arch_by_the_capability_of_the_device(monkeypatch, vendor, device, to
 
 
 @pytest.mark.parametrize("code, arch", [(0x030F0007, "xe_1260"), (0x05004004, "xe_2001"), (0, None), (None, None)])
-def test_the_arch_of_an_intel_gpu(monkeypatch, code, arch):
+def test_the_architecture_code_of_an_intel_gpu_gives_its_arch(monkeypatch, code, arch):
     properties = types.SimpleNamespace(**({} if code is None else {"architecture": code}))
     monkeypatch.setattr(torch, "xpu", types.SimpleNamespace(get_device_properties=lambda i: properties))
     assert package("intel").arch_of(0) == arch
 
 
-def test_a_device_that_torch_does_not_have_has_no_arch():
+def test_a_device_type_unknown_to_torch_has_no_arch():
     assert chips.by_name("no_such_device", 0, {"x": "arch"}) is None
     assert chips.by_capability("no_such_device", 0, "mp_") is None
 
@@ -198,8 +200,10 @@ def tunables(interpreted):
 
 
 @pytest.mark.parametrize("chip", CHIPS, **by_chip)
-def test_tiles_suit_the_kernels(tunables, chip):
-    """Whatever a tunable that a file names is asked, no rule and no trial is refused, and some say something."""
+def test_vendor_tiles_are_valid_for_every_tunable_they_name(tunables, chip):
+    """For all argument facts of the tunable, no heuristic and no candidate is rejected, and at least one changes
+    something.
+    """
     named = tile_files.names_in_files(chip)
     assert set(named) <= set(tunables)
     changed = tried = 0
@@ -213,8 +217,8 @@ def test_tiles_suit_the_kernels(tunables, chip):
 
 
 @pytest.mark.parametrize("chip", BUFFERED, **by_chip)
-def test_tiles_fit_the_buffer(tunables, chip):
-    """But for a row that must be held as a whole and is longer: its kernel is refused by the chip's compiler."""
+def test_tiles_fit_the_on_chip_buffer(tunables, chip):
+    """Except where one block must hold a whole row that is longer: the chip's compiler rejects that kernel."""
     room = package(chip.vendor).info.target(chip.arch).shared_memory
     fitting = 0
     for name, every in buffers.HELD.items():
@@ -233,11 +237,12 @@ def test_tiles_fit_the_buffer(tunables, chip):
     assert fitting > 100
 
 
-def test_blocks_fill_an_ascend(tunables):
-    """Four times the usual block of float32, so a quarter of the programs."""
+def test_ascend_blocks_are_as_large_as_the_buffer_allows(tunables):
+    """Blocks of float32 are four times the default, so there are a quarter of the programs."""
     with config.as_on(Chip("ascend", "ascend910b")):
         assert tunables["activation.flat"](dtype=torch.float32)["BLOCK"] == 4096
-        assert tunables["softmax.pieces"](n=65536, dtype=BF16)["BLOCK_N"] == 4096  # and where it did not fit, half
+        # the default, twice as large, does not fit the buffer
+        assert tunables["softmax.pieces"](n=65536, dtype=BF16)["BLOCK_N"] == 4096
     assert tunables["activation.flat"].default(dtype=torch.float32)["BLOCK"] == 1024
 
 
@@ -248,20 +253,20 @@ def test_a_chip_whose_buffer_is_not_known_keeps_the_defaults(tunables):
 
 
 @pytest.mark.parametrize("arch, stages", [("sm_80", 3), ("sm_86", 2), ("sm_90", 3), ("sm_100", 3), ("sm_120", 2)])
-def test_rows_on_their_way_fit_in_shared_memory(tunables, arch, stages):
+def test_pipeline_stages_of_cooperative_softmax_fit_in_shared_memory(tunables, arch, stages):
     with config.as_on(Chip("nvidia", arch)):
         assert tunables["softmax.cooperative"](n=32768, dtype=BF16, backward=False)["STAGES"] == stages
 
 
-def test_rows_are_spread_over_more_lanes_on_intel(tunables):
+def test_softmax_uses_more_threads_per_row_on_intel(tunables):
     for n, threads in ((32768, 1024), (8192, 512), (100, 256)):
         with config.as_on(Chip("intel", "xe_1260")):
             assert tunables["softmax.rows"](n=n, dtype=BF16).threads == threads
 
 
 @pytest.mark.parametrize("told, size", [(0, launch.NO_WARPS), (1, launch.NO_WARPS), (32, 32), (64, 64), (128, 128)])
-def test_chips_without_warps_run_a_program_as_one(monkeypatch, told, size):
-    """Triton's drivers for them say 0 or 1, by which nothing can be divided."""
+def test_a_warp_size_of_0_or_1_means_one_warp_per_program(monkeypatch, told, size):
+    """Triton's drivers for chips without warps report 0 or 1, which must not be used as a divisor."""
     target = types.SimpleNamespace(warp_size=told)
     monkeypatch.setattr(triton.runtime.driver, "_active", types.SimpleNamespace(get_current_target=lambda: target))
     monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
@@ -269,8 +274,8 @@ def test_chips_without_warps_run_a_program_as_one(monkeypatch, told, size):
     assert launch.Config({}, threads=256).options["num_warps"] == max(1, 256 // size)
 
 
-def test_no_vendors_file_is_a_copy_of_anothers():
-    """What several need stands beside them; comments, imports and names alone make no copy."""
+def test_no_vendor_file_is_a_copy_of_another_vendors_file():
+    """Code that several vendors need belongs into a shared module. Comments, imports and short lines do not count."""
     text = lambda path: [
         line.strip()
         for line in path.read_text(encoding="utf-8").splitlines()
@@ -309,7 +314,7 @@ def test_geglu_agrees_with_the_reference(geglu, name, dtype):
 
 
 @pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning")
-def test_geglu_of_halves_and_of_what_lies_far_out(geglu):
+def test_geglu_of_strided_halves_and_extreme_values_agrees_with_the_reference(geglu):
     x, dy = torch.randn(70, 600), torch.randn(70, 300)
     far = torch.tensor([0.0, -0.0, 1e3, -1e3, 3e38, -3e38, float("inf"), -float("inf"), float("nan"), 88.0, -88.0])
     for d, a, b in ((dy, x[:, :300], x[:, 300:]), (torch.ones(11), far, torch.full((11,), 2.0))):
@@ -317,8 +322,8 @@ def test_geglu_of_halves_and_of_what_lies_far_out(geglu):
         agree(specs.find("gelu_tanh_mul_bwd"), geglu.gelu_tanh_mul_bwd(d, a, b), (d, a, b))
 
 
-def test_geglu_starts_as_many_programs_as_there_are_cores(geglu, monkeypatch):
-    """Each of which then takes several blocks."""
+def test_geglu_launches_one_program_per_core(geglu, monkeypatch):
+    """Each program then loops over several blocks."""
     grids = []
     stock = launch.Launcher.bind
     monkeypatch.setattr(launch.Launcher, "bind", lambda *args: grids.append(args[2]) or stock(*args))
@@ -329,20 +334,20 @@ def test_geglu_starts_as_many_programs_as_there_are_cores(geglu, monkeypatch):
     assert grids[0][0] * block * 3 < 3 * 37_001
 
 
-def test_geglu_refuses_what_the_reference_refuses(geglu):
+def test_geglu_rejects_what_the_reference_rejects(geglu):
     for name in ("gelu_tanh_mul", "gelu_tanh_mul_bwd"):
         for bad in (b for b in specs.find(name).errors("cpu") if b.typed):
             with pytest.raises(bad.error, match=bad.match):
                 getattr(geglu, name)(*bad.args)
 
 
-def test_geglu_declines_rows_that_lie_too_far_apart(geglu):
+def test_geglu_declines_row_strides_over_32_bits(geglu):
     a = torch.empty(1, device="meta").as_strided((64, 8), (2**27, 1))
     with pytest.raises(NotSupported, match="too far apart"):
         geglu._plan(a=a, b=a)
 
 
-def test_geglu_is_what_a_machine_with_npus_gets(geglu):
+def test_ascend_registers_geglu_forward_and_backward(geglu):
     from opmux.core import BackendImplKind
     from opmux.machine import vendor_ops
 

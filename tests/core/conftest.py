@@ -1,4 +1,4 @@
-"""Core tests restore the process's policy, whatever the environment says."""
+"""Core tests restore the process's policy, whatever variables the developer has set."""
 
 import pytest
 
@@ -14,7 +14,7 @@ def clean_policy():
 
 @pytest.fixture(autouse=True)
 def clean_plugins():
-    """Plugins that a test loads into its own registries must not be remembered as the process's plugins."""
+    """Plugins that a test loads into its own registry must not count as loaded in the process."""
     from opmux.core import discovery
 
     before = dict(discovery._seen)
@@ -25,7 +25,7 @@ def clean_plugins():
 
 @pytest.fixture
 def plug():
-    """Register impls in the default registry for one test."""
+    """`plug(...)`: register impls in the default registry for one test."""
     from opmux.core import OpImpl, get_default_manager
 
     registry = get_default_manager().registry

@@ -135,7 +135,7 @@ def warm_up() -> None:
         if importlib.util.find_spec(name) is not None:
             importlib.import_module(name)
     get_default_manager()._register_declared()
-    # Only these: searching all installed distributions takes longer than the rest of a child.
+    # Search only the test's folder: searching all installed distributions takes longer than the rest of a child.
     here = f"{SITE}/site"
     importlib.metadata.entry_points = lambda group: [
         entry
@@ -203,7 +203,7 @@ def ready_to_enable() -> None:
     get_default_manager().prepare()
 
 
-# name -> first use, preparation in the parent, number of faults. In this order, as plugins are loaded once.
+# name -> (first use, preparation in the parent, number of faults). The order matters: plugins are loaded only once.
 SCENARIOS = {
     "plugins": (use_plugins, lambda: None, 120),
     "family": (use_family, lambda: get_default_manager().prepare(), 340),
@@ -333,7 +333,7 @@ def run(name: str, part: float) -> dict:
     for i in range(count):
         k, kind = 1 + (lines - 1) * i // max(1, count - 1), ERRORS[i % 3]
         found = fork(partial(after_fault, use, k, kind))
-        # An error in a plugin's code, or during its import, is reported as the plugin's.
+        # An error in a plugin's code or during its import is reported as the plugin's error.
         reported = kind is RuntimeError and name == "plugins" and "portrait" in found and left_out(found, expected)
         reported = reported or failed_impl(found, expected)
         if not same(found, expected) and not reported:
@@ -341,7 +341,7 @@ def run(name: str, part: float) -> dict:
     for i in range(forks):
         found = fork(partial(after_fork, use, 1 + lines * i // forks))
         if "portrait" in found:
-            # A scope of a thread that does not exist in the child cannot be found, nor be known to be over.
+            # The child cannot find a scope of a thread that only the parent has, nor know whether the scope has ended.
             found["portrait"]["scopes"] = 0
         if not same(found, expected) or found["mine"] != expected["result"]:
             report["bad"].append({"fork": True, **found})
@@ -349,8 +349,9 @@ def run(name: str, part: float) -> dict:
 
 
 def failed_impl(found: dict, expected: dict) -> bool:
-    """Whether the error was in an impl, which is skipped from then on, and nothing else changed: in a kernel's body, or
-    when a composition called one of its parts."""
+    """Whether the error was in an impl (a kernel's body, or a part that a composition called). From then on the impl is
+    skipped; nothing else may have changed.
+    """
     if "portrait" not in found or found["result"] != expected["result"]:
         return False
     if {k for k, v in found["portrait"].items() if v != expected["portrait"][k]} != {"first"}:

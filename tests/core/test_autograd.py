@@ -118,7 +118,7 @@ def test_out_of_memory_in_a_backward_is_not_retried(plug):
 
 
 class Private(torch.autograd.Function):
-    """Saves private state for the backward."""
+    """An op whose forward saves private state for the backward."""
 
     fail = False
 
@@ -170,7 +170,7 @@ def test_a_wrong_number_of_results_names_the_impl_and_falls_back(plug):
         close(ours(x, w), truth(x, w))
 
 
-def test_calls_by_name_have_gradients(plug):
+def test_calls_of_an_op_by_name_have_gradients(plug):
     from opmux.core import get_default_manager
 
     x, w = leaf(3, 8), leaf(8)
@@ -222,7 +222,7 @@ def test_every_forward_links_to_its_backward():
     for spec in linked:
         plan = spec.gradient
         tensors = [n for n, p in spec.signature.parameters.items() if "Tensor" in str(p.annotation)]
-        # only tensors get gradients, and the first of them always does; seeds, masks and running statistics do not
+        # Only tensors get gradients, and the first tensor always does; seeds, masks and running statistics get none.
         takers = [spec.names.index(n) for n in tensors]
         assert set(plan.targets) <= set(takers) and takers[0] in plan.targets, spec.key
 
@@ -232,7 +232,7 @@ def test_every_forward_links_to_its_backward():
 
 @pytest.fixture
 def declare():
-    """Declare a forward and its backward for one test, by their references."""
+    """Declare a forward op and its backward for one test, from their references."""
     made = []
 
     def declared(forward, backward, name, **fields):

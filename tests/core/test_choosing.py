@@ -1,4 +1,4 @@
-"""`choose`, the decision which impl of an op runs: by policies and measured times, without a machine or tensors."""
+"""`choose` decides which impl of an op runs, from policies and measured times; it needs no machine and no tensors."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_candidate_measured_slower_than_another_comes_after_it(times, expected
     assert order(times) == expected
 
 
-def test_a_candidate_has_its_time_and_says_what_it_comes_after():
+def test_a_verdict_has_the_candidates_time_and_names_the_faster_one():
     found, _ = choose(POLICY, "an_op", [IMPLS[A], IMPLS[B]], Measured({A: 55.0, B: 41.25}, None, "a chip", "n<=8"))
     assert [(c.impl.impl_id, c.us) for c in found] == [(B, 41.25), (A, 55.0)]
     assert found[1].after == {B: f"measured on a chip: {B} 41.25 us, this 55 us (n<=8)"} and not found[0].after
@@ -85,7 +85,7 @@ SOME = replace(LIBRARIES, reference_too=False)
     ("times", "first", "expected"),
     [
         ({}, LIBRARIES, [A, TORCH, HOPPER, OURS]),
-        ({}, SOME, [A, HOPPER, OURS, TORCH]),  # ours runs the calls that no library takes
+        ({}, SOME, [A, HOPPER, OURS, TORCH]),  # our kernel runs the calls that no library accepts
         ({HOPPER: 1.0, A: 2.0}, LIBRARIES, [HOPPER, A, OURS, TORCH]),
         ({OURS: 1.0, A: 2.0}, LIBRARIES, [OURS, A, HOPPER, TORCH]),
         ({HOPPER: 1.0, A: 1.01}, LIBRARIES, [A, HOPPER, OURS, TORCH]),
@@ -93,7 +93,7 @@ SOME = replace(LIBRARIES, reference_too=False)
         ({HOPPER: 3.0, OURS: 2.0, A: 1.0}, LIBRARIES, [A, OURS, HOPPER, TORCH]),
     ],
 )
-def test_where_libraries_come_first_ours_must_have_been_measured_to_be_faster(times, first, expected):
+def test_where_libraries_come_first_our_kernel_runs_first_only_if_measured_faster(times, first, expected):
     ids = (OURS, HOPPER, A, TORCH)
     assert order(times, first=first, ids=ids) == expected
     named = SelectionPolicy(per_op_order={"an_op": "flagos|*"})
@@ -101,7 +101,7 @@ def test_where_libraries_come_first_ours_must_have_been_measured_to_be_faster(ti
     assert order(times, SelectionPolicy(strict=True), first, ids) == [HOPPER, OURS, A, TORCH]
 
 
-def test_the_preference_of_a_part_of_a_composition_does_not_name_our_kernel():
-    """The token of the composition is not the user's: libraries still come first."""
+def test_a_compositions_token_for_its_parts_does_not_name_our_kernel():
+    """The token is not from the user's policy, so libraries still come first."""
     inside = replace(POLICY, part_token="flagos")
     assert order({}, inside, LIBRARIES) == order({}, POLICY, LIBRARIES) == [A, B, TORCH, OURS]

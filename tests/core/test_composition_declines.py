@@ -1,4 +1,4 @@
-"""A composition with a part that has no implementation declines; this is not a failure."""
+"""A composition declines if one of its parts has no implementation; this does not count as a failure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KEYS = ("opmux::declining_part", "tex::declining_whole")
 
 @pytest.fixture
 def whole():
-    """tex::declining_whole(x) = part(x) + 1, over opmux::declining_part(x) = 2 x."""
+    """The op tex::declining_whole(x) = part(x) + 1, composed of opmux::declining_part(x) = 2 x."""
 
     def declining_part(x: Tensor) -> Tensor:
         return 2 * x
@@ -35,7 +35,7 @@ def whole():
 
 @pytest.fixture
 def declining(plug):
-    """An impl of the part that declines every call; the policy allows no other for the part."""
+    """The only impl of the part that the policy allows; it declines every call."""
 
     def never(x):
         raise NotSupported("not for this tensor")

@@ -88,7 +88,7 @@ def test_shape_specifications_are_parsed():
             Dims.of(text)
 
 
-def test_sizes_come_from_gradients_last():
+def test_a_shape_error_names_the_gradient_and_not_the_input():
     made = contract(dy=Grad[Tensor, "*s"], x=Float[Tensor, "*s"])
     assert says(made, dy=torch.zeros(4), x=torch.zeros(5)) == "f: dy must have shape (5,), that of x; got (4,)"
 
@@ -193,7 +193,7 @@ def test_an_int_argument_may_be_a_size():
     )  # fmt: skip
     good = dict(x=torch.zeros(6, 4), row_map=torch.arange(10), probs=torch.zeros(5, 2), topk=2, rows=6)
     assert says(made, **good) is None
-    assert says(made, **{n: v for n, v in good.items() if n != "topk"}) is None  # its value is unknown
+    assert says(made, **{n: v for n, v in good.items() if n != "topk"}) is None  # the value of topk is unknown
     for name, value, text in (
         ("x", torch.zeros(5, 4), "x must have shape (6, n), [rows, n] where rows is 6; got (5, 4)"),
         ("row_map", torch.arange(9), "row_map must have shape (2*tokens), [topk*tokens] where topk is 2; got (9,)"),
@@ -272,7 +272,7 @@ def test_where_checks_run_last_and_get_arguments_by_name():
     assert says(made, x=torch.zeros(4), n=2) is None
     assert says(made, x=torch.zeros(3), n=2) == "f: x must have rows in multiples of n = 2; got (3,)"
     assert "n must be at least 1" in str(says(made, x=torch.zeros(3), n=0))
-    assert says(made, x=torch.zeros(3)) is None  # its argument is missing
+    assert says(made, x=torch.zeros(3)) is None  # the argument of the check is missing
 
 
 def test_errors_use_the_callers_argument_names():

@@ -45,7 +45,7 @@ class Site:
         return name
 
     def distribution(self, name: str, version: str, **groups: dict[str, str]) -> None:
-        """Install a distribution; `backends` and `te_fl` are tables of entry points for the two groups."""
+        """Install a distribution; `backends` and `te_fl` are its entry points in the two groups."""
         info = self.path / f"{name.replace('-', '_')}-{version}.dist-info"
         info.mkdir(parents=True)
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
@@ -60,7 +60,7 @@ class Site:
 
 @pytest.fixture(scope="module", autouse=True)
 def without_transformer_engine():
-    """Hide NVIDIA's layer, which another test of the process may have imported, until a test installs it."""
+    """Hide NVIDIA's layer, which an earlier test may have imported, unless the test installs one."""
     names = [n for n in sys.modules if n.partition(".")[0] in ("transformer_engine", "transformer_engine_torch")]
     taken = {n: sys.modules.pop(n) for n in names}
     finders = [f for f in sys.meta_path if getattr(f, "__module__", "") == "opmux_startup"]  # it provides our tex
@@ -135,7 +135,7 @@ def problems(log) -> list[str]:
     return [r.getMessage() for r in log.records if r.levelname in ("WARNING", "ERROR")]
 
 
-# ---- what a plugin may be -------------------------------------------------------------------------------------------
+# ---- forms of plugins -----------------------------------------------------------------------------------------------
 
 SHAPES = {
     "a module": ("shape", REGISTER),
@@ -198,14 +198,14 @@ def test_plugins_load_in_the_order_of_their_names(site, name_modules):
     assert [p.name for p in discovery.plugins()] == ["a_plug", "b", "c", "d"]
 
 
-# ---- the lists ------------------------------------------------------------------------------------------------------
+# ---- allow and block lists ------------------------------------------------------------------------------------------
 
 MARKS = "from pathlib import Path\nPath('imported').touch()\n" + REGISTER
 
 
 @pytest.fixture
 def marking(site):
-    """An installed plugin in a package; both of its modules record their import."""
+    """An installed plugin in a package. The plugin and the package record their import."""
     site.module("pack_top.__init__", "from pathlib import Path\nPath('imported').touch()\n")
     site.module("pack_top.plug", MARKS)
     site.distribution("Acme-Ops", "1.0", backends={"acme-plug": "pack_top.plug"})
@@ -213,7 +213,8 @@ def marking(site):
 
 
 NAMES = ["Acme-Ops", "acme-ops", "acme_ops", "acme.ops", "ACME__OPS", "other, acme-ops"]
-# The names of the entry point and of its modules. They must not match the lists, as any distribution may use them.
+# The names of the entry point and of its modules. The lists must not match these, because any distribution may use
+# them.
 INSIDE = ["acme-plug", "acme_plug", "pack_top.plug", "pack_top", "ACME-PLUG"]
 
 
@@ -410,7 +411,7 @@ def test_the_right_interface_version_is_accepted(site, name_modules, log):
     assert problems(log) == []
 
 
-# ---- ops of a plugin's own ------------------------------------------------------------------------------------------
+# ---- ops that a plugin declares -------------------------------------------------------------------------------------
 
 
 def test_a_plugin_may_declare_an_op(site, name_modules, log):
@@ -481,7 +482,7 @@ def test_an_impl_tagged_in_a_failing_plugin_is_removed(site, name_modules):
     assert not [row for row in registry_module.tagged if row.impl.impl_id == "vendor.tagged"]
 
 
-# ---- where it came from ---------------------------------------------------------------------------------------------
+# ---- where an impl comes from ---------------------------------------------------------------------------------------
 
 
 def test_impls_of_an_installed_plugin_name_its_distribution(site):
@@ -537,7 +538,7 @@ def test_a_second_load_starts_from_scratch(site, name_modules):
 
 
 def test_a_module_without_register_may_register_at_import(site, name_modules, log):
-    """By @impl; tests/seeds covers classes with @register_backend. A module that registers nothing raises."""
+    """With @impl. tests/seeds covers classes with @register_backend. A module that registers nothing raises."""
     tagged = "from opmux.core import impl\n\n@impl('rms_norm', id='vendor.tag', kind='vendor', vendor='tag')\n"
     site.module("tags", tagged + "def rms_norm(x, weight, eps, offset):\n    return x, x\n")
     site.module("empty", "")
@@ -568,7 +569,7 @@ def does_not_load(site, monkeypatch):
 
 @pytest.fixture(params=[not_installed, does_not_load])
 def engine(request, site, monkeypatch):
-    """A Transformer Engine without plugin.core, and the error of its import."""
+    """A Transformer Engine without plugin.core, and the error that importing it raises."""
     return request.param(site, monkeypatch)
 
 
@@ -619,7 +620,7 @@ def test_the_foreign_name_works_during_register(site, name_modules, log):
 
 
 def test_a_plugin_may_search_for_the_package(site, name_modules, log):
-    """Libraries use find_spec to check for Transformer Engine: the stand-in must return a result, not raise."""
+    """Libraries search for Transformer Engine with find_spec: the stand-in must return a result instead of raising."""
     look = "import importlib.util\nimportlib.util.find_spec('transformer_engine')\n"
     name_modules(site.module("foreign", look + FOREIGN))
     assert ids(load()) == ["vendor.acme"], problems(log)

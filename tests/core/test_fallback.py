@@ -30,7 +30,7 @@ from opmux.core import snapshot as snapshots
 
 
 class Made(machine.Machine):
-    """A machine with these accelerators, all of one arch."""
+    """A machine with these accelerator types, all of one arch."""
 
     def __init__(self, arch, chips):
         self.arch, self.chips = arch, chips
@@ -48,7 +48,7 @@ LAX = SelectionPolicy(prefer="vendor")
 
 
 class Counted:
-    """A function that counts its calls, and raises a given error."""
+    """A function that counts its calls and may raise a given error."""
 
     def __init__(self, fn=None, error: Exception | None = None):
         self.fn, self.error, self.calls = fn or (lambda *a, **k: "ok"), error, 0
@@ -61,7 +61,7 @@ class Counted:
 
 
 def manager_of(op: str, *impls: tuple, **extra) -> OpManager:
-    """impls: (kind, fn) or (kind, fn, fields)."""
+    """A manager with these impls of one op; each is (kind, fn) or (kind, fn, fields)."""
     registry = OpRegistry()
     for n, (kind, fn, *more) in enumerate(impls):
         fields = {"vendor": "acme"} if kind is VENDOR else {}
@@ -77,7 +77,7 @@ def vendor_first():
 
 
 def outcomes(manager, op, *args):
-    """The result by every call path; all must agree."""
+    """The result through every call path; all must agree."""
     return {manager.call(op, *args), manager.resolve(op)(*args)}
 
 
@@ -142,7 +142,7 @@ def test_quarantine_is_by_dtype_and_shape_class():
     call = manager.resolve("rms_norm")
     for shape, dtype, calls in [
         ((3, 4), torch.float32, 1),
-        ((4, 3), torch.float32, 1),  # the same class: both round up to 4
+        ((4, 3), torch.float32, 1),  # the same shape class: both sizes round up to 4
         ((3, 5), torch.float32, 2),
         ((3, 4), torch.float16, 3),
         ((3, 4, 1), torch.float32, 4),
@@ -278,9 +278,9 @@ def test_strict_skips_what_this_machine_lacks_and_raises_for_unsupported_tensors
 
 
 def test_the_device_of_the_tensors_selects_the_impl(monkeypatch):
-    """On a machine with an accelerator, each call selects by the device of its tensors."""
+    """On a machine with an accelerator, a CPU tensor still selects the CPU's impl."""
 
-    monkeypatch.setattr(machine, "_machine", Made(None, ("meta",)))  # meta stands for a chip
+    monkeypatch.setattr(machine, "_machine", Made(None, ("meta",)))  # meta plays the part of the chip
     fields = {"devices": {"meta"}}
     manager = manager_of("own_op", (VENDOR, lambda *a: "chip", fields), (REFERENCE, lambda *a: "ref"))
     for _ in range(2):
@@ -293,9 +293,7 @@ def test_the_device_of_the_tensors_selects_the_impl(monkeypatch):
 
 
 def test_a_choice_for_a_meta_tensor_does_not_apply_to_the_cpu():
-    """Without an accelerator devices were ignored: a first call on meta once selected the accelerator's impl for the
-    CPU.
-    """
+    """Regression: without an accelerator, a first call on meta selected the accelerator's impl also for CPU tensors."""
     fields = {"devices": {machine.ACCELERATOR}, "supported_dtypes": {torch.float32}}
     manager = manager_of("own_op", (VENDOR, lambda *a: "chip", fields), (REFERENCE, lambda *a: "ref"))
     for device in ("meta", "cpu"):
@@ -305,7 +303,7 @@ def test_a_choice_for_a_meta_tensor_does_not_apply_to_the_cpu():
 @pytest.mark.parametrize("first, second", [("meta", "cpu"), ("cpu", "meta")])
 @pytest.mark.parametrize("why", ["lacks", "unused"])
 def test_a_choice_for_one_device_does_not_apply_to_another(monkeypatch, why, first, second):
-    """Whichever is called first. No impl names devices, but the choice still depends on the device."""
+    """In both orders of the calls. No impl names devices, but the selection still depends on the device."""
 
     class Lacking(Made):
         def lacks(self, device_type):
@@ -314,7 +312,7 @@ def test_a_choice_for_one_device_does_not_apply_to_another(monkeypatch, why, fir
         def unused(self, device_type):
             return {"own_op": "its vendor wants no such kernel"} if device_type == "meta" and why == "unused" else {}
 
-    monkeypatch.setattr(machine, "_machine", Lacking(None, ("meta",)))  # meta stands for a chip
+    monkeypatch.setattr(machine, "_machine", Lacking(None, ("meta",)))  # meta plays the part of the chip
     manager = manager_of("own_op", (DEFAULT, lambda *a: "ours"), (REFERENCE, lambda *a: "ref"))
     want = {"cpu": {"ours"}, "meta": {"ref"}}
     for device in (first, second):
@@ -469,7 +467,7 @@ def test_calls_that_write_nothing_take_no_snapshot(monkeypatch):
     assert [(n, v is buffer) for n, v in taken[1]] == [("ln_out", True)]
 
 
-# ---- found by review ------------------------------------------------------------------------------------------------
+# ---- regressions ----------------------------------------------------------------------------------------------------
 
 
 def test_after_a_declining_when_all_others_run_once_and_errors_name_the_right_impl():
@@ -491,7 +489,7 @@ def test_after_a_declining_when_all_others_run_once_and_errors_name_the_right_im
 
 
 def test_not_supported_from_another_op_counts_as_a_failure():
-    """An impl that wrote and then calls an op without implementation has not declined before its first write."""
+    """The outer impl has written before the inner op finds no implementation, so it cannot count as declined."""
     state = {"inner": True}
 
     def inner(x):
@@ -516,11 +514,11 @@ def test_not_supported_from_another_op_counts_as_a_failure():
     assert x.eq(4).all()
 
 
-def test_a_meta_tensor_does_not_decide_for_an_accelerator(monkeypatch):
+def test_a_meta_tensor_selects_the_accelerators_impl(monkeypatch):
 
     monkeypatch.setattr(machine, "_machine", Made(None, ("cuda",)))
     manager = manager_of("own_op", (VENDOR, lambda x: "chip", {"devices": {"cuda"}}), (REFERENCE, lambda x: "ref"))
-    assert manager.call("own_op", torch.ones(1, device="meta")) == "chip"  # the same as for a tensor of the chip
+    assert manager.call("own_op", torch.ones(1, device="meta")) == "chip"  # as for a tensor on the chip
     assert manager.call("own_op", torch.ones(1)) == "ref"
 
 
@@ -651,8 +649,8 @@ def test_after_a_refusal_the_next_impl_is_called_directly(plug, caplog, monkeypa
         relu(x[5])
 
 
-def test_proof_for_calls_that_write_nothing_does_not_count_for_those_that_write():
-    """tex's norms: an impl that is proven without `ln_out` is not proven with it."""
+def test_an_impl_proven_without_written_arguments_is_not_proven_with_them():
+    """tex's norms write only if `ln_out` is given."""
 
     def no_buffers(*args):
         if args[3] is not None:
@@ -671,7 +669,7 @@ def test_proof_for_calls_that_write_nothing_does_not_count_for_those_that_write(
 
 
 def test_calls_by_name_without_a_spec_always_recover():
-    """Proof for a dtype and shape skips checks; a call of another form is checked completely, and all recover."""
+    """A proven impl skips checks for its dtypes and shapes; a call of another form is checked completely."""
     registry, calls, broken = OpRegistry(), [], []
 
     def first(*args, **kwargs):

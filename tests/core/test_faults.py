@@ -105,7 +105,7 @@ def same(got, expected):
 
 @pytest.mark.parametrize("at, spec", list(enumerate(SPECS)), ids=[s.name for s in SPECS])
 def test_every_fault_falls_back_without_side_effects(at, spec, slow):
-    """Every sixth fault, starting with another one for each op; all of them with --slow."""
+    """Each op runs every sixth fault, and each op starts with another one; with --slow all faults run."""
     samples = [s for s in spec.samples(torch.float32, CPU) if not s.loose] or list(spec.samples(torch.float32, CPU))
     manager = get_default_manager()
     for n, fault in enumerate(FAULTS) if slow else list(enumerate(FAULTS))[at % 6 :: 6]:

@@ -55,7 +55,7 @@ def together(*works):
     return problems or results
 """
 
-# Modules, which take long and are not a use. Children of test_any_two_entry_points_may_be_used_at_once lack them.
+# Imports that take long and are not a use of opmux. test_any_two_entry_points_may_be_used_at_once runs without them.
 MODULES = """
 import opmux
 for name in ("ops", "faces.aten.switch", "faces.tex.interface", "tools.listing", "tools.doctor", "tools.explain"):
@@ -539,7 +539,7 @@ def test_any_entry_point_may_be_the_first(vendor, tmp_path, slow):
         write(tmp_path / "site" / "acme_chip" / "ops" / "__init__.py", ACME_OPS)
         distribution(tmp_path / "site", "acme_chip", acme="acme_chip")
     env = {"TRITON_INTERPRET": "1"} if vendor else {}
-    # acme's device also belongs to ascend: the later one, a package outside the tree, must win
+    # acme's device type also belongs to ascend: the later vendor, a package outside the tree, must win.
     step = f"STEP = {1 if vendor or slow else 3}\n"
     done = run(step + (SIMULATED if vendor else PLAIN) + FIRST + MODULES + LOOP, tmp_path, **env)
     assert done["bad"] == {}, done["stderr"][-3000:]

@@ -50,7 +50,7 @@ def test_memory_of_captured_graphs_is_kept(cache, monkeypatch):
 
 
 def held_tensors(value, depth=3):
-    """Tensors in a module's tables, including caches."""
+    """The tensors in a module's tables, including caches and nested containers."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, held.Held):

@@ -16,7 +16,7 @@ KNOBS = {k.name: k for k in knobs.all_knobs()}
 
 SRC = Path(__file__).parents[2] / "src"
 
-# Names that programs for other libraries set -> ours.
+# Setting names of other libraries -> our names.
 ALIASES = {
     "TE_FL_PREFER": "OPMUX_PREFER",
     "TE_FL_PREFER_VENDOR": "OPMUX_PREFER_VENDOR",
@@ -250,7 +250,7 @@ def test_natural_toml_types_are_accepted():
 
 
 def test_a_file_in_the_current_directory_cannot_name_modules(caplog):
-    """One warning, which says what to do instead."""
+    """One warning, which says how to name them instead."""
     toml('plugin_modules = ["evil"]\nprefer = "reference"')
     for _ in range(2):
         assert knobs.PLUGIN_MODULES.look() == knobs.Setting((), "default")

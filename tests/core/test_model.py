@@ -22,7 +22,7 @@ KIND_ORDER = {
 TOKENS = ["flagos", "DEFAULT", "triton", "vendor", "reference", "*", "vendor:acme", "Vendor:bolt", "vendor:core"]
 TOKENS += ["impl:i0", "IMPL:I1", "!vendor", "!flagos", "!vendor:bolt", "!impl:i2"]
 
-# behaviours of an impl, which the model knows
+# How an impl may behave; the model knows these behaviours.
 BEHAVIOURS = ("works", "works", "works", "declines", "missing", "breaks", "when", "dtype", "arch", "value", "oom")
 
 
@@ -165,7 +165,7 @@ def check(impls, policy, by_name):
     manager = OpManager(registry)
     per_op = {} if policy["order"] is None else {"MODEL_OP": policy["order"]}
     chosen = SelectionPolicy(policy["prefer"], policy["strict"], per_op, policy["deny"], policy["allow"])
-    # a token may name an impl that this registry lacks; in settings that is not an error
+    # A token may name an impl that this registry lacks: in settings that is not an error.
     chosen = chosen.relaxed()
     x = torch.zeros(2)
     quarantined: frozenset = frozenset()

@@ -229,7 +229,7 @@ def tex_norm(x, w):
 
 def test_a_composition_lists_its_parts():
     assert set(specs.find("layernorm_bwd").parts) == {"opmux::layer_norm_bwd"}
-    # also through functions that it calls: quantizing is not in its own source
+    # The parts include those of functions that it calls: its own source does not mention quantizing.
     assert {"opmux::rms_norm", "opmux::rms_norm_fp8", "opmux::fp8_cast_into"} < set(specs.find("rmsnorm_fwd").parts)
 
 
@@ -309,7 +309,8 @@ def test_explain_returns_data_and_prints_one_screen(plug):
         assert rows["vendor.bolt"] == ("refused", "when", "odd")
         assert rows["reference.torch"][0] == "chosen"
         assert opmux.explain("rms_norm", x[:, :0], w[:0]).chosen.impl_id == "vendor.bolt"
-        assert opmux.explain("rms_norm").chosen.impl_id == "vendor.acme"  # no tensor whose dtype could be unsupported
+        # no tensor is given, so no dtype is unsupported
+        assert opmux.explain("rms_norm").chosen.impl_id == "vendor.acme"
         plug("rms_norm", "vendor.cut", VENDOR, lambda *a: a, vendor="cut", priority=9, when=lambda x, *a: x.shape[9])
         assert "raised IndexError" in str(opmux.explain("rms_norm", x, w))
     text = str(said)

@@ -156,7 +156,7 @@ def test_a_full_policy_replaces_and_a_layer_adds(manager, monkeypatch):
     reset_global_policy()
     assert which(manager) == "bolt"
     with opmux.policy(strict=True):
-        assert which(manager) == "bolt"  # does not set an order
+        assert which(manager) == "bolt"  # a layer does not set an order
     with opmux.policy("reference"):
         assert which(manager) == "reference"  # a scope's preference beats the environment's order
     with policy_context(SelectionPolicy()):
@@ -275,7 +275,7 @@ def test_a_generator_closed_by_another_thread_ends_its_scope(manager):
         assert which(manager) == "acme"
     assert which(manager) == "flagos" and str(opmux.core.get_policy()) == "prefer=flagos"
     opmux.set_policy("vendor")
-    assert which(manager) == "acme"  # it follows the process's policy
+    assert which(manager) == "acme"  # the generator follows the process's policy
     opmux.set_policy("flagos")
     with opmux.policy("reference"):
         assert which(manager) == "reference"
@@ -362,7 +362,7 @@ def test_the_policy_of_the_forward_selects_the_backward(plug):
     x.grad = None
     opmux.set_policy("reference")
     y, _ = opmux.ops.rms_norm(x, w)
-    opmux.set_policy("vendor")  # too late for this one
+    opmux.set_policy("vendor")  # too late for this backward
     y.sum().backward()
     assert ran == ["elsewhere"] and not x.grad.eq(7).any()
 

@@ -53,7 +53,7 @@ def cyclic():
     return held
 
 
-# argument -> how an impl may modify it, and what must be restored
+# argument -> how an impl may modify it, and what a failure must restore
 def add(t):
     with torch.no_grad():
         t[:2] += 1
@@ -97,7 +97,7 @@ CHANGES = {
 
 
 def look(value):
-    """A copy of the compared values."""
+    """A copy of what the test compares."""
     if isinstance(value, torch.Tensor):
         return value.detach().clone(), value.stride() if value.layout is torch.strided else ()
     return tuple(map(look, value)) if isinstance(value, tuple) else value

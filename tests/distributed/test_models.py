@@ -44,7 +44,7 @@ def fsdp(model: torch.nn.Module) -> torch.nn.Module:
 
     for layer in model.model.layers:
         fully_shard(layer)
-    fully_shard(model.lm_head)  # its weight is whole only in its own forward
+    fully_shard(model.lm_head)  # its weight is unsharded only in its own forward
     return fully_shard(model)
 
 
@@ -68,5 +68,5 @@ def run(rank: int, port: int, answers: dict) -> None:
         dist.destroy_process_group()
 
 
-def test_ddp_and_fsdp():
+def test_a_patched_model_trains_under_ddp_and_fsdp2_as_in_one_process():
     assert ranks.run(run, RANKS) == dict.fromkeys(range(RANKS), "as in one process")

@@ -1,4 +1,4 @@
-"""Two processes over gloo: a gemm with a collective around it gives what one process gives with the whole."""
+"""Two processes over gloo: a gemm overlapped with a collective gives the result of one process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KINDS = {"CommOverlap": (), "CommOverlapP2P": (tex.CommOverlapType.AG,)}
 
 
 def drawn(seed: int, *shape: int) -> torch.Tensor:
-    """Small whole numbers: their sums and products are exact in every dtype."""
+    """Small integers: their sums and products are exact in every dtype."""
     return torch.randint(-4, 5, shape, generator=torch.Generator().manual_seed(seed)).float()
 
 
@@ -32,7 +32,7 @@ def part(t: torch.Tensor, rank: int, dim: int = 0) -> torch.Tensor:
 
 
 def gemm(a, b, layout, ub=None, **rest):
-    """generic_gemm as Transformer Engine calls it."""
+    """Call generic_gemm as Transformer Engine does."""
     room = torch.empty(0, dtype=torch.uint8)
     fixed = None, None, tex.DType.kFloat32, None, tex.DType.kFloat32, False, None, False, room, 0, False, False
     d, *others = fixed
@@ -41,7 +41,7 @@ def gemm(a, b, layout, ub=None, **rest):
 
 
 def gather_then_gemm(ub, rank):
-    """The forward of a column-parallel layer: y = all of x by a part of the weight."""
+    """The forward of a column-parallel layer: y = (all rows of x) times this rank's part of the weight."""
     ub.copy_into_buffer(part(X, rank), local_chunk=True)
     y, *_, extra = gemm(part(W, rank), ub.get_buffer(shape=[ROWS, IN]), "TN", ub, comm_type=tex.CommOverlapType.AG)
     assert extra is None
@@ -58,7 +58,7 @@ def gather_and_keep(ub, rank):
 
 
 def gemm_then_scatter(ub, rank):
-    """The forward of a row-parallel layer: each rank sums over its columns of x."""
+    """The forward of a row-parallel layer: the ranks' products, each over a part of x's columns, are summed."""
     mine = torch.zeros(ROWS // RANKS, OUT)
     x, w = part(X, rank, dim=1), part(W, rank, dim=1)
     *_, extra = gemm(w, x, "TN", ub, comm_type=tex.CommOverlapType.RS, extra_output=mine)
@@ -67,14 +67,14 @@ def gemm_then_scatter(ub, rank):
 
 
 def gather_beside(ub, rank):
-    """A bulk all-gather of x beside dgrad, which knows nothing of it."""
+    """A bulk all-gather of x during dgrad, which does not use x."""
     ub.copy_into_buffer(part(X, rank), local_chunk=True)
     dx, *_ = gemm(W, DY, "NN", ub, comm_type=tex.CommOverlapType.AG, bulk_overlap=True)
     return torch.cat((dx, ub.get_buffer())), torch.cat((DY @ W, X))
 
 
 def scatter_beside(ub, rank):
-    """A bulk reduce-scatter of dx, in the buffer, beside wgrad."""
+    """A bulk reduce-scatter of dx, in the buffer, during wgrad."""
     dx = gemm(part(W, rank), part(DY, rank, dim=1), "NN", out=ub.get_buffer())[0]
     assert dx.data_ptr() == ub.get_buffer().data_ptr()
     dw, *_ = gemm(X, DY, "NT", ub, comm_type=tex.CommOverlapType.RS, bulk_overlap=True)
@@ -82,7 +82,7 @@ def scatter_beside(ub, rank):
 
 
 def scatter_beside_into(ub, rank):
-    """The same into extra_output."""
+    """A bulk reduce-scatter of dx into extra_output, during wgrad."""
     ub.copy_into_buffer(X * (rank + 1))
     mine = torch.zeros(ROWS // RANKS, IN)
     gemm(X, DY, "NT", ub, comm_type=0, bulk_overlap=True, extra_output=mine)
@@ -90,7 +90,7 @@ def scatter_beside_into(ub, rank):
 
 
 def gather_for_another(ub, rank):
-    """bulk_overlap_ag_with_external_gemm: on the streams of another overlap object."""
+    """bulk_overlap_ag_with_external_gemm: the all-gather runs on the streams of another overlap object."""
     assert ub.get_communication_stream() == (None, None)
     ub.copy_into_buffer(part(X, rank), local_chunk=True)
     assert tex.bulk_overlap_ag_with_external_gemm(ub, None, None) is None
@@ -103,7 +103,7 @@ CASES = [
 ]  # fmt: skip
 
 
-# Of te.Linear: parallel mode, name, and what overlaps with what.
+# Cases of te.Linear: parallel mode, name, and what overlaps with what.
 LAYERS = {
     "bulk": ("column", "qkv", {"ub_overlap_ag": True, "ub_bulk_dgrad": True, "ub_bulk_wgrad": True}),
     "gather": ("column", "fc1", {"ub_overlap_ag": True}),
@@ -112,7 +112,7 @@ LAYERS = {
 
 
 def layers(rank):
-    """Whether NVIDIA's own te.Linear has the same results and gradients with overlap as without it."""
+    """Whether NVIDIA's own te.Linear has the same results and gradients with and without overlap."""
     os.environ["UB_SKIPMC"] = "1"  # no multicast
     importlib.import_module("opmux.te")
     import transformer_engine.pytorch as te
@@ -148,7 +148,7 @@ def _rank(rank: int, port: int, answers) -> None:
                 for case in CASES if dtype is torch.float32 else ():
                     got, want = case(ub, rank)
                     answers[rank, name, case.__name__] = torch.equal(got, want)
-                # each part in its own place, in the buffer's dtype
+                # copy_into_buffer puts each rank's part in its place, in the buffer's dtype
                 ub.copy_into_buffer(part(X, rank).to(ub.get_buffer().dtype), local_chunk=True)
                 ub.gather()
                 answers[rank, name, str(ub.get_buffer().dtype)] = torch.equal(ub.get_buffer().float(), X)
@@ -157,7 +157,7 @@ def _rank(rank: int, port: int, answers) -> None:
         fp8.gather()
         same = torch.equal(fp8.get_buffer().view(torch.float8_e4m3fn).float(), X)
         answers[rank, "CommOverlap", "bytes"] = fp8.is_fp8_ubuf() and same
-        alone = tex.CommOverlap([ROWS, IN], torch.float32, helper, 1)  # a group of each rank by itself
+        alone = tex.CommOverlap([ROWS, IN], torch.float32, helper, 1)  # each rank is a group of its own
         alone.copy_into_buffer(X + rank)
         mine = torch.zeros(ROWS, OUT)
         gemm(W, alone.get_buffer(), "TN", alone, comm_type=0, extra_output=mine)
@@ -169,7 +169,7 @@ def _rank(rank: int, port: int, answers) -> None:
 
 
 @pytest.mark.slow
-def test_two_ranks_give_what_one_gives():
+def test_overlap_on_two_ranks_gives_the_results_of_one():
     found = ranks.run(_rank, RANKS)
     assert len(found) == RANKS * (len(KINDS) * (len(CASES) + 2) + 2 + len(LAYERS) * HAS_TE)
     assert not [key for key, right in found.items() if not right]
@@ -177,7 +177,7 @@ def test_two_ranks_give_what_one_gives():
 
 @pytest.fixture(scope="module")
 def ub():
-    """An overlap object of one process."""
+    """An overlap object in a group of one process."""
     os.environ |= {"GLOO_SOCKET_IFNAME": "lo"}
     store = dist.TCPStore("127.0.0.1", ranks.port(), 1, is_master=True)
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
@@ -188,7 +188,7 @@ def ub():
         dist.destroy_process_group()
 
 
-def test_what_cannot_be(ub):
+def test_invalid_overlap_arguments_raise(ub):
     helper = overlap.CommOverlapHelper(dist.group.WORLD)
     with pytest.raises(NotImplementedError, match="MPI is not built in"):
         tex.CommOverlapHelper()
@@ -216,8 +216,8 @@ def test_what_cannot_be(ub):
         gemm(W, X, "TN", ub, comm_type=0, extra_output=torch.zeros(3, OUT))
 
 
-def test_a_failing_gemm_does_not_leave_others_waiting(ub):
-    """The collective beside it is waited for all the same."""
+def test_a_failing_gemm_still_waits_for_its_collective(ub):
+    """Otherwise the other ranks would hang."""
     ub.copy_into_buffer(X)
 
     def fails():
@@ -228,7 +228,7 @@ def test_a_failing_gemm_does_not_leave_others_waiting(ub):
     assert torch.equal(ub.get_buffer(), X)
 
 
-def test_metadata_is_three_attributes():
+def test_fp8_tensor_meta_has_scale_scale_inv_and_amax_history():
     meta = tex.FP8TensorMeta()
     assert [getattr(meta, n).numel() for n in ("scale", "scale_inv", "amax_history")] == [0, 0, 0]
     meta.scale = X

@@ -1,4 +1,4 @@
-"""Two processes over gloo: bindings are compared, and rank 0's adopted."""
+"""Two processes over gloo: `opmux.sync` compares the ranks' selections, or adopts those of rank 0."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch.distributed as dist
 import opmux
 from opmux.core import BackendImplKind, OpImpl, RanksDiffer, get_default_manager
 
-MARKS = {"a": 1.0, "b": 2.0}  # what each vendor's rms_norm returns as rstd, to tell which one ran
+MARKS = {"a": 1.0, "b": 2.0}  # each vendor's rms_norm returns its value as rstd, so the test can tell which one ran
 
 
 def _impl(vendor):
@@ -52,7 +52,7 @@ def _answer(rank: int, case: str) -> str:
 
 @pytest.fixture(scope="module")
 def answers():
-    """What each rank says in each case; two processes for all of them, as starting one takes seconds."""
+    """What each rank returns in each case. The same two processes run all cases, because starting one takes seconds."""
     return ranks.run(_rank)
 
 
@@ -60,19 +60,19 @@ def both(answers, case):
     return [answers[rank, case] for rank in (0, 1)]
 
 
-def test_ranks_that_agree(answers):
+def test_sync_returns_true_if_the_ranks_agree(answers):
     assert both(answers, "same") == ["True  True"] * 2
 
 
-def test_adopting_rank_0(answers):
+def test_adopt_makes_every_rank_use_the_selection_of_rank_0(answers):
     assert both(answers, "adopt") == [f"False {MARKS['b']} True"] * 2
 
 
-def test_an_impl_that_a_rank_lacks_is_an_error_on_every_rank(answers):
+def test_an_impl_missing_on_one_rank_raises_on_every_rank(answers):
     for said in both(answers, "lacking"):
         assert said.startswith("RanksDiffer") and "vendor.b" in said
 
 
-def test_a_wrong_mode_is_said_before_anything_is_sent():
+def test_an_unknown_mode_raises_before_any_communication():
     with pytest.raises(ValueError, match="mode must be one of"):
         opmux.sync(mode="fix")

@@ -1,4 +1,4 @@
-"""Cross entropy over classes that are spread over processes: two of them over gloo, and one alone."""
+"""Cross entropy with the vocabulary split across processes: two processes over gloo, and one process."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def given():
 
 
 def truth(world, smoothing, formula, mode):
-    """Losses of each process and the gradients of their sums by all logits, as their formulas have them."""
+    """The losses of each process, and the gradients of their sums with respect to all logits, from the formulas."""
     logits, target = given()
     log_p = logits.log_softmax(-1)
     counts = (target != -100).double()
@@ -68,7 +68,7 @@ def answers():
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_two_processes(answers, case):
+def test_vocab_parallel_cross_entropy_on_two_processes_equals_its_formula(answers, case):
     losses, grads = truth(2, *case)
     for rank in range(2):
         torch.testing.assert_close(answers[rank, case], (losses[rank], grads[rank]))
@@ -77,7 +77,7 @@ def test_two_processes(answers, case):
 
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
-def test_one_process_is_torchs(smoothing, reduction):
+def test_vocab_parallel_cross_entropy_in_one_process_equals_torchs(smoothing, reduction):
     logits, target = given()
     logits.requires_grad_()
     kept = logits.detach().clone()
@@ -85,12 +85,12 @@ def test_one_process_is_torchs(smoothing, reduction):
     want = F.cross_entropy(logits.movedim(-1, 1), target, label_smoothing=smoothing, reduction=reduction)
     torch.testing.assert_close(got, want)
     twice = torch.autograd.grad(got.sin().sum(), logits, retain_graph=True)
-    for made in (twice, torch.autograd.grad(got.sin().sum(), logits)):  # a second backward is right
+    for made in (twice, torch.autograd.grad(got.sin().sum(), logits)):  # a second backward gives the same gradient
         torch.testing.assert_close(made, torch.autograd.grad(want.sin().sum(), logits, retain_graph=True))
     assert torch.equal(logits, kept)
 
 
-def test_bad_arguments():
+def test_invalid_arguments_raise():
     logits, target = given()
     for options, words in (
         ({"formula": "liger"}, "formula must be one of 'pytorch', 'megatron'; got 'liger'"),

@@ -1,4 +1,4 @@
-"""The examples run as they stand, and the vendor's package is found as its users would install it."""
+"""The examples run unchanged, and the example vendor package is found both installed and by its module name."""
 
 import ast
 import os
@@ -20,7 +20,7 @@ LINE = r"\[opmux \w+\.py:\d+ {level}\] {words}"
 
 def run(*command, cwd, path=(), warm=False, **env):
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("OPMUX", "TE_", "TEFL", "PYTHONPATH", "PIP_"))}
-    clean |= {"PYTHONDONTWRITEBYTECODE": "1"}  # nothing of a run stays in the tree
+    clean |= {"PYTHONDONTWRITEBYTECODE": "1"}  # a run must leave no files in the tree
     if path:
         clean["PYTHONPATH"] = os.pathsep.join(map(str, path))
     done = fresh.run([str(c) for c in command], cwd=cwd, env=clean | env, timeout=240, warm=warm)
@@ -33,7 +33,7 @@ def python(code, cwd, **more):
 
 
 def lines(text, words, level="INFO"):
-    """The log lines that consist of these words (a pattern), in our format."""
+    """The log lines in opmux's format whose message matches the pattern `words`."""
     found = re.compile(LINE.format(level=level, words=f"({words})"))
     return [m[1] for m in map(found.fullmatch, text.splitlines()) if m]
 
@@ -46,7 +46,7 @@ def registered(text):
 # ---- the two programs -----------------------------------------------------------------------------------------------
 
 
-def test_intree(tmp_path):
+def test_the_in_tree_example_runs_falls_back_and_explains(tmp_path):
     done = run(sys.executable, EXAMPLES / "example_intree.py", cwd=tmp_path, path=(SRC,), warm=True)
     assert registered(done.stderr) == ["reference.torch", "vendor.mybackend"]
     assert lines(done.stderr, r"Op 'rmsnorm_fwd' using .*") == [
@@ -60,10 +60,10 @@ def test_intree(tmp_path):
     why = done.stdout.partition("why this one?")[2]
     assert re.search(r"x vendor\.mybackend\.turbo +vendor +priority 300 +quarantine: RuntimeError: the turbo", why)
     assert re.search(r"\* vendor\.mybackend +vendor +priority 200 +chosen", why)
-    assert len(done.stdout.splitlines()) + len(done.stderr.splitlines()) <= 24  # a short screen
+    assert len(done.stdout.splitlines()) + len(done.stderr.splitlines()) <= 24  # the output must fit on a screen
 
 
-def test_outtree(tmp_path):
+def test_the_out_of_tree_example_runs_the_vendor_package(tmp_path):
     done = run(sys.executable, EXAMPLES / "example_outtree.py", cwd=tmp_path, path=(SRC,), warm=True)
     assert {"reference.torch", "vendor.acme"} <= set(registered(done.stderr))
     assert "Op 'rmsnorm_fwd' using 'vendor.acme' (kind=vendor, vendor=acme)" in lines(done.stderr, "Op .*")
@@ -103,7 +103,7 @@ torch.testing.assert_close(output, torch.nn.functional.rms_norm(input, (8,), wei
 """
 
 
-def test_the_flow_of_a_registry_of_ones_own(tmp_path):
+def test_an_op_of_a_separate_registry_can_be_called_as_documented(tmp_path):
     done = python(FLOW.format(core="opmux.core"), tmp_path, warm=True, TEFL_LOG_LEVEL="INFO")
     assert done.stdout == ""
     for line, words in zip(
@@ -117,7 +117,7 @@ def test_the_flow_of_a_registry_of_ones_own(tmp_path):
         assert lines(line, re.escape(words))
 
 
-def test_a_plain_import_is_silent_at_any_level(tmp_path):
+def test_importing_opmux_prints_nothing_at_any_log_level(tmp_path):
     env = dict(TEFL_LOG_LEVEL="DEBUG", TE_FL_DEBUG="1", TE_FL_PREFER="vendor", TE_FL_PLUGIN_MODULES="no_such_module")
     done = python("import opmux, opmux.ops, opmux.core", tmp_path, **env)
     assert (done.stdout, done.stderr) == ("", "")
@@ -144,14 +144,14 @@ for p in discovery.plugins():
 
 @pytest.fixture
 def package(tmp_path):
-    """A copy, so that no build leaves a file in the tree."""
+    """A copy of the package, so that no build leaves a file in the tree."""
     copy = tmp_path / "vendor_plugin"
     shutil.copytree(PLUGIN, copy, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info", "build"))
     return copy
 
 
 def install(package, root):
-    """An environment of its own that sees this one's packages, with a package installed by pip."""
+    """Install a package with pip in a new virtual environment that also sees this environment's packages."""
     run(sys.executable, "-m", "venv", "--without-pip", root, cwd=package)
     python = root / "bin" / "python"
     site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=root).stdout.strip())
@@ -168,8 +168,8 @@ def rows(done, kind):
 
 
 @pytest.mark.slow
-def test_installed_by_pip(package, tmp_path):
-    """One test: what takes time is the installation."""
+def test_the_vendor_package_works_after_pip_install(package, tmp_path):
+    """A single test, because the installation is slow."""
     python, site = install(package, tmp_path / "scratch")
     done = run(python, "-c", USE, cwd=tmp_path, TE_FL_PREFER="vendor", TEFL_LOG_LEVEL="INFO")
 
@@ -197,7 +197,7 @@ def test_installed_by_pip(package, tmp_path):
     assert re.search(r"^\d+ passed", own.stdout.splitlines()[-1]), own.stdout
 
 
-def test_named_without_installation(package, tmp_path):
+def test_the_vendor_package_can_be_named_in_a_variable_without_installation(package, tmp_path):
     env = dict(TE_FL_PREFER="vendor", TEFL_LOG_LEVEL="INFO", TE_FL_PLUGIN_MODULES="acme_opmux,acme_opmux.legacy")
     done = python(USE, tmp_path, path=(SRC, package / "src"), warm=True, **env)
     assert rows(done, "plugin") == {
@@ -211,6 +211,6 @@ def test_named_without_installation(package, tmp_path):
     ]
 
 
-def test_the_tree_holds_no_build():
+def test_the_example_package_has_no_build_files():
     left = [p for p in PLUGIN.rglob("*") if p.name in ("build", "dist") or p.name.endswith(".egg-info")]
     assert left == []

@@ -20,12 +20,12 @@ from typing import IO
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-SPEED = "speed"  # a test with this word in its name compares times, so nothing else may run
+SPEED = "speed"  # a test with this word in its name measures time, so it must run alone
 
 
 @dataclass
 class Run:
-    """One pytest process: a file's tests, either those of speed or the others."""
+    """One pytest process: either the speed tests of a file, or its other tests."""
 
     file: str
     speed: bool
@@ -43,7 +43,7 @@ class Run:
         command = [sys.executable, "-m", "pytest", "-q", "-rfE", "--triton", "device", "-m", "gpu", "-k", chosen]
         self.started = time.monotonic()
         self.output = self.log.open("wb")
-        # -p no:cacheprovider: the processes would write one file
+        # -p no:cacheprovider: the processes would all write the same cache file.
         self.process = subprocess.Popen(
             [*command, "-p", "no:cacheprovider", str(HERE / self.file)],
             cwd=ROOT,
@@ -59,11 +59,11 @@ class Run:
             self.output.close()
 
     def result(self) -> dict[str, object]:
-        """`ok` is None for a run that was stopped."""
+        """The outcome as a dict; `ok` is None if the run was stopped."""
         assert self.process is not None
         text = self.log.read_text(errors="replace")
         code = self.process.returncode
-        ok = None if code < 0 else code in (0, 5)  # 5: no test of the file was selected
+        ok = None if code < 0 else code in (0, 5)  # 5: pytest selected no test of the file
         counted = re.findall(r"^.*\b(?:passed|failed|error|skipped|deselected)\b.* in .*$", text, re.MULTILINE)
         failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", text, re.MULTILINE)
         line = counted[-1] if counted else text.strip().rpartition("\n")[2]
@@ -128,7 +128,7 @@ def main() -> int:
         if not speed or has_speed_tests(HERE / name)
     ]
     runs = [r for r in runs if r.name not in passed]
-    # Longest first, as far as an earlier run tells: the last file to end is then a short one.
+    # Start the files that took longest in the earlier run first, so that the last one to end is short.
     took = {r["name"]: r["seconds"] for r in before}
     runs.sort(key=lambda r: -took.get(r.name, (HERE / r.file).stat().st_size / 1000))
     deadline = time.monotonic() + options.seconds

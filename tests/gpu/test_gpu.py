@@ -1,4 +1,6 @@
-"""The same specs on a real GPU, and what only a GPU can show: device threads, graphs, real out-of-memory."""
+"""The specs' samples on a real GPU, and what only a GPU can test: autograd's device threads, CUDA graphs, out of
+memory.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ def tensors(results):
 
 
 def calls(spec, dtype):
-    """Arguments and what they show. The samples' amax is absent or above all values: from zero it must rise."""
+    """(arguments, description) of each call. The samples' amax is None or larger than all values; an extra call starts
+    it at zero, so it must rise.
+    """
     for sample in spec.samples(dtype, CUDA):
         yield sample.args, sample.id
         if "amax" in spec.mutates:
@@ -38,7 +42,7 @@ def written(spec, args):
 
 
 def tolerance(spec, dtype, result):
-    """That of the call's dtype or of the result's own, the looser one: an amax of float64 inputs is a float32."""
+    """The looser tolerance of the call's dtype and the result's dtype: the amax of float64 inputs is a float32."""
     of = [spec.tol[dtype], spec.tol.get(result.dtype, spec.tol[dtype])]
     return {"rtol": max(t.rtol for t in of), "atol": max(t.atol for t in of)}
 
@@ -62,7 +66,7 @@ def test_every_sample_agrees_with_the_cpu(spec, dtype):
 
 
 @pytest.mark.parametrize("spec", [s for s in PRIMITIVES if s.grad], **by_name)
-def test_compiled_by_inductor_with_gradients(spec):
+def test_every_op_compiles_with_inductor_and_keeps_its_gradients(spec):
     torch._dynamo.reset()
     fn = getattr(opmux.ops, spec.name)
     sample = next(iter(spec.samples(torch.float32, CUDA)))
@@ -78,7 +82,7 @@ def test_compiled_by_inductor_with_gradients(spec):
         torch.testing.assert_close(a, b)
 
 
-def test_the_device_of_the_tensors_decides_each_call():
+def test_the_device_of_the_tensors_selects_the_impl_of_each_call():
     registry = OpRegistry()
     registry.register_impl(OpImpl("own", "chip", VENDOR, "nvidia", lambda x: "chip", devices={"cuda"}))
     registry.register_impl(OpImpl("own", "new", VENDOR, "nvidia", lambda x: "new", priority=1, min_arch="sm_999"))
@@ -91,8 +95,8 @@ def test_the_device_of_the_tensors_decides_each_call():
     assert str(arch_of("cuda")).startswith(("sm_", "gfx"))
 
 
-def test_the_scope_of_the_forward_reaches_the_device_thread():
-    """A backward on CUDA runs on autograd's own thread, where no context variable of ours is seen."""
+def test_a_cuda_backward_uses_the_policy_scope_of_its_forward():
+    """On CUDA the backward runs on autograd's device thread, where our context variables have no values."""
     ran = []
 
     def backward(dy, x, weight, rstd, offset):
@@ -116,7 +120,7 @@ def test_the_scope_of_the_forward_reaches_the_device_thread():
         registry.unregister("rms_norm_bwd", "vendor.seven")
 
 
-def test_ops_can_be_captured_in_a_graph():
+def test_ops_can_be_captured_in_a_cuda_graph():
     x, w = torch.randn(64, 1024, device=CUDA), torch.randn(1024, device=CUDA)
     opmux.ops.rms_norm(x, w)
     graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
@@ -127,7 +131,7 @@ def test_ops_can_be_captured_in_a_graph():
     torch.testing.assert_close(y, opmux.ops.rms_norm(x, w)[0])
 
 
-def test_no_fallback_of_a_mutating_op_while_capturing():
+def test_a_mutating_op_does_not_fall_back_during_graph_capture():
     def fails(x):
         x.add_(1)
         raise RuntimeError("late")

@@ -1,4 +1,4 @@
-"""The forms of activations on a GPU at real sizes: halves of one tensor, biases, and sums that do not change."""
+"""Activations on a GPU at real sizes: gated units of one tensor, biases, and deterministic sums."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHAPES = [(4096, 8192), (2, 1023, 11008), (70_000, 40), (3, 100_000)]
 
 
 def check(name, *args):
-    """Twice, as the second launch takes another way."""
+    """Compare two calls with the reference; the second call uses the quick launch."""
     spec = specs.by_key[f"opmux::{name}"]
     want = spec.reference(*args)
     want = want if isinstance(want, tuple) else (want,)
@@ -29,7 +29,7 @@ def check(name, *args):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_halves(shape, dtype):
+def test_gated_units_of_halves_agree_with_the_reference(shape, dtype):
     with opmux.policy("flagos", strict=True):
         n = shape[-1]
         x, dy = (torch.randn(*shape[:-1], k * n, device="cuda", dtype=dtype) for k in (2, 1))
@@ -41,7 +41,7 @@ def test_halves(shape, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_biases(shape, dtype):
+def test_activations_with_a_bias_agree_and_bias_gradients_are_deterministic(shape, dtype):
     with opmux.policy("flagos", strict=True):
         x, dy = (torch.randn(shape, device="cuda", dtype=dtype) for _ in range(2))
         bias = torch.randn(shape[-1], device="cuda", dtype=dtype)
@@ -56,7 +56,7 @@ def test_biases(shape, dtype):
             assert all(torch.equal(opmux.ops.silu_bias_bwd(dy, x, b)[1], dbias) for _ in range(5))
 
 
-def test_tex():
+def test_tex_activations_agree_with_torch():
     x, dy = torch.randn(512, 2048, device="cuda"), torch.randn(512, 1024, device="cuda")
     leaf = x.clone().requires_grad_()
     a, b = leaf.chunk(2, -1)

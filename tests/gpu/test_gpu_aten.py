@@ -1,4 +1,4 @@
-"""The ATen face on a real GPU: PyTorch's own samples, and what must hold of `enable`, `use` and `native`.
+"""The ATen overrides on a real GPU: PyTorch's own samples, and the checks of `enable`, `use` and `native`.
 
 Hundreds of kernels are compiled: `pytest -n 16 tests/gpu/test_gpu_aten.py`.
 """
@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "faces"))
 opinfo = importlib.import_module("opinfo")
 checks = importlib.import_module("engine_checks")
 
-# Listing PyTorch's samples takes seconds: where there is nothing to run them on, that is not done.
+# Listing PyTorch's samples takes seconds: skip it without a GPU.
 OPS = [opinfo.name_of(op) for op in opinfo.database()] if torch.cuda.is_available() else ["none"]
 
 
@@ -28,17 +28,17 @@ def agrees(op, dtypes, limit=None):
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_all_samples(op):
+def test_pytorchs_samples_agree_in_float32_and_bfloat16(op):
     agrees(op, (torch.float32, torch.bfloat16))
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_other_dtypes(op, request):
+def test_pytorchs_samples_agree_in_other_dtypes(op, request):
     others = (torch.float16, torch.float64, torch.int64, torch.int32, torch.bool)
     agrees(op, others, None if request.config.getoption("--slow") else 4)
 
 
 @pytest.mark.parametrize("name", checks.CHECKS)
-def test_it_holds(name):
+def test_each_engine_check_passes(name):
     failed = checks.run("cuda", [name])
     assert not failed, failed[name]

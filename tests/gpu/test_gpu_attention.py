@@ -1,4 +1,4 @@
-"""Our attention kernels on the device, against float64 and torch's own."""
+"""Our attention kernels on the GPU, compared with float64 and with torch's kernels."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def ours(op):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("dim", [64, 128, 80])
-def test_as_close_to_float64_as_torch(dtype, causal, dim):
+def test_attention_is_as_close_to_float64_as_torchs(dtype, causal, dim):
     q, do = (torch.randn(2, 8, 1024, dim, device=CUDA, dtype=dtype) for _ in range(2))
     k, v = (torch.randn(2, 2, 1024, dim, device=CUDA, dtype=dtype) for _ in range(2))
     attend = lambda *t: F.scaled_dot_product_attention(*t, is_causal=causal, enable_gqa=True)
@@ -41,7 +41,7 @@ def test_as_close_to_float64_as_torch(dtype, causal, dim):
         assert error[0] <= 1.25 * error[1] + 1e-5, (name, error)
 
 
-def test_the_same_bits_in_every_run():
+def test_the_backward_is_deterministic():
     q, do = (torch.randn(4, 16, 777, 64, device=CUDA, dtype=torch.bfloat16) for _ in range(2))
     k, v = (torch.randn(4, 4, 777, 64, device=CUDA, dtype=torch.bfloat16) for _ in range(2))
     o, lse = ours("attention")(q, k, v, True, None)
@@ -63,7 +63,7 @@ OPTIONS = {
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("dim", [64, 128, 256])
 def test_every_option_agrees_with_the_reference(options, dim):
-    """In bfloat16, against the reference in float64 on the same inputs: within bfloat16's rounding."""
+    """bfloat16 results, compared with the reference in float64 on the same inputs."""
     case = Case((2, 8, 1000, dim), options={"kv_heads": 2, **options})
     for op, samples in (
         (general.attention_general, general.GENERAL),
@@ -78,8 +78,9 @@ def test_every_option_agrees_with_the_reference(options, dim):
                 assert error < 0.02, (op.spec.name, name, error)
 
 
-def test_large_offsets_are_read_where_they_are():
-    k = torch.zeros(2, 1, 2**24 + 64, 128, device=CUDA, dtype=torch.bfloat16)  # a head of 2^31 elements and more
+def test_offsets_beyond_32_bits_are_read():
+    # each batch element has over 2^31 elements
+    k = torch.zeros(2, 1, 2**24 + 64, 128, device=CUDA, dtype=torch.bfloat16)
     q = torch.zeros(2, 1, 64, 128, device=CUDA, dtype=torch.bfloat16)
     k[1, 0, -1] = 8.0
     q[1] = 8.0
@@ -88,7 +89,7 @@ def test_large_offsets_are_read_where_they_are():
     assert torch.equal(o[1], torch.full_like(o[1], 8.0)) and not o[0].any()
 
 
-# ---- ATen's overloads, against torch's kernels -----------------------------------------------------------------------
+# ---- ATen's overloads, compared with torch's kernels -----------------------------------------------------------------
 
 
 def new(*shape, dtype=torch.bfloat16):
@@ -96,7 +97,9 @@ def new(*shape, dtype=torch.bfloat16):
 
 
 def like_torchs(made, native, skip=(), tolerance=2e-2):
-    """The same shapes, dtypes and memory; values within rounding; tensors in `skip` are compared by shape alone."""
+    """Assert equal shapes, dtypes and strides, and values within rounding; of results in `skip` only the values are not
+    compared.
+    """
     for i, (got, want) in enumerate(zip(made, native, strict=True)):
         if want is None or not isinstance(want, torch.Tensor):
             assert got == want, i
@@ -115,7 +118,7 @@ WINDOWS = [(False, None, None), (True, None, None), (False, 100, 30), (False, 64
 @pytest.mark.parametrize("shape", ["whole", "of one projection", "packed", "packed, other keys"])
 @pytest.mark.parametrize(("causal", "left", "right"), WINDOWS)
 def test_flash_overloads_agree_with_torch(shape, causal, left, right):
-    """A forward of ours with a backward of torch's and the reverse too."""
+    """Each backward is tested with our forward and with torch's forward."""
     aten, sides = torch.ops.aten, dict(window_size_left=left, window_size_right=right)
     cu_q = cu_k = None
     if shape == "whole":
@@ -161,8 +164,8 @@ def test_efficient_backward_agrees_with_torch(shape, mask, dtype):
 
 
 @pytest.mark.parametrize("layout", ["heads first", "sequences first", "of one projection"])
-def test_efficient_attention_of_any_layout(layout):
-    """What gpt2, bert and vit call in float32: results lie in memory as torch's do."""
+def test_efficient_attention_agrees_with_torch_in_any_layout(layout):
+    """The float32 calls of gpt2, bert and vit; results have the strides of torch's."""
     if layout == "of one projection":
         q, k, v = new(2, 333, 3, 4, 64, dtype=torch.float32).permute(2, 0, 3, 1, 4)
     else:

@@ -1,6 +1,6 @@
 """attn_implementation="opmux" on a GPU: values, gradients, decoding and continuous batching.
 
-All against transformers' own attention.
+Each is compared with transformers' own attention.
 """
 
 import pytest
@@ -48,7 +48,7 @@ def inputs(padded, length=300):
 
 
 def step(model, given):
-    """The logits of tokens that are not padding, and the gradients of a step."""
+    """The logits of all tokens except padding, and the gradients of one step."""
     model.train()
     model.zero_grad()
     logits = model(**given).logits[given["attention_mask"].bool()]
@@ -61,9 +61,10 @@ def error(a, b):
 
 
 @pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("kind", [k for k in KINDS if k != "gpt_oss"])  # whose routers choose by the last bit
-def test_as_exact_as_eager(kind, padded):
-    """In bfloat16, against float32: errors are no larger than those of "eager" by more than a third."""
+# gpt_oss: a rounding can change which experts its router selects
+@pytest.mark.parametrize("kind", [k for k in KINDS if k != "gpt_oss"])
+def test_bfloat16_errors_are_at_most_a_third_larger_than_eagers(kind, padded):
+    """Errors are measured against float32."""
     given = inputs(padded)
     truth, exact = step(built(kind, torch.float32), given)
     model = built(kind, torch.bfloat16)
@@ -77,7 +78,7 @@ def test_as_exact_as_eager(kind, padded):
 
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_float32(kind, padded):
+def test_float32_agrees_with_eager(kind, padded):
     model, given = built(kind, torch.float32), inputs(padded)
     plain, theirs = step(model, given)
     model.set_attn_implementation("opmux")
@@ -90,7 +91,7 @@ def test_float32(kind, padded):
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_generation(kind, padded, cache):
+def test_generate_agrees_with_eager(kind, padded, cache):
     model, given = built(kind, torch.float32).eval(), inputs(padded, 130)
     more = dict(max_new_tokens=8, do_sample=False, eos_token_id=None, pad_token_id=0, disable_compile=True)
     want = model.generate(**given, **more, cache_implementation=cache)
@@ -99,8 +100,8 @@ def test_generation(kind, padded, cache):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_one_new_token(dtype):
-    """The keys as a cache has them: [batch, heads, keys, dim] in one piece."""
+def test_one_new_token_agrees_with_eager(dtype):
+    """Keys are stored as in a KV cache: contiguous [batch, heads, keys, dim]."""
     q = torch.randn(3, 16, 1, 128, device="cuda", dtype=dtype)
     k, v = (torch.randn(3, 4, 777, 128, device="cuda", dtype=dtype) for _ in range(2))
     sinks = torch.randn(16, device="cuda", dtype=dtype)
@@ -114,9 +115,10 @@ def test_one_new_token(dtype):
 
 @pytest.fixture
 def settled(monkeypatch):
-    """Wait after transformers has reset the inputs of batches.
+    """Wait after transformers has reset the inputs of a batch.
 
-    It does so on one stream, fills them on another, and does not wait: kernels that other processes delay come late.
+    Transformers resets them on one stream and fills them on another without waiting: if other processes delay the
+    reset, it can run after the fill.
     """
     from transformers.generation.continuous_batching.input_outputs import ContinuousBatchingAsyncIOs
 
@@ -125,7 +127,7 @@ def settled(monkeypatch):
 
 
 def batched(model, given, **options):
-    """New tokens by `generate_batch`; more than 512 tokens are two batches, the second with new tokens too."""
+    """The new tokens of `generate_batch`. More than 512 tokens are two batches; the second one also has new tokens."""
     fields = transformers.ContinuousBatchingConfig.__dataclass_fields__
     options |= {"page_size" if "page_size" in fields else "block_size": 64, "num_blocks": 64, "max_batch_tokens": 512}
     how = transformers.GenerationConfig(max_new_tokens=80, do_sample=False, eos_token_id=-1, pad_token_id=0)
@@ -135,7 +137,9 @@ def batched(model, given, **options):
 
 
 def gaps(model, given, made):
-    """How far below the largest logit those of tokens are, by a model of their whole sequences; 1 is a deviation."""
+    """For each generated token, how far its logit is below the largest, computed by a model on the whole sequence; 1 is
+    an error.
+    """
     for before, after in zip(given, made):
         assert len(after) == 80
         with torch.no_grad():
@@ -147,8 +151,8 @@ def gaps(model, given, made):
 @pytest.mark.parametrize("graphs", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", KINDS)
-def test_continuous_batching(kind, dtype, graphs, monkeypatch, settled):
-    """Tokens are those that "eager" finds the likeliest, in float32, but for rounding."""
+def test_continuous_batching_generates_eagers_likeliest_tokens(kind, dtype, graphs, monkeypatch, settled):
+    """Up to rounding, each token is the likeliest one of "eager" in float32."""
     if kind == "gpt_oss" and dtype is torch.float32 and graphs:
         pytest.skip("torch's grouped products of float32 wait for the device: they cannot be captured")
     source = torch.Generator().manual_seed(1)
@@ -164,17 +168,17 @@ def test_continuous_batching(kind, dtype, graphs, monkeypatch, settled):
     made = batched(model, given, use_cuda_graph=graphs)
     if kind in ("llama", "qwen3"):
         assert pages == {64}
-    elif not graphs:  # padded batches of models with windows are packed
+    elif not graphs:  # batches that are padded are packed for models with windows
         assert pages == {1}
-    if kind == "gpt_oss" and dtype is torch.bfloat16:  # its routers choose by the last bit
+    if kind == "gpt_oss" and dtype is torch.bfloat16:  # a rounding can change which experts its router selects
         return
     assert max(gaps(built(kind, torch.float32).eval(), given, made)) < (0.01 if dtype is torch.float32 else 0.2)
 
 
 @pytest.mark.parametrize("window", [-1, 40])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_tokens_after_the_last_request(dtype, window):
-    """A padded batch ends with tokens of no request, which are undefined: no other token may see them."""
+def test_tokens_after_the_last_request_do_not_affect_other_tokens(dtype, window):
+    """The tokens after the last request of a padded batch are undefined: no other token may attend to them."""
     sizes = torch.tensor([0, 5, 150, 333, 333, 333], dtype=torch.int32, device="cuda")
     q = torch.randn(384, 8, 64, device="cuda", dtype=dtype)
     k, v = torch.randn(2, 384, 2, 64, device="cuda", dtype=dtype)

@@ -1,4 +1,4 @@
-"""FP8 products with scales of blocks on Hopper have the bits of float32 sums over 128 columns of K, as cuBLAS' have."""
+"""Block-scaled FP8 GEMM on Hopper gives the bits of float32 sums over blocks of 128 along K, as cuBLAS does."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ pytestmark = [
 ]
 CUDA = torch.device("cuda")
 E4M3, E5M2, BF16, F32 = torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16, torch.float32
-PAIRS = [(1, 128), (1, 1), (128, 1)]  # rows of the blocks of a and of b
+PAIRS = [(1, 128), (1, 1), (128, 1)]  # rows per block of a and of b
 SIZES = [(128, 128, 128), (320, 128, 336), (320, 64, 336), (320, 256, 336), (16, 128, 128), (1024, 4096, 1024)]
 ODD = [(8, 384, 256), (37, 384, 256), (17, 256, 64), (129, 1008, 272), (48, 512, 16)]
 KINDS = [(E4M3, E4M3), (E5M2, E4M3), (E4M3, E5M2)]
 
 
 def blocks(rows: int, k: int, high: int, dtype: torch.dtype, seed: int) -> tuple[Tensor, Tensor]:
-    """Random FP8 numbers and the scales (powers of two) of their blocks of high x 128."""
+    """Random FP8 values, and one power-of-two scale for each block of high x 128 elements."""
     g = torch.Generator(CUDA).manual_seed(seed)
     down, wide = -(-rows // high), -(-k // 128)
     x = torch.zeros(down * high, wide * 128, device=CUDA)
@@ -39,7 +39,7 @@ def blocks(rows: int, k: int, high: int, dtype: torch.dtype, seed: int) -> tuple
 
 
 def by_blocks(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor) -> Tensor:
-    """Float32 sums of the products of 128 columns times their scales; cuBLAS multiplies the columns."""
+    """Sum the scaled products of each block of 128 along K in float32; cuBLAS computes the product of one block."""
     one, (m, k), n = torch.ones((), device=CUDA), a.shape, b.shape[0]
     each = lambda rows, scale: scale if scale.shape[0] == rows else scale.repeat_interleave(128, 0)[:rows]
     sa, sb = each(m, a_scale), each(n, b_scale)
@@ -47,13 +47,13 @@ def by_blocks(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor) -> Tensor:
     for i in range(0, k, 128):
         x, w = a[:, i : i + 128].contiguous(), b[:, i : i + 128].contiguous()
         products = torch._scaled_mm(x, w.t(), one, one, out_dtype=F32, use_fast_accum=False)
-        y += products * (sa[:, i // 128, None] * sb[None, :, i // 128])  # exact, as scales are powers of two
+        y += products * (sa[:, i // 128, None] * sb[None, :, i // 128])  # exact, because scales are powers of two
     return y
 
 
 @pytest.fixture(autouse=True)
 def nothing_failed():
-    """No implementation raised: the reference, which runs then, has other bits."""
+    """Assert that no implementation raised: the fallback, the reference, has other bits."""
     get_default_manager().clear_quarantine()
     yield
     failures = get_default_manager().memory.failures
@@ -70,7 +70,7 @@ def same_bits(got: Tensor, want: Tensor, what: str) -> None:
 @pytest.mark.parametrize(
     ("m", "k", "n"), [*SIZES, (8, 384, 256), (37, 384, 256), (17, 256, 64), (129, 1008, 272), (48, 512, 16)]
 )
-def test_products_are_those_of_float32_sums_over_blocks(m, k, n, rows):
+def test_block_scaled_gemm_equals_float32_sums_over_blocks(m, k, n, rows):
     for kinds in KINDS if m == 320 else KINDS[:1]:
         (a, sa), (b, sb) = (blocks(r, k, h, kind, i) for i, (r, h, kind) in enumerate(zip((m, n), rows, kinds)))
         want = by_blocks(a, b, sa, sb)
@@ -86,7 +86,7 @@ def test_every_implementation_for_hopper_gives_the_same_bits(m, k, n, rows):
     (a, sa), (b, sb) = (blocks(r, k, h, E4M3, i) for i, (r, h) in enumerate(zip((m, n), rows)))
     args = (a.view(torch.uint8), b.view(torch.uint8), sa, sb, E4M3, E4M3, None, *rows, F32)
     want, ran = by_blocks(a, b, sa, sb), []
-    opmux.ops.block_scaled_gemm(*args)  # registers them
+    opmux.ops.block_scaled_gemm(*args)  # the first call registers the implementations
     for impl in get_default_manager().registry.get_implementations("block_scaled_gemm"):
         own = impl.when
         if impl.impl_id != "reference.torch" and (own is None or own(*args) is True):
@@ -112,7 +112,7 @@ def product(A, B, out=None, to=BF16, bias=None, accumulate=False) -> Tensor:
 @pytest.mark.parametrize("dtype", [BF16, F32])
 @pytest.mark.parametrize("rows", PAIRS)
 @pytest.mark.parametrize(("m", "k", "n"), [(256, 128, 256), (320, 64, 336), (320, 256, 336), (16, 128, 128)])
-def test_tex_products_add_the_bias_before_they_round_and_the_output_afterwards(m, k, n, rows, dtype):
+def test_tex_gemm_adds_the_bias_before_rounding_and_accumulates_after(m, k, n, rows, dtype):
     torch.manual_seed(0)
     x, w = torch.randn(m, k, device=CUDA), torch.randn(n, k, device=CUDA)
     b, a = of_tex(x, rows[0]), of_tex(w, rows[1])
@@ -126,7 +126,7 @@ def test_tex_products_add_the_bias_before_they_round_and_the_output_afterwards(m
     same_bits(product(a, b, out.clone(), dtype, bias, accumulate=True), both, "bias and accumulate")
 
 
-def test_cublas_takes_blocks_whatever_the_number_of_blocks_of_k():
+def test_cublas_accepts_any_number_of_blocks_along_k():
     impls = get_default_manager().registry.get_implementations("block_scaled_gemm")
     cublas = next(i for i in impls if i.impl_id == "vendor.nvidia.cublas")
     for k in (64, 128, 384, 512, 1008):

@@ -1,4 +1,4 @@
-"""Group, batch and weight norm on a GPU, at the sizes of real models: every way against torch's own functions."""
+"""Group, batch and weight norm on a GPU at real sizes: every algorithm, compared with torch's functions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ by_name = {"ids": lambda v: "x".join(map(str, v)) if isinstance(v, tuple) else s
 
 
 def check_way(x, groups, way):
-    """The way forward, where it is known: of contiguous bfloat16 on a chip of 132 cores."""
+    """Assert which algorithm the forward uses, for contiguous bfloat16 on a chip of 132 cores, where it is known."""
     from opmux.kernels import channel_norm
     from opmux.kernels.lib.rows import cores
 
@@ -59,7 +59,7 @@ GROUPS = [
 @pytest.mark.parametrize("dtype", [bf16, f32], **by_name)
 @pytest.mark.parametrize("last", [False, True], ids=["first", "last"])
 @pytest.mark.parametrize("shape, groups, way", GROUPS, **by_name)
-def test_group_norm(shape, groups, way, last, dtype):
+def test_group_norm_and_its_gradients_agree_with_torch(shape, groups, way, last, dtype):
     if last and len(shape) != 4:
         pytest.skip("no places, no channels-last")
     form = torch.channels_last if last else torch.contiguous_format
@@ -74,7 +74,7 @@ def test_group_norm(shape, groups, way, last, dtype):
     true_grads = torch.autograd.grad(want, true, dy.double())
     assert got[0].is_contiguous(memory_format=form)
     close(got[0], true_grads[0], dtype)
-    n = (x.numel() // shape[1]) ** 0.5  # a sum of so many numbers
+    n = (x.numel() // shape[1]) ** 0.5  # these gradients are sums over n * n elements
     for a, t in zip(got[1:], true_grads[1:], strict=True):
         close(a, t, f32, scale=n)
 
@@ -85,7 +85,7 @@ BATCHES = [
     ((32, 512, 7, 7), "whole"),
     ((4096, 1024), None),
     ((256, 1024), "whole"),
-    ((16, 2048, 7, 7), "whole"),  # several units a program
+    ((16, 2048, 7, 7), "whole"),  # several channels per program
     ((8, 2856, 4, 4), "whole"),
     ((5, 3, 37, 41), None),
     ((2, 7, 3, 5, 11), None),
@@ -95,7 +95,7 @@ BATCHES = [
 @pytest.mark.parametrize("dtype", [bf16, f32], **by_name)
 @pytest.mark.parametrize("last", [False, True], ids=["first", "last"])
 @pytest.mark.parametrize("shape, way", BATCHES, **by_name)
-def test_batch_norm(shape, way, last, dtype):
+def test_batch_norm_and_its_gradients_agree_with_torch(shape, way, last, dtype):
     if last and len(shape) not in spec.CHANNELS_LAST:
         pytest.skip("no channels-last")
     form = spec.CHANNELS_LAST[len(shape)] if last else torch.contiguous_format
@@ -121,7 +121,7 @@ def test_batch_norm(shape, way, last, dtype):
 
 
 @pytest.mark.parametrize("shape, step", [((16, 2048, 7, 7), 1), ((8, 2856, 4, 4), 2), ((2, 4096, 3, 5), 1)], **by_name)
-def test_many_channels_of_few_places_under_aten(shape, step):
+def test_aten_batch_norm_of_many_channels_with_few_positions_agrees(shape, step):
     x, dy, w, b = draw((*shape[:-1], shape[-1] * step), bf16)
     x, dy = x[..., ::step], dy[..., ::step]
     true = doubles(x, w, b)
@@ -142,12 +142,12 @@ def test_many_channels_of_few_places_under_aten(shape, step):
     ((4096, 4096), 0), ((4096, 4096), 1), ((1024, 40000), 0), ((512, 256, 3, 3), 0), ((512, 256, 3, 3), 1),
     ((1000, 999), None), ((37, 3, 41), 1),
 ], **by_name)  # fmt: skip
-def test_weight_norm(shape, dim, dtype):
+def test_weight_norm_and_its_gradients_agree_with_torch(shape, dim, dtype):
     v, dw, *_ = draw(shape, dtype)
     g = torch.rand_like(torch.norm_except_dim(v, 2, -1 if dim is None else dim)) + 0.5
     ours, true = leaves(v, g), doubles(v, g)
     w, norm = opmux.ops.weight_norm(*ours, dim)
-    # torch._weight_norm of float64 on CUDA is right to 8 digits only
+    # torch._weight_norm of float64 on CUDA has only 8 correct digits.
     want = true[0] * (true[1] / torch.norm_except_dim(true[0], 2, -1 if dim is None else dim))
     close(w, want, dtype)
     close(norm, torch.norm_except_dim(true[0], 2, -1 if dim is None else dim), f64 if dtype is f64 else f32)
@@ -166,7 +166,7 @@ CALLS = {
 
 @pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last], **by_name)
 @pytest.mark.parametrize("name", CALLS)
-def test_gradients_are_the_same_in_every_run(name, form):
+def test_results_and_gradients_are_deterministic(name, form):
     shape, call = CALLS[name]
     x, dy, w, b = draw(shape, bf16, form)
     runs = []
@@ -178,7 +178,7 @@ def test_gradients_are_the_same_in_every_run(name, form):
         assert all(torch.equal(a, b) for a, b in zip(runs[0], again, strict=True))
 
 
-def test_a_large_mean_costs_no_digits():
+def test_a_large_mean_loses_no_precision():
     x, *_ = draw((64, 64, 56, 56), f32)
     x += 1e4
     close(opmux.ops.batch_norm(x)[0], F.batch_norm(x.double(), None, None, training=True), f32, scale=100)
@@ -189,7 +189,7 @@ def test_a_large_mean_costs_no_digits():
     torch.cuda.is_available() and torch.cuda.get_device_properties(0).total_memory < 40 << 30,
     reason="needs 40 GiB of memory",
 )
-def test_more_than_two_to_the_31_elements():
+def test_tensors_of_more_than_2_31_elements_are_normalized():
     x = torch.randn(2, 3, 1 << 29, device=CUDA, dtype=bf16)
     y, mean, _ = opmux.ops.group_norm(x, 1)
     torch.testing.assert_close(mean.flatten(), x.float().mean((1, 2)), rtol=1e-3, atol=1e-4)

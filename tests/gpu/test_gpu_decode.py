@@ -1,4 +1,4 @@
-"""Decoding on the device: samples, sizes of real models against float64, and replay with other lengths."""
+"""Decoding on the GPU: samples, real model sizes compared with float64, and graph replays with other lengths."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def full_precision():
 
 @pytest.mark.parametrize("name", ["attention_decode", "mla_decode", "write_kv_cache"])
 @pytest.mark.parametrize("dtype", [torch.float32, BF16, torch.float16, torch.float64], ids=str)
-def test_samples(name, dtype):
+def test_samples_agree_with_the_reference(name, dtype):
     spec = specs.find(name)
     for sample in spec.samples(dtype, CUDA):
         theirs = [a.clone() if torch.is_tensor(a) else a for a in sample.args]
@@ -44,7 +44,7 @@ def test_samples(name, dtype):
 
 
 def paged(batch, keys, page, kv_heads, dim, dtype=BF16):
-    """A cache whose pages are in no order, and a table of them."""
+    """A cache whose pages are in random order, and its page table."""
     each = -(-keys // page)
     table = torch.randperm(batch * each, device=CUDA).view(batch, each).int()
     made = [torch.randn(batch * each, page, kv_heads, dim, device=CUDA).to(dtype) for _ in range(2)]
@@ -52,7 +52,7 @@ def paged(batch, keys, page, kv_heads, dim, dtype=BF16):
 
 
 def plain(q, k_cache, v_cache, lengths, table):
-    """Sequence by sequence in float64."""
+    """Attention of each sequence in float64."""
     rows = []
     for z, length in enumerate(lengths.tolist()):
         plain_of = lambda c: (c.float() if c.dtype.itemsize == 1 else c)[table[z].long()]  # noqa: B023
@@ -64,7 +64,7 @@ def plain(q, k_cache, v_cache, lengths, table):
 @pytest.mark.parametrize("page", [16, 64, 256])
 @pytest.mark.parametrize("kept", [BF16, E4M3], ids=str)
 @pytest.mark.parametrize("batch", [1, 24])
-def test_llama(page, kept, batch):
+def test_attention_decode_agrees_at_the_sizes_of_llama(page, kept, batch):
     k_cache, v_cache, table = paged(batch, 5000, page, 8, 128, kept)
     lengths = torch.randint(1, 5000, (batch,), device=CUDA)
     q = torch.randn(batch, 1, 32, 128, device=CUDA, dtype=BF16)
@@ -76,7 +76,7 @@ def test_llama(page, kept, batch):
 
 
 @pytest.mark.parametrize("heads", [16, 128])
-def test_deepseek(heads):
+def test_mla_decode_agrees_at_the_sizes_of_deepseek(heads):
     _, _, table = paged(8, 4000, 64, 1, 1)
     cache = torch.randn(table.numel(), 64, 576, device=CUDA, dtype=BF16)
     lengths, q = torch.randint(1, 4000, (8,), device=CUDA), torch.randn(8, 2, heads, 576, device=CUDA, dtype=BF16)
@@ -87,8 +87,8 @@ def test_deepseek(heads):
     assert (o.double() - want).norm() <= 0.005 * want.norm()
 
 
-def test_beyond_2_31_elements():
-    """The last page of a cache of 2 GB, and the last keys of the same as one sequence."""
+def test_caches_of_more_than_2_31_elements_are_read_and_written():
+    """The last page of a 2 GB cache, and the last keys of the same memory as one sequence."""
     k_cache = torch.zeros(2**31 // (64 * 8 * 128) + 8, 64, 8, 128, device=CUDA, dtype=torch.uint8).view(E4M3)
     last = k_cache.shape[0] - 1
     k, q = torch.randn(1, 40, 8, 128, device=CUDA, dtype=BF16), torch.randn(1, 1, 8, 128, device=CUDA, dtype=BF16)
@@ -106,7 +106,7 @@ def test_beyond_2_31_elements():
         assert (got.double() - want).norm() <= 0.005 * want.norm()
 
 
-def test_a_graph_is_replayed_with_other_lengths():
+def test_a_graph_can_be_replayed_with_other_lengths():
     k_cache, v_cache, table = paged(4, 600, 64, 2, 64)
     lengths, q = torch.full((4,), 10, device=CUDA), torch.randn(4, 1, 8, 64, device=CUDA, dtype=BF16)
     call = lambda: ours.attention_decode(q, k_cache, v_cache, lengths, table=table)

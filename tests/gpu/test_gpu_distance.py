@@ -1,5 +1,6 @@
-"""Distances, cross products, fake quantization, histograms, segments, modes and Poisson numbers on a real GPU, against
-torch on the CPU."""
+"""Distances, cross products, fake quantization, histograms, segments, modes and Poisson numbers on a real GPU, compared
+with torch on the CPU.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ def drawn(*shape, dtype=torch.float32):
 
 
 def same(fn, *args, rtol=1e-4, atol=1e-4, exact=False):
-    """A function gives the same on the GPU and, of the same numbers, on the CPU."""
+    """Assert that `fn` gives the same results on the GPU as on the CPU."""
     there = [a.cuda() if isinstance(a, torch.Tensor) else a for a in args]
     got, want = fn(*there), fn(*args)
     several = isinstance(want, (tuple, list))
@@ -32,7 +33,7 @@ def same(fn, *args, rtol=1e-4, atol=1e-4, exact=False):
 
 
 @pytest.mark.parametrize("p", [0.0, 1.0, 1.5, 2.0, 3.0, float("inf")])
-def test_distances_and_their_gradients(p):
+def test_distances_and_their_gradients_agree_with_the_cpu(p):
     mode = "donot_use_mm_for_euclid_dist"
 
     def all_pairs(a, b, dy):
@@ -44,7 +45,7 @@ def test_distances_and_their_gradients(p):
     same(lambda x: F.pdist(x, p), drawn(500, 33), rtol=1e-3, atol=1e-3)
 
 
-def test_cross_products_and_prelu():
+def test_cross_products_and_gradients_of_prelu_agree_with_the_cpu():
     same(lambda a, b: torch.linalg.cross(a, b), drawn(100_000, 3), drawn(1, 3))
     same(lambda a, b: torch.linalg.cross(a, b, dim=1), drawn(64, 3, 1000), drawn(64, 3, 1000))
 
@@ -55,14 +56,14 @@ def test_cross_products_and_prelu():
     same(slopes, drawn(8, 64, 56, 56), drawn(64).abs(), drawn(8, 64, 56, 56), rtol=1e-3, atol=1e-2)
 
 
-def test_fake_quantization():
+def test_fake_quantization_agrees_with_the_cpu():
     x, zeros = drawn(64, 256, 14, 14), torch.randint(-5, 5, (256,), dtype=torch.int32)
     scale = drawn(256).abs() * 0.01 + 0.005
     same(lambda x, s, z: torch.fake_quantize_per_channel_affine(x, s, z, 1, -128, 127), x, scale, zeros)
     same(lambda x: torch.fake_quantize_per_tensor_affine(x, 0.03, 2, 0, 255), x)
 
 
-def test_counts():
+def test_histograms_modes_and_unique_agree_with_the_cpu():
     x = drawn(3000, 1000)
     same(lambda x: torch.histc(x, 100, -3, 3), x, exact=True)
     same(lambda x: torch.histc(x, 5000), x, exact=True)
@@ -73,7 +74,7 @@ def test_counts():
 
 
 @pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min", "prod"])
-def test_segments(reduce):
+def test_segment_reductions_agree_with_the_cpu(reduce):
     lengths = torch.randint(0, 40, (1000,))
 
     def both(x, lengths, dy):
@@ -85,7 +86,7 @@ def test_segments(reduce):
     same(both, drawn(n, 48), lengths, drawn(1000, 48), rtol=1e-3, atol=1e-3)
 
 
-def test_weights_of_samples():
+def test_gradients_of_per_sample_weights_agree_with_the_cpu():
     def slope(weight, indices, offsets, samples):
         samples = samples.detach().requires_grad_()
         y = F.embedding_bag(indices, weight, offsets, mode="sum", per_sample_weights=samples)
@@ -95,7 +96,7 @@ def test_weights_of_samples():
     same(slope, drawn(5000, 128), indices, offsets, drawn(4096))
 
 
-def test_permutations_and_poisson_numbers():
+def test_randperm_is_a_permutation_and_poisson_has_its_distribution():
     for n in (1, 1000, 100_003):
         assert torch.equal(torch.randperm(n, device="cuda").sort().values.cpu(), torch.arange(n))
     torch.manual_seed(3)

@@ -1,4 +1,4 @@
-"""Divergences and losses of tokens with their entropy on a real GPU, at vocabularies of real models."""
+"""Divergences, and token losses with entropy, on a real GPU at real vocabulary sizes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OPS = (
 
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.spec.name)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
-def test_samples(op, dtype):
+def test_samples_agree_with_the_reference(op, dtype):
     for sample in op.spec.samples(dtype, CUDA):
         theirs = [a.clone() if torch.is_tensor(a) else a for a in sample.args]
         want = op.reference(*theirs)
@@ -44,7 +44,7 @@ def error(mine, true):
 
 @pytest.mark.parametrize("classes", [32000, 128256])
 @pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
-def test_rows(classes, beta):
+def test_divergences_agree_with_float64_at_real_vocabularies(classes, beta):
     x, y = ((torch.randn(300, classes, device=CUDA) * 2).log_softmax(-1).bfloat16() for _ in range(2))
     x.requires_grad_()
     wide = x.detach().double().requires_grad_()
@@ -61,7 +61,7 @@ def test_rows(classes, beta):
         assert error(torch.autograd.grad(got, x)[0], torch.autograd.grad(want, wide)[0]) < 0.02
 
 
-def test_fused_linear_losses_write_nothing_and_never_wait():
+def test_fused_linear_losses_modify_no_input_and_never_synchronize():
     new = lambda n, scale: (torch.randn(n, 512, device=CUDA) * scale).bfloat16()
     x, w, teacher_x, teacher_w = new(3000, 1.0), new(128256, 0.05), new(3000, 1.0), new(128256, 0.05)
     kept = [t.clone() for t in (x, w, teacher_x, teacher_w)]
@@ -74,7 +74,7 @@ def test_fused_linear_losses_write_nothing_and_never_wait():
         nll, entropy = ours.fused_linear_scaled_cross_entropy(x, w, labels, 0.7, return_entropy=True)
         return made, nll.mean() - 0.1 * entropy.mean()
 
-    sum(both()).backward()  # kernels are compiled
+    sum(both()).backward()  # compiles the kernels
     x.grad = w.grad = None
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -98,7 +98,7 @@ def test_fused_linear_losses_write_nothing_and_never_wait():
     assert all(torch.equal(t, k) for t, k in zip((x, w, teacher_x, teacher_w), kept, strict=True))
 
 
-def test_memory_is_that_of_a_part():
+def test_fused_linear_jsd_needs_memory_for_a_chunk_of_logits_only():
     new = lambda n, scale: (torch.randn(n, 256, device=CUDA) * scale).bfloat16()
     x, w = new(16384, 1.0).requires_grad_(), new(128256, 0.05).requires_grad_()
     torch.cuda.synchronize()
@@ -109,7 +109,7 @@ def test_memory_is_that_of_a_part():
     assert used < 1 << 30, f"{used / 2**30:.2f} GiB; all logits of one model are 3.9 GiB in bfloat16"
 
 
-def test_more_elements_than_32_bits_count():
+def test_tensors_of_more_than_2_31_elements_are_supported():
     x = torch.randn(17000, 128256, device=CUDA, dtype=torch.bfloat16)
     rows = divergence.token_tvd(x, x.flip(0))
     torch.testing.assert_close(rows[-5:], (x[-5:].float() - x[:5].flip(0).float()).abs().sum(-1) / 2)

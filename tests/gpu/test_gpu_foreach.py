@@ -1,4 +1,4 @@
-"""Ops over lists and optimizers on a real GPU against torch's own; a tensor of more than 2^31 elements."""
+"""Foreach ops and fused optimizers on a real GPU, compared with torch's; also a tensor of more than 2^31 elements."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ CALLS = {
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", CALLS)
-def test_agrees_with_torch(name, dtype):
+def test_foreach_ops_agree_with_torch(name, dtype):
     want = CALLS[name](drawn(dtype), drawn(dtype, 1))
     with opmux.use(include=OURS):
         got = CALLS[name](drawn(dtype), drawn(dtype, 1))
@@ -69,11 +69,11 @@ def trained(name, on):
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_optimizers(name):
+def test_fused_optimizers_agree_with_torch(name):
     close(trained(name, True), trained(name, False), 1e-5)
 
 
-def test_gradient_scaling():
+def test_gradient_scaling_agrees_with_torch():
     grads, scale = drawn(), torch.tensor(0.5, device="cuda")
     grads[2][5, 7] = float("inf")
     found = [torch.zeros(1, device="cuda") for _ in range(2)]
@@ -84,7 +84,7 @@ def test_gradient_scaling():
     torch.testing.assert_close(grads[0], drawn()[0] * 0.5)
 
 
-def test_more_than_2_31_elements():
+def test_tensors_of_more_than_2_31_elements_are_supported():
     x = [torch.ones(n, device="cuda", dtype=torch.bfloat16) for n in (2**31 + 100, 3)]
     with opmux.use(include=OURS):
         torch._foreach_mul_(x, 3.0)

@@ -1,4 +1,4 @@
-"""Ops with gradients launched from C++ on the GPU: the same bits as from Python, on the stream that is current."""
+"""Differentiable ops launched from C++ on the GPU: the same bits as from Python, on the current stream."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")
 SIGHTINGS = 6
 FORWARDS = [s for s in specs if s.space == "opmux" and s.grad and s.family in functions.FAMILIES and not s.writes]
-# Of these forward and backward are launches alone, for contiguous tensors of usual sizes.
+# For contiguous tensors of usual sizes, forward and backward of these ops consist of launches only.
 LAUNCHED = {
     "rms_norm": lambda x, w: opmux.ops.rms_norm(x, w)[0],
     "layer_norm": lambda x, w: opmux.ops.layer_norm(x, w, w)[0],
@@ -80,7 +80,7 @@ def test_forward_and_backward_are_launched_from_cpp(name, dtype):
 
 
 @pytest.mark.parametrize("spec", FORWARDS, ids=lambda s: s.name)
-def test_every_op_of_these_families(spec, few):
+def test_every_op_of_these_families_gives_the_bits_of_python(spec, few):
     fn = getattr(opmux.ops, spec.name)
     fresh = lambda v: v.detach().clone().requires_grad_() if torch.is_tensor(v) and v.is_floating_point() else v
     for sample in few([s for s in spec.samples(torch.float32, CUDA) if not s.loose], 4):
@@ -100,7 +100,7 @@ def test_every_op_of_these_families(spec, few):
         equal(found, expected)
 
 
-def test_streams_graphs_and_checkpoints():
+def test_launches_from_cpp_follow_streams_graphs_and_checkpoints():
     x, w = leaf(8, 1024), leaf(1024)
     call, dy = LAUNCHED["rms_norm"], torch.randn(8, 1024, device=CUDA, dtype=torch.bfloat16)
     side = torch.cuda.Stream()
@@ -123,8 +123,8 @@ def test_streams_graphs_and_checkpoints():
     equal((y, *torch.autograd.grad(y, (x, w), dy)), made)
 
 
-def test_an_expanded_gradient():
-    """It is made contiguous first, which Python does."""
+def test_an_expanded_gradient_gives_the_bits_of_python():
+    """Python handles this call, because the gradient must be made contiguous first."""
     x, w = leaf(8, 1024, dtype=torch.float64), leaf(1024, dtype=torch.float64)
     for _ in range(3 * SIGHTINGS):
         gx, gw = torch.autograd.grad(LAUNCHED["rms_norm"](x, w).sum(), (x, w))

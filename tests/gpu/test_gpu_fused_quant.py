@@ -1,4 +1,4 @@
-"""Norms and activations with a float8 result, and those with factors for rows, on a GPU at real sizes."""
+"""Norms and activations with float8 results, and those with a factor for each row, on a GPU at real sizes."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ NAMES = sorted(s.name for s in specs.by_key.values() if s.space == "opmux" and s
 @pytest.mark.parametrize("dtype, to", [(torch.bfloat16, E4M3), (torch.float32, E5M2)], ids=["bf16", "fp32"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("name", NAMES)
-def test_float8_results(name, shape, dtype, to):
-    """Twice, as the second launch takes another way. Bytes may be neighbours, where a value lies on an edge."""
+def test_float8_results_agree_with_the_reference(name, shape, dtype, to):
+    """The second call uses the quick launch. Bytes may differ by one where a value is at a rounding boundary."""
     given, scale = arguments(name, shape, dtype), torch.full((1,), 9.0, device="cuda")
     amax_want = torch.zeros(1, device="cuda")
     want = specs.by_key[f"opmux::{name}"].reference(*given, scale, amax_want, to, *tail(name))
@@ -57,7 +57,8 @@ def test_float8_results(name, shape, dtype, to):
         amax = torch.zeros(1, device="cuda")
         with opmux.policy("flagos", strict=True):
             got = getattr(opmux.ops, name)(*given, scale, amax, to, *tail(name))
-        a, b = (torch.where(t[0] < 128, t[0].int(), 128 - t[0].int()) for t in (got, want))  # in the order of numbers
+        # bytes as integers in the order of the numbers
+        a, b = (torch.where(t[0] < 128, t[0].int(), 128 - t[0].int()) for t in (got, want))
         assert (a - b).abs().max() <= 1 and (a != b).float().mean() < 1e-3
         assert torch.equal(got[1], want[1])
         torch.testing.assert_close(amax, amax_want, rtol=1e-5, atol=0)
@@ -66,8 +67,8 @@ def test_float8_results(name, shape, dtype, to):
             torch.testing.assert_close(g.float(), w.float(), rtol=1.6e-2, atol=1e-5 * rows if "bias" in name else 1e-5)
 
 
-def test_casts_are_torchs_bit_for_bit():
-    """relu of numbers that are all over float32, times 1: nothing but the cast is left."""
+def test_casts_equal_torchs_bit_for_bit():
+    """relu of values across the whole float32 range, times 1: only the cast remains."""
     x = torch.randint(0, 2**31 - 1, (1 << 22,), device="cuda").int().view(torch.float32)
     x = torch.cat([x, torch.randn(1 << 22, device="cuda") * torch.logspace(-8, 6, 1 << 22, device="cuda")]).relu()
     one = torch.ones(1, device="cuda")
@@ -77,8 +78,8 @@ def test_casts_are_torchs_bit_for_bit():
         assert torch.equal(got[~x.isnan()], want[~x.isnan()]) and got[x.isnan()].view(to).float().isnan().all()
 
 
-def test_tex_in_a_graph():
-    """Delayed scaling: captured once, replayed with other numbers, amax goes on rising."""
+def test_delayed_scaling_works_in_a_cuda_graph():
+    """Captured once and replayed with other values; amax keeps rising."""
     x, w = draw(512, 4096), draw(4096)
     scale, amax = torch.ones(1, device="cuda"), torch.zeros(1, device="cuda")
     quantizer = quantized.Float8Quantizer(scale, amax)
@@ -110,7 +111,7 @@ SCALED = {
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("shape", [(4096, 8192), (70_000, 64), (3, 50_000), (1000, 11008)], ids=str)
 @pytest.mark.parametrize("name", SCALED)
-def test_factors_for_rows(name, shape, dtype):
+def test_row_factors_agree_with_the_reference(name, shape, dtype):
     rest = SCALED[name] if shape[-1] % 32 == 0 else tuple(0 if p == 32 else p for p in SCALED[name])
     x = draw(shape[0], shape[1] * (2 if "glu" in name else 1), dtype=dtype)
     dy, scales = draw(*shape, dtype=dtype), torch.rand(shape[0], device="cuda")
@@ -126,7 +127,7 @@ def test_factors_for_rows(name, shape, dtype):
                 torch.testing.assert_close(a.float(), b.float(), rtol=max(tol.rtol, 1e-5), atol=max(atol, 1e-5))
 
 
-def test_tex_gates():
+def test_tex_gated_units_agree_with_torch():
     x, s = draw(512, 2048), torch.rand(512, device="cuda")
     y = tex_scaled_activation.scaled_swiglu(x, s, None)
     a, b = x.float().chunk(2, -1)
@@ -135,7 +136,7 @@ def test_tex_gates():
 
 
 def test_rmsnorm_bwd_add_is_one_pass():
-    """As fast as rms_norm_bwd with one tensor more to read; before it was widened to float32 first."""
+    """The target is the time of rms_norm_bwd plus reading one more tensor: x must not be copied to float32 first."""
     x, dz, add, gamma = draw(4096, 8192), draw(4096, 8192), draw(4096, 8192), draw(8192)
     _, _, rsigma = tex_norm.rmsnorm_fwd(x, gamma, 1e-5, None, None, torch.bfloat16, 0, False)
 
@@ -157,7 +158,7 @@ def test_rmsnorm_bwd_add_is_one_pass():
     torch.testing.assert_close(dx, want, rtol=1.6e-2, atol=1e-2)
 
 
-# ---- quantized in the pass that computes: the same bits as in two passes ---------------------------------------------
+# ---- fused quantization: the same bits as in two passes --------------------------------------------------------------
 
 ONE_PASS = [(4096, 8192), (2, 1023, 1376), (1000, 4104), (64, 131072)]
 QUANTIZERS = {
@@ -172,7 +173,7 @@ ROUNDED = [kind for kind in QUANTIZERS if kind != "delayed"]  # the result is ro
 
 
 def fitting(shape, kind):
-    """The shape, in whole blocks where the format has no others."""
+    """The shape, with dimensions rounded to whole blocks if the format needs that."""
     *lead, rows, n = shape
     return (*lead, -(-rows // 32) * 32, -(-n // 32) * 32) if "32" in kind else shape
 
@@ -200,8 +201,8 @@ def of_functions(shape):
 
 @pytest.mark.parametrize("shape", ONE_PASS, ids=str)
 @pytest.mark.parametrize("kind", ROUNDED)
-def test_quantized_activations(kind, shape):
-    """Twice, as the second launch takes another way."""
+def test_quantized_activations_equal_two_passes(kind, shape):
+    """The second call uses the quick launch."""
     for fn, args in of_functions(fitting(shape, kind)).values():
         quantizer = QUANTIZERS[kind]()
         with opmux.policy("flagos", strict=True):
@@ -212,8 +213,8 @@ def test_quantized_activations(kind, shape):
 
 @pytest.mark.parametrize("shape", ONE_PASS, ids=str)
 @pytest.mark.parametrize("kind", ["1x128", "1x32"])
-def test_gradients_of_gates_in_one_pass(kind, shape):
-    """tex takes two passes for them."""
+def test_quantized_gradients_of_gated_units_equal_texs_two_passes(kind, shape):
+    """Called as primitives, because tex itself uses two passes for them."""
     *lead, n = fitting(shape, kind)
     x, dy, quantizer = draw(*lead, 2 * n), draw(*lead, n), QUANTIZERS[kind]()
     got, turned = quantized.empty(quantizer, x.shape, x.dtype, x.device), (2 * n, *lead)
@@ -228,8 +229,8 @@ def test_gradients_of_gates_in_one_pass(kind, shape):
 
 
 @pytest.mark.parametrize("shape", ONE_PASS, ids=str)
-def test_delayed_scaling_writes_the_transpose_too(shape):
-    """The bytes are those of the ops that cast alone."""
+def test_delayed_scaled_activations_also_write_the_transpose(shape):
+    """The bytes are those of the ops that only cast."""
     names = {"gelu": ("act_fp8", "gelu_tanh"), "dsilu": ("act_bwd_fp8", "silu"), "swiglu": ("glu_fp8", "silu"),
              "dswiglu": ("glu_bwd_fp8", "silu")}  # fmt: skip
     for name, (fn, args) in of_functions(shape).items():
@@ -245,7 +246,7 @@ def test_delayed_scaling_writes_the_transpose_too(shape):
 
 @pytest.mark.parametrize("shape", ONE_PASS, ids=str)
 @pytest.mark.parametrize("kind", ROUNDED)
-def test_norms_are_quantized_without_being_written(kind, shape):
+def test_quantized_norms_equal_two_passes(kind, shape):
     shape = fitting(shape, kind)
     x, w, b = draw(*shape), draw(shape[-1]), draw(shape[-1])
     with opmux.policy("flagos", strict=True):
@@ -261,7 +262,7 @@ def test_norms_are_quantized_without_being_written(kind, shape):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize("shape", [*ONE_PASS, (8192, 4096), (8192, 14336), (512, 64), (256, 32768)], ids=str)
 @pytest.mark.parametrize("kind", ["1x128", "1x32"])
-def test_rows_of_a_norm_are_quantized_as_they_are_computed(kind, shape, dtype):
+def test_row_quantized_norms_equal_two_passes(kind, shape, dtype):
     shape = fitting(shape, kind)
     x, w, b = draw(*shape, dtype=dtype), draw(shape[-1], dtype=dtype), draw(shape[-1], dtype=dtype)
     quantizer = QUANTIZERS[kind]()
@@ -278,7 +279,7 @@ def test_rows_of_a_norm_are_quantized_as_they_are_computed(kind, shape, dtype):
 
 @pytest.mark.parametrize("shape", ONE_PASS, ids=str)
 @pytest.mark.parametrize("kind", QUANTIZERS)
-def test_sums_for_a_bias_in_the_same_pass(kind, shape):
+def test_bias_sums_equal_two_passes(kind, shape):
     shape = fitting(shape, kind)
     x, dy = draw(*shape), draw(*shape)
     rows = x.numel() // shape[-1]

@@ -1,4 +1,4 @@
-"""Launches from C++ on a GPU: the same bits as from Python, for whatever a call can differ by."""
+"""ATen overrides launched from C++ on a GPU give the same bits as from Python, in every way that calls can differ."""
 
 import threading
 
@@ -12,7 +12,7 @@ from opmux.cpp import launching
 from opmux.cpp import library as native_library
 
 pytestmark = pytest.mark.gpu
-TIMES = 9  # calls after which the next one is launched from C++
+TIMES = 9  # after this many calls, the next one is launched from C++
 
 
 @pytest.fixture(autouse=True)
@@ -42,9 +42,9 @@ def flat(made):
 
 
 def check(call, make, launched=True):
-    """Calls on new tensors each time, as from Python; after some of them each is launched from C++, or none is.
+    """Compare calls on new tensors with Python's results, once C++ may launch them.
 
-    None: either, as the kernel's configuration decides.
+    `launched`: whether C++ must launch each call; None if that depends on the kernel's configuration.
     """
     for _ in range(TIMES):
         call(*make())
@@ -115,19 +115,19 @@ ASKED = ("add", "mul scalar", "sum", "softmax", "gelu", "silu", "exp", "layer_no
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", ONE)
-def test_the_same_bits(name, dtype):
+def test_launches_from_cpp_give_the_bits_of_python(name, dtype):
     with torch.no_grad():
         check(ONE[name], lambda: [rand(64, 256, dtype=dtype)], launched=True if name in ASKED else None)
 
 
 @pytest.mark.parametrize("shape", [(1, 4096), (8, 128, 512), (3, 5, 7), (32000,)], ids=str)
-def test_shapes(shape):
+def test_any_shape_gives_the_bits_of_python(shape):
     with torch.no_grad():
         for name in ("add", "mul scalar", "softmax", "sum"):
             check(ONE[name], lambda: [rand(*shape)], launched=True if name in ("add", "mul scalar") else None)
 
 
-def test_strides_and_two_tensors():
+def test_strided_and_broadcast_operands_give_the_bits_of_python():
     with torch.no_grad():
         check(lambda x, y: x + y, lambda: [rand(64, 128).t(), rand(128, 64)])
         check(lambda x, y: x * y, lambda: [rand(64, 128), rand(128)])
@@ -135,10 +135,10 @@ def test_strides_and_two_tensors():
         check(lambda x, y: x.add_(y, alpha=2), lambda: [rand(64, 128), rand(64, 1)])
 
 
-def test_calls_that_python_must_see():
+def test_empty_tensors_and_policies_are_left_to_python():
     x = rand(64 * 256 + 1)
     with torch.no_grad():
-        check(torch.exp, lambda: [rand(64 * 256 + 1)[1:]])  # a pointer that is no multiple of 16: a kernel of its own
+        check(torch.exp, lambda: [rand(64 * 256 + 1)[1:]])  # not aligned to 16 bytes: needs its own kernel
         check(torch.exp, lambda: [rand(0, 256)], launched=False)
         for _ in range(TIMES):
             torch.exp(x)
@@ -150,7 +150,7 @@ def test_calls_that_python_must_see():
         assert launching.launched() == before + 1
 
 
-def test_numbers_that_change():
+def test_changing_scalars_give_the_results_of_python():
     x = rand(64, 256)
     with torch.no_grad():
         for i in range(40):
@@ -161,7 +161,7 @@ def test_numbers_that_change():
         assert torch.equal(x * 3, by_python(lambda: x * 3))
 
 
-def test_streams():
+def test_launches_use_the_current_stream():
     side = torch.cuda.Stream()
     with torch.no_grad():
         x = rand(4096, 4096)
@@ -169,14 +169,14 @@ def test_streams():
             x * 2
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            torch.cuda._sleep(50_000_000)  # on the wrong stream the product would be read before it is written
+            torch.cuda._sleep(50_000_000)  # on the wrong stream, y would be read before it is written
             y = x * 2
             z = y.clone()
         side.synchronize()
         assert torch.equal(z, x + x)
 
 
-def test_graphs():
+def test_launches_from_cpp_can_be_captured_in_a_graph():
     x = rand(64, 256)
     chain = lambda: torch.softmax(x * 2.5 + x, -1).sum(-1)
     with torch.no_grad():
@@ -193,7 +193,7 @@ def test_graphs():
             assert torch.equal(y, by_python(chain))
 
 
-def test_threads_and_gradients():
+def test_threads_get_the_same_gradients_in_every_step():
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.LayerNorm(64)).to("cuda")
     wrong = []
 
@@ -220,7 +220,7 @@ def test_threads_and_gradients():
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
 
 
-def test_modes_of_torch():
+def test_inference_mode_autograd_vmap_and_dispatch_modes_are_respected():
     x = rand(64, 256)
     for _ in range(TIMES):
         torch.exp(x)
@@ -242,7 +242,7 @@ def test_modes_of_torch():
     assert seen == [torch.ops.aten.exp.default]
 
 
-def test_what_was_chosen_before_is_forgotten():
+def test_a_new_selection_stops_launches_recorded_before():
     x = rand(64, 256)
     for _ in range(TIMES):
         torch.exp(x)
@@ -266,7 +266,7 @@ def test_what_was_chosen_before_is_forgotten():
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-def test_two_devices():
+def test_calls_may_alternate_between_two_devices():
     with torch.no_grad():
         for device in ("cuda:0", "cuda:1", "cuda:0"):
             x = torch.randn(64, 256, device=device)

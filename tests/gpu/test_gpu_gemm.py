@@ -1,4 +1,4 @@
-"""Matrix products on the device: cuBLAS' calls and our kernels against references, and what tex makes of them."""
+"""Matrix products on the GPU: cuBLAS calls and our kernels compared with the references, and tex's gemm."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def fresh(args):
     return tuple(a.clone() if torch.is_tensor(a) and a.is_contiguous() else a for a in args)
 
 
-# Tensor cores of sm_90 add the FP8 products of a block in about 14 bits. cuBLAS' errors are the same as our kernel's.
+# sm_90 tensor cores sum the FP8 products of a block with about 14 bits. cuBLAS has the same errors as our kernel.
 SUMS_OF_FP8 = Tol(1e-5, 5e-3)
 
 
 def agree(op, impl_id, args, what=""):
-    """An impl against the reference, or None where it does not take the arguments."""
+    """The impl's result, which must agree with the reference; None if the impl declines the arguments."""
     made, spec = impl_of(op, impl_id), specs.find(op)
     if refusal(made, *args) is not None:
         return None
@@ -68,7 +68,7 @@ def agree(op, impl_id, args, what=""):
 
 @pytest.fixture(autouse=True)
 def full_precision():
-    """The references' float32 products are in float32, and so are the impls'."""
+    """No TF32: the impls' float32 products, too, are computed in float32."""
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = False
     yield
@@ -77,7 +77,7 @@ def full_precision():
 
 @pytest.mark.parametrize("dtype", [F32, F16, BF16, F64], ids=lambda d: str(d).removeprefix("torch."))
 @pytest.mark.parametrize("op, impl_id", IMPLS)
-def test_samples(op, impl_id, dtype):
+def test_samples_agree_with_the_reference(op, impl_id, dtype):
     for sample in specs.find(op).samples(dtype, CUDA):
         agree(op, impl_id, sample.args, sample.id)
 
@@ -91,7 +91,7 @@ SIZES = [(4096, 4096, 1024), (1000, 1032, 4096), (37, 1000, 515), (1, 4096, 4096
 
 @pytest.mark.parametrize("m, n, k", SIZES)
 @pytest.mark.parametrize("impl_id", ["default.flagos", "vendor.nvidia.cublas"])
-def test_sizes_of_models(impl_id, m, n, k):
+def test_gemm_agrees_at_the_sizes_of_models(impl_id, m, n, k):
     torch.manual_seed(0)
     for trans_a, trans_b in ((False, True), (False, False), (True, False), (True, True)):
         a = new(*((k, m) if trans_a else (m, k)), scale=k**-0.5)
@@ -107,8 +107,10 @@ def test_sizes_of_models(impl_id, m, n, k):
 
 @pytest.mark.parametrize("m, n, k", [*SIZES, (8192, 14336, 1024), (512, 4096, 4096), (3, 4096, 4096)])
 @pytest.mark.parametrize("impl_id", ["default.flagos", "vendor.nvidia.cublas"])
-def test_what_follows_a_linear_layer(impl_id, m, n, k):
-    """Tiles one by one and in turn, of one product and of two; few rows; weights by rows and by columns."""
+def test_linear_act_agrees_at_the_sizes_of_models(impl_id, m, n, k):
+    """With grouped and ungrouped tiles, for one product and for the two of a GLU; few rows; row- and column-major
+    weights.
+    """
     torch.manual_seed(0)
     for glu in (False, True):
         rows = n - n % 2 if glu else n
@@ -121,7 +123,7 @@ def test_what_follows_a_linear_layer(impl_id, m, n, k):
 
 @pytest.mark.parametrize("order", ["impl:default.flagos", "vendor:nvidia"])
 @pytest.mark.parametrize("act, glu", [("gelu", False), ("silu", True), (None, False)])
-def test_functional_linear(act, glu, order):
+def test_functional_linear_and_its_gradients_are_about_as_exact_as_torchs(act, glu, order):
     torch.manual_seed(0)
     leaves = [new(4, 512, 1024), new(2048, 1024, scale=1 / 32), new(2048), new(4, 512, 1024 if glu else 2048)]
     leaves = [t.requires_grad_() for t in leaves]
@@ -146,7 +148,7 @@ def test_functional_linear(act, glu, order):
 
 
 @torch.no_grad()
-def test_a_linear_layer_with_what_follows_is_one_launch():
+def test_linear_with_glu_and_residual_is_one_launch():
     x, w, r = new(4096, 1024), new(8192, 1024), new(4096, 4096)
     with opmux.policy("impl:default.flagos"):
         seen = launches(lambda: opmux.functional.linear(x, w, activation="silu", glu=True, residual=r))
@@ -160,7 +162,7 @@ def scales(rows, length, k, powers):
 
 @pytest.mark.parametrize("m, n, k", [(4096, 4096, 1024), (256, 512, 2048), (1008, 1040, 640), (37, 1000, 515)])
 @pytest.mark.parametrize("impl_id", ["default.flagos", "vendor.nvidia.cublas", "vendor.nvidia.cublas_plain"])
-def test_fp8(impl_id, m, n, k):
+def test_fp8_products_agree_with_the_reference(impl_id, m, n, k):
     torch.manual_seed(0)
     a, b = new(m, k, dtype=E4M3).view(torch.uint8), new(n, k, dtype=E4M3).view(torch.uint8)
     one = torch.full((1,), k**-0.5, device=CUDA)
@@ -175,15 +177,15 @@ def test_fp8(impl_id, m, n, k):
     if m % 16 == 0 and impl_id == "default.flagos":
         assert all(r is not None for r in ran)
     if m % 16 == 0 and impl_id == "vendor.nvidia.cublas":
-        assert ran[0] is not None  # products with one scale are cuBLAS' own
+        assert ran[0] is not None  # cuBLAS computes products with one scale itself
 
 
 ODD = [(300, 1032, 528), (1008, 1040, 640), (65, 72, 16), (129, 264, 128)]
 
 
 @pytest.mark.parametrize("m, n, k", [(4096, 4096, 1024), (4224, 8192, 384), (256, 512, 2048), *ODD])
-def test_fp8_blocks_on_hopper(m, n, k):
-    """Wide tiles and narrow ones, several for a program; an odd number of blocks of K, and one that is not full."""
+def test_the_hopper_block_gemm_agrees_with_the_reference(m, n, k):
+    """Wide and narrow tiles, several tiles per program, an odd number of blocks along K, and a partial block."""
     torch.manual_seed(0)
     s = scales(1, m, k, True) * k**-0.5, scales(128, n, k, True)
     by_columns = s[0].t().contiguous().t(), s[1].t().contiguous().t()
@@ -211,7 +213,7 @@ def call(A, B, layout="TN", out=None, to=None, bias=None, grad=False, accumulate
 
 
 def launches(fn):
-    """The kernels that a call launches, by name, once what it writes to is not copied first any more."""
+    """The names of the kernels that a call launches once the impl is proven: before that, outputs are copied."""
     for _ in range(PROVEN_AFTER):
         fn()
     torch.cuda.synchronize()
@@ -222,7 +224,7 @@ def launches(fn):
 
 
 @torch.no_grad()
-def test_a_linear_layer_is_one_launch_each_way():
+def test_tex_linear_is_one_launch_for_forward_dgrad_and_wgrad():
     x, w, bias, dy = new(4, 1024, 1024), new(2048, 1024), new(2048), new(4, 1024, 2048)
     main = new(2048, 1024, dtype=F32)
     split = lambda names: [n for n in names if "splitK" not in n and "reduce" not in n.lower()]
@@ -234,8 +236,8 @@ def test_a_linear_layer_is_one_launch_each_way():
     torch.testing.assert_close(call(w, x, bias=bias)[0], F.linear(x, w, bias), rtol=1.6e-2, atol=5e-2)
 
 
-def test_under_a_graph():
-    """Nothing waits for the device, quantized or not."""
+def test_tex_gemm_can_be_captured_in_a_graph():
+    """With plain and quantized operands, nothing synchronizes with the device."""
     x, w, main = new(512, 256), new(384, 256), new(384, 256, dtype=F32)
     dy = new(512, 384)
     xs, ws = (q.quantized(q.OPS, t, q.Float8CurrentScalingQuantizer()) for t in (x, w))
@@ -265,7 +267,7 @@ MAKES = {
 
 @pytest.mark.parametrize("layout", ["TN", "NN", "NT"])
 @pytest.mark.parametrize("kind", MAKES)
-def test_quantized_factors(kind, layout):
+def test_tex_gemm_of_quantized_operands_agrees_with_dequantized_ones(kind, layout):
     m, n, k = 1024, 512, 2048
     shapes = {"TN": ((n, k), (m, k)), "NN": ((k, n), (m, k)), "NT": ((k, n), (k, m))}[layout]
     A, B = (q.quantized(q.OPS, new(*s), make()) for s, make in zip(shapes, MAKES[kind], strict=True))
@@ -279,7 +281,7 @@ def test_quantized_factors(kind, layout):
     torch.testing.assert_close(main, want + 1, rtol=1e-2, atol=0.25)
 
 
-def test_who_runs():
+def test_cublas_runs_gemm_by_default_and_our_kernel_by_policy():
     x, w = new(64, 64), new(64, 64)
     assert opmux.explain("gemm", x, w).chosen.impl_id == "vendor.nvidia.cublas"
     with opmux.policy("impl:default.flagos"):
@@ -297,7 +299,7 @@ SIZES = [
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
 @pytest.mark.parametrize("m, n, k", SIZES)
 def test_large_products_are_as_close_as_cublas(m, n, k, layout):
-    """Sizes that take tiles in turn, that split K, and that fill no tile."""
+    """Sizes with grouped tiles, with K split across programs, and with partial tiles."""
 
     def factor(rows, cols, turned):
         x = torch.randn(*((cols, rows) if turned else (rows, cols)), device=CUDA, dtype=BF16)
@@ -315,7 +317,7 @@ def test_large_products_are_as_close_as_cublas(m, n, k, layout):
         assert ours <= 1.01 * theirs + 1e-3
 
 
-def test_a_factor_that_begins_in_the_middle_of_16_bytes():
+def test_an_unaligned_operand_gives_the_same_bits():
     buffer = torch.randn(4096 * 1024 + 1, device=CUDA, dtype=BF16)
     a, b = buffer[1:].view(4096, 1024), torch.randn(1024, 4096, device=CUDA, dtype=BF16)
     run = impl_of("matmul", "default.flagos").fn
@@ -324,15 +326,15 @@ def test_a_factor_that_begins_in_the_middle_of_16_bytes():
 
 
 @pytest.mark.parametrize("m", [1, 3, 16, 1000])
-def test_a_scale_for_each_row_of_fp8(m):
+def test_row_scaled_fp8_products_agree_with_the_reference(m):
     a, b = (torch.randn(rows, 1024, device=CUDA).to(E4M3).view(torch.uint8) for rows in (m, 2048))
     sa, sb = torch.rand(m, device=CUDA) * 1024**-0.5, torch.rand(2048, device=CUDA)
     for impl_id in ("default.flagos", "vendor.nvidia.cublas", "vendor.nvidia.cublas_plain"):
         agree("scaled_gemm", impl_id, (a, b, sa, sb, E4M3, E4M3, None, BF16, False), impl_id)
 
 
-def test_under_atens_names():
-    """Both our kernels and cuBLAS' calls, which must not lead back to the override."""
+def test_aten_products_agree_and_do_not_recurse_into_the_override():
+    """With our kernels and with cuBLAS calls, which call ATen themselves."""
     a, b = torch.randn(64, 256, device=CUDA).to(E4M3), torch.randn(128, 256, device=CUDA).to(E4M3).t()
     one = torch.full((), 0.1, device=CUDA)
     want = torch._scaled_mm(a, b, one, one, out_dtype=BF16)
@@ -343,8 +345,8 @@ def test_under_atens_names():
 
 
 @pytest.mark.parametrize("m, k, n", [(4096, 4096, 4096), (17, 8192, 4096), (1000, 1032, 1000), (300, 2056, 72)])
-def test_ints(m, k, n):
-    """Exact, by rows and by columns, and the same as torch's own."""
+def test_int8_products_equal_torchs(m, k, n):
+    """Row- and column-major operands; integer results must be exact."""
     a, b = (torch.randint(-128, 128, s, device=CUDA, dtype=torch.int8) for s in ((m, k), (k, n)))
     want = (a.double() @ b.double()).to(torch.int32)
     for left, right in ((a, b), (a, b.t().contiguous().t()), (a.t().contiguous().t(), b)):
@@ -354,15 +356,15 @@ def test_ints(m, k, n):
 
 
 @pytest.mark.parametrize("m", [1, 2, 4])
-def test_few_rows_of_ints(m):
+def test_int8_products_with_few_rows_are_exact(m):
     a, b = (torch.randint(-128, 128, s, device=CUDA, dtype=torch.int8) for s in ((m, 8192), (4096, 8192)))
     want = (a.double() @ b.double().t()).to(torch.int32)
     for right in (b.t(), b.t().contiguous()):
         assert torch.equal(impl_of("int_mm", "default.flagos").fn(a, right), want)
 
 
-def test_groups_under_atens_name():
-    """Groups of rows, of columns and of K, and batches without groups, as torch's own."""
+def test_aten_grouped_products_agree_with_torch():
+    """Groups of rows, of columns and of K, and batches without groups."""
     ends = torch.tensor([64, 64, 200, 256], device=CUDA, dtype=torch.int32)
     new = lambda *shape: torch.randn(*shape, device=CUDA, dtype=BF16)
     for a, b, offs in (

@@ -1,4 +1,4 @@
-"""Grouped products and mixtures of experts on a real GPU, at sizes of real models."""
+"""Grouped products and mixture-of-experts layers on a real GPU, at the sizes of real models."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def full_precision():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
 @pytest.mark.parametrize("op", OPS)
-def test_samples(op, dtype):
+def test_samples_agree_with_the_reference(op, dtype):
     spec = specs.find(op)
     for impl in get_default_manager().registry.get_implementations(op):
         for sample in spec.samples(dtype, CUDA) if impl.devices is None or "cpu" not in impl.devices else ():
@@ -52,7 +52,7 @@ def drawn(tokens, hidden, inner, experts, topk, dtype=torch.bfloat16):
 
 
 def loop(x, gate_up, down, index, weights):
-    """As transformers' eager experts do it."""
+    """A loop over the experts, as in transformers' eager implementation."""
     y = torch.zeros_like(x)
     for e in range(gate_up.shape[0]):
         token, k = torch.where(index == e)
@@ -62,7 +62,7 @@ def loop(x, gate_up, down, index, weights):
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_gradients(size):
+def test_fused_moe_and_its_gradients_agree_with_a_loop(size):
     args = drawn(*SIZES[size])
     leaves = [a for a in args if a.is_floating_point()]
     wide = [a.detach().float().requires_grad_() if a.is_floating_point() else a for a in args]
@@ -78,11 +78,11 @@ def test_gradients(size):
 
 
 @pytest.mark.parametrize("policy", [(), ("impl:default.flagos",)], ids=["preferred", "ours"])
-def test_never_waits(policy):
+def test_fused_moe_never_synchronizes(policy):
     args = drawn(1024, 512, 256, 16, 4)
-    args[3][:, 0] = 3  # most experts have few tokens, this one all
+    args[3][:, 0] = 3  # expert 3 gets all tokens, most others few
     with opmux.policy(*policy) if policy else contextlib.nullcontext():
-        ours.fused_moe(*args).sum().backward()  # kernels are compiled
+        ours.fused_moe(*args).sum().backward()  # compiles the kernels
         torch.cuda.set_sync_debug_mode("error")
         try:
             ours.fused_moe(*args).sum().backward()
@@ -91,7 +91,7 @@ def test_never_waits(policy):
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_no_slower_than_a_loop(size):
+def test_fused_moe_is_no_slower_than_a_loop(size):
     args = drawn(*SIZES[size])
 
     def timed(fn):

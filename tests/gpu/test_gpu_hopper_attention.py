@@ -1,4 +1,4 @@
-"""Attention in Gluon on a Hopper chip, against float64 and torch's own."""
+"""Attention in Gluon on a Hopper chip, compared with float64 and torch's kernels."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def new(b, h, s, d, dtype, layout):
 
 
 def exact(do, q, k, v, causal):
-    """Outputs and gradients in float64; a query that sees nothing has a result of 0."""
+    """Outputs and gradients in float64; a query that attends to no key has a result of 0."""
     q, k, v = (t.detach().double().requires_grad_() for t in (q, k, v))
     group = q.shape[1] // k.shape[1]
     scores = q @ k.repeat_interleave(group, 1).mT * q.shape[3] ** -0.5
@@ -59,7 +59,7 @@ SIZES = [(256, 256), (1000, 1000), (333, 777), (777, 333), (1, 4000), (130, 1), 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("dim", [64, 128])
 @pytest.mark.parametrize(("queries", "keys"), SIZES)
-def test_close_to_float64(queries, keys, dim, causal, layout):
+def test_dense_attention_is_close_to_float64(queries, keys, dim, causal, layout):
     dtype = torch.float16 if queries == 1000 else torch.bfloat16
     q, do = (new(2, 4, queries, dim, dtype, layout) for _ in range(2))
     k, v = (new(2, 2, keys, dim, dtype, layout) for _ in range(2))
@@ -76,7 +76,7 @@ def test_close_to_float64(queries, keys, dim, causal, layout):
 
 
 @pytest.mark.parametrize("layout", ["odd start", "odd rows", "one head for all"])
-def test_tensors_as_they_lie(layout):
+def test_strided_tensors_give_the_bits_of_contiguous_ones(layout):
     q, k, v, do = (new(2, 8, 600, 128, torch.bfloat16, layout) for _ in range(4))
     before = [t.clone() for t in (q, k, v, do)]
     o, lse = gluon("attention", q, k, v, True, 0.1)
@@ -91,7 +91,7 @@ def test_tensors_as_they_lie(layout):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("dim", [64, 128])
-def test_as_close_to_float64_as_torch(dtype, causal, dim):
+def test_attention_is_as_close_to_float64_as_torchs(dtype, causal, dim):
     q, do = (torch.randn(2, 8, 1024, dim, device=CUDA, dtype=dtype) for _ in range(2))
     k, v = (torch.randn(2, 2, 1024, dim, device=CUDA, dtype=dtype) for _ in range(2))
     leaves = [t.detach().requires_grad_() for t in (q, k, v)]
@@ -105,7 +105,7 @@ def test_as_close_to_float64_as_torch(dtype, causal, dim):
         assert error[0] <= 1.1 * error[1], (name, error)
 
 
-def test_the_same_bits_in_every_run():
+def test_the_backward_is_deterministic():
     q, do = (torch.randn(4, 16, 777, 128, device=CUDA, dtype=torch.bfloat16) for _ in range(2))
     k, v = (torch.randn(4, 4, 777, 128, device=CUDA, dtype=torch.bfloat16) for _ in range(2))
     runs = []
@@ -115,8 +115,8 @@ def test_the_same_bits_in_every_run():
     assert all(torch.equal(a, b) for run in runs[1:] for a, b in zip(runs[0], run, strict=True))
 
 
-def test_what_another_sequence_has_does_not_matter():
-    """Rows beyond the end of a sequence are another's: not a number there stays there."""
+def test_nan_in_other_batches_or_masked_keys_does_not_spread():
+    """Loads past the end of a sequence read the next sequence: its NaN must not reach this one's results."""
     q, do = (torch.randn(2, 4, 200, 64, device=CUDA, dtype=torch.bfloat16) for _ in range(2))
     k, v = (torch.randn(2, 4, 200, 64, device=CUDA, dtype=torch.bfloat16) for _ in range(2))
     for t in (q, k, v, do):
@@ -126,7 +126,7 @@ def test_what_another_sequence_has_does_not_matter():
         assert t[0, :2].isfinite().all()
 
 
-def test_refusals_name_what_is_taken():
+def test_a_declined_call_says_what_is_supported():
     impl = next(i for i in get_default_manager().registry.get_implementations("attention") if i.impl_id == GLUON)
     q = torch.randn(1, 2, 64, 80, device=CUDA, dtype=torch.bfloat16)
     assert refusal(impl, q, q, q, True, None) == "takes heads of 64 or 128 numbers; there are 80 and 80"
@@ -135,7 +135,7 @@ def test_refusals_name_what_is_taken():
     assert refusal(impl, q, q, q, True, -1.0) == "takes a scale above 0; it is -1.0"
 
 
-# ---- sequences one after another ------------------------------------------------------------------------------------
+# ---- packed sequences -----------------------------------------------------------------------------------------------
 
 LENGTHS = [
     ((300, 0, 1, 517, 128, 129, 64), (300, 5, 700, 33, 128, 129, 0)),
@@ -151,7 +151,7 @@ def begins(lengths, dtype=torch.int32, first=0):
 
 
 def packed(lengths, keys, heads, kv_heads, dim, dtype=torch.bfloat16, before=0, after=0):
-    """q, k, v, do and the begins of queries and keys; NaN before the first sequence and after the last."""
+    """q, k, v, do and the cumulative lengths of queries and keys; NaN before the first sequence and after the last."""
     made = []
     for sizes, count in ((lengths, heads), (keys, kv_heads), (keys, kv_heads), (lengths, heads)):
         t = torch.randn(before + sum(sizes) + after, count, dim, device=CUDA, dtype=dtype)
@@ -161,7 +161,7 @@ def packed(lengths, keys, heads, kv_heads, dim, dtype=torch.bfloat16, before=0, 
 
 
 def by_sequence(q, k, v, do, cu_q, cu_k, causal):
-    """Outputs and gradients of each sequence in float64; 0 outside of all."""
+    """Outputs and gradients of each sequence in float64; 0 for tokens outside of all sequences."""
     o, dq, dk, dv = (torch.zeros_like(t, dtype=torch.float64) for t in (q, q, k, v))
     lse = torch.zeros(q.shape[1], q.shape[0], device=CUDA, dtype=torch.float64)
     for a, b, c, d in zip(cu_q[:-1].tolist(), cu_q[1:].tolist(), cu_k[:-1].tolist(), cu_k[1:].tolist(), strict=True):
@@ -189,8 +189,8 @@ def compared(made, wanted):
 @pytest.mark.parametrize(("dim", "heads", "kv_heads"), [(64, 4, 4), (128, 8, 2)])
 @pytest.mark.parametrize(("lengths", "keys"), LENGTHS)
 @pytest.mark.parametrize(("before", "after"), [(0, 0), (0, 300), (5, 1)])
-def test_packed_close_to_float64(lengths, keys, dim, heads, kv_heads, causal, before, after):
-    """With tokens that belong to no sequence, whatever these are: their results are 0."""
+def test_packed_attention_is_close_to_float64(lengths, keys, dim, heads, kv_heads, causal, before, after):
+    """Tokens outside of all sequences are NaN; their results are 0."""
     q, k, v, do, cu_q, cu_k = packed(lengths, keys, heads, kv_heads, dim, before=before, after=after)
     rest = (cu_q, cu_k, max(lengths), max(keys), -1, 0 if causal else -1, None)
     o, lse = gluon("attention_varlen", q, k, v, *rest)
@@ -200,7 +200,7 @@ def test_packed_close_to_float64(lengths, keys, dim, heads, kv_heads, causal, be
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-def test_packed_neighbours_do_not_matter(bad):
+def test_nan_in_neighbouring_sequences_does_not_spread(bad):
     lengths = (100, 200, 60, 130)
     q, k, v, do, cu, _ = packed(lengths, lengths, 4, 2, 128)
     rest = (cu, cu, 200, 200, -1, 0, None)
@@ -216,8 +216,8 @@ def test_packed_neighbours_do_not_matter(bad):
             assert torch.equal(a, b), name
 
 
-def test_packed_as_they_lie():
-    """Views of one tensor, begins in int64, and every other one of a longer tensor."""
+def test_strided_packed_tensors_give_the_bits_of_contiguous_ones():
+    """Views of one tensor, unaligned and expanded tensors, and strided int64 cumulative lengths."""
     lengths = (300, 77, 1, 400)
     qkv = torch.randn(sum(lengths), 3, 8, 64, device=CUDA, dtype=torch.float16)
     q, k, v = qkv.unbind(1)
@@ -234,7 +234,7 @@ def test_packed_as_they_lie():
         assert all(torch.equal(a, b) for a, b in zip(made, wanted, strict=True))
 
 
-def test_packed_the_same_bits_in_every_run():
+def test_packed_attention_is_deterministic():
     lengths = (777, 1500, 3, 900)
     q, k, v, do, cu, _ = packed(lengths, lengths, 16, 4, 128)
     rest = (cu, cu, 1500, 1500, -1, 0, None)
@@ -245,7 +245,7 @@ def test_packed_the_same_bits_in_every_run():
     assert all(torch.equal(a, b) for run in runs[1:] for a, b in zip(runs[0], run, strict=True))
 
 
-def test_packed_one_sequence_is_a_dense_batch_of_one():
+def test_one_packed_sequence_has_the_bits_of_a_dense_batch_of_one():
     q, k, v, do, cu, _ = packed((1000,), (1000,), 8, 2, 128)
     rest = (cu, cu, 1000, 1000, -1, 0, None)
     o, lse = gluon("attention_varlen", q, k, v, *rest)

@@ -1,4 +1,4 @@
-"""Index, gather, scatter, embedding and masks on a real GPU: shapes of models, and more than 2^31 elements."""
+"""Index, gather, scatter, embedding and masks on a real GPU: model shapes, and more than 2^31 elements."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ f32 = torch.float32
 
 @pytest.fixture(autouse=True)
 def ours():
-    """Every overload that has a kernel is ours."""
+    """Override every overload of the index family that we have a kernel for."""
     with opmux.use(include=["family:index"], mode="all"):
         yield
 
@@ -33,9 +33,9 @@ def on_cpu(*tensors):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_embedding_and_its_gradient(dtype):
+def test_embedding_and_its_gradient_agree_with_torch(dtype):
     weight, tokens = drawn(50257, 768, dtype=dtype).requires_grad_(), places(50257, 4, 1024)
-    tokens[0] = 17  # one token that is frequent
+    tokens[0] = 17  # one token occurs often
     y = torch.nn.functional.embedding(tokens, weight, padding_idx=3)
     assert torch.equal(y, weight.detach()[tokens.cpu().cuda()])
     dy = drawn(4, 1024, 768, dtype=dtype)
@@ -47,11 +47,11 @@ def test_embedding_and_its_gradient(dtype):
     assert weight.grad is not None
     torch.testing.assert_close(weight.grad.double().cpu(), truth, rtol=1.6e-2 if dtype != f32 else 1e-5, atol=1e-3)
     again = torch.ops.aten.embedding_dense_backward(dy, tokens, 50257, 3, False)
-    assert torch.equal(weight.grad, again)  # the same bits in every run
+    assert torch.equal(weight.grad, again)  # deterministic
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_reads(dtype):
+def test_reads_by_index_equal_the_cpus(dtype):
     x = drawn(2048, 4096, dtype=dtype)
     rows, few = places(2048, 512), places(4096, 2048, 8)
     assert torch.equal(x[rows].cpu(), x.cpu()[rows.cpu()])
@@ -63,7 +63,7 @@ def test_reads(dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_sums(dtype):
+def test_sums_by_index_agree_with_the_cpu(dtype):
     x, s = drawn(2048, 512, dtype=dtype), drawn(4096, 512, dtype=dtype)
     rows, cells = places(2048, 4096), places(2048, 4096, 512)
     rough = dict(rtol=1e-4 if dtype == f32 else 3e-2, atol=1e-4 if dtype == f32 else 6e-2)
@@ -81,7 +81,7 @@ def test_sums(dtype):
         )
 
 
-def test_writes():
+def test_writes_by_index_equal_the_cpus():
     x, rows = drawn(2048, 512), torch.randperm(2048, device="cuda")[:300]
     for name, args in {
         "index_copy_": (0, rows, drawn(300, 512)),
@@ -95,7 +95,7 @@ def test_writes():
         assert torch.equal(got.cpu(), want), name
 
 
-def test_masks():
+def test_mask_ops_equal_the_cpus():
     x = drawn(3000, 1001)
     mask = x > 0.5
     assert torch.equal(mask.nonzero().cpu(), mask.cpu().nonzero())
@@ -105,7 +105,7 @@ def test_masks():
     assert torch.equal(x.masked_scatter(mask, source).cpu(), x.cpu().masked_scatter(mask.cpu(), source.cpu()))
 
 
-def test_more_than_32_bits_of_elements():
+def test_tensors_of_more_than_2_31_elements_are_indexed():
     x = torch.zeros(1 << 16, (1 << 15) + 8, dtype=torch.int8, device="cuda")
     rows = torch.tensor([(1 << 16) - 1, 0, 65530], device="cuda")
     x[rows] = 3
@@ -113,6 +113,6 @@ def test_more_than_32_bits_of_elements():
     assert x.view(-1).take(torch.tensor([-1], device="cuda")) == 3
 
 
-def test_out_of_range_stops_nothing():
+def test_an_index_out_of_range_gives_nan_without_an_error():
     x = drawn(10, 16)
     assert x.index_select(0, torch.tensor([3, 11], device="cuda"))[1].isnan().all()

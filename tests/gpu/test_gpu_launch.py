@@ -1,4 +1,4 @@
-"""The quick launch on a real GPU: it must stand back whenever what the compiled kernel assumed no longer holds."""
+"""The quick launch on a real GPU: it must fall back where an assumption of the compiled kernel does not hold."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ def softmax_agrees(x):
     torch.testing.assert_close(opmux.ops.softmax(x), torch.softmax(x, -1))
 
 
-def test_pointers_that_are_no_multiple_of_16():
-    """A plan knows shapes and strides, not addresses: the same plan gets both."""
+def test_unaligned_pointers_give_correct_results():
+    """A plan depends on shapes and strides but not on addresses, so one plan gets aligned and unaligned tensors."""
     whole = torch.randn(64 * 256 + 8, device=CUDA)
     for _ in range(3):
         for start in (0, 1, 4, 3):
             softmax_agrees(whole[start : start + 64 * 256].view(64, 256))
 
 
-def test_the_stream_of_the_caller():
+def test_the_launch_uses_the_callers_stream():
     x = torch.randn(4096, 4096, device=CUDA)
     opmux.ops.softmax(x)
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
         torch.cuda._sleep(50_000_000)
-        x.fill_(1.0)  # after the wait, on this stream: a launch on another one would read what was there
+        x.fill_(1.0)  # runs after the sleep, on this stream: a launch on another stream would read the old values
         y = opmux.ops.softmax(x)
     side.synchronize()
     torch.testing.assert_close(y, torch.full_like(y, 1 / 4096))
 
 
-def test_absent_tensors_and_dtypes_are_told_apart():
+def test_calls_with_another_dtype_or_without_a_bias_agree_with_torch():
     for dtype in (torch.float32, torch.bfloat16, torch.float32):
         x, w = torch.randn(32, 512, device=CUDA, dtype=dtype), torch.randn(512, device=CUDA, dtype=dtype)
         for bias in (None, w, None):
@@ -44,7 +44,7 @@ def test_absent_tensors_and_dtypes_are_told_apart():
             torch.testing.assert_close(y, wanted, rtol=2e-2 if dtype is torch.bfloat16 else 1e-5, atol=2e-2)
 
 
-def test_a_listener_hears_of_every_launch():
+def test_a_triton_launch_hook_is_called():
     import triton
 
     x = torch.randn(64, 256, device=CUDA)
@@ -62,8 +62,8 @@ def test_a_listener_hears_of_every_launch():
     assert len(heard) == 1
 
 
-def test_a_group_keeps_to_itself_beside_another():
-    """Two launches whose programs wait for each other, on two streams, many times: neither may wait for ever."""
+def test_two_cooperative_launches_on_two_streams_do_not_deadlock():
+    """Programs of each launch wait for each other."""
     x, y = (torch.randn(512, 131072, device=CUDA, dtype=torch.bfloat16) for _ in range(2))
     wanted = torch.softmax(x.float(), -1), torch.softmax(y.float(), -1)
     streams = torch.cuda.Stream(), torch.cuda.Stream()
@@ -78,7 +78,7 @@ def test_a_group_keeps_to_itself_beside_another():
         torch.testing.assert_close(got.float(), want, rtol=1.6e-2, atol=1e-4)
 
 
-def test_a_group_in_a_graph():
+def test_a_cooperative_launch_can_be_captured_in_a_graph():
     x, w = torch.randn(256, 131072, device=CUDA, dtype=torch.bfloat16), torch.randn(131072, device=CUDA)
     opmux.ops.rms_norm(x, w)
     graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()

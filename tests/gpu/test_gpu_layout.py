@@ -1,4 +1,6 @@
-"""Layout ops, factories and fills on a real GPU, against torch's own on the same GPU: values, dtypes and strides."""
+"""Layout ops, factories and fills on a real GPU, compared with torch's kernels on the same GPU: values, dtypes and
+strides.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ ROUNDED = {torch.float32: 1e-5, torch.float64: 1e-9, torch.bfloat16: 2e-2, torch
 
 
 def both(call):
-    """What torch's kernel returns, and what ours does."""
+    """The results of torch's kernel and of ours."""
     native = call()
     with opmux.use(mode="all"):
         return native, call()
@@ -39,23 +41,23 @@ def same(native, ours, what, exact=True):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", ROWS)
-def test_samples(name, dtype):
+def test_samples_agree_with_torch(name, dtype):
     op = getattr(torch.ops.aten, name)
     for sample in ROWS[name].samples(dtype, "cuda"):
         try:
             native, ours = both(lambda sample=sample: op(*sample.args, **sample.kwargs))
         except (RuntimeError, NotImplementedError):
-            continue  # torch has no kernel of it for this dtype
+            continue  # torch has no kernel for this dtype
         exact = name not in ("unfold_backward", "polar", "arange", "linspace", "logspace")
         same(native, ours, f"{name} {sample.id}", exact)
 
 
-@functools.cache  # drawn once: `mode="all"` has random numbers of its own
+@functools.cache  # cached: with `mode="all"` our random op would draw other numbers
 def drawn(*shape, dtype=torch.bfloat16):
     return torch.randn(shape, device="cuda", generator=torch.Generator("cuda").manual_seed(1)).to(dtype)
 
 
-# shapes of models: a rotated half, a cache that grows, heads apart, images, masks
+# model shapes: rotated halves, a growing cache, split heads, images, masks
 CALLS = {
     "rotate": lambda: (lambda h: torch.cat([-h[..., 32:], h[..., :32]], -1))(drawn(4, 32, 1024, 64)),
     "cache": lambda: torch.cat([drawn(4, 8, 1023, 128), drawn(4, 8, 1, 128)], 2),
@@ -80,11 +82,11 @@ CALLS = {
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_calls_of_models(call):
+def test_layout_calls_of_models_agree_with_torch(call):
     same(*both(CALLS[call]), call)
 
 
-def test_writes_into_what_is_there():
+def test_writes_to_existing_tensors_agree_with_torch():
     def call():
         y = torch.zeros(512, 1000, device="cuda")
         y[:, ::2] = drawn(512, 500)
@@ -96,7 +98,7 @@ def test_writes_into_what_is_there():
     same(*both(call), "writes")
 
 
-def test_gradients():
+def test_gradients_of_layout_ops_agree_with_torch():
     def call():
         x = drawn(64, 96, dtype=torch.float32).clone().requires_grad_()
         y = torch.cat([x[:, :32], x[:, 32:].flip(0)], 1).roll(3, 1).tril(5)
@@ -106,7 +108,7 @@ def test_gradients():
     same(*both(call), "gradients", exact=False)
 
 
-def test_our_kernels_ran():
+def test_the_calls_above_run_our_kernels():
     with opmux.use(mode="all"), engine.counted() as counts:
         for call in CALLS.values():
             call()
@@ -115,7 +117,7 @@ def test_our_kernels_ran():
     )
 
 
-def test_more_elements_than_32_bits_count():
+def test_tensors_of_more_than_2_31_elements_are_supported():
     n = 2**31 + 77
     with opmux.use(mode="all"):
         x = torch.zeros(n, dtype=torch.int8, device="cuda")

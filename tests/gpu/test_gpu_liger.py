@@ -1,4 +1,4 @@
-"""`liger_kernel` as opmux provides it, on a real GPU: shapes of real models in bfloat16 against torch in float32."""
+"""`liger_kernel` provided by opmux on a real GPU: real model shapes in bfloat16, compared with torch in float32."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def normal(*shape, scale=1.0):
 
 
 def check(ours, formula, *args):
-    """Results and gradients, with an error of a few roundings of the largest value; no argument is written to."""
+    """Results and gradients are within a few roundings of the largest value, and no argument is modified."""
     own = [a.clone().requires_grad_() for a in args]
     wide = [a.float().requires_grad_() for a in args]
     got, want = ours(*own), formula(*wide)
@@ -39,7 +39,7 @@ def check(ours, formula, *args):
     assert all(torch.equal(a, b) for a, b in zip(own, args, strict=True))
 
 
-def test_norms_gates_and_rope():
+def test_ligers_norms_gated_units_and_rope_agree_with_torch():
     from liger_kernel.transformers import functional as ours
 
     rms = lambda x, w: F.rms_norm(x, (4096,), w, 1e-6)
@@ -59,7 +59,7 @@ def test_norms_gates_and_rope():
     check(rope, turn, normal(4, 32, 512, 128), normal(4, 8, 512, 128))
 
 
-def test_losses():
+def test_ligers_losses_agree_with_torch():
     from liger_kernel.transformers import LigerCrossEntropyLoss, LigerFusedLinearCrossEntropyLoss
 
     target = torch.randint(128256, (512,), device=CUDA)
@@ -76,7 +76,7 @@ def test_losses():
     )  # fmt: skip
 
 
-def test_a_model_is_patched():
+def test_apply_liger_kernel_patches_a_llama():
     transformers = pytest.importorskip("transformers")
     from liger_kernel.transformers import apply_liger_kernel_to_llama
 

@@ -1,4 +1,4 @@
-"""Losses on a real GPU against torch's, at vocabularies of real models."""
+"""Losses on a real GPU at real vocabulary sizes, compared with torch's."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OPS = (spec.token_cross_entropy, spec.token_cross_entropy_bwd, spec.token_cross_
 
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.spec.name)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
-def test_samples(op, dtype):
+def test_samples_agree_with_the_reference(op, dtype):
     for sample in op.spec.samples(dtype, CUDA):
         theirs = [a.clone() if torch.is_tensor(a) else a for a in sample.args]
         want = op.reference(*theirs)
@@ -35,7 +35,7 @@ def test_samples(op, dtype):
 
 
 @pytest.mark.parametrize("classes", [32000, 50257, 128256, 262144])
-def test_vocabularies(classes):
+def test_cross_entropy_agrees_at_real_vocabularies(classes):
     x = (torch.randn(300, classes, device=CUDA) * 3).bfloat16().requires_grad_()
     target = torch.randint(classes, (300,), device=CUDA)
     target[::7] = -100
@@ -48,12 +48,12 @@ def test_vocabularies(classes):
         torch.testing.assert_close(*grads, rtol=1e-2, atol=1e-9)
 
 
-def test_fused_linear_writes_nothing_and_never_waits():
+def test_fused_linear_cross_entropy_modifies_no_input_and_never_synchronizes():
     x = torch.randn(3000, 512, device=CUDA).bfloat16().requires_grad_()
     w = (torch.randn(128256, 512, device=CUDA) * 0.05).bfloat16().requires_grad_()
     target = torch.randint(128256, (3000,), device=CUDA)
     kept = [x.detach().clone(), w.detach().clone()]
-    ours.fused_linear_cross_entropy(x, w, target).backward()  # kernels are compiled
+    ours.fused_linear_cross_entropy(x, w, target).backward()  # compiles the kernels
     torch.cuda.set_sync_debug_mode("error")
     try:
         for _ in range(4):
@@ -72,7 +72,7 @@ def test_fused_linear_writes_nothing_and_never_waits():
     assert torch.equal(x, kept[0]) and torch.equal(w, kept[1])
 
 
-def test_more_elements_than_32_bits_count():
+def test_logits_of_more_than_2_31_elements_are_supported():
     x = torch.randn(17000, 128256, device=CUDA, dtype=torch.bfloat16)
     target = torch.randint(128256, (17000,), device=CUDA)
     got = ours.cross_entropy(x, target, reduction="none")

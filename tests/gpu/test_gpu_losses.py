@@ -1,4 +1,4 @@
-"""ATen's losses on a real GPU against float64, at the sizes of models; one loss over more than 2^31 elements."""
+"""ATen's losses on a real GPU at model sizes, compared with float64; one loss of more than 2^31 elements."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OVERRIDES = "*_loss* binary_cross_entropy* log_sigmoid*".split()
 
 
 def both(call, x):
-    """Result and gradient, of ours and in float64."""
+    """Our result and gradient, and those in float64."""
     found = []
     for wide in (False, True):
         leaf = (x.double() if wide else x).detach().requires_grad_()
@@ -37,7 +37,7 @@ def both(call, x):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 @pytest.mark.parametrize("name", ELEMENTWISE)
-def test_elementwise(name, reduction, dtype):
+def test_elementwise_losses_agree_with_float64(name, reduction, dtype):
     x = torch.randn(512, 4099, device="cuda", dtype=dtype)
     t = torch.randn(512, 4099, device="cuda", dtype=dtype)
     call = lambda leaf: ELEMENTWISE[name](leaf, t.to(leaf.dtype), reduction)
@@ -49,7 +49,7 @@ def test_elementwise(name, reduction, dtype):
 
 @pytest.mark.parametrize("shape", [(4096, 32000), (8, 21, 128, 128)], ids=str)
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
-def test_classes(shape, reduction):
+def test_nll_loss_agrees_with_float64(shape, reduction):
     x = torch.randn(shape, device="cuda")
     target = torch.randint(0, shape[1], (shape[0], *shape[2:]), device="cuda")
     target[::3] = -100
@@ -60,14 +60,14 @@ def test_classes(shape, reduction):
     torch.testing.assert_close(dx.double(), dwant, rtol=2e-5, atol=1e-5)
 
 
-def test_the_same_bits_in_every_run():
+def test_losses_are_deterministic():
     x, t = torch.randn(2, 1 << 22, device="cuda")
     with opmux.use(include=OVERRIDES):
         first = F.mse_loss(x, t)
         assert all(torch.equal(first, F.mse_loss(x, t)) for _ in range(5))
 
 
-def test_more_than_2_31_elements():
+def test_tensors_of_more_than_2_31_elements_are_supported():
     n = 2**31 + 1000
     x, t = (torch.full((n,), v, device="cuda", dtype=torch.bfloat16) for v in (1.0, 0.5))
     with opmux.use(include=OVERRIDES):

@@ -1,4 +1,6 @@
-"""Softmax of attention logits on a GPU, at sizes that no sample has: whole rows and pieces, all forms, tex's names."""
+"""Masked softmax on a GPU, at sizes that no sample has: rows in one piece and in several, all forms, and tex's
+functions.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ SHAPES = [(2, 8, 512, 512), (2, 4, 300, 1000), (1, 2, 128, 4096), (1, 2, 60, 163
 
 
 def check(op, *args):
-    """Twice, as the second launch takes another way."""
+    """Compare two calls with the reference; the second call uses the quick launch."""
     want = op.reference(*args)
     tol = op.spec.tol[want.dtype]
     for _ in range(2):
@@ -27,7 +29,7 @@ def check(op, *args):
 
 @every_dtype
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_all_forms(shape, dtype):
+def test_every_form_of_masked_softmax_agrees_with_the_reference(shape, dtype):
     with opmux.policy("flagos", strict=True):
         x = torch.randn(shape, device="cuda", dtype=dtype) * 4
         dy = torch.randn_like(x)
@@ -39,13 +41,13 @@ def test_all_forms(shape, dtype):
                 check(spec.scaled_softmax_bwd, dy, y, 0.125, causal)
 
 
-def test_more_rows_than_fit_in_a_grid_of_65535():
+def test_more_rows_than_a_grid_dimension_of_65535_are_supported():
     x = torch.randn(70_000, 3, 16, device="cuda", dtype=torch.bfloat16)
     check(spec.scaled_softmax, x, torch.rand(70_000, 1, 16, device="cuda") > 0.5, 1.0, True)
 
 
-def test_offsets_beyond_32_bits():
-    """More than 2^31 logits: the last row is the one a 32-bit offset would miss."""
+def test_logits_beyond_32_bit_offsets_are_supported():
+    """A 32-bit offset would overflow in the last row of more than 2^31 logits."""
     if torch.cuda.mem_get_info()[0] < 24 << 30:
         pytest.skip("needs 24 GiB of free memory")
     x = torch.zeros(1, 2, 33_000, 33_000, device="cuda", dtype=torch.bfloat16)
@@ -56,7 +58,7 @@ def test_offsets_beyond_32_bits():
 
 
 @pytest.mark.parametrize("name", ["masked", "upper_triang_masked", "aligned_causal_masked", ""])
-def test_tex(name):
+def test_tex_softmax_functions_agree_with_torch(name):
     middle = f"_{name}" if name else ""
     forward = getattr(opmux.ops, f"scaled{middle}_softmax_forward")
     backward = getattr(opmux.ops, f"scaled{middle}_softmax_backward")

@@ -1,4 +1,4 @@
-"""Gated units and MLPs on a real GPU against torch's, at sizes of real models: values, gradients, memory."""
+"""Gated units and MLPs on a real GPU at the sizes of real models, compared with torch's: values, gradients, memory."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ def gradients(fn, *leaves):
 
 
 def close(got, want, share):
-    """The error is a small share of what the values are."""
+    """Assert that the relative error of each result is at most `share`."""
     for a, b in zip(got, want, strict=True):
         assert a.dtype is BF16 and (a.double() - b).norm() <= share * b.norm()
 
 
 @pytest.mark.parametrize("fn, act", [(ours.swiglu, F.silu), (ours.geglu, lambda a: F.gelu(a, approximate="tanh"))])
-def test_units(fn, act):
+def test_gated_units_and_their_gradients_agree_with_torch(fn, act):
     leaves = [torch.randn(1000, 14336, device=CUDA, dtype=BF16, requires_grad=True) for _ in range(2)]
     doubles = [t.detach().double().requires_grad_() for t in leaves]
     close(gradients(fn, *leaves), gradients(lambda a, b: act(a) * b, *doubles), 1e-2)
 
 
-def test_one_tensor():
+def test_a_gated_unit_of_one_tensor_agrees_with_torch():
     y = torch.randn(2, 500, 2 * 8192, device=CUDA, dtype=BF16, requires_grad=True)
     halves = lambda y: F.silu(y[..., :8192]) * y[..., 8192:]
     close(gradients(ours.fused_gate_up_swiglu, y), gradients(halves, y.detach().double().requires_grad_()), 1e-2)
@@ -42,8 +42,8 @@ def made(*shape, scale=1.0):
     return (torch.randn(shape, device=CUDA) * scale).to(BF16).requires_grad_()
 
 
-def test_whole_mlp_and_its_memory():
-    """Llama-3.2-1B: no more error than torch's own ops, and less memory between forward and backward."""
+def test_swiglu_mlp_agrees_and_saves_less_memory_than_torch():
+    """At the sizes of Llama-3.2-1B; measured is the memory that the forward keeps for the backward."""
     leaves = made(4, 512, 2048), *(made(8192, 2048, scale=0.02) for _ in range(2)), made(2048, 8192, scale=0.02)
     torchs = lambda x, g, u, d: F.linear(F.silu(F.linear(x, g)) * F.linear(x, u), d)
     want = gradients(torchs, *(t.detach().double().requires_grad_() for t in leaves))
@@ -57,7 +57,7 @@ def test_whole_mlp_and_its_memory():
     assert kept[0] < 0.6 * kept[1]
 
 
-def test_tiles():
+def test_a_tiled_mlp_agrees_with_the_whole_mlp():
     mlp = modules.TiledSwiGLUMLP(1024, 4096, num_shards=4, device=CUDA, dtype=BF16)
     x = made(2, 1000, 1024)
     leaves = (x, *mlp.parameters())

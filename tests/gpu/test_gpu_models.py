@@ -40,13 +40,13 @@ def error(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_as_exact_as_the_model_itself(kind):
-    """Against float32, errors of the patched model are no larger than those of the model by more than a third."""
+def test_errors_of_a_patched_model_are_at_most_a_third_larger(kind):
+    """Errors of loss and gradients are measured against float32."""
     truth_loss, truth = step(built(kind, torch.float32))
     model = built(kind)
     plain_loss, plain = step(model)
     report = opmux.patch_model(model)
-    assert "reference" not in str(report), report  # kernels run for all parts
+    assert "reference" not in str(report), report  # every part runs a kernel
     loss, grads = step(model)
     assert abs(loss - truth_loss) <= 1.34 * abs(plain_loss - truth_loss) + 2e-3
     assert grads.keys() == truth.keys()
@@ -54,7 +54,7 @@ def test_as_exact_as_the_model_itself(kind):
         assert error(grads[name], grad) <= 1.34 * error(plain[name], grad) + 5e-3, name
 
 
-def test_decoding():
+def test_a_patched_model_generates_the_same_tokens():
     model = built("llama", torch.float32).eval()
     prompt = ids(1, 20)
     options = {"max_new_tokens": 12, "do_sample": False, "attention_mask": torch.ones_like(prompt), "pad_token_id": 0}
@@ -64,8 +64,8 @@ def test_decoding():
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "mixtral"])
-def test_attention_of_one_query(kind, monkeypatch):
-    """Flash attention runs for each token, and logits are as near to float32's as those of torch's choice."""
+def test_patched_attention_decodes_with_flash_attention(kind, monkeypatch):
+    """It runs for each token, and the logits' errors are at most a third larger than with torch's own choice."""
     prompt, steps = ids(2, 50), ids(2, 6)
 
     def decoded(model):
@@ -86,7 +86,7 @@ def test_attention_of_one_query(kind, monkeypatch):
     assert torch.equal(decoded(model), plain)
 
 
-def test_attention_of_one_query_in_a_graph():
+def test_attention_of_one_query_can_be_captured_in_a_graph():
     module = built("llama").model.layers[0].self_attn
     functions = attention.functions_of(type(module).forward)
     assert functions is not None
@@ -100,7 +100,7 @@ def test_attention_of_one_query_in_a_graph():
     assert torch.equal(captured, eager)
 
 
-def test_a_training_step_in_a_graph():
+def test_a_training_step_of_a_patched_model_can_be_captured():
     model = built("llama")
     opmux.patch_model(model)
     model.config.use_cache = False
@@ -123,7 +123,7 @@ def test_a_training_step_in_a_graph():
     assert error(grad, grads["lm_head.weight"]) < 1e-2
 
 
-def test_compiled():
+def test_a_patched_model_can_be_compiled():
     model = built("llama")
     plain, _ = step(model)
     opmux.patch_model(model)

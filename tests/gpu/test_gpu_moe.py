@@ -1,4 +1,4 @@
-"""Mixtures of experts on a GPU at the sizes of models: permutation, padding, router; nothing waits for the device."""
+"""Mixture-of-experts ops on a GPU at model sizes: permutation, padding, router; none synchronizes with the device."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def copies(args):
 
 
 def check(name, *args, alike=None):
-    """Ours, and no other, twice, and without a wait; results and what is written are those of the reference."""
+    """Compare two calls of our kernel with the reference, including written arguments; a synchronization raises."""
     spec = specs.find(name)
     for _ in range(2):
         ours, theirs = copies(args), copies(args)
@@ -44,7 +44,7 @@ def check(name, *args, alike=None):
 
 @every_dtype
 @pytest.mark.parametrize("tokens, topk, n, kept", [(4096, 8, 2048, 0), (1000, 2, 1000, 1500), (64, 20, 4096, 0)])
-def test_permutation(tokens, topk, n, kept, dtype):
+def test_permute_and_unpermute_agree_with_the_reference(tokens, topk, n, kept, dtype):
     x = torch.randn(tokens, n, device=CUDA, dtype=dtype)
     indices = torch.rand(tokens, 64, device=CUDA).argsort(-1)[:, :topk].int()
     permuted, row_map, _ = check("moe_permute_fwd", x, dtype, indices, kept, [], tokens * topk)
@@ -54,8 +54,8 @@ def test_permutation(tokens, topk, n, kept, dtype):
     check("moe_unpermute_bwd", x, permuted, dtype, row_map, probs)
 
 
-def test_float8_rows():
-    """Bytes are moved by our kernels; their sums are the reference's."""
+def test_float8_rows_are_permuted_and_restored():
+    """Our kernels move the bytes; the reference computes the sums."""
     x = torch.randn(256, 512, device=CUDA).to(torch.float8_e4m3fn).view(torch.uint8)
     indices = torch.rand(256, 8, device=CUDA).argsort(-1)[:, :2].int()
     permuted, row_map, _ = opmux.ops.moe_permute_fwd(x, torch.float8_e4m3fn, indices, 0, [], 512)
@@ -67,7 +67,7 @@ def test_float8_rows():
 
 @every_dtype
 @pytest.mark.parametrize("blocks", [5, 64, 100])
-def test_padding(blocks, dtype):
+def test_padding_and_unpadding_agree_with_the_reference(blocks, dtype):
     given = [(37 * k) % 200 for k in range(blocks)]
     wanted = [-(-n // 16) * 16 for n in given]
     x = torch.randn(sum(given), 2048, device=CUDA, dtype=dtype)
@@ -88,8 +88,8 @@ ROUTES = (
 @every_dtype
 @pytest.mark.parametrize("experts", [64, 256, 1000])
 @pytest.mark.parametrize("score, pre, groups, group_topk", ROUTES)
-def test_router(score, pre, groups, group_topk, experts, dtype):
-    """Of two scores that differ by a rounding either may be chosen: hence almost all of the map."""
+def test_the_router_agrees_with_the_reference(score, pre, groups, group_topk, experts, dtype):
+    """Where two scores differ by one rounding, either expert may be selected, so a few rows of the map may differ."""
     logits = torch.randn(2048, experts, device=CUDA, dtype=dtype)
     bias = torch.randn(experts, device=CUDA) / 10 if score != "softmax" else None
     spec = specs.find("fused_topk_with_score_function_fwd")
@@ -111,7 +111,7 @@ def test_router(score, pre, groups, group_topk, experts, dtype):
 
 
 @pytest.mark.parametrize("score", ["softmax", "sigmoid", "sqrtsoftplus"])
-def test_scores_for_the_loss(score):
+def test_scores_for_the_auxiliary_loss_agree_with_the_reference(score):
     logits = torch.randn(4096, 128, device=CUDA, dtype=torch.bfloat16)
     _, _, kept = check("fused_score_for_moe_aux_loss_fwd", logits, 4, score, 0, alike=0.999)
     g = torch.randn(4096, 128, device=CUDA)
@@ -127,11 +127,11 @@ def test_histogram_counts_every_pair():
         opmux.ops.fused_topk_with_score_function_qb_fwd(*args, histogram, bounds, 0, True)
     specs.find("fused_topk_with_score_function_qb_fwd").reference(*args, want, bounds, 0, True)
     assert (histogram.sum(1) == 4096).all()
-    assert (histogram - want).abs().sum() < 40  # at a bin's edge a rounding decides
+    assert (histogram - want).abs().sum() < 40  # a rounding decides where a value is at a bin's edge
 
 
 @every_dtype
-def test_loss(dtype):
+def test_the_auxiliary_loss_agrees_with_the_reference(dtype):
     probs = torch.rand(8192, 256, device=CUDA, dtype=torch.float32).to(dtype)
     counts = torch.randint(0, 500, (256,), device=CUDA)
     total = torch.tensor(16384, device=CUDA)
@@ -140,8 +140,8 @@ def test_loss(dtype):
     check("fused_moe_aux_loss_bwd", const, counts, 8192, 256, torch.tensor(2.0, device=CUDA, dtype=dtype))
 
 
-def test_captured_in_a_graph():
-    """Sizes of blocks are numbers of the launch: a replay writes what was captured, whatever became of the lists."""
+def test_padding_and_routing_can_be_captured_in_a_graph():
+    """Block sizes are launch arguments: a replay uses the captured sizes, even if the lists have changed since."""
     logits = torch.randn(512, 64, device=CUDA)
     x, out = torch.randn(100, 256, device=CUDA), torch.full((128, 256), 7.0, device=CUDA)
     lists = [[40, 60], [64, 64]]

@@ -1,4 +1,4 @@
-"""NVIDIA's libraries on an NVIDIA chip: cuBLAS, flash attention, cuDNN, and whatever else is installed."""
+"""NVIDIA's libraries on an NVIDIA chip: cuBLAS, flash attention, cuDNN, and other libraries if they are installed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ATTENTION = ["vendor.nvidia.flash", *(["vendor.nvidia.cudnn"] if torch.cuda.is_a
 
 
 def only(**ids):
-    """Nothing but these impls, and no other if one fails: `only(attention=..., attention_bwd=...)`."""
+    """A policy that allows only these impls and no fallback: `only(attention=..., attention_bwd=...)`."""
     return opmux.policy(per_op={op: f"impl:{impl}" for op, impl in ids.items()}, strict=True)
 
 
@@ -66,7 +66,7 @@ def qkv(dtype, b, h, h_kv, sq, sk, d, seq_first=False, seed=0):
 
 
 def ran(args, causal, scale, do):
-    """o, lse and the gradients, through autograd."""
+    """o, lse and the gradients, computed through autograd."""
     leaves = [t.detach().requires_grad_() for t in args]
     o, lse = opmux.ops.attention(*leaves, causal, scale)
     return (o.detach(), lse, *torch.autograd.grad(o, leaves, do))
@@ -77,7 +77,7 @@ def truth(args, causal, scale, do):
         return ran([t.double() for t in args], causal, scale, do.double())
 
 
-# batch, heads of q and of k, queries, keys, dim, causal, scale
+# batch, query heads, key heads, queries, keys, dim, causal, scale
 SHAPES = [
     (2, 4, 4, 128, 128, 64, False, None),
     (2, 4, 4, 128, 128, 64, True, None),
@@ -88,7 +88,7 @@ SHAPES = [
     (1, 2, 2, 37, 37, 8, True, None),
     (1, 2, 1, 72, 72, 96, True, None),
 ]
-NOT_SQUARE = [  # causal, aligned to the bottom right; wide; one query
+NOT_SQUARE = [  # causal with more keys than queries (aligned to the bottom right), wide heads, one query
     (1, 4, 2, 100, 333, 64, True, None),
     (2, 2, 2, 64, 65, 128, True, None),
     (1, 2, 2, 130, 130, 256, True, None),
@@ -99,7 +99,7 @@ NOT_SQUARE = [  # causal, aligned to the bottom right; wide; one query
 @pytest.mark.parametrize("seq_first", [False, True], ids=["packed", "seq_first"])
 @pytest.mark.parametrize("dtype", [BF16, F16], **short)
 @pytest.mark.parametrize("impl_id", ATTENTION, **short)
-def test_attention_forward_and_backward(impl_id, dtype, seq_first):
+def test_attention_of_each_library_agrees_with_float64(impl_id, dtype, seq_first):
     for b, h, h_kv, sq, sk, d, causal, scale in [*SHAPES, *(NOT_SQUARE if impl_id.endswith("flash") else [])]:
         what = f"{impl_id} {(b, h, h_kv, sq, sk, d)} causal={causal}"
         args = qkv(dtype, b, h, h_kv, sq, sk, d, seq_first)
@@ -118,7 +118,7 @@ def test_attention_forward_and_backward(impl_id, dtype, seq_first):
 
 
 @pytest.mark.parametrize("impl_id", ATTENTION, **short)
-def test_what_is_declined_says_so(impl_id):
+def test_unsupported_attention_is_declined_with_a_reason(impl_id):
     made = impl_of("attention", impl_id)
     for shape, causal in (
         ((1, 2, 2, 40, 9, 64), True),
@@ -129,7 +129,7 @@ def test_what_is_declined_says_so(impl_id):
         assert isinstance(refusal(made, *args, causal, None), str), f"{impl_id} {shape}"
         with by(impl_id), pytest.raises(opmux.core.NotSupported):
             opmux.ops.attention(*args, causal)
-        got = ran(args, causal, None, torch.ones_like(args[0]))  # someone else takes it
+        got = ran(args, causal, None, torch.ones_like(args[0]))  # another impl runs
         for g, w in zip(got, truth(args, causal, None, torch.ones_like(args[0])), strict=True):
             torch.testing.assert_close(g.double(), w, rtol=3e-2, atol=3e-2, equal_nan=True)
 
@@ -137,7 +137,7 @@ def test_what_is_declined_says_so(impl_id):
 @pytest.mark.parametrize("dtype", [BF16, F16], **short)
 @pytest.mark.parametrize("impl_id", ATTENTION, **short)
 @pytest.mark.parametrize("name", ["attention", "attention_bwd"])
-def test_attention_on_every_sample_it_takes(name, impl_id, dtype):
+def test_attention_agrees_with_the_reference_on_all_accepted_samples(name, impl_id, dtype):
     spec, made, taken = specs.find(name), impl_of(name, impl_id), []
     for sample in spec.samples(dtype, CUDA):
         if refusal(made, *sample.args) is not None:
@@ -156,7 +156,7 @@ def test_attention_on_every_sample_it_takes(name, impl_id, dtype):
 
 @pytest.mark.parametrize("backward", [REFERENCE, *ATTENTION], **short)
 @pytest.mark.parametrize("forward", [REFERENCE, *ATTENTION], **short)
-def test_any_backward_takes_any_forward(forward, backward):
+def test_any_attention_backward_accepts_any_forwards_results(forward, backward):
     args = qkv(F16, 2, 4, 2, 96, 96, 64)
     do = torch.randn_like(args[0])
     with by(forward, backward=backward):
@@ -166,8 +166,8 @@ def test_any_backward_takes_any_forward(forward, backward):
 
 
 @pytest.mark.parametrize("impl_id", ATTENTION, **short)
-def test_gradients_that_lie_otherwise_each_time(impl_id):
-    """cuDNN's plans are kept by the strides of q, k and v alone: those of do must not matter."""
+def test_incoming_gradients_may_have_any_strides(impl_id):
+    """cuDNN caches its plans by the strides of q, k and v only, so the strides of `do` must not matter."""
     args = qkv(BF16, 2, 4, 4, 64, 64, 64)
     base = torch.randn_like(args[0])
     want = truth(args, True, None, base)
@@ -183,7 +183,7 @@ def test_gradients_that_lie_otherwise_each_time(impl_id):
                 got = ran(args, True, None, do)
             for g, w in zip(got[2:], want[2:], strict=True):
                 close(g, w, ATOL[BF16], f"{impl_id} do {name}")
-    one = torch.ones((), device=CUDA, dtype=BF16).expand(args[0].shape)  # as sum() gives it
+    one = torch.ones((), device=CUDA, dtype=BF16).expand(args[0].shape)  # like the gradient of sum()
     with by(impl_id):
         got = ran(args, True, None, one)
     for g, w in zip(got[2:], truth(args, True, None, one)[2:], strict=True):
@@ -191,8 +191,8 @@ def test_gradients_that_lie_otherwise_each_time(impl_id):
 
 
 @pytest.mark.parametrize("impl_id", ATTENTION, **short)
-def test_inputs_that_no_kernel_could_read(impl_id):
-    """At odd places, with odd rows, with steps, in odd orders."""
+def test_unaligned_and_strided_inputs_are_supported(impl_id):
+    """Unaligned starts, unaligned row strides, other dimension orders, and expanded tensors."""
     flat = torch.randn(2 * 4 * 48 * 80, device=CUDA).to(BF16)
     n = 2 * 4 * 48 * 64
     ways = {
@@ -212,7 +212,7 @@ def test_inputs_that_no_kernel_could_read(impl_id):
 
 
 def captured(call, inputs):
-    """What a captured graph of a call gives for new numbers in its inputs."""
+    """The results that a captured call gives when replayed with new input values."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -230,7 +230,7 @@ def captured(call, inputs):
 
 
 @pytest.mark.parametrize("impl_id", ATTENTION, **short)
-def test_attention_in_a_cuda_graph(impl_id):
+def test_attention_can_be_captured_in_a_cuda_graph(impl_id):
     q, k, v = qkv(BF16, 2, 4, 2, 64, 64, 64)
     do = torch.randn_like(q)
 
@@ -246,7 +246,7 @@ def test_attention_in_a_cuda_graph(impl_id):
 
 @pytest.mark.parametrize("impl_id", ATTENTION, **short)
 @pytest.mark.parametrize("seq_first", [False, True], ids=["packed", "seq_first"])
-def test_attention_compiled(impl_id, seq_first):
+def test_attention_can_be_compiled_with_its_gradients(impl_id, seq_first):
     torch._dynamo.reset()
     args = qkv(BF16, 2, 4, 2, 64, 64, 64, seq_first)
     do = torch.randn_like(args[0])
@@ -260,13 +260,13 @@ def test_attention_compiled(impl_id, seq_first):
         close(g.detach(), w, ATOL[BF16], impl_id)
 
 
-def test_attention_is_what_torch_computes():
+def test_attention_agrees_with_torchs():
     q, k, v = qkv(BF16, 2, 8, 2, 256, 256, 128)
     want = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
     close(opmux.ops.attention(q, k, v, True)[0], want, ATOL[BF16], "attention")
 
 
-def test_who_is_chosen():
+def test_libraries_are_chosen_for_attention_and_linear():
     q, k, v = qkv(BF16, 1, 2, 2, 64, 64, 64)
     explain = get_default_manager().explain
     assert explain("attention", q, k, v).chosen.impl_id == ATTENTION[-1], explain("attention", q, k, v)
@@ -285,7 +285,7 @@ CUBLAS = "vendor.nvidia.cublas"
 
 @pytest.mark.parametrize("dtype", [torch.float64, F32, F16, BF16], **short)
 @pytest.mark.parametrize("name", ["linear", "linear_bwd"])
-def test_linear_on_every_sample(name, dtype):
+def test_cublas_linear_agrees_with_the_reference(name, dtype):
     spec = specs.find(name)
     for sample in spec.samples(dtype, CUDA):
         with only(**{name: CUBLAS}):
@@ -299,7 +299,7 @@ def test_linear_on_every_sample(name, dtype):
 
 @pytest.mark.parametrize("dtype", [F32, F16, BF16], **short)
 @pytest.mark.parametrize("has_bias", [True, False], ids=["bias", "no_bias"])
-def test_linear_of_a_models_size(dtype, has_bias):
+def test_cublas_linear_agrees_at_a_models_size(dtype, has_bias):
     x, w, b = (torch.randn(*s, device=CUDA, dtype=F32).to(dtype) for s in ((4, 256, 1024), (768, 1024), (768,)))
     leaves = [t.detach().requires_grad_() for t in ((x, w * 0.03, b) if has_bias else (x, w * 0.03))]
     with by(CUBLAS, "linear"):
@@ -317,7 +317,7 @@ def test_linear_of_a_models_size(dtype, has_bias):
     assert not y._is_view()
 
 
-def test_linear_in_a_cuda_graph():
+def test_cublas_linear_can_be_captured_in_a_cuda_graph():
     x, w, b = (torch.randn(*s, device=CUDA).to(BF16) for s in ((8, 64), (32, 64), (32,)))
     dy = torch.randn(8, 32, device=CUDA).to(BF16)
     with by(CUBLAS, "linear"):
@@ -331,7 +331,7 @@ def test_linear_in_a_cuda_graph():
 
 
 @pytest.mark.parametrize("dtype", [F32, F16], **short)
-def test_cudnns_batch_norm(dtype):
+def test_cudnns_batch_norm_agrees_with_the_reference(dtype):
     cudnn = "vendor.nvidia.cudnn"
     x = (torch.randn(8, 32, 14, 14, device=CUDA) * 2 + 1).to(dtype)
     for weight, bias, running in ((True, True, True), (True, False, False), (False, False, True)):
@@ -348,7 +348,7 @@ def test_cudnns_batch_norm(dtype):
             close(g, t, 2e-3 if g.dtype is F16 else 2e-5, f"batch_norm {name} {weight, bias, running}")
         assert old is None or (torch.equal(mean, old[0]) and torch.equal(var, old[1]))
         dy = torch.randn_like(x)
-        for stats in (got, want):  # its own and another's
+        for stats in (got, want):  # statistics of its own forward, and of another forward
             with only(batch_norm_bwd=cudnn):
                 grads = opmux.ops.batch_norm_bwd(dy, x, w, stats[1], stats[2])
             wanted = specs.find("batch_norm_bwd").reference(dy, x, w, want[1], want[2])
@@ -357,7 +357,7 @@ def test_cudnns_batch_norm(dtype):
                 close(g, t, 2e-2 if dtype is F16 else 2e-3, f"batch_norm_bwd {name} {weight, bias, running}")
 
 
-# ---- what else is installed -----------------------------------------------------------------------------------------
+# ---- other installed libraries --------------------------------------------------------------------------------------
 
 
 def optional():
@@ -367,7 +367,7 @@ def optional():
 
 
 @pytest.mark.parametrize("name, fn", optional(), ids=[name for name, _ in optional()])
-def test_an_installed_library_agrees(name, fn):
+def test_an_installed_library_agrees_with_the_reference(name, fn):
     there = fn._is_available()
     if there is not True:
         pytest.skip(there)
@@ -397,7 +397,7 @@ def test_an_installed_library_agrees(name, fn):
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two devices")
 @pytest.mark.parametrize("impl_id", [*ATTENTION, CUBLAS], **short)
-def test_on_a_device_that_is_not_the_current_one(impl_id):
+def test_impls_run_on_a_device_that_is_not_the_current_one(impl_id):
     op = "linear" if impl_id == CUBLAS else "attention"
     with contextlib.ExitStack() as stack:
         stack.enter_context(by(impl_id, op))

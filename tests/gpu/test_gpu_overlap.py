@@ -1,4 +1,4 @@
-"""tex's overlap objects on a device: one rank over NCCL, bootstrapped by gloo as Transformer Engine does."""
+"""tex's overlap objects on a GPU: one rank over NCCL, bootstrapped with gloo as Transformer Engine does."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ def gemm(a, b, ub, comm_type, **rest):
 
 
 @pytest.mark.parametrize("name, more", [("CommOverlap", ()), ("CommOverlapP2P", (1,))])
-def test_collectives_of_one_rank(helper, name, more):
+def test_gemm_with_overlap_of_one_rank_equals_plain_gemm(helper, name, more):
     ub = getattr(tex, name)([ROWS, IN], torch.bfloat16, helper, 1, *more)
     assert ub.get_buffer().is_cuda and dist.get_backend(ub._group) == "nccl"
     x = torch.randn(ROWS, IN, device="cuda", dtype=torch.bfloat16)
@@ -44,7 +44,7 @@ def test_collectives_of_one_rank(helper, name, more):
         assert torch.equal(ub.get_buffer(), x)
 
 
-def test_another_object_gathers_on_these_streams(helper):
+def test_an_overlap_object_can_gather_on_another_objects_streams(helper):
     ub = tex.CommOverlapP2P([ROWS, IN], torch.bfloat16, helper, 1, 1)
     other = tex.CommOverlap([ROWS, IN], torch.bfloat16, helper, 1, comm_type=1)
     send, recv = ub.get_communication_stream()
@@ -59,7 +59,7 @@ def test_another_object_gathers_on_these_streams(helper):
     assert torch.equal(other.get_buffer(), x)
 
 
-def test_priorities_are_those_of_the_driver():
+def test_stream_priority_range_comes_from_the_driver():
     low, high = tex.get_stream_priority_range()
     assert low == 0 and high < 0
     torch.cuda.Stream(priority=high).synchronize()

@@ -1,4 +1,4 @@
-"""Auto mode's calls planned in another process, and launched here: results beside torch's, graphs, streams, threads."""
+"""Calls in auto mode that another process plans and this process launches: values, CUDA graphs, streams, threads."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ SHAPES = [(4, 1000, 768), (1, 37), (3, 129, 1024), (2, 5, 4096)]
 
 
 def settle(call, times=4):
-    """Call it until the planner has answered everything."""
+    """Call it, then wait until the planner has answered all requests."""
     for _ in range(times):
         call()
     end = time.time() + 90
@@ -70,13 +70,13 @@ def test_planned_calls_agree_with_float64(auto, name, dtype):
     for shape in SHAPES:
         x = draw(*shape, dtype=dtype)
         settle(functools.partial(call, x))
-        for _ in range(2):  # other numbers, other memory
+        for _ in range(2):  # once more with other values in other memory
             want = call(x.double()).double()
             torch.testing.assert_close(call(x).double(), want, rtol=CLOSE[dtype], atol=8 * CLOSE[dtype])
             x = draw(*shape, dtype=dtype)
 
 
-def test_calls_are_launched_from_cpp_and_none_enters_python(auto):
+def test_planned_calls_are_launched_from_cpp(auto):
     x = draw(8, 512, 1024)
     w = draw(1024)
     settle(lambda: F.layer_norm(x, (1024,), w, w))
@@ -86,7 +86,7 @@ def test_calls_are_launched_from_cpp_and_none_enters_python(auto):
     assert launching.launched() >= before + 10
 
 
-def test_a_planned_call_is_captured_in_a_graph(auto):
+def test_a_planned_call_can_be_captured_in_a_graph(auto):
     x = draw(64, 1024)
     settle(lambda: torch.softmax(x, -1))
     torch.softmax(x, -1)  # loads the kernel
@@ -98,7 +98,7 @@ def test_a_planned_call_is_captured_in_a_graph(auto):
     torch.testing.assert_close(y, torch.softmax(x.double(), -1).to(y.dtype), rtol=2e-2, atol=1e-3)
 
 
-def test_changing_lengths_are_launched_from_cpp_the_second_time(auto):
+def test_lengths_that_occurred_before_are_launched_from_cpp(auto):
     w = draw(768)
 
     def forward(n):
@@ -117,8 +117,8 @@ def test_changing_lengths_are_launched_from_cpp_the_second_time(auto):
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_lengths_that_never_came_are_launched_from_cpp(auto, name):
-    """After some lengths the planner has made classes of them."""
+def test_new_lengths_are_launched_from_cpp(auto, name):
+    """After enough lengths the planner derives plans that hold for a class of lengths."""
     call = CALLS[name]
     for n in range(300, 500):
         call(draw(4, n, 768))
@@ -131,10 +131,11 @@ def test_lengths_that_never_came_are_launched_from_cpp(auto, name):
         found = call(x)
         launched += launching.launched() > before
         torch.testing.assert_close(found.double(), call(x.double()).double(), rtol=2e-2, atol=0.16)
-    assert launched >= 5 or name in ("sum of columns", "cat")  # how these divide their work is no formula of the length
+    # the launch grids of these two are no formula of the length
+    assert launched >= 5 or name in ("sum of columns", "cat")
 
 
-def test_threads_and_streams(auto):
+def test_planned_calls_are_correct_on_other_threads_and_streams(auto):
     x = draw(128, 2048)
     settle(lambda: torch.softmax(x, -1))
     want = torch.softmax(x.double(), -1)
@@ -156,7 +157,7 @@ def test_threads_and_streams(auto):
     assert not failed
 
 
-def test_a_copy_to_the_host_is_on_the_host(auto):
+def test_a_planned_copy_to_the_host_returns_a_cpu_tensor(auto):
     x = draw(64, 1024)
     settle(lambda: (x.cpu(), x.to(CUDA, torch.float32), x.to("cpu", torch.float32)))
     for _ in range(5):
@@ -165,7 +166,7 @@ def test_a_copy_to_the_host_is_on_the_host(auto):
         assert x.cpu().device.type == "cpu" and x.to(CUDA, torch.float32).is_cuda
 
 
-def test_a_policy_set_before_is_followed():
+def test_a_policy_set_before_enable_starts_no_planner():
     opmux.set_policy("reference")
     try:
         opmux.enable()
@@ -175,7 +176,7 @@ def test_a_policy_set_before_is_followed():
         reset_global_policy()
 
 
-def test_a_policy_set_in_code_ends_the_planner(auto):
+def test_set_policy_stops_the_planner(auto):
     opmux.set_policy("reference")
     try:
         assert planner._State.socket is None

@@ -1,4 +1,4 @@
-"""ATen's elementwise ops on a real GPU against torch's own CUDA kernels."""
+"""ATen's elementwise ops on a real GPU, compared with torch's CUDA kernels."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ INTS = (torch.int32, torch.int64, torch.uint8, torch.int8, torch.int16, torch.bo
 OWN = [n for n, r in spec.ROWS.items() if not r.alias]
 INF, NAN = math.inf, math.nan
 SPECIAL = (0.0, -0.0, 1.0, -1.0, 0.5, -2.5, 3.0, -3.0, 6.0, 1e-8, 88.0, -88.0, 1e5, -1e5, INF, -INF, NAN, 20.5)
-# a library's function and ATen's series part where the value is near 0 or the slope is steep
+# CUDA's library functions and ATen's series differ where the result is near 0 or the slope is steep.
 RAGGED = set(
     "special_zeta digamma lgamma special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1".split()
 )
 
-# torch's series are nan at infinity, CUDA's library functions inf
+# At infinity torch's series give NaN; CUDA's library functions give inf.
 NAN_AT_INFINITY = {"i0", "special_i1", "special_modified_bessel_i0", "special_modified_bessel_i1"}
 NO_NATIVE = {("angle", torch.float16), ("angle", torch.bfloat16)}  # torch has no CUDA kernel to compare with
 
@@ -41,7 +41,9 @@ def split(name, args):
 
 
 def reference(name, given, named):
-    """torch's result; of a gradient of halves computed in float32, as torch rounds every step of some."""
+    """torch's result. For gradients in 16 bits it is computed in float32, because torch rounds intermediate steps of
+    some ops.
+    """
     halves = [a.dtype for a in given if isinstance(a, torch.Tensor) and a.dtype in (torch.float16, torch.bfloat16)]
     if name.endswith("_backward") and halves:
         wide = [a.float() if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in given]
@@ -52,7 +54,7 @@ def reference(name, given, named):
 def agree(name, args, slack=1.0):
     given, named = split(name, args)
     want = reference(name, given, named)
-    with opmux.policy(strict=True):  # ours, or an error: never torch's own in its place
+    with opmux.policy(strict=True):  # strict: our kernel runs or the call raises
         got = ours(name)(*given, **named)
     assert got.is_cuda and got.dtype == want.dtype and got.stride() == want.stride()
     tol = spec.ops[name].spec.tol.get(want.dtype)
@@ -61,7 +63,7 @@ def agree(name, args, slack=1.0):
 
 
 @pytest.mark.parametrize("name", OWN)
-def test_samples(name):
+def test_samples_agree_with_torch(name):
     for dtype in (d for d in (*FLOATS, *INTS) if d in spec.ROWS[name].dtypes):
         if (name, dtype) in NO_NATIVE:
             continue
@@ -71,7 +73,7 @@ def test_samples(name):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("name", [n for n in OWN if torch.float32 in spec.ROWS[n].dtypes and n not in RAGGED])
-def test_special_values(name, dtype):
+def test_zeros_infinities_and_nan_agree_with_torch(name, dtype):
     params = spec.ops[name].spec.signature.parameters.values()
     need = [p for p in params if p.default is p.empty and p.name not in spec.ROWS[name].numbers]
     values = torch.tensor(SPECIAL, dtype=dtype, device=CUDA)
@@ -93,7 +95,7 @@ def test_special_values(name, dtype):
 
 
 @pytest.mark.parametrize("name", ["add", "mul", "lt", "where"])
-def test_every_pair_of_dtypes(name):
+def test_every_pair_of_dtypes_promotes_as_in_torch(name):
     for a, b in itertools.product((*FLOATS, *INTS), repeat=2):
         x, y = torch.arange(4, device=CUDA).to(a), torch.arange(4, 0, -1, device=CUDA).to(b)
         for other in (y, y[0], y[0].cpu()):
@@ -101,14 +103,14 @@ def test_every_pair_of_dtypes(name):
             agree(name, (*args, 1) if name == "add" else args)
 
 
-def test_a_tensor_on_the_host_is_read_each_time():
+def test_a_cpu_scalar_tensor_is_read_at_every_call():
     x, n = torch.ones(5, device=CUDA), torch.tensor(2.0)
     assert opmux.ops.mul(x, n).tolist() == [2.0] * 5
     n.fill_(3.0)
     assert opmux.ops.mul(x, n).tolist() == [3.0] * 5
 
 
-def test_numbers_change_from_call_to_call():
+def test_changing_scalars_give_correct_results():
     x, i = torch.ones(1000, device=CUDA), torch.arange(1000, device=CUDA)
     for number in (2.0, 0.1, 1e300, -INF):
         assert torch.equal(opmux.ops.mul(x.double(), number), x.double() * number)
@@ -118,13 +120,13 @@ def test_numbers_change_from_call_to_call():
         torch.testing.assert_close(opmux.ops.pow(x * 3, exponent), (x * 3) ** exponent)
 
 
-def test_large_arguments_of_a_sine():
+def test_sin_of_large_arguments_is_accurate():
     x = torch.tensor([1e3, 1e5, 1e8, 1e20, 3e38], device=CUDA)
     torch.testing.assert_close(opmux.ops.sin(x), torch.sin(x.double()).float(), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["exp", "log1p", "expm1", "tanh", "erf", "log"])
-def test_within_two_units_in_the_last_place(name):
+def test_errors_are_at_most_two_and_a_half_units_in_the_last_place(name):
     x = torch.rand(1 << 16, device=CUDA) * 80 + 1e-6
     x = x / 80 if name in ("log1p", "expm1", "tanh", "erf") else x
     truth = getattr(torch, name)(x.double())
@@ -132,14 +134,14 @@ def test_within_two_units_in_the_last_place(name):
     assert ((ours(name)(x).double() - truth).abs() / unit.double()).max() <= 2.5
 
 
-def test_memory_that_is_not_aligned():
+def test_unaligned_tensors_are_supported():
     base = torch.randn(4099, device=CUDA, dtype=torch.bfloat16)
     for start in (0, 1, 3, 8):
         x = base[start : start + 4000]
         assert torch.equal(opmux.ops.add(x, x), x + x)
 
 
-def test_more_elements_than_32_bits_count():
+def test_tensors_of_more_than_2_31_elements_are_supported():
     n = 2**31 + 4099
     if torch.cuda.mem_get_info()[0] < 6 * n:
         pytest.skip("needs 13 GB")

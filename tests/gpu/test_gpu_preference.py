@@ -1,4 +1,4 @@
-"""Losses of preferences, policies and distillation on a real GPU, at sizes of real models, against torch in float32."""
+"""Preference, policy and distillation losses on a GPU at the sizes of models, compared with torch in float32."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.gpu
 pytest.importorskip("triton")
 CUDA = torch.device("cuda")
 BATCH, LENGTH, HIDDEN, CLASSES = 4, 600, 1024, 128256
-LOGITS = BATCH * LENGTH * CLASSES * 2  # bytes of all logits
+LOGITS = BATCH * LENGTH * CLASSES * 2  # bytes of all logits in bfloat16
 
 
 def drawn():
@@ -27,7 +27,7 @@ def drawn():
 
 
 def token_log_probs(x, w, target):
-    """A sequence at a time, so that float32 logits fit."""
+    """One sequence at a time, so that the float32 logits fit in memory."""
     rows = [-F.cross_entropy(a.float() @ w.float().t(), t, reduction="none") for a, t in zip(x, target, strict=True)]
     return torch.stack(rows)
 
@@ -37,7 +37,7 @@ ADVANTAGES = torch.tensor([0.5, -1.0, 1.5, -0.2])
 
 @functools.cache
 def advantages_on(device: torch.device) -> torch.Tensor:
-    return ADVANTAGES.to(device)  # a copy waits for the device
+    return ADVANTAGES.to(device)  # cached, because the copy to the device synchronizes
 
 
 def dpo(x, w, target, ref_x, ref_w):
@@ -79,7 +79,7 @@ LOSSES = {"dpo": (dpo, dpo_truth), "grpo": (grpo, grpo_truth), "distillation": (
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_against_torch(name):
+def test_losses_and_gradients_agree_with_torch(name):
     mine, truth = LOSSES[name]
     x, w, *others = drawn()
     got = mine(x, w, *others)
@@ -93,10 +93,10 @@ def test_against_torch(name):
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_never_waits_and_needs_little_memory(name):
+def test_fused_losses_never_synchronize_and_do_not_keep_all_logits(name):
     mine, _ = LOSSES[name]
     x, w, *others = drawn()
-    torch.autograd.grad(mine(x, w, *others), (x, w))  # kernels are compiled
+    torch.autograd.grad(mine(x, w, *others), (x, w))  # compiles the kernels
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
@@ -107,7 +107,7 @@ def test_never_waits_and_needs_little_memory(name):
         torch.cuda.set_sync_debug_mode("default")
     used = torch.cuda.max_memory_allocated() - before
     gradients = sum(g.nbytes for g in first)
-    if name == "distillation":  # the logits of both in float32, and some more tensors of that size
+    if name == "distillation":  # float32 logits of both models, and more tensors of that size
         assert used < gradients + 2.5 * 2**30
     else:
         assert used < gradients + LOGITS
@@ -116,7 +116,7 @@ def test_never_waits_and_needs_little_memory(name):
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_grpo_of_logits_in_place(temperature):
+def test_grpo_agrees_with_torch_and_may_overwrite_the_logits(temperature):
     torch.manual_seed(0)
     batch, length, classes = 3, 300, 128256
     x = (torch.randn(batch, length + 1, classes, device=CUDA) * 3).bfloat16()
@@ -143,8 +143,8 @@ def test_grpo_of_logits_in_place(temperature):
     assert torch.equal(over.grad, leaf.grad) and torch.equal(over, leaf.grad)
 
 
-def test_longer_than_a_grid_may_be():
-    """One program for each row would need more than 65535 in a second grid dimension."""
+def test_log_probs_of_more_rows_than_a_grid_dimension_are_supported():
+    """With one program per row, 70000 rows would exceed the limit of 65535 of a second grid dimension."""
     length, classes = 70000, 64
     x = torch.randn(1, length + 1, classes, device=CUDA)
     ids = torch.randint(classes, (1, length), device=CUDA)

@@ -1,4 +1,4 @@
-"""Quantization on a GPU: the kernels against their references there, bit for bit; flags and state in a graph."""
+"""Quantization on a GPU: kernels equal their references bit for bit; flags and state in a CUDA graph."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def one(value=0.0):
 
 
 def equal(op, impl, x, *args, fp8=None):
-    """The same buffers written by reference and kernel."""
+    """Assert that reference and kernel write equal buffers."""
     found = []
     for run in (op.reference, impl):
         made = [a.clone() if torch.is_tensor(a) else a for a in args]
@@ -42,7 +42,7 @@ def equal(op, impl, x, *args, fp8=None):
         found.append([a for a in made if torch.is_tensor(a)])
     for want, got in zip(*found, strict=True):
         if fp8 is not None and want.dtype is torch.uint8:
-            nan = want.view(fp8).float().isnan()  # an instruction makes one NaN of all
+            nan = want.view(fp8).float().isnan()  # the conversion instruction writes one encoding for every NaN
             assert got.view(fp8).float()[nan].isnan().all()
             want, got = want[~nan], got[~nan]
         assert torch.equal(want, got)
@@ -50,14 +50,14 @@ def equal(op, impl, x, *args, fp8=None):
 
 @both
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
-def test_every_number_of_16_bits(fp8, dtype):
+def test_every_16_bit_number_is_cast_as_in_the_reference(fp8, dtype):
     x = torch.arange(65536, dtype=torch.int32, device=DEVICE).to(torch.int16).view(dtype).view(256, 256)
     for turned in (None, bytes_like((256, 256))):
         equal(spec.fp8_cast_into, kernels.fp8_cast_into, x, one(1.0), bytes_like((256, 256)), turned, one(), one(), None, fp8, fp8=fp8)  # fmt: skip # noqa: E501
 
 
 @both
-def test_every_byte(fp8):
+def test_every_byte_is_decoded_exactly(fp8):
     data = torch.arange(256, dtype=torch.int32, device=DEVICE).to(torch.uint8)
     got = kernels.fp8_uncast(data, one(0.5), fp8, torch.float32)
     torch.testing.assert_close(got, data.view(fp8).float() * 0.5, rtol=0, atol=0, equal_nan=True)
@@ -65,7 +65,7 @@ def test_every_byte(fp8):
 
 @both
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_one_scale(fp8, shape):
+def test_quantization_with_one_scale_equals_the_reference(fp8, shape):
     x, y, yt = numbers(shape), bytes_like(shape), bytes_like(spec.turned(shape))
     for rows, columns in ((y, None), (None, yt), (y, yt)):
         equal(spec.fp8_cast_into, kernels.fp8_cast_into, x, one(3.7), rows, columns, one(), one(0.1), None, fp8)
@@ -80,7 +80,7 @@ def test_one_scale(fp8, shape):
 @both
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("two_d", [False, True], ids=["1d", "2d"])
-def test_blocks(fp8, shape, two_d):
+def test_block_quantization_equals_the_reference(fp8, shape, two_d):
     x = numbers(shape)
     pairs = [
         (bytes_like(s), torch.zeros(spec.block_scales(shape, two_d, way), device=DEVICE))
@@ -98,7 +98,7 @@ def test_blocks(fp8, shape, two_d):
 @both
 @pytest.mark.parametrize("shape", [(8192, 8192), (96, 4128), (2, 64, 1056)], ids=str)
 @pytest.mark.parametrize("two_d", [False, True], ids=["1d", "2d"])
-def test_mxfp8(fp8, shape, two_d):
+def test_mxfp8_quantization_equals_the_reference(fp8, shape, two_d):
     x = numbers(shape)
     pairs = [(bytes_like(shape), bytes_like(spec.mx_scales(shape, way))) for way in (False, True)]
     for row, col in ((pairs[0], (None, None)), ((None, None), pairs[1]), pairs):
@@ -110,7 +110,7 @@ def test_mxfp8(fp8, shape, two_d):
 
 
 @pytest.mark.parametrize("amax", [0.0, 1e-44, 3e-38, math.inf, 5.0])
-def test_scales_at_the_limits(amax):
+def test_scales_at_the_limits_equal_the_reference(amax):
     x = torch.rand(256, 384, device=DEVICE) * min(amax, 1.0)
     x[3, 5], x[4, 6] = amax, math.nan
     y, yt = bytes_like((256, 384)), bytes_like((384, 256))
@@ -132,8 +132,8 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_quantize_in_a_graph_obeys_its_flag(kind):
-    """Nothing is read on the host: the flag decides when the graph runs."""
+def test_a_captured_quantize_reads_its_noop_flag_at_replay(kind):
+    """The host never reads the flag."""
     specs.load_all()
     quantize, dequantize = specs.functions["tex::quantize"], specs.functions["tex::dequantize"]
     x, flag, q = numbers((256, 512)), one(), KINDS[kind]()
@@ -158,11 +158,11 @@ def test_quantize_in_a_graph_obeys_its_flag(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_call_waits_for_the_device(kind):
+def test_quantize_and_dequantize_never_synchronize(kind):
     x, q = numbers((256, 512)), KINDS[kind]()
     specs.load_all()
     quantize, dequantize = specs.functions["tex::quantize"], specs.functions["tex::dequantize"]
-    dequantize(quantize(x, q), torch.bfloat16)  # what is compiled and kept is so once
+    dequantize(quantize(x, q), torch.bfloat16)  # the first call compiles kernels and fills caches
     torch.cuda.set_sync_debug_mode("error")
     try:
         dequantize(quantize(x, q), torch.bfloat16)
@@ -170,7 +170,7 @@ def test_no_call_waits_for_the_device(kind):
         torch.cuda.set_sync_debug_mode("default")
 
 
-def test_histories_of_many_tensors():
+def test_amax_histories_of_many_tensors_equal_the_cpus():
     update = specs.functions["tex::fused_amax_and_scale_update_after_reduction"]
     histories = [torch.rand(16, 3, device=DEVICE) for _ in range(300)]
     scales = [torch.ones(3, device=DEVICE) for _ in range(300)]
@@ -182,8 +182,8 @@ def test_histories_of_many_tensors():
 
 
 @pytest.mark.parametrize("row, column", [(True, False), (False, True), (True, True)])
-def test_a_group_whose_members_start_anywhere(row, column):
-    """Members of odd sizes are at addresses that are multiples of nothing, and so are their scales."""
+def test_group_members_may_be_unaligned(row, column):
+    """Members of odd sizes and their scales start at unaligned addresses."""
     specs.load_all()
     group_quantize = specs.functions["tex::group_quantize"]
     x, last = numbers((256, 1799)), (513, 1027, 259)

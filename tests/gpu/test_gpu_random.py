@@ -1,4 +1,4 @@
-"""Random ops on a GPU: generators and their offsets, graphs, compiled code, more elements than 32 bits count."""
+"""Random ops on a GPU: generators and their offsets, CUDA graphs, compiled code, more than 2^31 elements."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ every_call = pytest.mark.parametrize("name", CALLS)
 
 
 @every_call
-def test_a_call_is_a_step_of_the_generator(name):
+def test_each_call_advances_the_generator_by_one_step(name):
     x = x_of()
     generator = torch.cuda.default_generators[torch.cuda.current_device()]
     torch.manual_seed(1)
@@ -49,7 +49,7 @@ def test_a_call_is_a_step_of_the_generator(name):
 
 
 @pytest.mark.parametrize("name", [n for n in CALLS if "dropout" not in n])
-def test_a_generator_of_its_own(name):
+def test_a_passed_generator_is_used_instead_of_the_default_one(name):
     x = x_of()
     untouched = torch.cuda.get_rng_state()
     own, twin = (torch.Generator("cuda").manual_seed(9) for _ in range(2))
@@ -58,13 +58,13 @@ def test_a_generator_of_its_own(name):
     assert torch.equal(torch.cuda.get_rng_state(), untouched) and own.get_offset() == 8
 
 
-def test_a_generator_of_another_device_is_refused():
+def test_a_generator_of_another_device_raises():
     with pytest.raises(ValueError, match="generator must be on cuda.*got cpu"):
         ops.uniform(x_of(), generator=torch.Generator())
 
 
 @every_call
-def test_each_replay_of_a_graph_draws_anew(name):
+def test_each_replay_of_a_graph_draws_new_numbers(name):
     x, call = x_of(), CALLS[name]
     call(x)
     graph = torch.cuda.CUDAGraph()
@@ -83,10 +83,10 @@ def test_each_replay_of_a_graph_draws_anew(name):
     torch.manual_seed(2)
     again = replay()
     assert torch.equal(again[0], first[0]) and torch.equal(again[1], first[1])
-    assert torch.equal(call(x), second[0])  # eager code goes on where the replay ended
+    assert torch.equal(call(x), second[0])  # eager code continues after the replay's offset
 
 
-def test_a_training_step_in_a_graph():
+def test_a_captured_backward_uses_the_mask_of_its_replays_forward():
     """The backward of a replay must have the mask of that replay's forward."""
     x = torch.ones(N, device="cuda", requires_grad=True)
     side = torch.cuda.Stream()
@@ -108,14 +108,14 @@ def test_a_training_step_in_a_graph():
 
 @pytest.mark.parametrize("name", ["dropout", "uniform", "randn"])
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
-def test_compiled_code_draws_anew(name, mode):
+def test_compiled_code_draws_new_numbers_at_each_call(name, mode):
     torch._dynamo.reset()
     call, x = torch.compile(CALLS[name], fullgraph=True, mode=mode), x_of()
     drawn = [call(x).clone() for _ in range(4)]
     assert not any(torch.equal(p, q) for i, p in enumerate(drawn) for q in drawn[:i])
 
 
-def test_a_primitive_in_compiled_code_with_a_seed_of_either_device():
+def test_a_compiled_primitive_accepts_a_seed_on_either_device():
     torch._dynamo.reset()
     call, x = torch.compile(lambda x, s: ops.philox_dropout(x, s, 0.5) * 2, fullgraph=True), x_of()
     seed = torch.tensor([5, 6])
@@ -124,7 +124,7 @@ def test_a_primitive_in_compiled_code_with_a_seed_of_either_device():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64], ids=str)
-def test_the_gradient_has_the_mask_of_the_forward(dtype):
+def test_the_gradient_uses_the_mask_of_the_forward(dtype):
     x = x_of(dtype).add_(1).requires_grad_()
     for fn in (ops.dropout, lambda x, p: ops.native_dropout(x, p, True)[0]):
         y = fn(x, 0.25)
@@ -133,21 +133,21 @@ def test_the_gradient_has_the_mask_of_the_forward(dtype):
         assert torch.equal(dx != 0, y != 0)
 
 
-def test_checkpointing_drops_the_same_again():
+def test_checkpointing_drops_the_same_elements_again():
     x = torch.ones(N, device="cuda", requires_grad=True)
     y = checkpoint(lambda x: ops.dropout(x, 0.5) * x, x, use_reentrant=False)
     y.sum().backward()
     torch.testing.assert_close(x.grad, 2 * y.detach())
 
 
-def test_layouts_are_kept():
+def test_layouts_are_preserved():
     x = torch.rand(8, 16, 32, 32, device="cuda").to(memory_format=torch.channels_last)
     for name in ("dropout", "native_dropout", "uniform"):
         assert CALLS[name](x).stride() == x.stride()
 
 
-def test_the_bits_are_those_of_the_reference():
-    """Large enough for several tiles a program, odd, and both places of the seed."""
+def test_random_bits_equal_the_reference():
+    """Sizes with several tiles per program, even and odd; the seed on CPU and GPU."""
     for n in (1 << 21, (1 << 21) + 13):
         for seed in (torch.tensor([-7, 2**40 + 1]), torch.tensor([-7, 2**40 + 1], device="cuda")):
             like = torch.empty(n, device="cuda", dtype=torch.bfloat16)
@@ -158,7 +158,7 @@ def test_the_bits_are_those_of_the_reference():
             assert torch.equal(mask, got == 0) and torch.equal(y, ops.philox_dropout(x, seed, 0.3))
 
 
-def test_more_than_two_to_the_31():
+def test_more_than_2_31_elements_are_drawn_correctly():
     n = (1 << 31) + 5000
     if torch.cuda.mem_get_info()[0] < 12 << 30:
         pytest.skip("needs 12 GiB")

@@ -1,4 +1,6 @@
-"""Random ops in CUDA graphs: a replay draws what eager code draws in its place, with torch's own random ops between."""
+"""Random ops in CUDA graphs: each replay draws the numbers that eager code would draw, also between torch's own random
+ops.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ def warm(step):
 
 
 def replayed(step, *generators):
-    """Results of some replays, seeded as `eager` is."""
+    """The results of some replays, with the same seeds as in `eager`."""
     warm(step)
     graph = torch.cuda.CUDAGraph()
     for generator in generators:
@@ -59,7 +61,7 @@ def seed(generators):
 
 
 def agree(step, *generators, compare=torch.equal):
-    """Every replay is the eager step of its number, no two steps are the same, and the generators end alike."""
+    """Assert that replay i equals eager step i, that steps differ, and that all generators end with the same offset."""
     ends = lambda: [g.get_offset() for g in (torch.cuda.default_generators[0], *generators)]
     wanted, after = eager(step, *generators), ends()
     found = replayed(step, *generators)
@@ -96,19 +98,19 @@ CALLS = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_replay_draws_what_an_eager_step_draws(name):
+def test_a_replay_draws_the_numbers_of_an_eager_step(name):
     x, call = x_of(), CALLS[name]
     agree(lambda: [*flat(call(x)), torch.rand(N, device=CUDA), *flat(call(x)), F.dropout(x, 0.5), *flat(call(x))])
 
 
 @pytest.mark.parametrize("name", [n for n in CALLS if "dropout" not in n])
-def test_a_replay_uses_the_generator_that_was_passed(name):
+def test_a_replay_uses_the_passed_generator(name):
     x, call, own = x_of(), CALLS[name], torch.Generator(CUDA)
     agree(lambda: [*flat(call(x, own)), *flat(call(x)), torch.rand(N, device=CUDA, generator=own), call(x, own)], own)
 
 
-def test_a_graph_of_a_generator_that_was_not_registered_is_torchs_to_judge():
-    """Newer versions of torch register it by themselves."""
+def test_capture_with_an_unregistered_generator_behaves_as_in_torch():
+    """Newer versions of torch register it automatically; older ones raise."""
     own = torch.Generator(CUDA).manual_seed(1)
     default = torch.cuda.default_generators[0].graphsafe_get_state()
 
@@ -125,10 +127,10 @@ def test_a_graph_of_a_generator_that_was_not_registered_is_torchs_to_judge():
     theirs = outcome(lambda: torch.rand(N, device=CUDA, generator=own))
     assert outcome(lambda: ops.uniform(x, generator=own)) == theirs
     torch.manual_seed(5)
-    assert default.get_offset() == 0 and default.initial_seed() == 5  # still the default generator's state
+    assert default.get_offset() == 0 and default.initial_seed() == 5  # the default generator still has its own state
 
 
-def test_a_gradient_has_the_mask_of_its_replay():
+def test_a_gradient_uses_the_mask_of_its_replay():
     x = torch.ones(N, device=CUDA, requires_grad=True)
 
     def step():
@@ -161,7 +163,7 @@ def close(a, b):
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["default generator", "its own"])
-def test_tex_attention_drops_the_same_in_a_replay(own):
+def test_tex_attention_drops_the_same_in_a_replay_and_in_eager_code(own):
     generator = torch.Generator(CUDA) if own else None
     given = {**attention_args(0.25), "rng_gen": generator}
     do = torch.randn_like(given["Q"])
@@ -180,7 +182,7 @@ def test_tex_attention_drops_the_same_in_a_replay(own):
     agree(step, *([generator] if own else []), compare=close)
 
 
-def test_functional_attention_drops_the_same_in_a_replay():
+def test_functional_attention_drops_the_same_in_a_replay_and_in_eager_code():
     q, k, v = (torch.randn(2, 4, 128, 64, device=CUDA, dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
 
     def step():
@@ -190,7 +192,7 @@ def test_functional_attention_drops_the_same_in_a_replay():
     agree(step, compare=close)
 
 
-def test_overrides_of_aten_draw_the_same_in_a_replay():
+def test_aten_overrides_draw_the_same_in_a_replay_and_in_eager_code():
     x = x_of()
 
     def step():
@@ -203,10 +205,10 @@ def test_overrides_of_aten_draw_the_same_in_a_replay():
     with opmux.use(mode="all"):
         ours = eager(step)
         agree(step)
-    assert not torch.equal(plain[0][0], ours[0][0])  # the overrides were on
+    assert not torch.equal(plain[0][0], ours[0][0])  # the overrides are active
 
 
-def test_a_saved_state_is_restored_before_a_replay():
+def test_a_replay_follows_set_rng_state():
     x = x_of()
     step = lambda: ops.dropout(x, 0.5)
     warm(step)
@@ -225,7 +227,7 @@ def test_a_saved_state_is_restored_before_a_replay():
     assert torch.equal(y, first)
 
 
-def test_graphed_callables_of_torch_drop_what_eager_modules_drop():
+def test_make_graphed_callables_drops_as_the_eager_module_does():
     class Module(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -253,8 +255,8 @@ def test_graphed_callables_of_torch_drop_what_eager_modules_drop():
 
 
 @pytest.mark.parametrize("name", ["dropout", "uniform"])
-def test_compiled_code_draws_the_same_in_a_graph_and_without(name):
-    """Compiled code draws by torch's own ops, so its numbers are not eager's."""
+def test_compiled_code_draws_the_same_numbers_with_and_without_a_graph(name):
+    """Compiled code draws with torch's own random ops, so its numbers differ from eager ones."""
     x, drawn = x_of(), {}
     for mode in ("default", "reduce-overhead"):
         torch._dynamo.reset()

@@ -1,6 +1,6 @@
-"""A slice of `opmux conform --real` on a GPU: the first cases of every kernel of ours, at the sizes of real models.
+"""A part of `opmux conform --real` on a GPU: the first cases of each of our kernels, at the sizes of real models.
 
-Hundreds of kernels are compiled: `pytest -n 8 tests/gpu/test_gpu_real.py`; the command itself tries many more cases.
+Hundreds of kernels are compiled: `pytest -n 8 tests/gpu/test_gpu_real.py`. The command itself runs many more cases.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FAMILIES = (
 
 
 def first_of_each(found):
-    """The first cases of every op, in order."""
+    """The first cases of every op, in their order."""
     found = sorted(found, key=lambda c: c.op)
     return [c for _, mine in itertools.groupby(found, key=lambda c: c.op) for c in itertools.islice(mine, EACH)]
 
@@ -39,20 +39,20 @@ def all_right(found):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_ops(family):
+def test_ops_conform_at_real_sizes(family):
     with settled():
         mine = [s for s in specs if s.family == family and s.space in ("opmux", "aten") and s.samples is not None]
         all_right(first_of_each(real.cases(real.Wanted(mine, {}), CUDA)))
 
 
 @pytest.mark.parametrize("family", ["activation", "channel_norm", "norm", "pointwise", "reduce", "scan", "softmax"])
-def test_aten(family):
+def test_aten_overrides_conform_at_real_sizes(family):
     with settled():
         mine = {n: o for n, o in table().items() if o.family == family}
         all_right(first_of_each(real.cases(real.Wanted([], mine), CUDA)))
 
 
-def test_the_families_are_all_there_are():
+def test_the_list_of_families_is_complete():
     registry = get_default_manager().registry
     registry.list_operators()
     ours = [s for s in specs if s.space != "tex" and any(i.impl_id == "default.flagos" for i in registry.impls(s.key))]

@@ -1,4 +1,4 @@
-"""Reductions on a GPU: integers, every way to walk at its real size, more than 2^31 elements, the same in every run."""
+"""Reductions on a GPU: integers, every algorithm at its real sizes, more than 2^31 elements, deterministic results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAMES = [
     "var", "std", "var_mean", "std_mean", "logsumexp", "vector_norm",
 ]  # fmt: skip
 SINGLE = ("max_dim", "min_dim", "argmax", "argmin")
-# rows short, in registers, in pieces and in shares; columns few and many, short and long; planes
+# Rows: short, in registers, in pieces, split across programs. Columns: few and many, short and long. Planes.
 WALKS = [
     ((70000, 8), 1), ((3000, 37), 1), ((3000, 1000), 1), ((1000, 16384), 1), ((600, 40000), 1), ((3, 40000), 1),
     ((2, 3_000_001), 1), ((100_000,), 0), ((5_000_000,), 0), ((70000, 8), 0), ((100_003, 37), 0), ((4096, 5000), 0),
@@ -50,8 +50,8 @@ def call(name, fn, x, dim):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], **by_name)
 @pytest.mark.parametrize("name", NAMES)
-def test_every_walk(name, dtype):
-    """Against the reference in double precision; twice, as the second launch takes another way."""
+def test_every_algorithm_agrees_with_float64(name, dtype):
+    """The reference runs in float64. The second call uses the quick launch."""
     for shape, dim in WALKS:
         if name in SINGLE and isinstance(dim, tuple):
             continue
@@ -62,8 +62,8 @@ def test_every_walk(name, dtype):
             got = call(name, getattr(ops, name), x, dim)
             for a, b in zip(listed(got), listed(wanted), strict=True):
                 tol = specs.find(name).tol[a.dtype]
-                # a sum of n numbers is as wrong as its terms are large: about sqrt(n) roundings; a product of numbers
-                # near 1 drifts, in any order: 1e-3 for three million of them, lane by lane in numpy too
+                # The error of a sum of n values grows with about sqrt(n) roundings. A product of values near 1 drifts
+                # in any order: by 1e-3 for three million of them, also in numpy.
                 n = x.numel() / a.numel()
                 slack = {"sum": math.sqrt(n) * 1e-6, "prod": math.sqrt(n) * 1e-6 + n * 4e-9}.get(name, 0.0)
                 torch.testing.assert_close(
@@ -74,7 +74,7 @@ def test_every_walk(name, dtype):
 
 @pytest.mark.parametrize("dtype", INTS, **by_name)
 @pytest.mark.parametrize("name", ["sum", "prod", "amax", "amin", "any", "all", "count_nonzero", *SINGLE])
-def test_integers(name, dtype):
+def test_reductions_of_integers_equal_the_reference(name, dtype):
     if dtype is torch.bool and name.startswith("arg"):
         pytest.skip("torch takes no bools here")
     for shape, dim in (((3000, 37), 1), ((37, 3000), 0), ((1, 300_000), 1), ((50_000, 3), 0)):
@@ -83,7 +83,7 @@ def test_integers(name, dtype):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_same_in_every_run(name):
+def test_reductions_are_deterministic(name):
     for shape, dim in (((5_000_000,), 0), ((100_003, 37), 0), ((3, 1_000_000), 1)):
         x = torch.randn(shape, device=CUDA) / 100 + 1
         first, *others = (listed(call(name, getattr(ops, name), x, dim)) for _ in range(5))
@@ -91,7 +91,7 @@ def test_the_same_in_every_run(name):
             assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
 
 
-def test_nan_and_ties():
+def test_nan_and_ties_equal_the_reference():
     nan, inf = math.nan, math.inf
     for n in (70, 5000, 300_000):
         x = torch.zeros(5, n)
@@ -106,14 +106,14 @@ def test_nan_and_ties():
                 agree(name, getattr(ops, name)(columns.to(CUDA), 0), specs.find(name).reference(columns, 0))
 
 
-def test_a_mean_far_from_zero():
+def test_the_variance_of_values_far_from_zero_is_accurate():
     for shape, dim in (((64, 4096), 1), ((8, 1_000_000), 1), ((100_000, 16), 0), ((20_000_000,), 0)):
         x = torch.randn(shape, device=CUDA) + 1e4
         torch.testing.assert_close(ops.var(x, dim).double(), x.double().var(dim), rtol=2e-5, atol=0)
 
 
 @pytest.mark.parametrize("ord", [0, 0.5, 1, 1.3, 2, 3, math.inf, -math.inf, -2])
-def test_norms(ord):
+def test_norms_and_their_gradients_agree_with_torch(ord):
     x = torch.randn(64, 3000, device=CUDA)
     for dim in (0, 1):
         truth = torch.linalg.vector_norm(x.double(), ord, dim)
@@ -121,7 +121,7 @@ def test_norms(ord):
         runs = []
         for norm, given in ((ops.vector_norm, x), (torch.linalg.vector_norm, x.double())):
             leaf = given.detach().clone().requires_grad_()
-            if ord:  # of order 0, torch has none
+            if ord:  # torch has no gradient for order 0
                 norm(leaf, ord, dim).sum().backward()
                 runs.append(leaf.grad.double())
         if runs:
@@ -134,14 +134,14 @@ def room_for(nbytes):
         pytest.skip(f"needs {nbytes >> 30} GiB of free memory")
 
 
-def test_more_elements_than_an_int_counts():
+def test_tensors_of_more_than_2_31_elements_are_reduced():
     n = 2**31 + 4096
     room_for(3 * n)
     x = torch.zeros(n, dtype=torch.int8, device=CUDA)
     x[[5, 2**31 + 7, n - 1]] = torch.tensor([1, 3, 2], dtype=torch.int8, device=CUDA)
     assert ops.sum(x).item() == 6 and ops.count_nonzero(x).item() == 3
     assert ops.amax(x).item() == 3 and ops.argmax(x).item() == 2**31 + 7
-    rows = x.view(-1, 4096)  # rows that lie beyond 2^31
+    rows = x.view(-1, 4096)  # rows beyond offset 2^31
     assert ops.sum(rows, 1).sum().item() == 6
     assert ops.sum(rows, 0).sum().item() == 6
     places = ops.argmax(rows, 1)
@@ -150,7 +150,7 @@ def test_more_elements_than_an_int_counts():
     assert ops.amax(columns, 1).tolist()[0] == 1 and ops.sum(columns, 0).sum().item() == 6
 
 
-def test_captured_in_a_graph():
+def test_a_reduction_can_be_captured_in_a_graph():
     x = torch.randn(3, 1_000_000, device=CUDA)
     ops.sum(x, 1)
     graph = torch.cuda.CUDAGraph()

@@ -1,4 +1,4 @@
-"""Residual connections and neighborhood attention on a real GPU: samples, and sizes of real models."""
+"""Residual connections and neighborhood attention on a real GPU: samples, and the sizes of real models."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def full_precision():
 
 @pytest.mark.parametrize("name", OPS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
-def test_samples(name, dtype):
+def test_samples_agree_with_the_reference(name, dtype):
     spec = specs.find(name)
     for sample in spec.samples(dtype, CUDA):
         with opmux.policy(strict=True):
@@ -47,7 +47,7 @@ def new(*shape, scale=1.0):
 
 
 def near(fn, plain, leaves):
-    """In bfloat16 as plain torch of the same numbers in float32, with gradients that are the same in every run."""
+    """Assert that bfloat16 results are close to torch's in float32, and that gradients are deterministic."""
     wide = [t.detach().float().requires_grad_() for t in leaves]
     got, want = fn(*leaves), plain(*wide)
     g = torch.randn_like(want)
@@ -64,11 +64,11 @@ def plain_attn_res(v, query, norm):
     return torch.einsum("n...,n...d->...d", alpha, v)
 
 
-def test_attn_res():
+def test_attn_res_agrees_with_torch():
     near(ours.attn_res, plain_attn_res, (new(8, 2, 1024, 4096), new(4096, scale=0.02), new(4096)))
 
 
-def test_mhc():
+def test_mhc_agrees_with_torch():
     x, f, h_pre, h_post, h_res = (
         new(2, 1024, 4, 4096),
         new(2, 1024, 4096),
@@ -80,7 +80,7 @@ def test_mhc():
 
 
 @pytest.mark.parametrize("window, dilation", [(7, 1), (127, 1), (33, 4)])
-def test_neighborhood(window, dilation):
+def test_neighborhood_attention_agrees_with_torch(window, dilation):
     length = 2000
 
     def plain(q, k, v):
@@ -92,8 +92,8 @@ def test_neighborhood(window, dilation):
     near(lambda *a: ours.neighborhood_attention(*a, window, dilation), plain, [new(2, 8, length, 64) for _ in range(3)])
 
 
-def test_memory_of_a_long_sequence():
-    """131072 positions: their scores would take 64 GiB a head."""
+def test_neighborhood_attention_does_not_store_all_scores():
+    """131072 positions: the scores would take 64 GiB per head."""
     q, k, v = (new(1, 8, 131072, 64) for _ in range(3))
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()

@@ -1,4 +1,4 @@
-"""Rope on a GPU at the sizes of models: every format, what graphs may capture, offsets beyond 32 bits, speed."""
+"""Rope on a GPU at model sizes: every format, CUDA graphs, offsets beyond 32 bits, speed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def angles(n, d, base=10000.0):
 
 
 def check(name, *args):
-    """Ours, and no other, twice: the second launch takes another way."""
+    """Compare two calls of our kernel with the reference; the second call uses the quick launch."""
     want = specs.find(name).reference(*args)
     with opmux.policy("flagos", strict=True):
         for _ in range(2):
@@ -37,7 +37,7 @@ def check(name, *args):
 @every_dtype
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("d, d2", [(128, 128), (192, 64), (80, 80)])
-def test_formats(d, d2, interleaved, dtype):
+def test_every_format_agrees_with_the_reference(d, d2, interleaved, dtype):
     x = torch.randn(512, 2, 12, d, device=CUDA, dtype=dtype)
     freqs = angles(4096, d2)[:, None, None]
     starts = torch.tensor([7, 1000], device=CUDA, dtype=torch.int32)
@@ -53,7 +53,7 @@ def test_formats(d, d2, interleaved, dtype):
 
 
 def test_large_angles_are_exact():
-    """A million places: an angle times a rounded constant would be off by a tenth."""
+    """A million positions: an angle times a rounded constant would have an error of 0.1."""
     x = torch.randn(64, 1, 4, 64, device=CUDA)
     freqs = angles(1_000_000, 64)
     starts = torch.tensor([999_900], device=CUDA, dtype=torch.int32)
@@ -63,7 +63,7 @@ def test_large_angles_are_exact():
 
 
 @every_dtype
-def test_cosines_and_sines_as_models_have_them(dtype):
+def test_cosine_and_sine_tables_of_models_agree_with_the_reference(dtype):
     q = torch.randn(2, 256, 8, 64, device=CUDA, dtype=dtype).transpose(1, 2)
     table = torch.stack([angles(256, 64), angles(256, 64) + 1])
     for lead in (table[:1], table):
@@ -73,7 +73,7 @@ def test_cosines_and_sines_as_models_have_them(dtype):
 
 @every_dtype
 @pytest.mark.parametrize("form", [SBHD, BSHD])
-def test_packed_heads(form, dtype):
+def test_packed_heads_agree_with_the_reference(form, dtype):
     qkv = torch.randn(256, 4, 4, 640, device=CUDA, dtype=dtype)
     n = 256 if form == SBHD else 4
     q_freqs, k_freqs = angles(n, 128)[:, None, None], angles(n, 96)[:, None, None]
@@ -82,7 +82,7 @@ def test_packed_heads(form, dtype):
     check("fused_qkv_rope_backward", *parts, q_freqs, k_freqs, split, *rest)
 
 
-def test_captured_in_a_graph_with_other_edges_at_replay():
+def test_a_replay_reads_changed_cu_seqlens():
     x, freqs = torch.randn(256, 4, 64, device=CUDA), angles(256, 64)[:, None, None]
     edges = torch.tensor([0, 100, 256], device=CUDA, dtype=torch.int32)
     call = lambda: opmux.ops.fused_rope_forward(x, freqs, None, THD, False, edges, 1, 0)
@@ -95,7 +95,7 @@ def test_captured_in_a_graph_with_other_edges_at_replay():
     torch.testing.assert_close(y, call())
 
 
-def test_offsets_beyond_32_bits():
+def test_tensors_beyond_32_bit_offsets_are_supported():
     if torch.cuda.mem_get_info()[0] < 24 << 30:
         pytest.skip("needs 24 GiB of free memory")
     x = torch.zeros(70_000, 4, 64, 128, device=CUDA, dtype=torch.bfloat16)
@@ -118,8 +118,8 @@ def seconds(call, times=20):
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
-def test_speed(interleaved):
-    """At least 0.8 of a copy's: 0.85 is the goal, less what a shared machine may take."""
+def test_speed_of_rope_is_at_least_four_fifths_of_a_copys(interleaved):
+    """The goal is 0.85; the rest allows for other load on a shared machine."""
     x = torch.randn(2048, 4, 32, 128, device=CUDA, dtype=torch.bfloat16)
     freqs, out = angles(2048, 128)[:, None, None], torch.empty_like(x)
     copy = seconds(lambda: out.copy_(x))
@@ -138,8 +138,10 @@ def heads(b, h, s, d, dtype=torch.bfloat16):
 @pytest.mark.parametrize(
     "b, hq, hk, s, d, d2", [(4, 32, 8, 2048, 64, 64), (2, 28, 4, 1000, 128, 96), (8, 32, 8, 1, 128, 128)]
 )
-def test_q_and_k(b, hq, hk, s, d, d2, interleaved, dtype):
-    """Forward and backward, one table and one for each sequence, in the order of memory that a linear layer gives."""
+def test_rope_of_q_and_k_agrees_with_the_reference(b, hq, hk, s, d, d2, interleaved, dtype):
+    """Forward and backward, with one table and with a table per sequence, in the memory layout that a linear layer
+    gives.
+    """
     q, k = heads(b, hq, s, d, dtype), heads(b, hk, s, d, dtype)
     for table in (angles(s, d2)[None], torch.stack([angles(s, d2) + i for i in range(b)])):
         for name in ("rope_qk", "rope_qk_bwd"):
@@ -154,7 +156,7 @@ def test_q_and_k(b, hq, hk, s, d, d2, interleaved, dtype):
                             torch.testing.assert_close(a, w, rtol=spec.tol[dtype].rtol, atol=spec.tol[dtype].atol)
 
 
-def test_q_and_k_captured_in_a_graph():
+def test_rope_of_q_and_k_can_be_captured_in_a_graph():
     q, k, table = heads(1, 32, 1, 64), heads(1, 8, 1, 64), angles(8, 64).to(torch.bfloat16)
     cos, sin = table[3:4].cos()[None], table[3:4].sin()[None]
     call = lambda: opmux.functional.apply_rotary_pos_emb(q, k, cos, sin)
@@ -168,7 +170,7 @@ def test_q_and_k_captured_in_a_graph():
         assert torch.equal(a, b)
 
 
-def test_q_and_k_beyond_32_bits():
+def test_q_and_k_beyond_32_bit_offsets_are_supported():
     if torch.cuda.mem_get_info()[0] < 24 << 30:
         pytest.skip("needs 24 GiB of free memory")
     q = torch.zeros(4, 70_000, 64, 128, device=CUDA, dtype=torch.bfloat16)
@@ -179,8 +181,8 @@ def test_q_and_k_beyond_32_bits():
     assert torch.equal(got[-1, -1, -1], want[0, 0, 0])
 
 
-def test_speed_of_q_and_k():
-    """At least 0.85 of a copy of the same bytes: 0.95 is the goal, less what a shared machine may take."""
+def test_speed_of_rope_of_q_and_k_is_at_least_85_percent_of_a_copys():
+    """The copy moves the same bytes. The goal is 0.95; the rest allows for other load on a shared machine."""
     q, k = heads(4, 32, 2048, 64), heads(4, 8, 2048, 64)
     table = angles(2048, 64)[None].to(torch.bfloat16)
     cos, sin = table.cos(), table.sin()

@@ -1,4 +1,4 @@
-"""Scans on a real GPU: what the interpreter is too slow for, and the same bits in every run."""
+"""Scans on a real GPU: sizes for which the interpreter is too slow, and deterministic results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.gpu
 NAMES = ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp")
 INTS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.bool)
 INF, NAN = float("inf"), float("nan")
-# whole rows, a walk, spans; the same along columns
+# whole rows, a loop over tiles, spans; the same along columns
 LOOKS = {
     "rows": ((300, 4000), 1),
     "long rows": ((300, 40_000), 1),
@@ -28,7 +28,7 @@ LOOKS = {
 
 def drawn(name, shape, dtype):
     x = torch.randn(shape, device="cuda", generator=torch.Generator("cuda").manual_seed(1))
-    # products of many factors stay in range only near 1
+    # Factors near 1: a product of many others would overflow or underflow.
     return (1 + 0.01 * x if "prod" in name else x).to(dtype)
 
 
@@ -37,7 +37,7 @@ def results(value):
 
 
 def close(got, want, dtype, size):
-    """Sums of `size` numbers of about 1: their error is a few roundings of the largest sum, and that of the result."""
+    """Sums of `size` values of about 1: allows a few roundings of the largest partial sum and one of the result."""
     rough = {torch.float64: 1e-10, torch.float32: 2e-6 * size**0.5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}[dtype]
     torch.testing.assert_close(
         got.double(), want.double(), rtol=max(rough, 1e-5), atol=rough * size**0.5, equal_nan=True
@@ -47,7 +47,7 @@ def close(got, want, dtype, size):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("shape, dim", LOOKS.values(), ids=LOOKS)
 @pytest.mark.parametrize("name", NAMES)
-def test_values_and_gradients(name, shape, dim, dtype):
+def test_scans_and_their_gradients_agree_with_torch(name, shape, dim, dtype):
     x, dy = drawn(name, shape, dtype), drawn("", shape, dtype)
     if name == "cumprod":
         x[torch.rand(shape, device="cuda") < 1e-4] = 0
@@ -59,7 +59,7 @@ def test_values_and_gradients(name, shape, dim, dtype):
     else:
         close(got[0].cpu(), want[0], dtype, n)
     if name == "logcumsumexp" and dtype is torch.bfloat16:
-        return  # its gradient is that of the rounded y: compared with the reference below
+        return  # its gradient uses the rounded y; the next test compares it with the reference
     (dx,) = torch.autograd.grad(got[0], leaf, dy)
     (dtruth,) = torch.autograd.grad(want[0], truth, dy.double().cpu())
     close(dx.cpu(), dtruth, dtype, n)
@@ -84,7 +84,7 @@ def test_integers_are_exact(shape, dim, dtype):
 
 
 @pytest.mark.parametrize("n", [100, 40_000, 2_000_003])
-def test_nan_infinities_and_ties(n):
+def test_nan_infinities_and_ties_agree_with_torch(n):
     x = torch.zeros(6, n, device="cuda")
     x[0], x[1], x[2, n // 2], x[3, n // 3], x[4, : n // 2], x[5, n // 2 :] = -INF, INF, NAN, INF, -INF, NAN
     for name in ("cummax", "cummin", "logcumsumexp", "cumsum"):
@@ -93,13 +93,13 @@ def test_nan_infinities_and_ties(n):
 
 
 @pytest.mark.parametrize("shape, dim", LOOKS.values(), ids=LOOKS)
-def test_the_same_bits_in_every_run(shape, dim):
+def test_scans_are_deterministic(shape, dim):
     x = drawn("", shape, torch.float32)
     first = opmux.ops.cumsum(x, dim)
     assert all(torch.equal(first, opmux.ops.cumsum(x, dim)) for _ in range(5))
 
 
-def test_more_elements_than_32_bits_count():
+def test_tensors_of_more_than_2_31_elements_are_scanned():
     x = torch.ones(2**31 + 77, dtype=torch.int8, device="cuda")
     y = opmux.ops.cumsum(x, 0)
     assert y[-1].item() == 2**31 + 77 and y[2**31].item() == 2**31 + 1

@@ -1,4 +1,4 @@
-"""Sorting, selection and search on a real GPU: rows of every length, every dtype, as torch sorts on the CPU."""
+"""Sorting, selection and search on a real GPU: rows of many lengths, every dtype, compared with torch on the CPU."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def same(got, want):
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_sort(dtype, shape):
+def test_sort_equals_the_cpus(dtype, shape):
     x = drawn(shape, dtype)
     for descending in (False, True):
         want = torch.sort(x.cpu(), dim=-1, descending=descending, stable=True)
@@ -46,7 +46,7 @@ def test_sort(dtype, shape):
 @pytest.mark.parametrize("k", [1, 8, 50, 1000])
 @pytest.mark.parametrize("shape", [(2048, 256), (32, 128_256)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_topk(dtype, shape, k):
+def test_topk_agrees_with_the_cpu(dtype, shape, k):
     x = torch.randn(shape, device="cuda").to(dtype)
     k = min(k, shape[1])
     values, indices = torch.topk(x, k)
@@ -54,7 +54,7 @@ def test_topk(dtype, shape, k):
     assert torch.equal(x.gather(1, indices), values)
 
 
-def test_medians_and_search():
+def test_medians_kthvalue_and_searchsorted_equal_the_cpus():
     x = drawn((300, 1001), torch.float32)
     same([torch.median(x), torch.nanmedian(x)], [torch.median(x.cpu()), torch.nanmedian(x.cpu())])
     assert torch.equal(torch.kthvalue(x, 7, 1).values.cpu(), torch.kthvalue(x.cpu(), 7, 1).values)
@@ -64,7 +64,7 @@ def test_medians_and_search():
         same([torch.bucketize(q, rows[0], right=right)], [torch.bucketize(q.cpu(), rows[0].cpu(), right=right)])
 
 
-def test_distinct_and_counted():
+def test_unique_bincount_and_isin_equal_the_cpus():
     x = torch.randint(0, 5000, (100_003,), device="cuda")
     same(
         torch.unique(x, return_inverse=True, return_counts=True),

@@ -1,4 +1,4 @@
-"""Convolution, pooling, padding and resampling on a real GPU, at sizes of real models, against torch's own kernels."""
+"""Convolution, pooling, padding and resampling on a real GPU at model sizes, compared with torch's kernels."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def drawn(*shape, dtype=torch.bfloat16, last=False):
 
 
 def close(got, want, dtype, size=1):
-    """`size`: how many products of about 1 are added."""
+    """`size`: how many products of about 1 are summed."""
     rough = {torch.float64: 1e-9, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}[dtype]
     torch.testing.assert_close(got, want, rtol=rough, atol=rough * size**0.5)
 
@@ -36,8 +36,9 @@ def on(t, where):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_sample(family):
-    # torch 2.11 on CUDA: avg_pool2d_backward of channels-last tensors differs from its own CPU's by up to 0.7
+def test_samples_agree_with_the_reference(family):
+    # Pooling is compared with the CPU: in torch 2.11 avg_pool2d_backward of channels-last tensors is wrong by up to 0.7
+    # on CUDA.
     where = "cpu" if family == "pooling" else "cuda"
     specs.load_implementers(family)
     manager = get_default_manager()
@@ -79,7 +80,7 @@ CONVS = {
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("make, options", CONVS.values(), ids=CONVS)
-def test_convolutions_and_their_gradients(make, options, dtype):
+def test_convolutions_and_their_gradients_are_about_as_exact_as_torchs(make, options, dtype):
     x, w = (t.to(dtype).requires_grad_() for t in make())
     fn = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}[x.dim()]
     size = w[0].numel()
@@ -101,15 +102,15 @@ def test_convolutions_and_their_gradients(make, options, dtype):
         assert off <= max(1.5 * theirs, 1e-6), (off, theirs)
 
 
-def test_transposed_convolutions():
+def test_transposed_convolutions_agree_with_torch():
     x, w = drawn(4, 256, 32, 32), drawn(256, 128, 2, 2) / 32
     want = F.conv_transpose2d(x, w, stride=2)
     with opmux.use(include=["convolution"], mode="all"):
         close(F.conv_transpose2d(x, w, stride=2), want, torch.bfloat16)
 
 
-def test_more_than_two_to_the_31_elements():
-    """Indices of 64 bits: the last elements are as they should be."""
+def test_tensors_of_more_than_2_31_elements_are_supported():
+    """The kernels need 64-bit indices; the last elements are checked."""
     x = torch.zeros((1, 1, 1 << 16, (1 << 15) + 8), device="cuda", dtype=torch.float16)
     x[..., -2:, -2:] = 3
     with opmux.use(include=["avg_pool2d", "upsample_nearest2d", "replication_pad2d"], mode="all"):
@@ -119,7 +120,7 @@ def test_more_than_two_to_the_31_elements():
         assert F.interpolate(small, scale_factor=2)[0, 0, -1, -1] == 3
 
 
-def test_gradients_are_the_same_in_every_run():
+def test_gradients_are_deterministic():
     x = drawn(8, 64, 57, 57).requires_grad_()
     with opmux.use(mode="all"):
         for fn in (

@@ -1,4 +1,4 @@
-"""`opmux tune --aten` on a real GPU: torch's own kernels accept the arguments that it measures with."""
+"""`opmux tune --aten` on a real GPU: torch's own kernels accept the arguments that it uses for timing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ json.dump({n: sources.refused.get(n, "") for n in sorted(without)}, sys.stdout)
 
 
 def test_every_overload_has_arguments_or_a_reason():
-    # In a process of its own: wrong arguments may be an illegal access, after which no kernel runs.
+    # Runs in a subprocess: wrong arguments can cause an illegal access, after which no kernel of the process runs.
     env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "CUDA_LAUNCH_BLOCKING": "1"}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", CODE], env=env, capture_output=True, encoding="utf-8", timeout=540

@@ -1,6 +1,7 @@
-"""NVIDIA's own Python layer on our tex, on a GPU: its modules against float64, in bf16 and fp8, and in CUDA graphs.
+"""NVIDIA's own Python layer on our tex, on a GPU: its modules compared with float64, in bf16 and fp8, and in CUDA
+graphs.
 
-`transformer_engine` is found where it is installed or on PYTHONPATH; its own compiled extension is not needed.
+`transformer_engine` may be installed or on PYTHONPATH; its own compiled extension is not needed.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def te():
 
 
 def _plain_dataclasses() -> None:
-    """pydantic is compiled, and may not be on a machine with a GPU; all the layer has of it is its dataclass."""
+    """Replace pydantic, which needs a compiled module that may be missing here; the layer uses only its dataclass."""
     made = types.ModuleType("pydantic")
     made.__spec__ = ModuleSpec("pydantic", None, is_package=True)
     made.__path__ = []
@@ -55,7 +56,7 @@ def recipes(te):
     return made
 
 
-def test_torch_is_not_changed(te):
+def test_no_chip_rewriting_happens_on_cuda(te):
     from opmux.faces.te import boot, rewrite
 
     assert boot.chip_here() is None
@@ -65,7 +66,7 @@ def test_torch_is_not_changed(te):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
 @pytest.mark.parametrize("name", TWINS)
-def test_a_module_is_as_near_as_plain_torch(te, name, dtype):
+def test_a_module_is_about_as_exact_as_plain_torch(te, name, dtype):
     agrees(name, te, dtype, CUDA, SIZE)
 
 
@@ -73,26 +74,28 @@ def test_a_module_is_as_near_as_plain_torch(te, name, dtype):
 @pytest.mark.parametrize(
     "name", ["Linear", "LayerNormLinear", "LayerNormMLP gelu", "LayerNormMLP swiglu", "TransformerLayer"]
 )
-def test_fp8_is_near(te, recipes, name, recipe):
+def test_fp8_modules_are_close_to_float64(te, recipes, name, recipe):
     if not te.is_fp8_available() or recipe not in recipes:
         pytest.skip("the layer says that this GPU has no such fp8")
     near(name, te, torch.bfloat16, CUDA, SIZE, 0.06 if name == "Linear" else 0.15, recipes[recipe])
 
 
 @pytest.mark.parametrize("backend", ["FUSED", "UNFUSED"])
-def test_activations_on_the_host(te, monkeypatch, backend):
+def test_offloading_activations_gives_the_same_gradients(te, monkeypatch, backend):
     choose_attention(backend, monkeypatch.setenv)
     modules = [layer(te) for _ in range(3)]
     (x, dy), *_ = batches(1)
     want, _ = offloaded(te, modules, x, dy, enabled=False)
     found, moved = offloaded(te, modules, x, dy, enabled=True)
     assert moved > 10
-    for a, b in zip(found, want, strict=True):  # a library may add gradients of attention in any order
+    for a, b in zip(found, want, strict=True):  # a library may sum gradients of attention in any order
         torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2)
 
 
-def test_master_weights_of_current_scaling_and_of_two_kinds(te):
-    """One weight that is scaled by itself, one that is not quantized, one whose rows and columns differ."""
+def test_master_weights_of_different_quantizers_are_quantized(te):
+    """One weight with current scaling, one that is not quantized, and one whose row-wise and column-wise quantizers
+    differ.
+    """
     from transformer_engine.pytorch.tensor.hybrid_tensor import HybridQuantizer
     from transformer_engine.pytorch.tensor.identity_tensor import IdentityQuantizer
     from transformer_engine.pytorch.tensor.utils import quantize_master_weights
@@ -121,7 +124,7 @@ def kinds_of_quantizers(te):
 
 
 @pytest.mark.parametrize("kind", ["identity", "identity and current", "current twice"])
-def test_weights_that_show_torch_no_inner_tensors(te, kind):
+def test_weights_without_inner_tensors_for_torch_are_supported(te, kind):
     """torch 2.11's is_fake raises for them, and the layer calls it for every weight on a GPU."""
     from transformer_engine.common.recipe import CustomRecipe
 
@@ -139,7 +142,7 @@ def test_weights_that_show_torch_no_inner_tensors(te, kind):
 
 @pytest.mark.parametrize("recipe", ["delayed", "current", "block", "hybrid"])
 @pytest.mark.parametrize("use_reentrant", [True, False])
-def test_recomputed_activations_are_the_same(te, recipes, recipe, use_reentrant):
+def test_checkpointed_activations_are_recomputed_bit_for_bit(te, recipes, recipe, use_reentrant):
     from transformer_engine.common.recipe import CustomRecipe
 
     if recipe not in (*recipes, "hybrid"):
@@ -170,8 +173,10 @@ def test_the_layers_own_triton_kernels_stay_on_cuda(te):
 
 
 @pytest.mark.parametrize("recipe", [None, "current", "block"])
-def test_linear_under_torch_compile(te, recipes, recipe):
-    """To one graph from torch 2.13 on; with graph breaks before, where opaque constants need torch's metaclass."""
+def test_te_linear_can_be_compiled(te, recipes, recipe):
+    """Into one graph from torch 2.13 on. Earlier versions break the graph, because opaque constants need torch's
+    metaclass.
+    """
     if recipe is not None and recipe not in recipes:
         pytest.skip("the layer says that this GPU has no such fp8")
     torch._dynamo.reset()
@@ -211,7 +216,7 @@ def batches(n):
 
 
 def step(te, module, x, dy, recipe):
-    """A training step: the result, the gradient of the input, and parameters moved against theirs."""
+    """A training step: returns the result and the input's gradient, and updates the parameters."""
     with te.autocast(enabled=recipe is not None, recipe=recipe):
         y = module(x)
     params = list(module.parameters())
@@ -222,7 +227,7 @@ def step(te, module, x, dy, recipe):
 
 
 @pytest.mark.parametrize("recipe", [None, "current"])
-def test_a_step_captured_by_hand_replays_as_it_runs(te, recipes, recipe):
+def test_a_captured_training_step_replays_as_the_eager_step(te, recipes, recipe):
     recipe = recipes[recipe] if recipe else None
     eager = layer(te)
     captured = copy.deepcopy(eager)
@@ -255,7 +260,7 @@ def test_a_step_captured_by_hand_replays_as_it_runs(te, recipes, recipe):
         torch.testing.assert_close(a, b, msg=lambda m, n=name: f"{n}: {m}")
 
 
-def test_the_layers_own_graphs(te):
+def test_the_layers_make_graphed_callables_agrees_with_eager(te):
     eager = layer(te)
     graphed = te.make_graphed_callables(copy.deepcopy(eager), (batches(1)[0][0].requires_grad_(),))
     for batch, grad in batches(2):
@@ -270,7 +275,7 @@ def test_the_layers_own_graphs(te):
             torch.testing.assert_close(a, b)
 
 
-# ---- dropout in CUDA graphs: the same masks as in eager steps from the same seed -------------------------------------
+# ---- dropout in CUDA graphs: the same masks as in eager steps with the same seed -------------------------------------
 
 
 def dropping(te, dtype, **more):
@@ -287,7 +292,7 @@ def gradients(module, x, dy):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
-def test_a_captured_layer_drops_what_an_eager_one_drops(te, dtype):
+def test_a_captured_layer_drops_the_same_as_an_eager_one(te, dtype):
     module = dropping(te, dtype)
     x, dy = (t.to(dtype) for t in batches(1)[0])
     x.requires_grad_()
@@ -312,7 +317,7 @@ def test_a_captured_layer_drops_what_an_eager_one_drops(te, dtype):
 
 
 @pytest.mark.parametrize("tracked", [False, True], ids=["default generator", "rng tracker"])
-def test_graphed_layers_drop_what_eager_ones_drop(te, tracked):
+def test_graphed_layers_drop_the_same_as_eager_ones(te, tracked):
     from transformer_engine.pytorch import distributed
 
     more, tracker = {}, None
@@ -332,7 +337,7 @@ def test_graphed_layers_drop_what_eager_ones_drop(te, tracked):
             x = batch.clone().requires_grad_()
             y = module(x)
             y.backward(grad)
-            # copies: the gradients of a graph are in its own memory, which the next replay overwrites
+            # Copy the gradients: they are in the graph's own memory, which the next replay overwrites.
             made += [t.detach().clone() for t in (y, x.grad, *(p.grad for p in module.parameters()))]
             module.zero_grad()
         return made
@@ -355,5 +360,5 @@ def test_a_checkpointed_layer_drops_the_same_in_its_recomputation(te):
         given = x.clone().requires_grad_()
         y = run(given)
         results.append([y.detach(), *torch.autograd.grad(y, (given, *module.parameters()), dy)])
-    for a, b in zip(*results, strict=True):  # another mask would change a gradient by more than a tenth
+    for a, b in zip(*results, strict=True):  # another mask would change a gradient by more than 10 %
         assert (a.float() - b.float()).norm() < 0.01 * b.float().norm()

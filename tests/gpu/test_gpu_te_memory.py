@@ -1,4 +1,4 @@
-"""What opmux leaves allocated on a GPU under Transformer Engine: nothing on "meta", nothing after `empty_cache`."""
+"""GPU memory that opmux keeps under Transformer Engine: none for modules on "meta", none after `empty_cache`."""
 
 from __future__ import annotations
 

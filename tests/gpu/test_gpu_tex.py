@@ -1,4 +1,4 @@
-"""tex on a GPU: no function waits for the device on its normal path, and the documents' programs run as written."""
+"""tex on a GPU: no function synchronizes on its normal path, and the guide's test program runs as written."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ pytestmark = pytest.mark.gpu
 DEVICE = torch.device("cuda")
 tex = interface.module()
 SPECS = {s.name: s for s in interface.tex_specs() if s.name not in UNAVAILABLE}
-# What reads sizes on the host, and says so: NVIDIA's layer does not reach it with the versions that tex tells it.
+# These read sizes on the host, as documented. NVIDIA's layer does not call them with the version that our tex reports.
 ON_THE_HOST = {s.name for s in SPECS.values() if s.family == "tex_grouped"}
 ON_THE_HOST |= {
-    "fused_topk_with_score_function_qb_fwd",  # checks its bounds, unless told that they were
-    "copy_data_ptrs_to_device",  # makes a tensor of the host's numbers
+    "fused_topk_with_score_function_qb_fwd",  # checks its bounds unless told that they are checked
+    "copy_data_ptrs_to_device",  # creates a tensor from values on the host
 }
 
 
@@ -31,10 +31,10 @@ def sample(spec):
 
 
 @pytest.mark.parametrize("name", sorted(set(SPECS) - ON_THE_HOST))
-def test_it_does_not_wait_for_the_device(name):
+def test_tex_functions_do_not_synchronize(name):
     spec, fn = SPECS[name], interface.function(SPECS[name])
     given = [copy.deepcopy(sample(spec)) for _ in range(4)]
-    for one in given[:3]:  # what is made once, and the calls in which an impl proves itself
+    for one in given[:3]:  # fills caches, and proves the impl
         fn(*one.args, **one.kwargs)
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
@@ -46,15 +46,15 @@ def test_it_does_not_wait_for_the_device(name):
 
 
 @pytest.mark.parametrize("name", sorted(ON_THE_HOST))
-def test_what_reads_sizes_on_the_host_runs(name):
+def test_functions_that_read_sizes_on_the_host_run(name):
     spec = SPECS[name]
     one = sample(spec)
     interface.function(spec)(*one.args, **one.kwargs)
     assert inspect.getdoc(spec.reference)
 
 
-def test_the_testing_section_as_written(capsys):
-    """The program of the guide: RMSNorm, and a gemm by rows."""
+def test_the_guides_test_program_runs_as_written(capsys):
+    """RMSNorm, and a gemm of row-major matrices."""
     x = torch.randn(32, 1024, device="cuda", dtype=torch.bfloat16)
     weight = torch.ones(1024, device="cuda", dtype=torch.bfloat16)
     output, _, rsigma = tex.rmsnorm_fwd(x, weight, 1e-5, None, None, torch.bfloat16, 0, False)

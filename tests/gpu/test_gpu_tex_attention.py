@@ -1,4 +1,6 @@
-"""tex's attention on a GPU: what goes to a library against the reference in full, and the layers' own shapes."""
+"""tex's attention on a GPU, compared with the reference in float64: calls that libraries compute, and the layers'
+shapes.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,7 @@ def both(given: dict, do: Tensor, forward, backward) -> list[Tensor]:
 
 
 def truth(given: dict, do: Tensor) -> list[Tensor]:
-    """In double precision, for which no library has a kernel."""
+    """The reference in float64, for which no library has a kernel."""
     wide = {n: t.double() if isinstance(t, Tensor) and t.is_floating_point() else t for n, t in given.items()}
     wide = {**wide, "fake_dtype": torch.float64}
     return both(wide, do.double(), FWD.reference, BWD.reference)
@@ -81,7 +83,7 @@ PACKED = {"SB3HD": 2, "SBH3D": 3, "BS3HD": 2, "BSH3D": 3}
 
 @pytest.mark.parametrize("mask", ["NO_MASK", "CAUSAL_MASK"])
 @pytest.mark.parametrize("layout", [*PACKED, "SBHD_SBHD_SBHD", "BSHD_BSHD_BSHD", "BHSD_BHSD_BHSD"])
-def test_dense(layout, mask):
+def test_dense_layouts_agree_with_the_reference(layout, mask):
     b, s, h, d = 3, 257, 4, 64
     fmt = layout.split("_")[0].replace("3", "").lower()
     shape = tuple({"b": b, "s": s, "h": h, "d": d}[c] for c in fmt)
@@ -113,7 +115,7 @@ LENGTHS = [100, 1, 0, 257, 64]
     ],
 )
 @pytest.mark.parametrize("fmt", ["THD", "BSHD", "SBHD"])
-def test_sequences_of_any_lengths(fmt, mask, window, kv_heads):
+def test_sequences_of_different_lengths_agree_with_the_reference(fmt, mask, window, kv_heads):
     b, h, d = len(LENGTHS), 4, 64
     sizes = {"B": b, "S": 260, "T": sum(LENGTHS) + 7, "D": d}
     shape = lambda heads: tuple({**sizes, "H": heads}[c] for c in fmt)
@@ -123,8 +125,8 @@ def test_sequences_of_any_lengths(fmt, mask, window, kv_heads):
     agree(given, drawn(*shape(h), seed=5))
 
 
-def test_more_and_fewer_keys_than_queries():
-    """Queries that see nothing are among them."""
+def test_more_or_fewer_keys_than_queries_are_supported():
+    """Some queries attend to no key."""
     q, k, v = drawn(201, 4, 64), drawn(190, 2, 64, seed=1), drawn(190, 2, 64, seed=2)
     sq, sk = [100, 60, 41], [50, 140, 0]
     for mask, window in (("PADDING_MASK", (-1, -1)), ("PADDING_CAUSAL_BOTTOM_RIGHT_MASK", (-1, 0))):
@@ -132,14 +134,14 @@ def test_more_and_fewer_keys_than_queries():
 
 
 @pytest.mark.parametrize("fmt", ["BSHD", "SBHD"])
-def test_windows_of_dense_tensors(fmt):
+def test_windows_of_dense_tensors_agree_with_the_reference(fmt):
     shape = tuple({"B": 2, "S": 300, "H": 4, "D": 64}[c] for c in fmt)
     q, k, v = (drawn(*shape, seed=i) for i in range(3))
     lengths = cu([300] * 2)
     agree(forward_args(f"{fmt}_{fmt}_{fmt}", "CAUSAL_MASK", q, k, v, lengths, lengths, (300, 300), (64, 0)), q)
 
 
-def test_dropout_keeps_its_promise():
+def test_dropout_follows_the_seed_and_the_backward_uses_its_mask():
     b, s, h, d = 2, 128, 4, 64
     q, k, v = (drawn(b, s, h, d, seed=i) for i in range(3))
     lengths = cu([s] * b)
@@ -151,7 +153,7 @@ def test_dropout_keeps_its_promise():
     third = opmux.tex.fused_attn_fwd(**given)
     assert torch.equal(first[0], second[0]) and not torch.equal(first[0], third[0])
     assert first[2].is_cuda and torch.equal(first[2], second[2]) and not torch.equal(first[2], third[2])
-    # o is linear in v: what the backward says of v, it says of the same mask
+    # o is linear in v, so with the same mask <dv, v> equals <o, do>.
     do = drawn(b, s, h, d, seed=7)
     dv = opmux.tex.fused_attn_bwd(**backward_args(given, first[0], do, first[1:]))[2]
     torch.testing.assert_close(
@@ -160,7 +162,7 @@ def test_dropout_keeps_its_promise():
 
 
 @pytest.mark.parametrize("fmt", ["SBHD", "THD"])
-def test_in_a_graph(fmt):
+def test_attention_can_be_captured_in_a_graph(fmt):
     s, h, d = 128, 4, 64
     shape = (s, 2, h, d) if fmt == "SBHD" else (2 * s, h, d)
     q, k, v, do = (drawn(*shape, seed=i) for i in range(4))
@@ -197,11 +199,11 @@ def milliseconds(fn, times: int = 20) -> float:
     return start.elapsed_time(end) / times
 
 
-def test_speed_of_a_layer_against_sdpa():
-    """The attention of a layer of 4096: 32 heads, 2048 tokens, a batch of 4, one buffer for q, k and v.
+def test_speed_of_attention_is_close_to_sdpas():
+    """The attention of a layer of size 4096: 32 heads, 2048 tokens, a batch of 4, one buffer for q, k and v.
 
-    A policy for speed gives dense batches to cuDNN. By default all layouts have one kernel: 1.07 times torch's time on
-    an H200.
+    By default one kernel runs for all layouts, in 1.07 times torch's time on an H200. A policy for speed runs dense
+    batches with cuDNN.
     """
     s, b, h, d = 2048, 4, 32, 128
     qkv = drawn(s, b, h, 3, d).requires_grad_()

@@ -22,7 +22,7 @@ ON_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == 
 
 
 def to_format(t: Tensor, fmt: str) -> Tensor:
-    """A [b, s, h, d] tensor in a format, contiguous."""
+    """A contiguous copy in `fmt` of a tensor in [b, s, h, d]."""
     return t.flatten(0, 1) if fmt == "THD" else t.permute(["BSHD".index(c) for c in fmt]).contiguous()
 
 
@@ -67,7 +67,7 @@ def ran(layout: str, mask: str, window: tuple[int, int], q: Tensor, k: Tensor, v
 
 
 def in_every_layout(causal: bool, window: tuple[int, int], q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> dict:
-    """Results by layout and mask."""
+    """The results of each layout and mask."""
     alone, padded = ("CAUSAL_MASK", "PADDING_CAUSAL_MASK") if causal else ("NO_MASK", "PADDING_MASK")
     dense = [n for n in DENSE if "3" not in n or q.shape == k.shape]
     return {
@@ -93,7 +93,7 @@ def test_equal_sequences_give_equal_bits_in_every_layout(b, s, h, kv, d, causal,
     same_bits(in_every_layout(causal, (-1, -1), *inputs(b, s, h, kv, d, dtype)))
 
 
-def test_windows_give_equal_bits_in_every_layout():
+def test_windowed_attention_gives_equal_bits_in_every_layout():
     same_bits(in_every_layout(True, (100, 0), *inputs(2, 700, 4, 2, 64, torch.bfloat16)))
 
 
@@ -103,7 +103,7 @@ def test_float32_gives_equal_bits_in_every_layout():
 
 @pytest.mark.skipif(not ON_HOPPER, reason="not a Hopper chip")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_hopper_runs_one_kernel_for_dense_and_packed_sequences(dtype):
+def test_on_hopper_one_kernel_runs_dense_and_packed_sequences(dtype):
     q = torch.randn(2, 12, 2048, 64, device=CUDA).to(dtype)
     packed = q.transpose(1, 2).reshape(1, 4096, 12, 64).transpose(1, 2)
     cu = torch.arange(3, dtype=torch.int32, device=CUDA) * 2048
@@ -116,7 +116,7 @@ def test_hopper_runs_one_kernel_for_dense_and_packed_sequences(dtype):
 
 @pytest.mark.parametrize(("d", "kv", "causal"), [(64, 4, True), (128, 2, False)])
 def test_flash_attention_gives_equal_bits_in_every_layout(d, kv, causal):
-    """Its gradients are sums in any order, as their terms are added by atomics."""
+    """Its gradients are not compared: atomics add their terms in any order."""
     flash = "impl:vendor.nvidia.flash"
     with opmux.policy(per_op={"attention_general": flash, "attention_general_bwd": flash}):
         found = in_every_layout(causal, (-1, -1), *inputs(2, 333, 4, kv, d, torch.bfloat16))

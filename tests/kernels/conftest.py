@@ -1,4 +1,4 @@
-"""Kernel tests run in one of two modes (see --triton); each file names its own."""
+"""Kernel tests run in one of two modes (see --triton). Each file states its mode in MODE."""
 
 import re
 
@@ -8,7 +8,7 @@ MODE = re.compile(r'^MODE = "(\w+)"$', re.MULTILINE)
 
 
 def pytest_ignore_collect(collection_path, config):
-    """Do not even import a file for the other mode."""
+    """Do not import a file that is for another mode."""
     if collection_path.suffix == ".py":
         found = MODE.search(collection_path.read_text(encoding="utf-8"))
         if found and found[1] != config.getoption("--triton"):
@@ -17,7 +17,7 @@ def pytest_ignore_collect(collection_path, config):
 
 
 def pytest_collection_modifyitems(config, items):
-    """A file named on the command line is collected whatever its mode."""
+    """Skip the tests of a file for another mode: it is collected if the command line names it."""
     mode = config.getoption("--triton")
     for item in items:
         wants = getattr(item.module, "MODE", None)
@@ -27,7 +27,7 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.fixture(autouse=True)
 def prepared(request):
-    """The interpreter computes correctly, and new memory is poisoned."""
+    """Check that the interpreter computes correctly, and poison new memory."""
     if getattr(request.module, "MODE", None) == "interpret":
         request.getfixturevalue("interpreted")
         request.getfixturevalue("poisoned")

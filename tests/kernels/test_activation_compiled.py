@@ -17,7 +17,7 @@ def rows(n):
     return torch.empty(4096, n, device="meta", dtype=torch.bfloat16)
 
 
-# For n columns: the arguments of each op.
+# The arguments of each op, for n columns.
 CASES = {
     "silu_mul": lambda n: rows(2 * n).chunk(2, -1),
     "silu_mul_bwd": lambda n: (rows(n), *rows(2 * n).chunk(2, -1)),

@@ -57,21 +57,21 @@ def test_rows_with_gaps_are_not_copied(no_copies):
 
 @pytest.mark.parametrize("shape", [(3, 5000), (1, 3), (700, 20), (2050, 2)])
 def test_every_tile_shape_gives_the_same_result(shape):
-    """Wide and narrow tensors: more columns than a block, and more rows than a block."""
+    """Wide and narrow tensors: rows longer than a block, and more rows than a block."""
     x, dy, bias = torch.randn(shape), torch.randn(shape), torch.randn(shape[-1])
     agree("silu_bias", x, bias)
     agree("silu_bias_bwd", dy, x, bias)
     agree("relu_glu_bwd", dy, torch.randn(*shape[:-1], 2 * shape[-1]))
 
 
-def test_the_gradient_of_a_bias_is_the_same_in_every_run():
+def test_the_gradient_of_a_bias_is_deterministic():
     x, dy = torch.randn(300, 20), torch.randn(300, 20)
     once, again = (kernel("gelu_tanh_bias_bwd")(dy, x, None)[1] for _ in range(2))
     assert torch.equal(once, again)
 
 
 def test_rows_out_of_bounds_do_not_contribute():
-    """Their slope, at the bias alone, would be infinite."""
+    """For padding x is 0, and the slope at the bias would be infinite."""
     x, dy = torch.full((3, 16), -3e38), torch.ones(3, 16)
     dx, dbias = kernel("srelu_bias_bwd")(dy, x, torch.full((16,), 3e38))
     assert dx.eq(0).all() and dbias.eq(0).all()

@@ -1,4 +1,6 @@
-"""Ascend's GEGLU compiles for other chips. There is no Ascend compiler here; it would reject what these reject."""
+"""Ascend's GEGLU compiles for other chips. No Ascend compiler is available; it would reject what these compilers
+reject.
+"""
 
 import pytest
 import torch

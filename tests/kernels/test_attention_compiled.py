@@ -39,7 +39,7 @@ def packed(dim, dtype):
 
 
 def general(dim, dtype, bias=True):
-    """All options at once; without a bias, sequences of different lengths."""
+    """Arguments that use all options at once. Without a bias, sequences have different lengths."""
     q, k, lse = (
         new(2, 8, 1024, dim, dtype=dtype),
         new(2, 2, 1024, dim, dtype=dtype),
@@ -69,7 +69,7 @@ def test_options_with_sequence_lengths_compile():
 
 
 def slow_but(*quick):
-    """All chips and calls, 8 to 35 s each; without --slow only the named ones."""
+    """All chips and calls, which take 8 to 35 s each; without --slow only the named cases."""
     pairs = [(chip, call) for call in (dense, packed) for chip in CHIPS]
     return [pytest.param(*p, marks=() if p in quick else pytest.mark.slow) for p in pairs]
 
@@ -84,7 +84,7 @@ def test_fits_the_chip(chip, call):
         assert kernel.on_matrix_unit()
 
 
-@pytest.mark.few(1)  # 10 to 30 s each, cold
+@pytest.mark.few(1)  # each takes 10 to 30 s without a cache
 @pytest.mark.parametrize(
     ("dim", "dtype"),
     [
@@ -102,7 +102,7 @@ def test_other_head_sizes_compile(dim, dtype):
 @pytest.mark.few(1)
 @pytest.mark.parametrize(("dim", "dtype"), [(128, torch.bfloat16), (64, torch.float16)])
 def test_gluon_on_hopper_uses_wgmma_and_tma_without_spills_in_loops(dim, dtype):
-    """Uses the matrix unit and TMA, one program on a core, and the loops spill nothing."""
+    """The kernel uses the matrix unit and TMA, runs one program per core, and its loops spill nothing."""
     assert gluon.usable() is True
     q, k = new(4, 32, 4096, dim, dtype=dtype), new(4, 8, 4096, dim, dtype=dtype)
     lse = new(4, 32, 4096, dtype=torch.float32)
@@ -111,7 +111,7 @@ def test_gluon_on_hopper_uses_wgmma_and_tma_without_spills_in_loops(dim, dtype):
         gluon.attention_bwd_in_gluon(q, q, k, k, q, lse, True, None)
     assert [k.name for k in built] == ["_fwd", "_bwd_q", "_bwd_kv"]
     assert all(kernel.on_matrix_unit() and kernel.shared <= CHIPS["sm_90"][1] for kernel in built)
-    assert all(kernel.spills() <= 128 for kernel in built)  # spills of values that are loaded once for a tile
+    assert all(kernel.spills() <= 128 for kernel in built)  # values that are loaded once per tile may spill
     assert all(kernel.grid == (132, 1, 1) and "cp.async.bulk.tensor" in kernel.asm["ptx"] for kernel in built)
 
 
@@ -129,5 +129,5 @@ def test_gluon_on_hopper_launches_one_program_per_core_for_packed_sequences(dim,
         gluon.attention_varlen_bwd_in_gluon(q, q, k, k, q, lse, *rest)
     assert [k.name for k in built] == ["_fwd", "_bwd_q", "_bwd_kv"]
     assert all(kernel.on_matrix_unit() and kernel.shared <= CHIPS["sm_90"][1] for kernel in built)
-    assert all(kernel.spills() <= 160 for kernel in built)  # spills of values that are loaded once for a tile
+    assert all(kernel.spills() <= 160 for kernel in built)  # values that are loaded once per tile may spill
     assert all(kernel.grid == (132, 1, 1) for kernel in built)

@@ -28,7 +28,7 @@ def kernel(name):
 
 
 def meta_args(name, shape, dtype):
-    """A sample of the op on meta: drawn with a small shape; only its final shape matters."""
+    """A sample of the op on meta: drawn with a small shape, then enlarged; only its final shape matters."""
     small = specs.find(f"opmux::{name}").samples.at((2, 64), dtype, "cpu").args
     grow = lambda t: torch.empty([{64: shape[1], 2: shape[0]}.get(n, n) for n in t.shape], dtype=t.dtype, device="meta")
     return tuple(grow(a) if torch.is_tensor(a) else a for a in small)
@@ -59,7 +59,7 @@ TRIED = ("softmax", "rms_norm", "rms_norm_bwd", "gelu", "silu_mul")
 
 
 def _try_all(name, chip, shape):
-    """Every candidate compiles, unless the chip has too little shared memory for it."""
+    """Compile every candidate. Returns how many were tried, and how many need more shared memory than the chip has."""
     args, tried, refused = meta_args(name, shape, torch.bfloat16), 0, 0
     with compiling_for(chip):
         with config.asked() as heard:

@@ -40,7 +40,7 @@ over_cases = pytest.mark.parametrize("op, shape, size, last, way", CASES, ids=na
 AGAIN = [(512, 4096), (256, 1024), (16, 2048, 7, 7), (8, 2856, 4, 4)]  # repeats an op and algorithm from above
 late = lambda case: pytest.param(*case, marks=pytest.mark.slow)
 soon = [late(case) if case[1] in AGAIN else case for case in CASES]
-# cases that test_every_algorithm_compiles also compiles for sm_90; the others with --slow
+# Cases that test_every_algorithm_compiles also compiles for sm_90. The others run with --slow only.
 on_hopper = [case if i % 2 else late(CASES[i]) for i, case in enumerate(soon)]
 
 
@@ -79,7 +79,7 @@ def build(op, shape, size, last, way, dtype, chip, monkeypatch):
 @pytest.mark.few(5)
 @pytest.mark.parametrize("op, shape, size, last, way", soon, ids=name)
 def test_every_algorithm_compiles(op, shape, size, last, way, monkeypatch):
-    """Half of the cases with rotating chips and dtypes, the rest for sm_90; all with --slow."""
+    """Half of the cases use rotating chips and dtypes, the rest sm_90; with --slow all combinations are compiled."""
     turn, odd = divmod(CASES.index((op, shape, size, last, way)), 2)
     chip, dtype = ("sm_90", bf16) if odd else (list(CHIPS)[(turn + turn // 4) % 4], (bf16, f32, f64, f16)[turn % 4])
     names = set(build(op, shape, size, last, way, dtype, chip, monkeypatch))

@@ -28,7 +28,7 @@ SMALL = {
 
 @pytest.fixture
 def by(monkeypatch):
-    """Make new plans, with the given algorithm and small tiles."""
+    """`by(algorithm, **tiles)`: make new plans that use this algorithm and small tiles."""
 
     def choose(way, **tiles):
         monkeypatch.setattr(channel_norm, "way", lambda *facts: way)
@@ -59,7 +59,7 @@ def draw(shape, dtype, last=False):
     return x + 3, dy, torch.randn(shape[1]), torch.randn(shape[1])
 
 
-# layout, and the algorithms that support it
+# layout -> (shape, channels-last, the algorithms that support it)
 SHAPES = {
     "places": ((3, 6, 3, 23), False, ("whole", "pieces", "shares")),
     "even": ((2, 4, 8, 8), False, ("pieces", "shares")),
@@ -139,7 +139,7 @@ def test_a_large_mean_loses_no_precision(by, lies, way):
 
 @every_way
 def test_nan_affects_only_its_own_group(by, lies, way):
-    """y and the statistics of the group or channel with the NaN, and no others."""
+    """y and the statistics are NaN for the group or channel with the NaN, and for no others."""
     shape, last, _ = SHAPES[lies]
     x, *_ = draw(shape, f32, last)
     x[(1,) * len(shape)] = float("nan")

@@ -72,14 +72,16 @@ def test_missing_kernels_are_listed_compiled_and_then_found():
     forget()
     with compiling_for("sm_90") as built, triton.knobs.compilation.scope():
         triton.knobs.compilation.listener = lambda cache_hit, **_: hits.append(cache_hit)
-        launch(16, 32)  # as a program launches it
+        launch(16, 32)  # launch as a program does
     assert hits == [True, True] and len(built) == 2 and built[0].asm["cubin"]
     assert outcomes(found.missing.values()) == [THERE, THERE]
 
 
 @pytest.mark.parametrize("passes, too_large", [(1, 1), (2, 0)])
 def test_kernels_that_do_not_fit_on_the_chip_are_counted_if_no_other_pass_follows(passes, too_large):
-    """As of a script: what is launched in their place is not listed."""
+    """When a kernel does not fit, the caller launches another one, which only a second pass lists: so the first one
+    counts only if there is none.
+    """
     forget()
     at = At(Chip.of_arch("sm_90"), -1, 132, False)  # a chip on which nothing fits
     with compiling_for("sm_90"):
@@ -107,7 +109,7 @@ def test_a_kernel_that_another_process_compiles_is_waited_for(caches):
     compile_ahead._folder()
     path = caches / "opmux" / "warm" / kernel.key
     child = os.fork()
-    if child == 0:  # killed while it holds the lock
+    if child == 0:  # the child is killed while it holds the lock
         release = cache_dir.try_lock(path)
         assert release is not None
         path.with_name("held").touch()

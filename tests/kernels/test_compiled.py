@@ -18,13 +18,13 @@ from opmux.kernels.lib.compile_only import CHIPS, compiling_for
 MODE = "compile"
 WRAPPERS = wrappers()
 META = torch.device("meta")
-# widths at which the algorithm for a row changes: many rows a program, one, without partial sums, in pieces; and an odd
-# one
+# Row widths on both sides of each change of algorithm: many rows per program, one row, without partial sums, in pieces;
+# and an odd width.
 WIDTHS = (37, 1000, 4096, 8192, 16384, 32768, 131072)
 
 
 def meta_args(spec, shape, dtype):
-    """A sample of the op on meta: drawn with a small shape; only its final shape matters."""
+    """A sample of the op on meta: drawn with a small shape, then enlarged; only its final shape matters."""
     small = spec.samples.at((2, 64), dtype, "cpu").args
     size = lambda n: 1 if n == 1 else shape[0] if n % 64 else n // 64 * shape[-1]
     grow = lambda t: torch.empty([size(n) for n in t.shape], dtype=t.dtype, device=META)
@@ -41,7 +41,7 @@ def compile_op(key, shape, dtype, chip):
     return built
 
 
-PLAIN = [k for k in WRAPPERS if "_fp8" not in k]  # test_fused_quant_compiled.py has the others
+PLAIN = [k for k in WRAPPERS if "_fp8" not in k]  # test_fused_quant_compiled.py covers the others
 ROWWISE = sorted(k for k in PLAIN if specs.by_key[k].family in ("norm", "softmax"))
 ACTIVATIONS = sorted(k for k in PLAIN if specs.by_key[k].family == "activation")
 
@@ -59,7 +59,7 @@ def test_row_kernels_compile_at_every_width(turn, width, slow):
 @pytest.mark.few(20)
 @pytest.mark.parametrize("number, key", list(enumerate(ACTIVATIONS)), ids=ACTIVATIONS)
 def test_activations_compile(number, key):
-    """Each row of the table on one chip, in rotation."""
+    """Each activation is compiled for one chip, in rotation."""
     chip = list(CHIPS)[number % len(CHIPS)]
     dtype = (torch.bfloat16, torch.float32, torch.float16, torch.float64)[number % 4]
     compile_op(key, (128, 64), dtype, chip)
@@ -74,7 +74,7 @@ def test_every_kernel_in_every_dtype_and_on_every_chip(number, key):
 
 @pytest.mark.parametrize("key", ["opmux::rms_norm", "opmux::rms_norm_bwd", "opmux::silu_mul"])
 def test_loads_are_wide(key):
-    """If Triton did not know that lengths are multiples of 16, masked loads would be 2 bytes wide, 5 times slower."""
+    """Triton must know that lengths are multiples of 16: else masked loads are 2 bytes wide, and 5 times slower."""
     kernel = compile_op(key, (512, 4096), torch.bfloat16, "sm_90")[0]
     ptx = kernel.asm["ptx"]
     assert "ld.global.v4.b32" in ptx and "ld.global.b16" not in ptx

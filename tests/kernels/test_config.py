@@ -27,7 +27,7 @@ ACME = Chip("acme", "sm_90", "Acme One", "1.0")
 
 
 def rows(n: int, dtype: torch.dtype) -> Tiles:
-    """Whole rows."""
+    """Tiles that hold a whole row."""
     return Tiles(256, BLOCK_M=2, BLOCK_N=max(1 << (n - 1).bit_length(), 16), FAST=True)
 
 
@@ -177,12 +177,12 @@ def test_an_invalid_cache_entry_is_ignored_with_a_warning(tiles, folder, caplog,
 
 
 def fixed(n: int, dtype: torch.dtype) -> Tiles:
-    """Part of a row, whatever its length; and as many rows as fit in the block."""
+    """Tiles with a fixed block for part of a row, and as many rows as fit in the block."""
     return Tiles(256, BLOCK_M=max(1, 4096 // n), BLOCK_N=4096)
 
 
 def clamped(n: int, dtype: torch.dtype) -> Tiles:
-    """Whole rows, in blocks of up to 4096 columns."""
+    """Tiles that hold a whole row, in blocks of up to 4096 columns."""
     return Tiles(256, BLOCK_N=min(max(1 << (n - 1).bit_length(), 16), 4096))
 
 
@@ -197,13 +197,13 @@ def clamped(n: int, dtype: torch.dtype) -> Tiles:
         (rows, 5000, {"BLOCK_N": 8192}, True),
     ],
 )
-def test_a_size_that_covers_a_fact_never_becomes_smaller(default, n, sizes, fits):
+def test_a_block_size_that_covers_the_row_cannot_be_reduced(default, n, sizes, fits):
     made = Tunable("made_up.rows", default)
     usual = default(n, BF16)
     assert (made._unfit(usual.changed(sizes, ""), usual, dict(n=n, dtype=BF16)) == "") is fits
 
 
-def test_a_free_size_may_be_any_size():
+def test_a_size_declared_free_may_be_reduced():
     usual = rows(4096, BF16)
     half = usual.changed({"BLOCK_N": 2048}, "")
     assert Tunable("made_up.rows", rows)._unfit(half, usual, dict(n=4096, dtype=BF16)) != ""

@@ -74,8 +74,9 @@ def kernels_of_ours():
 
 
 def test_kernels_accept_no_argument_that_the_contract_excludes():
-    """Called without dispatch, whose fallback to a reference would check them too. Any error is fine: after a failed
-    call dispatch checks the arguments, and raises BadArgument."""
+    """The kernels are called without dispatch, which would fall back to a reference that checks them too. Any error is
+    fine: dispatch checks the arguments of a failed call, and raises BadArgument.
+    """
     accepted, tried = [], 0
     for spec, impl in kernels_of_ours():
         for bad in spec.errors("cpu"):

@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def parts(monkeypatch):
-    """Blocks of 16 keys, split into the requested number of parts."""
+    """`parts(n)`: use blocks of 16 keys, split into n parts."""
 
     def of(splits):
         monkeypatch.setattr(decode, "splits_for", lambda programs, keys, slots: splits)

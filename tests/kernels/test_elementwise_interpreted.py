@@ -23,14 +23,14 @@ def same(name, *args, **kwargs):
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_the_gradient_of_prelu_is_torchs(dtype):
+def test_the_gradient_of_prelu_equals_torchs(dtype):
     x, dy, weight = (torch.randn(3, 4, 5).to(dtype) for _ in range(3))
     same("_prelu_kernel_backward", dy, x, weight[:1, :, :1].expand(3, 4, 5))
     same("_prelu_kernel_backward", *(t.transpose(0, 2) for t in (dy, x, weight)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.int8], ids=str)
-def test_cross_products_are_torchs(dtype):
+def test_cross_products_equal_torchs(dtype):
     x, y = ((torch.randn(4, 3, 5) * 9).to(dtype) for _ in range(2))
     same("linalg_cross", x, y, dim=1)
     same("linalg_cross", x.transpose(1, 2), y.transpose(1, 2)[:1])
@@ -38,7 +38,7 @@ def test_cross_products_are_torchs(dtype):
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_fake_quantization_is_torchs(dtype):
+def test_fake_quantization_equals_torchs(dtype):
     x, scale, zero = (torch.randn(4, 3, 5) * 3).to(dtype), torch.tensor([0.03]), torch.tensor([3], dtype=torch.int32)
     x[0, 0, 0], x[0, 0, 1] = 0.045, 0.075  # ties round to even
     limits = (-10, 20)
@@ -55,7 +55,7 @@ def test_fake_quantization_is_torchs(dtype):
 
 
 @pytest.mark.parametrize("p", [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, INF])
-def test_distances_are_torchs(p):
+def test_distances_agree_with_torch(p):
     a, b = torch.randn(2, 5, 7), torch.randn(2, 9, 7)
     b[0, 1], b[1, :, 3] = a[0, 0], a[1, 0, 3]
     same("_cdist_forward", a, b, p, 2)
@@ -66,7 +66,7 @@ def test_distances_are_torchs(p):
         same("_pdist_backward", torch.randn_like(z), a[0], p, z)
 
 
-def test_distances_of_batches_and_several_tiles_are_torchs():
+def test_distances_of_batches_and_several_tiles_agree_with_torch():
     a, b = torch.randn(3, 1, 40, 20), torch.randn(2, 35, 20)
     same("_cdist_forward", a, b, 1.0, None)
     same("_pdist_forward", torch.randn(70, 3), 2.0)

@@ -1,4 +1,6 @@
-"""Ops over lists of tensors, interpreted, against torch's own: all samples, in place and not; and what is declined."""
+"""Ops over lists of tensors, interpreted, against torch's own: all samples, in place and not, and calls that are
+declined.
+"""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def stats(m):
     return empty(m, dtype=torch.float32)
 
 
-# op -> a call for a shape, and the maximum number of kernels. Reductions also distinguish 1, 2, 4 and 8 columns per
+# op -> (a call for a shape, the maximum number of kernels). Reductions also have kernels for 1, 2, 4 and 8 columns per
 # load.
 CALLS = {
     "softmax": (lambda m, n: opmux.ops.softmax(empty(m, n), -1), CLASSES),

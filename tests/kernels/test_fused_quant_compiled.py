@@ -27,7 +27,7 @@ def one():
     return meta(1, dtype=torch.float32)
 
 
-# For n columns and a float8 dtype: the arguments of each op.
+# The arguments of each op, for n columns and a float8 dtype.
 CASES = {
     "rms_norm_fp8": lambda n, to: (meta(512, n), meta(n), one(), one(), to, 1e-6, 0.0),
     "layer_norm_fp8": lambda n, to: (meta(512, n), meta(n), meta(n), one(), None, to, 1e-6, 0.0),
@@ -41,7 +41,7 @@ CASES = {
 
 @pytest.mark.parametrize("number, name", list(enumerate(CASES)), ids=list(CASES))
 def test_casts_compile_for_every_chip(number, name, slow):
-    """Each op for two chips, to one of the two dtypes, in rotation; for all chips with --slow."""
+    """Each op is compiled for two chips and one of the two dtypes, in rotation; with --slow for all chips."""
     to = (E4M3, E5M2)[number % 2]
     word = f"cvt.rn.satfinite.{'e4m3x2' if to is E4M3 else 'e5m2x2'}.f32"
     chips = list(CHIPS)
@@ -108,7 +108,7 @@ def mx_of(m, n):
     return [bytes_like(s) for way in (False, True) for s in ((m, n), quant.mx_scales((m, n), way))]
 
 
-# For n columns: the arguments of each op that writes bytes, transposes and scales, and the kernels that it launches.
+# The arguments of each op that writes bytes, transposes and scales, for n columns, and the kernels that it launches.
 INTO = {
     "act_fp8_cast_into": lambda n: (
         meta(512, n), meta(512, n), one(), *bytes_of(512, n), one(), meta(n), E4M3, "gelu", False,
@@ -139,10 +139,11 @@ INTO = {
     "rms_norm_stats": lambda n: (meta(512, n), meta(n), one(), 1e-6, 0.0),
     "layer_norm_stats": lambda n: (meta(512, n), meta(n), meta(n), None, 1e-6, 0.0),
 }  # fmt: skip
-LAUNCHES = {"act_fp8_cast_into": 2, "act_fp8_current_into": 2}  # adds partial sums; finds amax. Others: one
+# these add partial sums or find amax first; all others take one launch
+LAUNCHES = {"act_fp8_cast_into": 2, "act_fp8_current_into": 2}
 
 
-@pytest.mark.few(8)  # every name, and both dtypes
+@pytest.mark.few(8)  # 8 cases cover every name and both dtypes
 @over_chips
 @pytest.mark.parametrize("name", INTO)
 def test_fused_quantization_compiles_for_every_chip(name, chip):
@@ -166,7 +167,7 @@ def test_fused_quantization_is_wide_and_spills_nothing(name):
 
 
 def order_of_sums(kernel):
-    """The layouts in which a kernel sums rows: elements per thread, threads and warps along them."""
+    """The layouts in which a kernel sums rows: elements per thread, and threads and warps along a row."""
     text = kernel.asm["ttgir"]
     named = dict(re.findall(r"^(#\w+) = (#ttg\.\w+<\{.*\}>)", text, re.M))
     sums = re.findall(r'"tt\.reduce"\((?:(?!tt\.reduce).)*?arith\.addf.*?\}\) : \((.*?)\)', text, re.S)
@@ -177,7 +178,7 @@ def order_of_sums(kernel):
 @pytest.mark.parametrize("n", [64, 1024, 4096, 14336])
 @pytest.mark.parametrize("name", ["rms_norm", "layer_norm"])
 def test_a_quantized_norm_sums_rows_in_the_same_order(name, n):
-    """So that statistics and bytes are equal to those of a norm that is written first and then quantized."""
+    """Statistics and bytes must equal those of a norm that is written first and then quantized."""
     x = (meta(512, n), meta(n), *([meta(n)] if name == "layer_norm" else []))
     with compiling_for("sm_90") as built:
         IMPLS[f"opmux::{name}"](*x, 1e-6, 0.0, *(["gemma"] if name == "rms_norm" else []))

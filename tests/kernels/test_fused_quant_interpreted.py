@@ -39,7 +39,8 @@ def test_casts_equal_torchs_bit_for_bit(dtype):
     x = torch.cat([every, grid, middles, middles.nextafter(inf), middles.nextafter(-inf), torch.tensor([1e-45, -0.0])])
     want = x.clamp(-MOST[dtype], MOST[dtype]).to(dtype).view(torch.uint8)
     got = torch.full_like(want, 0x55)
-    cast_all[(triton.cdiv(len(x), 8192),)](x, got, len(x), fp8.CASTS[dtype][0], 8192)  # the other implementation is PTX
+    # On chips that can, Triton kernels cast with PTX; the interpreter runs the cast in integer arithmetic.
+    cast_all[(triton.cdiv(len(x), 8192),)](x, got, len(x), fp8.CASTS[dtype][0], 8192)
     nan = x.isnan()
     assert torch.equal(got[~nan], want[~nan]) and got[nan].view(dtype).float().isnan().all()
 
@@ -78,7 +79,7 @@ def both(name, given, scale, before, dtype=E4M3):
 
 
 def near(got, want):
-    """Bytes may differ by one where a value is at a rounding boundary, in very few elements. The sign of NaN is
+    """Assert that few bytes differ, and by one at most: a value may be at a rounding boundary. The sign of NaN is
     ignored.
     """
     a, b = (torch.where(t.int() & 0x7F == 0x7F, 0x7F, t.int()) for t in (got[0], want[0]))
@@ -123,7 +124,7 @@ def test_a_group_of_one_program_agrees_with_the_reference(name, monkeypatch):
 
 
 def test_rows_out_of_bounds_do_not_count():
-    """With eps = 0 they would be NaN, and with only a bias they might be large."""
+    """With eps = 0 padding gives NaN, and with only a bias it may give large values."""
     x, w = torch.ones(3, 16), torch.full((16,), 0.5)
     y, _, _ = KERNELS["rms_norm_fp8"](x, w, torch.ones(1), amax := torch.zeros(1), E4M3, 0.0, 0.0)
     assert amax == 0.5 and (y.view(E4M3).float() == 0.5).all()
@@ -218,7 +219,7 @@ def test_current_scaled_activations_equal_two_passes(form):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_delayed_scaled_activations_equal_two_passes(form):
-    """The bytes of the op that only casts, and their transpose."""
+    """The bytes equal those of the op that only casts, and their transpose."""
     x, dy, gated = operands(form)
     scale, amaxes = torch.full((1,), 3.0), [torch.zeros(1), torch.zeros(1)]
     name = ("glu" if gated else "act") + ("_bwd_fp8" if dy is not None else "_fp8")
@@ -246,7 +247,7 @@ def test_bias_sums_equal_two_passes(kind, act):
 
 
 def norm_of(x, centred):
-    """Weight and bias (None without a mean), and the norm's result and statistics."""
+    """The weight, the bias (None for RMS norm), and the norm's result and statistics."""
     g = torch.Generator().manual_seed(3)
     w, b = (torch.randn(x.shape[-1], generator=g).to(x.dtype) for _ in range(2))
     if centred:

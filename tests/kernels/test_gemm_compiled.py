@@ -52,7 +52,7 @@ def follows(act, glu=False, residual=None, save=True, bias=True, m=M, dtype=BF16
 
 
 def ints(turned, m=M):
-    """int8, with the columns or the rows of the second operand contiguous."""
+    """int8 operands; the columns or the rows of the second one are contiguous."""
     b = new(N, K, dtype=torch.int8).t() if turned else new(K, N, dtype=torch.int8)
     return lambda: kernels.int_mm(new(m, K, dtype=torch.int8), b)
 
@@ -95,7 +95,7 @@ ANYHOW = {
 
 @pytest.fixture(autouse=True)
 def setting():
-    """Restore the process's setting for rounding float32 operands."""
+    """Restore the process's setting for the precision of float32 products."""
     before = torch.backends.cuda.matmul.allow_tf32
     yield
     torch.backends.cuda.matmul.allow_tf32 = before

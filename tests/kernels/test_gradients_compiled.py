@@ -21,9 +21,9 @@ from opmux.kernels.lib.compile_only import compiling_for
 MODE = "compile"
 OPS = [s for s in specs if s.space == "opmux" and s.grad and s.family in functions.FAMILIES and not s.writes]
 VIEW, COMPOSITION = "its backward is a view, by torch", "its backward is a composition of torch's ops"
-# Ops whose forward alone is launched from C++, with the reason.
+# Ops whose forward is launched from C++ but not their backward, with the reason.
 FORWARD_ALONE = {"sum": VIEW, **dict.fromkeys("nansum mean prod amax amin max_dim min_dim".split(), COMPOSITION)}
-# The ops of every run: each kernel takes half a second to compile.
+# The ops that every run tests: each kernel takes half a second to compile.
 FIRST = "rms_norm layer_norm add_rms_norm softmax gelu silu_mul token_cross_entropy rope_fwd group_norm var".split()
 
 
@@ -38,7 +38,7 @@ class Driver:
         return 0
 
     def of(self, call):
-        """The result of a call, and the number of kernels that C++ launched in it."""
+        """The result of a call, and how many kernels C++ launched during it."""
         before = self.launched
         found = call()
         return found, self.launched - before
@@ -54,7 +54,7 @@ def driver(monkeypatch):
 
 @pytest.fixture
 def ours(driver):
-    """A function that makes the CPU run our kernels of an op and of its backward."""
+    """`ours(spec)`: make the CPU run our kernels of an op and of its backward."""
     manager, added, entries = get_default_manager(), [], []
 
     def take(spec):
@@ -79,7 +79,7 @@ def ours(driver):
 
 
 def launched_by_cpp(driver, spec, dtype):
-    """The launches from C++ of a sample's forward and backward, after the calls were recorded."""
+    """How many kernels C++ launches in a sample's forward and backward, once these calls are recorded."""
     usable = lambda s: not s.loose and "no_scales" not in s.id and all(t.numel() for t in tensors(s))
     sample = next(s for s in spec.samples(dtype, torch.device("cpu")) if usable(s))
     leaf = lambda v: v.detach().clone().requires_grad_() if torch.is_tensor(v) and v.is_floating_point() else v

@@ -104,7 +104,7 @@ def test_a_plan_with_one_launch_calls_it_directly():
     assert plan.single is not None
     fn = harness.compiled(spec.rms_norm.spec, plan, {"x": x, "weight": weight})
     assert fn.__name__ == "launch" and list(inspect.signature(fn).parameters) == list(spec.rms_norm.spec.names)
-    assert norm._forward(x.t().contiguous().t(), weight).single is None  # needs a copy first
+    assert norm._forward(x.t().contiguous().t(), weight).single is None  # the input must be copied first
     assert norm._forward(x[:0], weight).single is None
 
 
@@ -144,7 +144,8 @@ def test_a_result_may_share_the_name_of_an_argument():
             launch = sizes.launch(affine, Tiles(BLOCK_N=16), sizes.count).named(y="new_x")
             return Plan({"new_x": OutputSpec.of(x.shape, x.dtype)}, [launch], sizes.strided, returns=["new_x"])
 
-        for x in (torch.randn(3, 5), torch.randn(5, 3).t()):  # the launch itself, and a function around it
+        # the first input calls the launch directly, the second a function around it
+        for x in (torch.randn(3, 5), torch.randn(5, 3).t()):
             before = x.clone()
             torch.testing.assert_close(rows(x, 3.0), 3 * before)
             assert torch.equal(x, before)

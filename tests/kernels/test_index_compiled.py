@@ -106,7 +106,7 @@ CALLS = {
 @pytest.mark.few(9)
 @pytest.mark.parametrize("number, name", list(enumerate(CALLS)), ids=CALLS)
 def test_index_kernels_compile(number, name):
-    """Each for one chip, in rotation."""
+    """Each op is compiled for one chip, in rotation."""
     chip = list(CHIPS)[number % len(CHIPS)]
     with compiling_for(chip) as built:
         CALLS[name]()

@@ -21,7 +21,7 @@ NAN = float("nan")
 
 
 def both(name, *args, **kwargs):
-    """The results of our kernel and of torch, which must have equal metadata."""
+    """The results of our kernel and of torch; their metadata must be equal."""
     got, want = CALLS[f"aten::{name}"](*args, **kwargs), getattr(torch.ops.aten, name)(*args, **kwargs)
     pairs = list(zip(got, want, strict=True)) if isinstance(want, (tuple, list)) else [(got, want)]
     for a, b in pairs:
@@ -118,13 +118,13 @@ def test_scatter_reductions_agree_with_torch(reduce, include_self):
 
 
 @pytest.mark.parametrize("scaled", [True, False])
-def test_the_gradient_of_embedding_is_torchs(scaled):
+def test_the_gradient_of_embedding_agrees_with_torch(scaled):
     indices = torch.tensor([[3, 1, 1, 7], [2, 2, 3, 1]])
     close("embedding_dense_backward", torch.randn(2, 4, 16), indices, 20, 2, scaled)
 
 
 @pytest.mark.parametrize("mode", [0, 1], ids=["sum", "mean"])
-def test_the_gradient_of_embedding_bag_is_torchs(mode):
+def test_the_gradient_of_embedding_bag_agrees_with_torch(mode):
     indices, bags = torch.tensor([3, 1, 1, 7, 2]), torch.tensor([0, 0, 1, 1, 1])
     weights = torch.rand(5) if mode == 0 else None
     rest = (torch.tensor([2, 3]), torch.empty(0, dtype=torch.int64), 20, False, mode, weights, 2)
@@ -273,7 +273,7 @@ def test_segment_reductions_of_batches_agree_with_torch():
         CALLS["aten::segment_reduce"](torch.randn(2, 10), "max", lengths=lengths + 1, axis=1)
 
 
-def test_gradients_of_per_sample_weights_are_torchs():
+def test_gradients_of_per_sample_weights_agree_with_torch():
     bags = torch.tensor([0, 0, 1, 1, 1])
     given = (torch.randn(2, 40), torch.randn(10, 40), torch.tensor([1, 2, 3, 9, 2]), torch.tensor([0, 2]), bags, 0)
     close("_embedding_bag_per_sample_weights_backward", *given)

@@ -103,8 +103,8 @@ def test_kernels_reject_what_the_reference_rejects(spec, impl):
     (17000, torch.float32, "gemma"), (33000, torch.bfloat16, "llama"),
 ])  # fmt: skip
 def test_norm_rows_too_long_for_registers_agree_with_the_reference(n, dtype, casting, monkeypatch):
-    """Each algorithm of a norm: whole rows, without partial sums, in pieces; with a mean far from zero."""
-    # few programs for column sums: the interpreter takes 10 ms for each of 500
+    """Each algorithm of a norm: whole rows, without partial sums, in pieces; and a mean far from zero."""
+    # Use few programs for column sums: the interpreter takes 10 ms for each of 500.
     monkeypatch.setattr(column_sum.tiles_of, "default", lambda n, dtype: Tiles(128, BLOCK_M=64, BLOCK_N=4096))
     plans.forget()
     x, dy = torch.randn(3, n, dtype=dtype) * 2 + 3, torch.randn(3, n, dtype=dtype)
@@ -155,7 +155,8 @@ def test_launching_on_meta_is_declined():
 
 @pytest.fixture
 def alone(monkeypatch):
-    """Every row goes to a group of one program: the interpreter runs programs one after the other, so none can wait.
+    """Every row is processed by a cooperative group of one program. The interpreter runs programs one after the other,
+    so a program cannot wait for another.
 
     tests/gpu covers groups of several programs.
     """

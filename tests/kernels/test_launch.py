@@ -36,7 +36,7 @@ ENTRIES = {
 
 @pytest.fixture(params=ENTRIES)
 def quick(request):
-    """A launch of three tensors, the second None, with two scalars known in advance and one given at the call."""
+    """A launch of three tensors, the second one None, with two scalars bound in advance and one passed at the call."""
     hooks = types.SimpleNamespace(launch_enter_hook=Chain(), launch_exit_hook=Chain())
     entered, stood_back = [], []
     names = dict(
@@ -61,7 +61,7 @@ def test_the_entry_point_gets_every_argument_in_its_place(quick):
 
 @pytest.mark.parametrize("at", [0, 8, 17])
 def test_unaligned_or_null_pointers_fall_back(quick, at):
-    """0 is a tensor without memory; the others are not multiples of 16."""
+    """0 is the pointer of a tensor without memory; 8 and 17 are not multiples of 16."""
     quick.call(at)
     assert not quick.entered and [late for _, late in quick.stood_back] == [(0.5,)]
 
@@ -100,7 +100,8 @@ def test_a_launch_is_recorded_for_its_thread():
         results = rms_norm_bwd(y, x, w, rstd, 0.0, "llama")
     finally:
         launches.recording.clear()
-    # one launch for dx and partial sums, one that adds these; `made`: neither given nor returned
+    # One launch computes dx and partial sums, another adds these. `made` lists tensors that are neither arguments nor
+    # results.
     assert len(mine.launches) == 2 and len(mine.made) == 3
     known = {id(t) for t in (y, x, w, rstd, *mine.made)}
     used = {id(a) for one in mine.launches for a in one.args.values() if torch.is_tensor(a)}
@@ -112,13 +113,13 @@ def test_a_launch_is_recorded_for_its_thread():
 def test_a_launch_hook_falls_back(quick, name):
     getattr(quick.hooks, name).calls.append(print)
     quick.call()
-    setattr(quick.hooks, name, Chain())  # a hook chain that replaces the known one
+    setattr(quick.hooks, name, Chain())  # a new chain that replaces the known one
     quick.call()
     assert not quick.entered and len(quick.stood_back) == 2
 
 
 def test_an_import_from_c_finds_builtins(monkeypatch):
-    """`PyImport_Import` reads them from the globals of the running Python function."""
+    """`PyImport_Import` looks up builtins in the globals of the running Python function."""
     monkeypatch.setattr(launch, "warp_size", lambda: 32)  # there may be no chip
     bring = ctypes.pythonapi.PyImport_ImportModule
     bring.restype, bring.argtypes = ctypes.py_object, [ctypes.c_char_p]

@@ -82,7 +82,7 @@ def test_cat_accepts_mixed_dtypes_and_empty_tensors():
     agree("cat", [X, X.to(torch.int64), X.to(torch.float64)], 2)
     agree("cat", [torch.empty(0), X, X[:0]], 0)
     agree("cat", [X.to(memory_format=torch.contiguous_format)[:, :, ::2], X.transpose(0, 0)[:, :, 1:3]], -1)
-    twice = [X, X]  # one tensor twice, then two with equal metadata
+    twice = [X, X]  # the same tensor twice, later two tensors with equal metadata
     agree("cat", twice, 0)
     agree("cat", [X, X + 1], 0)
 

@@ -36,7 +36,7 @@ def test_a_target_out_of_range_agrees_with_the_reference(bad):
 
 def test_logits_of_minus_infinity_agree_with_the_reference():
     x = torch.randn(3, 5000)
-    x[0, :4500] = x[1, 100:] = -math.inf  # whole pieces of a row
+    x[0, :4500] = x[1, 100:] = -math.inf  # whole pieces of a row are -inf
     found = list(both(x, torch.tensor([4999, 3, 7])))
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
@@ -66,7 +66,7 @@ def test_numbers_out_of_range_raise():
 
 
 def test_padding_does_not_count_in_a_capped_sum():
-    """A lane out of bounds that is capped to -softcap would add exp(-softcap): visible if n is not a power of two."""
+    """A padding lane that is capped to -softcap would add exp(-softcap). This shows only if n is not a power of two."""
     x, target = torch.randn(3, 17), torch.tensor([1, 5, -100])
     made, lse, _ = kernels.token_cross_entropy(x, target, None, -100, 0.0, 0.0, 5.0)
     capped = 5 * torch.tanh(x / 5)

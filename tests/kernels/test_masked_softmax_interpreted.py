@@ -1,4 +1,4 @@
-"""The masked softmax kernels beyond the samples: rows in pieces, masks in any layout, what is read."""
+"""The masked softmax kernels beyond the samples: rows in pieces, masks in any layout, how many keys are loaded."""
 
 from __future__ import annotations
 

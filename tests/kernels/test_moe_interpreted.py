@@ -54,7 +54,7 @@ def test_a_row_out_of_range_is_skipped():
 
 
 def test_every_partial_sum_is_rounded():
-    """As NVIDIA's: in bfloat16 1 + 2^-9 + 2^-9 + ... stays 1."""
+    """As in NVIDIA's kernel: in bfloat16, 1 + 2^-9 + 2^-9 + ... stays 1."""
     x = torch.tensor([[1.0]] + [[2.0**-9]] * 7, dtype=torch.bfloat16)
     row_map = torch.arange(8, dtype=torch.int32)
     for give in (kernels.moe_collect, spec.moe_collect.reference):

@@ -16,7 +16,7 @@ MODE = "compile"
 
 @over_numbered_chips
 def test_every_kernel_compiles(number, chip, slow):
-    """Each chip with one dtype, casting and length; all combinations with --slow."""
+    """Each chip is tested with one dtype, casting and length; with --slow all combinations."""
     for at, (dtype, casting, n) in enumerate((
         (torch.bfloat16, "llama", 4096), (torch.float16, "none", 40000),
         (torch.float32, "gemma", 2048), (torch.bfloat16, "llama", 128256),

@@ -69,7 +69,7 @@ def compiled(name, chip):
 
 @pytest.mark.parametrize("number, name", list(enumerate(CALLS)), ids=list(CALLS))
 def test_every_kernel_compiles(number, name):
-    """Each for one chip, in rotation, and for the first; all for all chips with --slow."""
+    """Each kernel is compiled for the first chip and for one other, in rotation; with --slow for all chips."""
     for kernel in compiled(name, list(CHIPS)[number % len(CHIPS)]):
         assert kernel.spills() == 0, kernel.name
 

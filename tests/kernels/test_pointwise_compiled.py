@@ -36,7 +36,7 @@ def sample(name, dtype):
 @pytest.mark.few(43)
 @pytest.mark.parametrize("number, name", list(enumerate(OWN)), ids=OWN)
 def test_every_row_compiles(number, name):
-    """For one chip and one dtype, in rotation."""
+    """Each row is compiled for one chip and one dtype, in rotation."""
     fits = [d for d in ORDER if d in spec.ROWS[name].dtypes]
     compiled(name, sample(name, fits[number // 4 % len(fits)]), list(CHIPS)[number % 4])
 
@@ -44,7 +44,7 @@ def test_every_row_compiles(number, name):
 @pytest.mark.slow
 @pytest.mark.parametrize("number, name", list(enumerate(ROWS)), ids=list(ROWS))
 def test_every_row_compiles_in_every_dtype(number, name):
-    """For rotating chips: with four dtypes or more, for all of them."""
+    """The chips rotate, so an op with four dtypes or more is compiled for all of them."""
     for at, dtype in enumerate(d for d in ORDER if d in spec.ROWS[name].dtypes):
         compiled(name, sample(name, dtype), list(CHIPS)[(number + at) % 4])
 
@@ -88,13 +88,13 @@ def test_tiles_use_wide_loads_and_stores(way):
 @pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["special_legendre_polynomial_p", "igamma", "special_zeta"])
 def test_reducing_functions_get_a_block_from_scalar_arguments(name):
-    """An expanded number and a Python number: neither is a block."""
+    """Neither an expanded number nor a Python number is a block."""
     args = (meta(1, dtype=torch.float32).expand(5), meta(dtype=torch.float32))
     compiled(name, args, "sm_90")
 
 
 def test_a_cpu_tensor_is_read_at_the_call():
-    """The kernel gets its value: a pointer to host memory must not reach the device."""
+    """The kernel gets its value, because the device cannot read a pointer to host memory."""
     kernel = compiled("add", WAYS["host"](), "sm_90")
     head = kernel.asm["ttir"].split("@add_flat(")[1].split(")")[0:12]
     assert sum("tt.ptr" in part for part in head) == 2

@@ -48,7 +48,7 @@ def reference(row, args):
 
 
 def full(name, *args, **kwargs):
-    """All arguments, by position."""
+    """All arguments of a sample, by position."""
     found = spec.ops[name].spec.signature.bind(*args, **kwargs)
     found.apply_defaults()
     return tuple(found.arguments.values())
@@ -81,7 +81,7 @@ def args_in_short(args):
 
 
 def test_results_of_contiguous_arguments_have_the_metadata_of_torchs_meta_function():
-    """Although that function is not called for them."""
+    """The plan computes it without calling that function."""
     seen = set()
     for name in OWN:
         row = ROWS[name]
@@ -418,7 +418,7 @@ def test_out_agrees_with_torch(layout):
 
 
 def test_out_of_another_dtype_falls_back_to_torch():
-    """Whether torch allows such an `out`, and how it rounds, differs between ops."""
+    """Ops differ in whether torch allows such an `out`, and in how it rounds."""
     x = torch.randn(40).half()
     for name, args, dtype in (("add", full("add", x, x), torch.float32), ("lt", full("lt", x, 0), torch.float32)):
         out = torch.full((40,), NAN, dtype=dtype)

@@ -110,7 +110,7 @@ ELSEWHERE = ["cast", "current turned", "blocks 2d", "mx", "uncast", "mx back", "
 @pytest.mark.few(3)
 @pytest.mark.parametrize("number, case", list(enumerate(ELSEWHERE)), ids=ELSEWHERE)
 def test_kernels_compile_for_other_chips(number, case):
-    """Each for one of the other chips, in rotation; most of these cast with integer arithmetic."""
+    """Each kernel is compiled for one of the other chips, in rotation; most of them cast with integer arithmetic."""
     build(case, ("sm_80", "gfx942", "sm_100")[number % 3])
 
 

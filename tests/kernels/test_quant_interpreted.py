@@ -60,7 +60,7 @@ def both_ways(op, impl, x, *args):
 @pytest.mark.parametrize("amax", [0.0, 1e-44, 3e-38, math.inf, 5.0])
 @pytest.mark.parametrize("pow2", [False, True])
 def test_scales_at_the_limits_equal_the_reference(fp8, amax, pow2):
-    """Overflow, zero and infinity."""
+    """The scales overflow, or are zero or infinite."""
     x = torch.rand(130, 140) * min(amax, 1.0)
     x[3, 5] = amax
     x[4, 6] = math.nan

@@ -1,4 +1,6 @@
-"""Random kernels compiled for chips that this machine does not have: no exchange between threads, wide, no spills."""
+"""Random kernels compiled for chips that this machine does not have: wide accesses, no exchange between threads, no
+spills.
+"""
 
 from __future__ import annotations
 

@@ -51,8 +51,8 @@ def called(spec, fn, args):
 
 @pytest.mark.parametrize("spec, impl", FOUND, ids=[s.key for s, _ in FOUND])
 def test_a_planned_call_only_launches(spec, impl, monkeypatch):
-    monkeypatch.undo()  # do not poison memory, which is work on the device
-    monkeypatch.setattr(Launcher, "__call__", lambda *args, **more: None)  # the interpreter computes with torch
+    monkeypatch.undo()  # poisoning memory would be work on the device
+    monkeypatch.setattr(Launcher, "__call__", lambda *args, **more: None)  # the interpreter itself computes with torch
     for dtype in (torch.float32, torch.int32):
         with contextlib.suppress(NotSupported):
             sample = next(iter(spec.samples(dtype, torch.device("cpu"))))

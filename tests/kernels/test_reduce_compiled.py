@@ -41,7 +41,7 @@ def built(name, shape, dim, dtype, chip, ord=2):
     return found
 
 
-# each op for one chip with one dtype, in rotation; all of them with --slow
+# Each op is compiled for one chip and one dtype, in rotation; with --slow for all.
 TURNS = [
     (name, way, list(CHIPS)[(i + j) % 4], (BF16, torch.float32, torch.float16, torch.float64)[(i + j) // 2 % 4])
     for i, name in enumerate(NAMES)
@@ -126,6 +126,6 @@ def test_every_op_compiles_with_every_algorithm(number, name):
 
 
 def both_dtypes(number):
-    """A narrow and a wide dtype, each for one chip, in rotation."""
+    """Parameters with a narrow and a wide dtype for each op, each for one chip, in rotation."""
     chips = list(CHIPS)
     return (chips[number % 4], BF16), (chips[(number + 2) % 4], torch.float64)

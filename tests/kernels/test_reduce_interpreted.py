@@ -25,7 +25,7 @@ by_name = {"ids": lambda v: getattr(v, "name", str(v).removeprefix("torch."))}
 
 @pytest.fixture
 def small_tiles(monkeypatch):
-    """Tiles so small, and a chip so large, that small tensors use every algorithm."""
+    """Tiles so small, and a chip with so many cores, that small tensors use every algorithm."""
     tiles = {
         "row_tiles": lambda n, rows, dtype, pair, moments: Tiles(32, BLOCK_M=2, BLOCK_N=16),
         "share_tiles": lambda n, dtype, pair: Tiles(32, BLOCK_N=16),
@@ -54,7 +54,7 @@ def agree(spec, got, expected, what=""):
 
 
 def takes(spec, dtype):
-    """Whether an op supports a dtype without a cast, and so does our kernel."""
+    """Whether both the op and our kernel support a dtype without a cast."""
     try:
         spec.contract.check({"x": torch.zeros(3, dtype=dtype), "dim": 0, "dtype": None, "ord": 2})
     except BadArgument:
@@ -190,7 +190,7 @@ def test_unsupported_calls_are_declined():
 
 
 def test_only_irregular_layouts_are_copied():
-    """Which layouts are read in place, and which are copied first."""
+    """Regular layouts are read in place; others are copied first."""
     one, level = layout.ONE, layout.Level
     seen = lambda x, *dims, order=False: layout.view(x.shape, x.stride(), dims, order)
     x = torch.empty(2, 3, 4, 5)
@@ -225,7 +225,7 @@ def test_floats_become_bytes_as_torch_casts_them():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rows", [256, 1024, 8192, 131072])
 def test_a_million_elements_keep_a_chip_of_132_cores_busy(rows, dtype, op, monkeypatch):
-    """Down columns, however many. Once, shapes of 2**20 elements used only sixteen programs."""
+    """Reductions along columns, in every shape. Regression: shapes of 2**20 elements used only sixteen programs."""
     monkeypatch.setattr(reduce, "cores", lambda device: 132)
     for numel in (1 << 20, 1 << 22, 1 << 24):
         x = torch.empty((), dtype=dtype).expand(rows, numel // rows).contiguous()

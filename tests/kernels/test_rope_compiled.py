@@ -39,7 +39,7 @@ def calls(dtype):
 @pytest.mark.few(1)
 @over_numbered_chips
 def test_every_variant_compiles(number, chip, slow):
-    """Each call for two chips, with rotating dtypes; for all chips with --slow."""
+    """Each call is compiled for two chips, with rotating dtypes; with --slow for all chips."""
     for turn in range(7) if slow else range(number % 2, 7, 2):
         with compiling_for(chip) as built:
             list(calls(DTYPES[(number + turn) % 4]))[turn]()
@@ -56,7 +56,7 @@ def test_head_sizes_that_are_no_power_of_two_compile(interleaved, dtype):
         kernels.rope_fwd(x, angles, None, None, None, "sbhd", interleaved, 1, 0)
         kernels.rope_bwd(x.transpose(0, 1), angles, None, starts, None, "bshd", interleaved, 2, 1)
     assert len(built) == 2
-    # the sine of float64 keeps the digits of pi on the stack
+    # The sine of float64 keeps the digits of pi on the stack, which counts as spills.
     assert dtype is torch.float64 or not any(kernel.spills() for kernel in built)
 
 

@@ -20,7 +20,7 @@ def empty(*shape, dtype=torch.float32):
 
 
 def build(chip, score, experts, groups, form, dtype):
-    """All kernels of the family: top-k and its backward, those of the loss, a histogram, the loss itself."""
+    """Compile all kernels of the family: top-k and its backward, the scores for the loss, a histogram, the loss."""
     logits, bias = empty(64, experts, dtype=dtype), None if score == "softmax" else empty(experts)
     kept, counts = empty(64, experts), empty(experts, dtype=torch.int32)
     indices = empty(64, 8, dtype=torch.int64) if form == 2 else None

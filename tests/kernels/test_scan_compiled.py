@@ -13,7 +13,7 @@ from opmux.kernels.lib.compile_only import CHIPS, compiling_for
 MODE = "compile"
 NAMES = ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp")
 OPS = (*NAMES, *(f"{name}_bwd" for name in NAMES))
-# shapes on either side of each switch of algorithm: many lanes a program, one, a loop, a loop over spans
+# Shapes on both sides of each change of algorithm: many lanes per program, one lane, a loop, a loop over spans.
 WAYS = {
     "short rows": ((4096, 37), 1),
     "rows": ((512, 2048), 1),
@@ -23,7 +23,7 @@ WAYS = {
     "columns": ((16, 2048, 1024), 1),
     "few columns": ((1 << 20, 24), 0),
 }
-# the kernels of each algorithm, for ops that launch no others
+# The kernels of each algorithm, for ops that launch no other kernels.
 NAMED = ("cumsum", "cummax", "logcumsumexp_bwd")
 KERNELS = {
     way: ["_totals", "_walk"] if "few" in way else ["_whole"] if "short" in way or way == "rows" else ["_walk"]
@@ -47,7 +47,7 @@ def built_for(chip, name, shape, dim, dtype=torch.bfloat16):
 @pytest.mark.few(3)
 @pytest.mark.parametrize("number, way", list(enumerate(WAYS)), ids=WAYS)
 def test_every_algorithm_compiles(number, way):
-    """Each for one op and one chip, in rotation; for all ops with --slow."""
+    """Each algorithm is compiled for one op and one chip, in rotation; with --slow for all ops."""
     name = NAMED[number % 3]
     kernels = [k.name for k in built_for(list(CHIPS)[number % len(CHIPS)], name, *WAYS[way])]
     assert kernels == KERNELS[way]

@@ -138,7 +138,7 @@ def run(name, args):
 @pytest.mark.few(9)
 @pytest.mark.parametrize("number, call", list(enumerate(CALLS)), ids=CALLS)
 def test_every_call_compiles(number, call, slow):
-    """Each for one chip, in rotation; for all chips with --slow."""
+    """Each call is compiled for one chip, in rotation; with --slow for all chips."""
     name, args = CALLS[call]
     for chip in CHIPS if slow else [list(CHIPS)[number % len(CHIPS)]]:
         with compiling_for(chip) as built:

@@ -32,7 +32,7 @@ OPS = list(collect())
 
 
 def strides(t):
-    """Strides; those of dimensions of size 1 do not matter."""
+    """The strides of all dimensions of more than one element; others do not matter."""
     return [s for s, n in zip(t.stride(), t.shape, strict=True) if n > 1]
 
 
@@ -77,7 +77,7 @@ def test_max_pooling_handles_nan_and_infinities(name):
 
 
 def test_each_gradient_of_a_convolution_can_be_computed_alone():
-    """With each output mask."""
+    """One gradient at a time, selected by the output mask."""
     spec, impl = find("convolution_backward")
     *args, _ = next(iter(spec.samples(torch.float32, CPU))).args
     want = spec.reference(*args, [True, True, True])

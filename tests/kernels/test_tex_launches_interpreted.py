@@ -28,13 +28,13 @@ QUANTIZERS = {
 
 
 def with_defaults(spec):
-    """An op's kernel, or its reference if there is none; with the op's defaults, as dispatch passes them."""
+    """The op's kernel, or its reference if there is none. It fills in the op's defaults, as dispatch does."""
     fn, defaults = KERNELS.get(spec.key, spec.reference), [p.default for p in spec.signature.parameters.values()]
     return lambda *args: fn(*args, *defaults[len(args) :])
 
 
 def over_kernels(fn):
-    """A tex function over our kernels."""
+    """A tex function that calls our kernels."""
     return fn.spec.adapter.bind({spec.key: with_defaults(spec) for spec in fn.spec.adapter.over})
 
 
@@ -53,7 +53,7 @@ def of_activation(fn, *args):
     return lambda q: over_kernels(fn)(*args, q)
 
 
-# First word of a row of the table -> the calls of the row, and the quantizer's usages.
+# The first cell of a table row -> (the calls that the row describes, the quantizer's usages).
 BOTH_WAYS, ROWS_ONLY = (True, True), (True, False)
 NORMS = (of_norm(norm.rmsnorm_fwd, X, W), of_norm(norm.layernorm_fwd, X, W, W))
 CALLS = {
@@ -95,7 +95,7 @@ TABLE = table()
 
 @pytest.fixture
 def launched(monkeypatch):
-    """Records launches: of our kernels, and of torch's for sums."""
+    """The names of the launched kernels: ours, and torch's sums."""
     found, call, add_up = [], launch.Launcher.__call__, torch.Tensor.sum
 
     def launcher(self, *args):
@@ -124,7 +124,8 @@ def test_launches_and_bits_are_as_documented(row, kind, launched):
         launched.clear()
         made = call(quantizer)
         assert len(launched) == TABLE[row, kind], launched
-        if kind == "delayed" or row == "`quantize`":  # not rounded to bfloat16 first; or no first pass
+        # delayed scaling does not round to bfloat16 first; `quantize` has no first pass
+        if kind == "delayed" or row == "`quantize`":
             continue
         result = call(None)
         sums, made = made if isinstance(made, list) else (None, made)

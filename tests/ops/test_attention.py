@@ -18,7 +18,7 @@ FORWARD, BACKWARD = specs.find("attention"), specs.find("attention_bwd")
 
 
 def naive(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> tuple[Tensor, Tensor]:
-    """The definition: one query at a time, over the keys that it attends to."""
+    """The definition: for one query at a time, softmax over the keys that it attends to."""
     b, h, sq, d = q.shape
     sk, per = k.shape[2], h // k.shape[1]
     scale = max(d, 1) ** -0.5 if scale is None else scale
@@ -67,7 +67,7 @@ def test_backward_is_the_gradient_of_the_definition(dtype):
         want = torch.autograd.grad(o, leaves, do.double())
         got = BACKWARD.reference(*sample.args)
         for name, g, w in zip(BACKWARD.out, got, want, strict=True):
-            # o is an argument, rounded: its error reaches the gradients of q and k
+            # o is a rounded argument, and its rounding error reaches the gradients of q and k.
             close(g, w, f"{sample.id}: {name}", atol={torch.float16: 2e-3, torch.bfloat16: 2e-2}.get(dtype, 3e-5))
 
 
@@ -85,7 +85,7 @@ def test_attention_equals_torchs(causal, keys):
 
 
 def test_backward_agrees_with_finite_differences():
-    """Through autograd, as a user calls it."""
+    """Through autograd, as users call the op."""
     q, k, v = (torch.randn(1, h, s, 3, dtype=torch.float64, requires_grad=True) for h, s in ((4, 3), (2, 5), (2, 5)))
     assert torch.autograd.gradcheck(lambda *t: opmux.ops.attention(*t, True, 0.7)[0], (q, k, v))
 

@@ -139,7 +139,7 @@ def test_channels_last_is_preserved(shape, form, slow):
         assert [t.stride() for t in got] == [t.stride() for t in results(fake_call(spec, args, {}))], name
         for a, b_ in zip(got, want, strict=True):
             assert_close(a, b_)
-        if slow:  # most of a second each
+        if slow:  # each takes most of a second
             torch.library.opcheck(packet(spec).default, args)
 
 

@@ -70,7 +70,7 @@ def test_mla_equals_attention_with_values_inside_the_keys():
 
 
 def test_decoding_equals_attention_to_the_whole_sequence():
-    """A prompt, and then tokens, written page by page."""
+    """A prompt and then single tokens are written to the cache, page by page."""
     batch, heads, kv_heads, dim, page = 2, 4, 2, 8, 4
     table = torch.tensor([[5, 0, 3], [1, 4, 2]])
     k, v = torch.randn(2, batch, 10, kv_heads, dim)

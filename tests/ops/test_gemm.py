@@ -205,7 +205,7 @@ def test_gemm_flops_are_counted():
         assert specs.find(name).flops(*args) == 2 * 3 * 5 * 8
 
 
-# ---- cuBLAS calls, which torch has on the CPU too --------------------------------------------------------------------
+# ---- cuBLAS calls, which torch also has on the CPU -------------------------------------------------------------------
 
 CUBLAS = [fn for fn in cublas.IMPLS.values() if "gemm" in fn.op or fn.op == "linear_act"]
 
@@ -229,7 +229,7 @@ def test_cublas_calls_agree_with_the_reference(fn, dtype):
             tol = spec.tol[w.dtype]
             assert g.dtype is w.dtype and g.is_contiguous() and not g._is_view()
             torch.testing.assert_close(g, w, rtol=tol.rtol, atol=tol.atol, msg=lambda m, s=sample: f"{s.id}: {m}")
-    assert ran or fn is cublas.block_scaled_gemm  # not available on the CPU
+    assert ran or fn is cublas.block_scaled_gemm  # the CPU has no block-scaled GEMM
     for bad in (b for b in spec.errors(CPU) if b.typed):
         with pytest.raises(bad.error, match=bad.match):
             (when or fn)(*bad.args)
@@ -251,7 +251,7 @@ def test_cublas_multiplies_only_some_fp8_products():
 
 @pytest.fixture
 def refusal(monkeypatch):
-    """Why our kernel of an op does not run on an NVIDIA chip without measurements; None if it does."""
+    """Why our kernel of an op is not selected on an NVIDIA chip without measurements; None if it is."""
     monkeypatch.setattr(provider_speed, "measured", functools.cache(lambda chip: {}))
     launch = pytest.importorskip("opmux.kernels.lib.launch")
     monkeypatch.setattr(launch, "runs_on_chip", lambda: True)

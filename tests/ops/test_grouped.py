@@ -1,4 +1,4 @@
-"""Grouped matrix products: the torch calls that compute them on the CPU, and those of NVIDIA's backend."""
+"""Grouped matrix products on the CPU: the torch calls that compute them, and those that NVIDIA's backend uses."""
 
 from __future__ import annotations
 

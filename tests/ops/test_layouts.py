@@ -51,7 +51,7 @@ def arguments(spec):
 
 
 def with_kind(spec, name, kind):
-    """The same arguments with one in another layout; None if torch has no such tensor."""
+    """The arguments, with argument `name` in another layout; None if torch has no such tensor."""
     given = arguments(spec)
     try:
         return {**given, name: KINDS[kind](given[name])}
@@ -74,7 +74,9 @@ def is_clear(error, spec, name, kind):
 
 
 def alike(got, given, fn, name, spec):
-    """Whether a result equals that of dense tensors, for each part of a nested one; mismatched parts pass."""
+    """Whether a result equals that for dense tensors, or for each part of a nested tensor. True if the parts do not fit
+    together.
+    """
     many = lambda made: made if isinstance(made, (tuple, list)) else (made,)
     nested = all(t.is_nested for t in many(got) if t is not None)
     try:

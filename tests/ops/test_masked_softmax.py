@@ -1,4 +1,6 @@
-"""Softmax of attention logits, and tex's four, against the definition in double precision; gradients by autograd."""
+"""Softmax of attention logits, and tex's four functions for it, against the definition in float64; gradients against
+autograd's.
+"""
 
 from __future__ import annotations
 

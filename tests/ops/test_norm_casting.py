@@ -19,7 +19,7 @@ def drawn(dtype, n=200, rows=(4, 33)):
 
 
 def models(dtype, weight):
-    """transformers' norm, and our options for it."""
+    """transformers' norm modules, each with our (offset, casting)."""
     llama = pytest.importorskip("transformers.models.llama.modeling_llama").LlamaRMSNorm
     gemma = pytest.importorskip("transformers.models.gemma.modeling_gemma").GemmaRMSNorm
     for kind, options in ((llama, (0.0, "llama")), (gemma, (1.0, "gemma"))):
@@ -37,7 +37,7 @@ def test_castings_equal_transformers_bit_for_bit(dtype):
             assert torch.equal(opmux.ops.rms_norm(x, weight, EPS, *options)[0], module(x))
             y, s, _ = opmux.ops.add_rms_norm(x, residual, weight, EPS, *options)
         assert torch.equal(s, x + residual) and torch.equal(y, module(x + residual))
-        if options[1] == "llama":  # the reference runs on the CPU
+        if options[1] == "llama":  # without a policy the call runs on the CPU's default impl, here the reference
             assert torch.equal(opmux.ops.rms_norm(x, weight, EPS, *options)[0], module(x))
 
 
@@ -54,7 +54,7 @@ def test_gradients_equal_transformers_up_to_rounding(dtype):
 
 
 def test_dweight_sums_rounded_values():
-    """With one row each sum has one value: exactly the rounded one."""
+    """With one row each sum has one term, so it equals the rounded term."""
     x, weight, _, _ = drawn(torch.bfloat16, rows=(1,))
     _, rstd = opmux.ops.rms_norm(x, weight, EPS, 0.0, "llama")
     dweight = opmux.ops.rms_norm_bwd(torch.ones_like(x), x, weight.float(), rstd, 0.0, "llama")[1]

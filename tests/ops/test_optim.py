@@ -78,7 +78,7 @@ def test_wrong_arguments_are_named_and_nothing_is_written(spec):
 
 
 def test_an_error_says_which_tensor_and_why():
-    """For the lists, and for numbers that depend on each other."""
+    """For lists of tensors, and for numbers that depend on each other."""
     kept = lambda dtype: [torch.zeros(3, dtype=dtype), torch.zeros(4, dtype=dtype)]
     lists = [kept(torch.float32), kept(torch.float32), kept(torch.float32), kept(torch.bfloat16)]
     numbers = [0.1, 0.9, 0.99, 1e-8, 1, 1, True, 0.0]

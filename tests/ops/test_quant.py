@@ -114,7 +114,7 @@ def test_current_scaling_equals_a_cast_with_the_scale_of_its_amax(fp8):
 @pytest.mark.parametrize("two_d", [False, True])
 @pytest.mark.parametrize("pow2", [False, True])
 def test_block_scaling_equals_python_loops(fp8, two_d, pow2):
-    """Tile by tile."""
+    """One tile at a time."""
     m, k, dtype = 130, 259, torch.bfloat16
     x = (torch.randn(m, k) * torch.logspace(-3, 3, k)).to(dtype)
     x[:, 128:256] = 0  # a block of zeros
@@ -388,7 +388,7 @@ def test_kinds_are_recognized_by_class():
 
 
 def older_engine():
-    """A module like that of version 2.9: tensors have no device, storages no dtype."""
+    """A module like that of version 2.9: its tensors have no device, its storages no dtype."""
     module = types.ModuleType("transformer_engine.pytorch.tensor.old")
 
     class Float8TensorBase:

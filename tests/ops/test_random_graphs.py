@@ -61,14 +61,14 @@ class Generator:
 
 
 class Machine:
-    """One CUDA device."""
+    """A simulated CUDA device."""
 
     def __init__(self):
         self.capturing = False
         self.default = Generator(2**64 - 3, self)
 
     def attention(self, q, k, v, bias, cu_q, cu_k, max_q, max_k, dropout_p, mask):
-        """Reads the default generator for each score; during a capture it returns the state in tensors."""
+        """Reserves numbers of the default generator for each score, and returns its captured state as tensors."""
         assert self.capturing and 0 < dropout_p < 1
         batch, queries, heads, _ = q.shape
         seed, offset = self.default.reserve(batch * heads * queries * k.shape[1])
@@ -87,7 +87,7 @@ def machine(monkeypatch):
 
 
 def sequence(machine, generator=None):
-    """The seeds of four ops, interleaved with torch's own random ops."""
+    """The seeds of four ops, with torch's own random ops between them."""
     seeds = [spec.next_seed(LIKE, generator)]
     (generator or machine.default).reserve(17)
     seeds += [spec.next_seed(LIKE, generator), spec.next_seed(LIKE, generator)]

@@ -19,7 +19,7 @@ DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 FAMILIES = ("norm", "activation", "tex_norm")
 OPS = [s for s in specs.by_key.values() if s.family in FAMILIES and not s.name.endswith(("_fp8", "_stats", "_into"))]
-OPS = [s for s in OPS if "scales" not in s.names]  # test_activation_forms.py tests those
+OPS = [s for s in OPS if "scales" not in s.names]  # test_activation_forms.py tests those with scales
 PRIMITIVES = [s for s in OPS if s.space == "opmux"]
 FORWARDS = [s for s in PRIMITIVES if s.grad]
 BACKWARDS = [s for s in PRIMITIVES if not s.grad]
@@ -83,14 +83,14 @@ TRUTH = {
     **{f"{name}_glu": lambda x, f=f: (true_glu(f, x),) for name, f in ACTS.items()},
 }
 
-# Norms of x + residual, which is their second result.
+# Ops that normalize x + residual and also return this sum.
 TRUTH_OF_SUM = {
     "add_rms_norm": true_rms_norm,
 }
 
 
 def truth(spec, args):
-    """The true results for these arguments, and the arguments as leaves of their autograd graph."""
+    """The true results for these arguments, and the float64 leaves from which autograd differentiates them."""
     leaves = [a.detach().double().requires_grad_() if isinstance(a, Tensor) else a for a in args]
     if spec.name in TRUTH:
         return TRUTH[spec.name](*leaves), leaves
@@ -233,7 +233,7 @@ def test_results_are_contiguous_new_and_typed_and_inputs_unchanged(spec, few):
 
 @over(PRIMITIVES)
 def test_fake_results_have_the_real_metadata(spec, few):
-    """In the dtypes that tests/ops/test_primitives.py does not cover."""
+    """For the dtypes that tests/ops/test_primitives.py does not cover."""
     for dtype in DTYPES:
         for sample in few(spec.samples(dtype, CPU), 0 if dtype is torch.float32 else 1):
             fakes, reals = as_tuple(fake_call(spec, sample.args, {})), as_tuple(spec.reference(*sample.args))
@@ -273,7 +273,7 @@ def test_forward_and_backward_are_linked_by_name(spec):
 
 @pytest.mark.parametrize("name", ["rms_norm", "layer_norm"])
 def test_fused_norms_return_the_norms_statistics(name, few):
-    """Amax is raised to that of the norm's own result, but never lowered."""
+    """A larger amax of the norm's result replaces the given one; a smaller one never does."""
     spec = specs.by_key[f"opmux::{name}_stats"]
     for sample in each_sample(spec, few):
         given = dict(zip(spec.names, sample.args, strict=True))
@@ -299,7 +299,7 @@ def test_ops_are_attributes_of_their_module(spec):
     fn = getattr(module, spec.name)
     assert fn.spec is spec
     assert spec.reference.__module__ == module.__name__ and spec.reference.__name__ == spec.name
-    assert spec.doc and len(spec.doc.partition("\n\n")[0].splitlines()) <= 2  # the part before the arguments
+    assert spec.doc and len(spec.doc.partition("\n\n")[0].splitlines()) <= 2  # the description before the arguments
     assert pickle.loads(pickle.dumps(fn)) is fn
 
 

@@ -48,7 +48,9 @@ def test_backward_is_the_transpose_even_if_the_angles_of_a_pair_differ():
 
 
 def places(length, start, cp_size, cp_rank):
-    """The positions of a rank's tokens in their sequence: of 2 * cp_size pieces it has one and the mirrored one."""
+    """The positions of a rank's tokens: a sequence has 2 * cp_size pieces, and each rank has one from the front and the
+    mirrored one.
+    """
     pieces = torch.arange(length * cp_size).chunk(2 * cp_size)
     mine = torch.cat([pieces[cp_rank], pieces[2 * cp_size - 1 - cp_rank]]) if cp_size > 1 else torch.arange(length)
     return [int(p) + start for p in mine]

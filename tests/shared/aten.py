@@ -1,4 +1,4 @@
-"""ATen adapters over our interpreted kernels, each call compared with ATen's own overload."""
+"""ATen adapters that call our interpreted kernels; each call is compared with ATen's own overload."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-# ATen's CPU kernels round halves in between, and add in an order of their own.
+# ATen's CPU kernels round 16-bit values between steps, and sum in another order.
 TOL = {torch.float16: (4e-3, 4e-3), torch.bfloat16: (3.2e-2, 3.2e-2), torch.float32: (2e-5, 1e-4)}
 EXACT = (0, 0)
 
@@ -22,7 +22,7 @@ def overload(name):
 
 
 def copied(args):
-    """The arguments with memory of their own, that lies as theirs does."""
+    """Copies of the arguments with their own storage, of the same layout."""
     return [copy_of(a) if isinstance(a, torch.Tensor) else a for a in args]
 
 
@@ -32,7 +32,7 @@ def copy_of(t):
 
 
 def lies(t):
-    """The strides of dimensions that have some."""
+    """The strides of all dimensions of more than one element; others do not matter."""
     return [s for s, n in zip(t.stride(), t.shape, strict=True) if n > 1] if t.numel() else []
 
 
@@ -61,7 +61,7 @@ class Adapters:
         return adapter.fn(self.calls[adapter.over[0].key], *args, **kwargs)
 
     def declines(self, name, *args, match=None, **kwargs):
-        """Whether the adapter declines, and has written nothing."""
+        """True if the adapter declines without having written to an argument; else an assertion fails."""
         from opmux.core.errors import BadArgument, NotSupported
 
         before = copied(args)
@@ -72,16 +72,15 @@ class Adapters:
         return True
 
     def agrees(self, name, *args):
-        """Whether the adapter answers, and then as ATen does, also in what is written into arguments.
-
-        Where ATen has no answer the adapter must decline.
+        """True if the adapter answers with ATen's results and writes to arguments what ATen writes. False if ATen
+        raises, or if the adapter declines: then it must not have written anything.
         """
         from opmux.core.errors import BadArgument, NotSupported
 
         what = f"{name} {[tuple(a.shape) if isinstance(a, torch.Tensor) else a for a in args]}"
         ours, theirs = copied(args), copied(args)
         halves = [t.dtype for t in args if isinstance(t, torch.Tensor) and t.is_floating_point() and t.itemsize == 2]
-        tol = TOL[halves[0]] if halves else None  # also for what is float32 beside them
+        tol = TOL[halves[0]] if halves else None  # also for float32 results next to 16-bit ones
         try:
             wanted = overload(name)(*theirs)
         except (RuntimeError, IndexError, NotImplementedError):
@@ -98,7 +97,9 @@ class Adapters:
         return True
 
     def answers_pytorchs_samples(self, op, dtypes=(torch.float32, torch.bfloat16), few=4):
-        """How many calls of our overloads were answered, as ATen does, in PyTorch's own samples, gradients included."""
+        """Run PyTorch's own samples with gradients; each call of our overloads must agree with ATen. Returns how many
+        were answered.
+        """
         info, compare = op_infos()[op], Compare(self)
         for dtype in dtypes:
             grad = info.supports_autograd and dtype.is_floating_point
@@ -110,7 +111,9 @@ class Adapters:
         return compare.answered
 
     def signatures_are_atens(self):
-        """By position and by keyword, as ATen has them; no composition, which would lose its gradient."""
+        """Adapters have ATen's positional and keyword parameters, and none adapts a composite op, which would lose its
+        gradient.
+        """
         from opmux.faces.aten.schema import Shape
 
         for name, adapter in self.table.items():
@@ -125,7 +128,7 @@ class Adapters:
         return True
 
     def faults_are_no_refusals(self, name, *args):
-        """An error of an implementation's own must not be taken for the spec's refusal."""
+        """An error raised by an implementation propagates: the adapter does not treat it as declining."""
 
         def broken(*args):
             raise ValueError("my own")
@@ -143,7 +146,7 @@ def kernels():
 
 
 class Compare(TorchDispatchMode):
-    """Each call of an overload that is adapted is made twice."""
+    """A dispatch mode that runs each call of an adapted overload also through its adapter."""
 
     def __init__(self, adapters):
         super().__init__()

@@ -1,9 +1,9 @@
-"""How far a result may be from the exact one, by dtype and length: what processors and orders of a sum differ by.
+"""How far a result may be from the exact one, by dtype and length. Results differ between processors and orders of
+summation.
 
-The exact result is the reference's for float64 copies of the arguments. An error is measured against the number itself
-and the size of the whole result, |got - exact| / (|exact| + rms(exact)). Allowed are one rounding to the result's
-dtype, what a sum of so many terms costs in the dtype that is computed in, and twice the error of the reference itself,
-which uses torch's code for this processor.
+The exact result is the reference's for float64 copies of the arguments. The error is |got - exact| / (|exact| +
+rms(exact)). Allowed are one rounding to the result's dtype, plus the rounding errors of a sum of `terms` terms in
+float32, plus twice the error of the reference itself, which runs torch's code for this processor.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from opmux.core.spec import Spec
 
 
 def limit(dtype: torch.dtype, terms: int) -> float:
-    """The relative error of a result of a dtype that is a sum of so many terms, computed in float32."""
+    """The allowed relative error of a sum of `terms` terms that is computed in float32 and rounded to `dtype`."""
     if dtype is torch.float64:
-        return 1e-12  # the reference in float64 is no more exact than this
+        return 1e-12  # the reference in float64 is not more exact than this
     return torch.finfo(dtype).eps + 2 * torch.finfo(torch.float32).eps * math.log2(max(terms, 2))
 
 
 def assert_close(got: Tensor, theirs: Tensor, exact: Tensor, terms: int, what: Any = "") -> None:
-    """Our result `got` is about as close to the exact one as the reference's result `theirs`."""
+    """Assert that `got` is about as close to the exact result as `theirs`, the reference's result."""
     assert got.dtype == theirs.dtype and got.shape == theirs.shape, what
     finite = exact.isfinite()
     assert torch.equal(got[~finite].double().nan_to_num(), exact[~finite].double().nan_to_num()), what
@@ -40,7 +40,7 @@ def assert_close(got: Tensor, theirs: Tensor, exact: Tensor, terms: int, what: A
 
 
 def assert_close_to_exact(spec: Spec, got: Any, args: tuple, terms: int, what: Any = "") -> None:
-    """The float results of an op for these arguments; `terms` is the length of its rows."""
+    """Assert that the float results of an op are close to the exact ones; `terms` is the length of its rows."""
     wide = lambda t: t.double() if t.is_floating_point() else t
     theirs, exact = spec.reference(*args), spec.reference(*tree_map_only(Tensor, wide, args))
     as_list = lambda r: list(r) if isinstance(r, (tuple, list)) else [r]

@@ -1,4 +1,6 @@
-"""Imports opmux with every family of ops and its kernels, and asks it nothing: what other processes are forked from."""
+"""Imports opmux with every family of ops and its kernels, and calls nothing: other processes are forked from this
+state.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,8 @@ import opmux.tools.cli
 import opmux.tools.simulator
 from opmux.core import specs
 
-# What most programs import later, in two seconds: to compare tensors, for a fake one, a command, a launch in Triton's
-# interpreter. Private names, and packages that need not be installed.
+# Modules that most programs import later, which takes two seconds: for comparing tensors, fake tensors, the command
+# line, and launches in Triton's interpreter. Some names are private, and some packages may not be installed.
 LATER = ("torch._dynamo", "torch.distributed.tensor", "torch.testing", "triton.experimental.gluon", "typer._adapters")
 
 specs.load_all()

@@ -1,16 +1,16 @@
-"""A Python program in a process of its own that has imported torch, and nothing of ours: `run` is for `subprocess.run`.
+"""Run a Python program in a forked process that has imported torch but not opmux: `run` replaces `subprocess.run`.
 
-To start Python and import torch takes two to three seconds, and tests run hundreds of programs. One process does it for
-each worker, and forks for each program: the child has the arguments, environment, working directory and module path of
-a new process, runs the program as `__main__`, and ends as Python does. What depends on how a process begins (the import
-of torch itself, options of the interpreter, a `sitecustomize`) needs `subprocess`.
+Starting Python and importing torch takes two to three seconds, and tests run hundreds of programs. Here one process per
+test worker does this, and forks for each program. The child gets the arguments, environment, working directory and
+module path of a new process, runs the program as `__main__`, and ends as Python does. Tests of how a process starts
+(the import of torch itself, options of the interpreter, a `sitecustomize`) need `subprocess`.
 
-Importing every family of ops, its kernels and what most programs need of torch takes three seconds more.
-`run(..., warm=True)` forks from a process that has done so (everything.py), and nothing else: no plugin is loaded, no
-device probed, no setting read. It is for programs whose subject is not what an import does.
+Importing every family of ops, its kernels and the parts of torch that most programs need takes three seconds more.
+`run(..., warm=True)` forks from a process that has done so (everything.py) and nothing else: no plugin is loaded, no
+device is probed, no setting is read. Use it for programs that do not test what an import does.
 
-Python's own teardown of such a process, object by object, takes 0.3 to 1.5 s of CPU time, as much as most programs.
-It runs with --slow (`torn_down`); otherwise a program ends after its threads and its `atexit` functions.
+Python's own teardown of such a process, object by object, takes 0.3 to 1.5 s of CPU time, as much as most programs. It
+runs only with --slow (`torn_down`); otherwise a program ends after its threads and its `atexit` functions.
 """
 
 from __future__ import annotations
@@ -36,15 +36,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-# Read once, when Python starts or torch is imported: a program with another value of one needs a process of its own.
+# Read once, when Python starts or torch is imported: a program with another value of these needs a new process.
 EARLY = tuple("PYTHON OMP_ MKL_ KMP_ GOMP_ TORCH PYTORCH LD_ CUDA_ LC_ LANG OPMUX_TE_STARTUP".split())
-LATE = {"PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "CUDA_HOME"}  # which a child sets for itself, or torch reads if asked
-FLAGS = {"-W": "ignore", "-X": "faulthandler"}  # options of the interpreter that a child can have, and the value
+# the child sets these itself, or torch reads them only on use
+LATE = {"PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "CUDA_HOME"}
+# interpreter options that a forked child supports, with the supported value
+FLAGS = {"-W": "ignore", "-X": "faulthandler"}
 
 SRC = Path(__file__).parents[2] / "src"
-OURS = (__file__, runpy.__file__, "<frozen runpy>")  # files whose frames are above a program's
+OURS = (__file__, runpy.__file__, "<frozen runpy>")  # frames of these files are removed from a program's traceback
 
-_nurseries: dict[bool, Nursery] = {}  # warm or not
+_nurseries: dict[bool, Nursery] = {}  # by `warm`
 torn_down = True  # whether a program ends with Python's own teardown; tests/conftest.py sets it
 
 
@@ -56,10 +58,10 @@ def run(
     timeout: float | None = None,
     warm: bool = False,
 ) -> subprocess.CompletedProcess[str]:
-    """What `python -c code`, `python -m module` or `python file.py` writes, and its exit status.
+    """Run `python -c code`, `python -m module` or `python file.py`; returns its output and exit status.
 
-    `warm`: the process has imported all of opmux's families and kernels, which are interpreted. Where tests run on a
-    device instead (--triton), it is a process as without `warm`.
+    `warm`: fork from a process that has imported all of opmux's families and kernels, for the interpreter. Where tests
+    run on a device instead (--triton), `warm` has no effect.
     """
     program, *words = map(str, command)
     variables = dict(os.environ if env is None else env)
@@ -93,7 +95,7 @@ def _can_be_forked(words: list[str], variables: Mapping[str, str]) -> bool:
 
 
 class Nursery:
-    """A process with torch in it, and if `warm` with opmux, that forks at request."""
+    """A process that has imported torch, and if `warm` opmux, and forks a child for each request."""
 
     def __init__(self, warm: bool) -> None:
         self.owner = os.getpid()
@@ -108,7 +110,7 @@ class Nursery:
         atexit.register(self.close)
 
     def close(self) -> None:
-        self.socket.close()  # which it reads as the end
+        self.socket.close()  # the process ends when it reads the end of the stream
         if self.owner == os.getpid():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(10)
@@ -149,15 +151,15 @@ def _exactly(stream: socket.socket, size: int) -> bytes:
     return found
 
 
-# ---- the other process ----------------------------------------------------------------------------------------------
+# ---- in the other process -------------------------------------------------------------------------------------------
 
 
 def _serve(stream: socket.socket, warm: bool) -> dict[str, Any] | None:
-    """In the child: what it shall run. In the parent: None, at the end."""
-    gc.disable()  # nothing of what is imported is garbage
+    """Fork for each request. Returns the request in the child, and None in the parent when no more requests come."""
+    gc.disable()  # nothing that an import creates is garbage
     import torch  # noqa: F401
 
-    gc.freeze()  # children need not look through torch's half a million objects, last when they end
+    gc.freeze()  # children need not traverse torch's half a million objects, also not when they exit
     if warm:
         sys.path.insert(1, str(SRC))
         import everything  # noqa: F401
@@ -192,7 +194,7 @@ def _serve(stream: socket.socket, warm: bool) -> dict[str, Any] | None:
 
 
 def _begin(request: dict[str, Any]) -> None:
-    """Become the new process that was asked for, and run its program."""
+    """Become the requested new process, and run its program."""
     words, base = request["words"], sys.path[1:]
     os.environ.clear()
     os.environ.update(request["env"])
@@ -226,7 +228,7 @@ def _begin(request: dict[str, Any]) -> None:
 
 
 def _status(request: dict[str, Any]) -> int:
-    """Run the program that was asked for: the exit status that Python gives it, having written what Python writes."""
+    """Run the requested program; prints and returns what Python would print and return at its end."""
     try:
         _begin(request)
     except SystemExit as error:
@@ -244,7 +246,7 @@ def _status(request: dict[str, Any]) -> int:
 
 
 def _end(status: int) -> NoReturn:
-    """What Python does at the end of a process, up to where it takes its objects apart."""
+    """End the process as Python does, but without tearing down the interpreter."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
@@ -261,5 +263,5 @@ if __name__ == "__main__":
     if _request is None or not _request["torn_down"]:
         _end(_code)
     if _warm:
-        gc.unfreeze()  # triton reports what is left of it as leaked
+        gc.unfreeze()  # triton reports as leaked what is still frozen
     sys.exit(_code)

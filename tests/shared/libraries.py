@@ -1,7 +1,7 @@
-"""The C++ that opmux compiles on first use, compiled before the tests: none is to wait for it, or to see it said.
+"""Compile the C++ libraries before the tests, so that no test waits for a compiler or sees its log line.
 
-`make test` runs this as a program while pip, which has one thread, installs what is left; a run of pytest compiles
-what is still missing.
+`make test` runs this as a program while pip, which uses one thread, installs packages. A run of pytest compiles the
+libraries that are still missing.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 
 def start() -> list[threading.Thread]:
-    """A thread for each library; the last one is there when all of them have ended."""
+    """Compile each library in a thread of its own; returns the threads."""
     from opmux.cpp import build
     from opmux.tools import cpp, simulator
 
@@ -29,7 +29,7 @@ def _make(make: Callable[[], Any]) -> None:
 
     try:
         make()
-    except build.CannotBuild as error:  # a machine without a compiler: tests that need one say so
+    except build.CannotBuild as error:  # no compiler on this machine: tests that need one report that
         print(error)
 
 

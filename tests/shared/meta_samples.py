@@ -1,4 +1,4 @@
-"""References on meta tensors, which have no values: one that reads a value on the host fails there."""
+"""Run references on meta tensors, which have no values: a reference that reads a value on the host fails there."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def shapes(value: Any) -> list[tuple[Any, ...]]:
 
 
 def nothing_is_read_on_the_host(spec: Any) -> None:
-    """Every sample runs on meta tensors, with results of the shapes and dtypes that it has on the CPU."""
+    """Assert that every sample runs on meta tensors, with the shapes and dtypes of its results on the CPU."""
     pairs = list(zip(spec.samples(torch.float32, "meta"), spec.samples(torch.float32, "cpu"), strict=True))
     assert pairs
     for meta, real in pairs:

@@ -1,6 +1,6 @@
-"""Source files as syntax trees, each parsed once in a run of the tests.
+"""Source files as syntax trees, each parsed once per test run.
 
-A tree is found by the text of its file, so one that has changed is parsed anew. Tests share them: change none.
+The cache key is the text, so a changed file is parsed again. Tests share the trees and must not modify them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ def tree(path: Path) -> ast.Module:
 
 
 def walk(tree: ast.AST) -> tuple[ast.AST, ...]:
-    """The nodes of `ast.walk`, which are remembered at the tree."""
+    """The nodes of `ast.walk`, cached in the tree."""
     found = tree.__dict__.get("walked")
     if found is None:
         found = tree.__dict__["walked"] = tuple(ast.walk(tree))
@@ -26,7 +26,7 @@ def walk(tree: ast.AST) -> tuple[ast.AST, ...]:
 @functools.cache
 def _parse(text: str, path: str) -> ast.Module:
     collecting = gc.isenabled()
-    gc.disable()  # a million new objects, none of them garbage: to look through them again and again takes as long
+    gc.disable()  # a million new objects and no garbage: collections would double the time
     try:
         return ast.parse(text, path)
     finally:

@@ -1,4 +1,4 @@
-"""Processes that are the ranks of a group, each forked from a process that has imported torch."""
+"""Start processes as the ranks of a group, each forked from a process that has imported torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch.multiprocessing as mp
 
-mp.set_forkserver_preload(["torch"])  # which takes every rank two to three seconds otherwise
+mp.set_forkserver_preload(["torch"])  # otherwise every rank spends two to three seconds on the import
 
 
 def port() -> int:
@@ -18,7 +18,7 @@ def port() -> int:
 
 
 def run(rank: Callable[[int, int, Any], None], count: int = 2) -> dict[Any, Any]:
-    """What `rank(number, port, answers)` writes into `answers`, of all ranks."""
+    """The dict that all ranks fill by running `rank(number, port, answers)`."""
     with mp.get_context("forkserver").Manager() as manager:
         answers = manager.dict()
         mp.start_processes(rank, (port(), answers), nprocs=count, start_method="forkserver")

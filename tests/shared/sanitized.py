@@ -1,4 +1,4 @@
-"""A pytest plugin: the native library is compiled with GCC's sanitizers for memory and undefined behaviour."""
+"""A pytest plugin that compiles the native library with GCC's address and undefined-behaviour sanitizers."""
 
 from opmux.cpp import library as native_library
 

@@ -1,4 +1,4 @@
-"""Which overloads have arguments for `opmux tune --aten`, on a device."""
+"""Which overloads `opmux tune --aten` has arguments for, on a device."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from opmux.tools.speed.cases import Sources
 
 DTYPES = (torch.bfloat16, torch.float32, torch.int64)
 
-# Overloads without a case on any device.
+# Overloads that have no case on any device, with the reason.
 NONE = {
     "max_pool2d_backward": "torch has a kernel for it on MPS only",
     "range.out_": "torch 2.11 ends the process at it on CUDA",
@@ -21,7 +21,9 @@ NONE = {
 
 
 def without(sources: Sources, numel: int) -> set[str]:
-    """The overloads of which torch's own kernel accepts no case, and which take those of no other overload."""
+    """The overloads without a case that torch's own kernel accepts, except those that reuse the cases of another
+    overload.
+    """
     return {n for n, o in table().items() if functional(o) is None and not _has_case(sources, n, numel)}
 
 

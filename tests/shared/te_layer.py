@@ -1,4 +1,4 @@
-"""NVIDIA's Transformer Engine over opmux, for tests that run it on the CPU."""
+"""NVIDIA's Transformer Engine over opmux's tex, for tests that run it on the CPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ NEEDED = ("transformer_engine", "triton", "einops", "pydantic")
 
 
 def skip_without(with_cuda: str) -> None:
-    """Skip the calling test file if the layer cannot be imported, or if there is CUDA, for the reason given."""
+    """Skip the calling test file if the layer cannot be imported, or, with the reason `with_cuda`, if there is a CUDA
+    device.
+    """
     for name in NEEDED:
         if importlib.util.find_spec(name) is None:
             pytest.skip(f"{name} is not installed", allow_module_level=True)
@@ -21,7 +23,7 @@ def skip_without(with_cuda: str) -> None:
 
 
 def load() -> ModuleType:
-    """`transformer_engine.pytorch` over our tex, also after a test that has uninstalled it."""
+    """`transformer_engine.pytorch` over our tex, even if an earlier test uninstalled it."""
     import opmux.te
 
     opmux.te.install()

@@ -1,7 +1,7 @@
 """Transformer Engine's modules, each with the same computation in plain torch, and functions that compare the two.
 
-A twin's plain half is a function of the module's own parameters, by name, so it can be computed in float64 (what is
-right) and in the module's dtype (what torch makes of it, and what the module has to match).
+The plain half of a twin is a function of the module's parameters by name. In float64 it gives the exact result; in the
+module's dtype it gives the error that the module may have.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def packed_attention(p: dict[str, Tensor], x: Tensor, size: Size) -> Tensor:
 
 
 class Packed(torch.nn.Module):
-    """te.DotProductAttention that takes q, k and v as one tensor."""
+    """te.DotProductAttention with one input tensor for q, k and v."""
 
     def __init__(self, te: Any, size: Size):
         super().__init__()
@@ -105,7 +105,7 @@ class Packed(torch.nn.Module):
 
 
 class Parted(torch.nn.Module):
-    """te.GroupedLinear: the first rows by one weight, the rest by another."""
+    """te.GroupedLinear with two groups: the first quarter of the rows, and the rest."""
 
     def __init__(self, te: Any, size: Size, place: dict):
         super().__init__()
@@ -185,7 +185,7 @@ Results = dict[str, Tensor]
 
 
 def settle(module: Any) -> None:
-    """Parameters in general position: not the zeros and ones that biases and norms start with."""
+    """Give all parameters random values, because biases of 0 and norm weights of 1 would hide errors."""
     with torch.no_grad():
         for name, p in module.named_parameters():
             fan = p.shape[-1] if p.dim() > 1 else 16
@@ -204,7 +204,7 @@ def run_module(module: Any, x: Tensor, dy: Tensor, run: Callable[[Any, Tensor], 
 
 
 def run_plain(twin: Twin, module: Any, size: Size, x: Tensor, dy: Tensor, dtype: torch.dtype) -> Results:
-    """The plain half in a dtype, with the parameters that the module has."""
+    """Run the plain half in a dtype, with the module's parameters."""
     p = {n: v.detach().to(dtype).clone().requires_grad_() for n, v in module.named_parameters()}
     x = x.detach().to(dtype).clone().requires_grad_()
     y = twin.plain(p, x, size)
@@ -213,9 +213,10 @@ def run_plain(twin: Twin, module: Any, size: Size, x: Tensor, dy: Tensor, dtype:
 
 
 def errors(got: Results, exact: Results) -> dict[str, float]:
-    """The relative error of each result: the norm of the difference by the norm of the exact result.
+    """The relative error of each result: the norm of the difference divided by the norm of the exact result.
 
-    Of a gradient that is 0 (a key's bias shifts all scores alike), by a tenth of the norm of dx.
+    The divisor is at least a tenth of the norm of dx, because some gradients are 0 (a key's bias shifts all scores
+    equally).
     """
     far, least = {}, 0.1 * exact["dx"].norm()
     for name, want in exact.items():
@@ -229,7 +230,7 @@ FLOOR = {torch.float32: 2e-5, torch.bfloat16: 2e-3, torch.float16: 3e-4}
 
 
 def agrees(name: str, te: Any, dtype: torch.dtype, device: str, size: Size, factor: float = 1.5) -> dict[str, float]:
-    """Assert that a module is as near to what is right as plain torch is in its dtype, up to a factor."""
+    """Assert that a module's errors are at most `factor` times those of plain torch in the same dtype."""
     twin = TWINS[name]
     module = twin.module(te, size, dict(params_dtype=dtype, device=device))
     settle(module)
@@ -244,7 +245,7 @@ def agrees(name: str, te: Any, dtype: torch.dtype, device: str, size: Size, fact
 
 
 def near(name: str, te: Any, dtype: torch.dtype, device: str, size: Size, allowed: float, recipe: Any) -> None:
-    """Assert that a module in fp8 is near to what is right, after as many steps as a delayed scale needs."""
+    """Assert that an fp8 module's errors in its second step, when delayed scales are set, are at most `allowed`."""
     twin = TWINS[name]
     module = twin.module(te, size, dict(params_dtype=dtype, device=device))
     settle(module)
@@ -265,11 +266,11 @@ def near(name: str, te: Any, dtype: torch.dtype, device: str, size: Size, allowe
     assert rounded > 5e-3, f"{name}: only {rounded} off, as if nothing had been quantized"
 
 
-# ---- activations on the host ----------------------------------------------------------------------------------------
+# ---- activations offloaded to the host ------------------------------------------------------------------------------
 
 
 def choose_attention(chosen: str, setenv: Callable[[str, str], None]) -> None:
-    """Leave the layer one of its attention backends: FUSED (ours) or UNFUSED (the layer's own torch)."""
+    """Leave the layer one attention backend: FUSED (ours) or UNFUSED (the layer's own torch code)."""
     from transformer_engine.pytorch.attention.dot_product_attention import dot_product_attention as found
 
     for name in ("FUSED", "UNFUSED", "FLASH"):
@@ -278,7 +279,7 @@ def choose_attention(chosen: str, setenv: Callable[[str, str], None]) -> None:
 
 
 def offloaded(te: Any, modules: list[Any], x: Tensor, dy: Tensor, enabled: bool) -> tuple[list[Tensor], float]:
-    """Result and gradients of a sequence of modules, and the MB that Transformer Engine offloaded in the forward."""
+    """Result and gradients of a sequence of modules, and how many MB Transformer Engine offloaded in the forward."""
     context, sync = te.get_cpu_offload_context(enabled=enabled, num_layers=len(modules) - 1, model_layers=len(modules))
     x = x.detach().clone().requires_grad_()
     y = x

@@ -1,4 +1,4 @@
-"""Quantizers of every kind, and whether two quantized tensors are the same."""
+"""Quantizers of every kind, and a comparison of quantized tensors."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ VOCABULARY = 50
 
 
 def llama(dtype=torch.float32, layers=2, **more):
-    """A model whose norms are not trivial: their weights are not 1."""
+    """A Llama whose norm weights are not all 1."""
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
         hidden_size=32, intermediate_size=48, num_hidden_layers=layers, num_attention_heads=4, num_key_value_heads=2,
@@ -20,7 +20,7 @@ def llama(dtype=torch.float32, layers=2, **more):
             if "norm" in name:
                 parameter.uniform_(0.5, 1.5)
             elif "lm_head" in name:
-                parameter.mul_(20)  # so that losses of different batches differ
+                parameter.mul_(20)  # so that the losses of different batches differ
     return model.to(dtype)
 
 

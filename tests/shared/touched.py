@@ -1,9 +1,9 @@
-"""Which tests a change concerns: `pytest --touched BASE`, `make test-touched`.
+"""Select the tests for a change: `pytest --touched BASE`, `make test-touched`.
 
-Every changed file is looked up in TABLE, first match first. A file of a family of ops (`specs/norm.py`,
-`kernels/norm.py`, `faces/aten/norm.py`) concerns the test files that have the family in their name, and of the tests
-over all ops the cases of that family. Other files concern whole folders of tests. What the table does not know, and
-what everything is built on, concerns all tests.
+Every changed file is looked up in TABLE; the first match counts. A file of a family of ops (`specs/norm.py`,
+`kernels/norm.py`, `faces/aten/norm.py`) selects the test files with the family in their name, and the cases of that
+family in tests over all ops. Other files select whole test folders. Files that everything depends on, and files that
+match no row, select all tests.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 ALL, FAMILY, ITSELF = "all", "family", "itself"
 
-# pattern of a path -> all tests, the tests of its family, the test file itself, or folders and files of tests
+# path pattern -> all tests, the tests of its family, the test file itself, or folders and files of tests
 TABLE: tuple[tuple[str, str | tuple[str, ...]], ...] = (
     (r"tests/(conftest\.py|shared/)", ALL),
     (r"tests/.*/test_\w+\.py", ITSELF),
@@ -37,7 +37,7 @@ TABLE: tuple[tuple[str, str | tuple[str, ...]], ...] = (
     (r"examples/", ("tests/examples/",)),
     (r"\.editorconfig|\.gitignore|\.pre-commit-config\.yaml|LICENSE", ()),
 )
-# Families whose tests have another name.
+# Families whose test files have another name.
 NAMED = {
     **dict.fromkeys("convolution pooling padding upsample grid_sampler neighborhood".split(), "spatial"),
     "attention_general": "attention", "creation": "layout", "distance": "reduce", "dropout": "random", "norms": "norm",
@@ -48,11 +48,11 @@ AROUND = re.compile(r"^test_(gpu_|adapters_|functional_|tex_)?|_(interpreted|com
 
 @dataclass
 class Change:
-    """What the changed files concern."""
+    """The tests that the changed files select."""
 
     base: str
     files: tuple[str, ...]
-    everything: str = ""  # a file for which all tests run
+    everything: str = ""  # the changed file that selects all tests, or ""
     families: set[str] = field(default_factory=set)
     folders: set[str] = field(default_factory=set)
 
@@ -99,7 +99,7 @@ def look_up(file: str) -> str | tuple[str, ...]:
 
 
 def families_of(file: str) -> set[str]:
-    """The family that a source file belongs to: its name, or that of its folder in `kernels/`."""
+    """The family names of a source file: its own name and those of its folders."""
     path = Path(file)
     names = {path.stem, *path.parts} - {"__init__"}
     return {NAMED.get(n, n) for n in names} | names
@@ -107,7 +107,7 @@ def families_of(file: str) -> set[str]:
 
 @functools.cache
 def tests_of(path: str) -> frozenset[str]:
-    """The families that a test file is for, by its name: `test_adapters_norm.py` is for `norm`."""
+    """The families that a test file covers, by its name: `test_adapters_norm.py` covers `norm`."""
     stem = Path(path).stem
     while (shorter := AROUND.sub("", stem)) != stem:
         stem = shorter
@@ -116,7 +116,7 @@ def tests_of(path: str) -> frozenset[str]:
 
 
 def _family_of(value: Any) -> str | None:
-    """The family of a case: of its op, or of the op with its name."""
+    """The family of a parameter of a test case: that of its op, or of the op with that name."""
     spec = getattr(value, "spec", value)
     if isinstance(spec, str):
         return _by_name().get(spec)
@@ -133,7 +133,7 @@ def _by_name() -> dict[str, str]:
 
 @functools.cache
 def since(base: str) -> Change:
-    """The change from a commit to the working tree; without such a commit, everything."""
+    """The change from a commit to the working tree. An unknown commit selects all tests."""
     git = ["git", "-C", str(ROOT)]
     known = base and subprocess.run([*git, "rev-parse", "-q", "--verify", f"{base}^{{commit}}"], capture_output=True)
     if not known or known.returncode:

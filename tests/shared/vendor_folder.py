@@ -1,4 +1,4 @@
-"""A vendor's folder in the tree of backends, and a program on a simulated device that uses it."""
+"""Run a program on a simulated device with a vendor's folder in the tree of backends."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import fresh
 SRC = Path(__file__).parents[2] / "src"
 BACKENDS = SRC / "opmux/backends"
 
-# Folders of the test are folders of the tree to opmux; `found` is what the program tells.
+# opmux finds the test's folders as folders of its own tree; `found` collects the program's results.
 START = """
 import json, logging, sys
 from opmux.tools.simulator import simulate
@@ -37,7 +37,7 @@ END = "\nprint(json.dumps({**found, 'said': said}, default=str))\n"
 
 
 def copied_init() -> str:
-    """The text of `_nvidia/__init__.py` as a vendor `acme` copies it: only VendorInfoBase is changed."""
+    """`_nvidia/__init__.py` as a vendor `acme` would copy it: only the arguments of VendorInfoBase are changed."""
     text = (BACKENDS / "_nvidia" / "__init__.py").read_text(encoding="utf-8")
     for name, value in (("vendor_name", "acme"), ("device_name", "npu"), ("device_query_cmd", "acme-smi")):
         text, count = re.subn(rf'{name}="[^"]*"', f'{name}="{value}"', text)
@@ -55,10 +55,10 @@ def write(folder: Path, texts: Mapping[str, str]) -> None:
 def follow(
     root: Path, folders: Mapping[str, Mapping[str, str]], code: str, device: str = "npu", **env: str
 ) -> SimpleNamespace:
-    """What the program tells, where each of `folders` (`_acme`: its files) is a folder of the tree."""
+    """Run `code` with `folders` (name, such as `_acme`, -> files) in the tree of backends; returns its results."""
     for name, texts in folders.items():
         write(root / "tree" / name, texts)
-    program = root / "program.py"  # a file: triton reads the source of kernels
+    program = root / "program.py"  # a file, because triton reads the source of kernels
     program.write_text(START.format(device=device, tree=str(root / "tree")) + code + END, encoding="utf-8")
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SRC), str(root)]), **env}
     done = fresh.run([sys.executable, str(program)], env=variables, cwd=root, timeout=300, warm=True)
