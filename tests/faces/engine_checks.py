@@ -286,8 +286,7 @@ def a_hundred_rounds_of_a_training_step_leave_nothing() -> None:
 
 @check
 def an_out_of_other_strides_is_written_element_by_element() -> None:
-    """Some CUDA kernels of torch write such an `out` as if it were contiguous, so compare with the call without `out`.
-    """
+    """Some CUDA kernels of torch write such an `out` as if it were contiguous: compare with the call without `out`."""
     x = rand(2, 3, 8, 8)
     calls: dict[str, Callable[..., Any]] = {
         "avg_pool2d.out": lambda **out: torch._C._nn.avg_pool2d(x, 3, **out),
@@ -938,8 +937,7 @@ def a_number_is_searched_for_with_only_the_tensor_overload_overridden() -> None:
 
 @check
 def rows_that_take_tensors_only() -> None:
-    """A call with a number in place of a tensor goes to the next candidate; the row keeps the calls that it supports.
-    """
+    """A call with a number in place of a tensor goes to the next candidate; the row keeps all calls with tensors."""
     from opmux.backends import Autograd
 
     calls: list[str] = []

@@ -495,7 +495,7 @@ class Runner:
         return made, gradients(made, self._wrt(sample), self.dtype)
 
     def _in_place(self, sample: Any) -> Any:
-        """The tensor written in place, and its gradients; a leaf is cloned first, as torch forbids writing it in place."""
+        """The tensor written in place, and its gradients; a leaf is cloned first: torch forbids writing to it."""
         target = sample.input.clone() if sample.input.requires_grad else memory_copy(sample.input)
         same = self.op.get_inplace()(target, *sample.args, **sample.kwargs) is target
         wrt = self._wrt(sample) if self.op.supports_inplace_autograd else []

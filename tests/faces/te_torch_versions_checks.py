@@ -25,8 +25,7 @@ def te():
 
 
 def is_fake_of_torch_2_11(x):
-    """torch 2.11's `is_fake`: all inner tensors are fake, or none is. With no inner tensors both hold, and it raises.
-    """
+    """torch 2.11's `is_fake`: all inner tensors are fake, or none is. Without inner tensors both hold: it raises."""
     if isinstance(x, fake_tensor.FakeTensor):
         return True
     if isinstance(x, torch.Tensor) and is_traceable_wrapper_subclass(x):

@@ -1,5 +1,4 @@
-"""ATen adapters of reductions: results, dtypes and strides match ATen's own overloads; unsupported calls go to torch.
-"""
+"""ATen adapters of reductions: results, dtypes and strides match ATen's overloads; unsupported calls go to torch."""
 
 import inspect
 import itertools

@@ -1,4 +1,6 @@
-"""patch_model: what a forward hands to its head stays in that call, and every copy of a module runs itself."""
+"""patch_model: what a forward passes to its head stays within that call, and every copy of a module runs its own
+weights.
+"""
 
 import asyncio
 import copy
@@ -14,7 +16,7 @@ from opmux.faces.models.logits import are_late
 
 
 def losses_of_threads(model, batches, steps):
-    """The losses of each thread, which calls the model with its own batch."""
+    """The losses of each thread; every thread calls the model with its own batch."""
     found, errors, start = [[] for _ in batches], [], threading.Barrier(len(batches))
 
     def run(place):
@@ -45,7 +47,7 @@ def test_threads_get_the_losses_of_their_own_labels(shapes):
         close(torch.stack(losses), want.expand(40))
 
 
-def test_a_forward_inside_a_forward_keeps_both_losses():
+def test_nested_forwards_both_keep_their_losses():
     model = llama()
     outer, inner = batch(seed=3), batch(seed=4)
     expected = [model(**given).loss.detach() for given in (outer, inner)]
@@ -62,8 +64,8 @@ def test_a_forward_inside_a_forward_keeps_both_losses():
     close(torch.stack([loss, found[0]]), torch.stack(expected))
 
 
-def test_interleaved_forwards_of_coroutines_keep_their_losses():
-    """Each forward waits before its head until the other one is there too."""
+def test_interleaved_coroutines_keep_their_losses():
+    """Each forward waits before its head until the other one has got there too."""
     model = llama()
     batches = [batch(seed=3), batch(seed=4)]
     expected = torch.stack([model(**given).loss.detach() for given in batches])
