@@ -274,7 +274,7 @@ def differentiated(name: str) -> Any:
 
 
 def crossing() -> dict[str, Any]:
-    """The overloads whose results or gradients differ if only the forward, or only the backward, runs in our kernels."""
+    """The overloads whose results or gradients differ if only the forward or only the backward runs in our kernels."""
     names = [n for n in opmux.enable(mode="all") if differentiable(n) and table()[n].family != "random"]
     ours = {n: forward(n) for n in names}
     opmux.disable()

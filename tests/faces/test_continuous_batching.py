@@ -133,7 +133,7 @@ def test_requests_longer_than_a_block_table_give_the_same_tokens(monkeypatch):
 
 @pytest.mark.parametrize("kind", ["llama", "gemma2"])
 def test_padded_batches_give_the_same_tokens(kind, monkeypatch):
-    """With CUDA graphs, shapes are padded with empty requests and with tokens of no request: their output is undefined."""
+    """With CUDA graphs, batches are padded with empty requests and with tokens of no request (undefined output)."""
     before, packed = ModelRunner.__init__, paged.attention
     undefined = []
 
