@@ -233,7 +233,7 @@ def unequal(again: Callable[[str], Any], wanted: dict[str, Any], which: str = ""
     return {which + n: [got, w] for n, w in wanted.items() if not close(got := again(n), w, 1e-6)}
 
 
-# ---- gradients across the switch ------------------------------------------------------------------------------------
+# ---- enable() and disable() between forward and backward ------------------------------------------------------------
 
 
 def differentiable(name: str) -> bool:

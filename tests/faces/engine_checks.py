@@ -94,7 +94,7 @@ def both(fn: Callable[[], Any], *overloads: str) -> None:
     same(got, wanted)
 
 
-# ---- the switch -----------------------------------------------------------------------------------------------------
+# ---- enable, disable and use ----------------------------------------------------------------------------------------
 
 
 @check
@@ -306,7 +306,7 @@ def an_out_of_other_strides_is_written_element_by_element() -> None:
                 assert turned or bool((m[..., 1] == 7).all()), f"{name} writes between the elements of out"
 
 
-# ---- who runs -------------------------------------------------------------------------------------------------------
+# ---- which implementation runs --------------------------------------------------------------------------------------
 
 
 @check

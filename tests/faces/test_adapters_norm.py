@@ -166,7 +166,7 @@ def test_cache_of_ones_weights_drops_the_oldest_entry(monkeypatch):
     ]
 
 
-# ---- torch's to judge -----------------------------------------------------------------------------------------------
+# ---- left to torch --------------------------------------------------------------------------------------------------
 
 
 def test_norms_match_aten_on_opinfo_samples(adapters):

@@ -199,7 +199,7 @@ def test_bernoulli_draws_follow_their_probabilities(adapters):
     assert y.shape == x.shape and y[0].sum() == 0 and 0 < y[1].sum() < 50 and y[2].sum() == 50
 
 
-# ---- torch's to judge -----------------------------------------------------------------------------------------------
+# ---- left to torch --------------------------------------------------------------------------------------------------
 
 X, BYTES = torch.rand(4, 6), torch.zeros(3, dtype=torch.int8)
 DECLINED = (

@@ -170,7 +170,7 @@ def test_adapters_agree_with_aten_on_opinfo_samples(op, op_infos):
             info(error.sample_input.input, *error.sample_input.args, **error.sample_input.kwargs)
 
 
-# ---- by hand --------------------------------------------------------------------------------------------------------
+# ---- single cases ---------------------------------------------------------------------------------------------------
 
 
 def plainest(name):

@@ -143,7 +143,7 @@ def test_scans_agree_with_aten_on_opinfo_samples(op, op_infos):
             info(error.sample_input.input, *error.sample_input.args, **error.sample_input.kwargs)
 
 
-# ---- by hand --------------------------------------------------------------------------------------------------------
+# ---- single cases ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", MINE)

@@ -257,7 +257,7 @@ def test_a_recording_ends_when_its_block_ends(tmp_path):
         opmux.use(record=tmp_path / "missing" / "calls")
 
 
-# ---- leaving no trace -----------------------------------------------------------------------------------------------
+# ---- no side effects ------------------------------------------------------------------------------------------------
 
 
 def test_a_hundred_rounds_of_enable_and_disable_change_and_leak_nothing():

@@ -140,7 +140,7 @@ def test_fused_linear_cross_entropy_accepts_frozen_empty_and_transposed_inputs(p
     assert turned.grad.shape == (V, H)
 
 
-def test_a_second_backward():
+def test_a_second_backward_gives_equal_gradients_or_raises():
     x, w, target = torch.randn(12, H, requires_grad=True), torch.randn(V, H), tokens()
     made = ours.fused_linear_cross_entropy(x, w, target)
     made.backward(retain_graph=True)
@@ -168,7 +168,7 @@ def test_accum_dtype_float32_makes_16_bit_gradients_more_accurate(monkeypatch):
     assert error[torch.float32] < 0.7 * error[None]
 
 
-def test_autocast():
+def test_autocast_rounds_only_the_matmul():
     x, w, target = torch.randn(12, H, requires_grad=True), torch.randn(V, H, requires_grad=True), tokens()
     with torch.autocast("cpu", torch.bfloat16):
         made = ours.fused_linear_cross_entropy(x, w, target)

@@ -223,7 +223,7 @@ def test_vmap_of_grad_matches_torch(tensors):
     torch.testing.assert_close(got, want)
 
 
-def test_autocast_computes_in_its_dtype():
+def test_autocast_sets_the_compute_dtype():
     mlp, x = modules.SwiGLUMLP(8, 12), torch.randn(3, 8, requires_grad=True)
     with torch.autocast("cpu", torch.bfloat16):
         y = mlp(x)

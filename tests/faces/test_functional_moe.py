@@ -101,7 +101,7 @@ def test_fused_moe_accepts_an_empty_batch():
     assert not ours.fused_moe(x, gate_up, down, none, weights).any()
 
 
-def test_transforms():
+def test_torch_func_grad_matches_autograd():
     args = drawn()
     index = args[3]
     want = torch.autograd.grad(truth(*args).sin().sum(), leaves(args))
@@ -123,7 +123,7 @@ def test_on_the_cpu_each_row_is_multiplied_once():
     assert opmux.explain("grouped_mm", x, gate_up, ends, True).chosen.vendor == "cpu"
 
 
-def test_autocast():
+def test_autocast_computes_in_bfloat16_with_float32_gradients():
     args = drawn(torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
         y = ours.fused_moe(*args)

@@ -130,7 +130,7 @@ def test_rms_norm_compiles_to_one_graph():
     torch.testing.assert_close(compiled(x), module(x))
 
 
-# ---- in the place of a norm -----------------------------------------------------------------------------------------
+# ---- norm variants --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("shape", [(N,), (1, N), (4, N), (12, N), (4, 3, N)], ids=str)

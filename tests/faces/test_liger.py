@@ -920,7 +920,7 @@ def test_modules_compile_to_one_graph():
     torch.testing.assert_close(compiled(normal(4, 8)), run(normal(4, 8)))
 
 
-# ---- what is wrong in Liger-Kernel, and must not be here ------------------------------------------------------------
+# ---- defects of Liger-Kernel that opmux must not have ---------------------------------------------------------------
 
 
 def test_softcap_ignores_padding():
@@ -992,7 +992,7 @@ def test_rms_norm_in_float64_has_the_right_gradient():
     assert torch.autograd.gradcheck(lambda x, w: liger_rms_norm(x, w, 1e-6), (x, w))
 
 
-# ---- the modules themselves -----------------------------------------------------------------------------------------
+# ---- vendor functions -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", liger_names.FUNCTION_OPS)

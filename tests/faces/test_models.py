@@ -329,7 +329,7 @@ def test_a_forward_that_uses_the_model_itself_keeps_its_loss(source, why, tmp_pa
     assert loss.why_not(space["forward"], "loss_function", "lm_head") == why
 
 
-# ---- training as people do it ---------------------------------------------------------------------------------------
+# ---- training features ----------------------------------------------------------------------------------------------
 
 
 def test_gradient_accumulation_counts_tokens_of_the_whole_batch():
@@ -378,7 +378,7 @@ def test_gradient_checkpointing_and_tuple_outputs_work():
     close(loss, expected.loss)
 
 
-def test_autocast():
+def test_a_patched_model_matches_under_autocast():
     model = tiny("llama")
     with torch.autocast("cpu", torch.bfloat16):
         expected, grads = trained(model)
@@ -388,7 +388,7 @@ def test_autocast():
     close(found["model.embed_tokens.weight"], grads["model.embed_tokens.weight"], 2e-2)
 
 
-def test_decoding():
+def test_a_patched_model_generates_the_same_tokens():
     model = tiny("llama").eval()
     ids = batch()["input_ids"][:, :4]
     more = {"max_new_tokens": 6, "do_sample": False, "attention_mask": torch.ones_like(ids)}
@@ -472,7 +472,7 @@ def test_a_users_attention_is_kept():
     answers(model)
 
 
-def test_peft():
+def test_a_peft_model_can_be_patched():
     peft = pytest.importorskip("peft")
     model = tiny("llama")
     adapted = peft.get_peft_model(

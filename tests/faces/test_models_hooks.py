@@ -168,7 +168,7 @@ def test_the_report_names_the_modules_that_are_called_because_of_hooks():
     }
 
 
-# ---- what a user replaced -------------------------------------------------------------------------------------------
+# ---- modules and functions replaced by the user ---------------------------------------------------------------------
 
 
 def test_a_users_activation_is_called_even_with_a_known_name():

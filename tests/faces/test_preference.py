@@ -164,7 +164,7 @@ def test_log_probs_logit_means_and_rewards_are_returned():
         assert not got.requires_grad
 
 
-# ---- Liger-Kernel's numbers -----------------------------------------------------------------------------------------
+# ---- Liger-Kernel's results -----------------------------------------------------------------------------------------
 # From Liger-Kernel's chunked losses, version 0.8.2, compiled=False, float32 on a CPU with torch 2.13, for
 # Data(torch.float32):
 # [loss, sum(abs(gradient)) of input, weight and bias], and the sum of each auxiliary value.
@@ -622,7 +622,7 @@ def test_modules_match_their_functions():
     assert "kind" not in inspect.signature(opmux.nn.CosineDistillationLoss).parameters
 
 
-# ---- what must not happen -------------------------------------------------------------------------------------------
+# ---- memory, tracing and edge cases ---------------------------------------------------------------------------------
 
 
 def test_linear_log_probs_match_the_formula(parts):

@@ -386,7 +386,7 @@ def test_the_layer_runs_on_another_chip():
     assert set(done.values()) == {"agrees"}
 
 
-# ---- what is left alone ---------------------------------------------------------------------------------------------
+# ---- no side effects ------------------------------------------------------------------------------------------------
 
 
 def python(code: str, *paths: Path, **extra: str) -> dict:
@@ -486,7 +486,7 @@ def test_uninstall_removes_all_modules_and_finders(untouched):
     assert untouched["again"] is True
 
 
-# ---- when it cannot be ----------------------------------------------------------------------------------------------
+# ---- installs that fail ---------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -553,7 +553,7 @@ def test_the_version_of_an_uninstalled_source_tree_is_found(boot, monkeypatch, t
         importlib.metadata.version("another")
 
 
-# ---- how sources are read -------------------------------------------------------------------------------------------
+# ---- source rewriting -----------------------------------------------------------------------------------------------
 
 SOURCE = '''"""Nothing here is "cuda" but words."""
 import torch

@@ -171,7 +171,7 @@ def test_moe_sort_chunks_by_index_matches_indexing(te, dtype):
     agree((rows, moved, *grads(moved, probs)), (exact, sorted_probs, *grads(sorted_probs, probs)), dtype)
 
 
-# ---- sums of groups, padding ----------------------------------------------------------------------------------------
+# ---- grouped sums and padding ---------------------------------------------------------------------------------------
 
 
 @dtypes

@@ -85,7 +85,7 @@ def test_dgelu_is_the_derivative_of_the_tanh_gelu():
         torch.testing.assert_close(got, want.to(dtype), rtol=torch.finfo(dtype).eps, atol=1e-5)
 
 
-# ---- gates with parameters, and factors for rows --------------------------------------------------------------------
+# ---- gates with parameters, and row factors -------------------------------------------------------------------------
 
 
 def unturned(x, k):

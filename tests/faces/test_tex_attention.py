@@ -509,7 +509,7 @@ def test_fp8_attention_matches_the_definition(layout, kind):
             assert part._data.stride() == like.stride()
 
 
-# ---- refusals and backends ------------------------------------------------------------------------------------------
+# ---- invalid arguments and backend selection ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

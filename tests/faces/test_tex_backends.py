@@ -42,7 +42,7 @@ def fives(self, input, weight, eps, ln_out, quantizer, otype, sm_margin, zero_ce
     return torch.full_like(input, 5.0), None, input.new_ones(input.shape[0])
 
 
-# ---- the list, and choosing -----------------------------------------------------------------------------------------
+# ---- listing and selecting backends ---------------------------------------------------------------------------------
 
 
 def test_list_backends_reports_name_vendor_priority_and_availability():
@@ -120,7 +120,7 @@ def test_backends_receive_torch_dtypes():
     assert seen == [torch.bfloat16]
 
 
-# ---- what is not there ----------------------------------------------------------------------------------------------
+# ---- missing backends and methods -----------------------------------------------------------------------------------
 
 
 def test_set_backend_rejects_unknown_and_unavailable_names():

@@ -127,7 +127,7 @@ def test_results_have_the_requested_dtype(dtype, to):
     assert bias_grad.dtype is to
 
 
-# ---- sums with what is there ----------------------------------------------------------------------------------------
+# ---- accumulation ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [F32, F16, BF16])
@@ -178,7 +178,7 @@ def test_gemm_writes_leaves_and_records_no_graph():
     close(D.detach(), truth(A.detach(), B.detach(), "TN"))
 
 
-# ---- nothing --------------------------------------------------------------------------------------------------------
+# ---- empty operands -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("m, n, k", [(0, 24, 64), (5, 24, 0), (5, 0, 64)])
@@ -295,8 +295,8 @@ def test_one_operand_may_be_quantized():
     close(call(a, B)[0], truth(q.plain(q.OPS, a, BF16), B, "TN"))
 
 
-def test_the_other_data_serves_if_the_transpose_is_missing_or_stale():
-    """So does the transpose if the data is missing."""
+def test_gemm_uses_the_data_if_the_transpose_is_missing_or_stale():
+    """And the transpose if the data is missing."""
     A, B = factors("NN", BF16, 32, 48, 64)
     a, b = (q.quantized(q.OPS, t, q.Float8CurrentScalingQuantizer()) for t in (A, B))
     want = call(a, b, "NN", to=F32)[0].double()
@@ -393,7 +393,7 @@ def test_grouped_gemm_accepts_quantized_operands():
     close(D[0], torch.cat([truth(numbers(a, False), numbers(b, False), "TN") for a, b in zip(As, Bs, strict=True)]))
 
 
-# ---- what is refused ------------------------------------------------------------------------------------------------
+# ---- rejected input -------------------------------------------------------------------------------------------------
 
 BAD = {
     "A None": (dict(A=None), TypeError, "A must be a Tensor of float16, .* or a quantized tensor; got None"),

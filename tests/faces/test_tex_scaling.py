@@ -268,7 +268,7 @@ def test_scales_for_external_kernels_are_swizzled(way):
             assert found[at] == found[2048 + at] == scales[r, c].item()
 
 
-# ---- elsewhere ------------------------------------------------------------------------------------------------------
+# ---- functions that need other hardware -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", sorted(unavailable.UNAVAILABLE))

@@ -196,7 +196,7 @@ def test_without_file_locks_libraries_are_still_built(source, compiler, monkeypa
     assert build.library("thing", [source("1")]).read_text() == "built"
 
 
-# ---- where it cannot be ---------------------------------------------------------------------------------------------
+# ---- builds that fail -----------------------------------------------------------------------------------------------
 
 
 def test_without_a_compiler_the_error_says_what_to_install(source, monkeypatch, tmp_path):

@@ -219,7 +219,7 @@ def test_the_loaded_library_is_the_verified_one(thing, monkeypatch):
     assert in_a_child(thing.load) == 42
 
 
-# ---- something else in its place, another user's ---------------------------------------------------------------------
+# ---- files of the wrong kind or owner --------------------------------------------------------------------------------
 
 
 def a_folder(path: Path) -> None:
@@ -389,7 +389,7 @@ def test_a_group_that_only_contains_the_user_may_write(monkeypatch):
     assert cache_dir._open_to_others(found)
 
 
-# ---- ends at any line -----------------------------------------------------------------------------------------------
+# ---- killed, interrupted or out of space at any line ----------------------------------------------------------------
 
 
 class Lines:
@@ -511,7 +511,7 @@ class TestBuilding:
             self.check()
 
 
-# ---- disks ----------------------------------------------------------------------------------------------------------
+# ---- full and read-only disks ---------------------------------------------------------------------------------------
 
 
 def no_space(*args):

@@ -390,7 +390,7 @@ def test_an_argument_of_which_only_the_shape_is_saved_may_change(world):
     assert grads(y, (x,), dy)[0].eq(2).all() and kept() is x
 
 
-# ---- autograd's own promises -----------------------------------------------------------------------------------------
+# ---- autograd features -----------------------------------------------------------------------------------------------
 
 
 def test_changing_a_saved_tensor_raises(world):
@@ -573,7 +573,7 @@ def test_replaced_records_are_freed_after_their_last_graph(world):
     assert world.from_cpp == ["rms_norm_bwd"]
 
 
-# ---- who decides -----------------------------------------------------------------------------------------------------
+# ---- policies, errors and fallbacks ----------------------------------------------------------------------------------
 
 
 def test_a_policy_block_sends_calls_to_python(world):
@@ -780,7 +780,7 @@ def test_parameters_are_launched_and_subclasses_run_in_python(world):
     assert not world.from_cpp
 
 
-# ---- without it ------------------------------------------------------------------------------------------------------
+# ---- without C++ -----------------------------------------------------------------------------------------------------
 
 
 def test_without_cpp_the_python_function_is_used(monkeypatch):

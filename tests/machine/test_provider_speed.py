@@ -76,7 +76,7 @@ def explained(m: int) -> dict[str, tuple[str, str]]:
     return {v.impl.impl_id: (v.status, v.reason) for v in found.verdicts}
 
 
-# ---- the choice -----------------------------------------------------------------------------------------------------
+# ---- selection by speed ---------------------------------------------------------------------------------------------
 
 
 def test_the_faster_library_runs_only_for_its_class(two):

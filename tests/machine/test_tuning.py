@@ -46,7 +46,7 @@ def lines(caplog):
     return lambda: caplog.messages
 
 
-# ---- keys and places ------------------------------------------------------------------------------------------------
+# ---- keys and paths -------------------------------------------------------------------------------------------------
 
 
 def test_a_key_rounds_lengths_up_and_keeps_other_facts():

@@ -293,7 +293,7 @@ def test_the_guides_test_program_works():
     torch.testing.assert_close(D, A @ B, rtol=1.6e-2, atol=1e-2)
 
 
-# ---- the variables, and what the management functions say under them ------------------------------------------------
+# ---- variables, and what the management functions report ------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -162,7 +162,7 @@ def test_a_file_that_is_not_a_record_gives_one_line(cli, text):
     assert re.match(r"opmux: bad\.json (is not JSON|is not a (complete )?run)", done.stderr)
 
 
-# ---- the gate -------------------------------------------------------------------------------------------------------
+# ---- the correctness check ------------------------------------------------------------------------------------------
 
 
 def test_a_wrong_result_of_ours_fails_the_run_and_is_not_timed(cli, register):
@@ -502,7 +502,7 @@ def run_of(*found: list[BenchRow]) -> record.BenchRecord:
     )
 
 
-def test_headline_and_ranks():
+def test_headline_and_ratios_compare_ours_with_the_best_other():
     made = run_of(
         [row("ours", 1.0), row("native", 2.0), row("compile", 1.01)],
         [row("ours", 1.0, shape=[4, 2048]), row("native", 0.99, shape=[4, 2048])],

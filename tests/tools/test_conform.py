@@ -208,7 +208,7 @@ def found(acme):
     )
 
 
-# ---- one of every mistake -------------------------------------------------------------------------------------------
+# ---- one example of every mistake -----------------------------------------------------------------------------------
 
 
 def test_the_first_line_says_that_the_device_is_simulated(acme):
@@ -464,7 +464,7 @@ def test_a_gap_covers_its_op_check_and_impl(tmp_path):
     assert alone[0].status == "unexpected" and alone[0].gap == "r"
 
 
-# ---- parts ----------------------------------------------------------------------------------------------------------
+# ---- helper functions -----------------------------------------------------------------------------------------------
 
 
 def test_a_difference_is_described_in_one_sentence():

@@ -77,7 +77,7 @@ def test_a_wrong_forward_is_found(cli, register):
     assert "DISAGREE" in row(done.stdout, "losses, over 2 steps")
 
 
-def test_nan_is_not_agreement(cli, register):
+def test_nan_counts_as_disagreement(cli, register):
     nan = lambda a, b: torch.full_like(a, math.nan)
     register(OpImpl("silu_mul", "vendor.nan", BackendImplKind.VENDOR, "nan", nan))
     assert cli("demo", "--steps", "1", *CPU).exit_code == 1
@@ -103,7 +103,7 @@ def test_an_invalid_option_gives_one_line(cli, words):
     assert "Allowed: " in done.stderr
 
 
-# ---- the pieces -----------------------------------------------------------------------------------------------------
+# ---- helper functions -----------------------------------------------------------------------------------------------
 
 
 def test_largest_treats_nan_as_infinity():

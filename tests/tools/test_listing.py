@@ -257,7 +257,7 @@ def test_explain_gives_the_reason_of_a_refusal(cli, register):
     assert "runs       vendor.acme" in wider.stdout
 
 
-def test_explain_of_an_op_without_a_spec(cli, register):
+def test_explain_works_for_an_op_without_a_spec(cli, register):
     register(OpImpl("acme_magic", "magic", BackendImplKind.VENDOR, "acme", lambda x: x, devices={"npu"}))
     bare = cli("explain", "acme_magic")
     assert bare.exit_code == 1

@@ -247,7 +247,7 @@ def test_the_planner_continues_after_a_refusal(planner):
     assert planner.ask("add.Tensor", *tensor(8, 8), *tensor(8, 8), INT, 1) is not None
 
 
-# ---- workers that are killed ----------------------------------------------------------------------------------------
+# ---- killed workers -------------------------------------------------------------------------------------------------
 
 
 def until(condition):
@@ -307,7 +307,7 @@ def test_workers_end_with_a_killed_planner_and_the_next_one_removes_its_files(ki
     assert not folder.exists()
 
 
-# ---- classes of sizes ----------------------------------------------------------------------------------------------
+# ---- size classes --------------------------------------------------------------------------------------------------
 
 NONE, TANH = (1 << 64) - 1, int.from_bytes(b"tanh", "little")
 W = [1, *tensor(768)]

@@ -88,7 +88,7 @@ def test_a_call_with_fewer_samples_is_still_valid(name):
         assert calls.results(calls.Shape(name), *arguments.fresh())
 
 
-# ---- the yardstick --------------------------------------------------------------------------------------------------
+# ---- the error limit ------------------------------------------------------------------------------------------------
 
 
 def far(got, truth, theirs=None, terms=1.0):

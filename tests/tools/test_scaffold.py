@@ -41,7 +41,7 @@ def checkout(tmp_path):
     return tmp_path / "opmux"
 
 
-# ---- what is written -------------------------------------------------------------------------------------------------
+# ---- written files ---------------------------------------------------------------------------------------------------
 
 
 def test_a_package_has_the_expected_files(cli, tmp_path):
@@ -113,7 +113,7 @@ def test_a_device_type_that_cannot_be_simulated_is_reported(cli, tmp_path):
     assert 'torch_package=""' in (tmp_path / "opmux-acme/src/opmux_acme/__init__.py").read_text()
 
 
-# ---- what is not -----------------------------------------------------------------------------------------------------
+# ---- rejected input --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_a_failing_disk_leaves_no_files(cli, tmp_path, checkout, monkeypatch):
     assert len(files(tmp_path)) == 2  # only the files of the checkout
 
 
-# ---- that it works ---------------------------------------------------------------------------------------------------
+# ---- the generated package works -------------------------------------------------------------------------------------
 
 
 class Shell:

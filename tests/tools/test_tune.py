@@ -165,7 +165,7 @@ def test_doctor_shows_the_cache(cli, cache):
     assert rows(cli("doctor").stdout, "tuning", "0 entries for this chip in", str(cache))
 
 
-# ---- measuring, with a clock that is made up ------------------------------------------------------------------------
+# ---- measuring, with a fake clock -----------------------------------------------------------------------------------
 
 
 @pytest.fixture
