@@ -260,7 +260,7 @@ def backward(name: str, made: Any) -> Any:
             raise made
         results, wrt = made
         outs = [t for t in (results if isinstance(results, (tuple, list)) else [results]) if t.requires_grad]
-        # F.*_norm's composite returns differentiable statistics, the kernel does not
+        # a decomposed norm returns differentiable statistics, a kernel does not
         outs = outs[:1] if "norm" in name else outs
         found = torch.autograd.grad(outs, wrt, [torch.ones_like(t) for t in outs], allow_unused=True) if outs else []
         return results, list(found)

@@ -123,7 +123,7 @@ def test_greedy_generation_gives_the_same_tokens(kind, padded, cache, monkeypatc
     calls = Calls(monkeypatch)
     assert torch.equal(model.generate(**given, **more), want)
     if cache == "dynamic" and kind != "llama4_text":
-        full = {"mistral": 0, "phimoe": 0, "gemma2": 1, "gpt_oss": 1}.get(kind, 2)  # layers without a window
+        full = {"mistral": 0, "phimoe": 0, "gemma2": 1, "gpt_oss": 1}.get(kind, 2)  # number of layers without a window
         # every token after the first; padding that has left the window masks nothing
         assert calls.decoded == 5 * (2 - full if padded else 2)
 

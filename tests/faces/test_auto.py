@@ -25,7 +25,7 @@ LONG = 10.0, 100.0, 500.0  # torch's times in us at these sizes: from the second
 
 
 def speed(*ratios, host=(5.0, 9.0), native=(2.0, 6.0, 50.0), dtype=BF16):
-    """A Speed in which our time is these ratios of torch's time at three sizes."""
+    """Measured times: `native` us for torch at three sizes, and these multiples of it for us."""
     rows = zip((SMALL, MIDDLE, LARGE), native, ratios, strict=True)
     return Speed(host, {dtype: tuple(Times(n, t, t * r) for n, t, r in rows)})
 

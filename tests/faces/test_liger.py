@@ -630,7 +630,7 @@ def test_chunked_losses_match_their_formula():
     torch.testing.assert_close(alone, functional.liger_fused_linear_dpo(x, w, target, beta=0.2)[0])
     for name, count in (("CPO", 7), ("SimPO", 7), ("ORPO", 9)):
         made = getattr(chunked_loss, f"LigerFusedLinear{name}Loss")()(w, x, target)
-        assert made[0].requires_grad and len(made[1]) == count and more[4] == 0 != made[1][4]  # the NLL
+        assert made[0].requires_grad and len(made[1]) == count and more[4] == 0 != made[1][4]  # value 4 is the NLL loss
     chosen = torch.tensor([True, False, True, False])
     kto = torch.where(chosen, 1 - torch.sigmoid(0.1 * ratio), 1 - torch.sigmoid(-0.1 * ratio)).mean()
     loss, more = chunked_loss.LigerFusedLinearKTOLoss(use_ref_model=True)(x, w, target, None, chosen, ref, ref_w)
@@ -747,7 +747,7 @@ def test_megatron_is_patched(megatron):
     torch.testing.assert_close(
         megatron.swiglu.SwiGLUFunction.apply(x[..., :8], False, False), F.silu(x[..., :4]) * x[..., 4:8]
     )
-    assert megatron.swiglu.SwiGLUFunction.apply(x, True, False) == "theirs"  # fp8
+    assert megatron.swiglu.SwiGLUFunction.apply(x, True, False) == "theirs"  # fp8 is left to Megatron
 
 
 def test_megatron_modules_compute_their_formula():

@@ -226,7 +226,7 @@ def test_quantized_operands_match_the_formula(layout, a_kind, b_kind):
     assert torch.equal(call(a, b, layout, to=BF16, bias=bias[None], split=blocks)[0], D)
     if not blocks:
         D, _, pre, _ = call(a, b, layout, to=F32, bias=bias, gelu=True)
-        assert pre.dtype is BF16 and D.dtype is F32  # bias_type
+        assert pre.dtype is BF16 and D.dtype is F32  # the gelu input has the dtype `bias_type`
         close(pre, want + bias.double(), "pre")
         close(D, tanh(want + bias.double()), "gelu")
     main = torch.ones(want.shape)

@@ -193,7 +193,7 @@ def test_an_invalid_entry_is_skipped_and_the_others_are_used(bad, lines):
     assert tuning.entries(CHIP) == good | {"new": entry(50), "newer": entry(51)}
 
 
-def test_a_folder_in_place_of_the_file_is_reported(lines):
+def test_a_folder_in_place_of_the_file_is_moved_aside(lines):
     file = tuning.path(CHIP)
     (file / "inner").mkdir(parents=True)
     assert tuning.find(CHIP, "k") is None

@@ -231,8 +231,9 @@ QUICK_CHECKS = ("load", "values", "mutation", "errors", "gradient")
 
 @pytest.mark.timeout(900)
 def test_the_printed_commands_work_for_a_new_package(installed, slow):
-    """Found by its entry point, shown by `opmux list`, and every op conforms on its simulated device: what fails there
-    is a fault of ours. Its own tests are interpreted here, on the CPU."""
+    """The entry point is found, `opmux list` shows the package, and every op conforms on a simulated device. The
+    package's own tests run in the interpreter, on the CPU.
+    """
     shell, (list_command, conform) = installed
     known = {v["vendor"]: v for v in json.loads(shell(list_command, "--op", "silu_mul", "--json").stdout)["vendors"]}
     acme = known["acme"]
