@@ -242,7 +242,7 @@ def test_properties_override_attributes_and_init_is_not_called():
 
 
 class Extension:
-    """Replaces the compiled module: has its own enums, and two functions."""
+    """A fake of the compiled module, with its own enums and two functions."""
 
     class DType:
         def __init__(self, number):

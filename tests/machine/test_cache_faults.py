@@ -674,7 +674,7 @@ def test_a_failed_compilation_is_not_repeated_until_something_changes(thing, mon
 @pytest.mark.parametrize(
     ("run", "remembered"),
     [
-        (lambda command: (-9, ""), False),  # killed by someone else
+        (lambda command: (-9, ""), False),  # a signal killed the compiler
         (lambda command: (0, ""), True),  # the compiler wrote nothing
         (lambda command: full(), False),
     ],
