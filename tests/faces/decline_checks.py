@@ -1,9 +1,9 @@
-"""Every overload of ATen that we can compute, on one device: what a call gives where our impls decline, and gradients
-whose forward and backward run on different sides of `enable()` and `disable()`.
+"""For every ATen overload that we override, on one device: checks that ATen's kernel answers when our impls decline,
+and that gradients are correct when `enable()` or `disable()` is called between forward and backward.
 
     python tests/faces/decline_checks.py cpu
 
-Arguments are made from the schemas, so a new overload is covered by itself.
+The arguments are generated from the schemas, so a new overload is covered without changes here.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ DEVICE = "cpu"
 
 # ---- arguments ------------------------------------------------------------------------------------------------------
 
-# What an argument means where its type does not say it: by the op, or by its own name. A tuple is a tensor's shape.
+# Argument values that do not follow from the type in the schema, by op or by argument name. A tuple is a tensor's
+# shape.
 SPECIAL: dict[str, dict[str, Any]] = {
     "native_group_norm": {"input": (2, 4, 3), "N": 2, "C": 4, "HxW": 3, "group": 2},
     "native_group_norm_backward": {
@@ -118,7 +119,7 @@ def value_of(argument: Any, shape: Shape, gradient: bool) -> Any:
         return [tensor("index", shape, False)]
     if kind == "List[Tensor]":
         return [tensor(asked, shape, gradient) for _ in range(2)]
-    if argument.name == "dtype" and kind == "int":  # how schemas call a ScalarType
+    if argument.name == "dtype" and kind == "int":  # schemas write a ScalarType as int
         return torch.float32
     if isinstance(asked, int) and "List" in kind:
         return [asked]
@@ -128,7 +129,7 @@ def value_of(argument: Any, shape: Shape, gradient: bool) -> Any:
 
 
 def arguments(shape: Shape, gradient: bool = False) -> tuple[list[Any], dict[str, Any]]:
-    """Positional and keyword arguments for an overload; room for results is an empty tensor, which torch resizes."""
+    """Positional and keyword arguments for an overload; each `out` is an empty tensor, which torch resizes."""
     args, kwargs = [], {}
     for argument in shape.arguments:
         if argument.name in shape.outs:
@@ -162,7 +163,7 @@ def seed() -> None:
 
 
 def outcome(call: Callable[[], Any]) -> Any:
-    """Results as lists of numbers, or the error by type and words."""
+    """Results as lists of numbers, or the error's type and message."""
     seed()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -180,7 +181,7 @@ def described(value: Any) -> Any:
 
 
 def called(name: str) -> Any:
-    """What a call of an overload gives, and what it leaves in its arguments."""
+    """The results of a call of an overload, and the contents of its arguments afterwards."""
     shape = table()[name].shape
     args, kwargs = arguments(shape)
     return outcome(lambda: (shape.op(*args, **kwargs), [a for a in args if isinstance(a, Tensor)]))
@@ -205,7 +206,7 @@ def declining(overload: Overload, impls_of: Any) -> Iterator[OpImpl]:
 
 
 def all_decline() -> dict[str, Any]:
-    """Override every overload by impls that decline; the outcomes that differ from torch's own, by overload."""
+    """Override every overload by impls that decline, and return the outcomes that differ from torch's, by overload."""
     names = [n for n, o in table().items() if DEVICE != "cpu" or native.exists(o.shape, "CPU")]
     wanted = {n: called(n) for n in names}
     gradients = {n: differentiated(n) for n in names if differentiable(n)}
@@ -232,7 +233,7 @@ def unequal(again: Callable[[str], Any], wanted: dict[str, Any], which: str = ""
     return {which + n: [got, w] for n, w in wanted.items() if not close(got := again(n), w, 1e-6)}
 
 
-# ---- gradients across the switch ------------------------------------------------------------------------------------
+# ---- enable() and disable() between forward and backward ------------------------------------------------------------
 
 
 def differentiable(name: str) -> bool:
@@ -241,7 +242,7 @@ def differentiable(name: str) -> bool:
 
 
 def forward(name: str) -> Any:
-    """The results of a call that wants gradients, and what they are with respect to; or the error."""
+    """The results of a call that requires gradients, and the inputs to differentiate; or the error."""
     shape = table()[name].shape
     args, kwargs = arguments(shape, gradient=True)
     try:
@@ -259,7 +260,8 @@ def backward(name: str, made: Any) -> Any:
             raise made
         results, wrt = made
         outs = [t for t in (results if isinstance(results, (tuple, list)) else [results]) if t.requires_grad]
-        outs = outs[:1] if "norm" in name else outs  # a composition's statistics have a gradient, a kernel's have none
+        # a decomposed norm returns differentiable statistics, a kernel does not
+        outs = outs[:1] if "norm" in name else outs
         found = torch.autograd.grad(outs, wrt, [torch.ones_like(t) for t in outs], allow_unused=True) if outs else []
         return results, list(found)
 
@@ -272,7 +274,7 @@ def differentiated(name: str) -> Any:
 
 
 def crossing() -> dict[str, Any]:
-    """The overloads whose results or gradients differ where the forward alone, or the backward alone, is ours."""
+    """The overloads whose results or gradients differ if only the forward or only the backward runs in our kernels."""
     names = [n for n in opmux.enable(mode="all") if differentiable(n) and table()[n].family != "random"]
     ours = {n: forward(n) for n in names}
     opmux.disable()

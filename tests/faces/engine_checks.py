@@ -1,6 +1,6 @@
-"""What must hold of `enable`, `disable`, `use` and `native` on a device: run on a simulated one, and on a GPU.
+"""Checks of `enable`, `disable`, `use` and `native` on a device: they run on a simulated device and on a GPU.
 
-Each check is a function; `run(device)` calls them all, and says which failed and how.
+Each check is a function; `run(device)` calls all of them and returns the failed ones with their tracebacks.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def check(fn: Callable[[], None]) -> Callable[[], None]:
 
 
 def run(device: str, names: list[str] | None = None, thorough: bool = True) -> dict[str, str]:
-    """The checks that fail, and their tracebacks; each starts with nothing enabled."""
+    """The checks that fail, and their tracebacks; nothing is enabled when a check starts."""
     global DEVICE, THOROUGH
     DEVICE, THOROUGH = device, thorough
     failed = {}
@@ -62,7 +62,9 @@ def rand(*shape: int, grad: bool = False) -> Tensor:
 
 @contextmanager
 def ours(*overloads: str, times: int | None = None) -> Iterator[Count]:
-    """Our kernels are on, and must have answered calls of these overloads; of none, where none is named."""
+    """Enable our kernels, and assert that they served calls of these overloads (or that they served none, if none is
+    named).
+    """
     with Count() as count, opmux.use(mode="all"):
         yield count
     missing = [n for n in overloads if n not in count.served]
@@ -85,14 +87,14 @@ def same(got: Any, wanted: Any) -> None:
 
 
 def both(fn: Callable[[], Any], *overloads: str) -> None:
-    """A function gives the same natively and through these overloads of ours."""
+    """Assert that `fn` gives the same result natively and through our kernels for these overloads."""
     wanted = fn()
     with ours(*overloads):
         got = fn()
     same(got, wanted)
 
 
-# ---- the switch -----------------------------------------------------------------------------------------------------
+# ---- enable, disable and use ----------------------------------------------------------------------------------------
 
 
 @check
@@ -101,7 +103,8 @@ def enable_and_disable() -> None:
     names = opmux.enable(mode="all")
     assert names == opmux.enabled_ops() == sorted(names) and {"add.Tensor", "relu", "relu_", "add.out"} <= set(names)
     assert len(names) > 500
-    assert opmux.enable(include=["relu"], mode="all") == ["relu", "relu.out", "relu_"]  # the last one says what is on
+    # a second call replaces the selection
+    assert opmux.enable(include=["relu"], mode="all") == ["relu", "relu.out", "relu_"]
     opmux.disable()
     assert opmux.enabled_ops() == []
     x = rand(5)
@@ -111,7 +114,7 @@ def enable_and_disable() -> None:
 @check
 def selections() -> None:
     chosen = lambda **asked: set(opmux.enable(mode="all", **asked))
-    assert chosen(include="softmax") == {"_softmax", "_softmax.out"}  # by the name of the op of ours
+    assert chosen(include="softmax") == {"_softmax", "_softmax.out"}  # an opmux op name selects its ATen overloads
     assert chosen(include=["aten::add.Tensor", "exp.default"]) == {"add.Tensor", "exp"}
     assert chosen(include=["*softmax*"]) > chosen(include=["softmax"])
     assert chosen(include="family:softmax") >= {"_softmax", "_log_softmax", "_softmax_backward_data"}
@@ -119,7 +122,7 @@ def selections() -> None:
     everything = chosen()
     assert everything - chosen(exclude=["family:pointwise"]) >= {"add.Tensor", "exp", "exp_"}
     assert chosen(include=["add"], exclude=["add.out"]) == chosen(include=["add"]) - {"add.out"}
-    assert chosen(include=["linalg_eigvals"]) == set()  # an op of ATen that no kernel of ours computes
+    assert chosen(include=["linalg_eigvals"]) == set()  # an ATen op that we do not override
     assert chosen(include=[]) == set()
 
 
@@ -140,7 +143,7 @@ def blocks_nest() -> None:
     on = lambda *names: [n in engine.STATE.on for n in names]
     with opmux.use(include=["exp"], mode="all"):
         assert on("exp", "relu") == [True, False]
-        with inner, inner:  # the innermost decides, and may be entered twice
+        with inner, inner:  # the innermost block decides; a block may be entered twice
             assert on("exp", "relu") == [False, True]
         assert on("exp", "relu") == [True, False]
     assert on("exp", "relu") == [False, False]
@@ -161,7 +164,7 @@ def blocks_end_by_exceptions_and_by_disable() -> None:
         opmux.disable()
         assert opmux.enabled_ops() == []
         same(torch.exp(torch.ones(2, device=DEVICE)).cpu(), torch.ones(2).exp())
-    with opmux.use(include=["exp"], mode="all"):  # what was registered is gone, and comes back
+    with opmux.use(include=["exp"], mode="all"):  # re-registers the overrides that disable() removed
         assert "exp" in opmux.enabled_ops()
 
 
@@ -229,7 +232,7 @@ def timed(fn: Callable[[], Any]) -> float:
 
 @check
 def torch_is_as_it_was() -> None:
-    """After many rounds: the kernels of every op we override, word for word."""
+    """After many rounds, each overridden op has exactly the kernels that it had before."""
     names = list(opmux.enable(mode="all"))
     opmux.disable()
     dump = lambda: {n: torch._C._dispatch_dump(f"aten::{n}") for n in names}
@@ -238,12 +241,14 @@ def torch_is_as_it_was() -> None:
         opmux.enable(mode="all")
         opmux.disable()
     assert dump() == before
-    assert len(get_default_manager()._known) < 5 * len(names)  # nothing is kept of each round
+    assert len(get_default_manager()._known) < 5 * len(names)  # no cache grows with the number of rounds
 
 
 @check
 def a_hundred_rounds_of_a_training_step_leave_nothing() -> None:
-    """On and off around each step: losses and gradients are torch's, and neither overrides nor memory add up."""
+    """Enable and disable around each step: losses and gradients equal torch's, and neither overrides nor memory
+    accumulate.
+    """
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).to(DEVICE)
     x, names = rand(3, 4), ["relu", "threshold_backward", "sum"]
 
@@ -281,7 +286,7 @@ def a_hundred_rounds_of_a_training_step_leave_nothing() -> None:
 
 @check
 def an_out_of_other_strides_is_written_element_by_element() -> None:
-    """torch's own kernels on CUDA write some of these as if they were contiguous: the truth is the call without out."""
+    """Some CUDA kernels of torch write such an `out` as if it were contiguous: compare with the call without `out`."""
     x = rand(2, 3, 8, 8)
     calls: dict[str, Callable[..., Any]] = {
         "avg_pool2d.out": lambda **out: torch._C._nn.avg_pool2d(x, 3, **out),
@@ -301,7 +306,7 @@ def an_out_of_other_strides_is_written_element_by_element() -> None:
                 assert turned or bool((m[..., 1] == 7).all()), f"{name} writes between the elements of out"
 
 
-# ---- who runs -------------------------------------------------------------------------------------------------------
+# ---- which implementation runs --------------------------------------------------------------------------------------
 
 
 @check
@@ -420,7 +425,7 @@ def alike(a: Any, b: Any) -> bool:
 def numbers_promote_as_they_do_in_torch() -> None:
     tensors = [torch.ones(shape, dtype=d).to(DEVICE) for d in DTYPES for shape in ((3,), ())]
     values = [*NUMBERS, torch.tensor(3.0), torch.tensor(3, dtype=torch.int16), *tensors[:6:2]]
-    # of nine values every fourth: each meets each dtype and function in some combination
+    # unless THOROUGH, every fourth combination: each dtype and each function still meets some of the values
     for fn, x, value in itertools.islice(itertools.product(PAIRS, tensors, values), 0, None, 1 if THOROUGH else 4):
         for args in ((x, value), (value, x)):
             wanted = outcome(fn, *args)
@@ -434,7 +439,7 @@ def numbers_promote_as_they_do_in_torch() -> None:
 
 @check
 def numbers_that_stand_for_the_first_tensor() -> None:
-    """As C++ passes them: `2 * x` of a backward."""
+    """C++ passes a number as the first tensor, such as `2 * x` in a backward."""
     x = rand(3)
     opmux.enable(mode="all")
     for name in ("mul.Tensor", "add.Tensor", "sub.Tensor", "atan2", "where.self"):
@@ -530,7 +535,7 @@ def nothing_is_written_by_who_refuses() -> None:
 @check
 def sparse_and_nested() -> None:
     if DEVICE != "cuda":
-        return  # the simulated device has strided tensors only
+        return  # the simulated device has only strided tensors
     x = rand(4, 5).relu()
     sparse, csr = x.to_sparse(), x.to_sparse_csr()
     nested = torch.nested.nested_tensor([rand(2, 3), rand(4, 3)])
@@ -581,7 +586,7 @@ def other_devices_in_one_call() -> None:
 
 @check
 def gradients_of_composites() -> None:
-    """Ops that are made of others have the gradients of those."""
+    """A composite op has the gradients of the ops that it calls."""
     ops: list[Callable[[Tensor], Tensor]] = [
         torch.square, F.silu, F.selu, F.relu6, lambda x: torch.softmax(x, -1), lambda x: F.log_softmax(x, 0),
         lambda x: F.layer_norm(x, (4,)), lambda x: F.rms_norm(x, (4,)), lambda x: x.var(0), lambda x: x.std(),
@@ -602,7 +607,7 @@ def gradients_of_composites() -> None:
 
         try:
             wanted = once()
-        except NotImplementedError:  # no gradient on this device
+        except NotImplementedError:  # the device has no kernel for this gradient
             continue
         with opmux.use(mode="all"):
             got = once()
@@ -724,7 +729,7 @@ def fake_tensors() -> None:
 
 @check
 def compiled_code() -> None:
-    """Traced while our kernels are on, and run so; and traced while they are off."""
+    """Code traced with our kernels enabled runs with them enabled; code traced with them disabled runs without them."""
     fn = lambda x: torch.softmax(F.gelu(x) + x.sum(0), -1)
     x = rand(3, 4, grad=True)
     wanted = fn(x)
@@ -786,7 +791,9 @@ def dispatch_modes_see_what_they_saw() -> None:
 
 @check
 def nothing_recurses() -> None:
-    """Wrappers and plans call ATen themselves: looks that need copies, padding, zeros, casts."""
+    """Wrappers and replay plans call ATen themselves, for copies, padding, zeros and casts: these calls must not
+    recurse.
+    """
     x = rand(6, 10)
     odd = [x.t(), x[::2, 1:], x[:, :1].expand(6, 4), x[:0], x[0, 0], x.double(), x.bfloat16(), x.to(torch.int32)]
     fns = [torch.sum, torch.exp, lambda t: t + t, lambda t: torch.softmax(t.float(), -1), lambda t: t.float().cumsum(0),
@@ -809,7 +816,7 @@ def nothing_recurses() -> None:
 
 
 class Negated(torch.autograd.Function):
-    """A function of a vendor's with a gradient of its own, which can be told from torch's."""
+    """A vendor's function with its own gradient, which differs from torch's."""
 
     @staticmethod
     def forward(ctx: Any, self: Tensor) -> Tensor:
@@ -821,7 +828,7 @@ class Negated(torch.autograd.Function):
 
 
 def _rows_of(rows: list[tuple], unused: tuple[str, ...], body: Callable[[], None]) -> None:
-    """Run with these rows as the vendor's of the device."""
+    """Run `body` with these rows as the vendor's ops on the device."""
     from opmux.machine import vendor_ops, vendors
     from opmux.machine.here import HERE
 
@@ -839,7 +846,7 @@ def _rows_of(rows: list[tuple], unused: tuple[str, ...], body: Callable[[], None
     HERE._ops[key] = found
     HERE._unused.clear()
     engine.forget()
-    get_default_manager().clear_quarantine()  # a check before this one may have had a row of the same id that fails
+    get_default_manager().clear_quarantine()  # an earlier check may have quarantined a row with the same id
     try:
         body()
     finally:
@@ -873,15 +880,15 @@ def rows_of_a_vendor() -> None:
     def body() -> None:
         x = rand(3, grad=True)
         opmux.enable(mode="all")
-        same(torch.sin(x).detach(), (x * 2).detach())  # the vendor's, with torch's gradient
+        same(torch.sin(x).detach(), (x * 2).detach())  # the vendor's result, with torch's gradient
         torch.sin(x).sum().backward()
         same(x.grad, x.detach().cos())
         x.grad = None
-        same(torch.cos(x).detach(), -x.detach())  # its own gradient
+        same(torch.cos(x).detach(), -x.detach())  # the vendor's own gradient
         torch.cos(x).sum().backward()
         same(x.grad, torch.full_like(x, 7.0).detach())
         x.grad = None
-        y = torch.square(x)  # made of others: where a gradient is wanted, torch's own way
+        y = torch.square(x)  # composite: when a gradient is required, torch's decomposition runs
         y.sum().backward()
         same(x.grad, 2 * x.detach())
         calls.clear()
@@ -899,7 +906,7 @@ def rows_of_a_vendor() -> None:
 
 @check
 def a_power_of_a_number_with_only_the_tensor_overload_overridden() -> None:
-    """torch's pow.Scalar passes its number to pow.Tensor_Tensor as a tensor on the device."""
+    """torch's pow.Scalar calls pow.Tensor_Tensor with its number in a tensor on the device."""
     x = rand(4)
     for include in ("pow.Tensor_Tensor", "pow.Tensor_Tensor_out", "pow"):
         for number in (2.0, 3, 1, 2j):
@@ -908,13 +915,13 @@ def a_power_of_a_number_with_only_the_tensor_overload_overridden() -> None:
                 same((number**x).cpu(), plain)
                 same((number ** x[0]).cpu(), plain[0])
                 same(torch.pow(number, x, out=torch.empty(4, dtype=plain.dtype, device=x.device)).cpu(), plain)
-            same((number**x).cpu(), plain)  # registered, and not enabled
+            same((number**x).cpu(), plain)  # registered, but not enabled
         opmux.disable()
 
 
 @check
 def a_number_is_searched_for_with_only_the_tensor_overload_overridden() -> None:
-    """torch's searchsorted.Scalar, too, passes its number on as a tensor on the device."""
+    """torch's searchsorted.Scalar calls searchsorted.Tensor with its number in a tensor on the device."""
     rows = torch.arange(8.0, device=rand(1).device)
     order = torch.arange(8, device=rows.device)
     for include in ("searchsorted.Tensor", "searchsorted.Tensor_out", "searchsorted"):
@@ -930,7 +937,7 @@ def a_number_is_searched_for_with_only_the_tensor_overload_overridden() -> None:
 
 @check
 def rows_that_take_tensors_only() -> None:
-    """A number in a tensor's place is the next candidate's; the row keeps the calls that it can serve."""
+    """A call with a number in place of a tensor goes to the next candidate; the row keeps all calls with tensors."""
     from opmux.backends import Autograd
 
     calls: list[str] = []
@@ -947,7 +954,7 @@ def rows_that_take_tensors_only() -> None:
         x, y = rand(4), rand(4)
         plain = [(x.cpu() + 1), (2 - x.cpu()) * -1 + 3, x.cpu() + y.cpu()]
         opmux.enable(mode="all")
-        for _ in range(5):  # more often than a failure takes to be remembered, or a row to be trusted
+        for _ in range(5):  # more calls than it takes to quarantine a row, or to trust it
             for made in (x + 1, torch.add(x, 1), 1 + x, x.clone().add_(1)):
                 same(made.cpu(), plain[0])
             same(torch.add(x, 1, alpha=2).cpu(), x.cpu() + 2)
@@ -972,7 +979,7 @@ def rows_above_autograd_that_fail() -> None:
     def body() -> None:
         x = rand(3, grad=True)
         opmux.enable(mode="all")
-        same(torch.cos(x).detach().cpu(), x.detach().cpu().cos())  # torch's, with torch's gradient
+        same(torch.cos(x).detach().cpu(), x.detach().cpu().cos())  # torch's result, with torch's gradient
         torch.cos(x).sum().backward()
         same(x.grad.cpu(), -x.detach().cpu().sin())
         with opmux.policy(strict=True):
@@ -983,7 +990,7 @@ def rows_above_autograd_that_fail() -> None:
 
 @check
 def compositions_keep_their_gradient() -> None:
-    """`F.rms_norm` has no kernel here but ours: torch composes it, and its backward has no kernel at all."""
+    """The device has no kernel of `F.rms_norm` but ours: torch decomposes it, and its backward has no kernel at all."""
     if DEVICE == "cuda":
         return
     ways = (lambda x: x, lambda x: x.t(), lambda x: x[:, ::2], lambda x: x[:, :1].expand(4, 8))
@@ -1002,7 +1009,7 @@ def compositions_keep_their_gradient() -> None:
             same(gradient(look), wanted)
         with opmux.use(mode="all"), opmux.policy("reference"):
             same(gradient(look), wanted)
-        same(gradient(look), wanted)  # registered, and off
+        same(gradient(look), wanted)  # registered, but disabled
         opmux.enable(mode="all")
         same(gradient(look, opmux.disable), wanted)
         same(gradient(look, opmux.enable), wanted)
@@ -1043,7 +1050,9 @@ def a_call_is_counted_once() -> None:
 
 @check
 def a_tensor_that_is_not_there_reaches_the_native_kernel() -> None:
-    """torch passes an undefined tensor as None, also where the schema has no `?`: the bias of attention's backward."""
+    """torch passes an undefined tensor as None even where the schema has no `?`, such as the bias in attention's
+    backward.
+    """
     from opmux.faces.aten.native import taking_numbers
     from opmux.faces.aten.schema import Shape
 

@@ -1,4 +1,4 @@
-"""Small models of transformers on one device: a training step under `opmux.enable(mode="all")` against torch's own.
+"""Small models of transformers on one device: compares a training step under `opmux.enable(mode="all")` with torch's.
 
 python tests/faces/model_steps.py cpu
 """
@@ -45,7 +45,7 @@ def vit() -> tuple[Any, dict[str, Any]]:
 
 
 def resnet() -> tuple[Any, dict[str, Any]]:
-    """The 50 layers of a ResNet-50, with few channels."""
+    """A ResNet-50 with all 50 layers and few channels."""
     from transformers import ResNetConfig, ResNetForImageClassification
 
     sizes = dict(embedding_size=4, hidden_sizes=[8, 8, 16, 16], depths=[3, 4, 6, 3], layer_type="bottleneck")
@@ -57,7 +57,7 @@ MODELS = {made.__name__: made for made in (gpt2, bert, vit, resnet)}
 
 
 def step(model: Any, given: dict[str, Any]) -> list[torch.Tensor]:
-    """The loss and all gradients of a training step, on the CPU."""
+    """The loss and all gradients of one training step, copied to the CPU."""
     model.zero_grad(set_to_none=True)
     loss = model(**given).loss
     loss.backward()
@@ -65,7 +65,7 @@ def step(model: Any, given: dict[str, Any]) -> list[torch.Tensor]:
 
 
 def garbage(call: Callable[[], Any]) -> int:
-    """The tensors that a call leaves in cycles of references, where they stay until the next garbage collection."""
+    """The number of tensors that a call leaves in reference cycles, which only the garbage collector frees."""
     gc.collect()
     gc.disable()
     try:
@@ -82,11 +82,12 @@ def garbage(call: Callable[[], Any]) -> int:
 def compared(name: str, device: str) -> dict[str, Any]:
     torch.manual_seed(0)
     model, given = MODELS[name]()
-    model.train().double().to(device)  # in float32 a batch norm of two numbers makes noise of any size
+    # float64: in float32, batch norm over two values amplifies rounding errors without bound
+    model.train().double().to(device)
     given = {k: (v.double() if v.is_floating_point() else v).to(device) for k, v in given.items()}
     state = {k: v.clone() for k, v in model.state_dict().items()}
     native = step(model, given)
-    model.load_state_dict(state)  # running statistics
+    model.load_state_dict(state)  # resets the running statistics
     opmux.enable(mode="all")
     try:
         with engine.counted() as calls:

@@ -1,16 +1,16 @@
-"""PyTorch's own samples (OpInfo) through our kernels under ATen, against ATen's kernels on the same device.
+"""PyTorch's own samples (OpInfo) through our ATen overrides, compared with ATen's kernels on the same device.
 
     python tests/faces/opinfo.py --device npu --dtypes float32 --ops add mul --limit 5
     python tests/faces/opinfo.py --device cuda --processes 16 --json report.json
 
-Each sample runs twice, natively and under `opmux.use()`, and both must agree: results (dtype, shape, strides, values,
-the name of their gradient), gradients for a fixed cotangent, the in-place form, `out=` of several looks, inputs that
-are not contiguous, expanded or empty, warnings, and the error where there is one. What our kernels served is counted
-by a wrapper about each candidate, which calls it and no other.
+Each sample runs natively and under `opmux.use()`, and both must agree in: results (dtype, shape, strides, values, name
+of the grad_fn), gradients for a fixed cotangent, the in-place form, `out=` with several layouts, inputs that are
+non-contiguous, expanded or empty, warnings, and the error if there is one. A wrapper around each candidate counts the
+calls that our kernels serve.
 
-With `--processes` a worker that crashes, hangs or loses its device is a failure of the op that it ran, by name, and
-another one takes its place. The report is written every few seconds, so that a run which is cut short leaves one too;
-`--resume` goes on with what such a report lacks.
+With `--processes`, a worker that crashes, hangs or loses its device is reported as a failure of the op that it ran, and
+a new worker replaces it. The report is rewritten every few seconds, so an interrupted run leaves a report too;
+`--resume` runs the units that this report lacks.
 """
 
 from __future__ import annotations
@@ -47,10 +47,11 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 DTYPES = (*FLOATS, torch.int64, torch.int32, torch.bool, torch.complex64)
 ON_A_GPU = (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool, torch.complex64)
 
-# Failures that are known, by device, op and form, each with its reason.
+# Known failures by device, op and form, each with its reason.
 OF_THE_CPU = "statistics are as accelerators have them; the natives of a simulated device are the CPU's, with others"
 EXPECTED: dict[tuple[str, str, str], str] = {
-    ("toy", "native_batch_norm", "call"): OF_THE_CPU,  # float32 beside halves, and some where nothing was learnt
+    # float32 statistics for 16-bit inputs, and statistics in evaluation mode
+    ("toy", "native_batch_norm", "call"): OF_THE_CPU,
     ("toy", "native_batch_norm", "out"): OF_THE_CPU,
     ("toy", "_native_batch_norm_legit", "call"): OF_THE_CPU,
     ("toy", "_native_batch_norm_legit", "out"): OF_THE_CPU,
@@ -58,7 +59,8 @@ EXPECTED: dict[tuple[str, str, str], str] = {
     ("toy", "nn.functional.mse_loss", "call"): "the stand-in for a native kernel warns that it resizes its own result",
     ("toy", "nn.functional.smooth_l1_loss", "call"): "the stand-in for a native kernel warns, as for mse_loss",
     ("toy", "narrow_copy", "out"): "the CPU's kernel ignores the strides of `out`",
-    ("toy", "nn.functional.batch_norm", "call"): OF_THE_CPU,  # the CPU's backward refuses float32 beside halves
+    # the CPU's backward rejects float32 statistics for 16-bit inputs
+    ("toy", "nn.functional.batch_norm", "call"): OF_THE_CPU,
     ("toy", "nn.functional.avg_pool3d", "out"): "the CPU writes an `out` of other strides as if it were contiguous",
     **dict.fromkeys(
         [("toy", op, form) for op in ("nonzero_static", "unique") for form in ("call", "out")],
@@ -104,10 +106,10 @@ EXPECTED: dict[tuple[str, str, str], str] = {
     ("cuda", "_native_batch_norm_legit", "out"): "torch raises for an `out` of statistics with gaps, ours writes it",
 }
 
-# Ops that torch composes of others on a device without a kernel for them: the name of their gradient may differ.
+# Ops that torch decomposes on a device without a kernel for them: the name of the grad_fn may differ.
 COMPOSED = frozenset({"nn.functional.rms_norm"})
 
-# Ops that leave memory as they find it: the values of what they add are anything.
+# Ops that leave new memory uninitialised: its values are undefined.
 UNINITIALISED = frozenset(
     {"resize_", "resize_as_", "empty", "empty_like", "empty_permuted", "empty_strided", "new_empty"}
 )
@@ -129,22 +131,23 @@ class Failure:
 class Tally:
     run: int = 0
     passed: int = 0
-    served: int = 0  # calls of an overload that one of our kernels answered
+    served: int = 0  # calls of an overload that one of our kernels served
 
 
 @dataclass
 class Report:
-    """What came of a run: tallies by op and dtype, and each failure by name."""
+    """The outcome of a run: counts by op and dtype, and each failure by name."""
 
     device: str
     tallies: dict[str, dict[str, Tally]] = field(default_factory=dict)
     failures: list[Failure] = field(default_factory=list)
-    reached: Counter[str] = field(default_factory=Counter)  # overloads: calls that came to one of ours
+    reached: Counter[str] = field(default_factory=Counter)  # overload -> calls that our override received
     declined: Counter[str] = field(default_factory=Counter)
     skipped: dict[str, str] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
-    units: list[str] = field(default_factory=list)  # "op dtype" that were run, where processes share the work
-    left: list[str] = field(default_factory=list)  # those for which there was no time
+    # the "op dtype" units that were run, if several processes share the work
+    units: list[str] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)  # units that were not run for lack of time
 
     def of(self, op: str, dtype: str) -> Tally:
         return self.tallies.setdefault(op, {}).setdefault(dtype, Tally())
@@ -175,7 +178,7 @@ class Report:
         return cls(found["device"], tallies, failures, reached, declined, *rest)
 
     def add(self, other: Report) -> None:
-        """Take over what another run found."""
+        """Add the counts and failures of another run."""
         for op, one in other.tallies.items():
             for dtype, t in one.items():
                 mine = self.of(op, dtype)
@@ -189,7 +192,7 @@ class Report:
         self.units += other.units
 
     def show(self) -> None:
-        """Every failure by name, then the totals."""
+        """Print every failure by name, then the totals."""
         for op, seconds in sorted(self.seconds.items(), key=lambda item: -item[1])[:12]:
             print(f"{seconds:6.1f} s {op}")
         known = [f for f in self.failures if (self.device, f.op, f.form) in EXPECTED]
@@ -209,11 +212,11 @@ class Report:
               f"{len(self.left)} units without time")  # fmt: skip
 
 
-# ---- who answered ---------------------------------------------------------------------------------------------------
+# ---- counting calls -------------------------------------------------------------------------------------------------
 
 
 class Count:
-    """Counts the calls that our kernels answer, by overload, while it is in place."""
+    """While active, counts by overload the calls that our kernels serve."""
 
     def __init__(self) -> None:
         self.served: Counter[str] = Counter()
@@ -262,7 +265,7 @@ class Count:
 
 
 class Seen(TorchDispatchMode):
-    """The overloads of ATen that are called, backward passes included."""
+    """Records the ATen overloads that are called, including those of backward passes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -278,7 +281,7 @@ class Seen(TorchDispatchMode):
 
 @dataclass
 class Outcome:
-    """What a call gave: results, or an error."""
+    """What a call produced: results, or an error."""
 
     value: Any = None
     error: Exception | None = None
@@ -286,11 +289,11 @@ class Outcome:
 
 
 class DeviceLost(BaseException):
-    """The device answers nothing any more: a kernel has read where nothing is, or failed an assertion."""
+    """The device no longer works: a kernel accessed invalid memory or failed an assertion."""
 
 
 def seed(device: str) -> None:
-    """torch.manual_seed without what it costs where there is no GPU: 2 ms, for devices that are not there."""
+    """As torch.manual_seed, without the 2 ms that it takes on a machine without a GPU to seed absent devices."""
     random.seed(0)
     numpy.random.seed(0)
     torch.default_generator.manual_seed(0)
@@ -316,13 +319,13 @@ def attempt(fn: Callable[[], Any], device: str = "cpu") -> Outcome:
 
 
 def wait(device: str) -> None:
-    """A kernel's error shows when the device is waited for; every later call would show it again."""
+    """Synchronize: a kernel's error is raised here, and by every later call."""
     if device == "cuda":
         torch.cuda.synchronize()
 
 
 def _of_torch(warning: warnings.WarningMessage) -> bool:
-    """Not those of Triton's compiler, nor about how Python is used."""
+    """Whether a warning comes from torch, and not from Triton's compiler or about Python usage."""
     return warning.category is UserWarning and "triton" not in warning.filename
 
 
@@ -339,7 +342,9 @@ def differentiable(value: Any) -> list[Tensor]:
 
 
 def gradients(results: Any, wrt: list[Tensor], via: torch.dtype) -> list[Tensor | None]:
-    """For a cotangent that depends on nothing but the place and shape of a result, with numbers that `via` has."""
+    """Gradients for a cotangent that depends only on a result's index and shape; `via` can represent its values
+    exactly.
+    """
     outs = [t for t in differentiable(results) if t.dtype.is_floating_point or t.dtype.is_complex]
     if not outs or not wrt:
         return []
@@ -347,12 +352,12 @@ def gradients(results: Any, wrt: list[Tensor], via: torch.dtype) -> list[Tensor 
 
 
 def cotangent(t: Tensor, at: int, via: torch.dtype) -> Tensor:
-    made = numpy.random.default_rng(at).standard_normal(tuple(t.shape))  # not by torch: its calls are watched
+    made = numpy.random.default_rng(at).standard_normal(tuple(t.shape))  # not drawn by torch, whose calls are recorded
     return torch.from_numpy(numpy.asarray(made)).to(via).to(t.dtype).to(t.device)
 
 
 def memory_copy(t: Tensor) -> Tensor:
-    """A tensor in memory of its own that lies there as this one does, gaps and overlaps included."""
+    """A copy in new memory with the same layout, gaps and overlaps included."""
     t = t.detach()
     if t.layout is not torch.strided or not t.numel():
         return t.clone()
@@ -367,7 +372,7 @@ class Unequal(AssertionError):
 def compare(
     got: Any, wanted: Any, dtype: torch.dtype, truth: Callable[[], Any], values: bool = True, named: bool = True
 ) -> None:
-    """Raise Unequal where results differ in anything one can see of them."""
+    """Raise Unequal where results differ in any observable property."""
     a, b = leaves(got), leaves(wanted)
     if len(a) != len(b):
         raise Unequal(f"{len(a)} results, native has {len(b)}")
@@ -379,7 +384,8 @@ def compare(
         looks = [look_of(t, named) for t in (x, y)]
         if looks[0] != looks[1]:
             raise Unequal(f"result {at} is {looks[0]}, native {looks[1]}")
-        rtol, atol = torch.testing._comparison.default_tolerances(dtype, y)  # out= may be wider than what is computed
+        # out= may have a wider dtype than the computation
+        rtol, atol = torch.testing._comparison.default_tolerances(dtype, y)
         try:
             if values:
                 torch.testing.assert_close(x.detach(), y.detach(), equal_nan=True, rtol=rtol, atol=atol)
@@ -390,10 +396,10 @@ def compare(
 
 
 def as_true(x: Tensor, y: Tensor, truth: Callable[[], Any], at: int, rtol: float, atol: float) -> bool:
-    """Whether x is as near to the truth, native's own results in float64, as y is, give or take a factor of two.
+    """Whether x is about as close as y to the truth, native's results in float64: within a factor of two.
 
-    Ops that torch makes of several others, and rounds after each, are to be judged so; and sums in another order,
-    where the few elements that nearly cancel are held to the error of the largest.
+    Needed for ops that torch decomposes, because it rounds after each step, and for sums in another order: elements
+    that nearly cancel may have the error of the largest element.
     """
     right = attempt(lambda: leaves(truth())[at].detach())
     if right.error is not None or right.value.shape != y.shape:
@@ -407,19 +413,19 @@ def as_true(x: Tensor, y: Tensor, truth: Callable[[], Any], at: int, rtol: float
     far, fars = ((t - true).abs()[some] for t in (ours, native))
     allowed = atol + rtol * true[some].abs()
     near = (far / allowed).max() <= max(1.0, 2 * (fars / allowed).max())
-    ulp = torch.finfo(y.dtype).eps * true[some].abs().max()  # what a sum of terms that are rounded to y.dtype may miss
+    ulp = torch.finfo(y.dtype).eps * true[some].abs().max()  # the error of a sum whose terms are rounded to y.dtype
     few = (far > allowed).sum() <= max(3, 0.1 * far.numel())
     return bool(near or (few and far.max() <= 2 * max(fars.max(), ulp if y.dtype in FLOATS[:3] else 0.0)))
 
 
 def _real(t: Tensor) -> Tensor:
-    """Its numbers in float64, on the CPU; of complex ones both parts."""
+    """The values in float64 on the CPU; for a complex tensor, real and imaginary parts."""
     t = t.detach().cpu().resolve_conj().resolve_neg()
     return (torch.view_as_real(t) if t.is_complex() else t).double()
 
 
 def look_of(t: Tensor, named: bool) -> tuple:
-    """What one can see of a tensor but its values. Strides of dimensions that have one element say nothing."""
+    """All observable properties of a tensor except its values. Strides of dimensions of size 1 are ignored."""
     lies = t.layout is torch.strided and t.numel()
     strides = [s for s, n in zip(t.stride(), t.shape, strict=True) if n > 1] if lies else t.layout
     gradient = None if t.grad_fn is None else type(t.grad_fn).__name__ if named else "one"
@@ -429,7 +435,7 @@ def look_of(t: Tensor, named: bool) -> tuple:
 def agree(
     got: Outcome, wanted: Outcome, dtype: torch.dtype, truth: Callable[[], Any], values: bool, named: bool
 ) -> None:
-    """Both return alike, or raise alike; where torch has no kernel at all, ours need not be missing too."""
+    """Both return equal results or raise equal errors; where torch has no kernel at all, ours may return a result."""
     if got.error is None and isinstance(wanted.error, NotImplementedError):
         return
     if wanted.error is not None or got.error is not None:
@@ -451,7 +457,7 @@ def _words(outcome: Outcome) -> str:
 
 
 class Runner:
-    """Runs samples of one op both ways."""
+    """Runs samples of one op natively and with our kernels."""
 
     def __init__(self, op: Any, report: Report, count: Count, ours: Mapping[str, Any], looks: int | None):
         import opmux
@@ -459,11 +465,11 @@ class Runner:
         self.op, self.report, self.count, self.ours, self.on = op, report, count, ours, opmux.use(mode="all")
         self.name, self.device = name_of(op), report.device
         self.random = {name for name, one in ours.items() if one.family == "random"}
-        self.looks = looks  # how many kinds of `out` a sample is tried with
+        self.looks = looks  # the number of kinds of `out` to try for each sample
         self.dtype, self.at, self.doing = torch.float32, 0, ""
 
     def sample(self, at: int, sample: Any) -> bool:
-        """Whether every form of the call agrees."""
+        """Whether every form of the call agrees with native."""
         self.at = at
         good = self._both("call", self._call, sample)
         looks = list(INPUTS) if self.looks is None else [list(INPUTS)[(place_of(self.op) + at) % len(INPUTS)]]
@@ -483,13 +489,13 @@ class Runner:
         return self._both("error", self._call, error.sample_input)
 
     def _call(self, sample: Any) -> Any:
-        """Results and gradients."""
+        """The results and gradients of a plain call."""
         made = self.op.get_op()(sample.input, *sample.args, **sample.kwargs)
         made = sample.output_process_fn_grad(made) if sample.output_process_fn_grad else made
         return made, gradients(made, self._wrt(sample), self.dtype)
 
     def _in_place(self, sample: Any) -> Any:
-        """The tensor that was written, and its gradients; a leaf is copied by an op that has one."""
+        """The tensor written in place, and its gradients; a leaf is cloned first: torch forbids writing to it."""
         target = sample.input.clone() if sample.input.requires_grad else memory_copy(sample.input)
         same = self.op.get_inplace()(target, *sample.args, **sample.kwargs) is target
         wrt = self._wrt(sample) if self.op.supports_inplace_autograd else []
@@ -514,7 +520,9 @@ class Runner:
 
         with Seen() as seen:
             attempt(lambda: written(torch.empty_like, sample), self.device)
-        if not seen.names & self.ours.keys():  # torch against itself: some of its kernels crash for a wrong `out`
+        # no kernel of ours is called: torch would be compared with itself, and some of its kernels crash for a wrong
+        # `out`
+        if not seen.names & self.ours.keys():
             return True
         first = 0 if self.looks is None else place_of(self.op) + self.at
         some = [list(OUTS)[(first + i) % len(OUTS)] for i in range(self.looks or len(OUTS))]
@@ -533,7 +541,7 @@ class Runner:
         with self.on:
             got = attempt(lambda: run(sample), self.device)
         try:
-            # our random numbers are others than torch's
+            # our random numbers differ from torch's
             values, named = drawn == self._drawn() and self.op.name not in UNINITIALISED, self.name not in COMPOSED
             agree(got, wanted, self.dtype, lambda: run(widened(sample)), values, named)
         except Unequal as error:
@@ -547,7 +555,7 @@ class Runner:
 
 
 def widened(sample: Any) -> Any:
-    """The same sample in float64."""
+    """The same sample with float64 tensors."""
 
     def wide(t: Any) -> Any:
         if t in (torch.float16, torch.bfloat16, torch.float32):
@@ -566,12 +574,12 @@ def _noncontiguous(sample: Any) -> Any:
 
 
 def _expanded(sample: Any) -> Any:
-    """The first element along each tensor's first dimension, as often as the tensor had elements there."""
+    """Repeats the first element along each tensor's first dimension, as an expanded view of the same shape."""
     return _changed(sample, lambda t: t[:1].expand(t.shape))
 
 
 def _emptied(sample: Any) -> Any:
-    """Nothing along the first dimension; not beside indices, which would point nowhere."""
+    """Makes the first dimension empty; not for ops with index tensors, whose indices would be out of range."""
     every = [t for t in leaves((sample.input, sample.args, sample.kwargs)) if isinstance(t, Tensor)]
     if not all(t.is_floating_point() or t.is_complex() for t in every):
         return None
@@ -579,7 +587,7 @@ def _emptied(sample: Any) -> Any:
 
 
 def _changed(sample: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """The sample with other numbers in tensors of the input's shape, or None if that says nothing new."""
+    """The sample with `change` applied to all tensors of the input's shape, or None if that gives no new case."""
     x = sample.input
     if not isinstance(x, Tensor) or x.layout is not torch.strided or not x.dim() or x.shape[0] < 2:
         return None
@@ -591,7 +599,7 @@ def _changed(sample: Any, change: Callable[[Tensor], Tensor]) -> Any:
     return sample.transform(changed)
 
 
-# Op and look of its inputs or its `out` for which a kernel of torch's own for the CPU ends the process.
+# (Op, layout of its inputs or `out`) for which torch's own CPU kernel crashes the process.
 CRASHES = {
     ("nn.functional.pdist", "empty"): "the CPU's gradient of no vectors divides by zero",
     ("native_batch_norm", "empty"): "the CPU's gradient of no images, with given statistics, divides by zero",
@@ -599,8 +607,8 @@ CRASHES = {
     ("tril", "out, turned"): "it writes beyond an `out` whose batches are turned",
     ("triu", "out, turned"): "the same",
 }
-LARGE = 4096  # elements: the interpreter takes seconds to sort more, and tests/kernels has them
-VARIED = 6  # samples of an op and dtype that are tried with other inputs too
+LARGE = 4096  # elements: the interpreter takes seconds to sort larger tensors; tests/kernels covers them
+VARIED = 6  # samples per op and dtype that are also tried with other inputs
 INPUTS: dict[str, Callable[[Any], Any]] = {
     "non-contiguous": _noncontiguous,
     "expanded": _expanded,
@@ -613,7 +621,7 @@ def _fixed(t: Any) -> Any:
 
 
 def _apart(t: Tensor) -> Tensor:
-    """OutputSpec with gaps in it."""
+    """An `out` with gaps between its elements."""
     return t.new_full((*t.shape, 2), 7)[..., 0]
 
 
@@ -632,11 +640,11 @@ OUTS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-# ---- many -----------------------------------------------------------------------------------------------------------
+# ---- many samples ---------------------------------------------------------------------------------------------------
 
 
 class Session:
-    """Runs ops in this process, while our kernels' calls are counted."""
+    """Runs ops in this process and counts the calls of our kernels."""
 
     def __init__(self, device: str):
         from opmux.core.default import get_default_manager
@@ -645,10 +653,11 @@ class Session:
         self.device, self.ours, self.count, self.manager = device, table(), Count(), get_default_manager()
 
     def __enter__(self) -> Session:
-        # Two kernels round to TF32 and then add in different orders. torch's samples refuse a plain assignment.
+        # Forbid TF32: two kernels would round to it and then add in different orders. torch's samples forbid plain
+        # assignment to this setting.
         self._settings = torch.backends.cudnn.flags(enabled=torch.backends.cudnn.enabled, allow_tf32=False)
         self._settings.__enter__()
-        torch.set_warn_always(True)  # a warning that torch gives once would be given to whoever comes first
+        torch.set_warn_always(True)  # else only the first run of a sample would see a warning that torch gives once
         self.count.__enter__()
         self._failures = set(map(str, self.manager.failures()))
         return self
@@ -659,7 +668,7 @@ class Session:
         self._settings.__exit__(*error)
 
     def run(self, op: Any, dtypes: Iterable[torch.dtype], limit: int | None, errors: bool = True) -> Report:
-        """The samples of one op, if it reaches an overload of ours."""
+        """Run the samples of one op, if it calls an overload of ours."""
         report, name, started = Report(self.device), name_of(op), time.perf_counter()
         before = self.count.served.copy(), self.count.declined.copy()
         runner = Runner(op, report, self.count, self.ours, None if limit is None else 2)
@@ -682,7 +691,7 @@ class Session:
 
 
 class Lost(Exception):
-    """The device is lost; what was found until then."""
+    """The device is lost; holds the report up to then."""
 
     def __init__(self, report: Report):
         super().__init__(str(report.failures[-1]))
@@ -696,7 +705,9 @@ def run(
     limit: int | None = None,
     say: Callable[[str], None] = lambda op: None,
 ) -> Report:
-    """Run the samples of every op that reaches an overload of ours; `limit` of each op and dtype, spread evenly."""
+    """Run the samples of every op that calls an overload of ours; at most `limit` samples per op and dtype, spread
+    evenly.
+    """
     report, wanted = Report(device), None if ops is None else set(ops)
     with Session(device) as session:
         for op in database():
@@ -739,7 +750,7 @@ def name_of(op: Any) -> str:
 
 
 def one_dtype(op: Any) -> tuple[torch.dtype, ...]:
-    """The dtype in which a quick run tries an op, float32 or another; only every third op of the list has one."""
+    """The dtype in which a quick run tests an op, in turn float32 or another; it tests only every third op."""
     at, left = divmod(place_of(op), 3)
     if left:
         return ()
@@ -757,7 +768,7 @@ def place_of(op: Any) -> int:
 
 
 def calls(op: Any, device: str) -> set[str]:
-    """The overloads that a few samples of an op call, and those of its gradients."""
+    """The overloads that a few samples of an op call, forward and backward."""
     dtype = next((d for d in DTYPES if d in op.supported_dtypes(device)), None)
     found = Seen()
     for sample in [] if dtype is None else picked(op, device, dtype, 2):
@@ -772,10 +783,10 @@ def calls(op: Any, device: str) -> set[str]:
 
 
 def picked(op: Any, device: str, dtype: torch.dtype, limit: int | None) -> list[Any]:
-    """Samples, or as many of them as wanted, from first to last, and of those none that is large."""
+    """At most `limit` samples, spread over the list; with a limit, large samples are left out."""
     seed(device)
     grad = op.supports_autograd and (dtype.is_floating_point or dtype.is_complex)
-    # not by op.sample_inputs: that looks at the whole stack each time, and seeds again for each sample
+    # op.sample_inputs would inspect the whole stack, and seed again, for each sample
     samples = op.sample_inputs_func(op, device, dtype, grad)
     found = list(samples if limit is None else itertools.islice(samples, 8 * limit))
     if limit is None or len(found) <= limit:
@@ -811,10 +822,10 @@ def _errors(runner: Runner, limit: int | None) -> None:
 
 
 class Worker:
-    """A process that runs units, "op dtype", one after the other; this is the side that asks it."""
+    """A process that runs "op dtype" units one after the other; this class is the parent's side."""
 
     def __init__(self, device: str, limit: int | None):
-        self._heard = tempfile.TemporaryFile()  # noqa: SIM115  # what it prints, for the words about a crash
+        self._heard = tempfile.TemporaryFile()  # noqa: SIM115  # its output, shown when it crashes
         told = ["--worker", "--device", device, *([] if limit is None else ["--limit", str(limit)])]
         self._process = subprocess.Popen(
             [sys.executable, __file__, *told],
@@ -827,7 +838,7 @@ class Worker:
         self._process.stdin.write(f"{unit}\n".encode())
 
     def answer(self, seconds: float) -> str | None:
-        """A line from it, "" if it has ended, or None after that time."""
+        """A line of its output, "" if it has ended, or None after `seconds`."""
         assert self._process.stdout is not None
         until = time.monotonic() + seconds
         with selectors.DefaultSelector() as ready:
@@ -843,7 +854,7 @@ class Worker:
         return line.decode()
 
     def end(self) -> str:
-        """Its exit status and last words."""
+        """Its exit status and the end of its output."""
         self._process.kill() if self._process.poll() is None else None
         status = self._process.wait()
         self._heard.seek(0)
@@ -856,14 +867,14 @@ class Worker:
 
 
 def work(device: str, limit: int | None) -> None:
-    """The worker's side: results go to what was stdout, all that is printed to stderr."""
+    """The worker's side: results go to the original stdout, all other output to stderr."""
     import opmux
 
     results = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     ops = {name_of(op): op for op in database()}
     with Session(device) as session:
-        with opmux.use(mode="all"):  # what is compiled on first use is no unit's time
+        with opmux.use(mode="all"):  # import and set up here, so that no unit's time includes it
             pass
         print("ready", file=results, flush=True)
         for line in sys.stdin:
@@ -871,11 +882,11 @@ def work(device: str, limit: int | None) -> None:
             try:
                 errors = dtype == "float32"
                 report = session.run(ops[name], [getattr(torch, dtype)], limit, errors)
-            except Lost as lost:  # this process cannot go on
+            except Lost as lost:  # this process cannot run further units
                 lost.report.units.append(line.strip())
                 print(lost.report.as_json(), file=results, flush=True)
                 os._exit(3)
-            except Exception as error:  # a mistake of this file's or of a sample's maker: of this unit alone
+            except Exception as error:  # a bug in this file or in a sample generator fails only this unit
                 report = Report(device)
                 report.failures.append(Failure(name, dtype, 0, "crash", f"{type(error).__name__}: {error}"[:600]))
             report.units.append(line.strip())
@@ -883,7 +894,7 @@ def work(device: str, limit: int | None) -> None:
 
 
 class Crew:
-    """Workers that share the units; one thread asks each."""
+    """Workers that share the units; one thread serves each worker."""
 
     def __init__(self, given: argparse.Namespace, units: list[str], report: Report):
         self.given, self.report, self.until = given, report, time.monotonic() + given.seconds
@@ -920,7 +931,7 @@ class Crew:
             worker.end()
 
     def _one(self, worker: Worker, unit: str) -> Worker | None:
-        """Run a unit; the worker, if it can go on."""
+        """Run a unit; returns the worker if it can go on."""
         op, _, dtype = unit.rpartition(" ")
         patience = min(float(self.given.unit_seconds), self.until - time.monotonic())
         try:
@@ -959,7 +970,7 @@ class Crew:
 
 
 def _hurry() -> None:
-    """Interpreted kernels take half of the time."""
+    """Makes interpreted kernels twice as fast."""
     from opmux.kernels.lib import quick_interpret
 
     quick_interpret.install()

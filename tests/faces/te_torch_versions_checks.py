@@ -1,4 +1,4 @@
-"""Transformer Engine on an older torch: names that torch does not have yet, and `is_fake`, which raises there."""
+"""Transformer Engine on older torch versions, which lack some names, and whose `is_fake` raises for some wrappers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def te():
 
 
 def is_fake_of_torch_2_11(x):
-    """The rule of torch 2.11: all inner tensors are fake, or none; for no inner tensors both hold, and it raises."""
+    """torch 2.11's `is_fake`: all inner tensors are fake, or none is. Without inner tensors both hold: it raises."""
     if isinstance(x, fake_tensor.FakeTensor):
         return True
     if isinstance(x, torch.Tensor) and is_traceable_wrapper_subclass(x):
@@ -38,7 +38,7 @@ def is_fake_of_torch_2_11(x):
 
 
 def of_rewritten_source(function):
-    """A function of the layer as it is on torch 2.11, from its source."""
+    """A function of the layer as torch 2.11 runs it, compiled from its source."""
     from opmux.faces.te import rewrite, torch_names
 
     imports = frozenset({(torch_names.FAKE, "is_fake")})
@@ -48,14 +48,15 @@ def of_rewritten_source(function):
 
 
 @pytest.mark.parametrize("kind", ["identity", "hybrid"])
-def test_weights_without_inner_tensors_work_where_is_fake_raises_for_them(te, kind, monkeypatch):
+def test_weights_without_inner_tensors_work_although_torch_2_11s_is_fake_raises(te, kind, monkeypatch):
     from transformer_engine.common.recipe import CustomRecipe
     from transformer_engine.pytorch.tensor import hybrid_tensor, identity_tensor
 
     from opmux.core.tensors import is_real
 
     monkeypatch.setattr(fake_tensor, "is_fake", is_fake_of_torch_2_11)
-    check = te.Linear._prealloc_cublas_workspace  # what calls `is_fake`: in every constructor, and in `layer.to`
+    # every constructor and `layer.to` call `is_fake` through this function
+    check = te.Linear._prealloc_cublas_workspace
     monkeypatch.setattr(te.Linear, check.__name__, of_rewritten_source(check))
     none = identity_tensor.IdentityQuantizer
     current = lambda: te.Float8CurrentScalingQuantizer(te.DType.kFloat8E4M3, device=torch.device("cpu"))
@@ -72,7 +73,7 @@ def test_weights_without_inner_tensors_work_where_is_fake_raises_for_them(te, ki
     assert x.grad is not None and x.grad.isfinite().all()
 
 
-def test_is_fake_knows_wrappers_with_and_without_inner_tensors(te, monkeypatch):
+def test_is_fake_accepts_wrappers_with_and_without_inner_tensors(te, monkeypatch):
     from transformer_engine.pytorch.tensor.identity_tensor import IdentityQuantizer
 
     from opmux.faces.te import torch_names
@@ -110,7 +111,7 @@ CONSTANTS = pytest.mark.skipif(
 
 
 @CONSTANTS
-def test_every_tensorless_quantizer_is_an_opaque_constant(te):
+def test_every_quantizer_without_tensors_is_an_opaque_constant(te):
     from transformer_engine.pytorch.dynamo import is_value_opaque_quantizer
 
     fp8 = te.DType.kFloat8E4M3
@@ -127,8 +128,8 @@ def test_every_tensorless_quantizer_is_an_opaque_constant(te):
 
 @CONSTANTS
 @pytest.mark.parametrize("name", ["block", "mxfp8", "nvfp4"])
-def test_linear_compiles_to_one_graph(te, name, monkeypatch):
-    """The same numbers as in eager mode, gradients included; the recipes of Blackwell with its capability pretended."""
+def test_compiled_linear_is_one_graph_and_matches_eager(te, name, monkeypatch):
+    """Gradients match too; Blackwell's recipes run with a faked device capability."""
     from transformer_engine.common import recipe as recipes
     from transformer_engine.pytorch import quantization
 

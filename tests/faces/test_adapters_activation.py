@@ -1,4 +1,4 @@
-"""Adapters of gated linear units against ATen's own overloads, and what is left to torch."""
+"""ATen adapters of gated linear units: results match ATen's own overloads, and unsupported calls go to torch."""
 
 import pytest
 import torch
@@ -18,13 +18,13 @@ CASES = (
 )
 
 
-def test_signatures(adapters):
+def test_adapter_signatures_match_aten(adapters):
     assert adapters.signatures_are_atens()
     assert set(adapters.table) == {"glu", "glu_backward"}
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_forward_and_backward(dtype, adapters):
+def test_glu_matches_aten_in_forward_and_backward(dtype, adapters):
     for shape, dim in CASES if dtype is torch.float32 else CASES[1:3]:
         x = torch.randn(shape, dtype=dtype)
         y = aten.glu(x, dim)
@@ -33,18 +33,18 @@ def test_forward_and_backward(dtype, adapters):
     assert adapters.agrees("glu_backward", y.sum().expand(y.shape), x, dim)
 
 
-def test_backward_of_any_layout(adapters):
+def test_glu_backward_matches_aten_for_any_strides(adapters):
     x = torch.randn(2, 6, 4, 8)
     for t in (x.transpose(1, 3), x.contiguous(memory_format=torch.channels_last), x[:, ::3], x[..., 1:7]):
         assert adapters.agrees("glu_backward", aten.glu(t, 1), t, 1)
         assert adapters.declines("glu", t, 1, match="not contiguous")
 
 
-def test_pytorchs_samples(adapters):
+def test_glu_matches_aten_on_opinfo_samples(adapters):
     assert adapters.answers_pytorchs_samples("nn.functional.glu") >= 4
 
 
-def test_left_to_torch(adapters):
+def test_glu_leaves_invalid_and_unsupported_calls_to_torch(adapters):
     x = torch.randn(3, 4)
     for t, dim in ((x, 0), (x, 2), (x, -3), (torch.tensor(1.0), 0), (x.int(), 1), (x.to(torch.complex64), 1)):
         assert not adapters.agrees("glu", t, dim)

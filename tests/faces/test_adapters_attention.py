@@ -1,4 +1,4 @@
-"""ATen's fused attention by our ops: shapes and strides as torch's meta functions give them, values by the maths."""
+"""ATen's fused attention through our ops: shapes and strides match torch's meta functions, values match the formula."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def like_torchs(op, given, made, skip=()):
 
 @pytest.mark.parametrize("contiguous", [True, False])
 @pytest.mark.parametrize("causal", [True, False])
-def test_flash(contiguous, causal):
+def test_flash_attention_matches_the_formula(contiguous, causal):
     q, do = (heads(H, S, torch.bfloat16, contiguous) for _ in range(2))
     k, v = (heads(H, S, torch.bfloat16, contiguous) for _ in range(2))
     made = adapters.flash(fwd, q, k, v, 0.0, causal)
@@ -47,8 +47,8 @@ def test_flash(contiguous, causal):
 
 @pytest.mark.parametrize("contiguous", [True, False])
 @pytest.mark.parametrize(("bias", "causal"), [(None, True), ((1, H, S, 40), False), ((B, 1, 1, 40), False)])
-def test_efficient(bias, causal, contiguous):
-    """Results have the memory layout of [batch, seq, heads, dim] whatever q, k and v have."""
+def test_efficient_attention_matches_the_formula(bias, causal, contiguous):
+    """Results have the memory layout of [batch, seq, heads, dim] whatever layout q, k and v have."""
     q, do, k, v = (heads(H, n, torch.float32, contiguous) for n in (S, S, 40, 40))
     mask = None if bias is None else torch.randn(bias)
     made = adapters.efficient(fwd, q, k, v, mask, True, 0.0, causal)
@@ -69,12 +69,12 @@ def test_efficient(bias, causal, contiguous):
 
 
 def attended(q, k, v, do, seen):
-    """o, lse and the gradients of one sequence, [seq, heads, dim], by the maths; `seen` is [queries, keys]."""
+    """o, lse and the gradients of one sequence, [seq, heads, dim], by the formula; `seen` is a mask [queries, keys]."""
     leaves = [t.double().requires_grad_() for t in (q, k, v)]
     x, y, z = (t.transpose(0, 1) for t in leaves)
     y, z = (t.repeat_interleave(x.shape[0] // t.shape[0], 0) for t in (y, z))
     s = (x @ y.mT * q.shape[-1] ** -0.5).masked_fill(~seen, -torch.inf)
-    o = (s.softmax(-1).nan_to_num(0.0) @ z).transpose(0, 1)  # a query that sees no key gives 0
+    o = (s.softmax(-1).nan_to_num(0.0) @ z).transpose(0, 1)  # a fully masked query gives 0
     lse = s.logsumexp(-1)
     return (
         o.detach(),
@@ -103,7 +103,7 @@ WINDOWS = {
 
 
 @pytest.mark.parametrize(("causal", "left", "right", "seen"), WINDOWS.values(), ids=WINDOWS)
-def test_flash_of_sequences_first(causal, left, right, seen):
+def test_flash_attention_accepts_sequence_first_layout(causal, left, right, seen):
     q, k, v, do = (heads(n, S, torch.bfloat16).transpose(1, 2) for n in (4, 2, 2, 4))
     given = (q, k, v, None, None, S, S, 0.0, causal, False)
     sides = dict(window_size_left=left, window_size_right=right)
@@ -121,8 +121,8 @@ def test_flash_of_sequences_first(causal, left, right, seen):
 
 @pytest.mark.parametrize("used", [False, True])
 @pytest.mark.parametrize(("causal", "left", "right", "seen"), WINDOWS.values(), ids=WINDOWS)
-def test_flash_of_packed_sequences(causal, left, right, seen, used):
-    """Also sequences with fewer keys than queries, and without keys; `used`: not all keys of a sequence count."""
+def test_flash_attention_accepts_packed_sequences(causal, left, right, seen, used):
+    """Some sequences have fewer keys than queries, or no keys; with `used`, only some keys of a sequence count."""
     lengths, keys = (5, 9, 3, 4), (5, 12, 2, 0)
     counted = (4, 12, 1, 0) if used else keys
     cu_q, cu_k = (torch.tensor([0, *n]).cumsum(0).int() for n in (lengths, keys))
@@ -140,18 +140,19 @@ def test_flash_of_packed_sequences(causal, left, right, seen, used):
     for i in range(len(lengths)):
         rows, cols = slice(cu_q[i], cu_q[i + 1]), slice(cu_k[i], cu_k[i] + counted[i])
         if left == 4:
-            seen = dict(left=4, right=max(keys))  # a window to the left alone ends as many keys after a query's place
+            # with only a left window, up to max(keys) keys after the query's position remain visible
+            seen = dict(left=4, right=max(keys))
         want = attended(q[rows], k[cols], v[cols], do[rows], window(lengths[i], counted[i], **seen))
         close(made[0][rows], want[0], 3e-2)
         close(made[1][:, rows], want[1], 3e-2)
-        if not used:  # there is no backward for that
+        if not used:  # torch has no backward with seqused_k
             for got, exact, at in zip(grads, want[2:], (rows, cols, cols), strict=True):
                 close(got[at], exact, 3e-2)
 
 
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("mask", [adapters.NO_MASK, adapters.TOP_LEFT, adapters.BOTTOM_RIGHT])
-def test_efficient_backward_of_sequences_first(mask, shared):
+def test_efficient_attention_backward_accepts_sequence_first_layout(mask, shared):
     keys = S if shared else 40
     q, do, k, v = (heads(H, n, torch.float32).transpose(1, 2) for n in (S, S, keys, keys))
     bias = torch.randn(B, H, S, keys) if mask == adapters.NO_MASK else None
@@ -173,10 +174,11 @@ def test_efficient_backward_of_sequences_first(mask, shared):
 
 
 @pytest.mark.parametrize("mask", [adapters.NO_MASK, adapters.TOP_LEFT, adapters.BOTTOM_RIGHT])
-def test_efficient_backward_of_packed_sequences(mask):
+def test_efficient_attention_backward_accepts_packed_sequences(mask):
     lengths, keys = (5, 9, 3), (6, 12, 2)
     cu_q, cu_k = (torch.tensor([0, *n]).cumsum(0).int() for n in (lengths, keys))
-    q, k, v, do = (torch.randn(sum(n) + 1, H, D) for n in (lengths, keys, keys, lengths))  # a token of no sequence each
+    # one extra token that belongs to no sequence
+    q, k, v, do = (torch.randn(sum(n) + 1, H, D) for n in (lengths, keys, keys, lengths))
     o, lse = torch.zeros_like(q), torch.full((3, H, 32), torch.inf)
     wants = []
     for i, (m, n) in enumerate(zip(lengths, keys, strict=True)):
@@ -192,7 +194,7 @@ def test_efficient_backward_of_packed_sequences(mask):
             close(got[0, at], exact, 1e-4)
 
 
-def test_what_is_left_to_torch():
+def test_fused_attention_leaves_unsupported_calls_to_torch():
     q, k = heads(H, S, torch.bfloat16), heads(H, 20, torch.bfloat16)
     x, y = q.transpose(1, 2), k.transpose(1, 2)
     rows, cu = x.flatten(0, 1), torch.tensor([0, S, 2 * S], dtype=torch.int32)

@@ -1,4 +1,4 @@
-"""Adapters of group, batch and weight norm against ATen's own overloads, and what is left to torch."""
+"""ATen adapters of group, batch and weight norm: results match ATen's overloads, and unsupported calls go to torch."""
 
 import itertools
 
@@ -14,12 +14,12 @@ last = torch.channels_last
 
 
 def per_channel(dtype, *wanted, c=6):
-    """Numbers for each channel, or None; the last two as running statistics."""
+    """A random tensor per channel, or None where not wanted; the last two are running statistics."""
     made = [torch.randn(c, dtype=dtype) if w else None for w in wanted]
     return [t if i < 3 or t is None else t.abs() + 0.5 for i, t in enumerate(made)]
 
 
-def test_signatures(adapters):
+def test_adapter_signatures_match_aten(adapters):
     assert adapters.signatures_are_atens()
     forwards = "native_group_norm native_batch_norm _weight_norm_interface".split()
     others = {"", ".no_stats", "_no_training"}
@@ -29,8 +29,8 @@ def test_signatures(adapters):
     }  # fmt: skip
 
 
-def test_results_into_given_tensors_come_from_torch_where_statistics_change():
-    """They would be checked too late: the overload must not follow from the functional one."""
+def test_batch_norm_out_overloads_that_change_statistics_stay_with_torch():
+    """A derived `out` overload would check `out` only after the running statistics have changed."""
     from opmux.faces.aten.overloads import table
 
     assert table()["native_batch_norm.out"].adapter.name == "native_batch_norm.out"
@@ -51,7 +51,7 @@ def group(adapters, x, groups, weight, bias, masks=([True] * 3,)):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_group_norm(dtype, adapters):
+def test_group_norm_matches_aten(dtype, adapters):
     weight, bias = per_channel(dtype, True, True)
     shapes = (((2, 6, 4, 5), 3), ((3, 6), 2), ((2, 6, 7), 6), ((1, 6, 5), 1))
     for shape, groups in shapes if dtype is torch.float32 else shapes[:1]:
@@ -61,17 +61,17 @@ def test_group_norm(dtype, adapters):
         assert group(adapters, torch.randn(2, 6, 4, 5, dtype=dtype), 3, weight.float(), bias.float())
 
 
-def test_group_norm_with_less(adapters):
+def test_group_norm_without_weight_or_bias(adapters):
     x, (weight, bias) = torch.randn(2, 6, 5), per_channel(torch.float32, True, True)
     assert group(adapters, x, 3, weight, bias, MASKS)
     assert group(adapters, x, 3, None, None) and group(adapters, x, 3, weight, None)
     assert adapters.agrees("native_group_norm", x, None, bias, 2, 6, 5, 3, 1e-5)
 
 
-def test_group_norm_left_to_torch(adapters):
+def test_group_norm_leaves_invalid_calls_to_torch(adapters):
     x, (w, b) = torch.randn(2, 6, 4, 5), per_channel(torch.float32, True, True)
     for t, weight, bias, *sizes in (
-        (x, w, b, 2, 6, 20, 4),  # not divisible
+        (x, w, b, 2, 6, 20, 4),  # channels not divisible by the groups
         (x, w, b, 2, 6, 20, 0),
         (x, w[:3], b, 2, 6, 20, 3),
         (x, w, b[:3], 2, 6, 20, 3),
@@ -93,8 +93,8 @@ def test_group_norm_left_to_torch(adapters):
     assert adapters.faults_are_no_refusals(backward, x, x, mean, rstd, w, *rest)
 
 
-def test_group_norm_elsewhere_is_of_one_piece(adapters, monkeypatch):
-    """On other chips ATen takes no channels-last tensor; halves have halves for statistics there too."""
+def test_group_norm_on_other_chips_declines_channels_last_input(adapters, monkeypatch):
+    """ATen takes no channels-last tensor on other chips; statistics of 16-bit input have 16 bits there too."""
     monkeypatch.setattr(torch.Tensor, "is_cpu", False)
     x = torch.randn(2, 6, 4, 5, dtype=torch.bfloat16)
     assert adapters.declines("native_group_norm", x.contiguous(memory_format=last), None, None, 2, 6, 20, 3, 1e-5)
@@ -112,7 +112,7 @@ LAYOUTS = {
 
 
 def batch(adapters, x, weight, bias, mean, var, masks=([True] * 3,)):
-    """Training, its gradient, and evaluation; running statistics are among the arguments that are compared."""
+    """Training, its gradient, and evaluation; the comparison includes the running statistics."""
     names = ["native_batch_norm"] if mean is None else ["native_batch_norm", "_native_batch_norm_legit"]
     for name in names:
         assert adapters.agrees(name, x, weight, bias, mean, var, True, 0.3, 1e-3)
@@ -130,27 +130,27 @@ def batch(adapters, x, weight, bias, mean, var, masks=([True] * 3,)):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_batch_norm(dtype, adapters):
+def test_batch_norm_matches_aten(dtype, adapters):
     for layout in LAYOUTS if dtype is torch.float32 else ("packed", "channels last"):
         batch(adapters, LAYOUTS[layout](dtype), *per_channel(dtype, True, True, True, True))
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
-def test_batch_norm_with_wider_parameters(dtype, adapters):
+def test_batch_norm_accepts_parameters_of_a_wider_dtype(dtype, adapters):
     x, params = torch.randn(3, 6, 4, 5, dtype=dtype), per_channel(torch.float32, True, True, True, True)
     batch(adapters, x, *params)
     halves = [p.to(dtype) for p in params]
     assert not adapters.agrees("native_batch_norm", x, *halves[:2], *params[2:], True, 0.1, 1e-5)
 
 
-def test_batch_norm_with_less(adapters):
+def test_batch_norm_without_weight_bias_or_running_statistics(adapters):
     x = torch.randn(3, 6, 4)
     for w, b, running in ((False, False, False), (True, False, True), (False, True, True)):
         batch(adapters, x, *per_channel(torch.float32, w, b, running, running))
     batch(adapters, x, *per_channel(torch.float32, True, True, False, False), MASKS)
 
 
-def test_running_statistics_are_written_once(adapters, monkeypatch):
+def test_batch_norm_updates_running_statistics_once(adapters, monkeypatch):
     x, (w, b, mean, var) = torch.randn(5, 6), per_channel(torch.float32, True, True, True, True)
     before = mean.clone(), var.clone()
     adapters.run("native_batch_norm", x, w, b, mean, var, True, 0.25, 1e-5)
@@ -158,8 +158,8 @@ def test_running_statistics_are_written_once(adapters, monkeypatch):
     torch.testing.assert_close(var, 0.75 * before[1] + 0.25 * x.var(0))
 
 
-def test_statistics_elsewhere(adapters, monkeypatch):
-    """As on CUDA: float32 of halves, and in evaluation those that were given."""
+def test_batch_norm_statistics_on_other_chips_match_cuda(adapters, monkeypatch):
+    """As on CUDA: float32 statistics for 16-bit input, and in evaluation the given statistics."""
     monkeypatch.setattr(torch.Tensor, "is_cpu", False)
     x = torch.randn(3, 6, 4, dtype=torch.bfloat16)
     for wide in (torch.bfloat16, torch.float32):
@@ -171,10 +171,10 @@ def test_statistics_elsewhere(adapters, monkeypatch):
         torch.testing.assert_close(invstd, torch.rsqrt(var.float() + 1e-5))
 
 
-def test_batch_norm_left_to_torch(adapters):
+def test_batch_norm_leaves_invalid_calls_to_torch(adapters):
     x, (w, b, mean, var) = torch.randn(3, 6, 4), per_channel(torch.float32, True, True, True, True)
     for t, *params in (
-        (x[:1, :, :1], w, b, mean, var),  # a single value of each channel
+        (x[:1, :, :1], w, b, mean, var),  # a single value per channel
         (x[:0], w, b, mean, var),
         (x[0, 0], w, b, mean, var),
         (x[:, :5], w, b, mean, var),
@@ -205,7 +205,7 @@ def test_batch_norm_left_to_torch(adapters):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_weight_norm(dtype, adapters):
+def test_weight_norm_matches_aten(dtype, adapters):
     for shape, dim in (((6, 5), 0), ((6, 5), 1), ((4, 3, 5), 0), ((4, 3, 5), 2), ((3, 1000), 0)):
         v = torch.randn(shape, dtype=dtype)
         g = torch.randn([n if i == dim else 1 for i, n in enumerate(shape)], dtype=dtype)
@@ -214,7 +214,7 @@ def test_weight_norm(dtype, adapters):
         assert adapters.agrees("_weight_norm_interface_backward", torch.randn_like(v), v, g, norms, dim)
 
 
-def test_weight_norm_left_to_torch(adapters):
+def test_weight_norm_leaves_invalid_calls_to_torch(adapters):
     v, g = torch.randn(4, 3, 5), torch.randn(4, 1, 1)
     _, norms = aten._weight_norm_interface(v, g, 0)
     for v_, g_, dim in (
@@ -236,5 +236,5 @@ def test_weight_norm_left_to_torch(adapters):
 
 
 @pytest.mark.parametrize("op, least", (("nn.functional.group_norm", 4), ("nn.functional.batch_norm", 4)))
-def test_pytorchs_samples(op, least, adapters):
+def test_channel_norms_match_aten_on_opinfo_samples(op, least, adapters):
     assert adapters.answers_pytorchs_samples(op) >= least

@@ -1,4 +1,4 @@
-"""Adapters of layer norm and RMS norm against ATen's own overloads, and what is left to torch."""
+"""ATen adapters of layer norm and RMS norm: results match ATen's own overloads, and unsupported calls go to torch."""
 
 import itertools
 
@@ -23,14 +23,14 @@ def cases(dtype):
 
 
 def drawn(shape, k, dtype, like=None):
-    """x, its normalized_shape, and a weight and a bias, of another dtype where that is said."""
+    """x, its normalized_shape, and a weight and a bias, whose dtype is `like` if given."""
     x = torch.randn(shape, dtype=dtype) * 2 + 1
     dims = list(shape[-k:])
     return x, dims, torch.randn(dims, dtype=like or dtype), torch.randn(dims, dtype=like or dtype)
 
 
 def both(adapters, x, dims, weight, bias, masks=((True, True, True),)):
-    """Forward and backward of a layer norm, the gradients that can be."""
+    """Whether forward and backward of a layer norm agree with ATen, for all gradients that exist."""
     served = adapters.agrees("native_layer_norm", x, dims, weight, bias, 1e-5)
     _, mean, rstd = aten.native_layer_norm(x, dims, weight, bias, 1e-5)
     for dx, dw, db in masks:
@@ -41,26 +41,26 @@ def both(adapters, x, dims, weight, bias, masks=((True, True, True),)):
     return served == 1 + len(masks)
 
 
-def test_signatures(adapters):
+def test_adapter_signatures_match_aten(adapters):
     assert adapters.signatures_are_atens()
     forwards = {"native_layer_norm", "_fused_rms_norm"}
     assert set(adapters.table) == forwards | {f"{n}_backward" for n in forwards}
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_layer_norm(dtype, adapters):
+def test_layer_norm_matches_aten(dtype, adapters):
     for shape, k in cases(dtype):
         assert both(adapters, *drawn(shape, k, dtype))
 
 
-def test_layer_norm_without_weights(adapters):
+def test_layer_norm_without_weight_or_bias(adapters):
     for k, w, b in itertools.product((1, 2), (True, False), (True, False)):
         x, dims, weight, bias = drawn((2, 3, 7), k, torch.float32)
         assert both(adapters, x, dims, weight if w else None, bias if b else None)
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
-def test_layer_norm_with_wider_weights(dtype, adapters):
+def test_layer_norm_accepts_weights_of_a_wider_dtype(dtype, adapters):
     x, dims, weight, bias = drawn((2, 3, 7), 1, dtype, torch.float32)
     for w, b in ((weight, bias), (weight, None), (None, bias), (weight, bias.to(dtype)), (weight.to(dtype), bias)):
         if w is not None and (b is None or w.dtype is b.dtype):
@@ -69,7 +69,7 @@ def test_layer_norm_with_wider_weights(dtype, adapters):
         assert served == (len({t.dtype for t in (w, b) if t is not None}) == 1)
 
 
-def test_layer_norm_of_any_layout(adapters):
+def test_layer_norm_accepts_any_strides(adapters):
     base, _, weight, bias = drawn((4, 6, 4, 8), 1, torch.float32)
     for x in (
         base.transpose(0, 2),
@@ -81,14 +81,14 @@ def test_layer_norm_of_any_layout(adapters):
         assert x.dim() < 4 or both(adapters, x, list(x.shape[2:]), None, None)
 
 
-def test_gradients_that_are_not_wanted_are_none(adapters):
+def test_layer_norm_backward_returns_none_for_masked_gradients(adapters):
     x, dims, weight, bias = drawn((3, 7), 1, torch.float32)
     masks = list(itertools.product((True, False), repeat=3))
     assert both(adapters, x, dims, weight, bias, masks)
 
 
-def test_statistics_are_wide_where_the_chip_is_none_we_know(adapters, monkeypatch):
-    """As on CUDA: float32 of halves, and no weight that is wider."""
+def test_layer_norm_on_an_unknown_chip_returns_float32_statistics(adapters, monkeypatch):
+    """As on CUDA: float32 statistics for 16-bit input, and no weight of a wider dtype."""
     monkeypatch.setattr(torch.Tensor, "is_cpu", False)
     for k in (1, 2):
         x, dims, weight, bias = drawn((2, 3, 7), k, torch.bfloat16)
@@ -114,15 +114,15 @@ def test_statistics_are_wide_where_the_chip_is_none_we_know(adapters, monkeypatc
 
 @pytest.mark.parametrize("eps", (None, 1e-2))
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_rms_norm(dtype, eps, adapters):
+def test_rms_norm_matches_aten(dtype, eps, adapters):
     for shape, k in cases(dtype):
         x, dims, weight, _ = drawn(shape, k, dtype)
-        x *= 1e-3  # so that eps matters
+        x *= 1e-3  # small values, so that eps matters
         assert adapters.agrees("_fused_rms_norm", x, dims, weight, eps)
         assert adapters.agrees("_fused_rms_norm", x, dims, None, eps)
 
 
-def test_rms_norm_with_wider_weights_or_of_any_layout(adapters):
+def test_rms_norm_accepts_wider_weights_and_any_strides(adapters):
     x, dims, weight, _ = drawn((2, 6, 4, 5), 1, torch.bfloat16, torch.float32)
     assert adapters.agrees("_fused_rms_norm", x, dims, weight, None)
     assert adapters.agrees("_fused_rms_norm", x.float().transpose(0, 1), dims, weight, None)
@@ -130,8 +130,8 @@ def test_rms_norm_with_wider_weights_or_of_any_layout(adapters):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_rms_norm_backward(dtype, adapters):
-    """ATen has none on the CPU: the gradient of what its forward is made of."""
+def test_rms_norm_backward_matches_the_gradient_of_the_decomposition(dtype, adapters):
+    """ATen has no such backward on the CPU, so differentiate the decomposed forward."""
     for (shape, k), bare in itertools.product(cases(dtype), (False, True)):
         x, dims, weight, _ = drawn(shape, k, dtype)
         leaves = [x.double().requires_grad_(), weight.double().requires_grad_()]
@@ -148,14 +148,14 @@ def test_rms_norm_backward(dtype, adapters):
         assert adapters.run("_fused_rms_norm_backward", *args, [False, False]) == (None, None)
 
 
-def test_a_weight_of_ones_is_made_once(adapters):
+def test_rms_norm_creates_its_weight_of_ones_once(adapters):
     x = torch.randn(3, 11)
     assert norm.ones(11, x.dtype, x) is norm.ones(11, x.dtype, x)
     assert norm.ones(11, torch.float64, x).dtype is torch.float64
     assert torch.equal(norm.ones(11, x.dtype, x), torch.ones(11))
 
 
-def test_the_oldest_of_too_many_weights_of_ones_is_dropped(monkeypatch):
+def test_cache_of_ones_weights_drops_the_oldest_entry(monkeypatch):
     monkeypatch.setattr(norm, "_ones", Held(most=2))
     x = torch.randn(3)
     made = [norm.ones(n, x.dtype, x) for n in (1, 2, 3)]
@@ -166,17 +166,17 @@ def test_the_oldest_of_too_many_weights_of_ones_is_dropped(monkeypatch):
     ]
 
 
-# ---- torch's to judge -----------------------------------------------------------------------------------------------
+# ---- left to torch --------------------------------------------------------------------------------------------------
 
 
-def test_pytorchs_samples(adapters):
+def test_norms_match_aten_on_opinfo_samples(adapters):
     assert adapters.answers_pytorchs_samples("nn.functional.layer_norm") >= 8
 
 
-def test_left_to_torch(adapters):
+def test_norms_leave_invalid_calls_to_torch(adapters):
     x, w = torch.randn(3, 4), torch.randn(4)
     forwards = (
-        (x, [3], w, w),  # not the shape of x
+        (x, [3], w, w),  # weight shape differs from normalized_shape
         (x, [4], w[:3], w),
         (x, [4], w, w[:3]),
         (x, [4], w[None], w),
@@ -209,8 +209,8 @@ def test_left_to_torch(adapters):
     assert adapters.faults_are_no_refusals("_fused_rms_norm_backward", x, x, [4], rstd, w, [True, True])
 
 
-def test_an_implementation_may_compute_atens_own_call():
-    """Before the adapter, for `out=` too; where it returns None, the adapter does it."""
+def test_an_impl_may_serve_atens_own_call_before_the_adapter():
+    """Also for `out=`; if the impl returns None, the adapter serves the call."""
     marks = [torch.full((2, 3), 7.0), torch.full((2, 1), 8.0), torch.full((2, 1), 9.0)]
     of_one = lambda x, dims, weight, bias, eps: tuple(marks) if len(dims) == 1 else None
     fields = dict(fn=specs.layer_norm.reference, aten={"native_layer_norm": of_one})

@@ -1,6 +1,6 @@
-"""Adapters of random numbers: seeds and generators, distributions, layouts as ATen's, and what is left to torch.
+"""ATen adapters of random ops: seeds, generators, distributions, layouts, and calls that are left to torch.
 
-They decline on the CPU; here `seed` is what an accelerator does, with the CPU's generator.
+The adapters decline on the CPU; here `seed` behaves as on an accelerator and uses the CPU's generator.
 """
 
 import math
@@ -30,7 +30,7 @@ def like(dtype=torch.float32, n=N):
     return torch.empty(n, dtype=dtype)
 
 
-# A call of each overload that draws: (name, arguments); all have moments that are known.
+# A call of each overload that draws: (name, arguments), mean and standard deviation, which are all known.
 DRAWS = {
     "uniform": ((like(), -1.0, 3.0), 1.0, 4 / math.sqrt(12)),
     "uniform_": ((like(),), 0.5, 1 / math.sqrt(12)),
@@ -75,21 +75,21 @@ DRAWS = {
 HERE = [n for n in DRAWS if random.known(n)]
 
 
-def test_signatures(adapters):
+def test_adapter_signatures_match_aten(adapters):
     assert adapters.signatures_are_atens()
     others = "native_dropout native_dropout_backward _masked_scale cauchy cauchy_ randperm randperm.generator".split()
     assert set(adapters.table) == {*HERE, *others}
 
 
-def test_cauchy(adapters):
-    """It has no moments: a quarter lies below the median minus sigma, and a half between."""
+def test_cauchy_has_the_right_quantiles(adapters):
+    """A Cauchy distribution has no moments: a quarter lies below the median minus sigma, and half within one sigma."""
     y = adapters.run("cauchy_", like(), 2.0, 0.5)
     quarters = torch.quantile(y, torch.tensor([0.25, 0.5, 0.75]))
     torch.testing.assert_close(quarters, torch.tensor([1.5, 2.0, 2.5]), rtol=0, atol=0.1)
     assert y.isfinite().all()
 
 
-def test_permutations(adapters):
+def test_randperm_returns_permutations(adapters):
     torch.manual_seed(3)
     first, second = (adapters.run("randperm", 100, dtype=d) for d in (torch.int64, torch.float16))
     again = adapters.run("randperm.generator", 100, generator=torch.Generator().manual_seed(3))
@@ -100,17 +100,17 @@ def test_permutations(adapters):
             adapters.run("randperm", n, dtype=dtype)
 
 
-def test_masked_scale(adapters):
+def test_masked_scale_matches_aten(adapters):
     x, mask = torch.randn(5, 7), torch.rand(5, 7) > 0.5
     torch.testing.assert_close(adapters.run("_masked_scale", x, mask.to(torch.uint8), 2.0), x * mask * 2)
 
 
-def test_overloads_this_torch_lacks_are_left_out():
+def test_overloads_that_this_torch_lacks_are_skipped():
     assert random.known("rand_like", "rand_like.of_no_torch") == ["rand_like"]
 
 
 @pytest.mark.parametrize("name", HERE)
-def test_draws_as_it_should(name, adapters):
+def test_draws_have_the_right_mean_and_deviation(name, adapters):
     args, mean, std = DRAWS[name]
     kwargs = {"dtype": torch.int64} if name.startswith("randint") and "like" not in name else {}
     torch.manual_seed(3)
@@ -125,7 +125,7 @@ def test_draws_as_it_should(name, adapters):
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_floats(dtype, adapters):
+def test_float_draws_stay_in_range(dtype, adapters):
     u = adapters.run("uniform_", like(dtype), 1.0, 2.0)
     assert u.dtype is dtype and u.min() >= 1 and u.max() < 2
     assert adapters.run("exponential_", like(dtype)).min() > 0
@@ -136,7 +136,7 @@ def test_floats(dtype, adapters):
 
 
 @pytest.mark.parametrize("dtype", INTS, ids=str)
-def test_integers(dtype, adapters):
+def test_integer_draws_stay_in_range(dtype, adapters):
     most = torch.iinfo(dtype).max
     whole = adapters.run("random_", like(dtype))
     assert whole.dtype is dtype and whole.min() >= 0 and whole.max() > most * 0.99
@@ -144,7 +144,7 @@ def test_integers(dtype, adapters):
     assert few.dtype is dtype and set(few.tolist()) == set(range(most - 3, most + 1))
 
 
-def test_layouts_are_atens(adapters):
+def test_results_have_atens_strides(adapters):
     x = torch.rand(2, 6, 4, 8)
     tensors = (
         x,
@@ -173,7 +173,7 @@ def test_layouts_are_atens(adapters):
     assert half.dtype is torch.float16 and half.shape == x.shape
 
 
-def test_dropout(adapters):
+def test_dropout_zeroes_and_scales(adapters):
     x = torch.randn(64, 63)
     torch.manual_seed(1)
     y, mask = adapters.run("native_dropout", x, 0.25, True)
@@ -184,7 +184,7 @@ def test_dropout(adapters):
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_dropout_backward(dtype, adapters):
+def test_dropout_backward_matches_aten(dtype, adapters):
     x = torch.randn(2, 6, 4, 5, dtype=dtype)
     for t in (x, x.contiguous(memory_format=torch.channels_last), x[:0], x[0, 0, 0, 0]):
         for scale in (1.0, 2.0, 1 / 0.9):
@@ -193,13 +193,13 @@ def test_dropout_backward(dtype, adapters):
     assert adapters.declines("native_dropout_backward", x.contiguous(memory_format=torch.channels_last), x > 0, 2.0)
 
 
-def test_probabilities_are_spread_out(adapters):
+def test_bernoulli_draws_follow_their_probabilities(adapters):
     x = torch.empty(3, 50)
     y = adapters.run("bernoulli_.Tensor", x, torch.tensor([[0.0], [0.5], [1.0]]))
     assert y.shape == x.shape and y[0].sum() == 0 and 0 < y[1].sum() < 50 and y[2].sum() == 50
 
 
-# ---- torch's to judge -----------------------------------------------------------------------------------------------
+# ---- left to torch --------------------------------------------------------------------------------------------------
 
 X, BYTES = torch.rand(4, 6), torch.zeros(3, dtype=torch.int8)
 DECLINED = (
@@ -242,13 +242,13 @@ DECLINED = (
 
 
 @pytest.mark.parametrize("name, args", DECLINED, ids=[n for n, _ in DECLINED])
-def test_declines_before_a_seed_is_drawn(name, args, adapters):
+def test_invalid_calls_decline_before_a_seed_is_drawn(name, args, adapters):
     before = torch.get_rng_state()
     assert adapters.declines(name, *args)
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_options_of_factories_that_are_torchs(adapters):
+def test_factories_leave_unsupported_options_to_torch(adapters):
     for options in (
         {"layout": torch.sparse_coo},
         {"pin_memory": True},
@@ -267,14 +267,14 @@ def test_options_of_factories_that_are_torchs(adapters):
 # ---- seeds ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_cpus_numbers_are_torchs(adapters, monkeypatch):
+def test_random_ops_on_the_cpu_are_left_to_torch(adapters, monkeypatch):
     monkeypatch.setattr(random, "seed", real_seed)
     for name in HERE:
         assert adapters.declines(name, *DRAWS[name][0]), name
 
 
-def test_a_seed_that_torch_draws_does_not_come_back(monkeypatch):
-    """On a device where torch draws the seed, its own randint leads here again: that one declines."""
+def test_drawing_a_seed_through_torch_does_not_recurse(monkeypatch):
+    """If torch draws the seed on the device, its randint calls our adapter again: the inner call must decline."""
     monkeypatch.setattr(torch.Tensor, "is_cpu", False)
     inner = []
 
@@ -288,7 +288,7 @@ def test_a_seed_that_torch_draws_does_not_come_back(monkeypatch):
     assert real_seed(X, None) == real_seed(X, None) == "seed" and len(inner) == 2
 
 
-def test_a_generator_of_another_device_is_torchs_to_judge(monkeypatch):
+def test_a_generator_of_another_device_is_left_to_torch(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "is_cpu", False)
     meta = torch.empty(3, device="meta")
     with pytest.raises(NotSupported, match="a generator of cpu"):

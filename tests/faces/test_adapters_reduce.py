@@ -1,4 +1,4 @@
-"""Adapters of reductions against ATen's own overloads: results, dtypes, strides, and what is left to torch."""
+"""ATen adapters of reductions: results, dtypes and strides match ATen's overloads; unsupported calls go to torch."""
 
 import inspect
 import itertools
@@ -17,7 +17,7 @@ from opmux.kernels import wrappers
 
 pytestmark = [
     pytest.mark.usefixtures("interpreted", "poisoned"),
-    pytest.mark.filterwarnings("ignore"),  # numpy's of infinities, torch's of degrees of freedom
+    pytest.mark.filterwarnings("ignore"),  # numpy warns about infinities, torch about degrees of freedom
 ]
 
 MINE = {name: a for name, a in ADAPTERS.items() if a.family == "reduce"}
@@ -40,7 +40,9 @@ def as_list(results):
 
 
 def agree(name, args, kwargs):
-    """Whether the adapter answers, and then as ATen does; where ATen has no answer it must decline."""
+    """Whether the adapter serves the call; if so, assert that it agrees with ATen, and if ATen raises, that it
+    declines.
+    """
     try:
         wanted = overload(name)(*args, **kwargs)
     except (RuntimeError, IndexError, NotImplementedError) as refusal:
@@ -54,14 +56,14 @@ def agree(name, args, kwargs):
     for a, b in zip(as_list(got), as_list(wanted), strict=True):
         what = f"{name} of {tuple(args[0].shape)} {args[0].stride()}, {args[1:]} {kwargs}"
         assert (a.shape, a.dtype, a.stride()) == (b.shape, b.dtype, b.stride()), what
-        # the CPU's own kernels round in between, where a dtype is short
+        # with a 16-bit dtype, the CPU's own kernels round intermediate results
         tol, times = MINE[name].over[0].tol.get(b.dtype, EXACT), 2 if b.dtype.itemsize == 2 else 1
         far = dict(rtol=times * tol.rtol, atol=times * tol.atol, equal_nan=True)
         torch.testing.assert_close(a, b, **far, msg=lambda m, what=what: f"{what}: {m}")
     return True
 
 
-def test_signatures_are_those_of_aten():
+def test_adapter_signatures_match_aten():
     for name, adapter in MINE.items():
         known = {p.name: p for p in adapter.parameters()}
         for argument in overload(name)._schema.arguments:
@@ -70,8 +72,8 @@ def test_signatures_are_those_of_aten():
             assert known[argument.name].kind is kind, (name, argument.name)
 
 
-def test_no_composition_is_adapted():
-    """It would lose the gradients of what it is made of."""
+def test_no_composite_overload_is_adapted():
+    """Overriding a composite op would lose the gradients of the ops that it calls."""
     for name in MINE:
         assert not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "CompositeImplicitAutograd"), name
 
@@ -88,7 +90,7 @@ CHOICES = {
     "ord": (2, 1, 0, math.inf, -math.inf, 3.5, -1.0),
 }
 SHAPES = ((5,), (3, 4), (2, 3, 4), (), (1,), (0,), (2, 0), (2, 0, 3), (2, 1, 3))
-MANY = 7  # calls of an overload for each tensor, at most
+MANY = 7  # maximum number of calls of an overload for each tensor
 
 
 def choices(argument):
@@ -99,10 +101,10 @@ def choices(argument):
 
 
 def calls(name):
-    """Arguments after the first: all of them, or as many as there is time for, spread evenly."""
+    """Arguments after the first: every combination, or an evenly spread subset of them."""
     own = overload(name)._schema.arguments[1:]
     every = list(itertools.product(*map(choices, own)))
-    step = -(-len(every) // MANY) | 1  # odd: two values that take turns are both met
+    step = -(-len(every) // MANY) | 1  # an odd step also reaches both values of an option that alternates
     for chosen in every[::step]:
         named = dict(zip((a.name for a in own), chosen, strict=True))
         kwargs = {a.name: named.pop(a.name) for a in own if a.kwarg_only}
@@ -116,7 +118,7 @@ def drawn(shape, dtype):
 
 @pytest.mark.parametrize("name", MINE)
 @pytest.mark.few(12)
-def test_agrees_on_any_arguments(name):
+def test_adapters_agree_with_aten_on_any_arguments(name):
     dtypes = {torch.float32: SHAPES, torch.uint8: SHAPES[:3], torch.bool: SHAPES[1:2], torch.int32: SHAPES[1:3]}
     tensors = [drawn(shape, dtype) for dtype, shapes in dtypes.items() for shape in shapes]
     tensors += [drawn((4, 3, 2), torch.float32).transpose(0, 2), drawn((6, 4), torch.float32)[::2, 1:]]
@@ -133,7 +135,7 @@ SAMPLES = {torch.float32: 8, torch.bfloat16: 3, torch.int64: 3, torch.bool: 2, t
 
 
 class Compare(TorchDispatchMode):
-    """Each call of an overload that is adapted is made twice."""
+    """Calls ATen and the adapter for each overload that has an adapter, and compares."""
 
     def __init__(self):
         super().__init__()
@@ -155,7 +157,7 @@ def op_infos():
 
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.few(8)
-def test_agrees_on_pytorchs_samples(op, op_infos):
+def test_adapters_agree_with_aten_on_opinfo_samples(op, op_infos):
     info, compare = op_infos[op], Compare()
     for dtype, few in SAMPLES.items():
         if info.supports_dtype(dtype, "cpu"):
@@ -168,11 +170,11 @@ def test_agrees_on_pytorchs_samples(op, op_infos):
             info(error.sample_input.input, *error.sample_input.args, **error.sample_input.kwargs)
 
 
-# ---- by hand --------------------------------------------------------------------------------------------------------
+# ---- single cases ---------------------------------------------------------------------------------------------------
 
 
 def plainest(name):
-    """Arguments after the first, along dimension 1."""
+    """Arguments after the first for a reduction along dimension 1."""
     values = {"dim": 1, "keepdim": False, "p": 2, "ord": 2, "dtype": torch.float64}
     own = overload(name)._schema.arguments[1:]
     args = tuple([1] if "List" in str(a.type) else values[a.name] for a in own if not a.kwarg_only)
@@ -180,39 +182,39 @@ def plainest(name):
 
 
 @pytest.mark.parametrize("name", MINE)
-def test_nan_and_infinity_go_as_they_do_in_torch(name):
+def test_nan_and_infinity_propagate_as_in_torch(name):
     nan, inf = math.nan, math.inf
     x = torch.tensor([[1.0, nan, 3.0, nan], [inf, 1.0, inf, 0.0], [-inf, -inf, -inf, -inf], [0.0, -0.0, 0.0, 0.0]])
     if "_mean." in name:
-        x = x[::3]  # torch's mean beside a variance is NaN where an infinity comes early, by its way of adding up
+        x = x[::3]  # for an early infinity torch's var_mean returns a NaN mean, because of its summation order
     args, kwargs = plainest(name)
     assert agree(name, (x, *args), kwargs)
-    assert agree(name, (x[1:], *args), kwargs)  # what is taken of all of it is not NaN everywhere
+    assert agree(name, (x[1:], *args), kwargs)  # for a full reduction, not everything is NaN
 
 
 @pytest.mark.parametrize("name", MINE)
-def test_results_of_torch_are_contiguous_on_any_device(name):
-    """As ours are: a meta tensor goes through what the devices of torch have in common."""
+def test_results_are_contiguous_on_any_device_as_ours_are(name):
+    """Checked with meta tensors, whose strides come from code that all of torch's devices share."""
     args, kwargs = plainest(name)
     x = torch.empty(5, 4, 3, 2, device="meta").permute(2, 1, 3, 0)
     assert all(y.is_contiguous() for y in as_list(overload(name)(x, *args, **kwargs)))
 
 
-def test_ties_have_the_first_index():
+def test_ties_return_the_first_index():
     x = torch.tensor([[2, 7, 7, 2], [1, 1, 1, 1]])
     assert adapted("max.dim", x, 1)[1].tolist() == [1, 0]
     assert adapted("argmin", x, 1).tolist() == [0, 0]
     assert adapted("argmax", x).item() == 1
 
 
-def test_truth_of_bytes_is_bytes():
+def test_any_and_all_of_uint8_return_uint8():
     x = torch.tensor([[0, 2, 0], [0, 0, 0]], dtype=torch.uint8)
     for name, args in (("any", ()), ("any.dim", (1,)), ("any.dims", ([0, 1],)), ("all", ()), ("all.dim", (0,))):
         assert adapted(name, x, *args).dtype is torch.uint8
         assert agree(name, (x, *args), {})
 
 
-def test_no_dimension_is_not_all_of_them_for_truth_alone():
+def test_only_any_and_all_treat_an_empty_dim_list_as_no_reduction():
     x = torch.randn(3, 4)
     assert adapted("any.dims", x, []).shape == (3, 4)
     assert adapted("sum.dim_IntList", x, []).shape == adapted("amax", x, []).shape == ()
@@ -233,7 +235,7 @@ DECLINED = (
     ("std_mean.correction", (ROWS, [1]), {"correction": 4}, "no degrees of freedom"),
     ("var_mean.correction", (ROWS, [0, 1]), {"correction": 12.5}, "no degrees of freedom"),
     ("std.correction", (torch.tensor(1.0),), {}, "no degrees of freedom"),
-    ("var.correction", (torch.empty(0, 5), [1]), {}, "no degrees of freedom"),  # torch divides by no results
+    ("var.correction", (torch.empty(0, 5), [1]), {}, "no degrees of freedom"),  # torch divides by zero elements
     ("logsumexp", (ROWS, []), {}, "no dimension"),
     ("prod.dim_int", (torch.ones((1,) * 65), 3), {}, "64 dimensions at most"),
     ("linalg_vector_norm", (ROWS, 1j), {}, "ord must be a number"),
@@ -243,14 +245,14 @@ DECLINED = (
 
 
 @pytest.mark.parametrize("name, args, kwargs, words", DECLINED, ids=[f"{n}, {words}" for n, *_, words in DECLINED])
-def test_declines_with_a_reason(name, args, kwargs, words):
+def test_adapters_decline_with_a_reason(name, args, kwargs, words):
     with pytest.raises((NotSupported, BadArgument), match=words):
         adapted(name, *args, **kwargs)
 
 
 @pytest.mark.parametrize("error", (TypeError, ValueError))
 @pytest.mark.parametrize("name", MINE)
-def test_a_fault_of_an_implementation_is_not_taken_for_a_refusal(name, error):
+def test_an_error_in_an_impl_is_not_taken_for_a_decline(name, error):
     def broken(*args):
         raise error("my own")
 

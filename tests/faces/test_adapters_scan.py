@@ -1,4 +1,4 @@
-"""Adapters of scans against ATen's own overloads: results, dtypes, strides, and what is left to torch."""
+"""ATen adapters of scans: results, dtypes and strides match ATen's own overloads, and unsupported calls go to torch."""
 
 import inspect
 import itertools
@@ -17,7 +17,7 @@ from opmux.kernels import wrappers
 
 pytestmark = [
     pytest.mark.usefixtures("interpreted", "poisoned"),
-    pytest.mark.filterwarnings("ignore"),  # numpy's of infinities
+    pytest.mark.filterwarnings("ignore"),  # numpy warns about infinities
 ]
 
 MINE = {name: a for name, a in ADAPTERS.items() if a.family == "scan"}
@@ -39,7 +39,9 @@ def as_list(results):
 
 
 def agree(name, args, kwargs):
-    """Whether the adapter answers, and then as ATen does; where ATen has no answer it must decline."""
+    """Whether the adapter serves the call; if so, assert that it agrees with ATen, and if ATen raises, that it
+    declines.
+    """
     try:
         wanted = overload(name)(*args, **kwargs)
     except (RuntimeError, IndexError, NotImplementedError) as refusal:
@@ -53,14 +55,14 @@ def agree(name, args, kwargs):
     for a, b in zip(as_list(got), as_list(wanted), strict=True):
         what = f"{name} of {tuple(args[0].shape)} {args[0].stride()}, {args[1:]} {kwargs}"
         assert (a.shape, a.dtype, a.stride()) == (b.shape, b.dtype, b.stride()), what
-        # the CPU's own kernels round in between, where a dtype is short
+        # with a 16-bit dtype, the CPU's own kernels round intermediate results
         tol, times = MINE[name].over[0].tol.get(b.dtype, EXACT), 2 if b.dtype.itemsize == 2 else 1
         far = dict(rtol=times * tol.rtol, atol=times * tol.atol, equal_nan=True)
         torch.testing.assert_close(a, b, **far, msg=lambda m, what=what: f"{what}: {m}")
     return True
 
 
-def test_signatures_are_those_of_aten():
+def test_adapter_signatures_match_aten():
     for name, adapter in MINE.items():
         known = {p.name: p for p in adapter.parameters()}
         for argument in overload(name)._schema.arguments:
@@ -68,8 +70,8 @@ def test_signatures_are_those_of_aten():
             assert known[argument.name].kind is kind, (name, argument.name)
 
 
-def test_no_composition_is_adapted():
-    """It would lose the gradients of what it is made of."""
+def test_no_composite_overload_is_adapted():
+    """Overriding a composite op would lose the gradients of the ops that it calls."""
     for name in MINE:
         assert not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "CompositeImplicitAutograd"), name
 
@@ -86,7 +88,7 @@ def drawn(shape, dtype):
 
 
 @pytest.mark.parametrize("name", MINE)
-def test_agrees_on_any_arguments(name):
+def test_scans_agree_with_aten_on_any_dimension(name):
     dtypes = {torch.float32: SHAPES, torch.uint8: SHAPES[:3], torch.bool: SHAPES[1:2], torch.int32: SHAPES[1:3]}
     tensors = [drawn(shape, dtype) for dtype, shapes in dtypes.items() for shape in shapes]
     tensors += [drawn((4, 3, 2), torch.float32).transpose(0, 2), drawn((6, 4), torch.float32)[::2, 1:]]
@@ -95,7 +97,7 @@ def test_agrees_on_any_arguments(name):
 
 
 @pytest.mark.parametrize("name", ("cumsum", "cumprod"))
-def test_agrees_on_any_dtype_of_the_result(name):
+def test_scans_agree_with_aten_on_any_result_dtype(name):
     tensors = [drawn((3, 4), dtype) for dtype in (torch.float32, torch.bool, torch.int32, torch.complex64)]
     answered = [agree(name, (x, 1), {"dtype": dtype}) for x in tensors for dtype in RESULTS]
     assert sum(answered) >= len(tensors)
@@ -107,7 +109,7 @@ SAMPLES = {torch.float32: 10, torch.bfloat16: 4, torch.int64: 4, torch.bool: 4, 
 
 
 class Compare(TorchDispatchMode):
-    """Each call of an overload that is adapted is made twice."""
+    """Calls ATen and the adapter for each overload that has an adapter, and compares."""
 
     def __init__(self):
         super().__init__()
@@ -128,7 +130,7 @@ def op_infos():
 
 
 @pytest.mark.parametrize("op", ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp"))
-def test_agrees_on_pytorchs_samples(op, op_infos):
+def test_scans_agree_with_aten_on_opinfo_samples(op, op_infos):
     info, compare = op_infos[op], Compare()
     for dtype, few in SAMPLES.items():
         if info.supports_dtype(dtype, "cpu"):
@@ -141,29 +143,29 @@ def test_agrees_on_pytorchs_samples(op, op_infos):
             info(error.sample_input.input, *error.sample_input.args, **error.sample_input.kwargs)
 
 
-# ---- by hand --------------------------------------------------------------------------------------------------------
+# ---- single cases ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", MINE)
-def test_nan_and_infinity_go_as_they_do_in_torch(name):
+def test_nan_and_infinity_propagate_as_in_torch(name):
     nan, inf = math.nan, math.inf
     x = torch.tensor([[1.0, nan, 3.0, nan], [2.0, inf, 1.0, inf], [-inf, -inf, 1.0, 2.0], [0.0, -0.0, 0.0, 0.0]])
     assert agree(name, (x, 1), {}) and agree(name, (x, 0), {})
 
 
-@pytest.mark.parametrize("name", sorted({*MINE} - {"_logcumsumexp"}))  # torch has no meta kernel of that
-def test_results_of_torch_are_contiguous_on_any_device(name):
-    """As ours are: a meta tensor goes through what the devices of torch have in common."""
+@pytest.mark.parametrize("name", sorted({*MINE} - {"_logcumsumexp"}))  # torch has no meta kernel for it
+def test_results_are_contiguous_on_any_device_as_ours_are(name):
+    """Checked with meta tensors, whose strides come from code that all of torch's devices share."""
     x = torch.empty(5, 4, 3, device="meta").permute(2, 0, 1)
     assert all(y.is_contiguous() for y in as_list(overload(name)(x, 1)))
 
 
-def test_ties_have_the_last_index():
+def test_ties_return_the_last_index():
     x = torch.tensor([3, 5, 5, 1, 5])
     assert adapted("cummax", x, 0)[1].tolist() == [0, 1, 2, 2, 4]
 
 
-def test_integers_are_added_up_in_64_bits():
+def test_integers_are_accumulated_in_int64():
     x = torch.full((3,), 100, dtype=torch.int8)
     assert adapted("cumsum", x, 0).tolist() == [100, 200, 300]
     assert adapted("cumsum", x, 0, dtype=torch.int8).tolist() == [100, -56, 44]
@@ -182,14 +184,14 @@ DECLINED = (
 
 
 @pytest.mark.parametrize("name, args, kwargs, words", DECLINED, ids=[f"{n}, {words}" for n, *_, words in DECLINED])
-def test_declines_with_a_reason(name, args, kwargs, words):
+def test_adapters_decline_with_a_reason(name, args, kwargs, words):
     with pytest.raises((NotSupported, BadArgument), match=words):
         adapted(name, *args, **kwargs)
 
 
 @pytest.mark.parametrize("error", (TypeError, ValueError))
 @pytest.mark.parametrize("name", MINE)
-def test_a_fault_of_an_implementation_is_not_taken_for_a_refusal(name, error):
+def test_an_error_in_an_impl_is_not_taken_for_a_decline(name, error):
     def broken(*args):
         raise error("my own")
 

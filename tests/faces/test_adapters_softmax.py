@@ -1,4 +1,4 @@
-"""Adapters of softmax against ATen's own overloads, and what is left to torch."""
+"""ATen adapters of softmax: results match ATen's own overloads, and unsupported calls go to torch."""
 
 import pytest
 import torch
@@ -19,14 +19,14 @@ def layouts(dtype):
     yield x[0, 0, 0].expand(3, 8)
 
 
-def test_signatures(adapters):
+def test_adapter_signatures_match_aten(adapters):
     assert adapters.signatures_are_atens()
     assert set(adapters.table) == {f"_{n}{end}" for n in NAMES for end in ("", "_backward_data")}
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", NAMES)
-def test_forward_and_backward(name, dtype, adapters):
+def test_softmax_matches_aten_in_forward_and_backward(name, dtype, adapters):
     shapes = SHAPES if dtype is torch.float32 else SHAPES[:2]
     tensors = [torch.randn(shape, dtype=dtype) for shape in shapes]
     tensors += layouts(dtype) if dtype is torch.float32 else []
@@ -40,19 +40,19 @@ def test_forward_and_backward(name, dtype, adapters):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_no_number(name, adapters):
+def test_softmax_propagates_nan_and_infinity_as_aten_does(name, adapters):
     nan, inf = float("nan"), float("inf")
     x = torch.tensor([[1.0, nan, 3.0], [inf, 1.0, 2.0], [-inf, -inf, 1.0], [-inf, -inf, -inf]])
     assert adapters.agrees(f"_{name}", x, 1, False) and adapters.agrees(f"_{name}", x, 0, False)
 
 
 @pytest.mark.parametrize("op", ("softmax.with_dtype", "nn.functional.cross_entropy"))
-def test_pytorchs_samples(op, adapters):
+def test_softmax_matches_aten_on_opinfo_samples(op, adapters):
     assert adapters.answers_pytorchs_samples(op) >= 8
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_left_to_torch(name, adapters):
+def test_softmax_leaves_unsupported_calls_to_torch(name, adapters):
     x, forward, backward = torch.randn(3, 4), f"_{name}", f"_{name}_backward_data"
     assert adapters.declines(forward, x.half(), 1, True, match="one kernel in torch")
     assert adapters.declines(forward, x.int(), 1, False, match="got int32")

@@ -1,4 +1,4 @@
-"""attn_implementation="opmux": models of `transformers` compute what they do with their own attention."""
+"""attn_implementation="opmux": models of `transformers` give the same results as with their own attention."""
 
 import sys
 import types
@@ -20,14 +20,15 @@ SMALL = dict(
 )  # fmt: skip
 EXPERTS = dict(num_experts=4, num_local_experts=4, num_experts_per_tok=2, moe_intermediate_size=16)
 WINDOW = 4  # shorter than the sequences
-# Model types -> more of their configuration.
+# model type -> additional configuration values
 TYPES = {
     "llama": {},
     "qwen3": {},
     "mistral": dict(sliding_window=WINDOW),
     "gemma2": dict(sliding_window=WINDOW, attn_logit_softcapping=2.0, query_pre_attn_scalar=8),
     "gpt_oss": dict(sliding_window=WINDOW, **EXPERTS),
-    "phimoe": dict(sliding_window=WINDOW, **EXPERTS),  # its layers do not pass the window: only the mask has it
+    # its layers do not pass the window to attention; only the mask contains it
+    "phimoe": dict(sliding_window=WINDOW, **EXPERTS),
     "llama4_text": dict(attention_chunk_size=WINDOW, intermediate_size_mlp=48, **EXPERTS),
     "gpt2": dict(n_embd=32, n_layer=2, n_head=4, attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0),
 }
@@ -43,7 +44,7 @@ def tiny(kind: str):
     torch.manual_seed(0)
     config = CONFIG_MAPPING[kind](**{**SMALL, **TYPES[kind]})
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
-    for name, p in model.named_parameters():  # sinks are zeros at first
+    for name, p in model.named_parameters():  # sinks are initialised to zeros
         if name.endswith("sinks"):
             torch.nn.init.normal_(p)
     return model
@@ -58,10 +59,10 @@ def inputs(padded: str):
 
 
 def step(model, given):
-    """The logits and gradients of a step in training; those of padding have no meaning."""
+    """The logits and gradients of a training step; the logits of padding are undefined and left out."""
     model.train()
     model.zero_grad()
-    torch.manual_seed(2)  # of a router with noise
+    torch.manual_seed(2)  # for routers that add noise
     seen = given.get("attention_mask", torch.ones_like(given["input_ids"])).bool()
     logits = model(**given).logits[seen]
     logits.square().mean().backward()
@@ -69,7 +70,7 @@ def step(model, given):
 
 
 class Calls:
-    """The calls that the interface makes: of attention with the shape of the bias, and of decoding."""
+    """Records the shape of the bias in each attention call of the interface, and counts the decoding calls."""
 
     def __init__(self, monkeypatch):
         self.biases, self.causal, self.lefts, self.decoded = [], [], [], 0
@@ -92,7 +93,7 @@ class Calls:
 
 @pytest.mark.parametrize("padded", ["", "left", "right"])
 @pytest.mark.parametrize("kind", TYPES)
-def test_a_step_of_training(kind, padded, monkeypatch):
+def test_training_steps_match_eager_attention(kind, padded, monkeypatch):
     model, given = tiny(kind), inputs(padded)
     logits, gradients = step(model, given)
     model.set_attn_implementation("opmux")
@@ -103,7 +104,7 @@ def test_a_step_of_training(kind, padded, monkeypatch):
     for name, want in gradients.items():
         torch.testing.assert_close(found[name], want, atol=2e-5, rtol=2e-4, msg=name)
     assert len(calls.biases) == 2
-    if kind != "llama4_text":  # of chunks a whole mask is read
+    if kind != "llama4_text":  # chunked attention passes the whole mask as a bias
         assert all(calls.causal) and set(calls.biases) == {(2, 1, 1, LENGTH) if padded else None}
     if kind in ("mistral", "phimoe"):
         assert calls.lefts == [WINDOW - 1] * 2
@@ -114,7 +115,7 @@ def test_a_step_of_training(kind, padded, monkeypatch):
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 @pytest.mark.parametrize("padded", ["", "left"])
 @pytest.mark.parametrize("kind", TYPES)
-def test_greedy_generation(kind, padded, cache, monkeypatch):
+def test_greedy_generation_gives_the_same_tokens(kind, padded, cache, monkeypatch):
     model, given = tiny(kind).eval(), inputs(padded)
     more = dict(max_new_tokens=6, do_sample=False, eos_token_id=None, cache_implementation=cache, disable_compile=True)
     want = model.generate(**given, **more)
@@ -122,13 +123,13 @@ def test_greedy_generation(kind, padded, cache, monkeypatch):
     calls = Calls(monkeypatch)
     assert torch.equal(model.generate(**given, **more), want)
     if cache == "dynamic" and kind != "llama4_text":
-        full = {"mistral": 0, "phimoe": 0, "gemma2": 1, "gpt_oss": 1}.get(kind, 2)  # layers without a window
-        # all tokens but the first; padding that is in no window any more hides nothing
+        full = {"mistral": 0, "phimoe": 0, "gemma2": 1, "gpt_oss": 1}.get(kind, 2)  # number of layers without a window
+        # every token after the first; padding that has left the window masks nothing
         assert calls.decoded == 5 * (2 - full if padded else 2)
 
 
-def test_encoders_and_their_padding(monkeypatch):
-    """Bidirectional: the rows of a mask of padding are one row."""
+def test_encoder_masks_padding_with_one_row_per_sequence(monkeypatch):
+    """A bidirectional model masks the same keys for each query, so a mask with one row is enough."""
     config = transformers.BertConfig(
         hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, vocab_size=97
     )
@@ -145,7 +146,7 @@ def test_encoders_and_their_padding(monkeypatch):
         assert set(calls.biases) == {(2, 1, 1, LENGTH) if "attention_mask" in way else None} and not any(calls.causal)
 
 
-def test_a_bias_of_positions():
+def test_t5_position_bias_matches_eager_attention():
     config = transformers.T5Config(
         d_model=32,
         d_kv=8,
@@ -175,8 +176,8 @@ def test_a_bias_of_positions():
         torch.testing.assert_close(found[name], want, atol=2e-5, rtol=2e-4, msg=name)
 
 
-def test_a_mask_of_the_users_own_is_read_whole():
-    """Also one that was made for ours and then changed: it has not what it said in brief."""
+def test_a_mask_passed_by_the_user_is_applied_in_full():
+    """A mask that our function made and the user then changed loses its short description."""
     model, ids = tiny("llama").eval(), inputs("")["input_ids"]
     seen = torch.rand(2, 1, LENGTH, LENGTH, generator=torch.Generator().manual_seed(3)) > 0.4
     seen |= torch.eye(LENGTH, dtype=torch.bool)
@@ -196,7 +197,7 @@ def test_a_mask_of_the_users_own_is_read_whole():
     assert not hasattr(made & made, interface.BRIEF) and not made[:, :, :, 0].any()
 
 
-def test_dropout_and_gradients_of_queries_alone():
+def test_attention_interface_supports_dropout_and_a_gradient_of_q_only():
     layer = types.SimpleNamespace(is_causal=True)
     q, k = torch.randn(1, 4, 6, 8, requires_grad=True), torch.randn(1, 2, 6, 8)
     o, _ = interface.attend(layer, q, k, k, None, dropout=0.5)
@@ -207,7 +208,7 @@ def test_dropout_and_gradients_of_queries_alone():
     assert one.grad is not None and one.grad.any()
 
 
-def test_learned_queries_serve_every_sequence():
+def test_queries_with_batch_1_are_broadcast_to_all_sequences():
     layer = types.SimpleNamespace(is_causal=False)
     q, k = torch.randn(1, 4, 3, 8), torch.randn(2, 4, 6, 8)
     made, _ = interface.attend(layer, q, k, k, None)
@@ -216,7 +217,7 @@ def test_learned_queries_serve_every_sequence():
 
 
 @pytest.mark.parametrize("name", interface.NOT_TAKEN)
-def test_what_it_does_not_take_is_an_error(name):
+def test_unsupported_options_raise(name):
     layer, t = types.SimpleNamespace(is_causal=True), torch.randn(1, 2, 3, 8)
     interface.attend(layer, t, t, t, None, **{name: None})
     with pytest.raises(BadArgument, match=f"{name} must be None"):
@@ -235,7 +236,7 @@ def test_compiled_models_have_the_same_logits():
     torch.testing.assert_close(made[seen], want[seen], atol=2e-5, rtol=2e-5)
 
 
-def test_patched_models_can_have_it():
+def test_patched_models_can_use_the_attention_interface():
     model, given = tiny("llama"), inputs("")
     model.set_attn_implementation("opmux")
     logits, gradients = step(model, given)
@@ -246,7 +247,7 @@ def test_patched_models_can_have_it():
         torch.testing.assert_close(found[name], want, atol=2e-5, rtol=2e-4, msg=name)
 
 
-def test_transformers_is_imported_by_the_call_alone():
+def test_only_register_attention_imports_transformers():
     code = "import sys, opmux; opmux.register_attention; assert 'transformers' not in sys.modules"
     done = fresh.run([sys.executable, "-c", code])
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,6 @@
-"""`mode="auto"`: decisions by measurements, `record=`, and names that every door takes, on the CPU's own kernels."""
+"""`mode="auto"`: decisions from measurements, `record=`, and names that every entry point accepts, on the CPU's
+kernels.
+"""
 
 import gc
 import io
@@ -19,18 +21,18 @@ from opmux.tuning.speed_files import BadSpeeds, chip_of
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 SMALL, MIDDLE, LARGE = 2**16, 2**20, 2**24
-LONG = 10.0, 100.0, 500.0  # torch's microseconds at these sizes: at the second Python is hidden
+LONG = 10.0, 100.0, 500.0  # torch's times in us at these sizes: from the second on, the Python overhead is hidden
 
 
 def speed(*ratios, host=(5.0, 9.0), native=(2.0, 6.0, 50.0), dtype=BF16):
-    """Ours takes so many times torch's time at three sizes."""
+    """Measured times: `native` us for torch at three sizes, and these multiples of it for us."""
     rows = zip((SMALL, MIDDLE, LARGE), native, ratios, strict=True)
     return Speed(host, {dtype: tuple(Times(n, t, t * r) for n, t, r in rows)})
 
 
 @pytest.fixture
 def measured(monkeypatch):
-    """Measurements and traces of models that auto mode shall know."""
+    """Sets the measurements, and the traces of models, that auto mode reads."""
 
     def know(speeds, traces=None, gated=False):
         decisions._decide.cache_clear()
@@ -54,34 +56,35 @@ def measured(monkeypatch):
         (speed(0.9, 0.9, 1.02, host=(5, 5)), NEVER),
     ],
 )
-def test_size_from_which_ours_is_as_fast(found, size):
+def test_smallest_size_at_which_we_are_as_fast(found, size):
     assert found.smallest(BF16) == found.smallest(FP16) == size
     assert found.smallest(FP32) == NEVER
 
 
-def test_a_slower_host_must_be_hidden():
-    size = speed(0.9, 0.9, 0.9).smallest(BF16)  # twice 9 us, between 6 and 50
+def test_a_longer_host_time_must_be_hidden_by_the_kernel():
+    # the size at which torch's kernel takes 18 us, twice our host time of 9 us; measured: 6 us and 50 us
+    size = speed(0.9, 0.9, 0.9).smallest(BF16)
     assert MIDDLE < size < LARGE
     assert speed(0.9, 0.9, 0.9).at(BF16, size).native == pytest.approx(18, rel=1e-3)
     assert speed(0.9, 0.9, 0.9, native=(1, 1, 9)).smallest(BF16) == 2 * LARGE
     assert speed(0.9, 0.9, 0.9, native=(20, 60, 90)).smallest(BF16) == SMALL
 
 
-def test_a_first_tensor_that_does_not_tell_the_size():
-    """`addmm` has its bias first: all calls are ours, or none."""
+def test_without_a_known_size_all_calls_are_ours_or_none():
+    """The first tensor of `addmm` is the bias, whose size says nothing about the call's."""
     rows = lambda *ratios: {BF16: tuple(Times(64, t, t * r) for t, r in zip((2.0, 50.0), ratios, strict=True))}
     assert Speed((5, 5), rows(0.9, 0.9)).smallest(BF16) == 0
     assert Speed((5, 9), rows(0.9, 0.9)).smallest(BF16) == NEVER
     assert Speed((5, 5), rows(1.1, 0.9)).smallest(BF16) == NEVER
 
 
-def test_a_lookup_in_a_large_table_may_be_small(measured):
-    """A token of a vocabulary: what is hidden behind the reading of the whole table is not hidden there."""
+def test_a_lookup_in_a_large_table_counts_as_a_small_call(measured):
+    """Reading one token's row does not take long enough to hide our host time, however large the vocabulary."""
     measured({"embedding": speed(0.5, 0.5, 0.5), "gather": speed(0.5, 0.5, 0.5, host=(20, 9))}, gated=True)
     assert [decisions.decide(table()[n], "cpu").taken for n in ("embedding", "gather")] == [False, True]
 
 
-def test_times_between_and_beyond_measured_sizes():
+def test_times_are_interpolated_between_sizes_and_extrapolated_beyond():
     known = speed(1.0, 1.0, 1.0)
     assert known.at(BF16, 2) == (2, 2.0, 2.0)
     assert known.at(BF16, 2**18).native == pytest.approx((2 * 6) ** 0.5)
@@ -89,20 +92,20 @@ def test_times_between_and_beyond_measured_sizes():
     assert known.at(FP32, 2) is None
 
 
-def test_nothing_is_taken_where_nothing_is_measured(measured):
+def test_auto_mode_enables_nothing_without_measurements(measured):
     measured({})
     assert opmux.enable() == opmux.enabled_ops() == []
     assert opmux.enable(include="softmax") == []
     assert opmux.enable(include="softmax", mode="all") == ["_softmax", "_softmax.out"]
     opmux.enable()
-    assert not engine.registered("_softmax")  # nor is a leftover of the other mode on the path
+    assert not engine.registered("_softmax")  # the override that mode="all" registered is removed
 
 
 GAIN = {"a model": {"_softmax": [["bfloat16", LARGE, 10], ["bfloat16", MIDDLE, 1]]}}
 LOSS = {"another": {"_softmax": [["bfloat16", SMALL, 1]]}}
 
 
-def test_without_the_gate_each_trace_of_a_model_must_gain(measured):
+def test_without_the_gate_an_op_must_be_faster_in_every_model_trace(measured):
     known = {"_softmax": speed(0.5, 0.5, 0.5)}
     measured(known, GAIN)
     assert opmux.enable() == ["_softmax"]
@@ -116,7 +119,7 @@ def test_without_the_gate_each_trace_of_a_model_must_gain(measured):
     assert "75.0 us, torch's 50.0 us" in opmux.explain("_softmax").remark
 
 
-def test_with_the_gate_sizes_decide(measured):
+def test_with_the_gate_each_call_is_decided_by_its_size(measured):
     measured({"_softmax": speed(1.5, 0.5, 0.5, host=(5, 5), native=LONG)}, gated=True)
     assert opmux.enable() == ["_softmax"] and engine.STATE.auto
     assert decisions.thresholds("_softmax", "cpu") == (*({BF16: MIDDLE, FP16: MIDDLE},) * 2, True)
@@ -130,8 +133,10 @@ def test_with_the_gate_sizes_decide(measured):
     assert opmux.enabled_ops() == ["_softmax"] and engine.STATE.auto
 
 
-def test_forms_that_are_not_measured_go_by_their_functional_one(measured, monkeypatch):
-    """Unless torch composes that of a copy and the in-place form, as masked_fill, or ours is copied, as softmax."""
+def test_unmeasured_overloads_use_the_times_of_their_functional_overload(measured, monkeypatch):
+    """Except where torch's functional overload copies and calls the in-place one (masked_fill), or where ours needs a
+    copy (softmax).
+    """
     monkeypatch.setattr(gate, "may_launch", lambda device, shape, family: True)
     fast, slow = speed(0.5, 0.5, 0.5, host=(5, 5), native=LONG), speed(1.5, 1.5, 1.5, host=(5, 5), native=LONG)
     names = ["mul.Tensor", "mul_.Tensor", "mul.out", "masked_fill.Scalar", "masked_fill_.Scalar", "_softmax.out"]
@@ -140,38 +145,41 @@ def test_forms_that_are_not_measured_go_by_their_functional_one(measured, monkey
     assert taken() == names[:-2]
     limits = lambda name: decisions.decide(table()[name], "cpu").limits[BF16]
     assert limits("mul.Tensor") == limits("mul_.Tensor") == 0
-    assert SMALL < limits("mul.out") < MIDDLE  # it goes to Python
+    assert SMALL < limits("mul.out") < MIDDLE  # `out` overloads run in Python
     measured({"mul.Tensor": fast, "mul_.Tensor": slow}, gated=True)
     assert taken() == ["mul.Tensor", "mul.out"]
 
 
-def test_calls_that_go_to_python_must_gain_more(measured, monkeypatch):
+def test_calls_that_run_in_python_need_a_larger_gain(measured, monkeypatch):
     measured({"_softmax": speed(0.5, 0.5, 0.5, host=(5, 5), native=(2, 80, 500))}, gated=True)
     monkeypatch.setattr(gate, "may_launch", lambda device, shape, family: True)
     launched, in_python, _ = decisions.thresholds("_softmax", "cpu")
-    assert launched[BF16] == 0 and MIDDLE < in_python[BF16] < LARGE  # 90 us, twice of what Python takes
+    # torch's kernel must take 90 us there: twice the time of a call in Python
+    assert launched[BF16] == 0 and MIDDLE < in_python[BF16] < LARGE
     opmux.enable()
     small, large = (torch.empty(n, dtype=BF16) for n in (SMALL, LARGE))
     assert "until C++ launches ours" in opmux.explain("_softmax", small, -1, False).remark
     assert opmux.explain("_softmax", large, -1, False).remark == ""
 
 
-def test_calls_that_always_go_to_python_must_gain_clearly_or_be_hidden(measured):
-    """A backward that comes once in a step took 64 us there, and 21 in the loop that measured it."""
+def test_calls_that_always_run_in_python_need_a_clear_gain_or_a_hidden_host_time(measured):
+    """Measured: a backward that runs once per step took 64 us in a model, but 21 us in the benchmark loop."""
     for host, taken in (((20, 14), 0), ((20, 19), None), ((20, 21), None)):
         measured({"nll_loss_backward": speed(0.5, 0.5, 0.5, host=host, native=LONG)}, gated=True)
         limit = decisions.decide(table()["nll_loss_backward"], "cpu").limits[BF16]
-        assert limit == taken if taken is not None else MIDDLE < limit < LARGE  # twice 60 us
+        # torch's kernel takes 60 us there: twice the time of a call in Python
+        assert limit == taken if taken is not None else MIDDLE < limit < LARGE
 
 
-def test_an_op_that_only_the_host_makes_slower_says_so(measured):
-    rows = {BF16: tuple(Times(64, t, t * 0.5) for t in (2.0, 50.0))}  # the first tensor does not tell the size
+def test_an_op_that_only_loses_on_the_host_says_so(measured):
+    # the first tensor does not tell the size of the call
+    rows = {BF16: tuple(Times(64, t, t * 0.5) for t in (2.0, 50.0))}
     measured({"nll_loss_backward": Speed((20, 21), rows)}, gated=True)
     decision = decisions.decide(table()["nll_loss_backward"], "cpu")
     assert not decision.taken and "its time on the host is longer than torch's" in decision.why
 
 
-def test_a_file_of_measurements_is_read_as_it_was_written(tmp_path):
+def test_a_file_of_measurements_round_trips_and_a_damaged_one_raises(tmp_path):
     known = {"_softmax": speed(1.5, 0.5, 0.5), "add.Tensor": speed(1.0, 1.0, 1.0, dtype=FP32)}
     file = tmp_path / "speeds.json"
     file.write_text(decisions.FILES.text(Chip("nvidia", "sm_90"), known, {"seconds": 1}))
@@ -181,7 +189,7 @@ def test_a_file_of_measurements_is_read_as_it_was_written(tmp_path):
         decisions.FILES.read(file)
 
 
-def test_what_was_measured_before_is_kept(tmp_path, monkeypatch, caplog):
+def test_storing_new_measurements_keeps_those_of_other_ops(tmp_path, monkeypatch, caplog):
     file, chip = tmp_path / "speeds.json", chip_of("cpu")
     monkeypatch.setattr(type(decisions.FILES), "path", lambda self, chip: file)
     first, second = speed(1.5, 0.5, 0.5), speed(1.0, 1.0, 1.0)
@@ -193,7 +201,7 @@ def test_what_was_measured_before_is_kept(tmp_path, monkeypatch, caplog):
     assert decisions.FILES.read(file) == {"add.Tensor": second} and "it is kept as" in caplog.text
 
 
-def test_shipped_measurements_can_be_read():
+def test_shipped_measurements_are_readable():
     for arch in ("sm_80", "sm_90", "sm_100"):
         for folder in tile_files.folders(Chip("nvidia", arch)):
             known = decisions.FILES.read(tile_files.place(folder) / decisions.FILES.name)
@@ -209,7 +217,7 @@ def lines(text):
     return [json.loads(line) for line in text.splitlines()]
 
 
-def test_record_counts_who_ran(tmp_path):
+def test_record_counts_calls_by_implementation(tmp_path):
     x, file = torch.randn(2, 4), tmp_path / "calls.jsonl"
     with opmux.use(mode="all", record=file):
         torch.softmax(x, -1), torch.softmax(x, -1), torch.softmax(x.double(), 0)
@@ -221,7 +229,7 @@ def test_record_counts_who_ran(tmp_path):
     assert not record.live
 
 
-def test_record_says_what_auto_leaves_to_torch(measured):
+def test_record_says_why_auto_mode_left_a_call_to_torch(measured):
     measured({"_softmax": speed(1.5, 0.5, 0.5, host=(5, 5), dtype=FP32, native=LONG)}, gated=True)
     out = io.StringIO()
     opmux.enable(record=out)
@@ -233,13 +241,13 @@ def test_record_says_what_auto_leaves_to_torch(measured):
     assert other["overload"] == "_log_softmax" and "not measured" in other["why"]
 
 
-def test_a_recording_ends_with_its_block(tmp_path):
+def test_a_recording_ends_when_its_block_ends(tmp_path):
     block = opmux.use(mode="all", record=tmp_path / "calls")
     with pytest.raises(KeyError), block:
         torch.softmax(torch.randn(2, 4), -1)
         raise KeyError
     assert not record.live and [c["count"] for c in lines((tmp_path / "calls").read_text())] == [1]
-    with block, opmux.use(mode="all"):  # the outer block counts what the inner one turns on
+    with block, opmux.use(mode="all"):  # the outer block also counts calls of ops that the inner block enables
         torch.softmax(torch.randn(2, 4), -1)
     assert [c["count"] for c in lines((tmp_path / "calls").read_text())] == [2]
     with opmux.use(mode="all"):
@@ -249,10 +257,10 @@ def test_a_recording_ends_with_its_block(tmp_path):
         opmux.use(record=tmp_path / "missing" / "calls")
 
 
-# ---- leaving no trace -----------------------------------------------------------------------------------------------
+# ---- no side effects ------------------------------------------------------------------------------------------------
 
 
-def test_a_hundred_rounds_leave_torch_as_it_was():
+def test_a_hundred_rounds_of_enable_and_disable_change_and_leak_nothing():
     x = torch.randn(3, 5)
     names = opmux.enable(mode="all")
     opmux.disable()
@@ -284,7 +292,7 @@ def test_a_hundred_rounds_leave_torch_as_it_was():
 # ---- names ----------------------------------------------------------------------------------------------------------
 
 
-def test_one_name_for_every_door():
+def test_enable_explain_and_conform_accept_the_same_names():
     from opmux.tools.conform.scope import OpScope
 
     on = opmux.enable(mode="all")
@@ -300,7 +308,7 @@ def test_one_name_for_every_door():
         assert after.remark == "" and "torch's own kernel runs, because" in before.remark
 
 
-def test_an_op_left_to_torch_says_why():
+def test_explain_says_why_an_op_is_left_to_torch():
     x = torch.randn(2, 2)
     assert "torch's own kernel runs, because" in opmux.explain("linalg_cholesky_ex", x).remark
     assert "composes it" in opmux.explain("broadcast_tensors").remark
@@ -309,7 +317,7 @@ def test_an_op_left_to_torch_says_why():
         opmux.explain("add.Tensr")
 
 
-def test_torchs_own_registry_is_part_of_native():
+def test_explain_names_kernels_of_torchs_native_registry():
     registry = pytest.importorskip("torch._native.registry")
     (op, key), nodes = next(iter(registry._graphs.items()))
     theirs = sorted({n.dsl_name for n in nodes if n.active})
@@ -317,8 +325,8 @@ def test_torchs_own_registry_is_part_of_native():
     assert not theirs or theirs[0] in shown
 
 
-def test_what_torch_composes_is_known_as_its_own():
-    """Ops that torch composes of others exist on every device; structured ones only with a kernel of their `out=`."""
+def test_ops_that_torch_decomposes_count_as_having_a_kernel():
+    """A decomposed op runs on every device; a structured op only where its `out=` overload has a kernel."""
     known = lambda name, key: decisions.has_kernel(table()[name], key)
     assert known("select_backward", "CPU") and known("view_copy", "CPU") and known("exp", "CPU")
     assert known("select_backward", "PrivateUse3") and known("slice_backward", "PrivateUse3")

@@ -1,4 +1,4 @@
-"""Foreign names served by opmux: in code, by `opmux run`, and taken back."""
+"""Libraries that opmux serves under their own names, by `compat.install` and `opmux run`, and then restores."""
 
 import importlib.util
 import json
@@ -24,7 +24,7 @@ def run(*words, **variables):
     return fresh.run([sys.executable, "-m", "opmux", *map(str, words)], env=env, timeout=240, warm=True)
 
 
-def test_names_are_served_and_taken_back():
+def test_installed_names_are_served_until_uninstalled():
     before = set(sys.modules)
     compat.install("transformer_engine")
     try:
@@ -40,19 +40,19 @@ def test_names_are_served_and_taken_back():
         assert OpImpl is opmux.core.OpImpl
         assert TEXBackendBase is tex.TEXBackendBase and register_backend is tex.register_backend
         compat.install("transformer_engine")
-        compat.uninstall("transformer_engine")  # the second of two installers takes back its own
+        compat.uninstall("transformer_engine")  # two installs: the first uninstall only undoes one of them
         assert compat.installed() == ("transformer_engine",)
         assert sys.modules["transformer_engine_torch"] is tex
     finally:
         compat.uninstall()
     left = {n for n in set(sys.modules) - before if n.startswith("transformer_engine") and "fl_torch" not in n}
     left = {n for n in left if n.startswith(("transformer_engine_torch", "transformer_engine.plugin"))}
-    # NVIDIA's layer, if something imported it, keeps what it runs on.
+    # If something imported NVIDIA's layer, the layer keeps the names that it depends on.
     left -= {n for n in left if any(n.startswith(grant.names) for grant in finder.grants)}
     assert not left and compat.installed() == ()
 
 
-def test_what_was_shadowed_comes_back(monkeypatch):
+def test_shadowed_modules_are_restored(monkeypatch):
     theirs = types.ModuleType("transformer_engine_torch")
     monkeypatch.setitem(sys.modules, "transformer_engine_torch", theirs)
     with pytest.raises(compat.CannotServe, match="keeps its name"):
@@ -90,8 +90,8 @@ HOLDERS = """
 """
 
 
-def test_each_installer_takes_back_its_own(script):
-    """`import opmux.te` (T, t) and `compat.install` (C, c), in any order; each undoes what it has done."""
+def test_each_installer_only_undoes_its_own_install(script):
+    """`import opmux.te` (T, t) and `compat.install` (C, c) in any order; lower case uninstalls."""
     if importlib.util.find_spec("transformer_engine") is None:
         pytest.skip("needs opmux[te]")
     orders = ["TCct", "TCtc", "CTct", "CTtc", "CTTtc"]
@@ -99,7 +99,7 @@ def test_each_installer_takes_back_its_own(script):
     assert done.returncode == 0, done.stderr
     for so_far, te, tex, plugins, found in json.loads(done.stdout):
         te_wants, compat_wants = ("T" in so_far and "t" not in so_far), ("C" in so_far and "c" not in so_far)
-        assert te == tex == (te_wants or compat_wants), so_far  # as long as one of them wants the layer
+        assert te == tex == (te_wants or compat_wants), so_far  # as long as one of the two needs the layer
         assert plugins == found == te, so_far
 
 
@@ -121,7 +121,7 @@ WITHOUT_LAYER = """
 """
 
 
-def test_without_the_layer_errors_say_what_to_install(script):
+def test_without_transformer_engine_errors_say_what_to_install(script):
     done = run("run", script(WITHOUT_LAYER))
     layer, plugin, te, left = done.stdout.splitlines()
     assert layer.startswith("No module named 'transformer_engine.pytorch'") and layer.endswith("pip install opmux[te]")
@@ -129,7 +129,7 @@ def test_without_the_layer_errors_say_what_to_install(script):
     assert te == "transformer_engine is not installed: pip install opmux[te]" and left == "False"
 
 
-def test_an_unknown_library():
+def test_an_unknown_library_raises_and_suggests_the_nearest():
     with pytest.raises(LookupError, match="did you mean 'transformer_engine'"):
         compat.install("transformer_engin")
 
@@ -160,17 +160,17 @@ LIGER = """
 """
 
 
-def test_liger_kernel_is_served(script):
+def test_liger_kernel_is_served_without_importing_transformers(script):
     done = run("run", "--as", "liger_kernel", script(LIGER))
     assert done.stdout.splitlines() == ["(2, 4) opmux.faces.liger.norms False"], done.stderr
 
 
-def test_arguments_and_exit_code(script):
+def test_run_passes_arguments_and_the_exit_code(script):
     done = run("run", "--as", "transformer_engine", script(PLUGINS), "--one", "two")
     assert (done.returncode, done.stdout, done.stderr) == (3, "True ['--one', 'two']\n", "")
 
 
-def test_what_cannot_be_run(tmp_path):
+def test_run_rejects_missing_files_and_unknown_libraries(tmp_path):
     done = run("run", tmp_path / "nothing.py")
     assert done.returncode == 2 and "there is no file" in done.stderr
     done = run("run", "--as", "liger", tmp_path)

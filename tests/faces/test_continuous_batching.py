@@ -1,4 +1,4 @@
-"""attn_implementation="opmux" in `generate_batch` of `transformers`: the tokens are those of `generate`."""
+"""attn_implementation="opmux" in `generate_batch` of `transformers`: it gives the same tokens as `generate`."""
 
 import types
 
@@ -21,7 +21,7 @@ SMALL = dict(
     tie_word_embeddings=False,
 )  # fmt: skip
 WINDOW = 6
-# Model types -> more of their configuration; gemma2 and gpt_oss have layers with a window and without.
+# Model type -> additional configuration values; gemma2 and gpt_oss mix layers with and without a window.
 TYPES = {
     "llama": {},
     "qwen3": {},
@@ -29,11 +29,11 @@ TYPES = {
     "gemma2": dict(sliding_window=WINDOW, attn_logit_softcapping=2.0, query_pre_attn_scalar=20),
     "gpt_oss": dict(sliding_window=WINDOW, num_local_experts=4, num_experts_per_tok=2),
 }
-WITH_TABLES = ("llama", "qwen3")  # all layers see all keys
+WITH_TABLES = ("llama", "qwen3")  # models in which all layers attend to all keys
 PAGE = 4
-NEW = 10  # tokens: more than a page, and than the window
+NEW = 10  # more tokens than a page, and than the window
 FIELDS = transformers.ContinuousBatchingConfig.__dataclass_fields__
-PAGE_NAME = "page_size" if "page_size" in FIELDS else "block_size"  # 5.23, 5.17
+PAGE_NAME = "page_size" if "page_size" in FIELDS else "block_size"  # transformers 5.23 and 5.17
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -46,9 +46,9 @@ def tiny(kind):
     config = CONFIG_MAPPING[kind](**SMALL, **TYPES[kind])
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     for name, p in model.named_parameters():
-        if name.endswith("sinks"):  # zeros at first
+        if name.endswith("sinks"):  # sinks are initialised to zeros
             torch.nn.init.normal_(p)
-        elif "proj" in name and p.dim() > 1:  # so that tokens depend on those before
+        elif "proj" in name and p.dim() > 1:  # makes each token depend on the previous ones
             torch.nn.init.normal_(p, std=0.3)
     return model
 
@@ -59,13 +59,13 @@ def prompts(*lengths):
 
 
 def generated(model, given):
-    """The new tokens of each prompt by `generate`, one at a time."""
+    """The new tokens of each prompt, generated one prompt at a time."""
     each = (torch.tensor([ids]) for ids in given)
     return [model.generate(ids, max_new_tokens=NEW, do_sample=False)[0, ids.shape[1] :].tolist() for ids in each]
 
 
 def batched(model, given, kept=False, **options):
-    """Those by `generate_batch`; a prompt longer than 16 tokens comes in parts, in a batch with tokens of others."""
+    """The new tokens by `generate_batch`; prompts over 16 tokens are split and batched with tokens of other prompts."""
     options = {PAGE_NAME: PAGE, "num_blocks": 64, "max_batch_tokens": 16} | options
     how = transformers.GenerationConfig(max_new_tokens=NEW, do_sample=False, eos_token_id=-1, pad_token_id=0)
     config = transformers.ContinuousBatchingConfig(**options)
@@ -75,7 +75,9 @@ def batched(model, given, kept=False, **options):
 
 
 class Calls:
-    """The calls of attention: of decoding the size of a page, the requests and the table, of packed ones the window."""
+    """Records the attention calls: page size, number of requests and table of decoding calls, and the window of packed
+    calls.
+    """
 
     def __init__(self, monkeypatch):
         self.pages, self.requests, self.tables, self.windows = [], [], [], []
@@ -96,30 +98,31 @@ class Calls:
 
 
 @pytest.mark.parametrize("kind", TYPES)
-def test_tokens_are_those_of_generate(kind, monkeypatch):
+def test_generate_batch_gives_the_tokens_of_generate(kind, monkeypatch):
     model, given = tiny(kind), prompts(3, 11, 19)
     want = generated(model, given)
-    assert len({token for each in want for token in each}) > NEW  # what is attended to counts
+    # the tokens vary, so wrong attention would change them
+    assert len({token for each in want for token in each}) > NEW
     model.set_attn_implementation("opmux")
     calls = Calls(monkeypatch)
     assert batched(model, given) == want
-    assert model.config._attn_implementation == "opmux"  # the manager has stopped
+    assert model.config._attn_implementation == "opmux"  # the manager has stopped and restored the name
     assert set(calls.pages) == {PAGE if kind in WITH_TABLES else 1}
-    assert 3 in calls.requests  # a step of all requests, in one call for each layer
+    assert 3 in calls.requests  # one step decodes all requests with one call per layer
     full = kind in WITH_TABLES
     assert set(calls.windows) == ({-1} if full else {WINDOW - 1} if kind == "mistral" else {-1, WINDOW - 1})
 
 
-def test_the_name_with_a_prefix(recwarn):
-    """As transformers 5.17 has it; 5.23 warns, and removes the prefix."""
+def test_the_paged_prefix_is_accepted(recwarn):
+    """transformers 5.17 needs the prefix; 5.23 warns and removes it."""
     model, given = tiny("llama"), prompts(5, 9)
     want = generated(model, given)
     model.set_attn_implementation("paged|opmux")
     assert batched(model, given) == want
 
 
-def test_requests_longer_than_a_block_table(monkeypatch):
-    """They are read by their indices, as those of models with windows are."""
+def test_requests_longer_than_a_block_table_give_the_same_tokens(monkeypatch):
+    """Their cache is read through indices, as in models with windows."""
     model, given = tiny("llama"), prompts(2, 7)
     want = generated(model, given)
     model.set_attn_implementation("opmux")
@@ -129,8 +132,8 @@ def test_requests_longer_than_a_block_table(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma2"])
-def test_padded_batches(kind, monkeypatch):
-    """With CUDA graphs shapes are padded: by requests of no tokens, and tokens of no request, which are undefined."""
+def test_padded_batches_give_the_same_tokens(kind, monkeypatch):
+    """With CUDA graphs, batches are padded with empty requests and with tokens of no request (undefined output)."""
     before, packed = ModelRunner.__init__, paged.attention
     undefined = []
 
@@ -155,7 +158,7 @@ def test_padded_batches(kind, monkeypatch):
 
 
 @pytest.mark.slow
-def test_compiled_models_have_the_same_tokens(monkeypatch):
+def test_compiled_models_give_the_same_tokens(monkeypatch):
     model, given = tiny("llama"), prompts(3, 11)
     want = generated(model, given)
     model.set_attn_implementation("opmux")
@@ -166,8 +169,8 @@ def test_compiled_models_have_the_same_tokens(monkeypatch):
     assert 2 in calls.requests
 
 
-def test_prompts_with_a_common_beginning(monkeypatch):
-    """Their first pages are shared: read by all, written once."""
+def test_prompts_with_a_common_prefix_share_pages(monkeypatch):
+    """The shared pages are written once and read by all requests."""
     model, (start,) = tiny("llama"), prompts(9)
     given = [[*start, 5, 6], [*start, 7], start]
     want = generated(model, given)
@@ -177,7 +180,7 @@ def test_prompts_with_a_common_beginning(monkeypatch):
     assert any(len(table) == 3 and len(set(table[:, 0].tolist())) == 1 for table in calls.tables)
 
 
-def test_a_manager_that_is_kept(monkeypatch):
+def test_a_persistent_manager_can_be_reused(monkeypatch):
     model, given = tiny("llama"), prompts(5, 9)
     want = generated(model, given)
     model.set_attn_implementation("opmux")
@@ -188,7 +191,7 @@ def test_a_manager_that_is_kept(monkeypatch):
     model.destroy_cached_continuous_batching_manager()
 
 
-def test_other_attention_is_switched_as_before():
+def test_other_attention_implementations_still_work():
     model, given = tiny("llama"), prompts(5)
     want = generated(model, given)
     assert batched(model, given) == want
@@ -205,14 +208,14 @@ def test_registering_again_changes_nothing():
     assert ContinuousBatchingManager.switch_to_cb_friendly_attn is before
 
 
-def test_an_encoder_in_a_model_has_no_cache():
+def test_an_encoder_in_a_model_uses_dense_attention_without_a_cache():
     q, k = torch.randn(1, 4, 6, 8), torch.randn(1, 2, 6, 8)
     layer = types.SimpleNamespace(is_causal=False)
     made, _ = paged.attend(layer, q, k, k, None, scaling=0.3)
     assert torch.equal(made, interface.attend(layer, q, k, k, None, scaling=0.3)[0])
 
 
-def test_what_it_does_not_take_is_an_error():
+def test_unsupported_arguments_raise():
     layer, t = types.SimpleNamespace(is_causal=True, layer_idx=0), torch.randn(1, 2, 3, 8)
     with pytest.raises(BadArgument, match="cache must be given: .* is for continuous batching"):
         paged.attend(layer, t, t, t, None)
@@ -224,8 +227,8 @@ def test_what_it_does_not_take_is_an_error():
         paged.attend(layer, t, t, t, None, cache=cache)
 
 
-def test_a_transformers_with_other_continuous_batching(monkeypatch):
-    """Dense attention is registered all the same."""
+def test_dense_attention_is_registered_with_an_unknown_transformers_version(monkeypatch):
+    """If the hooks of continuous batching are missing, only dense attention is registered."""
     monkeypatch.delattr(initialization, "ensure_decode_fast_path_is_available")
     opmux.register_attention()
     assert not hasattr(initialization, "ensure_decode_fast_path_is_available")

@@ -1,4 +1,4 @@
-"""A gradient of cross_entropy is NaN only where torch's is: for NaN logits, or a mean over a total weight of 0."""
+"""A gradient of cross_entropy is NaN only where torch's is: for NaN logits, and for a mean over a total weight of 0."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def test_gradients_are_nan_only_where_torchs_are():
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_gradient_of_ignored_targets_is_zero_also_in_a_mean_of_none(shape, dtype):
-    """torch gives zeros too, and a mean that is NaN."""
+def test_ignored_targets_have_a_zero_gradient_even_if_all_are_ignored(shape, dtype):
+    """Like torch: the mean is NaN, its gradient 0."""
     target, options = torch.ones(shape[0], dtype=torch.int64), dict(ignore_index=1, label_smoothing=0.1)
     for more in ({}, dict(z_loss=1.0, softcap=30.0)):
         x = torch.randn(shape).to(dtype).requires_grad_()
@@ -77,8 +77,8 @@ def test_the_gradient_of_ignored_targets_is_zero_also_in_a_mean_of_none(shape, d
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_an_infinite_logit_makes_nan_only_of_its_own_gradient(dtype):
-    """torch makes NaN of the whole row. A z-loss of weight 0 is left out: 0 * inf would be NaN."""
+def test_an_infinite_logit_makes_only_its_own_gradient_nan(dtype):
+    """torch makes the whole row NaN. A z-loss of weight 0 must be skipped: 0 * inf would be NaN."""
     x = torch.tensor([[1.0, float("inf"), 2.0], [0.0, 1.0, 3.0]], dtype=dtype, requires_grad=True)
     loss = ours.cross_entropy(x, torch.tensor([0, 1]), reduction="none")
     loss.sum().backward()

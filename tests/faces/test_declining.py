@@ -1,4 +1,4 @@
-"""Every overload of ATen that we can compute: where our impls decline, torch answers; decline_checks.py."""
+"""For every ATen overload that we override: torch answers if our impls decline (checks in decline_checks.py)."""
 
 from pathlib import Path
 
@@ -9,10 +9,11 @@ from opmux.cpp import build
 from opmux.faces.aten.overloads import table
 from opmux.tools import simulator
 
-# Families whose arguments follow from the schemas. Of the others some calls are errors, which must be torch's.
+# Families for which valid arguments follow from the schemas. In other families some calls raise; torch must raise the
+# same.
 BY_SCHEMA = frozenset("activation channel_norm norm pointwise random reduce scan softmax".split())
 
-# torch has a kernel on CUDA alone, or (normal) wants an `out` that has its size already
+# torch has a kernel only on CUDA, or (normal) needs an `out` that already has the right size
 REFUSED = {
     "npu": {"_fused_rms_norm_backward", "_masked_scale", "_masked_scale.out", "normal.Tensor_float_out"},
     "cpu": {"_masked_scale.out", "normal.Tensor_float_out"},
@@ -46,18 +47,18 @@ def words(differ):
     return "\n".join(f"{name}: {got}, torch: {wanted}" for name, (got, wanted) in differ.items())
 
 
-def test_torch_answers_where_our_impls_decline(outcome):
+def test_torch_answers_when_our_impls_decline(outcome):
     device, found = outcome
     found = found["declining"]
     assert not found["differ"], words(found["differ"])
     assert found["overridden"] >= 645 and not found["not overridden"]
-    # all arguments of these families must be ones that torch takes
+    # in these families torch accepts all generated arguments
     wrong = {n: e for n, e in found["errors"].items() if table()[n].family in BY_SCHEMA}
     assert set(wrong) == REFUSED[device], wrong
     assert found["gradients"] > 200
 
 
-def test_a_pass_on_either_side_of_the_switch(outcome):
+def test_gradients_are_right_if_opmux_is_switched_between_forward_and_backward(outcome):
     device, found = outcome
     found = found["crossing"]
     assert not found["differ"], words(found["differ"])

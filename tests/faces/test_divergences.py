@@ -1,4 +1,4 @@
-"""Distances between distributions against torch's formulas, and fused losses against them; nothing is written."""
+"""Divergences and fused losses against torch's formulas, and that no input is written."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def true_jsd(x, y, beta, labels=None):
 @pytest.mark.filterwarnings("ignore:reduction. 'mean' divides")
 @pytest.mark.parametrize("of_target", [False, True], ids=["", "gradient of the target"])
 @pytest.mark.parametrize("reduction", divergences.REDUCTIONS)
-def test_kl_div_is_torchs(reduction, of_target):
+def test_kl_div_matches_torch(reduction, of_target):
     x, y = logs(N, V), logs(N, V, grad=of_target)
     leaves = (x, y) if of_target else (x,)
     got, want = (fn(x, y, reduction=reduction, log_target=True) for fn in (ours.kl_div, F.kl_div))
@@ -53,7 +53,7 @@ def test_kl_div_is_torchs(reduction, of_target):
     same(nn.KLDivLoss(reduction)(x, p), F.kl_div(x, p, reduction=reduction), *leaves)
 
 
-def test_kl_div_of_probabilities_that_are_0():
+def test_kl_div_accepts_probabilities_of_0():
     x, p = logs(3, V, dtype=torch.float32), torch.zeros(3, V)
     p[:, 5] = 1
     torch.testing.assert_close(ours.kl_div(x, p, "sum"), -x[:, 5].sum())
@@ -62,20 +62,20 @@ def test_kl_div_of_probabilities_that_are_0():
 
 @pytest.mark.parametrize("beta", [0.0, 0.1, 0.5, 1.0])
 @pytest.mark.parametrize("labels", [None, LABELS], ids=["", "labels"])
-def test_jsd(beta, labels):
+def test_jsd_matches_the_formula(beta, labels):
     x, y = logs(N, V), logs(N, V, grad=False)
     same(ours.jsd(x, y, labels, beta), true_jsd(x, y, beta, labels), x)
     y.requires_grad_()
     same(nn.JSD(beta)(x, y, labels), true_jsd(x, y, beta, labels), x, y)
-    if labels is not None:  # three dimensions, and rows that are not contiguous
+    if labels is not None:  # also 3-D input whose rows are not contiguous
         turned = [t.view(3, 4, V).transpose(0, 1) for t in (x, y.detach())]
         same(ours.jsd(*turned, labels.view(3, 4).t(), beta), true_jsd(x, y.detach(), beta, labels), x)
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
-def test_jsd_where_probabilities_are_0(beta):
+def test_jsd_accepts_probabilities_of_0(beta):
     x, y = (torch.randn(3, V) for _ in range(2))
-    x[:, :20] = y[:, :20] = -math.inf  # a vocabulary with classes that no one predicts
+    x[:, :20] = y[:, :20] = -math.inf  # classes to which neither distribution gives a probability
     x, y = (t.log_softmax(-1).requires_grad_() for t in (x, y))
     want = ours.jsd(x.detach()[:, 20:], y.detach()[:, 20:], beta=beta)
     for target in (y, y.detach()):
@@ -87,7 +87,7 @@ def test_jsd_where_probabilities_are_0(beta):
 
 @pytest.mark.parametrize("reduction", divergences.REDUCTIONS)
 @pytest.mark.parametrize("labels", [None, LABELS], ids=["", "labels"])
-def test_tvd(reduction, labels):
+def test_tvd_matches_the_formula(reduction, labels):
     p, q = (logs(N, V).detach().exp().requires_grad_(i == 0) for i in range(2))
     elements = lambda: (p - q).abs() / 2 * (1 if labels is None else (labels != -100)[:, None])
     count = N if labels is None else (labels != -100).sum()
@@ -98,7 +98,7 @@ def test_tvd(reduction, labels):
     same(nn.TVDLoss(reduction)(p, q, labels), want[reduction](elements()), p, q)
 
 
-def test_no_row_counts():
+def test_losses_and_gradients_are_0_if_all_labels_are_ignored():
     x, y, none = logs(N, V), logs(N, V, grad=False), torch.full((N,), -100)
     w = torch.randn(V, H, dtype=torch.float64, requires_grad=True)
     h = torch.randn(N, H, dtype=torch.float64, requires_grad=True)
@@ -120,7 +120,7 @@ def parts(request, monkeypatch):
 
 @pytest.mark.parametrize("beta", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("labels", [None, LABELS], ids=["", "labels"])
-def test_fused_linear_jsd(beta, labels, parts):
+def test_fused_linear_jsd_matches_the_formula(beta, labels, parts):
     new = lambda *shape: torch.randn(shape, dtype=torch.float64, requires_grad=True)
     x, w, teacher_x, teacher_w = new(N, H), new(V, H), new(N, H + 3), new(V, H + 3)
     kept = [t.detach().clone() for t in (x, w, teacher_x, teacher_w)]
@@ -138,14 +138,14 @@ def test_fused_linear_jsd(beta, labels, parts):
 
 
 @pytest.mark.parametrize("fn", [ours.jsd, ours.tvd, ours.kl_div], ids=lambda fn: fn.__name__)
-def test_a_second_backward(fn):
+def test_a_second_backward_gives_equal_gradients(fn):
     x, y = logs(N, V), logs(N, V, grad=False)
     made = fn(x, y)
     first, second = (torch.autograd.grad(made, x, retain_graph=True)[0] for _ in range(2))
     assert torch.equal(first, second)
 
 
-def test_a_second_backward_through_fused_linear_jsd():
+def test_a_second_backward_through_fused_linear_jsd_raises():
     x, w = torch.randn(N, H, requires_grad=True), torch.randn(V, H)
     made = ours.fused_linear_jsd(x, w, x.detach() + 1, w)
     made.backward(retain_graph=True)
@@ -153,7 +153,7 @@ def test_a_second_backward_through_fused_linear_jsd():
         made.backward()
 
 
-def test_entropy_and_nll(parts):
+def test_fused_scaled_cross_entropy_returns_entropy_and_nll(parts):
     x, w = (torch.randn(n, H, dtype=torch.float64, requires_grad=True) for n in (N, V))
     log_p = (x @ w.t() / 0.7).log_softmax(-1)
     counts = (LABELS != -100).double()
@@ -169,7 +169,7 @@ def test_entropy_and_nll(parts):
     same(alone, nll.view(3, 4), x, w)
 
 
-def test_halves_and_mixed_dtypes():
+def test_divergences_accept_16_bit_and_mixed_dtypes():
     for dtype in (torch.bfloat16, torch.float16):
         x, y = logs(N, V, dtype=dtype), logs(N, V, dtype=torch.float32, grad=False)
         wide = x.detach().double().requires_grad_()
@@ -181,8 +181,8 @@ def test_halves_and_mixed_dtypes():
             torch.testing.assert_close(*grads, rtol=1e-2, atol=1e-6)
 
 
-def test_no_buffer_of_the_size_of_all_logits(monkeypatch):
-    """Liger-Kernel's fused_linear_jsd has one in float32."""
+def test_fused_losses_never_allocate_all_logits(monkeypatch):
+    """Liger-Kernel's fused_linear_jsd allocates all of them in float32."""
     monkeypatch.setattr(chunked, "CHUNK", 2 * 4 * V * 4)
     monkeypatch.setattr(divergences, "_linear_jsd", divergences._linear_jsd._init_fn)
     for name in ("_linear_nll_entropy", "_linear_nll_entropy_bwd"):
@@ -196,11 +196,11 @@ def test_no_buffer_of_the_size_of_all_logits(monkeypatch):
 
 
 @pytest.mark.parametrize("fused", ["jsd", "scaled", "composed"])
-def test_compiled_whole(fused):
+def test_losses_compile_without_graph_breaks(fused):
     x, w, labels = torch.randn(6, H, requires_grad=True), torch.randn(V, H, requires_grad=True), LABELS[:6].clone()
     if fused == "jsd":
         fn = lambda x, w: ours.fused_linear_jsd(x, w, x.detach() + 1, w.detach(), labels)
-    elif fused == "composed":  # with gradients of both arguments, and of one by kernels
+    elif fused == "composed":  # gradients of both arguments, and of only one where our kernels compute it
         fn = lambda x, w: ours.jsd(x, w[:6], labels) + ours.kl_div(x, w[:6], "none").sum() + ours.tvd(w[:6], x.detach())
     else:
         fn = lambda x, w: sum(ours.fused_linear_scaled_cross_entropy(x, w, labels, 0.5, return_entropy=True)).sum()
@@ -208,7 +208,7 @@ def test_compiled_whole(fused):
     same(got, fn(x, w), x, w)
 
 
-def test_modules_of_cross_entropy():
+def test_cross_entropy_modules_match_their_functions():
     x, w, target = torch.randn(N, H), torch.randn(V, H), LABELS
     weight = torch.rand(V) + 0.1
     module = nn.CrossEntropyLoss(weight, label_smoothing=0.1)
@@ -244,7 +244,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_bad_arguments(wrong):
+def test_invalid_arguments_raise(wrong):
     call, words = WRONG[wrong]
     with pytest.raises((ValueError, RuntimeError), match=words):
         call(torch.randn(3, H), torch.randn(V, H))

@@ -1,4 +1,4 @@
-"""`enable`, `disable`, `use` and `native`, on a simulated device: engine_checks.py, each check by its name."""
+"""`enable`, `disable`, `use` and `native` on a simulated device: one test for each check in engine_checks.py."""
 
 import ast
 from pathlib import Path
@@ -31,7 +31,7 @@ print(json.dumps([list(engine_checks.CHECKS), engine_checks.run("npu", {{names}}
 
 @pytest.fixture(scope="module")
 def outcome(slow, request):
-    """The checks that there are, and the tracebacks of those of this run that failed."""
+    """The names of all checks, and the tracebacks of those that failed in this run."""
     try:
         build.compiler()
     except build.CannotBuild as error:
@@ -41,10 +41,10 @@ def outcome(slow, request):
     return simulator.run("npu", code, limit=580, env={"OMP_NUM_THREADS": "1"}, start=fresh.warm)
 
 
-def test_every_check_is_known(outcome):
+def test_every_check_has_a_test(outcome):
     assert outcome[0] == CHECKS and len(CHECKS) > 35
 
 
 @pytest.mark.parametrize("name", CHECKS)
-def test_it_holds(outcome, name):
+def test_check_passes(outcome, name):
     assert name not in outcome[1], outcome[1][name]

@@ -1,6 +1,6 @@
-"""The first `enable()` on a machine, as programs meet it: no compiler, one that fails, no cache.
+"""The first `enable()` on a machine without a compiler, with a failing compiler, or without a writable cache.
 
-The programs train a small model on a simulated device. What is lost without C++ is said once, at WARNING.
+The programs train a small model on a simulated device. Each must warn exactly once about what it loses without C++.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ CALLS = 'echo x >> "$0.log"; exec g++ "$@"'
 
 @pytest.fixture
 def compiler(tmp_path):
-    """`compiler(lines)`: a compiler that executes these lines of a shell for each source."""
+    """`compiler(lines)`: a fake compiler that runs these shell lines for each source file."""
 
     def make(lines):
         path = tmp_path / "compiler"
@@ -78,7 +78,7 @@ def run(simulated, seconds=200, **env):
 
 
 def run_at_once(count, seconds, **env):
-    """The same in several processes, which start at the same time."""
+    """Run the same program in several processes that start at the same time."""
     program = PROGRAM.format(env=json.dumps(env), seconds=seconds)
     with concurrent.futures.ThreadPoolExecutor(count) as pool:
         return list(pool.map(lambda _: simulator.run("npu", program, limit=800), range(count)))
@@ -95,21 +95,21 @@ def loses_cpp_once(found, reason):
     assert found["on"] and not found["library"]
 
 
-def test_without_a_compiler_python_runs_what_is_enabled(simulated, tmp_path):
+def test_without_a_compiler_enabled_ops_run_from_python(simulated, tmp_path):
     found = run(simulated, PATH=str(tmp_path), CXX="", OPMUX_CACHE_DIR=str(tmp_path / "cache"))
     loses_cpp_once(found, "there is no C++ compiler")
 
 
-def test_a_compiler_that_fails_is_reported_once(simulated, tmp_path, compiler):
+def test_a_failing_compiler_is_reported_once(simulated, tmp_path, compiler):
     path = compiler(FAILS)
     found = run(simulated, CXX=str(path), OPMUX_CACHE_DIR=str(tmp_path / "cache"))
     loses_cpp_once(found, "error: out of ink")
-    assert not found["returned"]  # it was compiled in the background
+    assert not found["returned"]  # compilation ran in the background
 
 
 @pytest.mark.slow
-def test_without_a_folder_that_can_be_written(simulated, compiler):
-    """Root may write to every folder, but to none below /proc."""
+def test_without_a_writable_folder_enabled_ops_run_from_python(simulated, compiler):
+    """The folder is below /proc: root can write to every other folder."""
     found = run(simulated, CXX=str(compiler(FAILS)), HOME="/proc", XDG_CACHE_HOME="/proc/opmux", OPMUX_CACHE_DIR="")
     loses_cpp_once(found, "Set OPMUX_CACHE_DIR to a writable folder")
 

@@ -1,4 +1,4 @@
-"""`flag_gems` is served by opmux: its switches, its names for ops, its fused ops and helpers."""
+"""opmux serves `flag_gems`: its functions to enable ops, its op names, its fused ops and its helpers."""
 
 import logging
 import sys
@@ -24,13 +24,13 @@ def gems():
 
 
 def on_a_chip(overloads):
-    """As if a device that is not here could compute these overloads."""
+    """Pretend that an absent device can compute these overloads."""
     return {"chip": frozenset(overloads)}
 
 
 @pytest.fixture
 def asked(monkeypatch):
-    """What opmux.enable and opmux.use are asked for: on a CPU few of the ops can be enabled."""
+    """Records the arguments of opmux.enable and opmux.use, because on a CPU few of the ops can be enabled."""
     seen = []
     monkeypatch.setattr(switch, "resolved", lambda include, exclude: seen.append((include, exclude)) or {})
     return seen
@@ -53,11 +53,11 @@ def asked(monkeypatch):
         ("sort.stable", "sort_stable"), ("median.dim_values", "median_dim_values"), ("index_put_", "index_put_"),
     ],
 )  # fmt: skip
-def test_names_of_functions(overload, function):
+def test_overloads_have_flag_gems_function_names(overload, function):
     assert names.function_of(overload) == function
 
 
-def test_names_select_overloads():
+def test_flag_gems_names_select_overloads():
     assert names.selected(["add"]) == (["add.Tensor"], [])
     assert set(names.selected(["true_divide"])[0]) >= {"div.Tensor", "div.Scalar", "divide.Tensor"}
     assert names.selected(["add_.Tensor", "aten::mm.out"])[0] == ["add_.Tensor", "mm.out"]
@@ -67,7 +67,7 @@ def test_names_select_overloads():
 # ---- switches -------------------------------------------------------------------------------------------------------
 
 
-def test_enable_takes_all_but_what_is_named(gems, asked):
+def test_enable_excludes_the_unused_ops(gems, asked):
     gems.enable(unused=["add", "mul_"])
     assert asked[-1] == (None, ("add.Tensor", "mul_.Tensor"))
     gems.enable()
@@ -78,7 +78,7 @@ def test_enable_takes_all_but_what_is_named(gems, asked):
         gems.enable(torch.library.Library("aten", "IMPL"))
 
 
-def test_only_enable(gems, asked, tmp_path):
+def test_only_enable_selects_by_name_default_or_file(gems, asked, tmp_path):
     gems.only_enable(include=["softmax", "ge_scalar"])
     assert set(asked[-1][0]) == {"_softmax", "ge.Scalar"}
     gems.only_enable()
@@ -95,7 +95,7 @@ def test_only_enable(gems, asked, tmp_path):
     assert len(asked) == before
 
 
-def test_use_gems_nests(gems, monkeypatch):
+def test_use_gems_blocks_nest(gems, monkeypatch):
     monkeypatch.setattr(switch, "resolved", lambda include, exclude: on_a_chip(include or {"exp", "tanh"}))
     block = gems.use_gems()
     with block as given:
@@ -111,14 +111,14 @@ def test_use_gems_nests(gems, monkeypatch):
     assert wanted() == set()
 
 
-def test_what_is_registered(gems, monkeypatch):
+def test_registered_ops_are_listed_under_flag_gems_names(gems, monkeypatch):
     monkeypatch.setattr(switch, "enabled_ops", lambda: ["add.Tensor", "ge.Scalar", "sum.dim_IntList"])
     assert gems.all_registered_keys() == ["add.Tensor", "ge.Scalar", "sum.dim_IntList"]
     assert gems.all_registered_ops() == ["add", "ge_scalar", "sum_dim"]
 
 
 @pytest.mark.parametrize(("once", "lines"), [(False, 3), (True, 2)])
-def test_the_log(gems, tmp_path, monkeypatch, once, lines):
+def test_record_writes_each_call_to_a_log_file(gems, tmp_path, monkeypatch, once, lines):
     monkeypatch.setattr(switch, "resolved", lambda include, exclude: on_a_chip({"add.Tensor", "exp_"}))
     log = tmp_path / "new" / "ops.log"
     with gems.use_gems(record=True, once=once, path=log):
@@ -133,7 +133,7 @@ def test_the_log(gems, tmp_path, monkeypatch, once, lines):
 # ---- ops ------------------------------------------------------------------------------------------------------------
 
 
-def test_each_op_is_a_function(gems):
+def test_each_op_is_available_as_a_function(gems):
     for name in ("add", "mm_out", "softmax", "conv2d", "true_divide", "layer_norm", "sum_dim"):
         assert callable(getattr(gems, name)) and getattr(gems.ops, name) is getattr(gems, name)
     assert {names.function_of(key) for key in overloads.table()} <= set(dir(gems))
@@ -141,7 +141,7 @@ def test_each_op_is_a_function(gems):
         gems.sofmax  # noqa: B018
 
 
-def test_functions_compute_with_a_gradient(gems):
+def test_functions_compute_and_have_gradients(gems):
     x = torch.randn(3, 4, requires_grad=True)
     y = gems.mul(gems.add(x, x), 3.0)
     y.sum().backward()
@@ -152,7 +152,7 @@ def test_functions_compute_with_a_gradient(gems):
     assert gems.all_registered_ops() == []
 
 
-def test_fused_ops(gems):
+def test_fused_ops_match_torchs_composition(gems):
     x, y, w, b = torch.randn(2, 3, 8), torch.randn(2, 3, 8), torch.randn(8), torch.randn(8)
     close = torch.testing.assert_close
     close(gems.silu_and_mul(x, y[:1]), F.silu(x) * y[:1])
@@ -182,7 +182,7 @@ def test_fused_ops(gems):
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
-def test_rotary_embedding(gems, interleaved):
+def test_rotary_embedding_matches_the_formula(gems, interleaved):
     q, k = torch.randn(2, 3, 4, 8), torch.randn(2, 3, 1, 8)
     module = gems.GemsRope(8, 16, 10000.0, interleaved, torch.float32, "cpu")
     cos, sin = module.cos_cached, module.sin_cached
@@ -203,7 +203,7 @@ def test_rotary_embedding(gems, interleaved):
     torch.testing.assert_close((q, k), wanted)
 
 
-def test_modules(gems):
+def test_modules_match_torch(gems):
     norm, x = gems.GemsRMSNorm(8), torch.randn(2, 8)
     torch.testing.assert_close(norm(x), F.rms_norm(x, [8], eps=1e-6))
     y, total = norm(x.clone(), x.clone())
@@ -214,7 +214,7 @@ def test_modules(gems):
 # ---- helpers --------------------------------------------------------------------------------------------------------
 
 
-def test_the_device(gems):
+def test_device_attributes_describe_the_machine(gems):
     from flag_gems import runtime
 
     assert gems.device == runtime.device.name == "cpu" and isinstance(gems.vendor_name, str)
@@ -222,7 +222,7 @@ def test_the_device(gems):
     assert runtime.device.support_fp64 and gems.backend_info is runtime.device
 
 
-def test_testing(gems):
+def test_testing_helpers_compare_with_tolerances(gems):
     x = torch.ones(3, dtype=torch.bfloat16)
     gems.testing.assert_close(x, torch.full((3,), 1.01), torch.bfloat16)
     gems.testing.assert_equal(x, x.clone())
@@ -233,7 +233,7 @@ def test_testing(gems):
         gems.testing.assert_close(x, torch.full((3,), 1.1), torch.bfloat16)
 
 
-def test_utils(gems):
+def test_utils_match_flag_gems(gems):
     from flag_gems.utils import broadcastable, broadcastable_to, dim_compress, libentry, restride_dim
     from flag_gems.utils.shape_utils import volume
 
@@ -246,7 +246,7 @@ def test_utils(gems):
     assert libentry()(len) is len
 
 
-def test_a_program_runs(tmp_path, capsys):
+def test_run_serves_flag_gems_to_a_program(tmp_path, capsys):
     script = tmp_path / "program.py"
     script.write_text(
         "import torch, flag_gems\n"

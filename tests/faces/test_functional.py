@@ -1,4 +1,4 @@
-"""`opmux.functional`: losses against torch's, whole and in parts; nothing that is passed in is changed."""
+"""Losses of `opmux.functional` against torch's, in one piece and in chunks; no input is written."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ over_reductions = pytest.mark.parametrize("reduction", losses.REDUCTIONS)
 @over_options
 @over_reductions
 @pytest.mark.parametrize("weighted", [False, True], ids=["", "weighted"])
-def test_cross_entropy(options, reduction, weighted):
+def test_cross_entropy_matches_the_formula(options, reduction, weighted):
     x, target = torch.randn(12, V, dtype=torch.float64, requires_grad=True), tokens()
     weight = torch.rand(V, dtype=torch.float64) + 0.1 if weighted else None
     got = ours.cross_entropy(x, target, weight, reduction=reduction, **options)
@@ -56,7 +56,7 @@ def test_cross_entropy(options, reduction, weighted):
 
 
 @pytest.mark.parametrize("shape", [(V,), (3, V, 4), (2, V, 3, 2), (0, V)], ids=str)
-def test_shapes_are_torchs(shape):
+def test_cross_entropy_accepts_torchs_shapes(shape):
     x = torch.randn(shape)
     target = torch.randint(V, (shape[0], *shape[2:]) if len(shape) > 1 else ())
     for reduction in losses.REDUCTIONS:
@@ -64,7 +64,7 @@ def test_shapes_are_torchs(shape):
         torch.testing.assert_close(ours.cross_entropy(x, target, reduction=reduction), want, equal_nan=True)
 
 
-def test_all_ignored_is_as_in_torch():
+def test_losses_match_torch_if_all_targets_are_ignored():
     x, target = torch.randn(4, V, requires_grad=True), torch.full((4,), -100)
     assert ours.cross_entropy(x, target).isnan() and ours.cross_entropy(x, target, reduction="sum") == 0
     w = torch.randn(V, V, requires_grad=True)
@@ -73,7 +73,7 @@ def test_all_ignored_is_as_in_torch():
     assert not x.grad.any() and not w.grad.any()
 
 
-def test_what_else_is_returned():
+def test_z_loss_accuracy_and_predictions_are_returned_on_request():
     x, target = torch.randn(12, V), tokens()
     made = ours.cross_entropy(
         x, target, z_loss=0.5, return_z_loss=True, return_token_accuracy=True, return_predicted_tokens=True
@@ -95,7 +95,7 @@ def parts(request, monkeypatch):
 
 @over_options
 @over_reductions
-def test_fused_linear(options, reduction, parts):
+def test_fused_linear_cross_entropy_matches_the_formula(options, reduction, parts):
     new = lambda *shape: torch.randn(shape, dtype=torch.float64, requires_grad=True)
     x, w, b, target = new(12, H), new(V, H), new(V), tokens()
     weight = torch.rand(V, dtype=torch.float64) + 0.1
@@ -110,7 +110,7 @@ def test_fused_linear(options, reduction, parts):
     assert all(torch.equal(t, k) for t, k in zip((x, w, b), kept, strict=True))
 
 
-def test_token_scaling(parts):
+def test_token_scaling_multiplies_losses_by_detached_probabilities(parts):
     x, w, target = torch.randn(12, H, requires_grad=True), torch.randn(V, H, requires_grad=True), tokens()
     for reduction in losses.REDUCTIONS:
         got = ours.fused_linear_cross_entropy(x, w, target, reduction=reduction, use_token_scaling=True)
@@ -123,7 +123,7 @@ def test_token_scaling(parts):
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
-def test_only_what_is_needed_and_other_shapes(parts):
+def test_fused_linear_cross_entropy_accepts_frozen_empty_and_transposed_inputs(parts):
     x, w, target = torch.randn(3, 4, H), torch.randn(V, H), tokens().view(3, 4)
     want = F.cross_entropy((x @ w.T).view(-1, V), target.view(-1))
     torch.testing.assert_close(ours.fused_linear_cross_entropy(x, w, target), want)
@@ -140,7 +140,7 @@ def test_only_what_is_needed_and_other_shapes(parts):
     assert turned.grad.shape == (V, H)
 
 
-def test_a_second_backward():
+def test_a_second_backward_gives_equal_gradients_or_raises():
     x, w, target = torch.randn(12, H, requires_grad=True), torch.randn(V, H), tokens()
     made = ours.fused_linear_cross_entropy(x, w, target)
     made.backward(retain_graph=True)
@@ -154,7 +154,7 @@ def test_a_second_backward():
         g.sum().backward()
 
 
-def test_gradients_of_halves_added_up_in_float32(monkeypatch):
+def test_accum_dtype_float32_makes_16_bit_gradients_more_accurate(monkeypatch):
     monkeypatch.setattr(chunked, "CHUNK", 8 * V * 2)
     x, w, target = torch.randn(256, H).bfloat16(), torch.randn(V + 1, H).bfloat16(), tokens(256)
     leaf = w.double().requires_grad_()
@@ -168,7 +168,7 @@ def test_gradients_of_halves_added_up_in_float32(monkeypatch):
     assert error[torch.float32] < 0.7 * error[None]
 
 
-def test_autocast():
+def test_autocast_rounds_only_the_matmul():
     x, w, target = torch.randn(12, H, requires_grad=True), torch.randn(V, H, requires_grad=True), tokens()
     with torch.autocast("cpu", torch.bfloat16):
         made = ours.fused_linear_cross_entropy(x, w, target)
@@ -187,7 +187,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_bad_arguments(wrong):
+def test_invalid_arguments_raise(wrong):
     change, words = WRONG[wrong]
     given = {"target": torch.tensor([0, 3, 1]), **change}
     with pytest.raises((ValueError, TypeError, RuntimeError), match=words):

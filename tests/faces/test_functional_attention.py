@@ -1,4 +1,4 @@
-"""Attention residual, hyper-connections, multi-token and neighborhood attention against plain torch."""
+"""Attention residual, hyper-connections, multi-token and neighborhood attention against the formulas in plain torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def new(*shape, dtype=torch.float64, scale=1.0):
 
 
 def same(mine, theirs, leaves):
-    """Results and gradients of float64, and of the same numbers in bfloat16 within its rounding."""
+    """Compare results and gradients in float64, and in bfloat16 for the same values within its rounding error."""
     kept = [t.detach().clone() for t in leaves]
     listed = lambda y: y if isinstance(y, tuple) else (y,)
     loss = lambda ys: sum((y * y * torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view(y.shape)).sum() for y in ys)
@@ -46,7 +46,7 @@ def plain_attn_res(v, query, norm, eps=1e-6):
     return torch.einsum("n...,n...d->...d", alpha, v)
 
 
-def test_attn_res():
+def test_attn_res_matches_the_formula():
     leaves = new(N, B, T, D), new(D), new(D)
     same(ours.attn_res, plain_attn_res, leaves)
     v, query, norm = leaves
@@ -80,14 +80,14 @@ def coefficients():
 
 
 @pytest.mark.parametrize("options", [{}, {"tmax": 1, "pre_eps": 0.1, "sinkhorn_eps": 1e-2, "post_mult": 1.5}], ids=str)
-def test_mhc_coeffs(options):
+def test_mhc_coeffs_match_the_formula(options):
     leaves = new(B, T, S, D), *coefficients()
     same(lambda *a: ours.mhc_coeffs(*a, **options), lambda *a: plain_coeffs(*a, **options), leaves)
     h_res = ours.mhc_coeffs(*leaves)[2]
     torch.testing.assert_close(h_res.sum(-1), torch.ones(B, T, S, dtype=torch.float64), rtol=0, atol=1e-3)
 
 
-def test_transforms():
+def test_mhc_coeffs_support_functional_transforms():
     leaves = new(B, T, S, D), *coefficients()
     loss = lambda fn: lambda *given: sum(h.sin().sum() for h in fn(*given))
     want = torch.autograd.grad(loss(plain_coeffs)(*leaves), leaves)
@@ -99,7 +99,7 @@ def plain_post(x, f, h_post, h_res):
     return torch.einsum("...oi,...ic->...oc", h_res, x) + h_post[..., None] * f[..., None, :]
 
 
-def test_mhc_streams():
+def test_mhc_stream_functions_match_the_formula():
     x, f, h_pre, h_post, h_res = new(B, T, S, D), new(B, T, D), new(B, T, S), new(B, T, S), new(B, T, S, S)
     same(ours.mhc_pre, lambda x, h: torch.einsum("...ic,...i->...c", x, h), (x, h_pre))
     same(ours.mhc_post_res, plain_post, (x, f, h_post, h_res))
@@ -110,7 +110,7 @@ def test_mhc_streams():
     torch.testing.assert_close(ours.mhc_pre(turned, h_pre.transpose(0, 1)).transpose(0, 1), x_in)
 
 
-def test_mhc_module():
+def test_mhc_module_matches_the_functions():
     layer = torch.nn.Linear(D, D)
     module = opmux.nn.MHC(layer, streams=S, channels=D)
     assert set(module.state_dict()) == {
@@ -138,7 +138,7 @@ def test_mhc_module():
 
 
 def plain_sparsemax(x):
-    """By bisection of the threshold."""
+    """Finds the threshold by bisection."""
     low, high = x.amax(-1, keepdim=True) - 1, x.amax(-1, keepdim=True)
     for _ in range(60):
         middle = (low + high) / 2
@@ -151,7 +151,7 @@ def plain_sparsemax(x):
 
 @pytest.mark.parametrize("sparse", [False, True], ids=["softmax", "sparsemax"])
 @pytest.mark.parametrize("how", [(1, 1, 1, 1), ((1, 1), (2, 2), 2, 2), (2, 1, 1, 1)], ids=str)
-def test_multi_token_attention(how, sparse):
+def test_multi_token_attention_matches_the_formula(how, sparse):
     stride, padding, dilation, groups = how
     leaves = new(B, 4, 8, 8), new(6, 4 // groups, 3, 3), new(6)
 
@@ -180,12 +180,12 @@ def plain_neighborhood(q, k, v, kernel_size=7, dilation=1, scale=None):
 
 
 @pytest.mark.parametrize("options", [{}, {"kernel_size": 5, "dilation": 3, "scale": 0.7}, {"kernel_size": 99}], ids=str)
-def test_neighborhood_attention(options):
+def test_neighborhood_attention_matches_the_formula(options):
     leaves = [new(B, 2, 19, 8) for _ in range(3)]
     same(lambda *a: ours.neighborhood_attention(*a, **options), lambda *a: plain_neighborhood(*a, **options), leaves)
 
 
-def test_neighborhood_module():
+def test_neighborhood_modules_match_the_function():
     module = opmux.nn.NeighborhoodAttention(16, 2, kernel_size=3, dilation=2)
     x = torch.randn(B, 9, 16)
     heads = lambda y: y.view(B, 9, 2, 8).transpose(1, 2)
@@ -198,8 +198,8 @@ def test_neighborhood_module():
             opmux.nn.NeighborhoodAttention(**{"hidden_size": 16, "num_heads": 2, **wrong})
 
 
-def test_one_graph():
-    """torch.compile traces them without a break, with their gradients."""
+def test_attention_functions_compile_to_one_graph():
+    """Forward and backward compile without a graph break."""
     v, query, norm = new(N, T, D), new(D), new(D)
     x, f, h_pre, h_post, h_res = new(T, S, D), new(T, D), new(T, S), new(T, S), new(T, S, S)
     q = new(1, 2, 9, 8)

@@ -1,4 +1,4 @@
-"""A linear layer with what follows it against torch's composition in float64: values, gradients, what is saved."""
+"""A linear layer fused with its activation and residual, against torch in float64: values, gradients, saved tensors."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def tensors(rows=(2, 5), glu=False, dtype=torch.float64, bias=True, residual=Tru
 
 
 def agree(fn, torchs, given, dtype):
-    """Values and gradients, twice through the same graph; inputs stay as they are."""
+    """Compare values and gradients, with two backward passes through one graph; inputs must not be written."""
     leaves = [None if t is None else t.requires_grad_() for t in given]
     doubles = [None if t is None else t.detach().double().requires_grad_() for t in leaves]
     there = lambda tensors: [t for t in tensors if t is not None]
     before = [t.detach().clone() for t in there(leaves)]
     y, want = fn(*leaves), torchs(*doubles)
-    # the product is rounded before its gradients are, and these are sums of ten or of 32 products
+    # the product is rounded before the gradients are computed, which sum 10 or 32 products
     tol = dict(rtol=32 * torch.finfo(dtype).eps, atol=32 * torch.finfo(dtype).eps)
     torch.testing.assert_close(y.double(), want, **tol)
     dy = torch.cos(torch.arange(y.numel())).view(y.shape).to(dtype)
@@ -67,19 +67,19 @@ def agree(fn, torchs, given, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("act, glu", [(a, g) for a in ACTS for g in (False, True) if g or a != "sigmoid"])
-def test_values_and_gradients(act, glu, dtype):
+def test_linear_act_matches_torch(act, glu, dtype):
     y = agree(of_ours(act, glu), of_torch(act, glu), tensors(glu=glu, dtype=dtype), dtype)
     assert y.dtype is dtype
 
 
 @pytest.mark.parametrize("rows", [(), (1,), (3,), (0, 4), (2, 3, 4)])
 @pytest.mark.parametrize("glu", [False, True])
-def test_any_rows_without_a_bias_and_a_residual(rows, glu):
+def test_linear_act_accepts_any_rows_without_bias_and_residual(rows, glu):
     given = tensors(rows, glu, torch.float32, False, False)
     assert agree(of_ours("silu", glu), of_torch("silu", glu), given, torch.float32).shape == (*rows, N)
 
 
-def test_no_inputs_and_no_outputs():
+def test_linear_act_accepts_zero_in_or_out_features():
     x, w, b = torch.randn(3, 0), torch.randn(4, 0, requires_grad=True), torch.randn(4, requires_grad=True)
     y = ours.linear(x, w, b, activation="silu")
     torch.testing.assert_close(y, F.silu(b).expand(3, 4))
@@ -91,7 +91,7 @@ def test_no_inputs_and_no_outputs():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_a_residual_in_float32_makes_the_sum_float32(dtype):
+def test_a_float32_residual_makes_the_result_float32(dtype):
     *given, residual = tensors(dtype=dtype)
     agree(of_ours("gelu", False), of_torch("gelu", False), [*given, residual.float()], dtype)
     y = ours.linear(*given, residual=residual.float())
@@ -101,15 +101,15 @@ def test_a_residual_in_float32_makes_the_sum_float32(dtype):
 
 @pytest.mark.parametrize("frozen", [{0}, {1}, {2}, {3}, {0, 1}, {0, 1, 2}, {1, 2, 3}])
 @pytest.mark.parametrize("act, glu", [("silu", True), ("gelu", False), (None, False)])
-def test_frozen(act, glu, frozen):
-    """What needs no gradient has none, and the others have theirs."""
+def test_frozen_arguments_get_no_gradient(act, glu, frozen):
+    """The others get the same gradients as without frozen ones."""
     leaves = [t.requires_grad_(i not in frozen) for i, t in enumerate(tensors(glu=glu))]
     needed = [t for t in leaves if t.requires_grad]
     found = [torch.autograd.grad(fn(act, glu)(*leaves).sin().sum(), needed) for fn in (of_ours, of_torch)]
     torch.testing.assert_close(*found)
 
 
-def test_views_are_read_where_they_lie():
+def test_views_are_accepted_without_a_copy():
     wide = torch.randn(6, 2 * K)
     x, w = wide[:, K:], torch.randn(K, 2 * N).t()
     torch.testing.assert_close(
@@ -118,7 +118,7 @@ def test_views_are_read_where_they_lie():
 
 
 def saved(fn, *leaves):
-    """Elements saved for the backward beside the arguments, each memory counted once."""
+    """Number of elements saved for backward, arguments excluded; tensors that share memory count once."""
     seen = {}
     with torch.autograd.graph.saved_tensors_hooks(lambda t: seen.setdefault(t.data_ptr(), t), lambda t: t):
         assert fn(*leaves).requires_grad
@@ -126,7 +126,7 @@ def saved(fn, *leaves):
     return sum(t.numel() for at, t in seen.items() if at not in own)
 
 
-def test_the_product_alone_is_saved():
+def test_only_the_product_is_saved_for_backward():
     given = [t.requires_grad_() for t in tensors(glu=True)]
     assert saved(of_ours("silu", True), *given) == 10 * 2 * N
     given = [t.requires_grad_() for t in tensors()]
@@ -137,8 +137,8 @@ def test_the_product_alone_is_saved():
 
 
 @pytest.mark.parametrize("act, glu", [("gelu", False), ("silu", True), (None, True), (None, False)])
-def test_compiles_without_a_break(act, glu):
-    torch._dynamo.reset()  # each of them has the same code
+def test_linear_act_compiles_without_graph_breaks(act, glu):
+    torch._dynamo.reset()  # all cases share one code object, and its cache of compiled graphs
     given = [t.requires_grad_() for t in tensors(glu=glu)]
     run = torch.compile(of_ours(act, glu), backend="aot_eager", fullgraph=True)
     found = []
@@ -150,7 +150,7 @@ def test_compiles_without_a_break(act, glu):
         torch.testing.assert_close(run(*given), found[1][0])
 
 
-def test_what_is_compiled_holds_the_op():
+def test_compiled_graphs_contain_the_custom_op():
     torch._dynamo.reset()
     graphs = []
     x, w, b, r = tensors(glu=True)
@@ -159,7 +159,7 @@ def test_what_is_compiled_holds_the_op():
     assert "opmux.linear_act" in graphs[0].code
 
 
-def test_transforms():
+def test_vmap_of_grad_matches_torch():
     x, *rest = tensors(glu=True, residual=False)
     gradient = lambda fn: torch.func.grad(lambda x: fn(x, *rest).sin().sum())
     torch.testing.assert_close(*(torch.func.vmap(gradient(fn("silu", True)))(x) for fn in (of_ours, of_torch)))
@@ -168,7 +168,7 @@ def test_transforms():
 
 
 @pytest.mark.parametrize("act, glu", [("gelu", False), ("silu", True), (None, True), (None, False)])
-def test_gradients_of_gradients(act, glu):
+def test_second_derivatives_match_torch(act, glu):
     leaves, found = [t.requires_grad_() for t in tensors(glu=glu)], []
     for fn in (of_ours, of_torch):
         grads = torch.autograd.grad(fn(act, glu)(*leaves).sin().sum(), leaves, create_graph=True)
@@ -176,7 +176,7 @@ def test_gradients_of_gradients(act, glu):
     torch.testing.assert_close(*found)
 
 
-def test_autocast_computes_in_its_dtype():
+def test_autocast_sets_the_compute_dtype():
     given = [t.requires_grad_() for t in tensors(dtype=torch.float32)]
     with torch.autocast("cpu", torch.bfloat16):
         got, want = (fn("gelu", False)(*given) for fn in (of_ours, of_torch))
@@ -191,7 +191,7 @@ def test_autocast_computes_in_its_dtype():
         assert of_ours("gelu", False)(*tensors()).dtype is torch.float64
 
 
-def test_on_meta():
+def test_meta_tensors_give_shapes_and_dtypes():
     x, w, b, r = (t.to("meta").requires_grad_() for t in tensors(glu=True, dtype=torch.bfloat16))
     y = ours.linear(x, w, b, activation="silu", glu=True, residual=r)
     y.sum().backward()
@@ -214,7 +214,7 @@ def test_on_meta():
     ids=lambda v: v if isinstance(v, str) else "",
 )
 @pytest.mark.parametrize("grad", [False, True])
-def test_mistakes(change, says, grad):
+def test_invalid_arguments_raise(change, says, grad):
     x, w, b, r = tensors(dtype=torch.float32)
     given = {"x": x.requires_grad_(grad), "weight": w, "bias": b, "residual": r} | change
     with pytest.raises(BadArgument, match=says):

@@ -1,4 +1,4 @@
-"""Gated linear units and MLPs against torch's composition: values, gradients, and what is saved in between."""
+"""Gated linear units and MLPs against torch: values, gradients, and tensors saved for backward."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def close(got, want, dtype=torch.float32):
 
 
 def agree(fn, torchs, *leaves, dtype=torch.float32):
-    """Values and gradients, twice through the same graph; inputs stay as they are."""
+    """Compare values and gradients, with two backward passes through one graph; inputs must not be written."""
     leaves = [t.to(dtype).requires_grad_() for t in leaves]
     doubles = [t.detach().double().requires_grad_() for t in leaves]
     before = [t.detach().clone() for t in leaves]
@@ -30,7 +30,7 @@ def agree(fn, torchs, *leaves, dtype=torch.float32):
     close(y, want, dtype)
     assert y.dtype is dtype
     dy = torch.cos(torch.arange(y.numel())).view(y.shape)
-    dy = dy.to(dtype).double()  # exact in both
+    dy = dy.to(dtype).double()  # representable in both dtypes
     kept = dy.to(dtype)
     grads = [torch.autograd.grad(y, leaves, kept, retain_graph=True) for _ in range(2)]
     for a, b, w in zip(*grads, torch.autograd.grad(want, doubles, dy), strict=True):
@@ -40,7 +40,7 @@ def agree(fn, torchs, *leaves, dtype=torch.float32):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_units(dtype):
+def test_gated_units_match_torch(dtype):
     a, b = torch.randn(2, 3, 17), torch.randn(2, 3, 17)
     agree(ours.swiglu, lambda a, b: F.silu(a) * b, a, b, dtype=dtype)
     agree(ours.geglu, lambda a, b: F.gelu(a, approximate="tanh") * b, a, b, dtype=dtype)
@@ -49,13 +49,13 @@ def test_units(dtype):
     agree(ours.fused_gate_up_swiglu, halves, torch.cat([a, b], -1), dtype=dtype)
 
 
-def test_multipliers():
+def test_swiglu_multiplies_gate_and_result():
     a, b = torch.randn(5, 8), torch.randn(5, 8)
     torchs = lambda a, b: F.silu(a * 0.5) * b * 3
     agree(lambda a, b: ours.swiglu(a, b, 0.5, 3.0), torchs, a, b)
 
 
-def test_units_of_views_and_of_nothing():
+def test_gated_units_accept_views_and_empty_input():
     wide = torch.randn(4, 6, 32)
     a, b = wide[..., :16], wide[..., 16:].transpose(0, 1).contiguous().transpose(0, 1)
     torch.testing.assert_close(ours.swiglu(a, b), F.silu(a) * b)
@@ -75,7 +75,7 @@ def tensors():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_mlps(tensors, dtype):
+def test_mlps_match_torch(tensors, dtype):
     agree(ours.swiglu_mlp, of_torch(F.silu), *tensors, dtype=dtype)
     agree(ours.geglu_mlp, of_torch(lambda a: F.gelu(a, approximate="tanh")), *tensors, dtype=dtype)
     agree(lambda *t: ours.geglu_mlp(*t, "none"), of_torch(F.gelu), *tensors, dtype=dtype)
@@ -83,7 +83,7 @@ def test_mlps(tensors, dtype):
     agree(lambda *t: ours.swiglu_mlp(*t, 0.5, 3.0), scaled, *tensors, dtype=dtype)
 
 
-def test_mlp_in_bfloat16(tensors):
+def test_mlp_in_bfloat16_is_within_its_rounding(tensors):
     x, *weights = (t.bfloat16().requires_grad_() for t in tensors)
     got, want = ours.swiglu_mlp(x, *weights), of_torch(F.silu)(x, *weights)
     for a, b in zip(*(torch.autograd.grad(y.sum(), (x, *weights)) for y in (got, want)), strict=True):
@@ -92,8 +92,8 @@ def test_mlp_in_bfloat16(tensors):
 
 
 @pytest.mark.parametrize("frozen", range(4))
-def test_frozen(tensors, frozen):
-    """What needs no gradient has none, and the others have theirs."""
+def test_frozen_arguments_get_no_gradient(tensors, frozen):
+    """The others get the same gradients as without frozen ones."""
     leaves = [t.clone().requires_grad_(i != frozen) for i, t in enumerate(tensors)]
     needed = [t for t in leaves if t.requires_grad]
     got, want = (torch.autograd.grad(fn(*leaves).sin().sum(), needed) for fn in (ours.swiglu_mlp, of_torch(F.silu)))
@@ -101,7 +101,7 @@ def test_frozen(tensors, frozen):
 
 
 def saved(fn, x, *weights):
-    """Elements saved for the backward beside weights, each memory counted once."""
+    """Number of elements saved for backward, weights excluded; tensors that share memory count once."""
     seen = {}
     with torch.autograd.graph.saved_tensors_hooks(lambda t: seen.setdefault(t.data_ptr(), t), lambda t: t):
         y = fn(x, *weights)
@@ -109,7 +109,7 @@ def saved(fn, x, *weights):
     return sum(t.numel() for at, t in seen.items() if at not in {w.data_ptr() for w in weights})
 
 
-def test_little_is_saved():
+def test_mlps_save_only_input_gate_and_up():
     x = torch.randn(10, 8, requires_grad=True)
     mlp = modules.SwiGLUMLP(8, 32)
     weights = mlp.gate_proj.weight, mlp.up_proj.weight, mlp.down_proj.weight
@@ -122,7 +122,7 @@ def test_little_is_saved():
     assert saved(lambda y: ours.swiglu(y, y * 2), x) == 2 * x.numel()
 
 
-def test_empty_batch():
+def test_mlps_accept_an_empty_batch():
     mlp, x = modules.SwiGLUMLP(8, 16), torch.randn(0, 3, 8, requires_grad=True)
     mlp(x).sum().backward()
     assert x.grad is not None and x.grad.shape == x.shape and not mlp.gate_proj.weight.grad.any()
@@ -166,8 +166,8 @@ def test_modules_replace_those_of_transformers(ours_of, model, name, act):
         torch.testing.assert_close(mine(x), theirs(x))
 
 
-def test_layers_that_are_not_plain_are_called():
-    """A bias, a hook, another class of layer: each is used as it is."""
+def test_layers_with_bias_hook_or_another_class_are_called():
+    """Such a layer must not be bypassed by the fused computation."""
     torch.manual_seed(0)
     x = torch.randn(3, 8)
     mlp = modules.SwiGLUMLP(8, 12, bias=True)
@@ -187,7 +187,7 @@ def test_layers_that_are_not_plain_are_called():
                                                 mlp.down_proj.bias) + 1)  # fmt: skip
 
 
-def test_falcons_multipliers_come_from_the_config():
+def test_falcon_multipliers_come_from_the_config():
     mlp = modules.SwiGLUMLP.from_config(config(hidden_act="silu", mlp_multipliers=[0.5, 3.0]))
     x = torch.randn(3, 8)
     want = mlp.down_proj(F.silu(mlp.gate_proj(x) * 0.5) * mlp.up_proj(x)) * 3
@@ -197,8 +197,8 @@ def test_falcons_multipliers_come_from_the_config():
 
 
 @pytest.mark.parametrize("shards", [None, 1, 3, 7, 20])
-def test_tiles_are_the_whole(shards):
-    """Also where the shards do not divide the length, or are more than it has."""
+def test_tiled_mlp_matches_the_untiled_one(shards):
+    """Also if the shards do not divide the length, or outnumber it."""
     mlp = modules.SwiGLUMLP(8, 12)
     x = torch.randn(2, 7, 8, requires_grad=True)
     leaves = (x, *mlp.parameters())
@@ -208,7 +208,7 @@ def test_tiles_are_the_whole(shards):
     torch.testing.assert_close(*(torch.autograd.grad(y.sin().sum(), leaves) for y in (got, want)))
 
 
-def test_compiles_without_a_break():
+def test_mlps_compile_without_graph_breaks():
     mlp, x = modules.SwiGLUMLP(8, 12), torch.randn(3, 8, requires_grad=True)
     got = torch.compile(mlp, backend="aot_eager", fullgraph=True)(x)
     leaves = (x, *mlp.parameters())
@@ -216,14 +216,14 @@ def test_compiles_without_a_break():
     torch.testing.assert_close(*(torch.autograd.grad(y.sin().sum(), leaves) for y in (got, mlp(x))))
 
 
-def test_transforms(tensors):
+def test_vmap_of_grad_matches_torch(tensors):
     x, *weights = tensors
     gradient = lambda fn: torch.func.grad(lambda x, w: fn(x, w, *weights[1:]).sin().sum())
     got, want = (torch.func.vmap(gradient(fn), (0, None))(x, weights[0]) for fn in (ours.swiglu_mlp, of_torch(F.silu)))
     torch.testing.assert_close(got, want)
 
 
-def test_autocast_computes_in_its_dtype():
+def test_autocast_sets_the_compute_dtype():
     mlp, x = modules.SwiGLUMLP(8, 12), torch.randn(3, 8, requires_grad=True)
     with torch.autocast("cpu", torch.bfloat16):
         y = mlp(x)
@@ -234,7 +234,7 @@ def test_autocast_computes_in_its_dtype():
     torch.testing.assert_close(y, want, rtol=2e-2, atol=2e-2)
 
 
-def test_gradients_of_gradients(tensors):
+def test_second_derivatives_match_torch(tensors):
     leaves = [t.requires_grad_() for t in tensors]
     found = []
     for fn in (lambda *t: ours.swiglu_mlp(*t, 0.5), of_torch(lambda a: F.silu(a * 0.5))):
@@ -257,6 +257,6 @@ def test_gradients_of_gradients(tensors):
         (lambda t: modules.GEGLUMLP(4, 4, approximate="x"), "approximate must be"),
     ],
 )
-def test_mistakes(call, says):
+def test_invalid_arguments_raise(call, says):
     with pytest.raises(BadArgument, match=says):
         call(torch.randn(4, 4))

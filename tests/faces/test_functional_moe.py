@@ -1,4 +1,4 @@
-"""A mixture of experts against a loop over experts, and against the experts of transformers."""
+"""A mixture of experts against a loop over the experts, and against the experts of transformers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def drawn(dtype=torch.float64, scale=0.5):
     torch.manual_seed(0)
     new = lambda *shape: (torch.randn(shape, dtype=dtype) * scale).requires_grad_()
     index = torch.rand(T, E).argsort(-1)[:, :K]
-    index[index == 2] = E  # dropped, so that expert 2 has no tokens
+    index[index == 2] = E  # drops these assignments, which leaves expert 2 without tokens
     weights = torch.rand(T, K, dtype=dtype, requires_grad=True)
     return new(T, H), new(E, 2 * INNER, H), new(E, H, INNER), index, weights
 
@@ -47,15 +47,15 @@ def same(got, want, args, **tolerance):
 
 
 @pytest.mark.parametrize("activation", ACTS)
-def test_gradients_of_a_loop_over_experts(activation):
+def test_fused_moe_matches_a_loop_over_experts(activation):
     args = drawn()
     kept = [a.detach().clone() for a in args]
     same(ours.fused_moe(*args, activation), truth(*args, activation), args)
     assert all(torch.equal(a, b) for a, b in zip(args, kept, strict=True))
 
 
-def test_half_precision_rounds_once():
-    """Weights in float32, as routers have them; compared with the same numbers in float64."""
+def test_16_bit_results_are_rounded_once():
+    """The routing weights are float32, as routers return them; compared with the same values in float64."""
     for dtype, most in ((torch.float32, 1e-5), (torch.bfloat16, 2e-2), (torch.float16, 3e-3)):
         args = [a.to(dtype) if i < 3 else a for i, a in enumerate(drawn(torch.float32))]
         wide = [a.double() if a.is_floating_point() else a for a in args]
@@ -69,7 +69,7 @@ def test_half_precision_rounds_once():
             assert (a.double() - b).abs().max() <= most * b.abs().max()
 
 
-def test_only_what_is_needed():
+def test_only_required_gradients_are_computed():
     args = drawn()
     want = torch.autograd.grad(truth(*args).sum(), leaves(args))
     for only in range(4):
@@ -80,7 +80,7 @@ def test_only_what_is_needed():
         torch.testing.assert_close(made[only], want[only])
 
 
-def test_twice_backward_and_other_shapes():
+def test_fused_moe_supports_two_backwards_views_and_3d_input():
     x, gate_up, down, index, weights = args = drawn()
     y = ours.fused_moe(*args)
     first, second = (torch.autograd.grad(y.sin().sum(), leaves(args), retain_graph=True) for _ in range(2))
@@ -89,10 +89,10 @@ def test_twice_backward_and_other_shapes():
     given = (x, turned(gate_up), turned(down), index.t().contiguous().t().int(), turned(weights))
     same(ours.fused_moe(*given), truth(*given), given)
     three = ours.fused_moe(x[:10].view(2, 5, H), gate_up, down, index[:10].view(2, 5, K), weights[:10].view(2, 5, K))
-    torch.testing.assert_close(three.view(10, H), y[:10])  # products of other sizes add up in another order
+    torch.testing.assert_close(three.view(10, H), y[:10])  # matmuls of other sizes sum in another order
 
 
-def test_no_tokens():
+def test_fused_moe_accepts_an_empty_batch():
     x, gate_up, down, index, weights = drawn()
     y = ours.fused_moe(x[:0], gate_up, down, index[:0], weights[:0])
     y.sum().backward()
@@ -101,7 +101,7 @@ def test_no_tokens():
     assert not ours.fused_moe(x, gate_up, down, none, weights).any()
 
 
-def test_transforms():
+def test_torch_func_grad_matches_autograd():
     args = drawn()
     index = args[3]
     want = torch.autograd.grad(truth(*args).sin().sum(), leaves(args))
@@ -110,20 +110,20 @@ def test_transforms():
         torch.testing.assert_close(a, b)
 
 
-def test_one_graph():
-    """Traced without a break: nothing is read on the host."""
+def test_fused_moe_compiles_to_one_graph():
+    """No value is copied to the host, which would break the graph."""
     args = drawn()
     same(torch.compile(ours.fused_moe, backend="aot_eager", fullgraph=True)(*args), truth(*args), args)
 
 
-def test_the_cpu_multiplies_each_row_once():
+def test_on_the_cpu_each_row_is_multiplied_once():
     """The reference would multiply every row by every expert's matrix."""
     x, gate_up, *_ = drawn(torch.float32)
     ends = torch.tensor([2, 4, 6, 8, 10, T], dtype=torch.int32)
     assert opmux.explain("grouped_mm", x, gate_up, ends, True).chosen.vendor == "cpu"
 
 
-def test_autocast():
+def test_autocast_computes_in_bfloat16_with_float32_gradients():
     args = drawn(torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
         y = ours.fused_moe(*args)
@@ -144,7 +144,7 @@ def test_autocast():
         ({5: "swish"}, "activation must be one of"),
     ],
 )
-def test_mistakes(change, says):
+def test_invalid_arguments_raise(change, says):
     args = [*drawn(torch.float32), "silu"]
     for at, value in change.items():
         args[at] = value
@@ -152,15 +152,15 @@ def test_mistakes(change, says):
         ours.fused_moe(*args)
 
 
-def test_an_expert_that_is_not_there():
+def test_an_expert_index_out_of_range_raises():
     x, gate_up, down, index, weights = drawn()
     for wrong in (-1, E + 1):
         with pytest.raises(RuntimeError, match="top_k_index must be from 0 to 5, or 6 for no expert"):
             ours.fused_moe(x, gate_up, down, torch.full_like(index, wrong), weights)
 
 
-def test_experts_of_transformers():
-    """The same state dict, call and results."""
+def test_module_matches_the_experts_of_transformers():
+    """State dict, call signature and results are the same."""
     modeling = pytest.importorskip("transformers.models.mixtral.modeling_mixtral")
     config = modeling.MixtralConfig(hidden_size=H, intermediate_size=INNER, num_local_experts=E, num_experts_per_tok=K)
     config._experts_implementation = "eager"

@@ -1,4 +1,4 @@
-"""`opmux.functional` and `opmux.nn`: norms against torch's, their options, and what they leave as it was."""
+"""Norms of `opmux.functional` and `opmux.nn` against torch's: options, gradients, and that no input is written."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ def leaf(*shape, dtype=torch.float64):
 
 
 def same(got, want, leaves):
-    """Results and gradients, twice through the same graph; the incoming gradient stays as it is."""
+    """Compare results and gradients, with two backward passes through one graph; the incoming gradient must not be
+    written.
+    """
     torch.testing.assert_close(got, want)
     dy = torch.randn_like(want)
     before = dy.clone()
@@ -35,7 +37,7 @@ def plain_rms(x, weight, eps=1e-6, offset=0.0):
 
 
 @pytest.mark.parametrize("weighted", [True, False], ids=["weight", "no weight"])
-def test_rms_norm(weighted):
+def test_rms_norm_matches_the_formula(weighted):
     x = leaf(2, 3, N)
     weight = leaf(N) if weighted else None
     leaves = [x] if weight is None else [x, weight]
@@ -44,7 +46,7 @@ def test_rms_norm(weighted):
     same(ours.rms_norm(x[:0], weight), plain_rms(x[:0], weight), leaves)
 
 
-def test_add_rms_norm():
+def test_add_rms_norm_matches_the_formula():
     x, residual, weight = leaf(2, 3, N), leaf(2, 3, N), leaf(N)
     y, s = ours.add_rms_norm(x, residual, weight)
     torch.testing.assert_close(s, x + residual)
@@ -54,20 +56,20 @@ def test_add_rms_norm():
 
 
 @pytest.mark.parametrize("shape", [(N,), (4, 6)], ids=str)
-def test_layer_norm(shape):
+def test_layer_norm_matches_torch(shape):
     x, weight, bias = leaf(2, 3, *shape), leaf(*shape), leaf(*shape)
     same(ours.layer_norm(x, shape, weight, bias), F.layer_norm(x, shape, weight, bias), [x, weight, bias])
     same(ours.layer_norm(x, shape, None, bias), F.layer_norm(x, shape, None, bias), [x, bias])
     same(ours.layer_norm(x, shape), F.layer_norm(x, shape), [x])
 
 
-def test_group_norm():
+def test_group_norm_matches_torch():
     x, weight, bias = leaf(2, 6, 3, 4), leaf(6), leaf(6)
     same(ours.group_norm(x, 3, weight, bias), F.group_norm(x, 3, weight, bias), [x, weight, bias])
     same(ours.group_norm(x, 2), F.group_norm(x, 2), [x])
 
 
-def test_frozen_inputs_and_weights():
+def test_rms_norm_accepts_a_frozen_input_or_weight():
     x, weight = leaf(4, N), leaf(N)
     want = torch.autograd.grad(plain_rms(x, weight).sin().sum(), [x, weight])
     for frozen, (a, b) in {0: (x.detach(), weight), 1: (x, weight.detach())}.items():
@@ -91,7 +93,7 @@ def test_errors_name_the_arguments_of_the_function():
 # ---- modules --------------------------------------------------------------------------------------------------------
 
 
-def test_modules_load_the_state_of_those_that_they_replace():
+def test_modules_load_the_state_dict_of_the_modules_that_they_replace():
     pairs = [
         (opmux.nn.RMSNorm(N, eps=1e-5), torch.nn.RMSNorm(N, eps=1e-5), (3, N)),
         (opmux.nn.LayerNorm(N), torch.nn.LayerNorm(N), (3, N)),
@@ -107,7 +109,7 @@ def test_modules_load_the_state_of_those_that_they_replace():
         assert repr(mine)
 
 
-def test_rms_norm_modules():
+def test_rms_norm_modules_match_the_functions():
     x = torch.randn(3, N, dtype=torch.bfloat16)
     gemma = opmux.nn.RMSNorm(N, offset=1.0, casting="gemma", init="zeros", dtype=torch.bfloat16)
     assert gemma.weight.eq(0).all() and "casting='gemma'" in repr(gemma)
@@ -121,19 +123,19 @@ def test_rms_norm_modules():
     torch.testing.assert_close(y, ours.rms_norm(s, fused.weight, 1e-3))
 
 
-def test_traced_as_one_graph():
+def test_rms_norm_compiles_to_one_graph():
     module = opmux.nn.RMSNorm(N)
     x = leaf(3, N, dtype=torch.float32)
     compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(compiled(x), module(x))
 
 
-# ---- in the place of a norm -----------------------------------------------------------------------------------------
+# ---- norm variants --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("shape", [(N,), (1, N), (4, N), (12, N), (4, 3, N)], ids=str)
-def test_modulated_rms_norm(shape):
-    """For all rows, each sample, or each row."""
+def test_modulated_rms_norm_matches_the_formula(shape):
+    """Scale and shift: one for all rows, one per sample, or one per row."""
     x, weight, scale, shift = leaf(4, 3, N), leaf(N), leaf(*shape), leaf(*shape)
     for_rows = lambda t: t[:, None] if shape == (4, N) else t.view(4, 3, N) if shape == (12, N) else t
     want = plain_rms(x, weight, 1e-6, 0.5) * (1 + for_rows(scale)) + for_rows(shift)
@@ -141,7 +143,7 @@ def test_modulated_rms_norm(shape):
     same(ours.modulated_rms_norm(x, None, scale), plain_rms(x, None) * (1 + for_rows(scale)), [x, scale])
 
 
-def test_modulations_that_do_not_fit():
+def test_modulations_of_a_wrong_shape_raise():
     x = torch.ones(4, 3, N)
     with pytest.raises(BadArgument, match=r"modulated_rms_norm: scale must have a number of rows that divides 12"):
         ours.modulated_rms_norm(x, None, torch.ones(5, N))
@@ -149,7 +151,7 @@ def test_modulations_that_do_not_fit():
         ours.modulated_rms_norm(x, None, torch.ones(4, N), torch.ones(N))
 
 
-def test_poly_norm():
+def test_poly_norm_matches_the_formula():
     x, weight, bias = leaf(2, 3, N), leaf(3), leaf(1)
     powers = sum(w * plain_rms(x**k, None) for w, k in zip(weight, (3, 2, 1), strict=True))
     same(ours.poly_norm(x, weight, bias), powers + bias, [x, weight, bias])
@@ -158,7 +160,7 @@ def test_poly_norm():
     assert module.bias.item() == 1 and module(x.float()).shape == x.shape and repr(module)
 
 
-def test_dyt():
+def test_dyt_matches_the_formula():
     x, alpha, gamma, beta = leaf(2, 3, N), leaf(1), leaf(N), leaf(N)
     same(ours.dyt(x, alpha, gamma, beta), torch.tanh(alpha * x) * gamma + beta, [x, alpha, gamma, beta])
     same(ours.dyt(x, alpha, gamma), torch.tanh(alpha * x) * gamma, [x, alpha, gamma])
@@ -169,7 +171,7 @@ def test_dyt():
 
 
 def plain_sparsemax(x, dim):
-    """By a sort, and a mask that is a constant for autograd."""
+    """Sorts, and uses a mask that is constant for autograd."""
     ordered = x.movedim(dim, -1).sort(-1, descending=True).values
     count = torch.arange(1, ordered.shape[-1] + 1)
     size = (1 + count * ordered > ordered.cumsum(-1)).sum(-1, keepdim=True)
@@ -178,7 +180,7 @@ def plain_sparsemax(x, dim):
 
 
 @pytest.mark.parametrize("dim", [0, 1, -1])
-def test_sparsemax_and_softmax(dim):
+def test_sparsemax_and_softmax_match_torch(dim):
     x = leaf(4, 5, N)
     same(ours.sparsemax(x, dim), plain_sparsemax(x, dim), [x])
     same(ours.softmax(x, dim), torch.softmax(x, dim), [x])
@@ -186,7 +188,7 @@ def test_sparsemax_and_softmax(dim):
     assert torch.equal(opmux.nn.Softmax(dim)(x), ours.softmax(x, dim))
 
 
-def test_rows_beyond_65536_columns():
+def test_softmax_and_sparsemax_accept_rows_over_65536_columns():
     x = leaf(2, 70_001) * 3
     same(ours.softmax(x), torch.softmax(x, -1), [x])
     same(ours.sparsemax(x), plain_sparsemax(x, -1), [x])
@@ -194,7 +196,7 @@ def test_rows_beyond_65536_columns():
         ours.sparsemax(x, 2)
 
 
-def test_relu_squared_and_embedding():
+def test_relu_squared_and_embedding_match_torch():
     x = leaf(3, N)
     same(ours.relu_squared(x), F.relu(x).square(), [x])
     assert torch.equal(opmux.nn.ReLUSquared()(x), ours.relu_squared(x))

@@ -1,4 +1,4 @@
-"""Rotary embeddings against transformers' own functions, with gradients, in the order of memory that models have."""
+"""Rotary embeddings against transformers' own functions: values, gradients and memory layout."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def modeling(model):
 
 
 def heads(*shape, dtype=torch.float32, seed=0):
-    """[b, h, s, d] as a linear layer's result is viewed: [b, s, h, d] in memory."""
+    """[b, h, s, d] with memory in the order [b, s, h, d], as models view the result of a linear layer."""
     b, h, s, d = shape
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(b, s, h, d, generator=generator).to(dtype).transpose(1, 2)
@@ -32,12 +32,12 @@ def tables(b, s, d, dtype=torch.float32, interleaved=False):
 
 
 def lies(t):
-    """Where elements are: the strides of dimensions with more than one."""
+    """The memory layout: the strides of dimensions with more than one element."""
     return [stride for n, stride in zip(t.shape, t.stride(), strict=True) if n > 1]
 
 
 def same(ours, theirs, q, k, *rest, **options):
-    """Values and gradients agree; ours lie as q and k do, and write to nothing."""
+    """Values and gradients agree; our results have the layout of q and k, and no input is written."""
     leaves, results = [t.detach().requires_grad_() for t in (q, k)], []
     before = [t.clone() for t in (q, k, *(t for t in rest if torch.is_tensor(t)))]
     for fn in (ours, theirs):
@@ -48,7 +48,7 @@ def same(ours, theirs, q, k, *rest, **options):
         assert all(torch.equal(a, b) for a, b in zip(grads, again, strict=True))
         results.append((*outs, *grads))
     eps = torch.finfo(q.dtype).eps
-    # transformers may round each product and the sum: each by half an ulp of what it is, which |q| + |k| bounds
+    # transformers may round each product and the sum, each by up to half an ulp of a value that |q| + |k| bounds
     most = 4 * max(t.abs().max().item() for t in (q, k)) * eps
     for a, b in zip(*results, strict=True):
         assert a.dtype is q.dtype and a.shape == b.shape
@@ -59,7 +59,7 @@ def same(ours, theirs, q, k, *rest, **options):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_llama(dtype):
+def test_rope_matches_llama(dtype):
     llama = modeling("llama").apply_rotary_pos_emb
     q, k = heads(2, 4, 5, 16, dtype=dtype), heads(2, 2, 5, 16, dtype=dtype, seed=1)
     for b in (1, 2):
@@ -67,15 +67,15 @@ def test_llama(dtype):
         same(F.apply_rotary_pos_emb, llama, q.transpose(1, 2), k.transpose(1, 2), *tables(b, 5, 16, dtype), 2)
 
 
-def test_heads_that_are_contiguous_stay_so():
+def test_contiguous_heads_give_contiguous_results():
     llama = modeling("llama").apply_rotary_pos_emb
     q, k = heads(2, 4, 5, 8).contiguous(), heads(2, 1, 5, 8).contiguous()
     same(F.apply_rotary_pos_emb, llama, q, k, *tables(1, 5, 8))
     same(F.apply_rotary_pos_emb, llama, q[:, :, :1].contiguous(), k[:, :, :1].contiguous(), *tables(1, 1, 8))
 
 
-def test_parts_of_one_projection():
-    """q and k inside [b, s, all heads]: the results are dense, in the same order."""
+def test_rope_accepts_views_of_one_projection():
+    """q and k are views of [b, s, all heads]; the results are dense, with dimensions in the same memory order."""
     packed = torch.randn(2, 5, 8 * 16).view(2, 5, 8, 16).transpose(1, 2)
     cos, sin = tables(2, 5, 16)
     got = F.apply_rotary_pos_emb(packed[:, :4], packed[:, 4:6], cos, sin)
@@ -86,32 +86,32 @@ def test_parts_of_one_projection():
 
 
 @pytest.mark.parametrize("model", ["phi3", "qwen3_5", "glm4_moe"])
-def test_partial(model):
+def test_partial_rope_matches_transformers(model):
     theirs = modeling(model).apply_rotary_pos_emb
     same(F.apply_rotary_pos_emb, theirs, heads(2, 4, 5, 16), heads(2, 2, 5, 16, seed=1), *tables(1, 5, 8))
 
 
 @pytest.mark.parametrize("model, d2", [("glm", 8), ("glm4", 8), ("helium", 16), ("ernie4_5", 16)])
-def test_interleaved_by_halves(model, d2):
+def test_interleaved_rope_with_half_tables_matches_transformers(model, d2):
     theirs = modeling(model).apply_rotary_pos_emb
     args = heads(2, 4, 5, 16), heads(2, 2, 5, 16, seed=1), *tables(2, 5, d2)
     same(F.apply_rotary_pos_emb_interleaved, theirs, *args)
 
 
-def test_interleaved_cohere():
+def test_interleaved_rope_matches_cohere():
     args = heads(2, 4, 5, 16), heads(2, 2, 5, 16, seed=1), *tables(1, 5, 16, interleaved=True)
     ours = lambda *args: F.rope(*args, interleaved=True)
     same(ours, modeling("cohere").apply_rotary_pos_emb, *args)
 
 
-def test_one_column_for_a_pair_gpt_oss():
+def test_rope_with_one_column_per_pair_matches_gpt_oss():
     cos, sin = (t[..., :8] for t in tables(2, 5, 16))
     ours = lambda *args: F.rope(*args, per_pair=True)
     same(ours, modeling("gpt_oss").apply_rotary_pos_emb, heads(2, 4, 5, 16), heads(2, 2, 5, 16, seed=1), cos, sin)
 
 
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
-def test_vision(dtype):
+def test_vision_rope_matches_transformers(dtype):
     theirs = modeling("qwen2_vl").apply_rotary_pos_emb_vision
     q, k = (torch.randn(7, 3, 16).to(dtype) for _ in range(2))
     cos, sin = (t[0] for t in tables(1, 7, 16))
@@ -120,7 +120,7 @@ def test_vision(dtype):
 
 
 @pytest.mark.parametrize("axes, sections", [(3, (2, 3, 3)), (2, (4, 4))])
-def test_multimodal(axes, sections):
+def test_multimodal_rope_matches_the_formula(axes, sections):
     """The formula of Qwen2-VL as its authors published it."""
 
     def theirs(q, k, cos, sin, sections, unsqueeze_dim=1):
@@ -136,7 +136,7 @@ def test_multimodal(axes, sections):
 
 
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
-def test_complex(dtype):
+def test_complex_rope_matches_transformers(dtype):
     q, k = (heads(2, h, 5, 16, dtype=dtype).transpose(1, 2) for h in (4, 2))
     for b in (1, 2):
         freqs = torch.complex(*(t[..., :8].contiguous() for t in tables(b, 5, 16)))
@@ -149,8 +149,8 @@ def test_complex(dtype):
     same(by_heads, first, q.transpose(1, 2), k.transpose(1, 2), freqs)
 
 
-def test_one_tensor():
-    """q without k, as in Gemma 3n."""
+def test_rope_without_k_matches_gemma3n():
+    """Gemma 3n calls it for q and for k separately."""
     theirs = modeling("gemma3n").apply_rotary_pos_emb
     q, (cos, sin) = heads(2, 4, 5, 16), tables(2, 5, 16)
     for x, dim, layout in ((q, 1, "bhsd"), (q.transpose(1, 2), 2, "bshd"), (q.contiguous(), 1, "bhsd")):
@@ -159,7 +159,7 @@ def test_one_tensor():
         assert none is None and got.stride() == x.stride()
 
 
-def test_frozen_keys_and_tables_that_learn():
+def test_frozen_keys_get_no_gradient_and_tables_can_learn():
     llama = modeling("llama").apply_rotary_pos_emb
     q, k = heads(1, 2, 3, 8).requires_grad_(), heads(1, 1, 3, 8)
     cos, sin = (t.requires_grad_() for t in tables(1, 3, 8))
@@ -173,23 +173,23 @@ def test_frozen_keys_and_tables_that_learn():
         torch.testing.assert_close(got, want)
 
 
-def test_empty_batch():
+def test_rope_accepts_an_empty_batch():
     q, k = torch.randn(0, 2, 3, 8, requires_grad=True), torch.randn(0, 1, 3, 8)
     got = F.apply_rotary_pos_emb(q, k, *tables(1, 3, 8))
     got[0].sum().backward()
     assert got[0].shape == q.shape == q.grad.shape and got[1].shape == k.shape
 
 
-def test_tables_wider_than_heads_do_not_widen_the_result():
+def test_tables_of_a_wider_dtype_do_not_change_the_result_dtype():
     q, k = heads(1, 2, 3, 8, dtype=torch.bfloat16), heads(1, 1, 3, 8, dtype=torch.bfloat16)
     cos, sin = tables(1, 3, 8)
     got, exact = F.apply_rotary_pos_emb(q, k, cos, sin), F.apply_rotary_pos_emb(q.double(), k.double(), cos, sin)
     for a, b in zip(got, exact, strict=True):
         assert a.dtype is torch.bfloat16
-        torch.testing.assert_close(a.double(), b, rtol=2**-8, atol=1e-6)  # rounded once
+        torch.testing.assert_close(a.double(), b, rtol=2**-8, atol=1e-6)  # our result is rounded once
 
 
-def test_compiles_without_a_break():
+def test_rope_compiles_without_graph_breaks():
     q, k = heads(2, 4, 5, 16).requires_grad_(), heads(2, 2, 5, 16).requires_grad_()
     cos, sin = tables(1, 5, 16)
     call = lambda q, k: F.apply_rotary_pos_emb(q * 2, k, cos, sin)
@@ -214,6 +214,6 @@ def test_compiles_without_a_break():
         (lambda q, k, c: F.apply_multimodal_rotary_pos_emb(q, k, c[None], c[None], [3]), "mrope_section must add up"),
     ],
 )
-def test_mistakes(call, says):
+def test_invalid_arguments_raise(call, says):
     with pytest.raises(BadArgument, match=says):
         call(torch.randn(1, 2, 3, 8), torch.randn(1, 1, 3, 8), torch.randn(1, 3, 8))

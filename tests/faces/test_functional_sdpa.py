@@ -1,4 +1,4 @@
-"""`opmux.functional.attention` against plain torch: options, layouts, gradients, errors."""
+"""`opmux.functional.attention` against plain torch: options, layouts, gradients and errors."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def plain(q, k, v, *, left=-1, right=-1, shift=0, bias=None, slopes=None, softca
     ],
     ids=lambda o: " ".join(o),
 )  # fmt: skip
-def test_results_and_gradients(options, same):
+def test_results_and_gradients_match_the_formula(options, same):
     leaves = [new(B, H, S, D), new(B, G, K, D), new(B, G, K, D + 4)]
     options, same = dict(options), dict(same)
     if "bias" in options:
@@ -64,7 +64,7 @@ def test_results_and_gradients(options, same):
 
 
 @pytest.mark.parametrize(("layout", "at"), [("bshd", (0, 2, 1, 3)), ("sbhd", (2, 0, 1, 3))])
-def test_layouts_are_views(layout, at):
+def test_results_of_each_layout_match(layout, at):
     q, k, v = new(B, H, S, D), new(B, G, K, D), new(B, G, K, D)
     want, lse = ours.attention(q, k, v, softcap=2.0, return_lse=True)
     got, same = ours.attention(
@@ -78,7 +78,7 @@ def test_layouts_are_views(layout, at):
 @pytest.mark.parametrize(
     "options", [{"causal": True}, {"causal": True, "softcap": 5.0}, {"top_left": True, "causal": True}]
 )
-def test_packed_and_padded_sequences(options):
+def test_packed_and_padded_sequences_match_separate_calls(options):
     lengths = (3, 0, S)
     cu = torch.tensor([0, 3, 3, 10], dtype=torch.int32)
     q, k, v = new(10, H, D), new(10, G, D), new(10, G, D)
@@ -95,10 +95,10 @@ def test_packed_and_padded_sequences(options):
     torch.testing.assert_close(dense, want)
 
 
-def test_dropout_is_the_same_in_the_backward():
+def test_backward_uses_the_dropout_mask_of_the_forward():
     q, k = new(1, 2, 64, 16), new(1, 2, 65, 16)
     v = torch.eye(65, dtype=torch.float64).expand(1, 2, 65, 65).clone().requires_grad_()
-    p = plain(q, k, v)  # v is the identity: o are the probabilities
+    p = plain(q, k, v)  # v is the identity, so o contains the probabilities
     made = ours.attention(q, k, v, dropout_p=0.25, generator=torch.Generator().manual_seed(1))
     keep = made != 0
     want = p / 0.75 * keep
@@ -110,10 +110,10 @@ def test_dropout_is_the_same_in_the_backward():
     torch.testing.assert_close(dv, want.mT @ g)
 
 
-def test_a_mask_is_torchs():
+def test_a_bool_mask_means_what_it_means_in_torch():
     q, k, v = new(B, H, S, D), new(B, H, K, D), new(B, H, K, D)
     mask = torch.rand(B, 1, S, K) < 0.7
-    mask[0, 0, 0] = False  # a query that sees nothing
+    mask[0, 0, 0] = False  # a fully masked query
     torch.testing.assert_close(ours.attention(q, k, v, bias=mask), F.scaled_dot_product_attention(q, k, v, mask))
 
 
@@ -128,6 +128,6 @@ def test_a_mask_is_torchs():
         ({"dropout_p": 1.5}, "dropout_p must be between 0 and 1"),
     ],
 )
-def test_errors_have_the_names_of_the_function(change, words):
+def test_errors_name_the_arguments_of_the_function(change, words):
     with pytest.raises(BadArgument, match=f"^attention: {words}"):
         ours.attention(new(B, H, S, D), new(B, G, K, D), new(B, G, K, D), **change)

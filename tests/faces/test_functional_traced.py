@@ -1,4 +1,4 @@
-"""Losses of `opmux.functional` where torch traces them, and what they allocate."""
+"""Losses of `opmux.functional` under torch.compile, fake tensors and transforms, and their memory use."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ V, H = 50, 16
 
 
 class Largest(TorchDispatchMode):
-    """The elements of the largest tensor that an op made."""
+    """Records the number of elements of the largest tensor that any op returned."""
 
     def __init__(self):
         super().__init__()
@@ -42,11 +42,11 @@ COMPILED = {
 
 
 @pytest.mark.parametrize("case", COMPILED)
-def test_fused_linear_compiled_whole(case):
+def test_fused_linear_cross_entropy_compiles_without_graph_breaks(case):
     x, w, target = drawn(torch.bfloat16)
     fn = lambda a, b, t: ours.fused_linear_cross_entropy(a, b, t, **COMPILED[case]).sum() * 2
     traced = torch.compile(fn, fullgraph=True, backend="aot_eager", dynamic=True)
-    for rows in (6, 5):  # the second has no new graph: the parts are not unrolled
+    for rows in (6, 5):  # 5 rows must not recompile: the loop over chunks is not unrolled
         leaf, own = x.detach()[:rows].clone().requires_grad_(), target[:rows].clone()
         with torch.compiler.set_stance("fail_on_recompile" if rows == 5 else "default"):
             got = traced(leaf, w, own)
@@ -56,7 +56,7 @@ def test_fused_linear_compiled_whole(case):
         torch.testing.assert_close(*grads)
 
 
-def test_cross_entropy_compiled_whole():
+def test_cross_entropy_compiles_without_graph_breaks():
     x, _, target = drawn()
     weight = torch.rand(H) + 0.1
     fn = lambda a, t: ours.cross_entropy(a, t.clamp(max=H - 1), weight, label_smoothing=0.1)
@@ -66,7 +66,7 @@ def test_cross_entropy_compiled_whole():
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_fake_tensors(reduction):
+def test_fake_tensors_give_shapes_and_dtypes(reduction):
     with FakeTensorMode():
         x, w = (torch.empty(n, H, requires_grad=True) for n in (6, V))
         target, weight = torch.zeros(6, dtype=torch.int64), torch.ones(V)
@@ -79,7 +79,7 @@ def test_fake_tensors(reduction):
             assert dx.shape == x.shape and dw.shape == w.shape
 
 
-def test_numbers_of_numpy():
+def test_options_accept_numpy_numbers():
     x, w, target = drawn()
     options = dict(label_smoothing=np.float32(0.25), z_loss=np.float64(0.5), softcap=np.float32(4))
     plain = {name: float(value) for name, value in options.items()}
@@ -87,7 +87,7 @@ def test_numbers_of_numpy():
         torch.testing.assert_close(fn(*args, **options), fn(*args, **plain))
 
 
-def test_forward_mode_and_second_derivatives():
+def test_forward_mode_and_second_derivatives_match_torch_or_raise():
     x, w, target = drawn()
     tangent = torch.randn_like(w)
     wanted = torch.func.jvp(lambda w: F.cross_entropy(x @ w.t(), target), (w,), (tangent,))
@@ -107,16 +107,17 @@ def test_forward_mode_and_second_derivatives():
             torch.autograd.grad(made, x, create_graph=True)
 
 
-def test_no_gradient_is_computed_where_none_is_recorded(monkeypatch):
+def test_no_gradient_is_computed_if_none_is_required(monkeypatch):
     x, w, target = drawn()
     monkeypatch.setattr(chunked.LinearSums, "add", lambda *_: pytest.fail("a gradient was computed"))
     with torch.no_grad():
         assert ours.fused_linear_cross_entropy(x, w, target).isfinite()
 
 
-def test_logits_are_never_whole(monkeypatch):
+def test_fused_losses_never_allocate_all_logits(monkeypatch):
     monkeypatch.setattr(chunked, "CHUNK", 4 * V * 4)
-    for name in ("_linear_cross_entropy", "_linear_cross_entropy_bwd"):  # a mode does not see inside a custom op
+    # a dispatch mode does not see the ops inside a custom op
+    for name in ("_linear_cross_entropy", "_linear_cross_entropy_bwd"):
         monkeypatch.setattr(losses, name, getattr(losses, name)._init_fn)
     x, w = torch.randn(64, 3, requires_grad=True), torch.randn(V, 3, requires_grad=True)
     target = torch.randint(V, (64,))

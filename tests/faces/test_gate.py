@@ -1,4 +1,4 @@
-"""The C++ entry of overrides, on the CPU's dispatch key with overrides that say that they were called."""
+"""The C++ entry of overrides, registered under the CPU's dispatch key with overrides that record their calls."""
 
 import logging
 import warnings
@@ -14,7 +14,7 @@ from opmux.faces.aten.schema import Shape
 
 FREQUENT = ("add.Tensor", "mul.Tensor", "exp", "add_.Tensor", "sum.dim_IntList", "native_layer_norm", "cat",
             "_foreach_neg_", "_foreach_div.List")  # fmt: skip
-OTHERS = ("exp.out", "arange", "_native_batch_norm_legit.no_stats")  # of these signatures gate.cpp has no typed entry
+OTHERS = ("exp.out", "arange", "_native_batch_norm_legit.no_stats")  # gate.cpp has no typed entry for these signatures
 MORE = ("gelu", "_softmax", "copy_", "mm", "addmm", "where.self", "clone", "embedding", "_to_copy", "native_dropout",
         "native_group_norm", "clamp", "_foreach_lerp_.Scalar", "_foreach_addcmul_.Scalar", "_foreach_sqrt",
         "_foreach_addcdiv_.ScalarList", "_foreach_norm.Scalar", "_foreach_copy_", "_foreach_div_.ScalarList",
@@ -30,7 +30,7 @@ def library():
 
 @pytest.fixture
 def called(library):
-    """The names of the overrides that were called; each runs ATen's kernel, saved before."""
+    """The names of the overrides that were called; each override runs ATen's saved kernel."""
     calls, gates = [], []
     lib = torch.library.Library("aten", "IMPL")
 
@@ -61,7 +61,7 @@ def called(library):
 
 
 def program():
-    """Each overload once: with a number in a tensor's place, undefined tensors, lists, none, and a given result."""
+    """Call each overload once: with a number for a tensor, undefined tensors, lists, None, and a given `out`."""
     x = torch.linspace(-1, 1, 24).view(4, 6)
     made = [x + x, x * 2, 2 * x, torch.exp(x), x.clone().add_(x, alpha=3), x.sum(1), torch.cat([x, x]), torch.arange(5)]
     made += torch.native_layer_norm(x, (6,), None, None, 1e-5)
@@ -71,7 +71,7 @@ def program():
     return [*made, *many, *torch._foreach_div(many, many), torch.exp(x, out=torch.empty(4, 6))]
 
 
-def test_calls_that_are_off_run_atens_kernels_and_those_that_are_on_the_override(called):
+def test_selected_ops_call_the_override_and_other_ops_call_atens_kernel(called):
     wanted = program()
     assert called == []
     gate.select(frozenset((*FREQUENT, *OTHERS)), None)
@@ -89,7 +89,7 @@ def test_calls_that_are_off_run_atens_kernels_and_those_that_are_on_the_override
     [({torch.float32: 24}, True), ({torch.float32: 25}, False), ({torch.float32: gate.NEVER}, False),
      ({torch.bfloat16: 0}, False), ({torch.float32: 0}, True), ({}, False)],
 )  # fmt: skip
-def test_the_first_tensors_dtype_and_size_decide(called, limits, ours):
+def test_dtype_and_size_of_the_first_tensor_select_the_override(called, limits, ours):
     names = frozenset((*FREQUENT, *OTHERS)) - {"arange"}
     gate.select(names, lambda name, device: (limits, limits, False))
     gate.forget()
@@ -97,7 +97,7 @@ def test_the_first_tensors_dtype_and_size_decide(called, limits, ours):
     assert set(called) == (names if ours else set())
 
 
-def test_a_call_without_tensors_is_ours_if_any_is(called):
+def test_a_call_without_tensors_calls_the_override_if_any_size_does(called):
     gate.select(frozenset({"arange"}), lambda name, device: (*({torch.bfloat16: 1 << 20},) * 2, False))
     torch.arange(3)
     gate.select(frozenset({"arange"}), lambda name, device: (*({torch.bfloat16: gate.NEVER},) * 2, False))
@@ -105,7 +105,7 @@ def test_a_call_without_tensors_is_ours_if_any_is(called):
     assert called == ["arange"]
 
 
-def test_a_thread_that_runs_a_reference_gets_atens_kernels(called):
+def test_a_thread_that_runs_a_reference_calls_atens_kernels(called):
     gate.select(frozenset({"exp"}), None)
     gate.inside(1)
     try:
@@ -117,7 +117,7 @@ def test_a_thread_that_runs_a_reference_gets_atens_kernels(called):
     assert called == ["exp"]
 
 
-def test_removed_gates_leave_nothing(library):
+def test_removing_gates_restores_atens_registrations(library):
     dump = lambda: [torch._C._dispatch_dump(f"aten::{n}") for n in FREQUENT]
     before = dump()
     for _ in range(3):
@@ -130,8 +130,8 @@ def test_removed_gates_leave_nothing(library):
         assert dump() == before
 
 
-def test_frequent_signatures_need_no_stack(library):
-    """The typed entry is found by the words of the schema: a change of torch's would otherwise go unnoticed."""
+def test_frequent_signatures_have_a_typed_entry(library):
+    """The typed entry is found by the schema's text: if torch changes it, nothing else would fail."""
     for names, kind in ((FREQUENT, 2), (MORE, 2), (OTHERS, 1)):
         for name in names:
             made = gate.make("cpu", Shape(name), "CPU")
@@ -139,8 +139,8 @@ def test_frequent_signatures_need_no_stack(library):
             made.remove()
 
 
-def test_overloads_that_may_be_launched_need_no_stack(library):
-    """Those are launched whose entry is typed; `RARE` names the others, for auto mode to know."""
+def test_overloads_that_cpp_can_launch_have_a_typed_entry(library):
+    """Only overloads with a typed entry are launched from C++; `RARE` lists the others for auto mode."""
     stacked = set()
     for name, overload in table().items():
         shape = overload.shape
@@ -153,12 +153,12 @@ def test_overloads_that_may_be_launched_need_no_stack(library):
     assert stacked == gate.RARE
 
 
-def test_an_overload_that_does_not_exist_is_an_error_with_its_name(library):
+def test_an_unknown_overload_raises_with_its_name(library):
     with pytest.raises(RuntimeError, match="no_such_op"):
         gate.Gate("cpu", Shape("no_such_op"), "CPU")
 
 
-def test_it_can_be_turned_off_and_a_failed_build_is_one_line(monkeypatch, caplog):
+def test_cpp_can_be_disabled_and_a_failed_build_logs_one_line(monkeypatch, caplog):
     monkeypatch.setattr(native_library._State, "library", None)
     monkeypatch.setattr(native_library._State, "tried", False)
     monkeypatch.setenv("OPMUX_CPP", "0")

@@ -1,4 +1,6 @@
-"""Launches from C++, with a driver in Python on the CPU's dispatch key: kernels that add two tensors, or a number."""
+"""Launches from C++ under the CPU's dispatch key: the driver is written in Python, the kernels add two tensors or a
+number.
+"""
 
 import ctypes
 import io
@@ -35,23 +37,23 @@ def floats(address, n):
 
 
 class World:
-    """Overrides that launch kernels of their own, and the driver that C++ launches them by."""
+    """Overrides that launch fake kernels, and the driver through which C++ launches them."""
 
     def __init__(self):
         self.from_python, self.from_cpp = [], []
-        self.status = 0  # what the driver returns, after launches that it does
+        self.status = 0  # the driver returns this status once it has done `does` launches
         self.does = 0
-        self.extra = None  # what an override does besides, with its first tensor
+        self.extra = None  # additional work of an override, called with its first tensor
         self.names = list(FUNCTION)
 
     def kernel(self, name, x, other, y, n, scale):
-        """What the kernel of an override computes: y = x + scale * other."""
+        """The computation of an override's kernel: y = x + scale * other."""
         a = floats(x, n)
         b = floats(other, n) if other else [0.0] * n
         floats(y, n)[:] = [p + scale * q for p, q in zip(a, b, strict=True)]
 
     def launch(self, name, x, other, y, scale):
-        """As `Launcher.__call__` of kernels/lib/launch.py."""
+        """Does what `Launcher.__call__` of kernels/lib/launch.py does."""
         self.from_python.append(name)
         self.kernel(name, x.data_ptr(), other.data_ptr() if other is not None else 0, y.data_ptr(), x.numel(), scale)
         signature = {"x_ptr": "*fp32", "o_ptr": "*fp32" if other is not None else "constexpr", "y_ptr": "*fp32",
@@ -70,7 +72,7 @@ class World:
         def new(x, other=None, *rest, alpha=1, **_):
             if self.extra is not None:
                 self.extra(x)
-            x = x[0] if isinstance(x, list) else x  # of cat
+            x = x[0] if isinstance(x, list) else x  # for cat
             second = other if isinstance(other, torch.Tensor) else None
             scale = float(alpha) if second is not None else float(other) if isinstance(other, (int, float)) else 1.0
             y = x if name.startswith("add_") else torch.empty_strided(x.shape, x.stride())
@@ -90,7 +92,7 @@ class World:
         pointers = 3 if function > 100 else 2
         at = [word(i, ctypes.c_uint64) for i in range(pointers)]
         n, scale = word(pointers, ctypes.c_int32), word(pointers + 1, ctypes.c_double)
-        assert not word(pointers + 2, ctypes.c_uint64) and not word(pointers + 3, ctypes.c_uint64)  # scratch memories
+        assert not word(pointers + 2, ctypes.c_uint64) and not word(pointers + 3, ctypes.c_uint64)  # scratch memory
         self.kernel(name, at[0], at[1] if pointers == 3 else 0, at[-1], n, scale)
         return 0
 
@@ -121,7 +123,7 @@ def overridden(made):
 
 
 def often(world, call, times=CALLS_TO_RECORD):
-    """Call it so often that it is recorded, and once more."""
+    """Call until the call is recorded, then once more."""
     for _ in range(times):
         call()
     assert not world.from_cpp
@@ -144,15 +146,15 @@ def test_calls_with_one_key_are_launched_from_cpp(world):
 @pytest.mark.parametrize(
     "other",
     [
-        lambda x, y: torch.add(x[:2], y[:2], alpha=2),  # a shape
-        lambda x, y: torch.add(x, y, alpha=3),  # a number
+        lambda x, y: torch.add(x[:2], y[:2], alpha=2),  # another shape
+        lambda x, y: torch.add(x, y, alpha=3),  # another number
         lambda x, y: torch.add(x, x, alpha=2),  # one tensor twice
         lambda x, y: torch.add(
             torch.rand(40).view(-1)[3:35].view(4, 8), y, alpha=2
-        ),  # a pointer that is no multiple of 16
+        ),  # a pointer that is not a multiple of 16
     ],
 )
-def test_a_call_with_another_key_goes_to_python(world, other):
+def test_a_call_with_another_key_runs_in_python(world, other):
     x, y = torch.rand(4, 8), torch.rand(4, 8)
     often(world, lambda: torch.add(x, y, alpha=2))
     world.from_python.clear()
@@ -161,8 +163,8 @@ def test_a_call_with_another_key_goes_to_python(world, other):
     assert world.from_python == ["add.Tensor"] and not world.from_cpp
 
 
-def test_the_gate_forgets_with_the_functions(world):
-    """They are one library: one `clear` voids the records of both."""
+def test_clearing_launch_records_also_clears_the_gates(world):
+    """Both are in one library: one `clear` invalidates the records of both."""
     x, y = torch.rand(4, 8), torch.rand(4, 8)
     often(world, lambda: torch.add(x, y, alpha=2))
     world.from_python.clear()
@@ -173,17 +175,17 @@ def test_the_gate_forgets_with_the_functions(world):
     assert world.from_python == ["add.Tensor"]
 
 
-def test_numbers_that_stand_for_tensors_are_part_of_the_key(world):
+def test_numbers_in_place_of_tensors_are_part_of_the_key(world):
     x = torch.rand(4, 8)
     often(world, lambda: x + 2.5)
-    assert torch.allclose(x + 2.5, x)  # the kernel here adds nothing without a second tensor
+    assert torch.allclose(x + 2.5, x)  # without a second tensor the fake kernel adds nothing
     assert len(world.from_cpp) == 2
     x + 3.5
     x + 2
     assert len(world.from_cpp) == 2
 
 
-def test_calls_that_differ_in_the_last_number_alone_are_all_kept(world):
+def test_calls_that_differ_only_in_the_last_number_are_all_kept(world):
     x, y = torch.rand(4, 8), torch.rand(4, 8)
     for _ in range(2):
         for alpha in (0.5, 2.0, 3.0, 4.0, -1.5, 0.044715):
@@ -192,8 +194,8 @@ def test_calls_that_differ_in_the_last_number_alone_are_all_kept(world):
     assert len(world.from_python) == len(world.from_cpp) == 6 * CALLS_TO_RECORD
 
 
-def test_many_calls_do_not_drive_each_other_out(world):
-    """As in a model: sums of two shapes that fell on one place cost two calls of Python in each step."""
+def test_many_calls_do_not_evict_each_other(world):
+    """In a model, sums of two shapes with the same hash slot cost two Python calls in each step."""
     tensors = [torch.ones(n) for n in range(1, 101)]
     for x in tensors:
         for _ in range(CALLS_TO_RECORD + 1):
@@ -206,8 +208,8 @@ def test_many_calls_do_not_drive_each_other_out(world):
 
 
 @pytest.mark.slow
-def test_a_long_run_goes_on_recording_and_frees_what_it_replaces(world):
-    """The table of an op stopped recording for good after 4,096 calls, whatever had become of those."""
+def test_a_long_run_keeps_recording_and_frees_replaced_records(world):
+    """An op's table once stopped recording for good after 4,096 calls, even if they never came again."""
     x, known, most = torch.ones(1), launching.live_records(), 0
     for n in range(5000):
         for _ in range(CALLS_TO_RECORD):
@@ -218,8 +220,8 @@ def test_a_long_run_goes_on_recording_and_frees_what_it_replaces(world):
     assert len(world.from_cpp) == 1
 
 
-def test_threads_read_while_records_are_replaced(world):
-    """More calls than there is room for, in several threads at once: none gets another's launch."""
+def test_threads_launch_their_own_records_while_records_are_replaced(world):
+    """Several threads make more calls than the table holds: none may get another's launch."""
     x, problems = torch.ones(8), []
 
     def work(me):
@@ -238,7 +240,7 @@ def test_threads_read_while_records_are_replaced(world):
 
 
 def test_a_call_whose_second_launch_fails_is_not_run_again(world):
-    """Its first launch has changed the tensor: the whole call once more would change it twice."""
+    """Its first launch has changed the tensor; running the whole call again would change it twice."""
     x, other = torch.ones(4), torch.ones(4)
     world.extra = lambda t: world.launch("add_.Tensor", t, other, t, 1.0)
     for _ in range(CALLS_TO_RECORD):
@@ -252,7 +254,7 @@ def test_a_call_whose_second_launch_fails_is_not_run_again(world):
     assert not world.from_python and x[0] == 4 + 2 * CALLS_TO_RECORD
 
 
-def test_calls_that_never_come_back_leave_room_for_others(world):
+def test_calls_that_never_repeat_leave_room_for_others(world):
     x = torch.ones(1)
     for n in range(3000):
         torch.add(x, x, alpha=n + 0.5)
@@ -265,12 +267,13 @@ def test_calls_that_never_come_back_leave_room_for_others(world):
     assert len(world.from_python) == known
 
 
-LIMITS = {torch.float32: 16}, {torch.float32: 1024}  # of calls that C++ launches, and of those that Python runs
+# smallest sizes for calls that C++ launches, and for calls that run in Python
+LIMITS = {torch.float32: 16}, {torch.float32: 1024}
 
 
 @pytest.fixture
 def auto(world):
-    """As in auto mode, where Python may take as long as it likes."""
+    """As in auto mode, with no limit on the time spent in Python."""
     gate.select(frozenset(world.names), lambda name, device: (*LIMITS, True))
     gate.allow(1.0, 1e9)
     yield world
@@ -278,8 +281,8 @@ def auto(world):
 
 
 @pytest.mark.parametrize("size, way", [(2048, "python"), (512, "torch"), (8, "torch")])
-def test_a_call_that_cannot_be_launched_is_ours_where_python_gains(world, size, way):
-    """And one that was seen too seldom."""
+def test_a_call_that_cannot_be_launched_is_ours_if_python_is_fast_enough(world, size, way):
+    """Also a call that has not been recorded yet."""
     gate.select(frozenset(world.names), lambda name, device: (*LIMITS, False))
     x = torch.rand(size)
     torch.exp(x)
@@ -288,11 +291,11 @@ def test_a_call_that_cannot_be_launched_is_ours_where_python_gains(world, size, 
     for _ in range(3 * CALLS_TO_RECORD):
         torch.exp(x)
     assert not world.from_cpp
-    # two calls are recorded, as they may turn out to be a single launch
+    # two calls are recorded, in case they consist of a single launch
     assert len(world.from_python) == (1 + 3 * CALLS_TO_RECORD if way == "python" else 2 * (size > 16))
 
 
-def test_a_small_call_is_launched_once_it_is_known(world):
+def test_a_small_call_is_launched_from_cpp_once_it_is_recorded(world):
     gate.select(frozenset(world.names), lambda name, device: (*LIMITS, False))
     x = torch.rand(64)
     for _ in range(CALLS_TO_RECORD + 3):
@@ -304,18 +307,18 @@ def test_a_small_call_is_launched_once_it_is_known(world):
 def test_auto_mode_runs_torchs_kernel_until_a_call_is_recorded(auto, size):
     x = torch.rand(size)
     natively = x.double().exp().float()
-    for n in range(CALLS_TO_RECORD + 3):  # ours computes another function: x + 0
+    for n in range(CALLS_TO_RECORD + 3):  # the fake kernel computes another function, x + 0
         torch.testing.assert_close(torch.exp(x), natively if n < CALLS_TO_RECORD - 1 else x)
     assert auto.from_python.count("exp") == 1 and sum(name == "exp" for name, *_ in auto.from_cpp) == 3
 
 
-def test_auto_mode_never_enters_python_for_shapes_that_do_not_come_back(auto):
+def test_auto_mode_never_enters_python_for_shapes_that_do_not_repeat(auto):
     for n in range(16, 4016):
         torch.exp(torch.rand(n))
     assert not auto.from_python and not auto.from_cpp
 
 
-def test_auto_mode_keeps_a_planned_call_in_python_where_that_gains(auto):
+def test_auto_mode_runs_a_call_in_python_if_that_is_faster_than_torch(auto):
     """C++ cannot launch a call that does more than launch kernels: Python runs it from the sixth call on."""
     auto.extra = lambda x: x.sin()
     small, large = torch.rand(64), torch.rand(2048)
@@ -327,11 +330,11 @@ def test_auto_mode_keeps_a_planned_call_in_python_where_that_gains(auto):
     assert len(auto.from_python) == 10
     for _ in range(2 * CALLS_TO_RECORD):
         torch.exp(small)
-    assert len(auto.from_python) == 12  # two attempts to record it, as Python is no gain
+    assert len(auto.from_python) == 12  # two attempts to record the small call, for which Python is too slow
 
 
-def test_auto_mode_records_within_the_time_that_it_may_spend(auto):
-    """One recording that takes longer than that uses up what was saved; the next ones wait."""
+def test_auto_mode_limits_the_time_spent_on_recording(auto):
+    """One recording that takes too long uses up the saved time; the next ones wait."""
     gate.allow(0.02, 0.001)
     auto.extra = lambda x: time.sleep(0.01)
     for n in range(20):
@@ -351,11 +354,12 @@ SET_ATTRIBUTE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ct
 CAPTURING = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int))
 
 
-HEAD = 7  # words of a request before those of the key: overload, epoch, hash, pattern, which are sizes, their number
+# words of a request before the key: overload, epoch, hash, pattern, two masks of the words that are sizes, key length
+HEAD = 7
 
 
 class FakePlanner:
-    """Stands in for tools/planning.py: answers the requests of the gate with the test's own kernels."""
+    """Replaces tools/planning.py: answers the gate's requests with the test's own kernels."""
 
     def __init__(self, world, file):
         self.world, self.file, self.requests, self.loaded, self.wide = world, file, [], [], []
@@ -394,7 +398,7 @@ class FakePlanner:
         return self.requests[-1]
 
     def answer(self, *request, shape=(4, 8), kernel=0):
-        """One launch of exp: its argument and its result, their elements, and 1.0."""
+        """Answer with one launch of exp: its input and result, the number of elements, and 1.0."""
         self.send_kernel(kernel)
         self.send(2, *request[:3], *self.launch(request, shape, kernel))
         self.send(6)
@@ -405,7 +409,7 @@ class FakePlanner:
         self.send(1, kernel, 64 * 1024, len(b"exp_kernel"), *pad(b"exp_kernel"), len(path), *pad(path))
 
     def launch(self, request, shape, kernel=0):
-        """The words of an answer: the key of the request, then one launch of exp."""
+        """The words of an answer: the request's key, then one launch of exp."""
         n = shape[0] * shape[1]
         params = (0, 0, 0), (1, 0, 0), (3, 0, n), (3, 0, struct.unpack("<Q", struct.pack("<d", 1.0))[0])
         result = 6, 2, *shape, shape[1], 1
@@ -413,7 +417,7 @@ class FakePlanner:
         return *request[HEAD - 1 :], 1, *result, 0, 1, *launch
 
     def answer_class(self, request, at, low, high, step, formulas):
-        """Calls of exp on [v, 8], where v is the word `at` of the key."""
+        """Answer with a class: calls of exp on [v, 8], where v is word `at` of the key."""
         answer = self.launch(request, (request[HEAD - 1 + at], 8))
         numbers = (word for one in formulas for word in one)
         self.send_kernel(0)
@@ -440,25 +444,25 @@ def until(condition):
     raise AssertionError("not within 10 s")
 
 
-def test_the_planner_gets_a_request_at_the_second_call_and_its_record_is_launched(planned):
+def test_the_second_call_requests_a_plan_and_the_third_launches_its_record(planned):
     x = torch.rand(4, 8)
     natively = x.double().exp().float()
     torch.testing.assert_close(torch.exp(x), natively)
     torch.testing.assert_close(torch.exp(x), natively)
     request = planned.read()
-    assert request[HEAD - 1] == len(request) - HEAD  # the words of the key
+    assert request[HEAD - 1] == len(request) - HEAD  # length of the key in words
     before = launching.live_records()
     planned.answer(*request)
     until(lambda: launching.live_records() > before)
     for _ in range(3):
         z = torch.rand(4, 8)
-        assert torch.equal(torch.exp(z), z)  # the kernel here copies
-    assert planned.loaded == [b"ELF!"] and planned.wide == [(FUNCTION["exp"], 8, 64 * 1024)]  # once
+        assert torch.equal(torch.exp(z), z)  # the fake kernel copies
+    assert planned.loaded == [b"ELF!"] and planned.wide == [(FUNCTION["exp"], 8, 64 * 1024)]  # loaded once
     assert not planned.world.from_python and len(planned.requests) == 1
 
 
 def test_a_program_does_not_wait_for_the_planner(planned):
-    """It answers nothing here, and no message fits after some hundred."""
+    """The planner answers nothing here, and after some hundred requests the connection is full."""
     for n in range(16, 3000):
         x = torch.rand(n)
         torch.exp(x)
@@ -466,7 +470,7 @@ def test_a_program_does_not_wait_for_the_planner(planned):
     assert not planned.world.from_python and not planned.world.from_cpp
 
 
-def test_a_kernel_is_not_loaded_while_a_graph_is_captured(planned):
+def test_no_kernel_is_loaded_during_a_graph_capture(planned):
     x = torch.rand(4, 8)
     torch.exp(x), torch.exp(x)
     planned.capturing, before = 1, launching.live_records()
@@ -478,8 +482,8 @@ def test_a_kernel_is_not_loaded_while_a_graph_is_captured(planned):
 
 
 @pytest.mark.parametrize("size", [32, 2048])
-def test_what_the_planner_refuses_is_torchs(planned, size):
-    """Also where Python would gain: to enter it for the first time takes seconds of imports."""
+def test_calls_that_the_planner_refuses_are_left_to_torch(planned, size):
+    """Also where Python would be faster than torch: its first call imports modules for seconds."""
     x = torch.rand(size)
     torch.exp(x), torch.exp(x)
     slot, epoch, hashed, *_ = planned.read()
@@ -492,11 +496,11 @@ def test_what_the_planner_refuses_is_torchs(planned, size):
     assert not planned.world.from_python and not planned.world.from_cpp
     planned.theirs.settimeout(0.01)
     with pytest.raises(TimeoutError):
-        planned.read()  # it is not requested again
+        planned.read()  # the call is not requested again
 
 
 @pytest.mark.parametrize("words", [(2, 10**9, 1, 1), (2,), (7, 1), (1, 0, 0, 3)], ids=str)
-def test_a_message_that_makes_no_sense_changes_nothing(planned, words):
+def test_a_malformed_message_changes_nothing(planned, words):
     x = torch.rand(4, 8)
     torch.exp(x), torch.exp(x)
     request = planned.read()
@@ -507,8 +511,8 @@ def test_a_message_that_makes_no_sense_changes_nothing(planned, words):
     assert torch.equal(torch.exp(x), x)
 
 
-def test_an_answer_may_come_for_a_gate_that_was_never_called(planned):
-    """After `disable()` and `enable()` a new gate has the number of the one that sent the request."""
+def test_an_answer_may_arrive_for_a_gate_that_was_never_called(planned):
+    """After `disable()` and `enable()`, a new gate has the number of the gate that sent the request."""
     x = torch.rand(4, 8)
     torch.exp(x), torch.exp(x)
     request = planned.read()
@@ -521,7 +525,7 @@ def test_an_answer_may_come_for_a_gate_that_was_never_called(planned):
     torch.testing.assert_close(torch.clamp(x, 0.2, 0.8), x.double().clamp(0.2, 0.8).float())
 
 
-def test_what_was_planned_is_forgotten(planned, monkeypatch):
+def test_clear_invalidates_planned_records(planned, monkeypatch):
     monkeypatch.setattr(launching._State, "planned", True)
     x = torch.rand(4, 8)
     torch.exp(x), torch.exp(x)
@@ -533,7 +537,7 @@ def test_what_was_planned_is_forgotten(planned, monkeypatch):
     torch.testing.assert_close(torch.exp(x), x.double().exp().float())
 
 
-def test_calls_are_recorded_here_when_the_planner_has_ended(planned):
+def test_calls_are_recorded_in_process_after_the_planner_has_ended(planned):
     planned.theirs.close()
     x = torch.rand(4, 8)
     until(lambda: not native_library.loaded().gate_planned())
@@ -542,7 +546,7 @@ def test_calls_are_recorded_here_when_the_planner_has_ended(planned):
     assert planned.world.from_python == ["exp"] and len(planned.world.from_cpp) == 1
 
 
-def test_a_planner_that_is_replaced_leaves_no_descriptor_open(world):
+def test_replacing_a_planner_leaves_no_descriptor_open(world):
     descriptors = lambda: len(list(Path("/proc/self/fd").iterdir()))
     before = descriptors()
     for _ in range(5):
@@ -559,7 +563,7 @@ def test_a_planner_that_is_replaced_leaves_no_descriptor_open(world):
 
 
 def test_a_forked_child_has_no_planner(planned):
-    """It would take answers that are the parent's, and keep the connection open."""
+    """The child would read answers for the parent, and keep the connection open."""
     x = torch.rand(4, 8)
     torch.exp(x), torch.exp(x)
     assert gate.waiting() == 1
@@ -574,31 +578,33 @@ def test_a_forked_child_has_no_planner(planned):
 
 
 def new_sizes(planned, *rows):
-    """Call exp on [n, 8] for each n; whether each was torch's."""
+    """Call exp on [n, 8] for each n; returns for each whether torch's kernel ran."""
     found = []
     for n in rows:
         x = torch.rand(n, 8)
         y = torch.exp(x)
-        found.append(not torch.equal(y, x))  # the kernel here copies
-        expected = [math.exp(a) if found[-1] else a for a in x.flatten().tolist()]  # without ops that are requested
+        found.append(not torch.equal(y, x))  # the fake kernel copies
+        # computed with math: a call of torch would be requested too
+        expected = [math.exp(a) if found[-1] else a for a in x.flatten().tolist()]
         assert y.flatten().tolist() == pytest.approx(expected, rel=1e-5)
     return found
 
 
 def classified(planned, low=4, high=64, step=1, new=(100, 101, 102, 103)):
-    """Have the planner answer the last of these with a class for [v, 8]."""
+    """Call exp with new sizes and let the planner answer the last request with a class for [v, 8]."""
     new_sizes(planned, *new)
     request = planned.read()
-    at, count = 4, request[HEAD - 1]  # positions in the answer: word 0 is the length of the key
+    at, count = 4, request[HEAD - 1]  # positions in the answer, where word 0 is the length of the key
     assert request[HEAD + 3 :] == (request[HEAD + at - 1], 8, 8, 1)  # sizes and strides
     plain = lambda at, factor: (at, 1, factor, 1, 1, 0)
-    result, param = count + 4, count + 24  # its first size, and the kernel's parameter that is the number of elements
+    # the result's first size, and the kernel's parameter for the number of elements
+    result, param = count + 4, count + 24
     planned.answer_class(request, at, low, high, step, [plain(result, 1), plain(param, 8)])
     until(lambda: not gate.waiting())
     return request
 
 
-def test_calls_that_differ_in_sizes_are_requested_at_their_first_call(planned):
+def test_new_sizes_of_a_known_pattern_are_requested_at_their_first_call(planned):
     new_sizes(planned, 10, 11, 12)
     planned.theirs.settimeout(0.05)
     with pytest.raises(TimeoutError):
@@ -615,20 +621,20 @@ def test_calls_that_differ_in_sizes_are_requested_at_their_first_call(planned):
         planned.read()
 
 
-def test_a_size_class_launches_sizes_that_never_came(planned):
+def test_a_size_class_launches_sizes_that_were_never_planned(planned):
     classified(planned, 4, 64, 4)
     assert new_sizes(planned, 4, 64, 32, 5, 68, 0, 8) == [False, False, False, True, True, False, False]
     launched = len(planned.world.from_cpp)
     assert new_sizes(planned, 32, 32) == [False, False] and len(planned.world.from_cpp) == launched + 2
-    assert not torch.equal(torch.exp(x := torch.rand(32, 9)), x)  # the other size is another one
-    assert not torch.equal(torch.exp(x := torch.rand(8, 32).T), x)  # and so are the strides
+    assert not torch.equal(torch.exp(x := torch.rand(32, 9)), x)  # the class requires the other size to be equal
+    assert not torch.equal(torch.exp(x := torch.rand(8, 32).T), x)  # and the strides
     assert not planned.world.from_python
 
 
 @pytest.mark.parametrize(
     "formula", [(2, 3, 64, 5, 2), (1, 9, 64, 1, 0), (0, 0, 1, 1, 7), (1, 8, 1, 1, -5 % 2**64)], ids=str
 )
-def test_formulas_are_evaluated_as_the_planner_does(planned, formula):
+def test_formulas_have_the_same_value_in_cpp_and_in_the_planner(planned, formula):
     new_sizes(planned, 100, 101, 102, 103)
     request = planned.read()
     count, grid = request[HEAD - 1], request[HEAD - 1] + 11
@@ -642,7 +648,7 @@ def test_formulas_are_evaluated_as_the_planner_does(planned, formula):
         assert planned.world.from_cpp[-1][1] == (ours.at(v), 1, 1)
 
 
-def test_a_size_class_is_forgotten_with_what_was_planned(planned, monkeypatch):
+def test_clear_invalidates_size_classes(planned, monkeypatch):
     monkeypatch.setattr(launching._State, "planned", True)
     classified(planned)
     assert new_sizes(planned, 20) == [False]
@@ -650,7 +656,7 @@ def test_a_size_class_is_forgotten_with_what_was_planned(planned, monkeypatch):
     assert new_sizes(planned, 20, 21) == [True, True]
 
 
-def test_a_size_that_was_torchs_before_its_class_came_is_launched_after(planned):
+def test_a_class_also_launches_sizes_that_torch_ran_before_it_came(planned):
     classified(planned, new=(20, 100, 101, 102))
     assert new_sizes(planned, 20) == [False]
 
@@ -666,7 +672,7 @@ def test_a_refused_pattern_is_not_requested_again(planned):
     planned.theirs.settimeout(0.05)
     with pytest.raises(TimeoutError):
         planned.read()
-    new_sizes(planned, 40)  # the second call with a key is still sent to the planner
+    new_sizes(planned, 40)  # the second call with a key is still requested
     planned.read()
 
 
@@ -674,7 +680,7 @@ def test_a_refused_pattern_is_not_requested_again(planned):
     "words", [(), (0, 0, 0, 0), (1, 4, 64, 0, 0), (9999, 4, 64, 1, 0), (1, 4, 64, 1, 1, 9999, 1, 1, 1, 1, 0),
               (1, 4, 64, 1, 1, 3, 1, 1, 0, 1, 0), (1, 4, 64, 1, 5)], ids=str,
 )  # fmt: skip
-def test_a_class_that_makes_no_sense_changes_nothing(planned, words):
+def test_a_malformed_class_changes_nothing(planned, words):
     new_sizes(planned, 10, 11, 12, 13)
     request = planned.read()
     planned.send_kernel(0)
@@ -685,7 +691,7 @@ def test_a_class_that_makes_no_sense_changes_nothing(planned, words):
     assert new_sizes(planned, 14, 20) == [True, True]
 
 
-def test_threads_call_new_sizes_while_classes_come(planned):
+def test_threads_may_call_new_sizes_while_classes_arrive(planned):
     request = classified(planned, 1000, 1001)
     errors = []
 
@@ -709,20 +715,20 @@ def test_threads_call_new_sizes_while_classes_come(planned):
     assert not errors and new_sizes(planned, 63) == [False]
 
 
-def test_how_far_a_pointer_is_from_a_multiple_of_16_is_part_of_the_key(world):
-    """Triton compiles one kernel for multiples and another for the rest."""
+def test_pointer_offset_from_16_bytes_is_part_of_the_key(world):
+    """Triton compiles one kernel for multiples of 16 and another for the rest."""
     memory = torch.rand(41)
     often(world, lambda: torch.exp(memory[:32]))
     assert len(world.from_cpp) == 1
     for _ in range(CALLS_TO_RECORD):
         torch.exp(memory[1:33])
     assert len(world.from_cpp) == 1
-    assert torch.equal(torch.exp(memory[1:33]), memory[1:33])  # the kernel here copies
-    torch.exp(memory[5:37])  # as far
+    assert torch.equal(torch.exp(memory[1:33]), memory[1:33])  # the fake kernel copies
+    torch.exp(memory[5:37])  # the same offset
     assert len(world.from_cpp) == 3
 
 
-def test_in_place(world):
+def test_in_place_ops_are_launched_unless_arguments_overlap(world):
     x, y = torch.ones(4, 8), torch.ones(4, 8)
     same = x.add_(y)
     often(world, lambda: x.add_(y), CALLS_TO_RECORD - 1)
@@ -731,11 +737,11 @@ def test_in_place(world):
     assert z.add_(y) is z and same is x
     assert torch.equal(z, y) and len(world.from_cpp) == 2
     both = torch.zeros(5, 8)
-    both[:4].add_(both[1:])  # they overlap: Python decides
+    both[:4].add_(both[1:])  # overlapping arguments run in Python
     assert len(world.from_cpp) == 2
 
 
-def test_a_gradient_and_a_view_make_no_difference_below_autograd(world):
+def test_tensors_that_require_grad_are_launched_from_cpp(world):
     x, y = torch.rand(4, 8).requires_grad_(), torch.rand(4, 8)
     often(world, lambda: torch.add(x, y))
     z = torch.add(x, y)
@@ -745,7 +751,7 @@ def test_a_gradient_and_a_view_make_no_difference_below_autograd(world):
 @pytest.mark.parametrize(
     "extra", [lambda x: x.sin(), lambda x: x.mul(2), lambda x: torch.zeros(3)], ids=["sin", "mul", "zeros"]
 )
-def test_an_override_that_does_more_than_launch_stays_in_python(world, extra):
+def test_an_override_that_does_more_than_launch_runs_in_python(world, extra):
     world.extra = extra
     x = torch.rand(4, 8)
     for _ in range(3 * CALLS_TO_RECORD):
@@ -753,21 +759,21 @@ def test_an_override_that_does_more_than_launch_stays_in_python(world, extra):
     assert not world.from_cpp and len(world.from_python) == 3 * CALLS_TO_RECORD
 
 
-def test_a_call_that_was_recorded_while_it_was_planned_is_recorded_again(world):
+def test_a_call_that_did_more_while_it_was_recorded_is_recorded_again(world):
     x, seen = torch.rand(4, 8), []
     world.extra = lambda x: seen.append(x) or (x * 2 if len(seen) == CALLS_TO_RECORD else None)
     often(world, lambda: torch.add(x, x), 2 * CALLS_TO_RECORD)
     assert len(world.from_cpp) == 1 and len(world.from_python) == 2 * CALLS_TO_RECORD
 
 
-def test_views_and_allocations_are_no_work(world):
+def test_views_and_allocations_do_not_prevent_a_launch_from_cpp(world):
     world.extra = lambda x: (x.view(-1), torch.empty(4), x.t())
     x = torch.rand(4, 8)
     often(world, lambda: torch.exp(x))
     assert len(world.from_cpp) == 1
 
 
-def test_two_launches_with_a_workspace(world):
+def test_two_launches_with_a_workspace_are_launched_from_cpp(world):
     def launch(name, x, other, y, scale):
         space = torch.empty_like(x)
         World.launch(world, name, x, None, space, scale)
@@ -779,11 +785,11 @@ def test_two_launches_with_a_workspace(world):
     x = torch.rand(4, 8)
     often(world, lambda: torch.exp(x))
     z = torch.rand(4, 8)
-    assert torch.equal(torch.exp(z), z)  # the kernel here copies
+    assert torch.equal(torch.exp(z), z)  # the fake kernel copies
     assert [name for name, *_ in world.from_cpp] == ["exp"] * 4
 
 
-def test_a_launch_into_memory_of_others_stays_in_python(world):
+def test_a_launch_that_writes_an_unknown_tensor_runs_in_python(world):
     world.extra = lambda x: world.launch("exp", x, None, torch.empty_like(x), 1.0)
     x = torch.rand(4, 8)
     for _ in range(3 * CALLS_TO_RECORD):
@@ -791,7 +797,7 @@ def test_a_launch_into_memory_of_others_stays_in_python(world):
     assert not world.from_cpp
 
 
-def test_a_result_that_no_launch_wrote_stays_in_python(world):
+def test_a_call_whose_result_no_launch_wrote_runs_in_python(world):
     world.launch = lambda name, x, other, y, scale: World.launch(world, name, x, other, torch.empty_like(x), scale)
     x = torch.rand(4, 8)
     for _ in range(3 * CALLS_TO_RECORD):
@@ -799,7 +805,7 @@ def test_a_result_that_no_launch_wrote_stays_in_python(world):
     assert not world.from_cpp
 
 
-def test_what_was_recorded_can_be_forgotten_and_paused(world):
+def test_records_can_be_paused_and_cleared(world):
     x = torch.rand(4, 8)
     often(world, lambda: torch.exp(x))
     launching.pause("counted", True)
@@ -816,14 +822,14 @@ def test_what_was_recorded_can_be_forgotten_and_paused(world):
     assert len(world.from_cpp) == 3
     gate.inside(1)
     try:
-        assert not torch.equal(torch.exp(x), x)  # ATen's: the kernel here copies
+        assert not torch.equal(torch.exp(x), x)  # ATen's kernel: the fake kernel copies
     finally:
         gate.inside(-1)
     assert len(world.from_cpp) == 3
 
 
-def test_a_policy_scope_sends_calls_to_python_until_it_is_freed(world):
-    """Also where no override is left that could be told of it."""
+def test_a_policy_block_sends_calls_to_python_until_it_ends(world):
+    """Also if no override is left that could be notified."""
     x = torch.rand(4, 8)
     often(world, lambda: torch.exp(x))
     with opmux.policy("reference"):
@@ -833,12 +839,12 @@ def test_a_policy_scope_sends_calls_to_python_until_it_is_freed(world):
     assert len(world.from_cpp) == 2
 
 
-def test_a_record_counts_each_call_that_was_launched_from_cpp(world, monkeypatch):
-    """`record=` with a real override: while a record is live, C++ launches nothing, and every call is counted."""
+def test_a_record_counts_calls_that_cpp_would_launch(world, monkeypatch):
+    """`record=` with a real override: while a record is active, C++ launches nothing, so every call is counted."""
 
     def softmax(x, dim=-1):
         y = torch.empty_strided(x.shape, x.stride())
-        world.launch("exp", x, None, y, 1.0)  # the kernel here copies
+        world.launch("exp", x, None, y, 1.0)  # the fake kernel copies
         return y
 
     registry = get_default_manager().registry
@@ -859,7 +865,7 @@ def test_a_record_counts_each_call_that_was_launched_from_cpp(world, monkeypatch
         assert len(world.from_cpp) == 2 and len(world.from_python) == 3
         (counted,) = [json.loads(line) for line in out.getvalue().splitlines()]
         assert counted["overload"] == "_softmax" and counted["impl"] == "test.copies" and counted["count"] == 3
-        for _ in range(CALLS_TO_RECORD):  # what was recorded before may be another implementation's: it is forgotten
+        for _ in range(CALLS_TO_RECORD):  # earlier records may be of another implementation, so they are cleared
             call()
         assert len(world.from_cpp) == 2
         call()
@@ -869,12 +875,12 @@ def test_a_record_counts_each_call_that_was_launched_from_cpp(world, monkeypatch
         registry.unregister("opmux::softmax", "test.copies")
 
 
-def test_a_launch_that_fails_goes_to_python(world):
+def test_a_launch_that_fails_runs_the_call_in_python(world):
     x = torch.rand(4, 8)
     often(world, lambda: torch.exp(x))
     world.status, world.from_python = 700, []
     assert len(world.from_cpp) == 1
-    assert torch.equal(torch.exp(x), x)  # the kernel here copies
+    assert torch.equal(torch.exp(x), x)  # the fake kernel copies
     assert world.from_python == ["exp"]
 
 
@@ -910,7 +916,7 @@ def test_an_override_that_raises_ends_the_recording(world):
     assert torch._C._len_torch_dispatch_stack() == 0
 
 
-def test_threads_launch_at_once(world):
+def test_threads_may_launch_at_once(world):
     x = torch.rand(4, 8)
     often(world, lambda: torch.exp(x))
     wrong = []
@@ -929,7 +935,7 @@ def test_threads_launch_at_once(world):
     assert not wrong and len(world.from_cpp) == 201
 
 
-def test_launches_that_are_not_plain_are_not_described():
+def test_launches_that_cpp_cannot_repeat_are_not_described():
     def described(**changed):
         given = {
             "function": 1,
@@ -951,7 +957,7 @@ def test_launches_that_are_not_plain_are_not_described():
     assert not described(signature={"m": "i32"})
 
 
-def test_an_argument_that_is_not_given_has_a_key_of_its_own(world):
+def test_a_missing_argument_has_its_own_key(world):
     x = torch.rand(4, 8)
     with torch.no_grad():
         often(world, lambda: torch.clamp(x, 0.5))
@@ -965,7 +971,7 @@ def test_an_argument_that_is_not_given_has_a_key_of_its_own(world):
     assert len(world.from_cpp) == 2
 
 
-def test_a_format_and_a_list_are_part_of_the_key(world):
+def test_memory_formats_and_lists_are_part_of_the_key(world):
     x, y = torch.rand(2, 3, 4, 5), torch.rand(2, 3, 4, 5)
     last = torch.channels_last
     with torch.no_grad():

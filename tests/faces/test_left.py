@@ -1,4 +1,4 @@
-"""Each overload of FlagGems' list is ours, composed by ATen, a view, or left to torch for a reason that is stated."""
+"""Each overload on FlagGems' list is overridden, composed by ATen, a view, or left to torch for a stated reason."""
 
 import aten_coverage
 import pytest
@@ -9,13 +9,13 @@ from opmux.faces.aten import left
 from opmux.faces.aten.schema import Shape, overloads
 
 
-def test_each_name_is_accounted_for():
+def test_each_overload_has_a_kernel_or_a_reason():
     found = {name: aten_coverage.status(name) for name in left.flaggems_names() if Shape(name) in overloads(_op(name))}
     forgotten = sorted(n for n, what in found.items() if what == NOT_YET and n not in left.not_yet())
     assert not forgotten, f"add a kernel, or a reason in faces/aten/left.py: {forgotten}"
 
 
-def test_what_is_ours_is_not_in_the_tables():
+def test_overridden_ops_are_not_listed_as_left_to_torch():
     ours = aten_coverage.ours()
     assert not sorted(n for n in left.not_yet() if n in ours), "delete these lines of NOT_YET"
     both = {row: [n for n in ours if row in (n, _op(n))] for row in left.LEFT}
@@ -23,12 +23,12 @@ def test_what_is_ours_is_not_in_the_tables():
 
 
 @pytest.mark.skipif(torch.__version__ < "2.13", reason="the rows are of torch 2.13; earlier ones have fewer ops")
-def test_rows_name_ops_of_torch():
+def test_rows_name_existing_ops_of_torch():
     unknown = [n for n in (*left.LEFT, *left.COMPOSED) if not overloads(_op(n))]
     assert not unknown, unknown
 
 
-def test_composed_ops_say_what_they_call():
+def test_composed_ops_name_the_ops_that_they_call():
     vague = [n for n in left.flaggems_names() if aten_coverage.status(n) == COMPOSED and left.parts(n) == "other ops"]
     assert not vague, f"add them to COMPOSED: {vague}"
 
@@ -46,7 +46,7 @@ def test_composed_ops_say_what_they_call():
         ("no_such_op", None),
     ],
 )
-def test_the_reason(name, words):
+def test_reason_says_why_an_op_is_left_to_torch(name, words):
     assert left.reason(name) == words
     assert words is not None or aten_coverage.status("add.Tensor") == OURS
 

@@ -1,7 +1,7 @@
-"""`liger_kernel` as opmux provides it: Liger's names and signatures, and each function against torch's formula.
+"""`liger_kernel` as opmux serves it: Liger's names and signatures, and each function against torch's formula.
 
-`liger_signatures.txt` has the public signatures of Liger-Kernel 0.8.2 (those of mlp are of the version after it),
-without annotations.
+`liger_signatures.txt` has the public signatures of Liger-Kernel 0.8.2 without annotations (for mlp, those of the next
+version).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from opmux.machine import liger_names
 
 TABLE = [line.split(" ", 2) for line in (Path(__file__).parent / "liger_signatures.txt").read_text().splitlines()]
 
-# Of what Liger has, what opmux does not provide: classes to derive from, and parts of its kernels.
+# Names in Liger that opmux does not provide: base classes and internals of its kernels.
 LEFT_OUT = set(
     """
     LigerFusedLinearDistillationBase LigerFusedLinearPPOBase LigerFusedLinearPreferenceBase
@@ -39,7 +39,8 @@ LEFT_OUT = set(
     tv_distance_forward_triton tvd_backward_triton
     """.split()
 )
-# Of what opmux provides, what has no signature in the table: attributes, and what the document on vendors describes.
+# Names in opmux that have no row in the table of signatures: attributes, and names that the document on vendors
+# describes.
 MORE = {
     "CrossEntropyOutput",
     "MODEL_TYPE_TO_APPLY_LIGER_FN",
@@ -58,20 +59,20 @@ def liger():
 
 
 def served():
-    """(module, name) of everything that opmux provides."""
+    """(module, name) of all names that opmux provides."""
     modules = {n.removeprefix(names.LIBRARY).lstrip("."): m for n, m in names.MODULES.items()}
     return {(module, name) for module, at in modules.items() for name in at.homes}
 
 
 def plain(signature):
-    """A signature without annotations and without its first parameter if that is the object."""
+    """A signature without annotations, and without its first parameter if that is `self`."""
     params = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
     params = params[1:] if params and params[0].name in ("self", "cls") else params
     return str(inspect.Signature(params))
 
 
 @pytest.mark.parametrize("module", sorted({module for module, _ in served() if module}))
-def test_signatures_are_ligers(module):
+def test_signatures_match_ligers(module):
     at = importlib.import_module(f"liger_kernel.{module}")
     rows = {name: text for where, name, text in TABLE if where == module}
     wrong = {}
@@ -86,8 +87,8 @@ def test_signatures_are_ligers(module):
     assert not wrong
 
 
-def test_every_name_is_ligers():
-    """No name of our own under Liger's modules, every name of Liger but those left out, and each can be imported."""
+def test_modules_have_exactly_ligers_names():
+    """No extra name in Liger's modules, no missing name except LEFT_OUT, and every name can be imported."""
     known = {(module, name.partition(".")[0]) for module, name, _ in TABLE}
     ours = served()
     assert {name for _, name in ours} - {name for _, name in known} == MORE
@@ -96,13 +97,13 @@ def test_every_name_is_ligers():
         getattr(importlib.import_module(f"liger_kernel.{module}".rstrip(".")), name)
 
 
-NOT_OF_NN = {  # nothing in opmux.nn is like them
+NOT_OF_NN = {  # opmux.nn has no counterpart
     "LigerBlockSparseTop2MLP", "LigerFusedNeighborhoodAttentionLayer", "LigerKLDIVLoss", "LigerMegatronRMSNorm",
     "LigerMegatronSwiGLU",
 }  # fmt: skip
 
 
-def test_modules_are_subclasses_of_ours():
+def test_modules_are_subclasses_of_opmux_nn():
     import opmux
 
     ours = tuple(getattr(opmux.nn, name) for name in opmux.nn.__all__)
@@ -111,7 +112,7 @@ def test_modules_are_subclasses_of_ours():
     assert {c.__name__ for c in classes if not issubclass(c, ours)} == NOT_OF_NN
 
 
-def test_a_call_may_name_its_arguments():
+def test_arguments_may_be_passed_by_name():
     from liger_kernel import ops
     from liger_kernel.transformers import functional
 
@@ -130,7 +131,7 @@ def test_a_call_may_name_its_arguments():
             functional.liger_tvd(*args, **kwargs)
 
 
-def test_a_module_can_be_pickled_and_has_ligers_attributes():
+def test_modules_can_be_pickled_and_have_ligers_attributes():
     from liger_kernel import chunked_loss
     from liger_kernel.transformers import LigerCrossEntropyLoss, LigerFusedAddRMSNorm, LigerVocabParallelCrossEntropy
 
@@ -177,7 +178,7 @@ def cross_entropy(x, target, weight, ignore, z, smoothing, reduction, cap):
 
 
 def rms_norm(x, w, eps, offset, mode, dtype=torch.float32):
-    """Where Liger's modes round: llama the normalised value and the product, gemma once."""
+    """Liger's casting modes: llama rounds the normalised value and the product, gemma rounds once."""
     y = x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + eps)
     if mode == "llama":
         y = y.to(x.dtype)
@@ -209,7 +210,7 @@ def angles(*shape):
 
 
 def constant(*tensors):
-    """Tensors that are not differentiated."""
+    """Marks tensors that are not differentiated."""
     return tuple(Constant(t) for t in tensors)
 
 
@@ -446,7 +447,7 @@ CASES = {
 
 
 def gradients(call, args, twice=False):
-    """Results, and gradients of all floating-point tensors; no argument and no incoming gradient may be written."""
+    """The results, and the gradients of all floating-point tensors; asserts that nothing passed in is written."""
     own = [a.clone().requires_grad_() if torch.is_tensor(a) and a.is_floating_point() else a for a in args]
     own = [a.value.clone() if isinstance(a, Constant) else a for a in own]
     args = [a.value if isinstance(a, Constant) else a for a in args]
@@ -463,7 +464,7 @@ def gradients(call, args, twice=False):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_functions_compute_their_formula(name):
+def test_functions_match_their_formula(name):
     from liger_kernel import ops
 
     for args, formula in CASES[name]:
@@ -479,10 +480,10 @@ def test_every_function_has_a_case():
     from liger_kernel import ops
 
     functions = {n for n in ops.homes if n.endswith("Function")}
-    assert functions - {"LigerTiledMLPFunction"} == set(CASES)  # that one has a test of its own
+    assert functions - {"LigerTiledMLPFunction"} == set(CASES)  # it has its own test
 
 
-def test_the_gradients_of_plain_functions():
+def test_forward_and_backward_functions_match_autograd():
     """`x_forward` and `x_backward` are the forward and backward of `x`."""
     from liger_kernel import ops
 
@@ -540,7 +541,7 @@ def test_the_gradients_of_plain_functions():
     q, k, (cos, sin) = normal(2, 3, 5, 8), normal(2, 1, 5, 8), angles(1, 5, 4)
     turned = ops.rope_forward(q, k, cos, sin)
     torch.testing.assert_close(turned[:2], rope(q, k, cos, sin))
-    torch.testing.assert_close(ops.rope_backward(*turned), (q, k))  # a rotation's transpose undoes it
+    torch.testing.assert_close(ops.rope_backward(*turned), (q, k))  # the transpose undoes a rotation
     from liger_kernel.ops.llama4_rope import llama4_rope_forward
     from liger_kernel.ops.qwen2vl_mrope import qwen2vl_mrope_backward, qwen2vl_mrope_forward
 
@@ -548,13 +549,13 @@ def test_the_gradients_of_plain_functions():
     turned = qwen2vl_mrope_forward(q, k, cos, sin, [2, 1, 1])
     torch.testing.assert_close(qwen2vl_mrope_backward(*turned, [2, 1, 1]), (q, k))
     q, k, freqs = normal(2, 5, 3, 8), normal(2, 5, 1, 8), torch.polar(torch.ones(9, 4), normal(9, 4))
-    turned = llama4_rope_forward(q, k, freqs)  # of which the first 5 rows are used
+    turned = llama4_rope_forward(q, k, freqs)  # the first 5 rows of freqs are used
     torch.testing.assert_close(turned, llama4_rope(q, k, freqs[:5], None))
     torch.testing.assert_close(llama4_rope_forward(*turned, torch.view_as_real(freqs), imag_sign=-1.0), (q, k))
 
 
-def test_losses_with_their_gradients():
-    """The forwards of losses return the gradient, in a tensor of its own."""
+def test_loss_forwards_return_the_gradient():
+    """In a new tensor: no input is overwritten."""
     from liger_kernel import ops
 
     x, target = normal(5, 9), labels(5, 9)
@@ -571,7 +572,7 @@ def test_losses_with_their_gradients():
     want = F.cross_entropy(F.linear(*own), target)
     loss, *_, dx, dw, db = ops.fused_linear_cross_entropy_forward(own[0], own[1], target)
     torch.testing.assert_close(loss, want.detach())
-    assert dx is db is None  # neither needs a gradient
+    assert dx is db is None  # no gradient is required for either
     made = ops.fused_linear_cross_entropy_backward(torch.tensor(2.0), dx, dw, db)
     torch.testing.assert_close(made[1], torch.autograd.grad(want, own[1])[0] * 2)
     each = normal(5, seed=3)
@@ -581,7 +582,7 @@ def test_losses_with_their_gradients():
     torch.testing.assert_close(dw, torch.autograd.grad(want, own[1], each)[0])
 
 
-def test_what_losses_return_beside_the_loss():
+def test_losses_return_the_requested_extra_values():
     from liger_kernel.transformers import LigerCrossEntropyLoss, LigerFusedLinearCrossEntropyLoss
     from liger_kernel.transformers.functional import CrossEntropyOutput
 
@@ -602,7 +603,7 @@ def test_what_losses_return_beside_the_loss():
         assert made.predicted_tokens.tolist() == torch.where(counts, best, -1).tolist()
     each = LigerCrossEntropyLoss(reduction="none", return_token_accuracy=True)(logits, target)
     assert each.token_accuracy.tolist() == (best == target).float().tolist() and each.predicted_tokens is None
-    assert LigerCrossEntropyLoss()(logits.bfloat16(), target).dtype is torch.bfloat16  # as torch's
+    assert LigerCrossEntropyLoss()(logits.bfloat16(), target).dtype is torch.bfloat16  # as torch does
 
 
 def log_probs(x, w, target):
@@ -611,8 +612,8 @@ def log_probs(x, w, target):
     return each.sum(-1)
 
 
-def test_losses_of_chunks():
-    """Liger's orders of arguments, its options, and how many values there are beside the loss."""
+def test_chunked_losses_match_their_formula():
+    """Liger's order of arguments, its options, and the number of values returned with the loss."""
     from liger_kernel import chunked_loss
     from liger_kernel.chunked_loss import functional
 
@@ -629,7 +630,7 @@ def test_losses_of_chunks():
     torch.testing.assert_close(alone, functional.liger_fused_linear_dpo(x, w, target, beta=0.2)[0])
     for name, count in (("CPO", 7), ("SimPO", 7), ("ORPO", 9)):
         made = getattr(chunked_loss, f"LigerFusedLinear{name}Loss")()(w, x, target)
-        assert made[0].requires_grad and len(made[1]) == count and more[4] == 0 != made[1][4]  # the NLL
+        assert made[0].requires_grad and len(made[1]) == count and more[4] == 0 != made[1][4]  # value 4 is the NLL loss
     chosen = torch.tensor([True, False, True, False])
     kto = torch.where(chosen, 1 - torch.sigmoid(0.1 * ratio), 1 - torch.sigmoid(-0.1 * ratio)).mean()
     loss, more = chunked_loss.LigerFusedLinearKTOLoss(use_ref_model=True)(x, w, target, None, chosen, ref, ref_w)
@@ -642,7 +643,7 @@ def test_losses_of_chunks():
         assert loss.requires_grad and len(more) == count
 
 
-def test_losses_of_a_student():
+def test_distillation_losses_match_their_formula():
     from liger_kernel import chunked_loss
 
     x, w, teacher, teacher_w = normal(5, 4), normal(9, 4).requires_grad_(), normal(5, 6), normal(9, 6)
@@ -665,7 +666,7 @@ def test_losses_of_a_student():
         )
 
 
-def test_divergences_with_their_gradients():
+def test_divergence_forwards_return_the_gradient():
     from liger_kernel import ops
     from liger_kernel.transformers import LigerFusedLinearJSD, LigerJSD, LigerKLDIVLoss, LigerTVDLoss
 
@@ -679,7 +680,7 @@ def test_divergences_with_their_gradients():
     want = jsd((x @ w.T).log_softmax(-1), (y @ v.T).log_softmax(-1), marked, 0.5)
     loss, dx, dw = ops.fused_linear_jsd_forward(x, w, y, v, marked, 0.5, -100, True, 1.0)
     torch.testing.assert_close(LigerFusedLinearJSD()(x, w, y, v, marked), want)
-    assert dx is None  # a frozen input
+    assert dx is None  # the input is frozen
     torch.testing.assert_close(ops.fused_linear_jsd_backward(by, dx, dw)[1], torch.autograd.grad(want, w, by)[0])
     torch.testing.assert_close(
         LigerKLDIVLoss(1e-10, reduction="sum")(q, p.exp()), F.kl_div(q, p.exp(), reduction="sum")
@@ -692,7 +693,7 @@ def test_divergences_with_their_gradients():
 
 @pytest.fixture
 def megatron(monkeypatch):
-    """The parts of megatron-core that are replaced."""
+    """A stub of the parts of megatron-core that opmux replaces."""
 
     def module(name, **names):
         made = types.ModuleType(f"megatron.core.{name}")
@@ -731,7 +732,7 @@ RMS = SimpleNamespace(normalization="RMSNorm", layernorm_zero_centered_gamma=Tru
 def test_megatron_is_patched(megatron):
     from liger_kernel.megatron import LigerMegatronRMSNorm, apply_liger_kernel_to_megatron
 
-    for _ in range(2):  # the second time changes nothing
+    for _ in range(2):  # the second patch changes nothing
         apply_liger_kernel_to_megatron(rms_norm=True, cross_entropy=True, swiglu=True)
     local = megatron.backends.LocalSpecProvider()
     assert local.layer_norm(rms_norm=True) is LigerMegatronRMSNorm and local.layer_norm(has_residual=True) == "theirs"
@@ -746,10 +747,10 @@ def test_megatron_is_patched(megatron):
     torch.testing.assert_close(
         megatron.swiglu.SwiGLUFunction.apply(x[..., :8], False, False), F.silu(x[..., :4]) * x[..., 4:8]
     )
-    assert megatron.swiglu.SwiGLUFunction.apply(x, True, False) == "theirs"  # fp8
+    assert megatron.swiglu.SwiGLUFunction.apply(x, True, False) == "theirs"  # fp8 is left to Megatron
 
 
-def test_modules_of_megatron():
+def test_megatron_modules_compute_their_formula():
     from liger_kernel.megatron import LigerMegatronRMSNorm, LigerMegatronSwiGLU, apply_liger_kernel_to_megatron
 
     x, m = normal(3, 8), LigerMegatronRMSNorm(RMS, 8)
@@ -766,7 +767,7 @@ def test_modules_of_megatron():
             apply_liger_kernel_to_megatron()
 
 
-def test_grpo_of_logits():
+def test_grpo_loss_of_logits_matches_the_formula():
     from liger_kernel.ops.grpo_loss import fused_selective_log_softmax
     from liger_kernel.transformers.grpo_loss import triton_grpo_loss
 
@@ -782,7 +783,7 @@ def test_grpo_of_logits():
         logits, None, None, ids[:, 2:], torch.ones(2), mask[:, 2:], beta=0.0, reduce=True, loss_type="vespo"
     )
     loss.backward()
-    assert len(more) == 1 and torch.equal(logits, before)  # not in place, which is Liger's default
+    assert len(more) == 1 and torch.equal(logits, before)  # not in place, unlike Liger's default
 
 
 # ---- modules --------------------------------------------------------------------------------------------------------
@@ -794,7 +795,7 @@ CONFIG = SimpleNamespace(
 GELU = SimpleNamespace(**{**vars(CONFIG), "hidden_act": "gelu_pytorch_tanh"})
 
 
-def test_norms_are_ligers():
+def test_norm_modules_have_ligers_defaults():
     from liger_kernel.transformers import LigerFusedAddRMSNorm
     from liger_kernel.transformers import rms_norm as at
 
@@ -815,7 +816,7 @@ def test_norms_are_ligers():
         at.LigerRMSNorm(8, casting_mode="bert")
 
 
-def test_further_norms_and_rows():
+def test_other_norms_and_row_modules_match_their_formula():
     from liger_kernel.transformers import LigerDyT, LigerModulatedRMSNorm, LigerPolyNorm, LigerSoftmax, LigerSparsemax
     from liger_kernel.transformers.experimental import LigerEmbedding
 
@@ -836,7 +837,7 @@ def test_further_norms_and_rows():
     assert m.weight.grad.sum(-1).tolist() == [0, 0, 3, 0, 3]
 
 
-def test_mlps_compute_their_formula():
+def test_mlps_match_their_formula():
     from liger_kernel.transformers import LigerFalconH1MLP, LigerMLP, LigerTiledGEGLUMLP, LigerTiledSwiGLUMLP, swiglu
     from liger_kernel.transformers.geglu import LigerGEGLUMLP, LigerGEGLUMLPForGemma4
 
@@ -882,7 +883,7 @@ def test_experts_have_the_parameters_of_transformers():
     torch.testing.assert_close(m(x, index.view(2, 2, 2), weights.view(2, 2, 2)), want)
 
 
-def test_attention_modules():
+def test_attention_modules_match_their_formula():
     from liger_kernel.transformers import LigerMHC, LigerMultiTokenAttention, functional
     from liger_kernel.transformers import fused_neighborhood_attention as at
 
@@ -906,8 +907,8 @@ def test_attention_modules():
     torch.testing.assert_close(functional.liger_mhc_forward(x, m.layer, *own), m(x))
 
 
-def test_a_compiler_traces_them():
-    """Also the first time, when names are looked up."""
+def test_modules_compile_to_one_graph():
+    """Also at first use, when names are resolved."""
     from liger_kernel.ops import _replace_with_vendor_ops
     from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss, LigerRMSNorm, LigerSwiGLUMLP
 
@@ -919,10 +920,10 @@ def test_a_compiler_traces_them():
     torch.testing.assert_close(compiled(normal(4, 8)), run(normal(4, 8)))
 
 
-# ---- what is wrong in Liger-Kernel, and must not be here ------------------------------------------------------------
+# ---- defects of Liger-Kernel that opmux must not have ---------------------------------------------------------------
 
 
-def test_a_softcap_counts_no_padding():
+def test_softcap_ignores_padding():
     from liger_kernel.transformers.functional import liger_cross_entropy
 
     x, target = normal(4, 17), labels(4, 17, 0)
@@ -930,7 +931,7 @@ def test_a_softcap_counts_no_padding():
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-def test_a_frozen_input_leaves_the_weights_gradient(reduction):
+def test_weight_gradient_is_right_with_a_frozen_input(reduction):
     from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy
 
     x, w, target = normal(5, 4), normal(9, 4).requires_grad_(), labels(5, 9)
@@ -939,7 +940,7 @@ def test_a_frozen_input_leaves_the_weights_gradient(reduction):
     torch.testing.assert_close(w.grad, want)
 
 
-def test_a_second_backward_is_right():
+def test_a_second_backward_gives_equal_gradients():
     from liger_kernel import ops
 
     for name in ("LigerGELUMulFunction", "LigerSiLUMulFunction"):
@@ -948,7 +949,7 @@ def test_a_second_backward_is_right():
         torch.testing.assert_close(once, again, rtol=0, atol=0)
 
 
-def test_cross_entropy_writes_no_logits_and_takes_empty_batches():
+def test_cross_entropy_does_not_write_logits_and_accepts_empty_batches():
     from liger_kernel.transformers.functional import liger_cross_entropy
 
     x, target = normal(4, 9), labels(4, 9, 2)
@@ -956,12 +957,12 @@ def test_cross_entropy_writes_no_logits_and_takes_empty_batches():
     for own in (x, x.requires_grad_()):
         liger_cross_entropy(own, target)
         assert torch.equal(own, before)
-    assert liger_cross_entropy(x, torch.full((4,), -100)).isnan()  # as torch's
+    assert liger_cross_entropy(x, torch.full((4,), -100)).isnan()  # as torch does
     assert liger_cross_entropy(x[:0], target[:0], reduction="sum") == 0
     assert liger_cross_entropy(x[:0], target[:0], reduction="none").shape == (0,)
 
 
-def test_norms_have_a_repr_and_start_without_a_bias():
+def test_norms_have_a_repr_and_start_with_a_zero_bias():
     from liger_kernel.transformers import LigerLayerNorm
     from liger_kernel.transformers.group_norm import LigerGroupNorm
 
@@ -970,7 +971,7 @@ def test_norms_have_a_repr_and_start_without_a_bias():
     torch.testing.assert_close(LigerGroupNorm(6, 3)(normal(2, 6, 4)), F.group_norm(normal(2, 6, 4), 3, eps=1e-6))
 
 
-def test_blocks_may_be_a_list():
+def test_attn_res_accepts_a_list_of_blocks():
     from liger_kernel.ops import attn_res_backward, attn_res_forward
     from liger_kernel.transformers.functional import liger_attn_res
 
@@ -984,19 +985,19 @@ def test_blocks_may_be_a_list():
     torch.testing.assert_close(dv.view(3, 2, 4, 8), torch.autograd.grad(want, v, dh)[0])
 
 
-def test_rms_norm_of_float64_has_a_gradient():
+def test_rms_norm_in_float64_has_the_right_gradient():
     from liger_kernel.transformers.functional import liger_rms_norm
 
     x, w = normal(3, 8).double().requires_grad_(), normal(8).double().requires_grad_()
     assert torch.autograd.gradcheck(lambda x, w: liger_rms_norm(x, w, 1e-6), (x, w))
 
 
-# ---- the modules themselves -----------------------------------------------------------------------------------------
+# ---- vendor functions -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", liger_names.FUNCTION_OPS)
-def test_a_vendors_function_fits_its_op(name):
-    """A class with Liger's arguments can be called as the op."""
+def test_a_vendors_function_with_ligers_arguments_fits_the_op(name):
+    """Each autograd.Function with Liger's arguments can be registered as an impl of the op."""
     from liger_kernel import ops
 
     def forward(*args):
@@ -1015,7 +1016,7 @@ def test_a_vendors_function_fits_its_op(name):
 
 @pytest.fixture
 def llama():
-    """A tiny model, and a batch with labels."""
+    """A tiny Llama, and a batch with labels."""
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
@@ -1034,12 +1035,12 @@ def loss_and_gradients(model, batch):
 
 
 def patched(model):
-    """Classes of the modules that are patched."""
+    """The class names of all patched modules."""
     return {type(m).__name__.removeprefix("Llama") for m in model.modules() if modules.KEY in vars(m)}
 
 
-def test_a_model_is_patched(llama):
-    """Only what the flags say, of this model alone, with the same loss and gradients."""
+def test_a_model_instance_is_patched(llama):
+    """Only this instance and only the parts that the flags name; loss and gradients stay the same."""
     from liger_kernel.transformers import _apply_liger_kernel_to_instance, apply_liger_kernel_to_llama
 
     import opmux
@@ -1064,7 +1065,7 @@ def test_a_model_is_patched(llama):
         apply_liger_kernel_to_llama(geglu=True)
 
 
-def test_a_model_is_made_patched(llama):
+def test_a_model_type_is_patched(llama):
     from liger_kernel.transformers import AutoLigerKernelForCausalLM, _apply_liger_kernel, apply_liger_kernel_to_llama
 
     import opmux
@@ -1074,17 +1075,18 @@ def test_a_model_is_made_patched(llama):
     before = llama.make.forward
     try:
         apply_liger_kernel_to_llama()
-        assert logits.are_late(loss_and_gradients(llama.make(llama.config), llama.batch)[0])  # also models made later
+        # also models created afterwards
+        assert logits.are_late(loss_and_gradients(llama.make(llama.config), llama.batch)[0])
     finally:
         opmux.unpatch_model("llama")
     assert llama.make.forward is before
-    _apply_liger_kernel("bert")  # has no patch
+    _apply_liger_kernel("bert")  # there is no patch for this type
     _apply_liger_kernel("llama", rope=False, rms_norm=False, swiglu=False, fused_linear_cross_entropy=False)
     assert llama.make.forward is before
 
 
-def test_a_model_without_a_patch_is_as_it_was():
-    """Where Liger raises a KeyError."""
+def test_a_model_without_a_patch_is_unchanged():
+    """Liger raises a KeyError."""
     transformers = pytest.importorskip("transformers")
     from liger_kernel.transformers import AutoLigerKernelForCausalLM
 
@@ -1109,7 +1111,7 @@ def test_an_unknown_name_suggests_the_nearest():
                 return a
 
 
-def test_the_machine():
+def test_utils_describe_the_machine():
     from liger_kernel import utils
     from liger_kernel.ops.utils import calculate_settings, device_context, ensure_contiguous
 
@@ -1128,8 +1130,8 @@ def test_the_machine():
         assert ensure_contiguous(lambda ctx, x: x.is_contiguous())(None, normal(3, 4).t())
 
 
-def test_transformers_finds_it():
-    """`Trainer(use_liger_kernel=True)` asks for a package with a version."""
+def test_transformers_finds_liger_kernel():
+    """`Trainer(use_liger_kernel=True)` requires an installed package with a version."""
     pytest.importorskip("transformers")
     from transformers.utils import import_utils
 

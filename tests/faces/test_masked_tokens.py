@@ -1,4 +1,4 @@
-"""A masked token reaches neither a loss nor a gradient, whatever its hidden state or its logits hold."""
+"""A masked token affects neither a loss nor a gradient, even if its hidden state or its logits are NaN or infinite."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def with_padding(clean, value):
 
 
 @pytest.mark.parametrize("name", LINEAR)
-def test_hidden_states_of_masked_tokens_reach_no_gradient(name):
+def test_hidden_states_of_masked_tokens_affect_no_gradient(name):
     x = drawn(BATCH, LENGTH, HIDDEN, seed=6)
     want = gradients(LINEAR[name], with_padding(x, 0.0), WEIGHT, BIAS)
     assert all(t.isfinite().all() for t in want)
@@ -103,7 +103,7 @@ OF_LOGITS = {
 
 
 @pytest.mark.parametrize("name", OF_LOGITS)
-def test_logits_of_masked_tokens_reach_no_gradient(name):
+def test_logits_of_masked_tokens_affect_no_gradient(name):
     x = torch.log_softmax(drawn(BATCH, LENGTH, CLASSES, seed=7), -1)
     want = gradients(OF_LOGITS[name], with_padding(x, 0.0))
     for value in PADDING:
@@ -113,7 +113,7 @@ def test_logits_of_masked_tokens_reach_no_gradient(name):
         assert got[1][~MASK].eq(0).all()
 
 
-def test_advantages_of_a_fully_masked_sequence_reach_no_gradient():
+def test_advantages_of_a_fully_masked_sequence_affect_no_gradient():
     mask = MASK.clone()
     mask[1] = False
     x, advantages = drawn(BATCH, LENGTH, HIDDEN, seed=8), ADVANTAGES.clone()

@@ -1,4 +1,4 @@
-"""Training steps of small models with every op of ours under torch's, on a simulated device: model_steps.py."""
+"""Training steps of small models with all of our overrides enabled, on a simulated device (see model_steps.py)."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ print(json.dumps(model_steps.main("toy", {{names}})))
 
 @pytest.fixture(scope="module")
 def found(request):
-    """All models of this run in one process: importing transformers takes longer than a step."""
+    """Runs all models in one process, because importing transformers takes longer than a step."""
     try:
         build.compiler()
     except build.CannotBuild as error:
@@ -35,7 +35,7 @@ def found(request):
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["gpt2", "bert", "vit", "resnet"])
-def test_losses_and_gradients_are_torchs(name, found):
+def test_losses_and_gradients_match_torch(name, found):
     assert found[name]["largest distance"] < 1e-6, found
     assert found[name]["overloads"] > 20 and found[name]["calls"] > 100, found
     assert found[name]["garbage"] == 0, found

@@ -1,4 +1,4 @@
-"""patch_model: patched models of `transformers` compute what the originals do, and are restored exactly."""
+"""patch_model: patched models of `transformers` compute the same results as the originals, and are restored exactly."""
 
 import copy
 import functools
@@ -19,7 +19,7 @@ from opmux.faces.models.patch import CannotPatch
 transformers = pytest.importorskip("transformers")
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING  # noqa: E402
 
-# Sizes of tiny models, by the names that configurations have for them.
+# Sizes of tiny models, by the different names that configurations use.
 SIZES = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 97, "max_position_embeddings": 64, "pad_token_id": 0,
@@ -32,7 +32,7 @@ SIZES = {
 }  # fmt: skip
 LLAMA = {"rms_norm", "add_rms_norm", "glu", "rope", "attention", "loss", "cross_entropy"}
 
-# Model types -> what must be replaced in them.
+# Model type -> the parts that must be replaced.
 TYPES: dict[str, set[str]] = {
     "llama": LLAMA | {"mask"},
     "mistral": LLAMA,
@@ -70,7 +70,7 @@ MORE = {"deepseek_v2": {"num_key_value_heads": 4}, "deepseek_v3": {"num_key_valu
 MORE["qwen3_next"] = {"num_hidden_layers": 4}
 
 
-# Models that see, tried on text: what must be replaced in them.
+# Vision-language models, tested on text -> the parts that must be replaced.
 SEEING: dict[str, set[str]] = {
     "llava": LLAMA,
     "qwen2_vl": {"rms_norm", "add_rms_norm", "glu", "rope", "loss"},
@@ -96,7 +96,7 @@ MORE |= {"qwen2_vl_text": {"rope_parameters": ROPE}, "qwen2_5_vl_text": {"rope_p
 
 
 def sized(cls: type, sizes: dict) -> dict:
-    """Those of the sizes that a configuration has."""
+    """The sizes that this configuration class has."""
     names = set(inspect.signature(cls.__init__).parameters) | set(getattr(cls, "__dataclass_fields__", {}))
     return {name: value for name, value in {**sizes, **MORE.get(cls.model_type, {})}.items() if name in names}
 
@@ -122,7 +122,7 @@ def batch(rows=2, length=9):
 
 
 def trained(model, **more):
-    """The loss and the gradients of one step."""
+    """The loss and the gradients of one training step."""
     model.train()
     model.zero_grad()
     torch.manual_seed(2)
@@ -142,7 +142,7 @@ def close(ours, theirs, tol=2e-5):
 
 
 @pytest.mark.parametrize("kind", [kind for kind in {**TYPES, **SEEING} if kind in CONFIG_MAPPING])
-def test_a_patched_model_computes_what_the_model_does(kind):
+def test_a_patched_model_matches_the_original(kind):
     model = tiny(kind)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     plain, (loss, grads) = answers(model), trained(model)
@@ -165,7 +165,7 @@ def test_a_patched_model_computes_what_the_model_does(kind):
     assert all(torch.equal(restored[name], grad) for name, grad in grads.items())
 
 
-def test_in_bfloat16_norms_round_as_the_models_own():
+def test_norms_in_bfloat16_round_as_the_models_own():
     for kind in ("llama", "gemma2", "olmo2"):
         model = tiny(kind).to(torch.bfloat16)
         plain = answers(model).logits
@@ -173,7 +173,7 @@ def test_in_bfloat16_norms_round_as_the_models_own():
         assert torch.equal(answers(model).logits, plain), kind
 
 
-def test_a_type_is_patched_before_models_are_made_and_restored():
+def test_a_model_type_is_patched_and_restored():
     from transformers.models.llama import modeling_llama as home
 
     originals = {
@@ -187,20 +187,20 @@ def test_a_type_is_patched_before_models_are_made_and_restored():
         assert are_late(out)
         close(out.loss, expected.loss)
     finally:
-        opmux.unpatch_model(home.LlamaForCausalLM)  # the class stands for its type
+        opmux.unpatch_model(home.LlamaForCausalLM)  # a class also names its type
     assert {name: vars(vars(home)[name])["forward"] for name in originals} == originals
     out, _ = trained(tiny("llama"))
     assert torch.equal(out.loss, expected.loss) and not are_late(out)
 
 
-def test_other_models_of_the_type_are_left_alone():
+def test_other_models_of_the_type_are_unchanged():
     model, other = tiny("llama"), tiny("llama")
     opmux.patch_model(model)
     assert not are_late(answers(other)) and not are_late(trained(other)[0])
     assert not any(KEY in module.__dict__ for module in other.modules())
 
 
-def test_include_and_exclude():
+def test_include_and_exclude_select_parts():
     model = tiny("llama")
     assert {row.name for row in opmux.patch_model(model, include=["rope", "glu"]).replaced} == {"rope", "glu"}
     report = opmux.patch_model(model, exclude="loss")
@@ -215,26 +215,26 @@ def test_include_and_exclude():
         opmux.patch_model("lama")
 
 
-def test_the_report_says_what_runs():
+def test_the_report_names_the_implementations_that_run():
     text = str(opmux.patch_model(tiny("llama")))
     assert "LlamaRMSNorm" in text and "rms_norm: " in text and "cpu" in text, text
 
 
-def test_the_report_says_why_parts_are_left():
+def test_the_report_says_why_parts_are_not_replaced():
     left = {row.module: row.reason for row in opmux.patch_model(tiny("gpt_oss")).left}
     assert "grouped products" in left["GptOssExperts"], left
     left = {row.module: row.reason for row in opmux.patch_model(tiny("llama4")).left}
     assert left["Llama4VisionMLP"] == "it has no gate that could be fused", left
 
 
-def test_an_unknown_model_is_left_as_it_was():
+def test_an_unknown_model_raises_and_is_unchanged():
     model = nn.Sequential(nn.Linear(3, 3), nn.GELU())
     with pytest.raises(CannotPatch, match="nothing of Sequential can be replaced"):
         opmux.patch_model(model)
     assert not any(KEY in module.__dict__ for module in model.modules())
 
 
-def test_a_changed_model_keeps_what_changed():
+def test_changed_parts_of_a_model_are_not_replaced():
     from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
     class HalvedRMSNorm(LlamaRMSNorm):
@@ -248,7 +248,7 @@ def test_a_changed_model_keeps_what_changed():
 
     model = tiny("llama")
     model.model.norm.__class__ = HalvedRMSNorm
-    model.model.layers[0].mlp.__class__ = Again  # another name and the same computation
+    model.model.layers[0].mlp.__class__ = Again  # another name for the same computation
     report = opmux.patch_model(model)
     assert [row.reason for row in report.left if row.module == "HalvedRMSNorm"] == [
         "its forward is not one that is known"
@@ -256,7 +256,7 @@ def test_a_changed_model_keeps_what_changed():
     assert KEY not in model.model.norm.__dict__ and KEY in model.model.layers[0].mlp.__dict__
 
 
-def test_forms_ignore_names_and_see_helpers():
+def test_source_comparison_ignores_names_and_includes_helpers():
     def half(x):
         return x / 2
 
@@ -294,7 +294,7 @@ def test_forms_ignore_names_and_see_helpers():
         ("logits = self.lm_head(x); logits = torch.softmax(logits, -1)", None),
     ],
 )
-def test_late_logits_are_computed_unless_they_are_only_scaled_or_capped(lines, scale, monkeypatch):
+def test_logits_are_late_only_if_they_are_merely_scaled_or_capped(lines, scale, monkeypatch):
     torch.manual_seed(0)
     model, x, labels = nn.Module(), torch.randn(2, 5, 3), torch.randint(7, (2, 5))
     model.lm_head, model.scale, model.bias = nn.Linear(3, 7), 2.0, torch.randn(7)
@@ -321,7 +321,7 @@ def test_late_logits_are_computed_unless_they_are_only_scaled_or_capped(lines, s
         ("self.loss_function(self.lm_head(super().forward(x)))", "it passes itself to a function"),
     ],
 )
-def test_a_forward_that_needs_the_model_itself_keeps_its_loss(source, why, tmp_path):
+def test_a_forward_that_uses_the_model_itself_keeps_its_loss(source, why, tmp_path):
     path = tmp_path / "model.py"
     path.write_text(f"def forward(self, x):\n    return {source}\n")
     space: dict = {}
@@ -329,7 +329,7 @@ def test_a_forward_that_needs_the_model_itself_keeps_its_loss(source, why, tmp_p
     assert loss.why_not(space["forward"], "loss_function", "lm_head") == why
 
 
-# ---- training as people do it ---------------------------------------------------------------------------------------
+# ---- training features ----------------------------------------------------------------------------------------------
 
 
 def test_gradient_accumulation_counts_tokens_of_the_whole_batch():
@@ -344,7 +344,7 @@ def test_gradient_accumulation_counts_tokens_of_the_whole_batch():
         close(found["lm_head.weight"], grads["lm_head.weight"])
 
 
-def test_ligers_flag_of_cross_entropy():
+def test_ligers_cross_entropy_flag_patches_only_the_loss():
     from opmux.faces.liger import patching
 
     model = tiny("llama")
@@ -366,7 +366,7 @@ def test_router_losses_are_added():
     close(out.loss, expected.loss)
 
 
-def test_gradient_checkpointing_and_tuples():
+def test_gradient_checkpointing_and_tuple_outputs_work():
     model = tiny("llama")
     expected, grads = trained(model)
     opmux.patch_model(model)
@@ -378,7 +378,7 @@ def test_gradient_checkpointing_and_tuples():
     close(loss, expected.loss)
 
 
-def test_autocast():
+def test_a_patched_model_matches_under_autocast():
     model = tiny("llama")
     with torch.autocast("cpu", torch.bfloat16):
         expected, grads = trained(model)
@@ -388,7 +388,7 @@ def test_autocast():
     close(found["model.embed_tokens.weight"], grads["model.embed_tokens.weight"], 2e-2)
 
 
-def test_decoding():
+def test_a_patched_model_generates_the_same_tokens():
     model = tiny("llama").eval()
     ids = batch()["input_ids"][:, :4]
     more = {"max_new_tokens": 6, "do_sample": False, "attention_mask": torch.ones_like(ids)}
@@ -397,8 +397,8 @@ def test_decoding():
     assert torch.equal(model.generate(ids, **more), expected)
 
 
-def test_one_query_is_left_to_flash_attention(monkeypatch):
-    """In `generate`, without padding; the prompt and padded rows have torch's choice."""
+def test_decoding_one_query_uses_flash_attention(monkeypatch):
+    """Only in `generate` without padding; the prompt and padded rows use the kernel that torch chooses."""
     model = tiny("llama").eval()
     ids = batch()["input_ids"][:, :4]
     padded = torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1]])
@@ -417,13 +417,14 @@ def test_one_query_is_left_to_flash_attention(monkeypatch):
     for way, tokens in zip(ways, expected, strict=True):
         assert torch.equal(model.generate(ids, **more, **way), tokens)
     layers = 2
-    assert seen == [(2, 2, length, 8) for length in range(5, 10) for _ in range(layers)]  # of the first way
+    # only the call without padding
+    assert seen == [(2, 2, length, 8) for length in range(5, 10) for _ in range(layers)]
     opmux.unpatch_model(model)
     model.generate(ids, **more)
     assert len(seen) == 5 * layers
 
 
-def test_what_flash_attention_takes(monkeypatch):
+def test_flash_attention_conditions(monkeypatch):
     def heads(count, length, width=64, dtype=torch.bfloat16):
         return torch.empty(2, count, length, width, dtype=dtype)
 
@@ -444,15 +445,15 @@ def test_what_flash_attention_takes(monkeypatch):
         assert not attention.fits(query, strided, strided)
         with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
             assert not attention.fits(query, key, key)
-        torch.set_autocast_enabled("cuda", True)  # torch.autocast asks for a GPU
+        torch.set_autocast_enabled("cuda", True)  # torch.autocast("cuda") needs a GPU
         try:
             assert not attention.fits(query, key, key)
         finally:
             torch.set_autocast_enabled("cuda", False)
-    assert not attention.fits(query, key, key)  # a gradient may be needed
+    assert not attention.fits(query, key, key)  # a gradient may be required
 
 
-def test_attention_of_ones_own_is_kept():
+def test_a_users_attention_is_kept():
     model = tiny("llama").eval()
     calls = []
 
@@ -471,7 +472,7 @@ def test_attention_of_ones_own_is_kept():
     answers(model)
 
 
-def test_peft():
+def test_a_peft_model_can_be_patched():
     peft = pytest.importorskip("peft")
     model = tiny("llama")
     adapted = peft.get_peft_model(
@@ -489,7 +490,7 @@ def test_peft():
         close(found[name], grad)
 
 
-def test_a_head_that_is_not_a_plain_linear_layer_keeps_its_logits():
+def test_a_head_that_is_not_a_plain_linear_layer_computes_its_logits():
     peft = pytest.importorskip("peft")
     adapted = peft.get_peft_model(tiny("llama"), peft.LoraConfig(target_modules=["lm_head"], init_lora_weights=False))
     expected, _ = trained(adapted)
@@ -499,7 +500,7 @@ def test_a_head_that_is_not_a_plain_linear_layer_keeps_its_logits():
     close(out.loss, expected.loss)
 
 
-def test_a_loss_of_ones_own_is_kept():
+def test_a_users_loss_is_kept():
     model = tiny("llama")
     model.loss_function = lambda logits, labels, vocab_size, **kwargs: logits.sum()
     opmux.patch_model(model)
@@ -507,7 +508,7 @@ def test_a_loss_of_ones_own_is_kept():
     close(out.loss, out.logits.sum())
 
 
-def test_compiled():
+def test_a_patched_model_compiles_to_one_graph():
     model = tiny("llama")
     expected, grads = trained(model)
     opmux.patch_model(model)
@@ -517,8 +518,8 @@ def test_compiled():
         close(found[f"_orig_mod.{name}"], grad)
 
 
-def test_no_mask_is_made_where_attention_needs_none(monkeypatch):
-    """Of whole sequences in training; sequences packed into one row, and padded ones, have theirs."""
+def test_no_mask_is_created_if_attention_does_not_need_it(monkeypatch):
+    """Training on whole sequences needs no mask; packed and padded sequences do."""
     model = tiny("llama", num_hidden_layers=1)
     packed = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]] * 2)
     padded = (torch.arange(9) < torch.tensor([[9], [5]])).long()
@@ -559,7 +560,7 @@ def test_a_copy_of_a_patched_model_is_patched():
     assert not any(KEY in module.__dict__ for module in twin.modules())
 
 
-def test_a_pickled_model_is_not_patched_and_can_be(tmp_path):
+def test_a_pickled_model_is_unpatched_and_can_be_patched(tmp_path):
     model = tiny("llama")
     opmux.patch_model(model)
     expected, _ = trained(model)
@@ -589,7 +590,7 @@ def test_resized_embeddings_keep_the_fused_loss():
         close(out.loss, expected.loss)
 
 
-def test_trainer(tmp_path):
+def test_trainer_trains_a_patched_model(tmp_path):
     pytest.importorskip("accelerate")
     expected = None
     for patched in (False, True):

@@ -1,4 +1,4 @@
-"""`patch_model(model, example=batch)`: what it refuses, and what it compiles beside the program."""
+"""`patch_model(model, example=batch)`: the examples that it rejects, and what it compiles in another process."""
 
 import json
 import logging
@@ -34,7 +34,7 @@ def model():
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """A machine that says it has a CUDA device; what is started there is listed instead."""
+    """Pretends that the machine has a CUDA device, and lists the programs that would be started."""
     started = []
     monkeypatch.setattr(devices, "accelerators", lambda: ("cuda",))
     monkeypatch.setattr(ahead.background, "run", lambda program, then, env=None: started.append(program))
@@ -65,18 +65,18 @@ def is_patched(model):
         ({"input_ids": IDS.to("meta")}, ValueError, "on the model's device, cpu; got input_ids on meta"),
     ],
 )
-def test_a_wrong_example_is_refused_and_the_model_is_as_it_was(model, example, kind, says):
+def test_an_invalid_example_raises_and_the_model_is_unchanged(model, example, kind, says):
     with pytest.raises(BadArgument, match=f"patch_model: example must.*{says}") as refused:
         opmux.patch_model(model, example=example)
     assert isinstance(refused.value, kind) and not is_patched(model)
 
 
-def test_a_model_type_has_no_example():
+def test_a_model_type_accepts_no_example():
     with pytest.raises(BadArgument, match="with a model, not with a model type"):
         opmux.patch_model("llama", example=IDS)
 
 
-def test_without_a_gpu_it_is_checked_and_not_used(model, caplog):
+def test_without_a_gpu_the_example_is_checked_but_not_used(model, caplog):
     with caplog.at_level(logging.INFO, logger="opmux"):
         report = opmux.patch_model(model, example={"input_ids": IDS, "labels": IDS, "use_cache": False})
     assert report.replaced and is_patched(model)
@@ -109,13 +109,13 @@ def test_the_other_process_gets_the_model_without_its_weights(model, gpu):
     assert not is_patched(sent)
 
 
-def test_a_model_that_cannot_be_sent_is_patched_all_the_same(model, gpu, caplog):
+def test_a_model_that_cannot_be_sent_is_still_patched(model, gpu, caplog):
     model.model.norm.register_forward_hook(lambda *_: None)
     assert opmux.patch_model(model, example=IDS).replaced and not gpu
     assert "nothing is compiled ahead, as the model cannot be sent to another process" in caplog.text
 
 
-def test_each_rank_takes_its_share_of_the_cores(model, gpu, monkeypatch):
+def test_each_rank_uses_its_share_of_the_cores(model, gpu, monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1000")
     opmux.patch_model(model, example=IDS)
     file = Path(gpu[0].split("'")[1])
@@ -123,7 +123,7 @@ def test_each_rank_takes_its_share_of_the_cores(model, gpu, monkeypatch):
     file.unlink()
 
 
-# On a machine that says it has an H200: the other process compiles for it, and the program goes on.
+# Pretends that the machine has an H200: another process compiles for it while the program goes on.
 PROGRAM = """
 import json, logging, sys, time, torch, transformers, opmux
 from opmux.faces.models import ahead
@@ -159,7 +159,7 @@ def start(folder, seconds):
 
 
 @pytest.mark.slow
-def test_a_step_on_the_example_is_compiled_beside_the_program(tmp_path):
+def test_a_step_on_the_example_is_compiled_in_another_process(tmp_path):
     pytest.importorskip("triton")
     process = start(tmp_path, 200)
     for line in process.stdout:
@@ -191,7 +191,7 @@ def test_the_other_process_ends_with_the_program(tmp_path):
 
 
 def mentions(process, folder):
-    """Whether a process was started with this folder in its environment."""
+    """Whether the environment of a process contains this folder."""
     try:
         return str(folder).encode() in (process / "environ").read_bytes()
     except OSError:

@@ -1,4 +1,4 @@
-"""patch_model: hooks of every kind on every replaced module get and change the values that they do in the model."""
+"""patch_model: hooks of every kind on every replaced module get and change the same values as in the original model."""
 
 import functools
 import itertools
@@ -20,7 +20,7 @@ MODULES = (
 
 
 def floats(value):
-    """The floating tensors in the arguments or results of a module."""
+    """The floating-point tensors in the arguments or results of a module."""
     if isinstance(value, torch.Tensor):
         return [value.detach().clone()] if value.is_floating_point() else []
     if isinstance(value, dict):
@@ -29,7 +29,7 @@ def floats(value):
 
 
 def scaled(value):
-    """The same with the first floating tensor times 1.25."""
+    """The same value with its first floating-point tensor multiplied by 1.25."""
     if isinstance(value, torch.Tensor):
         return value * 1.25
     if isinstance(value, dict):
@@ -74,11 +74,11 @@ def backward_pre_hook(module, seen):
 
 
 def old_backward_hook(module, seen):
-    """Of the kind that is given the gradients of one autograd node."""
+    """A hook of the old kind, which gets the gradients of a single autograd node."""
     return module.register_backward_hook(lambda module, *grads: seen.append(floats(grads)))
 
 
-# LlamaModel's last autograd node is one of its last norm, whose nodes are ours.
+# Not for LlamaModel: its last autograd node is in its last norm, whose nodes are ours and differ.
 OLD = [(name, old_backward_hook) for name in MODULES if name != "model"]
 KINDS = (forward_hook, forward_pre_hook, backward_hook, backward_pre_hook)
 
@@ -90,10 +90,11 @@ def expected_of(name, kind):
     return step(model), seen
 
 
-@pytest.mark.filterwarnings("ignore")  # torch: modules of which no input needs a gradient, hooks of the old kind
+# torch warns about modules whose inputs need no gradient, and about the old kind of hooks
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("name, kind", [*itertools.product(MODULES, KINDS), *OLD])
-def test_a_hook_gets_and_changes_what_it_does_in_the_model(name, kind, when):
+def test_a_hook_gets_and_changes_the_same_values_as_in_the_model(name, kind, when):
     (loss, grads), wanted = expected_of(name, kind)
     model, seen = llama(), []
     if when == "before":
@@ -122,7 +123,7 @@ GLOBAL = {
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", GLOBAL)
-def test_hooks_of_all_modules_are_called_for_every_module(kind):
+def test_global_module_hooks_are_called_for_every_module(kind):
     calls = []
     for patched in (False, True):
         model, seen = llama(), []
@@ -139,7 +140,7 @@ def test_hooks_of_all_modules_are_called_for_every_module(kind):
     assert len(wanted) > 20 and sorted(map(str, seen)) == sorted(map(str, wanted))
 
 
-def test_a_removed_hook_gives_the_fused_code_back(monkeypatch):
+def test_removing_a_hook_enables_the_fused_code_again(monkeypatch):
     model = llama()
     opmux.patch_model(model)
     norm, seen = model.model.layers[0].post_attention_layernorm, []
@@ -154,7 +155,7 @@ def test_a_removed_hook_gives_the_fused_code_back(monkeypatch):
     assert seen == [1] and model.model.norm in calls and norm not in calls
 
 
-def test_the_report_says_which_modules_are_called_because_of_hooks():
+def test_the_report_names_the_modules_that_are_called_because_of_hooks():
     model = llama()
     model.model.layers[0].post_attention_layernorm.register_forward_hook(lambda *args: None)
     model.model.layers[1].mlp.act_fn.register_full_backward_hook(lambda *args: None)
@@ -167,10 +168,10 @@ def test_the_report_says_which_modules_are_called_because_of_hooks():
     }
 
 
-# ---- what a user replaced -------------------------------------------------------------------------------------------
+# ---- modules and functions replaced by the user ---------------------------------------------------------------------
 
 
-def test_an_activation_of_ones_own_is_called_whatever_its_name():
+def test_a_users_activation_is_called_even_with_a_known_name():
     class SiLU(nn.Module):
         def forward(self, input):
             return nn.functional.silu(input) * 1.1
@@ -183,7 +184,7 @@ def test_an_activation_of_ones_own_is_called_whatever_its_name():
     close(step(model), step(expected))
 
 
-def test_an_activation_of_a_derived_class_is_called():
+def test_an_activation_of_a_subclass_is_called():
     class Doubled(nn.SiLU):
         def forward(self, input):
             return 2 * super().forward(input)
@@ -195,7 +196,7 @@ def test_an_activation_of_a_derived_class_is_called():
     close(step(model), step(expected))
 
 
-def test_a_loss_of_ones_own_is_called_whatever_its_name(monkeypatch):
+def test_a_users_loss_is_called_even_with_a_known_name(monkeypatch):
     from transformers.loss import loss_utils
 
     def ForCausalLMLoss(logits, labels, vocab_size, **kwargs):
@@ -216,7 +217,7 @@ def test_a_loss_of_ones_own_is_called_whatever_its_name(monkeypatch):
 
 @pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize("name", ["LlamaMLP", "LlamaRMSNorm", "LlamaDecoderLayer", "LlamaAttention"])
-def test_a_forward_of_a_class_that_was_replaced_after_patching_runs(name, again, monkeypatch):
+def test_a_class_forward_replaced_after_patching_runs(name, again, monkeypatch):
     from transformers.models.llama import modeling_llama as home
 
     cls = getattr(home, name)
@@ -241,7 +242,7 @@ def test_a_forward_of_a_class_that_was_replaced_after_patching_runs(name, again,
 
 @pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize("name", ["apply_rotary_pos_emb", "create_causal_mask"])
-def test_a_function_that_was_replaced_after_patching_runs(name, again, monkeypatch):
+def test_a_function_replaced_after_patching_runs(name, again, monkeypatch):
     from transformers.models.llama import modeling_llama as home
 
     model, expected = llama(), llama()
@@ -259,7 +260,7 @@ def test_a_function_that_was_replaced_after_patching_runs(name, again, monkeypat
     close(found, wanted)
 
 
-def test_a_helper_that_was_replaced_is_seen_by_the_next_patch(monkeypatch):
+def test_the_next_patch_notices_a_replaced_helper(monkeypatch):
     from transformers.models.llama import modeling_llama as home
 
     model, expected = llama(), llama()
@@ -270,7 +271,7 @@ def test_a_helper_that_was_replaced_is_seen_by_the_next_patch(monkeypatch):
     close(step(model), step(expected))
 
 
-def test_a_class_gets_its_own_forward_back_with_the_last_patched_model():
+def test_unpatching_the_last_model_restores_the_forward_of_its_classes():
     from transformers.models.llama.modeling_llama import LlamaMLP
 
     one, two = llama(), llama()
@@ -287,14 +288,14 @@ def test_a_class_gets_its_own_forward_back_with_the_last_patched_model():
 
 
 def test_a_known_class_with_new_source_is_reported_with_a_warning(tmp_path, monkeypatch, caplog):
-    """A refactored RMS norm keeps its own forward, in the table and in one warning."""
+    """A refactored RMS norm keeps its own forward; the report and one warning say so."""
     from transformers.models.llama import modeling_llama as home
 
     monkeypatch.setattr(patch, "_warn", functools.cache(patch._warn.__wrapped__))
     path = tmp_path / "refactored.py"
     path.write_text("def forward(self, hidden_states):\n    return self.weight * hidden_states.sigmoid()\n")
     space = {}
-    exec(compile(path.read_text(), home.__file__, "exec"), space)  # code of transformers' own file
+    exec(compile(path.read_text(), home.__file__, "exec"), space)  # as if it were in transformers' own file
     monkeypatch.setattr(home.LlamaRMSNorm, "forward", space["forward"])
     with caplog.at_level("WARNING", "opmux"):
         rows = [row for _ in range(2) for row in opmux.patch_model(llama()).left]
@@ -303,7 +304,7 @@ def test_a_known_class_with_new_source_is_reported_with_a_warning(tmp_path, monk
     assert len([r for r in caplog.records if "LlamaRMSNorm" in r.getMessage()]) == 1
 
 
-def test_the_table_of_known_classes_is_that_of_the_installed_transformers():
+def test_the_table_of_known_classes_matches_the_installed_transformers():
     import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 

@@ -1,4 +1,4 @@
-"""patch_model beside what libraries and torch do to modules: offloading, parametrizations, quantised layers, fx."""
+"""patch_model with other changes to modules: offloading, parametrizations, quantised layers, fx."""
 
 import copy
 import itertools
@@ -47,7 +47,7 @@ def test_offloaded_weights_are_loaded_for_fused_modules(kind, when, training, tm
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_accelerates_hooks_are_removed_from_a_patched_model(when):
+def test_accelerates_hooks_can_be_removed_from_a_patched_model(when):
     accelerate = pytest.importorskip("accelerate")
     model = llama()
     expected = step(model)
@@ -70,7 +70,7 @@ def test_accelerates_hooks_are_removed_from_a_patched_model(when):
 
 @pytest.fixture
 def prepare():
-    """`Accelerator.prepare` with mixed precision; accelerate allows one setting in a process."""
+    """`Accelerator.prepare` with mixed precision; accelerate allows one configuration per process."""
     accelerate = pytest.importorskip("accelerate")
     reset = accelerate.state.AcceleratorState._reset_state
     reset(reset_partial_state=True)
@@ -79,8 +79,8 @@ def prepare():
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_prepared_model_is_unpatched_as_it_was(when, prepare):
-    """It has a forward that accelerate set on the model, which stays."""
+def test_unpatching_restores_a_prepared_model(when, prepare):
+    """The forward that accelerate set on the model must stay."""
     plain = prepare(llama())
     expected = plain(**batch())
     model = llama()
@@ -107,8 +107,8 @@ def test_a_prepared_model_is_unpatched_as_it_was(when, prepare):
 PARTS = ("norm", "mlp", "self_attn", "lm_head", "embed_tokens")
 
 
-def test_parts_kept_in_float32_work_as_in_the_model():
-    """Of a model in bfloat16: where the model raises, so does the patched one."""
+def test_parts_kept_in_float32_work_as_in_the_original():
+    """For a bfloat16 model: where the original raises, the patched model raises too."""
 
     def attempt(model):
         try:
@@ -133,7 +133,7 @@ def test_parts_kept_in_float32_work_as_in_the_model():
     assert worked >= 4
 
 
-def test_norms_in_float32_work_under_autocast():
+def test_float32_norms_work_under_autocast():
     model = llama(torch.bfloat16)
     for name, module in model.named_modules():
         if "norm" in name:
@@ -145,7 +145,7 @@ def test_norms_in_float32_work_under_autocast():
     close(found[0], expected[0], 0.05)
 
 
-def test_a_patched_model_is_moved_to_another_dtype():
+def test_a_patched_model_can_be_moved_to_another_dtype():
     model = llama()
     opmux.patch_model(model)
     step(model)
@@ -185,7 +185,7 @@ def spectral(model):
 
 
 class Quantised(nn.Module):
-    """A linear layer with a weight of integers, as quantisers make them: no `weight` of floats."""
+    """A linear layer with an integer weight, as quantisers create it: it has no floating-point `weight`."""
 
     def __init__(self, layer):
         super().__init__()
@@ -215,7 +215,7 @@ def derived(model):
 
 
 def identities(model):
-    """A stage of a pipeline: some layers are elsewhere."""
+    """A pipeline stage: layers of other stages are replaced by identities."""
     model.model.norm = nn.Identity()
     model.model.layers[0].mlp.act_fn = nn.Identity()
     model.model.layers[1].post_attention_layernorm = nn.Identity()
@@ -225,13 +225,13 @@ def fewer_layers(model):
     del model.model.layers[0]
 
 
-@pytest.mark.filterwarnings("ignore")  # torch: the old weight_norm
+@pytest.mark.filterwarnings("ignore")  # torch deprecates the old weight_norm
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize(
     "change",
     [parametrized, weight_normed, old_weight_normed, spectral, quantised, derived, identities, fewer_layers],
 )
-def test_changed_layers_compute_what_they_do_in_the_model(change, when):
+def test_changed_layers_give_the_same_results_as_in_the_original(change, when):
     expected, model = llama(), llama()
     change(expected)
     if when == "before":
@@ -240,12 +240,12 @@ def test_changed_layers_compute_what_they_do_in_the_model(change, when):
     if when == "after":
         step(model)
         change(model)
-    close(step(model), step(expected), 1e-4)  # each step moves the vectors of a spectral norm
+    close(step(model), step(expected), 1e-4)  # each step changes the vectors of a spectral norm
     opmux.unpatch_model(model)
     close(step(model), step(expected), 1e-4)
 
 
-def test_a_parametrization_is_removed_from_a_patched_model():
+def test_a_parametrization_can_be_removed_from_a_patched_model():
     expected, model = llama(), llama()
     parametrized(model)
     opmux.patch_model(model)
@@ -257,7 +257,7 @@ def test_a_parametrization_is_removed_from_a_patched_model():
 
 @pytest.mark.parametrize("kept", ["first", "last"])
 def test_the_stages_of_a_pipeline_are_patched(kept):
-    """The first has embeddings and no head, the last a head and no embeddings."""
+    """The first stage has embeddings and no head, the last a head and no embeddings."""
 
     def run(model):
         model.model.layers = model.model.layers[:1] if kept == "first" else model.model.layers[1:]
@@ -288,7 +288,7 @@ def test_a_model_without_a_head_is_patched():
 
 
 def test_disabled_adapters_use_the_original_head():
-    """PEFT trains a copy of the head, and `disable_adapter` goes back to the original."""
+    """PEFT trains a copy of the head; `disable_adapter` switches back to the original."""
     peft = pytest.importorskip("peft")
 
     def adapted():
@@ -305,7 +305,7 @@ def test_disabled_adapters_use_the_original_head():
         close(model(**batch()).loss, expected(**batch()).loss)
 
 
-def test_two_optimizers_share_a_patched_model():
+def test_two_optimizers_can_share_a_patched_model():
     def losses(model):
         heads, rest = (
             torch.optim.SGD(model.lm_head.parameters(), 0.1),
@@ -348,7 +348,7 @@ def test_export_traces_a_patched_model():
     close(exported.module()(ids, use_cache=False).logits, expected)
 
 
-def test_a_deep_copy_of_an_offloaded_patched_model_runs_itself():
+def test_a_deep_copy_of_an_offloaded_patched_model_runs_its_own_modules():
     accelerate = pytest.importorskip("accelerate")
     model = llama()
     opmux.patch_model(model)

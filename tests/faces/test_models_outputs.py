@@ -1,4 +1,4 @@
-"""patch_model: in training, logits are computed when someone reads them, by whatever name, and then only."""
+"""patch_model: in training, logits are only computed when they are read, in whatever way."""
 
 import contextlib
 import copy
@@ -32,7 +32,7 @@ READS = {
 
 @pytest.fixture
 def computed(monkeypatch):
-    """Grows when late logits are computed."""
+    """Gets one entry for each time that late logits are computed."""
     calls = []
     read = late.LateLogits.read_now
     monkeypatch.setattr(late.LateLogits, "read_now", lambda self: calls.append(1) or read(self))
@@ -62,7 +62,7 @@ def test_outputs_are_ordinary_after_the_first_read(computed):
 
 
 @pytest.mark.parametrize("cached", [False, True])
-def test_outputs_have_the_places_of_the_model(cached):
+def test_outputs_have_the_same_items_as_the_original(cached):
     model = llama()
     expected = model(**batch(), use_cache=cached, output_hidden_states=True)
     opmux.patch_model(model)
@@ -72,7 +72,7 @@ def test_outputs_have_the_places_of_the_model(cached):
     close(out.hidden_states, expected.hidden_states)
 
 
-def test_a_tuple_has_the_models_logits():
+def test_a_tuple_output_has_the_models_logits():
     model = llama()
     expected = model(**batch(), return_dict=False)
     opmux.patch_model(model)
@@ -93,7 +93,7 @@ def test_reading_the_loss_computes_no_logits(computed):
 
 @pytest.mark.parametrize("before", [contextlib.nullcontext, torch.no_grad, torch.inference_mode])
 def test_gradients_flow_through_logits_that_are_read(before):
-    """A further loss of the logits (distillation, an entropy), after a metric read them without a gradient."""
+    """For another loss on the logits (distillation, entropy), also after a metric read them without a gradient."""
 
     def gradient(model):
         model.zero_grad()
@@ -109,8 +109,8 @@ def test_gradients_flow_through_logits_that_are_read(before):
     close(gradient(model), expected, 1e-4)
 
 
-def test_logits_of_an_earlier_step_are_refused():
-    """They would be computed with the new weight."""
+def test_reading_logits_of_an_earlier_step_raises():
+    """They would be computed with the updated weight."""
     model = llama()
     opmux.patch_model(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -124,7 +124,7 @@ def test_logits_of_an_earlier_step_are_refused():
     assert read.logits is not None and out.loss is not None
 
 
-def test_logits_are_read_in_the_precision_of_the_forward():
+def test_logits_have_the_precision_of_the_forward():
     model = llama()
     with torch.autocast("cpu", torch.bfloat16):
         expected = model(**batch()).logits
@@ -132,10 +132,10 @@ def test_logits_are_read_in_the_precision_of_the_forward():
         out = model(**batch())
     assert dict(out.items())["logits"].dtype is torch.bfloat16
     assert out.logits.dtype is expected.dtype is torch.bfloat16
-    close(out.logits, expected, 0.1)  # a few roundings of logits of up to 6
+    close(out.logits, expected, 0.1)  # several roundings of logits of up to 6
 
 
-def test_logits_can_be_set():
+def test_logits_can_be_assigned():
     model = llama()
     opmux.patch_model(model)
     out, mine = model(**batch()), torch.ones(3)
@@ -157,7 +157,7 @@ def capped():
     return transformers.Gemma2ForCausalLM(config).train()
 
 
-def test_softcapped_logits_are_read_with_their_cap():
+def test_softcapped_logits_are_capped_when_read():
     model = capped()
     expected = model(**batch())
     opmux.patch_model(model)

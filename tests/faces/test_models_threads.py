@@ -1,4 +1,6 @@
-"""patch_model: what a forward hands to its head stays in that call, and every copy of a module runs itself."""
+"""patch_model: what a forward passes to its head stays within that call, and every copy of a module runs its own
+weights.
+"""
 
 import asyncio
 import copy
@@ -14,7 +16,7 @@ from opmux.faces.models.logits import are_late
 
 
 def losses_of_threads(model, batches, steps):
-    """The losses of each thread, which calls the model with its own batch."""
+    """The losses of each thread; every thread calls the model with its own batch."""
     found, errors, start = [[] for _ in batches], [], threading.Barrier(len(batches))
 
     def run(place):
@@ -45,7 +47,7 @@ def test_threads_get_the_losses_of_their_own_labels(shapes):
         close(torch.stack(losses), want.expand(40))
 
 
-def test_a_forward_inside_a_forward_keeps_both_losses():
+def test_nested_forwards_both_keep_their_losses():
     model = llama()
     outer, inner = batch(seed=3), batch(seed=4)
     expected = [model(**given).loss.detach() for given in (outer, inner)]
@@ -62,8 +64,8 @@ def test_a_forward_inside_a_forward_keeps_both_losses():
     close(torch.stack([loss, found[0]]), torch.stack(expected))
 
 
-def test_interleaved_forwards_of_coroutines_keep_their_losses():
-    """Each forward waits before its head until the other one is there too."""
+def test_interleaved_coroutines_keep_their_losses():
+    """Each forward waits before its head until the other one has got there too."""
     model = llama()
     batches = [batch(seed=3), batch(seed=4)]
     expected = torch.stack([model(**given).loss.detach() for given in batches])
@@ -81,7 +83,7 @@ def test_interleaved_forwards_of_coroutines_keep_their_losses():
     close(torch.stack(asyncio.run(both())), expected)
 
 
-def test_a_forward_that_raises_leaves_nothing_behind():
+def test_a_forward_that_raises_does_not_affect_the_next_call():
     model = llama()
     expected = model(**batch()).loss.detach()
     logits = model(**batch()).logits.detach()
@@ -93,7 +95,7 @@ def test_a_forward_that_raises_leaves_nothing_behind():
     with pytest.raises((ValueError, RuntimeError)):
         model(input_ids=batch()["input_ids"], labels=batch(3, 4)["labels"])
     close(model(**batch()).loss, expected)
-    close(model(input_ids=batch()["input_ids"]).logits, logits)  # no labels: logits, not a loss
+    close(model(input_ids=batch()["input_ids"]).logits, logits)  # no labels: returns logits, not a loss
     close(model.lm_head(torch.ones(1, 32)), torch.nn.functional.linear(torch.ones(1, 32), model.lm_head.weight))
 
 
@@ -101,7 +103,7 @@ def test_a_forward_that_raises_leaves_nothing_behind():
 
 
 def replicated(model):
-    """A replica of a model, as DataParallel makes one for another device; its parameters are other tensors."""
+    """A replica of a model as DataParallel creates it for another device: its parameters are other tensors."""
     modules = list(model.modules())
     copies = {module: module._replicate_for_data_parallel() for module in modules}
     for module, replica in copies.items():
@@ -112,7 +114,7 @@ def replicated(model):
     return copies[model]
 
 
-def test_a_replica_of_data_parallel_runs_its_own_parameters():
+def test_a_data_parallel_replica_runs_its_own_parameters():
     expected = replicated(llama())(**batch()).loss
     model = llama()
     plain = model(**batch()).loss
@@ -123,7 +125,7 @@ def test_a_replica_of_data_parallel_runs_its_own_parameters():
 
 
 def test_data_parallel_gathers_logits():
-    """`gather` of DataParallel reads every output of each replica."""
+    """DataParallel's `gather` reads every output of each replica."""
     model = llama()
     expected = model(**batch())
     opmux.patch_model(model)
@@ -132,7 +134,7 @@ def test_data_parallel_gathers_logits():
 
 
 @pytest.mark.parametrize("name", ["", "model", "model.norm", "model.layers.0", "model.layers.0.mlp", "lm_head"])
-def test_a_shallow_copy_of_a_module_runs_itself(name):
+def test_a_shallow_copy_of_a_module_runs_its_own_weights(name):
     def run(model):
         module = copy.copy(model.get_submodule(name))
         module._parameters, module._modules = dict(module._parameters), dict(module._modules)
@@ -172,7 +174,7 @@ def test_functional_call_in_vmap_uses_the_given_parameters():
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_checkpointing_runs_the_forward_again_in_backward(reentrant):
+def test_checkpointing_reruns_the_forward_in_backward(reentrant):
     model = llama()
     model.gradient_checkpointing_enable({"use_reentrant": reentrant})
     expected = step(model)
@@ -181,8 +183,8 @@ def test_checkpointing_runs_the_forward_again_in_backward(reentrant):
     close(found, expected)
 
 
-def test_a_whole_model_is_checkpointed():
-    """The forward with the fused loss runs in a thread of autograd."""
+def test_a_whole_model_can_be_checkpointed():
+    """The forward with the fused loss then runs in one of autograd's threads."""
     model = llama()
     embeds = torch.randn(2, 9, 32, generator=torch.Generator().manual_seed(0)).requires_grad_()
 

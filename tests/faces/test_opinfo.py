@@ -1,6 +1,6 @@
-"""PyTorch's own samples of its ops, run by our kernels on a simulated device (opinfo.py).
+"""PyTorch's own op samples through our kernels on a simulated device (see opinfo.py).
 
-Without --slow, one sample of every third op.
+Without --slow: one sample of every third op.
 """
 
 import json
@@ -29,7 +29,7 @@ print(opinfo.run("toy", {{dtypes}}, limit={{limit}}).as_json())
 
 
 def run(dtypes, limit, seconds):
-    """A device that is nobody's, so that no vendor keeps a dtype from our kernels."""
+    """Uses a device without vendor kernels, so that every dtype runs in ours."""
     try:
         build.compiler()
     except build.CannotBuild as error:
@@ -47,15 +47,15 @@ def run(dtypes, limit, seconds):
 
 @pytest.fixture(scope="module")
 def few():
-    """A sample of one op in three, in one dtype."""
+    """One sample of every third op, each in one dtype."""
     return run("opinfo.one_dtype", 1, 580)
 
 
-def test_samples_agree(few):
+def test_samples_of_every_third_op_agree_with_torch(few):
     assert not few.unexpected(), "\n".join(map(str, few.unexpected()))
 
 
-def test_our_kernels_were_asked(few):
+def test_our_kernels_serve_samples_of_every_dtype(few):
     assert len(few.tallies) > 130 and len(few.reached) > 200
     totals = few.by_dtype()
     assert totals["float32"].run > 50 and totals["float32"].served > 200
@@ -68,7 +68,7 @@ def test_our_kernels_were_asked(few):
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64", "int64", "int32", "bool"])
 def test_a_sample_of_each_op_agrees_in_every_dtype(dtype):
-    """All samples take hours in the interpreter: `make opinfo`."""
+    """One sample per op: all samples take hours in the interpreter (`make opinfo`)."""
     report = run(f"[opinfo.torch.{dtype}]", 1, 1200)
     assert not report.unexpected(), "\n".join(map(str, report.unexpected()))
 
@@ -78,7 +78,7 @@ def test_a_sample_of_each_op_agrees_in_every_dtype(dtype):
 
 @pytest.fixture
 def crew(monkeypatch, tmp_path):
-    """A crew of one whose workers answer as the unit's name says."""
+    """A crew with one worker at a time, a fake whose behaviour follows from the unit's name."""
     monkeypatch.syspath_prepend(HOME)
     import opinfo
 
@@ -114,7 +114,7 @@ def crew(monkeypatch, tmp_path):
     return run
 
 
-def test_a_worker_that_ends_is_a_failure_by_name(crew):
+def test_a_worker_that_ends_is_replaced_and_reported_by_op(crew):
     found, workers = crew("good", "crashes", "hangs", "lost", "fine")
     assert [(f.op, f.form) for f in found.failures] == [
         ("crashes", "crash"), ("hangs", "time limit"), ("lost", "device"),

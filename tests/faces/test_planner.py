@@ -1,4 +1,4 @@
-"""Another process plans for auto mode only where it would choose the same implementations."""
+"""Another process plans launches for auto mode only if it would choose the same implementations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from opmux.machine import vendors
 
 @pytest.fixture
 def alike(monkeypatch):
-    """As in a program that has set nothing in code; other tests may have."""
+    """As if nothing was set in code: hides what other tests have registered or set."""
     registry = get_default_manager().registry
     known = [i for i in registry.all_impls() if is_foreign(i)]
     monkeypatch.setattr(planner, "is_foreign", lambda impl: is_foreign(impl) and all(impl is not one for one in known))
@@ -26,24 +26,24 @@ def alike(monkeypatch):
     reset_global_policy()
 
 
-def test_a_policy_set_in_code_is_this_processs_alone(alike):
+def test_no_planner_after_set_policy_in_code(alike):
     opmux.set_policy("reference")
     assert not planner._decides_alike()
     reset_global_policy()
     assert planner._decides_alike()
 
 
-def test_a_policy_in_the_environment_is_known_to_both(alike, setenv):
+def test_a_policy_from_the_environment_allows_a_planner(alike, setenv):
     setenv(OPMUX_PREFER="reference")
     assert planner._decides_alike()
 
 
-def test_a_malformed_variable_is_no_error_here(alike):
+def test_a_malformed_variable_prevents_a_planner_without_an_error(alike):
     alike.setenv("OPMUX_STRICT", "perhaps")
     assert not planner._decides_alike()
 
 
-def test_a_registered_implementation_is_this_processs_alone(alike):
+def test_no_planner_after_registering_an_implementation(alike):
     registry = get_default_manager().registry
     registry.register_impl(
         OpImpl("softmax", "vendor.mine", BackendImplKind.VENDOR, "mine", lambda x, dim: x, outside=True)
@@ -55,19 +55,19 @@ def test_a_registered_implementation_is_this_processs_alone(alike):
     assert planner._decides_alike()
 
 
-def test_a_failed_implementation_is_known_to_this_process_alone(alike):
+def test_no_planner_after_an_implementation_has_failed(alike):
     alike.setattr(type(get_default_manager()), "failures", lambda self: ["a failure"])
     assert not planner._decides_alike()
 
 
-def test_without_cuda_nothing_is_started(alike):
+def test_without_cuda_no_planner_is_started(alike):
     alike.setattr(planner.launching, "drives", lambda: False)
     alike.setattr(planner, "_start", lambda *_: pytest.fail("a process was started"))
     planner.use(True)
     assert planner._State.socket is None and not gate.waiting()
 
 
-def test_a_planner_that_fails_is_reported_with_what_it_wrote(alike, caplog):
+def test_a_failing_planner_is_reported_once_with_its_output(alike, caplog):
     alike.setattr(planner, "_possible", lambda: not planner._State.failed)
     alike.setattr(planner, "_facts", dict)
     alike.setattr(planner, "PROGRAM", "raise OSError('no such chip')")
@@ -83,7 +83,7 @@ def test_a_planner_that_fails_is_reported_with_what_it_wrote(alike, caplog):
     planner.stop()
 
 
-def test_it_can_be_turned_off(alike):
+def test_the_planner_can_be_disabled(alike):
     alike.setenv("OPMUX_PLANNER", "0")
     alike.setattr(planner.launching, "drives", lambda: pytest.fail("was asked"))
     planner.use(True)

@@ -1,4 +1,4 @@
-"""Preference losses over hidden states: against the papers' formulas in float64, and against Liger-Kernel's numbers."""
+"""Preference losses on hidden states, against the papers' formulas in float64 and against Liger-Kernel's results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LABELS = torch.tensor([True, False, False, True])
 
 
 def wave(*shape, phase=0.0, dtype=torch.float64):
-    """Numbers that need no generator: those below were computed from them by another library."""
+    """Reproducible values without a generator: another library computed the expected values below from them."""
     return torch.sin(torch.arange(math.prod(shape), dtype=dtype) * 1.7 + phase).view(shape)
 
 
@@ -76,7 +76,7 @@ def dpo_term(m):
     return -log_sigmoid(BETA * m)
 
 
-DPO = {  # of the log-ratios of a pair
+DPO = {  # functions of the pair's log-ratios
     "sigmoid": lambda c, r: (1 - EPS) * dpo_term(c - r) + EPS * dpo_term(r - c),
     "hinge": lambda c, r: (1 - BETA * (c - r)).clamp(min=0),
     "ipo": lambda c, r: ((c - r) - 1 / (2 * BETA)) ** 2,
@@ -93,7 +93,7 @@ DPO = {  # of the log-ratios of a pair
 
 @pytest.mark.parametrize("kind", DPO)
 @pytest.mark.parametrize("average", [False, True], ids=["sum", "mean"])
-def test_dpo(kind, average):
+def test_dpo_matches_the_formula(kind, average):
     d = Data()
     made = ours.fused_linear_dpo(
         d.x, d.w, d.target, d.b, *d.ref, loss_type=kind, beta=BETA, label_smoothing=EPS, average_log_prob=average
@@ -109,14 +109,14 @@ def test_all_kinds_of_dpo_are_tested():
     assert set(DPO_LOSSES) == set(DPO)
 
 
-def test_without_a_reference_model(parts):
+def test_dpo_without_a_reference_model(parts):
     d = Data()
     made = ours.fused_linear_dpo(d.x, d.w, d.target, d.b, beta=BETA)
     c, r = log_probs(d.x, d.w, d.b, d.target).chunk(2)
     same(made.loss, dpo_term(c - r).mean(), d)
 
 
-def test_cpo_simpo_and_orpo(parts):
+def test_cpo_simpo_and_orpo_match_their_formulas(parts):
     d = Data()
     chosen = d.target[:2] != -100
     nll = -log_probs(d.x, d.w, d.b, d.target)[:2].sum() / chosen.sum()
@@ -139,7 +139,7 @@ def test_cpo_simpo_and_orpo(parts):
 
 
 @pytest.mark.parametrize("kl", [None, torch.tensor(0.2), torch.tensor([0.2]), wave(B)], ids=["", "0-d", "1", "batch"])
-def test_kto(kl, parts):
+def test_kto_matches_the_formula(kl, parts):
     d = Data()
     made = ours.fused_linear_kto(d.x, d.w, d.target, LABELS, d.b, *d.ref, kl, beta=BETA)
     gain = log_probs(d.x, d.w, d.b, d.target) - log_probs(*d.ref, d.target) - (0.0 if kl is None else kl)
@@ -147,7 +147,7 @@ def test_kto(kl, parts):
     same(made.loss, (1 - value).mean(), d)
 
 
-def test_what_else_is_returned():
+def test_log_probs_logit_means_and_rewards_are_returned():
     d = Data()
     logits, both = d.x @ d.w.T + d.b, log_probs(d.x, d.w, d.b, d.target)
     made = ours.fused_linear_dpo(d.x, d.w, d.target, d.b, *d.ref, compute_nll_loss=True)
@@ -164,8 +164,9 @@ def test_what_else_is_returned():
         assert not got.requires_grad
 
 
-# ---- Liger-Kernel's numbers -----------------------------------------------------------------------------------------
-# Its own chunked losses, version 0.8.2, compiled=False, float32 on a CPU with torch 2.13, for Data(torch.float32):
+# ---- Liger-Kernel's results -----------------------------------------------------------------------------------------
+# From Liger-Kernel's chunked losses, version 0.8.2, compiled=False, float32 on a CPU with torch 2.13, for
+# Data(torch.float32):
 # [loss, sum(abs(gradient)) of input, weight and bias], and the sum of each auxiliary value.
 
 LOGGED = [-22.449215, -22.914675, 0.54654, -0.578516, 4.489843, -0.614043, 0.4123]
@@ -212,7 +213,7 @@ def as_liger(made, data, numbers, logged):
 
 
 @pytest.mark.parametrize("kind", LIGER_DPO)
-def test_dpo_as_liger(kind):
+def test_dpo_matches_liger(kind):
     d, smoothing = Data(torch.float32), 0.1 if kind in ("exo_pair", "robust") else 0.0
     made = ours.fused_linear_dpo(
         d.x, d.w, d.target, d.b, *d.ref, loss_type=kind, beta=0.3, label_smoothing=smoothing, compute_nll_loss=True,
@@ -221,7 +222,7 @@ def test_dpo_as_liger(kind):
     as_liger(made, d, LIGER_DPO[kind], LOGGED)
 
 
-def test_others_as_liger():
+def test_orpo_cpo_simpo_and_kto_match_liger():
     d = Data(torch.float32)
     args = d.x, d.w, d.target, d.b
     other = torch.where(d.target < 0, d.target, (d.target + 1) % V)
@@ -244,7 +245,7 @@ UNCLIPPED = ("cispo", "sapo", "vespo")
 
 
 def policy_term(kind, x, ratio, phi, A):
-    """The loss of one token, without its divergence from the reference."""
+    """The loss of one token, without the KL term."""
     if kind == "cispo":
         return -ratio.detach().clamp(max=1.3) * A * x
     if kind == "sapo":
@@ -256,7 +257,7 @@ def policy_term(kind, x, ratio, phi, A):
 
 
 def grpo_truth(kind, level, x, ref):
-    """Token by token, from the log-probabilities x; the options are those of grpo_options."""
+    """Token by token, from the log-probabilities x, with the options that grpo_options returns."""
     of_sequences, lengths = [], MASK.sum(-1)
     for b in range(B):
         A, at = ADVANTAGES[b].double(), [t for t in range(T) if MASK[b, t]]
@@ -293,13 +294,13 @@ over_levels = pytest.mark.parametrize(("kind", "level"), LEVELS, ids=[" ".join(o
 
 
 @over_levels
-def test_grpo(kind, level):
+def test_grpo_matches_the_formula(kind, level):
     d = Data()
     ids = d.target.clamp(min=0)
     logits = lambda x, w, b: (x @ w.T + b) / 0.8
     logp = lambda y: torch.log_softmax(y, -1).gather(-1, ids[..., None])[..., 0]
     want = grpo_truth(kind, level, logp(logits(*d.leaves)), logp(logits(*d.ref)))
-    padded = lambda t: torch.where(MASK, t, torch.nan)  # what is outside of the mask does not matter
+    padded = lambda t: torch.where(MASK, t, torch.nan)  # values outside the mask must not matter
     ref, options = padded(logp(logits(*d.ref))), grpo_options(kind, level)
     others = ADVANTAGES, MASK
     given = ours.fused_linear_grpo(
@@ -318,7 +319,7 @@ def test_grpo(kind, level):
     assert not got[:, -1].any()
 
 
-def test_grpo_of_each_token():
+def test_grpo_without_reduction_returns_a_loss_per_token():
     d = Data()
     ids, options = d.target.clamp(min=0), grpo_options("bnpo", "token")
     made = ours.fused_linear_grpo(d.x, d.w, ids, ADVANTAGES, MASK, d.b, OLD, None, *d.ref, reduction="none", **options)
@@ -333,7 +334,7 @@ def test_grpo_of_each_token():
     )
 
 
-def test_grpo_options():
+def test_grpo_options_scale_and_mask_the_loss():
     d = Data()
     ids = d.target.clamp(min=0)
     of = lambda **options: ours.fused_linear_grpo(d.x, d.w, ids, ADVANTAGES, MASK, d.b, OLD, **options)
@@ -346,7 +347,7 @@ def test_grpo_options():
     vespo = of(loss_type="vespo").loss
     for ratio in (torch.ones(B, T), torch.ones(B, 1), torch.ones(B)):
         torch.testing.assert_close(of(loss_type="vespo", vllm_is_ratio=ratio).loss, vespo)
-    now = ours.fused_linear_grpo(d.x, d.w, ids, ADVANTAGES, MASK, d.b)  # the ratio is 1, its gradient is not 0
+    now = ours.fused_linear_grpo(d.x, d.w, ids, ADVANTAGES, MASK, d.b)  # the ratio is 1, but its gradient is not 0
     torch.testing.assert_close(now.loss, -(ADVANTAGES[:, None] * MASK).sum().double() / MASK.sum())
     assert all(g.any() for g in d.grads(now.loss))
     nothing = ours.fused_linear_grpo(d.x, d.w, ids, ADVANTAGES, torch.zeros(B, T), d.b, OLD)
@@ -355,19 +356,20 @@ def test_grpo_options():
     assert none.loss == 0
 
 
-def test_tokens_are_averaged_over_processes(monkeypatch):
+def test_grpo_averages_over_the_tokens_of_all_processes(monkeypatch):
     d = Data()
     of = lambda **options: ours.fused_linear_grpo(d.x, d.w, d.target.clamp(min=0), ADVANTAGES, MASK, **options).loss
     alone = of()
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
-    monkeypatch.setattr(torch.distributed, "all_reduce", lambda count: count.add_(30))  # the tokens of the other one
+    # the other process has 30 tokens
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda count: count.add_(30))
     torch.testing.assert_close(of(), alone * MASK.sum() / ((MASK.sum() + 30) / 2))
     for items in (40, torch.tensor(40)):
         torch.testing.assert_close(of(num_items_in_batch=items), alone * MASK.sum() / 20)
 
 
-LIGER_GRPO = {  # as LIGER; ours is compared where Liger counts no padding (its luspo does)
+LIGER_GRPO = {  # format as LIGER; no padding where Liger ignores the mask (only its luspo applies it)
     ("grpo", "token"): ([0.342162, 0.258841, 0.198198, 0.070085], [0.67454, 0.3]),
     ("grpo", "sequence"): ([0.362662, 0.622209, 1.525623, 0.590867], [0.235707, 0.2]),
     ("dapo", "token"): ([0.229385, 0.237979, 0.210008, 0.077884], [0.67454, 0.3]),
@@ -385,7 +387,7 @@ LIGER_GRPO = {  # as LIGER; ours is compared where Liger counts no padding (its 
 
 
 @over_levels
-def test_grpo_as_liger(kind, level):
+def test_grpo_matches_liger(kind, level):
     d, options = Data(torch.float32), grpo_options(kind, level)
     mask = torch.ones(B, T) if kind == "luspo" else MASK
     made = ours.fused_linear_grpo(
@@ -396,7 +398,7 @@ def test_grpo_as_liger(kind, level):
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_token_log_probs(temperature):
+def test_token_log_probs_match_the_formula_and_can_write_the_gradient_in_place(temperature):
     target = Data().target
     for dtype in (torch.float64, torch.bfloat16):
         x = (3 * wave(B, T + 1, V)).to(dtype).requires_grad_()
@@ -420,7 +422,7 @@ def test_token_log_probs(temperature):
             loss.backward()
 
 
-def test_in_place_is_noticed_by_who_needs_the_logits():
+def test_in_place_raises_if_another_backward_needs_the_logits():
     x = wave(B, T + 1, V).requires_grad_()
     y = x.tanh()  # its backward needs y
     loss = ours.grpo_loss(y, None, None, Data().target.clamp(min=0), ADVANTAGES, in_place=True).loss
@@ -447,7 +449,7 @@ WRONG_GRPO = {
 
 
 @pytest.mark.parametrize("wrong", WRONG_GRPO)
-def test_bad_arguments_of_grpo(wrong):
+def test_invalid_grpo_arguments_raise(wrong):
     d, (change, words) = Data(), WRONG_GRPO[wrong]
     given = dict(completion_ids=d.target.clamp(min=0), advantages=ADVANTAGES, old_logp=None) | change
     with pytest.raises(ValueError, match=f"fused_linear_grpo: .*{words}"):
@@ -490,7 +492,7 @@ def distilled(d, kind, beta, **options):
 
 
 @over_kinds
-def test_distillation(kind, beta, parts):
+def test_distillation_matches_the_formula(kind, beta, parts):
     d = Data()
     kept = [t.detach().clone() for t in (*d.leaves, *d.ref)]
     made, want = distilled(d, kind, beta), distillation_truth(kind, d, beta)
@@ -505,7 +507,7 @@ def test_distillation(kind, beta, parts):
     assert all(torch.equal(a, b) for a, b in zip(kept, (*d.leaves, *d.ref), strict=True))
 
 
-LIGER_DISTILLATION = {  # as LIGER; cosine without ignored labels, which Liger counts
+LIGER_DISTILLATION = {  # format as LIGER; cosine without ignored labels, which Liger counts
     ("jsd", 0.0): ([1.587983, 1.663295, 1.231933, 0.499806], [0.32438, 4.536388]),
     ("jsd", 0.3): ([1.407082, 1.627343, 0.874057, 0.256682], [0.065951, 4.536388]),
     ("jsd", 1.0): ([1.593565, 1.595369, 1.13644, 0.459849], [0.332355, 4.536388]),
@@ -516,13 +518,13 @@ LIGER_DISTILLATION = {  # as LIGER; cosine without ignored labels, which Liger c
 
 
 @over_kinds
-def test_distillation_as_liger(kind, beta):
+def test_distillation_matches_liger(kind, beta):
     d = Data(torch.float32)
     d.target = d.target.clamp(min=0) if kind == "cosine" else d.target
     as_liger(distilled(d, kind, beta), d, *LIGER_DISTILLATION[kind, beta])
 
 
-def test_distillation_from_a_longer_vocabulary_and_another_hidden_size(parts):
+def test_distillation_accepts_a_teacher_with_more_classes_and_another_hidden_size(parts):
     d = Data()
     d.ref = [wave(B, T, H + 2, phase=3.0), 2 * wave(V + 4, H + 2, phase=4.0), wave(V + 4, phase=5.0)]
     made = distilled(d, "jsd", 0.3, temperature=1.0, weight_hard_loss=0.0, weight_soft_loss=1.0)
@@ -536,7 +538,7 @@ def test_distillation_from_a_longer_vocabulary_and_another_hidden_size(parts):
         torch.testing.assert_close(a, b)
 
 
-def test_distillation_of_halves_frozen_weights_and_no_rows():
+def test_distillation_accepts_16_bit_frozen_and_empty_inputs():
     d, exact = Data(torch.bfloat16), Data()
     made = distilled(d, "jsd", 0.5, accum_dtype=torch.float32)
     want = distillation_truth("jsd", exact, 0.5)
@@ -575,7 +577,7 @@ WRONG_DISTILLATION = {
 
 
 @pytest.mark.parametrize("wrong", WRONG_DISTILLATION)
-def test_bad_arguments_of_distillation(wrong):
+def test_invalid_distillation_arguments_raise(wrong):
     d, (change, words) = Data(), WRONG_DISTILLATION[wrong]
     given = dict(
         student_input=d.x, student_weight=d.w, teacher_input=d.ref[0], teacher_weight=d.ref[1], true_labels=d.target
@@ -587,7 +589,7 @@ def test_bad_arguments_of_distillation(wrong):
 # ---- modules --------------------------------------------------------------------------------------------------------
 
 
-def test_modules():
+def test_modules_match_their_functions():
     d = Data()
     pairs, teacher = (d.x, d.w, d.target, d.b), (d.x, d.w, d.ref[0], d.ref[1], d.target)
     tokens = d.x, d.w, d.target.clamp(min=0), ADVANTAGES
@@ -620,10 +622,10 @@ def test_modules():
     assert "kind" not in inspect.signature(opmux.nn.CosineDistillationLoss).parameters
 
 
-# ---- what must not happen -------------------------------------------------------------------------------------------
+# ---- memory, tracing and edge cases ---------------------------------------------------------------------------------
 
 
-def test_linear_log_probs(parts):
+def test_linear_log_probs_match_the_formula(parts):
     d = Data()
     got = ours.linear_log_probs(d.x, d.w, d.target, d.b, temperature=0.7)
     want = log_probs(d.x / 0.7, d.w, d.b / 0.7, d.target)
@@ -632,12 +634,12 @@ def test_linear_log_probs(parts):
     d = Data()
     d.b.requires_grad_(False).zero_()
     d.leaves.pop()
-    got = ours.linear_log_probs(d.x, d.w, d.target, temperature=0.7)  # without a bias by another way
+    got = ours.linear_log_probs(d.x, d.w, d.target, temperature=0.7)  # without a bias, different code runs
     same(got.sum(-1).sin().sum(), log_probs(d.x / 0.7, d.w, d.b, d.target).sin().sum(), d)
 
 
 class Largest(TorchDispatchMode):
-    """The most elements that a tensor has which is made under it."""
+    """Records the number of elements of the largest tensor that any op returned."""
 
     def __init__(self):
         super().__init__()
@@ -649,14 +651,14 @@ class Largest(TorchDispatchMode):
         return made
 
 
-def test_the_logits_are_never_whole(monkeypatch):
+def test_fused_losses_never_allocate_all_logits(monkeypatch):
     monkeypatch.setattr(chunked, "CHUNK", 4 * V * 4)
     bodies = (
         (losses, "_linear_cross_entropy"),
         (losses, "_linear_cross_entropy_bwd"),
         (distillation, "_linear_distillation"),
     )
-    for module, name in bodies:  # a mode does not see inside a custom op
+    for module, name in bodies:  # a dispatch mode does not see the ops inside a custom op
         monkeypatch.setattr(module, name, getattr(module, name)._init_fn)
     d = Data(torch.float32, tokens=64)
     with Largest() as seen:
@@ -674,7 +676,7 @@ COMPILED = {
 
 
 @pytest.mark.parametrize("name", COMPILED)
-def test_compiled_whole(name):
+def test_fused_losses_compile_without_graph_breaks(name):
     d, want = Data(torch.float32), Data(torch.float32)
     got, loss = torch.compile(COMPILED[name], fullgraph=True, backend="aot_eager")(d).loss, COMPILED[name](want).loss
     torch.testing.assert_close(got, loss)
@@ -682,7 +684,7 @@ def test_compiled_whole(name):
         torch.testing.assert_close(a, b)
 
 
-def test_frozen_arguments_and_no_writes():
+def test_frozen_arguments_get_no_gradient_and_inputs_are_not_written():
     for frozen in range(3):
         d = Data()
         leaves = d.leaves[frozen].requires_grad_(False), *(t for i, t in enumerate(d.leaves) if i != frozen)
@@ -691,13 +693,13 @@ def test_frozen_arguments_and_no_writes():
             t.requires_grad_()
         loss = ours.fused_linear_dpo(d.x, d.w, d.target, d.b, *d.ref).loss
         first = torch.autograd.grad(loss, leaves[1:], retain_graph=True)
-        loss.backward()  # a second one
+        loss.backward()  # a second backward
         assert leaves[0].grad is None and all(t.grad is None for t in d.ref)
         assert all(torch.equal(a, leaf.grad) for a, leaf in zip(first, leaves[1:], strict=True))
         assert all(torch.equal(a, b) for a, b in zip(kept, (*d.leaves, *d.ref, d.target), strict=True))
 
 
-def test_sequences_without_tokens_and_batches_without_sequences():
+def test_losses_accept_empty_sequences_and_empty_batches():
     d = Data()
     for ignored in (0, 2, slice(None)):
         target = d.target.clone()
@@ -710,12 +712,12 @@ def test_sequences_without_tokens_and_batches_without_sequences():
         ):
             assert all(t.isfinite().all() for t in (made[0], *d.grads(made[0])))
     made = ours.fused_linear_cpo(d.x[:0], d.w, d.target[:0], d.b, compute_nll_loss=False)
-    assert made.loss.isnan() and made.chosen_log_probs.shape == (0,)  # the mean of nothing, as torch's
+    assert made.loss.isnan() and made.chosen_log_probs.shape == (0,)  # the mean of an empty batch, as in torch
     assert not any(g.any() for g in d.grads(made.chosen_log_probs.sum() + made.loss.nan_to_num()))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_half_precision(dtype):
+def test_dpo_accepts_16_bit_inputs(dtype):
     d, exact = Data(dtype), Data()
     made = ours.fused_linear_dpo(d.x, d.w, d.target, d.b, *d.ref, accum_dtype=torch.float32)
     want = ours.fused_linear_dpo(exact.x, exact.w, exact.target, exact.b, *exact.ref)
@@ -726,7 +728,7 @@ def test_half_precision(dtype):
         torch.testing.assert_close(a.double(), b, rtol=0.1, atol=0.03)
 
 
-def test_autocast_and_other_layouts():
+def test_losses_accept_autocast_and_transposed_inputs():
     d = Data(torch.float32)
     want = ours.fused_linear_cpo(d.x, d.w, d.target, d.b)
     turned = d.x.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_()
@@ -755,27 +757,27 @@ WRONG = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_bad_arguments(wrong):
+def test_invalid_arguments_raise(wrong):
     d, (change, words) = Data(), WRONG[wrong]
     given = dict(target=d.target, bias=d.b, ref_input=d.ref[0], ref_weight=d.ref[1]) | change
     with pytest.raises((ValueError, RuntimeError), match=words):
         ours.fused_linear_dpo(d.x, d.w, **given)
 
 
-def test_kto_rejects_labels_that_are_not_one_for_each_sequence():
+def test_kto_rejects_a_wrong_number_of_labels():
     d = Data()
     with pytest.raises(ValueError, match=r"preference_labels must have shape \(4,\).*; got \(2,\)"):
         ours.fused_linear_kto(d.x, d.w, d.target, LABELS[:2])
 
 
-def test_kto_rejects_a_divergence_for_other_sequences():
+def test_kto_rejects_a_wrong_number_of_kl_values():
     d = Data()
     with pytest.raises(ValueError, match=r"kl must have one element, or shape \(4,\); got \(2,\)"):
         ours.fused_linear_kto(d.x, d.w, d.target, LABELS, kl=torch.zeros(2))
 
 
-def test_log_probs_of_transposed_logits_are_those_of_a_contiguous_copy():
-    """Within a sum's rounding errors: torch adds up rows in another order where they are not contiguous."""
+def test_log_probs_of_transposed_and_contiguous_logits_agree():
+    """Within a sum's rounding errors: torch sums non-contiguous rows in another order."""
     d, turned = Data(), wave(B, V, T).transpose(1, 2).requires_grad_()
     straight = turned.detach().contiguous().requires_grad_()
     tol = 8 * torch.finfo(turned.dtype).eps * math.log2(V)
@@ -785,7 +787,7 @@ def test_log_probs_of_transposed_logits_are_those_of_a_contiguous_copy():
     torch.testing.assert_close(*grads, rtol=tol, atol=tol)
 
 
-def test_log_probs_in_place_reject_logits_that_are_not_contiguous():
+def test_in_place_log_probs_reject_logits_that_are_not_contiguous():
     with pytest.raises(ValueError, match=r"token_log_probs: logits must be contiguous for in_place=True; got strides"):
         ours.token_log_probs(wave(B, V, T).transpose(1, 2), Data().target, in_place=True)
 

@@ -1,4 +1,4 @@
-"""The first `enable()` on a machine: C++ is compiled by another process, and torch's own kernels run meanwhile."""
+"""The first `enable()` on a machine: another process compiles the C++ library while torch's own kernels run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def until(condition, seconds=60):
 
 @pytest.fixture
 def preparing(monkeypatch):
-    """The callbacks to run when the background compilation ends; nothing is compiled."""
+    """The callbacks that a finished background compilation would call; nothing is compiled."""
     started = []
     monkeypatch.setattr(switch.Selection, "takes_long", lambda self: self.auto)
     monkeypatch.setattr(decisions, "measured", lambda chip: {"_softmax": FAST})
@@ -40,14 +40,14 @@ def preparing(monkeypatch):
     decisions._decide.cache_clear()
 
 
-def test_ops_are_turned_on_when_the_other_process_is_done(preparing):
+def test_ops_are_enabled_when_the_other_process_has_finished(preparing):
     assert opmux.enable() == opmux.enabled_ops() == []
     preparing[0]("")
     until(opmux.enabled_ops)
     assert opmux.enabled_ops() == ["_softmax"]
 
 
-def test_they_are_turned_on_in_the_main_thread(preparing, monkeypatch):
+def test_ops_are_enabled_in_the_main_thread(preparing, monkeypatch):
     found = []
     turn_on = switch.Selection.turn_on
     note = lambda self, *args, **kwargs: (found.append(threading.current_thread()), turn_on(self, *args, **kwargs))
@@ -61,7 +61,7 @@ def test_they_are_turned_on_in_the_main_thread(preparing, monkeypatch):
 @pytest.mark.parametrize(
     "undo", [opmux.disable, lambda: opmux.enable(include="softmax", mode="all")], ids=["off", "all"]
 )
-def test_a_selection_that_was_replaced_meanwhile_stays_off(preparing, undo):
+def test_a_selection_replaced_during_compilation_is_not_enabled(preparing, undo):
     opmux.enable()
     undo()
     left = opmux.enabled_ops()
@@ -70,7 +70,7 @@ def test_a_selection_that_was_replaced_meanwhile_stays_off(preparing, undo):
     assert opmux.enabled_ops() == left
 
 
-def test_a_failure_is_a_warning_and_torchs_kernels_run(preparing, caplog):
+def test_a_failed_compilation_warns_and_torchs_kernels_run(preparing, caplog):
     opmux.enable()
     with caplog.at_level("WARNING"):
         preparing[0]("g++: no space left")
@@ -78,16 +78,16 @@ def test_a_failure_is_a_warning_and_torchs_kernels_run(preparing, caplog):
     assert opmux.enabled_ops() == []
 
 
-def test_waiting_turns_them_on_at_once(preparing):
+def test_enable_with_wait_compiles_in_this_process(preparing):
     assert opmux.enable(wait=True) == ["_softmax"] and not preparing
 
 
-def test_blocks_wait(preparing):
+def test_use_compiles_in_this_process(preparing):
     with opmux.use():
         assert opmux.enabled_ops() == ["_softmax"] and not preparing
 
 
-def test_a_process_that_cannot_be_started_is_done_without(preparing, monkeypatch):
+def test_ops_are_enabled_if_no_process_can_be_started(preparing, monkeypatch):
     def fail(program, then, env=None):
         raise OSError("no more processes")
 
@@ -102,11 +102,11 @@ def ended(program):
     return found[0]
 
 
-def test_the_program_that_prepares_runs():
+def test_the_compiling_program_succeeds():
     assert ended(switch.PREPARE.format(include=("softmax",), exclude=None)) == ""
 
 
-def test_what_went_wrong_in_a_background_process_is_reported():
+def test_errors_of_a_background_process_are_reported():
     assert "there is no such thing" in ended("raise ValueError('there is no such thing')")
     assert "exit status 3" in ended("import sys; sys.exit(3)")
     assert ended(f"import sys; assert sys.path == {sys.path!r}") == ""

@@ -1,4 +1,4 @@
-"""What auto mode takes is saved for the next process, whose overrides are made when they are first called."""
+"""Auto mode saves its decisions for the next process, which creates each override at its first call."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ FAST = Speed((5.0, 4.0), {BF16: (Times(64, 10.0, 5.0), Times(1 << 20, 100.0, 50.
 
 @pytest.fixture
 def machine(monkeypatch, tmp_path):
-    """As on a machine where softmax was measured; `machine()` forgets what this process knows, as a new one."""
+    """Pretends that softmax was measured on this machine; `machine()` clears all state, as in a new process."""
     if not native_library.available():
         pytest.skip("the native library cannot be compiled here")
     monkeypatch.setenv("OPMUX_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(decisions, "measured", lambda chip: {"_softmax": FAST, "exp": FAST})
     monkeypatch.setattr(switch.Selection, "_is_saved", property(lambda self: self.auto and saved.usable()))
     monkeypatch.setattr(saved, "plugins_are_named", lambda: False)
-    monkeypatch.setattr(vendors, "changed_in_code", lambda: False)  # other tests register some
+    monkeypatch.setattr(vendors, "changed_in_code", lambda: False)  # other tests change vendors
 
     def again():
         opmux.disable()
@@ -48,7 +48,7 @@ def files(folder):
     return sorted(folder.glob("auto/*.json"))
 
 
-def test_the_second_process_reads_what_the_first_has_decided(machine, tmp_path, monkeypatch):
+def test_the_second_process_reads_the_decisions_of_the_first(machine, tmp_path, monkeypatch):
     first = opmux.enable()
     assert "_softmax" in first and len(files(tmp_path)) == 1
     rows = {name: decisions.thresholds(name, "cpu") for name in first}
@@ -59,11 +59,11 @@ def test_the_second_process_reads_what_the_first_has_decided(machine, tmp_path, 
     assert all(isinstance(entry, Deferred) for entry in engine._devices["cpu"].entries.values())
 
 
-def test_a_deferred_override_is_made_by_its_first_call(machine):
+def test_a_deferred_override_is_created_at_its_first_call(machine):
     opmux.enable()
     machine()
     opmux.enable()
-    gate.select(frozenset({"_softmax"}), None)  # as in mode="all": each call is ours
+    gate.select(frozenset({"_softmax"}), None)  # as in mode="all", every call runs our kernel
     x = torch.randn(64, 128, dtype=BF16)
     want = torch.softmax(x.double(), -1)
     for _ in range(3):
@@ -73,7 +73,7 @@ def test_a_deferred_override_is_made_by_its_first_call(machine):
     torch.testing.assert_close(opmux.native("_softmax")(x, -1, False).double(), want, rtol=1e-2, atol=1e-3)
 
 
-def test_a_deferred_override_leaves_nothing_when_it_is_removed(machine):
+def test_removing_a_deferred_override_restores_atens_kernel(machine):
     opmux.enable()
     machine()
     opmux.enable()
@@ -84,7 +84,7 @@ def test_a_deferred_override_leaves_nothing_when_it_is_removed(machine):
     torch.testing.assert_close(torch.softmax(x, -1), torch.softmax(x.double(), -1).float())
 
 
-def test_mode_all_takes_over_deferred_overrides(machine):
+def test_mode_all_replaces_deferred_overrides(machine):
     opmux.enable()
     machine()
     opmux.enable()
@@ -93,7 +93,7 @@ def test_mode_all_takes_over_deferred_overrides(machine):
     torch.testing.assert_close(torch.softmax(x, -1), torch.softmax(x.double(), -1).float())
 
 
-def test_another_selection_or_setting_has_a_file_of_its_own(machine, tmp_path, monkeypatch):
+def test_each_selection_and_policy_has_its_own_file(machine, tmp_path, monkeypatch):
     opmux.enable()
     machine()
     assert opmux.enable(include="softmax") == ["_softmax"]
@@ -104,7 +104,7 @@ def test_another_selection_or_setting_has_a_file_of_its_own(machine, tmp_path, m
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"taken": 1}', '{"taken": {"cpu": {"exp": 1}}}', '{"taken": null}'])
-def test_a_file_that_cannot_be_read_is_written_again(machine, tmp_path, text):
+def test_an_unreadable_file_is_rewritten(machine, tmp_path, text):
     first = opmux.enable()
     (file,) = files(tmp_path)
     good = json.loads(file.read_text())
@@ -114,7 +114,7 @@ def test_a_file_that_cannot_be_read_is_written_again(machine, tmp_path, text):
     assert json.loads(file.read_text()) == good
 
 
-def test_a_file_of_another_user_is_not_read(machine, tmp_path):
+def test_a_file_that_others_can_write_is_not_read(machine, tmp_path):
     opmux.enable()
     (file,) = files(tmp_path)
     file.chmod(0o666)
@@ -124,7 +124,7 @@ def test_a_file_of_another_user_is_not_read(machine, tmp_path):
     assert "_softmax" in opmux.enable()
 
 
-def test_a_registered_implementation_is_decided_about_in_its_process(machine):
+def test_nothing_is_saved_after_registering_an_implementation(machine):
     from opmux.core import BackendImplKind, OpImpl, get_default_manager
 
     assert saved.usable()
@@ -138,7 +138,7 @@ def test_a_registered_implementation_is_decided_about_in_its_process(machine):
     assert saved.usable()
 
 
-def test_plugins_are_decided_about_in_their_process(machine, monkeypatch):
+def test_nothing_is_saved_if_plugins_are_configured(machine, monkeypatch):
     monkeypatch.undo()
     monkeypatch.setenv("OPMUX_PLUGIN_MODULES", "json")
     assert not saved.usable()

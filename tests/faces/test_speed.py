@@ -1,4 +1,4 @@
-"""`opmux tune --aten`: arguments for torch's overloads at a size, and what is measured with them."""
+"""`opmux tune --aten`: arguments for torch's overloads at a given size, and measurements with them."""
 
 import json
 import warnings
@@ -20,20 +20,20 @@ NAMES = (
 )  # fmt: skip
 
 
-# Overloads whose arguments come from the backward of a function that no CPU has.
+# Backward overloads whose forward has no CPU kernel -> that forward.
 AFTER = {
     "_scaled_dot_product_flash_attention_backward": "_scaled_dot_product_flash_attention",
     "_flash_attention_backward": "_flash_attention_forward",
     "_scaled_dot_product_efficient_attention_backward": "_scaled_dot_product_efficient_attention",
     "_efficient_attention_backward": "_scaled_dot_product_efficient_attention",
     "_thnn_fused_lstm_cell_backward_impl": "_thnn_fused_lstm_cell",
-    "_fused_rms_norm_backward": "",  # a CPU composes the forward, and differentiates its parts
+    "_fused_rms_norm_backward": "",  # the CPU decomposes the forward, so this backward is never called
 }
 
 
 @pytest.fixture(scope="module")
 def sources():
-    with warnings.catch_warnings():  # of functions that are deprecated, or not yet stable
+    with warnings.catch_warnings():  # some functions warn that they are deprecated or not yet stable
         warnings.simplefilter("ignore")
         return cases.Sources(table(), "cpu", speed_cases.DTYPES)
 
@@ -41,14 +41,14 @@ def sources():
 @pytest.fixture
 def quick(monkeypatch, sources):
     monkeypatch.setattr(measure, "SIZES", (1 << 12, 1 << 13))
-    monkeypatch.setattr(measure, "SLOW_US", float("inf"))  # whatever else the machine does
+    monkeypatch.setattr(measure, "SLOW_US", float("inf"))  # never skip a size because the machine is busy and slow
     monkeypatch.setattr(measure, "Sources", lambda *given: sources)
     yield
     opmux.disable()
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_arguments_at_a_size(sources, name):
+def test_arguments_have_the_requested_size(sources, name):
     made = list(sources.cases(table()[name], 1 << 14, torch.float32))
     assert made and all(case.numel == 1 << 14 for case in made)
     with torch.no_grad():
@@ -56,7 +56,7 @@ def test_arguments_at_a_size(sources, name):
             table()[name].shape.op(*case.args, **case.kwargs)
 
 
-def test_what_is_measured_is_what_decides(quick, tmp_path):
+def test_measurements_are_stored_and_read_by_auto_mode(quick, tmp_path):
     names = ["native_layer_norm", "_log_softmax"]
     found = {n: task() for n, task in zip(names, measure.tasks_here(names, "cpu"), strict=True)}
     assert not any("skipped" in f for f in found.values()), found
@@ -66,10 +66,10 @@ def test_what_is_measured_is_what_decides(quick, tmp_path):
     file.write_text(decisions.FILES.text(chip_of("cpu"), speeds, {"skipped": {}}))
     assert json.loads(file.read_text())["made_for"]["chip"] == "cpu" and decisions.FILES.read(file) == speeds
     assert command.mean([0.5, 2.0]) == pytest.approx(1.0)
-    assert len(command.ratios(speeds["_log_softmax"])) == 2  # bfloat16, float32
+    assert len(command.ratios(speeds["_log_softmax"])) == 2  # bfloat16 and float32
 
 
-def test_an_overload_that_is_not_ours_is_not_measured(quick):
+def test_an_overload_without_our_kernel_is_not_measured(quick):
     (task,) = measure.tasks_here(["add.Tensor"], "cpu")
     assert "did not reach" in task()["skipped"]
 
@@ -84,14 +84,14 @@ def test_every_overload_has_arguments_or_a_reason(sources):
     assert without - lacking == speed_cases.NONE.keys() | AFTER.keys()
 
 
-def test_arguments_that_must_fit_one_another_are_never_made_by_the_schema():
+def test_arguments_that_must_fit_together_are_not_generated_from_the_schema():
     x = cases.sized(1 << 13, torch.float32, "cpu")
     made = {n for n, o in table().items() if cases.by_schema(o, x) is not None}
     assert {"add.Tensor", "clamp", "tril", "polygamma_"} <= made
     assert not any("backward" in n or n.startswith("_embedding_bag") for n in made)
     tensors = {n: sum("Tensor" in str(a.type) for a in table()[n].shape.arguments) for n in made}
     assert {table()[n].family for n, count in tensors.items() if count > 1} == {"pointwise"}
-    assert min(tensors.values()) == 1  # the schema does not say on which device a factory makes a tensor
+    assert min(tensors.values()) == 1  # factories have no tensor argument, so the schema does not tell their device
 
 
 @pytest.mark.parametrize("name", ["_cdist_backward", "_pdist_backward", "_segment_reduce_backward", "gelu_backward"])
@@ -100,7 +100,7 @@ def test_a_backward_gets_what_its_forward_saved(sources, name):
     assert made and len({t.shape for t in cases.tensors_in(made[0].args)}) == (1 if name == "gelu_backward" else 2)
 
 
-def test_the_dtype_of_a_case_is_that_of_its_first_tensor(sources):
+def test_the_first_tensor_has_the_dtype_of_the_case(sources):
     assert sources.dtypes(table()["where.self"]) == [torch.bool]
     assert sources.dtypes(table()["_int_mm"]) == [torch.int8]
     for name in ("where.self", "_int_mm", "nonzero", "index_select", "bincount", "embedding_dense_backward"):
@@ -109,19 +109,19 @@ def test_the_dtype_of_a_case_is_that_of_its_first_tensor(sources):
 
 
 @pytest.mark.parametrize("name", ["full", "arange.start_step", "linspace", "eye", "randint.low", "normal.float_float"])
-def test_a_factory_is_asked_for_its_size_on_the_device(sources, name):
+def test_factories_are_called_with_the_size_and_the_device(sources, name):
     made = [c for d in sources.dtypes(table()[name]) for c in sources.cases(table()[name], 1 << 14, d)]
     assert made and all(c.kwargs["device"].type == "cpu" and 8 * c.numel >= 1 << 14 for c in made)
 
 
-def test_cases_differ_and_are_few(sources):
+def test_cases_of_an_overload_are_few_and_distinct(sources):
     for name in ("_softmax", "cat", "_to_copy", "sum.dim_IntList"):
         made = list(sources.cases(table()[name], 1 << 13, torch.float32))
         assert 0 < len(made) <= cases.CASES and len({c.looks for c in made}) == len(made), name
         assert {c.numel for c in made} == {1 << 13}, name
 
 
-def test_a_program_ends_at_the_call_that_is_looked_for(monkeypatch):
+def test_a_program_ends_at_the_requested_call(monkeypatch):
     ended = []
 
     def program(x):
@@ -138,7 +138,7 @@ def test_a_program_ends_at_the_call_that_is_looked_for(monkeypatch):
 # ---- what is measured -----------------------------------------------------------------------------------------------
 
 
-def test_memory_that_runs_out_leaves_the_smaller_sizes(quick, monkeypatch):
+def test_out_of_memory_keeps_the_smaller_sizes(quick, monkeypatch):
     def worst(overload, sources, clock, numel, dtype, switches):
         if numel > 1 << 12:
             raise torch.OutOfMemoryError("128 GiB")
@@ -149,25 +149,26 @@ def test_memory_that_runs_out_leaves_the_smaller_sizes(quick, monkeypatch):
     assert task()["float32"] == [[1 << 12, 2.0, 1.0]]
 
 
-def test_a_refusal_of_torch_is_the_reason(quick):
+def test_a_call_that_torch_rejects_is_skipped_with_torchs_error(quick):
     (task,) = measure.tasks_here(["_masked_scale"], "cpu")
     assert task()["skipped"].startswith("torch refuses its arguments: NotImplementedError")
 
 
-def test_forms_are_measured_only_where_nothing_stands_for_them():
+def test_overloads_without_a_measured_equivalent_are_measured():
     known = table()
     forms = command.stood_for(known)
     names = command.chosen(known, forms, ())
     assert {"add_.Tensor", "add.out", "exp.out"} <= forms.keys() and forms["add_.Tensor"] == "add.Tensor"
-    assert not {"_softmax.out", "sum.IntList_out", "mm.out"} & forms.keys()  # ours are copied there
+    assert not {"_softmax.out", "sum.IntList_out", "mm.out"} & forms.keys()  # our kernels need a copy for these
     assert set(names) == known.keys() - forms.keys()
     assert {n for n, o in known.items() if o.shape.kind == "functional"} <= set(names)
-    assert {"polygamma_", "linspace.out", "fill_.Scalar"} <= set(names)  # fill: torch composes the functional one
+    # fill_: torch's functional overload is a composition
+    assert {"polygamma_", "linspace.out", "fill_.Scalar"} <= set(names)
     without_plain = {n: o for n, o in known.items() if n != "exp"}
     assert "exp.out" in command.chosen(without_plain, command.stood_for(without_plain), ())
 
 
-def test_the_forms_that_are_left_out_are_those_that_decisions_decides_by_another(monkeypatch):
+def test_skipped_overloads_are_those_that_auto_mode_decides_by_another(monkeypatch):
     forms = command.stood_for(table())
     speed = decisions.Speed((1.0, 1.0), {})
     monkeypatch.setattr(decisions, "measured", lambda chip: dict.fromkeys(set(forms.values()), speed))
@@ -191,11 +192,11 @@ def test_the_forms_that_are_left_out_are_those_that_decisions_decides_by_another
         ("relu_", ["relu_"]),
     ],
 )
-def test_a_form_is_measured_if_it_is_asked_for(asked, names):
+def test_an_overload_that_is_named_is_measured(asked, names):
     assert command.chosen(table(), command.stood_for(table()), [asked]) == names
 
 
-def test_the_report_says_what_stands_for_what(capsys):
+def test_the_report_counts_the_overloads_that_a_measurement_covers(capsys):
     speed = decisions.Speed((1.0, 1.0), {torch.float32: (decisions.Times(1 << 16, 2.0, 1.0),)})
     forms = {"_softmax.out": "_softmax", "add_.Tensor": "add.Tensor", "add.out": "add.Tensor"}
     command._report(screen.out(), {"_softmax": speed, "_softmax.out": speed, "add.Tensor": speed}, {}, forms)

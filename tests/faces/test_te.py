@@ -1,4 +1,4 @@
-"""NVIDIA's own Python layer on our tex, on a machine without CUDA: its modules against plain torch."""
+"""NVIDIA's own Python layer on our tex, on a machine without CUDA: compares its modules with plain torch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ te_layer.skip_without("with CUDA nothing is read for another chip: tests/gpu/tes
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 CPU, SIZE = "cpu", Size()
-BLOCKS = Size(hidden=128, ffn=128, heads=4, length=64, batch=2)  # whole blocks of 128
+BLOCKS = Size(hidden=128, ffn=128, heads=4, length=64, batch=2)  # a multiple of the 128-element blocks
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 
 
@@ -57,17 +57,17 @@ def recipes(te):
 
 @dtypes
 @pytest.mark.parametrize("name", TWINS)
-def test_a_module_is_as_near_as_plain_torch(te, name, dtype):
+def test_modules_are_as_accurate_as_plain_torch(te, name, dtype):
     agrees(name, te, dtype, CPU, SIZE)
 
 
-def test_devices_are_this_machines(te):
-    """Whatever is said of CUDA: nothing by default, "cuda" by name, a device object."""
+def test_modules_are_created_on_this_machines_device(te):
+    """Without a device argument, with "cuda" by name or index, and with a device object."""
     for said in ({}, {"device": "cuda"}, {"device": torch.device("cuda")}, {"device": "cuda:0"}, {"device": "cpu"}):
         assert te.Linear(16, 16, **said).weight.device == torch.device("cpu"), said
 
 
-def test_autocast_of_the_cpu_is_the_layers(te):
+def test_cpu_autocast_applies_to_modules(te):
     layer, x = te.Linear(32, 32), torch.randn(4, 32)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         y = layer(x)
@@ -77,7 +77,7 @@ def test_autocast_of_the_cpu_is_the_layers(te):
 
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("layout", ["sbhd", "bshd"])
-def test_rotary_embedding(te, fused, layout):
+def test_rotary_embedding_matches_the_formula(te, fused, layout):
     from transformer_engine.pytorch.attention.rope import apply_rotary_pos_emb
 
     s, b, h, d = 8, 2, 3, 16
@@ -90,24 +90,24 @@ def test_rotary_embedding(te, fused, layout):
     x = t.float().requires_grad_()
     y = apply_rotary_pos_emb(x, freqs, tensor_format=layout, fused=fused)
     torch.testing.assert_close(y.double(), exact, rtol=1e-5, atol=1e-5)
-    y.square().sum().backward()  # a rotation: the gradient of the length is the input's own
+    y.square().sum().backward()  # a rotation keeps the length: its gradient is that of the input's own length
     torch.testing.assert_close(x.grad, 2 * x.detach(), rtol=1e-5, atol=1e-5)
 
 
-def test_checkpointing_changes_nothing_but_memory(te):
+def test_checkpointing_gives_the_same_results(te):
     layer = te.TransformerLayer(64, 96, 4, hidden_dropout=0.3, attention_dropout=0.0)
     settle(layer)
     x, dy = torch.randn(16, 2, 64), torch.randn(16, 2, 64)
     runs = []
     for run in (lambda m, x: m(x), lambda m, x: te.checkpoint(m, x, use_reentrant=True)):
-        torch.manual_seed(7)  # recomputing draws the same dropout
+        torch.manual_seed(7)  # the recomputation draws the same dropout mask
         runs.append(run_module(layer, x, dy, run))
     for name, value in runs[0].items():
         torch.testing.assert_close(runs[1][name], value, msg=lambda m, n=name: f"{n}: {m}")
 
 
-def test_attention_with_a_cache(te):
-    """Step by step with a cache as all at once without one."""
+def test_attention_with_a_cache_matches_attention_without(te):
+    """Decoding step by step with a cache gives the same result as one call without."""
     module = te.MultiheadAttention(
         64, 4, attn_mask_type="causal", qkv_format="bshd", layer_number=1, attention_dropout=0.0, bias=False
     ).eval()
@@ -125,7 +125,7 @@ def test_attention_with_a_cache(te):
     torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-5, atol=1e-5)
 
 
-# New tokens of each sequence, step by step: sequences join and leave, and fill several pages out of order.
+# New tokens per sequence in each step: sequences join and leave, and fill several pages out of order.
 PAGED_STEPS = (
     {0: 5, 1: 9}, {0: 1, 1: 1, 2: 3}, {0: 1, 1: 1, 2: 1}, {0: 1, 2: 1, 3: 6}, {2: 1, 3: 1}, {2: 1, 3: 1},
 )  # fmt: skip
@@ -136,13 +136,13 @@ def backend(request, te, monkeypatch):
     choose_attention(request.param, monkeypatch.setenv)
     yield request.param
     monkeypatch.undo()
-    choose_attention("FUSED", lambda name, value: None)  # what was chosen here is forgotten
+    choose_attention("FUSED", lambda name, value: None)  # clears the selection that this test made
 
 
 @pytest.mark.parametrize("backend", ["FUSED", "UNFUSED"], indirect=True)
 @pytest.mark.parametrize("layout", ["bshd", "sbhd", "thd"])
-def test_a_layer_with_a_paged_cache(te, layout, backend):
-    dtype = torch.bfloat16 if backend == "FUSED" else torch.float32  # fused attention takes halves only
+def test_a_layer_with_a_paged_cache_matches_one_without(te, layout, backend):
+    dtype = torch.bfloat16 if backend == "FUSED" else torch.float32  # fused attention only accepts 16-bit dtypes
     layer = te.TransformerLayer(
         64, 64, 4, num_gqa_groups=2, attention_dropout=0.0, hidden_dropout=0.0, params_dtype=dtype, layer_number=1,
         self_attn_mask_type="padding_causal", attn_input_format=layout,
@@ -184,8 +184,8 @@ def test_a_layer_with_a_paged_cache(te, layout, backend):
 
 @pytest.mark.parametrize("backend", ["FUSED"], indirect=True)
 @pytest.mark.parametrize("layout", ["sbhd", "bshd"])
-def test_activations_on_the_host(te, layout, backend):
-    """The layer copies what attention saves, which must be contiguous, from 256 Ki elements on."""
+def test_activations_can_be_offloaded_to_the_host(te, layout, backend):
+    """From 256 Ki elements on, the layer copies the tensors that attention saves; they must be contiguous."""
     made = lambda n: te.MultiheadAttention(
         128, 4, attention_dropout=0.0, params_dtype=torch.bfloat16, qkv_format=layout, layer_number=n
     )
@@ -193,7 +193,7 @@ def test_activations_on_the_host(te, layout, backend):
     x, dy = (torch.randn(128, 16, 128).bfloat16() for _ in range(2))
     want, _ = offloaded(te, modules, x, dy, enabled=False)
     found, moved = offloaded(te, modules, x, dy, enabled=True)
-    assert moved > 2  # at least q, k, v and o, of half a MB each
+    assert moved > 2  # at least q, k, v and o, 0.5 MB each
     assert all(torch.equal(a, b) for a, b in zip(found, want, strict=True))
 
 
@@ -216,7 +216,7 @@ OPTIMIZERS = {
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_training_steps_like_torchs_optimizer(te, name):
+def test_fused_optimizers_match_torchs(te, name):
     ours, theirs = OPTIMIZERS[name]
     fused, plain = te.Linear(32, 16), torch.nn.Linear(32, 16)
     settle(fused)
@@ -239,20 +239,20 @@ def test_training_steps_like_torchs_optimizer(te, name):
 # ---- fp8, emulated --------------------------------------------------------------------------------------------------
 
 
-def test_the_layer_believes_in_fp8(te):
+def test_reported_capabilities_are_those_of_hopper(te):
     assert te.is_fp8_available() and te.is_fp8_block_scaling_available()
     assert te.get_device_compute_capability() == (9, 0)
-    assert not te.is_mxfp8_available() and not te.is_nvfp4_available()  # a Blackwell's
+    assert not te.is_mxfp8_available() and not te.is_nvfp4_available()  # these need Blackwell
 
 
 @pytest.mark.parametrize("recipe", ["delayed", "current", "block"])
 @pytest.mark.parametrize("name", ["Linear", "LayerNormMLP gelu", "LayerNormMLP swiglu", "TransformerLayer"])
-def test_fp8_is_near(te, recipes, name, recipe):
+def test_fp8_modules_are_close_to_torch(te, recipes, name, recipe):
     allowed = 0.06 if name == "Linear" else 0.15
     near(name, te, torch.bfloat16, CPU, BLOCKS, allowed, recipes[recipe])
 
 
-def test_fp8_by_its_older_name(te, recipes):
+def test_fp8_autocast_is_still_accepted(te, recipes):
     layer, x = te.Linear(128, 128), torch.randn(128, 128)
     with te.fp8_autocast(enabled=True, fp8_recipe=recipes["current"]):
         y = layer(x)
@@ -261,7 +261,7 @@ def test_fp8_by_its_older_name(te, recipes):
 
 
 @pytest.mark.parametrize("recipe", ["delayed", "current", "block"])
-def test_weights_kept_in_fp8(te, recipes, recipe):
+def test_fp8_weights_can_be_trained(te, recipes, recipe):
     with te.quantized_model_init(enabled=True, recipe=recipes[recipe]):
         layer = te.Linear(128, 128, params_dtype=torch.bfloat16)
     assert isinstance(layer.weight, te.QuantizedTensor) and isinstance(layer.weight, torch.nn.Parameter)
@@ -284,7 +284,7 @@ def test_weights_kept_in_fp8(te, recipes, recipe):
 
 @pytest.fixture(scope="module")
 def quantizers(te):
-    """Functions that make a quantizer: of each kind, and for rows and columns of different kinds."""
+    """Functions that create a quantizer: one per kind, and for different kinds by row and by column."""
     from transformer_engine.pytorch.tensor import hybrid_tensor, identity_tensor
 
     fp8, nothing, hybrid = te.DType.kFloat8E4M3, identity_tensor.IdentityQuantizer, hybrid_tensor.HybridQuantizer
@@ -302,11 +302,11 @@ def quantizers(te):
     }
 
 
-def test_master_weights_of_all_kinds_at_once(te, quantizers):
-    """Each weight is written from its master weight; from a part of it where the layer allows that."""
+def test_master_weights_of_all_kinds_are_quantized_together(te, quantizers):
+    """Each weight is quantized from its master weight, or from a shard of it if the layer supports that."""
     from transformer_engine.pytorch.tensor.utils import quantize_master_weights
 
-    names = [name for name in quantizers if name != "current and mxfp8"]  # the layer does not support that one
+    names = [name for name in quantizers if name != "current and mxfp8"]  # the layer does not support this kind
     part = {name: slice(1000, 9000) if " " not in name else slice(0, 128 * 128) for name in names}
     weights = [quantizers[name]()(torch.zeros(128, 128, dtype=torch.bfloat16)) for name in names]
     masters = [torch.randn(128 * 128) for _ in names]
@@ -323,8 +323,8 @@ def test_master_weights_of_all_kinds_at_once(te, quantizers):
         assert name != "delayed" or not found[: part[name].start].any()
 
 
-def test_quantized_tensors_that_show_torch_no_inner_tensors_are_real(quantizers, monkeypatch):
-    """torch 2.11 asks whether all, and whether any of them are fake, and raises where the answers differ."""
+def test_quantized_tensors_without_inner_tensors_are_not_fake(quantizers, monkeypatch):
+    """torch 2.11 checks whether all and whether any inner tensors are fake, and raises if the answers differ."""
     from torch._subclasses import fake_tensor
 
     from opmux.core.tensors import is_real
@@ -341,8 +341,8 @@ def test_quantized_tensors_that_show_torch_no_inner_tensors_are_real(quantizers,
     "rows, columns, errors",
     [("current and mxfp8", "mxfp8", (True, True)), ("none and current", "current", (False, True))],
 )
-def test_rows_and_columns_of_different_recipes(te, quantizers, rows, columns, errors):
-    """The forward uses rows, the backward columns; what is not quantized is exact."""
+def test_rows_and_columns_may_have_different_recipes(te, quantizers, rows, columns, errors):
+    """The forward uses rows, the backward columns; a direction without quantization is exact."""
     from transformer_engine.common.recipe import CustomRecipe
 
     made = lambda role: quantizers[columns if "grad" in str(getattr(role, "tensor_type", role)) else rows]()
@@ -375,8 +375,8 @@ print(json.dumps(done))
 """
 
 
-def test_on_another_chip_the_layer_runs_there():
-    """A device in host memory under a vendor's name: "cuda" is that chip, and its tensors never leave it."""
+def test_the_layer_runs_on_another_chip():
+    """A simulated device with a vendor's name: "cuda" means that device, and all tensors are on it."""
     try:
         build.compiler()
     except build.CannotBuild as error:
@@ -386,11 +386,11 @@ def test_on_another_chip_the_layer_runs_there():
     assert set(done.values()) == {"agrees"}
 
 
-# ---- what is left alone ---------------------------------------------------------------------------------------------
+# ---- no side effects ------------------------------------------------------------------------------------------------
 
 
 def python(code: str, *paths: Path, **extra: str) -> dict:
-    """What a program says last, as JSON, in a process of its own."""
+    """Run a program in a new process; returns the last line of its output, parsed as JSON."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(("NVTE", "TRITON_INTERPRET"))}
     env["PYTHONPATH"] = os.pathsep.join(map(str, [*paths, SRC]))
     done = fresh.run([sys.executable, "-W", "ignore", "-c", code], env=env | extra, timeout=240)
@@ -467,31 +467,31 @@ def untouched():
     return python(UNTOUCHED)
 
 
-def test_torch_is_not_changed(untouched):
+def test_importing_the_layer_does_not_change_torch(untouched):
     assert untouched["changed"] == []
     assert untouched["available"] is False and untouched["is_cuda"] is False and untouched["version"] is None
     assert untouched["cuda"] == "refused"
     assert untouched["environment"], "variables are set for the import alone"
 
 
-def test_what_needs_a_missing_package_says_so(untouched):
+def test_errors_name_the_missing_package(untouched):
     assert "pip install onnxscript" in untouched["onnx"]
     assert untouched["seeded"] == []
     assert "CUDA graphs need a CUDA device" in untouched["graphed"]
 
 
-def test_it_can_be_undone(untouched):
+def test_uninstall_removes_all_modules_and_finders(untouched):
     assert untouched["left"] == [] and untouched["finders"] == []
     assert "opmux.te.install()" in untouched["after"]
     assert untouched["again"] is True
 
 
-# ---- when it cannot be ----------------------------------------------------------------------------------------------
+# ---- installs that fail ---------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def boot(monkeypatch):
-    """The installer as in a process that has not installed it."""
+    """The installer, as in a process that has not called it."""
     from opmux.faces.te import boot
 
     monkeypatch.setattr(boot, "_grant", None)
@@ -511,20 +511,20 @@ def refused(boot, *words: str) -> None:
     [(("transformer_engine",), "transformer_engine is not"), (("einops", "pydantic"), "imports einops, pydantic")],
     ids=["the layer", "what it needs"],
 )
-def test_what_is_not_installed_is_named(boot, monkeypatch, absent, words):
+def test_errors_name_the_packages_that_are_not_installed(boot, monkeypatch, absent, words):
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name in absent else find(name, *more))
     refused(boot, words, "pip install opmux[te]")
 
 
-def test_after_nvidias_own_it_is_too_late(boot, monkeypatch):
+def test_install_raises_after_nvidias_own_was_imported(boot, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformer_engine.pytorch", types.ModuleType("theirs"))
     monkeypatch.setitem(sys.modules, "transformer_engine_torch", types.ModuleType("theirs"))
     refused(boot, "already imported", "Put `import opmux.te` before")
 
 
 @pytest.mark.parametrize(("version", "warned"), [("2.20.2", False), ("2.9.1", False), ("2.12.0", True)])
-def test_another_version_is_said(boot, monkeypatch, version, warned):
+def test_an_untested_version_warns(boot, monkeypatch, version, warned):
     monkeypatch.setattr(importlib.metadata, "version", lambda name: version)
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
@@ -535,7 +535,7 @@ def test_another_version_is_said(boot, monkeypatch, version, warned):
     assert len(seen) == warned
 
 
-def test_sources_that_were_not_installed_have_a_version(boot, monkeypatch, tmp_path):
+def test_the_version_of_an_uninstalled_source_tree_is_found(boot, monkeypatch, tmp_path):
     package = tmp_path / "transformer_engine"
     package.mkdir()
     (package / "__init__.py").touch()
@@ -553,7 +553,7 @@ def test_sources_that_were_not_installed_have_a_version(boot, monkeypatch, tmp_p
         importlib.metadata.version("another")
 
 
-# ---- how sources are read -------------------------------------------------------------------------------------------
+# ---- source rewriting -----------------------------------------------------------------------------------------------
 
 SOURCE = '''"""Nothing here is "cuda" but words."""
 import torch
@@ -604,7 +604,7 @@ def read(tmp_path):
     return read
 
 
-def test_a_source_is_read_for_the_chip(read):
+def test_rewritten_source_refers_to_the_chip(read):
     names = read("cpu")
     t, cpu = torch.ones(2), torch.device("cpu")
     assert [x.device for x in (*names["place"](), *names["place"]("cuda:3"), *names["place"](0))] == [cpu] * 6
@@ -619,17 +619,17 @@ def test_a_source_is_read_for_the_chip(read):
     assert names["__doc__"] == 'Nothing here is "cuda" but words.'
 
 
-def test_lines_are_those_of_the_file(read):
+def test_rewritten_source_keeps_its_line_numbers(read):
     with pytest.raises(AttributeError, match="nothing") as caught:
         read("cpu")["fails"](torch.ones(1))
     assert caught.traceback[-1].lineno + 1 == 1 + SOURCE[: SOURCE.index("t.cuda() / t.nothing")].count("\n")
     assert str(caught.traceback[-1].path).endswith("source.py")
 
 
-def test_a_chip_with_numbers_keeps_them():
+def test_device_indices_are_kept():
     from opmux.faces.te.chip import Chip
 
-    chip = Chip("meta")  # a device type that torch has everywhere and that is not the CPU
+    chip = Chip("meta")  # a device type, other than the CPU, that every build of torch has
     assert chip.here("cuda:1") == chip.here(1) == chip.device("cuda", 1) == torch.device("meta:1")
     assert chip.here("cpu") == "cpu" and chip.here(None) is None
     assert chip.here(torch.device("cpu")) == torch.device("cpu")

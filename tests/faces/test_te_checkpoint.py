@@ -1,4 +1,4 @@
-"""Activation recomputation of Transformer Engine's modules in FP8: the same numbers as without it."""
+"""Activation recomputation in Transformer Engine's FP8 modules: results are the same as without it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ MODULES = {
 
 
 def steps(te, name, recipe, run):
-    """Results and gradients of two steps of a new module; delayed scaling uses the first step's amax in the second."""
+    """Results and gradients of two steps of a new module; with delayed scaling, step 2 uses the amax of step 1."""
     te.quantization.FP8GlobalStateManager.reset()
     torch.manual_seed(3)
     layer = MODULES[name](te)
@@ -69,8 +69,8 @@ def plain(layer, x, autocast):
 
 @pytest.mark.parametrize("way", ["reentrant", "not reentrant", "torch's"])
 @pytest.mark.parametrize("recipe", ["delayed", "current", "block", "mxfp8", "hybrid"])
-def test_recomputed_activations_are_the_same(te, recipes, recipe, way):
-    """te.checkpoint in both modes, and torch's with the autocast inside the function that is checkpointed."""
+def test_recomputation_gives_the_same_results(te, recipes, recipe, way):
+    """te.checkpoint in both modes, and torch's checkpoint with autocast inside the checkpointed function."""
 
     def run(layer, x, autocast):
         if way == "torch's":
@@ -87,8 +87,8 @@ def test_recomputed_activations_are_the_same(te, recipes, recipe, way):
             torch.testing.assert_close(found, exact, rtol=0, atol=0, msg=lambda m, name=name: f"{name}: {m}")
 
 
-def test_torchs_checkpoint_does_not_know_an_autocast_around_it(te, recipes):
-    """Its recomputation runs in the backward, where te.autocast has ended: fewer tensors are saved."""
+def test_torchs_checkpoint_raises_inside_te_autocast(te, recipes):
+    """The recomputation runs in the backward, after te.autocast has ended, so it saves fewer tensors."""
     from torch.utils.checkpoint import CheckpointError
 
     layer, x = MODULES["Linear"](te), torch.randn(128, HIDDEN).to(BF16).requires_grad_()

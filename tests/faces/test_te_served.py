@@ -1,4 +1,4 @@
-"""What Transformer Engine computes with Triton kernels of its own, on a machine without CUDA: against plain PyTorch."""
+"""Functions that Transformer Engine computes with Triton kernels of its own, without CUDA, against PyTorch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def te():
 
 
 def grads(y, *inputs):
-    """Gradients with a fixed gradient of y that is not constant."""
+    """Gradients for a fixed, non-constant gradient of y."""
     slope = torch.linspace(-1, 1, y.numel()).view(y.shape).to(y.dtype)
     return torch.autograd.grad(y, inputs, slope, retain_graph=True)
 
@@ -40,7 +40,7 @@ def agree(found, exact, dtype):
 @dtypes
 @pytest.mark.parametrize("reduce_loss", [False, True])
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
-def test_parallel_cross_entropy(te, dtype, reduce_loss, label_smoothing):
+def test_parallel_cross_entropy_matches_torch(te, dtype, reduce_loss, label_smoothing):
     x = torch.randn(3, 5, 37, dtype=dtype, requires_grad=True)
     target = torch.randint(37, (3, 5))
     target[1, 2] = target[2, 0] = -7
@@ -75,19 +75,19 @@ TOKENS, EXPERTS, HIDDEN = 9, 5, 16
 def routed(seed=0):
     torch.manual_seed(seed)
     mask = torch.rand(TOKENS, EXPERTS) < 0.4
-    mask[3] = False  # a token of no expert
-    mask[:, 2] = False  # an expert of no token
+    mask[3] = False  # a token without an expert
+    mask[:, 2] = False  # an expert without tokens
     return mask
 
 
 def pairs(mask):
-    """The token and the expert of each row: in order of experts, then of tokens."""
+    """The (token, expert) of each row, ordered by expert, then by token."""
     expert, token = mask.T.nonzero(as_tuple=True)
     return token, expert
 
 
 @dtypes
-def test_moe_permute_and_unpermute_by_a_mask(te, dtype):
+def test_moe_permute_and_unpermute_with_a_mask(te, dtype):
     mask = routed()
     token, expert = pairs(mask)
     x = torch.randn(TOKENS, HIDDEN, dtype=dtype, requires_grad=True)
@@ -105,7 +105,7 @@ def test_moe_permute_and_unpermute_by_a_mask(te, dtype):
 
 
 @dtypes
-def test_moe_permute_with_probs(te, dtype):
+def test_moe_permute_also_permutes_probs(te, dtype):
     mask = routed(1)
     token, expert = pairs(mask)
     x = torch.randn(TOKENS, HIDDEN, dtype=dtype, requires_grad=True)
@@ -116,7 +116,7 @@ def test_moe_permute_with_probs(te, dtype):
     agree(grads(moved, probs), grads(exact, probs), torch.float32)
 
 
-def test_a_probability_of_zero_makes_the_row_zero(te):
+def test_a_probability_of_zero_gives_a_row_of_zeros(te):
     mask = routed(2)
     token, expert = pairs(mask)
     probs = torch.rand(TOKENS, EXPERTS) + 0.1
@@ -156,9 +156,10 @@ def test_moe_permute_of_fp8_moves_bytes_and_scales(te):
 
 
 @dtypes
-def test_moe_sort_chunks_by_index(te, dtype):
+def test_moe_sort_chunks_by_index_matches_indexing(te, dtype):
     sizes, order = torch.tensor([2, 0, 4, 1]), torch.tensor([2, 0, 3, 1])
-    x = torch.randn(9, HIDDEN, dtype=dtype, requires_grad=True)  # two rows more than the chunks have: they stay
+    # two rows more than the chunks contain: they keep their place
+    x = torch.randn(9, HIDDEN, dtype=dtype, requires_grad=True)
     probs = torch.rand(9, requires_grad=True)
     chunks = x.split([2, 0, 4, 1, 2])
     exact = torch.cat([*(chunks[i] for i in order), chunks[4]])
@@ -170,15 +171,15 @@ def test_moe_sort_chunks_by_index(te, dtype):
     agree((rows, moved, *grads(moved, probs)), (exact, sorted_probs, *grads(sorted_probs, probs)), dtype)
 
 
-# ---- sums of groups, padding ----------------------------------------------------------------------------------------
+# ---- grouped sums and padding ---------------------------------------------------------------------------------------
 
 
 @dtypes
-def test_bias_gradients_of_groups(te, dtype):
+def test_grouped_bias_gradients_match_sums(te, dtype):
     from transformer_engine.pytorch.triton import grouped_dbias_dscales as sums
 
     dy, scales, bias = torch.randn(9, 6).to(dtype), torch.rand(9), torch.randn(4, 6).to(dtype)
-    offsets = torch.tensor([0, 3, 3, 7, 8])  # an empty group, and a row of no group
+    offsets = torch.tensor([0, 3, 3, 7, 8])  # includes an empty group, and a row that belongs to no group
     group = torch.tensor([0, 0, 0, 2, 2, 2, 2, 3])
     given = torch.ones(4, 6)
     exact = given.index_add(0, group, dy[:8].float())
@@ -228,7 +229,7 @@ def plain_hyper_connection(x, phi, alpha, beta, norm_weight, layer, bias):
 
 @dtypes
 @pytest.mark.parametrize("full", [False, True], ids=["plain", "norm weight, bias, buffer"])
-def test_a_layer_between_hyper_connections(te, dtype, full):
+def test_a_layer_with_hyper_connections_matches_the_formula(te, dtype, full):
     """Projection, scale, Sinkhorn, aggregation and combination together, and the gradient of every input."""
     from transformer_engine.pytorch.triton import mhc
 
@@ -238,7 +239,7 @@ def test_a_layer_between_hyper_connections(te, dtype, full):
     alpha, beta = torch.rand(3).requires_grad_(), torch.randn(1, 2 * N + N * N).requires_grad_()
     norm_weight = torch.rand(N * C).requires_grad_() if full else None
     bias = torch.randn(C).to(dtype).requires_grad_() if full else None
-    buffer = torch.full((S, B, C, N), 7.0) if full else None  # its contents do not matter
+    buffer = torch.full((S, B, C, N), 7.0) if full else None  # its contents must not matter
     inputs = [t for t in (x, phi, alpha, beta, norm_weight, bias) if t is not None]
     layer = lambda t: t * 2
 
@@ -256,7 +257,7 @@ def test_a_layer_between_hyper_connections(te, dtype, full):
 # ---- the table ------------------------------------------------------------------------------------------------------
 
 
-def test_functions_with_other_parameters_are_left_alone():
+def test_functions_with_unknown_parameters_are_not_replaced():
     from opmux.faces.te import served
 
     def make_row_id_map(routing_map, num_tokens, num_experts, new_option):
@@ -265,7 +266,7 @@ def test_functions_with_other_parameters_are_left_alone():
     def permute_with_mask_map(
         inp, row_id_map, probs, scale, num_tokens, num_experts, num_out_tokens, hidden_size, scale_hidden_dim
     ):
-        """As in 2.9, without pad_offsets."""
+        """The signature of version 2.9, which has no pad_offsets."""
         return "theirs"
 
     module = types.ModuleType("permutation")
@@ -278,7 +279,7 @@ def test_functions_with_other_parameters_are_left_alone():
     served.replace("pytorch.of_another_version", types.ModuleType("empty"))
 
 
-def test_every_kernel_of_this_version_is_served(te):
+def test_every_kernel_of_this_version_is_replaced(te):
     from opmux.faces.te import served
 
     for name, functions in served.SERVED.items():

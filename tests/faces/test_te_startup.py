@@ -1,4 +1,4 @@
-"""An unmodified `import transformer_engine`, and packages that import it because they found it."""
+"""An unmodified `import transformer_engine`, by a program or by packages that import it if they find it."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def python(text, **env):
 
 
 @pytest.mark.slow
-def test_the_layer_and_its_finders_work_with_nothing_imported_before():
-    """accelerate, peft and Trainer look for the layer and import it. Nothing of opmux is imported until then."""
+def test_the_layer_and_packages_that_look_for_it_work_without_an_import_of_opmux():
+    """accelerate, peft and Trainer look for the layer and import it; until then no module of opmux is imported."""
     done = python(
         BEFORE
         + """
@@ -66,12 +66,12 @@ print(json.dumps(state))
     }
 
 
-def test_it_can_be_switched_off():
+def test_the_startup_finder_can_be_disabled():
     done = python(BEFORE + "import transformer_engine", OPMUX_TE_STARTUP="0")
     assert "Found empty `transformer-engine` meta package" in done.stderr
 
 
-def test_nvidias_own_extension_comes_first(tmp_path, monkeypatch):
+def test_nvidias_own_extension_has_precedence(tmp_path, monkeypatch):
     import opmux_startup
     from opmux.imports import finder
 
@@ -94,8 +94,8 @@ def test_nvidias_own_extension_comes_first(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("has_plugins", [False, True])
-def test_plugins_are_served_on_top_of_nvidias_own_build(tmp_path, has_plugins):
-    """Unless the installed layer has a package of that name."""
+def test_plugins_are_served_with_nvidias_own_build(tmp_path, has_plugins):
+    """Unless the installed layer has its own `plugins` package."""
     import opmux_startup
     from opmux.imports import finder
 
@@ -113,7 +113,7 @@ def test_plugins_are_served_on_top_of_nvidias_own_build(tmp_path, has_plugins):
         sys.meta_path, finder.grants = before, grants
 
 
-def test_another_package_of_that_name_is_left_alone(tmp_path):
+def test_another_package_with_the_layers_name_is_not_changed(tmp_path):
     package = tmp_path / "transformer_engine" / "__init__.py"
     package.parent.mkdir()
     package.write_text("mine = True")
@@ -122,7 +122,7 @@ def test_another_package_of_that_name_is_left_alone(tmp_path):
     assert done.stdout == "True False\n", done.stderr
 
 
-def test_a_wheel_has_the_file_that_python_runs_at_start(tmp_path, monkeypatch):
+def test_a_wheel_contains_the_startup_file(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "build_backend"))
     import opmux_build
 
@@ -133,7 +133,7 @@ def test_a_wheel_has_the_file_that_python_runs_at_start(tmp_path, monkeypatch):
     with zipfile.ZipFile(tmp_path / "a.whl") as wheel:
         line = wheel.read("opmux_startup.pth")
         record = wheel.read("a.dist-info/RECORD").decode().splitlines()
-    assert line.startswith(b"import ") and line.count(b"\n") == 1  # site runs lines that start so
+    assert line.startswith(b"import ") and line.count(b"\n") == 1  # site executes lines that start with `import`
     digest = base64.urlsafe_b64encode(hashlib.sha256(line).digest()).decode().rstrip("=")
     assert record == [f"opmux_startup.pth,sha256={digest},{len(line)}", "a.py,,", "a.dist-info/RECORD,,"]
     assert opmux_build.prepare_metadata_for_build_wheel and opmux_build.get_requires_for_build_editable

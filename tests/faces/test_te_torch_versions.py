@@ -1,5 +1,5 @@
-"""Runs te_torch_versions_checks.py in a new process: in this one, other tests may have imported Transformer Engine, and
-what its modules import from torch is replaced only while they are imported.
+"""Runs te_torch_versions_checks.py in a new process. In this one, other tests may have imported Transformer Engine, and
+torch's names are only replaced while its modules are imported.
 """
 
 import subprocess
@@ -9,8 +9,8 @@ from pathlib import Path
 CHECKS = Path(__file__).with_name("te_torch_versions_checks.py")
 
 
-def test_the_layer_works_with_older_names_of_torch():
+def test_the_layer_works_with_older_versions_of_torch():
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider", str(CHECKS)]
     done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=280, cwd=CHECKS.parents[2])
-    skipped = done.returncode == 5  # pytest found no test: Transformer Engine is not installed, or there is CUDA
+    skipped = done.returncode == 5  # pytest collected no tests: Transformer Engine is not installed, or there is CUDA
     assert done.returncode == 0 or skipped, done.stdout[-4000:] + done.stderr[-2000:]

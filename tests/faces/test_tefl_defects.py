@@ -1,4 +1,4 @@
-"""What the TE-FL plugin gets wrong (found by running its reference backend), each as a test that holds here."""
+"""Defects of the TE-FL plugin (found by running its reference backend): each test checks that opmux lacks one."""
 
 import os
 import sys
@@ -25,14 +25,14 @@ def gemm(A, transA, B, transB, D=None, *, bias=None, gelu=False, gelu_in=None, g
 # ---- gemm -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_gradient_of_a_bias_is_returned_and_not_added_to_the_weights():
+def test_the_bias_gradient_is_returned_and_not_added_to_the_weights():
     x, dy, bias = torch.randn(6, 5), torch.randn(6, 4), torch.randn(4)
     dw, db, _, _ = gemm(x, False, dy, True, bias=bias, grad=True)
     torch.testing.assert_close(dw, dy.T @ x)
     torch.testing.assert_close(db, dy.sum(0))
 
 
-def test_gelu_with_grad_is_its_derivative_and_leaves_what_was_saved():
+def test_gelu_with_grad_is_its_derivative_and_does_not_write_its_input():
     w, dy, saved = torch.randn(4, 5), torch.randn(6, 4), torch.randn(6, 5)
     kept = saved.clone().requires_grad_()
     F.gelu(kept, approximate="tanh").backward(dy @ w)
@@ -41,7 +41,7 @@ def test_gelu_with_grad_is_its_derivative_and_leaves_what_was_saved():
     assert saved.equal(kept.detach())
 
 
-def test_bias_gelu_alpha_and_beta_are_all_honoured():
+def test_bias_gelu_alpha_and_beta_are_all_applied():
     x, w, bias = torch.randn(6, 5), torch.randn(4, 5), torch.randn(4)
     y, none, pre, _ = gemm(w, True, x, False, bias=bias, gelu=True)
     torch.testing.assert_close(pre, x @ w.T + bias)
@@ -63,7 +63,7 @@ def test_rsigma_is_float32_and_one_dimensional(dtype):
     torch.testing.assert_close(rsigma, torch.rsqrt(x.float().square().mean(-1) + 1e-5).flatten())
 
 
-def test_norms_honour_ln_out_and_otype():
+def test_norms_use_ln_out_and_otype():
     x, w = torch.randn(3, 8).to(BF16), torch.ones(8).to(BF16)
     room = torch.empty(3, 8)
     out, mu, _ = tex.layernorm_fwd(x, w, w, 1e-5, room, None, tex.DType.kFloat32, 0, False)
@@ -74,7 +74,7 @@ def test_norms_honour_ln_out_and_otype():
 # ---- softmax --------------------------------------------------------------------------------------------------------
 
 
-def test_the_causal_softmax_is_aligned_at_the_bottom_right():
+def test_the_causal_softmax_mask_is_bottom_right_aligned():
     x = torch.randn(2, 3, 4, 16).to(BF16)
     got = tex.scaled_aligned_causal_masked_softmax_forward(x, 0.5)
     seen = torch.ones(4, 16).tril(12).bool()
@@ -83,7 +83,7 @@ def test_the_causal_softmax_is_aligned_at_the_bottom_right():
     assert got[..., 0, 13:].eq(0).all() and got[..., 0, 12].ne(0).all()
 
 
-def test_a_fully_masked_row_is_zeros():
+def test_a_fully_masked_row_is_zero():
     x = torch.randn(2, 3, 4, 16).to(BF16)
     mask = torch.zeros(2, 1, 4, 16, dtype=torch.bool)
     mask[0, 0, 1] = True
@@ -125,7 +125,7 @@ def test_adam_keeps_master_weights_in_float32():
     assert p.equal(master.to(BF16)) and not master.equal(p.float())
 
 
-def test_sgd_takes_eleven_arguments_in_nvidias_order():
+def test_sgd_accepts_nvidias_eleven_arguments_in_order():
     p, mom = torch.randn(37), torch.zeros(37)
     twin = torch.nn.Parameter(p.clone())
     other = torch.optim.SGD([twin], lr=0.1, momentum=0.9, weight_decay=0.01, nesterov=True)
@@ -137,7 +137,7 @@ def test_sgd_takes_eleven_arguments_in_nvidias_order():
     torch.testing.assert_close(p, twin.detach())
 
 
-def test_l2norm_returns_a_pair():
+def test_l2norm_returns_the_total_and_per_tensor_norms():
     xs = [torch.randn(37), torch.randn(5, 7)]
     norm, each = tex.multi_tensor_l2norm(65536, noop(), [xs], True)
     torch.testing.assert_close(norm, torch.cat([x.flatten() for x in xs]).norm().reshape(1))
@@ -149,14 +149,14 @@ def test_l2norm_returns_a_pair():
 # ---- the interface --------------------------------------------------------------------------------------------------
 
 
-def test_optimizers_are_functions_and_not_getters_of_them():
+def test_optimizers_are_the_functions_themselves():
     import inspect
 
     assert len(inspect.signature(tex.multi_tensor_adam).parameters) == 11
     assert "eps" not in inspect.signature(tex.rmsnorm_bwd).parameters
 
 
-def test_nothing_is_printed_and_no_foreign_top_level_module_appears():
+def test_import_prints_nothing_and_adds_no_foreign_top_level_module():
     code = (
         "import sys, torch; before = set(sys.modules)\n"
         "import transformer_engine_fl_torch as tex\n"
@@ -172,6 +172,6 @@ def test_nothing_is_printed_and_no_foreign_top_level_module_appears():
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_what_is_not_implemented_is_not_said_to_be_available():
+def test_unavailable_functions_raise_not_implemented_error():
     with pytest.raises(NotImplementedError, match="needs"):
         tex.nvshmem_finalize()

@@ -1,4 +1,4 @@
-"""tex as a module: names, signatures, numbers, doors, versions, and arguments read in one more way."""
+"""The tex module: names, signatures, enum values, entry points, versions, and arguments with more than one form."""
 
 import inspect
 import re
@@ -23,7 +23,7 @@ IN_OLDER = {call.partition("(")[0]: mark for mark, call in ROWS}
 
 
 def python(code, **env):
-    """A program in a fresh process; what it prints."""
+    """Run a program in a new process; returns its output."""
     import os
 
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("OPMUX", "TE_", "TEFL", "TRITON"))}
@@ -41,7 +41,7 @@ def found(name):
 # ---- names ----------------------------------------------------------------------------------------------------------
 
 
-def test_every_function_is_there():
+def test_every_function_of_nvidia_exists():
     assert len(SIGNATURES) >= 176
     missing = [name for name in SIGNATURES if not callable(found(name))]
     assert not missing
@@ -49,7 +49,7 @@ def test_every_function_is_there():
 
 
 def written(signature):
-    """A signature as NVIDIA's is written down: names, and defaults as Python shows them."""
+    """A signature in the format of the table of NVIDIA's: names, and defaults by repr."""
     words, star = [], False
     for p in signature.parameters.values():
         if p.kind is p.KEYWORD_ONLY and not star:
@@ -60,8 +60,8 @@ def written(signature):
     return ", ".join(words)
 
 
-# The arguments that NVIDIA's functions declare as optional, or take as any object; every `quantizer` of an activation
-# and of a norm is one too. Not here: D of te_general_grouped_gemm, whose result nobody would get.
+# Arguments that NVIDIA's functions declare as optional or as any object; also every `quantizer` of an activation or a
+# norm. D of te_general_grouped_gemm is left out: with None, the caller would not get the result.
 MAY_BE_NONE = """
     bgrad_group_quantize: first_dims last_dims tensor_offsets
     bgrad_quantize: quantizer
@@ -103,15 +103,15 @@ def test_none_is_accepted_where_nvidia_accepts_it():
     named += [(s.name, "quantizer") for s in interface.tex_specs() if s.family in families and "quantizer" in s.names]
     assert len(named) > 100
     for name, argument in named:
-        specs.functions[f"tex::{name}"].check(**{argument: None})  # raises BadArgument where it is not
+        specs.functions[f"tex::{name}"].check(**{argument: None})  # raises BadArgument if None is not accepted
 
 
-# NVIDIA's have parameters without a default after some with one, which Python does not allow.
+# In NVIDIA's signatures a parameter without a default follows one with a default, which Python does not allow.
 TAIL_WITHOUT_DEFAULT = {"nvfp4_group_quantize_with_amax", "ep_initialize"}
 
 
 @pytest.mark.parametrize("name", sorted(SIGNATURES))
-def test_signature(name):
+def test_signatures_match_nvidias(name):
     mine = written(inspect.signature(found(name)))
     if name in TAIL_WITHOUT_DEFAULT:
         bare = lambda text: [word.partition("=")[0] for word in text.split(", ")]
@@ -120,7 +120,7 @@ def test_signature(name):
         assert mine == SIGNATURES[name]
 
 
-def test_all_names_are_real_and_public():
+def test_all_lists_existing_public_names():
     namespace = {}
     exec("from transformer_engine_fl_torch import *", namespace)
     assert set(tex.__all__) <= set(namespace)
@@ -130,7 +130,7 @@ def test_all_names_are_real_and_public():
         assert name in tex.__all__
 
 
-def test_the_doors_are_one():
+def test_opmux_tex_and_transformer_engine_fl_torch_are_the_same_objects():
     import opmux
     import transformer_engine_fl_torch
 
@@ -140,15 +140,15 @@ def test_the_doors_are_one():
     assert transformer_engine_fl_torch.DType is tex.DType
 
 
-def test_classes_and_enums():
-    assert len(versions.enums(versions.NEWEST)) == 15  # 14, and NVTEScalingMode of 2.20.2
+def test_classes_and_enums_are_complete():
+    assert len(versions.enums(versions.NEWEST)) == 15  # 14, plus NVTEScalingMode of 2.20.2
     assert len(interface.CLASSES) == 7
     assert all(isinstance(getattr(tex, name), type) for name in interface.CLASSES)
     assert issubclass(tex.CommOverlap, tex.CommOverlapBase) and issubclass(tex.CommOverlapBase, tex.CommOverlapCore)
     assert issubclass(tex.CommOverlapP2P, tex.CommOverlapP2PBase)
 
 
-# NVIDIA's numbers, those that others got wrong first.
+# NVIDIA's enum values; first those that other reimplementations have wrong.
 NUMBERS = {
     "DType": dict(kByte=0, kInt32=2, kFloat32=4, kFloat16=5, kBFloat16=6, kFloat8E4M3=7, kFloat8E5M2=8, kFloat4E2M1=10),
     "NVTE_QKV_Format": dict(NVTE_SBHD=0, NVTE_BSHD=1, NVTE_THD=2, NVTE_BSHD_2SBHD=3, NVTE_SBHD_2BSHD=4,
@@ -169,18 +169,18 @@ NUMBERS = {
 
 
 @pytest.mark.parametrize("name", sorted(NUMBERS))
-def test_numbers_of_enums(name):
+def test_enum_values_match_nvidias(name):
     assert {n: int(m) for n, m in getattr(tex, name).__members__.items()} == NUMBERS[name]
 
 
-def test_the_layouts_are_in_nvidias_order():
+def test_layouts_have_nvidias_order():
     layouts = tex.NVTE_QKV_Layout
     assert layouts.NVTE_SB3HD == 0 and layouts.NVTE_BS3HD == 5 and layouts.NVTE_T3HD == 10
     assert layouts.NVTE_Paged_KV_BSHD_BSHD_BSHD == 19 and layouts.NVTE_BHSD_BHSD_BHSD == 25 and len(layouts) == 27
     assert tex.FP8FwdTensors.GEMM2_WEIGHT == 4 and tex.FP8BwdTensors.GRAD_INPUT3 == 5
 
 
-def test_enums_pickle():
+def test_enums_can_be_pickled():
     import pickle
 
     assert pickle.loads(pickle.dumps(tex.DType.kBFloat16)) is tex.DType.kBFloat16
@@ -190,14 +190,14 @@ def test_enums_pickle():
 
 
 @pytest.mark.parametrize("given", [torch.float32, 4, "DType"])
-def test_dtypes_may_be_torchs_or_tex_s(given):
+def test_dtypes_may_be_torchs_numbers_or_texs(given):
     x, w = torch.randn(3, 8).bfloat16(), torch.ones(8).bfloat16()
     otype = tex.DType.kFloat32 if given == "DType" else given
     assert tex.rmsnorm_fwd(x, w, 1e-5, None, None, otype, 0, False)[0].dtype is torch.float32
 
 
 @pytest.mark.parametrize("given", ["float32", 77, object(), [4]])
-def test_what_is_no_dtype_is_refused(given):
+def test_an_invalid_dtype_raises(given):
     x, w = torch.randn(3, 8), torch.ones(8)
     with pytest.raises(TypeError, match="rmsnorm_fwd: otype must be a DType or a torch.dtype"):
         tex.rmsnorm_fwd(x, w, 1e-5, None, None, given, 0, False)
@@ -209,7 +209,7 @@ def gemm(A, transA, B, transB, D):
     )
 
 
-def test_gemm_by_rows_where_it_can_mean_nothing_else():
+def test_gemm_accepts_row_major_shapes_if_unambiguous():
     A, B, D = torch.randn(10, 5), torch.randn(5, 20), torch.full((10, 20), torch.nan)
     assert gemm(A, False, B, False, D)[0] is D
     torch.testing.assert_close(D, A @ B)
@@ -218,7 +218,7 @@ def test_gemm_by_rows_where_it_can_mean_nothing_else():
     torch.testing.assert_close(D, A @ B)
 
 
-def test_gemm_is_tex_s_wherever_that_can_be_meant():
+def test_gemm_is_column_major_as_nvidias_if_shapes_allow_it():
     A, B = torch.randn(6, 6), torch.randn(6, 6)
     D = torch.empty(6, 6)
     gemm(A, False, B, False, D)
@@ -229,7 +229,7 @@ def test_gemm_is_tex_s_wherever_that_can_be_meant():
     torch.testing.assert_close(D, x @ w.T)
 
 
-def test_gemm_that_is_neither_is_refused():
+def test_gemm_shapes_that_fit_neither_order_raise():
     A, B, D = torch.randn(10, 5), torch.randn(5, 20), torch.zeros(20, 10)
     with pytest.raises((ValueError, TypeError), match="generic_gemm"):
         gemm(A, False, B, False, D)
@@ -237,7 +237,7 @@ def test_gemm_that_is_neither_is_refused():
 
 
 @pytest.mark.parametrize("name", ["rmsnorm_bwd", "layernorm_bwd"])
-def test_dy_is_another_name_for_dz(name):
+def test_dy_is_an_alias_of_dz(name):
     x, w, dz = torch.randn(3, 8), torch.ones(8), torch.randn(3, 8)
     stats = dict(rsigma=torch.rand(3)) | (dict(mu=torch.rand(3)) if name == "layernorm_bwd" else {})
     more = dict(x=x, gamma=w, sm_margin=0, zero_centered_gamma=False, **stats)
@@ -245,7 +245,7 @@ def test_dy_is_another_name_for_dz(name):
         assert mine.equal(theirs)
 
 
-def test_thd_out_correction_takes_the_old_lse_too():
+def test_thd_out_correction_also_accepts_the_old_lse():
     out, step = torch.randn(8, 2, 4), torch.randn(8, 2, 4)
     old, lse, each = torch.randn(2, 8), torch.randn(2, 8), torch.randn(2, 8)
     cu = torch.tensor([0, 4, 8], dtype=torch.int32)
@@ -254,7 +254,7 @@ def test_thd_out_correction_takes_the_old_lse_too():
     torch.testing.assert_close(out, want)
 
 
-def test_the_gradient_of_a_bias_is_added_up_before_it_is_rounded():
+def test_the_bias_gradient_is_summed_before_it_is_rounded():
     x, dy = torch.randn(3000, 4), torch.full((3000, 5), 1.0)
     dy[::2] = 1.0 / 128
     args = (None, None, torch.zeros(5), None, False, None, True, None, 0, False, False)
@@ -262,7 +262,7 @@ def test_the_gradient_of_a_bias_is_added_up_before_it_is_rounded():
     assert out[1].dtype is torch.bfloat16 and out[1].equal(dy.sum(0).to(torch.bfloat16))
 
 
-def test_an_update_of_scales_under_a_tracer_leaves_the_next_alone():
+def test_a_scale_update_under_a_fake_mode_does_not_affect_the_next():
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     def update():
@@ -279,7 +279,7 @@ def test_an_update_of_scales_under_a_tracer_leaves_the_next_alone():
 
 
 class Bare:
-    """A quantized tensor of 2.9's light kind: its buffers, and no word of shape, dtype or device."""
+    """A quantized tensor like the storage classes of 2.9: it has buffers but no shape, dtype or device."""
 
     def __init__(self, of):
         for name in ("_data", "_transpose", "_scale_inv", "_fp8_dtype", "_transpose_invalid"):
@@ -289,7 +289,7 @@ class Bare:
 Bare.__name__ = "Float8TensorStorage"
 
 
-def test_a_gemm_takes_tensors_that_are_only_buffers():
+def test_gemm_accepts_tensors_with_buffers_only():
     from opmux.faces.tex.tensors import Float8Quantizer
 
     def held(t, rowwise, columnwise):
@@ -305,7 +305,7 @@ def test_a_gemm_takes_tensors_that_are_only_buffers():
     torch.testing.assert_close(dw, dy.reshape(32, 48).T @ x.reshape(32, 32))
 
 
-def test_an_output_of_another_rank_and_marks_of_others():
+def test_quantize_accepts_an_output_of_another_rank_and_resets_the_swizzled_flag():
     from opmux.faces.tex.tensors import Float8Quantizer, MXFP8Quantizer
 
     x, q = torch.randn(2, 32, 64), Float8Quantizer(torch.ones(1), torch.zeros(1))
@@ -337,7 +337,7 @@ OLDER_PROGRAM = """
 """
 
 
-def test_the_older_interface():
+def test_version_2_9_of_the_interface():
     version, functions, signatures, attention, backend, enums, has = python(
         OLDER_PROGRAM, OPMUX_TEX_VERSION="2.9"
     ).splitlines()
@@ -351,13 +351,13 @@ def test_the_older_interface():
     assert has == "False False"
 
 
-def test_a_version_that_is_none_is_refused(monkeypatch):
+def test_an_unknown_version_raises(monkeypatch):
     monkeypatch.setenv("OPMUX_TEX_VERSION", "newest")
     with pytest.raises(ValueError, match=re.escape("'newest': expected a version of tex's interface, 2.9 or 2.20")):
         versions.served()
 
 
-def test_specs_say_which_arguments_are_dtypes():
+def test_specs_know_which_arguments_are_dtypes():
     dtypes = {s.name: interface.dtype_arguments(s) for s in interface.tex_specs()}
     assert dtypes["rmsnorm_fwd"] == {"otype": True}
     assert {"output_dtype", "bias_type"} <= set(dtypes["generic_gemm"])

@@ -1,4 +1,4 @@
-"""tex's activations: quantized outputs, gates with parameters and factors for rows, against autograd in doubles."""
+"""tex's activations: quantized outputs, gates with parameters, and row factors, against autograd in float64."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TEX = [*tex_activation.OPS, "situglu", "dsituglu", "clamped_swiglu", "clamped_ds
 
 
 def called(name, grad, x, quantizer):
-    """The op on 64 x 128 numbers, or on their gradient: the quantized result, and what comes before it."""
+    """Calls the op on 64 x 128 values, or on their gradient; returns the quantized result and the result before it."""
     module = tex_activation if name in tex_activation.OPS else tex_scaled_activation
     fn = getattr(module, name)
     gated, forward = "glu" in name, "input" in fn.spec.names
@@ -48,7 +48,7 @@ def pair(dtype=torch.bfloat16):
 
 @pytest.mark.parametrize("kind", QUANTIZERS)
 @pytest.mark.parametrize("name", TEX)
-def test_every_quantizer_is_taken(name, kind):
+def test_activations_accept_every_quantizer(name, kind):
     quantizer, again, (grad, x) = QUANTIZERS[kind](), QUANTIZERS[kind](), pair()
     got, dbias = called(name, grad, x, quantizer)
     fused = kind == "delayed" and name in tex_activation.OPS
@@ -62,18 +62,18 @@ def test_every_quantizer_is_taken(name, kind):
         assert dbias.dtype is torch.bfloat16 and torch.equal(dbias, called(name, grad, x, None)[1])
 
 
-def test_a_shape_that_mxfp8_cannot_take_is_refused_by_name():
+def test_shapes_that_mxfp8_does_not_support_raise():
     x = torch.zeros(32, 32)
     assert tex_activation.gelu(x, MXFP8Quantizer()).shape == x.shape
     with pytest.raises(ValueError, match="^swiglu: input must have rows and columns in multiples of 32"):
-        tex_activation.swiglu(x, MXFP8Quantizer())  # its result has 16 columns
+        tex_activation.swiglu(x, MXFP8Quantizer())  # the result has 16 columns
     with pytest.raises(ValueError, match="^situglu: input must have rows and columns in multiples of 32"):
         tex_scaled_activation.situglu(x, MXFP8Quantizer())
     with pytest.raises(ValueError, match=r"^gelu: quantizer.scale must be a single number; got \(2,\)"):
         tex_activation.gelu(x, Float8Quantizer(torch.ones(2), torch.ones(1)))
 
 
-def test_dgelu_is_the_slope_of_the_tanh_gelu():
+def test_dgelu_is_the_derivative_of_the_tanh_gelu():
     x = torch.linspace(-6, 6, 1001, dtype=torch.float64)
     leaf = x.clone().requires_grad_()
     (want,) = torch.autograd.grad(F.gelu(leaf, approximate="tanh").sum(), leaf)
@@ -85,7 +85,7 @@ def test_dgelu_is_the_slope_of_the_tanh_gelu():
         torch.testing.assert_close(got, want.to(dtype), rtol=torch.finfo(dtype).eps, atol=1e-5)
 
 
-# ---- gates with parameters, and factors for rows --------------------------------------------------------------------
+# ---- gates with parameters, and row factors -------------------------------------------------------------------------
 
 
 def unturned(x, k):
@@ -160,7 +160,7 @@ SIGNATURES = {
 }
 
 
-def test_signatures():
+def test_signatures_match_nvidias():
     assert {s.name for s in SCALED} == set(SIGNATURES) == {*TRUTH, *GRAD.values()}
     for spec in SCALED:
         params = inspect.signature(spec.reference).parameters.values()
@@ -170,7 +170,7 @@ def test_signatures():
 
 @every_dtype
 @over_scaled
-def test_gates_and_factors(spec, dtype):
+def test_gated_activations_with_row_factors_match_autograd(spec, dtype):
     for sample in spec.samples(dtype, CPU):
         before = [a.clone() for a in sample.args if torch.is_tensor(a)]
         got = spec.reference(*sample.args)
@@ -186,7 +186,7 @@ def test_gates_and_factors(spec, dtype):
 
 
 @over_scaled
-def test_mistakes_are_named_and_dispatch_finds_them(spec):
+def test_errors_name_the_argument_also_through_dispatch(spec):
     fn = getattr(tex_scaled_activation, spec.name)
     for bad in spec.errors(CPU):
         with pytest.raises(bad.error, match=bad.match) as raised:
@@ -202,7 +202,7 @@ def test_mistakes_are_named_and_dispatch_finds_them(spec):
             fn(**{**good, "act_scales": None})
 
 
-def test_the_gradient_of_factors_is_left_out_where_it_is_not_wanted():
+def test_the_gradient_of_row_factors_is_optional():
     x, grad, s = torch.randn(4, 64), torch.randn(4, 32), torch.rand(2, 2).bfloat16()
     dx, ds = tex_scaled_activation.scaled_dswiglu(grad, x, s, None)
     assert ds.shape == (2, 2) and ds.dtype is torch.bfloat16
@@ -210,7 +210,7 @@ def test_the_gradient_of_factors_is_left_out_where_it_is_not_wanted():
     assert nothing is None and torch.equal(dx, again)
 
 
-def test_what_is_clamped_has_no_gradient():
+def test_clamped_elements_have_no_gradient():
     x = torch.tensor([[8.0, 7.0, -8.0, 1.0, 8.0, 7.0, -8.0, -7.0]])
     dx = tex_scaled_activation.clamped_dswiglu(torch.ones(1, 4), x, None)[0]
     assert (dx == 0).tolist() == [True, False, False, False, True, False, True, False]

@@ -1,4 +1,4 @@
-"""tex's fused attention against its definition in double precision: by sequences, heads, pairs of tokens."""
+"""tex's fused attention against its definition in float64, one sequence, head and pair of tokens at a time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("no_kernels_of_the_cpu")
 FWD, BWD = specs.find("tex::fused_attn_fwd"), specs.find("tex::fused_attn_bwd")
 LAYOUTS = [n.removeprefix("NVTE_") for n in enums.NVTE_QKV_Layout.__members__ if "NOT_SET" not in n]
 MASKS = [n.removeprefix("NVTE_") for n in enums.NVTE_Mask_Type.__members__]
-SQ, SK = (3, 5, 0, 4), (6, 4, 3, 7)  # tokens of each sequence; one has no query, one fewer keys than queries
+SQ, SK = (3, 5, 0, 4), (6, 4, 3, 7)  # lengths: one sequence has no query, one has fewer keys than queries
 SQUARE = (3, 5, 0, 4)
 D = 4
 F64 = torch.float64
@@ -34,7 +34,7 @@ class Call:
     bias: str = "NO_BIAS"
     softmax: str = "VANILLA_SOFTMAX"
     window: tuple[int, int] = (-1, -1)
-    diagonal: bool | None = None  # bottom right; by default as the mask says
+    diagonal: bool | None = None  # bottom right alignment; None: as the mask implies
     heads: int = 4
     kv_heads: int = 2
     dim_v: int = D
@@ -42,7 +42,7 @@ class Call:
     gaps: bool = False
     bias_shape: tuple[int, ...] = (1, 4, 9, 9)
     o_format: str = ""
-    full: bool = False  # every sequence as long as there is room for
+    full: bool = False  # every sequence has the maximum length
     square: bool = False  # as many keys as queries
     training: bool = True
     tops: bool = False
@@ -66,7 +66,7 @@ class Call:
 
     @property
     def lengths(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Tokens that count; without padding all that there is room for."""
+        """The valid tokens of each sequence; without padding, the maximum length."""
         sq, sk = (SQUARE, SQUARE) if self.square or "3" in self.layout else (SQ, SK)
         if "PADDING" in self.mask or "thd" in (self.q_format, self.kv_format) or self.paged:
             return sq, sk
@@ -90,7 +90,7 @@ def cu(sizes: tuple[int, ...]) -> Tensor:
 
 
 def shape_of(fmt: str, heads: int, sizes: tuple[int, ...], d: int, gaps: bool) -> tuple[int, ...]:
-    tokens = offsets(sizes, gaps)[-1] + 3  # more room than tokens
+    tokens = offsets(sizes, gaps)[-1] + 3  # more memory than tokens
     of = {"b": len(sizes), "s": max(sizes), "h": heads, "d": d, "t": tokens}
     return tuple(of[c] for c in fmt)
 
@@ -105,7 +105,7 @@ def table_of(sizes: tuple[int, ...], seed: int) -> Tensor:
 
 
 def tensors(call: Call, g: torch.Generator) -> tuple[list[Tensor], tuple[Tensor, Tensor] | None]:
-    """Q, K and V as the layout has them, NaN where there are no tokens to be read; and page tables."""
+    """Q, K and V in the layout, NaN outside the valid tokens, and page tables."""
     (sq, sk), kv = call.lengths, call.kv_heads
     draw = lambda shape: torch.randn(shape, generator=g, dtype=F64).to(call.dtype)
     if "3" in call.layout:
@@ -156,7 +156,7 @@ def seen(call: Call, i: int, j: int, nq: int, nk: int) -> bool:
 
 
 def truth(call: Call, qkv, tables, bias, offset, keep) -> dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]]:
-    """o [queries, dim], lse and the greatest score, by sequence and head."""
+    """o [queries, dim], lse and the maximum score, by sequence and head."""
     sq, sk = call.lengths
     found = {}
     scale = D**-0.5
@@ -201,7 +201,7 @@ def forward_args(call: Call, qkv, tables, bias, offset, **other: Any) -> dict[st
     padded = lambda sizes: torch.tensor(offsets(sizes, True), dtype=torch.int32) if call.gaps else None
     diagonal = "BOTTOM_RIGHT" in call.mask if call.diagonal is None else call.diagonal
     cu_q = cu(sq)
-    cu_kv = cu_q if sk == sq else cu(sk)  # one tensor says that lengths are the same
+    cu_kv = cu_q if sk == sq else cu(sk)  # the same tensor means the same lengths
     return {
         "max_seqlen_q": max(sq), "max_seqlen_kv": max(sk), "is_training": call.training, "attn_scale": D**-0.5,
         "p_dropout": call.dropout, "set_zero": True, "qkv_layout": member(enums.NVTE_QKV_Layout, call.layout),
@@ -227,7 +227,7 @@ def backward_args(given: dict[str, Any], o: Any, do: Any, aux: list[Tensor], **o
 
 
 def check(call: Call) -> None:
-    """Forward and backward of a call against the truth and its autograd."""
+    """Compare forward and backward of a call with the definition and its autograd."""
     g = torch.Generator().manual_seed(0)
     qkv, tables = tensors(call, g)
     bias = offset = None
@@ -251,7 +251,8 @@ def check(call: Call) -> None:
     keep = None
     if call.dropout:
         queries, keys = call.room
-        ones = torch.ones(len(SQ), call.heads, queries, -(-keys // 4) * 4, dtype=F64)  # four keys to a group of Philox
+        # Philox draws for groups of four keys
+        ones = torch.ones(len(SQ), call.heads, queries, -(-keys // 4) * 4, dtype=F64)
         keep = philox_dropout_mask(ones, state, call.dropout)[1]
     leaves = [t.detach().double().requires_grad_() for t in (*qkv, bias, offset) if t is not None]
     true_qkv = leaves[:3]
@@ -309,63 +310,63 @@ def heads_of(layout: str) -> int:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_layout(layout):
+def test_every_layout_matches_the_definition(layout):
     for mask in ("NO_MASK", "CAUSAL_MASK", "PADDING_CAUSAL_BOTTOM_RIGHT_MASK"):
         check(Call(layout, mask, kv_heads=heads_of(layout)))
 
 
 @pytest.mark.parametrize("layout", [n for n in LAYOUTS if "T" in n.split("_")[0] and "3" not in n and "BSHD" not in n])
-def test_gaps_between_sequences(layout):
+def test_gaps_between_sequences_are_ignored(layout):
     if layout.count("THD") + layout.count("T2HD") + layout.count("TH2D") >= 2:
         check(Call(layout, "PADDING_CAUSAL_MASK", gaps=True))
 
 
 @pytest.mark.parametrize("layout", ["T3HD", "TH3D"])
-def test_gaps_in_one_buffer(layout):
+def test_gaps_in_a_packed_buffer_are_ignored(layout):
     check(Call(layout, "PADDING_MASK", gaps=True, kv_heads=4))
 
 
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("layout", ["SBHD_SBHD_SBHD", "BSHD_BSHD_BSHD", "THD_THD_THD"])
-def test_every_mask(layout, mask):
+def test_every_mask_matches_the_definition(layout, mask):
     check(Call(layout, mask))
     check(Call(layout, mask, square=True))
 
 
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("diagonal", [False, True])
-def test_windows(mask, diagonal):
+def test_windows_match_the_definition(mask, diagonal):
     for window in ((1, 1), (2, 0), (-1, 1), (0, -1), (-1, 0)):
         check(Call(mask=mask, window=window, diagonal=diagonal, heads=2, kv_heads=1))
 
 
 @pytest.mark.parametrize("shape", [(4, 4, 9, 9), (1, 4, 9, 9), (4, 1, 9, 9), (1, 1, 9, 9), (1, 1, 1, 9)])
 @pytest.mark.parametrize("bias", ["PRE_SCALE_BIAS", "POST_SCALE_BIAS"])
-def test_biases(bias, shape):
+def test_biases_match_the_definition(bias, shape):
     check(Call(bias=bias, bias_shape=shape, mask="CAUSAL_MASK"))
     check(Call("THD_THD_THD", bias=bias, bias_shape=shape, mask="PADDING_MASK"))
 
 
 @pytest.mark.parametrize("mask", ["NO_MASK", "CAUSAL_MASK", "PADDING_CAUSAL_BOTTOM_RIGHT_MASK"])
 @pytest.mark.parametrize("heads", [4, 6])
-def test_alibi(mask, heads):
+def test_alibi_matches_the_definition(mask, heads):
     check(Call(bias="ALIBI", mask=mask, heads=heads))
     check(Call(bias="ALIBI", mask=mask, heads=heads, diagonal=True, window=(2, 2)))
 
 
 @pytest.mark.parametrize("softmax", ["OFF_BY_ONE_SOFTMAX", "LEARNABLE_SOFTMAX"])
-def test_sinks(softmax):
+def test_sinks_match_the_definition(softmax):
     for layout, mask in (("BSHD_BSHD_BSHD", "NO_MASK"), ("THD_THD_THD", "PADDING_CAUSAL_MASK")):
         check(Call(layout, mask, softmax=softmax))
     check(Call(mask="CAUSAL_BOTTOM_RIGHT_MASK", softmax=softmax, bias="POST_SCALE_BIAS", dropout=0.3))
 
 
 @pytest.mark.parametrize("layout", ["SBHD_SBHD_SBHD", "THD_THD_THD", "BSH3D"])
-def test_dropout_is_the_same_forward_and_backward(layout):
+def test_forward_and_backward_use_the_same_dropout_mask(layout):
     check(Call(layout, "PADDING_CAUSAL_MASK", dropout=0.4, kv_heads=heads_of(layout)))
 
 
-def test_dropout_follows_the_generator():
+def test_dropout_depends_on_the_generator():
     call = Call(dropout=0.4)
     qkv, _ = tensors(call, torch.Generator().manual_seed(0))
 
@@ -378,7 +379,7 @@ def test_dropout_follows_the_generator():
     assert torch.equal(once(3, is_training=False)[0], plain)
 
 
-def test_the_rest_of_the_shapes():
+def test_other_head_counts_dims_and_output_formats_match_the_definition():
     check(Call(dim_v=7, mask="CAUSAL_MASK"))
     check(Call("THD_THD_THD", dim_v=7))
     check(Call(kv_heads=1))
@@ -389,13 +390,13 @@ def test_the_rest_of_the_shapes():
 
 
 @pytest.mark.parametrize("layout", ["BSHD_BSHD_BSHD", "THD_THD_THD"])
-def test_max_logit(layout):
+def test_max_logit_matches_the_definition(layout):
     check(Call(layout, "PADDING_CAUSAL_MASK", tops=True))
     check(Call(layout, "CAUSAL_BOTTOM_RIGHT_MASK", tops=True))
 
 
 @pytest.mark.parametrize("layout", ["BSHD_BSHD_BSHD", "THD_THD_THD", "Paged_KV_THD_BSHD_BSHD"])
-def test_what_lies_beside_the_tokens_does_not_matter(layout):
+def test_values_outside_the_valid_tokens_do_not_matter(layout):
     call = Call(layout, "PADDING_MASK", gaps=layout == "THD_THD_THD")
     g = torch.Generator().manual_seed(0)
     qkv, tables = tensors(call, g)
@@ -424,8 +425,8 @@ def test_what_lies_beside_the_tokens_does_not_matter(layout):
         )
 
 
-def test_lse_of_more_keys_than_are_here():
-    """As where a sequence's keys lie on several devices: gradients of the parts add up to those of the whole."""
+def test_backward_of_a_part_of_the_keys_uses_the_lse_of_all():
+    """As if a sequence's keys were on several devices: the gradients of the parts add up to those of the whole."""
     call = Call(mask="NO_MASK", square=True)
     g = torch.Generator().manual_seed(0)
     (q, k, v), _ = tensors(call, g)
@@ -446,7 +447,7 @@ def test_lse_of_more_keys_than_are_here():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
-def test_other_dtypes_round_once(dtype):
+def test_other_dtypes_are_rounded_once(dtype):
     for mask in ("CAUSAL_MASK", "PADDING_MASK"):
         call = Call("SBH3D", mask, kv_heads=4, dtype=dtype)
         qkv, _ = tensors(call, torch.Generator().manual_seed(0))
@@ -459,7 +460,7 @@ def test_other_dtypes_round_once(dtype):
 
 
 @pytest.mark.parametrize("spec", [FWD, BWD], ids=lambda s: s.name)
-def test_nothing_is_read_on_the_host(spec):
+def test_attention_copies_nothing_to_the_host(spec):
     nothing_is_read_on_the_host(spec)
 
 
@@ -472,7 +473,7 @@ def fp8(amax: float = 0.0, dtype: Any = enums.DType.kFloat8E4M3) -> Any:
 
 @pytest.mark.parametrize("layout", ["BSHD_BSHD_BSHD", "SB3HD", "BSHD_BSH2D"])
 @pytest.mark.parametrize("kind", ["delayed", "current"])
-def test_fp8(layout, kind):
+def test_fp8_attention_matches_the_definition(layout, kind):
     call = Call(layout, "CAUSAL_MASK", kv_heads=heads_of(layout), square=True, dtype=torch.bfloat16)
     qkv, _ = tensors(call, torch.Generator().manual_seed(0))
     current = lambda: quantized.Float8CurrentScalingQuantizer(columnwise=False)
@@ -508,7 +509,7 @@ def test_fp8(layout, kind):
             assert part._data.stride() == like.stride()
 
 
-# ---- refusals and backends ------------------------------------------------------------------------------------------
+# ---- invalid arguments and backend selection ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -534,17 +535,18 @@ def test_fp8(layout, kind):
     ],
     ids=lambda v: next(iter(v)) if isinstance(v, dict) else "",
 )
-def test_refused(spoiled, says):
+def test_invalid_arguments_raise(spoiled, says):
     call = Call(mask="PADDING_MASK")
     qkv, _ = tensors(call, torch.Generator().manual_seed(0))
     given = forward_args(call, qkv, None, None, None, **spoiled)
     with pytest.raises((TypeError, ValueError), match=f"^fused_attn_fwd: {says}"):
         FWD.reference(**given)
-    with pytest.raises((TypeError, ValueError, LookupError)):  # so that dispatch asks the contract
+    # dispatch catches it and then calls the reference, which checks the arguments
+    with pytest.raises((TypeError, ValueError, LookupError)):
         FWD.adapter.bind({key: part.reference for key, part in FWD.parts.items()})(**given)
 
 
-def test_a_cache_has_no_gradient():
+def test_a_paged_cache_has_no_gradient():
     call = Call("Paged_KV_BSHD_BSHD_BSHD", "PADDING_MASK")
     qkv, tables = tensors(call, torch.Generator().manual_seed(0))
     given = forward_args(call, qkv, tables, None, None)
@@ -571,14 +573,14 @@ BACKEND = specs.find("tex::get_fused_attn_backend")
         ({"qkv_layout": enums.NVTE_QKV_Layout.NVTE_Paged_KV_BSHD_BSHD_BSHD, "is_training": False}, 1),
     ],
 )  # fmt: skip
-def test_backends(changed, backend):
+def test_get_fused_attn_backend_matches_nvidias_rules(changed, backend):
     args = dict(zip(BACKEND.names, next(iter(BACKEND.samples(torch.float32, "cpu"))).args, strict=True)) | changed
     found = BACKEND.reference(**args)
     assert int(found) == backend and isinstance(found, enums.NVTE_Fused_Attn_Backend)
 
 
-def test_backends_asked_for_by_one_object():
-    """As NVIDIA's layer does from 2.20.2 on."""
+def test_get_fused_attn_backend_accepts_a_single_object():
+    """NVIDIA's layer passes one since 2.20.2."""
     from types import SimpleNamespace
 
     args = dict(zip(BACKEND.names, next(iter(BACKEND.samples(torch.float32, "cpu"))).args, strict=True))

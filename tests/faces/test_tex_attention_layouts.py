@@ -1,4 +1,4 @@
-"""tex's attention gives equal work to one op, whatever the layout of its tensors."""
+"""tex's attention calls one op for equal work, whatever the layout of its tensors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LAYOUTS = ("BSHD_BSHD_BSHD", "SBHD_SBHD_SBHD", "BHSD_BHSD_BHSD", "THD_THD_THD")
 
 
 def recorded(spec: Any) -> tuple[Any, list[tuple[str, tuple]]]:
-    """The adapter of a tex op over references that record their calls."""
+    """The adapter of a tex op, with references that record their calls."""
     calls: list[tuple[str, tuple]] = []
 
     def recording(part: Any) -> Any:
@@ -37,7 +37,7 @@ def recorded(spec: Any) -> tuple[Any, list[tuple[str, tuple]]]:
 
 
 def in_format(t: Tensor, fmt: str) -> Tensor:
-    """A [b, s, h, d] tensor in a format, contiguous."""
+    """A [b, s, h, d] tensor converted to a format, contiguous."""
     if fmt == "THD":
         return t.flatten(0, 1)
     return t.permute(["BSHD".index(c) for c in fmt]).contiguous()
@@ -48,7 +48,7 @@ def from_format(t: Tensor, fmt: str) -> Tensor:
 
 
 def ran(layout: str, mask: str, window: tuple[int, int] = (-1, -1)) -> tuple[list[Tensor], list[tuple[str, tuple]]]:
-    """O, S, dQ, dK and dV as [b, s, h, ...] of one call, and the ops that were called."""
+    """O, S, dQ, dK and dV of one call as [b, s, h, ...], and the ops that were called."""
     fmt = layout.partition("_")[0]
     g = torch.Generator().manual_seed(0)
     q, k, v, do = (torch.randn(B, S, h, D, generator=g) for h in (H, KV, KV, H))
@@ -85,20 +85,20 @@ CASES = [
 
 
 @pytest.mark.parametrize(("layout", "mask", "window"), CASES)
-def test_every_layout_calls_attention_general_alone(layout, mask, window):
+def test_every_layout_calls_only_attention_general(layout, mask, window):
     _, calls = ran(layout, mask, window)
     assert [key for key, _ in calls] == ["opmux::attention_general", "opmux::attention_general_bwd"]
 
 
 def of_equal_work(causal: bool) -> list[tuple[str, str]]:
-    """Layouts and masks that mean the same for sequences of equal lengths."""
+    """Layouts and masks that are equivalent for sequences of equal lengths."""
     alone, padded = ("CAUSAL_MASK", "PADDING_CAUSAL_MASK") if causal else ("NO_MASK", "PADDING_MASK")
     return [*itertools.product(LAYOUTS[:3], (alone,)), *itertools.product(LAYOUTS, (padded,))]
 
 
 @pytest.mark.parametrize("causal", [True, False])
-def test_equal_sequences_are_of_one_speed_class_in_every_layout(causal):
-    """So measured times choose one implementation for all of them."""
+def test_equal_sequences_have_one_speed_class_in_every_layout(causal):
+    """So auto mode chooses one implementation for all of them."""
     found = {key: set() for key in ("opmux::attention_general", "opmux::attention_general_bwd")}
     for layout, mask in of_equal_work(causal):
         for key, args in ran(layout, mask)[1]:

@@ -1,6 +1,6 @@
-"""tex's backends: two doors to one registry, and what is said when one is not there.
+"""tex's backends: two ways to register in one registry, and errors if a backend is missing.
 
-The settings that choose, and a vendor's file in the tree: tests/seeds/test_seed_004.py.
+For the settings that select a backend, and a vendor's file in the tree, see tests/seeds/test_seed_004.py.
 """
 
 from importlib.machinery import EXTENSION_SUFFIXES
@@ -42,10 +42,10 @@ def fives(self, input, weight, eps, ln_out, quantizer, otype, sm_margin, zero_ce
     return torch.full_like(input, 5.0), None, input.new_ones(input.shape[0])
 
 
-# ---- the list, and choosing -----------------------------------------------------------------------------------------
+# ---- listing and selecting backends ---------------------------------------------------------------------------------
 
 
-def test_the_list():
+def test_list_backends_reports_name_vendor_priority_and_availability():
     rows = tex.list_backends()
     assert [set(r) for r in rows] == [{"name", "vendor", "priority", "available"}] * len(rows)
     built_in = [(r["name"], r["priority"]) for r in rows if r["name"] in ("flaggems", "nvidia", "torch")]
@@ -54,21 +54,22 @@ def test_the_list():
     assert {r["name"]: r["available"] for r in rows}["torch"] is True
 
 
-def test_a_registered_class_is_listed_chosen_and_run():
+def test_a_registered_class_is_listed_selected_and_run():
     registry.register_backend(acme(rmsnorm_fwd=fives))
     assert {"name": "acme", "vendor": "acme", "priority": 90, "available": True} in tex.list_backends()
-    assert not norm()[0].eq(5).all()  # ours come first
+    assert not norm()[0].eq(5).all()  # our kernels have the higher priority
     tex.set_backend("acme")
     assert tex.get_backend().name == "acme"
     out, none, rsigma = norm()
     assert out.eq(5).all() and none is None and rsigma.dtype is torch.float32
     x = torch.randn(3, 8)
-    torch.testing.assert_close(tex.gelu(x, None), torch.nn.functional.gelu(x, approximate="tanh"))  # what it lacks
+    # a method that acme lacks
+    torch.testing.assert_close(tex.gelu(x, None), torch.nn.functional.gelu(x, approximate="tanh"))
     tex.set_backend("torch")
     assert tex.get_backend().name == "torch" and not norm()[0].eq(5).all()
 
 
-def test_a_class_and_an_op_impl_are_two_doors_to_one_registry():
+def test_a_backend_class_and_an_op_impl_register_in_the_same_registry():
     registry.register_backend(acme(rmsnorm_fwd=fives))
     impls = get_default_manager().registry.get_implementations("rmsnorm_fwd")
     assert [i.kind for i in impls if i.vendor == "acme"] == [BackendImplKind.VENDOR]
@@ -93,14 +94,14 @@ def test_a_class_and_an_op_impl_are_two_doors_to_one_registry():
         get_default_manager().registry.unregister("rmsnorm_fwd", "vendor.bolt")
 
 
-def test_functions_held_before_follow_a_switch():
+def test_references_to_functions_follow_set_backend():
     held = tex.rmsnorm_fwd
     registry.register_backend(acme(rmsnorm_fwd=fives))
     tex.set_backend("acme")
     assert held(torch.randn(3, 8), torch.ones(8), 1e-5, None, None, None, 0, False)[0].eq(5).all()
 
 
-def test_a_backend_object_runs_its_own():
+def test_get_backend_returns_the_selected_backend():
     x = torch.randn(3, 8)
     tex.set_backend("torch")
     torch.testing.assert_close(tex.get_backend().silu(x, None), torch.nn.functional.silu(x))
@@ -119,10 +120,10 @@ def test_backends_receive_torch_dtypes():
     assert seen == [torch.bfloat16]
 
 
-# ---- what is not there ----------------------------------------------------------------------------------------------
+# ---- missing backends and methods -----------------------------------------------------------------------------------
 
 
-def test_unknown_and_unavailable_names():
+def test_set_backend_rejects_unknown_and_unavailable_names():
     with pytest.raises(RuntimeError, match=r"^Backend 'hygon' not found\. Available backends: \[.*'torch'.*\]"):
         tex.set_backend("hygon")
     registry.register_backend(acme(is_available=lambda self: False))
@@ -131,14 +132,14 @@ def test_unknown_and_unavailable_names():
     assert {r["name"]: r["available"] for r in tex.list_backends()}["acme"] is False
 
 
-def test_what_is_available_raises_is_the_reason():
+def test_an_exception_in_is_available_is_reported_as_the_reason():
     registry.register_backend(acme(is_available=lambda self: 1 / 0, rmsnorm_fwd=fives))
     with pytest.raises(BackendNotFound, match="ZeroDivisionError"):
         tex.set_backend("acme")
     assert not norm()[0].eq(5).all()
 
 
-def test_a_method_that_declines_is_passed_over():
+def test_a_method_that_raises_not_implemented_falls_back():
     def declines(self, input, weight, eps, ln_out, quantizer, otype, sm_margin, zero_centered_gamma):
         raise NotImplementedError("not for rows of eight")
 
@@ -147,8 +148,8 @@ def test_a_method_that_declines_is_passed_over():
     assert norm()[0].shape == (3, 8)
 
 
-def test_what_a_method_declines_is_not_remembered():
-    """It was about these arguments: the next call of the same shape is the backend's again."""
+def test_a_decline_applies_to_one_call_only():
+    """It depended on the arguments, so the next call of the same shape goes to the backend again."""
     calls = []
 
     def sometimes(self, input, weight, eps, ln_out, quantizer, otype, sm_margin, zero_centered_gamma):
@@ -166,14 +167,14 @@ def test_what_a_method_declines_is_not_remembered():
     assert calls == [False, True, False]
 
 
-def test_a_method_that_nearly_has_a_functions_name_is_worth_a_word(caplog):
+def test_a_method_with_a_misspelled_name_warns(caplog):
     with caplog.at_level("WARNING", logger="opmux"):
         registry.register_backend(acme(rmsnorm_fwdd=fives, own_business=fives))
     (said,) = [r.getMessage() for r in caplog.records]
     assert said == "tex backend 'acme' has a method 'rmsnorm_fwdd': did it mean 'rmsnorm_fwd'?"
 
 
-def test_a_missing_method_says_so_where_nothing_else_may_step_in():
+def test_a_missing_method_raises_if_no_fallback_is_allowed():
     base = acme()()
     with pytest.raises(NotImplementedError, match="^fused_attn_fwd not implemented"):
         base.fused_attn_fwd()
@@ -186,7 +187,7 @@ def test_a_missing_method_says_so_where_nothing_else_may_step_in():
         norm()
 
 
-def test_the_base_has_every_method_with_signature_and_words():
+def test_the_base_class_has_every_method_with_signature_and_docstring():
     import inspect
 
     assert set(METHODS) == {s.name for s in interface.tex_specs()}
@@ -199,18 +200,18 @@ def test_the_base_has_every_method_with_signature_and_words():
     ("what", "words"),
     [(int, "subclass of TEXBackendBase"), (type("X", (TEXBackendBase,), {}), "must have a NAME")],
 )
-def test_what_cannot_be_registered(what, words):
+def test_an_invalid_backend_class_is_rejected(what, words):
     with pytest.raises(BadImpl, match=words):
         registry.register_backend(what)
 
 
-def test_a_name_that_is_taken():
+def test_a_name_that_is_taken_is_rejected():
     registry.register_backend(acme(rmsnorm_fwd=fives))
     with pytest.raises(BadImpl, match="registered already"):
         registry.register_backend(type("Other", (TEXBackendBase,), {"NAME": "acme"}))
 
 
-def test_properties_win_and_no_init_is_needed():
+def test_properties_override_attributes_and_init_is_not_called():
     class Hygon(TEXBackendBase):
         NAME = "hygon"
 
@@ -241,7 +242,7 @@ def test_properties_win_and_no_init_is_needed():
 
 
 class Extension:
-    """Stands for the compiled module: enums of its own, and one function."""
+    """A fake of the compiled module, with its own enums and two functions."""
 
     class DType:
         def __init__(self, number):
@@ -265,7 +266,7 @@ class Extension:
         return self.NVTE_Fused_Attn_Backend(1)
 
 
-def test_nvidia_gets_its_own_enums_and_gives_ours(monkeypatch):
+def test_nvidias_extension_gets_its_own_enums_and_results_have_ours(monkeypatch):
     extension = Extension()
     monkeypatch.setattr(nvidia, "load", lambda: extension)
     one = nvidia.NVIDIABackend()
@@ -277,7 +278,7 @@ def test_nvidia_gets_its_own_enums_and_gives_ours(monkeypatch):
 
 
 @pytest.mark.parametrize("place", ["", "transformer_engine/", "transformer_engine/wheel_lib/"])
-def test_where_the_extension_may_lie(monkeypatch, tmp_path, place):
+def test_nvidias_extension_is_found_in_each_of_its_places(monkeypatch, tmp_path, place):
     name = f"transformer_engine_torch{EXTENSION_SUFFIXES[0]}"
     for file in ("transformer_engine/__init__.py", place + name):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
@@ -286,7 +287,7 @@ def test_where_the_extension_may_lie(monkeypatch, tmp_path, place):
     assert nvidia.find() == tmp_path / place / name
 
 
-def test_a_python_module_of_that_name_is_not_the_extension(monkeypatch, tmp_path):
+def test_a_python_module_with_that_name_is_not_the_extension(monkeypatch, tmp_path):
     (tmp_path / "transformer_engine").mkdir()
     (tmp_path / "transformer_engine/__init__.py").write_text("")
     (tmp_path / "transformer_engine_torch.py").write_text("")
@@ -294,7 +295,7 @@ def test_a_python_module_of_that_name_is_not_the_extension(monkeypatch, tmp_path
     assert nvidia.find() is None
 
 
-def test_nvidia_gets_packed_tensors(monkeypatch):
+def test_nvidias_extension_gets_contiguous_tensors(monkeypatch):
     extension = Extension()
     monkeypatch.setattr(nvidia, "load", lambda: extension)
     nvidia.NVIDIABackend().rmsnorm_fwd(torch.randn(8, 3).T, torch.ones(8), 1e-5, None, None, None, 0, False)

@@ -1,4 +1,4 @@
-"""Every function of tex with every argument spoiled: a clear error, or a right call; and nothing is written."""
+"""Every tex function with each argument made invalid in turn: it raises a clear error or computes, and never writes."""
 
 import copy
 import inspect
@@ -15,12 +15,12 @@ CPU = torch.device("cpu")
 SPECS = {s.name: s for s in interface.tex_specs()}
 FUNCTIONS = {name: interface.function(spec) for name, spec in SPECS.items()}
 
-# A function that cannot run here whatever it is given: it says what it needs, and looks at nothing.
+# A function that never runs here says what it needs, without checking its arguments.
 SAYS_WHAT_IT_NEEDS = re.compile(r"\w+: needs ").search
 
 
 def sample(spec):
-    """A call that is right: the function's first sample, in the first dtype for which it has one."""
+    """Arguments of a valid call: the function's first sample in the first dtype that has one."""
     for dtype in (torch.bfloat16, torch.float32, torch.float16, torch.uint8):
         for found in spec.samples(dtype, CPU):
             return list(spec.signature.bind(*found.args, **found.kwargs).arguments.items())
@@ -28,7 +28,7 @@ def sample(spec):
 
 
 def spoiled(value):
-    """Ways in which an argument may be wrong, by name."""
+    """Invalid values for an argument, by name."""
     yield "None", None
     yield "a word", "nonsense"
     yield "an object", object()
@@ -61,7 +61,7 @@ def same(a, b):
 
 
 @pytest.mark.parametrize("name", sorted(SPECS))
-def test_a_spoiled_argument_is_refused_by_name(name):
+def test_an_invalid_argument_raises_with_its_name(name):
     spec, fn = SPECS[name], FUNCTIONS[name]
     faults = []
     for at, (argument, good) in enumerate(sample(spec)):
@@ -72,7 +72,8 @@ def test_a_spoiled_argument_is_refused_by_name(name):
             try:
                 fn(**given)
                 continue
-            except (TypeError, ValueError, NotImplementedError) as error:  # what nobody takes, with everybody's reason
+            # no implementation accepts it: the message has each one's reason
+            except (TypeError, ValueError, NotImplementedError) as error:
                 words = str(error)
                 if name not in words:
                     faults.append(f"{argument} {how}: the message does not name the function: {words[:150]}")
@@ -89,14 +90,14 @@ LOOK_FIRST = sorted(n for n, s in SPECS.items() if s.checked and (s.adapter is N
 
 
 @pytest.mark.parametrize("name", LOOK_FIRST)
-def test_what_a_signature_excludes(name):
+def test_errors_of_the_spec_raise_with_their_message(name):
     for bad in SPECS[name].errors(CPU):
         with pytest.raises(bad.error, match=bad.match):
             FUNCTIONS[name](*bad.args, **bad.kwargs)
 
 
 @pytest.mark.parametrize("name", sorted(SPECS))
-def test_a_missing_argument(name):
+def test_a_missing_argument_raises_with_its_name(name):
     spec, fn = SPECS[name], FUNCTIONS[name]
     needed = [p.name for p in inspect.signature(fn).parameters.values() if p.default is p.empty]
     for argument in needed:

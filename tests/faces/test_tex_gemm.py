@@ -1,4 +1,4 @@
-"""generic_gemm and te_general_grouped_gemm against their formulas in double precision, called as TE's Python does."""
+"""generic_gemm and te_general_grouped_gemm against their formulas in float64, called as TE's Python code does."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ every_layout = pytest.mark.parametrize("layout", LAYOUTS)
 
 def call(A, B, layout="TN", out=None, quantizer=None, to=None, bias=None, gelu=False, gelu_in=None, grad=False,
          accumulate=False, split=False, **more):  # fmt: skip
-    """As `general_gemm` passes its arguments: 16 in order, the rest by name."""
+    """Passes arguments as `general_gemm` does: 16 in order, the rest by name."""
     transa, transb = LAYOUTS[layout]
     workspace = torch.empty(64, dtype=torch.uint8)
     bias_type = BF16 if bias is None else bias.dtype
@@ -35,7 +35,7 @@ def call(A, B, layout="TN", out=None, quantizer=None, to=None, bias=None, gelu=F
 
 
 def factors(layout, dtype, m=5, n=24, k=64, lead=None):
-    """A and B for a product of m (or of `lead`) by n, over k."""
+    """A and B for a product of [m, k] (or [*lead, k]) and [k, n]."""
     lead = (m,) if lead is None else lead
     g = torch.Generator().manual_seed(m + n + k)
     new = lambda *s: (torch.randn(s, generator=g) / max(k, 1) ** 0.25).to(dtype)
@@ -50,7 +50,7 @@ def truth(A, B, layout):
 
 
 def close(got, want, what=""):
-    """One rounding of the result, and what float32 may lose on the way."""
+    """Allows one rounding of the result, and the error of float32 accumulation."""
     halves = {d: Tol(0.51 * torch.finfo(d).eps, 3e-5) for d in (F16, BF16)}
     tol = {**halves, F64: Tol(1e-11, 1e-11), F32: Tol(1e-5, 3e-5)}[got.dtype]
     torch.testing.assert_close(got.double(), want, rtol=tol.rtol, atol=tol.atol, msg=lambda m: f"{what}: {m}")
@@ -69,7 +69,7 @@ def slope(x):
 
 @every_dtype
 @every_layout
-def test_every_epilogue_in_every_layout(layout, dtype):
+def test_every_epilogue_in_every_layout_matches_the_formula(layout, dtype):
     A, B = factors(layout, dtype)
     want = truth(A, B, layout)
     bias = torch.randn(24).to(dtype)
@@ -93,14 +93,14 @@ def test_every_epilogue_in_every_layout(layout, dtype):
 
 @every_layout
 @pytest.mark.parametrize("m, n, k", [(1, 1, 1), (37, 1, 1000), (1, 37, 5), (1000, 37, 3)])
-def test_odd_sizes(layout, m, n, k):
+def test_odd_sizes_match_the_formula(layout, m, n, k):
     A, B = factors(layout, F32, m, n, k)
     close(call(A, B, layout)[0], truth(A, B, layout))
 
 
 @every_dtype
 @pytest.mark.parametrize("layout", ["TN", "NN"])
-def test_leading_dimensions_stay(layout, dtype):
+def test_leading_dimensions_are_kept(layout, dtype):
     A, B = factors(layout, dtype, lead=(2, 3, 4))
     bias = torch.randn(24).to(dtype)
     D, _, pre, _ = call(A, B, layout, bias=bias, gelu=True)
@@ -111,14 +111,14 @@ def test_leading_dimensions_stay(layout, dtype):
     close(D, truth(A, B, layout))
 
 
-def test_a_row_by_itself():
+def test_a_one_dimensional_operand_is_a_row():
     A, B = torch.randn(3, 8), torch.randn(8)
     close(call(A, B)[0], B.double() @ A.double().t())
 
 
 @pytest.mark.parametrize("to", [F32, F16, BF16])
 @pytest.mark.parametrize("dtype", [F32, BF16])
-def test_the_dtype_asked_for(dtype, to):
+def test_results_have_the_requested_dtype(dtype, to):
     A, B = factors("TN", dtype)
     D, _, pre, _ = call(A, B, to=to, bias=torch.ones(24, dtype=dtype), gelu=True)
     assert D.dtype is pre.dtype is to
@@ -127,11 +127,11 @@ def test_the_dtype_asked_for(dtype, to):
     assert bias_grad.dtype is to
 
 
-# ---- sums with what is there ----------------------------------------------------------------------------------------
+# ---- accumulation ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [F32, F16, BF16])
-def test_a_weights_gradient_is_added_to_float32(dtype):
+def test_a_weight_gradient_accumulates_into_float32(dtype):
     A, B = factors("NT", dtype, m=16, k=37)
     main = torch.randn(16, 24)
     want = main.double() + truth(A, B, "NT")
@@ -145,8 +145,8 @@ def test_a_weights_gradient_is_added_to_float32(dtype):
 
 @pytest.mark.parametrize("alpha, beta", [(0.5, None), (-2.0, 0.25), (1.0, 0.0), (np.float32(0.5), np.float32(2.0))])
 @pytest.mark.parametrize("epilogue", ["", "bias", "gelu", "dgelu"])
-def test_alpha_and_beta(epilogue, alpha, beta):
-    """What cuBLAS does: the epilogue is of the sum."""
+def test_alpha_and_beta_apply_before_the_epilogue(epilogue, alpha, beta):
+    """As in cuBLAS: the epilogue is applied to alpha * product + beta * D."""
     A, B = factors("NN", F32)
     D, bias, gelu_in = torch.randn(5, 24), torch.randn(24), torch.randn(5, 24)
     want = alpha * truth(A, B, "NN") + D.double() * (1.0 if beta is None else beta)
@@ -162,15 +162,15 @@ def test_alpha_and_beta(epilogue, alpha, beta):
     close(D, want)
 
 
-def test_what_was_in_d_does_not_matter():
+def test_old_contents_of_d_are_ignored_without_accumulate():
     A, B = factors("TN", BF16)
     for more in ({}, {"bias": torch.zeros(24, dtype=BF16)}, {"gelu": True}):
         D = torch.full((5, 24), float("nan"), dtype=BF16)
         assert call(A, B, out=D, **more)[0] is D and D.isfinite().all()
 
 
-def test_a_leaf_and_a_parameter():
-    """Raw kernels: no graph is kept, and leaves are written."""
+def test_gemm_writes_leaves_and_records_no_graph():
+    """A raw kernel: autograd does not see it."""
     A, B = (torch.nn.Parameter(t) for t in factors("TN", F32))
     D = torch.zeros(5, 24, requires_grad=True)
     got = call(A, B, out=D, accumulate=True)[0]
@@ -178,12 +178,12 @@ def test_a_leaf_and_a_parameter():
     close(D.detach(), truth(A.detach(), B.detach(), "TN"))
 
 
-# ---- nothing --------------------------------------------------------------------------------------------------------
+# ---- empty operands -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("m, n, k", [(0, 24, 64), (5, 24, 0), (5, 0, 64)])
 @every_layout
-def test_factors_without_elements(layout, m, n, k):
+def test_operands_without_elements(layout, m, n, k):
     A, B = factors(layout, F32, m, n, k)
     columns = B.shape[-1]
     D, bias_grad, _, _ = call(A, B, layout, bias=torch.randn(columns), grad=True)
@@ -213,8 +213,8 @@ def numbers(value, columnwise):
 @every_layout
 @pytest.mark.parametrize("a_kind, b_kind", [("current", "current"), ("block 2d", "block 1d"), ("block 1d", "block 1d"),
                                             ("mxfp8", "mxfp8"), ("block 2d", "current")])  # fmt: skip
-def test_quantized_factors(layout, a_kind, b_kind):
-    """What the bytes stand for is multiplied: rowwise or columnwise, as the layout says."""
+def test_quantized_operands_match_the_formula(layout, a_kind, b_kind):
+    """Multiplies the dequantized values, of the rowwise or columnwise data as the layout requires."""
     (A, B), (transa, transb) = factors(layout, BF16, 160, 96, 288), LAYOUTS[layout]
     a, b = q.quantized(q.OPS, A, QUANTIZERS[a_kind]()), q.quantized(q.OPS, B, QUANTIZERS[b_kind]())
     want, blocks = truth(numbers(a, not transa), numbers(b, transb), layout), "block" in a_kind and "block" in b_kind
@@ -226,7 +226,7 @@ def test_quantized_factors(layout, a_kind, b_kind):
     assert torch.equal(call(a, b, layout, to=BF16, bias=bias[None], split=blocks)[0], D)
     if not blocks:
         D, _, pre, _ = call(a, b, layout, to=F32, bias=bias, gelu=True)
-        assert pre.dtype is BF16 and D.dtype is F32  # bias_type
+        assert pre.dtype is BF16 and D.dtype is F32  # the gelu input has the dtype `bias_type`
         close(pre, want + bias.double(), "pre")
         close(D, tanh(want + bias.double()), "gelu")
     main = torch.ones(want.shape)
@@ -239,8 +239,8 @@ def blocks(dim, shape=(64, 128), dtype=torch.float8_e4m3fn):
     return q.quantized(q.OPS, torch.randn(shape), q.Float8BlockQuantizer(fp8_dtype=dtype, block_scaling_dim=dim))
 
 
-def test_the_slope_of_gelu_with_blocks():
-    """The one gelu that cuBLAS has for blocks: of a gradient, in bfloat16."""
+def test_dgelu_of_block_scaled_operands():
+    """cuBLAS supports only this gelu for block scaling: the gradient, in bfloat16."""
     a, b, pre = blocks(2), blocks(1), torch.randn(64, 64, dtype=BF16)
     D = call(a, b, to=BF16, gelu=True, gelu_in=pre, grad=True, split=True)[0]
     close(D, truth(numbers(a, False), numbers(b, False), "TN") * slope(pre))
@@ -266,13 +266,13 @@ E5M2 = torch.float8_e5m2
         ({"dim": 2}, {"dim": 1, "shape": (63, 128)}, {}, "B must be padded to a multiple of 8 rows"),
     ],
 )  # fmt: skip
-def test_products_of_blocks_that_nvidias_library_refuses(a, b, given, says):
+def test_block_scaled_gemms_that_cublas_rejects_raise(a, b, given, says):
     with pytest.raises(ValueError, match=f"generic_gemm: {says}.*for blocks of 128"):
         call(blocks(**a), blocks(**b), **{"to": F32, "split": True, **given})
 
 
-def test_products_of_blocks_are_rounded_before_the_output_is_added():
-    """As cuBLAS does: to add first, and round once, differs in one of eight elements here."""
+def test_block_scaled_products_are_rounded_before_accumulation():
+    """As in cuBLAS; adding first and rounding once would change one in eight elements here."""
     torch.manual_seed(0)
     a, b, bias = blocks(2), blocks(1), torch.randn(64, dtype=BF16)
     out = torch.randn(64, 64, dtype=BF16)
@@ -284,19 +284,19 @@ def test_products_of_blocks_are_rounded_before_the_output_is_added():
         assert not torch.equal(D, (wide + out.float()).to(BF16))
 
 
-def test_any_number_of_rows_of_square_blocks():
+def test_square_blocks_accept_any_number_of_rows():
     a, b = blocks(1), blocks(2, (63, 128))
     close(call(a, b, to=F32, split=True)[0], truth(numbers(a, False), numbers(b, False), "TN"))
 
 
-def test_one_quantized_factor():
+def test_one_operand_may_be_quantized():
     A, B = factors("TN", BF16, 32, 32, 64)
     a = q.quantized(q.OPS, A, q.Float8CurrentScalingQuantizer())
     close(call(a, B)[0], truth(q.plain(q.OPS, a, BF16), B, "TN"))
 
 
-def test_data_of_one_way_alone():
-    """Where a transpose was never made, or has gone stale, the data serves."""
+def test_gemm_uses_the_data_if_the_transpose_is_missing_or_stale():
+    """And the transpose if the data is missing."""
     A, B = factors("NN", BF16, 32, 48, 64)
     a, b = (q.quantized(q.OPS, t, q.Float8CurrentScalingQuantizer()) for t in (A, B))
     want = call(a, b, "NN", to=F32)[0].double()
@@ -306,7 +306,7 @@ def test_data_of_one_way_alone():
     close(call(a, b, "NN", to=F32)[0], want)
 
 
-def test_a_quantized_result():
+def test_results_may_be_quantized():
     A, B = factors("TN", BF16, 32, 64, 64)
     for make in QUANTIZERS.values():
         D = call(A, B, quantizer=make(), to=BF16)[0]
@@ -322,7 +322,7 @@ def test_a_quantized_result():
 
 
 class Overlap:
-    """Says what it was asked, and calls the gemm once."""
+    """Records its arguments, and calls the gemm once."""
 
     def around(self, gemm, comm_type, bulk_overlap, extra_output):
         self.asked = comm_type, bulk_overlap
@@ -330,7 +330,7 @@ class Overlap:
         return [*results[:3], extra_output]
 
 
-def test_an_overlap_goes_around_the_gemm():
+def test_comm_overlap_wraps_the_gemm():
     A, B = factors("TN", F32)
     overlap, extra = Overlap(), torch.empty(3)
     D, _, _, got = call(A, B, comm_overlap=overlap, comm_type=1, extra_output=extra, bulk_overlap=True)
@@ -344,7 +344,7 @@ def test_an_overlap_goes_around_the_gemm():
 
 
 def group(As, Bs, layout, D, bias=None, single=False, pre=None, grad=False, accumulate=False):
-    """As `general_grouped_gemm` passes its arguments: all in order."""
+    """Passes arguments as `general_grouped_gemm` does: all in order."""
     none = [torch.empty(0)] * len(As)
     workspaces = [torch.empty(64, dtype=torch.uint8)]
     return tex_gemm.te_general_grouped_gemm(
@@ -358,7 +358,7 @@ ROWS = (5, 0, 37)
 
 
 @pytest.mark.parametrize("dtype", [F32, BF16])
-def test_a_group_forward(dtype):
+def test_grouped_forward_matches_the_formula(dtype):
     As, Bs = zip(*(factors("TN", dtype, m) for m in ROWS), strict=True)
     bias = [torch.randn(24).to(dtype) for _ in ROWS]
     D = [torch.full((42, 24), float("nan"), dtype=dtype)]
@@ -373,8 +373,8 @@ def test_a_group_forward(dtype):
 
 
 @pytest.mark.parametrize("accumulate", [False, True])
-def test_a_groups_weight_gradients(accumulate):
-    """An expert without tokens: its gradient is zero, or stays; so do those of biases."""
+def test_grouped_weight_gradients_match_the_formula(accumulate):
+    """An expert without tokens has a zero gradient for weight and bias, or with accumulate keeps the old one."""
     As, Bs = zip(*(factors("NT", BF16, 16, 24, k) for k in ROWS), strict=True)
     D = [torch.ones(16, 24) for _ in ROWS]
     bias = [torch.full((16,), float("nan")) for _ in ROWS]
@@ -384,7 +384,7 @@ def test_a_groups_weight_gradients(accumulate):
         close(c, b.double().sum(0))
 
 
-def test_a_group_of_quantized_factors():
+def test_grouped_gemm_accepts_quantized_operands():
     As, Bs = zip(*(factors("TN", BF16, m, 32, 64) for m in (16, 32)), strict=True)
     new = lambda t: q.quantized(q.OPS, t, q.Float8CurrentScalingQuantizer())
     As, Bs = list(map(new, As)), list(map(new, Bs))
@@ -393,7 +393,7 @@ def test_a_group_of_quantized_factors():
     close(D[0], torch.cat([truth(numbers(a, False), numbers(b, False), "TN") for a, b in zip(As, Bs, strict=True)]))
 
 
-# ---- what is refused ------------------------------------------------------------------------------------------------
+# ---- rejected input -------------------------------------------------------------------------------------------------
 
 BAD = {
     "A None": (dict(A=None), TypeError, "A must be a Tensor of float16, .* or a quantized tensor; got None"),
@@ -417,7 +417,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("spoiled, error, says", BAD.values(), ids=list(BAD))
-def test_mistakes_are_said(spoiled, error, says):
+def test_invalid_arguments_raise_and_nothing_is_written(spoiled, error, says):
     A, B = factors("TN", F32)
     D = spoiled.get("out")
     before = D.clone() if torch.is_tensor(D) else None
@@ -426,7 +426,7 @@ def test_mistakes_are_said(spoiled, error, says):
     assert before is None or torch.equal(D, before)
 
 
-def test_what_is_not_there_yet_is_said():
+def test_an_unsupported_combination_raises():
     A, B = factors("NN", F32)
     with pytest.raises(NoImplementation, match="generic_gemm: bias must be None with gelu and grad"):
         call(A, B, "NN", bias=torch.ones(24), gelu=True, gelu_in=torch.ones(5, 24), grad=True)
@@ -441,7 +441,7 @@ def test_what_is_not_there_yet_is_said():
         (lambda A, B, D: D.__setitem__(0, None), TypeError, "D must be a list of Tensors; got None at index 0"),
     ],
 )
-def test_mistakes_in_a_group_are_said_before_anything_is_written(spoil, error, says):
+def test_invalid_groups_raise_before_anything_is_written(spoil, error, says):
     As, Bs = (list(v) for v in zip(*(factors("TN", F32) for _ in range(2)), strict=True))
     D = [torch.ones(5, 24) for _ in range(2)]
     kept = list(D)
@@ -456,7 +456,7 @@ def test_mistakes_in_a_group_are_said_before_anything_is_written(spoil, error, s
     assert all(d.eq(1).all() for d in kept)
 
 
-def test_what_others_return_is_brought_into_shape():
+def test_results_of_other_backends_become_a_list_of_four():
     D = torch.ones(2)
     assert tex_gemm.as_list(D) == [D, None, None, None]
     assert tex_gemm.as_list((D, None, D)) == [D, None, D, None]

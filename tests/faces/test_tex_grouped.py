@@ -1,4 +1,4 @@
-"""tex's grouped tensors: each member is what it would be alone, and products are those of the members."""
+"""tex's grouped tensors: each member equals the member quantized alone, and products equal those of the members."""
 
 import importlib.util
 import os
@@ -52,14 +52,14 @@ def fields(tensor):
 
 
 def same(a, b):
-    """Whether two quantized tensors hold the same bytes."""
+    """Whether two quantized tensors have the same bytes."""
     a, b = fields(a), fields(b)
     return a.keys() == b.keys() and all(torch.equal(a[n].reshape(-1), b[n].reshape(-1)) for n in a)
 
 
 @pytest.mark.parametrize("name", QUANTIZERS)
 @pytest.mark.parametrize("dims", [DIMS, None, [32, 32, 32]], ids=["varied", "uniform", "fewer rows than there are"])
-def test_members_are_what_they_would_be_alone(name, dims):
+def test_members_equal_tensors_quantized_alone(name, dims):
     quantizer, x = QUANTIZERS[name](), drawn(128 if dims else 96, 64)
     group = grouped.group_quantize(x, quantizer, 3, None if dims is None else int64(*dims))
     assert group.logical_shape == tuple(x.shape) and group.num_tensors == 3 and group.quantizer is quantizer
@@ -78,8 +78,8 @@ def test_members_are_what_they_would_be_alone(name, dims):
 
 @pytest.mark.parametrize("name", QUANTIZERS)
 @pytest.mark.parametrize("first", [None, (64, 32, 32)], ids=["last", "both"])
-def test_members_of_different_last_dimensions(name, first):
-    """They follow one another in memory: the shape of the whole only says how large it is."""
+def test_members_may_have_different_last_dimensions(name, first):
+    """They follow one another in memory; the shape of the group only gives the total size."""
     quantizer, last = QUANTIZERS[name](), (64, 32, 128)
     shapes = list(zip(first or (64,) * 3, last, strict=True))
     x = [drawn(*shape, seed=i) for i, shape in enumerate(shapes)]
@@ -96,7 +96,7 @@ def test_members_of_different_last_dimensions(name, first):
 
 
 @pytest.mark.parametrize("row, column", [(True, False), (False, True), (True, True)])
-def test_a_group_of_current_scaling_keeps_amaxes_and_scales(row, column):
+def test_a_group_with_current_scaling_has_amaxes_and_scales(row, column):
     quantizer = Float8CurrentScalingQuantizer(rowwise=row, columnwise=column)
     x, last = drawn(8, 300), (100, 0, 200)
     group = grouped.group_quantize(x, quantizer, 3, None, int64(*last))
@@ -118,14 +118,14 @@ def test_a_group_of_current_scaling_keeps_amaxes_and_scales(row, column):
     assert (plain(OPS, first, torch.float32) - again.view(-1)[:800].view(8, 100)).abs().max() < 0.3
 
 
-def test_offsets_are_in_elements():
+def test_offsets_count_elements():
     group = grouped.group_quantize(drawn(128, 64), MXFP8Quantizer(), 3, int64(*DIMS))
     assert group.tensor_offsets.tolist() == [0, 2048, 2048, 8192]
     mine = int64(0, 2048, 2048, 8192)
     assert grouped.group_quantize(drawn(128, 64), MXFP8Quantizer(), 3, int64(*DIMS), None, mine).tensor_offsets is mine
 
 
-def test_an_output_is_written_again_unless_told_not_to():
+def test_an_output_is_overwritten_unless_the_noop_flag_is_set():
     quantizer, first, second = MXFP8Quantizer(), drawn(64, 32), drawn(64, 32, seed=2)
     group = grouped.group_quantize(first, quantizer, 2, None)
     data = group.rowwise_data
@@ -139,7 +139,7 @@ def test_an_output_is_written_again_unless_told_not_to():
         grouped.group_quantize(first, quantizer, 2, int64(32, 32), output=group)
 
 
-def test_what_cannot_be_grouped():
+def test_invalid_groups_raise():
     x = drawn(64, 32)
     delayed = Float8Quantizer(torch.ones(1), torch.zeros(1))
     with pytest.raises(TypeError, match="quantizer must be of the format current, block, mxfp8 or nvfp4"):
@@ -157,7 +157,7 @@ def test_what_cannot_be_grouped():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_sums_of_rows(dtype):
+def test_bias_gradients_are_sums_of_rows_per_member(dtype):
     x = drawn(128, 32).to(dtype)
     group, dbias = grouped.bgrad_group_quantize(x, MXFP8Quantizer(), 3, int64(*DIMS))
     want = torch.stack([p.double().sum(0) for p in x.split(DIMS)]).to(dtype)
@@ -166,7 +166,7 @@ def test_sums_of_rows(dtype):
     assert torch.equal(group.rowwise_data, grouped.group_quantize(x, MXFP8Quantizer(), 3, int64(*DIMS)).rowwise_data)
 
 
-def test_amaxes_that_are_given():
+def test_given_amaxes_are_used():
     x, quantizer = drawn(128, 32), NVFP4Quantizer()
     exact = torch.stack([p.abs().max() if len(p) else torch.tensor(7.0) for p in x.split(DIMS)])
     group = grouped.nvfp4_group_quantize_with_amax(x, quantizer, 3, int64(*DIMS), None, exact, exact)
@@ -181,8 +181,8 @@ def test_amaxes_that_are_given():
         grouped.nvfp4_group_quantize_with_amax(x, quantizer, 3, int64(*DIMS), None, exact)
 
 
-def test_back_to_numbers():
-    x = drawn(160, 32)  # 32 rows belong to nobody
+def test_group_dequantize_matches_members():
+    x = drawn(160, 32)  # the last 32 rows belong to no member
     group = grouped.group_quantize(x, MXFP8Quantizer(), 3, int64(*DIMS))
     back = grouped.group_dequantize(group, torch.bfloat16)
     assert back.quantizer is None and back.rowwise_data.dtype is torch.bfloat16 and back.first_dims is group.first_dims
@@ -192,7 +192,7 @@ def test_back_to_numbers():
     assert rows[128:].count_nonzero() == 0
 
 
-def test_columns_of_what_came_in_rows():
+def test_group_requantize_adds_columnwise_data():
     x, quantizer = drawn(128, 64), MXFP8Quantizer()
     group = grouped.group_quantize(x, MXFP8Quantizer(columnwise=False), 3, int64(*DIMS))
     data, scales = group.rowwise_data, group.scale_inv
@@ -214,7 +214,7 @@ def test_columns_of_what_came_in_rows():
 # ---- sizes and addresses --------------------------------------------------------------------------------------------
 
 
-def test_one_buffer_for_many():
+def test_bulk_allocate_returns_aligned_views_of_one_buffer():
     shapes, dtypes = [(3, 5), (2, 2), (0, 4), (7,)], [torch.uint8, torch.float32, torch.bfloat16, torch.int64]
     made = grouped.bulk_allocate(shapes, dtypes, CPU)
     assert [(tuple(t.shape), t.dtype) for t in made] == list(zip(shapes, dtypes, strict=True))
@@ -228,7 +228,7 @@ def test_one_buffer_for_many():
 
 
 @pytest.mark.parametrize("sizes", [[3, 0, 5], (3, 0, 5), int64(3, 0, 5), torch.tensor([3, 0, 5], dtype=torch.int32)])
-def test_where_members_begin(sizes):
+def test_splits_to_offsets_sums_and_scales(sizes):
     how = {"strides": [1, 7], "include_leading_zero": [False, True], "dtypes": [torch.int32, torch.int64]}
     found, (ends, offsets) = grouped.splits_to_offsets_multi(sizes, CPU, **how)
     assert found.tolist() == [3, 0, 5] and found.dtype is torch.int64
@@ -237,7 +237,7 @@ def test_where_members_begin(sizes):
     assert grouped.splits_to_offsets(int64(3, 0, 5), 7).tolist() == [0, 21, 21, 56]
 
 
-def test_addresses():
+def test_copy_data_ptrs_returns_addresses():
     x, y = drawn(3), drawn(4)
     found = grouped.copy_data_ptrs_to_device([x, y], CPU)
     assert found.tolist() == [x.data_ptr(), y.data_ptr()] and found.dtype is torch.int64
@@ -251,7 +251,7 @@ def group_of(x, num, dims=None):
 
 
 def halves(*shape, seed=1):
-    """Small multiples of a half: what follows from them is exact in float32, in any order."""
+    """Small multiples of 0.5: sums of their products are exact in float32, in any order."""
     return torch.randint(-8, 9, shape, generator=torch.Generator().manual_seed(seed)) / 2
 
 
@@ -266,7 +266,7 @@ def run(kind, a, ta, b, tb, d, bias=None, bias_scale=None, alpha=ONE, beta=NONE)
 
 
 @pytest.mark.parametrize("kind", ["grouped_tensor", "discrete_in"])
-def test_products_of_members(kind):
+def test_grouped_products_equal_those_of_members(kind):
     weights = list(W) if kind == "discrete_in" else group_of(W.view(12, 6), 3)
     x, dims = group_of(X, 3, int64(*SPLIT)), int64(*SPLIT)
     y = torch.full((8, 4), torch.nan)
@@ -289,7 +289,7 @@ def test_products_of_members(kind):
     assert torch.equal(dx, torch.cat([p @ w for p, w in zip(DY.split(SPLIT), W, strict=True)]))
 
 
-def test_gradients_of_weights():
+def test_grouped_weight_gradients_equal_those_of_members():
     dims, out = int64(*SPLIT), [torch.full((4, 6), torch.nan) for _ in range(3)]
     run("discrete_out", group_of(X, 3, dims), False, group_of(DY, 3, dims), True, out)
     want = [g.t() @ p for g, p in zip(DY.split(SPLIT), X.split(SPLIT), strict=True)]
@@ -300,15 +300,15 @@ def test_gradients_of_weights():
         run("discrete_out", group_of(X, 3, dims), False, group_of(DY, 3, dims), True, out, bias=group_of(W[0, :3], 3))
 
 
-def test_rounded_once():
-    """In bfloat16 with a bias: the sum is rounded, not the product and then the sum."""
+def test_a_sum_with_bias_is_rounded_once():
+    """In bfloat16: the product is not rounded before the bias is added."""
     x, w, bias = drawn(8, 64).bfloat16(), drawn(5, 64, seed=2).bfloat16(), drawn(1, 5, seed=3).bfloat16()
     y = torch.zeros(8, 5, dtype=torch.bfloat16)
     run("grouped_tensor", group_of(w, 1), True, group_of(x, 1), False, group_of(y, 1), group_of(bias, 1))
     assert torch.equal(y, (x.double() @ w.double().t() + bias.double()).bfloat16())
 
 
-def test_nothing_is_written_where_shapes_do_not_fit():
+def test_wrong_shapes_raise_and_nothing_is_written():
     dims, y = int64(*SPLIT), torch.full((8, 4), 7.0)
     with pytest.raises(ValueError, match=r"A\[0\] must fit B\[0\] of \(3, 6\); got \(4, 5\)"):
         run("discrete_in", [w[:, :5] for w in W], True, group_of(X, 3, dims), False, group_of(y, 3, dims))
@@ -321,7 +321,7 @@ def test_nothing_is_written_where_shapes_do_not_fit():
 
 @pytest.mark.parametrize("name", ["mxfp8", "block 2", "current", "nvfp4 2d"])
 def test_products_of_quantized_members(name):
-    """Each operand by the data that its side of the product reads."""
+    """Each operand is read rowwise or columnwise, as its side of the product requires."""
     x, w, quantizer = drawn(128, 64), drawn(96, 64, seed=2), QUANTIZERS[name]()
     dims = int64(*DIMS)
     a, b = grouped.group_quantize(w, quantizer, 3, None), grouped.group_quantize(x, quantizer, 3, dims)
@@ -373,7 +373,7 @@ print("right")
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("transformer_engine") is None, reason="transformer_engine not installed")
-def test_groups_are_theirs_where_the_quantizer_is():
+def test_groups_have_transformer_engines_class_if_the_quantizer_has():
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("OPMUX", "TE_", "TEFL", "TRITON"))}
     clean["PYTHONPATH"] = str(Path(__file__).parents[2] / "src")
     done = fresh.run([sys.executable, "-c", textwrap.dedent(THEIRS)], env=clean, timeout=240)

@@ -1,4 +1,4 @@
-"""tex's moves of attention tensors against loops over tokens."""
+"""tex's functions that move attention tensors, against loops over tokens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from opmux.faces.tex import enums
 pytestmark = pytest.mark.usefixtures("no_kernels_of_the_cpu")
 
 H, D = 2, 3
-NEW, CACHED = (2, 0, 3), (5, 4, 3)  # new tokens of each sequence, and all of them
+NEW, CACHED = (2, 0, 3), (5, 4, 3)  # new tokens of each sequence, and all of its tokens
 FORMATS = enums.NVTE_QKV_Format
 
 
@@ -29,7 +29,7 @@ def drawn(*shape, seed=0):
 
 
 def news(fmt):
-    """New keys of each sequence, and the tensor that holds them."""
+    """The new keys of each sequence, and the tensor that contains them."""
     tokens = [drawn(n, H, D, seed=n + 1) for n in NEW]
     if fmt == "THD":
         return tokens, torch.cat([*tokens, torch.full((2, H, D), torch.nan)])
@@ -41,7 +41,7 @@ def news(fmt):
 
 @pytest.mark.parametrize("fmt", ["SBHD", "BSHD", "THD"])
 @pytest.mark.parametrize("paged", [True, False])
-def test_cache(fmt, paged):
+def test_copy_to_kv_cache_matches_a_loop(fmt, paged):
     tokens, held = news(fmt)
     page, pages = (2, 4) if paged else (8, 1)
     table = torch.tensor([[6, 1, 8, 0], [3, 5, 0, 0], [2, 7, 0, 0]] if paged else [[2], [0], [1]], dtype=torch.int32)
@@ -60,7 +60,7 @@ def test_cache(fmt, paged):
     assert torch.equal(k, want[0]) and torch.equal(v, want[1])
 
 
-def test_cache_of_nothing_new():
+def test_copy_to_kv_cache_without_new_tokens_changes_nothing():
     _, held = news("BSHD")
     cache = drawn(9, 2, H, D)
     kept, table = cache.clone(), torch.zeros(3, 4, dtype=torch.int32)
@@ -68,7 +68,7 @@ def test_cache_of_nothing_new():
     assert torch.equal(cache, kept)
 
 
-def test_thd_and_bshd():
+def test_thd_to_bshd_and_back():
     x = drawn(8, H, D)
     sizes = (3, 0, 4)
     dense = call("convert_thd_to_bshd", x, cu(*sizes), 3, 5)
@@ -82,7 +82,7 @@ def test_thd_and_bshd():
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
-def test_fp8_is_moved_as_its_bytes_are(dtype):
+def test_fp8_tensors_are_moved_bytewise(dtype):
     lengths, new = cu(2, 1), drawn(2, 2, H, D).to(dtype)
     as_bytes = lambda *tensors: [t.view(torch.uint8) for t in tensors]
     caches = [torch.zeros(4, 2, H, D).to(dtype) for _ in range(2)]
@@ -100,7 +100,7 @@ def test_fp8_is_moved_as_its_bytes_are(dtype):
     assert half.dtype is dtype and torch.equal(half.float(), thd[1:2].float())
 
 
-def test_interleaved_buffers():
+def test_fa_prepare_splits_and_joins_interleaved_qkv():
     s, b = 4, 3
     whole = drawn(s, b, H, 3 * D)
     q, k, v = (whole[..., i * D : (i + 1) * D] for i in range(3))
@@ -114,7 +114,7 @@ def test_interleaved_buffers():
 
 
 @pytest.mark.parametrize("fmt", ["sbhd", "bshd"])
-def test_many_transposed(fmt):
+def test_multi_tensor_transpose_matches_permute(fmt):
     inputs = [drawn(4, 3, H, D).half(), None, (drawn(2, 5, 1, 6) * 9).to(torch.uint8)]
     turn = lambda t: t.permute(1, 2, 0, 3) if fmt == "sbhd" else t.permute(0, 2, 1, 3)
     for t, got in zip(inputs, call("multi_tensor_transpose_to_bhsd", inputs, fmt), strict=True):
@@ -130,7 +130,7 @@ def test_many_transposed(fmt):
     assert torch.equal(room[2], turn(inputs[2]))
 
 
-def test_many_padded():
+def test_multi_tensor_pad_last_dim_pads_with_zeros():
     inputs = [drawn(3, 5), drawn(2, 8), drawn(0, 3)]
     a, b, c = call("multi_tensor_pad_last_dim", inputs, 4)
     assert torch.equal(a[:, :5], inputs[0]) and a[:, 5:].eq(0).all() and a.shape == (3, 8)
@@ -138,5 +138,5 @@ def test_many_padded():
 
 
 @pytest.mark.parametrize("spec", [s for s in specs if s.family == "tex_kv_cache"], ids=lambda s: s.name)
-def test_nothing_is_read_on_the_host(spec):
+def test_kv_cache_functions_copy_nothing_to_the_host(spec):
     nothing_is_read_on_the_host(spec)

@@ -1,4 +1,4 @@
-"""tex's norms: quantized outputs, what statistics look like, and that nothing is written by a call that is refused."""
+"""tex's norms: quantized outputs, statistics, and that a rejected call writes nothing."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def forward(name, x, w, b, *, eps=1e-5, ln_out=None, quantizer=None, otype=None,
 
 
 def wide_result(name, x, w, b, **more):
-    """The result before any rounding."""
+    """The result before rounding."""
     return forward(name, x.float(), w.float(), b.float(), **more)[0]
 
 
@@ -43,25 +43,25 @@ norms = pytest.mark.parametrize("name", ["rmsnorm_fwd", "layernorm_fwd"])
 
 @every_quantizer
 @norms
-def test_every_quantizer_is_taken(name, kind):
+def test_norms_accept_every_quantizer(name, kind):
     x, w, b = tensors()
     quantizer, again = QUANTIZERS[kind](), QUANTIZERS[kind]()
     y = wide_result(name, x, w, b) if kind == "delayed" else forward(name, x, w, b)[0]
     want = quantized(OPS, y, again)
     out, mu, rsigma = forward(name, x, w, b, quantizer=quantizer, otype=torch.bfloat16)
     if kind == "delayed":
-        want._dtype = torch.bfloat16  # of the fused kernel: cast from float32, called bfloat16
+        want._dtype = torch.bfloat16  # the fused kernel casts from float32, and the tensor reports bfloat16
         assert torch.equal(quantizer.amax, again.amax) and quantizer.amax > 0.25
     same(out, want)
     plain, plain_mu, plain_rsigma = forward(name, x, w, b)
     assert torch.equal(rsigma, plain_rsigma) and (mu is None or torch.equal(mu, plain_mu))
-    if kind != "nvfp4":  # whose dequantization is tested with it
+    if kind != "nvfp4":  # its dequantization has its own tests
         torch.testing.assert_close(out.dequantize(dtype=torch.float32), plain.float(), rtol=0.13, atol=0.1)
 
 
 @norms
-def test_delayed_scaling_casts_without_a_rounding_between(name):
-    """Of a bfloat16 input many bytes would differ, had y been rounded to bfloat16 first."""
+def test_delayed_scaling_casts_without_an_intermediate_rounding(name):
+    """If y were rounded to bfloat16 first, more than 1 % of the bytes would differ."""
     x, w, b = tensors((256, 256))
     quantizer, again = QUANTIZERS["delayed"](), QUANTIZERS["delayed"]()
     out = forward(name, x, w, b, quantizer=quantizer, otype=torch.bfloat16)[0]
@@ -74,7 +74,7 @@ def test_delayed_scaling_casts_without_a_rounding_between(name):
 
 
 @pytest.mark.parametrize("rows, cols", [(True, True), (True, False), (False, True)])
-def test_usages_of_delayed_scaling(rows, cols):
+def test_delayed_scaling_creates_only_the_requested_usages(rows, cols):
     x, w, b = tensors((2, 16, 32))
     quantizer = Float8Quantizer(torch.ones(1), torch.zeros(1), E5M2, rowwise=rows, columnwise=cols)
     out = forward("rmsnorm_fwd", x, w, b, quantizer=quantizer)[0]
@@ -98,7 +98,7 @@ def test_ln_out_may_be_a_quantized_tensor(name, kind):
 
 
 @norms
-def test_what_cannot_be_written_to_is_refused_before_anything_is(name):
+def test_an_invalid_output_raises_before_anything_is_written(name):
     x, w, b = tensors()
     quantizer = QUANTIZERS["delayed"]()
     for wrong in (torch.zeros_like(x), object(), quantized(OPS, x, QUANTIZERS["mxfp8"]())):
@@ -120,7 +120,7 @@ def test_what_cannot_be_written_to_is_refused_before_anything_is(name):
 
 @every_dtype
 @norms
-def test_statistics_are_float32_lists_of_rows_whatever_the_input(name, dtype):
+def test_statistics_are_float32_with_one_value_per_row(name, dtype):
     for shape in ((2, 3, 16), (6, 16), (16,), (0, 16)):
         x, w, b = tensors(shape, dtype)
         for quantizer in (None, QUANTIZERS["delayed"]()):
@@ -136,7 +136,7 @@ def test_statistics_are_float32_lists_of_rows_whatever_the_input(name, dtype):
 
 @every_dtype
 @pytest.mark.parametrize("otype", DTYPES, ids=str)
-def test_layernorm_gives_the_dtype_asked_for(dtype, otype):
+def test_layernorm_returns_the_requested_dtype(dtype, otype):
     x, w, b = tensors((5, 64), dtype)
     out, mu, rsigma = forward("layernorm_fwd", x, w, b, otype=otype)
     want = torch.nn.functional.layer_norm(x.double(), (64,), w.double(), b.double())
@@ -145,7 +145,7 @@ def test_layernorm_gives_the_dtype_asked_for(dtype, otype):
     torch.testing.assert_close(out.double(), want, rtol=tol, atol=tol)
 
 
-def test_a_quantized_input_of_no_rows():
+def test_quantized_results_of_empty_input():
     x, w, b = tensors((0, 32))
     quantizer = QUANTIZERS["delayed"]()
     out, _, rsigma = forward("rmsnorm_fwd", x, w, b, quantizer=quantizer)
@@ -153,7 +153,7 @@ def test_a_quantized_input_of_no_rows():
     assert torch.equal(out._scale_inv, torch.ones(1) / 7) and torch.equal(quantizer.amax, torch.full((1,), 0.25))
 
 
-def test_amax_of_delayed_scaling_may_be_of_inference_mode():
+def test_delayed_scaling_accepts_an_amax_of_inference_mode():
     with torch.inference_mode():
         scale, amax = torch.ones(1), torch.zeros(1)
     x, w, b = tensors()
@@ -161,7 +161,7 @@ def test_amax_of_delayed_scaling_may_be_of_inference_mode():
     assert amax > 0
 
 
-def test_the_backwards_name_what_is_wrong():
+def test_errors_of_the_backwards_name_the_argument():
     x, w, _ = tensors((5, 64), torch.float32)
     stat = torch.ones(5)
     calls = {

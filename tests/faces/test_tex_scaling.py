@@ -1,4 +1,4 @@
-"""tex's block scales of shards, NVFP4 by hand, and what is elsewhere: against loops over single elements."""
+"""tex's block scales of shards, NVFP4 helpers, and functions that need other hardware, against loops over elements."""
 
 import pytest
 import torch
@@ -36,13 +36,13 @@ def e4m3(x):
 
 
 def nearest_fp4(x):
-    """The nearest of the 16 numbers, by looking at them all; ties to the even code."""
+    """The nearest of the 16 values, found by comparing with all of them; ties go to the even code."""
     best = min(range(8), key=lambda i: (abs(abs(x) - LEVELS[i]), i % 2))
     return best | (8 if x < 0 or str(x)[0] == "-" else 0)
 
 
 @pytest.mark.parametrize("spec", [s for s in MINE if s.mutates], ids=lambda s: s.name)
-def test_what_is_not_said_to_be_written_is_not(spec):
+def test_only_declared_arguments_are_written(spec):
     for sample in spec.samples(torch.float32, CPU):
         given = spec.signature.bind(*sample.args, **sample.kwargs).arguments
         kept = {n: [t.clone() for t in tensors(v)] for n, v in given.items() if n not in spec.mutates}
@@ -65,23 +65,23 @@ def tensors(value):
 
 
 @pytest.mark.parametrize("start, size", [(0, 130 * 150), (5, 1), (153, 9000), (149, 152), (130 * 150, 0)])
-def test_amax_of_blocks_of_a_shard(start, size):
+def test_amax_of_blocks_of_a_shard_matches_a_loop(start, size):
     shard = drawn(size)
     wide = torch.full((2, 5), 9.0)
-    amax = wide[:, ::2][:, :3]  # strided, with a column of padding
+    amax = wide[:, ::2][:, :3]  # strided, with a padding column
     scaling.fp8_block_scaling_compute_partial_amax(shard, amax, 130, 150, start, 128)
     assert torch.equal(amax[:, :2], amaxes(shard, 150, start, 128, 128, (2, 2)))
     assert (amax[:, 2] == 9).all() and (wide[:, 1::2] == 9).all()
 
 
-def test_nan_is_no_amax():
+def test_amax_ignores_nan():
     amax = torch.zeros(1, 1)
     scaling.fp8_block_scaling_compute_partial_amax(torch.tensor([1.0, torch.nan, -3.0]), amax, 2, 4, 1, 128)
     assert amax.item() == 3.0
 
 
 @pytest.mark.parametrize("dtype, most", [(torch.float8_e4m3fn, 448.0), (torch.float8_e5m2, 57344.0)])
-def test_cast_of_a_shard_by_blocks(dtype, most):
+def test_cast_of_a_shard_by_blocks_matches_a_loop(dtype, most):
     shard, scale = drawn(400, scale=30.0).bfloat16(), torch.tensor([[1.0, 1e9], [0.3, 7.0]])
     out = torch.zeros(400, dtype=torch.uint8)
     start = 127 * 140 + 100
@@ -90,12 +90,12 @@ def test_cast_of_a_shard_by_blocks(dtype, most):
     for (r, c, v), g in zip(elements(shard, 140, start), got, strict=True):
         x = torch.tensor(v) * scale[r // 128, c // 128]
         assert g == x.clamp(-most, most).to(dtype).float().item()
-    assert max(got) == most  # something was too large
+    assert max(got) == most  # some values were clamped
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("start, size", [(0, 64 * 96), (101, 700), (6144, 0)])
-def test_amax_of_mx_blocks_of_a_shard(start, size, dtype):
+def test_amax_of_mx_blocks_of_a_shard_matches_a_loop(start, size, dtype):
     shard = drawn(size).to(dtype)
     rows, cols = torch.full((128, 4), 9.0, dtype=dtype), torch.full((4, 128), 9.0, dtype=dtype)
     scaling.mxfp8_scaling_compute_partial_amax(shard, rows, cols, 64, 96, start)
@@ -103,7 +103,7 @@ def test_amax_of_mx_blocks_of_a_shard(start, size, dtype):
     assert torch.equal(cols, amaxes(shard, 96, start, 32, 1, (4, 128)).to(dtype))
 
 
-def test_cast_of_a_shard_by_mx_blocks():
+def test_cast_of_a_shard_by_mx_blocks_matches_a_loop():
     shard, start = drawn(300, scale=5.0), 70
     by_row = torch.randint(118, 132, (128, 4), generator=torch.Generator().manual_seed(2)).to(torch.uint8)
     by_col = torch.randint(118, 132, (4, 128), generator=torch.Generator().manual_seed(3)).to(torch.uint8)
@@ -117,7 +117,7 @@ def test_cast_of_a_shard_by_mx_blocks():
 SHARDS = ((0, 3001), (3001, 64 * 96))
 
 
-def test_shards_together_are_a_quantized_block_tensor():
+def test_cast_shards_equal_a_quantized_block_tensor():
     x = drawn(64, 96, scale=3.0)
     whole = quantized(OPS, x, Float8BlockQuantizer(columnwise=False))
     amax = torch.zeros(len(SHARDS), *whole._rowwise_scale_inv.shape)
@@ -131,7 +131,7 @@ def test_shards_together_are_a_quantized_block_tensor():
     assert torch.equal(out.view(64, 96), whole._rowwise_data)
 
 
-def test_shards_together_are_a_quantized_mx_tensor():
+def test_cast_shards_equal_a_quantized_mx_tensor():
     x = drawn(64, 96, scale=3.0)
     whole = quantized(OPS, x, MXFP8Quantizer())
     row, col = torch.zeros(2, 64 * 96, dtype=torch.uint8)
@@ -142,7 +142,7 @@ def test_shards_together_are_a_quantized_mx_tensor():
     assert torch.equal(col.view(64, 96), whole._columnwise_data)
 
 
-def test_shards_together_are_a_quantized_nvfp4_tensor():
+def test_cast_shards_equal_a_quantized_nvfp4_tensor():
     x = drawn(64, 96, scale=3.0)
     whole = quantized(OPS, x, NVFP4Quantizer(with_2d_quantization=True))
     parts, amax = torch.zeros(2, 4, 6), torch.zeros(2, 1)
@@ -156,7 +156,7 @@ def test_shards_together_are_a_quantized_nvfp4_tensor():
     assert torch.equal(held[:64, :6], whole._rowwise_scale_inv[:64, :6])
     encode, out = torch.zeros(1), torch.zeros(64 * 48, dtype=torch.uint8)
     nvfp4.nvfp4_compute_global_scale(top, encode)
-    for a, b in SHARDS:  # the first ends in the middle of a byte
+    for a, b in SHARDS:  # the first shard ends in the middle of a byte
         nvfp4.nvfp4_2d_partial_cast(x.view(-1)[a:b], out[a // 2 : (b + 1) // 2], scale, encode, 64, 96, a)
     assert torch.equal(out.view(64, 48), whole._rowwise_data)
     columns, col_scales = torch.zeros_like(whole._columnwise_data), torch.zeros_like(whole._columnwise_scale_inv)
@@ -169,7 +169,7 @@ def test_shards_together_are_a_quantized_nvfp4_tensor():
 # ---- NVFP4 ----------------------------------------------------------------------------------------------------------
 
 
-def test_packed_data_transposed():
+def test_nvfp4_data_transpose_matches_a_loop():
     data = torch.randint(0, 256, (6, 4), generator=torch.Generator().manual_seed(1)).to(torch.uint8)
     codes = [[b >> 4 * half & 15 for b in row for half in (0, 1)] for row in data.tolist()]
     want = [[codes[2 * i][k] | codes[2 * i + 1][k] << 4 for i in range(3)] for k in range(8)]
@@ -180,7 +180,7 @@ def test_packed_data_transposed():
         nvfp4.nvfp4_data_transpose(data[:5], out=None)
 
 
-def test_scales_of_tiles_transposed():
+def test_nvfp4_2d_scale_transpose_matches_a_loop():
     scales = torch.arange(48 * 4).view(48, 4).to(torch.uint8)
     out = torch.full((64, 4), 99, dtype=torch.uint8)
     nvfp4.nvfp4_2d_scale_transpose(scales, out, 3, 2)
@@ -191,13 +191,13 @@ def test_scales_of_tiles_transposed():
 
 
 @pytest.mark.parametrize("amax, want", [(2688.0, 1.0), (3.0, 896.0), (0.0, 1.0), (1e-42, torch.finfo().max)])
-def test_global_scale(amax, want):
+def test_nvfp4_global_scale_has_the_expected_value(amax, want):
     out = torch.zeros(1)
     nvfp4.nvfp4_compute_global_scale(torch.tensor([amax]), out)
     assert out.item() == want
 
 
-def test_scale_of_a_tile():
+def test_nvfp4_block_scales_have_the_expected_values():
     amax, out = torch.tensor([[6.0, 3.0, 0.0]]), torch.full((1, 3), -1.0)
     nvfp4.nvfp4_compute_per_block_scale(amax, out, torch.tensor([6.0]))
     assert out.tolist() == [[448.0, 224.0, 0.0]]
@@ -209,7 +209,7 @@ def test_scale_of_a_tile():
     assert rows.tolist() == [[*bytes_[0], 99]] * 16 + [[*bytes_[1], 99]] * 16 + [[0, 0, 0, 99]] * 8
 
 
-def test_a_fused_scale_is_its_steps():
+def test_the_fused_nvfp4_scale_equals_its_separate_steps():
     amax, top = drawn(3, 4).abs(), torch.tensor([3.0])
     scale, rows, kept = torch.zeros(3, 4), torch.zeros(128, 4, dtype=torch.uint8), torch.zeros(1)
     nvfp4.nvfp4_multi_tensor_fused_scale([amax], [top], [scale], [rows], [kept], [3], [4], [128], 16)
@@ -220,7 +220,7 @@ def test_a_fused_scale_is_its_steps():
 
 
 @pytest.mark.parametrize("start, size", [(0, 40), (3, 24), (7, 1), (16, 15)])
-def test_cast_of_a_shard_to_fp4(start, size):
+def test_cast_of_a_shard_to_fp4_matches_a_loop(start, size):
     shard, encode = drawn(size, scale=2.0), 5.0
     scale = torch.tensor([[1.7, 0.9], [300.0, 0.0]])
     first = start // 2
@@ -240,7 +240,7 @@ def test_cast_of_a_shard_to_fp4(start, size):
 # ---- swizzling ------------------------------------------------------------------------------------------------------
 
 
-def test_nothing_is_swizzled_in_place():
+def test_swizzling_changes_nothing_because_our_gemms_read_plain_scales():
     made = quantized(OPS, drawn(32, 32), MXFP8Quantizer())
     kept = made._rowwise_scale_inv.clone(), made._columnwise_scale_inv.clone()
     assert scaling.swizzle_scales_for_gemm_(made) is None
@@ -253,7 +253,7 @@ def test_nothing_is_swizzled_in_place():
 
 
 @pytest.mark.parametrize("way", ["mxfp8_rowwise", "mxfp8_columnwise", "nvfp4"])
-def test_scales_for_a_kernel_of_others(way):
+def test_scales_for_external_kernels_are_swizzled(way):
     scales = torch.randint(0, 256, (256, 8), generator=torch.Generator().manual_seed(1)).to(torch.uint8)
     data = [torch.zeros(3, dtype=torch.uint8), torch.zeros(3, dtype=torch.uint8)]
     given = scales.t().contiguous() if way == "mxfp8_columnwise" else scales
@@ -268,11 +268,11 @@ def test_scales_for_a_kernel_of_others(way):
             assert found[at] == found[2048 + at] == scales[r, c].item()
 
 
-# ---- elsewhere ------------------------------------------------------------------------------------------------------
+# ---- functions that need other hardware -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", sorted(unavailable.UNAVAILABLE))
-def test_what_is_elsewhere_says_what_it_needs(name):
+def test_an_unavailable_function_says_what_it_needs(name):
     spec = specs.by_key[f"tex::{name}"]
     given = next(iter(spec.samples(torch.float32, CPU))).args
     row = unavailable.UNAVAILABLE[name]
@@ -285,7 +285,7 @@ def test_what_is_elsewhere_says_what_it_needs(name):
         specs.functions[spec.key](*given, nonsense=1)
 
 
-def test_answers():
+def test_capability_queries_have_fixed_answers():
     assert unavailable.get_cublasLt_version() < 130300 and unavailable.get_num_cublas_streams() == 4
     assert 90000 < unavailable.get_cudnn_version() < 200000
     assert unavailable.device_supports_multicast() is unavailable.ubuf_built_with_mpi() is False
@@ -297,7 +297,7 @@ def test_answers():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("m, n", [(5, 8), (8, 5), (6, 6)])
-def test_newton_schulz_is_a_polynomial_of_the_singular_values(m, n, dtype):
+def test_newton_schulz_applies_a_polynomial_to_the_singular_values(m, n, dtype):
     x = drawn(m, n)
     x = (x / torch.linalg.matrix_norm(x, 2)).to(dtype)
     steps = [3.4445, -4.7750, 2.0315, 2.8366, -3.0525, 1.2012, 1.875, -1.25, 0.375]
@@ -314,6 +314,6 @@ def test_newton_schulz_is_a_polynomial_of_the_singular_values(m, n, dtype):
         unavailable.newton_schulz(ctx, m, n, x, 3, steps)
 
 
-def test_a_context_of_several_ranks():
+def test_a_context_of_several_ranks_is_rejected():
     with pytest.raises((NotSupported, NoImplementation), match="nranks must be 1.*cuSOLVERMp"):
         unavailable.cusolvermp_ctx_create(0, 2, 1)

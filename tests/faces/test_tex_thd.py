@@ -1,4 +1,4 @@
-"""tex's halves of sequences against loops over tokens."""
+"""tex's functions on halves of packed sequences, against loops over tokens."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def drawn(*shape, seed=0, dtype=torch.float32):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8], ids=str)
 @pytest.mark.parametrize("half", [0, 1])
-def test_read_half(half, dtype):
+def test_read_half_returns_the_tokens_of_one_half(half, dtype):
     tokens = (FIRST, SECOND)[half]
     x = (drawn(2, T, H, D) * 9).abs().to(dtype)
     assert torch.equal(call("thd_read_half_tensor", x, LENGTHS, half), x[:, tokens])
@@ -40,7 +40,7 @@ def test_read_half(half, dtype):
 
 
 def by_sequence(lse, longest):
-    """[b, h, longest] of [h, t]."""
+    """[b, h, longest] from [h, t]."""
     out = lse.new_full((len(SPANS), H, longest), 7.0)
     for n, (a, b) in enumerate(SPANS):
         out[n, :, : b - a] = lse[:, a:b]
@@ -57,7 +57,7 @@ def halves_by_sequence(step, longest):
 
 
 @pytest.mark.parametrize("packed", [True, False])
-def test_second_half_lse(packed):
+def test_second_half_lse_correction_matches_a_loop(packed):
     lse, step = drawn(H, T), drawn(H, T // 2, seed=1)
     want = lse.clone()
     for i, t in enumerate(SECOND):
@@ -76,7 +76,7 @@ def test_second_half_lse(packed):
             assert torch.equal(got[n, :, :size], lse[:, b - size : b]) and got[n, :, size:].eq(0).all()
 
 
-def test_lse_of_nothing_stays():
+def test_lse_correction_of_minus_infinity_is_minus_infinity():
     lse = torch.full((H, T), -math.inf)
     call("thd_second_half_lse_correction", lse, torch.full((H, T // 2), -math.inf), LENGTHS, True)
     assert lse.eq(-math.inf).all()
@@ -86,7 +86,7 @@ def test_lse_of_nothing_stays():
 @pytest.mark.parametrize("second", [False, True])
 @pytest.mark.parametrize("old", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_out_correction(second, packed, old, dtype):
+def test_out_correction_matches_a_loop(second, packed, old, dtype):
     tokens = SECOND if second else range(T)
     out, step = drawn(T, H, D, dtype=dtype), drawn(len(tokens), H, D, seed=1, dtype=dtype)
     lse, per, before = drawn(H, T, seed=2), drawn(H, len(tokens), seed=3), drawn(H, T, seed=4)
@@ -110,7 +110,7 @@ def test_out_correction(second, packed, old, dtype):
 @pytest.mark.parametrize("first", ["add", "copy", "zero", "none"])
 @pytest.mark.parametrize("second", ["add", "copy", "zero", "none"])
 @pytest.mark.parametrize("shape", [(T, H, D), (2, T, H, D)], ids=str)
-def test_grad_correction(first, second, shape):
+def test_grad_correction_matches_a_loop(first, second, shape):
     whole = {first, second} <= {"add", "copy"}
     grad, step = drawn(*shape), drawn(*shape[:-3], T if whole else T // 2, H, D, seed=1)
     want = grad.clone()
@@ -125,7 +125,7 @@ def test_grad_correction(first, second, shape):
     torch.testing.assert_close(grad, want)
 
 
-def test_grad_correction_of_bytes():
+def test_grad_correction_accepts_bytes():
     grad, step = torch.zeros(T, H, D, dtype=torch.uint8), torch.full((T // 2, H, D), 9, dtype=torch.uint8)
     call("thd_grad_correction", grad, step, LENGTHS, "zero", "copy")
     assert grad[SECOND].eq(9).all() and grad[FIRST].eq(0).all()
@@ -133,7 +133,7 @@ def test_grad_correction_of_bytes():
 
 @pytest.mark.parametrize("world", [1, 2, 3])
 @pytest.mark.parametrize("rest", [0, 2])
-def test_shares_of_ranks(world, rest):
+def test_partitioned_indices_give_each_rank_its_tokens(world, rest):
     cu = [0, 4 * world, 4 * world, 10 * world]
     total, lengths = (10 + rest) * world, torch.tensor(cu, dtype=torch.int32)
     shares = []
@@ -154,7 +154,7 @@ def test_shares_of_ranks(world, rest):
     assert torch.equal(call("thd_cp_rank_order_to_sequence_order", there, lengths, world, total), x)
 
 
-def test_copy_of_tokens_that_are_no_padding():
+def test_copy_valid_tokens_skips_padding():
     padded, lengths = LENGTHS, torch.tensor([0, 3, 3, 8, 14], dtype=torch.int32)
     out, inp = drawn(T + 2, H, D), drawn(T + 2, H, D, seed=1)
     want = out.clone()
@@ -165,5 +165,5 @@ def test_copy_of_tokens_that_are_no_padding():
 
 
 @pytest.mark.parametrize("spec", [s for s in specs if s.family == "tex_thd"], ids=lambda s: s.name)
-def test_nothing_is_read_on_the_host(spec):
+def test_thd_functions_copy_nothing_to_the_host(spec):
     nothing_is_read_on_the_host(spec)

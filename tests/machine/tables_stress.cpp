@@ -1,5 +1,5 @@
-// Ten threads use the tables of launches as a long program with changing shapes does; run with sanitizers by
-// test_sanitizers.py. Prints the number of keys, hits, size-class hits, and the records that are left in memory.
+// Ten threads use the launch tables as a long program with changing shapes would; test_sanitizers.py runs it with
+// sanitizers. Prints the numbers of keys, hits, size-class hits, and records that are still in memory.
 
 #include "planner.h"
 
@@ -7,7 +7,7 @@
 
 namespace {
 
-// The key of an op on [n, width]; each (n, width) is another key of the same pattern.
+// The key of an op on [n, width]; each (n, width) gives a different key of the same pattern.
 CallKey key_of(uint64_t n, uint64_t width) {
   CallKey call;
   call.add(0);
@@ -17,7 +17,7 @@ CallKey key_of(uint64_t n, uint64_t width) {
   return call;
 }
 
-// What an op launches on [n, width]: one kernel, whose parameter is the number of elements.
+// The launch record of an op on [n, width]: one kernel, whose parameter is the number of elements.
 std::vector<uint64_t> answer_of(uint64_t n, uint64_t width) {
   const CallKey call = key_of(n, width);
   std::vector<uint64_t> words{static_cast<uint64_t>(call.count)};
@@ -38,7 +38,7 @@ void check(bool right, const char* what) {
   }
 }
 
-// The table of one op, and what a program does with it.
+// The table of one op, and the calls that a program makes with it.
 struct World {
   PlannedTable table;
   Kernels kernels{{7, std::make_shared<Kernel>()}};
@@ -112,7 +112,7 @@ int main(int, char** given) {
         random = random * 6364136223846793005u + 1442695040888963407u;
         const uint64_t n = 2 + (random >> 33) % 20000;
         world->call(n, 64);
-        world->call(2 + n % 50, 32);  // shapes that come again
+        world->call(2 + n % 50, 32);  // repeated shapes
       }
     });
   }
@@ -126,7 +126,7 @@ int main(int, char** given) {
   threads.emplace_back([&] {
     while (!ended) {
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
-      epoch.fetch_add(1);  // a policy is set
+      epoch.fetch_add(1);  // as when a policy is set
     }
   });
   for (int i = 0; i < 8; ++i) {
@@ -137,7 +137,7 @@ int main(int, char** given) {
   threads[9].join();
   const int64_t left = living.load();
   const uint64_t before = world->hits.load();
-  for (int i = 0; i < 10; ++i) {  // after all that, a new call is still recorded
+  for (int i = 0; i < 10; ++i) {  // the table still records new calls
     world->call(1'000'001, 64);
   }
   check(world->hits.load() > before, "a new call is recorded");

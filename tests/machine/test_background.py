@@ -1,4 +1,4 @@
-"""Functions that another thread has the main thread call: not while that imports or holds a lock."""
+"""Calls in the main thread on behalf of another thread: not during an import, and not while it holds a lock."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from opmux.cpp import library as native_library
 
 @pytest.fixture
 def called(monkeypatch):
-    """The results of `observe`, which the main thread calls when it is not busy; `request` has it called."""
+    """The results of `observe` in the main thread; `request` schedules a call of it from another thread."""
     monkeypatch.setattr(background, "RETRY", 0.01)
     return []
 
@@ -28,7 +28,7 @@ def request(called, observe=lambda: True):
 
 
 def run_for(seconds):
-    """Execute instructions, as a program does."""
+    """Execute Python instructions for this long: a scheduled call runs between instructions."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         time.sleep(0.001)
@@ -42,7 +42,7 @@ def until(condition):
 
 
 def import_slowly(folder, monkeypatch, name, called, seconds):
-    """Import a module that takes its time, while another thread requests a call."""
+    """Import a module that takes `seconds`, and schedule a call from another thread during the import."""
     (folder / f"{name}.py").write_text(SLOW.format(seconds=seconds))
     monkeypatch.syspath_prepend(str(folder))
     observe = lambda: hasattr(sys.modules[name], "done")
@@ -60,29 +60,29 @@ done = True
 """
 
 
-def test_a_program_that_is_not_busy_is_interrupted_at_once(called):
+def test_an_idle_main_thread_is_interrupted_at_once(called):
     request(called, lambda: threading.current_thread() is threading.main_thread())
     until(lambda: called)
     assert called == [True]
 
 
-def test_a_module_is_imported_to_its_end_first(called, monkeypatch, tmp_path):
-    """The function may import the same module, and would see half of it."""
+def test_an_import_finishes_before_the_call(called, monkeypatch, tmp_path):
+    """The call might import the same module and would see it half initialised."""
     import_slowly(tmp_path, monkeypatch, "slow_module", called, 0.3)
     until(lambda: called)
     assert called == [True]
 
 
-def test_a_program_that_runs_while_it_is_imported_is_interrupted(called, monkeypatch, tmp_path):
-    """`python -c "import train"`, where train.py does not return."""
+def test_an_import_that_does_not_return_is_interrupted(called, monkeypatch, tmp_path):
+    """As in `python -c "import train"`, where train.py runs the whole training."""
     monkeypatch.setattr(background, "LONG", 0.1)
     import_slowly(tmp_path, monkeypatch, "training", called, 1)
     assert called == [False]
 
 
 @pytest.mark.parametrize("held", [lock, native_library._State.loading], ids=["core", "native library"])
-def test_what_holds_a_lock_of_ours_is_not_interrupted(called, held):
-    """The lock is re-entrant: the function would see half of a change."""
+def test_code_that_holds_one_of_our_locks_is_not_interrupted(called, held):
+    """The lock is re-entrant, so the call would see a half-made change."""
     with held.held:
         request(called, lambda: held.held._is_owned())
         run_for(0.1)

@@ -1,4 +1,4 @@
-"""Compiling C++: once, whole, by one process at a time; and words where it cannot be."""
+"""Compiling C++: once per library, by one process at a time, never half written, and with a clear error."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def source(tmp_path):
 
 @pytest.fixture
 def compiler(tmp_path, monkeypatch):
-    """A compiler of our own making: a Python program that is given the arguments."""
+    """A fake compiler: a Python program that gets the compiler's arguments."""
 
     def write(text: str) -> Path:
         path = tmp_path / "compiler"
@@ -82,7 +82,7 @@ def test_a_library_is_built_once_and_loads(cache, source, capfd, monkeypatch):
     assert capfd.readouterr().err == "" and leftovers(cache) == [made.name]
 
 
-def test_the_name_follows_from_all_it_depends_on(source, compiler, monkeypatch):
+def test_the_file_name_depends_on_sources_flags_and_versions(source, compiler, monkeypatch):
     compiler(WRITES)
     names = set()
 
@@ -108,7 +108,7 @@ def test_the_name_follows_from_all_it_depends_on(source, compiler, monkeypatch):
     add(one)
 
 
-def test_what_the_compiler_is_given(source, compiler, tmp_path):
+def test_the_compiler_gets_flags_and_include_paths(source, compiler, tmp_path):
     path = compiler(f"open({str(tmp_path / 'given')!r}, 'w').write('\\n'.join(sys.argv))\n{WRITES}")
     os.environ["CXX"] += " --plain"
     build.library("thing", [source("1"), source("2", "more.hpp")], flags=("-O3", "-fopenmp"))
@@ -132,8 +132,8 @@ if "-c" in sys.argv:
 """
 
 
-def test_sources_are_compiled_at_the_same_time_then_linked(source, compiler, cache):
-    """Each of these compilers waits until the other one runs."""
+def test_sources_are_compiled_in_parallel_and_then_linked(source, compiler, cache):
+    """Each compiler waits until the other one runs too."""
     compiler(WAITS + WRITES)
     made = build.library("thing", [source("1"), source("2", "more.cpp"), source("3", "thing.h")], flags=("-lm",))
     assert made.read_text() == "built" and leftovers(cache) == [made.name]
@@ -141,7 +141,7 @@ def test_sources_are_compiled_at_the_same_time_then_linked(source, compiler, cac
     assert len(compiled) == 2 and all(" -c " in line for line in compiled) and "-shared" in linked and "-lm" in linked
 
 
-def test_of_several_sources_one_that_fails_is_reported_and_the_other_compiler_ends(source, compiler, cache, tmp_path):
+def test_if_one_source_fails_the_error_is_reported_and_the_other_compiler_is_stopped(source, compiler, cache, tmp_path):
     compiler(
         f"""
         import os, pathlib, time
@@ -158,7 +158,7 @@ def test_of_several_sources_one_that_fails_is_reported_and_the_other_compiler_en
     assert not other.exists() or not Path("/proc", other.read_text()).exists()
 
 
-def test_a_failure_is_tried_again_on_request(source, compiler, cache):
+def test_a_failed_build_is_retried_on_request(source, compiler, cache):
     compiler("sys.exit('error: out of ink')")
     files = [source("1")]
     for _ in range(2):
@@ -190,16 +190,16 @@ def test_two_processes_at_once_compile_once(source, compiler, tmp_path):
     assert (tmp_path / "runs").read_text() == "."
 
 
-def test_without_locks_it_is_built_all_the_same(source, compiler, monkeypatch):
+def test_without_file_locks_libraries_are_still_built(source, compiler, monkeypatch):
     compiler(WRITES)
     monkeypatch.setattr(cache_dir, "fcntl", None)
     assert build.library("thing", [source("1")]).read_text() == "built"
 
 
-# ---- where it cannot be ---------------------------------------------------------------------------------------------
+# ---- builds that fail -----------------------------------------------------------------------------------------------
 
 
-def test_no_compiler(source, monkeypatch, tmp_path):
+def test_without_a_compiler_the_error_says_what_to_install(source, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(CannotBuild, match=r"there is no C\+\+ compiler: none of g\+\+, .* Install one, or set CXX"):
         build.library("thing", [source("1")])
@@ -208,13 +208,13 @@ def test_no_compiler(source, monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("value", "words"), [("no-such-compiler -x", "there is no such command"), ("'g++", "is no command: No closing")]
 )
-def test_a_compiler_that_is_not_there(source, monkeypatch, value, words):
+def test_an_invalid_cxx_variable_raises(source, monkeypatch, value, words):
     monkeypatch.setenv("CXX", value)
     with pytest.raises(CannotBuild, match=rf"CXX=.*{words}.*unset it"):
         build.library("thing", [source("1")])
 
 
-def test_a_compiler_that_does_not_run(source, tmp_path, monkeypatch):
+def test_a_compiler_that_does_not_run_raises_with_its_output(source, tmp_path, monkeypatch):
     broken = tmp_path / "broken"
     broken.write_text("#!/bin/sh\necho no licence >&2\nexit 3\n")
     broken.chmod(0o755)
@@ -224,7 +224,7 @@ def test_a_compiler_that_does_not_run(source, tmp_path, monkeypatch):
 
 
 @needs_compiler
-def test_a_mistake_in_the_source(source, cache):
+def test_a_compile_error_raises_with_the_first_error_and_the_log(source, cache):
     with pytest.raises(
         CannotBuild, match=r"failed \(exit status 1\): .*answer.cpp:2:\d+: error: .*nothing.*Full output: "
     ) as error:
@@ -233,13 +233,13 @@ def test_a_mistake_in_the_source(source, cache):
     assert "answer.cpp" in log.read_text() and log.parent == cache and leftovers(cache) == []
 
 
-def test_a_source_that_is_not_there(tmp_path, compiler):
+def test_a_missing_source_raises(tmp_path, compiler):
     compiler(WRITES)
     with pytest.raises(CannotBuild, match="a source cannot be read: .*gone.cpp"):
         build.library("thing", [tmp_path / "gone.cpp"])
 
 
-def test_a_folder_that_cannot_be_written(source, compiler, tmp_path, monkeypatch):
+def test_an_unwritable_cache_raises_and_names_the_variable(source, compiler, tmp_path, monkeypatch):
     compiler(WRITES)
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("OPMUX_CACHE_DIR", str(tmp_path / "file"))
@@ -247,14 +247,14 @@ def test_a_folder_that_cannot_be_written(source, compiler, tmp_path, monkeypatch
         build.library("thing", [source("1")])
 
 
-def test_no_home(source, compiler, monkeypatch):
+def test_without_a_home_directory_the_error_names_the_variable(source, compiler, monkeypatch):
     compiler(WRITES)
     monkeypatch.setattr(cache_dir, "root", lambda: None)
     with pytest.raises(CannotBuild, match="there is no home directory. Set OPMUX_CACHE_DIR"):
         build.library("thing", [source("1")])
 
 
-def test_a_compiler_that_never_ends_is_stopped_with_all_it_started(source, compiler, cache, tmp_path, monkeypatch):
+def test_a_compiler_that_never_ends_is_stopped_with_its_child_processes(source, compiler, cache, tmp_path, monkeypatch):
     started = tmp_path / "started"
     compiler(
         f"""
@@ -275,13 +275,15 @@ def test_a_compiler_that_never_ends_is_stopped_with_all_it_started(source, compi
 
 
 def test_a_fork_waits_until_a_compiler_has_started(monkeypatch):
-    """Else the child holds the pipe on which the parent waits for the compiler, and waits for the parent's lock."""
+    """Otherwise both would hang: the child inherits the pipe on which the parent waits for the compiler, and waits for
+    the parent's lock.
+    """
     reached, seen = threading.Event(), {}
 
     def popen(*args, **kwargs):
         seen["read"], seen["write"] = os.pipe()
         reached.set()
-        time.sleep(0.3)  # a loaded machine
+        time.sleep(0.3)  # simulates a loaded machine
         os.close(seen["write"])
 
     monkeypatch.setattr(build.subprocess, "Popen", popen)

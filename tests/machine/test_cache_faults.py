@@ -1,6 +1,6 @@
-"""Faults in both caches: damaged files, other users, full disks, Ctrl-C and kill -9 at any line.
+"""Faults in both caches: damaged files, other users, full disks, Ctrl-C and kill -9 at any line of code.
 
-After each fault the next use is right: nothing that was stored is lost, nothing damaged is loaded, nothing hangs.
+After each fault the next use works: no stored entry is lost, nothing damaged is loaded, nothing hangs.
 """
 
 from __future__ import annotations
@@ -56,19 +56,19 @@ COUNTS = {
 
 
 def faults(name: str) -> Iterator[float]:
-    """Where to put each fault, from 0 to 1."""
+    """The positions of the faults, between 0 (start) and 1 (end)."""
     for i in range(COUNTS[name]):
         yield i / (COUNTS[name] - 1)
 
 
-def test_they_are_many():
+def test_the_counts_add_up_to_700_faults():
     assert sum(COUNTS.values()) >= 700
 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("OPMUX_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(os, "fsync", lambda fd: None)  # hundreds of them take minutes on a busy disk
+    monkeypatch.setattr(os, "fsync", lambda fd: None)  # hundreds of fsync calls take minutes on a busy disk
     monkeypatch.setattr(speed_files, "LOCK_TIMEOUT", 20.0)
     monkeypatch.setattr(build, "LIMIT", 20.0)
     tuning.forget()
@@ -84,7 +84,7 @@ def lines(caplog):
 
 @pytest.fixture(scope="module")
 def answer(tmp_path_factory) -> bytes:
-    """A real library with a function and a page of data; without a compiler, bytes that are never loaded."""
+    """The bytes of a real library with a function and a page of data; random bytes if there is no compiler."""
     folder = tmp_path_factory.mktemp("answer")
     compiler = next(filter(None, map(shutil.which, build.COMPILERS)), None)
     if compiler is None:
@@ -97,7 +97,7 @@ def answer(tmp_path_factory) -> bytes:
 
 @pytest.fixture
 def thing(tmp_path, monkeypatch, answer):
-    """A library to be built by a compiler that writes at once, and counts."""
+    """A library built by a fake compiler, which writes at once and counts its calls."""
     source = tmp_path / "thing.cpp"
     source.write_text("one")
     runs = []
@@ -132,7 +132,7 @@ def cut(data: bytes, where: float) -> bytes:
 
 
 def in_a_child(action: Callable[[], int | None]) -> int:
-    """The exit status of a forked process; below 0 the signal that ended it."""
+    """The exit status of a forked process; negative: the signal that ended it."""
     child = os.fork()
     if not child:
         status = 99
@@ -156,7 +156,7 @@ def lost(found: dict[str, Entry]) -> set[str]:
 
 
 @pytest.mark.parametrize("name", ["tuning file cut", "tuning file, a bit flipped"])
-def test_a_damaged_tuning_file(name, cache):
+def test_a_damaged_tuning_file_loses_at_most_two_entries(name, cache):
     file = tuning.store(CHIP, GOOD)
     whole = file.read_bytes()
     for where in faults(name):
@@ -172,18 +172,18 @@ def test_a_damaged_tuning_file(name, cache):
         aside = [p.read_bytes() for p in file.parent.glob("*.damaged-*")]
         if aside:
             assert aside == [damaged] and not seen
-        else:  # one bit is in one entry; as a key, it may have become that of another one
+        else:  # a flipped bit damages one entry; if it is in the key, the new key may be that of another entry
             assert len(lost(found)) <= 2
         assert temporary(file.parent) == []
 
 
 @pytest.mark.parametrize("suffix", [".so", ".log"])
 @pytest.mark.parametrize("change", [cut, flipped])
-def test_a_damaged_library(suffix, change, thing):
+def test_a_damaged_library_or_record_is_compiled_again(suffix, change, thing):
     file = thing.build().with_suffix(suffix)
     whole, library = file.read_bytes(), file.with_suffix(".so")
     if suffix == ".log":
-        whole = whole.partition(b"\n")[0]  # what follows is for people
+        whole = whole.partition(b"\n")[0]  # the rest of the log is not read by the program
     kind = ("library" if suffix == ".so" else "record") + (" cut" if change is cut else ", a bit flipped")
     for i, where in enumerate(faults(kind), 2):
         file.write_bytes(change(whole, where))
@@ -206,7 +206,7 @@ def test_a_damaged_library_is_never_loaded(thing):
 
 
 @pytest.mark.skipif(not any(map(shutil.which, build.COMPILERS)), reason="needs a C++ compiler")
-def test_what_is_loaded_is_what_was_verified(thing, monkeypatch):
+def test_the_loaded_library_is_the_verified_one(thing, monkeypatch):
     file = thing.build()
     verify = build._open_verified
 
@@ -219,7 +219,7 @@ def test_what_is_loaded_is_what_was_verified(thing, monkeypatch):
     assert in_a_child(thing.load) == 42
 
 
-# ---- something else in its place, another user's ---------------------------------------------------------------------
+# ---- files of the wrong kind or owner --------------------------------------------------------------------------------
 
 
 def a_folder(path: Path) -> None:
@@ -231,7 +231,7 @@ def a_link(path: Path) -> None:
 
 
 def a_link_to_a_copy(path: Path) -> None:
-    """What it leads to is right, but may be another one tomorrow."""
+    """The target is a correct copy now, but its owner could replace it."""
     shutil.copy(path.with_name(f"{path.name}.copy"), path.parent.parent.parent / "copy")
     path.symlink_to(path.parent.parent.parent / "copy")
 
@@ -254,14 +254,14 @@ def writable_by(mode: int) -> Callable[[Path], None]:
 
 
 def pretend_to_chown(monkeypatch) -> None:
-    """Only root can give a file away: for others, the given ones look as if they were."""
+    """Only root can chown files to other users; otherwise make fstat report another owner for them."""
     given, fstat = set(), os.fstat
 
     def seen(fd: int) -> os.stat_result:
         found = fstat(fd)
         return os.stat_result((*found[:4], 12345, *found[5:])) if name(found) in given else found
 
-    name = lambda found: (found.st_ino, found.st_mtime_ns)  # a number is used again once its file is gone
+    name = lambda found: (found.st_ino, found.st_mtime_ns)  # an inode number is reused after its file is deleted
     monkeypatch.setattr(os, "chown", lambda path, uid, gid: given.add(name(path.stat())))
     monkeypatch.setattr(os, "fstat", seen)
 
@@ -271,11 +271,11 @@ INSTEAD = [a_folder, a_link, a_link_to_a_copy, a_pipe, anothers, *map(writable_b
 
 @pytest.fixture
 def nobodys_group(monkeypatch):
-    """A group of one's own may write: here the group has other members."""
+    """Users may have a group that only contains themselves; here the group has other members."""
     monkeypatch.setattr(cache_dir, "_is_our_own_group", lambda gid: False)
 
 
-def test_something_else_in_place_of_a_file(thing, tmp_path, monkeypatch, nobodys_group, lines):
+def test_an_untrusted_file_is_replaced_and_never_followed(thing, tmp_path, monkeypatch, nobodys_group, lines):
     precious = tmp_path / "precious"
     precious.write_text("precious")
     if os.geteuid() != 0:
@@ -307,7 +307,7 @@ def test_something_else_in_place_of_a_file(thing, tmp_path, monkeypatch, nobodys
 @pytest.mark.parametrize("mode", [0o777, 0o1777, 0o770, 0o707, 0o775])
 @pytest.mark.parametrize("which", ["", "folder"])
 def test_a_folder_that_others_can_write_to_is_not_used(mode, which, cache, thing, lines, nobodys_group):
-    """A sticky folder above ours is fine; ours may not be sticky instead of closed."""
+    """A sticky folder above ours is safe; our own folders must be closed to others even if they are sticky."""
     tuned, library = tuning.store(CHIP, GOOD), thing.build()
     for folder in (tuned.parent, library.parent) if which else (cache,):
         folder.chmod(mode)
@@ -344,8 +344,8 @@ def test_a_folder_of_another_user_is_not_used(cache, thing, monkeypatch, lines):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-def test_a_library_that_another_user_planted_in_a_shared_folder(cache, thing):
-    """They know its name and its record: in a sticky folder, whoever creates `build` first owns it."""
+def test_a_library_planted_by_another_user_is_not_loaded(cache, thing):
+    """Others can compute its name and its record; in a sticky folder, whoever creates `build` first owns it."""
     library = thing.build()
     for path in (library.parent, *library.parent.iterdir()):
         os.chown(path, 12345, 12345)
@@ -354,8 +354,8 @@ def test_a_library_that_another_user_planted_in_a_shared_folder(cache, thing):
         thing.build()
 
 
-def test_links_above_our_folder(cache, thing, tmp_path, monkeypatch):
-    """A link of our own is followed, to folders that are checked as well."""
+def test_symbolic_links_above_our_folder_are_followed_and_checked(cache, thing, tmp_path, monkeypatch):
+    """A link of the user is followed, and the folders behind it are checked as well."""
     real = tmp_path / "real"
     real.mkdir()
     cache.symlink_to(real)
@@ -365,7 +365,7 @@ def test_links_above_our_folder(cache, thing, tmp_path, monkeypatch):
         thing.build()
 
 
-def test_new_folders_are_closed(cache, thing):
+def test_new_folders_and_files_are_private(cache, thing):
     before = os.umask(0)
     try:
         folders = {cache, thing.build().parent, tuning.store(CHIP, GOOD).parent}
@@ -376,7 +376,7 @@ def test_new_folders_are_closed(cache, thing):
     assert len(files) == 5 and not any(p.stat().st_mode & 0o022 for p in files)
 
 
-def test_a_group_of_ones_own_may_write(monkeypatch):
+def test_a_group_that_only_contains_the_user_may_write(monkeypatch):
     user = SimpleNamespace(pw_uid=1000, pw_gid=1000, pw_name="me")
     group = SimpleNamespace(gr_gid=1000, gr_name="me", gr_mem=[])
     monkeypatch.setattr(cache_dir.pwd, "getpwuid", lambda uid: user)
@@ -389,11 +389,11 @@ def test_a_group_of_ones_own_may_write(monkeypatch):
     assert cache_dir._open_to_others(found)
 
 
-# ---- ends at any line -----------------------------------------------------------------------------------------------
+# ---- killed, interrupted or out of space at any line ----------------------------------------------------------------
 
 
 class Lines:
-    """Does something at one of the lines that an action runs in the modules of the caches."""
+    """Runs an action, and calls `effect` at one chosen line of the caches' modules."""
 
     FILES = {cache_dir.__file__, speed_files.__file__, tuning.__file__, build.__file__}
 
@@ -451,20 +451,20 @@ class TestStoring:
         assert not lost(found) and key in found
         assert temporary(self.file.parent) == [] and not list(self.file.parent.glob("*.damaged-*"))
 
-    def test_killed(self):
+    def test_kill_9_at_any_line_does_no_harm(self):
         for i, where in enumerate(faults("killed while storing")):
             at = self.traced.place(where)
             assert in_a_child(lambda at=at: self.traced.run(at, die) and None) == -signal.SIGKILL
             self.check(i)
 
-    def test_a_full_disk(self):
-        """At a line that opens or writes, and at any other: an error of the disk can come late."""
+    def test_a_full_disk_at_any_line_does_no_harm(self):
+        """The error is raised at lines that open or write, and at all others: a disk may report it late."""
         for i, where in enumerate(faults("full disk while storing")):
-            with contextlib.suppress(OSError):  # outside of what writes
+            with contextlib.suppress(OSError):  # the line is outside the code that handles disk errors
                 self.traced.run(self.traced.place(where), full)
             self.check(i)
 
-    def test_ctrl_c(self):
+    def test_ctrl_c_at_any_line_does_no_harm(self):
         for i, where in enumerate(faults("Ctrl-C while storing")):
             with contextlib.suppress(KeyboardInterrupt):
                 self.traced.run(self.traced.place(where), interrupt)
@@ -491,19 +491,19 @@ class TestBuilding:
         assert self.thing.build() == self.library and len(self.thing.runs) <= before + 1
         assert temporary(self.library.parent) == []
 
-    def test_killed(self):
+    def test_kill_9_at_any_line_does_no_harm(self):
         for where in faults("killed while building"):
             at = self.traced.place(where)
             assert in_a_child(lambda at=at: self.traced.run(at, die) and None) == -signal.SIGKILL
             self.check()
 
-    def test_a_full_disk(self):
+    def test_a_full_disk_at_any_line_does_no_harm(self):
         for where in faults("full disk while building"):
             with contextlib.suppress(OSError, CannotBuild):
                 self.traced.run(self.traced.place(where), full)
             self.check()
 
-    def test_ctrl_c(self):
+    def test_ctrl_c_at_any_line_does_no_harm(self):
         for where in faults("Ctrl-C while building"):
             with contextlib.suppress(KeyboardInterrupt):
                 self.traced.run(self.traced.place(where), interrupt)
@@ -511,14 +511,14 @@ class TestBuilding:
             self.check()
 
 
-# ---- disks ----------------------------------------------------------------------------------------------------------
+# ---- full and read-only disks ---------------------------------------------------------------------------------------
 
 
 def no_space(*args):
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_a_disk_that_is_full_for_long(thing, monkeypatch, lines):
+def test_a_full_disk_is_reported_and_works_again_later(thing, monkeypatch, lines):
     file, before = tuning.store(CHIP, GOOD), len(thing.runs)
     monkeypatch.setattr(os, "fsync", no_space)
     assert tuning.store(CHIP, NEW) is None and tuning.entries(CHIP) == GOOD
@@ -529,11 +529,11 @@ def test_a_disk_that_is_full_for_long(thing, monkeypatch, lines):
         thing.build()
     assert temporary(file.parent) == [] and len(thing.runs) == before + 1
     monkeypatch.setattr(os, "fsync", lambda fd: None)
-    assert thing.build().read_bytes() == thing.answer  # nothing is remembered against it
+    assert thing.build().read_bytes() == thing.answer  # the failure was not remembered
 
 
-def test_a_file_that_stops_growing(thing):
-    """A real one: the operating system writes a part, and no more."""
+def test_a_file_that_is_cut_off_at_a_size_limit_is_not_used(thing):
+    """A real limit: the operating system writes only a part of the file."""
     file = tuning.store(CHIP, GOOD)
     before = file.read_bytes()
 
@@ -552,7 +552,7 @@ def test_a_file_that_stops_growing(thing):
 
 
 def as_nobody(action: Callable[[], int | None]) -> int:
-    """The exit status of an action by somebody who owns nothing."""
+    """The exit status of an action run by an unprivileged user."""
 
     def become() -> int | None:
         if os.geteuid() == 0:
@@ -566,7 +566,7 @@ def as_nobody(action: Callable[[], int | None]) -> int:
 
 @pytest.fixture
 def public(monkeypatch):
-    """A cache that other users may read: pytest's own folders are closed to them."""
+    """A cache that other users can read; pytest's own folders are private."""
     folder = Path(tempfile.mkdtemp(prefix="opmux-public-"))
     monkeypatch.setenv("OPMUX_CACHE_DIR", str(folder))
     yield folder
@@ -576,7 +576,7 @@ def public(monkeypatch):
 
 
 def test_a_read_only_cache_is_read(public, tmp_path, monkeypatch, answer):
-    """An administrator's, for all users: what is good is used, what is damaged is left alone."""
+    """For example an administrator's, shared by all users: valid files are used, damaged ones are left unchanged."""
     source = public / "thing.cpp"
     source.write_text("one")
     monkeypatch.setattr(build, "compiler", lambda: build.Compiler(("made_up",), "1.0"))
@@ -607,7 +607,7 @@ def test_a_read_only_cache_is_read(public, tmp_path, monkeypatch, answer):
 # ---- leftovers, locks, failures -------------------------------------------------------------------------------------
 
 
-def test_leftovers_of_killed_compilers(thing):
+def test_old_files_of_killed_compilers_are_deleted(thing):
     library = thing.build()
     left = [library.parent / f".{library.stem}{end}.1.abcd.tmp" for end in (".so", ".log")]
     old, recent = (library.parent / f".other-{n}.so.1.abcd.tmp" for n in ("old", "recent"))
@@ -616,11 +616,11 @@ def test_leftovers_of_killed_compilers(thing):
     os.utime(old, (0, 0))
     library.unlink()
     thing.build()
-    assert temporary(library.parent) == [recent.name]  # another compiler may be writing it
+    assert temporary(library.parent) == [recent.name]  # another compiler may still be writing it
 
 
-def test_a_lock_that_another_process_holds(thing, monkeypatch, lines):
-    """It waits, says so, and compiles after all: the last library to be written stays, and is whole."""
+def test_a_lock_held_too_long_is_ignored(thing, monkeypatch, lines):
+    """The build waits, reports it, and then compiles: the last complete library replaces the others."""
     library = thing.build()
     library.unlink()
     ready, done = os.pipe(), os.pipe()
@@ -643,7 +643,7 @@ def test_a_lock_that_another_process_holds(thing, monkeypatch, lines):
             os.close(fd)
 
 
-def test_a_compiler_that_fails_is_not_started_again(thing, monkeypatch, lines):
+def test_a_failed_compilation_is_not_repeated_until_something_changes(thing, monkeypatch, lines):
     runs = []
     monkeypatch.setattr(build, "_run", lambda command: runs.append(command) or (1, "thing.cpp:1: error: out of ink"))
     with pytest.raises(
@@ -674,12 +674,12 @@ def test_a_compiler_that_fails_is_not_started_again(thing, monkeypatch, lines):
 @pytest.mark.parametrize(
     ("run", "remembered"),
     [
-        (lambda command: (-9, ""), False),  # killed from outside
-        (lambda command: (0, ""), True),  # nothing was written
+        (lambda command: (-9, ""), False),  # a signal killed the compiler
+        (lambda command: (0, ""), True),  # the compiler wrote nothing
         (lambda command: full(), False),
     ],
 )
-def test_which_failures_are_remembered(run, remembered, thing, monkeypatch):
+def test_only_the_compilers_own_failures_are_remembered(run, remembered, thing, monkeypatch):
     good = build._run
     monkeypatch.setattr(build, "_run", run)
     with pytest.raises(CannotBuild):

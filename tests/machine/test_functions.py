@@ -1,4 +1,4 @@
-"""Ops with gradients launched from C++, on the CPU: a driver in Python runs the kernels, which are the references."""
+"""Ops with gradients launched from C++ on the CPU: the driver is written in Python, its kernels are the references."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FORWARDS = [s for s in specs if s.space == "opmux" and s.grad and s.family in fu
 
 
 class Form:
-    """What a kernel knows of a tensor besides its address."""
+    """A tensor's metadata: what a kernel knows besides the address."""
 
     def __init__(self, t):
         self.size, self.stride, self.dtype = t.shape, t.stride(), t.dtype
@@ -39,7 +39,7 @@ class Form:
 
 
 class Kernel:
-    """One compiled kernel: the reference of an op for arguments of one key. With `then` it copies."""
+    """A compiled kernel: runs an op's reference on arguments of one key."""
 
     def __init__(self, name, takes, makes, body):
         self.name, self.takes, self.makes, self.body = name, takes, makes, body
@@ -54,24 +54,24 @@ class Kernel:
 
 
 class World:
-    """Implementations on the CPU that allocate and launch, and the driver that C++ launches their kernels by."""
+    """CPU implementations that allocate and launch, and the driver through which C++ launches their kernels."""
 
     def __init__(self):
         self.kernels: list[Kernel] = []
         self.from_python: list[str] = []
         self.from_cpp: list[str] = []
-        self.status = 0  # what the driver returns
-        self.staged: set[str] = set()  # ops that compute into a workspace, which a second launch copies
-        self.extra = lambda: None  # what each implementation does besides
+        self.status = 0  # the driver returns this status
+        self.staged: set[str] = set()  # ops that compute into a workspace, which a second launch copies to the result
+        self.extra = lambda: None  # additional work of each implementation
         self.added: list[tuple[str, str]] = []
 
     def take(self, *names):
-        """Implement these ops and their backwards."""
+        """Register implementations of these ops and of their backwards."""
         for name in names:
             spec = specs.find(f"opmux::{name}")
             for one in (spec, spec.gradient.backward):
                 fn = self._implementation(one)
-                fn.__module__ = "opmux.test"  # as a kernel of ours, which is not examined at first
+                fn.__module__ = "opmux.test"  # as for our own kernels, the first calls are not checked
                 fn.__signature__ = one.signature
                 made = OpImpl(one.key, "test.fake", BackendImplKind.DEFAULT, None, fn, 1000, devices={"cpu"})
                 get_default_manager().registry.register_impl(made)
@@ -110,7 +110,7 @@ class World:
         return fn
 
     def launch(self, name, takes, makes, body):
-        """As `Launcher.__call__` of kernels/lib/launch.py."""
+        """Does what `Launcher.__call__` of kernels/lib/launch.py does."""
         kernel = Kernel(name, [Form(t) for t in takes], [Form(t) for t in makes], body)
         self.from_python.append(name)
         kernel(*(t.data_ptr() for t in (*takes, *makes)))
@@ -157,7 +157,7 @@ def world(monkeypatch):
 
 
 def remake(spec, entry):
-    """What a first call that needs a gradient makes, which another test may have made without C++."""
+    """Recreate the autograd function of an op: another test may have created it without C++."""
     from opmux.core import autograd, library
 
     def first(*args, **kwargs):
@@ -171,9 +171,9 @@ def remake(spec, entry):
 
 @pytest.fixture
 def compiling(world, monkeypatch):
-    """As while the library is compiled: what is called when that is over."""
+    """The callbacks that the end of a background compilation would call; the library counts as not compiled."""
     started = []
-    monkeypatch.setattr(launching._State, "library", launching._State.library)  # restored afterwards
+    monkeypatch.setattr(launching._State, "library", launching._State.library)  # so that monkeypatch restores it
     for name, value in {"library": None, "tried": False, "compiling": False, "waiting": []}.items():
         monkeypatch.setattr(native_library._State, name, value)
     monkeypatch.setattr(build, "is_built", lambda *_, **__: False)
@@ -183,7 +183,7 @@ def compiling(world, monkeypatch):
 
 
 def test_calls_run_in_python_while_the_library_is_compiled(world, monkeypatch, compiling):
-    """The entry that was made meanwhile launches from C++ from then on."""
+    """Afterwards an entry that was created in the meantime launches from C++."""
     x, w = leaf(4, 8), leaf(8)
     for _ in range(2 * CALLS_TO_RECORD):
         rms(x, w)
@@ -194,7 +194,7 @@ def test_calls_run_in_python_while_the_library_is_compiled(world, monkeypatch, c
     assert world.from_cpp
 
 
-def test_a_library_that_cannot_be_compiled_is_said_once(world, compiling, caplog):
+def test_a_library_that_cannot_be_compiled_is_reported_once(world, compiling, caplog):
     x, w = leaf(4, 8), leaf(8)
     rms(x, w)
     with caplog.at_level("WARNING"):
@@ -227,7 +227,7 @@ def truth(x, w, dy):
 
 
 def recorded(world, call, times=CALLS_TO_RECORD + 1):
-    """Call it so often that forward and backward are recorded. The first one binds, and goes another way."""
+    """Call until forward and backward are recorded; the first call binds the op and is not counted."""
     for _ in range(2 * times):
         call()
     world.forget()
@@ -251,8 +251,8 @@ def test_forward_and_backward_are_launched_from_cpp(world):
 
 
 @pytest.mark.parametrize("spec", FORWARDS, ids=lambda s: s.name)
-def test_every_op_of_these_families(world, spec, few):
-    """Results and gradients of each differentiable op, by C++ and by its reference."""
+def test_every_differentiable_op_of_these_families_matches_its_reference(world, spec, few):
+    """Compares results and gradients of the C++ launches with the reference's."""
     world.take(spec.name)
     fn = getattr(opmux.ops, spec.name)
     for sample in few([s for s in spec.samples(torch.float32, torch.device("cpu")) if not s.loose], 2):
@@ -270,7 +270,7 @@ def test_every_op_of_these_families(world, spec, few):
             assert (a is None) == (b is None)
             if a is not None:
                 torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
-        # Without scales the backward has a result that is not computed, which C++ does not make.
+        # Without scales, the backward has a result that no kernel computes; C++ does not support that.
         if outs and all(t.numel() for t in (*inputs, *outs)) and "no_scales" not in sample.id:
             assert {spec.name, spec.gradient.backward.name} <= {*world.from_cpp}, sample.id
 
@@ -278,14 +278,14 @@ def test_every_op_of_these_families(world, spec, few):
 @pytest.mark.parametrize(
     "change",
     [
-        lambda x, w: (leaf(2, 8), w),  # a shape
-        lambda x, w: (leaf(8, 3).t(), w),  # strides
-        lambda x, w: (leaf(25)[1:].view(3, 8), w),  # a pointer that is no multiple of 16
+        lambda x, w: (leaf(2, 8), w),  # another shape
+        lambda x, w: (leaf(8, 3).t(), w),  # other strides
+        lambda x, w: (leaf(25)[1:].view(3, 8), w),  # a pointer that is not a multiple of 16
         lambda x, w: (leaf(3, 8, dtype=torch.float64), leaf(8, dtype=torch.float64)),
     ],
     ids=["shape", "strides", "pointer", "dtype"],
 )
-def test_a_call_with_another_key_goes_to_python(world, change):
+def test_a_call_with_another_key_runs_in_python(world, change):
     world.take("rms_norm")
     x, w = leaf(3, 8), leaf(8)
     recorded(world, lambda: rms(x, w).backward(torch.ones(3, 8)))
@@ -312,7 +312,7 @@ def test_numbers_are_part_of_the_key(world):
 
 
 @pytest.mark.parametrize("wanted", [(True, False), (False, True)])
-def test_a_gradient_that_is_not_needed(world, wanted):
+def test_a_gradient_that_is_not_required_is_not_returned(world, wanted):
     world.take("rms_norm")
     x, w, dy = leaf(3, 8), leaf(8), torch.randn(3, 8)
     recorded(world, lambda: grads(rms(x, w), (x, w), dy))
@@ -325,7 +325,7 @@ def test_a_gradient_that_is_not_needed(world, wanted):
     assert set(world.from_cpp) == {"rms_norm", "rms_norm_bwd"} and not world.from_python
 
 
-def test_without_a_gradient_it_is_the_call_of_before(world):
+def test_without_required_gradients_no_autograd_node_is_created(world):
     world.take("rms_norm")
     x, w = leaf(3, 8), leaf(8)
     recorded(world, lambda: rms(x, w).sum().backward())
@@ -347,7 +347,7 @@ def test_an_inference_tensor_cannot_be_saved(world):
         rms(inferred, w)
 
 
-def test_an_absent_argument_gets_no_gradient(world):
+def test_a_missing_argument_gets_no_gradient(world):
     world.take("layer_norm")
     x, w, dy = leaf(3, 8), leaf(8), torch.randn(3, 8)
     for bias in (None, leaf(8)):
@@ -359,7 +359,7 @@ def test_an_absent_argument_gets_no_gradient(world):
         assert world.from_cpp == ["layer_norm", "layer_norm_bwd"]
 
 
-def test_a_missing_gradient_is_zeros_where_there_are_two(world):
+def test_the_gradient_of_an_unused_result_counts_as_zeros(world):
     world.take("add_rms_norm")
     x, r, w, dy = leaf(3, 8), leaf(3, 8), leaf(8), torch.randn(3, 8)
 
@@ -375,7 +375,7 @@ def test_a_missing_gradient_is_zeros_where_there_are_two(world):
     assert grads(opmux.ops.add_rms_norm(x, r, w)[1], (x,), dy)[0].equal(dy)
 
 
-def test_only_the_shape_of_an_argument_is_saved_where_that_is_enough(world):
+def test_an_argument_of_which_only_the_shape_is_saved_may_change(world):
     world.take("sum")
     x = leaf(3, 8)
     dy = torch.tensor(2.0)
@@ -385,15 +385,15 @@ def test_only_the_shape_of_an_argument_is_saved_where_that_is_enough(world):
     other = x.detach().clone().requires_grad_()
     z = opmux.ops.sum(other)
     with torch.no_grad():
-        other.mul_(2)  # its numbers were not saved
+        other.mul_(2)  # its values were not saved
     assert grads(z, (other,), dy)[0].eq(2).all() and world.from_cpp == ["sum", "sum", "sum_bwd"]
     assert grads(y, (x,), dy)[0].eq(2).all() and kept() is x
 
 
-# ---- autograd's own promises -----------------------------------------------------------------------------------------
+# ---- autograd features -----------------------------------------------------------------------------------------------
 
 
-def test_what_was_saved_must_not_be_changed(world):
+def test_changing_a_saved_tensor_raises(world):
     world.take("rms_norm", "softmax")
     x, w, dy = leaf(3, 8), leaf(8), torch.randn(3, 8)
     recorded(world, lambda: (grads(rms(x, w), (x, w), dy), grads(opmux.ops.softmax(x, -1), (x,), dy)))
@@ -402,7 +402,7 @@ def test_what_was_saved_must_not_be_changed(world):
         x.add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.backward(dy)
-    y = opmux.ops.softmax(x, -1)  # saves its result
+    y = opmux.ops.softmax(x, -1)  # softmax saves its result
     y.detach().add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.backward(dy)
@@ -422,7 +422,7 @@ def test_a_second_backward_raises_unless_the_graph_is_retained(world):
     assert not world.from_python
 
 
-def test_second_derivatives_are_the_references(world):
+def test_second_derivatives_match_the_reference(world):
     world.take("rms_norm")
     x, w, dy = leaf(3, 8, dtype=torch.float64), leaf(8, dtype=torch.float64), torch.randn(3, 8).double()
     recorded(world, lambda: grads(rms(x, w), (x, w), dy))
@@ -438,7 +438,7 @@ def test_second_derivatives_are_the_references(world):
     assert torch.autograd.gradgradcheck(rms, (x, w))
 
 
-def test_hooks(world):
+def test_tensor_and_node_hooks_are_called(world):
     world.take("rms_norm")
     x, w, dy = leaf(3, 8), leaf(8), torch.randn(3, 8)
     recorded(world, lambda: grads(rms(x, w), (x, w), dy))
@@ -454,7 +454,7 @@ def test_hooks(world):
     assert world.from_cpp == ["rms_norm", "rms_norm_bwd"]
 
 
-def test_hooks_of_saved_tensors_see_the_same_as_in_python(world):
+def test_saved_tensor_hooks_get_the_same_tensors_as_in_python(world):
     world.take("rms_norm", "sum")
     x, w, dy = leaf(3, 8), leaf(8), torch.randn(3, 8)
     packed = []
@@ -486,8 +486,8 @@ def test_hooks_of_saved_tensors_see_the_same_as_in_python(world):
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_checkpoint_before_after_and_while_it_is_recorded(world, reentrant):
-    """The forward may be Python's and the recomputation C++'s."""
+def test_checkpointing_works_before_during_and_after_recording(world, reentrant):
+    """The forward may run in Python and its recomputation in C++."""
     world.take("rms_norm")
     w = leaf(8)
     dy = torch.randn(3, 8)
@@ -520,7 +520,7 @@ def test_a_profile_names_forward_and_backward(world):
     assert world.from_cpp == ["rms_norm", "rms_norm_bwd"]
 
 
-def test_threads(world):
+def test_threads_may_launch_at_once(world):
     world.take("rms_norm")
     x, w, dy = leaf(3, 8), leaf(8), torch.randn(3, 8)
     recorded(world, lambda: grads(rms(x, w), (x, w), dy))
@@ -540,7 +540,7 @@ def test_threads(world):
     assert not wrong and len(world.from_cpp) == 240
 
 
-def test_nothing_is_kept_alive_and_a_long_graph_can_be_freed(world):
+def test_no_tensor_is_kept_alive_and_a_long_graph_can_be_freed(world):
     world.take("rms_norm", "relu")
     x, w, dy = leaf(3, 8), leaf(8), torch.randn(3, 8)
     recorded(world, lambda: (grads(rms(x, w), (x, w), dy), grads(opmux.ops.relu(x), (x,), dy)))
@@ -558,8 +558,8 @@ def test_nothing_is_kept_alive_and_a_long_graph_can_be_freed(world):
 
 
 @pytest.mark.slow
-def test_what_a_long_run_replaces_is_freed_after_its_last_graph(world):
-    """More forwards than there is room for; the graph of one of the first still has its gradients."""
+def test_replaced_records_are_freed_after_their_last_graph(world):
+    """More forwards than the table holds; the backward of an early one still works."""
     world.take("rms_norm")
     x, w, dy = leaf(3, 8), leaf(8), torch.randn(3, 8)
     recorded(world, lambda: grads(rms(x, w), (x, w), dy))
@@ -573,25 +573,25 @@ def test_what_a_long_run_replaces_is_freed_after_its_last_graph(world):
     assert world.from_cpp == ["rms_norm_bwd"]
 
 
-# ---- who decides -----------------------------------------------------------------------------------------------------
+# ---- policies, errors and fallbacks ----------------------------------------------------------------------------------
 
 
-def test_a_policy_scope_goes_to_python(world):
+def test_a_policy_block_sends_calls_to_python(world):
     world.take("rms_norm")
     x, w, dy = leaf(3, 8), leaf(8), torch.randn(3, 8)
     recorded(world, lambda: grads(rms(x, w), (x, w), dy))
     with opmux.policy("reference"):
         y = rms(x, w)
     assert not world.from_cpp and not world.from_python
-    close(grads(y, (x, w), dy), truth(x, w, dy)[1:])  # the backward of the scope, too
+    close(grads(y, (x, w), dy), truth(x, w, dy)[1:])  # the backward uses the policy of its forward
     assert not world.from_cpp and not world.from_python
     y = rms(x, w)
     with opmux.policy("reference"):
-        close(grads(y, (x, w), dy), truth(x, w, dy)[1:])  # the backward of the forward's policy
+        close(grads(y, (x, w), dy), truth(x, w, dy)[1:])  # the forward had no policy, so the backward is ours
     assert world.from_cpp == ["rms_norm"] and world.from_python == ["rms_norm_bwd"]
 
 
-def test_another_policy_makes_it_forget(world):
+def test_set_policy_invalidates_all_records(world):
     world.take("rms_norm")
     x, w, dy = leaf(3, 8), leaf(8), torch.randn(3, 8)
     recorded(world, lambda: grads(rms(x, w), (x, w), dy))
@@ -611,7 +611,7 @@ def test_another_policy_makes_it_forget(world):
     assert world.from_python == ["rms_norm"]
 
 
-def test_a_launch_that_fails_goes_to_python(world):
+def test_a_launch_that_fails_runs_the_call_in_python(world):
     world.take("rms_norm")
     x, w, dy = leaf(3, 8), leaf(8), torch.randn(3, 8)
     recorded(world, lambda: grads(rms(x, w), (x, w), dy))
@@ -626,7 +626,7 @@ def test_a_launch_that_fails_goes_to_python(world):
     assert world.from_python == ["rms_norm", "rms_norm_bwd", "rms_norm_bwd"]
 
 
-def test_an_implementation_that_does_more_than_launch_stays_in_python(world):
+def test_an_implementation_that_does_more_than_launch_runs_in_python(world):
     world.take("rms_norm")
     world.extra = lambda: torch.ones(3).add(1)
     x, w, dy = leaf(3, 8), leaf(8), torch.randn(3, 8)
@@ -635,7 +635,7 @@ def test_an_implementation_that_does_more_than_launch_stays_in_python(world):
     assert not world.from_cpp
 
 
-def test_an_error_while_it_is_recorded(world):
+def test_an_error_during_recording_ends_the_recording(world):
     world.take("rms_norm")
     x, w, dy = leaf(3, 8), leaf(8), torch.randn(3, 8)
     calls = []
@@ -651,7 +651,7 @@ def test_an_error_while_it_is_recorded(world):
     assert not launches.recording and torch._C._len_torch_dispatch_stack() == 0
 
 
-def test_an_error_in_a_backward_is_raised_as_it_is(world):
+def test_an_error_in_a_backward_is_raised_unchanged(world):
     world.take("rms_norm")
     x, w, dy = leaf(3, 8), leaf(8), torch.randn(3, 8)
     recorded(world, lambda: grads(rms(x, w), (x, w), dy))
@@ -667,7 +667,7 @@ def test_an_error_in_a_backward_is_raised_as_it_is(world):
     assert caught.value is error
 
 
-def test_wrong_arguments(world):
+def test_wrong_arguments_raise(world):
     world.take("rms_norm")
     x, w = leaf(3, 8), leaf(8)
     recorded(world, lambda: rms(x, w).sum().backward())
@@ -682,7 +682,7 @@ def test_wrong_arguments(world):
 # ---- other parts of torch --------------------------------------------------------------------------------------------
 
 
-def test_transforms_and_modes_see_the_op(world):
+def test_transforms_and_dispatch_modes_see_the_op(world):
     from torch.utils._python_dispatch import TorchDispatchMode
 
     world.take("rms_norm")
@@ -706,7 +706,7 @@ def test_transforms_and_modes_see_the_op(world):
 
 
 @pytest.mark.filterwarnings("ignore")  # torch.jit is deprecated
-def test_a_trace_of_torch_jit_has_the_op(world):
+def test_a_trace_of_torch_jit_contains_the_op(world):
     world.take("rms_norm")
     x, w = leaf(3, 8), leaf(8)
     recorded(world, lambda: rms(x, w))
@@ -714,7 +714,7 @@ def test_a_trace_of_torch_jit_has_the_op(world):
     assert "RmsNorm" in str(traced.graph) and not world.from_cpp
 
 
-def test_batched_gradients(world):
+def test_batched_gradients_match(world):
     world.take("rms_norm")
     x, w, dy = leaf(3, 8), leaf(8), torch.randn(3, 8)
     recorded(world, lambda: grads(rms(x, w), (x, w), dy))
@@ -725,7 +725,7 @@ def test_batched_gradients(world):
     assert world.from_cpp == ["rms_norm"]
 
 
-def test_compiled_code_sees_the_op(world):
+def test_compiled_graphs_contain_the_op(world):
     world.take("rms_norm")
     x, w, dy = leaf(3, 8), leaf(8), torch.randn(3, 8)
     recorded(world, lambda: grads(rms(x, w), (x, w), dy))
@@ -734,7 +734,7 @@ def test_compiled_code_sees_the_op(world):
     assert not world.from_cpp
 
 
-def test_compiled_autograd(world):
+def test_compiled_autograd_matches(world):
     world.take("rms_norm")
     x, w, dy = leaf(3, 8), leaf(8), torch.randn(3, 8)
     recorded(world, lambda: grads(rms(x, w), (x, w), dy))
@@ -744,7 +744,7 @@ def test_compiled_autograd(world):
     close((x.grad, w.grad), truth(x, w, dy)[1:])
 
 
-def test_autocast_changes_nothing_for_one_dtype(world):
+def test_autocast_does_not_affect_arguments_of_one_dtype(world):
     world.take("rms_norm")
     x, w, dy = leaf(3, 8), leaf(8), torch.randn(3, 8)
     recorded(world, lambda: grads(rms(x, w), (x, w), dy))
@@ -765,7 +765,7 @@ def test_settings_of_torch_are_part_of_the_key(world):
     assert world.from_python == ["rms_norm", "rms_norm_bwd"] and not world.from_cpp
 
 
-def test_a_subclass_and_a_parameter(world):
+def test_parameters_are_launched_and_subclasses_run_in_python(world):
     world.take("rms_norm")
     x, w, dy = leaf(3, 8), torch.nn.Parameter(torch.randn(8)), torch.randn(3, 8)
     recorded(world, lambda: grads(rms(x, w), (x, w), dy))
@@ -780,10 +780,10 @@ def test_a_subclass_and_a_parameter(world):
     assert not world.from_cpp
 
 
-# ---- without it ------------------------------------------------------------------------------------------------------
+# ---- without C++ -----------------------------------------------------------------------------------------------------
 
 
-def test_where_nothing_can_be_compiled_the_function_stays(monkeypatch):
+def test_without_cpp_the_python_function_is_used(monkeypatch):
     monkeypatch.setattr(functions._State, "device", "cpu")
     monkeypatch.setattr(native_library._State, "library", None)
     monkeypatch.setattr(native_library._State, "tried", False)
@@ -803,7 +803,7 @@ def test_where_nothing_can_be_compiled_the_function_stays(monkeypatch):
     assert accelerate() is torch.add
 
 
-def test_on_a_machine_without_cuda_nothing_is_compiled(monkeypatch):
+def test_without_cuda_nothing_is_compiled(monkeypatch):
     monkeypatch.setattr(native_library, "available", lambda: pytest.fail("was built"))
     monkeypatch.setattr(launching._State, "drives", False)
     spec = specs.find("opmux::rms_norm")

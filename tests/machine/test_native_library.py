@@ -1,4 +1,4 @@
-"""The one library of `src/opmux/native`: when it is compiled, and what is said where it cannot be."""
+"""The C++ library in `src/opmux/native`: when it is compiled, and what is logged if it cannot be."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from opmux.faces.aten.schema import Shape
 
 @pytest.fixture
 def new(monkeypatch):
-    """As in a process that has not tried to load it, and must not compile it."""
+    """As in a process that has not tried to load the library; compiling it fails the test."""
     for name, value in {"library": None, "tried": False, "compiling": False, "waiting": []}.items():
         monkeypatch.setattr(native_library._State, name, value)
     for name in ("load", "library"):
@@ -39,25 +39,25 @@ def said(caplog, call):
     return [r.getMessage() for r in caplog.records]
 
 
-def test_every_file_of_the_folder_belongs_to_it():
-    """Else a change of that file would not compile the library again."""
+def test_sources_lists_every_file_of_the_folder():
+    """Otherwise a change to a missing file would not recompile the library."""
     assert sorted(native_library.SOURCES) == sorted(native_library.FOLDER.iterdir())
 
 
-def test_a_wheel_contains_it():
+def test_a_wheel_contains_the_sources():
     settings = tomllib.loads((native_library.FOLDER.parents[2] / "pyproject.toml").read_text())["tool"]["setuptools"]
-    assert settings["packages"]["find"]["namespaces"]  # a folder without Python counts as a package
+    assert settings["packages"]["find"]["namespaces"]  # includes folders without Python files as packages
     assert {f"*{file.suffix}" for file in native_library.SOURCES} <= set(settings["package-data"]["*"])
 
 
-def test_opmux_native_stays_a_function():
+def test_opmux_native_is_a_function_and_not_the_folder():
     import opmux
 
     assert callable(opmux.native) and not list(native_library.FOLDER.glob("*.py"))
 
 
-def test_forgetting_launches_reaches_what_the_functions_have_recorded(monkeypatch):
-    """The gate's are voided with them: tests/faces/test_gate_launch.py."""
+def test_clear_invalidates_records_of_ops_with_gradients(monkeypatch):
+    """tests/faces/test_gate_launch.py tests the same for the gate's records."""
     if not native_library.available():
         pytest.skip("the native library cannot be compiled here")
     monkeypatch.setattr(launching._State, "recorded", True)
@@ -67,7 +67,7 @@ def test_forgetting_launches_reaches_what_the_functions_have_recorded(monkeypatc
 
 
 def test_with_an_untested_torch_nothing_is_compiled(new, caplog):
-    """The gate names a private member of torch's dispatcher."""
+    """The gate uses a private name of torch's dispatcher."""
     new.setitem(launching.TESTED, "torch", ((1, 0), (1, 13)))
     assert not native_library.possible() and not native_library.must_be_compiled()
     assert not native_library.soon(lambda: pytest.fail("is used"))
@@ -77,10 +77,10 @@ def test_with_an_untested_torch_nothing_is_compiled(new, caplog):
     (warning,) = said(caplog, lambda: [native_library.available() for _ in range(3)])
     assert "tested with torch 1.0 to 1.13" in warning and "auto mode takes few ops" in warning
     assert native_library.loaded() is None and gate.make("cpu", Shape("exp"), "CPU") is None
-    assert cpu_kernels.available() is True  # they use torch's public headers
+    assert cpu_kernels.available() is True  # they only use torch's public headers
 
 
-def test_triton_may_be_untested_then_the_gate_launches_nothing(monkeypatch, caplog):
+def test_with_an_untested_triton_nothing_is_launched_from_cpp(monkeypatch, caplog):
     monkeypatch.setitem(launching.TESTED, "triton", ((1, 0), (1, 1)))
     monkeypatch.setattr(launching._State, "drives", None)
     assert not launching.untested("torch")
@@ -88,15 +88,15 @@ def test_triton_may_be_untested_then_the_gate_launches_nothing(monkeypatch, capl
     assert "tested with triton 1.0 to 1.1" in warning and not launching.drives()
 
 
-def test_without_pythons_headers_the_package_to_install_is_named(new, caplog, tmp_path):
+def test_without_python_headers_the_package_to_install_is_named(new, caplog, tmp_path):
     new.setattr(sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
     assert not native_library.possible()
     (warning,) = said(caplog, native_library.available)
     assert f"there is no {tmp_path}/Python.h. Install python3-dev or python3." in warning and "python3-devel" in warning
 
 
-def test_what_is_lost_is_said_once(new, caplog):
-    """By whoever meets it first: the overrides, or an op with a gradient whose library another process compiles."""
+def test_the_cost_of_missing_cpp_is_logged_once(new, caplog):
+    """By whatever notices it first: the overrides, or an op with a gradient that waits for a background build."""
 
     def fail(*args, **kwargs):
         raise build.NoCompiler("there is no C++ compiler")
@@ -112,7 +112,7 @@ def test_what_is_lost_is_said_once(new, caplog):
     assert warning.endswith("there is no C++ compiler") and "5 to 40 us" in warning and "5 to 20 us" in warning
 
 
-def test_the_program_that_compiles_in_the_background_runs(new):
+def test_the_background_program_compiles_the_library(new):
     program = []
     new.setattr(build, "is_built", lambda *a, **k: False)
     new.setattr(background, "run", lambda text, then, env=None: program.append(text))
@@ -122,14 +122,14 @@ def test_the_program_that_compiles_in_the_background_runs(new):
     assert program[1] == ("native", native_library.SOURCES, native_library.flags(), False)
 
 
-def test_turned_off_it_is_neither_compiled_nor_loaded(new, caplog):
+def test_if_disabled_it_is_neither_compiled_nor_loaded(new, caplog):
     new.setenv("OPMUX_CPP", "0")
     assert not native_library.possible() and not native_library.must_be_compiled()
     assert not native_library.soon(lambda: pytest.fail("is used"))
     assert said(caplog, native_library.available) == [] and native_library.loaded() is None
 
 
-def test_another_process_starts_with_a_path_among_its_modules(monkeypatch):
+def test_a_background_process_starts_with_a_path_object_in_sys_path(monkeypatch):
     """Python ignores entries of sys.path that are not strings."""
     monkeypatch.setattr(sys, "path", [*sys.path, Path("/nowhere")])
     ended, said = threading.Event(), []
@@ -139,7 +139,7 @@ def test_another_process_starts_with_a_path_among_its_modules(monkeypatch):
     assert ended.wait(60) and said == [""]
 
 
-def test_what_waits_is_done_although_one_of_them_raises(new):
+def test_all_waiting_callbacks_run_even_if_one_raises(new):
     new.setattr(native_library._State, "library", object())
     new.setattr(native_library._State, "tried", True)
     done = []
@@ -148,8 +148,8 @@ def test_what_waits_is_done_although_one_of_them_raises(new):
     assert done == [1] and not native_library._State.waiting
 
 
-def test_an_op_does_not_wait_for_another_thread_that_compiles(new):
-    """It runs in Python until then, and is called back by that thread."""
+def test_an_op_does_not_wait_while_another_thread_compiles(new):
+    """It runs in Python until then; the compiling thread calls it back."""
     compiling, proceed, done = threading.Event(), threading.Event(), []
 
     def compile_slowly(*args, **kwargs):
@@ -172,7 +172,7 @@ def test_an_op_does_not_wait_for_another_thread_that_compiles(new):
     assert not done and not native_library._State.waiting and not native_library.soon(lambda: None)
 
 
-def test_what_waits_is_called_by_the_thread_that_has_compiled(new):
+def test_waiting_callbacks_run_in_the_thread_that_compiled(new):
     done = []
     new.setattr(launching, "attach", lambda library: None)
     new.setattr(native_library, "Library", lambda loaded: loaded)
@@ -186,7 +186,7 @@ def test_what_waits_is_called_by_the_thread_that_has_compiled(new):
     assert native_library.available() and done == [threading.get_ident()]
 
 
-def test_ctrl_c_while_the_library_is_compiled_lets_the_next_call_try_again(new):
+def test_after_ctrl_c_during_compilation_the_next_call_tries_again(new):
     def interrupt(*args, **kwargs):
         raise KeyboardInterrupt
 

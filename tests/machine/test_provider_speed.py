@@ -1,4 +1,4 @@
-"""Choice among implementations by measured times: which one runs, what `explain` says, and what a bad file does."""
+"""Selection by measured times: which implementation runs, what `explain` says, and what an invalid file does."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def impls():
-    """Two libraries of a vendor for `linear`, the first of higher priority; what they return says who ran."""
+    """Registers libraries of a vendor for `linear`; the value of the result tells which one ran."""
     registry = get_default_manager().registry
     registry.list_operators()
     added = []
@@ -61,12 +61,12 @@ def two(impls):
 
 
 def know(rows: dict) -> None:
-    """Store times for a number of rows, as `opmux tune --providers` does."""
+    """Store times by number of rows, as `opmux tune --providers` does."""
     provider_speed.store(speed_files.chip_of(CPU), {LABEL.format(m): times for m, times in rows.items()}, {})
 
 
 def ran(m: int) -> float | None:
-    """The number that the chosen library returns; None for the reference."""
+    """The value that the selected library returns; None for the reference."""
     y = opmux.ops.linear(torch.zeros(m, 4), torch.zeros(8, 4), None)
     return y[0, 0].item() or None
 
@@ -76,18 +76,18 @@ def explained(m: int) -> dict[str, tuple[str, str]]:
     return {v.impl.impl_id: (v.status, v.reason) for v in found.verdicts}
 
 
-# ---- the choice -----------------------------------------------------------------------------------------------------
+# ---- selection by speed ---------------------------------------------------------------------------------------------
 
 
-def test_the_faster_one_runs_for_its_class_alone(two):
+def test_the_faster_library_runs_only_for_its_class(two):
     assert [ran(m) for m in (1, 16, 17)] == [1.0, 1.0, 1.0]
     know({16: {A: 55.0, B: 41.0}, 32: {A: 41.0, B: 55.0}})
     assert [ran(m) for m in (1, 8, 9, 16, 17, 32, 33)] == [1.0, 1.0, 2.0, 2.0, 1.0, 1.0, 1.0]
     rows = torch.zeros(3, 5, 4), torch.zeros(8, 4)
-    assert opmux.ops.linear(*rows).unique().item() == 2.0  # 15 rows
+    assert opmux.ops.linear(*rows).unique().item() == 2.0  # 15 rows in two dimensions
 
 
-def test_explain_shows_the_measurement_that_decided(two):
+def test_explain_shows_the_deciding_measurement(two):
     know({16: {A: 55.0, B: 41.25}})
     found = explained(16)
     words = "measured on cpu: vendor.acme.b 41.25 us, this 55 us (dtype=float32 m<=16 n<=8 k<=4)"
@@ -97,12 +97,12 @@ def test_explain_shows_the_measurement_that_decided(two):
 
 
 @pytest.mark.parametrize("b, runs", [(98.5, 1.0), (97.5, 2.0)])
-def test_within_2_percent_the_order_stays(two, b, runs):
+def test_a_difference_below_2_percent_keeps_the_order(two, b, runs):
     know({16: {A: 100.0, B: b}})
     assert ran(16) == runs
 
 
-def test_one_that_was_not_measured_keeps_its_place(two):
+def test_an_unmeasured_implementation_keeps_its_place(two):
     know({16: {B: 1.0, REFERENCE: 0.5}, 32: {A: 1.0}})
     assert ran(16) == ran(32) == 1.0
 
@@ -112,15 +112,15 @@ def test_the_reference_may_be_the_fastest(two):
     assert ran(16) is None and explained(16)[REFERENCE][0] == "chosen"
 
 
-def test_nobody_waits_for_one_that_cannot_run(impls):
+def test_an_unavailable_implementation_is_skipped(impls):
     impls(A, 1.0, 10)
     impls(B, 2.0, 5, available=lambda: "not installed")
     know({16: {A: 55.0, B: 41.0}})
     assert ran(16) == 1.0
 
 
-def test_nobody_waits_for_one_that_does_not_take_the_call(impls):
-    """Its `when`, its dtypes, or its quarantine."""
+def test_an_implementation_that_does_not_support_the_call_is_skipped(impls):
+    """Because of its `when` or its dtypes."""
     impls(A, 1.0, 10)
     impls(B, 2.0, 5, when=lambda x, weight, bias: bias is None or "takes no bias")
     know({16: {A: 55.0, B: 41.0}})
@@ -132,7 +132,7 @@ def test_nobody_waits_for_one_that_does_not_take_the_call(impls):
     assert ran(16) == 2.0
 
 
-def test_nobody_waits_for_one_in_quarantine(two):
+def test_a_quarantined_implementation_is_skipped(two):
     know({16: {A: 55.0, B: 41.0}})
     assert ran(16) == 2.0
     get_default_manager().quarantine("opmux::linear", Failure("linear", B, None, "it broke"))
@@ -141,7 +141,7 @@ def test_nobody_waits_for_one_in_quarantine(two):
     assert ran(16) == 2.0
 
 
-def test_an_error_of_the_faster_one_is_handled_as_ever(impls):
+def test_if_the_faster_one_raises_the_next_one_runs(impls):
     impls(A, 1.0, 10)
     know({16: {A: 55.0, B: 41.0}})
     registry, calls = get_default_manager().registry, []
@@ -157,7 +157,7 @@ def test_an_error_of_the_faster_one_is_handled_as_ever(impls):
         registry.unregister("opmux::linear", B)
 
 
-def test_a_policy_that_tells_them_apart_is_obeyed(two):
+def test_policies_that_rank_implementations_override_measurements(two):
     know({16: {A: 55.0, B: 41.0, REFERENCE: 1.0}})
     assert ran(16) is None
     for policy, runs in (
@@ -174,8 +174,8 @@ def test_a_policy_that_tells_them_apart_is_obeyed(two):
         assert ran(16) is None
 
 
-def test_a_call_on_another_device_keeps_the_order(two, monkeypatch):
-    """Times are those of the accelerator, where there is one."""
+def test_calls_on_another_device_ignore_the_times(two, monkeypatch):
+    """If there is an accelerator, the times are the accelerator's."""
     know({16: {A: 55.0, B: 41.0}})
     assert ran(16) == 2.0
     with devices.assume("nvidia", "sm_90"):
@@ -189,8 +189,8 @@ def test_a_call_on_another_device_keeps_the_order(two, monkeypatch):
     HERE.changed()
 
 
-def test_a_candidate_is_never_before_one_that_is_faster_by_a_chain_of_small_differences(impls):
-    """B is not measurably slower than C, nor A than B; but A is slower than C, so it is not first."""
+def test_an_order_by_speed_is_right_despite_chains_of_small_differences(impls):
+    """A is not measurably slower than B, nor B than C; but A is slower than C, so A must not be first."""
     for impl_id, value, priority in ((A, 1.0, 10), (B, 2.0, 5), ("vendor.acme.c", 3.0, 1)):
         impls(impl_id, value, priority)
     know({16: {A: 100.0, B: 98.5, "vendor.acme.c": 97.0}})
@@ -199,7 +199,7 @@ def test_a_candidate_is_never_before_one_that_is_faster_by_a_chain_of_small_diff
     assert [v.impl.impl_id for v in found.verdicts if v.impl.vendor == "acme"] == [B, "vendor.acme.c", A]
 
 
-def test_calls_by_name_and_calls_that_need_gradients_choose_by_speed_too(two):
+def test_calls_by_name_and_calls_that_need_gradients_are_selected_by_speed_too(two):
     know({16: {A: 55.0, B: 41.0}})
     x, weight = torch.zeros(16, 4, requires_grad=True), torch.zeros(8, 4)
     assert opmux.ops.linear(x, weight).unique().item() == 2.0
@@ -209,7 +209,7 @@ def test_calls_by_name_and_calls_that_need_gradients_choose_by_speed_too(two):
 
 
 @pytest.mark.parametrize("wrong", [(torch.zeros(16, 4), torch.zeros(8)), (None, torch.zeros(8, 4)), (3.0, 4.0)])
-def test_a_wrong_argument_raises_what_it_raises_without_times(wrong):
+def test_wrong_arguments_raise_the_same_error_with_and_without_times(wrong):
     with pytest.raises(Exception) as without:
         opmux.ops.linear(*wrong)
     know({16: {A: 55.0, REFERENCE: 41.0}})
@@ -218,7 +218,7 @@ def test_a_wrong_argument_raises_what_it_raises_without_times(wrong):
     assert str(found.value) == str(without.value) and not get_default_manager().failures()
 
 
-def test_one_line_says_which_measurement_put_another_one_first(two, caplog):
+def test_a_switch_to_another_implementation_is_logged_once_with_its_measurement(two, caplog):
     know({16: {A: 55.0, B: 41.0}})
     with caplog.at_level("INFO", "opmux"):
         assert [ran(m) for m in (17, 16, 17, 16, 15)] == [1.0, 2.0, 1.0, 2.0, 2.0]
@@ -232,7 +232,7 @@ def test_one_line_says_which_measurement_put_another_one_first(two, caplog):
 
 @pytest.fixture
 def h200(monkeypatch, tmp_path):
-    """As on a chip of NVIDIA's; `ask(times)` explains `gemm` of 16 rows with these times shipped."""
+    """Pretends to be an NVIDIA H200; `ask(times)` explains `gemm` for 16 rows with these shipped times."""
     launch = pytest.importorskip("opmux.kernels.lib.launch")
     monkeypatch.setattr(launch, "runs_on_chip", lambda: True)
     shipped: dict = {}
@@ -259,7 +259,7 @@ OURS, CUBLAS = "default.flagos", "vendor.nvidia.cublas"
 BF16 = "gemm[dtype=bfloat16 out=bfloat16 trans_a=False trans_b=False m<={} n<=128 k<=64]"
 
 
-def test_ours_runs_where_it_is_faster_than_the_libraries_that_come_first(h200):
+def test_our_kernel_runs_where_it_is_faster_than_a_preferred_library(h200):
     faster = {BF16.format(16): {OURS: 41.0, CUBLAS: 55.0}}
     chosen, why = h200({})
     assert chosen == CUBLAS and why[OURS].startswith("library: cuBLAS is faster: it runs only if a policy names it")
@@ -273,7 +273,7 @@ def test_ours_runs_where_it_is_faster_than_the_libraries_that_come_first(h200):
     assert chosen == CUBLAS and "vendor.nvidia.cublas 41 us, this 55 us" in why[OURS]
 
 
-def test_our_kernel_for_one_chip_yields_where_nothing_is_measured_too(h200):
+def test_our_kernel_for_one_chip_also_needs_a_measurement(h200):
     mine, registry = "default.flagos.nvidia.hopper", get_default_manager().registry
     fn = next(i.fn for i in registry.impls("opmux::gemm") if i.impl_id == OURS)
     registry.register_impl(OpImpl("opmux::gemm", mine, BackendImplKind.DEFAULT, "nvidia", fn, 200))
@@ -287,14 +287,14 @@ def test_our_kernel_for_one_chip_yields_where_nothing_is_measured_too(h200):
         registry.unregister("opmux::gemm", mine)
 
 
-def test_within_2_percent_the_libraries_run(h200):
-    other = {BF16.format(1): {OURS: 1.0, CUBLAS: 9.0}}  # makes ours a candidate
+def test_a_difference_below_2_percent_keeps_the_library(h200):
+    other = {BF16.format(1): {OURS: 1.0, CUBLAS: 9.0}}  # makes our kernel a candidate
     assert h200(other | {BF16.format(16): {OURS: 100.0, CUBLAS: 101.0}})[0] == CUBLAS
     assert h200(other | {BF16.format(16): {OURS: 100.0, CUBLAS: 103.0}})[0] == OURS
-    assert h200(other | {BF16.format(16): {OURS: 1.0}})[0] == CUBLAS  # which was not measured
+    assert h200(other | {BF16.format(16): {OURS: 1.0}})[0] == CUBLAS  # cuBLAS was not measured
 
 
-def test_strict_and_policies_that_name_a_side_are_obeyed(h200):
+def test_strict_and_policies_that_name_an_implementation_override_measurements(h200):
     slower, faster = ({BF16.format(16): dict(zip((OURS, CUBLAS), us))} for us in ((55.0, 41.0), (41.0, 55.0)))
     with opmux.policy(strict=True):
         assert h200(faster)[0] == CUBLAS
@@ -306,8 +306,8 @@ def test_strict_and_policies_that_name_a_side_are_obeyed(h200):
         assert h200(slower)[0] == OURS
 
 
-def test_overloads_of_aten_stay_with_the_vendor(h200):
-    """Their implementations have no `when` that could decide for a call."""
+def test_aten_overloads_prefer_the_vendors_library(h200):
+    """Their implementations have no `when`, so they cannot be selected per call."""
     h200({BF16.format(16): {OURS: 41.0, CUBLAS: 55.0}})
     first = HERE.preferred("cuda")["opmux::gemm"]
     assert isinstance(first, LibrariesFirst) and first() is None and first.always() == "cuBLAS is faster"
@@ -316,7 +316,7 @@ def test_overloads_of_aten_stay_with_the_vendor(h200):
 # ---- files ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_users_file_comes_before_a_shipped_one(monkeypatch, tmp_path, two):
+def test_the_users_file_overrides_a_shipped_one(monkeypatch, tmp_path, two):
     folder = tmp_path / "vendor"
     folder.mkdir()
     chip = speed_files.chip_of(CPU)
@@ -343,7 +343,7 @@ def test_the_users_file_comes_before_a_shipped_one(monkeypatch, tmp_path, two):
         ('{"format": 2, "made_for": HERE}', "it has no entries"),
     ],
 )
-def test_a_bad_file_is_one_warning_and_the_order_stays(two, caplog, text, says):
+def test_an_invalid_file_warns_once_and_keeps_the_order(two, caplog, text, says):
     know({16: {A: 55.0, B: 41.0}})
     file = FILES.path(speed_files.chip_of(CPU))
     assert file is not None
@@ -356,7 +356,7 @@ def test_a_bad_file_is_one_warning_and_the_order_stays(two, caplog, text, says):
 
 
 @pytest.mark.parametrize("bad", ["fast", 0, None])
-def test_a_damaged_entry_is_one_warning_and_the_others_hold(two, caplog, bad):
+def test_an_invalid_entry_warns_once_and_the_others_are_used(two, caplog, bad):
     know({16: {A: 55.0, B: 41.0}, 32: {A: 55.0, B: 41.0}})
     file = FILES.path(speed_files.chip_of(CPU))
     data = json.loads(file.read_text())
@@ -368,7 +368,7 @@ def test_a_damaged_entry_is_one_warning_and_the_others_hold(two, caplog, bad):
     assert str(file) in line and LABEL.format(32) in line and "expected the microseconds of each impl" in line
 
 
-def test_a_file_of_the_format_before_is_read(two):
+def test_a_file_of_the_previous_format_is_read(two):
     know({16: {A: 55.0, B: 41.0}})
     file = FILES.path(speed_files.chip_of(CPU))
     data = json.loads(file.read_text())
@@ -377,7 +377,7 @@ def test_a_file_of_the_format_before_is_read(two):
     assert ran(16) == 2.0
 
 
-def test_a_bad_file_is_replaced_by_the_next_measurement(two):
+def test_an_invalid_file_is_replaced_by_the_next_measurement(two):
     file = FILES.path(speed_files.chip_of(CPU))
     assert file is not None
     cache_dir.make(file.parent)
@@ -386,14 +386,14 @@ def test_a_bad_file_is_replaced_by_the_next_measurement(two):
     assert ran(16) == 2.0 and json.loads(file.read_text())["made_for"]["chip"] == "cpu"
 
 
-def test_shipped_times_can_be_read():
+def test_shipped_times_are_readable():
     for arch in ("sm_80", "sm_90", "sm_100"):
         for label in FILES.shipped(Chip("nvidia", arch)):
             assert f"opmux::{label.partition('[')[0]}" in CLASSES
 
 
 @pytest.mark.parametrize("key", CLASSES)
-def test_classes_are_made_from_the_arguments_of_their_op(key, few):
+def test_classes_are_computed_from_the_arguments_of_their_op(key, few):
     spec, known = specs.find(key), CLASSES[key]
     for sample in few(list(spec.samples(torch.float32, torch.device("cpu"))), 4):
         args, kwargs = spec.bound(sample.args, sample.kwargs)
@@ -403,8 +403,8 @@ def test_classes_are_made_from_the_arguments_of_their_op(key, few):
 
 
 @pytest.mark.parametrize("key", CLASSES)
-def test_looking_up_a_class_runs_no_op_of_torch(key, few):
-    """It is done at each call: shapes and strides are read, and no tensor is made."""
+def test_computing_a_class_runs_no_torch_op(key, few):
+    """It happens at each call: only shapes and strides are read, and no tensor is created."""
 
     class Forbidden(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -417,8 +417,8 @@ def test_looking_up_a_class_runs_no_op_of_torch(key, few):
         CLASSES[key].of(*args)
 
 
-def test_torchs_overloads_do_not_ask_for_times():
-    """Auto mode has measured the overloads themselves, and looking up a class would cost their direct ways."""
+def test_aten_overloads_ignore_provider_times():
+    """Auto mode has measured the overloads themselves, and computing a class would slow down their direct calls."""
     from opmux.faces.aten.overloads import table
 
     provider_speed.store(speed_files.chip_of(CPU), {"matmul[dtype=float32]": {OURS: 1.0, REFERENCE: 2.0}}, {})

@@ -1,4 +1,4 @@
-"""The native tables and nodes under GCC's sanitizers: memory, undefined behaviour, data races."""
+"""The C++ launch tables and autograd nodes under GCC's sanitizers: memory errors, undefined behaviour, data races."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 SOURCE = HERE / "tables_stress.cpp"
 KINDS = {"": "no sanitizer", "thread": "data races", "address,undefined": "memory and undefined behaviour"}
-MOST_RECORDS = 4 * 256 + 64  # of one op: its table, and what threads were reading when it was replaced
+MOST_RECORDS = 4 * 256 + 64  # per op: its table, and the replaced records that threads were still reading
 
 
 def compiler():
@@ -37,7 +37,7 @@ def can_link(command, kind, folder):
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", KINDS, ids=KINDS.get)
 def test_launch_tables_stay_correct_and_bounded_under_ten_threads(kind, tmp_path):
-    """In 160,000 calls each key gets its own launch; the number of records is bounded, and all are freed."""
+    """In 160,000 calls each key gets its own launch; the number of records is bounded, and all of them are freed."""
     command = compiler()
     if kind and not can_link(command, kind, tmp_path):
         pytest.skip(f"the runtime of -fsanitize={kind} is not installed")
@@ -57,14 +57,14 @@ def test_launch_tables_stay_correct_and_bounded_under_ten_threads(kind, tmp_path
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_launches_and_autograd_nodes_pass_the_address_sanitizer(tmp_path):
-    """Runs the tests of the gate and of ops with gradients on a library that is compiled with the sanitizer."""
+    """Runs the tests of the gate and of ops with gradients with a library compiled with the address sanitizer."""
     command = compiler()
     kind = "address,undefined"
     if not can_link(command, kind, tmp_path):
         pytest.skip(f"the runtime of -fsanitize={kind} is not installed")
     paths = {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests" / "shared")])}
     plugin = [sys.executable, str(ROOT / "tests" / "shared" / "sanitized.py")]
-    # Apart: with the sanitizer's runtime loaded a compiler takes minutes.
+    # In a separate step: with the sanitizer's runtime loaded, a compiler takes minutes.
     made = subprocess.run(plugin, env=os.environ | paths, capture_output=True, encoding="utf-8", check=False)
     assert made.returncode == 0, made.stderr[-3000:]
     find = lambda name: subprocess.check_output([*command, f"-print-file-name={name}.so"], encoding="utf-8").strip()

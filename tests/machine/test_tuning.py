@@ -1,4 +1,4 @@
-"""The tuning cache: many writers, killed writers, sick files, folders that cannot be written."""
+"""The tuning cache: many writers, killed writers, damaged files, folders that cannot be written."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def lines(caplog):
     return lambda: caplog.messages
 
 
-# ---- keys and places ------------------------------------------------------------------------------------------------
+# ---- keys and paths -------------------------------------------------------------------------------------------------
 
 
-def test_a_key_has_classes_of_lengths_and_all_else_as_it_is():
+def test_a_key_rounds_lengths_up_and_keeps_other_facts():
     key = lambda **facts: tuning.key("softmax.rows", facts)
     assert (
         key(n=5000, dtype=torch.bfloat16) == key(dtype=torch.bfloat16, n=8192) == "softmax.rows[dtype=bfloat16 n<=8192]"
@@ -60,7 +60,7 @@ def test_a_key_has_classes_of_lengths_and_all_else_as_it_is():
     assert key() == "softmax.rows[]"
 
 
-def test_where(monkeypatch, tmp_path):
+def test_the_directory_follows_the_environment_variables(monkeypatch, tmp_path):
     assert tuning.directory() == tmp_path / "cache" / "tuning"
     monkeypatch.setenv("OPMUX_CACHE_DIR", "~/mine")
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -82,20 +82,20 @@ def test_where(monkeypatch, tmp_path):
         Chip("acme", "sm_80", CHIP.name),
     ],
 )
-def test_what_a_time_depends_on_is_in_the_name(other, cache):
+def test_the_file_name_contains_chip_and_driver(other, cache):
     assert tuning.path(CHIP).parent == cache and tuning.path(CHIP).name.startswith("Acme_One_80_GB-")
     tuning.store(CHIP, {"k": entry()})
     assert tuning.path(other) != tuning.path(CHIP) and tuning.find(other, "k") is None
 
 
-def test_versions_are_part_of_the_name(monkeypatch):
+def test_the_file_name_contains_versions(monkeypatch):
     before = tuning.path(CHIP)
     monkeypatch.setattr(torch, "__version__", "99.0")
     assert tuning.path(CHIP) != before
     assert set(speed_files.made_for(CHIP)) == {"chip", "arch", "driver", "torch", "triton", "opmux"}
 
 
-def test_a_chip_that_is_not_here_remembers_nothing():
+def test_an_absent_chip_stores_nothing():
     with pytest.raises(ValueError, match="sm_90: this chip is not present"):
         tuning.store(Chip.of_arch("sm_90"), {"k": entry()})
     assert tuning.find(Chip.of_arch("sm_90"), "k") is None
@@ -104,7 +104,7 @@ def test_a_chip_that_is_not_here_remembers_nothing():
 # ---- reading and writing --------------------------------------------------------------------------------------------
 
 
-def test_stored_and_found(lines):
+def test_stored_entries_are_found(lines):
     assert tuning.find(CHIP, "k") is None
     file = tuning.store(CHIP, {"k": entry(1)})
     tuning.store(CHIP, {"l": entry(2), "k": entry(3)})
@@ -115,7 +115,7 @@ def test_stored_and_found(lines):
     assert lines() == []
 
 
-def test_a_file_of_the_format_before_is_read_and_replaced_by_one_of_todays(lines):
+def test_a_file_of_the_previous_format_is_read_and_then_replaced(lines):
     file = tuning.store(CHIP, {"k": entry(1)})
     file.write_text(json.dumps({**json.loads(file.read_text()), "format": 1}))
     tuning.forget()
@@ -125,7 +125,7 @@ def test_a_file_of_the_format_before_is_read_and_replaced_by_one_of_todays(lines
     assert tuning.entries(CHIP) == {"k": entry(1), "l": entry(2)} and lines() == []
 
 
-def test_read_once_until_forgotten(cache):
+def test_a_file_is_read_once_until_forget_is_called(cache):
     tuning.store(CHIP, {"k": entry(1)})
     tuning.forget()
     assert tuning.find(CHIP, "k") == entry(1)
@@ -149,7 +149,7 @@ SICK = {
 
 
 @pytest.mark.parametrize("text", SICK.values(), ids=SICK)
-def test_a_file_that_cannot_be_read_is_ignored_with_one_line_and_moved_aside(text, lines):
+def test_an_unreadable_file_is_moved_aside_with_one_warning(text, lines):
     file = tuning.path(CHIP)
     file.parent.mkdir(parents=True)
     text = json.dumps(text()) if callable(text) else text
@@ -177,7 +177,7 @@ def test_a_file_that_cannot_be_read_is_ignored_with_one_line_and_moved_aside(tex
         {**asdict(entry()), "x": 1},
     ],
 )
-def test_one_damaged_entry_is_left_out_and_the_others_stay(bad, lines):
+def test_an_invalid_entry_is_skipped_and_the_others_are_used(bad, lines):
     good = {f"k{i}": entry(i) for i in range(50)}
     file = tuning.store(CHIP, good)
     data = json.loads(file.read_text())
@@ -193,7 +193,7 @@ def test_one_damaged_entry_is_left_out_and_the_others_stay(bad, lines):
     assert tuning.entries(CHIP) == good | {"new": entry(50), "newer": entry(51)}
 
 
-def test_a_folder_in_place_of_the_file(lines):
+def test_a_folder_in_place_of_the_file_is_moved_aside(lines):
     file = tuning.path(CHIP)
     (file / "inner").mkdir(parents=True)
     assert tuning.find(CHIP, "k") is None
@@ -203,7 +203,7 @@ def test_a_folder_in_place_of_the_file(lines):
     assert "is ignored" in lines()[0] and "not a regular file" in lines()[1] and len(lines()) == 2
 
 
-def test_clear(cache):
+def test_clear_deletes_the_entries(cache):
     tuning.store(CHIP, {"k": entry()})
     assert tuning.clear() == [tuning.path(CHIP)]
     assert tuning.find(CHIP, "k") is None
@@ -218,12 +218,12 @@ def _store_many(rank: int) -> None:
         assert tuning.store(CHIP, {f"k{rank}.{i}": entry(i)}) is not None
 
 
-def test_nothing_is_lost_among_many_writers():
+def test_many_writers_lose_no_entry():
     ranks = [fork.Process(target=_store_many, args=(rank,)) for rank in range(6)]
     for rank in ranks:
         rank.start()
     seen = set()
-    while any(rank.is_alive() for rank in ranks):  # readers meanwhile see whole files, and no entry goes again
+    while any(rank.is_alive() for rank in ranks):  # meanwhile, readers see complete files, and no entry disappears
         now = set(tuning.entries(CHIP))
         assert seen <= now
         seen = now
@@ -238,7 +238,7 @@ def _die_before_the_rename() -> None:
     tuning.store(CHIP, {"lost": entry()})
 
 
-def test_a_writer_killed_in_the_middle_harms_nobody(cache, monkeypatch, lines):
+def test_a_killed_writer_does_no_harm(cache, monkeypatch, lines):
     tuning.store(CHIP, {"k": entry(1)})
     victim = fork.Process(target=_die_before_the_rename)
     victim.start()
@@ -249,13 +249,13 @@ def test_a_writer_killed_in_the_middle_harms_nobody(cache, monkeypatch, lines):
     theirs.touch()
     start = time.monotonic()
     tuning.store(CHIP, {"l": entry(2)})
-    assert time.monotonic() - start < speed_files.LOCK_TIMEOUT / 2  # the lock died with its holder
+    assert time.monotonic() - start < speed_files.LOCK_TIMEOUT / 2  # the lock was released when its process died
     assert set(tuning.entries(CHIP)) == {"k", "l"}
     assert not left.exists()
-    assert theirs.exists()  # it might belong to somebody ...
+    assert theirs.exists()  # it might belong to another writer ...
     os.utime(theirs, (0, 0))
     tuning.store(CHIP, {"m": entry(3)})
-    assert not theirs.exists()  # ... and after an hour it does not
+    assert not theirs.exists()  # ... but not after an hour
     assert lines() == []
 
 
@@ -264,7 +264,7 @@ def _store_for_ever() -> None:
         tuning.store(CHIP, {f"k{i % 50}": entry(i)})
 
 
-def test_killed_at_any_moment(lines):
+def test_a_writer_may_be_killed_at_any_moment(lines):
     for i in range(8):
         victim = fork.Process(target=_store_for_ever)
         victim.start()
@@ -283,7 +283,7 @@ def _hold_the_lock(folder: Path, started) -> None:
         time.sleep(60)
 
 
-def test_a_writer_that_does_not_get_the_lock_stores_nothing(cache, monkeypatch, lines):
+def test_a_writer_that_cannot_get_the_lock_stores_nothing(cache, monkeypatch, lines):
     file = tuning.store(CHIP, {"k": entry(1)})
     before = file.read_bytes()
     started = fork.Event()
@@ -313,7 +313,7 @@ def _store_many_without_locks(rank: int) -> None:
     _store_many(rank)
 
 
-def test_a_file_system_without_locks(monkeypatch, lines, cache):
+def test_entries_are_stored_on_a_file_system_without_locks(monkeypatch, lines, cache):
     ranks = [fork.Process(target=_store_many_without_locks, args=(rank,)) for rank in range(3)]
     for rank in ranks:
         rank.start()
@@ -324,14 +324,14 @@ def test_a_file_system_without_locks(monkeypatch, lines, cache):
     monkeypatch.setattr(cache_dir.fcntl, "flock", _no_locks)
     assert tuning.store(CHIP, {"k": entry()}) is not None
     assert len(lines()) == 1 and "No locks available" in lines()[0]
-    (cache / ".lock.held").touch()  # a killed process left it
+    (cache / ".lock.held").touch()  # left by a killed process
     monkeypatch.setattr(speed_files, "LOCK_TIMEOUT", 0.1)
     assert tuning.store(CHIP, {"l": entry()}) is None
     assert "/.lock.held for 0.1 s. Remove the file if no process uses it" in lines()[-1]
 
 
-def test_a_folder_removed_while_a_writer_waits(cache, monkeypatch):
-    """Its lock then excludes nobody: the writer must take that of the new folder."""
+def test_a_folder_that_is_replaced_while_a_writer_waits_is_locked_again(cache, monkeypatch):
+    """The lock in the deleted folder excludes no other writer; the writer must lock the new folder."""
     tuning.store(CHIP, {"old": entry()})
     flock, seen = fcntl.flock, []
 
@@ -376,7 +376,7 @@ def test_a_forked_child_does_not_keep_the_lock_of_a_killed_parent(cache, monkeyp
 
 
 def _store_as_nobody(answers) -> None:
-    """Root may write anywhere, so it becomes somebody who may not."""
+    """Runs as an unprivileged user, because root can write anywhere."""
     if os.getuid() == 0:
         os.setgroups([])
         os.setgid(65534)
@@ -388,8 +388,8 @@ def _store_as_nobody(answers) -> None:
 
 
 @pytest.mark.parametrize("there", [True, False], ids=["the folder is there", "it is not"])
-def test_a_read_only_folder_is_a_warning(monkeypatch, there):
-    home = Path(tempfile.mkdtemp(prefix="opmux-read-only-"))  # pytest's own are closed to other users
+def test_a_read_only_folder_warns(monkeypatch, there):
+    home = Path(tempfile.mkdtemp(prefix="opmux-read-only-"))  # pytest's own folders are private
     monkeypatch.setenv("OPMUX_CACHE_DIR", str(home))
     try:
         if there:
@@ -409,7 +409,7 @@ def test_a_read_only_folder_is_a_warning(monkeypatch, there):
     assert line.endswith("Set OPMUX_CACHE_DIR to a writable folder")
 
 
-def test_without_a_home(monkeypatch, lines):
+def test_without_a_home_directory_nothing_is_stored(monkeypatch, lines):
     monkeypatch.delenv("OPMUX_CACHE_DIR")
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
 
@@ -457,6 +457,6 @@ def test_the_chip_is_that_of_the_current_device(monkeypatch):
         forget()
 
 
-def test_no_accelerator_no_chip(monkeypatch):
+def test_without_an_accelerator_there_is_no_chip(monkeypatch):
     monkeypatch.setattr(devices, "accelerators", lambda: ())
     assert devices.current_chip() is None

@@ -1,7 +1,7 @@
-"""The first document, a vendor's folder for FlagGems, step by step: each promise is one check.
+"""The first document, a vendor's folder for FlagGems, step by step: one test for each promise.
 
-The folder is a copy of NVIDIA's `__init__.py` with three arguments changed, two tile files, and `ops/` as the document
-has it. One program uses it on a simulated device of the type that the folder names.
+The folder is a copy of NVIDIA's `__init__.py` with three arguments changed, two tile files, and `ops/` as in the
+document. One program uses it on a simulated device of the type that the folder names.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ FOLDER = {
     "ops/add.py": ADD,
     "ops/gelu.py": GELU,
 }
-# A vendor whose lists are empty.
+# A vendor with empty lists.
 EMPTY = {
     "__init__.py": copied_init().replace('"acme"', '"bolt"').replace("acme-smi", "bolt-smi"),
     "ops/__init__.py": "def get_specific_ops():\n    return ()\n\n\ndef get_unused_ops():\n    return ()\n",
@@ -153,7 +153,7 @@ found["empty"] = [len(bolt.rows), len(bolt.unused), len(bolt.impls)]
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory):
-    """The program, on a machine where the vendor's query succeeds and no other vendor's does."""
+    """The program's output, on a machine where only this vendor's query command succeeds."""
     root = tmp_path_factory.mktemp("seed")
     query = root / "bin" / "acme-smi"
     query.parent.mkdir()
@@ -169,7 +169,7 @@ def test_a_folder_named_after_the_vendor_is_a_vendor(ran):
     assert ran.vendors["acme"] == ["acme", "npu", "acme-smi"] and ran.said == []
 
 
-def test_nvidias_folder_is_there_to_refer_to():
+def test_nvidias_folder_exists_as_an_example():
     for name in ("__init__.py", "heuristics_config_utils.py", "tune_configs.yaml", "ops/__init__.py"):
         assert (BACKENDS / "_nvidia" / name).is_file(), name
 
@@ -181,7 +181,7 @@ def test_device_name_is_the_device_of_this_machine(ran):
     assert ran.device == "npu"
 
 
-def test_the_query_command_decides_between_vendors_of_one_device(ran):
+def test_the_query_command_decides_between_vendors_of_one_device_type(ran):
     assert {n for n, v in ran.vendors.items() if v[1] == "npu"} == {"acme", "bolt", "ascend"}
     assert ran.vendor == "acme"
 
@@ -189,7 +189,7 @@ def test_the_query_command_decides_between_vendors_of_one_device(ran):
 # ---- steps 2.2 and 2.3: tiles ---------------------------------------------------------------------------------------
 
 
-def test_heuristics_choose_the_params_of_a_kernel(ran):
+def test_heuristics_set_the_params_of_a_kernel(ran):
     assert ran.heuristics == {"1024": [2, 256, "heuristics"], "4096": [1, 256, "heuristics"]}
 
 
@@ -206,7 +206,7 @@ def test_a_row_replaces_the_aten_operation(ran):
     assert {"add.Tensor", "gelu"} <= set(ran.enabled)
 
 
-def test_a_row_for_tensors_does_not_break_numbers(ran):
+def test_a_row_that_only_takes_tensors_does_not_break_numbers(ran):
     assert ran.numbers == [pytest.approx([-1.0, -0.2, 0.6, 1.4, 2.2, 3.0])] * 3
 
 

@@ -1,4 +1,4 @@
-"""The second document, a new backend for FlagGems whose ops are listed in `__all__`: each promise is one check.
+"""The second document, a new FlagGems backend that lists its ops in `__all__`: one test for each promise.
 
 One program uses the folder on a simulated device.
 """
@@ -137,7 +137,7 @@ def test_an_exported_add_is_atens_add(ran):
 
 
 def test_an_exported_gelu_is_atens_gelu(ran):
-    """With torch's default, the erf form, and with its option."""
+    """With the default (erf), and with approximate="tanh"."""
     assert ran.gelus == ["none", "tanh", "none"] and ran.chosen["aten::gelu.default"] == "default.flagos.acme"
     assert ran.erf < 1e-6 and ran.tanh < 1e-6 and ran.module < 1e-6
 

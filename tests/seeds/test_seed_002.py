@@ -1,7 +1,7 @@
-"""The third document, a vendor backend for Liger: each promise is one check.
+"""The third document, a vendor backend for Liger: one test for each promise.
 
-The program uses Liger's own names, which `opmux.compat.install` provides. It runs once, on a simulated device that no
-vendor of the tree has.
+The program uses Liger's own names, which `opmux.compat.install` provides. It runs once, on a simulated device that
+belongs to no vendor in the tree.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ opmux.compat.uninstall("liger_kernel")
 found["foreign"] = [m for m in sys.modules if m.startswith("liger_kernel")]
 """
 
-# Without Liger's names installed: they are there while the package is imported.
+# Liger's names are not installed: they only exist while the package is imported.
 WITHOUT = """
 a, b = torch.randn(2, 5, 16, device="acm")
 opmux.ops.gelu_tanh_mul(a, b)
@@ -169,7 +169,7 @@ found["foreign"] = [m for m in sys.modules if m.startswith("liger_kernel")]
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory):
-    """The folders are made by the document's own commands."""
+    """The folders are created with the document's own commands."""
     root = tmp_path_factory.mktemp("seed")
     (root / "tree").mkdir()
     commands = "mkdir -p _acme/ops && touch _acme/__init__.py && touch _acme/ops/__init__.py"
@@ -180,7 +180,7 @@ def ran(tmp_path_factory):
 # ---- the directory --------------------------------------------------------------------------------------------------
 
 
-def test_the_directory_has_the_documents_files():
+def test_the_directory_has_the_documented_files():
     for name in ("README.md", "__init__.py", "registry.py", "_ascend/__init__.py", "_ascend/ops/__init__.py"):
         assert (BACKENDS / name).is_file(), name
     assert (BACKENDS / "_ascend/ops/geglu.py").is_file()  # the complete example
@@ -193,13 +193,13 @@ def test_the_registry_maps_a_device_to_its_vendor(ran):
 # ---- how it works ---------------------------------------------------------------------------------------------------
 
 
-def test_vendor_packages_are_imported_when_they_are_needed(ran):
+def test_vendor_packages_are_imported_on_first_use(ran):
     assert ran.before == [] and {"opmux.backends._acme", "opmux.backends._ascend"} <= set(ran.packages)
 
 
-def test_a_package_registers_itself_by_ligers_names(ran):
+def test_a_package_registers_itself_under_ligers_names(ran):
     assert ran.registry["acm"] == "acme" and getattr(ran, "one copy")
-    assert ran.foreign == []  # gone once they are uninstalled
+    assert ran.foreign == []  # uninstall removes Liger's modules
 
 
 def test_the_current_device_is_detected(ran):
@@ -225,7 +225,7 @@ def test_unimplemented_operators_use_the_default(ran):
 def test_exports_replace_the_names_of_the_namespace(ran):
     assert ran.names == [True, True, True, True]
     assert max(max(each) for each in getattr(ran, "by name")) < 1e-5
-    assert getattr(ran, "by name calls") == ["forward", "backward"] * 3  # our Function calls the vendor's op
+    assert getattr(ran, "by name calls") == ["forward", "backward"] * 3  # our autograd.Function calls the vendor's op
     assert ran.swiglu < 1e-6
 
 
@@ -233,15 +233,15 @@ def test_a_vendor_may_add_operators(ran):
     assert ran.added == [0.0, True, True]
 
 
-def test_a_vendor_that_is_removed_takes_its_names_along(ran):
+def test_removing_a_vendor_removes_its_names(ran):
     assert getattr(ran, "default again")
 
 
-def test_a_name_that_is_nearly_right_is_said_once(ran):
+def test_a_misspelled_name_warns_once(ran):
     (said,) = ran.said
     assert "'swiglu_foward' is no op" in said and "did you mean 'swiglu_forward'" in said
 
 
-def test_a_package_for_liger_needs_nothing_installed(tmp_path):
+def test_a_package_for_liger_works_without_installing_names(tmp_path):
     ran = follow(tmp_path, {"_acme": FOLDER}, WITHOUT, device="acm")
     assert ran.calls == ["forward"] and ran.foreign == []

@@ -1,7 +1,7 @@
-"""TransformerEngine-FL's guide to custom backends, from top to bottom: each promise of it is one test.
+"""TransformerEngine-FL's guide to custom backends, from top to bottom: one test for each promise.
 
-What a variable does is tested in this process; what a program prints, in one of its own. `pip install` of a plugin, and
-the two example programs, are tests/examples.
+The effect of a variable is tested in this process, the output of a program in a new one. `pip install` of a plugin and
+the two example programs are tested in tests/examples.
 """
 
 import os
@@ -21,7 +21,7 @@ from opmux.faces.tex import interface
 tex = interface.module()
 SRC = Path(__file__).parents[2] / "src"
 VENDOR = BackendImplKind.VENDOR
-VALUES = {"acme": 7.0, "bolt": 8.0, "nvidia": 9.0}  # what each vendor's norm returns
+VALUES = {"acme": 7.0, "bolt": 8.0, "nvidia": 9.0}  # the value that each vendor's norm returns
 
 
 def run(*words, path=(), **variables):
@@ -35,7 +35,7 @@ def run(*words, path=(), **variables):
 
 @pytest.fixture
 def vendors():
-    """Three vendors with a norm of their own."""
+    """Registers three vendors, each with its own norm."""
     registry = get_default_manager().registry
     for rank, (name, value) in enumerate(VALUES.items()):
 
@@ -50,7 +50,7 @@ def vendors():
 
 
 def who_runs():
-    """Whose norm a call runs; and the manager must say the same."""
+    """The vendor whose norm a call runs; asserts that the manager reports the same."""
     out = tex.rmsnorm_fwd(torch.ones(3, 8), torch.ones(8), 1e-5, None, None, None, 0, False)[0]
     vendor = next((name for name, value in VALUES.items() if out.eq(value).all()), None)
     selected = get_default_manager().get_selected_impl_id("rmsnorm_fwd")
@@ -77,7 +77,7 @@ INTREE = """
 """
 
 
-def test_the_three_steps_and_the_expected_output(tmp_path):
+def test_the_three_steps_print_the_expected_output(tmp_path):
     program = tmp_path / "example_intree.py"
     program.write_text(textwrap.dedent(INTREE))
     done = run("-m", "opmux", "run", "--as", "transformer_engine", program, TEFL_LOG_LEVEL="INFO")
@@ -89,7 +89,7 @@ def test_the_three_steps_and_the_expected_output(tmp_path):
     ]
 
 
-def test_a_registry_of_ones_own_holds_nothing_else_and_says_where_ours_are():
+def test_a_users_own_registry_is_empty_and_says_where_ours_are():
     with pytest.raises(UnknownName, match=r"unknown op 'layernorm_fwd'.*get_default_manager\(\)"):
         OpManager(OpRegistry()).call("layernorm_fwd")
     with pytest.raises(UnknownName) as error:
@@ -132,8 +132,8 @@ SCRIPT = """
 """
 
 
-def test_plugin_modules_log_level_and_an_order_for_one_op(tmp_path):
-    """Two modules: one with `register`, one that has only a backend class."""
+def test_plugin_modules_log_level_and_a_per_op_order_are_read(tmp_path):
+    """Two plugin modules: one with `register`, one with only a backend class."""
     for name, text in (("my_vendor_plugin", PLUGIN), ("another_plugin", CLASS)):
         (tmp_path / f"{name}.py").write_text(textwrap.dedent(text))
     done = run(
@@ -166,7 +166,7 @@ def test_plugin_modules_log_level_and_an_order_for_one_op(tmp_path):
         ({"TE_FL_PREFER": "reference"}, "reference"),
         ({"TE_FL_PREFER_VENDOR": "1"}, "acme"),
         ({"TE_FL_PREFER_VENDOR": "0"}, "flagos"),
-        ({"TE_FL_PREFER_VENDOR": "1", "TE_FL_PREFER": "reference"}, "reference"),  # the other one is stronger
+        ({"TE_FL_PREFER_VENDOR": "1", "TE_FL_PREFER": "reference"}, "reference"),  # TE_FL_PREFER has precedence
         ({"TE_FL_PREFER": "vendor", "TE_FL_ALLOW_VENDORS": "nvidia,bolt"}, "bolt"),
         ({"TE_FL_PREFER": "vendor", "TE_FL_DENY_VENDORS": "acme,bolt"}, "nvidia"),
         ({"TE_FL_PREFER": "vendor", "TE_FL_DENY_VENDORS": "acme,bolt,nvidia"}, "flagos"),
@@ -179,14 +179,14 @@ def test_plugin_modules_log_level_and_an_order_for_one_op(tmp_path):
     ],
     ids=lambda value: "+".join(f"{k[6:]}={v}" for k, v in value.items()) if isinstance(value, dict) else value,
 )
-def test_a_variable_chooses(variables, runs, vendors, setenv):
+def test_each_variable_selects_the_documented_implementation(variables, runs, vendors, setenv):
     setenv(**variables)
     assert who_runs() == runs
 
 
 @pytest.mark.parametrize("error", [RuntimeError, ValueError, TypeError])
-def test_strict_raises_and_otherwise_the_next_one_runs(error, vendors, setenv):
-    """The arguments are valid, so an error of any type is the impl's own; it is skipped, and said to be."""
+def test_strict_raises_and_otherwise_the_next_implementation_runs(error, vendors, setenv):
+    """The arguments are valid, so any error is the implementation's own: it is quarantined and reported."""
 
     def fails(input, *rest):
         raise error("out of order")
@@ -199,18 +199,18 @@ def test_strict_raises_and_otherwise_the_next_one_runs(error, vendors, setenv):
             who_runs()
         setenv(TE_FL_STRICT="0")
         assert get_default_manager().get_selected_impl_id("rmsnorm_fwd") == "vendor.bad.test"
-        assert who_runs() == "acme"  # which asks again what is selected
+        assert who_runs() == "acme"  # asserts what the manager reports, too
         x, rest = torch.ones(3, 8), (torch.ones(8), 1e-5, None, None, None, 0, False)
         selected = get_default_manager().get_selected_impl_id
         assert selected("rmsnorm_fwd", x, *rest) == "vendor.acme.test"
-        assert selected("rmsnorm_fwd", x.double(), *rest) == "vendor.bad.test"  # not tried in float64
+        assert selected("rmsnorm_fwd", x.double(), *rest) == "vendor.bad.test"  # the quarantine only covers float32
         get_default_manager().clear_quarantine("rmsnorm_fwd")
         assert selected("rmsnorm_fwd") == "vendor.bad.test"
     finally:
         vendors.unregister("rmsnorm_fwd", "vendor.bad.test")
 
 
-def test_cuda_home_is_shown(monkeypatch):
+def test_cuda_home_and_cuda_path_are_shown(monkeypatch):
     from opmux.core import knobs
 
     monkeypatch.setenv("CUDA_HOME", "/opt/cuda")

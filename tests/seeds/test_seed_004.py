@@ -1,4 +1,4 @@
-"""The guide to the TEX interface, from top to bottom: each promise of it is one test.
+"""The guide to the TEX interface, from top to bottom: one test for each promise.
 
 The modules are imported by their foreign names in this process; a vendor's file is added to a copy of the tree.
 """
@@ -29,7 +29,7 @@ PLUGINS = "transformer_engine.plugins"
 
 @pytest.fixture(scope="module", autouse=True)
 def names():
-    """Once: NVIDIA's layer, where it is installed, takes three seconds to import."""
+    """Installed once per file: NVIDIA's layer, if installed, takes three seconds to import."""
     compat.install("transformer_engine")
     yield
     compat.uninstall("transformer_engine")
@@ -50,7 +50,7 @@ def norm(of=tex, rows=3):
 
 
 def state():
-    """What the management functions say, after they were compared with what a call runs."""
+    """What the management functions report; asserts that a call runs what they report."""
     available = {row["name"]: row["available"] for row in tex.list_backends()}
     first, selected = tex.get_backend().name, get_default_manager().get_selected_impl_id("rmsnorm_fwd")
     value = norm()[0][0, 0].item()
@@ -62,7 +62,7 @@ def state():
 # ---- quick start ----------------------------------------------------------------------------------------------------
 
 
-def test_the_alias_and_the_full_path():
+def test_the_alias_and_the_full_path_are_the_same_module():
     from transformer_engine.plugins import tex as alias
 
     names: dict[str, Any] = {}
@@ -76,8 +76,8 @@ def test_the_alias_and_the_full_path():
     torch.testing.assert_close(norm(names["tex"])[0], torch.ones(3, 8))
 
 
-def test_every_file_of_the_layout():
-    """`cpp_extensions` has the backend's functions; the kernels are where `opmux.ops` has them too."""
+def test_every_documented_module_exists():
+    """`cpp_extensions` has the backend's functions, which a policy does not redirect."""
     modules = ["", ".base", ".registry", ".backends", ".backends.template"]
     for folder, file in (("nvidia", "nvidia"), ("flaggems", "flaggems"), ("torch_backend", "torch_backend")):
         modules += [f".backends.{folder}", f".backends.{folder}.{file}"]
@@ -89,7 +89,8 @@ def test_every_file_of_the_layout():
     assert set(registry._backends) - set(known) == {"template"}
     root = Path(importlib.import_module(f"{PLUGINS}.tex_interface").__file__).parent
     assert (root / "README.md").is_file()
-    with opmux.policy(per_op={"rmsnorm_fwd": "vendor:template"}):  # which no function of a backend's follows
+    # direct calls of a backend's functions must ignore this policy
+    with opmux.policy(per_op={"rmsnorm_fwd": "vendor:template"}):
         ours = importlib.import_module(f"{PLUGINS}.tex_interface.backends.torch_backend.cpp_extensions")
         torch.testing.assert_close(norm(ours)[0], torch.ones(3, 8))
 
@@ -112,7 +113,7 @@ def test_the_package_exports_what_its_files_define():
 
 
 def hygon(**members):
-    """The example of the guide: a lazily loaded library, and properties that say more than NAME does."""
+    """The guide's example: a library that is loaded lazily, and properties that override the class attributes."""
     from transformer_engine.plugins.tex_interface.base import TEXBackendBase
     from transformer_engine.plugins.tex_interface.registry import register_backend
 
@@ -168,24 +169,24 @@ def library(monkeypatch):
     return lib
 
 
-def test_the_example_is_listed_set_and_run(library):
+def test_the_example_is_listed_selected_and_run(library):
     hygon()
     assert {"name": "hygon", "vendor": "Hygon", "priority": 90, "available": True} in tex.list_backends()
     assert state()[0] == "flaggems"
     tex.set_backend("hygon")
     assert state()[0] == "hygon"
-    torch.testing.assert_close(tex.silu(torch.ones(3), None), F.silu(torch.ones(3)))  # which it lacks
+    torch.testing.assert_close(tex.silu(torch.ones(3), None), F.silu(torch.ones(3)))  # the example has no silu
 
 
-def test_without_its_library_it_is_not_found():
+def test_the_example_is_unavailable_without_its_library():
     hygon()
     assert state()[1]["hygon"] is False
     with pytest.raises(RuntimeError, match=r"^Backend 'hygon' not found\. Available backends: \[.*'torch'\]"):
         tex.set_backend("hygon")
 
 
-def test_the_template_copied_to_a_vendors_file(tmp_path):
-    """Copy, rename, one guarded import, choose; and a second vendor, whose library is missing."""
+def test_a_copy_of_the_template_is_a_new_backend(tmp_path):
+    """Copy, rename, add a guarded import, select it; a second vendor's library is missing."""
     shutil.copytree(SRC, tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
     backends = tmp_path / "src" / "opmux" / "faces" / "tex" / "backends"
     text = (backends / "template.py").read_text()
@@ -223,8 +224,8 @@ def python(code, path=SRC, **variables):
     return done
 
 
-def test_a_class_at_the_prompt_and_the_debug_variable():
-    """Code without a file: `python -c`. With TE_FL_DEBUG=1 each op that runs says so, and no other."""
+def test_a_class_defined_in_a_command_and_the_debug_variable_work():
+    """The code runs with `python -c`. With TE_FL_DEBUG=1 each op logs a line when it first runs."""
     code = """
         import torch
         from transformer_engine_fl_torch import TEXBackendBase, register_backend, set_backend, rmsnorm_fwd
@@ -260,8 +261,8 @@ def test_the_interface_has_every_method_that_the_guide_lists():
             getattr(base, name)()
 
 
-def test_testing_your_backend():
-    """As printed, on the CPU: the norm, and the product of a row-major A and B into D."""
+def test_the_guides_test_program_works():
+    """As printed in the guide, on the CPU: the norm, and the product of a row-major A and B into D."""
     tex.set_backend("torch")
     x = torch.randn(32, 1024, dtype=torch.bfloat16)
     weight = torch.ones(1024, dtype=torch.bfloat16)
@@ -292,7 +293,7 @@ def test_testing_your_backend():
     torch.testing.assert_close(D, A @ B, rtol=1.6e-2, atol=1e-2)
 
 
-# ---- the variables, and what the management functions say under them ------------------------------------------------
+# ---- variables, and what the management functions report ------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -312,7 +313,7 @@ def test_testing_your_backend():
     ],
     ids=lambda value: "+".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, dict) else value,
 )
-def test_what_is_said_is_what_runs(variables, first, library, setenv):
+def test_management_functions_report_what_runs(variables, first, library, setenv):
     hygon()
     setenv(**variables)
     named, available = state()
@@ -327,13 +328,13 @@ def test_what_is_said_is_what_runs(variables, first, library, setenv):
         assert state()[0] == "hygon"
 
 
-def test_a_backend_that_is_not_there_is_an_error_for_all(setenv):
+def test_an_unknown_backend_raises_everywhere(setenv):
     setenv(TE_BACKEND="hygon")
     for ask in (norm, tex.get_backend, lambda: get_default_manager().get_selected_impl_id("rmsnorm_fwd")):
         with pytest.raises(RuntimeError, match=r"^Backend 'hygon' not found\. Available backends: \['flaggems', 'tor"):
             ask()
     assert "hygon" not in {row["name"] for row in tex.list_backends()}
-    tex.set_backend("torch")  # in code, it overrides the variable
+    tex.set_backend("torch")  # a selection in code overrides the variable
     assert state()[0] == "torch"
 
 
@@ -352,8 +353,8 @@ def test_set_backend_overrides_an_order_from_the_environment(library, setenv):
     assert get_default_manager().get_selected_impl_id("opmux::softmax") == "reference.torch"
 
 
-def test_after_a_failure_all_say_what_runs_instead(library):
-    """Its only function fails: skipped for that shape, it is not what comes first until it has worked again."""
+def test_after_a_failure_all_functions_report_the_fallback(library):
+    """After the backend's only function fails, it is skipped for that shape, and not preferred until it works again."""
     hygon()
     tex.set_backend("hygon")
 
@@ -367,14 +368,14 @@ def test_after_a_failure_all_say_what_runs_instead(library):
     with pytest.raises(RuntimeError, match=r"not found.*rmsnorm_fwd failed \(RuntimeError: the chip is off\)"):
         tex.set_backend("hygon")
     library.rmsnorm_fwd = works
-    assert norm(rows=300)[0].eq(9).all()  # another shape is tried, and works
+    assert norm(rows=300)[0].eq(9).all()  # another shape is still tried, and works
     assert tex.get_backend().name == "hygon"
     get_default_manager().clear_quarantine()
     assert state()[0] == "hygon"
 
 
-def test_a_vendor_with_primitives_alone_is_a_backend_too():
-    """TE_BACKEND and set_backend agree on what is one."""
+def test_a_vendor_that_only_has_primitives_is_a_backend():
+    """TE_BACKEND and set_backend accept the same names."""
     made = OpImpl("opmux::silu", "vendor.bolt", BackendImplKind.VENDOR, "bolt", lambda x: x * 0 + 4)
     get_default_manager().registry.register_impl(made)
     try:

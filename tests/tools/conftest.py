@@ -1,4 +1,4 @@
-"""The command line as a user runs it: in a process of its own, or, to be quick, in this one."""
+"""The command line as a user runs it: in a new process, or, because that is faster, in this one."""
 
 import logging
 import os
@@ -18,7 +18,7 @@ SRC = Path(__file__).parents[2] / "src"
 
 @pytest.fixture
 def shell(tmp_path):
-    """Run `python -m opmux ...` in an empty folder; variables are given by keyword."""
+    """Run `python -m opmux ...` in an empty folder; keyword arguments become environment variables."""
 
     def run(
         *words: str, script: str | None = None, bare: bool = False, warm: bool = True, **variables: str
@@ -27,7 +27,7 @@ def shell(tmp_path):
         env = {**os.environ, "PYTHONPATH": path, "PYTHONIOENCODING": "utf-8", **variables}
         start = ["-m", "opmux"] if script is None else ["-c", script]
         command = [sys.executable, *start, *words]
-        if bare:  # without torch
+        if bare:  # block the import of torch
             return subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=120)
         return fresh.run(command, env=env, cwd=tmp_path, timeout=120, warm=warm)
 
@@ -36,7 +36,7 @@ def shell(tmp_path):
 
 @pytest.fixture
 def cli(tmp_path, monkeypatch):
-    """The same in this process, with the policy read anew before and after."""
+    """Run a command in this process; the policy is read again before and after."""
     monkeypatch.chdir(tmp_path)
     level = logging.getLogger("opmux").level
 
@@ -52,7 +52,7 @@ def cli(tmp_path, monkeypatch):
 
 @pytest.fixture
 def register():
-    """Put impls into the default registry for one test."""
+    """Registers impls in the default registry for one test."""
     manager = get_default_manager()
     manager.registry.list_operators()
     added = []

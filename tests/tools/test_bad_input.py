@@ -1,4 +1,4 @@
-"""Bad input of every kind to every command: exit code 2 and one line that says what is wrong, never a traceback."""
+"""Invalid input of every kind to every command: exit code 2 and one line that says what is wrong, never a traceback."""
 
 import json
 import os
@@ -18,7 +18,7 @@ CHIPS = ("", "nvidia:sm_abc", "nvidia:sm_", ":sm_90", "nope:sm_90", "sm_abc", "n
          "nvidia:sm_" + "9" * 5000, "nvidia:sm_٣", "ascend:x")  # fmt: skip
 RUNS = ("notjson", "bytes", "list.json", "object.json", "nested.json", "folder", "missing", LONG)
 
-# A command with a hole, and what does not belong there.
+# (command with ... in one place) -> invalid values for that place.
 TABLE = {
     ("list", ...): ("", "extra", "--nope", "--family", *NAMES[3:6]),
     ("list", "--family", ...): FEW,
@@ -88,24 +88,25 @@ def files(tmp_path):
 
 
 def named(words):
-    """A test's name: long words cut, the rest as Python writes it."""
+    """The test's id: the words by repr, long ones cut."""
     return ascii(" ".join(w if len(w) < 40 else w[:8] + "..." for w in words))
 
 
 @pytest.mark.parametrize("words", CASES, ids=named)
 @pytest.mark.few(70)
-def test_it_is_one_line_and_exit_code_2(cli, files, words):
+def test_invalid_words_give_one_line_and_exit_code_2(cli, files, words):
     done = cli(*words)
     assert isinstance(done.exception, SystemExit), done.exception
     assert done.exit_code == 2 and done.stdout == ""
     said = [line for line in done.stderr.splitlines() if line.strip()]
-    if said[0].startswith(("Usage:", "\u256d")):  # an option that is not there, or not of this type: typer's own box
+    # typer prints its own box for an unknown option or a value of the wrong type
+    if said[0].startswith(("Usage:", "\u256d")):
         assert "Error" in done.stderr
     else:
         assert len(said) == 1 and said[0].startswith("opmux: ") and len(said[0]) < 1500, said
 
 
-def test_a_command_of_each_kind_is_in_the_table():
+def test_the_table_covers_every_command():
     from opmux.tools.cli import app
 
     have = {c.name or c.callback.__name__ for c in app.registered_commands}
@@ -118,7 +119,7 @@ def test_a_command_of_each_kind_is_in_the_table():
 @pytest.mark.parametrize("command", [("list",), ("explain", "silu"), ("bench", "softmax", "--list")])
 @pytest.mark.parametrize(("config", "text"), [(LONG, None), ("deep.toml", "a=" + "[" * 100_000), ("folder", None),
                                               ("bytes", None), ("bad.toml", "prefer = ")])  # fmt: skip
-def test_settings_that_cannot_be_read(cli, files, monkeypatch, command, config, text):
+def test_unreadable_settings_give_one_line_and_exit_code_2(cli, files, monkeypatch, command, config, text):
     if text is not None:
         Path(config).write_text(text, encoding="utf-8")
     monkeypatch.setenv("OPMUX_CONFIG", config)
@@ -126,7 +127,7 @@ def test_settings_that_cannot_be_read(cli, files, monkeypatch, command, config, 
     assert isinstance(done.exception, SystemExit) and done.exit_code == 2, done.exception
     (line,) = done.stderr.splitlines()
     assert line.startswith("opmux: ") and len(line) < 600
-    assert cli("doctor").exit_code == 1  # it looks at the rest, and says what is broken
+    assert cli("doctor").exit_code == 1  # doctor reports the broken setting and checks the rest
 
 
 # ---- streams and encodings ------------------------------------------------------------------------------------------
@@ -134,7 +135,7 @@ def test_settings_that_cannot_be_read(cli, files, monkeypatch, command, config, 
 
 @pytest.mark.skipif(os.name != "posix", reason="by a shell's redirections")
 @pytest.mark.parametrize(("to", "says"), [(">&-", "stdout is closed"), (">/dev/full", "No space left on device")])
-def test_a_stdout_that_takes_nothing(tmp_path, to, says):
+def test_a_stdout_that_cannot_be_written_gives_one_line(tmp_path, to, says):
     if to != ">&-" and not Path("/dev/full").exists():
         pytest.skip("no /dev/full")
     src = Path(__file__).parents[2] / "src"
@@ -165,7 +166,7 @@ print(json.dumps(left))
 
 
 @pytest.mark.slow
-def test_a_locale_without_unicode(shell):
+def test_every_command_works_in_a_locale_without_unicode(shell):
     commands = [["list", "--op", "*norm*"], ["list", "--json"], ["explain", "rms_norm"], ["tune", "--list"], ["doctor"],
                 ["bench", "--list"], ["conform", "--list", "--op", "relu"], ["explain", "☃"]]  # fmt: skip
     script = ASCII.replace("COMMANDS", ascii(commands))

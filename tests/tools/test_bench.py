@@ -1,4 +1,4 @@
-"""`opmux bench`: what it measures, that it measures nothing wrong, and what it leaves behind."""
+"""`opmux bench`: what it measures, that it never times wrong results, and the files that it writes."""
 
 import contextlib
 import json
@@ -22,7 +22,7 @@ from opmux.tools.runner import clock
 from opmux.tools.runner import record as runner_record
 
 CPU = torch.device("cpu")
-CUDA = torch.device("cuda")  # a name: nothing here runs there
+CUDA = torch.device("cuda")  # nothing runs on this device; the tests only need its name
 FIELDS = {
     "op", "key", "family", "variant", "shape", "dtype", "metric", "provider", "impl", "status", "reason", "error", "ms",
     "host_us", "bytes", "flops", "gbs", "tflops", "limit", "share", "peak_bytes", "ratio",
@@ -32,7 +32,7 @@ FACTS = {"chip", "device", "driver", "torch", "triton", "python", "opmux", "comm
 
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch):
-    """A timing is never a test: three calls will do."""
+    """Three calls per measurement: the tests never depend on the times."""
     monkeypatch.setattr(clock, "REPEAT_MS", 0)
     monkeypatch.setattr(clock.host_us, "__defaults__", (2, 2, min))
     monkeypatch.setattr(command, "COPY_MIB", {"cpu": 1})
@@ -49,7 +49,7 @@ def rows_of(op: str, *names: str, shape=(4, 16), dtype=torch.float32) -> dict[st
 
 
 class Page(HTMLParser):
-    """The texts of the table's rows, the tips of the bars, and every address."""
+    """The texts of the table's rows, the tooltips of the bars, and all URLs."""
 
     def __init__(self, text: str):
         super().__init__()
@@ -75,7 +75,7 @@ class Page(HTMLParser):
 # ---- the command ----------------------------------------------------------------------------------------------------
 
 
-def test_quick_from_end_to_end(cli, tmp_path):
+def test_quick_writes_a_table_a_record_and_a_page(cli, tmp_path):
     done = cli("bench", "--preset", "quick", "--device", "cpu", "--json", "run.json", "--html", "run.html")
     assert done.exit_code == 0, done.output
     data = json.loads(Path("run.json").read_text())
@@ -107,7 +107,7 @@ def test_quick_from_end_to_end(cli, tmp_path):
     assert sum(t.startswith("rms_norm 256x1024 float32, ours (reference.torch); ") for t in drawn.tips) == 1
 
 
-def test_a_kept_run_is_shown_and_drawn_again(cli):
+def test_a_saved_run_is_shown_again(cli):
     first = cli("bench", "softmax", "--shape", "4x16", "--device", "cpu", "--json", "a.json", "--html", "a.html")
     again = cli("bench", "--from", "a.json", "--html", "b.html", "--json", "b.json")
     assert (first.exit_code, again.exit_code) == (0, 0)
@@ -116,7 +116,7 @@ def test_a_kept_run_is_shown_and_drawn_again(cli):
     assert again.stdout == first.stdout
 
 
-def test_json_on_stdout_is_alone_there(cli):
+def test_json_on_stdout_contains_nothing_else(cli):
     done = cli("bench", "softmax", "--shape", "4x16", "--device", "cpu", "--json", "-")
     assert [r["op"] for r in json.loads(done.stdout)["rows"]] == ["softmax", "softmax"]
     assert "softmax" in done.stderr
@@ -129,7 +129,7 @@ def test_list_measures_nothing(cli, monkeypatch):
     (line,) = [line.split("  ") for line in done.stdout.splitlines() if line.startswith(" log_softmax ")]
     assert [w.strip() for w in line if w.strip()][1:] == ["softmax", "8x32", "bfloat16, float32", "ours, native"]
     assert "layer_norm_bwd" in done.stdout and "memory-bound" in done.stdout
-    assert "layernorm_fwd" not in done.stdout  # a composition
+    assert "layernorm_fwd" not in done.stdout  # a composite op
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_list_measures_nothing(cli, monkeypatch):
         (("--from", "nothing.json"), "nothing.json cannot be read: No such file"),
     ],
 )
-def test_a_mistake_is_one_line(cli, words, says):
+def test_an_invalid_option_gives_one_line(cli, words, says):
     done = cli("bench", *words)
     assert (done.exit_code, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
@@ -155,17 +155,17 @@ def test_a_mistake_is_one_line(cli, words, says):
 
 
 @pytest.mark.parametrize("text", ["no json", "[1]", '{"rows": []}', '{"schema": 1, "facts": {}}'])
-def test_a_file_that_is_no_run(cli, text):
+def test_a_file_that_is_not_a_record_gives_one_line(cli, text):
     Path("bad.json").write_text(text)
     done = cli("bench", "--from", "bad.json")
     assert done.exit_code == 2
     assert re.match(r"opmux: bad\.json (is not JSON|is not a (complete )?run)", done.stderr)
 
 
-# ---- the gate -------------------------------------------------------------------------------------------------------
+# ---- the correctness check ------------------------------------------------------------------------------------------
 
 
-def test_ours_wrong_is_found_and_not_timed(cli, register):
+def test_a_wrong_result_of_ours_fails_the_run_and_is_not_timed(cli, register):
     off = lambda x, dim: torch.softmax(x, dim) + 1e-3
     register(OpImpl("softmax", "vendor.wrong", BackendImplKind.VENDOR, "wrong", off))
     done = cli("bench", "softmax", "--shape", "4x16", "--device", "cpu", "--json", "run.json")
@@ -178,7 +178,7 @@ def test_ours_wrong_is_found_and_not_timed(cli, register):
     assert "WRONG" in done.stdout
 
 
-def test_another_that_is_wrong_or_fails_is_its_own_affair(cli, monkeypatch):
+def test_a_wrong_result_of_another_provider_does_not_fail_the_run(cli, monkeypatch):
     monkeypatch.setitem(native.NATIVE, "softmax", native.Native(lambda x, dim: torch.softmax(x, dim) * 2))
     done = cli("bench", "softmax", "--shape", "4x16", "--device", "cpu")
     assert done.exit_code == 0 and "WRONG" in done.stdout
@@ -191,7 +191,7 @@ def test_another_that_is_wrong_or_fails_is_its_own_affair(cli, monkeypatch):
     assert (row.status, row.reason, row.ms) == ("failed", "RuntimeError: out of order", None)
 
 
-def test_ours_that_raises_is_an_error(cli, register, monkeypatch):
+def test_an_error_in_ours_fails_the_run(cli, register, monkeypatch):
     def fails(x, dim):
         raise ValueError("not today")
 
@@ -201,7 +201,7 @@ def test_ours_that_raises_is_an_error(cli, register, monkeypatch):
     assert "not today" in done.stdout
 
 
-def test_a_second_launch_is_looked_at(register):
+def test_the_result_of_a_second_call_is_checked_too(register):
     calls = []
 
     def later(x, dim):
@@ -212,7 +212,7 @@ def test_a_second_launch_is_looked_at(register):
     assert rows_of("softmax", "ours")["ours"].status == "wrong"
 
 
-def test_ours_is_named_by_what_ran(register):
+def test_ours_reports_the_implementation_that_ran(register):
     def declines(x, dim):
         raise NotSupported("only on Sundays")
 
@@ -248,14 +248,14 @@ def spec(reference, **fields) -> Spec:
         ([True, False], [True, True], False, "off by up to 1"),
     ],
 )
-def test_compare(got, want, exact, says):
+def test_compare_finds_differences_beyond_the_tolerance(got, want, exact, says):
     made = spec(lambda x: x, tol={torch.float32: Tol(1e-5, 1e-6)})
     found = contextlib.nullcontext() if says is None else pytest.raises(Wrong, match=says)
     with found:
         assert measure.compare("y", torch.tensor(got), torch.tensor(want), made, exact=exact) < 1e-3
 
 
-def test_dtypes_are_held_to_the_reference_for_impls_alone():
+def test_only_our_impls_must_return_the_references_dtype():
     made = spec(lambda x: x)
     half, full = torch.ones(3, dtype=torch.bfloat16), torch.ones(3)
     assert measure.compare("y", half, full, made, exact=False) == 0
@@ -263,7 +263,7 @@ def test_dtypes_are_held_to_the_reference_for_impls_alone():
         measure.compare("y", half, full, made, exact=True)
 
 
-def test_the_gate_knows_what_an_op_writes():
+def test_the_check_compares_written_arguments_too():
     def fill(x, value):
         return x.fill_(value).sum()
 
@@ -279,7 +279,7 @@ def test_the_gate_knows_what_an_op_writes():
         truth.check(build(lambda x, value: (x, x)), ["total"], exact=True)
 
 
-def test_the_gate_takes_few_rows_where_memory_is_short(monkeypatch):
+def test_the_check_uses_few_rows_if_memory_is_short(monkeypatch):
     monkeypatch.setattr(measure, "free_bytes", lambda device: 12 * 4 * 16 * 100)
     seen = []
     monkeypatch.setattr(Truth, "of", classmethod(lambda cls, spec, sample: seen.append(sample.args[0].shape)))
@@ -290,7 +290,7 @@ def test_the_gate_takes_few_rows_where_memory_is_short(monkeypatch):
     assert seen == [(99, 16), (engine.FEW, 16)]
 
 
-def test_what_the_reference_refuses_is_skipped(cli):
+def test_a_dtype_that_the_reference_rejects_is_skipped(cli):
     done = cli("bench", "softmax", "--shape", "4x16", "--device", "cpu", "--dtype", "int32", "--json", "run.json")
     assert done.exit_code == 0
     assert {r["status"] for r in json.loads(Path("run.json").read_text())["rows"]} == {"skipped"}
@@ -305,25 +305,25 @@ BACKWARDS = (
 
 
 @pytest.mark.parametrize("op", BACKWARDS)
-def test_torchs_own_backward_is_the_op(op):
-    """In float64, where one rounding more does not show."""
+def test_the_native_backward_computes_the_op(op):
+    """In float64, where an additional rounding is negligible."""
     row = rows_of(op, "native", dtype=torch.float64)["native"]
     assert (row.status, row.reason) == ("ok", None)
     assert row.error < 1e-12
 
 
 @pytest.mark.parametrize("op", ["rms_norm", "add_rms_norm", "layer_norm", "softmax", "gelu", "silu_mul", "srelu"])
-def test_torchs_own_forward_is_the_op(op):
+def test_the_native_forward_computes_the_op(op):
     assert rows_of(op, "native", dtype=torch.float64)["native"].error < 1e-12
 
 
-def test_an_op_without_a_native_call_is_held_against_its_reference(monkeypatch):
+def test_an_op_without_a_native_call_is_compared_with_its_reference(monkeypatch):
     monkeypatch.delitem(native.NATIVE, "softmax_bwd")
     monkeypatch.delitem(native.NATIVE, "softmax")
     assert set(rows_of("softmax_bwd", "ours", "native")) == {"ours", "reference"}
 
 
-def test_compile_gets_the_native_call(monkeypatch):
+def test_compile_uses_the_native_call(monkeypatch):
     compiled = []
 
     def fake(fn, dynamic):
@@ -333,18 +333,18 @@ def test_compile_gets_the_native_call(monkeypatch):
     monkeypatch.setattr(torch, "compile", fake)
     for op in ("softmax", "rms_norm_bwd"):
         assert rows_of(op, "compile")["compile"].status == "ok"
-    assert compiled == [False, False]  # once an op, for each shape anew
+    assert compiled == [False, False]  # one compilation per op, not dynamic, so each shape is compiled anew
 
 
 @pytest.mark.slow
-def test_compiled_backwards_run_again():
+def test_compiled_backwards_can_run_repeatedly():
     for op in ("rms_norm", "rms_norm_bwd", "softmax_bwd"):
         assert rows_of(op, "compile")["compile"].status == "ok"
 
 
 @pytest.fixture
 def packages(monkeypatch):
-    """Liger and FlagGems as this test has them."""
+    """Stubs of Liger and FlagGems."""
     calls = []
 
     @contextlib.contextmanager
@@ -369,22 +369,22 @@ def packages(monkeypatch):
     providers.load.cache_clear()
 
 
-def test_other_libraries(packages):
+def test_other_libraries_are_measured(packages):
     for op in ("silu_mul", "silu_mul_bwd"):
         rows = rows_of(op, "native", "liger", "flaggems")
         assert {p: r.status for p, r in rows.items()} == {"native": "ok", "liger": "ok", "flaggems": "ok"}
     assert set(packages) == {"gems", "liger"}
-    assert set(rows_of("softmax", "liger", "flaggems")) == {"flaggems"}  # what Liger does not have is not listed
+    assert set(rows_of("softmax", "liger", "flaggems")) == {"flaggems"}  # Liger has no softmax, so it is not listed
 
 
-def test_libraries_that_are_not_there_are_one_line(cli):
+def test_a_missing_library_gives_one_line(cli):
     done = cli("bench", "softmax", "--shape", "4x16", "--device", "cpu", "--providers", "ours,liger")
     assert done.exit_code == 0
     (line,) = [line for line in done.stdout.splitlines() if "liger" in line]
     assert line.startswith("note: liger is skipped: ModuleNotFoundError")
 
 
-def test_arguments_are_those_a_user_writes():
+def test_arguments_equal_to_defaults_are_left_out():
     norm = specs.find("rms_norm")
     x, w = torch.ones(2, 3), torch.ones(3)
     assert native.shortened(norm, Sample((x, w, 1e-6, 0.0))).args == (x, w)
@@ -395,7 +395,7 @@ def test_arguments_are_those_a_user_writes():
 # ---- cases, clocks and limits ---------------------------------------------------------------------------------------
 
 
-def test_memory_bound_is_made_of_large_tensors(monkeypatch):
+def test_the_memory_bound_preset_uses_large_tensors(monkeypatch):
     line = cases.Line("rms_norm no_such_op silu_mul", (2048, 131072))
     preset = cases.Preset("p", "", (line,), ("bfloat16",))
     monkeypatch.setitem(cases.PRESETS, "p", preset)
@@ -412,14 +412,16 @@ def test_memory_bound_is_made_of_large_tensors(monkeypatch):
 
 
 @pytest.mark.parametrize("name", cases.PRESETS)
-def test_the_presets_have_cases(name):
+def test_every_preset_has_cases(name):
     made = cases.plan([], name, [], [], 1, "cuda")
     assert len(made.cases) > 4
     assert all(c.host == (name == "host") for c in made.cases)
 
 
-def test_ops_that_cannot_be_had_in_a_shape_are_passed_over():
-    """Samples that have no `at`, those whose `at` needs more than a shape, and none; a dtype is the row's affair."""
+def test_ops_without_samples_of_a_given_shape_are_skipped_with_a_note():
+    """Ops without samples, and ops whose samples have fixed shapes or need more than a shape; an unsupported dtype is
+    not skipped here.
+    """
     words = ["tex::multi_tensor_scale", "tex::fused_multi_row_padding", "aten::rand", "opmux::rms_norm"]
     made = cases.plan(words, None, [(4, 64)], [torch.float32, torch.int8], 1, "cpu")
     assert [(c.spec.key, c.dtype) for c in made.cases] == [
@@ -435,7 +437,7 @@ def test_ops_that_cannot_be_had_in_a_shape_are_passed_over():
         alone.sample(CPU)
 
 
-def test_host_time_is_what_counts_in_the_host_preset(cli):
+def test_the_host_preset_measures_host_time(cli):
     done = cli(
         "bench", "softmax", "gelu", "--preset", "host", "--device", "cpu", "--json", "a.json", "--html", "a.html"
     )
@@ -452,13 +454,13 @@ def test_a_variant_changes_the_arguments():
     assert str(case) == "add_rms_norm (scalar) 2x8 float32"
 
 
-def test_samples_on_a_cpu_are_those_of_the_tests():
+def test_samples_on_a_cpu_equal_those_of_the_tests():
     case = cases.BenchCase(specs.find("rms_norm"), (256, 512), torch.float32)
     expected = case.spec.samples.at((256, 512), torch.float32, "cpu", **cases.ALONG)
     torch.testing.assert_close(case.sample(CPU).args[0], expected.args[0], rtol=0, atol=0)
 
 
-def test_a_device_is_timed_by_tritons_clock(monkeypatch):
+def test_a_gpu_is_timed_by_tritons_do_bench(monkeypatch):
     testing = pytest.importorskip("triton.testing")
     seen = {}
     monkeypatch.setattr(testing, "do_bench", lambda fn, **how: seen.update(how) or 0.25)
@@ -466,7 +468,7 @@ def test_a_device_is_timed_by_tritons_clock(monkeypatch):
     assert (seen["warmup"], seen["return_mode"]) == (10, "median")
 
 
-def test_memory_of_a_call(monkeypatch):
+def test_peak_memory_excludes_memory_allocated_before(monkeypatch):
     monkeypatch.setattr(measure, "wait", lambda device: None)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 100)
@@ -474,7 +476,7 @@ def test_memory_of_a_call(monkeypatch):
     assert measure.peak_bytes(lambda: None, CUDA) == 250
 
 
-def test_the_nearer_limit_counts():
+def test_the_bound_is_the_slower_of_copy_and_matmul():
     limits = Limits(CPU, 1000.0, {"bfloat16": 100.0})
     assert limits.least_ms(10**9, None, torch.bfloat16) == (1.0, "copy")
     assert limits.least_ms(10**9, 10**10, torch.bfloat16) == (1.0, "copy")
@@ -500,7 +502,7 @@ def run_of(*found: list[BenchRow]) -> record.BenchRecord:
     )
 
 
-def test_headline_and_ranks():
+def test_headline_and_ratios_compare_ours_with_the_best_other():
     made = run_of(
         [row("ours", 1.0), row("native", 2.0), row("compile", 1.01)],
         [row("ours", 1.0, shape=[4, 2048]), row("native", 0.99, shape=[4, 2048])],
@@ -514,7 +516,7 @@ def test_headline_and_ranks():
     assert made.ours_is_broken()
 
 
-def test_the_page_draws_every_row_and_escapes():
+def test_the_page_draws_every_row_and_escapes_text():
     bad = row("ours", None, status="wrong", reason='off by "<b>"')
     made = run_of([bad, row("native", 2.0)], [row("ours", 0.1, shape=[4, 2048]), row("native", 0.2, shape=[4, 2048])])
     text = page.page(made)
@@ -528,7 +530,7 @@ def test_the_page_draws_every_row_and_escapes():
     assert [label for label, _ in chart.groups] == ["1K", "2K"]
 
 
-def test_the_commit_without_git(monkeypatch):
+def test_the_commit_is_found_without_git(monkeypatch):
     monkeypatch.setattr(runner_record, "_git", lambda *words: None)
     assert runner_record.commit() is None
     monkeypatch.setenv("OPMUX_COMMIT", "abc123")

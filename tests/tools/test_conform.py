@@ -1,4 +1,6 @@
-"""`opmux conform`: a made-up vendor with one of every mistake, and each is named; arguments, known gaps, the page."""
+"""`opmux conform` on a fake vendor with one example of every mistake: each is reported. Also arguments, known gaps and
+the page.
+"""
 
 from __future__ import annotations
 
@@ -179,7 +181,7 @@ def write_vendor(root: Path, *, entry_point: bool) -> None:
 
 
 def conform(root: Path, *words: str, **variables: str) -> subprocess.CompletedProcess:
-    """`opmux conform ...` in a process of its own, where the vendor can be imported."""
+    """Run `opmux conform ...` in a new process that can import the vendor."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SRC), str(root)]), **variables}
     command = [sys.executable, "-m", "opmux", "conform", *words]
     return fresh.run(command, env=env, cwd=root, timeout=300, warm=True)
@@ -187,7 +189,7 @@ def conform(root: Path, *words: str, **variables: str) -> subprocess.CompletedPr
 
 @pytest.fixture(scope="module")
 def acme(tmp_path_factory):
-    """The run over the vendor's ops, without what needs torch's tracer: (process, data, page)."""
+    """A run over the vendor's ops, without the checks that trace: (process, data, page)."""
     root = tmp_path_factory.mktemp("acme")
     write_vendor(root, entry_point=True)
     ops = "silu relu silu_mul softmax gelu qgelu srelu log_softmax mm bmm addmm native_layer_norm".split()
@@ -206,7 +208,7 @@ def found(acme):
     )
 
 
-# ---- one of every mistake -------------------------------------------------------------------------------------------
+# ---- one example of every mistake -----------------------------------------------------------------------------------
 
 
 def test_the_first_line_says_that_the_device_is_simulated(acme):
@@ -215,28 +217,28 @@ def test_the_first_line_says_that_the_device_is_simulated(acme):
     assert acme[1]["facts"]["how"] == "simulated"
 
 
-def test_what_is_right_passes_every_layout_and_dtype(found):
+def test_a_correct_op_passes_in_every_layout_and_dtype(found):
     right = found("silu", "mutation")
     layouts = len(list(specs.find("silu", ("opmux",)).samples(torch.float32, torch.device("cpu"))))
     assert right["status"] == "pass" and right["tried"] == layouts + 3
     assert found("silu", "gradient")["status"] == "pass" and found("silu", "errors")["status"] == "pass"
 
 
-def test_off_by_one_is_named_with_its_first_difference(acme, found):
+def test_a_wrong_result_is_reported_with_its_first_difference(acme, found):
     wrong = found("relu", "values")
     assert wrong["status"] == "fail" and wrong["dtype"] == "float32" and wrong["sample"] == "37"
     assert "y[0] is 1, expected 0" in wrong["reason"]
-    assert found("relu", "values", "dispatch")["status"] == "fail"  # it is what a user's call comes to
+    assert found("relu", "values", "dispatch")["status"] == "fail"  # a user's call would run this impl
     assert f"FAIL relu by {OWN} and so by dispatch: values float32 [37]" in acme[0].stdout
 
 
-def test_an_argument_that_was_written_is_named(found):
+def test_a_written_argument_is_reported(found):
     wrong = found("silu_mul", "mutation")
     assert wrong["status"] == "fail" and wrong["reason"].startswith("a was written: element 0 of a's memory was ")
     assert found("silu_mul", "values")["status"] == "pass"
 
 
-def test_a_dtype_that_is_refused_is_said_and_no_fail(acme, found):
+def test_an_unsupported_dtype_is_reported_but_does_not_fail(acme, found):
     taken = found("softmax", "values")
     assert taken["status"] == "pass" and taken["failed"] == 0
     refused = {d: r["stage"] for r in taken["refusals"] for d in r["dtypes"]}
@@ -244,30 +246,30 @@ def test_a_dtype_that_is_refused_is_said_and_no_fail(acme, found):
     assert "takes float32; the first tensor is bfloat16" in acme[0].stdout
 
 
-def test_a_wrong_gradient_is_named_though_the_results_are_right(found):
+def test_a_wrong_gradient_is_reported_although_results_are_right(found):
     assert found("gelu", "values")["status"] == "pass"
     wrong = found("gelu", "gradient")
     assert wrong["status"] == "fail" and wrong["reason"].startswith("dx[0] is ")
 
 
-def test_an_impl_that_takes_its_process_down_costs_its_own_line(found):
+def test_an_impl_that_kills_its_process_only_fails_its_own_check(found):
     dead = found("qgelu", "values")
     assert dead["status"] == "fail" and "took its process down (exit code 7)" in dead["reason"]
-    assert found("qgelu", "values", "dispatch")["status"] == "pass"  # one sample, of one dimension
+    assert found("qgelu", "values", "dispatch")["status"] == "pass"  # a single one-dimensional sample
 
 
-def test_bad_arguments_that_are_taken_are_named(found):
+def test_accepted_invalid_arguments_are_reported(found):
     wrong = found("srelu", "errors")
     assert wrong["status"] == "fail" and wrong["sample"] == "x: int32"
     assert wrong["reason"].startswith("returned float32[37] on acm:0; expected BadArgument")
 
 
-def test_what_is_left_out_of_the_package_is_a_fail(found):
+def test_a_name_missing_from_the_package_fails(found):
     wrong = found("(package)", "load", "acme")
     assert wrong["status"] == "fail" and "__all__ has 'not_there', which the module does not" in wrong["reason"]
 
 
-def test_a_row_that_returns_twice_the_product_is_a_fail(acme, found):
+def test_a_row_with_a_wrong_result_fails(acme, found):
     wrong = found("mm", "values")
     assert wrong["status"] == "fail" and wrong["own"] and wrong["sample"] == "mm 0"
     assert "25 of 25 numbers are too far" in wrong["reason"]
@@ -275,24 +277,24 @@ def test_a_row_that_returns_twice_the_product_is_a_fail(acme, found):
     assert f"FAIL mm by {OWN}: values float32 [mm 0]" in acme[0].stdout
 
 
-def test_a_row_that_is_right_passes_and_one_that_declines_is_refused(found):
+def test_a_correct_row_passes_and_a_declining_row_is_refused(found):
     assert found("bmm", "values")["status"] == "pass" and found("bmm", "values")["tried"] > 10
     taken = found("addmm", "values")
     assert taken["status"] == "pass" and [r["reason"] for r in taken["refusals"]] == ["alpha is 1 here"]
 
 
-def test_a_row_that_writes_its_argument_is_a_fail(found):
+def test_a_row_that_writes_its_argument_fails(found):
     wrong = found("addmm", "mutation")
     assert wrong["status"] == "fail" and wrong["reason"].startswith("self was written")
 
 
-def test_a_row_is_tried_with_other_strides(found):
+def test_a_row_is_also_checked_with_other_strides(found):
     wrong = found("native_layer_norm", "values")
     assert wrong["status"] == "fail" and "transposed" in wrong["sample"] and "stride" in wrong["reason"]
     assert wrong["failed"] < wrong["tried"]
 
 
-def test_what_is_not_checked_is_said(acme):
+def test_unchecked_ops_are_listed_with_a_reason(acme):
     said = {u["op"]: u["reason"] for u in acme[1]["unchecked"]}
     assert said == {
         "aten::_nnpack_available": "PyTorch has no samples that call this overload",
@@ -304,15 +306,15 @@ def test_what_is_not_checked_is_said(acme):
     assert "not checked: aten::_nnpack_available" in acme[2]
 
 
-def test_tile_files_are_applied(found):
-    """A rule that raises, a config that the kernel refuses, and a tunable that is not there: each with its file."""
+def test_faults_in_tile_files_are_reported(found):
+    """A rule that raises, a config that the kernel rejects, and an unknown tunable: each is named with its file."""
     why = found("(package)", "load", "acme")["reason"]
     assert re.search(r"heuristics_config_utils\.py: rope\.rows: num_warps: LookupError: no such chip", why)
     assert re.search(r"tune_configs\.yaml: moe\.rows: num_warps = 7\. Allowed: a power of two", why)
     assert re.search(r"tune_configs\.yaml: router\.rowz is no tunable; did you mean 'router\.rows'\?", why)
 
 
-def test_known_gaps(acme, found):
+def test_known_gaps_are_expected_to_fail(acme, found):
     assert found("srelu", "values")["status"] == "expected"
     assert found("srelu", "values")["gap"] == "two dimensions come with the next chip"
     assert found("silu", "values")["status"] == "unexpected"
@@ -320,18 +322,18 @@ def test_known_gaps(acme, found):
     assert "checks pass that xfail.toml expects to fail" in acme[0].stdout
 
 
-def test_coverage(acme):
+def test_coverage_says_where_each_op_runs(acme):
     rows = {(r["space"], r["op"]): r for r in acme[1]["coverage"]}
     mine, unused = rows["opmux", "silu"], rows["opmux", "log_softmax"]
     assert mine["where"] == "own" and mine["impl"] == OWN
     assert unused["where"] == "cpu" and "acme declares it unused" in unused["why"]
     assert any(name.startswith("aten::_log_softmax") for name in unused["on_cpu"])
-    assert rows["aten", "_softmax"]["where"] == "own"  # an overload is computed by the vendor's primitive
+    assert rows["aten", "_softmax"]["where"] == "own"  # the vendor's own op computes this overload
     left = rows["aten", "_log_softmax"]
     assert left["where"] == "cpu" and left["impl"] == "native"
 
 
-def test_the_data_has_its_fields(acme):
+def test_the_json_data_has_all_fields(acme):
     data = acme[1]
     assert data["schema"] == ConformRecord.schema == 1
     assert set(data) == {
@@ -347,27 +349,27 @@ def test_the_data_has_its_fields(acme):
         assert set(row) == set("op key space family where impl why on_cpu".split()) and row["where"] in WHERE
 
 
-def test_the_page_stands_alone(acme):
+def test_the_page_needs_no_other_files(acme):
     html = acme[2]
     assert "<title>opmux conform, acme</title>" in html and "SIMULATED" in html
     assert "y[0] is 1, expected 0" in html and "two dimensions come with the next chip" in html
     assert "http" not in html.replace("http-equiv", "") and "src=" not in html
 
 
-def test_a_failure_is_shown_again_by_its_command(acme, found, tmp_path):
-    """The plugin comes by name here: its name is part of the command."""
+def test_the_printed_command_reproduces_a_failure(acme, found, tmp_path):
+    """The vendor is a plugin here, so the command contains its name."""
     write_vendor(tmp_path, entry_point=False)
     line = found("relu", "values")["reproduce"]
     assert line == "opmux conform --vendor acme --op opmux::relu --dtype float32 --check values --sample 37"
     done = conform(tmp_path, *shlex.split(line)[2:], "--json", "-", OPMUX_PLUGIN_MODULES="acme")
-    data = json.loads(done.stdout)  # nothing else is on stdout
+    data = json.loads(done.stdout)  # stdout contains nothing else
     assert done.returncode == 1 and "FAIL relu by" in done.stderr
     assert [(r["impl"], r["tried"], r["failed"]) for r in data["results"]] == [(OWN, 1, 1), ("dispatch", 1, 1)]
     assert data["results"][0]["reproduce"] == f"OPMUX_PLUGIN_MODULES=acme {line}"
 
 
-def test_tracing_compiling_and_aten(tmp_path):
-    """The checks that need torch's tracer, on an op that has nothing wrong; the vendor has no ops."""
+def test_tracing_compiling_and_aten_checks_pass(tmp_path):
+    """The checks that need torch's tracer, on a correct op; the vendor has no ops."""
     (tmp_path / "plain").mkdir()
     (tmp_path / "plain" / "__init__.py").write_text(PACKAGE.replace("acm", "pln"))
     done = conform(tmp_path, "--vendor", "plne", "--op", "softmax", "--json", "-", OPMUX_PLUGIN_MODULES="plain")
@@ -392,22 +394,22 @@ def test_tracing_compiling_and_aten(tmp_path):
         ("--vendor ascend --dtype float31", "--dtype 'float31' is not allowed here: did you mean float32?"),
     ],
 )
-def test_bad_words(cli, words, says):
+def test_invalid_options_give_exit_code_2(cli, words, says):
     done = cli("conform", *words.split())
     assert done.exit_code == 2 and says in done.output
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
-def test_a_device_type_of_torchs_own_cannot_be_simulated(cli):
+def test_a_device_type_of_torch_cannot_be_simulated(cli):
     done = cli("conform", "--vendor", "nvidia")
     assert done.exit_code == 2
     assert "this machine has no cuda" in done.output and "--device cpu" in done.output
 
 
-def test_functions_on_the_cpu(cli, monkeypatch):
-    """What a vendor exports, called as it stands: no device is made up, and the first line says so."""
+def test_vendor_functions_can_be_checked_on_the_cpu(cli, monkeypatch):
+    """They are called directly on CPU tensors: no device is simulated, and the first line says so."""
     pytest.importorskip("triton")
-    monkeypatch.setattr(command, "cores", lambda: 1)  # this process has computed, and cannot be forked
+    monkeypatch.setattr(command, "cores", lambda: 1)  # this process has used torch's threads and must not fork
     words = "conform --vendor ascend --device cpu --op gelu_tanh_mul --check values --check mutation --sample 5x64*"
     done = cli(*words.split())
     assert done.exit_code == 0, done.output
@@ -415,7 +417,7 @@ def test_functions_on_the_cpu(cli, monkeypatch):
     assert "default.flagos.ascend" in done.output and "nothing failed" in done.output
 
 
-def test_the_list(cli, monkeypatch):
+def test_list_shows_impls_and_checks(cli, monkeypatch):
     pytest.importorskip("triton")
     done = cli("conform", "--vendor", "ascend", "--device", "cpu", "--op", "gelu_tanh_mul", "--list")
     assert done.exit_code == 0 and "2 impls of them" in done.output
@@ -437,7 +439,7 @@ def test_the_list(cli, monkeypatch):
         ("a = 3", "a row is [op.check]"),
     ],
 )
-def test_gaps_that_mean_nothing(tmp_path, text, says):
+def test_invalid_gap_files_raise(tmp_path, text, says):
     (tmp_path / gaps.FILE).write_text(text)
     with pytest.raises(gaps.BadGaps, match="xfail.toml") as raised:
         gaps.read(tmp_path)
@@ -455,17 +457,17 @@ def test_a_gap_covers_its_op_check_and_impl(tmp_path):
     rows = [row("cumsum", status="fail"), row("cumprod"), row("add", "compile", "fail"), row("mul", status="fail")]
     rows += [row("cumsum", "gradient", "fail"), row("cummax", status="refused")]
     gaps.apply(gaps.read(tmp_path), rows)
-    # of what one row covers, the passes of others are no surprise
+    # if a row covers a failure, other checks that it covers may pass
     assert [r.status for r in rows] == ["expected", "pass", "expected", "fail", "fail", "refused"]
     alone = [row("cumsum")]
     gaps.apply(gaps.read(tmp_path), alone)
     assert alone[0].status == "unexpected" and alone[0].gap == "r"
 
 
-# ---- parts ----------------------------------------------------------------------------------------------------------
+# ---- helper functions -----------------------------------------------------------------------------------------------
 
 
-def test_differences_in_words():
+def test_a_difference_is_described_in_one_sentence():
     want = torch.tensor([[1.0, 2.0], [3.0, float("nan")]])
     assert numbers("y", want + 1e-7, want, Tol(1e-6, 0.0)) is None
     got = want.clone()
@@ -479,8 +481,8 @@ def test_differences_in_words():
     assert numbers("y", inf, inf, Tol(0.0, 0.0)) is None and numbers("y", -inf, inf, Tol(9.0, 9.0)) is not None
 
 
-def test_halves_of_a_number_are_compared_as_one():
-    """A weight in two tensors: its last place may differ, though a carry then changes both of them wholly."""
+def test_the_two_halves_of_a_weight_are_compared_as_one_number():
+    """The last bit of the whole weight may differ, although a carry then changes both tensors entirely."""
     from opmux.specs.optim import parted
 
     spec = specs.find("multi_tensor_adam_param_remainder")
@@ -489,7 +491,7 @@ def test_halves_of_a_number_are_compared_as_one():
         p, rest = parted(torch.tensor([weight]))
         return {"tensor_lists[1][0] (written)": p, "tensor_lists[4][0] (written)": rest}
 
-    middle = 1 + 2**-8  # half way between two bfloat16 numbers
+    middle = 1 + 2**-8  # half way between two bfloat16 values
     here, below = written(middle), written(middle - 2**-23)
     assert all((here[name] != below[name]).all() for name in here)
     assert difference(below, here, spec) is None
@@ -497,19 +499,19 @@ def test_halves_of_a_number_are_compared_as_one():
     assert said.startswith("tensor_lists[1][0] (written) and its remainder[0] is 1.004906, expected 1.003906 within")
 
 
-def test_a_sample_is_laid_out_the_same_elsewhere():
+def test_a_sample_keeps_its_layout_on_another_device():
     x = torch.arange(40.0).reshape(5, 8)[:, 1::2]
     y = moved(Sample((x, 3)), torch.device("cpu")).args[0]
     assert y.stride() == x.stride() and y.storage_offset() == 1 and y.data_ptr() != x.data_ptr()
     assert torch.equal(x, y) and y.untyped_storage().nbytes() == x.untyped_storage().nbytes()
 
 
-def test_arguments_are_watched_beyond_their_edges():
+def test_writes_outside_of_an_argument_are_found():
     around = torch.zeros(8)
     x = around[2:4]
     watch = Watch({"x": x, "n": 3})
     assert watch.changed() is None
-    around[6] = 1  # past the view, in the same memory
+    around[6] = 1  # outside of the view, in the same storage
     assert watch.changed() == "x was written: element 4 of x's memory was 0, and is 1"
     again = Watch({"x": x})
     x.add_(0)
@@ -521,20 +523,20 @@ def test_arguments_are_watched_beyond_their_edges():
     assert shared_memory({"x": x}, {"y": x.clone()}) is None
 
 
-def test_dtypes_that_an_op_does_not_have_give_no_samples():
+def test_dtypes_that_an_op_does_not_support_give_no_samples():
     softmax, bits = specs.find("softmax", ("opmux",)), specs.find("bitwise_and", ("aten",))
     assert list(drawn(softmax, torch.int32)) == [] and list(drawn(bits, torch.float32)) == []
     one = next(drawn(bits, torch.int32))
     assert list(one.results) == ["y"] and one.results["y"].dtype is torch.int32
 
 
-def test_results_that_differ_from_call_to_call_are_passed_over():
+def test_ops_with_undefined_results_are_not_compared():
     spec = specs.find("bulk_allocate")
     assert spec.samples is not None and list(spec.samples(torch.float32, torch.device("cpu")))
     assert list(drawn(spec, torch.float32)) == []
 
 
-def test_what_an_op_writes_lies_in_its_argument():
+def test_results_written_to_an_argument_are_compared():
     subject = Subject(specs.find("gemm_add_", ("opmux",)), None, False)
     tallies = {check: Tally(subject, check) for check in ("values", "mutation")}
     forward(subject, next(drawn(subject.spec, torch.float32)), torch.device("cpu"), tallies)
@@ -543,7 +545,7 @@ def test_what_an_op_writes_lies_in_its_argument():
     }  # fmt: skip
 
 
-def test_a_record_without_fails():
+def test_an_empty_record_fails():
     facts = {"vendor": "v", "where": "w", "depth": "full", "date": "d"}
     record = ConformRecord(facts, [row("add"), row("mul", status="refused")])
     record.coverage = [Covered("add", "opmux::add", "opmux", "f", "own", OWN)]

@@ -1,4 +1,4 @@
-"""`opmux build` compiles all C++ now; `opmux doctor` says in which state it is, and how to change that."""
+"""`opmux build` compiles all C++ now; `opmux doctor` says what is compiled, and how to fix what is not."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from opmux.tools import cpp
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
-    """An empty cache, on a machine whose CPU has kernels."""
+    """An empty cache, and a CPU that our C++ kernels support."""
     known = {"cpu": types.SimpleNamespace(module="opmux.backends._cpu")}
     monkeypatch.setattr(cpp, "vendors", types.SimpleNamespace(known=lambda: known))
     monkeypatch.setenv("OPMUX_CACHE_DIR", str(tmp_path / "cache"))
@@ -27,7 +27,7 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def compiler(tmp_path, monkeypatch):
-    """A compiler of our own making: the last lines of a Python program."""
+    """A fake compiler: a Python program with these last lines."""
 
     def write(text):
         path = tmp_path / "compiler"
@@ -45,7 +45,7 @@ FAILS = "sys.exit('gate.cpp:1: error: out of ink')"
 
 
 def states(cli):
-    """Library -> its row in doctor's table."""
+    """Library name -> its row in the doctor's table."""
     rows, found = cli("doctor").stdout.partition("C++")[2].partition("plugins")[0], {}
     for line in rows.splitlines():
         name = line.split()[0] if line.startswith("  ") and line[2:3].strip() else None
@@ -62,7 +62,7 @@ def both(cli):
     return [found["native"], found["cpu_kernels"]]
 
 
-def test_it_compiles_what_is_not_compiled(cli, compiler, cache):
+def test_build_compiles_what_is_missing(cli, compiler, cache):
     compiler(WRITES)
     assert all(s.startswith("not compiled yet: `opmux build` compiles it") for s in both(cli))
     done = cli("build")
@@ -76,7 +76,7 @@ def test_it_compiles_what_is_not_compiled(cli, compiler, cache):
     assert again.stdout.splitlines() == ["native: compiled before", "cpu_kernels: compiled before"]
 
 
-def test_without_a_compiler(cli, monkeypatch, cache):
+def test_build_without_a_compiler_says_what_to_install(cli, monkeypatch, cache):
     monkeypatch.setenv("PATH", str(cache))
     monkeypatch.delenv("CXX", raising=False)
     done = cli("build")
@@ -88,7 +88,7 @@ def test_without_a_compiler(cli, monkeypatch, cache):
         assert state.startswith("no compiler: there is no C++ compiler") and "then run `opmux build`" in state
 
 
-def test_a_compiler_that_fails_is_tried_again_each_time(cli, compiler):
+def test_build_retries_a_failing_compiler_each_time(cli, compiler):
     compiler(FAILS)
     for _ in range(2):
         done = cli("build")
@@ -99,7 +99,7 @@ def test_a_compiler_that_fails_is_tried_again_each_time(cli, compiler):
     assert cli("build").exit_code == 0 and both(cli) == ["compiled", "compiled"]
 
 
-def test_a_cache_that_cannot_be_written(cli, compiler, tmp_path, monkeypatch):
+def test_build_reports_an_unwritable_cache(cli, compiler, tmp_path, monkeypatch):
     compiler(WRITES)
     (tmp_path / "file").touch()
     monkeypatch.setenv("OPMUX_CACHE_DIR", str(tmp_path / "file"))
@@ -108,7 +108,7 @@ def test_a_cache_that_cannot_be_written(cli, compiler, tmp_path, monkeypatch):
     assert all(s.startswith("the cache folder cannot be used: ") for s in both(cli))
 
 
-def test_turned_off_nothing_is_compiled(cli, compiler, monkeypatch, cache):
+def test_build_compiles_nothing_if_cpp_is_disabled(cli, compiler, monkeypatch, cache):
     compiler(WRITES)
     monkeypatch.setenv("OPMUX_CPP", "0")
     done = cli("build")
@@ -117,7 +117,7 @@ def test_turned_off_nothing_is_compiled(cli, compiler, monkeypatch, cache):
     assert all(s.startswith("off: OPMUX_CPP=0; unset it to change that. Without it, ") for s in both(cli))
 
 
-def test_an_untested_torch_turns_the_native_library_off_alone(cli, compiler, monkeypatch):
+def test_an_untested_torch_only_disables_the_native_library(cli, compiler, monkeypatch):
     compiler(WRITES)
     monkeypatch.setitem(launching.TESTED, "torch", ((1, 0), (1, 13)))
     done = cli("build")
@@ -126,7 +126,7 @@ def test_an_untested_torch_turns_the_native_library_off_alone(cli, compiler, mon
     assert native.startswith("off: ") and "tested with torch 1.0 to 1.13" in native and cpu == "compiled"
 
 
-def test_pythons_headers_may_be_missing(cli, compiler, monkeypatch, tmp_path):
+def test_missing_python_headers_are_reported(cli, compiler, monkeypatch, tmp_path):
     compiler(WRITES)
     monkeypatch.setattr(native_library.sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
     done = cli("build")
@@ -135,8 +135,8 @@ def test_pythons_headers_may_be_missing(cli, compiler, monkeypatch, tmp_path):
     assert sysconfig.get_paths() == {"include": str(tmp_path)}
 
 
-def test_the_libraries_are_listed_where_only_torch_is_installed():
-    """`make setup` compiles them while pip installs the rest."""
+def test_the_libraries_are_listed_if_only_torch_is_installed():
+    """`make setup` compiles them while pip installs the other packages."""
     absent = "typer", "rich", "numpy", "triton", "yaml"
     program = f"import sys; sys.modules.update(dict.fromkeys({absent})); from opmux.tools import cpp, simulator"
     program += "; print(*[one.name for one in cpp.libraries()]); simulator.sources()"

@@ -1,4 +1,4 @@
-"""`opmux demo`: the two runs agree, and the verdict can fail."""
+"""`opmux demo`: the two training runs agree, and wrong results are detected."""
 
 import math
 import os
@@ -22,7 +22,7 @@ def row(text: str, start: str) -> list[str]:
     return line.split()
 
 
-def test_the_runs_agree(cli):
+def test_the_two_runs_agree(cli):
     done = cli("demo", "--steps", "3", *CPU)
     assert done.exit_code == 0, done.output
     assert row(done.stdout, "rms_norm")[:3] == ["rms_norm", "reference.torch", "reference"]
@@ -61,7 +61,7 @@ main()
 
 
 def test_a_wrong_gradient_is_found(shell, monkeypatch):
-    """By a factor on one gradient, which Adam forgives: the losses alone would agree."""
+    """One gradient is scaled: Adam compensates for that, so the losses alone would agree."""
     monkeypatch.setenv("OPMUX_DENY_VENDORS", "cpu")
     done = shell(script=WRONG, OPMUX_LOG_LEVEL="INFO")
     assert done.returncode == 1, done.stderr
@@ -77,13 +77,13 @@ def test_a_wrong_forward_is_found(cli, register):
     assert "DISAGREE" in row(done.stdout, "losses, over 2 steps")
 
 
-def test_nan_is_not_agreement(cli, register):
+def test_nan_counts_as_disagreement(cli, register):
     nan = lambda a, b: torch.full_like(a, math.nan)
     register(OpImpl("silu_mul", "vendor.nan", BackendImplKind.VENDOR, "nan", nan))
     assert cli("demo", "--steps", "1", *CPU).exit_code == 1
 
 
-def test_an_impl_that_fails_is_replaced_and_named(cli, register):
+def test_an_impl_that_fails_is_replaced_and_reported(cli, register):
     def fails(a, b):
         raise RuntimeError("out of order")
 
@@ -96,23 +96,23 @@ def test_an_impl_that_fails_is_replaced_and_named(cli, register):
 
 
 @pytest.mark.parametrize("words", [("--dtype", "int8"), ("--device", "tpu")])
-def test_a_bad_option_is_one_line(cli, words):
+def test_an_invalid_option_gives_one_line(cli, words):
     done = cli("demo", *words)
     assert (done.exit_code, done.stdout) == (2, "")
     assert done.stderr.count("\n") == 1
     assert "Allowed: " in done.stderr
 
 
-# ---- the pieces -----------------------------------------------------------------------------------------------------
+# ---- helper functions -----------------------------------------------------------------------------------------------
 
 
-def test_largest():
+def test_largest_treats_nan_as_infinity():
     assert demo.largest([0.0, 3.0, 1.0]) == 3.0
     assert demo.largest([0.0, math.nan, 1.0]) == math.inf
     assert demo.largest([math.inf]) == math.inf
 
 
-def test_gaps_look_at_both():
+def test_gaps_compare_losses_and_gradients():
     assert demo.Gaps(1e-6, 1e-6, 1e-4).agree
     assert not demo.Gaps(1e-3, 0.0, 1e-4).agree
     assert not demo.Gaps(0.0, 1e-3, 1e-4).agree
@@ -133,7 +133,7 @@ def test_training_is_deterministic_and_learns():
     once, again = trained(12), trained(12)
     assert once.losses == again.losses
     assert once.losses[-1] < 0.75 * once.losses[0]
-    assert abs(once.losses[0] - math.log(256)) < 0.5  # it starts by knowing nothing
+    assert abs(once.losses[0] - math.log(256)) < 0.5  # an untrained model predicts all 256 classes equally
 
 
 def test_attention_is_causal():
@@ -152,7 +152,7 @@ def test_attention_is_causal():
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs a pseudo-terminal")
-def test_log_lines_and_the_bar_do_not_mix(tmp_path):
+def test_log_lines_and_the_progress_bar_do_not_mix(tmp_path):
     ours, theirs = os.openpty()
     env = {**os.environ, "PYTHONPATH": str(SRC), "COLUMNS": "160", "TERM": "xterm", "OPMUX_LOG_LEVEL": "INFO"}
     command = [sys.executable, "-m", "opmux", "demo", "--steps", "2", *CPU]
@@ -162,7 +162,7 @@ def test_log_lines_and_the_bar_do_not_mix(tmp_path):
         while True:
             try:
                 seen += (more := os.read(ours, 4096))
-            except OSError:  # how Linux says that the other end is closed
+            except OSError:  # Linux reports the closed end of a terminal in this way
                 break
             if not more:
                 break
@@ -173,4 +173,4 @@ def test_log_lines_and_the_bar_do_not_mix(tmp_path):
     assert "2/2 loss" in text
     (said,) = [line.strip() for line in text.splitlines() if "Op 'silu_mul_bwd' using" in line]
     assert re.fullmatch(r"\[opmux \w+\.py:\d+ INFO\] Op 'silu_mul_bwd' using '[\w.]+' \(kind=\w+, vendor=\w+\)", said)
-    assert "INFO" not in printed  # stdout has the report alone
+    assert "INFO" not in printed  # stdout only has the report

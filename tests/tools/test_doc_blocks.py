@@ -1,8 +1,8 @@
-"""Every code block of README and docs works as it stands.
+"""Every code block of README and docs works as printed.
 
-Python blocks of a page are run in order, in one namespace; those of the vendors' page are files of a package, or
-programs. A block whose first line is `# needs a GPU` or `# needs the network` is compiled only, and counted here. Shell
-lines are parsed by the command that they call; TOML, YAML and JSON are read.
+The Python blocks of a page run in order, in one namespace; those of the vendors' page are files of a package, or
+programs. A block whose first line is `# needs a GPU` or `# needs the network` is only compiled, and NOT_RUN counts it.
+Shell lines are parsed by the command that they call; TOML, YAML and JSON blocks are loaded.
 """
 
 import json
@@ -26,13 +26,13 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 NEEDS = ("# needs a GPU", "# needs the network")
-NOT_RUN: dict[str, int] = {}  # page -> blocks with such a first line
-FILES = {"new-backend"}  # pages whose blocks are files of a vendor's package, or programs of their own
+NOT_RUN: dict[str, int] = {}  # page -> number of blocks that are only compiled
+FILES = {"new-backend"}  # pages whose blocks are files of a vendor's package, or complete programs
 
 
 class Block(NamedTuple):
     page: Path
-    line: int  # of its first line of code
+    line: int  # line number of its first line of code
     language: str
     code: str
 
@@ -42,7 +42,7 @@ class Block(NamedTuple):
 
     @property
     def file(self) -> str:
-        """The file that a block is, if its first line says so: `# ops/tanh.py`."""
+        """The file that the block is, if its first line names one: `# ops/tanh.py`."""
         found = re.match(r"# ([\w/]+\.py)\n", self.code)
         return found[1] if found else ""
 
@@ -65,12 +65,12 @@ def of(*languages: str) -> list[Block]:
     return [b for page in PAGES for b in blocks(page) if b.language in languages]
 
 
-def test_every_block_says_its_language():
+def test_every_block_names_its_language():
     known = {"python", "bash", "toml", "yaml", "json", "text", "diff"}
     assert [b.where for page in PAGES for b in blocks(page) if b.language not in known] == []
 
 
-def test_how_many_blocks_are_not_run():
+def test_the_number_of_blocks_that_are_not_run():
     found: dict[str, int] = {}
     for block in of("python"):
         if block.needs:
@@ -82,8 +82,8 @@ WITH_PYTHON = [p for p in PAGES if any(b.language == "python" for b in blocks(p)
 
 
 @pytest.mark.parametrize("page", WITH_PYTHON, ids=lambda p: p.stem)
-def test_python(page, tmp_path):
-    """In a process of its own, as a reader would start one; an error names the page and its line."""
+def test_python_blocks_run(page, tmp_path):
+    """In a new process, as a reader would run them; an error names the page and its line."""
     made = [b for b in blocks(page) if b.language == "python"]
     for block in made:
         compile(block.code, block.where, "exec")
@@ -107,7 +107,7 @@ def run(codes: list[tuple[str, str]], folder: Path) -> None:
 
 
 def scaffold_with(files: list[Block], folder: Path) -> list[str]:
-    """A vendor's package as `opmux new-backend` makes it, with these files put in; their modules' names."""
+    """A vendor's package created by `opmux new-backend`, plus these files; returns the names of their modules."""
     scaffold.run("acme", "npu", folder, False)
     (package,) = folder.glob("opmux-acme/**/opmux_acme")
     for block in files:
@@ -119,7 +119,7 @@ def scaffold_with(files: list[Block], folder: Path) -> list[str]:
 
 
 def commands() -> list[tuple[str, list[str]]]:
-    """Every line of a shell block, as words, without comments."""
+    """Every line of a shell block, split into words, without comments."""
     found = []
     for block in of("bash"):
         for i, line in enumerate(block.code.replace("\\\n", "  ").splitlines()):
@@ -130,7 +130,7 @@ def commands() -> list[tuple[str, list[str]]]:
 
 
 @pytest.mark.parametrize("words", [pytest.param(words, id=where) for where, words in commands()])
-def test_shell(words, monkeypatch):
+def test_shell_lines_are_valid_commands(words, monkeypatch):
     while words and (words[0] == "export" or re.fullmatch(r"[A-Z_]+=.*", words[0])):
         name, equals, value = words[0].partition("=")
         if equals:
@@ -153,7 +153,7 @@ def test_shell(words, monkeypatch):
 
 
 def parse(words: list[str]) -> None:
-    """Raises if the command or an option does not exist, or an argument is missing."""
+    """Raises if the command or an option does not exist, or if an argument is missing."""
     group = typer.main.get_command(app)
     if words[0].startswith("--"):
         assert words[0] in {name for option in group.params for name in option.opts}
@@ -175,7 +175,7 @@ def check_setting(name: str, value: str, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("block", of("toml", "yaml", "json"), ids=lambda b: b.where)
-def test_files_can_be_read(block, tmp_path, monkeypatch):
+def test_toml_yaml_and_json_blocks_can_be_loaded(block, tmp_path, monkeypatch):
     read = {"toml": tomllib.loads, "yaml": yaml.safe_load, "json": json.loads}
     found = read[block.language](block.code)
     if block.code.startswith("# opmux.toml"):

@@ -1,4 +1,4 @@
-"""The pages that follow from the code are up to date, and the check can tell; the site and `make bench` work."""
+"""The generated pages are up to date, a stale page is detected, and the site and `make bench` work."""
 
 import sys
 from pathlib import Path
@@ -14,12 +14,12 @@ from opmux.machine import vendors
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_pages_are_up_to_date(capsys):
+def test_the_generated_pages_are_up_to_date(capsys):
     assert docs.main(["--check", str(ROOT / "docs")]) == 0, capsys.readouterr().out
 
 
-def test_the_check_sees_a_stale_page(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(docs, "PAGES", {"settings.md": docs.settings_page})  # the others take seconds
+def test_a_stale_page_is_detected(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(docs, "PAGES", {"settings.md": docs.settings_page})  # generating the other pages takes seconds
     assert docs.main([str(tmp_path)]) == 0
     assert docs.main(["--check", str(tmp_path)]) == 0
     (tmp_path / "settings.md").write_text("old")
@@ -28,8 +28,8 @@ def test_the_check_sees_a_stale_page(tmp_path, capsys, monkeypatch):
     assert (tmp_path / "settings.md").read_text() == "old"
 
 
-def test_the_stubs_know_every_op(tmp_path):
-    """What a type checker sees in opmux.ops and opmux.tex is what is there."""
+def test_the_stubs_list_every_op(tmp_path):
+    """The stubs of opmux.ops and opmux.tex have the same names as the modules."""
     import ast
 
     import opmux
@@ -39,7 +39,7 @@ def test_the_stubs_know_every_op(tmp_path):
         module = getattr(opmux, name.removesuffix(".pyi"))
         there = {n for n in dir(module) if not n.startswith("_")}
         assert known <= there, known - there
-        modules = {"tex", "grouped_mlp_experimental"}  # of tex: itself, and a module inside
+        modules = {"tex", "grouped_mlp_experimental"}  # not ops: the module itself, and a module inside of tex
         assert there - known <= modules, there - known - modules
 
 
@@ -61,8 +61,8 @@ build(load_config(sys.argv[1], strict=True, site_dir=sys.argv[2]))
 """
 
 
-def test_the_site_builds_strictly(tmp_path):
-    """Links into the tree outside of docs/ are rewritten, code is highlighted, the home page is there."""
+def test_the_site_builds_in_strict_mode(tmp_path):
+    """Links to files outside of docs/ are rewritten, code is highlighted, and there is a home page."""
     done = fresh.run([sys.executable, "-c", BUILD, str(ROOT / "mkdocs.yml"), str(tmp_path / "site")])
     assert done.returncode == 0, done.stderr
     home = (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
@@ -73,6 +73,6 @@ def test_the_site_builds_strictly(tmp_path):
     assert not any('href="../../src' in p.read_text(encoding="utf-8") for p in pages)
 
 
-def test_make_bench(tmp_path):
+def test_the_dispatch_benchmark_runs(tmp_path):
     done = fresh.run([sys.executable, str(ROOT / "benchmarks" / "dispatch.py"), "--quick"], cwd=tmp_path, timeout=200)
     assert "opmux.ops.x" in done.stdout and "Traceback" not in done.stderr, done.stderr

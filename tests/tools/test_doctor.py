@@ -1,4 +1,4 @@
-"""`opmux doctor`: all settings with their sources, and a sick environment that does not make it fall over."""
+"""`opmux doctor`: all settings with their sources; it also works in a broken environment."""
 
 import importlib.metadata
 import json
@@ -15,7 +15,7 @@ def settings(done) -> dict:
     return {s["name"]: s for s in json.loads(done.stdout)["settings"]}
 
 
-def test_a_healthy_machine(cli):
+def test_a_healthy_machine_has_exit_code_0(cli):
     done = cli("doctor")
     assert done.exit_code == 0
     for knob in knobs.all_knobs():
@@ -26,7 +26,7 @@ def test_a_healthy_machine(cli):
     assert done.stdout.splitlines()[-1] == "nothing is broken"
 
 
-def test_as_json(shell):
+def test_json_output_is_valid(shell):
     done = shell("doctor", "--json", CUDA_HOME="/opt/cuda")
     assert done.returncode == 0, done.stderr
     data = json.loads(done.stdout)
@@ -57,7 +57,7 @@ def test_a_variable_is_shown_with_its_source(cli, monkeypatch, variable, text, n
     assert f"env {variable}" in cli("doctor").stdout
 
 
-def test_the_file_is_a_source(cli, tmp_path):
+def test_a_setting_from_the_file_is_shown_with_its_source(cli, tmp_path):
     (tmp_path / "opmux.toml").write_text('prefer = "reference"\nstrickt = true\n')
     done = cli("doctor", "--json")
     assert done.exit_code == 0
@@ -67,14 +67,14 @@ def test_the_file_is_a_source(cli, tmp_path):
     assert data["strangers"] == ["opmux.toml: strickt is no setting of opmux: did you mean strict?"]
 
 
-def test_the_level_of_the_log_may_be_malformed(cli, monkeypatch):
+def test_a_malformed_log_level_is_reported(cli, monkeypatch):
     monkeypatch.setenv("TEFL_LOG_LEVEL", "LOUD")
     done = cli("doctor")
     assert done.exit_code == 1
     assert "broken: TEFL_LOG_LEVEL='LOUD' cannot be read as a log level" in done.stdout
 
 
-def test_a_malformed_variable_is_shown_and_the_rest_too(cli, monkeypatch):
+def test_a_malformed_variable_is_reported_and_the_rest_is_shown(cli, monkeypatch):
     monkeypatch.setenv("OPMUX_STRICT", "perhaps")
     monkeypatch.setenv("TE_FL_PREFER", "reference")
     done = cli("doctor", "--json")
@@ -95,7 +95,7 @@ def test_a_malformed_variable_is_shown_and_the_rest_too(cli, monkeypatch):
     ("text", "says"),
     [(None, "is not a file"), ("prefer = ", "is not valid TOML"), ('prefer = "best"\n', "cannot be read")],
 )
-def test_a_bad_file_is_said_once(cli, monkeypatch, tmp_path, text, says):
+def test_an_invalid_file_is_reported_once(cli, monkeypatch, tmp_path, text, says):
     monkeypatch.setenv("OPMUX_CONFIG", "mine.toml")
     if text is not None:
         (tmp_path / "mine.toml").write_text(text)
@@ -106,7 +106,7 @@ def test_a_bad_file_is_said_once(cli, monkeypatch, tmp_path, text, says):
     assert cli("doctor").exit_code == 1
 
 
-def test_a_stranger_is_a_remark_and_no_fault(cli, monkeypatch):
+def test_an_unknown_variable_is_a_note_and_no_error(cli, monkeypatch):
     monkeypatch.setenv("TE_FL_PREFFER", "vendor")
     done = cli("doctor")
     assert done.exit_code == 0
@@ -133,7 +133,7 @@ def register(registry):
 """
 
 
-def test_plugins_good_and_broken(shell, tmp_path):
+def test_working_and_broken_plugins_are_listed(shell, tmp_path):
     (tmp_path / "good_ops.py").write_text(GOOD)
     (tmp_path / "broken_ops.py").write_text("import what_is_not_there\n")
     done = shell("doctor", "--json", TE_FL_PLUGIN_MODULES="good_ops,broken_ops")
@@ -147,7 +147,7 @@ def test_plugins_good_and_broken(shell, tmp_path):
     assert {"vendor": "acme", "kind": "vendor", "impls": 1} in data["vendors"]
 
 
-def test_it_says_whether_cpp_is_compiled_and_what_is_lost_without(cli, monkeypatch, tmp_path):
+def test_cpp_state_and_the_cost_of_missing_cpp_are_shown(cli, monkeypatch, tmp_path):
     assert re.search(r"^ +native +compiled *$", cli("doctor").stdout, re.MULTILINE)
     monkeypatch.setenv("OPMUX_CACHE_DIR", str(tmp_path))
     assert "not compiled yet" in cli("doctor").stdout

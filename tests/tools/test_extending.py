@@ -1,4 +1,4 @@
-"""The worked changes of docs/extending.md, applied to a copy of the repository: each works as the page says."""
+"""The examples of docs/extending.md, applied to a copy of the repository: each works as the page says."""
 
 import os
 import re
@@ -21,7 +21,7 @@ def files_of(diff):
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory):
-    """A copy of the repository with all diffs applied."""
+    """A copy of the repository with all diffs of the page applied."""
     copy = tmp_path_factory.mktemp("extended")
     for name in ("src", "tests", "docs", "tools"):
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
@@ -39,19 +39,19 @@ def python(copy, *args, **env):
     return done.stdout + done.stderr
 
 
-def test_a_fused_op_is_a_spec_a_kernel_and_a_test():
+def test_a_fused_op_needs_a_spec_a_kernel_and_a_test():
     assert files_of(FUSED) == ["src/opmux/specs/norm.py", "src/opmux/kernels/norm.py", "tests/ops/test_reference.py"]
 
 
-def test_an_op_of_aten_is_a_row_and_a_function():
+def test_an_aten_op_needs_a_row_and_a_function():
     assert files_of(POINTWISE) == ["src/opmux/specs/pointwise.py", "src/opmux/kernels/pointwise.py"]
 
 
-def test_a_vendors_kernel_is_one_file():
+def test_a_vendors_kernel_needs_one_file():
     assert len(files_of(VENDOR)) == 1
 
 
-def test_a_setting_is_a_line_and_its_use():
+def test_a_setting_needs_a_line_and_its_use():
     assert files_of(SETTING) == ["src/opmux/core/knobs.py", "src/opmux/core/log.py"]
 
 
@@ -79,12 +79,12 @@ print("same gradients")
 """
 
 
-def test_the_fused_op_works_with_its_gradients(copy):
+def test_the_fused_op_works_with_gradients(copy):
     assert "same gradients" in python(copy, "-c", FUSED_PROGRAM, TRITON_INTERPRET="1")
 
 
 @pytest.mark.slow
-def test_the_fused_op_passes_the_tests_that_follow_from_its_spec(copy):
+def test_the_fused_op_passes_the_tests_generated_from_its_spec(copy):
     ran = python(
         copy, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "add_layer_norm or special_ndtri",
         "tests/ops", "tests/kernels", "tests/core",
@@ -112,7 +112,7 @@ print("same values")
 """
 
 
-def test_the_pointwise_op_gives_torch_values(copy):
+def test_the_pointwise_op_matches_torch(copy):
     assert "same values" in python(copy, "-W", "ignore", "-c", POINTWISE_PROGRAM, TRITON_INTERPRET="1")
 
 

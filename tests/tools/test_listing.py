@@ -1,4 +1,4 @@
-"""`opmux`, `opmux list` and `opmux explain`: what they say, and how they fail."""
+"""`opmux`, `opmux list` and `opmux explain`: their output, and their errors."""
 
 import collections
 import io
@@ -30,7 +30,7 @@ def lines(text: str, start: str) -> list[str]:
 # ---- the command itself ---------------------------------------------------------------------------------------------
 
 
-def test_help_and_version_do_without_torch(shell):
+def test_help_and_version_work_without_torch(shell):
     done = shell(script=QUICK, bare=True)
     assert done.stdout.splitlines() == ["0 False ", f"0 False {opmux.__version__}", "0 False "], done.stderr
 
@@ -41,7 +41,7 @@ def test_help_names_every_command(cli):
     assert all(name in done.stdout for name in ("list", "explain", "doctor", "demo"))
 
 
-def test_an_unreadable_variable_is_one_line(cli, monkeypatch):
+def test_an_unreadable_variable_gives_one_line(cli, monkeypatch):
     monkeypatch.setenv("TE_FL_PREFER", "fastest")
     for words in (("list",), ("explain", "rms_norm")):
         done = cli(*words)
@@ -54,11 +54,11 @@ def test_an_unreadable_variable_is_one_line(cli, monkeypatch):
 # ---- list -----------------------------------------------------------------------------------------------------------
 
 
-def test_list_as_json(shell):
+def test_list_writes_json(shell):
     done = shell("list", "--json", OPMUX_LOG_LEVEL="INFO")
     assert done.returncode == 0, done.stderr
-    data = json.loads(done.stdout)  # stdout holds JSON alone ...
-    assert "INFO] Registered impl_ids: [" in done.stderr  # ... and log lines appear all the same
+    data = json.loads(done.stdout)  # stdout only contains JSON ...
+    assert "INFO] Registered impl_ids: [" in done.stderr  # ... and log lines still go to stderr
     ops = {o["key"]: o for o in data["ops"]}
     assert set(ops) == {s.key for s in specs}
     norm = ops["opmux::rms_norm"]
@@ -72,7 +72,7 @@ def test_list_as_json(shell):
     assert data["policy"] == "prefer=flagos"
 
 
-def test_no_line_of_the_log_unless_asked(cli, shell):
+def test_commands_log_nothing_by_default(cli, shell):
     for words in (["list", "--op", "silu"], ["explain", "silu"], ["tune", "--list"], ["doctor"]):
         done = cli(*words)
         assert (done.exit_code, done.stderr) == (0, ""), words
@@ -80,7 +80,7 @@ def test_no_line_of_the_log_unless_asked(cli, shell):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_list_has_a_table_a_family_and_a_line_an_op(cli):
+def test_list_has_one_line_per_op_grouped_by_family(cli):
     done = cli("list", "*")
     assert done.exit_code == 0
     for family in specs.families:
@@ -92,7 +92,7 @@ def test_list_has_a_table_a_family_and_a_line_an_op(cli):
     assert "…" not in done.stdout
 
 
-def test_list_marks_what_runs(cli, monkeypatch, register):
+def test_list_marks_the_implementation_that_runs(cli, monkeypatch, register):
     register(OpImpl("acme_magic", "vendor.acme", BackendImplKind.VENDOR, "acme", lambda x: x))
     register(OpImpl("acme_magic", "reference.torch", BackendImplKind.REFERENCE, None, lambda x: x))
 
@@ -107,7 +107,7 @@ def test_list_marks_what_runs(cli, monkeypatch, register):
     assert re.search(r"\*reference\.torch .*  vendor\.acme \(.*no: policy\)", shown())
 
 
-def test_list_picks_families_and_names(cli):
+def test_list_filters_by_family_and_op(cli):
     done = cli("list", "--family", "norm", "--op", "*_bwd", "--json")
     names = [o["op"] for o in json.loads(done.stdout)["ops"]]
     assert "rms_norm_bwd" in names
@@ -133,7 +133,7 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def terminal(monkeypatch, capfd):
-    """What `show` writes to a terminal of 80 x 24, and what it writes to the pager instead."""
+    """What `show` writes to a terminal of 80 x 24, and what it sends to the pager."""
 
     def of(show, pager="cat"):
         screen = Terminal()
@@ -155,7 +155,7 @@ def test_list_fits_a_screen(terminal):
     assert all(re.search(rf"\b{family}\b", shown) for family in specs.families)
 
 
-def test_tables_keep_names_whole_on_80_columns(terminal):
+def test_tables_do_not_break_names_at_80_columns(terminal):
     for show in (
         lambda: listing.run(["norm", "tex_softmax", "random"], None, None, False),
         lambda: explain.run("rms_norm", "float32", None, None, False, "nvidia:sm_90"),
@@ -171,7 +171,7 @@ def test_tables_keep_names_whole_on_80_columns(terminal):
     assert {knob.name for knob in knobs.all_knobs()} <= set(shown.split())
 
 
-def test_what_is_longer_than_the_terminal_goes_to_a_pager(terminal):
+def test_output_longer_than_the_terminal_goes_to_a_pager(terminal):
     shown, paged = terminal(lambda: listing.run(["pointwise"], None, None, False), "sed s/^/paged:/")
     assert shown == "" and paged.startswith("paged:pointwise: 213 ops")
     shown, paged = terminal(lambda: listing.run(["scan"], None, None, False), "no-such-pager")
@@ -207,7 +207,7 @@ def test_the_shell_completes_commands_ops_and_families(shell):
         (("--op", "rms_nrom"), "opmux: unknown op 'rms_nrom': did you mean 'rms_norm'?"),
     ],
 )
-def test_list_of_what_is_not_there(cli, words, says):
+def test_list_rejects_unknown_names_and_suggests_the_nearest(cli, words, says):
     done = cli("list", *words)
     assert (done.exit_code, done.stdout) == (2, "")
     assert says in done.stderr.splitlines()
@@ -220,13 +220,13 @@ def test_ops_without_a_spec_are_listed(cli, register):
     assert "(no spec): 1 op" in [line.strip() for line in done.stdout.splitlines()]
     (line,) = lines(done.stdout, "acme_magic")
     assert "*magic (vendor acme, from code" in line
-    assert __file__ in line  # a pipe has no right edge: nothing is cut off
+    assert __file__ in line  # output to a pipe is not cut off
 
 
 # ---- explain --------------------------------------------------------------------------------------------------------
 
 
-def test_explain_says_what_dispatch_says(cli):
+def test_explain_reports_what_dispatch_decides(cli):
     done = cli("explain", "rms_norm", "--shape", "3x40", "--dtype", "bf16", "--device", "cpu", "--json")
     assert done.exit_code == 0
     data = json.loads(done.stdout)
@@ -257,7 +257,7 @@ def test_explain_gives_the_reason_of_a_refusal(cli, register):
     assert "runs       vendor.acme" in wider.stdout
 
 
-def test_explain_of_an_op_without_a_spec(cli, register):
+def test_explain_works_for_an_op_without_a_spec(cli, register):
     register(OpImpl("acme_magic", "magic", BackendImplKind.VENDOR, "acme", lambda x: x, devices={"npu"}))
     bare = cli("explain", "acme_magic")
     assert bare.exit_code == 1
@@ -269,13 +269,13 @@ def test_explain_of_an_op_without_a_spec(cli, register):
 
 
 def own_shape(spec) -> tuple[int, ...]:
-    """One that the op surely takes: that of its first sample; any, where samples have no shape to be asked for."""
+    """A shape that the op accepts: its first sample's; any shape, if its samples have fixed shapes."""
     return spec.samples.cases[0].shape if hasattr(spec.samples, "cases") else (4, 8)
 
 
 @pytest.mark.parametrize("spec", [s for s in specs if s.samples is not None], ids=lambda s: s.key)
 @pytest.mark.few(60)
-def test_explain_takes_every_op(cli, spec):
+def test_explain_works_for_every_op(cli, spec):
     done = cli("explain", spec.key, "--shape", "x".join(map(str, own_shape(spec))), "--json")
     assert done.exit_code == 0, done.stderr
     data = json.loads(done.stdout)
@@ -283,8 +283,8 @@ def test_explain_takes_every_op(cli, spec):
     assert (data["note"] is None) == takes_shape(spec.samples, torch.float32)
 
 
-def test_explain_gives_the_first_sample_where_shapes_cannot_be_asked_for(cli):
-    """No `at` at all, and one that needs more than a shape."""
+def test_explain_uses_the_first_sample_if_an_op_has_fixed_shapes(cli):
+    """One op has no `at`, and the `at` of the other needs more than a shape."""
     for name in ("tex::multi_tensor_scale", "tex::fused_multi_row_padding"):
         first = next(iter(specs.find(name).samples(torch.float32, torch.device("cpu"))))
         data = json.loads(cli("explain", name, "--shape", "3x5", "--device", "cpu", "--json").stdout)
@@ -295,14 +295,14 @@ def test_explain_gives_the_first_sample_where_shapes_cannot_be_asked_for(cli):
 
 
 @pytest.mark.parametrize(("name", "shape"), [("opmux::rope_fwd", "7"), ("opmux::mxfp8_uncast", "3x5")])
-def test_explain_refuses_a_shape_that_is_not_the_ops(cli, name, shape):
+def test_explain_rejects_a_shape_that_the_op_does_not_support(cli, name, shape):
     done = cli("explain", name, "--shape", shape)
     assert (done.exit_code, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"opmux: {name}: no arguments with float32 and shape {shape}: ")
 
 
-def test_an_unknown_op_is_one_line(shell):
+def test_an_unknown_op_gives_one_line(shell):
     done = shell("explain", "rms_nrom")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.splitlines()[-1] == "opmux: unknown op 'rms_nrom': did you mean 'rms_norm'?"
@@ -322,7 +322,7 @@ def test_an_unknown_op_is_one_line(shell):
         (("--device", "meta"), "is not on this machine"),
     ],
 )
-def test_a_bad_option_says_what_is_allowed(cli, words, says):
+def test_an_invalid_option_says_what_is_allowed(cli, words, says):
     done = cli("explain", "rms_norm_bwd", *words)
     assert (done.exit_code, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
@@ -357,13 +357,13 @@ print(len(on))
 """
 
 
-def test_explain_knows_torchs_ops_before_enable(shell):
+def test_explain_finds_torchs_ops_before_enable(shell):
     done = shell(script=ATEN)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("unknown op 'add.Tensr'")
 
 
-def test_explain_of_torchs_op_on_the_command_line(cli):
+def test_explain_works_for_torchs_ops_on_the_command_line(cli):
     done = cli("explain", "add.Tensor", "--device", "cpu")
     assert done.exit_code == 0
     assert "runs       native" in done.stdout and "native is torch's own kernel" in done.stdout

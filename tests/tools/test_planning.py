@@ -1,4 +1,4 @@
-"""The planner's answers: what a call would launch on a chip that is not here, from the key that C++ sends."""
+"""The planner: given the key that C++ sends, it answers what the call would launch on a chip that is not present."""
 
 from __future__ import annotations
 
@@ -61,17 +61,17 @@ class Planner:
         self.kernels = {}
 
     def ask(self, name, *words, settings=(0, F32)):
-        """Results, spaces and launches, or None if it refuses."""
+        """Results, workspaces and launches; None if the planner refuses."""
         answer = self.answers(name, *settings, *words)[0]
         return None if answer is None else read(iter(answer))
 
     def workers(self):
-        """The process ids of the workers that run."""
+        """The process ids of the running workers."""
         file = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
         return {int(one) for one in file.read_text().split()}
 
     def answers(self, name, *words, sizes=()):
-        """What follows the key in the answer, or None; the classes; and whether the pattern is refused."""
+        """The part of the answer after the key, or None; the classes; and whether the pattern is refused."""
         return self.received(self.send(name, *words, sizes=sizes), words)
 
     def send(self, name, *words, sizes=()):
@@ -134,10 +134,10 @@ def planner():
     made = Planner()
     yield made
     made.ours.close()
-    assert made.process.wait(30) == 0  # it ends with the process that it is for
+    assert made.process.wait(30) == 0  # the planner ends when its program closes the connection
 
 
-def test_a_pointwise_call(planner):
+def test_a_pointwise_call_is_planned(planner):
     results, spaces, launches = planner.ask("add.Tensor", *tensor(4, 1000, 768), *tensor(4, 1000, 768), INT, 1)
     assert results == [(BF16, [4, 1000, 768], [768000, 768, 1])] and not spaces
     ((kernel, grid, threads, params),) = launches
@@ -153,38 +153,38 @@ def test_one_kernel_serves_all_lengths(planner):
             "add.Tensor", *tensor(4, n, 768), *tensor(4, n, 768), INT, 1
         )
         assert shape == [4, n, 768] and (NUMBER, 0, 4 * n * 768) in params
-    assert len(planner.kernels) <= len(known) + 1  # lengths that are multiples of 16 have a kernel of their own
+    assert len(planner.kernels) <= len(known) + 1  # lengths that are multiples of 16 have their own kernel
 
 
-def test_a_number_in_place_of_a_tensor(planner):
+def test_a_number_in_place_of_a_tensor_is_planned(planner):
     _, _, ((_, _, _, params),) = planner.ask("add.Tensor", *tensor(64, 64), 2 | DOUBLE << 8, real(2.5), INT, 1)
     assert (NUMBER, 0, real(2.5)) in params
 
 
-def test_one_tensor_twice(planner):
+def test_a_tensor_passed_twice_is_planned(planner):
     _, _, ((_, _, _, params),) = planner.ask("add.Tensor", *tensor(8, 8), *tensor(8, 8, same=1), INT, 1)
     assert params[:3] == [(ARGUMENT, 0, 0), (ARGUMENT, 0, 0), (RESULT, 0, 0)]
 
 
-def test_in_place(planner):
+def test_an_in_place_call_is_planned(planner):
     results, _, ((_, _, _, params),) = planner.ask("add_.Tensor", *tensor(64, 64), *tensor(64, 64), INT, 1)
     assert not results and params[:3] == [(ARGUMENT, 0, 0), (ARGUMENT, 1, 0), (ARGUMENT, 0, 0)]
 
 
-def test_several_results_and_optional_tensors(planner):
+def test_several_results_and_optional_tensors_are_planned(planner):
     weights = [1, *tensor(768)]
     results, _, _ = planner.ask("native_layer_norm", *tensor(6, 768), 1, 768, *weights, *weights, real(1e-5))
     assert [(dtype, shape) for dtype, shape, _ in results] == [(BF16, [6, 768]), (F32, [6, 1]), (F32, [6, 1])]
 
 
-def test_a_refused_call_leaves_others_of_its_shape_alone(planner):
-    """Without weights the kernel reads ones that belong to no argument."""
+def test_a_refused_call_does_not_affect_other_calls_of_its_shape(planner):
+    """Without weights, the kernel reads a tensor of ones, which is no argument of the call."""
     weights = [1, *tensor(256)]
     assert planner.ask("native_layer_norm", *tensor(6, 256), 1, 256, 0, 0, real(1e-5)) is None
     assert planner.ask("native_layer_norm", *tensor(6, 256), 1, 256, *weights, *weights, real(1e-5)) is not None
 
 
-def test_lists_dtypes_and_negative_numbers(planner):
+def test_lists_dtypes_and_negative_numbers_are_planned(planner):
     (result,), _, _ = planner.ask("cat", 2, *tensor(4, 10, 64), *tensor(4, 20, 64), 1)
     assert result[1] == [4, 30, 64]
     (result,), _, _ = planner.ask("_softmax", *tensor(4, 100), (1 << 64) - 1, 0)
@@ -195,7 +195,7 @@ def test_lists_dtypes_and_negative_numbers(planner):
     assert result[1] == [4, 10, 768]
 
 
-def test_a_transposed_operand(planner):
+def test_a_transposed_operand_is_planned(planner):
     (result,), _, _ = planner.ask("clone", *tensor(4, 12, 100, 64, strides=[76800, 64, 768, 1]), 1, 0)
     assert result[2] == [76800, 6400, 64, 1]
 
@@ -213,18 +213,18 @@ def test_a_transposed_operand(planner):
     ],
     ids=["not aligned", "two views", "shapes", "too many words", "too few words", "dtype", "nothing"],
 )
-def test_what_cannot_be_launched_is_refused(planner, words):
+def test_calls_that_cannot_be_launched_are_refused(planner, words):
     assert planner.ask("add.Tensor", *words) is None
 
 
 @pytest.mark.parametrize("settings", [(1, F32), (0, DOUBLE)], ids=["deterministic", "default dtype"])
-def test_other_settings_of_torch_are_refused(planner, settings):
+def test_calls_with_other_settings_of_torch_are_refused(planner, settings):
     assert planner.ask("add.Tensor", *tensor(8, 8), *tensor(8, 8), INT, 1, settings=settings) is None
 
 
 @pytest.mark.parametrize("device", [0, 0xFF, 1, 0xFFFF, "cpu"])
-def test_a_result_is_on_the_device_of_the_first_tensor(planner, device):
-    """`x.cpu()` and `x.to("cuda:1")` are copies too."""
+def test_copies_to_another_device_are_refused(planner, device):
+    """Results must be on the first tensor's device; `x.cpu()` and `x.to("cuda:1")` also call `_to_copy`."""
     word = 0xFF if device == "cpu" else 1 << 8 | device & 0xFF
     found = planner.ask("_to_copy", *tensor(4, 64), 1, F32, 0, 1, word, 0, 0, 0)
     assert (found is not None) is (device in (0, 0xFF, 0xFFFF))
@@ -234,20 +234,20 @@ def test_a_device_with_another_chip_is_refused(planner):
     assert planner.ask("add.Tensor", *tensor(8, 8, index=1), *tensor(8, 8, index=1), INT, 1) is None
 
 
-def test_a_refused_call_keeps_no_kernel_from_others(planner):
-    """A kernel that was compiled for it is sent with the next call that launches it."""
+def test_a_kernel_compiled_for_a_refused_call_can_be_used_by_others(planner):
+    """It is sent with the next call that launches it."""
     assert planner.ask("cat", 2, *tensor(4, 11), *tensor(4, 11, strides=[1, 4]), 1, 5) is None
     for _ in range(2):
         _, _, launches = planner.ask("cat", 2, *tensor(4, 11), *tensor(4, 11, strides=[1, 4]), 1)
         assert all(kernel in planner.kernels for kernel, *_ in launches)
 
 
-def test_it_goes_on_after_a_refusal(planner):
+def test_the_planner_continues_after_a_refusal(planner):
     assert planner.ask("add.Tensor") is None
     assert planner.ask("add.Tensor", *tensor(8, 8), *tensor(8, 8), INT, 1) is not None
 
 
-# ---- workers that are killed ----------------------------------------------------------------------------------------
+# ---- killed workers -------------------------------------------------------------------------------------------------
 
 
 def until(condition):
@@ -258,15 +258,15 @@ def until(condition):
 
 
 def unread(ours):
-    """The bytes that the other end has not read."""
+    """The number of bytes that the other end has not read."""
     return struct.unpack("i", fcntl.ioctl(ours, termios.TIOCOUTQ, bytes(4)))[0]
 
 
 @pytest.fixture
 def killed(tmp_path):
-    """A planner of two workers, with files of its own, that a test kills."""
+    """A planner with two workers and its own folder, which a test kills."""
     made = Planner(2, tmp_path)
-    made.ask("add_.Tensor", *tensor(8, 8), *tensor(8, 8), INT, 1)  # it has started
+    made.ask("add_.Tensor", *tensor(8, 8), *tensor(8, 8), INT, 1)  # returns once the planner has started
     yield made
     made.ours.close()
     made.process.kill()
@@ -275,13 +275,13 @@ def killed(tmp_path):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_request_to_a_killed_worker_counts_as_answered(killed):
-    """Else the program would wait for it for ever; another worker takes its place."""
+    """Otherwise the program would wait forever. A new worker replaces the killed one."""
     before = killed.workers()
     assert len(before) == 2
     words = [0, F32, *CALLS["native_layer_norm_backward"](304)]
     head = killed.send("native_layer_norm_backward", *words)
     until(lambda: not unread(killed.ours))
-    time.sleep(0.05)  # a worker has it, and compiles for a second
+    time.sleep(0.05)  # by now a worker has the request, and compiles for a second
     for worker in before:
         os.kill(worker, signal.SIGKILL)
     assert killed.received(head, words) == (None, [], False)
@@ -298,7 +298,7 @@ def test_workers_end_with_a_killed_planner_and_the_next_one_removes_its_files(ki
     workers = killed.workers()
     killed.process.kill()
     until(lambda: not any(Path(f"/proc/{one}").exists() for one in workers))
-    assert killed.ours.recv(1) == b""  # C++ sees the end too
+    assert killed.ours.recv(1) == b""  # the C++ side also sees the closed connection
     for path in (left, new := tmp_path / "opmux-planner-of-another-program"):
         path.mkdir(exist_ok=True)
         os.utime(path, (0, 0))
@@ -307,11 +307,11 @@ def test_workers_end_with_a_killed_planner_and_the_next_one_removes_its_files(ki
     assert not folder.exists()
 
 
-# ---- classes of sizes ----------------------------------------------------------------------------------------------
+# ---- size classes --------------------------------------------------------------------------------------------------
 
 NONE, TANH = (1 << 64) - 1, int.from_bytes(b"tanh", "little")
 W = [1, *tensor(768)]
-# What a model calls on batches of 4 sequences of length n. The size that a class is for comes first.
+# Calls of a model on 4 sequences of length n. The first size in the key is the class's variable size.
 CALLS = {
     "add.Tensor": lambda n: [*tensor(4, n, 768), *tensor(4, n, 768), INT, 1],
     "add_.Tensor": lambda n: [*tensor(4, n, 768), *tensor(768), INT, 1],
@@ -333,13 +333,13 @@ CALLS = {
 
 
 def sizes_of(call):
-    """The positions of a key that differ with the length."""
+    """The positions of the key's words that depend on the length."""
     pairs = zip(call(96), call(160), strict=True)
     return [2 + i for i, (a, b) in enumerate(pairs) if a != b]
 
 
 def evaluated(found, words, n):
-    """The answer of a class to the call with these words, or None."""
+    """The answer that a class gives for these words, or None if it does not cover them."""
     at, low, high, step, count, *rest = found
     formulas, answer = rest[: 6 * count], rest[6 * count :]
     v = words[at - 1]
@@ -357,7 +357,7 @@ def evaluated(found, words, n):
     "n", [301, pytest.param(92, marks=pytest.mark.slow), pytest.param(848, marks=pytest.mark.slow)]
 )
 @pytest.mark.parametrize("name", CALLS)
-def test_a_class_answers_as_the_planner_does(planner, name, n):
+def test_a_class_gives_the_planners_answers(planner, name, n):
     key = lambda n: [0, F32, *CALLS[name](n)]
     step = 2 * (n & -n)
     planner.answers(name, *key(n - step), sizes=sizes_of(CALLS[name]))
@@ -373,8 +373,8 @@ def test_a_class_answers_as_the_planner_does(planner, name, n):
 
 
 @pytest.mark.parametrize("width, v", [(8192, 2801), (6144, 573), (1024, 3721), (768, 1201)])
-def test_sums_that_are_split_into_parts_are_answered_as_planned(planner, width, v):
-    """How many rows a part has is no simple formula: a class must hold none of the sizes where formulas miss it."""
+def test_sums_that_are_split_into_parts_get_the_planners_answers(planner, width, v):
+    """No simple formula gives the rows per part: a class must not contain sizes for which its formulas are wrong."""
     key = lambda v: [0, F32, *tensor(v, width), 1, 0, 0, 0]
     planner.answers("sum.dim_IntList", *key(v - 2), sizes=[3, 5])
     _, classes, _ = planner.answers("sum.dim_IntList", *key(v), sizes=[3, 5])
@@ -385,24 +385,24 @@ def test_sums_that_are_split_into_parts_are_answered_as_planned(planner, width, 
             assert evaluated(found, key(size), size) == exact, size
 
 
-def test_a_size_that_no_class_can_have_is_answered(planner):
-    """An index is a size too; of two negative ones the class would have no end."""
+def test_a_size_for_which_there_is_no_class_is_answered(planner):
+    """An index counts as a size too; two negative ones would give a class without an end."""
     words = lambda index: [0, F32, *tensor(4, 768), 3, 4, 1200, 768, 1, 1, index & (1 << 64) - 1]
     for index in (-3, -1, -5):
         answer, classes, _ = planner.answers("select_backward", *words(index), sizes=[len(words(0)) - 1])
         assert answer is not None and not classes
 
 
-def test_a_class_is_sent_again_to_who_asks_within_it(planner):
-    """C++ keeps a number of classes of an overload, and may have dropped it."""
+def test_a_class_is_sent_again_for_another_request_within_it(planner):
+    """C++ keeps a limited number of classes per overload, and may have evicted it."""
     key = lambda n: [0, F32, *tensor(3, n, 768), *tensor(3, n, 768), INT, 1]
     sizes = [3, 4, 5, 6, 7, 8, 10, 11, 12, 13, 14, 15]
     answers = [planner.answers("add.Tensor", *key(n), sizes=sizes)[1] for n in (301, 303, 305)]
     assert [len(a) for a in answers] == [0, 1, 1] and answers[1][0][:5] == answers[2][0][:5]
 
 
-def test_the_size_is_what_differs_from_the_most_similar_call(planner):
-    """Between the first two calls both the length and the width change, which have nothing to do with each other."""
+def test_a_class_varies_the_size_that_differs_from_the_most_similar_call(planner):
+    """Between the first two calls only the width changes; between the first and the third only the length."""
     key = lambda n, m: [0, F32, *tensor(n, m, dtype=F32), *tensor(n, m, dtype=F32)]
     ask = lambda n, m: planner.answers("mul.Tensor", *key(n, m), sizes=[3, 4, 5, 6, 8, 9, 10, 11])[1]
     assert not ask(301, 768)
@@ -412,8 +412,8 @@ def test_the_size_is_what_differs_from_the_most_similar_call(planner):
     assert evaluated(found, key(401, 768), 401) == exact
 
 
-def test_a_pattern_of_which_nothing_can_be_planned_is_refused(planner):
-    """Layer norms without weights are torch's."""
+def test_a_pattern_whose_calls_are_all_refused_is_refused(planner):
+    """Layer norms without weights are left to torch."""
     ask = lambda n: planner.answers(
         "native_layer_norm", 0, F32, *tensor(n, 256), 1, 256, 0, 0, real(1e-5), sizes=[3, 5, 8]
     )

@@ -1,4 +1,4 @@
-"""Processes over a list of tasks: one that dies or hangs loses its current task alone."""
+"""Processes that work on a list of tasks: one that dies or hangs only loses its current task."""
 
 import os
 import sys
@@ -14,14 +14,14 @@ SRC = Path(__file__).parents[2] / "src"
 
 
 def run(tmp_path, code):
-    """In a process of its own: this one has threads."""
+    """Run code in a new process, because this one has threads."""
     script = tmp_path / "script.py"
     script.write_text(code)
     return fresh.run([sys.executable, script], env={**os.environ, "PYTHONPATH": str(SRC)}, timeout=120)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_workers_outlive_a_crash(tmp_path):
+def test_the_pool_survives_a_crashed_worker(tmp_path):
     start = time.monotonic()
     done = run(tmp_path, """
 import os, time
@@ -38,7 +38,7 @@ print([getattr(made[i], 'why', made[i]) for i in range(5)])
 
 
 def test_fresh_processes_are_replaced_too(tmp_path):
-    """After a crash, after too long a task, and after an outcome that ends a process."""
+    """After a crash, a timeout, and a task that ends its process."""
     done = run(tmp_path, """
 import contextlib, os, time
 from functools import partial
@@ -57,11 +57,11 @@ if __name__ == "__main__":
     assert done.stdout == words, done.stderr
 
 
-def test_one_worker_is_this_process():
+def test_one_worker_runs_in_this_process():
     here = Workers([os.getpid, lambda: 1 / 0], 1)
     (_, pid), (_, lost) = here.results(lambda at: None)
     assert pid == os.getpid() and lost.why.startswith("raised ZeroDivisionError: division by zero (")
 
 
-def test_no_task_starts_when_the_time_is_up():
+def test_no_task_starts_after_the_time_limit():
     assert list(Workers([os.getpid], 1, time.monotonic()).results()) == []

@@ -1,4 +1,4 @@
-"""`opmux conform --real`: the table of real shapes, the yardstick, and wrong kernels that it must find."""
+"""`opmux conform --real`: the table of real shapes, the error limit, and wrong kernels that it must find."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def op_named(name):
 # ---- the table ------------------------------------------------------------------------------------------------------
 
 
-def test_every_row_names_something_that_exists():
+def test_every_row_names_existing_ops():
     found = shapes.read()
     assert {c.op for c in found.calls} <= set(table())
     list(get_default_manager().registry.list_operators())
@@ -44,7 +44,7 @@ def test_every_row_names_something_that_exists():
         assert said in models and said in found.models, said
 
 
-def test_every_op_with_a_triton_kernel_has_a_row_of_a_model():
+def test_every_op_with_a_triton_kernel_has_a_shape_of_a_model():
     pytest.importorskip("triton")
     registry = get_default_manager().registry
     registry.list_operators()
@@ -63,7 +63,7 @@ def test_every_family_has_odd_sizes_and_strides():
         assert any(n % 16 for r in mine for n in r.shape if n > 16), family
 
 
-def test_calls_survive_being_written_as_text(tmp_path):
+def test_calls_can_be_written_to_text_and_read_back(tmp_path):
     x = torch.empty(4, 6, 8, dtype=bf16, device="meta")
     text = shapes.text_of((x, x.transpose(1, 2), x.float(), [8], torch.bfloat16, None), {"approximate": "tanh"}, bf16)
     file = tmp_path / "table.json"
@@ -75,8 +75,8 @@ def test_calls_survive_being_written_as_text(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["native_batch_norm", "native_group_norm", "_softmax", "add.Tensor", "mul.Tensor"])
-def test_a_call_with_fewer_samples_is_still_a_call(name):
-    """Inner sizes stay, and torch takes what is left."""
+def test_a_call_with_fewer_samples_is_still_valid(name):
+    """Inner sizes stay the same, and torch accepts the smaller arguments."""
     for row in [c for c in shapes.read().calls if c.op == name][:6]:
         small = calls.scaled(row, 1 << 14)
         if small is None:
@@ -88,7 +88,7 @@ def test_a_call_with_fewer_samples_is_still_a_call(name):
         assert calls.results(calls.Shape(name), *arguments.fresh())
 
 
-# ---- the yardstick --------------------------------------------------------------------------------------------------
+# ---- the error limit ------------------------------------------------------------------------------------------------
 
 
 def far(got, truth, theirs=None, terms=1.0):
@@ -96,26 +96,26 @@ def far(got, truth, theirs=None, terms=1.0):
 
 
 @pytest.mark.parametrize("dtype", [f32, bf16, torch.float16, f64])
-def test_one_rounding_is_allowed_and_two_per_cent_are_not(dtype):
+def test_one_rounding_is_allowed_and_an_error_of_2_percent_is_not(dtype):
     truth = torch.randn(50, 100, dtype=f64)
     got = truth.to(dtype, copy=True)
     assert far(got, truth) is None
     got[7, 30] *= 1.02
-    if dtype is bf16:  # 2 % of the scale of the whole is two of its roundings
+    if dtype is bf16:  # 2 % of the tensor's scale is only two bfloat16 roundings
         got[7, 30] *= 1.1
     assert "y[7, 30] is" in far(got, truth) and "1 of 5000 numbers are too far" in far(got, truth)
 
 
-def test_twice_what_torch_is_off_is_allowed():
+def test_twice_torchs_own_error_is_allowed():
     truth = torch.ones(100, dtype=f64)
     theirs = (truth + 1e-3).float()
     assert far((truth + 1.9e-3).float(), truth, theirs) is None
     assert far((truth + 2.3e-3).float(), truth, theirs) is not None
 
 
-def test_infinities_and_nan():
+def test_infinities_and_nan_must_match():
     truth = torch.tensor([1.0, float("inf"), float("nan"), 1e6, 0.0], dtype=f64)
-    good = truth.to(torch.float16)  # 1e6 is infinite there
+    good = truth.to(torch.float16)  # 1e6 overflows to infinity in float16
     assert far(good, truth) is None
     for i, wrong in enumerate((float("nan"), 1.0, 1.0, 3.0, float("nan"))):
         bad = good.clone()
@@ -127,7 +127,7 @@ def test_infinities_and_nan():
 # ---- wrong kernels --------------------------------------------------------------------------------------------------
 
 
-def test_new_memory_holds_nan():
+def test_new_memory_contains_nan():
     with poisoned():
         assert torch.empty(100).isnan().all() and torch.empty(3, dtype=torch.int32).eq(2**31 - 1).all()
     assert not torch.are_deterministic_algorithms_enabled()
@@ -171,14 +171,14 @@ def test_a_wrong_kernel_is_found(name, register, monkeypatch):
     assert re.search(says, outcome.reason), outcome.reason
 
 
-def test_a_wrong_gradient_is_found_though_results_are_right(register, monkeypatch):
+def test_a_wrong_gradient_is_found_although_results_are_right(register, monkeypatch):
     right = plant(register, monkeypatch, "silu", torch.nn.functional.silu)
     register(planted("silu_bwd", lambda dy, x: dy * 0.9))
     outcome = run(right, f32)
     assert outcome.status == "fail" and outcome.reason.startswith("gradient: dx["), outcome
 
 
-def test_a_right_kernel_passes(register, monkeypatch):
+def test_a_correct_kernel_passes(register, monkeypatch):
     outcome = run(plant(register, monkeypatch, "silu", torch.nn.functional.silu), bf16)
     assert outcome.status == "pass" and outcome.impl == "default.planted", outcome
 
@@ -188,7 +188,7 @@ def planted(op, fn):
 
 
 def plant(register, monkeypatch, op, fn):
-    """Have a function as the only kernel of an op."""
+    """Register a function as the only kernel of an op."""
     register(planted(op, fn))
     spec = op_named(op)
     mine = [i for i in get_default_manager().registry.impls(spec.key) if i.impl_id == "default.planted"]
@@ -202,7 +202,7 @@ def run(spec, dtype):
     return real.RealCase(spec.name, "31x4098", dtype, ("attacked",), check).run(CPU)
 
 
-def test_a_wrong_kernel_under_aten_is_found(monkeypatch):
+def test_a_wrong_kernel_of_an_aten_overload_is_found(monkeypatch):
     call = next(c for c in shapes.read().calls if c.op == "_softmax" and calls.scaled(c, real.most(CPU)))
     native = lambda arguments: calls.results(calls.Shape(arguments.call.op), *arguments.fresh())
     case = real.RealCase("aten::_softmax", str(call), f32, call.models, lambda d: real.check_call(call, f32, d))
@@ -222,7 +222,7 @@ def test_a_wrong_kernel_under_aten_is_found(monkeypatch):
 # ---- the command ----------------------------------------------------------------------------------------------------
 
 
-def test_cases_take_turns_so_that_no_op_waits_for_another(monkeypatch):
+def test_cases_of_all_ops_are_interleaved(monkeypatch):
     monkeypatch.setattr(real, "our_impls", lambda spec, device: [spec])
     found = real.cases(real.Wanted([op_named(n) for n in ("rms_norm", "softmax", "silu")], {}), CPU)
     assert {c.op for c in found[:3]} == {"rms_norm", "softmax", "silu"}
@@ -231,13 +231,13 @@ def test_cases_take_turns_so_that_no_op_waits_for_another(monkeypatch):
     assert {m for c in real.cases(only, CPU) for m in c.models} == {"gemma-2-9b", "gemma-3-4b"}
 
 
-def test_the_command(cli, tmp_path, register, monkeypatch):
+def test_the_command_checks_ops_and_writes_a_record(cli, tmp_path, register, monkeypatch):
     plant(register, monkeypatch, "rms_norm", op_named("rms_norm").reference)
     ran = cli("conform", "--real", "--device", "cpu", "--op", "rms_norm", "--dtype", "bf16", "--model", "qwen*",
               "--seconds", "60", "--json", "run.json")  # fmt: skip
     assert ran.exit_code == 0, ran.output
     data = json.loads((tmp_path / "run.json").read_text())
-    ops = {o["op"] for o in data["outcomes"]}  # ATen's too, where no earlier test has asked what may be overridden
+    ops = {o["op"] for o in data["outcomes"]}  # includes ATen overloads, unless an earlier test has built their table
     assert "rms_norm" in ops and ops <= {"rms_norm", "aten::_fused_rms_norm"} and data["left"] == 0
     assert {o["status"] for o in data["outcomes"]} == {"pass"} and data["facts"]["device"] == "cpu"
 
@@ -251,22 +251,22 @@ def test_the_command(cli, tmp_path, register, monkeypatch):
         (["--real", "--seconds", "0"], "--seconds"),
     ],
 )
-def test_bad_words(cli, words, says):
+def test_invalid_options_give_exit_code_2(cli, words, says):
     ran = cli("conform", "--device", "cpu", *words)
     assert ran.exit_code == 2 and says in ran.output + str(ran.exception)
 
 
-def test_a_failure_is_exit_code_one(cli, register, monkeypatch):
+def test_a_failure_gives_exit_code_1(cli, register, monkeypatch):
     plant(register, monkeypatch, "silu", wrong_by_one)
     ran = cli("conform", "--real", "--device", "cpu", "--op", "silu", "--dtype", "fp32", "--model", "gpt2")
     assert ran.exit_code == 1 and "what is wrong" in ran.output and "opmux conform --real --op silu" in ran.output
 
 
-def test_float8_may_be_rounded_to_either_side_rarely_and_by_one_step():
+def test_float8_may_rarely_be_rounded_to_the_other_side():
     fp8 = torch.float8_e4m3fn
     want = torch.linspace(-400, 400, 40_000).to(fp8).view(torch.uint8)
     got = want.clone()
-    got[7] += 1  # the next number
+    got[7] += 1  # the next float8 value
     assert yardstick.fp8_differs("y", got, want, fp8) is None
     got[7] += 1
     assert "1 of them by more than a step of float8_e4m3fn" in yardstick.fp8_differs("y", got, want, fp8)
@@ -274,10 +274,10 @@ def test_float8_may_be_rounded_to_either_side_rarely_and_by_one_step():
     got[: 40_000 // 100] += 1
     assert "400 of 40000 numbers differ, 0 of them" in yardstick.fp8_differs("y", got, want, fp8)
     zeros = torch.zeros(4, dtype=torch.uint8)
-    assert yardstick.fp8_differs("y", zeros + 128, zeros, fp8) is None  # -0 and 0
+    assert yardstick.fp8_differs("y", zeros + 128, zeros, fp8) is None  # -0 equals 0
 
 
-def test_beyond_the_end_of_a_dtype_infinity_is_right_and_before_it_is_not():
+def test_infinity_is_only_right_beyond_the_range_of_the_dtype():
     truth = torch.tensor([65519.0, 1.0], dtype=f64)
     inf = torch.tensor([torch.inf, 1.0], dtype=torch.float16)
     assert yardstick.far_off("y", inf, None, truth, 1.0, 1.0) is None

@@ -1,4 +1,4 @@
-"""`opmux run`: a program's own errors and exit codes are what `python` makes of them."""
+"""`opmux run`: a program's errors and exit codes are the same as with `python`."""
 
 import os
 import re
@@ -47,23 +47,23 @@ ENDS = {
 
 
 @pytest.mark.parametrize("code", ENDS)
-def test_a_program_ends_as_in_python(script, capfd, code, monkeypatch):
+def test_a_program_ends_as_with_python(script, capfd, code, monkeypatch):
     script("raise ValueError('of the other')", "other.py")
-    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)  # torch.distributed leaves one that names the rank
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)  # torch.distributed leaves a hook that prints the rank
     status = run(script(code))
     got = capfd.readouterr()
     plain = subprocess.run(
         [sys.executable, "program.py"], capture_output=True, encoding="utf-8", env=os.environ | {"PYTHONPATH": str(SRC)}
     )
-    wanted = -2 if ENDS[code] == 130 else ENDS[code]  # a signal, for who started it without a shell
+    wanted = -2 if ENDS[code] == 130 else ENDS[code]  # a program that a signal ended has a negative status
     assert (status, plain.returncode) == (ENDS[code], wanted), got.err
-    lines = lambda text: re.sub(r'File "[^"]*/(?=\w+\.py")', 'File "', text)  # python shows the whole path of a script
+    lines = lambda text: re.sub(r'File "[^"]*/(?=\w+\.py")', 'File "', text)  # python prints the full path of a script
     assert lines(got.err) == lines(plain.stderr)
     assert "opmux/tools" not in got.err and "runpy.py" not in got.err.replace("import runpy", "")
 
 
-def test_a_bug_of_the_user_has_one_traceback(script):
-    """From the shell: nothing of typer or of ours above the program's frames."""
+def test_an_error_of_the_program_gives_one_traceback(script):
+    """Run from a shell: no frames of typer or opmux above the program's."""
     script("import opmux\nopmux.set_policy('nope')\n")
     words = [sys.executable, "-m", "opmux", "run", "program.py"]
     done = subprocess.run(words, capture_output=True, encoding="utf-8", env=os.environ | {"PYTHONPATH": str(SRC)})
@@ -82,14 +82,14 @@ def test_a_bug_of_the_user_has_one_traceback(script):
         ("package", "No module named package.__main__; 'package' is a package and cannot be directly executed"),
     ],
 )
-def test_modules_that_are_not_there(script, capfd, name, words):
+def test_a_missing_module_gives_one_line(script, capfd, name, words):
     Path("package").mkdir()
     script("", "package/__init__.py")
     assert run(name, module=True) == 1
     assert capfd.readouterr().err == f"opmux run: {words}\n"
 
 
-def test_a_module_and_a_folder(script, capfd):
+def test_modules_and_folders_can_be_run(script, capfd):
     Path("program_in_a_folder").mkdir()
     script("import sys\nprint(__name__, sys.argv[1:])", "program_in_a_folder/__main__.py")
     assert run("program_in_a_folder", "-m", module=True) == 0 and run("program_in_a_folder", "x") == 0
@@ -135,13 +135,13 @@ print("ran", sys.argv[1:])
 """
 
 
-def test_a_program_that_says_cuda_runs_on_the_cpu(script, capfd):
+def test_a_program_written_for_cuda_runs_on_the_cpu(script, capfd):
     script("WANTED = 'cpu'\n" + SAYS_CUDA)
     torch_load, autocast = torch.load, torch.autocast.__init__
     with translating("cpu"):
         assert run("program.py", "--device", "cuda") == 0, capfd.readouterr().err
     assert capfd.readouterr().out == "ran ['--device', 'cuda']\n"
-    # nothing stays patched
+    # all patches are removed afterwards
     assert torch.load is torch_load and torch.autocast.__init__ is autocast
     if not torch.cuda.is_available():
         with pytest.raises((AssertionError, RuntimeError)):
@@ -153,13 +153,13 @@ def test_a_program_that_says_cuda_runs_on_the_cpu(script, capfd):
     [("cuda", "cpu", "cpu"), ("cuda:1", "cpu", "cpu"), ("cuda:1", "xpu:0", "xpu:1"), ("cuda", "xpu:1", "xpu:1"),
      ("cudalike", "cpu", "cudalike"), (3, "cpu", 3), ("meta", "cpu", "meta")],
 )  # fmt: skip
-def test_which_devices_are_translated(value, target, wanted):
+def test_cuda_devices_are_translated(value, target, wanted):
     assert translated(value, torch.device(target)) == wanted
     if isinstance(value, str) and value != "cudalike":
         assert translated(torch.device(value), torch.device(target)) == torch.device(wanted)
 
 
-def test_a_device_that_is_not_here(cli, script):
+def test_an_absent_device_is_rejected(cli, script):
     done = cli("run", "--device", "nope", script("print('ran')"))
     assert done.exit_code == 2 and done.stdout == ""
     assert done.stderr.startswith("opmux: --device 'nope' is not on this machine")

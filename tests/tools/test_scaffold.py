@@ -1,4 +1,4 @@
-"""`opmux new-backend`: what it writes works as it stands, and what it must not write it does not."""
+"""`opmux new-backend`: the files that it writes work unchanged, and it never overwrites anything."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ def files(folder: Path) -> list[str]:
 
 
 def printed(stdout: str) -> list[str]:
-    """The commands that the last lines name."""
+    """The commands printed in the last lines."""
     return [line.strip() for line in stdout.partition("Next:\n")[2].splitlines() if line.startswith("  ")]
 
 
 @pytest.fixture
 def checkout(tmp_path):
-    """As much of a checkout of opmux as --in-tree looks at."""
+    """The parts of an opmux checkout that --in-tree reads."""
     for name in ("src/opmux/backends/registry.py", "tests/backends/test_x.py"):
         (tmp_path / "opmux" / name).parent.mkdir(parents=True)
         (tmp_path / "opmux" / name).touch()
     return tmp_path / "opmux"
 
 
-# ---- what is written -------------------------------------------------------------------------------------------------
+# ---- written files ---------------------------------------------------------------------------------------------------
 
 
-def test_a_package(cli, tmp_path):
+def test_a_package_has_the_expected_files(cli, tmp_path):
     done = cli("new-backend", "acme", "--device", "npu")
     assert done.exit_code == 0, done.output
     made = tmp_path / "opmux-acme"
@@ -58,7 +58,7 @@ def test_a_package(cli, tmp_path):
     assert 'acme = "opmux_acme"' in (made / "pyproject.toml").read_text()
 
 
-def test_a_folder_of_the_tree(cli, checkout):
+def test_in_tree_creates_a_vendor_folder(cli, checkout):
     done = cli("new-backend", "acme", "--device", "dsp", "--in-tree", "--out", str(checkout))
     assert done.exit_code == 0, done.output
     assert files(checkout / "src/opmux/backends/_acme") == FOLDER
@@ -67,8 +67,8 @@ def test_a_folder_of_the_tree(cli, checkout):
     assert printed(done.stdout) == ["opmux list", "opmux conform --vendor acme"] and "too" not in done.stdout
 
 
-def test_all_names_are_filled_in(cli, tmp_path):
-    """In code that is well formed, and as clean as ours."""
+def test_all_placeholders_are_filled_in(cli, tmp_path):
+    """In code that parses, and passes our own checks."""
     assert cli("new-backend", "acme_two", "--device", "npu").exit_code == 0
     texts = {name: (tmp_path / "opmux-acme_two" / name).read_text() for name in files(tmp_path / "opmux-acme_two")}
     left = {name: re.findall(r"\b[A-Z]+_(?:NAME|TITLE|PACKAGE)\b", text) for name, text in texts.items()}
@@ -82,8 +82,8 @@ def test_all_names_are_filled_in(cli, tmp_path):
     assert done.returncode == 0, done.stdout
 
 
-def test_the_checklist_names_ops_that_there_are():
-    """In the package's README and in the vendors' guide: our ops, ATen's, and the tunables."""
+def test_the_checklist_names_existing_ops():
+    """In the package's README and in the vendors' guide: our ops, ATen's overloads, and the tunables."""
     from opmux.core import specs
     from opmux.machine import vendor_ops
 
@@ -97,23 +97,23 @@ def test_the_checklist_names_ops_that_there_are():
 
 
 @pytest.mark.parametrize("where", ["opmux-acme", "a place/deep/opmux-acme"])
-def test_a_place_of_its_own(cli, tmp_path, where):
+def test_a_package_can_be_created_in_another_folder(cli, tmp_path, where):
     out = Path(where).parent
     done = cli("new-backend", "acme", "--device", "npu", "--out", str(out))
     assert done.exit_code == 0 and (tmp_path / where / "pyproject.toml").is_file()
-    assert shlex.split(printed(done.stdout)[0])[-1] == where  # as it can be typed from here
+    assert shlex.split(printed(done.stdout)[0])[-1] == where  # relative to the current folder, as a user would type it
     assert (tmp_path / where).stat().st_mode & 0o777 == 0o755
     assert not [p for p in (tmp_path / where).parent.iterdir() if p.name.startswith(".")]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a cuda that is not here")
-def test_a_device_that_cannot_be_simulated(cli, tmp_path):
+def test_a_device_type_that_cannot_be_simulated_is_reported(cli, tmp_path):
     done = cli("new-backend", "acme", "--device", "cuda")
     assert printed(done.stdout)[-1] == "opmux conform --vendor acme --device cpu"
     assert 'torch_package=""' in (tmp_path / "opmux-acme/src/opmux_acme/__init__.py").read_text()
 
 
-# ---- what is not -----------------------------------------------------------------------------------------------------
+# ---- rejected input --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_a_device_that_cannot_be_simulated(cli, tmp_path):
         ((), "Missing argument 'NAME'"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_made_is_said(cli, tmp_path, words, says):
+def test_invalid_names_and_options_give_one_line(cli, tmp_path, words, says):
     done = cli("new-backend", *words)
     assert done.exit_code == 2 and says in done.stderr and done.stdout == ""
     assert "Traceback" not in done.stderr and files(tmp_path) == []
@@ -142,7 +142,7 @@ def test_what_cannot_be_made_is_said(cli, tmp_path, words, says):
 @pytest.mark.parametrize(
     "make", [lambda p: p.mkdir(), lambda p: p.write_text("mine"), lambda p: p.symlink_to("nowhere")]
 )
-def test_what_is_there_stays(cli, tmp_path, make):
+def test_an_existing_folder_is_not_overwritten(cli, tmp_path, make):
     make(tmp_path / "opmux-acme")
     before = files(tmp_path)
     done = cli("new-backend", "acme", "--device", "npu")
@@ -151,14 +151,14 @@ def test_what_is_there_stays(cli, tmp_path, make):
 
 
 @pytest.mark.parametrize("there", ["src/opmux/backends/_acme", "tests/backends/test_acme.py"])
-def test_what_is_there_stays_in_the_tree_too(cli, checkout, there):
+def test_an_existing_vendor_in_the_tree_is_not_overwritten(cli, checkout, there):
     (checkout / there).mkdir()
     done = cli("new-backend", "acme", "--device", "npu", "--in-tree", "--out", str(checkout))
     assert done.exit_code == 2 and f"{there} is there already" in done.stderr
     assert len(files(checkout)) == 2
 
 
-def test_a_vendor_that_code_has_registered_is_known(cli, tmp_path):
+def test_a_vendor_registered_in_code_is_known(cli, tmp_path):
     vendors.register_vendor(VendorInfo("bolt", "npu"))
     try:
         done = cli("new-backend", "bolt", "--device", "npu")
@@ -167,7 +167,7 @@ def test_a_vendor_that_code_has_registered_is_known(cli, tmp_path):
     assert done.exit_code == 2 and "a vendor 'bolt' is known already" in done.stderr and files(tmp_path) == []
 
 
-def test_a_disk_that_fails_leaves_nothing(cli, tmp_path, checkout, monkeypatch):
+def test_a_failing_disk_leaves_no_files(cli, tmp_path, checkout, monkeypatch):
     stock = Path.write_text
 
     def full(self, *args, **kwargs):
@@ -179,27 +179,28 @@ def test_a_disk_that_fails_leaves_nothing(cli, tmp_path, checkout, monkeypatch):
     for words in ((), ("--in-tree", "--out", str(checkout))):
         done = cli("new-backend", "acme", "--device", "npu", *words)
         assert done.exit_code == 2 and "cannot be written: [Errno 28] No space left on device" in done.stderr
-    assert len(files(tmp_path)) == 2  # the checkout's own
+    assert len(files(tmp_path)) == 2  # only the files of the checkout
 
 
-# ---- that it works ---------------------------------------------------------------------------------------------------
+# ---- the generated package works -------------------------------------------------------------------------------------
 
 
 class Shell:
-    """Processes in a folder, into whose own prefix pip installs."""
+    """Runs commands in a folder; pip installs into a prefix in it."""
 
     def __init__(self, folder: Path):
         self.folder, self.prefix = folder, folder / "prefix"
         start = folder / "start"
         start.mkdir()
-        # A folder of PYTHONPATH is no site: what an editable install leaves there must be asked for.
+        # Python does not read .pth files in folders of PYTHONPATH: addsitedir reads those that an editable install
+        # leaves.
         site = self.prefix / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
         (start / "sitecustomize.py").write_text(f"import site\nsite.addsitedir({str(site)!r})\n")
         path = os.pathsep.join([str(start), str(ROOT / "src")])
         self.env = {**os.environ, "PYTHONPATH": path, "PIP_NO_INDEX": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
 
     def __call__(self, command: str, *more: str, **variables: str) -> subprocess.CompletedProcess:
-        """A command as it is printed; `pip` and `opmux` are this interpreter's."""
+        """Run a command as printed; `pip` and `opmux` use this interpreter."""
         name, *words = shlex.split(command)
         start = [sys.executable, "-m", name] if name != "python" else [sys.executable]
         env = {**self.env, **variables}
@@ -212,7 +213,7 @@ class Shell:
 
 @pytest.fixture
 def installed(tmp_path, cli):
-    """A fresh package, installed by the printed command; the commands that come after it."""
+    """A new package, installed by the first printed command; returns the commands after it."""
     pytest.importorskip("triton")
     for tool in ("pip", "setuptools"):
         if importlib.util.find_spec(tool) is None:
@@ -223,15 +224,16 @@ def installed(tmp_path, cli):
     return shell, more
 
 
-# 45 s of CPU time; the other checks (fake, opcheck, compile, opinfo) take as long again,
-# and tests/ops and tests/faces have them for each op.
+# 45 s of CPU time; the other checks (fake, opcheck, compile, opinfo) would take 45 s more, and tests/ops and
+# tests/faces run them for each op.
 QUICK_CHECKS = ("load", "values", "mutation", "errors", "gradient")
 
 
 @pytest.mark.timeout(900)
-def test_the_printed_commands_work_for_an_untouched_package(installed, slow):
-    """Found by its entry point, shown by `opmux list`, and every op conforms on its simulated device: what fails there
-    is a fault of ours. Its own tests are interpreted here, on the CPU."""
+def test_the_printed_commands_work_for_a_new_package(installed, slow):
+    """The entry point is found, `opmux list` shows the package, and every op conforms on a simulated device. The
+    package's own tests run in the interpreter, on the CPU.
+    """
     shell, (list_command, conform) = installed
     known = {v["vendor"]: v for v in json.loads(shell(list_command, "--op", "silu_mul", "--json").stdout)["vendors"]}
     acme = known["acme"]
@@ -255,8 +257,8 @@ assert run() == 1
 """
 
 
-def test_the_tests_of_a_folder_of_the_tree_pass(cli, tmp_path, checkout):
-    """And they fail where an op is wrong."""
+def test_the_generated_tests_of_a_vendor_in_the_tree_pass(cli, tmp_path, checkout):
+    """They fail if an op is wrong."""
     pytest.importorskip("triton")
     cli("new-backend", "acme", "--device", "dsp", "--in-tree", "--out", str(checkout))
     places = [checkout / "src/opmux/backends", checkout / "tests/backends/test_acme.py", checkout]

@@ -1,4 +1,4 @@
-"""Formulas of sizes, derived from planned calls that are made up here."""
+"""Size formulas, derived from fake planned calls."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_formulas_agree_with_every_call_of_the_class(name, v):
     ],
     ids=["a remainder", "a cube", "no order", "a float", "a difference"],
 )
-def test_launches_that_no_formula_describes_get_no_class(launch):
+def test_launches_without_a_formula_get_no_class(launch):
     assert fit(class_of(301), 301, launch(301), {0}, launch) is None
 
 
@@ -72,7 +72,7 @@ def test_a_class_ends_where_another_kernel_is_chosen(threshold):
 
 
 def in_parts(v, most=6):
-    """How a sum over v rows is split: parts of whole blocks, as in kernels/reduce."""
+    """How a sum over v rows is split into parts of whole blocks, as in kernels/reduce."""
     blocks = ceil(v, 64)
     parts = ceil(blocks, ceil(blocks, most))
     return [parts, ceil(blocks, parts), 64 * parts * ceil(blocks, parts)]
@@ -90,8 +90,8 @@ LAUNCHES_BY_PERIOD = {
 
 @pytest.mark.parametrize("v", [573, 577, 580, 2049, 2801, 3105, 3721, 3972])
 @pytest.mark.parametrize("name", LAUNCHES_BY_PERIOD)
-def test_every_size_of_a_class_is_planned(name, v):
-    """Formulas may fit all calls that were planned to find them, and no other one."""
+def test_formulas_are_right_for_every_size_of_a_class(name, v):
+    """Formulas could fit the calls from which they were derived and no other."""
     launch = LAUNCHES_BY_PERIOD[name]
     first = launch(v)
     found = fit(class_of(v), v, first, set(range(1, len(first))), launch)
@@ -101,7 +101,7 @@ def test_every_size_of_a_class_is_planned(name, v):
         )
 
 
-def test_a_call_that_cannot_be_planned_ends_a_class():
+def test_a_class_ends_before_a_call_that_cannot_be_planned():
     launch = lambda v: [4 * v] if v < 400 else None
     found = fit(class_of(301), 301, launch(301), {0}, launch)
     assert found is not None and found.high < 400
@@ -114,7 +114,7 @@ def test_a_call_that_cannot_be_planned_ends_a_class():
      (80, 80, 112, 32), (3 << 13, 2 << 13, 3 << 13, 1 << 13), (9 << 13, 8 << 13, 15 << 13, 1 << 13),
      (2**64 - 1, None, 0, 0)],
 )  # fmt: skip
-def test_sizes_of_a_class_have_a_power_of_two_in_common(v, low, high, step):
+def test_sizes_of_a_class_have_a_common_power_of_two(v, low, high, step):
     found = class_of(v)
     if low is None:
         assert found is None

@@ -1,4 +1,4 @@
-"""`opmux tune`: what it tries, what it refuses to time, what it keeps, and what it says."""
+"""`opmux tune`: what it tries, what it refuses to time, what it stores, and what it prints."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def rows(text: str, *words: str) -> list[str]:
 # ---- the command ----------------------------------------------------------------------------------------------------
 
 
-def test_a_cpu_is_refused_in_one_line(cli):
+def test_a_cpu_is_rejected_in_one_line(cli):
     done = cli("tune", "softmax", "--device", "cpu")
     assert (done.exit_code, done.stdout) == (2, "")
     (line,) = rows(done.stderr, "opmux: ")
@@ -70,14 +70,14 @@ def test_a_cpu_is_refused_in_one_line(cli):
         (("softmax", "--dry-run", "--dtype", "int32", "--shape", "5x64"), "softmax: x must be float16"),
     ],
 )
-def test_mistakes_are_one_line(cli, words, says):
+def test_invalid_options_give_one_line(cli, words, says):
     done = cli("tune", *words)
     assert done.exit_code == 2
     (line,) = rows(done.stderr, "opmux: ")
     assert says in line
 
 
-def test_a_dry_run_lists_and_runs_nothing(cli, monkeypatch, cache):
+def test_a_dry_run_lists_configs_and_runs_nothing(cli, monkeypatch, cache):
     stock = Launcher.__call__
     shapes = ("--shape", "64x1000", "--shape", "64x4096")
     done = cli("tune", "softmax", "--dry-run", "--chip", "sm_90", "--device", "cpu", *shapes, "--dtype", "float32")
@@ -117,8 +117,8 @@ def acme(tmp_path, monkeypatch):
     tile_files._rules.cache_clear()
 
 
-def test_a_dry_run_for_a_vendors_chip(cli, acme):
-    """All configs of its own files, without a device and without an op; and one op as it would be tuned there."""
+def test_a_dry_run_works_for_a_vendors_chip(cli, acme):
+    """Without a device: all configs of the vendor's files without an op, and the configs for one op."""
     acme("softmax.rows:\n  - {META: {BLOCK_M: 2}, num_warps: 16}\n  - {num_warps: 4}\n")
     done = cli("tune", "--dry-run", "--chip", "acme")
     assert done.exit_code == 0, done.output
@@ -134,14 +134,14 @@ def test_a_dry_run_for_a_vendors_chip(cli, acme):
     assert rows(done.stdout, " softmax.rows ", "acme_tiles: num_warps", "acme_tiles: 2")
 
 
-def test_a_dry_run_refuses_what_the_kernel_would(cli, acme):
+def test_a_dry_run_rejects_configs_that_the_kernel_does_not_allow(cli, acme):
     acme("softmax.rows:\n  - {num_warps: 7}\n")
     done = cli("tune", "--dry-run", "--chip", "acme")
     assert done.exit_code == 2
     assert re.search(r"tune_configs\.yaml: softmax\.rows: num_warps = 7\. Allowed: a power of two", done.stderr)
 
 
-def test_the_list_says_who_decides(cli):
+def test_list_names_the_source_of_each_tunables_values(cli):
     done = cli("tune", "--list", "--chip", "sm_80")
     assert done.exit_code == 0, done.output
     assert "tiles on sm_80" in done.stdout
@@ -154,7 +154,7 @@ def test_the_list_says_who_decides(cli):
     assert not rows(done.stdout, "is no tunable")
 
 
-def test_clear(cli, cache):
+def test_clear_removes_the_cache_file(cli, cache):
     assert "nothing to remove" in cli("tune", "--clear").stdout
     tuning.store(CHIP, {KEY: tuning.Entry({"threads": 128}, 1.0, 2.0, "softmax", "")})
     assert f"1 files removed from {cache}" in cli("tune", "--clear").stdout
@@ -165,7 +165,7 @@ def test_doctor_shows_the_cache(cli, cache):
     assert rows(cli("doctor").stdout, "tuning", "0 entries for this chip in", str(cache))
 
 
-# ---- measuring, with a clock that is made up ------------------------------------------------------------------------
+# ---- measuring, with a fake clock -----------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -174,7 +174,7 @@ def case(interpreted):
 
 
 def clock(best: dict[str, int], fast: float = 0.5, slow: float = 1.0):
-    """Times by the tiles that a call asks for: `fast` for those with the given values."""
+    """Times by the tiles that are being tried: `fast` if they have the given values."""
 
     def bench(fn) -> float:
         plans.forget()
@@ -193,7 +193,7 @@ def on_the_chip():
 
 
 @pytest.mark.usefixtures("on_the_chip")
-def test_the_fastest_is_kept_and_used(case, monkeypatch, capsys):
+def test_the_fastest_tiles_are_stored_and_used(case, monkeypatch, capsys):
     monkeypatch.setattr(tune, "median_ms", clock({"BLOCK_M": 8, "threads": 256}))
     tune._tune_case(screen.out(), case, CHIP)
     shown = capsys.readouterr().out
@@ -202,18 +202,18 @@ def test_the_fastest_is_kept_and_used(case, monkeypatch, capsys):
     assert list(tuning.entries(CHIP)) == [KEY]
     kept = tuning.entries(CHIP)[KEY]
     assert (kept.op, kept.sample, kept.ms, kept.before_ms) == ("softmax", "softmax 8x64 float32", 0.5, 1.0)
-    assert kept.tiles == {"threads": 256, "BLOCK_M": 8}  # what is not the default's
+    assert kept.tiles == {"threads": 256, "BLOCK_M": 8}  # only what differs from the default
     (asked,) = case.plan()
     assert asked.choice.source == "cache" and asked.choice.tiles == Tiles(256, BLOCK_M=8, BLOCK_N=64)
     assert case.disagreement() == ""
-    # tuned again, it holds: what is there is the best
+    # tuned again, nothing changes: the stored tiles are the best
     tune._tune_case(screen.out(), case, CHIP)
     assert rows(capsys.readouterr().out, "the current tiles are kept: the best others take 2.000x")
     assert tuning.entries(CHIP)[KEY] == kept
 
 
 @pytest.mark.usefixtures("on_the_chip")
-def test_a_small_gain_is_noise(case, monkeypatch, capsys):
+def test_a_gain_below_2_percent_is_ignored(case, monkeypatch, capsys):
     monkeypatch.setattr(tune, "median_ms", clock({"BLOCK_M": 8}, fast=0.985))
     tune._tune_case(screen.out(), case, CHIP)
     assert tuning.entries(CHIP) == {}
@@ -224,7 +224,7 @@ def test_a_small_gain_is_noise(case, monkeypatch, capsys):
 
 @pytest.mark.usefixtures("on_the_chip")
 def test_a_wrong_result_is_never_timed(case, monkeypatch):
-    """Tiles with which the kernel is wrong would be the fastest of all."""
+    """Tiles with wrong results might be the fastest."""
     stock = case.call
 
     def wrong_for_eight(*args):
@@ -242,7 +242,7 @@ def test_a_wrong_result_is_never_timed(case, monkeypatch):
 
 
 @pytest.mark.usefixtures("on_the_chip")
-def test_what_cannot_be_compiled_is_skipped_with_the_reason(case, monkeypatch, capsys):
+def test_tiles_that_do_not_compile_are_skipped_with_the_reason(case, monkeypatch, capsys):
     stock = Launcher.__call__
 
     def launch(self, grid, args, made):
@@ -260,7 +260,7 @@ def test_what_cannot_be_compiled_is_skipped_with_the_reason(case, monkeypatch, c
 
 
 @pytest.mark.usefixtures("on_the_chip")
-def test_a_kernel_that_is_wrong_as_it_is_is_not_tuned(case):
+def test_a_kernel_whose_current_tiles_are_wrong_is_not_tuned(case):
     stock = case.call
     case.call = lambda *args: stock(*args) + 1
     with pytest.raises(OpmuxError, match=r"softmax.rows.* as it is now cannot be timed: y is not the reference's"):
@@ -268,8 +268,8 @@ def test_a_kernel_that_is_wrong_as_it_is_is_not_tuned(case):
 
 
 @pytest.mark.usefixtures("on_the_chip")
-def test_a_lost_device_ends_it(case, monkeypatch):
-    """After an illegal access every call fails, and the times of all that follows would be of nothing."""
+def test_a_lost_device_ends_tuning(case, monkeypatch):
+    """After an illegal memory access every call fails, so further times would be meaningless."""
     monkeypatch.setattr(
         tune.TuneCase, "disagreement", lambda self: (_ for _ in ()).throw(RuntimeError("CUDA error: illegal"))
     )
@@ -282,7 +282,7 @@ def test_a_lost_device_ends_it(case, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("interpreted", "on_the_chip")
-def test_each_question_of_a_plan_is_tuned_with_the_best_of_the_others():
+def test_each_tunable_of_a_plan_is_tuned_with_the_best_tiles_of_the_others():
     case = tune.case_of("rms_norm_bwd", "8x64", "float32", CPU, anywhere=True)
     first, *_, last = case.plan()
     tuner = tune.Tuner(case, CHIP, clock({"BLOCK_M": 2}))
@@ -293,13 +293,13 @@ def test_each_question_of_a_plan_is_tuned_with_the_best_of_the_others():
     assert {first.key, last.key} == set(used[0]) and used[0][first.key]["BLOCK_M"] == 2
 
 
-def test_without_a_vendor_there_is_the_default(case):
+def test_without_vendor_files_only_the_default_is_tried(case):
     (asked,) = case.plan()
     assert [t.source for t in tune.trials_for(asked, None)] == ["default"]
     assert [t.source for t in tune.trials_for(asked, Chip("bolt", None, "Bolt"))] == ["default"]
 
 
-def test_an_op_that_cannot_be_tuned_says_why(monkeypatch):
+def test_an_op_that_cannot_be_tuned_raises_with_the_reason(monkeypatch):
     no_kernel = next((s.name for s in specs if s.space == "tex"), None)
     if no_kernel is not None:
         with pytest.raises(OpmuxError):
@@ -309,7 +309,7 @@ def test_an_op_that_cannot_be_tuned_says_why(monkeypatch):
 
 
 @pytest.mark.gpu
-def test_on_the_device(cli):
+def test_tuning_works_on_the_device(cli):
     done = cli("tune", "softmax", "--shape", "512x1024", "--dtype", "float32")
     assert done.exit_code == 0, done.output
     assert rows(done.stdout, "softmax.rows[dtype=float32 n<=1024]")

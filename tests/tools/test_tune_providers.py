@@ -1,4 +1,4 @@
-"""`opmux tune --providers`: what it times, what it keeps, and that dispatch then chooses by it."""
+"""`opmux tune --providers`: what it times and stores, and that dispatch then selects by these times."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def put(register):
-    """Register a library's `linear`."""
+    """Registers an implementation of `linear` as a library's."""
 
     def put(impl_id, fn):
         register(OpImpl("opmux::linear", impl_id, BackendImplKind.VENDOR, "acme", fn, outside=False))
@@ -48,7 +48,7 @@ def put(register):
 
 @pytest.fixture
 def slow(put):
-    """A library that takes 5 ms longer than the reference."""
+    """Registers a library that takes 5 ms longer than the reference."""
 
     def slowly(x, weight, bias):
         time.sleep(0.005)
@@ -61,7 +61,7 @@ def chosen() -> str:
     return get_default_manager().get_selected_impl_id("linear", torch.zeros(4, 32), torch.zeros(16, 32))
 
 
-def test_what_is_measured_is_chosen_by(cli, slow):
+def test_dispatch_selects_by_the_measured_times(cli, slow):
     asked = ("tune", "--providers", "linear", "--shape", "4x16x32", "--dtype", "float32", "--device", "cpu")
     assert chosen() == "vendor.acme"
     done = cli(*asked)
@@ -79,7 +79,7 @@ def test_what_is_measured_is_chosen_by(cli, slow):
     assert why.startswith("measured on cpu: reference.torch ") and why.endswith(f" us ({LABEL[7:-1]})")
 
 
-def test_one_that_fails_is_left_out_and_not_put_in_quarantine(cli, slow, put, tmp_path):
+def test_an_implementation_that_fails_is_left_out_and_not_quarantined(cli, slow, put, tmp_path):
     def broken(x, weight, bias):
         raise RuntimeError("a bug")
 
@@ -93,7 +93,7 @@ def test_one_that_fails_is_left_out_and_not_put_in_quarantine(cli, slow, put, tm
     assert not get_default_manager().failures()
 
 
-def test_what_was_measured_before_the_device_was_lost_is_kept(cli, slow, put, tmp_path):
+def test_times_measured_before_the_device_was_lost_are_stored(cli, slow, put, tmp_path):
     def breaks(x, weight, bias):
         if x.shape[0] == 8:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
@@ -121,7 +121,7 @@ def test_what_was_measured_before_the_device_was_lost_is_kept(cli, slow, put, tm
     assert list(FILES.read(file)) == [LABEL]
 
 
-def test_a_file_instead_of_the_cache(cli, slow, tmp_path, cache):
+def test_times_can_be_written_to_a_file_instead_of_the_cache(cli, slow, tmp_path, cache):
     file = tmp_path / "here" / "provider_speed.json"
     done = cli(
         "tune",
@@ -140,17 +140,17 @@ def test_a_file_instead_of_the_cache(cli, slow, tmp_path, cache):
     assert list(FILES.read(file)) == [LABEL] and not cache.exists()
 
 
-def test_no_time_is_said(cli, slow, tmp_path):
+def test_running_out_of_time_is_reported(cli, slow, tmp_path):
     done = cli("tune", "--providers", "linear", "--device", "cpu", "--minutes", "0")
     assert done.exit_code == 0 and f"no time for {len(TIMED['linear'][0].sizes)} calls" in done.stdout
 
 
-def test_nothing_to_choose_is_said(cli, cache):
+def test_ops_with_a_single_implementation_are_reported(cli, cache):
     done = cli("tune", "--providers", "linear", "--shape", "4x16x32", "--device", "cpu")
     assert "nothing to keep: no op has two implementations here" in done.stdout and not cache.exists()
 
 
-def test_the_list_names_the_file_and_clear_removes_it(cli, monkeypatch):
+def test_list_names_the_file_and_clear_removes_it(cli, monkeypatch):
     chip = speed_files.chip_of("cpu")
     provider_speed.store(chip, {LABEL: {"a": 1.0}, LABEL.replace("4", "8"): {"a": 1.0}}, {})
     monkeypatch.setattr("opmux.kernels.lib.config.this_chip", lambda: chip)
@@ -160,14 +160,14 @@ def test_the_list_names_the_file_and_clear_removes_it(cli, monkeypatch):
     assert not provider_speed.measured(chip)
 
 
-def test_calls_of_one_class_count_by_their_mean():
+def test_calls_of_one_class_are_averaged():
     given = ("x[m<=4]", {"a": 1.0, "b": 5.0}), ("x[m<=4]", {"a": 2.0, "c": 3.0}), ("y[m<=4]", {"a": 1.0})
     *rows, alone = (providers.CallTimes(label, times, {}) for label, times in given)
     assert providers.merged([*rows, alone]) == {"x[m<=4]": {"a": 1.5, "b": 5.0, "c": 3.0}}
 
 
 @pytest.mark.parametrize("op, n", CASES, ids=lambda v: str(v))
-def test_the_listed_calls_are_calls_of_their_op(op, n):
+def test_the_listed_calls_are_valid(op, n):
     cases: Cases = TIMED[op][n]
     spec = specs.find(f"opmux::{op}")
     assert all(len(sizes) == len(cases.names.split()) for sizes in cases.sizes)
@@ -177,8 +177,8 @@ def test_the_listed_calls_are_calls_of_their_op(op, n):
         spec.check(args, {})
 
 
-def test_every_op_with_classes_is_timed_or_named_here():
-    """Those that are not share their products with one that is."""
+def test_every_op_with_classes_is_timed_or_listed_here():
+    """The listed ops compute the same matmuls as an op that is timed."""
     assert set(CLASSES) - {f"opmux::{op}" for op in TIMED} == {
         "opmux::gemm_gelu", "opmux::gemm_dgelu", "opmux::scaled_grouped_mm",
     }  # fmt: skip

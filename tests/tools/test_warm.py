@@ -1,4 +1,4 @@
-"""`opmux warm` as a user types it: what it compiles is found by a later process, and nothing is left running."""
+"""`opmux warm` as a user runs it: a later process finds the compiled kernels, and no process is left running."""
 
 import json
 import os
@@ -24,7 +24,7 @@ SAID = re.compile(
     r"(\d+) kernels?: (\d+) compiled, (\d+) in Triton's cache before(?:, (\d+) compiled by other processes)?;"
 )
 
-# A step without `listing`: Triton compiles at each launch, as in a program on the chip. Prints hits and misses.
+# A training step without `listing`: Triton compiles at each launch, as on the real chip. Prints cache hits and misses.
 STEP = """
 import json, sys, torch, transformers, opmux, triton
 from opmux.kernels.lib.compile_only import compiling_for
@@ -59,7 +59,7 @@ for step in range(2):
 
 
 class Shell:
-    """Commands with caches of their own."""
+    """Runs commands with separate caches."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -85,7 +85,7 @@ class Shell:
 
 
 def numbers(text):
-    """Kernels, compiled, cached before, compiled by others."""
+    """The numbers of kernels: all, compiled now, cached before, and compiled by other processes."""
     return tuple(int(n or 0) for n in SAID.search(text).groups())
 
 
@@ -106,7 +106,7 @@ def model(tmp_path):
 
 
 @pytest.mark.parametrize(("kind", "vendor", "chip"), [("llama", "nvidia", "sm_90"), ("qwen3", "amd", "gfx942")])
-def test_a_later_process_compiles_nothing(shell, model, kind, vendor, chip):
+def test_after_warm_a_later_process_compiles_nothing(shell, model, kind, vendor, chip):
     folder = model(kind)
     words = [folder, "--chip", chip, "--batch", "2", "--length", "32", "--dtype", "bfloat16"]
     count, compiled, before, _ = shell.warm(*words)
@@ -116,7 +116,7 @@ def test_a_later_process_compiles_nothing(shell, model, kind, vendor, chip):
     assert shell.warm(*words) == (count, 0, count, 0) and shell.compiled() == count
 
 
-def test_without_gradients_fewer_kernels_are_compiled(shell, model):
+def test_no_train_compiles_fewer_kernels(shell, model):
     count, compiled, _, _ = shell.warm(model("llama"), "--chip", "sm_90", "--no-train", "--length", "32", "--jobs", "1")
     assert 0 < count == compiled < 9
 
@@ -128,7 +128,7 @@ def test_two_at_once_compile_each_kernel_once(shell, model):
     assert first[0] == second[0] == first[1] + second[1]
 
 
-def test_a_script_is_run_up_to_where_it_reads_a_value(shell, model):
+def test_a_script_runs_until_it_reads_a_tensors_value(shell, model):
     file = f"{model('llama')}/config.json"
     (shell.folder / "train.py").write_text(SCRIPT)
     said = shell.run("-m", "opmux", "warm", "train.py", "--chip", "sm_90", "--", file)
@@ -137,14 +137,14 @@ def test_a_script_is_run_up_to_where_it_reads_a_value(shell, model):
     assert re.search(r"train\.py was not run to its end: \S*train\.py:14: RuntimeError: Tensor\.item\(\)", said)
 
 
-def test_a_script_ends_after_its_time(shell):
+def test_a_script_is_stopped_after_its_time_limit(shell):
     (shell.folder / "endless.py").write_text("while True: pass")
     process = shell.start("-m", "opmux", "warm", "endless.py", "--chip", "sm_90", "--seconds", "0.5")
     out, _ = process.communicate(timeout=120)
     assert process.returncode == 1 and "0.5 s are over" in out
 
 
-def test_ctrl_c_leaves_no_process(shell, model):
+def test_ctrl_c_leaves_no_process_running(shell, model):
     process = shell.start("-m", "opmux", "warm", model("llama"), "--chip", "sm_90", "--jobs", "2")
     while not list((shell.folder / "triton").glob("*/*.ttir")):
         assert process.poll() is None
@@ -156,7 +156,7 @@ def test_ctrl_c_leaves_no_process(shell, model):
 
 
 def running_in_session(leader):
-    """The process ids that still run in the session of this leader."""
+    """The entries in /proc of processes that still run in this leader's session."""
     found = []
     for file in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -168,7 +168,7 @@ def running_in_session(leader):
     return found
 
 
-def test_interpreted_kernels_are_refused_in_one_line(shell, model):
+def test_the_interpreter_is_rejected_in_one_line(shell, model):
     shell.env["TRITON_INTERPRET"] = "1"
     process = shell.start("-m", "opmux", "warm", model("llama"), "--chip", "sm_90")
     _, err = process.communicate(timeout=120)
