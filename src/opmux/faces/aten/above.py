@@ -84,7 +84,7 @@ def of_row(shape: Shape, row: AtenRow, run: Fn, state: Any, otherwise: Fn) -> Fn
 
 
 def _native_after(error: Exception, row: AtenRow, logged: set[str], otherwise: Callable[[], Any]) -> Any:
-    """ATen's result after a vendor's function has failed; if ATen fails too, the first error is raised."""
+    """Run ATen's op after a vendor's function has failed; if ATen's op fails too, raise the first error."""
     try:
         reason = f"{type(error).__name__}: {error}"
         try:
@@ -104,7 +104,7 @@ def wants_gradient(args: tuple, kwargs: dict) -> bool:
 
 
 def plain(args: tuple, kwargs: dict) -> bool:
-    """Whether no tracer, transform, forward gradient or tensor subclass is involved: those get ATen's own ops."""
+    """Whether no tracer, transform, forward gradient or tensor subclass is involved. Otherwise ATen's ops run."""
     return (
         not dispatch_modes()
         and not transforms_active()

@@ -35,7 +35,7 @@ TRACES = Path(__file__).with_name("model_traces.json")
 NEVER = -1  # as a size limit: no call runs our kernel
 
 DTYPES = tuple(sorted({d for d in vars(torch).values() if isinstance(d, torch.dtype)}, key=str))
-SAME_SPEED = {torch.float16: torch.bfloat16}  # dtypes with the same kernels and traffic are measured once
+SAME_SPEED = {torch.float16: torch.bfloat16}  # dtype -> the dtype measured for it: same kernels and memory traffic
 # The host's time is hidden if torch's own kernel takes at least this many times as long on the device.
 HIDDEN = 2.0
 NOISE = 1.01  # the ratio by which two measurements of the same kernel may differ
@@ -143,7 +143,7 @@ class Decision:
     why: str
     limits: Mapping[torch.dtype, int] = field(default_factory=dict)
     by_size: bool = False  # whether the limits hold only where the C++ gate applies them
-    by_python: Mapping[torch.dtype, int] | None = None  # if the gate cannot launch; None: `limits`
+    by_python: Mapping[torch.dtype, int] | None = None  # limits of calls that C++ cannot launch; None: as `limits`
 
     @property
     def taken(self) -> bool:
@@ -203,7 +203,7 @@ def decide(overload: Overload, device: str, by_gate: bool | None = None) -> Deci
 def gated() -> bool:
     """Whether the C++ gate is loaded or can be compiled. If so, decisions may depend on sizes, which the gate checks.
 
-    It takes 0.2 ms, to find the compiler and read the settings files.
+    Finding the compiler and reading the settings files takes 0.2 ms.
     """
     return native_library.possible()
 

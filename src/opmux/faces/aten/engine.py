@@ -139,7 +139,7 @@ class Device:
         return {n: o for n, o in found.items() if self._can(manager, o)}
 
     def _add_row(self, row: AtenRow) -> None:
-        """Make a vendor's function an impl of its overload; not if the arguments differ, as some of a packet's do."""
+        """Make a vendor's function an impl of its overload, unless it does not accept the overload's arguments."""
         made = vendors_own(row.overload)
         call = row_for(made, row)
         if call is None:

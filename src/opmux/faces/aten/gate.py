@@ -1,4 +1,4 @@
-"""The C++ entry of overrides: a call that is disabled or too small for our kernel runs ATen's without Python.
+"""The C++ entry of overrides: disabled calls, and calls too small for our kernel, run ATen's kernel without Python.
 
 The first registration of overrides compiles the native library (cpp/library.py). Its gate (native/gate.cpp) is then
 installed before each override on its dispatch key. Without the library the Python overrides do the same, but cannot

@@ -257,7 +257,7 @@ def reason(name: str) -> str | None:
 
 
 def parts(name: str) -> str:
-    """The ops that ATen composes an op from, in words. An in-place form has those of its functional op."""
+    """The ops that ATen composes an op from, in words. For an in-place form, the ops of its functional form."""
     packet = name.partition(".")[0]
     known = (COMPOSED.get(n) for n in (name, packet, packet.removesuffix("_")))
     return next((ops for ops in known if ops is not None), "other ops")

@@ -102,7 +102,7 @@ def _with_numbers(boxed: Any, keys: Any, shape: Shape, args: tuple, kwargs: dict
 
 
 def _dtype_for(number: Any, tensors: list[Tensor]) -> torch.dtype:
-    """The dtype of a 0-dim tensor that promotes like this number with tensors that have dimensions."""
+    """The dtype with which a 0-dim tensor promotes like this number, next to tensors that have dimensions."""
     kind = type(number)
     for t in tensors:
         of = complex if t.dtype.is_complex else float if t.dtype.is_floating_point else int

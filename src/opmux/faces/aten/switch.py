@@ -159,15 +159,15 @@ def enable(
     Args:
         include, exclude: ATen's names (`add`: all its overloads and in-place forms; `add.Tensor`: that overload), globs
             (`*softmax*`) and families (`family:norm`). An unknown name raises.
-        mode: "auto" takes an op only where it is known to be at least as fast as torch's own kernel on this chip, also
-            of the ops that `include` names: nothing on a chip that was never measured (`opmux tune --aten`). "all"
-            takes every op we have.
+        mode: "auto" overrides an op only if our kernel was measured to be at least as fast as torch's on this chip,
+            even if `include` names the op. On a chip that was never measured (`opmux tune --aten`) it overrides
+            nothing. "all" overrides every op for which we have a kernel.
         record: a path or a text file, to which `disable()` or the end of the program writes JSON lines: the overloads
             that were called, on which implementation, dtype and shapes, how often, and why torch's own kernel ran.
         wait: the first time on a machine, auto mode on an accelerator compiles C++ for some 30 s. By default another
-            process does that, torch's own kernels run meanwhile, and the result is empty; true waits for it.
+            process does that; until then torch's own kernels run, and the result is empty. True waits for it.
 
-    The selection replaces an earlier one.
+    A later call replaces the selection of an earlier one.
     """
     made = Selection(include, exclude, mode, record)
     if not wait and made.takes_long() and _prepare(made):
@@ -232,9 +232,9 @@ def disable() -> None:
 class use:
     """`with opmux.use():` or `@opmux.use(include=["softmax"])`: override torch's ops in a block or function.
 
-    It applies to the whole process, because backward passes run on other threads. Blocks nest, and the innermost
-    decides; the same object may be entered again. Takes the arguments of `enable`; `record` is written at the end of
-    the block.
+    It applies to the whole process, because backward passes run on other threads. Blocks nest, and the innermost one
+    applies; the same object may be entered again. The arguments are the same as `enable`'s; `record` is written at the
+    end of the block.
     """
 
     def __init__(
@@ -274,9 +274,9 @@ def enabled_ops() -> list[str]:
 
 
 def native(op: Any) -> Callable[..., Any]:
-    """ATen's own kernel of an op, even if it is overridden: `opmux.native("add.Tensor")` or of `torch.ops.aten.relu`.
+    """ATen's own kernel of an op, even if it is overridden; `op`: "add.Tensor" or `torch.ops.aten.relu`, for example.
 
-    It runs below autograd, as a kernel does. For a packet (`"add"`) the overload is chosen by the arguments.
+    It runs below autograd, as all kernels do. For a packet (`"add"`) the arguments choose the overload.
     """
     name = _name_of(op)
     if "." not in name and len(overloads(name)) > 1 and not isinstance(op, torch._ops.OpOverload):
@@ -323,7 +323,7 @@ def _apply() -> None:
 
 
 def _record(live: Selection | None) -> None:
-    """Start and stop recorders: those of `enable` and of all live blocks are active."""
+    """Start and stop recorders: the recorders of `enable` and of all live blocks are active."""
     wanted = {s.recorder: s for s in (_base, *_stack) if s is not None and s.recorder is not None}
     before = recording.live
     for recorder in wanted:

@@ -133,7 +133,7 @@ def mhc_post_res(x: Tensor, f_out: Tensor, h_post: Tensor, h_res: Tensor) -> Ten
 def mhc_apply(
     x: Tensor, f_out: Tensor, h_pre: Tensor, h_post: Tensor, h_res: Tensor, *, return_x_in: bool = False
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """mhc_post_res(x, f_out, h_post, h_res); with return_x_in, mhc_pre(x, h_pre) too."""
+    """mhc_post_res(x, f_out, h_post, h_res); with return_x_in also mhc_pre(x, h_pre)."""
     y = mhc_post_res(x, f_out, h_post, h_res)
     return (y, mhc_pre(x, h_pre)) if return_x_in else y
 

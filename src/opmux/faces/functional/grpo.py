@@ -24,10 +24,10 @@ LEVELS = ("token", "sequence")
 
 
 class GRPOOutput(NamedTuple):
-    """The loss, and without a gradient the divergence from the reference model (None without one) and what was clipped.
+    """The loss, the divergence from the reference model (None without one), and what was clipped.
 
-    If reduced, each has one element, the mean over the tokens of the mask. With reduction="none" each is [batch,
-    length], 0 or False outside the mask.
+    Only the loss has a gradient. If reduced, each has one element: the loss as its type says, the others the mean over
+    the tokens of the mask. With reduction="none" each is [batch, length], 0 or False outside the mask.
     """
 
     loss: Tensor

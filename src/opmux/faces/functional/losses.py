@@ -64,7 +64,7 @@ def cross_entropy(
         z_loss: the weight of log(sum(exp(logits)))^2, which is added to each loss.
         softcap: logits become softcap * tanh(logits / softcap).
         return_z_loss: also return the z-loss part of the loss, without a gradient.
-        return_token_accuracy: also return the share of targets that have the largest logit.
+        return_token_accuracy: also return the share of targets whose class has the largest logit.
         return_predicted_tokens: also return the class with the largest logit; ignore_index for ignored targets.
 
     Returns:

@@ -55,7 +55,7 @@ def attention(
 
     Args:
         q: the queries, in `layout`; [tokens, heads, dim] with cu_seqlens_q.
-        k: the keys, with heads that divide those of q.
+        k: the keys; their number of heads divides q's.
         v: the values; their dim may differ.
         causal: a query attends to no key after its own position.
         window: how many keys before and after its own position a query attends to; -1 for all.

@@ -58,7 +58,7 @@ def attend(
     Args:
         module: the attention layer; its `is_causal` is used if the argument is None.
         query: [batch, heads, queries, dim].
-        key: [batch, kv_heads, keys, dim], with heads that divide those of the query.
+        key: [batch, kv_heads, keys, dim], where kv_heads divides the query's heads.
         value: [batch, kv_heads, keys, dim_v].
         attention_mask: None, bools (False masks a key) or a bias, [batch or 1, heads or 1, queries or 1, keys].
         dropout: the probability that a probability is dropped.

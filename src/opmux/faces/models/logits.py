@@ -75,7 +75,7 @@ class LateLogits:
     def read(self) -> Tensor:
         """The logits as the forward would have computed them: with its autocast dtype and grad mode.
 
-        Raises if the weight has changed since the forward: the logits would be those of another step.
+        Raises if the weight has changed since the forward: the logits would not belong to the same step.
         """
         if self.found is not None:
             return self.found

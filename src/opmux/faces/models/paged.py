@@ -57,7 +57,7 @@ def attend(
     Args:
         module: the attention layer; its `layer_idx` is its index in the cache.
         query: [1, heads, tokens, dim], the new tokens of all requests.
-        key: [1, kv_heads, tokens, dim], with heads that divide those of the query.
+        key: [1, kv_heads, tokens, dim], where kv_heads divides the query's heads.
         value: as `key`.
         attention_mask: None: a query attends to the keys of its request, up to its own and within the layer's window.
         dropout: 0.

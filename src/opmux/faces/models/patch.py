@@ -46,7 +46,7 @@ from .replacements import (
     without_mask,
 )
 
-# Suffixes of classes that a user may expect to be replaced. If one is not, the report says why.
+# Suffixes of classes that a user may expect to be replaced. The report says why a class is not replaced.
 EXPECTED = ("RMSNorm", "MLP", "DecoderLayer", "Experts")
 MODELS = ("ForCausalLM", "ForConditionalGeneration")
 LOSS_OPS = ("token_cross_entropy", "token_cross_entropy_bwd_")

@@ -297,7 +297,7 @@ def _of_neighbours(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim
 
 
 def _set_apart(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, position_ids: Any = None, unsqueeze_dim: int = 1) -> Any:
-    """Rotate adjacent pairs, then deinterleave: the first elements of all pairs come before the second ones."""
+    """Rotate adjacent pairs, then deinterleave: the first elements of all pairs, then the second elements."""
     q, k = (x.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2) for x in (q, k))
     pairs = cos.shape[-1] // 2
     return _of_pairs(q, k, cos[..., :pairs], sin[..., :pairs], unsqueeze_dim)

@@ -15,7 +15,7 @@ import torch
 
 from ...core.errors import NotSupported
 
-# The device properties that the layer sees when it checks for FP8 support. We emulate FP8 on chips without it; these
+# The device properties that the layer reads to check for FP8 support. We emulate FP8 on chips without it; these
 # numbers enable delayed, current and block scaling, and disable Blackwell's formats.
 CAPABILITY = (9, 0)
 CUDA_VERSION = "12.9"
@@ -23,7 +23,7 @@ CORES = 132  # the number of an H100, used if this device's is unknown
 
 
 class Chip:
-    """The device that stands for "cuda" in the sources."""
+    """The device that replaces "cuda" in the sources."""
 
     def __init__(self, kind: str):
         self.type = kind

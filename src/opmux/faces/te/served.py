@@ -161,7 +161,7 @@ def unpermute_with_mask_map_bwd_with_merging_probs(
 
 
 def make_chunk_sort_map(split_sizes: Tensor, sorted_indices: Tensor, num_tokens: int, num_splits: int) -> Tensor:
-    """int32 [tokens]: the new position of each token when chunks are sorted; tokens after the last chunk stay."""
+    """int32 [tokens]: the new position of each token when chunks are sorted; tokens after the last do not move."""
     sizes, order = split_sizes.long(), sorted_indices.long()
     ends = sizes.cumsum(0)
     starts = torch.empty_like(ends)

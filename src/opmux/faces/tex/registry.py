@@ -46,7 +46,7 @@ class Backend:
         return self.made
 
     def refusal(self) -> str | None:
-        """Why no tex function can run on it under the current policy, or None. Failures of earlier calls count."""
+        """Why no tex function can run on it under the current policy, or None. Impls that failed before cannot run."""
         current = policies.get_policy()
         return current.excludes(self.token) or self.missing(current)
 
@@ -233,7 +233,7 @@ def list_backends() -> list[dict[str, Any]]:
 
 
 def get_backend() -> Any:
-    """The first backend for tex functions under the current policy. Failures of earlier calls count."""
+    """The first backend for tex functions under the current policy. Impls that failed before are left out."""
     current = policies.get_policy()
     get_default_manager().check_policy(current, "tex::")  # raises the same error as a call
     backends = _all()
