@@ -46,7 +46,7 @@ def geglu(gate: Tensor, up: Tensor, approximate: str = "tanh") -> Tensor:
 
 
 def fused_gate_up_swiglu(input: Tensor) -> Tensor:
-    """silu(gate) * up, where gate and up are the halves of the last dimension, as one linear layer returns them (Phi-3).
+    """silu(gate) * up, where one tensor has gate and up as the halves of its last dimension (Phi-3).
 
     Args:
         input: float [..., 2n], the gate first.
