@@ -99,8 +99,8 @@ def may_launch(device: str, shape: Shape, family: str) -> bool:
 def make(device: str, shape: Shape, key: str, family: str = "") -> Gate | None:
     """A gate that holds the kernel ATen has now, or None if the override must be entered through Python.
 
-    It must without the library, and for overloads for which ATen has no kernel or for which it is in Python. `family`
-    says whether C++ may launch the overload.
+    That is so without the library, and if ATen has no kernel of the overload or we replace it by a Python function.
+    `family` says whether C++ may launch the overload.
     """
     if native_library.loaded() is None or shape.name in native.DELEGATES or not native.exists(shape, key):
         return None

@@ -265,7 +265,7 @@ def _make_table() -> dict[str, Overload]:
     _load_adapters()
     found: dict[str, Overload] = {}
     for shape, bases, adapter in (*_by_adapter(), *_by_spec()):  # adapters override the table of pointwise ops
-        writes_itself = shape.kind != "other" or adapter is not None  # "other" writes arguments that it does not return
+        writes_itself = shape.kind != "other" or adapter is not None  # "other": writes neither self nor out
         if shape.name not in found and not shape.composite and writes_itself:
             found[shape.name] = _overload(shape, bases, adapter)
     return found

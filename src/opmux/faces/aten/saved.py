@@ -36,7 +36,7 @@ FORMAT = 1
 FOLDER = "auto"
 DECIDING = ("OPMUX_", "TE_FL_", "TEFL_", "TE_")  # prefixes of variables that may change the choice of implementations
 NOT_DECIDING = {knob.name for knob in (PLANNER, CACHE_DIR)} | {"OPMUX_LOG_LEVEL", "TEFL_LOG_LEVEL", "OPMUX_COMMIT"}
-KEPT = 32  # the newest files that are kept
+KEPT = 32  # number of files; the oldest ones are deleted
 Names = tuple[str, ...] | None
 Limits = Mapping[torch.dtype, int]
 

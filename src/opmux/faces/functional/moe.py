@@ -39,9 +39,9 @@ def fused_moe(
         x: the tokens, float [..., hidden].
         gate_up_proj: float [experts, 2 * intermediate, hidden], of the dtype of x.
         down_proj: float [experts, hidden, intermediate], of the dtype of x.
-        top_k_index: the experts i of each token, int32 or int64 [..., k], from 0 to experts - 1. The index
-            `experts` drops a token's copy, which then adds nothing (expert parallelism marks tokens of other ranks
-            this way). Any other value raises: immediately on the CPU, as a device-side assertion on a GPU.
+        top_k_index: the experts i of each token, int32 or int64 [..., k], from 0 to experts - 1. If an
+            index equals `experts`, it adds nothing to y (expert parallelism marks tokens of other ranks this way).
+            Any other value raises: immediately on the CPU, as a device-side assertion on a GPU.
         top_k_weights: the weights w, float [..., k].
         activation: "silu", "gelu", "gelu_tanh", "relu", "srelu" (relu squared), "qgelu" or "sigmoid".
 

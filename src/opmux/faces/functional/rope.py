@@ -1,8 +1,8 @@
 """Rotary embedding of q and k in one kernel, in the forms that models use.
 
 All functions compute in float32 (float64 for float64), round once and return the dtype of q, even if the tables are
-wider. q and k may have any strides. Results have the same memory order of dimensions, so that for views of a linear
-layer's result, attention and caches get the layout they expect. No argument is modified.
+wider. q and k may have any strides. Results keep the memory order of the inputs' dimensions: if q and k are views of a
+linear layer's result, attention and caches get the layout that they expect. No argument is modified.
 """
 
 from __future__ import annotations

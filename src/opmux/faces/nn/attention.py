@@ -15,7 +15,7 @@ class MHC(nn.Module):
     """A layer between several residual streams: manifold-constrained hyper-connections, `mhc_forward`.
 
     Args:
-        layer: takes and returns [..., channels].
+        layer: a module that takes and returns [..., channels].
         streams: how many streams there are.
         channels: the size of a stream.
         tmax: as in `mhc_coeffs`, like all arguments that are not listed here.
