@@ -158,7 +158,7 @@ def mhc_forward(
 
     Args:
         x: float [..., S, C].
-        layer: a function that takes and returns [..., C]; the input is cast to the dtype of its parameters, if it has any.
+        layer: a function of [..., C] to [..., C]; its input is cast to the dtype of its parameters, if it has any.
         phi: as in mhc_coeffs.
         b: as in mhc_coeffs.
         alpha_pre: as in mhc_coeffs.
