@@ -1,10 +1,10 @@
-"""Foreign module names: an unchanged program that imports another library's modules gets ours.
+"""Foreign module names: an unmodified program that imports another library's modules gets ours.
 
     opmux.compat.install("transformer_engine")     # and opmux.compat.uninstall(...)
     opmux run --as transformer_engine script.py
 
-An installed library keeps its name, unless `shadow=True`. Adding a module of ours to an installed package does not
-shadow the package. The names are in `imports.py`.
+If a library is installed, its own modules are imported unless `shadow=True`. Our modules may also be added to an
+installed package without shadowing the package. The names are in `imports.py`.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class CannotServe(OpmuxError, RuntimeError):
 
 @dataclass
 class Installed:
-    """What is served for a library, and the modules that were in its place."""
+    """The modules that we provide for a library, and the imported modules that they replaced."""
 
     grant: Grant
-    times: int = 1  # how often it was installed
+    times: int = 1  # the number of `install` calls that are not undone
     displaced: dict[str, types.ModuleType] = field(default_factory=dict)
 
 
@@ -39,7 +39,7 @@ _installed: dict[str, Installed] = {}
 
 
 def install(*libraries: str, shadow: bool = False) -> None:
-    """Provide these libraries' modules by ours, until each `install` is undone by an `uninstall`."""
+    """Provide these libraries' modules, until each `install` is undone by an `uninstall`."""
     for library in libraries:
         if library not in LIBRARIES:
             raise UnknownName("library", library, LIBRARIES, "(libraries whose modules opmux can provide)")
@@ -48,7 +48,7 @@ def install(*libraries: str, shadow: bool = False) -> None:
             _installed[library].times += 1
         else:
             names = tuple(row.name for row in ROWS.values() if row.library == library)
-            own = tuple(name for name in names if name != LAYER)  # the layer itself is never shadowed
+            own = tuple(name for name in names if name != LAYER)  # the layer package itself is never shadowed
             done = _installed[library] = Installed(Grant(names, own if shadow else (), change=_hint))
             try:
                 _serve(library, done, [name for name in own if "." not in name], shadow)
@@ -100,7 +100,7 @@ def installed() -> tuple[str, ...]:
 
 
 def _boot(shadow: bool) -> None:
-    """Install NVIDIA's layer over our tex if it is there without its own extension, or hold it if it is installed."""
+    """Install NVIDIA's layer over our tex if it has no extension of its own; if already done, keep it installed."""
     from .te import boot
     from .tex.backends.nvidia import nvidia
 
@@ -110,7 +110,7 @@ def _boot(shadow: bool) -> None:
 
 
 def _hint(name: str, found: Any) -> None:
-    """Say how to install the layer if only our modules of it are there."""
+    """Raise with the way to install the layer if only our modules of it exist."""
     if found is None and finder.serves(LAYER) and not name.startswith(PLUGINS):
         from .te import boot
 

@@ -1,10 +1,10 @@
 """Overrides above autograd: for a vendor's function with its own gradient, and for ops that ATen composes from others.
 
-If ATen has no kernel of an op for a device and composes it from others (`_fused_rms_norm` on the CPU), its gradient is
-that of the parts. With only a kernel on the device's key, torch would use the op's own gradient formula, which may call
-an op without a kernel on the device, even after `disable()`. Such an op is overridden above autograd: by the primitive
-with its own gradient or, if the primitive has none, only for calls that need no gradient. All other calls run ATen's
-composition.
+If ATen has no kernel of an op for a device, it composes the op from others (`_fused_rms_norm` on the CPU), and autograd
+differentiates those. If we registered a kernel only on the device's key, torch would use the op's own gradient formula,
+which may call an op that has no kernel on the device, even after `disable()`. So we override such an op above autograd.
+The override calls the primitive, which has its own gradient; if the primitive has none, the override takes only calls
+that need no gradient. All other calls run ATen's composition.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def composed_on(shape: Shape, key: str) -> bool:
 
 
 def composed(overload: Overload, state: Any, below: Fn, kept: Fn) -> Fn:
-    """The override of an op that ATen composes; `below` is the override of its kernel, `kept` the composition."""
+    """The override of an op that ATen composes. `below` runs our kernel without autograd, `kept` ATen's composition."""
     name, with_gradient = overload.name, _differentiable(overload)
 
     def above(keys: Any, *args: Any, **kwargs: Any) -> Any:
@@ -57,7 +57,7 @@ def composed(overload: Overload, state: Any, below: Fn, kept: Fn) -> Fn:
 
 
 def _differentiable(overload: Overload) -> Fn | None:
-    """The primitive, with its gradient, as a function of the overload's arguments."""
+    """The differentiable primitive as a function of the overload's arguments, or None if there is none."""
     base = specs.by_key[overload.bases[0]] if overload.bases else None
     if base is None or overload.adapter is None or not base.primitive or base.grad is None or overload.shape.written:
         return None
@@ -65,7 +65,7 @@ def _differentiable(overload: Overload) -> Fn | None:
 
 
 def of_row(shape: Shape, row: AtenRow, run: Fn, state: Any, otherwise: Fn) -> Fn:
-    """The override by a vendor's function with its own gradient; if it fails, ATen's op runs."""
+    """The override that calls a vendor's function with its own gradient; if the function fails, ATen's op runs."""
     logged: set[str] = set()
 
     def above(keys: Any, *args: Any, **kwargs: Any) -> Any:
@@ -84,7 +84,7 @@ def of_row(shape: Shape, row: AtenRow, run: Fn, state: Any, otherwise: Fn) -> Fn
 
 
 def _native_after(error: Exception, row: AtenRow, logged: set[str], otherwise: Callable[[], Any]) -> Any:
-    """ATen's result after a vendor's function has failed; if ATen fails too, the first error is raised."""
+    """Run ATen's op after a vendor's function has failed; if ATen's op fails too, raise the first error."""
     try:
         reason = f"{type(error).__name__}: {error}"
         try:
@@ -104,7 +104,7 @@ def wants_gradient(args: tuple, kwargs: dict) -> bool:
 
 
 def plain(args: tuple, kwargs: dict) -> bool:
-    """Whether no tracer, transform, forward gradient or tensor subclass is involved: those get ATen's own ops."""
+    """Whether no tracer, transform, forward gradient or tensor subclass is involved. Otherwise ATen's ops run."""
     return (
         not dispatch_modes()
         and not transforms_active()

@@ -1,7 +1,7 @@
 """ATen's gated linear unit and its gradient: the first half of a dimension times the sigmoid of the second.
 
 All other activations are rows of the pointwise table. The gradient on CUDA is left to torch, whose kernel writes both
-halves in place: ours writes two tensors, which are then concatenated, 9 passes over a half instead of 5.
+halves in place. Ours would write two tensors and concatenate them: 9 passes over a half instead of 5.
 """
 
 import math
@@ -33,7 +33,7 @@ def glu(call: Fn, self: Tensor, dim: int = -1) -> Any:
         raise NotSupported("x is not contiguous, and torch's result keeps its strides")
     shape = self.shape
     last = at == len(shape) - 1
-    # halves of an inner dimension are halves of longer rows
+    # to halve an inner dimension, halve the flattened row of it and all later dimensions
     x = self if last else self.view(math.prod(shape[:at]), math.prod(shape[at:]))
     value, gate = x.tensor_split(2, -1)
     y = call(gate, value)

@@ -1,14 +1,14 @@
 """ATen's fused attention, which `F.scaled_dot_product_attention` calls on a GPU: flash and memory-efficient.
 
-`_scaled_dot_product_..` takes [batch, heads, seq, dim]. The overloads below it take [batch, seq, heads, dim], or packed
-sequences: [tokens, heads, dim] for flash, [1, tokens, heads, dim] for memory-efficient.
+`_scaled_dot_product_..` takes [batch, heads, seq, dim]. The lower-level overloads take [batch, seq, heads, dim], or
+packed sequences: [tokens, heads, dim] for flash, [1, tokens, heads, dim] for memory-efficient.
 
-lse is the natural logarithm in both, as ours, so a forward of torch's goes with a backward of ours and the reverse.
-Flash results have the memory layout of q, k and v, as ours. Memory-efficient ones always have that of a contiguous
-[batch, seq, heads, dim].
+torch's kernels and ours return lse as a natural logarithm, so torch's forward works with our backward and the reverse.
+Flash results have the memory layout of q, k and v, as ours have. Memory-efficient results always have the layout of a
+contiguous [batch, seq, heads, dim].
 
-Left to torch: dropout, whose random numbers are those of torch's kernels; the debug mask; float64; ALiBi, where lse
-differs; a paged cache; the gradient of a bias, whose rows torch pads.
+Left to torch: dropout, because our random numbers differ from those of torch's kernels; the debug mask; float64; ALiBi,
+because torch's lse differs from ours; a paged cache; the gradient of a bias, because torch pads its rows.
 """
 
 from collections.abc import Callable
@@ -23,14 +23,14 @@ from ...specs.attention_general import attention_general, attention_general_bwd
 
 Fn = Callable[..., Any]
 HALVES = (torch.float16, torch.bfloat16)
-FLASH_WIDEST = 256  # the largest dim that flash attention takes
-LSE_ALIGNMENT = 32  # of the memory-efficient kernels; the padding is +inf
+FLASH_WIDEST = 256  # the largest head dim that flash attention accepts
+LSE_ALIGNMENT = 32  # the memory-efficient kernels pad rows of lse to a multiple of this, with +inf
 NO_MASK, TOP_LEFT, BOTTOM_RIGHT = 0, 1, 2  # custom_mask_type of the memory-efficient kernels
-WHOLE = (None, None, None, None, 0, 0)  # cu_q, cu_k, q_sizes, k_sizes, max_q and max_k of a batch that is not packed
+WHOLE = (None, None, None, None, 0, 0)  # not packed: cu_q, cu_k, q_sizes, k_sizes, max_q, max_k
 
 
 def _fit(q: Tensor, k: Tensor, v: Tensor, dropout_p: float, dtypes: tuple[torch.dtype, ...]) -> None:
-    """Decline what torch refuses, or computes in another way than we do."""
+    """Decline arguments that torch rejects or for which torch's result differs from ours."""
     if dropout_p:
         raise NotSupported("dropout draws torch's random numbers")
     if q.dim() != 4 or k.dim() != 4 or v.dim() != 4 or not (q.numel() and k.numel() and v.numel()):
@@ -44,7 +44,7 @@ def _fit(q: Tensor, k: Tensor, v: Tensor, dropout_p: float, dtypes: tuple[torch.
 def _options(
     left: int, right: int, at_end: bool, scale: float | None, packed: tuple[Any, ...] = WHOLE, seq_first: bool = False
 ) -> tuple[Any, ...]:
-    """The arguments of `attention_general` from `slopes` on."""
+    """The arguments of `attention_general`, starting with `slopes`."""
     return None, None, None, *packed, left, right, at_end, 0.0, 0.0, scale, False, seq_first
 
 
@@ -91,7 +91,7 @@ def flash(
 
 
 def _nothing_dropped(query: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """What flash attention returns of its random numbers, and its debug mask."""
+    """The last three results of flash attention without dropout: random state, an unused tensor, debug mask."""
     state = torch.empty((2,), dtype=torch.uint64, device=query.device)
     unused = torch.empty((), dtype=torch.uint64, device=query.device)
     return state, unused, query.new_empty((0,))
@@ -149,7 +149,7 @@ def _flash_options(
     q: Tensor, k: Tensor, cu_q: Tensor | None, cu_k: Tensor | None, max_q: int, max_k: int, is_causal: bool,
     left: int | None, right: int | None, scale: float | None, seqused_k: Tensor | None = None,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """The arguments of `attention_general` from `slopes` on, for windows as flash attention reads them."""
+    """The arguments of `attention_general`, starting with `slopes`, for flash attention's window sizes."""
     keys = k.shape[2] if cu_q is None else max_k
     left, right = (-1 if n is None or n < 0 or n >= keys else n for n in (left, right))
     right = 0 if is_causal else keys if left >= 0 > right else right
@@ -198,7 +198,7 @@ def flash_attention_forward(
     o, lse = call(q, k, v, None, *options)
     if cum_seq_q is not None:
         lse = lse[0]
-        # only lengths on the device say whether a query sees no key, where torch's lse is +inf
+        # torch's lse is +inf for a query without visible keys; whether there is one, only the device knows
         if seqused_k is not None or cum_seq_k is None or cum_seq_q.data_ptr() != cum_seq_k.data_ptr():
             lse = lse.masked_fill(lse == -torch.inf, torch.inf)
     return _seq_first(packed, o), lse, *_nothing_dropped(query)
@@ -270,7 +270,7 @@ def efficient(
         lse = lse.new_empty((batch, heads, 0))
     elif queries % LSE_ALIGNMENT:
         lse = torch.nn.functional.pad(lse, (0, -queries % LSE_ALIGNMENT), value=torch.inf)
-    # without dropout torch's seed and offset are memory as it was: on the CPU, unless a graph is captured
+    # without dropout torch returns uninitialized seed and offset: on the CPU, unless a graph is captured
     on = query.device if query.is_cuda and torch.cuda.is_current_stream_capturing() else "cpu"
     seed, offset = (torch.empty((), dtype=torch.int64, device=on) for _ in range(2))
     return o, lse, seed, offset
@@ -333,7 +333,7 @@ def efficient_attention_backward(
     window_size: int | None = None,
     shared_storage_dqdkdv: bool = False,
 ) -> Any:
-    """[batch, seq, heads, dim]; packed sequences have a batch of 1."""
+    """Inputs are [batch, seq, heads, dim]; packed sequences have a batch of 1."""
     q, k, v, o = _heads_first(False, query, key, value, out)
     _fit_efficient(q, k, v, bias, dropout_p)
     _bias_has_no_gradient(bias_requires_grad)
@@ -362,7 +362,7 @@ def efficient_attention_backward(
 
 
 def _by_token(lse: Tensor, cu: Tensor, tokens: int) -> Tensor:
-    """[1, heads, tokens] from the [sequences, heads, longest] of the memory-efficient kernels."""
+    """Reshape lse from the [sequences, heads, longest] of the memory-efficient kernels to [1, heads, tokens]."""
     if lse.dim() != 3 or lse.shape[0] != cu.shape[0] - 1:
         raise NotSupported("statistics of another shape")
     token = torch.arange(tokens, dtype=cu.dtype, device=cu.device)

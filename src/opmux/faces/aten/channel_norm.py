@@ -1,13 +1,13 @@
 """ATen's group norm, batch norm and weight norm, and their gradients.
 
-Statistics are float32 (float64 for float64), but half precision where ATen's are: for a group norm of half-precision
-inputs, and for a batch norm of them on the CPU, unless parameters are wider. Inputs must be contiguous, or
-channels-last where ATen keeps that format; for other strides the call is left to torch.
+Statistics are float32 (float64 for float64). They are half precision where ATen's are: for half-precision inputs of
+group norm, and of batch norm on the CPU, unless the parameters are wider. Inputs must be contiguous, or channels-last
+where ATen keeps that format; calls with other strides are left to torch.
 
-Left to torch: `cudnn_batch_norm` and `miopen_batch_norm` (their reserve tensor is for their own backward, which may run
-after ours is disabled); the parts of synchronised batch norm, as no primitive computes only statistics; the gradient of
-batch norm in evaluation mode, where usually only dx is needed. ATen composes `_native_batch_norm_legit_functional` and
-`instance_norm` from the ops here.
+Left to torch: `cudnn_batch_norm` and `miopen_batch_norm` (only their own backward can read their reserve tensor, and it
+may run after our override is disabled); the steps of synchronised batch norm, because no primitive computes statistics
+alone; the gradient of batch norm in evaluation mode, where usually only dx is needed. ATen composes
+`_native_batch_norm_legit_functional` and `instance_norm` from the ops here.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ Fn = Callable[..., Any]
 
 
 def _check_memory_format(x: Tensor, channels_last: bool = True) -> None:
-    """Decline empty tensors, and those that are neither contiguous nor channels-last."""
+    """Decline empty tensors, and tensors that are neither contiguous nor channels-last."""
     last = channels_last and channel_norm.memory_format(x) is not torch.contiguous_format
     if not (x.is_contiguous() or last) or not x.numel():
         raise NotSupported(f"x is empty, or neither contiguous nor channels-last: {tuple(x.shape)} by {x.stride()}")
@@ -89,7 +89,7 @@ def group_norm_backward(
 
 
 def _check_running(x: Tensor, params: tuple[Tensor | None, ...], running: tuple[Tensor | None, ...]) -> bool:
-    """Whether parameters are wider than x. Running statistics have their dtype on the CPU, on other devices either."""
+    """Whether parameters are wider than x. On the CPU, running statistics must have the parameters' dtype."""
     if x.is_cpu:
         return mixed(x, *params, *running)
     mixed(x, *running)
@@ -108,7 +108,7 @@ def batch_norm_out(
     momentum: float,
     eps: float,
 ) -> Any:
-    """Declared explicitly so that it is not derived: a wrong `out` would be noticed after statistics are written."""
+    """Declines always. A derived `out=` form would detect a wrong `out` only after it has written the statistics."""
     raise NotSupported("out= tensors are checked only after running statistics have changed")
 
 
@@ -124,7 +124,7 @@ def batch_norm(
     momentum: float,
     eps: float,
 ) -> Any:
-    """Running statistics are written last, when all else is done."""
+    """Writes running statistics last, after everything that can fail."""
     if not training:
         infer = _evaluating()
         return batch_norm_infer(infer, input, weight, bias, running_mean, running_var, momentum, eps)
@@ -132,7 +132,7 @@ def batch_norm(
     _check_memory_format(input)
     y, mean, rstd, *new = call(input, weight, bias, running_mean, running_var, momentum, eps)
     if running_mean is not None and running_var is not None:
-        # .data: ATen's kernel does not bump version counters, and autograd has saved these tensors
+        # .data: autograd has saved these tensors, and ATen's kernel does not increment their version counters
         torch._foreach_copy_([running_mean.data, running_var.data], new)
     if input.is_cpu and not wider:
         mean, rstd = mean.to(input.dtype), rstd.to(input.dtype)
@@ -147,7 +147,7 @@ def batch_norm_alone(
 
 
 def _evaluating() -> Fn:
-    """The evaluation-mode primitive, through dispatch: `call` is only the training-mode one."""
+    """Calls the evaluation-mode primitive through dispatch; the adapter's `call` is the training-mode primitive."""
     key, manager = channel_norm.batch_norm_infer.spec.key, get_default_manager()
 
     def call(*args: Any) -> Any:
@@ -168,7 +168,7 @@ def batch_norm_infer(
     momentum: float,
     eps: float,
 ) -> Any:
-    """The returned statistics are the given ones; on the CPU they are empty."""
+    """The returned statistics are running_mean and 1 / sqrt(running_var + eps); on the CPU they are empty."""
     if running_mean is None or running_var is None:
         raise NotSupported("without statistics to use, the call is left to torch")
     wider = _check_running(input, (weight, bias), (running_mean, running_var))

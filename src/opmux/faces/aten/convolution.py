@@ -1,7 +1,7 @@
-"""ATen's depthwise convolutions, by `convolution`; the entry points that call it (`conv1d` to `conv_transpose3d`) are
-compositions.
+"""ATen's depthwise convolutions, computed by our `convolution`. ATen composes the entry points (`conv1d` to
+`conv_transpose3d`).
 
-Left to torch: what cuDNN, MIOpen and oneDNN are called by (`cudnn_convolution`, ...), and `_convolution`, which only
+Left to torch: the ops that call cuDNN, MIOpen and oneDNN (`cudnn_convolution`, ...), and `_convolution`, which only
 chooses among them.
 """
 
@@ -28,7 +28,7 @@ def depthwise(
     padding: Sequence[int],
     dilation: Sequence[int],
 ) -> Any:
-    """Each channel is a group. Declines tensors without a batch, and kernel sizes that are not the weight's."""
+    """Each channel is a group. Declines inputs without a batch, and a kernel size that differs from the weight's."""
     if self.dim() != weight.dim() or list(kernel_size) != list(weight.shape[2:]):
         raise NotSupported("a tensor without a batch, or a kernel size that is not the weight's")
     none = [0] * len(kernel_size)

@@ -1,9 +1,9 @@
-"""Which overloads `mode="auto"` takes: those measured to be at least as fast as torch's own kernel on this chip.
+"""Which overloads `mode="auto"` enables: those measured to be at least as fast as torch's own kernel on this chip.
 
-`opmux tune --aten` measures; a vendor's arch folder ships its results (`aten_speed.json`), and those in the user's
-cache come first. A decision depends on dtype and size: a small call is bound by the host, where torch is faster. The
-C++ gate applies sizes. Without the gate, each call of an overridden op costs a call of Python: then an op is taken only
-if it gains on each of the shipped traces of models (`model_traces.json`).
+`opmux tune --aten` measures. A vendor's arch folder ships its results (`aten_speed.json`); results in the user's cache
+override them. A decision depends on dtype and size: a small call is bound by the host, where torch is faster. The C++
+gate applies the size limits. Without the gate, each call of an overridden op costs a call of Python, so an op is then
+enabled only if it is faster on each of the shipped model traces (`model_traces.json`).
 """
 
 from __future__ import annotations
@@ -32,30 +32,31 @@ from .overloads import Overload, functional, table
 from .schema import siblings
 
 TRACES = Path(__file__).with_name("model_traces.json")
-NEVER = -1  # as a size: no call is ours
+NEVER = -1  # as a size limit: no call runs our kernel
 
 DTYPES = tuple(sorted({d for d in vars(torch).values() if isinstance(d, torch.dtype)}, key=str))
-SAME_SPEED = {torch.float16: torch.bfloat16}  # dtypes with the same kernels and traffic are measured once
-# A call hides its time on the host if torch's own kernel takes so many times as long on the device.
+SAME_SPEED = {torch.float16: torch.bfloat16}  # dtype -> the dtype measured for it: same kernels and memory traffic
+# The host's time is hidden if torch's own kernel takes at least this many times as long on the device.
 HIDDEN = 2.0
-NOISE = 1.01  # between two measurements of the same kernel
-# A Python function behind torch's dispatcher, in a step of a model: 4 us where it is called in a loop, but 43 us more
-# than torch's kernel in a backward, once in a step of a BERT, on the host of an H200.
+NOISE = 1.01  # the ratio by which two measurements of the same kernel may differ
+# Extra host time of a Python override in a model's step. Measured on the host of an H200: 4 us in a loop, but 43 us in
+# the backward of a BERT, where it is called once in a step.
 PYTHON_US = 40.0
-CLEAR_US = 5.0  # gained on the host in a loop, through Python: calls that come often in a step gain it there too
+CLEAR_US = 5.0  # an override that saves this much host time in a loop through Python also saves time in a model's step
 COMPOSITIONS = ("CompositeExplicitAutograd", "CompositeImplicitAutograd")
-# Of a functional op from its `out=` form, which must have a kernel (structured ops), or from other ops (`view_copy`).
+# The dispatch key of functional ops that torch composes from their `out=` form, which must have a kernel (structured
+# ops), or from other ops (`view_copy`).
 FROM_OTHERS = "CompositeExplicitAutogradNonFunctional"
 
-# Ops that read few places of a first tensor of any size: one token of a vocabulary.
+# Ops that read few elements of the first tensor, whatever its size: embedding reads one row for each token.
 LOOKUPS = frozenset({"embedding", "index_select", "index", "gather", "take"})
 
-# Overloads whose override, or that of an op which calls them, is entered through Python.
+# Overloads that are always entered through Python: the delegating ops and the ops they call.
 NEEDS_PYTHON = {*native.DELEGATES, *native.DELEGATES.values()}
 
 
 class Times(NamedTuple):
-    """Microseconds on the device for a first tensor of this size."""
+    """Times of one call on the device, in microseconds, for a first tensor of `numel` elements."""
 
     numel: int
     native: float
@@ -64,7 +65,7 @@ class Times(NamedTuple):
 
 @dataclass(frozen=True)
 class Speed:
-    """What was measured of an overload: on the host (torch's time, ours), and on the device by dtype and size."""
+    """Measured times of an overload: on the host (torch's, ours), and on the device for each dtype and size."""
 
     host: tuple[float, float]
     times: Mapping[torch.dtype, tuple[Times, ...]]
@@ -73,7 +74,7 @@ class Speed:
         return self.times.get(dtype) or self.times.get(SAME_SPEED.get(dtype, dtype), ())
 
     def at(self, dtype: torch.dtype, numel: int) -> Times | None:
-        """The times at a size: between two measured ones by the logarithm; beyond the largest in proportion."""
+        """The times at a size: interpolated on a log scale between measured sizes; above the largest, proportional."""
         known = self.of(dtype)
         if not known:
             return None
@@ -89,30 +90,30 @@ class Speed:
         return Times(numel, between(a.native, b.native), between(a.ours, b.ours))
 
     def through_python(self, measured: bool = False) -> Speed:
-        """The same for calls that go to Python in a step of a model; `measured`: they did when they were measured."""
+        """The times of calls through Python in a model's step; `measured`: these were measured through Python too."""
         torchs, ours = self.host
         if measured and torchs - ours >= CLEAR_US:
             return self
         return Speed((torchs, max(ours, torchs + PYTHON_US)), self.times)
 
     def smallest(self, dtype: torch.dtype) -> int:
-        """The smallest size from which ours is at least as fast, the host's time included; NEVER if there is none."""
+        """The smallest size at which our kernel, host time included, is as fast as torch's; NEVER if none."""
         known = self.of(dtype)
         wins = 0
         while wins < len(known) and known[-1 - wins].ours <= NOISE * known[-1 - wins].native:
             wins += 1
         if not wins:
             return NEVER
-        if any(b.numel <= a.numel for a, b in itertools.pairwise(known)):  # the first tensor does not tell the size
+        if any(b.numel <= a.numel for a, b in itertools.pairwise(known)):  # the sizes do not grow with the work
             hidden = self.host[1] <= self.host[0] or known[0].native >= HIDDEN * self.host[1]
             return 0 if wins == len(known) and hidden else NEVER
         first = 0 if wins == len(known) else known[-wins].numel
-        if self.host[1] <= self.host[0]:  # small calls may be ours too
+        if self.host[1] <= self.host[0]:  # our host time is no longer than torch's: no need to hide it
             return first
         return max(first, self._hides(dtype, HIDDEN * self.host[1]))
 
     def _hides(self, dtype: torch.dtype, us: float) -> int:
-        """The size at which torch's own kernel takes so long."""
+        """The size at which torch's own kernel takes `us` microseconds."""
         known = self.of(dtype)
         for a, b in itertools.pairwise(known):
             if a.native >= us:
@@ -134,28 +135,28 @@ class Speed:
 
 @dataclass(frozen=True)
 class Decision:
-    """For which calls auto mode takes an overload, and why: by dtype, the smallest size of the first tensor.
+    """For which calls auto mode runs our kernel, and why.
 
-    A dtype that is not listed is torch's.
+    `limits` maps a dtype to the smallest size of the first tensor. Calls of other dtypes run torch's kernel.
     """
 
     why: str
     limits: Mapping[torch.dtype, int] = field(default_factory=dict)
     by_size: bool = False  # whether the limits hold only where the C++ gate applies them
-    by_python: Mapping[torch.dtype, int] | None = None  # of calls that the gate cannot launch; None: as the others
+    by_python: Mapping[torch.dtype, int] | None = None  # limits of calls that C++ cannot launch; None: as `limits`
 
     @property
     def taken(self) -> bool:
         return any(n != NEVER for n in self.limits.values())
 
     def takes(self, first: Any) -> bool:
-        """Whether a call with this first tensor is ours."""
+        """Whether a call with this first tensor runs our kernel."""
         if not isinstance(first, torch.Tensor):
             return self.taken
         return _reaches(first, self.limits)
 
     def waits(self, first: Any) -> bool:
-        """Whether such a call is ours only where the C++ gate launches it; until then it is torch's."""
+        """Whether such a call runs our kernel only if the C++ gate launches it; until then torch's kernel runs."""
         if self.by_python is None or not isinstance(first, torch.Tensor):
             return False
         return self.takes(first) and not _reaches(first, self.by_python)
@@ -170,10 +171,11 @@ ALWAYS = dict.fromkeys(DTYPES, 0)
 
 
 def thresholds(name: str, device: str) -> tuple[Mapping[torch.dtype, int], Mapping[torch.dtype, int], bool]:
-    """For the C++ gate: by dtype, the smallest size of the first tensor from which a call is ours; -1: never.
+    """The limits for the C++ gate: dtype -> smallest size of the first tensor for which our kernel runs; -1: never.
 
-    Of calls that are launched from C++, and of those that go to Python. A dtype that is not listed is torch's. Last,
-    whether Python may run only calls that come often: false where torch has no kernel, or a vendor provides one.
+    Returns the limits of calls that C++ launches, then those of calls that go to Python; a dtype that is not listed
+    runs torch's kernel. The third value says whether Python may run only frequent calls: false if torch has no kernel,
+    or a vendor provides one.
     """
     found = _known.get((name, device))
     if found is not None:
@@ -189,19 +191,19 @@ _known: dict[tuple[str, str], tuple[Mapping[torch.dtype, int], Mapping[torch.dty
 def know(
     name: str, device: str, limits: Mapping[torch.dtype, int], by_python: Mapping[torch.dtype, int], patient: bool
 ) -> None:
-    """Take these thresholds for an overload, as an earlier process has decided, until `forget`."""
+    """Use these thresholds for an overload until `forget`; an earlier process has computed them."""
     _known[name, device] = limits, by_python, patient
 
 
 def decide(overload: Overload, device: str, by_gate: bool | None = None) -> Decision:
-    """Whether auto mode takes an overload on a device type; pass `gated()` as `by_gate` to decide many overloads."""
+    """How auto mode uses an overload on a device type. To decide many overloads, pass `gated()` as `by_gate`."""
     return _decide(overload, device, vendors.generation(), gated() if by_gate is None else by_gate)
 
 
 def gated() -> bool:
-    """Whether the C++ gate is loaded, or may be, as there is a compiler: then the size of a call decides, in C++.
+    """Whether the C++ gate is loaded or can be compiled. If so, decisions may depend on sizes, which the gate checks.
 
-    To look for the compiler and read settings files takes 0.2 ms.
+    Finding the compiler and reading the settings files takes 0.2 ms.
     """
     return native_library.possible()
 
@@ -224,7 +226,7 @@ def _decide(overload: Overload, device: str, generation: int, gated: bool) -> De
     slower = speed.through_python(measured=not from_cpp)
     limits = {d: (speed if from_cpp else slower).smallest(d) for d in DTYPES if speed.of(d)}
     tells = any("Tensor" in str(a.type) for a in overload.shape.arguments) and overload.shape.packet not in LOOKUPS
-    if not tells:  # the first tensor, of the size of a call
+    if not tells:  # the first tensor's size does not say how large the call is
         limits = {d: 0 if n == 0 else NEVER for d, n in limits.items()}
     if all(n == NEVER for n in limits.values()):
         if any(Speed((0.0, 0.0), speed.times).smallest(d) != NEVER for d in limits):
@@ -243,21 +245,21 @@ def _decide(overload: Overload, device: str, generation: int, gated: bool) -> De
 
 
 def _speed(overload: Overload, chip: Chip) -> Speed | None:
-    """What was measured of an overload, or of the one that stands for it."""
+    """The measured times of an overload, or of the functional overload that represents it."""
     known = measured(chip)
     if overload.name in known:
         return known[overload.name]
     plain = standing_in(overload)
     found = None if plain is None else known.get(plain.name)
-    # the gate launches functional and in-place forms alone
+    # the gate launches only functional and in-place forms; `out=` forms go through Python
     return found.through_python() if found is not None and overload.shape.kind == "out" else found
 
 
 def standing_in(overload: Overload) -> Overload | None:
-    """The functional overload by whose measurement an in-place or `out=` one goes that has none of its own.
+    """The functional overload whose measured times are used for an in-place or `out=` form that was not measured.
 
-    None where torch composes the functional one of a copy and the in-place one, which takes longer than that; and where
-    ours computes a new tensor and then copies it, which takes longer than the functional one.
+    None if the times would differ: torch composes the functional form from a copy and the in-place form, or our
+    in-place or `out=` form computes a new tensor and then copies it.
     """
     plain = functional(overload)
     if plain is None or any(plain.shape.has(k) for k in COMPOSITIONS) or _copies(overload):
@@ -266,7 +268,7 @@ def standing_in(overload: Overload) -> Overload | None:
 
 
 def _copies(overload: Overload) -> bool:
-    """Whether our impls of an in-place or `out=` form make a tensor of their own first."""
+    """Whether all our impls of an in-place or `out=` form compute a new tensor and copy it."""
     specs.load_implementers(overload.family)
     impls = [i for base in overload.bases for i in get_default_manager().registry.impls(base)]
     return overload.adapter is not None or not any(i.into for i in impls)
@@ -294,7 +296,7 @@ def _from(limits: Mapping[torch.dtype, int]) -> str:
 
 
 def gains(name: str, speed: Speed) -> tuple[str, float]:
-    """A trace on which an overload loses, or "", and the gain in microseconds on all of them; through Python."""
+    """A trace on which an overload called through Python is slower, or "", and the microseconds saved on all traces."""
     host, total = speed.host[0], 0.0
     python = max(speed.host[1], host + PYTHON_US)
     for model, calls in traces().items():
@@ -324,7 +326,7 @@ measured = functools.cache(FILES.measured)
 
 
 def store(chip: Chip, speeds: Mapping[str, Speed], more: Mapping[str, Any]) -> Path | None:
-    """Add to the user's file what was measured; None if there is no place for it."""
+    """Add measured times to the user's file; None if no file can be written."""
     file = FILES.store(chip, speeds, more)
     forget()
     return file

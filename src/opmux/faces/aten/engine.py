@@ -37,13 +37,13 @@ from .schema import Shape
 
 
 class State:
-    """The enabled overloads: `on` holds their names, and is all that an override reads."""
+    """The enabled overloads. An override reads only `on`, which contains their names."""
 
     def __init__(self) -> None:
         self.on: Any = frozenset()
         self.requested: frozenset[str] = frozenset()
-        self.auto = False  # whether only the calls that `decisions` gives to us are ours; applied by the C++ gate
-        self.inside: set[int] = set()  # threads that run a reference: overrides are disabled for them
+        self.auto = False  # whether the C++ gate runs our kernels only for the calls that `decisions` selects
+        self.inside: set[int] = set()  # threads that run a reference, for which overrides are disabled
         self.counts: Counter[str] | None = None  # calls of enabled overloads, inside `counted()`
 
     def request(self, names: frozenset[str]) -> None:
@@ -54,7 +54,7 @@ class State:
 
 
 class WatchedState:
-    """`State.on` while a thread runs a reference, for which nothing is enabled, or while calls are counted."""
+    """Replaces the set `State.on` while a thread runs a reference (nothing is enabled for it) or calls are counted."""
 
     def __init__(self, names: frozenset[str], inside: set[int], counts: Counter[str] | None):
         self._names, self._inside, self._counts = names, inside, counts
@@ -71,7 +71,7 @@ STATE = State()
 
 @contextlib.contextmanager
 def counted(into: Counter[str] | None = None) -> Iterator[Counter[str]]:
-    """Count the calls of enabled overloads in this block, on all threads; `into` is told of each as it happens."""
+    """Count the calls of enabled overloads in this block, on all threads; `into` is updated at each call."""
     with lock.held:
         before, STATE.counts = STATE.counts, Counter() if into is None else into
         STATE.request(STATE.requested)
@@ -85,7 +85,7 @@ def counted(into: Counter[str] | None = None) -> Iterator[Counter[str]]:
 
 
 def off_inside(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a function so that the ATen ops it calls run ATen's kernels."""
+    """Wrap a function so that the ATen ops it calls run ATen's kernels."""
 
     def reference(*args: Any, **kwargs: Any) -> Any:
         me = threading.get_ident()
@@ -103,7 +103,7 @@ def off_inside(fn: Callable[..., Any]) -> Callable[..., Any]:
                 STATE.inside.discard(me)
                 STATE.request(STATE.requested)
 
-    reference.__wrapped__ = fn  # type: ignore[attr-defined]  # it takes what the function takes
+    reference.__wrapped__ = fn  # type: ignore[attr-defined]  # it has the signature of the function
     return reference
 
 
@@ -114,10 +114,10 @@ class Device:
         package = devices.vendor_of(name)
         self.name = name
         self.key = {"cpu": "CPU"}.get(name, "PrivateUse1") if package is None else package.info.key
-        self.entries: dict[str, EntryPoint | Deferred] = {}  # of the registered overrides
-        self._made: dict[str, EntryPoint] = {}  # all entries ever made, for reuse
+        self.entries: dict[str, EntryPoint | Deferred] = {}  # the entries of the registered overrides
+        self._made: dict[str, EntryPoint] = {}  # every entry that was ever created, for reuse
         self._libraries: list[torch.library.Library] = []  # one for each registration
-        self._gates: dict[str, gate.Gate] = {}  # in front of the registered overrides
+        self._gates: dict[str, gate.Gate] = {}  # the C++ gates before the registered overrides
 
     @cached_property
     def rows(self) -> Mapping[str, AtenRow]:
@@ -128,7 +128,7 @@ class Device:
         return {n.removeprefix("aten::") for n in HERE.ops(self.name).unused}
 
     def choose(self) -> dict[str, Overload]:
-        """The overloads that some impl can compute on this device."""
+        """The overloads for which some impl runs on this device."""
         for row in self.rows.values():
             self._add_row(row)
         found = {n: o for n, o in table().items() if n not in self.unused and o.shape.packet not in self.unused}
@@ -139,7 +139,7 @@ class Device:
         return {n: o for n, o in found.items() if self._can(manager, o)}
 
     def _add_row(self, row: AtenRow) -> None:
-        """Make a vendor's function an impl of its overload, if it fits: a packet's row need not fit each overload."""
+        """Make a vendor's function an impl of its overload, unless it does not accept the overload's arguments."""
         made = vendors_own(row.overload)
         call = row_for(made, row)
         if call is None:
@@ -175,18 +175,18 @@ class Device:
                 for overload in new:
                     self._register_one(overload, lib)
             self._libraries.append(lib)
-        except BaseException:  # the next registration would take a leftover override for ATen's kernel
+        except BaseException:  # a leftover override would be mistaken for ATen's kernel by the next registration
             self._destroy([lib], [o.name for o in new])
             self.entries = before
             raise
         return True
 
     def has_gate(self, name: str) -> bool:
-        """Whether C++ comes before an override, which so is registered on the device's key alone."""
+        """Whether a C++ gate runs before an override that is registered only on the device's key."""
         return name in self._gates and name not in self.rows
 
     def register_deferred(self, families: Mapping[str, str]) -> bool:
-        """Register gates, and overrides that load their kernels at the first call: overload -> family."""
+        """Register gates and overrides that load their kernels at the first call; `families`: overload -> family."""
         new = [n for n in families if n not in self.entries]
         before, self.entries = self.entries, dict(self.entries)
         lib = torch.library.Library("aten", "IMPL")
@@ -226,7 +226,7 @@ class Device:
             return made
 
     def _register_one(self, overload: Overload, lib: torch.library.Library) -> None:
-        """Register an override on the device's key; also above autograd if a kernel below it would change gradients."""
+        """Register an override on the device's key, and above autograd if it would change gradients otherwise."""
         shape = overload.shape
         row = self.rows.get(overload.name) if self.name in overload.rows else None
         autograd = f"Autograd{self.key}"
@@ -302,7 +302,7 @@ def entry_point(overload: Overload, device: str) -> EntryPoint:
 
     entry = EntryPoint(form, bind, under)
     entry.globals.update(_state=STATE, _Tensor=Tensor)
-    entry.watch_scopes(False)  # select the code variant with the gate
+    entry.watch_scopes(False)  # use the code variant that checks whether the overload is enabled
     return entry
 
 
@@ -310,7 +310,7 @@ def entry_point(overload: Overload, device: str) -> EntryPoint:
 def _form(overload: Overload) -> Form:
     form = Form.of(overload.name.replace(".", "_"), overload.signature, differentiable=False)
     off = f"{overload.name!r} not in _state.on"
-    if len(overload.shape.tensors) > 1:  # torch may pass a number for any of them; the first tensor determines the impl
+    if len(overload.shape.tensors) > 1:  # any of them may be a number, but the first one chooses the impl
         off += f" or not isinstance({overload.shape.tensors[0]}, _Tensor)"
     form.gate = f"if {off}:\n        return _native({form.passed})"
     return form
@@ -320,7 +320,7 @@ def _form(overload: Overload) -> Form:
 
 _devices: dict[str, Device] = {}
 _chosen: dict[str, dict[str, Overload]] = {}
-_generation = 0  # incremented when a registration becomes stale: by removals and changes of vendors
+_generation = 0  # incremented when overrides are removed or vendors change, which makes registrations stale
 
 
 def generation() -> int:
@@ -334,7 +334,7 @@ def choosable() -> dict[str, dict[str, Overload]]:
         if name in _chosen:
             continue
         made = _devices.get(name) or Device(name)
-        chosen = made.choose()  # without a lock: it imports kernels and runs impls' availability checks
+        chosen = made.choose()  # without the lock, because it imports kernels and runs impls' availability checks
         with lock.held:
             if name not in _chosen:
                 _devices[name], _chosen[name] = made, chosen
@@ -348,12 +348,12 @@ def register(names: Mapping[str, Iterable[str]]) -> None:
     """Register overrides for these overloads, by device type."""
     chosen = choosable()
     if any(names.values()):
-        native_library.available()  # may compile, for which no lock is held
+        native_library.available()  # before the lock is held, because it may compile
     with lock.held:
         new = [
             _devices[device].register([o for n, o in chosen[device].items() if n in requested])
             for device, requested in ((d, _with_delegates(n)) for d, n in names.items())
-            if device in _devices  # its vendor may have been removed meanwhile
+            if device in _devices  # false if its vendor has been removed meanwhile
         ]
         _guard(any(new))
 
@@ -376,7 +376,7 @@ def _guard(new: bool) -> None:
 
 
 def gated_on(device: str) -> frozenset[str]:
-    """The registered overrides of a device type that C++ comes before."""
+    """The registered overrides of a device type that have a C++ gate before them."""
     found = _devices.get(device)
     return frozenset() if found is None else frozenset(n for n in found.entries if found.has_gate(n))
 
@@ -387,7 +387,7 @@ def _with_delegates(names: Iterable[str]) -> set[str]:
 
 
 def leftovers(names: Mapping[str, Iterable[str]]) -> bool:
-    """Whether there are overrides of other overloads than these: each costs a call of Python, even if it is off."""
+    """Whether other overloads than these are overridden: each costs a call of Python, even if disabled."""
     return any(not set(d.entries) <= _with_delegates(names.get(n, ())) for n, d in _devices.items())
 
 
@@ -405,7 +405,7 @@ def remove() -> None:
 
 
 def forget() -> None:
-    """The vendors have changed: choose overloads again. Registered overrides stay until they are removed."""
+    """Choose overloads again at the next use, because vendors changed. Registered overrides stay until removed."""
     global _generation
     with lock.held:
         _generation += 1
@@ -423,7 +423,7 @@ def registered(name: str) -> bool:
 
 
 def is_on(name: str, device: str) -> bool:
-    """Whether calls of an overload on a device type run our choice."""
+    """Whether an overload is overridden and enabled on a device type."""
     found = _devices.get(device)
     return name in STATE.requested and found is not None and name in found.entries
 

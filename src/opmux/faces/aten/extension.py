@@ -1,4 +1,4 @@
-"""What ATen's face adds to core: `explain` knows torch's overloads, before `enable()` too.
+"""ATen's extension of core: `explain` accepts torch's overloads, even before `enable()`.
 
 Core imports this module when it first reads a setting, so it imports the rest of the face on demand.
 """
@@ -16,7 +16,7 @@ from ...core.spec import specs
 
 
 def _find_derived(name: str) -> str | None:
-    """The key of an overload of ATen: `add.Tensor`, `_softmax`, `_softmax.default`; for `add_`, its first overload."""
+    """The key of an overload that a user names: `add.Tensor`, `_softmax`, `_softmax.default`; `add_`: its first one."""
     from . import engine
     from .overloads import left_to_torch, table
     from .schema import overloads
@@ -71,7 +71,7 @@ def _who_runs(key: str, device: str, chosen: str | None, first: Any) -> str:
 
 
 def _of_the_same_name(key: str, device: str, first: Any) -> str:
-    """For an op of ours with the name of an overload of ATen: who runs that one."""
+    """If ATen has an overload with the name of our op: which implementation runs ATen's."""
     name = key.rpartition("::")[2]
     packet = getattr(torch.ops.aten, name, None)
     if packet is None or "default" not in packet.overloads():
@@ -84,7 +84,7 @@ def _of_the_same_name(key: str, device: str, first: Any) -> str:
 
 
 def _reason(name: str) -> str:
-    """Why nobody here computes an overload."""
+    """Why neither opmux nor a vendor computes an overload."""
     from . import left
 
     return left.reason(name) or "opmux has no kernel for it"

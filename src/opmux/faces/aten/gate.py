@@ -1,12 +1,12 @@
-"""The C++ entry of overrides: a call that is off, or too small to be ours, runs ATen's kernel without Python.
+"""The C++ entry of overrides: disabled calls, and calls too small for our kernel, run ATen's kernel without Python.
 
-The native library (cpp/library.py) is compiled by the first registration of overrides, and its gate
-(native/gate.cpp) is put in front of each override on its dispatch key. Without the library the overrides in Python do
-the same by themselves, except for the choice by size.
+The first registration of overrides compiles the native library (cpp/library.py). Its gate (native/gate.cpp) is then
+installed before each override on its dispatch key. Without the library the Python overrides do the same, but cannot
+choose by size.
 
-On CUDA the gate also launches kernels. In auto mode another process computes what a call launches (planner.py), from
-the call's key: dtypes, shapes, strides, numbers. Otherwise the sixth call with a key is recorded, and if the override
-only allocated and launched Triton kernels, the gate launches further ones (cpp/launching.py).
+On CUDA the gate also launches kernels. In auto mode another process (planner.py) computes what a call launches from the
+call's key: dtypes, shapes, strides, numbers. Otherwise the sixth call with a key is recorded; if the override only
+allocated memory and launched Triton kernels, the gate launches later calls with this key (cpp/launching.py).
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class _Selection(ctypes.Structure):
 
 # ---- one gate -------------------------------------------------------------------------------------------------------
 
-_slots: dict[tuple[str, str], int] = {}  # (device type, overload) -> its place in a selection; never changes
+_slots: dict[tuple[str, str], int] = {}  # (device type, overload) -> index in every selection; never changes
 
 
 class Gate:
-    """The gate of one overload on one device; `install` puts it in front of the override that is registered by then."""
+    """The gate of one overload on one device. Call `install` after the override is registered."""
 
     def __init__(self, device: str, shape: Shape, key: str, launches: bool = False):
         library = native_library.loaded()
@@ -71,8 +71,8 @@ class Gate:
         return made
 
 
-# Of families that C++ launches: each has a signature of its own, which gate.cpp does not list, and so is entered with a
-# stack and goes to Python.
+# Overloads of the families that C++ launches that still go to Python: gate.cpp has no entry for their signatures, so
+# torch calls them with a boxed stack.
 RARE = frozenset({
     "_native_batch_norm_legit", "_native_batch_norm_legit.no_stats", "_native_batch_norm_legit_no_training",
     "_weight_norm_interface", "_weight_norm_interface_backward", "addr_", "all.dims", "any.dims", "clamp.Tensor",
@@ -83,7 +83,7 @@ RARE = frozenset({
 })  # fmt: skip
 
 
-# Of other families: their kernels depend on the arguments alone too, and models call them often.
+# Overloads of other families that C++ launches: kernels depend only on the arguments, and models call them often.
 MORE = frozenset({
     "select_backward", "slice_backward", "constant_pad_nd", "repeat", "clone", "_to_copy", "copy_", "cat",
 })  # fmt: skip
@@ -97,10 +97,10 @@ def may_launch(device: str, shape: Shape, family: str) -> bool:
 
 
 def make(device: str, shape: Shape, key: str, family: str = "") -> Gate | None:
-    """A gate that has ATen's kernel of now, or None where the override must be entered through Python.
+    """A gate that holds the kernel ATen has now, or None if the override must be entered through Python.
 
-    That is so without the library, and for overloads that have no kernel of ATen's, or one that is in Python. Calls of
-    these families may be launched from C++.
+    That is so without the library, and if ATen has no kernel of the overload or we replace it by a Python function.
+    `family` says whether C++ may launch the overload.
     """
     if native_library.loaded() is None or shape.name in native.DELEGATES or not native.exists(shape, key):
         return None
@@ -113,18 +113,18 @@ def make(device: str, shape: Shape, key: str, family: str = "") -> Gate | None:
 Limits = Mapping[torch.dtype, int]
 Thresholds = Callable[[str, str], tuple[Limits, Limits, bool]]
 
-_made: dict[tuple[tuple[int, ...] | None, ...], tuple[Any, ...]] = {}  # by contents; C++ has pointers: never freed
-_selections: dict[tuple[frozenset[str], Thresholds | None, int], Any] = {}  # by the arguments of `select`
+_made: dict[tuple[tuple[int, ...] | None, ...], tuple[Any, ...]] = {}  # contents -> C data, which C++ points to
+_selections: dict[tuple[frozenset[str], Thresholds | None, int], Any] = {}  # cache, keyed by the arguments of `select`
 
 
 def select(names: frozenset[str], thresholds: Thresholds | None) -> None:
-    """Turn these overloads on, and no others.
+    """Enable these overloads and disable all others.
 
-    `thresholds(overload, device)` gives, by dtype, the smallest number of elements of the first tensor for which a call
-    is ours: 0 for all calls, NEVER for none, which is also so for a dtype that it does not name. It gives that twice:
-    for calls that are launched from C++, and for those that go to Python. A call without tensors is ours if any is. If
-    the third value is true, Python runs only calls that come often, within the time that `allow` grants; torch's kernel
-    runs the others. Without the function all calls are ours.
+    `thresholds(overload, device)` returns two mappings from dtype to the smallest number of elements of the first
+    tensor for which our kernel runs: one for calls that C++ launches, one for calls that go to Python. 0 means all
+    calls; NEVER, or a dtype that is not listed, means none. A call without tensors runs our kernel if any dtype does.
+    If the third value is true, Python runs only frequent calls, within the time that `allow` grants, and torch's kernel
+    runs the others. Without `thresholds`, all calls run our kernels.
     """
     library = native_library.loaded()
     if library is None:
@@ -177,7 +177,7 @@ def slots() -> dict[tuple[str, str], int]:
 
 
 def plan(socket: socket.socket | None) -> None:
-    """Request the launches of auto mode from the planner behind this socket; None: record in this process."""
+    """Request auto mode's launches from the planner at this socket; None: record them in this process."""
     if (library := native_library.loaded()) is not None:
         library.gate_plan(-1 if socket is None else socket.fileno())
 
@@ -188,7 +188,7 @@ def waiting() -> int:
     return 0 if library is None else library.gate_waiting()
 
 
-# Of the time that passes, and seconds that are saved up.
+# The share of elapsed time that Python may use, and the most unused seconds that add up.
 SHARE, MOST = 0.02, 0.01
 
 
@@ -199,6 +199,6 @@ def allow(share: float = SHARE, seconds: float = MOST) -> None:
 
 
 def inside(by: int) -> None:
-    """Count this thread in (1) or out (-1) of references: it gets ATen's kernels while it runs one."""
+    """Enter (1) or leave (-1) a reference on this thread, which runs ATen's kernels inside references."""
     if (library := native_library.loaded()) is not None:
         library.gate_inside(by)

@@ -1,5 +1,5 @@
-"""ATen's layout ops and factories. `specs.layout` and `specs.creation` have ATen's own names and signatures, so nearly
-all overloads are derived from them; here are those that differ, and those that are left to torch.
+"""ATen's layout ops and factories whose signatures differ from our ops'. Nearly all overloads are derived from
+`specs.layout` and `specs.creation` instead, which have ATen's names and signatures.
 """
 
 from collections.abc import Callable

@@ -1,9 +1,9 @@
 """Overloads of ATen that opmux does not override, and why.
 
-    composition   ATen computes the op by calling other ops; those are overridden
-    view          it changes sizes and strides and runs no kernel
+    composition   ATen computes the op by calling other ops, which are overridden
+    view          the op changes sizes and strides and runs no kernel
     LEFT          any other reason, one row each
-    NOT_YET       overloads without a kernel of ours that are to get one
+    NOT_YET       overloads for which we plan to write a kernel
 
 `docs/aten_coverage.md` lists them; `opmux.explain` gives the reason.
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 from .overloads import table
 from .schema import Shape, overloads
 
-# Op, or one overload of it -> why torch's own kernel runs.
+# Op or overload -> why torch's own kernel runs.
 _FACTORISATION = "a factorisation or solver of dense linear algebra: torch calls cuSOLVER, MAGMA or LAPACK"
 _CUDNN = "an entry point of cuDNN, which torch calls by this name"
 _MIOPEN = "an entry point of MIOpen, for AMD only"
@@ -93,7 +93,7 @@ LEFT: dict[str, str] = {
     "allclose": "ATen composes it from isclose and all, and reads the result on the host",
     "multinomial": "one draw is exponential_, a division and argmax or topk, which are overridden; many are torch's",
     "value_selecting_reduction_backward": "ATen composes it from zeros and scatter_, which is overridden",
-    # the host's work
+    # work on the host
     "_has_compatible_shallow_copy_type": "compares the types of two tensors on the host; no kernel runs",
     "choose_qparams_optimized": "a search that runs on the host",
     "is_nonzero": "reads one number on the host",
@@ -113,10 +113,10 @@ LEFT: dict[str, str] = {
     "unsqueeze_": _METADATA,
 }
 
-# Overloads without a kernel of ours, by family, one name a line. A family that gets kernels deletes its lines.
+# Family -> overloads for which we plan to write a kernel, one name a line. Delete the line when there is one.
 NOT_YET: dict[str, str] = {}
 
-# Op that ATen composes -> the ops it calls. Recorded from torch 2.13; for the page and for explain.
+# Op that ATen composes -> the ops it calls. Recorded from torch 2.13; for docs/aten_coverage.md and `explain`.
 COMPOSED: dict[str, str] = {
     "__and__": "bitwise_and",
     "__ior__": "bitwise_or_",
@@ -240,7 +240,7 @@ def flaggems_names() -> tuple[str, ...]:
 def reason(name: str) -> str | None:
     """Why opmux does not override an overload, as the end of "torch's own kernel runs, because ..."; None if it does.
 
-    `name` is ATen's, `transpose.int` or `relu`; an overload that torch does not know has no reason.
+    `name` is ATen's: `transpose.int` or `relu`. For an overload that torch does not have, the result is None.
     """
     plain = name.removeprefix("aten::").removesuffix(".default")
     packet = plain.partition(".")[0]
@@ -257,14 +257,14 @@ def reason(name: str) -> str | None:
 
 
 def parts(name: str) -> str:
-    """The ops that ATen composes an op from, in words; of an in-place form, those of its op."""
+    """The ops that ATen composes an op from, in words. For an in-place form, the ops of its functional form."""
     packet = name.partition(".")[0]
     known = (COMPOSED.get(n) for n in (name, packet, packet.removesuffix("_")))
     return next((ops for ops in known if ops is not None), "other ops")
 
 
 def stated(name: str) -> bool:
-    """Whether an overload that is not ours is left to torch on purpose."""
+    """Whether an overload that opmux does not override is left to torch on purpose."""
     shape = Shape(name)
     return name in LEFT or shape.packet in LEFT or shape.composite or shape.view
 

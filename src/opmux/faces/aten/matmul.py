@@ -1,9 +1,9 @@
-"""ATen's matrix products: each is one product of matrices or of batches of them, with something added; products of
-FP8 with scales, of int8, and of groups of rows, of columns or of K.
+"""ATen's matrix products: one product of two matrices or two batches of matrices, with an optional addend; products of
+scaled FP8, of int8, and of groups of rows, of columns or of K.
 
-Left to torch: complex numbers, integers other than int8; factors of different dtypes; of `_scaled_mm`, a result of FP8
-and scales of MXFP8 and NVFP4. Dot products stay torch's, one kernel there and two of ours. `linear`, `matmul` and
-`einsum` are composed of these by ATen.
+Left to torch: complex numbers and integers other than int8; factors of different dtypes; `_scaled_mm` with an FP8
+result, or with MXFP8 or NVFP4 scales; dot products, which would be two kernels of ours and are one in torch. ATen
+composes `linear`, `matmul` and `einsum` from the ops here.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ Fn = Callable[..., Any]
 
 
 def _fit(a: Tensor, b: Tensor, rank: int, c: Tensor | None = None) -> None:
-    """Decline what torch refuses, or computes in another way than we do."""
+    """Decline arguments that torch rejects or for which torch's result differs from ours."""
     if a.dim() != rank or b.dim() != rank or a.shape[:-2] != b.shape[:-2] or a.shape[-1] != b.shape[-2]:
         raise NotSupported(f"matrices that do not fit: {tuple(a.shape)} and {tuple(b.shape)}")
     if a.dtype not in FLOATS or b.dtype is not a.dtype or a.device != b.device:
@@ -78,7 +78,7 @@ def baddbmm(
 
 @adapt("addbmm", over=gemm.matmul)
 def addbmm(call: Fn, self: Tensor, batch1: Tensor, batch2: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Any:
-    """A sum of products is one product over all of K: [m, batch k] by [batch k, n]."""
+    """The sum over the batch is one product over a longer K: [m, batch * k] by [batch * k, n]."""
     _fit(batch1, batch2, 3, self)
     (batch, m, k), n = batch1.shape, batch2.shape[2]
     wide = batch1.transpose(0, 1).reshape(m, batch * k)
@@ -87,7 +87,7 @@ def addbmm(call: Fn, self: Tensor, batch1: Tensor, batch2: Tensor, *, beta: Any 
 
 @adapt("mv", over=gemm.matmul)
 def mv(call: Fn, self: Tensor, vec: Tensor) -> Any:
-    """The vector is the row of a matrix: a tile of few rows reads the matrix in long pieces."""
+    """Computed as vec[None] times self^T: a product with one row reads the matrix in long contiguous pieces."""
     if vec.dim() != 1:
         raise NotSupported("not a vector")
     row = vec[None]
@@ -125,7 +125,7 @@ BLOCK = gemm.BLOCK
 
 
 def _fp8(self: Tensor, mat2: Tensor, rank: int, bias: Tensor | None, out_dtype: Dtype) -> tuple[Tensor, Tensor]:
-    """The bytes of both, the second with rows of K; declines what torch refuses on some chip."""
+    """Both matrices as bytes, the second one transposed to [n, k]; declines what torch rejects on some chip."""
     if self.dtype not in FP8 or mat2.dtype not in FP8 or self.dtype is mat2.dtype is torch.float8_e5m2:
         raise NotSupported(f"products of {self.dtype} and {mat2.dtype} are left to torch")
     if self.dim() != 2 or mat2.dim() != rank or self.shape[1] != mat2.shape[-2] or self.device != mat2.device:
@@ -142,7 +142,7 @@ def _fp8(self: Tensor, mat2: Tensor, rank: int, bias: Tensor | None, out_dtype: 
 
 
 def _other(op: Any, *args: Any) -> Any:
-    """Another op than the one that `call` is, through dispatch."""
+    """Call an op that differs from the adapter's `call`, through dispatch."""
     with torch.no_grad():  # torch records the gradient of the ATen op
         return get_default_manager().call(op.spec.key, *args)
 
@@ -164,7 +164,7 @@ def scaled_mm(
     out_dtype: Dtype,
     use_fast_accum: bool,
 ) -> Any:
-    """One scale each, one for each row and column, or one for each 1x128 or 128x128."""
+    """Scales: one for each matrix, one for each row and column, or one for each block of 1x128 or 128x128."""
     a, b = _fp8(self, mat2, 2, bias, out_dtype)
     _scales(scale_a, scale_b)
     kinds, (m, k), n = (self.dtype, mat2.dtype), a.shape, b.shape[0]
@@ -193,8 +193,8 @@ def _groups(offs: Tensor | None, groups: int, bias: Tensor | None) -> Tensor:
 
 @adapt("_grouped_mm", over=grouped.grouped_mm)
 def grouped_mm(call: Fn, self: Tensor, mat2: Tensor, offs: Tensor | None, bias: Tensor | None, out_dtype: Dtype) -> Any:
-    """Groups of rows of the first or of columns of the second, each with a matrix of the other; groups of K, each
-    with a product of its own; or batches, without groups.
+    """Multiply groups of rows of self (2D) by matrices of mat2 (3D), matrices of self (3D) by groups of columns of mat2
+    (2D), or groups along K of two 2D matrices; two 3D inputs are a batched product without groups.
     """
     if self.dtype is not torch.bfloat16 or mat2.dtype is not self.dtype or out_dtype not in (None, self.dtype):
         raise NotSupported(f"grouped products of {self.dtype} and {mat2.dtype} are left to torch")
@@ -208,7 +208,7 @@ def grouped_mm(call: Fn, self: Tensor, mat2: Tensor, offs: Tensor | None, bias: 
         return call(self, mat2.mT if turned else mat2, ends, turned)
     if ranks == (2, 2) and self.shape[1] == mat2.shape[0]:
         return _other(grouped.grouped_mm_wgrad, self.t(), mat2, _groups(offs, -1, bias))
-    if ranks == (3, 2) and self.shape[2] == mat2.shape[0]:  # the columns are rows of the transposed product
+    if ranks == (3, 2) and self.shape[2] == mat2.shape[0]:  # compute the transposed product
         return call(mat2.t(), self, _groups(offs, self.shape[0], bias), True).t().contiguous()
     if ranks == (3, 3) and self.shape[0] == mat2.shape[0] and self.shape[2] == mat2.shape[1]:
         if offs is not None or bias is not None:

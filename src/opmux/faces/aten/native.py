@@ -14,22 +14,22 @@ from .schema import Shape
 
 _CATEGORY = {bool: 0, int: 1, float: 2, complex: 3}
 _WIDEST = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
-_PASSED_ON = (Tensor, type(None))  # None is an undefined tensor: a bias that is not there
+_PASSED_ON = (Tensor, type(None))  # None is an undefined tensor, for example an absent bias
 _NOT_PROMOTING = ("condition", "mask")  # tensors that do not affect type promotion
 
-# Ops whose kernel calls another op with its number as a tensor on the device. torch cannot pass such a tensor to a
-# Python override of the other op: these are overridden too, and call the other op with a number.
+# Op -> the op that its kernel calls. ATen's kernels of these ops pass their number to the other op as a tensor on the
+# device. torch cannot pass such a tensor to a Python override, so these ops are overridden too, and pass the number.
 DELEGATES = {
     "pow.Scalar": "pow.Tensor_Tensor",
     "pow.Scalar_out": "pow.Tensor_Tensor_out",
     "searchsorted.Scalar": "searchsorted.Tensor",
     "searchsorted.Scalar_out": "searchsorted.Tensor_out",
 }
-_ON_ONE_DEVICE = ("searchsorted",)  # ops that do not take a 0-dim tensor of the CPU beside those of a device
+_ON_ONE_DEVICE = ("searchsorted",)  # ops that reject a 0-dim CPU tensor beside device tensors
 
 
 def key_of(device: str) -> str:
-    """torch's dispatch key of a device type; of a vendor's, also where torch does not know the device."""
+    """torch's dispatch key of a device type; a vendor's package gives it even if torch does not know the device."""
     package = devices.vendor_of(device)
     return torch._C._dispatch_key_for_device(device) if package is None else package.info.key
 
@@ -54,9 +54,9 @@ def kernel(shape: Shape, key: str) -> Callable[..., Any]:
 def taking_numbers(shape: Shape, boxed: Callable[..., Any], alone: bool = False) -> Callable[..., Any]:
     """A kernel, called with keys and arguments, that accepts Python numbers in place of tensors.
 
-    torch passes a number in a tensor's place to Python as a number, but its kernel does not accept one: it is called
-    with a 0-dim tensor of a dtype that promotes like the number. `alone`: also where the op has no other tensor, which
-    happens on the CPU only, where such tensors of torch are.
+    torch passes a number in a tensor's place to Python as a number, but its kernel does not accept one. So the number
+    becomes a 0-dim tensor of a dtype that promotes like the number. `alone`: convert it even if the op has no other
+    tensor argument; that occurs only on the CPU, where torch creates such 0-dim tensors.
     """
     slots = shape.slots
     if len(slots) < 2 and not alone:
@@ -87,7 +87,7 @@ def _with_numbers(boxed: Any, keys: Any, shape: Shape, args: tuple, kwargs: dict
     choosing = [i for i in slots if shape.arguments[i].name in _NOT_PROMOTING]
     tensors = [args[i] for i in slots if isinstance(args[i], Tensor) and i not in choosing]
     flat = bool(tensors) and all(t.dim() == 0 for t in tensors)
-    if flat:  # next to another 0-dim tensor it would have the same priority in promotion: use a one-element tensor
+    if flat:  # a 0-dim tensor would promote like the number's 0-dim tensor: give it one dimension
         given = [a.view(1) if isinstance(a, Tensor) and a.dim() == 0 else a for a in given]
         named = {k: v.view(1) if isinstance(v, Tensor) and v.dim() == 0 else v for k, v in kwargs.items()}
     for i in slots:
@@ -102,7 +102,7 @@ def _with_numbers(boxed: Any, keys: Any, shape: Shape, args: tuple, kwargs: dict
 
 
 def _dtype_for(number: Any, tensors: list[Tensor]) -> torch.dtype:
-    """The dtype of a 0-dim tensor that promotes like this number with tensors that have dimensions."""
+    """The dtype with which a 0-dim tensor promotes like this number, next to tensors that have dimensions."""
     kind = type(number)
     for t in tensors:
         of = complex if t.dtype.is_complex else float if t.dtype.is_floating_point else int

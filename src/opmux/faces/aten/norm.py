@@ -1,8 +1,8 @@
 """ATen's layer norm and RMS norm, and their gradients: the normalized dimensions are flattened for the primitives.
 
-ATen's statistics keep those dimensions with size 1. They are float32 (float64 for float64), except for a half-precision
-layer norm on the CPU, where they are half precision unless the weight is wider. Only the CPU supports a weight wider
-than the input. A missing weight becomes a cached tensor of ones.
+ATen's statistics keep the normalized dimensions with size 1. They are float32 (float64 for float64), except for a
+half-precision layer norm on the CPU, where they are half precision unless the weight is wider. Only the CPU supports a
+weight wider than the input. A missing weight becomes a cached tensor of ones.
 """
 
 import math
@@ -33,7 +33,7 @@ def mixed(x: Tensor, *params: Tensor | None) -> bool:
 
 
 def wanted(output_mask: Sequence[bool], *gradients: Tensor) -> tuple[Tensor | None, ...]:
-    """The gradients that autograd asks for."""
+    """The gradients that `output_mask` requests, and None for the others."""
     return tuple(g if asked else None for g, asked in zip(gradients, output_mask, strict=True))
 
 
@@ -41,12 +41,12 @@ _ones: Held[Tensor] = Held()
 
 
 def ones(n: int, dtype: torch.dtype, like: Tensor) -> Tensor:
-    """The weight of a norm that has none, kept between calls."""
+    """A cached tensor of ones, for a norm without a weight."""
 
     def make() -> Tensor:
         made = torch.ones(n, dtype=dtype, device=like.device)
         if n and not (like.is_cuda and torch.cuda.is_current_stream_capturing()):
-            made[0].item()  # synchronizes, as other streams may use it from now on
+            made[0].item()  # synchronizes, because other streams may use the tensor next
         return made
 
     return _ones.get((n, dtype, like.device), make, cuda=like.is_cuda)
@@ -62,7 +62,7 @@ def _rows(x: Tensor, normalized_shape: Sequence[int], *params: Tensor | None) ->
 
 
 def _check_row(x: Tensor, n: int) -> None:
-    """The same check for a single dimension; the primitive checks the weight's length."""
+    """Decline rows that are not of n elements, for one normalized dimension; the primitive checks the weight."""
     shape = x.shape
     if not n or not shape or shape[-1] != n:
         raise NotSupported(f"normalized_shape [{n}] of x {tuple(shape)}")

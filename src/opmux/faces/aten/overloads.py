@@ -1,8 +1,8 @@
 """Every overload of ATen that we can compute, derived by one loop from the table of pointwise ops and the adapters.
 
-An `Overload` is an op like any other, with candidates in order: a vendor's functions for it, our kernels, and last
-ATen's original kernel (`native`). Functional overloads are derived from a spec or an adapter; `out=` and in-place ones
-from the functional ones by their schemas, and they write nothing before the whole result is computed.
+An `Overload` is an op whose candidates are, in this order: a vendor's functions, our kernels, and ATen's original
+kernel (`native`). Functional overloads are derived from a spec or an adapter. `out=` and in-place overloads are derived
+from the functional ones by their schemas; they write nothing before the complete result is computed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Overload(Derived):
 
     @property
     def key(self) -> str:  # type: ignore[override]
-        """With the overload's name, `aten::relu.default`: `aten::relu` may be one of our ops."""
+        """Includes the overload's name, as in `aten::relu.default`, because `aten::relu` may be one of our ops."""
         return f"aten::{self.name if '.' in self.name else f'{self.name}.default'}"
 
     @property
@@ -53,14 +53,14 @@ class Overload(Derived):
         return specs.by_key[self.bases[0]].family if self.bases else "vendor"
 
     def check(self, args: tuple, kwargs: dict) -> None:
-        """Nothing: torch has checked the arguments, and passes numbers where a schema says Tensor."""
+        """Does nothing: torch has checked the arguments. It may pass a number where a schema says Tensor."""
 
     @property
     def parts(self) -> dict[str, Spec]:  # type: ignore[override]
         return {}
 
     def lifted(self, impls_of: Callable[[str], tuple[Any, ...]]) -> Iterator[OpImpl]:
-        """Vendors' rows, our kernels adapted to the overload, ATen's kernel."""
+        """The candidates, in order: vendors' rows, our kernels adapted to the overload, ATen's kernel."""
         for impl in self._candidates(impls_of):
             yield record.wrapped(self.name, impl, self.natives) if record.live else impl
 
@@ -79,7 +79,7 @@ class Overload(Derived):
                     self.key, impl.impl_id, impl.kind, impl.vendor, fn, impl.priority,
                     impl.supported_dtypes, impl.min_arch, None, impl.devices, impl.outside, impl.available,
                 )  # fmt: skip
-        # Where the overload is not overridden, torch's op is torch's kernel.
+        # On devices where the overload is not overridden, torch's op runs torch's kernel.
         kernels = [(frozenset({device}), kernel) for device, kernel in self.natives.items()]
         left = {d for d in HERE.devices() if d not in self.natives and native.exists(self.shape, native.key_of(d))}
         for devices, kernel in (*kernels, *([(frozenset(left), self.shape.op)] if left else [])):
@@ -117,13 +117,13 @@ def fitted(shape: Shape, base: Spec, adapter: Adapter | None, impl: OpImpl) -> C
 
 
 def _by_name(shape: Shape, base: Spec) -> str:
-    """The call, as source, of an impl with ATen's argument names."""
+    """Source code of the call of an impl, with ATen's argument names."""
     keyword = [p.name for p in base.signature.parameters.values() if p.kind is p.KEYWORD_ONLY]
     return "_f({})".format(", ".join(f"{n}={v}" if n in keyword else v for n, v in _expressions(shape, base).items()))
 
 
 def _for_adapter(shape: Shape, adapter: Adapter) -> str:
-    """The overload's arguments for an adapter, as source, after the impl."""
+    """Source code of the arguments that follow the impl in an adapter's call."""
     kinds = {p.name: p.kind for p in adapter.parameters()}
     lost = [n for n in shape.names if n not in kinds]
     if lost:
@@ -149,7 +149,7 @@ def _same_parameters(shape: Shape, base: Spec) -> bool:
 def row_for(overload: Overload, row: Any) -> Callable[..., Any] | None:
     """A vendor's function as a function of an overload's arguments, or None if it does not fit.
 
-    For an `out=` overload, the result of a function without `out` is copied.
+    If an `out=` overload's function has no `out`, its result is copied to `out`.
     """
     probe = OpImpl(overload.key, row.impl_id, BackendImplKind.DEFAULT, "vendor", row.fn)
     if Fit.of(overload, probe).refusal is None:
@@ -167,7 +167,7 @@ def row_for(overload: Overload, row: Any) -> Callable[..., Any] | None:
 
 
 def declining_numbers(shape: Shape, call: Callable[..., Any]) -> Callable[..., Any]:
-    """A vendor's function, where a failure on a number in a tensor's place (`x + 1`) counts as declining."""
+    """Wrap a vendor's function so that it declines if it fails on a number in a tensor's place (`x + 1`)."""
     if len(shape.slots) < 2:
         return call
 
@@ -179,12 +179,12 @@ def declining_numbers(shape: Shape, call: Callable[..., Any]) -> Callable[..., A
                 raise
             raise NotSupported(f"it does not accept a number for a tensor ({type(error).__name__}: {error})") from error
 
-    row.__wrapped__ = call  # type: ignore[attr-defined]  # it takes what the function takes
+    row.__wrapped__ = call  # type: ignore[attr-defined]  # it has the signature of the function
     return row
 
 
 def _with_when(when: When, base: Spec, impl: OpImpl) -> Callable[..., Any]:
-    """An impl with a `when`, as a function that raises NotSupported if it refuses."""
+    """Wrap an impl with a `when` so that it raises NotSupported if `when` refuses the call."""
     run = Fit.of(base, impl).call or impl.call
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -205,7 +205,7 @@ def _expressions(shape: Shape, base: Spec) -> dict[str, str]:
 
 
 def _parameters(shape: Shape) -> str:
-    """The parameter list, without defaults: the entry passes every argument."""
+    """The parameter list as source code, without defaults: the entry passes every argument."""
     made = []
     for p in shape.signature.parameters.values():
         if p.kind is p.KEYWORD_ONLY and "*" not in made:
@@ -219,7 +219,7 @@ def _identifier(name: str) -> str:
 
 
 def store(made: Any, *outs: Tensor) -> Any:
-    """Copy results to `outs`; declines if torch would resize, cast or refuse."""
+    """Copy results to `outs`. Declines if torch would resize or cast `out`, or raise."""
     results = made if isinstance(made, tuple) else (made,)
     for y, out in zip(results, outs, strict=True):
         if out.shape != y.shape or out.dtype is not y.dtype or out.device != y.device:
@@ -251,7 +251,7 @@ def table() -> dict[str, Overload]:
 
 
 def functional(overload: Overload) -> Overload | None:
-    """The functional overload with the same arguments; None of a functional one."""
+    """The functional overload with the same arguments; None if this one is functional."""
     shape = overload.shape
     if shape.kind == "functional":
         return None
@@ -261,11 +261,11 @@ def functional(overload: Overload) -> Overload | None:
 
 
 def _make_table() -> dict[str, Overload]:
-    """Without composite ops, which ATen composes from these."""
+    """All overloads that we compute, except composite ops: ATen composes those from ops of this table."""
     _load_adapters()
     found: dict[str, Overload] = {}
     for shape, bases, adapter in (*_by_adapter(), *_by_spec()):  # adapters override the table of pointwise ops
-        writes_itself = shape.kind != "other" or adapter is not None  # it writes arguments that are no results
+        writes_itself = shape.kind != "other" or adapter is not None  # "other": writes neither self nor out
         if shape.name not in found and not shape.composite and writes_itself:
             found[shape.name] = _overload(shape, bases, adapter)
     return found
@@ -283,7 +283,7 @@ def vendors_own(name: str) -> Overload:
 
 
 def left_to_torch(name: str) -> Overload:
-    """An overload of ATen that nobody here computes, for `explain`; the table does not have it."""
+    """An overload that only torch computes, for `explain`; it is not in the table."""
     made = _overload(Shape(name), (), None)
     with lock.held:
         return specs.derived.setdefault(made.key, made)  # type: ignore[return-value]

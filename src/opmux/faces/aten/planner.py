@@ -1,13 +1,13 @@
 """Starts the planner of auto mode: another process, which plans and compiles the calls that C++ launches.
 
-The gate (native/gate.cpp, planner.h) sends it the key of a call at the second call, and runs torch's own kernel until
-the answer is there. The planner (tools/planning.py) computes the call on meta tensors with Triton's compiler and no
-device, and answers with what is launched: kernels, grids and parameters. So a program never waits for Python or for a
-compiler.
+The second time a call occurs, the gate (native/gate.cpp, planner.h) sends the call's key to the planner, and runs
+torch's own kernel until the planner answers. The planner (tools/planning.py) computes the call on meta tensors with
+Triton's compiler and without a device. It answers with what to launch: kernels, grids and parameters. So a program
+never waits for Python or for a compiler.
 
-The planner knows this machine's chip, the environment and the settings files. It does not know what the program does in
-code: after `set_policy` or a registered implementation C++ records calls in this process instead (launching.py), within
-the time that `gate.allow` grants.
+The planner knows this machine's chip, the environment and the settings files, but not what the program sets in code.
+After `set_policy`, or if an implementation is registered, C++ records calls in this process instead (launching.py),
+within the time that `gate.allow` grants.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ from ...settings import PLANNER
 from . import gate
 
 MOST_WORKERS = 4
-DEVICE = "cuda"  # the only one that C++ launches on
+DEVICE = "cuda"  # the only device type on which C++ launches kernels
 PROGRAM = "import sys; sys.path[:] = {path!r}; from opmux.tools.planning import main; main()"
 
 
 class _State:
     process: subprocess.Popen[bytes] | None = None
     socket: socket.socket | None = None
-    ended: list[subprocess.Popen[bytes]] = []  # told to end and not reaped yet
-    knows: dict[str, Any] = {}  # the facts that the process was started with
+    ended: list[subprocess.Popen[bytes]] = []  # stopped processes that may still run
+    knows: dict[str, Any] = {}  # the result of `_facts` with which the process was started
     errors: IO[bytes] | None = None  # its stderr
     failed = False
 
 
 def use(on: bool) -> None:
-    """Have auto mode's calls planned by another process, or not; starts it, or keeps it for the next time."""
+    """Start the planner and use it for auto mode's calls; with False, stop using it but keep it for the next time."""
     if not on or not _possible():
         gate.plan(None)
         return
@@ -79,13 +79,13 @@ def _decides_alike() -> bool:
         return False
     try:
         from_settings = from_knobs()
-    except OpmuxError:  # the program has set a variable to what no process accepts
+    except OpmuxError:  # the program has set an environment variable to an invalid value
         return False
     return get_global_policy() == from_settings and not any(map(is_foreign, manager.registry.all_impls()))
 
 
 def _running() -> socket.socket:
-    """The socket of the process, which is started if there is none that knows the same."""
+    """The planner's socket. Starts a planner if none runs, or if it was started with other facts."""
     facts = _facts()
     if _State.process is not None and _State.process.poll():
         assert _State.errors is not None
@@ -109,7 +109,7 @@ def _running() -> socket.socket:
 def _start(theirs: socket.socket, facts: dict[str, Any]) -> subprocess.Popen[bytes]:
     told = json.dumps({**facts, "socket": theirs.fileno()})
     command = [sys.executable, "-c", PROGRAM.format(path=background.module_path()), told]
-    # It never touches the device; each of its workers takes one core.
+    # The planner does not use the device, and each of its workers uses one core.
     env = os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     env.pop("TRITON_INTERPRET", None)
     _State.errors = tempfile.TemporaryFile()  # noqa: SIM115 - read when the process has failed
@@ -120,12 +120,12 @@ def _start(theirs: socket.socket, facts: dict[str, Any]) -> subprocess.Popen[byt
         stderr=_State.errors,
         env=env,
         pass_fds=[theirs.fileno()],
-        start_new_session=True,  # Ctrl-C is for the program
+        start_new_session=True,  # so that Ctrl-C interrupts only the program
     )
 
 
 def _facts() -> dict[str, Any]:
-    """What the planner is told: the chip, and the overload of each number in a request."""
+    """What the planner needs to know: the chip, cores and workers, and the overload of each number in a request."""
     chip = devices.chip_of(DEVICE)
     properties = torch.cuda.get_device_properties()
     return {
@@ -139,7 +139,7 @@ def _facts() -> dict[str, Any]:
 
 
 def _check() -> None:
-    """Stop the planner if the program has changed what it does not know."""
+    """Stop the planner if the program has changed something in code that the planner cannot know."""
     if _State.socket is not None and not _decides_alike():
         logger.info(
             "auto mode plans calls in this process from now on: a policy or an implementation was set in code, or an "
@@ -151,20 +151,20 @@ def _check() -> None:
 def stop() -> None:
     """End the process; C++ sends no requests until `use` is called again."""
     gate.plan(None)
-    launching.clear()  # an answer that is under way is void
+    launching.clear()  # ignore answers that arrive later
     process, ours = _State.process, _State.socket
     _State.process = _State.socket = None
-    if ours is not None:  # C++ has a descriptor of its own, which it closes at the end of the connection
+    if ours is not None:  # C++ closes its own descriptor when the connection ends
         ours.shutdown(socket.SHUT_RDWR)
         ours.close()
-    if process is not None:  # it ends when it has finished what it compiles, and removes its files
+    if process is not None:  # it exits after its current compilation, and removes its files
         _State.ended = [p for p in (*_State.ended, process) if p.poll() is None]
 
 
 if hasattr(os, "register_at_fork"):
 
     def _renew() -> None:
-        _State.process = _State.socket = None  # the parent's
+        _State.process = _State.socket = None  # they belong to the parent process
         _State.ended = []
 
     os.register_at_fork(after_in_child=_renew)

@@ -1,6 +1,6 @@
-"""ATen's pooling ops that are not declared under their own names: gradients that are computed by another op.
+"""Adapters for gradients of ATen's pooling ops that another op computes. All other pooling ops have specs.
 
-`avg_pool1d`, `max_pool1d` and `adaptive_*_pool1d` are compositions of the ops of two dimensions.
+ATen composes `avg_pool1d`, `max_pool1d` and `adaptive_*_pool1d` from the two-dimensional ops.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ def max_pool2d_backward(
     dilation: Sequence[int] = (1, 1),
     ceil_mode: bool = False,
 ) -> Any:
-    """Indices are not passed: they are found again."""
+    """torch does not pass the indices of the maxima, so they are computed again."""
     sizes = (list(kernel_size), list(stride), list(padding), list(dilation), ceil_mode)
     key = pooling.ops["max_pool2d_with_indices"].spec.key
     _, indices = get_default_manager().call(key, self, *sizes)

@@ -1,9 +1,9 @@
-"""ATen's random numbers: advance the generator, then call a primitive. Factories (`rand`) are here too: ATen composes
-them from in-place ops, which would write the memory twice.
+"""ATen's random numbers: advance the generator, then call a primitive. Factories (`rand`) are overridden too, because
+ATen composes them from in-place ops and would write the memory twice.
 
 On the CPU everything is left to torch, because users rely on its exact numbers. Also left to torch: distributions
-without a primitive (`geometric_`, `multinomial`), bounds about which torch warns, and an exponential of infinite rate,
-which is 0.
+without a primitive (`geometric_`, `multinomial`), bounds about which torch warns, and an exponential distribution with
+infinite rate, whose samples are all 0.
 """
 
 import math
@@ -32,7 +32,7 @@ _drawing = threading.local()
 
 
 def seed(like: Tensor, generator: Gen) -> Tensor:
-    """The generator's next seed. Drawn on the device by torch's own kernel, not through our override."""
+    """The generator's next seed. torch's own kernel draws it on the device; our override is not called."""
     if like.is_cpu:
         raise NotSupported("on the CPU torch's own sequence of numbers is expected")
     if generator is not None and generator.device.type != like.device.type:
@@ -47,7 +47,7 @@ def seed(like: Tensor, generator: Gen) -> Tensor:
 
 
 def known(*overloads: str) -> list[str]:
-    """Those of the overloads that this version of torch has."""
+    """The overloads among these that this version of torch has."""
     return [o for o in overloads if torch._C._dispatch_has_kernel(f"aten::{o}")]
 
 
@@ -68,14 +68,14 @@ def normal(call: Fn, self: Tensor, mean: float = 0.0, std: float = 1.0, *, gener
 
 @adapt("log_normal", "log_normal_", over=random.philox_normal)
 def log_normal(call: Fn, self: Tensor, mean: float = 1.0, std: float = 2.0, *, generator: Gen = None) -> Any:
-    """exp of a normal distribution; of 16 bits exp would see rounded numbers, and is left to torch."""
+    """exp of a normal distribution. 16-bit dtypes are left to torch: our exp would read rounded numbers."""
     if self.dtype not in (torch.float32, torch.float64) or not std > 0:
         raise NotSupported(f"{self.dtype} or a deviation of {std} is left to torch")
     return normal(call, self, mean, std, generator=generator).exp_()
 
 
 def _normal_of(call: Fn, like: Tensor, mean: Any, std: Any, generator: Gen) -> Any:
-    """mean + std * z, where one or both are tensors. torch checks the deviations on the host, and so do we."""
+    """mean + std * z, where mean or std or both are tensors. Checks std on the host, as torch does."""
     tensors = [t for t in (mean, std) if isinstance(t, Tensor)]
     if any(t.dtype not in DIGITS or t.dtype is not like.dtype or t.device != like.device for t in tensors):
         raise NotSupported("means or deviations of several dtypes or devices")
@@ -139,7 +139,7 @@ def poisson(call: Fn, self: Tensor, generator: Gen = None) -> Any:
 
 @adapt("bernoulli_.Tensor", over=random.philox_bernoulli_of)
 def bernoulli_tensor(call: Fn, self: Tensor, p: Tensor, *, generator: Gen = None) -> Any:
-    """Declines probabilities of another dtype than self: the primitive's results have their dtype."""
+    """Declines if p and self differ in dtype: the primitive's result has the dtype of p."""
     if not isinstance(p, Tensor) or p.dtype is not self.dtype or p.device != self.device:
         raise NotSupported("probabilities of another dtype or device")
     _check_float(p)
@@ -162,7 +162,7 @@ def _check_kind(x: Tensor) -> None:
 
 
 def _integers(call: Fn, x: Tensor, low: int, high: int, generator: Gen) -> Any:
-    """Integers from low to high - 1, like x; declines a range that x's dtype cannot represent."""
+    """Integers from low to high - 1, in a tensor like x. Declines a range that x's dtype cannot represent."""
     _check_kind(x)
     random.fits("randint", x.dtype, low=low, high=high)
     exact = 2 ** DIGITS.get(x.dtype, 64)
@@ -248,7 +248,7 @@ def randperm(
     call: Fn, n: int, *, generator: Gen = None,
     dtype: Any = torch.int64, layout: Any = None, device: Any = None, pin_memory: Any = None,
 ) -> Any:  # fmt: skip
-    """The order of random numbers of 64 bits. Declines a dtype that cannot hold all integers below n: torch raises."""
+    """The sort order of random 64-bit numbers. Declines if the dtype cannot hold all integers below n: torch raises."""
     dtype = torch.int64 if dtype is None else dtype
     if dtype not in DIGITS and dtype not in INTS:
         raise NotSupported(f"{dtype} is left to torch")
@@ -264,7 +264,7 @@ def randperm(
 
 
 def _like(self: Tensor, dtype: Any, layout: Any, device: Any, pin_memory: Any, memory_format: Any) -> Tensor:
-    """self, or a tensor of its shape with another dtype. Only self decides the memory layout of the result."""
+    """self, or a tensor of its shape with another dtype. Declines memory formats other than self's."""
     if layout not in (None, torch.strided) or pin_memory or (device is not None and device != self.device):
         raise NotSupported("other layouts, pinned memory and other devices are left to torch")
     same = dtype is None or dtype is self.dtype
@@ -309,7 +309,7 @@ def randint_like(
 
 @adapt("native_dropout", over=random.philox_dropout_mask)
 def native_dropout(call: Fn, input: Tensor, p: float, train: bool | None) -> Any:
-    """Declines if nothing or everything is dropped: no random numbers are needed."""
+    """Declines if no random numbers are needed, because nothing or everything is dropped."""
     if train is False or not 0 <= p < 1 or input.dtype not in DIGITS:
         raise NotSupported("no random numbers are needed, or a dtype is left to torch")
     return random.laid(input, lambda x: call(x, seed(x, None), p))
@@ -317,7 +317,7 @@ def native_dropout(call: Fn, input: Tensor, p: float, train: bool | None) -> Any
 
 @adapt("_masked_scale", over=random.dropout_mask_bwd)
 def masked_scale(call: Fn, self: Tensor, mask: Tensor, scale: float) -> Any:
-    """The gradient of `_fused_dropout`: the mask is bytes of 0 and 1."""
+    """The gradient of `_fused_dropout`, whose mask contains bytes of 0 and 1."""
     if not (self.is_contiguous() and mask.is_contiguous()) or mask.dtype not in (torch.bool, torch.uint8):
         raise NotSupported("tensors that are not contiguous, or another mask")
     return native_dropout_backward(call, self, mask.view(torch.bool), scale)
@@ -325,7 +325,7 @@ def masked_scale(call: Fn, self: Tensor, mask: Tensor, scale: float) -> Any:
 
 @adapt("native_dropout_backward", over=random.dropout_mask_bwd)
 def native_dropout_backward(call: Fn, grad_output: Tensor, mask: Tensor, scale: float) -> Any:
-    """Accepts contiguous or channels-last tensors; ATen keeps the format."""
+    """Accepts only contiguous or channels-last tensors, because ATen's result keeps the memory format."""
     if not 1 <= scale < math.inf:
         raise NotSupported(f"a scale of {scale} does not correspond to a probability")
     p = 1 - 1 / scale

@@ -1,7 +1,7 @@
 """`record=` of `enable` and `use`: which ops ran, on which implementation, how often, on which shapes.
 
-While a recorder is live, each candidate of an overload is wrapped (`Overload.lifted`), and calls that auto mode leaves
-to torch come to Python too, to be counted. Without a recorder nothing is wrapped and nothing is checked.
+While a recorder is live, each candidate of an overload is wrapped (`Overload.lifted`), and the calls that auto mode
+leaves to torch also go through Python, to be counted. Without a recorder nothing is wrapped and nothing is checked.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ Sink = str | PathLike[str] | IO[str]
 
 
 class Call(NamedTuple):
-    """What is counted: calls that are equal in all of this."""
+    """The key of a count: calls that are equal in all fields are counted together."""
 
     overload: str
     impl: str
     dtype: str | None
     shapes: tuple[tuple[int, ...], ...]
-    why: str  # why torch's own kernel ran; "" if another one did
+    why: str  # why torch's own kernel ran; "" if another kernel ran
 
 
 class Recorder:
@@ -41,7 +41,7 @@ class Recorder:
         self._file = None if hasattr(sink, "write") else Path(sink)  # type: ignore[arg-type]
         self._stream: Any = sink if self._file is None else None
         if self._file is not None:
-            self._file.write_text("", encoding="utf-8")  # now, so that a wrong path is reported before the run
+            self._file.write_text("", encoding="utf-8")  # write now, so that an invalid path raises before the run
         self.calls: Counter[Call] = Counter()
 
     def write(self) -> None:
@@ -51,11 +51,11 @@ class Recorder:
             self._file.write_text("".join(lines), encoding="utf-8")
         else:
             self._stream.write("".join(lines))
-            self.calls.clear()  # a stream has them now
+            self.calls.clear()  # do not write them to the stream again
 
 
 live: tuple[Recorder, ...] = ()
-# Why the current selection leaves a call of an overload to torch, by its first tensor; "" if it does not.
+# (overload, first tensor) -> why the current selection leaves the call to torch; "" if it does not.
 left_to_torch: Callable[[str, Any], str] = lambda name, first: ""
 _reason = threading.local()  # why the last candidate of this thread declined
 
@@ -77,7 +77,7 @@ def stop(recorder: Recorder) -> None:
 
 
 def wrapped(name: str, impl: OpImpl, natives: Mapping[str, Callable[..., Any]]) -> OpImpl:
-    """A candidate of an overload whose calls are counted; `natives` are torch's own kernels, by device type."""
+    """Wrap a candidate so that its calls are counted; `natives`: device type -> torch's own kernel."""
     fn = _counting(name, impl)
     if impl.impl_id == "native":
         return replace(impl, fn=fn)

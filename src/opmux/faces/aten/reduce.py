@@ -1,9 +1,9 @@
-"""ATen's reductions. What the primitive refuses is left to torch: invalid dimensions, dtypes without an order.
+"""ATen's reductions. Calls that the primitive refuses are left to torch: invalid dimensions, dtypes without an order.
 
-Results are contiguous for any strides of x, like the primitives'.
+Results are contiguous for any strides of x, as the primitives' results are.
 
-Left to torch: `aminmax`, which would read x twice as two of our reductions. Ops that ATen composes from these
-(`var.dim`, `linalg_norm`, `_is_all_true`) call the overrides here.
+`aminmax` is left to torch: two of our reductions would read x twice. Ops that ATen composes from the ops here
+(`var.dim`, `linalg_norm`, `_is_all_true`) call our overrides.
 """
 
 import math
@@ -39,7 +39,7 @@ def listed(call: Fn, self: Tensor, dim: Any, keepdim: bool = False) -> Any:
 
 
 def truth(call: Fn, self: Tensor, dim: Any = None, keepdim: bool = False) -> Any:
-    """ATen's `any` and `all` of uint8 are uint8 themselves."""
+    """For uint8 inputs the results of ATen's `any` and `all` are uint8, not bool."""
     y = call(self, dim[0] if type(dim) is list and len(dim) == 1 else dim, keepdim)
     return y if self.dtype is not torch.uint8 else y.view(torch.uint8)
 
@@ -52,7 +52,7 @@ def count(call: Fn, self: Tensor, dim: Any = None) -> Any:
 
 
 def moments(call: Fn, self: Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Any:
-    """With no degrees of freedom left torch warns: the call is left to torch."""
+    """Declines if no degrees of freedom are left, because torch warns then."""
     less = 1 if correction is None else correction
     try:
         if dim and len(dim) == 1:

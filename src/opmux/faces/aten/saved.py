@@ -1,8 +1,8 @@
-"""What auto mode takes on this machine, saved for the next process.
+"""Saves the overloads that auto mode enables on this machine, for the next process.
 
-To decide, auto mode loads every family's specs and kernels: 2 to 3 s. A decision depends on opmux's code, on the
-versions of Python, torch and Triton, on the chips, on settings and on measured times. The file is named by a digest of
-these, and read only by processes that have no plugin and no implementation or policy set in code.
+To choose them, auto mode loads every family's specs and kernels, which takes 2 to 3 s. The choice depends on opmux's
+code, on the versions of Python, torch and Triton, on the chips, on settings and on measured times. The file name is a
+digest of these. Only processes without plugins, and without an implementation or policy set in code, use the file.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from . import decisions
 
 FORMAT = 1
 FOLDER = "auto"
-DECIDING = ("OPMUX_", "TE_FL_", "TEFL_", "TE_")  # variables by which another implementation may be chosen
+DECIDING = ("OPMUX_", "TE_FL_", "TEFL_", "TE_")  # prefixes of variables that may change the choice of implementations
 NOT_DECIDING = {knob.name for knob in (PLANNER, CACHE_DIR)} | {"OPMUX_LOG_LEVEL", "TEFL_LOG_LEVEL", "OPMUX_COMMIT"}
-KEPT = 32  # files
+KEPT = 32  # number of files; the oldest ones are deleted
 Names = tuple[str, ...] | None
 Limits = Mapping[torch.dtype, int]
 
 
 class Taken(NamedTuple):
-    """How auto mode takes an overload on a device type: the values of `decisions.thresholds`, and its family."""
+    """How auto mode uses an overload on a device type: its family, and the results of `decisions.thresholds`."""
 
     family: str
     limits: Limits
@@ -50,11 +50,11 @@ class Taken(NamedTuple):
     patient: bool
 
 
-Selected = dict[str, dict[str, Taken]]  # device type -> overload
+Selected = dict[str, dict[str, Taken]]  # device type -> overload -> how it is used
 
 
 def usable() -> bool:
-    """Whether a saved selection may be read and written: this process decides as any other one would."""
+    """Whether saved selections may be used: no code in this process changes what auto mode chooses."""
     if (
         not native_library.available()
         or plugins_are_named()
@@ -67,7 +67,7 @@ def usable() -> bool:
 
 
 def read(include: Names, exclude: Names) -> Selected | None:
-    """What was saved for this selection; None if nothing was, or it cannot be read."""
+    """The saved result for these `include` and `exclude` names, or None if there is no file or it cannot be read."""
     file = _file(include, exclude)
     if file is None:
         return None
@@ -83,7 +83,7 @@ def read(include: Names, exclude: Names) -> Selected | None:
 
 
 def write(include: Names, exclude: Names, selected: Selected) -> None:
-    """Save a selection; without a folder to write to, nothing is saved."""
+    """Save a selection. Does nothing if there is no cache folder or it cannot be written."""
     file = _file(include, exclude)
     if file is None:
         return

@@ -1,4 +1,4 @@
-"""ATen's scans: the primitives of the same names.
+"""ATen's scans, computed by the primitives of the same names.
 
 Left to torch: the backwards (`cumprod_backward`, `cummaxmin_backward`), which are compositions with their own
 gradients; `_cummax_helper` and `_cummin_helper`, which `cummax` and `cummin` call.

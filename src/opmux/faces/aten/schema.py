@@ -36,12 +36,12 @@ class Shape:
 
     @cached_property
     def written(self) -> tuple[str, ...]:
-        """The arguments it writes."""
+        """The names of the arguments that the overload writes."""
         return tuple(python_name(a.name) for a in self.arguments if a.alias_info is not None and a.alias_info.is_write)
 
     @cached_property
     def outs(self) -> tuple[str, ...]:
-        """The `out=` arguments."""
+        """The names of the `out=` arguments."""
         return tuple(
             python_name(a.name)
             for a in self.arguments
@@ -56,17 +56,17 @@ class Shape:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """The other arguments, by their Python names."""
+        """The Python names of all arguments except `out=`."""
         return tuple(n for n in (python_name(a.name) for a in self.arguments) if n not in self.outs)
 
     @cached_property
     def tensors(self) -> tuple[str, ...]:
-        """Those that are a tensor, or a number that torch accepts for a tensor."""
+        """The names of Tensor arguments; torch accepts a number for some of them."""
         return tuple(python_name(a.name) for a in self.arguments if str(a.type) == "Tensor")
 
     @cached_property
     def slots(self) -> tuple[int, ...]:
-        """The indices of those that are passed by position."""
+        """The indices of the Tensor arguments that are passed by position."""
         return tuple(i for i, a in enumerate(self.arguments) if str(a.type) == "Tensor" and not a.kwarg_only)
 
     @cached_property
@@ -84,7 +84,7 @@ class Shape:
 
     @cached_property
     def composite(self) -> bool:
-        """Whether ATen composes the op from others and differentiates those: an override would lose the gradient."""
+        """Whether ATen composes the op from others and differentiates those; an override would lose the gradient."""
         return self.has("CompositeImplicitAutograd") and not self.has("Autograd")
 
     @property
@@ -117,7 +117,7 @@ def _type(argument: Any) -> Any:
 
 @functools.cache
 def overloads(packet: str) -> tuple[Shape, ...]:
-    """The overloads of a packet that torch's dispatcher knows (without those of TorchScript)."""
+    """The overloads of a packet that torch's dispatcher has; overloads only for TorchScript are left out."""
     found = getattr(torch.ops.aten, packet, None)
     if found is None:
         return ()
@@ -126,7 +126,7 @@ def overloads(packet: str) -> tuple[Shape, ...]:
 
 
 def siblings(shape: Shape) -> list[Shape]:
-    """The in-place and `out=` overloads that compute the same as a functional one, from the same arguments."""
+    """The in-place and `out=` overloads that compute the same as a functional overload from the same arguments."""
     near = [*overloads(shape.packet), *overloads(inplace_name(shape.packet))]
     return [s for s in near if s.kind in ("inplace", "out") and _alike(shape, s)]
 

@@ -1,6 +1,6 @@
 """ATen's softmax and log-softmax, and their gradients.
 
-Left to torch: `half_to_float`, one kernel in torch and two of ours. `_safe_softmax` calls `_softmax`.
+`half_to_float` is left to torch: it is one kernel in torch, and would be two of ours. `_safe_softmax` calls `_softmax`.
 """
 
 from collections.abc import Callable

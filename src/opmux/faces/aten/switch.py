@@ -33,7 +33,7 @@ class BadMode(OpmuxError, ValueError):
 
 
 class Selection:
-    """What one `enable()` or `use()` turns on."""
+    """The overloads that one `enable()` or `use()` enables."""
 
     def __init__(self, include: Names, exclude: Names, mode: str, record: recording.Sink | None):
         if mode not in MODES:
@@ -41,15 +41,15 @@ class Selection:
         self.include, self.exclude = _listed(include, "include"), _listed(exclude, "exclude")
         self.auto = mode == "auto"
         self.recorder = None if record is None else recording.Recorder(record)
-        self.names: frozenset[str] = frozenset()  # the overloads it takes, on some device
-        self.asked: dict[str, frozenset[str]] = {}  # device type -> the overloads that it names and we can compute
-        self._of = -1  # the generation of what is registered
+        self.names: frozenset[str] = frozenset()  # the overloads that are enabled on at least one device
+        self.asked: dict[str, frozenset[str]] = {}  # device type -> the requested overloads that we can compute
+        self._of = -1  # `engine.generation()` at the last registration
 
     def turn_on(self, apply: Callable[[], Any], alone: bool = False) -> None:
-        """Register an override for every overload of this selection, and apply it; `alone`: remove all others.
+        """Register an override for every overload of this selection, then call `apply`; `alone`: remove all others.
 
-        Overloads are chosen without a lock, as that loads plugins and kernels; if `disable()` is called or a vendor is
-        registered meanwhile, they are chosen again.
+        Overloads are chosen without holding the lock, because that loads plugins and kernels. If `disable()` is called
+        or a vendor is registered meanwhile, they are chosen again.
         """
         while True:
             generation = engine.generation()
@@ -72,21 +72,21 @@ class Selection:
 
     @property
     def _is_saved(self) -> bool:
-        """Whether what it takes is saved: that of auto mode on an accelerator."""
+        """Whether the chosen overloads are saved: only auto mode's on a machine with an accelerator."""
         return self.auto and self.recorder is None and bool(devices.accelerators()) and saved.usable()
 
     def takes_long(self) -> bool:
-        """Whether turning it on would compile."""
+        """Whether `turn_on` would compile the native library."""
         accelerated = self.auto and self.recorder is None and bool(devices.accelerators())
         return accelerated and native_library.must_be_compiled()
 
     def prepare(self) -> None:
-        """Choose overloads if no earlier process has saved them: `turn_on` then has less to do in the main thread."""
+        """Choose overloads if no earlier process has saved them, which shortens `turn_on` in the main thread."""
         if self._saved() is None:
             self._choose()
 
     def _saved(self) -> saved.Selected | None:
-        """What an earlier process has saved of this selection."""
+        """The overloads that an earlier process has saved for this selection, or None."""
         found = saved.read(self.include, self.exclude) if self._is_saved else None
         if found is None:
             return None
@@ -100,7 +100,7 @@ class Selection:
         return found
 
     def _save(self, taken: dict[str, frozenset[str]]) -> None:
-        """Save what C++ comes before. An op that torch has no kernel for, or a vendor's function, is decided anew."""
+        """Save the overloads that have a gate. Nothing is saved if an op that is always enabled has none."""
         if not self._is_saved:
             return
         gated = {d: names & engine.gated_on(d) for d, names in taken.items()}
@@ -110,23 +110,23 @@ class Selection:
             saved.write(self.include, self.exclude, {d: saved.of(d, names, families) for d, names in gated.items()})
 
     def _choose(self) -> dict[str, frozenset[str]]:
-        """By device type, the overloads to override."""
+        """The overloads to override: device type -> names."""
         self.asked = resolved(self.include, self.exclude)
         taken = self.asked
         if self.auto:
             taken = self._taken()
-            if any(taken.values()) and not native_library.available():  # compiles it; if that fails, fewer are taken
+            if any(taken.values()) and not native_library.available():  # compiles it; if that fails, fewer are chosen
                 taken = self._taken()
             _say(self.asked, taken)
         self.names = frozenset().union(*taken.values())
-        return taken if self.recorder is None else self.asked  # calls that torch keeps are counted too
+        return taken if self.recorder is None else self.asked  # calls that are left to torch are counted too
 
     def _taken(self) -> dict[str, frozenset[str]]:
         by_gate = decisions.gated()
         return {d: frozenset(n for n in names if _decision(n, d, by_gate).taken) for d, names in self.asked.items()}
 
     def every(self) -> frozenset[str]:
-        """Every overload that it names, also those that auto mode leaves to torch."""
+        """Every requested overload, including those that auto mode leaves to torch."""
         return frozenset().union(*self.asked.values())
 
 
@@ -144,7 +144,7 @@ def _say(asked: dict[str, frozenset[str]], taken: dict[str, frozenset[str]]) -> 
 
 
 _base: Selection | None = None
-_stack: list[Selection] = []  # of live `use()` blocks; the innermost decides
+_stack: list[Selection] = []  # the live `use()` blocks; the innermost one is last
 
 
 def enable(
@@ -159,15 +159,15 @@ def enable(
     Args:
         include, exclude: ATen's names (`add`: all its overloads and in-place forms; `add.Tensor`: that overload), globs
             (`*softmax*`) and families (`family:norm`). An unknown name raises.
-        mode: "auto" takes an op only where it is known to be at least as fast as torch's own kernel on this chip, also
-            of the ops that `include` names: nothing on a chip that was never measured (`opmux tune --aten`). "all"
-            takes every op we have.
+        mode: "auto" overrides an op only if our kernel was measured to be at least as fast as torch's on this chip,
+            even if `include` names the op. On a chip that was never measured (`opmux tune --aten`) it overrides
+            nothing. "all" overrides every op for which we have a kernel.
         record: a path or a text file, to which `disable()` or the end of the program writes JSON lines: the overloads
             that were called, on which implementation, dtype and shapes, how often, and why torch's own kernel ran.
         wait: the first time on a machine, auto mode on an accelerator compiles C++ for some 30 s. By default another
-            process does that, torch's own kernels run meanwhile, and the result is empty; true waits for it.
+            process does that; until then torch's own kernels run, and the result is empty. True waits for it.
 
-    The selection replaces an earlier one.
+    A later call replaces the selection of an earlier one.
     """
     made = Selection(include, exclude, mode, record)
     if not wait and made.takes_long() and _prepare(made):
@@ -180,7 +180,7 @@ PREPARE = "import opmux; opmux.enable({include!r}, {exclude!r}, wait=True)"
 
 
 def _prepare(made: Selection) -> bool:
-    """Have another process compile and decide, and turn a selection on when that is done; False if none starts."""
+    """Let another process compile and choose, and enable the selection afterwards; False if none can be started."""
 
     def turn_on() -> None:
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
@@ -195,7 +195,7 @@ def _prepare(made: Selection) -> bool:
         try:
             if _base is made:
                 made.prepare()
-        except Exception as raised:  # `turn_on` meets it again, and reports it
+        except Exception as raised:  # `turn_on` raises it again in the main thread
             logger.debug("auto mode is not prepared in the background: %s", raised)
         background.in_main_thread(turn_on)
 
@@ -232,9 +232,9 @@ def disable() -> None:
 class use:
     """`with opmux.use():` or `@opmux.use(include=["softmax"])`: override torch's ops in a block or function.
 
-    It applies to the whole process, because backward passes run on other threads. Blocks nest, and the innermost
-    decides; the same object may be entered again. Takes the arguments of `enable`; `record` is written at the end of
-    the block.
+    It applies to the whole process, because backward passes run on other threads. Blocks nest, and the innermost one
+    applies; the same object may be entered again. The arguments are the same as `enable`'s; `record` is written at the
+    end of the block.
     """
 
     def __init__(
@@ -274,9 +274,9 @@ def enabled_ops() -> list[str]:
 
 
 def native(op: Any) -> Callable[..., Any]:
-    """ATen's own kernel of an op, even if it is overridden: `opmux.native("add.Tensor")` or of `torch.ops.aten.relu`.
+    """ATen's own kernel of an op, even if it is overridden; `op`: "add.Tensor" or `torch.ops.aten.relu`, for example.
 
-    It runs below autograd, as a kernel does. For a packet (`"add"`) the overload is chosen by the arguments.
+    It runs below autograd, as all kernels do. For a packet (`"add"`) the arguments choose the overload.
     """
     name = _name_of(op)
     if "." not in name and len(overloads(name)) > 1 and not isinstance(op, torch._ops.OpOverload):
@@ -316,14 +316,14 @@ def _live() -> Selection | None:
 def _apply() -> None:
     live = _live()
     _record(live)
-    counting = bool(recording.live)  # then each call comes to Python, where the recorder asks `_left_to_torch`
+    counting = bool(recording.live)  # then each call goes through Python, where the recorder calls `_left_to_torch`
     engine.STATE.auto = live is not None and live.auto and not counting
     engine.STATE.request(frozenset() if live is None else live.names if not counting else live.every())
     planner.use(engine.STATE.auto and live is not None and bool(live.asked.get(planner.DEVICE)))
 
 
 def _record(live: Selection | None) -> None:
-    """Start and stop recorders: those of `enable` and of every live block count."""
+    """Start and stop recorders: the recorders of `enable` and of all live blocks are active."""
     wanted = {s.recorder: s for s in (_base, *_stack) if s is not None and s.recorder is not None}
     before = recording.live
     for recorder in wanted:
@@ -358,7 +358,7 @@ def _listed(value: Names, what: str) -> tuple[str, ...] | None:
 
 
 def resolved(include: tuple[str, ...] | None, exclude: tuple[str, ...] | None) -> dict[str, frozenset[str]]:
-    """By device type, the overloads of a selection that the device can compute."""
+    """The overloads of a selection that a device can compute: device type -> names."""
     can = engine.choosable()
     known = {n: o for overloads in can.values() for n, o in overloads.items()}
     chosen = set(known) if include is None else _matching(include, known)
@@ -392,7 +392,7 @@ def refers_to(asked: str, name: str, overload: Overload) -> bool:
 
 
 def _exists(name: str) -> bool:
-    """Whether a name is valid although no kernel of this machine computes it."""
+    """Whether a name is valid even if no kernel on this machine computes it."""
     if any(refers_to(name, n, o) for n, o in table().items()):
         return True
     packet, dot, _ = name.partition(".")

@@ -1,4 +1,4 @@
-"""`flag_gems`, provided by opmux: FlagGems' names and signatures over opmux's kernels.
+"""opmux's `flag_gems`: FlagGems' names and signatures, implemented by opmux's kernels.
 
-`package.py` is the module `flag_gems`; `names.py` maps FlagGems' modules to the files here.
+`package.py` is the module `flag_gems`; `names.py` maps FlagGems' modules to the files of this package.
 """

@@ -46,7 +46,7 @@ def broadcastable_to(s1: Sequence[int], s2: Sequence[int]) -> bool:
 
 
 def dim_compress(inp: Tensor, dims: int | Sequence[int]) -> Tensor:
-    """The tensor with these dimensions last, those with larger strides first, contiguous."""
+    """A contiguous tensor with these dimensions moved to the end, in order of decreasing stride."""
     last = sorted([dims] if isinstance(dims, int) else dims, key=inp.stride, reverse=True)
     return inp.permute(*(d for d in range(inp.dim()) if d not in last), *last).contiguous()
 
@@ -54,13 +54,13 @@ def dim_compress(inp: Tensor, dims: int | Sequence[int]) -> Tensor:
 def restride_dim(
     src: Tensor, dim: int, shape: Sequence[int], step: int = 0, storage_offset: int | None = None
 ) -> Tensor:
-    """A view of that shape, with the stride of one dimension multiplied by `step`."""
+    """A view of shape `shape`, with the stride of one dimension multiplied by `step`."""
     strides = [s * step if d == dim % src.dim() else s for d, s in enumerate(src.stride())]
     return src.as_strided(shape, strides, storage_offset)
 
 
 def offsetCalculator(inp: Tensor, idx: Any, strides: Sequence[int], dim: int, isInp: bool) -> Any:
-    """The storage offset of elements from their flat index; `isInp` leaves out the part of `dim`."""
+    """The storage offset of elements, computed from their flat index; with `isInp`, without the offset along `dim`."""
     offset = 0
     for d in range(inp.dim()):
         part = idx % inp.shape[d] * strides[d]

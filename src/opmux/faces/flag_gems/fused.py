@@ -1,4 +1,4 @@
-"""`flag_gems.fused`: FlagGems' fused ops that opmux has too, with FlagGems' names and arguments, and with gradients.
+"""`flag_gems.fused`: fused ops that both FlagGems and opmux have, with FlagGems' arguments, and with gradients.
 
 All of them compute in float32 (float64 for float64) and round once.
 """
@@ -113,7 +113,7 @@ def rms_norm(x: Tensor, normalized_shape: Sequence[int], weight: Tensor, eps: fl
 def fused_add_rms_norm(
     x: Tensor, residual: Tensor, normalized_shape: Sequence[int], weight: Tensor, eps: float = 1e-5
 ) -> tuple[Tensor, Tensor]:
-    """Writes x + residual to `residual` and its rms_norm to `x`, and returns both. No gradient, as in FlagGems."""
+    """Write x + residual to `residual` and its rms_norm to `x`; returns both. There is no gradient, as in FlagGems."""
     with torch.no_grad():
         rows, n = _rows(x, normalized_shape)
         y, total = norms.add_rms_norm(rows, residual.reshape(rows.shape), weight.reshape(n), eps, casting="gemma")
@@ -125,7 +125,7 @@ def fused_add_rms_norm(
 def skip_layer_norm(
     x: Tensor, residual: Tensor, normalized_shape: Sequence[int], weight: Tensor, bias: Tensor, eps: float = 1e-5
 ) -> Tensor:
-    """layer_norm(x + residual), with gradients, which FlagGems' lacks."""
+    """layer_norm(x + residual). It has gradients, unlike FlagGems'."""
     with use(mode="all"):
         return norms.layer_norm(x + residual, normalized_shape, weight, bias, eps)
 

@@ -1,4 +1,4 @@
-"""`flag_gems.modules`: its nn.Modules over opmux's functions."""
+"""`flag_gems.modules`: FlagGems' nn.Modules, implemented by opmux's functions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ gems_rope_forward = apply_rotary_pos_emb
 
 
 def gems_rms_forward(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Any:
-    """rms_norm(x); with a residual, fused_add_rms_norm, which writes to both."""
+    """rms_norm(x); with a residual, fused_add_rms_norm, which modifies x and residual."""
     if residual is None:
         return rms_norm(x, weight.shape, weight, eps)
     return fused_add_rms_norm(x, residual, weight.shape, weight, eps)
@@ -31,7 +31,7 @@ class GemsSiluAndMul(nn.Module):
 
 
 class GemsRMSNorm(nn.Module):
-    """RMS norm over the last dimensions. With a residual: norm of the sum, and the sum is written to the residual."""
+    """RMS norm over the last dimensions. With a residual: the norm of the sum; the residual becomes the sum."""
 
     def __init__(
         self, normalized_shape: int | Sequence[int], eps: float = 1e-6, elementwise_affine: bool = True,

@@ -1,7 +1,7 @@
 """FlagGems' modules, and the names of its functions.
 
 FlagGems selects ops by the names of its Python functions (`add`, `ge_scalar`, `mm_out`), not by ATen's names. A rule
-derives most of them from the overload; `IRREGULAR` has the others.
+derives most function names from the overload; `IRREGULAR` has the others.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ ONE_FUNCTION = frozenset(
         "conv1d conv2d conv3d ctc_loss floor_divide index isin masked_fill new_full remainder scatter scatter_reduce"
     ).split()
 )
-# Ops whose function for a tensor argument has "tensor" in its name.
+# Ops for which the name of the function with a tensor argument contains "tensor".
 TENSOR_NAMED = frozenset("bitwise_and bitwise_or bitwise_xor clamp fill fmod lerp rsub".split())
 
 
@@ -101,7 +101,7 @@ def functions() -> dict[str, tuple[str, ...]]:
 
 
 def selected(asked: Iterable[str]) -> tuple[list[str], list[str]]:
-    """The overloads for some names, and hints for names that match none.
+    """The overloads that names refer to, and hints for names that match no overload.
 
     A name is one of FlagGems' functions, or an ATen overload or op, which FlagGems itself does not accept.
     """

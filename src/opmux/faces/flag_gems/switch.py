@@ -16,7 +16,7 @@ from ..aten import engine, switch
 from ..aten.overloads import table
 from . import names
 
-DEFAULT = ("softmax", "cumsum")  # what only_enable() enables without names
+DEFAULT = ("softmax", "cumsum")  # the ops that only_enable() enables if no names are given
 LOG = "~/.flaggems/oplist.log"
 Names = str | Iterable[str] | None
 
@@ -29,8 +29,8 @@ def enable(
 
     Args:
         lib: ignored; there is one registration, and it can be undone.
-        unused: names of FlagGems' functions (`add`, `ge_scalar`) that torch keeps; or the path of a YAML file with a
-            list `exclude`. ATen's names (`add.Tensor`) are accepted too.
+        unused: names of FlagGems' functions (`add`, `ge_scalar`) that are not overridden; or the path of a YAML file
+            with a list `exclude`. ATen's names (`add.Tensor`) are accepted too.
         registrar: ignored.
         record: log each call to `path`, as FlagGems does.
         once: log only the first call of each op.
@@ -110,12 +110,12 @@ def all_registered_keys() -> list[str]:
 
 
 def all_registered_ops() -> list[str]:
-    """As `all_registered_keys`, but names of FlagGems' functions."""
+    """Like `all_registered_keys`, but with the names of FlagGems' functions."""
     return sorted({names.function_of(key) for key in switch.enabled_ops()})
 
 
 def flagtune(include: Names = None) -> None:
-    """FlagGems' switch for a larger search of tiles. It only warns: `opmux tune` searches here."""
+    """FlagGems' switch for a larger search of tile sizes. It only warns: use `opmux tune` instead."""
     listed = [include] if isinstance(include, str) else list(include or ())
     os.environ["FLAGTUNE_INCLUDE"] = ",".join(listed)
     warnings.warn("flag_gems.flagtune has no effect: run `opmux tune` to search for tiles", stacklevel=2)
@@ -142,7 +142,7 @@ def _listed(given: Names, key: str) -> tuple[str, ...]:
 
 
 def _overloads(asked: Iterable[str], what: str) -> list[str]:
-    """Our overloads for some names; one warning about all names that match none."""
+    """The overloads of our table that names refer to; one warning lists all names that match no overload."""
     keys, unknown = names.selected(asked)
     if unknown:
         warnings.warn(f"flag_gems: {what} names ops that do not exist: {', '.join(unknown)}", stacklevel=3)

@@ -26,7 +26,7 @@ def assert_close(
     res: Tensor, ref: Tensor, dtype: torch.dtype | None, equal_nan: bool = False, reduce_dim: int = 1,
     atol: float = 1e-4,
 ) -> None:  # fmt: skip
-    """Assert that `res` has this dtype and is close to `ref`; the tolerance grows with `reduce_dim`, terms of a sum."""
+    """Assert that `res` has this dtype and is close to `ref`. The tolerance grows with `reduce_dim`."""
     dtype = torch.float32 if dtype is None else dtype
     assert res.dtype == dtype, f"{res.dtype}, not {dtype}"
     ref = ref.to(dtype)

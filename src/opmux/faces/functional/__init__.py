@@ -1,1 +1,1 @@
-"""Functions for model code, composed from ops. The public names are those of `opmux.functional`."""
+"""Functions for model code, composed from ops. `opmux.functional` exports the public names."""

@@ -1,6 +1,7 @@
-"""Rarer forms of attention and residual connections: over blocks, streams, tokens side by side, and neighbors.
+"""Rarer forms of attention and residual connections: attention residuals, hyper-connections, multi-token and
+neighborhood attention.
 
-No argument is written to, and nothing waits for the device.
+No argument is modified, and no function synchronizes with the device.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def mhc_coeffs(
 
     With m = flat(x) phi / rms(flat(x)), in three parts of S, S and S * S columns:
     h_pre = sigmoid(alpha_pre m_pre + b_pre) + pre_eps, h_post = post_mult * sigmoid(alpha_post m_post + b_post),
-    h_res = Sinkhorn(alpha_res m_res + b_res): a softmax of rows, then columns and rows divided by their sums in turn.
+    h_res = Sinkhorn(alpha_res m_res + b_res): a softmax of rows, then columns and rows are alternately normalized.
 
     Args:
         x: the streams of each token, float [..., S, C].
@@ -71,14 +72,14 @@ def mhc_coeffs(
         alpha_pre: one element.
         alpha_post: one element.
         alpha_res: one element.
-        tmax: how often columns are divided by their sums.
+        tmax: how many times columns are divided by their sums.
         rms_eps: added to the mean square of x.
         pre_eps: added to h_pre.
         sinkhorn_eps: added to the first matrix, and to each sum.
         post_mult: multiplies h_post.
 
     Returns:
-        h_pre and h_post [..., S], h_res [..., S, S], row = stream that is written: float32 (float64 for float64).
+        h_pre and h_post [..., S], h_res [..., S, S] with a row for each output stream: float32 (float64 for float64).
     """
     _check_streams("mhc_coeffs", x)
     *lead, streams, channels = x.shape
@@ -102,7 +103,7 @@ def mhc_coeffs(
 
 
 def mhc_pre(x: Tensor, h_pre: Tensor) -> Tensor:
-    """One stream from several: sum over i of h_pre[..., i] x[..., i, :].
+    """Combine the streams into one: sum over i of h_pre[..., i] x[..., i, :].
 
     Args:
         x: float [..., S, C].
@@ -115,7 +116,7 @@ def mhc_pre(x: Tensor, h_pre: Tensor) -> Tensor:
 
 
 def mhc_post_res(x: Tensor, f_out: Tensor, h_post: Tensor, h_res: Tensor) -> Tensor:
-    """Streams mixed, and a layer's output added: y_o = sum over i of h_res[..., o, i] x_i + h_post[..., o] f_out.
+    """Mix the streams and add a layer's output: y_o = sum over i of h_res[..., o, i] x_i + h_post[..., o] f_out.
 
     Args:
         x: float [..., S, C].
@@ -132,7 +133,7 @@ def mhc_post_res(x: Tensor, f_out: Tensor, h_post: Tensor, h_res: Tensor) -> Ten
 def mhc_apply(
     x: Tensor, f_out: Tensor, h_pre: Tensor, h_post: Tensor, h_res: Tensor, *, return_x_in: bool = False
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """mhc_post_res(x, f_out, h_post, h_res); with return_x_in, mhc_pre(x, h_pre) too."""
+    """mhc_post_res(x, f_out, h_post, h_res); with return_x_in also mhc_pre(x, h_pre)."""
     y = mhc_post_res(x, f_out, h_post, h_res)
     return (y, mhc_pre(x, h_pre)) if return_x_in else y
 
@@ -157,8 +158,8 @@ def mhc_forward(
 
     Args:
         x: float [..., S, C].
-        layer: takes and returns [..., C]; the input is cast to the dtype of its parameters, if it has any.
-        phi: as in mhc_coeffs, and so are the others.
+        layer: a function of [..., C] to [..., C]; its input is cast to the dtype of its parameters, if it has any.
+        phi: as in mhc_coeffs.
         b: as in mhc_coeffs.
         alpha_pre: as in mhc_coeffs.
         alpha_post: as in mhc_coeffs.
@@ -171,7 +172,7 @@ def mhc_forward(
         return_coeffs: return the coefficients too.
 
     Returns:
-        The new streams, like x; with return_coeffs, and (h_pre, h_post, h_res).
+        The new streams, like x; with return_coeffs the pair (streams, (h_pre, h_post, h_res)).
     """
     coeffs = h_pre, h_post, h_res = mhc_coeffs(
         x, phi, b, alpha_pre, alpha_post, alpha_res,
@@ -189,10 +190,10 @@ def _check_streams(name: str, x: Tensor) -> None:
 
 
 def _normed_product(x: Tensor, phi: Tensor, eps: float) -> Tensor:
-    """x phi / rms(x) of rows, in float32 (float64 for float64), without a float32 copy of x."""
+    """x phi / rms(x) for each row, in float32 (float64 for float64), without a float32 copy of x."""
     if x.dtype is not phi.dtype:
         x, phi = (t.to(torch.promote_types(torch.promote_types(x.dtype, phi.dtype), torch.float32)) for t in (x, phi))
-    if transforms_active():  # torch.func needs what it can transform
+    if transforms_active():  # torch.func can transform only torch's ops
         v = x.to(torch.promote_types(x.dtype, torch.float32))
         return (v @ phi.to(v.dtype)) * (v.square().mean(-1, keepdim=True) + eps).rsqrt()
     return _NormedProduct.apply(x, phi, eps)
@@ -236,9 +237,9 @@ def multi_token_attention(
     groups: int = 1,
     sparse: bool = False,
 ) -> Tensor:
-    """Attention weights that see their neighbors: tril(conv2d(softmax(causal scores))).
+    """A convolution over the attention weights of neighboring tokens: tril(conv2d(softmax(causal scores))).
 
-    The scores of a query to later keys are masked before the softmax; so is the result, to 0
+    The scores of later keys are masked before the softmax, and set to 0 in the result
     (https://arxiv.org/abs/2504.00927).
 
     Args:
@@ -253,7 +254,7 @@ def multi_token_attention(
 
     Returns:
         [batch, out, queries', keys'], of the dtype of scores. Probabilities are computed in float32 (float64 for
-        float64) and rounded, the convolution is torch's.
+        float64) and rounded; torch computes the convolution.
     """
     if scores.dim() != 4 or scores.shape[-1] != scores.shape[-2]:
         expected = "have shape [batch, channels, length, length]"

@@ -1,6 +1,6 @@
-"""A linear layer followed by a loss, with a part of the logits in memory at a time: what such losses share.
+"""Code shared by losses that follow a linear layer and keep only a part of the logits in memory at a time.
 
-The gradients of the layer are added up part by part in the forward, where the logits are.
+The forward adds up the layer's gradients part by part, while the part's logits are in memory.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from ...core import autocast
 from ...core.errors import BadArgument
 from ...specs import gemm, loss
 
-CHUNK = 256 * 2**20  # bytes of logits at a time: a product of 1024 rows by a vocabulary of 128k in 16 bits
+CHUNK = 256 * 2**20  # bytes of logits in memory at a time: 1024 rows of 128k classes in 16 bits
 
 
 def check_linear(name: str, input: Tensor, weight: Tensor, accum_dtype: torch.dtype | None, prefix: str = "") -> None:
-    """weight is [classes, hidden] for an input [..., hidden], and the dtype to add up in is one of ours."""
+    """Check that weight is [classes, hidden] for an input [..., hidden], and that accum_dtype is allowed."""
     if weight.dim() != 2 or input.shape[-1:] != weight.shape[1:]:
         expected = f"have shape (classes, {input.shape[-1]}), as {prefix}input is {tuple(input.shape)}"
         raise BadArgument.of(name, f"{prefix}weight", expected, str(tuple(weight.shape)), ValueError)
@@ -28,20 +28,20 @@ def check_linear(name: str, input: Tensor, weight: Tensor, accum_dtype: torch.dt
 
 
 def check_rows(name: str, argument: str, value: Tensor, input: Tensor, of: str = "input") -> None:
-    """One value for each row of input."""
+    """Check that an argument has one value for each row of input."""
     if value.shape != input.shape[:-1]:
         expected = f"have shape {tuple(input.shape[:-1])}, as {of} is {tuple(input.shape)}"
         raise BadArgument.of(name, argument, expected, str(tuple(value.shape)), ValueError)
 
 
 def autocasted(device: torch.device, *tensors: Tensor | None) -> list[Any]:
-    """The arguments of a product in autocast's dtype, as torch's own linear casts them; None stays None."""
+    """Cast the arguments of a product to autocast's dtype, as torch's linear does; None stays None."""
     dtype = autocast.dtype_on(device.type)
     return [t if t is None or dtype is None else t.to(dtype) for t in tensors]
 
 
 def parts(x: Tensor, weight: Tensor, tensors: int = 1) -> list[slice]:
-    """Slices of the rows whose logits are in memory at a time, with `tensors` tensors of their size."""
+    """Split the rows into slices so that `tensors` copies of a slice's logits fit into CHUNK bytes."""
     rows = max(1, CHUNK // max(1, tensors * weight.shape[0] * x.element_size()))
     rows = rows // 128 * 128 or rows
     return [slice(at, min(at + rows, x.shape[0])) for at in range(0, x.shape[0], rows)]
@@ -52,10 +52,10 @@ def logits_of(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 class LinearSums:
-    """The gradients of input, weight and bias that are needed, added up over parts of the rows.
+    """The requested gradients of input, weight and bias, added up over parts of the rows.
 
-    The weight's is added up in a dtype that may be wider than its own. A wide sum is in two halves, so that the
-    gradient fits into the memory of the first: a copy would need half as much memory again.
+    The weight's gradient may be added up in a wider dtype than the weight's. A wide sum is stored as two halves, so
+    that the rounded gradient fits into the memory of the first half; a copy would need half as much memory again.
     """
 
     def __init__(self, x: Tensor, weight: Tensor, needs: Sequence[bool], dtype: torch.dtype):
@@ -70,7 +70,7 @@ class LinearSums:
         self.dbias = [torch.zeros(count, dtype=wide, device=x.device)] if needs[2] else []
 
     def add(self, rows: slice, dlogits: Tensor, ignored: Tensor | None = None) -> None:
-        """Add the part of some rows. The input of ignored ones does not reach the weight: 0 * NaN would be NaN."""
+        """Add the gradients of some rows. The input of ignored rows counts as 0: 0 * NaN would be NaN."""
         for dx in self.dx:
             torch.mm(dlogits, self.weight, out=dx[rows])
         x = self.x[rows]
@@ -89,10 +89,10 @@ class LinearSums:
 def gradients(
     sums: list[Tensor], needs: Sequence[bool], dtypes: Sequence[torch.dtype], factor: Tensor | None = None
 ) -> list[Tensor | None]:
-    """The gradients of input, weight and bias from `LinearSums.tensors()`, times a factor; the sums are used up."""
+    """The gradients of input, weight and bias from `LinearSums.tensors()`, times a factor. Overwrites the sums."""
     found: list[Tensor | None] = [None, None, None]
     if factor is not None:
-        if torch.compiler.is_compiling():  # the compiler fuses it with what follows, and plans memory itself
+        if torch.compiler.is_compiling():  # the compiler fuses the product with later ops and plans memory itself
             sums = [(t * factor).to(t.dtype) for t in sums]
         else:
             for total in sums:
@@ -125,12 +125,12 @@ def _narrow(wide: Tensor, to: Tensor) -> None:
     source, target, at, end = wide.view(-1), to.view(-1), 0, min(wide.numel(), 2**20)
     while at < wide.numel():
         part = source[at:end]
-        target[at:end] = part.clone() if at == 0 else part  # later parts are written to memory that was read before
+        target[at:end] = part.clone() if at == 0 else part  # the target of later parts has been read already
         at, end = end, min(2 * end, wide.numel())
 
 
 def handed_over(name: str, ctx: Any) -> list[Tensor]:
-    """Take the sums that a forward left in its context. They become the gradients, so a second call raises."""
+    """Take the sums from the forward's context. The gradients reuse their memory, so a second call raises."""
     sums, ctx.sums = ctx.sums, None
     if sums is None:
         raise RuntimeError(

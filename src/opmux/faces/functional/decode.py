@@ -1,6 +1,6 @@
 """Decoding with a cache of keys and values, contiguous or paged; for inference, without gradients.
 
-Nothing waits for the device: lengths and tables stay there. `write_kv_cache` writes to the caches, nothing else does.
+Nothing synchronizes with the device: lengths and tables stay on it. Only `write_kv_cache` modifies the caches.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def attention_decode(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention of the last tokens of each sequence to a cache: o = softmax(s) v, s = q k^T * scale.
 
-    Query i of n is token lengths - n + i of its sequence, and sees the keys up to its own. Keys and values of the new
-    tokens must be in the cache: see `write_kv_cache`.
+    Query i of n is token lengths - n + i of its sequence, and attends to the keys up to its own. The cache must already
+    contain the keys and values of the new tokens: see `write_kv_cache`.
 
     Args:
         q: float [batch, queries, heads, dim], with one query or a few.
@@ -39,17 +39,17 @@ def attention_decode(
         v_cache: [.., dim_v], in the same way.
         lengths: int [batch], the tokens of each sequence, the new ones included.
         table: int [batch, max_pages], the pages of each sequence, in order.
-        sinks: float [heads], a score for each head that counts in the sum of the softmax and has no value.
-        k_scale: float32, multiplies the keys: one element, or one for each head of them.
+        sinks: float [heads], a score for each head that is added to the softmax's denominator and has no value.
+        k_scale: float32, multiplies the keys: one element, or one for each key head.
         v_scale: float32, multiplies the values, in the same way.
-        window: how many keys before its own place a query sees; None is all.
-        softcap: scores become softcap * tanh(s / softcap); 0 leaves them as they are.
+        window: how many keys before its own position a query attends to; None for all.
+        softcap: scores become softcap * tanh(s / softcap); 0 does not change them.
         scale: multiplies the scores; by default 1 / sqrt(dim).
         return_lse: whether to return lse too.
 
     Returns:
-        o [batch, queries, heads, dim_v], of q's dtype; 0 for a query that sees no key. With return_lse also the
-        logarithm of the sum of the softmax, float32 [batch, heads, queries] (float64 for float64).
+        o [batch, queries, heads, dim_v], of q's dtype; 0 for a query that attends to no key. With return_lse
+        also the logarithm of the softmax's denominator, float32 [batch, heads, queries] (float64 for float64).
     """
     _need_no_gradient("attention_decode", q=q, k_cache=k_cache, v_cache=v_cache, sinks=sinks)
     left = -1 if window is None else window
@@ -73,13 +73,13 @@ def mla_decode(
     All heads share one cache of latents: keys are its rows, values their first `rank` columns, read once.
 
     Args:
-        q: float [batch, queries, heads, dim]: queries times the up-projection of the keys, then the part with rope.
+        q: float [batch, queries, heads, dim]: queries times the keys' up-projection, concatenated with the rope part.
         cache: [batch, max_len, dim], or with a table [pages, page_size, dim]; of q's dtype or float8.
         lengths: int [batch], the tokens of each sequence, the new ones included.
-        rank: the columns of the cache that are values too.
+        rank: how many columns of the cache are the values.
         table: int [batch, max_pages], the pages of each sequence, in order.
         cache_scale: float32, multiplies the cache; one element.
-        scale: multiplies the scores: the model's own, as 1 / sqrt(dim), the default, is not that of absorbed heads.
+        scale: multiplies the scores. Pass the model's: the default 1 / sqrt(dim) is wrong for absorbed projections.
         return_lse: whether to return lse too.
 
     Returns:
@@ -105,17 +105,17 @@ def write_kv_cache(
 ) -> None:
     """Append the new tokens of each sequence to a cache, in place.
 
-    Token i of n new ones becomes token lengths - n + i of its sequence; one that the cache cannot hold is not written.
+    New token i of n becomes token lengths - n + i of its sequence. A token beyond the end of the cache is not written.
 
     Args:
         k: [batch, tokens, kv_heads, dim]; [batch, tokens, dim] for the cache of `mla_decode`.
         v: [batch, tokens, kv_heads, dim_v]; None for the cache of `mla_decode`.
-        k_cache: is written: [batch, max_len, kv_heads, dim], or with a table [pages, page_size, kv_heads, dim]; of k's
-            dtype or float8, where values beyond the largest become the largest.
-        v_cache: is written, in the same way.
+        k_cache: modified; [batch, max_len, kv_heads, dim], or with a table [pages, page_size, kv_heads, dim]; of k's
+            dtype or float8, which saturates.
+        v_cache: modified; [.., dim_v], in the same way.
         lengths: int [batch], the tokens of each sequence, the new ones included.
-        table: int [batch, max_pages], the pages of each sequence, in order. No two may write to one page.
-        counts: int [batch], how many of the tokens are new ones, the first of them; by default all.
+        table: int [batch, max_pages], the pages of each sequence, in order. Written pages must not be shared.
+        counts: int [batch], how many of the tokens, from the first on, are new; by default all.
         k_scale: float32, k is divided by it: one element, or one for each head.
         v_scale: float32, v is divided by it, in the same way.
     """
@@ -126,7 +126,7 @@ def write_kv_cache(
 
 
 def _need_no_gradient(op: str, **tensors: Tensor | None) -> None:
-    """Raise where autograd would record the call: without a backward, gradients would be lost silently."""
+    """Raise if autograd would record the call: there is no backward, so gradients would be lost silently."""
     if not torch.is_grad_enabled():
         return
     for name, t in tensors.items():

@@ -1,7 +1,7 @@
-"""Distillation of a teacher's logits, over hidden states and last layers of both, with a part of them in memory.
+"""Distillation losses from hidden states and last layers of student and teacher; a part of the logits is in memory.
 
-The gradients are computed in the forward, where the logits are, as for a reduced fused_linear_cross_entropy: four
-products. Those of both losses are added in float32 before they are rounded.
+The forward computes the gradients while the logits are in memory, as a reduced fused_linear_cross_entropy does: four
+matrix products. The gradients of both losses are added in float32 and then rounded.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from ...specs import divergence, loss
 from . import chunked
 
 NAME = "fused_linear_distillation"
-TENSORS = 4  # of the size of a part, by which parts are smaller than those of a cross entropy
+TENSORS = 4  # of the size of a part's logits that are in memory at once: parts are this many times smaller
 
 
 class DistillationOutput(NamedTuple):
-    """The loss, and without a gradient its parts: from the teacher (soft) and from the labels (hard)."""
+    """The loss, and its parts without a gradient: soft (from the teacher) and hard (from the labels)."""
 
     loss: Tensor
     soft_loss: Tensor
@@ -50,10 +50,11 @@ def fused_linear_distillation(
 
     With the logits s of the student and t of the teacher, both divided by temperature, q = softmax(s), p = softmax(t):
     "jsd" is beta * KL(p, m) + (1 - beta) * KL(q, m), m = beta * p + (1 - beta) * q; KL(p, q) for beta = 0 and KL(q, p)
-    for beta = 1. "cosine" is beta * (1 - cosine of s and t). Both are means over the rows that count, and so is the
-    cross entropy, of logits that are not divided. A teacher may have more classes: the student's logits are 0 there.
+    for beta = 1. "cosine" is beta * (1 - cosine of s and t). The cross entropy uses logits that are not divided by
+    temperature. All losses are means over the rows that are not ignored. If the teacher has more classes than the
+    student, the student's logits of those classes are 0.
 
-    The gradients are computed in the forward, and its buffers become the gradients: a second backward raises.
+    The forward computes the gradients, and the backward reuses its buffers for them: a second backward raises.
 
     Args:
         student_input: float [..., hidden].
@@ -62,17 +63,17 @@ def fused_linear_distillation(
         teacher_weight: float [classes or more, hidden of the teacher], of the dtype of teacher_input.
         true_labels: the class of each row, int32 or int64 [...].
         student_bias: float [classes].
-        teacher_bias: float, as long as teacher_weight.
+        teacher_bias: float [classes or more], as teacher_weight.
         kind: "jsd" or "cosine".
         weight_hard_loss: as above.
         weight_soft_loss: as above.
         beta: as above, from 0 to 1 for "jsd".
         temperature: as above.
-        ignore_index: rows with this label do not count, in either loss.
-        accum_dtype: torch.float32 adds the weight's gradient up in float32; else it is added up in its own dtype.
+        ignore_index: rows with this label are ignored in both losses.
+        accum_dtype: torch.float32 adds up the weight's gradient in float32; None in the weight's dtype.
 
     Returns:
-        A DistillationOutput, float32 (float64 for float64); 0 if no row counts. Its loss has a gradient for
+        A DistillationOutput, float32 (float64 for float64); 0 if all rows are ignored. Its loss has a gradient for
         student_input, student_weight and student_bias.
     """
     if kind not in KINDS:
@@ -111,7 +112,7 @@ def _assert_labels(labels: Tensor, classes: int, ignore_index: int) -> None:
 
 
 class _DistillationOptions(NamedTuple):
-    """The options."""
+    """The options of `fused_linear_distillation`."""
 
     kind: str
     hard: float
@@ -123,7 +124,7 @@ class _DistillationOptions(NamedTuple):
 
 
 # ---- the distance of each row from the teacher's --------------------------------------------------------------------
-# Unless dloss is None, the gradient of the student's logits is written over them. They are overwritten in any case.
+# These functions overwrite the student's logits: with their gradient, unless dloss is None.
 
 
 def _jsd(student: Tensor, teacher: Tensor, labels: Tensor, dloss: Tensor | None, how: _DistillationOptions) -> Tensor:
@@ -137,7 +138,7 @@ def _jsd(student: Tensor, teacher: Tensor, labels: Tensor, dloss: Tensor | None,
 def _cosine(
     student: Tensor, teacher: Tensor, labels: Tensor, dloss: Tensor | None, how: _DistillationOptions
 ) -> Tensor:
-    # torch's ops: one kernel would save little beside the products. The temperature cancels in a cosine of logits.
+    # torch's ops: a fused kernel would save little beside the matrix products. Temperature cancels in a cosine.
     norm = torch.linalg.vector_norm(student, dim=-1, keepdim=True).clamp(min=1e-12)
     unit, toward = student.div_(norm), F.normalize(teacher.to(student.dtype), dim=-1)
     cosine = (unit * toward).sum(-1, keepdim=True)
@@ -162,7 +163,7 @@ def _linear_distillation(
     labels: Tensor, kind: str, hard: float, soft: float, beta: float, temperature: float, ignore_index: int,
     accum_dtype: torch.dtype, needs: list[bool],
 ) -> tuple[Tensor, Tensor, list[Tensor]]:  # fmt: skip
-    """The soft and the hard loss, and the sums of gradients of `soft` and `hard` of them: an op for torch.compile."""
+    """The soft loss, the hard loss, and gradients of soft * soft loss + hard * hard loss. An op for torch.compile."""
     how = _DistillationOptions(kind, hard, soft, beta, temperature, ignore_index, accum_dtype)
     wide = torch.promote_types(x.dtype, torch.float32)
     classes, more = weight.shape[0], teacher.shape[0] - weight.shape[0]
@@ -179,7 +180,7 @@ def _linear_distillation(
         if any(needs):
             loss.token_cross_entropy_bwd_(logits, dhard, own, lse, None, ignore_index)
             sums.add(rows, logits.add_(dsoft_logits[:, :classes]).to(x.dtype), own == ignore_index)
-        del logits, others, dsoft_logits  # before the next part is computed
+        del logits, others, dsoft_logits  # free the memory before the next part
     return soft_losses.sum() * factor, hard_losses.sum() * factor, sums.tensors()
 
 
@@ -191,7 +192,7 @@ def _(x, weight, bias, y, teacher, teacher_bias, labels, kind, hard, soft, beta,
 
 
 class _LinearDistillation(torch.autograd.Function):
-    """The loss, and its soft and hard part."""
+    """The loss, the soft loss and the hard loss."""
 
     @staticmethod
     def forward(

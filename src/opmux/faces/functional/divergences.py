@@ -1,9 +1,9 @@
-"""Distances between distributions: Kullback-Leibler, Jensen-Shannon, total variation; and the second after two linear
-layers, which never has all logits in memory.
+"""Distances between distributions: Kullback-Leibler, Jensen-Shannon, total variation; and Jensen-Shannon after two
+linear layers, which never has all logits in memory.
 
-No argument is written to, nothing waits for the device, and no tensor of the size of the input is saved beside it.
-Kernels give the gradient of the first argument. If the second needs one too, or the loss is not reduced, it is composed
-from torch's ops.
+No argument is modified, nothing synchronizes with the device, and apart from the input no tensor of its size is saved.
+Our kernels compute the gradient of the first argument. If the second argument also needs a gradient, or the loss is not
+reduced, the loss is composed from torch's ops.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ def kl_div(
 
     Args:
         input: logarithms of probabilities, float [..., classes].
-        target: probabilities of that shape; their logarithms if log_target is set.
+        target: probabilities, of the shape of input; their logarithms if log_target is set.
         reduction: "mean" (over all elements), "batchmean" (over the first dimension), "sum" or "none".
-        log_target: whether target has logarithms.
-        eps: the least probability that a logarithm is taken of.
+        log_target: whether target contains logarithms.
+        eps: smaller probabilities are replaced by eps before the logarithm.
 
     Returns:
-        The loss, in float32 (float64 for float64). What has probability 0 adds 0.
+        The loss, in float32 (float64 for float64). Classes with target probability 0 add 0.
     """
     check_reduction("kl_div", reduction, REDUCTIONS)
     if reduction == "none" or _wants_gradient(target):
@@ -67,13 +67,13 @@ def jsd(
 
     Args:
         input: logarithms of the student's probabilities, float [..., classes].
-        target: logarithms of the teacher's probabilities, of that shape.
-        shift_labels: the class of each row, int32 or int64 [...]; rows with ignore_index do not count.
+        target: logarithms of the teacher's probabilities, of the shape of input.
+        shift_labels: the class of each row, int32 or int64 [...]; rows with ignore_index are ignored.
         beta: the weight of the teacher in m, from 0 to 1.
-        ignore_index: the label of rows that do not count.
+        ignore_index: the label of rows that are ignored.
 
     Returns:
-        The loss, in float32 (float64 for float64); 0 where no row counts. What has probability 0 adds 0.
+        The loss, in float32 (float64 for float64); 0 if all rows are ignored. Classes with probability 0 add 0.
     """
     if _wants_gradient(target):
         _check(divergence.token_jsd, input=input, target=target, labels=shift_labels, beta=beta)
@@ -96,13 +96,13 @@ def tvd(
 
     Args:
         p: probabilities, float [..., classes].
-        q: probabilities of that shape.
-        shift_labels: the class of each row, int32 or int64 [...]; rows with ignore_index do not count.
-        reduction: "batchmean" (over the rows that count), "mean" (over their elements), "sum" or "none".
-        ignore_index: the label of rows that do not count.
+        q: probabilities, of the shape of p.
+        shift_labels: the class of each row, int32 or int64 [...]; rows with ignore_index are ignored.
+        reduction: "batchmean" (over the rows that are not ignored), "mean" (over their elements), "sum" or "none".
+        ignore_index: the label of rows that are ignored.
 
     Returns:
-        The loss, in float32 (float64 for float64); a mean is 0 where no row counts.
+        The loss, in float32 (float64 for float64); a mean is 0 if all rows are ignored.
     """
     check_reduction("tvd", reduction, REDUCTIONS)
     if reduction == "none" or _wants_gradient(q):
@@ -133,8 +133,8 @@ def fused_linear_jsd(
 ) -> Tensor:
     """jsd of log_softmax(input @ weight.T / temperature) of student and teacher, with a part of the logits in memory.
 
-    The gradients of the student are computed in the forward, and its buffers become the gradients: a second backward
-    through the same loss raises. The teacher gets none.
+    The forward computes the student's gradients, and the backward reuses its buffers for them: a second backward
+    through the same loss raises. The teacher gets no gradient.
 
     Args:
         student_input: float [..., hidden].
@@ -145,10 +145,10 @@ def fused_linear_jsd(
         jsd_beta: beta of jsd.
         ignore_index: as in jsd.
         temperature: logits are divided by it.
-        accum_dtype: torch.float32 adds the weight's gradient up in float32; else it is added up in its own dtype.
+        accum_dtype: torch.float32 adds up the weight's gradient in float32; None in the weight's dtype.
 
     Returns:
-        The loss, in float32 (float64 for float64); 0 where no row counts.
+        The loss, in float32 (float64 for float64); 0 if all rows are ignored.
     """
     name = "fused_linear_jsd"
     chunked.check_linear(name, student_input, student_weight, accum_dtype, "student_")
@@ -177,7 +177,7 @@ def fused_linear_jsd(
 
 
 def _check(op: Any, **given: Any) -> None:
-    """The rules of an op, for a loss that is composed instead; torch.compile cannot trace them."""
+    """Check the arguments by an op's rules, for a loss composed from torch's ops; torch.compile cannot trace it."""
     if not torch.compiler.is_compiling():
         op.spec.contract.check(given)
 
@@ -187,7 +187,7 @@ def _wants_gradient(target: Tensor) -> bool:
 
 
 def _count(labels: Tensor | None, ignore_index: int, rows: Tensor) -> Tensor | int:
-    """The rows that count, at least 1."""
+    """The number of rows that are not ignored, at least 1."""
     if labels is None:
         return max(1, rows.numel())
     return (labels != ignore_index).sum(dtype=rows.dtype).clamp(min=1)
@@ -201,7 +201,7 @@ def _linear_jsd(
     x: Tensor, weight: Tensor, teacher_x: Tensor, teacher_weight: Tensor, labels: Tensor | None, beta: float,
     temperature: float, ignore_index: int, accum_dtype: torch.dtype, needs: list[bool],
 ) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
-    """The loss and the gradients of the student; an opaque op, as that of cross entropy."""
+    """The loss and the student's gradients. An opaque op for the same reasons as `_linear_cross_entropy`."""
     losses = _losses_like(x)
     sums = chunked.LinearSums(x, weight, [*needs, False], accum_dtype)
     factor = torch.ones((), dtype=losses.dtype, device=x.device) / _count(labels, ignore_index, losses)
@@ -215,7 +215,7 @@ def _linear_jsd(
                 student, teacher, factor.expand(student.shape[0]), *kept, own, beta, temperature, ignore_index
             )
             sums.add(rows, student, None if own is None else own == ignore_index)
-        del student, teacher  # before the next part is computed
+        del student, teacher  # free the memory before the next part
     return losses.sum() * factor, sums.tensors()
 
 

@@ -1,7 +1,7 @@
 """Gated linear units: the activation of a gate times a value.
 
-Forward and backward are one kernel launch each and allocate only their results; in between the inputs are saved, and
-nothing is written over, so a second backward is right.
+Forward and backward are one kernel launch each and allocate only their results. The inputs are saved for backward, and
+nothing is overwritten, so a second backward gives the same gradients.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def swiglu(gate: Tensor, up: Tensor, gate_multiplier: float = 1.0, down_multipli
     Args:
         gate: float [...].
         up: like gate.
-        gate_multiplier: a factor of the gate (Falcon-H1). Each factor other than 1 is one more launch.
+        gate_multiplier: a factor of the gate (Falcon-H1). Each factor other than 1 needs one more kernel launch.
         down_multiplier: a factor of the result.
 
     Returns:
@@ -46,13 +46,14 @@ def geglu(gate: Tensor, up: Tensor, approximate: str = "tanh") -> Tensor:
 
 
 def fused_gate_up_swiglu(input: Tensor) -> Tensor:
-    """silu(gate) * up, with gate and up the halves of the last dimension, as one linear layer returns them (Phi-3).
+    """silu(gate) * up, where one tensor has gate and up as the halves of its last dimension (Phi-3).
 
     Args:
         input: float [..., 2n], the gate first.
 
     Returns:
-        float [..., n], computed in float32 (float64 for float64) and rounded once. The gradient is one tensor too.
+        float [..., n], computed in float32 (float64 for float64) and rounded once.
+        The gradient is one tensor of the shape of input.
     """
     return activation.silu_glu(input)
 

@@ -1,7 +1,7 @@
-"""GRPO and the losses that came from it, over hidden states (fused_linear_grpo) or over logits (grpo_loss).
+"""GRPO and losses derived from it, over hidden states (fused_linear_grpo) or over logits (grpo_loss).
 
-Both compute the log-probability of each token of the completions, and then the same formulas. Tokens outside of the
-mask have no loss and no gradient, whatever is in the other tensors at their places.
+Both compute the log-probability of each token of the completions, and then apply the same formulas. Tokens outside the
+mask have no loss and no gradient, whatever values the other tensors have at their positions.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from .losses import assert_classes
 from .preference import LogProbs
 
 LOSS_TYPES = ("grpo", "dapo", "bnpo", "dr_grpo", "luspo", "cispo", "sapo", "vespo")
-UNCLIPPED = ("cispo", "sapo", "vespo")  # those whose ratios are not clipped from both sides
+UNCLIPPED = ("cispo", "sapo", "vespo")  # loss types whose ratios are not clipped on both sides
 LEVELS = ("token", "sequence")
 
 
 class GRPOOutput(NamedTuple):
-    """The loss, and without a gradient the divergence from the reference (None without one) and what was clipped.
+    """The loss, the divergence from the reference model (None without one), and what was clipped.
 
-    Reduced: one element each, means over the tokens of the mask. With reduction="none": [batch, length] each, 0 or
-    False outside of the mask.
+    Only the loss has a gradient. If reduced, each has one element: the loss as its type says, the others the mean over
+    the tokens of the mask. With reduction="none" each is [batch, length], 0 or False outside the mask.
     """
 
     loss: Tensor
@@ -36,7 +36,7 @@ class GRPOOutput(NamedTuple):
 
 
 class _GRPOOptions(NamedTuple):
-    """The options of the formulas, for the function `name`."""
+    """The options of the formulas; `name` is the public function, for errors."""
 
     name: str
     loss_type: str
@@ -58,7 +58,7 @@ class _GRPOOptions(NamedTuple):
 
 
 class _Tokens(NamedTuple):
-    """The tensors with a value for each token of the completions."""
+    """The arguments with a value for each token or sequence of the completions."""
 
     ids: Tensor
     mask: Tensor | None
@@ -68,7 +68,7 @@ class _Tokens(NamedTuple):
     vllm_is_ratio: Tensor | None
 
     def targets(self) -> Tensor:
-        """The token ids; -100 outside of the mask."""
+        """The token ids; -100 outside the mask."""
         return self.ids if self.mask is None else torch.where(self.mask != 0, self.ids, -100)
 
 
@@ -111,17 +111,20 @@ def fused_linear_grpo(
     -min(min(ratio, delta) * A, clip(ratio, 1 - eps_low, 1 + eps_high) * A) * vllm_is_ratio
     + beta * (exp(ref - x) - (ref - x) - 1).
 
-    Other types have in place of the first line:
-    cispo: -min(ratio, eps_high) * A * x * vllm_is_ratio, with the ratio as a constant (eps_high is the bound itself);
+    Other loss types replace the first line of the formula:
+    cispo: -min(ratio, eps_high) * A * x * vllm_is_ratio, with the ratio as a constant (eps_high itself is the bound);
     sapo: -4 / t * sigmoid(t * (ratio - 1)) * A * vllm_is_ratio, t = sapo_temperature_pos if A > 0 else
     sapo_temperature_neg;
     vespo: -phi * A * x, phi = e^l * w^k * e^(-l * w) as a constant, where w is the ratio of the whole sequence, times
     vllm_is_ratio, and k, l are those for A >= 0 or A < 0.
 
-    The tokens' losses are reduced to: grpo and sapo, the mean over sequences of their means; bnpo, the mean over all
-    tokens; dapo, cispo and vespo, the sum over num_items_in_batch; dr_grpo, the sum over batch *
-    max_completion_length; luspo, the mean of losses times the length of their sequence, over sequences if the
-    importance sampling is by sequence (as in its paper), else over all batch * length places.
+    The tokens' losses are reduced by loss type:
+    grpo and sapo: the mean over sequences of each sequence's mean;
+    bnpo: the mean over all tokens;
+    dapo, cispo and vespo: the sum divided by num_items_in_batch;
+    dr_grpo: the sum divided by batch * max_completion_length;
+    luspo: each loss is multiplied by the length of its sequence; then the mean over sequences if
+    importance_sampling_level is "sequence" (as in its paper), else over all batch * length positions.
 
     Args:
         input: float [batch, length, hidden]: input[b, t] predicts completion_ids[b, t].
@@ -130,19 +133,19 @@ def fused_linear_grpo(
         advantages: float [batch], or [batch, length].
         completion_mask: [batch, length], 0 where there is no token; all are tokens if it is None.
         bias: float [classes].
-        old_logp: the log-probabilities of the policy that made the completions, [batch, length]; those of now, as
-            constants, if it is None.
-        ref_logp: the log-probabilities of the reference model, [batch, length]. Without them:
+        old_logp: the log-probabilities of the policy that generated the completions, [batch, length]; None for the
+            current ones, as constants.
+        ref_logp: the log-probabilities of the reference model, [batch, length]. If it is None:
         ref_input: the hidden states of the reference model,
         ref_weight: its last layer's weight,
         ref_bias: and its bias.
-        vllm_is_ratio: a correction for completions that another engine made: [batch, length], [batch, 1] or [batch].
+        vllm_is_ratio: corrects for completions that another engine generated: [batch, length], [batch, 1] or [batch].
         loss_type: "grpo", "dapo", "bnpo", "dr_grpo", "luspo", "cispo", "sapo" or "vespo".
         beta: the weight of the divergence from the reference model, which must then be given.
         eps_low: as above.
         eps_high: as above.
         delta: as above, if it is not None (two-sided clipping); not for cispo, sapo, vespo.
-        temperature: what the logits are divided by, those of the reference model too.
+        temperature: divides the logits, also the reference model's.
         importance_sampling_level: "token", or "sequence": the ratio is exp(mean(x - old)) over a sequence (GSPO); not
             for cispo, sapo, vespo.
         use_bias_correction_kl: multiply the divergence by the ratio.
@@ -152,10 +155,10 @@ def fused_linear_grpo(
         vespo_lambda_pos: as above.
         vespo_k_neg: as above.
         vespo_lambda_neg: as above.
-        max_completion_length: for dr_grpo; length if it is None.
-        num_items_in_batch: for dapo, cispo and vespo: the tokens of all micro-batches and processes, which is divided
-            by the number of processes; if it is None, the tokens of this batch, averaged over the processes (with
-            torch.distributed, an all_reduce: every process must call).
+        max_completion_length: for dr_grpo; None for length.
+        num_items_in_batch: for dapo, cispo and vespo: the number of tokens of all micro-batches and processes; it is
+            divided by the number of processes. None for the tokens of this batch, averaged over the processes: with
+            torch.distributed this is an all_reduce, so every process must call.
         reduction: "mean" (by loss_type), or "none": the loss of each token.
         accum_dtype: as in linear_log_probs.
 
@@ -206,8 +209,8 @@ def grpo_loss(
     """Group relative policy optimization over logits. For the formulas see fused_linear_grpo.
 
     Args:
-        logits: float [batch, length + 1, classes]: logits[b, t] predicts completion_ids[b, t]. The last ones predict
-            nothing; [batch, length, classes] is accepted too.
+        logits: float [batch, length + 1, classes]: logits[b, t] predicts completion_ids[b, t]. The last logits
+            of a sequence are not used; [batch, length, classes] is accepted too.
         old_logp: as in fused_linear_grpo.
         ref_logp: as in fused_linear_grpo.
         completion_ids: as in fused_linear_grpo.
@@ -219,7 +222,7 @@ def grpo_loss(
         eps_low: as in fused_linear_grpo.
         eps_high: as in fused_linear_grpo.
         delta: as in fused_linear_grpo.
-        temperature: what the logits are divided by.
+        temperature: divides the logits.
         importance_sampling_level: as in fused_linear_grpo.
         use_bias_correction_kl: as in fused_linear_grpo.
         sapo_temperature_pos: as in fused_linear_grpo.
@@ -231,8 +234,8 @@ def grpo_loss(
         max_completion_length: as in fused_linear_grpo.
         num_items_in_batch: as in fused_linear_grpo.
         reduction: as in fused_linear_grpo.
-        in_place: the backward writes the gradient over the logits, which must be contiguous, instead of into new
-            memory; a second one raises.
+        in_place: the backward overwrites the logits, which must be contiguous, with their gradient instead of
+            allocating memory; a second backward raises.
 
     Returns:
         A GRPOOutput. Only its loss has a gradient, for logits.
@@ -258,12 +261,12 @@ def token_log_probs(
     """The log-probability of each target under softmax(logits / temperature).
 
     Args:
-        logits: float [batch, length, classes]. It may be longer than target: the rest has a gradient of 0.
+        logits: float [batch, length, classes]. Its length may exceed target's: the rest gets a gradient of 0.
         target: int32 or int64 [batch, length].
-        temperature: what the logits are divided by, in float32.
+        temperature: divides the logits, in float32.
         ignore_index: targets with this value have log-probability 0, and no gradient.
-        in_place: the backward writes the gradient over the logits, which must be contiguous, instead of into new
-            memory; a second one raises.
+        in_place: the backward overwrites the logits, which must be contiguous, with their gradient instead of
+            allocating memory; a second backward raises.
 
     Returns:
         The log-probabilities, float32 [batch, length] (float64 for float64), differentiable in logits.
@@ -311,11 +314,11 @@ def _check(how: _GRPOOptions, tokens: _Tokens, referenced: bool) -> None:
 
 
 def _loss(how: _GRPOOptions, tokens: _Tokens, x: Tensor) -> GRPOOutput:
-    """From the log-probability of each token."""
+    """The output, from the log-probability x of each token."""
     mask = torch.ones_like(x) if tokens.mask is None else tokens.mask.to(x.dtype)
     keep = mask != 0
     constant = lambda value: value.detach().to(x.dtype)
-    at = lambda value, other=0.0: torch.where(keep, constant(value), other)  # the padding may hold anything; x is 0
+    at = lambda value, other=0.0: torch.where(keep, constant(value), other)  # padding is undefined; x is 0 there
     advantage = at(tokens.advantages if tokens.advantages.dim() == 2 else tokens.advantages[:, None])
     log_ratio = x - (x.detach() if tokens.old is None else at(tokens.old))
     if how.importance_sampling_level == "sequence":
@@ -333,7 +336,7 @@ def _loss(how: _GRPOOptions, tokens: _Tokens, x: Tensor) -> GRPOOutput:
         made = -4 / slope * torch.sigmoid(slope * (ratio - 1)) * advantage
     elif how.loss_type == "vespo":
         made = -_vespo_weight(how, log_ratio.detach(), advantage, correction) * advantage * x
-        correction = None  # it is in the weight
+        correction = None  # the weight includes it
     else:
         low, high = 1 - how.eps_low, 1 + how.eps_high
         bounded = ratio if how.delta is None else ratio.clamp(max=how.delta)
@@ -347,7 +350,7 @@ def _loss(how: _GRPOOptions, tokens: _Tokens, x: Tensor) -> GRPOOutput:
         kl = torch.expm1(off) - off  # exp(off) - off - 1, without its rounding error near 0
         kl = kl * ratio if how.use_bias_correction_kl else kl
         made = made + how.beta * kl
-    made, clipped = made * mask, clipped & keep  # of sequences: now of their tokens
+    made, clipped = made * mask, clipped & keep  # expands values of sequences to their tokens
     kl = None if kl is None else kl.detach() * mask
     if how.reduction == "none":
         return GRPOOutput(made, kl, clipped)
@@ -357,7 +360,7 @@ def _loss(how: _GRPOOptions, tokens: _Tokens, x: Tensor) -> GRPOOutput:
 
 
 def _vespo_weight(how: _GRPOOptions, log_ratio: Tensor, advantage: Tensor, correction: Tensor | None) -> Tensor:
-    """phi(w) = e^l * w^k * e^(-l * w), which is 1 for w = 1; the bounds are those of TRL's trainer."""
+    """phi(w) = e^l * w^k * e^(-l * w), which is 1 for w = 1. The clamps are the same as in TRL's trainer."""
     least = math.log(1e-8)
     log_w = log_ratio.clamp(-20.0, 20.0).sum(-1, keepdim=True)
     if correction is not None:
@@ -369,7 +372,7 @@ def _vespo_weight(how: _GRPOOptions, log_ratio: Tensor, advantage: Tensor, corre
 
 
 def _chosen(condition: Tensor, yes: float, no: float, dtype: torch.dtype) -> Tensor:
-    """torch.where, whose result for two numbers would be of the default dtype."""
+    """torch.where for two numbers, with a given dtype: torch would use the default dtype."""
     return torch.where(condition, torch.full_like(condition, yes, dtype=dtype), no)
 
 
@@ -384,13 +387,13 @@ def _reduced(how: _GRPOOptions, losses: Tensor, mask: Tensor) -> Tensor:
         return losses.sum() / (batch * (length if how.max_completion_length is None else how.max_completion_length))
     if how.loss_type == "luspo":
         if how.importance_sampling_level == "sequence":
-            return losses.sum() / batch  # the mean over a sequence's tokens, times their number
+            return losses.sum() / batch  # mean over the tokens * length = sum
         return (losses * lengths).sum() / (batch * length)
     return losses.sum() / _tokens_of_a_process(lengths.sum(), how.num_items_in_batch)
 
 
 def _tokens_of_a_process(here: Tensor, of_all: Tensor | float | None) -> Tensor | float:
-    """The mean over processes of the tokens in a batch, at least 1."""
+    """The number of tokens of the batch, averaged over processes, at least 1."""
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
     processes = torch.distributed.get_world_size() if distributed else 1
     if of_all is None:
@@ -399,7 +402,7 @@ def _tokens_of_a_process(here: Tensor, of_all: Tensor | float | None) -> Tensor 
             torch.distributed.all_reduce(of_all)
     if isinstance(of_all, Tensor):
         return (of_all.to(here, non_blocking=True) / processes).clamp(min=1)
-    return max(of_all / processes, 1.0)  # a number stays one: a copy to the device would wait for it
+    return max(of_all / processes, 1.0)  # not a tensor: a copy to the device would synchronize
 
 
 # ---- log-probabilities of logits ------------------------------------------------------------------------------------
@@ -420,7 +423,7 @@ def _token_log_probs(
 
 
 class _TokenLogProbs(torch.autograd.Function):
-    """token_log_probs, by sequences: cutting off the last logits of all of them at once would copy the others."""
+    """token_log_probs for one sequence at a time: cutting the last logits off the batch would copy the rest."""
 
     @staticmethod
     def forward(
@@ -442,7 +445,7 @@ class _TokenLogProbs(torch.autograd.Function):
             raise RuntimeError(f"{name}: a second backward with in_place=True: the first wrote over the logits")
         logits, target, lse = ctx.saved_tensors
         made = logits.detach() if in_place else logits.clone(memory_format=torch.contiguous_format)
-        ctx.written, none = in_place, torch.zeros_like(lse)  # the entropy has no gradient
+        ctx.written, none = in_place, torch.zeros_like(lse)  # no gradient of the entropy
         for b, own in enumerate(target):
             rows = made[b, : len(own)]
             loss.token_nll_entropy_bwd_(rows, own, -grad[b], none[b], none[b], lse[b], ignore_index, temperature)

@@ -1,5 +1,4 @@
-"""A linear layer with what follows it, in one kernel where the device's implementation has one: bias, activation, gate,
-residual."""
+"""A linear layer with bias, activation, gate and residual, in one kernel where the device's implementation has one."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from ...core.errors import BadArgument
 from ...specs import activation as acts
 from ...specs import gemm
 
-NAMES = {"act": "activation"}  # what an op's error calls the argument, and what it is called here
+NAMES = {"act": "activation"}  # the op's argument name -> this function's, for errors
 
 
 def linear(
@@ -30,32 +29,32 @@ def linear(
 ) -> Tensor:
     """f(x weight^T + bias) + residual, f the activation; with glu f(a) * b + residual, [a, b] = x weight^T + bias.
 
-    Saved for backward are x and weight, and with an activation or glu the product, but not the result. No argument is
-    written to or copied, if it is contiguous or a matrix that is transposed.
+    x and weight are saved for backward, and with an activation or glu also the product, but not the result. No argument
+    is modified. Arguments that are contiguous, or transposed contiguous matrices, are not copied.
 
     Args:
         x: float [..., k].
-        weight: [n, k], of the dtype of x. With glu [2n, k]: the gate's rows, then those of what it multiplies.
+        weight: [n, k], of the dtype of x. With glu [2n, k]: the rows of a (the gate), then the rows of b.
         bias: [n], or [2n] with glu, of the dtype of x.
-        activation: "relu", "gelu", "gelu_tanh", "silu", "srelu" (relu squared), "qgelu", with glu also "sigmoid"; None
-            for none.
-        glu: whether half of the outputs are a gate for the others.
+        activation: "relu", "gelu", "gelu_tanh", "silu", "srelu" (relu squared), "qgelu", with glu also "sigmoid"; or
+            None.
+        glu: whether the first half of the outputs is a gate for the second half.
         residual: [..., n], added last; of the dtype of x, or float32 for an x of 16 bits.
 
     Returns:
-        float [..., n], of the dtype of residual, without one of x's. The product adds up in float32 (float64 for
-        float64); where the whole is one kernel it is rounded once, at the end, else after each step. Under autocast x,
-        weight and bias are cast to its dtype, as torch's linear casts them.
+        float [..., n], of the dtype of residual, or of x without a residual. The product accumulates in float32
+        (float64 for float64). If one kernel computes everything, it rounds once, at the end; otherwise each step
+        rounds. Under autocast x, weight and bias are cast to its dtype, as torch's linear casts them.
     """
     dtype = autocast.dtype_on(x.device.type)
     if dtype is not None and x.dtype is not torch.float64:
         x, weight = x.to(dtype), weight.to(dtype)
         bias = None if bias is None else bias.to(dtype)
         if residual is not None and residual.dtype not in (dtype, torch.float32):
-            residual = residual.to(torch.float32)  # what torch promotes a sum of both to
+            residual = residual.to(torch.float32)  # the dtype to which torch promotes the sum
     args = x, weight, bias, residual, activation, glu
     try:
-        if transforms_active():  # torch.func needs ops that it can transform
+        if transforms_active():  # torch.func can transform only torch's ops
             gemm.linear_act.check(**dict(zip(gemm.linear_act.spec.names, args)))
             return _composed(*args)
         needs = [torch.is_grad_enabled() and t is not None and t.requires_grad for t in args[:4]]
@@ -109,13 +108,13 @@ class _Linear(torch.autograd.Function):
 def _gradients(
     dy: Tensor, x: Tensor, weight: Tensor, pre: Tensor, act: str | None, glu: bool, needs: list[bool]
 ) -> list[Tensor | None]:
-    """The gradients of x, weight and bias that are needed."""
+    """The requested gradients of x, weight and bias."""
     dx = dweight = dbias = None
     if glu:
         dpre = _bilinear_bwd(dy, pre) if act is None else getattr(acts, f"{act}_glu_bwd")(dy, pre)
     elif act is None:
         dpre = dy.to(x.dtype)
-    elif needs[2]:  # one pass for both
+    elif needs[2]:  # one kernel computes both
         dpre, dbias = getattr(acts, f"{act}_bias_bwd")(dy, pre)
     else:
         dpre = getattr(acts, f"{act}_bwd")(dy, pre)

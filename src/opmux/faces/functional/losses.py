@@ -1,7 +1,7 @@
 """Cross entropy, and a linear layer followed by cross entropy that never has all logits in memory.
 
-No argument is written to. A target that is no class raises: at once on the CPU, as a device-side assertion on a GPU,
-without waiting for the device.
+No argument is modified. A target that is not a valid class raises: immediately on the CPU, as a device-side assertion
+on a GPU, without synchronizing with the device.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ REDUCTIONS = ("mean", "sum", "none")
 
 
 class CrossEntropyOutput(NamedTuple):
-    """The loss, and the further results that were requested."""
+    """The loss, and the other requested results."""
 
     loss: Tensor
     z_loss: Tensor | None = None
@@ -30,7 +30,7 @@ class CrossEntropyOutput(NamedTuple):
 
 
 class _CrossEntropyOptions(NamedTuple):
-    """The options of a loss of each token."""
+    """The options of the loss of each token."""
 
     ignore_index: int
     label_smoothing: float
@@ -56,20 +56,20 @@ def cross_entropy(
 
     Args:
         input: the logits, float [n, classes], [classes] or [n, classes, ...].
-        target: the class of each, int32 or int64, of the shape of input without classes.
+        target: class indices, int32 or int64, of the shape of input without classes.
         weight: the weight of each class.
-        ignore_index: targets with this value have no loss; a mean does not count them.
-        reduction: "mean" (by weight, as torch's), "sum" or "none".
+        ignore_index: targets with this value have no loss and are left out of the mean.
+        reduction: "mean" (weighted, as in torch), "sum" or "none".
         label_smoothing: the share of the target that is spread over all classes.
         z_loss: the weight of log(sum(exp(logits)))^2, which is added to each loss.
         softcap: logits become softcap * tanh(logits / softcap).
-        return_z_loss: return the added part of the loss too, without a gradient.
-        return_token_accuracy: return the share of targets that have the largest logit.
-        return_predicted_tokens: return the class of the largest logit of each; ignore_index where it is ignored.
+        return_z_loss: also return the z-loss part of the loss, without a gradient.
+        return_token_accuracy: also return the share of targets whose class has the largest logit.
+        return_predicted_tokens: also return the class with the largest logit; ignore_index for ignored targets.
 
     Returns:
-        The loss, in float32 (float64 for float64); a CrossEntropyOutput if more is requested. The mean of no targets
-        is NaN, as torch's.
+        The loss, in float32 (float64 for float64); a CrossEntropyOutput if more is requested. The mean is NaN
+        if all targets are ignored, as in torch.
     """
     check_reduction("cross_entropy", reduction)
     logits = input if input.dim() < 3 else input.movedim(1, -1)
@@ -101,8 +101,8 @@ def fused_linear_cross_entropy(
 ) -> Tensor | CrossEntropyOutput:
     """cross_entropy(input @ weight.T + bias, target), with a part of the logits in memory at a time.
 
-    For a mean or a sum the gradients are computed in the forward, and its buffers become the gradients: a second
-    backward through the same loss raises. Losses of each token ("none") are recomputed in the backward.
+    For a mean or a sum the forward computes the gradients, and the backward reuses its buffers for them: a second
+    backward through the same loss raises. With reduction "none" the backward computes the logits again.
 
     Args:
         input: float [..., hidden].
@@ -115,14 +115,14 @@ def fused_linear_cross_entropy(
         label_smoothing: as in cross_entropy.
         z_loss: as in cross_entropy.
         softcap: as in cross_entropy.
-        accum_dtype: torch.float32 adds the weight's gradient up in float32; else it is added up in its own dtype.
+        accum_dtype: torch.float32 adds up the weight's gradient in float32; None in the weight's dtype.
         use_token_scaling: multiply each loss by the probability of its target, as a constant.
         return_z_loss: as in cross_entropy.
         return_token_accuracy: as in cross_entropy.
         return_predicted_tokens: as in cross_entropy.
 
     Returns:
-        As cross_entropy.
+        The same as cross_entropy.
     """
     name = "fused_linear_cross_entropy"
     check_reduction(name, reduction)
@@ -161,7 +161,7 @@ def assert_classes(name: str, target: Tensor, classes: int, ignore_index: int) -
 
 
 def _count(target: Tensor, weight: Tensor | None, ignore_index: int, dtype: torch.dtype) -> Tensor:
-    """What a mean divides by: the number of targets that count, or the sum of their weights."""
+    """The divisor of a mean: the number of targets that are not ignored, or the sum of their weights."""
     counts = target != ignore_index
     if weight is None:
         return counts.sum(dtype=dtype)
@@ -196,7 +196,7 @@ def _output(
 
 
 def _probability(logits: Tensor, target: Tensor, lse: Tensor, how: _CrossEntropyOptions) -> Tensor:
-    """The probability of each target; 0 of an ignored one."""
+    """The probability of each target; 0 for ignored targets."""
     ignored = target == how.ignore_index
     at = torch.where(ignored, 0, target).long()
     own = logits.gather(1, at[:, None])[:, 0].to(lse.dtype)
@@ -211,7 +211,7 @@ def _linear_cross_entropy(
     label_smoothing: float, z_loss: float, softcap: float | None, reduction: str, accum_dtype: torch.dtype,
     token_scaling: bool, needs: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, list[Tensor]]:  # fmt: skip
-    """The losses, reduced or not; lse, predicted class and scale of each row; the gradients of a reduced loss.
+    """The losses, reduced or not; each row's lse, predicted class and scale; the gradients of a reduced loss.
 
     One opaque op, so that torch.compile neither unrolls the loop nor plans its memory.
     """
@@ -231,7 +231,7 @@ def _linear_cross_entropy(
         if any(needs):
             loss.token_cross_entropy_bwd_(logits, dloss, target[rows], lse[rows], ce_weight, *how)
             sums.add(rows, logits, target[rows] == ignore_index)
-        del logits  # before the next part is computed
+        del logits  # free the memory before the next part
     if token_scaling:
         losses = losses * scales
     if reduction != "none":
@@ -261,7 +261,7 @@ def _linear_cross_entropy_bwd(
     lse: Tensor, ignore_index: int, label_smoothing: float, z_loss: float, softcap: float | None,
     accum_dtype: torch.dtype, needs: list[bool],
 ) -> list[Tensor]:  # fmt: skip
-    """The gradients of the losses of each row; the logits are computed again."""
+    """The gradients for losses that are not reduced; computes the logits again."""
     how = _CrossEntropyOptions(ignore_index, label_smoothing, z_loss, softcap)
     sums = chunked.LinearSums(x, weight, needs, accum_dtype)
     for rows in chunked.parts(x, weight):
@@ -279,7 +279,7 @@ def _(dlosses, x, weight, bias, target, ce_weight, lse, ignore_index, label_smoo
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """The losses (reduced or not), and for each row lse and the predicted class."""
+    """The losses (reduced or not), and each row's lse and predicted class."""
 
     @staticmethod
     def forward(

@@ -1,4 +1,4 @@
-"""Whole gated MLPs that keep little for the backward: the activation, or everything, is computed again there."""
+"""Gated MLPs that save few tensors: the backward computes the activation, or everything, again."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def swiglu_mlp(
 ) -> Tensor:
     """linear(swiglu(linear(input, gate_weight), linear(input, up_weight)), down_weight) with few saved tensors.
 
-    Saves input, gate and up. What the last product takes is computed again in the backward: a third less than torch's
-    autograd saves for the same ops, for one small kernel more.
+    Saves input, gate and up: a third less memory than torch's autograd saves for the same ops. The backward computes
+    the input of down_weight's product again, which costs one small kernel.
 
     Args:
         input: float [..., hidden].
@@ -68,17 +68,17 @@ def geglu_mlp(
 def tiled_mlp(
     fn: Callable[[Any, Tensor], Tensor], module: nn.Module, input: Tensor, shards: int | None = None
 ) -> Tensor:
-    """fn(module, input) in shards along the sequence, each computed again in the backward.
+    """fn(module, input) in shards along the sequence; the backward computes each shard again.
 
-    Needs the memory of one shard's activations instead of all, for one forward more. Gradients of parameters are
-    added up over shards in their own dtype. It is `torch.utils.checkpoint` of each shard: dropout, autocast, hooks of
-    DDP and FSDP, and gradients of gradients work.
+    It needs memory for the activations of only one shard, and costs one more forward. Gradients of parameters are added
+    up over shards in their own dtype. It calls `torch.utils.checkpoint` for each shard: dropout, autocast, hooks of DDP
+    and FSDP, and second derivatives work.
 
     Args:
         fn: computes a module's result for a part of the sequence; rows must not depend on each other.
         module: passed to fn.
         input: float [..., length, hidden].
-        shards: how many; by default as many as the length is times as large as hidden.
+        shards: how many; by default length / hidden, rounded up.
 
     Returns:
         What fn returns for the whole input.
@@ -108,7 +108,7 @@ def _mlp(
         if weight.shape != shape:
             given = f"as input is {tuple(x.shape)} and gate_weight has {gate.shape[0]} rows"
             raise BadArgument.of(name, word, f"have shape {shape}, {given}", str(tuple(weight.shape)))
-    # the compiler decides itself what to compute again; torch.func needs ops that it can transform
+    # the compiler chooses what to recompute; torch.func can transform only torch's ops
     if torch.compiler.is_compiling() or transforms_active():
         y = _composed(act, gate_multiplier, x, gate, up, down)
     else:

@@ -1,6 +1,7 @@
-"""A mixture of experts: each token through its gated MLPs, and their weighted sum.
+"""A mixture of experts: the weighted sum of each token's gated MLPs.
 
-Nothing is read on the host: how many tokens an expert has stays on the device. Gradients are added up in a fixed order.
+Nothing is copied to the host: the number of tokens of each expert stays on the device. Gradients are added up in a
+fixed order.
 """
 
 from __future__ import annotations
@@ -30,23 +31,23 @@ def fused_moe(
 ) -> Tensor:
     """The weighted sum of each token's experts: y[t] = sum over k of w[t, k] * expert[i[t, k]](x[t]).
 
-    expert[e](x) = down_proj[e] (f(a) * b), with a and b the halves of gate_up_proj[e] x and f the activation.
+    expert[e](x) = down_proj[e] (f(a) * b), where a and b are the halves of gate_up_proj[e] x and f is the activation.
 
-    Saved for backward are the input and gate_up_proj's products; the rest is recomputed, and no argument is written to.
+    The input and gate_up_proj's products are saved for backward, which recomputes the rest. No argument is modified.
 
     Args:
         x: the tokens, float [..., hidden].
         gate_up_proj: float [experts, 2 * intermediate, hidden], of the dtype of x.
         down_proj: float [experts, hidden, intermediate], of the dtype of x.
-        top_k_index: the experts i of each token, int32 or int64 [..., k], from 0 to experts - 1. A copy of a token with
-            the number of experts for its expert is dropped: it adds nothing (expert parallelism marks the tokens of
-            other ranks so). Any other value raises: at once on the CPU, as a device-side assertion on a GPU.
+        top_k_index: the experts i of each token, int32 or int64 [..., k], from 0 to experts - 1. If an
+            index equals `experts`, it adds nothing to y (expert parallelism marks tokens of other ranks this way).
+            Any other value raises: immediately on the CPU, as a device-side assertion on a GPU.
         top_k_weights: the weights w, float [..., k].
         activation: "silu", "gelu", "gelu_tanh", "relu", "srelu" (relu squared), "qgelu" or "sigmoid".
 
     Returns:
-        y, like x. Products add up in float32 (float64 for float64) and are rounded to the dtype of x; so is the sum.
-        It is differentiable in x, both projections and top_k_weights, once.
+        y, like x. Products and the weighted sum accumulate in float32 (float64 for float64) and are rounded to the
+        dtype of x. y is differentiable once, in x, both projections and top_k_weights.
     """
     _check(x, gate_up_proj, down_proj, top_k_index, top_k_weights, activation)
     dtype = autocast.dtype_on(x.device.type)
@@ -55,7 +56,7 @@ def fused_moe(
     topk = top_k_index.shape[-1]
     rows, index, weights = x.reshape(-1, x.shape[-1]), top_k_index.reshape(-1, topk), top_k_weights.reshape(-1, topk)
     args = rows, gate_up_proj, down_proj, index, weights, activation
-    # torch.func needs ops that it can transform
+    # torch.func can transform only torch's ops
     return (_forward(*args)[0] if transforms_active() else _FusedMoE.apply(*args)).view(x.shape)
 
 
@@ -92,10 +93,10 @@ def _check(x: Tensor, gate_up: Tensor, down: Tensor, index: Tensor, weights: Ten
 
 
 class _Routes(NamedTuple):
-    """Where the copies of tokens go: rows in order of experts, and where the rows of each expert end."""
+    """Where the copies of tokens are: rows are sorted by expert, with the end of each expert's rows."""
 
-    order: Tensor  # the copy t * k + j that a row is from
-    row_map: Tensor  # the row of a copy, int32 [k * tokens] as of moe_row_map; -1 for one that is dropped
+    order: Tensor  # for each row, the number t * k + j of its copy
+    row_map: Tensor  # for each copy, its row, int32 [k * tokens] as moe_row_map returns; -1 if dropped
     ends: Tensor
 
     @classmethod
@@ -112,7 +113,7 @@ class _Routes(NamedTuple):
         return weights.reshape(-1)[self.order]
 
     def of_copies(self, values: Tensor, topk: int) -> Tensor:
-        """What each token has in its rows [tokens, k]; 0 for copies that are dropped."""
+        """The values of each token's copies, [tokens, k]; 0 for dropped copies."""
         found = values[self.row_map.clamp(min=0).long()]
         return torch.where(self.row_map < 0, 0, found).view(topk, -1).t()
 
@@ -120,7 +121,7 @@ class _Routes(NamedTuple):
 def _forward(
     x: Tensor, gate_up: Tensor, down: Tensor, index: Tensor, weights: Tensor, activation: str
 ) -> tuple[Tensor, Tensor, Tensor, _Routes]:
-    """The result, and what the backward needs."""
+    """The result, and the tensors and routes that the backward needs."""
     topk = index.shape[1]
     routes = _Routes.of(index, gate_up.shape[0])
     rows = moe.moe_spread(x, routes.row_map, topk)
@@ -166,12 +167,12 @@ class _FusedMoE(torch.autograd.Function):
         return dx, dgate_up, ddown, None, dweights, None
 
 
-# The weight of a row multiplies the gated values, before the second product: its gradient is then a sum over the
-# intermediate size, and that product need not be saved.
+# A row's weight multiplies the gated values before the second product. So its gradient is a sum over the intermediate
+# size, and the second product need not be saved.
 
 
 def _gated(products: Tensor, scales: Tensor, activation: str) -> Tensor:
-    """s * f(a) * b of each row."""
+    """scale * f(a) * b for each row."""
     if activation == "silu":
         return gates.silu_glu_scaled(products, scales)
     return _scaled(_glu(products, activation), scales)

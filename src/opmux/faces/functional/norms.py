@@ -1,4 +1,4 @@
-"""Norms, in float32 (float64 for float64), of tensors with any strides and any number of rows. No argument is written.
+"""Norms of tensors with any strides, computed in float32 (float64 for float64). No argument is modified.
 
 Gradients are the same in every run, and a second backward through the same result gives the same gradients.
 """
@@ -13,7 +13,7 @@ from torch import Tensor
 from ...core.errors import BadArgument
 from ...specs import channel_norm, norm, norm_variant
 
-NAMES = {"x": "input"}  # what an op's error calls the argument, and what it is called here
+NAMES = {"x": "input"}  # the op's argument name -> this function's, for errors
 
 
 def rms_norm(
@@ -23,11 +23,11 @@ def rms_norm(
 
     Args:
         input: float [..., n].
-        weight: float [n]; absent, it is 1, and the offset is added to it all the same.
+        weight: float [n]; None for ones. The offset is added in either case.
         eps: added to the mean square.
         offset: added to the weight; 1.0 for a zero-centred weight (Gemma).
         casting: where half precision is rounded. "llama": the normalised value before it is multiplied by the weight,
-            and the product; as transformers' Llama, Mistral and Qwen do. "gemma": once, at the end. "none": every step.
+            then the product, as in transformers' Llama, Mistral and Qwen. "gemma": once, at the end. "none": each step.
 
     Returns:
         A tensor of the shape and dtype of input.
@@ -52,7 +52,7 @@ def add_rms_norm(
 
     Args:
         input: float [..., n], the output of a block.
-        residual: what it is added to, of the shape and dtype of input.
+        residual: added to input, of the shape and dtype of input.
         weight: as in rms_norm.
         eps: as in rms_norm.
         offset: as in rms_norm.
@@ -82,8 +82,8 @@ def layer_norm(
     Args:
         input: float [..., *normalized_shape].
         normalized_shape: the last dimensions of input.
-        weight: float of that shape; absent, it is 1.
-        bias: float of that shape.
+        weight: float [*normalized_shape]; None for ones.
+        bias: float [*normalized_shape].
         eps: added to the variance.
 
     Returns:
@@ -107,12 +107,12 @@ def layer_norm(
 def group_norm(
     input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> Tensor:
-    """`torch.nn.functional.group_norm`: the statistics are of each group of channels of each sample.
+    """`torch.nn.functional.group_norm`: normalizes each group of channels of each sample.
 
     Args:
         input: float [samples, channels, ...].
-        num_groups: divides the channels.
-        weight: float [channels]; absent, it is 1.
+        num_groups: the number of groups, a divisor of channels.
+        weight: float [channels]; None for ones.
         bias: float [channels].
         eps: added to the variance.
 

@@ -1,9 +1,9 @@
 """Preference losses over hidden states and the weight of the last layer: DPO and its variants, CPO, SimPO, ORPO, KTO.
 
-Each is a formula over the log-probability of whole sequences. `linear_log_probs` computes them with a part of the
-logits in memory at a time, and its backward computes the logits again: four products instead of the three that
-gradients in the forward would need. In return the formulas are plain and differentiable, a batch is not tied to the
-parts, and a second backward is right.
+Each loss is a formula over the log-probabilities of sequences. `linear_log_probs` computes these with a part of the
+logits in memory at a time, and its backward computes the logits again: four matrix products, where gradients in the
+forward would need three. In return the formulas are plain differentiable torch code, parts may split a batch anywhere,
+and a second backward gives the same gradients.
 
 In a batch of pairs the first half are the chosen sequences and the second half the rejected ones, in the same order.
 Targets are not shifted: `target[b, t]` is the token that `input[b, t]` predicts. The reference model has no gradient.
@@ -25,27 +25,27 @@ from .scaled_cross_entropy import fused_linear_scaled_cross_entropy
 
 
 class PreferenceOutput(NamedTuple):
-    """The loss of a batch of pairs, and what is logged of it, without a gradient."""
+    """The loss of a batch of pairs, and values for logging, which have no gradient."""
 
     loss: Tensor
-    chosen_log_probs: Tensor  # [pairs]: of whole sequences
+    chosen_log_probs: Tensor  # [pairs]: one for each sequence
     rejected_log_probs: Tensor
-    chosen_mean_logit: Tensor  # over all positions, ignored ones too, and all classes
+    chosen_mean_logit: Tensor  # mean over all positions, also ignored ones, and all classes
     rejected_mean_logit: Tensor
-    nll_loss: Tensor  # of the chosen sequences; 0 if it is not a part of the loss
-    chosen_rewards: Tensor  # [pairs]: beta * (log-probability - that of the reference)
+    nll_loss: Tensor  # cross entropy of the chosen sequences; 0 if it is not a part of the loss
+    chosen_rewards: Tensor  # [pairs]: beta * (log-probability - the reference model's)
     rejected_rewards: Tensor
     log_odds_ratio: Tensor | None = None  # ORPO: mean of log(sigmoid(log_odds))
     log_odds_chosen: Tensor | None = None  # ORPO: mean of log_odds
 
 
 class KTOOutput(NamedTuple):
-    """The loss of a batch of chosen and rejected sequences, and sums over either kind, without a gradient."""
+    """The loss of a batch of chosen and rejected sequences, and sums over each kind, which have no gradient."""
 
     loss: Tensor
     chosen_log_probs_sum: Tensor
     rejected_log_probs_sum: Tensor
-    chosen_logits_sum: Tensor  # over all positions, ignored ones too, and all classes
+    chosen_logits_sum: Tensor  # over all positions, also ignored ones, and all classes
     rejected_logits_sum: Tensor
     chosen_rewards_sum: Tensor
     rejected_rewards_sum: Tensor
@@ -73,9 +73,9 @@ def linear_log_probs(
         weight: float [classes, hidden], of the dtype of input.
         target: the class of each row, int32 or int64 [...].
         bias: float [classes].
-        temperature: what the logits are divided by.
+        temperature: divides the logits.
         ignore_index: targets with this value have log-probability 0, and no gradient.
-        accum_dtype: torch.float32 adds the weight's gradient up in float32; else it is added up in its own dtype.
+        accum_dtype: torch.float32 adds up the weight's gradient in float32; None in the weight's dtype.
 
     Returns:
         The log-probabilities, float32 [...] (float64 for float64), differentiable in input, weight and bias.
@@ -85,16 +85,16 @@ def linear_log_probs(
 
 
 class LogProbs(NamedTuple):
-    """How log-probabilities are computed, for the function `name`."""
+    """Options for computing log-probabilities; `name` is the public function, for errors."""
 
     name: str
     temperature: float = 1.0
     ignore_index: int = -100
     accum_dtype: torch.dtype | None = None
-    target: str = "target"  # the argument's name there
+    target: str = "target"  # the argument's name in that function
 
     def tokens(self, input: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, prefix: str = "") -> Tensor:
-        """Of each target; `prefix` is that of the arguments' names in errors."""
+        """The log-probability of each target; errors put `prefix` before the names of the arguments."""
         if not self.temperature > 0:
             raise BadArgument.of(self.name, "temperature", "be greater than 0", str(self.temperature))
         options: dict[str, Any] = dict(ignore_index=self.ignore_index, accum_dtype=self.accum_dtype)
@@ -102,7 +102,7 @@ class LogProbs(NamedTuple):
             if self.temperature != 1.0 and bias is None:
                 losses = fused_linear_scaled_cross_entropy(input, weight, target, self.temperature, **options)
             else:
-                if self.temperature != 1.0:  # with a bias the input is divided: in half precision it is rounded again
+                if self.temperature != 1.0:  # with a bias, divide the input: half precision rounds once more
                     input, bias = input / self.temperature, None if bias is None else bias / self.temperature
                 losses = fused_linear_cross_entropy(input, weight, target, bias, reduction="none", **options)
         except BadArgument as error:
@@ -124,7 +124,7 @@ class LogProbs(NamedTuple):
 
 
 class _Batch:
-    """The log-probabilities of a batch of sequences, and of the reference model's if there is one."""
+    """The log-probabilities of a batch of sequences, and their ratios to the reference model's if there is one."""
 
     def __init__(
         self, model: LogProbs, average: bool, input: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None,
@@ -133,14 +133,15 @@ class _Batch:
         if target.dim() != 2:
             raise BadArgument.of(model.name, "target", "have shape (batch, sequence)", str(tuple(target.shape)))
         self.tokens = model.tokens(input, weight, target, bias)
-        self.counts = (target != model.ignore_index).sum(-1).clamp(min=1)  # a sequence of no tokens has probability 1
+        self.counts = (target != model.ignore_index).sum(-1).clamp(min=1)  # an empty sequence has probability 1
         of_sequences = lambda tokens: tokens.sum(-1) / self.counts if average else tokens.sum(-1)
         self.log_probs = of_sequences(self.tokens)
         of_reference = model.reference(target, *reference)
         self.log_ratios = self.log_probs if of_reference is None else self.log_probs - of_sequences(of_reference)
-        with torch.no_grad():  # the sum of all logits needs none of them: sum(x @ w.T) = sum(x) @ sum(w).T
+        with torch.no_grad():  # logits are not needed for their sum: sum(x @ w.T) = sum(x) @ sum(w).T
             dtype = self.tokens.dtype
-            products = input.sum(1, dtype=dtype) * weight.sum(0, dtype=dtype)  # autocast would round those of matmul
+            # not a matmul: under autocast, matmul would round its inputs and products
+            products = input.sum(1, dtype=dtype) * weight.sum(0, dtype=dtype)
             self.logits_sum = products.sum(-1)
             if bias is not None:
                 self.logits_sum += target.shape[1] * bias.sum(dtype=dtype)
@@ -150,21 +151,21 @@ class _Batch:
 
 
 class _Pairs(NamedTuple):
-    """The options that all losses of pairs have."""
+    """The options common to all losses of pairs."""
 
     model: LogProbs
     beta: float
-    nll: bool  # the loss has alpha * the cross entropy of the chosen sequences in it
+    nll: bool  # the loss includes alpha * the cross entropy of the chosen sequences
     alpha: float = 1.0
-    average: bool = False  # log-probabilities of sequences are means over their tokens, not sums
-    average_ratio: bool = False  # those in the formula are
+    average: bool = False  # a sequence's log-probability is the mean over its tokens, not the sum
+    average_ratio: bool = False  # the same, but only in the formula, not in the results for logging
 
 
 def _pair_loss(
     how: _Pairs, formula: Callable[[Tensor, Tensor], Tensor], input: Tensor, weight: Tensor, target: Tensor,
     bias: Tensor | None, *reference: Tensor | None, nll_target: Tensor | None = None,
 ) -> PreferenceOutput:  # fmt: skip
-    """formula: the loss of each pair from the log-ratios of its chosen and its rejected sequence."""
+    """The loss and values for logging; `formula` maps chosen and rejected sequences' log-ratios to losses."""
     model, pairs = how.model, target.shape[0] // 2
     if target.shape[0] % 2:
         expected = "have an even batch: the chosen sequences, then the rejected ones"
@@ -189,7 +190,7 @@ def _pair_loss(
 
 
 class _DPO(NamedTuple):
-    """The options of the formulas of DPO."""
+    """The options of DPO's formulas."""
 
     beta: float
     smoothing: float
@@ -197,12 +198,12 @@ class _DPO(NamedTuple):
 
 
 def _smoothed(margin: Tensor, smoothing: float) -> Tensor:
-    """-log(sigmoid(margin)), where a share `smoothing` of the labels is taken to be the wrong way round."""
+    """-log(sigmoid(margin)), if a share `smoothing` of the labels is assumed to be swapped."""
     return -(1 - smoothing) * logsigmoid(margin) - smoothing * logsigmoid(-margin)
 
 
 def _exo_pair(c: Tensor, r: Tensor, o: _DPO) -> Tensor:
-    # KL of the policy's preference from the labels', which are (1 - smoothing, smoothing)
+    # KL divergence of the policy's preference from the labels (1 - smoothing, smoothing)
     term = lambda margin, label: torch.sigmoid(margin) * (logsigmoid(margin) - math.log(label))
     return term(o.beta * (c - r), 1 - o.smoothing) + term(o.beta * (r - c), o.smoothing)
 
@@ -213,11 +214,11 @@ def _discopop(c: Tensor, r: Tensor, o: _DPO) -> Tensor:
     return -(1 - share) * logsigmoid(margin) + share * torch.exp(-margin)
 
 
-# The loss of each pair from the log-ratios to the reference of its chosen (c) and its rejected (r) sequence.
+# The loss of each pair, from the log-ratios c of its chosen and r of its rejected sequence.
 DPO_LOSSES: dict[str, Callable[[Tensor, Tensor, _DPO], Tensor]] = {
     "sigmoid": lambda c, r, o: _smoothed(o.beta * (c - r), o.smoothing),
     "hinge": lambda c, r, o: torch.relu(1 - o.beta * (c - r)),
-    "ipo": lambda c, r, o: (c - r - 0.5 / o.beta) ** 2,  # of means over tokens
+    "ipo": lambda c, r, o: (c - r - 0.5 / o.beta) ** 2,  # log-ratios are means over tokens
     "exo_pair": _exo_pair,
     "nca_pair": lambda c, r, o: -logsigmoid(o.beta * c) - 0.5 * logsigmoid(-o.beta * c) - 0.5 * logsigmoid(-o.beta * r),
     "robust": lambda c, r, o: (
@@ -268,13 +269,13 @@ def fused_linear_dpo(
             (2404.04656, without its running mean), "sppo_hard" (2405.00675), "apo_zero" and "apo_down" (2408.06266),
             "discopop" (2406.08414).
         beta: the scale of log-ratios.
-        label_smoothing: the share of labels that are the wrong way round, for "sigmoid", "robust" (less than 0.5) and
+        label_smoothing: the assumed share of swapped labels, for "sigmoid", "robust" (less than 0.5) and
             "exo_pair" (more than 0).
         discopop_tau: the temperature of "discopop".
         compute_nll_loss: add alpha times the mean cross entropy of the chosen sequences.
         alpha: as above.
-        average_log_prob: the log-probability of a sequence is the mean of its tokens' instead of their sum.
-        ignore_index: targets with this value do not count.
+        average_log_prob: a sequence's log-probability is the mean over its tokens instead of the sum.
+        ignore_index: targets with this value are ignored.
         accum_dtype: as in linear_log_probs.
 
     Returns:
@@ -314,7 +315,7 @@ def fused_linear_cpo(
 ) -> PreferenceOutput:
     """Contrastive preference optimization (https://arxiv.org/abs/2401.08417), which needs no reference model.
 
-    -log(sigmoid(beta * (c - r))) for the log-probabilities c, r of a pair, plus the cross entropy of the chosen one.
+    -log(sigmoid(beta * (c - r))) for the log-probabilities c, r of a pair, plus alpha * the chosen one's cross entropy.
 
     Args:
         input: as in fused_linear_dpo.
@@ -322,7 +323,7 @@ def fused_linear_cpo(
         target: as in fused_linear_dpo.
         bias: as in fused_linear_dpo.
         beta: the scale of log-probabilities.
-        label_smoothing: the share of labels that are the wrong way round.
+        label_smoothing: the assumed share of swapped labels.
         compute_nll_loss: as in fused_linear_dpo.
         alpha: as in fused_linear_dpo.
         average_log_prob: as in fused_linear_dpo.
@@ -362,7 +363,7 @@ def fused_linear_simpo(
         bias: as in fused_linear_dpo.
         beta: the scale of log-probabilities.
         gamma: the margin.
-        label_smoothing: the share of labels that are the wrong way round.
+        label_smoothing: the assumed share of swapped labels.
         compute_nll_loss: as in fused_linear_dpo.
         alpha: as in fused_linear_dpo.
         ignore_index: as in fused_linear_dpo.
@@ -399,8 +400,8 @@ def fused_linear_orpo(
         weight: as in fused_linear_dpo.
         target: as in fused_linear_dpo.
         bias: as in fused_linear_dpo.
-        nll_target: the targets of the cross entropy, [batch, sequence], of which the chosen half is used; target if it
-            is None. Other targets cost the logits of the chosen half once more.
+        nll_target: the targets of the cross entropy, [batch, sequence]; only the chosen half is used. None for target.
+            If given, the logits of the chosen half are computed once more.
         beta: the weight of the odds ratio.
         compute_nll_loss: add the mean cross entropy of the chosen sequences.
         ignore_index: as in fused_linear_dpo.
@@ -418,7 +419,7 @@ def fused_linear_orpo(
 
 
 def _log_odds(x: Tensor) -> Tensor:
-    """log(p / (1 - p)) for x = log(p): finite for p = 1 too, the probability of a sequence of no tokens."""
+    """log(p / (1 - p)) for x = log(p): finite also for p = 1, the probability of an empty sequence."""
     return x - torch.log(-torch.expm1(x.clamp(max=-torch.finfo(x.dtype).tiny)))
 
 
@@ -443,8 +444,8 @@ def fused_linear_kto(
 ) -> KTOOutput:
     """Kahneman-Tversky optimization (https://arxiv.org/abs/2402.01306) of sequences that are not in pairs.
 
-    1 - sigmoid(beta * (x - kl)) for the log-ratio x of a chosen sequence, 1 - sigmoid(beta * (kl - x)) for that of a
-    rejected one; the mean over the batch.
+    1 - sigmoid(beta * (x - kl)) for the log-ratio x of a chosen sequence, 1 - sigmoid(beta * (kl - x)) for the
+    log-ratio of a rejected one; the mean over the batch.
 
     Args:
         input: float [batch, sequence, hidden].
@@ -457,8 +458,8 @@ def fused_linear_kto(
         ref_bias: as bias, of the reference model.
         kl: an estimate of the divergence from the reference, one element or [batch]; 0 if it is None.
         beta: the scale of log-ratios.
-        average_log_prob: the log-probability of a sequence is the mean of its tokens' instead of their sum.
-        ignore_index: targets with this value do not count.
+        average_log_prob: a sequence's log-probability is the mean over its tokens instead of the sum.
+        ignore_index: targets with this value are ignored.
         accum_dtype: as in linear_log_probs.
 
     Returns:

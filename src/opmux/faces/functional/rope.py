@@ -1,8 +1,8 @@
 """Rotary embedding of q and k in one kernel, in the forms that models use.
 
-All compute in float32 (float64 for float64), round once and return the dtype of q, also where tables are wider. q and k
-are read with any strides; results keep the order of their dimensions in memory, so that views of a linear layer's
-result stay what attention and caches expect. Nothing is written to.
+All functions compute in float32 (float64 for float64), round once and return the dtype of q, even if the tables are
+wider. q and k may have any strides. Results keep the memory order of the inputs' dimensions: if q and k are views of a
+linear layer's result, attention and caches get the layout that they expect. No argument is modified.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def rope(
         q: [batch, heads, length, d] for the layout "bhsd", [batch, length, heads, d] for "bshd".
         k: the same, with its own number of heads; or None.
         cos: [length, columns], [1, length, columns] or [batch, length, columns]; d2 columns, or d2/2 if `per_pair`.
-            A table that requires a gradient has one, computed by torch's ops.
+            If a table requires a gradient, torch's ops compute everything.
         sin: like cos.
         layout: "bhsd" or "bshd".
         interleaved: pairs are neighbours (Cohere); by default (i, i + d2/2) (Llama).
@@ -71,12 +71,12 @@ def apply_rotary_pos_emb(
 def apply_rotary_pos_emb_interleaved(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1
 ) -> tuple[Tensor, Tensor]:
-    """apply_rotary_pos_emb of neighbouring pairs, by tables whose two halves are equal (GLM, Ernie, Helium).
+    """apply_rotary_pos_emb for neighbouring pairs, with tables whose two halves are equal (GLM, Ernie, Helium).
 
     Args:
         q: as in apply_rotary_pos_emb.
         k: as in apply_rotary_pos_emb.
-        cos: [1 or batch, length, d2], of which the first d2/2 columns are read, one for each pair.
+        cos: [1 or batch, length, d2]; only the first d2/2 columns are read, one for each pair.
         sin: like cos.
         unsqueeze_dim: the dimension of the heads.
 
@@ -90,14 +90,14 @@ def apply_rotary_pos_emb_interleaved(
 def apply_multimodal_rotary_pos_emb(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, mrope_section: Sequence[int], unsqueeze_dim: int = 1
 ) -> tuple[Tensor, Tensor]:
-    """apply_rotary_pos_emb by several tables, each for a section of the columns (Qwen2-VL).
+    """apply_rotary_pos_emb with several tables, each for a section of the columns (Qwen2-VL).
 
     Args:
         q: as in apply_rotary_pos_emb.
         k: as in apply_rotary_pos_emb.
-        cos: [n, batch, length, d]: one table for each axis, as time, height and width.
+        cos: [n, batch, length, d]: one table for each axis, such as time, height and width.
         sin: like cos.
-        mrope_section: the sizes of sections, which add up to d/2: section i of each half is from table i % n.
+        mrope_section: the sizes of sections, which add up to d/2: section i of each half uses table i % n.
         unsqueeze_dim: the dimension of the heads.
 
     Returns:
@@ -118,12 +118,12 @@ def apply_multimodal_rotary_pos_emb(
 
 
 def apply_rotary_pos_emb_vision(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """apply_rotary_pos_emb of patches (the vision towers of Qwen-VL and others).
+    """apply_rotary_pos_emb for image patches (the vision towers of Qwen-VL and others).
 
     Args:
         q: [patches, heads, d] or [batch, patches, heads, d].
         k: like q.
-        cos: [patches, d], or that for each of the batch.
+        cos: [patches, d] or [batch, patches, d].
         sin: like cos.
 
     Returns:
@@ -136,12 +136,12 @@ def apply_rotary_pos_emb_vision(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) 
 
 
 def apply_rotary_emb(q: Tensor, k: Tensor, freqs_cis: Tensor, unsqueeze_dim: int = 2) -> tuple[Tensor, Tensor]:
-    """Neighbouring pairs as complex numbers, times freqs_cis (Llama 4, DeepSeek-V2).
+    """Multiply neighbouring pairs, as complex numbers, by freqs_cis (Llama 4, DeepSeek-V2).
 
     Args:
         q: [batch, length, heads, d] if `unsqueeze_dim` is 2, [batch, heads, length, d] if it is 1.
         k: the same, with its own number of heads.
-        freqs_cis: complex, [length, d/2], or that for 1 or each of the batch. Dimensions of size 1 are ignored.
+        freqs_cis: complex, [length, d/2] or [1 or batch, length, d/2]. Dimensions of size 1 are ignored.
         unsqueeze_dim: the dimension of the heads.
 
     Returns:
@@ -168,13 +168,13 @@ def _layout(name: str, unsqueeze_dim: int) -> str:
 
 
 def _memory(x: Tensor, layout: str) -> str:
-    """The order of dimensions in memory."""
+    """The memory order of the dimensions of x, as a layout name."""
     strides, heads = x.stride(), 1 if layout == "bhsd" else 2
     return "bshd" if len(strides) == 4 and strides[heads] <= strides[3 - heads] else "bhsd"
 
 
 def _learned(cos: Tensor, sin: Tensor) -> bool:
-    """Whether tables need a gradient, which the ops do not compute: it is rare, and torch's ops do."""
+    """Whether tables need a gradient. This is rare: our ops do not compute it, so torch's ops are used."""
     return torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad)
 
 
@@ -186,7 +186,7 @@ def _rotated(
 
 
 def _alone(x: Tensor, cos: Tensor, sin: Tensor, layout: str, interleaved: bool, per_pair: bool) -> Tensor:
-    """One tensor."""
+    """Rotate one tensor."""
     if per_pair:
         cos, sin = (t.repeat_interleave(2, -1) if interleaved else torch.cat([t, t], -1) for t in (cos, sin))
     op = spec.rope_fwd.reference if _learned(cos, sin) else spec.rope_fwd

@@ -1,4 +1,4 @@
-"""Softmax, sparsemax, squared ReLU and embedding. No argument is written."""
+"""Softmax, sparsemax, squared ReLU and embedding. No argument is modified."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ...specs import activation
 from ...specs import softmax as softmax_spec
 from ...specs import sparsemax as sparsemax_spec
 
-NAMES = {"x": "input"}  # what an op's error calls the argument, and what it is called here
+NAMES = {"x": "input"}  # the op's argument name -> this function's, for errors
 
 
 def softmax(input: Tensor, dim: int = -1) -> Tensor:
@@ -30,7 +30,7 @@ def softmax(input: Tensor, dim: int = -1) -> Tensor:
 
 
 def sparsemax(input: Tensor, dim: int = -1) -> Tensor:
-    """The nearest point of the simplex: max(input - tau, 0), with the tau that makes it sum to 1 along dim.
+    """The nearest point of the simplex: max(input - tau, 0), where tau makes the result sum to 1 along dim.
 
     Args:
         input: float, of any shape.
@@ -68,7 +68,7 @@ def relu_squared(input: Tensor) -> Tensor:
 def embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None) -> Tensor:
     """Rows of a table: `torch.nn.functional.embedding`.
 
-    It is torch's: a lookup is a copy, and torch adds up the gradient of the table in a fixed order, in float32.
+    Calls torch's embedding: a lookup is a copy, and torch adds up the table's gradient in a fixed order, in float32.
 
     Args:
         input: int32 or int64 row numbers, of any shape.

@@ -15,7 +15,7 @@ from .losses import assert_classes
 
 
 class ScaledCrossEntropyOutput(NamedTuple):
-    """Both are [...], one number for each token."""
+    """The losses and the entropies, [...]: one of each for each token."""
 
     nll: Tensor
     entropy: Tensor
@@ -33,7 +33,7 @@ def fused_linear_scaled_cross_entropy(
 ) -> Tensor | ScaledCrossEntropyOutput:
     """-log_softmax(input @ weight.T / temperature)[target] of each token, with a part of the logits in memory.
 
-    It is differentiable, and so is the entropy. The logits are computed again in the backward.
+    The losses and the entropies are differentiable. The backward computes the logits again.
 
     Args:
         input: float [..., hidden].
@@ -42,10 +42,10 @@ def fused_linear_scaled_cross_entropy(
         temperature: logits are divided by it.
         ignore_index: tokens with this target have loss 0, entropy 0, and no gradient.
         return_entropy: return the entropy of each token's distribution too.
-        accum_dtype: torch.float32 adds the weight's gradient up in float32; else it is added up in its own dtype.
+        accum_dtype: torch.float32 adds up the weight's gradient in float32; None in the weight's dtype.
 
     Returns:
-        The losses [...], in float32 (float64 for float64); a ScaledCrossEntropyOutput with the entropy.
+        The losses [...], in float32 (float64 for float64); a ScaledCrossEntropyOutput if return_entropy is set.
     """
     name = "fused_linear_scaled_cross_entropy"
     chunked.check_linear(name, input, weight, accum_dtype)
@@ -65,7 +65,7 @@ def fused_linear_scaled_cross_entropy(
 def _linear_nll_entropy(
     x: Tensor, weight: Tensor, target: Tensor, ignore_index: int, temperature: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """nll, entropy and lse of each row; an opaque op, as that of cross entropy."""
+    """nll, entropy and lse of each row. An opaque op for the same reasons as `_linear_cross_entropy`."""
     nll, entropy, lse = _rows_like(x)
     for rows in chunked.parts(x, weight):
         logits = chunked.logits_of(x[rows], weight)

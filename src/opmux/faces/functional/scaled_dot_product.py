@@ -14,10 +14,10 @@ from ...specs.attention_general import attention_general
 from ...specs.random import next_seed
 
 NAME = "attention"
-# where batch, heads and sequence are in each layout
+# permutations of each layout to "bhsd", and back
 PLACES = {"bhsd": (0, 1, 2, 3), "bshd": (0, 2, 1, 3), "sbhd": (1, 2, 0, 3)}
 BACK = {"bhsd": (0, 1, 2, 3), "bshd": (0, 2, 1, 3), "sbhd": (2, 0, 1, 3)}
-# names of the ops' arguments in this function
+# the ops' argument names -> this function's, for errors
 OURS = {
     "cu_q": "cu_seqlens_q", "cu_k": "cu_seqlens_k", "q_sizes": "seqlens_q", "k_sizes": "seqlens_k",
     "max_q": "max_seqlen_q", "max_k": "max_seqlen_k", "slopes": "alibi",
@@ -50,38 +50,39 @@ def attention(
 ) -> Any:
     """Scaled dot product attention: o = dropout(softmax(s)) v, s = softcap(q k^T * scale) + bias - alibi * |distance|.
 
-    Memory grows with the length of the sequences, not with its square. Any strides are read in place, except along the
-    last dimension. Gradients are the same bits in every run where our kernels compute them.
+    Memory grows with the length of the sequences, not with its square. Tensors with any strides are read without a copy
+    if the last dimension is contiguous. If our kernels compute the gradients, they are bitwise the same in every run.
 
     Args:
         q: the queries, in `layout`; [tokens, heads, dim] with cu_seqlens_q.
-        k: the keys, with heads that divide those of q.
-        v: the values; their dim may be another one.
-        causal: a query sees no key after its own place.
-        window: how many keys before and after its own place a query sees; -1 is all.
-        top_left: the place of the first query is that of the first key; by default the last query is at the last key.
+        k: the keys; their number of heads divides q's.
+        v: the values; their dim may differ.
+        causal: a query attends to no key after its own position.
+        window: how many keys before and after its own position a query attends to; -1 for all.
+        top_left: align the first query with the first key; by default the last query is aligned with the last key.
         bias: added to the scores, [batch or 1, heads or 1, queries or 1, keys]; a bool is a mask, False hides a key.
             Leading dimensions may be absent. With cu_seqlens_q the sizes are sequences, heads, max_seqlen_q and
             max_seqlen_k.
-        alibi: the slope of each head, [heads]; True for the usual ones.
-        softcap: limits scores to softcap * tanh(score / softcap); 0 is none.
-        sink: a score of each head whose value is 0, [heads], or one for all: 0.0 is the off-by-one softmax.
+        alibi: the slope of each head, [heads]; True for the standard slopes.
+        softcap: scores become softcap * tanh(score / softcap); 0 does not change them.
+        sink: an extra score of each head, [heads], whose value is 0; a number for all heads: 0.0 is the off-by-one
+            softmax.
         dropout_p: the probability that a probability is dropped. In eval mode pass 0.
         scale: multiplies q k^T; by default 1 / sqrt(dim).
         layout: "bhsd", "bshd" or "sbhd": the order of batch, heads and sequence.
-        cu_seqlens_q: int32 or int64 [sequences + 1]: where each packed sequence of q begins, and the last one ends.
-        cu_seqlens_k: the same for k and v; by default those of q.
-        max_seqlen_q: at least the longest sequence of q, with cu_seqlens_q; by default the number of tokens, which
-            launches programs that find nothing to do.
+        cu_seqlens_q: int32 or int64 [sequences + 1]: the start of each packed sequence of q, and the end of the last.
+        cu_seqlens_k: the same for k and v; by default cu_seqlens_q.
+        max_seqlen_q: at least the longest sequence of q, with cu_seqlens_q; the default, the number of tokens,
+            launches programs without work.
         max_seqlen_k: the same for k.
-        seqlens_q: int32 or int64 [sequences]: the length of each sequence of q; what follows is padding, and 0 in o.
-        seqlens_k: the same for k and v; by default those of q.
-        generator: for dropout; by default that of the device.
-        return_lse: return the logarithm of each softmax's sum too; it has no gradient.
+        seqlens_q: int32 or int64 [sequences]: the length of each sequence of q; the rest is padding, where o is 0.
+        seqlens_k: the same for k and v; by default seqlens_q.
+        generator: for dropout; by default the device's.
+        return_lse: also return lse, the logarithm of each softmax's denominator; it has no gradient.
 
     Returns:
-        o, like q but for v's dim; with return_lse, and lse, float32 [batch, heads, queries], or [heads, tokens] with
-        cu_seqlens_q. A query that sees no key gives o = 0 and lse = -inf (or the sink).
+        o, like q but with v's dim; with return_lse also lse, float32 [batch, heads, queries], or [heads, tokens] with
+        cu_seqlens_q. A query that attends to no key gives o = 0 and lse = -inf (or the sink).
     """
     if layout not in PLACES:
         raise BadArgument.of(NAME, "layout", "be 'bhsd', 'bshd' or 'sbhd'", repr(layout), ValueError)
@@ -132,7 +133,7 @@ def attention(
 
 
 def _bias(q: Tensor, k: Tensor, bias: Tensor | None, keys: int | None) -> Tensor | None:
-    """A bias of four dimensions and all keys; a mask as -inf and 0."""
+    """The bias with four dimensions and all keys; a mask becomes -inf and 0."""
     if bias is None:
         return None
     if bias.dtype is torch.bool:

@@ -22,11 +22,11 @@ MODES = ("global", "partition")
 
 
 class _Smoothing(NamedTuple):
-    """`share` is spread over `classes` classes."""
+    """The part `share` of the target is spread over `classes` classes."""
 
     share: float
     classes: int
-    everywhere: bool  # whether those are the classes of all processes
+    everywhere: bool  # whether `classes` counts the classes of all processes
 
 
 def vocab_parallel_cross_entropy(
@@ -39,20 +39,20 @@ def vocab_parallel_cross_entropy(
     mode: str = "global",
     reduction: str = "none",
 ) -> Tensor:
-    """Cross entropy where each process of a group has the logits of some of the classes, as many as each other.
+    """Cross entropy of logits whose classes are split evenly over the processes of a group.
 
-    One all-gather of three numbers for each row in the forward, nothing in the backward. All processes get the same
-    loss (but for mode "partition"), and each the gradient of its own logits.
+    The forward needs one all-gather of three numbers for each row, the backward no communication. All processes get the
+    same loss (except with mode "partition"), and each gets the gradient of its own logits.
 
     Args:
         logits: float [..., classes / size of the group]: classes from rank * logits.shape[-1] on.
-        target: the class of each row, of all classes, int32 or int64 [...]; the same on all processes.
+        target: the class of each row, counted over all processes, int32 or int64 [...]; the same on all processes.
         group: the processes; None for logits of all classes.
         ignore_index: targets with this value have no loss.
         label_smoothing: the share of the target that is spread over classes.
         formula: "pytorch" spreads label_smoothing over all classes; "megatron" over all but the target.
-        mode: "global" spreads it over the classes of all processes; "partition" over those of each process alone, as
-            Megatron-LM does, whose losses then differ between processes.
+        mode: "global" spreads label_smoothing over the classes of all processes; "partition" over the classes of each
+            process alone, as Megatron-LM does, so that losses differ between processes.
         reduction: "none", "mean" (over targets that are not ignored) or "sum".
 
     Returns:
@@ -90,7 +90,7 @@ class _VocabParallel(torch.autograd.Function):
         at = target.long() - first
         here = (at >= 0) & (at < columns)
         at = torch.where(here, at, 0)
-        # a smoothing of 1 makes the loss lse - mean(logits)
+        # with label smoothing 1 the loss is lse - mean(logits)
         loss_of_mean, lse, _ = loss.token_cross_entropy(logits, at, None, -100, 1.0 if smoothing.share else 0.0)
         own = wide(logits.gather(-1, at[:, None])[:, 0]).masked_fill(~here, 0.0)
         each = _gathered(torch.stack([lse, own, lse - loss_of_mean]), group)

@@ -1,6 +1,6 @@
-"""`liger_kernel`, provided by opmux: Liger-Kernel's names and signatures over opmux's functions and modules.
+"""opmux's `liger_kernel`: Liger-Kernel's names and signatures, implemented by opmux's functions and modules.
 
-A file of this package has everything of one family: autograd Functions, `liger_*` functions and modules. Liger's
-arguments are stated once, by the Function; `function.py` derives the others from it. `names.py` says which module of
-Liger has which name.
+A file of this package has one family of ops: autograd Functions, `liger_*` functions and modules. Only the Function
+declares Liger's arguments; `function.py` derives the others' arguments from it. `names.py` lists the names of each
+module of Liger.
 """

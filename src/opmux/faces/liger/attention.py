@@ -22,7 +22,7 @@ Size = int | tuple[int, int]
 
 
 class LigerAttnResFunction(LigerFunction):
-    """Attention over the outputs of blocks, [N, ..., D] or a list of N."""
+    """Attention over the outputs of N blocks, [N, ..., D] or a list of tensors [..., D]."""
 
     @staticmethod
     def apply(V_stacked: Tensor | Sequence[Tensor], w_query: Tensor, w_norm: Tensor, eps: float) -> Tensor:
@@ -32,7 +32,7 @@ class LigerAttnResFunction(LigerFunction):
 def attn_res_forward(
     blocks: Tensor | Sequence[Tensor], w_query: Tensor, w_norm: Tensor, eps: float = 1e-6
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(h, the blocks as [N, tokens, D], the weights [tokens, N], rstd [tokens, N])."""
+    """Returns h, the blocks as [N, tokens, D], the weights [tokens, N] and rstd [tokens, N]."""
     v = blocks if isinstance(blocks, Tensor) else torch.stack(tuple(blocks))
     rows = v.reshape(v.shape[0], -1, v.shape[-1])
     h, alpha, rstd = residual.attn_res(rows, w_query, w_norm, eps)
@@ -42,7 +42,7 @@ def attn_res_forward(
 def attn_res_backward(
     dh: Tensor, V_3d: Tensor, w_query: Tensor, w_norm: Tensor, Alpha: Tensor, RSTD: Tensor, eps: float = 1e-6
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of the blocks [N, tokens, D], of w_query and of w_norm."""
+    """Returns the gradients of the blocks [N, tokens, D], w_query and w_norm."""
     dy = dh.reshape(-1, dh.shape[-1])
     dv, dquery, dnorm = residual.attn_res_bwd(dy, V_3d, w_query, w_norm, Alpha.t().contiguous(), RSTD.t().contiguous())
     return dv, dquery, dnorm
@@ -59,11 +59,11 @@ class LigerMHCCoeffsFunction(
     calls=attention.mhc_coeffs,
     takes="x, phi, b, alpha_pre, alpha_post, alpha_res, allow_fp32, tmax, rms_eps, pre_eps, sinkhorn_eps, post_mult",
 ):
-    """(h_pre, h_post, h_res). `allow_fp32` has no effect: float32 is allowed."""
+    """Returns h_pre, h_post and h_res. `allow_fp32` has no effect: float32 is always allowed."""
 
 
 class LigerMHCPreFunction(LigerFunction):
-    """One stream from several."""
+    """Combines several streams into one."""
 
     @staticmethod
     def apply(x: Tensor, h_pre: Tensor) -> Tensor:
@@ -71,7 +71,7 @@ class LigerMHCPreFunction(LigerFunction):
 
 
 class LigerMHCPostResFunction(LigerFunction):
-    """Streams mixed, and a layer's output added."""
+    """Mixes streams and adds a layer's output."""
 
     @staticmethod
     def apply(x: Tensor, f_out: Tensor, h_post: Tensor, h_res: Tensor) -> Tensor:
@@ -132,7 +132,7 @@ def liger_mhc_forward(
 
 
 class LigerMHC(MHC):
-    """A layer between several residual streams. `allow_fp32` has no effect: float32 is allowed."""
+    """A layer between several residual streams. `allow_fp32` has no effect: float32 is always allowed."""
 
     def __init__(
         self,
@@ -159,7 +159,7 @@ class LigerMHC(MHC):
 
 
 class LigerMultiTokenAttentionFunction(LigerFunction):
-    """The convolution of causal attention weights."""
+    """A convolution over causal attention weights."""
 
     @staticmethod
     def apply(
@@ -244,7 +244,7 @@ class LigerFusedNeighborhoodAttentionLayer(nn.Module):
 
 @dataclass(eq=False)
 class LigerFusedNeighborhoodAttentionConfig:
-    """Options of a LigerFusedNeighborhoodAttentionLayer."""
+    """The options of LigerFusedNeighborhoodAttentionLayer."""
 
     hidden_size: int = 768
     num_heads: int = 12

@@ -1,4 +1,4 @@
-"""`AutoLigerKernelForCausalLM`: a model of `transformers` that is patched after it is made."""
+"""`AutoLigerKernelForCausalLM`: creates a model of `transformers` and patches it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FLAGS = {
 
 
 class AutoLigerKernelForCausalLM(AutoModelForCausalLM):
-    """`AutoModelForCausalLM`, patched. A model without a patch is as transformers makes it."""
+    """`AutoModelForCausalLM` that patches the models it creates. Models of unknown types are not changed."""
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *model_args: Any, **kwargs: Any) -> Any:

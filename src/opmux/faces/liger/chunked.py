@@ -1,6 +1,6 @@
 """`liger_kernel.chunked_loss`: preference, policy and distillation losses over hidden states.
 
-`compiled` and `chunk_size` have no effect: nothing is compiled, and opmux chooses the size of the parts of the logits.
+`compiled` and `chunk_size` have no effect: nothing is compiled, and opmux chooses how many logits are in memory.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .function import Alias, LigerFunction, LigerModule
 
 
 class ChunkedFunction(LigerFunction):
-    """(loss, (what is logged of it)), without what the function of opmux returns as None."""
+    """Returns (loss, values for logging), without the values that opmux's function returns as None."""
 
     in_ops = False
 
@@ -26,7 +26,7 @@ class ChunkedFunction(LigerFunction):
 
 
 class ReferencedFunction(ChunkedFunction):
-    """Without `use_ref_model` the reference model is ignored."""
+    """If `use_ref_model` is False, the reference model is ignored."""
 
     @classmethod
     def call(cls, given: dict[str, Any]) -> Any:
@@ -43,7 +43,7 @@ class LigerFusedLinearDPOFunction(
     "loss_type='sigmoid', label_smoothing=0.0, discopop_tau=0.05, alpha=1.0",
     reads="use_ref_model",
 ):
-    """The loss, and (log-probabilities, mean logits, NLL, rewards), chosen before rejected."""
+    """Returns the loss and (log-probabilities, mean logits, NLL, rewards), chosen before rejected."""
 
 
 class LigerFusedLinearCPOFunction(
@@ -70,7 +70,7 @@ class LigerFusedLinearORPOFunction(
     takes="_input, weight, target, bias=None, ignore_index=-100, beta=0.1, compute_nll_loss=True, nll_target=None, "
     "compiled=True, chunk_size=1",
 ):
-    """As LigerFusedLinearDPOFunction, and the log odds ratio and the log odds of the chosen ones."""
+    """Like LigerFusedLinearDPOFunction; also returns the log odds ratio and the log odds of the chosen sequences."""
 
 
 class LigerFusedLinearKTOFunction(
@@ -80,7 +80,7 @@ class LigerFusedLinearKTOFunction(
     "kl=None, ignore_index=-100, beta=0.1, compiled=True, use_ref_model=True, average_log_prob=False, chunk_size=1",
     reads="use_ref_model",
 ):
-    """The loss, and sums of log-probabilities, logits and rewards, chosen before rejected."""
+    """Returns the loss, and sums of log-probabilities, logits and rewards, chosen before rejected."""
 
 
 class LigerFusedLinearGRPOFunction(
@@ -100,14 +100,14 @@ class LigerFusedLinearGRPOFunction(
     epsilon_high="eps_high",
     reads="use_ref_model",
 ):
-    """The loss, and (divergence, share of clipped tokens); without beta, only the second.
+    """Returns the loss and (divergence, share of clipped tokens); if beta is 0, only the second value.
 
     `use_ref_model` has no effect: a reference model is used if it is given and beta is not 0.
     """
 
 
 class DistillationFunction(LigerFunction):
-    """The loss of a student; with `return_soft_hard_loss`, (loss, soft loss, hard loss)."""
+    """Returns the loss of a student; with `return_soft_hard_loss`, (loss, soft loss, hard loss)."""
 
     in_ops = False
     kind: ClassVar[str]

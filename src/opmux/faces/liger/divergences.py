@@ -1,4 +1,4 @@
-"""Divergences and further losses: `liger_kernel`'s kl_div, jsd, tvd, fused_linear_jsd and cross entropies of rows."""
+"""Divergences and other losses: `liger_kernel`'s kl_div, jsd, tvd, fused_linear_jsd and cross entropies of rows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class LigerKLDivLossFunction(
     y_pred="input",
     y_true="target",
 ):
-    """KL of y_true from exp(y_pred)."""
+    """KL(y_true || exp(y_pred))."""
 
 
 liger_kl_div = functional(
@@ -36,7 +36,7 @@ liger_kl_div = functional(
 
 
 class LigerKLDIVLoss(nn.KLDivLoss):
-    """`torch.nn.KLDivLoss` with Liger's first argument, by `LigerKLDivLossFunction`."""
+    """`torch.nn.KLDivLoss` with Liger's first argument, eps; calls `LigerKLDivLossFunction`."""
 
     def __init__(self, eps: float = 1e-10, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -81,7 +81,7 @@ class LigerJSDFunction(
     calls=divergences.jsd,
     takes="_input, target, shift_labels=None, beta=0.5, ignore_index=-100",
 ):
-    """The Jensen-Shannon divergence of logarithms of probabilities; the loss has the dtype of the input."""
+    """The Jensen-Shannon divergence; inputs are log-probabilities, and the loss has the dtype of the input."""
 
     @classmethod
     def call(cls, given: dict[str, Any]) -> Tensor:
@@ -106,7 +106,7 @@ class LigerJSD(
 def jsd_forward(
     _input: Tensor, target: Tensor, shift_labels: Tensor | None, beta: float, ignore_index: int, has_label: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """(loss, the gradient of the input)."""
+    """Returns the loss and the gradient of the input."""
     marked = shift_labels if has_label else None
     loss = lambda x: LigerJSDFunction.apply(x, target, marked, beta, ignore_index)
     made, (gradient,) = with_gradients(loss, _input.detach().requires_grad_())
@@ -114,7 +114,7 @@ def jsd_forward(
 
 
 def jsd_backward(dX: Tensor, grad_output: Tensor) -> Tensor | None:
-    """The gradient of the forward, times that of the loss."""
+    """The gradient that the forward returned, times the gradient of the loss."""
     return scaled(dX, grad_output)
 
 
@@ -124,7 +124,7 @@ class LigerFusedLinearJSDFunction(
     takes="student_input, student_weight, teacher_input, teacher_weight, shift_labels=None, jsd_beta=0.5, "
     "ignore_index=-100, temperature=1.0, accum_dtype=None",
 ):
-    """The Jensen-Shannon divergence of a student from a teacher, over hidden states."""
+    """The Jensen-Shannon divergence of a student from a teacher, computed from hidden states."""
 
 
 liger_fused_linear_jsd = functional("liger_fused_linear_jsd", LigerFusedLinearJSDFunction)
@@ -152,7 +152,7 @@ def fused_linear_jsd_forward(
     temperature: float,
     accum_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """(loss, and the gradients of student_input and student_weight, or None)."""
+    """Returns the loss and the gradients of student_input and student_weight, or None."""
     options = shift_labels if has_label else None, jsd_beta, ignore_index, temperature, accum_dtype
     loss = lambda x, w: LigerFusedLinearJSDFunction.apply(x, w, teacher_input, teacher_weight, *options)
     made, (dx, dw) = with_gradients(loss, student_input, student_weight)
@@ -162,7 +162,7 @@ def fused_linear_jsd_forward(
 def fused_linear_jsd_backward(
     grad_output: Tensor, grad_input: Tensor | None, grad_weight: Tensor | None
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The gradients of the forward, times that of the loss."""
+    """The gradients that the forward returned, times the gradient of the loss."""
     return scaled(grad_input, grad_output), scaled(grad_weight, grad_output)
 
 
@@ -174,7 +174,7 @@ class LigerFusedLinearScaledCrossEntropyFunction(
     calls=scaled_cross_entropy.fused_linear_scaled_cross_entropy,
     takes="_input, weight, target, temperature=1.0, ignore_index=-100, m_tiles_per_cluster=1, return_entropy=False",
 ):
-    """The loss of each token, and with `return_entropy` its entropy. `m_tiles_per_cluster` has no effect."""
+    """Returns the loss of each token; with `return_entropy` also its entropy. `m_tiles_per_cluster` has no effect."""
 
     @classmethod
     def call(cls, given: dict[str, Any]) -> Tensor | tuple[Tensor, Tensor]:
@@ -192,7 +192,7 @@ class LigerVocabParallelCEFunction(
     label_smoothing_formula="formula",
     label_smoothing_mode="mode",
 ):
-    """The loss of each token, of logits whose classes are spread over the processes of a group."""
+    """Returns the loss of each token, for logits whose classes are split over the processes of a group."""
 
 
 def validate_formula_and_mode(label_smoothing_formula: str, label_smoothing_mode: str) -> None:
@@ -212,7 +212,7 @@ class LigerVocabParallelCrossEntropy(
     "label_smoothing_mode='global'",
     inputs="vocab_parallel_logits, target, tp_group=None",
 ):
-    """The loss of each token; the logits are [length, batch, classes of this process]."""
+    """Returns the loss of each token; the logits are [length, batch, classes of this process]."""
 
     label_smoothing_formula, label_smoothing_mode = Alias("formula"), Alias("mode")
 

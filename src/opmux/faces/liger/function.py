@@ -1,7 +1,8 @@
-"""How Functions, functions and modules of Liger are made from one statement of their arguments.
+"""Derives Liger's Functions, functions and modules from one declaration of their arguments.
 
-A Function of Liger states them: by its `apply`, or as text if `apply` only passes them on by name. Its function in
-`liger_kernel.transformers.functional` (`functional`) and its module (`LigerModule`) derive theirs from it.
+A Function of Liger declares the arguments: by the signature of its `apply`, or as text if `apply` only passes them on
+by name. Its function in `liger_kernel.transformers.functional` (`functional`) and its module (`LigerModule`) derive
+their arguments from the Function's.
 """
 
 from __future__ import annotations
@@ -35,9 +36,10 @@ class LigerArguments:
     def parse(
         cls, owner: str, text: str, like: LigerArguments | None = None, names: Mapping[str, str] = {}
     ) -> LigerArguments:
-        """From text such as "x, weight, eps=1e-6".
+        """Parse text such as "x, weight, eps=1e-6".
 
-        A name without a default has that of `like`, whose name for it `names` has; "=required" stands for none.
+        A name without a default gets the default of the parameter of `like` that `names` maps it to, or of the same
+        name; "=required" means no default.
         """
         known = {} if like is None else like.by_name(like.defaults)
         made = {}
@@ -64,11 +66,11 @@ class LigerArguments:
         return values
 
     def by_name(self, values: Iterable[Any]) -> dict[str, Any]:
-        """Values in order, by the plain names of the parameters."""
+        """Plain name of each parameter -> value, from values in order."""
         return dict(zip(self.plain, values))
 
     def signature(self, *first: str) -> inspect.Signature:
-        """The parameters as an inspect.Signature, after `first`, as "self"."""
+        """The parameters as an inspect.Signature, after the names in `first`, for example "self"."""
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
         defaults = [*((name, REQUIRED) for name in first), *zip(self.names, self.defaults)]
         return inspect.Signature([inspect.Parameter(name, kind, default=default) for name, default in defaults])
@@ -82,25 +84,25 @@ class LigerArguments:
 
 
 def plain(name: str) -> str:
-    """Liger writes some names with a leading _, as `_input`; it does not count where names are compared."""
+    """A name without the leading _ that Liger gives some arguments (`_input`), for comparing names."""
     return name.lstrip("_")
 
 
 class LigerFunction:
     """A Function of Liger: `apply` is a differentiable function of opmux, with Liger's arguments.
 
-    It is no autograd.Function: opmux's functions have their own gradients, and save and write nothing else.
+    It is not an autograd.Function, because opmux's functions have their own gradients.
 
-    A subclass has `apply`, or is declared with `calls`, a function of opmux, and `takes`, Liger's arguments as text.
-    Those are passed on by name; further keywords say what `calls` calls an argument of Liger. `reads`: arguments that
-    are not passed on because `call` of the subclass reads them.
+    A subclass defines `apply`, or is declared with `calls`, a function of opmux, and `takes`, Liger's arguments as
+    text. The arguments are passed on by name; other keywords map Liger's name of an argument to its name in `calls`.
+    `reads`: arguments that are not passed on, because the subclass's `call` reads them.
     """
 
     apply: Callable[..., Any]
     calls: ClassVar[Callable[..., Any]]
     arguments: ClassVar[LigerArguments]
-    targets: ClassVar[dict[str, str]]  # Liger's plain name -> the name that `calls` has for it
-    in_ops: ClassVar[bool] = True  # whether liger_kernel.ops has it, where a vendor may replace it
+    targets: ClassVar[dict[str, str]]  # Liger's plain name -> the argument's name in `calls`
+    in_ops: ClassVar[bool] = True  # whether the Function is in liger_kernel.ops, where a vendor may replace it
 
     def __init_subclass__(
         cls, calls: Callable[..., Any] | None = None, takes: str = "", reads: str = "", **names: str
@@ -125,22 +127,22 @@ class LigerFunction:
 
     @classmethod
     def passed(cls, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Liger's arguments under the names of `calls`."""
+        """The arguments to pass on, by their names in `calls`."""
         return {target: given[name] for name, target in cls.targets.items()}
 
     @classmethod
     def call(cls, given: dict[str, Any]) -> Any:
-        """The result for Liger's arguments by name; overridden where more than names differs."""
+        """The result for Liger's arguments by name. Subclasses override it if more than the names differs."""
         return cls.calls(**cls.passed(given))
 
     @classmethod
     def home(cls) -> Any:
-        """Where to look the Function up at each call: `liger_kernel.ops` may have a vendor's under this name."""
+        """The module to read the Function from at each call: in `liger_kernel.ops` it may be a vendor's."""
         return ops if cls.in_ops else sys.modules[cls.__module__]
 
 
 def parameters(fn: Callable[..., Any]) -> dict[str, Any]:
-    """The defaults of its parameters, by name."""
+    """Parameter name -> default, for a function."""
     return {name: parameter.default for name, parameter in inspect.signature(fn).parameters.items()}
 
 
@@ -153,15 +155,15 @@ def functional(
 ) -> Any:
     """A function of `liger_kernel.transformers.functional`, which calls a Function.
 
-    Those that models call in every layer are written out instead: a call of a derived one takes 0.5 us more.
+    Functions that models call in every layer are written by hand instead: a derived function takes 0.5 us more.
 
     Args:
-        name: its name.
-        function: gets all its arguments by position, as an autograd.Function does.
-        takes: the arguments as text, if they are not those of the Function. One without a default has that of the
-            Function.
-        result: makes the result from that of the Function.
-        names: what the Function calls an argument.
+        name: the name of the function to create.
+        function: the Function; it gets all arguments by position, as an autograd.Function does.
+        takes: the arguments as text, if they differ from the Function's. An argument without a default gets the
+            Function's default.
+        result: computes the result from the Function's result.
+        names: argument name -> its name in the Function, where they differ.
     """
     theirs, home = function.arguments, function.home()
     own = LigerArguments.parse(name, ", ".join(theirs.names) if takes is None else takes, theirs, names)
@@ -187,7 +189,7 @@ def functional(
 
 
 class Alias(property):
-    """An attribute of a module, under Liger's name for it."""
+    """A property with Liger's name for an attribute of a module."""
 
     def __init__(self, name: str):
         super().__init__(lambda module: getattr(module, name), lambda module, value: setattr(module, name, value))
@@ -195,7 +197,7 @@ class Alias(property):
 
 
 def constructor(base: type, takes: str, **names: str) -> Any:
-    """An `__init__` that passes its arguments to the base's, by name. `names`: what the base calls an argument."""
+    """An `__init__` that passes its arguments to the base's by name. `names`: argument name -> its name in the base."""
     own = LigerArguments.parse("__init__", takes)
     targets = [names.get(name, name) for name in own.names]
 
@@ -210,12 +212,12 @@ class LigerModule(nn.Module):
 
     Arguments of the class:
         function: the Function.
-        options: the arguments of the constructor as text. One without a default has that of the Function.
+        options: the constructor's arguments as text. An argument without a default gets the Function's default.
         inputs: the arguments of the call, in the same way.
-        names: what the Function calls an input.
+        names: input name -> its name in the Function, where they differ.
 
-    The first base that is no LigerModule is made with those options that it has, in its own terms if an `Alias` of the
-    class says so. Buffers are not in the state dict.
+    The constructor of the first base that is not a LigerModule gets the options that it accepts; an `Alias` of the
+    class says what the base calls an option. Buffers are not in the state dict.
     """
 
     function: ClassVar[type[LigerFunction]]
@@ -255,11 +257,11 @@ class LigerModule(nn.Module):
                 self.check()
 
             cls.__init__ = cls.settings.describe(init, None, "self")
-            if hasattr(base, "__signature__"):  # else inspect.signature would find that of the base
+            if hasattr(base, "__signature__"):  # else inspect.signature would return the base's
                 cls.__signature__ = cls.settings.signature()  # pyright: ignore[reportAttributeAccessIssue]
 
     def check(self) -> None:
-        """Raise if the options are not possible."""
+        """Raise if the options are invalid."""
 
     def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
         super().register_buffer(name, tensor, persistent=False)
@@ -269,7 +271,7 @@ class LigerModule(nn.Module):
 
 
 def with_gradients(fn: Callable[..., Tensor], *inputs: Tensor | None) -> tuple[Tensor, list[Tensor | None]]:
-    """The result of a loss, and the gradients of its sum; None for an input that is None or needs no gradient."""
+    """A loss and the gradients of its sum; the gradient is None for an input that is None or needs none."""
     with torch.enable_grad():
         own = [None if t is None else t.detach().requires_grad_(t.requires_grad) for t in inputs]
         needed = [t for t in own if t is not None and t.requires_grad]
@@ -279,7 +281,7 @@ def with_gradients(fn: Callable[..., Tensor], *inputs: Tensor | None) -> tuple[T
 
 
 def scaled(gradient: Tensor | None, by: Tensor) -> Tensor | None:
-    """A gradient times that of the loss, which is a scalar or has one number for each row."""
+    """A gradient times the gradient of the loss, which is a scalar or has one number for each row."""
     if gradient is None:
         return None
     return (gradient * (by if by.dim() == 0 else by.unsqueeze(-1))).to(gradient.dtype)

@@ -19,7 +19,7 @@ from .names import ops
 
 
 class LigerGELUMulFunction(LigerFunction):
-    """gelu(a) * b, gelu in its tanh form."""
+    """gelu(a) * b, with the tanh approximation of gelu."""
 
     @staticmethod
     def apply(a: Tensor, b: Tensor) -> Tensor:
@@ -27,7 +27,7 @@ class LigerGELUMulFunction(LigerFunction):
 
 
 def geglu_forward(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(a, b, gelu(a) * b)."""
+    """Returns a, b and gelu(a) * b."""
     return a, b, activation.gelu_tanh_mul(a, b)
 
 
@@ -45,7 +45,7 @@ class LigerSiLUMulFunction(LigerFunction):
 
 
 def swiglu_forward(a: Tensor, b: Tensor, gate_multiplier: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
-    """(a, b, silu(a * gate_multiplier) * b)."""
+    """Returns a, b and silu(a * gate_multiplier) * b."""
     return a, b, glu.swiglu(a, b, gate_multiplier)
 
 
@@ -58,7 +58,7 @@ def swiglu_backward(a: Tensor, b: Tensor, dc: Tensor, gate_multiplier: float = 1
 
 
 class LigerFusedGateUpSiLUMulFunction(LigerFunction):
-    """silu(gate) * up for y = [..., gate, up]. `in_place` has no effect: y is not written to."""
+    """silu(gate) * up for y = [..., gate, up]. `in_place` has no effect: y is not modified."""
 
     @staticmethod
     def apply(y: Tensor, in_place: bool = False) -> Tensor:
@@ -66,7 +66,7 @@ class LigerFusedGateUpSiLUMulFunction(LigerFunction):
 
 
 def swiglu_fused_gate_up_forward(y: Tensor) -> tuple[Tensor, Tensor]:
-    """(y, silu(gate) * up)."""
+    """Returns y and silu(gate) * up."""
     return y, activation.silu_glu(y)
 
 
@@ -76,7 +76,7 @@ def swiglu_fused_gate_up_backward(y: Tensor, dc: Tensor, in_place: bool = False)
 
 
 class LigerMLPFunction(LigerFunction):
-    """A whole SwiGLU MLP."""
+    """A complete SwiGLU MLP."""
 
     @staticmethod
     def apply(
@@ -91,7 +91,7 @@ class LigerMLPFunction(LigerFunction):
 
 
 class LigerTiledMLPFunction(LigerFunction):
-    """fn(mlp_module, x) in shards of the sequence. `compute_params` has no effect: all parameters have gradients."""
+    """fn(mlp_module, x) in shards of the sequence. `compute_params` has no effect: all parameters get gradients."""
 
     @staticmethod
     def apply(
@@ -136,7 +136,7 @@ def liger_swiglu(a: Tensor, b: Tensor) -> Tensor:
 
 
 class ConfiguredMLP(GatedMLP):
-    """A gated MLP of `opmux.nn` from a model's config; the activation is that of `function`, a Function of Liger."""
+    """A gated MLP of `opmux.nn`, created from a model's config; `function`, a Function of Liger, is its activation."""
 
     function = "LigerSiLUMulFunction"
     activations = SILU
@@ -175,7 +175,7 @@ class LigerHunyuanV1SwiGLUMLP(ConfiguredMLP, SwiGLUMLP):
 
 
 class LigerFalconH1SwiGLUMLP(ConfiguredMLP, SwiGLUMLP):
-    """With a factor on the gate and one on the product."""
+    """A SwiGLU MLP with a factor for the gate and a factor for the result."""
 
     def __init__(self, config: Any):
         super().__init__(config, bias=getattr(config, "mlp_bias", False))
@@ -195,7 +195,7 @@ class LigerGEGLUMLP(ConfiguredMLP, GEGLUMLP):
 
 
 class LigerGEGLUMLPForGemma4(ConfiguredMLP, GEGLUMLP):
-    """Twice as wide in the layers that share keys and values, if the configuration says so."""
+    """A GEGLU MLP, twice as wide in layers that share keys and values if the config says so."""
 
     function, activations = LigerGEGLUMLP.function, LigerGEGLUMLP.activations
 
@@ -224,7 +224,7 @@ class LigerBlockSparseTop2MLP(nn.Module):
 
 
 class LigerPhi3SwiGLUMLP(GateUpSwiGLUMLP):
-    """Gate and up projection in one product."""
+    """A SwiGLU MLP that computes gate and up in one matrix product."""
 
     activations = SILU
 
@@ -238,7 +238,7 @@ class LigerPhi3SwiGLUMLP(GateUpSwiGLUMLP):
 
 
 class ConfiguredTiledMLP(ConfiguredMLP):
-    """In shards of the sequence, each of which is computed again in the backward."""
+    """A gated MLP in shards of the sequence; the backward computes each shard again."""
 
     def __init__(self, config: Any, num_shards: int | None = None):
         super().__init__(config)
@@ -257,7 +257,7 @@ class LigerTiledGEGLUMLP(ConfiguredTiledMLP, TiledGEGLUMLP):
 
 
 class LigerMLP(ConfiguredMLP, SwiGLUMLP):
-    """As LigerSwiGLUMLP, and saves less for the backward."""
+    """Like LigerSwiGLUMLP, but saves less for backward."""
 
     def __init__(self, config: Any):
         super().__init__(config)
@@ -268,7 +268,7 @@ class LigerMLP(ConfiguredMLP, SwiGLUMLP):
 
 
 class LigerFalconH1MLP(LigerMLP):
-    """As LigerFalconH1SwiGLUMLP, without biases; saves less for the backward."""
+    """Like LigerFalconH1SwiGLUMLP, but without biases, and saves less for backward."""
 
     def __init__(self, config: Any):
         super().__init__(config)
@@ -276,7 +276,7 @@ class LigerFalconH1MLP(LigerMLP):
 
 
 class LigerExperts(Experts):
-    """The experts of a mixture, with the parameters of those of transformers."""
+    """The experts of a mixture, with the same parameters as transformers' experts."""
 
     activations = SILU
 

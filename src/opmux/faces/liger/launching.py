@@ -1,4 +1,4 @@
-"""`liger_kernel.ops.utils`: what kernels written for Liger import. opmux's own kernels do not use it."""
+"""`liger_kernel.ops.utils`, for kernels written for Liger. opmux's own kernels do not use it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from ...core.errors import BadArgument
 from ...machine import devices
 
-MAX_BLOCK = 65536  # elements of a row that Liger's kernels hold at once
+MAX_BLOCK = 65536  # the most elements of a row that Liger's kernels load as one block
 NPU_CORES = 20
 
 
@@ -24,14 +24,14 @@ def is_hip() -> bool:
 
 
 def device_context(device: torch.device) -> AbstractContextManager[Any]:
-    """The device is the current one in the block, as Triton needs it on a machine with several."""
+    """Make a device the current one in a `with` block, as Triton requires on a machine with several."""
     if device.type == "cpu":
         return contextlib.nullcontext()
     return torch.get_device_module(device.type).device(device)
 
 
 def ensure_contiguous(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """A forward or backward of an autograd.Function, with its tensors made contiguous."""
+    """Wrap a forward or backward of an autograd.Function so that its tensor arguments are contiguous."""
 
     def contiguous(value: Any) -> Any:
         return value.contiguous() if isinstance(value, Tensor) else value
@@ -74,12 +74,12 @@ def get_amp_custom_fwd_bwd() -> tuple[Callable[..., Any], Callable[..., Any]]:
 
 
 def get_npu_core_count(default: int = NPU_CORES) -> int:
-    """The vector cores of an NPU, if torch or its vendor tells."""
+    """The number of vector cores of an NPU; `default` if neither torch nor the vendor reports it."""
     return (devices.cores("npu") if devices.is_available("npu") else None) or default
 
 
 def set_large_grf_mode(kernel_args: dict[str, Any]) -> None:
-    """Ask Intel's compiler for the large register file."""
+    """Select the large register file of Intel's compiler."""
     kernel_args["grf_mode"] = "256"
 
 

@@ -1,4 +1,4 @@
-"""`liger_kernel`'s cross_entropy and fused_linear_cross_entropy. No argument is written to."""
+"""`liger_kernel`'s cross_entropy and fused_linear_cross_entropy. No argument is modified."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ..functional import losses
 from ..nn.losses import CrossEntropyLoss, FusedLinearCrossEntropyLoss
 from .function import Alias, LigerFunction, LigerModule, functional, scaled, with_gradients
 
-IGNORED = -1  # Liger's predicted token where the target is ignored
+IGNORED = -1  # Liger's predicted token for ignored targets
 
 
 @dataclass
 class CrossEntropyOutput:
-    """The loss, and the further results that were requested."""
+    """The loss, and the other requested results."""
 
     loss: Tensor
     z_loss: Tensor | None = None
@@ -29,7 +29,7 @@ Parts = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]
 
 
 class FunctionOfFourResults(LigerFunction):
-    """(loss, z_loss, token_accuracy, predicted_tokens), None for those that were not requested.
+    """Returns (loss, z_loss, token_accuracy, predicted_tokens), with None for results that were not requested.
 
     Without a reduction the accuracy is one number for each token.
     """
@@ -51,7 +51,7 @@ class FunctionOfFourResults(LigerFunction):
 
 
 def _output(made: Parts) -> Tensor | CrossEntropyOutput:
-    """The loss, or with the further results that were requested."""
+    """The loss, or a CrossEntropyOutput if other results were requested."""
     return made[0] if all(part is None for part in made[1:]) else CrossEntropyOutput(*made)
 
 
@@ -65,7 +65,7 @@ class LigerCrossEntropyFunction(
     "softcap=None, return_z_loss=False, return_token_accuracy=False, return_predicted_tokens=False",
     lse_square_scale="z_loss",
 ):
-    """(loss, z_loss, token_accuracy, predicted_tokens); the loss has the dtype of the logits."""
+    """Returns (loss, z_loss, token_accuracy, predicted_tokens). The loss has the dtype of the logits."""
 
     @classmethod
     def call(cls, given: dict[str, Any]) -> Parts:
@@ -92,7 +92,7 @@ class LigerCrossEntropyLoss(
     "return_token_accuracy, return_predicted_tokens",
     inputs="_input, target",
 ):
-    """`LigerCrossEntropyFunction` with its options as attributes; the loss alone, or a CrossEntropyOutput."""
+    """`LigerCrossEntropyFunction` with its options as attributes. Returns the loss, or a CrossEntropyOutput."""
 
     result, lse_square_scale = staticmethod(_output), Alias("z_loss")
 
@@ -110,7 +110,7 @@ def cross_entropy_forward(
     return_token_accuracy: bool = False,
     return_predicted_tokens: bool = False,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor]:
-    """(loss, z_loss, token_accuracy, predicted_tokens, gradient): the gradient is a new tensor."""
+    """Returns (loss, z_loss, token_accuracy, predicted_tokens, gradient). The gradient is a new tensor."""
     options = ignore_index, lse_square_scale, label_smoothing, reduction, softcap
     wanted = return_z_loss, return_token_accuracy, return_predicted_tokens
     rest: list[Any] = []
@@ -125,7 +125,7 @@ def cross_entropy_forward(
 
 
 def cross_entropy_backward(_input: Tensor, grad_output: Tensor) -> Tensor:
-    """The gradient that cross_entropy_forward returned, times that of the loss."""
+    """The gradient that cross_entropy_forward returned, times the gradient of the loss."""
     made = scaled(_input, grad_output)
     assert made is not None
     return made
@@ -142,7 +142,7 @@ class LigerFusedLinearCrossEntropyFunction(
     "use_token_scaling=False, return_token_accuracy=False, return_predicted_tokens=False",
     lse_square_scale="z_loss",
 ):
-    """(loss, z_loss, token_accuracy, predicted_tokens) of the logits _input @ weight.T + bias."""
+    """Returns (loss, z_loss, token_accuracy, predicted_tokens) for the logits _input @ weight.T + bias."""
 
 
 liger_fused_linear_cross_entropy = functional(
@@ -164,7 +164,7 @@ class LigerFusedLinearCrossEntropyLoss(
     inputs="lin_weight, _input, target, bias",
     lin_weight="weight",
 ):
-    """`LigerFusedLinearCrossEntropyFunction` with its options as attributes; as LigerCrossEntropyLoss."""
+    """`LigerFusedLinearCrossEntropyFunction` with options as attributes. Returns what LigerCrossEntropyLoss does."""
 
     result, lse_square_scale = staticmethod(_output), Alias("z_loss")
 
@@ -189,9 +189,9 @@ def fused_linear_cross_entropy_forward(
     compute_gradients: bool | None = None,
     weight_requires_grad: bool | None = None,
 ) -> tuple[Any, ...]:
-    """(loss, z_loss, token_accuracy, predicted_tokens, and the gradients of _input, weight and bias or None).
+    """Returns (loss, z_loss, token_accuracy, predicted_tokens) and the gradients of _input, weight and bias, or None.
 
-    `token_grad_output` has the gradient of each token's loss, for reduction="none".
+    `token_grad_output` is the gradient of each token's loss, for reduction="none".
     """
     options = ignore_index, lse_square_scale, label_smoothing, reduction, softcap, return_z_loss, accum_dtype
     options = *options, use_token_scaling, return_token_accuracy, return_predicted_tokens
@@ -217,5 +217,5 @@ def fused_linear_cross_entropy_forward(
 def fused_linear_cross_entropy_backward(
     grad_output: Tensor, grad_input: Tensor | None, grad_weight: Tensor | None, grad_bias: Tensor | None
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """The gradients of the forward, times that of the loss, a scalar."""
+    """The gradients that the forward returned, times the gradient of the loss, a scalar."""
     return scaled(grad_input, grad_output), scaled(grad_weight, grad_output), scaled(grad_bias, grad_output)

@@ -18,7 +18,7 @@ PATCHED = "__liger_patched__"
 
 
 class LigerMegatronRMSNorm(nn.Module):
-    """An RMS norm with the constructor of Megatron-Core's norms; `persist_layer_norm` has no effect."""
+    """An RMS norm with the same constructor as Megatron-Core's norms. `persist_layer_norm` has no effect."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class LigerMegatronRMSNorm(nn.Module):
 
 
 def _unsupported(bias: Tensor | None, fp8_input_store: bool, cpu_offload_input: bool) -> str | None:
-    """Why the gate cannot be computed here."""
+    """Why LigerMegatronSwiGLU cannot compute a call, as words for an error; None if it can."""
     if bias is not None:
         return "a bias"
     if fp8_input_store:
@@ -64,10 +64,10 @@ def _unsupported(bias: Tensor | None, fp8_input_store: bool, cpu_offload_input: 
 
 
 class LigerMegatronSwiGLU(nn.Module):
-    """silu(gate) * up with the call of Megatron's `bias_swiglu_impl`.
+    """silu(gate) * up, with the arguments of Megatron's `bias_swiglu_impl`.
 
-    What it cannot compute goes to `fallback_impl`, Megatron's function; without one it raises. `in_place` has no
-    effect: the input is not written to.
+    Calls that it cannot compute go to `fallback_impl`, Megatron's function; without one they raise. `in_place` has no
+    effect: the input is not modified.
     """
 
     def __init__(self, fallback_impl: Callable[..., Tensor] | None = None, in_place: bool = False):
@@ -97,19 +97,19 @@ class LigerMegatronCrossEntropy(
     options="ignore_index=-100, label_smoothing=0.0, reduction='none', label_smoothing_formula='megatron', "
     "label_smoothing_mode='partition'",
 ):
-    """With the label smoothing of Megatron-LM."""
+    """Cross entropy of split logits, with Megatron-LM's label smoothing."""
 
 
 # ---- patches ---------------------------------------------------------------------------------------------------------
 
 
 def apply_liger_kernel_to_megatron(rms_norm: bool = True, cross_entropy: bool = False, swiglu: bool = False) -> None:
-    """Replace parts of Megatron-Core, before a model is made. A second call changes nothing.
+    """Replace parts of Megatron-Core. Call it before a model is created; a second call has no effect.
 
     Args:
-        rms_norm: the RMS norms of the local spec provider, and the last norm of a block where it is torch's.
-        cross_entropy: both functions for a vocabulary that is split over ranks.
-        swiglu: the gate of dense MLPs and shared experts. With fp8 or offloaded inputs it stays Megatron's.
+        rms_norm: the RMS norms of the local spec provider, and a block's last norm if it is torch's.
+        cross_entropy: both loss functions for a vocabulary that is split over ranks.
+        swiglu: the gate of dense MLPs and shared experts. For fp8 or offloaded inputs Megatron's gate runs.
     """
     if rms_norm:
         _replace("models.backends", "LocalSpecProvider.layer_norm", _layer_norm)
@@ -122,7 +122,7 @@ def apply_liger_kernel_to_megatron(rms_norm: bool = True, cross_entropy: bool = 
 
 
 def _replace(module: str, name: str, make: Callable[[Any], Any]) -> None:
-    """Set an attribute of a module of Megatron-Core to what `make` makes of it; None leaves it."""
+    """Replace an attribute of a module of Megatron-Core by `make(attribute)`, unless that is None."""
     where = f"megatron.core.{module}"
     try:
         owner: Any = importlib.import_module(where)
@@ -154,7 +154,7 @@ def _layer_norm(before: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _last_norm(before: Any) -> Any:
-    """Only torch's: Transformer Engine's and Apex's were chosen."""
+    """Replaces only torch's norm: Transformer Engine's or Apex's was the user's choice."""
     if before is not importlib.import_module("megatron.core.transformer.torch_norm").WrappedTorchNorm:
         return None
 

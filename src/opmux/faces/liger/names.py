@@ -1,7 +1,7 @@
-"""Liger's modules as tables: for each the file of this package and the names it has.
+"""Tables of Liger's modules: the names in each module, and the file of this package that defines them.
 
-The modules are objects without code: an attribute is imported on first access, so that `import liger_kernel` costs
-nothing, and a vendor's package may import `liger_kernel.ops` while opmux loads vendors.
+The modules are objects without code. A name is imported on first access, so `import liger_kernel` is fast, and a
+vendor's package may import `liger_kernel.ops` while opmux loads vendors.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from ...machine import liger_names, vendors
 from .patched_models import MODELS
 
 LIBRARY = "liger_kernel"
-VERSION = "0.8.2"  # of Liger-Kernel, whose interface this is
+VERSION = "0.8.2"  # the version of Liger-Kernel whose interface we provide
 
-# A file of this package -> the modules of liger_kernel.ops and liger_kernel.transformers that it has the names of.
+# File of this package -> the modules of liger_kernel.ops and liger_kernel.transformers whose names it defines.
 FILES = {
     "norms": "rms_norm fused_add_rms_norm modulated_rms_norm layer_norm group_norm poly_norm dyt",
     "rope": "rope qwen2vl_mrope llama4_rope",
@@ -32,7 +32,7 @@ FILES = {
     "attention": "attn_res mhc multi_token_attention fused_neighborhood_attention",
 }
 
-# Module below liger_kernel.ops -> names that liger_kernel.ops does not have.
+# Submodule of liger_kernel.ops -> names that are only in it, not in liger_kernel.ops.
 OPS_BELOW = {
     "dyt": "liger_dyt_fwd liger_dyt_bwd",
     "grpo_loss": "fused_selective_log_softmax",
@@ -42,7 +42,7 @@ OPS_BELOW = {
     "vocab_parallel_cross_entropy": "validate_formula_and_mode",
 }
 
-# Module below liger_kernel.transformers -> its modules; the package has those before the | too.
+# Submodule of liger_kernel.transformers -> its names; those before the | are also in the package.
 TRANSFORMERS = {
     "cross_entropy": "LigerCrossEntropyLoss",
     "dyt": "LigerDyT",
@@ -85,7 +85,7 @@ TRANSFORMERS = {
     "vocab_parallel_cross_entropy": "LigerVocabParallelCrossEntropy",
 }
 
-# File of this package -> its names in liger_kernel.transformers.functional.
+# File of this package -> the names that it defines in liger_kernel.transformers.functional.
 FUNCTIONAL = {
     "norms": (
         "liger_rms_norm liger_fused_add_rms_norm liger_modulated_rms_norm liger_layer_norm liger_group_norm "
@@ -114,7 +114,7 @@ CHUNKED = {
     "liger_fused_linear_simpo": ("simpo_loss", "SimPO"),
 }
 
-# Module below liger_kernel.megatron -> its name.
+# Submodule of liger_kernel.megatron -> the name in it.
 MEGATRON = {
     "cross_entropy": "LigerMegatronCrossEntropy",
     "monkey_patch": "apply_liger_kernel_to_megatron",
@@ -136,7 +136,7 @@ LAUNCHING = (
     "get_amp_custom_fwd_bwd get_npu_core_count is_hip set_large_grf_mode torch_to_triton_dtype"
 )
 
-Homes = dict[str, str]  # name -> the file of this package that has it
+Homes = dict[str, str]  # name -> the file of this package that defines it
 
 
 def _homes(names: str, file: str) -> Homes:
@@ -148,7 +148,7 @@ def _file_of(module: str) -> str:
 
 
 def _tables() -> dict[str, Homes]:
-    """Module of Liger -> its names."""
+    """Module of Liger -> its names and the files that define them."""
     made: dict[str, Homes] = {
         "": {},
         "ops": {"_replace_with_vendor_ops": "names"},
@@ -181,7 +181,7 @@ def _tables() -> dict[str, Homes]:
 
 
 class Served(types.ModuleType):
-    """A module of Liger; `homes` has the file of each of its names."""
+    """A module of Liger. `homes`: name -> the file of this package that defines it."""
 
     def __init__(self, name: str, homes: Homes):
         super().__init__(name, f"Liger-Kernel's {name}, provided by opmux.")
@@ -189,7 +189,7 @@ class Served(types.ModuleType):
         self.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=True)
         self.__all__ = sorted(
             n for n in homes if not n.startswith("_") and homes[n] != "auto_model"
-        )  # has transformers
+        )  # importing auto_model would import transformers
         self.__dict__["homes"], self.__dict__["resolved"] = homes, set()
 
     def __getattr__(self, name: str) -> Any:
@@ -217,7 +217,7 @@ class Served(types.ModuleType):
 
 
 class Ops(Served):
-    """`liger_kernel.ops`: our functions, and those of the vendor of this machine instead of them and beside them."""
+    """`liger_kernel.ops`: our functions; this machine's vendor may replace them and add others."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "_replace_with_vendor_ops":
@@ -225,7 +225,7 @@ class Ops(Served):
         complete = get_default_manager().prepare()
         theirs = machine.current().extras()
         found = self.keep(name, theirs[name]) if name in theirs else super().__getattr__(name)
-        if not complete:  # vendors are being loaded: the next access may find a function of one
+        if not complete:  # vendors are being loaded: look the name up again at the next access
             self.forget()
         return found
 
@@ -234,9 +234,9 @@ class Ops(Served):
 
 
 def _replace_with_vendor_ops() -> None:
-    """Let the functions of this machine's vendor replace ours in `liger_kernel.ops`, and add its new ones.
+    """Look the names of `liger_kernel.ops` up again, so that functions of this machine's vendor replace ours.
 
-    It happens by itself: a name is looked up on first access, and again after a vendor was registered.
+    Calling it is not necessary: a name is looked up on first access, and again after a vendor is registered.
     """
     ops.forget()
 
@@ -253,5 +253,5 @@ MODULES = _made()
 ops: Any = MODULES[f"{LIBRARY}.ops"]
 vendors.on_change(ops.forget)
 
-# Foreign name -> our module. The registry of vendors and their folders are opmux's own.
+# Foreign name -> our module. Liger's registry and folders of vendors are opmux's.
 SERVED = MODULES | {f"{LIBRARY}.ops.backends": "opmux.backends"}

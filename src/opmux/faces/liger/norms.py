@@ -18,7 +18,7 @@ from ..nn.norms import INIT, AddRMSNorm, DyT, GroupNorm, LayerNorm, ModulatedRMS
 from .function import Alias, LigerFunction, constructor, functional
 from .names import ops
 
-# The block and warps that Liger's forwards return for their backwards; opmux's kernels choose their own.
+# Liger's forwards return block size and warps for their backwards. opmux's kernels choose their own.
 NO_BLOCK = None, None
 
 
@@ -28,14 +28,14 @@ CASTINGS = {"llama": "llama", "gemma": "gemma", "none": "none", 0: "llama", 1: "
 
 
 def casting_of(name: str, mode: str | int) -> str:
-    """A casting mode by its name or Liger's number."""
+    """The name of a casting mode that is given by name or by Liger's number."""
     if mode not in CASTINGS:
         raise BadArgument.of(name, "casting_mode", f"be one of {', '.join(map(repr, CASTINGS))}", repr(mode))
     return CASTINGS[mode]
 
 
 class LigerRMSNormFunction(LigerFunction):
-    """X * rsqrt(mean(X^2) + eps) * (offset + W); without W, times 1. `row_mode` has no effect."""
+    """X * rsqrt(mean(X^2) + eps) * (offset + W); without W, the last factor is 1. `row_mode` has no effect."""
 
     @staticmethod
     def apply(
@@ -54,7 +54,7 @@ class LigerRMSNormFunction(LigerFunction):
 def rms_norm_forward(
     X: Tensor, W: Tensor | None, eps: float, offset: float, casting_mode: str | int, row_mode: bool | None
 ) -> tuple[Tensor, Tensor, Tensor, None, None, str]:
-    """(Y, X, rstd, None, None, casting_mode)."""
+    """Returns (Y, X, rstd, None, None, casting_mode)."""
     casting = casting_of("rms_norm_forward", casting_mode)
     weight, offset = _affine(X, W, offset)
     y, rstd = norm.rms_norm(X, weight, eps, offset, casting)
@@ -84,7 +84,7 @@ def _affine(x: Tensor, weight: Tensor | None, offset: float) -> tuple[Tensor, fl
 
 
 class LigerFusedAddRMSNormFunction(LigerFunction):
-    """The RMS norm of X + R, and X + R."""
+    """Returns the RMS norm of X + R, and X + R."""
 
     @staticmethod
     def apply(
@@ -102,7 +102,7 @@ class LigerFusedAddRMSNormFunction(LigerFunction):
 def fused_add_rms_norm_forward(
     X: Tensor, R: Tensor, W: Tensor, eps: float, offset: float, casting_mode: str | int
 ) -> tuple[Tensor, Tensor, Tensor, None, None, None, str]:
-    """(Y, X + R, rstd, None, None, None, casting_mode)."""
+    """Returns (Y, X + R, rstd, None, None, None, casting_mode)."""
     casting = casting_of("fused_add_rms_norm_forward", casting_mode)
     y, total, rstd = norm.add_rms_norm(X, R, W, eps, offset, casting)
     return y, total, rstd, *NO_BLOCK, None, casting
@@ -154,7 +154,7 @@ def liger_fused_add_rms_norm(
 
 
 class LigerModulatedRMSNormFunction(LigerFunction):
-    """The RMS norm of X, times 1 + scale, plus shift. The rows of scale divide those of X into equal parts."""
+    """The RMS norm of X, times 1 + scale, plus shift. Each row of scale applies to equally many rows of X."""
 
     @staticmethod
     def apply(
@@ -186,7 +186,7 @@ def modulated_rms_norm_forward(
     offset: float,
     casting_mode: str | int,
 ) -> tuple[Tensor, Tensor, None, None, str, int]:
-    """(Y, rstd, None, None, casting_mode, rows of X for each row of scale)."""
+    """Returns (Y, rstd, None, None, casting_mode, rows of X for each row of scale)."""
     casting = casting_of("modulated_rms_norm_forward", casting_mode)
     weight, offset = _affine(X, W, offset)
     y, rstd = norm_variant.modulated_rms_norm(X, weight, *_groups(X, scale, shift), eps, offset, casting)
@@ -232,7 +232,7 @@ class LigerPolyNormFunction(LigerFunction):
 
 
 def poly_norm_forward(X: Tensor, W: Tensor, B: Tensor, eps: float = 1e-6) -> tuple[Tensor, Tensor, Tensor, None, None]:
-    """(Y, X, rstd, None, None)."""
+    """Returns (Y, X, rstd, None, None)."""
     y, rstd = norm_variant.poly_norm(X, W, B, eps)
     return y, X, rstd, *NO_BLOCK
 
@@ -291,7 +291,7 @@ class LigerLayerNormFunction(LigerFunction):
 def layer_norm_forward(
     X: Tensor, W: Tensor, B: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, None, None]:
-    """(Y, X, mean, rstd, None, None)."""
+    """Returns (Y, X, mean, rstd, None, None)."""
     y, mean, rstd = norm.layer_norm(X, W, B, eps)
     return y, X, mean, rstd, *NO_BLOCK
 
@@ -328,7 +328,7 @@ def _check_channels(name: str, x: Tensor, num_channels: int) -> None:
 def group_norm_forward(
     X: Tensor, num_channels: int, num_groups: int, W: Tensor, B: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, None]:
-    """(Y, X, mean, rstd, None)."""
+    """Returns (Y, X, mean, rstd, None)."""
     _check_channels("group_norm_forward", X, num_channels)
     y, mean, rstd = channel_norm.group_norm(X, num_groups, W, B, eps)
     return y, X, mean, rstd, None
@@ -353,7 +353,7 @@ liger_group_norm = functional("liger_group_norm", LigerGroupNormFunction)
 
 
 class LigerRowNorm(nn.Module):
-    """An RMS norm of `opmux.nn` with the options of Liger; a subclass has it as its second base."""
+    """Gives an RMS norm of `opmux.nn` Liger's options; a subclass names the norm as its second base."""
 
     variance_epsilon = Alias("eps")
 
@@ -426,7 +426,7 @@ class LigerRMSNormForGemma3(LigerRMSNorm):
 
 
 class LigerRMSNormForGemma4(LigerRMSNorm):
-    """`with_scale=False` for no weight."""
+    """An RMS norm that has no weight if `with_scale` is False."""
 
     __init__ = constructor(
         LigerRMSNorm,
@@ -449,7 +449,7 @@ class LigerRMSNormForGlm4(LigerRMSNormForOlmo2):
 
 
 class LigerFusedAddRMSNorm(LigerRowNorm, AddRMSNorm):
-    """The RMS norm of hidden_states + residual, and their sum."""
+    """Returns the RMS norm of hidden_states + residual, and the sum."""
 
     __init__ = constructor(
         LigerRowNorm,
@@ -474,7 +474,7 @@ class LigerPolyNorm(PolyNorm):
 
     def __init__(self, eps: float = 1e-6, in_place: bool = True):
         super().__init__(eps)
-        self.bias = nn.Parameter(torch.tensor(1.0))  # Liger's is a scalar, in state dicts too
+        self.bias = nn.Parameter(torch.tensor(1.0))  # a scalar, as in Liger's state dicts
         self.in_place = in_place
 
     def forward(self, hidden_states: Tensor) -> Tensor:
@@ -495,7 +495,7 @@ def check_init(name: str, init_fn: str) -> None:
 
 
 class LigerLayerNorm(LayerNorm):
-    """The bias starts at zero and is always a parameter; `bias` changes nothing."""
+    """The bias starts at zero and is always a parameter; `bias` has no effect."""
 
     variance_epsilon = Alias("eps")
 
@@ -513,7 +513,7 @@ class LigerLayerNorm(LayerNorm):
 
 
 class LigerGroupNorm(GroupNorm):
-    """The bias starts at zero and is always a parameter; `bias` changes nothing."""
+    """The bias starts at zero and is always a parameter; `bias` has no effect."""
 
     variance_epsilon = Alias("eps")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 _LOSSES = "cross_entropy=False, fused_linear_cross_entropy=True"
 _OF_LOGITS = "cross_entropy=True, fused_linear_cross_entropy=False"
-# The arguments -> the models that have them.
+# Arguments of `apply_liger_kernel_to_<model>` -> the models that have these arguments.
 MODELS = {
     f"rope=True, {_LOSSES}, rms_norm=True, swiglu=True, model=None": (
         "exaone4 falcon_h1 hunyuan_v1_dense hunyuan_v1_moe llama ministral mistral mixtral olmo2 olmo3 phi3 qwen2 "
@@ -28,7 +28,7 @@ MODELS = {
     f"{_LOSSES}, model=None, **kwargs": "llava",
     f"{_LOSSES}, rms_norm=True, layer_norm=True, model=None, **kwargs": "internvl smolvlm",
 }
-# Further model types of transformers -> the model above.
+# Other model types of transformers -> the model above whose patch they use.
 TYPES = {
     "llama4_text": "llama4",
     "mllama_text_model": "mllama",

@@ -13,7 +13,7 @@ from .function import LigerFunction, functional
 
 
 class TokenGRPO(LigerFunction):
-    """(loss, divergence from the reference or None, what was clipped): of each token, or reduced."""
+    """Returns (loss, divergence from the reference or None, what was clipped), of each token or reduced."""
 
     @classmethod
     def call(cls, given: dict[str, Any]) -> Any:
@@ -31,9 +31,9 @@ class GrpoLossFunction(
     reads="reduce phi_seq",
     inplace="in_place",
 ):
-    """(loss, divergence from the reference or None, what was clipped): of each token, or reduced.
+    """Returns (loss, divergence from the reference or None, what was clipped), of each token or reduced.
 
-    With `inplace` the backward writes the gradient over the logits, and a second one raises.
+    With `inplace` the backward overwrites the logits with their gradient, and a second backward raises.
     """
 
     @classmethod
@@ -49,7 +49,7 @@ def fused_selective_log_softmax(
 ) -> Tensor:
     """The log-probabilities of the last tokens of input_ids, [batch, length] for logits [batch, length + 1, classes].
 
-    0 where the mask is 0. Without a gradient.
+    The result is 0 where the mask is 0, and has no gradient.
     """
     length = logits.shape[1] - 1
     ids = input_ids[:, input_ids.shape[1] - length :]
@@ -69,9 +69,9 @@ class LogitsGRPO(
     "vespo_lambda_pos=3.0, vespo_k_neg=3.0, vespo_lambda_neg=2.0",
     reads="inplace reduce",
 ):
-    """(loss, [divergence, share of clipped tokens]), or without `reduce` (loss, divergence, clipped) of each token.
+    """Returns (loss, [divergence, share of clipped tokens]), or without `reduce` tokens' (loss, divergence, clipped).
 
-    `inplace`, which is the default, has no effect: the logits are not written to.
+    `inplace`, which is True by default, has no effect: the logits are not modified.
     """
 
     in_ops = False

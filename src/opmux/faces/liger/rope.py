@@ -1,4 +1,4 @@
-"""Rotary embeddings: `liger_kernel`'s rope, qwen2vl_mrope and llama4_rope. q and k are not written to."""
+"""Rotary embeddings: `liger_kernel`'s rope, qwen2vl_mrope and llama4_rope. q and k are not modified."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Pair = tuple[Tensor, Tensor]
 
 
 class LigerRopeFunction(LigerFunction):
-    """q and k rotated by halves, as in transformers. `position_ids` has no effect."""
+    """Rotates q and k, pairing the two halves of a head as transformers does. `position_ids` has no effect."""
 
     @staticmethod
     def apply(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, position_ids: Any = None, unsqueeze_dim: int = 1) -> Pair:
@@ -24,12 +24,12 @@ class LigerRopeFunction(LigerFunction):
 
 
 def rope_forward(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(q, k, cos, sin), q and k rotated."""
+    """Returns q and k, rotated, and cos and sin."""
     return *rope.apply_rotary_pos_emb(q, k, cos, sin), cos, sin
 
 
 def rope_backward(dq: Tensor, dk: Tensor, cos: Tensor, sin: Tensor) -> Pair:
-    """The gradients of q and k: rotated back."""
+    """Returns the gradients of q and k: dq and dk rotated back."""
     return rope.apply_rotary_pos_emb(dq, dk, cos, -sin)
 
 
@@ -48,7 +48,7 @@ def liger_rotary_pos_emb_vision(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) 
 
 
 class LigerQwen2VLMRopeFunction(LigerFunction):
-    """q and k rotated by tables of time, height and width."""
+    """Rotates q and k with separate tables for time, height and width."""
 
     @staticmethod
     def apply(
@@ -60,12 +60,12 @@ class LigerQwen2VLMRopeFunction(LigerFunction):
 def qwen2vl_mrope_forward(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, mrope_section: Sequence[int]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(q, k, cos, sin), q and k rotated."""
+    """Returns q and k, rotated, and cos and sin."""
     return *rope.apply_multimodal_rotary_pos_emb(q, k, cos, sin, mrope_section), cos, sin
 
 
 def qwen2vl_mrope_backward(dq: Tensor, dk: Tensor, cos: Tensor, sin: Tensor, mrope_section: Sequence[int]) -> Pair:
-    """The gradients of q and k: rotated back."""
+    """Returns the gradients of q and k: dq and dk rotated back."""
     return rope.apply_multimodal_rotary_pos_emb(dq, dk, cos, -sin, mrope_section)
 
 
@@ -79,7 +79,7 @@ liger_multimodal_rotary_pos_emb = liger_qwen2vl_mrope
 
 
 class LigerLlama4RopeFunction(LigerFunction):
-    """q and k [batch, length, heads, d] as complex numbers, times freqs_cis. `BLOCK_SIZE` has no effect."""
+    """Multiplies q and k [batch, length, heads, d], as complex numbers, by freqs_cis. `BLOCK_SIZE` has no effect."""
 
     @staticmethod
     def apply(q: Tensor, k: Tensor, freqs_cis: Tensor, BLOCK_SIZE: int | None = None) -> Pair:
@@ -89,11 +89,11 @@ class LigerLlama4RopeFunction(LigerFunction):
 def llama4_rope_forward(
     q: Tensor, k: Tensor, freqs_cis: Tensor, BLOCK_SIZE: int | None = None, imag_sign: float = 1.0
 ) -> Pair:
-    """freqs_cis is complex, or has (cos, sin) as its last dimension. With imag_sign=-1.0, the rotation back."""
+    """freqs_cis is complex, or its last dimension is (cos, sin). imag_sign=-1.0 rotates back."""
     freqs = freqs_cis if freqs_cis.is_complex() else torch.view_as_complex(freqs_cis.float())
     length, batch = q.shape[1], q.shape[0]
     rows = freqs.numel() // freqs.shape[-1]
-    if rows > length and rows != batch * length:  # a table that is longer than the sequence
+    if rows > length and rows != batch * length:  # the table is longer than the sequence
         freqs = freqs.reshape(rows, -1)[:length]
     return rope.apply_rotary_emb(q, k, freqs if imag_sign > 0 else freqs.conj().resolve_conj())
 
@@ -103,7 +103,7 @@ def liger_llama4_text_rotary_pos_emb(xq: Tensor, xk: Tensor, freqs_cis: Tensor) 
 
 
 def liger_llama4_vision_rotary_pos_emb(query: Tensor, key: Tensor, freqs_ci: Tensor) -> Pair:
-    """freqs_ci may be real, where a cast of the model has dropped the imaginary part: transformers takes that too."""
+    """freqs_ci may be real if a cast of the model has dropped the imaginary part; transformers accepts that too."""
     freqs = freqs_ci if freqs_ci.is_complex() else torch.complex(freqs_ci.float(), torch.zeros_like(freqs_ci.float()))
     return ops.LigerLlama4RopeFunction.apply(query, key, freqs.to(query.device))
 

@@ -1,4 +1,4 @@
-"""Functions of each element or each row: `liger_kernel`'s relu_squared, softmax, sparsemax and embedding."""
+"""Elementwise and row-wise functions: `liger_kernel`'s relu_squared, softmax, sparsemax and embedding."""
 
 # pyright: reportIncompatibleMethodOverride=false
 # Liger has its own names for the arguments of forward.
@@ -87,7 +87,7 @@ class LigerEmbeddingFunction(LigerFunction):
 
 
 class LigerEmbedding(Embedding):
-    """The row of `padding_idx` is 0 and has no gradient."""
+    """An embedding whose row `padding_idx` is 0 and has no gradient."""
 
     def __init__(self, num_embeddings: int, embedding_dim: int, padding_idx: int | None = None):
         super().__init__(num_embeddings, embedding_dim, padding_idx)

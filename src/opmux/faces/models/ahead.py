@@ -1,8 +1,8 @@
-"""`patch_model(model, example=batch)`: compiles the kernels of a step on the batch in a background process.
+"""`patch_model(model, example=batch)`: a background process compiles the kernels of a step on the batch.
 
 The process (tools/warm/beside.py) gets the model without its weights, runs the step on meta tensors, and compiles the
-launched kernels into Triton's cache, on all cores. The program does not wait: a kernel that it needs earlier is
-compiled twice, and both processes write the same files.
+launched kernels into Triton's cache, on all cores. The program does not wait: if it needs a kernel earlier, both
+processes compile it and write the same files.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _kind(value: Any) -> str:
 
 
 def _arguments(model: nn.Module) -> list[str]:
-    """The parameter names of a model's forward, including those that transformers' models pass on."""
+    """The parameter names of a model's forward, including the names that transformers' models pass on as kwargs."""
     inner: Any = model
     while hasattr(inner, "base_model") and hasattr(inner, "peft_config"):  # PEFT's forward has only *args and **kwargs
         inner = inner.base_model.model
@@ -92,7 +92,7 @@ def described(model: nn.Module, example: dict[str, Any]) -> bytes | None:
     written = io.BytesIO()
     try:
         _WithoutWeights(written).dump((model, example, model.training))
-    except Exception as error:  # pickle raises errors of many types
+    except Exception as error:  # pickle may raise any type of error
         logger.warning(
             "patch_model: nothing is compiled ahead, as the model cannot be sent to another process: %s: %s",
             type(error).__name__, error,
@@ -121,7 +121,7 @@ def _meta(shape: Any, stride: Any, dtype: torch.dtype, needs_grad: bool, is_para
 
 
 def start(model: bytes, options: dict[str, Any]) -> None:
-    """Start the process; returns at once."""
+    """Start the process, and return without waiting for it."""
     from transformers.modeling_utils import AttentionInterface
 
     request = {

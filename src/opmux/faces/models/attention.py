@@ -1,4 +1,4 @@
-"""Attention of one new token, by torch's flash attention.
+"""Attention of one new token, computed by torch's flash attention.
 
 On a Hopper GPU `F.scaled_dot_product_attention` prefers cuDNN, which builds a plan for every new shape: 1.75 ms on an
 H200. In `generate` each token has one more key than the last, so every call builds a plan. Flash attention builds none,
@@ -19,8 +19,8 @@ from .forms import home_of, unwrapped
 
 Forward = Callable[..., Any]
 
-FUNCTIONS = "ALL_ATTENTION_FUNCTIONS"  # global from which a forward gets its attention function
-# Arguments without effect for one query and no mask. If any other is set, transformers' own function runs.
+FUNCTIONS = "ALL_ATTENTION_FUNCTIONS"  # the global variable from which a forward gets its attention function
+# Arguments that have no effect for one query without a mask. If another one is set, transformers' function runs.
 IGNORED = frozenset(
     "position_ids use_cache sliding_window is_causal cache_position output_router_logits output_hidden_states labels "
     "image_sizes".split()
@@ -55,7 +55,7 @@ def fits(query: Tensor, key: Tensor, value: Tensor) -> bool:
         and key.shape[3] == width
         and heads % key.shape[1] == 0
         and query.stride(3) == key.stride(3) == value.stride(3) == 1
-        and not torch.is_autocast_enabled("cuda")  # autocast casts before torch's attention
+        and not torch.is_autocast_enabled("cuda")  # under autocast torch's attention casts its inputs
         and torch.backends.cuda.flash_sdp_enabled()
     )
 
@@ -66,7 +66,7 @@ def _asks_for_more(options: dict[str, Any]) -> bool:
 
 @functools.cache
 def of_one_query(original: Forward) -> Forward:
-    """transformers' attention through torch, with a separate path for one query without a mask."""
+    """transformers' "sdpa" attention, with a separate path for one query without a mask."""
 
     @functools.wraps(original)
     def attend(
@@ -107,11 +107,11 @@ class Functions:
         return self.ours if found is self.native else found
 
 
-_functions: dict[Any, Functions] = {}  # by Python module
+_functions: dict[Any, Functions] = {}  # Python module -> its functions
 
 
 def functions_of(original: Any) -> Functions | None:
-    """A replacement for the attention functions of a forward that decodes with a cache; None if it does not."""
+    """A replacement for a forward's attention functions; None if the forward does not decode with a cache."""
     inner = unwrapped(original)
     names = getattr(getattr(inner, "__code__", None), "co_names", ())
     if FUNCTIONS not in names or "get_interface" not in names:

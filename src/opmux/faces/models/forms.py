@@ -1,8 +1,8 @@
-"""Recognizes what a function computes by its source, whatever the names of the function and its variables.
+"""Recognizes what a function computes from its source code, independent of the names of the function and its variables.
 
-`transformers` writes out the classes of each model, in few forms: 136 classes normalize as LlamaRMSNorm does. A form is
-a digest of the source and of the helpers that it calls, without variable names, annotations and docstrings. A function
-of an unknown form (a model that computes something else, a new version) is not replaced.
+`transformers` has separate classes for each model, but few different sources: 136 classes normalize as LlamaRMSNorm
+does. A form is a digest of the source and of the helpers that it calls, without variable names, annotations and
+docstrings. A function of an unknown form (a model that computes something else, a new version) is not replaced.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-# Packages whose decorators of a forward do not matter here (they handle output arguments and docstrings).
+# Decorators from these packages do not change what a forward computes (they handle outputs and docstrings).
 DECORATING = ("transformers", "torch")
 
 

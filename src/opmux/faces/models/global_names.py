@@ -1,4 +1,4 @@
-"""Copies of functions in which some globals have other values."""
+"""Copies a function so that some global names have other values in the copy."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Values(dict[str, Any]):
 
 
 def with_globals(original: Any, values: Values) -> Forward:
-    """A copy of a function with these values for some globals; it reads all others from its module at each call.
+    """A copy of a function with these values for some globals. It reads all other globals from its module at each call.
 
     The values are stored in the module under new names, and the copy's code uses these names. Functions that it calls
     are not changed.
@@ -33,7 +33,7 @@ def with_globals(original: Any, values: Values) -> Forward:
         home = home_of(original)
         space = original.__globals__ if home is None else vars(home)
         code = _renamed(code, {name: _stored(space, name, value) for name, value in values.items()})
-    else:  # a decorated function: the original is in the wrapper's closure
+    else:  # a decorated function: its wrapper's closure contains the original
         copy = with_globals(inner, values)
         closure = tuple(types.CellType(copy) if cell.cell_contents is inner else cell for cell in closure or ())
     made: Any = types.FunctionType(code, original.__globals__, original.__name__, original.__defaults__, closure)

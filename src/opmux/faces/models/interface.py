@@ -1,9 +1,9 @@
 """`attn_implementation="opmux"`: attention for models of `transformers`, with every option that they pass.
 
-The mask is the one that transformers makes for "sdpa": a full tensor of bools, so that a model may modify it. A summary
-of it (causal, a window, which keys are padding) is stored as an attribute of the tensor. Attention reads the summary
-instead of the [queries, keys] mask. A mask without a summary (modified, moved to another device, made by a user) is
-read in full.
+The mask is the one that transformers creates for "sdpa": a full bool tensor, so that a model may modify it. A summary
+of the mask (causal, a window, which keys are padding) is an attribute of the tensor. Attention reads the summary
+instead of the [queries, keys] mask. If there is no summary (the mask was modified, moved to another device or created
+by a user), attention reads the complete mask.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from ..functional.decode import attention_decode
 from ..functional.scaled_dot_product import attention
 
 NAME = "opmux"
-BRIEF = "_opmux_brief"  # attribute of a mask tensor
-# Arguments that we do not support, as they change the result -> what they are.
+BRIEF = "_opmux_brief"  # the attribute of a mask tensor that contains its summary
+# Arguments that would change the result and that we do not support -> what they are.
 NOT_TAKEN = {
     "cache": "the cache of continuous batching",
     "indices": "the keys that sparse attention selects",
@@ -31,7 +31,7 @@ NOT_TAKEN = {
 class Brief(NamedTuple):
     """The summary of a mask."""
 
-    bias: Tensor | None  # added to the scores; or bools, False masks a key
+    bias: Tensor | None  # added to the scores; or bools, where False masks a key
     causal: bool = False
     left: int = -1  # keys before its own position that a query attends to; -1: all
 
@@ -56,15 +56,15 @@ def attend(
     """Attention as transformers' `AttentionInterface` calls it.
 
     Args:
-        module: the attention layer; its `is_causal` counts if the argument is None.
+        module: the attention layer; its `is_causal` is used if the argument is None.
         query: [batch, heads, queries, dim].
-        key: [batch, kv_heads, keys, dim], with heads that divide those of the query.
+        key: [batch, kv_heads, keys, dim], where kv_heads divides the query's heads.
         value: [batch, kv_heads, keys, dim_v].
         attention_mask: None, bools (False masks a key) or a bias, [batch or 1, heads or 1, queries or 1, keys].
         dropout: the probability that a probability is dropped.
         scaling: multiplies the scores; by default 1 / sqrt(dim).
         is_causal: without a mask, whether a query attends to no key after its own position.
-        softcap: limits scores to softcap * tanh(score / softcap).
+        softcap: scores become softcap * tanh(score / softcap).
         s_aux: [heads], for each head an extra score without a value (GPT-OSS).
         position_bias: added to the scores (T5).
         kwargs: other arguments that models pass. A sliding window is part of the mask.
@@ -73,7 +73,7 @@ def attend(
         o [batch, queries, heads, dim_v], and None for the probabilities, which are never stored.
     """
     refuse(kwargs)
-    if query.shape[0] != key.shape[0]:  # learned queries, shared by all sequences
+    if query.shape[0] != key.shape[0]:  # all sequences share learned queries
         query = query.expand(key.shape[0], -1, -1, -1)
     queries, keys = query.shape[2], key.shape[2]
     if attention_mask is not None:
@@ -84,7 +84,7 @@ def attend(
         said = Brief(None)
     else:
         said = Brief(None, getattr(module, "is_causal", True) if is_causal is None else is_causal)
-        if said.causal and keys > queries:  # a prompt in a static cache: no valid keys after it
+        if said.causal and keys > queries:  # a prompt in a static cache: later keys are not valid
             key, value = key[:, :, :queries], value[:, :, :queries]
             position_bias = None if position_bias is None else position_bias[..., :queries]
     o = attention(
@@ -95,7 +95,7 @@ def attend(
 
 
 def refuse(options: dict[str, Any]) -> None:
-    """Raise if one of a call's other arguments would change the result."""
+    """Raise if a call has an argument that would change the result."""
     for name, what in NOT_TAKEN.items():
         if options.get(name) is not None:
             expected = f'be None: "{NAME}" does not take {what}; use another attn_implementation'
@@ -152,7 +152,7 @@ def mask(
         local_size: the size of a sliding window or of a chunk.
         allow_is_causal_skip: the mask is causal, within `local_size` if that is given, and may be None.
         allow_is_bidirectional_skip: the mask hides only padding and keys outside `local_size`, and may be None.
-        dtype: the dtype of the bias that is made from the mask.
+        dtype: the dtype of the bias that is computed from the mask.
         config: the model's config; it says whether `local_size` is the size of a window.
         kwargs: more arguments of transformers' `sdpa_mask`.
     """
@@ -181,7 +181,7 @@ def mask(
 
 
 def _bias(seen: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """A bias with -inf for False; has one row if all rows of the mask share memory."""
+    """A bias with -inf where the mask is False. It has one row if all rows of the mask share memory."""
     if seen is None:
         return None
     seen = seen[tuple(slice(None if step else 1) for step in seen.stride()[:3])]

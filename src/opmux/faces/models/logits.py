@@ -1,8 +1,8 @@
 """Logits that are computed on first read.
 
-In training the loss is computed from the input of a model's head, without logits. The head returns `LateLogits`, which
-the model's own forward scales or caps and passes to its loss function and its outputs. Outputs with late logits compute
-them on the first read: `outputs.logits`, `outputs["logits"]`, `outputs[1]`, `outputs.to_tuple()`.
+In training the loss is computed from the input of a model's head, without logits. The head returns `LateLogits`. The
+model's own forward scales or caps them, and passes them to its loss function and its outputs. The outputs compute the
+logits on the first read: `outputs.logits`, `outputs["logits"]`, `outputs[1]`, `outputs.to_tuple()`.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from torch.utils._pytree import tree_map
 
 from ...core.autocast import dtype_on
 
-Step = tuple[str, Any]  # "mul", "div" with a number, "tanh", "to" with the arguments of Tensor.to
+Step = tuple[str, Any]  # ("mul" or "div", number), ("tanh", None) or ("to", arguments of Tensor.to)
 
 
 class LateLogits:
-    """The logits of a head for its input, and the model's steps on them (scaling, capping). Other uses compute them."""
+    """Logits that are not computed yet: a head, its input, and the model's steps (scaling, capping) on the result."""
 
     def __init__(
         self, layer: nn.Module, hidden: Tensor, steps: tuple[Step, ...] = (), source: LateLogits | None = None
@@ -34,7 +34,7 @@ class LateLogits:
         self.versions = _versions(layer) if source is None else source.versions
         self.autocast = dtype_on(hidden.device.type) if source is None else source.autocast
         self.grad = torch.is_grad_enabled() if source is None else source.grad
-        self.found: Tensor | None = None  # set on the first read; a model may write to them
+        self.found: Tensor | None = None  # the logits, after the first read; a model may modify them
 
     # ---- deferred steps ----
 
@@ -73,9 +73,9 @@ class LateLogits:
     # ---- reading ----
 
     def read(self) -> Tensor:
-        """The logits as the forward would have computed them, with its precision, and a gradient if it had one.
+        """The logits as the forward would have computed them: with its autocast dtype and grad mode.
 
-        Raises if the weight has changed since the forward: the logits would be those of another step.
+        Raises if the weight has changed since the forward: the logits would not belong to the same step.
         """
         if self.found is not None:
             return self.found
@@ -127,7 +127,7 @@ class LateLogits:
 
 
 def _versions(layer: nn.Module) -> tuple[int, ...] | None:
-    """Version counters of the head's parameters; None if they change for other reasons too (FSDP)."""
+    """Version counters of the head's parameters; None if they also change for other reasons (FSDP)."""
     if torch.compiler.is_compiling() or layer._forward_pre_hooks:
         return None
     tensors = (layer.weight, layer.bias)
@@ -180,7 +180,7 @@ def are_late(outputs: Any) -> bool:
 
 
 def read_late(outputs: Any) -> Any:
-    """The outputs of a model, whose logits are computed on first read; in compiled code without logits."""
+    """A model's outputs, changed so that the first read computes the logits; in compiled code there are no logits."""
     if torch.compiler.is_compiling():
         if isinstance(outputs.logits, LateLogits):
             return type(outputs)(**{name: value for name, value in outputs.items() if name != "logits"})
@@ -192,7 +192,7 @@ def read_late(outputs: Any) -> Any:
 
 @functools.cache
 def _reader(cls: type) -> type:
-    """The class of outputs with late logits. The first read gives the outputs their class `cls` back.
+    """A subclass of `cls` for outputs with late logits. The first read sets the class of the outputs back to `cls`.
 
     accelerate, DDP, FSDP and torch's pytrees iterate over all outputs, with `items()` or the dataclass's fields, and
     may create new ones of the same class. They must not compute logits that nobody reads. So `items()` gives late

@@ -1,7 +1,7 @@
-"""The loss of a language model from the input of its head, without logits.
+"""Computes the loss of a language model from the input of its head, without logits.
 
 The model's own forward runs with a stand-in for `self`: its head returns `LateLogits`, and its loss function accepts
-them. They pass from head to loss in the forward's own variables. Nothing is stored on the model, so calls on other
+them. Nothing is stored on the model: the late logits are only in the forward's own variables. So calls on other
 threads, in replicas, interleaved calls and failing calls do not interfere. Hooks that gather the head's weight for its
 forward (FSDP, ZeRO-3) gather it for the loss. The model's other losses (of routers) and its outputs are unchanged.
 """
@@ -46,7 +46,7 @@ def why_not(forward: Forward, *names: str) -> str:
 
 
 class _Usual:
-    """transformers' ForCausalLMLoss if its form is known; set by `remember_loss`."""
+    """transformers' ForCausalLMLoss, if its source is known; set by `remember_loss`."""
 
     function: Forward | None = None
     helper: Forward | None = None
@@ -69,7 +69,7 @@ def remember_loss() -> str:
 
 
 def _is_usual(loss_function: Any) -> bool:
-    """Whether a model's loss is transformers' or ours in its place, and not a user's (nor its helper)."""
+    """Whether a model's loss function is transformers' own, with its own helper, or our replacement."""
     if loss_function is ForCausalLMLoss:
         return True
     return (
@@ -155,7 +155,7 @@ def _in_forward(layer: Any, hidden: Tensor, run: Callable[[Tensor], Tensor]) -> 
 
 
 def without_logits(original: Forward) -> Forward:
-    """A forward that computes the loss without logits when it gets labels in training."""
+    """A forward that computes the loss without logits, if it is called with labels in training."""
 
     @functools.wraps(original)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -171,13 +171,13 @@ def without_logits(original: Forward) -> Forward:
 
 
 def _wants_tuple(model: Any, kwargs: dict[str, Any]) -> bool:
-    """Whether outputs are a tuple. Then logits are computed, as they have a position in it."""
+    """Whether the outputs are a tuple. Then logits are computed, because they are an item of the tuple."""
     wanted = kwargs.get("return_dict")
     return not (model.config.return_dict if wanted is None else wanted)
 
 
 def of_logits(original: Forward) -> Forward:
-    """A forward that computes the loss of logits by our cross entropy, which makes no float32 copy of them."""
+    """A forward whose loss is our cross entropy of the logits, which needs no float32 copy of them."""
 
     @functools.wraps(original)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -200,7 +200,7 @@ def ForCausalLMLoss(
     shift_labels: Tensor | None = None,
     **kwargs: Any,
 ) -> Tensor:
-    """transformers' function of this name."""
+    """Replaces transformers' function of this name."""
     target = _next(labels, ignore_index) if shift_labels is None else shift_labels
     logits = logits.reshape(-1, vocab_size)
     loss = losses.cross_entropy(

@@ -1,10 +1,10 @@
-"""How a module gets another forward, and which modules must be called unchanged.
+"""Gives modules another forward, and finds modules that must be called unchanged.
 
 `patch_model` changes no attribute that torch or other libraries read. The class of a module gets a forward that checks
-each module: one with a `Patch` runs the fused forward, any other runs the class's own forward. The patch is an entry of
-the module's `__dict__`, so every copy has it (`copy.copy`, `copy.deepcopy`, replicas of `DataParallel`), and `self` is
-always the module that was called. A forward that a library sets on the module (accelerate) calls the class's forward,
-patched or not.
+each module: a module with a `Patch` runs the fused forward, any other runs the class's own forward. The patch is an
+entry of the module's `__dict__`, so every copy has it (`copy.copy`, `copy.deepcopy`, replicas of `DataParallel`), and
+`self` is always the module that was called. A forward that a library sets on the module (accelerate) calls the class's
+forward, patched or not.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ KEPT = ("forward", "_old_forward")
 def is_changed(module: nn.Module) -> bool:
     """Whether calling a module does more than its class's forward: it has hooks, or a forward of its own.
 
-    A fused function that computes the same must not bypass these, so it calls such a module instead.
+    A fused function must not bypass these, so it calls such a module instead of computing its result.
     """
     return bool(
         module._forward_hooks
@@ -49,7 +49,7 @@ def is_changed(module: nn.Module) -> bool:
 
 
 def why_changed(module: nn.Module) -> str:
-    """The reason of `is_changed`, for a report."""
+    """Why a module is changed (`is_changed`), for the report."""
     return "has a forward of its own" if "forward" in vars(module) else "has hooks"
 
 
@@ -79,7 +79,7 @@ class Patch:
 
 
 class Slot:
-    """The forward of a class with modules that may be patched."""
+    """Replaces the forward of a class whose modules may be patched."""
 
     def __init__(self, owner: type[nn.Module], original: Forward):
         self.owner, self.original = owner, original
@@ -89,7 +89,7 @@ class Slot:
         self.forward = _forward(self)
 
     def patch(self, forward: Forward) -> Patch:
-        """The patch for modules of this class that run `forward`; it lives as long as a module has it."""
+        """The patch for modules of this class that run `forward`; it exists as long as a module has it."""
         found = self.patches.get(forward)
         if found is None:
             found = self.patches[forward] = Patch(self, forward)

@@ -4,9 +4,9 @@ A batch is one sequence with the new tokens of all requests. Keys and values are
 groups: layers with full attention, and layers with a window, whose pages are a ring buffer. There are three cases:
 
 - Each request has one new token, and `block_table` has its pages: attention reads the pages in place.
-- Each request has one new token, without that table, as in models with windows: `read_index` has the position of each
-  key, which is a table of pages of one token. Attention reads these in place too.
-- Otherwise (prompts or parts of them), the cache's own method updates and reads it, and attention is packed.
+- Each request has one new token, but there is no block table, as in models with windows: `read_index` has the position
+  of each key, and is used as a table of pages with one token. Attention reads the keys in place, too.
+- Otherwise (prompts or parts of prompts), the cache's own method writes and reads it, and attention is packed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .interface import attend as dense
 
 PREFIXED = "paged|opmux"
 FULL, SLIDING = "full_attention", "sliding_attention"
-STEP = 256  # widths of read index tables are multiples of this, as each new width needs a new plan
+STEP = 256  # widths of read index tables are multiples of this, because each new width needs a new plan
 
 
 class Layer(NamedTuple):
@@ -57,18 +57,19 @@ def attend(
     Args:
         module: the attention layer; its `layer_idx` is its index in the cache.
         query: [1, heads, tokens, dim], the new tokens of all requests.
-        key: [1, kv_heads, tokens, dim], with heads that divide those of the query.
+        key: [1, kv_heads, tokens, dim], where kv_heads divides the query's heads.
         value: as `key`.
         attention_mask: None: a query attends to the keys of its request, up to its own and within the layer's window.
         dropout: 0.
         scaling: multiplies the scores; by default 1 / sqrt(dim).
         is_causal: False without a cache, for the layer of an encoder.
-        softcap: limits scores to softcap * tanh(score / softcap).
+        softcap: scores become softcap * tanh(score / softcap).
         s_aux: [heads], for each head an extra score without a value (GPT-OSS).
-        cache: transformers' `PagedAttentionCache`; is written.
+        cache: transformers' `PagedAttentionCache`; modified.
         kwargs: `cu_seq_lens_q` and `cu_seq_lens_k`, int [requests + 1], the start of each request in the queries and in
             the keys; the maximum lengths; `read_index` and `write_index`, int [positions], or `block_table`, int
-            [groups, requests, pages], the positions of keys. Those of keys may be dicts, by kind of layer.
+            [groups, requests, pages], the positions of keys. Arguments about keys may be
+            dicts: kind of layer -> value.
 
     Returns:
         o [1, tokens, heads, dim], and None for the probabilities, which are never stored.
@@ -121,7 +122,7 @@ def _layer(cache: Any, index: int) -> Layer:
     if not hasattr(cache, "layer_index_to_group_indices"):
         raise BadArgument.of("attention", "cache", "be as in transformers 5.17 or 5.23", type(cache).__name__)
     group, place = cache.layer_index_to_group_indices[index]
-    window = cache.sliding_windows[index]  # 1 means no window
+    window = cache.sliding_windows[index]  # 1 means that there is no window
     kind, seen = (FULL, None) if window == 1 else (SLIDING, window)
     return Layer(cache.key_cache[place], cache.value_cache[place], cache.block_size, group, kind, seen)
 
@@ -143,7 +144,7 @@ def _places(read: Tensor, write: Tensor, starts: Tensor, lengths: Tensor, longes
 
 
 def _updated(cache: Any, key: Tensor, value: Tensor, index: int, kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    """Write the new keys and values; returns those of all requests, [keys, kv_heads, dim]."""
+    """Write the new keys and values to the cache; returns those of all requests, [keys, kv_heads, dim]."""
     if hasattr(cache, "layer_to_allocator"):  # 5.23 modifies its arguments
         k, v = cache.update(key_states=key, value_states=value, layer_idx=index, kwargs=dict(kwargs))
         return k[0].transpose(0, 1), v[0].transpose(0, 1)

@@ -46,7 +46,7 @@ from .replacements import (
     without_mask,
 )
 
-# Suffixes of classes that a user may expect to be replaced: the report says why they are not.
+# Suffixes of classes that a user may expect to be replaced. The report says why a class is not replaced.
 EXPECTED = ("RMSNorm", "MLP", "DecoderLayer", "Experts")
 MODELS = ("ForCausalLM", "ForConditionalGeneration")
 LOSS_OPS = ("token_cross_entropy", "token_cross_entropy_bwd_")
@@ -135,20 +135,22 @@ def patch_model(
     which are computed only if `outputs.logits` is read. Where logits are needed, only the loss is fused
     ("cross_entropy").
 
-    A part is replaced only if its source computes what ours does. A model or a version of `transformers` that computes
-    something else keeps its own code, and the report says so. Parameters and state dicts do not change.
+    A part is replaced only if its source is known to compute the same as our function. If a model or a version of
+    `transformers` computes something else, its own code runs, and the report says so. Parameters and state dicts do not
+    change.
 
     Args:
         model: a model, also one wrapped by PEFT; or a model type ("llama") or class: models created later then have
             patched classes.
         include: replace only these parts.
         exclude: do not replace these parts.
-        example: a batch, as the arguments of the model's forward by name, or ids of shape [batch, length]. Other
-            processes then compile the kernels of a step on it into Triton's cache, with gradients if the model is in
+        example: a batch: a dict of arguments of the model's forward, or ids of shape [batch, length]. Other processes
+            then compile the kernels of a step on the batch into Triton's cache, with gradients if the model is in
             training. The call does not wait for them. Without a GPU the batch is only checked.
 
     Returns:
-        A report: which modules were replaced and by what, which implementation will run, and what was left and why.
+        A report: which modules were replaced and by what, which implementation will run, and what was not replaced
+        and why.
     """
     wanted = _wanted(include, exclude)
     arguments = None if example is None else ahead.checked(model, example)
@@ -210,7 +212,7 @@ def _classes(home: types.ModuleType) -> Iterator[type[nn.Module]]:
 
 
 class Known(NamedTuple):
-    """A class: its own forward and the replacements of its parts, or why there are none."""
+    """A class: its own forward, and the replacements of its parts or the reason why there are none."""
 
     original: Forward
     parts: tuple[Replacement, ...] = ()
@@ -227,7 +229,7 @@ class Plan(NamedTuple):
 
 
 def _known(cls: type[nn.Module]) -> Known:
-    """Not cached: a user may have replaced the class's forward, or a function that it calls, since the last call."""
+    """Find a class's replacements. Not cached: a user may replace its forward or a function that it calls."""
     original = own_forward(cls)
     if (found := REPLACEMENTS.get(form(original, cls) or "")) is not None:
         return Known(original, (found,))
@@ -242,7 +244,7 @@ def _known(cls: type[nn.Module]) -> Known:
 
 
 MASK = Replacement("mask", without_mask, ())
-# The last part wraps all others, so it handles a call first.
+# Parts are applied in order, so the last one wraps all others and gets a call first.
 LOSS = Replacement("loss", loss.without_logits, LOSS_OPS, ("lm_head",))
 CROSS_ENTROPY = Replacement("cross_entropy", loss.of_logits, LOSS_OPS)
 
@@ -257,7 +259,7 @@ def _with_loss(original: Forward) -> Known:
 
 
 def _why_left(cls: type[nn.Module], original: Forward) -> str:
-    """Why no part of a class is replaced; "" if a user does not expect it."""
+    """Why no part of a class is replaced; "" if a user would not expect a replacement."""
     if not cls.__name__.endswith(EXPECTED):
         return ""
     if cls.__name__.endswith("MLP") and has_no_gate(original):
@@ -266,7 +268,7 @@ def _why_left(cls: type[nn.Module], original: Forward) -> str:
 
 
 def _why_lost(cls: type[nn.Module], known: Known) -> str:
-    """Why parts of a class in `PARTS_OF` are not replaced; "" if they are, or if the class is not in it."""
+    """Why parts of a class in `PARTS_OF` are not replaced; "" if they are replaced, or for other classes."""
     if not cls.__module__.startswith("transformers."):
         return ""
     found = {part.name for part in known.parts}

@@ -1,7 +1,8 @@
 """`opmux.register_attention`: our attention, registered in `transformers`.
 
-Continuous batching of transformers checks for the names of its own attention functions, to decide whether to replace
-the attention, make block tables, and reserve memory for masks. We replace these checks with ones that know our names.
+Continuous batching of transformers compares the attention's name with its own functions' names to decide whether to
+replace the attention, create block tables, and reserve memory for masks. We wrap these checks so that they know our
+names.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from . import interface, paged
 from .interface import NAME
 from .paged import PREFIXED, SLIDING
 
-# The attention of a model during continuous batching. It has no mask function, so no mask is made. transformers 5.23
-# removes the prefix of the other name.
+# The attention of a model during continuous batching. It has no mask function, so transformers creates no mask.
+# transformers 5.23 removes the prefix of PREFIXED, and looks up this name.
 BATCHED = "opmux_paged"
 OURS = "_opmux"  # attribute that marks a replaced function
 
@@ -26,8 +27,8 @@ def register_attention() -> None:
     """Register our attention with `transformers` as "opmux".
 
     Then `from_pretrained(.., attn_implementation="opmux")` and `model.set_attn_implementation("opmux")` use it, for any
-    model whose attention comes from transformers' `AttentionInterface`, in continuous batching (`generate_batch`) too.
-    Calling it again changes nothing.
+    model that gets its attention from transformers' `AttentionInterface`, also in continuous batching
+    (`generate_batch`). Another call has no effect.
     """
     from transformers.masking_utils import AttentionMaskInterface
     from transformers.modeling_utils import AttentionInterface
@@ -37,7 +38,7 @@ def register_attention() -> None:
     try:
         from transformers.generation.continuous_batching import cache, initialization
         from transformers.generation.continuous_batching.continuous_api import ContinuousBatchingManager
-    except ImportError:  # this transformers has no continuous batching, or another version of it
+    except ImportError:  # this transformers has no continuous batching, or one that we do not know
         return
     replaced = (
         (ContinuousBatchingManager, "switch_to_cb_friendly_attn", _switching),
@@ -46,7 +47,7 @@ def register_attention() -> None:
     )
     if not all(hasattr(owner, name) for owner, name, _ in replaced):
         return
-    for name in (BATCHED, PREFIXED):  # not compiled: a write to part of the cache would copy all of it
+    for name in (BATCHED, PREFIXED):  # not compiled: compiled code would copy the cache to write to a part of it
         AttentionInterface.register(name, torch.compiler.disable(paged.attend))
     for owner, name, made in replaced:
         original = getattr(owner, name)
@@ -61,7 +62,7 @@ def _ours(config: Any) -> bool:
 
 
 def _switching(original: Callable[..., None]) -> Callable[..., None]:
-    """Wraps a manager's choice of attention: a model with "opmux" keeps our attention until the manager stops."""
+    """Wraps a manager's choice of attention: a model with "opmux" runs our attention until the manager stops."""
 
     def switch(manager: Any, model: Any, *args: Any, **kwargs: Any) -> None:
         if model.config._attn_implementation == NAME:
@@ -91,10 +92,10 @@ def _slides(config: Any) -> bool:
 
 
 def _without_masks(original: Callable[..., bool]) -> Callable[..., bool]:
-    """Wraps the check for flash attention, which needs no memory for masks: ours counts as such.
+    """Wraps the check for flash attention so that ours counts as flash attention, which needs no memory for masks.
 
-    CUDA graphs and asynchronous batches, which transformers enables for flash attention, are checked elsewhere and
-    stay off.
+    transformers also enables CUDA graphs and asynchronous batches for flash attention. Other checks decide that, so
+    both stay disabled.
     """
 
     def requested(config: Any = None, *args: Any, **kwargs: Any) -> bool:

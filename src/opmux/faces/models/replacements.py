@@ -1,7 +1,7 @@
-"""Forwards that replace those of `transformers`, by form.
+"""Forwards that replace the forwards of `transformers` with a known form.
 
-Each wraps the original, which still runs where ours would compute something else (for example, a weight of another
-dtype). Submodules are called as before, so that hooks, adapters (PEFT) and sharded parameters (FSDP) work.
+Each wraps the original forward, which still runs if ours would compute something else (for example, if the weight has
+another dtype). Submodules are called as before, so that hooks, adapters (PEFT) and sharded parameters (FSDP) work.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ Forward = Callable[..., Any]
 
 
 class Replacement(NamedTuple):
-    """How to replace a function of some form."""
+    """How to replace a function of a known form."""
 
     name: str  # for `include` and `exclude`
     make: Callable[[Forward], Forward]  # the original -> ours
     ops: tuple[str, ...]  # the ops that it calls
-    inner: tuple[str, ...] = ()  # submodules that are not called unless they are changed (`is_changed`)
+    inner: tuple[str, ...] = ()  # submodules that are called only if they are changed (`is_changed`)
 
 
 # ---- norms ----------------------------------------------------------------------------------------------------------
@@ -82,7 +82,7 @@ class KnownNorm(NamedTuple):
     patched: Forward
 
 
-# Filled before a forward runs: torch.compile can trace reads of a dict, but not the recognition of a form.
+# Filled before a forward runs: torch.compile can trace the lookup in a dict, but not the recognition of a form.
 _norm_of: dict[type[nn.Module], KnownNorm] = {}
 
 
@@ -97,7 +97,7 @@ def remember_norm(cls: type[nn.Module]) -> None:
 
 
 def _fused(module: nn.Module, x: Tensor) -> tuple[Any, ...] | None:
-    """The options of a norm that is computed without calling its module; None if the module must be called."""
+    """The options of our norm, if it may be computed without calling the module; None if the module must be called."""
     known = _norm_of.get(type(module))
     if known is None or is_changed(module):
         return None
@@ -274,9 +274,9 @@ def batched_experts(original: Forward) -> Forward:
 
 
 def turned(rotate: Forward, original: Forward, widens: bool = False) -> Forward:
-    """A rotary embedding with tables of cosines and sines.
+    """Replaces a rotary embedding with tables of cosines and sines.
 
-    `widens`: the original's result gets the dtype of the tables, so for tables of another dtype the original runs.
+    `widens`: the original's result gets the dtype of the tables. If it differs from q's, the original runs.
     """
 
     @functools.wraps(original)
@@ -297,7 +297,7 @@ def _of_neighbours(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim
 
 
 def _set_apart(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, position_ids: Any = None, unsqueeze_dim: int = 1) -> Any:
-    """Rotate adjacent pairs, then deinterleave: the first elements of all pairs come before the second ones."""
+    """Rotate adjacent pairs, then deinterleave: the first elements of all pairs, then the second elements."""
     q, k = (x.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2) for x in (q, k))
     pairs = cos.shape[-1] // 2
     return _of_pairs(q, k, cos[..., :pairs], sin[..., :pairs], unsqueeze_dim)
@@ -308,7 +308,7 @@ def _layout(unsqueeze_dim: int) -> str:
 
 
 def one_turned(original: Forward) -> Forward:
-    """The rotary embedding of one tensor, q or k."""
+    """Replaces a rotary embedding of one tensor, q or k."""
 
     @functools.wraps(original)
     def apply(x: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> Tensor:
@@ -320,7 +320,7 @@ def one_turned(original: Forward) -> Forward:
 
 
 def complex_turned(unsqueeze_dim: int, original: Forward) -> Forward:
-    """The rotary embedding with complex numbers."""
+    """Replaces a rotary embedding that multiplies complex numbers."""
 
     @functools.wraps(original)
     def apply(xq: Tensor, xk: Tensor, freqs_cis: Tensor) -> tuple[Tensor, Tensor]:
@@ -335,7 +335,7 @@ def _by_tables(rotate: Forward, widens: bool = False) -> tuple[Callable[[Forward
     return functools.partial(turned, rotate, widens=widens), "rope_qk"
 
 
-# Form of a rotary embedding -> how to make ours from the original, and its op.
+# Form of a rotary embedding -> a function from the original to ours, and the op that ours calls.
 ROPES: dict[str, tuple[Callable[[Forward], Forward], str]] = {
     "4c3f0b3ce7a4": _by_tables(rope.apply_rotary_pos_emb, widens=True),  # Llama and most others
     "99b60b4acac4": _by_tables(rope.apply_rotary_pos_emb, widens=True),  # part of each head: GLM-4.5, Qwen3-Next
@@ -375,7 +375,7 @@ def _rotating(home: types.ModuleType, found: tuple[tuple[str, Forward, str], ...
 
 
 def _unless_replaced(home: types.ModuleType, name: str, original: Forward, ours: Forward) -> Forward:
-    """`ours`, as long as the module still has the function that it was made for; else that function."""
+    """Calls `ours`, unless a user has replaced `original` in the module; then calls the user's function."""
 
     @functools.wraps(original)
     def function(*args: Any, **kwargs: Any) -> Any:
@@ -423,7 +423,7 @@ def makes_a_causal_mask(original: Any) -> bool:
 def without_mask(original: Forward) -> Forward:
     """In training on whole sequences, skip the mask and tell torch's attention and ours that they are causal.
 
-    transformers does the same except under torch.compile, where it cannot tell that the positions are those of one
+    transformers does the same, but not under torch.compile, where it cannot check whether the positions belong to one
     sequence. We do it only if no positions are given.
     """
     maskless = with_globals(original, Values({MASKING: lambda *args, **kwargs: None}))
@@ -446,7 +446,7 @@ def without_mask(original: Forward) -> Forward:
 
 
 def has_no_gate(original: Any) -> bool:
-    """Whether an MLP has no product: down(act(up(x)))."""
+    """Whether an MLP is not gated, that is, multiplies nothing: down(act(up(x)))."""
     definition = parsed(original)
     return definition is not None and not any(isinstance(node, ast.Mult) for node in ast.walk(definition))
 

@@ -1,1 +1,1 @@
-"""Modules for model code, over `opmux.functional`. The public names are those of `opmux.nn`."""
+"""Modules for model code that call `opmux.functional`. `opmux.nn` exports the public names."""

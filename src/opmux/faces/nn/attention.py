@@ -1,4 +1,4 @@
-"""Modules over `opmux.functional`'s rarer forms of attention and residual connections."""
+"""Modules that call `opmux.functional`'s rarer forms of attention and residual connections."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class MHC(nn.Module):
     """A layer between several residual streams: manifold-constrained hyper-connections, `mhc_forward`.
 
     Args:
-        layer: takes and returns [..., channels].
+        layer: a module that takes and returns [..., channels].
         streams: how many streams there are.
         channels: the size of a stream.
-        tmax: as in `mhc_coeffs`, and so are the others.
-        phi_dtype: the dtype of phi; that of the layer's first parameter if it is None.
+        tmax: as in `mhc_coeffs`, like all arguments that are not listed here.
+        phi_dtype: the dtype of phi; None for the dtype of the layer's first parameter.
 
     Parameters: phi [streams * channels, streams^2 + 2 * streams], b, alpha_pre, alpha_post and alpha_res in float32.
     """
@@ -59,7 +59,7 @@ class MHC(nn.Module):
             nn.init.ones_(alpha)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [..., streams, channels] to the same."""
+        """Takes and returns [..., streams, channels]."""
         if tuple(x.shape[-2:]) != (self.streams, self.channels):
             expected = f"have shape [..., {self.streams}, {self.channels}]"
             raise BadArgument.of("MHC", "x", expected, str(tuple(x.shape)), ValueError)
@@ -76,12 +76,12 @@ class MHC(nn.Module):
 
 
 class MultiTokenAttention(nn.Module):
-    """`multi_token_attention` with its convolution: attention scores to weights.
+    """`multi_token_attention` with the parameters of its convolution: maps attention scores to weights.
 
     Args:
         in_channels: the channels (heads) of the scores.
-        out_channels: those of the result.
-        kernel_size: as in `torch.nn.Conv2d`, and so are the others.
+        out_channels: the channels of the result.
+        kernel_size: as in `torch.nn.Conv2d`, like all arguments that are not listed here.
         sparse: sparsemax instead of softmax.
     """
 
@@ -115,7 +115,7 @@ class MultiTokenAttention(nn.Module):
             nn.init.zeros_(self.bias)
 
     def forward(self, scores: Tensor) -> Tensor:
-        """scores [batch, in_channels, length, length] to weights [batch, out_channels, length', length']."""
+        """Maps scores [batch, in_channels, length, length] to weights [batch, out_channels, length', length']."""
         how = self.stride, self.padding, self.dilation, self.groups, self.sparse
         return functional.multi_token_attention(scores, self.weight, self.bias, *how)
 
@@ -132,7 +132,7 @@ class NeighborhoodAttention(nn.Module):
         num_heads: how many heads share it.
         kernel_size: the size of the window, odd.
         dilation: the distance between neighbors.
-        bias: whether the projections have one.
+        bias: whether the projections have a bias.
         dropout: applied to the result of the attention, before out_proj.
         scale: multiplies the scores; 1 / sqrt(hidden_size / num_heads) if it is None.
 
@@ -166,7 +166,7 @@ class NeighborhoodAttention(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        """[batch, length, hidden_size] to the same."""
+        """Takes and returns [batch, length, hidden_size]."""
         heads = lambda x: x.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
         q, k, v = (heads(proj(hidden_states)) for proj in (self.q_proj, self.k_proj, self.v_proj))
         y = functional.neighborhood_attention(q, k, v, self.kernel_size, self.dilation, self.scale)

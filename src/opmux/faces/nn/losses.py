@@ -1,4 +1,4 @@
-"""Losses as modules: the options of their functions in `opmux.functional` are attributes."""
+"""Losses as modules. Each calls a function of `opmux.functional`, whose options are the module's attributes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..functional import divergences, losses, vocab_parallel
 
 
 class _WithOptions(nn.Module):
-    """Options are attributes, read at each call."""
+    """A module whose options are attributes that each call reads."""
 
     def __init__(self, **options: Any):
         super().__init__()
@@ -28,7 +28,7 @@ class _WithOptions(nn.Module):
 
 
 class CrossEntropyLoss(_WithOptions):
-    """`opmux.functional.cross_entropy` as a module; its state dict is that of `torch.nn.CrossEntropyLoss`.
+    """`opmux.functional.cross_entropy` as a module; its state dict is the same as `torch.nn.CrossEntropyLoss`'s.
 
     Args:
         weight: the weight of each class.

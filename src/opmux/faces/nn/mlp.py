@@ -1,4 +1,4 @@
-"""Gated MLPs of language models; state dicts have the names of the modules of transformers that they replace."""
+"""Gated MLPs of language models. State dicts have the same names as the transformers modules that they replace."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ GELU = {"gelu_pytorch_tanh": "tanh", "gelu_tanh": "tanh", "gelu": "none"}
 
 
 def _weights(*layers: nn.Module) -> tuple[Tensor, ...] | None:
-    """The weights, if calling these layers is a product with them and nothing more: no adapter, hook or bias.
+    """The weights of these layers, or None if a layer does more than multiply: it has an adapter, a hook or a bias.
 
-    None as well where nothing is saved for a backward, or the compiler decides what is.
+    Also None if nothing is saved for backward, or the compiler chooses what is saved.
     """
     if not torch.is_grad_enabled() or torch.compiler.is_compiling():
         return None
@@ -33,9 +33,9 @@ def _weights(*layers: nn.Module) -> tuple[Tensor, ...] | None:
 
 
 def swiglu_forward(module: Any, x: Tensor, gate_multiplier: float = 1.0, down_multiplier: float = 1.0) -> Tensor:
-    """The forward of any module with gate_proj, up_proj and down_proj, as LlamaMLP.
+    """The forward of any module with gate_proj, up_proj and down_proj, such as LlamaMLP.
 
-    Layers that are not plain (a bias, an adapter, hooks, quantized weights) are called as they are.
+    Layers with a bias, an adapter, hooks or quantized weights are called themselves.
     """
     layers = module.gate_proj, module.up_proj, module.down_proj
     weights = _weights(*layers)
@@ -47,7 +47,7 @@ def swiglu_forward(module: Any, x: Tensor, gate_multiplier: float = 1.0, down_mu
 
 
 def geglu_forward(module: Any, x: Tensor, approximate: str = "tanh") -> Tensor:
-    """The same for GEGLU, as GemmaMLP."""
+    """`swiglu_forward` for GEGLU modules, such as GemmaMLP."""
     layers = module.gate_proj, module.up_proj, module.down_proj
     weights = _weights(*layers)
     if weights is not None:
@@ -57,12 +57,12 @@ def geglu_forward(module: Any, x: Tensor, approximate: str = "tanh") -> Tensor:
 
 
 def gate_up_swiglu_forward(module: Any, x: Tensor) -> Tensor:
-    """The forward of any module with gate_up_proj and down_proj, as Phi3MLP."""
+    """The forward of any module with gate_up_proj and down_proj, such as Phi3MLP."""
     return module.down_proj(glu.fused_gate_up_swiglu(module.gate_up_proj(x)))
 
 
 def _activation(name: str, config: Any, allowed: tuple[str, ...]) -> str:
-    """The activation of a config, which models call hidden_act or hidden_activation."""
+    """The activation that a config names as hidden_activation or hidden_act; raises if it is not allowed."""
     found = getattr(config, "hidden_activation", None) or getattr(config, "hidden_act", None)
     if found not in allowed:
         expected = f"have a hidden_act of {' or '.join(map(repr, allowed))}"
@@ -94,11 +94,11 @@ class SwiGLUMLP(GatedMLP):
     Args:
         hidden_size: the size of inputs and results.
         intermediate_size: the size of gate and up.
-        bias: whether the three layers have one.
+        bias: whether the three layers have a bias.
         gate_multiplier: a factor of the gate before its activation (Falcon-H1).
         down_multiplier: a factor of the result.
-        device: where parameters are made.
-        dtype: that of the parameters.
+        device: the device of the parameters.
+        dtype: the dtype of the parameters.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class SwiGLUMLP(GatedMLP):
 
     @classmethod
     def from_config(cls, config: Any, intermediate_size: int | None = None, **options: Any) -> Self:
-        """From a model's config: hidden_size, intermediate_size, hidden_act (silu), mlp_bias, mlp_multipliers."""
+        """Create the MLP of a config: hidden_size, intermediate_size, hidden_act (silu), mlp_bias, mlp_multipliers."""
         _activation(cls.__name__, config, SILU)
         gate, down = getattr(config, "mlp_multipliers", None) or (1.0, 1.0)
         options = {"bias": getattr(config, "mlp_bias", False), **options}
@@ -133,10 +133,10 @@ class GEGLUMLP(GatedMLP):
     Args:
         hidden_size: the size of inputs and results.
         intermediate_size: the size of gate and up.
-        bias: whether the three layers have one.
+        bias: whether the three layers have a bias.
         approximate: "tanh" (Gemma) or "none", as in torch's gelu.
-        device: where parameters are made.
-        dtype: that of the parameters.
+        device: the device of the parameters.
+        dtype: the dtype of the parameters.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class GEGLUMLP(GatedMLP):
 
     @classmethod
     def from_config(cls, config: Any, intermediate_size: int | None = None, **options: Any) -> Self:
-        """From a model's config: hidden_size, intermediate_size, and hidden_activation or hidden_act (a gelu)."""
+        """Create the MLP of a config: hidden_size, intermediate_size, hidden_activation or hidden_act (a gelu)."""
         act = _activation(cls.__name__, config, tuple(GELU))
         options = {"bias": getattr(config, "mlp_bias", False), "approximate": GELU[act], **options}
         return cls(config.hidden_size, intermediate_size or config.intermediate_size, **options)
@@ -169,9 +169,9 @@ class GateUpSwiGLUMLP(nn.Module):
     Args:
         hidden_size: the size of inputs and results.
         intermediate_size: the size of gate and up.
-        bias: whether the two layers have one.
-        device: where parameters are made.
-        dtype: that of the parameters.
+        bias: whether the two layers have a bias.
+        device: the device of the parameters.
+        dtype: the dtype of the parameters.
     """
 
     def __init__(
@@ -189,7 +189,7 @@ class GateUpSwiGLUMLP(nn.Module):
 
     @classmethod
     def from_config(cls, config: Any, intermediate_size: int | None = None, **options: Any) -> Self:
-        """From a model's config: hidden_size, intermediate_size and hidden_act (silu)."""
+        """Create the MLP of a model's config: hidden_size, intermediate_size and hidden_act (silu)."""
         _activation(cls.__name__, config, SILU)
         return cls(config.hidden_size, intermediate_size or config.intermediate_size, **options)
 
@@ -198,7 +198,7 @@ class GateUpSwiGLUMLP(nn.Module):
 
 
 class TiledMLP(GatedMLP):
-    """Has the number of shards of the two below."""
+    """Base class with the number of shards."""
 
     def __init__(
         self, hidden_size: int, intermediate_size: int, *args: Any, num_shards: int | None = None, **kwargs: Any
@@ -208,11 +208,11 @@ class TiledMLP(GatedMLP):
 
 
 class TiledSwiGLUMLP(TiledMLP, SwiGLUMLP):
-    """SwiGLUMLP in shards along the sequence, each computed again in the backward: memory of one shard.
+    """SwiGLUMLP in shards along the sequence, each computed again in the backward: needs the memory of one shard.
 
     Args:
-        num_shards: how many; by default as many as the sequence is times as long as hidden_size.
-        hidden_size: the others are those of SwiGLUMLP.
+        num_shards: how many; by default length / hidden_size, rounded up.
+        hidden_size: as in SwiGLUMLP, like all other arguments.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -220,11 +220,11 @@ class TiledSwiGLUMLP(TiledMLP, SwiGLUMLP):
 
 
 class TiledGEGLUMLP(TiledMLP, GEGLUMLP):
-    """GEGLUMLP in shards along the sequence, each computed again in the backward: memory of one shard.
+    """GEGLUMLP in shards along the sequence, each computed again in the backward: needs the memory of one shard.
 
     Args:
-        num_shards: how many; by default as many as the sequence is times as long as hidden_size.
-        hidden_size: the others are those of GEGLUMLP.
+        num_shards: how many; by default length / hidden_size, rounded up.
+        hidden_size: as in GEGLUMLP, like all other arguments.
     """
 
     def forward(self, x: Tensor) -> Tensor:

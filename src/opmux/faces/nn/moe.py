@@ -11,16 +11,16 @@ from ..functional.moe import fused_moe
 
 
 class Experts(nn.Module):
-    """Gated MLPs, of which each token goes through some: `opmux.functional.fused_moe` with its weights.
+    """`opmux.functional.fused_moe` with its weights: gated MLPs, some of which process each token.
 
-    Parameters are those of the experts of `transformers` (Mixtral, Qwen3-MoE, ...), and so is the call:
+    The parameters and the arguments of forward are the same as in `transformers` (Mixtral, Qwen3-MoE, ...):
     gate_up_proj [experts, 2 * intermediate, hidden] and down_proj [experts, hidden, intermediate].
 
     Args:
         num_experts: how many experts there are.
         hidden_dim: the size of a token.
         intermediate_dim: the size of a gate.
-        activation: that of the gate, as in `fused_moe`.
+        activation: the gate's activation, as in `fused_moe`.
     """
 
     def __init__(

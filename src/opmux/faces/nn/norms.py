@@ -1,4 +1,4 @@
-"""Norms as modules. Their state dicts are those of the modules that they replace."""
+"""Norms as modules. Their state dicts are the same as those of the modules that they replace."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CASTINGS = ("gemma", "llama", "none")
 
 
 class _RowNorm(nn.Module):
-    """A weight of the last dimension, and where half precision is rounded."""
+    """Base class of norms over the last dimension: a weight, and the option where half precision is rounded."""
 
     weight: nn.Parameter | None
 
@@ -59,7 +59,7 @@ class RMSNorm(_RowNorm):
         eps: added to the mean square.
         offset: added to the weight; 1.0 for a zero-centred weight (Gemma).
         casting: where half precision is rounded: "llama", "gemma" or "none".
-        init: the weight's first value: "ones" or "zeros".
+        init: how the weight is initialized: "ones" or "zeros".
         elementwise_affine: False for no weight.
     """
 
@@ -68,35 +68,35 @@ class RMSNorm(_RowNorm):
 
 
 class AddRMSNorm(_RowNorm):
-    """`opmux.functional.add_rms_norm` with a weight: the normalised sum, and the sum. The arguments are RMSNorm's."""
+    """`opmux.functional.add_rms_norm` with a weight. Returns (normalised sum, sum). Arguments as in RMSNorm."""
 
     def forward(self, input: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         return norms.add_rms_norm(input, residual, self.weight, self.eps, self.offset, self.casting)
 
 
 class LayerNorm(nn.LayerNorm):
-    """`torch.nn.LayerNorm`, by `opmux.functional.layer_norm`."""
+    """`torch.nn.LayerNorm`, computed by `opmux.functional.layer_norm`."""
 
     def forward(self, input: Tensor) -> Tensor:
         return norms.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
 
 
 class GroupNorm(nn.GroupNorm):
-    """`torch.nn.GroupNorm`, by `opmux.functional.group_norm`."""
+    """`torch.nn.GroupNorm`, computed by `opmux.functional.group_norm`."""
 
     def forward(self, input: Tensor) -> Tensor:
         return norms.group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
 
 
 class ModulatedRMSNorm(_RowNorm):
-    """`opmux.functional.modulated_rms_norm` with a weight. The arguments are RMSNorm's."""
+    """`opmux.functional.modulated_rms_norm` with a weight. Arguments as in RMSNorm."""
 
     def forward(self, input: Tensor, scale: Tensor, shift: Tensor | None = None) -> Tensor:
         return norms.modulated_rms_norm(input, self.weight, scale, shift, self.eps, self.offset, self.casting)
 
 
 class PolyNorm(nn.Module):
-    """`opmux.functional.poly_norm` with three weights, at first 1/3, and a bias, at first 1."""
+    """`opmux.functional.poly_norm` with three weights, initialized to 1/3, and a bias, initialized to 1."""
 
     def __init__(self, eps: float = 1e-6, device: Any = None, dtype: torch.dtype | None = None):
         super().__init__()

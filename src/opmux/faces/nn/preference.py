@@ -1,6 +1,6 @@
-"""Losses of preferences, policies and distillation as modules: options at construction, tensors in the call.
+"""Preference, policy and distillation losses as modules: the constructor takes options, the call takes tensors.
 
-A module has no parameters: the last layer's weight is an argument, as of the function that it calls.
+The modules have no parameters: the last layer's weight is an argument of the call, as in the function.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class _FunctionLoss(_WithOptions):
         super().__init__(**{**self.defaults, **options})
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the function returns for these arguments; an option may be given here too."""
+        """Call the function with these arguments and the options; an option given here overrides the attribute."""
         return self.function(*args, **{**self.options, **self.fixed, **kwargs})
 
     def extra_repr(self) -> str:

@@ -43,4 +43,4 @@ class ReLUSquared(nn.Module):
 
 
 class Embedding(nn.Embedding):
-    """`torch.nn.Embedding`, whose gradient is the same in every run. Here for code that imports it by this name."""
+    """`torch.nn.Embedding`, whose gradient is the same in every run. Exists for code that imports it by this name."""

@@ -1,10 +1,10 @@
-"""Imports `transformer_engine` over our tex: the finder in `imports.py` loads the layer's modules changed.
+"""Imports `transformer_engine` over our tex: the finder in `imports.py` changes the layer's modules when it loads them.
 
 | module | what happens when it is imported |
 |---|---|
 | `transformer_engine.common` | NVIDIA's libraries are not searched, and its extension is not loaded |
 | `transformer_engine.pytorch.*`, `.debug.*` | without CUDA: the source is rewritten for this device (`rewrite`) |
-| any | imports of names that this torch lacks, or has with a fault, import ours (`torch_names`) |
+| any | names that this torch lacks or has with a bug are imported from `torch_names` |
 | `transformer_engine.pytorch.triton.*`, `.cross_entropy` | without CUDA: our ops replace Triton kernels (`served`) |
 | `transformer_engine.pytorch.jit` | without CUDA: nothing is compiled unless NVTE_TORCH_COMPILE is set |
 | `transformer_engine.pytorch.onnx_extensions` | placeholders for onnx and onnxscript, if they are not installed |
@@ -35,11 +35,11 @@ from ..tex import interface
 from . import rewrite, torch_names
 from .chip import Chip
 
-VERSIONS = ("2.20", "2.9")  # the versions whose interface our tex has
+VERSIONS = ("2.20", "2.9")  # the versions of the layer that our tex supports
 NEEDED = ("einops", "numpy", "packaging", "pydantic", "triton")  # packages that the layer always imports
-OPTIONAL = ("onnx", "onnxscript")  # packages that it needs only for export to ONNX
-REWRITTEN = ("pytorch", "debug", "common.triton")  # modules that are rewritten; the others do not use torch
-WITH_KERNELS = ("pytorch.triton", "pytorch.cross_entropy")  # modules with Triton kernels of the layer's own
+OPTIONAL = ("onnx", "onnxscript")  # packages that the layer needs only for export to ONNX
+REWRITTEN = ("pytorch", "debug", "common.triton")  # packages to rewrite; others do not use torch
+WITH_KERNELS = ("pytorch.triton", "pytorch.cross_entropy")  # modules that contain the layer's own Triton kernels
 INSTALL_HINT = "pip install opmux[te]"
 
 _grant: Grant | None = None
@@ -63,9 +63,9 @@ def install(holder: str = "opmux.te") -> None:
 
 
 def uninstall(holder: str = "opmux.te") -> None:
-    """Undo `install`: a later import loads the installed package. Objects made with the layer stay valid.
+    """Undo `install`: a later import loads the installed package. Existing objects of the layer stay valid.
 
-    If another holder (`opmux.compat`) has installed it too, it stays until that one uninstalls it.
+    If another holder (`opmux.compat`) has also installed it, it stays until that holder uninstalls it.
     """
     global _grant
     _holders.discard(holder)
@@ -123,7 +123,7 @@ def _source_version() -> str:
 
 
 def grant(chip: Chip | None) -> Grant:
-    """What the finder is to do: serve our tex and plugins, and replace the loaders of the layer's modules."""
+    """What the finder must do: serve our tex and plugins, and replace the loaders of the layer's modules."""
 
     def change(name: str, found: importlib.machinery.ModuleSpec | None) -> importlib.machinery.ModuleSpec | None:
         if found is None or not isinstance(found.loader, importlib.machinery.SourceFileLoader):
@@ -136,7 +136,7 @@ def grant(chip: Chip | None) -> Grant:
 
 
 def _sources(context: Any) -> Iterator[importlib.metadata.Distribution]:
-    """A distribution for an uninstalled source tree, because the layer queries its own version."""
+    """A distribution for a source tree that is not installed, because the layer queries its own version."""
     name = getattr(context, "name", None)
     if name is None or name.replace("-", "_") != LAYER:
         return
@@ -146,7 +146,7 @@ def _sources(context: Any) -> Iterator[importlib.metadata.Distribution]:
 
 
 class _Sources(importlib.metadata.Distribution):
-    """The layer as a tree of sources."""
+    """The distribution of a source tree of the layer that is not installed."""
 
     def read_text(self, filename: str) -> str | None:
         if filename != "METADATA":
@@ -170,7 +170,7 @@ class Loader(importlib.machinery.SourceFileLoader):
         path, kind, imports = self.get_filename(fullname), self.chip and self.chip.type, torch_names.replaced()
         if not rewrite.may_need_rewrite(source := self.get_data(path), kind, imports):
             return super().get_code(fullname)
-        # Never through the bytecode cache: that is for the unmodified file.
+        # Do not use the bytecode cache: it contains the code of the unmodified file.
         return rewrite.rewritten(source, path, kind, imports)
 
     def exec_module(self, module: types.ModuleType) -> None:
@@ -181,7 +181,7 @@ class Loader(importlib.machinery.SourceFileLoader):
             if name == "common":
                 stack.enter_context(_environment(NVTE_PROJECT_BUILDING="1", NVTE_RELEASE_BUILD="0"))
             elif name == "pytorch.jit" and self.chip is not None:
-                # Without a GPU there may be no compiler, and small functions gain nothing from it.
+                # Without a GPU there may be no compiler, and compiling small functions saves no time.
                 stack.enter_context(_environment(NVTE_TORCH_COMPILE=os.environ.get("NVTE_TORCH_COMPILE", "0")))
             elif name == "pytorch.onnx_extensions":
                 stack.enter_context(_placeholders())
@@ -189,7 +189,7 @@ class Loader(importlib.machinery.SourceFileLoader):
         if name == "common":
             _skip_extension(module)
         if self.chip is not None and name.startswith(WITH_KERNELS):
-            from . import served  # only now, as it imports our ops
+            from . import served  # imported late, because it imports our ops
 
             served.replace(name, module)
 
@@ -216,7 +216,7 @@ def _environment(**values: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _placeholders() -> Iterator[None]:
-    """Placeholders for missing packages in `sys.modules` for a block; using anything from them raises ImportError."""
+    """Put placeholders for missing packages into `sys.modules` in this block; any use raises ImportError."""
     missing = [name for name in OPTIONAL if name not in sys.modules and importlib.util.find_spec(name) is None]
     for name in missing:
         sys.modules[name] = Placeholder(name)

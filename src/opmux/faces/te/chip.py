@@ -15,22 +15,22 @@ import torch
 
 from ...core.errors import NotSupported
 
-# The device properties that the layer sees when it checks for FP8 support. We emulate FP8 on chips without it; these
+# The device properties that the layer reads to check for FP8 support. We emulate FP8 on chips without it; these
 # numbers enable delayed, current and block scaling, and disable Blackwell's formats.
 CAPABILITY = (9, 0)
 CUDA_VERSION = "12.9"
-CORES = 132  # of an H100; used if the number of cores is unknown
+CORES = 132  # the number of an H100, used if this device's is unknown
 
 
 class Chip:
-    """The device that stands for "cuda" in the sources."""
+    """The device that replaces "cuda" in the sources."""
 
     def __init__(self, kind: str):
         self.type = kind
         self.cuda = Cuda(kind)
 
     def device(self, device: Any = None, index: int | None = None, **named: Any) -> torch.device:
-        """`torch.device`, with this device in place of "cuda" and of a number."""
+        """`torch.device`, with this device in place of "cuda" or a number."""
         device = named.pop("type", device)
         if isinstance(index, int):
             device = f"{device}:{index}"
@@ -52,7 +52,7 @@ class Chip:
         return device
 
     def _numbered(self, index: int | None) -> torch.device:
-        # No index on a CPU: cpu:0 is not equal to cpu, and tensors are on cpu.
+        # No index on a CPU: tensors are on cpu, which is not equal to cpu:0.
         return torch.device(self.type) if index is None or self.type == "cpu" else torch.device(self.type, index)
 
 

@@ -36,7 +36,7 @@ CHIP = "__opmux_chip__"  # the Chip, a global of each rewritten module
 
 
 def may_need_rewrite(source: bytes, device: str | None, imports: frozenset[tuple[str, str]] = frozenset()) -> bool:
-    """Whether a source may need a rewrite, for a device type (None: CUDA) and imports to replace."""
+    """Whether a source may need to be rewritten, for a device type (None: CUDA) and the imports to replace."""
     if device is not None and (b"cuda" in source or b"triton.autotune" in source):
         return True
     if f'"{SWIZZLED}": self.{FOR_GEMM}'.encode() in source:
@@ -75,7 +75,7 @@ _WORDS = re.compile(rb"cuda|device|autocast|configs=|pin_memory=")
 class _Rewriter(ast.NodeTransformer):
     def __init__(self, device: str, source: bytes):
         self.device = device
-        # Prefix counts of lines with these words: functions without any are skipped, as visiting every node is slow.
+        # Prefix counts of lines with these words. Functions without such lines are skipped: visiting each node is slow.
         self.lines = list(accumulate((bool(_WORDS.search(line)) for line in source.split(b"\n")), initial=0))
 
     def visit(self, node: ast.AST) -> Any:
@@ -102,7 +102,7 @@ class _Rewriter(ast.NodeTransformer):
         return node
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> Any:
-        # Only expressions: literal parts are messages, and device names built at run time go through `here`.
+        # Rewrite only expressions: literal parts are messages, and `here` converts device names built at run time.
         node.values = [v if isinstance(v, ast.Constant) else self.visit(v) for v in node.values]
         return node
 

@@ -1,8 +1,8 @@
 """Replacements for the Triton kernels of Transformer Engine's Python layer, for machines without CUDA.
 
-NVIDIA compiles these kernels for CUDA only. While a module of the layer is imported, `replace` replaces its functions
-that launch kernels with ours. The layer keeps its public functions, its autograd functions and its checks. A function
-with parameters that we do not know, and a module that this version of the layer lacks, are left unchanged.
+NVIDIA's kernels run only on CUDA. When a module of the layer is imported, `replace` replaces its functions that launch
+kernels with ours. The layer's public functions, autograd functions and checks are not replaced. A function with
+parameters that we do not know is not replaced either.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class CrossEntropyFunction:
 
 
 def make_row_id_map(routing_map: Tensor, num_tokens: int, num_experts: int) -> Tensor:
-    """int32 [tokens, 2 * experts + 1]: for each token its rows (largest first), their experts, and their number.
+    """int32 [tokens, 2 * experts + 1]: each token's rows (largest first), the rows' experts, and the number of rows.
 
     Rows are ordered by expert, then by token. Unused entries are -1.
     """
@@ -65,7 +65,7 @@ def make_row_id_map(routing_map: Tensor, num_tokens: int, num_experts: int) -> T
 def _unpacked(row_id_map: Tensor, num_experts: int, pad_offsets: Tensor | None) -> tuple[Tensor, Tensor, int]:
     """The rows and the experts of each token, [tokens, topk], and topk; rows of missing copies are -1."""
     counts = row_id_map[:, 2 * num_experts]
-    topk = max(1, int(counts.max())) if counts.numel() else 1  # synchronizes; using num_experts would not
+    topk = max(1, int(counts.max())) if counts.numel() else 1  # synchronizes
     present = torch.arange(topk, device=counts.device) < counts[:, None]
     experts = torch.where(present, row_id_map[:, num_experts : num_experts + topk], 0).long()
     rows = row_id_map[:, :topk]
@@ -103,7 +103,7 @@ def permute_with_mask_map(
     if probs is not None:
         own = probs.gather(1, experts)
         moved_probs = _scattered(own, rows, num_out_tokens)
-        rows = torch.where(own == 0, -1, rows)  # a probability of 0 marks padding of the routing map: the row is 0
+        rows = torch.where(own == 0, -1, rows)  # probability 0 marks padding of the routing map: write zeros to the row
     return moe.moe_spread(inp, _row_map(rows), topk, num_out_tokens), moved_scale, moved_probs
 
 
@@ -161,7 +161,7 @@ def unpermute_with_mask_map_bwd_with_merging_probs(
 
 
 def make_chunk_sort_map(split_sizes: Tensor, sorted_indices: Tensor, num_tokens: int, num_splits: int) -> Tensor:
-    """int32 [tokens]: the new position of each token when chunks are sorted; tokens after the last chunk stay."""
+    """int32 [tokens]: the new position of each token when chunks are sorted; tokens after the last do not move."""
     sizes, order = split_sizes.long(), sorted_indices.long()
     ends = sizes.cumsum(0)
     starts = torch.empty_like(ends)

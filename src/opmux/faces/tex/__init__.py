@@ -1,16 +1,16 @@
 """tex: functions with the names, signatures and results of NVIDIA's `transformer_engine_torch`, through the dispatcher.
 
 `opmux.tex` (and `transformer_engine_fl_torch`) is the module itself. It has every public name, because callers use
-`import *` and keep the functions; the choice of backend is made inside the functions. Its files:
+`import *` and keep the functions; a function chooses the backend when it is called. Its files:
 
 | file | what |
 |---|---|
 | ops/ | the functions: NVIDIA's signatures over the ops of `opmux.specs`, one file a family |
-| enums.py, quantized.py, grouped_tensor.py, layouts.py, ... | what those functions share |
+| enums.py, quantized.py, grouped_tensor.py, layouts.py, ... | code shared by those functions |
 | interface.py | builds the module from functions, enums and classes; converts dtypes |
-| versions.py | which version of the interface is provided, and how the older one differs |
+| versions.py | chooses the version of the interface; wrappers for the older version |
 | base.py | `TEXBackendBase`: a backend as a class |
-| registry.py | backends by name: registered, listed, chosen |
+| registry.py | registers, lists and chooses backends by name |
 | backends/ | the built-in backends, and `template.py` to copy |
 | overlap.py | the classes for communication overlap, over torch.distributed |
 """
@@ -31,7 +31,7 @@ __all__ = [
     "register_backend", "set_backend", "unregister_backend",
 ]  # fmt: skip
 
-# The module of each name, imported on first access: core imports this package only for its settings.
+# Name -> its module, imported on first access, because core imports this package only for its settings.
 _MODULE_OF: dict[str, str] = dict.fromkeys(
     ("get_backend", "list_backends", "register_backend", "set_backend", "unregister_backend"), "registry"
 )

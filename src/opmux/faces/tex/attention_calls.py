@@ -37,7 +37,7 @@ INTS = (torch.int32, torch.int64)
 
 @dataclass(frozen=True)
 class window(Rule):
-    """The number of keys before and after its own position that a query attends to; -1 is all."""
+    """The numbers of keys before and after its own position that a query attends to; -1 for all."""
 
     error = TypeError
 
@@ -73,9 +73,9 @@ SoftmaxNumber = Annotated[Any, member(NVTE_Softmax_Type)]
 def look(
     lengths: tuple[Any, Any], p: Any, window: Any, dtype: Any, quantizers: tuple[Any, ...], generator: Any = None
 ) -> None:
-    """Raise for a wrong argument that would not fail later. The dispatcher then finds the argument by the contract.
+    """Raise if an argument is invalid that no later check finds. The dispatcher then names it by the contract.
 
-    This check takes 3 us; the contract of 33 arguments takes 20.
+    This check takes 3 us; checking the contract of all 33 arguments takes 20 us.
     """
     right = min(map(index, lengths)) >= 0 and 0 <= p <= 1 and min(map(index, window)) >= -1 and dtype in FLOATS
     right = right and all(q is None or format_of(q) is not None for q in quantizers)
@@ -92,7 +92,7 @@ def ends_fit(op: str, name: str, value: Any, b: int | None, on: Tensor, optional
 
 
 def numbers(call: Any, op: str, name: str, value: Any, fmt: str, dtype: torch.dtype | None = None) -> Tensor:
-    """A tensor in a format, dequantized (to `dtype`) if it is quantized."""
+    """Check that an argument has the dimensions of a format, and dequantize it (to `dtype`) if it is quantized."""
     if is_quantized(value):
         kind = tensor_kind(value)
         if kind == "nvfp4" or getattr(value, "_with_gemm_swizzled_scales", False):
@@ -136,7 +136,7 @@ def fit_together(op: str, layout: Layout, q: Tensor, k: Tensor, v: Tensor) -> No
 
 
 class Job(NamedTuple):
-    """The arguments that forward and backward share, checked."""
+    """The checked arguments that forward and backward share."""
 
     layout: Layout
     b: int
@@ -182,7 +182,7 @@ class Job(NamedTuple):
         return compacted(flat, self.kv_lengths) if self.gaps[1] and self.kv_lengths is not None else flat
 
     def from_tokens(self, t: Tensor, fmt: str, of: int = 0, empty: float = 0.0) -> Tensor:
-        """The inverse: tokens of q (`of` = 0) or of k and v (`of` = 1) as a tensor in a format."""
+        """The inverse of the two above: tokens of q (`of` = 0) or of k and v (`of` = 1) as a tensor in a format."""
         lengths = (self.q_lengths, self.kv_lengths)[of]
         there = spread(t, lengths, empty) if self.gaps[of] and lengths is not None else t
         return there if fmt == "thd" else there.unflatten(0, (self.b, (self.sq, self.sk)[of])).permute(TO_BSHD[fmt])

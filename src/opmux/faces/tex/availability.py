@@ -1,4 +1,4 @@
-"""Whether a backend can run tex's ops; used for settings that name a backend, and for the list of backends."""
+"""Whether a backend can run tex's ops, for settings that name a backend and for the list of backends."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def vendors(manager: OpManager) -> list[OpImpl]:
 def refusal(manager: OpManager, token: str, policy: SelectionPolicy | None = None) -> str | None:
     """Why a backend cannot run, or None if at least one of its impls can.
 
-    Without a policy, only this machine matters. With one, its vendor lists and failures of earlier calls count too. A
-    vendor whose library for tex cannot be loaded is unavailable even if it has other impls. Flagos, and vendors without
-    such a library, run tex's ops through their impls of the primitives.
+    Without a policy, only this machine is checked. With a policy, its vendor lists and failures of earlier calls are
+    checked too. A vendor whose library for tex cannot be loaded is unavailable even if it has other impls. Flagos, and
+    vendors without such a library, run tex's ops through their impls of the primitives.
     """
     manager.prepare()
     device, reason = default_device(), None

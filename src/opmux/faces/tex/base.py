@@ -1,7 +1,7 @@
 """A backend as a class with a method for each function of tex; each method raises NotSupported by default.
 
-Override the functions that your library has. Only these become impls; the dispatcher uses the next backend for all
-others. The methods are generated from the specs: `help(TEXBackendBase)` shows each with its signature and docstring.
+Override the functions that your library has. Only these become impls; all other calls go to the next backend. The
+methods are generated from the specs: `help(TEXBackendBase)` shows each with its signature and docstring.
 """
 
 from __future__ import annotations

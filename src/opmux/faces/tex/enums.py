@@ -1,4 +1,4 @@
-"""NVIDIA's enums, and torch dtypes by NVIDIA's numbers.
+"""NVIDIA's enums, and a table from NVIDIA's dtype numbers to torch dtypes.
 
 The enums are those of the newest interface; `versions` derives the older ones. Functions compare integers, so callers
 may pass NVIDIA's enums or ours. `interface` converts tex's dtypes, so functions receive torch dtypes.
@@ -77,7 +77,7 @@ ENUMS = (
 
 # ---- dtypes by their numbers ----------------------------------------------------------------------------------------
 
-# Includes numbers that NVIDIA's library uses but its Python module does not name.
+# NVIDIA's dtype number -> torch dtype, including numbers that NVIDIA's Python module does not name.
 DTYPES: dict[int, torch.dtype] = {
     0: torch.uint8, 1: torch.int16, 2: torch.int32, 3: torch.int64, 4: torch.float32, 5: torch.float16,
     6: torch.bfloat16, 7: torch.float8_e4m3fn, 8: torch.float8_e5m2, 9: torch.float8_e8m0fnu,

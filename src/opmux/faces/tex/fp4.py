@@ -1,7 +1,7 @@
 """NVFP4: pairs of E2M1 numbers, an E4M3 scale for each block of 16, and one float32 amax for a matrix.
 
-Plain PyTorch: none of our test chips has the format, so there is no kernel yet. The arithmetic follows NVIDIA's step by
-step, because scales must be equal bit for bit.
+In plain PyTorch: none of our test chips supports the format, so there is no kernel yet. Each arithmetic step is the
+same as NVIDIA's, because scales must be bitwise equal.
 """
 
 import torch

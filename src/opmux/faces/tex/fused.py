@@ -1,7 +1,7 @@
 """Norms and activations fused with quantization of the result, and with column sums (gradients of a bias).
 
-Kernels exist for delayed, current and block scaling and MXFP8. For other quantizers, for an amax that ranks share, and
-where fusion is slower, the result is written first and then quantized.
+Kernels exist for delayed, current and block scaling and MXFP8. The result is computed first and then quantized for
+other quantizers, for an amax that is reduced over ranks, and if fusion is slower.
 """
 
 from typing import Any
@@ -36,7 +36,7 @@ from .quantized import (
     wrapped_fp8,
 )
 
-# For `over`: the ops that the functions below call.
+# The ops that the functions below call, for the `over` of `adapt`.
 ACT_CASTS = (act_fp8_blocks_into, act_fp8_cast_into, act_fp8_current_into, act_mxfp8_into, *CASTS)
 NORM_CASTS = (bytes_transpose, norm_fp8_blocks_into, norm_fp8_current_into, norm_mxfp8_into, *CASTS)
 
@@ -63,7 +63,7 @@ def _blocks(quantizer: Any) -> tuple[bool, bool, float]:
 
 
 def _in_rows(quantizer: Any, kind: str | None) -> bool:
-    """Whether each block of the result is in one row, so that a kernel can quantize a row once it is computed."""
+    """Whether each block is within one row, so that a kernel can quantize a row as soon as it is computed."""
     if quantizer.columnwise_usage or not quantizer.rowwise_usage:
         return False
     return quantizer.block_scaling_dim == 1 if kind == "block" else kind == "mxfp8" and not is_two_d(quantizer)
@@ -82,7 +82,7 @@ def _slower_at_once(kind: str, act: str, gated: bool, backward: bool) -> bool:
 def act_quantized(
     call: Any, quantizer: Any, x: Tensor, dy: Tensor | None, act: str, gated: bool, dbias: Tensor | None = None
 ) -> Any:
-    """f(x), or its gradient if dy is given, quantized; column sums go to dbias. None if two passes are better."""
+    """Quantize f(x), or its gradient if dy is given, and write column sums to dbias. None if two passes are faster."""
     kind = kind_of(quantizer)
     if kind not in ("delayed", "current", "block", "mxfp8") or not x.dim():
         return None
@@ -111,7 +111,7 @@ def act_quantized(
 
 
 def with_sums(call: Any, x: Tensor, quantizer: Any) -> tuple[Tensor, Any]:
-    """The column sums of x, in its dtype, and x quantized."""
+    """The column sums of x, in the dtype of x, and the quantized x."""
     sums = x.new_empty(x.shape[-1:])
     made = act_quantized(call, quantizer, x, None, NONE, False, sums)
     if made is not None:
@@ -122,7 +122,7 @@ def with_sums(call: Any, x: Tensor, quantizer: Any) -> tuple[Tensor, Any]:
 def norm_quantized(
     call: Any, quantizer: Any, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, offset: float, centred: bool
 ) -> tuple[Any, Tensor | None, Tensor] | None:
-    """layer_norm (`centred`) or rms_norm of x, quantized, with mean and rstd; None if there is no fused kernel."""
+    """The quantized layer_norm (`centred`) or rms_norm of x, mean and rstd; None if there is no fused kernel."""
     kind = kind_of(quantizer)
     if kind not in ("current", "block", "mxfp8"):
         return None

@@ -1,8 +1,8 @@
 """Grouped tensors: matrices in one buffer, with the attributes of Transformer Engine's class.
 
-A group has Transformer Engine's class if its quantizer has; otherwise the light class below. Its buffers are the
-concatenated buffers of its members, even if last dimensions differ: `logical_shape` only gives the total size. Scales
-are never swizzled.
+If a group's quantizer is Transformer Engine's, the group has Transformer Engine's class; otherwise the class below. Its
+buffers are the concatenated buffers of its members, even if last dimensions differ: `logical_shape` gives only the
+total size. Scales are never swizzled.
 """
 
 import importlib
@@ -88,7 +88,7 @@ def group_class(like: Any, internal: bool) -> Any:
 
 
 def new_group(like: Any, internal: bool, shape: tuple[int, int], dtype: torch.dtype, **given: Any) -> Any:
-    """A group of the class that fits `like`, with buffers by attribute name."""
+    """Create a group of the class for `like`; keywords are the buffers by attribute name."""
     given["data"] = given.pop("rowwise_data", None)
     return group_class(like, internal)(shape=shape, dtype=dtype, **given)
 
@@ -130,7 +130,7 @@ def members(group: Any, op: str = "tex", name: str = "tensor") -> list[Any]:
     at = dict.fromkeys(SLOTS.values(), 0)
 
     def part(slot: str, shape: tuple[int, ...]) -> Tensor:
-        if slot == "scale_inv" and group.scale_inv is None:  # one scale for each member, and only columnwise data
+        if slot == "scale_inv" and group.scale_inv is None:  # only columnwise data, with one scale for each member
             slot = "columnwise_scale_inv"
         start = at[slot]
         at[slot] = start + math.prod(shape)
@@ -150,7 +150,7 @@ def members(group: Any, op: str = "tex", name: str = "tensor") -> list[Any]:
 
 
 def with_buffers_of(group: Any) -> Any:
-    """A copy of the group's quantizer with the usages that match the group's buffers; its own may have changed."""
+    """A copy of the group's quantizer whose usages match the group's buffers; the original's may have changed."""
     quantizer = group.quantizer.copy()
     quantizer.rowwise_usage = group.rowwise_data is not None
     quantizer.columnwise_usage = group.columnwise_data is not None

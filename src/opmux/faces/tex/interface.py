@@ -76,7 +76,7 @@ def tex_specs() -> list[Spec]:
 
 
 class DtypeTable(dict):
-    """Any form of a dtype -> torch's dtype; an unknown one raises and names the argument."""
+    """DType member, number or torch dtype -> torch dtype; an unknown value raises, and the error names the argument."""
 
     def __init__(self, op: str, name: str, optional: bool):
         super().__init__(DTYPES)
@@ -90,7 +90,7 @@ class DtypeTable(dict):
 
 
 def function(spec: Spec) -> Callable[..., Any]:
-    """The function of a spec as tex has it."""
+    """tex's function for a spec."""
     made = _converting(spec, specs.functions[spec.key])
     more = CONVENTIONS.get(spec.name)
     return made if more is None else _with_signature_of(more(made), spec)
@@ -151,7 +151,7 @@ def accepts_aliases(**aliases: str) -> Callable[[Callable[..., Any]], Callable[.
 
 
 def accepts_row_major(gemm: Callable[..., Any]) -> Callable[..., Any]:
-    """generic_gemm that also accepts the row-major convention D = op(A) op(B), if the shapes leave no other choice.
+    """Make generic_gemm also accept the row-major convention D = op(A) op(B), if only that fits the shapes.
 
     tex computes D = op(B) op(A). If the shapes do not allow that and D has the shape of op(A) op(B), A and B are
     swapped.
@@ -190,7 +190,7 @@ def accepts_one_object(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def accepts_old_lse(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Accept thd_out_correction's eight arguments of 2.20.2, where the third is the lse before this step."""
+    """Accept the eight arguments of thd_out_correction in 2.20.2, whose third argument is the lse before this step."""
 
     def thd_out_correction(*args: Any, **kwargs: Any) -> Any:
         if len(args) + len(kwargs) > len(inspect.signature(fn).parameters):

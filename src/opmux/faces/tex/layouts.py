@@ -29,12 +29,12 @@ FORMATS: dict[int, str | None] = {
 
 
 class Layout(NamedTuple):
-    """The format of q, that of k and v, which of the three share a buffer, and the dimension that separates them."""
+    """The formats of q and of k and v, which of the three share a buffer, and the dimension that separates them."""
 
     q: str
     kv: str
     paged: bool = False
-    shared: int = 1  # how many share a buffer: 3 (q, k, v), 2 (k, v) or 1 (none)
+    shared: int = 1  # how many tensors share a buffer: 3 (q, k, v), 2 (k, v) or 1 (none)
     at: int = 0
 
     @property
@@ -67,7 +67,7 @@ def as_results(
 ) -> tuple[list[Tensor], Tensor | None]:
     """dq, dk and dv (already in their formats) contiguous and cast to `dtype`, and their shared buffer.
 
-    If the layout has them in one buffer they are slices of it; else the buffer is None.
+    If the layout has one buffer for several of them, they are slices of it; otherwise the buffer is None.
     """
     n, at = layout.shared, layout.at
     if n == 1:

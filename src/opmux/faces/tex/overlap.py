@@ -1,4 +1,4 @@
-"""tex's classes: communication that overlaps with a gemm, over torch.distributed, and the container of FP8 metadata.
+"""tex's classes for communication that overlaps with a gemm, over torch.distributed, and for FP8 metadata.
 
 A `CommOverlap` owns a buffer of this rank; each rank of a tensor-parallel group holds `1 / tp_size` of its rows, in the
 order of ranks. `generic_gemm` passes a gemm to `around`, which runs a collective before, after or parallel to it:
@@ -36,7 +36,7 @@ from .quantized import OPS, plain
 
 RS, AG = CommOverlapType.RS, CommOverlapType.AG
 
-# torch 2.13 renames these two, and warns about the old names.
+# torch 2.13 has renamed these two functions, and warns about the old names.
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 

@@ -43,7 +43,7 @@ from .fp4 import decoded, encoded, rotated
 
 
 class Quantizer:
-    """How to quantize a tensor."""
+    """Base class of our quantizers, which describe how to quantize a tensor."""
 
     def __init__(self, dtype: Any, rowwise: bool, columnwise: bool):
         self.dtype = DType(int(dtype)) if not isinstance(dtype, torch.dtype) else dtype
@@ -313,7 +313,7 @@ def _made_by(cls: type, internal: bool) -> tuple[type, frozenset[str]]:
     return found, frozenset(keywords)
 
 
-# Keywords that some versions of Transformer Engine do not accept.
+# Keywords that only some versions of Transformer Engine accept.
 NOT_ALWAYS = (
     "device fake_dtype data_format with_gemm_swizzled_scales row_scaled_nvfp4 nvfp4_use_4over6 nvfp4_e4m3_max".split()
 )
@@ -347,7 +347,7 @@ def transposes(device: torch.device) -> bool:
 # ---- buffers --------------------------------------------------------------------------------------------------------
 
 Buffers = dict[str, Any]
-Field = tuple[tuple[int, ...], torch.dtype, bool]  # shape, dtype, whether it has padding that is never written
+Field = tuple[tuple[int, ...], torch.dtype, bool]  # shape, dtype, whether there is padding that kernels never write
 Fields = dict[str, Field | None]
 BYTES, NUMBERS = torch.uint8, torch.float32
 FP4_BLOCK = 16
@@ -462,7 +462,7 @@ def _with_needed_buffers(quantizer: Any, kind: str, output: Any, shape: tuple[in
         output._fp8_dtype = quantizer.dtype
     if kind == "block":
         output._is_2D_scaled = quantizer.block_scaling_dim == 2
-    if getattr(output, "_with_gemm_swizzled_scales", False):  # another library has swizzled them; ours are not
+    if getattr(output, "_with_gemm_swizzled_scales", False):  # another library swizzled them; ours are not swizzled
         output._with_gemm_swizzled_scales = False
     return output
 
@@ -567,7 +567,7 @@ def is_two_d(quantizer: Any) -> bool:
 
 
 def recorded_amax(quantizer: Any) -> Tensor | None:
-    """Where delayed scaling records amax; None if empty, as in casts with a known scale."""
+    """The tensor in which delayed scaling records amax; None if it is empty, as for casts with a known scale."""
     amax = quantizer.amax
     return None if amax is None or not amax.numel() else amax
 

@@ -46,7 +46,7 @@ class Backend:
         return self.made
 
     def refusal(self) -> str | None:
-        """Why no tex function can run on it under the current policy, or None. Failures of earlier calls count."""
+        """Why no tex function can run on it under the current policy, or None. Impls that failed before cannot run."""
         current = policies.get_policy()
         return current.excludes(self.token) or self.missing(current)
 
@@ -55,7 +55,7 @@ class Backend:
         return self.own_refusal() or availability.refusal(get_default_manager(), self.token, under)
 
     def own_refusal(self) -> str | None:
-        """Why its `is_available` is false, or None; cached. A view of impls has no library to check."""
+        """Why `is_available` of the class is false, or None; cached. ViewOfImpls has no library to check."""
         if issubclass(self.cls, ViewOfImpls):
             return None
         if "refusal" not in self.known:
@@ -109,13 +109,13 @@ def register_backend(cls: T) -> T:
         unregister_backend(cls.NAME)
     _warn_near_misses(cls)
     backend = Backend(cls)
-    # First: if interrupted below, the next registration finds it here and removes what this one has registered.
+    # Stored first: if the code below is interrupted, the next registration finds the class here and removes its impls.
     _backends[cls.NAME.casefold()] = backend
     on_failure(lambda: _backends.pop(cls.NAME.casefold(), None))
     if backend.token.startswith("vendor:"):
         own = [name for name in METHODS if getattr(cls, name) is not getattr(TEXBackendBase, name)]
         backend.impls = [_impl(backend, name) for name in own]
-        # None for a class from the prompt or `python -c`, for which inspect.getsourcefile raises.
+        # None for a class from the prompt or `python -c`; inspect.getsourcefile would raise.
         origin = Origin(f"tex backend {cls.NAME}", file=getattr(sys.modules.get(cls.__module__), "__file__", None))
         try:
             get_default_manager().registry.register_many(backend.impls, origin=origin)
@@ -126,7 +126,7 @@ def register_backend(cls: T) -> T:
 
 
 def _warn_near_misses(cls: type) -> None:
-    """Warn about a method with almost the name of a tex function: a typo, as nothing would call it."""
+    """Warn about a method whose name is almost a tex function's: probably a typo, and nothing would call it."""
     for name in (n for n, v in vars(cls).items() if callable(v) and not n.startswith("_")):
         close = None if hasattr(TEXBackendBase, name) else nearest(name, METHODS)
         if close is not None and abs(len(close) - len(name)) <= 2:
@@ -151,7 +151,7 @@ def _impl(backend: Backend, name: str) -> OpImpl:
             return getattr(backend.instance(), name)(*args, **kwargs)
         except NotSupported:
             raise
-        except NotImplementedError as error:  # it declines these arguments: no quarantine
+        except NotImplementedError as error:  # the method declines these arguments, so it is not quarantined
             raise NotSupported(f"{name} not implemented by backend '{backend.cls.NAME}': {error}") from error
 
     made: Any = call
@@ -233,9 +233,9 @@ def list_backends() -> list[dict[str, Any]]:
 
 
 def get_backend() -> Any:
-    """The first backend for tex functions under the current policy. Failures of earlier calls count."""
+    """The first backend for tex functions under the current policy. Impls that failed before are left out."""
     current = policies.get_policy()
-    get_default_manager().check_policy(current, "tex::")  # raises the error that a call would raise
+    get_default_manager().check_policy(current, "tex::")  # raises the same error as a call
     backends = _all()
     for token in current.order_for("tex::"):
         for backend in backends:

@@ -1,6 +1,6 @@
-"""Which version of tex's interface is provided, and how the older one differs from the newest.
+"""Chooses the version of tex's interface, and derives the older version from the newest.
 
-Specs have the newest signatures. A function that has other arguments in 2.9 is a wrapper here.
+Specs have the newest signatures. Functions with other arguments in 2.9 are wrapped here.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from .settings import TEX_VERSION
 
 NEWEST, OLDER = "2.20", "2.9"
 
-# The functions of 2.9, a closed list: a new function belongs to the newest interface only. Those with other arguments
-# in 2.9: see below.
+# All functions of 2.9; those with other arguments in 2.9 are wrapped below. Do not add new functions: they belong only
+# to the newest interface.
 IN_OLDER = frozenset("""
     bgrad_quantize bulk_overlap_ag_with_external_gemm clamped_dswiglu clamped_swiglu compute_amax
     convert_bshd_to_thd convert_thd_to_bshd copy_to_kv_cache create_nvshmem_tensor dbias_dgelu dbias_dqgelu
@@ -68,7 +68,7 @@ def served() -> str:
 
 
 def _nearest(text: str, source: str) -> str:
-    """The provided version for a version: 2.9 up to 2.9, the newest for all later ones."""
+    """The version to provide for `text`: 2.9 for 2.9 and older, the newest for all later ones."""
     found = re.match(r"(\d+)\.(\d+)", text)
     if found is None:
         raise BadKnob(f"{source} is '{text}': expected a version of tex's interface, {OLDER} or {NEWEST}")

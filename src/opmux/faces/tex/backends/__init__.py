@@ -1,4 +1,4 @@
-"""The backends of tex in this folder: each module but `template.py`, imported when the backends are first needed.
+"""The backends of tex in this folder: all modules except `template.py`, imported when a backend is first needed.
 
 To add one, copy `template.py`; importing the copy here in a try block is allowed but not needed. A backend in a
 separate package registers itself when its module is imported, through an entry point of the group `opmux.backends` or
@@ -14,11 +14,11 @@ from ....core.log import logger
 
 BUILT_IN = ("flaggems", "nvidia", "torch_backend")
 
-failed: dict[str, str] = {}  # modules that could not be imported, and why; shown if a backend is not found
+failed: dict[str, str] = {}  # module -> why it could not be imported; shown if a backend is not found
 
 
 def load() -> None:
-    """Register the backends by importing their modules. A vendor's module that fails leaves the others usable."""
+    """Register the backends by importing their modules. If a vendor's module fails, the others stay usable."""
     for name in BUILT_IN:
         importlib.import_module(f"{__name__}.{name}")
     for found in pkgutil.iter_modules(__path__):

@@ -1,1 +1,1 @@
-"""tex's functions: NVIDIA's names and signatures over the ops of `opmux.specs`, one file a family."""
+"""tex's functions: NVIDIA's names and signatures, implemented by the ops of `opmux.specs`; one file for each family."""

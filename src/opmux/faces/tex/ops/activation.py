@@ -146,7 +146,7 @@ FORMS = {
     ),
 }
 
-# tex's name -> form, activation
+# tex's name -> (form, activation)
 OPS = {
     **{
         form + name: (form, act)

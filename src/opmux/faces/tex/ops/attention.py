@@ -1,15 +1,16 @@
-"""tex's fused attention over `attention_general` and `masked_attention`.
+"""tex's fused attention, implemented by `attention_general` and `masked_attention`.
 
-Calls without bias, dropout, sinks and Max use the primitive `attention_general`: on dense views, which kernels read and
-write in place, or packed ("thd", and padded sequences after removing the padding). Both layouts are one op, so that
-equal work has one implementation, and equal sequences give equal bits; `attention` and `attention_varlen` may each use
-another library. Causal masks of `attention_general` are aligned to the bottom right here. A top-left mask is the same
-if queries and keys have equal lengths: without padding by the shapes, else if cu_seqlens_q and cu_seqlens_kv are the
-same tensor object, as nothing is read on the host. All other calls compute the full matrix of scores.
+Calls without bias, dropout, sinks and Max use the primitive `attention_general`. It gets dense views, which kernels
+read and write in place, or packed tensors ("thd", and padded sequences after the padding is removed). Both layouts use
+the same op, because `attention` and `attention_varlen` may use different libraries, and equal sequences must give equal
+bits. Causal masks of `attention_general` are aligned to the bottom right here. A top-left mask is the same if queries
+and keys have equal lengths. They have if the shapes are equal and there is no padding, or if cu_seqlens_q and
+cu_seqlens_kv are the same tensor object; their values are not read, because that would synchronize. All other calls
+compute the full matrix of scores.
 
 FP8 attention is emulated: quantized inputs are dequantized, and results are quantized if a delayed-scaling quantizer is
 given (with current scaling and MXFP8, NVIDIA's own results are in high precision). The probabilities and their gradient
-are never rounded to FP8, so their quantizers are not used; their amax, which recipes read, is set to a cheap upper
+are never rounded to FP8, so their quantizers are not used. Their amax, which FP8 recipes read, is set to a cheap upper
 bound: 1 for probabilities, and the largest |row of dO| |row of V| for their gradient.
 """
 
@@ -80,7 +81,7 @@ def raise_amax(quantizer: Any, bound: Tensor | float) -> None:
 
 
 def own(t: Tensor) -> Tensor:
-    """A contiguous tensor, not a view: Transformer Engine offloads a view's base, which must be contiguous."""
+    """A contiguous tensor that is not a view. Transformer Engine offloads a view's base, which must be contiguous."""
     t = t.contiguous()
     return t if t._base is None else t.data
 
@@ -96,7 +97,7 @@ def _randn(shape: tuple[int, ...], dtype: torch.dtype, device: Any, seed: int) -
 
 
 class Case(NamedTuple):
-    """One call: layout, mask, bias and softmax by the suffixes of their names, and sizes."""
+    """A sample call: layout, mask, bias and softmax type, given by the suffixes of their enum names, and sizes."""
 
     layout: str = "BSHD_BSHD_BSHD"
     mask: str = "NO_MASK"
@@ -201,7 +202,7 @@ def forward_of(
     call: Any, job: Job, q: Tensor, k: Tensor, v: Tensor, tables: tuple[Any, Any], bias: Tensor | None,
     sink: Tensor | None, fmt: str, tops: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
-    """O in its format, S and, with `tops`, Max, from the fastest primitive that supports the job."""
+    """Compute O in its format, S and, with `tops`, Max, by the fastest primitive that supports the job."""
     bounds = None if tops else job.bounds()
     if bounds is not None and not job.padded:
         x, y, z = job.queries(q, job.layout.q), job.keys(k), job.keys(v)
@@ -246,7 +247,7 @@ def stats_of_tokens(job: Job, lse: Tensor) -> Tensor:
 
 
 def tables_of(op: str, layout: Layout, b: int, q: Tensor, table_k: Any, table_v: Any) -> tuple[Any, Any]:
-    """The page tables, one row per sequence. Extra rows are dropped: Transformer Engine passes those of the largest
+    """The page tables, one row per sequence. Extra rows are dropped: Transformer Engine passes a table for its largest
     batch.
     """
     if not layout.paged:
@@ -316,7 +317,7 @@ def fused_attn_fwd(
 
 
 class Gradients(NamedTuple):
-    """Gradients of q, k and v in their formats, and of the bias and the sink if there is one."""
+    """Gradients of q, k and v in their formats, and of the bias and the sink if they are given."""
 
     grads: list[Tensor]
     dbias: Tensor | None = None
@@ -327,7 +328,7 @@ def backward_of(
     call: Any, job: Job, to: Layout, q: Tensor, k: Tensor, v: Tensor, o: tuple[Tensor, str], do: tuple[Tensor, str],
     stats: Tensor, bias: Tensor | None, sink: Tensor | None, deterministic: bool,
 ) -> Gradients:  # fmt: skip
-    """Gradients from the fastest primitive that supports the job. A library may sum in any order, unless
+    """Compute the gradients by the fastest primitive that supports the job. A library may sum in any order, unless
     `torch.use_deterministic_algorithms` is set."""
     may_differ = not deterministic or torch.are_deterministic_algorithms_enabled()
     bounds = job.bounds() if may_differ else None

@@ -1,4 +1,4 @@
-"""tex's dropout over the ops of `specs.dropout`."""
+"""tex's dropout, implemented by the ops of `specs.dropout`."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,9 +1,9 @@
-"""tex's matrix products: NVIDIA's names and signatures over the ops of `gemm`.
+"""tex's matrix products: NVIDIA's names and signatures, implemented by the ops of `gemm`.
 
 The convention is column-major: for row-major A and B, D = alpha op(B) op(A), so the rows of B are the rows of D.
 Quantized operands are multiplied without dequantizing if both are FP8 with one scale, or both have blocks of 128. The
-data used has the summed dimension last: rowwise data of A with transA and of B without transB, else columnwise data.
-All other quantized operands are dequantized first.
+product reads the data with the summed dimension last: rowwise data of A with transA and of B without transB, otherwise
+columnwise data. All other quantized operands are dequantized first.
 """
 
 import math
@@ -102,7 +102,7 @@ def check_epilogue(
     fits = bias is None or (bias.__class__ in PLAIN and bias.shape == (shape[-1],) and bias.dtype in FLOATS)
     if bias is not None and (not fits or bias.device != device_of(like)):
         row = isinstance(bias, Tensor) and bias.numel() == shape[-1] == bias.shape[-1]  # [1, n] is read as [n]
-        wanted = None if grad or row else (shape[-1],)  # with grad, the bias only requests its gradient
+        wanted = None if grad or row else (shape[-1],)  # with grad, the bias is not read: it only requests its gradient
         check_tensor(op, "bias", bias, shape=wanted, on=device_of(like), of="a number for each column of D")
     if gelu and grad:
         check_tensor(op, "gelu_in", gelu_in, on=device_of(like))
@@ -153,7 +153,8 @@ def rows_of(x: Tensor) -> Tensor:
 def shaped(y: Tensor, shape: list[int]) -> Tensor:
     """Reshape a result to the shape of D.
 
-    Not by a view: autograd forbids writing to a view that a custom function returns. `_unsafe_view` takes 10 us more.
+    The result is not a view: autograd forbids writing to a view that a custom function returns. `_unsafe_view` takes
+    10 us more.
     """
     return y if y.dim() == len(shape) else y.resize_(shape)
 
@@ -328,7 +329,7 @@ LAYOUTS = {"TN": (True, False), "NN": (False, False), "NT": (False, True)}
 
 
 def _args(d: Draw) -> dict[str, Any]:
-    """The case's shape is that of B. Options: layout, out (the other size of A), bias, gelu, grad, given (D), add."""
+    """The case's shape is B's shape. Options: layout, out (the other size of A), bias, gelu, grad, given (D), add."""
     shape, n = d.case.shape, d.option("out", 24)
     trans_a, trans_b = LAYOUTS[d.option("layout", "TN")]
     new = lambda name, *s: Draw(Case(s, options={"of": d.case.id, "name": name}), d.dtype, d.device).full()
@@ -485,7 +486,7 @@ def checked_gemm(
     split: bool, alpha: float, beta: float, shape: list[int], k: int, extra: Tensor | None,
 ) -> list[Any]:  # fmt: skip
     """The results of generic_gemm for checked arguments."""
-    if torch.is_grad_enabled():  # no_grad takes 1.5 us: skipped inside an autograd.Function
+    if torch.is_grad_enabled():  # no_grad takes 1.5 us; an autograd.Function has it already
         with torch.no_grad():
             return checked_gemm(
                 call, A, transA, B, transB, D, given, quantizer, dtype, bias, bias_type, gelu, gelu_in, grad, split,

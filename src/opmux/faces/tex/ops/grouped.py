@@ -3,7 +3,8 @@
 Member i is [first_dims[i], last_dims[i]]; members are contiguous in memory, one after another. If both are None,
 members have equal numbers of rows; if one is None, members have that dimension of the group. These functions read the
 dimensions on the host, which synchronizes if they are on a device; `get_cublasLt_version` makes Transformer Engine use
-lists of tensors instead, whose sizes are known. `splits_to_offsets` and similar functions do not synchronize.
+lists of tensors instead, whose sizes are known on the host. `splits_to_offsets` and similar functions do not
+synchronize.
 """
 
 import math
@@ -164,7 +165,7 @@ def filled(call: Any, group: Any, parts: list[Tensor], quantizer: Any, noop: Ten
 
 
 def filled_current(call: Any, group: Any, parts: list[Tensor], quantizer: Any, noop: Tensor | None) -> Any:
-    """The same for current scaling: the group also keeps the amax and the scale of each member."""
+    """`filled` for current scaling, where the group also stores the amax and the scale of each member."""
     dtype = fp8_of(quantizer)
     amax = torch.cat([call.amax_abs(part) for part in parts])
     amax = shared_amax(amax, quantizer) if quantizer.with_amax_reduction else amax

@@ -1,4 +1,4 @@
-"""tex's copies of attention tensors: to a KV cache, between formats, to and from interleaved buffers.
+"""tex's functions that copy attention tensors: to a KV cache, between formats, to and from interleaved buffers.
 
 Indices are computed on the device, without synchronization.
 """
@@ -35,7 +35,7 @@ def _lengths(device: Any, *ends: int) -> Tensor:
 
 
 def _one_sample_each(*builds: Any) -> Samples:
-    """One sample of each, from named arguments."""
+    """One sample for each function that builds named arguments."""
 
     def made(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
         for i, build in enumerate(builds):

@@ -1,4 +1,4 @@
-"""tex's permutation and row padding of a mixture of experts, over the ops of `specs.moe`.
+"""tex's permutation and row padding for mixtures of experts, implemented by the ops of `specs.moe`.
 
 Rows of float8 are passed as bytes, with their dtype as another argument. An empty tensor of probabilities means None.
 """
@@ -134,7 +134,7 @@ UNPERMUTES_BWD = Maker(_unpermute_bwd_args, tuple(c for c in CASES if c.options.
 
 
 def _wrong(good: Maker, **ways: tuple[Any, str]) -> BadSamples:
-    """Bad samples for checks that are not in the signature: (function of the argument, pattern of the error)."""
+    """Bad samples for checks that are not in the signature; `ways`: argument -> (function of it, error pattern)."""
 
     def bad(device: torch.device) -> Iterator[BadSample]:
         for name, (spoil, says) in ways.items():

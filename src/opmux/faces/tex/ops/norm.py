@@ -1,4 +1,4 @@
-"""tex's norms: NVIDIA's names and signatures over the ops of `specs.norm`, with an optional quantized output."""
+"""tex's norms: NVIDIA's names and signatures, implemented by the ops of `specs.norm`; outputs may be quantized."""
 
 import math
 from typing import Any
@@ -42,7 +42,7 @@ def output_fits(op: str, input: Tensor, ln_out: Any, quantizer: Any, otype: torc
 
 
 def per_row(op: str, x: Tensor, name: str, stat: Tensor) -> Tensor:
-    """Reshape a statistic for our ops; tex's are flat for any shape of x."""
+    """Reshape a statistic for our ops; tex's statistics are flat for any shape of x."""
     if stat.dim() == 1 and x.dim() == 2:
         return stat
     lead = x.shape[:-1]
@@ -59,7 +59,7 @@ def widened(input: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def as_requested(call: Any, y: Tensor, ln_out: Any, quantizer: Any, dtype: torch.dtype) -> Any:
-    """The result, quantized or written to ln_out if the call says so."""
+    """The result, quantized or written to ln_out if the caller has passed a quantizer or ln_out."""
     if quantizer is not None:
         return quantized(call, y.to(dtype), quantizer, ln_out)
     return y.to(dtype) if ln_out is None else ln_out.copy_(y)

@@ -1,4 +1,4 @@
-"""tex's rope: NVIDIA's names and signatures over the ops of `specs.rope`."""
+"""tex's rope: NVIDIA's names and signatures, implemented by the ops of `specs.rope`."""
 
 from typing import Annotated, Any
 
@@ -32,7 +32,7 @@ QKV_NAMES = {
 
 
 def is_table(freqs: Tensor) -> bool:
-    """Whether freqs is a table that tex's functions accept; our ops accept more dtypes and shapes."""
+    """Whether tex's functions accept freqs as a table; our ops accept more dtypes and shapes."""
     return freqs.dtype is torch.float32 and freqs.dim() == 4
 
 

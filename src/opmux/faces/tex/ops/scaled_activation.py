@@ -1,4 +1,4 @@
-"""tex's gates with parameters, and its activations with a factor for each row, over `specs.activation`."""
+"""tex's gates with parameters, and activations with a factor for each row, implemented by `specs.activation`."""
 
 from typing import Any
 
@@ -219,7 +219,7 @@ def scaled_situglu(
 ) -> Any:
     """situglu times the number of act_scales for each row."""
     with torch.no_grad():
-        if quantizer is not None or act_scales is None:  # our op takes None as 1
+        if quantizer is not None or act_scales is None:  # our op treats None as 1
             given = {"beta1": beta1, "beta2": beta2, "glu_interleave_size": glu_interleave_size}
             scaled_situglu.check(input=input, act_scales=act_scales, quantizer=quantizer, **given)
         return quantized(call, call.situ_glu(input, act_scales, beta1, beta2, glu_interleave_size), quantizer)

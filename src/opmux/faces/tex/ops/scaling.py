@@ -1,8 +1,8 @@
-"""tex's casts of a shard of a matrix with block scales, and its swizzling of scales for cuBLAS.
+"""tex's functions that cast a shard of a matrix with block scales, and that swizzle scales for cuBLAS.
 
 A distributed optimizer owns a flat shard of an [h, w] matrix, from element `start_offset` on. It computes the amax of
-its part of each block; the caller reduces these over the ranks; then the shard is cast with the scales of its blocks.
-The amax of blocks without elements of the shard is 0.
+its part of each block, or 0 for blocks without elements of the shard. The caller reduces these over the ranks; then the
+shard is cast with the scales of its blocks.
 
 cuBLAS reads the scales of MXFP8 and NVFP4 in tiles of 128 x 4. Our gemms do not: scales are not swizzled,
 `_with_gemm_swizzled_scales` stays False, and the functions that swizzle in place are no-ops. Only

@@ -1,6 +1,7 @@
-"""tex's softmaxes of attention logits: NVIDIA's names and signatures over the ops of `specs.softmax`.
+"""tex's softmaxes of attention logits: NVIDIA's names and signatures, implemented by the ops of `specs.softmax`.
 
-tex replaces masked logits by -10000; our ops exclude them. Results are equal if an unmasked logit is above -9890.
+tex replaces masked logits by -10000; our ops exclude them. A row with an unmasked logit above
+-9890 gets the same result.
 """
 
 from collections.abc import Callable

@@ -1,8 +1,8 @@
 """tex's functions for concatenated ("thd") sequences that are distributed over devices (context parallelism).
 
-A device has two equal halves of each sequence: one of its first parts, and the matching one of its last parts.
-`cu_seqlens`, int32 [b + 1], holds the offsets of the sequences; divided by two, it holds those of packed halves. It is
-read on the device.
+A device has two equal halves of each sequence: part `rank` from the front, and part `rank` from the back.
+`cu_seqlens`, int32 [b + 1], holds the offsets of a device's sequences; divided by two, the offsets of packed halves. It
+is read on the device.
 """
 
 import typing
@@ -33,7 +33,7 @@ from ....specs._sequences import Lengths, token_places
 
 Moved = AnyTensor[Tensor, "... t h d", dtypes((*FLOATS, torch.uint8)), ndim(3, 4)]
 Read = AnyTensor[Tensor, "... t h d", dtypes((*FLOATS, *FP8, torch.uint8)), ndim(3, 4)]
-Ends = Index[Tensor, "b+1", numel(2, least=True)]  # of sequences: cu_seqlens
+Ends = Index[Tensor, "b+1", numel(2, least=True)]  # cu_seqlens: the offsets of sequences
 
 
 def lse_shape(packed: bool, cu_seqlens: Tensor, heads: int | None = None) -> tuple[int | None, ...]:

@@ -1,6 +1,6 @@
 """The backend `nvidia`: NVIDIA's compiled transformer_engine_torch, if it is installed.
 
-It is loaded from its file on first use, never from `sys.modules`, where one of our modules may have its name. It has
+It is loaded from its file on first use, not from `sys.modules`, where one of our modules may have its name. It has
 its own enums: our enum members and torch dtypes are converted in arguments, and converted back in results.
 """
 

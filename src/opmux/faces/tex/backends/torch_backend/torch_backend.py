@@ -1,4 +1,4 @@
-"""The backend `torch`: the references, in plain PyTorch, everywhere."""
+"""The backend `torch`: the references in plain PyTorch, on all devices."""
 
 from ...registry import ViewOfImpls, register_backend
 
