@@ -33,7 +33,7 @@ from opmux.kernels import attention, gemm, grouped
 
 BF16, F16, F32, F64, E4M3 = torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.float8_e4m3fn
 CUDA = "cuda"
-# a name of a result, in float64, ours, torch's, and how many numbers were summed
+# the result's name, the result in float64, ours, torch's, and how many numbers were summed
 Result = tuple[str, Tensor, Tensor, Tensor, int]
 
 
@@ -56,7 +56,7 @@ def products(dtype: torch.dtype, draw: random.Random) -> Iterator[Result]:
 
 
 def fp8(how: str, draw: random.Random) -> Iterator[Result]:
-    """To bfloat16, with one scale, one for each row, or 1x128 and 128x128 blocks; torch takes n and k by 16 or 128."""
+    """FP8 to bfloat16, with one scale, one per row, or 1x128 and 128x128 blocks; torch needs multiples of 16 or 128."""
     step = 128 if how == "blocks" else 16
     m, n, k = size(draw), *(-(-size(draw) // step) * step for _ in range(2))
     a, b = (torch.randn(rows, k, device=CUDA).to(E4M3) for rows in (m, n))
@@ -140,14 +140,14 @@ def ratios(kind: str, seed: int) -> Iterator[dict[str, Any]]:
 
 
 def share(kinds: list[str], shapes: int, which: int, of: int, file: Path) -> None:
-    """What one process does: every `of`th shape, a line for each result."""
+    """The work of one process: every `of`th shape, a line for each result."""
     torch.backends.cuda.matmul.allow_tf32 = False
     with file.open("w") as lines:
         for kind in kinds:
             for seed in range(which, shapes, of):
                 try:
                     found = list(ratios(kind, seed))
-                except Exception as error:  # what Triton raises has no base of its own
+                except Exception as error:  # Triton's errors have no common base class
                     found = [{"kind": kind, "seed": seed, "error": str(error).splitlines()[0][:200]}]
                 lines.write("".join(json.dumps(row) + "\n" for row in found))
                 lines.flush()

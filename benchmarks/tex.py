@@ -1,9 +1,9 @@
-"""tex on a GPU: rows against the speed of a copy, Adam over many tensors, and a whole layer against plain torch.
+"""tex on a GPU: row functions and Adam, compared with the speed of a copy, and a whole layer compared with plain torch.
 
     python benchmarks/tex.py [--json FILE] [--only rows,adam,layer]
 
-A figure is the bytes that must move, over the time, as a share of what a copy moves in the same run. Times are medians
-of `do_bench`, ours and torch's in turn. Nothing is timed before it was checked against the reference.
+A figure is the bandwidth for the bytes that must move, relative to a copy in the same run. Times are medians of
+`do_bench`, alternating between ours and torch's. Every result is checked against the reference before it is timed.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def size(*tensors: Any) -> int:
 
 
 def rows(tex: Any, device: str) -> dict[str, tuple[Callable[[], Any], int]]:
-    """Each function as it is called, and the bytes it must move."""
+    """A call of each function, and the bytes that it must move."""
     from opmux.faces.tex import tensors as light
 
     m, n = 16384, 8192
@@ -96,7 +96,7 @@ def rows(tex: Any, device: str) -> dict[str, tuple[Callable[[], Any], int]]:
     }
 
 
-LEAST = {"rmsnorm_bwd": 0.75, "rmsnorm_bwd_add": 0.75, "layernorm_bwd": 0.75}  # the rest: 0.85
+LEAST = {"rmsnorm_bwd": 0.75, "rmsnorm_bwd_add": 0.75, "layernorm_bwd": 0.75}  # the lowest accepted shares; else 0.85
 
 
 def measure_rows(tex: Any, device: str, copy: float) -> dict[str, Any]:
@@ -166,7 +166,7 @@ class Plain(torch.nn.Module):
 
 
 class PlainLlama(torch.nn.Module):
-    """RMS norm, rotary positions, swiglu, no biases."""
+    """A Llama layer in plain torch: RMS norm, rotary positions, swiglu, no biases."""
 
     def __init__(self, hidden: int, ffn: int, heads: int, angles: Tensor, **made: Any):
         super().__init__()
@@ -235,7 +235,7 @@ def compared(te: Any, x: Tensor, plain: Any, layer: Any, recipes: dict[str, Any]
     for call in ways.values():
         for _ in range(3):
             call()
-    for _ in range(4):  # in turn, as clocks drift
+    for _ in range(4):  # alternating, because clocks drift
         for name, call in ways.items():
             times[name].append(milliseconds(call, 150))
     eager = statistics.median(times["eager"])

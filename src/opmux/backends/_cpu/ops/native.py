@@ -1,4 +1,4 @@
-"""The C++ kernels as Python functions: built and loaded when the first of them is called, never before.
+"""The C++ kernels as Python functions. They are built and loaded when the first one is called, never before.
 
 A kernel returns None for a call that it does not support (see kernels.cpp), and that becomes NotSupported: the op's
 reference then computes it, or says what is wrong with the arguments. If the kernels cannot be built, one warning says

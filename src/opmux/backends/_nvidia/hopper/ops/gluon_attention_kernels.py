@@ -105,7 +105,7 @@ def _sequence(at, cu_ptr, batch, rows, BLOCK: gl.constexpr):
 def _describe(ptr, cu_ptr, batch, heads, rows, z, h, r, BLOCK: gl.constexpr, DIM: gl.constexpr):
     """A TMA descriptor of a tensor [batch, heads, rows, DIM]: rows out of bounds are read as zero, and not written.
 
-    Packed, one dimension is the token at which a sequence ends, and one counts the `FAR` rows before that end: a
+    Packed sequences: one dimension is the token at which a sequence ends, one counts the `FAR` rows before that end: a
     sequence of n rows is the last n of these, so TMA's bounds check stops at its end. Otherwise 0 times a NaN of the
     next sequence would be NaN. The first dimension, whose index is always FAR, subtracts the FAR rows: addresses are
     modulo 2**64, and FAR * WRAP * 2 bytes are 0. (A base address FAR rows before the tensor would do as well, but TMA
