@@ -80,7 +80,7 @@ def fp8(how: str, draw: random.Random) -> Iterator[Result]:
 
 
 def groups(dtype: torch.dtype, draw: random.Random) -> Iterator[Result]:
-    """Rows in uneven groups, some of them empty; torch takes n and k in multiples of 8."""
+    """Products of rows in uneven groups, some of them empty; torch needs multiples of 8 for n and k."""
     rows, count = size(draw), draw.randint(1, 16)
     n, k = (-(-size(draw, 1024) // 8) * 8 for _ in range(2))
     cuts = sorted(draw.randint(0, rows) for _ in range(count - 1))
@@ -91,11 +91,11 @@ def groups(dtype: torch.dtype, draw: random.Random) -> Iterator[Result]:
 
 
 def attended(dtype: torch.dtype, draw: random.Random) -> Iterator[Result]:
-    """Forward and backward; torch's own choice is flash or cuDNN attention."""
+    """Attention, forward and backward; torch itself chooses flash or cuDNN attention."""
     batch, kv_heads, group = draw.randint(1, 3), draw.choice((1, 2, 3)), draw.choice((1, 1, 2, 4))
     dim, causal = draw.choice((16, 32, 40, 64, 64, 80, 128, 128, 128, 256)), draw.random() < 0.5
     queries = max(size(draw, 1500), 2)
-    keys = queries if causal else max(size(draw, 1500), 2)  # with one key dq is 0, and what is computed is noise
+    keys = queries if causal else max(size(draw, 1500), 2)  # with one key, dq is 0, and results are rounding noise
     new = lambda heads, rows: torch.randn(batch, heads, rows, dim, device=CUDA, dtype=dtype)
     q, k, v = new(kv_heads * group, queries), new(kv_heads, keys), new(kv_heads, keys)
     do = new(kv_heads * group, queries)

@@ -150,7 +150,7 @@ def dense(shape: Shape) -> dict[str, Any]:
     return {
         "case": "dense",
         "shape": shape._asdict(),
-        "copy_us": round(us(copied.clone), 1),  # the least that reading q, k, v and writing o takes
+        "copy_us": round(us(copied.clone), 1),  # the least time for reading q, k, v and writing o
         "tflops": {
             name: [round(shape.flops(n) / t / 1e6, 1) for n, t in zip((2, 5), pair, strict=True)]
             for name, pair in measured.items()

@@ -25,8 +25,8 @@ from opmux.faces.aten.overloads import table
 from opmux.tools.conform import shapes
 
 T = torch.bfloat16
-MOST_BYTES = 2 << 30  # of a call's tensors in the model's dtype
-MOST_ROWS = 14  # of one overload
+MOST_BYTES = 2 << 30  # the most bytes of a call's tensors, in the model's dtype
+MOST_ROWS = 14  # the most rows of one overload
 SKIPPED = {"random"}  # families whose results cannot be compared
 
 
@@ -100,7 +100,7 @@ def decode(build: Callable[[], torch.nn.Module], batch: int) -> Callable[[], Non
 
 
 def image(build: Callable[[], torch.nn.Module], batch: int, last: bool = False) -> Callable[[], None]:
-    """Batch norms keep float32 parameters, as under autocast."""
+    """Runs an image model. Batch norms keep float32 parameters, as under autocast."""
 
     def run() -> None:
         form = torch.channels_last if last else torch.contiguous_format

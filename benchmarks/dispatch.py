@@ -78,7 +78,7 @@ def declare_ops() -> None:
     fn.__name__, fn.__annotations__ = "bench_grad_bwd", {"dy": t, "x": t, "weight": t, "return": tuple[t, t]}
     op(fn, out="dx dweight", fake=lambda dy, x, weight: (dy.clone(), weight.clone()))
     registry = opmux.core.get_default_manager().registry
-    for name in ("bench_plain", "bench_grad"):  # as the CPU's own kernels are registered
+    for name in ("bench_plain", "bench_grad"):  # registered like the CPU's own kernels
         registry.register_impl(
             OpImpl(name, "default.bench", BackendImplKind.DEFAULT, fn=own_body, declines_tracers=True)
         )

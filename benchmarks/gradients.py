@@ -92,7 +92,7 @@ def declare_empty() -> Callable[..., Any]:
 
 
 def cases(device: str) -> dict[str, tuple[list[Tensor], dict[str, Callable[..., Any]]]]:
-    """Per op: the tensors that require grad, and each side as a function of them."""
+    """For each op: the tensors that require grad, and for each side a function of them."""
     dtype = torch.bfloat16 if device != "cpu" else torch.float32
     leaf = lambda *shape: torch.randn(*shape, device=device, dtype=dtype, requires_grad=True)
     x, y, w, b = leaf(64, 256), leaf(64, 256), leaf(256), leaf(256)
@@ -195,7 +195,7 @@ def measure(timer: Timer, sides: Sides, turns: int) -> dict[str, dict[str, float
 
 
 def switch(side: str) -> None:
-    """`opmux.enable()` for the side of that name, and for no other; C++ launches for all but `python`."""
+    """Enable opmux for the side "enable" and for no other; C++ launches for all sides but "python"."""
     if launching is not None:
         launching.pause("measured", side == "python")
     if side == "enable":

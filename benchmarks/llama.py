@@ -126,7 +126,7 @@ def decode(way: Callable[[Any], Any], tokens: int = 128, rounds: int = 5) -> dic
     seconds(8)
     few = min(seconds(8) for _ in range(rounds))
     many = [seconds(8 + tokens) for _ in range(rounds)]
-    each = lambda took: round(1e3 * (took - few) / tokens, 3)  # without the prompt
+    each = lambda took: round(1e3 * (took - few) / tokens, 3)  # without the time of the prompt
     return {"ms_per_token": each(min(many)), "first_ms_per_token": each(many[0])}
 
 

@@ -36,7 +36,7 @@ def milliseconds(call: Callable[[], object]) -> float:
 
 
 def host_microseconds(call: Callable[[], object], times: int = 500) -> float:
-    """The host's time of a call; the device is never waited for."""
+    """The host's time of a call, without waiting for the device."""
     best = float("inf")
     for _ in range(5):
         torch.cuda.synchronize()
@@ -68,7 +68,7 @@ def tensors(value: Any) -> tuple[Tensor, ...]:
 
 
 def heads(batch: int, count: int, length: int, dim: int) -> Tensor:
-    """As a linear layer returns them: [batch, length, heads, dim] in memory."""
+    """Heads as a linear layer returns them: [batch, length, heads, dim] in memory."""
     return drawn(batch, length, count, dim).transpose(1, 2)
 
 

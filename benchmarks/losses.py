@@ -34,7 +34,7 @@ def milliseconds(call: Callable[[], object], repeat: int = 200) -> float:
 
 
 def copy_speed() -> float:
-    """Bytes a second, read and written, of a copy of 512 MiB."""
+    """Bytes per second that a copy of 512 MiB reads and writes."""
     a, b = (torch.empty(2**28, dtype=BF16, device="cuda") for _ in range(2))
     return 2 * a.nbytes / milliseconds(lambda: b.copy_(a)) * 1e3
 

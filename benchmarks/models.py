@@ -42,14 +42,14 @@ import opmux
 from opmux.faces.aten import gate
 
 BLOCK = 5  # steps that are timed in a block
-ROUNDS = (10, 60)  # blocks of a mode, at least and at most
+ROUNDS = (10, 60)  # the least and the most blocks of a mode
 SECONDS = 6.0  # for the blocks of a mode
 WARM = {"native": 2, "auto": 14, "all": 14}  # untimed steps; a call is launched from C++ after twelve of them
 MODES = ("native", "auto", "all")
 VOCAB = 8192
 DEVICE = "cuda"
 
-Row = dict[str, Any]  # of the results: times and ratios of a model
+Row = dict[str, Any]  # times and ratios of a model
 
 
 # ---- the models -----------------------------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else
 def run_on(cores: list[int]) -> None:
     """Move all threads of this process to these cores: a backward runs on its own thread."""
     for thread in Path("/proc/self/task").iterdir() if cores else ():
-        with contextlib.suppress(ProcessLookupError):  # it has ended
+        with contextlib.suppress(ProcessLookupError):  # the thread has ended
             os.sched_setaffinity(int(thread.name), cores)
 
 
@@ -241,7 +241,7 @@ def cleared() -> None:
 
 
 def distances(name: str, dtype: torch.dtype) -> dict[str, float]:
-    """Relative distance of all gradients together to those in float64, for each mode."""
+    """The relative distance of all gradients together from those in float64, for each mode."""
     truth = Trainer(name, torch.float64)
     tried = Trainer(name, dtype)
     truth.model.load_state_dict(tried.model.state_dict())
@@ -395,7 +395,7 @@ def llama() -> dict[str, Any]:
 
 
 def warm(names: list[str]) -> None:
-    """Compile the kernels of each model, in a process of its own."""
+    """Compile the kernels of each model, in a new process for each."""
     command = [sys.executable, __file__, "--device", DEVICE, "--modes", ",".join(MODES[1:]), "--warm"]
     children = [subprocess.Popen([*command, name], stdout=subprocess.DEVNULL) for name in names]
     for name, child in zip(names, children, strict=True):

@@ -83,7 +83,7 @@ def measured(m: int, n: int, k: int, layout: str, dtype: torch.dtype) -> dict[st
 
 
 def best_of(*fns: Callable[[], Any]) -> list[float]:
-    """The better of two medians of each, in milliseconds."""
+    """For each function, the better of two medians, in milliseconds."""
     quick = {"warmup": 15, "rep": 60, "return_mode": "median"}
     rounds = [[float(do_bench(fn, **quick)) for fn in fns] for _ in range(2)]
     return [min(times) for times in zip(*rounds)]
@@ -116,7 +116,7 @@ def of_fp8(m: int, n: int, k: int) -> list[dict[str, Any]]:
         compared(f"fp8 rows {size}", flops, lambda: ours(*each, True), lambda: mm(*each, True)),
     ]
     block = lambda: opmux.ops.block_scaled_gemm(*bytes_of, *blocks, E4M3, E4M3, None, 1, 128, BF16)
-    with opmux.policy(per_op={"block_scaled_gemm": "flagos"}):  # a kernel of ours for the chip, where there is one
+    with opmux.policy(per_op={"block_scaled_gemm": "flagos"}):  # our kernel for the chip, if there is one
         rows += [
             compared(f"fp8 blocks {size}", flops, block, lambda: mm(blocks[0], blocks[1].t(), False)),
             compared(f"fp8 blocks, torch with one scale {size}", flops, block, lambda: mm(one, one, True)),
@@ -125,7 +125,7 @@ def of_fp8(m: int, n: int, k: int) -> list[dict[str, Any]]:
 
 
 def of_groups(rows: int, n: int, k: int, groups: int) -> list[dict[str, Any]]:
-    """Uneven groups, some of them empty."""
+    """Products of uneven groups, some of them empty."""
     cuts = torch.randint(rows + 1, (groups - 1,), generator=torch.Generator().manual_seed(0)).sort().values
     ends = torch.cat([cuts, torch.tensor([rows])]).to("cuda", torch.int32)
     x, w = (torch.randn(*shape, device="cuda", dtype=BF16) for shape in ((rows, k), (groups, n, k)))

@@ -42,7 +42,7 @@ def ops_stub() -> str:
 
 
 def tex_stub() -> str:
-    """`opmux.tex` in its newest version."""
+    """`opmux.tex`, with its newest interface."""
     parts = [_enum(e) for _, e in sorted(versions.enums(versions.NEWEST).items())]
     parts += [_opaque(name) for name in sorted({*interface.CLASSES, "TEXBackendBase"})]
     parts += [

@@ -42,7 +42,7 @@ class SeenCalls:
     rows: list[CoverageRow] = field(default_factory=list)
 
     def counts(self) -> dict[str, int]:
-        """Calls by where they ran."""
+        """The number of calls, by where they ran."""
         found: Counter[str] = Counter()
         for row in self.rows:
             found[row.where] += row.calls

@@ -208,7 +208,7 @@ def _show(found: Explanation, spec: Spec | None, sample: Sample, tiles: list[dic
         *((f"tiles of {t['tunable'].partition('[')[0]}", f"{t['tiles']} ({t['from']})") for t in tiles),
     ]
     console.print(screen.pairs(facts_shown))
-    whole = {"no_wrap": True}  # a cut id could not be copied
+    whole = {"no_wrap": True}  # a truncated id could not be copied
     columns = ("", ("implementation", whole), ("kind", whole), ("priority", {"justify": "right", **whole}))
     outside = any(v.origin.plugin != "opmux" for v in found.verdicts)
     table = screen.table(*columns, ("verdict", {"min_width": 16}), *(["from"] if outside else []))

@@ -145,7 +145,7 @@ def _show_families(found: list[ListingRow], console: Console) -> None:
 
 
 def _examples(ops: list[ListingRow], width: int) -> str:
-    """As many names as fit, the first ones first."""
+    """As many of the first names as fit."""
     names = [r.name.rpartition("::")[2] for r in ops]
     kept = [n for i, n in enumerate(names) if len(", ".join(names[: i + 1])) <= width - 5]
     return ", ".join(kept) + (", ..." if len(kept) < len(names) else "")

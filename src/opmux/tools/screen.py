@@ -22,7 +22,7 @@ from rich.text import Text
 
 from ..core import log
 
-# Lines are not wrapped in a file or a pipe.
+# The width of a console that is a file or a pipe: lines are not wrapped there.
 WIDE = 1000
 
 KIND_STYLES = {"flagos": "green", "cpp": "cyan", "vendor": "magenta", "reference": "blue"}

@@ -103,6 +103,6 @@ def _can_be_asked(tunable: Tunable, facts: dict[str, Any]) -> bool:
 
 
 def of_vendor(name: str) -> Chip | None:
-    """The chip that a vendor's name means, with an arch after a colon: `acme`, `acme:a200`; None for other names."""
+    """Parse a vendor's name, with an arch after a colon, into a chip: `acme`, `acme:a200`; None for other names."""
     chip = Chip.of_arch(name if ":" in name else f"{name}:")
     return chip if chip.vendor is not None and vendors.get(chip.vendor) is not None else None

@@ -90,7 +90,7 @@ def head(record: BenchRecord) -> Text:
 
 
 def summary(record: BenchRecord) -> Group:
-    """The summary: wrong results, cases where ours is slower, and where it is furthest from the limit."""
+    """The summary: wrong results, cases in which ours is slower, and cases in which ours is furthest from the limit."""
     parts: list[Any] = [Text()]
     parts += _broken(record)
     parts += _elsewhere(record)

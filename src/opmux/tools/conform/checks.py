@@ -222,7 +222,7 @@ def _named_by_dispatch(spec: Spec, error: BaseException) -> bool:
 
 
 def gradient(subject: Subject, drawn: Drawn, device: torch.device) -> None:
-    """Forward and backward as autograd runs them, against autograd through the reference."""
+    """Compare forward and backward, as autograd runs them, with autograd through the reference."""
     spec = subject.spec
     call = subject.fn
     if subject.direct:
@@ -337,7 +337,7 @@ def opcheck(subject: Subject, drawn: Drawn, device: torch.device, all_tests: boo
 
 
 def compiled(subject: Subject, drawn: Drawn, device: torch.device) -> None:
-    """torch.compile(fullgraph=True) of the op, forward and backward, against the same call in eager."""
+    """Compare torch.compile(fullgraph=True) of the op, forward and backward, with the same call in eager mode."""
     import torch._dynamo
 
     spec, fn = subject.spec, subject.fn

@@ -176,7 +176,7 @@ def _warm(plan: ConformPlan) -> None:
 
 
 def _check_rows(record: ConformRecord, plan: ConformPlan, mine: list[VendorRow]) -> None:
-    """The vendor's functions for overloads of ATen, each called alone."""
+    """Check the vendor's functions for overloads of ATen, each called alone."""
     absent = opinfo.absent()
     if absent is not None:
         record.unchecked += [Unchecked(r.name, r.impl.impl_id, absent) for r in mine]

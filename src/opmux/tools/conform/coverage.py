@@ -59,7 +59,7 @@ def _first_of(refusals: Iterable[tuple[str, str, str]]) -> str | None:
 
 
 def where(impl: OpImpl, place: Place, on_cpu: Iterable[str] = ()) -> str:
-    """The word for where an impl runs."""
+    """Where an impl runs: one of the words in `record.WHERE`."""
     if impl.of_vendor(place.package.name):
         return OWN
     if impl.kind is REFERENCE:

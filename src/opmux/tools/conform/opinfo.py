@@ -40,7 +40,7 @@ def absent() -> str | None:
 
 
 def overloads(place: Place) -> dict[str, Overload]:
-    """The overloads of ATen that some kernel of ours or of the vendor's computes on this device."""
+    """The overloads of ATen that one of our kernels, or of the vendor's, computes on this device."""
     return engine.choosable().get(place.device.type, {})
 
 

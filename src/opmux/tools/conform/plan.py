@@ -31,7 +31,7 @@ NONE_DRAWN = "none of the op's samples can be drawn in a dtype of the device, co
 
 @dataclass(frozen=True)
 class Depth:
-    """How much of everything is tried."""
+    """How thoroughly ops are checked."""
 
     full: bool = False
     dtypes: tuple[torch.dtype, ...] = ()  # the requested ones; empty: all that ops and the device support

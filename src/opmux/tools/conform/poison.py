@@ -1,4 +1,4 @@
-"""Fills the memory of results before a kernel runs, so that elements that it does not write are detected."""
+"""Fills the memory of results before a kernel runs, so that elements which the kernel does not write are detected."""
 
 from __future__ import annotations
 

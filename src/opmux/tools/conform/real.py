@@ -145,7 +145,7 @@ def _is_for(row: Sized, spec: Spec) -> bool:
 
 
 def drawn_rows(spec: Spec) -> list[Sized]:
-    """Random sizes, the same in every run."""
+    """Rows of random sizes, the same in every run."""
     chance = random.Random(zlib.crc32(spec.key.encode()))
     made = []
     for _ in range(RANDOM_ROWS):
@@ -213,7 +213,7 @@ def _channels_last(sample: Sample, shape: tuple[int, ...]) -> Sample:
 
 
 def check_op(spec: Spec, row: Sized, dtype: torch.dtype, gradient: bool, device: torch.device) -> str:
-    """Every default kernel of an op on one row: its results, and its gradient through autograd."""
+    """Check every default kernel of an op on one row: its results, and its gradient through autograd."""
     sample = sample_of(spec, row, dtype, device)
     impls = our_impls(spec, device)
     if not impls:

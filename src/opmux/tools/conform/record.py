@@ -40,7 +40,7 @@ class CheckResult:
     own: bool  # an impl of the vendor
     check: str
     status: str = PASS
-    reason: str | None = None  # of a fail, the first difference; of a refusal, its reason
+    reason: str | None = None  # the first difference if it failed, the reason if it was refused
     sample: str | None = None  # the id of the first sample that failed
     dtype: str | None = None
     tried: int = 0

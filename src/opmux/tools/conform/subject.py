@@ -1,4 +1,4 @@
-"""What is checked: an op through dispatch, or one impl of it."""
+"""The subject of a check: an op through dispatch, or one impl of it."""
 
 from __future__ import annotations
 

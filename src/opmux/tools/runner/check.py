@@ -6,7 +6,7 @@ from typing import Any
 
 from ...core.errors import OpmuxError
 
-# Words of errors after which every call of the process fails.
+# Parts of the messages of errors after which every call of the process fails.
 BROKEN = ("CUDA error", "AcceleratorError", "HIP error", "device-side assert")
 
 

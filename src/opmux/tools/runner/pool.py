@@ -49,7 +49,7 @@ def cores() -> int:
 
 
 def attempt(task: Task) -> Any:
-    """What a task returns; any exception loses only this task."""
+    """The result of a task. An exception loses only this task."""
     try:
         return task()
     except Exception as error:
@@ -76,7 +76,7 @@ class Workers:
         self._here, self._until = tasks, until
         self._members: dict[Connection, Member] = {}
         if workers > 1:
-            importlib.import_module("torch._dynamo")  # fake tensors need it: seconds, once instead of per worker
+            importlib.import_module("torch._dynamo")  # fake tensors need it: import it once, not in each worker
             queue = deque(range(len(tasks)))
             self._start("fork", partial(_on_one_core, tasks), [queue] * min(workers, len(tasks)))
 

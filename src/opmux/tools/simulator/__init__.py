@@ -87,7 +87,7 @@ def fallbacks() -> dict[str, int]:
 
 
 def forget_fallbacks() -> None:
-    """Count from 0 again."""
+    """Reset the counts to 0."""
     if _now:
         torch.ops.opmux_simulator.forget_fallbacks()
 

@@ -64,7 +64,7 @@ def _looks(value: Any) -> Any:
 
 
 class CallFound(Exception):
-    """Ends a program: the call that was looked for has been made."""
+    """Raised to end a program: the requested call has been made."""
 
 
 class CallCatcher(TorchDispatchMode):
@@ -212,7 +212,7 @@ class CaseSource(NamedTuple):
 
     given: torch.dtype
     program: Program | None
-    numel: int  # of the case on a small matrix
+    numel: int  # `OverloadCase.numel` on a small matrix
     looks: Any
 
 

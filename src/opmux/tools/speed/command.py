@@ -119,7 +119,7 @@ def _ends(outcome: Any) -> bool:
 
 
 def _last_line(file: Path) -> str:
-    """What a process printed last, usually an error."""
+    """The last line that a process printed, usually an error."""
     lines = file.read_text(encoding="utf-8", errors="replace").strip().splitlines()
     return lines[-1] if lines else "it printed nothing"
 

@@ -237,7 +237,7 @@ def _lstm_cell(x: Tensor) -> Any:
 
 
 def _fused_rms_norm(x: Tensor) -> None:
-    """Below autograd, where torch composes it on a CPU."""
+    """Calls the op below autograd; on a CPU, torch composes it from other ops."""
     with torch._C._AutoDispatchBelowAutograd():
         aten._fused_rms_norm(x, x.shape[-1:], torch.ones_like(x[0]), 1e-6)
 

@@ -47,8 +47,8 @@ class Result:
     """The outcome of compiling."""
 
     cached: int = 0  # kernels that were in Triton's cache before
-    compiled: int = 0  # by this process
-    shared: int = 0  # by another process meanwhile
+    compiled: int = 0  # compiled by this process
+    shared: int = 0  # compiled by another process meanwhile
     failed: dict[str, str] = field(default_factory=dict)  # kernel -> reason
     stopped: str = ""  # why the workload did not run to its end, and where
     too_large: int = 0  # kernels that were compiled in the last pass and do not fit on the chip
@@ -125,7 +125,7 @@ def compile_for(
 
 
 def _stopped(step: Callable[[], None]) -> str:
-    """Run a step: "" if it came to its end, else why not and where."""
+    """Run a step. Returns "" if it finished, else why and where it stopped."""
     try:
         step()
     except Exception as error:

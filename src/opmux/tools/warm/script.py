@@ -75,7 +75,7 @@ def _limited(seconds: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _a_gpu_without_memory() -> Iterator[None]:
-    """torch says that there is one CUDA device; what is put there is a meta tensor."""
+    """Make torch report one CUDA device; tensors that are put there become meta tensors."""
     says = {
         "is_available": True, "device_count": 1, "is_bf16_supported": True, "is_initialized": True,
         "init": None, "manual_seed": None, "manual_seed_all": None, "get_device_name": "meta",

@@ -11,7 +11,7 @@ from typing import Any
 
 
 def block(args: dict[str, Any]) -> int | None:
-    """Twice the usual block for 16 bits: as many bytes as for 32."""
+    """Twice the default block for 16-bit dtypes: as many bytes as for 32-bit ones."""
     return 2 * args["BLOCK"] if args["dtype"].itemsize == 2 else None
 
 
