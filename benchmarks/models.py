@@ -167,7 +167,7 @@ def run_on(cores: list[int]) -> None:
 
 
 def quiet() -> list[int]:
-    """The core on which a loop takes the least time, as far as cores can be chosen."""
+    """The core on which a loop runs fastest, in a list; empty if cores cannot be chosen."""
 
     def spun(core: int) -> float:
         os.sched_setaffinity(0, [core])
@@ -293,7 +293,7 @@ def trace(step: Callable[[], Any]) -> dict[str, list[list[Any]]]:
     """The overloads of a step that we can compute: [dtype, size, calls]."""
     from opmux.faces.aten.overloads import table
 
-    step()  # the optimizer makes its state
+    step()  # the optimizer creates its state
     with Seen() as seen:
         step()
     found: dict[str, list[list[Any]]] = {}

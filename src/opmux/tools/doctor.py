@@ -178,7 +178,7 @@ def vendor_rows() -> list[dict[str, Any]]:
     """The number of impls by vendor, and by kind for impls without a vendor."""
     manager = get_default_manager()
     for name in manager.registry.list_operators():  # loads families and plugins
-        manager.resolve_candidates(name)  # and kernels
+        manager.resolve_candidates(name)  # loads the kernels
     counts: dict[tuple[str | None, str], int] = {}
     for impl in manager.registry.all_impls():
         counts[impl.vendor, str(impl.kind)] = counts.get((impl.vendor, str(impl.kind)), 0) + 1

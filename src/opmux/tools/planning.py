@@ -50,7 +50,7 @@ CUDA = 1  # c10::DeviceType
 KERNEL, RECORD, REFUSAL, FAILURE, CLASS, DONE = range(1, 7)  # Message in planner.h
 ARGUMENT, RESULT, SPACE, NUMBER = range(4)  # LaunchRecord::Kind in launches.h
 MOST = 1 << 17  # bytes of a message
-PREFIX = "opmux-planner-"  # of the folder of kernels
+PREFIX = "opmux-planner-"  # the start of the name of a folder of compiled kernels
 NEW = 60.0  # seconds: a younger folder may not be locked yet
 RESTARTS = 16  # of killed workers; after that many the planner ends
 PR_SET_PDEATHSIG = 1  # a prctl option: kill a worker when its parent process ends
@@ -239,7 +239,7 @@ class Worker:
         self.number = 0  # the worker's index
         self._devices, self._folder = devices, folder
         self._kernels: dict[str, int] = {}  # hash of a compiled kernel -> its number; these were sent to C++
-        self._new: dict[str, int] = {}  # the same, for kernels that are not sent yet
+        self._new: dict[str, int] = {}  # hash of a compiled kernel -> its number; these are not sent yet
         self._names = {int(slot): name for slot, name in names.items()}
         self._calls: dict[int, Callable[..., Any]] = {}
         engine.STATE.on = frozenset(self._names.values())

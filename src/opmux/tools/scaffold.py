@@ -169,7 +169,7 @@ def _check_name(name: str) -> None:
 
 
 def _checkout(out: Path | None) -> Path:
-    """The root of a checkout of opmux: the one given, else the one that is running."""
+    """The root of a checkout of opmux: the given one, else the running one."""
     root = Path(__file__).absolute().parents[3] if out is None else out.absolute()
     if (root / "src/opmux/backends/registry.py").is_file() and (root / "tests/backends").is_dir():
         return root

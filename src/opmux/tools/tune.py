@@ -71,7 +71,7 @@ class TuneCase:
     shape: str
     dtype: torch.dtype
     expected: Any = field(default=None, repr=False)
-    slack: float = 1.0  # times the op's tolerance
+    slack: float = 1.0  # factor on the op's tolerance
 
     def __str__(self) -> str:
         return f"{self.spec.name} {self.shape} {dtype_name(self.dtype)}"

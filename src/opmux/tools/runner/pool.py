@@ -43,7 +43,7 @@ class Lost:
 
 def cores() -> int:
     """The useful number of workers."""
-    if not hasattr(os, "fork") or sys.platform == "darwin":  # its system libraries fail after a fork
+    if not hasattr(os, "fork") or sys.platform == "darwin":  # macOS: system libraries fail after a fork
         return 1
     return background.usable_cores()
 

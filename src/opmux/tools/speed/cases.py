@@ -260,7 +260,7 @@ class Sources:
         return None if own else functional(overload)
 
     def dtypes(self, overload: Overload) -> list[torch.dtype]:
-        """The dtypes of the first tensor that its cases can have."""
+        """The dtypes that the first tensor of its cases can have."""
         return list(self._of(self._plain(overload) or overload))
 
     def cases(self, overload: Overload, numel: int, dtype: torch.dtype) -> Iterator[OverloadCase]:
