@@ -15,7 +15,7 @@ import torch
 def about(*packages: str, **more: Any) -> dict[str, Any]:
     """The facts of this run: versions of torch, triton and other packages; `more` comes last.
 
-    COMMIT, in the environment, names the commit where there is no git.
+    Without git, the environment variable COMMIT names the commit.
     """
     return {
         "chip": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",

@@ -33,7 +33,7 @@ from opmux.kernels import attention, gemm, grouped
 
 BF16, F16, F32, F64, E4M3 = torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.float8_e4m3fn
 CUDA = "cuda"
-# a name of a result, in float64, ours, torch's, and how many numbers were summed
+# the result's name, the result in float64, ours, torch's, and how many numbers were summed
 Result = tuple[str, Tensor, Tensor, Tensor, int]
 
 
@@ -56,7 +56,7 @@ def products(dtype: torch.dtype, draw: random.Random) -> Iterator[Result]:
 
 
 def fp8(how: str, draw: random.Random) -> Iterator[Result]:
-    """To bfloat16, with one scale, one for each row, or 1x128 and 128x128 blocks; torch takes n and k by 16 or 128."""
+    """FP8 to bfloat16, with one scale, one per row, or 1x128 and 128x128 blocks; torch needs multiples of 16 or 128."""
     step = 128 if how == "blocks" else 16
     m, n, k = size(draw), *(-(-size(draw) // step) * step for _ in range(2))
     a, b = (torch.randn(rows, k, device=CUDA).to(E4M3) for rows in (m, n))
@@ -80,7 +80,7 @@ def fp8(how: str, draw: random.Random) -> Iterator[Result]:
 
 
 def groups(dtype: torch.dtype, draw: random.Random) -> Iterator[Result]:
-    """Rows in uneven groups, some of them empty; torch takes n and k in multiples of 8."""
+    """Products of rows in uneven groups, some of them empty; torch needs multiples of 8 for n and k."""
     rows, count = size(draw), draw.randint(1, 16)
     n, k = (-(-size(draw, 1024) // 8) * 8 for _ in range(2))
     cuts = sorted(draw.randint(0, rows) for _ in range(count - 1))
@@ -91,11 +91,11 @@ def groups(dtype: torch.dtype, draw: random.Random) -> Iterator[Result]:
 
 
 def attended(dtype: torch.dtype, draw: random.Random) -> Iterator[Result]:
-    """Forward and backward; torch's own choice is flash or cuDNN attention."""
+    """Attention, forward and backward; torch itself chooses flash or cuDNN attention."""
     batch, kv_heads, group = draw.randint(1, 3), draw.choice((1, 2, 3)), draw.choice((1, 1, 2, 4))
     dim, causal = draw.choice((16, 32, 40, 64, 64, 80, 128, 128, 128, 256)), draw.random() < 0.5
     queries = max(size(draw, 1500), 2)
-    keys = queries if causal else max(size(draw, 1500), 2)  # with one key dq is 0, and what is computed is noise
+    keys = queries if causal else max(size(draw, 1500), 2)  # with one key, dq is 0, and results are rounding noise
     new = lambda heads, rows: torch.randn(batch, heads, rows, dim, device=CUDA, dtype=dtype)
     q, k, v = new(kv_heads * group, queries), new(kv_heads, keys), new(kv_heads, keys)
     do = new(kv_heads * group, queries)
@@ -140,14 +140,14 @@ def ratios(kind: str, seed: int) -> Iterator[dict[str, Any]]:
 
 
 def share(kinds: list[str], shapes: int, which: int, of: int, file: Path) -> None:
-    """What one process does: every `of`th shape, a line for each result."""
+    """The work of one process: every `of`th shape, a line for each result."""
     torch.backends.cuda.matmul.allow_tf32 = False
     with file.open("w") as lines:
         for kind in kinds:
             for seed in range(which, shapes, of):
                 try:
                     found = list(ratios(kind, seed))
-                except Exception as error:  # what Triton raises has no base of its own
+                except Exception as error:  # Triton's errors have no common base class
                     found = [{"kind": kind, "seed": seed, "error": str(error).splitlines()[0][:200]}]
                 lines.write("".join(json.dumps(row) + "\n" for row in found))
                 lines.flush()

@@ -1,4 +1,4 @@
-"""Two trees by turns, in one run: what a change did to the time of every case of a preset.
+"""Compares two trees in one run, alternating between them: how a change affects the time of each case of a preset.
 
     python benchmarks/against.py TREE [--rounds N] [--json FILE] -- --preset memory-bound --device cuda
 

@@ -2,10 +2,9 @@
 
     python benchmarks/attention.py [--json FILE]
 
-`ours` is our kernel for this chip, `any chip` the one for any chip where that is another. Times are medians of device
-time with a cold cache; TFLOP/s count only pairs of a query and a key that it sees. `error` is the distance of our
-results to float64, relative to their norm, in units of torch's flash. Providers that refuse a case are left out of its
-row.
+`ours` is our kernel for this chip, `any chip` the generic one, if it is another. Times are medians of device time with
+a cold cache; TFLOP/s count only unmasked pairs of a query and a key. `error` is the distance of our results to float64,
+relative to their norm, over that of torch's flash. Providers that refuse a case are left out of its row.
 """
 
 from __future__ import annotations
@@ -90,7 +89,7 @@ def flex(causal: bool, seq: int) -> Callable[..., Tensor]:
 
 
 def times(attend: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> tuple[float, float]:
-    """Forward, and backward from a graph that is kept."""
+    """The times of the forward, and of the backward with a retained graph."""
     forward = us(lambda: attend(q, k, v))
     leaves = [t.detach().requires_grad_() for t in (q, k, v)]
     o = attend(*leaves)
@@ -112,7 +111,7 @@ def relative(got: Tensor, exact: Tensor) -> float:
 
 
 def errors(shape: Shape) -> dict[str, float]:
-    """Of each result, our distance to float64 by torch's flash attention's, on one batch of 1024 tokens."""
+    """For each result, our distance to float64 over that of torch's flash attention, on one batch of 1024 tokens."""
     q, do = (new(1, shape.heads, 1024, shape.dim) for _ in range(2))
     k, v = (new(1, shape.kv_heads, 1024, shape.dim) for _ in range(2))
 
@@ -151,7 +150,7 @@ def dense(shape: Shape) -> dict[str, Any]:
     return {
         "case": "dense",
         "shape": shape._asdict(),
-        "copy_us": round(us(copied.clone), 1),  # the least that reading q, k, v and writing o takes
+        "copy_us": round(us(copied.clone), 1),  # the least time for reading q, k, v and writing o
         "tflops": {
             name: [round(shape.flops(n) / t / 1e6, 1) for n, t in zip((2, 5), pair, strict=True)]
             for name, pair in measured.items()
@@ -194,7 +193,7 @@ def varlen(heads: int = 32, kv_heads: int = 8, dim: int = 128) -> dict[str, Any]
 
 
 def options() -> list[dict[str, Any]]:
-    """What each option costs: the general op at the first shape, forward and backward."""
+    """The cost of each option: the general op at the first shape, forward and backward."""
     b, h, g, s, d, _ = SHAPES[0]
     q, do, k, v = new(b, h, s, d), new(b, h, s, d), new(b, g, s, d), new(b, g, s, d)
     bias, heads = new(1, h, s, s), torch.rand(h, device="cuda")

@@ -1,8 +1,8 @@
-"""What the default policy runs against every implementation by itself: products, attention and decoding, on a GPU.
+"""Compares the default policy's choice with every single implementation: products, attention, decoding, on a GPU.
 
     python benchmarks/choice.py [--json FILE] [--rounds 5]
 
-Times are medians of device time with a cold cache, in turns: the default, then each implementation alone. `ratio` is
+Times are medians of device time with a cold cache, measured alternately: the default, then each impl alone. `ratio` is
 the fastest implementation's time over the default's: 1 where the default is the best choice.
 """
 

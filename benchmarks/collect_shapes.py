@@ -3,9 +3,9 @@
     pip install transformers diffusers
     PYTHONPATH=src python benchmarks/collect_shapes.py            # all models; names on the command line choose some
 
-Models are built on the meta device with their real sizes, few layers deep (layers repeat), and run forward and
-backward in bfloat16. A dispatch mode sees every call below autograd; calls of overloads that opmux serves are kept.
-Of calls whose sizes are alike the largest and the oddest stay. The hand-written rows under "ops" are left as they are.
+Models are built on the meta device with their real sizes, but few layers (layers repeat), and run forward and backward
+in bfloat16. A dispatch mode records every call below autograd of the overloads that opmux serves. Of calls with similar
+sizes, the largest and the one with the oddest sizes are kept. The hand-written rows under "ops" are not changed.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from opmux.faces.aten.overloads import table
 from opmux.tools.conform import shapes
 
 T = torch.bfloat16
-MOST_BYTES = 2 << 30  # of a call's tensors in the model's dtype
-MOST_ROWS = 14  # of one overload
+MOST_BYTES = 2 << 30  # the most bytes of a call's tensors, in the model's dtype
+MOST_ROWS = 14  # the most rows of one overload
 SKIPPED = {"random"}  # families whose results cannot be compared
 
 
@@ -53,7 +53,7 @@ class Record(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
-# What models ask of numbers that are not there: whether a mask is all ones, which tokens an expert gets (an eighth).
+# Results of ops that read values, which meta tensors lack: whether a mask is all ones, the tokens of an expert (1/8).
 ANSWERS: dict[Any, Callable[..., Any]] = {
     torch.ops.aten._local_scalar_dense.default: lambda t: t.dtype.is_floating_point or 1,
     torch.ops.aten.nonzero.default: lambda t: t.new_empty((max(t.numel() // 8, 1), t.dim()), dtype=torch.long),
@@ -100,7 +100,7 @@ def decode(build: Callable[[], torch.nn.Module], batch: int) -> Callable[[], Non
 
 
 def image(build: Callable[[], torch.nn.Module], batch: int, last: bool = False) -> Callable[[], None]:
-    """Batch norms keep float32 parameters, as under autocast."""
+    """Runs an image model. Batch norms keep float32 parameters, as under autocast."""
 
     def run() -> None:
         form = torch.channels_last if last else torch.contiguous_format
@@ -234,7 +234,7 @@ INPUTS = {
     "T[16x2048x7x7]@100352,1,14336,2048": "resnet-50 channels-last",
     "T[3x100003]": "attacked",
 }
-# an op -> what comes after its first argument, by form
+# an op -> lists of the arguments after its first one
 ALONG: dict[str, list[list[Any]]] = {
     "linalg_vector_norm": [[2, [-1], False], [1, [0], True], [2]],
     "norm.Scalar": [[2]],
@@ -345,7 +345,7 @@ def by_hand() -> Iterator[tuple[str, str, list[str]]]:
 
 
 def kept(calls: list[tuple[str, set[str]]]) -> Iterator[tuple[str, list[str]]]:
-    """Of one overload's calls: of each class of sizes the largest and the oddest, and all models' names."""
+    """For each class of similar calls of an overload: the largest and the oddest call, and the names of all models."""
     classes: dict[tuple, list[tuple[str, set[str]]]] = defaultdict(list)
     for text, models in calls:
         classes[shapes.class_of(text)].append((text, models))
@@ -355,7 +355,7 @@ def kept(calls: list[tuple[str, set[str]]]) -> Iterator[tuple[str, list[str]]]:
         largest = max(members, key=lambda c: shapes.elements(c[0]))[0]
         oddest = max(members, key=lambda c: (shapes.oddness(c[0]), shapes.elements(c[0])))[0]
         ranked += [(largest, names)] + ([(oddest, names)] if oddest != largest else [])
-    # the odd, the strided and the large first: that is where kernels have gone wrong
+    # odd sizes, strided tensors and large calls first: kernels have failed there
     ranked.sort(key=lambda r: (shapes.oddness(r[0]) > 0, "@" in r[0], shapes.elements(r[0])), reverse=True)
     by_layout = [r for r in ranked if "@" in r[0]], [r for r in ranked if "@" not in r[0]]
     half = MOST_ROWS // 2
@@ -371,7 +371,7 @@ def main() -> None:
         try:
             with torch.device("meta"), Record(name, rows):
                 MODELS[name]()
-        except (NotImplementedError, RuntimeError) as error:  # what needs numbers, such as routing: the rest is kept
+        except (NotImplementedError, RuntimeError) as error:  # an op needs values (routing): earlier calls are kept
             print(f"{name}: stopped: {str(error).splitlines()[0]}", flush=True)
         print(f"{name}: {len(rows) - before} new calls", flush=True)
     by_op: dict[str, list[tuple[str, set[str]]]] = defaultdict(list)

@@ -1,10 +1,10 @@
-"""The C++ kernels of the CPU against each op's reference and against the nearest that ATen has, in us.
+"""The C++ kernels of the CPU, compared with each op's reference and the nearest ATen equivalent, in us.
 
     python benchmarks/cpu.py [--threads 1,2] [--dtypes float32,bfloat16] [--ops rms_norm,silu_mul] [--json FILE]
 
-An op is registered for a dtype where it is 1.05 times as fast as both, at every shape and number of threads. With one
-thread the clock is the thread's own, so that a busy machine does not show; with more it is the wall's. The sides take
-turns, and the best of each counts.
+An op is registered for a dtype if it is 1.05 times as fast as both, at every shape and number of threads. With one
+thread, the thread's CPU time is measured, so that other load has no effect; with more, wall time. The sides alternate,
+and the best time of each counts.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from opmux.core import specs
 
 SHAPES = ((1, 1024), (64, 1024), (1024, 4096))
 
-# Without the Python of torch.ops, as our own kernels are called.
+# Called without the Python code of torch.ops, like our own kernels.
 GELU_BWD, SILU_BWD, RELU_BWD, LAYER_BWD = (
     getattr(torch.ops.aten, name).default._op
     for name in ("gelu_backward", "silu_backward", "threshold_backward", "native_layer_norm_backward")
@@ -48,7 +48,7 @@ def _add_rms_norm(x, residual, weight, eps, offset, casting):
     return F.rms_norm(s, s.shape[-1:], weight, eps), s
 
 
-# What a torch programmer would write. Backwards without an op of ATen's own have the reference alone.
+# What a torch programmer would write. A backward that ATen does not have is compared only with the reference.
 ATEN: dict[str, Callable[..., Any]] = {
     "rms_norm": lambda x, weight, eps, offset, casting: F.rms_norm(x, x.shape[-1:], weight, eps),
     "add_rms_norm": _add_rms_norm,
@@ -106,7 +106,7 @@ NEAREST = _nearest()
 
 
 def best_us(sides: dict[str, Callable[[], Any]], threads: int, seconds: float) -> dict[str, float]:
-    """The best time of each, in turns: what else the machine does then meets all of them."""
+    """The best time of each side. They alternate, so that other load affects all of them."""
     clock = time.thread_time if threads == 1 else time.perf_counter
 
     def once(fn: Callable[[], Any], loops: int) -> float:
@@ -141,7 +141,7 @@ def measure(name: str, dtype: torch.dtype, shape: tuple[int, ...], threads: int,
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Ours in us, and how many times as long the better of the others takes; < marks what does not win."""
+    """Our time in us, and the better of the other times over ours; < marks cells where ours is not faster."""
     heads = sorted({(r["threads"], tuple(r["shape"])) for r in rows})
     words = [f"{'x'.join(map(str, s))} t{t}" for t, s in heads]
     lines = [f"{'op':20}{'dtype':10}" + "".join(f"{w:>20}" for w in words)]

@@ -1,11 +1,11 @@
-"""Decoding on a GPU: attention to a cache, paged and contiguous, and MLA; time against what a copy takes.
+"""Decoding on a GPU: attention to a cache, paged and contiguous, and MLA; times compared with that of a copy.
 
     python benchmarks/decode.py [--json FILE] [--quick]
 
-Times are medians of device time with a cold cache. A share is the bytes of keys and values that are read, over the
-time, of what a copy moves (read and written) in the same run: the aim is 0.8. `torch` is its flash attention with the
-same keys and values contiguous: it takes neither pages nor float8. An error is the largest distance to float64, in
-units of the largest number of the result.
+Times are medians of device time with a cold cache. A share is the bandwidth at which keys and values are read, over
+that of a copy (read and written) in the same run; the goal is 0.8. `torch` is torch's flash attention with the same
+keys and values, contiguous, as it supports neither pages nor float8. An error is the largest difference from float64,
+relative to the largest number of the result.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from opmux.core import specs
 
 BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
 HEADS, KV_HEADS, DIM, PAGE = 32, 8, 128, 64
-MOST = 24 << 30  # bytes of a cache
+MOST = 24 << 30  # the most bytes of a cache
 # batch, keys, page (0: contiguous), dtype of the cache
 CASES = [
     *((batch, keys, PAGE, BF16) for batch in (1, 16, 64) for keys in (1024, 8192, 32768)),
@@ -44,7 +44,7 @@ def microseconds(call: Callable[[], object], rep: int = 40) -> float:
 
 
 def copy_speed() -> float:
-    """Bytes a microsecond, read and written, of a copy of 1 GiB."""
+    """Bytes per microsecond that a copy of 1 GiB reads and writes."""
     a, b = (torch.empty(2**29, dtype=BF16, device="cuda") for _ in range(2))
     return 2 * a.nbytes / microseconds(lambda: b.copy_(a))
 
@@ -68,7 +68,7 @@ def first_of(cache: Tensor, table: Tensor | None) -> Tensor:
 
 
 def error_of(got: Tensor, name: str, *args: Any) -> float:
-    """Of the first sequence."""
+    """The error of the first sequence."""
     wide = [a.double() if torch.is_tensor(a) and a.dtype is BF16 else a for a in args]
     want = specs.find(name).reference(*wide)[0]
     return ((got[:1].double() - want).abs().max() / want.abs().max()).item()

@@ -1,9 +1,9 @@
-"""What choosing costs: ns per call against a plain Python call of the same body, in the same run.
+"""The cost of dispatch: ns per call, compared with a plain Python call of the same body in the same run.
 
     python benchmarks/dispatch.py [--json FILE] [--quick]
 
 Both sides go through the same kind of lambda and are timed by `time.thread_time`, best of many repeats, so that a busy
-machine does not show. Ratios are what counts; absolute ns depend on the core.
+machine has no effect. Compare the ratios; absolute ns depend on the core.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def own_body(x, weight, eps=1e-6):
     return x
 
 
-# An impl of ours, which asks by itself whether it is traced.
+# Marks it as an impl of ours, which checks for tracers itself.
 own_body.__module__ = "opmux.bench"
 
 
@@ -50,7 +50,7 @@ def body_bwd(dy, x, weight, eps):
 
 
 def best_ns(fn, plain, repeats: int, loops: int) -> tuple[float, float]:
-    """The best time of one `fn()` and of one `plain()`, in thread CPU ns. They take turns, as clocks drift."""
+    """The best time of one `fn()` and of one `plain()`, in thread CPU ns. They alternate, because clocks drift."""
     clock, span = time.thread_time_ns, range(loops)
 
     def once(f) -> float:
@@ -64,7 +64,7 @@ def best_ns(fn, plain, repeats: int, loops: int) -> tuple[float, float]:
 
 
 def declare_ops() -> None:
-    """Two ops of the benchmark's own, with a body that does nothing: one plain, one with a gradient."""
+    """Declare the benchmark's ops, whose body does nothing: plain ones, and one with a gradient."""
     t = torch.Tensor
     names = dict.fromkeys(("bench_plain", "bench_reference", "bench_dtype", "bench_device"))
     names["bench_grad"] = "bench_grad_bwd"
@@ -78,7 +78,7 @@ def declare_ops() -> None:
     fn.__name__, fn.__annotations__ = "bench_grad_bwd", {"dy": t, "x": t, "weight": t, "return": tuple[t, t]}
     op(fn, out="dx dweight", fake=lambda dy, x, weight: (dy.clone(), weight.clone()))
     registry = opmux.core.get_default_manager().registry
-    for name in ("bench_plain", "bench_grad"):  # as the CPU's own kernels are registered
+    for name in ("bench_plain", "bench_grad"):  # registered like the CPU's own kernels
         registry.register_impl(
             OpImpl(name, "default.bench", BackendImplKind.DEFAULT, fn=own_body, declines_tracers=True)
         )
@@ -150,7 +150,7 @@ def measure(repeats: int, loops: int, ops: int, threads: int) -> list[dict]:
 
 
 class TwoDevices(machine.Machine):
-    """A machine with an accelerator, so that impls for one device make the op ask for the device."""
+    """A machine with an accelerator, so that dispatch checks the device if impls are for one device."""
 
     def accelerators(self) -> tuple[str, ...]:
         return ("meta",)

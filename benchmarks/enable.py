@@ -1,4 +1,4 @@
-"""What `opmux.enable()` costs the host: small ops of torch on an accelerator, with and without our kernels under them.
+"""The host cost of `opmux.enable()`: small ops of torch on an accelerator, with and without our kernels.
 
     python benchmarks/enable.py [--json FILE]
 
@@ -9,9 +9,9 @@
 | ours | the override: from the C++ gate, which launches our kernel |
 | python | the same with launches from C++ turned off: the override in Python |
 
-The GPU is never waited for inside a measurement, so what is timed is the way of a call: torch's binding, its
-dispatcher, a kernel's launch. Native and ours alternate, op by op, every few milliseconds, as clocks drift; the ratio
-is the median over these pairs.
+A measurement never waits for the GPU, so it times only the host: torch's binding, its dispatcher, the kernel launch.
+Native and ours alternate, op by op, every few milliseconds, because clocks drift; the ratio is the median over these
+pairs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from opmux.cpp import launching
 
 CALLS, PAIRS = 300, 21
 ASKED = ("add", "mul scalar", "softmax", "rms_norm", "sum", "gelu", "layer_norm")
-LIMIT = 1.1  # of native's time, for these
+LIMIT = 1.1  # the largest allowed ratio to native's time, for these ops
 
 
 def cases(device: str) -> dict[str, tuple[str, Callable[[], object]]]:

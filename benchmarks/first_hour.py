@@ -1,8 +1,8 @@
-"""What a user meets in the first hour: turning opmux on, first steps, batches of changing lengths; beside torch.
+"""A user's first hour: turning opmux on, first steps, batches of changing lengths; compared with torch.
 
     python benchmarks/first_hour.py [--only enable,steps,warm,lengths,shapes,host] [--json FILE]
 
-Every figure comes from processes of its own. "cold" has empty caches (compiled C++, Triton's kernels), "warm" the
+Every figure is measured in new processes. "cold" has empty caches (compiled C++, Triton's kernels), "warm" the
 caches that the cold run left. Models have random weights: a GPT-2 of 6 layers, a Llama of 6 layers (hidden 1024) and
 one of 1.2 billion parameters, in bfloat16; a step is a forward and a backward pass.
 
@@ -62,7 +62,7 @@ def model_of(name: str) -> Any:
 
 
 def stepper(model: Any, batch: int) -> Callable[[int], float]:
-    """A step on sequences of a length: its milliseconds, the device waited for."""
+    """A function that runs a step on sequences of a length, and returns its milliseconds, device time included."""
     import torch
 
     def step(length: int) -> float:
@@ -78,7 +78,7 @@ def stepper(model: Any, batch: int) -> Callable[[int], float]:
 
 
 def turn_on(way: str, model: Any = None) -> float:
-    """Seconds that it takes."""
+    """Turn opmux on; returns the seconds that it takes."""
     start = time.perf_counter()
     if way != "native":
         import opmux
@@ -164,7 +164,7 @@ def warm(way: str, name: str) -> dict[str, float]:
 
 
 def lengths(way: str, name: str) -> dict[str, float]:
-    """Natively first, as torch's libraries plan attention for each new length."""
+    """Step times for changing lengths. Runs natively first: torch's libraries plan attention for each new length."""
     import random
 
     model = model_of(name)
@@ -229,7 +229,7 @@ def host(_: str, __: str) -> dict[str, float]:
     import opmux
     from opmux.cpp import library as native_library
 
-    native_library.available()  # else Python launches for as long as another process compiles the C++: 20 s, once
+    native_library.available()  # else Python launches the kernels while another process compiles the C++: 20 s, once
     x, b = (torch.randn(64, 256, device="cuda", requires_grad=True) for _ in range(2))
     w = torch.ones(256, device="cuda", requires_grad=True)
     dy = torch.randn(64, 256, device="cuda")

@@ -1,16 +1,16 @@
-"""What a call with gradients costs the host: forward alone and forward + backward of small ops, in us.
+"""The host cost of a call with gradients: forward alone, and forward + backward, of small ops, in us.
 
     python benchmarks/gradients.py [--json FILE] [--device cpu|cuda] [--quick]
-    python benchmarks/gradients.py --against TREE     # this tree and another one by turns, in one file
+    python benchmarks/gradients.py --against TREE     # this tree and another one, alternating, in one file
 
 Columns: torch's own op in eager mode; the same with `opmux.enable()`; the op of `opmux.ops`, launched from C++ where
 that is possible; the same launched from Python; and a minimal `autograd.Function` that allocates the same results,
-saves the same tensors and computes nothing. The case "empty" is an op of opmux whose kernels only allocate: what it
-takes over the minimal Function is what opmux adds.
+saves the same tensors and computes nothing. The case "empty" is an op of opmux whose kernels only allocate: its time
+beyond that of the minimal Function is what opmux adds.
 
-On an accelerator nothing is waited for inside a measurement, so that the host is timed. On the CPU the clock is the
-thread's own, and the kernels are part of the time. The sides take turns every few milliseconds, as clocks drift: a
-ratio is the median over these turns.
+On an accelerator, a measurement never waits for the device, so that only the host is timed. On the CPU, the thread's
+CPU time is measured, which includes the kernels. The sides alternate every few milliseconds, because clocks drift: a
+ratio is the median over these rounds.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ except ImportError:  # --against a tree that launches from Python only
 
 Sides = dict[str, Callable[[], Any]]
 SIDES = ("torch", "enable", "opmux", "python", "minimal")
-WARM = 16  # calls before a turn: enabling and disabling makes C++ forget what it launches
+WARM = 16  # calls before a round: enable() and disable() clear the launch records of C++
 
 
 def minimal(
@@ -79,20 +79,20 @@ def empty_norm_bwd(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor) -> tuple
 
 
 def declare_empty() -> Callable[..., Any]:
-    """An op with a gradient, of which forward and backward only allocate."""
+    """An op with a gradient whose forward and backward only allocate."""
     from opmux.core import BackendImplKind, OpImpl, get_default_manager, op
 
     made = op(empty_norm, name="bench_norm", out="y rstd", grad="bench_norm_bwd", fake=empty_norm)
     op(empty_norm_bwd, name="bench_norm_bwd", out="dx dweight", fake=empty_norm_bwd)
     for name, fn in (("bench_norm", empty_norm), ("bench_norm_bwd", empty_norm_bwd)):
         call: Any = lambda *args, fn=fn: fn(*args)
-        call.__module__ = "opmux.bench"  # as a kernel of ours, which is not examined at first
+        call.__module__ = "opmux.bench"  # treated as a kernel of ours, whose first calls are not checked
         get_default_manager().registry.register_impl(OpImpl(name, "default.bench", BackendImplKind.DEFAULT, fn=call))
     return made
 
 
 def cases(device: str) -> dict[str, tuple[list[Tensor], dict[str, Callable[..., Any]]]]:
-    """Per op: the tensors that require grad, and each side as a function of them."""
+    """For each op: the tensors that require grad, and for each side a function of them."""
     dtype = torch.bfloat16 if device != "cpu" else torch.float32
     leaf = lambda *shape: torch.randn(*shape, device=device, dtype=dtype, requires_grad=True)
     x, y, w, b = leaf(64, 256), leaf(64, 256), leaf(256), leaf(256)
@@ -146,7 +146,7 @@ def cases(device: str) -> dict[str, tuple[list[Tensor], dict[str, Callable[..., 
 
 
 class Timer:
-    """Times a call on the host: on the CPU by the thread's clock, else by the wall's, without waiting for kernels."""
+    """Times a call on the host: thread CPU time on the CPU, else wall time without waiting for kernels."""
 
     def __init__(self, device: str, seconds: float):
         self.on_cpu, self.seconds = device == "cpu", seconds
@@ -162,7 +162,7 @@ class Timer:
         return taken
 
     def calls(self, call: Callable[[], Any]) -> int:
-        """How many calls a turn takes. On an accelerator at most 100: the launch queue must not fill up."""
+        """The number of calls in a round. On an accelerator at most 100: the launch queue must not fill up."""
         for _ in range(3):
             call()
         many = max(5, int(self.seconds * 1e6 / max(self.us(call, 5), 0.1)))
@@ -195,7 +195,7 @@ def measure(timer: Timer, sides: Sides, turns: int) -> dict[str, dict[str, float
 
 
 def switch(side: str) -> None:
-    """`opmux.enable()` for the side of that name, and for no other; C++ launches for all but `python`."""
+    """Enable opmux for the side "enable" and for no other; C++ launches for all sides but "python"."""
     if launching is not None:
         launching.pause("measured", side == "python")
     if side == "enable":
@@ -206,7 +206,7 @@ def switch(side: str) -> None:
 
 def run(device: str, quick: bool) -> list[dict[str, Any]]:
     if device == "cpu":
-        torch.set_num_threads(1)  # the clock is this thread's
+        torch.set_num_threads(1)  # only this thread's time is measured
     timer, turns, rows = Timer(device, 0.002 if quick else 0.01), 9 if quick else 41, []
     for name, (leaves, sides) in cases(device).items():
         if "torch" in sides:
@@ -238,7 +238,7 @@ def facts(device: str) -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """What OPMUX_COMMIT says, or git of the tree that is measured."""
+    """The commit: OPMUX_COMMIT, or what git says of the measured tree."""
     if "OPMUX_COMMIT" in os.environ:
         return os.environ["OPMUX_COMMIT"]
     command = ["git", "-C", str(Path(opmux.__file__).parent), "describe", "--always", "--dirty", "--exclude=*"]
@@ -269,7 +269,7 @@ def show_both(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> None
 
 
 def child(tree: Path, commit: str | None, options: argparse.Namespace) -> dict[str, Any]:
-    """The figures of one tree, from a process of its own."""
+    """The figures of one tree, measured in a new process."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "figures.json"
         words = [sys.executable, __file__, "--json", str(path), "--device", options.device]
@@ -281,7 +281,7 @@ def child(tree: Path, commit: str | None, options: argparse.Namespace) -> dict[s
 
 
 def best_of(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Row by row the best time, and the median of the ratios."""
+    """For each row, the best time and the median of the ratios."""
     rows = []
     for same in zip(*(r["rows"] for r in runs), strict=True):
         sides = {}

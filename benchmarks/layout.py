@@ -1,4 +1,4 @@
-"""Layout ops, factories and fills by our kernels against torch's, in one run on a GPU: device time, and the host's.
+"""Layout ops, factories and fills by our kernels, compared with torch's, in one run on a GPU: device and host time.
 
     python benchmarks/layout.py
 

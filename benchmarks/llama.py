@@ -1,11 +1,11 @@
-"""A Llama of 1.2 billion parameters on a GPU: training and decoding, as it is, patched, compiled, and both.
+"""A Llama of 1.2 billion parameters on a GPU: training and decoding, unchanged, patched, compiled, and both.
 
     python benchmarks/llama.py [--steps 50] [--only "native;patched"] [--liger] [--json FILE]
 
-Each way runs in a process of its own, and trains a fresh model from the same weights on the same tokens (4 x 2048,
-bfloat16, fused AdamW, eager unless compiled). Times are medians of steps after the first three; the peak of memory is
-that of a step. Decoding is one sequence, token by token, with `generate`: the fastest of several runs, and the first,
-in which attention (cuDNN's) makes a plan for every length that is new.
+Each variant runs in a new process, and trains a fresh model from the same weights on the same tokens (4 x 2048,
+bfloat16, fused AdamW, eager unless compiled). Times are medians of steps after the first three; the memory peak is that
+of one step. Decoding is one sequence, token by token, with `generate`: the fastest of several runs, and the first run,
+in which cuDNN's attention makes a plan for every new length.
 """
 
 from __future__ import annotations
@@ -126,12 +126,12 @@ def decode(way: Callable[[Any], Any], tokens: int = 128, rounds: int = 5) -> dic
     seconds(8)
     few = min(seconds(8) for _ in range(rounds))
     many = [seconds(8 + tokens) for _ in range(rounds)]
-    each = lambda took: round(1e3 * (took - few) / tokens, 3)  # without the prompt
+    each = lambda took: round(1e3 * (took - few) / tokens, 3)  # without the time of the prompt
     return {"ms_per_token": each(min(many)), "first_ms_per_token": each(many[0])}
 
 
 def measured(name: str, steps: int) -> dict[str, Any]:
-    """One way, in this process: training first, so that its peak of memory has no other model in it."""
+    """One variant, in this process. Training comes first, so that its memory peak includes no other model."""
     found = train(WAYS[name], steps)
     if "compiled" not in name:
         gc.collect()
@@ -146,7 +146,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="these ways, separated by semicolons")
     parser.add_argument("--liger", action="store_true", help="also Liger's patch")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--one", help=argparse.SUPPRESS)  # the way of a child process
+    parser.add_argument("--one", help=argparse.SUPPRESS)  # the variant of a child process
     given = parser.parse_args()
     if given.one:
         print(json.dumps(measured(given.one, given.steps)))

@@ -2,9 +2,9 @@
 
     python benchmarks/llm_ops.py [--json FILE]
 
-Times are medians, of all providers in turn in one run. GBps are the bytes that must move (each input read once, each
-result written once) over the time; a share is that of what a copy of as many bytes moves in the same run. Host times
-are those of a call whose kernel is shorter than its launch: rope of one token, as in decoding.
+Times are medians; all providers alternate in one run. GBps is the number of bytes that must move (each input read once,
+each result written once) over the time; a share is relative to a copy of as many bytes in the same run. Host times are
+measured on a call whose kernel is shorter than its launch: rope of one token, as in decoding.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def milliseconds(call: Callable[[], object]) -> float:
 
 
 def host_microseconds(call: Callable[[], object], times: int = 500) -> float:
-    """The host's time of a call; the device is never waited for."""
+    """The host's time of a call, without waiting for the device."""
     best = float("inf")
     for _ in range(5):
         torch.cuda.synchronize()
@@ -53,7 +53,7 @@ def drawn(*shape: int) -> Tensor:
 
 
 class Case(NamedTuple):
-    """An op and torch's composition of the same tensors; `ours_backward` takes gradients, inputs and constants."""
+    """An op, and torch's composition on the same tensors; `ours_backward` takes gradients, inputs and constants."""
 
     name: str
     ours: Callable[..., Any]
@@ -68,7 +68,7 @@ def tensors(value: Any) -> tuple[Tensor, ...]:
 
 
 def heads(batch: int, count: int, length: int, dim: int) -> Tensor:
-    """As a linear layer returns them: [batch, length, heads, dim] in memory."""
+    """Heads as a linear layer returns them: [batch, length, heads, dim] in memory."""
     return drawn(batch, length, count, dim).transpose(1, 2)
 
 
@@ -80,7 +80,7 @@ def tables(length: int, dim: int) -> tuple[Tensor, Tensor]:
 
 
 def torch_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """As transformers has it."""
+    """Rope as in transformers."""
 
     def half(x: Tensor) -> Tensor:
         a, b = x.chunk(2, -1)
@@ -130,7 +130,7 @@ def bytes_of(*values: Any) -> int:
 
 
 def check(got: Any, want: Any, what: str) -> None:
-    """The error is a small share of the values; torch's own ops round several times."""
+    """Raise if the error is more than 1 % of the values; torch's own ops round several times."""
     for a, b in zip(tensors(got), tensors(want), strict=True):
         error = ((a.double() - b.double()).norm() / b.double().norm()).item()
         assert error < 1e-2, f"{what}: {error:.1e} from torch in float64"

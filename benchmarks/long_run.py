@@ -56,7 +56,7 @@ def stepper(model: Any, device: str) -> Callable[[int], float]:
 
 
 def host_memory() -> float:
-    """MiB that this process holds."""
+    """The memory of this process on the host, in MiB."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 

@@ -1,9 +1,9 @@
-"""Cross entropy and a linear layer with cross entropy on a GPU: time, memory and error against torch's.
+"""Cross entropy and a linear layer with cross entropy on a GPU: time, memory and error compared with torch's.
 
     python benchmarks/losses.py [--rows 8192] [--hidden 4096] [--classes 128256] [--json FILE]
 
-Times are medians of forward and backward, of all providers in turn in one run. A share is the bytes that must move
-(logits read twice, their gradient written once), over the time, of what a copy moves in the same run.
+Times are medians of forward and backward; all providers alternate in one run. A share is the bandwidth for the bytes
+that must move (logits read twice, their gradient written once), relative to a copy in the same run.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ def milliseconds(call: Callable[[], object], repeat: int = 200) -> float:
 
 
 def copy_speed() -> float:
-    """Bytes a second, read and written, of a copy of 512 MiB."""
+    """Bytes per second that a copy of 512 MiB reads and writes."""
     a, b = (torch.empty(2**28, dtype=BF16, device="cuda") for _ in range(2))
     return 2 * a.nbytes / milliseconds(lambda: b.copy_(a)) * 1e3
 
 
 def peak(call: Callable[[], object]) -> float:
-    """GiB that a call adds to what is there before it."""
+    """The peak memory that a call adds, in GiB."""
     call()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
@@ -81,7 +81,7 @@ def of_logits(rows: int, classes: int) -> dict[str, Any]:
 
 
 def products(x: Tensor, w: Tensor) -> float:
-    """Milliseconds of the three products that any way must compute."""
+    """Milliseconds of the three products that every implementation must compute."""
     logits = torch.empty(1024, w.shape[0], dtype=x.dtype, device=x.device)
 
     def call() -> None:

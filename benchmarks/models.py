@@ -1,16 +1,16 @@
-"""Models of transformers under `opmux.enable()`: training steps against torch's own; a Llama of 1.2B parameters too.
+"""Training steps of transformers' models under `opmux.enable()`, compared with torch's own; also a Llama of 1.2B.
 
     python benchmarks/models.py [--json FILE] [--only gpt2,llama] [--no-gradients] [--no-times]
     python benchmarks/models.py --traces src/opmux/faces/aten/model_traces.json
 
 Nine small models with random weights, in float32 and bfloat16, eager. One process turns `enable()` on and off every
-few steps: two processes with the same model differ by some percent. All its threads are on one core, the quietest when
-a model begins: what else runs on the machine changes times by more than opmux does. A ratio is native's time over that
-of the mode, so above 1 is faster than native: the median over all pairs of neighbouring blocks of steps, with its
-standard error; after it that of the fastest tenth of all steps, which a machine that is busy now and then slows least.
-Gradients are compared with those of the same model in float64. Kernels are compiled before, in a process for each
-model. `--traces` measures nothing, needs no GPU, and writes what `opmux.enable()` ships to decide without its C++ gate:
-the overloads that a step calls, with dtypes, sizes and counts.
+few steps, because two processes with the same model differ by some percent. All its threads run on one core, the least
+busy one when a model begins, because other load changes times by more than opmux does. A ratio is native's time over
+that of the mode, so above 1 is faster than native: the median over all pairs of neighbouring blocks of steps, with its
+standard error; then the ratio of the fastest tenth of all steps, which other load affects least. Gradients are compared
+with those of the same model in float64. Kernels are compiled beforehand, in a process per model. `--traces` measures
+nothing, needs no GPU, and writes the file by which `opmux.enable()` decides without its C++ gate: the overloads that a
+step calls, with dtypes, sizes and counts.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ import opmux
 from opmux.faces.aten import gate
 
 BLOCK = 5  # steps that are timed in a block
-ROUNDS = (10, 60)  # blocks of a mode, at least and at most
-SECONDS = 6.0  # that the blocks of a mode shall take
-WARM = {"native": 2, "auto": 14, "all": 14}  # calls that come once in a step are launched from C++ after twelve
+ROUNDS = (10, 60)  # the least and the most blocks of a mode
+SECONDS = 6.0  # for the blocks of a mode
+WARM = {"native": 2, "auto": 14, "all": 14}  # untimed steps; a call is launched from C++ after twelve of them
 MODES = ("native", "auto", "all")
 VOCAB = 8192
 DEVICE = "cuda"
 
-Row = dict[str, Any]  # of the results: times and ratios of a model
+Row = dict[str, Any]  # times and ratios of a model
 
 
 # ---- the models -----------------------------------------------------------------------------------------------------
@@ -160,14 +160,14 @@ CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else
 
 
 def run_on(cores: list[int]) -> None:
-    """All threads of this process; a backward runs on one of its own."""
+    """Move all threads of this process to these cores: a backward runs on its own thread."""
     for thread in Path("/proc/self/task").iterdir() if cores else ():
-        with contextlib.suppress(ProcessLookupError):  # it has ended
+        with contextlib.suppress(ProcessLookupError):  # the thread has ended
             os.sched_setaffinity(int(thread.name), cores)
 
 
 def quiet() -> list[int]:
-    """The core on which a loop takes the least time, as far as cores can be chosen."""
+    """The core on which a loop runs fastest, in a list; empty if cores cannot be chosen."""
 
     def spun(core: int) -> float:
         os.sched_setaffinity(0, [core])
@@ -189,7 +189,7 @@ def timed(step: Callable[[], Any]) -> float:
 
 
 def block(step: Callable[[], Any], mode: str) -> list[float]:
-    """Milliseconds of some steps, after two that are not timed, and until the planner has answered."""
+    """Milliseconds of some steps, after two that are not timed and after the planner has answered."""
     turn(mode)
     timed(step), timed(step)
     while gate.waiting():
@@ -198,7 +198,7 @@ def block(step: Callable[[], Any], mode: str) -> list[float]:
 
 
 def compared(step: Callable[[], Any], warm: float = 1.0) -> Row:
-    """Blocks of native, of a mode, of native and so on; for each mode."""
+    """For each mode, blocks of steps that alternate with blocks of native steps."""
     found: Row = {"ms": {}}
     for mode in MODES[1:]:
         run_on(CORES)
@@ -208,7 +208,7 @@ def compared(step: Callable[[], Any], warm: float = 1.0) -> Row:
             while gate.waiting():
                 ms = timed(step)
         gc.collect()
-        gc.disable()  # and not within a step
+        gc.disable()  # no collection during a step
         run_on(quiet())
         rounds = round(SECONDS * 1e3 / (ms * 2 * (BLOCK + 2)))
         rounds = min(max(rounds, ROUNDS[0]), ROUNDS[1])
@@ -217,13 +217,13 @@ def compared(step: Callable[[], Any], warm: float = 1.0) -> Row:
         turn("native")
         natives, ours = ([statistics.median(b) for b in blocks[at::2]] for at in (0, 1))
         fastest, ours_fastest = (statistics.quantiles(itertools.chain(*blocks[at::2]), n=10)[0] for at in (0, 1))
-        # each with the block before and the block after it; not with their mean, which is above the median where
-        # something slows a block now and then
+        # pair each block with the native blocks before and after it, not with their mean, which is above the median
+        # if some blocks are slow
         ratios = [native / b for i, b in enumerate(ours) for native in natives[i : i + 2]]
         low, _, high = statistics.quantiles(ratios, n=4)
         found["ms"] |= {"native": round(statistics.median(natives), 3), mode: round(statistics.median(ours), 3)}
         found[mode] = round(statistics.median(ratios), 4)
-        # the standard error of a median, as of a normal distribution: its quartiles are 1.35 deviations apart
+        # the standard error of a median of normally distributed ratios, whose quartiles are 1.35 deviations apart
         found[f"{mode}, error"] = round(1.25 * (high - low) / 1.35 / math.sqrt(rounds), 4)
         found[f"{mode}, fastest tenth"] = round(fastest / ours_fastest, 4)
         found[f"{mode}, blocks"] = rounds
@@ -241,7 +241,7 @@ def cleared() -> None:
 
 
 def distances(name: str, dtype: torch.dtype) -> dict[str, float]:
-    """Relative distance of all gradients together to those in float64, for each mode."""
+    """The relative distance of all gradients together from those in float64, for each mode."""
     truth = Trainer(name, torch.float64)
     tried = Trainer(name, dtype)
     truth.model.load_state_dict(tried.model.state_dict())
@@ -258,7 +258,7 @@ def distances(name: str, dtype: torch.dtype) -> dict[str, float]:
 
 
 def gradients(name: str, dtype: torch.dtype, device: str, modes: tuple[str, ...]) -> dict[str, Any]:
-    """The same in a process of a pool."""
+    """`distances` in a worker process."""
     global DEVICE, MODES
     DEVICE, MODES = device, modes
     cleared()
@@ -293,7 +293,7 @@ def trace(step: Callable[[], Any]) -> dict[str, list[list[Any]]]:
     """The overloads of a step that we can compute: [dtype, size, calls]."""
     from opmux.faces.aten.overloads import table
 
-    step()  # the optimizer makes its state
+    step()  # the optimizer creates its state
     with Seen() as seen:
         step()
     found: dict[str, list[list[Any]]] = {}
@@ -304,7 +304,7 @@ def trace(step: Callable[[], Any]) -> dict[str, list[list[Any]]]:
 
 
 def write_traces(file: Path, names: list[str], dtypes: list[torch.dtype]) -> None:
-    """The small models run on the CPU; the Llama with tensors that have no memory."""
+    """The small models run on the CPU, the Llama on fake tensors."""
     from torch._subclasses.fake_tensor import FakeTensorMode
     from transformers import LlamaForCausalLM
 
@@ -315,7 +315,7 @@ def write_traces(file: Path, names: list[str], dtypes: list[torch.dtype]) -> Non
             found[key] = trace(Trainer(name, dtype).step)
             print(f"{key:18} {sum(len(rows) for rows in found[key].values())} rows", flush=True)
     with FakeTensorMode():
-        model = LlamaForCausalLM._from_config(config(), dtype=torch.bfloat16)  # a fake tensor is not converted in place
+        model = LlamaForCausalLM._from_config(config(), dtype=torch.bfloat16)  # fake: no conversion in place
         tokens = torch.ones(BATCH, LENGTH, dtype=torch.int64)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
@@ -356,7 +356,7 @@ def llama_training() -> Callable[..., torch.Tensor]:
 
 
 def llama_losses(mode: str) -> list[float]:
-    """Of twenty steps from the same weights."""
+    """The losses of twenty steps from the same weights."""
     cleared()
     step = llama_training()
     turn(mode)
@@ -366,7 +366,7 @@ def llama_losses(mode: str) -> list[float]:
 
 
 def llama_decoding() -> Callable[[], Any]:
-    """One token after 64."""
+    """A function that decodes one token after 64."""
     model, ids = built().eval(), tokens()[0, :1]
     with torch.inference_mode():
         before = model(input_ids=ids[:, :64], use_cache=True).past_key_values
@@ -395,7 +395,7 @@ def llama() -> dict[str, Any]:
 
 
 def warm(names: list[str]) -> None:
-    """Compile the kernels of each model, in a process of its own."""
+    """Compile the kernels of each model, in a new process for each."""
     command = [sys.executable, __file__, "--device", DEVICE, "--modes", ",".join(MODES[1:]), "--warm"]
     children = [subprocess.Popen([*command, name], stdout=subprocess.DEVNULL) for name in names]
     for name, child in zip(names, children, strict=True):
@@ -460,7 +460,7 @@ def main() -> None:
     data: dict[str, Any] = {"models": {}, "taken": taken}
 
     def keep(**more: Any) -> None:
-        """Write what there is so far: a run that is ended early leaves it."""
+        """Write the results so far, so that they survive if a run is ended early."""
         data.update(more)
         facts = about(
             "transformers", overloads={"auto": len(taken), "all": every}, seconds=round(time.perf_counter() - start)

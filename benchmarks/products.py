@@ -1,6 +1,6 @@
-"""Matrix products by our kernels against torch's, in one run on a GPU: cuBLAS, _scaled_mm and _grouped_mm.
+"""Matrix products by our kernels, compared with torch's in one run on a GPU: cuBLAS, _scaled_mm and _grouped_mm.
 
-Linear layers with what follows them are compared with the same expression, eager and compiled.
+Linear layers with an activation, a gate or a residual are compared with the same expression, eager and compiled.
 
     python benchmarks/products.py [--json FILE]
 
@@ -83,14 +83,14 @@ def measured(m: int, n: int, k: int, layout: str, dtype: torch.dtype) -> dict[st
 
 
 def best_of(*fns: Callable[[], Any]) -> list[float]:
-    """The better of two medians of each, in milliseconds."""
+    """For each function, the better of two medians, in milliseconds."""
     quick = {"warmup": 15, "rep": 60, "return_mode": "median"}
     rounds = [[float(do_bench(fn, **quick)) for fn in fns] for _ in range(2)]
     return [min(times) for times in zip(*rounds)]
 
 
 def compared(what: str, flops: int, ours: Callable[[], Tensor], torchs: Callable[[], Tensor]) -> dict[str, Any]:
-    """Our kernel against torch's; torch's may not have the shape or the scales."""
+    """Our kernel and torch's; torch's may not support the shape or the scales."""
     try:
         torchs()
         own, library = best_of(ours, torchs)
@@ -116,7 +116,7 @@ def of_fp8(m: int, n: int, k: int) -> list[dict[str, Any]]:
         compared(f"fp8 rows {size}", flops, lambda: ours(*each, True), lambda: mm(*each, True)),
     ]
     block = lambda: opmux.ops.block_scaled_gemm(*bytes_of, *blocks, E4M3, E4M3, None, 1, 128, BF16)
-    with opmux.policy(per_op={"block_scaled_gemm": "flagos"}):  # a kernel of ours for the chip, where there is one
+    with opmux.policy(per_op={"block_scaled_gemm": "flagos"}):  # our kernel for the chip, if there is one
         rows += [
             compared(f"fp8 blocks {size}", flops, block, lambda: mm(blocks[0], blocks[1].t(), False)),
             compared(f"fp8 blocks, torch with one scale {size}", flops, block, lambda: mm(one, one, True)),
@@ -125,7 +125,7 @@ def of_fp8(m: int, n: int, k: int) -> list[dict[str, Any]]:
 
 
 def of_groups(rows: int, n: int, k: int, groups: int) -> list[dict[str, Any]]:
-    """Uneven groups, some of them empty."""
+    """Products of uneven groups, some of them empty."""
     cuts = torch.randint(rows + 1, (groups - 1,), generator=torch.Generator().manual_seed(0)).sort().values
     ends = torch.cat([cuts, torch.tensor([rows])]).to("cuda", torch.int32)
     x, w = (torch.randn(*shape, device="cuda", dtype=BF16) for shape in ((rows, k), (groups, n, k)))
@@ -187,7 +187,7 @@ def of_followed(m: int, n: int, k: int) -> list[dict[str, Any]]:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """What, our time, torch's and their ratio: a line for each row."""
+    """A line for each row: what it is, our time, torch's time, and their ratio."""
     lines = [("what", "ours us", "torch us", "ratio")]
     for row in rows:
         what = row.get("what") or "{dtype} {} {layout}".format("x".join(map(str, row["shape"])), **row)

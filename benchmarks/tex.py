@@ -1,9 +1,9 @@
-"""tex on a GPU: rows against the speed of a copy, Adam over many tensors, and a whole layer against plain torch.
+"""tex on a GPU: row functions and Adam, compared with the speed of a copy, and a whole layer compared with plain torch.
 
     python benchmarks/tex.py [--json FILE] [--only rows,adam,layer]
 
-A figure is the bytes that must move, over the time, as a share of what a copy moves in the same run. Times are medians
-of `do_bench`, ours and torch's in turn. Nothing is timed before it was checked against the reference.
+A figure is the bandwidth for the bytes that must move, relative to a copy in the same run. Times are medians of
+`do_bench`, alternating between ours and torch's. Every result is checked against the reference before it is timed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def milliseconds(call: Callable[[], object], repeat: int = 100) -> float:
 
 
 def copy_speed(device: str) -> float:
-    """Bytes a second, read and written, of a copy of 256 MiB."""
+    """Bytes per second that a copy of 256 MiB reads and writes."""
     a = torch.randn(128 * 2**20, device=device).to(BF16)
     b = torch.empty_like(a)
     return 2 * a.nbytes / milliseconds(lambda: b.copy_(a)) * 1e3
@@ -48,7 +48,7 @@ def size(*tensors: Any) -> int:
 
 
 def rows(tex: Any, device: str) -> dict[str, tuple[Callable[[], Any], int]]:
-    """Each function as it is called, and the bytes it must move."""
+    """A call of each function, and the bytes that it must move."""
     from opmux.faces.tex import tensors as light
 
     m, n = 16384, 8192
@@ -96,7 +96,7 @@ def rows(tex: Any, device: str) -> dict[str, tuple[Callable[[], Any], int]]:
     }
 
 
-LEAST = {"rmsnorm_bwd": 0.75, "rmsnorm_bwd_add": 0.75, "layernorm_bwd": 0.75}  # the rest: 0.85
+LEAST = {"rmsnorm_bwd": 0.75, "rmsnorm_bwd_add": 0.75, "layernorm_bwd": 0.75}  # the lowest accepted shares; else 0.85
 
 
 def measure_rows(tex: Any, device: str, copy: float) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def measure_rows(tex: Any, device: str, copy: float) -> dict[str, Any]:
     for name, (call, moved) in rows(tex, device).items():
         try:
             share = moved / milliseconds(call) * 1e3 / copy
-        except Exception as error:  # one that fails must not hide the others
+        except Exception as error:  # one failure must not hide the other results
             made[name] = {"error": f"{type(error).__name__}: {error}"[:300]}
         else:
             made[name] = {"share": round(share, 3), "least": LEAST.get(name, 0.85)}
@@ -116,7 +116,7 @@ def measure_rows(tex: Any, device: str, copy: float) -> dict[str, Any]:
 
 
 def measure_adam(tex: Any, device: str, copy: float) -> dict[str, Any]:
-    """1.2 billion parameters in 150 tensors, ours and torch's fused one."""
+    """Adam over 1.2 billion parameters in 150 tensors: ours, and torch's fused one."""
     found = {}
     for name, dtype in (("float32", torch.float32), ("bfloat16 with float32 state", BF16)):
         found[name] = one_adam(tex, device, copy, dtype)
@@ -133,7 +133,7 @@ def one_adam(tex: Any, device: str, copy: float, dtype: torch.dtype) -> dict[str
     noop = torch.zeros(1, dtype=torch.int32, device=device)
     lists = [g, p, m, v] + ([master] if master else [])
     moved = size(*g) + 2 * size(*p, *m, *v) + 2 * size(*(master or ()))
-    moved -= size(*p) if master else 0  # written only
+    moved -= size(*p) if master else 0  # with master weights, p is only written
     taken = milliseconds(lambda: tex.multi_tensor_adam(65536, noop, lists, 1e-4, 0.9, 0.95, 1e-8, 10, 1, 1, 0.1), 300)
     row = {"share": round(moved / taken * 1e3 / copy, 3), "ms": round(taken, 3)}
     if dtype is torch.float32:
@@ -148,7 +148,7 @@ def one_adam(tex: Any, device: str, copy: float, dtype: torch.dtype) -> dict[str
 
 
 class Plain(torch.nn.Module):
-    """The same layer in plain torch: [seq, batch, hidden], pre-norm, causal, tanh gelu."""
+    """A GPT layer in plain torch: [seq, batch, hidden], pre-norm, causal, tanh gelu."""
 
     def __init__(self, hidden: int, ffn: int, heads: int, **made: Any):
         super().__init__()
@@ -166,7 +166,7 @@ class Plain(torch.nn.Module):
 
 
 class PlainLlama(torch.nn.Module):
-    """RMS norm, rotary positions, swiglu, no biases."""
+    """A Llama layer in plain torch: RMS norm, rotary positions, swiglu, no biases."""
 
     def __init__(self, hidden: int, ffn: int, heads: int, angles: Tensor, **made: Any):
         super().__init__()
@@ -192,7 +192,7 @@ class PlainLlama(torch.nn.Module):
 
 
 def measure_layer(device: str) -> dict[str, Any]:
-    """Forward and backward of a layer as GPT and as Llama have it, in plain torch and in Transformer Engine."""
+    """Forward and backward of a GPT layer and a Llama layer, in plain torch and in Transformer Engine."""
     importlib.import_module("opmux.te")  # serves NVIDIA's layer on our tex
     import transformer_engine.pytorch as te
     from transformer_engine.common import recipe
@@ -235,7 +235,7 @@ def compared(te: Any, x: Tensor, plain: Any, layer: Any, recipes: dict[str, Any]
     for call in ways.values():
         for _ in range(3):
             call()
-    for _ in range(4):  # in turn, as clocks drift
+    for _ in range(4):  # alternating, because clocks drift
         for name, call in ways.items():
             times[name].append(milliseconds(call, 150))
     eager = statistics.median(times["eager"])

@@ -15,7 +15,7 @@ from setuptools import build_meta
 from setuptools.build_meta import *  # noqa: F403 - the other hooks of a build backend are setuptools' own
 
 PTH = "opmux_startup.pth"
-# Without a message where the module is gone: Python would print one at each start.
+# Prints nothing if the module is missing: Python would print an error at each start.
 LINE = 'import sys; exec("try:\\n    import opmux_startup\\nexcept ImportError:\\n    pass")\n'
 
 
@@ -28,7 +28,7 @@ def build_editable(wheel_directory, config_settings=None, metadata_directory=Non
 
 
 def _with_pth(folder: str, name: str) -> str:
-    """Add the file to a wheel, and to the list of its files: pip removes what is listed there."""
+    """Add the file to a wheel, and to the wheel's list of files: on uninstall, pip removes the listed files."""
     path = Path(folder) / name
     with zipfile.ZipFile(path) as wheel:
         entries = [(info, wheel.read(info)) for info in wheel.infolist()]

@@ -1,4 +1,4 @@
-"""A hook of mkdocs: pages of docs/ link to files of the tree, which are not on the site.
+"""A hook of mkdocs for links from docs/ to files of the repository that are not on the site.
 
 Reports of benchmarks are copied to the site; other files are named instead of linked.
 """
@@ -28,7 +28,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 def _on_the_site(link: re.Match[str]) -> str:
     text, path = link[1], link[2]
-    if not (ROOT / path).exists():  # strict builds fail on it
+    if not (ROOT / path).exists():  # strict builds fail on a broken link
         return link[0]
     if path.startswith(f"{REPORTS}/") and path.endswith(".html"):
         return f"[{text}](results/{Path(path).name})"

@@ -1,4 +1,4 @@
-"""A registry and a manager of one's own: register two ways to compute an op, call it, switch, fall back, ask why.
+"""A separate registry and manager: register two impls of an op, call it, switch, fall back, and explain the choice.
 
 Run it from anywhere: python examples/example_intree.py
 """
@@ -11,7 +11,7 @@ from opmux.core import BackendImplKind, OpImpl, OpManager, OpRegistry, log, with
 
 
 def rmsnorm(input, weight, eps=1e-5, **kwargs):
-    """What your chip does; here in PyTorch. `**kwargs` takes the arguments of the op that it has no use for."""
+    """Your chip's implementation; here in PyTorch. `**kwargs` takes the op's other arguments, which are not used."""
     rsigma = torch.rsqrt(input.square().mean(-1, keepdim=True) + eps)
     return input * rsigma * weight, rsigma
 
@@ -29,7 +29,7 @@ def step(title):
     print(f"\n--- {title}")
 
 
-sys.stdout.reconfigure(line_buffering=True)  # in step with the log on stderr, in a pipe too
+sys.stdout.reconfigure(line_buffering=True)  # keeps output and log lines in order, in a pipe too
 log.show("INFO")
 
 registry = OpRegistry()

@@ -1,4 +1,4 @@
-"""A vendor's package, loaded by name: no line of this program knows the vendor, the environment does.
+"""A vendor's package, loaded by name: only the environment names the vendor, not this program.
 
 Run it from anywhere: python examples/example_outtree.py
 With the package installed (`pip install examples/vendor_plugin`) neither the path nor the first variable is needed.
@@ -19,21 +19,21 @@ from opmux.core import get_default_manager, log
 
 
 def whose(op, *args):
-    """Which implementation of an op runs for these arguments, and which package it came with."""
+    """The implementation of an op that runs for these arguments, and its package."""
     found = next(v for v in opmux.explain(op, *args).verdicts if v.status == "chosen")
     return f"{found.impl}\n    from {found.origin}"
 
 
-sys.stdout.reconfigure(line_buffering=True)  # in step with the log on stderr, in a pipe too
+sys.stdout.reconfigure(line_buffering=True)  # keeps output and log lines in order, in a pipe too
 log.show("INFO")
 
 x, weight = torch.randn(4, 64), torch.ones(64)
 
-# By name: the arguments go to the implementation as they are, its result comes back as it is.
+# By name: arguments and results are passed unchanged.
 out, rsigma = get_default_manager().call("rmsnorm_fwd", x, weight)
 print(f"manager.call: out {tuple(out.shape)}, rsigma {tuple(rsigma.shape)}")
 
-# As a function with the op's full signature and its documented result, whoever computes it.
+# As a function: the op's full signature and documented result, whichever implementation runs.
 tex_out, _, tex_rsigma = opmux.ops.rmsnorm_fwd(x, weight, 1e-5, None, None, torch.float32, 0, False)
 print(f"opmux.ops:    out {tuple(tex_out.shape)}, rsigma {tuple(tex_rsigma.shape)}")
 print(f"the same numbers: {torch.equal(out, tex_out) and torch.equal(rsigma.flatten(), tex_rsigma)}")

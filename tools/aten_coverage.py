@@ -21,7 +21,7 @@ def ours() -> dict[str, overloads.Overload]:
 
 
 def status(name: str) -> str:
-    """What becomes of an overload."""
+    """The status of an overload: computed by opmux, or why it is not."""
     if name in ours():
         return OURS
     shape = Shape(name)
@@ -99,7 +99,7 @@ def _primitive(overload: overloads.Overload) -> str:
 
 
 def _table(about: str, found: Iterable[str], words: Callable[[str], str]) -> list[str]:
-    """One row for overloads of which the same is to be said."""
+    """A table with one row for all overloads that share a description."""
     rows: dict[str, list[str]] = {}
     for name in found:
         rows.setdefault(words(name), []).append(f"`{name}`")

@@ -1,11 +1,11 @@
-"""Writes the pages that follow from the code: `docs/ops.md` and `docs/tex.md` from the specs, `docs/settings.md` from
-the knobs, `docs/new-backend.md` from the guide that lies beside the vendors, and `docs/aten_coverage.md` from the
-schemas of ATen.
+"""Writes the pages that are generated from the code: `docs/ops.md` and `docs/tex.md` from the specs, `docs/settings.md`
+from the knobs, `docs/new-backend.md` from the guide in the vendors' folder, and `docs/aten_coverage.md` from
+the schemas of ATen.
 
     python tools/docs.py [--check] [DIR]
 
-The type stubs `ops.pyi` and `tex.pyi` go to `src/opmux` beside that folder. `--check` writes nothing and fails where a
-file is out of date.
+The type stubs `ops.pyi` and `tex.pyi` are written to `src/opmux` beside that folder. `--check` writes nothing, and
+fails if a file is out of date.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SRC = Path(__file__).parents[1] / "src" / "opmux"
 
 
 def ops_page() -> str:
-    """Every op: signature, meaning, backward; one table a family."""
+    """Every op: signature, meaning, backward; one table per family."""
     lines = [
         "# Ops",
         "",
@@ -44,7 +44,7 @@ def ops_page() -> str:
 
 
 def _op_table(rows: list[Spec]) -> list[str]:
-    """Without the columns that are empty in this family."""
+    """The table of a family's ops, without empty columns."""
     cells = [_op_row(s) for s in rows]
     names = ("op", "meaning", "returns", "backward", "writes")
     kept = [i for i in range(len(names)) if any(row[i] for row in cells)]
@@ -104,7 +104,7 @@ def settings_page() -> str:
 
 
 def tex_page() -> str:
-    """tex's functions, and what each runs on."""
+    """tex's functions, and the impls that compute each of them."""
     from opmux.core.default import get_default_manager
     from opmux.core.registry import BackendImplKind, OpImpl
     from opmux.faces.tex.ops.unavailable import UNAVAILABLE
@@ -113,7 +113,7 @@ def tex_page() -> str:
     registry.list_operators()  # loads every family and its kernels
 
     def named(spec: Spec, wanted: Callable[[OpImpl], bool]) -> str:
-        """Of which ops there is such an impl: the function itself, or the parts it is made of."""
+        """The ops that have such an impl: the function itself, or its parts."""
         if any(map(wanted, registry.impls(spec.key))):
             return "itself"
         parts = [p for p in spec.parts.values() if any(map(wanted, registry.impls(p.key)))]
@@ -162,7 +162,7 @@ def _needs(row: Any) -> str:
 
 
 def vendor_page() -> str:
-    """The vendors' guide, with its links as they are from docs/."""
+    """The vendors' guide, with links that work from docs/."""
     backends = SRC / "backends"
     text = (backends / "README.md").read_text(encoding="utf-8")
     links = re.compile(r"\]\((?![a-z]+:)([^)#]+)")

@@ -33,7 +33,7 @@ QUALIFIED = {torch.Tensor: "Tensor", torch.dtype: "torch.dtype", torch.device: "
 
 
 def ops_stub() -> str:
-    """`opmux.ops`: the primitives and fused ops, each under the name that `opmux.ops` finds it by."""
+    """`opmux.ops`: the primitives and fused ops, each under its name in `opmux.ops`."""
     found: dict[str, Spec] = {}
     for space in reversed(NAME_LOOKUP["ops"]):
         found |= {s.name: s for s in specs if s.space == space and s.primitive and not s.name.startswith("_")}
@@ -42,7 +42,7 @@ def ops_stub() -> str:
 
 
 def tex_stub() -> str:
-    """`opmux.tex` in its newest version."""
+    """`opmux.tex`, with its newest interface."""
     parts = [_enum(e) for _, e in sorted(versions.enums(versions.NEWEST).items())]
     parts += [_opaque(name) for name in sorted({*interface.CLASSES, "TEXBackendBase"})]
     parts += [
@@ -103,6 +103,6 @@ def _opaque(name: str) -> str:
 
 
 def stubs() -> Iterable[tuple[str, str]]:
-    """File name and text of each."""
+    """The file name and the text of each stub."""
     yield "ops.pyi", ops_stub()
     yield "tex.pyi", tex_stub()

@@ -1,4 +1,4 @@
-"""Run with `pytest` after `pip install -e .`: the package is found, and computes what opmux's references do."""
+"""Run with `pytest` after `pip install -e .`. Checks that the package is found and agrees with opmux's references."""
 
 import pytest
 import torch
@@ -14,15 +14,15 @@ def samples(op, dtype):
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_found(op):
+def test_dispatch_selects_acmes_impl(op):
     with opmux.policy("vendor:acme"):
         assert get_default_manager().get_selected_impl_id(op) == "vendor.acme"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("op", OPS)
-def test_agrees_with_the_reference(op, dtype):
-    """Every op of opmux brings its own samples and tolerances."""
+def test_every_op_agrees_with_its_reference(op, dtype):
+    """Every op of opmux has its own samples and tolerances."""
     fn = getattr(opmux.ops, op)
     tol = fn.spec.tol[dtype]
     cases = samples(op, dtype)
@@ -35,7 +35,7 @@ def test_agrees_with_the_reference(op, dtype):
         torch.testing.assert_close(_tensors(got), _tensors(want), rtol=tol.rtol, atol=tol.atol, equal_nan=True)
 
 
-def test_a_row_that_does_not_fit_goes_to_the_next_implementation():
+def test_an_unsupported_row_length_falls_back_to_the_next_implementation():
     a = torch.randn(3, 63)
     with opmux.policy("vendor:acme"):
         found = opmux.explain("silu_mul", a, a)

@@ -59,7 +59,7 @@ def filling(info: VendorInfoBase, arch: str | None, held: Held, itemsize: int) -
 
 
 def rules(info: VendorInfoBase, most: int = 16_384) -> dict[str, dict[str, Callable[..., Any]]]:
-    """A vendor's HEURISTICS_CONFIGS. Tiles grow up to `most` elements; then starting programs takes little time."""
+    """A vendor's HEURISTICS_CONFIGS. Tiles grow up to `most` elements; then starting programs costs little."""
     return {
         name: {held.size: functools.partial(_cut, info, most, held) for held in every} for name, every in HELD.items()
     }
@@ -77,6 +77,6 @@ def _cut(info: VendorInfoBase, most: int, held: Held, args: dict[str, Any]) -> i
         return size
     size = max(usual, min(size, most // others)) if held.grows else usual
     lengths = [v for k, v in args.items() if k.islower() and type(v) is int]
-    while any(usual < n < size for n in lengths):  # the kernel may count on a tile within a row
+    while any(usual < n < size for n in lengths):  # the kernel may rely on a tile being within a row
         size //= 2
     return size

@@ -49,7 +49,7 @@ def numbers(d: Draw) -> dict[str, Any]:
 
 
 def samples(of: Callable[[Draw], dict[str, Any]], after: str) -> Maker:
-    """Samples of an op with a cast: `of` makes its own arguments; those named in `after` follow the cast's."""
+    """Samples of an op with a cast: `of` draws the op's own arguments; those named in `after` come after the cast's."""
 
     def build(d: Draw) -> dict[str, Any]:
         given = of(d)

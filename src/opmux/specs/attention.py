@@ -67,7 +67,7 @@ def room(like: Tensor, dim: int | None = None, seq_first: bool = False) -> Tenso
 
 
 def laid_out_as(like: Tensor, made: Tensor, seq_first: bool = False) -> Tensor:
-    """`made` in the dtype and memory layout of `room(like)`; unlike `room`, by ops that DTensor supports."""
+    """`made` in the dtype and memory layout of `room(like)`; unlike `room`, it uses only ops that DTensor supports."""
     at = SEQ_FIRST if seq_first else order(like)
     packed = made.to(like.dtype).permute(at).clone(memory_format=torch.contiguous_format)
     return packed.permute([at.index(i) for i in range(4)])
@@ -218,7 +218,7 @@ def _bwd_args(d: Draw) -> dict[str, Any]:
     return {"do": do, **{n: of[n] for n in "qkv"}, "o": o, "lse": lse, "causal": of["causal"], "scale": of["scale"]}
 
 
-# Without the case of scores in the hundreds: there rounding o costs more than a tolerance that finds bugs allows.
+# Without the case with scores in the hundreds: there, rounding o causes larger errors than a useful tolerance allows.
 BWD = Maker(_bwd_args, tuple(c for c in CASES if "large" not in c.options))
 
 

@@ -2,7 +2,7 @@
 
 The ops compute in float32 (float64 for float64), round once, and return new contiguous tensors; RMS norms can also
 round as half-precision models do (`casting`). The leading dimensions are rows; a 1-d tensor is one row, and there may
-be no rows. `offset` is added to the weight; 1.0 is for what others call a zero-centred gamma.
+be no rows. `offset` is added to the weight; 1.0 gives what other libraries call a zero-centred gamma.
 """
 
 from typing import Annotated, Any

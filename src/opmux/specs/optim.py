@@ -421,7 +421,7 @@ def multi_tensor_adam(
 
 
 def whole_weights(written: dict[str, Any]) -> dict[str, Any]:
-    """What a test compares: the float32 weights instead of their halves, the parameters and remainders.
+    """What a test compares: the float32 weights, instead of their two halves (the parameters and the remainders).
 
     The remainder alone cannot have a tolerance: an error in the weight's last bit is an error in the remainder, and may
     carry into the parameter. Even torch's own sqrt differs in the last bit between processors.

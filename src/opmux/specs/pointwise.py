@@ -29,7 +29,7 @@ BOOL = frozenset({torch.bool})
 NUMBERS = FLOATS | INTS
 ALL = NUMBERS | BOOL
 
-# For functions of which a chip's math library is less accurate than ATen's series, or the other way round.
+# For functions that a chip's math library computes less accurately than ATen's series, or more accurately.
 LOOSE: Mapping[torch.dtype, Tol] = {torch.float32: Tol(2e-5, 1e-5), torch.float64: Tol(1e-7, 1e-7)}
 
 

@@ -144,7 +144,7 @@ PRIMITIVES = {
 
 @functools.lru_cache(maxsize=1024)
 def fits(op: str, dtype: torch.dtype | None = None, **numbers: float) -> None:
-    """Raise BadArgument for arguments that an op's primitive rejects, in the name of the op: before a seed is drawn.
+    """Raise BadArgument for arguments that the op's primitive rejects, before a seed is drawn. The error names the op.
 
     The cache skips the check for arguments that have passed: it depends on no tensor.
     """

@@ -48,10 +48,10 @@ EXACT = {torch.int64: Tol(0.0, 0.0), torch.bool: Tol(0.0, 0.0)}
 class Rule(NamedTuple):
     """The dtype of an op's result, and how the op treats integers, empty dimensions and dim=()."""
 
-    gives: torch.dtype | None = None  # None: the dtype of x (of `dtype`)
+    gives: torch.dtype | None = None  # None: the dtype that x is cast to
     whole: bool = False  # integers are accumulated in int64
     empty: float | None = None  # the result of an empty reduction; None: it raises
-    none: bool = False  # whether dim=() is no dimension; else it is all, like None
+    none: bool = False  # whether dim=() means no dimension; else it means all, like None
 
 
 INF, NAN = math.inf, math.nan
@@ -91,7 +91,7 @@ class Asked(NamedTuple):
 
 
 def dims_of(x: Tensor, dim: Any, none: bool = False) -> Dims:
-    """`dim` as non-negative dimensions; `none`: dim=() is no dimension."""
+    """`dim` as non-negative dimensions; `none`: dim=() means no dimension."""
     rank = max(x.dim(), 1)
     given = (dim,) if isinstance(dim, int) else tuple(range(rank)) if dim is None or not (dim or none) else dim
     return tuple(d % rank for d in given)
@@ -113,7 +113,7 @@ def asked_of(op: str, x: Tensor, dim: Any, dtype: torch.dtype | None = None) -> 
 
 
 def reduced_shape(x: Tensor, dim: Any, keepdim: bool) -> tuple[int, ...]:
-    """The shape of a result, for ops whose dim=() is all dimensions."""
+    """The shape of a result, for ops whose dim=() means all dimensions."""
     dims = dims_of(x, dim)
     return tuple(1 if d in dims else n for d, n in enumerate(x.shape) if keepdim or d not in dims)
 

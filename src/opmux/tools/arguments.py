@@ -12,18 +12,18 @@ from ..core import machine
 from ..core.errors import OpmuxError, nearest
 
 DTYPES = "float64 float32 float16 bfloat16 float8_e4m3fn float8_e5m2 int64 int32 int16 int8 uint8 bool".split()
-# Arguments are real tensors: on a machine that overcommits memory, the OOM killer may end the process.
+# The arguments are allocated: a larger shape could make the kernel's OOM killer end the process.
 LARGEST = 2**28
 SHORT = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 SHORT |= {"double": "float64", "float": "float32", "half": "float16", "int": "int32"}
 
 
 class BadArgument(OpmuxError, ValueError):
-    """An option of the command line with an invalid value."""
+    """A command-line option has an invalid value."""
 
 
 def dtype(text: str, allowed: Iterable[str] = DTYPES) -> torch.dtype:
-    """`bfloat16`, `bf16`, `torch.bfloat16`."""
+    """Parse a dtype, such as `bfloat16`, `bf16` or `torch.bfloat16`."""
     allowed = list(allowed)
     name = text.strip().casefold().removeprefix("torch.")
     name = SHORT.get(name, name)
@@ -35,12 +35,12 @@ def dtype(text: str, allowed: Iterable[str] = DTYPES) -> torch.dtype:
 
 
 def parts(words: Iterable[str]) -> Iterator[str]:
-    """The values of an option, which may be given several times, or once with several in one word: 4096x4096 8x128."""
+    """The values of a repeatable option. One word may hold several, separated by spaces: "4096x4096 8x128"."""
     return (part for word in words for part in word.split())
 
 
 def shape(text: str, largest: int = LARGEST) -> tuple[int, ...]:
-    """`4096x4096`, `8,128,64`, `37`; their product is at most `largest`."""
+    """Parse a shape: `4096x4096`, `8,128,64` or `37`. Raises if it has more than `largest` elements."""
     sizes = re.split(r"\s*[x*,]\s*", text.strip().casefold())
     if not all(re.fullmatch(r"[0-9]+", s) for s in sizes):
         raise BadArgument(f"--shape {text!r} cannot be read. Allowed: sizes with x between them, such as 4096x4096")
@@ -51,12 +51,12 @@ def shape(text: str, largest: int = LARGEST) -> tuple[int, ...]:
 
 
 def devices() -> list[str]:
-    """The device types of this machine, the one to use by default first."""
+    """The device types of this machine; the default comes first."""
     return [*machine.accelerators(), "cpu"]
 
 
 def device(text: str | None) -> torch.device:
-    """A device of this machine; without a name, its accelerator, else the CPU."""
+    """Parse a device of this machine. None means its accelerator, or the CPU if it has none."""
     have = devices()
     if text is None:
         return torch.device(have[0])

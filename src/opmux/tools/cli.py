@@ -34,7 +34,7 @@ class Commands(TyperGroup):
                 _drop_output()
             raise _exit(f"{error.filename or 'stdout'}: {error.strerror or error}") from None
         except Exception as error:
-            # Asking sys.modules: the class cannot have been raised before its module was there, and that needs torch.
+            # Look in sys.modules: an import would need torch, and if the module is not loaded, the error is not ours.
             errors = sys.modules.get("opmux.core.errors")
             if errors is None or not isinstance(error, errors.OpmuxError):
                 raise
@@ -48,7 +48,7 @@ def _exit(words: str) -> typer.Exit:
 
 
 def _drop_output() -> None:
-    """What stdout could not take must not be tried again when the interpreter ends."""
+    """Redirect stdout to /dev/null, so that the interpreter does not repeat the failed write at exit."""
     if sys.stdout is not None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -66,7 +66,7 @@ RunJson = Annotated[str | None, typer.Option("--json", metavar="FILE", help="Wri
 RunHtml = Annotated[
     Path | None, typer.Option("--html", metavar="FILE", help="Write a report with charts: one page that loads nothing.")
 ]
-# Explicit option names: some versions of typer mistake a metavar that is the upper-case parameter for the option.
+# Explicit option names: some versions of typer take a metavar for the option if it is the parameter in upper case.
 Dtype = Annotated[str, typer.Option("--dtype", metavar="DTYPE", help="Dtype of the tensors: float32, bfloat16, ...")]
 Device = Annotated[
     str | None,
@@ -75,7 +75,7 @@ Device = Annotated[
 
 
 def _op_names(incomplete: str) -> list[str]:
-    """For shell completion, the ops whose names begin so; from the type stubs, as importing torch takes seconds."""
+    """For shell completion: ops whose names begin with `incomplete`, from the type stubs (importing torch is slow)."""
     from . import completion
 
     return completion.ops(incomplete)
@@ -101,7 +101,7 @@ def options(
     ] = False,
 ) -> None:
     if ctx.invoked_subcommand == "run":
-        return  # the streams are the program's
+        return  # stdout and stderr belong to the program
     if sys.stdout is None:
         raise _exit("stdout is closed, and all that this command does is print")
     for stream in (sys.stdout, sys.stderr):

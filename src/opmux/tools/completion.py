@@ -9,7 +9,7 @@ PACKAGE = Path(__file__).parents[1]
 
 
 def ops(begin: str) -> list[str]:
-    """The ops whose names begin so; functions of tex are written with their space."""
+    """The ops whose names begin with `begin`; functions of tex have the prefix `tex::`."""
     own, tex = _functions("ops.pyi"), [f"tex::{name}" for name in _functions("tex.pyi")]
     return [name for name in (*own, *tex) if name.startswith(begin)]
 

@@ -1,4 +1,4 @@
-"""What a program runs on: which ops of ATen ran the chip's own kernels, ours, torch's, or the CPU's.
+"""Where a program's ops run: which ops of ATen ran the chip's own kernels, ours, torch's, or the CPU's.
 
 with coverage.watch("npu") as seen:
     train()
@@ -36,13 +36,13 @@ class CoverageRow:
 
 @dataclass
 class SeenCalls:
-    """What was seen on a device."""
+    """The calls that were counted on a device."""
 
     device: str
     rows: list[CoverageRow] = field(default_factory=list)
 
     def counts(self) -> dict[str, int]:
-        """Calls by where they ran."""
+        """The number of calls, by where they ran."""
         found: Counter[str] = Counter()
         for row in self.rows:
             found[row.where] += row.calls
@@ -64,9 +64,9 @@ class SeenCalls:
 
 @contextlib.contextmanager
 def watch(device: str) -> Iterator[SeenCalls]:
-    """Watch the ops of ATen on a device; the rows are there when the block ends.
+    """Count the calls of ATen's ops on a device; the rows are filled in when the block ends.
 
-    Ops without a kernel of ours are only known on a simulated device, which counts its fallbacks.
+    Ops without a kernel of ours are counted only on a simulated device, which records its fallbacks.
     """
     seen = SeenCalls(device)
     before = Counter(simulator.fallbacks())

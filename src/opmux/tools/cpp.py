@@ -1,4 +1,4 @@
-"""`opmux build` compiles all C++ of opmux now; `opmux doctor` shows in which state it is."""
+"""`opmux build` compiles all of opmux's C++; `opmux doctor` shows the state of each library."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def libraries() -> list[Compiled]:
 
 
 def state_of(library: Compiled) -> str:
-    """In which state a library is, what that costs, and how to change it.
+    """The state of a library, what is slower without it, and how to change it.
 
     One of: compiled, not compiled yet, off, no compiler, the compiler fails, headers are missing, the cache folder
     cannot be used.
@@ -56,8 +56,8 @@ def state_of(library: Compiled) -> str:
 
 
 def run() -> int:
-    """Compile every library that is not compiled yet. 0, or 2 if one cannot be."""
-    import typer  # not above: `make setup` lists the libraries while typer is being installed
+    """Compile every library that is not compiled yet. Returns 0, or 2 if one cannot be compiled."""
+    import typer  # imported here: `make setup` lists the libraries while typer is being installed
 
     if not CPP.get():
         typer.echo(f"opmux: C++ is off: {CPP.name}=0. Unset it, and run `{COMMAND}` again", err=True)
@@ -77,7 +77,7 @@ def run() -> int:
 
 
 def _compile(library: Compiled) -> Path | None:
-    """Compile a library, also if that has failed before; None if it is compiled already."""
+    """Compile a library, even if that failed before; None if it was compiled already."""
     with contextlib.suppress(build.CompilerFails):
         if library.is_built():
             return None

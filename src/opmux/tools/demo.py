@@ -1,4 +1,4 @@
-"""`opmux demo`: one small Llama trained twice, in plain torch and through `opmux.ops`, and a comparison of the two."""
+"""`opmux demo`: trains one small Llama twice, in plain torch and through `opmux.ops`, and compares the two runs."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from ..core.spec import Spec, specs
 from ..core.tensors import dtype_name
 from . import arguments, llama, screen
 
-# How far the two runs may be apart, in losses and in first gradients, each relative to the larger. In float32 on a CPU
-# they are 1e-7 apart, and a plain torch run whose weights are scaled by 1 + 3e-7 is 2e-6 from itself at step 200.
+# The largest difference allowed between the runs, in losses and first gradients, relative to the larger value. In
+# float32 on a CPU they differ by 1e-7. Scaling the weights of a plain torch run by 1 + 3e-7 changes step 200 by 2e-6.
 TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "bfloat16": 5e-2}
-# The steps whose losses are compared. Training is chaotic: by step 250 that scaled run is 2e-5 from itself, and the
-# distance goes on growing, whoever computes.
+# The steps whose losses are compared. Training is chaotic: that scaling changes step 250 by 2e-5, and later steps by
+# more.
 HORIZON = 200
 
 
 class Counted:
-    """An op of `opmux.ops` that counts its calls, and those of its backward as autograd reaches its node."""
+    """Wraps an op of `opmux.ops`, and counts its calls and those of its backward."""
 
     def __init__(self, op: Callable[..., Any]):
         self.op, self.spec = op, op.spec  # type: ignore[attr-defined]
@@ -72,7 +72,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Gaps:
-    """How far two runs are apart, and how far they may be."""
+    """The differences between two runs, and the limit for them."""
 
     losses: float
     grads: float
@@ -117,7 +117,7 @@ def run(steps: int, device: str | None, dtype: str, seed: int) -> int:
 
 @contextlib.contextmanager
 def _quiet_and_deterministic(device: torch.device) -> Iterator[None]:
-    """The same numbers every time: torch's fused attention backward on accelerators adds in any order."""
+    """Make the runs reproducible: torch's fused attention backward on accelerators sums in any order."""
     with warnings.catch_warnings(), contextlib.ExitStack() as stack:
         warnings.filterwarnings("ignore", message="mkldnn_matmul failed")  # a CPU without bfloat16: slow, not wrong
         if device.type != "cpu":
@@ -126,7 +126,7 @@ def _quiet_and_deterministic(device: torch.device) -> Iterator[None]:
 
 
 def _ops(rms_norm: Counted, add_rms_norm: Counted, silu_mul: Counted) -> llama.LlamaOps:
-    """The model's three ops through opmux; the statistics that only a backward needs are left aside."""
+    """The model's three ops through opmux, without the statistics that only a backward needs."""
     return llama.LlamaOps(
         lambda x, weight, eps: rms_norm(x, weight, eps, 0.0)[0],
         lambda x, residual, weight, eps: add_rms_norm(x, residual, weight, eps, 0.0)[:2],
@@ -135,7 +135,7 @@ def _ops(rms_norm: Counted, add_rms_norm: Counted, silu_mul: Counted) -> llama.L
 
 
 def train(one: Run, model: llama.Llama, batches: Tensor, bar: Progress, task: TaskID) -> None:
-    """AdamW over the batches, one a step; fills in `one`."""
+    """Train with AdamW, one batch per step, and record the run in `one`."""
     device = batches.device
     bar.start_task(task)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -175,7 +175,7 @@ def grad_gap(a: Tensor, b: Tensor) -> float:
 
 
 def largest(gaps: Iterable[float]) -> float:
-    """The largest number; infinity if one is NaN, which does not compare."""
+    """The largest number; infinity if one is NaN or infinite, as comparisons with NaN are false."""
     gaps = list(gaps)
     return max(gaps) if all(map(math.isfinite, gaps)) else math.inf
 
@@ -212,7 +212,7 @@ def _show_calls(console: Console, counted: list[Counted], device: torch.device, 
 
 
 def chosen(spec: Spec, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> OpImpl | None:
-    """What runs for tensors such as the model's, as dispatch explains it after the run: failures are known by then."""
+    """The impl that dispatch chooses for tensors like the model's. Called after the run, so that failures are known."""
     sample = spec.samples.at(shape, dtype, device)  # type: ignore[union-attr]
     return get_default_manager().explain(specs.functions[spec.key], *sample.args, **sample.kwargs).chosen
 

@@ -30,7 +30,7 @@ NEUTRAL |= {"current_device": 0}
 
 @contextlib.contextmanager
 def translating(device: str | None) -> Iterator[None]:
-    """Run on `device` what asks for a CUDA device; without one, or with a CUDA device, nothing is changed."""
+    """Redirect CUDA devices to `device`. A no-op if it is None or a CUDA device."""
     target = None if device is None else arguments.device(device)
     if target is None or target.type == "cuda":
         yield
@@ -41,7 +41,7 @@ def translating(device: str | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def translating_to(target: torch.device) -> Iterator[None]:
-    """Run on another device, or as meta tensors, what asks for a CUDA device."""
+    """Redirect CUDA devices to another device, or to meta tensors."""
     with contextlib.ExitStack() as patches:
         for owner, name, value in _replacements(target):
             patches.enter_context(mock.patch.object(owner, name, value))
@@ -82,7 +82,7 @@ def _cuda(
 
 
 def translated(value: Any, target: torch.device) -> Any:
-    """A CUDA device, or its name, as the target; other values unchanged. An index stays, except on a CPU."""
+    """Replace a CUDA device, or its name, by the target; other values are unchanged. A CPU has no index."""
     if isinstance(value, str):
         if value != "cuda" and not value.startswith("cuda:"):
             return value
@@ -115,7 +115,7 @@ def _generator(target: torch.device) -> type:
 
 
 def _with_device(fn: Callable[..., Any], name: str, translate: Callable[[Any], Any]) -> Callable[..., Any]:
-    """A function with one of its arguments translated."""
+    """Wrap a function so that one of its arguments is translated."""
     signature = inspect.signature(fn)
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -134,7 +134,7 @@ def _returning(value: Any) -> Callable[..., Any]:
 
 
 class HostEvent:
-    """`torch.cuda.Event` on a CPU, where work is done when a call returns: it holds the time."""
+    """`torch.cuda.Event` on a CPU, where a call returns when its work is done: an event only holds the time."""
 
     def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False):
         self._seconds: float | None = None

@@ -29,7 +29,7 @@ from . import cpp, screen
 
 @dataclass
 class DoctorReport:
-    """All that doctor finds, as plain data; `broken` has a sentence for each thing that must be mended."""
+    """All that doctor finds, as plain data; `broken` has a sentence for each thing that must be fixed."""
 
     versions: dict[str, str] = field(default_factory=dict)
     devices: list[dict[str, Any]] = field(default_factory=list)
@@ -90,7 +90,7 @@ def examine() -> DoctorReport:
 
 @contextlib.contextmanager
 def without(names: list[str]) -> Iterator[None]:
-    """The environment without variables that cannot be read."""
+    """Remove environment variables with invalid values while the block runs."""
     kept = {n: os.environ.pop(n) for n in names if n in os.environ}
     try:
         yield
@@ -118,7 +118,7 @@ def cpp_rows() -> dict[str, str]:
     return made
 
 
-# ---- looking --------------------------------------------------------------------------------------------------------
+# ---- checks ---------------------------------------------------------------------------------------------------------
 
 
 def versions() -> dict[str, str]:
@@ -161,7 +161,7 @@ def setting(knob: knobs.Knob[Any], file_is_good: bool) -> dict[str, Any]:
         name = next((n for n in (knob.name, *knob.aliases) if os.environ.get(n, "").strip()), None)
         if name is not None:
             return {**made, "value": os.environ[name], "source": f"env {name}", "error": str(error)}
-        if not file_is_good:  # said once, of the file
+        if not file_is_good:  # the file's error is reported once
             return {**made, "value": _plain(knob.default), "source": "default (the file cannot be read)"}
         file = next(f for f in knobs.files() if knob.key in f.table)
         return {**made, "value": str(file.table[knob.key]), "source": f"file {file.path}", "error": str(error)}
@@ -178,7 +178,7 @@ def vendor_rows() -> list[dict[str, Any]]:
     """The number of impls by vendor, and by kind for impls without a vendor."""
     manager = get_default_manager()
     for name in manager.registry.list_operators():  # loads families and plugins
-        manager.resolve_candidates(name)  # and kernels
+        manager.resolve_candidates(name)  # loads the kernels
     counts: dict[tuple[str | None, str], int] = {}
     for impl in manager.registry.all_impls():
         counts[impl.vendor, str(impl.kind)] = counts.get((impl.vendor, str(impl.kind)), 0) + 1
@@ -199,7 +199,7 @@ def chips() -> list[dict[str, Any]]:
 
 
 def tuned() -> dict[str, Any]:
-    """Where tuning results are kept, and how many there are for this chip."""
+    """Where tuning results are stored, and how many there are for this chip."""
     chip, folder = devices.current_chip(), tuning.directory()
     entries = {} if chip is None else tuning.entries(chip)
     return {"directory": None if folder is None else str(folder), "entries": len(entries)}
@@ -277,7 +277,7 @@ def _plugin_table(report: DoctorReport) -> Any:
 
 
 def _settings_table(report: DoctorReport, width: int) -> Any:
-    value = ("value", {"max_width": width // 3})  # a long path must not push the meaning aside
+    value = ("value", {"max_width": width // 3})  # a long path must leave room for the meaning
     table = screen.table(("setting", {"no_wrap": True}), value, ("meaning", {"style": "dim"}))
     for s in report.settings:
         unset = s["source"].startswith("default")

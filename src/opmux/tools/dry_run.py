@@ -1,4 +1,4 @@
-"""Launch plans without launches: what a kernel would do, on this chip or another one."""
+"""Makes launch plans without launching them: shows what a kernel would launch, on this chip or another one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from . import arguments, tile_checks
 
 @contextlib.contextmanager
 def standing_in(chip: str | None) -> Iterator[None]:
-    """Plans as on a chip that is not here, by its arch or by its vendor; None: as here."""
+    """Make plans as for another chip, given by its arch or its vendor. None: for this machine's chip."""
     if chip is None:
         yield
         return
@@ -35,7 +35,7 @@ def standing_in(chip: str | None) -> Iterator[None]:
 
 
 def _carrier(chip: Chip) -> str:
-    """A chip that plans can be made for where a vendor's compiler is not installed; warps are of the same width."""
+    """A known chip with the same warp size, for which plans can be made if the vendor's compiler is not installed."""
     package = vendors.get(chip.vendor or "")
     width = None if package is None else package.info.target(chip.arch).warp_size
     return next((name for name, (target, _) in CHIPS.items() if target.warp_size == width), "sm_90")

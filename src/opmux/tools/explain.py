@@ -1,4 +1,4 @@
-"""`opmux explain OP`: which implementation would run for such arguments, and why not the others."""
+"""`opmux explain OP`: which implementation would run for given arguments, and why the others would not."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def run(op: str, dtype: str, shape: str | None, device: str | None, as_json: boo
     if device is not None:
         raise arguments.BadArgument("--assume is a chip that is not here, --device one that is: give one of them")
     chip = chip_of(assume)
-    if chip.vendor == "cpu":  # it is here
+    if chip.vendor == "cpu":  # the CPU is always present
         return _run(op, dtype, shape, "cpu", as_json, None)
     with devices.assume(str(chip.vendor), chip.arch):
         HERE.changed()
@@ -41,7 +41,7 @@ def run(op: str, dtype: str, shape: str | None, device: str | None, as_json: boo
 
 
 def chip_of(text: str) -> Chip:
-    """`nvidia:sm_90`, `sm_90`, `ascend`: a vendor that is known, and perhaps an arch."""
+    """Parse a chip, such as `nvidia:sm_90`, `sm_90` or `ascend`: a known vendor, an arch, or both."""
     try:
         if ":" in text or vendors.get(text) is None:
             chip = Chip.of_arch(text)
@@ -78,7 +78,7 @@ def _run(op: str, dtype: str, shape: str | None, device: str | None, as_json: bo
 
 
 def _without_triton(found: Explanation) -> str | None:
-    """A hint where our kernels are missing from the candidates for want of triton."""
+    """A hint if our kernels are missing from the candidates because triton is not installed."""
     if found.device == "cpu" or importlib.util.find_spec("triton") is not None:
         return None
     if any(v.impl.kind is BackendImplKind.DEFAULT for v in found.verdicts):
@@ -102,7 +102,7 @@ def tiles_of(impl: OpImpl, spec: Spec, sample: Sample, chip: Chip | None) -> lis
         stack.enter_context(nothing_launched())
         heard = stack.enter_context(config.asked())
         stack.enter_context(torch.no_grad())
-        # of these very arguments; or a composition, for want of its first part's results: what was asked is of interest
+        # An impl may refuse the arguments; a composition fails without its first part's results. Tiles are known then.
         lifted = (TypeError, AttributeError) if impl.parts else ()
         stack.enter_context(contextlib.suppress(NotSupported, *lifted))
         impl.call(*args, **kwargs)
@@ -130,7 +130,7 @@ def takes_shape(made_by: Any, dtype: torch.dtype) -> bool:
 def _goes(make: Callable[[], Any]) -> bool:
     try:
         make()
-    except Exception:  # samples are anybody's code
+    except Exception:  # sample code may raise anything
         return False
     return True
 
@@ -138,7 +138,7 @@ def _goes(make: Callable[[], Any]) -> bool:
 def nearest_sample(
     spec: Spec | None, name: str, shape: tuple[int, ...] | None, dtype: torch.dtype, device: torch.device
 ) -> tuple[Sample, str | None]:
-    """Arguments in that shape; if the op's samples have fixed shapes, the first one, and a note."""
+    """Arguments in that shape. If the op's samples have fixed shapes: the first sample, and a note."""
     made_by = getattr(spec, "samples", None)
     if shape is None or made_by is None or takes_shape(made_by, dtype):
         return sample_of(spec, name, shape, dtype, device), None
@@ -160,7 +160,7 @@ def sample_of(
         if found is None:
             raise ValueError("the op declares no such sample")
         return found
-    except Exception as error:  # samples are anybody's code
+    except Exception as error:  # sample code may raise anything
         sizes = "" if shape is None else f" and shape {'x'.join(map(str, shape))}"
         words = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise arguments.BadArgument(f"{name}: no arguments with {dtype_name(dtype)}{sizes}: {words}") from None
@@ -208,7 +208,7 @@ def _show(found: Explanation, spec: Spec | None, sample: Sample, tiles: list[dic
         *((f"tiles of {t['tunable'].partition('[')[0]}", f"{t['tiles']} ({t['from']})") for t in tiles),
     ]
     console.print(screen.pairs(facts_shown))
-    whole = {"no_wrap": True}  # a cut id could not be copied
+    whole = {"no_wrap": True}  # a truncated id could not be copied
     columns = ("", ("implementation", whole), ("kind", whole), ("priority", {"justify": "right", **whole}))
     outside = any(v.origin.plugin != "opmux" for v in found.verdicts)
     table = screen.table(*columns, ("verdict", {"min_width": 16}), *(["from"] if outside else []))

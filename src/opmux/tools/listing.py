@@ -1,4 +1,4 @@
-"""`opmux list`: the families of ops and the vendors that are known; of named ops, the implementations in order."""
+"""`opmux list`: the families of ops and the known vendors; for named ops, their implementations in dispatch's order."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def rows(manager: OpManager) -> list[ListingRow]:
 
 
 def select(found: list[ListingRow], named: list[str], family: str | None, glob: str | None) -> list[ListingRow]:
-    """The rows that `named` lists (families, ops, globs of either), those of a family, and of ops that match a glob."""
+    """The rows that `named` (families, ops, or globs of either), the family and the glob all select."""
     if named:
         wanted = {row.key for name in named for row in _named(found, name)}
         found = [r for r in found if r.key in wanted]
@@ -120,7 +120,7 @@ def run(named: list[str], family: str | None, glob: str | None, as_json: bool) -
 
 
 def _show_families(found: list[ListingRow], console: Console) -> None:
-    """One line a family; small ones, and those of an extension's space, such as tex, in one line together."""
+    """One line per family. Small families share one line, as do those of an extension's space, such as tex."""
     by_family: dict[str, list[ListingRow]] = {}
     for row in found:
         by_family.setdefault(row.family, []).append(row)
@@ -145,14 +145,14 @@ def _show_families(found: list[ListingRow], console: Console) -> None:
 
 
 def _examples(ops: list[ListingRow], width: int) -> str:
-    """As many names as fit, the first ones first."""
+    """As many of the first names as fit."""
     names = [r.name.rpartition("::")[2] for r in ops]
     kept = [n for i, n in enumerate(names) if len(", ".join(names[: i + 1])) <= width - 5]
     return ", ".join(kept) + (", ..." if len(kept) < len(names) else "")
 
 
 def _table(family: str, found: list[ListingRow], width: int) -> Any:
-    """On a screen of 80 columns without the space and the backward op: names and ids of impls stay whole."""
+    """A screen of fewer than 120 columns shows no space and no backward op, so that names and ids are not cut."""
     wide = width >= 120
     name, arguments = ("op", {"no_wrap": True}), ("arguments -> results", {"style": "dim"})
     more = [("space", {"style": "dim"})] if wide else []
@@ -168,7 +168,7 @@ def _table(family: str, found: list[ListingRow], width: int) -> Any:
 
 
 def vendor_rows() -> list[dict[str, Any]]:
-    """Every vendor that is known, whether its chip is here or not."""
+    """Every known vendor, whether or not its chip is present."""
     return [
         {
             "vendor": name,
@@ -184,7 +184,7 @@ def vendor_rows() -> list[dict[str, Any]]:
 
 
 def _is_here(package: Package) -> bool:
-    """Only for available devices: finding out a device's vendor may run a query command."""
+    """Whether the vendor's device is here. Queries only available devices, as that may run a command."""
     return package.device in HERE.devices() and devices.vendor_of(package.device) == package
 
 

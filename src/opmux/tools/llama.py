@@ -1,4 +1,4 @@
-"""A small Llama and a text to train it on: the program that `opmux demo` runs in two ways."""
+"""A small Llama and a text to train it on: the program that `opmux demo` runs twice."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class LlamaSize:
 
 @dataclass(frozen=True)
 class LlamaOps:
-    """The three ops that the two runs compute differently; each returns what the model needs and no more."""
+    """The three ops that the two runs compute differently; each returns only what the model needs."""
 
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]  # the normalised sum, the sum
@@ -111,7 +111,7 @@ class Llama(nn.Module):
         self.embedding = nn.Embedding(size.vocab, size.dim)
         self.first_norm = nn.Parameter(torch.ones(size.dim))
         self.layers = nn.ModuleList(LlamaLayer(size) for _ in range(size.layers))
-        # After each layer: the next one's norm, and the final one after the last.
+        # The norm after each layer: the first norm of the next layer, or the final norm.
         self.norms = nn.ParameterList(torch.ones(size.dim) for _ in range(size.layers))
         self.head = linear(size.dim, size.vocab)
 
@@ -128,7 +128,7 @@ class Llama(nn.Module):
 
 
 def batches(size: LlamaSize, steps: int, seed: int) -> Tensor:
-    """[steps, batch, context + 1] bytes of the text, drawn on the CPU: the same on every machine."""
+    """[steps, batch, context + 1] bytes of the text, drawn on the CPU, so that they are the same on every machine."""
     data = torch.frombuffer(bytearray(TEXT.encode("ascii")), dtype=torch.uint8).long()
     drawn = torch.Generator().manual_seed(seed)
     starts = torch.randint(len(data) - size.context - 1, (steps, size.batch), generator=drawn)
@@ -136,7 +136,7 @@ def batches(size: LlamaSize, steps: int, seed: int) -> Tensor:
 
 
 def build(size: LlamaSize, ops: LlamaOps, seed: int, device: torch.device, dtype: torch.dtype) -> Llama:
-    """The same weights for the same seed, whatever the ops and the device."""
+    """Build the model. The same seed gives the same weights, whatever the ops and the device."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Llama(size, ops)

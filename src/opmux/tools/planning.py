@@ -50,10 +50,10 @@ CUDA = 1  # c10::DeviceType
 KERNEL, RECORD, REFUSAL, FAILURE, CLASS, DONE = range(1, 7)  # Message in planner.h
 ARGUMENT, RESULT, SPACE, NUMBER = range(4)  # LaunchRecord::Kind in launches.h
 MOST = 1 << 17  # bytes of a message
-PREFIX = "opmux-planner-"  # of the folder of kernels
-NEW = 60.0  # seconds in which a folder may not be locked yet
-RESTARTS = 16  # of workers that were killed; with none left the planner ends
-PR_SET_PDEATHSIG = 1  # a worker ends with the process that replaces it
+PREFIX = "opmux-planner-"  # the start of the name of a folder of compiled kernels
+NEW = 60.0  # seconds: a younger folder may not be locked yet
+RESTARTS = 16  # of killed workers; after that many the planner ends
+PR_SET_PDEATHSIG = 1  # a prctl option: kill a worker when its parent process ends
 # c10::ScalarType, whose numbers are part of torch's file format
 DTYPES: dict[int, torch.dtype] = {
     0: torch.uint8, 1: torch.int8, 2: torch.int16, 3: torch.int32, 4: torch.int64, 5: torch.float16, 6: torch.float32,
@@ -61,8 +61,8 @@ DTYPES: dict[int, torch.dtype] = {
     23: torch.float8_e5m2, 24: torch.float8_e4m3fn,
 }  # fmt: skip
 NUMBERS = {dtype: number for number, dtype in DTYPES.items()}
-KEPT = 8  # keys of one pattern, which others are compared with
-REFUSALS = 3  # of one pattern, with no size class in between: its new keys are then sent only at their second call
+KEPT = 8  # the latest keys of a pattern, with which new keys are compared
+REFUSALS = 3  # refusals of a pattern in a row, after which its new keys are sent only at their second call
 ATTEMPTS = 4  # runs of one call: the first ones may also make its plan, which calls torch's ops
 FORMATS = (torch.contiguous_format, torch.preserve_format, torch.channels_last, torch.channels_last_3d)
 
@@ -144,8 +144,8 @@ def _supervise(count: int, ours: socket.socket, work: Callable[[int, mmap.mmap],
     A worker that is killed, as when memory is short, is replaced, and the request that it was answering counts as
     answered. Forking is safe: this process has no threads.
     """
-    busy = mmap.mmap(-1, count + RESTARTS)  # by number: whether the worker is answering
-    numbers = iter(range(count + RESTARTS))  # part of the names of a worker's files: none is used twice
+    busy = mmap.mmap(-1, count + RESTARTS)  # worker number -> whether the worker is answering
+    numbers = iter(range(count + RESTARTS))  # each is used once: it is part of the names of a worker's files
     workers: dict[int, int] = {}  # process id -> number
 
     def start(number: int) -> None:
@@ -185,15 +185,15 @@ class Param(NamedTuple):
 
     kind: int
     index: int
-    value: int  # bytes after the start of the tensor, or those of the number
+    value: int  # the byte offset in the tensor, or the bytes of the number
 
 
 @dataclass
 class _PlannedCall:
     """What a call launches."""
 
-    words: list[int]  # what follows the key in an answer
-    free: set[int]  # positions of words that follow from the sizes of the call
+    words: list[int]  # the words of the answer after the key
+    free: set[int]  # positions of words that may depend on the sizes of the call
     kernels: list[bytes]  # messages of kernels that C++ does not know yet
 
     def add_sizes(self, *words: int) -> None:
@@ -202,12 +202,12 @@ class _PlannedCall:
 
 
 class _Pattern:
-    """Calls of one overload whose keys differ in sizes and strides alone."""
+    """Calls of one overload whose keys differ only in sizes and strides."""
 
     def __init__(self) -> None:
-        self.keys: list[list[int]] = []  # the last ones
+        self.keys: list[list[int]] = []  # the latest KEPT keys
         self.classes: list[tuple[int, SizeClass, list[int]]] = []
-        self.refused = 0  # one after another
+        self.refused = 0  # refusals in a row
 
     def related(self, words: list[int], sizes: list[int]) -> tuple[int, dict[int, Formula]] | None:
         """The size in which this key differs from a kept key, and formulas for its words; the simplest such pair."""
@@ -239,12 +239,12 @@ class Worker:
         self.number = 0  # the worker's index
         self._devices, self._folder = devices, folder
         self._kernels: dict[str, int] = {}  # hash of a compiled kernel -> its number; these were sent to C++
-        self._new: dict[str, int] = {}  # the same, for kernels that are not sent yet
+        self._new: dict[str, int] = {}  # hash of a compiled kernel -> its number; these are not sent yet
         self._names = {int(slot): name for slot, name in names.items()}
         self._calls: dict[int, Callable[..., Any]] = {}
         engine.STATE.on = frozenset(self._names.values())
         self._requests = 0
-        self._patterns: dict[tuple[int, int, int], _Pattern] = {}  # overload, hash, words of a key
+        self._patterns: dict[tuple[int, int, int], _Pattern] = {}  # by overload, pattern hash, number of words
         for family in {overloads.table()[name].family for name in self._names.values()} - {"vendor"}:
             specs.load_implementers(family)
 
@@ -274,7 +274,7 @@ class Worker:
         """What a call launches, or REFUSAL or FAILURE."""
         self._new = {}
         self._requests += 1
-        if self._requests % 4096 == 0:  # plans are kept by shape
+        if self._requests % 4096 == 0:  # plans are stored by shape, so they accumulate
             from ..kernels.lib import plans
 
             plans.forget()
@@ -413,7 +413,7 @@ class Worker:
 
 
 def _entry(overload: overloads.Overload) -> Callable[..., Any]:
-    """The override that the gate calls for an overload; it raises Refused where torch's own kernel would run."""
+    """The override that the gate calls for an overload; it raises Refused if torch's own kernel would run."""
 
     def native(*args: Any, **kwargs: Any) -> Any:
         raise Refused("torch's own kernel runs it")
@@ -509,7 +509,7 @@ class _Reader:
         return struct.unpack("<d", struct.pack("<Q", self.word()))[0]
 
     def value(self, kind: str, count: int | None = None) -> Any:
-        """The value of a type as a schema writes it."""
+        """Read a value of a type, which is written as in a schema."""
         if kind in ("Optional[List[int]]", "Optional[List[SymInt]]"):
             n = self.word()
             return None if n == (1 << 64) - 1 else [self.signed() for _ in range(n)]
@@ -565,7 +565,7 @@ class _Reader:
         return struct.pack("<Q", self.word())[:size].decode()
 
     def device(self) -> torch.device:
-        """C++ makes results on the device of the first tensor, which is the current one."""
+        """Read a device. C++ allocates results on the device of the first tensor, which is the current one."""
         word = self.word()
         kind, index = word >> 8, word & 0xFF
         if kind != CUDA or index not in (self._home, 0xFF):
@@ -578,7 +578,7 @@ class _Reader:
         return torch.strided
 
     def symbol(self) -> int:
-        self.word()  # an array of one
+        self.word()  # the length, which is 1
         return self.signed()
 
     _KINDS = {

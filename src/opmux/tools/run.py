@@ -17,9 +17,9 @@ INTERRUPTED = 130  # a shell's exit code for a program ended by Ctrl-C
 
 
 def run(program: list[str], libraries: list[str], shadow: bool, module: bool) -> int:
-    """Run a script or a module as `python` would, and give its exit status.
+    """Run a script or a module as `python` would, and return its exit status.
 
-    What the program raises is shown as `python` shows it: its own frames, through its own `sys.excepthook`.
+    An exception is shown as `python` shows it: only the program's frames, through its own `sys.excepthook`.
     """
     if not program:
         raise BadArgument("run takes a program: opmux run [--as NAME] script.py [ARGS], or -m MODULE [ARGS]")
@@ -75,7 +75,7 @@ def _missing_module(name: str) -> str | None:
 
 
 def _missing_main(name: str) -> str | None:
-    """The same of a folder."""
+    """Why a folder cannot be run, with Python's message."""
     if Path(name).is_dir() and not Path(name, "__main__.py").is_file():
         return f"can't find '__main__' module in {quoted(name)}"
     return None

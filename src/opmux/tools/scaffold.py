@@ -24,7 +24,7 @@ TEMPLATE = Path(__file__).with_name("template")
 
 
 class CannotMake(OpmuxError, ValueError):
-    """A backend that cannot be generated; nothing was written."""
+    """The backend cannot be generated; nothing was written."""
 
 
 class TemplateFile(NamedTuple):
@@ -50,7 +50,7 @@ class NewBackend:
 
     name: str
     device: str
-    root: Path  # what all files are written below: a new folder, or a checkout of opmux
+    root: Path  # the folder that contains all files: a new one, or a checkout of opmux
     in_tree: bool
 
     @property
@@ -70,7 +70,7 @@ class NewBackend:
 
     @property
     def new(self) -> list[Path]:
-        """What must not be there yet."""
+        """The paths that must not exist yet."""
         if not self.in_tree:
             return [self.root]
         return [self.root / "src/opmux/backends" / f"_{self.name}", self.root / self.parts[-1].target]
@@ -88,7 +88,7 @@ class NewBackend:
         return re.sub("|".join(words), lambda found: words[found[0]], text)
 
 
-OF_TORCH = ("cpu", "cuda", "xpu", "mps", "mtia", "hpu")  # device types that need no other package to be known
+OF_TORCH = ("cpu", "cuda", "xpu", "mps", "mtia", "hpu")  # device types that torch knows without another package
 
 
 def run(name: str, device: str, out: Path | None, in_tree: bool) -> int:
@@ -114,18 +114,18 @@ def run(name: str, device: str, out: Path | None, in_tree: bool) -> int:
 
 
 def commands(made: NewBackend) -> list[str]:
-    """What brings the package to life, and shows that it works."""
+    """The commands that install the package and check it."""
     install = [f"pip install --no-deps --no-build-isolation -e {shlex.quote(shown(made.root))}"]
     conform = f"opmux conform --vendor {made.name}"
     if made.device in devices.accelerators():
-        conform = f"OPMUX_VENDOR={made.name} {conform}"  # another vendor's chip may be here under that name
+        conform = f"OPMUX_VENDOR={made.name} {conform}"  # another vendor's chip may have this device type
     elif made.device in OF_TORCH:
-        conform += " --device cpu"  # there is no simulating it
+        conform += " --device cpu"  # torch's own device types cannot be simulated
     return [*([] if made.in_tree else install), "opmux list", conform]
 
 
 def shown(path: Path) -> str:
-    """A path as short as it can be typed from here."""
+    """The path, relative to the current folder if it is inside."""
     here = Path.cwd()
     return str(path.relative_to(here)) if path.is_relative_to(here) and path != here else str(path)
 
@@ -159,7 +159,7 @@ def _check_name(name: str) -> None:
         )
     if name in {*BACKENDS, *(str(kind) for kind in BackendImplKind), "cpu", "native"}:
         raise CannotMake(f"'{name}' has another meaning where a vendor is named. Take another name")
-    get_default_manager().prepare()  # plugins bring vendors
+    get_default_manager().prepare()  # plugins may define vendors
     known = vendors.get(name)
     if known is not None:
         place = known.folder or known.origin
@@ -169,7 +169,7 @@ def _check_name(name: str) -> None:
 
 
 def _checkout(out: Path | None) -> Path:
-    """The root of a checkout of opmux: the one given, else the one that is running."""
+    """The root of a checkout of opmux: the given one, else the running one."""
     root = Path(__file__).absolute().parents[3] if out is None else out.absolute()
     if (root / "src/opmux/backends/registry.py").is_file() and (root / "tests/backends").is_dir():
         return root
@@ -195,7 +195,7 @@ def write(made: NewBackend) -> None:
             path = beside / name.removeprefix(inside).lstrip("/") if name.startswith(inside) else made.root / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
-        beside.chmod(0o755)  # mkdtemp's is its owner's alone
+        beside.chmod(0o755)  # mkdtemp makes folders that only their owner can read
         beside.rename(target)
     except OSError as error:
         shutil.rmtree(beside, ignore_errors=True)

@@ -22,7 +22,7 @@ from rich.text import Text
 
 from ..core import log
 
-# Lines are not wrapped in a file or a pipe.
+# The width of a console that is a file or a pipe: lines are not wrapped there.
 WIDE = 1000
 
 KIND_STYLES = {"flagos": "green", "cpp": "cyan", "vendor": "magenta", "reference": "blue"}
@@ -48,7 +48,7 @@ def beside(json: str | None) -> Console:
 
 
 def keep(record: Any, json: str | None, html: Path | None = None, page: Callable[[Any], str] | None = None) -> None:
-    """Write a record as the files that were asked for."""
+    """Write a record to the requested files."""
     said = err()
     if json == "-":
         sys.stdout.write(record.text() + "\n")
@@ -61,7 +61,7 @@ def keep(record: Any, json: str | None, html: Path | None = None, page: Callable
 
 
 def write(path: Path, text: str) -> None:
-    """Write a file, in a folder that need not exist yet."""
+    """Write a file, and create its folder if necessary."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
 
@@ -86,13 +86,13 @@ def _page(text: str) -> bool:
     if words[0] in ("", "cat") or shutil.which(words[0]) is None:
         return False
     env = {"LESS": "-FRX", **os.environ}  # colours; stay on the screen after the last line
-    with contextlib.suppress(BrokenPipeError, KeyboardInterrupt):  # the reader has seen enough
+    with contextlib.suppress(BrokenPipeError, KeyboardInterrupt):  # the user quit the pager
         subprocess.run(words, input=text, encoding="utf-8", env=env, check=False)
     return True
 
 
 def show_log() -> None:
-    """Log lines from WARNING on, unless the settings name a level."""
+    """Show log lines from WARNING on, unless the settings name a level."""
     log.show("WARNING")
     log.from_knobs()
 
@@ -102,7 +102,7 @@ def print_json(data: Any) -> None:
 
 
 def takes_unicode() -> bool:
-    """Whether stdout can be given any character."""
+    """Whether stdout can encode any character."""
     return "utf" in (sys.stdout.encoding or "").casefold()
 
 
@@ -113,13 +113,13 @@ def count(number: int, noun: str) -> str:
 
 
 def some(names: Iterable[str], most: int = 12) -> str:
-    """A list that may be long, in one line."""
+    """Names in one line; after `most` of them, the number of the others."""
     found = list(names)
     return ", ".join(found[:most]) + (f" and {len(found) - most} more" if len(found) > most else "")
 
 
 def table(*columns: str | tuple[str, dict[str, Any]], title: str | None = None) -> Table:
-    """A table in the one style; a column is a heading, or a heading and its options."""
+    """A table in the common style; a column is a heading, or a heading and its options."""
     made = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
         heading, options = (column, {}) if isinstance(column, str) else column
@@ -149,7 +149,7 @@ def progress(*more: str) -> Iterator[Progress]:
     )
     before = sys.stderr
     with Progress(*columns, console=err()) as bar:
-        # While the bar is live, rich's stand-in for stderr knows how to print above it; our log handler must use it.
+        # While the bar is live, sys.stderr is rich's proxy, which prints above it: our log handler must write to it.
         ours = [h for h in log.logger.handlers if isinstance(h, logging.StreamHandler) and h.stream is before]
         for handler in ours:
             handler.setStream(sys.stderr)

@@ -27,7 +27,7 @@ MOST_FORMULAS = 1000  # candidate formulas compared for one word
 LIMIT = 1 << 62  # every computed value stays below this
 
 Words = list[int]
-Plan = Callable[[int], Words | None]  # what a call with this size launches; None: nothing from C++
+Plan = Callable[[int], Words | None]  # size -> the words of the call's launches; None: C++ cannot launch it
 
 
 class Formula(NamedTuple):
@@ -223,7 +223,7 @@ def _agreed(points: list[tuple[int, int]], sizes: Tensor) -> tuple[Formula, Tens
 
 
 def formulas_of(points: list[tuple[int, int]], largest: int) -> list[Formula]:
-    """The formulas that give these values, which differ, for these sizes; of more than MOST_FORMULAS the first."""
+    """The formulas that give these distinct values for these sizes; at most about MOST_FORMULAS of them."""
     values = [y for _, y in points]
     if max(values) >= LIMIT:
         return []

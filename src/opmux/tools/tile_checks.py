@@ -1,4 +1,4 @@
-"""A vendor's tile files, applied without its chip: every rule and every config is asked for typical facts."""
+"""Checks a vendor's tile files without its chip: evaluates every rule and every config for typical facts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..machine.vendors import Package
 from ..tuning import tile_files
 from ..tuning.tile_files import BadTiles
 
-# What tunables are asked by, by the annotation of their parameters.
+# Typical facts for tunables, by the annotation of a parameter.
 FACTS: dict[str, tuple[Any, ...]] = {
     "torch.dtype": (torch.bfloat16, torch.float32),
     "bool": (True, False),
@@ -34,7 +34,7 @@ def load() -> None:
 
 
 def questions(tunable: Tunable) -> Iterator[dict[str, Any]]:
-    """Facts that a kernel may ask a tunable by; none if it has parameters of other types than FACTS."""
+    """Typical facts for a tunable; none if one of its parameters has a type that FACTS lacks."""
     kinds = [_words(p.annotation) for p in inspect.signature(tunable.default).parameters.values()]
     if all(kind in FACTS for kind in kinds):
         for values in itertools.product(*(FACTS[kind] for kind in kinds)):
@@ -42,7 +42,7 @@ def questions(tunable: Tunable) -> Iterator[dict[str, Any]]:
 
 
 def _words(annotation: Any) -> str:
-    """An annotation as it is written, whether or not the module postpones their evaluation."""
+    """The text of an annotation, whether or not the module postpones evaluation."""
     if isinstance(annotation, str):
         return annotation
     return "torch.dtype" if annotation is torch.dtype else getattr(annotation, "__name__", str(annotation))
@@ -55,7 +55,7 @@ def unasked(package: Package) -> list[str]:
 
 
 def chips(package: Package) -> list[Chip]:
-    """The vendor's chips as far as its files tell them apart."""
+    """The vendor's chips that its files distinguish."""
     found = [Chip(package.name, arch or None) for arch in ("", *filter(None, package.info.targets))]
     known = {tile_files.folders(chip) for chip in found}
     more = [Chip(package.name, str(arch)) for arch in package.arch_map]
@@ -63,7 +63,7 @@ def chips(package: Package) -> list[Chip]:
 
 
 def faults(package: Package) -> list[str]:
-    """What is wrong with a vendor's tile files: the file, the tunable, the size, and what is allowed; each once."""
+    """All errors in a vendor's tile files: the file, the tunable, the size, and what is allowed; each once."""
     found: dict[str, None] = {}
     for chip in chips(package):
         unreadable: list[BadTiles] = []
@@ -94,15 +94,15 @@ def fault(chip: Chip, tunable: Tunable) -> str | None:
 
 
 def _can_be_asked(tunable: Tunable, facts: dict[str, Any]) -> bool:
-    """Whether the default has an answer: a kernel never asks by facts for which it raises."""
+    """Whether the default accepts these facts: a kernel never gives facts for which the default raises."""
     try:
         tunable.default(**facts)
-    except (RuntimeError, ValueError):  # no device whose cores it could count; facts that its kernel refuses
+    except (RuntimeError, ValueError):  # no device whose cores it could count, or facts that its kernel refuses
         return False
     return True
 
 
 def of_vendor(name: str) -> Chip | None:
-    """The chip that a vendor's name means, with an arch after a colon: `acme`, `acme:a200`; None for other names."""
+    """Parse a vendor's name, with an arch after a colon, into a chip: `acme`, `acme:a200`; None for other names."""
     chip = Chip.of_arch(name if ":" in name else f"{name}:")
     return chip if chip.vendor is not None and vendors.get(chip.vendor) is not None else None

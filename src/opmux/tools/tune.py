@@ -32,11 +32,11 @@ from .dry_run import nothing_launched, standing_in
 from .runner.check import DeviceLost, as_tuple, in_one_line
 from .runner.clock import Call, median_ms
 
-GAIN = 0.02  # less than this is noise, and not worth an entry
+GAIN = 0.02  # a smaller gain is noise and is not stored
 LONG_SUM = 10.0  # factor on the tolerance if the current tiles need it: sums of thousands of float32 in another order
 SHAPES, DTYPES = ("4096x8192",), ("bfloat16",)
 STAND_IN = "sm_90"  # the chip of a dry run on a machine without an accelerator
-SHOWN = 12  # rows of a table; the slowest are counted
+SHOWN = 12  # rows of a table; slower trials are only counted
 
 Bench = Callable[[Call], float]
 
@@ -71,7 +71,7 @@ class TuneCase:
     shape: str
     dtype: torch.dtype
     expected: Any = field(default=None, repr=False)
-    slack: float = 1.0  # times the op's tolerance
+    slack: float = 1.0  # factor on the op's tolerance
 
     def __str__(self) -> str:
         return f"{self.spec.name} {self.shape} {dtype_name(self.dtype)}"
@@ -85,12 +85,12 @@ class TuneCase:
         with config.asked() as heard, torch.no_grad():
             try:
                 self.run()
-            except (TypeError, ValueError, NotImplementedError) as error:  # what a kernel says of arguments
+            except (TypeError, ValueError, NotImplementedError) as error:  # the kernel refuses the arguments
                 raise arguments.BadArgument(f"{self}: {error}") from None
         return list({one.key: one for one in heard}.values())
 
     def disagreement(self) -> str:
-        """How the result differs from the reference's, or ""; twice, as a second launch takes another way."""
+        """How the result differs from the reference's, or "". Runs twice: the second call replays a recorded launch."""
         if self.expected is None:
             self.expected = as_tuple(self.spec.reference(*self.sample.args, **self.sample.kwargs))
         for _ in range(2):
@@ -108,7 +108,7 @@ class TuneCase:
 
 
 def case_of(op: str, shape: str, dtype: str, device: torch.device, anywhere: bool) -> TuneCase:
-    """The op's own kernel and arguments for it; `anywhere`: although its device may not be here."""
+    """The op's own kernel and arguments for it; `anywhere`: even if its device is not present."""
     spec = specs.find(op, NAME_LOOKUP["ops"])
     kind, sizes = arguments.dtype(dtype), arguments.shape(shape)
     if not hasattr(spec.samples, "at"):
@@ -158,7 +158,7 @@ def trials_for(one: Asked, chip: Chip | None) -> list[TileTrial]:
 
 @dataclass
 class Tuner:
-    """Tries tiles for one case, one question of its plan after the other, each with the best so far of the others."""
+    """Tunes one case: one tunable of its plan after the other, each with the best tiles so far for the others."""
 
     case: TuneCase
     chip: Chip | None
@@ -393,13 +393,13 @@ def show_list(chip: str | None) -> int:
 
 
 def provider_files(chip: Chip) -> list[str]:
-    """The files with times of implementations that hold on a chip, and how many classes each has."""
+    """The files with times of implementations that apply to a chip, and how many classes each has."""
     files = provider_speed.FILES.files(chip)
     return [f"times of implementations: {file}, {len(provider_speed.FILES.read(file))} classes" for file in files]
 
 
 def _folder(found: tile_files.FileEntry) -> str:
-    """`_nvidia/hopper` of a file there."""
+    """The folder of a file as it is printed: `_nvidia/hopper`."""
     parts = found.file.parent.parts
     return "/".join(parts[next((i for i, p in enumerate(parts) if p.startswith("_")), len(parts) - 1) :])
 

@@ -2,7 +2,7 @@
 
 from opmux.backends import Target, VendorInfoBase
 
-# By the name of an arch, or its prefix. What CDNA 2 and 3 (gfx90a, gfx942) share is in this folder itself.
+# Arch name or prefix -> folder. This folder itself has what CDNA 2 and 3 (gfx90a, gfx942) share.
 ARCH_MAP = {"gfx950": "cdna4", "gfx10": "rdna", "gfx11": "rdna", "gfx12": "rdna"}
 
 # ROCm documentation, "AMD GPU specifications". Cores are read from the device: an MI300X has 304, an MI300A 228.

@@ -29,7 +29,7 @@ vendor_info = VendorInfoBase(
 
 
 def arch_of(index: int) -> str | None:
-    """By the name of the chip: "Ascend910B3", "Ascend910_9382" (a die of a 910C), "Ascend950PR_957c"."""
+    """The arch from the chip's name: "Ascend910B3", "Ascend910_9382" (a die of a 910C), "Ascend950PR_957c"."""
     names = {
         "Ascend910B": "ascend910b",
         "Ascend910_93": "ascend910c",

@@ -1,4 +1,4 @@
-"""Tiles on Ascend, where they differ: blocks fill a vector core's unified buffer.
+"""Tiles on Ascend, where they differ from the defaults: blocks fill a vector core's unified buffer.
 
 A program per 1024 elements starts too slowly here, and a launch of more than 65535 programs is refused.
 """

@@ -25,5 +25,5 @@ vendor_info = VendorInfoBase(
 
 
 def arch_of(index: int) -> str | None:
-    """As Cambricon's compiler names it (--bang-mlu-arch)."""
+    """The arch as Cambricon's compiler names it (--bang-mlu-arch)."""
     return by_name("mlu", index, {"MLU370": "mtp_372", "MLU590": "mtp_592"})

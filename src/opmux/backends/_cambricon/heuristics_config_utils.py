@@ -1,4 +1,4 @@
-"""Tiles on MLUs, where they differ: blocks fill a core's NRAM, one half for computing while the other is loaded."""
+"""Tiles on MLUs, where they differ from the defaults: a block fills half of a core's NRAM; the other half is loaded."""
 
 from opmux.backends import buffers
 

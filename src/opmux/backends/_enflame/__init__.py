@@ -21,5 +21,5 @@ vendor_info = VendorInfoBase(
 
 
 def arch_of(index: int) -> str | None:
-    """An S60 has capability 3.0, and is gcu300."""
+    """The arch from the compute capability: an S60 has 3.0, which is gcu300."""
     return by_capability("gcu", index, "gcu", digits=2)

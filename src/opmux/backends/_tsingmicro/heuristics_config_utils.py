@@ -1,4 +1,4 @@
-"""Tiles on Tsingmicro's chips, where they differ: 16 parallel programs, each with megabytes of memory."""
+"""Tiles on Tsingmicro's chips, where they differ from the defaults: 16 parallel programs, each with megabytes."""
 
 from opmux.backends import buffers
 

@@ -1,5 +1,6 @@
-"""`opmux bench`: how fast each way to compute an op is, after a check that it is right.
+"""`opmux bench`: checks, then times, every provider of an op (opmux, torch, torch.compile, other libraries).
 
-`cases` selects what is measured, `providers` what computes it (`native` has torch's own calls), `measure` how it is
-checked and timed; `engine` runs the lot into rows, `record` keeps them, `report` shows them, `page` draws them.
+`cases` selects ops and shapes, `providers` lists who computes them (`native` has torch's own calls), and `measure`
+checks and times a call. `engine` runs all cases and yields rows; `record` stores them as JSON, `report` prints them,
+and `page` draws them as HTML.
 """

@@ -1,4 +1,4 @@
-"""What is measured: ops, shapes and dtypes, from the command line or a preset."""
+"""Selects the cases to measure (ops, shapes, dtypes), from the command line or from a preset."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from ..explain import takes_shape
 
 Shape = tuple[int, ...]
 
-# Options of samples other than the shape: ops along a dimension use the last one.
+# Ops that take a dimension are measured along the last one.
 ALONG = {"dim": -1}
-# How the arguments of a sample are changed: a variant's name -> what becomes of them.
+# A variant's name -> a function that changes the arguments of a sample.
 VARIANTS: dict[str, Callable[[tuple], tuple]] = {
     "": lambda args: args,
     "scalar": lambda args: (args[0], 2.0, *args[2:]),
@@ -32,7 +32,7 @@ VARIANTS: dict[str, Callable[[tuple], tuple]] = {
 
 
 class QuickDraw(Draw):
-    """Numbers drawn on the device: a CPU takes two seconds for the 128 M of a tensor that is copied in 0.1 ms."""
+    """Draws numbers on the device. Drawing 128 M numbers takes 2 s on a CPU; copying such a tensor takes 0.1 ms."""
 
     def _new(self, shape: Shape, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
         if self.device.type == "cpu" or math.prod(shape) < 2**16:
@@ -49,7 +49,7 @@ def name_of(spec: Spec) -> str:
 
 
 def sample_of(spec: Spec, case: Drawn, dtype: torch.dtype, device: torch.device) -> Sample:
-    """The arguments of an op for a case, along the last dimension unless it says otherwise; raises any error."""
+    """The arguments of an op for a case, along the last dimension by default. Raises any error."""
     made_by: Any = spec.samples
     options = {**ALONG, **case.options}
     if isinstance(made_by, Maker):
@@ -69,23 +69,23 @@ class BenchCase:
     shape: Shape
     dtype: torch.dtype
     variant: str = ""
-    host: bool = False  # the host's time is what counts
+    host: bool = False  # the host time is rated, not the device time
 
     @property
     def name(self) -> str:
-        """The op as `opmux.ops` has it, and the variant."""
+        """The op's name in `opmux.ops`, followed by the variant."""
         return f"{name_of(self.spec)} ({self.variant})" if self.variant else name_of(self.spec)
 
     def __str__(self) -> str:
         return f"{self.name} {sizes(self.shape)} {dtype_name(self.dtype)}"
 
     def sample(self, device: torch.device, rows: int | None = None) -> Sample:
-        """All arguments of the op; with `rows`, of that many rows. Raises BadArgument if the op has no such samples."""
+        """The arguments of the op; `rows` replaces the number of rows. Raises BadArgument if it has no such samples."""
         shape = self.shape if rows is None else (rows, *self.shape[1:])
         try:
             drawn = sample_of(self.spec, Drawn(shape), self.dtype, device)
             return Sample(*self.spec.bound(VARIANTS[self.variant](drawn.args), drawn.kwargs), id=str(self))
-        except Exception as error:  # samples are anybody's code
+        except Exception as error:  # sample code may come from a plugin and raise anything
             words = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise BadArgument(f"{self}: no such arguments: {words}") from None
 
@@ -108,13 +108,13 @@ class Line:
 
 @dataclass(frozen=True)
 class Preset:
-    """A set of cases under a name."""
+    """A named set of cases."""
 
     name: str
     doc: str
     lines: tuple[Line, ...]
     dtypes: tuple[str, ...]
-    rows: int | None = None  # None: as many as make a tensor of --mib
+    rows: int | None = None  # None: enough rows for a tensor of --mib MiB
     providers: str | None = None
     host: bool = False
 
@@ -123,7 +123,7 @@ class Preset:
         return max(rows, 1), width
 
 
-# Lengths of the hidden sizes and vocabularies that models have: one row in registers, in a core, in many.
+# Row lengths of real models, from hidden sizes to vocabularies.
 WIDTHS = (2048, 4096, 8192, 16384, 32768, 131072)
 ALONG_ROWS = (
     "rms_norm layer_norm add_rms_norm softmax log_softmax sum amax var_mean cumsum argmax "
@@ -161,7 +161,7 @@ _ALL = (
     ),
 )
 PRESETS = {p.name: p for p in _ALL}
-# Ops that are named without a preset and without shapes.
+# The presets for ops that are named without --preset.
 NAMED = Preset("", "", (), ("bfloat16",))
 NAMED_ON_CPU = Preset("", "", (), ("float32",), rows=256)
 NAMED_WIDTHS = {"cpu": (1024,)}
@@ -171,7 +171,7 @@ NAMED_WIDTHS = {"cpu": (1024,)}
 
 
 def select(words: Iterable[str]) -> list[Spec]:
-    """Ops by name, `family:NAME` or glob; globs and families leave compositions out unless their space is named."""
+    """Ops by name, `family:NAME` or glob. Families and globs skip compositions; a glob with `::` includes them."""
     found: dict[str, Spec] = {}
     for word in words:
         found |= {s.key: s for s in _selected(word.strip())}
@@ -196,7 +196,7 @@ def _selected(word: str) -> list[Spec]:
 
 @dataclass(frozen=True)
 class BenchPlan:
-    """The cases, and a note for each requested thing that does not exist."""
+    """The cases to measure, and a note for each request that cannot be measured."""
 
     cases: list[BenchCase]
     notes: list[str]
@@ -215,7 +215,7 @@ def plan(
     mib: int,
     device: str,
 ) -> BenchPlan:
-    """What to measure, from the words of the command line."""
+    """Build the plan from the options of the command line."""
     notes: list[str] = []
     base, lines = _lines(words, preset, device, notes)
     kinds = dtypes or [getattr(torch, d) for d in base.dtypes]
@@ -232,7 +232,7 @@ def plan(
 def _lines(
     words: list[str], preset: str | None, device: str, notes: list[str]
 ) -> tuple[Preset, list[tuple[Spec, Line]]]:
-    """Every op to measure with its line, of the preset that holds."""
+    """The preset that applies, and every op to measure with its line of that preset."""
     asked = select(words)
     if preset is None and asked:
         base = NAMED_ON_CPU if device == "cpu" else NAMED
@@ -257,7 +257,7 @@ def _lines(
 
 
 def _measurable(lines: list[tuple[Spec, Line]], kinds: list[torch.dtype], notes: list[str]) -> list[tuple[Spec, Line]]:
-    """The ops with samples of the requested shape; notes name the others."""
+    """Keep the ops whose samples can have any shape; add a note for each group of other ops."""
     ways: dict[str, list[str]] = {"": [], "no samples to measure with": [], "only samples of fixed shapes": []}
     fits, bare, own = ways.values()
     for spec in {s.key: s for s, _ in lines}.values():

@@ -1,4 +1,4 @@
-"""`opmux bench` from its words to its files: plan, measure with the table growing, summary, JSON, page."""
+"""`opmux bench`: makes the plan, measures with a line per case, prints a summary, and writes JSON and HTML."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from .measure import Limits
 from .providers import BenchProvider, ProviderChoice
 from .record import BenchRecord, facts, limits_data
 
-# A limit is measured on tensors that do not fit in a cache.
+# The copy that measures the memory bandwidth is too large for any cache.
 COPY_MIB = {"cpu": 64}
 COPY_MIB_OF_CHIPS = 512
 
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """The command line."""
+    """The options of `opmux bench`."""
 
     ops: list[str] = field(default_factory=list)
     shapes: list[str] = field(default_factory=list)
@@ -45,7 +45,7 @@ class BenchOptions:
 def run(asked: BenchOptions) -> int:
     screen.show_log()
     for option, path in (("--json", asked.json), ("--html", asked.html)):
-        if path is not None and str(path) != "-" and Path(path).is_dir():  # before hours of measuring, not after them
+        if path is not None and str(path) != "-" and Path(path).is_dir():  # check now, not after hours of measuring
             raise arguments.BadArgument(f"{option} '{path}' is a folder. Name a file")
     if asked.source is not None:
         record = BenchRecord.load(asked.source)
@@ -59,7 +59,7 @@ def run(asked: BenchOptions) -> int:
         try:
             todo = plan(*wanted)
         except UnknownName:
-            get_default_manager().registry.list_operators()  # loads the plugins: one of them may have the op
+            get_default_manager().registry.list_operators()  # loads the plugins, one of which may define the op
             todo = plan(*wanted)
         if not todo.cases:
             raise arguments.BadArgument(f"there is nothing to measure: {'; '.join(todo.notes)}")
@@ -78,7 +78,7 @@ def run(asked: BenchOptions) -> int:
 
 
 def _measure(record: BenchRecord, bench: Bench, cases: list[BenchCase], asked: BenchOptions) -> None:
-    """Fill in the record, with a line on the screen for each case as it is done."""
+    """Measure the cases into `record`, and print a line for each case when it is done."""
     console = screen.beside(asked.json)
     console.file = console.file  # fix the current stream: the bar replaces sys.stdout
     columns = {p.name: None for c in {c.spec.key: c for c in cases}.values() for p in bench.choice.of_op(c.spec)}
@@ -117,7 +117,7 @@ def _show_again(record: BenchRecord, console: Console) -> None:
 
 
 def _list(cases: list[BenchCase], choice: ProviderChoice, notes: list[str]) -> None:
-    """What would be measured, and by whom."""
+    """Print what would be measured, and with which providers."""
     table = screen.table("op", "family", "shapes", "dtypes", "providers")
     by_op: dict[str, list[BenchCase]] = {}
     for case in cases:

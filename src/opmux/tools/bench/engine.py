@@ -1,4 +1,4 @@
-"""Runs a benchmark: each provider of each case through the gate, then past the clocks, into rows of plain data."""
+"""Runs a benchmark: checks, then times each provider of each case, and yields rows of plain data."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from .measure import Limits, Truth
 from .providers import COMPILE, OURS, BenchProvider, ProviderChoice
 
 Started = Callable[[BenchCase, BenchProvider], None]
-# Up to this many elements the host time of a call matters on a device, and is measured too.
+# A call on at most this many elements is also timed on the host: there, launch overhead matters.
 SMALL = 2**16
-# Rows for the correctness check, if the reference of all rows would not fit in memory.
+# The number of rows to check if the reference on all rows would not fit in memory.
 FEW = 64
 
 
 @dataclass
 class BenchRow:
-    """One provider on one case: `ok` with its figures, or `wrong`, `failed`, `declined` or `skipped` with the reason.
+    """One provider's result on one case: `ok` with figures; else `wrong`, `failed`, `declined` or `skipped`, and why.
 
-    Skipped providers have no arguments, or no reference to compare with.
+    A provider is skipped if the case has no arguments, or if the reference fails.
     """
 
     op: str
@@ -56,9 +56,9 @@ class BenchRow:
     gbs: float | None = None
     tflops: float | None = None
     limit: str | None = None  # "copy" or "matmul"
-    share: float | None = None  # of that limit
+    share: float | None = None  # the speed, as a share of that limit
     peak_bytes: int | None = None
-    ratio: float | None = None  # the time of the best other provider over this one's
+    ratio: float | None = None  # the best time of the other providers over this one's
 
     @property
     def time_us(self) -> float | None:
@@ -83,7 +83,7 @@ class Bench:
                 if any(p.name == COMPILE for p in providers):
                     _forget_compiled()
             with warnings.catch_warnings(), torch.no_grad():
-                warnings.filterwarnings("ignore", module=r"torch\.")  # the compiler's advice would tear the table
+                warnings.filterwarnings("ignore", module=r"torch\.")  # the compiler's warnings would break up the table
                 made = self._case(case, providers, started)
             yield made
 
@@ -93,7 +93,7 @@ class Bench:
             sample = case.sample(self.device)
             truth = self._truth(case, sample)
             work = _work(case, sample)
-        except Exception as error:  # a reference may refuse a dtype in any way
+        except Exception as error:  # a reference may raise any error for a dtype
             for row in made:
                 row.status, row.reason = "skipped", _words(error)
             return made
@@ -111,7 +111,7 @@ class Bench:
         return BenchRow(*shown, provider.name, impl=provider.impl or None)
 
     def _truth(self, case: BenchCase, sample: Sample) -> Truth:
-        """The reference's word on the case itself, or on few rows of it where all would not fit."""
+        """The reference's results on the case itself, or on only FEW rows if all would not fit in memory."""
         if measure.fits(case.spec, sample, self.device) or len(case.shape) < 2:
             try:
                 return Truth.of(case.spec, sample)
@@ -120,7 +120,7 @@ class Bench:
         return Truth.of(case.spec, case.sample(self.device, rows=min(FEW, *case.shape[:1])))
 
     def _row(self, row: BenchRow, case: BenchCase, provider: BenchProvider, sample: Sample, truth: Truth) -> None:
-        """Fill in a row. Whatever a provider does wrong is its own row's business."""
+        """Fill in a row. An error of the provider is recorded in its row and does not stop the run."""
         known = len(get_default_manager().failures())
         try:
             with provider.around():
@@ -131,7 +131,7 @@ class Bench:
                 del call
             if provider.name == OURS:
                 failures = get_default_manager().failures()[known:]
-                if failures:  # another impl took over, and was timed
+                if failures:  # dispatch fell back, so another impl was timed
                     raise RuntimeError(str(failures[0]))
                 row.impl, row.reason = who_runs(case, sample)
             self._rates(row, case.dtype)
@@ -161,7 +161,7 @@ class Bench:
 
 
 def _work(case: BenchCase, sample: Sample) -> tuple[int, int | None]:
-    """The bytes and the flops of a call."""
+    """The bytes that a call moves, and its flops (None if unknown)."""
     spec, args, kwargs = case.spec, sample.args, sample.kwargs
     return spec.bytes_moved(*args, **kwargs), None if spec.flops is None else int(spec.flops(*args, **kwargs))
 
@@ -174,14 +174,14 @@ def _forget_compiled() -> None:
 
 
 def rank(rows: list[BenchRow]) -> None:
-    """Give each row of a case its ratio to the best of the others."""
+    """Set the ratio of each row: the best time of the other rows over its own."""
     for row in rows:
         others = [r.time_us for r in rows if r is not row and r.time_us is not None]
         row.ratio = min(others) / row.time_us if others and row.time_us else None
 
 
 def who_runs(case: BenchCase, sample: Sample) -> tuple[str | None, str | None]:
-    """The impl that `ours` is for these arguments, and why it is not the one that dispatch prefers."""
+    """The impl that dispatch runs for these arguments, and why dispatch skips a preferred one."""
     found = get_default_manager().explain(case.spec.key, *sample.args, **sample.kwargs)
     if found.chosen is None or found.chosen.kind is BackendImplKind.REFERENCE:
         refused = next((v for v in found.verdicts if v.status == "refused"), None)

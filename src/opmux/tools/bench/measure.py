@@ -1,4 +1,4 @@
-"""The gate that every result passes before it is timed; memory; the machine's limits."""
+"""Checks every result before it is timed, and measures memory and the machine's limits."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from ...core.tensors import dtype_name, tensors_in
 from ..runner.check import Wrong, as_tuple
 from ..runner.clock import Call, call_ms, wait
 
-# Floats that float32 can represent: differences are computed in float32, and in float64 for all others.
+# Dtypes whose values float32 represents exactly: they are compared in float32, all others in float64.
 NARROW = {torch.float16, torch.bfloat16, torch.float32, torch.float8_e4m3fn, torch.float8_e5m2}
-# Who is no impl of opmux need not round once only: where terms cancel, torch's own backwards of norms are further off
-# than a spec allows. Theirs is so many times as wide, and relative to the mean of a result too: is it the same op?
+# Other libraries may round several times (torch's own norm backwards exceed a spec's tolerance where terms cancel).
+# Their tolerance is the spec's times this, and relative to the mean of a result too.
 LOOSE = 4
 
 
@@ -30,7 +30,7 @@ LOOSE = 4
 
 @dataclass(frozen=True)
 class Truth:
-    """The reference's results for a sample, by name, and what the op must have written."""
+    """The reference's results for a sample, by name, and the arguments that the op wrote."""
 
     spec: Spec
     sample: Sample
@@ -46,10 +46,10 @@ class Truth:
     def check(
         self, build: Callable[[Spec, Sample], Call], gives: Sequence[str], *, exact: bool, random: bool = False
     ) -> float | None:
-        """The largest difference of a provider's results; raises Wrong if one is too far from the reference's.
+        """Compare a provider's results: returns the largest difference, or raises Wrong if one is too large.
 
-        `exact` is for impls of opmux: the spec's own tolerance, the reference's dtypes, and a second call, for a launch
-        that is kept takes another way than the first.
+        `exact` is for impls of opmux: it requires the spec's own tolerance and the reference's dtypes, and calls twice,
+        because the second call may replay a recorded launch.
         """
         worst = 0.0
         args, kwargs = _fresh(self.spec, self.sample)
@@ -69,7 +69,7 @@ class Truth:
 
 
 def _fresh(spec: Spec, sample: Sample) -> tuple[tuple, dict]:
-    """The arguments, with copies of those that the op writes."""
+    """The arguments; copies if the op writes any of them."""
     if not spec.mutates:
         return sample.args, sample.kwargs
     return tree_map_only(Tensor, torch.clone, (sample.args, sample.kwargs))
@@ -81,7 +81,7 @@ def _written(spec: Spec, args: tuple, kwargs: dict) -> dict[str, Any]:
 
 
 def compare(name: str, got: Any, want: Any, spec: Spec, *, exact: bool) -> float:
-    """The largest difference of one result; raises Wrong if it exceeds the spec's tolerance."""
+    """Compare one result: returns the largest difference, or raises Wrong if it exceeds the tolerance."""
     if not isinstance(want, Tensor) or not isinstance(got, Tensor):
         if type(got) is not type(want) or (not isinstance(want, Tensor) and got != want):
             raise Wrong(f"{name} is {type(got).__name__}, expected {type(want).__name__}")
@@ -102,7 +102,7 @@ def compare(name: str, got: Any, want: Any, spec: Spec, *, exact: bool) -> float
     if not exact:
         allowed = Tol(LOOSE * allowed.rtol, LOOSE * (allowed.atol + allowed.rtol * size[size.isfinite()].mean().item()))
     far = ~same
-    if got.is_floating_point() or want.is_floating_point():  # whole numbers are the same or they are not
+    if got.is_floating_point() or want.is_floating_point():  # integers must be equal
         far &= ~((difference <= allowed.atol + allowed.rtol * size) & difference.isfinite())
     if bool(far.any()):
         share = far.sum().item() / far.numel()
@@ -155,7 +155,7 @@ def peak_bytes(fn: Call, device: torch.device) -> int | None:
 
 @dataclass
 class Limits:
-    """What this machine can do, measured in the same run: a copy, and a matrix product for ops that compute."""
+    """The machine's limits, measured in the same run: the speed of a copy, and of a matrix product."""
 
     device: torch.device
     copy_gbs: float = 0.0
@@ -164,7 +164,7 @@ class Limits:
     def measure_copy(self, mib: int) -> None:
         a = torch.ones((mib << 20) // 2, dtype=torch.bfloat16, device=self.device)
         b = torch.empty_like(a)
-        best = min(call_ms(lambda: b.copy_(a), self.device) for _ in range(3))  # clocks have to rise first
+        best = min(call_ms(lambda: b.copy_(a), self.device) for _ in range(3))  # the GPU's clocks have to rise first
         self.copy_gbs = 2 * a.nbytes / best / 1e6
 
     def matmul(self, dtype: torch.dtype) -> float:

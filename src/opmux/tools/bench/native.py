@@ -1,4 +1,4 @@
-"""How torch itself computes an op: the call that a user would write, and autograd's backward alone."""
+"""Torch's own way to compute an op: the call that a user would write, or only autograd's backward of it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ Given = Mapping[str, Any]
 
 
 class Native(NamedTuple):
-    """A call with the op's own arguments, the results it gives, and how its backward's arguments lead back to its own.
+    """Torch's call for an op; it takes the op's own arguments.
 
-    `gives` names results of the op in the order the call returns them; empty means all. `again` makes arguments of
-    this op that its backward op does not take, from those that it does. What is `random` agrees in its shape alone.
-    A `short` call is torch's own by that name, and gets no argument that is its default.
+    `gives` names the op's results in the order in which the call returns them; empty means all. `again` computes
+    forward arguments that the backward op does not take, from those that it takes. The results of a `random` call are
+    compared only in shape. A `short` call is torch's function of the same name, called without arguments that equal
+    their default.
     """
 
     call: Callable[..., Any]
@@ -39,7 +40,7 @@ def _shifted(weight: Tensor, offset: float) -> Tensor:
 
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float, casting: str) -> Tensor:
-    """Rounded once: torch's has no other casting, and the benchmarks ask for none."""
+    """Ignores `casting`: torch's rms_norm always rounds once, and the benchmarks use only that casting."""
     return F.rms_norm(x, weight.shape, _shifted(weight, offset), eps)
 
 
@@ -70,7 +71,7 @@ ACTS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def _activations() -> Iterator[tuple[str, Native]]:
-    """Each activation plain, with a bias, as a gate of two tensors, and as a gate of the halves of one."""
+    """Each activation on its own, with a bias, as a gate of two tensors, and as a gate of the two halves of one."""
     for name, act in ACTS.items():
         yield name, Native(act)
         yield f"{name}_bias", Native(lambda x, bias, act=act: act(x + bias))
@@ -83,7 +84,7 @@ def _gated(act: Callable[[Tensor], Tensor], a: Tensor, b: Tensor) -> Tensor:
 
 
 def _reductions() -> Iterator[tuple[str, Native]]:
-    """torch's names, or nearly: our arguments in torch's order."""
+    """Torch's reductions of the same or a similar name, with our arguments in torch's order."""
     for name, fn in (("sum", torch.sum), ("mean", torch.mean)):
         yield name, Native(lambda x, dim, keepdim, dtype, fn=fn: fn(x, dim, keepdim, dtype=dtype))
     for name in ("amax", "amin", "argmax", "argmin", "any", "all", "logsumexp"):
@@ -109,7 +110,7 @@ def _random() -> Iterator[tuple[str, Native]]:
         yield f"philox_{name}", Native(way, random=True)
 
 
-# Our ops that torch has under another name or as several calls. An op of the namespace `aten` is torch's own.
+# Torch's calls for our ops. Ops of the namespace `aten` are torch's own and are not listed.
 NATIVE: dict[str, Native] = {
     "rms_norm": Native(_rms_norm, "y"),
     "add_rms_norm": Native(
@@ -119,7 +120,7 @@ NATIVE: dict[str, Native] = {
     "group_norm": Native(_group_norm, "y", {"bias": lambda g: torch.zeros_like(g["weight"])}),
     "softmax": Native(torch.softmax),
     "log_softmax": Native(torch.log_softmax),
-    # What autograd calls: their input cannot be had back from y but for its rounding.
+    # The functions that autograd calls: they take y, from which the forward's input cannot be recovered exactly.
     "softmax_bwd": Native(lambda dy, y, dim: torch.ops.aten._softmax_backward_data(dy, y, dim, y.dtype)),
     "log_softmax_bwd": Native(lambda dy, y, dim: torch.ops.aten._log_softmax_backward_data(dy, y, dim, y.dtype)),
     **dict(_activations()),
@@ -136,7 +137,7 @@ class Backward(NamedTuple):
 
 
 def native(spec: Spec) -> Native | Backward | None:
-    """Torch's way to compute an op; None if that is the reference."""
+    """Torch's call for an op; None if torch has none besides the reference."""
     if spec.space == "aten":
         return Native(getattr(torch, spec.name, spec.reference), short=True)
     if spec.space != "opmux":
@@ -159,7 +160,7 @@ def forward_of(spec: Spec) -> Spec | None:
 
 
 def shortened(spec: Spec, sample: Sample) -> Sample:
-    """The arguments as a user writes them: without defaults at the end, and among keywords."""
+    """The arguments as a user writes them: defaults are left out at the end and among the keywords."""
     params = list(spec.signature.parameters.values())
     plain = lambda p, value: not isinstance(value, Tensor) and type(value) is type(p.default) and value == p.default
     args = list(sample.args)
@@ -170,12 +171,12 @@ def shortened(spec: Spec, sample: Sample) -> Sample:
 
 
 def call_of(fn: Callable[..., Any], sample: Sample) -> Callable[[], Any]:
-    """A call to be timed: with fixed arguments, and no Python code of ours around it."""
+    """The call to time: its arguments are bound, and it has no Python frame of ours."""
     return functools.partial(fn, *sample.args, **sample.kwargs)
 
 
 def backward_of(fn: Callable[..., Any], how: Backward, spec: Spec, sample: Sample) -> Callable[[], Any]:
-    """Autograd's backward of `fn` by itself, for the arguments of a backward op: the forward is done once, here."""
+    """Only autograd's backward of `fn`, for the arguments of a backward op. The forward runs once, here."""
     forward = how.forward
     given = dict(zip(spec.names, sample.args)) | sample.kwargs
     known = {name: make(given) for name, make in how.native.again.items()}

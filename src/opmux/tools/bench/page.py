@@ -1,4 +1,4 @@
-"""The page of a run: charts, a sortable table, the facts."""
+"""The HTML page of a run: charts, a sortable table, and facts about the machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WIDE = 700  # a chart wider than this gets a line to itself
 
 @dataclass(frozen=True)
 class Chart:
-    """Groups of bars: one group a case, one bar a provider. `top` is the end of the axis."""
+    """Groups of bars: one group per case, one bar per provider. `top` is the largest value on the axis."""
 
     title: str
     about: str
@@ -45,7 +45,7 @@ class Chart:
 
 
 def charts(record: BenchRecord) -> list[Chart]:
-    """One chart for each op that has several shapes, one for all the others, and one for the host's time."""
+    """One chart for each op that has several shapes, one for all other ops, and one for host times."""
     by_op: dict[tuple[str, str], list[list[BenchRow]]] = {}
     alone: dict[str, list[list[BenchRow]]] = {}
     host: dict[str, list[list[BenchRow]]] = {}
@@ -81,7 +81,7 @@ def _figure(chart: Chart, colours: dict[str, str]) -> str:
 
 
 def _svg(chart: Chart, colours: dict[str, str]) -> str:
-    """The bars, drawn here: the page shows them without a script too."""
+    """The bars as SVG, so that the page shows them without JavaScript."""
     width = chart.width
     y = lambda value: TOP + HEIGHT * (1 - value / chart.top)
     size = f"min-width:{width * 0.85:.0f}px;max-width:{max(width * 1.3, 320):.0f}px"

@@ -1,4 +1,4 @@
-"""Who computes an op: opmux as a user calls it, any single impl, torch, torch.compile, and other kernel libraries."""
+"""The providers of an op: opmux as a user calls it, a single impl, torch, torch.compile, and other libraries."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ...core.spec import Sample, Spec, specs
 from .native import Backward, Native, backward_of, call_of, native, shortened
 
 OURS, NATIVE, COMPILE, REFERENCE = "ours", "native", "compile", "reference"
-# Torch, in any form: what ours must not be slower than.
+# The providers that are torch. Ours must not be slower than any of them.
 TORCH = (NATIVE, COMPILE, REFERENCE)
 
 Build = Callable[[Spec, Sample], Callable[[], Any]]
@@ -27,13 +27,13 @@ Build = Callable[[Spec, Sample], Callable[[], Any]]
 
 @dataclass(frozen=True)
 class BenchProvider:
-    """One way to compute an op: `build` makes the call that is timed, inside `around`."""
+    """One way to compute an op: `build` returns the call, which is timed inside `around`."""
 
     name: str
     build: Build
-    gives: tuple[str, ...]  # the results it returns, by the names the op has for them
+    gives: tuple[str, ...]  # the op's names for the results that it returns
     around: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
-    impl: str | None = None  # of opmux, "" for the one that dispatch chooses: held to the spec more strictly
+    impl: str | None = None  # an impl of opmux is checked more strictly; "" is the one that dispatch chooses
     random: bool = False  # only the shapes of results are compared
 
 
@@ -41,12 +41,12 @@ class BenchProvider:
 
 
 def ours(spec: Spec) -> BenchProvider:
-    """`opmux.ops.<name>`, with dispatch's choice."""
+    """`opmux.ops.<name>`: the impl that dispatch chooses."""
     return BenchProvider(OURS, _public, spec.out, impl="")
 
 
 def one_impl(spec: Spec, impl_id: str) -> BenchProvider:
-    """A single impl, and no other if it fails."""
+    """A single impl. If it fails, no other is called."""
     only = functools.partial(policy, per_op={spec.key: f"impl:{impl_id}"}, strict=True)
     name = REFERENCE if impl_id == "reference.torch" else impl_id
     return BenchProvider(name, _public, spec.out, only, impl_id)
@@ -57,12 +57,12 @@ def _public(spec: Spec, sample: Sample) -> Callable[[], Any]:
 
 
 def impl_ids(spec: Spec) -> list[str]:
-    """Every impl of an op, including those made from its parts."""
+    """Every impl of an op; for a composition, also those made from the impls of its parts."""
     return [v.impl.impl_id for v in get_default_manager().explain(spec.key).verdicts]
 
 
 def vendor_impl_ids(spec: Spec) -> list[str]:
-    """The impls that are measured by default: without ours, which is measured as `ours`, and the reference."""
+    """The vendors' impls of an op, which are measured by default besides `ours`."""
     found = get_default_manager().explain(spec.key).verdicts
     return [v.impl.impl_id for v in found if v.impl.kind is BackendImplKind.VENDOR]
 
@@ -71,7 +71,7 @@ def vendor_impl_ids(spec: Spec) -> list[str]:
 
 
 def torch_native(spec: Spec) -> BenchProvider:
-    """Torch's own call; for an op without one, the reference, under that name."""
+    """Torch's own call. If there is none, the provider is the reference and is named so."""
     way = native(spec)
     if way is None:
         return BenchProvider(REFERENCE, lambda spec, sample: call_of(spec.reference, sample), spec.out)
@@ -79,7 +79,7 @@ def torch_native(spec: Spec) -> BenchProvider:
 
 
 def torch_compile(spec: Spec, dynamic: bool | None) -> BenchProvider:
-    """torch.compile of the native call; of a backward, the backward that it makes of the native forward."""
+    """torch.compile of the native call; for a backward op, the compiled backward of the native forward."""
     way = native(spec) or Native(spec.reference)
     compiled = functools.cache(lambda fn: torch.compile(lambda *args, **kwargs: fn(*args, **kwargs), dynamic=dynamic))
     return BenchProvider(COMPILE, _builder(way, compiled), _gives(way, spec), _compiling, random=_is_random(way))
@@ -112,8 +112,8 @@ def _is_random(way: Native | Backward) -> bool:
 
 # ---- other libraries ------------------------------------------------------------------------------------------------
 
-# op -> (function of liger_kernel.transformers.functional, how it takes the op's arguments, what it gives). Not in
-# place, which would write the gradient over dy.
+# op -> (function of liger_kernel.transformers.functional, its arguments from the op's, the results it returns). Not in
+# place: that would overwrite dy with the gradient.
 LIGER: dict[str, tuple[str, Callable[..., tuple], str]] = {
     "rms_norm": ("liger_rms_norm", lambda x, w, eps, offset, casting: (x, w, eps, offset, casting, False), "y"),
     "add_rms_norm": (
@@ -137,7 +137,7 @@ def load(module: str) -> tuple[Any, str]:
 
 
 def liger(spec: Spec) -> BenchProvider | None:
-    """Liger's functional form, and autograd's backward of it; None for an op it does not have."""
+    """Liger's function, or autograd's backward of it; None if Liger lacks the op."""
     functional, _ = load("liger_kernel.transformers.functional")
     way = native(spec)
     name = way.forward.name if isinstance(way, Backward) else spec.name
@@ -174,13 +174,13 @@ class ProviderChoice:
     """The providers to measure: from the command line, or the defaults for the device."""
 
     names: tuple[str, ...]
-    impls: bool  # every vendor's impl too
+    impls: bool  # measure every vendor's impl too
     dynamic: bool | None = False
 
     @classmethod
     def of(cls, text: str | None, device: str, ops: list[Spec], dynamic: bool = False) -> ProviderChoice:
         if text is None:
-            # Compiling takes a minute on a CPU, and the other libraries do not support it.
+            # On a CPU, torch.compile takes a minute, and the other libraries do not run.
             names = (OURS, NATIVE) if device == "cpu" else (OURS, NATIVE, COMPILE, *FOREIGN)
             return cls(names, True, None if dynamic else False)
         asked = tuple(dict.fromkeys(w.strip() for w in text.split(",") if w.strip()))
@@ -191,12 +191,12 @@ class ProviderChoice:
         return cls(asked, False, None if dynamic else False)
 
     def notes(self) -> list[str]:
-        """A sentence for each library that cannot be had."""
+        """A note for each library that is not available."""
         tried = {name: load(FOREIGN[name][0])[1] for name in self.names if name in FOREIGN}
         return [f"{name} is skipped: {why}" for name, why in tried.items() if why]
 
     def of_op(self, spec: Spec) -> list[BenchProvider]:
-        """The providers of an op, one of each name."""
+        """The providers of an op, each name once."""
         names = [*self.names, *(vendor_impl_ids(spec) if self.impls else [])]
         made = [self._one(spec, name) for name in names]
         return list({p.name: p for p in made if p is not None}.values())

@@ -1,4 +1,4 @@
-"""A run as data: facts of the machine, limits, rows; kept in a JSON file and read back."""
+"""The record of a run: machine facts, limits and rows; written to a JSON file and read back."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from .engine import BenchRow
 from .measure import Limits
 from .providers import OURS, TORCH
 
-# How much slower than another is still level: two runs of one kernel differ by as much.
+# A ratio from this to 1 counts as equally fast: two runs of one kernel differ by 2 %.
 LEVEL = 0.98
 
 
 class BadRecord(OpmuxError, ValueError):
-    """A file that holds no run of `opmux bench`."""
+    """The file does not hold a run of `opmux bench`."""
 
 
 @dataclass
@@ -49,10 +49,10 @@ class BenchRecord(RunRecord):
         except (KeyError, TypeError, AttributeError) as error:
             raise BadRecord(f"{path} is not a complete run: {error}") from None
 
-    # -- what follows from the rows
+    # -- computed from the rows
 
     def cases(self) -> list[list[BenchRow]]:
-        """The rows, case by case."""
+        """The rows, grouped by case."""
         found: dict[tuple, list[BenchRow]] = {}
         for row in self.rows:
             found.setdefault((row.op, tuple(row.shape), row.dtype, row.metric), []).append(row)
@@ -62,7 +62,7 @@ class BenchRecord(RunRecord):
         return list(dict.fromkeys(row.provider for row in self.rows))
 
     def against_torch(self) -> list[tuple[BenchRow, float]]:
-        """Ours in every case that torch has a time for too, with torch's best time over ours."""
+        """Our row of each case for which torch has a time too, with torch's best time over ours."""
         found = []
         for rows in self.cases():
             mine = next((r for r in rows if r.provider == OURS and r.time_us), None)
@@ -79,7 +79,7 @@ class BenchRecord(RunRecord):
         return f"{level} of {len(found)} cases at or above the best of torch"
 
     def behind(self) -> list[BenchRow]:
-        """Ours, where another provider is faster by more than 2 %, the worst first."""
+        """Our rows where another provider is more than 2 % faster, the worst first."""
         found = [r for r in self.rows if r.provider == OURS and r.ratio is not None and r.ratio < LEVEL]
         return sorted(found, key=lambda r: r.ratio or 0.0)
 

@@ -1,4 +1,4 @@
-"""A run on the screen: one line per case when it is done, then a summary."""
+"""Prints a run: one line per case when it is done, then a summary."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .record import LEVEL, BenchRecord
 
 STATUS = {"wrong": ("WRONG", "bold red"), "failed": ("failed", "red"), "declined": ("declined", "dim")}
 STATUS["skipped"] = ("skipped", "dim")
-SHOWN = 12  # of a list that may be long
+SHOWN = 12  # the most entries of a list that are printed
 
 
 class Lines:
-    """The table as it grows: columns of fixed width, so that a line can be printed when its case is done."""
+    """Prints the table line by line. Columns have a fixed width, so each line can be printed when its case is done."""
 
     def __init__(self, console: Console, ops: Iterable[str], shapes: Iterable[str], providers: list[str]):
         self.console, self.providers = console, providers
@@ -60,7 +60,7 @@ def cell(row: BenchRow | None, best: BenchRow | None) -> tuple[str, str]:
 
 
 def _verdict(ours: BenchRow | None) -> tuple[str, str]:
-    """The best other's time over ours: above 1 ours is faster."""
+    """The best other provider's time over ours: above 1 ours is faster."""
     if ours is None or ours.ratio is None:
         return f"{'-':>6}", "dim"
     return f"{ours.ratio:5.2f}x", "green" if ours.ratio >= 1 else "" if ours.ratio >= LEVEL else "yellow"
@@ -80,7 +80,7 @@ def _short(dtype: str) -> str:
 
 
 def head(record: BenchRecord) -> Text:
-    """One line: where this was measured, and what its limits are."""
+    """One line: the chip, the versions, and the measured limits."""
     facts, limits = record.facts, record.limits
     words = f"{facts['chip']}, torch {facts['torch']}, triton {facts['triton']}"
     words += f"; a copy runs at {limits['copy_gbs']:.0f} GB/s"
@@ -90,7 +90,7 @@ def head(record: BenchRecord) -> Text:
 
 
 def summary(record: BenchRecord) -> Group:
-    """The summary: wrong results, cases where ours is slower, and where it is furthest from the limit."""
+    """The summary: wrong results, cases in which ours is slower, and cases in which ours is furthest from the limit."""
     parts: list[Any] = [Text()]
     parts += _broken(record)
     parts += _elsewhere(record)

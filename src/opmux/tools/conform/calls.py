@@ -1,4 +1,4 @@
-"""Calls of ATen's ops as the table of real shapes has them: their tensors, the truth, torch's result and ours."""
+"""Calls of ATen's ops from the table of real shapes: draws their tensors, and computes the truth and our results."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from ...faces.aten.switch import use
 from .poison import poisoned
 from .shapes import Look, ModelCall, Under
 
-# Arguments that must be positive for every op: an inverse deviation, a variance, a norm.
+# Arguments that must be positive for every op: inverse standard deviations, variances, norms.
 POSITIVE = ("rstd", "invstd", "var", "norms")
 # Ops that are defined, or well conditioned, only for positive numbers.
 POSITIVE_OPS = ("log", "sqrt", "rsqrt", "pow", "xlogy", "lgamma", "digamma", "polygamma", "reciprocal", "div", "acosh")
-BATCH_ARGUMENTS = {"native_group_norm": "N", "native_group_norm_backward": "N"}  # samples, as a number
+BATCH_ARGUMENTS = {"native_group_norm": "N", "native_group_norm_backward": "N"}  # these repeat the batch size
 
 
 class LeftToTorch(Exception):
-    """Our kernels leave this call to torch, for this reason."""
+    """Our kernels leave this call to torch. The message says why."""
 
 
 # ---- sizes ----------------------------------------------------------------------------------------------------------
@@ -39,12 +39,12 @@ def scaled(call: ModelCall, most: int) -> ModelCall | None:
     lead = max(call.looks, key=lambda k: k.numel)
     if lead.numel <= most:
         return call
-    dims = lead.shape[:1] if "_norm" in call.op and len(lead.shape) > 3 else lead.shape[:-1]  # channels stay
+    dims = lead.shape[:1] if "_norm" in call.op and len(lead.shape) > 3 else lead.shape[:-1]  # do not cut the channels
     dim = next((d for d, n in enumerate(dims) if n > 1), None)
     if dim is None:
         return None
     before = lead.shape[dim]
-    after = max(min(before, 2), most * before // lead.numel)  # a variance needs two
+    after = max(min(before, 2), most * before // lead.numel)  # a variance needs two rows
     if lead.numel // before * after > 16 * most:
         return None
 
@@ -52,7 +52,7 @@ def scaled(call: ModelCall, most: int) -> ModelCall | None:
         if not isinstance(value, Look) or len(value.shape) < 2:
             return value
         shape = list(value.shape)
-        at = dim - len(lead.shape) + len(shape)  # as broadcasting aligns them
+        at = dim - len(lead.shape) + len(shape)  # counted from the right, as in broadcasting
         for place in {at, dim} if value.shape[0] == before and dim == 0 else {at}:
             if 0 <= place < len(shape) and shape[place] == before:
                 shape[place] = after
@@ -70,7 +70,7 @@ def scaled(call: ModelCall, most: int) -> ModelCall | None:
 
 @dataclass
 class Arguments:
-    """The arguments of one call, drawn once: `fresh` copies them, for a call may write its own."""
+    """The arguments of one call, drawn once. `fresh` returns copies, because a call may write into its arguments."""
 
     call: ModelCall
     dtype: torch.dtype
@@ -143,7 +143,7 @@ def truth(arguments: Arguments) -> list[Tensor]:
 
 
 def results(shape: Shape, args: list[Any], kwargs: dict[str, Any]) -> list[Tensor]:
-    """The results of a call, then the arguments that it has written."""
+    """The results of a call, followed by the arguments that it wrote."""
     with torch.no_grad():
         made = shape.op(*args, **kwargs)
     found = [t for t in tree_leaves(made) if isinstance(t, Tensor)]
@@ -192,7 +192,7 @@ def derived(overload: Overload, shape: tuple[int, ...], dtype: torch.dtype) -> M
 
 
 def sibling(overload: Overload, rows: Sequence[ModelCall]) -> ModelCall | None:
-    """A call that a model makes of another form of the same op, as a call of this one: into `out=`, or in place."""
+    """A model's call of another overload of the same op, converted to this `out=` or in-place overload."""
     shape = overload.shape
     for row in rows:
         other = Shape(row.op)
@@ -220,7 +220,7 @@ def _fitted(kind: str, value: Any, dtype: torch.dtype, shape: tuple[int, ...]) -
 
 
 def _with_outs(shape: Shape, made: dict[str, Any], dtype: torch.dtype) -> ModelCall | None:
-    """The call with `out=` tensors, with the shapes and dtypes that torch infers on meta."""
+    """Add `out=` tensors to the call, with the shapes and dtypes that torch infers on meta tensors."""
     under = ModelCall(shape.name, (), made, ("samples",))
     if not shape.outs:
         return under

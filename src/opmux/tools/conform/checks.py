@@ -25,27 +25,27 @@ from .subject import Called, Crashed, Declined, Subject
 
 # A gradient has the errors of a forward and a backward, each within its own tolerance.
 SLACK = 4.0
-# opcheck's list of devices for its one test that needs a dispatch key of torch.
+# The devices for which opcheck can run test_autograd_registration: it needs a dispatch key of torch.
 REGISTRATION = ("cpu", "cuda", "xpu")
 OPCHECKS = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
 
 
 @dataclass
 class Tally:
-    """A result in the making: what became of each sample."""
+    """Counts the outcomes of one check's samples, and makes its result from them."""
 
     subject: Subject
     check: str
     tried: int = 0
     failed: int = 0
-    first: tuple[str, Drawn | None, str] | None = None  # words, sample, its id
+    first: tuple[str, Drawn | None, str] | None = None  # the first failure: message, sample, sample id
     declined: dict[tuple[str, str, str], list[str]] = field(default_factory=dict)
     ran: dict[str, None] = field(default_factory=dict)
     seconds: float = 0.0
 
     @contextmanager
     def trial(self, drawn: Drawn | None, sample: str = "") -> Iterator[None]:
-        """One sample: an exception inside determines its outcome."""
+        """Run one sample; an exception inside the block decides its outcome."""
         start = time.perf_counter()
         try:
             yield
@@ -98,15 +98,15 @@ def forward(
 ) -> Called | None:
     """Run the forward on one sample, and check its results, its arguments afterwards, and the fake kernel's prediction.
 
-    Returns the outcome of the call; None if there was none, or it failed. Without `every`, the fake kernel is checked
+    Returns the outcome of the call, or None if it declined or failed. Without `every`, the fake kernel is checked
     only where strides may differ.
     """
     spec = subject.spec
     sample = drawn.on(device)
     arguments = named(spec, sample)
     watch = Watch(arguments, spec.mutates)
-    made: dict[str, Any] = {}  # what it returned
-    got: dict[str, Any] = {}  # and what it wrote
+    made: dict[str, Any] = {}  # what the call returned
+    got: dict[str, Any] = {}  # what it returned and what it wrote
     called: Called | None = None
     with tallies["values"].trial(drawn), quiet():
         called = subject.call(sample)
@@ -153,7 +153,7 @@ def _untouched(watch: Watch, arguments: dict[str, Any], made: dict[str, Any], fr
 
 
 def _as_foretold(spec: Spec, sample: Sample, got: dict[str, Any]) -> None:
-    """The fake kernel's word on shape, dtype, strides and device: compiled code is planned by it."""
+    """Compare results with the fake kernel's shapes, dtypes, strides and devices: torch.compile relies on them."""
     told = _by_name(spec, fake_call(spec, sample.args, sample.kwargs))
     for name, want in told.items():
         value = got[name]
@@ -178,12 +178,12 @@ def strides(t: Tensor) -> tuple[int, ...]:
 
 
 def errors(subject: Subject, device: torch.device, tally: Tally) -> None:
-    """Invalid arguments must raise an error that names them, and nothing may be written. An impl may leave that to the
-    reference."""
+    """Invalid arguments must raise an error that names them, and nothing may be written. An impl may also decline, so
+    that the reference raises the error."""
     assert subject.spec.errors is not None
     for bad in subject.spec.errors(device):
         if not bad.typed and (subject.direct or subject.spec.space == "tex"):
-            # The entry checks types, and a direct call has none; tex takes any object for a flag, as NVIDIA's does.
+            # opmux's entry point checks types, and a direct call bypasses it. tex accepts any flag, as NVIDIA does.
             continue
         sample = bound(subject.spec, bad)
         watch = Watch(named(subject.spec, sample))
@@ -204,7 +204,7 @@ def _refuses(subject: Subject, sample: Sample, error: type[Exception], match: st
         return
     except Exception as raised:
         actual = raised.error if isinstance(raised, Crashed) else raised
-        # Dispatch has its own errors if every impl declines, and if an argument should be a tensor.
+        # Dispatch raises its own errors: if every impl declines, and if a tensor argument is not a tensor.
         kinds = (error, NoImplementation) if error is NotSupported else (error,)
         said = re.search(match, str(actual)) or _named_by_dispatch(subject.spec, actual)
         if not isinstance(actual, kinds) or not said:
@@ -222,7 +222,7 @@ def _named_by_dispatch(spec: Spec, error: BaseException) -> bool:
 
 
 def gradient(subject: Subject, drawn: Drawn, device: torch.device) -> None:
-    """Forward and backward as autograd runs them, against autograd through the reference."""
+    """Compare forward and backward, as autograd runs them, with autograd through the reference."""
     spec = subject.spec
     call = subject.fn
     if subject.direct:
@@ -244,7 +244,7 @@ def gradient(subject: Subject, drawn: Drawn, device: torch.device) -> None:
 
 
 def _is_precise(drawn: Drawn) -> bool:
-    """Whether autograd through the reference rounds no more than the backward does: it may do so at every step."""
+    """Whether autograd through the reference is precise enough: below float32 it may round at every step."""
     involved = (*tensors_in((drawn.sample.args, drawn.sample.kwargs)), *tensors_in(list(drawn.results.values())))
     return all(t.dtype in (torch.float32, torch.float64) for t in involved if t.is_floating_point())
 
@@ -257,7 +257,7 @@ def is_differentiable(drawn: Drawn) -> bool:
 
 
 def _nobody_failed() -> None:
-    """Dispatch falls back after a failure: here that is an error."""
+    """Raise if an impl has failed. Dispatch falls back after a failure, which would hide it."""
     manager = get_default_manager()
     first = next(iter(manager.failures()), None)
     if first is not None:
@@ -274,7 +274,7 @@ def _weights(out: Tensor, seed: int) -> Tensor:
 def backward(
     spec: Spec, call: Callable[..., Any], sample: Sample, weights: Callable[[Tensor, int], Tensor] = _weights
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The results of a call, and the gradients of its arguments for these weights of the results."""
+    """The results of a call, and the gradients of its arguments if the results have these incoming gradients."""
     leaves = _leaves(spec, sample)
     bound_now = spec.signature.bind(**(named(spec, sample) | leaves))
     with torch.enable_grad():
@@ -306,7 +306,7 @@ def _autograd(spec: Spec, drawn: Drawn) -> dict[str, Any] | None:
 def by_the_backward(
     spec: Spec, sample: Sample, outs: Sequence[Any], weights: Callable[[Tensor, int], Tensor] = _weights
 ) -> dict[str, Any]:
-    """Gradients by the references of the forward and the backward: what low precision is held to."""
+    """Gradients from the reference of the backward op; the expected values in low precision."""
     plan, given = spec.gradient, spec.bound(sample.args, sample.kwargs)[0]
     counted = [i for i, d in enumerate(plan.differentiable) if d]
     look = {"grad": {i: weights(outs[i], at) for at, i in enumerate(counted)}, "in": given, "look": given, "out": outs}
@@ -319,7 +319,7 @@ def by_the_backward(
 
 
 def opcheck(subject: Subject, drawn: Drawn, device: torch.device, all_tests: bool = True) -> None:
-    """Torch's checker of custom ops, as far as it supports this device; its last test takes half a second."""
+    """Torch's checker of custom ops, with the tests that support this device. The last test takes 0.5 s."""
     spec = subject.spec
     sample = drawn.on(device)
     if spec.grad:
@@ -337,11 +337,11 @@ def opcheck(subject: Subject, drawn: Drawn, device: torch.device, all_tests: boo
 
 
 def compiled(subject: Subject, drawn: Drawn, device: torch.device) -> None:
-    """torch.compile(fullgraph=True) of the op, forward and backward, against the same call in eager."""
+    """Compare torch.compile(fullgraph=True) of the op, forward and backward, with the same call in eager mode."""
     import torch._dynamo
 
     spec, fn = subject.spec, subject.fn
-    torch._dynamo.reset()  # ops share the lambda's code, and with it the limit of recompilations
+    torch._dynamo.reset()  # all ops share the lambda's code, and so one limit of recompilations
     traced = torch.compile(lambda *a, **k: fn(*a, **k), fullgraph=True, backend="aot_eager", dynamic=False)
     runs = []
     with subject.scope(), quiet():

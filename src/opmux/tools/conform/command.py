@@ -1,4 +1,4 @@
-"""`opmux conform` from its words to its files: find the vendor and a place to run it, check, report."""
+"""`opmux conform`: finds the vendor and a place to run its impls, checks them, and reports."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ PACKAGE = "(package)"  # in place of an op, in results about a vendor's files
 
 @dataclass(frozen=True)
 class ConformOptions:
-    """The command line."""
+    """The options of `opmux conform`."""
 
     vendor: str | None = None
     ops: list[str] = field(default_factory=list)
@@ -58,7 +58,7 @@ class ConformOptions:
     jobs: int | None = None
 
     def words(self) -> list[str]:
-        """The command line again."""
+        """These options as words of a command line."""
         made = ["--vendor", self.vendor] if self.vendor else []
         for option, values in (("--op", self.ops), ("--dtype", self.dtypes), ("--check", self.checks)):
             made += [w for value in values for w in (option, value)]
@@ -88,7 +88,7 @@ def run(asked: ConformOptions) -> int:
 
 
 def _again(asked: ConformOptions) -> int:
-    """The same in a process that interprets Triton's kernels from the start."""
+    """Run the same command in a new process that interprets Triton kernels from the start."""
     if os.environ.get(VARIABLE) == "1":  # this is that process
         raise arguments.BadArgument(f"triton compiles its kernels although {VARIABLE}=1, and none can be interpreted")
     env = {**os.environ, VARIABLE: "1"}
@@ -98,7 +98,7 @@ def _again(asked: ConformOptions) -> int:
 def _run(asked: ConformOptions, place: Place, depth: Depth, heard: Heard) -> int:
     start = time.perf_counter()
     get_default_manager().registry.list_operators()  # loads families, kernels, plugins, vendors
-    mine, left = rows.served(place)  # before the scope, which knows the overloads of the vendor's rows by this
+    mine, left = rows.served(place)  # before OpScope.of, which looks up the overloads that this call declares
     scope = OpScope.of(asked.ops)
     plan = ConformPlan.of(scope.specs, place, depth)
     known = gaps.read(place.package.folder)
@@ -128,7 +128,7 @@ def _run(asked: ConformOptions, place: Place, depth: Depth, heard: Heard) -> int
 
 
 def _unasked(place: Place) -> list[Unchecked]:
-    """Tunables in the vendor's files that cannot be tried without a kernel."""
+    """The tunables in the vendor's files that can only be tried by running their kernel."""
     if importlib.util.find_spec("triton") is None:
         return []
     from .. import tile_checks
@@ -138,7 +138,7 @@ def _unasked(place: Place) -> list[Unchecked]:
 
 
 def _check(record: ConformRecord, plan: ConformPlan, scope: OpScope, mine: list[VendorRow], console: Console) -> None:
-    """Fill in the record."""
+    """Run all checks and add their results to the record."""
     place = plan.place
     console.print(Text(str(place), "bold"), soft_wrap=True)
     names = [f"{s.name} by {s.id}" for s in plan.subjects]
@@ -163,9 +163,9 @@ def _check(record: ConformRecord, plan: ConformPlan, scope: OpScope, mine: list[
 
 
 def _warm(plan: ConformPlan) -> None:
-    """Have torch's tracer imported before workers part: it takes each of them three seconds.
+    """Import torch's tracer before the workers fork: the import would take 3 s in each of them.
 
-    Nothing is computed: a worker cannot use the threads that its parent has computed with, and waits for them forever.
+    Nothing is computed here: a forked worker that uses the parent's thread pool hangs.
     """
     if plan.place.interpreted and {"fake", "opcheck", "compile"} & set(plan.depth.checks):
         import torch._dynamo
@@ -176,7 +176,7 @@ def _warm(plan: ConformPlan) -> None:
 
 
 def _check_rows(record: ConformRecord, plan: ConformPlan, mine: list[VendorRow]) -> None:
-    """The vendor's functions for overloads of ATen, each called alone."""
+    """Check the vendor's functions for overloads of ATen, each called alone."""
     absent = opinfo.absent()
     if absent is not None:
         record.unchecked += [Unchecked(r.name, r.impl.impl_id, absent) for r in mine]
@@ -196,7 +196,7 @@ def _check_aten(record: ConformRecord, plan: ConformPlan, scope: OpScope) -> Non
         return
     mine = [o for n, o in opinfo.overloads(plan.place).items() if n in scope.overloads]
     infos = opinfo.infos(mine, plan.place)
-    with use(mode="all"):  # the overrides are put in place once, before workers part
+    with use(mode="all"):  # install the overrides once, before the workers fork
         pass
     names = [f"aten::{i.packet}" for i in infos]
     for at, done in _all("under ATen", [partial(i.run, plan.depth) for i in infos], names, plan.place):
@@ -205,7 +205,7 @@ def _check_aten(record: ConformRecord, plan: ConformPlan, scope: OpScope) -> Non
 
 
 def _all(title: str, tasks: list[Any], names: list[str], place: Place) -> Iterator[tuple[int, Any]]:
-    """The outcomes of tasks, with a progress bar."""
+    """Run the tasks, and yield their outcomes, with a progress bar."""
     workers = Workers(
         tasks, cores() if place.interpreted else 1
     )  # before the bar, whose thread a worker must not inherit
@@ -267,7 +267,7 @@ class Heard(logging.Handler):
 
     def __enter__(self) -> Heard:
         self._level = log.logger.level
-        log.show("CRITICAL")  # lines would tear the bar; they are in the report
+        log.show("CRITICAL")  # log lines would break up the progress bar; the report shows them
         log.from_knobs()
         shown = log.logger.level
         log.logger.setLevel(min(shown, logging.WARNING))
@@ -284,7 +284,7 @@ class Heard(logging.Handler):
         log.logger.setLevel(self._level)
 
     def loading(self, place: Place, depth: Depth) -> Iterator[CheckResult]:
-        """Whether all of the vendor's package could be used."""
+        """The check `load`: it fails if a part of the vendor's package was skipped."""
         if "load" not in depth.checks or not place.package.module:
             return
         marks = (place.package.module, str(place.package.folder), f"{place.package.name}'s ")

@@ -1,4 +1,4 @@
-"""Results against the reference's: the first difference, in words."""
+"""Compares results with the reference's, and describes the first difference."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...core.tensors import dtype_name
 
 
 def difference(got: dict[str, Any], want: dict[str, Any], spec: Spec, slack: float = 1.0) -> str | None:
-    """The first of several results that is wrong, in words."""
+    """Describe the first wrong result; None if all results are right."""
     if spec.compared is not None:
         got, want = spec.compared(got), spec.compared(want)
     for name, value in want.items():
@@ -35,7 +35,7 @@ def _of_one(name: str, got: Any, want: Any, spec: Spec, slack: float) -> str | N
 
 
 def numbers(name: str, got: Tensor, want: Tensor, tol: Tol, slack: float = 1.0) -> str | None:
-    """The first number that is too far from the wanted one, in words."""
+    """Describe the first number outside the tolerance; None if there is none."""
     a, b = got.detach().cpu(), want.detach().cpu()
     if a.is_complex():
         a, b = torch.view_as_real(a), torch.view_as_real(b)

@@ -1,4 +1,4 @@
-"""What runs where, of our ops and ATen's: on the chip's own kernel, on default Triton, on torch's own, on the CPU."""
+"""Where our ops and ATen's run: in the chip's own kernel, in default Triton, in torch's own kernel, or on the CPU."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def served(spec: Spec, place: Place, drawn: Drawn, called: Called) -> Covered:
 
 
 def foretold(spec: Spec, place: Place) -> Covered:
-    """Where an op would run, as far as that is known without tensors."""
+    """Where an op would run, as far as explain() can tell without tensors."""
     found = get_default_manager().explain(spec.key)
     why = _refused(found.verdicts)
     if found.chosen is None:
@@ -54,12 +54,12 @@ def _refused(verdicts: Iterable[Verdict]) -> str | None:
 
 
 def _first_of(refusals: Iterable[tuple[str, str, str]]) -> str | None:
-    """The first reason for refusal, except that an impl is for another device."""
+    """The reason of the first refusal, without refusals of impls for other devices."""
     return next((": ".join(r) for r in refusals if r[1] != "device"), None)
 
 
 def where(impl: OpImpl, place: Place, on_cpu: Iterable[str] = ()) -> str:
-    """The word for where an impl runs."""
+    """Where an impl runs: one of the words in `record.WHERE`."""
     if impl.of_vendor(place.package.name):
         return OWN
     if impl.kind is REFERENCE:
@@ -69,7 +69,7 @@ def where(impl: OpImpl, place: Place, on_cpu: Iterable[str] = ()) -> str:
 
 @contextlib.contextmanager
 def as_if_there(place: Place) -> Iterator[None]:
-    """Dispatch as on a machine with the vendor's device, where functions were called without one."""
+    """For impls that are called directly on the CPU: dispatch as on a machine with the vendor's device."""
     if not place.direct:
         yield
         return
@@ -115,7 +115,7 @@ def torchs_own(name: str, place: Place) -> str:
         return NOWHERE
     if "[backend fallback]" in said:
         return CPU if place.package.info.key == "PrivateUse1" else NOWHERE
-    if "[default backend kernel]" in said:  # made of others: of a structured op, of its form that takes `out`
+    if "[default backend kernel]" in said:  # it calls another overload; for a structured op, the `out` one
         into = next((o for o in (f"{name}_out", f"{name.partition('.')[0]}.out") if _exists(o)), None)
         return NATIVE if into is None or into == name else torchs_own(into, place)
     return NATIVE
@@ -137,12 +137,12 @@ def _is_real(name: str) -> bool:
     has = lambda key: torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", key)
     try:
         return not any(map(has, COMPOSITE))
-    except RuntimeError:  # TorchScript's own
+    except RuntimeError:  # an op of TorchScript only
         return False
 
 
 def _left_to_cpu(spec: Spec, drawn: Drawn, place: Place) -> list[str]:
-    """The overloads that a reference runs and for which a real device has no kernel."""
+    """The ATen overloads that a reference calls and that have no kernel for the vendor's device."""
     if place.package.info.key != "PrivateUse1":
         return []
     sample = drawn.on(place.device)

@@ -9,7 +9,8 @@
 
 A row names an op (its name, its key such as `"aten::add"`, or a glob; quoted where TOML wants it) and a check, or `"*"`
 for all of them. The reason is required; `impl` limits a row to one impl. A failure that a row covers is expected. A row
-that covers no fail has had its day, and what passed is reported.
+for all of them. The reason is required; `impl` limits a row to one impl. A failure that a row covers is expected. If a
+row covers only passes, they are reported, so that the row can be removed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""ATen's ops under `opmux.use()`, on PyTorch's own samples for them (OpInfo), against ATen's own kernels."""
+"""Runs ATen's ops under `opmux.use()` on PyTorch's own samples (OpInfo), and compares with ATen's own kernels."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ from .samples import in_words, quiet
 DTYPES = (torch.float32, torch.bfloat16, torch.int32, torch.bool)
 LOW = (torch.bfloat16, torch.float16)
 Told = tuple[list[Tensor], list[Tensor]]  # results, gradients
-RANDOM = "random"  # the family of which only shapes and dtypes are compared
+RANDOM = "random"  # the family whose results are compared only in shape and dtype
 
 
 def absent() -> str | None:
-    """Why there are no such samples here, or None."""
+    """Why OpInfo's samples are not available here, or None."""
     if importlib.util.find_spec("expecttest") is None:
         return "ATen's ops were not tried on PyTorch's own samples (OpInfo): pip install expecttest"
     return None
 
 
 def overloads(place: Place) -> dict[str, Overload]:
-    """The overloads of ATen that some kernel of ours or of the vendor's computes on this device."""
+    """The overloads of ATen that one of our kernels, or of the vendor's, computes on this device."""
     return engine.choosable().get(place.device.type, {})
 
 
 def packets(found: Iterable[Overload]) -> dict[str, list[Overload]]:
-    """Overloads by the op they are of."""
+    """Group overloads by their op."""
     made: dict[str, list[Overload]] = {}
     for overload in found:
         made.setdefault(overload.shape.packet, []).append(overload)
@@ -79,7 +79,7 @@ class Info:
         return made if made.tried else None
 
     def lost(self, why: str) -> CheckResult:
-        """The result of an op that took its process down."""
+        """The result of an op that ended its worker process."""
         made = self._result()
         made.count(why)
         return made
@@ -122,7 +122,7 @@ class Info:
 
 def agree(name: str, got: Tensor, want: Tensor, place: Place, tol: Mapping[Any, Tol] | None, slack: float) -> None:
     """Raise Wrong if a result on the device is not ATen's; without `tol`, only shape and dtype are compared."""
-    if place.simulated:  # statistics of norms: on accelerators there always, and in float32
+    if place.simulated:  # accelerators always return the statistics of norms, and in float32
         if want.shape == (0,) != got.shape:
             return
         got = got.to(want.dtype) if got.dtype is torch.float32 and want.dtype in LOW else got
@@ -134,7 +134,7 @@ def agree(name: str, got: Tensor, want: Tensor, place: Place, tol: Mapping[Any, 
 
 
 def _tolerance(want: Tensor, tols: Mapping[Any, Tol]) -> Tol:
-    """ATen's kernels need not round once only, and where terms cancel they lose more: relative to the mean too."""
+    """Adds rtol times the mean: ATen's kernels may round several times, and lose more where terms cancel."""
     tol = tols.get(want.dtype, EXACT)
     size = want.detach().abs().double() if want.is_complex() else want.detach().double().abs()
     mean = size[size.isfinite()].mean().nan_to_num().item()
@@ -151,7 +151,7 @@ def _on(sample: Any, device: torch.device) -> tuple[list[Any], dict[str, Any]]:
 def drawn(entry: Any, dtype: torch.dtype, grad: bool) -> Iterator[Any]:
     """OpInfo's samples, on the CPU, from one seed.
 
-    The function itself, as `entry.sample_inputs` first looks through the stack for the name of a test: 0.1 s.
+    Calls the function itself: `entry.sample_inputs` first searches the stack for a test's name, which takes 0.1 s.
     """
     random.seed(0)
     torch.default_generator.manual_seed(0)
@@ -187,7 +187,7 @@ def infos(found: Iterable[Overload], place: Place) -> list[Info]:
 
 
 def entries_of(packet: str) -> list[Any]:
-    """OpInfo's entries for an op of ATen; softmax's are those of _softmax too."""
+    """OpInfo's entries for an op of ATen. `_softmax` uses those of `softmax`."""
     return _entries().get(packet) or _entries().get(packet.lstrip("_"), [])
 
 

@@ -1,4 +1,4 @@
-"""The page of a run: failures, checks, where ops run."""
+"""The HTML page of a run: failures, checks, and where ops run."""
 
 from __future__ import annotations
 

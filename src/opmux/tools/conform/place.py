@@ -26,7 +26,7 @@ NOT_SIMULATED = ("cpu", "cuda", "xpu", "mps", "hip", "hpu", "mtia", "meta", "xla
 
 
 class NeedsFreshProcess(Exception):
-    """Triton was imported to compile kernels, and they have to be interpreted."""
+    """Triton was imported to compile kernels, but this run must interpret them."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def _vendor(name: str | None) -> Package:
         return found
     found = vendors.get(name)
     if found is None:
-        get_default_manager().prepare()  # plugins may bring it
+        get_default_manager().prepare()  # a plugin may define the vendor
         found = vendors.get(name)
     if found is None:
         left_out = [f"({module} is skipped: {why})" for module, why in vendors.broken().items() if name in module]
@@ -135,7 +135,7 @@ def ready(place: Place) -> Iterator[Place]:
         launch.interpret()
     before, threads = os.environ.get(VENDOR.name), torch.get_num_threads()
     if place.interpreted:
-        torch.set_num_threads(1)  # it is Python that takes the time; and workers cannot use a parent's threads
+        torch.set_num_threads(1)  # Python takes most of the time, and forked workers cannot use the parent's threads
     os.environ[VENDOR.name] = place.package.name
     try:
         if place.simulated:
@@ -163,7 +163,7 @@ def _interpret_rightly() -> None:
 
 
 def _tiles_of(place: Place) -> AbstractContextManager[None]:
-    """Interpreted kernels with the vendor's own tiles: the interpreter itself belongs to no chip."""
+    """Use the vendor's own tiles for interpreted kernels: the interpreter has no chip whose tiles would apply."""
     if not place.interpreted or importlib.util.find_spec("triton") is None:
         return nullcontext()
     from ...kernels.lib import config

@@ -1,4 +1,4 @@
-"""What is checked, and how deeply: ops, impls, dtypes, samples."""
+"""Selects what is checked (ops, impls, dtypes, samples), and how thoroughly."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .samples import DTYPES, Drawn, drawn
 from .subject import Subject, own_impls, subjects
 
 OF_A_SUBJECT = ("values", "mutation", "errors", "fake", "gradient", "opcheck", "compile")
-# What a short run takes of each.
+# The most gradient samples of a vendor's impl in a short run; other impls get one.
 FEW = 3
 NO_SAMPLES = "the op declares no samples"
 NONE_DRAWN = "none of the op's samples can be drawn in a dtype of the device, copied there and compared"
@@ -31,12 +31,12 @@ NONE_DRAWN = "none of the op's samples can be drawn in a dtype of the device, co
 
 @dataclass(frozen=True)
 class Depth:
-    """How much of everything is tried."""
+    """How thoroughly ops are checked."""
 
     full: bool = False
     dtypes: tuple[torch.dtype, ...] = ()  # the requested ones; empty: all that ops and the device support
     checks: tuple[str, ...] = CHECKS
-    sample: str | None = None  # ids that match, and no others
+    sample: str | None = None  # only samples whose id matches
 
 
 @dataclass
@@ -46,7 +46,7 @@ class ConformPlan:
     specs: list[Spec]
     subjects: list[Subject] = field(default_factory=list)
     bare: list[str] = field(default_factory=list)  # ops without samples
-    unchecked: list[Unchecked] = field(default_factory=list)  # impls of the vendor's own without samples
+    unchecked: list[Unchecked] = field(default_factory=list)  # the vendor's impls that have no samples
 
     @classmethod
     def of(cls, found: list[Spec], place: Place, depth: Depth) -> ConformPlan:
@@ -81,7 +81,7 @@ class ConformPlan:
     # -- samples
 
     def dtypes(self, subject: Subject) -> list[torch.dtype]:
-        """The requested dtypes, or all that the device supports, with the impl's first."""
+        """The requested dtypes, or all that the device supports; those of the impl come first."""
         if self.depth.dtypes:
             return list(self.depth.dtypes)
         lacks = machine.current().lacks(self.place.package.device)
@@ -90,10 +90,10 @@ class ConformPlan:
         return sorted(found, key=lambda d: takes is not None and d not in takes)
 
     def samples(self, subject: Subject) -> Iterator[Drawn]:
-        """All samples if full; else all of a vendor's impl in one dtype and the first in others, and one of others."""
+        """All samples in a full run. Else, vendor's impls: all in one dtype, the first in others; other impls: one."""
         wanted = lambda id: self.depth.sample is None or id == self.depth.sample or fnmatchcase(id, self.depth.sample)
         whole, asked = self.depth.full or self.named, bool(self.depth.dtypes)
-        main = None  # the dtype in which all of them are tried
+        main = None  # the dtype in which all samples are tried
         for dtype in self.dtypes(subject):
             every = whole or (subject.own and (main is None or asked))
             taken = 0
@@ -107,8 +107,8 @@ class ConformPlan:
     # -- checks
 
     def run(self, subject: Subject) -> tuple[list[CheckResult], Covered | None]:
-        """Every check of a subject; of dispatch, also where its first sample ran."""
-        with policy():  # one scope around all: creating the first and freeing the last scope updates every op
+        """Run every check of a subject; for dispatch, also find where its first sample ran."""
+        with policy():  # one scope for all checks: entering the first scope and leaving the last one updates every op
             return self._run(subject)
 
     def _run(self, subject: Subject) -> tuple[list[CheckResult], Covered | None]:
@@ -136,21 +136,21 @@ class ConformPlan:
         return [made for t in tallies.values() if (made := t.result()) is not None], covered
 
     def untried(self, subject: Subject, results: list[CheckResult]) -> Unchecked | None:
-        """The vendor's impl, if no sample of it was even tried."""
+        """The vendor's impl, if none of its samples was tried."""
         if not subject.own or "values" not in self.depth.checks or self.named or self.depth.dtypes:
             return None
         tried = any(r.check == "values" for r in results)
         return None if tried else Unchecked(subject.name, subject.id, NONE_DRAWN)
 
     def lost(self, subject: Subject, why: str) -> list[CheckResult]:
-        """The result of a subject that took its process down."""
+        """The result of a subject that ended its worker process."""
         tally = Tally(subject, "values")
         tally.fail(why, None)
         made = tally.result()
         return [] if made is None else [made]
 
     def checks(self, subject: Subject) -> list[str]:
-        """The checks that there are for a subject."""
+        """The checks that apply to a subject."""
         spec = subject.spec
         have = ["values", "mutation"]
         have += ["errors"] if spec.errors is not None else []
@@ -162,7 +162,7 @@ class ConformPlan:
         return [c for c in OF_A_SUBJECT if c in have and c in self.depth.checks]
 
     def _differentiable(self, found: list[Drawn]) -> list[Drawn]:
-        """Samples for the gradient: of low precision only if full or requested."""
+        """Samples for the gradient check; low precision only in a full run or on request."""
         floats = [d for d in found if d.dtype.is_floating_point and d.spec.grad and checks.is_differentiable(d)]
         if self.depth.full or self.depth.dtypes:
             return floats

@@ -1,4 +1,4 @@
-"""`opmux conform --real`: every kernel of ours at the sizes of real models, forward and gradients, against float64.
+"""`opmux conform --real`: checks our kernels at the sizes of real models, forward and gradients, against float64.
 
 A case is one op, one row of the table and one dtype. Cases are taken from all ops in turn, each time with another
 dtype, so that every op is covered even if time runs out early.
@@ -39,33 +39,33 @@ from .shapes import ModelCall, Sized
 from .subject import Crashed, Declined, strictly
 
 FLOATS = (torch.bfloat16, torch.float32, torch.float16)
-OTHERS = (torch.float64, torch.int32)  # in which a row or two of each op are tried
+OTHERS = (torch.float64, torch.int32)  # each is tried on one row of an op
 OF_INTEGERS = ("pointwise", "reduce", "scan")  # families that take integers
 INTEGERS = (torch.int32, torch.int64, torch.uint8)
-SAMPLES = ("samples",)  # in the place of models: no model makes such a call
+SAMPLES = ("samples",)  # in place of models, for calls that no model makes
 PASS, FAIL, DECLINED, UNCHECKED = "pass", "fail", "declined", "unchecked"
-# Elements of the largest tensor: half a GiB in float64, which a CPU's references compute in milliseconds.
+# The most elements of a tensor. Elsewhere that is 512 MiB in float64; on a CPU, references take milliseconds.
 MOST = {"cpu": 1 << 16}
 MOST_ELSEWHERE = 1 << 26
-RANDOM_ROWS = 2  # drawn for each op
-# Of products of float8, relative to the size of the results: an H200 is off by 3e-4 at 7168 terms.
+RANDOM_ROWS = 2  # random shapes for each op
+# Tolerance of float8 matmuls, relative to the size of the results: an H200 is off by 3e-4 at 7168 terms.
 FP8_SUMS = 2e-3
-# Torch's own of float64 are off by up to 3e-11 (j0 at 3.3, against mpmath).
+# Ops whose float64 results in torch are off by up to 3e-11 (j0 at 3.3, compared with mpmath).
 TORCH_IS_OFF = "special_bessel_"
-# Torch sums the squares of these in float32 even for float64, so its results are not more precise than that.
+# Ops for which torch sums squares in float32 even for float64 arguments: their truth has float32 precision.
 FLOAT32_TRUTH = ("_weight_norm_interface", "_weight_norm_interface_backward")
 # Families whose results depend on single bits: compared with the reference in the same dtype and the spec's tolerance.
 BITS = ("quant", "random", "dropout", "moe")
-# What random rows may be: flat ones have any two sizes.
+# Families that take any matrix: their random rows have two arbitrary sizes.
 FLAT = ("norm", "softmax", "reduce", "scan", "pointwise", "activation", "random")
-# Families whose results each depend on a whole row, a channel or a product of rows.
+# Families in which each result depends on a whole row, a channel or a product of rows.
 ALONG_ROWS = ("norm", "softmax", "reduce", "scan", "channel_norm", "gemm")
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 @dataclass
 class Outcome:
-    """What became of one case."""
+    """The outcome of one case."""
 
     op: str
     case: str
@@ -85,7 +85,7 @@ class RealCase:
     words: str
     dtype: torch.dtype
     models: tuple[str, ...]
-    attempt: Callable[[torch.device], str | None] = field(compare=False)  # who computed it; raises what went wrong
+    attempt: Callable[[torch.device], str | None] = field(compare=False)  # returns who computed it; raises if wrong
 
     def run(self, device: torch.device) -> Outcome:
         made = Outcome(self.op, self.words, dtype_name(self.dtype), list(self.models))
@@ -114,7 +114,7 @@ def terms_of(family: str, largest: Sequence[int], results: int) -> float:
 
 
 class CannotCheck(Exception):
-    """A case that cannot be tried here, in words."""
+    """The case cannot be tried here; the message says why."""
 
 
 def most(device: torch.device) -> int:
@@ -131,11 +131,11 @@ def our_impls(spec: Spec, device: torch.device) -> list[OpImpl]:
 
 
 def rows_of(spec: Spec, limit: int = MOST_ELSEWHERE) -> list[Sized]:
-    """The rows of an op, those that fit the limit first, then the shapes that were wrong once, then the largest; and
-    some that are drawn."""
+    """The rows of an op that fit the limit, then the others. In each group, shapes that failed before come first, then
+    the largest. Random shapes come last."""
     mine = [r for r in shapes.read().sized if _is_for(r, spec)]
     mine.sort(key=lambda r: (cut(r.shape, limit) is None, "attacked" not in r.models, -torch.Size(r.shape).numel()))
-    # the first of each layout before the second of any
+    # alternate between layouts
     turns = itertools.zip_longest(*([r for r in mine if r.layout == k] for k in dict.fromkeys(r.layout for r in mine)))
     return [r for turn in turns for r in turn if r is not None] + drawn_rows(spec)
 
@@ -145,7 +145,7 @@ def _is_for(row: Sized, spec: Spec) -> bool:
 
 
 def drawn_rows(spec: Spec) -> list[Sized]:
-    """Random sizes, the same in every run."""
+    """Rows of random sizes, the same in every run."""
     chance = random.Random(zlib.crc32(spec.key.encode()))
     made = []
     for _ in range(RANDOM_ROWS):
@@ -158,12 +158,12 @@ def drawn_rows(spec: Spec) -> list[Sized]:
 
 
 def cut(shape: tuple[int, ...], limit: int) -> tuple[int, ...] | None:
-    """The shape with fewer samples, still a multiple of 32 if they were; None where even one is far too large."""
+    """The shape with a smaller first dimension (still a multiple of 32 if it was); None if one row is far too large."""
     n = torch.Size(shape).numel()
     if n <= limit:
         return shape
     one = n // shape[0]
-    first = max(min(shape[0], 2), limit // one)  # a variance takes two
+    first = max(min(shape[0], 2), limit // one)  # a variance needs two rows
     if shape[0] % 32 == 0 and 32 * one <= 4 * limit:
         first = max(32, first // 32 * 32)
     return (first, *shape[1:]) if one * first <= 16 * limit else None
@@ -193,7 +193,7 @@ def _takes(spec: Spec, dtype: torch.dtype) -> bool:
 
 
 def sample_of(spec: Spec, row: Sized, dtype: torch.dtype, device: torch.device) -> Sample:
-    """The arguments of a row; raises Unchecked if the op has no such samples."""
+    """The arguments of a row; raises CannotCheck if the op has no such samples."""
     shape = cut(row.shape, most(device))
     if shape is None:
         raise CannotCheck(f"one sample of {row.shape} is too large for a {device.type}")
@@ -201,7 +201,7 @@ def sample_of(spec: Spec, row: Sized, dtype: torch.dtype, device: torch.device) 
     case = SampleCase(shape, "packed" if last else row.layout, row.options)
     try:
         made = bench_cases.sample_of(spec, case, dtype, device)
-    except Exception as error:  # samples are anybody's code
+    except Exception as error:  # sample code may raise anything
         raise CannotCheck(f"no such arguments: {words(error)}") from None
     return _channels_last(made, shape) if last else made
 
@@ -213,7 +213,7 @@ def _channels_last(sample: Sample, shape: tuple[int, ...]) -> Sample:
 
 
 def check_op(spec: Spec, row: Sized, dtype: torch.dtype, gradient: bool, device: torch.device) -> str:
-    """Every default kernel of an op on one row: its results, and its gradient through autograd."""
+    """Check every default kernel of an op on one row: its results, and its gradient through autograd."""
     sample = sample_of(spec, row, dtype, device)
     impls = our_impls(spec, device)
     if not impls:
@@ -240,16 +240,16 @@ def check_op(spec: Spec, row: Sized, dtype: torch.dtype, gradient: bool, device:
 
 @dataclass(frozen=True)
 class Judge:
-    """What results are held against: the reference's in float64, and torch's own in the same dtype; or, where numbers
-    are a matter of bits, the reference's in the same dtype."""
+    """What results are compared with: the reference in float64 and torch's own result in the same dtype; for families
+    in BITS, the reference in the same dtype."""
 
     spec: Spec
-    plain: dict[str, Any]  # the reference's in the same dtype
+    plain: dict[str, Any]  # the reference's results in the same dtype
     truth: dict[str, Any]
     theirs: dict[str, Any]
     largest: tuple[int, ...]  # the shape of the largest argument
     size: float
-    fp8: torch.dtype | None  # what bytes among the results are, where they were computed and then rounded
+    fp8: torch.dtype | None  # the float8 dtype of byte results that were computed, then rounded
 
     @classmethod
     def of(cls, spec: Spec, sample: Sample, device: torch.device) -> Judge:
@@ -285,7 +285,7 @@ class Judge:
         if self.fp8 is not None and want.dtype in (torch.uint8, self.fp8) and value.shape == want.shape:
             return yardstick.fp8_differs(words, value, want, self.fp8)
         if self.fp8 is not None and want.is_floating_point() and self.spec.family == "gemm":
-            # the matrix units add products of float8 in fewer bits than float32 has
+            # matrix units add float8 products with fewer bits than float32 has
             scale = want.float().square().mean().sqrt().item()
             near = FP8_SUMS + torch.finfo(want.dtype).eps
             return yardstick.differs(words, value, want, Tol(near, near * max(scale, 1.0)))
@@ -331,7 +331,7 @@ def _native(spec: Spec, sample: Sample) -> dict[str, Any]:
 
 
 def _check_gradient(spec: Spec, sample: Sample, device: torch.device) -> None:
-    """Autograd through the op against the references of its forward and its backward in float64."""
+    """Compare autograd through the op with the references of its forward and its backward in float64."""
     try:
         true = _by_the_references(spec, moved(sample, device, torch.float64))
         theirs = _by_the_references(spec, moved(sample, device))
@@ -367,7 +367,7 @@ def _weights(out: Tensor, seed: int) -> Tensor:
 
 
 def check_call(call: ModelCall, dtype: torch.dtype, device: torch.device) -> str:
-    """Our kernels under an overload of ATen, against ATen's own."""
+    """Compare our kernels for an overload of ATen with ATen's own."""
     fits = calls.scaled(call, most(device))
     if fits is None:
         raise CannotCheck(f"one sample of it is too large for a {device.type}")
@@ -412,7 +412,7 @@ def _true(arguments: calls.Arguments, theirs: Sequence[Tensor]) -> list[Tensor]:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What of the table is asked for."""
+    """The requested part of the table."""
 
     specs: Sequence[Spec]
     overloads: dict[str, Overload]
@@ -423,11 +423,11 @@ class Wanted:
         return not self.models or any(fnmatchcase(m, g) for m in models for g in self.models)
 
 
-FIRST = 3  # cases of each op before those that no model calls
+FIRST = 3  # so many cases of each op come before those that no model calls
 
 
 def cases(wanted: Wanted, device: torch.device) -> list[RealCase]:
-    """All cases, in turn from all ops; `out=` and in-place forms that no model calls after the first of all others."""
+    """All cases, alternating between ops; calls that no model makes come after the first FIRST cases of each op."""
     served = engine.choosable().get(device.type, {})
     queues = [list(_of_spec(s, wanted, most(device))) for s in wanted.specs if our_impls(s, device)]
     queues += [list(_of_overload(o, wanted)) for n, o in wanted.overloads.items() if n in served]
@@ -437,7 +437,7 @@ def cases(wanted: Wanted, device: torch.device) -> list[RealCase]:
 
 
 def _laps(rows: Sequence[Any], dtypes: Sequence[torch.dtype], start: int) -> Iterator[tuple[int, Any, torch.dtype]]:
-    """Every row in one dtype, the dtypes taking turns; then every row in its next; the last ones for some rows only."""
+    """Every row in one dtype, alternating between the dtypes; then every row in its next dtype, and so on."""
     for lap in range(len(dtypes)):
         for at, row in enumerate(rows):
             yield at + lap * len(rows), row, dtypes[(start + at + lap) % len(dtypes)]
@@ -461,7 +461,7 @@ def _of_spec(spec: Spec, wanted: Wanted, limit: int) -> Iterator[RealCase]:
 
 
 def _of_overload(overload: Overload, wanted: Wanted) -> Iterator[RealCase]:
-    """The calls of models; for an overload that none calls, one sample of the op that computes it."""
+    """The calls of models; if no model calls the overload, one sample of the op that computes it."""
     if overload.family == "random":
         return
     rows: list[ModelCall] = [c for c in shapes.read().calls if c.op == overload.name and wanted.has(c.models)]

@@ -1,4 +1,4 @@
-"""`opmux conform --real` from its words to its files."""
+"""`opmux conform --real`: selects the cases, runs them in several processes, and reports."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ MOST_KEPT = 4 << 30  # bytes of a device's memory that a process keeps between c
 class RealRecord(RunRecord):
     outcomes: list[Outcome] = field(default_factory=list)
     without: dict[str, str] = field(default_factory=dict)  # kernels of ours that have no case, and why
-    left: int = 0  # cases that the time did not suffice for
+    left: int = 0  # cases for which the time was too short
     left_ops: list[str] = field(default_factory=list)  # ops none of whose cases were tried
     seconds: float = 0.0
 
@@ -51,7 +51,7 @@ class RealRecord(RunRecord):
 
 
 def run(asked: Any) -> int:
-    """What `asked` (a `command.ConformOptions`) says, on one device; 1 where a case fails."""
+    """Check what `asked` (a `command.ConformOptions`) selects, on one device; returns 1 if a case fails."""
     device = _device(asked.device)
     console = screen.beside(asked.json)
     with settled():
@@ -80,7 +80,7 @@ def _device(text: str | None) -> torch.device:
 
 @contextmanager
 def settled() -> Iterator[None]:
-    """Everything loaded, one scope around all, and ATen as it was afterwards."""
+    """Load all ops and vendors, keep one policy scope open, and restore ATen's own kernels at the end."""
     get_default_manager().registry.list_operators()  # loads families, kernels, plugins, vendors
     try:
         with policy(), launches_poisoned():
@@ -121,7 +121,7 @@ def _check(record: RealRecord, asked: Any, found: list[RealCase], device: torch.
 
 
 def _workers(asked: Any, found: list[RealCase], device: torch.device, until: float, jobs: int) -> Workers:
-    """Processes with ops of their own: most of their time goes into compiling kernels."""
+    """Each process gets its own ops, because most of the time goes into compiling their kernels."""
     if jobs == 1:
         return Workers([partial(attempt, case, device) for case in found], 1, until)
     place = {op: i for i, op in enumerate(dict.fromkeys(c.op for c in found))}
@@ -131,7 +131,7 @@ def _workers(asked: Any, found: list[RealCase], device: torch.device, until: flo
 
 @contextmanager
 def _tasks(asked: Any, device: torch.device) -> Iterator[Sequence[Task]]:
-    """The same list of cases, made again in a process of its own."""
+    """The same list of cases, built again in a worker process."""
     torch.set_num_threads(1 if device.type != "cpu" else torch.get_num_threads())
     with settled():
         yield [partial(attempt, case, device) for case in cases(_wanted_by(asked), device)]
@@ -150,7 +150,7 @@ def attempt(case: RealCase, device: torch.device) -> Outcome:
     made = case.run(device)
     get_default_manager().clear_quarantine()
     if device.type == "cuda" and torch.cuda.memory_reserved(device) > MOST_KEPT:
-        torch.cuda.empty_cache()  # other processes need it
+        torch.cuda.empty_cache()  # other processes need the memory
     return made
 
 
@@ -178,7 +178,7 @@ def _report(record: RealRecord, asked: Any) -> Iterator[Any]:
 
 
 def _unchecked(record: RealRecord, ops: set[str]) -> Iterator[Text]:
-    """What was not checked, aloud."""
+    """Report what was not checked."""
     for status, said in ((DECLINED, "left to torch by our kernels"), (UNCHECKED, "could not be tried")):
         mine = [o for o in record.outcomes if o.status == status]
         if mine:

@@ -1,4 +1,4 @@
-"""A run as data: facts, results, coverage; what the terminal, the JSON file and the page are made of."""
+"""The record of a run (facts, results, coverage), from which the report, the JSON file and the page are made."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OWN, TRITON, PLUGIN, NATIVE, CPU, NOWHERE = WHERE = ("own", "triton", "plugin", 
 
 @dataclass(frozen=True)
 class ImplRefusal:
-    """Samples that an impl does not take, and why: the stage is dtype, device, when, vendor (unused), ..."""
+    """Samples that an impl refuses, and why. The stage is dtype, device, when, vendor (unused), ..."""
 
     impl: str
     stage: str
@@ -37,18 +37,18 @@ class CheckResult:
     key: str
     family: str
     impl: str
-    own: bool  # an impl of the vendor's own
+    own: bool  # an impl of the vendor
     check: str
     status: str = PASS
-    reason: str | None = None  # of a fail the first difference, of a refusal why
-    sample: str | None = None  # the first that failed
+    reason: str | None = None  # the first difference if it failed, the reason if it was refused
+    sample: str | None = None  # the id of the first sample that failed
     dtype: str | None = None
     tried: int = 0
     failed: int = 0
     refusals: list[ImplRefusal] = field(default_factory=list)
-    ran: list[str] = field(default_factory=list)  # the impls that served, where dispatch chose
-    gap: str | None = None  # what the vendor's xfail.toml says
-    reproduce: str | None = None  # a command line
+    ran: list[str] = field(default_factory=list)  # the impls that ran, if dispatch chose
+    gap: str | None = None  # the reason in the vendor's xfail.toml
+    reproduce: str | None = None  # a command line that reproduces the failure
     seconds: float = 0.0
 
     @property
@@ -56,7 +56,7 @@ class CheckResult:
         return f"{self.op} by {self.impl}"
 
     def count(self, wrong: str | None, sample: str | None = None, dtype: str | None = None) -> None:
-        """Count a sample, and what is wrong with it; the first that fails is kept."""
+        """Count a sample. `wrong` says what is wrong with it; the first failure is kept."""
         self.tried += 1
         if wrong is not None:
             self.failed, self.status = self.failed + 1, FAIL
@@ -66,7 +66,7 @@ class CheckResult:
 
 @dataclass(frozen=True)
 class Unchecked:
-    """Something of the vendor's that no check could be made for, and why."""
+    """An op or a tunable of the vendor that could not be checked, and why."""
 
     op: str
     impl: str
@@ -78,7 +78,7 @@ class Unchecked:
 
 @dataclass(frozen=True)
 class Covered:
-    """Where an op runs on this device, and by whom."""
+    """Where an op runs on this device, and which impl runs it."""
 
     op: str
     key: str
@@ -86,7 +86,7 @@ class Covered:
     family: str
     where: str
     impl: str | None
-    why: str | None = None  # why it is not the chip's own or the default kernel
+    why: str | None = None  # why neither the chip's own nor the default kernel runs
     on_cpu: list[str] = field(default_factory=list)  # ops of ATen that the call left to the CPU
 
 
@@ -94,7 +94,7 @@ class Covered:
 class ConformRecord(RunRecord):
     results: list[CheckResult] = field(default_factory=list)
     coverage: list[Covered] = field(default_factory=list)
-    rest_of_aten: dict[str, int] = field(default_factory=dict)  # where -> overloads that are none of ours
+    rest_of_aten: dict[str, int] = field(default_factory=dict)  # where they run -> number of overloads not ours
     unchecked: list[Unchecked] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     seconds: float = 0.0

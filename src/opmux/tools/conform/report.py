@@ -1,4 +1,4 @@
-"""A run on the screen: a table a family, where ops run, and failures last, each with a command that shows it."""
+"""Prints a run: a table per family, where ops run, and last the failures, each with a command that reproduces it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ MARKS = {
 }
 PLACES = {OWN: "chip's own", TRITON: "triton", PLUGIN: "plugin", NATIVE: "torch's own", CPU: "CPU", NOWHERE: "nowhere"}
 PLACE_STYLES = {OWN: "magenta", CPU: "yellow"}
-SHOWN = 12  # of a list that may be long
+SHOWN = 12  # the most entries of a list that are printed
 
 
 def report(record: ConformRecord, known: list[Gap]) -> Group:
@@ -68,7 +68,7 @@ def report(record: ConformRecord, known: list[Gap]) -> Group:
 
 
 def _family(family: str, results: list[CheckResult]) -> Any:
-    """One line for each impl of the vendor's and for all that is not well; the others in one line together."""
+    """One line for each vendor's impl and for each impl with a problem; one line for all others together."""
     rows: dict[tuple[str, str], list[CheckResult]] = {}
     for result in results:
         rows.setdefault((result.op, result.impl), []).append(result)
@@ -145,11 +145,11 @@ def _figures(counts: Mapping[str, int], places: Iterable[str]) -> list[Text]:
     return [Text(str(counts.get(p) or ""), PLACE_STYLES.get(p, "")) for p in places]
 
 
-# ---- what to look at ------------------------------------------------------------------------------------------------
+# ---- refusals and failures ------------------------------------------------------------------------------------------
 
 
 def _refusals(record: ConformRecord) -> list[Any]:
-    """What the vendor's own impls do not take, and what dispatch found nobody for."""
+    """Samples that the vendor's impls refuse, and samples for which dispatch found no impl."""
     found: dict[tuple[str, str, str], list[ImplRefusal]] = {}
     for result in record.results:
         if result.check == "values" and (result.own or result.status == REFUSED):
@@ -181,7 +181,7 @@ def _gaps(record: ConformRecord) -> list[Any]:
 
 
 def failures(record: ConformRecord) -> list[tuple[CheckResult, bool]]:
-    """Each failure, and whether dispatch fails for it too: what an impl does wrong, a user's call does."""
+    """Each failure, and whether the check also fails through dispatch, which means that a user's call fails."""
     own = {(r.key, r.check) for r in record.failures if r.own}
     through = {(r.key, r.check) for r in record.failures if r.impl == DISPATCH}
     found = [r for r in record.failures if r.impl != DISPATCH or (r.key, r.check) not in own]
@@ -198,11 +198,11 @@ def _failures(record: ConformRecord) -> list[Any]:
     return [Text(), *said, Text()] if said else []
 
 
-# ---- what there is --------------------------------------------------------------------------------------------------
+# ---- --list ---------------------------------------------------------------------------------------------------------
 
 
 def listing(plan: ConformPlan, overloads: Mapping[str, Any], rows: Iterable[VendorRow]) -> None:
-    """What would be checked."""
+    """Print what would be checked."""
     table = screen.table("op", "family", "impl", "checks")
     for subject in plan.subjects:
         who = Text(subject.id, "magenta" if subject.own else "")

@@ -1,7 +1,7 @@
-"""A vendor's functions for overloads of ATen, each called alone: no other impl answers for one that fails.
+"""Checks a vendor's functions for overloads of ATen by calling them directly: if one fails, nothing falls back.
 
-Calls are recorded from PyTorch's own samples (OpInfo): of the op itself, else of every op that runs it on the way, as
-`layer_norm` runs `native_layer_norm`. The truth is ATen's kernel of the CPU.
+Calls are recorded while PyTorch's own samples (OpInfo) run: those of the op itself, else of every op that calls it, as
+`layer_norm` calls `native_layer_norm`. The truth is ATen's CPU kernel.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from .subject import rows_of
 
 CPU = torch.device("cpu")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int32, torch.int64, torch.bool)
-MOST = 40  # calls of one row in a dtype, unless the run is full
-FEW = 2  # samples of an op that is only tried because it may run another one
-# What torch raises for arguments that it does not take; AssertionError: samples that need another device.
+MOST = 40  # the most calls of one row in a dtype, unless the run is full
+FEW = 2  # samples per op when other ops are searched for calls of an overload
+# Errors with which torch refuses arguments; AssertionError: samples that need another device.
 REFUSALS = (RuntimeError, TypeError, ValueError, IndexError, AssertionError)
 CONTENT_IS_UNDEFINED = ("empty", "new_empty")  # results of which only shape and dtype are compared
 
@@ -67,11 +67,11 @@ class VendorRow:
     @cached_property
     def _call(self) -> Callable[..., Any]:
         call = Fit.of(self.overload, self.impl).call
-        assert call is not None, self.name  # rows that do not fit were left out
+        assert call is not None, self.name  # rows that do not fit were filtered out
         return call
 
     def run(self, depth: Depth) -> tuple[list[CheckResult], Unchecked | None]:
-        """The checks of its results and of its arguments afterwards."""
+        """Check the function's results, and that it leaves its arguments unchanged."""
         values, mutation = (self._result(check) for check in ("values", "mutation"))
         refused: dict[str, list[str]] = {}
         for call in self.calls(depth):
@@ -90,7 +90,7 @@ class VendorRow:
         return [r for r in (values, mutation) if r.check in depth.checks and (r.tried or r is values)], None
 
     def lost(self, why: str) -> list[CheckResult]:
-        """The result of a function that took its process down."""
+        """The result of a function that ended its worker process."""
         made = self._result("values")
         made.count(why)
         return [made]
@@ -110,7 +110,7 @@ class VendorRow:
         except NotSupported as error:
             refused.setdefault(str(error), []).append(dtype_name(call.dtype))
             return
-        except Exception as error:  # a vendor's code
+        except Exception as error:  # a vendor's code may raise anything
             values.count(f"raised {words(error)}", call.id, dtype_name(call.dtype))
             return
         values.count(self._difference(got, truth), call.id, dtype_name(call.dtype))
@@ -137,7 +137,7 @@ class VendorRow:
     # -- samples
 
     def calls(self, depth: Depth) -> Iterator[SampledCall]:
-        """The calls to try: all in one dtype and one in each of the others; all in all of them if full or asked."""
+        """The calls to try: up to MOST in the first dtype and requested ones, one in the others; all in a full run."""
         named = depth.sample is not None
         every = depth.full or bool(depth.dtypes) or named
         first = True
@@ -153,7 +153,7 @@ class VendorRow:
             first = first and not taken
 
     def _laid_out(self, dtype: torch.dtype) -> Iterator[SampledCall]:
-        """The recorded calls, and the first one that has matrices again with transposed ones."""
+        """The recorded calls, and the first call that has a matrix again with transposed matrices."""
         transposed = False
         for call in _recorded(self.shape, dtype):
             yield call
@@ -171,7 +171,7 @@ def _transposed(t: Tensor) -> Tensor:
 
 
 def _results(run: Callable[..., Any], shape: Shape, sample: Sample) -> list[Any]:
-    """What a call returns, then the arguments that it has written."""
+    """The results of a call, followed by the arguments that it wrote."""
     with torch.no_grad():
         made = run(*sample.args, **sample.kwargs)
     given = _named(shape, sample)
@@ -183,7 +183,7 @@ def _named(shape: Shape, sample: Sample) -> dict[str, Any]:
 
 
 def _truth(shape: Shape, sample: Sample) -> list[Any] | None:
-    """The results of ATen's kernel of the CPU; None if it refuses the arguments."""
+    """The results of ATen's CPU kernel; None if it refuses the arguments."""
     try:
         return _results(shape.op, shape, moved(sample, CPU))
     except REFUSALS:
@@ -191,7 +191,7 @@ def _truth(shape: Shape, sample: Sample) -> list[Any] | None:
 
 
 def _recording(wanted: Iterable[str], calls: dict[str, list[Sample]]) -> AtenRecorder:
-    """Keeps copies of the arguments with which some overloads are called."""
+    """Records copies of the arguments of each call of the `wanted` overloads."""
     names = set(wanted)
 
     def keep(key: str, args: tuple, kwargs: dict[str, Any]) -> None:
@@ -207,7 +207,7 @@ def _is_plain(t: Tensor) -> bool:
 
 
 def _recorded(shape: Shape, dtype: torch.dtype) -> Iterator[SampledCall]:
-    """Calls of an overload, from samples of its own op, else of others; in-place and `out=` ones are derived."""
+    """Calls of an overload, from samples of its own op, else of other ops; in-place and `out=` calls are derived."""
     plain = _plain(shape)
     found = list(_of_own_samples(shape, plain, dtype))
     yield from found or _of_others(shape, plain, dtype)
@@ -239,7 +239,7 @@ def _entries(shape: Shape) -> list[Any]:
 
 
 def _record(shape: Shape, plain: Shape | None, run: Callable[[], Any]) -> list[Sample]:
-    """The calls of an overload that a function makes."""
+    """The calls of an overload that `run` makes."""
     wanted = {shape.name, *({plain.name} if plain is not None else ())}
     calls: dict[str, list[Sample]] = {}
     with quiet(), _recording(wanted, calls), torch.no_grad():
@@ -251,7 +251,7 @@ def _record(shape: Shape, plain: Shape | None, run: Callable[[], Any]) -> list[S
 
 
 def _as_calls(shape: Shape, plain: Shape | None, found: dict[str, list[Sample]]) -> list[Sample]:
-    """Recorded calls as calls of the overload: with memory for its results if it takes `out=`."""
+    """Convert recorded calls to calls of the overload, with `out=` tensors if it takes them."""
     if found.get(shape.name):
         return found[shape.name]
     if plain is None:
@@ -274,7 +274,7 @@ def _with_outs(shape: Shape, plain: Shape, sample: Sample) -> Sample | None:
 
 
 def _bound(shape: Shape, plain: Shape | None, given: Sample) -> Sample | None:
-    """A sample's arguments as they are, if the overload takes them: composite ops are not recorded."""
+    """The sample's own arguments, if the overload takes them: calls of composite ops are not recorded."""
     if plain is None or _truth(plain, given) is None:
         return None
     return given if plain == shape else _with_outs(shape, plain, given)
@@ -282,12 +282,12 @@ def _bound(shape: Shape, plain: Shape | None, given: Sample) -> Sample | None:
 
 # -- overloads that have no samples of their own
 
-_calls_of_others: dict[str, list[SampledCall]] = {}  # by overload, once it was looked for
-_wanted: dict[str, Shape | None] = {}  # overloads to look for, and the plain ones
+_calls_of_others: dict[str, list[SampledCall]] = {}  # overload -> its calls, once they were searched for
+_wanted: dict[str, Shape | None] = {}  # overload to search for -> its functional overload
 
 
 def _of_others(shape: Shape, plain: Shape | None, dtype: torch.dtype) -> list[SampledCall]:
-    """Calls that samples of other ops lead to, forward and backward; all ops are tried once, for all rows."""
+    """Calls made by samples of other ops, forward and backward. All ops run once, for all rows together."""
     if dtype is not torch.float32:
         return []
     if shape.name not in _calls_of_others:
@@ -320,7 +320,7 @@ def _scan(wanted: dict[str, Shape | None]) -> None:
 
 
 def served(place: Place) -> tuple[list[VendorRow], list[Unchecked]]:
-    """Every row of the vendor's, and those that cannot be tried, with the reason."""
+    """Every row of the vendor, and the rows that cannot be tried, with the reason."""
     found, left = [], []
     can = {} if place.direct else engine.choosable().get(place.device.type, {})
     for given in rows_of(place).values():

@@ -1,4 +1,4 @@
-"""Arguments for checks: drawn on the CPU, laid out the same on the device, and watched while an impl has them."""
+"""Arguments for checks: drawn on the CPU, copied to the device with the same layout, and compared after a call."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ...core.tensors import tensors_in
 from .. import explain
 from ..runner.check import as_tuple
 
-# In the order of preference: the first that an op takes is the one all of its samples are tried in.
+# In order of preference: all samples of an op are tried in the first dtype that it accepts.
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 PLAIN = (Tensor, bool, int, float, complex, str, torch.dtype, torch.device)
 DTYPES = (*FLOATS, torch.int32, torch.int64, torch.bool)
@@ -34,12 +34,12 @@ def quiet() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Drawn:
-    """One sample: on the CPU, as the reference gets it, and what the reference makes of it."""
+    """One sample on the CPU, and the reference's results for it."""
 
     spec: Spec
     dtype: torch.dtype
     sample: Sample
-    results: dict[str, Any]  # by name, those that the op writes too
+    results: dict[str, Any]  # by name, with the arguments that the op writes
 
     @property
     def id(self) -> str:
@@ -66,7 +66,7 @@ def drawn(spec: Spec, dtype: torch.dtype, wanted: Callable[[str], bool] = lambda
 
 
 def _can_move(sample: Sample) -> bool:
-    """Whether a sample can be laid out on another device and compared: objects that hold tensors cannot."""
+    """Whether a sample can be copied to another device and compared: objects that hold tensors cannot."""
     leaves = tree_leaves((sample.args, sample.kwargs))
     return not sample.loose and all(leaf is None or isinstance(leaf, PLAIN) for leaf in leaves)
 
@@ -78,29 +78,29 @@ def _told(spec: Spec, dtype: torch.dtype, sample: Sample) -> Drawn | None:
     with quiet(), torch.no_grad():
         try:
             made = by_name(spec, spec.reference(*args, **kwargs))
-        except (TypeError, ValueError, RuntimeError):  # in any way: NotImplementedError is a RuntimeError
+        except (TypeError, ValueError, RuntimeError):  # includes NotImplementedError, a RuntimeError
             return None
     return Drawn(spec, dtype, sample, made | written(spec, Sample(args, kwargs)))
 
 
 def bound(spec: Spec, sample: Any) -> Sample:
-    """The arguments as the op's signature has them: samples give them by position, whatever their kind."""
+    """Bind the arguments to the op's signature: samples pass keyword-only arguments by position too."""
     named = dict(zip(spec.names, sample.args)) | sample.kwargs
     found = spec.signature.bind(**named)
     return Sample(found.args, found.kwargs, sample.id, getattr(sample, "loose", False))
 
 
 def written(spec: Spec, sample: Sample) -> dict[str, Any]:
-    """What an op has written, by name."""
+    """The arguments that an op has written, by name."""
     given = named(spec, sample)
     found = {name: value for n in spec.mutates for name, value in leaves(n, given.get(n))}
     return {f"{name} (written)": value for name, value in found.items() if isinstance(value, Tensor)}
 
 
 def by_name(spec: Spec, made: Any) -> dict[str, Any]:
-    """The results of a call under the names the op has for them, what they hold one by one.
+    """The results of a call by the op's names for them; lists and objects are flattened.
 
-    Raises ValueError where there are not as many as there are names; tex's lists may be of any length.
+    Raises ValueError if there are more or fewer results than names; lists of tex may have any length.
     """
     results = as_tuple(made) if spec.out or made is not None else ()
     if len(results) != len(spec.out) and spec.space == "tex":
@@ -111,7 +111,7 @@ def by_name(spec: Spec, made: Any) -> dict[str, Any]:
 
 
 def leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """A value by name: of a list its items, of an object the tensors it holds."""
+    """Flatten a value into named leaves: the items of a list, the tensors that an object holds."""
     if isinstance(value, (list, tuple)):
         for i, item in enumerate(value):
             yield from leaves(f"{name}[{i}]", item)
@@ -129,14 +129,14 @@ def named(spec: Spec, sample: Sample) -> dict[str, Any]:
 
 
 def moved(sample: Sample, device: torch.device, dtype: torch.dtype | None = None) -> Sample:
-    """The sample on a device, in the same layout; with `dtype`, its floats in that one."""
+    """Copy a sample to a device, with the same layout; `dtype` replaces the dtype of floats."""
     args, kwargs = tree_map_only(Tensor, lambda t: _laid(t, device, dtype), (sample.args, sample.kwargs))
     args, kwargs = tree_map_only(torch.device, lambda _: device, (args, kwargs))
     return Sample(args, kwargs, sample.id)
 
 
 def _laid(t: Tensor, device: torch.device, dtype: torch.dtype | None) -> Tensor:
-    """A tensor elsewhere, strides and the memory around it included: a plain copy would be packed."""
+    """Copy a tensor with its strides and its whole storage: a plain copy would be contiguous."""
     to = dtype if dtype is not None and t.is_floating_point() else t.dtype
     return whole(t).to(device, to, copy=True).as_strided(t.shape, t.stride(), t.storage_offset())
 
@@ -150,7 +150,7 @@ def whole(t: Tensor) -> Tensor:
 
 
 class AtenRecorder(TorchDispatchMode):
-    """Tells the name (`aten::add.Tensor`) and the arguments of each overload that runs."""
+    """Calls `tell` with the name (`aten::add.Tensor`) and the arguments of each overload that runs."""
 
     def __init__(self, tell: Callable[[str, tuple, dict[str, Any]], Any]) -> None:
         super().__init__()
@@ -165,7 +165,7 @@ class AtenRecorder(TorchDispatchMode):
 
 
 class Watch:
-    """The arguments of a call before it: the bytes of their storages, and version counters."""
+    """The state of arguments before a call (bytes of their storages, version counters), to detect writes."""
 
     def __init__(self, arguments: dict[str, Any], allowed: Iterable[str] = ()):
         skip = set(allowed)
@@ -178,7 +178,7 @@ class Watch:
         ]
 
     def changed(self) -> str | None:
-        """The first argument that is not as it was, in words."""
+        """Describe the first argument that has changed; None if none has."""
         for name, t, version, before in self._kept:
             after = _bytes(t)
             if not torch.equal(before, after):
@@ -192,7 +192,7 @@ class Watch:
 
 
 def _bytes(t: Tensor) -> Tensor:
-    """A copy of them, as bytes: a copy of bools may tidy them up."""
+    """A copy of the storage as bytes: a copy as bools could change their bits."""
     return whole(t).view(torch.uint8).to("cpu", copy=True)
 
 

@@ -1,4 +1,4 @@
-"""Which ops and overloads of ATen the words of the command line mean."""
+"""Selects the ops and the overloads of ATen that the command line names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from . import opinfo
 
 @dataclass(frozen=True)
 class OpScope:
-    """The ops and the overloads of ATen that the words of the command line mean."""
+    """The ops and the overloads of ATen that the command line names."""
 
     words: list[str]
     specs: list
@@ -40,5 +40,5 @@ class OpScope:
         return cls(words, list(found.values()), overloads)
 
     def includes(self, row: str) -> bool:
-        """Whether the words mean a vendor's row, by the key of its overload (`aten::mm`)."""
+        """Whether the selection includes a vendor's row, given by the key of its overload (`aten::mm`)."""
         return not self.words or row.removeprefix("aten::") in self.overloads

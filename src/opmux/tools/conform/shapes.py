@@ -1,9 +1,9 @@
-"""The table of real shapes: calls of ATen's ops as models make them, and sizes for the ops of `opmux.ops`.
+"""The table of real shapes: calls of ATen's ops that models make, and sizes for the ops of `opmux.ops`.
 
 `real_shapes.json` has three parts. "aten" holds calls, written by `benchmarks/collect_shapes.py`; `T[4x1024x768]` is a
-tensor in the dtype under test, `float32[768]` one that has its dtype whatever that is, and `@` comes before the strides
-of one that is not contiguous. "ops" holds cases for families of ops, in the words of their samples: shape, layout,
-options. "models" says where sizes come from.
+tensor in the dtype under test, `float32[768]` one that always has this dtype, and the strides of a tensor that is not
+contiguous follow `@`. "ops" holds cases for families of ops, with the fields of their samples: shape, layout,
+options. "models" says where the sizes come from.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from ...core.tensors import dtype_name
 
 FILE = Path(__file__).with_name("real_shapes.json")
 _TENSOR = re.compile(r"^(?P<dtype>\w+)\[(?P<shape>[\dx]*)\](?:@(?P<stride>[\d,]+))?$")
-UNDER_TEST = "T"  # in the place of a dtype
+UNDER_TEST = "T"  # in place of the name of a dtype
 
 
 @dataclass(frozen=True)
 class Look:
-    """The dtype, shape and strides of a tensor of a call; dtype None is the one under test."""
+    """The dtype, shape and strides of a tensor argument; dtype None means the dtype under test."""
 
     dtype: torch.dtype | None
     shape: tuple[int, ...]
@@ -61,7 +61,7 @@ class Look:
 
 @dataclass(frozen=True)
 class ModelCall:
-    """A call of an overload of ATen. Arguments are numbers, words, dtypes, lists of them, and looks of tensors."""
+    """A call of an overload of ATen. Arguments are numbers, strings, dtypes, lists of these, and `Look` for tensors."""
 
     op: str
     args: tuple[Any, ...]
@@ -79,10 +79,10 @@ class ModelCall:
 
 @dataclass(frozen=True)
 class Sized:
-    """A case of a family's samples, for some ops of it or all."""
+    """A case for the samples of a family, for all ops of it or some."""
 
     families: tuple[str, ...]
-    ops: tuple[str, ...]  # globs; none: all
+    ops: tuple[str, ...]  # globs; empty: all ops
     shape: tuple[int, ...]
     models: tuple[str, ...]
     layout: str = "packed"
@@ -162,7 +162,7 @@ class Under:
 
 
 def text_of(args: Any, kwargs: dict[str, Any], under_test: torch.dtype) -> str:
-    """A call's arguments as one line of JSON; calls with the same line are the same."""
+    """A call's arguments as one line of JSON; equal calls have equal lines."""
     return json.dumps([_encoded(list(args), under_test), {k: _encoded(v, under_test) for k, v in kwargs.items()}])
 
 
@@ -172,7 +172,7 @@ def _looks(text: str) -> list[Look]:
 
 
 def class_of(text: str) -> tuple:
-    """What calls that are alike have in common: dtypes, ranks, powers of two, whether contiguous, small numbers."""
+    """The key that similar calls share: dtypes, bit lengths of sizes, contiguity, small numbers."""
     tensors = [(k.dtype, *(n.bit_length() for n in k.shape), k.stride is None) for k in _looks(text)]
     others = [v for v in _leaves(json.loads(text)) if isinstance(v, (bool, int)) and -8 < v < 8]
     return (*tensors, *others)
@@ -188,14 +188,14 @@ def oddness(text: str) -> int:
 
 
 def write_calls(found: Iterable[tuple[str, str, list[str]]], file: Path = FILE) -> None:
-    """Put these rows in the place of all that are under "aten", a line each."""
+    """Replace all rows under "aten" by these, one per line."""
     data = json.loads(file.read_text(encoding="utf-8"))
     data["aten"] = [[op, *json.loads(text), models] for op, text, models in found]
     file.write_text(_page(data), encoding="utf-8")
 
 
 def _page(data: dict[str, Any]) -> str:
-    """JSON with a row a line."""
+    """JSON with one row per line."""
     parts = []
     for name, value in data.items():
         if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""What is checked: an op through dispatch, or one impl of it."""
+"""The subject of a check: an op through dispatch, or one impl of it."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ class Subject:
 
     spec: Spec
     impl: OpImpl | None
-    own: bool  # of the vendor itself
-    direct: bool = False  # called as a function, past dispatch
+    own: bool  # an impl of the vendor
+    direct: bool = False  # called as a function, without dispatch
 
     @property
     def id(self) -> str:
@@ -78,7 +78,7 @@ class Subject:
         return Fit.of(self.spec, self.impl)
 
     def call(self, sample: Sample) -> Called:
-        """Call it, without fallback. Raises Declined if no impl accepts the sample, Crashed if one fails."""
+        """Call the subject without fallback. Raises Declined if no impl accepts the sample, Crashed if one fails."""
         if self.impl is None:
             return self._walk(sample)
         refusal = self._refusal(sample)
@@ -129,7 +129,7 @@ class Subject:
         raise before[0] if before else Declined(self.id, "dispatch", "there is no impl")
 
     def scope(self) -> AbstractContextManager[Any]:
-        """The policy under which this subject is what runs first, forward and backward."""
+        """The policy under which dispatch tries this subject's impl first, forward and backward."""
         if self.impl is None or self.direct:
             return nullcontext()
         keys = [self.spec.key, *([self.spec.gradient.backward.key] if self.spec.grad else [])]
@@ -150,7 +150,7 @@ def candidates(spec: Spec, sample: Sample) -> list[Verdict]:
 
 
 def strictly(spec: Spec, impl: OpImpl, sample: Sample) -> tuple[Any, OpImpl, tuple[Declined, ...], tuple[str, ...]]:
-    """One impl, by its id, and no other if it fails: the fields of `Called`."""
+    """Call one impl, without fallback; returns the fields of `Called`."""
     with policy(per_op={spec.key: f"impl:{impl.impl_id}"}, strict=True):
         forget_fallbacks()
         made = _guarded(impl.impl_id, lambda: specs.functions[spec.key](*sample.args, **sample.kwargs))
@@ -163,7 +163,7 @@ def _guarded(impl_id: str, call: Callable[[], Any]) -> Any:
             return call()
     except Declined:
         raise
-    except NoImplementation as error:  # of a composition: one of its parts
+    except NoImplementation as error:  # a part of a composition has no impl
         raise Declined(impl_id, "parts", str(error).splitlines()[0]) from error
     except NotImplementedError as error:  # NotSupported is one
         raise Declined(impl_id, "declined", str(error) if isinstance(error, OpmuxError) else words(error)) from error
@@ -175,7 +175,7 @@ def _guarded(impl_id: str, call: Callable[[], Any]) -> Any:
 
 
 def subjects(spec: Spec, place: Place) -> Iterator[Subject]:
-    """Dispatch, and each impl of the vendor's; of functions that are called directly, our default kernel too."""
+    """Dispatch and each impl of the vendor; for direct calls, the vendor's impls and our default kernel."""
     if not place.direct:
         yield Subject(spec, None, False)
         for impl in own_impls(spec, place):
@@ -190,10 +190,10 @@ def subjects(spec: Spec, place: Place) -> Iterator[Subject]:
 
 
 def own_impls(spec: Spec, place: Place) -> list[OpImpl]:
-    """The vendor's impls of an op, without those of a composition that are made from its parts."""
+    """The vendor's impls of an op; those that a composition makes from its parts are left out."""
     mine = place.package.name
     found = [i for i in get_default_manager().registry.impls(spec.key) if i.of_vendor(mine)]
-    if place.direct:  # the machine registers what its own devices have
+    if place.direct:  # the registry holds only the impls for this machine's devices
         found += [i for i in exported(place.package) if i.op_name == spec.key]
     return list({i.impl_id: i for i in found}.values())
 
@@ -206,14 +206,14 @@ def rows_of(place: Place) -> dict[str, AtenRow]:
 
 
 def extras_of(place: Place) -> dict[str, Any]:
-    """What the vendor exports that is no op."""
+    """The vendor's exports that are not ops."""
     if not place.direct:
         return HERE.ops(place.device.type).extras
     return {name: value for ops in _read(place.package) for name, value in ops.extras.items()}
 
 
 def exported(package: Package) -> list[OpImpl]:
-    """What a vendor's folders export for any of its chips."""
+    """The impls that a vendor's folders export, for any of its chips."""
     return list({(i.op_name, i.impl_id): i for ops in _read(package) for i in ops.impls}.values())
 
 

@@ -1,8 +1,8 @@
 """How far a result may be from the truth: about twice as far as torch's own result in the same dtype.
 
-The truth is computed in float64. An error is measured against the number itself and the size of the whole result:
-|got - truth| / (|truth| + rms(truth)). The largest such error of torch's result is the yardstick; ours may be twice it,
-one rounding to the result's dtype, and what a sum of so many terms costs in the dtype that is computed in.
+The truth is computed in float64. An error is relative to the number and to the size of the whole result:
+|got - truth| / (|truth| + rms(truth)). Our largest error may be twice torch's, plus one rounding to the result's dtype,
+plus the expected error of a sum of that many terms in the compute dtype.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from ...core.spec import Tol
 from .compare import numbers
 
 TIMES = 2.0
-FEW = 64  # results so few may cancel by chance, or torch's be right by chance: sums are then measured by their terms
-MANY = 64  # a sum of more terms may cancel: it is measured by at least this part of a term
-ROUNDINGS = 8.0  # of the dtype that is computed in
-LEAST = 1e-12  # of float64, whose truth is no more than torch's own: another algorithm differs by some roundings
-FP8_STEPS = {torch.float8_e4m3fn: 2.0**-3, torch.float8_e5m2: 2.0**-2}  # from one number to the next, at most
-FP8_RARE = 1e-4  # the share of numbers that may be rounded to the other side
+FEW = 64  # with so few results, their rms may be small by chance: the scale is then at least that of the terms
+MANY = 64  # a sum of more terms may cancel: the scale is then at least this part of a term
+ROUNDINGS = 8.0  # allowed roundings, in the compute dtype
+LEAST = 1e-12  # of float64, for which torch's own result is the truth: another algorithm rounds differently
+FP8_STEPS = {torch.float8_e4m3fn: 2.0**-3, torch.float8_e5m2: 2.0**-2}  # the largest relative step to the next number
+FP8_RARE = 1e-4  # the share of results that may be rounded to the other neighbour
 
 
 def far_off(name: str, got: Tensor, theirs: Tensor | None, truth: Tensor, terms: float, size: float) -> str | None:
-    """The first number of a float result that is too far from the truth, in words.
+    """Describe the first number of a float result that is too far from the truth; None if there is none.
 
-    `theirs` is torch's result, None where there is none; `terms` is how many arguments' elements a result has on
-    average, `size` their root mean square.
+    `theirs` is torch's result or None. `terms` is the number of argument elements that a result depends on, on average,
+    and `size` is their root mean square.
     """
     if got.shape != truth.shape:
         return f"{name} has shape {tuple(got.shape)}, expected {tuple(truth.shape)}"
     if not got.numel():
         return None
     want = truth.double()
-    rounded = want.to(got.dtype).double()  # infinite where the dtype ends: not an error
+    rounded = want.to(got.dtype).double()  # infinite beyond the range of the dtype, which is no error
     whole = torch.where(rounded.isfinite(), want, 0.0)
     rms = whole.square().mean().sqrt()
     if got.numel() <= FEW:
@@ -46,7 +46,7 @@ def far_off(name: str, got: Tensor, theirs: Tensor | None, truth: Tensor, terms:
     off = _relative(got, want, rounded, scale)
     allowed = _limit(got.dtype, terms)
     if theirs is not None and theirs.dtype.is_floating_point and theirs.shape == want.shape:
-        # where torch's is infinite or NaN and the truth is not, it is no yardstick
+        # ignore torch's result where it is infinite or NaN and the truth is not
         yard = _relative(theirs, want, rounded, scale).nan_to_num(nan=0.0, posinf=0.0)
         allowed += TIMES * yard.max().item()
     wrong = ~(off <= allowed)  # NaN is wrong
@@ -75,14 +75,14 @@ def _limit(dtype: torch.dtype, terms: float) -> float:
 
 
 def differs(name: str, got: Tensor, want: Tensor, tol: Tol) -> str | None:
-    """The first difference from a result in the same dtype, within a tolerance of the op's spec."""
+    """Describe the first difference from a result in the same dtype that exceeds the tolerance; None if none does."""
     if (got.shape, got.dtype) != (want.shape, want.dtype):
         return f"{name} is {got.dtype} {tuple(got.shape)}, expected {want.dtype} {tuple(want.shape)}"
     return None if torch.equal(got, want) else numbers(name, got, want, tol)
 
 
 def fp8_differs(name: str, got: Tensor, want: Tensor, dtype: torch.dtype) -> str | None:
-    """The first difference of bytes that are float8: a number near the middle of two may be rounded to either."""
+    """Describe the first difference of float8 bytes: a number near the middle of two may be rounded to either."""
     a, b = (t.view(dtype).float() for t in (got, want))
     step = torch.clamp(b.abs() * FP8_STEPS[dtype], min=torch.finfo(dtype).smallest_normal * FP8_STEPS[dtype])
     off = (a != b) & ~(a.isnan() & b.isnan())

@@ -1,1 +1,1 @@
-"""What the commands share that check and time ops: processes, clocks, records, pages."""
+"""Shared by the commands that check and time ops: processes, clocks, records, pages."""

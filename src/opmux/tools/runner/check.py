@@ -1,4 +1,4 @@
-"""What a check of a kernel may end in: a wrong result, a lost device, an error in words."""
+"""The outcomes of a kernel's check: a wrong result, a lost device, an error message."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import Any
 
 from ...core.errors import OpmuxError
 
-# Words of errors after which every call of the process fails.
+# Parts of the messages of errors after which every call of the process fails.
 BROKEN = ("CUDA error", "AcceleratorError", "HIP error", "device-side assert")
 
 
 class Wrong(Exception):
-    """What an impl does and must not do, in words; `error` is the largest difference, None if there is no number."""
+    """An impl is wrong, and the message says how. `error` is the largest difference; None if there is no number."""
 
     def __init__(self, words: str, error: float | None = None):
         super().__init__(words)

@@ -1,4 +1,4 @@
-"""Clocks: of calls on their device, of single calls with a cold cache, of the host."""
+"""Clocks for calls on a device, for single calls with a cold cache, and for host time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Call = Callable[[], Any]
 Device = torch.device | str
 
 WARMUP_MS, REPEAT_MS = 10, 50
-CALLS, CYCLES = 7, 2_000_000  # about 1 ms of the device, to queue the calls in; more if that takes longer
+CALLS, CYCLES = 7, 2_000_000  # the device sleeps about 1 ms while the calls are queued; longer if queueing takes longer
 MOST_CYCLES = 64 * CYCLES
 CLEARED = 128 << 20  # bytes; caches are smaller
 
@@ -45,7 +45,7 @@ def call_ms(fn: Call, device: torch.device) -> float:
 
 
 def median_ms(fn: Call) -> float:
-    """The same by Triton's clock, which clears the cache before each call."""
+    """The median time of a call by Triton's clock, which clears the cache before each call."""
     from triton.testing import do_bench
 
     timed: Any = do_bench(fn, warmup=WARMUP_MS, rep=REPEAT_MS, return_mode="median")
@@ -59,7 +59,7 @@ def host_us(
     repeats: int = 9,
     of: Callable[[Sequence[float]], float] = statistics.median,
 ) -> float:
-    """The host's time for one call, launches included, with the device left to itself."""
+    """The host's time for one call, launches included, without waiting for the device."""
     for _ in range(loops):
         fn()
     taken = []
@@ -76,7 +76,7 @@ def host_us(
 class Clock:
     """Times single calls on one device type, with a cold cache.
 
-    All calls are queued before the first one runs, so that the host does not show.
+    All calls are queued before the first one runs, so that host time is not measured.
     """
 
     def __init__(self, device: str):
@@ -87,7 +87,7 @@ class Clock:
         call()
         call()
         wait(self.device)
-        if self._clear is None:  # no events, or no cache that matters
+        if self._clear is None:  # no events, or no cache that affects times
             return statistics.median(_elapsed(call, self.device) for _ in range(CALLS)) * 1e6
         cycles = CYCLES
         while True:
@@ -103,11 +103,11 @@ class Clock:
                 end.record()
             queued = (time.perf_counter() - began) * 1e3
             wait(self.device)
-            slept = before.elapsed_time(events[0])  # and the first clearing, which is much shorter
+            slept = before.elapsed_time(events[0])  # includes the first clearing, which is much shorter
             if queued < slept or cycles >= MOST_CYCLES:
                 return statistics.median(start.elapsed_time(end) for start, end in pairs) * 1e3
             cycles *= 4
 
     def host_us(self, call: Call) -> float:
-        """The host's time; of the CPU it is part of the other."""
+        """The host's time; 0 on a CPU, where it is part of the call's time."""
         return 0.0 if self.device == "cpu" else host_us(call, self.device, 40, 5, min)

@@ -22,7 +22,7 @@ def document(
     title: str, where: str, headline: str, about: str, body: str, facts: Mapping[str, Any], notes: Iterable[Any],
     style: str, script: str,
 ) -> str:  # fmt: skip
-    """A page; `body`, `style` and `script` are written as they are, all else is text."""
+    """A page. `body`, `style` and `script` are inserted unchanged, all other text is escaped."""
     listed = "".join(f"<dt>{text(k)}</dt><dd>{text(v)}</dd>" for k, v in facts.items() if v not in (None, []))
     said = "".join(f"<li>{text(n)}</li>" for n in notes)
     return f"""<!doctype html>

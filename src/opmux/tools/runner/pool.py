@@ -1,7 +1,7 @@
-"""Many tasks in several processes. One that dies or hangs loses its current task, and another replaces it.
+"""Runs tasks in several processes. If a process dies or hangs, its current task is lost, and another one replaces it.
 
-Processes are forked, as loading everything takes as long as checking it, and take tasks as they become free. A CUDA
-context does not survive a fork: for a device they are started afresh, and each makes the list of tasks again.
+Processes are forked, because importing everything takes as long as the checks; each takes the next task when it is
+free. A CUDA context does not survive a fork: for a GPU, new processes are started, and each builds the task list again.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ from ...cpp import background
 Task = Callable[[], Any]
 Tasks = Callable[[], AbstractContextManager[Sequence[Task]]]
 
-PATIENCE = 300.0  # seconds that a task may take in a process: a kernel may hang
+PATIENCE = 300.0  # the most seconds for a task: a kernel may hang
 
 
 class Lost:
-    """The outcome of a task that could not be finished, in words."""
+    """The outcome of a task that could not be finished; `why` is the reason."""
 
     def __init__(self, why: str):
         self.why = why
 
 
 def cores() -> int:
-    """How many workers are worth having."""
-    if not hasattr(os, "fork") or sys.platform == "darwin":  # its system libraries do not stand being forked
+    """The useful number of workers."""
+    if not hasattr(os, "fork") or sys.platform == "darwin":  # macOS: system libraries fail after a fork
         return 1
     return background.usable_cores()
 
 
 def attempt(task: Task) -> Any:
-    """What a task returns; any exception loses only this task."""
+    """The result of a task. An exception loses only this task."""
     try:
         return task()
     except Exception as error:
@@ -59,7 +59,7 @@ def attempt(task: Task) -> Any:
 
 @dataclass
 class Member:
-    """A process, the numbers of the tasks that it is to do, and the one that it is at."""
+    """A process, the numbers of the tasks that it takes, and the task that it is running."""
 
     process: Any
     queue: deque[int]  # several members may share one
@@ -72,11 +72,11 @@ class Workers:
     """Processes over a list of tasks. They start immediately; `results` yields the outcomes."""
 
     def __init__(self, tasks: Sequence[Task], workers: int, until: float = math.inf):
-        """Fork the workers; one alone is this process. No task starts after `until`, of the monotonic clock."""
+        """Fork the workers; with one, this process does the tasks. No task starts after `until` (monotonic clock)."""
         self._here, self._until = tasks, until
         self._members: dict[Connection, Member] = {}
         if workers > 1:
-            importlib.import_module("torch._dynamo")  # fake tensors need it: seconds, once instead of per worker
+            importlib.import_module("torch._dynamo")  # fake tensors need it: import it once, not in each worker
             queue = deque(range(len(tasks)))
             self._start("fork", partial(_on_one_core, tasks), [queue] * min(workers, len(tasks)))
 
@@ -89,7 +89,7 @@ class Workers:
         ends: Callable[[Any], bool],
         patience: float | None = None,
     ) -> Workers:
-        """New processes, one for each queue of numbers; after an outcome that `ends` one, another does the rest."""
+        """Start a process per queue of task numbers. After an outcome for which `ends` is true, another continues."""
         made = cls((), 1, until)
         made._start("spawn", tasks, [deque(q) for q in queues if q], ends, patience)
         return made
@@ -121,7 +121,7 @@ class Workers:
                     assert isinstance(heard, Connection)
                     yield from self._hear(heard, started)
                 for late in [m for m in self._members.values() if self._is_late(m)]:
-                    late.process.kill()  # its pipe ends, and that is heard
+                    late.process.kill()  # closes its pipe, which `_hear` notices
         finally:
             for member in self._members.values():
                 member.process.kill()
@@ -141,7 +141,7 @@ class Workers:
         if member.queue and time.monotonic() < self._until and not (said and self._ends(said[0])):
             member.at, member.since = member.queue.popleft(), time.monotonic()
             started(member.at)
-        with contextlib.suppress(OSError):  # it died: its pipe ends, and that is heard
+        with contextlib.suppress(OSError):  # if it died, the closed pipe is noticed at the next wait
             pipe.send(member.at)
         if said:
             yield done or 0, said[0]
@@ -163,17 +163,17 @@ class Workers:
         inherited = [*self._members, ours] if self._context.get_start_method() == "fork" else []
         process = self._context.Process(target=_work, args=(self._tasks, theirs, inherited), daemon=True)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of threads: none holds a lock that a task takes
+            warnings.simplefilter("ignore", DeprecationWarning)  # forking with threads: none holds a lock of a task
             process.start()
         theirs.close()
         self._members[ours] = Member(process, queue)
 
 
 def _work(tasks: Tasks, pipe: Connection, inherited: Sequence[Connection]) -> None:
-    """A process: says that it is ready, then does the tasks whose numbers it is sent, until None."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to answer
+    """The main function of a process: reports that it is ready, then runs the tasks whose numbers it gets."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     for end in inherited:
-        end.close()  # else the pipes would not end with the parent
+        end.close()  # else the pipes would stay open after the parent's end
     with tasks() as found:
         pipe.send(None)
         while (at := pipe.recv()) is not None:

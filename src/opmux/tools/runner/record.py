@@ -1,4 +1,4 @@
-"""A run as data: what it was made with, and the one JSON object that it is kept as."""
+"""The record of a run: versions and facts, and the JSON object that it is stored as."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .. import doctor
 
 @dataclass
 class RunRecord:
-    """The facts of a run; each command adds what it found."""
+    """The facts of a run; each command adds its results."""
 
     schema: ClassVar[int] = 1
 
@@ -31,7 +31,7 @@ class RunRecord:
         return json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False)
 
     def totals(self) -> dict[str, Any]:
-        """What the file says beside the fields."""
+        """Entries of the file besides the fields."""
         return {}
 
 

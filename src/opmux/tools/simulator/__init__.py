@@ -1,19 +1,19 @@
-"""A make-believe accelerator under any device name, to try a vendor's backend where its chip is not.
+"""A simulated accelerator under any device name, to try a vendor's backend without its chip.
 
-`simulate("npu")` makes devices npu:0 and npu:1 of this process's own memory, through torch's door for chips it does not
-know (PrivateUse1): tensors with real storages, strides and views, a current device, streams, events, generators,
-autocast, `torch.npu`, `torch.accelerator`. An op that has no kernel there runs the CPU's kernel on the device's memory,
-and is counted: `fallbacks()` is the list of what a backend does not cover. A kernel that is registered for PrivateUse1
-comes before that, and Triton's kernels run in its interpreter.
+`simulate("npu")` creates devices npu:0 and npu:1 in this process's own memory, through PrivateUse1, torch's dispatch
+key for other vendors: tensors with real storages, strides and views, a current device, streams, events, generators,
+autocast, `torch.npu`, `torch.accelerator`. An op without a kernel for the device runs the CPU's kernel on the device's
+memory, and is counted: `fallbacks()` lists what a backend does not cover. A kernel that is registered for PrivateUse1
+takes precedence, and Triton's kernels run in its interpreter.
 
-What it shows: that dispatch, registration, vendor packages and models work under that device's name, and are right; and
-mistakes that the CPU hides: tensors of two devices in one op, a generator of the wrong one, results never written, as
-fresh memory is all ones: NaN. What it does not show: speed, races, the order of streams, what a chip lacks (dtypes,
-memory), what its compiler refuses. There are no sparse or quantized tensors, no inductor, no collectives, and no second
-owner of a name that torch has: vendors whose device is called `cuda` need their chip.
+It shows whether dispatch, registration, vendor packages and models work under that device's name, with right results.
+It also detects mistakes that the CPU hides: tensors of two devices in one op, a generator of the wrong device, results
+that are never written (all bits of fresh memory are 1: NaN). It does not show speed, races, the order of streams, what
+a chip lacks (dtypes, memory), or what its compiler refuses. There are no sparse or quantized tensors, no inductor and
+no collectives. A device type that torch itself has cannot be simulated: vendors whose device is `cuda` need their chip.
 
-It lasts as long as the process, has one name in it, and must come before the first `backward()` and before triton is
-imported. Compiling it takes about 20 s, once.
+The simulation lasts as long as the process, has one device type, and must start before the first `backward()` and
+before triton is imported. Compiling it takes about 20 s, once.
 """
 
 from __future__ import annotations
@@ -77,17 +77,17 @@ def sources() -> list[Path]:
 
 
 def fallbacks() -> dict[str, int]:
-    """How often which op ran the CPU's kernel for want of one of the device: {"aten::mm.out": 3}, most first.
+    """How often each op ran the CPU's kernel because the device has none: {"aten::mm.out": 3}, most first.
 
-    Many of ATen's ops (`structured` ones) are made by torch of their `out=` form where a device has only that: then it
-    is that form which is counted, and a kernel for the plain form covers it.
+    For `structured` ops of ATen, torch calls the `out=` overload if the device has no kernel for the functional one:
+    then the `out=` overload is counted, and a kernel for the functional overload covers it.
     """
     found = torch.ops.opmux_simulator.fallbacks() if _now else {}
     return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
 
 
 def forget_fallbacks() -> None:
-    """Count from 0 again."""
+    """Reset the counts to 0."""
     if _now:
         torch.ops.opmux_simulator.forget_fallbacks()
 
@@ -102,7 +102,7 @@ def run(
     limit: float = 300.0,
     start: Callable[..., subprocess.CompletedProcess[str]] | None = None,
 ) -> Any:
-    """Run a program in a new process with that device, or without; returns its last line of output, parsed as JSON.
+    """Run a program in a new process, on this simulated device if given; returns its last line, parsed as JSON.
 
     Raises RuntimeError with the program's stderr if it fails or takes more than `limit` seconds. `start(command, env=,
     timeout=)` starts the process instead of `subprocess.run`, and returns what that returns.
@@ -162,7 +162,7 @@ def _check(device: str, count: int) -> None:
 def _bring(device: str, arch: str | None, name: str, count: int) -> None:
     from . import device as module
 
-    graphs = _get_sequence_nr()  # how many nodes of autograd this thread has made
+    graphs = _get_sequence_nr()  # the number of autograd nodes that this thread has made
     torch.utils.rename_privateuse1_backend(device)
     build.load("simulator", sources(), flags=FLAGS)
     torch.ops.opmux_simulator.set_count(count)
@@ -174,7 +174,7 @@ def _bring(device: str, arch: str | None, name: str, count: int) -> None:
 
 
 def _try_backward(device: str) -> None:
-    """Autograd makes its queues, one for each device, at the first backward of the process: too late afterwards."""
+    """Raise if a backward ran before: autograd creates its queues, one per device, at a process's first backward."""
     try:
         torch.ones(1, device=device, requires_grad=True).sum().backward()
     except RuntimeError as error:

@@ -1,4 +1,4 @@
-// Autocast on the device: torch's own lists of ops, each policy once, for any op as it comes.
+// Autocast on the device: torch's own lists of ops; one boxed kernel per policy serves all ops of its list.
 #pragma once
 
 #include <ATen/autocast_mode.h>
@@ -16,7 +16,7 @@ constexpr std::array SINGLE_RESULT{AT_FORALL_FP32_SET_OPT_DTYPE(NAME)};
 constexpr std::array WIDEST{AT_FORALL_PROMOTE(NAME)};
 #undef NAME
 
-template <class Change>  // of each tensor among the arguments
+template <class Change>  // is applied to each tensor among the arguments
 void change_tensors(const OperatorHandle& op, Stack& stack, Change change) {
   for (auto i = stack.size() - op.schema().arguments().size(); i < stack.size(); ++i) {
     if (stack[i].isTensor()) {

@@ -40,7 +40,7 @@ inline DeviceIndex or_current(DeviceIndex index) { return index < 0 ? current : 
 
 // ---- memory ---------------------------------------------------------------------------------------------------------
 
-// Host memory that is counted as a device's. Fresh bytes are all ones: NaN, or -1, where a kernel forgets to write.
+// Host memory that is counted as a device's. All bits of fresh memory are 1: NaN or -1 if a kernel does not write it.
 class Memory final : public c10::DeviceAllocator {
  public:
   using Stats = c10::CachingDeviceAllocator::DeviceStats;
@@ -86,7 +86,7 @@ class Memory final : public c10::DeviceAllocator {
     size_t bytes;
     DeviceIndex device;
   };
-  static constexpr size_t TOTAL = size_t{16} << 30;  // what a device claims to have; nothing is refused
+  static constexpr size_t TOTAL = size_t{16} << 30;  // what a device reports; no allocation is refused
 
   static void release(void* given);
 
@@ -126,7 +126,7 @@ inline void Memory::release(void* given) {
   delete block;
 }
 
-// Pinned memory is host memory of which it is remembered that it was asked for as such.
+// Pinned memory is host memory whose addresses are remembered.
 class PinnedMemory final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {
@@ -171,7 +171,7 @@ inline c10::Storage new_storage(size_t bytes) {
       c10::StorageImpl::use_byte_size_t(), bytes, memory().allocate(bytes), &memory(), /*resizable=*/true);
 }
 
-// Give a storage other memory of its device, with these first bytes.
+// Replace a storage's memory by new memory of its device, which begins with these bytes.
 inline void replace_memory(c10::StorageImpl& storage, const void* from, size_t given, size_t bytes) {
   c10::DeviceGuard there(storage.device());
   auto fresh = memory().allocate(bytes);
@@ -249,8 +249,8 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
 
 // ---- random numbers -------------------------------------------------------------------------------------------------
 
-// A generator of a device is one of the CPU's under another name; so a seed gives the numbers that it gives on the CPU.
-// Its offset is for kernels that number their random bits themselves; nothing here reads it.
+// A device's generator contains a CPU generator, so that a seed gives the same numbers as on the CPU.
+// Its offset is for kernels with counter-based random numbers; nothing here reads it.
 struct Generator final : c10::GeneratorImpl {
   explicit Generator(DeviceIndex index, at::Generator host = at::detail::createCPUGenerator())
       : GeneratorImpl({DEVICE, index}, DispatchKeySet(DispatchKey::PrivateUse1)), host(std::move(host)) {}
@@ -315,7 +315,7 @@ inline at::Generator host_of(const at::Generator& generator) {
   return ours->host;
 }
 
-// While it lives, the CPU's own generator draws what the device's would: for ops that take no generator.
+// While it exists, the CPU's default generator draws the device's numbers: for ops that take no generator.
 class Lent {
  public:
   explicit Lent(DeviceIndex index) : ours_(host_of(default_generator(index))), kept_(cpu_.get_state()) {

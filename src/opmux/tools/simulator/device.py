@@ -23,7 +23,7 @@ reset_accumulated_memory_stats = torch.accelerator.reset_accumulated_memory_stat
 
 @dataclass(frozen=True)
 class Properties:
-    """A device in figures."""
+    """The properties of a device."""
 
     name: str
     arch: str | None
@@ -60,7 +60,7 @@ def is_initialized() -> bool:
 
 
 def init() -> None:
-    """Nothing is left to do."""
+    """A no-op: the device is ready."""
 
 
 # Names that torch uses: to initialize a device on first use and, in checkpoint(), to save its generator's state.
@@ -68,7 +68,7 @@ _lazy_init, _initialized = init, True
 
 
 def _is_in_bad_fork() -> bool:
-    return False  # host memory is as good in a child
+    return False  # host memory works in a forked child too
 
 
 def device_count() -> int:
@@ -80,7 +80,7 @@ def set_device(place: Place) -> None:
 
 
 class device:
-    """`with torch.npu.device(1):` makes it the current one."""
+    """`with torch.npu.device(1):` makes npu:1 the current device."""
 
     def __init__(self, place: Place):
         self.index = index_of(place)
@@ -94,7 +94,7 @@ class device:
 
 
 class device_of(device):
-    """The same for the device of a tensor; a no-op if it is on another type of device."""
+    """`with torch.npu.device_of(t):` does so for a tensor's device; a no-op for other types of devices."""
 
     def __init__(self, tensor: torch.Tensor):
         super().__init__(tensor.device if tensor.device.type == type_name else None)
@@ -127,7 +127,7 @@ def is_bf16_supported() -> bool:
 
 
 class Stream(torch.Stream):
-    """A stream; its number is what kernels are launched with, under `<device>_stream` too."""
+    """A stream. Kernels are launched with its number, which is also its attribute `<device>_stream`."""
 
     def __new__(cls, device: Place = None, priority: int = 0, **number: int) -> Stream:
         if number:
@@ -142,7 +142,7 @@ class Stream(torch.Stream):
 
 def Event(enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> torch.Event:
     """An event; with `enable_timing`, elapsed time is measured by the host's clock."""
-    # No subclass: `elapsed_time` takes torch.Event alone.
+    # Not a subclass: `elapsed_time` only accepts torch.Event itself.
     return torch.Event(
         torch.device(type_name), enable_timing=enable_timing, blocking=blocking, interprocess=interprocess
     )
@@ -166,7 +166,7 @@ def set_stream(stream: torch.Stream) -> None:
 
 
 def stream(stream: torch.Stream) -> torch.Stream:
-    """`with torch.npu.stream(s):` makes it the current one."""
+    """`with torch.npu.stream(s):` makes it the current stream."""
     return stream
 
 

@@ -1,5 +1,5 @@
-// A call that runs as the CPU's kernel on the device's own memory: each tensor is given to it as a CPU tensor over the
-// same bytes, so views stay views, writes need no way back, and only results are carried over.
+// A call that runs the CPU's kernel on the device's memory: each tensor is passed as a CPU tensor over the same bytes,
+// so views stay views, writes need no copy back, and only results are converted.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -87,7 +87,7 @@ class HostCall {
     return given;
   }
 
-  // Carry over what the kernel did to its arguments beyond their bytes: other sizes, other memory.
+  // Apply to the device's tensors what the kernel changed besides their bytes: sizes, storages.
   void finish() {
     for (auto& [ours, its] : storages_) {
       if (ours.data() != its.data() || ours.nbytes() != its.nbytes()) {
@@ -148,7 +148,7 @@ class HostCall {
       }
     }
     c10::DeviceGuard there(c10::Device(DEVICE, index_));
-    const bool real = result.data() != nullptr;  // tensors that are known to be all zeros have no memory
+    const bool real = result.data() != nullptr;  // a zero tensor has no memory
     auto made = new_storage(real ? result.nbytes() : 0);
     if (real) {
       std::memcpy(made.mutable_data(), result.data(), result.nbytes());
@@ -157,7 +157,7 @@ class HostCall {
     return made;
   }
 
-  // A tensor on this storage that looks like another.
+  // A tensor on this storage with the sizes, strides and flags of another.
   static at::Tensor over(c10::Storage storage, DispatchKey key, const at::Tensor& like) {
     DispatchKeySet keys(key);
     if (like._is_zerotensor()) {
@@ -171,12 +171,12 @@ class HostCall {
   }
 
   DeviceIndex index_;  // where results go
-  // The device's beside the host's.
+  // Pairs of a tensor or a storage of the device and that of the host.
   std::vector<std::pair<at::Tensor, at::Tensor>> tensors_;
   std::vector<std::pair<c10::Storage, c10::Storage>> storages_;
 };
 
-// Where a call runs: on the device of its tensors, which must be one, else on the device it names.
+// The device of a call: that of its tensors, which must agree; else the one that it names.
 class Place {
  public:
   Place(const OperatorHandle& op, c10::ArrayRef<IValue> arguments) : name_(op.schema().operator_name()) {
@@ -190,7 +190,7 @@ class Place {
     }
   }
 
-  // Whether a generator alone brought the call here.
+  // Whether only a generator dispatched the call to this device.
   bool elsewhere() const { return !found_ && others_ && generator_; }
   DeviceIndex index() const { return found_ ? found_->index() : named_ ? or_current(named_->index()) : current; }
 
@@ -215,7 +215,7 @@ class Place {
   void see(const at::Tensor& tensor) {
     others_ = others_ || (tensor.defined() && tensor.device().type() != DEVICE);
     if (!tensor.defined() || (tensor.is_cpu() && tensor.dim() == 0)) {
-      return;  // a number on the CPU goes anywhere
+      return;  // a number on the CPU may be used on any device
     }
     if (tensor.device().type() == DEVICE && !found_) {
       found_ = tensor.device();
@@ -224,7 +224,7 @@ class Place {
       mixed_ = tensor.device();
     }
   }
-  // Ops that on real devices, too, take some of their tensors from elsewhere; of others than ATen's nothing is known.
+  // Ops that also take tensors of several devices on real devices. Ops outside ATen are not checked.
   bool takes_others() const {
     constexpr std::array starts{"aten::index", "aten::_index_put", "aten::_unsafe_index", "aten::_unsafe_masked_index",
                                 "aten::_foreach_", "aten::_fused_", "aten::_amp_", "aten::set_"};
@@ -237,7 +237,7 @@ class Place {
   bool others_ = false, generator_ = false;
 };
 
-// Put the device's generator where a call could have named one; false where the op takes none.
+// Pass the device's generator to a call that names none; false if the op takes none.
 inline bool give_generator(
     const c10::FunctionSchema& schema, c10::ArrayRef<IValue> given, Stack& stack, DeviceIndex index) {
   bool takes = false;

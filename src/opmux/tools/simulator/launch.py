@@ -14,13 +14,13 @@ VARIABLE = "TRITON_INTERPRET"
 
 
 def compiles() -> bool:
-    """Whether triton is imported already, and made to compile kernels."""
+    """Whether triton was imported in the mode that compiles kernels."""
     if "triton" not in sys.modules:
         return False
     import triton
     import triton.language as tl
 
-    # It decides at import: this function of its own was made then.
+    # Triton chooses the mode when it is imported; its own tl.sum was created in that mode.
     return isinstance(tl.sum, triton.runtime.JITFunction)
 
 
@@ -40,7 +40,7 @@ def on(device: str) -> None:
     copy_in, copy_out = executor._init_args_hst, executor._restore_args_dev
 
     def take(self: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """Elsewhere the interpreter copies whole storages to the CPU and back; here their addresses are the host's."""
+        """Pass tensors as they are in host memory; the interpreter would copy storages to the CPU and back."""
         places = [_kind(t) for t in _tensors((*args, *kwargs.values()))]
         if device not in places:
             return copy_in(self, args, kwargs)
@@ -67,7 +67,7 @@ def _tensors(args: Any) -> Iterator[Any]:
 
 
 def _kind(tensor: Any) -> str:
-    return getattr(tensor, "base", tensor).device.type  # a tensor, or one that is read as another dtype
+    return getattr(tensor, "base", tensor).device.type  # `base`: of a tensor that is reinterpreted as another dtype
 
 
 def _repair_small_types() -> None:

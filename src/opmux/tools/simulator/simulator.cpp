@@ -1,4 +1,4 @@
-// An accelerator made of host memory, for torch's PrivateUse1. What it is for is said in __init__.py.
+// An accelerator made of host memory, for torch's PrivateUse1. See __init__.py.
 
 #include <array>
 #include <map>
@@ -27,7 +27,7 @@ void fallback(const OperatorHandle& op, Stack* stack) {
   on_host(op, stack);
 }
 
-// Convolutions of devices that torch does not know are ops of their own; the CPU has the general ones, which stand in.
+// For devices that it does not know, torch calls separate convolution ops; the CPU's general ones compute them.
 void convolution(const OperatorHandle& op, Stack* stack) {
   static const auto general = c10::Dispatcher::singleton().findSchemaOrThrow("aten::convolution", "");
   count_fallback(op);
@@ -42,7 +42,7 @@ void convolution_backward(const OperatorHandle& op, Stack* stack) {
   const bool transposed = first[6].toBool();
   const auto groups = first[8].toInt();
   const auto channels = transposed ? weight.size(1) * groups : weight.size(0);
-  stack->insert(first + 3, c10::List<int64_t>({channels}));  // the bias's size, which the general op asks for
+  stack->insert(first + 3, c10::List<int64_t>({channels}));  // the bias's size, which the general op needs
   on_host(general, stack);
 }
 
@@ -81,7 +81,7 @@ at::Tensor copy_from_and_resize(const at::Tensor& from, const at::Tensor& to) {
   return to;
 }
 
-// What any device has before its first kernel: these are no fallbacks.
+// What every device needs before its first kernel; these calls do not count as fallbacks.
 constexpr std::array BASIC{"view", "as_strided", "_reshape_alias", "unfold", "view_as_real", "view_as_complex",
                            "resize_", "set_", "set_.source_Storage", "set_.source_Storage_storage_offset",
                            "set_.source_Tensor", "_local_scalar_dense"};
@@ -118,7 +118,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   implement<&on_host>(m, BASIC);
 }
 
-// To resolve a negated or conjugated view torch copies it: a copy must take it as it is, or it never ends.
+// torch resolves a negated or conjugated view by a copy: the copy must accept such a view, or it would never end.
 TORCH_LIBRARY_IMPL(aten, Negative, m) { m.impl("_copy_from", torch::CppFunction::makeFallthrough()); }
 TORCH_LIBRARY_IMPL(aten, Conjugate, m) { m.impl("_copy_from", torch::CppFunction::makeFallthrough()); }
 

@@ -1,1 +1,1 @@
-"""`opmux tune --aten`: torch's kernels against ours, overload by overload, for `opmux.enable()` to decide by."""
+"""`opmux tune --aten`: times torch's kernels and ours for each overload, for `opmux.enable()` to choose by."""

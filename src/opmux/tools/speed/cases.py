@@ -1,8 +1,8 @@
 """Arguments for torch's overloads at a given size: from programs, else from the schema.
 
-The calls of overloads that torch makes for a program (`programs.py`), with their arguments, are the cases. An overload
-that no program reaches gets its arguments by their names and types, if torch checks that they fit one another. `out=`
-and in-place overloads take those of the functional one.
+The cases are the calls of overloads, with their arguments, that torch makes while a program (`programs.py`) runs. For
+an overload that no program calls, arguments are made from their names and types, if torch checks that they fit one
+another. `out=` and in-place overloads use the cases of the functional overload.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class OverloadCase:
 
     @property
     def numel(self) -> int:
-        """The size by which the C++ gate decides; of a factory, that of the result."""
+        """The size by which the C++ gate decides; for a factory function, that of the result."""
         return self.made if self.first is None else self.first.numel()
 
     def fills(self, numel: int) -> bool:
-        """Whether it is about as large as was asked for."""
+        """Whether the call is about as large as requested."""
         return 8 * max(self.made, sum(t.numel() for t in tensors_in((self.args, self.kwargs)))) >= numel
 
     @property
@@ -64,11 +64,11 @@ def _looks(value: Any) -> Any:
 
 
 class CallFound(Exception):
-    """Ends a program: the call that was looked for has been made."""
+    """Raised to end a program: the requested call has been made."""
 
 
 class CallCatcher(TorchDispatchMode):
-    """Keeps the first call of each overload, with its arguments as they were passed; `last` ends the program."""
+    """Keeps the first call of each overload, with its original arguments; a call of `last` ends the program."""
 
     def __init__(self, wanted: Collection[str], last: str = "") -> None:
         super().__init__()
@@ -110,10 +110,10 @@ _INTS = {"dim": -1, "dims": -1, "k": 1, "p": 1, "decimals": 2, "n": 2, "diagonal
 
 
 def fits_any(overload: Overload) -> bool:
-    """Whether tensors of one shape, of any values, are arguments of an overload, or torch refuses them.
+    """Whether calling an overload with tensors of one shape and any values is safe: it works, or torch raises.
 
-    torch does not check all arguments that must fit one another: `_cdist_backward` with tensors of one shape is an
-    illegal access of the device, which ends the process.
+    torch does not check all arguments: `_cdist_backward` with tensors of one shape is an illegal memory access, which
+    ends the process.
     """
     tensors = [a for a in overload.shape.arguments if "Tensor" in str(a.type)]
     if "backward" in overload.name or overload.shape.kind not in ("functional", "inplace"):
@@ -191,7 +191,7 @@ def sized(numel: int, dtype: torch.dtype, device: str) -> Tensor:
 
 
 def derived(overload: Overload, case: OverloadCase, native: Callable[..., Any]) -> OverloadCase | None:
-    """The case of a functional overload for its in-place or `out=` form."""
+    """The case of a functional overload, converted for its in-place or `out=` overload."""
     shape = overload.shape
     if shape.kind == "out":
         try:
@@ -212,16 +212,16 @@ class CaseSource(NamedTuple):
 
     given: torch.dtype
     program: Program | None
-    numel: int  # of the case on a small matrix
+    numel: int  # `OverloadCase.numel` on a small matrix
     looks: Any
 
 
 class Sources:
-    """The sources of each overload, by the dtype of the first tensor; found out once, on small tensors."""
+    """The sources of each overload, by the dtype of the first tensor; found once, with small tensors."""
 
     def __init__(self, names: Iterable[str], device: str, dtypes: Iterable[torch.dtype]):
         self._wanted, self._device, self._given = set(names), device, tuple(dtypes)
-        self._reached: dict[str, dict[torch.dtype, list[CaseSource]]] = {}  # by programs
+        self._reached: dict[str, dict[torch.dtype, list[CaseSource]]] = {}  # found by running programs
         self._sources: dict[str, dict[torch.dtype, list[CaseSource]]] = {}
         self.refused: dict[str, str] = {}  # why torch refused a program's call of an overload
         for given in self._given:
@@ -233,20 +233,20 @@ class Sources:
 
     def _run(self, program: Program, x: Tensor, last: str = "") -> dict[str, OverloadCase]:
         calls = CallCatcher({last} if last else self._wanted, last)
-        # What torch refuses is not of this dtype, size or version of torch; what the program called before that counts.
+        # torch may refuse a call for its dtype, size or version; the calls that the program made before that count.
         with torch.enable_grad(), calls, contextlib.suppress(CallFound, *REFUSALS):
             program(x)
         self.refused |= calls.refused
         return calls.found
 
     def _of(self, overload: Overload) -> dict[torch.dtype, list[CaseSource]]:
-        """By the dtype of the first tensor."""
+        """The sources of an overload, by the dtype of the first tensor."""
         if overload.name not in self._sources:
             self._sources[overload.name] = self._find(overload)
         return self._sources[overload.name]
 
     def _find(self, overload: Overload) -> dict[torch.dtype, list[CaseSource]]:
-        reached = {} if _pointwise(overload) else self._reached.get(overload.name, {})  # there: tensors of any layout
+        reached = {} if _pointwise(overload) else self._reached.get(overload.name, {})  # programs may use any layout
         found = {dtype: _different(dtype, sources)[:CASES] for dtype, sources in reached.items()}
         for given in self._given:
             case = None if given in found else by_schema(overload, sized(SMALL, given, self._device))
@@ -260,7 +260,7 @@ class Sources:
         return None if own else functional(overload)
 
     def dtypes(self, overload: Overload) -> list[torch.dtype]:
-        """The dtypes of the first tensor that its cases can have."""
+        """The dtypes that the first tensor of its cases can have."""
         return list(self._of(self._plain(overload) or overload))
 
     def cases(self, overload: Overload, numel: int, dtype: torch.dtype) -> Iterator[OverloadCase]:
@@ -278,8 +278,8 @@ class Sources:
 
 
 def _different(dtype: torch.dtype, sources: list[CaseSource]) -> list[CaseSource]:
-    """Those whose cases differ, with first tensors of about one size: the worst is measured, and kept by its size."""
-    sources = [s for s in sources if s.given is dtype] or sources  # others call it by the way, to convert a weight
+    """The sources whose cases differ and whose first tensors have about one size: times are stored by that size."""
+    sources = [s for s in sources if s.given is dtype] or sources  # other dtypes' programs call it to convert a weight
     sizes = [s.numel for s in sources]
     best = max((n for n in sizes if n <= SMALL), default=min(sizes))
     return list({s.looks: s for s in reversed(sources) if best < 2 * s.numel < 4 * best}.values())[::-1]

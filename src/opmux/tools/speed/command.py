@@ -1,4 +1,4 @@
-"""`opmux tune --aten`: compile in many processes, measure in one, keep the result, report."""
+"""`opmux tune --aten`: compiles in many processes, measures in one, stores the result, and reports."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ..runner.check import has_broken_the_device
 from ..runner.pool import Lost, Workers
 from .measure import tasks
 
-WARM_SHARE = 0.45  # of the time limit, for compiling
+WARM_SHARE = 0.45  # the share of the time limit for compiling
 WORKERS = 16  # processes that compile; each has a context of its own on the device
 SLOW = 0.8  # a ratio below this is listed
 QUIET_S = 120.0  # a process that takes longer for one overload is ended
@@ -33,20 +33,20 @@ ORDER = {"functional": 0, "inplace": 1, "out": 2}
 
 
 def stood_for(known: Mapping[str, Overload]) -> dict[str, str]:
-    """In-place and `out=` overloads, each with the functional one by whose measurement `decisions` decides."""
+    """In-place and `out=` overloads, each with the functional overload whose measurement decides for it too."""
     plain = {n: functional(o) if _foreach(o) else decisions.standing_in(o) for n, o in known.items()}
     return {n: p.name for n, p in plain.items() if p is not None and p.name in known}
 
 
 def _foreach(overload: Overload) -> bool:
-    """Whether `decisions` leaves it to torch however fast it is."""
+    """Whether `decisions` always leaves the overload to torch, however fast ours is."""
     return overload.shape.packet.startswith("_foreach_")
 
 
 def chosen(known: Mapping[str, Overload], forms: Mapping[str, str], only: Iterable[str]) -> list[str]:
-    """The overloads to measure, what models call first; an in-place or `out=` form only if nothing stands for it.
+    """The overloads to measure, those that models call first; not those for which a functional overload decides.
 
-    `only` names overloads, or ops (`add_`: all its overloads): those are measured, also if others stand for them.
+    `only` names overloads or ops (`add_`: all its overloads); these are measured in any case.
     """
     called = {forms.get(n, n) for calls in decisions.traces().values() for n in calls}
     names = sorted(known, key=lambda n: (n not in called, _foreach(known[n]), ORDER.get(known[n].shape.kind, 3), n))
@@ -57,7 +57,7 @@ def chosen(known: Mapping[str, Overload], forms: Mapping[str, str], only: Iterab
 
 
 def run(device: str | None, minutes: float, file: Path | None, only: Iterable[str]) -> int:
-    """Measure every overload that can be overridden here; the file of the cache, or `file`, gets the result."""
+    """Measure every overload that can be overridden here; write the result to the cache, or to `file`."""
     at = arguments.device(device).type
     known = engine.choosable().get(at, {})
     forms = stood_for(known)
@@ -89,13 +89,13 @@ def run(device: str | None, minutes: float, file: Path | None, only: Iterable[st
 def _warm(names: list[str], device: str, until: float) -> None:
     """Compile the kernels of all overloads, in many processes at a time; what fails here fails again when measured."""
     count = min(WORKERS, os.cpu_count() or 1)
-    shares = [range(i, len(names), count) for i in range(count)]  # each the most important first
+    shares = [range(i, len(names), count) for i in range(count)]  # each starts with the most important ones
     for _ in _outcomes("compiling", names, device, shares, until):
         pass
 
 
 def _measured(names: list[str], device: str, until: float) -> dict[str, Any]:
-    """What one process after the other measured: after an overload that ends one, another does the rest."""
+    """Measure in one process at a time. If an overload ends the process, another one does the rest."""
     return dict(_outcomes("measuring", names, device, [range(len(names))], until))
 
 
@@ -119,7 +119,7 @@ def _ends(outcome: Any) -> bool:
 
 
 def _last_line(file: Path) -> str:
-    """What a process printed last, usually an error."""
+    """The last line that a process printed, usually an error."""
     lines = file.read_text(encoding="utf-8", errors="replace").strip().splitlines()
     return lines[-1] if lines else "it printed nothing"
 
@@ -128,7 +128,7 @@ def _last_line(file: Path) -> str:
 
 
 def ratios(speed: Speed) -> list[float]:
-    """Of each dtype at its largest size, torch's time over ours."""
+    """For each dtype, torch's time over ours at the largest size."""
     return [rows[-1].native / rows[-1].ours for rows in speed.times.values() if rows and rows[-1].ours]
 
 

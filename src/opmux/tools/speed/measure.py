@@ -1,7 +1,7 @@
-"""Times of torch's kernels and ours, overload by overload, in a process of its own: a kernel that fails takes no other
-measurement with it.
+"""Times torch's kernels and ours, overload by overload, in a separate process, so that a kernel that fails loses no
+other measurements.
 
-The host's time is that of a call on a small tensor.
+Host time is measured on a small tensor.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ SIZES = (1 << 16, 1 << 20, 1 << 24, 1 << 27)
 DTYPES = ("bfloat16", "float32", "int64")
 SIZES_OF = {"int64": (1 << 20, 1 << 24)}
 SLOW_US = 4_000.0  # a call over this is not measured at larger sizes
-UNKNOWN_HOST = [5.0, 15.0]  # where there is no small case: as if ours took much longer
+UNKNOWN_HOST = [5.0, 15.0]  # assumed if there is no small case: ours takes much longer
 
 
 def _alone(overload: Overload) -> str:
-    """A name that means this overload and no other: `relu` also means `relu_`."""
+    """A name that selects only this overload: `relu` would also select `relu_`."""
     return overload.name if "." in overload.name else f"{overload.name}.default"
 
 
 class Switches:
-    """The override of one overload: on, and on with a record of who answered."""
+    """Switches on the override of one overload, with or without recording which kernel runs."""
 
     def __init__(self, overload: Overload):
         self.name = overload.name
@@ -48,8 +48,8 @@ class Switches:
         self._recording = switch.use(include=_alone(overload), mode="all", record=io.StringIO())
 
     def declined(self, calls: Iterable[Callable[[], Any]]) -> list[str]:
-        """Of each call, why torch's own kernel runs although the override is on; "" if ours does."""
-        with self._recording:  # once for all of them: all overrides are bound again when it begins and when it ends
+        """For each call, why torch's own kernel runs although the override is on; "" if ours runs."""
+        with self._recording:  # once for all calls: all overrides are bound again when it begins and when it ends
             return [self._why(call, record.live[-1].calls) for call in calls]
 
     def _why(self, call: Callable[[], Any], counted: Counter[record.Call]) -> str:
@@ -63,7 +63,7 @@ class Switches:
 
 @contextlib.contextmanager
 def tasks(names: Iterable[str], device: str, warm: bool, said: str) -> Iterator[list[Task]]:
-    """A task for each overload, in a process of its own, which prints into the file `said`."""
+    """A task for each overload; this process prints into the file `said`."""
     with Path(said).open("ab") as file:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)
@@ -71,7 +71,7 @@ def tasks(names: Iterable[str], device: str, warm: bool, said: str) -> Iterator[
 
 
 def tasks_here(names: Iterable[str], device: str, warm: bool = False) -> list[Task]:
-    """Each measures an overload; `warm`: runs each case once, to compile its kernel."""
+    """A task for each overload that measures it; `warm`: only runs each case once, to compile its kernel."""
     dtypes = [getattr(torch, d) for d in DTYPES]
     sources, clock = Sources(table(), device, dtypes), Clock(device)
     return [partial(_attempted, table()[n], sources, None if warm else clock) for n in names]
@@ -110,7 +110,7 @@ def _overload(overload: Overload, sources: Sources, clock: Clock) -> dict[str, A
             try:
                 with torch.no_grad():
                     row, why_not = _worst(overload, sources, clock, numel, dtype, switches)
-            except torch.OutOfMemoryError as error:  # smaller sizes are known by now
+            except torch.OutOfMemoryError as error:  # smaller sizes are measured by now
                 row, why_not = None, in_one_line(error)
             if row is None:
                 why = why_not or why
@@ -130,11 +130,11 @@ def _overload(overload: Overload, sources: Sources, clock: Clock) -> dict[str, A
 def _worst(
     overload: Overload, sources: Sources, clock: Clock, numel: int, dtype: torch.dtype, switches: Switches
 ) -> tuple[list[float] | None, str]:
-    """Of the cases of a size, the one with the worst ratio: [size, native, ours]; or None and why there is none."""
+    """The case of a size with the worst ratio: [size, native, ours]; or None and the reason."""
     cases = list(_cases(sources, overload, numel, dtype))
     calls = [_call(overload, case) for case in cases]
     why = switches.declined(calls) if calls else [""]
-    kept = [i for i in range(len(calls)) if not why[i]]  # the others are torch's, whatever the switch
+    kept = [i for i in range(len(calls)) if not why[i]]  # the others run torch's kernel even if the override is on
     if not kept:
         return None, why[0]
     native = [clock.device_us(calls[i]) for i in kept]

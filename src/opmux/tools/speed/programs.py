@@ -1,7 +1,7 @@
-"""Programs: calls of torch's functions, and their backward, that reach overloads with arguments that fit one another.
+"""Programs that call torch's functions and their backward, to reach overloads with arguments that fit one another.
 
-Each takes a matrix and uses about all of its elements. A program that torch refuses, for its dtype, device or version,
-is left out where it is refused; what it called before that counts.
+Each takes a matrix and uses almost all of its elements. If torch refuses a program, for its dtype, device or version,
+the program ends there; the calls that it made before that count.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Program = Callable[[Tensor], Any]
 
 
 def both(fn: Program) -> Program:
-    """A function and its backward, with a gradient that has memory of its own."""
+    """A function and its backward; the incoming gradient is a full tensor, not an expanded one."""
 
     def run(x: Tensor) -> None:
         x = x.detach().requires_grad_(x.is_floating_point())
@@ -40,7 +40,7 @@ def both(fn: Program) -> Program:
 
 
 def _blocks(x: Tensor, *sizes: int) -> Tensor:
-    """As many blocks of these sizes as x has elements for."""
+    """The elements as blocks of these sizes, without the remainder."""
     count = x.numel() // torch.Size(sizes).numel()
     return x.reshape(-1)[: count * torch.Size(sizes).numel()].view(count, *sizes)
 
@@ -83,12 +83,12 @@ def _random(x: Tensor, *sizes: int) -> Tensor:
 
 
 def _index(x: Tensor, n: int | None = None) -> Tensor:
-    """Rows of x, in random order."""
+    """Random row indices of x."""
     return torch.randint(0, x.shape[0], (n or x.shape[0],), device=x.device)
 
 
 def _columns(x: Tensor) -> Tensor:
-    """For each element, a column."""
+    """A random column index for each element."""
     return torch.randint(0, x.shape[1], x.shape, device=x.device)
 
 
@@ -130,7 +130,7 @@ def _generator(x: Tensor) -> torch.Generator:
 
 
 def _bags(x: Tensor) -> None:
-    """Bags of four rows of a table; with weights of their rows."""
+    """Embedding bags of four rows, with a weight for each row."""
     table = x.detach().requires_grad_()
     index, offsets = _index(x), torch.arange(0, x.shape[0], 4, device=x.device)
     weights = torch.rand(index.shape, device=x.device).to(x.dtype).requires_grad_()
@@ -142,7 +142,7 @@ def _bags(x: Tensor) -> None:
 
 
 def _foreach(name: str) -> Program:
-    """All forms of a function of lists."""
+    """All overloads of a foreach function."""
 
     def run(x: Tensor) -> None:
         fn, one, two = getattr(torch, name), _parts(x), _parts(x)
@@ -171,7 +171,7 @@ def _optimizers(x: Tensor) -> None:
         ):
             held: list[Any] = [[torch.zeros_like(p) for p in _parts(x)] for _ in range(2 + state)]
             if given is adam:
-                held.append([])  # amsgrad's
+                held.append([])  # the state of amsgrad
             if steps:
                 held.append([_number(x, 1.0) for _ in held[0]])
             with contextlib.suppress(*REFUSALS):
@@ -191,13 +191,13 @@ def _fp8(x: Tensor, *sizes: int) -> Tensor:
 
 
 def _fp8_product(x: Tensor) -> None:
-    """With a scale for each tensor."""
+    """A float8 product with one scale per tensor."""
     b = _fp8(x, min(x.shape[1], 1024), x.shape[1]).t()
     torch._scaled_mm(x.to(b.dtype), b, _number(x, 1.0), _number(x, 1.0), out_dtype=torch.bfloat16)
 
 
 def _fp8_product_of_rows(x: Tensor) -> None:
-    """With a scale for each row and column."""
+    """A float8 product with one scale per row and per column."""
     b = _fp8(x, min(x.shape[1], 1024), x.shape[1]).t()
     row, column = torch.ones(x.shape[0], 1, device=x.device), torch.ones(1, b.shape[1], device=x.device)
     torch._scaled_mm(x.to(b.dtype), b, row, column, out_dtype=torch.bfloat16)
@@ -211,7 +211,7 @@ def _fp8_grouped_product(x: Tensor) -> None:
 
 
 def _groups(x: Tensor) -> tuple[int, Tensor]:
-    """How many groups of rows, and where each ends."""
+    """The number of groups of rows, and where each group ends."""
     count = min(8, x.shape[0] // 16)
     return count, torch.arange(1, count + 1, device=x.device, dtype=torch.int32) * (x.shape[0] // count)
 
@@ -232,12 +232,12 @@ def _flash_attention(x: Tensor) -> Any:
 
 
 def _lstm_cell(x: Tensor) -> Any:
-    """The gates of a cell, with the products already done."""
+    """The gates of an LSTM cell, after its matrix products."""
     return aten._thnn_fused_lstm_cell(x, x, x[:, : x.shape[1] // 4].contiguous())
 
 
 def _fused_rms_norm(x: Tensor) -> None:
-    """Below autograd, where torch composes it on a CPU."""
+    """Calls the op below autograd; on a CPU, torch composes it from other ops."""
     with torch._C._AutoDispatchBelowAutograd():
         aten._fused_rms_norm(x, x.shape[-1:], torch.ones_like(x[0]), 1e-6)
 
@@ -306,7 +306,7 @@ PROGRAMS: tuple[Program, ...] = (
             "max", "min", "median", "norm", "var_mean", "std_mean", "aminmax",
         )),
         *(lambda x, f=f: getattr(torch, f)(x) for f in ("sum", "mean", "var", "max", "min", "prod", "norm", "std")),
-        # Attention on a GPU, of halves; torch's choice depends on its version, so each is called by name.
+        # Attention on a GPU, in half precision. torch's choice depends on its version: each kernel is called by name.
         lambda x: aten._scaled_dot_product_flash_attention(_heads(x), _heads(x), _heads(x), 0.0, True),
         lambda x: aten._scaled_dot_product_efficient_attention(_heads(x), _heads(x), _heads(x), None, True, 0.0, True),
         _flash_attention, _efficient_attention, _lstm_cell, _weight_norm,
@@ -427,7 +427,7 @@ PROGRAMS: tuple[Program, ...] = (
     lambda x: torch.as_strided_copy(x, x.shape[::-1], (1, x.shape[1])),
     lambda x: torch.as_strided_scatter(x, x.t().contiguous(), x.shape[::-1], (1, x.shape[1])),
     lambda x: torch.diagonal_scatter(x, x.diagonal() + 1),
-    # Tensors that are made: random ones, ranges, and those that are given to be filled.
+    # Factory functions: random numbers, ranges, and `out=` tensors to fill.
     lambda x: torch.randint(100, x.shape, device=x.device), lambda x: torch.randint(0, 100, x.shape, device=x.device),
     lambda x: torch.randint(100, x.shape, generator=_generator(x), device=x.device),
     lambda x: torch.randint(0, 100, x.shape, generator=_generator(x), device=x.device),

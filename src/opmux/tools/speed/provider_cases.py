@@ -38,20 +38,20 @@ GENERAL = tuple((4, 32, 8, seq, 128) for seq in (512, 2048, 4096))
 DECODE = tuple((batch, 32, 8, keys, 128) for batch in (1, 16, 64) for keys in (1024, 8192, 32768))
 LATENT = tuple((batch, 128, keys) for batch in (1, 16, 64) for keys in (1024, 8192))
 PAGE = 64
-LARGEST = 2**44  # the product of all sizes, which is not the size of a tensor
+LARGEST = 2**44  # limits the product of all sizes, which is not the number of elements of a tensor
 
 
 @dataclass(frozen=True)
 class Cases:
     """The calls of one op: every size with every set of options."""
 
-    names: str  # what the sizes are
-    make: Callable[..., tuple]  # of (dtype, device, *sizes, **options)
+    names: str  # the names of the sizes
+    make: Callable[..., tuple]  # called with (dtype, device, *sizes, **options)
     sizes: tuple[Sizes, ...]
     options: tuple[dict[str, Any], ...] = ({},)
 
     def read(self, op: str, text: str) -> Sizes:
-        """A shape of the command line."""
+        """Parse a shape of the command line."""
         found, names = arguments.shape(text, LARGEST), self.names.split()
         if len(found) != len(names) or 0 in found:
             raise arguments.BadArgument(
@@ -104,7 +104,7 @@ def _blocks(dtype: torch.dtype, device: torch.device, m: int, n: int, k: int, a_
 
 
 def _ends(rows: int, groups: int, device: torch.device) -> Tensor:
-    """Uneven groups, some of them empty."""
+    """The ends of uneven groups, some of them empty."""
     cuts = torch.randint(rows + 1, (groups - 1,), generator=torch.Generator().manual_seed(0)).sort().values
     return torch.cat([cuts, torch.tensor([rows])]).to(device, torch.int32)
 
@@ -132,7 +132,7 @@ def _attention(
 def _varlen(
     dtype: torch.dtype, device: torch.device, batch: int, heads: int, kv_heads: int, seq: int, dim: int, causal: bool
 ) -> tuple:
-    """Sequences of the same length: what decides is how many there are and how long."""
+    """Sequences of equal length: the choice depends on their number and length."""
     q, k, v = (_new(dtype, device, batch * seq, h, dim) for h in (heads, kv_heads, kv_heads))
     cu = torch.arange(batch + 1, device=device, dtype=torch.int32) * seq
     return q, k, v, cu, cu, seq, seq, -1, 0 if causal else -1, None
@@ -239,7 +239,7 @@ class TimedCall:
 
 
 def calls(ops: list[str], shapes: list[str], dtypes: list[torch.dtype]) -> Iterator[TimedCall]:
-    """Every call of these ops; with shapes, of those sizes instead of the listed ones."""
+    """Every call of these ops; `shapes` replace the listed sizes."""
     for op in ops:
         for cases in TIMED[op]:
             for sizes in [cases.read(op, text) for text in shapes] or cases.sizes:

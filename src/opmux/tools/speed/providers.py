@@ -31,7 +31,7 @@ ROUNDS = 3  # interleaved, so that a drifting clock does not affect the comparis
 
 
 class CallTimes(NamedTuple):
-    """What was measured of one call: its class, the times in the order of choice, and why others have none."""
+    """The measurement of one call: its class, the times in dispatch's order, and why other impls have no time."""
 
     label: str
     times: Times
@@ -42,7 +42,7 @@ def run(
     ops: Sequence[str], shapes: Sequence[str], dtypes: Sequence[str], device: str | None, minutes: float,
     file: Path | None,
 ) -> int:  # fmt: skip
-    """Time the calls; the file of the cache, or `file`, gets the result."""
+    """Time the calls; write the result to the cache, or to `file`."""
     wanted = [_op(name) for name in ops] or list(TIMED)
     if shapes and not ops:
         raise arguments.BadArgument("--shape needs an OP: its sizes mean something else for each")
@@ -98,19 +98,19 @@ def _op(name: str) -> str:
 
 
 def measure(call: TimedCall, device: torch.device, clock: Clock) -> CallTimes:
-    """Time each implementation that takes a call, alone and in turn."""
+    """Time each implementation that accepts a call, one at a time, in interleaved rounds."""
     spec = specs.find(f"opmux::{call.op}")
     try:
         with torch.no_grad():
             args = call.arguments(device)
-    except RuntimeError as error:  # out of memory, too
+    except RuntimeError as error:  # includes out of memory
         _check_device(error)
         return CallTimes("", {}, {"its arguments": in_one_line(error)})
     trial = Trial(spec, args, clock)
     impls = get_default_manager().registry.get_implementations(spec.key)
     references = [i.impl_id for i in impls if i.kind is BackendImplKind.REFERENCE]
     usable = [i.impl_id for i in impls if i.impl_id not in references and trial.runs(i.impl_id)]
-    if len(usable) < 2:  # a reference is written to be read: it counts only where there is no other choice
+    if len(usable) < 2:  # references are slow: time them only if there is no other choice
         usable += [impl_id for impl_id in references if trial.runs(impl_id)]
     for _ in range(ROUNDS):
         for impl_id in usable:
@@ -131,7 +131,7 @@ class Trial:
     refused: dict[str, str] = field(default_factory=dict)
 
     def runs(self, impl_id: str) -> bool:
-        """Whether it takes the call; compiles what has to be."""
+        """Whether the implementation accepts the call; compiles it if necessary."""
         with self._alone(impl_id):
             found = get_default_manager().explain(self.spec.key, *self.args)
         if found.chosen is None:
@@ -145,7 +145,7 @@ class Trial:
             self.us.setdefault(impl_id, []).append(us)
 
     def _attempt(self, impl_id: str, run: Callable[[Callable[[], Any]], Any]) -> Any:
-        """The result of `run`; None, and a reason, if the implementation fails."""
+        """The result of `run`; None if the implementation fails, and the reason is kept."""
         fn = specs.functions[self.spec.key]
         try:
             with self._alone(impl_id), torch.no_grad():
@@ -163,12 +163,12 @@ class Trial:
 
 
 def _check_device(error: Exception) -> None:
-    if has_broken_the_device(error):  # it stays: nothing more can be measured in this process
+    if has_broken_the_device(error):  # the error is permanent: nothing more can be measured in this process
         raise DeviceLost(in_one_line(error)) from error
 
 
 def merged(rows: Iterable[CallTimes]) -> dict[str, Times]:
-    """The times by class, where there is a choice; calls of one class count by their mean."""
+    """The times by class, if there was a choice; calls of one class are averaged."""
     by_class: dict[str, dict[str, list[float]]] = {}
     for row in rows:
         for impl_id, us in row.times.items() if len(row.times) > 1 else ():

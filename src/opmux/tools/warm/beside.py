@@ -1,4 +1,4 @@
-"""Compiles for `patch_model(model, example=batch)`, in a process beside the program (faces/models/ahead.py)."""
+"""Compiles for `patch_model(model, example=batch)`, in a separate process (faces/models/ahead.py)."""
 
 from __future__ import annotations
 

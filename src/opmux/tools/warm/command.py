@@ -1,4 +1,4 @@
-"""The command: its options, its progress bar and its summary."""
+"""`opmux warm`: its options, its progress bar and its summary."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LARGEST = 2**40  # tokens; nothing is allocated
 
 @dataclass(frozen=True)
 class WarmOptions:
-    """The options of the command."""
+    """The options of `opmux warm`."""
 
     what: str
     args: list[str]
@@ -36,7 +36,7 @@ class WarmOptions:
 
 
 def run(options: WarmOptions) -> int:
-    """Compile, show a progress bar and a summary; the exit code."""
+    """Compile, with a progress bar and a summary; returns the exit code."""
     start = time.perf_counter()
     check_installed()
     at = target(options.chip)

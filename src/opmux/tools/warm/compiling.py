@@ -25,11 +25,11 @@ from ...machine import devices
 from ...machine.devices import Chip
 from ..arguments import BadArgument
 
-PASSES = 8  # a kernel that is refused once it is compiled has another one in its place; seen: 2 passes
+PASSES = 8  # if a compiled kernel is refused, the next pass compiles its replacement; at most 2 passes were observed
 
 
 class At(NamedTuple):
-    """What kernels are compiled for."""
+    """The chip that kernels are compiled for."""
 
     chip: Chip
     shared: int  # bytes of shared memory that a program may have
@@ -44,11 +44,11 @@ class At(NamedTuple):
 
 @dataclass
 class Result:
-    """What was done."""
+    """The outcome of compiling."""
 
     cached: int = 0  # kernels that were in Triton's cache before
-    compiled: int = 0  # by this process
-    shared: int = 0  # by another process meanwhile
+    compiled: int = 0  # compiled by this process
+    shared: int = 0  # compiled by another process meanwhile
     failed: dict[str, str] = field(default_factory=dict)  # kernel -> reason
     stopped: str = ""  # why the workload did not run to its end, and where
     too_large: int = 0  # kernels that were compiled in the last pass and do not fit on the chip
@@ -85,13 +85,13 @@ def compile_for(
     passes: int = PASSES,
     needed: Callable[[], bool] = lambda: True,
 ) -> Result:
-    """Compile what a step launches on a chip; inside `assumed`.
+    """Compile what a step launches on a chip. Call it inside `assumed`.
 
     Args:
         step: called once in each pass, on meta tensors.
         at: the chip.
         jobs: the number of processes.
-        show: called with the number of kernels that are done, that of all that are known, and what was compiled last.
+        show: called with the number of finished kernels, the number of known ones, and the last one that was compiled.
         passes: how often the step may be called.
         needed: called every second while kernels are compiled; False stops that.
     """
@@ -125,7 +125,7 @@ def compile_for(
 
 
 def _stopped(step: Callable[[], None]) -> str:
-    """Run a step: "" if it came to its end, else why not and where."""
+    """Run a step. Returns "" if it finished, else why and where it stopped."""
     try:
         step()
     except Exception as error:
@@ -180,7 +180,7 @@ def _allowed() -> str:
 
 
 def _in_another_process(index: int) -> At | None:
-    """This machine's GPU. Looked at by a child, as a process that has used CUDA should not fork."""
+    """This machine's GPU, queried in a child process: a process that has used CUDA should not fork."""
     receive, send = os.pipe()
     child = os.fork()
     if child == 0:
@@ -188,7 +188,7 @@ def _in_another_process(index: int) -> At | None:
             os.close(receive)
             with os.fdopen(send, "wb") as out:
                 out.write(json.dumps(_here(index)).encode())
-        except Exception as error:  # of a driver
+        except Exception as error:  # any error of a driver
             logger.warning("this machine's GPU cannot be queried: %s: %s", type(error).__name__, error)
         finally:
             os._exit(0)
@@ -229,13 +229,13 @@ def assumed(at: At) -> Iterator[At]:
 
 
 def check_installed() -> None:
-    """Raise if there is no compiler."""
+    """Raise if kernels cannot be compiled on this system."""
     if importlib.util.find_spec("triton") is None or not hasattr(os, "fork"):
         raise BadArgument("there is nothing to compile without Triton, on Linux: pip install triton")
 
 
 def check_triton() -> None:
-    """Raise where kernels cannot be compiled, or not for later processes."""
+    """Raise if kernels cannot be compiled, or cannot be kept for later processes."""
     from triton import knobs
 
     if knobs.runtime.interpret:

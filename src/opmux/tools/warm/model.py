@@ -82,7 +82,7 @@ def _model(config: Any, dtype: torch.dtype | None) -> Any:
     transformers = _transformers()
     named = getattr(transformers, (getattr(config, "architectures", None) or [""])[0], None)
     if dtype is None:
-        name = "dtype" if hasattr(config, "dtype") else "torch_dtype"  # the older one
+        name = "dtype" if hasattr(config, "dtype") else "torch_dtype"  # older versions: torch_dtype
         dtype = getattr(config, name, None) or torch.bfloat16
     dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
     kind = transformers.AutoModelForCausalLM if named is None else named
@@ -101,7 +101,7 @@ def _model(config: Any, dtype: torch.dtype | None) -> Any:
 def step_of(model: Any, batch: dict[str, Any], train: bool) -> None:
     """What a program does with a batch: forward and backward; without `train` the forward, and one more token."""
     if train:
-        first = model(**batch)[0]  # the loss; without labels what the program computes one from
+        first = model(**batch)[0]  # the loss; without labels, the tensor from which the program computes it
         first.backward(torch.zeros_like(first))
         model.zero_grad(set_to_none=True)
         return

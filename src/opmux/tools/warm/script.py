@@ -35,7 +35,7 @@ class Stopped(Exception):
 
 
 def workload(name: str, args: list[str], seconds: float) -> Workload:
-    """A script as something to warm."""
+    """The workload of running a script."""
     if not os.path.isfile(name):  # noqa: PTH113  # False for a name that is too long
         raise arguments.BadArgument(f"there is no file {quoted(name)}. Allowed: a Python script, or a model")
     if not seconds > 0:
@@ -65,7 +65,7 @@ def _limited(seconds: float) -> Iterator[None]:
         raise Enough
 
     before = signal.signal(signal.SIGALRM, over)
-    signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)  # again: a bare `except` or `__del__` may swallow it
+    signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)  # repeated: a bare `except` or `__del__` may swallow it
     try:
         yield
     finally:
@@ -75,7 +75,7 @@ def _limited(seconds: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _a_gpu_without_memory() -> Iterator[None]:
-    """torch says that there is one CUDA device; what is put there is a meta tensor."""
+    """Make torch report one CUDA device; tensors that are put there become meta tensors."""
     says = {
         "is_available": True, "device_count": 1, "is_bf16_supported": True, "is_initialized": True,
         "init": None, "manual_seed": None, "manual_seed_all": None, "get_device_name": "meta",

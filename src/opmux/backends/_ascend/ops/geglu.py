@@ -105,7 +105,7 @@ def tiles_of(n: int, dtype: torch.dtype, backward: bool) -> Tiles:
 
 @functools.cache
 def vector_cores(device: torch.device) -> int:
-    """From Triton's driver: torch does not report it, and chips of one arch differ."""
+    """The number of vector cores, from Triton's driver: torch does not report it, and chips of one arch differ."""
     if interpreting():
         return cores(device)
     told = triton.runtime.driver.active.utils.get_device_properties(device.index or 0)

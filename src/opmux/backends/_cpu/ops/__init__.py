@@ -1,7 +1,7 @@
-"""The ops and dtypes for which the CPU has its own kernels: where they are faster than the reference and ATen.
+"""The ops and dtypes for which the CPU has its own kernels: those that are faster than the reference and ATen.
 
-How many times as long as our kernel the op's reference / a typical composition of ATen ops takes, on one thread of a
-Neoverse N1, torch 2.13 (`benchmarks/cpu.py` measures it anywhere).
+Each cell is the time of the op's reference / of a typical composition of ATen ops, both over our kernel's time, on one
+thread of a Neoverse N1, torch 2.13 (`benchmarks/cpu.py` measures it on any machine).
 
                        float32                           bfloat16
                        1x1024     64x1024    1024x4096   1x1024     64x1024    1024x4096

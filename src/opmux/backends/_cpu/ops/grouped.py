@@ -1,4 +1,4 @@
-"""Products of groups of rows, one after another: on the CPU, reading the ends of groups needs no wait."""
+"""Grouped products, one group after another: on the CPU, reading the groups' ends needs no synchronization."""
 
 from __future__ import annotations
 

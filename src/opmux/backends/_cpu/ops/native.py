@@ -1,4 +1,4 @@
-"""The C++ kernels as Python functions: built and loaded when the first of them is called, never before.
+"""The C++ kernels as Python functions. They are built and loaded when the first one is called, never before.
 
 A kernel returns None for a call that it does not support (see kernels.cpp), and that becomes NotSupported: the op's
 reference then computes it, or says what is wrong with the arguments. If the kernels cannot be built, one warning says
@@ -28,7 +28,7 @@ NAMESPACE = "opmux_cpu"
 OFF = f"C++ is off ({CPP.name}=0)"
 SOURCES = [Path(__file__).with_name(name) for name in ("kernels.cpp", "rows.h", "packs.h")]
 
-# The flags that at::vec is compiled with, by the capability that torch itself uses. An Arm processor needs none.
+# The flags for compiling at::vec, by the CPU capability that torch itself uses. An Arm processor needs none.
 CAPABILITY = {
     "AVX2": ("-DCPU_CAPABILITY=AVX2", "-DCPU_CAPABILITY_AVX2", "-mavx2", "-mfma", "-mf16c"),
     "AVX512": (
@@ -41,7 +41,7 @@ OPENMP = re.compile(r"lib(?:gomp|iomp5|omp)\b[^/]*\.(?:so|dylib)[^/]*$")
 
 
 class _State:
-    """Whether the library is loaded, and why it cannot be."""
+    """Whether the library is loaded, or why it cannot be."""
 
     lock = ForkSafeLock().arm()  # a process may fork while another thread compiles
     loaded = False
@@ -71,7 +71,7 @@ def runtimes() -> list[str]:
     """The OpenMP libraries in this process."""
     try:
         lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:  # no Linux
+    except OSError:  # not Linux
         return []
     paths = {line[line.find("/") :] for line in lines if "/" in line}
     return sorted(p for p in paths if OPENMP.search(p))
@@ -95,7 +95,7 @@ def available() -> bool | str:
 
 
 def load(name: str) -> Callable[..., Any]:
-    """A kernel. Builds all kernels if that was never done on this machine."""
+    """A kernel by its name. Builds all kernels if that was never done on this machine."""
     if not CPP.get():
         raise NotSupported(OFF)
     with _State.lock.held:
@@ -154,7 +154,7 @@ def function(name: str, params: str, results: int, dtypes: Iterable[torch.dtype]
     made.kind, made.impl_id = BackendImplKind.CPP, "cpp.cpu"
     made.op = f"opmux::{name}"  # a name without namespace is looked up in all families: 1 s to import
     made.dtypes, made._is_available = frozenset(dtypes), available
-    made.declines_tracers = True  # by the gate in rows.h
+    made.declines_tracers = True  # the gate in rows.h declines them
     return made
 
 

@@ -24,7 +24,7 @@ constexpr int64_t GRAIN = 32768;  // at least as many numbers per thread, like A
 
 // ---- the gate -------------------------------------------------------------------------------------------------------
 
-// Whether all elements of t lie inside its storage. FSDP frees a storage and leaves the tensor as it is.
+// Whether all elements of t lie inside its storage. FSDP frees a storage without changing the tensor.
 bool has_memory(const Tensor& t) {
   if (!t.has_storage()) return false;
   if (t.numel() == 0) return true;
@@ -34,7 +34,7 @@ bool has_memory(const Tensor& t) {
   return storage->data() != nullptr && static_cast<size_t>(last + 1) * t.itemsize() <= storage->nbytes();
 }
 
-// Whether t is a dense CPU tensor whose memory can be read as it is, without a forward gradient. The list has the
+// Whether t is a dense CPU tensor whose memory can be read directly, without a forward gradient. The list has the
 // allowed dispatch keys: any other one (Python, functorch, functionalization, quantized, sparse, nested, the negative
 // and the conjugate bit, forward AD's zeros, keys that torch adds later) means that reading the memory is wrong, or
 // that there is none.

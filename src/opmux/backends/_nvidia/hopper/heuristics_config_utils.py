@@ -1,4 +1,4 @@
-"""Tiles on Hopper, where they differ: most defaults were tuned on an H200, and hold for other chips too."""
+"""Tiles on Hopper, where they differ from the defaults, most of which were tuned on an H200 for all chips."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def block_tiles(m: int, n: int, k: int, **rest: Any) -> dict[str, Any]:
 
 
 def grouped_tiles(rows: int, n: int, groups: int, dtype: Any, **rest: Any) -> dict[str, Any]:
-    """Tiles of products of groups: as high as the average group."""
+    """Tiles of grouped products: as high as the average group."""
     high = rows / max(groups, 1)
     if dtype.itemsize > 2 or high <= 16 or n < 128:
         return {}

@@ -220,7 +220,7 @@ def scaled_when(
 
 
 def by_rows(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, out_dtype: torch.dtype) -> bool:
-    """Whether torch has the product with one scale per row: CUTLASS's, for Hopper and later."""
+    """Whether torch has a product with one scale per row (CUTLASS's, for Hopper and later)."""
     both = a_scale.numel() == a.shape[0] and b_scale.numel() == b.shape[0]
     return both and a.is_cuda and out_dtype is torch.bfloat16 and torch.cuda.get_device_capability(a.device)[0] >= 9
 
@@ -276,7 +276,7 @@ def scaled_gemm_plain(
     out_dtype: torch.dtype = torch.bfloat16,
     fast: bool = False,
 ) -> Tensor:
-    """In bfloat16, which represents every FP8 number: for sizes, dtypes and chips without FP8 products."""
+    """Multiplies in bfloat16, which represents every FP8 number: for sizes, dtypes and chips without FP8 products."""
     check_scaled_gemm(a, b, a_scale, b_scale, a_dtype, b_dtype, bias, out_dtype, fast)
     y = _wide_product(a.view(a_dtype).to(torch.bfloat16), b.view(b_dtype).to(torch.bfloat16).t())
     y = y.mul_(a_scale.reshape(-1, 1) * b_scale.reshape(1, -1))

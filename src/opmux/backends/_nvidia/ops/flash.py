@@ -140,7 +140,7 @@ def seen(left: int, right: int) -> tuple[bool, dict[str, Any]]:
 
 
 def after(t: Tensor, cu: Tensor) -> Tensor:
-    """Which tokens are after the last sequence; kernels do not write them."""
+    """A mask of the tokens after the last sequence, which kernels do not write."""
     return torch.arange(t.shape[0], device=t.device) >= cu[-1]
 
 

@@ -33,7 +33,7 @@ OURS = Path(__file__).parents[3]
 
 
 def places(spec: ModuleSpec | None) -> list[Path]:
-    """The file of a module; None if its name is taken by this process or by opmux."""
+    """The files of a module; empty if its name is taken by this process or by opmux."""
     if spec is None:
         return []
     found = [Path(p) for p in ([spec.origin] if spec.has_location else spec.submodule_search_locations or ()) if p]
@@ -208,7 +208,7 @@ def liger_rms_fwd(fn: Any, x: Tensor, weight: Tensor, eps: float, offset: float)
 
 
 def liger_rms_bwd(fn: Any, dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, offset: float) -> tuple[Tensor, Tensor]:
-    """Liger's `in_place` is on by default, and writes dx over dy."""
+    """Turns off Liger's `in_place`, which is on by default and writes dx over dy."""
     block, warps = loaded("liger_kernel.ops.utils").calculate_settings(x.shape[-1])
     g, x, weight, rstd = packed(dy.to(x.dtype), x, weight, rstd)
     given = {"dY": g, "X": x.view(-1, x.shape[-1]), "W": weight, "RSTD": rstd.view(-1), "offset": offset}
@@ -226,7 +226,7 @@ def liger_glu_fwd(fn: Any, a: Tensor, b: Tensor) -> Tensor:
 
 
 def liger_glu_bwd(fn: Any, dy: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Liger writes the gradients over a and b: it gets copies."""
+    """Passes copies of a and b, because Liger writes the gradients over them."""
     mine = {n: t.clone(memory_format=torch.contiguous_format).view(-1, t.shape[-1]) for n, t in (("a", a), ("b", b))}
     da, db = by_name(fn, {**mine, "dc": dy.to(a.dtype).contiguous(), **NO_FACTORS})
     return da.view(a.shape), db.view(b.shape)

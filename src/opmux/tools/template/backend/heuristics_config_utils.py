@@ -1,7 +1,7 @@
 """Tiles on VENDOR_TITLE's chips, where they differ from the defaults: {tunable: {size: value or function(args)}}.
 
-`args` holds what the kernel asks by (n, dtype, ...), "arch", and the sizes as they stand; None leaves a size alone.
-`opmux tune --list` shows every tunable there is. A chip whose programs work in a buffer of their own may start from
+`args` holds the facts that the kernel gives (n, dtype, ...), "arch", and the current sizes; None keeps a size.
+`opmux tune --list` shows every tunable. A chip whose programs work in a buffer of their own may start from
 `opmux.backends.buffers.rules(vendor_info)`.
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def block(args: dict[str, Any]) -> int | None:
-    """Twice the usual block for 16 bits: as many bytes as for 32."""
+    """Twice the default block for 16-bit dtypes: as many bytes as for 32-bit ones."""
     return 2 * args["BLOCK"] if args["dtype"].itemsize == 2 else None
 
 

@@ -13,7 +13,7 @@ from opmux.backends import infer_device
 
 DEVICE = "DEVICE_NAME" if infer_device() == "DEVICE_NAME" else "cpu"
 if DEVICE == "cpu":
-    os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported: it decides then
+    os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported, which reads it then
 ops = pytest.importorskip("PACKAGE_NAME.ops", exc_type=ImportError)
 
 
@@ -22,7 +22,7 @@ def interpreter():
     if DEVICE == "cpu":
         from opmux.kernels.lib import interpret
 
-        interpret.install()  # right bfloat16
+        interpret.install()  # fixes bfloat16
 
 
 def cases():

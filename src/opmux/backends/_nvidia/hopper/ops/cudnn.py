@@ -1,7 +1,7 @@
 """Attention through cuDNN: its kernels are made for Hopper, flash's for Ampere.
 
-`attention_general` comes after our kernels, and runs if a policy names it: cuDNN has only dense batches here, and the
-same sequences must give the same bits packed.
+`attention_general` comes after our kernels, and runs only if a policy names it: cuDNN takes only dense batches here,
+and packed sequences must give the same bits as dense ones.
 """
 
 import os

@@ -24,7 +24,7 @@ from ...ops.flash import HALVES, check_attention, check_attention_bwd, check_var
 
 DIMS = (64, 128)
 ROWS = 128  # rows of a tile of the result: 64 for each of two consumers
-# Limit of strides, in elements: a descriptor takes strides below 2**40 bytes, that of packed ones half of 2**34.
+# Limit of strides, in elements. A descriptor takes strides below 2**40 bytes; for packed sequences, half of 2**34.
 FARTHEST = 2**33
 SECTION = {"forward": 32, "backward_q": 32, "backward_kv": 16}  # heads that share L2 (H200, measured)
 FEW = 16  # with fewer tiles per program, their distribution matters more than L2 (causal tiles differ)

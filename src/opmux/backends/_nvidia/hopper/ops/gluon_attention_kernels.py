@@ -52,7 +52,7 @@ def _over(barrier, phase):
 
 @gluon.jit
 def _turns(tiles, SNAKE: gl.constexpr):
-    """How many tiles this program processes."""
+    """The number of tiles that this program processes."""
     rest = tiles % gl.num_programs(0)
     turns = tiles // gl.num_programs(0)
     return turns + (_nth(turns, SNAKE) % gl.num_programs(0) < rest).to(gl.int32)
@@ -69,7 +69,7 @@ def _nth(turn, SNAKE: gl.constexpr):
 
 @gluon.jit
 def _place(tile, rows, all_heads, SECTION: gl.constexpr):
-    """The row of tiles and the head of a tile's number: heads by sections, each section row by row."""
+    """The row of tiles and the head of a tile. Tiles are numbered by section of heads, then by row, then by head."""
     section = tile // (rows * SECTION)
     inside = tile % (rows * SECTION)
     wide = gl.minimum(SECTION, all_heads - section * SECTION)
@@ -78,7 +78,7 @@ def _place(tile, rows, all_heads, SECTION: gl.constexpr):
 
 @gluon.jit
 def _begin(cu_ptr, i, batch, rows):
-    """Where sequence i begins. Sequence 0 is the tokens before the first of `cu_ptr`, batch + 1 those after all."""
+    """The first token of sequence i. Sequence 0 is the tokens before `cu_ptr[0]`, batch + 1 those after the last."""
     at = gl.load(cu_ptr + gl.minimum(gl.maximum(i - 1, 0), batch)).to(gl.int32)
     return gl.where(i == 0, 0, gl.where(i > batch + 1, rows, at))
 
@@ -105,7 +105,7 @@ def _sequence(at, cu_ptr, batch, rows, BLOCK: gl.constexpr):
 def _describe(ptr, cu_ptr, batch, heads, rows, z, h, r, BLOCK: gl.constexpr, DIM: gl.constexpr):
     """A TMA descriptor of a tensor [batch, heads, rows, DIM]: rows out of bounds are read as zero, and not written.
 
-    Packed, one dimension is the token at which a sequence ends, and one counts the `FAR` rows before that end: a
+    Packed sequences: one dimension is the token at which a sequence ends, one counts the `FAR` rows before that end: a
     sequence of n rows is the last n of these, so TMA's bounds check stops at its end. Otherwise 0 times a NaN of the
     next sequence would be NaN. The first dimension, whose index is always FAR, subtracts the FAR rows: addresses are
     modulo 2**64, and FAR * WRAP * 2 bytes are 0. (A base address FAR rows before the tensor would do as well, but TMA

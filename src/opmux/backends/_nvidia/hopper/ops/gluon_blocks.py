@@ -1,4 +1,4 @@
-"""FP8 products with scales of blocks by our kernel for Hopper, in Gluon."""
+"""FP8 products with block scales by our kernel for Hopper, in Gluon."""
 
 from __future__ import annotations
 

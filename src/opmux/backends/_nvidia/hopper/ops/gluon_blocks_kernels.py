@@ -65,7 +65,7 @@ def write(y, place, bias_ptr, b_y, first_m, first_n, n):
     if bias_ptr is not None:
         i_n = first_n + gl.arange(0, BLOCK, layout=gl.SliceLayout(0, b_y.type.layout))
         b_y += gl.load(bias_ptr + i_n, mask=i_n < n, other=0.0).to(gl.float32)[None, :]
-    tma.store_wait(0)  # until the previous store has left `place`
+    tma.store_wait(0)  # wait until the previous store has read `place`
     place.store(b_y.to(y.dtype))
     fence_async_shared()
     copy_out(y, [first_m, first_n], place)
@@ -85,7 +85,7 @@ def sums(b_y, b_z, ring, step, scales, TEAM: gl.constexpr, BLOCK_N: gl.constexpr
     b_p = warpgroup_mma_wait(0, deps=[b_p])
     if BLOCK_N == 2 * BLOCK:
         b_y += b_p * (b_sa * b_sb)[:, None]
-        # No product is pending: this keeps these sums before the next products, which reuse b_p's registers.
+        # No product is pending: the wait makes these sums precede the next products, which reuse b_p's registers.
         b_y = warpgroup_mma_wait(0, deps=[b_y])
         b_p = warpgroup_mma(b_a, b_b.slice(BLOCK, BLOCK).permute((1, 0)), b_p, use_acc=False, is_async=True)
         b_p = warpgroup_mma_wait(0, deps=[b_p])

@@ -1,6 +1,6 @@
 """Ops for VENDOR_TITLE's chips: what is exported under the name of an op runs there instead of the kernel for any chip.
 
-Names are those of `opmux.ops`; one that is no op appears there as it is. Ops of torch are rows instead:
+Names are those of `opmux.ops`; other names are added there unchanged. Ops of torch are listed as rows instead:
 
     def get_specific_ops():
         return (("mm", mm, Autograd.disable),)  # from opmux.backends import Autograd

@@ -1,6 +1,6 @@
 """silu_mul: the example of an op. Write what suits the chip, or delete the file and its line in `__init__.py`.
 
-Its backward stays the kernel for any chip: a forward saves what the op says, and any backward can follow it.
+Its backward is still the kernel for any chip: a forward saves what the op declares, so any backward can use it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from opmux.specs import activation as spec
 
 
 def _silu_mul(a_ptr, b_ptr, y_ptr, n, BLOCK: tl.constexpr):
-    """A block a program; float32 inside, rounded once."""
+    """One block per program; computes in float32 and rounds once."""
     o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     m = o < n
     b_a = tl.load(a_ptr + o, mask=m, other=0.0).to(tl.float32)
@@ -38,7 +38,7 @@ def tiles_of(dtype: torch.dtype) -> Tiles:
 
 @host_code(spec.silu_mul)
 def silu_mul(a: Tensor, b: Tensor) -> Plan:
-    """Asked once for each dtype, shape, stride and device of the tensors; all that costs time belongs here."""
+    """Called once for each dtype, shape, stride and device of the tensors: do all that takes time here."""
     y, n = OutputSpec.of(a.shape, a.dtype), a.numel()
     if n == 0:
         return Plan({"y": y})
@@ -47,4 +47,4 @@ def silu_mul(a: Tensor, b: Tensor) -> Plan:
     return Plan({"y": y}, [launch], strided(a=a, b=b))
 
 
-silu_mul.dtypes = {torch.float32, torch.float16, torch.bfloat16}  # the others go to the kernel for any chip
+silu_mul.dtypes = {torch.float32, torch.float16, torch.bfloat16}  # other dtypes go to the kernel for any chip
