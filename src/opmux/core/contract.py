@@ -48,7 +48,7 @@ class Rule:
     """
 
     error: type[Exception] = ValueError
-    late = False  # whether it reads other tensors, which must be checked before
+    late = False  # whether it reads other tensors, which must be checked first
 
     def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
         raise NotImplementedError
@@ -684,7 +684,7 @@ class Contract:
         types: list[tuple[str, Any]] = []
         if a.type is not None:
             types = [("a list", [value])] if a.type is Tensor else [("an object", object())]
-            types += [] if a.optional or a.type is bool else [("None", None)]  # torch takes None for False
+            types += [] if a.optional or a.type is bool else [("None", None)]  # torch accepts None for False
         for word, wrong in types:
             yield word, False, {**good, a.name: wrong}
         for word, wrong in self._wrong(a, value, good):

@@ -15,7 +15,7 @@ class Dim(NamedTuple):
 
     name: str  # "" for any size
     star: bool = False  # any number of dimensions
-    broadcast: bool = False  # or 1
+    broadcast: bool = False  # or size 1
     factor: int | str = 1  # a multiplier, or the name of an int argument that is the multiplier
     size: int | None = None  # a constant size
     plus: int = 0  # an addend
@@ -52,7 +52,7 @@ class Dim(NamedTuple):
 
 
 class Size(NamedTuple):
-    """A size, and the argument it was taken from."""
+    """A size, and the argument that it comes from."""
 
     value: Any  # an int, or a tuple of them for *name
     of: str
@@ -60,10 +60,10 @@ class Size(NamedTuple):
 
 @dataclass(frozen=True)
 class Dims:
-    """The shape of a tensor, in terms of names that the arguments of an op share."""
+    """The shape of a tensor, in terms of size names that the arguments of an op share."""
 
     words: tuple[Dim, ...]
-    star: int | None  # the index of the word for any number of dimensions
+    star: int | None  # the index of the word that stands for any number of dimensions
     fixed: int  # the number of other words
 
     @classmethod
