@@ -7,7 +7,7 @@
 | `faces/te/boot.py` | `transformer_engine_torch` and `.plugin(s)`; it changes the layer's modules | `uninstall` |
 | `opmux_startup.py` | `transformer_engine.plugin(s)`, `backend_utils` | the process ends |
 
-An installed library keeps its names, unless a grant shadows it: the finder serves what no other finder has.
+An installed library keeps its names unless a grant shadows it: this finder only serves names that no other one finds.
 """
 
 from __future__ import annotations

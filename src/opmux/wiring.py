@@ -1,4 +1,4 @@
-"""Dependency injection between layers: what core and cpp need from the layers above, without importing them.
+"""Dependency injection: the objects that core and cpp need from the layers above, without importing them.
 
 `opmux/__init__.py` registers how each one is made; core calls that when it first needs it. This file imports nothing,
 so that every layer may import it.

@@ -320,7 +320,7 @@ def _unpack(names: list[str], convert: str) -> str:
 
 
 def shape_only(value: Tensor) -> Tensor:
-    """For an argument of which only shape and dtype matter, an expanded one-element tensor; its contents are undefined.
+    """An expanded one-element tensor, for an argument of which only shape and dtype matter; its contents are undefined.
 
     The element is shared by all calls, because allocating it takes longer than the rest of a forward.
     """

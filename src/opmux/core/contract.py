@@ -112,7 +112,7 @@ class real(Rule):
 
 @dataclass(frozen=True)
 class or_cpu(Rule):
-    """A tensor that may also be on the CPU when the others are not."""
+    """A tensor that may be on the CPU even if the others are not."""
 
     def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
         return None  # `Contract` compares devices
@@ -578,7 +578,7 @@ class Contract:
 
     @property
     def plain(self) -> bool:
-        """Whether all arguments are tensors, numbers, strings or dtypes, which can be made into a cache key."""
+        """Whether all arguments are tensors, numbers, strings or dtypes, so that they can be a cache key."""
         return all(a.type is not None and (a.type == list[int] or not is_list(a.type)) for a in self.arguments)
 
     def check(self, given: Mapping[str, Any], op: str | None = None) -> None:
@@ -676,7 +676,7 @@ class Contract:
         return head + found + "\n".join(lines)
 
     def bad(self, a: Argument, good: Mapping[str, Any]) -> Iterator[tuple[str, bool, dict[str, Any]]]:
-        """For tests: calls that must raise, each a valid call with one argument made invalid.
+        """For tests: calls that must raise. Each one is a valid call in which one argument was made invalid.
 
         Yields (what is wrong, whether all Python types are right, the arguments).
         """

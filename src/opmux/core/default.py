@@ -335,5 +335,5 @@ def with_denied_vendors(*vendors: str) -> PolicyScope:
 
 
 def explain(op: str | Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
-    """Which impl of an op runs for these arguments, and why the others do not."""
+    """Which impl of an op would run for these arguments, and why each other one would not."""
     return get_default_manager().explain(op, *args, **kwargs)

@@ -226,7 +226,7 @@ def _module_of(value: Any) -> str:
 
 
 def _blocked(found: Plugin) -> str | None:
-    """Why the allow and block lists exclude a plugin, or None; evaluated before any of it is imported."""
+    """Why the allow and block lists exclude a plugin; None if they do not. Evaluated before the plugin is imported."""
     names = _names_of(found)
     if names & _normal(knobs.BLOCK_PLUGINS.get() or ()):
         return "named in OPMUX_BLOCK_PLUGINS"

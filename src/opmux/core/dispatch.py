@@ -316,7 +316,7 @@ class Chain:
     def _must_be_traceable(self, args: tuple, kwargs: dict) -> bool:
         """Whether torch must see the op: the call is traced or transformed, or has tensors that are not plain."""
         if self.spec is None or not self._typed or not self.spec.primitive or isinstance(self.spec, Derived):
-            return False  # a derived op runs below torch's dispatcher, where tracers have already seen the call
+            return False  # a derived op runs below torch's dispatcher, so tracers have already recorded the call
         if dispatch_modes() or forward_ad._current_level >= 0 or transforms_active():
             return True
         return not all(is_plain(t) and is_real(t) for t in tensors_in((args, kwargs)))
@@ -380,7 +380,7 @@ class Chain:
     # -- what a call may write
 
     def _written(self, args: tuple, kwargs: dict) -> list[tuple[str, Any]]:
-        """The arguments that this call may write, by name: those that the op declares; without a spec, all."""
+        """The arguments that this call may write, by name: those that the op declares; all if there is no spec."""
         everything = [(f"argument {i}", a) for i, a in enumerate(args)] + list(kwargs.items())
         if self.spec is not None:
             try:
@@ -480,7 +480,7 @@ def by_class(form: Form, speeds: Speeds, pair_for: Callable[[Measured], Pair]) -
 
 
 class Fallback:
-    """One call that tries the candidates in order: what it may write, and the failures so far."""
+    """One call that tries the candidates in order. Holds what the call may write, and the failures so far."""
 
     def __init__(self, chain: Chain, args: tuple, kwargs: dict):
         self.chain, self.args, self.kwargs = chain, args, kwargs

@@ -101,7 +101,7 @@ class Plan:
         return followed(pair, args, kwargs)
 
     def miss(self, x: Any) -> Pair:
-        """The pair for a first tensor that is not in the table yet."""
+        """The pair for the first tensor of a call; called if the table has no pair for it yet."""
         if self.make is None:
             return self.table
         at = self.table
@@ -304,7 +304,7 @@ class Form:
 
 
 class EntryPoint:
-    """The stable functions of one op, and the plan that says what they call.
+    """The functions of one op, which never change identity, and the plan that says what they call.
 
     `fn` is the public one; `raw` is the same without the checks for gradients and tracers, for autograd and compiled
     graphs.

@@ -45,7 +45,7 @@ class Attempt:
     def __init__(self) -> None:
         self.held = threading.Lock()
         self.thread = threading.current_thread()
-        self.threads = WeakSet(threading.enumerate())  # those that existed when it began
+        self.threads = WeakSet(threading.enumerate())  # the threads that existed when the attempt began
 
     def is_running(self) -> bool:
         return self.held.locked() and self.thread in threading.enumerate()  # not in a forked child of another thread

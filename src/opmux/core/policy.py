@@ -45,7 +45,7 @@ class SelectionPolicy:
 
     prefer: str = "flagos"
     strict: bool = False
-    per_op_order: Any = ()  # given as a mapping or pairs, kept as ((name, (token, ...)), ...)
+    per_op_order: Any = ()  # given as a mapping or as pairs; stored as ((name, (token, ...)), ...)
     deny_vendors: frozenset[str] = frozenset()
     allow_vendors: frozenset[str] | None = None
     left_out: Any = ()  # vendors whose impls of kind VENDOR do not run, and why: ((vendor, reason), ...)
@@ -229,7 +229,7 @@ def get_global_policy() -> SelectionPolicy:
 
 
 def get_policy() -> SelectionPolicy:
-    """The current policy: that of the innermost scope, else the process's."""
+    """The policy of the innermost scope; outside of all scopes, the process's policy."""
     live = entry.scope.get()
     return (None if live is None else live.policy) or get_global_policy()
 
@@ -439,7 +439,7 @@ def forget_bindings() -> None:
 def _table(policy: SelectionPolicy) -> PairTable:
     table = _tables.get(policy)
     if table is None:
-        if len(_tables) >= 64:  # policies made in a loop: drop the oldest; a live scope keeps its table
+        if len(_tables) >= 64:  # policies made in a loop fill it: drop the oldest one; a live scope keeps its table
             _tables.pop(next(iter(_tables)))
         table = _tables[policy] = PairTable(policy)
     return table

@@ -273,7 +273,7 @@ class OpRegistry:
         return copy
 
     def adopt(self, staged: OpRegistry) -> list[OpImpl]:
-        """Add what was added to a staged copy; returns the new impls."""
+        """Add the impls that were added to a staged copy; returns the new impls."""
         with lock.held:
             new = {k: [i for i in v if i not in self._impls.get(k, ())] for k, v in staged._impls.items()}
             new = {k: v for k, v in new.items() if v}

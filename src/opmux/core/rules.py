@@ -75,7 +75,7 @@ class multiple_of(Rule):
 
 @dataclass(frozen=True)
 class ndim(Rule):
-    """A tensor of one of these numbers of dimensions."""
+    """A tensor whose number of dimensions is one of `allowed`."""
 
     allowed: tuple[int, ...]
 

@@ -54,7 +54,7 @@ class Dim(NamedTuple):
 class Size(NamedTuple):
     """A size, and the argument that it comes from."""
 
-    value: Any  # an int, or a tuple of them for *name
+    value: Any  # an int; for *name, a tuple of ints
     of: str
 
 
@@ -130,7 +130,7 @@ class Dims:
         return tuple(made)
 
     def partly(self, sizes: Mapping[str, Size]) -> str:
-        """The shape with known sizes as numbers and the others as names."""
+        """The shape, with known sizes as numbers and unknown sizes as names."""
         named = lambda word: word._replace(factor=word.times(sizes) or word.factor)
         parts = [Dims((word,), None, 1).wanted(sizes) or (named(word),) for word in self.words]
         return f"({', '.join(str(size) for part in parts for size in part)})"

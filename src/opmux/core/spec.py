@@ -122,7 +122,7 @@ class Spec:
     flops: Callable[..., int] | None = None
     schema: str | None = None
     fake: Callable[..., Any] | None = None
-    result: Callable[[Any], Any] | None = None  # converts what a foreign impl returns to this op's results
+    result: Callable[[Any], Any] | None = None  # converts a foreign impl's return value to this op's results
     looks: tuple[str, ...] = ()  # for a backward: arguments whose data is not saved, only shape and dtype
     compared: Callable[[dict[str, Any]], dict[str, Any]] | None = None  # the results by name -> the values to compare
     recompute: Callable[..., tuple] | None = None  # computes the results again from the saved values, by name

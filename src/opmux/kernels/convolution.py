@@ -287,7 +287,7 @@ SHARES = 64  # most partial sums of a weight gradient
 
 
 class Geometry(NamedTuple):
-    """A convolution without its tensors."""
+    """The parameters of a convolution: rank, stride, padding, dilation, kernel size, groups."""
 
     rank: int
     stride: tuple[int, int, int]
@@ -378,7 +378,7 @@ def _convolve(
 def _weight_gradient(
     geo: Geometry, dy: Tensor, x: Tensor, weight: OutputSpec, precise: str
 ) -> tuple[dict[str, OutputSpec], list[Step]]:
-    """Launches for dweight: its rows are the channels of dy, or those of x for a transposed convolution."""
+    """Launches for dweight. Its rows are the channels of dy; for a transposed convolution, those of x."""
     rows, cols = (x, dy) if geo.transposed else (dy, x)
     p, q, w = Planes.of(rows, geo.rank), Planes.of(cols, geo.rank), Planes.of(weight, geo.rank)
     n_row, n_col, n_w = weight.shape[0] // geo.groups, weight.shape[1], torch.Size(weight.shape).numel()

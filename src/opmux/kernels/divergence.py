@@ -199,7 +199,7 @@ def backward_tiles(n: int, dtype: torch.dtype) -> Tiles:
 
 
 def _plan(input: Tensor, target: Tensor, others: dict[str, Any], eps: float | None = None, **constants: Any) -> Plan:
-    """The plan of a forward or, if dloss is among the others, of a backward."""
+    """The plan of a forward; if `others` contains dloss, the plan of a backward."""
     back = "dloss" in others
     rows = RowSizes.of(input=input, target=target)
     wide = opmath_dtype(input.dtype)

@@ -237,7 +237,7 @@ def _around(y: Tensor, dim: int, start: int, length: int, of: Tensor | Late | in
 
 
 def _replaced(y: Tensor, of: Tensor | int, part: Tensor, src: Tensor) -> Stages:
-    """Two launches: write all of y, then overwrite a part of it. For a rest that is not just two blocks."""
+    """Two launches: write all of y, then overwrite a part of it. Used if the rest of y is not just two blocks."""
     return [[(y, of)], [(part, src)]]
 
 

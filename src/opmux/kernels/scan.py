@@ -655,7 +655,7 @@ def cumprod(x: Tensor, dim: int, dtype: torch.dtype | None) -> Plan:
 
 @planned(spec.cumprod_bwd)
 def cumprod_bwd(dy: Tensor, x: Tensor, dim: int) -> Plan:
-    """Two scans: one computes terms, and which of two sums each belongs to; the other computes these sums."""
+    """Two scans: one computes terms, and the sum (of two) that each term belongs to; the other computes the sums."""
     makes = {"dx": _like(x)}
     if not x.numel():
         return Plan(makes)

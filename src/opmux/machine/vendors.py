@@ -36,7 +36,7 @@ from ..imports import foreign_names
 
 
 class BadVendor(OpmuxError, ValueError):
-    """A vendor's package that cannot be used; the message names the file and what to change."""
+    """A vendor's package that cannot be used; the message names the file and the necessary change."""
 
 
 class Autograd(Enum):

@@ -81,7 +81,7 @@ class SpeedFiles(Generic[T]):
         return found
 
     def path(self, chip: Chip) -> Path | None:
-        """The user's file for a chip and the versions of this process; None for a chip that is not present."""
+        """The user's file for a chip and the versions of this process; None if the chip is not present."""
         folder = directory()
         if folder is None or not chip.name:
             return None

@@ -87,7 +87,7 @@ FORMS: dict[str, tuple[Any, Callable[..., Cells], str | None]] = {
 
 
 def _torchs_result(form: str, x: Tensor, dim: int, index: Tensor, source: Tensor | None) -> Tensor:
-    """torch's result for meta tensors; raises NotSupported for what torch rejects."""
+    """torch's result for meta tensors; raises NotSupported for arguments that torch rejects."""
     op, _, reduce = form.partition(".")
     args = (x, dim, index, 0 if source is None else source)
     if op == "scatter" and reduce:

@@ -78,7 +78,7 @@ def strides_of(stride: tuple[int, ...]) -> tuple[int, int, int]:
 
 
 def like(t: Tensor, dim: int | None = None, seq_first: bool = False) -> OutputSpec:
-    """An output with the memory layout of `t`, or with `seq_first` with that of contiguous [batch, seq, heads, dim]."""
+    """An output with the memory layout of `t`; with `seq_first`, with that of contiguous [batch, seq, heads, dim]."""
     shape = (*t.shape[:-1], t.shape[-1] if dim is None else dim)
     if t.dim() == 3:
         return OutputSpec.of(shape, t.dtype)
@@ -88,7 +88,7 @@ def like(t: Tensor, dim: int | None = None, seq_first: bool = False) -> OutputSp
 
 
 class Options(NamedTuple):
-    """Features of the other attention ops that `attention` does not have."""
+    """Options of the other attention ops that `attention` does not have."""
 
     at_end: bool = True
     softcap: float = 0.0

@@ -202,8 +202,8 @@ def attended(
 ):  # fmt: skip
     """Online softmax over the keys from `first` to `last`: updates the output, its sum and its maximum.
 
-    MASKED: some keys in the range may be masked. LATE: `scale` is multiplied in the instruction that subtracts the
-    maximum, which requires a positive scale and no term added to the products.
+    MASKED: some keys in the range may be masked. LATE: multiply by `scale` in the instruction that subtracts the
+    maximum; requires a positive `scale`, and that nothing is added to the products.
     """
     for begin in range(first, last, BLOCK_N):
         i_n = begin + tl.arange(0, BLOCK_N)
@@ -527,7 +527,8 @@ def _bwd_kv(
         b_dv = tl.zeros([BLOCK_N, BLOCK_E], WIDE)
         if DROP:
             key, counter = seeded(seed_ptr, key, counter)
-        # [first, last): queries that attend to any of these keys; [full_first, full_last): to all of them, unmasked.
+        # [first, last): queries that attend to some of these keys; [full_first, full_last): queries that attend to all
+        # of them.
         # Keys out of bounds need no mask because their gradients are not stored.
         first, last = 0, n_queries
         full_first, full_last = 0, n_queries // BLOCK_M * BLOCK_M

@@ -113,7 +113,7 @@ class Loop:
         return f"{index} * {name}"
 
     def head(self) -> list[str]:
-        """The lines that compute i and j. Call after all `at`: only the dimensions that they used are computed."""
+        """The lines that compute i and j. Call this after all calls of `at`: it computes only the used dimensions."""
         lines = ["pid = tl.program_id(0)"]
         column = ""
         if self.rows:

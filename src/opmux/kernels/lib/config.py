@@ -66,7 +66,7 @@ class Tiles:
         return {"threads": self.threads, "stages": self.stages, **self.sizes}
 
     def changes(self, default: Tiles) -> dict[str, Any]:
-        """The values that differ from a default. The cache stores only these; the rest follow the call's facts."""
+        """The values that differ from a default. The cache stores only these; the call's facts determine the others."""
         usual = default.flat()
         return {name: value for name, value in self.flat().items() if value != usual[name]}
 

@@ -32,7 +32,7 @@ class Elements:
         self.pointers = list(operands)
 
     def load(self, name: str, beyond: str = "", other: str = "") -> str:
-        """The source of a load; `beyond` is added to the offset."""
+        """The source of a load; `beyond` is a term that is added to the offset."""
         at, mask = self.places[name]
         other = f", other={other}" if other and mask else ""
         return f"tl.load({' + '.join(filter(None, (f'{name}_ptr', at, beyond)))}{_under(mask)}{other})"

@@ -370,7 +370,7 @@ def _on_meta(spec: Any, params: list[inspect.Parameter], asked: list[Any]) -> An
 
 
 def _results(tensors: _Tensors, natural: Any, out: Any, like: Tensor) -> Any:
-    """The results as meta tensors, with the layout that torch gives them or that of `out`."""
+    """The results as meta tensors, with the layout that torch gives them; with `out`, with the layout of `out`."""
     many = isinstance(natural, (list, tuple))
     listed: list[Tensor] = list(natural) if many else [natural]
     if out is None:

@@ -136,7 +136,7 @@ def adam(
 def hold(
     flag_ptr, lr_ptr, step_ptr, scale_ptr, held_ptr, log1: tl.float64, log2: tl.float64, CORRECT: tl.constexpr
 ):  # fmt: skip
-    """Compute once what a capturable step needs of numbers on the device; float32 loses digits of 1 - 0.999."""
+    """Compute once the values that a capturable step needs from device numbers; in float32, 1 - 0.999 loses digits."""
     tl.store(held_ptr, tl.load(lr_ptr))
     inv_c1 = 1.0
     inv_c2 = 1.0

@@ -522,7 +522,7 @@ def _finish(
     SETTLE: tl.constexpr, FINISH: tl.constexpr, START: tl.constexpr, PLACE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Combine the parts of all programs in order. Each part has `part` elements, the last one the rest."""
+    """Combine the parts of all programs in order. Each part has `part` elements; the last one may have fewer."""
     i_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     i_m = tl.arange(0, BLOCK_M)[:, None]
     m = (i_m < parts) & (i_n[None, :] < n)

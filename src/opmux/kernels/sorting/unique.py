@@ -89,7 +89,7 @@ def _runs(x: Tensor, at: Tensor | None, return_inverse: bool, return_counts: boo
 
 
 def _runs_of(g: Tensor, x: Tensor, at: Tensor | None, return_inverse: bool, return_counts: bool) -> Three:
-    """`_runs` for a given g [n]: whether a run begins at each element of x."""
+    """`_runs` if g [n] is known: whether a run begins at each element of x."""
     n, nothing = x.numel(), torch.empty(0, dtype=torch.int64, device=x.device)
     ends = ends_of(g)(g)
     found = int(ends[-1].item())
