@@ -362,7 +362,7 @@ class each(Rule):
 
     def got(self, value: Any) -> str:
         wrong = (f"{self.rule.got(v)} at index {i}" for i, v in enumerate(value) if self.rule.problem(v, {}))
-        return next(wrong, shown(value))  # a rule that reads another argument reports nothing without it
+        return next(wrong, shown(value))  # a rule that needs another argument reports no problem
 
     def wrong(self, value: Any) -> Iterator[tuple[str, Any]]:
         for word, item in self.rule.wrong(value[0]) if value else ():

@@ -75,7 +75,7 @@ class Memory:
         return None if found is None else found.get(None) or found.get(case)
 
     def only_failed(self, key: str, impl_id: str) -> Failure | None:
-        """A failure of an impl that has not succeeded for any other dtype and shape class since; else None.
+        """An impl's failure, if the impl has not succeeded since for any other dtype and shape class; else None.
 
         Used for a call whose tensors are not known. Successes are counted only while an impl is on trial, and ours is
         not (except where an op writes), so one failure marks our impl as failed.

@@ -1,4 +1,4 @@
-// // The gate: torch's dispatcher calls it for an overridden overload, instead of calling the override in Python.
+// The gate: torch's dispatcher calls it for an overridden overload, instead of calling the override in Python.
 //
 // The gate calls ATen's kernel, without Python, if the overload is off or the call is too small; otherwise it calls the
 // override with the same arguments. If the override only allocated and launched kernels, further calls with the same

@@ -1,4 +1,4 @@
-// // Launches kernels of calls that Python has recorded, through the driver and without Python.
+// Launches kernels of calls that Python has recorded, through the driver and without Python.
 //
 // The key of a call holds everything that may change what it launches. If a call only allocated its results and
 // launched Triton kernels, further calls with the same key launch the same kernels, with the pointers of their own

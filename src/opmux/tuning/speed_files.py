@@ -204,7 +204,7 @@ def directory() -> Path | None:
 
 def made_for(chip: Chip) -> dict[str, str]:
     """The properties that a measured time depends on."""
-    ours = sys.modules["opmux"]  # not imported: runtime depends on nothing above it
+    ours = sys.modules["opmux"]  # not imported: this package depends on nothing above it
     return {
         "chip": chip.name,
         "arch": chip.arch or "",

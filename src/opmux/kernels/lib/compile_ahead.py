@@ -205,7 +205,7 @@ def _work(pipe: Connection, kernels: Sequence[Kernel], launchers: bool) -> NoRet
 
 
 def _compile(kernel: Kernel, patient: bool, launchers: bool) -> str:
-    """Compile a kernel; returns the outcome: compiled, left to or done by another process, or the error message."""
+    """Compile a kernel; returns COMPILED, THERE, BUSY (another process is compiling it), or the error message."""
     if not launchers and kernel.is_cached():
         return THERE
     with _lock(kernel.key, patient) as held:
