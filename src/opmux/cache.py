@@ -50,7 +50,7 @@ def root() -> Path | None:
         base = "~/.cache"
     try:
         return Path(asked or Path(base, "opmux")).expanduser().absolute()
-    except RuntimeError:  # a user without a home directory, as in many containers
+    except RuntimeError:  # this user has no home directory, as in many containers
         return None
 
 
@@ -279,12 +279,12 @@ def _open_lock(path: str, flags: int) -> int:
     except PermissionError:
         if not Path(path).exists():
             raise
-        return os.open(path, flags)  # a file of root: read access is enough to wait for its lock
+        return os.open(path, flags)  # root owns the file: read access is enough to wait for its lock
 
 
 def _unlock(lock: io.FileIO) -> None:
     assert fcntl is not None
-    fcntl.flock(lock, fcntl.LOCK_UN)  # a child forked meanwhile has the descriptor too
+    fcntl.flock(lock, fcntl.LOCK_UN)  # a child forked meanwhile shares the descriptor
     lock.close()
 
 

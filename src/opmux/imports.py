@@ -49,7 +49,7 @@ ROWS = {
         Row("backend_utils", "backend_utils", "opmux.backends.backend_utils"),
         Row("flag_gems", "flag_gems", "opmux.faces.flag_gems.names:MODULES"),
         Row("liger_kernel", "liger_kernel", "opmux.faces.liger.names:SERVED"),
-        Row("transformer_engine", "transformer_engine", ""),  # a parent for the others, if it is not installed
+        Row("transformer_engine", "transformer_engine", ""),  # the parent of the others if the library is not installed
         Row("transformer_engine", "transformer_engine_torch", "opmux.tex"),
         Row("transformer_engine", "transformer_engine.plugin", ""),
         Row("transformer_engine", "transformer_engine.plugin.core", "opmux.core"),
@@ -296,7 +296,7 @@ class _Tolerant(importlib.abc.Loader):
             module.__dict__.update(__path__=[], __getattr__=functools.partial(_absent, why))
             finder.give(LAYER, module)
         if finder.serves(PLUGINS[0]):
-            finder.give(PLUGINS[0], sys.modules[PLUGINS[0]])  # as its attribute
+            finder.give(PLUGINS[0], sys.modules[PLUGINS[0]])  # also makes it an attribute of the layer
 
 
 def _absent(why: str, name: str) -> Any:

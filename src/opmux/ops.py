@@ -22,7 +22,7 @@ def __getattr__(name: str) -> Any:
     spec = _spec(name)
     if spec is None:
         extras = _extras()
-        if name in extras:  # not cached: its vendor may be removed
+        if name in extras:  # not cached, because its vendor may be removed
             return extras[name]
         spec = _spec(name)  # now that plugins are loaded: one of them may declare it
     if spec is None:

@@ -66,7 +66,7 @@ def backward(_ctx, {grads}):
 def make_call(spec: Spec, entry: EntryPoint, backward: EntryPoint, traced: Callable[..., Any]) -> Callable[..., Any]:
     """The function that runs a differentiable op so that autograd records it. It takes all arguments of the op."""
     special = [_is_special(name, kind) for name, kind in _kinds(spec).items() if kind != "plain"]
-    if not spec.namespace.ours:  # for our own ops the entry has already checked
+    if not spec.namespace.ours:  # our own ops have already checked this
         special.append("_transforms()")
     params = ", ".join(p.split("=")[0] for p in entry.form.params.split(", "))
     text = ENTRY.format(

@@ -13,7 +13,7 @@ from typing import Any
 from .policy import ORDERS, SelectionPolicy, matches
 from .registry import BackendImplKind, OpImpl, When
 
-MARGIN = 1.02  # a difference below this is noise, and the order stays
+MARGIN = 1.02  # a smaller difference is noise: the policy's order stays
 OURS = "default.flagos"
 
 
@@ -34,7 +34,7 @@ class Candidate:
     us: float | None = None  # measured for this class of calls
     after: Mapping[str, str] = field(default_factory=dict)  # impl_id of a faster candidate -> the reason
     call: Callable[..., Any] = None  # type: ignore[assignment]  # the impl, with the signature that the entry uses
-    when: When | None = None  # its condition, with that signature
+    when: When | None = None  # the impl's condition, with the signature that the entry uses
 
     @property
     def own_gradient(self) -> bool:

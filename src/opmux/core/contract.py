@@ -380,7 +380,7 @@ class shape(Rule):
     """
 
     of: Callable[..., tuple[int | None, ...]]
-    text: str = ""  # for the documentation
+    text: str = ""  # shown in the documentation
     none: bool = False  # whether `of` accepts None; if not, nothing is checked when an argument is None
     least: bool = False  # whether a larger size is accepted
     late = True
@@ -441,7 +441,7 @@ class Kind:
         kind = self
         if self.dtypes is not None:
             rules = [dtypes(self.dtypes), *rules]
-        elif rules and type(rules[0]) is dtypes:  # for the documentation
+        elif rules and type(rules[0]) is dtypes:  # shown in the documentation
             kind = Kind(either(map(dtype_name, rules[0].allowed)), None, self.last)
         return Annotated[of, Form(kind, Dims.of(text), tuple(rules))]
 

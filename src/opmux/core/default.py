@@ -33,7 +33,7 @@ class DefaultManager(OpManager):
         self._kernels_version = -1  # specs.version when all kernels were last imported
         self._families_loaded: set[str] = set()
         self._plugins: discovery.Handled = {}
-        self._settings_checked = False  # whether unknown settings were warned of
+        self._settings_checked = False  # whether a warning about unknown settings was logged
         self._checked_tokens: set[tuple[str, str]] = set()  # (space, token) that `Extension.check_token` has accepted
 
     def _fill(self) -> None:

@@ -40,7 +40,7 @@ class Plugin:
     impls: tuple[str, ...] = ()  # "op=impl_id"
 
 
-Handled = dict[tuple[str, str], Plugin]  # by name and target
+Handled = dict[tuple[str, str], Plugin]  # key: (name, target)
 
 _seen: Handled = {}
 
@@ -286,7 +286,7 @@ def _other_names(found: Plugin) -> set[str]:
 
 def _check_api(found: Plugin, plugin: Any) -> None:
     wants = getattr(plugin, "OPMUX_API", None)
-    if wants is None:  # a function, a class or an object: read it from its module
+    if wants is None:  # a function, class or object: read OPMUX_API from its module
         wants = getattr(sys.modules.get(_module_of(plugin)), "OPMUX_API", None)
     if wants is not None and wants != API_VERSION:
         raise PluginError(

@@ -123,7 +123,7 @@ class Chain:
         # Dtypes and shapes for which the first candidate is called directly: it has not failed and is proven. Two sets,
         # as calls that write are proven separately from calls that do not (an output buffer may be optional).
         self._seen: tuple[set[Any], set[Any]] = (set(), set())
-        self._typed = typed  # called with all arguments of the op's own signature
+        self._typed = typed  # whether calls have all arguments of the op's own signature
         self._logged: set[str] = set()
 
     # -- the entry
@@ -489,7 +489,7 @@ class Fallback:
         self.case: Case = (None if self.first is None else self.first.dtype, shape_class(self.first))
         self.written = chain._written(args, kwargs)
         self.trail: list[tuple[Refused, Exception | None]] = []
-        self.saved: snapshot.Snapshot | str | None = None  # a str is the reason why there is no snapshot
+        self.saved: snapshot.Snapshot | str | None = None  # if a str: the reason why there is no snapshot
 
     def skips(self, candidate: Candidate) -> bool:
         """Whether to skip a candidate: it is quarantined, or its `when` refuses. Under strict, raises instead."""

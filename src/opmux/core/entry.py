@@ -62,7 +62,7 @@ LOOKS: dict[str, tuple[Callable[[Any], Any], ...]] = {
 # Whether torch must see the op: a tracer or a transform is active. Checking for all of them takes 60 to 150 ns.
 TRACER_CHECKS = {
     "all": "_dual._current_level >= 0 or _modes() or _transforms()",
-    "transforms": "_transforms()",  # for kernels that check for the other tracers themselves
+    "transforms": "_transforms()",  # for kernels that detect other tracers themselves
     "": "",
 }
 
@@ -111,7 +111,7 @@ class Plan:
         pair = at.get(last)
         if pair is None:
             try:
-                pair = at.setdefault(last, self.make(x))  # without a lock: it runs impls' availability checks
+                pair = at.setdefault(last, self.make(x))  # without a lock, because it runs impls' availability checks
             except OpmuxError as error:
                 raise error from None  # hide the table's KeyError
         return pair
@@ -331,7 +331,7 @@ class EntryPoint:
                 bind(self)
             else:
                 self.watch_scopes(True)
-            target, recover = self.pair()  # not `raw`, which would count the call again
+            target, recover = self.pair()  # not `raw`, because that would count the call again
             try:
                 return target(*args, **kwargs)
             except Exception as error:

@@ -17,7 +17,7 @@ class Launch(NamedTuple):
 
     compiled: Any  # Triton's CompiledKernel; None where kernels are interpreted
     grid: tuple[int, ...]
-    args: dict[str, Any]  # by parameter name, without constants; tensors, numbers, None
+    args: dict[str, Any]  # parameter name -> tensor, number or None; without constants
 
 
 @dataclass
@@ -28,6 +28,6 @@ class Record:
     made: list[Tensor] = field(default_factory=list)  # allocated for the launches: results and workspaces
 
 
-recording: dict[int, Record] = {}  # by thread; has entries only during a recorded call
+recording: dict[int, Record] = {}  # thread -> record; has entries only during a recorded call
 on_forget: list[Callable[[], None]] = []  # called after tiles have changed, so that plans are made again
 on_rebind: list[Callable[[], None]] = []  # called when another implementation of an op may be chosen

@@ -92,7 +92,7 @@ class Transaction:
         self._over = False
 
     def note(self, undo: Callable[[], Any], declared_in: DeclaringImport | None) -> None:
-        if not self._over:  # an undo step is itself a change, which is not recorded
+        if not self._over:  # an undo step is a change too, but is not recorded
             self._undo.append((declared_in, undo))
 
     def roll_back(self) -> None:
@@ -109,7 +109,7 @@ class Transaction:
                 logger.warning("a change could not be undone: %s: %s", type(error).__name__, error)
 
 
-_open: dict[int, list[Transaction]] = {}  # by thread, the outermost first
+_open: dict[int, list[Transaction]] = {}  # thread -> its transactions, the outermost first
 
 
 def all_or_nothing(work: Callable[[Transaction], T]) -> T:
@@ -202,7 +202,7 @@ def _waits_for(thread: int | None, me: int | None) -> bool:
     while thread not in seen:
         seen.add(thread)
         waits = blocking.get(thread)
-        locks = waits if isinstance(waits, list) else [waits]  # a list from 3.12 on
+        locks = waits if isinstance(waits, list) else [waits]  # a list since Python 3.12
         owners = [owner for one in locks if (owner := getattr(one, "owner", None)) is not None]
         if me in owners:
             return True

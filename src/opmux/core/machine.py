@@ -91,7 +91,7 @@ def accelerators() -> tuple[str, ...]:
     return current().accelerators()
 
 
-ACCELERATOR = "accelerator"  # in `OpImpl.devices`: any device type but the CPU
+ACCELERATOR = "accelerator"  # in `OpImpl.devices`: any device type except the CPU
 
 
 def runs_on(devices: frozenset[str] | None, device_type: str) -> bool:

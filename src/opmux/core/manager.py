@@ -587,7 +587,7 @@ def _yields_to_vendor(key: str, impl: OpImpl, device: str) -> str | None:
         why = getattr(why, "always", why)
     try:
         why = why() if callable(why) else why
-    except Exception as error:  # a vendor's code
+    except Exception as error:  # a vendor's code may raise anything
         why = f"get_preferred_ops of {vendor} raised {type(error).__name__}: {error}"
     if why is None or policies.get_policy().asks_for(impl, op, instead_of=vendor):
         return None

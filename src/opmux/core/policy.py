@@ -220,7 +220,7 @@ def get_global_policy() -> SelectionPolicy:
     global _global
     found = _global
     while found is None:
-        count, made = _count, from_knobs()  # without a lock: looking up an op's name may import its family
+        count, made = _count, from_knobs()  # without a lock, because looking up an op's name may import its family
         with lock.held:
             if _global is None and count == _count:
                 _global = made
@@ -313,7 +313,7 @@ class PairTable:
         if pair is None:
             count = _forgotten
             try:
-                pair = entry.under(self.policy)  # without a lock: it may import kernels and load plugins
+                pair = entry.under(self.policy)  # without a lock, because it may import kernels and load plugins
             except OpmuxError as error:
                 raise error from None  # hide the table's KeyError
             with lock.held:
@@ -418,7 +418,7 @@ def _released(node: int, ref: weakref.ref[Scope]) -> None:
             del _live[node]
         for key in list(_live):
             other = _live.get(key)
-            if other is not None and other() is None:  # its callback was interrupted
+            if other is not None and other() is None:  # the reference's callback was interrupted
                 _live.pop(key, None)
         _tell()
         if not _live:

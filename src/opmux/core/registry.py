@@ -370,7 +370,7 @@ def _parameters(spec: Spec, impl: OpImpl) -> list[inspect.Parameter] | None:
     target: Any = getattr(impl.fn, "forward", None) if isinstance(impl.fn, type) else impl.fn
     try:
         params = list(inspect.signature(target).parameters.values())
-    except (TypeError, ValueError):  # a builtin without a signature
+    except (TypeError, ValueError):  # a builtin function without a signature
         return None
     return params if target is impl.fn else params[1:]  # without autograd's ctx
 

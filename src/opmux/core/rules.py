@@ -143,7 +143,7 @@ class numel(Rule):
     """A tensor of any shape with a given number of elements: constant, or computed, as by `numel(lambda b: b + 1)`."""
 
     of: int | Callable[..., int]
-    text: str = ""  # for the documentation
+    text: str = ""  # shown in the documentation
     least: bool = False  # whether more elements are accepted
 
     def __post_init__(self) -> None:

@@ -364,7 +364,7 @@ class Specs:
         self.entries: dict[str, EntryPoint] = {}
         self.derived: dict[str, Derived] = {}
         self.version = 0  # counts declarations and removals
-        self._folded: tuple[int, dict[str, str]] = (-1, {})  # a version, and its keys by case-folded name
+        self._folded: tuple[int, dict[str, str]] = (-1, {})  # (version, case-folded name -> key)
         self.roots = roots  # packages of families, and the prefix of their families' names
         self.implementers = implementers
         self._loaded: set[str] = set()
@@ -384,7 +384,7 @@ class Specs:
                 self._declared_in[spec.key] = declared_in
             self.entries[spec.key] = entry
             self.functions[spec.key] = entry.fn
-            self.by_key[spec.key] = spec  # last: a reader that finds it finds the others
+            self.by_key[spec.key] = spec  # last, so that a thread that finds the spec also finds the other entries
             self.version += 1
 
     def remove(self, spec: Spec) -> None:

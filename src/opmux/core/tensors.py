@@ -91,7 +91,7 @@ def has_memory(tensor: Tensor) -> bool:
         return False
     try:
         return tensor.layout is not torch.strided or tensor.untyped_storage().data_ptr() != 0
-    except (RuntimeError, NotImplementedError):  # a wrapper subclass
+    except (RuntimeError, NotImplementedError):  # a wrapper subclass has no storage of its own
         return False
 
 

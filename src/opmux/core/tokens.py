@@ -13,7 +13,7 @@ class BackendImplKind(str, Enum):  # noqa: UP042 - the value is what str() and c
     """The kind of an impl; its value is the token for policies. The token `flagos` includes CPP."""
 
     DEFAULT = "flagos"  # our own Triton kernels
-    VENDOR = "vendor"  # a chip vendor's library, or a plugin
+    VENDOR = "vendor"  # a chip vendor's library or a plugin
     REFERENCE = "reference"  # plain PyTorch
     CPP = "cpp"  # our own kernels in C++, for the CPU
 

@@ -18,7 +18,7 @@ from ..core.lock import ForkSafeLock, lock
 from ..core.log import logger
 from . import build
 
-_CHARACTERS = 400  # of an error message, from its end
+_CHARACTERS = 400  # at most this much of an error message is kept
 _MARK = "it failed: "
 _PROGRAM = """\
 import os, sys
@@ -96,7 +96,7 @@ def _in_main_thread(call: Callable[[], None], imports: dict[str, float]) -> None
                 retry.start()
             else:
                 call()
-        except KeyboardInterrupt:  # for the program, not for this function
+        except KeyboardInterrupt:  # Ctrl-C is meant for the program, not for this function
             signal.raise_signal(signal.SIGINT)
         except Exception:  # there is no caller to raise to
             logger.exception("opmux: what was prepared in the background could not be used")

@@ -42,7 +42,7 @@ _FLAGS = ("-O2", "-std=c++20", "-fPIC", "-shared")
 class CannotBuild(OpmuxError, RuntimeError):
     """There is no compiler, the compiler failed, or its output cannot be stored; the message says which."""
 
-    state = "cannot be compiled"  # in a few words, for `opmux doctor`
+    state = "cannot be compiled"  # a short form for `opmux doctor`
 
 
 class NoCompiler(CannotBuild):

@@ -24,7 +24,7 @@ FAMILIES = launching.FAMILIES | {"divergence", "loss", "norm_variant", "residual
 _KINDS = {"grad": 0, "in": 1, "look": 2, "out": 3}  # Source::Kind
 _NUMBER = 4
 _DEVICES = {"cpu": 0, "cuda": 1}  # c10::DeviceType
-_MOST_ARGUMENTS = 16  # as in functions.cpp
+_MOST_ARGUMENTS = 16  # the same as in functions.cpp
 
 Apply = Callable[..., Any]
 

@@ -27,7 +27,7 @@ from ..core.policy import on_scopes
 # Families whose launches depend on the arguments alone. Matrix products also depend on torch's float32 precision.
 FAMILIES = frozenset({"pointwise", "reduce", "scan", "softmax", "norm", "channel_norm", "activation"})
 
-_MOST_PARAMS, _MOST_LAUNCHES, _MOST_SPACES, MOST_TENSORS = 64, 4, 8, 8  # as in launches.h
+_MOST_PARAMS, _MOST_LAUNCHES, _MOST_SPACES, MOST_TENSORS = 64, 4, 8, 8  # the same as in launches.h
 _FORMATS = {
     "i1": "<b", "i8": "<b", "i16": "<h", "i32": "<i", "i64": "<q", "u1": "<B", "u8": "<B", "u16": "<H", "u32": "<I",
     "u64": "<Q", "fp32": "<f", "f32": "<f", "fp64": "<d",

@@ -74,7 +74,7 @@ def is_available(device: str) -> bool:
     asked = getattr(module, "is_available", None)
     try:
         return bool(asked()) if callable(asked) else False
-    except Exception as error:  # a vendor's code
+    except Exception as error:  # a vendor's code may raise anything
         logger.warning("torch.%s.is_available() raised %s: %s", device, type(error).__name__, error)
         return False
 
@@ -87,7 +87,7 @@ def _import_torch_package(package: Package) -> None:
     try:
         if importlib.util.find_spec(name) is not None:
             importlib.import_module(name)
-    except (Exception, SystemExit) as error:  # a vendor's code
+    except (Exception, SystemExit) as error:  # a vendor's code may raise anything
         logger.warning("%s's package %s cannot be imported: %s: %s", package.name, name, type(error).__name__, error)
 
 
@@ -207,7 +207,7 @@ def _arch_of(device_type: str, index: int | None, generation: int) -> str | None
     if package is not None and package.arch_of is not None:
         try:
             return package.arch_of(index or 0)
-        except Exception as error:  # a vendor's code
+        except Exception as error:  # a vendor's code may raise anything
             logger.warning("%s's arch_of(%s) raised %s: %s", package.name, index, type(error).__name__, error)
             return None
     if device_type != "cuda" or not torch.cuda.is_available():

@@ -30,7 +30,7 @@ class LocalMachine(machine.Machine):
         self._ops: dict[tuple[int, str, str | None], Ops] = {}
         self._unused: dict[tuple[int, str], Mapping[str, str]] = {}
         self._lacks: dict[tuple[int, str], frozenset[torch.dtype]] = {}
-        self._registered: list[tuple[str, OpImpl]] = []  # by key
+        self._registered: list[tuple[str, OpImpl]] = []  # pairs (key, impl)
 
     def accelerators(self) -> tuple[str, ...]:
         return devices.accelerators()

@@ -77,7 +77,7 @@ class Ops:
     """Everything in the folders for one chip; a more specific folder overrides a less specific one."""
 
     impls: list[OpImpl] = field(default_factory=list)
-    rows: dict[str, AtenRow] = field(default_factory=dict)  # by overload
+    rows: dict[str, AtenRow] = field(default_factory=dict)  # overload -> row
     unused: dict[str, str] = field(default_factory=dict)  # "cumsum", "add.Tensor" -> vendor and file
     preferred: dict[str, Preferred] = field(default_factory=dict)  # key -> why the vendor's own impls come first
     extras: dict[str, Any] = field(default_factory=dict)
@@ -103,7 +103,7 @@ def load(folder: str) -> ModuleType | None:
         return all_or_nothing(lambda loading: _import(name))
     except MemoryError:
         raise
-    except (Exception, SystemExit) as error:  # a vendor's code
+    except (Exception, SystemExit) as error:  # a vendor's code may raise anything
         vendors.skip_package(name, error)
         return None
 
@@ -125,7 +125,7 @@ class _Reader:
         self.id = ".".join(filter(None, ("default.flagos", package.name, variant)))
         self.library_id = ".".join(filter(None, ("vendor", package.name, variant)))  # of functions of kind VENDOR
         self.priority = PRIORITY["arch" if variant else "vendor"]
-        self.rows: dict[tuple[str, bool], AtenRow] = {}  # of this folder, by overload and whether named in full
+        self.rows: dict[tuple[str, bool], AtenRow] = {}  # key: overload, and whether named in full
 
     def read(self) -> None:
         rows = self._call("get_specific_ops")
@@ -146,7 +146,7 @@ class _Reader:
                 close = nearest(name, [n for n in vars(self.module) if not n.startswith("_") and n not in HOOKS])
                 hint = f"; did you mean '{close}'?" if close else ""
                 self._warn(f"__all__ has '{name}', which the module does not define{hint}")
-            elif not (_hashable(value) and value in taken):  # a row overrides __all__
+            elif not (_hashable(value) and value in taken):  # a row takes precedence over __all__
                 self._guard(lambda name=name, value=value: self._export(name, value), f"'{name}'", name)
 
     def _names(self, has_rows: bool) -> Iterable[str]:
@@ -177,7 +177,7 @@ class _Reader:
             return read(made)
         except MemoryError:
             raise
-        except Exception as error:  # a vendor's code
+        except Exception as error:  # a vendor's code may raise anything
             vendors.skip_package(self.module.__name__, error, name)
             return read()
 

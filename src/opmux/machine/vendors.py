@@ -177,7 +177,7 @@ class Package:
         return Path(places[0]) if places else None
 
 
-_known: dict[str, Package] = {}  # never changed in place
+_known: dict[str, Package] = {}  # replaced, never changed in place
 _broken: dict[str, str] = {}  # module -> why it is skipped
 _generation = 0  # incremented by every change
 _generation_of_tree = 0  # the generation after the vendors of the tree were loaded
@@ -321,7 +321,7 @@ def _import_or_skip(module: str) -> None:
         all_or_nothing(lambda loading: _import(module, Origin("opmux")))
     except MemoryError:
         raise
-    except (Exception, SystemExit) as error:  # a vendor's code
+    except (Exception, SystemExit) as error:  # a vendor's code may raise anything
         skip_package(module, error)
 
 

@@ -245,7 +245,7 @@ struct Connection {
   Connection& operator=(const Connection&) = delete;
 
   const int socket;   // a descriptor of its own: its number is not reused while a thread may send
-  const ino_t inode;  // of the socket; identifies it under another descriptor
+  const ino_t inode;  // the socket's inode; identifies the socket under another descriptor
   std::atomic<int64_t> waiting{0};
 };
 

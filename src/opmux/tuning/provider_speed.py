@@ -83,7 +83,7 @@ def _preference(key: str, device: str) -> Preference | None:
     vendor = here.vendor_of(device) or device
     try:
         why = first.always()
-    except Exception as error:  # a vendor's code
+    except Exception as error:  # a vendor's code may raise anything
         why = f"get_preferred_ops of {vendor} raised {type(error).__name__}: {error}"
     return None if why is None else Preference(vendor, why, reference_too=not first.for_some_calls)
 

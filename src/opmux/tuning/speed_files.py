@@ -53,7 +53,7 @@ def chip_of(device: str) -> Chip:
 class SpeedFiles(Generic[T]):
     """One kind of file with measured times."""
 
-    prefix: str  # of the file's name in the cache
+    prefix: str  # start of the file's name in the cache
     of_data: Callable[[Any], T]  # raises if the data is not an entry
     as_data: Callable[[T], Any]
     name: str | None = None  # the file's name in a vendor's folders; None if no vendor ships such a file

@@ -111,7 +111,7 @@ def _rules(folder: str) -> tuple[Path, dict[str, Any]]:
         return file, {}
     try:
         table = importlib.import_module(f"{folder}.{RULES}").HEURISTICS_CONFIGS
-    except Exception as error:  # a vendor's code
+    except Exception as error:  # a vendor's code may raise anything
         where = vendors.place_of(folder, error)
         raise BadTiles(f"{file} cannot be used: {where}: {type(error).__name__}: {error}") from error
     if not isinstance(table, dict) or not all(isinstance(rules, Mapping) for rules in table.values()):

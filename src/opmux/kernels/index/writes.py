@@ -27,7 +27,7 @@ from .fold import COMBINE, folder
 from .reads import split
 
 Number = bool | int | float
-BETA = "index_reduce() is in beta and the API may change at any time."  # as torch warns
+BETA = "index_reduce() is in beta and the API may change at any time."  # torch gives this warning
 ATOMIC = (torch.float32, torch.float64, torch.int32, torch.int64)
 
 

@@ -93,7 +93,7 @@ class Options(NamedTuple):
     at_end: bool = True
     softcap: float = 0.0
     dropout_p: float = 0.0
-    bias: tuple[int, int, int] | None = None  # its batch, head and row strides
+    bias: tuple[int, int, int] | None = None  # strides of its batch, head and row dimensions
     slopes: bool = False
 
     @property
@@ -114,7 +114,7 @@ class Problem(NamedTuple):
     batch: int
     heads: int
     kv_heads: int
-    queries: int  # of the longest sequence, as is `keys`
+    queries: int  # in the longest sequence; the same for `keys`
     keys: int
     dim: int
     dim_v: int

@@ -428,7 +428,7 @@ def _bwd_q(
         if DROP:
             key, counter = seeded(seed_ptr, key, counter)
         first_row = tl.program_id(1).to(tl.int64) * queries
-        if DROP or bias_ptr is not None:  # as in the forward
+        if DROP or bias_ptr is not None:  # see the forward kernel
             b_dq = added_to_dq(
                 b_dq, b_q, b_do, b_lse, b_delta, k_ptr, v_ptr, k_row, v_row, i_m, first, last, shift, n_queries,
                 n_keys, dim, dim_v, scale, left, right, cap, bias_ptr, bias_row, slopes_ptr, slope, key, counter,
@@ -550,7 +550,7 @@ def _bwd_kv(
             if bias_ptr is not None:
                 of_bias += z.to(tl.int64) * bias_batch + head * bias_head
             first_row = (z.to(tl.int64) * heads * group + head) * queries
-            if DROP or bias_ptr is not None:  # as in the forward
+            if DROP or bias_ptr is not None:  # see the forward kernel
                 b_dk, b_dv = added_to_dkv(
                     b_dk, b_dv, b_k, b_v, q, do, lse_ptr + of_stat, delta_ptr + of_stat, q_row, do_row, i_n,
                     first, last, shift, n_queries, n_keys, dim, dim_v, scale, left, right, cap, of_bias, bias_row,

@@ -184,7 +184,7 @@ class Tunable:
         for name, rule in found.given.items():
             try:
                 value = rule(args) if callable(rule) else rule
-            except Exception as error:  # a vendor's code
+            except Exception as error:  # a vendor's code may raise anything
                 words = f"{type(error).__name__}: {error}"
                 raise BadTiles(f"{where}: {name}: {words}. It was given {', '.join(args)}") from error
             if value is not None:

@@ -121,7 +121,7 @@ def _give_casts(interpreter: Any, small: dict[tl.dtype, np.dtype]) -> None:
         with np.errstate(all="ignore"):
             if data.dtype in known and dtype in known:
                 data = data.astype(np.float32)
-            if dtype == saturating:  # as torch and the chip do
+            if dtype == saturating:  # torch and the chip saturate too
                 data = np.clip(data.astype(np.float32), -448, 448)
             return interpreter.TensorHandle(data.astype(dtype), to.scalar)
 

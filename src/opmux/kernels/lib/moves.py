@@ -37,7 +37,7 @@ from .plans import BELOW, LOOK, or_refusal, refuse_negated, table
 from .pointwise import DOOR, DTYPES
 from .rows import DEVICES, OutputSpec
 
-MOST_MOVES = 8  # in one launch; each move is a branch of the kernel
+MOST_MOVES = 8  # moves per launch; each one is a branch of the kernel
 
 
 class Flipped(NamedTuple):

@@ -51,7 +51,7 @@ DTYPES = {
 }
 MASKS = ("condition", "mask")  # arguments that select elements and do not affect type promotion
 
-ROWS: dict[str, Row] = {}  # by the name in ATen
+ROWS: dict[str, Row] = {}  # ATen's name -> row
 
 
 @dataclass(eq=False)

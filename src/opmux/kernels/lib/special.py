@@ -264,7 +264,7 @@ def mvlgamma(x, p: tl.constexpr):
     return y
 
 
-MOST_TERMS = tl.constexpr(20000)  # of a series; enough for a close to x, up to a million
+MOST_TERMS = tl.constexpr(20000)  # terms of a series; enough for a close to x, up to a million
 # B(2k) / (2k (2k - 1)), for Stirling's series
 STIRLING = tl.constexpr((1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360, 1 / 156))
 
