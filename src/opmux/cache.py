@@ -1,8 +1,8 @@
 """The cache directory: its path, the check of its permissions, and atomic reading, replacing and locking of files.
 
-Compiled code is loaded from here, so nothing is read that another user could have written: every folder of the path
-must belong to this user or root and not be writable by others, except a sticky folder such as /tmp, where others cannot
-rename our files. After the check, only this user can change what a path refers to.
+Compiled code is loaded from here, so files that another user could have written are never read. Every folder of the
+path must belong to this user or root and must not be writable by others, except a sticky folder such as /tmp, where
+others cannot rename our files. After this check, only this user can change what a path refers to.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ try:
 except ImportError:  # not Unix: no owners to check, no locks; files are still replaced atomically
     fcntl = grp = pwd = None
 
-LEFTOVER = 3600.0  # seconds after which a temporary file counts as abandoned
-NOTICE = 30.0  # seconds of waiting for a lock after which the wait is logged
+LEFTOVER = 3600.0  # seconds after which a temporary file is considered abandoned
+NOTICE = 30.0  # seconds of waiting for a lock before the wait is logged
 WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -43,14 +43,14 @@ class NotTrusted(PermissionError):
 
 
 def root() -> Path | None:
-    """OPMUX_CACHE_DIR, else opmux in XDG_CACHE_HOME or ~/.cache; None without a setting and a home directory."""
+    """OPMUX_CACHE_DIR, else opmux in XDG_CACHE_HOME or ~/.cache; None with neither the setting nor a home directory."""
     asked = CACHE_DIR.get()
     base = os.environ.get("XDG_CACHE_HOME", "").strip()
     if not Path(base).is_absolute():  # XDG specification: a relative path is ignored
         base = "~/.cache"
     try:
         return Path(asked or Path(base, "opmux")).expanduser().absolute()
-    except RuntimeError:  # a user without a home directory, as in many containers
+    except RuntimeError:  # this user has no home directory, as in many containers
         return None
 
 
@@ -65,9 +65,9 @@ def make(folder: Path) -> None:
 
 
 def check(folder: Path) -> None:
-    """Raise NotTrusted if a user other than this one and root could write to a folder, or replace it.
+    """Raise NotTrusted if a user other than this one and root could write to a folder or replace it.
 
-    Symbolic links in the path are followed; they and their targets are checked too. A missing folder passes.
+    Symbolic links in the path are followed; the links and their targets are checked too. A missing folder passes.
     """
     if pwd is None:
         return
@@ -77,7 +77,7 @@ def check(folder: Path) -> None:
             found = os.lstat(path)
         except FileNotFoundError:
             continue
-        # In a user namespace root may not be uid 0: files of root have the owner of "/".
+        # In a user namespace root may not have uid 0; root's files have the same owner as "/".
         if found.st_uid not in (os.geteuid(), 0, Path("/").stat().st_uid):
             raise NotTrusted(f"{path} belongs to another user ({_user(found.st_uid)}), who could put files there")
         if stat.S_ISDIR(found.st_mode) and _open_to_others(found):
@@ -94,7 +94,7 @@ def _open_to_others(found: os.stat_result) -> bool:
 
 
 def _is_our_own_group(gid: int) -> bool:
-    """Whether this user is the only member: many systems give each user a group of the same name, and umask 002."""
+    """Whether this user is the group's only member: many systems give each user a group of that name, and umask 002."""
     assert grp is not None and pwd is not None
     try:
         group, user = grp.getgrgid(gid), pwd.getpwuid(os.geteuid())
@@ -120,7 +120,7 @@ def open_file(file: Path) -> BinaryIO:
 
 
 def _open_trusted(path: str, flags: int) -> int:
-    # Non-blocking, as opening a named pipe would wait for a writer. Windows has neither flag.
+    # Non-blocking, because opening a named pipe would wait for a writer. Windows has neither flag.
     flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     try:
         opened = os.open(path, flags)
@@ -177,7 +177,7 @@ def commit(written: Path, file: Path) -> None:
 
 
 def move_aside(file: Path, why: str) -> None:
-    """Rename a file that cannot be used, to keep its contents, and log that."""
+    """Rename a file that cannot be used, which keeps its contents, and log the new name."""
     aside = file.with_name(f"{file.name}.damaged-{secrets.token_hex(4)}")
     file.replace(aside)
     logger.warning("%s cannot be used (%s): it is kept as %s", file, why, aside.name)
@@ -201,10 +201,11 @@ _held: weakref.WeakSet[io.FileIO] = weakref.WeakSet()
 
 @contextlib.contextmanager
 def locked(path: Path, timeout: float, *, required: bool) -> Iterator[None]:
-    """Hold a lock against other processes and threads. It ends with its process.
+    """Hold a lock against other processes and threads. The lock ends when its process ends.
 
-    After `timeout` seconds without the lock: raises TimeoutError if `required`, else continues without it. On a file
-    system without locks: if `required`, the process that creates `<path>.held` holds the lock, else there is none.
+    After `timeout` seconds without the lock, raises TimeoutError if `required`, else continues without it. If the file
+    system has no locks and `required` is set, the process that creates `<path>.held` holds the lock; otherwise there is
+    no lock.
     """
     release: Callable[[], None] | None = None
     try:
@@ -225,9 +226,10 @@ def locked(path: Path, timeout: float, *, required: bool) -> Iterator[None]:
 
 
 def try_lock(path: Path) -> Callable[[], None] | None:
-    """Take a lock without waiting: what releases it, or None if another process or thread holds it.
+    """Take a lock without waiting; returns the function that releases it, or None if another process or thread holds
+    it.
 
-    OSError where there are no locks, or the file cannot be made.
+    Raises OSError if the file system has no locks, or if the file cannot be created.
     """
     return _flock(path)
 
@@ -254,7 +256,7 @@ def _wait(take: Callable[[Path], Callable[[], None] | None], path: Path, timeout
 def _flock(path: Path) -> Callable[[], None] | None:
     if fcntl is None:
         raise _NoLocks("not a Unix")
-    # A file object, not a descriptor: if Ctrl-C arrives before the caller has it, it is closed and the lock released.
+    # A file object, not a descriptor: if Ctrl-C arrives before the caller has it, it is closed and unlocked.
     lock = open(path, "rb", buffering=0, opener=_open_lock)  # noqa: SIM115
     _held.add(lock)
     try:
@@ -266,7 +268,7 @@ def _flock(path: Path) -> Callable[[], None] | None:
     except OSError as error:
         lock.close()
         raise _NoLocks(*error.args) from None
-    _unlock(lock)  # another process holds it, or the folder was removed while we waited, so that this lock is useless
+    _unlock(lock)  # held by another process, or the folder was removed while we waited, so this lock is useless
     return None
 
 
@@ -277,12 +279,12 @@ def _open_lock(path: str, flags: int) -> int:
     except PermissionError:
         if not Path(path).exists():
             raise
-        return os.open(path, flags)  # a file of root: read access is enough to wait for the lock
+        return os.open(path, flags)  # root owns the file: read access is enough to wait for its lock
 
 
 def _unlock(lock: io.FileIO) -> None:
     assert fcntl is not None
-    fcntl.flock(lock, fcntl.LOCK_UN)  # a child forked meanwhile has the descriptor too
+    fcntl.flock(lock, fcntl.LOCK_UN)  # a child forked meanwhile shares the descriptor
     lock.close()
 
 
@@ -295,7 +297,7 @@ def _create(path: Path) -> Callable[[], None] | None:
 
 
 def _after_fork() -> None:
-    """Close the locks of the parent's threads: held by the child, they would outlive a killed parent."""
+    """Close the locks of the parent's threads: the child holds them too, and they would outlive a killed parent."""
     for lock in tuple(_held):
         lock.close()
 

@@ -1,4 +1,4 @@
-"""Modules of ours under other libraries' names: a table of them, and the finder that every import of them goes through.
+"""Our modules under other libraries' names: a table of them, and the finder through which every import of them goes.
 
 | who adds a `Grant` to the finder | for which names | until |
 |---|---|---|
@@ -7,7 +7,7 @@
 | `faces/te/boot.py` | `transformer_engine_torch` and `.plugin(s)`; it changes the layer's modules | `uninstall` |
 | `opmux_startup.py` | `transformer_engine.plugin(s)`, `backend_utils` | the process ends |
 
-An installed library keeps its names, unless a grant shadows it: the finder serves what no other finder has.
+An installed library keeps its names unless a grant shadows it: this finder only serves names that no other one finds.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ from .core.log import logger
 
 
 class Row(NamedTuple):
-    """A foreign module, and ours that is imported instead. A name below it is the one below ours.
+    """A foreign module, and our module that is imported instead. Names below it map to names below ours.
 
-    `ours` is the name of a module, or "module:table" with a table of foreign names -> our modules: these are put in
-    sys.modules together, as a library's own packages import their modules. "" is an empty package.
+    `ours` is the name of a module, or "module:table", where `table` maps foreign names to our modules. The modules of a
+    table are put in sys.modules together, because a library's own packages import their modules. "" is an empty
+    package.
     """
 
     library: str
@@ -48,7 +49,7 @@ ROWS = {
         Row("backend_utils", "backend_utils", "opmux.backends.backend_utils"),
         Row("flag_gems", "flag_gems", "opmux.faces.flag_gems.names:MODULES"),
         Row("liger_kernel", "liger_kernel", "opmux.faces.liger.names:SERVED"),
-        Row("transformer_engine", "transformer_engine", ""),  # a parent for the others, if it is not installed
+        Row("transformer_engine", "transformer_engine", ""),  # the parent of the others if the library is not installed
         Row("transformer_engine", "transformer_engine_torch", "opmux.tex"),
         Row("transformer_engine", "transformer_engine.plugin", ""),
         Row("transformer_engine", "transformer_engine.plugin.core", "opmux.core"),
@@ -69,24 +70,24 @@ PLUGINS = tuple(name for name in ROWS if name.startswith(f"{LAYER}.plugin"))
 
 @dataclass(frozen=True, eq=False)
 class Grant:
-    """Rows to serve, by name, and what else somebody wants of the finder."""
+    """The rows to serve, by name, and hooks of the module that adds this grant to the finder."""
 
     names: tuple[str, ...]
-    shadows: tuple[str, ...] = ()  # rows to serve even if another finder has the name
-    # Called for the layer's modules that are not ours, with the name and the spec of other finders. Returns a changed
-    # spec, or None to leave it as it is.
+    shadows: tuple[str, ...] = ()  # rows to serve even if another finder finds the name
+    # Called for modules of the layer that are not ours, with the name and the spec of other finders. Returns a changed
+    # spec, or None to use that spec unchanged.
     change: Callable[[str, ModuleSpec | None], ModuleSpec | None] = lambda name, found: None
     distributions: Callable[..., Iterable[Any]] = lambda context: ()  # find_distributions of importlib.metadata
-    thread: int | None = None  # the thread that has added it and removes it; a forked child has no other threads
+    thread: int | None = None  # the thread that adds and removes the grant; a forked child has no other threads
 
 
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds and loads the modules of all grants; in `sys.meta_path` as long as there are any."""
+    """Finds and loads the modules of all grants; in `sys.meta_path` while there are any."""
 
     def __init__(self) -> None:
         self.grants: tuple[Grant, ...] = ()
-        self.given: dict[str, types.ModuleType] = {}  # what was put in sys.modules
-        self._parents: dict[str, types.ModuleType] = {}  # and what got it as a new attribute
+        self.given: dict[str, types.ModuleType] = {}  # the modules that were put in sys.modules
+        self._parents: dict[str, types.ModuleType] = {}  # the modules that got one of those as a new attribute
 
     def add(self, grant: Grant) -> None:
         with lock.held:
@@ -97,7 +98,7 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self.keep(lambda other: other is not grant)
 
     def keep(self, wanted: Callable[[Grant], bool]) -> None:
-        """Remove all other grants, and the modules that no grant serves any more."""
+        """Remove the grants that are not `wanted`, and the modules that no remaining grant serves."""
         with lock.held:
             self.grants = tuple(grant for grant in self.grants if wanted(grant))
             self._place()
@@ -110,9 +111,10 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
                 del self.given[name]
 
     def _place(self) -> None:
-        """Go to the front of `sys.meta_path`, or leave it.
+        """Move this finder to the front of `sys.meta_path`, or remove it if there is no grant.
 
-        Each change makes a new list: if a finder is removed from the list, an import in another thread skips the next.
+        Each change makes a new list: if a finder were removed in place, an import in another thread would skip the next
+        one.
         """
         others = [other for other in sys.meta_path if other is not self]
         sys.meta_path = [self, *others] if self.grants else others
@@ -132,7 +134,7 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         if row is None:
             return None
         granted = self._granted(fullname)
-        if fullname != row.name:  # below one of ours
+        if fullname != row.name:  # a name below one of our modules
             ours = bool(granted) and self.serves(fullname.rpartition(".")[0]) and _ours(fullname) is not None
         else:
             shadowed = any(fullname in grant.shadows for grant in granted)
@@ -142,14 +144,14 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return self._changed(fullname, path, target) if fullname.partition(".")[0] == LAYER else None
 
     def _changed(self, name: str, path: Any, target: Any) -> ModuleSpec | None:
-        """The layer's own module as the grants change it, the oldest first; None if none does."""
+        """The layer's own module with the changes of all grants, the oldest first; None if no grant changes it."""
         found, changed = self.others(name, path, target), None
         for grant in self.grants:
             changed = grant.change(name, changed or found) or changed
         return changed
 
     def others(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """What the other finders find. That of `opmux_startup` has only the layer: for our names it calls this one."""
+        """What the other finders find. `opmux_startup`'s finder is skipped for our names, because it calls this one."""
         for other in list(sys.meta_path):
             calls_us = name != LAYER and getattr(other, "__module__", "") == "opmux_startup"
             if other is self or calls_us or not hasattr(other, "find_spec"):
@@ -176,7 +178,7 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self.exec_module(importlib.util.module_from_spec(ModuleSpec(name, self, is_package=True)))
 
     def give(self, name: str, ours: str | types.ModuleType) -> None:
-        """Put our module in sys.modules. A module of its own name is imported first, so that there is one of it."""
+        """Put our module in sys.modules. A module given by name is imported first, so that there is one copy of it."""
         module = importlib.import_module(ours) if isinstance(ours, str) else ours
         above, _, last = name.rpartition(".")
         parent = sys.modules.get(above)
@@ -203,7 +205,7 @@ def _table(row: Row) -> Mapping[str, str | types.ModuleType]:
 
 
 def _ours(name: str) -> str | types.ModuleType | None:
-    """Our module for a foreign name, or its name; "" for an empty package, None if there is none."""
+    """Our module for a foreign name, or the module's name; "" for an empty package, None if there is none."""
     row = _row(name)
     table, above = _table(row) if row is not None else {}, name
     while above and above not in table:
@@ -214,12 +216,12 @@ def _ours(name: str) -> str | types.ModuleType | None:
     ours = f"{ours}{name[len(above) :]}" if ours and isinstance(ours, str) else None
     try:
         return ours if ours is not None and importlib.util.find_spec(ours) is not None else None
-    except ModuleNotFoundError:  # below a module that is no package
+    except ModuleNotFoundError:  # the parent is not a package
         return None
 
 
 def _child(package: str, name: str) -> types.ModuleType:
-    """An attribute of an empty package: one of the modules below it, imported on first access."""
+    """An attribute of an empty package: a module below it, imported on first access."""
     if f"{package}.{name}" in ROWS:
         return importlib.import_module(f"{package}.{name}")
     raise AttributeError(f"module '{package}' has no attribute '{name}'")
@@ -231,7 +233,7 @@ _FROM_START = Grant((*PLUGINS, "backend_utils"))
 
 
 def at_start(name: str, path: Any, target: Any) -> ModuleSpec | None:
-    """For `opmux_startup`, when one of the names above is first imported: find it now and later."""
+    """For `opmux_startup`: called when one of the names above is first imported; serves them now and later."""
     if _FROM_START not in finder.grants:
         finder.add(_FROM_START)
     return finder.find_spec(name, path, target)
@@ -244,8 +246,8 @@ def at_start(name: str, path: Any, target: Any) -> ModuleSpec | None:
 def foreign_names() -> Iterator[None]:
     """While a plugin is imported, module names of the libraries that it may be written for refer to our modules.
 
-    `transformer_engine.plugin.core` is opmux.core, `backend_utils` that of FlagGems, `liger_kernel` that of
-    `faces/liger`. An installed library keeps its name; if it is installed but cannot be imported (NVIDIA's, without its
+    `transformer_engine.plugin.core` is opmux.core, `backend_utils` is FlagGems's module, and `liger_kernel` is
+    `faces/liger`. An installed library keeps its name. If it is installed but cannot be imported (NVIDIA's without its
     extension), an empty module replaces it.
     """
     grant = Grant((LAYER, *PLUGINS, "backend_utils", "liger_kernel"), change=_tolerant, thread=threading.get_ident())
@@ -266,7 +268,7 @@ lock.after_fork.append(_after_fork)
 
 
 def _tolerant(name: str, found: ModuleSpec | None) -> ModuleSpec | None:
-    """The installed layer, unless it has plugins of its own: an empty package if its import fails."""
+    """The installed layer, or an empty package if its import fails; unchanged if the layer has plugins of its own."""
     if name != LAYER or found is None or found.loader is None:
         return None
     if finder.others(PLUGINS[0], found.submodule_search_locations or []) is not None:
@@ -294,7 +296,7 @@ class _Tolerant(importlib.abc.Loader):
             module.__dict__.update(__path__=[], __getattr__=functools.partial(_absent, why))
             finder.give(LAYER, module)
         if finder.serves(PLUGINS[0]):
-            finder.give(PLUGINS[0], sys.modules[PLUGINS[0]])  # as its attribute
+            finder.give(PLUGINS[0], sys.modules[PLUGINS[0]])  # also makes it an attribute of the layer
 
 
 def _absent(why: str, name: str) -> Any:
@@ -304,7 +306,7 @@ def _absent(why: str, name: str) -> Any:
 def _load_plugins() -> None:
     """Load our `transformer_engine.plugin.core`, unless the installed layer has its own plugins.
 
-    Python finds it in sys.modules, and does not import the layer first, which takes seconds.
+    Then Python finds it in sys.modules and does not import the layer first, which takes seconds.
     """
     if PLUGINS[0] in sys.modules:
         return

@@ -1,8 +1,8 @@
 """The public namespace of callable ops: `opmux.ops.rms_norm(x, weight)`.
 
-A name is looked up in our primitives, then in ATen's ops; its family is imported on first access, and the function is
-always the same object. Extra names of the chip's vendor are available too. tex's functions are in `opmux.tex`; each is
-also found here, under a name that no primitive has.
+A name is looked up in our primitives, then in ATen's ops. Its family is imported on first access; the function is
+always the same object. Extra names of the chip's vendor are available too. tex's functions are in `opmux.tex`; each one
+is also here, unless a primitive has the same name.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def __getattr__(name: str) -> Any:
     spec = _spec(name)
     if spec is None:
         extras = _extras()
-        if name in extras:  # not cached: its vendor may be removed
+        if name in extras:  # not cached, because its vendor may be removed
             return extras[name]
         spec = _spec(name)  # now that plugins are loaded: one of them may declare it
     if spec is None:
@@ -39,7 +39,7 @@ def _spec(name: str) -> Spec | None:
 
 
 def _extras() -> Mapping[str, Any]:
-    """What the vendors of this machine add."""
+    """The extra names that the vendors of this machine export."""
     get_default_manager().prepare()
     return machine.current().extras()
 

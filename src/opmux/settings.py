@@ -1,4 +1,4 @@
-"""The settings of this layer: the chip's vendor, the cache directory, whether NVIDIA's libraries and C++ are used."""
+"""The settings of this layer: the chip's vendor, the cache directory, and whether to use NVIDIA's libraries and C++."""
 
 from __future__ import annotations
 

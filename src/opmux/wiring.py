@@ -1,7 +1,7 @@
-"""Dependency injection between layers: what core and cpp need from the layers above, without importing them.
+"""Dependency injection: the objects that core and cpp need from the layers above, without importing them.
 
-`opmux/__init__.py` registers how each is made; core calls it when it first needs it. This file imports nothing, so that
-every layer may import it.
+`opmux/__init__.py` registers how each one is made; core calls that when it first needs it. This file imports nothing,
+so that every layer may import it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Apply = Callable[..., Any]
 
 
 class Provider(Generic[T]):
-    """Something that another layer makes. `register` takes a function: calling it may import that layer."""
+    """Something that another layer makes. `register` takes a function; calling it may import that layer."""
 
     def __init__(self, what: str):
         self._what = what
@@ -36,14 +36,14 @@ class Provider(Generic[T]):
         return self._make()
 
 
-# The packages whose modules declare ops, with the prefix of their families' names; and the packages that have a module
-# of kernels for each family.
+# The packages whose modules declare ops, with the prefix of their families' names; and the packages that have one
+# module of kernels for each family.
 op_packages: Provider[tuple[Mapping[str, str], tuple[str, ...]]] = Provider("the packages of ops")
 machine: Provider[Machine] = Provider("the machine")
 manager: Provider[OpManager] = Provider("the default manager")
 extensions: Provider[tuple[Extension, ...]] = Provider("the extensions of core")
-# Takes an op, its entry, that of its backward, `apply` of its autograd.Function, and what replaces that later: a faster
-# `apply`, or the same.
+# Takes an op, its entry, its backward's entry, `apply` of its autograd.Function, and a function that installs a later
+# replacement. Returns a faster `apply`, or the same one.
 accelerate: Provider[Callable[[Spec, EntryPoint, EntryPoint, Apply, Callable[[Apply], None]], Apply]] = Provider(
     "faster gradients"
 )

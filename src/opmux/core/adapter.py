@@ -4,8 +4,8 @@
     def rmsnorm_bwd(call, dz, x, rsigma, gamma, sm_margin, zero_centered_gamma):
         return list(call(dz, x, gamma, rsigma, 1.0 if zero_centered_gamma else 0.0))
 
-`over` lists the ops that the function calls. `call` is an implementation of that op; with several ops, it has one
-attribute per op, `call.rms_norm`, and all of them are of the same kind: all references, or all of one vendor.
+`over` lists the ops that the function calls. `call` is an implementation of that op. With several ops, `call` has one
+attribute per op (`call.rms_norm`), and all of these are references, or all are implementations of one vendor.
 `names` maps the ops' argument names to the function's. An argument with the same or a mapped name inherits the op's
 rules, and an error of the op is raised with the function's names.
 The function's own annotations and `where` add more rules. Arguments are checked before a reference runs and after an

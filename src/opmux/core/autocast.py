@@ -1,8 +1,8 @@
 """Autocast: an op that refuses tensors of mixed dtypes is called again with them cast, as torch's own ops cast theirs.
 
-An op of ours takes one dtype, and a norm's weights in another, so most calls need no cast and pay nothing: autocast is
-looked at after a refusal. Ops that are bound by arithmetic (they declare `flops`) run in autocast's dtype, the others
-in the widest dtype of their arguments.
+An op here takes one dtype (a norm also takes weights of another), so most calls need no cast, and they pay nothing:
+autocast is checked only after an op has refused its arguments. Ops that declare `flops` are compute-bound and run in
+autocast's dtype; the others run in the widest dtype of their arguments.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from .tensors import tensors_in
 if TYPE_CHECKING:
     from .spec import Spec
 
-# Whether a device type has autocast: torch.compile can read a dict, and torch 2.11 cannot trace the question.
+# Device type -> whether it has autocast. torch.compile can read a dict, but torch 2.11 cannot trace the function.
 _available = {device: torch.amp.is_autocast_available(device) for device in ("cpu", "cuda", "xpu")}
 CASTABLE = (torch.float16, torch.bfloat16, torch.float32)  # autocast leaves float64 alone
 
 
 def recovering(spec: Spec, again: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
-    """The `recover` of an op's public function: `again()`, which casts differentiably, is called on cast arguments."""
+    """The `recover` of an op's public function: casts the arguments, then calls the differentiable `again()`."""
 
     def recover(before: Callable[..., Any], error: Exception, args: tuple, kwargs: dict) -> Any:
         try:
@@ -40,7 +40,7 @@ def recovering(spec: Spec, again: Callable[[], Callable[..., Any]]) -> Callable[
 
 
 def _common_dtype(spec: Spec, args: tuple, kwargs: dict) -> torch.dtype | None:
-    """What to cast to; None if autocast is off, or dtypes are not what is wrong."""
+    """The dtype to cast to; None if autocast is off, or if the error is not about dtypes."""
     found = [t for t in tensors_in((args, kwargs)) if t.is_floating_point()]
     dtypes = {t.dtype for t in found}
     if spec.mutates or len(dtypes) < 2 or not dtypes <= set(CASTABLE):
@@ -52,7 +52,7 @@ def _common_dtype(spec: Spec, args: tuple, kwargs: dict) -> torch.dtype | None:
 
 
 def dtype_on(device: str) -> torch.dtype | None:
-    """Autocast's dtype on a device type; None if autocast is off there, or the device has none, as meta."""
+    """Autocast's dtype on a device type; None if autocast is off there, or the device has none (such as meta)."""
     if device not in _available:
         _available[device] = torch.amp.is_autocast_available(device)
     if not _available[device] or not torch.is_autocast_enabled(device):

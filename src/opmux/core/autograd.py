@@ -34,8 +34,8 @@ def {name}({params}):
     return _apply(_raw, {names})
 """
 
-# The attributes of `_ctx` are those that `save_for_backward` and `mark_non_differentiable` set, each at the cost of a
-# Python call.
+# `_ctx` gets the same attributes that `save_for_backward` and `mark_non_differentiable` set. Setting them here saves
+# two Python calls.
 FORWARD = """\
 def forward(_ctx, _run, {names}):
     _found = _run({passed})
@@ -66,7 +66,7 @@ def backward(_ctx, {grads}):
 def make_call(spec: Spec, entry: EntryPoint, backward: EntryPoint, traced: Callable[..., Any]) -> Callable[..., Any]:
     """The function that runs a differentiable op so that autograd records it. It takes all arguments of the op."""
     special = [_is_special(name, kind) for name, kind in _kinds(spec).items() if kind != "plain"]
-    if not spec.namespace.ours:  # for our own ops the entry has already checked
+    if not spec.namespace.ours:  # our own ops have already checked this
         special.append("_transforms()")
     params = ", ".join(p.split("=")[0] for p in entry.form.params.split(", "))
     text = ENTRY.format(
@@ -99,7 +99,7 @@ def make_call(spec: Spec, entry: EntryPoint, backward: EntryPoint, traced: Calla
 def with_gradient(
     spec: Spec, entry: EntryPoint, backward: EntryPoint, traced: Callable[..., Any], args: tuple, kwargs: dict
 ) -> Any:
-    """The slow path: a policy scope is active, the impl is an autograd.Function, or arguments are passed as given."""
+    """The slow path: a policy scope is active, the impl is an autograd.Function, or its own signature is used."""
     if transforms_active() or not _all_plain((args, kwargs)):
         return traced(*args, **kwargs)
     _, recover = followed(entry.pair(), args, kwargs)
@@ -135,7 +135,7 @@ def _recover_from(error: Exception, recover: Callable[..., Any], args: tuple, kw
 
 @functools.cache
 def _all_arguments(spec: Spec) -> Callable[..., tuple]:
-    """A function that returns all arguments of the op in order: `signature.bind` at a tenth of its time."""
+    """A function that returns all arguments of the op in order. It takes a tenth of the time of `signature.bind`."""
     form = Form.of(spec.name, spec.signature, differentiable=False)
     text = f"def {form.name}({form.params}):\n    return ({', '.join(spec.names)},)\n"
     return codegen.function(text, form.name, f"arguments of {spec.name}", dict(form.defaults))
@@ -320,7 +320,7 @@ def _unpack(names: list[str], convert: str) -> str:
 
 
 def shape_only(value: Tensor) -> Tensor:
-    """For an argument of which only shape and dtype matter, an expanded one-element tensor; its contents are undefined.
+    """An expanded one-element tensor, for an argument of which only shape and dtype matter; its contents are undefined.
 
     The element is shared by all calls, because allocating it takes longer than the rest of a forward.
     """
@@ -353,8 +353,8 @@ def differentiable_backward(
 ) -> list[Any]:
     """Gradients that torch can differentiate again: runs the backward's reference on values that are in the graph.
 
-    A saved result that is not differentiable (the rstd of a norm) would be a constant, so it is computed again.
-    from the arguments; where those were not saved, the gradients raise when they are differentiated.
+    A saved result that is not differentiable (the rstd of a norm) would be a constant, so it is computed again from the
+    arguments. If the arguments were not saved, the gradients raise when they are differentiated.
     """
     plan = spec.gradient
     saved = [i for kind, i in plan.sources if kind == "out" and not plan.differentiable[i]]

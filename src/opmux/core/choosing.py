@@ -1,7 +1,7 @@
-"""Which impl of an op runs: `choose` is the whole decision, by the policy and by measured times.
+"""Which impl of an op runs: `choose` makes the whole decision, from the policy and the measured times.
 
-It is pure: it reads its arguments only. What it does not know is whether a candidate can run: the machine may lack its
-library, and its `when` may refuse a call. The caller then goes on to the next one in the order.
+A pure function of its arguments. It does not know whether a candidate can run: the library may be missing on this
+machine, and `when` may refuse a call. The caller then tries the next candidate.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from .policy import ORDERS, SelectionPolicy, matches
 from .registry import BackendImplKind, OpImpl, When
 
-MARGIN = 1.02  # a difference below this is noise, and the order stays
+MARGIN = 1.02  # a smaller difference is noise: the policy's order stays
 OURS = "default.flagos"
 
 
@@ -34,7 +34,7 @@ class Candidate:
     us: float | None = None  # measured for this class of calls
     after: Mapping[str, str] = field(default_factory=dict)  # impl_id of a faster candidate -> the reason
     call: Callable[..., Any] = None  # type: ignore[assignment]  # the impl, with the signature that the entry uses
-    when: When | None = None  # its condition, with that signature
+    when: When | None = None  # the impl's condition, with the signature that the entry uses
 
     @property
     def own_gradient(self) -> bool:
@@ -52,7 +52,7 @@ class Preference:
 
 @dataclass(frozen=True)
 class Measured:
-    """What is known of one class of calls: microseconds by impl_id, and whether libraries come first without them."""
+    """For one class of calls: microseconds by impl_id, and the vendor's preference for its libraries."""
 
     times: Mapping[str, float] = field(default_factory=dict)
     preference: Preference | None = None
@@ -69,13 +69,13 @@ NOTHING_MEASURED = Measured()
 
 @dataclass(frozen=True)
 class Speeds:
-    """What was measured of an op's impls on this machine."""
+    """The measured times of an op's impls on this machine."""
 
-    measured: Callable[[tuple | None], Measured]  # of a class of calls; None: a call whose class is not known
+    measured: Callable[[tuple | None], Measured]  # the times of a class of calls; None stands for an unknown class
     class_of: Callable[..., tuple] | None  # the class of a call, from all its arguments; None if no times are known
 
     def of_call(self, args: tuple) -> Measured:
-        """Of a call with all of the op's arguments; of an unknown class if one of them is wrong."""
+        """The times for a call with all of the op's arguments; for an invalid call, those of the unknown class."""
         try:
             return self.measured(None if self.class_of is None or not args else self.class_of(*args))
         except Exception:
@@ -90,11 +90,11 @@ def choose(
 ) -> tuple[list[Candidate], list[Refused]]:
     """The candidates of an op in order, and the other impls with their reasons.
 
-    1. The vendor lists exclude impls, and so do `!` tokens and an order that does not name them.
-    2. The tokens of the policy's order rank the others; within one token priority does, then the impl_id.
-    3. A candidate that was measured to be slower than another is ranked after it, if the policy ranks the two alike.
-       Where libraries come first, a kernel of ours is ranked after them unless it was measured to be faster. A strict
-       policy ignores times, as its first candidate must run.
+    1. Vendor lists and `!` tokens exclude impls; so does an order without `*` that does not name them.
+    2. The tokens of the policy's order rank the others; equal tokens are ranked by priority, then by impl_id.
+    3. If the policy ranks two candidates alike, the one that was measured to be slower comes after the faster one.
+       If the vendor prefers its libraries, our kernel comes after them unless it was measured to be faster. A strict
+       policy ignores times, because its first candidate must run.
     """
     refused: list[Refused] = []
     pool: list[OpImpl] = []
@@ -129,14 +129,14 @@ def choose(
 def _by_speed(
     policy: SelectionPolicy, key: str, impls: list[OpImpl], ranks: Mapping[str, int], measured: Measured
 ) -> list[Candidate]:
-    """The order of the policy, but each candidate after those that are faster."""
+    """The policy's order, changed so that each candidate comes after the faster ones."""
     left = []
     for impl in impls:
         why = _libraries_first(policy, key, impl, measured)
         after = _slower(impl, impls, ranks, measured) if why is None else _after_libraries(impl, impls, measured, why)
         left.append(Candidate(impl, measured.times.get(impl.impl_id), after))
     found = []
-    while left:  # no candidate is after itself: each step leads to a smaller time, or to one that was not measured
+    while left:  # always ends: `after` leads only to a smaller time, or to an impl that was not measured
         ids = {c.impl.impl_id for c in left}
         first = next(c for c in left if ids.isdisjoint(c.after))
         found.append(first)
@@ -155,7 +155,7 @@ def _slower(impl: OpImpl, impls: list[OpImpl], ranks: Mapping[str, int], measure
 
 
 def _libraries_first(policy: SelectionPolicy, key: str, impl: OpImpl, measured: Measured) -> Preference | None:
-    """Why libraries come before an impl: it is a kernel of ours, for any chip or for one, and no policy names it."""
+    """The preference that ranks libraries before this impl; None if it is not our kernel, or if the policy names it."""
     first = measured.preference
     if first is None or not is_ours(impl.impl_id):
         return None
@@ -163,7 +163,10 @@ def _libraries_first(policy: SelectionPolicy, key: str, impl: OpImpl, measured: 
 
 
 def _after_libraries(impl: OpImpl, impls: list[OpImpl], measured: Measured, first: Preference) -> dict[str, str]:
-    """The impls that come before a kernel of ours: the first of the others must have been measured and be slower."""
+    """Each impl that comes before our kernel, with the reason.
+
+    These are the unmeasured impls ranked before the first measured one, and every measured impl that is not slower.
+    """
     times, mine = measured.times, measured.times.get(impl.impl_id)
     found, compared = {}, False
     for other in impls:
@@ -182,5 +185,5 @@ def _after_libraries(impl: OpImpl, impls: list[OpImpl], measured: Measured, firs
 
 
 def is_ours(impl_id: str) -> bool:
-    """Whether it is a kernel of ours: for any chip, or that of one chip (`default.flagos.acme.arch`)."""
+    """Whether an impl is our kernel: for any chip, or for one chip (`default.flagos.acme.arch`)."""
     return impl_id == OURS or impl_id.startswith(f"{OURS}.")

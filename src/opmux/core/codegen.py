@@ -46,12 +46,13 @@ def lookup(
 ) -> Any:
     """A function with `make`'s parameters that returns its cached result from `_found`, or calls `_make(key, *args)`.
 
-    The cache key is `look` of each argument annotated `Tensor` or `Tensor | None` (also `*args: Tensor`), a tuple for a
-    list (for `int | list[int]` too, if `value` is the default), and `value` of all others; both are expressions of
-    "{0}". A tuple literal takes half the time of a loop over the arguments. `then` is appended to the result
-    ("(x, eps)" calls it); `params` replaces `make`'s parameters if `then` needs more; `calls` has expressions for
-    parameters of `make` that are not passed; `also` has more of `params`, which `_make` gets after `make`'s own, each
-    with its expression in the key.
+    Each argument of `make` gives one part of the cache key: `look` if it is annotated `Tensor` or `Tensor | None` (also
+    `*args: Tensor`); a tuple if it is a list (also for `int | list[int]` if `value` is the default); else `value`.
+    `look` and `value` are expressions of "{0}". A tuple literal takes half the time of a loop over the arguments.
+
+    Args: then: source appended to the result; "(x, eps)" calls it. params: replaces `make`'s parameters, if `then`
+    needs more. calls: expressions for parameters of `make` that are not passed. also: further names in `params`, each
+    with its expression in the key; `_make` gets them after `make`'s own.
     """
     signature = inspect.signature(make, eval_str=True)
     own, passed, key = [], [], []

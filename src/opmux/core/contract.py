@@ -48,7 +48,7 @@ class Rule:
     """
 
     error: type[Exception] = ValueError
-    late = False  # whether it reads other tensors, which must be checked before
+    late = False  # whether it reads other tensors, which must be checked first
 
     def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
         raise NotImplementedError
@@ -112,7 +112,7 @@ class real(Rule):
 
 @dataclass(frozen=True)
 class or_cpu(Rule):
-    """A tensor that may also be on the CPU when the others are not."""
+    """A tensor that may be on the CPU even if the others are not."""
 
     def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
         return None  # `Contract` compares devices
@@ -362,7 +362,7 @@ class each(Rule):
 
     def got(self, value: Any) -> str:
         wrong = (f"{self.rule.got(v)} at index {i}" for i, v in enumerate(value) if self.rule.problem(v, {}))
-        return next(wrong, shown(value))  # a rule that reads another argument reports nothing without it
+        return next(wrong, shown(value))  # a rule that needs another argument reports no problem
 
     def wrong(self, value: Any) -> Iterator[tuple[str, Any]]:
         for word, item in self.rule.wrong(value[0]) if value else ():
@@ -380,7 +380,7 @@ class shape(Rule):
     """
 
     of: Callable[..., tuple[int | None, ...]]
-    text: str = ""  # for the documentation
+    text: str = ""  # shown in the documentation
     none: bool = False  # whether `of` accepts None; if not, nothing is checked when an argument is None
     least: bool = False  # whether a larger size is accepted
     late = True
@@ -441,7 +441,7 @@ class Kind:
         kind = self
         if self.dtypes is not None:
             rules = [dtypes(self.dtypes), *rules]
-        elif rules and type(rules[0]) is dtypes:  # for the documentation
+        elif rules and type(rules[0]) is dtypes:  # shown in the documentation
             kind = Kind(either(map(dtype_name, rules[0].allowed)), None, self.last)
         return Annotated[of, Form(kind, Dims.of(text), tuple(rules))]
 
@@ -578,7 +578,7 @@ class Contract:
 
     @property
     def plain(self) -> bool:
-        """Whether all arguments are tensors, numbers, strings or dtypes, which can be made into a cache key."""
+        """Whether all arguments are tensors, numbers, strings or dtypes, so that they can be a cache key."""
         return all(a.type is not None and (a.type == list[int] or not is_list(a.type)) for a in self.arguments)
 
     def check(self, given: Mapping[str, Any], op: str | None = None) -> None:
@@ -676,7 +676,7 @@ class Contract:
         return head + found + "\n".join(lines)
 
     def bad(self, a: Argument, good: Mapping[str, Any]) -> Iterator[tuple[str, bool, dict[str, Any]]]:
-        """For tests: calls that must raise, each a valid call with one argument made invalid.
+        """For tests: calls that must raise. Each one is a valid call in which one argument was made invalid.
 
         Yields (what is wrong, whether all Python types are right, the arguments).
         """
@@ -684,7 +684,7 @@ class Contract:
         types: list[tuple[str, Any]] = []
         if a.type is not None:
             types = [("a list", [value])] if a.type is Tensor else [("an object", object())]
-            types += [] if a.optional or a.type is bool else [("None", None)]  # torch takes None for False
+            types += [] if a.optional or a.type is bool else [("None", None)]  # torch accepts None for False
         for word, wrong in types:
             yield word, False, {**good, a.name: wrong}
         for word, wrong in self._wrong(a, value, good):

@@ -33,7 +33,7 @@ class DefaultManager(OpManager):
         self._kernels_version = -1  # specs.version when all kernels were last imported
         self._families_loaded: set[str] = set()
         self._plugins: discovery.Handled = {}
-        self._settings_checked = False  # whether unknown settings were warned of
+        self._settings_checked = False  # whether a warning about unknown settings was logged
         self._checked_tokens: set[tuple[str, str]] = set()  # (space, token) that `Extension.check_token` has accepted
 
     def _fill(self) -> None:
@@ -57,7 +57,7 @@ class DefaultManager(OpManager):
         return True
 
     def _register_declared(self) -> None:
-        """Register the references of newly declared specs, and the functions that @impl has tagged since.
+        """Register the references of newly declared specs, and the functions that @impl has tagged since the last call.
 
         Declarations take effect once the import that made them has succeeded.
         """
@@ -153,7 +153,7 @@ class DefaultManager(OpManager):
         self._bind(entry, lambda policy: self._plan(spec.key, policy, entry.form, typed=True, device=device))
 
     def derived_pair(self, spec: Derived, entry: EntryPoint, policy: SelectionPolicy, device: str) -> Pair:
-        """What that entry runs under a scope's policy."""
+        """The pair that a derived op's entry runs under a scope's policy."""
         self._adopt_entry(entry)
         return entry.form.pair(self._plan(spec.key, policy, entry.form, typed=True, device=device))
 
@@ -188,7 +188,7 @@ class DefaultManager(OpManager):
         return found
 
     def _lift_all(self, spec: Spec, own: tuple[OpImpl, ...], policy: SelectionPolicy) -> list[OpImpl]:
-        """One impl for each kind and vendor that implements a part; it prefers that kind's or vendor's parts."""
+        """One impl for each kind and vendor that implements a part. It prefers the parts of that kind or vendor."""
         taken = {i.impl_id for i in own}
         made = []
         for token, kind, vendor in sorted({t for p in spec.parts.values() for t in self._tokens(p, policy)}, key=str):
@@ -215,7 +215,7 @@ class DefaultManager(OpManager):
         return None if None in found else frozenset().union(*(d for d in found if d is not None)) or None
 
     def static_refusal(self, key: str, impl: OpImpl, device: str) -> Refused | None:
-        """A composition cannot run as a kind none of whose parts can run."""
+        """Also refuse a composition if no impl of any of its parts can run."""
         refusal = super().static_refusal(key, impl, device)
         parts = impl.parts if refusal is None else ()
         found = [(part, self.static_refusal(part, i, device))
@@ -238,7 +238,7 @@ class DefaultManager(OpManager):
         space = key.partition("::")[0]
         for token in policy.space_order(key):
             if token is None or policy.excludes(token) or (space, token) in self._checked_tokens:
-                continue  # what the lists exclude need not exist: the others run
+                continue  # an excluded impl need not exist
             added_by = extension.of_space(space)
             if added_by is not None and added_by.check_token is not None:
                 added_by.check_token(self, token)
@@ -335,5 +335,5 @@ def with_denied_vendors(*vendors: str) -> PolicyScope:
 
 
 def explain(op: str | Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
-    """Which impl of an op runs for these arguments, and why the others do not."""
+    """Which impl of an op would run for these arguments, and why each other one would not."""
     return get_default_manager().explain(op, *args, **kwargs)

@@ -40,7 +40,7 @@ class Plugin:
     impls: tuple[str, ...] = ()  # "op=impl_id"
 
 
-Handled = dict[tuple[str, str], Plugin]  # by name and target
+Handled = dict[tuple[str, str], Plugin]  # key: (name, target)
 
 _seen: Handled = {}
 
@@ -51,7 +51,7 @@ def plugins() -> list[Plugin]:
 
 
 def load(registry: OpRegistry, done: Handled | None = None) -> bool:
-    """Find and load all plugins; a broken one is logged once with its traceback, and registers nothing.
+    """Find and load all plugins. A broken plugin registers nothing, and is logged once with its traceback.
 
     `done` holds the plugins that an earlier, interrupted load has handled. Returns False if a plugin must be loaded
     later because this thread is importing it.
@@ -178,7 +178,7 @@ def _load_staged(
 
 
 class _StillImporting(Exception):
-    """This thread is importing the plugin and calls an op meanwhile: its register() does not exist yet."""
+    """This thread is importing the plugin, and the import calls an op: the plugin's register() does not exist yet."""
 
 
 def _module(found: Plugin) -> str:
@@ -188,7 +188,7 @@ def _module(found: Plugin) -> str:
 def _forget_modules(found: Plugin, modules_before: set[str]) -> None:
     """Remove the modules of the plugin's package from sys.modules, so that a later load imports them again.
 
-    Extension modules stay: most cannot be loaded twice.
+    Extension modules stay in sys.modules: most of them cannot be loaded twice.
     """
     own = _module(found).partition(".")[0]
     for name in [n for n in tuple(sys.modules) if n not in modules_before and n.partition(".")[0] == own]:
@@ -211,9 +211,9 @@ def _contents(registry: OpRegistry) -> dict[tuple[str, str], OpImpl]:
 
 
 def _registered_by_import(found: Plugin, registry: OpRegistry, others: set[str]) -> list[tuple[str, OpImpl]]:
-    """The impls that modules of the plugin's package have registered by a decorator when they were imported.
+    """The impls that modules of the plugin's package have registered by a decorator on import.
 
-    Other plugins of the same package have their own.
+    Those of other plugins in the same package are left out.
     """
     package = _module(found).partition(".")[0]
     rows = ((key, impl) for key in registry for impl in registry.impls(key))
@@ -226,7 +226,7 @@ def _module_of(value: Any) -> str:
 
 
 def _blocked(found: Plugin) -> str | None:
-    """Why the allow and block lists exclude a plugin, or None; evaluated before any of it is imported."""
+    """Why the allow and block lists exclude a plugin; None if they do not. Evaluated before the plugin is imported."""
     names = _names_of(found)
     if names & _normal(knobs.BLOCK_PLUGINS.get() or ()):
         return "named in OPMUX_BLOCK_PLUGINS"
@@ -237,9 +237,10 @@ def _blocked(found: Plugin) -> str | None:
 
 
 def _names_of(found: Plugin) -> set[str]:
-    """The names by which the lists identify a plugin: its distribution, as any package can pick any entry point name.
+    """The names by which the lists identify a plugin: its distribution, because entry point names are not unique.
 
-    A module from OPMUX_PLUGIN_MODULES has no distribution: it is identified by itself or a parent package.
+    A module from OPMUX_PLUGIN_MODULES has no distribution. It is identified by its own name or that of a parent
+    package.
     """
     if found.distribution is not None:
         return _normal([found.distribution])
@@ -285,7 +286,7 @@ def _other_names(found: Plugin) -> set[str]:
 
 def _check_api(found: Plugin, plugin: Any) -> None:
     wants = getattr(plugin, "OPMUX_API", None)
-    if wants is None:  # a function, a class or an object: read it from its module
+    if wants is None:  # a function, class or object: read OPMUX_API from its module
         wants = getattr(sys.modules.get(_module_of(plugin)), "OPMUX_API", None)
     if wants is not None and wants != API_VERSION:
         raise PluginError(

@@ -64,7 +64,7 @@ class Failure:
 
 
 class Memory:
-    """What earlier calls have shown: failures to skip, and how often an impl has succeeded."""
+    """What earlier calls have shown: the failures to skip, and how often each impl has succeeded."""
 
     def __init__(self) -> None:
         self.failures: dict[tuple[str, str], dict[Case | None, Failure]] = {}
@@ -75,10 +75,10 @@ class Memory:
         return None if found is None else found.get(None) or found.get(case)
 
     def only_failed(self, key: str, impl_id: str) -> Failure | None:
-        """A failure of an impl that has not succeeded for any other dtype and shape class since; else None.
+        """An impl's failure, if the impl has not succeeded since for any other dtype and shape class; else None.
 
-        The answer for a call whose tensors are not known. Successes are counted only while an impl is on trial, so an
-        impl of ours counts as failed after its first failure.
+        Used for a call whose tensors are not known. Successes are counted only while an impl is on trial, and ours is
+        not (except where an op writes), so one failure marks our impl as failed.
         """
         cases = self.failures.get((key, impl_id))
         if not cases or any(k == key and i == impl_id and c not in cases for k, i, c, _ in list(self.clean)):
@@ -118,12 +118,12 @@ class Chain:
         self.barred = barred  # under strict: the preferred impl, which does not support this dtype
         self.form = form
         self.order = tuple(c.impl.impl_id for c in candidates)
-        # The measurement by which the first candidate comes before one that the policy ranks higher.
+        # Why the first candidate comes before one that the policy ranks higher: the measured times.
         self._why = next((c.after[self.order[0]] for c in candidates if self.order[0] in c.after), None)
         # Dtypes and shapes for which the first candidate is called directly: it has not failed and is proven. Two sets,
         # as calls that write are proven separately from calls that do not (an output buffer may be optional).
         self._seen: tuple[set[Any], set[Any]] = (set(), set())
-        self._typed = typed  # called with all arguments of the op's own signature
+        self._typed = typed  # whether calls have all arguments of the op's own signature
         self._logged: set[str] = set()
 
     # -- the entry
@@ -131,7 +131,7 @@ class Chain:
     def pair(self, as_part: bool = False) -> Pair:
         """The target and its recovery. Called when an op is about to run, so it logs the choice.
 
-        A part of a composition may never run: if messages of that level are shown, its first call logs the choice.
+        A part may never be called. So if INFO messages are shown, its first call logs the choice.
         """
         if self.barred is not None or not self.candidates:
             return self._refuse, reraise
@@ -158,7 +158,7 @@ class Chain:
         return (first.call, self._seen[True]) if one_condition else None
 
     def _raise_final(self, error: Exception, args: tuple, kwargs: dict) -> Any:
-        """The recovery of targets that fall back by themselves. A bound method: `__self__` leads to the chain."""
+        """The `recover` of targets with their own fallback. A bound method: its `__self__` leads to the chain."""
         try:
             raise error
         finally:
@@ -202,8 +202,8 @@ class Chain:
         return " and ".join(f"(_args[{i}] if len(_args) > {i} else _kwargs.get({n!r})) is None" for n, i in spots)
 
     def _guard(self, index: int, ask: str) -> Callable[..., Any]:
-        """A function with the entry's signature that tests `ask` before it calls a candidate, and falls back if that is
-        false; if the candidate's `when` gives a reason, it goes on to the next one."""
+        """A function with the entry's signature that evaluates `ask` and calls a candidate if it is true; else it falls
+        back. If the candidate's `when` gave a reason, the function calls the guard of the next candidate instead."""
         first = self.candidates[index]
         names: dict[str, Any] = {
             "_when": first.when,
@@ -231,9 +231,9 @@ class Chain:
         return codegen.function(guard, form.name, f"guard of {self.name}", names)
 
     def _next(self, index: int) -> Callable[..., Any] | None:
-        """The guard of the candidate after one whose `when` may refuse; None if only the fallback may call it.
+        """The guard of the next candidate, to call if this one's `when` refuses; None if only the fallback may call it.
 
-        A reference is left to the fallback: kernels decline tracers by themselves, a reference does not.
+        A reference is left to the fallback, because kernels decline tracers by themselves and a reference does not.
         """
         if not self._typed or self.policy.strict or self.spec is None or self.spec.writes:
             return None
@@ -285,8 +285,8 @@ class Chain:
     def run(self, args: tuple, kwargs: dict, failed: Exception | None = None, at: int = 0) -> Any:
         """Try the candidates in order. `failed` is the error of the one at index `at`, if it has run already.
 
-        An error refers to the frames that it went through, and those to their variables. So none of these keeps an
-        error when it is left: together they would keep the tensors of the call until the next garbage collection.
+        An error holds its traceback, whose frames hold their variables. So no frame here keeps an error when it
+        returns: a reference cycle would keep the tensors of the call until the next garbage collection.
         """
         if self._must_be_traceable(args, kwargs):
             assert self.spec is not None
@@ -316,7 +316,7 @@ class Chain:
     def _must_be_traceable(self, args: tuple, kwargs: dict) -> bool:
         """Whether torch must see the op: the call is traced or transformed, or has tensors that are not plain."""
         if self.spec is None or not self._typed or not self.spec.primitive or isinstance(self.spec, Derived):
-            return False  # a derived op runs below torch's dispatcher, where tracers have already seen the call
+            return False  # a derived op runs below torch's dispatcher, so tracers have already recorded the call
         if dispatch_modes() or forward_ad._current_level >= 0 or transforms_active():
             return True
         return not all(is_plain(t) and is_real(t) for t in tensors_in((args, kwargs)))
@@ -324,7 +324,7 @@ class Chain:
     def _checks(self, impl: OpImpl) -> bool:
         """Whether an impl's results are compared with the fake kernel's until it is proven.
 
-        Only results of foreign impls are: ours are tested in all dtypes and many shapes.
+        Only foreign impls are compared: ours are tested in all dtypes and many shapes.
         """
         return self._typed and self.spec is not None and self.spec.primitive and is_foreign(impl)
 
@@ -380,7 +380,7 @@ class Chain:
     # -- what a call may write
 
     def _written(self, args: tuple, kwargs: dict) -> list[tuple[str, Any]]:
-        """The arguments that this call may write, by name: those that the op declares; without a spec, all."""
+        """The arguments that this call may write, by name: those that the op declares; all if there is no spec."""
         everything = [(f"argument {i}", a) for i, a in enumerate(args)] + list(kwargs.items())
         if self.spec is not None:
             try:
@@ -420,7 +420,7 @@ class Chain:
     def _declines(self, error: Exception, candidate: Candidate | None = None) -> bool:
         """Whether an error means that the impl declined before its first write.
 
-        For an op of ATen, a BadArgument counts as that: torch's own kernel may accept the argument, or raises its own
+        For an op of ATen, a BadArgument counts too: torch's own kernel may accept the argument, or raises its own
         error.
 
         NoImplementation of *another* op is an ordinary error, except for a composition, which calls other ops.
@@ -433,9 +433,9 @@ class Chain:
 
 # ---- an order for each class of calls -------------------------------------------------------------------------------
 
-MOST_CLASSES = 4096  # the pairs that an op remembers
+MOST_CLASSES = 4096  # cached pairs of one op, one for each class of calls
 
-# A call of which the class cannot be told, as an argument is wrong, has the order without times.
+# If the class of a call cannot be computed, because an argument is invalid, the policy's order without times is used.
 BY_CLASS = """\
 def {name}({params}):
     try:
@@ -450,8 +450,8 @@ def {name}({params}):
 
 
 def by_class(form: Form, speeds: Speeds, pair_for: Callable[[Measured], Pair]) -> Pair:
-    """The pair of an op whose order of candidates depends on the class of a call: a lookup by class in front of the
-    others. `pair_for` makes the pair for what was measured of a class."""
+    """The pair of an op whose order of candidates depends on the class of a call: it looks up the pair of the class.
+    `pair_for` makes that pair from the times measured for the class."""
     pairs: dict[tuple, Pair] = {}
     class_of = speeds.class_of
     assert class_of is not None
@@ -480,7 +480,7 @@ def by_class(form: Form, speeds: Speeds, pair_for: Callable[[Measured], Pair]) -
 
 
 class Fallback:
-    """One call that tries the candidates in order: what it may write, and the failures so far."""
+    """One call that tries the candidates in order. Holds what the call may write, and the failures so far."""
 
     def __init__(self, chain: Chain, args: tuple, kwargs: dict):
         self.chain, self.args, self.kwargs = chain, args, kwargs
@@ -489,7 +489,7 @@ class Fallback:
         self.case: Case = (None if self.first is None else self.first.dtype, shape_class(self.first))
         self.written = chain._written(args, kwargs)
         self.trail: list[tuple[Refused, Exception | None]] = []
-        self.saved: snapshot.Snapshot | str | None = None  # a str is the reason why there is no snapshot
+        self.saved: snapshot.Snapshot | str | None = None  # if a str: the reason why there is no snapshot
 
     def skips(self, candidate: Candidate) -> bool:
         """Whether to skip a candidate: it is quarantined, or its `when` refuses. Under strict, raises instead."""
@@ -515,7 +515,7 @@ class Fallback:
     def attempt(self, candidate: Candidate, last: bool) -> tuple[Any, Exception | None]:
         """Call a candidate: (result, None) or (None, error).
 
-        While it is on trial, its results are checked and its writes can be undone.
+        While the candidate is on trial, its results are checked and its writes can be undone.
         """
         trial = self.on_trial(candidate)
         if trial and self.saved is None and not last and not self.strict:
@@ -563,7 +563,7 @@ class Fallback:
         return None
 
     def _stops_at(self, candidate: Candidate, error: Exception, first_error: Exception | None) -> bool:
-        """Whether no other candidate may be tried: strict, writes that cannot be undone, or a wrong argument."""
+        """Whether no other candidate may be tried: strict, writes that cannot be undone, or an invalid argument."""
         chain = self.chain
         if self.strict:
             return True
@@ -581,7 +581,7 @@ class Fallback:
         return chain._fake_fails(self.args, self.kwargs)
 
     def _raise_bad_argument(self) -> None:
-        """Raise BadArgument if an argument is invalid: an impl's own error may not name the reason."""
+        """Raise BadArgument if an argument is invalid: an impl's own error may not name the argument."""
         spec = self.chain.spec
         if spec is not None and self.chain._typed and not spec.namespace.torchs:
             try:
@@ -591,7 +591,7 @@ class Fallback:
 
 
 def _by_torchs_kernels(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that copies tensors, as it is without overrides: one of `copy_` on trial would copy for itself."""
+    """Run `fn` with ATen's own kernels: an overridden `copy_` on trial would itself take a snapshot."""
     guard = library.reference_guard
     return fn if guard is None else guard(fn)
 
@@ -616,7 +616,7 @@ def {name}({params}):
         return _recover(_e, {packed})
 """
 LOGS = "        _log()"
-# The fallback logs why the candidates before this one are skipped; it costs 40 us (a Xeon of 2.5 GHz), once.
+# The fallback logs why it skips the candidates before this one. Once per guard; takes 40 us on a 2.5 GHz Xeon.
 LOGS_BY_FALLBACK = "        return _fall_back({packed})"
 FOLLOWING = "        if type(_answer) is str:\n            return _next({passed})\n"
 
@@ -659,7 +659,7 @@ def is_fatal(error: Exception) -> bool:
 
 
 def _from_none(error: Exception) -> Exception:
-    """As after `raise error from None`."""
+    """Set the attributes that `raise error from None` would set."""
     error.__cause__ = None
     return error
 

@@ -38,8 +38,8 @@ transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_activ
 # The one context variable: the innermost live policy scope (policy.Scope), or None.
 scope: ContextVar[Any] = ContextVar("opmux_scope", default=None)
 
-# What a table of pairs is keyed by -> the expression that picks the pair. `is_cpu` and `dtype` take 100 ns each and
-# `device.type` 800, so the latter is only used in processes with two kinds of accelerator.
+# The key of a table of pairs -> the expression that looks up the pair. `is_cpu` and `dtype` take 100 ns each and
+# `device.type` takes 800 ns, so `device.type` is used only in processes with two types of accelerator.
 PICK = {
     "": "{b}",
     "dtype": "{b}[{x}.dtype]",
@@ -62,7 +62,7 @@ LOOKS: dict[str, tuple[Callable[[Any], Any], ...]] = {
 # Whether torch must see the op: a tracer or a transform is active. Checking for all of them takes 60 to 150 ns.
 TRACER_CHECKS = {
     "all": "_dual._current_level >= 0 or _modes() or _transforms()",
-    "transforms": "_transforms()",  # for kernels that check for the others themselves
+    "transforms": "_transforms()",  # for kernels that detect other tracers themselves
     "": "",
 }
 
@@ -84,7 +84,7 @@ def {name}({params}):{ask}
 
 @dataclass
 class Plan:
-    """What an entry is keyed by, and the pair to call, or a table of pairs that `make` fills on first use."""
+    """What an entry's table is keyed by, and the pair to call, or the table of pairs that `make` fills on first use."""
 
     key: str
     table: Any
@@ -101,7 +101,7 @@ class Plan:
         return followed(pair, args, kwargs)
 
     def miss(self, x: Any) -> Pair:
-        """The pair for a first tensor that is not in the table yet."""
+        """The pair for the first tensor of a call; called if the table has no pair for it yet."""
         if self.make is None:
             return self.table
         at = self.table
@@ -111,14 +111,14 @@ class Plan:
         pair = at.get(last)
         if pair is None:
             try:
-                pair = at.setdefault(last, self.make(x))  # without a lock: it runs impls' availability checks
+                pair = at.setdefault(last, self.make(x))  # without a lock, because it runs impls' availability checks
             except OpmuxError as error:
                 raise error from None  # hide the table's KeyError
         return pair
 
 
 def followed(pair: Pair, args: tuple, kwargs: dict) -> Pair:
-    """The pair that a call of this one runs in the end: its target may be a lookup in a table of pairs."""
+    """The pair that a call of this pair finally runs: the target may be a lookup in a table of pairs."""
     follow = getattr(pair[0], "follow", None)
     return pair if follow is None else follow(args, kwargs)
 
@@ -133,7 +133,7 @@ def reraise(error: Exception, args: tuple, kwargs: dict) -> Any:
 
 @dataclass
 class Form:
-    """How an op is called, as source text: its parameters, how they are passed on, which is its first tensor."""
+    """The calling convention of an op as source text: its parameters, how they are passed on, its first tensor."""
 
     name: str
     params: str
@@ -304,7 +304,7 @@ class Form:
 
 
 class EntryPoint:
-    """The stable functions of one op, and the plan that says what they call.
+    """The functions of one op, which never change identity, and the plan that says what they call.
 
     `fn` is the public one; `raw` is the same without the checks for gradients and tracers, for autograd and compiled
     graphs.
@@ -331,7 +331,7 @@ class EntryPoint:
                 bind(self)
             else:
                 self.watch_scopes(True)
-            target, recover = self.pair()  # not `raw`, which would count the call again
+            target, recover = self.pair()  # not `raw`, because that would count the call again
             try:
                 return target(*args, **kwargs)
             except Exception as error:
@@ -382,14 +382,14 @@ class EntryPoint:
         return self._under(self, policy)
 
     def _set_plan(self, plan: Plan) -> None:
-        # The table before the code that reads it: another thread then runs the old code on the old table, or the new.
+        # The table before the code that reads it: another thread never runs new code on the old table.
         self.plan = plan
         self.globals["_miss"] = plan.miss
         self.globals[slot(plan.key)] = plan.table
         self._swap()
 
     def started(self) -> EntryPoint:
-        """Generate the code of the functions, which is put off until one of them is called."""
+        """Generate the code of the functions. This is delayed until one of them is called."""
         with lock.held:  # another thread that opens a scope changes the code too
             self._started = True
             self._swap()
@@ -405,7 +405,7 @@ class EntryPoint:
 
 
 def _start_fn(*args: Any, **kwargs: Any) -> Any:
-    """The code of every `EntryPoint.fn` until its first call: generating that of all ops takes a second."""
+    """The code of every `EntryPoint.fn` until its first call: generating the code of all ops takes a second."""
     return _k.started().fn(*args, **kwargs)  # type: ignore[name-defined]  # noqa: F821 - a global of the function
 
 

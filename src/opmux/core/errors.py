@@ -125,7 +125,7 @@ class DuplicateImpl(OpmuxError, ValueError):
 
 
 class PluginError(OpmuxError, RuntimeError):
-    """A plugin could not be loaded; nothing of it was registered."""
+    """A plugin could not be loaded; none of its impls is registered."""
 
 
 class RanksDiffer(OpmuxError, RuntimeError):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class SpaceOrder(NamedTuple):
-    """Tokens for the ops of one namespace: `first` comes before all others, `fallback` after flagos."""
+    """Tokens for the ops of one namespace: `first` comes before all others, `fallback` comes after flagos."""
 
     first: str | None = None
     fallback: str | None = None
@@ -34,16 +34,16 @@ class Extension:
     order: Callable[[Callable[[Any], Any]], SpaceOrder] | None = None
     # Raises if a token of the space's order cannot be used on this machine.
     check_token: Callable[[OpManager, str], None] | None = None
-    # Vendors whose impls of kind VENDOR the settings disable, and the reason.
+    # Vendors whose impls of kind VENDOR are disabled by the settings, with the reason.
     left_out: Callable[[], Mapping[str, str]] = dict
     settings: tuple[Knob[Any], ...] = ()
     aliases: Mapping[str, str] = field(default_factory=dict)  # a setting's other name -> its name
-    prefixes: tuple[str, ...] = ()  # environment variables with these prefixes that are no settings are reported
+    prefixes: tuple[str, ...] = ()  # unknown environment variables with these prefixes are reported
     plugin_groups: tuple[str, ...] = ()  # entry point groups
     register_names: tuple[str, ...] = ()  # other names of a plugin's register(registry)
     # The key of a derived op (`Derived`) that the layer makes on demand, from a name; None if it has no such op.
     find_derived: Callable[[str], str | None] = lambda name: None
-    # A remark for `explain` about an op: of (key, device type, impl_id of the choice, first tensor or None).
+    # Returns a remark for `explain`, from the op's key, device type, impl_id of the choice, and first tensor or None.
     remark: Callable[[str, str, str | None, Any], str] = lambda key, device, chosen, first: ""
 
 

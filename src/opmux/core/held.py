@@ -15,9 +15,9 @@ _release: list[Callable[[], None]] = []
 def empty_cache() -> None:
     """Release all device memory that opmux holds between calls; the next calls allocate it again.
 
-    These are small tables: which tensor of a list each part of a launch belongs to, the order of amax histories, the
-    weight of ones of a norm without a weight, the random state of attention without dropout. Memory that a CUDA graph
-    was captured with is kept, as nothing says when a graph is gone. To return the memory to the driver, call
+    These are small tables: the tensor of a list that each part of a launch belongs to, the order of amax histories, the
+    weight of ones of a norm without a weight, and the random state of attention without dropout. Tables used by a CUDA
+    graph are kept, because nothing reports when a graph is gone. To return the memory to the driver, call
     `torch.cuda.empty_cache()` afterwards.
     """
     for release in _release:
@@ -25,12 +25,12 @@ def empty_cache() -> None:
 
 
 def on_empty_cache(release: Callable[[], None]) -> None:
-    """Have `empty_cache` call this."""
+    """Make `empty_cache` call `release`."""
     _release.append(release)
 
 
 class Held(Generic[V]):
-    """Tensors by key, at most `most`. `empty_cache` drops them, but for those that a CUDA graph was captured with."""
+    """Tensors by key, at most `most`. `empty_cache` drops all except those that a CUDA graph was captured with."""
 
     def __init__(self, most: int = 256):
         self.most = most
@@ -46,7 +46,7 @@ class Held(Generic[V]):
             found = self.captured.get(key)
         if found is None:
             found = make()
-            if capturing:  # in the memory of the graph, which is not ours to keep
+            if capturing:  # allocated in the graph's memory pool, so it must not be cached
                 return found
             while len(self.found) >= self.most:
                 self.found.pop(next(iter(self.found)), None)

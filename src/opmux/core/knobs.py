@@ -1,4 +1,4 @@
-"""Every setting of opmux, one typed line each: its name, its type, what it means.
+"""Every setting of opmux, one typed line each: its name, its type, its meaning.
 
 A setting is read from the environment variable of its name, then from its aliases, then from a TOML file, in lower case
 and without `OPMUX_`. The file is the one that `OPMUX_CONFIG` names; else `opmux.toml` in the current directory, then
@@ -57,8 +57,8 @@ class Knob(Generic[T]):
     default: T | None
     doc: str
     in_file: bool = True
-    blank: bool = False  # whether a blank variable is an empty list; if not, it counts as unset
-    trusted: bool = False  # whether an opmux.toml found in the current directory is ignored for it
+    blank: bool = False  # whether an empty variable means an empty list; if not, it counts as unset
+    trusted: bool = False  # whether the setting is ignored in an opmux.toml found in the current directory
     own_example: str = ""  # a valid value, if the kind's example is not one
 
     @property
@@ -71,7 +71,7 @@ class Knob(Generic[T]):
 
     @property
     def aliases(self) -> tuple[str, ...]:
-        """The names that programs for other libraries use."""
+        """The names of this setting in programs for other libraries."""
         return tuple(alias for e in extensions() for alias, name in e.aliases.items() if name == self.name)
 
     def look(self) -> Setting[T]:
@@ -110,7 +110,7 @@ class Knob(Generic[T]):
             ) from None
 
 
-_refused: set[tuple[str, Path]] = set()  # what was warned of: setting and file
+_refused: set[tuple[str, Path]] = set()  # settings and files that a warning was logged for
 
 
 class File(NamedTuple):
@@ -172,7 +172,7 @@ def _parse_toml(path: Path) -> dict[str, Any]:
 
 
 def all_knobs() -> list[Knob[Any]]:
-    """Every setting, those of the layers above core included."""
+    """Every setting, including those of the layers above core."""
     return [*OWN, *(k for e in extensions() for k in e.settings)]
 
 

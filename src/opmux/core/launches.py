@@ -1,4 +1,4 @@
-"""What kernels launch while someone records it, and what to do when plans are forgotten.
+"""Records what kernels launch, and callbacks for when plans are discarded.
 
 cpp/launching.py records a call; kernels are in a package that it does not import.
 """
@@ -17,7 +17,7 @@ class Launch(NamedTuple):
 
     compiled: Any  # Triton's CompiledKernel; None where kernels are interpreted
     grid: tuple[int, ...]
-    args: dict[str, Any]  # by the kernel's parameters, without constants; tensors, numbers, None
+    args: dict[str, Any]  # parameter name -> tensor, number or None; without constants
 
 
 @dataclass
@@ -28,6 +28,6 @@ class Record:
     made: list[Tensor] = field(default_factory=list)  # allocated for the launches: results and workspaces
 
 
-recording: dict[int, Record] = {}  # by thread; empty but for the length of a call
-on_forget: list[Callable[[], None]] = []  # called when tiles have changed: plans are made again
+recording: dict[int, Record] = {}  # thread -> record; has entries only during a recorded call
+on_forget: list[Callable[[], None]] = []  # called after tiles have changed, so that plans are made again
 on_rebind: list[Callable[[], None]] = []  # called when another implementation of an op may be chosen

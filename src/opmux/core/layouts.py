@@ -1,6 +1,6 @@
 """Tensors that are not dense: nested, sparse, mkldnn, quantized.
 
-Few ops accept them, and torch's errors are about its internals; ours name the op, the argument and what to do.
+Few ops accept such tensors, and torch's errors are about its internals. Ours name the op, the argument and what to do.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .spec import Derived, Spec
 
 
 def kind_of(tensor: Tensor) -> tuple[str, str] | None:
-    """For a tensor that is not dense: what it is, and how to make it dense, with {} for its name."""
+    """For a tensor that is not dense: its kind, and the call that makes it dense, with {} for the tensor's name."""
     if tensor.is_nested:
         return "a nested tensor", "call the op on each of {}.unbind(), or on torch.nested.to_padded_tensor({}, 0.0)"
     if tensor.is_quantized:
@@ -28,7 +28,7 @@ def kind_of(tensor: Tensor) -> tuple[str, str] | None:
 
 
 def complaint(spec: Spec, args: tuple, kwargs: dict, error: Exception) -> BadLayout | None:
-    """A better error if `error` is caused by a tensor's layout; None if it is not, or says so already."""
+    """A better error if `error` is caused by a tensor's layout; None if it is not, or if `error` already says so."""
     if isinstance(error, OpmuxError) or str(error).startswith(f"{spec.name}: "):
         return None
     for name, value in (*zip(spec.names, args), *kwargs.items()):

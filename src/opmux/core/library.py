@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 _libraries: dict[str, torch.library.Library] = {}
 
-# Set while ATen's ops are overridden: wraps a reference so that the torch ops it calls do not run our kernels.
+# Set while ATen's ops are overridden: wraps a reference so that the torch ops it calls run ATen's kernels, not ours.
 reference_guard: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
 
 
 def make_entry(spec: Spec, entries: Mapping[str, EntryPoint]) -> EntryPoint:
-    """The function of a spec, bound on first call by the default manager; `entries` has those of all specs."""
+    """The entry of a spec, bound on first call by the default manager; `entries` has the entries of all specs."""
 
     def bind(entry: EntryPoint) -> None:
         wiring.manager().bind_typed(spec, entry)
@@ -61,7 +61,7 @@ def make_entry(spec: Spec, entries: Mapping[str, EntryPoint]) -> EntryPoint:
 
 def define(spec: Spec, entry: EntryPoint) -> None:
     """Register the op's schema, kernel, fake kernel and gradient in torch.ops, and make Dynamo trace that op."""
-    lib = _libraries[spec.key] = torch.library.Library(spec.space, "FRAGMENT")  # stored first: `undefine` must find it
+    lib = _libraries[spec.key] = torch.library.Library(spec.space, "FRAGMENT")  # first, so that `undefine` finds it
     schema = spec.schema or torch.library.infer_schema(spec.reference, mutates_args=spec.mutates)
     lib.define(f"{spec.name}{schema}", tags=(torch.Tag.pt2_compliant_tag,))
 
@@ -116,7 +116,7 @@ def run_traceable(spec: Spec, args: tuple, kwargs: dict) -> Any:
     """Run an op so that torch's tracers and transforms can see it.
 
     A tracer or a dispatch mode sees the op in torch.ops. Forward AD, functorch and tensor subclasses need rules that
-    the op does not have: they see its reference, which is plain PyTorch.
+    the op does not have, so they see its reference, which is plain PyTorch.
     """
     looked_at = dispatch_modes() or any(not is_real(t) for t in tensors_in((args, kwargs)))
     if spec.namespace.ours and looked_at and forward_ad._current_level < 0 and not transforms_active():
@@ -139,8 +139,8 @@ def dynamo_has_hooks() -> bool:
 def show_to_dynamo(spec: Spec, entry: EntryPoint) -> None:
     """Make Dynamo trace the op in torch.ops instead of the entry, whose ContextVar would break fullgraph=True.
 
-    One hook is for the op called inside compiled code, the other for `torch.compile(opmux.ops.x)` itself. Without them
-    the entry checks on each call whether it is being compiled, which takes 180 ns.
+    One hook is for an op called inside compiled code, the other for `torch.compile(opmux.ops.x)` itself. Without these
+    hooks, the entry checks on each call whether it is being compiled, which takes 180 ns.
     """
     form, fn = entry.form, entry.fn
     instead = packet(spec).default if spec.namespace.ours else spec.reference
@@ -154,7 +154,7 @@ def show_to_dynamo(spec: Spec, entry: EntryPoint) -> None:
 
 
 def _under_dynamo(*args: Any, **kwargs: Any) -> Any:
-    """The code of every function that Dynamo traces instead of an entry."""
+    """The code of a function that Dynamo traces instead of an entry."""
     return _op(*args, **kwargs)  # type: ignore[name-defined]  # noqa: F821 - a global of the function
 
 

@@ -1,8 +1,8 @@
-"""Lazy loading: everything is loaded once, completely or not at all, under no lock that threads wait for.
+"""Lazy loading: everything is loaded once, completely or not at all, without a lock that could deadlock.
 
 `DeclaringImport` is the import that a declaration belongs to: the declaration takes effect when that import succeeds.
-`all_or_nothing` undoes what a thread has changed in a block that raises. `Once` is work that one thread does while the
-others wait. After a fork, the child drops the unfinished work of other threads: see `_forget_other_threads`.
+`all_or_nothing` undoes the changes that a thread made in a block that raised. `Once` is work that one thread does
+while the others wait. After a fork, the child drops other threads' unfinished work: see `_forget_other_threads`.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from .log import logger
 
 T = TypeVar("T")
 
-WAIT_SECONDS = 30.0  # seconds that a thread waits for another one's work before it continues without it
+WAIT_SECONDS = 30.0  # how long a thread waits for another one's work before it continues without it
 
 
 class DeclaringImport:
     """The import that a declaration is part of. If that import fails, the declaration is void without an undo step.
 
-    An import can fail at any line (Ctrl-C, out of memory), and so can an undo step. But Python always removes a failed
-    module from `sys.modules`, so that is what `failed` tests.
+    An import can fail at any line (Ctrl-C, out of memory), and so can an undo step. But Python always removes a module
+    from `sys.modules` if its import fails, so that is what `failed` tests.
     """
 
     __slots__ = ("_names", "name")
@@ -63,7 +63,7 @@ class DeclaringImport:
 
 
 class Declarations(dict[str, T]):
-    """What modules declare by name at import, each name once; void if the import failed."""
+    """What modules declare, by name, each name once; a declaration is void if its module's import failed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,13 +86,13 @@ class Transaction:
     """What one thread has changed since a block began, and how to undo it."""
 
     def __init__(self) -> None:
-        self.tagged: list[Any] | None = None  # collects what @impl tags, if it must not be registered at once
+        self.tagged: list[Any] | None = None  # if not None, collects what @impl tags instead of registering it
         self.first: Callable[[], Any] = lambda: None  # called before anything is undone
         self._undo: list[tuple[DeclaringImport | None, Callable[[], Any]]] = []
         self._over = False
 
     def note(self, undo: Callable[[], Any], declared_in: DeclaringImport | None) -> None:
-        if not self._over:  # an undo step is itself a change, which is not recorded
+        if not self._over:  # an undo step is a change too, but is not recorded
             self._undo.append((declared_in, undo))
 
     def roll_back(self) -> None:
@@ -109,7 +109,7 @@ class Transaction:
                 logger.warning("a change could not be undone: %s: %s", type(error).__name__, error)
 
 
-_open: dict[int, list[Transaction]] = {}  # by thread, the outermost first
+_open: dict[int, list[Transaction]] = {}  # thread -> its transactions, the outermost first
 
 
 def all_or_nothing(work: Callable[[Transaction], T]) -> T:
@@ -145,13 +145,13 @@ def on_failure(undo: Callable[[], Any], declared_in: DeclaringImport | None = No
 class Once:
     """Work that is done once, by one thread, while the others wait. It may import and run any code.
 
-    A plain lock around the work would deadlock. A plugin may start a thread and join it, and the thread may need the
-    work; and a thread that imports a plugin holds Python's lock of that import when the plugin needs the work, while
-    the working thread waits for that import. So a thread does not wait if it was started after the work began, or if
-    the working thread waits for an import of it: it continues without the work.
+    A plain lock around the work would deadlock in two cases. A plugin may start and join a thread that needs the work.
+    And a thread that imports a plugin holds that module's import lock; if the plugin needs the work, it waits for the
+    working thread, which waits for the import. So a thread does not wait if it was started after the work began, or if
+    the working thread waits for one of its imports: it continues without the work.
 
-    Order of locks: import locks, then `lock.held`, under which nothing is imported. The lock of an attempt has no place
-    in it: no thread waits for it, others look whether it is held.
+    Lock order: import locks, then `lock.held`, under which nothing is imported. The lock of an attempt is not part of
+    the order, because no thread waits for it: other threads only check whether it is held.
     """
 
     def __init__(self, work: Callable[[], Any], what: str):
@@ -167,7 +167,7 @@ class Once:
             latest = self._attempt
             if latest is None or not latest.is_running():
                 mine = Attempt()
-                with mine.held:  # released however the work ends, so that nobody waits for an interrupted thread
+                with mine.held:  # released however the work ends, so that no thread waits for an interrupted one
                     if self._replace(latest, mine):
                         self.done = self._work() is not False
                         return self.done
@@ -190,8 +190,8 @@ class Once:
 
 
 # ---- import locks ----------------------------------------------------------------------------------------------------
-# Python has no API for which thread imports what, and a forked child keeps the import locks of threads that it does not
-# have. These are importlib's private tables, the same in 3.11 to 3.14.
+# Python has no API that tells which thread imports what. A forked child keeps the import locks of threads that do not
+# exist in it. These are importlib's private tables, the same in 3.11 to 3.14.
 
 _bootstrap: Any = getattr(importlib, "_bootstrap", None)
 
@@ -202,7 +202,7 @@ def _waits_for(thread: int | None, me: int | None) -> bool:
     while thread not in seen:
         seen.add(thread)
         waits = blocking.get(thread)
-        locks = waits if isinstance(waits, list) else [waits]  # a list from 3.12 on
+        locks = waits if isinstance(waits, list) else [waits]  # a list since Python 3.12
         owners = [owner for one in locks if (owner := getattr(one, "owner", None)) is not None]
         if me in owners:
             return True
@@ -213,7 +213,7 @@ def _waits_for(thread: int | None, me: int | None) -> bool:
 def _forget_other_threads() -> None:
     """After a fork, in the child: undo the unfinished work of threads that do not exist here.
 
-    A module that one of them was importing would block its next import forever: it is removed, to be imported again.
+    If one of them was importing a module, its next import would wait forever. So the module is removed.
     """
     me = threading.get_ident()
     locks = getattr(_bootstrap, "_module_locks", {})

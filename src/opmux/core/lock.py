@@ -1,8 +1,8 @@
-"""Locks that are replaced after a fork, and core's lock: held while registrations or bindings change, never during an
-op's call or a compilation.
+"""Locks that are replaced after a fork, and core's lock: held while registrations or bindings change, but never
+during an op's call or a compilation.
 
-Use it as `with lock.held:`, which enters the C lock directly: Ctrl-C cannot arrive between acquiring it and the first
-line of the block, which would leave it locked forever.
+Use it as `with lock.held:`, which enters the C lock directly. Then Ctrl-C cannot arrive between acquiring the lock and
+the first line of the block, which would leave it locked forever.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ lock = ForkSafeLock()
 
 
 class Attempt:
-    """This thread's attempt to do some work. It holds the lock while it works, and no thread waits for the lock: others
-    look whether it is held. An error at any line of the work releases it."""
+    """This thread's attempt to do some work. It holds the lock while it works, and releases it if any line raises. No
+    thread waits for the lock: other threads check whether it is held."""
 
     def __init__(self) -> None:
         self.held = threading.Lock()
         self.thread = threading.current_thread()
-        self.threads = WeakSet(threading.enumerate())  # those that existed when it began
+        self.threads = WeakSet(threading.enumerate())  # the threads that existed when the attempt began
 
     def is_running(self) -> bool:
         return self.held.locked() and self.thread in threading.enumerate()  # not in a forked child of another thread

@@ -1,4 +1,4 @@
-"""What dispatch needs to know about the machine: its accelerators, their archs, what their vendors provide."""
+"""What dispatch needs to know about the machine: its accelerators, their archs, and what their vendors provide."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from .. import wiring
 if TYPE_CHECKING:
     from .choosing import Speeds
 
-# The reason why a vendor's impls of an op come first; or a function that returns it, or None while they do not.
-# The function may have an attribute `always`: the same for ops whose impls have no `when` that could decide for a call.
+# The reason why a vendor's impls of an op come first; or a function that returns the reason, or None if they do not.
+# The function may have an attribute `always`: the reason for ops whose impls have no `when` to decide call by call.
 Preferred = str | Callable[[], str | None]
 
 
@@ -43,7 +43,7 @@ class Machine:
         return {}
 
     def speeds(self, key: str, device_type: str) -> Speeds | None:
-        """What was measured of an op's impls on a device; None if nothing decides by speed there."""
+        """An op's measured times on a device; None if there are none and no vendor's libraries come first."""
         return None
 
     def lacks(self, device_type: str) -> frozenset[torch.dtype]:
@@ -51,18 +51,18 @@ class Machine:
         return frozenset()
 
     def foreign_names(self) -> contextlib.AbstractContextManager[None]:
-        """A context in which packages written for other libraries can be imported: it provides those modules' names."""
+        """A context that provides other libraries' module names, so that packages written for them can be imported."""
         return contextlib.nullcontext()
 
     def register_vendor(self, plugin: Any, origin: Any) -> bool:
-        """Register the object of an entry point if it is a vendor's package; returns whether it is."""
+        """Register the object of an entry point if it is a vendor's package; returns whether it was."""
         return False
 
     def register(self, registry: Any) -> None:
         """Add the impls of this machine's vendors to a registry."""
 
     def extras(self) -> Mapping[str, Any]:
-        """Vendors' exports that are no ops, available in `opmux.ops` unchanged."""
+        """Vendors' exports that are not ops, available in `opmux.ops` unchanged."""
         return {}
 
 
@@ -91,7 +91,7 @@ def accelerators() -> tuple[str, ...]:
     return current().accelerators()
 
 
-ACCELERATOR = "accelerator"  # in `OpImpl.devices`: any device type but the CPU
+ACCELERATOR = "accelerator"  # in `OpImpl.devices`: any device type except the CPU
 
 
 def runs_on(devices: frozenset[str] | None, device_type: str) -> bool:

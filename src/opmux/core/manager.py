@@ -26,8 +26,8 @@ from .policy import SelectionPolicy
 from .registry import BackendImplKind, Fit, OpImpl, OpRegistry, when_of
 from .spec import NAME_LOOKUP, Spec, specs
 
-# Replaced and never changed: garbage collection may end a manager within any line that allocates, also within one that
-# copies a list, and what it then removes would still be read.
+# This list is replaced, never changed in place: garbage collection may remove a manager at any allocation, also while
+# another line copies the list.
 _managers: list[weakref.ref[OpManager]] = []
 
 
@@ -45,7 +45,7 @@ class OpManager:
         self._why = "registration"
         self.epoch = 0  # incremented by every change that makes bindings stale
         self._start = Once(self._first_use, "loading plugins")
-        self._announced = False  # whether the registered impls were logged
+        self._announced = False  # whether the registered impls have been logged
         self._checked: weakref.WeakSet[SelectionPolicy] = weakref.WeakSet()
         lock.arm()
         _add_manager(self)
@@ -73,7 +73,7 @@ class OpManager:
         return self._open_entry(self._key(op_name)).fn
 
     def resolve_candidates(self, op_name: str) -> list[OpImpl]:
-        """The impls that may run under the current policy, in order; those that have only failed so far come last.
+        """The impls that may run under the current policy, in order; those that have only failed come last.
 
         Conditions on tensors are not evaluated.
         """
@@ -86,9 +86,10 @@ class OpManager:
         return [i for i in able if i not in failed] + failed
 
     def get_selected_impl_id(self, op_name: str, *args: Any, **kwargs: Any) -> str:
-        """The impl_id that a call with these arguments would run now: that of `explain`.
+        """The impl_id that a call with these arguments would run now, as `explain` would say.
 
-        Without arguments, conditions on tensors are not evaluated, and an impl that has only failed is passed over.
+        Without arguments, conditions on tensors are not evaluated, and an impl that has failed and never succeeded is
+        skipped.
         """
         found = self.explain(op_name, *args, **kwargs)
         if found.chosen is None:
@@ -134,7 +135,7 @@ class OpManager:
         return Explanation(self._name(key), key, str(policy), device, chosen, tuple(rows), remark)
 
     def _remark(self, key: str, device: str, chosen: str | None, first: Any) -> str:
-        """What a layer above core has to say about an op and the choice."""
+        """A remark from a layer above core about an op and the chosen impl."""
         return ""
 
     def _call_refusal(
@@ -194,15 +195,15 @@ class OpManager:
         self._bind(entry, lambda policy: self._plan(spec.key, policy, entry.form, typed=True))
 
     def typed_pair(self, spec: Spec, entry: EntryPoint, policy: SelectionPolicy) -> Pair:
-        """What a spec's function runs under a scope's policy."""
+        """The pair that a spec's function runs under a scope's policy."""
         self._adopt_entry(entry)
         return entry.form.pair(self._plan(spec.key, policy, entry.form, typed=True))
 
     def _bind(self, entry: EntryPoint, make: Callable[[SelectionPolicy], Plan]) -> None:
         """Make a plan and bind an entry to it.
 
-        The plan is made without a lock, as that imports kernels, loads plugins and runs impls' availability checks. If
-        registry or policy change meanwhile, it is made again.
+        The plan is made without a lock, because that imports kernels, loads plugins and runs impls' availability
+        checks. If the registry or the policy changes meanwhile, the plan is made again.
         """
         for _ in range(1000):
             epoch = self.epoch
@@ -230,7 +231,7 @@ class OpManager:
         return made
 
     def _with_gradient(self, spec: Spec | None, *args: Any, **kwargs: Any) -> Any:
-        """A differentiable op called by name that needs a gradient; without a backward, autograd records the impl."""
+        """For a differentiable op called by name. Without a backward, autograd records the impl."""
         assert spec is not None
         entry, backward = self._open_entry(spec.key), spec.gradient.backward.key
         if not self.registry.impls(backward):
@@ -260,9 +261,9 @@ class OpManager:
     ) -> Plan:
         """What an entry of this op is keyed by, and its pair or table of pairs.
 
-        `device` is given if the entry only gets tensors of one device type, `as_part` if it is part of a composition.
+        `device` is given if all tensors are on one device type, `as_part` for a part of a composition.
         """
-        if not as_part:  # a part's policy is its composition's, which was checked, and the name of an impl
+        if not as_part:  # a part's policy is that of its composition, which was checked, plus an impl's name
             self.check_policy(policy, key)
         impls = self._impls(key, policy)
         ordered = [c.impl for c in choose(policy, key, impls)[0]]
@@ -280,7 +281,7 @@ class OpManager:
                 # with one accelerator the key is `is_cpu`: a meta tensor gets the accelerator's pair
                 at = "cpu" if x.is_cpu else chips[0] if len(chips) == 1 else x.device.type
             dtype = x.dtype if by_dtype and x is not None else ...
-            pairs: dict[tuple[str, ...], Pair] = {}  # by order: most classes share one of a few
+            pairs: dict[tuple[str, ...], Pair] = {}  # by order: most classes share one of a few orders
 
             def pair_for(measured: Measured) -> Pair:
                 chain = self._chain(key, policy, impls, measured, at, dtype, form, typed)
@@ -305,8 +306,8 @@ class OpManager:
     def _tracer_check(self, key: str, ordered: list[OpImpl], devices: tuple[str, ...]) -> str:
         """Which tracers an entry must check for before it calls these impls: a key of TRACER_CHECKS.
 
-        A composition's parts do their own checks. Kernels that check for tracers themselves, as the C++ ones do, cannot
-        detect vmap, which passes them plain tensors. Tracers see the op even if it has only a reference.
+        A composition's parts do their own checks. Kernels that check for tracers themselves, such as the C++ ones,
+        cannot detect vmap, which passes them plain tensors. Tracers see the op even if a reference is its only impl.
         """
         here = [i for i in ordered if any(self.static_refusal(key, i, d) is None for d in devices)]
         others = [i for i in here if i.kind is not BackendImplKind.REFERENCE and not i.parts]
@@ -378,7 +379,7 @@ class OpManager:
         return None if known is None else Refused(impl, "library", known.reason)
 
     def speeds(self, key: str, device: str) -> Speeds:
-        """What was measured of an op's impls on a device; a user's manager has no measured times."""
+        """The measured times of an op's impls on a device; a user's manager has none."""
         return NO_SPEEDS
 
     def _impls(self, key: str, policy: SelectionPolicy) -> tuple[OpImpl, ...]:
@@ -452,14 +453,15 @@ class OpManager:
             entry.watch_scopes(live)
 
     def after_fork(self) -> None:
-        """After a fork, in the child: choose again from what is registered, as another thread may have been binding."""
+        """After a fork, in the child: choose impls again, because another thread may have been binding."""
         self.invalidate(self._why)
 
     def prepare(self, announce: bool = True) -> bool:
-        """Before the first use: set the log level, load plugins, log what is registered. Runs until it succeeds once.
+        """Before the first use: set the log level, load plugins, and log what is registered. Retried until it has
+        succeeded.
 
-        Returns False while plugins are loading that may wait for this call: it then sees what is registered so far.
-        `announce=False` leaves the log line to the first caller that runs ops.
+        Returns False while plugins are loading that may wait for this call; the call then uses what is registered so
+        far. `announce=False` leaves the log line to the first caller that runs ops.
         """
         done = self._start.done or self._start.run()
         if done and announce and not self._announced:
@@ -500,7 +502,7 @@ class OpManager:
         return key
 
     def _hint(self, op: str) -> str:
-        """For an op that only the default manager has impls of."""
+        """The hint for an op that has impls only in the default manager."""
         if specs.lookup(op, NAME_LOOKUP["impl"]) is None:
             return ""
         return "(this registry has only what was registered in it; opmux's impls are in get_default_manager())"
@@ -514,7 +516,7 @@ class OpManager:
     def check_policy(self, policy: SelectionPolicy, key: str) -> None:
         """Check the names in a policy: raise for names from code, warn once for names from settings.
 
-        Not while plugins are loading, as an unknown name may still be registered.
+        Names are not checked while plugins are loading, because an unknown name may still be registered.
         """
         if policy not in self._checked and self.started:
             check_names(policy)
@@ -524,8 +526,8 @@ class OpManager:
 # ---- tables ---------------------------------------------------------------------------------------------------------
 
 
-# What `call` needs for a name: a pair. If that is valid only for some dtypes and shapes of the first argument, also
-# these, and the function to call for others.
+# What `call` needs for a name: a pair, then two more items if the pair is valid only for some dtypes and shapes of the
+# first argument: the set of these, and the function to call for any other.
 CallTarget = tuple[Callable[..., Any], Callable[..., Any], set[Any] | None, Callable[..., Any] | None]
 
 
@@ -581,11 +583,11 @@ def _yields_to_vendor(key: str, impl: OpImpl, device: str) -> str | None:
     if op is None:
         return None
     vendor, why = here.vendor_of(device) or device, preferred[op]
-    if op != key:  # an overload of ATen: its impls have no `when`
+    if op != key:  # an overload of ATen has no `when`
         why = getattr(why, "always", why)
     try:
         why = why() if callable(why) else why
-    except Exception as error:  # a vendor's code
+    except Exception as error:  # a vendor's code may raise anything
         why = f"get_preferred_ops of {vendor} raised {type(error).__name__}: {error}"
     if why is None or policies.get_policy().asks_for(impl, op, instead_of=vendor):
         return None
@@ -638,9 +640,11 @@ lock.after_fork.append(_after_fork)
 
 
 def check_names(policy: SelectionPolicy) -> None:
-    """Raise for an unknown op, vendor or impl in a policy made in code; warn once for one from the settings.
+    """Raise for an unknown op, vendor or impl in a policy made in code; warn once for one in a policy from the
+    settings.
 
-    A name is known if any live manager or any spec knows it. Vendor lists are shared between machines: they only warn.
+    A name is known if any live manager or any spec knows it. Unknown vendors in allow and deny lists only cause a
+    warning, because these lists are shared between machines.
     """
     if not (policy.per_op_order or policy.deny_vendors or policy.allow_vendors or ":" in policy.prefer):
         _warn_excluded(policy)
@@ -664,7 +668,7 @@ def check_names(policy: SelectionPolicy) -> None:
 
 
 def _warn_excluded(policy: SelectionPolicy) -> None:
-    """Warn once about a vendor that is preferred for the ops of a namespace, and excluded by the same policy."""
+    """Warn once about a vendor that is preferred for the ops of a namespace but excluded by the same policy."""
     for space, order in policy.by_space:
         for token in filter(None, order):
             reason = policy.excludes(token)

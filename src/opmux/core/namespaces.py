@@ -1,4 +1,4 @@
-"""The namespaces of ops: `opmux::` has ours, `aten::` torch's own, any other the functions of a face."""
+"""The namespaces of ops: `opmux::` for our own, `aten::` for torch's, any other for the functions of a face."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Namespace:
-    """What differs between the ops of one namespace and those of others."""
+    """The properties in which the ops of one namespace differ from those of another."""
 
     name: str
-    ours: bool = False  # defined in torch.ops by us, with a schema and a fake kernel: tracers and compilers see the op
-    torchs: bool = False  # defined in torch.ops by torch, which checks arguments and computes gradients
+    ours: bool = False  # in torch.ops, defined by us with a schema and a fake kernel: tracers and compilers see the op
+    torchs: bool = False  # in torch.ops, defined by torch, which checks arguments and computes gradients
 
     @property
     def primitive(self) -> bool:

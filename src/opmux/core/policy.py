@@ -45,13 +45,13 @@ class SelectionPolicy:
 
     prefer: str = "flagos"
     strict: bool = False
-    per_op_order: Any = ()  # given as a mapping or pairs, kept as ((name, (token, ...)), ...)
+    per_op_order: Any = ()  # given as a mapping or as pairs; stored as ((name, (token, ...)), ...)
     deny_vendors: frozenset[str] = frozenset()
     allow_vendors: frozenset[str] | None = None
     left_out: Any = ()  # vendors whose impls of kind VENDOR do not run, and why: ((vendor, reason), ...)
     by_space: Any = ()  # tokens for the ops of one namespace: ((space, SpaceOrder), ...)
-    part_token: str | None = None  # of a part inside a composition: comes first, unless the op has an order of its own
-    # names from settings, which may be unknown here, as settings are shared between machines
+    part_token: str | None = None  # for a part inside a composition: comes first, unless the op has an order of its own
+    # names from settings; they may be unknown here, because settings are shared between machines
     lax: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -100,7 +100,7 @@ class SelectionPolicy:
         return replace(self, by_space={**dict(self.by_space), space: changed})
 
     def preferring(self, space: str, token: str) -> SelectionPolicy:
-        """This policy with a token first for all ops of a namespace, instead of orders for single ops of it."""
+        """This policy with one token first for all ops of a namespace; orders of single ops in it are dropped."""
         kept = tuple((op, order) for op, order in self.per_op_order if not _is_of(op, space))
         return replace(self, per_op_order=kept).with_space_order(space, first=token)
 
@@ -128,7 +128,7 @@ class SelectionPolicy:
         return dict(self.left_out).get(name) if library else None
 
     def asks_for(self, impl: OpImpl, key: str, instead_of: str) -> bool:
-        """Whether our impl runs although the vendor's own come first: the policy names its id, an order for the op has
+        """Whether our impl runs although the vendor's libraries come first: the policy names its id, the op's order has
         its id or kind, or the policy excludes that vendor's libraries."""
         by_id = f"impl:{impl.impl_id.casefold()}"
         names = {key.casefold(), key.rpartition("::")[2].casefold()}
@@ -137,7 +137,7 @@ class SelectionPolicy:
         return named or self._barred(instead_of, library=True) is not None
 
     def over(self, layer: Layer) -> SelectionPolicy:
-        """This policy with a layer on top: the layer's values override ours, op by op; denied vendors are united."""
+        """This policy with a layer on top: the layer's values replace ours, op by op; denied vendors add up."""
         per_op = dict(self.per_op_order) if layer.prefer is None else {}
         return replace(
             self,
@@ -150,7 +150,7 @@ class SelectionPolicy:
         )
 
     def relaxed(self) -> SelectionPolicy:
-        """The same policy, with every name in it allowed to be unknown on this machine."""
+        """The same policy in which no name has to be known on this machine."""
         names = {self.prefer, *(op for op, _ in self.per_op_order), *(t for _, o in self.per_op_order for t in o)}
         return replace(self, lax=frozenset(names))
 
@@ -170,7 +170,7 @@ class SelectionPolicy:
 # ---- the policy of the process --------------------------------------------------------------------------------------
 
 _global: SelectionPolicy | None = None
-_count = 0  # how often it was set
+_count = 0  # how often the process's policy was set
 _listeners: list[Callable[[str], None]] = []  # called with the reason when the process's policy changes
 
 
@@ -220,7 +220,7 @@ def get_global_policy() -> SelectionPolicy:
     global _global
     found = _global
     while found is None:
-        count, made = _count, from_knobs()  # without a lock: looking up an op's name may import its family
+        count, made = _count, from_knobs()  # without a lock, because looking up an op's name may import its family
         with lock.held:
             if _global is None and count == _count:
                 _global = made
@@ -229,7 +229,7 @@ def get_global_policy() -> SelectionPolicy:
 
 
 def get_policy() -> SelectionPolicy:
-    """The current policy: that of the innermost scope, else the process's."""
+    """The policy of the innermost scope; outside of all scopes, the process's policy."""
     live = entry.scope.get()
     return (None if live is None else live.policy) or get_global_policy()
 
@@ -313,7 +313,7 @@ class PairTable:
         if pair is None:
             count = _forgotten
             try:
-                pair = entry.under(self.policy)  # without a lock: it may import kernels and load plugins
+                pair = entry.under(self.policy)  # without a lock, because it may import kernels and load plugins
             except OpmuxError as error:
                 raise error from None  # hide the table's KeyError
             with lock.held:
@@ -323,7 +323,7 @@ class PairTable:
 
 
 class EnteredScope:
-    """A scope that was entered: its owner, its table, and whether it was exited from another context."""
+    """A scope that was entered: its table, its owner, and whether it was exited from another context."""
 
     __slots__ = ("left", "owner", "table")
 
@@ -334,8 +334,8 @@ class EnteredScope:
 class Scope:
     """The value of the context variable: the scopes entered in this context, the innermost last.
 
-    It is live as long as any context refers to it, for example that of a task that outlives the block it was started
-    in.
+    It is live as long as any context refers to it, for example the context of a task that outlives the block in which
+    the task was started.
     """
 
     __slots__ = ("__weakref__", "entries", "miss", "outer", "pairs", "policy")
@@ -348,7 +348,7 @@ class Scope:
         self.select_table()
 
     def select_table(self) -> None:
-        """Set what entries read to the table of the innermost scope that was not exited, else to the process's."""
+        """Make entries read the table of the innermost scope that was not exited, else the process's table."""
         table = next((e.table for e in reversed(self.entries) if not e.left), None)
         if table is None:
             self.policy, self.pairs, self.miss = None, {}, _pair_of_process
@@ -363,11 +363,11 @@ def _pair_of_process(entry: EntryPoint) -> Pair:
 _tables: dict[SelectionPolicy, PairTable] = {}
 _every_table: weakref.WeakSet[PairTable] = weakref.WeakSet()
 _forgotten = 0  # counts how often all tables were emptied
-# The scopes that some context refers to, by id. Garbage collection removes some within any line that allocates: copy
-# the values by `list`, which allocates before it reads them; `tuple` does so in between, and raises.
+# The scopes that some context refers to, by id. Garbage collection may remove some at any allocation. Copy the values
+# with `list`, which allocates before it reads them; `tuple` allocates in between and raises.
 _live: dict[int, weakref.ref[Scope]] = {}
 _watchers: list[Callable[[bool], None]] = []  # see on_scopes
-_told = False  # what they were told last
+_told = False  # the value of the last notification
 
 
 def live_scopes() -> int:
@@ -375,16 +375,16 @@ def live_scopes() -> int:
 
 
 def scopes_watched() -> bool:
-    """Whether the watchers were last told that a scope is live; read it under the lock to agree with them.
+    """Whether the watchers were last notified that a scope is live; read it under the lock to agree with them.
 
-    This can be True while `live_scopes()` is 0: the last scope is freed, and the thread that freed it waits for the
-    lock to say so. If a new scope comes first, the watchers are told neither.
+    This can be True while `live_scopes()` is 0: the last scope is freed, and the thread that freed it still waits for
+    the lock to notify them. If a new scope is created first, the watchers get neither notification.
     """
     return _told
 
 
 def on_scopes(watch: Callable[[bool], None]) -> None:
-    """Call `watch` with whether any scope is live: now, when the first is created, and when the last is freed."""
+    """Call `watch` with whether a scope is live: now, when the first is created, when the last is freed."""
     with lock.held:
         _watchers.append(watch)
         watch(_told)
@@ -398,7 +398,7 @@ def _track(node: Scope) -> Scope:
 
 
 def _tell() -> None:
-    """Tell the watchers whether any scope is live, unless that is what they were told last."""
+    """Notify the watchers whether any scope is live, unless that has not changed since the last notification."""
     global _told
     live = bool(_live)
     if live is _told:
@@ -407,7 +407,7 @@ def _tell() -> None:
     try:
         for watch in _watchers:
             watch(live)
-    except BaseException:  # Ctrl-C: some were not told of a scope, and the next one tells all of them
+    except BaseException:  # Ctrl-C: some watchers were not notified, so the next scope notifies all of them
         _told = False
         raise
 
@@ -418,7 +418,7 @@ def _released(node: int, ref: weakref.ref[Scope]) -> None:
             del _live[node]
         for key in list(_live):
             other = _live.get(key)
-            if other is not None and other() is None:  # its callback was interrupted
+            if other is not None and other() is None:  # the reference's callback was interrupted
                 _live.pop(key, None)
         _tell()
         if not _live:
@@ -439,14 +439,14 @@ def forget_bindings() -> None:
 def _table(policy: SelectionPolicy) -> PairTable:
     table = _tables.get(policy)
     if table is None:
-        if len(_tables) >= 64:  # policies made in a loop: drop the oldest; a live scope keeps its table
+        if len(_tables) >= 64:  # policies made in a loop fill it: drop the oldest one; a live scope keeps its table
             _tables.pop(next(iter(_tables)))
         table = _tables[policy] = PairTable(policy)
     return table
 
 
 class PolicyScope:
-    """A policy for a block, a function or a coroutine: re-entrant, composed when entered, local to thread and task."""
+    """A policy for a block, function or coroutine: re-entrant, merged on entry, local to thread and task."""
 
     def __init__(self, layer: Layer | SelectionPolicy, check: Callable[[SelectionPolicy], None] | None = None):
         self._layer = layer
@@ -468,7 +468,7 @@ class PolicyScope:
     def __exit__(self, *error: Any) -> None:
         here = entry.scope.get()
         found = [] if here is None else [e for e in here.entries if e.owner is self and not e.left]
-        # A generator may be closed by another thread or task than the one that entered the scope.
+        # A generator may be closed by another thread or task than the one that entered its scope.
         found = found or self._entered
         if not found:
             raise RuntimeError("this policy scope was exited already")

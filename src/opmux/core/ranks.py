@@ -21,8 +21,8 @@ def digest() -> str:
 def sync(group: Any = None, mode: str = "error") -> bool:
     """Compare this rank's bindings with the group's; True when all agree.
 
-    On a difference: "error" raises on every rank, "warn" logs it, "adopt" makes every rank follow rank 0's order of
-    impls, op by op (an impl a rank does not have is an error there).
+    If they differ: "error" raises on every rank, "warn" logs it, "adopt" makes every rank use rank 0's order of impls,
+    op by op (raises if a rank does not have an impl of rank 0).
     """
     if mode not in MODES:
         raise ValueError(f"sync: mode must be one of {MODES}, got {mode!r}")
@@ -60,7 +60,7 @@ def _adopt(tables: list[dict[str, tuple[str, ...]]], rank: int, group: Any) -> N
     missing = {
         op: sorted(set(ids) - set(mine.get(op, ()))) for op, ids in lead.items() if set(ids) - set(mine.get(op, ()))
     }
-    # every rank must know whether all can follow, or some would block forever in the next collective
+    # Every rank must know whether all can adopt the order, or some would wait forever in the next collective.
     lacking: list[Any] = [None] * len(tables)
     dist.all_gather_object(lacking, missing, group=group)
     short = {r: m for r, m in enumerate(lacking) if m}

@@ -30,7 +30,7 @@ class OpImpl:
     """One implementation of an op, and when it applies.
 
     `when(*args)` returns True or None, or the reason why the impl does not apply; it must not write. `supported_dtypes`
-    is tested on the call's first tensor; `min_arch` ("sm_90", "gfx942") and `devices` ("cuda",) on its device.
+    is compared with the call's first tensor; `min_arch` ("sm_90", "gfx942") and `devices` ("cuda",) with its device.
     """
 
     op_name: str
@@ -44,19 +44,19 @@ class OpImpl:
     when: When | None = None
     devices: frozenset[str] | None = None
     outside: bool | None = None  # from a plugin, a vendor's package or user code; default: fn's module is not in opmux
-    # Called before it is chosen: True, or the reason why its library is not available. Default: `fn._is_available`.
+    # Called before the impl is chosen: True, or why its library is not available. Default: `fn._is_available`.
     available: Available | None = None
-    # The op for calls from torch's dispatcher, below autograd, where the checks for tracers can be skipped.
+    # The impl for calls from torch's dispatcher, below autograd, where the checks for tracers can be skipped.
     below: Callable[..., Any] | None = None
-    # The op with a given output tensor, cast to its dtype: into(out, *args). For `out=` and in-place overloads.
+    # into(out, *args): the impl with a given output tensor, cast to its dtype. For `out=` and in-place overloads.
     into: Callable[..., Any] | None = None
-    # Functions for overloads of ATen, with ATen's signature; one may return None to leave the call to the adapter.
+    # Functions for overloads of ATen, with ATen's signature. One may return None to leave the call to the adapter.
     aten: Mapping[str, Callable[..., Any]] = field(default_factory=dict, hash=False)
-    # Whether fn itself declines fake and wrapped tensors and active modes, so that the entry need not check for them.
+    # Whether fn itself declines fake and wrapped tensors and active modes; then the entry need not check for them.
     declines_tracers: bool = False
-    # For a composition: the keys of the ops it calls, each with the token of the impls that it prefers.
+    # For a composition: the keys of the ops that it calls, each with the token of the impls that it prefers.
     parts: tuple[tuple[str, str], ...] = ()
-    # Whether fn accepts the op's arguments as they are passed, so that its signature is not inspected.
+    # Whether fn takes the op's arguments as they are passed, so that its signature is not inspected.
     as_passed: bool = False
 
     def __post_init__(self) -> None:
@@ -154,7 +154,7 @@ class OpRegistry:
         self.add_impls((impl, origin or Origin("code", file=_file_of(impl.fn))) for impl in checked)
 
     def add_impls(self, given: Iterable[tuple[OpImpl, Origin]]) -> None:
-        # Before the lock: this may import a family or inspect a user's function.
+        # Before taking the lock, because this may import a family or inspect a user's function.
         rows = [(self.key(impl.op_name), impl, origin) for impl, origin in given]
         for key, impl, _ in rows if self._checked else ():
             check_fit(specs.by_key.get(key), impl)
@@ -251,7 +251,7 @@ class OpRegistry:
         return sorted({i.vendor for i in self.all_impls() if i.vendor})
 
     def set_origin(self, key: str, impl_id: str, origin: Origin) -> None:
-        """Record where an impl comes from, once it is known: a plugin's name is not known to what it imports."""
+        """Record where an impl comes from, after the import: a plugin's modules do not know its name."""
         self._origins[key, impl_id] = origin
 
     def origin(self, key: str, impl_id: str) -> Origin:
@@ -273,7 +273,7 @@ class OpRegistry:
         return copy
 
     def adopt(self, staged: OpRegistry) -> list[OpImpl]:
-        """Add what was added to a staged copy; returns the new impls."""
+        """Add the impls that were added to a staged copy; returns the new impls."""
         with lock.held:
             new = {k: [i for i in v if i not in self._impls.get(k, ())] for k, v in staged._impls.items()}
             new = {k: v for k, v in new.items() if v}
@@ -317,7 +317,7 @@ def check_fit(spec: Spec | None, impl: OpImpl) -> None:
 
 @dataclass(frozen=True)
 class Fit:
-    """How an impl is called with its op's arguments: `call`, or `refusal` with the reason why it cannot be."""
+    """How an impl is called with the op's arguments: `call`, or `refusal` with the reason why it cannot be."""
 
     call: Callable[..., Any] | None = None
     refusal: str | None = None
@@ -345,9 +345,9 @@ class Fit:
 
 
 def when_of(spec: Spec | None, impl: OpImpl) -> When | None:
-    """An impl's `when`, for calls with all of the op's arguments.
+    """An impl's `when`, as a function of all the op's arguments.
 
-    An added argument that the impl lacks must have its default.
+    If the impl lacks an added argument, calls must pass that argument's default.
     """
     params = None if spec is None or not spec.added else _parameters(spec, impl)
     lacks = [] if spec is None or params is None else _lacks(spec, params)
@@ -364,19 +364,19 @@ def when_of(spec: Spec | None, impl: OpImpl) -> When | None:
 
 
 def _parameters(spec: Spec, impl: OpImpl) -> list[inspect.Parameter] | None:
-    """The parameters of an impl that are compared with its op's; None if they are taken to fit."""
+    """The parameters of an impl to compare with the op's; None if the impl is assumed to fit."""
     if impl.as_passed or impl.fn is spec.reference:
         return None
     target: Any = getattr(impl.fn, "forward", None) if isinstance(impl.fn, type) else impl.fn
     try:
         params = list(inspect.signature(target).parameters.values())
-    except (TypeError, ValueError):  # a builtin without a signature
+    except (TypeError, ValueError):  # a builtin function without a signature
         return None
     return params if target is impl.fn else params[1:]  # without autograd's ctx
 
 
 def _lacks(spec: Spec, params: list[inspect.Parameter]) -> list[str]:
-    """The added arguments of an op for which an impl has no parameter. `*args` may be passed on to what has none."""
+    """The added arguments of an op for which an impl has no parameter; `*args` does not count as one."""
     known = {p.name for p in params}
     return [n for n in spec.added if n not in known]
 
@@ -384,8 +384,8 @@ def _lacks(spec: Spec, params: list[inspect.Parameter]) -> list[str]:
 def _plan_call(spec: Spec, params: list[inspect.Parameter], names: list[str]) -> str:
     """The argument list, as source, for an impl with these parameters, or a _Refusal with the reason.
 
-    Positional parameters are filled in order, whatever their names; an impl with the op's own names in another order is
-    called with those.
+    Positional parameters are filled in order, whatever their names. If an impl has the op's names in another order, it
+    is called by name.
     """
     slots = [p for p in params if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     by_keyword = {p.name: p for p in params if p.kind is p.KEYWORD_ONLY}

@@ -1,4 +1,4 @@
-"""Compares what an implementation returned with what its op returns."""
+"""Compares the results of an implementation with the results that its op declares."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from .tensors import dtype_name
 
 
 def mismatch(spec: Spec, results: Any, args: tuple, kwargs: dict) -> str | None:
-    """What is wrong with the number, shape, dtype or device of an implementation's results; None if nothing is.
+    """What is wrong with the number, shape, dtype or device of an implementation's results; None if they are right.
 
-    They are compared with the fake kernel's. If it fails (the size depends on the data), nothing is checked.
+    Compared with the fake kernel's results. If that fails (the size depends on the data), nothing is checked.
     """
     try:
         expected = library.fake_call(spec, args, kwargs)

@@ -13,7 +13,7 @@ from .contract import Rule, because, dim_of, either, parameters
 
 @dataclass(frozen=True)
 class ints(Rule):
-    """An int, a sequence of them, or None."""
+    """An int, a sequence of ints, or None."""
 
     error = TypeError
 
@@ -32,7 +32,7 @@ class ints(Rule):
 
 @dataclass(frozen=True)
 class dims_of(Rule):
-    """A dimension of another argument, as in `dim_of`, several different ones, or None."""
+    """A dimension of another argument, as in `dim_of`; or several different dimensions, or None."""
 
     of: str
 
@@ -75,7 +75,7 @@ class multiple_of(Rule):
 
 @dataclass(frozen=True)
 class ndim(Rule):
-    """A tensor of one of these numbers of dimensions."""
+    """A tensor whose number of dimensions is one of `allowed`."""
 
     allowed: tuple[int, ...]
 
@@ -116,7 +116,7 @@ class nonempty(Rule):
 
 @dataclass(frozen=True)
 class up_to_size(Rule):
-    """An int from 1 to the size of a dimension of another argument minus `less`."""
+    """An int from 1 to the size of a dimension of another argument, minus `less`."""
 
     of: str
     dim: int = -1
@@ -140,10 +140,10 @@ class up_to_size(Rule):
 
 @dataclass(frozen=True)
 class numel(Rule):
-    """A tensor of any shape with a number of elements, which is fixed or computed: `numel(lambda b: b + 1)`."""
+    """A tensor of any shape with a given number of elements: constant, or computed, as by `numel(lambda b: b + 1)`."""
 
     of: int | Callable[..., int]
-    text: str = ""  # for the documentation
+    text: str = ""  # shown in the documentation
     least: bool = False  # whether more elements are accepted
 
     def __post_init__(self) -> None:
@@ -171,7 +171,7 @@ class numel(Rule):
 
 @dataclass(frozen=True)
 class same_len(Rule):
-    """A list of as many items as another."""
+    """A list with as many items as another list."""
 
     of: str
 

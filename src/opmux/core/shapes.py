@@ -15,7 +15,7 @@ class Dim(NamedTuple):
 
     name: str  # "" for any size
     star: bool = False  # any number of dimensions
-    broadcast: bool = False  # or 1
+    broadcast: bool = False  # or size 1
     factor: int | str = 1  # a multiplier, or the name of an int argument that is the multiplier
     size: int | None = None  # a constant size
     plus: int = 0  # an addend
@@ -52,18 +52,18 @@ class Dim(NamedTuple):
 
 
 class Size(NamedTuple):
-    """A size, and the argument it was taken from."""
+    """A size, and the argument that it comes from."""
 
-    value: Any  # an int, or a tuple of them for *name
+    value: Any  # an int; for *name, a tuple of ints
     of: str
 
 
 @dataclass(frozen=True)
 class Dims:
-    """The shape of a tensor, in terms of names that the arguments of an op share."""
+    """The shape of a tensor, in terms of size names that the arguments of an op share."""
 
     words: tuple[Dim, ...]
-    star: int | None  # the index of the word for any number of dimensions
+    star: int | None  # the index of the word that stands for any number of dimensions
     fixed: int  # the number of other words
 
     @classmethod
@@ -130,7 +130,7 @@ class Dims:
         return tuple(made)
 
     def partly(self, sizes: Mapping[str, Size]) -> str:
-        """The shape with known sizes as numbers and the others as names."""
+        """The shape, with known sizes as numbers and unknown sizes as names."""
         named = lambda word: word._replace(factor=word.times(sizes) or word.factor)
         parts = [Dims((word,), None, 1).wanted(sizes) or (named(word),) for word in self.words]
         return f"({', '.join(str(size) for part in parts for size in part)})"

@@ -1,4 +1,4 @@
-"""A copy of what a call may write, so that a failed attempt can be undone before the next implementation runs.
+"""Copies what a call may write, so that a failed attempt can be undone before the next implementation runs.
 
 Everything reachable from an argument is copied: tensors with their storage, shape, version counter, `.grad` and
 attributes, numpy arrays, containers, and the attributes of objects (a quantizer's amax, a quantized tensor's scales).
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from .tensors import has_memory
 
-LIMIT = 1 << 30  # bytes: a call that may write more gets no snapshot, and so no fallback
+LIMIT = 1 << 30  # bytes; a call that may write more gets no snapshot, so it cannot fall back
 MOST_OBJECTS = 10_000  # reachable objects of one call
 
 _IMMUTABLE = (
@@ -33,7 +33,7 @@ _HANDLES = (torch.Stream, torch.Event)
 
 
 class Unsaved(Exception):
-    """A value that cannot be copied and restored; the message says which and why."""
+    """A value that cannot be copied and restored; the message names the value and the reason."""
 
 
 class Snapshot:

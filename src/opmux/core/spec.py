@@ -1,8 +1,8 @@
-"""The declaration of an op, from which schema, fake kernel, CPU path, tests, benchmarks and docs are derived.
+"""The declaration of an op, from which its schema, fake kernel, CPU path, tests, benchmarks and docs are derived.
 
-The decorated function *is* the reference. Forward and backward are linked by names: `out` names the results, and a
-backward op takes gradients as `d<result>`, saved values under the name they had in the forward (argument or result),
-and returns `d<argument>`s. A spec says nothing about devices: what a chip cannot do is in its impl's `when`.
+The decorated function *is* the reference. Forward and backward are linked by names: `out` names the results. A backward
+op takes gradients as `d<result>` and saved values under their names in the forward (an argument or a result), and
+returns `d<argument>`s. A spec says nothing about devices: the limits of a chip are in an impl's `when`.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Tol:
 
 
 EXACT = Tol(0.0, 0.0)
-# One rounding of the result, and a margin for the order of summation.
+# One rounding of the result, plus a margin for the order of summation.
 TOL: Mapping[torch.dtype, Tol] = {
     torch.float64: Tol(1e-7, 1e-7),
     torch.float32: Tol(1.3e-6, 1e-5),
@@ -75,7 +75,7 @@ TOL: Mapping[torch.dtype, Tol] = {
 
 @dataclass(frozen=True)
 class Sample:
-    """Arguments that an op must handle; `loose` if results differ between calls (addresses, random numbers)."""
+    """Arguments that an op must accept; `loose` if results differ between calls (addresses, random numbers)."""
 
     args: tuple
     kwargs: dict[str, Any] = field(default_factory=dict)
@@ -116,19 +116,19 @@ class Spec:
     grad: str | None = None
     mutates: tuple[str, ...] = ()
     samples: Samples | None = None
-    bad_samples: BadSamples | None = None  # for checks that are not in the signature
+    bad_samples: BadSamples | None = None  # for checks that annotations cannot express
     tol: Mapping[torch.dtype, Tol] = field(default_factory=lambda: TOL)
     traffic: Callable[..., int] | None = None
     flops: Callable[..., int] | None = None
     schema: str | None = None
     fake: Callable[..., Any] | None = None
-    result: Callable[[Any], Any] | None = None  # converts what a foreign impl returns to this op's results
-    looks: tuple[str, ...] = ()  # arguments of a backward of which only shape and dtype matter: their data is not saved
-    compared: Callable[[dict[str, Any]], dict[str, Any]] | None = None  # named results -> what tolerances apply to
-    recompute: Callable[..., tuple] | None = None  # the results again, from the values saved for backward, by name
+    result: Callable[[Any], Any] | None = None  # converts a foreign impl's return value to this op's results
+    looks: tuple[str, ...] = ()  # for a backward: arguments whose data is not saved, only shape and dtype
+    compared: Callable[[dict[str, Any]], dict[str, Any]] | None = None  # the results by name -> the values to compare
+    recompute: Callable[..., tuple] | None = None  # computes the results again from the saved values, by name
     where: tuple[Where, ...] = ()  # checks of the arguments beyond their annotations
     adapter: Adapter | None = None  # for a function with a foreign signature: the ops it calls
-    # Arguments that the op did not always have. An impl without a parameter of that name gets calls with the default.
+    # Arguments that were added to the op later. An impl without such a parameter gets calls that pass the default.
     added: tuple[str, ...] = ()
 
     @property
@@ -199,7 +199,7 @@ class Spec:
 
     @cached_property
     def lead(self) -> str | None:
-        """The argument whose dtype, device and shape determine the impl: the first that must be a tensor."""
+        """The first argument that must be a tensor; its dtype, device and shape determine the impl."""
         return next((p.name for p in self.signature.parameters.values() if is_tensor(p.annotation)), None)
 
     def first_tensor(self, args: tuple, kwargs: dict) -> Tensor | None:
@@ -229,7 +229,7 @@ class Spec:
         return found.args, found.kwargs
 
     def tolerance(self, dtype: torch.dtype) -> Tol:
-        """The tolerance of results of a dtype. Complex numbers have that of their parts; integers must be equal."""
+        """The tolerance for results of a dtype. A complex dtype has that of its real dtype; integers are exact."""
         return self.tol.get(dtype.to_real() if dtype.is_complex else dtype, EXACT)
 
     @cached_property
@@ -254,7 +254,7 @@ class Spec:
     def check_once(self) -> Callable[..., None]:
         """The check, cached by dtypes, shapes and values; takes all arguments by position.
 
-        A cached check of three tensors takes 2 us, a new one 30.
+        For three tensors a cached check takes 2 us, and a first check 30 us.
         """
         found: dict[Any, None] = {}
 
@@ -270,7 +270,7 @@ class Spec:
         return codegen.lookup(signature, CHECKED, {"_found": found, "_make": first}, "type({0}), {0}")
 
     def errors(self, device: torch.device | str) -> Iterator[BadSample]:
-        """Calls that must raise: each argument made invalid in every way that its rules exclude, and `bad_samples`."""
+        """Calls that must raise: each argument made invalid in every way that its rules exclude, then `bad_samples`."""
         device = torch.device(device)
         made = list(self.samples(torch.float32, device)) if self.samples is not None else []
         good = [{**dict(zip(self.names, s.args, strict=False)), **s.kwargs} for s in made]
@@ -303,7 +303,7 @@ class Derived(Spec):
     bases: tuple[str, ...] = ()
 
     def lifted(self, impls_of: Callable[[str], tuple[Any, ...]]) -> Iterable[Any]:
-        """Its impls, made from those of its bases."""
+        """The impls of this op, made from those of its bases."""
         return ()
 
 
@@ -352,7 +352,7 @@ class Gradient:
 
 
 CHECKED = "{0}.dtype, {0}.shape, {0}.device, {0}.is_contiguous()"  # everything that a check reads
-MOST_CHECKS = 4096  # cached checks per op; beyond that the cache is cleared, as shapes do not seem to repeat
+MOST_CHECKS = 4096  # cached checks per op; a full cache is cleared, because then the op's shapes do not seem to repeat
 
 
 class Specs:
@@ -364,11 +364,11 @@ class Specs:
         self.entries: dict[str, EntryPoint] = {}
         self.derived: dict[str, Derived] = {}
         self.version = 0  # counts declarations and removals
-        self._folded: tuple[int, dict[str, str]] = (-1, {})  # a version, and its keys by case-folded name
+        self._folded: tuple[int, dict[str, str]] = (-1, {})  # (version, case-folded name -> key)
         self.roots = roots  # packages of families, and the prefix of their families' names
         self.implementers = implementers
         self._loaded: set[str] = set()
-        self._declared_in: dict[str, DeclaringImport] = {}  # by key, while that import may still fail
+        self._declared_in: dict[str, DeclaringImport] = {}  # by key, until that import has succeeded
 
     def add(self, spec: Spec, entry: EntryPoint) -> None:
         """Declare an op. A declaration of a failed import is void and may be repeated."""
@@ -384,7 +384,7 @@ class Specs:
                 self._declared_in[spec.key] = declared_in
             self.entries[spec.key] = entry
             self.functions[spec.key] = entry.fn
-            self.by_key[spec.key] = spec  # last: a reader that finds it finds the others
+            self.by_key[spec.key] = spec  # last, so that a thread that finds the spec also finds the other entries
             self.version += 1
 
     def remove(self, spec: Spec) -> None:
@@ -436,7 +436,7 @@ class Specs:
         return f"{self.roots.get(root, '')}{name}"
 
     def _unlikely(self, family: str, name: str) -> int:
-        """A sort key: how unlikely a family declares an op, judged by its source. Importing all families takes 2 s."""
+        """A sort key: how unlikely a family is to declare an op, judged by its source. Importing all takes 2 s."""
         if family in self._loaded:
             return 0
         found = importlib.util.find_spec(self._modules[family])
@@ -451,7 +451,7 @@ class Specs:
         if family in self._loaded:
             return
         try:
-            with _disable_current_modes():  # a tracer must not record, or fake, the constants of a module
+            with _disable_current_modes():  # a tracer must not record the constants of a module, or make them fake
                 module = importlib.import_module(self._modules[family])
         except BaseException:
             self.sweep()
@@ -464,9 +464,9 @@ class Specs:
             self.load(family)
 
     def load_implementers(self, family: str) -> None:
-        """Import the modules that implement a family, by name; a missing module is not an error, a broken one is.
+        """Import the modules that implement a family, by name. A missing module is not an error; a broken one is.
 
-        A machine without Triton is supported: it has no kernels of ours.
+        A machine without Triton is supported; it has no module of our kernels.
         """
         for root in self.implementers:
             if importlib.util.find_spec(root) is None or importlib.util.find_spec(f"{root}.{family}") is None:
@@ -565,9 +565,9 @@ def op(
 
     The function has `.spec`, `.reference` and `.check(x=..., ...)`, which raises BadArgument.
 
-    Only ops of the namespace `opmux` get a torch schema and a fake kernel. An op of the namespace `aten` is one of
-    torch's, with ATen's name and signature: torch's own kernel runs if a gradient is needed, and in compiled code,
-    where the compiler can fuse it.
+    Only ops of the namespace `opmux` get a torch schema and a fake kernel. An op of the namespace `aten` is an op of
+    torch, with ATen's name and signature. Torch's own kernel runs if a gradient is needed, and in compiled code, where
+    the compiler can fuse it.
     """
 
     def declare(reference: Callable[..., Any]) -> Callable[..., Any]:
@@ -606,7 +606,7 @@ def checked(spec: Spec, body: Callable[..., Any]) -> Callable[..., Any]:
     """`body` (an op's reference or fake kernel) with a check of its arguments before the call."""
     names, contract = spec.names, spec.contract
     defaults = {p.name: p.default for p in spec.signature.parameters.values() if p.default is not p.empty}
-    # A face's `where` may depend on more than the cache key has: strides, open communicators.
+    # The `where` of a face's function may read more than the cache key contains: strides, open communicators.
     once = spec.check_once if contract.plain and (spec.namespace.ours or not spec.where) else None
 
     def known(args: tuple) -> bool:
@@ -615,7 +615,7 @@ def checked(spec: Spec, body: Callable[..., Any]) -> Callable[..., Any]:
             once(*args)  # type: ignore[misc]
         except BadArgument:
             raise
-        except (TypeError, RuntimeError, AttributeError):  # no shape, or not hashable
+        except (TypeError, RuntimeError, AttributeError):  # a value without a shape, or not hashable
             return False
         return True
 
@@ -657,5 +657,5 @@ def _is_state(annotation: Any) -> bool:
 
 
 def _annotations(annotation: Any) -> tuple[Any, ...]:
-    """An annotation, and the members of a list or union."""
+    """An annotation, and its members if it is a list or union."""
     return (annotation, *getattr(annotation, "__args__", ()))

@@ -1,4 +1,4 @@
-"""Helpers for tensors: the first one of a call, its shape class, whether it has its own memory."""
+"""Helpers for tensors: the first tensor of a call, its shape class, whether it has its own memory."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def opmath_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype that floats are computed in: float32, or float64 for float64."""
+    """The dtype in which floats are computed: float64 for float64, else float32."""
     return torch.float64 if dtype is torch.float64 else torch.float32
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Every tensor in an argument, those inside nested lists, tuples, sets and dicts included."""
+    """Every tensor in an argument, including those inside nested lists, tuples, sets and dicts."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, dict):
@@ -39,9 +39,9 @@ def first_tensor(args: tuple, kwargs: dict) -> Tensor | None:
 
 
 def shape_class(tensor: Tensor | None) -> tuple[int, ...]:
-    """Rank, then the power-of-two bucket of each dimension: 0 for 0, 1 for 1, and n for (2^(n-2), 2^(n-1)].
+    """The rank, then the power-of-two bucket of each dimension: 0 for 0, 1 for 1, and n for (2^(n-2), 2^(n-1)].
 
-    Sizes with the same next power of two share a class, as they share a Triton block size.
+    Sizes with the same next power of two share a class, because they share a Triton block size.
     """
     if tensor is None:
         return ()
@@ -91,7 +91,7 @@ def has_memory(tensor: Tensor) -> bool:
         return False
     try:
         return tensor.layout is not torch.strided or tensor.untyped_storage().data_ptr() != 0
-    except (RuntimeError, NotImplementedError):  # a wrapper subclass
+    except (RuntimeError, NotImplementedError):  # a wrapper subclass has no storage of its own
         return False
 
 

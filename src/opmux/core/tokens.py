@@ -13,7 +13,7 @@ class BackendImplKind(str, Enum):  # noqa: UP042 - the value is what str() and c
     """The kind of an impl; its value is the token for policies. The token `flagos` includes CPP."""
 
     DEFAULT = "flagos"  # our own Triton kernels
-    VENDOR = "vendor"  # a chip vendor's library, or a plugin
+    VENDOR = "vendor"  # a chip vendor's library or a plugin
     REFERENCE = "reference"  # plain PyTorch
     CPP = "cpp"  # our own kernels in C++, for the CPU
 
@@ -46,7 +46,7 @@ def parse_token(text: str) -> str:
 
 
 def parse_order(value: str | Iterable[str]) -> tuple[str, ...]:
-    """`"vendor:acme|flagos"`, or a list of tokens."""
+    """Parse an order: `"vendor:acme|flagos"`, or a list of tokens."""
     parts = value.split("|") if isinstance(value, str) else value
     if not isinstance(parts, (list, tuple)) or not all(isinstance(p, str) for p in parts):
         raise BadPolicy(f"an order is a list of tokens, or tokens separated by |; got {value!r}")

@@ -1,4 +1,4 @@
-"""Runs work in another process beside the program, and a function in this one when it has ended."""
+"""Runs work in another process, and then calls a function in this one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..core.lock import ForkSafeLock, lock
 from ..core.log import logger
 from . import build
 
-_CHARACTERS = 400  # characters of an error that are kept
+_CHARACTERS = 400  # at most this much of an error message is kept
 _MARK = "it failed: "
 _PROGRAM = """\
 import os, sys
@@ -30,16 +30,16 @@ except Exception as error:
     sys.exit({mark!r} + f"{{type(error).__name__}}: {{error}}")
 """
 _PENDING = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
-NICE = 5  # how much lower the priority of another process is
-RETRY = 0.2  # seconds
-LONG = 2.0  # seconds that the import of a module takes
-OURS = ("opmux", "torch", "triton")  # packages that a function imports from, however long they take
-locks: list[ForkSafeLock] = [lock]  # of which the main thread must hold none
-_kept: list[Any] = []  # functions that Python may still call
+NICE = 5  # added to the niceness of the other process
+RETRY = 0.2  # seconds between two attempts to call a function in the main thread
+LONG = 2.0  # seconds after which an unfinished import no longer blocks the call
+OURS = ("opmux", "torch", "triton")  # an unfinished import of these packages always blocks the call
+locks: list[ForkSafeLock] = [lock]  # the main thread must hold none of these
+_kept: list[Any] = []  # functions that Python may still call, which must not be freed
 
 
 def run(program: str, then: Callable[[str], None], env: dict[str, str] | None = None) -> None:
-    """Run Python source in another process; then call `then` with "" or what went wrong, in a thread of its own.
+    """Run Python source in another process; then call `then` in a thread of its own, with "" or the error.
 
     The process has this one's sys.path and environment, and a lower priority. OSError if it cannot be started.
     """
@@ -77,9 +77,10 @@ def module_path() -> list[str]:
 
 
 def in_main_thread(call: Callable[[], None]) -> None:
-    """Have Python's main thread call a function soon, between two of its instructions.
+    """Make Python's main thread call a function soon, between two of its instructions.
 
-    Not while that thread imports or holds a lock of ours: the function could see half of a module, or half of a change.
+    The call waits while that thread imports a module or holds one of our locks: the function could see a half-imported
+    module or a half-made change. It is tried again every `RETRY` seconds.
     It is then tried again, `RETRY` seconds later.
     """
     _in_main_thread(call, {})
@@ -95,7 +96,7 @@ def _in_main_thread(call: Callable[[], None], imports: dict[str, float]) -> None
                 retry.start()
             else:
                 call()
-        except KeyboardInterrupt:  # for the program, not for this function
+        except KeyboardInterrupt:  # Ctrl-C is meant for the program, not for this function
             signal.raise_signal(signal.SIGINT)
         except Exception:  # there is no caller to raise to
             logger.exception("opmux: what was prepared in the background could not be used")
@@ -108,7 +109,7 @@ def _in_main_thread(call: Callable[[], None], imports: dict[str, float]) -> None
 
 
 def _is_busy(imports: dict[str, float]) -> bool:
-    """Whether this thread must not be interrupted now. `imports`: when each unfinished import was first seen here."""
+    """Whether this thread must not be interrupted now. `imports`: when each unfinished import was first found here."""
     if any(one.held._is_owned() for one in locks):  # type: ignore[attr-defined]
         return True
     frame: types.FrameType | None = sys._getframe()
@@ -123,5 +124,5 @@ def _is_busy(imports: dict[str, float]) -> bool:
         del imports[name]
     for name in unfinished:
         imports.setdefault(name, now)
-    # A module of which the import takes longer may be the program itself, which does not return.
+    # A module that takes longer may be the program itself, whose import does not end before the program does.
     return any(name.partition(".")[0] in OURS or now - since < LONG for name, since in imports.items())

@@ -1,8 +1,8 @@
 """Compiles C++ against torch's headers with the system's compiler, once per machine.
 
-Libraries are in `build/` of the cache directory (`OPMUX_CACHE_DIR`), named by a hash of everything they depend on:
-sources, flags, torch, the compiler, and the processor if the code is specific to it. A library whose bytes are not what
-the compiler wrote is compiled again. A failure is recorded, and retried after six hours.
+Libraries are in `build/` of the cache directory (`OPMUX_CACHE_DIR`). A library's name has a hash of its sources, the
+flags, torch, the compiler, and the processor if the code is specific to it. A library is compiled again if its bytes
+have changed since then. A failure is recorded, and retried after six hours.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ _FLAGS = ("-O2", "-std=c++20", "-fPIC", "-shared")
 
 
 class CannotBuild(OpmuxError, RuntimeError):
-    """There is no compiler, it failed, or its output cannot be stored; the message says which."""
+    """There is no compiler, the compiler failed, or its output cannot be stored; the message says which."""
 
-    state = "cannot be compiled"  # in a few words, for `opmux doctor`
+    state = "cannot be compiled"  # a short form for `opmux doctor`
 
 
 class NoCompiler(CannotBuild):
@@ -52,13 +52,13 @@ class NoCompiler(CannotBuild):
 
 
 class CompilerFails(CannotBuild):
-    """The compiler was started, and failed."""
+    """The compiler ran and failed."""
 
     state = "the compiler fails"
 
 
 class NoHeaders(CannotBuild):
-    """A header is missing that does not come with torch."""
+    """A header that does not come with torch is missing."""
 
     state = "headers are missing"
 
@@ -77,15 +77,15 @@ class Compiler(NamedTuple):
 def library(name: str, sources: Sequence[Path], *, flags: tuple[str, ...] = (), retry: bool = False) -> Path:
     """The shared library of these sources, compiled now if there is no valid one; `load` loads it.
 
-    Headers in `sources` are not compiled, but a change of them causes a rebuild. `flags` follow the default ones.
-    `retry` starts the compiler again although it has failed within the last six hours.
+    Headers in `sources` are not compiled, but changing one causes a rebuild. `flags` are appended to the default ones.
+    `retry` starts the compiler even if it has failed within the last six hours.
     """
     with _open_library(name, sources, flags, retry) as file:
         return Path(file.name)
 
 
 def is_built(name: str, sources: Sequence[Path], *, flags: tuple[str, ...] = ()) -> bool:
-    """Whether `load` finds the library of these sources without compiling. CannotBuild if it cannot be compiled."""
+    """Whether `load` finds this library without compiling it. Raises CannotBuild if it cannot be compiled."""
     target = _target(name, sources, flags, compiler())
     try:
         cache_dir.check(target.parent)
@@ -102,14 +102,14 @@ def is_built(name: str, sources: Sequence[Path], *, flags: tuple[str, ...] = ())
 def load(name: str, sources: Sequence[Path], *, flags: tuple[str, ...] = ()) -> ctypes.CDLL:
     """Load the library of these sources into this process; the ops it registers are then in `torch.ops`."""
     file = _open_library(name, sources, flags)
-    # By the descriptor whose bytes were verified: the file at the path may have been replaced since.
+    # Load by the descriptor whose bytes were verified: the file at the path may have been replaced since.
     verified = Path("/proc/self/fd", str(file.fileno()))
     try:
         made = ctypes.CDLL(str(verified) if verified.exists() else file.name)
     except OSError as error:
         file.close()
         raise CannotBuild(f"{file.name} was built, but cannot be loaded: {error}") from error
-    # Never closed: the dynamic loader would take another library under the same descriptor number for this one.
+    # Never closed: if a descriptor number is used again, the dynamic loader would return this library for the new one.
     _loaded.append(file)
     return made
 
@@ -137,10 +137,10 @@ def _open_library(name: str, sources: Sequence[Path], flags: tuple[str, ...], re
         if not retry:
             _raise_known_failure(target)
         cache_dir.make(folder)
-        # The lock ends with its process, so a held lock means that a compiler is running.
+        # The operating system releases the lock when its process ends, so a held lock means that a compiler is running.
         with cache_dir.locked(target.with_suffix(".lock"), LIMIT, required=False):
             cache_dir.sweep(target)
-            found = _open_verified(target, warn=True)  # another process may have made it while this one waited
+            found = _open_verified(target, warn=True)  # another process may have compiled it meanwhile
             if found is None:
                 if not retry:
                     _raise_known_failure(target)
@@ -223,7 +223,7 @@ def _digest(sources: Sequence[Path], flags: tuple[str, ...], used: Compiler) -> 
 
 @functools.cache
 def _processor() -> str:
-    """A description of this processor for `-march=native`: a home directory may be shared with another machine."""
+    """A description of this processor, for `-march=native`: different machines may share a home directory."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -279,7 +279,7 @@ def _write_record(target: Path, facts: dict[str, Any], commands: list[list[str]]
 
 
 def _raise_known_failure(target: Path) -> None:
-    """Raise the recorded failure for some hours: each attempt takes as long as a successful build."""
+    """Raise the recorded failure again for some hours: an attempt takes as long as a successful build."""
     known = _record(target)
     reason, at = known.get("failed"), known.get("time")
     if not isinstance(reason, str) or not isinstance(at, int | float):
@@ -293,7 +293,7 @@ def _raise_known_failure(target: Path) -> None:
 # ---- compiling ------------------------------------------------------------------------------------------------------
 
 
-_LINKING = ("-shared", "-l", "-L", "-Wl,")  # what flags of the linker begin with
+_LINKING = ("-shared", "-l", "-L", "-Wl,")  # linker flags start with these
 
 
 def _compile(name: str, target: Path, used: Compiler, inputs: list[str], flags: tuple[str, ...]) -> None:
@@ -308,7 +308,7 @@ def _compile(name: str, target: Path, used: Compiler, inputs: list[str], flags: 
     each = [[*used.command, "-c", one, *plain, "-o", made] for one, made in zip(inputs, objects)]
     command = [*used.command, *(objects or inputs), *flags, "-o", str(written)]
     try:
-        status, output = _run_together(each)  # each source by a compiler of its own, at the same time
+        status, output = _run_together(each)  # one compiler process per source, at the same time
         if status == 0:
             status, output = _run(command)
         if status == 0 and written.exists():
@@ -332,9 +332,9 @@ def _compile(name: str, target: Path, used: Compiler, inputs: list[str], flags: 
     raise CompilerFails(f"{reason}. Full output: {target.with_suffix('.log')}")
 
 
-# Held while a process is started, and by whoever forks. A child that is forked in between would inherit the write end
-# of the pipe on which Popen waits for the exec: this process would wait for the child's exit, the child for our file
-# lock.
+# Held while a process is started, and by a thread that forks. A child that is forked in between would inherit the write
+# end of the pipe on which Popen waits for the exec: then this process would wait for the child's exit, and the child
+# for our file lock.
 _starting = ForkSafeLock().arm()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
@@ -343,12 +343,12 @@ if hasattr(os, "register_at_fork"):
 
 
 def _run(command: list[str]) -> tuple[int, str]:
-    """The exit status of a compiler, and its output with its errors."""
+    """The exit status of a compiler and its output, including errors."""
     return _run_together([command])
 
 
 def _run_together(commands: list[list[str]]) -> tuple[int, str]:
-    """The same of several compilers that run at the same time; of the first one that fails."""
+    """The same for several compilers that run at the same time; if one fails, the result of the first that fails."""
     until, started = time.monotonic() + LIMIT, []
     try:
         for command in commands:
@@ -376,18 +376,18 @@ def _start(command: list[str], stderr: int) -> subprocess.Popen[str]:
         encoding="utf-8",
         errors="replace",
         start_new_session=True,
-        env=os.environ | {"LC_ALL": "C"},  # the first error is found by the English word
+        env=os.environ | {"LC_ALL": "C"},  # the first error is found by the English word "error"
     )
 
 
 def start(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
-    """subprocess.Popen, while no other thread forks."""
+    """subprocess.Popen, while no other thread can fork."""
     with _starting.held:
         return subprocess.Popen(command, **options)
 
 
 def _finish(process: subprocess.Popen[str], limit: float) -> tuple[str, str]:
-    """Wait for a process: what it wrote. It is killed after `limit` seconds, or if the wait is interrupted."""
+    """Wait for a process; returns its output. It is killed after `limit` seconds, or if the wait is interrupted."""
     try:
         return process.communicate(timeout=limit)
     except BaseException:

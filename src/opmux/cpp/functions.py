@@ -1,8 +1,8 @@
 """Launches ops of `opmux.ops` with gradients from C++: `accelerate` replaces `apply` of an op's autograd.Function.
 
 The native library (native_library.py) is compiled when the first differentiable op is called on CUDA. After some calls
-with the same key (dtypes, shapes, strides, numbers) one is recorded (launching.py); C++ launches further ones and their
-backwards (native/functions.cpp). Without the library the Function runs every call in Python.
+with the same key (dtypes, shapes, strides, numbers) one call is recorded (launching.py). C++ then launches further
+calls with this key, and their backwards (native/functions.cpp). Without the library, every call runs in Python.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from ..core.spec import Spec
 from . import launching
 from . import library as native_library
 
-# Families whose kernels depend on the arguments alone. Of dropout every call has another offset, and of experts' rows
-# another shape.
+# Families whose launches depend on the arguments alone. Not dropout, whose random offset differs in every call, and not
+# grouped ops, whose number of rows per expert does.
 FAMILIES = launching.FAMILIES | {"divergence", "loss", "norm_variant", "residual", "rope", "sparsemax"}
 _KINDS = {"grad": 0, "in": 1, "look": 2, "out": 3}  # Source::Kind
 _NUMBER = 4
 _DEVICES = {"cpu": 0, "cuda": 1}  # c10::DeviceType
-_MOST_ARGUMENTS = 16  # as in functions.cpp
+_MOST_ARGUMENTS = 16  # the same as in functions.cpp
 
 Apply = Callable[..., Any]
 
 
 class _State:
-    device = "cuda"  # the only one that C++ launches on; tests have another
+    device = "cuda"  # the only device type that C++ launches on; tests use another one
 
 
 def accelerate(
     spec: Spec, entry: EntryPoint, backward: EntryPoint, apply: Apply, replace: Callable[[Apply], None]
 ) -> Apply:
-    """Return `apply` of an op's Function, or one that launches from C++; `replace` receives one that is made later."""
+    """Return `apply` of an op's Function, or one that launches from C++. `replace` gets a faster one made later."""
     if spec.family not in FAMILIES or _State.device not in (*machine.accelerators(), "cpu"):
         return apply
     few = max(len(spec.names), len(spec.gradient.sources)) <= _MOST_ARGUMENTS
@@ -54,7 +54,7 @@ def accelerate(
 
 
 class _Accelerated:
-    """The functions that C++ calls for one op. Those that record hand the result to C++."""
+    """The functions that C++ calls for one op. Those that record also pass the recorded launches to C++."""
 
     def __init__(
         self, library: native_library.Library, spec: Spec, entry: EntryPoint, backward: EntryPoint, apply: Apply
@@ -76,7 +76,7 @@ class _Accelerated:
         )  # fmt: skip
 
     def record(self, run: Callable[..., Any], *args: Any) -> Any:
-        """Run `apply`; C++ keeps what the forward launches."""
+        """Run `apply`; C++ stores what the forward launches."""
         if launching.is_recording():
             return self._plain(run, *args)
         pair, since, recorder = self._backward.pair(), self._library.functions_epoch(), launching.Recorder()
@@ -84,7 +84,7 @@ class _Accelerated:
         found = self._plain(lambda *a, **k: watched(*a, **k), *args)
         outs = autograd.results_of(self._spec, found)
         recorded = launching.Recorded()
-        # C++ gives every result of `differentiable` a gradient; an integer (cumsum with dtype=) must have none.
+        # C++ gives every differentiable result a gradient, so do not record integer results (cumsum with dtype=).
         pairs = zip(outs, self._spec.gradient.differentiable, strict=True)
         integers = any(d and isinstance(o, Tensor) and not o.is_floating_point() for o, d in pairs)
         if not integers and recorder.describe(recorded):
@@ -98,7 +98,7 @@ class _Accelerated:
         return self._function(_Context(saved, kept, needed), *grads)
 
     def record_backward(self, saved: tuple, kept: tuple, needed: tuple, forward: int, grads: tuple) -> tuple:
-        """The same; C++ keeps what it launches."""
+        """The same, but C++ stores what the backward launches."""
         if launching.is_recording():
             return self.backward(saved, kept, needed, forward, grads)
         recorder, calls, since = launching.Recorder(), [], self._library.functions_epoch()
@@ -118,7 +118,7 @@ class _Accelerated:
 
 
 class _Context:
-    """What a Function's backward reads of its context."""
+    """The attributes of the context that a Function's backward reads."""
 
     __slots__ = ("kept", "needs_input_grad", "saved_tensors")
 
@@ -127,7 +127,7 @@ class _Context:
 
 
 def _watched(pair: tuple, recorder: launching.Recorder) -> Callable[..., Any]:
-    """A pair as a function that records its implementation, but not the selection of it."""
+    """A pair as a function that records what its implementation does, but not how it is selected."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         target, recover = getattr(pair[0], "follow", lambda *given: pair)(args, kwargs)

@@ -1,8 +1,8 @@
-"""Kernels of Triton launched from C++: the switches and the recording of native/launches.h.
+"""Triton kernels launched from C++: the switches and the recording for native/launches.h.
 
-C++ launches a call again that Python has recorded: `Recorder` notes what a call does. If it only allocated and launched
-kernels, further calls with the same key (dtypes, shapes, strides, numbers) launch the same kernels, with the same
-numbers and the pointers of their own tensors. `clear` voids what the gate and the functions have recorded.
+C++ repeats calls that Python has recorded: a `Recorder` notes what a call does. If the call only allocated and launched
+kernels, further calls with the same key (dtypes, shapes, strides, numbers) launch the same kernels with the same
+numbers, and with the pointers of their own tensors. `clear` discards what the gate and the functions have recorded.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from ..core.lock import ForkSafeLock
 from ..core.log import logger
 from ..core.policy import on_scopes
 
-# Families whose kernels depend on the arguments alone: products also on torch's precision for float32.
+# Families whose launches depend on the arguments alone. Matrix products also depend on torch's float32 precision.
 FAMILIES = frozenset({"pointwise", "reduce", "scan", "softmax", "norm", "channel_norm", "activation"})
 
-_MOST_PARAMS, _MOST_LAUNCHES, _MOST_SPACES, MOST_TENSORS = 64, 4, 8, 8  # as in launches.h
+_MOST_PARAMS, _MOST_LAUNCHES, _MOST_SPACES, MOST_TENSORS = 64, 4, 8, 8  # the same as in launches.h
 _FORMATS = {
     "i1": "<b", "i8": "<b", "i16": "<h", "i32": "<i", "i64": "<q", "u1": "<B", "u8": "<B", "u16": "<H", "u32": "<I",
     "u64": "<Q", "fp32": "<f", "f32": "<f", "fp64": "<d",
@@ -49,7 +49,7 @@ class _Space(ctypes.Structure):
 
 
 class Recorded(ctypes.Structure):
-    """All that a call has launched."""
+    """Everything that a call has launched."""
 
     _fields_ = (
         ("launches", ctypes.c_int32), ("spaces", ctypes.c_int32), ("launch", RecordedLaunch * _MOST_LAUNCHES),
@@ -61,7 +61,7 @@ _BEGIN, _END = ctypes.CFUNCTYPE(ctypes.c_int), ctypes.CFUNCTYPE(ctypes.c_int, ct
 
 
 class Driver(ctypes.Structure):
-    """What C++ launches with, and how it has a call recorded."""
+    """The driver functions that C++ launches with, and the functions by which it has a call recorded."""
 
     _fields_ = (
         ("launch", ctypes.c_void_p), ("stream", ctypes.c_void_p), ("begin", _BEGIN), ("end", _END),
@@ -71,7 +71,7 @@ class Driver(ctypes.Structure):
 
     @classmethod
     def of(cls, launch: ctypes.c_void_p, stream: ctypes.c_void_p | None, *loads: ctypes.c_void_p) -> Driver:
-        """`loads`: how kernels are loaded that another process has compiled (cuModuleLoadData and so on)."""
+        """`loads`: the functions that load a kernel compiled by another process (cuModuleLoadData and so on)."""
         return cls(launch, stream, _BEGIN(_begin), _END(_end), *loads)
 
 
@@ -83,9 +83,9 @@ class _State:
     library: Any = None  # native_library.Library
     driver: Driver | None = None  # C++ has its address
     drives: bool | None = None  # whether there is one for CUDA; None: not tried
-    recorded = False  # whether anything was, since it was last cleared
-    planned = False  # whether another process may tell C++ what to launch, at any time
-    paused: set[str] = set()  # why no kernel is launched from C++ now: each call goes to Python
+    recorded = False  # whether anything was recorded since the last `clear`
+    planned = False  # whether another process may send launch records to C++ at any time
+    paused: set[str] = set()  # the reasons why no kernel is launched from C++ now; each call goes to Python
 
 
 def attach(library: Any) -> None:
@@ -96,7 +96,7 @@ def attach(library: Any) -> None:
 
 
 def drives() -> bool:
-    """Whether C++ can launch on CUDA: there are cuLaunchKernel and torch's current stream, and Triton is tested.
+    """Whether C++ can launch on CUDA: cuLaunchKernel and torch's current stream exist, and Triton's version is tested.
 
     The native library checks torch's version itself, before it is compiled.
     """
@@ -118,13 +118,13 @@ def drives() -> bool:
         return _State.drives
 
 
-# The first and the last version whose internals were tested: a private member of torch's dispatcher, and what Triton's
-# kernels take beside their parameters (two pointers to scratch memory).
+# The first and the last version whose internals were tested: a private member of torch's dispatcher, and the arguments
+# that Triton's kernels take in addition to their parameters (two pointers to scratch memory).
 TESTED = {"torch": ((2, 11), (2, 13)), "triton": ((3, 6), (3, 9))}
 
 
 def untested(package: str) -> str:
-    """Why C++ must not be used with the version of torch or Triton that is here, or ""."""
+    """Why C++ must not be used with the installed version of torch or Triton; "" if it may be."""
     first, last = TESTED[package]
     try:
         version = torch.__version__ if package == "torch" else importlib.metadata.version(package)
@@ -138,7 +138,7 @@ def untested(package: str) -> str:
 
 
 def drive(driver: Driver | None) -> None:
-    """Launch with these functions from now on. C++ may read them at any time: keep them."""
+    """Launch with these functions from now on. C++ may read `driver` at any time: keep it alive."""
     _State.driver = driver
     if _State.library is not None:
         _State.library.launches_driver(None if driver is None else ctypes.addressof(driver))
@@ -149,19 +149,19 @@ def drive(driver: Driver | None) -> None:
 
 
 def pause(why: str, on: bool) -> None:
-    """While there is a reason, no kernel is launched from C++: "counted", or "policy" for a live scope of one."""
+    """While there is any reason, no kernel is launched from C++. Reasons: "counted", and "policy" for a live scope."""
     if on != (why in _State.paused):
         (_State.paused.add if on else _State.paused.discard)(why)
         _set_launching()
 
 
 def planned() -> None:
-    """From now on another process tells C++ what to launch (faces/aten/planner.py)."""
+    """From now on another process sends launch records to C++ (faces/aten/planner.py)."""
     _State.planned = True
 
 
 def clear() -> None:
-    """Forget the launches: another implementation may be chosen, or other tiles."""
+    """Discard the launch records, because another implementation or other tiles may be chosen."""
     if _State.recorded or _State.planned:
         _State.recorded = False
         if _State.library is not None:
@@ -187,7 +187,7 @@ def _set_launching() -> None:
 
 
 class _Watch(TorchDispatchMode):
-    """Notes whether a call does anything on the device besides launching kernels of ours."""
+    """Notes whether a call does anything on the device besides launching our kernels."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -210,7 +210,7 @@ def _is_view(func: Any) -> bool:
 
 
 class Recorder:
-    """Notes what this thread does in a `with` block. `begin` and `end` are the same for callers in C++."""
+    """Records what this thread does in a `with` block. `begin` and `end` are the same for callers in C++."""
 
     def __init__(self) -> None:
         self._watch = _Watch()
@@ -228,11 +228,11 @@ class Recorder:
 
     @property
     def pure(self) -> bool:
-        """Whether nothing was done but to allocate, to view and to launch kernels of ours."""
+        """Whether the call did nothing but allocate, make views and launch our kernels."""
         return self._watch.pure
 
     def describe(self, into: Recorded) -> bool:
-        """Describe what was launched; False if anything else was done, or a launch is not a plain one of Triton's."""
+        """Describe the launches for C++; False if the call did anything else, or not all are plain Triton launches."""
         record = self.record
         if not self.pure or not 0 < len(record.launches) <= _MOST_LAUNCHES:
             return False
@@ -242,7 +242,7 @@ class Recorder:
         try:
             if not all(map(describe, record.launches, into.launch)):
                 return False
-        except (AttributeError, TypeError, ValueError, struct.error) as error:  # another Triton
+        except (AttributeError, TypeError, ValueError, struct.error) as error:  # an untested version of Triton
             logger.debug("a launch cannot be described: %s", error)
             return False
         into.launches, into.spaces = len(record.launches), len(spaces)
@@ -259,12 +259,12 @@ def is_recording() -> bool:
 _recorders: dict[int, Recorder] = {}
 _kernels: dict[int, Any] = {}  # function -> Triton's kernel, which must not be unloaded
 LAUNCHERS = frozenset({"CudaLauncher"})  # Triton's classes whose kernels C++ can launch
-# What a kernel must not need: C++ passes parameters, and nothing else.
+# Features that a kernel must not need: C++ passes parameters, and nothing else.
 EXTRAS = ("launch_cooperative_grid", "launch_pdl", "global_scratch_size", "profile_scratch_size", "gsan_enabled")
 
 
 def _begin() -> int:
-    """Record what this thread launches; called by C++, which an exception must not reach."""
+    """Record what this thread launches. Called by C++, so it must not raise."""
     if is_recording():
         return 0
     _recorders[threading.get_ident()] = Recorder().__enter__()
@@ -272,14 +272,14 @@ def _begin() -> int:
 
 
 def _end(into: Any) -> int:
-    """Describe what was launched; 1 if nothing else was done."""
+    """Describe the recorded launches; 1 if the call did nothing else."""
     recorder = _recorders.pop(threading.get_ident())
     recorder.__exit__(None, None, None)
     return int(recorder.describe(into.contents))
 
 
 def describe(launch: launches.Launch, into: RecordedLaunch) -> bool:
-    """Fill in a launch for C++; False if it is not a plain one of Triton's on CUDA."""
+    """Fill in a launch for C++; False if it is not a plain Triton launch on CUDA."""
     compiled, run = launch.compiled, getattr(launch.compiled, "run", None)
     if type(run).__name__ not in LAUNCHERS or any(getattr(run, name, 0) for name in EXTRAS):
         return False
@@ -300,7 +300,7 @@ def describe(launch: launches.Launch, into: RecordedLaunch) -> bool:
 
 
 def parameters(launch: launches.Launch) -> list[tuple[str, Any]]:
-    """The parameters of a launch in order: Triton's type, and a tensor or None for a pointer, else the number's bytes.
+    """The parameters of a launch, in order: Triton's type, and for a pointer a tensor or None, for a number its bytes.
 
     ValueError if C++ cannot pass one.
     """

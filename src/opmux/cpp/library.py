@@ -1,9 +1,9 @@
 """The native library: the C++ of `src/opmux/native`, compiled once per machine and loaded once per process.
 
-`gate.cpp` is the entry of torch's overridden ops (faces/aten/gate.py), `functions.cpp` launches ops with gradients
-(functions.py), and both share the switches and the epoch of `launches.h` (launching.py). With OPMUX_CPP=0
-Python does the same work, more slowly. It also does if a compiler, Python's headers or a tested version of torch is
-missing; then one warning says what that costs.
+`gate.cpp` is the entry of torch's overridden ops (faces/aten/gate.py), and `functions.cpp` launches ops with gradients
+(functions.py). Both use the switches and the epoch of `launches.h` (launching.py). With OPMUX_CPP=0, Python does the
+same work, more slowly. So it does without a compiler, Python's headers or a tested version of torch; then one warning
+says what that costs.
 
 The folder has no Python: `opmux.native` is a function.
 """
@@ -42,7 +42,7 @@ class Library:
     """The functions of the library, by their names in C++ without `opmux_`."""
 
     def __init__(self, loaded: ctypes.CDLL):
-        holding = ctypes.PyDLL(None, handle=loaded._handle)  # keeps the GIL: for calls of some nanoseconds
+        holding = ctypes.PyDLL(None, handle=loaded._handle)  # keeps the GIL: for calls that take nanoseconds
 
         def function(name: str, returns: Any, *takes: Any, of: ctypes.CDLL = holding) -> Any:
             made = getattr(of, f"opmux_{name}")
@@ -57,7 +57,7 @@ class Library:
         self.launches_launched = function("launches_launched", word)
         self.launches_records = function("launches_records", ctypes.c_int64)
         self.launches_clear = function("launches_clear", None)
-        # gate.cpp; the dispatcher may wait for its lock, without the GIL
+        # gate.cpp; these functions release the GIL, as the dispatcher may wait for its lock
         self.gate_error = function("gate_error", text)
         self.gate_new = function("gate_new", address, ctypes.c_int64, text, text, text, flag, of=loaded)
         self.gate_install = function("gate_install", flag, address, of=loaded)
@@ -80,10 +80,10 @@ class Library:
 
 class _State:
     loading = ForkSafeLock().arm()  # held while this process compiles and loads
-    lock = ForkSafeLock().arm()  # for all below; never held while anything is compiled
+    lock = ForkSafeLock().arm()  # protects everything below; never held during a compilation
     library: Library | None = None
     tried = False
-    compiling = False  # by another process or another thread
+    compiling = False  # whether another process or another thread compiles it now
     waiting: list[Callable[[], None]] = []  # called once the library is loaded
 
 
@@ -123,7 +123,7 @@ def _load() -> None:
 
 
 def must_be_compiled() -> bool:
-    """Whether `available` would compile now, for some 30 s."""
+    """Whether `available` would compile the library now, which takes about 30 s."""
     if _State.tried or not CPP.get():
         return False
     try:
@@ -133,7 +133,7 @@ def must_be_compiled() -> bool:
 
 
 def possible() -> bool:
-    """Whether the library is loaded or, if loading has not been tried yet, whether it could be compiled here."""
+    """Whether the library is loaded or, if loading was not tried yet, whether it could be compiled here."""
     if _State.tried:
         return _State.library is not None
     try:
@@ -148,7 +148,7 @@ def possible() -> bool:
 def soon(use: Callable[[], None]) -> bool:
     """Compile the library in another process, then call `use`; returns False if that is not needed or not possible.
 
-    Does not wait: if another thread compiles, that thread calls `use`.
+    Does not wait: if another thread compiles, that thread calls `use` afterwards.
     """
     with _State.lock.held:
         if _State.tried or not CPP.get():
@@ -160,7 +160,7 @@ def soon(use: Callable[[], None]) -> bool:
                 background.run(COMPILE, _compiled)
             except (build.CannotBuild, OSError) as error:
                 logger.debug("nothing is compiled in the background: %s", error)
-                return False  # `available` says why
+                return False  # `available` logs the reason
             _State.compiling = True
             logger.info("another process compiles the C++ library; until then Python launches ops with gradients")
         _State.waiting.append(use)
@@ -169,7 +169,7 @@ def soon(use: Callable[[], None]) -> bool:
 
 def _compiled(error: str) -> None:
     with _State.loading.held:
-        if error and not _State.tried:  # else this process has compiled it meanwhile
+        if error and not _State.tried:  # otherwise this process has compiled it meanwhile
             _warn(error)
             _State.tried = True
     available()
@@ -177,7 +177,7 @@ def _compiled(error: str) -> None:
 
 
 def _use() -> None:
-    """Call what waits for the library."""
+    """Call the functions that wait for the library."""
     with _State.lock.held:
         if not _State.tried:
             return
@@ -185,7 +185,7 @@ def _use() -> None:
     for use in waiting if _State.library is not None else ():
         try:
             use()
-        except Exception:  # there is no caller to raise to, and the others go on
+        except Exception:  # there is no caller to raise to, and the other functions must still be called
             logger.exception("opmux: an op with gradients stays in Python")
 
 
@@ -202,7 +202,7 @@ def flags() -> tuple[str, ...]:
 
 
 def check() -> None:
-    """CannotBuild if the library must not be compiled here, or Python's headers are missing."""
+    """Raise CannotBuild if the library must not be compiled here, or Python's headers are missing."""
     if untested := launching.untested("torch"):
         raise Untested(f"{untested}. Install a tested one, or a newer opmux")
     include = Path(sysconfig.get_paths()["include"])
@@ -215,12 +215,12 @@ def check() -> None:
 
 
 def is_built() -> bool:
-    """Whether the library is compiled. CannotBuild if it cannot be."""
+    """Whether the library is compiled. Raises CannotBuild if it cannot be compiled."""
     check()
     return build.is_built(NAME, SOURCES, flags=flags())
 
 
 def compile(retry: bool = False) -> Path:
-    """Compile the library if needed, without loading it. `retry`: even if that failed within the last six hours."""
+    """Compile the library if needed, without loading it. `retry`: even if that has failed within the last six hours."""
     check()
     return build.library(NAME, SOURCES, flags=flags(), retry=retry)

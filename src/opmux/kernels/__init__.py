@@ -1,11 +1,11 @@
-"""The default impls of ops: our own Triton kernels, a module or package for each family of specs."""
+"""The default impls of ops: our own Triton kernels, one module or package for each family of specs."""
 
 from collections.abc import Callable
 from typing import Any
 
 
 def wrappers() -> dict[str, Callable[..., Any]]:
-    """The functions of all our kernels by the key of their op, as called below dispatch. Imports all families."""
+    """Our kernels as functions, called without dispatch, by the key of their op. Imports all families."""
     from ..core import BackendImplKind, get_default_manager, specs
 
     for family in specs.families:

@@ -1,4 +1,4 @@
-"""Attention with every option: the kernels of `attention`; options that a call does not use are compiled out."""
+"""Attention with every option. Uses the kernels of `attention`; options that a call does not use are compiled out."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .lib.rows import OutputSpec, wide_of
 
 
 def _bias_layout(bias: Tensor) -> tuple[tuple[int, int, int], bool]:
-    """The strides of the bias, 0 where it is broadcast; and whether it must be made contiguous first."""
+    """The strides of the bias, 0 for broadcast dimensions; and whether the bias must be made contiguous first."""
     at = Layout.of(bias)
     b, h, row = (0 if n == 1 else s for n, s in zip(bias.shape, at.strides))
     return (b, h, row), at.copied
@@ -30,7 +30,7 @@ def _problem(
     max_k: int, left: int, right: int, at_end: bool, softcap: float, dropout_p: float, scale: float | None,
     precision: str,
 ) -> tuple[Problem, list[str]]:  # fmt: skip
-    """The sizes of a call; and the bias, if it must be made contiguous."""
+    """The sizes of a call; and the name of the bias, if it must be made contiguous."""
     if dropout_p == 1:
         raise NotSupported("dropout_p=1")
     strides, copied = (None, False) if bias is None else _bias_layout(bias)
@@ -40,7 +40,7 @@ def _problem(
 
 
 def _finished(plan: Plan, q: Tensor, seed: Tensor | None, copied: list[str]) -> Plan:
-    """A plan whose kernels take the seed: as a pointer, or as two numbers that are read from the host at each call."""
+    """Add the seed to a plan: as a pointer, or as two numbers that are read from the host at each call."""
     copied = [*plan.strided, *copied]
     if seed is None or not seed_on_host(q, seed):
         return Plan(plan.makes, plan.steps, [*copied, *strided(seed=seed)], plan.before)
@@ -50,7 +50,7 @@ def _finished(plan: Plan, q: Tensor, seed: Tensor | None, copied: list[str]) -> 
 
 
 def _room(padded: bool, **makes: OutputSpec) -> dict[str, Any]:
-    """Results; zeroed first if there is padding, which the kernels do not write."""
+    """Results; zeroed first if there is padding, because the kernels do not write padding."""
     return {name: Zeros(made) if padded else made for name, made in makes.items()}
 
 

@@ -1,10 +1,10 @@
-"""Convolutions of one to three dimensions, also transposed and in groups, and their gradients.
+"""Convolutions of one to three dimensions, including transposed and grouped ones, and their gradients.
 
-Large groups are implicit matrix products: rows are positions of the result, columns its channels, and the factors are
-gathered for each tap of the kernel, without an unfolded copy. The gradient of the input is a transposed convolution of
-dy, and that of a transposed convolution a plain one, so one kernel serves all four. The gradient of the weight is a
-product over all positions, in partial sums that are added in a fixed order. Groups of few channels (depthwise) are
-computed directly, one result element per lane.
+Large groups are computed as implicit matrix products: rows are positions of the result, columns are its channels, and
+the factors are gathered for each tap of the kernel, without an unfolded copy. The input gradient of a convolution is a
+transposed convolution of dy; that of a transposed convolution is a plain one. So one kernel serves all four. The weight
+gradient is a product over all positions, in partial sums that are added in a fixed order. Groups of few channels
+(depthwise) are computed directly, one result element per lane.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from .lib.rows import OutputSpec, cores, wide_of
 
 @triton.jit
 def source(at, tap, n_in, S: tl.constexpr, P: tl.constexpr, D: tl.constexpr, TRANSPOSED: tl.constexpr):
-    """The input index that a result reads for a tap, and whether it exists."""
+    """The input index that a result reads for a tap, and whether that index exists."""
     if TRANSPOSED:
         there = at + P - tap * D
         whole = there // S
@@ -67,7 +67,7 @@ def split(t, KY: tl.constexpr, KX: tl.constexpr):
 
 @triton.jit
 def rounded(x, PRECISION: tl.constexpr):
-    """A factor rounded to the nearest TF32. Tensor cores truncate instead, which biases sums of products."""
+    """A factor rounded to the nearest TF32. Tensor cores truncate instead, which would bias sums of products."""
     if PRECISION == "tf32" and x.dtype == tl.float32:
         near = (x.to(tl.int32, bitcast=True) + 0x1000) & ~0x1FFF
         x = tl.where(x == x, near.to(tl.float32, bitcast=True), x)
@@ -83,8 +83,8 @@ def _conv(a_ptr, w_ptr, bias_ptr, y_ptr, n_m, n_out, n_red, o_z, o_y, o_x, i_z, 
           BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr):  # fmt: skip
     """One tile of the result of a group.
 
-    With channels last, positions are rows, else columns: neighbouring lanes always access neighbouring memory. FLAT:
-    channels and taps are one dimension, for few channels.
+    With channels last, rows are positions, else columns are; so neighbouring lanes always access neighbouring memory.
+    FLAT: channels and taps are merged into one dimension, for few channels.
     """
     i_m, i_n = tile(tl.program_id(0), n_m, n_out, BLOCK_M, BLOCK_N, GROUP)
     g = tl.program_id(1)
@@ -283,11 +283,11 @@ def direct_weight_tiles(dtype: torch.dtype) -> Tiles:
 # ---- plans ----------------------------------------------------------------------------------------------------------
 
 FEW = 8  # groups of fewer channels are computed directly
-SHARES = 64  # most partial sums of a weight's gradient
+SHARES = 64  # most partial sums of a weight gradient
 
 
 class Geometry(NamedTuple):
-    """A convolution without its tensors."""
+    """The parameters of a convolution: rank, stride, padding, dilation, kernel size, groups."""
 
     rank: int
     stride: tuple[int, int, int]
@@ -320,17 +320,17 @@ class Geometry(NamedTuple):
 
 
 def precision() -> str:
-    """The precision that torch's setting allows for the factors of convolutions."""
+    """The precision that torch's setting allows for factors of convolutions."""
     return "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
 
 
 def _factors(t: Tensor, precise: str) -> str:
-    """The setting is for NVIDIA's tensor cores; other devices use full float32."""
+    """The setting applies to NVIDIA's tensor cores; other devices use full float32."""
     return precise if t.device.type in ("cuda", "meta") else "ieee"
 
 
 def _format(rank: int, *tensors: Tensor) -> torch.memory_format:
-    """Channels-last if one of the tensors is, like cuDNN's results."""
+    """Channels-last if any of the tensors is, as in cuDNN."""
     wanted = {2: torch.channels_last, 3: torch.channels_last_3d}.get(rank)
     if wanted is not None and any(t.is_contiguous(memory_format=wanted) and not t.is_contiguous() for t in tensors):
         return wanted
@@ -378,7 +378,7 @@ def _convolve(
 def _weight_gradient(
     geo: Geometry, dy: Tensor, x: Tensor, weight: OutputSpec, precise: str
 ) -> tuple[dict[str, OutputSpec], list[Step]]:
-    """Launches for dweight: the weight's rows are the channels of dy, or of x if the convolution is transposed."""
+    """Launches for dweight. Its rows are the channels of dy; for a transposed convolution, those of x."""
     rows, cols = (x, dy) if geo.transposed else (dy, x)
     p, q, w = Planes.of(rows, geo.rank), Planes.of(cols, geo.rank), Planes.of(weight, geo.rank)
     n_row, n_col, n_w = weight.shape[0] // geo.groups, weight.shape[1], torch.Size(weight.shape).numel()
@@ -447,7 +447,7 @@ def convolution(
 
 
 def _check_channels(geo: Geometry, channels: int, weight: Tensor, bias: Tensor | None = None) -> None:
-    """Raise NotSupported for what torch rejects."""
+    """Raise NotSupported for arguments that torch rejects."""
     wanted = weight.shape[0] if geo.transposed else weight.shape[1] * geo.groups
     out = weight.shape[1] * geo.groups if geo.transposed else weight.shape[0]
     if channels != wanted or weight.shape[0] % geo.groups or (bias is not None and bias.shape != (out,)):

@@ -33,7 +33,7 @@ def _check(y: Tensor) -> None:
 
 @plans
 def _filling(y: Tensor) -> tuple[Callable[[Any], Any], Callable[..., Any]]:
-    """A function that converts a number to y's dtype, and the launch that fills y with the result."""
+    """A function that converts a number to y's dtype, and a launch that fills y with the converted number."""
     _check(y)
     convert = number_for(y.dtype)
     if not y.numel():
@@ -71,7 +71,7 @@ def _fill_into(y: Tensor, self: Tensor, value: Any) -> Tensor:
 
 @plans
 def _spreading(y: Tensor, value: Tensor) -> Callable[..., Any]:
-    """The launch that fills y with the one element of another tensor."""
+    """A launch that fills y with the single element of another tensor."""
     _check(y)
     _check(value)
     if not y.numel():
@@ -94,7 +94,7 @@ impl(spec.ops["fill"], devices=DEVICES, into=_fill_into)(_fill)
 
 
 def allocated(size: Any, dtype: Any, layout: Any, device: Any, pin_memory: Any) -> Tensor:
-    """A new tensor; raises NotSupported for what our kernels do not write."""
+    """A new tensor; raises NotSupported for options that our kernels do not support."""
     if layout not in (None, torch.strided) or pin_memory:
         raise NotSupported("other layouts and pinned memory")
     y = torch.empty(size, dtype=dtype, device=device)
@@ -126,7 +126,7 @@ def _new(self: Tensor, size: Any, dtype: Any, layout: Any, device: Any, pin_memo
 
 
 def _given(y: Tensor, shape: Any, dtype: torch.dtype | None = None) -> Tensor:
-    """y; raises NotSupported unless it has this shape and dtype: torch would resize or refuse it."""
+    """Returns y; raises NotSupported unless it has this shape and dtype: torch would resize or refuse it."""
     if tuple(y.shape) != tuple(shape) or (dtype is not None and y.dtype is not dtype):
         raise NotSupported(f"out is {y.dtype} {tuple(y.shape)}")
     return y
@@ -262,7 +262,7 @@ def _ranging(y: Tensor, both: bool, power: bool) -> Callable[..., Any]:
 
 
 def _length(start: Any, end: Any, step: Any, dtype: torch.dtype, closed: bool) -> int:
-    """The number of elements of arange, or of range if `closed`; raises NotSupported for what torch refuses."""
+    """The number of elements of arange, or of range if `closed`; NotSupported for arguments that torch rejects."""
     values = (start, end, step)
     if (
         any(isinstance(v, complex) or not math.isfinite(v) for v in values)

@@ -1,11 +1,11 @@
-"""Attention of newly decoded tokens to a KV cache; and writing that cache.
+"""Attention of newly decoded tokens to a KV cache, and writes to that cache.
 
 Decoding reads the cache once and computes little, so the rows of one tile are all query heads that share a KV head, for
-all new tokens. The keys of a sequence are split among programs until the chip is full; each writes a partial result in
-float32, and a second kernel combines them. The split follows from the length of the sequence, which only the device
-knows: a program without keys writes lse = -inf and returns.
+all new tokens. The keys of a sequence are split among programs until the chip is full. Each program writes a partial
+result in float32, and a second kernel combines them. The split depends on the sequence's length, which is known only on
+the device: a program without keys writes lse = -inf and returns.
 
-The latent cache of MLA is one head of keys whose first columns are the values: the same kernel, without a second read.
+MLA's latent cache is one head of keys whose first columns are the values. The same kernel serves it, without reading v.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ WIDEST = 1024  # most columns of a row of the cache
 
 @triton.jit
 def page_of(table_ptr, at, end, PAGE: tl.constexpr, BLOCK_N: tl.constexpr):
-    """The page of the keys from `at` on: a scalar, or one per key if blocks cross pages. 0 beyond the end."""
+    """The page of the keys from `at` on: a scalar, or one page per key if blocks cross pages. 0 past the end."""
     if PAGE % BLOCK_N == 0:
         return tl.load(table_ptr + at // PAGE, mask=at < end, other=0).to(tl.int64)
     else:
@@ -64,7 +64,7 @@ def columns(ptr, o_n, there, first, size, NUMBERS: tl.constexpr, BLOCK: tl.const
 
 @triton.jit
 def with_sink(b_lse, b_sink):
-    """log2(2^lse + 2^sink), and the fraction of the sum that 2^lse is."""
+    """log2(2^lse + 2^sink), and the fraction 2^lse of that sum."""
     b_top = tl.maximum(b_lse, b_sink)
     b_top = tl.where(b_top == -float("inf"), 0.0, b_top)
     b_part = tl.exp2(b_lse - b_top)
@@ -84,8 +84,8 @@ def _decode(
 ):  # fmt: skip
     """One split of the keys of a sequence, for the queries of one KV head.
 
-    A row of k is read as PART columns, in BLOCK_D, and the rest, in BLOCK_R: 576 is 512 and 64. Without v_ptr the first
-    part is the value too. PARTIAL: o and lse are partial results, [batch, splits, heads, queries], lse to base 2.
+    A row of k is read as PART columns in BLOCK_D, and the rest in BLOCK_R: 576 is 512 and 64. Without v_ptr, the first
+    part is also the value. PARTIAL: o and lse are partial results, [batch, splits, heads, queries]; lse is to base 2.
     """
     kv, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     split, z = tl.program_id(1), tl.program_id(2).to(tl.int64)
@@ -113,7 +113,7 @@ def _decode(
     k_ptr += kv.to(tl.int64) * k_head
     if v_ptr is not None:
         v_ptr += kv.to(tl.int64) * v_head
-    place = query + (length - queries)  # positions of the queries among the keys
+    place = query + (length - queries)  # index of each query's position among the keys
     page = z
     if table_ptr is not None:
         table_ptr += z * table_row
@@ -135,7 +135,7 @@ def _decode(
             b_v = columns(v_ptr, o_v, there, 0, dim_v, NUMBERS, BLOCK_E, FULL).to(b_q.dtype)
         else:
             b_v = b_k
-        if table_ptr is not None:  # load the next page number now, so that the next keys do not wait for it
+        if table_ptr is not None:  # load the next page number now, so that the next keys need not wait for it
             page = page_of(table_ptr, at + BLOCK_N, end, PAGE, BLOCK_N)
         b_s *= factor
         if CAP:  # cap * tanh(s / cap), to base 2
@@ -216,7 +216,7 @@ def put(
     ptr, cache_ptr, scale_ptr, o_new, o_cache, head_stride, cache_head, scale_step, i_h, heads, size,
     CAST: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write one token's heads, divided by their scale and rounded to the cache's dtype; CAST gives bytes of float8."""
+    """Write one token's heads, divided by their scale and cast to the cache's dtype; with CAST, to float8 bytes."""
     o = tl.arange(0, BLOCK)[None, :]
     m = (i_h < heads) & (o < size)
     b = tl.load(ptr + o_new + i_h.to(tl.int64) * head_stride + o, mask=m, other=0.0)
@@ -275,10 +275,10 @@ write = Launcher(
 
 
 def splits_for(programs: int, keys: int, slots: int) -> int:
-    """The fewest splits of the keys that fill the chip almost as well as any number of splits can.
+    """The smallest number of splits that fills the chip almost as well as the best number does.
 
-    `programs`: how many there are without a split; `slots`: how many run at a time; `keys`: blocks of keys. The last
-    wave of programs should not leave most of the chip idle.
+    `programs`: the number of programs without a split; `slots`: how many run at a time; `keys`: the number of blocks of
+    keys. The last wave of programs should not leave most of the chip idle.
     """
     most = max(1, min(MOST_SPLITS, keys, -(-2 * slots // max(programs, 1))))
     rounds = lambda splits: programs * splits / slots
@@ -288,10 +288,10 @@ def splits_for(programs: int, keys: int, slots: int) -> int:
 
 @tunable("decode.keys", free="BLOCK_M BLOCK_N PER_CORE")
 def key_tiles(rows: int, keys: int, dim: int, dtype: torch.dtype, kept: torch.dtype) -> Tiles:
-    """Rows of a tile (heads and queries of one KV head), keys per step, and programs that a core runs at a time.
+    """Rows of a tile (heads and queries of one KV head), keys per step, and programs per core at a time.
 
-    `keys`: how many the cache can hold for a sequence; `dim`: the larger of k's and v's; `kept`: the cache's dtype.
-    Keys are split among programs until every core has PER_CORE.
+    `keys`: the capacity of the cache per sequence; `dim`: the larger head dimension of k and v; `kept`: the cache's
+    dtype. Keys are split among programs until every core has PER_CORE programs.
     """
     size = dtype.itemsize
     block_n = {2: 64, 4: 32, 8: 16}[size] // (2 if dim > 128 else 1) // (2 if dim > 256 and size > 2 else 1)
@@ -302,7 +302,7 @@ def key_tiles(rows: int, keys: int, dim: int, dtype: torch.dtype, kept: torch.dt
 # ---- plans ----------------------------------------------------------------------------------------------------------
 
 
-CACHE, TOKENS = ("page", "row", "head"), ("batch", "row", "head")  # the dimensions before the last
+CACHE, TOKENS = ("page", "row", "head"), ("batch", "row", "head")  # names of the dimensions before the last one
 
 
 def _steps(name: str, t: Tensor | None, copied: bool = False, dims: tuple[str, ...] = CACHE) -> dict[str, int]:
@@ -314,7 +314,7 @@ def _steps(name: str, t: Tensor | None, copied: bool = False, dims: tuple[str, .
 
 
 def _each(scale: Tensor | None) -> int:
-    """The stride of the heads' scales: 0 if all heads share one."""
+    """The stride of the heads' scales: 0 if all heads share one scale."""
     return int(scale is not None and scale.numel() > 1)
 
 
@@ -324,8 +324,8 @@ def _loose(**tensors: Tensor | None) -> list[str]:
 
 
 def _viewed(q: Tensor, cache: Tensor, names: Collection[str]) -> tuple[dict[str, Callable[[Tensor], Tensor]], Any]:
-    """For chips without float8: how to view a float8 cache as bytes, and the function that converts them to numbers."""
-    if cache.dtype in FP8 and q.dtype is torch.float64:  # Triton 3.6 compiles no float64 product of converted bytes
+    """For chips without float8: functions that view a float8 cache as bytes, and a function that converts them."""
+    if cache.dtype in FP8 and q.dtype is torch.float64:  # Triton 3.6 cannot compile a float64 product of bytes
         return {name: _in_float64 for name in names}, None
     if cache.dtype not in FP8 or multiplies_fp8():
         return {}, None
@@ -355,7 +355,7 @@ class Problem(NamedTuple):
 
     @property
     def parts(self) -> tuple[int, int]:
-        """How a row of k is read: first columns that are values too, or a power of two of them; then the rest."""
+        """How a row of k is read: first the columns of v, or a power of two of columns; then the rest."""
         part = self.dim_v if self.shared else self.dim if self.dim < 16 else 1 << (self.dim.bit_length() - 1)
         return part, self.dim - part
 
@@ -429,7 +429,7 @@ def _plan(
 
 
 def _page(k: Tensor, table: Tensor | None) -> tuple[int, int]:
-    """The keys that fit per sequence and per page. Without pages the latter is 1: the length is no constexpr."""
+    """The keys per sequence and per page. Without pages the latter is 1, because the length is not a constexpr."""
     return (k.shape[1], 1) if table is None else (k.shape[1] * table.shape[1], max(k.shape[1], 1))
 
 

@@ -1,8 +1,8 @@
-"""Distances between all pairs of vectors, in tiles of pairs: a vector is loaded once per tile, not once per pair.
+"""Distances between all pairs of vectors, in tiles of pairs, so that a vector is loaded once per tile, not per pair.
 
-One kernel serves both forwards, one both backwards. The pairs of one set (pdist) are those above the diagonal, row by
-row. One program sums a gradient in order, without atomics. Euclidean distances of more than 25 vectors are left to
-torch: ATen composes them from matmul and pointwise ops.
+One kernel serves both forwards, and one both backwards. The pairs of one set (pdist) are those above the diagonal, row
+by row. A gradient is summed by one program in order, without atomics. Euclidean distances of more than 25 vectors are
+left to torch: ATen composes them from matmul and pointwise ops.
 """
 
 # No `from __future__ import annotations`: Triton reads tl.float64 of p, and would pass float32 without it.
@@ -27,8 +27,8 @@ from .lib.plans import decided
 from .lib.rows import DEVICES, OutputSpec
 
 INF = tl.constexpr(float("inf"))
-MATMUL = 25  # for more vectors than this, torch computes Euclidean distances by a matrix product
-MODES = {None: "large", 0: "large", 1: "always", 2: "never"}  # compute_mode: when torch does so
+MATMUL = 25  # with more vectors than this, torch computes Euclidean distances by a matrix product
+MODES = {None: "large", 0: "large", 1: "always", 2: "never"}  # compute_mode -> when torch uses a matrix product
 
 # ---- device code ----------------------------------------------------------------------------------------------------
 
@@ -65,7 +65,7 @@ def signum(d):
 
 @triton.jit
 def slope(d, g, dist, p, NORM: tl.constexpr):
-    """The gradient of an element of the first vector; torch's formulas differ for p below 1, below 2 and above."""
+    """The gradient of one element of the first vector. torch's formulas differ for p < 1, p < 2 and p >= 2."""
     if NORM == "one":
         y = g * signum(d)
     elif NORM == "inf":
@@ -89,7 +89,7 @@ def slope(d, g, dist, p, NORM: tl.constexpr):
 
 @triton.jit
 def condensed(i, j, n):
-    """The index of the distance of i and j among those above the diagonal, row by row."""
+    """The index of the distance of i and j in the condensed result: pairs above the diagonal, row by row."""
     low = tl.minimum(i, j).to(tl.int64)
     high = tl.maximum(i, j).to(tl.int64)
     return low * n - low * (low + 1) // 2 + high - low - 1
@@ -168,7 +168,7 @@ backward = Launcher(_backward, sizes="k")
 
 @tunable("distance.forward")
 def forward_tiles(dtype: torch.dtype) -> Tiles:
-    """Tiles of 32 x 32 pairs, eight elements at once: 64 registers of a thread for the differences."""
+    """Tiles of 32 x 32 pairs, eight elements of each vector at a time: the differences take 64 registers per thread."""
     return Tiles(128, BLOCK_M=32 if dtype.itemsize <= 4 else 16, BLOCK_N=32, BLOCK_K=8)
 
 
@@ -202,7 +202,7 @@ def _slope_norm(p: float) -> str:
     return norm if norm != "p" else "below one" if p < 1 else "below two" if p < 2 else "above two"
 
 
-Vectors = tuple[tuple[int, ...], int, int, int, int]  # shape of batches, their number, vectors a, vectors b, elements
+Vectors = tuple[tuple[int, ...], int, int, int, int]  # shape and number of batches, numbers of a and b, elements
 
 
 def _vectors(a: Tensor, b: Tensor) -> Vectors:
@@ -238,7 +238,7 @@ def _launch_backward(
 
 
 def _whole(x: Tensor, batch: tuple[int, ...]) -> Tensor:
-    """x contiguous, expanded to all batches."""
+    """x, expanded to all batches and made contiguous."""
     return x.expand(*batch, *x.shape[-2:]).contiguous()
 
 

@@ -1,4 +1,4 @@
-"""Divergences of two distributions, in float32 (float64 for float64): one row per program, piece by piece."""
+"""Divergences of two distributions, in float32 (float64 for float64): one row per program, read in pieces."""
 
 # No `from __future__ import annotations`: Triton reads tl.float64 of temperature, and would pass float32 without it.
 
@@ -38,7 +38,7 @@ def _jsd(b_x, b_y, BETA: tl.constexpr):
 
 @triton.jit
 def _jsd_slope(b_x, b_y, BETA: tl.constexpr):
-    """The derivative of `_jsd` by x."""
+    """The derivative of `_jsd` with respect to x."""
     b_q, b_p = tl.exp(b_x), tl.exp(b_y)
     if BETA == 0.0:
         return -b_p
@@ -186,7 +186,7 @@ logits_bwd = Launcher(_logits_bwd, sizes="student_stride teacher_stride n")
 
 @tunable("divergence.forward")
 def forward_tiles(n: int, dtype: torch.dtype) -> Tiles:
-    """Pieces of the rows of two tensors: half as long as those of a loss of one tensor."""
+    """Pieces of rows of two tensors: half as long as in a loss of one tensor."""
     block = min(max(triton.next_power_of_2(n), 64), 4096 // max(dtype.itemsize, 2))
     return Tiles(min(128, max(32, block // 16)), BLOCK_N=block)
 
@@ -199,7 +199,7 @@ def backward_tiles(n: int, dtype: torch.dtype) -> Tiles:
 
 
 def _plan(input: Tensor, target: Tensor, others: dict[str, Any], eps: float | None = None, **constants: Any) -> Plan:
-    """The plan of a forward or, if dloss is among the others, of a backward."""
+    """The plan of a forward; if `others` contains dloss, the plan of a backward."""
     back = "dloss" in others
     rows = RowSizes.of(input=input, target=target)
     wide = opmath_dtype(input.dtype)

@@ -1,4 +1,4 @@
-"""Dropout with a mask of bits. A group of Philox words, one per thread, serves eight elements of each half of x."""
+"""Dropout with a bit mask. The Philox words of one group, one per thread, serve eight elements in each half of x."""
 
 from __future__ import annotations
 
@@ -93,13 +93,13 @@ bwd = Launcher(_bwd, sizes="eights")
 
 @tunable("dropout.bits", free="BLOCK")
 def tiles(dtype: torch.dtype) -> Tiles:
-    """As many groups per program as threads: then no bits move between threads."""
+    """As many groups per program as threads, so that no bits move between threads."""
     return Tiles(128, BLOCK=128)
 
 
 @tunable("dropout.bits_bwd", free="TILES BLOCK")
 def bwd_tiles(dtype: torch.dtype) -> Tiles:
-    """As many bytes of the mask per tile as threads."""
+    """As many mask bytes per tile as threads."""
     return Tiles(128, TILES=2, BLOCK=128)
 
 

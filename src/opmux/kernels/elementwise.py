@@ -1,4 +1,4 @@
-"""Fake quantization, PReLU's gradient and cross products: one pass over memory each, for any strides.
+"""Fake quantization, PReLU's gradient and cross products: each reads memory once, with any strides.
 
 torch's fake quantization per channel takes two passes, one for the result and one for the mask.
 """

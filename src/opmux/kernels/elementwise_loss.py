@@ -1,6 +1,6 @@
 """ATen's losses: kernels for elementwise losses, which take the formula as a constexpr, and for the nll losses.
 
-A forward that reduces reads its input once: programs write partial sums, which a second kernel adds in a fixed order.
+A reducing forward reads its input once: programs write partial sums, which a second kernel adds in a fixed order.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ TOTAL = Tiles(256, BLOCK=1024)
 
 
 def split(n: int, block: int, chip: torch.device) -> tuple[int, int]:
-    """How many programs sum n elements, and how many blocks each takes."""
+    """The number of programs that sum n elements, and the number of blocks per program."""
     blocks = -(-n // block)
     steps = max(1, -(-blocks // (8 * cores(chip))))
     return -(-blocks // steps), steps
@@ -198,7 +198,7 @@ def split(n: int, block: int, chip: torch.device) -> tuple[int, int]:
 
 
 def _check(x: Tensor, *others: Tensor | None) -> None:
-    """Raise NotSupported for empty inputs and for those that torch promotes, broadcasts or refuses."""
+    """Raise NotSupported for empty inputs, and for inputs that torch promotes, broadcasts or rejects."""
     if x.dtype not in DTYPES or not x.dtype.is_floating_point or not x.numel():
         raise NotSupported(f"a loss of {x.dtype} {tuple(x.shape)}")
     for t in others:
@@ -297,7 +297,7 @@ def _check_broadcast(w: Tensor, x: Tensor) -> None:
 
 @triton.jit
 def picked(self_ptr, target_ptr, weight_ptr, o, mask, ignore, x_n, x_c, x_s, n_classes, inner, WIDE: tl.constexpr):
-    """The loss and the weight of each target. NaN if a target is no class, where torch fails a device assert."""
+    """The loss and the weight of each target. NaN for an invalid target, for which torch fails a device assert."""
     t = tl.load(target_ptr + o, mask=mask, other=0)
     counts = mask & (t != ignore)
     sound = counts & (t >= 0) & (t < n_classes)

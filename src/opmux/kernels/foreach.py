@@ -6,7 +6,7 @@ A kernel is generated from a function of one element of each list (`STEP`) and t
     h  a list of one-element tensors   p  a one-element tensor      d  a number, passed to STEP in float64
                                                                     -  absent
 
-Elementwise ops use the functions of the pointwise table; optimizers have their own.
+Elementwise ops use the functions of the pointwise table; optimizers have functions of their own.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ Lists = Sequence[Sequence[Tensor]]
 
 
 class Form(NamedTuple):
-    """What a kernel reads and writes: the kinds of STEP's arguments, and the list that each result goes to."""
+    """The inputs and outputs of a kernel: the kinds of STEP's arguments, and the list that each result goes to."""
 
     name: str
     kinds: str
@@ -146,7 +146,7 @@ def row_of(name: str) -> Row:
     return ROWS["true_divide" if name == "div" else name]
 
 
-# ATen's overloads have several names for the same operand: of each group, the first that is present is taken.
+# ATen's overloads have several names for the same operand: in each group, the first name that the op has is used.
 OPERANDS: dict[str, tuple[tuple[str, ...], ...]] = {
     **dict.fromkeys(spec.UNARY, (("self",),)),
     **dict.fromkeys(spec.BINARY, (("self",), ("scalars", "scalar", "other"))),
@@ -163,7 +163,7 @@ class Operands(NamedTuple):
 
     kinds: str
     lists: list[Sequence[Tensor]]
-    more: tuple[tuple[int, ...], ...]  # numbers per tensor, as the bits of float64
+    more: tuple[tuple[int, ...], ...]  # one number per tensor, as the bits of float64
     held: tuple[Tensor, ...]
     numbers: tuple[float, ...]
 
@@ -219,7 +219,7 @@ def _first_list(values: Sequence[Any]) -> Sequence[Tensor]:
 
 
 def elementwise(name: str) -> tuple[Callable[..., Any], Callable[..., None]]:
-    """The op as a function that allocates its results, and as one that writes to given tensors."""
+    """Two functions: the op that allocates its results, and the op that writes to given tensors."""
     names = spec.ops[f"_foreach_{name}"].spec.names
     groups = [[names.index(n) for n in group if n in names] for group in OPERANDS[name]]
     found: list[Row] = []
@@ -361,7 +361,7 @@ def adam(
     p, g, m, v, most, step, lr, beta1, beta2, decay, eps, log1, log2, scale, MAXIMIZE: tl.constexpr,
     DECOUPLED: tl.constexpr,
 ):  # fmt: skip
-    """log1, log2: logarithms of the betas. Bias corrections use float64: float32 loses the digits of 1 - beta."""
+    """log1, log2: logarithms of the betas. Bias corrections use float64, because float32 loses digits of 1 - beta."""
     kept = unscaled(g, scale)
     g = -kept if MAXIMIZE else kept
     lr = lr.to(p.dtype)
@@ -422,7 +422,7 @@ def _stepped(
     """One step over lists of one dtype.
 
     `states`: a list of one-element tensors, or None; `absent`: the number of absent lists. STEP takes the lists, the
-    states if there are any, the numbers and the scale.
+    states (if any), the numbers and the scale.
     """
     _check_lists(*lists)
     dtype, home = lists[0][0].dtype, lists[0][0].device
@@ -526,7 +526,7 @@ mutating("_fused_adagrad_", _adagrad)
 
 
 def _unscale(self: Any, found_inf: Tensor, inv_scale: Tensor) -> None:
-    """x *= inv_scale; set found_inf to 1 if an x is not finite."""
+    """x *= inv_scale; sets found_inf to 1 if an element of x is not finite."""
     _check_lists(self)
     home = self[0].device
     if self[0].dtype not in FLOATS[:3]:
@@ -539,7 +539,7 @@ def _unscale(self: Any, found_inf: Tensor, inv_scale: Tensor) -> None:
 
 
 def _update_scale(scale_ptr, tracker_ptr, found_ptr, growth: tl.float64, backoff: tl.float64, interval):
-    """After an overflow the scale backs off; after `interval` steps without one it grows, if it stays finite."""
+    """After an overflow the scale is reduced; after `interval` steps without one it grows, if the result is finite."""
     scale = tl.load(scale_ptr)
     count = tl.load(tracker_ptr)
     found = tl.load(found_ptr) != 0

@@ -1,6 +1,6 @@
-"""Activations and norms that end in FP8: a tile is computed, cast and written with its transpose and scales at once.
+"""Activations and norms with FP8 results: tiles are computed, cast, and written with transpose and scales in one pass.
 
-Current scaling computes the result twice, once for its amax and once for the cast: the inputs are read twice, but no
+Current scaling computes the result twice, once for its amax and once for the cast. So the inputs are read twice, but no
 intermediate result is written or read back.
 """
 
@@ -23,7 +23,7 @@ from .lib.quant_tiles import amax_of, amax_of_tiles, blocks_launch, cast_launch,
 from .lib.rows import OutputSpec, programs, wide_of
 
 Buffer = Tensor | None
-FEW = 256  # most programs that compute an amax: each program of the cast reads all their results
+FEW = 256  # most programs that compute an amax: each program of the cast reads all of their results
 
 
 def _constants(x: Tensor, act: str, gated: bool, backward: bool, rounds: bool) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def _constants(x: Tensor, act: str, gated: bool, backward: bool, rounds: bool) -
 def _with_sums(
     makes: dict[str, OutputSpec], steps: list[Step], x: Tensor, dbias: Buffer, shape: Any, copied: Any
 ) -> Plan:
-    """A plan whose last launch also writes partial column sums, which a further one adds, if dbias is requested."""
+    """A plan whose last launch also writes partial column sums. If dbias is requested, another launch adds them."""
     if dbias is None:
         return Plan(makes, steps, copied)
     *before, last = steps
@@ -49,7 +49,7 @@ def _with_sums(
 
 
 def _amax(x: Tensor, shape: Any, of: dict[str, Any]) -> Launch:
-    """Write the amax of each program's tiles to `parts`; the number of programs is a power of two."""
+    """Write the amax of each program's tiles to `parts`. The number of programs is a power of two."""
     (m, n), tiles = matrix(shape), amax_of_tiles(dtype=x.dtype)
     down, across = sides(tiles)
     count = programs(x.device, triton.cdiv(m, down) * triton.cdiv(n, across), 8)
@@ -59,7 +59,7 @@ def _amax(x: Tensor, shape: Any, of: dict[str, Any]) -> Launch:
 
 
 def _nothing(reference: Callable[..., Any]) -> Plan:
-    """The plan for empty tensors: the reference writes the single numbers and the sums."""
+    """The plan for empty tensors: the reference writes the scalars and the sums."""
     return Plan({}, [reference])
 
 

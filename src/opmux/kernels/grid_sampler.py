@@ -1,7 +1,7 @@
-"""Sampling at the positions of a grid: the forward gathers, the backward adds the input's gradient with atomics.
+"""Sampling at grid positions: the forward gathers; the backward adds to the input's gradient with atomics.
 
-Only the grid says which positions read an input element, so the input's gradient cannot be gathered. torch uses atomics
-too. When deterministic algorithms are requested, the backward is left to torch.
+Only the grid determines which positions read an input element, so the input's gradient cannot be gathered; torch uses
+atomics too. If deterministic algorithms are requested, the backward is left to torch.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from .lib.rows import OutputSpec, wide_of
 
 @triton.jit
 def clipped(u, slope, n_in):
-    """Clamp a coordinate to the input; outside of it the slope is 0."""
+    """Clamp a coordinate to the input; outside the input the slope is 0."""
     last = (n_in - 1).to(u.dtype)
     slope = tl.where((u > 0) & (u < last), slope, 0.0)
     return tl.minimum(tl.maximum(u, 0.0), last), slope

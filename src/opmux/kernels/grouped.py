@@ -1,8 +1,8 @@
-"""Products of groups of rows: a program finds its tile's group from the ends of all groups, on the device.
+"""Products of groups of rows: a program finds the group of its tile from the ends of all groups, on the device.
 
-The host knows how many rows and groups there are, but not how long a group is. A group of s rows has ceil(s / BLOCK_M)
-tiles, so all together have at most ceil(rows / BLOCK_M) + groups. So many programs are launched; those without a tile
-return at once. Persistent programs count the tiles on the device.
+The host knows the number of rows and groups, but not the length of a group. A group of s rows has ceil(s / BLOCK_M)
+tiles, so all groups have at most ceil(rows / BLOCK_M) + groups tiles. That many programs are launched; those without a
+tile return at once. Persistent programs count the tiles on the device.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from .lib.rows import DEVICES, OutputSpec, programs, wide_of
 
 @triton.jit
 def groups_of(ends_ptr, n_rows, n_groups, BLOCK_M: tl.constexpr, GROUPS: tl.constexpr):
-    """Begin and end of each group, its number of tiles, and the running sum of those."""
+    """The begin, the end and the number of tiles of each group, and the running sum of the tiles."""
     o = tl.arange(0, GROUPS)
     b_begin = tl.maximum(tl.load(ends_ptr + o - 1, mask=(o > 0) & (o < n_groups), other=0), 0)
     b_end = tl.minimum(tl.load(ends_ptr + o, mask=o < n_groups, other=0), n_rows)
@@ -64,7 +64,7 @@ def put(
     y_ptr, b_y, a_scale_ptr, b_scale_ptr, group, first, end, first_n, n, WIDE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Store a tile, times its scales if given: one per row, and one per column of its group."""
+    """Store a tile, multiplied by its scales if given: one per row, and one per column of the group."""
     i_m, i_n = first + tl.arange(0, BLOCK_M), first_n + tl.arange(0, BLOCK_N)
     m_m, m_n = i_m < end, i_n < n
     if a_scale_ptr is not None:
@@ -81,7 +81,7 @@ def _product(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
     IN_TURN: tl.constexpr, PROGRAMS: tl.constexpr,
 ):  # fmt: skip
-    """IN_TURN: persistent, one program per core, with tensor descriptors: the matrices must be adjacent in memory."""
+    """IN_TURN: persistent, i.e. one program per core, with tensor descriptors; needs adjacent matrices."""
     b_begin, b_end, b_tiles, b_last = groups_of(ends_ptr, n_rows, n_groups, BLOCK_M, GROUPS)
     if IN_TURN:
         a = described(a_ptr, n_rows, k, a_stride, False, BLOCK_M, BLOCK_K)
@@ -135,7 +135,7 @@ def _wgrad(
     a_ptr, b_ptr, ends_ptr, c_ptr, m, n, n_rows, a_stride, b_stride, WIDE: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """A tile of the sum over a group's rows. One program computes it, so it is deterministic."""
+    """A tile of the sum over a group's rows. One program computes it, so the sum is deterministic."""
     group = tl.program_id(1)
     i_tile, j_tile = tile(tl.program_id(0), m, n, BLOCK_M, BLOCK_N, GROUP)
     i_m = i_tile * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -168,7 +168,7 @@ def _side(length: int, dtype: torch.dtype) -> int:
 
 @tunable("grouped.product", free="BLOCK_M BLOCK_N BLOCK_K")
 def product_tiles(rows: int, n: int, k: int, groups: int, dtype: torch.dtype) -> Tiles:
-    """Tiles as high as the average group: higher ones would be filled with rows of no group.
+    """Tiles as high as the average group: in higher tiles, most rows would be masked.
 
     IN_TURN: persistent, one program per core loops over tiles.
     """
@@ -191,7 +191,7 @@ def wgrad_tiles(rows: int, m: int, n: int, groups: int, dtype: torch.dtype) -> T
 
 
 class Matrices(NamedTuple):
-    """How the kernel reads matrices [groups, n, k]: the strides of groups, and of rows (or columns, if turned)."""
+    """How the kernel reads matrices [groups, n, k]: the strides of groups and of rows (columns if `turned`)."""
 
     group: int
     step: int
@@ -200,7 +200,7 @@ class Matrices(NamedTuple):
 
     @classmethod
     def of(cls, b: Tensor, turned: bool) -> Matrices:
-        """How to read b, or its transposes if `turned`; a copy is needed unless one dimension is contiguous."""
+        """How to read b, or its transposes if `turned`. b must be copied unless one dimension is contiguous."""
         _, rows, columns = b.shape
         group, down, right = b.stride()
         if right == 1 or columns == 1:
@@ -225,10 +225,10 @@ def _products(
     views, read = read_as(kinds)
     spaced = (sizes.strides["a"] | matrices.step) * a.element_size() % 16 == 0
     follow = matrices.group == matrices.step * (k if matrices.turned else n)
-    # with contiguous columns, the last block of K would read on into the next matrix unless it is full
+    # With contiguous columns, the last block of K would read into the next matrix unless the block is full.
     whole = not matrices.turned or k % tiles["BLOCK_K"] == 0
     in_turn = tiles["IN_TURN"] and spaced and follow and whole and read["A_NUMBERS"] is None and k > 0
-    block_n = min(tiles["BLOCK_N"], 128) if exact else tiles["BLOCK_N"]  # product and sum are both in registers
+    block_n = min(tiles["BLOCK_N"], 128) if exact else tiles["BLOCK_N"]  # product and sum are in registers
     tiles = tiles.changed({"IN_TURN": in_turn, "BLOCK_N": block_n}, "grouped.product")
     most = -(-rows // tiles["BLOCK_M"]) + groups
     count = most * -(-n // tiles["BLOCK_N"])

@@ -1,7 +1,7 @@
-"""ATen's ops that move elements: each says where the parts of its result come from; `lib.moves` launches the copies.
+"""ATen's ops that move elements: each describes where the parts of its result come from; `lib.moves` launches copies.
 
-Three compute something: `unfold_backward` adds, `polar` multiplies, `repeat_interleave` searches. tril and triu have
-their own kernel, which reads only what it keeps.
+Three ops also compute: `unfold_backward` adds, `polar` multiplies, `repeat_interleave` searches. tril and triu have
+their own kernel, which does not read the elements that it drops.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ def block_diag(y: Tensor, tensors: list[Tensor]) -> Stages:
 
 @moves(spec.ops["_chunk_cat"])
 def chunk_cat(y: Tensor, tensors: list[Tensor], dim: int, num_chunks: int) -> Stages:
-    """Each tensor in chunks along dim, the last ones padded with zeros; the chunks of all tensors side by side."""
+    """Each tensor is cut into chunks along dim, the last ones padded with zeros; the result has chunk i of every tensor
+    side by side."""
     made: Moves = []
     dim, at = dim % tensors[0].dim(), 0
     for t in tensors:
@@ -131,7 +132,7 @@ def rot90(y: Tensor, self: Tensor, k: int, dims: list[int]) -> Stages:
 
 @moves(spec.ops["roll"])
 def roll(y: Tensor, self: Tensor, shifts: Sequence[int], dims: Sequence[int]) -> Stages:
-    """Along each dimension two parts swap places."""
+    """Along each dimension, two parts swap places."""
     if not y.numel():
         return []
     shifts, dims = ([n] if isinstance(n, int) else n for n in (shifts, dims))
@@ -144,7 +145,7 @@ def roll(y: Tensor, self: Tensor, shifts: Sequence[int], dims: Sequence[int]) ->
     for dim, total in by.items():
         n = y.shape[dim]
         shift = total % n
-        ends = ((shift, 0, n - shift), (0, n - shift, shift))  # of each part: destination, source, length
+        ends = ((shift, 0, n - shift), (0, n - shift, shift))  # (destination, source, length) of each part
         parts = [
             (to.narrow(dim, start, size), of.narrow(dim, first, size))
             for (to, of), (start, first, size) in itertools.product(parts, ends)
@@ -229,19 +230,19 @@ for _name, _view in VIEWS.items():
 
 
 def _around(y: Tensor, dim: int, start: int, length: int, of: Tensor | Late | int = 0) -> Moves:
-    """The parts before and after [start, start + length) along dim, copied from `of` or filled with it."""
+    """Moves for the parts before and after [start, start + length) along dim: copied from `of`, or filled with it."""
     ends = ((0, start), (start + length, y.shape[dim] - start - length))
     source = (lambda a, n: of.narrow(dim, a, n)) if isinstance(of, Tensor) else lambda a, n: of
     return [(y.narrow(dim, a, n), source(a, n)) for a, n in ends]
 
 
 def _replaced(y: Tensor, of: Tensor | int, part: Tensor, src: Tensor) -> Stages:
-    """Write all of y, then a part of it, in two launches: for a rest that is not two blocks."""
+    """Two launches: write all of y, then overwrite a part of it. Used if the rest of y is not just two blocks."""
     return [[(y, of)], [(part, src)]]
 
 
 def _fits(part: Tensor, src: Tensor) -> None:
-    """Raise NotSupported for other shapes: torch raises, but before 2.12 not on meta tensors."""
+    """Raise NotSupported if the shapes differ. torch raises too, but before 2.12 not on meta tensors."""
     if part.shape != src.shape:
         raise NotSupported(f"a part of shape {tuple(part.shape)} and a source of shape {tuple(src.shape)}")
 
@@ -312,7 +313,7 @@ def as_strided_scatter(y: Tensor, self: Tensor, src: Tensor, size: Any, stride: 
 
 @moves(spec.ops["constant_pad_nd"])
 def constant_pad_nd(y: Tensor, self: Tensor, pad: list[int], value: Late) -> Stages:
-    """Fill the parts around self and copy self: each element is written once. A negative pad crops."""
+    """Copy self and fill the padding around it: each element is written once. A negative pad crops."""
     made: Moves = []
     for i in range(len(pad) // 2):
         before, after, dim = pad[2 * i], pad[2 * i + 1], self.dim() - 1 - i
@@ -361,7 +362,7 @@ triangle = Launcher(_triangle, sizes="x_b x_m y_b y_m n")
 
 @tunable("layout.triangle", free="BLOCK_M BLOCK_N")
 def triangle_tiles(n: int, dtype: torch.dtype) -> Tiles:
-    """A tile of two 16-byte loads for each of 128 threads."""
+    """A tile of two 16-byte loads per thread, with 128 threads."""
     across = min(max(triton.next_power_of_2(n), 16), 256)
     return Tiles(128, BLOCK_M=max(4096 // dtype.itemsize // across, 1), BLOCK_N=across)
 
@@ -389,7 +390,7 @@ def _triangular(y: Tensor, self: Tensor, diagonal: int, upper: bool) -> Stages:
 
 
 def _even(x: Tensor) -> int:
-    """The stride of matrices."""
+    """The stride between matrices."""
     steps = [(k, s) for k, s in zip(x.shape[:-2], x.stride()) if k > 1]
     if any(s != k * t for (_, s), (k, t) in itertools.pairwise(steps)):
         raise NotSupported("matrices that are not evenly spaced")
@@ -426,7 +427,7 @@ def _fold(
     outer = i // inner // length
     last = at // step
     acc = tl.zeros([BLOCK], WIDE)
-    for back in range(most):  # at most this many windows contain an element; start at the last one
+    for back in range(most):  # at most this many windows contain an element; starts with the last one
         window = last - back
         k = at - window * step
         mask = inside & (window >= 0) & (window < windows) & (k < size)
@@ -461,7 +462,7 @@ def _folded(grad: Tensor, input_sizes: list[int], dim: int, size: int, step: int
 
 @impl(spec.ops["unfold_backward"], devices=DEVICES)
 def unfold_backward(grad_in: Tensor, input_sizes: Any, dim: int, size: int, step: int) -> Tensor:
-    """Each element sums the windows that contain it: no atomics, deterministic."""
+    """Each element sums the windows that contain it, without atomics, so the result is deterministic."""
     grad = grad_in.contiguous()
     return _folded(grad, list(input_sizes), dim, size, step)(grad)
 
@@ -504,7 +505,7 @@ def _search(ends_ptr, y_ptr, total, n, steps, BLOCK: tl.constexpr):
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     low = tl.zeros([BLOCK], tl.int64)
     high = low + n
-    for _ in range(steps):  # find the first end above i
+    for _ in range(steps):  # binary search for the first end greater than i
         middle = (low + high) // 2
         open_ = low < high
         beyond = tl.load(ends_ptr + middle, mask=open_, other=0) > i
@@ -523,7 +524,7 @@ def _searched(ends: Tensor, y: Tensor) -> Callable[..., Any]:
 
 @impl(spec.ops["repeat_interleave"], devices=DEVICES)
 def repeat_interleave(repeats: Tensor, *, output_size: int | None = None) -> Tensor:
-    """Each index, as often as `repeats` says. Without output_size the sum is read on the host, as torch does."""
+    """Each index, repeated as often as `repeats` says. Without output_size, the host reads the sum, as torch does."""
     if repeats.dim() != 1 or repeats.dtype not in (torch.int32, torch.int64) or not repeats.numel():
         raise NotSupported(f"repeats of {repeats.dtype} {tuple(repeats.shape)}")
     ends = repeats.cumsum(0)

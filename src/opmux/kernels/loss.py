@@ -1,4 +1,4 @@
-"""Cross entropy of tokens, in float32 (float64 for float64): one row per program, piece by piece."""
+"""Cross entropy of tokens, in float32 (float64 for float64): one row per program, read in pieces."""
 
 # No `from __future__ import annotations`: Triton reads tl.float64 of temperature, and would pass float32 without it.
 
@@ -27,7 +27,7 @@ def _capped(b_x, CAP: tl.constexpr):
 
 @triton.jit
 def _finite(top):
-    """What to subtract from x for exp(x - top): top, or 0 if top is infinite, because inf - inf is NaN."""
+    """The number to subtract from x in exp(x - top): top, or 0 if top is infinite, because inf - inf is NaN."""
     return tl.where(tl.abs(top) == float("inf"), 0.0, top)
 
 
@@ -217,7 +217,7 @@ shard_bwd = Launcher(_shard_bwd, sizes="logits_stride n")
 
 @tunable("loss.forward")
 def forward_tiles(n: int, dtype: torch.dtype) -> Tiles:
-    """Small pieces of a row: more programs run while others wait for a maximum (H200: 0.59 ms, 0.76 with 8192)."""
+    """Small pieces of a row: some programs compute while others wait for a maximum (H200: 0.59 ms; 0.76 with 8192)."""
     block = min(max(triton.next_power_of_2(n), 64), 8192 // max(dtype.itemsize, 2))
     return Tiles(min(128, max(32, block // 16)), BLOCK_N=block)
 

@@ -1,4 +1,4 @@
-"""Mixture of experts: tokens to the rows of their experts and back, one token per program; padding of expert blocks."""
+"""Mixture of experts: moves tokens to the rows of their experts and back, one token per program; pads expert blocks."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from .lib.launch import Launcher
 from .lib.plans import check, plans
 from .lib.rows import DEVICES, OutputSpec, wide_of
 
-UNROLLED = tl.constexpr(16)  # up to this topk the loop is unrolled: all rows of a token are loaded at once
+UNROLLED = tl.constexpr(16)  # up to this topk the loop is unrolled, so that all rows of a token are loaded at once
 
 
 def _map(order_ptr, row_map_ptr, n, tokens, topk, rows, BLOCK_N: tl.constexpr):
-    """row_map[k, token] = the row of a token's k-th copy, or -1 if that is not below `rows`; the inverse of `order`."""
+    """row_map[k, token] = the row of a token's k-th copy, or -1 if it is not less than `rows`; inverse of `order`."""
     o = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = o < n
     b_from = tl.load(order_ptr + o, mask=m, other=0)
@@ -39,7 +39,7 @@ def _row(row_map_ptr, token, k, tokens, rows):
 
 
 def _spread(x_ptr, row_map_ptr, y_ptr, x_stride, n, tokens, rows, TOPK: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Read a piece of a token once and write it to each of the token's rows."""
+    """Read a piece of a token once, and write it to each row of the token."""
     token = tl.program_id(0).to(tl.int64)
     o = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = o < n
@@ -73,7 +73,8 @@ def _collect(
     x_ptr, row_map_ptr, probs_ptr, y_ptr, x_stride, n, tokens, rows,
     TOPK: tl.constexpr, ONCE: tl.constexpr, WIDE: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """A piece of a token: the sum of its rows. Each addition is rounded, as in NVIDIA's kernel; ONCE: only the sum."""
+    """A piece of a token: the sum of its rows. Rounds after each addition, as NVIDIA's kernel does; ONCE: only
+    at the end."""
     token = tl.program_id(0).to(tl.int64)
     o = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = o < n
@@ -151,7 +152,7 @@ def _refuse_strided(row_map: Tensor, probs: Tensor | None = None) -> None:
 
 
 def _zeros_from(row: int, output: OutputSpec) -> OutputSpec | Zeros:
-    """A result of which the rows from `row` on are set to zero before the launch."""
+    """A result whose rows from `row` on are set to zero before the launch."""
     return Zeros(output, row) if row < output.shape[0] else output
 
 
@@ -235,7 +236,7 @@ def moe_collect_bwd(dy: Tensor, x: Tensor, row_map: Tensor, probs: Tensor | None
 
 # ---- padding of blocks of rows --------------------------------------------------------------------------------------
 
-# The sizes of blocks are launch arguments, not a tensor: the host has new ones at every call, and a copy to the device
+# The sizes of blocks are launch arguments, not a tensor: the host has new sizes at every call, and a copy to the device
 # could not be captured in a CUDA graph. u{k} and v{k}: the rows of block k in the input and in the output.
 _BLOCK = """\
     i = o_m - to
@@ -309,7 +310,7 @@ def _write(launch: Callable[..., None] | None, x: Tensor, y: Tensor, given: list
         at, to = at + sum(here[0]), to + sum(here[1])
 
 
-# Sizes are checked at every call: they come from the host and decide which rows are written.
+# Sizes are checked at every call, because they come from the host and determine which rows are written.
 
 
 @impl(spec.moe_pad_into, devices=DEVICES)

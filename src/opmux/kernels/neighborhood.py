@@ -1,8 +1,8 @@
-"""Neighborhood attention: a program handles a tile of positions and the tiles of keys that their windows reach.
+"""Neighborhood attention: a program handles a tile of positions, and the tiles of keys that their windows contain.
 
 Only positions whose distance is a multiple of the dilation attend to each other. So a sequence is split into `dilation`
-shorter ones, whose windows have no gaps. Softmax is computed tile by tile, as in flash attention: no scores are stored.
-The backward computes them again, once for dq and once for dk and dv; one program sums each tile.
+shorter sequences, whose windows have no gaps. Softmax is computed tile by tile, as in flash attention; scores are not
+stored. The backward recomputes the scores twice, for dq and for dk and dv; each tile is summed by one program.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _place(length, dilation, BLOCK: tl.constexpr):
 
 @triton.jit
 def _rows(i, head, first, length, dilation):
-    """The rows in memory of indices i of a shorter sequence."""
+    """The memory rows of the indices i of a shorter sequence."""
     return head * length + first + i.to(tl.int64) * dilation
 
 
@@ -90,7 +90,7 @@ def _bwd_q(
     SCALE: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """dq, and delta = do . o of each position, which `_bwd_kv` needs too."""
+    """dq, and delta = do . o of each position, which `_bwd_kv` also needs."""
     head, first, count, begin = _place(length, dilation, BLOCK_M)
     i_m = begin + tl.arange(0, BLOCK_M)
     r_m, m_m = _rows(i_m, head, first, length, dilation), i_m < count
@@ -118,7 +118,7 @@ def _bwd_kv(
     SCALE: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """dk and dv of a tile of keys, from the tiles of positions whose windows reach it."""
+    """dk and dv of a tile of keys, from the tiles of positions whose windows contain some of these keys."""
     head, first, count, begin = _place(length, dilation, BLOCK_M)
     i_m = begin + tl.arange(0, BLOCK_M)
     r_m, m_m = _rows(i_m, head, first, length, dilation), i_m < count
@@ -148,10 +148,10 @@ fwd, bwd_q, bwd_kv = (Launcher(kernel, sizes="d") for kernel in (_fwd, _bwd_q, _
 
 @tunable("neighborhood", free="BLOCK_M BLOCK_N")
 def tiles_of(length: int, window: int, d: int, dtype: torch.dtype) -> Tiles:
-    """Tiles of keys no wider than the window, so that most products are inside it."""
+    """Tiles of keys are no wider than the window, so that most products are inside it."""
     most = 64 if d * dtype.itemsize <= 256 else 32 if d * dtype.itemsize <= 512 else 16
     side = lambda n: min(most, max(16, triton.next_power_of_2(n)))
-    threads = 128 if d <= 64 else 256  # with 128 threads, dk and dv of 128 columns do not fit the registers
+    threads = 128 if d <= 64 else 256  # with 128 threads, dk and dv of 128 columns would not fit in registers
     return Tiles(threads, 2, BLOCK_M=side(length), BLOCK_N=side(min(length, window)))
 
 
@@ -168,7 +168,7 @@ def _launch(kernel: Launcher, q: Tensor, window: int, dilation: int, scale: floa
 
 
 def _step(q: Tensor, dilation: int) -> int:
-    """The dilation, at most the length: from there on each position attends only to itself."""
+    """The dilation, limited to the length: from there on, each position attends only to itself."""
     if q.shape[3] > WIDEST:
         raise NotSupported(f"heads of {q.shape[3]} columns; up to {WIDEST} fit")
     return max(1, min(dilation, q.shape[2]))

@@ -1,8 +1,8 @@
 """Norms over the last dimension, in float32.
 
-A program holds a row in registers; longer rows are shared by programs if they can cooperate, else read in pieces. The
-forward reads a row once. In the backward a program loops over many rows with the weight's gradient in registers,
-and a second kernel sums the programs' partial gradients in a fixed order, so gradients are deterministic.
+A program holds a row in registers. Longer rows are shared by several programs if they can cooperate, else read in
+pieces. The forward reads a row once. In the backward, a program loops over many rows with the weight's gradient in
+registers; a second kernel sums the programs' partial gradients in a fixed order, so gradients are deterministic.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _add_pairs(a, b, c, d):
 
 @triton.jit
 def put_row(y_ptr, o, b_y, m, x_ptr, scale_ptr, CAST: tl.constexpr):
-    """`put`; without y nothing is stored, and the result is the amax of y rounded to the dtype of x."""
+    """`put`; if y_ptr is None, stores nothing and returns the amax of y rounded to the dtype of x."""
     if y_ptr is None:
         b_y = b_y.to(x_ptr.dtype.element_ty).to(tl.float32)
         return tl.max(tl.where(m & (b_y == b_y), tl.abs(b_y).to(tl.int32, bitcast=True), 0))
@@ -54,10 +54,10 @@ def _fwd(
     LARGEST: tl.constexpr, TOP: tl.constexpr, POW2: tl.constexpr, LEAST: tl.constexpr, FULL: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Whole rows: y = norm(x [+ r]) * (w + offset) [+ b]; with CAST in float8, and amax is raised to that of y.
+    """Whole rows: y = norm(x [+ r]) * (w + offset) [+ b]. With CAST, y is float8 and amax is raised to the amax of y.
 
-    Without y only the statistics are written, and amax if given. With y_scale, `put_blocks` writes y. ROUND: the dtype
-    that norm(x) is rounded to; STEP: the dtype that every step is rounded to.
+    Without y, writes only the statistics, and amax if given. With y_scale, `put_blocks` writes y. ROUND: the dtype that
+    norm(x) is rounded to; STEP: the dtype that every step is rounded to.
     """
     i_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
     o_n = tl.arange(0, BLOCK_N)[None, :]
@@ -94,7 +94,7 @@ def _fwd_pieces(
     CENTRED: tl.constexpr, CAST: tl.constexpr, WIDE: tl.constexpr, ROUND: tl.constexpr, STEP: tl.constexpr,
     HOLD: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """A row too long for registers: its first HOLD elements stay there, the rest is read again, from L2."""
+    """A row too long for registers: its first HOLD elements stay in registers; the rest is read again, from L2."""
     row = tl.program_id(0).to(tl.int64)
     o_n = tl.arange(0, BLOCK_N)
     o_h = tl.arange(0, HOLD)
@@ -109,7 +109,7 @@ def _fwd_pieces(
         b_h = (b_h.to(WIDE) + tl.load(residual_ptr + o_h).to(WIDE)).to(s_ptr.dtype.element_ty)
         tl.store(s_ptr + o_h, b_h)
     shift = tl.zeros([], WIDE)
-    if CENTRED:  # sum differences from the mean of the first part: no cancellation if the mean is large
+    if CENTRED:  # sum differences from the first part's mean: no cancellation if the mean is large
         shift = tl.sum(b_h.to(WIDE), 0) / HOLD
     b_1 = tl.zeros([BLOCK_N], WIDE)
     b_2 = tl.zeros([BLOCK_N], WIDE)
@@ -166,7 +166,7 @@ def _fwd_cooperative(
     CENTRED: tl.constexpr, CAST: tl.constexpr, WIDE: tl.constexpr, ROUND: tl.constexpr, STEP: tl.constexpr,
     GROUP: tl.constexpr, FULL: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Long rows, each held in registers by a group of programs, which meanwhile load the next row."""
+    """Long rows. A group of programs holds one row in registers, and loads the next row meanwhile."""
     member, group, n_groups = place(GROUP)
     o_n = member * BLOCK_N + tl.arange(0, BLOCK_N)
     m = inside(o_n, n, FULL)
@@ -184,7 +184,7 @@ def _fwd_cooperative(
             b_x = b_s.to(WIDE)
         mean = tl.zeros([], WIDE)
         exchange_at = exchange_ptr + row * GROUP * 2
-        if CENTRED:  # squares about each part's mean, corrected to the mean of the whole row
+        if CENTRED:  # squares about each part's mean, then corrected to the mean of the whole row
             mean = tl.sum(b_x, 0) / tl.minimum(tl.maximum(n - member * BLOCK_N, 1), BLOCK_N)
             b_d = tl.where(m, b_x - mean, 0.0)
             total = tl.sum(b_d * b_d, 0)
@@ -228,8 +228,8 @@ def _bwd(
 ):  # fmt: skip
     """dx of rows pid, pid + P, ... and, with SHARES and BIAS, this program's partial sums of dw and db.
 
-    The next rows are loaded to shared memory, STAGES ahead. With PAIRS both sums of a row are one fused reduction: the
-    program waits once, not twice, but the interpreter reduces pairs one by one.
+    The next rows are loaded to shared memory, STAGES ahead. PAIRS: both sums of a row are one fused reduction, so the
+    program waits once instead of twice; the interpreter would reduce pairs one by one.
     """
     pid = tl.program_id(0)
     o_m = tl.arange(0, BLOCK_M)[:, None]
@@ -237,7 +237,7 @@ def _bwd(
     m_n = inside(o_n, n, FULL)
     b_dw = tl.zeros([BLOCK_M, BLOCK_N], WIDE)
     b_db = tl.zeros([BLOCK_M, BLOCK_N], WIDE)
-    if STAGES > 1:  # the loop would stage it in shared memory for every row; with one stage, keeping it costs registers
+    if STAGES > 1:  # the loop would copy it to shared memory for every row; with one stage, keeping it costs registers
         b_w = tl.load(weight_ptr + o_n, mask=m_n, other=0.0)
     for at in tl.range(pid * BLOCK_M, n_rows, tl.num_programs(0) * BLOCK_M, num_stages=STAGES):
         i_m = (at + o_m).to(tl.int64)
@@ -283,7 +283,7 @@ def _bwd_cooperative(
     CENTRED: tl.constexpr, WIDE: tl.constexpr, ROUND: tl.constexpr, GROUP: tl.constexpr, FULL: tl.constexpr,
     PAIRS: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """A long row shared by a group. A member keeps its columns, so its partial sums of dw and db stay in registers."""
+    """A long row shared by a group. A program keeps its columns, so its sums of dw and db stay in registers."""
     member, group, n_groups = place(GROUP)
     o_n = member * BLOCK_N + tl.arange(0, BLOCK_N)
     m = inside(o_n, n, FULL)
@@ -376,7 +376,7 @@ def _bwd_columns(
     dy_stride, x_stride, n_rows, n,
     WIDE: tl.constexpr, ROUND: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Partial sums of dw, db or both: program (i, j) sums column block i over every P-th row block from j on."""
+    """Partial sums of dw, db or both: program (i, j) sums column block i over every P-th row block, starting with j."""
     o_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
     m_n = o_n < n
     b_dw = tl.zeros([BLOCK_M, BLOCK_N], WIDE)
@@ -414,9 +414,9 @@ bwd_columns = Launcher(_bwd_columns, sizes="dy_stride x_stride n")
 FORWARD_TEAM = 32768  # more 16-bit columns than this: programs share a row if they can cooperate (layer norm: half)
 BACKWARD_TEAM = 16384  # the same for the backward
 FORWARD_FITS = 32768  # most 16-bit columns that one program holds in registers
-BACKWARD_FITS = 32768  # the same for x and dy (layer norm: half, because of the bias' gradient)
-SHARES_FIT = 16384  # the same if the weight's gradient is in registers too
-BIAS_FITS = 8192  # the same if the weight's and the bias' gradients are
+BACKWARD_FITS = 32768  # the same for x and dy (layer norm: half, because of the gradient of the bias)
+SHARES_FIT = 16384  # the same if the weight's gradient is also in registers
+BIAS_FITS = 8192  # the same if the gradients of weight and bias are too
 
 
 # The numbers below were tuned on an H200 in bf16; benchmarks/results has the measured fractions of a copy's bandwidth.
@@ -445,7 +445,7 @@ def forward_cooperative_tiles(n: int, dtype: torch.dtype, centred: bool) -> Tile
 
 @tunable("norm_bwd.cooperative")
 def backward_cooperative_tiles(n: int, dtype: torch.dtype, centred: bool) -> Tiles:
-    """A long row shared by programs; each keeps its columns."""
+    """A long row shared by programs; each program keeps its columns."""
     pairs = not triton.knobs.runtime.interpret
     if n > fits(65536, dtype):  # many parts per row: larger blocks, so that fewer programs wait for each other
         return Tiles(256, PAIRS=pairs, BLOCK_N=fits(4096, dtype), PER_CORE=2)
@@ -493,7 +493,7 @@ def _forward(
     stats: bool = False,
     blocks: Mapping[str, Any] | None = None,
 ) -> Plan:
-    """`stats`: without y. `blocks`: y is an argument, written in scaled blocks with these constants of `put_blocks`."""
+    """`stats`: without y. `blocks`: y is an argument, written as scaled blocks with these constants of `put_blocks`."""
     n, dtype, wide = x.shape[-1], x.dtype, wide_of(x.dtype)
     column = OutputSpec.of((*x.shape[:-1], *([1] if keepdim else [])), opmath_dtype(dtype))
     makes: dict[str, Any] = {"rstd": column}
@@ -529,7 +529,7 @@ def _forward_in_blocks(
     x: Tensor, weight: Tensor, bias: Tensor | None, y_scale: Tensor, dtype: torch.dtype, pow2: bool, least: float,
     centred: bool,
 ) -> Plan:  # fmt: skip
-    """The norm writes the blocks if a program holds a whole row; for longer rows a second launch does."""
+    """The norm's kernel writes the blocks if a program holds a whole row; for longer rows a second launch does."""
     pow2, least = bool(pow2), float(least)
     plan = _forward(x, weight, bias, centred=centred, blocks=row_blocks(x.dtype, dtype, pow2, least))
     launch = next(iter(plan.steps))
@@ -557,7 +557,7 @@ def _backward(
     names: Mapping[str, str] = {},
     casting: str = "gemma",
 ) -> Plan:
-    """`twice`: dx is also the gradient of a residual; `names`: the op's names for x and ds."""
+    """`twice`: dx is also the gradient of a residual. `names`: the op's names for x and ds."""
     n, dtype, centred, wide = x.shape[-1], x.dtype, mean is not None, wide_of(x.dtype)
     like_x, like_w = OutputSpec.of(x.shape, dtype), OutputSpec.of(weight.shape, weight.dtype)
     makes: dict[str, Any] = {"dx": like_x, **({"dresidual": like_x} if twice else {})}
@@ -587,7 +587,7 @@ def _backward(
         programs_of_rows, together = rows.count, (False, False)
         launch = rows.launch(bwd_pieces, backward_piece_tiles(**sizes), rows.count, **constants)
     steps: list[Step] = [launch.named(**names)]
-    # partial sums of dweight and dbias: by the programs that compute dx, or by bwd_columns
+    # The partial sums of dweight and dbias are computed by the programs that compute dx, or by bwd_columns.
     by_column = max(1, min(-(-rows.count // 8), max(8, 1024 * 512 // n)))
     partial = dict(zip(("dw", "db"), (programs_of_rows if inside else by_column for inside in together)))
     apart = [name for name, inside in zip(partial, together) if not inside and (centred or name == "dw")]
@@ -606,9 +606,9 @@ def _backward(
 
 @plans
 def _plan_aten(x: Tensor, weight: Tensor, bias: Tensor | None, centred: bool, n: int) -> Callable[..., Any] | None:
-    """ATen's norm over n columns; None unless it is a single launch over accelerator tensors of one dtype.
+    """ATen's norm over n columns; None unless it is a single launch on accelerator tensors of one dtype.
 
-    The statistics keep the last dimension, as ATen's do: a view would cost 1 us.
+    The statistics keep the last dimension, as in ATen, because a view would take 1 us.
     """
     given = [t for t in (weight, bias) if t is not None]
     if x.is_cpu or not x.numel() or x.shape[-1:] != (n,) or any(t.dtype is not x.dtype or t.dim() != 1 for t in given):

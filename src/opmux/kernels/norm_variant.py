@@ -1,6 +1,6 @@
 """Modulated RMS norm, PolyNorm and dynamic tanh, in float32: one row per program, whole in registers or in pieces.
 
-Gradients of weights are summed in a fixed order: a second step adds up partial sums over rows or columns.
+Gradients of weights are summed in a fixed order: a second step adds the partial sums over rows or columns.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def row_tiles(n: int, dtype: torch.dtype) -> Tiles:
 
 @tunable("norm_variant.columns")
 def column_tiles(n: int, dtype: torch.dtype) -> Tiles:
-    """Sums over rows; a program takes some of the columns."""
+    """Sums over rows; a program handles some of the columns."""
     return Tiles(128, BLOCK_M=8, BLOCK_N=min(512, max(triton.next_power_of_2(n), 16)))
 
 
@@ -325,7 +325,7 @@ def _poly_bwd(
 
 
 def _poly_sums(share_ptr, dw_ptr, db_ptr, n_rows, WIDE: tl.constexpr, BLOCK_M: tl.constexpr):
-    """Sum `share` over every P-th block of rows; the sums of the three weights and of the bias are stored apart."""
+    """Sum `share` over every P-th block of rows. The sums for the three weights and for the bias are separate."""
     part = tl.program_id(0)
     o_c = tl.arange(0, 4)
     b_sum = tl.zeros([BLOCK_M, 4], WIDE)

@@ -1,6 +1,6 @@
 """Padding by reflection and by replication: one index map per dimension; forward and backward gather.
 
-The gradient of an input element is the sum over the results that are copies of it, in a fixed order, without atomics.
+The gradient of an input element is the sum over the results that copy it, in a fixed order, without atomics.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def source(at, before, n_in, REFLECT: tl.constexpr):
 
 @triton.jit
 def copies(at, before, n_in, n_out, REFLECT: tl.constexpr):
-    """How many copies an index of this block has among the results, at most."""
-    if REFLECT:  # itself, its reflection before, its reflection after
+    """The maximum number of results that copy one index of this block."""
+    if REFLECT:  # the index itself, its reflection before, its reflection after
         return 3
     else:
         first = tl.where(at == 0, 0, at + before)

@@ -1,7 +1,7 @@
-"""ATen's elementwise ops: one scalar function each, which `lib.pointwise` applies to tensors of any shape.
+"""ATen's elementwise ops: one scalar function per op, which `lib.pointwise` applies to tensors of any shape.
 
-Functions take the op's arguments in order: blocks and numbers of one dtype (int32, int64, float32 or float64), masks,
-constexprs (`approximate`, `decimals`), and None for absent arguments.
+The functions take the op's arguments in order: blocks and numbers of one dtype (int32, int64, float32 or float64),
+masks, constexprs (`approximate`, `decimals`), and None for absent arguments.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ def log_sigmoid(x):
 
 @triton.jit
 def relu(x):
-    return tl.where(x <= 0, 0, x)  # turns -0.0 into 0.0, too
+    return tl.where(x <= 0, 0, x)  # also turns -0.0 into 0.0
 
 
 @triton.jit
@@ -346,7 +346,7 @@ def true_divide(x, y):
 
 @triton.jit
 def floor_divide(x, y):
-    """Round towards -inf. Floats: divide x without its remainder, so that the result agrees with `remainder`."""
+    """Rounds towards -inf. For floats, divides x minus its remainder, so that the result agrees with `remainder`."""
     if x.dtype.is_floating():
         rest = libdevice.fmod(x, y)
         q = div(x - rest, y)
@@ -384,7 +384,7 @@ def power(x, e):
 
 @triton.jit
 def power_of_ints(x, e):
-    """By squaring, with wraparound. A negative exponent gives 0, unless x is 1 or -1."""
+    """By repeated squaring, with wraparound. A negative exponent gives 0, unless x is 1 or -1."""
     odd = (e & 1) != 0
     negative = tl.where(x == 1, 1, tl.where(x == -1, tl.where(odd, -1, 1), 0)).to(x.dtype)
     left = tl.maximum(e, 0)
@@ -401,7 +401,7 @@ def power_of_ints(x, e):
 
 @triton.jit
 def power_of_known(x, e):
-    """Exponents that ATen treats specially: a quarter of the time of the general power."""
+    """Exponents that ATen treats specially; takes a quarter of the time of the general power."""
     if e == 2:
         y = x * x
     elif e == 3:
@@ -472,7 +472,7 @@ def heaviside(x, values):
 
 @triton.jit
 def gcd(x, y, P):
-    """Euclid's algorithm, four steps between checks whether all lanes are done. abs(smallest integer) is itself."""
+    """Euclid's algorithm, with a check for completion after every four steps. abs of the smallest integer is itself."""
     x, y = tl.broadcast(tl.abs(x).to(P).to(x.dtype), tl.abs(y).to(P).to(y.dtype))
     while tl.max((y != 0).to(tl.int32)) > 0:
         for _ in tl.static_range(4):
@@ -485,7 +485,7 @@ def gcd(x, y, P):
 
 @triton.jit
 def lcm(x, y, P):
-    g = tl.abs(gcd(x, y, P))  # for the smallest integer g may be -1, and the quotient by -1 would overflow
+    g = tl.abs(gcd(x, y, P))  # for the smallest integer g may be -1, and the division by -1 would overflow
     return tl.where(g == 0, 0, tl.abs(x // tl.where(g == 0, 1, g) * y))
 
 
@@ -557,7 +557,7 @@ def left_shift(x, y, P):
 
 @triton.jit
 def right_shift(x, y, P):
-    """A shift by the width or more leaves only the sign."""
+    """A shift by the width or more leaves only the sign bits."""
     far = (y < 0) | (y >= P.primitive_bitwidth)
     return x >> tl.where(far, x.dtype.primitive_bitwidth - 1, y).to(x.dtype)
 
@@ -725,15 +725,15 @@ FUNCTIONS: dict[str, Any] = {
         f"special_{name}": getattr(special, name.replace("_polynomial", ""))
         for name in spec.POLYNOMIALS.split()
     },
-    # an alias whose arguments differ from its row's
+    # an alias whose arguments differ from those of its row
     "true_divide": true_divide,
 }  # fmt: skip
 
-TYPED = {"bitwise_not", "nan_to_num", "div", "gcd", "lcm", "bitwise_left_shift", "bitwise_right_shift"}  # take P
+TYPED = {"bitwise_not", "nan_to_num", "div", "gcd", "lcm", "bitwise_left_shift", "bitwise_right_shift"}  # these take P
 
 # ATen rounds a number to the dtype of 16-bit tensors before it computes.
 ROUNDS = {"fmod", "remainder", "hardshrink", "softshrink", "hardshrink_backward", "softshrink_backward"}
-# For these values ATen raises or differs: the call is left to torch.
+# For these values ATen raises or computes something else, so the call is left to torch.
 UNLESS = {
     # finite, and above float16's largest number: torch raises if the dtype cannot hold it
     "masked_fill": "value.__class__ is float and 65504.0 < abs(value) < float('inf')",
@@ -743,7 +743,7 @@ UNLESS = {
     "leaky_relu_backward": "self_is_result and negative_slope < 0",
     "elu_backward": "is_result and alpha < 0",
     "isclose": "rtol < 0 or atol < 0",
-    "mish_backward": "not self.is_floating_point()",  # torch refuses integers, but not on meta
+    "mish_backward": "not self.is_floating_point()",  # torch rejects integers, but not on meta tensors
 }
 
 BAKED = {"pow": {"exponent": (2, 3, 0.5, -0.5, -1.0, -2.0)}, "float_power": {"exponent": (2, 3, 0.5, -0.5, -1, -2)}}

@@ -47,7 +47,7 @@ def fractional_start(at, sample, n_in, n_out, K: tl.constexpr):
 
 @triton.jit
 def window(at, sample, n_in, n_out, WINDOW: tl.constexpr, K: tl.constexpr, S: tl.constexpr, P: tl.constexpr):
-    """The first index of a window, which may lie in the padding, and the index after its last one."""
+    """The first index of a window, which may be in the padding, and the index after its last one."""
     if WINDOW == "adaptive":
         first = at.to(tl.int64) * n_in // n_out
         end = ((at.to(tl.int64) + 1) * n_in + n_out - 1) // n_out
@@ -62,7 +62,7 @@ def window(at, sample, n_in, n_out, WINDOW: tl.constexpr, K: tl.constexpr, S: tl
 
 @triton.jit
 def extent(first, end, n_in, COUNT_PAD: tl.constexpr):
-    """How many elements of a window an average counts along one dimension."""
+    """The number of elements of a window that an average counts along one dimension."""
     if COUNT_PAD:
         return end - first
     else:
@@ -76,7 +76,7 @@ def windows(at, n_in, n_out, WINDOW: tl.constexpr, K: tl.constexpr, S: tl.conste
         first = at.to(tl.int64) * n_out // n_in
         last = ((at.to(tl.int64) + 1) * n_out + n_in - 1) // n_in - 1
         return first.to(at.dtype), last.to(at.dtype)
-    elif WINDOW == "fractional":  # for any sample: windows are (n_in - K) / (n_out - 1) apart, rounded
+    elif WINDOW == "fractional":  # valid for any sample: windows are (n_in - K) / (n_out - 1) apart, rounded
         apart = tl.maximum(n_in - K, 1)
         first = tl.maximum(at - K, 0) * (n_out - 1) // apart - 2
         last = (at + 1) * (n_out - 1) // apart + 2
@@ -160,7 +160,7 @@ def _pool_bwd(dy_ptr, index_ptr, dx_ptr, n, n_c, n_z, n_y, n_x, o_z, o_y, o_x,
               DZ: tl.constexpr, DY: tl.constexpr, DX: tl.constexpr,
               RANK: tl.constexpr, LAST: tl.constexpr, TIGHT: tl.constexpr, INDEX: tl.constexpr, FULL: tl.constexpr,
               WIDE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """The gradient of each input element: the sum over the windows that contain it, at most W along a dimension."""
+    """The gradient of each input element: the sum over the windows that contain it, at most W along each dimension."""
     o, inside = lanes(n, INDEX, FULL, BLOCK)
     b, c, z, y, x = unravel(o, n_c, n_z, n_y, n_x, RANK, LAST)
     own = (z * n_y + y) * n_x + x
@@ -224,7 +224,7 @@ def _kind(name: str) -> tuple[str, int]:
 def _windows(
     name: str, n_in: Sequence[int], n_out: Sequence[int], given: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Constants of the windows: K, S, P, D (kernel, stride, padding, dilation); W, the most that contain an element."""
+    """Constants of the windows: K, S, P, D (kernel, stride, padding, dilation); W, the most that share an element."""
     kind, rank = _kind(name)
     if kind == "strided":
         kernel, padding = zyx(given["kernel_size"], rank, 1), zyx(given["padding"], rank, 0)
@@ -237,7 +237,7 @@ def _windows(
         kernel, held = [*map(most, n_in, n_out)], [*map(most, n_out, n_in)]
     if kind == "fractional":
         kernel = zyx(given["kernel_size"], 2, 1)
-        # plus those that rounding may add
+        # Plus the windows that rounding may add.
         held = [min(o, (k + 2) * (o - 1) // max(n - k, 1) + 6) for k, n, o in zip(kernel, n_in, n_out)]
     sizes = {**per_axis("K", kernel), **per_axis("S", stride), **per_axis("P", padding), **per_axis("D", dilation)}
     return sizes, per_axis("W", held)
@@ -306,7 +306,7 @@ def _check_indices(indices: Tensor, like: Tensor) -> None:
 
 
 def _unpooled(rank: int, x: Tensor, indices: Tensor, output_size: Sequence[int]) -> Plan:
-    """Nothing is written for an index outside of a plane; on CUDA its effect is undefined."""
+    """An index outside of its plane is not written; on CUDA, torch's result for it is undefined."""
     check_floats(x)
     _check_indices(indices, x)
     if len(output_size) != rank or not x.numel() or not (x.is_contiguous() and indices.is_contiguous()):

@@ -1,9 +1,9 @@
-"""Quantization to FP8 and back: each tensor read once (current scaling: twice), every buffer written in the same pass.
+"""Quantization to FP8 and back: each tensor is read once (current scaling: twice); one pass writes all buffers.
 
-Without a transposed output the tensor is flattened to one dimension; with one it is cut into tiles, which are
-transposed in shared memory. A 128 x 128 tile computes the scales of both its rows and its columns. Current scaling
-needs no atomics and no zeroed memory: at most 256 programs write one partial amax each, and every program of the cast
-takes their maximum.
+Without a transposed output the tensor is flattened to one dimension. With a transposed output it is cut into tiles,
+which are transposed in shared memory. A 128 x 128 tile computes the scales of both its rows and its columns. Current
+scaling needs no atomics and no zeroed memory: at most 256 programs write one partial amax each, and every program of
+the cast computes their maximum.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _amax(x_ptr, parts_ptr, n, FULL: tl.constexpr, BLOCK: tl.constexpr):
     """Write the amax of each program's share of x."""
     start = tl.program_id(0).to(tl.int64) * BLOCK
     o = tl.arange(0, BLOCK)
-    if FULL:  # one block a program
+    if FULL:  # one block per program
         b_top = tl.load(x_ptr + start + o, mask=start + o < n, other=0.0).to(tl.float32)
     else:
         b_top = tl.zeros([BLOCK], tl.float32)
@@ -93,7 +93,7 @@ def _cast(
     CAST: tl.constexpr, LARGEST: tl.constexpr, POW2: tl.constexpr, PARTS: tl.constexpr, FULL: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """y = fp8(x * scale). scale_ptr has the scale, or (PARTS > 0) as many partial amaxes to compute it from."""
+    """y = fp8(x * scale). scale_ptr holds the scale or, if PARTS > 0, PARTS partial amaxes to compute it from."""
     if idle(noop_ptr):
         return
     o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -163,8 +163,9 @@ def _history(
     history_ptr, first_ptr, step_ptr, newest_ptr, scale_ptr, new_history_ptr, new_scale_ptr, n, length, largest,
     RECENT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One amax history per lane: append the newest amax, shift the history by one and zero the first slot. If the
-    newest amax is 0, append the first slot's value; if that is 0 too, leave the history and the scale unchanged.
+    """One amax history per lane: append the newest amax, shift the history by one, and zero the first slot. If the
+    newest amax is 0, append the first slot's value instead; if that is 0 too, leave the history and the scale
+    unchanged.
     """
     o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     m = o < n
@@ -177,7 +178,7 @@ def _history(
     for i in range(1, length):
         b = tl.load(history_ptr + first + i * step, mask=m, other=0.0)
         amax = tl.maximum(amax, tl.abs(b))
-        if i > 1:  # index i moves to i - 1, and the first becomes 0
+        if i > 1:  # index i moves to i - 1, and the first one becomes 0
             tl.store(new_history_ptr + first + (i - 1) * step, b, mask=m & moves)
         tl.store(new_history_ptr + first + i * step, b, mask=m & (moves == 0))
     tl.store(new_history_ptr + first + (length - 1) * step, last, mask=m & moves)
@@ -199,8 +200,8 @@ histories = Launcher(_history, sizes="n")
 
 # ---- tiles ----------------------------------------------------------------------------------------------------------
 
-FEW = 256  # most programs that compute an amax: each program of the cast reads all their results
-ALONE = 8192  # elements up to which a single program computes the amax
+FEW = 256  # most programs that compute an amax: each program of the cast reads all of their results
+ALONE = 8192  # up to this many elements, one program computes the amax
 
 
 @tunable("quant.amax")
@@ -210,7 +211,7 @@ def amax_tiles(n: int, dtype: torch.dtype) -> Tiles:
 
 @tunable("quant.cast")
 def cast_tiles(dtype: torch.dtype, current: bool) -> Tiles:
-    """Larger blocks with current scaling: each program reads all partial amaxes."""
+    """Larger blocks for current scaling, because each program reads all partial amaxes."""
     return Tiles(512, BLOCK=8192) if current else Tiles(128, BLOCK=2048)
 
 
@@ -231,7 +232,7 @@ def uncast_tile_sizes(dtype: torch.dtype) -> Tiles:
 
 # ---- plans ----------------------------------------------------------------------------------------------------------
 
-# mantissa bits, exponent bias, Triton type (used if the chip converts it)
+# (mantissa bits, exponent bias, Triton type that is used if the chip converts it)
 FORMATS = {torch.float8_e4m3fn: (3, 7, tl.float8e4nv), torch.float8_e5m2: (2, 15, tl.float8e5)}
 
 
@@ -247,7 +248,7 @@ def _flat(kernel: Launcher, n: int, tiles: Tiles, **constants: Any) -> Launch:
 
 
 def _parts(x: Tensor) -> Launch:
-    """Write the amax of each program's share of x to `parts`; the number of programs is a power of two."""
+    """Write the amax of each program's share of x to `parts`. The number of programs is a power of two."""
     n = x.numel()
     tiles = amax_tiles(n=n, dtype=x.dtype)
     count = 1 if n <= ALONE and n <= tiles["BLOCK"] else programs(x.device, triton.cdiv(n, tiles["BLOCK"]), 8)
@@ -335,7 +336,7 @@ def fp8_uncast(data: Tensor, scale_inv: Tensor, dtype: torch.dtype, out_dtype: t
 def _uncast_blocks(
     data: Tensor, shape: Any, dtype: torch.dtype, out_dtype: torch.dtype, turned: bool, per: tuple[int, int], steps: Any
 ) -> Plan:
-    """Dequantize bytes that have a scale per block; `steps`: strides of the scales per row and per column of blocks."""
+    """Dequantize bytes with one scale per block. `steps`: the scales' strides per row and per column of blocks."""
     makes = {"y": OutputSpec.of(shape, out_dtype)}
     if not data.numel():
         return Plan(makes)
@@ -350,7 +351,7 @@ def fp8_blocks_uncast(
 ) -> Plan:
     shape = spec.unturned(data.shape) if columnwise else tuple(data.shape)
     first, second = scales.stride()
-    # 2D rowwise and 1D columnwise scales have the block rows in dimension 0, the others in dimension 1
+    # 2D rowwise and 1D columnwise scales have the block rows in dimension 0; other scales have them in dimension 1.
     steps = (first, second) if bool(two_d) != bool(columnwise) else (second, first)
     per = (spec.BLOCK, spec.BLOCK) if two_d else (spec.BLOCK, 1) if columnwise else (1, spec.BLOCK)
     return _uncast_blocks(data, shape, dtype, out_dtype, bool(columnwise), per, steps)

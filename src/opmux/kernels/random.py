@@ -1,7 +1,8 @@
-"""Random numbers: dropout reads and writes at a copy's speed with Philox in between; the other kernels only write.
+"""Random numbers: dropout, including Philox, runs at the speed of a copy; the other kernels only write.
 
 A thread generates the bits of a group and processes the group's elements, so no bits move between threads. That holds
-if a tile has as many groups as the program has threads; otherwise bits go through shared memory, with the same result.
+if a tile has as many groups as the program has threads; otherwise bits move through shared memory, with the same
+result.
 """
 
 from __future__ import annotations
@@ -50,9 +51,9 @@ def above_zero(r):
 
 @triton.jit
 def turn(r):
-    """cos and sin of 2 pi r / 2^32 (2^64): the quadrant from the upper bits, a series for the rest.
+    """cos and sin of 2 pi r / 2^32 (or 2^64): the quadrant from the upper bits, and a series for the rest.
 
-    The library's cosine would first undo the multiplication by 2 pi, and has a slow path that uses stack memory.
+    The library's cosine would first undo the multiplication by 2 pi, and its slow path uses stack memory.
     """
     if r.dtype == tl.uint32:
         quarter = (r + 0x20000000) >> 30
@@ -82,7 +83,7 @@ def turn(r):
     return tl.where((quarter == 1) | (quarter == 2), -cos, cos), tl.where(quarter >= 2, -sin, sin)
 
 
-# Two random words to two values; the plan of each op says what a, b and c are.
+# Functions from two random words to two values; the plan of each op defines a, b and c.
 
 
 @triton.jit
@@ -111,7 +112,7 @@ def exponential(r, q, a, b, c):
 
 @triton.jit
 def cauchy_of(r, a, b, c):
-    """Half a turn is enough: the tangent has that period."""
+    """Half of a full turn is enough, because the tangent has that period."""
     cos, sin = turn(r >> 1)
     return tl.minimum(tl.maximum(div(sin, cos) * a + b, -c), c)
 
@@ -121,7 +122,7 @@ def cauchy(r, q, a, b, c):
     return cauchy_of(r, a, b, c), cauchy_of(q, a, b, c)
 
 
-# One random word to an integer.
+# Functions from one random word to an integer.
 
 
 @triton.jit
@@ -158,7 +159,7 @@ def attempt(key, counter, first, WIDE: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def inverted(u, rate, NEGLIGIBLE: tl.constexpr):
-    """The smallest k whose cumulative probability is above u."""
+    """The smallest k whose cumulative probability is greater than u."""
     k = tl.zeros_like(u)
     p = tl.exp(-rate)
     total = p
@@ -186,7 +187,7 @@ def log_probability(k, rate):
 
 @triton.jit
 def rejected(key, counter, first, rate, live, WIDE: tl.constexpr, BLOCK: tl.constexpr):
-    """Poisson numbers of the live elements, by transformed rejection with squeeze (PTRS)."""
+    """Poisson numbers for the `live` elements, by transformed rejection with squeeze (PTRS)."""
     one = tl.zeros_like(rate) + 1.0
     b = 0.931 + 2.53 * tl.sqrt(rate)
     a = -0.059 + 0.02483 * b
@@ -238,7 +239,7 @@ def put(y_ptr, o, n, value):
 
 @triton.jit
 def kept(b_x, keep, scale):
-    """b_x * scale, or 0. The factor is selected, not the product: LLVM would select packed halves, which is slower."""
+    """b_x * scale, or 0. Selects the factor, not the product: LLVM would select packed halves, which is slower."""
     return b_x.to(scale.dtype) * tl.where(keep, scale, 0.0)
 
 
@@ -260,7 +261,7 @@ def _dropout(
     n -= start
     o = tl.arange(0, 4 * BLOCK)
     b_x = ()
-    for tile in tl.static_range(TILES):  # all loads before the first store: the compiler may not reorder them
+    for tile in tl.static_range(TILES):  # load everything before the first store: the compiler may not reorder
         o_x = o + tile * 4 * BLOCK
         b_x += (tl.load(x_ptr + o_x, mask=o_x < n),)
     key, counter = seeded(seed_ptr, key, counter)
@@ -365,25 +366,25 @@ poisson = Launcher(_poisson, sizes="n")
 
 # ---- tiles ----------------------------------------------------------------------------------------------------------
 
-SMALL = 1 << 20  # below this, more programs are worth more than fewer instructions
+SMALL = 1 << 20  # with fewer elements, more programs are better than fewer instructions
 
 
 @tunable("random.dropout", free="TILES BLOCK")
 def dropout_tiles(n: int, dtype: torch.dtype) -> Tiles:
-    """Tiles per program, and groups per tile (a power of 2): as many as threads. A group is four elements."""
+    """Tiles per program, and groups per tile (a power of 2): as many groups as threads. A group is four elements."""
     many = 8 if dtype.itemsize <= 2 else 4
     return Tiles(128, TILES=1 if n < SMALL else many, BLOCK=128)
 
 
 @tunable("random.fill", free="TILES BLOCK")
 def fill_tiles(n: int, dtype: torch.dtype) -> Tiles:
-    """The same for kernels that only write."""
+    """The same as `dropout_tiles`, for kernels that only write."""
     return Tiles(128, TILES=1 if n < SMALL else 4, BLOCK=128)
 
 
 @tunable("random.mask_bwd")
 def mask_bwd_tiles(dtype: torch.dtype) -> Tiles:
-    """A thread loads 16 bytes of the gradient; with more, the mask would have another layout."""
+    """A thread loads 16 bytes of the gradient; with more, the mask would need another layout."""
     return Tiles(128, TILES=2, BLOCK=128 * 16 // max(dtype.itemsize, 2))
 
 
@@ -427,7 +428,7 @@ def _drawn(
     copied: Iterable[str] = (),
     **constants: Any,
 ) -> Plan:
-    """A plan with a result like `like`; `pairs`: an element takes two words of Philox, not one."""
+    """A plan with a result like `like`. `pairs`: an element uses two Philox words, not one."""
     makes = {"y": OutputSpec.of(like.shape, like.dtype)}
     if not like.numel():
         return Plan(makes)

@@ -1,6 +1,6 @@
-"""Residual connections: one row per program, with all its blocks or streams at a time, in pieces of columns.
+"""Residual connections: one row per program, with all blocks or streams of the row at a time, in pieces of columns.
 
-If a coefficient must be known first, rows are read twice, the second time from a cache.
+If a coefficient must be computed first, rows are read twice, the second time from a cache.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _attn_bwd(
 def _weighted_sum(
     v_ptr, t_ptr, share_ptr, n_rows, n, n_parts, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
 ):  # fmt: skip
-    """The sum of rows times their factors; a program takes some of the rows, and a piece of columns."""
+    """The sum of rows times their factors. A program handles some of the rows, and a piece of the columns."""
     part = tl.program_id(1)
     o_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     b_total = tl.zeros([BLOCK_M, BLOCK_N], WIDE)
@@ -108,7 +108,7 @@ def _weighted_sum(
 def _weights(
     dq_ptr, w_query_ptr, w_norm_ptr, dw_query_ptr, dw_norm_ptr, n, WIDE: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """The gradients of w_query and of w_norm, from that of their product."""
+    """The gradients of w_query and of w_norm, from the gradient of their product."""
     o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     b_dq = tl.load(dq_ptr + o, mask=o < n).to(WIDE)
     b_query = b_dq * tl.load(w_norm_ptr + o, mask=o < n).to(WIDE)
@@ -307,8 +307,8 @@ def mhc_post_res_bwd(dy: Tensor, x: Tensor, f: Tensor, h_post: Tensor, h_res: Te
 
 # ---- Sinkhorn -------------------------------------------------------------------------------------------------------
 
-# Several matrices per program, all in registers. The backward recomputes the matrix before each step from the start:
-# for 20 iterations that is ten times the forward's arithmetic, and still faster than storing the matrices.
+# Several matrices per program, all in registers. The backward recomputes the matrix before each step from the start.
+# For 20 iterations that is ten times the forward's arithmetic, and still faster than storing the matrices.
 
 
 @triton.jit
@@ -327,7 +327,7 @@ def _softmax(b_logits, m):
 
 @triton.jit
 def _after(b_p, m, steps, eps):
-    """The matrix after some steps: columns are normalized once, then rows and columns in each step."""
+    """The matrix after some steps: the columns are normalized once, then rows and columns in each step."""
     b_h = tl.where(m, b_p + eps, 0.0)
     b_h = b_h / _sums(b_h, m, eps, 1)
     for _ in range(steps):
@@ -374,7 +374,7 @@ def _sinkhorn_bwd(
 
 
 balance, balance_bwd = Launcher(_sinkhorn, sizes=""), Launcher(_sinkhorn_bwd, sizes="")
-LARGEST = 32  # most rows of a matrix that registers hold
+LARGEST = 32  # most rows of a matrix that fits in registers
 
 
 @tunable("residual.sinkhorn", free="BLOCK_M")

@@ -1,4 +1,4 @@
-"""The fused cell of an LSTM: one pass over gates and states, forward and backward."""
+"""The fused cell of an LSTM, forward and backward: one pass over gates and states."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Rotary embedding, in float32: a program rotates all heads that share their angles, or a block of them.
 
-Tensors may have any strides. A program computes its sines and cosines once, spread over its threads, and shares them
-among its heads: as many as there are angles, not elements.
+Tensors may have any strides. A program computes each sine and cosine once, distributed over its threads, and shares
+them among its heads: one pair per angle, not per element.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _place(starts_ptr, cu_seqlens_ptr, i_b, i_s, length, n_edges, cp_rank, CP: t
 
 @triton.jit
 def _spread(b_x):
-    """b_x, each element computed by one thread only: layouts do not propagate through a sum (of one element)."""
+    """b_x with each element computed by one thread only: layouts do not propagate through a sum (of one element)."""
     return tl.sum(b_x[:, None], 1)
 
 
@@ -146,7 +146,7 @@ def _rope(
     if HALF > 0:
         o_d = tl.arange(0, BLOCK_D)
         m_d = tl.full([BLOCK_D], 1, tl.int1) if HALF == BLOCK_D else o_d < HALF
-        # load x before the angles, whose addresses depend on other loads
+        # Load x before the angles, whose addresses depend on other loads.
         b_u, b_v = _read(x_ptr, o_x, m_r, PAIRS, HALF, STEP, BLOCK_R, BLOCK_D)
         place = _place(starts_ptr, cu_seqlens_ptr, i_b, i_s, length, n_edges, cp_rank, CP, BLOCK_B)
         there = (place >= 0) & (place < n_places)
@@ -163,8 +163,8 @@ rope_kernel = Launcher(_rope, sizes="xo xs xb xh xg yo ys yb yh yg ab ar")
 
 @tunable("rope.rows", free="BLOCK_R")
 def tiles(rows: int, width: int, dtype: torch.dtype) -> Tiles:
-    """BLOCK_R heads per program: more of them share a sine, fewer allow more programs."""
-    width = triton.next_power_of_2(width)  # rotated and copied columns are two blocks, whose sum may be any number
+    """BLOCK_R heads per program. More heads share one sine; fewer heads allow more programs."""
+    width = triton.next_power_of_2(width)  # rotated and copied columns are two blocks
     most = max(1, 8192 // (width * max(1, dtype.itemsize // 2)))
     block = min(triton.next_power_of_2(rows), most)
     return Tiles(min(256, max(32, block * width // 32)), BLOCK_R=block)
@@ -174,7 +174,7 @@ def tiles(rows: int, width: int, dtype: torch.dtype) -> Tiles:
 
 
 class HeadStrides(NamedTuple):
-    """Where heads are in memory: the offset of the first, and the strides of sequence, batch, head and group."""
+    """The memory layout of heads: the offset of the first, and the strides of sequence, batch, head and group."""
 
     offset: int
     length: int
@@ -200,7 +200,7 @@ def _launch(
     x: Tensor, reads: HeadStrides, writes: HeadStrides, shape: Shape, angles: Tensor | None, sin: Tensor | None,
     starts: Tensor | None, cu_seqlens: Tensor | None, *, interleaved: bool, cp_size: int, cp_rank: int, back: bool,
 ) -> Launch:  # fmt: skip
-    """Rotate the heads of x; without angles only copy them."""
+    """Rotate the heads of x; without angles, only copy them."""
     d2, row, each, places = 0, 0, 0, 0
     if angles is not None:
         d2, row, places = angles.shape[-1], angles.stride(0 if angles.dim() == 4 else -2), spec.rows_of(angles)
@@ -265,7 +265,7 @@ def rope_bwd(
 
 @triton.jit
 def _offsets(o_r, rows, xb, xh, yb, yh, HEADS: tl.constexpr, FULL: tl.constexpr):
-    """Offsets in x and in y of these rows (a head of a sequence each), and which rows exist."""
+    """The offsets in x and in y of these rows (a head of a sequence each), and whether each row exists."""
     i_b, i_h = (o_r // HEADS).to(tl.int64), (o_r % HEADS).to(tl.int64)
     m_r = tl.full(o_r.shape, 1, tl.int1) if FULL else o_r < rows
     return (i_b * xb + i_h * xh)[:, None], (i_b * yb + i_h * yh)[:, None], m_r[:, None]
@@ -318,7 +318,7 @@ rope_qk_kernel = Launcher(_rope_qk, sizes="qs qb qh ks kb kh qos qob qoh kos kob
 
 @tunable("rope_qk.rows", free="BLOCK_R")
 def qk_tiles(rows: int, width: int, dtype: torch.dtype) -> Tiles:
-    """BLOCK_R heads of q and k per program: more of them share a sine, fewer allow more programs."""
+    """BLOCK_R heads of q and k per program. More heads share one sine; fewer heads allow more programs."""
     width = triton.next_power_of_2(width)
     most = max(2, min(64, 8192 // (width * max(1, dtype.itemsize // 2))))
     block = min(triton.next_power_of_2(rows), most)
@@ -335,7 +335,7 @@ def _both(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, layout: str, memory: str, interleaved: bool, per_pair: bool,
     back: bool, names: Mapping[str, str],
 ) -> Plan:  # fmt: skip
-    """Rotate q and k. `names`: the op's names for them and for the results."""
+    """Rotate q and k. `names`: the op's names for q, k and the results."""
     makes: dict[str, OutputSpec] = {}
     numbers: dict[str, int] = {}
     sizes = dict(zip(layout, q.shape, strict=True))
@@ -359,7 +359,7 @@ def _both(
     blocks = dict(BLOCK_D=triton.next_power_of_2(max(half, 1)), BLOCK_E=triton.next_power_of_2(max(rest, 1)))
     width = 2 * blocks["BLOCK_D"] * (half > 0) + blocks["BLOCK_E"] * (rest > 0)
     tile = qk_tiles(rows=q_rows + k_rows, width=width, dtype=q.dtype)
-    # k has fewer heads than q, but as many programs: each takes its share of both
+    # k has fewer heads than q, but as many programs: each program handles a share of both.
     programs = triton.next_power_of_2(-(-(q_rows + k_rows) // tile["BLOCK_R"]))
     block = lambda rows: triton.next_power_of_2(max(1, -(-rows // programs)))
     q_block, k_block = block(q_rows), block(k_rows)
@@ -400,7 +400,7 @@ def rope_qk_bwd(
 
 
 class Part(NamedTuple):
-    """One of q, k and v: its shape, and where its heads are in the packed tensor and in a tensor of its own."""
+    """One of q, k and v: its shape, and the location of its heads in the packed tensor and in its own tensor."""
 
     shape: Shape
     packed: HeadStrides
@@ -409,7 +409,7 @@ class Part(NamedTuple):
 
 
 def _parts(layout: str, packed: tuple[int, ...], split: list[int], dtype: torch.dtype) -> list[Part]:
-    """q, k and v of packed heads; `split` is how many columns of a packed head each has."""
+    """q, k and v of packed heads; `split`: the number of columns of each in a packed head."""
     by = dict(zip(layout, packed, strict=True))
     strides = dict(zip(layout, OutputSpec.of(packed, dtype).stride, strict=True))
     found, offset = [], 0

@@ -1,6 +1,6 @@
-"""tex's router: one token per program, all its experts in registers; the best of them by repeated maxima.
+"""tex's router: one token per program, with all its experts in registers; the best experts by repeated maxima.
 
-Up to 1024 experts a program is one warp, so a maximum needs no synchronization between warps. The routing map is
+With up to 1024 experts a program is one warp, so a maximum needs no synchronization between warps. The routing map is
 written in the requested format: bytes, bits, or the indices of the chosen experts.
 """
 
@@ -52,7 +52,7 @@ def _root(b_x):
 
 @triton.jit
 def _best_groups(b_v, m_gone, o_s, groups, GROUP_TOPK: tl.constexpr, EACH: tl.constexpr):
-    """Which groups (rows of b_v) are chosen: those with the largest sum of their EACH largest values."""
+    """Which groups (rows of b_v) are chosen: those whose EACH largest values have the largest sums."""
     BLOCK_G: tl.constexpr = b_v.shape[0]
     BLOCK_S: tl.constexpr = b_v.shape[1]
     b_sum = tl.zeros([BLOCK_G], tl.float32)
@@ -78,7 +78,7 @@ def _route(
     SCORE: tl.constexpr, LATE: tl.constexpr, AUX: tl.constexpr, TOPK: tl.constexpr, GROUP_TOPK: tl.constexpr,
     EACH: tl.constexpr, FORMAT: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_B: tl.constexpr,
 ):  # fmt: skip
-    """One token; its experts are [groups, size] in a block of [BLOCK_G, BLOCK_S]. Without groups there is one group."""
+    """One token; its experts are [groups, size] in a block of [BLOCK_G, BLOCK_S]; by default one group."""
     row = tl.program_id(0).to(tl.int64)
     o_g, o_s = tl.arange(0, BLOCK_G)[:, None], tl.arange(0, BLOCK_S)[None, :]
     o = o_g * size + o_s
@@ -388,7 +388,7 @@ def _balanced(
     probs: Tensor, tokens: Tensor, rows: int, cols: int, factor: float | Callable[..., float], *checks: Step,
     **names: str,
 ) -> Plan:  # fmt: skip
-    """`factor`: the loss' coefficient; the kernel divides it by total^2 if `total` (tokens, on the device) is given."""
+    """`factor`: the coefficient of the loss; the kernel divides it by total^2 if `total` (on the device) is given."""
     _refuse_many(cols)
     sizes = RowSizes.of(probs=probs)
     if not cols or sizes.strided or not tokens.is_contiguous():
@@ -418,7 +418,7 @@ def fused_moe_aux_loss_fwd(
 
 
 def check_total(total_num_tokens: int) -> None:
-    """Checked at every call: the number changes from call to call, so it is not part of the plan."""
+    """Runs at every call: the number changes from call to call, so it is not part of the plan."""
     if type(total_num_tokens) is not int or total_num_tokens < 1:
         spec.fused_moe_aux_loss_fwd.check(total_num_tokens=total_num_tokens)
 

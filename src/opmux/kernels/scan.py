@@ -1,15 +1,15 @@
 """Scans along any dimension: a kind of scan is a few device functions, which the kernels take as constexprs.
 
-A tensor is [outer, n, inner], scanned along n. A lane is one of its outer * inner scans; a tile is some lanes by some
-positions. If inner is 1 the positions of a tile are contiguous, else its lanes are: loads are wide in both cases, and
-nothing is transposed. There are three schedules:
+A tensor is [outer, n, inner], scanned along n. A lane is one of its outer * inner scans; a tile is some lanes times
+some positions. If inner is 1, the positions of a tile are contiguous, else its lanes are. So loads are wide in both
+cases, and nothing is transposed. There are three schedules:
 
 - whole: a tile holds all n positions of its lanes;
-- walk: a program loops over the tiles of its lanes with a carry, and loads the next tile meanwhile;
+- walk: a program loops over the tiles of its lanes with a carry, and loads the next tile while it computes one;
 - split: if there are fewer lanes than the chip needs programs, lanes are cut into spans. A first kernel computes the
-  total of each span; the loop over a span starts from the totals before it, added in a fixed order.
+  total of each span. The loop over a span starts from the totals of the spans before it, added in a fixed order.
 
-A scan from the end is the same kernel with REVERSE. State, carry and totals are float32 (float64 for float64, int64 for
+With REVERSE the same kernel scans from the end. State, carry and totals are float32 (float64 for float64, int64 for
 sums of integers); results are rounded once.
 """
 
@@ -30,7 +30,7 @@ from .lib.launch import Launcher
 from .lib.rows import OutputSpec, Rows, cores, even_rows
 
 # ---- kinds of scans -------------------------------------------------------------------------------------------------
-# The state of a scan is two numbers, a and b; a kind that needs one passes b on. The device functions of a kind:
+# The state of a scan is two numbers, a and b; a kind that needs only one passes b on. The device functions of a kind:
 #   lift(u, v, i) -> a, b: the state of one element, from its inputs and its position; u is already wide
 #   scan(a, b) over a tile, and combine(a, b of the earlier part, a, b of the later part)
 #   lower(a, b, v, w, i) -> the results, from the state and the inputs
@@ -93,7 +93,7 @@ def multiply_and_count(a1, b1, a2, b2):
 
 @triton.jit
 def larger(a1, b1, a2, b2):
-    """NaN is larger than any number; of equals the later one is taken. So the order of the two does not matter."""
+    """NaN is greater than any number; of equal elements, the later one is chosen. So the order is irrelevant."""
     later = b2 > b1
     second = (a2 > a1) | ((a2 == a1) & later) | ((a2 != a2) & ((a1 == a1) | later))
     return tl.where(second, a2, a1), tl.where(second, b2, b1)
@@ -108,7 +108,7 @@ def smaller(a1, b1, a2, b2):
 
 @triton.jit
 def add_exps(a1, b1, a2, b2):
-    """b1 * exp(a1) + b2 * exp(a2) as b * exp(a), where a is the larger one; NaN stays in a."""
+    """b1 * exp(a1) + b2 * exp(a2) as b * exp(a), where a is the larger one of a1 and a2; a NaN stays in a."""
     a = tl.maximum(a1, a2, propagate_nan=tl.PropagateNan.ALL)
     rate = tl.exp(tl.minimum(-tl.abs(a1 - a2), 0.0))  # if both are the same infinity, minimum(NaN, 0) is 0
     return a, tl.where(a2 > a1, b1 * rate + b2, b1 + b2 * rate)
@@ -116,7 +116,7 @@ def add_exps(a1, b1, a2, b2):
 
 @triton.jit
 def add_keyed(a1, b1, a2, b2):
-    """The sum of the elements under the last key; a key below 0 means no element."""
+    """The sum of the elements under the last key; a negative key means no element."""
     same = (b1 == b2) | (b2 < 0)
     return a2 + tl.where(same, a1, 0.0), tl.where(b2 < 0, b1, b2)
 
@@ -178,7 +178,7 @@ def lower_exp_grad(a, b, v, w, i):
 
 @triton.jit
 def lower_key(a, b, v, w, i):
-    """A run of equal indices begins at the position that they name, so its sum is the result there."""
+    """A run of equal indices begins at the position that they name, so the run's sum is the result at that position."""
     return tl.where(v == i, a, 0.0), b
 
 
@@ -244,7 +244,7 @@ def _store(ptr, o, b, m):
 
 @triton.jit
 def _end(b, AXIS: tl.constexpr, REVERSE: tl.constexpr):
-    """The last state of a scanned tile, one per lane: a masked sum, because a tile cannot be indexed."""
+    """The last state of a scanned tile, one per lane: computed as a masked sum, because a tile cannot be indexed."""
     o_n = _places(AXIS == 1, b.shape[AXIS])
     return tl.sum(tl.where(o_n == (0 if REVERSE else b.shape[AXIS] - 1), b, 0), AXIS, keep_dims=True)
 
@@ -350,7 +350,7 @@ def _totals(
 ):  # fmt: skip
     """The total of a span of some lanes.
 
-    Tiles are combined position by position, and the positions at the end; if the order matters (ORDERED), each tile is
+    Tiles are combined position by position, and the positions at the end. If the order matters (ORDERED), each tile is
     reduced first.
     """
     AXIS: tl.constexpr = 1 if LAST else 0
@@ -418,10 +418,10 @@ def whole_tiles(n: int, inner: int, dtype: torch.dtype, pair: bool) -> Tiles:
 
 @tunable("scan.walk", free="BLOCK_L BLOCK_N SPLITS")
 def walk_tiles(n: int, outer: int, inner: int, dtype: torch.dtype, pair: bool, chip: int) -> Tiles:
-    """Tiles of `walk`, larger if there are few of them; lanes are cut into spans if they do not fill `chip` cores.
+    """Tiles of `walk`, larger if there are few. Lanes are cut into spans if they do not fill `chip` cores.
 
-    Columns: 128 bytes of them, down to 32 bytes if there are few; one warp, because a scan across warps along columns
-    costs four loads from shared memory per element.
+    Columns: 128 bytes per tile, or down to 32 bytes if there are few columns. One warp, because a scan across warps
+    along columns takes four loads from shared memory per element.
     """
     lanes = 1
     if inner > 1:
@@ -445,9 +445,9 @@ def totals_tiles(inner: int, dtype: torch.dtype, pair: bool) -> Tiles:
 
 
 def _spans(tiles: int, worth: int, n: int, most: int, chip: int) -> int:
-    """How many spans to cut lanes into, at most `worth`: if more than one, everything is read twice.
+    """The number of spans to cut lanes into, at most `worth`. With more than one, everything is read twice.
 
-    Positions within a span must fit 32 bits.
+    Positions within a span must fit in 32 bits.
     """
     if n < 1 << 30 and (tiles * 3 >= chip * 2 or worth < 2):
         return 1
@@ -458,13 +458,13 @@ def _spans(tiles: int, worth: int, n: int, most: int, chip: int) -> int:
 
 
 class Kind(NamedTuple):
-    """A scan, as arguments of the kernels."""
+    """A kind of scan, as the kernels' arguments."""
 
     lift: Any
     scan: Any
     combine: Any
     lower: Any
-    fill: float = 0.0  # value of u beyond the end
+    fill: float = 0.0  # the value of u past the end
     unit: tuple[float, int] = (0.0, 0)  # the neutral state
     second: str = ""  # dtype of b: "" (unused), "wide", "index", "count"
     reverse: bool = False
@@ -479,7 +479,7 @@ KINDS = {
     "cummin": Kind(lift_place, scan_smaller, smaller, lower_state, fill=INF, unit=(INF, -1), second="index"),
     "logcumsumexp": Kind(lift_exp, scan_exps, add_exps, lower_log, fill=-INF, unit=(-INF, 0), second="wide"),
     "cumsum_bwd": Kind(lift_one, scan_sum, add, lower_state, reverse=True),
-    # terms: u = x, v = dy; the results are the terms of two sums, and which sum each belongs to
+    # terms: u = x, v = dy; the results are the terms of two sums, and the sum that each term belongs to.
     # bwd: u, v = those results, w = x
     "cumprod_terms": Kind(
         lift_factor, scan_product_and_count, multiply_and_count, lower_term, fill=1.0, unit=(1.0, 0), second="count"
@@ -525,7 +525,7 @@ def _stride(x: Tensor, shape: Shape) -> int:
 
 
 def _strides(shape: Shape, dim: int, **inputs: Tensor) -> tuple[list[int], list[str]]:
-    """The outer strides of u, v and w, and the inputs that must be copied: all, if one must."""
+    """The outer strides of u, v and w, and the inputs that must be copied: if one must be, all are."""
     copied = list(inputs) if not all(_fits(t, shape, dim) for t in inputs.values()) else []
     packed = shape.n * shape.inner
     strides = [packed if copied else _stride(t, shape) for t in inputs.values()]
@@ -545,7 +545,7 @@ def _scan(
 ) -> tuple[dict[str, OutputSpec], list[Launch]]:
     """Workspaces and launches of a scan of u, which has dtype `dtype`; computed in `wide`, after a cast to `cast`.
 
-    `names`: the op's names for u, v, w (inputs) and y, z (results); those not named are absent.
+    `names`: the op's names for u, v, w (inputs) and y, z (results); names that are missing here are absent tensors.
     """
     kind, pair = KINDS[name], bool(KINDS[name].second)
     outer, n, inner = shape
@@ -610,7 +610,7 @@ def _grid(shape: Shape, tiles: Tiles, spans: int) -> tuple[int, int, int]:
 
 
 def _bound(dtype: torch.dtype, largest: bool) -> float:
-    """The largest or the smallest number of a dtype."""
+    """The largest or smallest number of a dtype."""
     if dtype.is_floating_point:
         return INF if largest else -INF
     if dtype is torch.bool:
@@ -622,12 +622,12 @@ def _bound(dtype: torch.dtype, largest: bool) -> float:
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
-    """The dtype that sums and products are accumulated in."""
+    """The dtype in which sums and products are accumulated."""
     return torch.float64 if dtype is torch.float64 else torch.float32 if dtype.is_floating_point else torch.int64
 
 
 def _ordered(dtype: torch.dtype) -> torch.dtype:
-    """The dtype that numbers are compared in."""
+    """The dtype in which numbers are compared."""
     return _wide(dtype) if dtype.is_floating_point or dtype.itemsize == 8 else torch.int32
 
 
@@ -655,7 +655,7 @@ def cumprod(x: Tensor, dim: int, dtype: torch.dtype | None) -> Plan:
 
 @planned(spec.cumprod_bwd)
 def cumprod_bwd(dy: Tensor, x: Tensor, dim: int) -> Plan:
-    """Two scans: one computes terms and which of two sums each belongs to, the other one these sums from the end."""
+    """Two scans: one computes terms, and the sum (of two) that each term belongs to; the other computes the sums."""
     makes = {"dx": _like(x)}
     if not x.numel():
         return Plan(makes)

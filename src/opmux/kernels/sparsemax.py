@@ -1,7 +1,7 @@
-"""Sparsemax without a sort: Newton's method for the threshold of a row; float32 inside (float64 for float64).
+"""Sparsemax without a sort: Newton's method for the threshold of a row, in float32 (float64 for float64).
 
-sum(max(x - tau, 0)) - 1 is convex and piecewise linear in tau. From the left, Newton's steps rise to the root: each
-step removes elements from the support, and the first step that removes none is exact.
+sum(max(x - tau, 0)) - 1 is convex and piecewise linear in tau. Starting from below, Newton's steps rise to the root:
+each step removes elements from the support, and the first step that removes none is exact.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ fwd, bwd = Launcher(_fwd, sizes="x_stride n"), Launcher(_bwd, sizes="dy_stride y
 
 @tunable("sparsemax")
 def tiles_of(n: int, dtype: torch.dtype) -> Tiles:
-    """One row per program: whole in registers if it fits, else in pieces, which come from L2 after the first pass."""
+    """One row per program: whole in registers if it fits, else in pieces, which L2 holds after the first pass."""
     block = max(triton.next_power_of_2(n), 64) if n <= fits(16384, dtype) else fits(8192, dtype)
     return Tiles(max(32, block // 16), BLOCK_N=block)
 

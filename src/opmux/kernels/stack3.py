@@ -1,4 +1,4 @@
-"""Three tensors stacked into one at the speed of a copy (torch.cat of short rows reaches half of it on an H200)."""
+"""Three tensors stacked into one at the speed of a copy; torch.cat of short rows reaches half of it on an H200."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .lib.rows import OutputSpec, inside
 
 
 def _stack3(a_ptr, b_ptr, c_ptr, y_ptr, n_rows, n, FULL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """y[i] is a[i], b[i] and c[i], concatenated."""
+    """y[i] is the concatenation of a[i], b[i] and c[i]."""
     i_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     i_n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = inside(i_m, n_rows, FULL)[:, None] & inside(i_n, n, FULL)[None, :]

@@ -1,7 +1,7 @@
-"""Resampling: along each dimension a result reads some input indices, with weights.
+"""Resampling: along each dimension, a result is a weighted sum of some input elements.
 
-One kernel gathers the inputs of each result; the other one, for the gradient, gathers the results of each input, in a
-fixed order and without atomics. Kernels compute the weights they use: no table has to be built first.
+One kernel gathers the inputs of each result. The kernel of the gradient gathers the results of each input, in a fixed
+order and without atomics. Kernels compute the weights that they use, so no table has to be built first.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .lib.rows import wide_of
 
 @triton.jit
 def cubic(x, A: tl.constexpr):
-    """The kernel of cubic convolution; 0 from a distance of 2 on."""
+    """The kernel function of cubic convolution; 0 at distances of 2 and more."""
     x = tl.abs(x)
     near = ((A + 2) * x - (A + 3)) * x * x + 1
     far = ((x - 5) * x + 8) * x * A - 4 * A
@@ -68,7 +68,7 @@ def span(there, scale, n_in, MODE: tl.constexpr, WIDE: tl.constexpr):
 
 @triton.jit
 def total(there, scale, n_in, T, MODE: tl.constexpr, WIDE: tl.constexpr):
-    """With antialiasing: the sum of the weights, by which each is divided."""
+    """With antialiasing: the sum of the weights, by which each weight is divided."""
     first, end = span(there, scale, n_in, MODE, WIDE)
     found = there * 0
     for k in range(T):
@@ -102,7 +102,8 @@ def tap(there, k, scale, n_in, whole, MODE: tl.constexpr, WIDE: tl.constexpr):
 
 @triton.jit
 def results(at, scale, n_in, n_out, MODE: tl.constexpr, ALIGN: tl.constexpr, WIDE: tl.constexpr):
-    """The first and the last result that may read an input index; the outermost indices are also read from beyond them.
+    """The first and the last result that may read an input index. The outermost indices also serve positions outside
+    the input.
 
     A result at position p reads indices from p - high to p + low; positions are scale * (o + a) - b.
     """
@@ -123,7 +124,7 @@ def results(at, scale, n_in, n_out, MODE: tl.constexpr, ALIGN: tl.constexpr, WID
     step = tl.maximum(scale, 1e-9)
     first = (at.to(WIDE) - low + b) / step - a
     last = (at.to(WIDE) + high + b) / step - a
-    first = tl.ceil(first - 0.01 - tl.abs(first) * 1e-6)  # allow for rounding of positions
+    first = tl.ceil(first - 0.01 - tl.abs(first) * 1e-6)  # allow for rounding errors of positions
     last = tl.floor(last + 0.01 + tl.abs(last) * 1e-6)
     first = tl.where(at == 0, 0.0, tl.maximum(first, 0.0))
     last = tl.where(at == n_in - 1, n_out - 1.0, tl.minimum(last, n_out - 1.0))
@@ -155,7 +156,7 @@ def _resample(x_ptr, y_ptr, n, n_c, n_z, n_y, n_x, i_z, i_y, i_x, x_sn, x_sc, x_
               TZ: tl.constexpr, TY: tl.constexpr, TX: tl.constexpr, MODE: tl.constexpr, ALIGN: tl.constexpr,
               RANK: tl.constexpr, LAST: tl.constexpr, TIGHT: tl.constexpr, INDEX: tl.constexpr, FULL: tl.constexpr,
               WIDE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """T: the most inputs that a result reads along a dimension."""
+    """T: the largest number of inputs that a result reads along a dimension."""
     o, inside = lanes(n, INDEX, FULL, BLOCK)
     scale_z = tl.full([BLOCK], scale_z, WIDE)
     scale_y = tl.full([BLOCK], scale_y, WIDE)
@@ -250,7 +251,7 @@ TAPS = {"nearest": 1, "exact": 1, "linear": 2, "cubic": 4}
 
 
 def _scale(n_in: int, n_out: int, align: bool, given: float | None, wide: torch.dtype) -> float:
-    """Input pixels per result pixel, rounded as torch rounds it."""
+    """Input pixels per result pixel, rounded as in torch."""
     number = lambda v: torch.tensor(float(v), dtype=wide)
     if align:
         return (number(n_in - 1) / number(n_out - 1)).item() if n_out > 1 else 0.0

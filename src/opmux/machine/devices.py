@@ -2,7 +2,7 @@
 
 Everything is probed on first use and cached. torch's device modules come first. For a device type that several vendors
 share (`cuda`), the vendor is determined by the build of torch, then by files of a driver, then by the vendors' query
-commands, which run without a shell and with a time limit.
+commands. These run without a shell and with a time limit.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from . import vendors
 from .vendors import Package
 
 QUERY_TIMEOUT = 5.0  # seconds that a query command may take
-FIRST = ("cuda", "npu", "xpu")  # the order of infer_device; other devices follow in the order of registration
+FIRST = ("cuda", "npu", "xpu")  # order of preference of infer_device; other devices follow in the order of registration
 
 
 class Assumed(NamedTuple):
-    """A chip that is assumed to be present, to explain or compile for it."""
+    """A chip that the process acts as if it had, to explain or compile for it."""
 
     vendor: str
     arch: str | None
@@ -57,7 +57,7 @@ def accelerators() -> tuple[str, ...]:
     return _available(vendors.generation())
 
 
-# Caches are keyed by the vendors' generation: a vendor registered while another thread probes makes no result stale.
+# Caches are keyed by the vendors' generation, so a result computed while a vendor is registered is not used later.
 @functools.cache
 def _available(generation: int) -> tuple[str, ...]:
     mine = [p.device for p in vendors.known().values() if p.device != "cpu"]
@@ -74,7 +74,7 @@ def is_available(device: str) -> bool:
     asked = getattr(module, "is_available", None)
     try:
         return bool(asked()) if callable(asked) else False
-    except Exception as error:  # a vendor's code
+    except Exception as error:  # a vendor's code may raise anything
         logger.warning("torch.%s.is_available() raised %s: %s", device, type(error).__name__, error)
         return False
 
@@ -87,7 +87,7 @@ def _import_torch_package(package: Package) -> None:
     try:
         if importlib.util.find_spec(name) is not None:
             importlib.import_module(name)
-    except (Exception, SystemExit) as error:  # a vendor's code
+    except (Exception, SystemExit) as error:  # a vendor's code may raise anything
         logger.warning("%s's package %s cannot be imported: %s: %s", package.name, name, type(error).__name__, error)
 
 
@@ -118,7 +118,7 @@ def _vendor_of(device: str, generation: int) -> Package | None:
 
 
 def _detect_vendor(device: str, claims: list[Package]) -> Package | None:
-    """Which of several vendors of one device type is present; if none is detected, the one torch was built for."""
+    """Which of several vendors of one device type is present; if none is found, the one that torch was built for."""
     built = "amd" if torch.version.hip else "nvidia" if torch.version.cuda else ""
     strangers = {"nvidia", "amd"} - {built} if device == "cuda" and built else set()
     claims = [p for p in claims if p.name not in strangers]
@@ -130,7 +130,7 @@ def _detect_vendor(device: str, claims: list[Package]) -> Package | None:
     by_query = next((p for p in seen or claims if query_succeeds(p)), None)
     if by_query is None and device == "cuda":
         return next((p for p in claims if p.name == built), None)
-    return by_query or claims[-1]  # the last one: an external package was installed on purpose
+    return by_query or claims[-1]  # the last one, because an external package was installed on purpose
 
 
 @functools.cache
@@ -171,7 +171,7 @@ def _package(name: str) -> Package:
 
 @contextlib.contextmanager
 def assume(vendor: str, arch: str | None = None) -> Iterator[Package]:
-    """Behave as on a machine with a chip of this vendor, to explain and compile; nothing can run on it."""
+    """Act as if on a machine with a chip of this vendor, to explain and compile; nothing can run on it."""
     package = _package(vendor)
     _assumed.append(Assumed(package.name, arch))
     try:
@@ -207,7 +207,7 @@ def _arch_of(device_type: str, index: int | None, generation: int) -> str | None
     if package is not None and package.arch_of is not None:
         try:
             return package.arch_of(index or 0)
-        except Exception as error:  # a vendor's code
+        except Exception as error:  # a vendor's code may raise anything
             logger.warning("%s's arch_of(%s) raised %s: %s", package.name, index, type(error).__name__, error)
             return None
     if device_type != "cuda" or not torch.cuda.is_available():
@@ -241,7 +241,7 @@ def lacks(device_type: str) -> frozenset[torch.dtype]:
 
 @dataclass(frozen=True)
 class Chip:
-    """A chip, for tuning; one that is not present (kernels are only compiled for it) has no name."""
+    """A chip, for tuning. The name is "" if the chip is not present and kernels are only compiled for it."""
 
     vendor: str | None
     arch: str | None
@@ -250,7 +250,7 @@ class Chip:
 
     @classmethod
     def of_arch(cls, arch: str) -> Chip:
-        """A chip that is not present: "sm_90", "gfx942", or with its vendor: "ascend:910b"."""
+        """A chip that is not present: "sm_90", "gfx942"; for another vendor with its name: "ascend:910b"."""
         vendor, colon, name = arch.partition(":")
         if colon:
             return cls(vendor.casefold(), name or None)
@@ -273,7 +273,7 @@ def chip_of(device_type: str) -> Chip:
     """The chip of the current device of a type."""
     module = torch.get_device_module(device_type)
     at = module.current_device() if hasattr(module, "current_device") else 0
-    return _chip(device_type, at if isinstance(at, int) else 0)  # of the CPU it is "cpu"
+    return _chip(device_type, at if isinstance(at, int) else 0)  # for the CPU, `at` is "cpu"
 
 
 @functools.cache

@@ -26,11 +26,11 @@ class LocalMachine(machine.Machine):
     """This machine. Vendors' ops are read once per device type, and again when a vendor is added or removed."""
 
     def __init__(self) -> None:
-        # Keyed by the vendors' generation, among others.
+        # The key starts with the vendors' generation.
         self._ops: dict[tuple[int, str, str | None], Ops] = {}
         self._unused: dict[tuple[int, str], Mapping[str, str]] = {}
         self._lacks: dict[tuple[int, str], frozenset[torch.dtype]] = {}
-        self._registered: list[tuple[str, OpImpl]] = []  # by key
+        self._registered: list[tuple[str, OpImpl]] = []  # pairs (key, impl)
 
     def accelerators(self) -> tuple[str, ...]:
         return devices.accelerators()
@@ -69,7 +69,7 @@ class LocalMachine(machine.Machine):
         return vendors.register_plugin(plugin, origin)
 
     def devices(self) -> tuple[str, ...]:
-        """The device types of this machine, accelerators first."""
+        """This machine's device types, accelerators first."""
         return (*self.accelerators(), "cpu")
 
     def ops(self, device_type: str) -> Ops:
@@ -106,7 +106,7 @@ class LocalMachine(machine.Machine):
         try:
             registry.add_impls([(made, vendor_ops.origin_of(package, made)) for package, made in new])
         except OpmuxError as error:
-            if len(new) > 1:  # one of them does not fit: register them one by one
+            if len(new) > 1:  # one impl does not fit its op: register them one by one
                 for one in new:
                     self._register(registry, [one])
             else:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-# An autograd.Function of Liger -> the op of ours that has the same arguments: a vendor's class of that name is the
-# op's forward and backward on the vendor's device.
+# An autograd.Function of Liger -> our op with the same arguments. A vendor's class of that name is the op's forward and
+# backward on the vendor's device.
 FUNCTION_OPS = {
     "LigerDyTFunction": "dyt",
     "LigerFusedGateUpSiLUMulFunction": "silu_glu",
@@ -14,7 +14,7 @@ FUNCTION_OPS = {
     "LigerSiLUMulFunction": "silu_mul",
 }
 
-# Module below liger_kernel.ops -> its names that liger_kernel.ops has too.
+# Module below liger_kernel.ops -> its names that liger_kernel.ops exports too.
 OPS = {
     "attn_res": "LigerAttnResFunction attn_res_forward attn_res_backward",
     "cross_entropy": "LigerCrossEntropyFunction cross_entropy_forward cross_entropy_backward",

@@ -1,16 +1,16 @@
 """Reads a vendor's `ops/`: impls of our ops, rows for ATen, unused ops, preferred ops, and extra names.
 
-`__all__` names ops of ours, then tex's, then ATen's: the first op that has all parameters of the function.
-`get_specific_ops()` gives rows for ATen (`("add.Tensor", add, Autograd.disable)`), `get_unused_ops()` names ops that
-torch should run, `get_preferred_ops()` the ops for which the vendor's libraries come before our kernels, and why. An
-invalid entry is skipped and logged once with its file and line.
+`__all__` names ops; each name is looked up in our ops, then tex's, then ATen's, until an op has all parameters of the
+function. `get_specific_ops()` gives rows for ATen (`("add.Tensor", add, Autograd.disable)`), `get_unused_ops()` names
+ops that torch should run, and `get_preferred_ops()` names the ops for which the vendor's libraries come before our
+kernels, with the reason. An invalid entry is skipped and logged once with its file and line.
 
-An autograd.Function under one of Liger's names (`LigerGELUMulFunction`) is the forward and backward of the op that it
-computes, if its arguments fit, and an extra name: `liger_kernel.ops` has it too.
+An autograd.Function under one of Liger's names (`LigerGELUMulFunction`) implements the forward and backward of the op
+that it computes, if its arguments fit. It is also an extra name, which liger_kernel.ops exports.
 
 Attributes of an exported function become fields of its `OpImpl`: see TAGS. `kind` and `impl_id` are for a vendor with
-several kernels for one op. `op` is the op that the function implements, if that is not its name: several exports may
-implement one op.
+several kernels for one op. `op` names the op that the function implements, if the function has another name; so
+several exports may implement one op.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from . import liger_names, vendors
 from .devices import Chip
 from .vendors import Autograd, Package
 
-PRIORITY = {"vendor": 100, "arch": 200}  # above the default for any chip, which has 0
+PRIORITY = {"vendor": 100, "arch": 200}  # higher than our kernels for any chip, which have 0
 
 HOOKS = ("get_specific_ops", "get_unused_ops", "get_preferred_ops")
 
@@ -59,7 +59,7 @@ TAGS = {
 class AtenRow:
     """A vendor's function for an overload of ATen."""
 
-    overload: str  # "add.Tensor"; "relu" for the default one
+    overload: str  # "add.Tensor"; "relu" for the default overload
     fn: Callable[..., Any]
     autograd: Autograd
     impl_id: str
@@ -74,11 +74,11 @@ class AtenRow:
 
 @dataclass
 class Ops:
-    """Everything in the folders of one chip; the most specific folder overrides the others."""
+    """Everything in the folders for one chip; a more specific folder overrides a less specific one."""
 
     impls: list[OpImpl] = field(default_factory=list)
-    rows: dict[str, AtenRow] = field(default_factory=dict)  # by overload
-    unused: dict[str, str] = field(default_factory=dict)  # "cumsum", "add.Tensor" -> which vendor and file
+    rows: dict[str, AtenRow] = field(default_factory=dict)  # overload -> row
+    unused: dict[str, str] = field(default_factory=dict)  # "cumsum", "add.Tensor" -> vendor and file
     preferred: dict[str, Preferred] = field(default_factory=dict)  # key -> why the vendor's own impls come first
     extras: dict[str, Any] = field(default_factory=dict)
 
@@ -103,7 +103,7 @@ def load(folder: str) -> ModuleType | None:
         return all_or_nothing(lambda loading: _import(name))
     except MemoryError:
         raise
-    except (Exception, SystemExit) as error:  # a vendor's code
+    except (Exception, SystemExit) as error:  # a vendor's code may raise anything
         vendors.skip_package(name, error)
         return None
 
@@ -117,7 +117,7 @@ vendors.on_change(load.cache_clear)
 
 
 class _Reader:
-    """Reads one `ops` module into `found`; entries of a more specific folder are kept."""
+    """Reads one `ops` module into `found`; existing entries, from more specific folders, are kept."""
 
     def __init__(self, package: Package, folder: str, module: ModuleType, found: Ops):
         self.package, self.module, self.found = package, module, found
@@ -125,11 +125,11 @@ class _Reader:
         self.id = ".".join(filter(None, ("default.flagos", package.name, variant)))
         self.library_id = ".".join(filter(None, ("vendor", package.name, variant)))  # of functions of kind VENDOR
         self.priority = PRIORITY["arch" if variant else "vendor"]
-        self.rows: dict[tuple[str, bool], AtenRow] = {}  # of this folder, by overload and whether it was named in full
+        self.rows: dict[tuple[str, bool], AtenRow] = {}  # key: overload, and whether named in full
 
     def read(self) -> None:
         rows = self._call("get_specific_ops")
-        # A row of one overload comes before a row of all of them, in whichever order they are listed.
+        # A row for one overload takes precedence over a row for all overloads, in whichever order they are listed.
         for row in sorted(rows, key=lambda row: not _is_row(row) or "." not in row[0]):
             named = isinstance(row, tuple) and row and isinstance(row[0], str)
             what = f"the row of '{row[0]}'" if named else f"the row {row!r}"
@@ -146,7 +146,7 @@ class _Reader:
                 close = nearest(name, [n for n in vars(self.module) if not n.startswith("_") and n not in HOOKS])
                 hint = f"; did you mean '{close}'?" if close else ""
                 self._warn(f"__all__ has '{name}', which the module does not define{hint}")
-            elif not (_hashable(value) and value in taken):  # a row overrides __all__
+            elif not (_hashable(value) and value in taken):  # a row takes precedence over __all__
                 self._guard(lambda name=name, value=value: self._export(name, value), f"'{name}'", name)
 
     def _names(self, has_rows: bool) -> Iterable[str]:
@@ -177,7 +177,7 @@ class _Reader:
             return read(made)
         except MemoryError:
             raise
-        except Exception as error:  # a vendor's code
+        except Exception as error:  # a vendor's code may raise anything
             vendors.skip_package(self.module.__name__, error, name)
             return read()
 
@@ -202,7 +202,7 @@ class _Reader:
             overload, why = next(iter(refusals.items()))
             raise BadImpl(f"{_where(self.module, fn)} cannot be called as aten::{overload}: {why}")
         for overload, why in refusals.items():
-            if why:  # the name stands for every overload, and the function does not fit this one
+            if why:  # the row's name covers all overloads, and the function does not fit this one
                 logger.debug("%s: aten::%s is not served: %s", self.id, overload, why)
                 continue
             made = AtenRow(overload, fn, Autograd[autograd.name], self.id, self.priority)
@@ -216,7 +216,7 @@ class _Reader:
             made = self._impl(spec.key, fn)
             try:
                 check_fit(spec, made)
-            except BadImpl as error:  # it fits the overload, so it is used only for that
+            except BadImpl as error:  # it fits the overload but not our op, so it is used only for the overload
                 logger.debug("%s: opmux.ops.%s does not use the row %s: %s", made.impl_id, spec.name, name, error)
             else:
                 self._add(made)
@@ -258,7 +258,7 @@ class _Reader:
         self._add(made)
 
     def _liger(self, name: str, value: Any) -> None:
-        """A name of `liger_kernel.ops`; an autograd.Function may be an op as well."""
+        """Export a name of `liger_kernel.ops`. An autograd.Function may implement an op as well."""
         self.found.extras.setdefault(name, value)
         op = liger_names.FUNCTION_OPS.get(name)
         if op is None or not _is_autograd_function(value):
@@ -295,7 +295,7 @@ def _is_row(value: Any) -> bool:
 
 
 def _misspelt(name: str) -> str | None:
-    """The op, or the name of Liger's, that is one letter off: a new function may have any other name."""
+    """The name of an op or of Liger's that is one letter off; None if there is none, as for new functions."""
     ours = (k.removeprefix("opmux::") for k in specs.by_key if k.startswith("opmux::"))
     close = nearest(name, (*ours, *liger_names.NAMES))
     if close is None or len(name) < 5 or any(c.isdigit() for c in name):
@@ -308,7 +308,7 @@ def _misspelt(name: str) -> str | None:
 
 
 def overloads_of(name: str) -> list[str]:
-    """The overloads of a row: `add.Tensor` is one, `add` all of its packet. Raises ValueError if ATen has none."""
+    """The overloads that a row names: `add.Tensor` names one, `add` all of them. Raises ValueError if ATen has none."""
     packet, dot, overload = name.removeprefix("aten::").partition(".")
     found = getattr(torch.ops.aten, packet, None)
     if found is None:
@@ -326,7 +326,7 @@ def overloads_of(name: str) -> list[str]:
 
 
 def misfit(fn: Callable[..., Any], overload: str) -> str:
-    """Why a function cannot be called with the arguments of an overload, by their names or in their order; or ""."""
+    """Why a function cannot be called with an overload's arguments, by name or by position; "" if it can."""
     packet, _, name = overload.partition(".")
     arguments = getattr(getattr(torch.ops.aten, packet), name or "default")._schema.arguments
     is_class = _is_autograd_function(fn)
@@ -354,11 +354,11 @@ def aten_names() -> list[str]:
 
 
 def _has_all_parameters(spec: Spec, fn: Any) -> bool:
-    """Whether an op has every parameter of a function: `gelu(x, *, approximate)` is ATen's gelu, not ours of one x."""
+    """Whether an op has every parameter of a function: `gelu(x, *, approximate)` fits ATen's gelu, not ours."""
     is_class = _is_autograd_function(fn)
     try:
         params = list(inspect.signature(fn.forward if is_class else fn).parameters.values())[is_class:]
-    except (TypeError, ValueError):  # a builtin without a signature: assume that it has
+    except (TypeError, ValueError):  # a builtin without a signature: assume that it has all
         return True
     by_name = {p.name for p in params if p.kind is p.KEYWORD_ONLY}
     by_place = [p for p in params if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]

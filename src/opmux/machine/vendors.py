@@ -1,7 +1,7 @@
 """Vendors: the description of a vendor, and the table of known vendors.
 
-Vendors are the folders `opmux.backends._*`, entry points, and those registered by code. Packages are imported on first
-use. A broken package is skipped, with one warning that names the file and the line.
+Vendors are the folders `opmux.backends._*`, packages with entry points, and those registered in code. Packages are
+imported on first use. A broken package is skipped, with one warning that names the file and the line.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from ..imports import foreign_names
 
 
 class BadVendor(OpmuxError, ValueError):
-    """A vendor's package that cannot be used; the message names the file and what to change."""
+    """A vendor's package that cannot be used; the message names the file and the necessary change."""
 
 
 class Autograd(Enum):
     """Whether the function of a `get_specific_ops` row is differentiable.
 
-    `disable`: it computes only the result, and ATen's gradient is used. `enable`: it is an autograd.Function, or calls
-    ops that autograd knows, and has its own gradient.
+    `disable`: it computes only the result, and ATen's gradient is used. `enable`: it has its own gradient, because it
+    is an autograd.Function or calls ops that autograd records.
     """
 
     disable = "disable"
@@ -52,7 +52,7 @@ class Autograd(Enum):
 
 @dataclass(frozen=True)
 class Target:
-    """The size of a chip; None is read from the device, or unknown."""
+    """The size of a chip; a field that is None is read from the device, or is unknown."""
 
     cores: int | None = None  # multiprocessors, compute units or vector cores
     shared_memory: int | None = None  # bytes available to one program
@@ -70,7 +70,7 @@ NOT_VERIFIED = "nothing was run on this hardware"
 
 @functools.cache
 def dispatch_keys() -> tuple[str, ...]:
-    """torch's dispatch keys of devices: those that have an autograd key of their own."""
+    """torch's dispatch keys of devices: those with an autograd key of their own."""
     names = torch._C.DispatchKey.__members__
     return tuple(sorted(n for n in names if f"Autograd{n}" in names and n != "Other"))
 
@@ -95,7 +95,7 @@ class VendorInfoBase:
     bf16_enabled: bool = True
     int64_enabled: bool = True
     targets: Mapping[str, Target] = field(default_factory=dict, hash=False)  # by arch; "" is any chip of the vendor
-    # What was run on the hardware. By vendor's name, it is not true of a vendor who copies the file.
+    # What was run on the hardware. By vendor's name, so that it does not hold for a vendor who copies the file.
     verified: str | Mapping[str, str] = field(default=NOT_VERIFIED, hash=False)
 
     def __post_init__(self) -> None:
@@ -177,12 +177,12 @@ class Package:
         return Path(places[0]) if places else None
 
 
-_known: dict[str, Package] = {}  # never changed in place
+_known: dict[str, Package] = {}  # replaced, never changed in place
 _broken: dict[str, str] = {}  # module -> why it is skipped
 _generation = 0  # incremented by every change
-_generation_of_tree = 0  # when the vendors of the tree were loaded
+_generation_of_tree = 0  # the generation after the vendors of the tree were loaded
 _changed: list[Callable[[], None]] = []  # called when a vendor is added or removed
-# By thread, the package that is being imported, to which `register_vendor` belongs.
+# By thread, the package that is being imported: a call of `register_vendor` belongs to it.
 _importing: dict[int, tuple[str, Origin]] = {}
 
 
@@ -198,7 +198,7 @@ def known_so_far() -> dict[str, Package]:
     """The vendors of the tree, and those that plugins and code have registered so far."""
     if not _tree.done:
         _tree.run()
-    # Without those whose package registered them and then failed to import, as a plugin may.
+    # Leave out vendors whose package failed to import after it had registered them, as a plugin may.
     return {name: p for name, p in _known.items() if not p.module or p.module in sys.modules}
 
 
@@ -258,7 +258,7 @@ def register_vendor(info: VendorInfo | VendorInfoBase) -> None:
 
 
 def register_plugin(plugin: Any, origin: Origin) -> bool:
-    """Register the object of an entry point if it is a vendor's package (or its `vendor_info`)."""
+    """Register the object of an entry point if it is a vendor's package or its `vendor_info`."""
     if isinstance(plugin, VendorInfoBase):
         module = _package_of(plugin)
     elif isinstance(plugin, ModuleType):
@@ -267,7 +267,7 @@ def register_plugin(plugin: Any, origin: Origin) -> bool:
         return False
     info = getattr(sys.modules.get(module), "vendor_info", None) if module else plugin
     if info is None:
-        return any(p.module == module for p in known_so_far().values())  # it has called register_vendor
+        return any(p.module == module for p in known_so_far().values())  # it has already called register_vendor
     known_so_far()
     _add(_checked(info, module), module, origin)
     return True
@@ -302,7 +302,7 @@ def _set_known(packages: dict[str, Package]) -> None:
 
 
 def _merged(before: dict[str, Package], added: dict[str, Package], now: dict[str, Package]) -> dict[str, Package]:
-    """The current vendors with one change undone; other changes since then are kept."""
+    """The current vendors with one change undone; later changes are kept."""
     names = {n for n in {*before, *added} if before.get(n) is not added.get(n)}
     return {**{n: p for n, p in now.items() if n not in names}, **{n: p for n, p in before.items() if n in names}}
 
@@ -321,7 +321,7 @@ def _import_or_skip(module: str) -> None:
         all_or_nothing(lambda loading: _import(module, Origin("opmux")))
     except MemoryError:
         raise
-    except (Exception, SystemExit) as error:  # a vendor's code
+    except (Exception, SystemExit) as error:  # a vendor's code may raise anything
         skip_package(module, error)
 
 
@@ -347,7 +347,7 @@ def _checked(info: Any, module: str) -> VendorInfoBase:
 
 
 def skip_package(module: str, error: BaseException, part: str = "") -> None:
-    """Log once that a package, or a part of one, cannot be used, with file and line of the error."""
+    """Log once that a package, or a part of it, cannot be used, with the file and line of the error."""
     words = f"{place_of(module, error)}: {type(error).__name__}: {error}"
     name = f"{module}.{part}" if part else module
     if _broken.get(name) != words:

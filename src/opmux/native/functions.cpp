@@ -1,8 +1,8 @@
 // Launches ops with gradients without Python: replaces `apply` of an op's autograd.Function.
 //
-// A call with the key of a recorded one is launched from here, and autograd records a node in C++; its backward is
-// launched in the same way. All other calls, and what create_graph=True computes, go to the Function's own `apply` and
-// `backward`. See functions.py.
+// A call with the key of a recorded call is launched from C++, and autograd records a C++ node; its backward is
+// launched in the same way. All other calls, and backwards under create_graph=True, go to the Function's own `apply`
+// and `backward`. See functions.py.
 
 #include <Python.h>
 
@@ -28,7 +28,7 @@ using torch::autograd::Edge;
 using torch::autograd::Node;
 using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
-using NodePtr = decltype(Edge::function);  // std::shared_ptr<Node>; from torch 2.12 on c10::intrusive_ptr<Node>
+using NodePtr = decltype(Edge::function);  // std::shared_ptr<Node>; since torch 2.12 c10::intrusive_ptr<Node>
 
 constexpr int kMostArguments = 16;
 
@@ -39,13 +39,13 @@ struct Source {
   int32_t index;
 };
 
-// One op: how its results, gradients and saved values belong together.
+// One op: the relation between its results, gradients and saved values.
 struct Op {
   std::string name;
-  std::vector<int32_t> edges;  // for each argument its edge in the graph; -1: it is never a tensor
+  std::vector<int32_t> edges;  // the edge of each argument in the graph; -1: the argument is never a tensor
   std::vector<Source> saves;
   std::vector<Source> sources;   // the arguments of the backward
-  std::vector<int32_t> targets;  // for each of its results the argument whose gradient that is
+  std::vector<int32_t> targets;  // for each result of the backward, the argument whose gradient it is
   std::vector<int32_t> differentiable;
   int32_t device;  // c10::DeviceType
   PyObject* apply;
@@ -59,7 +59,7 @@ struct Op {
   bool has_one_gradient() const { return std::count(differentiable.begin(), differentiable.end(), 1) == 1; }
 };
 
-// The launches of a forward, and what its nodes need.
+// The launches of a forward, and the data that its nodes need.
 struct Forward final : LaunchRecord {
   ~Forward() override {
     if (kept != nullptr && Py_IsInitialized() != 0) {
@@ -68,8 +68,8 @@ struct Forward final : LaunchRecord {
     }
   }
 
-  PyObject* kept = nullptr;        // what the Function would keep on its context: the backward's pair, and numbers
-  std::vector<at::Tensor> shapes;  // for each saved value of kind kShape: of the same shape and dtype
+  PyObject* kept = nullptr;        // what the Function keeps on its context: the backward's pair, and numbers
+  std::vector<at::Tensor> shapes;  // tensors of the same shape and dtype as the saved values of kind kShape
 };
 
 void add_argument(CallKey& call, const at::Tensor& t, int32_t device) {
@@ -83,9 +83,9 @@ void add_argument(CallKey& call, const at::Tensor& t, int32_t device) {
   call.argument(t);
 }
 
-// Numbers, words and sizes, told apart by type too: 1, 1.0 and True may be different to an op.
+// Numbers, strings and sizes. The key includes their type: an op may treat 1, 1.0 and True differently.
 void add_argument(CallKey& call, PyObject* value) {
-  if (value == Py_None || PyBool_Check(value) || THPDtype_Check(value)) {  // of each there is one
+  if (value == Py_None || PyBool_Check(value) || THPDtype_Check(value)) {  // singletons: the address is the value
     call.add(reinterpret_cast<uint64_t>(value));
   } else if (PyFloat_CheckExact(value)) {
     call.add(5);
@@ -145,7 +145,7 @@ PyObject* wrapped(const at::Tensor& t) {
 
 void add_backward(CallKey& call, const Op& op, uint64_t forward, const at::Tensor* const* values) {
   add_settings(call);
-  call.add(forward);  // the numbers are the same for all calls with one key
+  call.add(forward);  // identifies the numbers: they are the same for all calls with one key
   for (size_t i = 0; i < op.sources.size(); ++i) {
     if (op.sources[i].kind == Source::kNumber) {
       continue;
@@ -222,7 +222,7 @@ struct Gradient final : Node {
     return by_python(records ? op->record_backward : op->backward, values, grads);
   }
 
-  // Compiled autograd traces the backward: on its fake tensors Python's runs.
+  // Compiled autograd traces the backward with fake tensors, so Python's backward runs.
   void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& args) const override {
     args.collect(forward->id);
     args.collect(saved, true);
@@ -260,7 +260,7 @@ struct Gradient final : Node {
     return nullptr;
   }
 
-  // Calls backward(saved tensors, kept, needed, id of the forward, gradients), which answers as the Function's.
+  // Calls backward(saved tensors, kept, needed, id of the forward, gradients), which returns what the Function's does.
   variable_list by_python(PyObject* function, const variable_list& values, const variable_list& grads) const {
     pybind11::gil_scoped_acquire gil;
     const auto tuple = [](size_t size, auto&& one) {
@@ -297,7 +297,7 @@ struct Gradient final : Node {
   std::vector<SavedVariable> saved;
 };
 
-// deleteNode is found by its argument: there is none where nodes are intrusive.
+// deleteNode is found by argument-dependent lookup: it does not exist where nodes are intrusive.
 template <class Pointer, class Made, class... Args>
 Pointer new_node(Args... args) {
   if constexpr (std::is_same_v<Pointer, std::shared_ptr<Node>>) {
@@ -311,7 +311,7 @@ Pointer new_node(Args... args) {
 
 struct Given {
   CallKey call;
-  const at::Tensor* tensor[kMostArguments];  // nullptr: no tensor
+  const at::Tensor* tensor[kMostArguments];  // nullptr: not a tensor
 };
 
 void add_forward(Given& given, const Op& op, PyObject* const* args) {
@@ -368,11 +368,11 @@ PyObject* recorded_in_graph(Op& op, const Forward& forward, const Given& given, 
   return all.release();
 }
 
-// apply(run, *arguments), as the Function's own.
+// apply(run, *arguments), with the signature of the Function's own `apply`.
 PyObject* apply(PyObject* self, PyObject* const* args, Py_ssize_t count) {
   HANDLE_TH_ERRORS
   Op& op = *static_cast<Op*>(PyCapsule_GetPointer(self, nullptr));
-  // torch.jit.trace notes a Function by itself.
+  // torch.jit.trace records a Function by itself.
   const bool traced = c10::impl::tls_is_dispatch_key_included(DispatchKey::Tracer);
   if (launching.load(std::memory_order_relaxed) && !traced && count == static_cast<Py_ssize_t>(op.edges.size()) + 1) {
     Given given;
@@ -384,11 +384,11 @@ PyObject* apply(PyObject* self, PyObject* const* args, Py_ssize_t count) {
       {
         const Reading reading;
         if (const LaunchRecord* record = op.forward_table.find(call, hash)) {
-          RECORD_FUNCTION(op.name, std::vector<c10::IValue>(), at::sequence_number::peek());  // as torch for a Function
+          RECORD_FUNCTION(op.name, std::vector<c10::IValue>(), at::sequence_number::peek());  // as torch does
           Results made;
           bool done = false;
           {
-            pybind11::gil_scoped_release no_gil;  // a full queue makes the driver wait
+            pybind11::gil_scoped_release no_gil;  // the driver waits if its queue is full
             done = run(*record, call, key_of(call), made);
           }
           if (done) {
@@ -409,7 +409,7 @@ PyObject* apply(PyObject* self, PyObject* const* args, Py_ssize_t count) {
 PyMethodDef method = {"apply", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&apply)), METH_FASTCALL,
                       nullptr};
 
-// The tensors of a tuple; false if it has anything else.
+// The tensors of a tuple; false if the tuple contains anything else.
 bool tensors_of(PyObject* tuple, std::vector<const at::Tensor*>& into) {
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tuple); ++i) {
     PyObject* one = PyTuple_GET_ITEM(tuple, i);
@@ -439,7 +439,7 @@ std::vector<Source> sources(PyObject* tuple) {
 }
 
 template <typename F>
-int guarded(F&& run) {  // called from Python, which an exception must not reach
+int guarded(F&& run) {  // called from Python, so no C++ exception may escape
   try {
     return run();
   } catch (const std::exception&) {
@@ -453,10 +453,10 @@ Op& op_of(PyObject* function) {
 
 }  // namespace
 
-#pragma GCC visibility push(default)  // else hidden, as types of launches.h are
+#pragma GCC visibility push(default)  // hidden otherwise, like the types of launches.h
 extern "C" {
 
-// `apply` of an op; sources are pairs (kind, index) in one tuple. An op is never freed: nodes refer to it.
+// Makes `apply` of an op. Sources are pairs (kind, index) in one tuple. The op is never freed: nodes refer to it.
 PyObject* opmux_functions_new(const char* name, PyObject* edges, PyObject* saves, PyObject* takes, PyObject* targets,
                               PyObject* differentiable, int device, PyObject* functions) {
   HANDLE_TH_ERRORS
@@ -482,7 +482,7 @@ PyObject* opmux_functions_new(const char* name, PyObject* edges, PyObject* saves
 
 uint64_t opmux_functions_epoch() { return epoch.load(std::memory_order_acquire); }
 
-// Keeps what a forward has launched since an epoch. Returns whether a launch record was built.
+// Stores what a forward has launched since an epoch. Returns whether a launch record was built.
 int opmux_functions_keep(PyObject* function, PyObject* args, PyObject* results, const Recorded* recorded, uint64_t since,
                          PyObject* kept, PyObject* shapes) {
   return guarded([&] {
@@ -506,7 +506,7 @@ int opmux_functions_keep(PyObject* function, PyObject* args, PyObject* results, 
   });
 }
 
-// The same for a backward, of nodes that the forward with this id has made.
+// The same for a backward, for nodes made by the forward with this id.
 int opmux_functions_keep_backward(PyObject* function, uint64_t forward, PyObject* args, PyObject* results,
                                   const Recorded* recorded, uint64_t since) {
   return guarded([&] {

@@ -1,8 +1,8 @@
-// The gate: torch's dispatcher calls it for an overridden overload, instead of the override in Python.
+// The gate: torch's dispatcher calls it for an overridden overload, instead of calling the override in Python.
 //
-// It calls ATen's kernel, without Python, if the overload is off or the call is too small; else the override, with the
-// same arguments. If the override only allocated and launched kernels, further calls with the same key are launched from
-// here. See gate.py.
+// The gate calls ATen's kernel, without Python, if the overload is off or the call is too small; otherwise it calls the
+// override with the same arguments. If the override only allocated and launched kernels, further calls with the same
+// key are launched from C++. See gate.py.
 
 #include "planner.h"
 
@@ -18,17 +18,17 @@ using c10::SafeKernelFunction;
 using torch::jit::Stack;
 
 constexpr int64_t kNever = -1;
-constexpr size_t kTypes = static_cast<size_t>(c10::ScalarType::NumOptions) + 1;  // the last: a call without tensors
+constexpr size_t kTypes = static_cast<size_t>(c10::ScalarType::NumOptions) + 1;  // last: calls without tensors
 
-// One row for each slot: by ScalarType the smallest number of elements of a call that is launched from here; the same for
-// calls that go to Python; then whether Python may run only frequent calls. No row: the overload is off.
+// One row per slot. For each ScalarType: the least number of elements for launching from C++, then the least number for
+// calling Python; at the end, whether only frequent calls may run in Python. No row: the overload is off.
 struct Selection {
   int64_t size;
   const int64_t* const* rows;
 };
 
 // The time that auto mode may spend in Python on calls that torch's kernel could run: a share of the elapsed time. This
-// bounds the slowdown of a program whose shapes never return, and no step waits for many recordings.
+// bounds the slowdown of a program whose shapes never return, and limits the recordings in one step.
 class Allowance {
  public:
   using Clock = std::chrono::steady_clock;
@@ -57,13 +57,13 @@ class Allowance {
  private:
   std::mutex lock_;
   double share_ = 0.02, most_ = 0.01;
-  double seconds_ = 0.01;  // below 0: the last call took longer than the allowance
+  double seconds_ = 0.01;  // negative: the last call took longer than the allowance
   Clock::time_point last_ = Clock::now();
 };
 
 Allowance allowance;
 
-// Charges the time of one call.
+// Charges the time of one call to the allowance.
 class Spending {
  public:
   ~Spending() { allowance.spend(std::chrono::duration<double>(Allowance::Clock::now() - since_).count()); }
@@ -73,13 +73,13 @@ class Spending {
 };
 
 std::atomic<const Selection*> selection{nullptr};
-thread_local int inside = 0;  // > 0: this thread runs a reference, which gets ATen's kernels
+thread_local int inside = 0;  // > 0: this thread runs a reference, whose ops must run ATen's kernels
 
-// The size of a call is that of its first tensor that is not a wrapped number, as the 2 of `2 * x` is.
+// The first tensor that is not a wrapped number (the 2 of `2 * x`) determines the size of a call.
 bool has_size(const at::Tensor& t) { return t.defined() && !t.unsafeGetTensorImpl()->is_wrapped_number(); }
 
-// SafeKernelFunction can only be called boxed. An explicit instantiation may name a private member, by which its kernel
-// can be called as the dispatcher calls it: without a stack.
+// SafeKernelFunction can only be called boxed. An explicit template instantiation may name a private member; through
+// it, its kernel is called without a stack, as the dispatcher does.
 template <auto member>
 struct Open {
   friend const c10::KernelFunction& kernel_of(const SafeKernelFunction& safe) { return safe.*member; }
@@ -94,7 +94,7 @@ struct Gate {
   Gate(int64_t slot, const OperatorHandle& op, DispatchKey key, bool launches)
       : slot(slot), op(op), key(key), launches(launches), native(kernel_of(op.getComputedKernelForDispatchKey(key))) {}
 
-  // The row of this overload in the selection; nullptr: it is off.
+  // The row of this overload in the selection; nullptr if the overload is off.
   const int64_t* row() const {
     const Selection* now = selection.load(std::memory_order_acquire);
     return now == nullptr || slot >= now->size || inside > 0 ? nullptr : now->rows[slot];
@@ -111,14 +111,15 @@ struct Gate {
 
   static bool is_patient(const int64_t* row) { return row[2 * kTypes] != 0; }
 
-  // The kernel of a call that is ours and not launched from here: in auto mode torch's; without a planner Python's, once
-  // calls with its key are frequent and Python has planned one. `by_python`: calls of its size may run in Python.
+  // The kernel for a call that we may run but that is not launched from C++. In auto mode this is torch's, except
+  // without a planner: then Python's, once calls with the key are frequent and one was planned. `by_python`: Python may
+  // run this size.
   const c10::KernelFunction& choose(const int64_t* row, uint64_t hash, bool by_python, bool& plans) {
     plans = false;
     if (!is_patient(row)) {
       return by_python ? override : native;
     }
-    if (Planner::instance().is_there()) {  // to enter Python for the first time takes seconds of imports
+    if (Planner::instance().is_there()) {  // the first call of Python would take seconds of imports
       return native;
     }
     CallCount& calls = table.count(hash);
@@ -135,7 +136,7 @@ struct Gate {
   int64_t slot;
   OperatorHandle op;
   DispatchKey key;
-  bool launches;  // whether its launches depend on the arguments alone
+  bool launches;  // whether the kernels that it launches depend only on the arguments
   PlannedTable table;
   c10::KernelFunction native;  // ATen's
   c10::KernelFunction override;  // ours, in Python
@@ -163,7 +164,7 @@ struct Boxed final : c10::OperatorKernel {
     chosen.callBoxed(op, keys, stack);
   }
 
-  // The key of the first tensor alone: calls that differ in other arguments share one count.
+  // The key of the first tensor only: calls that differ in other arguments share one count.
   static uint64_t shape_of(const at::Tensor* first) {
     CallKey call;
     if (first != nullptr) {
@@ -189,7 +190,7 @@ struct Boxed final : c10::OperatorKernel {
   size_t arguments;
 };
 
-// ---- frequent signatures, called without a stack, which would cost 0.2 to 0.5 us --------------------------------------
+// ---- frequent signatures, called without a stack, which would take 0.2 to 0.5 us ------------------------------------
 
 const at::Tensor* first_tensor() { return nullptr; }
 
@@ -226,7 +227,7 @@ struct Typed<Result(Args...)> final : c10::OperatorKernel {
     const bool patient = Gate::is_patient(row);
     const bool by_python = Gate::is_ours(row, first, true);
     const bool launches = !kOfLists && gate->launches && launching.load(std::memory_order_relaxed);
-    if (!launches && !patient) {  // every call is Python's
+    if (!launches && !patient) {  // every call goes to Python
       const auto& chosen = by_python || !gate->launches ? gate->override : gate->native;
       return chosen.template call<Result, Args...>(gate->op, keys, std::forward<Args>(args)...);
     }
@@ -293,7 +294,7 @@ struct Typed<Result(Args...)> final : c10::OperatorKernel {
     }
   }
 
-  // Calls the override, and keeps what it launches.
+  // Calls the override, and stores what it launches.
   Result recorded(DispatchKeySet keys, const CallKey& call, uint64_t hash, Args... args) {
     const Driver& with = *driver.load(std::memory_order_acquire);
     const uint64_t now = epoch.load(std::memory_order_acquire);
@@ -352,7 +353,7 @@ struct Typed<Result(Args...)> final : c10::OperatorKernel {
   std::shared_ptr<Gate> gate;
 };
 
-// A C++ type as schemas write it.
+// The name of a C++ type in an op's schema.
 template <class T>
 inline constexpr const char* kWord = "";
 template <>
@@ -420,7 +421,7 @@ inline constexpr const char* kWord<std::tuple<at::Tensor, at::Tensor, at::Tensor
 
 struct Made {
   c10::KernelFunction kernel;
-  c10::impl::CppSignature signature;  // the dispatcher compares it with that of ATen's kernels
+  c10::impl::CppSignature signature;  // the dispatcher compares it with the signature of ATen's kernels
 };
 
 using Maker = Made (*)(const std::shared_ptr<Gate>&);
@@ -499,7 +500,7 @@ const std::unordered_map<std::string, Maker>& frequent() {
       // lookups, dropout: index_select, gather, embedding
       T(In, int64_t, In), T(In, int64_t, In, bool), T(In, In, c10::SymInt, bool, bool),
       TT(In, double, std::optional<bool>),
-      // of lists: a stack of some hundred tensors costs tens of microseconds
+      // Ops on lists: a stack of some hundred tensors would take tens of microseconds.
       Ts(Many), Ts(Many, Number), Ts(Many, Numbers), Ts(Many, In), Ts(Many, Many), Ts(Many, Many, Number),
       Ts(Many, Many, Many, Number), Ts(Many, Many, Many, Numbers), Ts(Many, Number, std::optional<at::ScalarType>),
       void(Many), void(Many, Number), void(Many, Numbers), void(Many, In), void(Many, Many), void(Many, Many, Number),
@@ -516,7 +517,7 @@ std::string words(const c10::FunctionSchema& schema) {
     const auto type = one.real_type();
     made += type->str();
     const bool written = one.alias_info() != nullptr && one.alias_info()->isWrite();
-    made += written && type->kind() == c10::TypeKind::TensorType ? "!" : "";  // a list's C++ type is always the same
+    made += written && type->kind() == c10::TypeKind::TensorType ? "!" : "";  // every list has the same C++ type
   };
   for (const auto& one : schema.arguments()) {
     add(one);
@@ -530,7 +531,7 @@ std::string words(const c10::FunctionSchema& schema) {
   return made;
 }
 
-// torch warns about each replaced kernel, which is intended.
+// Suppresses torch's warning about each replaced kernel: the replacement is intended.
 struct Silent final : c10::WarningHandler {
   void process(const c10::Warning&) override {}
 };
@@ -559,7 +560,7 @@ extern "C" {
 
 const char* opmux_gate_error() { return error.c_str(); }
 
-// A gate that knows ATen's kernel: the one of now, before the override is registered.
+// Makes a gate for ATen's kernel, which is the current one: the override must not be registered yet.
 Registration* opmux_gate_new(int64_t slot, const char* name, const char* overload, const char* key_name, int launches) {
   return guarded([&]() -> Registration* {
     auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, overload);
@@ -569,7 +570,7 @@ Registration* opmux_gate_new(int64_t slot, const char* name, const char* overloa
   });
 }
 
-// Puts a gate in front of the override, which is the current kernel. Returns 2 if its calls need no stack.
+// Puts a gate in front of the override, which is the current kernel. Returns 2 if its calls need no stack, else 1.
 int opmux_gate_install(Registration* made) {
   return guarded([&]() -> int {
     Silent silent;
@@ -587,7 +588,7 @@ int opmux_gate_install(Registration* made) {
         install(std::move(kernel), std::move(signature));
         return 2;
       } catch (const c10::Error&) {
-        // this torch has another C++ type for these words
+        // This torch declares another C++ type for this schema.
       }
     }
     install(c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<Boxed>(made->gate)), std::nullopt);
@@ -608,8 +609,8 @@ int64_t opmux_gate_waiting() { return Planner::instance().waiting(); }
 
 int opmux_gate_planned() { return Planner::instance().is_there(); }
 
-// The share of the elapsed time that auto mode may spend in Python on calls that torch's kernel could run, and the most
-// seconds that it may save up.
+// Sets the share of the elapsed time that auto mode may spend in Python on calls that torch's kernel could run, and the
+// maximum number of seconds that it may save up.
 void opmux_gate_allow(double share, double seconds) { allowance.set(share, seconds); }
 
 int64_t opmux_gate_types() { return static_cast<int64_t>(kTypes); }

@@ -1,8 +1,8 @@
-// Launches of kernels that Python has recorded, by the driver and without Python.
+// Launches kernels of calls that Python has recorded, through the driver and without Python.
 //
-// The key of a call holds everything that may change what it launches. If a call did nothing but allocate its results
-// and launch Triton's kernels, further calls with the same key launch the same, with the pointers of their own tensors. See
-// cpp/launching.py. Both sources of the library include this, and share its switches.
+// The key of a call holds everything that may change what it launches. If a call only allocated its results and
+// launched Triton kernels, further calls with the same key launch the same kernels, with the pointers of their own
+// tensors. See cpp/launching.py. gate.cpp and functions.cpp include this file and share its switches.
 
 #pragma once
 
@@ -26,7 +26,7 @@
 #include <utility>
 #include <vector>
 
-// Hidden: another copy of the library in the process must not share its variables.
+// Hidden, because another copy of the library in the process must not share its variables.
 namespace opmux __attribute__((visibility("hidden"))) {
 
 using c10::DispatchKey;
@@ -38,9 +38,9 @@ constexpr int kMostSpaces = 8;
 constexpr int kMostTensors = 8;
 constexpr int kMostResults = 8;
 constexpr int kMostWords = 96;
-constexpr uint32_t kCallsToRecord = 6;  // calls with one key before one is recorded: shapes that never return cost less
-constexpr uint32_t kCallsToRequest = 2;  // the same, before the planner gets a request
-constexpr uint32_t kNewKeys = 3;  // calls that differ only in sizes, before the first call with a key is requested
+constexpr uint32_t kCallsToRecord = 6;  // calls with a key before one is recorded: do not record rare shapes
+constexpr uint32_t kCallsToRequest = 2;  // calls with a key before the planner gets a request
+constexpr uint32_t kNewKeys = 3;  // calls with other sizes after which a new key is requested at its first call
 constexpr size_t kBuckets = 256;
 constexpr size_t kWays = 4;
 
@@ -55,13 +55,13 @@ struct RecordedLaunch {
   uint64_t values[kMostParams];
 };
 
-// Memory that the call allocated: its results, and workspaces, such as partial sums for its next launch.
+// Memory that the call allocated: its results, and workspaces such as partial sums for its next launch.
 struct Space {
   uint64_t address;
   uint64_t bytes;
 };
 
-// All that a call has launched.
+// Everything that a call has launched.
 struct Recorded {
   int32_t launches;
   int32_t spaces;
@@ -69,14 +69,14 @@ struct Recorded {
   Space space[kMostSpaces];
 };
 
-// What launching.py provides.
+// The functions that launching.py provides.
 struct Driver {
   int (*launch)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**, void**);
-  int (*stream)(int32_t, void**);  // nullptr: the device has none
-  int (*begin)();                  // from now on Python records what this thread launches; 0: not now
-  int (*end)(Recorded*);           // 1: it has launched, and nothing else was done
-  // For kernels that another process has compiled; nullptr: the device has none. As cuModuleLoadData, cuModuleGetFunction,
-  // cuFuncSetAttribute and cuStreamIsCapturing.
+  int (*stream)(int32_t, void**);  // nullptr: the device has no streams
+  int (*begin)();                  // makes Python record what this thread launches; returns 0 if it cannot now
+  int (*end)(Recorded*);           // ends the recording; returns 1 if the call launched kernels and did nothing else
+  // For kernels compiled by another process; nullptr if the device has no such functions. The signatures are those of
+  // cuModuleLoadData, cuModuleGetFunction, cuFuncSetAttribute and cuStreamIsCapturing.
   int (*load)(void** module, const void* image);
   int (*function)(void** function, void* module, const char* name);
   int (*attribute)(void* function, int which, int value);
@@ -84,17 +84,17 @@ struct Driver {
 };
 
 constexpr int kMostDevices = 64;
-constexpr uint32_t kPlainShared = 48 * 1024;  // bytes of shared memory that a kernel may have without setting an attribute
+constexpr uint32_t kPlainShared = 48 * 1024;  // a kernel that uses more bytes of shared memory needs an attribute
 constexpr int kDynamicShared = 8;             // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
-// A kernel that another process has compiled. Each device loads it when it is first launched there.
+// A kernel that another process has compiled. It is loaded on a device when it is first launched there.
 struct Kernel {
   std::string image, name;
   uint32_t shared;
   std::array<std::atomic<void*>, kMostDevices> functions{};
   std::mutex lock;
 
-  // Its function on the current device; nullptr: it cannot be loaded, or not now.
+  // The kernel's function on the current device; nullptr if it cannot be loaded, or not during a graph capture.
   void* on(int device, const Driver& with, void* stream) {
     if (device < 0 || device >= kMostDevices) {
       return nullptr;
@@ -113,24 +113,24 @@ struct Kernel {
     }
     if (with.load(&module, image.data()) != 0 || with.function(&made, module, name.c_str()) != 0 ||
         (shared > kPlainShared && with.attribute(made, kDynamicShared, static_cast<int>(shared)) != 0)) {
-      functions[device].store(&failed, std::memory_order_release);  // a chip that it was not compiled for
+      functions[device].store(&failed, std::memory_order_release);  // compiled for another chip
       return nullptr;
     }
     functions[device].store(made, std::memory_order_release);
     return made;
   }
 
-  static inline char failed = 0;  // its address: the kernel cannot be loaded there
+  static inline char failed = 0;  // its address marks a device on which the kernel cannot be loaded
 };
 
 inline std::atomic<const Driver*> driver{nullptr};
 inline std::atomic<bool> launching{false};
 inline std::atomic<uint64_t> launched{0};
-inline std::atomic<uint64_t> epoch{1};  // what was recorded in an earlier one is void
-inline std::atomic<uint64_t> next_id{1};  // of a launch record
-inline std::atomic<int64_t> living{0};  // launch records
+inline std::atomic<uint64_t> epoch{1};  // launch records of earlier epochs are void
+inline std::atomic<uint64_t> next_id{1};  // the id of the next launch record
+inline std::atomic<int64_t> living{0};  // launch records in memory
 
-inline int64_t span(const at::Tensor& t) {  // bytes from its first element to the end of its last
+inline int64_t span(const at::Tensor& t) {  // bytes from the first element to the end of the last one
   int64_t last = 0;
   for (int64_t i = 0; i < t.dim(); ++i) {
     last += (t.size(i) - 1) * t.stride(i);
@@ -138,10 +138,10 @@ inline int64_t span(const at::Tensor& t) {  // bytes from its first element to t
   return t.numel() == 0 ? 0 : (last + 1) * static_cast<int64_t>(t.element_size());
 }
 
-// The key of a call: everything that may change the launch, as words. `ok`: it can be launched from here.
+// The key of a call: everything that may change the launch, as words. `ok`: the call can be launched from C++.
 struct CallKey {
   uint64_t words[kMostWords];
-  uint64_t sizes[(kMostWords + 63) / 64] = {};  // a bit for each word that is a size or a stride
+  uint64_t sizes[(kMostWords + 63) / 64] = {};  // one bit per word: whether the word is a size or a stride
   int count = 0;
   bool ok = true;
   int tensors = 0;
@@ -169,7 +169,7 @@ struct CallKey {
     return hash([this](int i) { return words[i]; });
   }
 
-  // The hash of all words but sizes and strides.
+  // The hash of all words except sizes and strides.
   uint64_t pattern() const {
     return hash([this](int i) { return is_size(i) ? ~uint64_t{0} : words[i]; });
   }
@@ -181,7 +181,7 @@ struct CallKey {
       made = (made ^ word(i)) * 0xFF51AFD7ED558CCDu;
       made ^= made >> 32;
     }
-    // The last word may be a number such as 0.5, whose low bits are all 0: without this it would change no low bit.
+    // If the last word is a number such as 0.5, its low bits are all 0; this mixes its high bits into the low ones.
     made = (made ^ made >> 29) * 0xC4CEB9FE1A85EC53u;
     return (made ^ made >> 32) | 1;  // never 0
   }
@@ -192,7 +192,7 @@ struct CallKey {
     add(bits);
   }
 
-  // A Python number that torch has made a tensor of.
+  // A Python number that torch has wrapped in a tensor.
   void wrapped(const at::Tensor& t) {
     add(2 | static_cast<uint64_t>(t.scalar_type()) << 8);
     switch (t.scalar_type()) {
@@ -221,10 +221,10 @@ struct CallKey {
     }
     const char* at = static_cast<const char*>(written ? t.mutable_data_ptr() : t.const_data_ptr());
     if (at == nullptr) {
-      ok = false;  // empty
+      ok = false;  // empty tensor
       return;
     }
-    const uint64_t beyond_16 = reinterpret_cast<uintptr_t>(at) & 15;  // kernels are compiled for multiples of 16 or not
+    const uint64_t beyond_16 = reinterpret_cast<uintptr_t>(at) & 15;  // kernels are specialized for multiples of 16
     uint64_t same = 0;
     for (int i = 0; i < tensors && same == 0; ++i) {
       same = pointer[i] == at ? i + 1 : 0;
@@ -241,7 +241,7 @@ struct CallKey {
     pointer[tensors++] = at;
   }
 
-  // Whether a tensor that is written (the first) shares memory with another one otherwise than by being the same.
+  // Whether the written tensor (the first one) partially shares memory with another tensor.
   bool overlaps() const {
     const int64_t size = span(*tensor[0]);
     for (int i = 1; i < tensors; ++i) {
@@ -311,7 +311,7 @@ struct CallKey {
     }
   }
   template <class Other>
-  void argument(const Other&) {  // a type that no launch was made for yet
+  void argument(const Other&) {  // an argument type without support
     ok = false;
   }
   template <size_t Size>
@@ -322,13 +322,13 @@ struct CallKey {
   }
 };
 
-// What all calls with one key launch.
+// The launches that all calls with one key make.
 struct LaunchRecord : std::enable_shared_from_this<LaunchRecord> {
   enum Kind : uint8_t { kArgument, kResult, kSpace, kNumber };
   struct Param {
     Kind kind;
     int index;
-    uint64_t value;  // bytes after the start of the tensor, or the number
+    uint64_t value;  // the number, or the byte offset from the start of the tensor
   };
   struct Result {
     at::ScalarType type;
@@ -337,10 +337,10 @@ struct LaunchRecord : std::enable_shared_from_this<LaunchRecord> {
   struct Launch {
     RecordedLaunch recorded;
     std::vector<Param> params;
-    std::shared_ptr<Kernel> kernel;  // else `recorded` has a function, which Python has loaded
+    std::shared_ptr<Kernel> kernel;  // nullptr: `recorded` has a function that Python has loaded
   };
 
-  const uint64_t id = next_id.fetch_add(1, std::memory_order_relaxed);  // an address may be used again, this never is
+  const uint64_t id = next_id.fetch_add(1, std::memory_order_relaxed);  // never reused, unlike an address
   std::vector<uint64_t> key;
   uint64_t epoch = 0;
   std::vector<Launch> launches;
@@ -365,7 +365,7 @@ inline at::Tensor allocate(const LaunchRecord::Result& made, DispatchKey key, c1
   return op.redispatch(DispatchKeySet(key), made.sizes, made.strides, made.type, std::nullopt, device, std::nullopt);
 }
 
-// Launches; false if that cannot be done here and now.
+// Launches the kernels of a call; false if that cannot be done here or now.
 inline bool run(const LaunchRecord& record, const CallKey& call, DispatchKey key, Results& results) {
   const Driver& with = *driver.load(std::memory_order_acquire);
   const c10::Device device = call.tensor[0]->device();
@@ -406,7 +406,7 @@ inline bool run(const LaunchRecord& record, const CallKey& call, DispatchKey key
       }
       values[count++] = base + param.value;
     }
-    values[count++] = 0;  // Triton's scratch memories, of which these kernels have none
+    values[count++] = 0;  // Triton's two scratch buffers, which these kernels do not use
     values[count++] = 0;
     for (size_t i = 0; i < count; ++i) {
       params[i] = &values[i];
@@ -416,7 +416,7 @@ inline bool run(const LaunchRecord& record, const CallKey& call, DispatchKey key
     const int status = with.launch(functions[&launch - record.launches.data()], one.grid[0], one.grid[1], one.grid[2],
                                    one.threads, 1, 1, one.shared, stream, params, nullptr);
     if (status != 0) {
-      // What an earlier launch has written in place, running statistics for example, must not be written again.
+      // An earlier launch may have written in place, for example running statistics; it must not run again.
       const auto before = &launch - record.launches.data();
       TORCH_CHECK(before == 0, "launch ", before + 1, " of ", record.launches.size(), " of this call failed on ", device,
                   " with the driver's status ", status, ". The launches before it ran: do not use tensors that the call "
@@ -427,8 +427,8 @@ inline bool run(const LaunchRecord& record, const CallKey& call, DispatchKey key
   return true;
 }
 
-// Fills in what was launched, in terms of the call's arguments and results; false if that is not all of what the call
-// did. `in_place`: its result is its first argument.
+// Fills in a launch record from what the call launched, in terms of its arguments and results; false if the call did
+// anything else. `in_place`: the call's result is its first argument.
 inline bool build(LaunchRecord& made, const CallKey& call, const Recorded& recorded, const at::Tensor* const* results,
                        int count, bool in_place) {
   made.key.assign(call.words, call.words + call.count);
@@ -475,7 +475,7 @@ inline bool build(LaunchRecord& made, const CallKey& call, const Recorded& recor
       LaunchRecord::Param param{LaunchRecord::kNumber, 0, value};
       if (one.is_pointer[i] && value != 0) {
         int found = 0;
-        for (int exact = 1; exact >= 0 && found == 0; --exact) {  // at the start of a tensor, else inside of just one
+        for (int exact = 1; exact >= 0 && found == 0; --exact) {  // the start of a tensor, else inside exactly one
           const auto match = [&](LaunchRecord::Kind kind, int index, uint64_t start, uint64_t size) {
             const uint64_t after = value - start;
             if (exact != 0 ? after == 0 && found == 0 : after < size) {
@@ -513,22 +513,22 @@ inline bool build(LaunchRecord& made, const CallKey& call, const Recorded& recor
   return true;
 }
 
-// ---- freeing what was replaced ---------------------------------------------------------------------------------------
+// ---- freeing replaced records ---------------------------------------------------------------------------------------
 //
-// Readers take no lock. Each thread notes the moment at which it begins to read. A record that is replaced gets the
-// moment, and is freed when every thread that is reading began after that.
+// Readers take no lock. Each thread stores the moment at which it begins to read. A replaced record stores the moment
+// of its replacement, and is freed when every thread that is reading began later than that.
 
 inline std::atomic<uint64_t> moment{1};
 
 struct Reader {
-  std::atomic<uint64_t> since{0};  // 0: it does not read
-  int depth = 0;                   // an allocator that is out of memory may call Python, and that call our ops
+  std::atomic<uint64_t> since{0};  // 0: this thread is not reading
+  int depth = 0;                   // may nest: an allocator that is out of memory may call Python, and so our ops
 };
 
 class Readers {
  public:
   static Readers& all() {
-    static auto* made = new Readers;  // never freed, as threads may end after it would be
+    static auto* made = new Readers;  // never freed, because threads may end after static destructors have run
     return *made;
   }
 
@@ -542,7 +542,7 @@ class Readers {
     members_.erase(std::find(members_.begin(), members_.end(), one));
   }
 
-  // When the first of the threads that are reading began. Nobody reads what was replaced before.
+  // The moment at which the first of the reading threads began. Records replaced before it have no readers.
   uint64_t oldest() {
     std::lock_guard<std::mutex> held(lock_);
     uint64_t found = std::numeric_limits<uint64_t>::max();
@@ -558,7 +558,7 @@ class Readers {
   std::mutex lock_;
 };
 
-// While one lives, what its thread finds in `LaunchTable` is not freed.
+// While an instance exists, records that its thread finds in a `LaunchTable` are not freed.
 class Reading {
  public:
   Reading() : mine_(of_this_thread()) {
@@ -588,18 +588,18 @@ class Reading {
   Reader& mine_;
 };
 
-// How often calls with one key came that had no record.
+// How many calls with one key had no launch record.
 //
-// The sixth is recorded, then the twelfth, the 24th and so on: the first recording may be of no use, because it includes
-// the planning, which may call torch's ops on the device; and a record may have been evicted.
+// The sixth call is recorded, then the twelfth, the 24th and so on. The first recording may be unusable, because it
+// includes planning, which may call torch's ops on the device; and a record may have been evicted.
 struct CallCount {
   std::atomic<uint64_t> id{0};
   std::atomic<uint32_t> times{0};
   std::atomic<uint32_t> record_at{kCallsToRecord};
-  std::atomic<bool> planned{false};  // Python has run one
-  std::atomic<uint32_t> request_at{kCallsToRequest};  // the number of calls after which the planner gets a request
-  std::atomic<bool> refused{false};   // by the planner
-  std::atomic<uint32_t> classes{0};   // the version of the size classes that were tried
+  std::atomic<bool> planned{false};  // Python has run a call with this key
+  std::atomic<uint32_t> request_at{kCallsToRequest};  // number of calls after which the planner gets a request
+  std::atomic<bool> refused{false};   // the planner has refused this key
+  std::atomic<uint32_t> classes{0};   // the version of the size classes that were tried last
 
   void restart(uint64_t to) {
     id.store(to, std::memory_order_relaxed);
@@ -613,7 +613,7 @@ struct CallCount {
 
   bool should_request() const { return times.load(std::memory_order_relaxed) >= request_at.load(std::memory_order_relaxed); }
 
-  // Requests it again later: the answer may be lost, or its record evicted.
+  // Schedules a later request, because the answer may be lost, or its record evicted.
   void requested(bool sent) {
     request_at.store((sent ? 64 : 2) * times.load(std::memory_order_relaxed), std::memory_order_relaxed);
   }
@@ -626,11 +626,12 @@ struct CallCount {
   }
 };
 
-// The launch records of one op, in buckets of kWays: calls of a model that share a bucket must not evict each other, as each
-// eviction costs a call of Python. There are at most kBuckets * kWays records; a further one replaces another.
+// The launch records of one op, in buckets of kWays, so that calls of a model that share a bucket do not evict each
+// other: each eviction costs a call of Python. There are at most kBuckets * kWays records; a further one replaces an
+// older one.
 class LaunchTable {
  public:
-  // Valid as long as the caller's `Reading`.
+  // The result is valid as long as the caller's `Reading` exists.
   const LaunchRecord* find(const CallKey& call, uint64_t hash) const {
     const Table* table = table_.load(std::memory_order_acquire);
     if (table == nullptr) {
@@ -649,7 +650,7 @@ class LaunchTable {
     return nullptr;
   }
 
-  // Counts a call that has no record.
+  // Counts a call that has no launch record.
   CallCount& count(uint64_t hash) {
     Table* table = table_.load(std::memory_order_acquire);
     if (table == nullptr) {
@@ -662,7 +663,7 @@ class LaunchTable {
     while (at < kWays && bucket.counts[at].id.load(std::memory_order_relaxed) != id) {
       ++at;
     }
-    if (at == kWays) {  // in turn: two calls that come in turn must not take each other's place
+    if (at == kWays) {  // round robin: two alternating calls must not evict each other
       at = bucket.next.fetch_add(1, std::memory_order_relaxed) % kWays;
       bucket.counts[at].restart(id);
     }
@@ -670,7 +671,7 @@ class LaunchTable {
     return bucket.counts[at];
   }
 
-  // The planner cannot make a launch record for calls with this key.
+  // Records that the planner cannot make a launch record for calls with this key.
   void refuse(uint64_t hash, uint64_t of_epoch) {
     if (Table* table = table_.load(std::memory_order_acquire)) {
       const uint64_t id = hash ^ of_epoch;
@@ -682,7 +683,7 @@ class LaunchTable {
     }
   }
 
-  // Counts a call without a launch record; whether to record it now.
+  // Counts a call without a launch record; returns whether to record it now.
   bool should_record(uint64_t hash) {
     CallCount& calls = count(hash);
     if (!calls.should_record()) {
@@ -693,12 +694,12 @@ class LaunchTable {
   }
 
   void keep(std::shared_ptr<const LaunchRecord> record, uint64_t hash) {
-    std::vector<Replaced> unused;  // freed after the lock is released, as that may take Python's
+    std::vector<Replaced> unused;  // freed after the lock is released, because that may take the GIL
     std::lock_guard<std::mutex> held(lock_);
     if (record->epoch != epoch.load(std::memory_order_acquire)) {
       return;
     }
-    Bucket& bucket = (*made())[bucket_of(hash)];  // a planner may answer a question of the gate before this one
+    Bucket& bucket = (*made())[bucket_of(hash)];  // the planner's answer may arrive before the gate's first lookup
     size_t at = (hash >> 33) % kWays;
     for (size_t i = kWays; i-- > 0;) {
       const LaunchRecord* there = bucket.records[i].load();
@@ -725,13 +726,13 @@ class LaunchTable {
   };
   struct Bucket {
     std::array<std::atomic<const LaunchRecord*>, kWays> records{};
-    std::array<std::shared_ptr<const LaunchRecord>, kWays> owned{};  // under the lock
+    std::array<std::shared_ptr<const LaunchRecord>, kWays> owned{};  // protected by the lock
     std::array<CallCount, kWays> counts{};
     std::atomic<uint32_t> next{0};
   };
   using Table = std::array<Bucket, kBuckets>;
 
-  // The table, under the lock.
+  // The table, created on first use; the caller holds the lock.
   Table* made() {
     if (owned_ == nullptr) {
       owned_ = std::make_unique<Table>();
@@ -752,23 +753,23 @@ class LaunchTable {
 
 using namespace opmux;
 
-#ifdef OPMUX_LAUNCHES  // in functions.cpp alone
+#ifdef OPMUX_LAUNCHES  // only in functions.cpp
 
 #pragma GCC visibility push(default)
 extern "C" {
 
-// The driver must never be freed.
+// The caller must never free `with`.
 void opmux_launches_driver(const Driver* with) { driver.store(with, std::memory_order_release); }
 
-// Whether calls are launched from here, or all go to Python.
+// Whether calls are launched from C++; if not, all go to Python.
 void opmux_launches_launch(int on) { launching.store(on != 0 && driver.load() != nullptr, std::memory_order_release); }
 
 uint64_t opmux_launches_launched() { return launched.load(std::memory_order_relaxed); }
 
-// LaunchTable in memory.
+// The number of launch records in memory.
 int64_t opmux_launches_records() { return living.load(std::memory_order_relaxed); }
 
-// Forgets what was recorded.
+// Discards everything that was recorded.
 void opmux_launches_clear() { epoch.fetch_add(1, std::memory_order_acq_rel); }
 
 }  // extern "C"

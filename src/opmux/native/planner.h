@@ -1,5 +1,5 @@
-// The client of the planner: a process that plans and compiles the calls of auto mode, so that this one never waits for
-// Python or a compiler. It receives the key of a call and answers with a launch record. The other end is
+// The client of the planner: a process that plans and compiles the calls of auto mode, so that this process never waits
+// for Python or a compiler. The planner receives the key of a call and answers with a launch record. The server is
 // tools/planning.py; a message is a sequence of 64-bit words.
 
 #pragma once
@@ -29,7 +29,7 @@ enum Message : uint64_t {
   kDone = 6,  // the last message of an answer
 };
 
-using Kernels = std::map<uint64_t, std::shared_ptr<Kernel>>;  // that this process has made, by the planner's numbers
+using Kernels = std::map<uint64_t, std::shared_ptr<Kernel>>;  // kernels made in this process, by the planner's numbers
 
 // Reads the words of one message.
 struct Words {
@@ -62,7 +62,7 @@ struct Words {
   }
 };
 
-// Reads what a call launches; false if the words make no sense.
+// Reads what a call launches; false if the words are not valid.
 bool fill(LaunchRecord& made, Words& reader, const Kernels& kernels) {
   const auto sizes = [&](uint64_t count) {
     std::vector<c10::SymInt> found;
@@ -119,10 +119,10 @@ struct SizeClass {
 
   uint64_t epoch = 0, at = 0, low = 0, high = 0, step = 1;
   std::vector<Formula> formulas;
-  std::vector<uint64_t> answer;  // to one call of the class: the words of its key, and what it launches
+  std::vector<uint64_t> answer;  // the answer to one call of the class: the words of its key, and what it launches
   Kernels kernels;
 
-  // The answer to a key of so many words, or nothing if it is not of this class.
+  // The answer to a key of `count` words; empty if the key does not belong to this class.
   std::vector<uint64_t> answer_to(const uint64_t* words, uint64_t count) const {
     if (count != answer[0]) {
       return {};
@@ -166,7 +166,7 @@ struct SizeClass {
   }
 };
 
-// The launch records of one overload on one device, and the size classes from which more are made.
+// The launch records of one overload on one device, and the size classes from which further records are made.
 class PlannedTable : public LaunchTable {
  public:
   static constexpr size_t kMost = 256;  // classes
@@ -186,7 +186,7 @@ class PlannedTable : public LaunchTable {
     version_.fetch_add(1, std::memory_order_release);
   }
 
-  // Makes a launch record from a size class; nullptr if no class fits, or none was added since this key was last tried.
+  // Makes a launch record from a size class; nullptr if none fits, or if no class was added since the last try.
   std::shared_ptr<const LaunchRecord> make(const CallKey& call, uint64_t hash, CallCount& calls) {
     const uint32_t version = version_.load(std::memory_order_acquire);
     if (calls.classes.load(std::memory_order_relaxed) == version) {
@@ -202,8 +202,8 @@ class PlannedTable : public LaunchTable {
     return made;
   }
 
-  // Whether to send a call without a launch record to the planner: at its second call, or at the first one if several
-  // calls came whose keys differ from it only in sizes and strides.
+  // Whether to send a call without a launch record to the planner: at its second call, or at its first call if several
+  // earlier keys differ from it only in sizes and strides.
   bool should_request(const CallKey& call, const CallCount& calls) {
     if (calls.refused.load(std::memory_order_relaxed)) {
       return false;
@@ -237,27 +237,27 @@ class PlannedTable : public LaunchTable {
   std::atomic<uint32_t> version_{0};
 };
 
-// One connection to a planner, and what it was sent.
+// One connection to a planner, and the requests that were sent over it.
 struct Connection {
   explicit Connection(int socket, ino_t inode) : socket(socket), inode(inode) {}
   ~Connection() { close(socket); }
   Connection(const Connection&) = delete;
   Connection& operator=(const Connection&) = delete;
 
-  const int socket;   // a descriptor of its own: no other file gets its number while a thread may send
-  const ino_t inode;  // of the socket, by which another descriptor of it is recognised
+  const int socket;   // a descriptor of its own: its number is not reused while a thread may send
+  const ino_t inode;  // the socket's inode; identifies the socket under another descriptor
   std::atomic<int64_t> waiting{0};
 };
 
 class Planner {
  public:
   static Planner& instance() {
-    static auto* made = new Planner;  // never freed: its thread may outlive everything else
+    static auto* made = new Planner;  // never freed: its thread may outlive static objects
     return *made;
   }
 
-  // Sends requests to this socket from now on; -1: sends none. The caller may close its descriptor. A forked child has
-  // no planner until this is called there.
+  // Sends requests to this socket from now on; -1: sends none. The caller may close its own descriptor. A forked child
+  // has no planner until it calls this.
   void use(int socket) {
     struct stat found {};
     const bool on = socket >= 0 && fstat(socket, &found) == 0;
@@ -284,7 +284,7 @@ class Planner {
     tables_[slot] = table;
   }
 
-  // False: it was not sent, because there are too many requests already.
+  // Returns false if the request was not sent, because too many are unanswered.
   bool request(int64_t slot, const CallKey& call, uint64_t hash) {
     const auto to = connection();
     if (to == nullptr) {
@@ -304,7 +304,7 @@ class Planner {
     return sent;
   }
 
-  // Requests that are not answered yet.
+  // The number of unanswered requests.
   int64_t waiting() {
     const auto to = is_there() ? connection() : nullptr;
     return to == nullptr ? 0 : to->waiting.load(std::memory_order_relaxed);
@@ -322,13 +322,13 @@ class Planner {
     pthread_atfork(nullptr, nullptr, [] { instance().start_in_child(); });
   }
 
-  // In a forked child: the connection is the parent's, and a thread that does not exist here may have held the lock.
+  // In a forked child: the connection belongs to the parent, and the thread that held the lock may not exist here.
   void start_in_child() {
     is_there_.store(false);
     new (&lock_) std::mutex;
     if (connection_ != nullptr) {
       close(connection_->socket);
-      new (&connection_) std::shared_ptr<Connection>;  // never freed: it would close the descriptor again
+      new (&connection_) std::shared_ptr<Connection>;  // never freed: that would close the descriptor again
     }
   }
 
@@ -340,7 +340,7 @@ class Planner {
       if (got < 0 && errno == EINTR) {
         continue;
       }
-      if (got <= 0) {  // the planner has ended, or was replaced
+      if (got <= 0) {  // the planner has ended or was replaced
         std::lock_guard<std::mutex> held(lock_);
         if (connection_ == from) {
           is_there_.store(false, std::memory_order_release);
@@ -351,7 +351,7 @@ class Planner {
       Words reader{message.data(), message.data() + got / sizeof(uint64_t)};
       try {
         take(*from, reader, kernels);
-      } catch (const std::exception&) {  // out of memory: calls of this key stay torch's
+      } catch (const std::exception&) {  // out of memory: torch's kernel runs calls with this key
       }
     }
   }
@@ -413,7 +413,7 @@ class Planner {
   }
 
   std::atomic<bool> is_there_{false};
-  std::mutex lock_;  // for all below
+  std::mutex lock_;  // protects everything below
   std::shared_ptr<Connection> connection_;
   std::map<int64_t, std::weak_ptr<PlannedTable>> tables_;
 };

@@ -1,7 +1,7 @@
 """The measured times of the implementations of compute-bound ops on this chip, by which `core.choosing` ranks them.
 
-`opmux tune --providers` measures; a vendor's arch folder ships its results (`provider_speed.json`), and those in the
-user's cache come first. A file has the time of each implementation for a class of calls (`speed_classes`).
+`opmux tune --providers` measures. A vendor's arch folder ships measured times (`provider_speed.json`); those in the
+user's cache override them. A file has the time of each implementation for a class of calls (`speed_classes`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FILES = SpeedFiles("providers-", _times, dict, "provider_speed.json")
 
 @functools.cache
 def measured(chip: Chip) -> Mapping[str, Mapping[str, Times]]:
-    """For each op that was measured on a chip: the label of a class -> the times."""
+    """For each op that was measured on a chip: the label of a class -> the times of the implementations."""
     found: dict[str, dict[str, Times]] = {}
     for label, times in FILES.measured(chip).items():
         found.setdefault(label.partition("[")[0], {})[label] = times
@@ -43,7 +43,7 @@ def measured(chip: Chip) -> Mapping[str, Mapping[str, Times]]:
 
 
 def store(chip: Chip, found: Mapping[str, Times], more: Mapping[str, Any]) -> Path | None:
-    """Add measurements to the user's file; None if there is no place for it."""
+    """Add measurements to the user's file; None if it could not be stored."""
     file = FILES.store(chip, found, more)
     forget()
     return file
@@ -59,7 +59,7 @@ def forget() -> None:
 
 
 def speeds(key: str, device: str) -> Speeds | None:
-    """What was measured of an op on a device type; None if neither times nor a vendor's preference decide there."""
+    """An op's measured times on a device type; None if there are none and no vendor's libraries come first."""
     if key not in CLASSES or device != default_device():
         return None
     chip, known, name = chip_of(device), CLASSES[key], key.rpartition("::")[2]
@@ -75,7 +75,7 @@ def speeds(key: str, device: str) -> Speeds | None:
 
 
 def _preference(key: str, device: str) -> Preference | None:
-    """That of a device's vendor for its libraries, whatever was measured."""
+    """The preference of a device's vendor for its libraries, regardless of measured times."""
     here = machine.current()
     first = here.preferred(device).get(key)
     if not isinstance(first, LibrariesFirst):
@@ -83,14 +83,14 @@ def _preference(key: str, device: str) -> Preference | None:
     vendor = here.vendor_of(device) or device
     try:
         why = first.always()
-    except Exception as error:  # a vendor's code
+    except Exception as error:  # a vendor's code may raise anything
         why = f"get_preferred_ops of {vendor} raised {type(error).__name__}: {error}"
     return None if why is None else Preference(vendor, why, reference_too=not first.for_some_calls)
 
 
 @dataclass(frozen=True)
 class ForSomeCalls:
-    """A reason of `get_preferred_ops` that holds for the calls that the vendor's libraries take; ours runs the rest."""
+    """A reason of `get_preferred_ops` for only those calls that the vendor's libraries accept; ours runs the rest."""
 
     why: Callable[[], str | None]
 
@@ -99,10 +99,10 @@ class ForSomeCalls:
 
 
 class LibrariesFirst:
-    """Why a vendor's libraries come before our kernel of an op, as `get_preferred_ops` says.
+    """Why a vendor's libraries come before our kernel of an op, as given by `get_preferred_ops`.
 
-    None if ours was measured to be faster for some calls, or the libraries take only some: then ours is a candidate,
-    ranked for each class of calls.
+    None if our kernel was measured to be faster for some calls, or if the libraries accept only some calls. Then our
+    kernel is a candidate, ranked for each class of calls.
     """
 
     def __init__(self, key: str, why: machine.Preferred):
@@ -119,7 +119,7 @@ class LibrariesFirst:
         return None if any(OURS in times and _wins(times) for times in rows.values()) else found
 
     def always(self) -> str | None:
-        """The reason, whatever was measured."""
+        """The reason, regardless of measured times."""
         return self._why() if callable(self._why) else self._why
 
 

@@ -1,8 +1,8 @@
-"""By what the fastest implementation of a compute-bound op is looked up: dtype, options, and classes of its sizes.
+"""The classes of calls by which the fastest implementation of a compute-bound op is looked up: dtype, options, sizes.
 
-`CLASSES` has a function for each op. It takes the op's arguments and returns one value for each of its `names`; an int
-is the class of a length, (n - 1).bit_length(): lengths with the same next power of two share one, as for tiles. These
-functions run at each call: they read shapes and strides only.
+`CLASSES` has a function for each op. It takes the op's arguments and returns one value for each of its `names`. An int
+value is the class of a length, (n - 1).bit_length(): lengths with the same next power of two share a class, as they do
+for tiles. These functions run at each call, so they read only shapes and strides.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..core.tensors import dtype_name
 
 
 class SpeedClass(NamedTuple):
-    """The facts of a call on which speed depends."""
+    """The names of the facts on which an op's speed depends, and the function that computes them for a call."""
 
     names: tuple[str, ...]
     of: Callable[..., tuple]
@@ -177,9 +177,9 @@ def attention_varlen_bwd(do: Any, q: Tensor, k: Tensor, v: Tensor, o: Any, lse: 
 
 
 def attention_general(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple:
-    """Calls with the same options set, whatever their values, except windows that are causal.
+    """Calls with the same options set share a class, whatever the values of the options, except causal windows.
 
-    Packed sequences have the class of a dense batch of them: equal work must go to one implementation in any layout.
+    Packed sequences have the class of a dense batch with the same work, so that both layouts use one implementation.
     """
     bias, slopes, sink, _, cu_q, _, q_sizes, k_sizes, max_q, max_k, left, right, _, softcap, dropout_p, *_ = rest
     named = zip(("bias", "slopes", "sink", "lengths"), (bias, slopes, sink, q_sizes if k_sizes is None else k_sizes))
@@ -199,7 +199,7 @@ def attention_general_bwd(do: Any, q: Tensor, k: Tensor, v: Tensor, o: Any, lse:
 def attention_decode(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor, table: Tensor | None, *rest: Any
 ) -> tuple:
-    """The keys are those that the cache has room for: how many there are is known on the device only."""
+    """The number of keys is the capacity of the cache: how many are in use is known only on the device."""
     b, queries, h, dim = q.shape
     _, page, kv_heads, _ = k_cache.shape
     keys = page if table is None else page * table.shape[1]

@@ -1,11 +1,11 @@
-"""Files of measured times: those in the folders of a chip's vendor, and over them those in the user's cache.
+"""Files of measured times: those in the folders of a chip's vendor, and those in the user's cache, which override them.
 
-A file has a format, what it was made for, remarks of whoever measured, and one line for each entry.
+A file has its format, what it was measured with, remarks about the measurement, and one line for each entry.
 
 The user's files are in `tuning/` of the cache directory (`OPMUX_CACHE_DIR`): one for each kind of measurement, chip,
-driver and set of versions, which many processes and ranks share. A file is replaced atomically, so a reader sees the
-old or the new one; writers merge under a lock, and a writer that does not get it stores nothing. Only speed depends on
-these files, never results: what cannot be read is skipped with a warning.
+driver and set of versions, shared by many processes and ranks. A file is replaced atomically, so a reader sees the old
+or the new one. Writers merge their entries under a lock; a writer that does not get the lock stores nothing. These
+files affect only speed, never results: a file that cannot be read is skipped with a warning.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class BadSpeeds(OpmuxError, ValueError):
 
 
 def chip_of(device: str) -> Chip:
-    """The chip of a device type; also one that is assumed to be here."""
+    """The chip of a device type; with `assume`, the assumed chip."""
     if devices.assumed() is not None:
         package = devices.vendor_of(device)
         return Chip(None if package is None else package.name, devices.arch_of(device))
@@ -51,17 +51,17 @@ def chip_of(device: str) -> Chip:
 
 @dataclass(frozen=True)
 class SpeedFiles(Generic[T]):
-    """One kind of such files."""
+    """One kind of file with measured times."""
 
-    prefix: str  # of the file in the cache
-    of_data: Callable[[Any], T]  # raises for what is not an entry
+    prefix: str  # start of the file's name in the cache
+    of_data: Callable[[Any], T]  # raises if the data is not an entry
     as_data: Callable[[T], Any]
-    name: str | None = None  # in a vendor's folders; None if no vendor ships such a file
+    name: str | None = None  # the file's name in a vendor's folders; None if no vendor ships such a file
 
     # -- reading
 
     def measured(self, chip: Chip) -> dict[str, T]:
-        """What was shipped for a chip, and over it the user's; a file that cannot be read is one warning."""
+        """The shipped entries for a chip, overridden by the user's; a file that cannot be read causes one warning."""
         mine, found = self.path(chip), dict[str, T]()
         for file in (*self._shipped_files(chip), *([] if mine is None else [mine])):
             with contextlib.suppress(FileNotFoundError):
@@ -69,19 +69,19 @@ class SpeedFiles(Generic[T]):
         return found
 
     def files(self, chip: Chip) -> list[Path]:
-        """The files that exist for a chip; a later one comes before an earlier one."""
+        """The files that exist for a chip; later ones override earlier ones."""
         mine = self.path(chip)
         return [f for f in (*self._shipped_files(chip), *([] if mine is None else [mine])) if f.is_file()]
 
     def shipped(self, chip: Chip) -> dict[str, T]:
-        """What the folders of a chip's vendor have; raises BadSpeeds."""
+        """The entries in the folders of a chip's vendor; raises BadSpeeds."""
         found: dict[str, T] = {}
         for file in self._shipped_files(chip):
             found |= self.read(file)
         return found
 
     def path(self, chip: Chip) -> Path | None:
-        """The user's file for a chip and the versions of this process; None for a chip that is not present."""
+        """The user's file for a chip and the versions of this process; None if the chip is not present."""
         folder = directory()
         if folder is None or not chip.name:
             return None
@@ -89,7 +89,7 @@ class SpeedFiles(Generic[T]):
         return folder / f"{self.prefix}{re.sub(r'[^A-Za-z0-9]+', '_', chip.name).strip('_')}-{digest}.json"
 
     def read(self, file: Path) -> dict[str, T]:
-        """The entries of a file; empty if there is none. Raises BadSpeeds if one of them is damaged."""
+        """The entries of a file; empty if there is no file. Raises BadSpeeds if an entry is damaged."""
         if not file.is_file():
             return {}
         try:
@@ -108,7 +108,7 @@ class SpeedFiles(Generic[T]):
         return [file for file in found if file.is_file()]
 
     def _read_or_warn(self, file: Path, chip: Chip | None) -> dict[str, T]:
-        """The entries of a file, but for damaged ones; `chip` is given for a file of the cache."""
+        """The entries of a file without damaged ones; `chip` is given if the file is in the cache."""
         try:
             if chip is None:
                 data = file.read_bytes()
@@ -172,14 +172,14 @@ class SpeedFiles(Generic[T]):
         try:
             self._merge(file, chip, found, more or {})
         except OSError as error:
-            # As text: a log record that is kept would keep the error, and by its frames perhaps the lock.
+            # Log the error as text: a log record that is kept would keep the error's frames, which may hold the lock.
             advice = "" if isinstance(error, TimeoutError) else f". Set {CACHE_DIR.name} to a writable folder"
             logger.warning("tuning results are not stored: %s%s", str(error), advice)
             return None
         return file
 
     def _merge(self, file: Path, chip: Chip, found: Mapping[str, T], more: Mapping[str, Any]) -> None:
-        """Add entries to a file; OSError if that could lose another process's entries."""
+        """Add entries to a file; raises OSError if that could lose another process's entries."""
         cache_dir.make(file.parent)
         with exclusive(file.parent):
             cache_dir.sweep(file)
@@ -197,14 +197,14 @@ class SpeedFiles(Generic[T]):
 
 
 def directory() -> Path | None:
-    """The folder of the user's files; None without a setting and a home directory."""
+    """The folder of the user's files; None if neither the setting nor a home directory exists."""
     root = cache_dir.root()
     return None if root is None else root / "tuning"
 
 
 def made_for(chip: Chip) -> dict[str, str]:
-    """What a measured time depends on."""
-    ours = sys.modules["opmux"]  # not imported: runtime depends on nothing above it
+    """The properties that a measured time depends on."""
+    ours = sys.modules["opmux"]  # not imported: this package depends on nothing above it
     return {
         "chip": chip.name,
         "arch": chip.arch or "",
@@ -218,7 +218,7 @@ def made_for(chip: Chip) -> dict[str, str]:
 def _triton() -> str:
     try:
         return importlib.metadata.version("triton")
-    except importlib.metadata.PackageNotFoundError:  # a vendor's build of it, under another name
+    except importlib.metadata.PackageNotFoundError:  # a vendor's build of Triton, under another name
         return getattr(sys.modules.get("triton"), "__version__", "")
 
 
@@ -240,7 +240,7 @@ def clear() -> list[Path]:
 
 
 def exclusive(folder: Path) -> contextlib.AbstractContextManager[None]:
-    """Lock out other writers. A writer without the lock must not write: it would drop their entries."""
+    """Exclude other writers. Without this lock a writer must not write, because it would drop their entries."""
     return cache_dir.locked(folder / ".lock", LOCK_TIMEOUT, required=True)
 
 
@@ -258,5 +258,5 @@ def _warn_once(line: str) -> None:
 
 
 def forget_warnings() -> None:
-    """Warn again of a file that cannot be read."""
+    """Warn again about files that cannot be read."""
     _warned.clear()

@@ -38,20 +38,20 @@ class FileEntry(NamedTuple):
 
 
 def heuristics(chip: Chip, name: str) -> FileEntry | None:
-    """The rules for a tunable: {size: value, or function of the call's facts}."""
+    """A tunable's rules: {size: a value, or a function of the call's facts}."""
     return _first(chip, name, _rules)
 
 
 def candidates(chip: Chip, name: str) -> FileEntry | None:
-    """The configs worth trying for a tunable: [{size: value}]."""
+    """The configs to try for a tunable: [{size: value}]."""
     found = _first(chip, name, _trials)
     return None if found is None else FileEntry(found.file, expand(found.given, f"{found.file}: {name}"))
 
 
 def names_in_files(chip: Chip, unreadable: list[BadTiles] | None = None) -> dict[str, set[Path]]:
-    """Every tunable that a file of this chip's vendor names, and the files.
+    """Every tunable named in a file of this chip's vendor, and the files.
 
-    A file that cannot be read raises; with `unreadable`, its error is added there and the other files are read.
+    Raises for a file that cannot be read. With `unreadable`, the error is appended to it and the other files are read.
     """
     found: dict[str, set[Path]] = {}
     for folder in folders(chip):
@@ -80,13 +80,13 @@ def folders(chip: Chip) -> tuple[str, ...]:
 
 @functools.cache
 def _is_folder(package: str) -> bool:
-    """Whether an arch folder exists: a copied package may not have all folders of its ARCH_MAP."""
+    """Whether an arch folder exists: a copy of a package may lack some folders of its ARCH_MAP."""
     found = importlib.util.find_spec(package)
     return found is not None and bool(found.submodule_search_locations)
 
 
 def _arch_keys(arch: str | None) -> Iterable[Any]:
-    """The keys that an ARCH_MAP may use for an arch: sm_90, "9.0", "9", 9; for other vendors a prefix of its name."""
+    """The keys by which an ARCH_MAP may name an arch: sm_90, "9.0", "9", 9; for other vendors a prefix of the name."""
     if arch is None:
         return
     yield arch
@@ -111,7 +111,7 @@ def _rules(folder: str) -> tuple[Path, dict[str, Any]]:
         return file, {}
     try:
         table = importlib.import_module(f"{folder}.{RULES}").HEURISTICS_CONFIGS
-    except Exception as error:  # a vendor's code
+    except Exception as error:  # a vendor's code may raise anything
         where = vendors.place_of(folder, error)
         raise BadTiles(f"{file} cannot be used: {where}: {type(error).__name__}: {error}") from error
     if not isinstance(table, dict) or not all(isinstance(rules, Mapping) for rules in table.values()):
@@ -147,7 +147,7 @@ _FIELDS = ("META", "num_warps", "num_stages")
 
 
 def expand(items: Any, where: str) -> list[dict[str, Any]]:
-    """Every config of a list of items, as {size: value}; `gen: true` is a Cartesian product of lists."""
+    """Every config in a list of items, as {size: value}; with `gen: true` an item is a Cartesian product of lists."""
     if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
         raise BadTiles(f"{where}: expected a list of configs such as {{META: {{BLOCK_M: 1}}, num_warps: 4}}")
     made = [_product(item, where) if item.get("gen") else [_plain(item, where)] for item in items]
@@ -163,7 +163,7 @@ def _plain(item: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def _product(item: dict[str, Any], where: str) -> list[dict[str, Any]]:
-    """`param_map` gives the list of values of each field, by name or literally."""
+    """One item with `gen: true`. `param_map` gives the list of values of each field, by name or literally."""
     fields = item.get("param_map")
     if not isinstance(fields, dict):
         raise BadTiles(f"{where}: gen needs a param_map such as {{META: {{BLOCK_M: rows}}, num_warps: warps}}")

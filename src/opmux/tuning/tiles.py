@@ -19,9 +19,9 @@ from .speed_files import SpeedFiles
 class Entry:
     """The result for one key: the tiles, and how they were measured."""
 
-    tiles: dict[str, Any]  # warps, stages, sizes that differ from the default
+    tiles: dict[str, Any]  # warps, stages, and the sizes that differ from the default
     ms: float
-    before_ms: float  # with the tiles that were used before
+    before_ms: float  # with the tiles that were used before tuning
     op: str
     sample: str
 
@@ -39,7 +39,7 @@ path, directory = FILES.path, speed_files.directory
 
 
 def key(name: str, facts: Mapping[str, Any]) -> str:
-    """`softmax.rows[dtype=bfloat16 n<=8192]`: lengths by their shape class, other facts by value."""
+    """`softmax.rows[dtype=bfloat16 n<=8192]`: lengths are given by shape class, other facts by value."""
     return f"{name}[{' '.join(_word(k, facts[k]) for k in sorted(facts))}]"
 
 

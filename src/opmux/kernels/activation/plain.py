@@ -1,6 +1,6 @@
-"""Activations, alone, with a bias and gated. Each is two device functions; six kernels serve them all.
+"""Activations: alone, with a bias, and gated. An activation is two device functions; six kernels serve all activations.
 
-Contiguous tensors are treated as a single long row. Gated kernels and those with a bias take strided rows: the halves
+Contiguous tensors are treated as one long row. Gated kernels and kernels with a bias read strided rows, so the halves
 of [.., 2n] are read in place. With CAST the results are float8, and amax is raised to their largest magnitude.
 """
 
@@ -104,9 +104,10 @@ def _biased_bwd(
     dy_ptr, x_ptr, bias_ptr, dx_ptr, share_ptr, scale_ptr, amax_ptr, scale_inv_ptr, dy_stride, x_stride, n_rows, n,
     SLOPE: tl.constexpr, CAST: tl.constexpr, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """dx, and partial sums of it over rows. Program (i, j) takes column block i and every P-th row block from j on.
+    """dx, and partial sums of dx over rows. Program (i, j) handles column block i, and every P-th row block starting
+    with j.
 
-    The next rows are loaded before the current ones are computed.
+    The next rows are loaded before the current rows are computed.
     """
     o_m = tl.arange(0, BLOCK_M)[:, None]
     o_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
@@ -168,12 +169,12 @@ def gated_row_tiles(n: int, dtype: torch.dtype) -> Tiles:
     return Tiles(128, BLOCK_M=per_program(dtype) // block, BLOCK_N=block)
 
 
-PER_CORE = 8  # programs per core that sum rows; dgelu with a bias on H200: 0.78 of a copy's bandwidth, 0.66 with 4
+PER_CORE = 8  # programs per core that sum rows; dgelu with bias on H200: 0.78 of a copy's bandwidth (0.66 with 4)
 
 
 @tunable("activation.bias")
 def bias_tiles(n: int, dtype: torch.dtype) -> Tiles:
-    """Several rows per program, so that it reads the bias once for them."""
+    """Several rows per program, so that the program reads the bias only once."""
     block = least_gap(n, 256, 64)
     return Tiles(128, BLOCK_M=per_program(dtype) // block, BLOCK_N=block)
 
@@ -189,12 +190,12 @@ def bias_bwd_tiles(n: int, dtype: torch.dtype) -> Tiles:
 
 
 def functions(act: str, uses: str, fp8: torch.dtype | None = None) -> dict[str, Any]:
-    """The kernel constants of an activation and of the cast to `fp8`."""
+    """The kernel constants of an activation, and of the cast to `fp8`."""
     return {u: MATHS[act][("VALUE", "SLOPE").index(u)] for u in uses.split()} | {"CAST": fp8 and cast_of(fp8)}
 
 
 def _results(fp8: torch.dtype | None, dtype: torch.dtype, **shapes: Any) -> dict[str, Any]:
-    """Output specs of these shapes; with `fp8` they are bytes, and scale_inv is a result too."""
+    """Output specs of these shapes; with `fp8` the outputs are bytes, and scale_inv is an output too."""
     made = {name: OutputSpec.of(shape, dtype if fp8 is None else torch.uint8) for name, shape in shapes.items()}
     return made if fp8 is None else {**made, "scale_inv": ONE}
 

@@ -1,7 +1,7 @@
-"""Gates with parameters and a factor for each row. Each gate is four device functions; three kernels serve them all.
+"""Gates with parameters and a factor for each row. A gate is four device functions; three kernels serve all gates.
 
-Gate parameters are constexprs: a model has one set of them. The gradient of a factor is a sum over its row, so that
-backward loops along rows; without factors a program computes a tile, as in `plain`.
+Gate parameters are constexprs, because a model uses one set of them. The gradient of a factor is a sum over its row, so
+that backward loops along rows; without factors, a program computes one tile, as in `plain`.
 """
 
 from __future__ import annotations
@@ -124,8 +124,8 @@ MATHS: dict[str, tuple[Any, ...]] = {
 
 @triton.jit
 def _first(o_n, TURNS: tl.constexpr):
-    """The column of a for output column o_n. a and b alternate in groups of TURNS columns (0: a is the first half of
-    the row), and b is TURNS columns (or half a row) after a.
+    """The column of a for output column o_n. a and b alternate in groups of TURNS columns; TURNS = 0: a is the first
+    half of the row. b is TURNS columns (or half a row) to the right of a.
     """
     if TURNS:
         return o_n + (o_n // TURNS) * TURNS
@@ -139,7 +139,7 @@ def _grads(
     VALUE: tl.constexpr, SLOPE: tl.constexpr, UP: tl.constexpr, UP_SLOPE: tl.constexpr,
     P: tl.constexpr, Q: tl.constexpr, R: tl.constexpr, TURNS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Store the gradients of a tile whose rows begin at these offsets; return dy times the unscaled result."""
+    """Store the gradients of a tile whose rows begin at these offsets; returns dy times the unscaled result."""
     o_a = _first(o_n, TURNS)
     b_dy = tl.load(dy_ptr + o_y + o_n, mask=m, other=0.0).to(WIDE)
     b_a = tl.load(x_ptr + o_x + o_a, mask=m, other=0.0).to(WIDE)

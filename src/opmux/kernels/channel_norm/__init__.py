@@ -1,9 +1,9 @@
 """Group norm, batch norm and weight norm: their layouts in memory, and the choice of kernels.
 
-A unit is all elements that share one statistic. A small unit is held in registers and read once. A longer one is
+A unit is all elements that share one statistic. A small unit is held in registers and read once. A longer unit is
 computed by one program, which reads it a second time from L2; or by many programs, whose partial statistics are merged
-in a fixed order before another kernel scales all elements. Channels-last tensors that are not small take the last way,
-along columns. Results are deterministic.
+in a fixed order before another kernel scales all elements. Channels-last tensors with larger units are always computed
+by many programs, along columns. Results are deterministic.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class Runs(NamedTuple):
 
 
 class Extent(NamedTuple):
-    """A tensor as samples, channels and positions, and its division into units."""
+    """A tensor as samples, channels and positions, and how it is divided into units."""
 
     n: int
     c: int
     s: int
-    groups: int  # units per sample; 0: a unit is a channel of all samples
+    groups: int  # units per sample; 0: a unit is one channel over all samples
     last: bool  # channels are adjacent in memory
 
     @property
@@ -65,7 +65,7 @@ class Extent(NamedTuple):
 
     @property
     def channel(self) -> str:
-        """What has one channel: a unit, each of its runs, or each position in a run."""
+        """The part of a unit that has a single channel: the whole unit, each run, or each position in a run."""
         return "unit" if not self.groups else "place" if self.last else "run"
 
     @property
@@ -75,7 +75,7 @@ class Extent(NamedTuple):
 
     @property
     def matrices(self) -> tuple[int, int]:
-        """Channels-last: the number of matrices [rows, channels], and of their rows."""
+        """Channels-last: the number of matrices [rows, channels], and the number of rows of each."""
         return (self.n, self.s) if self.groups else (1, self.n * self.s)
 
     def runs(self) -> Runs:
@@ -97,9 +97,9 @@ class Extent(NamedTuple):
         return cls(before, length, after, 0, after == 1)
 
 
-WHOLE = {False: 32768, True: 8192}  # most 16-bit elements that one program holds: forward; backward, x and dy
-HELD = 40 << 20  # bytes of the units in progress that L2 keeps until they are read again
-RUN = 32  # bytes per memory access; units of shorter runs are not held whole, unless the tensor fits L2
+WHOLE = {False: 32768, True: 8192}  # most 16-bit elements that one program holds: forward; backward (x and dy)
+HELD = 40 << 20  # bytes of units in progress that stay in L2 until they are read again
+RUN = 32  # bytes per memory access; units with shorter runs are not held whole, unless the tensor fits in L2
 
 
 def way(at: Extent, dtype: torch.dtype, device: torch.device, backward: bool) -> str:
@@ -117,12 +117,12 @@ def way(at: Extent, dtype: torch.dtype, device: torch.device, backward: bool) ->
 
 # ---- tiles ----------------------------------------------------------------------------------------------------------
 
-MOST_PARTS = 256  # most parts of a unit; one program merges them at once
+MOST_PARTS = 256  # most parts of a unit; one program merges all of them at once
 COLUMNS = 16  # fewest adjacent units per program: 32 bytes of 16-bit elements
 
 
 def cut(n: int, most: int) -> int:
-    """A power of two to cut n by: the largest one up to `most` that is at least 80 % full, else the fullest."""
+    """The power of two to cut n by: the largest one <= `most` that is at least 80 % full, else the fullest."""
     top = min(triton.next_power_of_2(n), most)
     tried = [b for b in (top, top // 2, top // 4, top // 8) if b]
     used = {b: n / (-(-n // b) * b) for b in tried}
@@ -152,7 +152,7 @@ def whole_tiles(n_k: int, n_l: int, n_units: int, tight: bool, backward: bool, d
 
 @tunable("channel_norm.pieces")
 def piece_tiles(n_k: int, n_l: int, backward: bool, dtype: torch.dtype) -> Tiles:
-    """A unit, a tile of some of its runs at a time. Large units: large tiles, so that L2 holds all in progress."""
+    """One unit, a tile of some of its runs at a time. Large units have large tiles: then L2 holds all in progress."""
     size = n_k * n_l * dtype.itemsize * (2 if backward else 1)
     most = fits(8192 if size > 96 << 10 else 4096, dtype) // (2 if backward else 1)
     l = cut(n_l, most)
@@ -162,7 +162,7 @@ def piece_tiles(n_k: int, n_l: int, backward: bool, dtype: torch.dtype) -> Tiles
 
 @tunable("channel_norm.shares")
 def share_tiles(n_k: int, n_l: int, backward: bool, dtype: torch.dtype) -> Tiles:
-    """A part of a unit, a tile of some of its runs at a time."""
+    """One part of a unit, a tile of some of its runs at a time."""
     most = fits(4096, dtype) // (2 if backward else 1)
     l = cut(n_l, most)
     k = cut(n_k, most // l)
@@ -171,14 +171,14 @@ def share_tiles(n_k: int, n_l: int, backward: bool, dtype: torch.dtype) -> Tiles
 
 @tunable("channel_norm.column_shares")
 def column_share_tiles(n_c: int, backward: bool, dtype: torch.dtype) -> Tiles:
-    """A part of some columns, a block of rows at a time."""
+    """One part of some columns, a block of rows at a time."""
     n = cut(max(n_c, 16), 128)
     return Tiles(256, BLOCK_M=max(1, fits(4096, dtype) // (2 if backward else 1) // n), BLOCK_N=n)
 
 
 @tunable("channel_norm.rows")
 def row_tiles(n_l: int, backward: bool, dtype: torch.dtype) -> Tiles:
-    """All elements; a row is a channel of a sample."""
+    """A pass over all elements; a row is one channel of one sample."""
     most = fits(2048, dtype)
     n = cut(n_l, most)
     return Tiles(128, BLOCK_M=most // n, BLOCK_N=n)
@@ -186,7 +186,7 @@ def row_tiles(n_l: int, backward: bool, dtype: torch.dtype) -> Tiles:
 
 @tunable("channel_norm.columns")
 def column_tiles(n_c: int, backward: bool, dtype: torch.dtype) -> Tiles:
-    """All elements, as matrices [rows, channels]."""
+    """A pass over all elements, as matrices [rows, channels]."""
     n = cut(max(n_c, 16), 256)
     return Tiles(128, BLOCK_M=max(1, fits(2048, dtype) // n), BLOCK_N=n)
 
@@ -200,7 +200,7 @@ def total_tiles(n_shares: int, dtype: torch.dtype) -> Tiles:
 
 # ---- launches -------------------------------------------------------------------------------------------------------
 
-# weight norm's names for the tensors of these kernels
+# The names of these kernels' tensors in weight norm.
 OF_WEIGHT_NORM = {"x": "v", "weight": "g", "y": "w", "dy": "dw", "dx": "dv", "dweight": "dg"}
 
 
@@ -232,7 +232,7 @@ class Launches(NamedTuple):
         return Launch(kernel, (programs,), config, {**numbers, **absent}, names)
 
     def _of_units(self) -> dict[str, Any]:
-        """Constexprs of the kernels in which a program computes a unit."""
+        """Constexprs of the kernels in which one program computes one unit."""
         pairs = {"PAIRS": not triton.knobs.runtime.interpret} if self.backward else {}
         return {"CHANNEL": self.at.channel, "CENTRED": self.given != "norm", **pairs}
 
@@ -262,12 +262,12 @@ class Launches(NamedTuple):
         return self._launch(kernel, at.units, tiles, runs._asdict(), names, **self._of_units()), at.n
 
     def shares(self, **names: None) -> tuple[Launch, tuple[int, int, int]]:
-        """A launch that writes partial statistics or partial sums, and their shape: outer, parts, inner."""
+        """A launch that writes partial statistics or partial sums, and their shape [outer, parts, inner]."""
         return self._column_shares(names) if self.at.last else self._row_shares(names)
 
     def _row_shares(self, names: Mapping[str, None]) -> tuple[Launch, tuple[int, int, int]]:
         at, runs = self.at, self.at.runs()
-        if self.backward:  # sums per channel: the channel's own runs, in each sample (groups) or in all
+        if self.backward:  # sums per channel: over the channel's own runs in one sample (groups) or in all samples
             sample = at.c * at.s
             runs = Runs(sample, at.s, sample, runs.n_l, *((1, at.n, at.c) if at.groups else (at.n, 1, at.c)))
         tiles = share_tiles(n_k=runs.n_k, n_l=runs.n_l, backward=self.backward, dtype=self.dtype)
@@ -290,7 +290,7 @@ class Launches(NamedTuple):
         return launch, (outer, parts, at.c)
 
     def _parts(self, units: int, pieces: int) -> int:
-        """Parts per unit: enough programs to fill the chip several times, but at least four pieces of work for each."""
+        """Parts per unit: enough programs to fill the chip several times, but at least four tiles of work per part."""
         return max(1, min(-(-16 * cores(self.device) // units), pieces // 4, MOST_PARTS))
 
     def merge(self, shape: tuple[int, int, int]) -> Launch:
@@ -303,7 +303,7 @@ class Launches(NamedTuple):
         return self._launch(chip.merge, programs, tiles, numbers, CENTRED=self.given != "norm")
 
     def total_units(self, parts: int) -> Launch:
-        """Partial sums -> c1 and c2, from which the dx of groups is computed."""
+        """Partial sums -> c1 and c2, from which group norm's dx is computed."""
         at = self.at
         tiles = total_tiles(n_shares=parts * at.width, dtype=self.dtype)
         numbers = {"n_c": at.c, "n_w": at.width, "n_parts": parts, "n_units": at.units, "count": at.count}
@@ -352,7 +352,7 @@ def _look(op: str, size: int | None, x: Tensor) -> tuple[Extent, tuple[int, ...]
 
 
 def _in_format(form: torch.memory_format, **tensors: Tensor) -> dict[str, Callable[[Tensor], Tensor]]:
-    """Copies of the tensors that are not contiguous in this memory format, as `Plan.before`."""
+    """Functions that copy tensors to this memory format, for `Plan.before`; only for tensors that are not in it."""
     copy = lambda t: t.contiguous(memory_format=form)
     return {name: copy for name, t in tensors.items() if not t.is_contiguous(memory_format=form)}
 
@@ -390,7 +390,7 @@ def _forward(
 
 
 def _of_nothing(makes: dict[str, Any]) -> Plan:
-    """Statistics of empty input: a mean, a variance or a norm of 0; running ones keep their values."""
+    """The plan for empty input: a mean, variance or norm of 0; running statistics keep their values."""
     steps: list[Step] = []
     for name in {"mean", "norm"} & {*makes}:
         makes[name] = Zeros(makes[name])
@@ -443,7 +443,7 @@ def _backward(
         launch, parts = at_once()
         makes |= dict.fromkeys(sums, OutputSpec.of((parts, at.c), wide))
         return Plan(makes, [launch, launches.total_channels(parts, weight=None, stat=None)], copied, before)
-    if given == "var":  # the statistics are constants: dx is dy scaled, and is written along with the partial sums
+    if given == "var":  # the statistics are constants: dx is dy times a factor, and is written with the partial sums
         launch, shares = launches.shares()
         steps: list[Step] = [launch, launches.total_channels(shares[0] * shares[1])]
     else:

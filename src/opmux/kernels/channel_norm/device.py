@@ -1,8 +1,8 @@
 """Kernels of group norm, batch norm and weight norm: all of them scale *units* by statistics.
 
-A unit is all elements that share one statistic: a group of channels of a sample, a channel of the batch, a slice of a
-weight. In memory it is `n_k` runs of `n_l` adjacent elements, `k_stride` apart; there are `n_r` times `n_f` units,
-`r_stride` and `f_stride` apart. Channels-last tensors are also matrices of `n_m` rows and `n_c` columns, the channels.
+A unit is all elements that share one statistic: a group of channels of a sample, a channel of the batch, or a slice of
+a weight. In memory a unit is `n_k` runs of `n_l` adjacent elements; runs are `k_stride` apart. There are `n_r` times
+`n_f` units, `r_stride` and `f_stride` apart. Channels-last tensors are also matrices of `n_m` rows and `n_c` channels.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ def _add_pairs(a, b, c, d):
 
 @triton.jit
 def _sums(b_a, b_b, AXIS: tl.constexpr, BOTH: tl.constexpr, PAIRS: tl.constexpr):
-    """The sums of both along an axis, or of the first alone. PAIRS: one fused reduction; not for the interpreter."""
+    """The sums of both tensors along an axis, or only of the first. PAIRS: one fused reduction, which
+    the interpreter does not support."""
     if BOTH and PAIRS:
         a, b = tl.reduce((b_a, b_b), AXIS, _add_pairs)
     else:
@@ -35,11 +36,11 @@ def _sums(b_a, b_b, AXIS: tl.constexpr, BOTH: tl.constexpr, PAIRS: tl.constexpr)
 
 @triton.jit
 def _unit_sums(b_a, b_b, BOTH: tl.constexpr, PAIRS: tl.constexpr):
-    """The sums of [BLOCK_U, BLOCK_K, BLOCK_L] over each unit, as `_sums`.
+    """The sums of [BLOCK_U, BLOCK_K, BLOCK_L] over each unit; the arguments are those of `_sums`.
 
-    Several units are reduced one dimension at a time: Triton before 3.7 reduces wrongly along a dimension that a
-    reshape has merged (`lib/layouts.py`). A single unit is safe, and faster in one reduction; but Triton 3.6 does not
-    compile that for two elements.
+    Several units are reduced one dimension at a time, because Triton before 3.7 reduces wrongly along a dimension that
+    a reshape has merged (`lib/layouts.py`). A single unit is safe, and faster, in one reduction; but Triton 3.6 does
+    not compile that for two elements.
     """
     N: tl.constexpr = b_a.shape[1] * b_a.shape[2]
     if b_a.shape[0] == 1 and N > 2:
@@ -52,7 +53,7 @@ def _unit_sums(b_a, b_b, BOTH: tl.constexpr, PAIRS: tl.constexpr):
 
 @triton.jit
 def _inverse(stat_ptr, i_u, m_u, eps, GIVEN: tl.constexpr, WIDE: tl.constexpr):
-    """The factor of a unit: 1 / deviation, given that itself or the variance; or 1 / norm, given the norm."""
+    """The factor of a unit: 1 / deviation, from the deviation or the variance; or 1 / norm, from the norm."""
     b = tl.load(stat_ptr + i_u, mask=m_u, other=1.0).to(WIDE)
     if GIVEN == "var":
         b = 1.0 / tl.sqrt(b + eps)
@@ -66,7 +67,7 @@ def _keep(
     mean, m2, i_u, m_u, mean_ptr, rstd_ptr, running_mean_ptr, running_var_ptr, new_mean_ptr, new_var_ptr,
     count, eps, momentum, CENTRED: tl.constexpr,
 ):  # fmt: skip
-    """Store the statistics of units, given their mean and sum of squares; return 1 / deviation, or 1 / norm."""
+    """Store the statistics of units, from their mean and sum of squares; returns 1 / deviation, or 1 / norm."""
     if CENTRED:
         rstd = 1.0 / tl.sqrt(m2 / count + eps)
         tl.store(mean_ptr + i_u, mean, mask=m_u)
@@ -169,7 +170,7 @@ def _dx_of_units(
     CHANNEL: tl.constexpr, TIGHT: tl.constexpr, CENTRED: tl.constexpr, WIDE: tl.constexpr, PAIRS: tl.constexpr,
     BLOCK_U: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_L: tl.constexpr,
 ):  # fmt: skip
-    """Store the dx of units; return sum(dy * x') and sum(dy) of their channels: [BLOCK_U], or [BLOCK_U, channels]."""
+    """Store the dx of units; returns sum(dy * x') and sum(dy) of their channels: [BLOCK_U], or [BLOCK_U, channels]."""
     o, m = _places(i_r, i_f, r_stride, f_stride, k_stride, n_l, n_k, n_r, TIGHT, BLOCK_K, BLOCK_L)
     b_x = tl.load(x_ptr + o, mask=m, other=0.0).to(WIDE)
     b_dy = tl.load(dy_ptr + o, mask=m, other=0.0).to(WIDE)
@@ -212,9 +213,9 @@ def _bwd(
     CHANNEL: tl.constexpr, TIGHT: tl.constexpr, CENTRED: tl.constexpr, WIDE: tl.constexpr, PAIRS: tl.constexpr,
     BLOCK_U: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_L: tl.constexpr,
 ):  # fmt: skip
-    """dx; and ds = dweight and db = dbias, if a unit is one channel.
+    """dx; and ds = dweight and db = dbias if a unit is one channel.
 
-    Else ds and db are partial sums over the units of this program: one group of channels, in samples p, p + P, ...
+    Otherwise ds and db are partial sums over the units of this program: one group of channels, in samples p, p + P, ...
     """
     i_f = tl.program_id(0) % n_f
     part = tl.program_id(0) // n_f
@@ -252,7 +253,7 @@ def _bwd(
 
 @triton.jit
 def _tile(t, k_stride, n_l, n_k, BLOCK_K: tl.constexpr, BLOCK_L: tl.constexpr):
-    """The t-th tile of a unit: the offsets of its elements, their mask, how many they are, and their runs."""
+    """The t-th tile of a unit: the offsets of its elements, their mask and number, and their runs."""
     n_b = tl.cdiv(n_l, BLOCK_L)
     at_k, at_l = (t // n_b) * BLOCK_K, (t % n_b) * BLOCK_L
     o_k = at_k + tl.arange(0, BLOCK_K)[:, None]
@@ -266,9 +267,9 @@ def _moments(
     x_ptr, first, step, n_tiles, k_stride, n_l, n_k,
     CENTRED: tl.constexpr, WIDE: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_L: tl.constexpr,
 ):  # fmt: skip
-    """Count, mean and sum of squared deviations over every step-th tile; the next tile is loaded meanwhile.
+    """Count, mean and sum of squared deviations over every step-th tile. The next tile is loaded while one is computed.
 
-    Differences from the first tile's mean are summed: no cancellation if the mean is large.
+    Sums differences from the first tile's mean, which avoids cancellation if the mean is large.
     """
     o, m, n, _ = _tile(first, k_stride, n_l, n_k, BLOCK_K, BLOCK_L)
     b_x = tl.load(x_ptr + o, mask=m, other=0.0).to(WIDE)
@@ -307,7 +308,7 @@ def _fwd_pieces(
     CHANNEL: tl.constexpr, CENTRED: tl.constexpr, WIDE: tl.constexpr,
     BLOCK_K: tl.constexpr, BLOCK_L: tl.constexpr,
 ):  # fmt: skip
-    """A unit in pieces; it is read again from its end, which is still in L2."""
+    """One unit in pieces. The second pass starts at the unit's end, which is still in L2."""
     pid = tl.program_id(0)
     i_r, i_f = pid // n_f, pid % n_f
     base = i_r.to(tl.int64) * r_stride + i_f.to(tl.int64) * f_stride
@@ -343,7 +344,8 @@ def _bwd_pieces(
     CHANNEL: tl.constexpr, CENTRED: tl.constexpr, WIDE: tl.constexpr, PAIRS: tl.constexpr,
     BLOCK_K: tl.constexpr, BLOCK_L: tl.constexpr,
 ):  # fmt: skip
-    """dx of a unit; ds = dweight and db = dbias of its channel, or of several channels partial sums, one per sample."""
+    """dx of a unit; ds = dweight and db = dbias of its channel, or their partial sums per sample if the unit has
+    several channels."""
     pid = tl.program_id(0)
     i_r, i_f = pid // n_f, pid % n_f
     base = i_r.to(tl.int64) * r_stride + i_f.to(tl.int64) * f_stride
@@ -436,9 +438,9 @@ def _bwd_shares(
     r_stride, f_stride, k_stride, n_l, n_k, n_f, n_w, n_parts, eps,
     GIVEN: tl.constexpr, WIDE: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_L: tl.constexpr,
 ):  # fmt: skip
-    """Partial sums [n_r, n_parts, n_f] of dy * x' and dy, for units of one channel, n_w of which share a statistic.
+    """Partial sums [n_r, n_parts, n_f] of dy * x' and dy, for units of one channel; n_w units share a statistic.
 
-    dx_ptr is given if the statistics are constants: then dx is dy scaled.
+    dx_ptr is given if the statistics are constants: then dx is dy times a factor.
     """
     part, unit = tl.program_id(0) % n_parts, tl.program_id(0) // n_parts
     i_r, i_f = unit // n_f, unit % n_f
@@ -566,7 +568,7 @@ def _merge(
     n_c, n_w, n_parts, n_units, count, eps, momentum,
     CENTRED: tl.constexpr, WIDE: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_U: tl.constexpr,
 ):  # fmt: skip
-    """Merge partial statistics: first the mean, then the squared differences from it."""
+    """Merge partial statistics: first the means, then the squared differences from the merged mean."""
     i_u = tl.program_id(0) * BLOCK_U + tl.arange(0, BLOCK_U)
     mean = tl.zeros([BLOCK_U], WIDE)
     if CENTRED:
@@ -592,7 +594,7 @@ def _total_units(
     ds_ptr, db_ptr, weight_ptr, c1_ptr, c2_ptr, n_c, n_w, n_parts, n_units, count,
     WIDE: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_U: tl.constexpr,
 ):  # fmt: skip
-    """c1 and c2, from which the dx of groups is computed: the means of dy * weight and of dy * weight * x'."""
+    """c1 and c2, from which group norm's dx is computed: the means of dy * weight and of dy * weight * x'."""
     i_u = tl.program_id(0) * BLOCK_U + tl.arange(0, BLOCK_U)
     b_1 = tl.zeros([BLOCK_I, BLOCK_U], WIDE)
     b_2 = tl.zeros([BLOCK_I, BLOCK_U], WIDE)
@@ -614,7 +616,7 @@ def _total_channels(
 ):  # fmt: skip
     """Add partial sums [n_parts, n_c]: dweight and dbias.
 
-    If a channel is a unit, also c1 and c2, from which its dx is computed, or the gradients of given statistics.
+    If a channel is a unit, also writes c1 and c2, from which its dx is computed, or the gradients of given statistics.
     """
     i_c = tl.program_id(0) * BLOCK_U + tl.arange(0, BLOCK_U)
     m_c = i_c < n_c
@@ -645,12 +647,12 @@ def _total_channels(
         tl.store(dvar_ptr + i_c, (-0.5 * rstd * rstd * s_2).to(dvar_ptr.dtype.element_ty), mask=m_c)
 
 
-# ---- all elements, by statistics that are there ----------------------------------------------------------------------
+# ---- all elements, with known statistics ----------------------------------------------------------------------------
 
 
 @triton.jit
 def _row_block(n_l, n_rows, n_c, n_w, GROUPED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Rows of one sample and channel each: offsets, masks, channels and units. From the end, which is still in L2."""
+    """Rows of one sample and channel each: offsets, masks, channels, units. Starts with the last rows, still in L2."""
     pid = tl.num_programs(0) - 1 - tl.program_id(0)
     n_b = tl.cdiv(n_l, BLOCK_N)
     i_m = (pid // n_b) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
@@ -663,7 +665,7 @@ def _row_block(n_l, n_rows, n_c, n_w, GROUPED: tl.constexpr, BLOCK_M: tl.constex
 
 @triton.jit
 def _column_block(n_c, n_m, n_w, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """The same for matrices [n_m, n_c]."""
+    """The same as `_row_block`, for matrices [n_m, n_c]."""
     pid = tl.num_programs(0) - 1 - tl.program_id(0)
     n_b, n_i = tl.cdiv(n_c, BLOCK_N), tl.cdiv(n_m, BLOCK_M)
     i_o = pid // n_b // n_i

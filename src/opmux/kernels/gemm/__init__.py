@@ -1,7 +1,7 @@
 """Matrix products: a program accumulates a tile of the result over K, then applies the epilogue.
 
-A matrix is read in place, by rows or by columns: a transposition is a constexpr, not a copy. FP8 is multiplied directly
-if the chip can, else converted to bfloat16. int8 is accumulated in int32.
+Matrices are read in place, by rows or by columns: a transposition is a constexpr, not a copy. FP8 is multiplied
+directly if the chip supports it, else converted to bfloat16. int8 is accumulated in int32.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from .device import add_up, blocks, few, product
 def gemm_tiles(m: int, n: int, k: int, dtype: torch.dtype) -> Tiles:
     """Tiles small enough for two stages in 64 KiB of shared memory.
 
-    IN_TURN: persistent, one program per core loops over tiles. SPLITS: the number of parts of K, which a second kernel
-    sums; for results of few tiles.
+    IN_TURN: persistent, i.e. one program per core loops over tiles. SPLITS: the number of parts of K, which a second
+    kernel sums; used if the result has few tiles.
     """
     most = 64 if dtype.itemsize > 4 else 128
     side = lambda length: min(most, max(16, triton.next_power_of_2(length)))
@@ -46,14 +46,14 @@ def gemm_tiles(m: int, n: int, k: int, dtype: torch.dtype) -> Tiles:
     )
 
 
-FEW = 4  # up to this many rows are multiplied without the matrix unit; 1 if the matrix' columns are contiguous
+FEW = 4  # up to this many rows are multiplied without the matrix unit; 1 if the matrix has contiguous columns
 
 
 @tunable("gemm.few", free="BLOCK_N BLOCK_K SPLITS")
 def few_tiles(rows: int, n: int, k: int, turned: bool, dtype: torch.dtype) -> Tiles:
     """Tiles for the product of few rows and a matrix of n rows: 64 sums per thread, 16-byte loads.
 
-    `turned`: the matrix' columns are contiguous, so a tile spans many rows of K, and K is split until there are enough
+    `turned`: the matrix has contiguous columns, so a tile spans many rows of K, and K is split until there are enough
     programs.
     """
     threads, wide = 128, max(16 // dtype.itemsize, 2)
@@ -88,14 +88,14 @@ SUMS = {tl.float64: torch.float64, tl.float32: torch.float32, tl.int32: torch.in
 class Factor(NamedTuple):
     """How the kernel reads a factor [rows, K], or a batch of them."""
 
-    step: int  # stride of rows; of columns if turned
+    step: int  # stride of rows; of columns if `turned`
     turned: bool
     batch: int = 0  # stride of matrices
-    copied: bool = False  # must be made contiguous first
+    copied: bool = False  # whether it must be made contiguous first
 
     @classmethod
     def of(cls, x: Tensor, turned: bool) -> Factor:
-        """How to read x, or x^T if `turned`; a copy is needed unless one dimension is contiguous."""
+        """How to read x, or x^T if `turned`. x must be copied unless one dimension is contiguous."""
         rows, cols = x.shape[-2:]
         down, right = x.stride()[-2:]
         batch = x.stride(0) if x.dim() == 3 else 0
@@ -109,7 +109,7 @@ class Factor(NamedTuple):
 class After(NamedTuple):
     """The epilogue of a product."""
 
-    c: Tensor | None = None  # beta * c is added; it has the shape of the result or of one row
+    c: Tensor | None = None  # adds beta * c; c has the shape of the result or of one row
     act: str = ""  # an activation of MATHS
     slope: str = ""  # an activation; the product is multiplied by its derivative at `pre`
     glu: bool = False  # the activation is multiplied by the product with the second half of b's rows
@@ -124,9 +124,9 @@ def _product(
 ) -> Plan:  # fmt: skip
     """The plan of a product of matrices, or of batches of them.
 
-    y: the strides (of matrices, of rows) of a result that is an argument. `each`: whether a and b have one scale per
-    row. `numbers`: alpha and beta if they are not arguments of the op. `names`: the op's names for the kernel's
-    tensors.
+    y: the strides (of matrices, of rows) of the result, if the result is an argument. `each`: whether a and b have one
+    scale per row. `numbers`: alpha and beta, if they are not arguments of the op. `names`: the op's names for the
+    kernel's tensors.
     """
     m, n, k = spec.sizes_of(a, b, trans_a, trans_b)
     n //= 2 if after.glu else 1
@@ -187,25 +187,25 @@ def _many_rows(
     tiles = gemm_tiles(m=m, n=2 * n if after.glu else n, k=k, dtype=a.dtype)
     # Tensor descriptors need addresses and strides that are multiples of 16 bytes, and cannot convert FP8.
     spaced = all((f.step | f.batch) * a.element_size() % 16 == 0 for f in factors.values())
-    if after.glu and factors["b"].turned:  # the second half begins in the middle of a row
+    if after.glu and factors["b"].turned:  # the second half of b begins in the middle of a row
         spaced = spaced and n * a.element_size() % 16 == 0
     in_turn = tiles["IN_TURN"] and spaced and read["A_NUMBERS"] is None and k > 0
     splits = tiles["SPLITS"]
     plain = not (after.act or after.slope or after.glu or after.residual is not None)
-    one_byte = a.element_size() == 1  # its scales would have to be applied to every part
+    one_byte = a.element_size() == 1  # FP8 scales would have to be applied to every part
     if in_turn or not plain or one_byte or batch > 1 or k % (splits * tiles["BLOCK_K"]) or not k:
         splits = 1
     changes = {"IN_TURN": in_turn, "SPLITS": splits}
     if after.glu:  # two accumulators of half the width
         changes["BLOCK_N"] = max(tiles["BLOCK_N"] // 2, 16)
-    elif exact and in_turn:  # a product and the running sum are both in registers
+    elif exact and in_turn:  # both the product and the running sum are in registers
         changes["BLOCK_N"] = min(tiles["BLOCK_N"], 128)
     tiles = tiles.changed(changes, "gemm.tiles")
     count = -(-m // tiles["BLOCK_M"]) * -(-n // tiles["BLOCK_N"])
     running = programs(a.device, count, 1) if in_turn else count
     aligned = lambda length: length * made % 16 == 0
     fresh = bool(made) and aligned(n) and (batch == 1 or aligned(m * n))
-    # Ignore m unless a's columns are contiguous: no load depends on it, and an odd number of tokens must not narrow
+    # Ignore m unless a's columns are contiguous: no load depends on m, and an odd number of tokens must not narrow the
     # loads.
     even = not factors["a"].turned and all(sizes[name] % 16 == 0 for name in product.sizes if name != "m")
     config = tiles.config(
@@ -223,7 +223,7 @@ def _few_rows(
     factors: Mapping[str, Factor], sizes: Mapping[str, Any], constants: Mapping[str, Any], read: Mapping[str, Any],
     dtype: torch.dtype, batch: int, named: Mapping[str, str | None], whole: bool,
 ) -> tuple[Launch, int]:  # fmt: skip
-    """The launch for a few rows, and the number of parts of K: 1 unless the product is `whole`, without an epilogue."""
+    """The launch for a few rows, and the number of parts of K: 1 unless `whole`, i.e. without an epilogue."""
     m, n, k = (sizes[name] for name in "mnk")
     swapped = m > n
     x, w = ("b", "a") if swapped else ("a", "b")
@@ -254,7 +254,7 @@ def _result(a: Tensor, b: Tensor, trans_a: bool, trans_b: bool, dtype: torch.dty
 
 # ---- the ops --------------------------------------------------------------------------------------------------------
 
-ADDED = {"beta": 1.0}  # c is added unscaled
+ADDED = {"beta": 1.0}  # adds c unscaled
 
 
 @planned(spec.gemm, state={"precision": precision})
@@ -367,7 +367,7 @@ def block_scaled_gemm(
     steps = zip(("a_down", "a_right", "b_down", "b_right"), (*a_scale.stride(), *b_scale.stride()))
     count = -(-m // tiles["BLOCK_M"]) * -(-n // tiles["BLOCK_N"])
     running = programs(a.device, count, 1) if in_turn else count
-    even = k % 16 == 0 and n % 16 == 0  # for any number of rows m
+    even = k % 16 == 0 and n % 16 == 0  # independent of the number of rows m
     config = tiles.config(
         even=even, A_ROWS=a_rows, B_ROWS=b_rows, WIDE=wide_of(out_dtype), BLOCK_K=spec.BLOCK,
         PROGRAMS=running if in_turn else 0, **read,
@@ -404,7 +404,7 @@ def linear_act(
     return plan
 
 
-# linear and linear_bwd check their own arguments: gemm would report its own names and flattened shapes.
+# linear and linear_bwd check their own arguments, because gemm would report its own names and flattened shapes.
 check_linear, check_linear_bwd = checks(spec.linear), checks(spec.linear_bwd)
 
 

@@ -1,6 +1,6 @@
 """Kernels of matrix products: one tile per program, persistent, block-scaled FP8, few rows, and the sum of parts of K.
 
-`finish` is the epilogue: a sum, an activation or its derivative, a gate, a residual.
+`finish` is the epilogue: adds c, applies an activation or its derivative, a gate, and a residual.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def finish(
 ):  # fmt: skip
     """The epilogue of an accumulated tile: + beta c, stored to aux, ACT, * SLOPE(pre), * b_u (GLU), + r.
 
-    b_u is the other half of a GLU, n columns to the right; pre, r and aux are contiguous.
+    b_u is the other half of a GLU, n columns to the right. pre, r and aux are contiguous.
     """
     i_m, i_n = i_m.to(tl.int64)[:, None], i_n[None, :]
     there = (i_m < m) & (i_n < n)
@@ -56,9 +56,9 @@ def scaled(
     b_y, a_scale_ptr, b_scale_ptr, i_m, i_n, m, n, alpha,
     A_EACH: tl.constexpr, B_EACH: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Multiply by alpha and by the scales of the factors: one per factor, or one per row (EACH).
+    """Multiply by alpha and by the scales of the factors: one scale per factor, or one per row (EACH).
 
-    Integer sums have neither.
+    Integer sums have no alpha and no scales.
     """
     if WIDE != tl.int32:
         b_y *= alpha
@@ -140,9 +140,9 @@ def tiles_in_turn(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
     PROGRAMS: tl.constexpr, FRESH: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """Persistent: one program per core loops over tiles and loads the next tile while it writes one.
+    """Persistent: one program per core loops over tiles, and loads the next tile while it writes the current one.
 
-    Addresses and row strides of the factors must be multiples of 16 bytes; those of y too if it is FRESH.
+    Addresses and row strides of the factors must be multiples of 16 bytes; if FRESH, those of y too.
     """
     a = described(a_ptr, m, k, lda, A_TURNED, BLOCK_M, BLOCK_K)
     b = described(b_ptr, 2 * n if GLU else n, k, ldb, B_TURNED, BLOCK_N, BLOCK_K)
@@ -186,7 +186,7 @@ def _gemm(
     FULL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
     IN_TURN: tl.constexpr, SPLITS: tl.constexpr, PROGRAMS: tl.constexpr, FRESH: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """The second dimension of the grid is the batch, or parts of K, whose strides the host passes as batch strides."""
+    """The second grid dimension is the batch, or the parts of K, whose strides are passed as batch strides."""
     batch = tl.program_id(1).to(tl.int64)
     a_ptr += batch * a_batch
     b_ptr += batch * b_batch
@@ -217,7 +217,7 @@ def _few(
 ):  # fmt: skip
     """Multiply ROWS rows of x by many rows of w, without the matrix unit; w is read once.
 
-    SWAPPED: the few rows are the columns of the result. The second dimension of the grid is as in _gemm.
+    SWAPPED: the few rows are the columns of the result. The second grid dimension is used as in `_gemm`.
     """
     batch = tl.program_id(1).to(tl.int64)
     x_ptr += batch * x_batch
@@ -228,7 +228,7 @@ def _few(
     many = m if SWAPPED else n
     i_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     o_k = tl.arange(0, BLOCK_K)
-    # The contiguous dimension of w is last in a tile: loads are wide, and x is loaded in the layout of w.
+    # The contiguous dimension of w is the last dimension of a tile, so loads are wide; x is loaded in w's layout.
     if W_TURNED:
         r_n, c_k = i_n[None, :], o_k[:, None]
     else:
@@ -273,7 +273,8 @@ def _few(
 def scales(ptr, first, rows, down, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """The scales of a tile's rows: a scalar if one block of rows contains the tile.
 
-    `ptr` points to the first row's scale. It is a scalar: 128 pointers kept across the loop would spill registers.
+    `ptr` points to the first row's scale. It is a scalar, because 128 pointers kept across the loop would spill
+    registers.
     """
     if ROWS >= BLOCK:
         return tl.load(ptr)
@@ -303,10 +304,10 @@ def _blocks(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
     IN_TURN: tl.constexpr, PROGRAMS: tl.constexpr,
 ):  # fmt: skip
-    """a b^T of FP8 with one scale per 1x128 or 128x128 block: BLOCK_K is 128, and each partial product has its own
+    """a b^T of FP8 with one scale per 1x128 or 128x128 block. BLOCK_K is 128, so each partial product has its own
     scales.
 
-    IN_TURN: persistent, as in tiles_in_turn.
+    IN_TURN: persistent, as in `tiles_in_turn`.
     """
     A_ONE: tl.constexpr = A_ROWS >= BLOCK_M
     B_ONE: tl.constexpr = B_ROWS >= BLOCK_N

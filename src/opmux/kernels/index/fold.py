@@ -1,8 +1,8 @@
-"""Writes of several elements to one place, in a fixed order: sort by place, then combine each place's elements.
+"""Several writes to one position, combined in a fixed order: sorts by position, then combines each position's elements.
 
-For what atomic additions cannot do: 8 and 16 bits, products and extremes, sums that torch promises to add in order
-(`index_put` with accumulate, the gradient of `embedding`), and `torch.use_deterministic_algorithms`. Sums of floats are
-computed in float32 (float64 for float64).
+For what atomic additions cannot do: 8-bit and 16-bit dtypes; products, minima and maxima; sums that torch promises to
+add in order (`index_put` with accumulate, the gradient of `embedding`); and `torch.use_deterministic_algorithms`. Sums
+of floats are computed in float32 (float64 for float64).
 """
 
 # No `from __future__ import annotations`: Triton reads tl.float64 of alpha, and would pass float32 without it.
@@ -55,7 +55,7 @@ def _rows(
     key_ptr, order_ptr, source_ptr, x_ptr, count, n, x_step, beyond, alpha: tl.float64,
     MEAN: tl.constexpr, SELF: tl.constexpr, WIDE: tl.constexpr, RUN: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """The sum or mean of all rows of one place, by the program of the first of these rows."""
+    """The sum or mean of all rows of one position. The program of the first of these rows computes it."""
     across = tl.cdiv(n, BLOCK_N)
     at = tl.program_id(0) // across
     o_n = (tl.program_id(0) % across).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -85,7 +85,7 @@ def _elements(
     key_ptr, order_ptr, source_ptr, x_ptr, count, beyond,
     COMBINE: tl.constexpr, MEAN: tl.constexpr, SELF: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A lane whose element is the first of its place combines all elements of that place."""
+    """A lane whose element is the first one of its position combines all elements of that position."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     key = tl.load(key_ptr + at, mask=at < count, other=beyond)
     first = (at < count) & (key < beyond) & (tl.load(key_ptr + at - 1, mask=(at > 0) & (at < count), other=-1) != key)
@@ -114,7 +114,7 @@ fold_elements = Launcher(_elements, sizes="count")
 
 @tunable("index.fold_rows", free="RUN BLOCK_N")
 def row_tiles(n: int, dtype: torch.dtype) -> Tiles:
-    """Eight rows at once, so that frequent places do not wait for one row after another."""
+    """Eight rows at once, so that a frequent position does not load its rows one after the other."""
     return Tiles(128, RUN=8, BLOCK_N=min(512, triton.next_power_of_2(n)))
 
 
@@ -129,7 +129,7 @@ WIDE = {torch.float16: tl.float32, torch.bfloat16: tl.float32, torch.float32: tl
 
 
 def sorted_keys(found: Tensor, beyond: int) -> tuple[Tensor, Tensor]:
-    """Keys from 0 to `beyond`, sorted, and their original indices."""
+    """The keys, from 0 to `beyond`, in sorted order, and their original indices."""
     found = found.view(1, -1)
     if found.shape[1] <= short.LONGEST:
         return short.sorter(found, False)(found)
@@ -143,13 +143,13 @@ def folder(
     """A function (x, indices, source, alpha=1.0, *skip) that combines the elements of `source` into x.
 
     `source` is contiguous and has the shape of the cells. `how`: sum, mean, prod, amax or amin. Without `include_self`
-    the old elements of x do not count.
+    the old elements of x are ignored.
     """
     dtype = x.dtype if dtype is None else dtype
     if dtype is torch.bool or (how == "mean" and not dtype.is_floating_point):
         raise NotSupported(f"the {how} of {dtype}")
     wide = WIDE.get(dtype, tl.int64)
-    whole = dtype.is_floating_point and (how == "sum" or (how == "mean" and not include_self))  # whole rows at once
+    whole = dtype.is_floating_point and (how == "sum" or (how == "mean" and not include_self))  # combine whole rows
     find, loop, beyond = keys(cells, x, skips, flat=not whole)
     whole = loop.rows
     if whole:

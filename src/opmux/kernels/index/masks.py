@@ -1,6 +1,6 @@
 """Ops on the elements that a mask selects: nonzero, masked_select, masked_scatter.
 
-The host reads the number of selected elements only if the shape of the result depends on it, as in torch.
+The host reads the number of selected elements only if the result's shape depends on it, as torch does.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..lib.rows import DEVICES
 
 
 def _broadcast(mask: Tensor, *others: Tensor) -> list[Tensor]:
-    """All tensors broadcast to one shape, contiguous; raises NotSupported for byte masks, about which torch warns."""
+    """All tensors broadcast to one shape, contiguous. Raises NotSupported for byte masks, for which torch warns."""
     if mask.dtype is not torch.bool or any(t.device != mask.device or t.layout is not torch.strided for t in others):
         raise NotSupported(f"a mask of {mask.dtype}, or tensors on several devices")
     try:
@@ -53,7 +53,7 @@ def nonzero_static(self: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
     y = torch.full((self.dim(), size), fill_value, dtype=torch.int64, device=self.device)
     if size:
         placer(x)(x, ends_of(x)(x), y, size, 1, size)
-    return y.t()  # the strides of torch's kernels for accelerators; those of its CPU kernel differ
+    return y.t()  # the strides of torch's accelerator kernels; its CPU kernel returns others
 
 
 @impl(spec.ops["masked_select"], devices=DEVICES)

@@ -1,7 +1,7 @@
-"""Ops that write: index_put, put, index_copy, index_fill, index_add, index_reduce, scatter*, gradients of embedding.
+"""Ops that write: index_put, put, index_copy, index_fill, index_add, index_reduce, scatter*, and embedding's gradients.
 
-Each writes in place; a functional call and `out=` copy self first. Sums of 32 and 64 bits are atomic where torch's are;
-all other sums and reductions have a fixed order (fold.py).
+Each writes in place; a functional call and `out=` copy self first. Sums of 32-bit and 64-bit dtypes are atomic where
+torch's are; all other sums and reductions have a fixed order (fold.py).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .fold import COMBINE, folder
 from .reads import split
 
 Number = bool | int | float
-BETA = "index_reduce() is in beta and the API may change at any time."  # as torch warns
+BETA = "index_reduce() is in beta and the API may change at any time."  # torch gives this warning
 ATOMIC = (torch.float32, torch.float64, torch.int32, torch.int64)
 
 
@@ -46,7 +46,7 @@ def _copied(self: Tensor, output: OutputSpec) -> Tensor:
 
 
 def _target(out: Tensor, self: Tensor, *read: Tensor) -> Tensor:
-    """The tensor to write: `out`, after self was copied to it."""
+    """The tensor to write to: `out`, after self has been copied to it."""
     check_written(out, *read)
     if out is not self:
         if out.shape != self.shape or out.dtype is not self.dtype or out.device != self.device:
@@ -70,8 +70,8 @@ def _nothing(*args: Any) -> None:
 
 
 # ---- along a dimension ----------------------------------------------------------------------------------------------
-# By form: torch's op, how the index is read (`select`: a slice for each index, `gather`: an element), and how elements
-# written to the same place are combined (None: the last one stays).
+# By form: torch's op; how the index is used (`select`: a slice per index, `gather`: an element per index); and how
+# elements written to the same position are combined (None: the last one written stays).
 
 FORMS: dict[str, tuple[Any, Callable[..., Cells], str | None]] = {
     "index_copy": (torch.ops.aten.index_copy, of_select, None),
@@ -87,7 +87,7 @@ FORMS: dict[str, tuple[Any, Callable[..., Cells], str | None]] = {
 
 
 def _torchs_result(form: str, x: Tensor, dim: int, index: Tensor, source: Tensor | None) -> Tensor:
-    """torch's result for meta tensors; raises NotSupported for what torch rejects."""
+    """torch's result for meta tensors; raises NotSupported for arguments that torch rejects."""
     op, _, reduce = form.partition(".")
     args = (x, dim, index, 0 if source is None else source)
     if op == "scatter" and reduce:
@@ -106,7 +106,7 @@ def _output_along(form: str, x: Tensor, dim: int, index: Tensor, source: Tensor 
 def _along(
     form: str, x: Tensor, dim: int, index: Tensor, source: Tensor | None, scaled: bool, ordered: bool, own: bool
 ) -> Callable[..., None]:
-    """A launch (x, index, source[, alpha]) or (x, index, number). `own`: x's old elements take part in a reduction."""
+    """A launch (x, index, source[, alpha]) or (x, index, number). `own`: a reduction includes x's old elements."""
     _, cells_of, how = FORMS[form]
     check_tensors(x, *([] if source is None else [source]), indices=(index,))
     if index.dtype is not torch.int64 and form != "index_add":
@@ -137,12 +137,12 @@ def _along(
 
 
 class Write(NamedTuple):
-    """What an op writes along a dimension."""
+    """The value that an op writes along a dimension, and how."""
 
     form: str
     source: Tensor | Number
     alpha: Number | None = None  # factor of the source
-    own: bool = True  # self's old elements take part in a reduction
+    own: bool = True  # whether the reduction includes self's old elements
 
 
 def _plan_of(write: Write, x: Tensor, dim: int, index: Tensor) -> Callable[..., None]:
@@ -157,7 +157,7 @@ def _apply(write: Write, target: Tensor, dim: int, index: Tensor) -> Tensor:
 
 
 def writes(name: str, warning: str = "") -> Callable[[Callable[..., Write]], Callable[..., Tensor]]:
-    """Register an op (self, dim, index, ...), given a function from self and the arguments after index to a Write."""
+    """Register an op (self, dim, index, ...). The function maps self and the arguments after index to a Write."""
 
     def declare(of: Callable[..., Write]) -> Callable[..., Tensor]:
         def new(self: Tensor, dim: int, index: Tensor, *rest: Any, **options: Any) -> Tensor:
@@ -191,7 +191,7 @@ def index_copy(self: Tensor, source: Tensor) -> Write:
 
 @writes("index_fill")
 def index_fill(self: Tensor, value: Tensor | Number) -> Write:
-    """If value is a 0-dim tensor on the device, the kernel reads it."""
+    """If value is a 0-dim tensor on the device, the kernel reads its element."""
     if not isinstance(value, Tensor) or value.is_cpu:
         return Write("index_fill", _number(value, self.dtype))
     if value.dim():
@@ -201,7 +201,7 @@ def index_fill(self: Tensor, value: Tensor | Number) -> Write:
 
 @writes("index_add")
 def index_add(self: Tensor, source: Tensor, alpha: Number = 1) -> Write:
-    one = type(alpha) is int and alpha == 1  # needs no product
+    one = type(alpha) is int and alpha == 1  # no product needed
     return Write("index_add", source, None if one else _number(alpha, self.dtype))
 
 
@@ -243,7 +243,7 @@ def index_reduce(self: Tensor, source: Tensor, reduce: str, include_self: bool =
 def _put_at(x: Tensor, at: Any, values: Tensor | None, accumulate: bool, *indices: Tensor) -> Callable[..., None]:
     """A launch (x, *indices, values) or (x, *indices, number).
 
-    Sums have a fixed order, as torch's do, except those of integers, where it does not matter.
+    Sums have a fixed order, as in torch, except those of integers, where the order does not matter.
     """
     check_tensors(x, *([] if values is None else [values]), indices=indices)
     cells = of_index(x, at, indices)
@@ -322,7 +322,7 @@ def _index_put_impl(
 def _unsafe_masked_index_put_accumulate(
     self: Tensor, mask: Tensor, indices: Sequence[Tensor | None], values: Tensor
 ) -> Tensor:
-    """Add where the mask is true; elsewhere indices may be out of range, and 0 is added."""
+    """Add where the mask is true. Elsewhere indices may be out of range; 0 is added there."""
     if mask.dtype is not torch.bool or not isinstance(values, Tensor) or not self.dim():
         raise NotSupported("a mask of another dtype, or a number")
     return _index_put_new(self, indices, values.masked_fill(~mask, 0), True)
@@ -409,11 +409,11 @@ def _embedding_bag_dense_backward(
     per_sample_weights: Tensor | None,
     padding_idx: int = -1,
 ) -> Tensor:
-    """Each index receives the gradient of its bag, divided by the size of the bag if the mode is mean."""
+    """Each index receives the gradient of its bag, divided by the bag's size if the mode is mean."""
     if mode not in (SUM, MEAN) or not grad.is_floating_point() or not indices.numel():
         raise NotSupported(f"mode {mode}, or no index")
     if mode == MEAN:
-        sizes = bag_size[: grad.shape[0]]  # with include_last_offset there is one more
+        sizes = bag_size[: grad.shape[0]]  # with include_last_offset, bag_size has one more element
         grad = grad / sizes.clamp(min=1).to(grad.dtype)[:, None]
     dy = grad.index_select(0, offset2bag)
     if per_sample_weights is not None:

@@ -131,12 +131,12 @@ def tile(n, FLAT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
 
 
 def per_program(dtype: torch.dtype) -> int:
-    """Elements of a program with 128 threads: 16 per thread for 16-bit types, which is two wide loads."""
+    """Elements per program with 128 threads: 16 per thread for 16-bit types, which takes two 16-byte loads."""
     return 2048 if dtype.itemsize <= 2 else 1024
 
 
 def least_gap(n: int, most: int, least: int = 256) -> int:
-    """The widest power of two up to `most` that wastes at most a sixteenth of n columns, but not below `least`."""
+    """The largest power of two <= `most` that wastes at most a sixteenth of n columns, but at least `least`."""
     block = min(most, max(triton.next_power_of_2(n), 16))
     while block > least and -n % block > n // 16:
         block //= 2

@@ -78,7 +78,7 @@ def strides_of(stride: tuple[int, ...]) -> tuple[int, int, int]:
 
 
 def like(t: Tensor, dim: int | None = None, seq_first: bool = False) -> OutputSpec:
-    """An output with the memory layout of `t`, or with `seq_first` with that of contiguous [batch, seq, heads, dim]."""
+    """An output with the memory layout of `t`; with `seq_first`, with that of contiguous [batch, seq, heads, dim]."""
     shape = (*t.shape[:-1], t.shape[-1] if dim is None else dim)
     if t.dim() == 3:
         return OutputSpec.of(shape, t.dtype)
@@ -88,12 +88,12 @@ def like(t: Tensor, dim: int | None = None, seq_first: bool = False) -> OutputSp
 
 
 class Options(NamedTuple):
-    """Features of the other attention ops that `attention` does not have."""
+    """Options of the other attention ops that `attention` does not have."""
 
     at_end: bool = True
     softcap: float = 0.0
     dropout_p: float = 0.0
-    bias: tuple[int, int, int] | None = None  # its batch, head and row strides
+    bias: tuple[int, int, int] | None = None  # strides of its batch, head and row dimensions
     slopes: bool = False
 
     @property
@@ -114,7 +114,7 @@ class Problem(NamedTuple):
     batch: int
     heads: int
     kv_heads: int
-    queries: int  # of the longest sequence, as is `keys`
+    queries: int  # in the longest sequence; the same for `keys`
     keys: int
     dim: int
     dim_v: int

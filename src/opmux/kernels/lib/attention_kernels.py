@@ -1,7 +1,7 @@
 """Flash attention: each program computes one tile of queries with an online softmax; scores are never stored.
 
-The backward recomputes the scores twice, once for dq and once for dk and dv. One program sums each gradient tile
-without atomics, so results are the same bits in every run. One kernel serves dense batches and packed sequences:
+The backward recomputes the scores twice, once for dq and once for dk and dv. Each gradient tile is summed by one
+program without atomics, so results are deterministic. The same kernels serve dense batches and packed sequences:
 sequence starts come from `cu_q` and `cu_k` if given, else from the strides. A window limits the keys of a query to
 `left` before and `right` after its own position; positions are aligned at the last query and key (AT_END) or at the
 first. Causal attention is a window with right = 0. Features that a call does not use (bias, ALiBi, soft-cap, sinks,
@@ -65,7 +65,7 @@ def tile_rows(
     x, begin, stride, length, size, ROWS: tl.constexpr, BLOCK: tl.constexpr, FULL: tl.constexpr, INSIDE: tl.constexpr,
     ENGINE: tl.constexpr = False,
 ):  # fmt: skip
-    """Load ROWS rows from `begin` on. Only one number depends on `begin`, which keeps loops cheap."""
+    """Load ROWS rows, starting at row `begin`. Only one value depends on `begin`, which keeps loops cheap."""
     if ENGINE:
         return x.load([begin, 0])
     else:
@@ -203,7 +203,7 @@ def attended(
     """Online softmax over the keys from `first` to `last`: updates the output, its sum and its maximum.
 
     MASKED: some keys in the range may be masked. LATE: multiply by `scale` in the instruction that subtracts the
-    maximum; needs a positive scale and nothing added to the products.
+    maximum; requires a positive `scale`, and that nothing is added to the products.
     """
     for begin in range(first, last, BLOCK_N):
         i_n = begin + tl.arange(0, BLOCK_N)
@@ -240,7 +240,7 @@ def _fwd(
     FULL: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, LATE: tl.constexpr,
 ):  # fmt: skip
-    """Starts with the last queries: with a causal mask they attend to the most keys."""
+    """Programs start with the last queries: with a causal mask these attend to the most keys."""
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     z, h = tl.program_id(1) // heads, tl.program_id(1) % heads
     o_q, n_queries = sequence(cu_q_ptr, q_sizes_ptr, z, queries, q_batch, q_row)
@@ -259,7 +259,7 @@ def _fwd(
         b_q = rows(q_ptr, i_m, q_row, n_queries, dim, BLOCK_D, FULL)
         b_top = tl.full([BLOCK_M], -float("inf"), WIDE)
         b_sum = tl.zeros([BLOCK_M], WIDE)
-        if sink_ptr is not None:  # an extra score without a value: initializes maximum and sum
+        if sink_ptr is not None:  # the sink is an extra score without a value: it initializes the maximum and the sum
             b_top = tl.zeros([BLOCK_M], WIDE) + of_head(sink_ptr, h, WIDE)
             b_sum += 1.0
         b_o = tl.zeros([BLOCK_M, BLOCK_E], WIDE)
@@ -271,7 +271,7 @@ def _fwd(
         if DROP:
             key, counter = seeded(seed_ptr, key, counter)
         first_row = tl.program_id(1).to(tl.int64) * queries
-        if DROP or bias_ptr is not None:  # masking costs little next to these; a single loop compiles 3x faster
+        if DROP or bias_ptr is not None:  # these cost more than masking; a single loop compiles 3x faster
             b_o, b_sum, b_top = attended(
                 b_q, b_o, b_sum, b_top, k_ptr, v_ptr, k_row, v_row, i_m, first, last, shift, n_queries,
                 n_keys, dim, dim_v, scale, left, right, cap, bias_ptr, bias_row, slopes_ptr, slope, key, counter,
@@ -326,7 +326,7 @@ def probabilities(
 
 @triton.jit
 def score_gradients(b_p, b_dp, b_delta, b_level, CAP: tl.constexpr, TURNED: tl.constexpr):
-    """The gradients after and before the soft-cap."""
+    """The gradient of the score after the soft-cap, and the gradient of the score before it."""
     b_ds = b_p * (b_dp - of_queries(b_delta, TURNED))
     b_raw = b_ds
     if CAP:
@@ -355,7 +355,7 @@ def in_rows(
 
 @triton.jit
 def slope_of(scale, cap, CAP: tl.constexpr):
-    """d score / d (q @ k), before the soft-cap: `scale` without the factors that `scored` needs for exp2 and tanh."""
+    """d score / d (q @ k), before the soft-cap: `scale` without the factors that `scored` adds for exp2 and tanh."""
     if CAP:
         return scale * cap * 0.24022650695910072  # ln(2)^2 / 2
     else:
@@ -428,7 +428,7 @@ def _bwd_q(
         if DROP:
             key, counter = seeded(seed_ptr, key, counter)
         first_row = tl.program_id(1).to(tl.int64) * queries
-        if DROP or bias_ptr is not None:  # as in the forward
+        if DROP or bias_ptr is not None:  # see the forward kernel
             b_dq = added_to_dq(
                 b_dq, b_q, b_do, b_lse, b_delta, k_ptr, v_ptr, k_row, v_row, i_m, first, last, shift, n_queries,
                 n_keys, dim, dim_v, scale, left, right, cap, bias_ptr, bias_row, slopes_ptr, slope, key, counter,
@@ -527,7 +527,8 @@ def _bwd_kv(
         b_dv = tl.zeros([BLOCK_N, BLOCK_E], WIDE)
         if DROP:
             key, counter = seeded(seed_ptr, key, counter)
-        # [first, last): queries that attend to any of these keys; [full_first, full_last): to all of them, unmasked.
+        # [first, last): queries that attend to some of these keys; [full_first, full_last): queries that attend to all
+        # of them.
         # Keys out of bounds need no mask because their gradients are not stored.
         first, last = 0, n_queries
         full_first, full_last = 0, n_queries // BLOCK_M * BLOCK_M
@@ -549,7 +550,7 @@ def _bwd_kv(
             if bias_ptr is not None:
                 of_bias += z.to(tl.int64) * bias_batch + head * bias_head
             first_row = (z.to(tl.int64) * heads * group + head) * queries
-            if DROP or bias_ptr is not None:  # as in the forward
+            if DROP or bias_ptr is not None:  # see the forward kernel
                 b_dk, b_dv = added_to_dkv(
                     b_dk, b_dv, b_k, b_v, q, do, lse_ptr + of_stat, delta_ptr + of_stat, q_row, do_row, i_n,
                     first, last, shift, n_queries, n_keys, dim, dim_v, scale, left, right, cap, of_bias, bias_row,
@@ -602,7 +603,7 @@ def _bwd_bias(
         o_v, _ = sequence(cu_k_ptr, k_sizes_ptr, z, keys, v_batch, v_row)
         shift = place_of(n_queries, n_keys, AT_END)
         kv = head // group
-        # the queries that attend to these keys; all queries if the bias has one row
+        # The range of queries that attend to these keys; all queries if the bias has one row.
         first = tl.where(own_rows == 1, 0, tile_m * BLOCK_M)
         last = tl.where(own_rows == 1, n_queries, tl.minimum(first + BLOCK_M, n_queries))
         if RIGHT:

@@ -1,8 +1,8 @@
 """Generated kernels that read or write x at index tensors, for any rank and any number of indices.
 
-`Cells` describes a loop over a shape: the strides of x (0 along an indexed dimension), and the indices. Dimensions are
-merged where all tensors allow it. If no index varies along the last dimension, it is a row: the kernel loads an index
-once for each row, and reads rows with wide loads. Otherwise each element has its own index.
+`Cells` describes a loop over a shape: the strides of x (0 along an indexed dimension) and the indices. Dimensions are
+merged where all tensors allow it. If no index varies along the last dimension, that dimension is a row: the kernel
+loads an index once per row, and reads the row with wide loads. Otherwise each element has its own index.
 
 Indices out of range: reads give NaN (0 for integers), writes are dropped.
 """
@@ -57,7 +57,7 @@ def row_tiles(n: int, dtype: torch.dtype) -> Tiles:
 
 @tunable("index.elements", free="BLOCK_M")
 def element_tiles(dtype: torch.dtype) -> Tiles:
-    """Tiles for one index per element: as many loads in flight as the registers of a thread allow."""
+    """Tiles for one index per element: each thread has as many loads in flight as its registers allow."""
     return Tiles(128, BLOCK_M=1024)
 
 
@@ -113,7 +113,7 @@ class Loop:
         return f"{index} * {name}"
 
     def head(self) -> list[str]:
-        """The lines that compute i and j. Call after all `at`: only the dimensions that they used are computed."""
+        """The lines that compute i and j. Call this after all calls of `at`: it computes only the used dimensions."""
         lines = ["pid = tl.program_id(0)"]
         column = ""
         if self.rows:
@@ -145,7 +145,7 @@ class Loop:
         return [*lines, f"ok = {' & '.join(checks)}", f"o = {' + '.join(s for s in sums if s)}"]
 
     def launcher(self, name: str, pointers: Sequence[str], body: Sequence[str], late: Sequence[str] = ()) -> Launcher:
-        """The compiled launcher. Specialized sizes are those that allow wide loads: strides and row length, or m."""
+        """The compiled launcher. Triton specializes only the sizes that allow wide loads: strides and n, or m."""
         lines = [*self.head(), *body]
         self.numbers |= {"m": self.m, **({"n": self.n} if self.rows else {})}
         wide = [n for n in self.numbers if n == "n" or n[:1] in "xyst"] if self.rows else ["m"]
@@ -217,12 +217,12 @@ def put(
 
 
 def keys(cells: Cells, x: Tensor, skips: bool = False, flat: bool = False) -> tuple[Callable[..., Tensor], Loop, int]:
-    """A launch, its loop, and the first offset out of range. launch(x, *indices[, skip]) returns the offset in x of
-    each row of the cells (with `flat`: each element), and the offset out of range for invalid indices and, with
-    `skips`, for indices equal to `skip`.
+    """A launch, its loop, and the first invalid offset. launch(x, *indices[, skip]) returns the offset in x of each row
+    of the cells (with `flat`: of each element), or the invalid offset for indices out of range and, with `skips`, for
+    indices equal to `skip`.
     """
     loop = Loop(cells, [_contiguous(cells.shape)], [x.dtype], flat)
-    if loop.rows and not loop.x[-1]:  # an expanded index: all elements of the row are one element of x
+    if loop.rows and not loop.x[-1]:  # an expanded index: all elements of the row refer to one element of x
         loop = Loop(cells, [_contiguous(cells.shape)], [x.dtype], flat=True)
     beyond = reach(cells.shape, cells.x) + sum((k.limit - 1) * k.step for k in cells.indices)
     dtype = torch.int32 if beyond < LARGEST else torch.int64

@@ -1,12 +1,12 @@
-"""Compiles kernels ahead of time in several processes: those that a step launches and Triton's cache does not have.
+"""Compiles kernels ahead of time in several processes: the kernels that a step launches and Triton has not cached.
 
     with compiling_for("sm_90"), listing() as found:
         step()                                   # on meta tensors; a kernel that is missing is listed, not compiled
     for kernel, outcome in compile_all(found.missing.values(), jobs=16): ...
 
-A kernel of the list is compiled by the same `triton.compile` as at its first launch, so it has the same key in Triton's
+A listed kernel is compiled by the same `triton.compile` call as at its first launch. So it has the same key in Triton's
 cache, and a process that launches it finds it there. Repeat listing and compiling until nothing is missing: if a kernel
-turns out to need too much shared memory, another kernel is launched in its place, and only the next listing finds it.
+needs too much shared memory, another kernel is launched instead, and only the next listing finds it.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from ... import cache as cache_dir
 from ...core.errors import OpmuxError
 from ...core.log import logger
 
-LOCKED = 600.0  # seconds to wait for another process that compiles a kernel; then it is compiled twice
+LOCKED = 600.0  # how long to wait for another process that compiles the same kernel, before compiling it here too
 POLL = 1.0  # seconds between two calls of `needed`
 COMPILED, THERE, BUSY = "compiled", "there", "busy"
 
 
 class WorkersEnded(OpmuxError, RuntimeError):
-    """No process is left that could compile."""
+    """No worker process is left."""
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel that is to be compiled: the arguments of `triton.compile`, and its key in Triton's cache."""
+    """A kernel to compile: the arguments of `triton.compile`, and its key in Triton's cache."""
 
     name: str
     key: str
@@ -68,7 +68,7 @@ class Kernel:
 
 @dataclass
 class Found:
-    """What was launched: kernels that are in Triton's cache, and those that are missing, by key."""
+    """The launched kernels, by key: those in Triton's cache, and the missing ones."""
 
     cached: dict[str, Kernel] = field(default_factory=dict)
     missing: dict[str, Kernel] = field(default_factory=dict)
@@ -77,9 +77,9 @@ class Found:
 
 @contextlib.contextmanager
 def listing(failed: dict[str, str] | None = None) -> Iterator[Found]:
-    """List the kernels that are launched inside; launches do nothing. For use inside `compiling_for`.
+    """List the kernels launched in this block, inside a `compiling_for` block. Launches of missing kernels do nothing.
 
-    Kernels of `failed` are compiled at once, so that what follows sees their error as it would on the chip.
+    Kernels in `failed` are compiled at their launch, so that the caller gets the same error as on the chip.
     """
     found = Found(failed=failed or {})
     stock = jit.JITFunction._do_compile
@@ -92,7 +92,7 @@ def listing(failed: dict[str, str] | None = None) -> Iterator[Found]:
         kernel = Kernel(src.name, hashlib.sha256(told.encode()).hexdigest(), src, target, options.__dict__)
         if kernel.key not in found.failed and not kernel.is_cached():
             found.missing[kernel.key] = kernel
-            return None  # which skips the launch
+            return None  # skips the launch
         found.cached[kernel.key] = kernel
         return stock(self, key, signature, device, constexprs, options, attrs, *rest)
 
@@ -113,7 +113,7 @@ def compile_all(
     """Compile kernels in `jobs` processes; yields (kernel, outcome) as soon as each is done.
 
     The outcome is COMPILED, THERE or an error message. Processes of this user that compile the same kernels share the
-    work: THERE means that another process has compiled the kernel.
+    work: THERE means that another process has already compiled the kernel.
 
     Args:
         kernels: from `listing`.
@@ -122,7 +122,7 @@ def compile_all(
         needed: called every second; once it returns False the processes are ended.
     """
     _remove_stale_locks()
-    # Longest source first: if it started last, all other workers would be idle while it compiles.
+    # Longest source first: a long compilation that starts last would leave the other workers idle.
     ordered = sorted(kernels, key=lambda kernel: len(kernel.src.fn.src), reverse=True)
     todo, busy = list(range(len(ordered)))[::-1], []
     with _workers(ordered, min(jobs, len(ordered)), launchers) as pipes:
@@ -132,7 +132,7 @@ def compile_all(
                 patient = not todo
                 index = todo.pop() if todo else busy.pop()
                 working[pipe := idle.pop()] = index
-                with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # killed: `recv` finds the end
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the worker was killed: `recv` raises
                     pipe.send((index, patient))
             for pipe in wait(list(working), POLL):
                 index = working.pop(pipe)
@@ -140,7 +140,7 @@ def compile_all(
                 try:
                     outcome = pipe.recv()
                     idle.append(pipe)
-                except (EOFError, ConnectionResetError):  # killed, as when memory is short
+                except (EOFError, ConnectionResetError):  # the worker was killed, for example because memory is short
                     outcome = "the process that compiled it has ended"
                     if not idle and not working:
                         raise WorkersEnded(
@@ -157,7 +157,7 @@ def compile_all(
 
 @contextlib.contextmanager
 def _workers(kernels: Sequence[Kernel], count: int, launchers: bool) -> Iterator[list[Connection]]:
-    """Forked processes that compile, each with a pipe: sources cannot be pickled. None outlives the `with` block."""
+    """Forked worker processes, each with a pipe, because sources cannot be pickled. All end with the `with` block."""
     pipes: list[Connection] = []
     children: list[int] = []
     try:
@@ -165,11 +165,11 @@ def _workers(kernels: Sequence[Kernel], count: int, launchers: bool) -> Iterator
             ours, theirs = Pipe()
             child = os.fork()
             if child == 0:
-                for pipe in (*pipes, ours):  # so that a worker sees the end when this process is killed
+                for pipe in (*pipes, ours):  # so that a worker's pipe closes when this process is killed
                     pipe.close()
                 _work(theirs, kernels, launchers)
             children.append(child)
-            with contextlib.suppress(OSError):  # the child does the same, and may have been faster
+            with contextlib.suppress(OSError):  # the child also calls this, and may have been first
                 os.setpgid(child, child)
             theirs.close()
             pipes.append(ours)
@@ -177,7 +177,7 @@ def _workers(kernels: Sequence[Kernel], count: int, launchers: bool) -> Iterator
     finally:
         for child in children:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(child, signal.SIGKILL)  # with the assembler that it runs
+                os.killpg(child, signal.SIGKILL)  # also kills the assembler that the worker runs
         for child in children:
             os.waitpid(child, 0)
         for pipe in pipes:
@@ -196,7 +196,7 @@ def _work(pipe: Connection, kernels: Sequence[Kernel], launchers: bool) -> NoRet
                 index, patient = pipe.recv()
                 try:
                     outcome = _compile(kernels[index], patient, launchers)
-                except Exception as error:  # of the cache's files
+                except Exception as error:  # an error of the cache's files
                     outcome = f"{type(error).__name__}: {str(error).strip()[:300]}"
                 pipe.send(outcome)
         status = 0
@@ -205,7 +205,7 @@ def _work(pipe: Connection, kernels: Sequence[Kernel], launchers: bool) -> NoRet
 
 
 def _compile(kernel: Kernel, patient: bool, launchers: bool) -> str:
-    """Compile a kernel, or say that another process does or has done so, or why it cannot be compiled."""
+    """Compile a kernel; returns COMPILED, THERE, BUSY (another process is compiling it), or the error message."""
     if not launchers and kernel.is_cached():
         return THERE
     with _lock(kernel.key, patient) as held:
@@ -214,7 +214,7 @@ def _compile(kernel: Kernel, patient: bool, launchers: bool) -> str:
         outcome = THERE if kernel.is_cached() else COMPILED
         try:
             compiled = triton.compile(kernel.src, target=kernel.target, options=kernel.options)
-        except Exception as error:  # of the compiler, or of a file
+        except Exception as error:  # a compiler error or a file error
             return f"{type(error).__name__}: {str(error).strip()[:300]}"
         if launchers:
             _compile_launcher(compiled)
@@ -222,7 +222,7 @@ def _compile(kernel: Kernel, patient: bool, launchers: bool) -> str:
 
 
 def _compile_launcher(compiled: Any) -> None:
-    """Triton before 3.7 compiles C for each signature, and every version some C for each installation."""
+    """Compile the C code of a launcher: one per signature before Triton 3.7, and one per installation."""
     try:
         driver = importlib.import_module(f"triton.backends.{_VENDORS[compiled.metadata.target.backend]}.driver")
         launcher, utils = {"cuda": ("CudaLauncher", "CudaUtils"), "hip": ("HIPLauncher", "HIPUtils")}[
@@ -230,22 +230,23 @@ def _compile_launcher(compiled: Any) -> None:
         ]
         getattr(driver, utils)()
         getattr(driver, launcher)(compiled.src, compiled.metadata)
-    except Exception as error:  # private parts of Triton, a C compiler; the program compiles it at the first launch
+    except Exception as error:  # private parts of Triton, a C compiler: the first launch compiles it
         logger.debug("the launcher of kernel %s is left to its first launch: %s", compiled.name, error)
 
 
 _VENDORS = {"cuda": "nvidia", "hip": "amd"}
 
 
-# ---- one process of several compiles a kernel -----------------------------------------------------------------------
+# ---- only one of several processes compiles a kernel -----------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def _lock(key: str, patient: bool) -> Iterator[bool]:
-    """Hold the lock of a kernel while it is compiled; False if another process holds it.
+    """Hold the lock of a kernel while it is compiled; yields False if another process is compiling it.
 
-    Only these processes take it: a program that launches the kernel meanwhile compiles it itself. `patient`: wait. True
-    without a lock where there is no cache directory to put it in.
+    `patient`: wait for the lock for up to LOCKED seconds, and then yield True without it. Also yields True without a
+    lock if there is no cache directory. Programs that launch the kernel do not take this lock: they compile it
+    themselves.
     """
     folder = _folder()
     release = None
@@ -269,7 +270,7 @@ def _lock(key: str, patient: bool) -> Iterator[bool]:
 
 
 def _remove_stale_locks() -> None:
-    """Remove the lock files of processes that were killed; one that a live process holds stays."""
+    """Remove the lock files of processes that were killed; locks held by live processes stay."""
     folder = _folder()
     for path in [] if folder is None else folder.iterdir():
         with contextlib.suppress(OSError):  # removed meanwhile
@@ -279,7 +280,7 @@ def _remove_stale_locks() -> None:
 
 
 def _folder() -> Path | None:
-    """Where locks are; None if there is no cache directory that can be written."""
+    """The folder of the lock files; None if there is no writable cache directory."""
     root = cache_dir.root()
     if root is None:
         return None

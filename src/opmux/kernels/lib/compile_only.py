@@ -4,8 +4,8 @@
         norm.rms_norm(torch.empty(64, 4096, device="meta", dtype=torch.bfloat16), ...)   # the real wrapper
     built[0].asm["ptx"]
 
-The wrapper runs on meta tensors. Kernels are compiled to machine code, and a kernel with too much shared memory raises
-as it would on the chip. TRITON_INTERPRET must be unset.
+The wrapper runs on meta tensors. Kernels are compiled to machine code; a kernel that needs too much shared memory
+raises the same error as on the chip. TRITON_INTERPRET must be unset.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ CHIPS = {
     "gfx942": (GPUTarget("hip", "gfx942", 64), 65_536),
 }
 
-# multiprocessors of the largest product with the chip
+# Number of multiprocessors of the largest product with each chip.
 CORES = {"sm_80": 108, "sm_90": 132, "sm_100": 148, "gfx942": 304}
 
-# the newest matrix instruction of each chip
+# The newest matrix instruction of each chip.
 MATRIX = {"sm_80": "mma.sync", "sm_90": "wgmma", "sm_100": "tcgen05.mma", "gfx942": "v_mfma"}
 
 
@@ -73,7 +73,7 @@ class Built:
         return MATRIX[self.chip] in text
 
 
-# Lists of the active `compiling_for` blocks. Global, as Triton keeps a kernel's launcher for the life of the process.
+# Lists of the active `compiling_for` blocks. Global, because Triton keeps a kernel's launcher until the process ends.
 _building: list[list[Built]] = []
 _compiled: dict[str, Any] = {}
 
@@ -153,7 +153,7 @@ def target_of(chip: str) -> GPUTarget:
 
 
 def _silence_notices() -> None:
-    """Triton 3.9 warns about new defaults. Setting the variables that the warnings name would change cache keys."""
+    """Triton 3.9 warns about new defaults. Setting the environment variables that it names would change cache keys."""
     silence = getattr(importlib.import_module("triton._utils"), "prewarm_deprecation_warnings", None)
     if silence is not None:
         silence()
@@ -161,7 +161,7 @@ def _silence_notices() -> None:
 
 @contextmanager
 def compiling_for(chip: str, shared: int = 0, cores: int = 0) -> Iterator[list[Built]]:
-    """Kernels launched inside are compiled for `chip`; the list holds them in order of launch.
+    """Compile the kernels launched in this block for `chip`; yields a list of them in order of launch.
 
     Args:
         chip: "sm_90", "gfx942".

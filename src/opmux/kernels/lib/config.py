@@ -6,12 +6,14 @@
 
     config = row_tiles(n=n, dtype=x.dtype).config(even=even, LOG=False, WIDE=tl.float32)
 
-The decorated function is the safe default. Vendors write its name in `heuristics_config_utils.py` and
-`tune_configs.yaml`, and `opmux tune` stores results under it. It is called when a plan is made, not at every call.
+The decorated function is the safe default. Vendors use the name in `heuristics_config_utils.py` and
+`tune_configs.yaml`, and `opmux tune` stores results under it. The function is called when a plan is made, not at every
+call.
 
-Heuristics and tuning may replace some of the sizes. A size that the default chooses to cover a fact (a block that holds
-a row of `n`) never becomes smaller than the fact, and a size below a fact never becomes larger than it (the block may
-be loaded without a mask): kernels rely on both. For sizes without these limits write `@tunable(name, free="BLOCK_N")`.
+Heuristics and tuning may replace some sizes, within two limits that kernels rely on. If the default chooses a size to
+cover a fact (a block that holds a row of `n`), the size is never made smaller than the fact. If a default size is less
+than a fact, it is never made larger than the fact (the block may be loaded without a mask). For sizes without these
+limits write `@tunable(name, free="BLOCK_N")`.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ class Tiles:
         return " ".join(f"{name}={value}" for name, value in self.flat().items())
 
     def config(self, *, even: bool = False, **constants: Any) -> Config:
-        """The compile options of the kernel: these sizes, plus constants that say what it computes."""
+        """The compile options of the kernel: these sizes, and the constants that define what it computes."""
         return Config({**constants, **self.sizes}, self.threads, self.stages, even)
 
     def flat(self) -> dict[str, Any]:
@@ -64,7 +66,7 @@ class Tiles:
         return {"threads": self.threads, "stages": self.stages, **self.sizes}
 
     def changes(self, default: Tiles) -> dict[str, Any]:
-        """The values that differ from a default. The cache stores only these; the rest follow the call's facts."""
+        """The values that differ from a default. The cache stores only these; the call's facts determine the others."""
         usual = default.flat()
         return {name: value for name, value in self.flat().items() if value != usual[name]}
 
@@ -109,7 +111,7 @@ class Choice(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """One call of a tunable, recorded for `asked`: its facts and its result."""
+    """One call of a tunable, recorded by `asked`: its facts and its result."""
 
     tunable: Tunable
     key: str
@@ -134,7 +136,7 @@ class Tunable:
         return self.look(**facts).tiles
 
     def look(self, /, **facts: Any) -> Choice:
-        """The tiles and their source; the first of: tiles on trial, the tuning cache, heuristics, the default."""
+        """The tiles and their source. Precedence: tiles on trial, the tuning cache, heuristics, the default."""
         default = self.default(**facts)
         key = tuning.key(self.name, facts)
         tried = _trying.get(key)
@@ -148,7 +150,7 @@ class Tunable:
         return choice
 
     def candidates(self, chip: Chip, /, **facts: Any) -> list[tuple[Tiles, str]]:
-        """The vendor's candidates for tuning: tiles, and why they do not suit these facts ("" if they do)."""
+        """The vendor's candidates for tuning: tiles, and why they cannot be used for these facts ("" if they can)."""
         found = tile_files.candidates(chip, self.name)
         if found is None:
             return []
@@ -182,7 +184,7 @@ class Tunable:
         for name, rule in found.given.items():
             try:
                 value = rule(args) if callable(rule) else rule
-            except Exception as error:  # a vendor's code
+            except Exception as error:  # a vendor's code may raise anything
                 words = f"{type(error).__name__}: {error}"
                 raise BadTiles(f"{where}: {name}: {words}. It was given {', '.join(args)}") from error
             if value is not None:
@@ -252,7 +254,7 @@ def this_chip() -> Chip | None:
 
 @contextmanager
 def as_on(chip: Chip | None) -> Iterator[None]:
-    """Choose tiles as if on another chip; None: on an unknown one."""
+    """Choose tiles as if on another chip; None: on an unknown chip."""
     _pretended.append(chip)
     try:
         yield
@@ -262,7 +264,7 @@ def as_on(chip: Chip | None) -> Iterator[None]:
 
 @contextmanager
 def trying(tiles: Mapping[str, Tiles]) -> Iterator[None]:
-    """Use these tiles, by key. Plans keep the tiles they were made with: discard plans before and after."""
+    """Use these tiles, by key. Plans keep the tiles that they were made with, so discard plans before and after."""
     global _trying
     before, _trying = _trying, {**_trying, **tiles}
     try:
@@ -273,7 +275,7 @@ def trying(tiles: Mapping[str, Tiles]) -> Iterator[None]:
 
 @contextmanager
 def asked() -> Iterator[list[Asked]]:
-    """Records the tunables that plans call inside, in order."""
+    """Records the tunables that plans call in this block, in order."""
     heard: list[Asked] = []
     _listeners.append(heard)
     try:

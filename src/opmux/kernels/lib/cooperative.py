@@ -1,11 +1,11 @@
-"""Cooperative reductions: programs that share a row too long for one of them, and exchange partial results.
+"""Cooperative reductions: several programs share a row that is too long for one, and exchange partial results.
 
 Each program of a group keeps its part of the row in registers, so the row is read once. Once per row, every program
-posts its partial results to an exchange buffer in global memory and gathers those of the others. A word of that buffer
-is a float32 and a tag, written and read as one 64-bit value, so no fence is needed. A program spins until all tags are
-set. That is safe only if all programs of the launch are resident, which a cooperative launch guarantees; only NVIDIA
-chips have one. On other chips long rows are read twice, in pieces. In the interpreter, which runs programs one after
-the other, a group has one program.
+posts its partial results to an exchange buffer in global memory and gathers those of the other programs. A word of the
+buffer is a float32 and a tag, written and read as one 64-bit value, so no fence is needed. A program spins until all
+tags are set. That is safe only if all programs of the launch are resident, which a cooperative launch guarantees; only
+NVIDIA chips support it. Other chips read long rows twice, in pieces. The interpreter runs programs one after the other,
+so there a group has one program.
 """
 
 from __future__ import annotations
@@ -40,12 +40,13 @@ def _value(words):
     return (words >> 32).to(tl.int32).to(tl.float32, bitcast=True)
 
 
-# Poll with atomics that add 0, so that one thread polls for the program. With loads every warp polls, which is slower.
+# Polls with atomics that add 0, because then one thread polls for the whole program. With loads, every warp polls,
+# which is slower.
 
 
 @triton.jit
 def gather(exchange_ptr, GROUP: tl.constexpr):
-    """The results that the programs of the group posted, one word each; waits for all of them."""
+    """The results that all programs of the group have posted, one word each; waits for all of them."""
     at = exchange_ptr + tl.arange(0, GROUP)
     words = tl.atomic_add(at, 0, sem="relaxed")
     while tl.min((words & 1).to(tl.int32), 0) == 0:
@@ -55,7 +56,7 @@ def gather(exchange_ptr, GROUP: tl.constexpr):
 
 @triton.jit
 def gather_pairs(exchange_ptr, GROUP: tl.constexpr):
-    """As `gather`, with two words from each program."""
+    """The same as `gather`, with two words from each program."""
     at = exchange_ptr + tl.arange(0, GROUP)[:, None] * 2 + tl.arange(0, 2)[None, :]
     words = tl.atomic_add(at, 0, sem="relaxed")
     while tl.min(tl.min((words & 1).to(tl.int32), 1), 0) == 0:
@@ -94,7 +95,7 @@ class CooperativeRows(NamedTuple):
         count = min(rows.count, cores(device) * per_core // size)
         if count == 0:
             return None
-        # a cooperative launch needs PER_CORE programs resident on each core
+        # A cooperative launch requires PER_CORE resident programs on each core.
         registers = min(255, 65_536 // (tiles.threads * per_core) // 8 * 8) if size > 1 else None
         constants |= {**sizes, "GROUP": size, "FULL": rows.n == size * sizes["BLOCK_N"]}
         config = Config(constants, tiles.threads, tiles.stages, together=size > 1, registers=registers)

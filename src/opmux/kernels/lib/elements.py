@@ -1,4 +1,4 @@
-"""Elementwise kernels with several results, or that read several elements at one index.
+"""Elementwise kernels with several results, or with several loads at one index.
 
 `Elements` generates the index arithmetic of a loop over a shape (lib/indexing.py); the caller writes the body:
 
@@ -26,13 +26,13 @@ class Elements:
 
     def __init__(self, shape: Sequence[int], operands: Mapping[str, tuple[Strides, torch.dtype]]):
         strides, dtypes = zip(*operands.values(), strict=True)
-        # choose tiles for at least 4-byte elements: with 2 bytes a thread would hold 16 elements of each operand
+        # Choose tiles for elements of at least 4 bytes: for 2 bytes, a thread would hold 16 elements of each operand.
         self.indexing = choose_indexing(shape, [tuple(s) for s in strides], [*dtypes, torch.float32])
         self.places = dict(zip(operands, self.indexing.places, strict=True))
         self.pointers = list(operands)
 
     def load(self, name: str, beyond: str = "", other: str = "") -> str:
-        """The source of a load; `beyond` is added to the offset."""
+        """The source of a load; `beyond` is a term that is added to the offset."""
         at, mask = self.places[name]
         other = f", other={other}" if other and mask else ""
         return f"tl.load({' + '.join(filter(None, (f'{name}_ptr', at, beyond)))}{_under(mask)}{other})"

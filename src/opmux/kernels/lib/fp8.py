@@ -1,8 +1,8 @@
 """Saturating casts to float8 (e4m3 and e5m2), and the largest magnitude of the values that were cast.
 
-Results are bytes: tex stores float8 data as uint8, so kernels also compile for chips without float8. Chips with a
-conversion instruction (NVIDIA from sm_89) use it; other chips compute the bits with integer arithmetic. Both give the
-same bits as torch's cast of a value clamped to the largest finite number; NaN stays NaN.
+Results are bytes: tex stores float8 data as uint8, and so kernels also compile for chips without float8. Chips with a
+conversion instruction (NVIDIA from sm_89 on) use it; other chips compute the bits with integer arithmetic. Both give
+the same bits as torch's cast of a value clamped to the largest finite number. NaN stays NaN.
 
     CAST = cast_of(torch.float8_e4m3fn)                  # in a plan: a constexpr of the kernel, None for no cast
     top = put(y_ptr + o, b_y, m, scale_ptr, CAST)        # in the kernel: y_ptr points to uint8
@@ -38,7 +38,7 @@ def bits_of(x, MOST: tl.constexpr, MANTISSA: tl.constexpr, BIAS: tl.constexpr):
     sign = (u >> 24) & 0x80
     u = u & 0x7FFFFFFF
     drop: tl.constexpr = 23 - MANTISSA
-    # subnormals: adding this power of two makes float32 rounding round to a multiple of the smallest float8
+    # Subnormals: adding this power of two makes float32 rounding round to a multiple of the smallest float8 number.
     magic: tl.constexpr = (127 - BIAS + 1 + drop) << 23
     small = (u.to(tl.float32, bitcast=True) + tl.full(u.shape, magic, tl.int32).to(tl.float32, bitcast=True)).to(
         tl.int32, bitcast=True
@@ -60,7 +60,7 @@ def e5m2_bits(x):
     return bits_of(x, E5M2_MAX, 2, 15)
 
 
-# Inline PTX because Triton's own cast puts bytes in wrong places after a transposed layout (3.6, sm_90).
+# Inline PTX, because Triton's own cast puts bytes in wrong places after a transposed layout (3.6, sm_90).
 # satfinite: saturate to the largest finite value.
 CVT = """{{
     .reg .b16 a, b;
@@ -111,7 +111,7 @@ def inverse_of_scale(scale_inv: Tensor, scale: Tensor) -> None:
 
 @triton.jit
 def put(y_ptr, b_y, m, scale_ptr, CAST: tl.constexpr):
-    """Store a block of results: cast to the dtype of y or, with CAST, multiplied by the scale and cast to float8.
+    """Store a block of results: cast to the dtype of y, or with CAST multiplied by the scale and cast to float8.
 
     Returns the largest magnitude before scaling as int32 bits, which sort like nonnegative floats; ignores NaN.
     Returns 0 without CAST.
@@ -129,7 +129,7 @@ def put(y_ptr, b_y, m, scale_ptr, CAST: tl.constexpr):
 def note(amax_ptr, inv_ptr, scale_ptr, top):
     """amax = max(amax, top) and inv = 1 / scale. amax: a nonnegative float32 in memory; top: bits from `put`.
 
-    Most programs do not have the largest value; these skip the atomic.
+    Skips the atomic if memory already has a value at least as large, as for most programs.
     """
     if amax_ptr is not None:
         word_ptr = amax_ptr.to(tl.pointer_type(tl.int32))

@@ -1,4 +1,4 @@
-"""Host code of an op, from a plan: what is made contiguous, allocated and launched, by name.
+"""Generates an op's host code from a plan, which names the tensors to make contiguous, to allocate and to launch with.
 
     @planned(spec.rms_norm)
     def rms_norm(x: Tensor, weight: Tensor) -> Plan:
@@ -7,13 +7,13 @@
         y, rstd = OutputSpec.of(x.shape, x.dtype), OutputSpec.of(x.shape[:-1], torch.float32)
         return Plan({"y": y, "rstd": rstd}, [launch], [*rows.strided, *strided(weight=weight)])
 
-The function names the arguments of the op that decide, and is called once for each dtype, shape, stride and device of
-its tensors and each value of the others. All of the op's arguments have been checked against its signature by then,
-those that the function does not name too. The plan becomes one flat function of all of the op's arguments; where it is
-a single launch, that launch.
+The planning function names the arguments of the op that its plan depends on. It is called once for each dtype, shape,
+stride and device of its tensors and each value of its other arguments. By then all arguments of the op have been
+checked against the op's signature, including those that the function does not name. The plan becomes one flat function
+of all of the op's arguments; a plan of a single launch becomes that launch.
 
-A kernel's parameter `x_ptr` is the op's argument `x`, a result or a workspace of that name; a number of the kernel that
-the plan does not give is the op's argument of that name (`eps`).
+A kernel's parameter `x_ptr` gets the op's argument, the result or the workspace named `x`. A number that the plan does
+not give gets the op's argument of the same name (`eps`).
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class Launch(NamedTuple):
     kernel: Launcher
     grid: tuple[int, ...]
     config: Config
-    numbers: Mapping[str, Any]  # may have more than the kernel takes; a function is called with the op's arguments
-    names: Mapping[str, str | None] = {}  # tensors of the kernel that have another name in the op, or none at all
+    numbers: Mapping[str, Any]  # may contain more than the kernel takes; a function is called with the op's arguments
+    names: Mapping[str, str | None] = {}  # for tensors of the kernel: the name in the op if it differs, None if absent
 
     def named(self, **names: str | None) -> Launch:
         return self._replace(names={**self.names, **names})
@@ -69,20 +69,20 @@ Step = Launch | Callable[..., Any]
 
 @dataclass
 class Plan:
-    """What an op does for tensors of one dtype, shape, stride and device."""
+    """The work of an op for tensors of one dtype, shape, stride and device."""
 
     makes: Mapping[str, OutputSpec | Zeros]  # results and workspaces
-    steps: Iterable[Step] = ()  # launches, and functions that write to tensors, called by the names of their parameters
+    steps: Iterable[Step] = ()  # launches, and functions that write to the tensors named by their parameters
     strided: Iterable[str] = ()  # arguments that must be made contiguous
-    # changes an argument, or makes a value from those named as the function's parameters
+    # Functions that change an argument, or that compute a value from those named by the function's parameters.
     before: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
-    after: Mapping[str, Callable[..., Any]] = field(default_factory=dict)  # changes a result
-    # the results, where one has another name than in the op; "None" where one is not computed
+    after: Mapping[str, Callable[..., Any]] = field(default_factory=dict)  # functions that change a result
+    # The names of the results, if they differ from the op's; "None" for a result that is not computed.
     returns: Sequence[str] | None = None
 
     @property
     def single(self) -> Launch | None:
-        """The launch, where the plan is one launch over tensors as they are."""
+        """The launch, if the plan is a single launch that needs no other work; else None."""
         steps = list(self.steps)
         if len(steps) != 1 or not isinstance(steps[0], Launch) or self.strided or self.before or self.after:
             return None
@@ -100,12 +100,12 @@ def planned(
     varying: Sequence[str] = (),
     **fields: Any,
 ) -> Callable[[Callable[..., Plan]], Callable[..., Any]]:
-    """Make an impl of an op from a function that plans it. `fields` are those of `OpImpl`.
+    """Make an impl of an op from a function that plans it. `fields` are fields of `OpImpl`.
 
-    `below`: kernels of ATen call it too. They never see a view that negates: one check fewer per tensor.
-    `state`: what decides but is no argument, a setting of torch; each function is called at every call, and the
-    planning function has its result as a parameter.
-    `varying`: arguments with another value in most calls, which a step of the plan checks.
+    `below`: also make the impl for calls from ATen kernels. Such calls never pass a negated view, which saves one check
+    per tensor. `state`: settings of torch that the plan depends on. Each function is called at every call of the op,
+    and its result is a parameter of the planning function. `varying`: arguments whose values differ in most calls; a
+    step of the plan checks them.
     """
 
     def declare(make: Callable[..., Plan]) -> Callable[..., Any]:
@@ -117,7 +117,7 @@ def planned(
 
 
 def planned_by(make: Callable[..., Plan], op: Any) -> Callable[..., Any]:
-    """`planned` for ops of different signatures that one function plans: it takes an op's name and its arguments."""
+    """`planned` for a function that plans ops of different signatures: it takes the op's name and arguments."""
 
     def plan(*args: Any) -> Plan:
         return make(op.spec.name, **dict(zip(op.spec.names, args, strict=True)))
@@ -130,17 +130,17 @@ def planned_by(make: Callable[..., Plan], op: Any) -> Callable[..., Any]:
 def host_code(
     op: Any, *, state: Mapping[str, Callable[[], Any]] = {}
 ) -> Callable[[Callable[..., Plan]], Callable[..., Any]]:
-    """The same without registration, for a vendor who exports the function under the name of the op."""
+    """`planned` without registration, for a vendor that exports the function under the op's name."""
     return lambda make: _functions(op.spec, make, state)[0]
 
 
 def _functions(
     spec: Spec, make: Callable[..., Plan], state: Mapping[str, Callable[[], Any]], varying: Sequence[str] = ()
 ) -> list[Callable[..., Any]]:
-    """The op's function: finds the plan for the dtype, shape and stride of the tensors, and calls it. The second is for
-    kernels of ATen.
+    """The op's function, which finds the plan for the dtype, shape and stride of the tensors and calls it, and the
+    function for calls from ATen kernels.
 
-    All of the op's arguments are checked. Those that the plan does not take are part of the lookup too: by value where
+    All of the op's arguments are checked. Those that the plan does not take are part of the cache key too: by value if
     they have rules, else by type.
     """
     decides = inspect.signature(make, eval_str=True)
@@ -166,29 +166,29 @@ def _functions(
 
 
 def _is_float(annotation: Any) -> bool:
-    """float, or Annotated[float, ...]: a number of numpy's is converted at each call, as Triton takes none."""
+    """Whether an annotation is float or Annotated[float, ...]. Such numbers are converted: Triton rejects numpy's."""
     return annotation is float or getattr(annotation, "__origin__", None) is float
 
 
 def _builtin(value: Any) -> Any:
-    """A number of numpy's as Python's: Triton takes no other as a constexpr."""
+    """Convert a numpy number to a Python number: Triton accepts only the latter as a constexpr."""
     return value.item() if type(value).__module__ == "numpy" else value
 
 
 def compiled(spec: Spec, plan: Plan, given: Mapping[str, Any]) -> Callable[..., Any]:
-    """A plan as a function of the op's arguments; `given`: those that it was made for, by name."""
+    """A plan as a function of the op's arguments. `given`: the arguments that the plan was made for, by name."""
     return _Body(spec, plan, given).function()
 
 
 class _Body:
-    """The source of a plan, line by line."""
+    """Generates the source of a plan, line by line."""
 
     def __init__(self, spec: Spec, plan: Plan, given: Mapping[str, Any]):
         self.spec, self.plan, self.returns = spec, plan, spec.out if plan.returns is None else plan.returns
         self.like = next(name for name, value in given.items() if isinstance(value, Tensor))
         self.scope = {name for name in spec.names if given.get(name, 0) is not None}  # names with a value
         self.lines: list[str] = []
-        self.globals: dict[str, Any] = {"__builtins__": __builtins__}  # an import from C looks for it in the globals
+        self.globals: dict[str, Any] = {"__builtins__": __builtins__}  # an import from C reads it from the globals
 
     def function(self) -> Callable[..., Any]:
         spec, plan, steps = self.spec, self.plan, list(self.plan.steps)
@@ -215,7 +215,7 @@ class _Body:
         self.lines.append(line)
 
     def call(self, fn: Callable[..., Any], args: Iterable[str] | None = None) -> str:
-        """The call of a function, by default with the values named as its parameters."""
+        """The source of a call of `fn`, by default with the values named by its parameters."""
         name = f"_{len(self.globals)}"
         self.globals[name] = fn
         return f"{name}({', '.join(inspect.signature(fn).parameters if args is None else args)})"
@@ -231,7 +231,7 @@ class _Body:
         late = [n for n in step.kernel.numbers if callable(step.numbers.get(n)) or n not in step.numbers]
         values = [self.call(step.numbers[n]) if n in step.numbers else n for n in late]
         tensors = _tensors(step)
-        if not self.scope.intersection(tensors):  # a launch allocates on the device of a tensor that it takes
+        if not self.scope.intersection(tensors):  # a launch allocates on the device of a tensor argument
             self.allocate(next(n for n in self.plan.makes if n in tensors))
         used = list(dict.fromkeys(n for n in tensors if n in self.scope))
         makes = [n for n in self.plan.makes if n not in self.scope and n in tensors]
@@ -252,7 +252,7 @@ def _code(text: str, name: str) -> types.CodeType:
 
 
 def _tensors(step: Launch) -> list[str]:
-    """The values that a launch takes or allocates."""
+    """The names of the tensors that a launch takes or allocates."""
     found = (step.names.get(name, name) for name in step.kernel.bare)
     return [name for name in found if name is not None]
 
@@ -261,20 +261,20 @@ def _tensors(step: Launch) -> list[str]:
 
 
 def strided(**tensors: Tensor | None) -> list[str]:
-    """The names of those that are not contiguous."""
+    """The names of the tensors that are not contiguous."""
     return [name for name, t in tensors.items() if t is not None and not t.is_contiguous()]
 
 
 class RowSizes(NamedTuple):
-    """The rows of tensors of one shape [.., n], which may have gaps between them: a half of [.., 2n] has.
+    """The rows of tensors of one shape [.., n]; there may be gaps between rows, as in one half of [.., 2n].
 
-    A number is a row of one.
+    A 0-dim tensor is one row of one element.
     """
 
     count: int
     n: int
-    strides: dict[str, int]  # from row to row; 0 for a tensor that is None
-    strided: list[str]  # tensors that must be made contiguous, as their rows are not evenly spaced
+    strides: dict[str, int]  # elements from one row to the next; 0 for a tensor that is None
+    strided: list[str]  # tensors that must be made contiguous, because their rows are not evenly spaced
 
     @classmethod
     def of(cls, **tensors: Tensor | None) -> RowSizes:
@@ -286,7 +286,7 @@ class RowSizes(NamedTuple):
         return cls(first.shape[:-1].numel(), length(first), strides, uneven)
 
     def packed(self) -> RowSizes:
-        """The same rows without gaps: those of contiguous copies."""
+        """The same rows without gaps, as in contiguous copies."""
         return RowSizes(self.count, self.n, dict.fromkeys(self.strides, self.n), [])
 
     @property
@@ -294,6 +294,6 @@ class RowSizes(NamedTuple):
         return {**{f"{name}_stride": s for name, s in self.strides.items()}, "n_rows": self.count, "n": self.n}
 
     def launch(self, kernel: Launcher, tiles: Tiles, *grid: int, **constants: Any) -> Launch:
-        """A launch over the rows, BLOCK_M of them a program where the grid is not given."""
+        """A launch over the rows; without a grid, one program for every BLOCK_M rows."""
         programs = grid or (-(-self.count // tiles["BLOCK_M"]),)
         return Launch(kernel, programs, tiles.config(**constants), self.numbers)

@@ -5,7 +5,7 @@
     indexing.places                                      # for each operand: offset and mask, as expressions
     indexing.sizes, indexing.free, indexing.grid, indexing.tiles
 
-Dimensions of size 1 are dropped, and adjacent dimensions are merged where all operands allow it. Then one of three:
+Dimensions of size 1 are dropped, and adjacent dimensions are merged where all operands allow it. Kinds of indexing:
   flat   one dimension, contiguous or a single element in every operand: wide loads;
   tiles  tiles of two dimensions, the others enumerated by programs: rows with gaps, a broadcast row or column (loaded
          once per tile), and transposes, which are loaded along their own contiguous dimension;
@@ -27,7 +27,7 @@ from .config import Tiles, tunable
 
 Strides = tuple[int, ...]
 LARGEST = 2**31 - 1  # largest 32-bit offset
-SMALL = 256  # below this many elements in two dimensions, a tile wastes more than it saves
+SMALL = 256  # with fewer elements in two dimensions, a tile wastes more than it saves
 
 
 class Indexing(NamedTuple):
@@ -85,12 +85,12 @@ def reach(shape: Sequence[int], strides: Sequence[int]) -> int:
 
 
 def bytes_of(t: Tensor) -> int:
-    """Bytes from the first element to the end of the last."""
+    """Bytes from the first element to the end of the last one."""
     return reach(t.shape, t.stride()) * t.element_size()
 
 
 def index_dtype(*counts: int) -> tl.dtype:
-    """A dtype for indices below all of these counts."""
+    """A dtype for indices less than all of these counts."""
     return tl.int64 if max(counts) > LARGEST else tl.int32
 
 
@@ -121,7 +121,7 @@ def choose_indexing(shape: Sequence[int], strides: Sequence[Strides], dtypes: Se
 
 
 def _second(steps: list[Strides]) -> int:
-    """The dimension that forms a tile with the last: one along which an operand is contiguous, else the next one."""
+    """The dimension that forms a tile with the last one: one with a contiguous operand, else the second to last."""
     for s in steps:
         if s[-1] not in (0, 1) and 1 in s:
             return s.index(1)

@@ -78,7 +78,7 @@ def _give_types(interpreter: Any, small: dict[tl.dtype, np.dtype]) -> None:
 
 
 def _give_memory(interpreter: Any, small: dict[tl.dtype, np.dtype]) -> None:
-    """Load and store small types as raw bytes, viewed as their numpy type."""
+    """Load and store small types as raw bytes, and view the bytes as their numpy type."""
     builder, memory = interpreter.InterpreterBuilder, interpreter._interpreter
     stock_load = builder.create_masked_load
     known = set(small.values())
@@ -121,7 +121,7 @@ def _give_casts(interpreter: Any, small: dict[tl.dtype, np.dtype]) -> None:
         with np.errstate(all="ignore"):
             if data.dtype in known and dtype in known:
                 data = data.astype(np.float32)
-            if dtype == saturating:  # as torch and the chip do
+            if dtype == saturating:  # torch and the chip saturate too
                 data = np.clip(data.astype(np.float32), -448, 448)
             return interpreter.TensorHandle(data.astype(dtype), to.scalar)
 
@@ -168,7 +168,7 @@ def _give_reductions(interpreter: Any, small: dict[tl.dtype, np.dtype]) -> None:
 
 
 def _give_pairs(interpreter: Any) -> None:
-    """Reduce pairs, as sorting does, on whole blocks instead of two numbers at a time."""
+    """Reduce pairs (as sorting does) on whole blocks instead of two numbers at a time."""
     stock = interpreter.ReduceOps.generic_reduce
 
     def generic_reduce(self: Any, given: Any) -> Any:
@@ -213,7 +213,7 @@ def _patch_once_per_launch(interpreter: Any) -> None:
     stock_patch: Callable[[Any], Any] = interpreter._patch_lang
     stock_launch = interpreter.GridExecutor.__call__
     live: list[tuple[set[int], list[Any]]] = []  # for each running launch: patched modules, undo scopes
-    alone = ForkSafeLock().arm()  # `tl` is patched for all threads: a backward pass may run on several
+    alone = ForkSafeLock().arm()  # `tl` is patched for all threads, and a backward pass may run on several
 
     def patch(fn: Any) -> Any:
         if not live:

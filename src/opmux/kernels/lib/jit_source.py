@@ -1,4 +1,4 @@
-"""Kernels from generated source. `codegen` stores the text where `inspect.getsource`, which Triton calls, finds it."""
+"""Kernels from generated source. `codegen` stores the text in linecache, where `inspect.getsource` finds it."""
 
 from __future__ import annotations
 

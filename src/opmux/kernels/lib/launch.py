@@ -1,11 +1,11 @@
-"""Launching a Triton kernel at a quarter of the usual host cost, and never wrongly.
+"""Launches Triton kernels at a quarter of the usual host time; falls back to `kernel[grid]` when that is unsafe.
 
-`kernel[grid](...)` spends about 20 us of Python finding, for every call, the compiled kernel that it found the time
-before. `Launcher.bind` makes a launch for tensors of one dtype, shape, stride and device, so nothing is left to find:
-pointers as integers, the stream, and the kernel's own entry point, about 6 us (H200 host).
+`kernel[grid](...)` takes about 20 us of Python per call to find the compiled kernel again. `Launcher.bind` makes a
+launch for tensors of one dtype, shape, stride and device, so that there is nothing to find: it passes pointers as
+integers, and the stream, to the kernel's own entry point. That takes about 6 us (H200 host).
 
-That entry point is private. It is used only where this module knows its shape and everything the compiled kernel
-assumed still holds; in all other cases the call goes through `kernel[grid](...)`.
+That entry point is private. It is used only if this module knows its signature and if all assumptions of the compiled
+kernel still hold; all other calls go through `kernel[grid](...)`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Grid = tuple[int, int, int]
 
 
 class Output(Protocol):
-    """The shape and dtype of a tensor to allocate (`rows.OutputSpec`)."""
+    """The shape and dtype of a tensor to allocate, as in `rows.OutputSpec`."""
 
     def empty(self, like: Tensor) -> Tensor: ...
 
@@ -47,9 +47,9 @@ class Config:
     constants: dict[str, Any]
     threads: int = 128
     stages: int = 2
-    even: bool = False  # whether all sizes are multiples of 16: where some are always 1, `Launcher.bind` must be told
-    together: bool = False  # whether all programs must be on the chip at once
-    registers: int | None = None  # the most a thread may have, where that decides how many programs a core takes
+    even: bool = False  # all sizes are multiples of 16; pass sizes that are always 1 to `Launcher.bind`
+    together: bool = False  # all programs must be resident at once: a cooperative launch
+    registers: int | None = None  # maximum per thread, if it limits how many programs a core runs
     options: dict[str, Any] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -61,13 +61,14 @@ class Config:
         object.__setattr__(self, "options", options)
 
 
-NO_WARPS = 1024  # threads: more than any program asks for, so that all of it is one warp
+NO_WARPS = 1024  # threads; more than any program has, so that a program is one warp
 
 
 def warp_size() -> int:
-    """Threads in a warp of the chip that kernels are compiled for: 32, or 64 on AMD's.
+    """Threads per warp of the chip that kernels are compiled for: 32, or 64 on AMD.
 
-    Some chips have no warps, and their drivers say 0 (Ascend, Cambricon) or 1 (Kunlunxin): a program is one there.
+    Some chips have no warps, and their drivers return 0 (Ascend, Cambricon) or 1 (Kunlunxin): there a program is one
+    warp.
     """
     if triton.knobs.runtime.interpret:
         return 32
@@ -78,10 +79,10 @@ def warp_size() -> int:
 class Launcher:
     """One kernel. Its parameters are tensors, named `*_ptr` (None is allowed), then numbers, then constants.
 
-    `sizes` names the lengths and strides among the numbers. The kernel is compiled in one of two forms: `even` knows
-    that all of them are multiples of 16, without which no load under a mask is wide; `odd` assumes nothing. The other
-    numbers matter to neither. `descriptors`: it may make tensor descriptors, for which Triton asks for memory. `jit`:
-    that of the language it is written in, Triton or its Gluon.
+    `sizes` names the lengths and strides among the numbers. The kernel is compiled in one of two forms: `even` may
+    assume that all of them are multiples of 16, which masked loads need to be wide; `odd` assumes nothing. Neither form
+    specializes the other numbers. `descriptors`: the kernel may make tensor descriptors, for which Triton allocates
+    memory. `jit`: the decorator of the kernel's language, Triton or Gluon.
     """
 
     def __init__(
@@ -99,7 +100,8 @@ class Launcher:
                 f"got {list(found)}"
             )
 
-    # On first use: Triton reads the source of a kernel for each form, which would be a third of importing all of them.
+    # On first use: Triton reads the kernel's source for each form, which would take a third of the time of importing
+    # all kernels.
     @cached_property
     def even(self) -> Any:
         free = [n for n in self.numbers if n not in self.sizes]
@@ -112,9 +114,9 @@ class Launcher:
     def ready(
         self, grid: Grid, numbers: tuple, config: Config, makes: Mapping[int, Output] | None = None
     ) -> Callable[..., Any]:
-        """A launch by position: `launch(*tensors, *numbers_still_missing)`; `bind` is the same by name.
+        """A launch by position: `launch(*tensors, *numbers_still_missing)`; `bind` makes one by name.
 
-        Tensors in the places of `makes` are not passed: the launch allocates and returns them.
+        Tensors at the positions in `makes` are not passed: the launch allocates and returns them.
         """
         makes = makes or {}
         tensors = [f"t{i}" for i in range(len(self.tensors))]
@@ -136,9 +138,9 @@ class Launcher:
     ) -> Callable[..., Any]:
         """A launch as a function of `takes`, for tensors of one dtype, shape, stride and device.
 
-        The kernel's `x_ptr` is the argument `x`, or what `names` says it is; it is None where there is no such
-        argument. Tensors of `makes` are allocated, and those of `returns` returned. Numbers not among `numbers` are
-        arguments too; what `numbers` has beyond the kernel's is ignored.
+        The kernel's `x_ptr` gets the argument `x`, or the one that `names` maps it to; None if there is no such
+        argument. Tensors in `makes` are allocated, and those in `returns` are returned. Numbers of the kernel that
+        `numbers` lacks become arguments too; entries of `numbers` that are not numbers of the kernel are ignored.
         """
         takes, names = tuple(takes), {**{n: n for n in self.bare}, **names}
         tensors = tuple(names[n] if names[n] in {*takes, *makes} else None for n in self.bare)
@@ -160,7 +162,7 @@ class Launcher:
         return tuple(n.removesuffix("_ptr") for n in self.tensors)
 
     def __call__(self, grid: Grid, args: tuple, config: Config) -> Any:
-        """Launch by the public path."""
+        """Launch through `kernel[grid]`."""
         compiled = self._launch(grid, args, config)
         if launches.recording and (mine := launches.recording.get(threading.get_ident())) is not None:
             given = zip((*self.tensors, *self.numbers), args, strict=True)
@@ -177,7 +179,7 @@ class Launcher:
                 raise NotSupported("a tensor without memory of its own: a subclass that wraps others, or a stand-in")
         kernel = self.even if config.even else self.odd
         guard = library.reference_guard if triton.knobs.runtime.interpret else None
-        if guard is not None:  # the interpreter is made of torch's ops, which may lead here
+        if guard is not None:  # the interpreter calls torch's ops, whose overrides could lead back here
             return guard(kernel[grid])(*args, **config.options)
         run = kernel[grid]
         if self.descriptors:
@@ -189,18 +191,18 @@ class Launcher:
 
 
 def _allocating(device: torch.device) -> contextvars.Context:
-    """A context in which Triton gets the memory that a kernel asks for from torch; outside, its allocator stays."""
+    """A context in which Triton's allocator for kernels is torch; outside of it, the allocator is unchanged."""
     made = contextvars.copy_context()
     empty = lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device=device)
     made.run(triton.set_allocator, empty)
     return made
 
 
-_sound: set[str] = set()  # by hash: compiled kernels whose reductions were looked at
+_sound: set[str] = set()  # hashes of compiled kernels whose reductions are correct
 
 
 def _checked(compiled: Any) -> Any:
-    """A compiled kernel, or Miscompiled: no silently wrong result. Kernels compiled for tests must suit any Triton."""
+    """A compiled kernel. Raises Miscompiled for a wrong reduction; in compile-only mode, with any Triton version."""
     name = getattr(compiled, "hash", None)
     if name is None or name in _sound or not (layouts.old_reductions() or _compiling_only()):
         return compiled
@@ -226,16 +228,16 @@ def runs_on_chip() -> bool:
 class _Form(NamedTuple):
     """The names in the source of a launch."""
 
-    takes: tuple[str, ...]  # its parameters
-    tensors: tuple[str | None, ...]  # for each tensor of the kernel the variable that has it; None: there is none
-    makes: tuple[str, ...]  # the variables that are allocated
-    numbers: tuple[str, ...]  # for each number of the kernel a parameter, or a global `_k0`
+    takes: tuple[str, ...]  # the parameters
+    tensors: tuple[str | None, ...]  # for each tensor of the kernel, the variable that holds it; None if it is absent
+    makes: tuple[str, ...]  # the variables to allocate
+    numbers: tuple[str, ...]  # for each number of the kernel, a parameter or a global `_k0`
     constants: int
     returns: tuple[str, ...]
 
     @property
     def given(self) -> tuple[str, ...]:
-        """The tensors that are parameters, once each."""
+        """The tensor parameters, each once."""
         return tuple(dict.fromkeys(t for t in self.tensors if t is not None and t not in self.makes))
 
     @property
@@ -244,7 +246,7 @@ class _Form(NamedTuple):
 
 
 class _Bound:
-    """The state behind a launch: a function whose code is swapped once the kernel is compiled."""
+    """The state of a bound launch: a function whose code is swapped once the kernel is compiled."""
 
     def __init__(
         self, launcher: Launcher, form: _Form, grid: Grid, known: tuple, config: Config, makes: dict[str, Output]
@@ -253,14 +255,14 @@ class _Bound:
             raise TypeError(f"constants must be {launcher.constants}; got {list(config.constants)}")
         self.launcher, self.form, self.grid, self.config = launcher, form, grid, config
         self.makes = {name: makes[name] for name in form.makes}
-        # an import from C, which torch does at times, looks for __builtins__ in the globals of the caller
+        # An import from C, which torch sometimes does, reads `__builtins__` from the caller's globals.
         self.globals: dict[str, Any] = {"__builtins__": __builtins__, "_slow": self.slow}
         self.globals |= {f"_k{i}": n for i, n in enumerate(known)}
         self.globals["_x"], self.globals["_y"], self.globals["_z"] = grid
         self.function = types.FunctionType(_code("slow", form, ""), self.globals)
 
     def slow(self, given: tuple, late: tuple) -> Any:
-        """Launch by the public path; swap the code if the compiled kernel can be launched directly from now on."""
+        """Launch through `kernel[grid]`; swap the code if the compiled kernel can be launched directly from now on."""
         first = next(t for t in given if t is not None)
         scope = dict(zip(self.form.given, given, strict=True))
         scope |= {name: output.empty(first) for name, output in self.makes.items()}
@@ -277,7 +279,7 @@ class _Bound:
 
     def _accelerate(self, compiled: Any, tensors: tuple, first: Tensor) -> None:
         if any(t is not None and (t.data_ptr() % 16 or t.device != first.device) for t in tensors):
-            return  # compiled for pointers that are no multiples of 16, or wrong in a way Triton has just said
+            return  # compiled for unaligned pointers, or on several devices, which Triton has already reported
         way, names = _entry(compiled, self.grid, first.device)
         if way:
             self.globals |= names | {"_device": first.get_device()}
@@ -287,7 +289,7 @@ class _Bound:
             self.function.__code__ = _code(way, self.form, present)
 
 
-# The source of a launch, for the names in it and the tensors that are absent.
+# The source of a launch. The placeholders are filled in by `_code`.
 _TEXTS = {
     "slow": "def launch({params}):\n    return _slow(({tensors}), ({late}))\n",
     "quick": """\
@@ -308,7 +310,7 @@ def launch({params}):
 SCRATCH = ", with scratch"  # the kernel makes tensor descriptors, in memory that each launch allocates
 _CALLS = {
     "generated": "{scratch}, None, _packed, None, None, None, {pointers}{numbers}{constants}",
-    # triton 3.7 and later: one C launcher for all kernels
+    # Triton 3.7 and later: one C launcher for all kernels.
     "shared": "_packed, None, None, None, {scratch}, None, _notes, _types, ({pointers}{numbers}{constants})",
 }
 
@@ -329,7 +331,7 @@ def _code(way: str, form: _Form, present: str) -> types.CodeType:
         call=_CALLS.get(way.removesuffix(SCRATCH), "").format(
             scratch="_scratch()" if way.endswith(SCRATCH) else "None",
             pointers=listed(f"_p{i}" if i in there else "0" for i in range(len(form.tensors))),
-            numbers=listed(form.numbers),  # each by its name: to unpack a tuple costs 0.1 us
+            numbers=listed(form.numbers),  # one name each: unpacking a tuple takes 0.1 us
             constants=listed(f"_c{i}" for i in range(form.constants)),
         ),
         back=f"return {', '.join(form.returns)}" if form.returns else "",
@@ -338,7 +340,7 @@ def _code(way: str, form: _Form, present: str) -> types.CodeType:
 
 
 def _entry(compiled: Any, grid: Grid, device: torch.device) -> tuple[str, dict[str, Any]]:
-    """How to launch a compiled kernel again, and the names that takes; "" where its entry point is not one we know."""
+    """How to launch a compiled kernel again, and the globals that the code needs; "" if its entry point is unknown."""
     run, hooks = getattr(compiled, "run", None), triton.knobs.runtime
     enter, leave = hooks.launch_enter_hook, hooks.launch_exit_hook
     if type(run).__name__ != "CudaLauncher" or not _plain(run) or not all(hasattr(h, "calls") for h in (enter, leave)):
@@ -360,7 +362,7 @@ def _entry(compiled: Any, grid: Grid, device: torch.device) -> tuple[str, dict[s
 
 
 def _plain(run: Any) -> bool:
-    """Whether a launcher needs nothing but its arguments and memory for descriptors: no profiler, no sanitizer."""
+    """Whether a launcher needs only its arguments and memory for descriptors: no profiler, no sanitizer."""
     names = "global_scratch_size profile_scratch_size num_ctas launch_cooperative_grid launch_pdl launch"
     if not all(hasattr(run, n) for n in names.split()) or getattr(run, "gsan_enabled", False):
         return False

@@ -1,10 +1,10 @@
 """Finds reductions that Triton before 3.7 compiles wrongly, from the layouts in a kernel's TTGIR.
 
 Its lowering of `tt.reduce` assumes that the lanes (and the warps) of each dimension are adjacent bits of the lane
-(warp) index. That is true for blocked layouts. A `tl.reshape` that merges two dimensions of a blocked layout gives a
-linear layout for which it may be false: with lanes [[0, 4], [0, 8], [1, 0], [2, 0], [0, 16]] dimension 1 has bits 0, 1
-and 4, but the kernel shuffles over bits 0, 1 and 2, and silently sums parts of other rows or of uninitialized shared
-memory. Triton 3.7 lowers reductions through linear layouts, correctly in all cases (triton-lang/triton, pull request
+(warp) index. That is true for blocked layouts. But a `tl.reshape` that merges two dimensions of a blocked layout gives
+a linear layout, for which it may be false. Example: with lanes [[0, 4], [0, 8], [1, 0], [2, 0], [0, 16]], dimension 1
+has bits 0, 1 and 4. The kernel shuffles over bits 0, 1 and 2, and silently sums parts of other rows or of uninitialized
+shared memory. Triton 3.7 lowers all reductions correctly through linear layouts (triton-lang/triton, pull request
 9219).
 """
 
@@ -27,7 +27,7 @@ _SLICED = re.compile(r"#ttg\.slice<\{dim = (\d+), parent = (.*)\}>$")
 
 
 class Miscompiled(OpmuxError, RuntimeError):
-    """Triton compiled a kernel wrongly because of a known bug: its results must not be used."""
+    """Triton compiled a kernel wrongly because of a known bug; its results must not be used."""
 
 
 @functools.cache
@@ -38,7 +38,7 @@ def old_reductions() -> bool:
 
 
 def wrong_reduction(ttgir: str) -> str:
-    """Describes the first reduction of a kernel that the old lowering compiles wrongly; "" if there is none."""
+    """Describes the first reduction that the old lowering compiles wrongly; "" if there is none."""
     layouts = {name: (_bases(lanes), _bases(warps)) for name, lanes, warps in _LINEAR.findall(ttgir)}
     if not layouts:
         return ""

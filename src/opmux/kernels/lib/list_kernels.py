@@ -1,8 +1,8 @@
 """Kernels over lists of tensors: each program processes one chunk of one tensor, found through a table (`lists.py`).
 
 A full chunk of tensors with 16-byte aligned addresses is read and written without masks, LANES elements at a time.
-LANES is the number of elements of the widest tensor in 16 bytes, and is the same for all tensors: with more lanes for
-narrower types, threads would hold different elements of each tensor and exchange them through shared memory.
+LANES is the number of elements of the widest dtype in 16 bytes, for all tensors. With more lanes for narrower dtypes,
+threads would hold different elements of each tensor and exchange them through shared memory.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TYPES = {
 
 @triton.jit
 def place(table_ptr, chunk_ptr, LISTS: tl.constexpr, BLOCK: tl.constexpr):
-    """The addresses of this program's tensors, start of its chunk, elements from there on, and whether it is full."""
+    """The addresses of this program's tensors, the start and the length of its chunk, and whether it is full."""
     chunk = tl.program_id(0)
     row_ptr = table_ptr + tl.load(chunk_ptr + chunk).to(tl.int64) * (LISTS + COLUMNS)
     at = ()
@@ -48,7 +48,7 @@ def place(table_ptr, chunk_ptr, LISTS: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def part(at, start, DTYPE: tl.constexpr, LANES: tl.constexpr):
-    """A pointer to the chunk in the tensor at an address. LANES = 0: the address may be unaligned."""
+    """A pointer to a chunk, from its tensor's address and its start. LANES = 0: the address may be unaligned."""
     ptr = at.to(tl.pointer_type(DTYPE))
     if LANES > 0:
         ptr = tl.multiple_of(ptr, LANES * DTYPE.primitive_bitwidth // 8)
@@ -127,7 +127,7 @@ def _squares(
 
 
 def _squares_of_each(table_ptr, share_ptr, square_ptr, CHUNK: tl.constexpr, BLOCK: tl.constexpr):
-    """The sum of squares of each tensor, added over its chunks in order."""
+    """The sum of squares of each tensor, added over its chunks in a fixed order."""
     row_ptr = table_ptr + tl.program_id(0).to(tl.int64) * (1 + COLUMNS)
     count = tl.cdiv(tl.load(row_ptr + 1), CHUNK)
     share_ptr += tl.load(row_ptr + 2)
@@ -156,7 +156,7 @@ def step_tiles(lists: int, width: int) -> Tiles:
 
 @tunable("optim.norm")
 def norm_tiles(width: int) -> Tiles:
-    """Only reads: 64 bytes or more in flight per thread."""
+    """The kernel only reads, so each thread has 64 bytes or more in flight."""
     return Tiles(256, BLOCK=8192)
 
 
@@ -191,7 +191,7 @@ def launched(kernel: Launcher, what: Seen, given: tuple, constants: dict[str, An
         config = tiles.config(**known)
         return Plan(tiles["BLOCK"], (kernel.ready((count, 1, 1), (), config),) if count else ())
 
-    # None arguments are part of the key: a bound launch is compiled for them
+    # Whether each argument is None is part of the key, because a bound launch is compiled for it.
     plan = planned(kernel, what, (*constants.values(), *(g is None for g in given)), make)
     for launch in plan.launches:
         cut = chunks_of(what, plan.block)
@@ -199,5 +199,5 @@ def launched(kernel: Launcher, what: Seen, given: tuple, constants: dict[str, An
 
 
 def lanes(dtypes: tuple[torch.dtype, ...]) -> int:
-    """Elements of an access: 16 bytes of the widest dtype."""
+    """Elements per access: 16 bytes of the widest dtype."""
     return 16 // max(d.itemsize for d in dtypes)

@@ -4,8 +4,8 @@ Row i of the table is for the i-th tensor of each list: the addresses, the numbe
 chunk, and whether all addresses are multiples of 16. A second table maps each chunk (the work of one program) to its
 row, so programs do not search.
 
-Both tables are cached: rows by the addresses in them, chunks by the sizes. Where addresses change at each step
-(gradients are reallocated), a new table costs one array and one asynchronous copy.
+Both tables are cached: rows by the addresses in them, chunks by the sizes. If addresses change at each step (gradients
+are reallocated), a new table takes one array and one asynchronous copy.
 
 During CUDA graph capture an existing table is reused and never freed. If there is none, the copy becomes part of the
 graph: its source is kept forever, and its destination belongs to the graph, so no other call may use it.
@@ -29,7 +29,7 @@ from .launch import _compiling_only
 from .plans import keep, refuse_negated
 
 MORE = 3  # columns after the addresses: elements, first chunk, aligned
-MOST = 64  # cached tables; a limit, as gradients may have new addresses at every step
+MOST = 64  # cached tables; limited, because gradients may have new addresses at every step
 
 _dtype = attrgetter("dtype")
 _address, _numel, _packed, _index = Tensor.data_ptr, Tensor.numel, Tensor.is_contiguous, Tensor.get_device
@@ -55,7 +55,7 @@ def seen(op: str, lists: Any, flag: Tensor | None = None) -> list[Seen]:
     form = rule.form(op, lists)
     try:
         found = _alike(form, lists, flag)
-    except (TypeError, AttributeError, IndexError):  # no lists, or no tensors in them
+    except (TypeError, AttributeError, IndexError):  # an argument is not a list, or not of tensors
         found = None
     if found is not None:
         return [found]
@@ -71,7 +71,7 @@ def seen(op: str, lists: Any, flag: Tensor | None = None) -> list[Seen]:
 
 
 def seen_alike(lists: Sequence[Sequence[Tensor]], more: tuple[tuple[int, ...], ...] = ()) -> Seen:
-    """Lists of one dtype each, with equal shapes at equal positions. Raises NotSupported for any other."""
+    """Lists of one dtype each, with equal shapes at equal positions. Raises NotSupported for other lists."""
     lead = lists[0]
     shapes, on = [t.shape for t in lead], _index(lead[0])
     for items in lists:
@@ -91,7 +91,7 @@ def seen_alike(lists: Sequence[Sequence[Tensor]], more: tuple[tuple[int, ...], .
 
 
 def _alike(form: tuple[spec.Each, ...], lists: Any, flag: Tensor | None) -> Seen | None:
-    """The fast path for lists with one dtype each and nothing unusual, with few checks per tensor; None if it fails."""
+    """The fast path, with few checks per tensor, for lists with one dtype each and nothing unusual; else None."""
     lead = lists[0]
     if not lead:
         return None
@@ -150,7 +150,7 @@ def _decline_gaps(together: list[Tensor]) -> None:
 class Chunks(NamedTuple):
     """How tensors of some sizes are split into chunks: a device table, and the first chunk of each tensor."""
 
-    rows: Tensor  # row of the tensor of each chunk
+    rows: Tensor  # for each chunk, the table row of the tensor that it belongs to
     firsts: tuple[int, ...]
     count: int
     stream: int
@@ -163,13 +163,13 @@ class Table(NamedTuple):
 
 _chunks: dict[Any, Chunks] = keep({})
 _tables: dict[Any, Table] = keep({})
-_kept: list[Any] = []  # tensors that captured graphs read; never freed, as nothing tells when a graph is destroyed
+_kept: list[Any] = []  # tensors that captured graphs read; never freed: nothing reports the end of a graph
 on_empty_cache(_chunks.clear)
 on_empty_cache(_tables.clear)
 
 
 def chunks_of(what: Seen, size: int) -> Chunks:
-    """The chunks of `size` elements (the last one of a tensor may be smaller)."""
+    """The tensors split into chunks of `size` elements; the last chunk of a tensor may be smaller."""
     key = (what.sizes, size, what.device)
     return _found(_chunks, key, what.device, lambda stream: _cut(what, size, stream))
 
@@ -185,7 +185,7 @@ def _found(kept: dict[Any, Any], key: Any, device: torch.device, make: Any) -> A
     stream = _stream(device.index) if device.type == "cuda" and _stream is not None else 0
     found = kept.get(key)
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        # an entry from another stream is complete: capture starts with a synchronization
+        # An entry from another stream is complete, because capture starts with a synchronization.
         found = make(stream) if found is None else found
         _kept.append(found)
         return found

@@ -2,10 +2,10 @@
 
     from .lib.maths import libdevice            # in a kernel file, under this name
 
-On NVIDIA `tl.exp`, `tl.log`, `tl.sin`, `/` and `tl.sqrt` of float32 are approximations: accurate enough for a softmax,
-not for `aten::exp` at 80 or `aten::sin` at 1e5, because the argument is first multiplied by a rounded constant. ATen's
-own kernels call the chip's library, which Triton offers as `libdevice`. The interpreter has none; this module
-implements it there with torch.
+On NVIDIA `tl.exp`, `tl.log`, `tl.sin`, `/` and `tl.sqrt` of float32 are approximations. They are accurate enough for a
+softmax, but not for `aten::exp` at 80 or `aten::sin` at 1e5, because the argument is first multiplied by a rounded
+constant. ATen's own kernels call the chip's library, which Triton offers as `libdevice`. The interpreter has no
+libdevice; there this module implements it with torch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ import triton.language as tl
 from .interpret import interpreting
 from .jit_source import jit_from_source
 
-# Functions that kernels may call, and their implementation in the interpreter. NVIDIA's and AMD's libraries have all.
+# Functions that kernels may call, with their implementation in the interpreter. NVIDIA's and AMD's libraries have all
+# of them.
 FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
     "acos": torch.acos,
     "acosh": torch.acosh,
@@ -42,7 +43,7 @@ FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
     "exp": torch.exp,
     "exp2": torch.exp2,
     "expm1": torch.expm1,
-    "fmod": lambda x, y: torch.from_numpy(np.fmod(x.numpy(), y.numpy())),  # torch's is NaN for a huge quotient
+    "fmod": lambda x, y: torch.from_numpy(np.fmod(x.numpy(), y.numpy())),  # torch.fmod is NaN for a huge quotient
     "hypot": torch.hypot,
     "j0": torch.special.bessel_j0,
     "j1": torch.special.bessel_j1,

@@ -1,4 +1,4 @@
-"""Calls torch ops on meta tensors, for the shapes, strides and dtypes of results, and to find calls that raise."""
+"""Calls torch ops on meta tensors, to get the shapes, strides and dtypes of results and to find calls that raise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ops that move elements. A description says which part of the result comes from where; launches are generated from it.
+"""Ops that move elements. A description says which part of the result comes from where, and launches are generated.
 
     @moves(spec.ops["stack"])
     def stack(y, tensors, dim):
@@ -8,7 +8,7 @@ The function is called once for each combination of dtypes, shapes and strides o
 arguments. Tensors are replaced by meta tensors; `y` is the result of torch's own op for them, or a meta copy of `out`.
 The function returns stages, which run in order. A stage is a `Job`, or a list of moves (part of the result, source) in
 any order. A source is a view of an argument, a `Flipped` view, or a number. Up to eight moves form one launch, in which
-each program works for one move.
+each program works on one move.
 
 If torch's op raises for the meta tensors, the call falls back to torch.
 """
@@ -37,7 +37,7 @@ from .plans import BELOW, LOOK, or_refusal, refuse_negated, table
 from .pointwise import DOOR, DTYPES
 from .rows import DEVICES, OutputSpec
 
-MOST_MOVES = 8  # in one launch; each move is a branch of the kernel
+MOST_MOVES = 8  # moves per launch; each one is a branch of the kernel
 
 
 class Flipped(NamedTuple):
@@ -48,7 +48,7 @@ class Flipped(NamedTuple):
 
 
 class Late(NamedTuple):
-    """A fill value that is known only at the call."""
+    """A fill value that is known only when the op is called."""
 
     name: str
 
@@ -68,7 +68,7 @@ Stage = Job | Sequence[tuple[Tensor, Source]]
 
 
 class Piece(NamedTuple):
-    """A move in numbers. y and x: tensor indices; strides and offsets: in elements."""
+    """One move as numbers. y and x: tensor indices; strides and offsets: in elements."""
 
     y: int
     x: int | None
@@ -143,7 +143,7 @@ class Launching(NamedTuple):
 
 
 def launching(pieces: Sequence[Piece], dtypes: Sequence[torch.dtype]) -> Launching:
-    """One launch for up to MOST_MOVES pieces; `dtypes`: of all tensors."""
+    """One launch for up to MOST_MOVES pieces. `dtypes`: the dtypes of all tensors."""
     places: list[int | None] = [*sorted({p.x for p in pieces if p.x is not None} | {p.y for p in pieces})]
     parts: dict[str, str] = {}  # text without its name -> name
     calls, params, values, constants, threads, programs = [], [], [], {}, 0, 0
@@ -182,7 +182,7 @@ def launching(pieces: Sequence[Piece], dtypes: Sequence[torch.dtype]) -> Launchi
 
 
 def _branches(calls: list[str]) -> str:
-    """Source that calls the part to which the program belongs."""
+    """The source of an if chain that calls the part that the program belongs to."""
     if len(calls) == 1:
         return f"    {calls[0]}\n"
     text = ""
@@ -370,7 +370,7 @@ def _on_meta(spec: Any, params: list[inspect.Parameter], asked: list[Any]) -> An
 
 
 def _results(tensors: _Tensors, natural: Any, out: Any, like: Tensor) -> Any:
-    """The results as meta tensors, with the layout that torch gives them or that of `out`."""
+    """The results as meta tensors, with the layout that torch gives them; with `out`, with the layout of `out`."""
     many = isinstance(natural, (list, tuple))
     listed: list[Tensor] = list(natural) if many else [natural]
     if out is None:
@@ -388,7 +388,7 @@ def _results(tensors: _Tensors, natural: Any, out: Any, like: Tensor) -> Any:
             raise NotSupported("elements of out share memory")
     if many:
         return [tensors.alike(f"y[{i}]", y) for i, y in enumerate(outs)]
-    # the key of a plan says whether `out` is one of the arguments, except for arguments that are lists
+    # The plan's key says whether `out` is one of the arguments, except for arguments that are lists.
     same = [
         m for m, t, s in zip(tensors.metas, tensors.reals, tensors.sources, strict=True) if t is out and s[-1] != "]"
     ]
@@ -485,7 +485,7 @@ class _Function:
 
 
 def apart(y: Tensor, y_span: int, x: Tensor, x_span: int) -> None:
-    """Raise NotSupported if y overlaps x, which is read later; torch defines the result of such calls."""
+    """Raise NotSupported if y overlaps x, because x is read after y is written; torch handles such calls."""
     start, other = y.data_ptr(), x.data_ptr()
     if start and other and other < start + y_span and start < other + x_span:
         raise NotSupported("out and an argument share memory")

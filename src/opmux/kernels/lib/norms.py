@@ -20,11 +20,11 @@ def round_to(b, DTYPE: tl.constexpr):
 
 
 def rounding(casting: str, dtype: torch.dtype) -> dict[str, tl.dtype | None]:
-    """The kernels' ROUND and STEP; None for wide dtypes, so that all castings share one compiled kernel."""
+    """The kernels' ROUND and STEP constants; None for wide dtypes, so that all castings share one compiled kernel."""
     narrow = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}.get(dtype)
     return {"ROUND": None if casting == "gemma" else narrow, "STEP": narrow if casting == "none" else None}
 
 
 def rstd_of_nothing(rstd: Tensor, eps: float) -> None:
-    """Fill rstd for rows of length 0, whose mean square counts as 0."""
+    """Fill rstd for rows of length 0, whose mean square is defined as 0."""
     rstd.fill_(eps**-0.5 if eps > 0 else math.nan if eps else math.inf)

@@ -29,7 +29,7 @@ def with_seed(
 ) -> Plan:
     """The plan of a launch whose kernel takes `seed_ptr`, `key` and `counter` (see `seeded`).
 
-    A seed on the device of x is passed as a pointer. One on the host is read at every call and passed as two numbers.
+    A seed on the device of x is passed as a pointer. A host seed is read at every call and passed as two numbers.
     """
     if not seed_on_host(x, seed):
         return Plan(makes, [launch.given(key=0, counter=0)], [*copied, *strided(seed=seed)])
@@ -56,7 +56,7 @@ def product(a, b):
 
 @triton.jit
 def seeded(seed_ptr, key, counter):
-    """Key and counter, from memory unless seed_ptr is None. Call once, before any store."""
+    """Key and counter: from memory, or the arguments if seed_ptr is None. Call this once, before any store."""
     if seed_ptr is not None:
         key = tl.load(seed_ptr)
         counter = tl.load(seed_ptr + 1)
@@ -104,5 +104,5 @@ def interleave2(a, b):
 
 @triton.jit
 def interleave4(a, b, c, d):
-    """a[0], b[0], c[0], d[0], a[1], ...: if a thread has one group, it gets four adjacent words, and no data moves."""
+    """a[0], b[0], c[0], d[0], a[1], ...: a thread that has one group gets four adjacent words, and no data moves."""
     return tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), [4 * a.shape[0]])

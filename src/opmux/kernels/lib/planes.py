@@ -36,7 +36,7 @@ def check_floats(*tensors: Tensor | None) -> None:
 
 
 def zyx(values: int | Sequence[int], rank: int, missing: int = 0) -> tuple[int, int, int]:
-    """A value for each of z, y and x, from one value per spatial dimension, or one for all."""
+    """Values for z, y and x, from one value per spatial dimension or one value for all."""
     given = [values] if isinstance(values, int) else list(values)
     given = given * rank if len(given) == 1 else given
     if len(given) != rank:
@@ -97,7 +97,7 @@ class Planes(NamedTuple):
 
 @tunable("planes")
 def plane_tiles(last: bool, dtype: torch.dtype) -> Tiles:
-    """Result elements of a program: 16-byte loads if the layout is channels-last (`last`)."""
+    """Result elements per program; `last`: the layout is channels-last, so use 16-byte loads."""
     return Tiles(128, BLOCK=128 * (max(2, 16 // dtype.itemsize) if last else 4))
 
 

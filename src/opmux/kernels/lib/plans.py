@@ -14,18 +14,18 @@ from ...core.spec import specs
 
 P = TypeVar("P")
 
-_MOST = 4096  # plans of one op; beyond that all are dropped, as shapes seem never to come back
+_MOST = 4096  # plans per op; a full cache is cleared, because then the op's shapes do not seem to repeat
 _forgetting: list[Callable[[], None]] = []
 
 
 def forget() -> None:
-    """Drop all that depends on the chip kernels are made for, or on how they are tuned."""
+    """Drop all plans, because they depend on the current chip and its tuned tiles."""
     for clear in (*_forgetting, *launches.on_forget):
         clear()
 
 
 def keep(found: dict[Any, P]) -> dict[Any, P]:
-    """The same table, emptied by `forget` from now on."""
+    """The same dict; from now on `forget` empties it."""
     _forgetting.append(found.clear)
     return found
 
@@ -33,32 +33,32 @@ def keep(found: dict[Any, P]) -> dict[Any, P]:
 LOOK = "{0}.dtype, {0}.shape, {0}.is_contiguous() or {0}.stride(), {0}.device, {0}.is_neg()"
 BELOW = LOOK.replace(
     "{0}.is_neg()", "False"
-)  # as kernels of ATen see tensors: torch resolves views that negate before it calls them
+)  # for calls from ATen kernels: torch resolves negated views before it calls them
 
 
 def refuse_negated(*args: Any) -> None:
-    """Refuse a view whose numbers are the negatives of those in memory (`z.conj().imag`): kernels read memory."""
+    """Refuse a negated view (`z.conj().imag`): memory holds the negatives of its values, and kernels read memory."""
     if any(isinstance(a, Tensor) and a.is_neg() for a in args):
         raise NotSupported("a view that negates what is in memory")
 
 
 def check(op: str, **given: Any) -> None:
-    """Raise BadArgument where an argument is not what the op's signature says. Other names are ignored."""
+    """Raise BadArgument if an argument violates the op's signature. Other names are ignored."""
     specs.by_key[f"opmux::{op}"].contract.check(given)
 
 
 def checks(op: Any) -> Callable[..., None]:
-    """The check of an op for callers that have no plan: `Spec.check_once`."""
+    """The check of an op, `Spec.check_once`, for callers without a plan."""
     return op.spec.check_once
 
 
 def plans(make: Callable[..., P]) -> Callable[..., P]:
     """Cache the result of `make(*args)` by dtype, shape, strides and device of its tensors, never by their contents.
 
-    Checking arguments and choosing a configuration costs 50 us and more; looking it up again costs half of one per
-    tensor. Arguments annotated `Tensor` or `Tensor | None` (also as `*args: Tensor`) are keyed so; all others must be
-    hashable, and are keyed by value: 1, 1.0 and True are equal. `.below` is for callers that are kernels of ATen: it
-    shares the cache, and makes one check fewer per tensor.
+    Checking arguments and choosing a configuration takes 50 us or more; a lookup takes half a microsecond per tensor.
+    Arguments annotated `Tensor` or `Tensor | None` (also `*args: Tensor`) are keyed by dtype, shape, strides and
+    device. All others must be hashable, and are keyed by value: 1, 1.0 and True are equal. `.below` is for calls from
+    ATen kernels: it shares the cache and makes one check fewer per tensor.
     """
     names = table(make)
     plan, plan.below = (codegen.lookup(make, look, names) for look in (LOOK, BELOW))
@@ -77,7 +77,7 @@ class Refusal:
 
 
 def or_refusal(make: Callable[..., Any]) -> Callable[..., Any]:
-    """`make`, with a `Refusal` where it raises NotSupported: a lookup costs less than planning again."""
+    """`make`, but returning a `Refusal` if it raises NotSupported: a cached refusal is cheaper than planning again."""
 
     @functools.wraps(make)
     def made(*args: Any) -> Any:
@@ -90,19 +90,19 @@ def or_refusal(make: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def decided(make: Callable[..., Any]) -> Callable[..., Any]:
-    """`plans`, which also remembers a refusal."""
+    """`plans` that also caches refusals."""
     return plans(or_refusal(make))
 
 
 def willing(plan: Callable[..., Any]) -> Callable[..., Any]:
-    """The plan; raises now, before anything is written, where it would refuse."""
+    """The plan itself; if it is a refusal, raises NotSupported now, before anything is written."""
     if plan.__class__ is Refusal:
         plan()
     return plan
 
 
 def table(make: Callable[..., Any]) -> dict[str, Any]:
-    """The names that `codegen.lookup` needs: a dict of plans that `forget` empties, and what adds a plan to it."""
+    """The names that `codegen.lookup` needs: a dict of plans, emptied by `forget`, and the function that fills it."""
     found = keep({})
 
     def first(key: Any, *args: Any) -> Any:

@@ -1,12 +1,12 @@
 """Elementwise ops from scalar functions: broadcasting, any strides and ATen's type promotion, from one table.
 
-A `Row` is an ATen op and the scalar function that computes it. `run(row, args)` returns the result, `run(row, args,
-out=y)` writes it into y (in place: y is the first argument). Both take all arguments of the op, in the order of its
+A `Row` is an ATen op and the scalar function that computes it. `run(row, args)` returns the result; `run(row, args,
+out=y)` writes it to y (in place if y is the first argument). Both take all arguments of the op, in the order of its
 signature.
 
-Shape, strides and dtype of the result come from the op itself on meta tensors, once for each call key (dtypes, shapes,
-strides); if the op raises, the call falls back to it. Numbers enter the key by type only: a kernel gets them at the
-call as 64-bit arguments. A 0-dim CPU tensor next to device tensors is such a number, read at the call.
+The op itself computes shape, strides and dtype of the result on meta tensors, once per call key (dtypes, shapes,
+strides). If the op raises there, the call falls back to it. Only the types of numbers are in the key: a kernel gets
+them at each call as 64-bit arguments. A 0-dim CPU tensor next to device tensors is such a number, read at the call.
 
     operand's dtype -> dtype ATen computes in (P) -> dtype we compute in (C) -> result's dtype (R) -> dtype of `out`
 
@@ -49,9 +49,9 @@ DTYPES = {
     torch.float32: (tl.float32, tl.float32),
     torch.float64: (tl.float64, tl.float64),
 }
-MASKS = ("condition", "mask")  # arguments that select elements, and do not take part in promotion
+MASKS = ("condition", "mask")  # arguments that select elements and do not affect type promotion
 
-ROWS: dict[str, Row] = {}  # by the name in ATen
+ROWS: dict[str, Row] = {}  # ATen's name -> row
 
 
 @dataclass(eq=False)
@@ -63,10 +63,10 @@ class Row:
     function: Any  # takes the op's arguments, each a block, a number, a constant or None
     dtypes: frozenset[torch.dtype]  # allowed P; other calls fall back to torch, which may raise
     typed: bool = False  # the function takes P as its last argument
-    # values of an argument that get a kernel of their own, and the function of that kernel
+    # Values of an argument for which a specialized kernel is compiled, and the function of that kernel.
     baked: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     baked_function: Any = None
-    rounds: bool = False  # whether ATen rounds a number to the dtype of 16-bit tensors before it computes
+    rounds: bool = False  # whether ATen rounds a number to the dtype of 16-bit tensors before computing
     unless: str = ""  # an expression of the arguments; if true, the call falls back to torch
     names: tuple[str, ...] = ()
     roles: tuple[str, ...] = ()
@@ -251,7 +251,7 @@ def _on_meta(row: Row, args: tuple) -> Tensor:
 
 
 def _common_shape(args: tuple) -> torch.Size | None:
-    """The shape of all tensors if they have the same one and are contiguous; the result is then like them."""
+    """The shape of all tensors if they share one and are contiguous; the result then has the same shape and strides."""
     tensors = [a for a in args if isinstance(a, Tensor)]
     shape = tensors[0].shape
     stride = OutputSpec.of(shape, tensors[0].dtype).stride  # `is_contiguous` ignores strides of size-1 dimensions
@@ -291,7 +291,7 @@ def _ask(row: Row, args: tuple, instead: Callable[[Tensor, str], Tensor]) -> Ten
 
 
 def _promoted(given: list[Arg], result: torch.dtype) -> torch.dtype:
-    """The dtype ATen computes in: the result's; if that is bool (a comparison), what the operands promote to."""
+    """The dtype in which ATen computes: the result's dtype; for a comparison, the promoted dtype of its operands."""
     if result is not torch.bool:
         return result
     values = [a.value for a in given if a.role in ("tensor", "either") and a.kind in "tif" and a.name not in MASKS]
@@ -299,7 +299,7 @@ def _promoted(given: list[Arg], result: torch.dtype) -> torch.dtype:
 
 
 def _check_out(out: Tensor, result: Tensor, like: Tensor, in_place: bool) -> None:
-    """Raise NotSupported for an `out` that torch would resize, reject or warn about, or of an unsuitable dtype."""
+    """Raise NotSupported for an `out` that torch would resize, reject or warn about, or with an unsupported dtype."""
     if out.shape != result.shape or out.device != like.device or out.dtype not in DTYPES:
         raise NotSupported(f"out is {out.dtype} {tuple(out.shape)} on {out.device}")
     if out.dtype != result.dtype and not (in_place and torch.can_cast(result.dtype, out.dtype)):
@@ -346,7 +346,7 @@ def _compiled(text: str) -> types.CodeType:
 
 
 def _apart(y: Tensor, x: Tensor) -> None:
-    """Raise NotSupported if y overlaps x and they are not the same elements; torch defines the result."""
+    """Raise NotSupported if y overlaps x and is not the same elements; torch handles such calls."""
     if not y.data_ptr():  # meta tensors have no memory
         return
     if x.data_ptr() != y.data_ptr() or x.dtype != y.dtype or x.shape != y.shape or x.stride() != y.stride():
@@ -385,11 +385,11 @@ def _text(row: Row, given: list[Arg], types: Types, indexing: Indexing) -> str:
     """The source of the kernel."""
     narrow = DTYPES[types.promoted][0] != DTYPES[types.promoted][1]
     exact = " .to(P).to(C)".strip() if narrow else ""
-    # round a number to P only where that matters: ATen keeps 0.1 of `x * 0.1` in float32 (opmath)
+    # Round a number to P only if that matters: for `x * 0.1`, ATen keeps 0.1 in float32 (opmath).
     rounded = exact if not types.promoted.is_floating_point or types.result is torch.bool else ""
     pointers, late, constants, body, passed = [], [], [], [], []
     *places, last = indexing.places
-    if not any(at for at, _ in places):  # only numbers: make a block, as some functions reduce over one
+    if not any(at for at, _ in places):  # only numbers: make a block, because some functions reduce over one
         places[0] = (f"({last[0]}) * 0", last[1])
     for i, a in enumerate(given):
         if a.kind == "t":

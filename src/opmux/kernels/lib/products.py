@@ -20,7 +20,7 @@ BLOCK_K = {1: 64, 2: 64, 4: 32, 8: 16}  # bytes of an element -> columns of a ti
 
 @triton.jit
 def tile(program, m, n, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr):
-    """The tile of a program: down GROUP tiles, then one to the right, so that concurrent programs share operands."""
+    """The tile of a program: GROUP tiles down, then one to the right, so that concurrent programs share operands."""
     down = tl.cdiv(m, BLOCK_M)
     wide = tl.cdiv(n, BLOCK_N)
     first = program // (GROUP * wide) * GROUP
@@ -62,7 +62,7 @@ def factor(ptr, m, NUMBERS: tl.constexpr):
 
 @triton.jit
 def multiply(b_a, b_b, b_y, WIDE: tl.constexpr, PRECISION: tl.constexpr, EXACT: tl.constexpr):
-    """b_y + b_a b_b. EXACT: accumulate FP8 products in float32 after every 128; sm_90 keeps fewer bits otherwise."""
+    """b_y + b_a b_b. EXACT: accumulate FP8 products in float32 every 128 columns; sm_90 keeps fewer bits otherwise."""
     if EXACT:
         MOST: tl.constexpr = 128 if b_a.shape[1] >= 128 else b_a.shape[1]
         return tl.dot(b_a, b_b, b_y, input_precision=PRECISION, max_num_imprecise_acc=MOST, out_dtype=WIDE)
@@ -115,7 +115,7 @@ def _view_as(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
 
 
 def read_as(kinds: Kinds | None) -> tuple[dict[str, Callable[[Tensor], Tensor]], dict[str, Any]]:
-    """How kernels read FP8 operands: views as FP8 if the chip multiplies it, else conversion functions as constants."""
+    """How kernels read FP8 operands: as FP8 views if the chip multiplies FP8, else through conversion functions."""
     if kinds is None:
         return {}, {"A_NUMBERS": None, "B_NUMBERS": None}
     if multiplies_fp8():

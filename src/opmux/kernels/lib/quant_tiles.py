@@ -1,8 +1,8 @@
 """Quantize tiles of a matrix to FP8: load or compute, cast, and write with transposes and scales.
 
 The quantized matrix r is a tensor x, an activation of it, the gradient of an activation, or a norm with known
-statistics. Pointers that are not None, and VALUE, SLOPE and GATED, select one. So each way of scaling needs one kernel,
-whatever it is fused with. With share_ptr, a kernel also writes column sums of its tile for `column_sum`.
+statistics, selected by the pointers that are not None and by VALUE, SLOPE and GATED. So one kernel per scaling mode is
+enough, whatever it is fused with. With share_ptr, a kernel also writes column sums of its tile for `column_sum`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def scale_of(amax, eps, LARGEST, TOP: tl.constexpr, POW2: tl.constexpr):
     """The scale that maps amax to LARGEST; TOP if that overflows, 1 if amax is 0 or infinite."""
     amax = tl.maximum(amax, eps)
     if POW2:
-        # powers of two: exponents are enough, as both formats have 1.75 * 2^k as their largest number
+        # For powers of two, exponents are enough: the largest number of both formats is 1.75 * 2^k.
         bits = amax.to(tl.int32, bitcast=True)
         largest = (tl.zeros_like(amax) + LARGEST).to(tl.int32, bitcast=True) >> 23
         exponent = largest + 127 - (bits >> 23) - ((bits & 0x7FFFFF) > 0x600000).to(tl.int32)
@@ -90,7 +90,7 @@ def scale_at(scale_ptr, parts_ptr, eps, LARGEST: tl.constexpr, POW2: tl.constexp
 
 @triton.jit
 def raise_to(amax_ptr, amax):
-    """Atomic maximum of nonnegative floats. Programs without a larger value skip the atomic, which are most of them."""
+    """Atomic maximum of nonnegative floats. A program without a larger value skips the atomic, as most programs do."""
     word_ptr = amax_ptr.to(tl.pointer_type(tl.int32))
     word = amax.to(tl.int32, bitcast=True)  # bits of nonnegative floats sort like the floats
     if word > tl.load(word_ptr):
@@ -361,8 +361,8 @@ def put_blocks(
 ):  # fmt: skip
     """Store whole rows of y, rounded to the dtype of x, with block scales: MXFP8 if the scales are bytes, else 1x128.
 
-    i_m and m_m are [rows, 1]. The store is three-dimensional: for a two-dimensional one the compiler would give the
-    rows the layout of the bytes, and the norm would sum in another order than without quantization.
+    i_m and m_m are [rows, 1]. The store is three-dimensional, because for a two-dimensional store the compiler would
+    use the layout of the bytes for the rows, and the norm would sum in another order than without quantization.
     """
     ROWS: tl.constexpr = b_y.shape[0]
     SIZE: tl.constexpr = 32 if y_scale_ptr.dtype.element_ty == tl.uint8 else 128
@@ -400,13 +400,13 @@ def amax_of_tiles(dtype: torch.dtype) -> Tiles:
 
 @tunable("quant.turned")
 def turned_tiles(dtype: torch.dtype) -> Tiles:
-    """64 elements per thread take 14 instructions each on sm_90; 32 elements take 17."""
+    """64 elements per thread: 14 instructions per element on sm_90 (17 with 32 elements per thread)."""
     return Tiles(256, BLOCK_M=128, BLOCK_N=128)
 
 
 @tunable("quant.blocks")
 def block_tiles(dtype: torch.dtype) -> Tiles:
-    """23 instructions per element on sm_90 for rows and columns; 32 with 512 threads."""
+    """23 instructions per element on sm_90 for rows and columns (32 with 512 threads)."""
     return Tiles(256)
 
 
@@ -422,7 +422,7 @@ def mx_tiles(dtype: torch.dtype) -> Tiles:
 def tiled(
     kernel: Launcher, shape: Any, tiles: Tiles, block: tuple[int, int], numbers: Mapping[str, Any], **constants: Any
 ) -> Launch:
-    """A launch over tiles of `block` (rows, columns). Tiles along a row come first, as they share cache lines."""
+    """A launch over tiles of `block` (rows, columns). Tiles of one row are adjacent, because they share cache lines."""
     m, k = spec.matrix(shape)
     config = tiles.config(FULL=m % block[0] == 0 and k % block[1] == 0, **constants)
     return Launch(

@@ -1,4 +1,4 @@
-"""A faster Triton interpreter: the same arithmetic in about half of the time.
+"""A faster Triton interpreter: the same arithmetic in about half the time.
 
 The stock interpreter spends most of its time on types, not numbers: it builds a table of all dtypes for each lookup,
 checks and formats the shape of a block for every value, lists the members of `tl` at every launch, and checks integers

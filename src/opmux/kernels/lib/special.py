@@ -1,6 +1,6 @@
 """Special functions that the chips' libraries lack, for float32 and float64.
 
-Series end where the next term is below the last bit of a float64; float32 uses the same number of terms.
+A series ends where the next term is less than the last bit of a float64; float32 uses the same number of terms.
 """
 
 from __future__ import annotations
@@ -264,7 +264,7 @@ def mvlgamma(x, p: tl.constexpr):
     return y
 
 
-MOST_TERMS = tl.constexpr(20000)  # of a series; enough for a close to x, up to a million
+MOST_TERMS = tl.constexpr(20000)  # terms of a series; enough for a close to x, up to a million
 # B(2k) / (2k (2k - 1)), for Stirling's series
 STIRLING = tl.constexpr((1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360, 1 / 156))
 
@@ -276,7 +276,7 @@ def _epsilon(x):
 
 @triton.jit
 def _gamma_density(a, x):
-    """x^a exp(-x) / gamma(a); with Stirling's series for large a, where the exponents would cancel."""
+    """x^a exp(-x) / gamma(a); for large a with Stirling's series, because the exponents would cancel."""
     near = libdevice.exp(a * libdevice.log(x) - x - libdevice.lgamma(a))
     b = tl.where(a > 10, a, 10.0)
     t = div(1.0, b)
@@ -316,7 +316,7 @@ def _upper_fraction(a, x):
     more = tl.max((b == b).to(tl.int32))
     while (more > 0) & (k < MOST_TERMS):
         step = y
-        for _ in tl.static_range(4):  # four steps between checks for convergence
+        for _ in tl.static_range(4):  # four steps between two checks for convergence
             k += 1
             up = -k * (k - a)
             b += 2
@@ -325,7 +325,7 @@ def _upper_fraction(a, x):
             c = b + div(up, c)
             c = tl.where(tl.abs(c) < tiny, tiny, c)
             step = c * d
-            step = tl.where(tl.abs(step - 1) < 4 * _epsilon(x), 1.0, step)  # rounding errors would never converge
+            step = tl.where(tl.abs(step - 1) < 4 * _epsilon(x), 1.0, step)  # rounding errors would prevent convergence
             y *= step
         more = tl.max((step != 1).to(tl.int32))
     return y

@@ -1,4 +1,4 @@
-"""tex's optimizer kernels: one launch for all tensors of the lists (a capturable step takes two, a norm three)."""
+"""tex's optimizer kernels: one launch for all tensors of the lists; two for a capturable step, three for a norm."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ def _look(value: Any) -> Any:
 
 
 def check(op: str, *given: Any) -> None:
-    """Raise BadArgument if an argument is invalid. `given` are all arguments but tensor_lists, in order.
+    """Raise BadArgument if an argument is invalid. `given`: all arguments except tensor_lists, in order.
 
-    Numbers change with every step, so arguments with the `_look` of earlier ones are not checked again: the lookup
+    Numbers change at every step. So arguments with the same `_look` as earlier ones are not checked again: the lookup
     takes a third of the time of a check.
     """
     key = (op, *map(_look, given))
@@ -116,7 +116,7 @@ def _norm(
         each = OutputSpec.of((n,), torch.float32).empty(flag)
         third(sums, flag, norm, each)
         return norm, each
-    third(sums, flag, norm, sums)  # norms per tensor are not requested: they overwrite the sums of squares
+    third(sums, flag, norm, sums)  # norms per tensor are not requested: their values overwrite the sums of squares
     return norm, NONE.empty(flag)
 
 
@@ -156,7 +156,7 @@ def multi_tensor_unscale_l2norm(
 def _adam(
     op: str, lists: Any, flag: Tensor, how: spec.Adam, home: str, held: Tensor | None = None, fp8: Any = None
 ) -> None:
-    """One step on all tensors. `home` says what holds the weights: parameter, master or remainder."""
+    """One step on all tensors. `home`: where the weights are stored: parameter, master or remainder."""
     lr, inv_c1, inv_c2 = 0.0, 1.0, 1.0
     if held is None:
         c1, c2 = how.corrections()

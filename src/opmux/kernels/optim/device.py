@@ -12,7 +12,7 @@ FLOAT_MAX = tl.constexpr(3.4028234663852886e38)
 
 
 def norms(square_ptr, flag_ptr, norm_ptr, each_ptr, n, BLOCK: tl.constexpr):
-    """Write the norm of all tensors, and of each tensor if `each_ptr` is given. Runs as one program."""
+    """Write the norm of all tensors and, if `each_ptr` is given, the norm of each tensor. Runs as one program."""
     o = tl.arange(0, BLOCK)
     b_sum = tl.zeros([BLOCK], tl.float32)
     for at in range(0, n, BLOCK):
@@ -31,15 +31,15 @@ def norms(square_ptr, flag_ptr, norm_ptr, each_ptr, n, BLOCK: tl.constexpr):
 
 @triton.jit
 def joined(high, low):
-    """Join bfloat16 bits that were rounded to nearest (`high`) with the lower 16 bits: the bits of a float32."""
+    """The bits of a float32, from `high`, bfloat16 bits that were rounded to nearest, and the lower 16 bits."""
     return ((high.to(tl.int32) - (low < 0).to(tl.int32)) << 16) | (low.to(tl.int32) & 0xFFFF)
 
 
 @triton.jit
 def raise_to(amax_ptr, top):
-    """amax = max(amax, top), for numbers >= 0, whose bit patterns are ordered like the numbers.
+    """amax = max(amax, top), for numbers >= 0, whose bit patterns sort like the numbers.
 
-    Load first: most programs see a larger amax there and skip the atomic.
+    Loads first: most programs find a larger amax in memory and skip the atomic.
     """
     word_ptr = amax_ptr.to(tl.pointer_type(tl.int32))
     bits = top.to(tl.int32, bitcast=True)
@@ -111,7 +111,7 @@ def adam(
     L2: tl.constexpr, HOME: tl.constexpr, CAST: tl.constexpr, LISTS: tl.constexpr, G: tl.constexpr, P: tl.constexpr,
     S: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One step. `held_ptr`, if given, has the numbers that `hold` computed; otherwise they are launch arguments."""
+    """One step. If `held_ptr` is given, it holds the numbers that `hold` computed; else they are launch arguments."""
     at, start, n, whole = place(table_ptr, chunk_ptr, LISTS, BLOCK)
     inv_scale = 1.0
     HELD: tl.constexpr = held_ptr is not None
@@ -136,7 +136,7 @@ def adam(
 def hold(
     flag_ptr, lr_ptr, step_ptr, scale_ptr, held_ptr, log1: tl.float64, log2: tl.float64, CORRECT: tl.constexpr
 ):  # fmt: skip
-    """Compute once what a capturable step needs from numbers on the device; float32 would lose digits of 1 - 0.999."""
+    """Compute once the values that a capturable step needs from device numbers; in float32, 1 - 0.999 loses digits."""
     tl.store(held_ptr, tl.load(lr_ptr))
     inv_c1 = 1.0
     inv_c2 = 1.0
@@ -219,7 +219,7 @@ def scales(table_ptr, chunk_ptr, most, eps, POW2: tl.constexpr, BLOCK: tl.conste
 
 
 def e8m0(table_ptr, chunk_ptr, inv_most, BLOCK: tl.constexpr):
-    """The exponent of amax / 448, rounded up; subnormals up to 2^-127 have exponent 0."""
+    """The exponent of amax / 448, rounded up; subnormals up to 2^-127 have the exponent 0."""
     at, start, n, _ = place(table_ptr, chunk_ptr, 2, BLOCK)
     o = tl.arange(0, BLOCK)
     b_x = read(part(at[0], start, tl.bfloat16, 0), o, n, False) * inv_most

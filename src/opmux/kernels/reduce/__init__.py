@@ -1,12 +1,12 @@
-"""Reductions: each op is a row of `OPS`; four kernels serve all ops, a fifth their gradients.
+"""Reductions: each op is a row of `OPS`. Four kernels serve all ops, and a fifth their gradients.
 
 A tensor is viewed as (kept, reduced) with the fastest dimension last. `_rows` holds whole rows in registers. `_pieces`
 loops over a long row, or over a plane: distant rows that are reduced together. `_columns` loops down columns. If there
-are too few results to fill the chip, programs write partial results, which `_finish` combines in a fixed order, so
+are too few results to fill the chip, programs write partial results, which `_finish` combines in a fixed order, so that
 results are deterministic. x is read once.
 
-Gradients that need one pass over x have a kernel; those that only broadcast a number, or compare for equality, are
-torch's.
+Gradients that need one pass over x have a kernel. Those that only broadcast a number, or compare for equality, are left
+to torch.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ spread = Launcher(device._spread, sizes="")
 
 
 class Form(NamedTuple):
-    """How elements become pairs (`lift`), are added to them (`step`), and lanes are combined (`settle`).
+    """How elements become pairs (`lift`), are added to pairs (`step`), and how lanes are combined (`settle`).
 
-    `start` names the value of an empty lane, see `limit`.
+    `start` names the value of an empty lane; see `limit`.
     """
 
     lift: Any
     step: Any
     settle: Any
     start: str
-    side: str = ""  # what b is: unused, an "index", or a "value"
-    shift: bool = False  # elements are taken relative to a first element or mean
+    side: str = ""  # b: unused, an "index", or a "value"
+    shift: bool = False  # elements are relative to a first element or mean
 
 
 FORMS = {
@@ -67,7 +67,7 @@ FORMS = {
 
 
 class Op(NamedTuple):
-    """A reduction: what elements are mapped to, how they are combined, and what is returned."""
+    """A reduction: how elements are mapped, how they are combined, and what is returned."""
 
     form: str
     give: Any
@@ -124,7 +124,7 @@ def limit(name: str, dtype: torch.dtype) -> float | int:
 
 
 class Types(NamedTuple):
-    """Dtypes: of a cast element, of a mapped one, of a lane, and of the combination of lanes."""
+    """The dtypes of a cast element, of a mapped element, of a lane, and of the combined lanes."""
 
     cast: tl.dtype
     work: tl.dtype
@@ -133,7 +133,7 @@ class Types(NamedTuple):
 
 
 def types(op: Op, asked: spec.Asked, x: Tensor) -> Types:
-    """Floats are wide throughout. Integers are added in 64 bits, or in 32 if a lane cannot overflow."""
+    """Floats are accumulated in a wide dtype, integers in 64 bits, or in 32 bits if a lane cannot overflow."""
     if op.map is device.truth and asked.gives in (torch.bool, torch.int64):
         work = wide_of(x.dtype) if x.is_floating_point() else TL[x.dtype]
         lane = tl.int32 if asked.n < SMALL or asked.gives is torch.bool else tl.int64
@@ -157,7 +157,7 @@ FEW = 256  # fewer programs than this do not fill a chip
 
 @tunable("reduce.rows", free="BLOCK_M BLOCK_N")
 def row_tiles(n: int, rows: int, dtype: torch.dtype, pair: bool, moments: bool) -> Tiles:
-    """Whole rows in registers; if BLOCK_N < n, one row per program, in pieces."""
+    """Whole rows in registers. If BLOCK_N < n, a program handles one row, in pieces."""
     block = triton.next_power_of_2(n)
     held = fits(16384 if pair or moments else 32768, dtype)
     if rows < FEW:
@@ -186,12 +186,12 @@ def plane_tiles(rows: int, n: int, dtype: torch.dtype) -> Tiles:
 
 @tunable("reduce.columns", free="BLOCK_M BLOCK_N")
 def column_tiles(rows: int, n: int, outer: int, dtype: torch.dtype, pair: bool, moments: bool) -> Tiles:
-    """256 bytes of a row at a time. Few programs, and moments, take more rows each, for more loads in flight."""
+    """256 bytes of a row at a time. With few programs, or for moments, more rows per tile, for more loads in flight."""
     line = 256 // max(dtype.itemsize, 2)
     down = triton.next_power_of_2(rows)
     few = outer * -(-n // line) < FEW and rows > 64
     block = min(triton.next_power_of_2(n), max(line, line * 16 // down))
-    deep = few and not pair and outer * rows * n >= 2 * FEW * 16384  # else there would be too few tiles
+    deep = few and not pair and outer * rows * n >= 2 * FEW * 16384  # otherwise there would be too few tiles
     held = min(fits(16384, dtype), 8192) if deep else fits(8192 if moments else 4096, dtype)
     many = max(1, min(down, held // block))
     return Tiles(min(512, max(64, many * block // (32 if deep or moments else 16))), BLOCK_M=many, BLOCK_N=block)
@@ -199,7 +199,7 @@ def column_tiles(rows: int, n: int, outer: int, dtype: torch.dtype, pair: bool, 
 
 @tunable("reduce.finish", free="BLOCK_N")
 def finish_tiles(parts: int, n: int) -> Tiles:
-    """All parts of some results; one compiled kernel for up to 16 parts."""
+    """All parts of some results. One compiled kernel serves up to 16 parts."""
     down = max(16, triton.next_power_of_2(parts))
     block = max(1, min(triton.next_power_of_2(n), 4096 // down, 64))
     return Tiles(min(512, max(32, down * block // 8)), BLOCK_M=down, BLOCK_N=block)
@@ -209,10 +209,10 @@ MOST_PARTS = 1024  # most parts that a program combines at once
 
 
 def split(blocks: int, programs: int, least: int, per_core: int, chip: torch.device) -> int:
-    """How many parts to cut `blocks` into, so that parts * `programs` fill the chip.
+    """The number of parts to cut `blocks` into, so that parts * `programs` fill the chip.
 
-    1 if there is enough to do, or too little for a second kernel to pay. A core runs `per_core` programs at once;
-    choose few waves, the last of them nearly full.
+    1 if there is enough work already, or too little for a second kernel to pay off. A core runs `per_core` programs at
+    once; choose few waves, the last of which is nearly full.
     """
     full = cores(chip)
     if programs >= 2 * full or blocks <= least:
@@ -220,7 +220,7 @@ def split(blocks: int, programs: int, least: int, per_core: int, chip: torch.dev
     at_once, best, busy = per_core * full, 1, 0.0
     for rounds in range(1, 5):
         parts = min(max(rounds * at_once // programs, 1), max(blocks // 2, 1), MOST_PARTS)
-        parts = -(-blocks // -(-blocks // parts))  # without empty parts
+        parts = -(-blocks // -(-blocks // parts))  # no part is empty
         share = parts * programs / (at_once * -(-parts * programs // at_once))
         if share > busy:
             best, busy = parts, share
@@ -247,7 +247,7 @@ class Pass(NamedTuple):
 
 
 class Task(NamedTuple):
-    """A reduction of tensors of one dtype, shape and stride: everything that a launch depends on."""
+    """A reduction of tensors of one dtype, shape and stride: all values that a launch depends on."""
 
     op: Op
     form: Form
@@ -271,7 +271,7 @@ class Task(NamedTuple):
         return tiles.config(**wanted, **more)
 
     def fill(self) -> float | int:
-        """The value of masked elements: it has no effect once it is mapped."""
+        """The value of masked elements, which has no effect after it is mapped."""
         start = self.form.start
         if self.op is POWER:
             return 0.0 if self.extra > 0 else math.inf
@@ -280,7 +280,7 @@ class Task(NamedTuple):
         return limit(start, self.x.dtype)
 
     def plan(self, makes: Mapping[str, OutputSpec]) -> Plan:
-        """Launches that write the results, or parts of them, which a second kernel combines."""
+        """The launches that write the results; or launches that write parts, and one that combines them."""
         over = self.columns() if self.view.columns else self.rows()
         order = self.view.copied
         before = {} if order is None else {"x": lambda x: x.permute(order).contiguous()}
@@ -310,7 +310,7 @@ class Task(NamedTuple):
         if r_0.size > 1:
             return self.pieces(plane_tiles(rows=r_0.size, n=n, dtype=dtype), planes=True)
         pair = self.form.side != ""
-        # moments take one value per lane in registers, and two in pieces
+        # Moments take one value per lane in registers, and two in pieces.
         moments = self.form.shift
         tiles = row_tiles(n=n, rows=out, dtype=dtype, pair=pair and not moments, moments=moments)
         if tiles["BLOCK_N"] < n:
@@ -329,7 +329,7 @@ class Task(NamedTuple):
         if parts > 1 and not planes:
             tiles = share_tiles(n=n, dtype=self.x.dtype, pair=self.form.side != "")
             parts = split(blocks(), out, 1, 3, chip)
-        if not planes:  # BLOCK_M is for whole rows
+        if not planes:  # BLOCK_M is only for whole rows
             tiles = Tiles(tiles.threads, tiles.stages, BLOCK_M=1, BLOCK_N=tiles["BLOCK_N"])
         chunk = -(-blocks() // parts)
         dense = r_1.stride == 1
@@ -365,7 +365,7 @@ class Task(NamedTuple):
             r_1=r_1.size, s_k=k_0.stride // per, s_0=r_0.stride // per, s_1=r_1.stride // per, s_n=k_1.stride,
             rows=down, n=n // per, chunk=chunk, outer=outer,
         )  # fmt: skip
-        # H200, sum of halves: 76 us, without it 93. Moments have larger tiles instead; not measured for floats.
+        # H200, sum of halves: 76 us with it, 93 us without. Moments have larger tiles instead. Not measured in float32.
         ahead = (pair or self.x.dtype.itemsize <= 2) and not moments
         layout = dict(UNIT=per, TWO=r_0.size > 1, DENSE=dense, LOOP=chunk > 1, AHEAD=ahead)
         return Pass(columns, tiles, programs, numbers, layout, parts, chunk * tiles["BLOCK_M"])
@@ -410,7 +410,7 @@ def decline(name: str, asked: spec.Asked, extra: float, x: Tensor, op: Op) -> No
 
 @tunable("reduce.spread", free="BLOCK_M BLOCK_N")
 def spread_tiles(n: int, dtype: torch.dtype) -> Tiles:
-    """16 elements per thread, along rows as far as they go."""
+    """16 elements per thread, along rows as far as possible."""
     block = min(triton.next_power_of_2(n), 2048)
     return Tiles(128, BLOCK_M=max(1, fits(2048, dtype) // block), BLOCK_N=block)
 
@@ -429,7 +429,7 @@ NORM_SLOPES = {1: device.slope_size, 2: device.slope_root}
 def _gradient(name: str, x: Tensor, dim: Dim, extra: float, names: Mapping[str, str], *per: Tensor) -> Plan:
     """dx of an op that needs one pass over x. `names`: the op's names for g, h and y, the tensors in `per`.
 
-    If the kernel cannot read x as it is, x is copied first, with the reduced dimensions last.
+    If the kernel cannot read x in place, x is copied first, with the reduced dimensions last.
     """
     dims, per_name = spec.dims_of(x, dim), dict(zip(names.values(), per, strict=True))
     decline_back(name, extra, x, per)
@@ -472,7 +472,7 @@ def decline_back(name: str, extra: float, x: Tensor, per: tuple[Tensor, ...]) ->
 
 
 def whole(number: float) -> float | int:
-    """An int if the number is one: a kernel's float arguments have 32 bits."""
+    """An int if the number is integral, because float arguments of a kernel have 32 bits."""
     return int(number) if float(number).is_integer() and abs(number) < 2**31 else float(number)
 
 

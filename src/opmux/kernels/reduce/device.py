@@ -1,7 +1,7 @@
 """Device functions and kernels of reductions.
 
-A lane accumulates a pair (a, b): a sum alone, a value and its index, a maximum and a sum of exponentials, or a mean and
-a sum of squared differences from it.
+A lane accumulates a pair (a, b): a sum (b unused), a value and its index, a maximum and a sum of exponentials, or a
+mean and the sum of squared differences from it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from triton.language.extra import libdevice
 
 from ..lib.interpret import interpreting
 
-# The interpreter runs our combine functions element by element in Python, so it gets built-in ones instead.
+# The interpreter runs our combine functions element by element in Python, so there built-in functions are used instead.
 FUSED = tl.constexpr(not interpreting())
 LAST_32 = tl.constexpr(2**31 - 1)
 LAST_64 = tl.constexpr(2**63 - 1)
@@ -115,7 +115,7 @@ def step_first_least(a, b, x, m, at, inv):
 
 @triton.jit
 def step_exps(a, b, x, m, at, inv):
-    """One exponential per element. If both are the same infinity, their difference would be NaN."""
+    """Takes one exponential per element. If both are the same infinity, their difference would be NaN."""
     d = tl.where(x == a, 0.0, x - a)
     e = tl.exp(-tl.abs(d))
     return tl.where(d > 0, x, a), tl.where(d > 0, b * e + 1.0, b + e)
@@ -161,7 +161,7 @@ def _product(a, axis: tl.constexpr):
 
 @triton.jit
 def _nan_or(y, a, axis: tl.constexpr):
-    """Restore NaN, which the interpreter's max and min drop."""
+    """Restore NaN, which max and min drop in the interpreter."""
     if a.dtype.is_floating():
         y = tl.where(tl.max((a != a).to(tl.int32), axis) > 0, float("nan"), y)
     return y
@@ -296,12 +296,13 @@ def give_std(a, b, n, extra):
 
 
 # ---- the kernels ----------------------------------------------------------------------------------------------------
-# Sizes and strides are passed divided by UNIT, the width of a load: multiplied again, they are known to be divisible.
+# Sizes and strides are passed divided by UNIT, the width of a load. After the kernel multiplies them, Triton knows that
+# they are divisible.
 
 
 @triton.jit
 def _cast(x, CAST: tl.constexpr):
-    """Convert a number as torch does: floats become uint8 by way of int64, and wrap."""
+    """Convert a number as torch does: floats become uint8 through int64, and wrap."""
     if CAST == tl.uint8 and x.dtype.is_floating():
         return x.to(tl.int64).to(CAST)
     else:
@@ -315,7 +316,7 @@ def _load(p, m, extra, MAP: tl.constexpr, FILL: tl.constexpr, CAST: tl.constexpr
 
 @triton.jit
 def _split(i, d, s_0, s_1, UNIT: tl.constexpr, TWO: tl.constexpr):
-    """The offset of index i in two nested dimensions (TWO; i fits 32 bits then), or in one."""
+    """The offset of index i in two nested dimensions (TWO; then i fits in 32 bits), or in one dimension."""
     if TWO:
         q = i.to(tl.int32) // d
         return q.to(tl.int64) * (s_0.to(tl.int64) * UNIT) + (i.to(tl.int32) - q * d).to(tl.int64) * (
@@ -352,7 +353,7 @@ def _rows(
     x_ptr += _split(i_m, k_1, s_0, s_1, UNIT, TWO)
     p = x_ptr + (o_n if DENSE else o_n * s_n.to(tl.int64))
     b_x = _load(p, m, extra, MAP, FILL, CAST, WORK).to(LANE)
-    if SHIFT:  # two passes over registers: the mean first, then squares about it
+    if SHIFT:  # two passes over registers: first the mean, then the squares about it
         a = tl.sum(b_x, 1) / count.to(LANE)
         b_x = tl.where(m, b_x - a[:, None], 0.0)
         b = tl.sum(b_x * b_x, 1)
@@ -371,10 +372,10 @@ def _pieces(
     UNIT: tl.constexpr, TWO: tl.constexpr, DENSE: tl.constexpr, PLANES: tl.constexpr, FULL: tl.constexpr,
     SHARES: tl.constexpr, AHEAD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """One result per program, or with SHARES a part of one: `chunk` blocks of a row, or of the rows of a plane.
+    """One result per program, or with SHARES a part of one result: `chunk` blocks of a row, or of the rows of a plane.
 
-    AHEAD: the next block is loaded while this one is computed. Used for pairs: they need so many registers that too few
-    programs run on a core to hide the loads.
+    AHEAD: load the next block while this one is computed. Used for pairs: they take so many registers that a core runs
+    too few programs to hide the loads.
     """
     out = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1).to(tl.int64)
@@ -402,7 +403,7 @@ def _pieces(
                 b_x = _load(p_m + at * step_x + o_x, m, extra, MAP, FILL, CAST, WORK).to(LANE)
                 if SHIFT:
                     b_x -= c
-                # elements per lane so far: a scalar, if it is the same for all lanes
+                # The number of elements per lane so far: a scalar if it is the same for all lanes.
                 seen = i // BLOCK_M * (tl.cdiv(left, BLOCK_N) if FULL else k_n) + at // BLOCK_N
                 a, b = STEP(a, b, b_x, m, at, 1.0 / (one + seen))
         k = tl.where((o_m < rows) & (o_n < left), k_m * k_n, 0).to(LANE)
@@ -412,8 +413,8 @@ def _pieces(
         left = tl.minimum(n - part * chunk * (BLOCK_N // UNIT), chunk * (BLOCK_N // UNIT)).to(tl.int32) * UNIT
         x_ptr += first * step_x
         if SHIFT:
-            # shift by the mean of the first block: if that block is 1/f of the row, its mean is at most sqrt(f)
-            # deviations from the mean of the row, so the squares lose at most a factor f
+            # Shift by the mean of the first block. If that block is 1/f of the row, its mean is at most sqrt(f)
+            # deviations from the mean of the row, so the squares lose at most a factor f.
             b_x = _load(x_ptr + o_x, o_n < left, extra, MAP, FILL, CAST, WORK).to(LANE)
             c = tl.sum(tl.reshape(b_x, [BLOCK_M * BLOCK_N]), 0) / tl.minimum(left, BLOCK_N).to(LANE)
             c = tl.where(tl.abs(c) < float("inf"), c, 0.0)
@@ -462,7 +463,7 @@ def _columns(
     UNIT: tl.constexpr, TWO: tl.constexpr, DENSE: tl.constexpr, LOOP: tl.constexpr, SHARES: tl.constexpr,
     AHEAD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Blocks of columns, down all rows or with SHARES down `chunk` blocks of rows; AHEAD as in `_pieces`."""
+    """Blocks of columns, down all rows, or with SHARES down `chunk` blocks of rows; AHEAD as in `_pieces`."""
     tiles = tl.cdiv(n * UNIT, BLOCK_N)
     i_k = (tl.program_id(0) // tiles).to(tl.int64)
     part = tl.program_id(1).to(tl.int64)
@@ -521,7 +522,7 @@ def _finish(
     SETTLE: tl.constexpr, FINISH: tl.constexpr, START: tl.constexpr, PLACE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Combine the parts of all programs in order; each is of `part` elements, the last of the rest."""
+    """Combine the parts of all programs in order. Each part has `part` elements; the last one may have fewer."""
     i_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     i_m = tl.arange(0, BLOCK_M)[:, None]
     m = (i_m < parts) & (i_n[None, :] < n)
@@ -571,7 +572,7 @@ def slope_std(x, g, y, mean, n, extra):
 
 @triton.jit
 def _one_of(p, o, m, like):
-    """One number per group; 0 if there are none."""
+    """One number per group; 0 if there are no numbers."""
     if p is None:
         return tl.zeros_like(like)
     else:

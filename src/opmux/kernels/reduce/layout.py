@@ -1,4 +1,4 @@
-"""The layout of a tensor for a reduction: two kept and two reduced dimensions, and which of them is the fastest."""
+"""The layout of a tensor for a reduction: two kept and two reduced dimensions, and which of these is the fastest."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ class Level(NamedTuple):
 
 
 ONE = Level(1, 0)
-SMALL = 2**30  # indices below it fit 32 bits, even rounded up to whole blocks
+SMALL = 2**30  # smaller indices fit in 32 bits, even rounded up to whole blocks
 
 
 class View(NamedTuple):
-    """Elements of x by (kept outer, kept inner, reduced outer, reduced inner); results in the order of the kept ones.
+    """Elements of x by (kept outer, kept inner, reduced outer, reduced inner); results in the order of the kept
+    dimensions.
 
-    `columns`: the inner kept dimension is the fastest; else the inner reduced one is, and rows are reduced.
+    `columns`: the inner kept dimension is the fastest; otherwise the inner reduced one is, and rows are reduced.
     """
 
     columns: bool
     kept: tuple[Level, Level]
     reduced: tuple[Level, Level]
-    copied: tuple[int, ...] | None = None  # the order to copy x in first, if the kernels cannot read it
+    copied: tuple[int, ...] | None = None  # the order in which to copy x first, if the kernels cannot read it in place
 
     @property
     def outputs(self) -> int:
@@ -37,7 +38,7 @@ class View(NamedTuple):
 
 
 def view(shape: Sequence[int], stride: Sequence[int], dims: tuple[int, ...], in_order: bool) -> View:
-    """The view of a tensor; with `in_order` the reduced elements keep the order of their indices."""
+    """The view of a tensor. With `in_order`, the reduced elements keep the order of their indices."""
     levels = [Level(n, s) for n, s in zip(shape, stride, strict=True)]
     inner = [d for d in range(len(shape)) if d in dims]
     outer = [d for d in range(len(shape)) if d not in dims]
@@ -69,11 +70,11 @@ def padded(levels: list[Level]) -> tuple[Level, Level]:
 
 
 def fits(kept: list[Level], reduced: list[Level], in_order: bool) -> bool:
-    """Whether the kernels can read the tensor without a copy, with neighbours read by one program."""
+    """Whether the kernels can read the tensor without a copy, and one program reads neighbouring elements."""
     if len(kept) > 2 or len(reduced) > (1 if in_order else 2):
         return False
     if len(kept) == 2:
-        # the outer kept dimension is the fastest: neighbours would be read by different programs
+        # The outer kept dimension is the fastest: different programs would read neighbouring elements.
         fast = kept[0].stride
         if 0 < fast < kept[1].stride and fast < min((r.stride for r in reduced), default=fast + 1):
             return False
@@ -90,9 +91,10 @@ def by_columns(kept: list[Level], reduced: list[Level]) -> bool:
 
 
 def unit(n: int, *strides: int, itemsize: int) -> int:
-    """The widest possible load in elements: the largest power of two that divides all numbers, up to 16 bytes.
+    """The widest possible load, in elements: the largest power of two that divides all numbers, up to 16 bytes.
 
-    1 for a length that does not fit 32 bits: the kernel would get its quotient as 32 bits, and multiply it in 32 bits.
+    1 for a length that does not fit in 32 bits: the kernel would get the quotient in 32 bits, and multiply it in 32
+    bits.
     """
     found = max(1, 16 // itemsize) if n < 2**31 else 1
     for size in (n, *strides):

@@ -1,7 +1,7 @@
 """Softmax and log-softmax, in float32.
 
-A program holds a row in registers; longer rows are shared by programs if they can cooperate, else read in pieces. A
-dimension other than the last is made the last by a copy.
+A program holds a row in registers. Longer rows are shared by several programs if they can cooperate, else read in
+pieces. If the dimension is not the last one, a copy makes it the last.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _fwd_pieces(x_ptr, y_ptr, x_stride, n_rows, n, LOG: tl.constexpr, WIDE: tl.c
         m = at + o_n < n
         b_x = tl.load(x_ptr + at + o_n, mask=m, other=-float("inf"), eviction_policy="evict_last").to(WIDE)
         b_new = tl.maximum(b_top, b_x, propagate_nan=tl.PropagateNan.ALL)
-        # if all is -inf so far there is nothing to rescale, and -inf - -inf would be NaN
+        # If all elements so far are -inf, there is nothing to rescale, and -inf - -inf would be NaN.
         b_old = tl.where(b_top == -float("inf"), 0.0, b_sum * tl.exp(b_top - b_new))
         b_sum = b_old + tl.where(b_x == -float("inf"), 0.0, tl.exp(b_x - b_new))
         b_top = b_new
@@ -103,9 +103,9 @@ def _bwd_pieces(
 
 @triton.jit
 def _finish(b_x, y_ptr, exchange_ptr, n, o_n, m, member, LOG: tl.constexpr, GROUP: tl.constexpr):
-    """Compute and store the softmax of a loaded row, or of this member's part of a shared row."""
+    """Compute and store the softmax of a loaded row, or of this program's part of a shared row."""
     top = tl.max(b_x, 0)
-    b_e = tl.exp(b_x - tl.where(top == -float("inf"), 0.0, top))  # a part that is all -inf gives zeros, not NaN
+    b_e = tl.exp(b_x - tl.where(top == -float("inf"), 0.0, top))  # zeros, not NaN, if all are -inf
     total = tl.sum(b_e, 0)
     highest = top
     if GROUP > 1:
@@ -126,9 +126,9 @@ def _fwd_cooperative(
     LOG: tl.constexpr, WIDE: tl.constexpr, GROUP: tl.constexpr, FULL: tl.constexpr, STAGES: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Long rows, each held in registers by a group of programs, which meanwhile load the next row.
+    """Long rows. A group of programs holds one row in registers, and loads the next row meanwhile.
 
-    A group of one loads it to shared memory, STAGES ahead, for lack of registers.
+    A group of one program loads the next row to shared memory, STAGES ahead, because it has no registers left.
     """
     member, group, n_groups = place(GROUP)
     o_n = member * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -199,7 +199,7 @@ def piece_tiles(n: int, dtype: torch.dtype) -> Tiles:
 
 @tunable("softmax.cooperative")
 def cooperative_tiles(n: int, dtype: torch.dtype, backward: bool) -> Tiles:
-    """A long row shared by programs; if one program can hold it, a group of one."""
+    """A long row shared by a group of programs; the group has one program if that can hold the row."""
     size = max(dtype.itemsize, 2)
     if backward:
         return Tiles(512, BLOCK_N=16384 // size, PER_CORE=2)
@@ -209,7 +209,7 @@ def cooperative_tiles(n: int, dtype: torch.dtype, backward: bool) -> Tiles:
 
 
 def _along(dim: int, log: bool, **tensors: Tensor) -> Plan:
-    """The forward of x, or the backward of dy and y."""
+    """The plan of the forward of x, or of the backward of dy and y."""
     *_, like = tensors.values()
     backward, result = len(tensors) > 1, "dx" if len(tensors) > 1 else "y"
     dtype, wide = like.dtype, wide_of(like.dtype)

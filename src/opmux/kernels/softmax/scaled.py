@@ -1,6 +1,6 @@
 """Softmax of attention logits, in float32: one row per program if it fits, else in pieces.
 
-Causally hidden columns are not read, except up to the next multiple of 16: a masked load is wide only if its mask
+Causally masked columns are not read, except up to the next multiple of 16: a masked load is wide only if its mask
 changes at multiples of 16.
 """
 
@@ -30,13 +30,13 @@ def _sum(scale, rest, WIDE: tl.constexpr):
 
 @triton.jit
 def _wide(i_r, n, queries, o_n, m):
-    """The columns, among m, to load for rows i_r: the visible ones, rounded up to a multiple of 16."""
+    """The columns, among m, to load for rows i_r: the unmasked ones, rounded up to a multiple of 16."""
     return m & (o_n < (i_r % queries + (n - queries + 16)) // 16 * 16)
 
 
 @triton.jit
 def _covered(mask_ptr, i_r, o_n, m, b_stride, h_stride, i_stride, heads, queries, COLUMNS: tl.constexpr):
-    """Whether the mask hides columns o_n of rows i_r. COLUMNS: its column stride, 0 if all columns share one value."""
+    """Whether the mask hides columns o_n of rows i_r. COLUMNS: its column stride; 0 if all columns share one value."""
     i_h = i_r // queries
     at = (i_h // heads).to(tl.int64) * b_stride + (i_h % heads).to(tl.int64) * h_stride
     at += (i_r % queries).to(tl.int64) * i_stride
@@ -72,7 +72,7 @@ def _fwd_pieces(
     x_stride, b_stride, h_stride, i_stride, n_rows, heads, queries, n, scale, rest,
     CAUSAL: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Pass 1: max and sum of the visible columns; pass 2 rereads them from L2."""
+    """Pass 1: max and sum of the visible columns; pass 2 rereads these columns from L2."""
     row = tl.program_id(0)
     o_n = tl.arange(0, BLOCK_N)
     x_ptr += row.to(tl.int64) * x_stride
@@ -95,7 +95,7 @@ def _fwd_pieces(
             m_seen = m_seen & (covered == 0)
         b_x = tl.where(m_seen, b_x, -float("inf"))
         b_new = tl.maximum(b_top, b_x, propagate_nan=tl.PropagateNan.ALL)
-        # if all is -inf so far there is nothing to rescale, and -inf - -inf would be NaN
+        # If all elements so far are -inf, there is nothing to rescale, and -inf - -inf would be NaN.
         b_old = tl.where(b_top == -float("inf"), 0.0, b_sum * tl.exp(b_top - b_new))
         b_sum = b_old + tl.where(b_x == -float("inf"), 0.0, tl.exp(b_x - b_new))
         b_top = b_new
@@ -110,8 +110,8 @@ def _fwd_pieces(
         if mask_ptr is not None:
             covered = _covered(mask_ptr, row, o, m_x, b_stride, h_stride, i_stride, heads, queries, COLUMNS)
             m_seen = m_seen & (covered == 0)
-        # The tl.where keeps the product and the difference apart. Fused, x * factor - top is not 0 at the maximum but
-        # off by the rounding of top: hundreds, if x is above 1e10.
+        # The tl.where prevents fusing the product with the subtraction. Fused, x * factor - top is not 0 at the
+        # maximum; it has the rounding error of top, which is in the hundreds if x is above 1e10.
         b_x = tl.where(m_seen, b_x, -float("inf"))
         b_y = tl.where(m_seen, tl.exp(b_x - top) / total, 0.0)
         tl.store(y_ptr + o, b_y.to(y_ptr.dtype.element_ty), mask=m)
@@ -178,13 +178,13 @@ _sizes, _bwd_sizes = "x_stride b_stride h_stride i_stride n", "dy_stride y_strid
 fwd, fwd_pieces = Launcher(_fwd, sizes=_sizes), Launcher(_fwd_pieces, sizes=_sizes)
 bwd, bwd_pieces = Launcher(_bwd, sizes=_bwd_sizes), Launcher(_bwd_pieces, sizes=_bwd_sizes)
 
-# most columns that one program holds in registers, by itemsize: forward; backward, which reads y and dy
+# Most columns that one program holds in registers, by itemsize: forward; backward, which reads y and dy.
 LONGEST, LONGEST_BACK = {2: 32768, 4: 16384, 8: 8192}, {2: 16384, 4: 16384, 8: 8192}
 
 
 @tunable("masked_softmax.rows")
 def row_tiles(n: int, dtype: torch.dtype, backward: bool, causal: bool = False) -> Tiles:
-    """Whole rows in registers. Causal rows differ in length: one per program, few threads (H200: 1.2 times as fast)."""
+    """Whole rows in registers. Causal rows differ in length: one per program, few threads (H200: 1.2x faster)."""
     block = max(triton.next_power_of_2(n), 16)
     if causal and not backward and 512 <= block <= 4096:
         return Tiles(block // 16, BLOCK_M=1, BLOCK_N=block)
@@ -208,7 +208,7 @@ def _readable(mask: Tensor, shape: torch.Size) -> Tensor:
 
 
 def _over_rows(rows: RowSizes, dtype: torch.dtype, backward: bool, numbers: dict[str, int], **constants: Any) -> Launch:
-    """The launch over rows: whole rows if they fit."""
+    """The launch over rows, with whole rows in registers if they fit."""
     if rows.count >= 2**31:
         raise NotSupported(f"{rows.count} rows are more than a launch can have")
     whole = rows.n <= (LONGEST_BACK if backward else LONGEST)[dtype.itemsize]
@@ -216,7 +216,7 @@ def _over_rows(rows: RowSizes, dtype: torch.dtype, backward: bool, numbers: dict
     tiles = choose(n=rows.n, dtype=dtype, backward=backward, causal=causal)
     kernel = (bwd if whole else bwd_pieces) if backward else (fwd if whole else fwd_pieces)
     launch = rows.launch(kernel, tiles, *([] if whole else [rows.count]), WIDE=wide_of(dtype), **constants)
-    # a launch takes no float64: the scale is passed as the sum of two float32 numbers
+    # Kernels take no float64 argument here, so the scale is passed as the sum of two float32 numbers.
     split = {"scale": float32_of, "rest": beyond_float32} if dtype is torch.float64 else {"rest": 0.0}
     return launch._replace(numbers={**launch.numbers, **numbers, **split})
 

@@ -1,6 +1,6 @@
 """histc: the number of elements in each of some equal intervals.
 
-A program counts in registers and then adds its counts to memory; with many bins every element is added to memory.
+A program counts in registers, and then adds its counts to memory. With many bins, every element is added in memory.
 Counts are integers, so the order of additions does not matter.
 """
 
@@ -32,9 +32,9 @@ def _histogram(
     x_ptr, count_ptr, n, steps, bins, low: tl.float64, high: tl.float64,
     TYPE: tl.constexpr, SLOTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """SLOTS: a power of two above the number of bins, or 0 if there are too many for registers.
+    """SLOTS: a power of two above the number of bins, or 0 if there are too many bins for registers.
 
-    Elements outside the range, and NaN, are not counted.
+    NaN and elements outside the range are not counted.
     """
     first = tl.program_id(0).to(tl.int64) * steps * BLOCK
     low = tl.full([BLOCK], low, TYPE)
@@ -85,7 +85,7 @@ def _counter(x: Tensor, bins: int) -> Callable[..., None]:
 
 @impl(spec.ops["histc"], devices=DEVICES)
 def histc(self: Tensor, bins: int = 100, min: Number = 0, max: Number = 0) -> Tensor:
-    """If min equals max, the range is that of the elements, which is read on the host, as torch does."""
+    """If min equals max, the range is that of the elements, which the host reads, as torch does."""
     if torch.are_deterministic_algorithms_enabled():
         raise NotSupported("torch raises while deterministic algorithms are enabled")
     if not self.numel():

@@ -32,7 +32,7 @@ def rows_of(x: Tensor, dim: int) -> Tensor:
 
 
 def _back(y: Tensor, like: Tensor, dim: int) -> Tensor:
-    """Rows back as a tensor with the shape and strides of `like`."""
+    """Convert rows back to a tensor with the shape and strides of `like`."""
     if not like.dim():
         return y.view(())
     moved = like.movedim(dim, -1)
@@ -75,7 +75,7 @@ def sort(self: Tensor, dim: int = -1, descending: bool = False, *, stable: bool 
 
 # ---- selection ------------------------------------------------------------------------------------------------------
 # Which of several equal elements torch returns is undefined and differs between devices. Integers are often equal, so
-# topk, kthvalue and median along a dimension leave them to torch.
+# topk, kthvalue and median along a dimension leave integers to torch.
 
 
 def _check_unequal(x: Tensor) -> None:
@@ -127,7 +127,7 @@ def kthvalue(self: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Pair
 
 @decided
 def _median(x: Tensor, ignore_nan: bool, dim: int | None, keepdim: bool) -> Callable[[Tensor], Any]:
-    """The lower of the two middle elements. NaN sorts last: if there is one it is the median, unless ignore_nan."""
+    """The lower of the two middle elements. NaN sorts last; if there is one, it is the median, unless ignore_nan."""
     check_tensors(x)
     whole = dim is None
     own = torch.ops.aten.nanmedian if ignore_nan else torch.ops.aten.median
@@ -162,7 +162,7 @@ def nanmedian(self: Tensor, dim: int | None = None, keepdim: bool | None = None)
 
 
 # ---- mode -----------------------------------------------------------------------------------------------------------
-# The smallest of the most frequent values, and its largest index: torch's choice for rows of up to 2048 elements.
+# The smallest of the most frequent values, and its largest index: as torch does for rows of up to 2048 elements.
 
 
 @triton.jit
@@ -171,14 +171,15 @@ def _later(a, b):
 
 
 def _most_frequent(x_ptr, at_ptr, y_ptr, i_ptr, n, n_rows, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """The value of the longest run of each sorted row, and the original index of its last element."""
+    """The value of the longest run of each sorted row, and the original index of the run's last element."""
     row = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
     o = tl.arange(0, BLOCK_N)[None, :] + tl.zeros([BLOCK_M, 1], tl.int32)
     m = (row < n_rows) & (o < n)
     x = tl.load(x_ptr + row * n + o, mask=m)
     before = tl.load(x_ptr + row * n + o - 1, mask=m & (o > 0))
     begin = tl.associative_scan(tl.where((o == 0) | (x != before), o, 0), 1, _later)
-    # the first of the longest runs: length in the upper 32 bits, distance from the end in the lower ones
+    # Packs each run's length in the upper 32 bits, and its distance from the end in the lower 32: the maximum is the
+    # first longest run.
     longest = tl.max(tl.where(m, ((o - begin + 1).to(tl.int64) << 32) | (BLOCK_N - 1 - o).to(tl.int64), 0), 1)
     last = (BLOCK_N - 1 - (longest & 0xFFFFFFFF))[:, None]
     inside = row < n_rows
@@ -219,7 +220,7 @@ def _mode(x: Tensor, dim: int, keepdim: bool) -> Callable[[Tensor], Pair]:
 
 
 def long(y: Tensor, at: Tensor) -> Pair:
-    """`_most_frequent` for rows that no program can hold: find where each run begins, then take the longest."""
+    """`_most_frequent` for rows that no program can hold: finds the beginning of each run, then the longest run."""
     place = torch.arange(y.shape[1], device=y.device)
     starts = torch.zeros_like(at)
     starts[:, 1:] = torch.where(y[:, 1:] != y[:, :-1], place[1:], 0)

@@ -1,4 +1,4 @@
-"""Lookups in sorted rows: searchsorted, bucketize, isin. Each element does a binary search."""
+"""Lookups in sorted rows: searchsorted, bucketize, isin. Each element is a binary search."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def _search(
     RIGHT: tl.constexpr, STEPS: tl.constexpr, SHARED: tl.constexpr, MEMBER: tl.constexpr, TYPE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The number of elements of a row that are smaller than x (RIGHT: or equal).
+    """The number of elements of a row that are less than x (RIGHT: or equal to x).
 
-    `each`: elements of x that share a row. MEMBER: write instead whether x is (1) or is not (-1) in the row.
+    `each`: the number of elements of x per row. MEMBER: write instead whether x is (1) or is not (-1) in the row.
     """
     o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     m = o < n

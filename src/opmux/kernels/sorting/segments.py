@@ -26,7 +26,7 @@ from ..lib.plans import decided
 from ..lib.rows import DEVICES, OutputSpec, wide_of
 
 Number = bool | int | float
-EMPTY = {"sum": 0.0, "mean": 0.0, "max": -math.inf, "min": math.inf, "prod": 1.0}  # the result of an empty segment
+EMPTY = {"sum": 0.0, "mean": 0.0, "max": -math.inf, "min": math.inf, "prod": 1.0}  # the result for an empty segment
 
 
 @triton.jit
@@ -36,7 +36,7 @@ def _product(a, b):
 
 @triton.jit
 def bounds(part_ptr, end_ptr, row, count, OFFSETS: tl.constexpr):
-    """Begin and end of a segment. `part` has offsets; or lengths, and then `end` has their running sums."""
+    """Begin and end of a segment. `part` holds offsets; or it holds lengths, and `end` their running sums."""
     batch = row // count
     if OFFSETS:
         begin = tl.load(part_ptr + row + batch)
@@ -52,7 +52,7 @@ def _reduced(
     HOW: tl.constexpr, GIVEN: tl.constexpr, OFFSETS: tl.constexpr, WIDE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """y of a segment; GIVEN: the caller passed an initial value."""
+    """y of a segment. GIVEN: the caller passed an initial value."""
     across = tl.cdiv(n, BLOCK_N)
     row = (tl.program_id(0) // across).to(tl.int64)
     o_n = (tl.program_id(0) % across) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -88,7 +88,8 @@ def _gradient(
     dy_ptr, y_ptr, x_ptr, part_ptr, end_ptr, dx_ptr, n, size, count, initial: tl.float64,
     HOW: tl.constexpr, OFFSETS: tl.constexpr, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """dx of the rows of a segment. Elements that tie for the extreme split a positive gradient, as in torch."""
+    """dx of the rows of a segment. Elements that tie for the maximum or minimum share its gradient if it is positive,
+    as in torch."""
     across = tl.cdiv(n, BLOCK_N)
     row = (tl.program_id(0) // across).to(tl.int64)
     o_n = (tl.program_id(0) % across) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -104,7 +105,7 @@ def _gradient(
         y = tl.load(y_ptr + row * n + o_n, mask=m_n, other=0.0).to(WIDE)
         zeros = tl.zeros([BLOCK_N], tl.int32)  # prod: zero factors; max, min: elements equal to y
         nans = tl.zeros([BLOCK_N], tl.int32)
-        rest = tl.zeros([BLOCK_N], WIDE) + tl.full([], initial, WIDE)  # prod: of all factors but zeros and NaN
+        rest = tl.zeros([BLOCK_N], WIDE) + tl.full([], initial, WIDE)  # prod: of all factors except 0 and NaN
         for at in range(begin, end, BLOCK_M):
             m = (at + o_m < end) & m_n[None, :]
             x = tl.load(x_ptr + (at + o_m) * n, mask=m, other=1.0).to(WIDE)
@@ -138,7 +139,7 @@ gradient = Launcher(_gradient, sizes="n")
 
 @tunable("sorting.segments", free="BLOCK_M BLOCK_N")
 def segment_tiles(n: int, dtype: torch.dtype) -> Tiles:
-    """For narrow rows, many of them at once."""
+    """For narrow rows, many rows at once."""
     across = min(128, triton.next_power_of_2(n))
     return Tiles(128, BLOCK_M=1024 // across, BLOCK_N=across)
 
@@ -167,7 +168,7 @@ def _segments(data: Tensor, reduce: str, part: Tensor, offsets: bool, axis: int)
 
 
 def _parts(lengths: Tensor | None, offsets: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """The offsets, or the lengths and their running sums."""
+    """The offsets; or the lengths and their running sums."""
     if (lengths is None) == (offsets is None):
         raise NotSupported("needs exactly one of lengths and offsets")
     if offsets is not None:
@@ -204,7 +205,7 @@ def segment_reduce(
     unsafe: bool = False,
     initial: Number | None = None,
 ) -> Tensor:
-    """Unless `unsafe`, lengths are checked on the host, as torch does: their sum must be the size of the dimension."""
+    """Unless `unsafe`, the host checks the lengths, as torch does: their sum must be the size of the dimension."""
     if indices is not None:
         raise NotSupported("torch has no reduction by indices")
     part, ends = _parts(lengths, offsets)

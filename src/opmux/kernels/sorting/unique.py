@@ -25,7 +25,7 @@ INTS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 def _starts(x_ptr, g_ptr, n, BLOCK: tl.constexpr):
-    """g[i]: whether element i differs from the one before it."""
+    """g[i]: whether element i differs from the previous one."""
     o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(x_ptr + o, mask=o < n)
     before = tl.load(x_ptr + o - 1, mask=(o > 0) & (o < n))
@@ -33,7 +33,7 @@ def _starts(x_ptr, g_ptr, n, BLOCK: tl.constexpr):
 
 
 def _ranks(g_ptr, at_ptr, y_ptr, n, BLOCK: tl.constexpr):
-    """y[at[i]] = the rank of the run of element i, from 0; g[i]: how many runs begin up to i."""
+    """y[at[i]] = the index of the run that contains element i; g[i]: the number of runs that begin up to i."""
     o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     rank = tl.load(g_ptr + o, mask=o < n, other=1) - 1
     if at_ptr is not None:
@@ -89,7 +89,7 @@ def _runs(x: Tensor, at: Tensor | None, return_inverse: bool, return_counts: boo
 
 
 def _runs_of(g: Tensor, x: Tensor, at: Tensor | None, return_inverse: bool, return_counts: bool) -> Three:
-    """`_runs` with g [n]: whether a run begins at an element of x."""
+    """`_runs` if g [n] is known: whether a run begins at each element of x."""
     n, nothing = x.numel(), torch.empty(0, dtype=torch.int64, device=x.device)
     ends = ends_of(g)(g)
     found = int(ends[-1].item())
@@ -128,16 +128,16 @@ def unique_consecutive(
     return values, inverse.view(self.shape) if return_inverse else inverse, counts
 
 
-FEW = 8  # most elements of a slice: each takes one more sort
+FEW = 8  # most elements of a slice; each one adds a sort
 
 
 @impl(spec.ops["unique_dim"], devices=DEVICES)
 def unique_dim(
     self: Tensor, dim: int, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
 ) -> Three:
-    """Distinct slices along a dimension, in order: stable sorts by their last element first, then by those before.
+    """Distinct slices along a dimension, in order: stable sorts by their last element first, then by the earlier ones.
 
-    Slices of many elements are left to torch, which compares whole slices.
+    Slices with more elements are left to torch, which compares whole slices.
     """
     check_tensors(self)
     if not self.dim() or not self.numel() or not -self.dim() <= dim < self.dim():

@@ -26,7 +26,7 @@ class Bits(NamedTuple):
 
     dtype: torch.dtype
     infinity: int  # the bits of infinity; 0 for integers
-    largest: int  # those of the largest integer of the width
+    largest: int  # the bits of the largest integer of this width
 
     @property
     def sign(self) -> int:
@@ -53,7 +53,7 @@ def as_bits(x: Tensor) -> Tensor:
 
 @triton.jit
 def key_of(b, INFINITY: tl.constexpr, LARGEST: tl.constexpr, DESCENDING: tl.constexpr):
-    """The sort key of some bits, int32 or int64. DESCENDING inverts it, which keeps the sort stable."""
+    """The sort key of an element's bits, int32 or int64. DESCENDING inverts the key, so that the sort stays stable."""
     if b.dtype.primitive_bitwidth == 64:
         key = b.to(tl.int64)
     else:

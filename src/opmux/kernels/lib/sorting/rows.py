@@ -60,8 +60,8 @@ def _first(
     INFINITY: tl.constexpr, LARGEST: tl.constexpr, DESCENDING: tl.constexpr,
     KEEP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """The first KEEP elements of each chunk, from x or from given candidates. Writes candidates (found), or in the last
-    step elements and indices.
+    """The first KEEP elements of each chunk, from x or from given candidates. Writes candidates to `found`, or, in the
+    last step, elements and indices.
 
     A candidate packs an inverted key and an inverted index: the largest candidate comes first, and among equal elements
     the one with the smallest index.
