@@ -425,7 +425,7 @@ def alike(a: Any, b: Any) -> bool:
 def numbers_promote_as_they_do_in_torch() -> None:
     tensors = [torch.ones(shape, dtype=d).to(DEVICE) for d in DTYPES for shape in ((3,), ())]
     values = [*NUMBERS, torch.tensor(3.0), torch.tensor(3, dtype=torch.int16), *tensors[:6:2]]
-    # unless THOROUGH, every fourth combination: each dtype and each function still meets some of the values
+    # unless THOROUGH, test every fourth combination; each dtype and function is still tested with some of the values
     for fn, x, value in itertools.islice(itertools.product(PAIRS, tensors, values), 0, None, 1 if THOROUGH else 4):
         for args in ((x, value), (value, x)):
             wanted = outcome(fn, *args)

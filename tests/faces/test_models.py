@@ -187,7 +187,7 @@ def test_a_model_type_is_patched_and_restored():
         assert are_late(out)
         close(out.loss, expected.loss)
     finally:
-        opmux.unpatch_model(home.LlamaForCausalLM)  # a class also names its type
+        opmux.unpatch_model(home.LlamaForCausalLM)  # a class of the model type is accepted instead of its name
     assert {name: vars(vars(home)[name])["forward"] for name in originals} == originals
     out, _ = trained(tiny("llama"))
     assert torch.equal(out.loss, expected.loss) and not are_late(out)

@@ -278,7 +278,7 @@ class OpManager:
         def leaf(x: Any) -> Pair:
             at = device or default_device()
             if by_device and x is not None:
-                # with one accelerator the key is `is_cpu`: a meta tensor gets the accelerator's pair
+                # with one accelerator the table's key is `is_cpu`: a meta tensor is treated like one on the accelerator
                 at = "cpu" if x.is_cpu else chips[0] if len(chips) == 1 else x.device.type
             dtype = x.dtype if by_dtype and x is not None else ...
             pairs: dict[tuple[str, ...], Pair] = {}  # by order: most classes share one of a few orders

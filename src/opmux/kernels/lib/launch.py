@@ -331,7 +331,7 @@ def _code(way: str, form: _Form, present: str) -> types.CodeType:
         call=_CALLS.get(way.removesuffix(SCRATCH), "").format(
             scratch="_scratch()" if way.endswith(SCRATCH) else "None",
             pointers=listed(f"_p{i}" if i in there else "0" for i in range(len(form.tensors))),
-            numbers=listed(form.numbers),  # one name each: unpacking a tuple takes 0.1 us
+            numbers=listed(form.numbers),  # a separate name for each number, because unpacking a tuple takes 0.1 us
             constants=listed(f"_c{i}" for i in range(form.constants)),
         ),
         back=f"return {', '.join(form.returns)}" if form.returns else "",
