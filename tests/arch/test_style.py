@@ -176,13 +176,17 @@ def test_a_handled_error_passes(code):
 
 
 def plain_locks(tree: ast.AST) -> list[int]:
-    """The lines that create a lock of `threading`. After a fork while another thread holds it, the child waits for
-    ever.
+    """The lines that create a lock of `threading`, or a cached property, which has one in Python 3.11. After a fork
+    while another thread holds it, the child waits for ever.
     """
     names = {"Lock", "RLock", "Condition", "Semaphore", "BoundedSemaphore"}
     lines = []
     for node in parsed.walk(tree):
         match node:
+            case ast.Attribute(value=ast.Name(id="functools"), attr="cached_property"):
+                lines.append(node.lineno)
+            case ast.ImportFrom(module="functools", names=found) if any(n.name == "cached_property" for n in found):
+                lines.append(node.lineno)
             case ast.Attribute(value=ast.Name(id="threading"), attr=name) if name in names:
                 lines.append(node.lineno)
             case ast.ImportFrom(module="threading", names=found) if any(n.name in names for n in found):
@@ -193,10 +197,18 @@ def plain_locks(tree: ast.AST) -> list[int]:
 def test_only_core_lock_creates_threading_locks():
     home = SRC / "opmux" / "core" / "lock.py"
     bad = [f"{shown(p)}:{line}" for p in sources() if p != home for line in plain_locks(parsed.tree(p))]
-    assert not bad, "use opmux.core.lock.ForkSafeLock"
+    assert not bad, "use ForkSafeLock and cached_property of opmux.core.lock"
     assert plain_locks(parsed.tree(home))
 
 
-@pytest.mark.parametrize("code", ["import threading\nx = threading.Lock()", "\nfrom threading import RLock"])
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import threading\nx = threading.Lock()",
+        "\nfrom threading import RLock",
+        "\n@functools.cached_property\ndef x(self): ...",
+        "\nfrom functools import cached_property",
+    ],
+)
 def test_a_plain_lock_is_found(code):
     assert plain_locks(ast.parse(code)) == [2]

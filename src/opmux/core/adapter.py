@@ -24,6 +24,7 @@ from typing import Any
 from .contract import Argument, Contract
 from .errors import BadArgument, BadSpec
 from .loading import Declarations
+from .lock import cached_property
 from .namespaces import Namespace
 from .spec import Spec, checked, op, specs
 
@@ -48,7 +49,7 @@ class Adapter:
     def family(self) -> str:
         return self.over[0].family
 
-    @functools.cached_property
+    @cached_property
     def signature(self) -> inspect.Signature:
         """The function's signature, without `call`."""
         found = inspect.signature(self.fn)

@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from .errors import BadArgument
+from .lock import cached_property
 from .shapes import Dims, Size
 from .tensors import FLOATS, dtype_name
 
@@ -529,7 +530,7 @@ class Argument:
         rules = form.rules if form is not None else tuple(n for n in notes if isinstance(n, Rule))
         return cls(name, plain if plain in TYPES else None, optional, form, rules)
 
-    @functools.cached_property
+    @cached_property
     def or_cpu(self) -> bool:
         return any(isinstance(r, or_cpu) for r in self.rules)
 
@@ -598,22 +599,22 @@ class Contract:
             if all(n in given for n in wanted):
                 where(op, **{n: given[n] for n in wanted})
 
-    @functools.cached_property
+    @cached_property
     def declared(self) -> bool:
         """Whether any argument has rules beyond its Python type."""
         return bool(self.where) or any(a.form is not None or a.rules for a in self.arguments)
 
-    @functools.cached_property
+    @cached_property
     def _typed(self) -> tuple[tuple[Argument, Callable[[Any], bool]], ...]:
         """The arguments of a known Python type, each with a function that tests a value for it."""
         return tuple((a, TYPES[a.type][0]) for a in self.arguments if a.type is not None)
 
-    @functools.cached_property
+    @cached_property
     def _ruled(self) -> tuple[Argument, ...]:
         """The non-tensor arguments with rules."""
         return tuple(a for a in self.arguments if a.form is None and a.rules)
 
-    @functools.cached_property
+    @cached_property
     def _numbers(self) -> tuple[str, ...]:
         """The int arguments whose names are used as dimensions."""
         dims = [w for a in self._order if a.form is not None for w in a.form.dims.words]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
@@ -16,6 +15,7 @@ from ..core import policy as policies
 from ..core.default import get_default_manager
 from ..core.errors import UnknownName
 from ..core.explain import Explanation, Verdict
+from ..core.lock import cached_property
 from ..core.manager import OpManager
 from ..core.spec import Spec, specs
 from ..machine import devices, vendors
@@ -36,7 +36,7 @@ class ListingRow:
     spec: Spec | None
     manager: OpManager
 
-    @functools.cached_property
+    @cached_property
     def found(self) -> Explanation:
         return self.manager.explain(self.key)  # imports the family's kernels
 

@@ -6,13 +6,14 @@ import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from functools import cached_property, partial
+from functools import partial
 
 import torch
 
 from ...core import machine
 from ...core.default import get_default_manager, policy
 from ...core.errors import UnknownName
+from ...core.lock import cached_property
 from ...core.spec import Spec
 from ..bench.cases import name_of
 from . import checks, coverage

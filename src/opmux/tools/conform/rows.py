@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ...core.errors import NotSupported
+from ...core.lock import cached_property
 from ...core.registry import BackendImplKind, Fit, OpImpl
 from ...core.spec import TOL, Sample, specs
 from ...core.tensors import dtype_name

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from ...core.default import get_default_manager, policy
 from ...core.dispatch import refusal_of
 from ...core.errors import NoImplementation, OpmuxError
 from ...core.explain import Verdict
+from ...core.lock import cached_property
 from ...core.registry import BackendImplKind, Fit, OpImpl, when_of
 from ...core.spec import Sample, Spec, specs
 from ...core.tensors import dtype_name
