@@ -11,9 +11,11 @@ import contextlib
 import errno
 import functools
 import io
+import logging
 import os
 import secrets
 import stat
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -248,7 +250,9 @@ def _wait(take: Callable[[Path], Callable[[], None] | None], path: Path, timeout
             raise TimeoutError(f"another process has held {path} for {timeout:g} s{stale}")
         if waited >= NOTICE and not told:
             told = True
-            logger.warning("waiting for another process that holds %s, %g s at most", path, timeout)
+            # a wait in the background delays nothing that the user sees
+            level = logging.WARNING if threading.current_thread() is threading.main_thread() else logging.INFO
+            logger.log(level, "waiting for another process that holds %s, %g s at most", path, timeout)
         time.sleep(0.01)
     return release
 

@@ -120,5 +120,5 @@ def test_eight_programs_at_once_compile_once_and_all_launch_from_cpp(simulated, 
     path = compiler(CALLS)
     env = {"CXX": str(path), "OPMUX_CACHE_DIR": str(tmp_path / "cache")}
     found = run_at_once(8, 250, **env)
-    assert all(one["library"] and not one["warnings"] and not one["returned"] for one in found)
+    assert all(one["library"] and not one["warnings"] and not one["returned"] for one in found), found
     assert compiled_sources(path) == 2
