@@ -69,6 +69,8 @@ class Shell:
 
     def start(self, *words):
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+        # A shell's background jobs start with SIGINT ignored, and so would this program.
+        pipes["preexec_fn"] = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
         return subprocess.Popen([sys.executable, *words], env=self.env, cwd=self.folder, **pipes)
 
     def run(self, *words):
