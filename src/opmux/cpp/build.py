@@ -404,4 +404,6 @@ def _kill(process: subprocess.Popen[str]) -> None:
 
 def _first_error(output: str) -> str:
     lines = [line.strip() for line in output.splitlines() if line.strip()]
-    return next((line for line in lines if "error" in line.lower()), lines[-1] if lines else "no output")
+    # "error:" first, because the path of a source may contain the word
+    found = [line for word in ("error:", "error") for line in lines if word in line.lower()]
+    return (found or lines[-1:] or ["no output"])[0]
