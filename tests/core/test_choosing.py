@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
 from opmux.core import BackendImplKind, OpImpl, SelectionPolicy
-from opmux.core.choosing import Measured, Preference, choose
+from opmux.core.choosing import Measured, Preference, Speeds, choose
 
 DEFAULT, VENDOR, REFERENCE = BackendImplKind.DEFAULT, BackendImplKind.VENDOR, BackendImplKind.REFERENCE
 OURS, HOPPER, A, B, TORCH = (
@@ -105,3 +106,13 @@ def test_a_compositions_token_for_its_parts_does_not_name_our_kernel():
     """The token is not from the user's policy, so libraries still come first."""
     inside = replace(POLICY, part_token="flagos")
     assert order({}, inside, LIBRARIES) == order({}, POLICY, LIBRARIES) == [A, B, TORCH, OURS]
+
+
+def test_a_call_without_a_class_gets_the_times_of_an_unknown_class(caplog):
+    known, unknown = Measured(facts="known"), Measured(facts="unknown")
+    speeds = Speeds(lambda found: unknown if found is None else known, lambda x: (x.shape,))
+    assert speeds.of_call((torch.ones(2),)) is known and speeds.of_call(()) is unknown
+    with caplog.at_level("DEBUG", "opmux"):
+        assert speeds.of_call(("no tensor",)) is unknown
+        assert Speeds(speeds.measured, lambda x: ([x],)).of_call((1,)) is unknown  # a class that cannot be a key
+    assert "AttributeError" in caplog.text and "unhashable" in caplog.text

@@ -1,4 +1,4 @@
-"""Contracts in signatures: shapes, dtypes and rules, and the error if an argument violates one."""
+"""Arguments are checked against the shapes, dtypes and rules of an op's signature; a wrong one raises a clear error."""
 
 import traceback
 from enum import IntEnum

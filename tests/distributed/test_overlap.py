@@ -67,14 +67,14 @@ def gemm_then_scatter(ub, rank):
 
 
 def gather_beside(ub, rank):
-    """A bulk all-gather of x during dgrad, which does not use x."""
+    """Compute dx, which does not need x, while a bulk all-gather of x runs."""
     ub.copy_into_buffer(part(X, rank), local_chunk=True)
     dx, *_ = gemm(W, DY, "NN", ub, comm_type=tex.CommOverlapType.AG, bulk_overlap=True)
     return torch.cat((dx, ub.get_buffer())), torch.cat((DY @ W, X))
 
 
 def scatter_beside(ub, rank):
-    """A bulk reduce-scatter of dx, in the buffer, during wgrad."""
+    """Compute dw while a bulk reduce-scatter of dx runs in the communication buffer."""
     dx = gemm(part(W, rank), part(DY, rank, dim=1), "NN", out=ub.get_buffer())[0]
     assert dx.data_ptr() == ub.get_buffer().data_ptr()
     dw, *_ = gemm(X, DY, "NT", ub, comm_type=tex.CommOverlapType.RS, bulk_overlap=True)
@@ -82,7 +82,7 @@ def scatter_beside(ub, rank):
 
 
 def scatter_beside_into(ub, rank):
-    """A bulk reduce-scatter of dx into extra_output, during wgrad."""
+    """Compute dw while a bulk reduce-scatter of dx writes to `extra_output`."""
     ub.copy_into_buffer(X * (rank + 1))
     mine = torch.zeros(ROWS // RANKS, IN)
     gemm(X, DY, "NT", ub, comm_type=0, bulk_overlap=True, extra_output=mine)

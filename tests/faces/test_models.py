@@ -70,8 +70,8 @@ MORE = {"deepseek_v2": {"num_key_value_heads": 4}, "deepseek_v3": {"num_key_valu
 MORE["qwen3_next"] = {"num_hidden_layers": 4}
 
 
-# Vision-language models, tested on text -> the parts that must be replaced.
-SEEING: dict[str, set[str]] = {
+# Vision-language model, tested with text only -> the parts that `patch_model` must replace in it.
+VISION_LANGUAGE: dict[str, set[str]] = {
     "llava": LLAMA,
     "qwen2_vl": {"rms_norm", "add_rms_norm", "glu", "rope", "loss"},
     "qwen2_5_vl": {"rms_norm", "add_rms_norm", "glu", "rope", "loss"},
@@ -104,7 +104,7 @@ def sized(cls: type, sizes: dict) -> dict:
 def tiny(kind: str, **more) -> nn.Module:
     cls = CONFIG_MAPPING[kind]
     torch.manual_seed(0)
-    if kind not in SEEING:
+    if kind not in VISION_LANGUAGE:
         return transformers.AutoModelForCausalLM.from_config(cls(**{**sized(cls, SIZES), **more}))
     parts = {}
     for part, sizes in (("text_config", SIZES), ("vision_config", SIGHT)):
@@ -141,13 +141,13 @@ def close(ours, theirs, tol=2e-5):
     torch.testing.assert_close(ours, theirs, rtol=tol, atol=tol)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in {**TYPES, **SEEING} if kind in CONFIG_MAPPING])
+@pytest.mark.parametrize("kind", [kind for kind in {**TYPES, **VISION_LANGUAGE} if kind in CONFIG_MAPPING])
 def test_a_patched_model_matches_the_original(kind):
     model = tiny(kind)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     plain, (loss, grads) = answers(model), trained(model)
     report = opmux.patch_model(model)
-    wanted = {**TYPES, **SEEING}[kind]
+    wanted = {**TYPES, **VISION_LANGUAGE}[kind]
     assert {row.name for row in report.replaced} >= wanted, report
     patched, (ours, found) = answers(model), trained(model)
     assert are_late(ours) == ("loss" in wanted) and not are_late(patched)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from .log import logger
 from .policy import ORDERS, SelectionPolicy, matches
 from .registry import BackendImplKind, OpImpl, When
 
@@ -75,11 +76,20 @@ class Speeds:
     class_of: Callable[..., tuple] | None  # the class of a call, from all its arguments; None if no times are known
 
     def of_call(self, args: tuple) -> Measured:
-        """The times for a call with all of the op's arguments; for an invalid call, those of the unknown class."""
+        """The times for a call with all of the op's arguments, or without any: those of an unknown class."""
+        return self.measured(self.class_for(args) if args else None)
+
+    def class_for(self, args: tuple, kwargs: Mapping[str, Any] = {}) -> tuple | None:
+        """The class of a call; None if no times are known, or if an argument is invalid, which the op then reports."""
+        if self.class_of is None:
+            return None
         try:
-            return self.measured(None if self.class_of is None or not args else self.class_of(*args))
-        except Exception:
-            return self.measured(None)
+            found = self.class_of(*args, **kwargs)
+            hash(found)
+        except Exception as error:
+            logger.debug("measured times are ignored for a call: %s: %s", type(error).__name__, error)
+            return None
+        return found
 
 
 NO_SPEEDS = Speeds(lambda _: NOTHING_MEASURED, None)

@@ -435,7 +435,7 @@ class Chain:
 
 MOST_CLASSES = 4096  # cached pairs of one op, one for each class of calls
 
-# If the class of a call cannot be computed, because an argument is invalid, the policy's order without times is used.
+# A class that was not called before raises KeyError here, and an invalid argument any error: `_pair_of` handles both.
 BY_CLASS = """\
 def {name}({params}):
     try:
@@ -457,11 +457,10 @@ def by_class(form: Form, speeds: Speeds, pair_for: Callable[[Measured], Pair]) -
     assert class_of is not None
 
     def pair_of(args: tuple, kwargs: dict) -> Pair:
-        try:
-            found = class_of(*args, **kwargs)
-            known = pairs.get(found)
-        except Exception:
+        found = speeds.class_for(args, kwargs)
+        if found is None:
             return pair_for(speeds.measured(None))
+        known = pairs.get(found)
         if known is None:
             if len(pairs) >= MOST_CLASSES:
                 pairs.clear()

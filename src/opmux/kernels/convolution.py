@@ -1,4 +1,4 @@
-"""Convolutions of one to three dimensions, including transposed and grouped ones, and their gradients.
+"""Convolutions in one to three dimensions and their gradients, also transposed and grouped.
 
 Large groups are computed as implicit matrix products: rows are positions of the result, columns are its channels, and
 the factors are gathered for each tap of the kernel, without an unfolded copy. The input gradient of a convolution is a

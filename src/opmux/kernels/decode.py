@@ -40,7 +40,10 @@ WIDEST = 1024  # most columns of a row of the cache
 
 @triton.jit
 def page_of(table_ptr, at, end, PAGE: tl.constexpr, BLOCK_N: tl.constexpr):
-    """The page of the keys from `at` on: a scalar, or one page per key if blocks cross pages. 0 past the end."""
+    """The page number of a block of keys: a scalar if the block lies in one page, else one number per key.
+
+    `at` is the position of the first key. Keys at or after `end` get 0.
+    """
     if PAGE % BLOCK_N == 0:
         return tl.load(table_ptr + at // PAGE, mask=at < end, other=0).to(tl.int64)
     else:

@@ -1,4 +1,4 @@
-"""Random numbers: dropout, including Philox, runs at the speed of a copy; the other kernels only write.
+"""Random numbers, by Philox. Dropout runs at the speed of a copy; the other kernels only write.
 
 A thread generates the bits of a group and processes the group's elements, so no bits move between threads. That holds
 if a tile has as many groups as the program has threads; otherwise bits move through shared memory, with the same

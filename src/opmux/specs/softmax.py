@@ -120,7 +120,7 @@ def after(x: Tensor) -> Tensor:
 
 
 def hidden(x: Tensor, mask: Tensor | None, causal: bool) -> Tensor | None:
-    """True where `mask` or `causal` masks a key, in a shape that broadcasts to x's; None without either."""
+    """A bool tensor, broadcastable to x, that is True for masked keys; None without `mask` and `causal`."""
     if mask is None:
         return after(x) if causal else None
     return (mask != 0) | after(x) if causal else mask != 0

@@ -90,7 +90,10 @@ def _preference(key: str, device: str) -> Preference | None:
 
 @dataclass(frozen=True)
 class ForSomeCalls:
-    """A reason of `get_preferred_ops` for only those calls that the vendor's libraries accept; ours runs the rest."""
+    """A reason of `get_preferred_ops` that holds only for calls that the vendor's libraries accept.
+
+    Our kernel runs the other calls.
+    """
 
     why: Callable[[], str | None]
 

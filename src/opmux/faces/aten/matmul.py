@@ -193,8 +193,10 @@ def _groups(offs: Tensor | None, groups: int, bias: Tensor | None) -> Tensor:
 
 @adapt("_grouped_mm", over=grouped.grouped_mm)
 def grouped_mm(call: Fn, self: Tensor, mat2: Tensor, offs: Tensor | None, bias: Tensor | None, out_dtype: Dtype) -> Any:
-    """Multiply groups of rows of self (2D) by matrices of mat2 (3D), matrices of self (3D) by groups of columns of mat2
-    (2D), or groups along K of two 2D matrices; two 3D inputs are a batched product without groups.
+    """Grouped matrix products, by the dimensions of self and mat2.
+
+    2D and 3D: each group of rows of self times one matrix of mat2. 3D and 2D: each matrix of self times one group of
+    columns of mat2. 2D and 2D: one product per group of K. 3D and 3D: a batched product; there are no groups.
     """
     if self.dtype is not torch.bfloat16 or mat2.dtype is not self.dtype or out_dtype not in (None, self.dtype):
         raise NotSupported(f"grouped products of {self.dtype} and {mat2.dtype} are left to torch")

@@ -249,7 +249,7 @@ class ConfiguredTiledMLP(ConfiguredMLP):
 
 
 class LigerTiledSwiGLUMLP(ConfiguredTiledMLP, TiledSwiGLUMLP):
-    pass
+    """TiledSwiGLUMLP with the sizes of a config."""
 
 
 class LigerTiledGEGLUMLP(ConfiguredTiledMLP, TiledGEGLUMLP):

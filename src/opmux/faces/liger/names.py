@@ -114,7 +114,7 @@ CHUNKED = {
     "liger_fused_linear_simpo": ("simpo_loss", "SimPO"),
 }
 
-# Submodule of liger_kernel.megatron -> the name in it.
+# Submodule of liger_kernel.megatron -> the class or function that it exports.
 MEGATRON = {
     "cross_entropy": "LigerMegatronCrossEntropy",
     "monkey_patch": "apply_liger_kernel_to_megatron",

@@ -39,7 +39,8 @@ def with_globals(original: Any, values: Values) -> Forward:
     made: Any = types.FunctionType(code, original.__globals__, original.__name__, original.__defaults__, closure)
     made.__kwdefaults__ = original.__kwdefaults__
     functools.update_wrapper(made, original)
-    del made.__wrapped__  # a copy of this copy would search the closure for it
+    # It is the original, which is no longer in `closure`: a copy of this copy would look for it there.
+    del made.__wrapped__
     if copy is not None:
         made.__wrapped__ = copy
     return made

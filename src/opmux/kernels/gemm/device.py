@@ -163,7 +163,7 @@ def tiles_in_turn(
         b_y = scaled(b_y, a_scale_ptr, b_scale_ptr, all_m, all_n, m, n, alpha, A_EACH, B_EACH, WIDE)
         parts = pieces(b_y, PARTS)
         others = pieces(b_u, PARTS) if GLU else parts
-        for part in tl.static_range(PARTS):  # storing part by part needs less shared memory
+        for part in tl.static_range(PARTS):  # storing the tile in parts needs less shared memory
             first = first_n + part * (BLOCK_N // PARTS)
             i_m, i_n = first_m + tl.arange(0, BLOCK_M), first + tl.arange(0, BLOCK_N // PARTS)
             b_p = finish(

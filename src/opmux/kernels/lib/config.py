@@ -159,7 +159,7 @@ class Tunable:
         return [(tiles, self._unfit(tiles, default, facts)) for tiles in made]
 
     def _cached(self, chip: Chip, key: str, default: Tiles, facts: dict[str, Any]) -> Choice | None:
-        """Tiles from the tuning cache. Entries that the current code cannot use are ignored with a warning."""
+        """The tiles that the tuning cache has for `key`; None, with a warning, if the current code cannot use them."""
         found = tuning.find(chip, key)
         if found is None:
             return None

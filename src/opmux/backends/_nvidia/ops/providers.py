@@ -226,7 +226,7 @@ def liger_glu_fwd(fn: Any, a: Tensor, b: Tensor) -> Tensor:
 
 
 def liger_glu_bwd(fn: Any, dy: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Passes copies of a and b, because Liger writes the gradients over them."""
+    """Call Liger's backward with copies of a and b, because it overwrites them with their gradients."""
     mine = {n: t.clone(memory_format=torch.contiguous_format).view(-1, t.shape[-1]) for n, t in (("a", a), ("b", b))}
     da, db = by_name(fn, {**mine, "dc": dy.to(a.dtype).contiguous(), **NO_FACTORS})
     return da.view(a.shape), db.view(b.shape)
