@@ -73,6 +73,29 @@ def test_a_deferred_override_is_created_at_its_first_call(machine):
     torch.testing.assert_close(opmux.native("_softmax")(x, -1, False).double(), want, rtol=1e-2, atol=1e-3)
 
 
+def test_an_op_without_a_gate_is_saved_too(machine, tmp_path, monkeypatch):
+    """torch has no kernel of `max_pool2d_backward` on CUDA, so there is no gate before ours."""
+    has_kernel, make = decisions.has_kernel, gate.make
+    monkeypatch.setattr(decisions, "has_kernel", lambda o, key: o.name != "glu" and has_kernel(o, key))
+    monkeypatch.setattr(gate, "make", lambda d, shape, *more: None if shape.name == "glu" else make(d, shape, *more))
+    first = opmux.enable()
+    assert "glu" in first and len(files(tmp_path)) == 1
+    machine()
+    assert opmux.enable() == first
+    assert isinstance(engine._devices["cpu"].entries["glu"], Deferred)
+    x = torch.randn(8, 8)
+    torch.testing.assert_close(torch.nn.functional.glu(x), torch.nn.functional.glu(x.double()).float())
+    assert not isinstance(engine._devices["cpu"].entries["glu"], Deferred)
+
+
+def test_ops_that_pass_on_a_number_are_deferred_with_the_op_that_they_call(machine):
+    """ATen's `searchsorted.Scalar` would call `searchsorted.Tensor` with its number as a tensor."""
+    engine.register_deferred({"cpu": {"searchsorted.Tensor": "sorting"}})
+    entry = engine._devices["cpu"].entries["searchsorted.Scalar"]
+    assert torch.searchsorted(torch.arange(8.0), 2.5).item() == 3
+    assert isinstance(entry, Deferred) and entry is engine._devices["cpu"].entries["searchsorted.Scalar"]
+
+
 def test_removing_a_deferred_override_restores_atens_kernel(machine):
     opmux.enable()
     machine()

@@ -25,13 +25,19 @@ def draw(*shape, dtype=torch.bfloat16):
     return torch.randn(shape, device=CUDA, dtype=dtype)
 
 
+@functools.cache
+def weight(n):
+    """A tensor in memory of its own: a call is not planned if its tensors overlap."""
+    return draw(n)
+
+
 CALLS = {
     "add": lambda x: torch.add(x, x, alpha=2),
     "mul by a number": lambda x: x * 2.5,
     "gelu": lambda x: F.gelu(x, approximate="tanh"),
     "silu": F.silu,
     "softmax": lambda x: torch.softmax(x, -1),
-    "layer_norm": lambda x: F.layer_norm(x, x.shape[-1:], x.flatten()[: x.shape[-1]], x.flatten()[-x.shape[-1] :]),
+    "layer_norm": lambda x: F.layer_norm(x, x.shape[-1:], *2 * [weight(x.shape[-1]).to(x.dtype)]),
     "sum of columns": lambda x: x.sum(0),
     "mean of rows": lambda x: x.mean(-1),
     "amax": lambda x: x.amax(-1),
@@ -131,8 +137,8 @@ def test_new_lengths_are_launched_from_cpp(auto, name):
         found = call(x)
         launched += launching.launched() > before
         torch.testing.assert_close(found.double(), call(x.double()).double(), rtol=2e-2, atol=0.16)
-    # the launch grids of these two are no formula of the length
-    assert launched >= 5 or name in ("sum of columns", "cat")
+    # the launch grids of the first two are no formula of the length; torch's gelu is as fast, so it is left to torch
+    assert launched >= 5 or name in ("sum of columns", "cat", "gelu")
 
 
 def test_planned_calls_are_correct_on_other_threads_and_streams(auto):

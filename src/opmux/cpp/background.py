@@ -81,7 +81,6 @@ def in_main_thread(call: Callable[[], None]) -> None:
 
     The call waits while that thread imports a module or holds one of our locks: the function could see a half-imported
     module or a half-made change. It is tried again every `RETRY` seconds.
-    It is then tried again, `RETRY` seconds later.
     """
     _in_main_thread(call, {})
 

@@ -181,12 +181,12 @@ class Device:
             raise
         return True
 
-    def has_gate(self, name: str) -> bool:
-        """Whether a C++ gate runs before an override that is registered only on the device's key."""
-        return name in self._gates and name not in self.rows
+    def deferrable(self, name: str) -> bool:
+        """Whether `register_deferred` can register an override: it is on the device's key, and not above autograd."""
+        return name in self.entries and name not in self.rows and not above.composed_on(Shape(name), self.key)
 
     def register_deferred(self, families: Mapping[str, str]) -> bool:
-        """Register gates and overrides that load their kernels at the first call; `families`: overload -> family."""
+        """Register gates, and overrides that load their kernels at the first call; `families`: overload -> family."""
         new = [n for n in families if n not in self.entries]
         before, self.entries = self.entries, dict(self.entries)
         lib = torch.library.Library("aten", "IMPL")
@@ -196,12 +196,11 @@ class Device:
                 for name in new:
                     shape = Shape(name)
                     made = gate.make(self.name, shape, self.key, families[name])
-                    if made is None:
-                        continue
                     entry = self.entries[name] = Deferred(self, shape)
                     lib.impl(name, entry.fn, self.key)
-                    self._gates[name] = made
-                    made.install()
+                    if made is not None:
+                        self._gates[name] = made
+                        made.install()
             self._libraries.append(lib)
         except BaseException:
             self._destroy([lib], new)
@@ -280,6 +279,8 @@ class Deferred:
         def fn(*args: Any, **kwargs: Any) -> Any:
             nonlocal call
             if call is None:
+                if shape.name not in STATE.on:
+                    return self.native(*args, **kwargs)
                 call = device.make(self).fn
             return call(*args, **kwargs)
 
@@ -359,13 +360,14 @@ def register(names: Mapping[str, Iterable[str]]) -> None:
 
 
 def register_deferred(families: Mapping[str, Mapping[str, str]]) -> None:
-    """Register gates, and overrides that load their kernels at the first call: device type -> overload -> family."""
+    """Register overrides that load their kernels at the first call: device type -> overload -> family."""
     with lock.held:
         new = []
         for name, found in families.items():
             device = _devices.get(name) or Device(name)
             _devices[name] = device
-            new.append(device.register_deferred(found))
+            no_family = dict.fromkeys(_with_delegates(found), "")  # an overload that delegates has no gate
+            new.append(device.register_deferred(no_family | dict(found)))
         _guard(any(new))
 
 
@@ -375,13 +377,14 @@ def _guard(new: bool) -> None:
         get_default_manager().invalidate("ATen's ops are overridden")
 
 
-def gated_on(device: str) -> frozenset[str]:
-    """The registered overrides of a device type that have a C++ gate before them."""
+def deferrable_on(device: str) -> frozenset[str]:
+    """The registered overrides of a device type that `register_deferred` could register in the next process."""
     found = _devices.get(device)
-    return frozenset() if found is None else frozenset(n for n in found.entries if found.has_gate(n))
+    return frozenset() if found is None else frozenset(n for n in found.entries if found.deferrable(n))
 
 
 def _with_delegates(names: Iterable[str]) -> set[str]:
+    """These overloads and the ones whose kernels call them with a number as a tensor (native.py)."""
     requested = set(names)
     return requested | {name for name, other in native.DELEGATES.items() if other in requested}
 

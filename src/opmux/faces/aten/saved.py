@@ -98,7 +98,7 @@ def write(include: Names, exclude: Names, selected: Selected) -> None:
 
 
 def of(device: str, names: frozenset[str], families: Mapping[str, str]) -> dict[str, Taken]:
-    """The decisions for these overloads on a device type. The caller passes only overloads that have a gate."""
+    """The decisions for these overloads on a device type."""
     return {n: Taken(families[n], *decisions.thresholds(n, device)) for n in names}
 
 

@@ -100,14 +100,15 @@ class Selection:
         return found
 
     def _save(self, taken: dict[str, frozenset[str]]) -> None:
-        """Save the overloads that have a gate. Nothing is saved if an op that is always enabled has none."""
+        """Save the overloads, unless the next process could not load the kernels of one at its first call."""
         if not self._is_saved:
             return
-        gated = {d: names & engine.gated_on(d) for d, names in taken.items()}
-        always = any(_decision(n, d).limits is decisions.ALWAYS for d, names in taken.items() for n in names - gated[d])
-        if not always:
-            families = {n: table()[n].family for names in gated.values() for n in names}
-            saved.write(self.include, self.exclude, {d: saved.of(d, names, families) for d, names in gated.items()})
+        for device, names in taken.items():
+            if left := sorted(names - engine.deferrable_on(device)):
+                logger.info("what auto mode takes is not saved: %s is overridden above autograd", left[0])
+                return
+        families = {n: table()[n].family for names in taken.values() for n in names}
+        saved.write(self.include, self.exclude, {d: saved.of(d, names, families) for d, names in taken.items()})
 
     def _choose(self) -> dict[str, frozenset[str]]:
         """The overloads to override: device type -> names."""
