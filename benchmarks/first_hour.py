@@ -12,7 +12,7 @@ one of 1.2 billion parameters, in bfloat16; a step is a forward and a backward p
 | steps | the first step (s), the median, the longest after the third (ms), and the last hundred, with one shape |
 | warm | s of `opmux warm`, and the first step after it; "example 10": 10 s after `patch_model(model, example=ids)` |
 | lengths | ms of a step when every batch has another length (64 to 900), 80 steps, and the same lengths again |
-| shapes | ms of the first call of `mode="all"` on each of 40 fresh shapes |
+| shapes | ms of the first call of `mode="all"` on each of 40 fresh shapes, and how many of them compile a kernel |
 | host | microseconds of forward + backward of small `opmux.ops`, once their C++ is compiled |
 """
 
@@ -34,6 +34,7 @@ ROWS = ("enable", "steps", "warm", "lengths", "shapes", "host")
 MODELS = ("gpt2", "llama", "llama-1.2b")
 LENGTH_STEPS = 80
 READY = 60.0  # seconds to wait until auto mode is on
+COMPILING = 20.0  # a call of a small kernel that takes more milliseconds compiles it
 
 
 def config_of(name: str) -> Any:
@@ -128,6 +129,7 @@ def steps(way: str, name: str) -> dict[str, float]:
     rest = [*took[3:], *settled]
     return {
         "on": on, "first": took[0] / 1e3, "median": statistics.median(rest), "longest": max(rest),
+        "longest is step": 4 + rest.index(max(rest)),
         "above twice the median": sum(t > 2 * statistics.median(rest) for t in rest), "steps": len(rest),
         "last hundred": statistics.median(settled),
     }  # fmt: skip
@@ -217,8 +219,9 @@ def shapes(way: str, _: str) -> dict[str, float]:
             call(x)
             torch.cuda.synchronize()
             took.append(1e3 * (time.perf_counter() - start))
-        made[name] = statistics.fmean(took)
-        made[f"{name}, longest"] = max(took)
+        compiling = [t for t in took if t > COMPILING]
+        made[f"{name}, mean of those that compile nothing"] = statistics.fmean(t for t in took if t <= COMPILING)
+        made[f"{name}, compile a kernel"], made[f"{name}, longest"] = len(compiling), max(took)
     return made
 
 
@@ -297,7 +300,7 @@ def main() -> None:
             for way, model in CASES[row]:
                 if model and model not in given.models.split(","):
                     continue
-                cold = way != "native" and row in ("enable", "steps", "warm")
+                cold = way != "native" and row in ("enable", "steps", "warm", "shapes")
                 for state in ("cold", "warm") if cold else ("warm",):
                     caches = Path(folder) / (f"{row}-{way}-{model}" if cold else "shared")
                     figures = run(row, way, model, caches)

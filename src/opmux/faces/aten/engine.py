@@ -209,13 +209,14 @@ class Device:
         return bool(new)
 
     def make(self, deferred: Deferred) -> EntryPoint:
-        """Load the specs and kernels of a deferred override, and return its entry."""
-        chosen = choosable()[self.name]
+        """Load the specs and kernels of a deferred override's family, and return its entry."""
+        overload = table()[deferred.shape.name]
+        specs.load_implementers(overload.family)
+        get_default_manager().prepare()
         with lock.held:
             entry = self.entries.get(deferred.shape.name)
             if isinstance(entry, EntryPoint):
                 return entry
-            overload = chosen[deferred.shape.name]
             overload.natives[self.name] = deferred.native
             made = self._made.get(overload.name)
             if made is None:
