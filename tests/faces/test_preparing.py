@@ -12,7 +12,7 @@ import torch
 import opmux
 from opmux.cpp import background
 from opmux.cpp import library as native_library
-from opmux.faces.aten import decisions, switch
+from opmux.faces.aten import decisions, engine, switch
 from opmux.faces.aten.decisions import Speed, Times
 
 FAST = Speed((5.0, 4.0), {torch.float32: (Times(64, 10.0, 5.0), Times(1 << 20, 100.0, 50.0))})
@@ -110,6 +110,33 @@ def test_errors_of_a_background_process_are_reported():
     assert "there is no such thing" in ended("raise ValueError('there is no such thing')")
     assert "exit status 3" in ended("import sys; sys.exit(3)")
     assert ended(f"import sys; assert sys.path == {sys.path!r}") == ""
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_overloads_are_registered_in_short_steps(preparing, monkeypatch, tmp_path, replaced):
+    """None is enabled before all are registered, and none stays if the selection is replaced meanwhile."""
+    monkeypatch.setenv("OPMUX_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(decisions, "measured", lambda chip: dict.fromkeys(("_softmax", "glu", "_log_softmax"), FAST))
+    monkeypatch.setattr(switch.Selection, "_is_saved", property(lambda self: self.auto))
+    monkeypatch.setattr(switch, "AT_ONCE", 1)
+    monkeypatch.setattr(switch, "PAUSE", 0.05)
+    decisions._decide.cache_clear()
+    chosen = opmux.enable(wait=True)
+    assert len(chosen) == 3
+    opmux.disable()
+    seen, register = [], engine.register_deferred
+    note = lambda *args, **kwargs: (register(*args, **kwargs), seen.append(opmux.enabled_ops()))
+    monkeypatch.setattr(engine, "register_deferred", note)
+    opmux.enable()
+    preparing[0]("")
+    if replaced:
+        until(lambda: seen)
+        opmux.disable()
+        time.sleep(0.3)
+        assert len(seen) <= 2 and not opmux.enabled_ops() and engine.native_of("_softmax", "cpu") is None
+    else:
+        until(opmux.enabled_ops)
+        assert opmux.enabled_ops() == chosen and seen[:3] == [[], [], []]
 
 
 def test_an_error_in_the_main_thread_is_logged(caplog):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
 import sys
 import threading
 import time
@@ -89,3 +90,24 @@ def test_code_that_holds_one_of_our_locks_is_not_interrupted(called, held):
         assert not called
     until(lambda: called)
     assert called == [False]
+
+
+ENDS = """
+import time, torch
+from opmux.cpp import background
+def work(error):
+    end = time.monotonic() + 1
+    while time.monotonic() < end:
+        pass
+    print("done", flush=True)
+background.run("pass", work)
+background.later(60, lambda: print("never"))
+time.sleep({seconds})
+"""
+
+
+@pytest.mark.parametrize("seconds, said", [(0, ""), (1.5, "done")])
+def test_a_program_ends_while_a_background_thread_works(seconds, said):
+    """Python would stop the thread in the middle of its work, which aborts the program."""
+    done = subprocess.run([sys.executable, "-c", ENDS.format(seconds=seconds)], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, said, "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 import signal
@@ -32,6 +33,7 @@ except Exception as error:
 _PENDING = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 NICE = 5  # added to the niceness of the other process
 RETRY = 0.2  # seconds between two attempts to call a function in the main thread
+POLL = 0.1  # seconds between two looks at the other process
 LONG = 2.0  # seconds after which an unfinished import no longer blocks the call
 OURS = ("opmux", "torch", "triton")  # an unfinished import of these packages always blocks the call
 locks: list[ForkSafeLock] = [lock]  # the main thread must hold none of these
@@ -41,7 +43,8 @@ _kept: list[Any] = []  # functions that Python may still call, which must not be
 def run(program: str, then: Callable[[str], None], env: dict[str, str] | None = None) -> None:
     """Run Python source in another process; then call `then` in a thread of its own, with "" or the error.
 
-    The process has this one's sys.path and environment, and a lower priority. OSError if it cannot be started.
+    The process has this one's sys.path and environment, and a lower priority. It continues if this one ends, and then
+    nothing is called. OSError if it cannot be started.
     """
     command = [sys.executable, "-c", _PROGRAM.format(path=module_path(), nice=NICE, program=program, mark=_MARK)]
     errors = tempfile.TemporaryFile()  # noqa: SIM115 - no pipe: the work goes on when this process has ended
@@ -51,13 +54,45 @@ def run(program: str, then: Callable[[str], None], env: dict[str, str] | None = 
     )  # fmt: skip
 
     def wait() -> None:
-        process.wait()
+        while process.poll() is None:
+            if _ending.wait(POLL):
+                return
         with errors:
             errors.seek(0)
             text = errors.read().decode(errors="replace").rpartition(_MARK)[2].strip()
         then("" if process.returncode == 0 else text[-_CHARACTERS:] or f"exit status {process.returncode}")
 
-    threading.Thread(target=wait, name="opmux background", daemon=True).start()
+    _start(wait)
+
+
+def later(seconds: float, call: Callable[[], None]) -> None:
+    """Call a function in a thread of its own, unless the program has ended by then."""
+    _start(lambda: None if _ending.wait(seconds) else call())
+
+
+# At its end, Python stops daemon threads in the middle of their work, by unwinding their stacks. With torch's C++ below
+# that calls std::terminate, and the program is aborted. So ours end before.
+_ending = threading.Event()  # set when the program ends
+_threads: set[threading.Thread] = set()
+
+
+def _start(work: Callable[[], None]) -> None:
+    def run() -> None:
+        try:
+            work()
+        finally:
+            _threads.discard(thread)
+
+    thread = threading.Thread(target=run, name="opmux background", daemon=True)
+    _threads.add(thread)
+    thread.start()
+
+
+@atexit.register
+def _end() -> None:
+    _ending.set()
+    for thread in tuple(_threads):
+        thread.join()
 
 
 def usable_cores() -> int:
@@ -89,10 +124,10 @@ def _in_main_thread(call: Callable[[], None], imports: dict[str, float]) -> None
     def pending(_: Any) -> int:
         _kept.remove(made)
         try:
+            if _ending.is_set():
+                return 0
             if _is_busy(imports):
-                retry = threading.Timer(RETRY, _in_main_thread, (call, imports))
-                retry.daemon = True
-                retry.start()
+                later(RETRY, lambda: _in_main_thread(call, imports))
             else:
                 call()
         except KeyboardInterrupt:  # Ctrl-C is meant for the program, not for this function
@@ -104,7 +139,8 @@ def _in_main_thread(call: Callable[[], None], imports: dict[str, float]) -> None
     made = _PENDING(pending)
     _kept.append(made)
     while ctypes.pythonapi.Py_AddPendingCall(made, None):  # the queue is full
-        threading.Event().wait(0.01)
+        if _ending.wait(0.01):
+            return
 
 
 def _is_busy(imports: dict[str, float]) -> bool:

@@ -360,8 +360,11 @@ def register(names: Mapping[str, Iterable[str]]) -> None:
         _guard(any(new))
 
 
-def register_deferred(families: Mapping[str, Mapping[str, str]]) -> None:
-    """Register overrides that load their kernels at the first call: device type -> overload -> family."""
+def register_deferred(families: Mapping[str, Mapping[str, str]], some: bool = False) -> None:
+    """Register overrides that load their kernels at the first call: device type -> overload -> family.
+
+    `some`: a later call registers the others; until then none is enabled.
+    """
     with lock.held:
         new = []
         for name, found in families.items():
@@ -369,7 +372,8 @@ def register_deferred(families: Mapping[str, Mapping[str, str]]) -> None:
             _devices[name] = device
             no_family = dict.fromkeys(_with_delegates(found), "")  # an overload that delegates has no gate
             new.append(device.register_deferred(no_family | dict(found)))
-        _guard(any(new))
+        if not some:
+            _guard(any(new))
 
 
 def _guard(new: bool) -> None:

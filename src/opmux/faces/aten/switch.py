@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
 from typing import Any
@@ -26,6 +25,7 @@ from .schema import Shape, overloads
 
 Names = str | Iterable[str] | None
 MODES = ("auto", "all")
+AT_ONCE, PAUSE = 40, 0.03  # overloads that are registered in one step, and seconds between two steps
 
 
 class BadMode(OpmuxError, ValueError):
@@ -44,6 +44,7 @@ class Selection:
         self.names: frozenset[str] = frozenset()  # the overloads that are enabled on at least one device
         self.asked: dict[str, frozenset[str]] = {}  # device type -> the requested overloads that we can compute
         self._of = -1  # `engine.generation()` at the last registration
+        self._read: tuple[int, saved.Selected] | None = None  # `engine.generation()`, and what was read then
 
     def turn_on(self, apply: Callable[[], Any], alone: bool = False) -> None:
         """Register an override for every overload of this selection, then call `apply`; `alone`: remove all others.
@@ -54,8 +55,12 @@ class Selection:
         while True:
             generation = engine.generation()
             if self._of != generation:
-                ready = self._saved()
-                wanted = self._choose() if ready is None else {d: frozenset(names) for d, names in ready.items()}
+                ready = self._saved(generation)
+                if ready is None:
+                    wanted = self._choose()
+                else:
+                    self._take(ready)
+                    wanted = self.asked
                 if alone and engine.leftovers(wanted):
                     engine.remove()
                     generation = engine.generation()
@@ -63,7 +68,7 @@ class Selection:
                     engine.register(wanted)
                     self._save(wanted)
                 else:
-                    engine.register_deferred({d: {n: t.family for n, t in names.items()} for d, names in ready.items()})
+                    engine.register_deferred(_families(ready))
             with lock.held:
                 if generation == engine.generation():
                     self._of = generation
@@ -80,24 +85,42 @@ class Selection:
         accelerated = self.auto and self.recorder is None and bool(devices.accelerators())
         return accelerated and native_library.must_be_compiled()
 
-    def prepare(self) -> None:
-        """Choose overloads if no earlier process has saved them, which shortens `turn_on` in the main thread."""
-        if self._saved() is None:
+    def prepare(self) -> list[Callable[[], None]]:
+        """Do in any thread what shortens `turn_on`; returns more of it, in short steps for the main thread."""
+        generation = engine.generation()
+        ready = self._saved(generation)
+        if ready is None:  # no earlier process has saved the choice
             self._choose()
+            return []
+        pairs = [(device, name, family) for device, names in _families(ready).items() for name, family in names.items()]
+        some = [pairs[i : i + AT_ONCE] for i in range(0, len(pairs), AT_ONCE)]
+        return [functools.partial(self._register_some, generation, rows) for rows in some]
 
-    def _saved(self) -> saved.Selected | None:
+    def _register_some(self, generation: int, rows: list[tuple[str, str, str]]) -> None:
+        if generation != engine.generation():
+            return  # `turn_on` registers all of them
+        families: dict[str, dict[str, str]] = {}
+        for device, name, family in rows:
+            families.setdefault(device, {})[name] = family
+        engine.register_deferred(families, some=True)
+
+    def _saved(self, generation: int) -> saved.Selected | None:
         """The overloads that an earlier process has saved for this selection, or None."""
-        found = saved.read(self.include, self.exclude) if self._is_saved else None
-        if found is None:
-            return None
+        if self._read is None or self._read[0] != generation:
+            found = saved.read(self.include, self.exclude) if self._is_saved else None
+            if found is None:
+                return None
+            self._read = generation, found
+        return self._read[1]
+
+    def _take(self, found: saved.Selected) -> None:
+        """Select what an earlier process has saved."""
         for device, names in found.items():
             for name, taken in names.items():
                 decisions.know(name, device, taken.limits, taken.by_python, taken.patient)
+            logger.info('mode="auto" takes %d overloads on %s, as an earlier process has found', len(names), device)
         self.asked = {d: frozenset(names) for d, names in found.items()}
         self.names = frozenset().union(*self.asked.values())
-        for device, names in self.asked.items():
-            logger.info('mode="auto" takes %d overloads on %s, as an earlier process has found', len(names), device)
-        return found
 
     def _save(self, taken: dict[str, frozenset[str]]) -> None:
         """Save the overloads, unless the next process could not load the kernels of one at its first call."""
@@ -129,6 +152,10 @@ class Selection:
     def every(self) -> frozenset[str]:
         """Every requested overload, including those that auto mode leaves to torch."""
         return frozenset().union(*self.asked.values())
+
+
+def _families(selected: saved.Selected) -> dict[str, dict[str, str]]:
+    return {device: {name: taken.family for name, taken in names.items()} for device, names in selected.items()}
 
 
 def _decision(name: str, device: str, by_gate: bool | None = None) -> decisions.Decision:
@@ -183,22 +210,28 @@ PREPARE = "import opmux; opmux.enable({include!r}, {exclude!r}, wait=True)"
 def _prepare(made: Selection) -> bool:
     """Let another process compile and choose, and enable the selection afterwards; False if none can be started."""
 
-    def turn_on() -> None:
+    def proceed(steps: list[Callable[[], None]]) -> None:
+        if _base is not made:
+            return
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-            threading.Timer(0.5, background.in_main_thread, [turn_on]).start()
-        elif _base is made:
+            background.later(0.5, lambda: background.in_main_thread(lambda: proceed(steps)))
+        elif steps:
+            steps[0]()
+            background.later(PAUSE, lambda: background.in_main_thread(lambda: proceed(steps[1:])))
+        else:
             made.turn_on(lambda: _set_base(made), alone=not _stack)
 
     def done(error: str) -> None:
         if error:
             logger.warning("auto mode stays off, torch's own kernels run: preparing it failed: %s", error)
             return
+        steps: list[Callable[[], None]] = []
         try:
             if _base is made:
-                made.prepare()
+                steps = made.prepare()
         except Exception as raised:  # `turn_on` raises it again in the main thread
             logger.debug("auto mode is not prepared in the background: %s", raised)
-        background.in_main_thread(turn_on)
+        background.in_main_thread(lambda: proceed(steps))
 
     try:
         program = PREPARE.format(include=made.include, exclude=made.exclude)
