@@ -218,8 +218,12 @@ class DefaultManager(OpManager):
         """Also refuse a composition if no impl of any of its parts can run."""
         refusal = super().static_refusal(key, impl, device)
         parts = impl.parts if refusal is None else ()
-        found = [(part, self.static_refusal(part, i, device))
-                 for part, token in parts for i in self.registry.impls(part) if matches(token, i)]  # fmt: skip
+        found = [
+            (part, self.static_refusal(part, i, device))
+            for part, token in parts
+            for i in self.registry.impls(part)
+            if matches(token, i)
+        ]
         if found and all(why for _, why in found):
             part, why = found[0]
             return Refused(impl, why.stage, f"{self._name(part)}: {why.reason}")  # type: ignore[union-attr]

@@ -266,8 +266,10 @@ def _check_lists(found: list[Plugin]) -> None:
             _warned.add((knob.name, name))
             logger.warning(
                 "%s names '%s', which is neither a distribution with a plugin nor a module of OPMUX_PLUGIN_MODULES%s",
-                knob.name, name, _hint(name, found),
-            )  # fmt: skip
+                knob.name,
+                name,
+                _hint(name, found),
+            )
 
 
 def _hint(name: str, found: list[Plugin]) -> str:

@@ -98,8 +98,12 @@ class Knob(Generic[T]):
             _refused.add((self.name, path.absolute()))
             logging.getLogger("opmux").warning(
                 "%s: %s is ignored: a file found in the current directory may not name modules to import. Set %s, name "
-                "the file by OPMUX_CONFIG, or put the line into %s", path, self.key, self.name, _users_file(),
-            )  # fmt: skip
+                "the file by OPMUX_CONFIG, or put the line into %s",
+                path,
+                self.key,
+                self.name,
+                _users_file(),
+            )
 
     def _read(self, value: Any, where: str, example: str) -> T:
         try:

@@ -428,8 +428,13 @@ class OpManager:
         elif last != impl.impl_id:
             logger.info(
                 "Op '%s' switched from '%s' to '%s' (kind=%s, vendor=%s): %s",
-                name, last, impl.impl_id, impl.kind, impl.vendor, why or self._why,
-            )  # fmt: skip
+                name,
+                last,
+                impl.impl_id,
+                impl.kind,
+                impl.vendor,
+                why or self._why,
+            )
 
     def base_policy(self) -> SelectionPolicy:
         return policies.get_global_policy()

@@ -24,10 +24,28 @@ LIMIT = 1 << 30  # bytes; a call that may write more gets no snapshot, so it can
 MOST_OBJECTS = 10_000  # reachable objects of one call
 
 _IMMUTABLE = (
-    type(None), bool, int, float, complex, str, bytes, range, slice, enum.Enum, PurePath,
-    torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size,
-    type, types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType,
-)  # fmt: skip
+    type(None),
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    range,
+    slice,
+    enum.Enum,
+    PurePath,
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+    torch.Size,
+    type,
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.MethodType,
+    types.ModuleType,
+)
 # Handles have no state to restore.
 _HANDLES = (torch.Stream, torch.Event)
 

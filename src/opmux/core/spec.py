@@ -572,11 +572,27 @@ def op(
 
     def declare(reference: Callable[..., Any]) -> Callable[..., Any]:
         spec = Spec(
-            name or reference.__name__, space, reference, tuple(out.split()), grad, tuple(mutates),
-            samples, errors, {**TOL, **(tol or {})}, traffic, flops, schema, fake, result, tuple(looks.split()),
-            compared, recompute, where if isinstance(where, tuple) else (where,), adapter,
+            name or reference.__name__,
+            space,
+            reference,
+            tuple(out.split()),
+            grad,
+            tuple(mutates),
+            samples,
+            errors,
+            {**TOL, **(tol or {})},
+            traffic,
+            flops,
+            schema,
+            fake,
+            result,
+            tuple(looks.split()),
+            compared,
+            recompute,
+            where if isinstance(where, tuple) else (where,),
+            adapter,
             tuple(added.split()),
-        )  # fmt: skip
+        )
         _check_declaration(spec)
         if spec.checked:
             object.__setattr__(spec, "reference", checked(spec, reference))

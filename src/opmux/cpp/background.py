@@ -49,9 +49,13 @@ def run(program: str, then: Callable[[str], None], env: dict[str, str] | None = 
     command = [sys.executable, "-c", _PROGRAM.format(path=module_path(), nice=NICE, program=program, mark=_MARK)]
     errors = tempfile.TemporaryFile()  # noqa: SIM115 - no pipe: the work goes on when this process has ended
     process = build.start(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors,
-        env=os.environ | (env or {}), start_new_session=True,
-    )  # fmt: skip
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=errors,
+        env=os.environ | (env or {}),
+        start_new_session=True,
+    )
 
     def wait() -> None:
         while process.poll() is None:

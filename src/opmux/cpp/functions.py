@@ -70,10 +70,15 @@ class _Accelerated:
         takes = [(_NUMBER if k == "in" and kinds[i] == "plain" else _KINDS[k], i) for k, i in plan.sources]
         flat = lambda pairs: tuple(n for pair in pairs for n in pair)
         self.apply: Apply = library.functions_new(
-            autograd.name_of(spec).encode(), tuple(edges), flat((_KINDS[k], i) for k, i in saved.tensors),
-            flat(takes), tuple(plan.targets), tuple(map(int, plan.differentiable)), _DEVICES[_State.device],
+            autograd.name_of(spec).encode(),
+            tuple(edges),
+            flat((_KINDS[k], i) for k, i in saved.tensors),
+            flat(takes),
+            tuple(plan.targets),
+            tuple(map(int, plan.differentiable)),
+            _DEVICES[_State.device],
             (apply, self.record, self.backward, self.record_backward),
-        )  # fmt: skip
+        )
 
     def record(self, run: Callable[..., Any], *args: Any) -> Any:
         """Run `apply`; C++ stores what the forward launches."""

@@ -29,19 +29,34 @@ FAMILIES = frozenset({"pointwise", "reduce", "scan", "softmax", "norm", "channel
 
 _MOST_PARAMS, _MOST_LAUNCHES, _MOST_SPACES, MOST_TENSORS = 64, 4, 8, 8  # the same as in launches.h
 _FORMATS = {
-    "i1": "<b", "i8": "<b", "i16": "<h", "i32": "<i", "i64": "<q", "u1": "<B", "u8": "<B", "u16": "<H", "u32": "<I",
-    "u64": "<Q", "fp32": "<f", "f32": "<f", "fp64": "<d",
-}  # fmt: skip
+    "i1": "<b",
+    "i8": "<b",
+    "i16": "<h",
+    "i32": "<i",
+    "i64": "<q",
+    "u1": "<B",
+    "u8": "<B",
+    "u16": "<H",
+    "u32": "<I",
+    "u64": "<Q",
+    "fp32": "<f",
+    "f32": "<f",
+    "fp64": "<d",
+}
 
 
 class RecordedLaunch(ctypes.Structure):
     """One launch."""
 
     _fields_ = (
-        ("function", ctypes.c_uint64), ("grid", ctypes.c_uint32 * 3), ("threads", ctypes.c_uint32),
-        ("shared", ctypes.c_uint32), ("count", ctypes.c_int32), ("is_pointer", ctypes.c_uint8 * _MOST_PARAMS),
+        ("function", ctypes.c_uint64),
+        ("grid", ctypes.c_uint32 * 3),
+        ("threads", ctypes.c_uint32),
+        ("shared", ctypes.c_uint32),
+        ("count", ctypes.c_int32),
+        ("is_pointer", ctypes.c_uint8 * _MOST_PARAMS),
         ("values", ctypes.c_uint64 * _MOST_PARAMS),
-    )  # fmt: skip
+    )
 
 
 class _Space(ctypes.Structure):
@@ -52,9 +67,11 @@ class Recorded(ctypes.Structure):
     """Everything that a call has launched."""
 
     _fields_ = (
-        ("launches", ctypes.c_int32), ("spaces", ctypes.c_int32), ("launch", RecordedLaunch * _MOST_LAUNCHES),
+        ("launches", ctypes.c_int32),
+        ("spaces", ctypes.c_int32),
+        ("launch", RecordedLaunch * _MOST_LAUNCHES),
         ("space", _Space * _MOST_SPACES),
-    )  # fmt: skip
+    )
 
 
 _BEGIN, _END = ctypes.CFUNCTYPE(ctypes.c_int), ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(Recorded))
@@ -64,10 +81,15 @@ class Driver(ctypes.Structure):
     """The driver functions that C++ launches with, and the functions by which it has a call recorded."""
 
     _fields_ = (
-        ("launch", ctypes.c_void_p), ("stream", ctypes.c_void_p), ("begin", _BEGIN), ("end", _END),
-        ("load", ctypes.c_void_p), ("function", ctypes.c_void_p), ("attribute", ctypes.c_void_p),
+        ("launch", ctypes.c_void_p),
+        ("stream", ctypes.c_void_p),
+        ("begin", _BEGIN),
+        ("end", _END),
+        ("load", ctypes.c_void_p),
+        ("function", ctypes.c_void_p),
+        ("attribute", ctypes.c_void_p),
         ("capturing", ctypes.c_void_p),
-    )  # fmt: skip
+    )
 
     @classmethod
     def of(cls, launch: ctypes.c_void_p, stream: ctypes.c_void_p | None, *loads: ctypes.c_void_p) -> Driver:

@@ -20,9 +20,16 @@ def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None
 
 @planned(spec.attention_bwd, state={"precision": precision})
 def attention_bwd(
-    do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, causal: bool, scale: float | None,
+    do: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    causal: bool,
+    scale: float | None,
     precision: str,
-) -> Plan:  # fmt: skip
+) -> Plan:
     p = Problem.of(q, k, v, -1, 0 if causal else -1, scale, precision)
     makes = {"dq": like(q), "dk": like(k), "dv": like(v)}
     stats = OutputSpec.of(q.shape[:3], spec.stats_dtype(q))
@@ -32,9 +39,18 @@ def attention_bwd(
 
 @planned(spec.attention_varlen, state={"precision": precision})
 def attention_varlen(
-    q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int, left: int, right: int,
-    scale: float | None, precision: str,
-) -> Plan:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_q: Tensor,
+    cu_k: Tensor,
+    max_q: int,
+    max_k: int,
+    left: int,
+    right: int,
+    scale: float | None,
+    precision: str,
+) -> Plan:
     p = Problem.of(q, k, v, left, right, scale, precision, (cu_q.shape[0] - 1, max_q, max_k))
     tokens, heads = q.shape[:2]
     makes = {"o": Zeros(like(q, p.dim_v)), "lse": Zeros(OutputSpec.of((heads, tokens), spec.stats_dtype(q)))}
@@ -44,9 +60,21 @@ def attention_varlen(
 
 @planned(spec.attention_varlen_bwd, state={"precision": precision})
 def attention_varlen_bwd(
-    do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int,
-    max_k: int, left: int, right: int, scale: float | None, precision: str,
-) -> Plan:  # fmt: skip
+    do: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    cu_q: Tensor,
+    cu_k: Tensor,
+    max_q: int,
+    max_k: int,
+    left: int,
+    right: int,
+    scale: float | None,
+    precision: str,
+) -> Plan:
     p = Problem.of(q, k, v, left, right, scale, precision, (cu_q.shape[0] - 1, max_q, max_k))
     makes = {"dq": Zeros(like(q)), "dk": Zeros(like(k)), "dv": Zeros(like(v))}
     stats = OutputSpec.of((q.shape[1], q.shape[0]), spec.stats_dtype(q))

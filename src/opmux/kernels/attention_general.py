@@ -26,10 +26,22 @@ def _bias_layout(bias: Tensor) -> tuple[tuple[int, int, int], bool]:
 
 
 def _problem(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, slopes: Tensor | None, cu_q: Tensor | None, max_q: int,
-    max_k: int, left: int, right: int, at_end: bool, softcap: float, dropout_p: float, scale: float | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    slopes: Tensor | None,
+    cu_q: Tensor | None,
+    max_q: int,
+    max_k: int,
+    left: int,
+    right: int,
+    at_end: bool,
+    softcap: float,
+    dropout_p: float,
+    scale: float | None,
     precision: str,
-) -> tuple[Problem, list[str]]:  # fmt: skip
+) -> tuple[Problem, list[str]]:
     """The sizes of a call; and the name of the bias, if it must be made contiguous."""
     if dropout_p == 1:
         raise NotSupported("dropout_p=1")
@@ -56,14 +68,31 @@ def _room(padded: bool, **makes: OutputSpec) -> dict[str, Any]:
 
 @planned(spec.attention_general, state={"precision": precision})
 def attention_general(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, slopes: Tensor | None, sink: Tensor | None,
-    seed: Tensor | None, cu_q: Tensor | None, cu_k: Tensor | None, q_sizes: Tensor | None, k_sizes: Tensor | None,
-    max_q: int, max_k: int, left: int, right: int, at_end: bool, softcap: float, dropout_p: float,
-    scale: float | None, seq_first: bool, precision: str,
-) -> Plan:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    slopes: Tensor | None,
+    sink: Tensor | None,
+    seed: Tensor | None,
+    cu_q: Tensor | None,
+    cu_k: Tensor | None,
+    q_sizes: Tensor | None,
+    k_sizes: Tensor | None,
+    max_q: int,
+    max_k: int,
+    left: int,
+    right: int,
+    at_end: bool,
+    softcap: float,
+    dropout_p: float,
+    scale: float | None,
+    seq_first: bool,
+    precision: str,
+) -> Plan:
     p, copied = _problem(
         q, k, v, bias, slopes, cu_q, max_q, max_k, left, right, at_end, softcap, dropout_p, scale, precision
-    )  # fmt: skip
+    )
     heads, rows = q.shape[1:3]
     padded = cu_q is not None or q_sizes is not None
     makes = _room(padded, o=like(q, p.dim_v, seq_first), lse=OutputSpec.of(q.shape[:3], stats_dtype(q)))
@@ -74,14 +103,35 @@ def attention_general(
 
 @planned(spec.attention_general_bwd, state={"precision": precision})
 def attention_general_bwd(
-    do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, bias: Tensor | None, slopes: Tensor | None,
-    sink: Tensor | None, seed: Tensor | None, cu_q: Tensor | None, cu_k: Tensor | None, q_sizes: Tensor | None,
-    k_sizes: Tensor | None, max_q: int, max_k: int, left: int, right: int, at_end: bool, softcap: float,
-    dropout_p: float, scale: float | None, bias_grad: bool, seq_first: bool, precision: str,
-) -> Plan:  # fmt: skip
+    do: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    bias: Tensor | None,
+    slopes: Tensor | None,
+    sink: Tensor | None,
+    seed: Tensor | None,
+    cu_q: Tensor | None,
+    cu_k: Tensor | None,
+    q_sizes: Tensor | None,
+    k_sizes: Tensor | None,
+    max_q: int,
+    max_k: int,
+    left: int,
+    right: int,
+    at_end: bool,
+    softcap: float,
+    dropout_p: float,
+    scale: float | None,
+    bias_grad: bool,
+    seq_first: bool,
+    precision: str,
+) -> Plan:
     p, copied = _problem(
         q, k, v, bias, slopes, cu_q, max_q, max_k, left, right, at_end, softcap, dropout_p, scale, precision
-    )  # fmt: skip
+    )
     heads, rows = q.shape[1:3]
     padded = cu_q is not None or q_sizes is not None
     gradient = lambda t: like(t, seq_first=seq_first)

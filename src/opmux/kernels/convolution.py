@@ -262,9 +262,13 @@ def conv_tiles(n_m: int, n_out: int, n_red: int, dtype: torch.dtype) -> Tiles:
     if dtype.itemsize == 8:
         rows, columns = min(rows, 32), min(columns, 32)
     return Tiles(
-        256 if rows * columns >= 16384 else 128, 3,
-        BLOCK_M=rows, BLOCK_N=columns, BLOCK_K=min(BLOCK_K[dtype.itemsize], 32), GROUP=8,
-    )  # fmt: skip
+        256 if rows * columns >= 16384 else 128,
+        3,
+        BLOCK_M=rows,
+        BLOCK_N=columns,
+        BLOCK_K=min(BLOCK_K[dtype.itemsize], 32),
+        GROUP=8,
+    )
 
 
 @tunable("convolution.dweight", free="BLOCK_M BLOCK_N BLOCK_K GROUP")
@@ -357,19 +361,28 @@ def _convolve(
     reads = 0 if transposed else 1
     n_red, n_out = a.shape[1] // geo.groups, out.shape[1] // geo.groups
     numbers = {
-        "n_out": n_out, "n_red": n_red, **x.numbers("a"), **per_axis("i_", x.space),
-        "w_out": w.strides[1 - reads], "w_red": w.strides[reads], **per_axis("w_s", w.strides[2:]),
+        "n_out": n_out,
+        "n_red": n_red,
+        **x.numbers("a"),
+        **per_axis("i_", x.space),
+        "w_out": w.strides[1 - reads],
+        "w_red": w.strides[reads],
+        **per_axis("w_s", w.strides[2:]),
         "w_group": w.strides[0] * (w.sizes[0] // geo.groups),
-    }  # fmt: skip
+    }
     shared = {**geo.constants, "TRANSPOSED": transposed, "WIDE": wide_of(a.dtype)}
     if geo.groups > 1 and min(n_red, n_out) < FEW:
         return per_element(direct, geo.rank, a.dtype, y, {"a": x}, numbers, names, **shared)
     n_m = y.count // out.shape[1]
     tiles = conv_tiles(n_m=n_m, n_out=n_out, n_red=n_red, dtype=a.dtype)
     config = tiles.config(
-        **shared, A_LAST=x.strides[1] == 1 and x.last, W_LAST=numbers["w_red"] == 1, FLAT=n_red < 16,
-        INDEX=index_dtype(x.reach, y.reach, n_m + tiles["BLOCK_M"]), PRECISION=_factors(a, precise),
-    )  # fmt: skip
+        **shared,
+        A_LAST=x.strides[1] == 1 and x.last,
+        W_LAST=numbers["w_red"] == 1,
+        FLAT=n_red < 16,
+        INDEX=index_dtype(x.reach, y.reach, n_m + tiles["BLOCK_M"]),
+        PRECISION=_factors(a, precise),
+    )
     numbers |= {"n_m": n_m, **per_axis("o_", y.space), **y.numbers("y")}
     programs = -(-n_m // tiles["BLOCK_M"]) * -(-n_out // tiles["BLOCK_N"])
     return Launch(conv, (programs, geo.groups), config, numbers, names)
@@ -399,10 +412,19 @@ def _weight_gradient(
     if not few:
         constant |= {"P_LAST": p.last and p.strides[1] == 1, "PRECISION": _factors(dy, precise)}
     numbers = {
-        "n_m": n_m, "n_row": n_row, "n_col": n_col, "n_w": n_w, "span": span,
-        **per_axis("o_", p.space), **per_axis("i_", q.space), **p.numbers("p"), **q.numbers("q"),
-        "w_row": w.strides[0], "w_col": w.strides[1], **per_axis("w_s", w.strides[2:]),
-    }  # fmt: skip
+        "n_m": n_m,
+        "n_row": n_row,
+        "n_col": n_col,
+        "n_w": n_w,
+        "span": span,
+        **per_axis("o_", p.space),
+        **per_axis("i_", q.space),
+        **p.numbers("p"),
+        **q.numbers("q"),
+        "w_row": w.strides[0],
+        "w_col": w.strides[1],
+        **per_axis("w_s", w.strides[2:]),
+    }
     names = {"p": "input" if geo.transposed else "grad_output", "q": "grad_output" if geo.transposed else "input"}
     launch = Launch(direct_dw if few else conv_dw, (*work, shares), tiles.config(**constant), numbers, names)
     if shares == 1:
@@ -565,9 +587,14 @@ def im2col(self: Tensor, kernel_size: list[int], dilation: list[int], padding: l
     _, n_c, _, i_y, i_x = x.sizes
     n, tiles = torch.Size(made.shape).numel(), plane_tiles(last=False, dtype=self.dtype)
     numbers = {
-        "n": n, "n_c": n_c, "n_l": made.shape[-1], "o_x": _count(i_x, at, "X"), "i_y": i_y, "i_x": i_x,
+        "n": n,
+        "n_c": n_c,
+        "n_l": made.shape[-1],
+        "o_x": _count(i_x, at, "X"),
+        "i_y": i_y,
+        "i_x": i_x,
         **x.numbers("x"),
-    }  # fmt: skip
+    }
     config = tiles.config(INDEX=index_dtype(n + tiles["BLOCK"], x.reach), **at)
     return Plan({"y": made}, [Launch(unfold, (-(-n // tiles["BLOCK"]),), config, numbers, {"x": "self"})])
 
@@ -589,9 +616,16 @@ def col2im(
     tiles = plane_tiles(last=False, dtype=self.dtype)
     stride_n, stride_r, stride_l = self.stride() if self.dim() == 3 else (0, *self.stride())
     numbers = {
-        "n": out.count, "n_c": n_c, "n_y": n_y, "n_x": n_x, "o_y": _count(n_y, at, "Y"), "o_x": _count(n_x, at, "X"),
-        "x_sn": stride_n, "x_sr": stride_r, "x_sl": stride_l,
-    }  # fmt: skip
+        "n": out.count,
+        "n_c": n_c,
+        "n_y": n_y,
+        "n_x": n_x,
+        "o_y": _count(n_y, at, "Y"),
+        "o_x": _count(n_x, at, "X"),
+        "x_sn": stride_n,
+        "x_sr": stride_r,
+        "x_sl": stride_l,
+    }
     index = index_dtype(out.count + tiles["BLOCK"], reach(self.shape, self.stride()))
     config = tiles.config(INDEX=index, WIDE=wide_of(self.dtype), **at)
     return Plan({"y": made}, [Launch(fold, (-(-out.count // tiles["BLOCK"]),), config, numbers, {"x": "self"})])

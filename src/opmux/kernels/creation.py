@@ -154,9 +154,15 @@ def scalar_tensor(
     into=lambda y, self, fill_value, *options: filled(_given(y, self.shape, self.dtype), fill_value),
 )
 def full_like(
-    self: Tensor, fill_value: Any, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None,
+    self: Tensor,
+    fill_value: Any,
+    *,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
     memory_format: Any = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     return filled(_alike(self, dtype, layout, device, pin_memory, memory_format), fill_value)
 
 
@@ -166,9 +172,15 @@ def full_like(
     into=lambda y, self, size, fill_value, *options: filled(_given(y, size, self.dtype), fill_value),
 )
 def new_full(
-    self: Tensor, size: Any, fill_value: Any, *, dtype: Any = None, layout: Any = None, device: Any = None,
+    self: Tensor,
+    size: Any,
+    fill_value: Any,
+    *,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
     pin_memory: Any = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     return filled(_new(self, size, dtype, layout, device, pin_memory), fill_value)
 
 
@@ -181,9 +193,14 @@ def _of_value(prefix: str, value: int) -> None:
         return filled(allocated(size, dtype, layout, device, pin_memory), value)
 
     def like(
-        self: Tensor, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None,
+        self: Tensor,
+        *,
+        dtype: Any = None,
+        layout: Any = None,
+        device: Any = None,
+        pin_memory: Any = None,
         memory_format: Any = None,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         return filled(_alike(self, dtype, layout, device, pin_memory, memory_format), value)
 
     def new(
@@ -222,9 +239,19 @@ def _count_up(y_ptr, n, stride, start: tl.int64, step: tl.int64, PACKED: tl.cons
 
 
 def _space(
-    y_ptr, n, stride, start: tl.float64, end: tl.float64, step: tl.float64, base: tl.float64,
-    BOTH: tl.constexpr, POWER: tl.constexpr, C: tl.constexpr, PACKED: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    y_ptr,
+    n,
+    stride,
+    start: tl.float64,
+    end: tl.float64,
+    step: tl.float64,
+    base: tl.float64,
+    BOTH: tl.constexpr,
+    POWER: tl.constexpr,
+    C: tl.constexpr,
+    PACKED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     a, b, d = tl.full([1], start, C), tl.full([1], end, C), tl.full([1], step, C)
     y = a + d * i.to(C)
@@ -300,9 +327,15 @@ def _arange_into(y: Tensor, start: Any, end: Any, step: Any, *options: Any) -> T
 
 @impl(spec.ops["arange"], devices=DEVICES, into=_arange_into)
 def arange(
-    start: Any = 0, end: Any = None, step: Any = 1, *, dtype: Any = None, layout: Any = None, device: Any = None,
+    start: Any = 0,
+    end: Any = None,
+    step: Any = 1,
+    *,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
     pin_memory: Any = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     if end is None:
         raise NotSupported("no end")
     dtype = _range_dtype(start, end, step) if dtype is None else dtype
@@ -316,9 +349,15 @@ def _range_into(y: Tensor, start: Any, end: Any, step: Any, *options: Any) -> Te
 
 @impl(spec.ops["range"], devices=DEVICES, into=_range_into)
 def closed_range(
-    start: Any, end: Any, step: Any = 1, *, dtype: Any = None, layout: Any = None, device: Any = None,
+    start: Any,
+    end: Any,
+    step: Any = 1,
+    *,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
     pin_memory: Any = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     dtype = torch.get_default_dtype() if dtype is None else dtype
     n = _length(start, end, step, dtype, closed=True)
     return _ranged(allocated((n,), dtype, layout, device, pin_memory), start, step)
@@ -343,9 +382,15 @@ def _linspace_into(y: Tensor, start: Any, end: Any, steps: int, *options: Any) -
 
 @impl(spec.ops["linspace"], devices=DEVICES, into=_linspace_into)
 def linspace(
-    start: Any, end: Any, steps: int, *, dtype: Any = None, layout: Any = None, device: Any = None,
+    start: Any,
+    end: Any,
+    steps: int,
+    *,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
     pin_memory: Any = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     if steps < 0:
         raise NotSupported("a negative number of steps")
     return _spaced(allocated((steps,), dtype, layout, device, pin_memory), start, end, None)
@@ -357,9 +402,16 @@ def _logspace_into(y: Tensor, start: Any, end: Any, steps: int, base: float, *op
 
 @impl(spec.ops["logspace"], devices=DEVICES, into=_logspace_into)
 def logspace(
-    start: Any, end: Any, steps: int, base: float = 10.0, *, dtype: Any = None, layout: Any = None, device: Any = None,
+    start: Any,
+    end: Any,
+    steps: int,
+    base: float = 10.0,
+    *,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
     pin_memory: Any = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     if steps < 0:
         raise NotSupported("a negative number of steps")
     return _spaced(allocated((steps,), dtype, layout, device, pin_memory), start, end, float(base))

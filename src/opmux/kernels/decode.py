@@ -184,9 +184,19 @@ def _decode(
 
 
 def _combine(
-    parts_ptr, part_lse_ptr, sinks_ptr, o_ptr, lse_ptr, queries, heads, splits, dim_v,
-    WIDE: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_E: tl.constexpr,
-):  # fmt: skip
+    parts_ptr,
+    part_lse_ptr,
+    sinks_ptr,
+    o_ptr,
+    lse_ptr,
+    queries,
+    heads,
+    splits,
+    dim_v,
+    WIDE: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+):
     """o and lse of a query and head: its splits' results, weighted by their fractions of the sum."""
     row = tl.program_id(0).to(tl.int64)
     rows = heads * queries
@@ -216,9 +226,20 @@ def _combine(
 
 @triton.jit
 def put(
-    ptr, cache_ptr, scale_ptr, o_new, o_cache, head_stride, cache_head, scale_step, i_h, heads, size,
-    CAST: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    ptr,
+    cache_ptr,
+    scale_ptr,
+    o_new,
+    o_cache,
+    head_stride,
+    cache_head,
+    scale_step,
+    i_h,
+    heads,
+    size,
+    CAST: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """Write one token's heads, divided by their scale and cast to the cache's dtype; with CAST, to float8 bytes."""
     o = tl.arange(0, BLOCK)[None, :]
     m = (i_h < heads) & (o < size)
@@ -253,16 +274,36 @@ def _write(
             page = tl.load(table_ptr + z * table_row + at // PAGE).to(tl.int64)
             here = at % PAGE
         put(
-            k_ptr, k_cache_ptr, k_scale_ptr, z * k_batch + token.to(tl.int64) * k_row,
-            page * k_cache_page + here * k_cache_row, k_head, k_cache_head, k_scale_step, i_h, heads, dim, CAST,
+            k_ptr,
+            k_cache_ptr,
+            k_scale_ptr,
+            z * k_batch + token.to(tl.int64) * k_row,
+            page * k_cache_page + here * k_cache_row,
+            k_head,
+            k_cache_head,
+            k_scale_step,
+            i_h,
+            heads,
+            dim,
+            CAST,
             BLOCK_D,
-        )  # fmt: skip
+        )
         if v_ptr is not None:
             put(
-                v_ptr, v_cache_ptr, v_scale_ptr, z * v_batch + token.to(tl.int64) * v_row,
-                page * v_cache_page + here * v_cache_row, v_head, v_cache_head, v_scale_step, i_h, heads, dim_v, CAST,
+                v_ptr,
+                v_cache_ptr,
+                v_scale_ptr,
+                z * v_batch + token.to(tl.int64) * v_row,
+                page * v_cache_page + here * v_cache_row,
+                v_head,
+                v_cache_head,
+                v_scale_step,
+                i_h,
+                heads,
+                dim_v,
+                CAST,
                 BLOCK_E,
-            )  # fmt: skip
+            )
 
 
 decode = Launcher(_decode, sizes="q_batch q_row q_head k_page k_row k_head v_page v_row v_head dim_v")
@@ -372,10 +413,20 @@ class Problem(NamedTuple):
 
 
 def _plan(
-    p: Problem, q: Tensor, k: Tensor, v: Tensor | None, lengths: Tensor, table: Tensor | None,
-    scales: tuple[Tensor | None, Tensor | None], scale: float | None, softcap: float, window: int, precision: str,
-    names: Mapping[str, str | None], copied: list[str],
-) -> Plan:  # fmt: skip
+    p: Problem,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor | None,
+    lengths: Tensor,
+    table: Tensor | None,
+    scales: tuple[Tensor | None, Tensor | None],
+    scale: float | None,
+    softcap: float,
+    window: int,
+    precision: str,
+    names: Mapping[str, str | None],
+    copied: list[str],
+) -> Plan:
     """`names`: the op's names for the kernel's tensors; `copied`: arguments that must be made contiguous."""
     stats = torch.float64 if q.dtype is torch.float64 else torch.float32
     makes = {
@@ -398,20 +449,44 @@ def _plan(
     splits = splits_for(count, -(-p.capacity // tiles["BLOCK_N"]), cores(q.device) * tiles["PER_CORE"])
     wide = wide_of(q.dtype)
     views, numbers_of = _viewed(q, k, [name for name in dict.fromkeys((names["k"], names["v"])) if name])
-    config = Config(dict(
-        PART=part, PAGE=p.page, CAUSAL=p.queries > 1, WINDOW=window >= 0, CAP=softcap > 0,
-        FULL=(part, rest, p.dim_v) == (blocks["BLOCK_D"], blocks["BLOCK_R"], blocks["BLOCK_E"]),
-        NUMBERS=numbers_of, WIDE=wide, PRECISION=precision if q.dtype is torch.float32 else "ieee", PARTIAL=splits > 1,
-        **sizes, **blocks,
-    ), tiles.threads, tiles.stages)  # fmt: skip
+    config = Config(
+        dict(
+            PART=part,
+            PAGE=p.page,
+            CAUSAL=p.queries > 1,
+            WINDOW=window >= 0,
+            CAP=softcap > 0,
+            FULL=(part, rest, p.dim_v) == (blocks["BLOCK_D"], blocks["BLOCK_R"], blocks["BLOCK_E"]),
+            NUMBERS=numbers_of,
+            WIDE=wide,
+            PRECISION=precision if q.dtype is torch.float32 else "ieee",
+            PARTIAL=splits > 1,
+            **sizes,
+            **blocks,
+        ),
+        tiles.threads,
+        tiles.stages,
+    )
     factor = scale_of(q, scale)
     numbers = dict(
-        queries=p.queries, heads=p.heads, group=group, tiles=-(-rows // tiles["BLOCK_M"]), splits=splits,
-        capacity=p.capacity, **_steps("q", q, "q" in copied, TOKENS), **_steps("k", k, names["k"] in copied),
-        **_steps("v", v, names["v"] in copied), table_row=0 if table is None else table.shape[1],
-        k_scale_step=_each(scales[0]), v_scale_step=_each(scales[1]), dim=p.dim, dim_v=p.dim_v,
-        scale=factor * LOG2_E if not softcap else 2 * factor / softcap * LOG2_E, cap=softcap * LOG2_E, window=window,
-    )  # fmt: skip
+        queries=p.queries,
+        heads=p.heads,
+        group=group,
+        tiles=-(-rows // tiles["BLOCK_M"]),
+        splits=splits,
+        capacity=p.capacity,
+        **_steps("q", q, "q" in copied, TOKENS),
+        **_steps("k", k, names["k"] in copied),
+        **_steps("v", v, names["v"] in copied),
+        table_row=0 if table is None else table.shape[1],
+        k_scale_step=_each(scales[0]),
+        v_scale_step=_each(scales[1]),
+        dim=p.dim,
+        dim_v=p.dim_v,
+        scale=factor * LOG2_E if not softcap else 2 * factor / softcap * LOG2_E,
+        cap=softcap * LOG2_E,
+        window=window,
+    )
     grid = (p.kv_heads * numbers["tiles"], splits, p.batch)
     launch = Launch(decode, grid, config, numbers, names)
     copied = [*copied, *strided(lengths=lengths, table=table)]
@@ -424,10 +499,12 @@ def _plan(
     block_s = triton.next_power_of_2(splits)
     block_e = min(max(16, triton.next_power_of_2(p.dim_v)), max(32, 4096 // block_s))
     last = Launch(
-        combine, (p.batch * p.heads * p.queries, -(-p.dim_v // block_e)),
-        Config(dict(WIDE=wide, BLOCK_S=block_s, BLOCK_E=block_e)), numbers,
+        combine,
+        (p.batch * p.heads * p.queries, -(-p.dim_v // block_e)),
+        Config(dict(WIDE=wide, BLOCK_S=block_s, BLOCK_E=block_e)),
+        numbers,
         {"sinks": names["sinks"]},
-    )  # fmt: skip
+    )
     return Plan(makes, [launch.named(o="parts", lse="part_lse", sinks=None), last], copied, views)
 
 
@@ -438,9 +515,19 @@ def _page(k: Tensor, table: Tensor | None) -> tuple[int, int]:
 
 @planned(spec.attention_decode, state={"precision": precision})
 def attention_decode(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor, table: Tensor | None, sinks: Tensor | None,
-    k_scale: Tensor | None, v_scale: Tensor | None, window: int, softcap: float, scale: float | None, precision: str,
-) -> Plan:  # fmt: skip
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    lengths: Tensor,
+    table: Tensor | None,
+    sinks: Tensor | None,
+    k_scale: Tensor | None,
+    v_scale: Tensor | None,
+    window: int,
+    softcap: float,
+    scale: float | None,
+    precision: str,
+) -> Plan:
     capacity, page = _page(k_cache, table)
     batch, queries, heads, dim = q.shape
     p = Problem(batch, queries, heads, k_cache.shape[2], capacity, page, dim, v_cache.shape[3], False)
@@ -451,9 +538,15 @@ def attention_decode(
 
 @planned(spec.mla_decode, state={"precision": precision})
 def mla_decode(
-    q: Tensor, cache: Tensor, lengths: Tensor, rank: int, table: Tensor | None, cache_scale: Tensor | None,
-    scale: float | None, precision: str,
-) -> Plan:  # fmt: skip
+    q: Tensor,
+    cache: Tensor,
+    lengths: Tensor,
+    rank: int,
+    table: Tensor | None,
+    cache_scale: Tensor | None,
+    scale: float | None,
+    precision: str,
+) -> Plan:
     capacity, page = _page(cache, table)
     # Values come from the same tile as the keys, except in float8: Triton keeps a float8 tile twice in shared memory,
     # once per product, and then does not prefetch it (3.6, sm_90). A second load comes from L2.
@@ -470,9 +563,16 @@ def mla_decode(
 
 @planned(spec.write_kv_cache)
 def write_kv_cache(
-    k: Tensor, v: Tensor | None, k_cache: Tensor, v_cache: Tensor | None, lengths: Tensor, table: Tensor | None,
-    counts: Tensor | None, k_scale: Tensor | None, v_scale: Tensor | None,
-) -> Plan:  # fmt: skip
+    k: Tensor,
+    v: Tensor | None,
+    k_cache: Tensor,
+    v_cache: Tensor | None,
+    lengths: Tensor,
+    table: Tensor | None,
+    counts: Tensor | None,
+    k_scale: Tensor | None,
+    v_scale: Tensor | None,
+) -> Plan:
     batch, tokens, heads, dim = k.shape
     capacity, page = _page(k_cache, table)
     if not (batch and tokens and heads and capacity):
@@ -492,17 +592,30 @@ def write_kv_cache(
         views = {name: _bytes for name in moved if v is not None or name[0] == "k"}
     block = lambda size: max(16, triton.next_power_of_2(size))
     block_h = min(triton.next_power_of_2(heads), max(1, 4096 // block(max(dim, dim_v))))
-    config = Config(dict(
-        PAGE=page, CAST=cast_of(k_cache.dtype) if casts else None, BLOCK_H=block_h, BLOCK_D=block(dim),
-        BLOCK_E=block(dim_v),
-    ))  # fmt: skip
+    config = Config(
+        dict(
+            PAGE=page,
+            CAST=cast_of(k_cache.dtype) if casts else None,
+            BLOCK_H=block_h,
+            BLOCK_D=block(dim),
+            BLOCK_E=block(dim_v),
+        )
+    )
     copied = _loose(k=k, v=v)
     numbers = dict(
-        tokens=tokens, heads=heads, capacity=capacity, **_steps("k", k, "k" in copied, TOKENS),
-        **_steps("v", v, "v" in copied, TOKENS), **_steps("k_cache", k_cache), **_steps("v_cache", v_cache),
-        table_row=0 if table is None else table.shape[1], k_scale_step=_each(k_scale), v_scale_step=_each(v_scale),
-        dim=dim, dim_v=dim_v,
-    )  # fmt: skip
+        tokens=tokens,
+        heads=heads,
+        capacity=capacity,
+        **_steps("k", k, "k" in copied, TOKENS),
+        **_steps("v", v, "v" in copied, TOKENS),
+        **_steps("k_cache", k_cache),
+        **_steps("v_cache", v_cache),
+        table_row=0 if table is None else table.shape[1],
+        k_scale_step=_each(k_scale),
+        v_scale_step=_each(v_scale),
+        dim=dim,
+        dim_v=dim_v,
+    )
     others = strided(lengths=lengths, table=table, counts=counts, k_scale=k_scale, v_scale=v_scale)
     grid = (tokens, batch, -(-heads // block_h))
     return Plan({}, [Launch(write, grid, config, numbers)], [*copied, *others], views)

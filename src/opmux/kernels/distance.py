@@ -99,9 +99,19 @@ def condensed(i, j, n):
 
 
 def _forward(
-    a_ptr, b_ptr, y_ptr, k, m, n, p: tl.float64,
-    NORM: tl.constexpr, PAIRS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
+    a_ptr,
+    b_ptr,
+    y_ptr,
+    k,
+    m,
+    n,
+    p: tl.float64,
+    NORM: tl.constexpr,
+    PAIRS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
     """y[i, j] = |a[i] - b[j]|; PAIRS: a is b, and only pairs with i < j are written."""
     batch = tl.program_id(1).to(tl.int64)
     across = tl.cdiv(n, BLOCK_N)
@@ -132,9 +142,20 @@ def _forward(
 
 
 def _backward(
-    dy_ptr, a_ptr, b_ptr, y_ptr, da_ptr, k, m, n, p: tl.float64,
-    NORM: tl.constexpr, PAIRS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
+    dy_ptr,
+    a_ptr,
+    b_ptr,
+    y_ptr,
+    da_ptr,
+    k,
+    m,
+    n,
+    p: tl.float64,
+    NORM: tl.constexpr,
+    PAIRS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
     """The gradient of a[i], the sum over all b[j]."""
     batch = tl.program_id(1).to(tl.int64)
     across = tl.cdiv(k, BLOCK_K)

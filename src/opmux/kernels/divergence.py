@@ -73,10 +73,21 @@ def _slopes(b_x, b_y, KIND: tl.constexpr, BETA: tl.constexpr):
 
 
 def _fwd(
-    input_ptr, target_ptr, labels_ptr, loss_ptr,
-    input_stride, target_stride, n_rows, n, ignore_index, eps,
-    KIND: tl.constexpr, BETA: tl.constexpr, WIDE: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    input_ptr,
+    target_ptr,
+    labels_ptr,
+    loss_ptr,
+    input_stride,
+    target_stride,
+    n_rows,
+    n,
+    ignore_index,
+    eps,
+    KIND: tl.constexpr,
+    BETA: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64)
     counts = True
     if labels_ptr is not None:
@@ -93,10 +104,21 @@ def _fwd(
 
 
 def _bwd(
-    dloss_ptr, input_ptr, target_ptr, labels_ptr, dinput_ptr,
-    input_stride, target_stride, n_rows, n, ignore_index,
-    KIND: tl.constexpr, BETA: tl.constexpr, WIDE: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    dloss_ptr,
+    input_ptr,
+    target_ptr,
+    labels_ptr,
+    dinput_ptr,
+    input_stride,
+    target_stride,
+    n_rows,
+    n,
+    ignore_index,
+    KIND: tl.constexpr,
+    BETA: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64)
     o_n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = o_n < n
@@ -127,10 +149,23 @@ def _lse(ptr, n, temperature, WIDE: tl.constexpr, BLOCK_N: tl.constexpr):
 
 
 def _logits_fwd(
-    student_ptr, teacher_ptr, labels_ptr, loss_ptr, student_lse_ptr, teacher_lse_ptr, slope_ptr,
-    student_stride, teacher_stride, n_rows, n, ignore_index, temperature: tl.float64,
-    BETA: tl.constexpr, WIDE: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    student_ptr,
+    teacher_ptr,
+    labels_ptr,
+    loss_ptr,
+    student_lse_ptr,
+    teacher_lse_ptr,
+    slope_ptr,
+    student_stride,
+    teacher_stride,
+    n_rows,
+    n,
+    ignore_index,
+    temperature: tl.float64,
+    BETA: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64)
     student_ptr += row * student_stride
     teacher_ptr += row * teacher_stride
@@ -156,10 +191,23 @@ def _logits_fwd(
 
 
 def _logits_bwd(
-    student_ptr, teacher_ptr, dloss_ptr, student_lse_ptr, teacher_lse_ptr, slope_ptr, labels_ptr,
-    student_stride, teacher_stride, n_rows, n, ignore_index, temperature: tl.float64,
-    BETA: tl.constexpr, WIDE: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    student_ptr,
+    teacher_ptr,
+    dloss_ptr,
+    student_lse_ptr,
+    teacher_lse_ptr,
+    slope_ptr,
+    labels_ptr,
+    student_stride,
+    teacher_stride,
+    n_rows,
+    n,
+    ignore_index,
+    temperature: tl.float64,
+    BETA: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64)
     o_n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = o_n < n
@@ -262,9 +310,16 @@ def token_logits_jsd(student: Tensor, teacher: Tensor, labels: Tensor | None, be
 
 @planned(spec.token_logits_jsd_bwd_)
 def token_logits_jsd_bwd_(
-    student: Tensor, teacher: Tensor, dloss: Tensor, student_lse: Tensor, teacher_lse: Tensor, slope: Tensor,
-    labels: Tensor | None, beta: float, temperature: float,
-) -> Plan:  # fmt: skip
+    student: Tensor,
+    teacher: Tensor,
+    dloss: Tensor,
+    student_lse: Tensor,
+    teacher_lse: Tensor,
+    slope: Tensor,
+    labels: Tensor | None,
+    beta: float,
+    temperature: float,
+) -> Plan:
     rows = RowSizes.of(student=student, teacher=teacher)
     if not rows.count or not rows.n:
         return Plan({})

@@ -45,9 +45,18 @@ def half(b_x, y_ptr, mask_ptr, low, high, threshold, scale, left, BLOCK: tl.cons
 
 
 def _dropout(
-    x_ptr, seed_ptr, y_ptr, mask_ptr, groups, threshold, scale: tl.float64, key: tl.int64, counter: tl.int64,
-    WIDE: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    seed_ptr,
+    y_ptr,
+    mask_ptr,
+    groups,
+    threshold,
+    scale: tl.float64,
+    key: tl.int64,
+    counter: tl.int64,
+    WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     group = tl.program_id(0).to(tl.int64) * BLOCK
     second = tl.cast(groups, tl.int64)
     left = groups - group
@@ -66,7 +75,7 @@ def _dropout(
 
 def _bwd(
     dy_ptr, mask_ptr, dx_ptr, eights, scale: tl.float64, WIDE: tl.constexpr, TILES: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
+):
     start = tl.program_id(0).to(tl.int64) * (TILES * BLOCK)
     left = eights - start
     o, o_m = tl.arange(0, 8 * BLOCK), tl.arange(0, BLOCK)
@@ -79,9 +88,15 @@ def _bwd(
     for tile in tl.static_range(TILES):
         bits = b_mask[tile].to(tl.int32)
         keep = eight(
-            (bits & 1) != 0, (bits & 2) != 0, (bits & 4) != 0, (bits & 8) != 0,
-            (bits & 16) != 0, (bits & 32) != 0, (bits & 64) != 0, (bits & 128) != 0,
-        )  # fmt: skip
+            (bits & 1) != 0,
+            (bits & 2) != 0,
+            (bits & 4) != 0,
+            (bits & 8) != 0,
+            (bits & 16) != 0,
+            (bits & 32) != 0,
+            (bits & 64) != 0,
+            (bits & 128) != 0,
+        )
         b_dx = b_dy[tile].to(WIDE) * tl.where(keep, s, 0.0)
         dx_at = dx_ptr + (start + tile * BLOCK) * 8 + o
         tl.store(dx_at, b_dx.to(dx_ptr.dtype.element_ty), mask=o < (left - tile * BLOCK) * 8)

@@ -127,9 +127,14 @@ def _quantizer(
         inside = "(q >= low) & (q <= high)"
         body.append(e.store("g", f"{inside} | (on == 0)" if on else inside))
     return e.ready(
-        "fake_quantize", body, makes=made, single=pointers,
-        late=[*late, 'low: "i64"', 'high: "i64"'], quantized=quantized, learnt=learnt,
-    )  # fmt: skip
+        "fake_quantize",
+        body,
+        makes=made,
+        single=pointers,
+        late=[*late, 'low: "i64"', 'high: "i64"'],
+        quantized=quantized,
+        learnt=learnt,
+    )
 
 
 def _check_limits(quant_min: int, quant_max: int) -> None:

@@ -98,9 +98,7 @@ def binary_cross_entropy_with_logits(x, t, w, p, number):
 
 
 @triton.jit
-def loss_at(
-    self_ptr, target_ptr, weight_ptr, pos_weight_ptr, o, mask, number, LOSS: tl.constexpr, WIDE: tl.constexpr
-):  # fmt: skip
+def loss_at(self_ptr, target_ptr, weight_ptr, pos_weight_ptr, o, mask, number, LOSS: tl.constexpr, WIDE: tl.constexpr):
     x = tl.load(self_ptr + o, mask=mask, other=0.0).to(WIDE)
     t = tl.load(target_ptr + o, mask=mask, other=0.0).to(WIDE)
     w = None
@@ -113,21 +111,37 @@ def loss_at(
 
 
 def _each(
-    self_ptr, target_ptr, weight_ptr, pos_weight_ptr, y_ptr, n, number: tl.float64, LOSS: tl.constexpr,
-    WIDE: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    self_ptr,
+    target_ptr,
+    weight_ptr,
+    pos_weight_ptr,
+    y_ptr,
+    n,
+    number: tl.float64,
+    LOSS: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = o < n
-    y = loss_at(
-        self_ptr, target_ptr, weight_ptr, pos_weight_ptr, o, mask, tl.full([], number, WIDE), LOSS, WIDE
-    )  # fmt: skip
+    y = loss_at(self_ptr, target_ptr, weight_ptr, pos_weight_ptr, o, mask, tl.full([], number, WIDE), LOSS, WIDE)
     tl.store(y_ptr + o, y.to(y_ptr.dtype.element_ty), mask=mask)
 
 
 def _reduced(
-    self_ptr, target_ptr, weight_ptr, pos_weight_ptr, y_ptr, n, steps, number: tl.float64, factor: tl.float64,
-    LOSS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    self_ptr,
+    target_ptr,
+    weight_ptr,
+    pos_weight_ptr,
+    y_ptr,
+    n,
+    steps,
+    number: tl.float64,
+    factor: tl.float64,
+    LOSS: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """A program's sum over `steps` blocks, times a factor."""
     number = tl.full([], number, WIDE)
     o = tl.program_id(0).to(tl.int64) * steps * BLOCK + tl.arange(0, BLOCK)
@@ -142,9 +156,19 @@ def _reduced(
 
 
 def _each_bwd(
-    grad_output_ptr, self_ptr, target_ptr, weight_ptr, dx_ptr, n, number: tl.float64, factor: tl.float64,
-    LOSS: tl.constexpr, WIDE: tl.constexpr, ONE: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    grad_output_ptr,
+    self_ptr,
+    target_ptr,
+    weight_ptr,
+    dx_ptr,
+    n,
+    number: tl.float64,
+    factor: tl.float64,
+    LOSS: tl.constexpr,
+    WIDE: tl.constexpr,
+    ONE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """dx. ONE: grad_output is a scalar."""
     o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = o < n
@@ -310,32 +334,53 @@ def picked(self_ptr, target_ptr, weight_ptr, o, mask, ignore, x_n, x_c, x_s, n_c
 
 
 def _nll_each(
-    self_ptr, target_ptr, weight_ptr, y_ptr, total_weight_ptr, n, x_n: tl.int64, x_c: tl.int64, x_s: tl.int64,
-    n_classes: tl.int64, inner: tl.int64, ignore_index: tl.int64, WIDE: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    self_ptr,
+    target_ptr,
+    weight_ptr,
+    y_ptr,
+    total_weight_ptr,
+    n,
+    x_n: tl.int64,
+    x_c: tl.int64,
+    x_s: tl.int64,
+    n_classes: tl.int64,
+    inner: tl.int64,
+    ignore_index: tl.int64,
+    WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = o < n
-    y, _ = picked(
-        self_ptr, target_ptr, weight_ptr, o, mask, ignore_index, x_n, x_c, x_s, n_classes, inner, WIDE
-    )  # fmt: skip
+    y, _ = picked(self_ptr, target_ptr, weight_ptr, o, mask, ignore_index, x_n, x_c, x_s, n_classes, inner, WIDE)
     tl.store(y_ptr + o, y.to(y_ptr.dtype.element_ty), mask=mask)
     if tl.program_id(0) == 0:
         tl.store(total_weight_ptr, 0.0)
 
 
 def _nll_sum(
-    self_ptr, target_ptr, weight_ptr, y_ptr, total_weight_ptr, n, steps, x_n: tl.int64, x_c: tl.int64, x_s: tl.int64,
-    n_classes: tl.int64, inner: tl.int64, ignore_index: tl.int64, MEAN: tl.constexpr, WIDE: tl.constexpr,
+    self_ptr,
+    target_ptr,
+    weight_ptr,
+    y_ptr,
+    total_weight_ptr,
+    n,
+    steps,
+    x_n: tl.int64,
+    x_c: tl.int64,
+    x_s: tl.int64,
+    n_classes: tl.int64,
+    inner: tl.int64,
+    ignore_index: tl.int64,
+    MEAN: tl.constexpr,
+    WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
-):  # fmt: skip
+):
     """A program's sums over `steps` blocks."""
     o = tl.program_id(0).to(tl.int64) * steps * BLOCK + tl.arange(0, BLOCK)
     losses = tl.zeros([BLOCK], WIDE)
     weights = tl.zeros([BLOCK], WIDE)
     for _ in range(steps):
-        y, w = picked(
-            self_ptr, target_ptr, weight_ptr, o, o < n, ignore_index, x_n, x_c, x_s, n_classes, inner, WIDE
-        )  # fmt: skip
+        y, w = picked(self_ptr, target_ptr, weight_ptr, o, o < n, ignore_index, x_n, x_c, x_s, n_classes, inner, WIDE)
         losses += y
         weights += w
         o += BLOCK
@@ -364,9 +409,21 @@ def _nll_total(share_ptr, share_w_ptr, y_ptr, total_weight_ptr, n, MEAN: tl.cons
 
 
 def _nll_bwd(
-    grad_output_ptr, target_ptr, weight_ptr, total_weight_ptr, dx_ptr, rows, n, inner, ignore_index: tl.int64,
-    REDUCTION: tl.constexpr, FLAT: tl.constexpr, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    grad_output_ptr,
+    target_ptr,
+    weight_ptr,
+    total_weight_ptr,
+    dx_ptr,
+    rows,
+    n,
+    inner,
+    ignore_index: tl.int64,
+    REDUCTION: tl.constexpr,
+    FLAT: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     """All of dx, including zeros. A row has n = classes * inner elements; FLAT: inner is 1."""
     across = tl.cdiv(n, BLOCK_N)
     pid = tl.program_id(0)
@@ -435,9 +492,14 @@ def _nll_forward(
             x_n, x_c, step = x.shape[1] * inner, inner, 1
     tiles = nll_tiles(dtype=x.dtype)
     numbers = {
-        "n": n, "x_n": x_n, "x_c": x_c, "x_s": step, "n_classes": x.shape[1], "inner": inner,
+        "n": n,
+        "x_n": x_n,
+        "x_c": x_c,
+        "x_s": step,
+        "n_classes": x.shape[1],
+        "inner": inner,
         "ignore_index": ignore_index,
-    }  # fmt: skip
+    }
     one, wide = OutputSpec.of((), x.dtype), wide_of(x.dtype)
     if reduction == spec.NONE:
         launch = Launch(nll_each, (-(-n // tiles["BLOCK"]),), tiles.config(WIDE=wide), numbers)

@@ -119,10 +119,16 @@ def kernel_of(form: Form) -> Launcher:
         return "\n        ".join(lines)
 
     text = _KERNEL.format(
-        name=form.name, params=", ".join(params), width=column, first=form.lists + 1, size=form.lists,
-        aligned=form.lists + 2, numbers="\n    ".join(numbers), whole=body("LANES", ""),
+        name=form.name,
+        params=", ".join(params),
+        width=column,
+        first=form.lists + 1,
+        size=form.lists,
+        aligned=form.lists + 2,
+        numbers="\n    ".join(numbers),
+        whole=body("LANES", ""),
         masked=body("0", ", mask=o < left"),
-    )  # fmt: skip
+    )
     return Launcher(jit_from_source(text, part=part), sizes="")
 
 
@@ -358,9 +364,23 @@ def unscaled(g, scale):
 
 @triton.jit
 def adam(
-    p, g, m, v, most, step, lr, beta1, beta2, decay, eps, log1, log2, scale, MAXIMIZE: tl.constexpr,
+    p,
+    g,
+    m,
+    v,
+    most,
+    step,
+    lr,
+    beta1,
+    beta2,
+    decay,
+    eps,
+    log1,
+    log2,
+    scale,
+    MAXIMIZE: tl.constexpr,
     DECOUPLED: tl.constexpr,
-):  # fmt: skip
+):
     """log1, log2: logarithms of the betas. Bias corrections use float64, because float32 loses digits of 1 - beta."""
     kept = unscaled(g, scale)
     g = -kept if MAXIMIZE else kept
@@ -385,7 +405,7 @@ def adam(
 @triton.jit
 def sgd(
     p, g, b, lr, momentum, dampening, decay, scale, MAXIMIZE: tl.constexpr, NESTEROV: tl.constexpr, FIRST: tl.constexpr
-):  # fmt: skip
+):
     kept = unscaled(g, scale)
     g = -kept if MAXIMIZE else kept
     g = g + decay.to(p.dtype) * p
@@ -460,42 +480,91 @@ def _stepped(
 
 
 def _adam(
-    decoupled: bool, self: Any, grads: Any, exp_avgs: Any, exp_avg_sqs: Any, max_exp_avg_sqs: Any, state_steps: Any, *,
-    lr: Any, beta1: float, beta2: float, weight_decay: float, eps: float, amsgrad: bool, maximize: bool,
-    grad_scale: Tensor | None = None, found_inf: Tensor | None = None,
-) -> None:  # fmt: skip
+    decoupled: bool,
+    self: Any,
+    grads: Any,
+    exp_avgs: Any,
+    exp_avg_sqs: Any,
+    max_exp_avg_sqs: Any,
+    state_steps: Any,
+    *,
+    lr: Any,
+    beta1: float,
+    beta2: float,
+    weight_decay: float,
+    eps: float,
+    amsgrad: bool,
+    maximize: bool,
+    grad_scale: Tensor | None = None,
+    found_inf: Tensor | None = None,
+) -> None:
     lists = [self, grads, exp_avgs, exp_avg_sqs, *([max_exp_avg_sqs] if amsgrad else [])]
     if not (0 < beta1 < 1 and 0 < beta2 < 1):
         raise NotSupported(f"betas of {beta1} and {beta2}")
     numbers = (lr, beta1, beta2, weight_decay, eps, math.log(beta1), math.log(beta2))
     _stepped(
-        "fused_adam", adam, lists, state_steps, numbers, grad_scale, found_inf, not amsgrad, MAXIMIZE=bool(maximize),
+        "fused_adam",
+        adam,
+        lists,
+        state_steps,
+        numbers,
+        grad_scale,
+        found_inf,
+        not amsgrad,
+        MAXIMIZE=bool(maximize),
         DECOUPLED=decoupled,
-    )  # fmt: skip
+    )
 
 
 def _sgd(
-    self: Any, grads: Any, momentum_buffer_list: Any, *, weight_decay: float, momentum: float, lr: Any,
-    dampening: float, nesterov: bool, maximize: bool, is_first_step: bool, grad_scale: Tensor | None = None,
+    self: Any,
+    grads: Any,
+    momentum_buffer_list: Any,
+    *,
+    weight_decay: float,
+    momentum: float,
+    lr: Any,
+    dampening: float,
+    nesterov: bool,
+    maximize: bool,
+    is_first_step: bool,
+    grad_scale: Tensor | None = None,
     found_inf: Tensor | None = None,
-) -> None:  # fmt: skip
+) -> None:
     moves = bool(momentum_buffer_list)
     lists = [self, grads, *([momentum_buffer_list] if moves else [])]
     numbers = (lr, momentum, dampening, weight_decay)
     _stepped(
-        "fused_sgd", sgd, lists, None, numbers, grad_scale, found_inf, not moves, MAXIMIZE=bool(maximize),
-        NESTEROV=bool(nesterov), FIRST=bool(is_first_step),
-    )  # fmt: skip
+        "fused_sgd",
+        sgd,
+        lists,
+        None,
+        numbers,
+        grad_scale,
+        found_inf,
+        not moves,
+        MAXIMIZE=bool(maximize),
+        NESTEROV=bool(nesterov),
+        FIRST=bool(is_first_step),
+    )
 
 
 def _adagrad(
-    self: Any, grads: Any, state_sums: Any, state_steps: Any, *, lr: Any, lr_decay: float, weight_decay: float,
-    eps: float, maximize: bool, grad_scale: Tensor | None = None, found_inf: Tensor | None = None,
-) -> None:  # fmt: skip
+    self: Any,
+    grads: Any,
+    state_sums: Any,
+    state_steps: Any,
+    *,
+    lr: Any,
+    lr_decay: float,
+    weight_decay: float,
+    eps: float,
+    maximize: bool,
+    grad_scale: Tensor | None = None,
+    found_inf: Tensor | None = None,
+) -> None:
     lists, numbers = [self, grads, state_sums], (lr, lr_decay, weight_decay, eps)
-    _stepped(
-        "fused_adagrad", adagrad, lists, state_steps, numbers, grad_scale, found_inf, 0, MAXIMIZE=bool(maximize)
-    )  # fmt: skip
+    _stepped("fused_adagrad", adagrad, lists, state_steps, numbers, grad_scale, found_inf, 0, MAXIMIZE=bool(maximize))
 
 
 def mutating(name: str, fn: Callable[..., Any], result: Callable[..., Any] = lambda *args: None) -> None:
@@ -555,16 +624,20 @@ update_scale = Launcher(_update_scale, sizes="")
 
 
 def _update(
-    self: Tensor, growth_tracker: Tensor, found_inf: Tensor, scale_growth_factor: float, scale_backoff_factor: float,
+    self: Tensor,
+    growth_tracker: Tensor,
+    found_inf: Tensor,
+    scale_growth_factor: float,
+    scale_backoff_factor: float,
     growth_interval: int,
-) -> None:  # fmt: skip
+) -> None:
     kinds = ((self, torch.float32), (growth_tracker, torch.int32), (found_inf, torch.float32))
     if any(t.numel() != 1 or t.dtype is not kind or t.device != self.device for t, kind in kinds):
         raise NotSupported("a scale, tracker or flag that is no number on the device")
     launch = update_scale.ready((1, 1, 1), (), Tiles(32).config())
     launch(
         self, growth_tracker, found_inf, float(scale_growth_factor), float(scale_backoff_factor), int(growth_interval)
-    )  # fmt: skip
+    )
 
 
 mutating("_amp_foreach_non_finite_check_and_unscale_", _unscale)

@@ -30,9 +30,12 @@ def _constants(x: Tensor, act: str, gated: bool, backward: bool, rounds: bool) -
     """Constexprs: how the kernels compute an activation or its gradient."""
     value, slope = (None, None) if act == spec.NONE else MATHS[act]
     return dict(
-        VALUE=value if gated or not backward else None, SLOPE=slope if backward else None, GATED=gated, ROUND=rounds,
+        VALUE=value if gated or not backward else None,
+        SLOPE=slope if backward else None,
+        GATED=gated,
+        ROUND=rounds,
         WIDE=wide_of(x.dtype),
-    )  # fmt: skip
+    )
 
 
 def _with_sums(
@@ -65,9 +68,18 @@ def _nothing(reference: Callable[..., Any]) -> Plan:
 
 @planned(spec.act_fp8_cast_into)
 def act_fp8_cast_into(
-    x: Tensor, dy: Buffer, scale: Tensor, y: Buffer, yt: Buffer, scale_inv: Buffer, amax: Buffer, dbias: Buffer,
-    dtype: torch.dtype, act: str, gated: bool,
-) -> Plan:  # fmt: skip
+    x: Tensor,
+    dy: Buffer,
+    scale: Tensor,
+    y: Buffer,
+    yt: Buffer,
+    scale_inv: Buffer,
+    amax: Buffer,
+    dbias: Buffer,
+    dtype: torch.dtype,
+    act: str,
+    gated: bool,
+) -> Plan:
     if not x.numel():
         return _nothing(spec.act_fp8_cast_into.reference)
     shape, of = spec.result_shape(x, dy, gated), _constants(x, act, bool(gated), dy is not None, False)
@@ -77,9 +89,17 @@ def act_fp8_cast_into(
 
 @planned(spec.act_fp8_current_into)
 def act_fp8_current_into(
-    x: Tensor, dy: Buffer, y: Buffer, yt: Buffer, scale_inv: Buffer, dbias: Buffer, dtype: torch.dtype, act: str,
-    gated: bool, pow2: bool,
-) -> Plan:  # fmt: skip
+    x: Tensor,
+    dy: Buffer,
+    y: Buffer,
+    yt: Buffer,
+    scale_inv: Buffer,
+    dbias: Buffer,
+    dtype: torch.dtype,
+    act: str,
+    gated: bool,
+    pow2: bool,
+) -> Plan:
     if not x.numel():
         return _nothing(spec.act_fp8_current_into.reference)
     shape, of = spec.result_shape(x, dy, gated), _constants(x, act, bool(gated), dy is not None, True)
@@ -91,9 +111,19 @@ def act_fp8_current_into(
 
 @planned(spec.act_fp8_blocks_into)
 def act_fp8_blocks_into(
-    x: Tensor, dy: Buffer, y: Buffer, y_scale: Buffer, yt: Buffer, yt_scale: Buffer, dbias: Buffer, dtype: torch.dtype,
-    act: str, gated: bool, two_d: bool, pow2: bool,
-) -> Plan:  # fmt: skip
+    x: Tensor,
+    dy: Buffer,
+    y: Buffer,
+    y_scale: Buffer,
+    yt: Buffer,
+    yt_scale: Buffer,
+    dbias: Buffer,
+    dtype: torch.dtype,
+    act: str,
+    gated: bool,
+    two_d: bool,
+    pow2: bool,
+) -> Plan:
     if not x.numel():
         return _nothing(spec.act_fp8_blocks_into.reference)
     shape, of = spec.result_shape(x, dy, gated), _constants(x, act, bool(gated), dy is not None, True)
@@ -104,9 +134,18 @@ def act_fp8_blocks_into(
 
 @planned(spec.act_mxfp8_into)
 def act_mxfp8_into(
-    x: Tensor, dy: Buffer, y: Buffer, y_scale: Buffer, yc: Buffer, yc_scale: Buffer, dbias: Buffer, dtype: torch.dtype,
-    act: str, gated: bool, two_d: bool,
-) -> Plan:  # fmt: skip
+    x: Tensor,
+    dy: Buffer,
+    y: Buffer,
+    y_scale: Buffer,
+    yc: Buffer,
+    yc_scale: Buffer,
+    dbias: Buffer,
+    dtype: torch.dtype,
+    act: str,
+    gated: bool,
+    two_d: bool,
+) -> Plan:
     if not x.numel():
         return _nothing(spec.act_mxfp8_into.reference)
     shape, of = spec.result_shape(x, dy, gated), _constants(x, act, bool(gated), dy is not None, True)
@@ -117,9 +156,18 @@ def act_mxfp8_into(
 
 @planned(spec.norm_fp8_current_into)
 def norm_fp8_current_into(
-    x: Tensor, weight: Tensor, bias: Buffer, mean: Buffer, rstd: Tensor, amax: Tensor, y: Buffer, yt: Buffer,
-    scale_inv: Buffer, dtype: torch.dtype, pow2: bool,
-) -> Plan:  # fmt: skip
+    x: Tensor,
+    weight: Tensor,
+    bias: Buffer,
+    mean: Buffer,
+    rstd: Tensor,
+    amax: Tensor,
+    y: Buffer,
+    yt: Buffer,
+    scale_inv: Buffer,
+    dtype: torch.dtype,
+    pow2: bool,
+) -> Plan:
     if not x.numel():
         return _nothing(spec.norm_fp8_current_into.reference)
     launch = cast_launch(x.shape, x.dtype, dtype, 1, bool(pow2), {}, normed(x.dtype)).named(scale="amax", amax=None)
@@ -128,9 +176,19 @@ def norm_fp8_current_into(
 
 @planned(spec.norm_fp8_blocks_into)
 def norm_fp8_blocks_into(
-    x: Tensor, weight: Tensor, bias: Buffer, mean: Buffer, rstd: Tensor, y: Buffer, y_scale: Buffer, yt: Buffer,
-    yt_scale: Buffer, dtype: torch.dtype, two_d: bool, pow2: bool,
-) -> Plan:  # fmt: skip
+    x: Tensor,
+    weight: Tensor,
+    bias: Buffer,
+    mean: Buffer,
+    rstd: Tensor,
+    y: Buffer,
+    y_scale: Buffer,
+    yt: Buffer,
+    yt_scale: Buffer,
+    dtype: torch.dtype,
+    two_d: bool,
+    pow2: bool,
+) -> Plan:
     if not x.numel():
         return Plan({})
     numbers = strides(y=y_scale, yt=yt_scale)
@@ -140,9 +198,18 @@ def norm_fp8_blocks_into(
 
 @planned(spec.norm_mxfp8_into)
 def norm_mxfp8_into(
-    x: Tensor, weight: Tensor, bias: Buffer, mean: Buffer, rstd: Tensor, y: Buffer, y_scale: Buffer, yc: Buffer,
-    yc_scale: Buffer, dtype: torch.dtype, two_d: bool,
-) -> Plan:  # fmt: skip
+    x: Tensor,
+    weight: Tensor,
+    bias: Buffer,
+    mean: Buffer,
+    rstd: Tensor,
+    y: Buffer,
+    y_scale: Buffer,
+    yc: Buffer,
+    yc_scale: Buffer,
+    dtype: torch.dtype,
+    two_d: bool,
+) -> Plan:
     if not x.numel():
         return Plan({})
     launch = mx_launch(x.shape, x.dtype, dtype, bool(two_d), strides(y=y_scale, yc=yc_scale), normed(x.dtype))

@@ -187,10 +187,18 @@ def _forward(rank: int) -> Callable[..., Plan]:
         if reach(grid.shape, grid.stride()) > LARGEST:
             raise NotSupported("a grid of more than 2^31 elements")
         launch = per_element(
-            sample, rank, input.dtype, Planes.of(made, rank), {"x": x}, per_axis("i_", x.space) | strides,
-            {"x": "input"}, NEAREST=interpolation_mode == spec.NEAREST, PADDING=padding_mode, ALIGN=align_corners,
+            sample,
+            rank,
+            input.dtype,
+            Planes.of(made, rank),
+            {"x": x},
+            per_axis("i_", x.space) | strides,
+            {"x": "input"},
+            NEAREST=interpolation_mode == spec.NEAREST,
+            PADDING=padding_mode,
+            ALIGN=align_corners,
             WIDE=wide_of(input.dtype),
-        )  # fmt: skip
+        )
         return Plan({"y": made}, [launch])
 
     return plan
@@ -220,13 +228,22 @@ def _backward(rank: int) -> Callable[..., Plan]:
         count = grid.numel() // rank
         ends = (x.reach, dy.reach, reach(grid.shape, grid.stride()), input.numel())
         config = tiles.config(
-            NEAREST=interpolation_mode == spec.NEAREST, PADDING=padding_mode, ALIGN=align_corners, RANK=rank,
-            WIDE=wide_of(input.dtype), INDEX=index_dtype(*ends, grid.numel() + tiles["BLOCK"] * rank),
-        )  # fmt: skip
+            NEAREST=interpolation_mode == spec.NEAREST,
+            PADDING=padding_mode,
+            ALIGN=align_corners,
+            RANK=rank,
+            WIDE=wide_of(input.dtype),
+            INDEX=index_dtype(*ends, grid.numel() + tiles["BLOCK"] * rank),
+        )
         numbers = {
-            **sizes_of(dy), "n": count, **per_axis("i_", x.space), **dy.numbers("dy"), **x.numbers("x"),
-            **Planes.of(dinput, rank).numbers("dx"), **strides,
-        }  # fmt: skip
+            **sizes_of(dy),
+            "n": count,
+            **per_axis("i_", x.space),
+            **dy.numbers("dy"),
+            **x.numbers("x"),
+            **Planes.of(dinput, rank).numbers("dx"),
+            **strides,
+        }
         wanted = output_mask[0]
         names = {"dy": "grad_output", "x": "input", "dx": "dinput" if wanted else None}
         launch = Launch(sample_bwd, (-(-count // tiles["BLOCK"]),), config, numbers, names)

@@ -33,7 +33,7 @@ from .lib.products import (
     read_as,
     taken,
     tile,
-)  # fmt: skip
+)
 from .lib.rows import DEVICES, OutputSpec, programs, wide_of
 
 # ---- the kernels ----------------------------------------------------------------------------------------------------
@@ -61,9 +61,19 @@ def rows_of(i_tile, b_begin, b_end, b_tiles, b_last, n_groups, BLOCK_M: tl.const
 
 @triton.jit
 def put(
-    y_ptr, b_y, a_scale_ptr, b_scale_ptr, group, first, end, first_n, n, WIDE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    y_ptr,
+    b_y,
+    a_scale_ptr,
+    b_scale_ptr,
+    group,
+    first,
+    end,
+    first_n,
+    n,
+    WIDE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     """Store a tile, multiplied by its scales if given: one per row, and one per column of the group."""
     i_m, i_n = first + tl.arange(0, BLOCK_M), first_n + tl.arange(0, BLOCK_N)
     m_m, m_n = i_m < end, i_n < n
@@ -132,9 +142,22 @@ def _product(
 
 
 def _wgrad(
-    a_ptr, b_ptr, ends_ptr, c_ptr, m, n, n_rows, a_stride, b_stride, WIDE: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
-):  # fmt: skip
+    a_ptr,
+    b_ptr,
+    ends_ptr,
+    c_ptr,
+    m,
+    n,
+    n_rows,
+    a_stride,
+    b_stride,
+    WIDE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP: tl.constexpr,
+):
     """A tile of the sum over a group's rows. One program computes it, so the sum is deterministic."""
     group = tl.program_id(1)
     i_tile, j_tile = tile(tl.program_id(0), m, n, BLOCK_M, BLOCK_N, GROUP)
@@ -211,9 +234,16 @@ class Matrices(NamedTuple):
 
 
 def _products(
-    a: Tensor, b: Tensor, ends: Tensor, trans_b: bool, precision: str, dtype: torch.dtype, *,
-    kinds: Kinds | None = None, exact: bool = False,
-) -> Plan:  # fmt: skip
+    a: Tensor,
+    b: Tensor,
+    ends: Tensor,
+    trans_b: bool,
+    precision: str,
+    dtype: torch.dtype,
+    *,
+    kinds: Kinds | None = None,
+    exact: bool = False,
+) -> Plan:
     """The plan of the products of groups, in `dtype`. `kinds`: the FP8 dtypes of inputs that are bytes with scales."""
     sizes, groups = RowSizes.of(a=a), b.shape[0]
     rows, k, n = sizes.count, sizes.n, b.shape[1 if trans_b else 2]
@@ -234,14 +264,25 @@ def _products(
     count = most * -(-n // tiles["BLOCK_N"])
     running = programs(a.device, count, 1) if in_turn else count
     config = tiles.config(
-        B_TURNED=matrices.turned, WIDE=wide_of(a.dtype), FULL=k % tiles["BLOCK_K"] == 0,
-        PRECISION=precision if a.dtype is torch.float32 else "ieee", GROUPS=triton.next_power_of_2(groups),
-        EXACT=exact and bool(views), PROGRAMS=running if in_turn else 0, **read,
-    )  # fmt: skip
+        B_TURNED=matrices.turned,
+        WIDE=wide_of(a.dtype),
+        FULL=k % tiles["BLOCK_K"] == 0,
+        PRECISION=precision if a.dtype is torch.float32 else "ieee",
+        GROUPS=triton.next_power_of_2(groups),
+        EXACT=exact and bool(views),
+        PROGRAMS=running if in_turn else 0,
+        **read,
+    )
     numbers = dict(
-        m=most * tiles["BLOCK_M"], n=n, k=k, n_rows=rows, n_groups=groups,
-        a_stride=sizes.strides["a"], b_group=matrices.group, b_stride=matrices.step,
-    )  # fmt: skip
+        m=most * tiles["BLOCK_M"],
+        n=n,
+        k=k,
+        n_rows=rows,
+        n_groups=groups,
+        a_stride=sizes.strides["a"],
+        b_group=matrices.group,
+        b_stride=matrices.step,
+    )
     launch = Launch(product, (running,), config, numbers)
     copied = [*sizes.strided, *(["b"] if matrices.copied else []), *strided(ends=ends)]
     before = dict(views)
@@ -257,9 +298,16 @@ def grouped_mm(a: Tensor, b: Tensor, ends: Tensor, trans_b: bool, precision: str
 
 @planned(spec.scaled_grouped_mm)
 def scaled_grouped_mm(
-    a: Tensor, b: Tensor, ends: Tensor, a_scale: Tensor, b_scale: Tensor, a_dtype: torch.dtype, b_dtype: torch.dtype,
-    out_dtype: torch.dtype, fast: bool,
-) -> Plan:  # fmt: skip
+    a: Tensor,
+    b: Tensor,
+    ends: Tensor,
+    a_scale: Tensor,
+    b_scale: Tensor,
+    a_dtype: torch.dtype,
+    b_dtype: torch.dtype,
+    out_dtype: torch.dtype,
+    fast: bool,
+) -> Plan:
     plan = _products(a, b, ends, True, "ieee", out_dtype, kinds=(a_dtype, b_dtype), exact=not fast)
     plan.strided = [*plan.strided, *strided(a_scale=a_scale, b_scale=b_scale)]
     return plan

@@ -329,9 +329,23 @@ def constant_pad_nd(y: Tensor, self: Tensor, pad: list[int], value: Late) -> Sta
 
 
 def _triangle(
-    x_ptr, y_ptr, x_b, x_m, x_n, y_b, y_m, y_n, m, n, diagonal,
-    UPPER: tl.constexpr, X_PACKED: tl.constexpr, Y_PACKED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    y_ptr,
+    x_b,
+    x_m,
+    x_n,
+    y_b,
+    y_m,
+    y_n,
+    m,
+    n,
+    diagonal,
+    UPPER: tl.constexpr,
+    X_PACKED: tl.constexpr,
+    Y_PACKED: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     down = tl.cdiv(m, BLOCK_M)
     batch = (tl.program_id(0) // down).to(tl.int64)
     top, left = (tl.program_id(0) % down) * BLOCK_M, tl.program_id(1) * BLOCK_N
@@ -418,9 +432,7 @@ def _launch(kernel: Launcher, n: int, numbers: tuple[int, ...], **constants: Any
     return kernel.ready((-(-n // BLOCK), 1, 1), (n, *numbers), config)
 
 
-def _fold(
-    g_ptr, y_ptr, total, length, inner, windows, size, step, most, WIDE: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
+def _fold(g_ptr, y_ptr, total, length, inner, windows, size, step, most, WIDE: tl.constexpr, BLOCK: tl.constexpr):
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = i < total
     at = (i // inner) % length

@@ -32,10 +32,23 @@ def _finite(top):
 
 
 def _fwd(
-    logits_ptr, target_ptr, weight_ptr, total_ptr, loss_ptr, lse_ptr, predicted_ptr,
-    logits_stride, n_rows, n, ignore_index,
-    SMOOTHING: tl.constexpr, Z: tl.constexpr, CAP: tl.constexpr, WIDE: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    logits_ptr,
+    target_ptr,
+    weight_ptr,
+    total_ptr,
+    loss_ptr,
+    lse_ptr,
+    predicted_ptr,
+    logits_stride,
+    n_rows,
+    n,
+    ignore_index,
+    SMOOTHING: tl.constexpr,
+    Z: tl.constexpr,
+    CAP: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64)
     logits_ptr += row * logits_stride
     o_n = tl.arange(0, BLOCK_N)
@@ -86,10 +99,23 @@ def _fwd(
 
 
 def _bwd(
-    dloss_ptr, logits_ptr, target_ptr, lse_ptr, weight_ptr, total_ptr, dlogits_ptr,
-    logits_stride, n_rows, n, ignore_index,
-    SMOOTHING: tl.constexpr, Z: tl.constexpr, CAP: tl.constexpr, WIDE: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    dloss_ptr,
+    logits_ptr,
+    target_ptr,
+    lse_ptr,
+    weight_ptr,
+    total_ptr,
+    dlogits_ptr,
+    logits_stride,
+    n_rows,
+    n,
+    ignore_index,
+    SMOOTHING: tl.constexpr,
+    Z: tl.constexpr,
+    CAP: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64)
     o_n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = o_n < n
@@ -127,10 +153,19 @@ def _bwd(
 
 
 def _entropy_fwd(
-    logits_ptr, target_ptr, nll_ptr, entropy_ptr, lse_ptr,
-    logits_stride, n_rows, n, ignore_index, temperature: tl.float64,
-    WIDE: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    logits_ptr,
+    target_ptr,
+    nll_ptr,
+    entropy_ptr,
+    lse_ptr,
+    logits_stride,
+    n_rows,
+    n,
+    ignore_index,
+    temperature: tl.float64,
+    WIDE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64)
     logits_ptr += row * logits_stride
     heat = tl.full([], temperature, WIDE)
@@ -159,10 +194,20 @@ def _entropy_fwd(
 
 
 def _entropy_bwd(
-    logits_ptr, target_ptr, dnll_ptr, dentropy_ptr, entropy_ptr, lse_ptr,
-    logits_stride, n_rows, n, ignore_index, temperature: tl.float64,
-    WIDE: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    logits_ptr,
+    target_ptr,
+    dnll_ptr,
+    dentropy_ptr,
+    entropy_ptr,
+    lse_ptr,
+    logits_stride,
+    n_rows,
+    n,
+    ignore_index,
+    temperature: tl.float64,
+    WIDE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64)
     logits_ptr += row * logits_stride
     heat = tl.full([], temperature, WIDE)
@@ -181,10 +226,21 @@ def _entropy_bwd(
 
 
 def _shard_bwd(
-    dloss_ptr, logits_ptr, target_ptr, lse_ptr, dlogits_ptr,
-    logits_stride, n_rows, n, first, ignore_index, own: tl.float64, spread: tl.float64,
-    WIDE: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    dloss_ptr,
+    logits_ptr,
+    target_ptr,
+    lse_ptr,
+    dlogits_ptr,
+    logits_stride,
+    n_rows,
+    n,
+    first,
+    ignore_index,
+    own: tl.float64,
+    spread: tl.float64,
+    WIDE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64)
     o_n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = o_n < n
@@ -277,18 +333,30 @@ def token_cross_entropy(
 
 @planned(spec.token_cross_entropy_bwd)
 def token_cross_entropy_bwd(
-    dloss: Tensor, logits: Tensor, target: Tensor, lse: Tensor, weight: Tensor | None,
-    label_smoothing: float, z_loss: float, softcap: float | None,
-) -> Plan:  # fmt: skip
+    dloss: Tensor,
+    logits: Tensor,
+    target: Tensor,
+    lse: Tensor,
+    weight: Tensor | None,
+    label_smoothing: float,
+    z_loss: float,
+    softcap: float | None,
+) -> Plan:
     tensors = dict(dloss=dloss, target=target, lse=lse, weight=weight)
     return _plan(logits, tensors, label_smoothing, z_loss, softcap, "dlogits")
 
 
 @planned(spec.token_cross_entropy_bwd_)
 def token_cross_entropy_bwd_(
-    logits: Tensor, dloss: Tensor, target: Tensor, lse: Tensor, weight: Tensor | None,
-    label_smoothing: float, z_loss: float, softcap: float | None,
-) -> Plan:  # fmt: skip
+    logits: Tensor,
+    dloss: Tensor,
+    target: Tensor,
+    lse: Tensor,
+    weight: Tensor | None,
+    label_smoothing: float,
+    z_loss: float,
+    softcap: float | None,
+) -> Plan:
     tensors = dict(dloss=dloss, target=target, lse=lse, weight=weight)
     return _plan(logits, tensors, label_smoothing, z_loss, softcap, "logits")
 

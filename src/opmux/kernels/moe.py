@@ -56,9 +56,20 @@ def _spread(x_ptr, row_map_ptr, y_ptr, x_stride, n, tokens, rows, TOPK: tl.const
 
 @triton.jit
 def _one(
-    x_ptr, row_map_ptr, probs_ptr, token, k, tokens, rows, x_stride, o, m,
-    TOPK: tl.constexpr, KEPT: tl.constexpr, WIDE: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    row_map_ptr,
+    probs_ptr,
+    token,
+    k,
+    tokens,
+    rows,
+    x_stride,
+    o,
+    m,
+    TOPK: tl.constexpr,
+    KEPT: tl.constexpr,
+    WIDE: tl.constexpr,
+):
     """A piece of a token's k-th row, times its probability; the product is rounded to KEPT."""
     row = _row(row_map_ptr, token, k, tokens, rows)
     b_x = tl.load(x_ptr + row * x_stride + o, mask=m & (row >= 0), other=0.0)
@@ -70,9 +81,19 @@ def _one(
 
 
 def _collect(
-    x_ptr, row_map_ptr, probs_ptr, y_ptr, x_stride, n, tokens, rows,
-    TOPK: tl.constexpr, ONCE: tl.constexpr, WIDE: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    row_map_ptr,
+    probs_ptr,
+    y_ptr,
+    x_stride,
+    n,
+    tokens,
+    rows,
+    TOPK: tl.constexpr,
+    ONCE: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     """A piece of a token: the sum of its rows. Rounds after each addition, as NVIDIA's kernel does; ONCE: only
     at the end."""
     token = tl.program_id(0).to(tl.int64)
@@ -92,9 +113,23 @@ def _collect(
 
 
 def _collect_bwd(
-    dy_ptr, x_ptr, row_map_ptr, probs_ptr, dx_ptr, dprobs_ptr, dy_stride, x_stride, n, tokens, rows,
-    TOPK: tl.constexpr, ONCE: tl.constexpr, WIDE: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    dy_ptr,
+    x_ptr,
+    row_map_ptr,
+    probs_ptr,
+    dx_ptr,
+    dprobs_ptr,
+    dy_stride,
+    x_stride,
+    n,
+    tokens,
+    rows,
+    TOPK: tl.constexpr,
+    ONCE: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     """Write a token's gradient to its rows; dprobs are the dot products of the gradient and the rows."""
     token = tl.program_id(0).to(tl.int64)
     o_k = tl.arange(0, BLOCK_K)

@@ -54,10 +54,22 @@ def _store(ptr, b, i_rows, m_rows, d, BLOCK_D: tl.constexpr):
 
 
 def _fwd(
-    q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, length, dilation, half, d,
-    SCALE: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    o_ptr,
+    lse_ptr,
+    length,
+    dilation,
+    half,
+    d,
+    SCALE: tl.constexpr,
+    WIDE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
     head, first, count, begin = _place(length, dilation, BLOCK_M)
     i_m = begin + tl.arange(0, BLOCK_M)
     r_m, m_m = _rows(i_m, head, first, length, dilation), i_m < count
@@ -86,10 +98,25 @@ def _fwd(
 
 
 def _bwd_q(
-    do_ptr, q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, dq_ptr, delta_ptr, length, dilation, half, d,
-    SCALE: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
+    do_ptr,
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    o_ptr,
+    lse_ptr,
+    dq_ptr,
+    delta_ptr,
+    length,
+    dilation,
+    half,
+    d,
+    SCALE: tl.constexpr,
+    WIDE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
     """dq, and delta = do . o of each position, which `_bwd_kv` also needs."""
     head, first, count, begin = _place(length, dilation, BLOCK_M)
     i_m = begin + tl.arange(0, BLOCK_M)
@@ -114,10 +141,25 @@ def _bwd_q(
 
 
 def _bwd_kv(
-    do_ptr, q_ptr, k_ptr, v_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr, length, dilation, half, d,
-    SCALE: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
+    do_ptr,
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    lse_ptr,
+    delta_ptr,
+    dk_ptr,
+    dv_ptr,
+    length,
+    dilation,
+    half,
+    d,
+    SCALE: tl.constexpr,
+    WIDE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
     """dk and dv of a tile of keys, from the tiles of positions whose windows contain some of these keys."""
     head, first, count, begin = _place(length, dilation, BLOCK_M)
     i_m = begin + tl.arange(0, BLOCK_M)
@@ -160,9 +202,11 @@ def _launch(kernel: Launcher, q: Tensor, window: int, dilation: int, scale: floa
     shorter = -(-length // dilation)
     tiles = tiles_of(length=shorter, window=window, d=d, dtype=q.dtype)
     config = tiles.config(
-        SCALE=spec.scale_of(q, scale), WIDE=wide_of(q.dtype),
-        PRECISION=precision if q.dtype is torch.float32 else "ieee", BLOCK_D=max(16, triton.next_power_of_2(d)),
-    )  # fmt: skip
+        SCALE=spec.scale_of(q, scale),
+        WIDE=wide_of(q.dtype),
+        PRECISION=precision if q.dtype is torch.float32 else "ieee",
+        BLOCK_D=max(16, triton.next_power_of_2(d)),
+    )
     numbers = dict(length=length, dilation=dilation, half=min(window // 2, length), d=d)
     return Launch(kernel, (batch * heads * dilation * -(-shorter // tiles["BLOCK_M"]),), config, numbers)
 
@@ -191,9 +235,17 @@ def neighborhood_attention(
 
 @planned(spec.neighborhood_attention_bwd, state={"precision": precision})
 def neighborhood_attention_bwd(
-    do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, kernel_size: int, dilation: int,
-    scale: float | None, precision: str,
-) -> Plan:  # fmt: skip
+    do: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    kernel_size: int,
+    dilation: int,
+    scale: float | None,
+    precision: str,
+) -> Plan:
     makes = {name: OutputSpec.of(q.shape, q.dtype) for name in ("dq", "dk", "dv")}
     step = _step(q, dilation)
     if not q.numel():

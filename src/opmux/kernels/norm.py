@@ -335,10 +335,27 @@ def _bwd_cooperative(
 
 
 def _bwd_pieces(
-    dy_ptr, ds_ptr, x_ptr, weight_ptr, mean_ptr, rstd_ptr, dx_ptr, dresidual_ptr, dw_ptr, db_ptr,
-    dy_stride, ds_stride, x_stride, n_rows, n, offset,
-    CENTRED: tl.constexpr, WIDE: tl.constexpr, ROUND: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    dy_ptr,
+    ds_ptr,
+    x_ptr,
+    weight_ptr,
+    mean_ptr,
+    rstd_ptr,
+    dx_ptr,
+    dresidual_ptr,
+    dw_ptr,
+    db_ptr,
+    dy_stride,
+    ds_stride,
+    x_stride,
+    n_rows,
+    n,
+    offset,
+    CENTRED: tl.constexpr,
+    WIDE: tl.constexpr,
+    ROUND: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     """dx of a row too long for registers; `_bwd_columns` computes dw and db."""
     row = tl.program_id(0).to(tl.int64)
     o_n = tl.arange(0, BLOCK_N)
@@ -372,10 +389,21 @@ def _bwd_pieces(
 
 
 def _bwd_columns(
-    dy_ptr, x_ptr, mean_ptr, rstd_ptr, dw_ptr, db_ptr,
-    dy_stride, x_stride, n_rows, n,
-    WIDE: tl.constexpr, ROUND: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    dy_ptr,
+    x_ptr,
+    mean_ptr,
+    rstd_ptr,
+    dw_ptr,
+    db_ptr,
+    dy_stride,
+    x_stride,
+    n_rows,
+    n,
+    WIDE: tl.constexpr,
+    ROUND: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     """Partial sums of dw, db or both: program (i, j) sums column block i over every P-th row block, starting with j."""
     o_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
     m_n = o_n < n
@@ -526,9 +554,15 @@ def _forward(
 
 
 def _forward_in_blocks(
-    x: Tensor, weight: Tensor, bias: Tensor | None, y_scale: Tensor, dtype: torch.dtype, pow2: bool, least: float,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    y_scale: Tensor,
+    dtype: torch.dtype,
+    pow2: bool,
+    least: float,
     centred: bool,
-) -> Plan:  # fmt: skip
+) -> Plan:
     """The norm's kernel writes the blocks if a program holds a whole row; for longer rows a second launch does."""
     pow2, least = bool(pow2), float(least)
     plan = _forward(x, weight, bias, centred=centred, blocks=row_blocks(x.dtype, dtype, pow2, least))
@@ -684,9 +718,15 @@ def rms_norm_fp8_blocks_into(
 
 @planned(spec.layer_norm_fp8_blocks_into)
 def layer_norm_fp8_blocks_into(
-    x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, y_scale: Tensor, dtype: torch.dtype, pow2: bool,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    y: Tensor,
+    y_scale: Tensor,
+    dtype: torch.dtype,
+    pow2: bool,
     least: float,
-) -> Plan:  # fmt: skip
+) -> Plan:
     return _forward_in_blocks(x, weight, bias, y_scale, dtype, pow2, least, True)
 
 

@@ -53,10 +53,24 @@ def _modulated(b_x, rstd, weight_ptr, scale_ptr, shift_ptr, o_n, m, offset, ROUN
 
 
 def _modulated_fwd(
-    x_ptr, weight_ptr, scale_ptr, shift_ptr, y_ptr, rstd_ptr,
-    x_stride, n_rows, n, per_group, eps, offset,
-    WIDE: tl.constexpr, ROUND: tl.constexpr, STEP: tl.constexpr, WHOLE: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    weight_ptr,
+    scale_ptr,
+    shift_ptr,
+    y_ptr,
+    rstd_ptr,
+    x_stride,
+    n_rows,
+    n,
+    per_group,
+    eps,
+    offset,
+    WIDE: tl.constexpr,
+    ROUND: tl.constexpr,
+    STEP: tl.constexpr,
+    WHOLE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64)
     o_n = tl.arange(0, BLOCK_N)
     x_ptr += row * x_stride
@@ -97,10 +111,22 @@ def _modulated_g(dy_ptr, weight_ptr, scale_ptr, o_n, m, offset, WIDE: tl.constex
 
 
 def _modulated_dx(
-    dy_ptr, x_ptr, weight_ptr, scale_ptr, rstd_ptr, dx_ptr,
-    dy_stride, x_stride, n_rows, n, per_group, offset,
-    WIDE: tl.constexpr, WHOLE: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    dy_ptr,
+    x_ptr,
+    weight_ptr,
+    scale_ptr,
+    rstd_ptr,
+    dx_ptr,
+    dy_stride,
+    x_stride,
+    n_rows,
+    n,
+    per_group,
+    offset,
+    WIDE: tl.constexpr,
+    WHOLE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64)
     o_n = tl.arange(0, BLOCK_N)
     dy_ptr += row * dy_stride
@@ -129,10 +155,22 @@ def _modulated_dx(
 
 
 def _modulated_sums(
-    dy_ptr, x_ptr, rstd_ptr, product_ptr, total_ptr,
-    dy_stride, x_stride, n, per_group, parts, per_part,
-    WIDE: tl.constexpr, ROUND: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    dy_ptr,
+    x_ptr,
+    rstd_ptr,
+    product_ptr,
+    total_ptr,
+    dy_stride,
+    x_stride,
+    n,
+    per_group,
+    parts,
+    per_part,
+    WIDE: tl.constexpr,
+    ROUND: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     """Partial sums of dy * (x * rstd) and of dy over one part of a group's rows."""
     part = tl.program_id(0).to(tl.int64)
     o_n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
@@ -153,9 +191,20 @@ def _modulated_sums(
 
 
 def _modulated_finish(
-    product_ptr, total_ptr, weight_ptr, scale_ptr, dscale_ptr, dshift_ptr, share_ptr, n, parts, offset,
-    WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    product_ptr,
+    total_ptr,
+    weight_ptr,
+    scale_ptr,
+    dscale_ptr,
+    dshift_ptr,
+    share_ptr,
+    n,
+    parts,
+    offset,
+    WIDE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     """dscale and dshift of a group, and its partial sum of dweight."""
     group = tl.program_id(0).to(tl.int64)
     o_n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -239,9 +288,19 @@ def _polynomial(b_x, r_3, r_2, r_1, weight_ptr, bias_ptr):
 
 
 def _poly_fwd(
-    x_ptr, weight_ptr, bias_ptr, y_ptr, rstd_ptr, x_stride, n_rows, n, eps,
-    WIDE: tl.constexpr, WHOLE: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    weight_ptr,
+    bias_ptr,
+    y_ptr,
+    rstd_ptr,
+    x_stride,
+    n_rows,
+    n,
+    eps,
+    WIDE: tl.constexpr,
+    WHOLE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64)
     o_n = tl.arange(0, BLOCK_N)
     x_ptr += row * x_stride
@@ -278,9 +337,19 @@ def _poly_fwd(
 
 
 def _poly_bwd(
-    dy_ptr, x_ptr, weight_ptr, rstd_ptr, dx_ptr, share_ptr, dy_stride, x_stride, n_rows, n,
-    WIDE: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    dy_ptr,
+    x_ptr,
+    weight_ptr,
+    rstd_ptr,
+    dx_ptr,
+    share_ptr,
+    dy_stride,
+    x_stride,
+    n_rows,
+    n,
+    WIDE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     """dx of a row, and its partial sums of dweight and dbias."""
     row = tl.program_id(0).to(tl.int64)
     o_n = tl.arange(0, BLOCK_N)
@@ -380,9 +449,18 @@ def poly_norm_bwd(dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor, rstd: Ten
 
 
 def _dyt_fwd(
-    x_ptr, alpha_ptr, gamma_ptr, beta_ptr, y_ptr, x_stride, n_rows, n,
-    WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    alpha_ptr,
+    gamma_ptr,
+    beta_ptr,
+    y_ptr,
+    x_stride,
+    n_rows,
+    n,
+    WIDE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     i_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
     o_n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
     m = (i_m < n_rows) & (o_n < n)
@@ -394,9 +472,22 @@ def _dyt_fwd(
 
 
 def _dyt_bwd(
-    dy_ptr, x_ptr, alpha_ptr, gamma_ptr, dx_ptr, da_ptr, dg_ptr, db_ptr, dy_stride, x_stride, n_rows, n,
-    WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    dy_ptr,
+    x_ptr,
+    alpha_ptr,
+    gamma_ptr,
+    dx_ptr,
+    da_ptr,
+    dg_ptr,
+    db_ptr,
+    dy_stride,
+    x_stride,
+    n_rows,
+    n,
+    WIDE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     """dx of a column block in every P-th row block, and sums over these rows: one for dalpha, else one per column."""
     pid = tl.program_id(0)
     o_n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]

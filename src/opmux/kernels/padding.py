@@ -131,9 +131,16 @@ def _backward(name: str, rank: int) -> Callable[..., Plan]:
             return Plan({"dx": made})
         numbers, reflect = per_axis("o_", dy.space) | _before(padding, rank), "reflection" in name
         launch = per_element(
-            pad_bwd, rank, self.dtype, Planes.of(made, rank), {"dy": dy}, numbers, {"dy": "grad_output"},
-            REFLECT=reflect, WIDE=wide_of(self.dtype),
-        )  # fmt: skip
+            pad_bwd,
+            rank,
+            self.dtype,
+            Planes.of(made, rank),
+            {"dy": dy},
+            numbers,
+            {"dy": "grad_output"},
+            REFLECT=reflect,
+            WIDE=wide_of(self.dtype),
+        )
         return Plan({"dx": made}, [launch])
 
     return plan

@@ -700,10 +700,16 @@ LIBRARY = {n: library(n) for n in UNARY.split()} | {n: library(n, "x, y") for n 
 
 # Rows whose function has another name in libdevice.
 RENAMED = {
-    "i0": "cyl_bessel_i0", "special_i1": "cyl_bessel_i1", "special_erfcx": "erfcx",
-    "special_modified_bessel_i0": "cyl_bessel_i0", "special_modified_bessel_i1": "cyl_bessel_i1",
-    "special_bessel_j0": "j0", "special_bessel_j1": "j1", "special_bessel_y0": "y0", "special_bessel_y1": "y1",
-}  # fmt: skip
+    "i0": "cyl_bessel_i0",
+    "special_i1": "cyl_bessel_i1",
+    "special_erfcx": "erfcx",
+    "special_modified_bessel_i0": "cyl_bessel_i0",
+    "special_modified_bessel_i1": "cyl_bessel_i1",
+    "special_bessel_j0": "j0",
+    "special_bessel_j1": "j1",
+    "special_bessel_y0": "y0",
+    "special_bessel_y1": "y1",
+}
 
 # A row whose function has the row's own name is not listed.
 FUNCTIONS: dict[str, Any] = {

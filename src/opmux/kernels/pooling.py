@@ -270,9 +270,19 @@ def _forward(name: str, self: Tensor, random_samples: Tensor | None = None, **gi
         "sample": None if random_samples is None else "random_samples",
     }
     launch = per_element(
-        pool, rank, self.dtype, out, {"x": x}, numbers, names,
-        MAX="indices" in outputs, WINDOW=kind, COUNT_PAD=count_pad, WIDE=wide_of(self.dtype), **windows,
-    )  # fmt: skip
+        pool,
+        rank,
+        self.dtype,
+        out,
+        {"x": x},
+        numbers,
+        names,
+        MAX="indices" in outputs,
+        WINDOW=kind,
+        COUNT_PAD=count_pad,
+        WIDE=wide_of(self.dtype),
+        **windows,
+    )
     return Plan(outputs, [launch], [] if random_samples is None else ["random_samples"])
 
 
@@ -294,9 +304,20 @@ def _backward(name: str, grad_output: Tensor, self: Tensor, indices: Tensor | No
     numbers = {**per_axis("o_", dy.space), "divisor": divisor}
     names = {"dy": "grad_output", "index": None if indices is None else "indices"}
     launch = per_element(
-        pool_bwd, rank, grad_output.dtype, out, inputs, numbers, names,
-        MAX=indices is not None, WINDOW=kind, COUNT_PAD=count_pad, WIDE=wide_of(self.dtype), **windows, **held,
-    )  # fmt: skip
+        pool_bwd,
+        rank,
+        grad_output.dtype,
+        out,
+        inputs,
+        numbers,
+        names,
+        MAX=indices is not None,
+        WINDOW=kind,
+        COUNT_PAD=count_pad,
+        WIDE=wide_of(self.dtype),
+        **windows,
+        **held,
+    )
     return Plan({"dx": made}, [launch])
 
 

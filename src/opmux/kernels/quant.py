@@ -36,7 +36,7 @@ from .lib.quant_tiles import (
     strides,
     tiled,
     top_of,
-)  # fmt: skip
+)
 from .lib.rows import OutputSpec, inside, programs
 
 Buffer = Tensor | None
@@ -89,10 +89,21 @@ def _top(parts_ptr, amax_ptr, n, BLOCK: tl.constexpr):
 
 
 def _cast(
-    x_ptr, scale_ptr, y_ptr, scale_inv_ptr, amax_ptr, noop_ptr, n, eps,
-    CAST: tl.constexpr, LARGEST: tl.constexpr, POW2: tl.constexpr, PARTS: tl.constexpr, FULL: tl.constexpr,
+    x_ptr,
+    scale_ptr,
+    y_ptr,
+    scale_inv_ptr,
+    amax_ptr,
+    noop_ptr,
+    n,
+    eps,
+    CAST: tl.constexpr,
+    LARGEST: tl.constexpr,
+    POW2: tl.constexpr,
+    PARTS: tl.constexpr,
+    FULL: tl.constexpr,
     BLOCK: tl.constexpr,
-):  # fmt: skip
+):
     """y = fp8(x * scale). scale_ptr holds the scale or, if PARTS > 0, PARTS partial amaxes to compute it from."""
     if idle(noop_ptr):
         return
@@ -122,9 +133,16 @@ def _turn(data_ptr, y_ptr, n_rows, n, FULL: tl.constexpr, BLOCK_M: tl.constexpr,
 
 
 def _uncast(
-    data_ptr, scale_inv_ptr, y_ptr, n,
-    MANTISSA: tl.constexpr, BIAS: tl.constexpr, FORMAT: tl.constexpr, FULL: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    data_ptr,
+    scale_inv_ptr,
+    y_ptr,
+    n,
+    MANTISSA: tl.constexpr,
+    BIAS: tl.constexpr,
+    FORMAT: tl.constexpr,
+    FULL: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     m = inside(o, n, FULL)
     b_y = number_of(tl.load(data_ptr + o, mask=m, other=0), MANTISSA, BIAS, FORMAT) * tl.load(scale_inv_ptr)
@@ -132,10 +150,23 @@ def _uncast(
 
 
 def _uncast_tiles(
-    data_ptr, scales_ptr, y_ptr, n_rows, n, scale_m, scale_n,
-    MANTISSA: tl.constexpr, BIAS: tl.constexpr, FORMAT: tl.constexpr, TURNED: tl.constexpr,
-    SCALE_M: tl.constexpr, SCALE_N: tl.constexpr, FULL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    data_ptr,
+    scales_ptr,
+    y_ptr,
+    n_rows,
+    n,
+    scale_m,
+    scale_n,
+    MANTISSA: tl.constexpr,
+    BIAS: tl.constexpr,
+    FORMAT: tl.constexpr,
+    TURNED: tl.constexpr,
+    SCALE_M: tl.constexpr,
+    SCALE_N: tl.constexpr,
+    FULL: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     """Dequantize the matrix [n_rows, n] (TURNED: stored transposed); each SCALE_M x SCALE_N block has one scale."""
     i_m = tl.program_id(1).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     i_n = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -160,9 +191,19 @@ def _uncast_tiles(
 
 
 def _history(
-    history_ptr, first_ptr, step_ptr, newest_ptr, scale_ptr, new_history_ptr, new_scale_ptr, n, length, largest,
-    RECENT: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    history_ptr,
+    first_ptr,
+    step_ptr,
+    newest_ptr,
+    scale_ptr,
+    new_history_ptr,
+    new_scale_ptr,
+    n,
+    length,
+    largest,
+    RECENT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """One amax history per lane: append the newest amax, shift the history by one, and zero the first slot. If the
     newest amax is 0, append the first slot's value instead; if that is 0 too, leave the history and the scale
     unchanged.
@@ -304,9 +345,16 @@ def amax_abs(x: Tensor) -> Plan:
 
 @planned(spec.fp8_blocks_into)
 def fp8_blocks_into(
-    x: Tensor, y: Buffer, y_scale: Buffer, yt: Buffer, yt_scale: Buffer, noop: Buffer, dtype: torch.dtype,
-    two_d: bool, pow2: bool,
-) -> Plan:  # fmt: skip
+    x: Tensor,
+    y: Buffer,
+    y_scale: Buffer,
+    yt: Buffer,
+    yt_scale: Buffer,
+    noop: Buffer,
+    dtype: torch.dtype,
+    two_d: bool,
+    pow2: bool,
+) -> Plan:
     if not x.numel() or (y is None and yt is None):
         return Plan({})
     numbers = {"offset": 0.0, **strides(y=y_scale, yt=yt_scale)}

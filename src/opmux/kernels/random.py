@@ -210,9 +210,7 @@ def rejected(key, counter, first, rate, live, WIDE: tl.constexpr, BLOCK: tl.cons
     return y
 
 
-def _poisson(
-    rate_ptr, seed_ptr, y_ptr, n, key: tl.int64, counter: tl.int64, WIDE: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
+def _poisson(rate_ptr, seed_ptr, y_ptr, n, key: tl.int64, counter: tl.int64, WIDE: tl.constexpr, BLOCK: tl.constexpr):
     first = tl.program_id(0).to(tl.int64) * BLOCK
     o = first + tl.arange(0, BLOCK)
     rate = tl.load(rate_ptr + o, mask=o < n, other=0.0).to(WIDE)
@@ -251,9 +249,19 @@ def chosen(key, counter, group, threshold, BLOCK: tl.constexpr):
 
 
 def _dropout(
-    x_ptr, seed_ptr, y_ptr, mask_ptr, n, threshold: tl.int64, scale: tl.float64, key: tl.int64, counter: tl.int64,
-    WIDE: tl.constexpr, TILES: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    seed_ptr,
+    y_ptr,
+    mask_ptr,
+    n,
+    threshold: tl.int64,
+    scale: tl.float64,
+    key: tl.int64,
+    counter: tl.int64,
+    WIDE: tl.constexpr,
+    TILES: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     group = tl.program_id(0).to(tl.int64) * (TILES * BLOCK)
     start = group * 4
     x_ptr += start
@@ -276,7 +284,7 @@ def _dropout(
 
 def _mask_bwd(
     dy_ptr, mask_ptr, dx_ptr, n, scale: tl.float64, WIDE: tl.constexpr, TILES: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
+):
     start = tl.program_id(0).to(tl.int64) * (TILES * BLOCK)
     n -= start
     o = tl.arange(0, BLOCK)
@@ -291,9 +299,16 @@ def _mask_bwd(
 
 
 def _bernoulli_of(
-    prob_ptr, seed_ptr, y_ptr, n, key: tl.int64, counter: tl.int64,
-    PAIRS: tl.constexpr, TILES: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    prob_ptr,
+    seed_ptr,
+    y_ptr,
+    n,
+    key: tl.int64,
+    counter: tl.int64,
+    PAIRS: tl.constexpr,
+    TILES: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     group = tl.program_id(0).to(tl.int64) * (TILES * BLOCK)
     slots: tl.constexpr = 2 if PAIRS else 4
     prob_ptr += group * slots
@@ -315,9 +330,19 @@ def _bernoulli_of(
 
 
 def _floats(
-    y_ptr, seed_ptr, n, a: tl.float64, b: tl.float64, c: tl.float64, key: tl.int64, counter: tl.int64,
-    VALUES: tl.constexpr, WIDE: tl.constexpr, TILES: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    y_ptr,
+    seed_ptr,
+    n,
+    a: tl.float64,
+    b: tl.float64,
+    c: tl.float64,
+    key: tl.int64,
+    counter: tl.int64,
+    VALUES: tl.constexpr,
+    WIDE: tl.constexpr,
+    TILES: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     group = tl.program_id(0).to(tl.int64) * (TILES * BLOCK)
     slots: tl.constexpr = 2 if WIDE == tl.float64 else 4
     y_ptr += group * slots
@@ -337,9 +362,18 @@ def _floats(
 
 
 def _integers(
-    y_ptr, seed_ptr, n, low: tl.int64, span: tl.int64, key: tl.int64, counter: tl.int64,
-    VALUE: tl.constexpr, PAIRS: tl.constexpr, TILES: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    y_ptr,
+    seed_ptr,
+    n,
+    low: tl.int64,
+    span: tl.int64,
+    key: tl.int64,
+    counter: tl.int64,
+    VALUE: tl.constexpr,
+    PAIRS: tl.constexpr,
+    TILES: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     group = tl.program_id(0).to(tl.int64) * (TILES * BLOCK)
     slots: tl.constexpr = 2 if PAIRS else 4
     y_ptr += group * slots

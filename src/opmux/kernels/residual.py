@@ -30,9 +30,20 @@ def _query(w_query_ptr, w_norm_ptr, o_n, n, WIDE: tl.constexpr):
 
 
 def _attn(
-    v_ptr, w_query_ptr, w_norm_ptr, y_ptr, alpha_ptr, rstd_ptr, n_blocks, n_rows, n, eps,
-    WIDE: tl.constexpr, BLOCKS: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    v_ptr,
+    w_query_ptr,
+    w_norm_ptr,
+    y_ptr,
+    alpha_ptr,
+    rstd_ptr,
+    n_blocks,
+    n_rows,
+    n,
+    eps,
+    WIDE: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64)
     o_b = tl.arange(0, BLOCKS)
     at_row = o_b.to(tl.int64) * n_rows + row
@@ -59,9 +70,21 @@ def _attn(
 
 
 def _attn_bwd(
-    dy_ptr, v_ptr, w_query_ptr, w_norm_ptr, alpha_ptr, rstd_ptr, dv_ptr, t_ptr, n_blocks, n_rows, n,
-    WIDE: tl.constexpr, BLOCKS: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    dy_ptr,
+    v_ptr,
+    w_query_ptr,
+    w_norm_ptr,
+    alpha_ptr,
+    rstd_ptr,
+    dv_ptr,
+    t_ptr,
+    n_blocks,
+    n_rows,
+    n,
+    WIDE: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     """dv, and the factors t: the gradient of the query is the sum of all rows times their t."""
     row = tl.program_id(0).to(tl.int64)
     o_b = tl.arange(0, BLOCKS)
@@ -92,7 +115,7 @@ def _attn_bwd(
 
 def _weighted_sum(
     v_ptr, t_ptr, share_ptr, n_rows, n, n_parts, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
-):  # fmt: skip
+):
     """The sum of rows times their factors. A program handles some of the rows, and a piece of the columns."""
     part = tl.program_id(1)
     o_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -105,9 +128,7 @@ def _weighted_sum(
     tl.store(share_ptr + part.to(tl.int64) * n + o_n, tl.sum(b_total, 0), mask=o_n < n)
 
 
-def _weights(
-    dq_ptr, w_query_ptr, w_norm_ptr, dw_query_ptr, dw_norm_ptr, n, WIDE: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
+def _weights(dq_ptr, w_query_ptr, w_norm_ptr, dw_query_ptr, dw_norm_ptr, n, WIDE: tl.constexpr, BLOCK: tl.constexpr):
     """The gradients of w_query and of w_norm, from the gradient of their product."""
     o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     b_dq = tl.load(dq_ptr + o, mask=o < n).to(WIDE)
@@ -198,7 +219,7 @@ def _pre(x_ptr, h_ptr, y_ptr, streams, n, WIDE: tl.constexpr, STREAMS: tl.conste
 
 def _pre_bwd(
     dy_ptr, x_ptr, h_ptr, dx_ptr, dh_ptr, streams, n, WIDE: tl.constexpr, STREAMS: tl.constexpr, BLOCK_N: tl.constexpr
-):  # fmt: skip
+):
     row = tl.program_id(0).to(tl.int64)
     o_s = tl.arange(0, STREAMS)
     b_h = tl.load(h_ptr + row * streams + o_s, mask=o_s < streams, other=0.0).to(WIDE)
@@ -214,9 +235,17 @@ def _pre_bwd(
 
 
 def _post(
-    x_ptr, f_ptr, h_post_ptr, h_res_ptr, y_ptr, streams, n,
-    WIDE: tl.constexpr, STREAMS: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    f_ptr,
+    h_post_ptr,
+    h_res_ptr,
+    y_ptr,
+    streams,
+    n,
+    WIDE: tl.constexpr,
+    STREAMS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64)
     o_s = tl.arange(0, STREAMS)
     o_n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -233,9 +262,21 @@ def _post(
 
 
 def _post_bwd(
-    dy_ptr, x_ptr, f_ptr, h_post_ptr, h_res_ptr, dx_ptr, df_ptr, dh_post_ptr, dh_res_ptr, streams, n,
-    WIDE: tl.constexpr, STREAMS: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    dy_ptr,
+    x_ptr,
+    f_ptr,
+    h_post_ptr,
+    h_res_ptr,
+    dx_ptr,
+    df_ptr,
+    dh_post_ptr,
+    dh_res_ptr,
+    streams,
+    n,
+    WIDE: tl.constexpr,
+    STREAMS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64)
     o_s = tl.arange(0, STREAMS)
     m_s = o_s < streams
@@ -345,16 +386,24 @@ def _offsets(n_rows, n, BLOCK_M: tl.constexpr, SIDE: tl.constexpr):
 
 def _sinkhorn(
     logits_ptr, h_ptr, n_rows, n, iterations, eps, WIDE: tl.constexpr, SIDE: tl.constexpr, BLOCK_M: tl.constexpr
-):  # fmt: skip
+):
     o, m = _offsets(n_rows, n, BLOCK_M, SIDE)
     b_p = _softmax(tl.load(logits_ptr + o, mask=m, other=0.0).to(WIDE), m)
     tl.store(h_ptr + o, _after(b_p, m, iterations - 1, eps).to(h_ptr.dtype.element_ty), mask=m)
 
 
 def _sinkhorn_bwd(
-    dh_ptr, logits_ptr, dlogits_ptr, n_rows, n, iterations, eps,
-    WIDE: tl.constexpr, SIDE: tl.constexpr, BLOCK_M: tl.constexpr,
-):  # fmt: skip
+    dh_ptr,
+    logits_ptr,
+    dlogits_ptr,
+    n_rows,
+    n,
+    iterations,
+    eps,
+    WIDE: tl.constexpr,
+    SIDE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):
     o, m = _offsets(n_rows, n, BLOCK_M, SIDE)
     b_p = _softmax(tl.load(logits_ptr + o, mask=m, other=0.0).to(WIDE), m)
     b_g = tl.load(dh_ptr + o, mask=m, other=0.0).to(WIDE)

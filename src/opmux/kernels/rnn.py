@@ -32,16 +32,26 @@ def sigmoid(v):
     return 1 / (1 + libdevice.exp(-v))
 
 
-def _cell(input_gates_ptr, hidden_gates_ptr, cx_ptr, input_bias_ptr, hidden_bias_ptr, hy_ptr, cy_ptr, workspace_ptr,
-          n, h, WIDE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+def _cell(
+    input_gates_ptr,
+    hidden_gates_ptr,
+    cx_ptr,
+    input_bias_ptr,
+    hidden_bias_ptr,
+    hy_ptr,
+    cy_ptr,
+    workspace_ptr,
+    n,
+    h,
+    WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = o < n
     col = o % h
     at = o // h * (4 * h) + col
     i = sigmoid(gate(input_gates_ptr, hidden_gates_ptr, input_bias_ptr, hidden_bias_ptr, at, col, inside, WIDE))
-    f = sigmoid(
-        gate(input_gates_ptr, hidden_gates_ptr, input_bias_ptr, hidden_bias_ptr, at + h, col + h, inside, WIDE)
-    )  # fmt: skip
+    f = sigmoid(gate(input_gates_ptr, hidden_gates_ptr, input_bias_ptr, hidden_bias_ptr, at + h, col + h, inside, WIDE))
     g = libdevice.tanh(
         gate(input_gates_ptr, hidden_gates_ptr, input_bias_ptr, hidden_bias_ptr, at + 2 * h, col + 2 * h, inside, WIDE)
     )
@@ -57,8 +67,19 @@ def _cell(input_gates_ptr, hidden_gates_ptr, cx_ptr, input_bias_ptr, hidden_bias
     tl.store(workspace_ptr + at + 3 * h, z, mask=inside)
 
 
-def _cell_bwd(grad_hy_ptr, grad_cy_ptr, cx_ptr, cy_ptr, workspace_ptr, dgates_ptr, dcx_ptr, n, h,
-              WIDE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+def _cell_bwd(
+    grad_hy_ptr,
+    grad_cy_ptr,
+    cx_ptr,
+    cy_ptr,
+    workspace_ptr,
+    dgates_ptr,
+    dcx_ptr,
+    n,
+    h,
+    WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = o < n
     at = o // h * (4 * h) + o % h

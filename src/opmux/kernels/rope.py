@@ -74,9 +74,15 @@ def _turned(b_u, b_v, b_ca, b_sa, b_cb, b_sb, BACK: tl.constexpr):
 
 @triton.jit
 def _read(
-    x_ptr, o_x, m_r, PAIRS: tl.constexpr, HALF: tl.constexpr, STEP: tl.constexpr, BLOCK_R: tl.constexpr,
+    x_ptr,
+    o_x,
+    m_r,
+    PAIRS: tl.constexpr,
+    HALF: tl.constexpr,
+    STEP: tl.constexpr,
+    BLOCK_R: tl.constexpr,
     BLOCK_D: tl.constexpr,
-):  # fmt: skip
+):
     """Load the two elements of each pair."""
     if PAIRS:
         o_p = tl.arange(0, 2 * BLOCK_D)[None, :]
@@ -197,9 +203,20 @@ class Shape(NamedTuple):
 
 
 def _launch(
-    x: Tensor, reads: HeadStrides, writes: HeadStrides, shape: Shape, angles: Tensor | None, sin: Tensor | None,
-    starts: Tensor | None, cu_seqlens: Tensor | None, *, interleaved: bool, cp_size: int, cp_rank: int, back: bool,
-) -> Launch:  # fmt: skip
+    x: Tensor,
+    reads: HeadStrides,
+    writes: HeadStrides,
+    shape: Shape,
+    angles: Tensor | None,
+    sin: Tensor | None,
+    starts: Tensor | None,
+    cu_seqlens: Tensor | None,
+    *,
+    interleaved: bool,
+    cp_size: int,
+    cp_rank: int,
+    back: bool,
+) -> Launch:
     """Rotate the heads of x; without angles, only copy them."""
     d2, row, each, places = 0, 0, 0, 0
     if angles is not None:
@@ -215,10 +232,19 @@ def _launch(
     tile = tiles(rows=rows, width=2 * blocks["BLOCK_D"] * (half > 0) + blocks["BLOCK_E"] * (rest > 0), dtype=x.dtype)
     edges = 0 if cu_seqlens is None else cu_seqlens.shape[0]
     config = tile.config(
-        BACK=back, PAIRS=bool(interleaved), HALF=half, REST=rest, STEP=x.stride(-1), GROUPS=shape.groups, APART=apart,
-        CP=cp_size, FULL=rows % tile["BLOCK_R"] == 0, WIDE=wide_of(x.dtype),
-        BLOCK_B=triton.next_power_of_2(max(edges, 1)), **blocks,
-    )  # fmt: skip
+        BACK=back,
+        PAIRS=bool(interleaved),
+        HALF=half,
+        REST=rest,
+        STEP=x.stride(-1),
+        GROUPS=shape.groups,
+        APART=apart,
+        CP=cp_size,
+        FULL=rows % tile["BLOCK_R"] == 0,
+        WIDE=wide_of(x.dtype),
+        BLOCK_B=triton.next_power_of_2(max(edges, 1)),
+        **blocks,
+    )
     grid = (shape.length * (shape.batch if apart else 1), -(-rows // tile["BLOCK_R"]))
     if grid[0] >= 2**31 or grid[1] >= 2**16:
         raise NotSupported(f"a grid of {grid[0]} x {grid[1]} programs is more than a launch can have")
@@ -228,9 +254,15 @@ def _launch(
 
 
 def _rotated(
-    x: Tensor, angles: Tensor, sin: Tensor | None, starts: Tensor | None, cu_seqlens: Tensor | None, layout: str,
-    names: Mapping[str, str], **form: Any,
-) -> Plan:  # fmt: skip
+    x: Tensor,
+    angles: Tensor,
+    sin: Tensor | None,
+    starts: Tensor | None,
+    cu_seqlens: Tensor | None,
+    layout: str,
+    names: Mapping[str, str],
+    **form: Any,
+) -> Plan:
     """Rotate all heads of a tensor. `names`: the op's names for x and y."""
     output = OutputSpec.of(x.shape, x.dtype)
     makes = {names["y"]: output}
@@ -244,18 +276,32 @@ def _rotated(
 
 @planned(spec.rope_fwd)
 def rope_fwd(
-    x: Tensor, angles: Tensor, sin: Tensor | None, starts: Tensor | None, cu_seqlens: Tensor | None,
-    layout: str, interleaved: bool, cp_size: int, cp_rank: int,
-) -> Plan:  # fmt: skip
+    x: Tensor,
+    angles: Tensor,
+    sin: Tensor | None,
+    starts: Tensor | None,
+    cu_seqlens: Tensor | None,
+    layout: str,
+    interleaved: bool,
+    cp_size: int,
+    cp_rank: int,
+) -> Plan:
     form = dict(interleaved=interleaved, cp_size=cp_size, cp_rank=cp_rank, back=False)
     return _rotated(x, angles, sin, starts, cu_seqlens, layout, {"x": "x", "y": "y"}, **form)
 
 
 @planned(spec.rope_bwd)
 def rope_bwd(
-    dy: Tensor, angles: Tensor, sin: Tensor | None, starts: Tensor | None, cu_seqlens: Tensor | None,
-    layout: str, interleaved: bool, cp_size: int, cp_rank: int,
-) -> Plan:  # fmt: skip
+    dy: Tensor,
+    angles: Tensor,
+    sin: Tensor | None,
+    starts: Tensor | None,
+    cu_seqlens: Tensor | None,
+    layout: str,
+    interleaved: bool,
+    cp_size: int,
+    cp_rank: int,
+) -> Plan:
     form = dict(interleaved=interleaved, cp_size=cp_size, cp_rank=cp_rank, back=True)
     return _rotated(dy, angles, sin, starts, cu_seqlens, layout, {"x": "dy", "y": "dx"}, **form)
 
@@ -332,9 +378,17 @@ def _strides(shape: tuple[int, ...], strides: tuple[int, ...], layout: str) -> t
 
 
 def _both(
-    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, layout: str, memory: str, interleaved: bool, per_pair: bool,
-    back: bool, names: Mapping[str, str],
-) -> Plan:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    layout: str,
+    memory: str,
+    interleaved: bool,
+    per_pair: bool,
+    back: bool,
+    names: Mapping[str, str],
+) -> Plan:
     """Rotate q and k. `names`: the op's names for q, k and the results."""
     makes: dict[str, OutputSpec] = {}
     numbers: dict[str, int] = {}
@@ -366,11 +420,24 @@ def _both(
     strided = ["cos", "sin"] if cos.stride() != sin.stride() else []
     table = OutputSpec.of(cos.shape, cos.dtype).stride if strided else cos.stride()
     config = Tiles(tile.threads, tile.stages).config(
-        Q_HEADS=max(1, q_heads), K_HEADS=max(1, k_heads), BACK=back, PAIRS=bool(interleaved), PER_PAIR=bool(per_pair),
-        HALF=half, REST=rest, Q_STEP=q.stride(-1), K_STEP=k.stride(-1), C_STEP=table[-1], APART=apart,
-        Q_FULL=q_rows == programs * q_block, K_FULL=k_rows == programs * k_block, WIDE=wide_of(q.dtype),
-        BLOCK_Q=q_block, BLOCK_K=k_block, **blocks,
-    )  # fmt: skip
+        Q_HEADS=max(1, q_heads),
+        K_HEADS=max(1, k_heads),
+        BACK=back,
+        PAIRS=bool(interleaved),
+        PER_PAIR=bool(per_pair),
+        HALF=half,
+        REST=rest,
+        Q_STEP=q.stride(-1),
+        K_STEP=k.stride(-1),
+        C_STEP=table[-1],
+        APART=apart,
+        Q_FULL=q_rows == programs * q_block,
+        K_FULL=k_rows == programs * k_block,
+        WIDE=wide_of(q.dtype),
+        BLOCK_Q=q_block,
+        BLOCK_K=k_block,
+        **blocks,
+    )
     grid = (sizes["s"] * (sizes["b"] if apart else 1), programs)
     if grid[0] >= 2**31 or grid[1] >= 2**16:
         raise NotSupported(f"a grid of {grid[0]} x {grid[1]} programs is more than a launch can have")
@@ -389,9 +456,15 @@ def rope_qk(
 
 @planned(spec.rope_qk_bwd)
 def rope_qk_bwd(
-    dq_out: Tensor, dk_out: Tensor, cos: Tensor, sin: Tensor, layout: str, memory: str, interleaved: bool,
+    dq_out: Tensor,
+    dk_out: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    layout: str,
+    memory: str,
+    interleaved: bool,
     per_pair: bool,
-) -> Plan:  # fmt: skip
+) -> Plan:
     names = {"q": "dq_out", "k": "dk_out", "q_out": "dq", "k_out": "dk"}
     return _both(dq_out, dk_out, cos, sin, layout, memory, interleaved, per_pair, True, names)
 
@@ -426,9 +499,16 @@ def _parts(layout: str, packed: tuple[int, ...], split: list[int], dtype: torch.
 
 @planned(spec.rope_qkv_fwd)
 def rope_qkv_fwd(
-    qkv: Tensor, q_angles: Tensor, k_angles: Tensor, split: list[int], starts: Tensor | None, layout: str,
-    interleaved: bool, cp_size: int, cp_rank: int,
-) -> Plan:  # fmt: skip
+    qkv: Tensor,
+    q_angles: Tensor,
+    k_angles: Tensor,
+    split: list[int],
+    starts: Tensor | None,
+    layout: str,
+    interleaved: bool,
+    cp_size: int,
+    cp_rank: int,
+) -> Plan:
     if not qkv.is_contiguous():
         raise NotSupported("packed heads that are not contiguous")
     q, k, v = _parts(layout, tuple(qkv.shape), split, qkv.dtype)
@@ -439,18 +519,30 @@ def rope_qkv_fwd(
     read = lambda part, angles, starts: _launch(
         qkv, part.packed, part.own, part.shape, angles, None, starts, None, **form
     ).named(x="qkv")
-    return Plan(makes, [
-        read(q, q_angles, starts).named(y="q", angles="q_angles"),
-        read(k, k_angles, starts).named(y="k", angles="k_angles"),
-        read(v, None, None).named(y="v", starts=None),
-    ])  # fmt: skip
+    return Plan(
+        makes,
+        [
+            read(q, q_angles, starts).named(y="q", angles="q_angles"),
+            read(k, k_angles, starts).named(y="k", angles="k_angles"),
+            read(v, None, None).named(y="v", starts=None),
+        ],
+    )
 
 
 @planned(spec.rope_qkv_bwd)
 def rope_qkv_bwd(
-    dq: Tensor, dk: Tensor, dv: Tensor, q_angles: Tensor, k_angles: Tensor, split: list[int], starts: Tensor | None,
-    layout: str, interleaved: bool, cp_size: int, cp_rank: int,
-) -> Plan:  # fmt: skip
+    dq: Tensor,
+    dk: Tensor,
+    dv: Tensor,
+    q_angles: Tensor,
+    k_angles: Tensor,
+    split: list[int],
+    starts: Tensor | None,
+    layout: str,
+    interleaved: bool,
+    cp_size: int,
+    cp_rank: int,
+) -> Plan:
     output = OutputSpec.of((*dk.shape[:3], sum(split)), dk.dtype)
     makes = {"dqkv": output}
     if not dk.numel():
@@ -463,8 +555,11 @@ def rope_qkv_bwd(
         return _launch(grad, at, part.packed, part.shape, angles, None, starts, None, **form).named(y="dqkv")
 
     q, k, v = _parts(layout, output.shape, split, dk.dtype)
-    return Plan(makes, [
-        write(dq, q, q_angles, starts).named(x="dq", angles="q_angles"),
-        write(dk, k, k_angles, starts).named(x="dk", angles="k_angles"),
-        write(dv, v, None, None).named(x="dv", starts=None),
-    ])  # fmt: skip
+    return Plan(
+        makes,
+        [
+            write(dq, q, q_angles, starts).named(x="dq", angles="q_angles"),
+            write(dk, k, k_angles, starts).named(x="dk", angles="k_angles"),
+            write(dv, v, None, None).named(x="dv", starts=None),
+        ],
+    )

@@ -145,9 +145,22 @@ def _route(
 
 
 def _route_bwd(
-    kept_ptr, dy_ptr, dx_ptr, routing_map_ptr, kept_stride, dy_stride, dx_stride, experts, topk, factor,
-    SCORE: tl.constexpr, LATE: tl.constexpr, SHARES: tl.constexpr, FORMAT: tl.constexpr, BLOCK_E: tl.constexpr,
-):  # fmt: skip
+    kept_ptr,
+    dy_ptr,
+    dx_ptr,
+    routing_map_ptr,
+    kept_stride,
+    dy_stride,
+    dx_stride,
+    experts,
+    topk,
+    factor,
+    SCORE: tl.constexpr,
+    LATE: tl.constexpr,
+    SHARES: tl.constexpr,
+    FORMAT: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64)
     o = tl.arange(0, BLOCK_E)
     m = o < experts
@@ -181,9 +194,15 @@ def _route_bwd(
 
 
 def _shares(
-    probs_ptr, tokens_per_expert_ptr, shares_ptr, probs_stride, experts, n_rows,
-    BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr,
-):  # fmt: skip
+    probs_ptr,
+    tokens_per_expert_ptr,
+    shares_ptr,
+    probs_stride,
+    experts,
+    n_rows,
+    BLOCK_M: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+):
     """A program's partial sum of probs * tokens_per_expert, over every P-th block of rows."""
     o = tl.arange(0, BLOCK_E)[None, :]
     i_m = tl.arange(0, BLOCK_M)[:, None]
@@ -209,9 +228,15 @@ def _loss(shares_ptr, total_ptr, aux_loss_ptr, Const_buf_ptr, n, factor, BLOCK_N
 
 
 def _loss_bwd(
-    Const_buf_ptr, tokens_per_expert_ptr, grad_aux_loss_ptr, grad_probs_ptr, experts, n_rows,
-    BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr,
-):  # fmt: skip
+    Const_buf_ptr,
+    tokens_per_expert_ptr,
+    grad_aux_loss_ptr,
+    grad_probs_ptr,
+    experts,
+    n_rows,
+    BLOCK_M: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+):
     o = tl.arange(0, BLOCK_E)[None, :]
     i_r = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
     b_tokens = tl.load(tokens_per_expert_ptr + o, mask=o < experts, other=0).to(tl.float32)
@@ -259,10 +284,20 @@ SCORES = {name: number for number, name in enumerate(spec.SCORES)}
 
 
 def _routed(
-    logits: Tensor, topk: int, score: str, form: Any, *, bias: Tensor | None = None, indices: Tensor | None = None,
-    histogram: Tensor | None = None, pre: bool = False, groups: int | None = None, group_topk: int | None = None,
-    factor: float | None = None, aux: bool = False,
-) -> Plan:  # fmt: skip
+    logits: Tensor,
+    topk: int,
+    score: str,
+    form: Any,
+    *,
+    bias: Tensor | None = None,
+    indices: Tensor | None = None,
+    histogram: Tensor | None = None,
+    pre: bool = False,
+    groups: int | None = None,
+    group_topk: int | None = None,
+    factor: float | None = None,
+    aux: bool = False,
+) -> Plan:
     *lead, experts = logits.shape
     _refuse_many(experts)
     if strided(bias=bias, indices=indices):
@@ -287,10 +322,18 @@ def _routed(
     count = groups if grouped and groups else 1
     tiles = row_tiles(experts=experts, group=experts // count)
     launch = rows.launch(
-        route, tiles, rows.count, SCORE=SCORES[score], LATE=score == "softmax" and not pre, AUX=aux, TOPK=topk,
-        GROUP_TOPK=group_topk if grouped else 0, EACH=topk // group_topk if grouped else 0, FORMAT=kind,
+        route,
+        tiles,
+        rows.count,
+        SCORE=SCORES[score],
+        LATE=score == "softmax" and not pre,
+        AUX=aux,
+        TOPK=topk,
+        GROUP_TOPK=group_topk if grouped else 0,
+        EACH=topk // group_topk if grouped else 0,
+        FORMAT=kind,
         BLOCK_B=triton.next_power_of_2(-(-experts // 8)),
-    )  # fmt: skip
+    )
     bins = 1 if histogram is None else histogram.shape[1]
     launch = launch.given(experts=experts, groups=count, size=experts // count, bins=bins, factor=_factor(factor))
     launch = launch.named(probs=probs, routing_map=routing_map, kept="intermediate_output")
@@ -303,27 +346,55 @@ def _factor(scaling_factor: float | None) -> float:
 
 @planned(spec.fused_topk_with_score_function_fwd)
 def fused_topk_with_score_function_fwd(
-    logits: Tensor, topk: int, use_pre_softmax: bool, num_groups: int | None, group_topk: int | None,
-    scaling_factor: float | None, score_function: str, expert_bias: Tensor | None, routing_map_format: Any,
+    logits: Tensor,
+    topk: int,
+    use_pre_softmax: bool,
+    num_groups: int | None,
+    group_topk: int | None,
+    scaling_factor: float | None,
+    score_function: str,
+    expert_bias: Tensor | None,
+    routing_map_format: Any,
     topk_indices: Tensor | None,
-) -> Plan:  # fmt: skip
+) -> Plan:
     return _routed(
-        logits, topk, score_function, routing_map_format, bias=expert_bias, indices=topk_indices,
-        pre=bool(use_pre_softmax), groups=num_groups, group_topk=group_topk, factor=scaling_factor,
-    )  # fmt: skip
+        logits,
+        topk,
+        score_function,
+        routing_map_format,
+        bias=expert_bias,
+        indices=topk_indices,
+        pre=bool(use_pre_softmax),
+        groups=num_groups,
+        group_topk=group_topk,
+        factor=scaling_factor,
+    )
 
 
 @planned(spec.fused_topk_with_score_function_qb_fwd)
 def fused_topk_with_score_function_qb_fwd(
-    logits: Tensor, topk: int, scaling_factor: float | None, expert_bias: Tensor, routing_map_format: Any,
-    topk_indices: Tensor | None, histogram: Tensor, bin_bounds: Tensor, histogram_mode: Any,
-) -> Plan:  # fmt: skip
+    logits: Tensor,
+    topk: int,
+    scaling_factor: float | None,
+    expert_bias: Tensor,
+    routing_map_format: Any,
+    topk_indices: Tensor | None,
+    histogram: Tensor,
+    bin_bounds: Tensor,
+    histogram_mode: Any,
+) -> Plan:
     if not bin_bounds.is_contiguous():
         raise NotSupported("bounds that are not contiguous")
     plan = _routed(
-        logits, topk, "sigmoid", routing_map_format, bias=expert_bias, indices=topk_indices, histogram=histogram,
+        logits,
+        topk,
+        "sigmoid",
+        routing_map_format,
+        bias=expert_bias,
+        indices=topk_indices,
+        histogram=histogram,
         factor=scaling_factor,
-    )  # fmt: skip
+    )
     return replace(plan, steps=[check_bounds, *plan.steps])
 
 
@@ -358,17 +429,32 @@ def _routed_bwd(
 
 @planned(spec.fused_topk_with_score_function_bwd)
 def fused_topk_with_score_function_bwd(
-    routing_map: Tensor, intermediate_output: Tensor, grad_probs: Tensor, grad_logits: Tensor, topk: int,
-    use_pre_softmax: bool, scaling_factor: float | None, score_function: str, use_dense_indices: bool,
+    routing_map: Tensor,
+    intermediate_output: Tensor,
+    grad_probs: Tensor,
+    grad_logits: Tensor,
+    topk: int,
+    use_pre_softmax: bool,
+    scaling_factor: float | None,
+    score_function: str,
+    use_dense_indices: bool,
     routing_map_format: Any,
-) -> Plan:  # fmt: skip
+) -> Plan:
     if not routing_map.is_contiguous():
         raise NotSupported("a routing map that is not contiguous")
     kind = 2 if use_dense_indices else int(routing_map_format)
     return _routed_bwd(
-        intermediate_output, grad_probs, grad_logits, topk, score_function, scaling_factor, "grad_probs",
-        LATE=not use_pre_softmax, SHARES=topk > 1, FORMAT=kind,
-    )  # fmt: skip
+        intermediate_output,
+        grad_probs,
+        grad_logits,
+        topk,
+        score_function,
+        scaling_factor,
+        "grad_probs",
+        LATE=not use_pre_softmax,
+        SHARES=topk > 1,
+        FORMAT=kind,
+    )
 
 
 @planned(spec.fused_score_for_moe_aux_loss_bwd)
@@ -376,18 +462,31 @@ def fused_score_for_moe_aux_loss_bwd(
     intermediate_output: Tensor, grad_scores: Tensor, grad_logits: Tensor, topk: int, score_function: str
 ) -> Plan:
     return _routed_bwd(
-        intermediate_output, grad_scores, grad_logits, topk, score_function, None, "grad_scores",
-        LATE=False, SHARES=True, FORMAT=3,
-    )  # fmt: skip
+        intermediate_output,
+        grad_scores,
+        grad_logits,
+        topk,
+        score_function,
+        None,
+        "grad_scores",
+        LATE=False,
+        SHARES=True,
+        FORMAT=3,
+    )
 
 
 # ---- the loss that balances experts ---------------------------------------------------------------------------------
 
 
 def _balanced(
-    probs: Tensor, tokens: Tensor, rows: int, cols: int, factor: float | Callable[..., float], *checks: Step,
+    probs: Tensor,
+    tokens: Tensor,
+    rows: int,
+    cols: int,
+    factor: float | Callable[..., float],
+    *checks: Step,
     **names: str,
-) -> Plan:  # fmt: skip
+) -> Plan:
     """`factor`: the coefficient of the loss; the kernel divides it by total^2 if `total` (on the device) is given."""
     _refuse_many(cols)
     sizes = RowSizes.of(probs=probs)
@@ -401,11 +500,14 @@ def _balanced(
         "Const_buf": OutputSpec.of((2,), torch.float32),
     }
     last = Tiles(128, BLOCK_N=triton.next_power_of_2(count))
-    return Plan(makes, [
-        *checks,
-        sizes.launch(shares, tiles, count).given(experts=cols),
-        Launch(loss, (1,), last.config(), {"n": count, "factor": factor}, names),
-    ])  # fmt: skip
+    return Plan(
+        makes,
+        [
+            *checks,
+            sizes.launch(shares, tiles, count).given(experts=cols),
+            Launch(loss, (1,), last.config(), {"n": count, "factor": factor}, names),
+        ],
+    )
 
 
 @planned(spec.fused_moe_aux_loss_fwd, varying=["total_num_tokens"])
@@ -425,9 +527,15 @@ def check_total(total_num_tokens: int) -> None:
 
 @planned(spec.fused_moe_aux_loss_fwd_graph_safe)
 def fused_moe_aux_loss_fwd_graph_safe(
-    probs: Tensor, tokens_per_expert: Tensor, total_num_tokens: Tensor, num_experts: int, num_rows: int, num_cols: int,
-    topk: int, coeff: float,
-) -> Plan:  # fmt: skip
+    probs: Tensor,
+    tokens_per_expert: Tensor,
+    total_num_tokens: Tensor,
+    num_experts: int,
+    num_rows: int,
+    num_cols: int,
+    topk: int,
+    coeff: float,
+) -> Plan:
     factor = num_experts * coeff / topk
     return _balanced(probs, tokens_per_expert, num_rows, num_cols, factor, total="total_num_tokens")
 

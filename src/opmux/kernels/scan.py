@@ -496,10 +496,17 @@ KINDS = {
 }
 # The dtypes that can be scanned, in Triton and in torch.
 TYPES = {
-    torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32, torch.float64: tl.float64,
-    torch.int8: tl.int8, torch.int16: tl.int16, torch.int32: tl.int32, torch.int64: tl.int64, torch.uint8: tl.uint8,
+    torch.float16: tl.float16,
+    torch.bfloat16: tl.bfloat16,
+    torch.float32: tl.float32,
+    torch.float64: tl.float64,
+    torch.int8: tl.int8,
+    torch.int16: tl.int16,
+    torch.int32: tl.int32,
+    torch.int64: tl.int64,
+    torch.uint8: tl.uint8,
     torch.bool: tl.int1,
-}  # fmt: skip
+}
 
 
 class Shape(NamedTuple):
@@ -553,9 +560,15 @@ def _scan(
     second = {"": wide, "wide": wide, "index": index, "count": torch.int32}[kind.second]
     bound = lambda value, of: value if abs(value) < INF else _bound(of, value > 0)
     what = dict(
-        LIFT=kind.lift, SCAN=kind.scan, REVERSE=kind.reverse, FILL=bound(kind.fill, dtype),
-        CAST=TYPES[cast or wide], WIDE=TYPES[wide], INDEX=TYPES[index], LAST=inner == 1,
-    )  # fmt: skip
+        LIFT=kind.lift,
+        SCAN=kind.scan,
+        REVERSE=kind.reverse,
+        FILL=bound(kind.fill, dtype),
+        CAST=TYPES[cast or wide],
+        WIDE=TYPES[wide],
+        INDEX=TYPES[index],
+        LAST=inner == 1,
+    )
     carried = what | dict(
         COMBINE=kind.combine, PAIR=pair, UNIT_A=bound(kind.unit[0], wide), UNIT_B=kind.unit[1], SECOND=TYPES[second]
     )

@@ -19,9 +19,15 @@ from .lib.rows import OutputSpec, fits, wide_of
 
 
 def _fwd(
-    x_ptr, y_ptr, x_stride, n_rows, n,
-    WIDE: tl.constexpr, WHOLE: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    y_ptr,
+    x_stride,
+    n_rows,
+    n,
+    WIDE: tl.constexpr,
+    WHOLE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64)
     o_n = tl.arange(0, BLOCK_N)
     x_ptr += row * x_stride
@@ -63,9 +69,17 @@ def _fwd(
 
 
 def _bwd(
-    dy_ptr, y_ptr, dx_ptr, dy_stride, y_stride, n_rows, n,
-    WIDE: tl.constexpr, WHOLE: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    dy_ptr,
+    y_ptr,
+    dx_ptr,
+    dy_stride,
+    y_stride,
+    n_rows,
+    n,
+    WIDE: tl.constexpr,
+    WHOLE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64)
     o_n = tl.arange(0, BLOCK_N)
     dy_ptr += row * dy_stride

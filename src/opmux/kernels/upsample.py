@@ -298,9 +298,16 @@ def _forward(name: str, self: Tensor, output_size: list[int], align_corners: boo
     wide = _wide(mode, self.dtype)
     shared, numbers = _shared(mode, rank, wide, x.space, out.space, align_corners, list(scales.values()))
     launch = per_element(
-        resample, rank, self.dtype, out, {"x": x}, numbers | per_axis("i_", x.space), {"x": "self"},
-        WIDE=wide_of(self.dtype), **shared,
-    )  # fmt: skip
+        resample,
+        rank,
+        self.dtype,
+        out,
+        {"x": x},
+        numbers | per_axis("i_", x.space),
+        {"x": "self"},
+        WIDE=wide_of(self.dtype),
+        **shared,
+    )
     return Plan({"y": made}, [launch])
 
 
@@ -322,9 +329,16 @@ def _backward(
     wide = _wide(mode, grad_output.dtype)
     shared, numbers = _shared(mode, rank, wide, out.space, dy.space, align_corners, list(scales.values()))
     launch = per_element(
-        resample_bwd, rank, grad_output.dtype, out, {"dy": dy}, numbers | per_axis("o_", dy.space),
-        {"dy": "grad_output"}, WIDE=wide_of(grad_output.dtype), **shared,
-    )  # fmt: skip
+        resample_bwd,
+        rank,
+        grad_output.dtype,
+        out,
+        {"dy": dy},
+        numbers | per_axis("o_", dy.space),
+        {"dy": "grad_output"},
+        WIDE=wide_of(grad_output.dtype),
+        **shared,
+    )
     return Plan({"dx": made}, [launch])
 
 

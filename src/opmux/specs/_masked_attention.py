@@ -150,9 +150,17 @@ class Gradients(NamedTuple):
 
 
 def masked_backward(
-    do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, how: Masking, bias: Tensor | None,
-    sink: Tensor | None, call: Any = None,
-) -> Gradients:  # fmt: skip
+    do: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    how: Masking,
+    bias: Tensor | None,
+    sink: Tensor | None,
+    call: Any = None,
+) -> Gradients:
     """The gradients. o and lse may also cover keys that are on other devices and not in k."""
     groups = k.shape[1]
     x, g, out = (_grouped(how.kept(t, how.q_sizes), groups) for t in (q, do, o))
@@ -173,6 +181,4 @@ def masked_backward(
     if sink is not None:
         share = _probabilities(sink.to(x.dtype).view(1, groups, -1, 1, 1), lse).squeeze(-1)
         dsink = -(share * total).sum((0, 3)).flatten()
-    return Gradients(
-        (scaled @ y).flatten(1, 2), (scaled.mT @ x).sum(2), (dropped.mT @ g).sum(2), dbias, dsink
-    )  # fmt: skip
+    return Gradients((scaled @ y).flatten(1, 2), (scaled.mT @ x).sum(2), (dropped.mT @ g).sum(2), dbias, dsink)

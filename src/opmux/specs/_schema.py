@@ -12,9 +12,14 @@ from .samples import Maker
 
 # Types in schemas -> Python annotations; an optional argument adds `| None`.
 TYPES = {
-    "Tensor": "Tensor", "int": "int", "float": "float", "bool": "bool",
-    "List[int]": "list[int]", "List[bool]": "list[bool]", "List[float]": "list[float]",
-}  # fmt: skip
+    "Tensor": "Tensor",
+    "int": "int",
+    "float": "float",
+    "bool": "bool",
+    "List[int]": "list[int]",
+    "List[bool]": "list[bool]",
+    "List[float]": "list[float]",
+}
 
 # For ops whose CPU kernels in ATen accumulate in 16 bits; our kernels and ATen's for CUDA accumulate in 32.
 ROUGH: Mapping[torch.dtype, Tol] = {torch.float16: Tol(1e-2, 1e-2), torch.bfloat16: Tol(5e-2, 5e-2)}

@@ -300,9 +300,7 @@ def _unpacked(
     q: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int, left: int, right: int, scale: float | None
 ) -> tuple[Lengths, Lengths, Masking]:
     of_q, of_k = Lengths.of(cu_q), Lengths.of(cu_k)
-    how = Masking(
-        scale_of(q, scale), left=left, right=right, at_end=True, q_sizes=of_q.sizes, kv_sizes=of_k.sizes
-    )  # fmt: skip
+    how = Masking(scale_of(q, scale), left=left, right=right, at_end=True, q_sizes=of_q.sizes, kv_sizes=of_k.sizes)
     return of_q, of_k, how
 
 
@@ -350,9 +348,17 @@ def _varlen_wrong(good: Maker) -> BadSamples:
 
 
 def _fake_varlen(
-    q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int, left: int = -1,
-    right: int = -1, scale: float | None = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_q: Tensor,
+    cu_k: Tensor,
+    max_q: int,
+    max_k: int,
+    left: int = -1,
+    right: int = -1,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor]:
     attention_varlen.check(q=q, k=k, v=v, cu_q=cu_q, cu_k=cu_k)
     return q.new_empty((*q.shape[:2], v.shape[2])), q.new_empty((q.shape[1], q.shape[0]), dtype=stats_dtype(q))
 

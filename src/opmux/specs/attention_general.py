@@ -84,9 +84,16 @@ class Arrangement:
     """Converts the tensors of a call to [sequences, heads, length, dim] and back."""
 
     def __init__(
-        self, q: Tensor, k: Tensor, cu_q: Tensor | None, cu_k: Tensor | None, q_sizes: Tensor | None,
-        k_sizes: Tensor | None, max_q: int, max_k: int,
-    ):  # fmt: skip
+        self,
+        q: Tensor,
+        k: Tensor,
+        cu_q: Tensor | None,
+        cu_k: Tensor | None,
+        q_sizes: Tensor | None,
+        k_sizes: Tensor | None,
+        max_q: int,
+        max_k: int,
+    ):
         self.packed = cu_q is not None
         self.lengths: list[Lengths | None] = [_lengths(cu_q, q_sizes), _lengths(cu_k, k_sizes)]
         self.longest = longest(q, k, cu_q, max_q, max_k)[1:]
@@ -108,17 +115,35 @@ class Arrangement:
         return t.masked_fill(after.view(t.shape[0], 1, tokens, *[1] * (t.dim() - 3)), 0.0)
 
     def masking(
-        self, q: Tensor, bias: Tensor | None, slopes: Tensor | None, seed: Tensor | None, left: int, right: int,
-        at_end: bool, softcap: float, dropout_p: float, scale: float | None,
-    ) -> Masking:  # fmt: skip
+        self,
+        q: Tensor,
+        bias: Tensor | None,
+        slopes: Tensor | None,
+        seed: Tensor | None,
+        left: int,
+        right: int,
+        at_end: bool,
+        softcap: float,
+        dropout_p: float,
+        scale: float | None,
+    ) -> Masking:
         found = [
             s.long() if s is not None else None if n is None else n.sizes
             for s, n in zip(self.sizes, self.lengths, strict=True)
         ]
         return Masking(
-            scale_of(q, scale), left=left, right=right, at_end=at_end, bias=NO_BIAS if bias is None else POST_SCALE,
-            q_sizes=found[0], kv_sizes=found[1], dropped=dropout_p, seed=seed, slopes=slopes, softcap=softcap,
-        )  # fmt: skip
+            scale_of(q, scale),
+            left=left,
+            right=right,
+            at_end=at_end,
+            bias=NO_BIAS if bias is None else POST_SCALE,
+            q_sizes=found[0],
+            kv_sizes=found[1],
+            dropped=dropout_p,
+            seed=seed,
+            slopes=slopes,
+            softcap=softcap,
+        )
 
 
 def _lengths(cu: Tensor | None, sizes: Tensor | None) -> Lengths | None:
@@ -180,19 +205,37 @@ CASES = (
     Case((2, 2, 18, 16), options={"bias": (1, 2, 18), "sink": True, "right": 0}),
     Case((2, 2, 5, 24), options={"bias": (2, 1, 1), "keys": 22, "softcap": 2.0, "dim_v": 16}),
     Case((1, 2, 17, 8), options={"slopes": True, "keys": 9, "dropout_p": 0.3, "kv_heads": 1}),
-    Case((2, 1, 19, 16), options={
-        "q_sizes": (19, 5), "k_sizes": (3, 19), "sink": True, "right": 0, "bias": (1, 1, 19),
-    }),
-    Case((1, 2, 14, 16), options={
-        "cu_q": (0, 5, 13), "cu_k": (0, 6, 11), "keys": 12, "max_q": 8, "max_k": 6, "dropout_p": 0.5, "host": True,
-        "slopes": True, "softcap": 3.0, "left": 4,
-    }),
+    Case(
+        (2, 1, 19, 16),
+        options={
+            "q_sizes": (19, 5),
+            "k_sizes": (3, 19),
+            "sink": True,
+            "right": 0,
+            "bias": (1, 1, 19),
+        },
+    ),
+    Case(
+        (1, 2, 14, 16),
+        options={
+            "cu_q": (0, 5, 13),
+            "cu_k": (0, 6, 11),
+            "keys": 12,
+            "max_q": 8,
+            "max_k": 6,
+            "dropout_p": 0.5,
+            "host": True,
+            "slopes": True,
+            "softcap": 3.0,
+            "left": 4,
+        },
+    ),
     Case((2, 2, 3, 8), "swapped", {"scale": 0.3, "sink": True}),
     Case((2, 2, 6, 8), options={"kv_heads": 1, "keys": 7, "dim_v": 16, "seq_first": True}),
     Case((1, 2, 8, 16), "step", {"right": 0, "at_end": False, "keys": 3}),
     Case((2, 2, 0, 8), options={"sink": True, "bias": (1, 2, 1), "keys": 4}),
     Case((2, 2, 4, 8), options={"keys": 0, "sink": True}),
-)  # fmt: skip
+)
 GENERAL = Maker(_args, CASES)
 
 
@@ -212,7 +255,7 @@ def _wrong(good: Maker) -> BadSamples:
             ("lengths", "q_sizes must have a length for each of 2", {"q_sizes": ints, "k_sizes": ints}),
             ("bias", "bias must have shape .2, 4, 6, 6., or 1", {"bias": three}),
             ("seed", "seed must be given, as dropout_p is not 0", {"dropout_p": 0.5}),
-        ):  # fmt: skip
+        ):
             yield BadSample(tuple({**args, **changes}.values()), ValueError, text, id=word)
 
     return bad

@@ -40,11 +40,16 @@ def _arguments(d: Draw) -> dict[str, Any]:
     if d.option("last"):
         x = x.contiguous(memory_format=torch.channels_last)
     return {
-        "input": x, "weight": weight, "bias": d.weights(out) if d.option("bias", True) else None,
-        "stride": [d.option("stride", 1)] * rank, "padding": [d.option("padding", 0)] * rank,
-        "dilation": [d.option("dilation", 1)] * rank, "transposed": transposed,
-        "output_padding": [d.option("more", 0)] * rank, "groups": groups,
-    }  # fmt: skip
+        "input": x,
+        "weight": weight,
+        "bias": d.weights(out) if d.option("bias", True) else None,
+        "stride": [d.option("stride", 1)] * rank,
+        "padding": [d.option("padding", 0)] * rank,
+        "dilation": [d.option("dilation", 1)] * rank,
+        "transposed": transposed,
+        "output_padding": [d.option("more", 0)] * rank,
+        "groups": groups,
+    }
 
 
 def _backward(d: Draw) -> dict[str, Any]:
@@ -55,9 +60,13 @@ def _backward(d: Draw) -> dict[str, Any]:
     sizes = None if bias is None else [*bias.shape]
     rest = {n: v for n, v in made.items() if n not in ("input", "weight")}
     return {
-        "grad_output": dy, "input": made["input"], "weight": made["weight"], "bias_sizes": sizes, **rest,
+        "grad_output": dy,
+        "input": made["input"],
+        "weight": made["weight"],
+        "bias_sizes": sizes,
+        **rest,
         "output_mask": [True, True, bias is not None],
-    }  # fmt: skip
+    }
 
 
 ops: dict[str, Any] = {
@@ -86,9 +95,12 @@ WINDOWS = (
 def _unfolded(d: Draw) -> dict[str, Any]:
     pair = lambda name, none: [d.option(name, none)] * 2
     return {
-        "self": d.full(), "kernel_size": d.option("kernel", [3, 3]), "dilation": pair("dilation", 1),
-        "padding": pair("padding", 0), "stride": pair("stride", 1),
-    }  # fmt: skip
+        "self": d.full(),
+        "kernel_size": d.option("kernel", [3, 3]),
+        "dilation": pair("dilation", 1),
+        "padding": pair("padding", 0),
+        "stride": pair("stride", 1),
+    }
 
 
 def _folded(d: Draw) -> dict[str, Any]:

@@ -43,20 +43,37 @@ TABLE = (
     *(AtenRow(n, f"size: list[int], *, {FACTORY}", sized(), SHAPES[::2]) for n in ("ones", "zeros")),
     AtenRow("full_like", f"self: Tensor, fill_value: Number, *, {LIKE}", like(fill_value=2.0), SHAPES),
     *(AtenRow(n, f"self: Tensor, *, {LIKE}", like(), SHAPES) for n in ("ones_like", "zeros_like")),
-    AtenRow("new_full", f"self: Tensor, size: list[int], fill_value: Number, *, {FACTORY}", new(fill_value=2),
-            SHAPES[:1]),
+    AtenRow(
+        "new_full", f"self: Tensor, size: list[int], fill_value: Number, *, {FACTORY}", new(fill_value=2), SHAPES[:1]
+    ),
     *(AtenRow(n, f"self: Tensor, size: list[int], *, {FACTORY}", new(), SHAPES[:1]) for n in ("new_ones", "new_zeros")),
     AtenRow("scalar_tensor", f"s: Number, *, {FACTORY}", numbers(s=1.5), SHAPES[:1]),
-    AtenRow("arange", f"start: Number = 0, end: Number | None = None, step: Number = 1, *, {FACTORY}",
-            numbers(start=1, end=40, step=3), SHAPES[:1]),
-    AtenRow("range", f"start: Number, end: Number, step: Number = 1, *, {FACTORY}",
-            numbers(start=1, end=40, step=3), SHAPES[:1]),
-    AtenRow("linspace", f"start: Number, end: Number, steps: int, *, {FACTORY}",
-            numbers(start=-1.0, end=2.0, steps=37), SHAPES[:1]),
-    AtenRow("logspace", f"start: Number, end: Number, steps: int, base: float = 10.0, *, {FACTORY}",
-            numbers(start=-1.0, end=2.0, steps=37, base=2.0), SHAPES[:1]),
+    AtenRow(
+        "arange",
+        f"start: Number = 0, end: Number | None = None, step: Number = 1, *, {FACTORY}",
+        numbers(start=1, end=40, step=3),
+        SHAPES[:1],
+    ),
+    AtenRow(
+        "range",
+        f"start: Number, end: Number, step: Number = 1, *, {FACTORY}",
+        numbers(start=1, end=40, step=3),
+        SHAPES[:1],
+    ),
+    AtenRow(
+        "linspace",
+        f"start: Number, end: Number, steps: int, *, {FACTORY}",
+        numbers(start=-1.0, end=2.0, steps=37),
+        SHAPES[:1],
+    ),
+    AtenRow(
+        "logspace",
+        f"start: Number, end: Number, steps: int, base: float = 10.0, *, {FACTORY}",
+        numbers(start=-1.0, end=2.0, steps=37, base=2.0),
+        SHAPES[:1],
+    ),
     AtenRow("eye", f"n: int, m: int | None = None, *, {FACTORY}", numbers(n=5, m=37), SHAPES[:1]),
-)  # fmt: skip
+)
 
 ROUNDED = ("linspace", "logspace")
 ops: dict[str, Any] = {}

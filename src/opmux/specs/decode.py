@@ -50,9 +50,14 @@ def check_scale(op: str, name: str, scale: Tensor | None, heads: int) -> None:
 
 
 def cache_fits(
-    op: str, q: Tensor, k_cache: Tensor, lengths: Tensor, table: Tensor | None, k_scale: Tensor | None,
+    op: str,
+    q: Tensor,
+    k_cache: Tensor,
+    lengths: Tensor,
+    table: Tensor | None,
+    k_scale: Tensor | None,
     v_scale: Tensor | None,
-) -> None:  # fmt: skip
+) -> None:
     kept_as(op, "k_cache", k_cache, q, "q")
     check_pages(op, "k_cache", k_cache, table, lengths.shape[0])
     heads, kv_heads = q.shape[2], k_cache.shape[2]
@@ -73,9 +78,16 @@ def latents_fit(
 
 
 def tokens_fit(
-    op: str, k: Tensor, v: Tensor | None, k_cache: Tensor, v_cache: Tensor | None, lengths: Tensor,
-    table: Tensor | None, k_scale: Tensor | None, v_scale: Tensor | None,
-) -> None:  # fmt: skip
+    op: str,
+    k: Tensor,
+    v: Tensor | None,
+    k_cache: Tensor,
+    v_cache: Tensor | None,
+    lengths: Tensor,
+    table: Tensor | None,
+    k_scale: Tensor | None,
+    v_scale: Tensor | None,
+) -> None:
     if (v is None) != (v_cache is None):
         missing, there = ("v", "v_cache") if v is None else ("v_cache", "v")
         raise BadArgument.of(op, missing, f"be given, as {{{there}}} is", "None")
@@ -109,9 +121,15 @@ def _cached(cache: Tensor, table: Tensor | None, scale: Tensor | None, like: Ten
 
 
 def _attended(
-    q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, sinks: Tensor | None, window: int, softcap: float,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lengths: Tensor,
+    sinks: Tensor | None,
+    window: int,
+    softcap: float,
     scale: float | None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     """o and lse for the last tokens of each sequence; k and v are [batch, keys, kv_heads, dim]."""
     batch, queries, heads, _ = q.shape
     keys, kv_heads = k.shape[1:3]
@@ -223,38 +241,47 @@ def _write_args(d: Draw) -> dict[str, Any]:
 
 
 # The shape is that of q, [batch, queries, heads, dim].
-DECODE = Maker(_decode_args, (
-    Case((2, 1, 4, 16), options={"kv_heads": 2, "page": 16, "sinks": True, "scales": "each"}),
-    Case((2, 3, 8, 24), options={"kv_heads": 2, "window": 9, "softcap": 4.0, "keys": 50}),
-    Case((3, 1, 6, 64), options={"kv_heads": 1, "page": 64, "lengths": [130, 0, 64], "wide": True, "scale": 0.3}),
-    Case((1, 2, 2, 40), options={"page": 4, "lengths": [9], "dim_v": 16, "cache": "e4m3", "scales": "one"}),
-    Case((2, 2, 4, 32), options={"kv_heads": 2, "lengths": [40, 1], "cache": "e5m2", "scales": "each"}),
-    Case((1, 1, 2, 16), "step", {"page": 8, "lengths": [21], "pages": 4}),
-    Case((2, 1, 2, 8), "swapped"),
-    Case((1, 20, 4, 16), options={"kv_heads": 1, "lengths": [33], "sinks": True, "window": 3}),
-    Case((2, 2, 2, 16), options={"keys": 0, "lengths": [0], "sinks": True}),
-    Case((0, 1, 2, 16), options={"keys": 3}),
-    Case((2, 0, 2, 16)),
-    Case((2, 1, 4, 16), options={"kv_heads": 2, "page": 1, "wide": True}),
-))  # fmt: skip
-MLA = Maker(_mla_args, (
-    Case((2, 1, 4, 40), options={"page": 16, "rank": 32}),
-    Case((2, 1, 2, 72), options={"page": 64, "lengths": [130, 3], "rank": 40, "scale": 0.2}),
-    Case((1, 1, 2, 24), "step", {"lengths": [5], "rank": 24}),
-    Case((1, 2, 20, 48), options={"lengths": [70], "rank": 32, "cache": "e4m3", "scales": "one"}),
-    Case((0, 1, 2, 24), options={"keys": 3}),
-))  # fmt: skip
-WRITE = Maker(_write_args, (
-    Case((2, 1, 2, 16), options={"page": 16, "scales": "each"}),
-    Case((2, 3, 2, 24), options={"lengths": [5, 2], "keys": 6, "dim_v": 16, "counts": [3, 1]}),
-    Case((3, 4, 1, 40), options={"page": 4, "lengths": [9, 3, 0], "latent": True}),
-    Case((2, 1, 2, 16), options={"page": 16, "cache": "e4m3", "scales": "each", "large": 300.0}),
-    Case((1, 2, 3, 8), "step", {"lengths": [7], "cache": "e5m2", "scales": "one"}),
-    Case((2, 2, 2, 16), "swapped", {"page": 2, "lengths": [6, 9], "pages": 4}),
-    Case((0, 1, 2, 8), options={"keys": 3}),
-    Case((2, 0, 2, 8)),
-    Case((2, 1, 2, 16), options={"page": 1, "wide": True}),
-))  # fmt: skip
+DECODE = Maker(
+    _decode_args,
+    (
+        Case((2, 1, 4, 16), options={"kv_heads": 2, "page": 16, "sinks": True, "scales": "each"}),
+        Case((2, 3, 8, 24), options={"kv_heads": 2, "window": 9, "softcap": 4.0, "keys": 50}),
+        Case((3, 1, 6, 64), options={"kv_heads": 1, "page": 64, "lengths": [130, 0, 64], "wide": True, "scale": 0.3}),
+        Case((1, 2, 2, 40), options={"page": 4, "lengths": [9], "dim_v": 16, "cache": "e4m3", "scales": "one"}),
+        Case((2, 2, 4, 32), options={"kv_heads": 2, "lengths": [40, 1], "cache": "e5m2", "scales": "each"}),
+        Case((1, 1, 2, 16), "step", {"page": 8, "lengths": [21], "pages": 4}),
+        Case((2, 1, 2, 8), "swapped"),
+        Case((1, 20, 4, 16), options={"kv_heads": 1, "lengths": [33], "sinks": True, "window": 3}),
+        Case((2, 2, 2, 16), options={"keys": 0, "lengths": [0], "sinks": True}),
+        Case((0, 1, 2, 16), options={"keys": 3}),
+        Case((2, 0, 2, 16)),
+        Case((2, 1, 4, 16), options={"kv_heads": 2, "page": 1, "wide": True}),
+    ),
+)
+MLA = Maker(
+    _mla_args,
+    (
+        Case((2, 1, 4, 40), options={"page": 16, "rank": 32}),
+        Case((2, 1, 2, 72), options={"page": 64, "lengths": [130, 3], "rank": 40, "scale": 0.2}),
+        Case((1, 1, 2, 24), "step", {"lengths": [5], "rank": 24}),
+        Case((1, 2, 20, 48), options={"lengths": [70], "rank": 32, "cache": "e4m3", "scales": "one"}),
+        Case((0, 1, 2, 24), options={"keys": 3}),
+    ),
+)
+WRITE = Maker(
+    _write_args,
+    (
+        Case((2, 1, 2, 16), options={"page": 16, "scales": "each"}),
+        Case((2, 3, 2, 24), options={"lengths": [5, 2], "keys": 6, "dim_v": 16, "counts": [3, 1]}),
+        Case((3, 4, 1, 40), options={"page": 4, "lengths": [9, 3, 0], "latent": True}),
+        Case((2, 1, 2, 16), options={"page": 16, "cache": "e4m3", "scales": "each", "large": 300.0}),
+        Case((1, 2, 3, 8), "step", {"lengths": [7], "cache": "e5m2", "scales": "one"}),
+        Case((2, 2, 2, 16), "swapped", {"page": 2, "lengths": [6, 9], "pages": 4}),
+        Case((0, 1, 2, 8), options={"keys": 3}),
+        Case((2, 0, 2, 8)),
+        Case((2, 1, 2, 16), options={"page": 1, "wide": True}),
+    ),
+)
 
 
 def _wrong(good: Maker, *ways: tuple[str, Any, type[Exception], str]) -> BadSamples:
@@ -286,10 +313,18 @@ def _fake_results(q: Tensor, dim_v: int) -> tuple[Tensor, Tensor]:
 
 
 def _fake_decode(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor, table: Tensor | None = None,
-    sinks: Tensor | None = None, k_scale: Tensor | None = None, v_scale: Tensor | None = None, window: int = -1,
-    softcap: float = 0.0, scale: float | None = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    lengths: Tensor,
+    table: Tensor | None = None,
+    sinks: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+    window: int = -1,
+    softcap: float = 0.0,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor]:
     return _fake_results(q, v_cache.shape[3])
 
 
@@ -349,9 +384,14 @@ def attention_decode(
 
 
 def _fake_mla(
-    q: Tensor, cache: Tensor, lengths: Tensor, rank: int, table: Tensor | None = None,
-    cache_scale: Tensor | None = None, scale: float | None = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    q: Tensor,
+    cache: Tensor,
+    lengths: Tensor,
+    rank: int,
+    table: Tensor | None = None,
+    cache_scale: Tensor | None = None,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor]:
     return _fake_results(q, rank)
 
 

@@ -36,9 +36,12 @@ def _forward(rank: int) -> Maker:
         # positions inside and outside the image, all multiples of 1/32: exact in 16 bits too
         grid = (d.weights(x.shape[0], *(4, 3, 2)[:rank], rank) * 8).round() / 8 + 1 / 32
         return {
-            "input": x, "grid": grid, "interpolation_mode": d.option("mode", LINEAR),
-            "padding_mode": d.option("padding", ZEROS), "align_corners": d.option("align", False),
-        }  # fmt: skip
+            "input": x,
+            "grid": grid,
+            "interpolation_mode": d.option("mode", LINEAR),
+            "padding_mode": d.option("padding", ZEROS),
+            "align_corners": d.option("align", False),
+        }
 
     return Maker(build, _cases(rank))
 

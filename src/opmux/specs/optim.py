@@ -193,13 +193,25 @@ def abreast(t: Tensor, lead: Tensor) -> Tensor:
 SIZES = ((5, 7), (64,), (0,), (2, 3, 16))
 
 ADAM = {
-    "lr": 1e-2, "beta1": 0.9, "beta2": 0.99, "epsilon": 1e-8, "step": 2, "mode": 1, "bias_correction": 1,
+    "lr": 1e-2,
+    "beta1": 0.9,
+    "beta2": 0.99,
+    "epsilon": 1e-8,
+    "step": 2,
+    "mode": 1,
+    "bias_correction": 1,
     "weight_decay": 0.1,
-}  # fmt: skip
+}
 SGD = {
-    "wd": 0.1, "momentum": 0.9, "dampening": 0.1, "lr": 1e-2, "nesterov": False, "first_run": False,
-    "wd_after_momentum": False, "scale": 0.5,
-}  # fmt: skip
+    "wd": 0.1,
+    "momentum": 0.9,
+    "dampening": 0.1,
+    "lr": 1e-2,
+    "nesterov": False,
+    "first_run": False,
+    "wd_after_momentum": False,
+    "scale": 0.5,
+}
 
 
 def drawn(each: Each, dtype: torch.dtype, device: Any, generator: torch.Generator) -> list[Tensor]:

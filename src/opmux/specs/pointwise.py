@@ -100,8 +100,11 @@ TABLE = (
     Row("mvlgamma", "self: Tensor, p: int", WIDE, "beyond", numbers={"p": 2}, tol=LOOSE),
     Row("round", "self: Tensor, *, decimals: int | None = None", NUMBERS),
     Row("logit", "self: Tensor, eps: float | None = None", FLOATS, "unit", tol=ROUGH),
-    Row("nan_to_num", "self: Tensor, nan: float | None = None, posinf: float | None = None, "
-        "neginf: float | None = None", ALL),
+    Row(
+        "nan_to_num",
+        "self: Tensor, nan: float | None = None, posinf: float | None = None, neginf: float | None = None",
+        ALL,
+    ),
     Row("gelu", 'self: Tensor, *, approximate: str = "none"', FLOATS),
     Row("elu", "self: Tensor, alpha: Number = 1, scale: Number = 1, input_scale: Number = 1", FLOATS),
     Row("celu", "self: Tensor, alpha: Number = 1.0", FLOATS),
@@ -109,8 +112,9 @@ TABLE = (
     Row("hardtanh", "self: Tensor, min_val: Number = -1, max_val: Number = 1", FLOATS | SIGNED),
     Row("softplus", "self: Tensor, beta: Number = 1, threshold: Number = 20", FLOATS),
     *rows("self: Tensor, lambd: Number = 0.5", FLOATS, "softshrink hardshrink"),
-    Row("threshold", "self: Tensor, threshold: Number, value: Number", NUMBERS,
-        numbers={"threshold": 0.25, "value": 20}),
+    Row(
+        "threshold", "self: Tensor, threshold: Number, value: Number", NUMBERS, numbers={"threshold": 0.25, "value": 20}
+    ),
     *rows("self: Tensor, min: Tensor | Number | None = None, max: Tensor | Number | None = None", NUMBERS, "clamp"),
     *rows("self: Tensor, min: Tensor | Number", NUMBERS, "clamp_min"),
     *rows("self: Tensor, max: Tensor | Number", NUMBERS, "clamp_max"),
@@ -131,8 +135,10 @@ TABLE = (
     *rows(EITHER, FLOATS, "xlogy@above special_xlog1py@above"),
     Row("special_zeta", EITHER, WIDE, "beyond", tol=LOOSE),
     *rows(TWO, WIDE, "igamma@above igammac@above", tol=LOOSE),
-    *(Row(f"special_{name}", "x: Tensor | Number, n: Tensor | Number", WIDE, "above", tol=LOOSE)
-      for name in POLYNOMIALS.split()),
+    *(
+        Row(f"special_{name}", "x: Tensor | Number, n: Tensor | Number", WIDE, "above", tol=LOOSE)
+        for name in POLYNOMIALS.split()
+    ),
     Row("heaviside", "self: Tensor, values: Tensor", ALL),
     *rows(EITHER, INTS | BOOL, "bitwise_and bitwise_or bitwise_xor"),
     *rows(EITHER, INTS, "bitwise_left_shift bitwise_right_shift"),
@@ -150,18 +156,26 @@ TABLE = (
     Row("gelu_backward", f'{GRAD}, *, approximate: str = "none"', FLOATS),
     Row("logit_backward", f"{GRAD}, eps: float | None = None", FLOATS, "unit"),
     Row("threshold_backward", f"{GRAD}, threshold: Number", NUMBERS, numbers={"threshold": 0}),
-    Row("leaky_relu_backward", f"{GRAD}, negative_slope: Number, self_is_result: bool", FLOATS,
-        numbers={"negative_slope": 0.01, "self_is_result": False}),
-    Row("elu_backward", "grad_output: Tensor, alpha: Number, scale: Number, input_scale: Number, is_result: bool, "
-        "self_or_result: Tensor", FLOATS,
-        numbers={"alpha": 1.5, "scale": 1, "input_scale": 0.5, "is_result": False}),
-    Row("hardtanh_backward", f"{GRAD}, min_val: Number, max_val: Number", FLOATS,
-        numbers={"min_val": -1, "max_val": 1}),
-    Row("softplus_backward", f"{GRAD}, beta: Number, threshold: Number", FLOATS,
-        numbers={"beta": 2, "threshold": 20}),
+    Row(
+        "leaky_relu_backward",
+        f"{GRAD}, negative_slope: Number, self_is_result: bool",
+        FLOATS,
+        numbers={"negative_slope": 0.01, "self_is_result": False},
+    ),
+    Row(
+        "elu_backward",
+        "grad_output: Tensor, alpha: Number, scale: Number, input_scale: Number, is_result: bool, "
+        "self_or_result: Tensor",
+        FLOATS,
+        numbers={"alpha": 1.5, "scale": 1, "input_scale": 0.5, "is_result": False},
+    ),
+    Row(
+        "hardtanh_backward", f"{GRAD}, min_val: Number, max_val: Number", FLOATS, numbers={"min_val": -1, "max_val": 1}
+    ),
+    Row("softplus_backward", f"{GRAD}, beta: Number, threshold: Number", FLOATS, numbers={"beta": 2, "threshold": 20}),
     Row("softshrink_backward", f"{GRAD}, lambd: Number", FLOATS, numbers={"lambd": 0.5}),
     Row("hardshrink_backward", "grad_out: Tensor, self: Tensor, lambd: Number", FLOATS, numbers={"lambd": 0.5}),
-)  # fmt: skip
+)
 
 # ATen's aliases -> the row with the same arguments.
 ALIASES = {

@@ -54,10 +54,14 @@ def _avg(rank: int) -> Maker:
     def build(d: Draw) -> dict[str, Any]:
         kernel, stride, padding = _windows(d, rank)
         return {
-            "self": _x(d), "kernel_size": kernel, "stride": stride, "padding": padding,
-            "ceil_mode": d.option("ceil_mode", False), "count_include_pad": d.option("count", True),
+            "self": _x(d),
+            "kernel_size": kernel,
+            "stride": stride,
+            "padding": padding,
+            "ceil_mode": d.option("ceil_mode", False),
+            "count_include_pad": d.option("count", True),
             "divisor_override": d.option("divisor"),
-        }  # fmt: skip
+        }
 
     return Maker(build, _cases(rank, *AVG))
 
@@ -66,9 +70,13 @@ def _max(rank: int) -> Maker:
     def build(d: Draw) -> dict[str, Any]:
         kernel, stride, padding = _windows(d, rank)
         return {
-            "self": _x(d), "kernel_size": kernel, "stride": stride, "padding": padding,
-            "dilation": [d.option("dilation", 1)] * rank, "ceil_mode": d.option("ceil_mode", False),
-        }  # fmt: skip
+            "self": _x(d),
+            "kernel_size": kernel,
+            "stride": stride,
+            "padding": padding,
+            "dilation": [d.option("dilation", 1)] * rank,
+            "ceil_mode": d.option("ceil_mode", False),
+        }
 
     return Maker(build, _cases(rank, *MAX))
 
@@ -147,9 +155,11 @@ for _r in (2, 3):
         "dx",
     )
     _declare(
-        f"adaptive_max_pool{_r}d", "The maxima of windows that divide the input evenly, and their indices.",
-        _d, "y indices",
-    )  # fmt: skip
+        f"adaptive_max_pool{_r}d",
+        "The maxima of windows that divide the input evenly, and their indices.",
+        _d,
+        "y indices",
+    )
     _declare(
         f"adaptive_max_pool{_r}d_backward",
         "The gradient of the input of adaptive max pooling.",
@@ -159,9 +169,11 @@ for _r in (2, 3):
     _declare(f"max_unpool{_r}d", "A plane of zeros, with each element of the input at its index.", _unpool(_r))
 
 _declare(
-    "fractional_max_pool2d", "The maxima of windows at pseudo-random positions, and their indices in the plane.",
-    FRACTIONAL, "y indices",
-)  # fmt: skip
+    "fractional_max_pool2d",
+    "The maxima of windows at pseudo-random positions, and their indices in the plane.",
+    FRACTIONAL,
+    "y indices",
+)
 _declare(
     "fractional_max_pool2d_backward",
     "The gradient of the input of fractional max pooling.",

@@ -412,9 +412,14 @@ def var_mean_bwd(
 
 
 def std_mean_bwd(
-    dstd: DY, dmean: DY, x: X, std: Y, dim: Dim = None, keepdim: bool = False,
+    dstd: DY,
+    dmean: DY,
+    x: X,
+    std: Y,
+    dim: Dim = None,
+    keepdim: bool = False,
     correction: float | None = 1,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """The gradient of std_mean: dx = dstd * (x - mean(x)) / (std * (n - correction)) + dmean / n."""
     b = Back.of(x, dim, keepdim, dstd, dmean, std)
     rate = _std_rate(b.per[0], b.per[2])
@@ -476,9 +481,11 @@ SHAPES = (
 NOTHING = (Case((5, 0)), Case((0, 3), options={"dim": 0}), Case((2, 0, 3), options={"dim": None}))
 WIDER = Case((5, 64), options={"wider": True})
 TO = {
-    torch.float16: torch.float32, torch.bfloat16: torch.float32,
-    torch.float32: torch.float64, torch.float64: torch.float64,
-}  # fmt: skip
+    torch.float16: torch.float32,
+    torch.bfloat16: torch.float32,
+    torch.float32: torch.float64,
+    torch.float64: torch.float64,
+}
 
 
 def _drawn(name: str, d: Draw) -> Tensor:
@@ -596,17 +603,26 @@ def declare(
 
 
 def _forward(
-    name: str, fn: Callable[..., Any], doc: str = "", more: Sequence[Case] = (), bad: Sequence[Any] = (),
-    cases: Sequence[Case] = SHAPES, **fields: Any,
-) -> Any:  # fmt: skip
+    name: str,
+    fn: Callable[..., Any],
+    doc: str = "",
+    more: Sequence[Case] = (),
+    bad: Sequence[Any] = (),
+    cases: Sequence[Case] = SHAPES,
+    **fields: Any,
+) -> Any:
     good = _maker(name, list(inspect.signature(fn).parameters), (*cases, *more))
     return declare(fn, name, doc, good, errors=_bad(good, *bad), **fields)
 
 
 def _backward(
-    forward: Any, fn: Callable[..., Any], doc: str = "", more: Sequence[Case] = (), cases: Sequence[Case] = SHAPES,
+    forward: Any,
+    fn: Callable[..., Any],
+    doc: str = "",
+    more: Sequence[Case] = (),
+    cases: Sequence[Case] = SHAPES,
     **fields: Any,
-) -> None:  # fmt: skip
+) -> None:
     name = forward.spec.name
     good = _back_maker(name, forward, list(inspect.signature(fn).parameters), (*cases, *more))
     declare(fn, f"{name}_bwd", doc, good, out="dx", **fields)
@@ -615,8 +631,11 @@ def _backward(
 # The relative error of a product is the sum of those of its factors.
 PROD_TOL = {torch.float32: Tol(1e-5, 1e-5), torch.float64: Tol(1e-6, 1e-7)}
 ZEROS = (Case((5, 64), options={"zeros": 1}), Case((5, 64), options={"zeros": 2, "dim": 0}))
-FAR = (Case((5, 64), options={"correction": 0}), Case((5, 64), options={"correction": None, "dim": 0}),
-       Case((5, 64), options={"correction": 2.5, "dim": None}))  # fmt: skip
+FAR = (
+    Case((5, 64), options={"correction": 0}),
+    Case((5, 64), options={"correction": None, "dim": 0}),
+    Case((5, 64), options={"correction": 2.5, "dim": None}),
+)
 NORMS = tuple(
     Case((5, 64), options={"ord": p, "dim": dim, "zeros": zeros})
     for p, dim, zeros in ((0, 1, 2), (1, 0, 0), (INF, 1, 0), (-INF, None, 0), (3, 0, 0), (0.5, 1, 1), (-1.5, 1, 0))
@@ -626,34 +645,61 @@ FEW = tuple(c for c in SHAPES if c.shape not in ((3, 2, 2, 5, 2), (2, 3, 4, 17))
 _backward(_forward("sum", sum_, more=(*NOTHING, WIDER), grad="sum_bwd"), sum_bwd, looks="x")
 _backward(
     _forward("nansum", nansum, more=(*NOTHING, WIDER, *ZEROS), cases=FEW, grad="nansum_bwd"),
-    nansum_bwd, more=ZEROS, cases=FEW,
-)  # fmt: skip
-_backward(
-    _forward("mean", mean, more=(WIDER,), bad=NO_INTS, where=is_float, grad="mean_bwd"), mean_bwd, looks="x"
-)  # fmt: skip
+    nansum_bwd,
+    more=ZEROS,
+    cases=FEW,
+)
+_backward(_forward("mean", mean, more=(WIDER,), bad=NO_INTS, where=is_float, grad="mean_bwd"), mean_bwd, looks="x")
 _backward(
     _forward("prod", prod, more=(*NOTHING, WIDER, *ZEROS), grad="prod_bwd", tol=PROD_TOL),
-    prod_bwd, more=ZEROS, tol=PROD_TOL,
-)  # fmt: skip
+    prod_bwd,
+    more=ZEROS,
+    tol=PROD_TOL,
+)
 for _name, _words in (("amax", "largest"), ("amin", "smallest")):
     _backward(
         _forward(
-            _name, _extreme(_name), f"The {_words} element; NaN if any is NaN.", bad=NO_EMPTY, where=has_elements,
+            _name,
+            _extreme(_name),
+            f"The {_words} element; NaN if any is NaN.",
+            bad=NO_EMPTY,
+            where=has_elements,
             grad=f"{_name}_bwd",
         ),
-        _extreme_bwd(), f"The gradient of {_name}: dy is shared evenly among the {_words} elements.", more=ZEROS,
-    )  # fmt: skip
+        _extreme_bwd(),
+        f"The gradient of {_name}: dy is shared evenly among the {_words} elements.",
+        more=ZEROS,
+    )
     _name = {"amax": "max_dim", "amin": "min_dim"}[_name]
     _backward(
         _forward(
-            _name, _extreme_and_place(_name), f"The {_words} element along dim and its first index.",
-            bad=NO_EMPTY, where=has_elements, cases=FEW, grad=f"{_name}_bwd", out="values indices", dim=ONE,
+            _name,
+            _extreme_and_place(_name),
+            f"The {_words} element along dim and its first index.",
+            bad=NO_EMPTY,
+            where=has_elements,
+            cases=FEW,
+            grad=f"{_name}_bwd",
+            out="values indices",
+            dim=ONE,
         ),
-        _pick_bwd(), f"The gradient of {_name}: dvalues at the index, else 0.", cases=FEW, where=is_dense, dim=ONE,
-    )  # fmt: skip
+        _pick_bwd(),
+        f"The gradient of {_name}: dvalues at the index, else 0.",
+        cases=FEW,
+        where=is_dense,
+        dim=ONE,
+    )
     _name = {"max_dim": "argmax", "min_dim": "argmin"}[_name]
-    _forward(_name, _place(_name), f"The first index of the {_words} element along dim, or in x.flatten().", more=ZEROS,
-             bad=NO_EMPTY, where=has_elements, cases=FEW, dim=MAYBE)  # fmt: skip
+    _forward(
+        _name,
+        _place(_name),
+        f"The first index of the {_words} element along dim, or in x.flatten().",
+        more=ZEROS,
+        bad=NO_EMPTY,
+        where=has_elements,
+        cases=FEW,
+        dim=MAYBE,
+    )
 _forward("any", any_, more=(*NOTHING, *ZEROS, Case((5, 64), options={"scale": 0.0}), Case((3, 4), options={"dim": ()})))
 _forward("all", all_, more=(*NOTHING, *ZEROS))
 _forward("count_nonzero", count_nonzero, more=(*NOTHING, *ZEROS))
@@ -665,17 +711,23 @@ for _name, _words in (("var", "variance"), ("std", "standard deviation")):
     _name, _back = f"{_name}_mean", var_mean_bwd if _name == "var" else std_mean_bwd
     _backward(
         _forward(_name, _moments(_name), _doc, more=FAR, grad=f"{_name}_bwd", out=_name.replace("_", " ")),
-        _back, more=FAR,
-    )  # fmt: skip
+        _back,
+        more=FAR,
+    )
 LOUD = (Case((5, 64), options={"scale": 50.0}), Case((5, 64), options={"scale": 50.0, "dim": 0}))
 _backward(_forward("logsumexp", logsumexp, more=LOUD, grad="logsumexp_bwd"), logsumexp_bwd, more=LOUD)
 _backward(
     _forward(
-        "vector_norm", vector_norm, more=(*NORMS, WIDER), bad=(*NO_INTS, *NO_LESS),
-        where=(is_float, holds_x, norm_exists), grad="vector_norm_bwd",
+        "vector_norm",
+        vector_norm,
+        more=(*NORMS, WIDER),
+        bad=(*NO_INTS, *NO_LESS),
+        where=(is_float, holds_x, norm_exists),
+        grad="vector_norm_bwd",
     ),
-    vector_norm_bwd, more=NORMS[4:],
-)  # fmt: skip
+    vector_norm_bwd,
+    more=NORMS[4:],
+)
 
 if TYPE_CHECKING:
 

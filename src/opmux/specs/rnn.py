@@ -45,9 +45,12 @@ def _gates(d: Draw) -> dict[str, Any]:
     n, h = d.case.shape
     bias = lambda: d.weights(4 * h) if d.option("bias") else None
     return {
-        "input_gates": d.weights(n, 4 * h), "hidden_gates": d.weights(n, 4 * h), "cx": d.full(),
-        "input_bias": bias(), "hidden_bias": bias(),
-    }  # fmt: skip
+        "input_gates": d.weights(n, 4 * h),
+        "hidden_gates": d.weights(n, 4 * h),
+        "cx": d.full(),
+        "input_bias": bias(),
+        "hidden_bias": bias(),
+    }
 
 
 def _grads(d: Draw) -> dict[str, Any]:
@@ -55,9 +58,13 @@ def _grads(d: Draw) -> dict[str, Any]:
     _, cy, workspace = _forward(**given)
     dh, dc = d.weights(*d.case.shape), d.weights(*d.case.shape)
     return {
-        "grad_hy": dh, "grad_cy": dc if d.option("bias") else None, "cx": given["cx"], "cy": cy,
-        "workspace": workspace, "has_bias": d.option("bias", False),
-    }  # fmt: skip
+        "grad_hy": dh,
+        "grad_cy": dc if d.option("bias") else None,
+        "cx": given["cx"],
+        "cy": cy,
+        "workspace": workspace,
+        "has_bias": d.option("bias", False),
+    }
 
 
 ops: dict[str, Any] = {

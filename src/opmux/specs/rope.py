@@ -39,9 +39,16 @@ def rows_of(table: Tensor) -> int:
 
 
 def tables_fit(
-    op: str, lead: str, x: Tensor, layout: str, cp_size: int, width: int, starts: Tensor | None,
-    cu_seqlens: Tensor | None = None, **tables: Tensor,
-) -> None:  # fmt: skip
+    op: str,
+    lead: str,
+    x: Tensor,
+    layout: str,
+    cp_size: int,
+    width: int,
+    starts: Tensor | None,
+    cu_seqlens: Tensor | None = None,
+    **tables: Tensor,
+) -> None:
     """Raise unless the tables have a row for each position of x (named `lead`) and at most `width` columns."""
     batch, length = LAYOUTS[layout]
     n, shape = x.shape[length] * cp_size, tuple(x.shape)
@@ -64,9 +71,15 @@ def tables_fit(
 
 
 def heads_fit(
-    op: str, lead: str, x: Tensor, angles: Tensor, starts: Tensor | None, cu_seqlens: Tensor | None, layout: str,
+    op: str,
+    lead: str,
+    x: Tensor,
+    angles: Tensor,
+    starts: Tensor | None,
+    cu_seqlens: Tensor | None,
+    layout: str,
     cp_size: int,
-) -> None:  # fmt: skip
+) -> None:
     """Raise unless x has the dimensions of the layout, and cu_seqlens is given for "thd" and for no other layout."""
     if x.dim() != len(layout):
         raise BadArgument.of(op, lead, f"have {len(layout)} dimensions, as {{layout}} is {layout}", shown(x))
@@ -508,9 +521,15 @@ def split_fits(op: str, split: list[int]) -> None:
 
 
 def qkv_fits(
-    op: str, qkv: Tensor, q_angles: Tensor, k_angles: Tensor, split: list[int], starts: Tensor | None, layout: str,
+    op: str,
+    qkv: Tensor,
+    q_angles: Tensor,
+    k_angles: Tensor,
+    split: list[int],
+    starts: Tensor | None,
+    layout: str,
     cp_size: int,
-) -> None:  # fmt: skip
+) -> None:
     """Raise unless a packed head is as wide as the sum of `split`, and the tables fit."""
     if qkv.shape[-1] != sum(split):
         expected = f"have a last dimension of {sum(split)}, as {{split}} is {list(split)}"
@@ -519,9 +538,17 @@ def qkv_fits(
 
 
 def parts_fit(
-    op: str, dq: Tensor, dk: Tensor, dv: Tensor, q_angles: Tensor, k_angles: Tensor, split: list[int],
-    starts: Tensor | None, layout: str, cp_size: int,
-) -> None:  # fmt: skip
+    op: str,
+    dq: Tensor,
+    dk: Tensor,
+    dv: Tensor,
+    q_angles: Tensor,
+    k_angles: Tensor,
+    split: list[int],
+    starts: Tensor | None,
+    layout: str,
+    cp_size: int,
+) -> None:
     """Raise unless dq, dk and dv have the shapes of rope_qkv_fwd's results, and the tables fit."""
     *lead, heads, _ = dk.shape
     sizes = {"dk": (heads, split[1]), "dq": (heads * (split[0] // split[1]), split[1]), "dv": (heads, split[2])}

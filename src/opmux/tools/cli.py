@@ -390,9 +390,21 @@ def conform(
     from .conform.command import ConformOptions, run
 
     asked = ConformOptions(
-        vendor, op or [], dtype or [], device, json, html, full, listing, check or [], sample,
-        real, model or [], seconds, jobs,
-    )  # fmt: skip
+        vendor,
+        op or [],
+        dtype or [],
+        device,
+        json,
+        html,
+        full,
+        listing,
+        check or [],
+        sample,
+        real,
+        model or [],
+        seconds,
+        jobs,
+    )
     raise typer.Exit(run(asked))
 
 

@@ -56,10 +56,22 @@ RESTARTS = 16  # of killed workers; after that many the planner ends
 PR_SET_PDEATHSIG = 1  # a prctl option: kill a worker when its parent process ends
 # c10::ScalarType, whose numbers are part of torch's file format
 DTYPES: dict[int, torch.dtype] = {
-    0: torch.uint8, 1: torch.int8, 2: torch.int16, 3: torch.int32, 4: torch.int64, 5: torch.float16, 6: torch.float32,
-    7: torch.float64, 8: torch.complex32, 9: torch.complex64, 10: torch.complex128, 11: torch.bool, 15: torch.bfloat16,
-    23: torch.float8_e5m2, 24: torch.float8_e4m3fn,
-}  # fmt: skip
+    0: torch.uint8,
+    1: torch.int8,
+    2: torch.int16,
+    3: torch.int32,
+    4: torch.int64,
+    5: torch.float16,
+    6: torch.float32,
+    7: torch.float64,
+    8: torch.complex32,
+    9: torch.complex64,
+    10: torch.complex128,
+    11: torch.bool,
+    15: torch.bfloat16,
+    23: torch.float8_e5m2,
+    24: torch.float8_e4m3fn,
+}
 NUMBERS = {dtype: number for number, dtype in DTYPES.items()}
 KEPT = 8  # the latest keys of a pattern, with which new keys are compared
 REFUSALS = 3  # refusals of a pattern in a row, after which its new keys are sent only at their second call
@@ -582,7 +594,16 @@ class _Reader:
         return self.signed()
 
     _KINDS = {
-        "Tensor": tensor, "number": number, "Scalar": number, "int": signed, "SymInt": symbol, "float": real,
-        "bool": lambda self: bool(self.word()), "str": text, "ScalarType": lambda self: DTYPES[self.word()],
-        "MemoryFormat": lambda self: FORMATS[self.word()], "Layout": layout, "Device": device,
-    }  # fmt: skip
+        "Tensor": tensor,
+        "number": number,
+        "Scalar": number,
+        "int": signed,
+        "SymInt": symbol,
+        "float": real,
+        "bool": lambda self: bool(self.word()),
+        "str": text,
+        "ScalarType": lambda self: DTYPES[self.word()],
+        "MemoryFormat": lambda self: FORMATS[self.word()],
+        "Layout": layout,
+        "Device": device,
+    }

@@ -140,9 +140,16 @@ def grouped_mm_wgrad(a: Tensor, b: Tensor, ends: Tensor) -> tuple:
 
 
 def scaled_grouped_mm(
-    a: Tensor, b: Tensor, ends: Tensor, a_scale: Any, b_scale: Any, a_dtype: Any, b_dtype: Any, out_dtype: Any,
+    a: Tensor,
+    b: Tensor,
+    ends: Tensor,
+    a_scale: Any,
+    b_scale: Any,
+    a_dtype: Any,
+    b_dtype: Any,
+    out_dtype: Any,
     fast: bool,
-) -> tuple:  # fmt: skip
+) -> tuple:
     groups, n, k = b.shape
     sizes = (a.shape[0] - 1).bit_length(), (n - 1).bit_length(), (k - 1).bit_length()
     return a_dtype, b_dtype, out_dtype, fast, (groups - 1).bit_length(), *sizes
@@ -163,9 +170,17 @@ def attention_bwd(do: Any, q: Tensor, k: Tensor, v: Tensor, o: Any, lse: Any, ca
 
 
 def attention_varlen(
-    q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int, left: int, right: int,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_q: Tensor,
+    cu_k: Tensor,
+    max_q: int,
+    max_k: int,
+    left: int,
+    right: int,
     scale: Any,
-) -> tuple:  # fmt: skip
+) -> tuple:
     _, h, dim = q.shape
     heads = (cu_q.shape[0] - 1) * h
     sizes = (heads - 1).bit_length(), (max_q - 1).bit_length(), (max_k - 1).bit_length(), (dim - 1).bit_length()

@@ -170,9 +170,11 @@ def _product(item: dict[str, Any], where: str) -> list[dict[str, Any]]:
     _only(fields, _FIELDS, f"{where}: param_map")
     values = lambda v: _as_list(item[v] if isinstance(v, str) and v in item else v, where)
     meta = fields.get("META", {})
-    blocks = values(meta) if not isinstance(meta, dict) else [
-        dict(zip(meta, row)) for row in itertools.product(*(values(v) for v in meta.values()))
-    ]  # fmt: skip
+    blocks = (
+        values(meta)
+        if not isinstance(meta, dict)
+        else [dict(zip(meta, row)) for row in itertools.product(*(values(v) for v in meta.values()))]
+    )
     if not all(isinstance(block, dict) for block in blocks):
         raise BadTiles(f"{where}: META = {meta!r}. Allowed: sizes by name, or the name of a list of such")
     rest = [name for name in _FIELDS[1:] if name in fields]

@@ -146,9 +146,18 @@ def _seq_first(packed: bool, t: Tensor) -> Tensor:
 
 
 def _flash_options(
-    q: Tensor, k: Tensor, cu_q: Tensor | None, cu_k: Tensor | None, max_q: int, max_k: int, is_causal: bool,
-    left: int | None, right: int | None, scale: float | None, seqused_k: Tensor | None = None,
-) -> tuple[Any, ...]:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    cu_q: Tensor | None,
+    cu_k: Tensor | None,
+    max_q: int,
+    max_k: int,
+    is_causal: bool,
+    left: int | None,
+    right: int | None,
+    scale: float | None,
+    seqused_k: Tensor | None = None,
+) -> tuple[Any, ...]:
     """The arguments of `attention_general`, starting with `slopes`, for flash attention's window sizes."""
     keys = k.shape[2] if cu_q is None else max_k
     left, right = (-1 if n is None or n < 0 or n >= keys else n for n in (left, right))
@@ -194,7 +203,7 @@ def flash_attention_forward(
     _fit_flash(q, k, v, dropout_p)
     options = _flash_options(
         q, k, cum_seq_q, cum_seq_k, max_q, max_k, is_causal, window_size_left, window_size_right, scale, seqused_k
-    )  # fmt: skip
+    )
     o, lse = call(q, k, v, None, *options)
     if cum_seq_q is not None:
         lse = lse[0]
@@ -233,7 +242,7 @@ def flash_attention_backward(
     _fit_gradient(grad_out, q, lse, q.shape[:3])
     options = _flash_options(
         q, k, cum_seq_q, cum_seq_k, max_q, max_k, is_causal, window_size_left, window_size_right, scale
-    )  # fmt: skip
+    )
     made = call(*_heads_first(packed, grad_out), q, k, v, o, lse, None, *options)
     return tuple(_seq_first(packed, t) for t in made[:3])
 

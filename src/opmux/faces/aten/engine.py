@@ -146,10 +146,14 @@ class Device:
             logger.debug("%s does not fit aten::%s, and is not used there", row.impl_id, row.overload)
             return
         made.rows[self.name] = OpImpl(
-            made.key, row.impl_id, BackendImplKind.DEFAULT, HERE.vendor_of(self.name),
-            off_inside(declining_numbers(made.shape, call)), row.priority,
+            made.key,
+            row.impl_id,
+            BackendImplKind.DEFAULT,
+            HERE.vendor_of(self.name),
+            off_inside(declining_numbers(made.shape, call)),
+            row.priority,
             devices=frozenset({self.name}),
-        )  # fmt: skip
+        )
 
     def _can(self, manager: Any, overload: Overload) -> bool:
         if self.name == "cpu" and not native.exists(overload.shape, self.key):

@@ -28,9 +28,20 @@ NEVER = -1
 
 # c10::ScalarType, whose numbers are part of torch's file format
 _TYPES: dict[torch.dtype, int] = {
-    torch.uint8: 0, torch.int8: 1, torch.int16: 2, torch.int32: 3, torch.int64: 4, torch.float16: 5, torch.float32: 6,
-    torch.float64: 7, torch.complex32: 8, torch.complex64: 9, torch.complex128: 10, torch.bool: 11, torch.bfloat16: 15,
-}  # fmt: skip
+    torch.uint8: 0,
+    torch.int8: 1,
+    torch.int16: 2,
+    torch.int32: 3,
+    torch.int64: 4,
+    torch.float16: 5,
+    torch.float32: 6,
+    torch.float64: 7,
+    torch.complex32: 8,
+    torch.complex64: 9,
+    torch.complex128: 10,
+    torch.bool: 11,
+    torch.bfloat16: 15,
+}
 
 
 class _Selection(ctypes.Structure):
@@ -84,9 +95,18 @@ RARE = frozenset({
 
 
 # Overloads of other families that C++ launches: kernels depend only on the arguments, and models call them often.
-MORE = frozenset({
-    "select_backward", "slice_backward", "constant_pad_nd", "repeat", "clone", "_to_copy", "copy_", "cat",
-})  # fmt: skip
+MORE = frozenset(
+    {
+        "select_backward",
+        "slice_backward",
+        "constant_pad_nd",
+        "repeat",
+        "clone",
+        "_to_copy",
+        "copy_",
+        "cat",
+    }
+)
 
 
 def may_launch(device: str, shape: Shape, family: str) -> bool:

@@ -76,9 +76,19 @@ class Overload(Derived):
                     continue
                 fn = fitted(self.shape, specs.by_key[base], self.adapter, impl)
                 yield OpImpl(
-                    self.key, impl.impl_id, impl.kind, impl.vendor, fn, impl.priority,
-                    impl.supported_dtypes, impl.min_arch, None, impl.devices, impl.outside, impl.available,
-                )  # fmt: skip
+                    self.key,
+                    impl.impl_id,
+                    impl.kind,
+                    impl.vendor,
+                    fn,
+                    impl.priority,
+                    impl.supported_dtypes,
+                    impl.min_arch,
+                    None,
+                    impl.devices,
+                    impl.outside,
+                    impl.available,
+                )
         # On devices where the overload is not overridden, torch's op runs torch's kernel.
         kernels = [(frozenset({device}), kernel) for device, kernel in self.natives.items()]
         left = {d for d in HERE.devices() if d not in self.natives and native.exists(self.shape, native.key_of(d))}

@@ -207,9 +207,15 @@ def _sized(size: Sequence[int], dtype: Any, layout: Any, device: Any, pin_memory
 
 def new(draw: Fn) -> Fn:
     def fn(
-        call: Fn, size: Sequence[int], *, generator: Gen = None,
-        dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None,
-    ) -> Any:  # fmt: skip
+        call: Fn,
+        size: Sequence[int],
+        *,
+        generator: Gen = None,
+        dtype: Any = None,
+        layout: Any = None,
+        device: Any = None,
+        pin_memory: Any = None,
+    ) -> Any:
         return draw(call, _sized(size, dtype, layout, device, pin_memory), generator=generator)
 
     return fn
@@ -221,33 +227,62 @@ adapt("randn", "randn.generator", over=random.philox_normal)(new(normal))
 
 @adapt("normal.float_float", over=random.philox_normal)
 def normal_sized(
-    call: Fn, mean: float, std: float, size: Sequence[int], *, generator: Gen = None,
-    dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None,
-) -> Any:  # fmt: skip
+    call: Fn,
+    mean: float,
+    std: float,
+    size: Sequence[int],
+    *,
+    generator: Gen = None,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+) -> Any:
     return normal(call, _sized(size, dtype, layout, device, pin_memory), mean, std, generator=generator)
 
 
 @adapt("randint.low", "randint.low_generator", over=random.philox_randint)
 def randint_low(
-    call: Fn, low: int, high: int, size: Sequence[int], *, generator: Gen = None,
-    dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None,
-) -> Any:  # fmt: skip
+    call: Fn,
+    low: int,
+    high: int,
+    size: Sequence[int],
+    *,
+    generator: Gen = None,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+) -> Any:
     return _integers(call, _sized(size, dtype, layout, device, pin_memory), low, high, generator)
 
 
 @adapt("randint", "randint.generator", over=random.philox_randint)
 def randint(
-    call: Fn, high: int, size: Sequence[int], *, generator: Gen = None,
-    dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None,
-) -> Any:  # fmt: skip
+    call: Fn,
+    high: int,
+    size: Sequence[int],
+    *,
+    generator: Gen = None,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+) -> Any:
     return _integers(call, _sized(size, dtype, layout, device, pin_memory), 0, high, generator)
 
 
 @adapt("randperm", "randperm.generator", over=random.philox_randint)
 def randperm(
-    call: Fn, n: int, *, generator: Gen = None,
-    dtype: Any = torch.int64, layout: Any = None, device: Any = None, pin_memory: Any = None,
-) -> Any:  # fmt: skip
+    call: Fn,
+    n: int,
+    *,
+    generator: Gen = None,
+    dtype: Any = torch.int64,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+) -> Any:
     """The sort order of random 64-bit numbers. Declines if the dtype cannot hold all integers below n: torch raises."""
     dtype = torch.int64 if dtype is None else dtype
     if dtype not in DIGITS and dtype not in INTS:
@@ -276,9 +311,16 @@ def _like(self: Tensor, dtype: Any, layout: Any, device: Any, pin_memory: Any, m
 
 def new_like(draw: Fn) -> Fn:
     def fn(
-        call: Fn, self: Tensor, *, generator: Gen = None,
-        dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None, memory_format: Any = None,
-    ) -> Any:  # fmt: skip
+        call: Fn,
+        self: Tensor,
+        *,
+        generator: Gen = None,
+        dtype: Any = None,
+        layout: Any = None,
+        device: Any = None,
+        pin_memory: Any = None,
+        memory_format: Any = None,
+    ) -> Any:
         return draw(call, _like(self, dtype, layout, device, pin_memory, memory_format), generator=generator)
 
     return fn
@@ -290,17 +332,34 @@ adapt(*known("randn_like", "randn_like.generator"), over=random.philox_normal)(n
 
 @adapt(*known("randint_like.low_dtype", "randint_like.low_generator_dtype"), over=random.philox_randint)
 def randint_like_low(
-    call: Fn, self: Tensor, low: int, high: int, *, generator: Gen = None,
-    dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None, memory_format: Any = None,
-) -> Any:  # fmt: skip
+    call: Fn,
+    self: Tensor,
+    low: int,
+    high: int,
+    *,
+    generator: Gen = None,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+    memory_format: Any = None,
+) -> Any:
     return _integers(call, _like(self, dtype, layout, device, pin_memory, memory_format), low, high, generator)
 
 
 @adapt(*known("randint_like", "randint_like.generator"), over=random.philox_randint)
 def randint_like(
-    call: Fn, self: Tensor, high: int, *, generator: Gen = None,
-    dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None, memory_format: Any = None,
-) -> Any:  # fmt: skip
+    call: Fn,
+    self: Tensor,
+    high: int,
+    *,
+    generator: Gen = None,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+    memory_format: Any = None,
+) -> Any:
     return _integers(call, _like(self, dtype, layout, device, pin_memory, memory_format), 0, high, generator)
 
 

@@ -45,8 +45,10 @@ class Recorder:
         self.calls: Counter[Call] = Counter()
 
     def write(self) -> None:
-        lines = [json.dumps({k: v for k, v in (c._asdict() | {"count": n}).items() if v != ""}) + "\n"
-                 for c, n in self.calls.most_common()]  # fmt: skip
+        lines = [
+            json.dumps({k: v for k, v in (c._asdict() | {"count": n}).items() if v != ""}) + "\n"
+            for c, n in self.calls.most_common()
+        ]
         if self._file is not None:
             self._file.write_text("".join(lines), encoding="utf-8")
         else:

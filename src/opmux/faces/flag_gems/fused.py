@@ -19,10 +19,23 @@ from ..functional import norms, rope
 from ..functional.glu import check_approximate
 
 __all__ = [
-    "apply_rotary_pos_emb", "cross_entropy_loss", "dgeglu", "dreglu", "dswiglu", "fused_add_rms_norm", "geglu",
-    "gelu_and_mul", "outer", "reglu", "rms_norm", "silu_and_mul", "silu_and_mul_out", "skip_layer_norm", "swiglu",
+    "apply_rotary_pos_emb",
+    "cross_entropy_loss",
+    "dgeglu",
+    "dreglu",
+    "dswiglu",
+    "fused_add_rms_norm",
+    "geglu",
+    "gelu_and_mul",
+    "outer",
+    "reglu",
+    "rms_norm",
+    "silu_and_mul",
+    "silu_and_mul_out",
+    "skip_layer_norm",
+    "swiglu",
     "weight_norm",
-]  # fmt: skip
+]
 
 
 # ---- gated units ----------------------------------------------------------------------------------------------------
@@ -148,9 +161,14 @@ def _rows(x: Tensor, normalized_shape: Sequence[int]) -> tuple[Tensor, int]:
 
 
 def apply_rotary_pos_emb(
-    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, position_ids: Tensor | None = None,
-    rotary_interleaved: bool = False, inplace: bool = False,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    position_ids: Tensor | None = None,
+    rotary_interleaved: bool = False,
+    inplace: bool = False,
+) -> tuple[Tensor, Tensor]:
     """Rotate q and k by the rows of the tables for their positions.
 
     Args:
@@ -180,9 +198,13 @@ def apply_rotary_pos_emb(
 
 
 def cross_entropy_loss(
-    inp: Tensor, target: Tensor, weight: Tensor | None = None, reduction: str = "mean", ignore_index: int = -100,
+    inp: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    reduction: str = "mean",
+    ignore_index: int = -100,
     label_smoothing: float = 0.0,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """`torch.nn.functional.cross_entropy` with opmux's kernels."""
     with use(mode="all"):
         return F.cross_entropy(

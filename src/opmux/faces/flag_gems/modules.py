@@ -34,9 +34,13 @@ class GemsRMSNorm(nn.Module):
     """RMS norm over the last dimensions. With a residual: the norm of the sum; the residual becomes the sum."""
 
     def __init__(
-        self, normalized_shape: int | Sequence[int], eps: float = 1e-6, elementwise_affine: bool = True,
-        device: Any = None, dtype: torch.dtype | None = None,
-    ):  # fmt: skip
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float = 1e-6,
+        elementwise_affine: bool = True,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ):
         super().__init__()
         self.normalized_shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
         self.eps, self.elementwise_affine = eps, elementwise_affine
@@ -59,9 +63,14 @@ class GemsRope(nn.Module):
     """Rotary embedding with tables for `max_position_embeddings` positions."""
 
     def __init__(
-        self, rotary_dim: int, max_position_embeddings: int, base: float, rotary_interleaved: bool,
-        dtype: torch.dtype, device: Any,
-    ):  # fmt: skip
+        self,
+        rotary_dim: int,
+        max_position_embeddings: int,
+        base: float,
+        rotary_interleaved: bool,
+        dtype: torch.dtype,
+        device: Any,
+    ):
         super().__init__()
         self.rotary_dim, self.max_position_embeddings, self.base = rotary_dim, max_position_embeddings, base
         self.rotary_interleaved, self.dtype, self.device = rotary_interleaved, dtype, device

@@ -22,9 +22,13 @@ Names = str | Iterable[str] | None
 
 
 def enable(
-    lib: Any = None, unused: Names = None, registrar: Any = None, record: bool = False, once: bool = False,
+    lib: Any = None,
+    unused: Names = None,
+    registrar: Any = None,
+    record: bool = False,
+    once: bool = False,
     path: str | Path | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """Override every torch op for which opmux has a kernel, in the whole process; `opmux.disable()` undoes it.
 
     Args:
@@ -44,9 +48,13 @@ def enable(
 
 
 def only_enable(
-    lib: Any = None, include: Names = None, registrar: Any = None, record: bool = False, once: bool = False,
+    lib: Any = None,
+    include: Names = None,
+    registrar: Any = None,
+    record: bool = False,
+    once: bool = False,
     path: str | Path | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """As `enable`, but only for the named ops.
 
     Args:
@@ -82,9 +90,13 @@ class use_gems:
     """
 
     def __init__(
-        self, exclude: Names = None, include: Names = None, record: bool = False, once: bool = False,
+        self,
+        exclude: Names = None,
+        include: Names = None,
+        record: bool = False,
+        once: bool = False,
         path: str | Path | None = None,
-    ):  # fmt: skip
+    ):
         wanted, left = _listed(include, "include"), _listed(exclude, "exclude")
         if wanted:
             self._use = switch.use(include=_overloads(wanted, "include"), mode="all")

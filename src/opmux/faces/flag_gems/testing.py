@@ -23,9 +23,13 @@ RESOLUTION: dict[torch.dtype, float] = {
 
 
 def assert_close(
-    res: Tensor, ref: Tensor, dtype: torch.dtype | None, equal_nan: bool = False, reduce_dim: int = 1,
+    res: Tensor,
+    ref: Tensor,
+    dtype: torch.dtype | None,
+    equal_nan: bool = False,
+    reduce_dim: int = 1,
     atol: float = 1e-4,
-) -> None:  # fmt: skip
+) -> None:
     """Assert that `res` has this dtype and is close to `ref`. The tolerance grows with `reduce_dim`."""
     dtype = torch.float32 if dtype is None else dtype
     assert res.dtype == dtype, f"{res.dtype}, not {dtype}"

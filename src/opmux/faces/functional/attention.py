@@ -175,9 +175,18 @@ def mhc_forward(
         The new streams, like x; with return_coeffs the pair (streams, (h_pre, h_post, h_res)).
     """
     coeffs = h_pre, h_post, h_res = mhc_coeffs(
-        x, phi, b, alpha_pre, alpha_post, alpha_res,
-        tmax=tmax, rms_eps=rms_eps, pre_eps=pre_eps, sinkhorn_eps=sinkhorn_eps, post_mult=post_mult,
-    )  # fmt: skip
+        x,
+        phi,
+        b,
+        alpha_pre,
+        alpha_post,
+        alpha_res,
+        tmax=tmax,
+        rms_eps=rms_eps,
+        pre_eps=pre_eps,
+        sinkhorn_eps=sinkhorn_eps,
+        post_mult=post_mult,
+    )
     x_in = mhc_pre(x, h_pre)
     first = next(layer.parameters(), None) if isinstance(layer, torch.nn.Module) else None
     y = mhc_post_res(x, layer(x_in if first is None else x_in.to(first.dtype)), h_post, h_res)

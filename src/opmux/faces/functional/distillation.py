@@ -92,9 +92,13 @@ def fused_linear_distillation(
     _assert_labels(true_labels, student_weight.shape[0], ignore_index)
     inputs = (t.reshape(-1, t.shape[-1]) for t in (student_input, teacher_input.detach()))
     x, y, w, v, b, c = chunked.autocasted(
-        student_input.device, *inputs, student_weight, teacher_weight.detach(), student_bias,
+        student_input.device,
+        *inputs,
+        student_weight,
+        teacher_weight.detach(),
+        student_bias,
         None if teacher_bias is None else teacher_bias.detach(),
-    )  # fmt: skip
+    )
     assert w is not None
     how = _DistillationOptions(
         kind, weight_hard_loss, weight_soft_loss, beta, temperature, ignore_index, accum_dtype or w.dtype
@@ -159,10 +163,22 @@ KINDS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor | None, _DistillationO
 
 @torch.library.custom_op("opmux::_linear_distillation", mutates_args=())
 def _linear_distillation(
-    x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, teacher: Tensor, teacher_bias: Tensor | None,
-    labels: Tensor, kind: str, hard: float, soft: float, beta: float, temperature: float, ignore_index: int,
-    accum_dtype: torch.dtype, needs: list[bool],
-) -> tuple[Tensor, Tensor, list[Tensor]]:  # fmt: skip
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    y: Tensor,
+    teacher: Tensor,
+    teacher_bias: Tensor | None,
+    labels: Tensor,
+    kind: str,
+    hard: float,
+    soft: float,
+    beta: float,
+    temperature: float,
+    ignore_index: int,
+    accum_dtype: torch.dtype,
+    needs: list[bool],
+) -> tuple[Tensor, Tensor, list[Tensor]]:
     """The soft loss, the hard loss, and gradients of soft * soft loss + hard * hard loss. An op for torch.compile."""
     how = _DistillationOptions(kind, hard, soft, beta, temperature, ignore_index, accum_dtype)
     wide = torch.promote_types(x.dtype, torch.float32)
@@ -185,8 +201,23 @@ def _linear_distillation(
 
 
 @_linear_distillation.register_fake
-def _(x, weight, bias, y, teacher, teacher_bias, labels, kind, hard, soft, beta, temperature, ignore_index, accum_dtype,
-      needs):  # fmt: skip
+def _(
+    x,
+    weight,
+    bias,
+    y,
+    teacher,
+    teacher_bias,
+    labels,
+    kind,
+    hard,
+    soft,
+    beta,
+    temperature,
+    ignore_index,
+    accum_dtype,
+    needs,
+):
     new = torch.empty((), dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
     return new, new.clone(), chunked.LinearSums(x, weight, needs, accum_dtype).tensors()
 
@@ -196,9 +227,17 @@ class _LinearDistillation(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, teacher: Tensor,
-        teacher_bias: Tensor | None, labels: Tensor, how: _DistillationOptions, with_grad: bool,
-    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        y: Tensor,
+        teacher: Tensor,
+        teacher_bias: Tensor | None,
+        labels: Tensor,
+        how: _DistillationOptions,
+        with_grad: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:
         ctx.needs = [with_grad and needed for needed in ctx.needs_input_grad[:3]]
         ctx.dtypes = x.dtype, weight.dtype, weight.dtype if bias is None else bias.dtype
         soft, hard, ctx.sums = _linear_distillation(x, weight, bias, y, teacher, teacher_bias, labels, *how, ctx.needs)

@@ -163,14 +163,21 @@ def fused_linear_jsd(
         chunked.check_rows(name, "shift_labels", shift_labels, student_input, "student_input")
         shift_labels = shift_labels.reshape(-1)
     layers = (
-        student_input.reshape(-1, student_input.shape[-1]), student_weight,
-        teacher_input.reshape(-1, teacher_input.shape[-1]), teacher_weight,
-    )  # fmt: skip
+        student_input.reshape(-1, student_input.shape[-1]),
+        student_weight,
+        teacher_input.reshape(-1, teacher_input.shape[-1]),
+        teacher_weight,
+    )
     layers = chunked.autocasted(student_input.device, *layers)
     return _LinearJSD.apply(
-        *layers, shift_labels, jsd_beta, temperature, ignore_index, accum_dtype or layers[1].dtype,
+        *layers,
+        shift_labels,
+        jsd_beta,
+        temperature,
+        ignore_index,
+        accum_dtype or layers[1].dtype,
         torch.is_grad_enabled(),
-    )  # fmt: skip
+    )
 
 
 # ---- what they share ------------------------------------------------------------------------------------------------
@@ -198,9 +205,17 @@ def _count(labels: Tensor | None, ignore_index: int, rows: Tensor) -> Tensor | i
 
 @torch.library.custom_op("opmux::_linear_jsd", mutates_args=())
 def _linear_jsd(
-    x: Tensor, weight: Tensor, teacher_x: Tensor, teacher_weight: Tensor, labels: Tensor | None, beta: float,
-    temperature: float, ignore_index: int, accum_dtype: torch.dtype, needs: list[bool],
-) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
+    x: Tensor,
+    weight: Tensor,
+    teacher_x: Tensor,
+    teacher_weight: Tensor,
+    labels: Tensor | None,
+    beta: float,
+    temperature: float,
+    ignore_index: int,
+    accum_dtype: torch.dtype,
+    needs: list[bool],
+) -> tuple[Tensor, list[Tensor]]:
     """The loss and the student's gradients. An opaque op for the same reasons as `_linear_cross_entropy`."""
     losses = _losses_like(x)
     sums = chunked.LinearSums(x, weight, [*needs, False], accum_dtype)
@@ -231,9 +246,18 @@ def _losses_like(x: Tensor) -> Tensor:
 class _LinearJSD(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, teacher_x: Tensor, teacher_weight: Tensor, labels: Tensor | None,
-        beta: float, temperature: float, ignore_index: int, accum_dtype: torch.dtype, with_grad: bool,
-    ) -> Tensor:  # fmt: skip
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        teacher_x: Tensor,
+        teacher_weight: Tensor,
+        labels: Tensor | None,
+        beta: float,
+        temperature: float,
+        ignore_index: int,
+        accum_dtype: torch.dtype,
+        with_grad: bool,
+    ) -> Tensor:
         ctx.needs = [with_grad and needed for needed in ctx.needs_input_grad[:2]]
         ctx.dtypes = x.dtype, weight.dtype, weight.dtype
         loss, ctx.sums = _linear_jsd(

@@ -166,10 +166,24 @@ def fused_linear_grpo(
         A GRPOOutput. Only its loss has a gradient, for input, weight and bias.
     """
     how = _GRPOOptions(
-        "fused_linear_grpo", loss_type, beta, eps_low, eps_high, delta, importance_sampling_level,
-        use_bias_correction_kl, sapo_temperature_pos, sapo_temperature_neg, vespo_k_pos, vespo_lambda_pos, vespo_k_neg,
-        vespo_lambda_neg, max_completion_length, num_items_in_batch, reduction,
-    )  # fmt: skip
+        "fused_linear_grpo",
+        loss_type,
+        beta,
+        eps_low,
+        eps_high,
+        delta,
+        importance_sampling_level,
+        use_bias_correction_kl,
+        sapo_temperature_pos,
+        sapo_temperature_neg,
+        vespo_k_pos,
+        vespo_lambda_pos,
+        vespo_k_neg,
+        vespo_lambda_neg,
+        max_completion_length,
+        num_items_in_batch,
+        reduction,
+    )
     tokens = _Tokens(completion_ids, completion_mask, advantages, old_logp, ref_logp, vllm_is_ratio)
     _check(how, tokens, referenced=ref_logp is not None or ref_input is not None)
     model, target = LogProbs(how.name, temperature, accum_dtype=accum_dtype, target="completion_ids"), tokens.targets()
@@ -241,10 +255,24 @@ def grpo_loss(
         A GRPOOutput. Only its loss has a gradient, for logits.
     """
     how = _GRPOOptions(
-        "grpo_loss", loss_type, beta, eps_low, eps_high, delta, importance_sampling_level, use_bias_correction_kl,
-        sapo_temperature_pos, sapo_temperature_neg, vespo_k_pos, vespo_lambda_pos, vespo_k_neg, vespo_lambda_neg,
-        max_completion_length, num_items_in_batch, reduction,
-    )  # fmt: skip
+        "grpo_loss",
+        loss_type,
+        beta,
+        eps_low,
+        eps_high,
+        delta,
+        importance_sampling_level,
+        use_bias_correction_kl,
+        sapo_temperature_pos,
+        sapo_temperature_neg,
+        vespo_k_pos,
+        vespo_lambda_pos,
+        vespo_k_neg,
+        vespo_lambda_neg,
+        max_completion_length,
+        num_items_in_batch,
+        reduction,
+    )
     tokens = _Tokens(completion_ids, completion_mask, advantages, old_logp, ref_logp, vllm_is_ratio)
     _check(how, tokens, referenced=ref_logp is not None)
     return _loss(how, tokens, _token_log_probs(how.name, logits, tokens.targets(), temperature, -100, in_place))

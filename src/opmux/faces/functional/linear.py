@@ -79,9 +79,15 @@ def _composed(
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, act: str | None, glu: bool,
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        residual: Tensor | None,
+        act: str | None,
+        glu: bool,
         save: bool,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         y, pre = gemm.linear_act(x, weight, bias, residual, act, glu, save)
         ctx.act, ctx.glu = act, glu
         ctx.save_for_backward(x, weight, bias, pre)

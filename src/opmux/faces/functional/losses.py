@@ -132,9 +132,17 @@ def fused_linear_cross_entropy(
     assert_classes(name, target, weight.shape[0], ignore_index)
     how = _CrossEntropyOptions(ignore_index, label_smoothing, z_loss, softcap)
     losses, lse, predicted = _LinearCrossEntropy.apply(
-        x, w, b, target.reshape(-1), ce_weight, how, reduction, accum_dtype or w.dtype, use_token_scaling,
+        x,
+        w,
+        b,
+        target.reshape(-1),
+        ce_weight,
+        how,
+        reduction,
+        accum_dtype or w.dtype,
+        use_token_scaling,
         torch.is_grad_enabled(),
-    )  # fmt: skip
+    )
     total = losses.view(target.shape) if reduction == "none" else losses
     requested = return_z_loss, return_token_accuracy, return_predicted_tokens
     rows = lse.view(target.shape), predicted.view(target.shape)
@@ -176,9 +184,17 @@ def _reduced(losses: Tensor, target: Tensor, weight: Tensor | None, ignore_index
 
 
 def _output(
-    total: Tensor, lse: Tensor, predicted: Tensor, target: Tensor, weight: Tensor | None, how: _CrossEntropyOptions,
-    reduction: str, with_z: bool, with_accuracy: bool, with_tokens: bool,
-) -> Tensor | CrossEntropyOutput:  # fmt: skip
+    total: Tensor,
+    lse: Tensor,
+    predicted: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    how: _CrossEntropyOptions,
+    reduction: str,
+    with_z: bool,
+    with_accuracy: bool,
+    with_tokens: bool,
+) -> Tensor | CrossEntropyOutput:
     if not (with_z or with_accuracy or with_tokens):
         return total
     counts = target != how.ignore_index
@@ -207,10 +223,20 @@ def _probability(logits: Tensor, target: Tensor, lse: Tensor, how: _CrossEntropy
 
 @torch.library.custom_op("opmux::_linear_cross_entropy", mutates_args=())
 def _linear_cross_entropy(
-    x: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, ce_weight: Tensor | None, ignore_index: int,
-    label_smoothing: float, z_loss: float, softcap: float | None, reduction: str, accum_dtype: torch.dtype,
-    token_scaling: bool, needs: list[bool],
-) -> tuple[Tensor, Tensor, Tensor, Tensor, list[Tensor]]:  # fmt: skip
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    ce_weight: Tensor | None,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    softcap: float | None,
+    reduction: str,
+    accum_dtype: torch.dtype,
+    token_scaling: bool,
+    needs: list[bool],
+) -> tuple[Tensor, Tensor, Tensor, Tensor, list[Tensor]]:
     """The losses, reduced or not; each row's lse, predicted class and scale; the gradients of a reduced loss.
 
     One opaque op, so that torch.compile neither unrolls the loop nor plans its memory.
@@ -240,8 +266,21 @@ def _linear_cross_entropy(
 
 
 @_linear_cross_entropy.register_fake
-def _(x, weight, bias, target, ce_weight, ignore_index, label_smoothing, z_loss, softcap, reduction, accum_dtype,
-      token_scaling, needs):  # fmt: skip
+def _(
+    x,
+    weight,
+    bias,
+    target,
+    ce_weight,
+    ignore_index,
+    label_smoothing,
+    z_loss,
+    softcap,
+    reduction,
+    accum_dtype,
+    token_scaling,
+    needs,
+):
     losses, lse, predicted, scales = _rows_like(x, token_scaling)
     sums = chunked.LinearSums(x, weight, needs, accum_dtype).tensors()
     return losses if reduction == "none" else losses.new_empty(()), lse, predicted, scales, sums
@@ -257,10 +296,20 @@ def _rows_like(x: Tensor, token_scaling: bool) -> tuple[Tensor, Tensor, Tensor, 
 
 @torch.library.custom_op("opmux::_linear_cross_entropy_bwd", mutates_args=())
 def _linear_cross_entropy_bwd(
-    dlosses: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, ce_weight: Tensor | None,
-    lse: Tensor, ignore_index: int, label_smoothing: float, z_loss: float, softcap: float | None,
-    accum_dtype: torch.dtype, needs: list[bool],
-) -> list[Tensor]:  # fmt: skip
+    dlosses: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    ce_weight: Tensor | None,
+    lse: Tensor,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    softcap: float | None,
+    accum_dtype: torch.dtype,
+    needs: list[bool],
+) -> list[Tensor]:
     """The gradients for losses that are not reduced; computes the logits again."""
     how = _CrossEntropyOptions(ignore_index, label_smoothing, z_loss, softcap)
     sums = chunked.LinearSums(x, weight, needs, accum_dtype)
@@ -273,8 +322,9 @@ def _linear_cross_entropy_bwd(
 
 
 @_linear_cross_entropy_bwd.register_fake
-def _(dlosses, x, weight, bias, target, ce_weight, lse, ignore_index, label_smoothing, z_loss, softcap, accum_dtype,
-      needs):  # fmt: skip
+def _(
+    dlosses, x, weight, bias, target, ce_weight, lse, ignore_index, label_smoothing, z_loss, softcap, accum_dtype, needs
+):
     return chunked.LinearSums(x, weight, needs, accum_dtype).tensors()
 
 
@@ -283,9 +333,18 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, ce_weight: Tensor | None,
-        how: _CrossEntropyOptions, reduction: str, accum_dtype: torch.dtype, token_scaling: bool, with_grad: bool,
-    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        target: Tensor,
+        ce_weight: Tensor | None,
+        how: _CrossEntropyOptions,
+        reduction: str,
+        accum_dtype: torch.dtype,
+        token_scaling: bool,
+        with_grad: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:
         ctx.needs = [with_grad and needed for needed in ctx.needs_input_grad[:3]]
         ctx.dtypes = x.dtype, weight.dtype, weight.dtype if bias is None else bias.dtype
         ctx.how, ctx.accum_dtype, ctx.token_scaling = how, accum_dtype, token_scaling

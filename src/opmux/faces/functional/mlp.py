@@ -96,9 +96,13 @@ def tiled_mlp(
 
 
 def _mlp(
-    name: str, act: str, x: Tensor, weights: tuple[Tensor, Tensor, Tensor], gate_multiplier: float,
+    name: str,
+    act: str,
+    x: Tensor,
+    weights: tuple[Tensor, Tensor, Tensor],
+    gate_multiplier: float,
     down_multiplier: float,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     gate, up, down = weights
     for word, weight, shape in (
         ("gate_weight", gate, (gate.shape[0], x.shape[-1])),

@@ -127,9 +127,15 @@ class _Batch:
     """The log-probabilities of a batch of sequences, and their ratios to the reference model's if there is one."""
 
     def __init__(
-        self, model: LogProbs, average: bool, input: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None,
+        self,
+        model: LogProbs,
+        average: bool,
+        input: Tensor,
+        weight: Tensor,
+        target: Tensor,
+        bias: Tensor | None,
         *reference: Tensor | None,
-    ):  # fmt: skip
+    ):
         if target.dim() != 2:
             raise BadArgument.of(model.name, "target", "have shape (batch, sequence)", str(tuple(target.shape)))
         self.tokens = model.tokens(input, weight, target, bias)
@@ -162,9 +168,15 @@ class _Pairs(NamedTuple):
 
 
 def _pair_loss(
-    how: _Pairs, formula: Callable[[Tensor, Tensor], Tensor], input: Tensor, weight: Tensor, target: Tensor,
-    bias: Tensor | None, *reference: Tensor | None, nll_target: Tensor | None = None,
-) -> PreferenceOutput:  # fmt: skip
+    how: _Pairs,
+    formula: Callable[[Tensor, Tensor], Tensor],
+    input: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None,
+    *reference: Tensor | None,
+    nll_target: Tensor | None = None,
+) -> PreferenceOutput:
     """The loss and values for logging; `formula` maps chosen and rejected sequences' log-ratios to losses."""
     model, pairs = how.model, target.shape[0] // 2
     if target.shape[0] % 2:
@@ -184,9 +196,15 @@ def _pair_loss(
     rewards = how.beta * made.log_ratios.detach()
     log_probs, logits = made.log_probs.detach(), made.logits_sum / (target.shape[1] * weight.shape[0])
     return PreferenceOutput(
-        loss, log_probs[:pairs], log_probs[pairs:], logits[:pairs].mean(), logits[pairs:].mean(), nll.detach(),
-        rewards[:pairs], rewards[pairs:],
-    )  # fmt: skip
+        loss,
+        log_probs[:pairs],
+        log_probs[pairs:],
+        logits[:pairs].mean(),
+        logits[pairs:].mean(),
+        nll.detach(),
+        rewards[:pairs],
+        rewards[pairs:],
+    )
 
 
 class _DPO(NamedTuple):

@@ -88,9 +88,18 @@ def _rows_like(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 @torch.library.custom_op("opmux::_linear_nll_entropy_bwd", mutates_args=())
 def _linear_nll_entropy_bwd(
-    dnll: Tensor, dentropy: Tensor, x: Tensor, weight: Tensor, target: Tensor, entropy: Tensor, lse: Tensor,
-    ignore_index: int, temperature: float, accum_dtype: torch.dtype, needs: list[bool],
-) -> list[Tensor]:  # fmt: skip
+    dnll: Tensor,
+    dentropy: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    entropy: Tensor,
+    lse: Tensor,
+    ignore_index: int,
+    temperature: float,
+    accum_dtype: torch.dtype,
+    needs: list[bool],
+) -> list[Tensor]:
     sums = chunked.LinearSums(x, weight, [*needs, False], accum_dtype)
     for rows in chunked.parts(x, weight):
         logits = chunked.logits_of(x[rows], weight)
@@ -109,9 +118,14 @@ def _(dnll, dentropy, x, weight, target, entropy, lse, ignore_index, temperature
 class _ScaledCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, target: Tensor, ignore_index: int, temperature: float,
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        target: Tensor,
+        ignore_index: int,
+        temperature: float,
         accum_dtype: torch.dtype,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+    ) -> tuple[Tensor, Tensor]:
         nll, entropy, lse = _linear_nll_entropy(x, weight, target, ignore_index, temperature)
         ctx.save_for_backward(x, weight, target, entropy, lse)
         ctx.how = ignore_index, temperature, accum_dtype

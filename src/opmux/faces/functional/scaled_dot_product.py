@@ -19,9 +19,14 @@ PLACES = {"bhsd": (0, 1, 2, 3), "bshd": (0, 2, 1, 3), "sbhd": (1, 2, 0, 3)}
 BACK = {"bhsd": (0, 1, 2, 3), "bshd": (0, 2, 1, 3), "sbhd": (2, 0, 1, 3)}
 # the ops' argument names -> this function's, for errors
 OURS = {
-    "cu_q": "cu_seqlens_q", "cu_k": "cu_seqlens_k", "q_sizes": "seqlens_q", "k_sizes": "seqlens_k",
-    "max_q": "max_seqlen_q", "max_k": "max_seqlen_k", "slopes": "alibi",
-}  # fmt: skip
+    "cu_q": "cu_seqlens_q",
+    "cu_k": "cu_seqlens_k",
+    "q_sizes": "seqlens_q",
+    "k_sizes": "seqlens_k",
+    "max_q": "max_seqlen_q",
+    "max_k": "max_seqlen_k",
+    "slopes": "alibi",
+}
 
 
 def attention(
@@ -113,17 +118,34 @@ def attention(
         if plain and packed and not top_left:
             o, lse = small.attention_varlen(
                 q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, left, right, scale
-            )  # fmt: skip
+            )
             return (o, lse) if return_lse else o
         if plain and not packed and left < 0 and right <= 0 and (right < 0 or square or not top_left):
             o, lse = small.attention(x, y, z, right == 0, scale)
         else:
             wanted = bias is not None and bias.requires_grad and torch.is_grad_enabled()
             o, lse = attention_general(
-                x, y, z, _bias(x, y, bias, max_seqlen_k), slopes, sink, _seed(q, generator) if dropout_p else None,
-                cu_seqlens_q, cu_seqlens_k, seqlens_q, seqlens_k, max_seqlen_q or 0, max_seqlen_k or 0, left, right,
-                not top_left, softcap, dropout_p, scale, wanted,
-            )  # fmt: skip
+                x,
+                y,
+                z,
+                _bias(x, y, bias, max_seqlen_k),
+                slopes,
+                sink,
+                _seed(q, generator) if dropout_p else None,
+                cu_seqlens_q,
+                cu_seqlens_k,
+                seqlens_q,
+                seqlens_k,
+                max_seqlen_q or 0,
+                max_seqlen_k or 0,
+                left,
+                right,
+                not top_left,
+                softcap,
+                dropout_p,
+                scale,
+                wanted,
+            )
     except BadArgument as error:
         raise error.renamed(NAME, OURS) from None
     if packed:

@@ -126,9 +126,20 @@ def liger_mhc_forward(
     return_coeffs: bool = False,
 ) -> Tensor | tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
     return attention.mhc_forward(
-        x, layer, phi, b, alpha_pre, alpha_post, alpha_res, tmax=tmax, rms_eps=rms_eps, pre_eps=pre_eps,
-        sinkhorn_eps=sinkhorn_eps, post_mult=post_mult, return_coeffs=return_coeffs,
-    )  # fmt: skip
+        x,
+        layer,
+        phi,
+        b,
+        alpha_pre,
+        alpha_post,
+        alpha_res,
+        tmax=tmax,
+        rms_eps=rms_eps,
+        pre_eps=pre_eps,
+        sinkhorn_eps=sinkhorn_eps,
+        post_mult=post_mult,
+        return_coeffs=return_coeffs,
+    )
 
 
 class LigerMHC(MHC):
@@ -149,9 +160,16 @@ class LigerMHC(MHC):
         allow_fp32: bool = False,
     ):
         super().__init__(
-            layer, streams=hc, channels=c, tmax=tmax, rms_eps=rms_eps, pre_eps=pre_eps, sinkhorn_eps=sinkhorn_eps,
-            post_mult=post_mult, phi_dtype=phi_dtype,
-        )  # fmt: skip
+            layer,
+            streams=hc,
+            channels=c,
+            tmax=tmax,
+            rms_eps=rms_eps,
+            pre_eps=pre_eps,
+            sinkhorn_eps=sinkhorn_eps,
+            post_mult=post_mult,
+            phi_dtype=phi_dtype,
+        )
         self.hc, self.c, self.allow_fp32 = hc, c, allow_fp32
 
 

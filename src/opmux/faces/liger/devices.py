@@ -14,11 +14,24 @@ from ...machine.devices import infer_device as infer_device
 
 # Arch -> Liger's name for its generation. For other archs the name is the arch.
 GENERATIONS = {
-    "sm_70": "volta_turing", "sm_75": "volta_turing", "sm_80": "ampere_ada", "sm_86": "ampere_ada",
-    "sm_89": "ampere_ada", "sm_90": "hopper", "sm_100": "blackwell", "sm_103": "blackwell_ultra",
-    "sm_120": "blackwell_consumer", "gfx908": "cdna", "gfx90a": "cdna2", "gfx940": "cdna3", "gfx941": "cdna3",
-    "gfx942": "cdna3", "gfx1100": "rdna3", "gfx1101": "rdna3", "gfx1102": "rdna3",
-}  # fmt: skip
+    "sm_70": "volta_turing",
+    "sm_75": "volta_turing",
+    "sm_80": "ampere_ada",
+    "sm_86": "ampere_ada",
+    "sm_89": "ampere_ada",
+    "sm_90": "hopper",
+    "sm_100": "blackwell",
+    "sm_103": "blackwell_ultra",
+    "sm_120": "blackwell_consumer",
+    "gfx908": "cdna",
+    "gfx90a": "cdna2",
+    "gfx940": "cdna3",
+    "gfx941": "cdna3",
+    "gfx942": "cdna3",
+    "gfx1100": "rdna3",
+    "gfx1101": "rdna3",
+    "gfx1102": "rdna3",
+}
 # Device type -> part of the chip's name -> generation, for devices whose arch torch does not report.
 NAMED = {
     "xpu": {"max": "pvc", "pvc": "pvc", "ponte": "pvc", "arc": "arc", "battlemage": "arc", "alchemist": "arc"},

@@ -41,8 +41,9 @@ def checked(model: Any, example: Any) -> dict[str, Any]:
             )
         example = {"input_ids": example, **({"labels": example} if model.training else {})}
     if not isinstance(example, Mapping) or not any(isinstance(v, Tensor) for v in example.values()):
-        raise _bad("be a dict of the model's arguments, tensors among them, or a tensor of ids", f"{_kind(example)}",
-                   TypeError)  # fmt: skip
+        raise _bad(
+            "be a dict of the model's arguments, tensors among them, or a tensor of ids", f"{_kind(example)}", TypeError
+        )
     allowed = _arguments(model)
     for name in example:
         if name not in allowed:
@@ -95,8 +96,9 @@ def described(model: nn.Module, example: dict[str, Any]) -> bytes | None:
     except Exception as error:  # pickle may raise any type of error
         logger.warning(
             "patch_model: nothing is compiled ahead, as the model cannot be sent to another process: %s: %s",
-            type(error).__name__, error,
-        )  # fmt: skip
+            type(error).__name__,
+            error,
+        )
         return None
     return written.getvalue()
 

@@ -88,9 +88,18 @@ def attend(
             key, value = key[:, :, :queries], value[:, :, :queries]
             position_bias = None if position_bias is None else position_bias[..., :queries]
     o = attention(
-        query, key, value, causal=said.causal, window=(said.left, -1), top_left=True,
-        bias=_sum(position_bias, said.bias), softcap=softcap or 0.0, sink=s_aux, dropout_p=dropout, scale=scaling,
-    )  # fmt: skip
+        query,
+        key,
+        value,
+        causal=said.causal,
+        window=(said.left, -1),
+        top_left=True,
+        bias=_sum(position_bias, said.bias),
+        softcap=softcap or 0.0,
+        sink=s_aux,
+        dropout_p=dropout,
+        scale=scaling,
+    )
     return o.transpose(1, 2).contiguous(), None
 
 
@@ -163,10 +172,16 @@ def mask(
     if sliding and allow_is_causal_skip and kv_length <= (local_size or 0):
         local_size = None  # the window covers all keys
     made = sdpa_mask(
-        q_length=q_length, kv_length=kv_length, attention_mask=attention_mask, local_size=local_size,
-        allow_is_causal_skip=allow_is_causal_skip, allow_is_bidirectional_skip=allow_is_bidirectional_skip,
-        dtype=dtype, config=config, **kwargs,
-    )  # fmt: skip
+        q_length=q_length,
+        kv_length=kv_length,
+        attention_mask=attention_mask,
+        local_size=local_size,
+        allow_is_causal_skip=allow_is_causal_skip,
+        allow_is_bidirectional_skip=allow_is_bidirectional_skip,
+        dtype=dtype,
+        config=config,
+        **kwargs,
+    )
     if type(made) is not Tensor or torch.compiler.is_compiling():
         return made
     causal = allow_is_causal_skip and (sliding or local_size is None) and 1 < q_length == kv_length

@@ -79,9 +79,18 @@ def attend(
             expected = f'be given: "{PREFIXED}" is for continuous batching (generate_batch); use "{NAME}" without it'
             raise BadArgument.of("attention", "cache", expected, "None")
         return dense(
-            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=False,
-            softcap=softcap, s_aux=s_aux, **kwargs,
-        )  # fmt: skip
+            module,
+            query,
+            key,
+            value,
+            attention_mask,
+            dropout=dropout,
+            scaling=scaling,
+            is_causal=False,
+            softcap=softcap,
+            s_aux=s_aux,
+            **kwargs,
+        )
     refuse(kwargs)
     if attention_mask is not None:
         raise BadArgument.of("attention", "attention_mask", "be None with {cache}", str(tuple(attention_mask.shape)))
@@ -106,10 +115,18 @@ def attend(
         return o.transpose(0, 1), None
     k, v = _updated(cache, key, value, module.layer_idx, kwargs)
     o = attention(
-        query[0].transpose(0, 1), k, v, causal=True, window=(-1 if layer.window is None else layer.window - 1, -1),
-        sink=s_aux, cu_seqlens_q=kwargs["cu_seq_lens_q"], cu_seqlens_k=starts, max_seqlen_q=longest_q,
-        max_seqlen_k=longest_k, **options,
-    )  # fmt: skip
+        query[0].transpose(0, 1),
+        k,
+        v,
+        causal=True,
+        window=(-1 if layer.window is None else layer.window - 1, -1),
+        sink=s_aux,
+        cu_seqlens_q=kwargs["cu_seq_lens_q"],
+        cu_seqlens_k=starts,
+        max_seqlen_q=longest_q,
+        max_seqlen_k=longest_k,
+        **options,
+    )
     return o[None], None
 
 

@@ -89,8 +89,10 @@ class Report:
         return _implementation(op, self.device, self.dtype)
 
     def __str__(self) -> str:
-        lines = [(row.module, str(row.count or ""), row.name, ", ".join(f"{op}: {self.runs(op)}" for op in row.ops))
-                 for row in self.replaced]  # fmt: skip
+        lines = [
+            (row.module, str(row.count or ""), row.name, ", ".join(f"{op}: {self.runs(op)}" for op in row.ops))
+            for row in self.replaced
+        ]
         table = _table([("module", "", "replaced by", "runs"), *lines])
         kept = _table(
             [("left", "", "why", ""), *((row.module, str(row.count or ""), row.reason, "") for row in self.left)]

@@ -64,10 +64,19 @@ class MHC(nn.Module):
             expected = f"have shape [..., {self.streams}, {self.channels}]"
             raise BadArgument.of("MHC", "x", expected, str(tuple(x.shape)), ValueError)
         made = functional.mhc_forward(
-            x, self.layer, self.phi, self.b, self.alpha_pre, self.alpha_post, self.alpha_res,
-            tmax=self.tmax, rms_eps=self.rms_eps, pre_eps=self.pre_eps, sinkhorn_eps=self.sinkhorn_eps,
+            x,
+            self.layer,
+            self.phi,
+            self.b,
+            self.alpha_pre,
+            self.alpha_post,
+            self.alpha_res,
+            tmax=self.tmax,
+            rms_eps=self.rms_eps,
+            pre_eps=self.pre_eps,
+            sinkhorn_eps=self.sinkhorn_eps,
             post_mult=self.post_mult,
-        )  # fmt: skip
+        )
         assert isinstance(made, Tensor)
         return made
 

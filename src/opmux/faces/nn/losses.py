@@ -45,15 +45,28 @@ class CrossEntropyLoss(_WithOptions):
     weight: Tensor | None
 
     def __init__(
-        self, weight: Tensor | None = None, ignore_index: int = -100, reduction: str = "mean",
-        label_smoothing: float = 0.0, *, z_loss: float = 0.0, softcap: float | None = None, return_z_loss: bool = False,
-        return_token_accuracy: bool = False, return_predicted_tokens: bool = False,
-    ):  # fmt: skip
+        self,
+        weight: Tensor | None = None,
+        ignore_index: int = -100,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+        *,
+        z_loss: float = 0.0,
+        softcap: float | None = None,
+        return_z_loss: bool = False,
+        return_token_accuracy: bool = False,
+        return_predicted_tokens: bool = False,
+    ):
         super().__init__(
-            ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing, z_loss=z_loss,
-            softcap=softcap, return_z_loss=return_z_loss, return_token_accuracy=return_token_accuracy,
+            ignore_index=ignore_index,
+            reduction=reduction,
+            label_smoothing=label_smoothing,
+            z_loss=z_loss,
+            softcap=softcap,
+            return_z_loss=return_z_loss,
+            return_token_accuracy=return_token_accuracy,
             return_predicted_tokens=return_predicted_tokens,
-        )  # fmt: skip
+        )
         self.register_buffer("weight", weight)
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor | losses.CrossEntropyOutput:
@@ -80,24 +93,38 @@ class FusedLinearCrossEntropyLoss(_WithOptions):
     ce_weight: Tensor | None
 
     def __init__(
-        self, ce_weight: Tensor | None = None, ignore_index: int = -100, reduction: str = "mean",
-        label_smoothing: float = 0.0, *, z_loss: float = 0.0, softcap: float | None = None,
-        accum_dtype: torch.dtype | None = None, use_token_scaling: bool = False, return_z_loss: bool = False,
-        return_token_accuracy: bool = False, return_predicted_tokens: bool = False,
-    ):  # fmt: skip
+        self,
+        ce_weight: Tensor | None = None,
+        ignore_index: int = -100,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+        *,
+        z_loss: float = 0.0,
+        softcap: float | None = None,
+        accum_dtype: torch.dtype | None = None,
+        use_token_scaling: bool = False,
+        return_z_loss: bool = False,
+        return_token_accuracy: bool = False,
+        return_predicted_tokens: bool = False,
+    ):
         super().__init__(
-            ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing, z_loss=z_loss,
-            softcap=softcap, accum_dtype=accum_dtype, use_token_scaling=use_token_scaling, return_z_loss=return_z_loss,
-            return_token_accuracy=return_token_accuracy, return_predicted_tokens=return_predicted_tokens,
-        )  # fmt: skip
+            ignore_index=ignore_index,
+            reduction=reduction,
+            label_smoothing=label_smoothing,
+            z_loss=z_loss,
+            softcap=softcap,
+            accum_dtype=accum_dtype,
+            use_token_scaling=use_token_scaling,
+            return_z_loss=return_z_loss,
+            return_token_accuracy=return_token_accuracy,
+            return_predicted_tokens=return_predicted_tokens,
+        )
         self.register_buffer("ce_weight", ce_weight)
 
     def forward(
         self, input: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None = None
     ) -> Tensor | losses.CrossEntropyOutput:
-        return losses.fused_linear_cross_entropy(
-            input, weight, target, bias, self.ce_weight, **self.options
-        )  # fmt: skip
+        return losses.fused_linear_cross_entropy(input, weight, target, bias, self.ce_weight, **self.options)
 
 
 class KLDivLoss(_WithOptions):
@@ -142,15 +169,22 @@ class FusedLinearJSD(_WithOptions):
     """
 
     def __init__(
-        self, jsd_beta: float = 0.5, ignore_index: int = -100, temperature: float = 1.0,
+        self,
+        jsd_beta: float = 0.5,
+        ignore_index: int = -100,
+        temperature: float = 1.0,
         accum_dtype: torch.dtype | None = None,
-    ):  # fmt: skip
+    ):
         super().__init__(jsd_beta=jsd_beta, ignore_index=ignore_index, temperature=temperature, accum_dtype=accum_dtype)
 
     def forward(
-        self, student_input: Tensor, student_weight: Tensor, teacher_input: Tensor, teacher_weight: Tensor,
+        self,
+        student_input: Tensor,
+        student_weight: Tensor,
+        teacher_input: Tensor,
+        teacher_weight: Tensor,
         shift_labels: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         layers = student_input, student_weight, teacher_input, teacher_weight
         return divergences.fused_linear_jsd(*layers, shift_labels, **self.options)
 
@@ -182,14 +216,16 @@ class VocabParallelCrossEntropy(_WithOptions):
     """
 
     def __init__(
-        self, ignore_index: int = -100, label_smoothing: float = 0.0, reduction: str = "none",
-        formula: str = "pytorch", mode: str = "global",
-    ):  # fmt: skip
+        self,
+        ignore_index: int = -100,
+        label_smoothing: float = 0.0,
+        reduction: str = "none",
+        formula: str = "pytorch",
+        mode: str = "global",
+    ):
         super().__init__(
             ignore_index=ignore_index, label_smoothing=label_smoothing, reduction=reduction, formula=formula, mode=mode
         )
 
     def forward(self, logits: Tensor, target: Tensor, group: Any = None) -> Tensor:
-        return vocab_parallel.vocab_parallel_cross_entropy(
-            logits, target, group, **self.options
-        )  # fmt: skip
+        return vocab_parallel.vocab_parallel_cross_entropy(logits, target, group, **self.options)

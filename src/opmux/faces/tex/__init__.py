@@ -27,9 +27,16 @@ if TYPE_CHECKING:
     from .registry import get_backend, list_backends, register_backend, set_backend, unregister_backend
 
 __all__ = [
-    "FlagGemsBackend", "NVIDIABackend", "TEXBackendBase", "TorchBackend", "get_backend", "list_backends",
-    "register_backend", "set_backend", "unregister_backend",
-]  # fmt: skip
+    "FlagGemsBackend",
+    "NVIDIABackend",
+    "TEXBackendBase",
+    "TorchBackend",
+    "get_backend",
+    "list_backends",
+    "register_backend",
+    "set_backend",
+    "unregister_backend",
+]
 
 # Name -> its module, imported on first access, because core imports this package only for its settings.
 _MODULE_OF: dict[str, str] = dict.fromkeys(

@@ -218,11 +218,26 @@ class Job(NamedTuple):
 
 
 def understood(
-    call: Any, op: str, max_seqlen_q: int, max_seqlen_kv: int, attn_scale: float, qkv_layout: Any, bias_type: Any,
-    attn_mask_type: Any, softmax_type: Any, window_size: Any, bottom_right_diagonal: bool, cu_seqlens_q: Any,
-    cu_seqlens_kv: Any, Q: Any, K: Any, V: Any, fake_dtype: torch.dtype, cu_seqlens_q_padded: Any,
+    call: Any,
+    op: str,
+    max_seqlen_q: int,
+    max_seqlen_kv: int,
+    attn_scale: float,
+    qkv_layout: Any,
+    bias_type: Any,
+    attn_mask_type: Any,
+    softmax_type: Any,
+    window_size: Any,
+    bottom_right_diagonal: bool,
+    cu_seqlens_q: Any,
+    cu_seqlens_kv: Any,
+    Q: Any,
+    K: Any,
+    V: Any,
+    fake_dtype: torch.dtype,
+    cu_seqlens_q_padded: Any,
     cu_seqlens_kv_padded: Any,
-) -> tuple[Job, Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Job, Tensor, Tensor, Tensor]:
     layout, bias, softmax = LAYOUTS[int(qkv_layout)], BIASES[int(bias_type)], SOFTMAXES[int(softmax_type)]
     has_padding, causal, at_end = MASKS[int(attn_mask_type)]
     left, right = window_size

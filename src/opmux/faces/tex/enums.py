@@ -70,19 +70,39 @@ NVTERoutingMapFormat = _enum("NVTERoutingMapFormat", "BYTEMAP BITMAP_U8")
 NVTEQBHistogramMode = _enum("NVTEQBHistogramMode", "TWO_KERNEL FUSED_ATOMIC")
 
 ENUMS = (
-    DType, FP8FwdTensors, FP8BwdTensors, NVTE_Bias_Type, NVTE_Mask_Type, NVTE_Softmax_Type, NVTE_QKV_Format,
-    NVTE_QKV_Layout, NVTE_Fused_Attn_Backend, Float8BlockScaleTensorFormat, CommOverlapType, CommOverlapAlgo,
-    NVTERoutingMapFormat, NVTEQBHistogramMode, NVTEScalingMode,
-)  # fmt: skip
+    DType,
+    FP8FwdTensors,
+    FP8BwdTensors,
+    NVTE_Bias_Type,
+    NVTE_Mask_Type,
+    NVTE_Softmax_Type,
+    NVTE_QKV_Format,
+    NVTE_QKV_Layout,
+    NVTE_Fused_Attn_Backend,
+    Float8BlockScaleTensorFormat,
+    CommOverlapType,
+    CommOverlapAlgo,
+    NVTERoutingMapFormat,
+    NVTEQBHistogramMode,
+    NVTEScalingMode,
+)
 
 # ---- dtypes by their numbers ----------------------------------------------------------------------------------------
 
 # NVIDIA's dtype number -> torch dtype, including numbers that NVIDIA's Python module does not name.
 DTYPES: dict[int, torch.dtype] = {
-    0: torch.uint8, 1: torch.int16, 2: torch.int32, 3: torch.int64, 4: torch.float32, 5: torch.float16,
-    6: torch.bfloat16, 7: torch.float8_e4m3fn, 8: torch.float8_e5m2, 9: torch.float8_e8m0fnu,
+    0: torch.uint8,
+    1: torch.int16,
+    2: torch.int32,
+    3: torch.int64,
+    4: torch.float32,
+    5: torch.float16,
+    6: torch.bfloat16,
+    7: torch.float8_e4m3fn,
+    8: torch.float8_e5m2,
+    9: torch.float8_e8m0fnu,
     10: torch.float4_e2m1fn_x2,
-}  # fmt: skip
+}
 NUMBERS = {dtype: number for number, dtype in DTYPES.items()}
 
 

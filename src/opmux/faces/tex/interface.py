@@ -26,9 +26,14 @@ from .enums import DTYPES, torch_dtype
 from .ops.thd import thd_out_correction_from_old
 
 CLASSES = (
-    "FP8TensorMeta", "CommOverlapCore", "CommOverlapBase", "CommOverlapP2PBase", "CommOverlapHelper", "CommOverlap",
+    "FP8TensorMeta",
+    "CommOverlapCore",
+    "CommOverlapBase",
+    "CommOverlapP2PBase",
+    "CommOverlapHelper",
+    "CommOverlap",
     "CommOverlapP2P",
-)  # fmt: skip
+)
 MANAGEMENT = ("get_backend", "set_backend", "list_backends", "register_backend", "TEXBackendBase")
 # Functions that are in a submodule of tex.
 INSIDE = {"swizzle_scales_and_pack_ptrs_for_discrete_weights": "grouped_mlp_experimental"}

@@ -354,8 +354,14 @@ class CommOverlapP2P(CommOverlapP2PBase):
 
 
 CLASSES = (
-    FP8TensorMeta, CommOverlapCore, CommOverlapBase, CommOverlapP2PBase, CommOverlapHelper, CommOverlap, CommOverlapP2P,
-)  # fmt: skip
+    FP8TensorMeta,
+    CommOverlapCore,
+    CommOverlapBase,
+    CommOverlapP2PBase,
+    CommOverlapHelper,
+    CommOverlap,
+    CommOverlapP2P,
+)
 
 
 def kind(op: str, comm_type: Any) -> int:

@@ -516,9 +516,16 @@ def has_amaxes(op: str, quantizer: Any, rowwise_amax: Any, columnwise_amax: Any)
 
 # The ops for quantizing and dequantizing: for the `over` of functions that do either.
 CASTS = (
-    amax_abs, fp8_blocks_into, fp8_blocks_uncast, fp8_cast_into, fp8_current_into, fp8_scale, fp8_uncast, mxfp8_into,
+    amax_abs,
+    fp8_blocks_into,
+    fp8_blocks_uncast,
+    fp8_cast_into,
+    fp8_current_into,
+    fp8_scale,
+    fp8_uncast,
+    mxfp8_into,
     mxfp8_uncast,
-)  # fmt: skip
+)
 OPS = types.SimpleNamespace(**{fn.spec.name: fn for fn in CASTS})  # for callers without an adapter
 
 

@@ -16,6 +16,13 @@ from .quantized import (
 )
 
 __all__ = [
-    "Float8BlockQuantizer", "Float8BlockwiseQTensor", "Float8CurrentScalingQuantizer", "Float8Quantizer",
-    "Float8Tensor", "MXFP8Quantizer", "MXFP8Tensor", "NVFP4Quantizer", "NVFP4Tensor",
-]  # fmt: skip
+    "Float8BlockQuantizer",
+    "Float8BlockwiseQTensor",
+    "Float8CurrentScalingQuantizer",
+    "Float8Quantizer",
+    "Float8Tensor",
+    "MXFP8Quantizer",
+    "MXFP8Tensor",
+    "NVFP4Quantizer",
+    "NVFP4Tensor",
+]

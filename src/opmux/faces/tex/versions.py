@@ -19,7 +19,8 @@ NEWEST, OLDER = "2.20", "2.9"
 
 # All functions of 2.9; those with other arguments in 2.9 are wrapped below. Do not add new functions: they belong only
 # to the newest interface.
-IN_OLDER = frozenset("""
+IN_OLDER = frozenset(
+    """
     bgrad_quantize bulk_overlap_ag_with_external_gemm clamped_dswiglu clamped_swiglu compute_amax
     convert_bshd_to_thd convert_thd_to_bshd copy_to_kv_cache create_nvshmem_tensor dbias_dgelu dbias_dqgelu
     dbias_drelu dbias_dsilu dbias_dsrelu dequantize device_supports_multicast dgeglu dgelu dqgeglu dqgelu dreglu
@@ -42,7 +43,8 @@ IN_OLDER = frozenset("""
     sreglu srelu swap_first_dims swiglu te_general_grouped_gemm thd_get_partitioned_indices thd_grad_correction
     thd_out_correction thd_read_half_tensor thd_read_second_half_lse thd_second_half_lse_correction
     ubuf_built_with_mpi
-""".split())  # fmt: skip
+""".split()
+)
 
 # Members of the newest enums that 2.9 lacks, and members that only 2.9 has; None for an enum that 2.9 lacks.
 OLDER_ENUMS: dict[str, tuple[tuple[str, ...], dict[str, int]] | None] = {
@@ -113,15 +115,45 @@ def wrappers_of_old_signatures(new: dict[str, Callable[..., Any]]) -> dict[str, 
         return new["split_quantize"](tensor, split_sections, quantizer_list)
 
     def get_fused_attn_backend(
-        is_training, q_dtype, kv_dtype, qkv_layout, bias_type, attn_mask_type, softmax_type, p_dropout,
-        num_attn_heads, num_gqa_groups, max_seqlen_q, max_seqlen_kv, head_dim_qk, head_dim_v, window_size_left,
-        window_size_right, return_max_logit,
-    ):  # fmt: skip
+        is_training,
+        q_dtype,
+        kv_dtype,
+        qkv_layout,
+        bias_type,
+        attn_mask_type,
+        softmax_type,
+        p_dropout,
+        num_attn_heads,
+        num_gqa_groups,
+        max_seqlen_q,
+        max_seqlen_kv,
+        head_dim_qk,
+        head_dim_v,
+        window_size_left,
+        window_size_right,
+        return_max_logit,
+    ):
         return new["get_fused_attn_backend"](
-            is_training, q_dtype, kv_dtype, qkv_layout, bias_type, attn_mask_type, softmax_type, p_dropout,
-            num_attn_heads, num_gqa_groups, max_seqlen_q, max_seqlen_kv, head_dim_qk, head_dim_v, window_size_left,
-            window_size_right, return_max_logit, False, False,
-        )  # fmt: skip
+            is_training,
+            q_dtype,
+            kv_dtype,
+            qkv_layout,
+            bias_type,
+            attn_mask_type,
+            softmax_type,
+            p_dropout,
+            num_attn_heads,
+            num_gqa_groups,
+            max_seqlen_q,
+            max_seqlen_kv,
+            head_dim_qk,
+            head_dim_v,
+            window_size_left,
+            window_size_right,
+            return_max_logit,
+            False,
+            False,
+        )
 
     def fused_attn_fwd(
         max_seqlen_q, max_seqlen_kv, is_training, attn_scale, p_dropout, set_zero, qkv_layout, bias_type,
@@ -162,9 +194,16 @@ def wrappers_of_old_signatures(new: dict[str, Callable[..., Any]]) -> dict[str, 
         )
 
     def fused_topk_with_score_function_bwd(
-        num_tokens, num_experts, routing_map, intermediate_output, grad_probs, topk, use_pre_softmax, scaling_factor,
+        num_tokens,
+        num_experts,
+        routing_map,
+        intermediate_output,
+        grad_probs,
+        topk,
+        use_pre_softmax,
+        scaling_factor,
         score_function,
-    ):  # fmt: skip
+    ):
         grad = torch.empty_like(grad_probs)
         new["fused_topk_with_score_function_bwd"](
             routing_map, intermediate_output, grad_probs, grad, topk, use_pre_softmax, scaling_factor, score_function

@@ -26,9 +26,17 @@ from ..lib.rows import OutputSpec, cores, wide_of
 
 
 def _one(
-    x_ptr, y_ptr, scale_ptr, amax_ptr, scale_inv_ptr, n,
-    VALUE: tl.constexpr, CAST: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    y_ptr,
+    scale_ptr,
+    amax_ptr,
+    scale_inv_ptr,
+    n,
+    VALUE: tl.constexpr,
+    CAST: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     m = o < n
     b_x = tl.load(x_ptr + o, mask=m).to(WIDE)
@@ -38,9 +46,18 @@ def _one(
 
 
 def _one_bwd(
-    dy_ptr, x_ptr, dx_ptr, scale_ptr, amax_ptr, scale_inv_ptr, n,
-    SLOPE: tl.constexpr, CAST: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    dy_ptr,
+    x_ptr,
+    dx_ptr,
+    scale_ptr,
+    amax_ptr,
+    scale_inv_ptr,
+    n,
+    SLOPE: tl.constexpr,
+    CAST: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     m = o < n
     b_x = tl.load(x_ptr + o, mask=m).to(WIDE)
@@ -51,10 +68,23 @@ def _one_bwd(
 
 
 def _gated(
-    a_ptr, b_ptr, y_ptr, scale_ptr, amax_ptr, scale_inv_ptr, a_stride, b_stride, n_rows, n,
-    FLAT: tl.constexpr, VALUE: tl.constexpr, CAST: tl.constexpr, WIDE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    a_ptr,
+    b_ptr,
+    y_ptr,
+    scale_ptr,
+    amax_ptr,
+    scale_inv_ptr,
+    a_stride,
+    b_stride,
+    n_rows,
+    n,
+    FLAT: tl.constexpr,
+    VALUE: tl.constexpr,
+    CAST: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     """Without b_ptr, b follows a in each row."""
     i_m, o_n = tile(n, FLAT, BLOCK_M, BLOCK_N)
     m = (i_m < n_rows) & (o_n < n)
@@ -68,11 +98,28 @@ def _gated(
 
 
 def _gated_bwd(
-    dy_ptr, a_ptr, b_ptr, da_ptr, db_ptr, scale_ptr, amax_ptr, scale_inv_ptr,
-    dy_stride, a_stride, b_stride, d_stride, n_rows, n,
-    FLAT: tl.constexpr, VALUE: tl.constexpr, SLOPE: tl.constexpr, CAST: tl.constexpr, WIDE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    dy_ptr,
+    a_ptr,
+    b_ptr,
+    da_ptr,
+    db_ptr,
+    scale_ptr,
+    amax_ptr,
+    scale_inv_ptr,
+    dy_stride,
+    a_stride,
+    b_stride,
+    d_stride,
+    n_rows,
+    n,
+    FLAT: tl.constexpr,
+    VALUE: tl.constexpr,
+    SLOPE: tl.constexpr,
+    CAST: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     """Without b_ptr and db_ptr, b follows a in each row, and db follows da."""
     i_m, o_n = tile(n, FLAT, BLOCK_M, BLOCK_N)
     m = (i_m < n_rows) & (o_n < n)
@@ -89,9 +136,17 @@ def _gated_bwd(
 
 
 def _biased(
-    x_ptr, bias_ptr, y_ptr, x_stride, n_rows, n,
-    VALUE: tl.constexpr, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    bias_ptr,
+    y_ptr,
+    x_stride,
+    n_rows,
+    n,
+    VALUE: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     i_m, o_n = tile(n, False, BLOCK_M, BLOCK_N)
     m_n = o_n < n
     m = (i_m < n_rows) & m_n
@@ -101,9 +156,24 @@ def _biased(
 
 
 def _biased_bwd(
-    dy_ptr, x_ptr, bias_ptr, dx_ptr, share_ptr, scale_ptr, amax_ptr, scale_inv_ptr, dy_stride, x_stride, n_rows, n,
-    SLOPE: tl.constexpr, CAST: tl.constexpr, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    dy_ptr,
+    x_ptr,
+    bias_ptr,
+    dx_ptr,
+    share_ptr,
+    scale_ptr,
+    amax_ptr,
+    scale_inv_ptr,
+    dy_stride,
+    x_stride,
+    n_rows,
+    n,
+    SLOPE: tl.constexpr,
+    CAST: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     """dx, and partial sums of dx over rows. Program (i, j) handles column block i, and every P-th row block starting
     with j.
 

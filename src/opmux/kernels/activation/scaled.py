@@ -135,10 +135,26 @@ def _first(o_n, TURNS: tl.constexpr):
 
 @triton.jit
 def _grads(
-    dy_ptr, x_ptr, dx_ptr, b_s, o_y, o_x, o_dx, o_n, n, m,
-    VALUE: tl.constexpr, SLOPE: tl.constexpr, UP: tl.constexpr, UP_SLOPE: tl.constexpr,
-    P: tl.constexpr, Q: tl.constexpr, R: tl.constexpr, TURNS: tl.constexpr, WIDE: tl.constexpr,
-):  # fmt: skip
+    dy_ptr,
+    x_ptr,
+    dx_ptr,
+    b_s,
+    o_y,
+    o_x,
+    o_dx,
+    o_n,
+    n,
+    m,
+    VALUE: tl.constexpr,
+    SLOPE: tl.constexpr,
+    UP: tl.constexpr,
+    UP_SLOPE: tl.constexpr,
+    P: tl.constexpr,
+    Q: tl.constexpr,
+    R: tl.constexpr,
+    TURNS: tl.constexpr,
+    WIDE: tl.constexpr,
+):
     """Store the gradients of a tile whose rows begin at these offsets; returns dy times the unscaled result."""
     o_a = _first(o_n, TURNS)
     b_dy = tl.load(dy_ptr + o_y + o_n, mask=m, other=0.0).to(WIDE)
@@ -159,10 +175,22 @@ def _grads(
 
 
 def _fwd(
-    x_ptr, scales_ptr, y_ptr, x_stride, n_rows, n,
-    VALUE: tl.constexpr, UP: tl.constexpr, P: tl.constexpr, Q: tl.constexpr, R: tl.constexpr, TURNS: tl.constexpr,
-    WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    scales_ptr,
+    y_ptr,
+    x_stride,
+    n_rows,
+    n,
+    VALUE: tl.constexpr,
+    UP: tl.constexpr,
+    P: tl.constexpr,
+    Q: tl.constexpr,
+    R: tl.constexpr,
+    TURNS: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     i_m, o_n = tile(n, False, BLOCK_M, BLOCK_N)
     m_m = i_m < n_rows
     m = m_m & (o_n < n)
@@ -177,26 +205,75 @@ def _fwd(
 
 
 def _bwd(
-    dy_ptr, x_ptr, dx_ptr, dy_stride, x_stride, d_stride, n_rows, n,
-    VALUE: tl.constexpr, SLOPE: tl.constexpr, UP: tl.constexpr, UP_SLOPE: tl.constexpr,
-    P: tl.constexpr, Q: tl.constexpr, R: tl.constexpr, TURNS: tl.constexpr,
-    WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    dy_ptr,
+    x_ptr,
+    dx_ptr,
+    dy_stride,
+    x_stride,
+    d_stride,
+    n_rows,
+    n,
+    VALUE: tl.constexpr,
+    SLOPE: tl.constexpr,
+    UP: tl.constexpr,
+    UP_SLOPE: tl.constexpr,
+    P: tl.constexpr,
+    Q: tl.constexpr,
+    R: tl.constexpr,
+    TURNS: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     """Backward without factors: a program computes a tile."""
     i_m, o_n = tile(n, False, BLOCK_M, BLOCK_N)
     m = (i_m < n_rows) & (o_n < n)
     _grads(
-        dy_ptr, x_ptr, dx_ptr, 1.0, i_m * dy_stride, i_m * x_stride, i_m * d_stride, o_n, n, m,
-        VALUE, SLOPE, UP, UP_SLOPE, P, Q, R, TURNS, WIDE,
-    )  # fmt: skip
+        dy_ptr,
+        x_ptr,
+        dx_ptr,
+        1.0,
+        i_m * dy_stride,
+        i_m * x_stride,
+        i_m * d_stride,
+        o_n,
+        n,
+        m,
+        VALUE,
+        SLOPE,
+        UP,
+        UP_SLOPE,
+        P,
+        Q,
+        R,
+        TURNS,
+        WIDE,
+    )
 
 
 def _bwd_scaled(
-    dy_ptr, x_ptr, scales_ptr, dx_ptr, dscales_ptr, dy_stride, x_stride, d_stride, n_rows, n,
-    VALUE: tl.constexpr, SLOPE: tl.constexpr, UP: tl.constexpr, UP_SLOPE: tl.constexpr,
-    P: tl.constexpr, Q: tl.constexpr, R: tl.constexpr, TURNS: tl.constexpr,
-    WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    dy_ptr,
+    x_ptr,
+    scales_ptr,
+    dx_ptr,
+    dscales_ptr,
+    dy_stride,
+    x_stride,
+    d_stride,
+    n_rows,
+    n,
+    VALUE: tl.constexpr,
+    SLOPE: tl.constexpr,
+    UP: tl.constexpr,
+    UP_SLOPE: tl.constexpr,
+    P: tl.constexpr,
+    Q: tl.constexpr,
+    R: tl.constexpr,
+    TURNS: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     """Backward with factors: a program loops along whole rows, because a factor's gradient is a sum over its row."""
     i_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
     m_m = i_m < n_rows
@@ -206,9 +283,26 @@ def _bwd_scaled(
         o_n = at + tl.arange(0, BLOCK_N)[None, :]
         m = m_m & (o_n < n)
         b_sum += _grads(
-            dy_ptr, x_ptr, dx_ptr, b_s, i_m * dy_stride, i_m * x_stride, i_m * d_stride, o_n, n, m,
-            VALUE, SLOPE, UP, UP_SLOPE, P, Q, R, TURNS, WIDE,
-        )  # fmt: skip
+            dy_ptr,
+            x_ptr,
+            dx_ptr,
+            b_s,
+            i_m * dy_stride,
+            i_m * x_stride,
+            i_m * d_stride,
+            o_n,
+            n,
+            m,
+            VALUE,
+            SLOPE,
+            UP,
+            UP_SLOPE,
+            P,
+            Q,
+            R,
+            TURNS,
+            WIDE,
+        )
     tl.store(dscales_ptr + i_m, tl.sum(b_sum, 1)[:, None].to(dscales_ptr.dtype.element_ty), mask=m_m)
 
 
@@ -286,9 +380,7 @@ def situ_glu(x: Tensor, scales: Tensor | None, beta1: float, beta2: float, inter
 
 
 @planned(spec.situ_glu_bwd)
-def situ_glu_bwd(
-    dy: Tensor, x: Tensor, scales: Tensor | None, beta1: float, beta2: float, interleave: int
-) -> Plan:  # fmt: skip
+def situ_glu_bwd(dy: Tensor, x: Tensor, scales: Tensor | None, beta1: float, beta2: float, interleave: int) -> Plan:
     return _gate("situ", interleave, dy, x, scales, beta1, beta2)
 
 

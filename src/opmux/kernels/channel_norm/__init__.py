@@ -24,6 +24,7 @@ from ..lib.launch import Launcher
 from ..lib.norms import rstd_of_nothing
 from ..lib.rows import OutputSpec, cores, fits, wide_of
 from . import device as chip
+from . import elements, totals
 
 # ---- layouts --------------------------------------------------------------------------------------------------------
 
@@ -244,7 +245,7 @@ class Launches(NamedTuple):
         at, runs = self.at, self.at.runs()
         tiles = whole_tiles(
             n_k=runs.n_k, n_l=runs.n_l, n_units=at.units, tight=at.tight, backward=self.backward, dtype=self.dtype
-        )  # fmt: skip
+        )
         parts = -(-runs.n_r // tiles["BLOCK_U"])
         if self.backward and at.groups:
             tile = tiles["BLOCK_U"] * tiles["BLOCK_K"] * tiles["BLOCK_L"]
@@ -300,21 +301,21 @@ class Launches(NamedTuple):
         tiles = total_tiles(n_shares=parts * width, dtype=self.dtype)
         numbers = {"n_c": inner, "n_w": width, "n_parts": parts, "n_units": at.units, "count": at.count}
         programs = -(-at.units // tiles["BLOCK_U"])
-        return self._launch(chip.merge, programs, tiles, numbers, CENTRED=self.given != "norm")
+        return self._launch(totals.merge, programs, tiles, numbers, CENTRED=self.given != "norm")
 
     def total_units(self, parts: int) -> Launch:
         """Partial sums -> c1 and c2, from which group norm's dx is computed."""
         at = self.at
         tiles = total_tiles(n_shares=parts * at.width, dtype=self.dtype)
         numbers = {"n_c": at.c, "n_w": at.width, "n_parts": parts, "n_units": at.units, "count": at.count}
-        return self._launch(chip.total_units, -(-at.units // tiles["BLOCK_U"]), tiles, numbers)
+        return self._launch(totals.total_units, -(-at.units // tiles["BLOCK_U"]), tiles, numbers)
 
     def total_channels(self, parts: int, **names: None) -> Launch:
         """Partial sums -> gradients of each channel."""
         at = self.at
         tiles = total_tiles(n_shares=parts, dtype=self.dtype)
         numbers = {"n_c": at.c, "n_parts": parts, "count": 1 if self.given == "norm" else at.count}
-        return self._launch(chip.total_channels, -(-at.c // tiles["BLOCK_U"]), tiles, numbers, names)
+        return self._launch(totals.total_channels, -(-at.c // tiles["BLOCK_U"]), tiles, numbers, names)
 
     def scale(self) -> Launch:
         """Scale all elements by known statistics."""
@@ -324,12 +325,12 @@ class Launches(NamedTuple):
             tiles = column_tiles(n_c=at.c, backward=self.backward, dtype=self.dtype)
             programs = outer * -(-n_m // tiles["BLOCK_M"]) * -(-at.c // tiles["BLOCK_N"])
             numbers = {"n_c": at.c, "n_m": n_m, "n_w": at.width}
-            kernel = chip.bwd_columns if self.backward else chip.columns
+            kernel = elements.bwd_columns if self.backward else elements.columns
             return self._launch(kernel, programs, tiles, numbers, GIVEN=self.given)
         tiles = row_tiles(n_l=at.s, backward=self.backward, dtype=self.dtype)
         programs = -(-at.n * at.c // tiles["BLOCK_M"]) * -(-at.s // tiles["BLOCK_N"])
         numbers = {"n_l": at.s, "n_rows": at.n * at.c, "n_c": at.c, "n_w": at.width}
-        kernel = chip.bwd_rows if self.backward else chip.rows
+        kernel = elements.bwd_rows if self.backward else elements.rows
         return self._launch(kernel, programs, tiles, numbers, GROUPED=at.groups > 0, GIVEN=self.given)
 
 
@@ -401,9 +402,7 @@ def _of_nothing(makes: dict[str, Any]) -> Plan:
     return Plan(makes, steps)
 
 
-def _keep_running(
-    new_mean: Tensor, new_var: Tensor, running_mean: Tensor | None, running_var: Tensor | None
-) -> None:  # fmt: skip
+def _keep_running(new_mean: Tensor, new_var: Tensor, running_mean: Tensor | None, running_var: Tensor | None) -> None:
     for new, old in ((new_mean, running_mean), (new_var, running_var)):
         new.zero_() if old is None else new.copy_(old)
 
@@ -467,9 +466,7 @@ def group_norm(x: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor |
 
 
 @planned(spec.group_norm_bwd)
-def group_norm_bwd(
-    dy: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor, num_groups: int
-) -> Plan:  # fmt: skip
+def group_norm_bwd(dy: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor, num_groups: int) -> Plan:
     return _backward(spec.group_norm_bwd, num_groups, dy, x, weight, mean, "rstd", rstd)
 
 

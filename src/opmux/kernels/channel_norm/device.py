@@ -64,9 +64,21 @@ def _inverse(stat_ptr, i_u, m_u, eps, GIVEN: tl.constexpr, WIDE: tl.constexpr):
 
 @triton.jit
 def _keep(
-    mean, m2, i_u, m_u, mean_ptr, rstd_ptr, running_mean_ptr, running_var_ptr, new_mean_ptr, new_var_ptr,
-    count, eps, momentum, CENTRED: tl.constexpr,
-):  # fmt: skip
+    mean,
+    m2,
+    i_u,
+    m_u,
+    mean_ptr,
+    rstd_ptr,
+    running_mean_ptr,
+    running_var_ptr,
+    new_mean_ptr,
+    new_var_ptr,
+    count,
+    eps,
+    momentum,
+    CENTRED: tl.constexpr,
+):
     """Store the statistics of units, from their mean and sum of squares; returns 1 / deviation, or 1 / norm."""
     if CENTRED:
         rstd = 1.0 / tl.sqrt(m2 / count + eps)
@@ -102,9 +114,18 @@ def _scale(b_x, weight_ptr, bias_ptr, i_c, m_c, WIDE: tl.constexpr):
 
 @triton.jit
 def _places(
-    i_r, i_f, r_stride, f_stride, k_stride, n_l, n_k, n_r,
-    TIGHT: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_L: tl.constexpr,
-):  # fmt: skip
+    i_r,
+    i_f,
+    r_stride,
+    f_stride,
+    k_stride,
+    n_l,
+    n_k,
+    n_r,
+    TIGHT: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_L: tl.constexpr,
+):
     """Offsets of the elements of units, [BLOCK_U, BLOCK_K, BLOCK_L]. TIGHT: units are adjacent columns."""
     o_k = tl.arange(0, BLOCK_K)[None, :, None]
     o_l = tl.arange(0, BLOCK_L)[None, None, :]
@@ -119,9 +140,7 @@ def _places(
 
 
 @triton.jit
-def _channels(
-    i_r, i_f, n_l, n_k, n_r, CHANNEL: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_L: tl.constexpr
-):  # fmt: skip
+def _channels(i_r, i_f, n_l, n_k, n_r, CHANNEL: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_L: tl.constexpr):
     """The channels of units: one per unit, one per run, or one per position in a run."""
     if CHANNEL == "unit":
         i_c = i_r[:, None, None]
@@ -155,9 +174,21 @@ def _fwd(
         b_x = tl.where(m, b_x - mean[:, None, None], 0.0)
     m2 = _unit_sums(b_x * b_x, b_x, False, False)[0]
     rstd = _keep(
-        mean, m2, i_r * n_f + i_f, i_r < n_r, mean_ptr, rstd_ptr,
-        running_mean_ptr, running_var_ptr, new_mean_ptr, new_var_ptr, count, eps, momentum, CENTRED,
-    )  # fmt: skip
+        mean,
+        m2,
+        i_r * n_f + i_f,
+        i_r < n_r,
+        mean_ptr,
+        rstd_ptr,
+        running_mean_ptr,
+        running_var_ptr,
+        new_mean_ptr,
+        new_var_ptr,
+        count,
+        eps,
+        momentum,
+        CENTRED,
+    )
     i_c, m_c = _channels(i_r, i_f, n_l, n_k, n_r, CHANNEL, BLOCK_K, BLOCK_L)
     b_y = _scale(b_x * rstd[:, None, None], weight_ptr, bias_ptr, i_c, m_c, WIDE)
     tl.store(y_ptr + o, b_y.to(y_ptr.dtype.element_ty), mask=m)
@@ -264,9 +295,18 @@ def _tile(t, k_stride, n_l, n_k, BLOCK_K: tl.constexpr, BLOCK_L: tl.constexpr):
 
 @triton.jit
 def _moments(
-    x_ptr, first, step, n_tiles, k_stride, n_l, n_k,
-    CENTRED: tl.constexpr, WIDE: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_L: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    first,
+    step,
+    n_tiles,
+    k_stride,
+    n_l,
+    n_k,
+    CENTRED: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_L: tl.constexpr,
+):
     """Count, mean and sum of squared deviations over every step-th tile. The next tile is loaded while one is computed.
 
     Sums differences from the first tile's mean, which avoids cancellation if the mean is large.
@@ -317,9 +357,21 @@ def _fwd_pieces(
     n_tiles = tl.cdiv(n_k, BLOCK_K) * tl.cdiv(n_l, BLOCK_L)
     n, mean, m2 = _moments(x_ptr, 0, 1, n_tiles, k_stride, n_l, n_k, CENTRED, WIDE, BLOCK_K, BLOCK_L)
     rstd = _keep(
-        mean, m2, pid, i_r < n_r, mean_ptr, rstd_ptr,
-        running_mean_ptr, running_var_ptr, new_mean_ptr, new_var_ptr, n, eps, momentum, CENTRED,
-    )  # fmt: skip
+        mean,
+        m2,
+        pid,
+        i_r < n_r,
+        mean_ptr,
+        rstd_ptr,
+        running_mean_ptr,
+        running_var_ptr,
+        new_mean_ptr,
+        new_var_ptr,
+        n,
+        eps,
+        momentum,
+        CENTRED,
+    )
     for t in range(0, n_tiles):
         o, m, _, o_k = _tile(n_tiles - 1 - t, k_stride, n_l, n_k, BLOCK_K, BLOCK_L)
         b_x = tl.load(x_ptr + o, mask=m, other=0.0, eviction_policy="evict_first").to(WIDE)
@@ -339,11 +391,28 @@ def _products(dy_ptr, x_ptr, o, m, mean, WIDE: tl.constexpr):
 
 
 def _bwd_pieces(
-    dy_ptr, x_ptr, weight_ptr, mean_ptr, rstd_ptr, dx_ptr, ds_ptr, db_ptr,
-    r_stride, f_stride, k_stride, n_l, n_k, n_r, n_f,
-    CHANNEL: tl.constexpr, CENTRED: tl.constexpr, WIDE: tl.constexpr, PAIRS: tl.constexpr,
-    BLOCK_K: tl.constexpr, BLOCK_L: tl.constexpr,
-):  # fmt: skip
+    dy_ptr,
+    x_ptr,
+    weight_ptr,
+    mean_ptr,
+    rstd_ptr,
+    dx_ptr,
+    ds_ptr,
+    db_ptr,
+    r_stride,
+    f_stride,
+    k_stride,
+    n_l,
+    n_k,
+    n_r,
+    n_f,
+    CHANNEL: tl.constexpr,
+    CENTRED: tl.constexpr,
+    WIDE: tl.constexpr,
+    PAIRS: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_L: tl.constexpr,
+):
     """dx of a unit; ds = dweight and db = dbias of its channel, or their partial sums per sample if the unit has
     several channels."""
     pid = tl.program_id(0)
@@ -418,9 +487,22 @@ def _bwd_pieces(
 
 
 def _shares(
-    x_ptr, counts_ptr, means_ptr, squares_ptr, r_stride, f_stride, k_stride, n_l, n_k, n_f, n_parts,
-    CENTRED: tl.constexpr, WIDE: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_L: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    counts_ptr,
+    means_ptr,
+    squares_ptr,
+    r_stride,
+    f_stride,
+    k_stride,
+    n_l,
+    n_k,
+    n_f,
+    n_parts,
+    CENTRED: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_L: tl.constexpr,
+):
     """Partial statistics [n_r, n_parts, n_f]."""
     part, unit = tl.program_id(0) % n_parts, tl.program_id(0) // n_parts
     i_r, i_f = unit // n_f, unit % n_f
@@ -434,10 +516,28 @@ def _shares(
 
 
 def _bwd_shares(
-    dy_ptr, x_ptr, mean_ptr, stat_ptr, weight_ptr, dx_ptr, ds_ptr, db_ptr,
-    r_stride, f_stride, k_stride, n_l, n_k, n_f, n_w, n_parts, eps,
-    GIVEN: tl.constexpr, WIDE: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_L: tl.constexpr,
-):  # fmt: skip
+    dy_ptr,
+    x_ptr,
+    mean_ptr,
+    stat_ptr,
+    weight_ptr,
+    dx_ptr,
+    ds_ptr,
+    db_ptr,
+    r_stride,
+    f_stride,
+    k_stride,
+    n_l,
+    n_k,
+    n_f,
+    n_w,
+    n_parts,
+    eps,
+    GIVEN: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_L: tl.constexpr,
+):
     """Partial sums [n_r, n_parts, n_f] of dy * x' and dy, for units of one channel; n_w units share a statistic.
 
     dx_ptr is given if the statistics are constants: then dx is dy times a factor.
@@ -473,9 +573,18 @@ def _bwd_shares(
 
 
 def _column_shares(
-    x_ptr, counts_ptr, means_ptr, squares_ptr, n_c, n_m, n_parts,
-    CENTRED: tl.constexpr, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    counts_ptr,
+    means_ptr,
+    squares_ptr,
+    n_c,
+    n_m,
+    n_parts,
+    CENTRED: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     """Partial statistics [matrices, n_parts, n_c] of the columns of matrices [n_m, n_c]."""
     n_b = tl.cdiv(n_c, BLOCK_N)
     part, i_o = (tl.program_id(0) // n_b) % n_parts, tl.program_id(0) // n_b // n_parts
@@ -515,9 +624,24 @@ def _column_shares(
 
 
 def _bwd_column_shares(
-    dy_ptr, x_ptr, mean_ptr, stat_ptr, weight_ptr, dx_ptr, ds_ptr, db_ptr, n_c, n_m, n_w, n_parts, eps,
-    GIVEN: tl.constexpr, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    dy_ptr,
+    x_ptr,
+    mean_ptr,
+    stat_ptr,
+    weight_ptr,
+    dx_ptr,
+    ds_ptr,
+    db_ptr,
+    n_c,
+    n_m,
+    n_w,
+    n_parts,
+    eps,
+    GIVEN: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     """`_bwd_shares` for the columns of matrices."""
     n_b = tl.cdiv(n_c, BLOCK_N)
     part, i_o = (tl.program_id(0) // n_b) % n_parts, tl.program_id(0) // n_b // n_parts
@@ -549,194 +673,6 @@ def _bwd_column_shares(
         tl.store(db_ptr + at, tl.sum(b_1, 0), mask=m_c)
 
 
-# ---- merging partial results ----------------------------------------------------------------------------------------
-
-
-@triton.jit
-def _slots(i_u, at, n_c, n_w, n_parts, n_units, BLOCK_I: tl.constexpr):
-    """Offsets of partial results [outer, n_parts, n_c], for units of n_w adjacent columns: [BLOCK_I, BLOCK_U]."""
-    n_j = n_c // n_w
-    i = at + tl.arange(0, BLOCK_I)[:, None]
-    i_c = (i_u % n_j)[None, :] * n_w + i % n_w
-    o = ((i_u // n_j)[None, :].to(tl.int64) * n_parts + i // n_w) * n_c + i_c
-    return o, (i < n_parts * n_w) & (i_u < n_units)[None, :], i_c
-
-
-def _merge(
-    counts_ptr, means_ptr, squares_ptr, mean_ptr, rstd_ptr,
-    running_mean_ptr, running_var_ptr, new_mean_ptr, new_var_ptr,
-    n_c, n_w, n_parts, n_units, count, eps, momentum,
-    CENTRED: tl.constexpr, WIDE: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_U: tl.constexpr,
-):  # fmt: skip
-    """Merge partial statistics: first the means, then the squared differences from the merged mean."""
-    i_u = tl.program_id(0) * BLOCK_U + tl.arange(0, BLOCK_U)
-    mean = tl.zeros([BLOCK_U], WIDE)
-    if CENTRED:
-        b_1 = tl.zeros([BLOCK_I, BLOCK_U], WIDE)
-        for at in range(0, n_parts * n_w, BLOCK_I):
-            o, m, _ = _slots(i_u, at, n_c, n_w, n_parts, n_units, BLOCK_I)
-            b_1 += tl.load(counts_ptr + o, mask=m, other=0.0) * tl.load(means_ptr + o, mask=m, other=0.0)
-        mean = tl.sum(b_1, 0) / count
-    b_2 = tl.zeros([BLOCK_I, BLOCK_U], WIDE)
-    for at in range(0, n_parts * n_w, BLOCK_I):
-        o, m, _ = _slots(i_u, at, n_c, n_w, n_parts, n_units, BLOCK_I)
-        b_2 += tl.load(squares_ptr + o, mask=m, other=0.0)
-        if CENTRED:
-            b_d = tl.load(means_ptr + o, mask=m, other=0.0) - mean[None, :]
-            b_2 += tl.load(counts_ptr + o, mask=m, other=0.0) * b_d * b_d
-    _keep(
-        mean, tl.sum(b_2, 0), i_u, i_u < n_units, mean_ptr, rstd_ptr,
-        running_mean_ptr, running_var_ptr, new_mean_ptr, new_var_ptr, count, eps, momentum, CENTRED,
-    )  # fmt: skip
-
-
-def _total_units(
-    ds_ptr, db_ptr, weight_ptr, c1_ptr, c2_ptr, n_c, n_w, n_parts, n_units, count,
-    WIDE: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_U: tl.constexpr,
-):  # fmt: skip
-    """c1 and c2, from which group norm's dx is computed: the means of dy * weight and of dy * weight * x'."""
-    i_u = tl.program_id(0) * BLOCK_U + tl.arange(0, BLOCK_U)
-    b_1 = tl.zeros([BLOCK_I, BLOCK_U], WIDE)
-    b_2 = tl.zeros([BLOCK_I, BLOCK_U], WIDE)
-    for at in range(0, n_parts * n_w, BLOCK_I):
-        o, m, i_c = _slots(i_u, at, n_c, n_w, n_parts, n_units, BLOCK_I)
-        b_w = tl.full([BLOCK_I, BLOCK_U], 1.0, WIDE)
-        if weight_ptr is not None:
-            b_w = tl.load(weight_ptr + i_c, mask=m, other=0.0).to(WIDE)
-        b_1 += tl.load(db_ptr + o, mask=m, other=0.0) * b_w
-        b_2 += tl.load(ds_ptr + o, mask=m, other=0.0) * b_w
-    tl.store(c1_ptr + i_u, tl.sum(b_1, 0) / count, mask=i_u < n_units)
-    tl.store(c2_ptr + i_u, tl.sum(b_2, 0) / count, mask=i_u < n_units)
-
-
-def _total_channels(
-    ds_ptr, db_ptr, weight_ptr, stat_ptr, dweight_ptr, dbias_ptr, c1_ptr, c2_ptr, dmean_ptr, dvar_ptr,
-    n_c, n_parts, count, eps,
-    WIDE: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_U: tl.constexpr,
-):  # fmt: skip
-    """Add partial sums [n_parts, n_c]: dweight and dbias.
-
-    If a channel is a unit, also writes c1 and c2, from which its dx is computed, or the gradients of given statistics.
-    """
-    i_c = tl.program_id(0) * BLOCK_U + tl.arange(0, BLOCK_U)
-    m_c = i_c < n_c
-    b_1 = tl.zeros([BLOCK_I, BLOCK_U], WIDE)
-    b_2 = tl.zeros([BLOCK_I, BLOCK_U], WIDE)
-    for at in range(0, n_parts, BLOCK_I):
-        i = at + tl.arange(0, BLOCK_I)[:, None]
-        o = i.to(tl.int64) * n_c + i_c[None, :]
-        m = (i < n_parts) & m_c[None, :]
-        b_2 += tl.load(ds_ptr + o, mask=m, other=0.0)
-        if db_ptr is not None:
-            b_1 += tl.load(db_ptr + o, mask=m, other=0.0)
-    s_1, s_2 = tl.sum(b_1, 0), tl.sum(b_2, 0)
-    tl.store(dweight_ptr + i_c, s_2.to(dweight_ptr.dtype.element_ty), mask=m_c)
-    if dbias_ptr is not None:
-        tl.store(dbias_ptr + i_c, s_1.to(dbias_ptr.dtype.element_ty), mask=m_c)
-    if weight_ptr is not None:
-        b_w = tl.load(weight_ptr + i_c, mask=m_c, other=0.0).to(WIDE)
-        s_1 *= b_w
-        s_2 *= b_w
-    if c1_ptr is not None:
-        tl.store(c1_ptr + i_c, s_1 / count, mask=m_c)
-    if c2_ptr is not None:
-        tl.store(c2_ptr + i_c, s_2 / count, mask=m_c)
-    if dmean_ptr is not None:
-        rstd = _inverse(stat_ptr, i_c, m_c, eps, "var", WIDE)
-        tl.store(dmean_ptr + i_c, (-rstd * s_1).to(dmean_ptr.dtype.element_ty), mask=m_c)
-        tl.store(dvar_ptr + i_c, (-0.5 * rstd * rstd * s_2).to(dvar_ptr.dtype.element_ty), mask=m_c)
-
-
-# ---- all elements, with known statistics ----------------------------------------------------------------------------
-
-
-@triton.jit
-def _row_block(n_l, n_rows, n_c, n_w, GROUPED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Rows of one sample and channel each: offsets, masks, channels, units. Starts with the last rows, still in L2."""
-    pid = tl.num_programs(0) - 1 - tl.program_id(0)
-    n_b = tl.cdiv(n_l, BLOCK_N)
-    i_m = (pid // n_b) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
-    o_n = (pid % n_b) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
-    i_c = i_m % n_c
-    i_u = i_m // n_w if GROUPED else i_c
-    m_m = i_m < n_rows
-    return i_m.to(tl.int64) * n_l + o_n, m_m & (o_n < n_l), m_m, i_c, i_u
-
-
-@triton.jit
-def _column_block(n_c, n_m, n_w, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """The same as `_row_block`, for matrices [n_m, n_c]."""
-    pid = tl.num_programs(0) - 1 - tl.program_id(0)
-    n_b, n_i = tl.cdiv(n_c, BLOCK_N), tl.cdiv(n_m, BLOCK_M)
-    i_o = pid // n_b // n_i
-    i_m = ((pid // n_b) % n_i) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
-    i_c = (pid % n_b) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
-    m_c = i_c < n_c
-    o = (i_o.to(tl.int64) * n_m + i_m) * n_c + i_c
-    return o, (i_m < n_m) & m_c, m_c, i_c, i_o * (n_c // n_w) + i_c // n_w
-
-
-@triton.jit
-def _y(
-    x_ptr, mean_ptr, stat_ptr, weight_ptr, bias_ptr, y_ptr, o, m, m_c, i_c, i_u, eps,
-    GIVEN: tl.constexpr, WIDE: tl.constexpr,
-):  # fmt: skip
-    b_x = tl.load(x_ptr + o, mask=m, other=0.0).to(WIDE)
-    if mean_ptr is not None:
-        b_x -= tl.load(mean_ptr + i_u, mask=m_c, other=0.0).to(WIDE)
-    b_x *= _inverse(stat_ptr, i_u, m_c, eps, GIVEN, WIDE)
-    b_y = _scale(b_x, weight_ptr, bias_ptr, i_c, m_c, WIDE)
-    tl.store(y_ptr + o, b_y.to(y_ptr.dtype.element_ty), mask=m)
-
-
-@triton.jit
-def _dx(
-    dy_ptr, x_ptr, mean_ptr, stat_ptr, weight_ptr, c1_ptr, c2_ptr, dx_ptr, o, m, m_c, i_c, i_u,
-    GIVEN: tl.constexpr, WIDE: tl.constexpr,
-):  # fmt: skip
-    b_x = tl.load(x_ptr + o, mask=m, other=0.0).to(WIDE)
-    b_dy = tl.load(dy_ptr + o, mask=m, other=0.0).to(WIDE)
-    rstd = _inverse(stat_ptr, i_u, m_c, 0.0, GIVEN, WIDE)
-    b_g = _scale(b_dy, weight_ptr, None, i_c, m_c, WIDE)
-    if mean_ptr is not None:
-        b_x -= tl.load(mean_ptr + i_u, mask=m_c, other=0.0).to(WIDE)
-        b_g -= tl.load(c1_ptr + i_u, mask=m_c, other=0.0)
-    b_dx = rstd * (b_g - b_x * (rstd * tl.load(c2_ptr + i_u, mask=m_c, other=0.0)))
-    tl.store(dx_ptr + o, b_dx.to(dx_ptr.dtype.element_ty), mask=m)
-
-
-def _rows(
-    x_ptr, mean_ptr, stat_ptr, weight_ptr, bias_ptr, y_ptr, n_l, n_rows, n_c, n_w, eps,
-    GROUPED: tl.constexpr, GIVEN: tl.constexpr, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    o, m, m_c, i_c, i_u = _row_block(n_l, n_rows, n_c, n_w, GROUPED, BLOCK_M, BLOCK_N)
-    _y(x_ptr, mean_ptr, stat_ptr, weight_ptr, bias_ptr, y_ptr, o, m, m_c, i_c, i_u, eps, GIVEN, WIDE)
-
-
-def _columns(
-    x_ptr, mean_ptr, stat_ptr, weight_ptr, bias_ptr, y_ptr, n_c, n_m, n_w, eps,
-    GIVEN: tl.constexpr, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    o, m, m_c, i_c, i_u = _column_block(n_c, n_m, n_w, BLOCK_M, BLOCK_N)
-    _y(x_ptr, mean_ptr, stat_ptr, weight_ptr, bias_ptr, y_ptr, o, m, m_c, i_c, i_u, eps, GIVEN, WIDE)
-
-
-def _bwd_rows(
-    dy_ptr, x_ptr, mean_ptr, stat_ptr, weight_ptr, c1_ptr, c2_ptr, dx_ptr, n_l, n_rows, n_c, n_w,
-    GROUPED: tl.constexpr, GIVEN: tl.constexpr, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    o, m, m_c, i_c, i_u = _row_block(n_l, n_rows, n_c, n_w, GROUPED, BLOCK_M, BLOCK_N)
-    _dx(dy_ptr, x_ptr, mean_ptr, stat_ptr, weight_ptr, c1_ptr, c2_ptr, dx_ptr, o, m, m_c, i_c, i_u, GIVEN, WIDE)
-
-
-def _bwd_columns(
-    dy_ptr, x_ptr, mean_ptr, stat_ptr, weight_ptr, c1_ptr, c2_ptr, dx_ptr, n_c, n_m, n_w,
-    GIVEN: tl.constexpr, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    o, m, m_c, i_c, i_u = _column_block(n_c, n_m, n_w, BLOCK_M, BLOCK_N)
-    _dx(dy_ptr, x_ptr, mean_ptr, stat_ptr, weight_ptr, c1_ptr, c2_ptr, dx_ptr, o, m, m_c, i_c, i_u, GIVEN, WIDE)
-
-
 # ---- launching ------------------------------------------------------------------------------------------------------
 
 _units = dict(sizes="r_stride f_stride k_stride n_l")
@@ -748,10 +684,3 @@ shares = Launcher(_shares, **_units)
 bwd_shares = Launcher(_bwd_shares, **_units)
 column_shares = Launcher(_column_shares, sizes="n_c")
 bwd_column_shares = Launcher(_bwd_column_shares, sizes="n_c")
-merge = Launcher(_merge, sizes="n_c")
-total_units = Launcher(_total_units, sizes="n_c")
-total_channels = Launcher(_total_channels, sizes="n_c")
-rows = Launcher(_rows, sizes="n_l")
-columns = Launcher(_columns, sizes="n_c")
-bwd_rows = Launcher(_bwd_rows, sizes="n_l")
-bwd_columns = Launcher(_bwd_columns, sizes="n_c")

@@ -117,11 +117,22 @@ class After(NamedTuple):
 
 
 def _product(
-    makes: Mapping[str, OutputSpec], a: Tensor, b: Tensor, trans_a: bool, trans_b: bool, precision: str,
-    after: After, *, pre: Tensor | None = None, exact: bool = False, y: tuple[int, int] | None = None,
-    kinds: Kinds | None = None, each: tuple[bool, bool] = (False, False), numbers: Mapping[str, float] = {},
+    makes: Mapping[str, OutputSpec],
+    a: Tensor,
+    b: Tensor,
+    trans_a: bool,
+    trans_b: bool,
+    precision: str,
+    after: After,
+    *,
+    pre: Tensor | None = None,
+    exact: bool = False,
+    y: tuple[int, int] | None = None,
+    kinds: Kinds | None = None,
+    each: tuple[bool, bool] = (False, False),
+    numbers: Mapping[str, float] = {},
     names: Mapping[str, str | None] = {},
-) -> Plan:  # fmt: skip
+) -> Plan:
     """The plan of a product of matrices, or of batches of them.
 
     y: the strides (of matrices, of rows) of the result, if the result is an argument. `each`: whether a and b have one
@@ -141,14 +152,28 @@ def _product(
     steps = (0, 0, 0) if c is None else (0,) * (3 - c.dim()) + c.stride()
     wide = tl.int32 if a.dtype is torch.int8 else wide_of(a.dtype)
     constants = dict(
-        C_UNIT=steps[2] == 1, ACT=MATHS[after.act][0] if after.act else None,
-        SLOPE=MATHS[after.slope][1] if after.slope else None, A_EACH=each[0], B_EACH=each[1], WIDE=wide,
-    )  # fmt: skip
+        C_UNIT=steps[2] == 1,
+        ACT=MATHS[after.act][0] if after.act else None,
+        SLOPE=MATHS[after.slope][1] if after.slope else None,
+        A_EACH=each[0],
+        B_EACH=each[1],
+        WIDE=wide,
+    )
     sizes = dict(
-        m=m, n=n, k=k, lda=factors["a"].step, ldb=factors["b"].step, ldy=n if y is None else y[1],
-        a_batch=factors["a"].batch, b_batch=factors["b"].batch, y_batch=m * n if y is None else y[0],
-        c_batch=steps[0], c_down=steps[1], c_right=steps[2], **numbers,
-    )  # fmt: skip
+        m=m,
+        n=n,
+        k=k,
+        lda=factors["a"].step,
+        ldb=factors["b"].step,
+        ldy=n if y is None else y[1],
+        a_batch=factors["a"].batch,
+        b_batch=factors["b"].batch,
+        y_batch=m * n if y is None else y[0],
+        c_batch=steps[0],
+        c_down=steps[1],
+        c_right=steps[2],
+        **numbers,
+    )
     named = {"c": None, **names} if c is None else dict(names)
     here = lambda name: named.get(name, name) or name
     copied = [*(here(name) for name, f in factors.items() if f.copied), *strided(pre=pre, residual=after.residual)]
@@ -176,9 +201,18 @@ def _product(
 
 
 def _many_rows(
-    factors: Mapping[str, Factor], sizes: Mapping[str, Any], constants: Mapping[str, Any], read: Mapping[str, Any],
-    a: Tensor, batch: int, made: int, named: Mapping[str, str | None], precision: str, exact: bool, after: After,
-) -> tuple[Launch, int]:  # fmt: skip
+    factors: Mapping[str, Factor],
+    sizes: Mapping[str, Any],
+    constants: Mapping[str, Any],
+    read: Mapping[str, Any],
+    a: Tensor,
+    batch: int,
+    made: int,
+    named: Mapping[str, str | None],
+    precision: str,
+    exact: bool,
+    after: After,
+) -> tuple[Launch, int]:
     """The launch on the matrix unit, and the number of parts of K.
 
     `made`: the bytes per element of a newly allocated result; 0 if the result is an argument.
@@ -209,20 +243,33 @@ def _many_rows(
     # loads.
     even = not factors["a"].turned and all(sizes[name] % 16 == 0 for name in product.sizes if name != "m")
     config = tiles.config(
-        even=even, A_TURNED=factors["a"].turned, B_TURNED=factors["b"].turned, GLU=after.glu,
+        even=even,
+        A_TURNED=factors["a"].turned,
+        B_TURNED=factors["b"].turned,
+        GLU=after.glu,
         PRECISION=precision if a.dtype is torch.float32 else "ieee",
-        EXACT=exact and read["A_NUMBERS"] is None, FULL=k % tiles["BLOCK_K"] == 0,
-        PROGRAMS=running if in_turn else 0, FRESH=fresh,
-        PARTS=2 if plain and after.c is None and made == 2 else 4, **constants, **read,
-    )  # fmt: skip
+        EXACT=exact and read["A_NUMBERS"] is None,
+        FULL=k % tiles["BLOCK_K"] == 0,
+        PROGRAMS=running if in_turn else 0,
+        FRESH=fresh,
+        PARTS=2 if plain and after.c is None and made == 2 else 4,
+        **constants,
+        **read,
+    )
     names = {**named, "r": "residual"}
     return Launch(product, (running, batch), config, sizes, names), splits
 
 
 def _few_rows(
-    factors: Mapping[str, Factor], sizes: Mapping[str, Any], constants: Mapping[str, Any], read: Mapping[str, Any],
-    dtype: torch.dtype, batch: int, named: Mapping[str, str | None], whole: bool,
-) -> tuple[Launch, int]:  # fmt: skip
+    factors: Mapping[str, Factor],
+    sizes: Mapping[str, Any],
+    constants: Mapping[str, Any],
+    read: Mapping[str, Any],
+    dtype: torch.dtype,
+    batch: int,
+    named: Mapping[str, str | None],
+    whole: bool,
+) -> tuple[Launch, int]:
     """The launch for a few rows, and the number of parts of K: 1 unless `whole`, i.e. without an epilogue."""
     m, n, k = (sizes[name] for name in "mnk")
     swapped = m > n
@@ -232,15 +279,23 @@ def _few_rows(
     splits = tiles["SPLITS"] if whole and k % tiles["SPLITS"] == 0 else 1
     tiles = tiles.changed({"SPLITS": splits}, "gemm.few")
     moved = {
-        "ldx": factors[x].step, "ldw": factors[w].step, "x_batch": factors[x].batch, "w_batch": factors[w].batch,
-    }  # fmt: skip
+        "ldx": factors[x].step,
+        "ldw": factors[w].step,
+        "x_batch": factors[x].batch,
+        "w_batch": factors[w].batch,
+    }
     along = many if factors[w].turned else k // splits
     numbers = {f"{part}_NUMBERS": read[f"{name.upper()}_NUMBERS"] for part, name in (("X", x), ("W", w))}
     config = tiles.config(
-        even=(along | moved["ldw"] | moved["w_batch"]) % 16 == 0, ROWS=min(m, n), SWAPPED=swapped,
-        X_TURNED=factors[x].turned, W_TURNED=factors[w].turned, FULL=k // splits % tiles["BLOCK_K"] == 0,
-        **constants, **numbers,
-    )  # fmt: skip
+        even=(along | moved["ldw"] | moved["w_batch"]) % 16 == 0,
+        ROWS=min(m, n),
+        SWAPPED=swapped,
+        X_TURNED=factors[x].turned,
+        W_TURNED=factors[w].turned,
+        FULL=k // splits % tiles["BLOCK_K"] == 0,
+        **constants,
+        **numbers,
+    )
     here = lambda name: named.get(name, name)
     names = {**named, "x": here(x), "w": here(w), "r": "residual"}
     grid = (-(-many // tiles["BLOCK_N"]), batch)
@@ -336,9 +391,19 @@ def scaled_gemm(
     makes = {"y": _result(a, b, False, True, out_dtype)}
     each = (a_scale.numel() > 1, b_scale.numel() > 1)
     plan = _product(
-        makes, a, b, False, True, "ieee", After(bias), exact=not fast, kinds=(a_dtype, b_dtype), each=each,
-        numbers={"alpha": 1.0, **ADDED}, names={"c": "bias"},
-    )  # fmt: skip
+        makes,
+        a,
+        b,
+        False,
+        True,
+        "ieee",
+        After(bias),
+        exact=not fast,
+        kinds=(a_dtype, b_dtype),
+        each=each,
+        numbers={"alpha": 1.0, **ADDED},
+        names={"c": "bias"},
+    )
     plan.strided = [*plan.strided, *strided(a_scale=a_scale, b_scale=b_scale)]
     return plan
 
@@ -369,9 +434,14 @@ def block_scaled_gemm(
     running = programs(a.device, count, 1) if in_turn else count
     even = k % 16 == 0 and n % 16 == 0  # independent of the number of rows m
     config = tiles.config(
-        even=even, A_ROWS=a_rows, B_ROWS=b_rows, WIDE=wide_of(out_dtype), BLOCK_K=spec.BLOCK,
-        PROGRAMS=running if in_turn else 0, **read,
-    )  # fmt: skip
+        even=even,
+        A_ROWS=a_rows,
+        B_ROWS=b_rows,
+        WIDE=wide_of(out_dtype),
+        BLOCK_K=spec.BLOCK,
+        PROGRAMS=running if in_turn else 0,
+        **read,
+    )
     launch = Launch(blocks, (running,), config, dict(m=m, n=n, k=k, lda=k, ldb=k, **dict(steps)))
     before = {name: aligned_copy(view) for name, view in views.items()} if in_turn else views
     return Plan(makes, [launch], strided(a=a, b=b, bias=bias), before)

@@ -15,9 +15,25 @@ from ..lib.rows import inside
 
 @triton.jit
 def finish(
-    b_y, b_u, c_ptr, pre_ptr, r_ptr, aux_ptr, i_m, i_n, m, n, c_down, c_right, beta,
-    ACT: tl.constexpr, SLOPE: tl.constexpr, GLU: tl.constexpr, C_UNIT: tl.constexpr, WIDE: tl.constexpr,
-):  # fmt: skip
+    b_y,
+    b_u,
+    c_ptr,
+    pre_ptr,
+    r_ptr,
+    aux_ptr,
+    i_m,
+    i_n,
+    m,
+    n,
+    c_down,
+    c_right,
+    beta,
+    ACT: tl.constexpr,
+    SLOPE: tl.constexpr,
+    GLU: tl.constexpr,
+    C_UNIT: tl.constexpr,
+    WIDE: tl.constexpr,
+):
     """The epilogue of an accumulated tile: + beta c, stored to aux, ACT, * SLOPE(pre), * b_u (GLU), + r.
 
     b_u is the other half of a GLU, n columns to the right. pre, r and aux are contiguous.
@@ -53,9 +69,18 @@ def write(y_ptr, b_y, i_m, i_n, m, n, ldy):
 
 @triton.jit
 def scaled(
-    b_y, a_scale_ptr, b_scale_ptr, i_m, i_n, m, n, alpha,
-    A_EACH: tl.constexpr, B_EACH: tl.constexpr, WIDE: tl.constexpr,
-):  # fmt: skip
+    b_y,
+    a_scale_ptr,
+    b_scale_ptr,
+    i_m,
+    i_n,
+    m,
+    n,
+    alpha,
+    A_EACH: tl.constexpr,
+    B_EACH: tl.constexpr,
+    WIDE: tl.constexpr,
+):
     """Multiply by alpha and by the scales of the factors: one scale per factor, or one per row (EACH).
 
     Integer sums have no alpha and no scales.
@@ -167,9 +192,25 @@ def tiles_in_turn(
             first = first_n + part * (BLOCK_N // PARTS)
             i_m, i_n = first_m + tl.arange(0, BLOCK_M), first + tl.arange(0, BLOCK_N // PARTS)
             b_p = finish(
-                parts[part], others[part], c_ptr, pre_ptr, r_ptr, aux_ptr, i_m, i_n, m, n, c_down, c_right, beta,
-                ACT, SLOPE, GLU, C_UNIT, WIDE,
-            )  # fmt: skip
+                parts[part],
+                others[part],
+                c_ptr,
+                pre_ptr,
+                r_ptr,
+                aux_ptr,
+                i_m,
+                i_n,
+                m,
+                n,
+                c_down,
+                c_right,
+                beta,
+                ACT,
+                SLOPE,
+                GLU,
+                C_UNIT,
+                WIDE,
+            )
             if FRESH:
                 y.store([first_m, first], b_p.to(y_ptr.dtype.element_ty))
             else:
@@ -260,9 +301,25 @@ def _few(
             b_y, i_down, i_right = b_y[None, :], i_few, i_n
         b_y = scaled(b_y, a_scale_ptr, b_scale_ptr, i_down, i_right, m, n, alpha, A_EACH, B_EACH, WIDE)
         b_y = finish(
-            b_y, b_y, c_ptr, pre_ptr, r_ptr, aux_ptr, i_down, i_right, m, n, c_down, c_right, beta,
-            ACT, SLOPE, False, C_UNIT, WIDE,
-        )  # fmt: skip
+            b_y,
+            b_y,
+            c_ptr,
+            pre_ptr,
+            r_ptr,
+            aux_ptr,
+            i_down,
+            i_right,
+            m,
+            n,
+            c_down,
+            c_right,
+            beta,
+            ACT,
+            SLOPE,
+            False,
+            C_UNIT,
+            WIDE,
+        )
         write(y_ptr, b_y, i_down, i_right, m, n, ldy)
 
 
@@ -284,9 +341,7 @@ def scales(ptr, first, rows, down, ROWS: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def blocks_of_tile(
-    b_p, b_y, a_scale, b_scale, A_ONE: tl.constexpr, B_ONE: tl.constexpr, WIDE: tl.constexpr
-):  # fmt: skip
+def blocks_of_tile(b_p, b_y, a_scale, b_scale, A_ONE: tl.constexpr, B_ONE: tl.constexpr, WIDE: tl.constexpr):
     """b_y + b_p * scales."""
     if A_ONE and B_ONE:
         return b_y + b_p.to(WIDE) * (a_scale * b_scale)
@@ -359,9 +414,21 @@ def _blocks(
 
 
 def _add_up(
-    parts_ptr, c_ptr, y_ptr, size, n, ldy, c_down, c_right, alpha, beta,
-    C_UNIT: tl.constexpr, SPLITS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    parts_ptr,
+    c_ptr,
+    y_ptr,
+    size,
+    n,
+    ldy,
+    c_down,
+    c_right,
+    alpha,
+    beta,
+    C_UNIT: tl.constexpr,
+    SPLITS: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """y = alpha (sum of parts) + beta c; each part is [size / n, n]."""
     o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     there = o < size

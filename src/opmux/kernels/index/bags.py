@@ -22,9 +22,21 @@ SUM = 0  # the only mode of embedding_bag that takes per_sample_weights
 
 
 def _dots(
-    dy_ptr, weight_ptr, index_ptr, bag_ptr, y_ptr, k, n, limit, dy_step, weight_step, padding,
-    WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
+    dy_ptr,
+    weight_ptr,
+    index_ptr,
+    bag_ptr,
+    y_ptr,
+    k,
+    n,
+    limit,
+    dy_step,
+    weight_step,
+    padding,
+    WIDE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
     """y[i] = dy[bag[i]] . weight[index[i]]; 0 for padding and for an index out of range."""
     i = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     at = tl.load(index_ptr + i, mask=i < n, other=-1).to(tl.int64)

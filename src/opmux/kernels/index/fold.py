@@ -52,9 +52,21 @@ COMBINE = {"sum": add, "mean": add, "prod": multiply, "amax": larger, "amin": sm
 
 
 def _rows(
-    key_ptr, order_ptr, source_ptr, x_ptr, count, n, x_step, beyond, alpha: tl.float64,
-    MEAN: tl.constexpr, SELF: tl.constexpr, WIDE: tl.constexpr, RUN: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    key_ptr,
+    order_ptr,
+    source_ptr,
+    x_ptr,
+    count,
+    n,
+    x_step,
+    beyond,
+    alpha: tl.float64,
+    MEAN: tl.constexpr,
+    SELF: tl.constexpr,
+    WIDE: tl.constexpr,
+    RUN: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     """The sum or mean of all rows of one position. The program of the first of these rows computes it."""
     across = tl.cdiv(n, BLOCK_N)
     at = tl.program_id(0) // across
@@ -82,9 +94,18 @@ def _rows(
 
 
 def _elements(
-    key_ptr, order_ptr, source_ptr, x_ptr, count, beyond,
-    COMBINE: tl.constexpr, MEAN: tl.constexpr, SELF: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    key_ptr,
+    order_ptr,
+    source_ptr,
+    x_ptr,
+    count,
+    beyond,
+    COMBINE: tl.constexpr,
+    MEAN: tl.constexpr,
+    SELF: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """A lane whose element is the first one of its position combines all elements of that position."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     key = tl.load(key_ptr + at, mask=at < count, other=beyond)

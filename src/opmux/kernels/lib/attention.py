@@ -127,9 +127,17 @@ class Problem(NamedTuple):
 
     @classmethod
     def of(
-        cls, q: Tensor, k: Tensor, v: Tensor, left: int, right: int, scale: float | None, precision: str,
-        packed: tuple[int, int, int] | None = None, options: Options = NO_OPTIONS,
-    ) -> Problem:  # fmt: skip
+        cls,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        left: int,
+        right: int,
+        scale: float | None,
+        precision: str,
+        packed: tuple[int, int, int] | None = None,
+        options: Options = NO_OPTIONS,
+    ) -> Problem:
         """`packed`: number of sequences, longest query sequence, longest key sequence."""
         batch, queries, keys = packed or (q.shape[0], q.shape[2], k.shape[2])
         dim, dim_v = q.shape[-1], v.shape[-1]
@@ -140,7 +148,7 @@ class Problem(NamedTuple):
         scale = spec.scale_of(q, scale)
         return cls(
             batch, q.shape[1], k.shape[1], queries, keys, dim, dim_v, q.dtype, left, right, scale, precision, options
-        )  # fmt: skip
+        )
 
     @property
     def empty(self) -> bool:
@@ -156,24 +164,48 @@ class Problem(NamedTuple):
         return dict(queries=self.queries, keys=self.keys, dim=dim, dtype=self.dtype, extra=self.options.extra)
 
     def launch(
-        self, kernel: Launcher, tiles: Tiles, grid: tuple[int, int], layouts: Mapping[str, tuple[int, int, int]],
-        lse: tuple[int, int], heads: int,
-    ) -> Launch:  # fmt: skip
+        self,
+        kernel: Launcher,
+        tiles: Tiles,
+        grid: tuple[int, int],
+        layouts: Mapping[str, tuple[int, int, int]],
+        lse: tuple[int, int],
+        heads: int,
+    ) -> Launch:
         cap, dropped = self.options.softcap, self.options.dropout_p
         plain = self.options.bias is None and not self.options.slopes and not cap
         late = {"LATE": plain and self.scale > 0} if kernel is forward else {}
         config = tiles.config(
-            LEFT=self.left >= 0, RIGHT=self.right >= 0, AT_END=self.options.at_end, CAP=cap > 0, DROP=dropped > 0,
+            LEFT=self.left >= 0,
+            RIGHT=self.right >= 0,
+            AT_END=self.options.at_end,
+            CAP=cap > 0,
+            DROP=dropped > 0,
             FULL=self.full,
-            WIDE=wide_of(self.dtype), PRECISION=self.precision if self.dtype is torch.float32 else "ieee",
-            BLOCK_D=_block(self.dim), BLOCK_E=_block(self.dim_v), **late,
-        )  # fmt: skip
+            WIDE=wide_of(self.dtype),
+            PRECISION=self.precision if self.dtype is torch.float32 else "ieee",
+            BLOCK_D=_block(self.dim),
+            BLOCK_E=_block(self.dim_v),
+            **late,
+        )
         numbers = dict(
-            queries=self.queries, keys=self.keys, heads=heads, group=self.heads // self.kv_heads, dim=self.dim,
-            dim_v=self.dim_v, scale=self.scale * LOG2_E * (2 / cap if cap else 1), left=self.left, right=self.right,
-            cap=cap * LOG2_E, more=random.scale(dropped), threshold=random.threshold(dropped), key=0, counter=0,
-            lse_batch=lse[0], lse_head=lse[1],
-        )  # fmt: skip
+            queries=self.queries,
+            keys=self.keys,
+            heads=heads,
+            group=self.heads // self.kv_heads,
+            dim=self.dim,
+            dim_v=self.dim_v,
+            scale=self.scale * LOG2_E * (2 / cap if cap else 1),
+            left=self.left,
+            right=self.right,
+            cap=cap * LOG2_E,
+            more=random.scale(dropped),
+            threshold=random.threshold(dropped),
+            key=0,
+            counter=0,
+            lse_batch=lse[0],
+            lse_head=lse[1],
+        )
         for name, strides in {**layouts, "bias": self.options.bias or (0, 0, 0)}.items():
             numbers |= {f"{name}_{s}": n for s, n in zip(STRIDES.split(), strides)}
         return Launch(kernel, grid, config, numbers)
@@ -189,13 +221,17 @@ def forward_plan(p: Problem, q: Tensor, k: Tensor, v: Tensor, makes: Mapping[str
     grid = (-(-p.queries // tiles["BLOCK_M"]), p.batch * p.heads)
     return Plan(
         makes, [p.launch(forward, tiles, grid, layouts, lse, p.heads)], [n for n, at in found.items() if at.copied]
-    )  # fmt: skip
+    )
 
 
 def backward_plan(
-    p: Problem, given: Mapping[str, Tensor], makes: Mapping[str, Any], stats: OutputSpec | Zeros, lse: tuple[int, int],
+    p: Problem,
+    given: Mapping[str, Tensor],
+    makes: Mapping[str, Any],
+    stats: OutputSpec | Zeros,
+    lse: tuple[int, int],
     copied: list[str],
-) -> Plan:  # fmt: skip
+) -> Plan:
     found = {name: Layout.of(t) for name, t in given.items()}
     output = lambda made: made.output if isinstance(made, Zeros) else made
     layouts = {name: at.strides for name, at in found.items()}

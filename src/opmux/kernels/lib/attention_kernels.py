@@ -62,9 +62,17 @@ def tiles_of(ptr, stride, length, size, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 
 @triton.jit
 def tile_rows(
-    x, begin, stride, length, size, ROWS: tl.constexpr, BLOCK: tl.constexpr, FULL: tl.constexpr, INSIDE: tl.constexpr,
+    x,
+    begin,
+    stride,
+    length,
+    size,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    FULL: tl.constexpr,
+    INSIDE: tl.constexpr,
     ENGINE: tl.constexpr = False,
-):  # fmt: skip
+):
     """Load ROWS rows, starting at row `begin`. Only one value depends on `begin`, which keeps loops cheap."""
     if ENGINE:
         return x.load([begin, 0])
@@ -154,9 +162,24 @@ def of_head(ptr, h, WIDE: tl.constexpr):
 
 @triton.jit
 def scored(
-    b_q, b_k, i_m, i_n, shift, queries, keys, scale, cap, bias_ptr, bias_row, slopes_ptr, slope,
-    CAP: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, TURNED: tl.constexpr = False,
-):  # fmt: skip
+    b_q,
+    b_k,
+    i_m,
+    i_n,
+    shift,
+    queries,
+    keys,
+    scale,
+    cap,
+    bias_ptr,
+    bias_row,
+    slopes_ptr,
+    slope,
+    CAP: tl.constexpr,
+    WIDE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    TURNED: tl.constexpr = False,
+):
     """The scores of a tile times log2(e), for use with exp2, and the tanh of the soft-cap.
 
     CAP: `scale` includes the factor 2 / cap.
@@ -209,9 +232,23 @@ def attended(
         i_n = begin + tl.arange(0, BLOCK_N)
         b_k = tile_rows(k_ptr, begin, k_row, keys, dim, BLOCK_N, BLOCK_D, FULL, not MASKED)
         b_s, _b_level = scored(
-            b_q, b_k, i_m, i_n, shift, queries, keys, 1.0 if LATE else scale, cap, bias_ptr, bias_row, slopes_ptr,
-            slope, CAP, WIDE, PRECISION,
-        )  # fmt: skip
+            b_q,
+            b_k,
+            i_m,
+            i_n,
+            shift,
+            queries,
+            keys,
+            1.0 if LATE else scale,
+            cap,
+            bias_ptr,
+            bias_row,
+            slopes_ptr,
+            slope,
+            CAP,
+            WIDE,
+            PRECISION,
+        )
         if MASKED:
             seen = visible(i_m[:, None], i_n[None, :], shift, keys, left, right, LEFT, RIGHT)
             b_s = tl.where(seen, b_s, -float("inf"))
@@ -310,9 +347,24 @@ def probabilities(
     MASKED: some query-key pairs of the tile may be masked.
     """
     b_s, b_level = scored(
-        b_q, b_k, i_m, i_n, shift, queries, keys, scale, cap, bias_ptr, bias_row, slopes_ptr, slope,
-        CAP, WIDE, PRECISION, TURNED,
-    )  # fmt: skip
+        b_q,
+        b_k,
+        i_m,
+        i_n,
+        shift,
+        queries,
+        keys,
+        scale,
+        cap,
+        bias_ptr,
+        bias_row,
+        slopes_ptr,
+        slope,
+        CAP,
+        WIDE,
+        PRECISION,
+        TURNED,
+    )
     b_to = b_lse
     if bias_ptr is not None:
         b_to = tl.where(b_lse == -float("inf"), 0.0, b_lse)  # all keys masked by the bias: avoid inf - inf = NaN
@@ -639,9 +691,17 @@ def _bwd_bias(
 
 
 def _bwd_sink(
-    lse_ptr, delta_ptr, sink_ptr, dsink_ptr, batches, queries, lse_batch: tl.int64, lse_head: tl.int64,
-    WIDE: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    lse_ptr,
+    delta_ptr,
+    sink_ptr,
+    dsink_ptr,
+    batches,
+    queries,
+    lse_batch: tl.int64,
+    lse_head: tl.int64,
+    WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """-sum(exp(sink - lse) * delta) of a head; delta is 0 at padding."""
     head = tl.program_id(0).to(tl.int64)
     sink = tl.load(sink_ptr + head).to(WIDE)

@@ -11,9 +11,7 @@ from .launch import Launcher
 from .rows import wide_of
 
 
-def _add_up(
-    share_ptr, total_ptr, n_parts, n, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
-):  # fmt: skip
+def _add_up(share_ptr, total_ptr, n_parts, n, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     """Adds the partial sums of all programs in a fixed order."""
     o_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
     b_total = tl.zeros([BLOCK_M, BLOCK_N], WIDE)

@@ -346,11 +346,21 @@ def _entry(compiled: Any, grid: Grid, device: torch.device) -> tuple[str, dict[s
     if type(run).__name__ != "CudaLauncher" or not _plain(run) or not all(hasattr(h, "calls") for h in (enter, leave)):
         return "", {}
     names = dict(
-        _entry=run.launch, _function=compiled.function, _packed=compiled.packed_metadata,
-        _cooperative=run.launch_cooperative_grid, _pdl=run.launch_pdl, _hooks=hooks, _enter=enter, _leave=leave,
-        _entering=enter.calls, _leaving=leave.calls, _recording=launches.recording,
-        _keep=compiled, _here=torch._C._cuda_getDevice, _stream=torch._C._cuda_getCurrentRawStream,
-    )  # fmt: skip
+        _entry=run.launch,
+        _function=compiled.function,
+        _packed=compiled.packed_metadata,
+        _cooperative=run.launch_cooperative_grid,
+        _pdl=run.launch_pdl,
+        _hooks=hooks,
+        _enter=enter,
+        _leave=leave,
+        _entering=enter.calls,
+        _leaving=leave.calls,
+        _recording=launches.recording,
+        _keep=compiled,
+        _here=torch._C._cuda_getDevice,
+        _stream=torch._C._cuda_getCurrentRawStream,
+    )
     way = "shared" if hasattr(run, "arg_annotations") else "generated"
     if way == "shared":
         names |= {"_notes": run.arg_annotations, "_types": run.kernel_signature}

@@ -23,10 +23,19 @@ COLUMNS = tl.constexpr(MORE)
 INF = tl.constexpr(float("inf"))
 
 TYPES = {
-    torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.int16: tl.int16,
-    torch.float64: tl.float64, torch.int64: tl.int64, torch.int32: tl.int32, torch.int8: tl.int8, torch.bool: tl.int8,
-    torch.uint8: tl.uint8, torch.float8_e4m3fn: tl.uint8, torch.float8_e5m2: tl.uint8,
-}  # fmt: skip
+    torch.float32: tl.float32,
+    torch.float16: tl.float16,
+    torch.bfloat16: tl.bfloat16,
+    torch.int16: tl.int16,
+    torch.float64: tl.float64,
+    torch.int64: tl.int64,
+    torch.int32: tl.int32,
+    torch.int8: tl.int8,
+    torch.bool: tl.int8,
+    torch.uint8: tl.uint8,
+    torch.float8_e4m3fn: tl.uint8,
+    torch.float8_e5m2: tl.uint8,
+}
 
 
 # ---- the work of a program ------------------------------------------------------------------------------------------
@@ -77,9 +86,17 @@ def write(ptr, o, n, value, WHOLE: tl.constexpr):
 
 @triton.jit
 def scale_chunk(
-    at, start, n, flag_ptr, scale, I: tl.constexpr, O: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr,
+    at,
+    start,
+    n,
+    flag_ptr,
+    scale,
+    I: tl.constexpr,
+    O: tl.constexpr,
+    LANES: tl.constexpr,
+    BLOCK: tl.constexpr,
     WHOLE: tl.constexpr,
-):  # fmt: skip
+):
     o = tl.arange(0, BLOCK)
     b_x = read(part(at[0], start, I, LANES if WHOLE else 0), o, n, WHOLE)
     write(part(at[1], start, O, LANES if WHOLE else 0), o, n, b_x * scale, WHOLE)
@@ -88,9 +105,16 @@ def scale_chunk(
 
 
 def _scale_lists(
-    table_ptr, chunk_ptr, flag_ptr, scale_ptr, scale, I: tl.constexpr, O: tl.constexpr, LANES: tl.constexpr,
+    table_ptr,
+    chunk_ptr,
+    flag_ptr,
+    scale_ptr,
+    scale,
+    I: tl.constexpr,
+    O: tl.constexpr,
+    LANES: tl.constexpr,
     BLOCK: tl.constexpr,
-):  # fmt: skip
+):
     at, start, n, whole = place(table_ptr, chunk_ptr, 2, BLOCK)
     if scale_ptr is not None:
         scale = tl.load(scale_ptr)
@@ -104,16 +128,12 @@ def _scale_lists(
 
 
 @triton.jit
-def squares_chunk(
-    at, start, n, scale, I: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr
-):  # fmt: skip
+def squares_chunk(at, start, n, scale, I: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr):
     b_x = read(part(at[0], start, I, LANES if WHOLE else 0), tl.arange(0, BLOCK), n, WHOLE) * scale
     return tl.sum(b_x * b_x, 0)
 
 
-def _squares(
-    table_ptr, chunk_ptr, scale_ptr, share_ptr, I: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
+def _squares(table_ptr, chunk_ptr, scale_ptr, share_ptr, I: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr):
     """The sum of squares of each chunk."""
     at, start, n, whole = place(table_ptr, chunk_ptr, 1, BLOCK)
     scale = 1.0

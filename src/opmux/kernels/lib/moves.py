@@ -286,9 +286,13 @@ def doors(spec: Any, make: Callable[..., Callable[..., Any]], unless: str = "") 
     seen = [f"_y is {n} or ({_key(r, n, LOOK)})" if r == "tensor" else _key(r, n, LOOK) for n, r in roles.items()]
     several = f"({_key('tensors', '_y', LOOK)}) if _y.__class__ is list else ({LOOK.format('_y')})"
     text += DOOR.format(
-        name=f"{spec.name}_into", params=f"_y, {passed}", key=", ".join([several, *seen]), out="_y",
-        passed=f"_y, {passed}", **fields,
-    )  # fmt: skip
+        name=f"{spec.name}_into",
+        params=f"_y, {passed}",
+        key=", ".join([several, *seen]),
+        out="_y",
+        passed=f"_y, {passed}",
+        **fields,
+    )
     codegen.function(text, spec.name, f"call of aten::{spec.name}", names)
     return names[spec.name], names[f"{spec.name}_below"], names[f"{spec.name}_into"]
 

@@ -134,9 +134,12 @@ def _doors(row: Row) -> tuple[Callable[..., Tensor], ...]:
     judged = f"if {row.unless}:\n        raise _NotSupported('torch judges these numbers')" if row.unless else ""
     params = [n for n in row.names if n not in row.keywords] + (["*", *row.keywords] if row.keywords else [])
     names: dict[str, Any] = {
-        **table(or_refusal(functools.partial(_plan, row))), "_Tensor": Tensor, "_NotSupported": NotSupported,
-        "__name__": __name__, "_baked": next(iter(row.baked.values()), ()),
-    }  # fmt: skip
+        **table(or_refusal(functools.partial(_plan, row))),
+        "_Tensor": Tensor,
+        "_NotSupported": NotSupported,
+        "__name__": __name__,
+        "_baked": next(iter(row.baked.values()), ()),
+    }
     fields = {"unless": judged, "args": "".join(f"{n}, " for n in row.names)}
     kinds = ["baked" if n in row.baked else r for n, r in zip(row.names, row.roles, strict=True)]
     key = lambda look: [_keys(look)[kind].format(n) for n, kind in zip(row.names, kinds, strict=True)]
@@ -149,9 +152,13 @@ def _doors(row: Row) -> tuple[Callable[..., Tensor], ...]:
         f"_y is {first} or ({k})" if n == first and kinds[0] == "tensor" else k for n, k in zip(row.names, key(LOOK))
     ]
     text += DOOR.format(
-        name=f"{row.name}_to", params=", ".join(["_y", *row.names]), key=", ".join([LOOK.format("_y"), *seen]),
-        out="_y", passed=", ".join([*row.names, "_y"]), **fields,
-    )  # fmt: skip
+        name=f"{row.name}_to",
+        params=", ".join(["_y", *row.names]),
+        key=", ".join([LOOK.format("_y"), *seen]),
+        out="_y",
+        passed=", ".join([*row.names, "_y"]),
+        **fields,
+    )
     codegen.function(text, row.name, f"call of aten::{row.name}", names)
     return names[row.name], names[f"{row.name}_to"], names[f"{row.name}_below"]
 

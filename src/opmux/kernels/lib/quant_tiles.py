@@ -111,9 +111,23 @@ def idle(noop_ptr):
 
 @triton.jit
 def result(
-    x_ptr, dy_ptr, weight_ptr, bias_ptr, mean_ptr, rstd_ptr, i_m, i_n, m_m, m_n, n, offset,
-    VALUE: tl.constexpr, SLOPE: tl.constexpr, GATED: tl.constexpr, WIDE: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    dy_ptr,
+    weight_ptr,
+    bias_ptr,
+    mean_ptr,
+    rstd_ptr,
+    i_m,
+    i_n,
+    m_m,
+    m_n,
+    n,
+    offset,
+    VALUE: tl.constexpr,
+    SLOPE: tl.constexpr,
+    GATED: tl.constexpr,
+    WIDE: tl.constexpr,
+):
     """A tile of r [rows, n] before rounding; 0 out of bounds.
 
     A norm if rstd_ptr is given; else an activation or its gradient if VALUE or SLOPE is given; else x itself. GATED: a
@@ -165,10 +179,21 @@ def narrow(b_r, x_ptr, ROUND: tl.constexpr):
 
 
 def _amax_of(
-    x_ptr, dy_ptr, parts_ptr, n_rows, n, offset,
-    VALUE: tl.constexpr, SLOPE: tl.constexpr, GATED: tl.constexpr, ROUND: tl.constexpr, WIDE: tl.constexpr,
-    FULL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    dy_ptr,
+    parts_ptr,
+    n_rows,
+    n,
+    offset,
+    VALUE: tl.constexpr,
+    SLOPE: tl.constexpr,
+    GATED: tl.constexpr,
+    ROUND: tl.constexpr,
+    WIDE: tl.constexpr,
+    FULL: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     """The largest magnitude of each program's tiles of r."""
     across = tl.cdiv(n, BLOCK_N)
     b_top = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
@@ -355,10 +380,21 @@ def _mx(
 
 @triton.jit
 def put_blocks(
-    y_ptr, y_scale_ptr, i_m, b_y, m_m, x_ptr, n_rows, n,
-    CAST: tl.constexpr, LARGEST: tl.constexpr, TOP: tl.constexpr, POW2: tl.constexpr, LEAST: tl.constexpr,
+    y_ptr,
+    y_scale_ptr,
+    i_m,
+    b_y,
+    m_m,
+    x_ptr,
+    n_rows,
+    n,
+    CAST: tl.constexpr,
+    LARGEST: tl.constexpr,
+    TOP: tl.constexpr,
+    POW2: tl.constexpr,
+    LEAST: tl.constexpr,
     FULL: tl.constexpr,
-):  # fmt: skip
+):
     """Store whole rows of y, rounded to the dtype of x, with block scales: MXFP8 if the scales are bytes, else 1x128.
 
     i_m and m_m are [rows, 1]. The store is three-dimensional, because for a two-dimensional store the compiler would
@@ -443,9 +479,14 @@ def normed(dtype: torch.dtype) -> dict[str, Any]:
 
 
 def cast_launch(
-    shape: Any, dtype: torch.dtype, to: torch.dtype, parts: int, pow2: bool, numbers: Mapping[str, Any],
+    shape: Any,
+    dtype: torch.dtype,
+    to: torch.dtype,
+    parts: int,
+    pow2: bool,
+    numbers: Mapping[str, Any],
     of: Mapping[str, Any] = PLAIN,
-) -> Launch:  # fmt: skip
+) -> Launch:
     """Cast r with one scale; r is computed from tensors of `dtype`. With `parts`, `scale` holds partial amaxes."""
     tiles = turned_tiles(dtype=dtype)
     constants: dict[str, Any] = dict(CAST=cast_of(to), LARGEST=spec.FP8_MAX[to], POW2=pow2, PARTS=parts, **of)
@@ -453,9 +494,14 @@ def cast_launch(
 
 
 def blocks_launch(
-    shape: Any, dtype: torch.dtype, to: torch.dtype, two_d: bool, pow2: bool, numbers: Mapping[str, Any],
+    shape: Any,
+    dtype: torch.dtype,
+    to: torch.dtype,
+    two_d: bool,
+    pow2: bool,
+    numbers: Mapping[str, Any],
     of: Mapping[str, Any] = PLAIN,
-) -> Launch:  # fmt: skip
+) -> Launch:
     """Cast r with block scales."""
     return tiled(
         blocks,
@@ -474,9 +520,13 @@ def blocks_launch(
 
 
 def mx_launch(
-    shape: Any, dtype: torch.dtype, to: torch.dtype, two_d: bool, numbers: Mapping[str, Any],
+    shape: Any,
+    dtype: torch.dtype,
+    to: torch.dtype,
+    two_d: bool,
+    numbers: Mapping[str, Any],
     of: Mapping[str, Any] = PLAIN,
-) -> Launch:  # fmt: skip
+) -> Launch:
     """Cast r with E8M0 scales for blocks of 32."""
     tiles = mx_tiles(dtype=dtype)
     constants: dict[str, Any] = dict(CAST=cast_of(to), LARGEST=spec.FP8_MAX[to], TWO_D=two_d, **of)

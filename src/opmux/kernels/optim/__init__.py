@@ -165,17 +165,30 @@ def _adam(
     rates = (beta1, 1 - beta1, beta2, 1 - beta2, float(how.epsilon), inv_c1, inv_c2, float(how.weight_decay))
     for what in seen(op, lists, flag):
         constants = {
-            "L2": bool(how.mode == 0), "HOME": home, "CAST": None if fp8 is None else cast_of(fp8), "LISTS": len(lists),
-            "S": TYPES[what.dtypes[2]], "LANES": lanes(what.dtypes),
-        }  # fmt: skip
+            "L2": bool(how.mode == 0),
+            "HOME": home,
+            "CAST": None if fp8 is None else cast_of(fp8),
+            "LISTS": len(lists),
+            "S": TYPES[what.dtypes[2]],
+            "LANES": lanes(what.dtypes),
+        }
         launched(adam, what, (held, lr, *rates), constants, "G P")
 
 
 @impl(spec.multi_tensor_adam, devices=DEVICES)
 def multi_tensor_adam(
-    chunk_size: int, noop_flag: Tensor, tensor_lists: Any, lr: float, beta1: float, beta2: float, epsilon: float,
-    step: int, mode: int, bias_correction: int, weight_decay: float,
-) -> None:  # fmt: skip
+    chunk_size: int,
+    noop_flag: Tensor,
+    tensor_lists: Any,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    epsilon: float,
+    step: int,
+    mode: int,
+    bias_correction: int,
+    weight_decay: float,
+) -> None:
     how = spec.Adam(lr, beta1, beta2, epsilon, step, mode, bias_correction, weight_decay)
     check("multi_tensor_adam", chunk_size, noop_flag, *how)
     form = spec.FORMS["multi_tensor_adam"].form("multi_tensor_adam", tensor_lists)
@@ -184,9 +197,18 @@ def multi_tensor_adam(
 
 @impl(spec.multi_tensor_adam_param_remainder, devices=DEVICES)
 def multi_tensor_adam_param_remainder(
-    chunk_size: int, noop_flag: Tensor, tensor_lists: Any, lr: float, beta1: float, beta2: float, epsilon: float,
-    step: int, mode: int, bias_correction: int, weight_decay: float,
-) -> None:  # fmt: skip
+    chunk_size: int,
+    noop_flag: Tensor,
+    tensor_lists: Any,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    epsilon: float,
+    step: int,
+    mode: int,
+    bias_correction: int,
+    weight_decay: float,
+) -> None:
     how = spec.Adam(lr, beta1, beta2, epsilon, step, mode, bias_correction, weight_decay)
     check("multi_tensor_adam_param_remainder", chunk_size, noop_flag, *how)
     _adam("multi_tensor_adam_param_remainder", tensor_lists, noop_flag, how, "remainder")
@@ -194,9 +216,19 @@ def multi_tensor_adam_param_remainder(
 
 @impl(spec.multi_tensor_adam_fp8, devices=DEVICES)
 def multi_tensor_adam_fp8(
-    chunk_size: int, noop_flag: Tensor, tensor_lists: Any, lr: float, beta1: float, beta2: float, epsilon: float,
-    step: int, mode: int, bias_correction: int, weight_decay: float, fp8_dtype: torch.dtype,
-) -> None:  # fmt: skip
+    chunk_size: int,
+    noop_flag: Tensor,
+    tensor_lists: Any,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    epsilon: float,
+    step: int,
+    mode: int,
+    bias_correction: int,
+    weight_decay: float,
+    fp8_dtype: torch.dtype,
+) -> None:
     how = spec.Adam(lr, beta1, beta2, epsilon, step, mode, bias_correction, weight_decay)
     check("multi_tensor_adam_fp8", chunk_size, noop_flag, *how, fp8_dtype)
     _adam("multi_tensor_adam_fp8", tensor_lists, noop_flag, how, "master", fp8=fp8_dtype)
@@ -220,9 +252,19 @@ def _captured(op: str, flag: Tensor, lists: Any, how: spec.Adam, inv_scale: Any,
 
 @impl(spec.multi_tensor_adam_capturable, devices=DEVICES)
 def multi_tensor_adam_capturable(
-    chunk_size: int, noop_flag: Tensor, tensor_lists: Any, lr: Tensor, beta1: float, beta2: float, epsilon: float,
-    step: Tensor, mode: int, bias_correction: int, weight_decay: float, inv_scale: Tensor,
-) -> None:  # fmt: skip
+    chunk_size: int,
+    noop_flag: Tensor,
+    tensor_lists: Any,
+    lr: Tensor,
+    beta1: float,
+    beta2: float,
+    epsilon: float,
+    step: Tensor,
+    mode: int,
+    bias_correction: int,
+    weight_decay: float,
+    inv_scale: Tensor,
+) -> None:
     how = spec.Adam(lr, beta1, beta2, epsilon, step, mode, bias_correction, weight_decay)
     check("multi_tensor_adam_capturable", chunk_size, noop_flag, *how, inv_scale)
     _captured("multi_tensor_adam_capturable", noop_flag, tensor_lists, how, inv_scale, "parameter")
@@ -230,9 +272,19 @@ def multi_tensor_adam_capturable(
 
 @impl(spec.multi_tensor_adam_capturable_master, devices=DEVICES)
 def multi_tensor_adam_capturable_master(
-    chunk_size: int, noop_flag: Tensor, tensor_lists: Any, lr: Tensor, beta1: float, beta2: float, epsilon: float,
-    step: Tensor, mode: int, bias_correction: int, weight_decay: float, inv_scale: Tensor,
-) -> None:  # fmt: skip
+    chunk_size: int,
+    noop_flag: Tensor,
+    tensor_lists: Any,
+    lr: Tensor,
+    beta1: float,
+    beta2: float,
+    epsilon: float,
+    step: Tensor,
+    mode: int,
+    bias_correction: int,
+    weight_decay: float,
+    inv_scale: Tensor,
+) -> None:
     how = spec.Adam(lr, beta1, beta2, epsilon, step, mode, bias_correction, weight_decay)
     check("multi_tensor_adam_capturable_master", chunk_size, noop_flag, *how, inv_scale)
     _captured("multi_tensor_adam_capturable_master", noop_flag, tensor_lists, how, inv_scale, "master")
@@ -243,26 +295,44 @@ def multi_tensor_adam_capturable_master(
 
 @impl(spec.multi_tensor_sgd, devices=DEVICES)
 def multi_tensor_sgd(
-    chunk_size: int, noop_flag: Tensor, tensor_lists: Any, wd: float, momentum: float, dampening: float, lr: float,
-    nesterov: bool, first_run: bool, wd_after_momentum: bool, scale: float,
-) -> None:  # fmt: skip
+    chunk_size: int,
+    noop_flag: Tensor,
+    tensor_lists: Any,
+    wd: float,
+    momentum: float,
+    dampening: float,
+    lr: float,
+    nesterov: bool,
+    first_run: bool,
+    wd_after_momentum: bool,
+    scale: float,
+) -> None:
     given = (wd, momentum, dampening, lr, nesterov, first_run, wd_after_momentum, scale)
     check("multi_tensor_sgd", chunk_size, noop_flag, *given)
     numbers = (float(wd), float(momentum), 1.0 - float(dampening), float(lr), float(scale))
     decay = "none" if not wd else "after" if wd_after_momentum else "before"
     for what in seen("multi_tensor_sgd", tensor_lists, noop_flag):
         constants = {
-            "DECAY": decay, "MOVES": bool(momentum != 0), "NESTEROV": bool(nesterov), "FIRST": bool(first_run),
-            "LISTS": len(tensor_lists), "C": TYPES[what.dtypes[-1]], "LANES": lanes(what.dtypes),
-        }  # fmt: skip
+            "DECAY": decay,
+            "MOVES": bool(momentum != 0),
+            "NESTEROV": bool(nesterov),
+            "FIRST": bool(first_run),
+            "LISTS": len(tensor_lists),
+            "C": TYPES[what.dtypes[-1]],
+            "LANES": lanes(what.dtypes),
+        }
         launched(sgd, what, (noop_flag, *numbers), constants, "G W M")
 
 
 @impl(spec.multi_tensor_compute_scale_and_scale_inv, devices=DEVICES)
 def multi_tensor_compute_scale_and_scale_inv(
-    chunk_size: int, noop_flag: Tensor | None, tensor_lists: Any, max_fp8: float, force_pow_2_scales: bool,
+    chunk_size: int,
+    noop_flag: Tensor | None,
+    tensor_lists: Any,
+    max_fp8: float,
+    force_pow_2_scales: bool,
     epsilon: float,
-) -> None:  # fmt: skip
+) -> None:
     op = "multi_tensor_compute_scale_and_scale_inv"
     check(op, chunk_size, noop_flag, max_fp8, force_pow_2_scales, epsilon)
     for what in seen(op, tensor_lists):

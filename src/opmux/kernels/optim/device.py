@@ -133,9 +133,7 @@ def adam(
         )  # fmt: skip
 
 
-def hold(
-    flag_ptr, lr_ptr, step_ptr, scale_ptr, held_ptr, log1: tl.float64, log2: tl.float64, CORRECT: tl.constexpr
-):  # fmt: skip
+def hold(flag_ptr, lr_ptr, step_ptr, scale_ptr, held_ptr, log1: tl.float64, log2: tl.float64, CORRECT: tl.constexpr):
     """Compute once the values that a capturable step needs from device numbers; in float32, 1 - 0.999 loses digits."""
     tl.store(held_ptr, tl.load(lr_ptr))
     inv_c1 = 1.0
@@ -155,10 +153,27 @@ def hold(
 
 @triton.jit
 def sgd_chunk(
-    at, start, n, decay, momentum, rest, lr, scale, DECAY: tl.constexpr, MOVES: tl.constexpr, NESTEROV: tl.constexpr,
-    FIRST: tl.constexpr, LISTS: tl.constexpr, G: tl.constexpr, W: tl.constexpr, M: tl.constexpr, C: tl.constexpr,
-    LANES: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr,
-):  # fmt: skip
+    at,
+    start,
+    n,
+    decay,
+    momentum,
+    rest,
+    lr,
+    scale,
+    DECAY: tl.constexpr,
+    MOVES: tl.constexpr,
+    NESTEROV: tl.constexpr,
+    FIRST: tl.constexpr,
+    LISTS: tl.constexpr,
+    G: tl.constexpr,
+    W: tl.constexpr,
+    M: tl.constexpr,
+    C: tl.constexpr,
+    LANES: tl.constexpr,
+    BLOCK: tl.constexpr,
+    WHOLE: tl.constexpr,
+):
     lanes: tl.constexpr = LANES if WHOLE else 0
     o = tl.arange(0, BLOCK)
     w_ptr = part(at[1], start, W, lanes)
@@ -182,10 +197,26 @@ def sgd_chunk(
 
 
 def sgd(
-    table_ptr, chunk_ptr, flag_ptr, decay, momentum, rest, lr, scale, DECAY: tl.constexpr, MOVES: tl.constexpr,
-    NESTEROV: tl.constexpr, FIRST: tl.constexpr, LISTS: tl.constexpr, G: tl.constexpr, W: tl.constexpr,
-    M: tl.constexpr, C: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    table_ptr,
+    chunk_ptr,
+    flag_ptr,
+    decay,
+    momentum,
+    rest,
+    lr,
+    scale,
+    DECAY: tl.constexpr,
+    MOVES: tl.constexpr,
+    NESTEROV: tl.constexpr,
+    FIRST: tl.constexpr,
+    LISTS: tl.constexpr,
+    G: tl.constexpr,
+    W: tl.constexpr,
+    M: tl.constexpr,
+    C: tl.constexpr,
+    LANES: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     at, start, n, whole = place(table_ptr, chunk_ptr, LISTS, BLOCK)
     live = tl.load(flag_ptr) == 0
     n = tl.where(live, n, 0)

@@ -105,10 +105,17 @@ OPS = {
 }
 
 TL = {
-    torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32, torch.float64: tl.float64,
-    torch.int8: tl.int8, torch.int16: tl.int16, torch.int32: tl.int32, torch.int64: tl.int64,
-    torch.uint8: tl.uint8, torch.bool: tl.int8,
-}  # fmt: skip
+    torch.float16: tl.float16,
+    torch.bfloat16: tl.bfloat16,
+    torch.float32: tl.float32,
+    torch.float64: tl.float64,
+    torch.int8: tl.int8,
+    torch.int16: tl.int16,
+    torch.int32: tl.int32,
+    torch.int64: tl.int64,
+    torch.uint8: tl.uint8,
+    torch.bool: tl.int8,
+}
 OF_TL = {v: k for k, v in TL.items() if k is not torch.bool}
 
 
@@ -261,12 +268,21 @@ class Task(NamedTuple):
         """The config of a kernel: tiles, constants of the layout (`more`), and the op's constants that it takes."""
         form, types = self.form, self.types
         known = dict(
-            MAP=self.op.map, LIFT=form.lift, STEP=form.step, SETTLE=form.settle, FINISH=self.op.give,
-            SHIFT=form.shift, PLACE=form.side == "index", FILL=self.fill(),
+            MAP=self.op.map,
+            LIFT=form.lift,
+            STEP=form.step,
+            SETTLE=form.settle,
+            FINISH=self.op.give,
+            SHIFT=form.shift,
+            PLACE=form.side == "index",
+            FILL=self.fill(),
             START=limit(form.start, OF_TL[types.sum if kernel is finish else types.lane]),
             SIDE=tl.int32 if form.side == "index" else types.lane,
-            CAST=types.cast, WORK=types.work, LANE=types.lane, SUM=types.sum,
-        )  # fmt: skip
+            CAST=types.cast,
+            WORK=types.work,
+            LANE=types.lane,
+            SUM=types.sum,
+        )
         wanted = {n: known[n] for n in kernel.constants if n in known}
         return tiles.config(**wanted, **more)
 
@@ -338,9 +354,15 @@ class Task(NamedTuple):
             tiles["BLOCK_N"],
         )
         numbers = dict(
-            k_1=k_1.size, s_0=k_0.stride // per, s_1=k_1.stride // per, s_m=r_0.stride // per, s_n=r_1.stride,
-            n_m=r_0.size, n=n // per, chunk=chunk,
-        )  # fmt: skip
+            k_1=k_1.size,
+            s_0=k_0.stride // per,
+            s_1=k_1.stride // per,
+            s_m=r_0.stride // per,
+            s_n=r_1.stride,
+            n_m=r_0.size,
+            n=n // per,
+            chunk=chunk,
+        )
         full = n <= tiles["BLOCK_N"] or n % tiles["BLOCK_N"] == 0
         layout = dict(UNIT=per, TWO=k_0.size > 1, DENSE=dense, PLANES=planes, FULL=full, AHEAD=self.form.side != "")
         part = chunk * (tiles["BLOCK_M"] * n if planes else tiles["BLOCK_N"])
@@ -362,9 +384,16 @@ class Task(NamedTuple):
             tiles["BLOCK_N"],
         )
         numbers = dict(
-            r_1=r_1.size, s_k=k_0.stride // per, s_0=r_0.stride // per, s_1=r_1.stride // per, s_n=k_1.stride,
-            rows=down, n=n // per, chunk=chunk, outer=outer,
-        )  # fmt: skip
+            r_1=r_1.size,
+            s_k=k_0.stride // per,
+            s_0=r_0.stride // per,
+            s_1=r_1.stride // per,
+            s_n=k_1.stride,
+            rows=down,
+            n=n // per,
+            chunk=chunk,
+            outer=outer,
+        )
         # H200, sum of halves: 76 us with it, 93 us without. Moments have larger tiles instead. Not measured in float32.
         ahead = (pair or self.x.dtype.itemsize <= 2) and not moments
         layout = dict(UNIT=per, TWO=r_0.size > 1, DENSE=dense, LOOP=chunk > 1, AHEAD=ahead)

@@ -518,10 +518,22 @@ def _columns(
 
 
 def _finish(
-    a_ptr, b_ptr, y_ptr, z_ptr, parts, part, n, count, extra,
-    SETTLE: tl.constexpr, FINISH: tl.constexpr, START: tl.constexpr, PLACE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    a_ptr,
+    b_ptr,
+    y_ptr,
+    z_ptr,
+    parts,
+    part,
+    n,
+    count,
+    extra,
+    SETTLE: tl.constexpr,
+    FINISH: tl.constexpr,
+    START: tl.constexpr,
+    PLACE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     """Combine the parts of all programs in order. Each part has `part` elements; the last one may have fewer."""
     i_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     i_m = tl.arange(0, BLOCK_M)[:, None]
@@ -580,10 +592,24 @@ def _one_of(p, o, m, like):
 
 
 def _spread(
-    x_ptr, g_ptr, h_ptr, y_ptr, mean_ptr, dx_ptr, rows, reduced, n, count, extra,
-    SLOPE: tl.constexpr, WIDE: tl.constexpr, UNIT: tl.constexpr, COLUMNS: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    g_ptr,
+    h_ptr,
+    y_ptr,
+    mean_ptr,
+    dx_ptr,
+    rows,
+    reduced,
+    n,
+    count,
+    extra,
+    SLOPE: tl.constexpr,
+    WIDE: tl.constexpr,
+    UNIT: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     """dx of a contiguous x. A group is a row, or with COLUMNS a column of `reduced` rows."""
     tiles = tl.cdiv(n * UNIT, BLOCK_N)
     i_m = (tl.program_id(0) // tiles).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]

@@ -22,9 +22,17 @@ from ..lib.rows import OutputSpec, inside, wide_of
 
 
 def _fwd(
-    x_ptr, y_ptr, x_stride, n_rows, n,
-    LOG: tl.constexpr, WIDE: tl.constexpr, FULL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    y_ptr,
+    x_stride,
+    n_rows,
+    n,
+    LOG: tl.constexpr,
+    WIDE: tl.constexpr,
+    FULL: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     i_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
     o_n = tl.arange(0, BLOCK_N)[None, :]
     m = (i_m < n_rows) & inside(o_n, n, FULL)
@@ -62,9 +70,19 @@ def _fwd_pieces(x_ptr, y_ptr, x_stride, n_rows, n, LOG: tl.constexpr, WIDE: tl.c
 
 
 def _bwd(
-    dy_ptr, y_ptr, dx_ptr, dy_stride, y_stride, n_rows, n,
-    LOG: tl.constexpr, WIDE: tl.constexpr, FULL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    dy_ptr,
+    y_ptr,
+    dx_ptr,
+    dy_stride,
+    y_stride,
+    n_rows,
+    n,
+    LOG: tl.constexpr,
+    WIDE: tl.constexpr,
+    FULL: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     i_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
     o_n = tl.arange(0, BLOCK_N)[None, :]
     m = (i_m < n_rows) & inside(o_n, n, FULL)
@@ -79,7 +97,7 @@ def _bwd(
 
 def _bwd_pieces(
     dy_ptr, y_ptr, dx_ptr, dy_stride, y_stride, n_rows, n, LOG: tl.constexpr, WIDE: tl.constexpr, BLOCK_N: tl.constexpr
-):  # fmt: skip
+):
     row = tl.program_id(0).to(tl.int64)
     o_n = tl.arange(0, BLOCK_N)
     dy_ptr += row * dy_stride
@@ -122,10 +140,19 @@ def _finish(b_x, y_ptr, exchange_ptr, n, o_n, m, member, LOG: tl.constexpr, GROU
 
 
 def _fwd_cooperative(
-    x_ptr, y_ptr, exchange_ptr, x_stride, n_rows, n,
-    LOG: tl.constexpr, WIDE: tl.constexpr, GROUP: tl.constexpr, FULL: tl.constexpr, STAGES: tl.constexpr,
+    x_ptr,
+    y_ptr,
+    exchange_ptr,
+    x_stride,
+    n_rows,
+    n,
+    LOG: tl.constexpr,
+    WIDE: tl.constexpr,
+    GROUP: tl.constexpr,
+    FULL: tl.constexpr,
+    STAGES: tl.constexpr,
     BLOCK_N: tl.constexpr,
-):  # fmt: skip
+):
     """Long rows. A group of programs holds one row in registers, and loads the next row meanwhile.
 
     A group of one program loads the next row to shared memory, STAGES ahead, because it has no registers left.
@@ -149,9 +176,20 @@ def _fwd_cooperative(
 
 
 def _bwd_cooperative(
-    dy_ptr, y_ptr, dx_ptr, exchange_ptr, dy_stride, y_stride, n_rows, n,
-    LOG: tl.constexpr, WIDE: tl.constexpr, GROUP: tl.constexpr, FULL: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    dy_ptr,
+    y_ptr,
+    dx_ptr,
+    exchange_ptr,
+    dy_stride,
+    y_stride,
+    n_rows,
+    n,
+    LOG: tl.constexpr,
+    WIDE: tl.constexpr,
+    GROUP: tl.constexpr,
+    FULL: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     member, group, n_groups = place(GROUP)
     o_n = member * BLOCK_N + tl.arange(0, BLOCK_N)
     m = inside(o_n, n, FULL)

@@ -44,10 +44,25 @@ def _covered(mask_ptr, i_r, o_n, m, b_stride, h_stride, i_stride, heads, queries
 
 
 def _fwd(
-    x_ptr, mask_ptr, y_ptr,
-    x_stride, b_stride, h_stride, i_stride, n_rows, heads, queries, n, scale, rest,
-    CAUSAL: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    mask_ptr,
+    y_ptr,
+    x_stride,
+    b_stride,
+    h_stride,
+    i_stride,
+    n_rows,
+    heads,
+    queries,
+    n,
+    scale,
+    rest,
+    CAUSAL: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     i_r = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
     i_m = i_r.to(tl.int64)
     o_n = tl.arange(0, BLOCK_N)[None, :]
@@ -68,10 +83,24 @@ def _fwd(
 
 
 def _fwd_pieces(
-    x_ptr, mask_ptr, y_ptr,
-    x_stride, b_stride, h_stride, i_stride, n_rows, heads, queries, n, scale, rest,
-    CAUSAL: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    mask_ptr,
+    y_ptr,
+    x_stride,
+    b_stride,
+    h_stride,
+    i_stride,
+    n_rows,
+    heads,
+    queries,
+    n,
+    scale,
+    rest,
+    CAUSAL: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     """Pass 1: max and sum of the visible columns; pass 2 rereads these columns from L2."""
     row = tl.program_id(0)
     o_n = tl.arange(0, BLOCK_N)
@@ -121,9 +150,21 @@ def _fwd_pieces(
 
 
 def _bwd(
-    dy_ptr, y_ptr, dx_ptr, dy_stride, y_stride, n_rows, queries, n, scale, rest,
-    CAUSAL: tl.constexpr, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    dy_ptr,
+    y_ptr,
+    dx_ptr,
+    dy_stride,
+    y_stride,
+    n_rows,
+    queries,
+    n,
+    scale,
+    rest,
+    CAUSAL: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     i_r = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
     i_m = i_r.to(tl.int64)
     o_n = tl.arange(0, BLOCK_N)[None, :]
@@ -142,9 +183,20 @@ def _bwd(
 
 
 def _bwd_pieces(
-    dy_ptr, y_ptr, dx_ptr, dy_stride, y_stride, n_rows, queries, n, scale, rest,
-    CAUSAL: tl.constexpr, WIDE: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    dy_ptr,
+    y_ptr,
+    dx_ptr,
+    dy_stride,
+    y_stride,
+    n_rows,
+    queries,
+    n,
+    scale,
+    rest,
+    CAUSAL: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     row = tl.program_id(0)
     o_n = tl.arange(0, BLOCK_N)
     dy_ptr += row.to(tl.int64) * dy_stride

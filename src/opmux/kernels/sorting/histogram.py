@@ -29,9 +29,17 @@ FEW = 1024  # fewer bins than this are counted in registers
 
 
 def _histogram(
-    x_ptr, count_ptr, n, steps, bins, low: tl.float64, high: tl.float64,
-    TYPE: tl.constexpr, SLOTS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    count_ptr,
+    n,
+    steps,
+    bins,
+    low: tl.float64,
+    high: tl.float64,
+    TYPE: tl.constexpr,
+    SLOTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """SLOTS: a power of two above the number of bins, or 0 if there are too many bins for registers.
 
     NaN and elements outside the range are not counted.

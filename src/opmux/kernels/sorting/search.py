@@ -26,10 +26,20 @@ Number = bool | int | float
 
 
 def _search(
-    x_ptr, rows_ptr, sorter_ptr, y_ptr, n, length, each,
-    RIGHT: tl.constexpr, STEPS: tl.constexpr, SHARED: tl.constexpr, MEMBER: tl.constexpr, TYPE: tl.constexpr,
+    x_ptr,
+    rows_ptr,
+    sorter_ptr,
+    y_ptr,
+    n,
+    length,
+    each,
+    RIGHT: tl.constexpr,
+    STEPS: tl.constexpr,
+    SHARED: tl.constexpr,
+    MEMBER: tl.constexpr,
+    TYPE: tl.constexpr,
     BLOCK: tl.constexpr,
-):  # fmt: skip
+):
     """The number of elements of a row that are less than x (RIGHT: or equal to x).
 
     `each`: the number of elements of x per row. MEMBER: write instead whether x is (1) or is not (-1) in the row.

@@ -48,10 +48,21 @@ def bounds(part_ptr, end_ptr, row, count, OFFSETS: tl.constexpr):
 
 
 def _reduced(
-    x_ptr, part_ptr, end_ptr, y_ptr, n, size, count, initial: tl.float64,
-    HOW: tl.constexpr, GIVEN: tl.constexpr, OFFSETS: tl.constexpr, WIDE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    part_ptr,
+    end_ptr,
+    y_ptr,
+    n,
+    size,
+    count,
+    initial: tl.float64,
+    HOW: tl.constexpr,
+    GIVEN: tl.constexpr,
+    OFFSETS: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     """y of a segment. GIVEN: the caller passed an initial value."""
     across = tl.cdiv(n, BLOCK_N)
     row = (tl.program_id(0) // across).to(tl.int64)
@@ -85,9 +96,22 @@ def _reduced(
 
 
 def _gradient(
-    dy_ptr, y_ptr, x_ptr, part_ptr, end_ptr, dx_ptr, n, size, count, initial: tl.float64,
-    HOW: tl.constexpr, OFFSETS: tl.constexpr, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    dy_ptr,
+    y_ptr,
+    x_ptr,
+    part_ptr,
+    end_ptr,
+    dx_ptr,
+    n,
+    size,
+    count,
+    initial: tl.float64,
+    HOW: tl.constexpr,
+    OFFSETS: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     """dx of the rows of a segment. Elements that tie for the maximum or minimum share its gradient if it is positive,
     as in torch."""
     across = tl.cdiv(n, BLOCK_N)

@@ -117,14 +117,16 @@ def _is_random(way: Native | Backward) -> bool:
 LIGER: dict[str, tuple[str, Callable[..., tuple], str]] = {
     "rms_norm": ("liger_rms_norm", lambda x, w, eps, offset, casting: (x, w, eps, offset, casting, False), "y"),
     "add_rms_norm": (
-        "liger_fused_add_rms_norm", lambda x, r, w, eps, offset, casting: (x, r, w, eps, offset, casting, False), "y s",
+        "liger_fused_add_rms_norm",
+        lambda x, r, w, eps, offset, casting: (x, r, w, eps, offset, casting, False),
+        "y s",
     ),
     "layer_norm": ("liger_layer_norm", lambda x, w, b, eps, offset: (x, w + offset if offset else w, b, eps), "y"),
     "softmax": ("liger_softmax", lambda x, dim: (x,), "y"),
     "silu_mul": ("liger_swiglu", lambda a, b: (a, b), "y"),
     "gelu_tanh_mul": ("liger_geglu", lambda a, b: (a, b), "y"),
     "srelu": ("liger_relu_squared", lambda x: (x,), "y"),
-}  # fmt: skip
+}
 
 
 @functools.cache

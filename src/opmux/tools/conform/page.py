@@ -79,11 +79,11 @@ def _cell(result: CheckResult | None) -> str:
 
 def _coverage(rows: list[Covered]) -> str:
     made = [
-        f'<tr><td>{text(r.space)}</td><td>{text(r.family)}</td><td>{text(r.op)}</td>'
+        f"<tr><td>{text(r.space)}</td><td>{text(r.family)}</td><td>{text(r.op)}</td>"
         f'<td><i style="background:{COLOURS[r.where]}"></i>{text(PLACES[r.where])}</td><td>{text(r.impl or "")}</td>'
         f"<td>{text(r.why or ' '.join(r.on_cpu))}</td></tr>"
         for r in rows
-    ]  # fmt: skip
+    ]
     return _table(("space", "family", "op", "where", "impl", "why, or what ran on the CPU"), made)
 
 

@@ -99,9 +99,13 @@ class VendorRow:
         return CheckResult(self.shape.name, self.name, self.overload.family, self.impl.impl_id, True, check, PASS)
 
     def _try(
-        self, call: SampledCall, truth: list[Any], values: CheckResult, mutation: CheckResult,
+        self,
+        call: SampledCall,
+        truth: list[Any],
+        values: CheckResult,
+        mutation: CheckResult,
         refused: dict[str, list[str]],
-    ) -> None:  # fmt: skip
+    ) -> None:
         sample = moved(call.sample, self.place.device)
         given = _named(self.shape, sample)
         watch = Watch(given, self.shape.written)
@@ -327,9 +331,11 @@ def served(place: Place) -> tuple[list[VendorRow], list[Unchecked]]:
         overload = vendors_own(given.overload)
         if place.direct:
             call = row_for(overload, given)
-            impl = None if call is None else OpImpl(
-                overload.key, given.impl_id, BackendImplKind.DEFAULT, place.package.name, call
-            )  # fmt: skip
+            impl = (
+                None
+                if call is None
+                else OpImpl(overload.key, given.impl_id, BackendImplKind.DEFAULT, place.package.name, call)
+            )
         else:
             impl = overload.rows.get(place.device.type) if overload.name in can else None
         if impl is None:

@@ -72,9 +72,11 @@ def _can_move(sample: Sample) -> bool:
 
 
 def _told(spec: Spec, dtype: torch.dtype, sample: Sample) -> Drawn | None:
-    args, kwargs = tree_map_only(Tensor, torch.clone, (sample.args, sample.kwargs)) if spec.mutates else (
-        sample.args, sample.kwargs
-    )  # fmt: skip
+    args, kwargs = (
+        tree_map_only(Tensor, torch.clone, (sample.args, sample.kwargs))
+        if spec.mutates
+        else (sample.args, sample.kwargs)
+    )
     with quiet(), torch.no_grad():
         try:
             made = by_name(spec, spec.reference(*args, **kwargs))

@@ -113,9 +113,13 @@ def _sized(rows: Iterable[dict[str, Any]]) -> Iterator[Sized]:
         for models, found in row["shapes"].items():
             for shape in found:
                 yield Sized(
-                    tuple(row["families"].split()), tuple(row.get("only", "").split()), tuple(shape),
-                    tuple(models.split(", ")), row.get("layout", "packed"), options,
-                )  # fmt: skip
+                    tuple(row["families"].split()),
+                    tuple(row.get("only", "").split()),
+                    tuple(shape),
+                    tuple(models.split(", ")),
+                    row.get("layout", "packed"),
+                    options,
+                )
 
 
 # ---- as text --------------------------------------------------------------------------------------------------------

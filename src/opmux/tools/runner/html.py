@@ -19,9 +19,16 @@ def table(heads: Iterable[str], rows: Iterable[str]) -> str:
 
 
 def document(
-    title: str, where: str, headline: str, about: str, body: str, facts: Mapping[str, Any], notes: Iterable[Any],
-    style: str, script: str,
-) -> str:  # fmt: skip
+    title: str,
+    where: str,
+    headline: str,
+    about: str,
+    body: str,
+    facts: Mapping[str, Any],
+    notes: Iterable[Any],
+    style: str,
+    script: str,
+) -> str:
     """A page. `body`, `style` and `script` are inserted unchanged, all other text is escaped."""
     listed = "".join(f"<dt>{text(k)}</dt><dd>{text(v)}</dd>" for k, v in facts.items() if v not in (None, []))
     said = "".join(f"<li>{text(n)}</li>" for n in notes)

@@ -101,12 +101,41 @@ class CallCatcher(TorchDispatchMode):
 
 # Values of numbers that a schema gives no default, by name; others are 2.
 _NUMBERS = {
-    "exponent": 2.0, "min": -1.0, "max": 1.0, "p": 0.5, "weight": 0.5, "value": 1.0, "lambd": 0.5,
-    "negative_slope": 0.1, "threshold": 0.1, "alpha": 1.0, "scale": 1.0, "input_scale": 1.0, "beta": 1.0, "eps": 1e-5,
-    "lower": 0.1, "upper": 0.3, "delta": 1.0, "from": 0.0, "to": 1.0, "mean": 0.0, "std": 1.0,
-}  # fmt: skip
-_INTS = {"dim": -1, "dims": -1, "k": 1, "p": 1, "decimals": 2, "n": 2, "diagonal": 0, "reduction": 1, "shifts": 3,
-         "from": 0, "to": 100}  # fmt: skip
+    "exponent": 2.0,
+    "min": -1.0,
+    "max": 1.0,
+    "p": 0.5,
+    "weight": 0.5,
+    "value": 1.0,
+    "lambd": 0.5,
+    "negative_slope": 0.1,
+    "threshold": 0.1,
+    "alpha": 1.0,
+    "scale": 1.0,
+    "input_scale": 1.0,
+    "beta": 1.0,
+    "eps": 1e-5,
+    "lower": 0.1,
+    "upper": 0.3,
+    "delta": 1.0,
+    "from": 0.0,
+    "to": 1.0,
+    "mean": 0.0,
+    "std": 1.0,
+}
+_INTS = {
+    "dim": -1,
+    "dims": -1,
+    "k": 1,
+    "p": 1,
+    "decimals": 2,
+    "n": 2,
+    "diagonal": 0,
+    "reduction": 1,
+    "shifts": 3,
+    "from": 0,
+    "to": 100,
+}
 
 
 def fits_any(overload: Overload) -> bool:

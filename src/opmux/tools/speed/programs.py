@@ -148,9 +148,18 @@ def _foreach(name: str) -> Program:
         fn, one, two = getattr(torch, name), _parts(x), _parts(x)
         numbers = [2.0] * len(one)
         for args in (
-            (one,), (one, two), (one, 2.0), (one, numbers), (one, _number(x, 2.0)), (2.0, one), (one, two, 0.5),
-            (one, two, numbers), (one, two, two), (one, two, two, numbers), (one, two, two, torch.tensor(numbers)),
-        ):  # fmt: skip
+            (one,),
+            (one, two),
+            (one, 2.0),
+            (one, numbers),
+            (one, _number(x, 2.0)),
+            (2.0, one),
+            (one, two, 0.5),
+            (one, two, numbers),
+            (one, two, two),
+            (one, two, two, numbers),
+            (one, two, two, torch.tensor(numbers)),
+        ):
             with contextlib.suppress(*REFUSALS):
                 fn(*args)
 

@@ -26,8 +26,13 @@ TRAINED = tuple(s for s in PRODUCTS if s[0] >= 512)
 GATES = tuple((m, n, k) for m in ROWS for n, k in (LLAMA_8B[2], LLAMA_70B[2]))
 DOWN = tuple((m, n, k) for m in ROWS for n, k in (LLAMA_8B[3], LLAMA_70B[3]))
 # rows, outputs, inputs, groups: experts of Qwen3 30B and Mixtral
-GROUPS = ((1024, 1536, 2048, 128), (16384, 1536, 2048, 128), (1024, 4096, 2048, 64), (16384, 4096, 2048, 64),
-          (8192, 28672, 4096, 8))  # fmt: skip
+GROUPS = (
+    (1024, 1536, 2048, 128),
+    (16384, 1536, 2048, 128),
+    (1024, 4096, 2048, 64),
+    (16384, 4096, 2048, 64),
+    (8192, 28672, 4096, 8),
+)
 # batch, heads, kv_heads, tokens, dim
 ATTENTION = (
     *((4, 32, kv, seq, dim) for dim in (128, 64, 256) for kv in (8, 32) for seq in (512, 2048, 4096, 8192)),
@@ -139,9 +144,17 @@ def _varlen(
 
 
 def _general(
-    dtype: torch.dtype, device: torch.device, batch: int, heads: int, kv_heads: int, seq: int, dim: int,
-    left: int, softcap: float, sinks: bool,
-) -> tuple:  # fmt: skip
+    dtype: torch.dtype,
+    device: torch.device,
+    batch: int,
+    heads: int,
+    kv_heads: int,
+    seq: int,
+    dim: int,
+    left: int,
+    softcap: float,
+    sinks: bool,
+) -> tuple:
     """Causal attention of Gemma 2 (soft-capped, every other layer in a window) and gpt-oss (sinks)."""
     q, k, v, *_ = _attention(dtype, device, batch, heads, kv_heads, seq, dim, True)
     sink = torch.zeros(heads, device=device) if sinks else None
@@ -198,9 +211,7 @@ TIMED: dict[str, tuple[Cases, ...]] = {
         Cases("m n k", _scaled, PRODUCTS, tuple({"by_rows": False, "fast": f} for f in BOTH)),
         Cases("m n k", _scaled, PRODUCTS, ({"by_rows": True, "fast": True},)),
     ),
-    "block_scaled_gemm": (
-        Cases("m n k", _blocks, PRODUCTS, ({"a_rows": 1, "b_rows": 128},)),
-    ),
+    "block_scaled_gemm": (Cases("m n k", _blocks, PRODUCTS, ({"a_rows": 1, "b_rows": 128},)),),
     "grouped_mm": (Cases("rows n k groups", _grouped, GROUPS, ({"turned": True}, {"turned": False})),),
     "grouped_mm_wgrad": (Cases("rows n k groups", _wgrad, GROUPS),),
     "grouped_mm_bwd": (Cases("rows n k groups", _grouped_bwd, GROUPS),),
@@ -208,16 +219,14 @@ TIMED: dict[str, tuple[Cases, ...]] = {
         Cases("m n k", _gemm, PRODUCTS, ({"trans": "nt"},)),
         Cases("m n k", _gemm, TRAINED, ({"trans": "nn"}, {"trans": "tn"})),
     ),
-    "attention_decode": (
-        Cases("batch heads kv_heads keys dim", _decode, DECODE, ({"kept": None}, {"kept": E4M3})),
-    ),
+    "attention_decode": (Cases("batch heads kv_heads keys dim", _decode, DECODE, ({"kept": None}, {"kept": E4M3})),),
     "mla_decode": (Cases("batch heads keys", _mla, LATENT),),
     "attention_varlen": (Cases(HEADS, _varlen, ATTENTION, CAUSAL),),
     "attention_varlen_bwd": (Cases(HEADS, _backward("attention_varlen", _varlen), ATTENTION, CAUSAL),),
     "attention_general": (Cases(HEADS, _general, GENERAL, OPTIONS),),
     "attention_general_bwd": (Cases(HEADS, _backward("attention_general", _general), GENERAL, OPTIONS),),
     "matmul": (Cases("batch m n k", _matmul, ((64, 512, 512, 128), (128, 2048, 2048, 128), (8, 4096, 4096, 4096))),),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)

@@ -39,9 +39,13 @@ class CallTimes(NamedTuple):
 
 
 def run(
-    ops: Sequence[str], shapes: Sequence[str], dtypes: Sequence[str], device: str | None, minutes: float,
+    ops: Sequence[str],
+    shapes: Sequence[str],
+    dtypes: Sequence[str],
+    device: str | None,
+    minutes: float,
     file: Path | None,
-) -> int:  # fmt: skip
+) -> int:
     """Time the calls; write the result to the cache, or to `file`."""
     wanted = [_op(name) for name in ops] or list(TIMED)
     if shapes and not ops:

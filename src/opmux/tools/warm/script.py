@@ -77,9 +77,15 @@ def _limited(seconds: float) -> Iterator[None]:
 def _a_gpu_without_memory() -> Iterator[None]:
     """Make torch report one CUDA device; tensors that are put there become meta tensors."""
     says = {
-        "is_available": True, "device_count": 1, "is_bf16_supported": True, "is_initialized": True,
-        "init": None, "manual_seed": None, "manual_seed_all": None, "get_device_name": "meta",
-    }  # fmt: skip
+        "is_available": True,
+        "device_count": 1,
+        "is_bf16_supported": True,
+        "is_initialized": True,
+        "init": None,
+        "manual_seed": None,
+        "manual_seed_all": None,
+        "get_device_name": "meta",
+    }
     with contextlib.ExitStack() as stack:
         for name, value in says.items():
             stack.enter_context(mock.patch.object(torch.cuda, name, lambda *args, value=value, **kwargs: value))

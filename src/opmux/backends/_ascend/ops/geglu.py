@@ -58,9 +58,18 @@ def places(ptr, stride, i_m, i_n, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
 
 
 def _geglu(
-    a_ptr, b_ptr, y_ptr, a_stride, b_stride, y_stride, n_rows, n,
-    WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    a_ptr,
+    b_ptr,
+    y_ptr,
+    a_stride,
+    b_stride,
+    y_stride,
+    n_rows,
+    n,
+    WIDE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     blocks = tl.cdiv(n_rows, BLOCK_M) * tl.cdiv(n, BLOCK_N)
     for at in range(tl.program_id(0), blocks, tl.num_programs(0)):
         i_m, i_n, m = block_at(at, n_rows, n, BLOCK_M, BLOCK_N)
@@ -72,9 +81,21 @@ def _geglu(
 
 
 def _geglu_bwd(
-    dy_ptr, a_ptr, b_ptr, da_ptr, db_ptr, dy_stride, a_stride, b_stride, d_stride, n_rows, n,
-    WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    dy_ptr,
+    a_ptr,
+    b_ptr,
+    da_ptr,
+    db_ptr,
+    dy_stride,
+    a_stride,
+    b_stride,
+    d_stride,
+    n_rows,
+    n,
+    WIDE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     blocks = tl.cdiv(n_rows, BLOCK_M) * tl.cdiv(n, BLOCK_N)
     for at in range(tl.program_id(0), blocks, tl.num_programs(0)):
         i_m, i_n, m = block_at(at, n_rows, n, BLOCK_M, BLOCK_N)

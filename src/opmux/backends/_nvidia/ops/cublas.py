@@ -429,7 +429,16 @@ def _plain(x: Tensor, scale: Tensor, rows: int, dtype: torch.dtype) -> Tensor:
 IMPLS: dict[str, Any] = {
     made.__name__: made
     for made in (
-        linear, linear_bwd, linear_act, gemm, gemm_gelu, gemm_dgelu, gemm_add_,
-        scaled_gemm, scaled_gemm_plain, block_scaled_gemm, block_scaled_gemm_plain,
+        linear,
+        linear_bwd,
+        linear_act,
+        gemm,
+        gemm_gelu,
+        gemm_dgelu,
+        gemm_add_,
+        scaled_gemm,
+        scaled_gemm_plain,
+        block_scaled_gemm,
+        block_scaled_gemm_plain,
     )
-}  # fmt: skip
+}

@@ -75,8 +75,14 @@ def attention(
 ) -> tuple[Tensor, Tensor]:
     found = torchs(
         torch.ops.aten._scaled_dot_product_flash_attention.default,
-        plain(q), plain(k), plain(v), 0.0, causal, False, scale=scale,
-    )  # fmt: skip
+        plain(q),
+        plain(k),
+        plain(v),
+        0.0,
+        causal,
+        False,
+        scale=scale,
+    )
     return settled(found[0], q), found[1]
 
 
@@ -87,9 +93,22 @@ def attention_bwd(
     lse = lse.contiguous()
     found = torchs(
         torch.ops.aten._scaled_dot_product_flash_attention_backward.default,
-        do.to(q.dtype), plain(q), plain(k), plain(v), o, lse, None, None, q.shape[2], k.shape[2],
-        0.0, causal, lse, lse, scale=scale,
-    )  # fmt: skip
+        do.to(q.dtype),
+        plain(q),
+        plain(k),
+        plain(v),
+        o,
+        lse,
+        None,
+        None,
+        q.shape[2],
+        k.shape[2],
+        0.0,
+        causal,
+        lse,
+        lse,
+        scale=scale,
+    )
     # lse is passed as the generator's state too, which is not read without dropout
     return settled(found[0], q), settled(found[1], k), settled(found[2], v)
 
@@ -109,17 +128,36 @@ def varlen_limits(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, max_q: int, max
 
 
 def varlen_when(
-    q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int, left: int = -1,
-    right: int = -1, scale: float | None = None,
-) -> bool | str:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_q: Tensor,
+    cu_k: Tensor,
+    max_q: int,
+    max_k: int,
+    left: int = -1,
+    right: int = -1,
+    scale: float | None = None,
+) -> bool | str:
     check_varlen(q, k, v, cu_q, cu_k, max_q, max_k, left, right, scale)
     return varlen_limits(q, k, v, cu_q, max_q, max_k)
 
 
 def varlen_bwd_when(
-    do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int,
-    max_k: int, left: int, right: int, scale: float | None,
-) -> bool | str:  # fmt: skip
+    do: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    cu_q: Tensor,
+    cu_k: Tensor,
+    max_q: int,
+    max_k: int,
+    left: int,
+    right: int,
+    scale: float | None,
+) -> bool | str:
     check_varlen_bwd(do, q, k, v, o, lse, cu_q, cu_k, max_q, max_k, left, right, scale)
     return varlen_limits(q, k, v, cu_q, max_q, max_k)
 
@@ -145,42 +183,93 @@ def after(t: Tensor, cu: Tensor) -> Tensor:
 
 
 def _forward_packed(
-    q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int, left: int, right: int,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_q: Tensor,
+    cu_k: Tensor,
+    max_q: int,
+    max_k: int,
+    left: int,
+    right: int,
     scale: float | None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     """o and lse [heads, tokens]; both are undefined for tokens after the last sequence."""
     causal, window = seen(left, right)
     o, lse, *_ = torchs(
         torch.ops.aten._flash_attention_forward.default,
-        plain_rows(q), plain_rows(k), plain_rows(v), cu_q.int(), cu_k.int(), max_q, max_k, 0.0, causal, False,
-        scale=spec.scale_of(q, scale), **window,
-    )  # fmt: skip
+        plain_rows(q),
+        plain_rows(k),
+        plain_rows(v),
+        cu_q.int(),
+        cu_k.int(),
+        max_q,
+        max_k,
+        0.0,
+        causal,
+        False,
+        scale=spec.scale_of(q, scale),
+        **window,
+    )
     if lse.shape != (q.shape[1], q.shape[0]):
         raise NotSupported(f"torch's flash attention has lse as {tuple(lse.shape)} here, not by tokens")
     return o.contiguous(), lse.masked_fill(lse == math.inf, -math.inf)  # a fully masked query has +inf there
 
 
 def _backward_packed(
-    do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int,
-    max_k: int, left: int, right: int, scale: float | None,
-) -> list[Tensor]:  # fmt: skip
+    do: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    cu_q: Tensor,
+    cu_k: Tensor,
+    max_q: int,
+    max_k: int,
+    left: int,
+    right: int,
+    scale: float | None,
+) -> list[Tensor]:
     """dq, dk and dv, undefined for tokens after the last sequence."""
     causal, window = seen(left, right)
     lse = lse.float().masked_fill(lse == -math.inf, math.inf).contiguous()
     found = torchs(
         torch.ops.aten._flash_attention_backward.default,
-        plain_rows(do.to(q.dtype)), plain_rows(q), plain_rows(k), plain_rows(v), plain_rows(o), lse, cu_q.int(),
-        cu_k.int(), max_q, max_k, 0.0, causal, lse, lse, scale=spec.scale_of(q, scale), **window,
-    )  # fmt: skip
+        plain_rows(do.to(q.dtype)),
+        plain_rows(q),
+        plain_rows(k),
+        plain_rows(v),
+        plain_rows(o),
+        lse,
+        cu_q.int(),
+        cu_k.int(),
+        max_q,
+        max_k,
+        0.0,
+        causal,
+        lse,
+        lse,
+        scale=spec.scale_of(q, scale),
+        **window,
+    )
     # lse is passed as the generator's state too, which is not read without dropout
     return [t.contiguous() for t in found]
 
 
 @library("attention_varlen", "flash", dtypes=HALVES, min_arch="sm_80", when=varlen_when)
 def attention_varlen(
-    q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int, left: int = -1,
-    right: int = -1, scale: float | None = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_q: Tensor,
+    cu_k: Tensor,
+    max_q: int,
+    max_k: int,
+    left: int = -1,
+    right: int = -1,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor]:
     o, lse = _forward_packed(q, k, v, cu_q, cu_k, max_q, max_k, left, right, scale)
     beyond = after(q, cu_q)
     return o.masked_fill_(beyond[:, None, None], 0.0), lse.masked_fill_(beyond, 0.0)
@@ -188,9 +277,20 @@ def attention_varlen(
 
 @library("attention_varlen_bwd", "flash", min_arch="sm_80", when=varlen_bwd_when)
 def attention_varlen_bwd(
-    do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int,
-    max_k: int, left: int, right: int, scale: float | None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    do: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    cu_q: Tensor,
+    cu_k: Tensor,
+    max_q: int,
+    max_k: int,
+    left: int,
+    right: int,
+    scale: float | None,
+) -> tuple[Tensor, Tensor, Tensor]:
     found = _backward_packed(do, q, k, v, o, lse, cu_q, cu_k, max_q, max_k, left, right, scale)
     rows = (after(q, cu_q), after(k, cu_k), after(v, cu_k))
     dq, dk, dv = (t.masked_fill_(m[:, None, None], 0.0) for t, m in zip(found, rows, strict=True))
@@ -201,9 +301,23 @@ def attention_varlen_bwd(
 
 
 def no_options(
-    bias: Any, slopes: Any, sink: Any, seed: Any, cu_q: Any, cu_k: Any, q_sizes: Any, k_sizes: Any, max_q: int,
-    max_k: int, left: int, right: int, at_end: bool, softcap: float, dropout_p: float, *rest: Any,
-) -> str:  # fmt: skip
+    bias: Any,
+    slopes: Any,
+    sink: Any,
+    seed: Any,
+    cu_q: Any,
+    cu_k: Any,
+    q_sizes: Any,
+    k_sizes: Any,
+    max_q: int,
+    max_k: int,
+    left: int,
+    right: int,
+    at_end: bool,
+    softcap: float,
+    dropout_p: float,
+    *rest: Any,
+) -> str:
     """Why a call of `attention_general` with these options is refused; an empty string if it has none."""
     used = {"bias": bias, "slopes": slopes, "sink": sink, "q_sizes": q_sizes, "k_sizes": k_sizes}
     named = [name for name, value in used.items() if value is not None]
@@ -220,9 +334,7 @@ def general_when(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> bool | str:
     return no_options(*options) or general_limits(q, k, v, *options)
 
 
-def general_bwd_when(
-    do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, *options: Any
-) -> bool | str:  # fmt: skip
+def general_bwd_when(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, *options: Any) -> bool | str:
     check_general_bwd(do, q, k, v, o, lse, *options)
     return no_options(*options) or general_limits(q, k, v, *options)
 

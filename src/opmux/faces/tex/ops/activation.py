@@ -183,8 +183,9 @@ def declare(name: str, form: Form, act: str) -> None:
     fn.__doc__ = f"{form.doc}, f(x) = {activation.ACTS[act].text}."
     samples = named(part.spec.samples, names)
     over = (part, fused, *ACT_CASTS)
-    made: Any = adapt(f"tex::{name}", over=over, names=names, out=form.out, samples=samples, where=form.where,
-                      **form.more)(fn)  # fmt: skip
+    made: Any = adapt(
+        f"tex::{name}", over=over, names=names, out=form.out, samples=samples, where=form.where, **form.more
+    )(fn)
     globals()[name] = made
 
 

@@ -151,10 +151,16 @@ def _bwd_args(case: Case, dtype: torch.dtype, device: Any) -> dict[str, Any]:
     of = _fwd_args(case, dtype, device)
     o, *aux = fused_attn_fwd.reference(**of)
     more = {
-        "do_format": of["o_format"], "dqkv_layout": of["qkv_layout"], "deterministic": False, "O": o,
-        "do_scale_inv_format": of["qkv_scale_inv_format"], "dO": _randn(tuple(o.shape), dtype, device, 9),
-        "Aux_CTX_Tensors": aux, "dp_quantizer": None, "dqkv_quantizer": None,
-    }  # fmt: skip
+        "do_format": of["o_format"],
+        "dqkv_layout": of["qkv_layout"],
+        "deterministic": False,
+        "O": o,
+        "do_scale_inv_format": of["qkv_scale_inv_format"],
+        "dO": _randn(tuple(o.shape), dtype, device, 9),
+        "Aux_CTX_Tensors": aux,
+        "dp_quantizer": None,
+        "dqkv_quantizer": None,
+    }
     return {n: {**of, **more}[n] for n in fused_attn_bwd.spec.names}
 
 
@@ -199,9 +205,17 @@ def drawn(q: Tensor, generator: Any) -> Tensor:
 
 
 def forward_of(
-    call: Any, job: Job, q: Tensor, k: Tensor, v: Tensor, tables: tuple[Any, Any], bias: Tensor | None,
-    sink: Tensor | None, fmt: str, tops: bool,
-) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
+    call: Any,
+    job: Job,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    tables: tuple[Any, Any],
+    bias: Tensor | None,
+    sink: Tensor | None,
+    fmt: str,
+    tops: bool,
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """Compute O in its format, S and, with `tops`, Max, by the fastest primitive that supports the job."""
     bounds = None if tops else job.bounds()
     if bounds is not None and not job.padded:
@@ -291,10 +305,26 @@ def fused_attn_fwd(
     look((max_seqlen_q, max_seqlen_kv), p_dropout, window_size, fake_dtype, (s_quantizer, o_quantizer), rng_gen)
     with torch.no_grad():
         job, q, k, v = understood(
-            call, name, max_seqlen_q, max_seqlen_kv, attn_scale, qkv_layout, bias_type, attn_mask_type, softmax_type,
-            window_size, bottom_right_diagonal, cu_seqlens_q, cu_seqlens_kv, Q, K, V, fake_dtype,
-            cu_seqlens_q_padded, cu_seqlens_kv_padded,
-        )  # fmt: skip
+            call,
+            name,
+            max_seqlen_q,
+            max_seqlen_kv,
+            attn_scale,
+            qkv_layout,
+            bias_type,
+            attn_mask_type,
+            softmax_type,
+            window_size,
+            bottom_right_diagonal,
+            cu_seqlens_q,
+            cu_seqlens_kv,
+            Q,
+            K,
+            V,
+            fake_dtype,
+            cu_seqlens_q_padded,
+            cu_seqlens_kv_padded,
+        )
         fmt = chosen_format(name, "o_format", o_format, job.layout)
         heads = sizes(job.layout.q, q)[1]
         bias = bias_of(name, job, Bias, q, heads, "Bias")
@@ -325,9 +355,19 @@ class Gradients(NamedTuple):
 
 
 def backward_of(
-    call: Any, job: Job, to: Layout, q: Tensor, k: Tensor, v: Tensor, o: tuple[Tensor, str], do: tuple[Tensor, str],
-    stats: Tensor, bias: Tensor | None, sink: Tensor | None, deterministic: bool,
-) -> Gradients:  # fmt: skip
+    call: Any,
+    job: Job,
+    to: Layout,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: tuple[Tensor, str],
+    do: tuple[Tensor, str],
+    stats: Tensor,
+    bias: Tensor | None,
+    sink: Tensor | None,
+    deterministic: bool,
+) -> Gradients:
     """Compute the gradients by the fastest primitive that supports the job. A library may sum in any order, unless
     `torch.use_deterministic_algorithms` is set."""
     may_differ = not deterministic or torch.are_deterministic_algorithms_enabled()
@@ -398,10 +438,26 @@ def fused_attn_bwd(
     look((max_seqlen_q, max_seqlen_kv), p_dropout, window_size, fake_dtype, quantizers)
     with torch.no_grad():
         job, q, k, v = understood(
-            call, name, max_seqlen_q, max_seqlen_kv, attn_scale, qkv_layout, bias_type, attn_mask_type, softmax_type,
-            window_size, bottom_right_diagonal, cu_seqlens_q, cu_seqlens_kv, Q, K, V, fake_dtype,
-            cu_seqlens_q_padded, cu_seqlens_kv_padded,
-        )  # fmt: skip
+            call,
+            name,
+            max_seqlen_q,
+            max_seqlen_kv,
+            attn_scale,
+            qkv_layout,
+            bias_type,
+            attn_mask_type,
+            softmax_type,
+            window_size,
+            bottom_right_diagonal,
+            cu_seqlens_q,
+            cu_seqlens_kv,
+            Q,
+            K,
+            V,
+            fake_dtype,
+            cu_seqlens_q_padded,
+            cu_seqlens_kv_padded,
+        )
         if job.layout.paged:
             raise NotSupported(f"{name}: qkv_layout must not be paged, as there is no gradient of a cache")
         to = LAYOUTS[int(dqkv_layout)]
@@ -420,7 +476,7 @@ def fused_attn_bwd(
         job = job._replace(how=job.how._replace(dropped=drops, seed=state)) if drops else job
         found = backward_of(
             call, job, to, q, k, v, (o, out_format), (do, grad_format), stats, bias, sink, bool(deterministic)
-        )  # fmt: skip
+        )
         if kind_of(dp_quantizer) == "delayed":
             raise_amax(dp_quantizer, torch.nan_to_num(largest_norm(do) * largest_norm(v)))
         made = quantized_gradients(call, to, *as_results(call, to, found.grads, fake_dtype), dqkv_quantizer)
@@ -498,12 +554,13 @@ def aux_of(op: str, job: Job, given: Any, q: Tensor, heads: int) -> tuple[Tensor
 
 # ---- which backend --------------------------------------------------------------------------------------------------
 
-NO_BACKEND, F16, FP8 = (
-    NVTE_Fused_Attn_Backend[f"NVTE_{n}"] for n in ("No_Backend", "F16_arbitrary_seqlen", "FP8")
-)  # fmt: skip
+NO_BACKEND, F16, FP8 = (NVTE_Fused_Attn_Backend[f"NVTE_{n}"] for n in ("No_Backend", "F16_arbitrary_seqlen", "FP8"))
 BACKENDS = {
-    torch.float16: F16, torch.bfloat16: F16, torch.float8_e4m3fn: FP8, torch.float8_e5m2: FP8,
-}  # fmt: skip
+    torch.float16: F16,
+    torch.bfloat16: F16,
+    torch.float8_e4m3fn: FP8,
+    torch.float8_e5m2: FP8,
+}
 DELAYED = 0  # NVTEScalingMode with one scale for a tensor; all others scale blocks
 
 
@@ -570,23 +627,50 @@ def _reason(asked: Asked, layout: Layout, q_dtype: torch.dtype, kv_dtype: torch.
 
 def _backend_args(dtype: torch.dtype, device: Any) -> dict[str, Any]:
     return {
-        "is_training": True, "q_dtype": torch.bfloat16, "kv_dtype": torch.bfloat16,
-        "qkv_layout": NVTE_QKV_Layout.NVTE_SBH3D, "bias_type": NVTE_Bias_Type.NVTE_NO_BIAS,
-        "attn_mask_type": NVTE_Mask_Type.NVTE_CAUSAL_MASK, "softmax_type": NVTE_Softmax_Type.NVTE_VANILLA_SOFTMAX,
-        "p_dropout": 0.0, "num_attn_heads": 4, "num_gqa_groups": 4, "max_seqlen_q": 128, "max_seqlen_kv": 128,
-        "head_dim_qk": 64, "head_dim_v": 64, "window_size_left": -1, "window_size_right": 0,
-        "return_max_logit": False, "cuda_graph": False, "deterministic": False,
-    }  # fmt: skip
+        "is_training": True,
+        "q_dtype": torch.bfloat16,
+        "kv_dtype": torch.bfloat16,
+        "qkv_layout": NVTE_QKV_Layout.NVTE_SBH3D,
+        "bias_type": NVTE_Bias_Type.NVTE_NO_BIAS,
+        "attn_mask_type": NVTE_Mask_Type.NVTE_CAUSAL_MASK,
+        "softmax_type": NVTE_Softmax_Type.NVTE_VANILLA_SOFTMAX,
+        "p_dropout": 0.0,
+        "num_attn_heads": 4,
+        "num_gqa_groups": 4,
+        "max_seqlen_q": 128,
+        "max_seqlen_kv": 128,
+        "head_dim_qk": 64,
+        "head_dim_v": 64,
+        "window_size_left": -1,
+        "window_size_right": 0,
+        "return_max_logit": False,
+        "cuda_graph": False,
+        "deterministic": False,
+    }
 
 
 @op(space="tex", out="backend", samples=_one_sample(_backend_args))
 def get_fused_attn_backend(
-    is_training: Any, q_dtype: torch.dtype | None = None, kv_dtype: torch.dtype | None = None, qkv_layout: Any = None,
-    bias_type: Any = None, attn_mask_type: Any = None, softmax_type: Any = None, p_dropout: Any = None,
-    num_attn_heads: Any = None, num_gqa_groups: Any = None, max_seqlen_q: Any = None, max_seqlen_kv: Any = None,
-    head_dim_qk: Any = None, head_dim_v: Any = None, window_size_left: Any = None, window_size_right: Any = None,
-    return_max_logit: Any = None, cuda_graph: Any = None, deterministic: Any = None,
-) -> Any:  # fmt: skip
+    is_training: Any,
+    q_dtype: torch.dtype | None = None,
+    kv_dtype: torch.dtype | None = None,
+    qkv_layout: Any = None,
+    bias_type: Any = None,
+    attn_mask_type: Any = None,
+    softmax_type: Any = None,
+    p_dropout: Any = None,
+    num_attn_heads: Any = None,
+    num_gqa_groups: Any = None,
+    max_seqlen_q: Any = None,
+    max_seqlen_kv: Any = None,
+    head_dim_qk: Any = None,
+    head_dim_v: Any = None,
+    window_size_left: Any = None,
+    window_size_right: Any = None,
+    return_max_logit: Any = None,
+    cuda_graph: Any = None,
+    deterministic: Any = None,
+) -> Any:
     """The backend for a call with these arguments, a member of NVTE_Fused_Attn_Backend.
 
     From 2.20.2 on the layer passes one object with all arguments, and expects (backend, reason if there is none).
@@ -595,9 +679,23 @@ def get_fused_attn_backend(
     if hasattr(is_training, "qkv_layout"):
         return backend_for(name, Asked.of(is_training))
     given = (
-        is_training, q_dtype, kv_dtype, qkv_layout, bias_type, attn_mask_type, softmax_type, p_dropout, num_attn_heads,
-        num_gqa_groups, max_seqlen_q, max_seqlen_kv, head_dim_qk, head_dim_v, window_size_left, window_size_right,
-    )  # fmt: skip
+        is_training,
+        q_dtype,
+        kv_dtype,
+        qkv_layout,
+        bias_type,
+        attn_mask_type,
+        softmax_type,
+        p_dropout,
+        num_attn_heads,
+        num_gqa_groups,
+        max_seqlen_q,
+        max_seqlen_kv,
+        head_dim_qk,
+        head_dim_v,
+        window_size_left,
+        window_size_right,
+    )
     for at, value in enumerate((*given, return_max_logit, cuda_graph, deterministic)):
         if value is None:
             raise BadArgument.of(

@@ -113,9 +113,18 @@ def check_epilogue(
 
 
 def refuse_blocks(
-    op: str, A: Any, B: Any, shape: list[int], rows: int, k: int, dtype: torch.dtype, bias: Any, gelu: bool, grad: bool,
+    op: str,
+    A: Any,
+    B: Any,
+    shape: list[int],
+    rows: int,
+    k: int,
+    dtype: torch.dtype,
+    bias: Any,
+    gelu: bool,
+    grad: bool,
     split: bool,
-) -> None:  # fmt: skip
+) -> None:
     """Raise for products of 128-blocks that NVIDIA's library rejects, so that a program behaves the same on both.
 
     These are cuBLAS's rules: split accumulation is required, one operand must be scaled along its rows, and rows must
@@ -339,13 +348,23 @@ def _args(d: Draw) -> dict[str, Any]:
     grad = bool(d.option("grad"))
     given = d.option("given") or d.option("add")
     return {
-        "A": A, "transA": trans_a, "B": d.full(), "transB": trans_b, "D": new("D", *out) if given else None,
-        "quantizer": None, "output_dtype": None, "bias": new("bias", k if grad else n) if d.option("bias") else None,
-        "bias_type": torch.bfloat16, "gelu": bool(d.option("gelu")),
-        "gelu_in": new("pre", *out) if d.option("gelu") and grad else None, "grad": grad,
-        "workspace": torch.empty(32, dtype=torch.uint8, device=d.device), "workspace_size": 32,
-        "accumulate": bool(d.option("add")), "use_split_accumulator": grad,
-    }  # fmt: skip
+        "A": A,
+        "transA": trans_a,
+        "B": d.full(),
+        "transB": trans_b,
+        "D": new("D", *out) if given else None,
+        "quantizer": None,
+        "output_dtype": None,
+        "bias": new("bias", k if grad else n) if d.option("bias") else None,
+        "bias_type": torch.bfloat16,
+        "gelu": bool(d.option("gelu")),
+        "gelu_in": new("pre", *out) if d.option("gelu") and grad else None,
+        "grad": grad,
+        "workspace": torch.empty(32, dtype=torch.uint8, device=d.device),
+        "workspace_size": 32,
+        "accumulate": bool(d.option("add")),
+        "use_split_accumulator": grad,
+    }
 
 
 GENERIC = Maker(
@@ -374,9 +393,16 @@ def as_list(value: Any) -> Any:
 
 
 PARTS = (
-    gemm.gemm, gemm.gemm_add_, gemm.gemm_dgelu, gemm.gemm_gelu, gemm.scaled_gemm, gemm.block_scaled_gemm,
-    activation.gelu_tanh, activation.gelu_tanh_bwd, *CASTS,
-)  # fmt: skip
+    gemm.gemm,
+    gemm.gemm_add_,
+    gemm.gemm_dgelu,
+    gemm.gemm_gelu,
+    gemm.scaled_gemm,
+    gemm.block_scaled_gemm,
+    activation.gelu_tanh,
+    activation.gelu_tanh_bwd,
+    *CASTS,
+)
 
 
 @adapt(
@@ -455,14 +481,50 @@ def generic_gemm(
             got = type_name(comm_overlap)
             raise BadArgument.of(name, "comm_overlap", "be a CommOverlap or CommOverlapP2P", str(got), TypeError)
         product = lambda: checked_gemm(
-            call, A, transA, B, transB, D, given, quantizer, dtype, bias, bias_type, gelu, gelu_in, grad,
-            use_split_accumulator, alpha, scale, shape, k, None,
-        )  # fmt: skip
+            call,
+            A,
+            transA,
+            B,
+            transB,
+            D,
+            given,
+            quantizer,
+            dtype,
+            bias,
+            bias_type,
+            gelu,
+            gelu_in,
+            grad,
+            use_split_accumulator,
+            alpha,
+            scale,
+            shape,
+            k,
+            None,
+        )
         return comm_overlap.around(product, comm_type, bulk_overlap, extra_output)
     return checked_gemm(
-        call, A, transA, B, transB, D, given, quantizer, dtype, bias, bias_type, gelu, gelu_in, grad,
-        use_split_accumulator, alpha, scale, shape, k, extra_output,
-    )  # fmt: skip
+        call,
+        A,
+        transA,
+        B,
+        transB,
+        D,
+        given,
+        quantizer,
+        dtype,
+        bias,
+        bias_type,
+        gelu,
+        gelu_in,
+        grad,
+        use_split_accumulator,
+        alpha,
+        scale,
+        shape,
+        k,
+        extra_output,
+    )
 
 
 def scales(op: str, alpha: Any, beta: Any, accumulate: bool, D: Any) -> float:
@@ -481,17 +543,52 @@ def scales(op: str, alpha: Any, beta: Any, accumulate: bool, D: Any) -> float:
 
 
 def checked_gemm(
-    call: Any, A: Any, transA: bool, B: Any, transB: bool, D: Any, given: Tensor | None, quantizer: Any,
-    dtype: torch.dtype, bias: Tensor | None, bias_type: Any, gelu: bool, gelu_in: Tensor | None, grad: bool,
-    split: bool, alpha: float, beta: float, shape: list[int], k: int, extra: Tensor | None,
-) -> list[Any]:  # fmt: skip
+    call: Any,
+    A: Any,
+    transA: bool,
+    B: Any,
+    transB: bool,
+    D: Any,
+    given: Tensor | None,
+    quantizer: Any,
+    dtype: torch.dtype,
+    bias: Tensor | None,
+    bias_type: Any,
+    gelu: bool,
+    gelu_in: Tensor | None,
+    grad: bool,
+    split: bool,
+    alpha: float,
+    beta: float,
+    shape: list[int],
+    k: int,
+    extra: Tensor | None,
+) -> list[Any]:
     """The results of generic_gemm for checked arguments."""
     if torch.is_grad_enabled():  # no_grad takes 1.5 us; an autograd.Function has it already
         with torch.no_grad():
             return checked_gemm(
-                call, A, transA, B, transB, D, given, quantizer, dtype, bias, bias_type, gelu, gelu_in, grad, split,
-                alpha, beta, shape, k, extra,
-            )  # fmt: skip
+                call,
+                A,
+                transA,
+                B,
+                transB,
+                D,
+                given,
+                quantizer,
+                dtype,
+                bias,
+                bias_type,
+                gelu,
+                gelu_in,
+                grad,
+                split,
+                alpha,
+                beta,
+                shape,
+                k,
+                extra,
+            )
     pre_dtype = dtype if not gelu or tensor_kind(A) is None else torch_dtype(bias_type, "generic_gemm", "bias_type")
     if not k or not math.prod(shape):
         y, pre = empty_product(shape, dtype, A, given, beta), None
@@ -499,9 +596,22 @@ def checked_gemm(
             pre = torch.zeros(shape, dtype=pre_dtype, device=device_of(A))
     else:
         y, pre = product_with_epilogue(
-            call, A, transA, B, transB, given, shape, dtype, None if grad else bias, gelu,
-            gelu_in if gelu and grad else None, pre_dtype, alpha, beta, not split,
-        )  # fmt: skip
+            call,
+            A,
+            transA,
+            B,
+            transB,
+            given,
+            shape,
+            dtype,
+            None if grad else bias,
+            gelu,
+            gelu_in if gelu and grad else None,
+            pre_dtype,
+            alpha,
+            beta,
+            not split,
+        )
         y = shaped(y, shape)
         pre = pre if pre is None else shaped(pre, shape)
     if quantizer is not None:
@@ -525,13 +635,24 @@ def _grouped_args(d: Draw) -> dict[str, Any]:
     none = torch.empty(0, device=d.device)
     D = [p["D"] for p in parts]
     return {
-        "A": [p["A"] for p in parts], "transa": trans_a, "B": [p["B"] for p in parts], "transb": trans_b,
-        "D": [torch.cat(D)] if d.option("single") else D, "D_type": d.dtype, "m_splits": [shape[0], 0, shape[0]],
-        "bias": [none if p["bias"] is None else p["bias"] for p in parts], "bias_type": torch.bfloat16,
-        "single_output": bool(d.option("single")), "pre_gelu_out": [none] * 3, "grad": grad,
-        "workspace": [torch.empty(32, dtype=torch.uint8, device=d.device)], "workspaceSize": 32,
-        "accumulate": bool(d.option("add")), "use_split_accumulator": grad, "math_sm_count": 0,
-    }  # fmt: skip
+        "A": [p["A"] for p in parts],
+        "transa": trans_a,
+        "B": [p["B"] for p in parts],
+        "transb": trans_b,
+        "D": [torch.cat(D)] if d.option("single") else D,
+        "D_type": d.dtype,
+        "m_splits": [shape[0], 0, shape[0]],
+        "bias": [none if p["bias"] is None else p["bias"] for p in parts],
+        "bias_type": torch.bfloat16,
+        "single_output": bool(d.option("single")),
+        "pre_gelu_out": [none] * 3,
+        "grad": grad,
+        "workspace": [torch.empty(32, dtype=torch.uint8, device=d.device)],
+        "workspaceSize": 32,
+        "accumulate": bool(d.option("add")),
+        "use_split_accumulator": grad,
+        "math_sm_count": 0,
+    }
 
 
 GROUPED = Maker(
@@ -589,9 +710,22 @@ def te_general_grouped_gemm(
                     pre.zero_()
             else:
                 _, got = product_with_epilogue(
-                    call, a, transa, b, transb, out, shape, D_type, own if has_bias and not grad else None, gelu,
-                    pre if gelu and grad else None, pre.dtype if gelu else D_type, 1.0, beta, not use_split_accumulator,
-                )  # fmt: skip
+                    call,
+                    a,
+                    transa,
+                    b,
+                    transb,
+                    out,
+                    shape,
+                    D_type,
+                    own if has_bias and not grad else None,
+                    gelu,
+                    pre if gelu and grad else None,
+                    pre.dtype if gelu else D_type,
+                    1.0,
+                    beta,
+                    not use_split_accumulator,
+                )
                 if got is not None:
                     pre.copy_(got.view(pre.shape))
             if grad and has_bias:

@@ -52,18 +52,35 @@ def as_bytes(t: Tensor) -> Tensor:
 # ---- formats --------------------------------------------------------------------------------------------------------
 
 
-@op(space="tex", out="bshd", samples=_one_sample_each(lambda dtype, device: {
-    "tensor": _counted((7, 2, 4), dtype, device), "cu_seqlens": _lengths(device, 3, 5), "b": 2, "max_seq_len": 4,
-}))  # fmt: skip
+@op(
+    space="tex",
+    out="bshd",
+    samples=_one_sample_each(
+        lambda dtype, device: {
+            "tensor": _counted((7, 2, 4), dtype, device),
+            "cu_seqlens": _lengths(device, 3, 5),
+            "b": 2,
+            "max_seq_len": 4,
+        }
+    ),
+)
 def convert_thd_to_bshd(tensor: AnyTensor[Tensor, "t h d"], cu_seqlens: Ends, b: Count, max_seq_len: Count) -> Tensor:
     """Split concatenated sequences to [b, max_seq_len, h, d], padded with zeros."""
     with torch.no_grad():
         return unpacked(as_bytes(tensor), Lengths.of(cu_seqlens[: b + 1]), max_seq_len).view(tensor.dtype)
 
 
-@op(space="tex", out="thd", samples=_one_sample_each(lambda dtype, device: {
-    "tensor": _counted((2, 4, 2, 4), dtype, device), "cu_seqlens": _lengths(device, 3, 5), "t": 7,
-}))  # fmt: skip
+@op(
+    space="tex",
+    out="thd",
+    samples=_one_sample_each(
+        lambda dtype, device: {
+            "tensor": _counted((2, 4, 2, 4), dtype, device),
+            "cu_seqlens": _lengths(device, 3, 5),
+            "t": 7,
+        }
+    ),
+)
 def convert_bshd_to_thd(
     tensor: AnyTensor[Tensor, "b s h d"],
     cu_seqlens: Index[Tensor, "_", numel(lambda tensor: tensor.shape[0] + 1, "b + 1", least=True)],
@@ -80,12 +97,20 @@ def convert_bshd_to_thd(
 def _cache_args(dtype: torch.dtype, device: Any) -> dict[str, Any]:
     new, cache = _counted((2, 3, 2, 4), dtype, device) + 1, torch.zeros((5, 4, 2, 4), dtype=dtype, device=device)
     return {
-        "new_k": new, "new_v": -new, "k_cache": cache, "v_cache": cache.clone(),
+        "new_k": new,
+        "new_v": -new,
+        "k_cache": cache,
+        "v_cache": cache.clone(),
         "page_table": torch.tensor([[3, 1], [4, 0]], dtype=torch.int32, device=device),
-        "cu_new_lens": _lengths(device, 3, 4), "cu_cached_lens": _lengths(device, 6, 7),
-        "kv_format": NVTE_QKV_Format.NVTE_BSHD, "b": 2, "max_ctx_len": 3, "max_seq_len": 8, "max_pages_per_seq": 2,
+        "cu_new_lens": _lengths(device, 3, 4),
+        "cu_cached_lens": _lengths(device, 6, 7),
+        "kv_format": NVTE_QKV_Format.NVTE_BSHD,
+        "b": 2,
+        "max_ctx_len": 3,
+        "max_seq_len": 8,
+        "max_pages_per_seq": 2,
         "is_non_paged": False,
-    }  # fmt: skip
+    }
 
 
 def _places(
@@ -146,11 +171,15 @@ def copy_to_kv_cache(
     new_k: New,
     new_v: New,
     k_cache: AnyTensor[
-        Tensor, "...", same_dtype("new_k"),
+        Tensor,
+        "...",
+        same_dtype("new_k"),
         shape(lambda new_k, max_seq_len, max_pages_per_seq: cache_shape(new_k, max_seq_len, max_pages_per_seq), CACHE),
     ],
     v_cache: AnyTensor[
-        Tensor, "...", same_dtype("new_v"),
+        Tensor,
+        "...",
+        same_dtype("new_v"),
         shape(lambda new_v, max_seq_len, max_pages_per_seq: cache_shape(new_v, max_seq_len, max_pages_per_seq), CACHE),
     ],
     page_table: Index[Tensor, "...", ndim(1, 2), shape(table_shape, "[b, pages] or [b]", least=True)],
@@ -162,7 +191,7 @@ def copy_to_kv_cache(
     max_seq_len: Annotated[int, at_least(1)],
     max_pages_per_seq: Annotated[int, at_least(1)],
     is_non_paged: bool,
-) -> None:  # fmt: skip
+) -> None:
     """Append the new tokens of each sequence to the caches, [pages, page, h, d], in place.
 
     cu_cached_lens includes the new tokens. A non-paged cache has one page per sequence, and page_table has the previous
@@ -201,9 +230,16 @@ def is_slice_of_q(op: str, qkvi: Tensor) -> None:
         raise BadArgument.of(op, "qkvi", f"be q's slice of [s, b, n, 3 * {h}]", f"strides {strides}")
 
 
-@op(space="tex", out="qkv", where=is_slice_of_q, samples=_one_sample_each(lambda dtype, device: {
-    "qkvi": _counted((3, 2, 2, 12), dtype, device)[..., :4],
-}))  # fmt: skip
+@op(
+    space="tex",
+    out="qkv",
+    where=is_slice_of_q,
+    samples=_one_sample_each(
+        lambda dtype, device: {
+            "qkvi": _counted((3, 2, 2, 12), dtype, device)[..., :4],
+        }
+    ),
+)
 def fa_prepare_fwd(qkvi: Float[Tensor, "s b n h"]) -> Tensor:
     """[3, b, s, n, h] from the interleaved [s, b, n, 3, h]; `qkvi` is its slice for q."""
     with torch.no_grad():
@@ -214,9 +250,13 @@ def fa_prepare_fwd(qkvi: Float[Tensor, "s b n h"]) -> Tensor:
         return whole.permute(3, 1, 0, 2, 4).contiguous()
 
 
-@op(space="tex", out="dqkvi", samples=_one_sample_each(lambda dtype, device: {
-    n: _counted((2, 3, 2, 4), dtype, device) + i for i, n in enumerate("qkv")
-}))  # fmt: skip
+@op(
+    space="tex",
+    out="dqkvi",
+    samples=_one_sample_each(
+        lambda dtype, device: {n: _counted((2, 3, 2, 4), dtype, device) + i for i, n in enumerate("qkv")}
+    ),
+)
 def fa_prepare_bwd(
     q: Float[Tensor, "b s n h"],
     k: Float[Tensor, "b s n h", same_dtype("q")],
@@ -253,13 +293,15 @@ def can_be_transposed(op: str, inputs: Any, original_format: str, outputs: Any) 
     samples=_one_sample_each(
         lambda dtype, device: {
             "inputs": [
-                _counted((3, 2, 2, 4), torch.bfloat16, device), None, _counted((5, 2, 1, 8), torch.uint8, device)
+                _counted((3, 2, 2, 4), torch.bfloat16, device),
+                None,
+                _counted((5, 2, 1, 8), torch.uint8, device),
             ],
             "original_format": "sbhd",
             "outputs": [],
         }
     ),
-)  # fmt: skip
+)
 def multi_tensor_transpose_to_bhsd(
     inputs: Any,
     original_format: Annotated[str, one_of(*ORDERS)],
@@ -280,9 +322,16 @@ def multi_tensor_transpose_to_bhsd(
         return list(outputs)
 
 
-@op(space="tex", out="padded", samples=_one_sample_each(lambda dtype, device: {
-    "inputs": [_counted((3, 5), dtype, device), _counted((2, 8), dtype, device)], "alignment": 4,
-}))  # fmt: skip
+@op(
+    space="tex",
+    out="padded",
+    samples=_one_sample_each(
+        lambda dtype, device: {
+            "inputs": [_counted((3, 5), dtype, device), _counted((2, 8), dtype, device)],
+            "alignment": 4,
+        }
+    ),
+)
 def multi_tensor_pad_last_dim(
     inputs: Annotated[list[Tensor], each(ndim(2))], alignment: Annotated[int, at_least(1)]
 ) -> Any:

@@ -183,9 +183,12 @@ def moe_permute_fwd(
         fits = matrices and indices.shape[0] == input.shape[0] and indices.shape[1]
         if not (listed and fits and input.dtype is dtype):
             moe_permute_fwd.check(
-                input=input, dtype=dtype, indices=indices, workspace=workspace,
+                input=input,
+                dtype=dtype,
+                indices=indices,
+                workspace=workspace,
                 max_expanded_token_num=max_expanded_token_num,
-            )  # fmt: skip
+            )
         row_map = call.moe_row_map(indices, num_out_tokens)
         return call.moe_spread(input, row_map, indices.shape[1], num_out_tokens), row_map, workspace
 

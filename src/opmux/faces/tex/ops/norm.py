@@ -49,8 +49,12 @@ def per_row(op: str, x: Tensor, name: str, stat: Tensor) -> Tensor:
     if x.dim() and stat.numel() == math.prod(lead):
         return stat.reshape(lead)
     expected = f"have shape ({math.prod(lead)},), the rows of {{x}} {tuple(x.shape)}"
-    raise BadArgument.of(op, name if x.dim() else "x", expected if x.dim() else "have at least 1 dimension",
-                         str(tuple(stat.shape)) if x.dim() else "a 0-dim tensor")  # fmt: skip
+    raise BadArgument.of(
+        op,
+        name if x.dim() else "x",
+        expected if x.dim() else "have at least 1 dimension",
+        str(tuple(stat.shape)) if x.dim() else "a 0-dim tensor",
+    )
 
 
 def widened(input: Tensor, dtype: torch.dtype) -> Tensor:

@@ -372,8 +372,10 @@ def nvfp4_2d_compute_partial_amax(
 
 
 AMAX_LISTS = {
-    "tensor": "master_weight_list", "amax": "partial_amax_list", **listed("h", "w", "start_offset"),
-}  # fmt: skip
+    "tensor": "master_weight_list",
+    "amax": "partial_amax_list",
+    **listed("h", "w", "start_offset"),
+}
 
 
 def amaxes_beside_shards(op: str, master_weight_list: list[Tensor], global_amax_list: list[Tensor]) -> None:

@@ -21,7 +21,7 @@ from ....core.contract import (
     one_of,
     same_dtype,
     single,
-)  # fmt: skip
+)
 from ....core.errors import BadArgument
 from ....core.held import Held
 from ....core.rules import numel, same_len

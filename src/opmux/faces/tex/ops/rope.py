@@ -26,9 +26,12 @@ PackedFormat = Annotated[Any, one_of(*PACKED_FORMATS)]
 
 NAMES = {"angles": "freqs", "starts": "start_positions", "layout": "qkv_format"}
 QKV_NAMES = {
-    "q_angles": "q_freqs", "k_angles": "k_freqs", "split": "qkv_split_arg_list", "starts": "start_positions",
+    "q_angles": "q_freqs",
+    "k_angles": "k_freqs",
+    "split": "qkv_split_arg_list",
+    "starts": "start_positions",
     "layout": "qkv_format",
-}  # fmt: skip
+}
 
 
 def is_table(freqs: Tensor) -> bool:
@@ -91,8 +94,9 @@ def fused_rope_forward(
         return call(input, freqs, None, start_positions, edges, layout, interleaved, cp_size, cp_rank)
 
 
-@adapt("tex::fused_rope_backward", over=rope.rope_bwd, names={"dy": "output_grads", **NAMES}, out="dx",
-       samples=BACKWARD)  # fmt: skip
+@adapt(
+    "tex::fused_rope_backward", over=rope.rope_bwd, names={"dy": "output_grads", **NAMES}, out="dx", samples=BACKWARD
+)
 def fused_rope_backward(
     call: Any,
     output_grads: Tensor,

@@ -101,10 +101,14 @@ def _one_sample_each(*builds: Any) -> Samples:
 # ---- halves ---------------------------------------------------------------------------------------------------------
 
 
-@op(space="tex", out="half", samples=_one_sample_each(
-    lambda new, cu: {"tensor": new(12, 2, 4), "cu_seqlens": cu, "half_idx": 1},
-    lambda new, cu: {"tensor": new(2, 12, 2, 4), "cu_seqlens": cu, "half_idx": 0},
-))  # fmt: skip
+@op(
+    space="tex",
+    out="half",
+    samples=_one_sample_each(
+        lambda new, cu: {"tensor": new(12, 2, 4), "cu_seqlens": cu, "half_idx": 1},
+        lambda new, cu: {"tensor": new(2, 12, 2, 4), "cu_seqlens": cu, "half_idx": 0},
+    ),
+)
 def thd_read_half_tensor(tensor: Read, cu_seqlens: Ends, half_idx: Annotated[int, one_of(0, 1)]) -> Tensor:
     """The first or the second half of every sequence of [t, h, d] or [2, t, h, d], packed."""
     tokens = tensor.shape[-3]
@@ -116,10 +120,15 @@ def thd_read_half_tensor(tensor: Read, cu_seqlens: Ends, half_idx: Annotated[int
         return tensor.index_select(-3, found)
 
 
-@op(space="tex", out="none", mutates=("lse",), samples=_one_sample_each(
-    lambda new, cu: {"lse": new(2, 12), "lse_per_step": new(2, 6), "cu_seqlens": cu, "lse_packed": True},
-    lambda new, cu: {"lse": new(3, 2, 8), "lse_per_step": new(3, 2, 4), "cu_seqlens": cu, "lse_packed": False},
-))  # fmt: skip
+@op(
+    space="tex",
+    out="none",
+    mutates=("lse",),
+    samples=_one_sample_each(
+        lambda new, cu: {"lse": new(2, 12), "lse_per_step": new(2, 6), "cu_seqlens": cu, "lse_packed": True},
+        lambda new, cu: {"lse": new(3, 2, 8), "lse_per_step": new(3, 2, 4), "cu_seqlens": cu, "lse_packed": False},
+    ),
+)
 def thd_second_half_lse_correction(
     lse: Float[Tensor, "...", shape(lambda lse_packed, cu_seqlens: lse_shape(lse_packed, cu_seqlens), LSE)],
     lse_per_step: Float[
@@ -151,10 +160,14 @@ def _second_places(cu_seqlens: Tensor, longest: int) -> tuple[Tensor, Tensor]:
     return (at >= 0) & (place < size), at
 
 
-@op(space="tex", out="half_lse", samples=_one_sample_each(
-    lambda new, cu: {"lse": new(2, 12), "cu_seqlens": cu, "lse_packed": True, "second_half_lse_seqlen": 7},
-    lambda new, cu: {"lse": new(3, 2, 8), "cu_seqlens": cu, "lse_packed": False, "second_half_lse_seqlen": 4},
-))  # fmt: skip
+@op(
+    space="tex",
+    out="half_lse",
+    samples=_one_sample_each(
+        lambda new, cu: {"lse": new(2, 12), "cu_seqlens": cu, "lse_packed": True, "second_half_lse_seqlen": 7},
+        lambda new, cu: {"lse": new(3, 2, 8), "cu_seqlens": cu, "lse_packed": False, "second_half_lse_seqlen": 4},
+    ),
+)
 def thd_read_second_half_lse(
     lse: Float[Tensor, "...", shape(lambda lse_packed, cu_seqlens: lse_shape(lse_packed, cu_seqlens), LSE)],
     cu_seqlens: Ends,
@@ -195,9 +208,15 @@ def _scaled(out: Tensor, factor: Tensor) -> Tensor:
 
 
 def corrected(
-    out: Tensor, out_per_step: Tensor, old_lse: Tensor | None, lse: Tensor, lse_per_step: Tensor, cu_seqlens: Tensor,
-    only_second_half: bool, lse_packed: bool,
-) -> None:  # fmt: skip
+    out: Tensor,
+    out_per_step: Tensor,
+    old_lse: Tensor | None,
+    lse: Tensor,
+    lse_per_step: Tensor,
+    cu_seqlens: Tensor,
+    only_second_half: bool,
+    lse_packed: bool,
+) -> None:
     tokens, of_step = out.shape[0], out_per_step.shape[0]
     if not out.numel() or not lse.numel() or not lse_per_step.numel():
         return
@@ -218,28 +237,54 @@ def corrected(
         out.copy_(torch.where(_mask(valid, out), total.to(out.dtype), out))
 
 
-@op(space="tex", out="none", mutates=("out",), samples=_one_sample_each(
-    lambda new, cu: {
-        "out": new(12, 2, 4), "out_per_step": new(6, 2, 4), "lse": new(2, 12), "lse_per_step": new(2, 6),
-        "cu_seqlens": cu, "only_second_half": True, "lse_packed": True,
-    },
-    lambda new, cu: {
-        "out": new(12, 2, 4), "out_per_step": new(12, 2, 4), "lse": new(3, 2, 8), "lse_per_step": new(3, 2, 8) / 2,
-        "cu_seqlens": cu, "only_second_half": False, "lse_packed": False,
-    },
-))  # fmt: skip
+@op(
+    space="tex",
+    out="none",
+    mutates=("out",),
+    samples=_one_sample_each(
+        lambda new, cu: {
+            "out": new(12, 2, 4),
+            "out_per_step": new(6, 2, 4),
+            "lse": new(2, 12),
+            "lse_per_step": new(2, 6),
+            "cu_seqlens": cu,
+            "only_second_half": True,
+            "lse_packed": True,
+        },
+        lambda new, cu: {
+            "out": new(12, 2, 4),
+            "out_per_step": new(12, 2, 4),
+            "lse": new(3, 2, 8),
+            "lse_per_step": new(3, 2, 8) / 2,
+            "cu_seqlens": cu,
+            "only_second_half": False,
+            "lse_packed": False,
+        },
+    ),
+)
 def thd_out_correction(
-    out: Float[Tensor, "t h d"], out_per_step: OutOfStep, lse: LseOfOut, lse_per_step: LseOfOut, cu_seqlens: Ends,
-    only_second_half: bool, lse_packed: bool,
-) -> None:  # fmt: skip
+    out: Float[Tensor, "t h d"],
+    out_per_step: OutOfStep,
+    lse: LseOfOut,
+    lse_per_step: LseOfOut,
+    cu_seqlens: Ends,
+    only_second_half: bool,
+    lse_packed: bool,
+) -> None:
     """out += out_per_step * exp(lse_per_step - lse), in place, on all tokens or those of second halves."""
     corrected(out, out_per_step, None, lse, lse_per_step, cu_seqlens, only_second_half, lse_packed)
 
 
 def thd_out_correction_from_old(
-    out: Float[Tensor, "t h d"], out_per_step: OutOfStep, old_lse: LseOfOut, lse: LseOfOut, lse_per_step: LseOfOut,
-    cu_seqlens: Ends, only_second_half: bool, lse_packed: bool,
-) -> None:  # fmt: skip
+    out: Float[Tensor, "t h d"],
+    out_per_step: OutOfStep,
+    old_lse: LseOfOut,
+    lse: LseOfOut,
+    lse_per_step: LseOfOut,
+    cu_seqlens: Ends,
+    only_second_half: bool,
+    lse_packed: bool,
+) -> None:
     """`thd_out_correction` with the arguments of 2.20.2:
     out = out * exp(old_lse - lse) + out_per_step * exp(lse_per_step - lse)."""
     FROM_OLD.check(locals())
@@ -262,16 +307,27 @@ def step_shape(grad: Tensor, first_half: str, second_half: str) -> tuple[int, ..
     return *grad.shape[:-3], tokens, *grad.shape[-2:]
 
 
-@op(space="tex", out="none", mutates=("grad",), samples=_one_sample_each(
-    lambda new, cu: {
-        "grad": new(12, 2, 4), "grad_per_step": -new(12, 2, 4), "cu_seqlens": cu, "first_half": "copy",
-        "second_half": "add",
-    },
-    lambda new, cu: {
-        "grad": new(12, 2, 4), "grad_per_step": -new(6, 2, 4), "cu_seqlens": cu, "first_half": "none",
-        "second_half": "add",
-    },
-))  # fmt: skip
+@op(
+    space="tex",
+    out="none",
+    mutates=("grad",),
+    samples=_one_sample_each(
+        lambda new, cu: {
+            "grad": new(12, 2, 4),
+            "grad_per_step": -new(12, 2, 4),
+            "cu_seqlens": cu,
+            "first_half": "copy",
+            "second_half": "add",
+        },
+        lambda new, cu: {
+            "grad": new(12, 2, 4),
+            "grad_per_step": -new(6, 2, 4),
+            "cu_seqlens": cu,
+            "first_half": "none",
+            "second_half": "add",
+        },
+    ),
+)
 def thd_grad_correction(
     grad: Moved,
     grad_per_step: AnyTensor[Tensor, "...", same_dtype("grad"), shape(step_shape, "that of grad, or of one half")],
@@ -319,9 +375,13 @@ def _partitioned(cu_seqlens: Tensor, total: int, world: int, rank: Tensor | int)
     return torch.where(left < 0, found, cu[-1] + rank * (total // world - mine[-1]) + left)
 
 
-@op(space="tex", out="indices", samples=_one_sample_each(
-    lambda new, cu: {"cu_seqlens": cu, "total_tokens": 12, "world_size": 2, "rank": 1},
-))  # fmt: skip
+@op(
+    space="tex",
+    out="indices",
+    samples=_one_sample_each(
+        lambda new, cu: {"cu_seqlens": cu, "total_tokens": 12, "world_size": 2, "rank": 1},
+    ),
+)
 def thd_get_partitioned_indices(
     cu_seqlens: Ends,
     total_tokens: Annotated[int, at_least(0), multiple_of("world_size")],
@@ -346,18 +406,26 @@ def _all_ranks(cu_seqlens: Tensor, cp_size: int, total_tokens: int) -> Tensor:
     return _partitioned(cu_seqlens, total_tokens, cp_size, ranks).reshape(-1)
 
 
-@op(space="tex", out="by_rank", samples=_one_sample_each(
-    lambda new, cu: {"inp": new(12, 2, 4), "cu_seqlens": cu, "cp_size": 2, "total_tokens": 12},
-))  # fmt: skip
+@op(
+    space="tex",
+    out="by_rank",
+    samples=_one_sample_each(
+        lambda new, cu: {"inp": new(12, 2, 4), "cu_seqlens": cu, "cp_size": 2, "total_tokens": 12},
+    ),
+)
 def thd_sequence_order_to_cp_rank_order(inp: Tokens, cu_seqlens: Ends, cp_size: Ranks, total_tokens: Shared) -> Tensor:
     """Reorder tokens from sequence order to rank order, in which the tokens of a rank are contiguous."""
     with torch.no_grad():
         return inp[_all_ranks(cu_seqlens, cp_size, total_tokens)]
 
 
-@op(space="tex", out="by_sequence", samples=_one_sample_each(
-    lambda new, cu: {"inp": new(12, 2, 4), "cu_seqlens": cu, "cp_size": 2, "total_tokens": 12},
-))  # fmt: skip
+@op(
+    space="tex",
+    out="by_sequence",
+    samples=_one_sample_each(
+        lambda new, cu: {"inp": new(12, 2, 4), "cu_seqlens": cu, "cp_size": 2, "total_tokens": 12},
+    ),
+)
 def thd_cp_rank_order_to_sequence_order(inp: Tokens, cu_seqlens: Ends, cp_size: Ranks, total_tokens: Shared) -> Tensor:
     """Reorder tokens from rank order to sequence order."""
     with torch.no_grad():
@@ -365,12 +433,19 @@ def thd_cp_rank_order_to_sequence_order(inp: Tokens, cu_seqlens: Ends, cp_size: 
         return torch.empty_like(inp).index_copy_(0, order, inp)
 
 
-@op(space="tex", out="none", mutates=("out",), samples=_one_sample_each(
-    lambda new, cu: {
-        "out": new(12, 2, 4), "inp": -new(12, 2, 4), "cu_seqlens_padded": cu,
-        "cu_seqlens": torch.tensor([0, 3, 3, 8], dtype=torch.int32, device=cu.device),
-    },
-))  # fmt: skip
+@op(
+    space="tex",
+    out="none",
+    mutates=("out",),
+    samples=_one_sample_each(
+        lambda new, cu: {
+            "out": new(12, 2, 4),
+            "inp": -new(12, 2, 4),
+            "cu_seqlens_padded": cu,
+            "cu_seqlens": torch.tensor([0, 3, 3, 8], dtype=torch.int32, device=cu.device),
+        },
+    ),
+)
 def thd_copy_valid_tokens_from_per_split_to_rank_local(
     out: AnyTensor[Tensor, "t *rest"],
     inp: AnyTensor[Tensor, "t *rest", same_dtype("out")],

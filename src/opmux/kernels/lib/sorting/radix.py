@@ -26,9 +26,15 @@ DIGITS = 256
 
 
 def _keys(
-    x_ptr, key_ptr, n, INFINITY: tl.constexpr, LARGEST: tl.constexpr, SIGN: tl.constexpr, DESCENDING: tl.constexpr,
+    x_ptr,
+    key_ptr,
+    n,
+    INFINITY: tl.constexpr,
+    LARGEST: tl.constexpr,
+    SIGN: tl.constexpr,
+    DESCENDING: tl.constexpr,
     BLOCK: tl.constexpr,
-):  # fmt: skip
+):
     """Elements as integers whose bits sort as unsigned numbers."""
     o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     key = key_of(tl.load(x_ptr + o, mask=o < n, other=0), INFINITY, LARGEST, DESCENDING)
@@ -54,9 +60,19 @@ def _count(key_ptr, count_ptr, start_ptr, n, blocks, shift, DIGITS: tl.constexpr
 
 
 def _move(
-    key_ptr, at_ptr, count_ptr, end_ptr, start_ptr, new_key_ptr, new_at_ptr, n, blocks, shift,
-    DIGITS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    key_ptr,
+    at_ptr,
+    count_ptr,
+    end_ptr,
+    start_ptr,
+    new_key_ptr,
+    new_at_ptr,
+    n,
+    blocks,
+    shift,
+    DIGITS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """Move the elements of a block to their sorted positions. at_ptr is None in the first pass, new_key_ptr in the
     last.
     """

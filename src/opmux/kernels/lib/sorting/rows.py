@@ -24,10 +24,20 @@ MOST = 1024  # largest k that `chooser` supports; for a larger one, sort
 
 
 def _sorted(
-    x_ptr, before_ptr, y_ptr, i_ptr, n, n_rows,
-    INFINITY: tl.constexpr, LARGEST: tl.constexpr, DESCENDING: tl.constexpr, PART: tl.constexpr, SHIFT: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    before_ptr,
+    y_ptr,
+    i_ptr,
+    n,
+    n_rows,
+    INFINITY: tl.constexpr,
+    LARGEST: tl.constexpr,
+    DESCENDING: tl.constexpr,
+    PART: tl.constexpr,
+    SHIFT: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     """Sorted rows and their indices. PART: for 64-bit elements, "low" sorts by the low half; "high" sorts the result
     (`before`) by the high half."""
     row = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
@@ -56,10 +66,23 @@ def _sorted(
 
 
 def _first(
-    x_ptr, given_ptr, found_ptr, y_ptr, i_ptr, n, length, chunks, k, n_rows,
-    INFINITY: tl.constexpr, LARGEST: tl.constexpr, DESCENDING: tl.constexpr,
-    KEEP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    given_ptr,
+    found_ptr,
+    y_ptr,
+    i_ptr,
+    n,
+    length,
+    chunks,
+    k,
+    n_rows,
+    INFINITY: tl.constexpr,
+    LARGEST: tl.constexpr,
+    DESCENDING: tl.constexpr,
+    KEEP: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     """The first KEEP elements of each chunk, from x or from given candidates. Writes candidates to `found`, or, in the
     last step, elements and indices.
 
@@ -118,9 +141,12 @@ def sorter(x: Tensor, descending: bool) -> Callable[[Tensor], tuple[Tensor, Tens
 
     def launch(part: str, makes: dict[int, OutputSpec]) -> Callable[..., tuple[Tensor, Tensor]]:
         config = tiles.config(
-            INFINITY=bits.infinity, LARGEST=bits.largest, DESCENDING=descending, PART=part,
+            INFINITY=bits.infinity,
+            LARGEST=bits.largest,
+            DESCENDING=descending,
+            PART=part,
             SHIFT=16 if bits.narrow else 32,
-        )  # fmt: skip
+        )
         return sorted_rows.ready((-(-rows // tiles["BLOCK_M"]), 1, 1), (n, rows), config, makes)
 
     if x.element_size() < 8:

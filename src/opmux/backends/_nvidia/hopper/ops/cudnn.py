@@ -73,9 +73,23 @@ def attention_bwd(
     x, lse = plain(q), lse.contiguous()
     # torch caches a plan by the strides of q, k and v only: o and do must have the same layout every time
     found = torch.ops.aten._scaled_dot_product_cudnn_attention_backward.default(
-        settled(do, x), x, plain(k), plain(v), settled(o, x), lse.unsqueeze(3), lse, lse, None, None, None,
-        q.shape[2], k.shape[2], 0.0, causal, scale=scale,
-    )  # fmt: skip
+        settled(do, x),
+        x,
+        plain(k),
+        plain(v),
+        settled(o, x),
+        lse.unsqueeze(3),
+        lse,
+        lse,
+        None,
+        None,
+        None,
+        q.shape[2],
+        k.shape[2],
+        0.0,
+        causal,
+        scale=scale,
+    )
     # lse is passed as the generator's state too, which is not read without dropout
     return settled(found[0], q), settled(found[1], k), settled(found[2], v)
 

@@ -64,17 +64,36 @@ def attention_bwd_when(
 
 
 def varlen_when(
-    q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int, left: int = -1,
-    right: int = -1, scale: float | None = None,
-) -> bool | str:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_q: Tensor,
+    cu_k: Tensor,
+    max_q: int,
+    max_k: int,
+    left: int = -1,
+    right: int = -1,
+    scale: float | None = None,
+) -> bool | str:
     check_varlen(q, k, v, cu_q, cu_k, max_q, max_k, left, right, scale)
     return fits_window(left, right) or suits(q, k, v, scale)
 
 
 def varlen_bwd_when(
-    do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int,
-    max_k: int, left: int, right: int, scale: float | None,
-) -> bool | str:  # fmt: skip
+    do: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    cu_q: Tensor,
+    cu_k: Tensor,
+    max_q: int,
+    max_k: int,
+    left: int,
+    right: int,
+    scale: float | None,
+) -> bool | str:
     check_varlen_bwd(do, q, k, v, o, lse, cu_q, cu_k, max_q, max_k, left, right, scale)
     if do.dtype != q.dtype:
         return f"takes gradients of q's dtype; they are {do.dtype}"
@@ -111,9 +130,13 @@ def _aligned(given: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _launch(
-    name: str, p: Problem, device: torch.device, packed: bool, strides: Mapping[str, tuple[int, int, int]],
+    name: str,
+    p: Problem,
+    device: torch.device,
+    packed: bool,
+    strides: Mapping[str, tuple[int, int, int]],
     **numbers: Any,
-) -> Launch:  # fmt: skip
+) -> Launch:
     """A persistent launch: one program per core, each of which loops over tiles.
 
     Only the device knows the lengths of packed sequences, so the number of tiles is an upper bound over all lengths.
@@ -125,13 +148,24 @@ def _launch(
     count, few = programs(device, tiles, 1), tiles < FEW * programs(device, tiles, 1)
     section = min(sections, 64) if few else SECTION[name]
     constants = dict(
-        CAUSAL=p.right >= 0, BLOCK_M=64 if name == "backward_kv" else ROWS, BLOCK_N=128, DIM=p.dim, STAGES=2,
-        SECTION=section, SNAKE=few or packed,
-    )  # fmt: skip
+        CAUSAL=p.right >= 0,
+        BLOCK_M=64 if name == "backward_kv" else ROWS,
+        BLOCK_N=128,
+        DIM=p.dim,
+        STAGES=2,
+        SECTION=section,
+        SNAKE=few or packed,
+    )
     numbers |= dict(
-        queries=p.queries, keys=p.keys, heads=p.heads, kv_heads=p.kv_heads, batch=p.batch,
-        group=p.heads // p.kv_heads, tiles=tiles, scale=p.scale * LOG2_E,
-    )  # fmt: skip
+        queries=p.queries,
+        keys=p.keys,
+        heads=p.heads,
+        kv_heads=p.kv_heads,
+        batch=p.batch,
+        group=p.heads // p.kv_heads,
+        tiles=tiles,
+        scale=p.scale * LOG2_E,
+    )
     for tensor, steps in strides.items():
         numbers |= {f"{tensor}_{s}": n for s, n in zip(STRIDES.split(), steps)}
     return Launch(getattr(_kernels(), name), (count, 1, 1), Config(constants, 128), numbers)
@@ -149,9 +183,16 @@ def forward_in(
 
 
 def backward_in(
-    p: Problem, do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, makes: Mapping[str, OutputSpec], packed: bool,
+    p: Problem,
+    do: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    makes: Mapping[str, OutputSpec],
+    packed: bool,
     contiguous: list[str],
-) -> Plan:  # fmt: skip
+) -> Plan:
     given = {"do": do, "q": q, "k": k, "v": v, "o": o}
     lies = _aligned(given)
     strides = {n: strides_of(t.stride()) for n, t in lies.items()}
@@ -212,9 +253,18 @@ def attention_varlen_in_gluon(
 @tagged("attention_varlen_bwd", varlen_bwd_when)
 @host_code(spec.attention_varlen_bwd)
 def attention_varlen_bwd_in_gluon(
-    do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, cu_q: Tensor, cu_k: Tensor, left: int,
-    right: int, scale: float | None,
-) -> Plan:  # fmt: skip
+    do: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    cu_q: Tensor,
+    cu_k: Tensor,
+    left: int,
+    right: int,
+    scale: float | None,
+) -> Plan:
     p, stats = _packed(q, k, v, cu_q, left, right, scale)
     makes = _gradients(q, k, v, stats)
     return backward_in(p, do, q, k, v, o, makes, True, strided(lse=lse, cu_q=cu_q, cu_k=cu_k))

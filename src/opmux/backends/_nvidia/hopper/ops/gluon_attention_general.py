@@ -27,9 +27,7 @@ def general_when(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> bool | str:
     return no_options(*options) or fits_window(*options[10:12]) or suits(q, k, v, options[15])
 
 
-def general_bwd_when(
-    do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, *options: Any
-) -> bool | str:  # fmt: skip
+def general_bwd_when(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, *options: Any) -> bool | str:
     check_bwd(do, q, k, v, o, lse, *options)
     if do.dtype != q.dtype:
         return f"takes gradients of q's dtype; they are {do.dtype}"
@@ -48,9 +46,15 @@ def _problem(
 @tagged("attention_general", general_when)
 @host_code(spec.attention_general)
 def attention_general_in_gluon(
-    q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor | None, cu_k: Tensor | None, right: int, scale: float | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_q: Tensor | None,
+    cu_k: Tensor | None,
+    right: int,
+    scale: float | None,
     seq_first: bool,
-) -> Plan:  # fmt: skip
+) -> Plan:
     p, stats = _problem(q, k, v, cu_q, right, scale)
     makes = {"o": like(q, seq_first=seq_first), "lse": stats}
     return forward_in(p, q, k, v, makes, cu_q is not None, strided(cu_q=cu_q, cu_k=cu_k))
@@ -59,9 +63,18 @@ def attention_general_in_gluon(
 @tagged("attention_general_bwd", general_bwd_when)
 @host_code(spec.attention_general_bwd)
 def attention_general_bwd_in_gluon(
-    do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, cu_q: Tensor | None, cu_k: Tensor | None,
-    right: int, scale: float | None, seq_first: bool,
-) -> Plan:  # fmt: skip
+    do: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    cu_q: Tensor | None,
+    cu_k: Tensor | None,
+    right: int,
+    scale: float | None,
+    seq_first: bool,
+) -> Plan:
     p, stats = _problem(q, k, v, cu_q, right, scale)
     grads = {f"d{n}": like(t, seq_first=seq_first) for n, t in (("q", q), ("k", k), ("v", v))}
     none = OutputSpec.of((0,), q.dtype)  # no bias, no sink

@@ -206,9 +206,14 @@ def _fwd_tile(tile, sizes, CAUSAL: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N:
 
 @gluon.jit
 def _fwd_produce(
-    shared, CAUSAL: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
-    SECTION: gl.constexpr, SNAKE: gl.constexpr,
-):  # fmt: skip
+    shared,
+    CAUSAL: gl.constexpr,
+    BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    STAGES: gl.constexpr,
+    SECTION: gl.constexpr,
+    SNAKE: gl.constexpr,
+):
     descs, smem, bars, sizes = shared
     q_desc, k_desc, v_desc, o_desc = descs
     q_smem, k_smem, v_smem, o_smem = smem
@@ -376,14 +381,21 @@ def _fwd(
         _describe(o_ptr, cu_q_ptr, batch, heads, queries, o_batch, o_head, o_row, HALF, DIM),
     )
     smem = (
-        _tiles(dtype, 1, BLOCK_M, DIM), _tiles(dtype, STAGES, BLOCK_N, DIM), _tiles(dtype, STAGES, BLOCK_N, DIM),
+        _tiles(dtype, 1, BLOCK_M, DIM),
+        _tiles(dtype, STAGES, BLOCK_N, DIM),
+        _tiles(dtype, STAGES, BLOCK_N, DIM),
         _tiles(dtype, 2, HALF, DIM),
-    )  # fmt: skip
+    )
     turns = _barriers(2, 1)  # which consumer issues products next
     bars = (
-        _barriers(1, 1), _barriers(1, 2), _barriers(STAGES, 1), _barriers(STAGES, 2), _barriers(STAGES, 1),
-        _barriers(STAGES, 2), turns,
-    )  # fmt: skip
+        _barriers(1, 1),
+        _barriers(1, 2),
+        _barriers(STAGES, 1),
+        _barriers(STAGES, 2),
+        _barriers(STAGES, 1),
+        _barriers(STAGES, 2),
+        turns,
+    )
     mbarrier.arrive(turns.index(0), count=1)
     fence_async_shared()
     shared = (descs, smem, bars, (queries, keys, heads, batch, group, tiles, cu_q_ptr, cu_k_ptr))
@@ -409,9 +421,14 @@ def _fwd(
 
 @gluon.jit
 def _q_produce(
-    shared, CAUSAL: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
-    SECTION: gl.constexpr, SNAKE: gl.constexpr,
-):  # fmt: skip
+    shared,
+    CAUSAL: gl.constexpr,
+    BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    STAGES: gl.constexpr,
+    SECTION: gl.constexpr,
+    SNAKE: gl.constexpr,
+):
     descs, smem, bars, sizes = shared
     q_desc, do_desc, k_desc, v_desc, dq_desc = descs
     q_smem, do_smem, k_smem, v_smem, d_smem = smem
@@ -512,9 +529,7 @@ def _q_consume(
         masked = gl.maximum(blocks - clean, 0)
         for j in range(masked):
             key = (blocks - 1 - j) * BLOCK_N
-            dq = _q_step(
-                q, do, smem, bars, dq, lse, delta, count, row, key, keys, shift, scale, True, CAUSAL, STAGES
-            )  # fmt: skip
+            dq = _q_step(q, do, smem, bars, dq, lse, delta, count, row, key, keys, shift, scale, True, CAUSAL, STAGES)
             count += 1
         for _j in range(masked, blocks):
             dq = _q_step(q, do, smem, bars, dq, lse, delta, count, row, 0, keys, shift, scale, False, CAUSAL, STAGES)
@@ -545,9 +560,12 @@ def _bwd_q(
         _describe(dq_ptr, cu_q_ptr, batch, heads, queries, dq_batch, dq_head, dq_row, HALF, DIM),
     )
     smem = (
-        _tiles(dtype, 1, BLOCK_M, DIM), _tiles(dtype, 1, BLOCK_M, DIM), _tiles(dtype, STAGES, BLOCK_N, DIM),
-        _tiles(dtype, STAGES, BLOCK_N, DIM), _tiles(dtype, 2, HALF, DIM),
-    )  # fmt: skip
+        _tiles(dtype, 1, BLOCK_M, DIM),
+        _tiles(dtype, 1, BLOCK_M, DIM),
+        _tiles(dtype, STAGES, BLOCK_N, DIM),
+        _tiles(dtype, STAGES, BLOCK_N, DIM),
+        _tiles(dtype, 2, HALF, DIM),
+    )
     bars = (_barriers(1, 1), _barriers(1, 2), _barriers(STAGES, 1), _barriers(STAGES, 2))
     fence_async_shared()
     shared = (descs, smem, bars, (queries, keys, heads, batch, group, tiles, cu_q_ptr, cu_k_ptr))
@@ -595,9 +613,16 @@ def _kv_tile(tile, sizes, CAUSAL: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: 
 
 @gluon.jit
 def _kv_produce(
-    shared, lse_ptr, delta_ptr, CAUSAL: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
-    STAGES: gl.constexpr, SECTION: gl.constexpr, SNAKE: gl.constexpr,
-):  # fmt: skip
+    shared,
+    lse_ptr,
+    delta_ptr,
+    CAUSAL: gl.constexpr,
+    BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    STAGES: gl.constexpr,
+    SECTION: gl.constexpr,
+    SNAKE: gl.constexpr,
+):
     descs, smem, bars, sizes = shared
     q_desc, do_desc, k_desc, v_desc, dk_desc, dv_desc = descs
     q_smem, do_smem, k_smem, v_smem, lse_smem, delta_smem, d_smem = smem
@@ -730,10 +755,14 @@ def _bwd_kv(
         _describe(dv_ptr, cu_k_ptr, batch, kv_heads, keys, dv_batch, dv_head, dv_row, HALF, DIM),
     )
     smem = (
-        _tiles(dtype, STAGES, BLOCK_M, DIM), _tiles(dtype, STAGES, BLOCK_M, DIM), _tiles(dtype, 1, BLOCK_N, DIM),
-        _tiles(dtype, 1, BLOCK_N, DIM), gl.allocate_shared_memory(gl.float32, [STAGES, BLOCK_M], line),
-        gl.allocate_shared_memory(gl.float32, [STAGES, BLOCK_M], line), _tiles(dtype, 4, HALF, DIM),
-    )  # fmt: skip
+        _tiles(dtype, STAGES, BLOCK_M, DIM),
+        _tiles(dtype, STAGES, BLOCK_M, DIM),
+        _tiles(dtype, 1, BLOCK_N, DIM),
+        _tiles(dtype, 1, BLOCK_N, DIM),
+        gl.allocate_shared_memory(gl.float32, [STAGES, BLOCK_M], line),
+        gl.allocate_shared_memory(gl.float32, [STAGES, BLOCK_M], line),
+        _tiles(dtype, 4, HALF, DIM),
+    )
     bars = (_barriers(STAGES, 1), _barriers(STAGES, 2), _barriers(STAGES, 1), _barriers(1, 1), _barriers(1, 2))
     fence_async_shared()
     shared = (descs, smem, bars, (queries, keys, kv_heads, batch, group, tiles, cu_q_ptr, cu_k_ptr))

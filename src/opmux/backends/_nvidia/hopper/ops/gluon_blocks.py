@@ -24,9 +24,17 @@ check = checks(spec.block_scaled_gemm)
 
 
 def takes(
-    a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, a_dtype: torch.dtype, b_dtype: torch.dtype,
-    bias: Tensor | None, a_rows: int, b_rows: int, out_dtype: torch.dtype,
-) -> bool | str:  # fmt: skip
+    a: Tensor,
+    b: Tensor,
+    a_scale: Tensor,
+    b_scale: Tensor,
+    a_dtype: torch.dtype,
+    b_dtype: torch.dtype,
+    bias: Tensor | None,
+    a_rows: int,
+    b_rows: int,
+    out_dtype: torch.dtype,
+) -> bool | str:
     check(a, b, a_scale, b_scale, a_dtype, b_dtype, bias, a_rows, b_rows, out_dtype)
     (m, k), n = a.shape, b.shape[0]
     if (a_rows, b_rows) != (1, 128):
@@ -40,9 +48,15 @@ def takes(
 
 @host_code(spec.block_scaled_gemm)
 def block_scaled_gemm_in_gluon(
-    a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, a_dtype: torch.dtype, b_dtype: torch.dtype,
-    bias: Tensor | None, out_dtype: torch.dtype,
-) -> Plan:  # fmt: skip
+    a: Tensor,
+    b: Tensor,
+    a_scale: Tensor,
+    b_scale: Tensor,
+    a_dtype: torch.dtype,
+    b_dtype: torch.dtype,
+    bias: Tensor | None,
+    out_dtype: torch.dtype,
+) -> Plan:
     m, n, k = spec.sizes_of(a, b, False, True)
     tiles = lambda width: -(-m // ROWS) * -(-n // width)
     width = 256 if tiles(256) >= 0.75 * cores(a.device) else 128  # wide tiles read less, if there are enough of them

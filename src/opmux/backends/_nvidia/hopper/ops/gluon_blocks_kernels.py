@@ -107,9 +107,17 @@ def scales_of(sa, sb, b_down, m_m, m_n, there, BLOCK_N: gl.constexpr):
 
 @gluon.jit
 def products(
-    ring, scales, place, bias_ptr, y_ptr, sizes,
-    TEAM: gl.constexpr, BLOCK_N: gl.constexpr, GROUP: gl.constexpr, STAGES: gl.constexpr,
-):  # fmt: skip
+    ring,
+    scales,
+    place,
+    bias_ptr,
+    y_ptr,
+    sizes,
+    TEAM: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    GROUP: gl.constexpr,
+    STAGES: gl.constexpr,
+):
     """Multiply 64 rows of each tile. BLOCK_N is 128, or 256 as two halves, one after the other.
 
     Blocks go in pairs, whose scales have separate registers: moving a scale would wait until it is loaded.
@@ -148,9 +156,23 @@ def products(
 
 
 def _blocks(
-    a_ptr, b_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, y_ptr, m, n, k, a_down, a_right, b_down, b_right,
-    BLOCK_N: gl.constexpr, GROUP: gl.constexpr, STAGES: gl.constexpr,
-):  # fmt: skip
+    a_ptr,
+    b_ptr,
+    bias_ptr,
+    a_scale_ptr,
+    b_scale_ptr,
+    y_ptr,
+    m,
+    n,
+    k,
+    a_down,
+    a_right,
+    b_down,
+    b_right,
+    BLOCK_N: gl.constexpr,
+    GROUP: gl.constexpr,
+    STAGES: gl.constexpr,
+):
     """a b^T with a scale per 1x128 of a and per 128x128 of b. Persistent: programs loop over tiles of 128 x BLOCK_N."""
     layout: gl.constexpr = gl.NVMMASharedLayout(128, 8, 2)
     b_as = gl.allocate_shared_memory(a_ptr.dtype.element_ty, [2 * STAGES, ROWS, BLOCK], layout)
