@@ -27,7 +27,7 @@ from torch import Tensor
 from ...core import codegen, launches, library
 from ...core.errors import NotSupported
 from ...core.lock import cached_property
-from . import layouts
+from . import launcher_code, layouts
 
 Grid = tuple[int, int, int]
 
@@ -105,11 +105,11 @@ class Launcher:
     @cached_property
     def even(self) -> Any:
         free = [n for n in self.numbers if n not in self.sizes]
-        return self._jit(do_not_specialize=free)(self.kernel)
+        return launcher_code.compiling_beside(self._jit(do_not_specialize=free)(self.kernel))
 
     @cached_property
     def odd(self) -> Any:
-        return self._jit(do_not_specialize=self.numbers)(self.kernel)
+        return launcher_code.compiling_beside(self._jit(do_not_specialize=self.numbers)(self.kernel))
 
     def ready(
         self, grid: Grid, numbers: tuple, config: Config, makes: Mapping[int, Output] | None = None
