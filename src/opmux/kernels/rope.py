@@ -73,13 +73,20 @@ def _turned(b_u, b_v, b_ca, b_sa, b_cb, b_sb, BACK: tl.constexpr):
 
 
 @triton.jit
+def _along(o, stride, ADJACENT: tl.constexpr):
+    """Offsets along a row. Its stride is not a constant: each value of a constant is a kernel of its own."""
+    return o if ADJACENT else o * tl.cast(stride, tl.int64)
+
+
+@triton.jit
 def _read(
     x_ptr,
     o_x,
     m_r,
+    stride,
     PAIRS: tl.constexpr,
     HALF: tl.constexpr,
-    STEP: tl.constexpr,
+    ADJACENT: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
@@ -87,14 +94,14 @@ def _read(
     if PAIRS:
         o_p = tl.arange(0, 2 * BLOCK_D)[None, :]
         m = m_r & (o_p >= 0) if HALF == BLOCK_D else m_r & (o_p < 2 * HALF)
-        b_x = tl.load(x_ptr + o_x + o_p * STEP, mask=m, other=0.0)
+        b_x = tl.load(x_ptr + o_x + _along(o_p, stride, ADJACENT), mask=m, other=0.0)
         b_u, b_v = tl.split(tl.reshape(b_x, [BLOCK_R, BLOCK_D, 2]))
         return b_u, b_v
     else:
         o_p = tl.arange(0, BLOCK_D)[None, :]
         m = m_r & (o_p >= 0) if HALF == BLOCK_D else m_r & (o_p < HALF)
-        b_u = tl.load(x_ptr + o_x + o_p * STEP, mask=m, other=0.0)
-        b_v = tl.load(x_ptr + o_x + (o_p + HALF) * STEP, mask=m, other=0.0)
+        b_u = tl.load(x_ptr + o_x + _along(o_p, stride, ADJACENT), mask=m, other=0.0)
+        b_v = tl.load(x_ptr + o_x + _along(o_p + HALF, stride, ADJACENT), mask=m, other=0.0)
         return b_u, b_v
 
 
@@ -117,19 +124,28 @@ def _write(
 
 @triton.jit
 def _copy_rest(
-    x_ptr, y_ptr, o_x, o_y, m_r, HALF: tl.constexpr, REST: tl.constexpr, STEP: tl.constexpr, BLOCK_E: tl.constexpr
+    x_ptr,
+    y_ptr,
+    o_x,
+    o_y,
+    m_r,
+    stride,
+    HALF: tl.constexpr,
+    REST: tl.constexpr,
+    ADJACENT: tl.constexpr,
+    BLOCK_E: tl.constexpr,
 ):
     """Copy the elements that are not rotated."""
     if REST > 0:
         o_e = 2 * HALF + tl.arange(0, BLOCK_E)[None, :]
         m = m_r & (o_e < 2 * HALF + REST)
-        tl.store(y_ptr + o_y + o_e, tl.load(x_ptr + o_x + o_e * STEP, mask=m), mask=m)
+        tl.store(y_ptr + o_y + o_e, tl.load(x_ptr + o_x + _along(o_e, stride, ADJACENT), mask=m), mask=m)
 
 
 def _rope(
     x_ptr, y_ptr, angles_ptr, sin_ptr, starts_ptr, cu_seqlens_ptr,
-    xo, xs, xb, xh, xg, yo, ys, yb, yh, yg, ab, ar, length, rows, heads, n_places, n_edges, cp_rank,
-    BACK: tl.constexpr, PAIRS: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr, STEP: tl.constexpr,
+    xo, xs, xb, xh, xg, xd, yo, ys, yb, yh, yg, ab, ar, length, rows, heads, n_places, n_edges, cp_rank,
+    BACK: tl.constexpr, PAIRS: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr, ADJACENT: tl.constexpr,
     GROUPS: tl.constexpr, APART: tl.constexpr, CP: tl.constexpr, FULL: tl.constexpr, WIDE: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_B: tl.constexpr,
 ):  # fmt: skip
@@ -153,7 +169,7 @@ def _rope(
         o_d = tl.arange(0, BLOCK_D)
         m_d = tl.full([BLOCK_D], 1, tl.int1) if HALF == BLOCK_D else o_d < HALF
         # Load x before the angles, whose addresses depend on other loads.
-        b_u, b_v = _read(x_ptr, o_x, m_r, PAIRS, HALF, STEP, BLOCK_R, BLOCK_D)
+        b_u, b_v = _read(x_ptr, o_x, m_r, xd, PAIRS, HALF, ADJACENT, BLOCK_R, BLOCK_D)
         place = _place(starts_ptr, cu_seqlens_ptr, i_b, i_s, length, n_edges, cp_rank, CP, BLOCK_B)
         there = (place >= 0) & (place < n_places)
         at = tl.where(there, place, 0) * ar + i_b * ab
@@ -161,7 +177,7 @@ def _rope(
         b_cb, b_sb = _table(angles_ptr, sin_ptr, at + (o_d * 2 + 1 if PAIRS else o_d + HALF), m_d & there, WIDE)
         b_u, b_v = _turned(b_u.to(WIDE), b_v.to(WIDE), b_ca, b_sa, b_cb, b_sb, BACK)
         _write(y_ptr, o_y, m_r, b_u, b_v, PAIRS, HALF, BLOCK_R, BLOCK_D)
-    _copy_rest(x_ptr, y_ptr, o_x, o_y, m_r, HALF, REST, STEP, BLOCK_E)
+    _copy_rest(x_ptr, y_ptr, o_x, o_y, m_r, xd, HALF, REST, ADJACENT, BLOCK_E)
 
 
 rope_kernel = Launcher(_rope, sizes="xo xs xb xh xg yo ys yb yh yg ab ar")
@@ -236,7 +252,7 @@ def _launch(
         PAIRS=bool(interleaved),
         HALF=half,
         REST=rest,
-        STEP=x.stride(-1),
+        ADJACENT=x.stride(-1) == 1,
         GROUPS=shape.groups,
         APART=apart,
         CP=cp_size,
@@ -249,7 +265,9 @@ def _launch(
     if grid[0] >= 2**31 or grid[1] >= 2**16:
         raise NotSupported(f"a grid of {grid[0]} x {grid[1]} programs is more than a launch can have")
     numbers = dict(zip(("xo", "xs", "xb", "xh", "xg"), reads)) | dict(zip(("yo", "ys", "yb", "yh", "yg"), writes))
-    numbers |= dict(ab=each, ar=row, length=shape.length, rows=rows, heads=heads, n_places=places, n_edges=edges)
+    numbers |= dict(
+        xd=x.stride(-1), ab=each, ar=row, length=shape.length, rows=rows, heads=heads, n_places=places, n_edges=edges
+    )
     return Launch(rope_kernel, grid, config, {**numbers, "cp_rank": cp_rank})
 
 
@@ -319,11 +337,11 @@ def _offsets(o_r, rows, xb, xh, yb, yh, HEADS: tl.constexpr, FULL: tl.constexpr)
 
 def _rope_qk(
     q_ptr, k_ptr, q_out_ptr, k_out_ptr, cos_ptr, sin_ptr,
-    qs, qb, qh, ks, kb, kh, qos, qob, qoh, kos, kob, koh, cb, cs, length, q_rows, k_rows,
+    qs, qb, qh, qd, ks, kb, kh, kd, qos, qob, qoh, kos, kob, koh, cb, cs, cd, length, q_rows, k_rows,
     Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr, BACK: tl.constexpr, PAIRS: tl.constexpr, PER_PAIR: tl.constexpr,
-    HALF: tl.constexpr, REST: tl.constexpr, Q_STEP: tl.constexpr, K_STEP: tl.constexpr, C_STEP: tl.constexpr,
-    APART: tl.constexpr, Q_FULL: tl.constexpr, K_FULL: tl.constexpr, WIDE: tl.constexpr, BLOCK_Q: tl.constexpr,
-    BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
+    HALF: tl.constexpr, REST: tl.constexpr, Q_ADJACENT: tl.constexpr, K_ADJACENT: tl.constexpr,
+    C_ADJACENT: tl.constexpr, APART: tl.constexpr, Q_FULL: tl.constexpr, K_FULL: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
     """Program (i, j): the j-th block of rows of q and of k at position i, of all sequences; APART: of one sequence."""
     i_s = tl.program_id(0).to(tl.int64)
@@ -341,22 +359,22 @@ def _rope_qk(
     o_k, o_ko, m_k = _offsets(o_k, k_rows, kb, kh, kob, koh, K_HEADS, K_FULL)
     if HALF > 0:
         # load all of q and k before computing anything
-        b_qu, b_qv = _read(q_ptr, o_q, m_q, PAIRS, HALF, Q_STEP, BLOCK_Q, BLOCK_D)
-        b_ku, b_kv = _read(k_ptr, o_k, m_k, PAIRS, HALF, K_STEP, BLOCK_K, BLOCK_D)
+        b_qu, b_qv = _read(q_ptr, o_q, m_q, qd, PAIRS, HALF, Q_ADJACENT, BLOCK_Q, BLOCK_D)
+        b_ku, b_kv = _read(k_ptr, o_k, m_k, kd, PAIRS, HALF, K_ADJACENT, BLOCK_K, BLOCK_D)
         o_d = tl.arange(0, BLOCK_D)
         m_d = tl.full([BLOCK_D], 1, tl.int1) if HALF == BLOCK_D else o_d < HALF
         at = i_s * cs + i_b * cb
-        o_a = at + (o_d * 2 if PAIRS and not PER_PAIR else o_d) * C_STEP
-        b_ca, b_sa = _table(cos_ptr, sin_ptr, o_a, m_d, WIDE)
+        o_a = o_d * 2 if PAIRS and not PER_PAIR else o_d
+        b_ca, b_sa = _table(cos_ptr, sin_ptr, at + _along(o_a, cd, C_ADJACENT), m_d, WIDE)
         b_cb, b_sb = b_ca, b_sa
         if not PER_PAIR:
-            b_cb, b_sb = _table(cos_ptr, sin_ptr, o_a + (1 if PAIRS else HALF) * C_STEP, m_d, WIDE)
+            b_cb, b_sb = _table(cos_ptr, sin_ptr, at + _along(o_a + (1 if PAIRS else HALF), cd, C_ADJACENT), m_d, WIDE)
         b_qu, b_qv = _turned(b_qu.to(WIDE), b_qv.to(WIDE), b_ca, b_sa, b_cb, b_sb, BACK)
         _write(q_out_ptr, o_qo, m_q, b_qu, b_qv, PAIRS, HALF, BLOCK_Q, BLOCK_D)
         b_ku, b_kv = _turned(b_ku.to(WIDE), b_kv.to(WIDE), b_ca, b_sa, b_cb, b_sb, BACK)
         _write(k_out_ptr, o_ko, m_k, b_ku, b_kv, PAIRS, HALF, BLOCK_K, BLOCK_D)
-    _copy_rest(q_ptr, q_out_ptr, o_q, o_qo, m_q, HALF, REST, Q_STEP, BLOCK_E)
-    _copy_rest(k_ptr, k_out_ptr, o_k, o_ko, m_k, HALF, REST, K_STEP, BLOCK_E)
+    _copy_rest(q_ptr, q_out_ptr, o_q, o_qo, m_q, qd, HALF, REST, Q_ADJACENT, BLOCK_E)
+    _copy_rest(k_ptr, k_out_ptr, o_k, o_ko, m_k, kd, HALF, REST, K_ADJACENT, BLOCK_E)
 
 
 rope_qk_kernel = Launcher(_rope_qk, sizes="qs qb qh ks kb kh qos qob qoh kos kob koh cb cs")
@@ -427,9 +445,9 @@ def _both(
         PER_PAIR=bool(per_pair),
         HALF=half,
         REST=rest,
-        Q_STEP=q.stride(-1),
-        K_STEP=k.stride(-1),
-        C_STEP=table[-1],
+        Q_ADJACENT=q.stride(-1) == 1,
+        K_ADJACENT=k.stride(-1) == 1,
+        C_ADJACENT=table[-1] == 1,
         APART=apart,
         Q_FULL=q_rows == programs * q_block,
         K_FULL=k_rows == programs * k_block,
@@ -442,7 +460,7 @@ def _both(
     if grid[0] >= 2**31 or grid[1] >= 2**16:
         raise NotSupported(f"a grid of {grid[0]} x {grid[1]} programs is more than a launch can have")
     numbers |= dict(cb=table[0] if apart else 0, cs=table[-2] if sizes["s"] > 1 else 0)
-    numbers |= dict(length=sizes["s"], q_rows=q_rows, k_rows=k_rows)
+    numbers |= dict(qd=q.stride(-1), kd=k.stride(-1), cd=table[-1], length=sizes["s"], q_rows=q_rows, k_rows=k_rows)
     return Plan(makes, [Launch(rope_qk_kernel, grid, config, numbers, names)], strided)
 
 
