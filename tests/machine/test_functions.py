@@ -250,6 +250,23 @@ def test_forward_and_backward_are_launched_from_cpp(world):
     assert world.from_cpp == ["rms_norm", "rms_norm_bwd", "rms_norm_bwd"] and not world.from_python
 
 
+def test_new_sizes_are_recorded_at_their_first_call_after_some_others(world):
+    """So a new length of a batch costs Python once, not in every layer of a model."""
+    world.take("rms_norm")
+    w = leaf(8)
+    call = lambda x: grads(rms(x, w), (x, w), torch.ones_like(x))
+    for n in (3, 5, 7):
+        x = leaf(n, 8)
+        recorded(world, lambda: call(x))
+    for n in range(20, 60):  # more sizes than a bucket of the table has counts
+        x = leaf(n, 8)
+        world.forget()
+        for _ in range(3):
+            close(call(x), truth(x, w, torch.ones_like(x))[1:])
+        assert world.from_python == ["rms_norm", "rms_norm_bwd", "rms_norm_bwd"]
+        assert world.from_cpp == ["rms_norm", "rms_norm", "rms_norm_bwd"]
+
+
 @pytest.mark.parametrize("spec", FORWARDS, ids=lambda s: s.name)
 def test_every_differentiable_op_of_these_families_matches_its_reference(world, spec, few):
     """Compares results and gradients of the C++ launches with the reference's."""

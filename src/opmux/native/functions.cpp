@@ -145,7 +145,7 @@ PyObject* wrapped(const at::Tensor& t) {
 
 void add_backward(CallKey& call, const Op& op, uint64_t forward, const at::Tensor* const* values) {
   add_settings(call);
-  call.add(forward);  // identifies the numbers: they are the same for all calls with one key
+  call.size(forward);  // identifies the numbers, and the sizes: every forward of other sizes has its own
   for (size_t i = 0; i < op.sources.size(); ++i) {
     if (op.sources[i].kind == Source::kNumber) {
       continue;
@@ -218,7 +218,7 @@ struct Gradient final : Node {
         known = true;
       }
     }
-    const bool records = !known && op->backward_table.should_record(hash);
+    const bool records = !known && op->backward_table.should_record(call, hash);
     return by_python(records ? op->record_backward : op->backward, values, grads);
   }
 
@@ -397,7 +397,7 @@ PyObject* apply(PyObject* self, PyObject* const* args, Py_ssize_t count) {
           known = true;
         }
       }
-      if (!known && op.forward_table.should_record(hash)) {
+      if (!known && op.forward_table.should_record(call, hash)) {
         return PyObject_Vectorcall(op.record, args, static_cast<size_t>(count), nullptr);
       }
     }
@@ -502,6 +502,7 @@ int opmux_functions_keep(PyObject* function, PyObject* args, PyObject* results, 
     made->epoch = since;
     made->kept = Py_NewRef(kept);
     op.forward_table.keep(std::move(made), given.call.hash());
+    op.forward_table.alike(given.call).times.fetch_add(1, std::memory_order_relaxed);
     return 1;
   });
 }
@@ -526,6 +527,7 @@ int opmux_functions_keep_backward(PyObject* function, uint64_t forward, PyObject
     }
     made->epoch = since;
     op.backward_table.keep(std::move(made), call.hash());
+    op.backward_table.alike(call).times.fetch_add(1, std::memory_order_relaxed);
     return 1;
   });
 }

@@ -40,7 +40,8 @@ constexpr int kMostResults = 8;
 constexpr int kMostWords = 96;
 constexpr uint32_t kCallsToRecord = 6;  // calls with a key before one is recorded: do not record rare shapes
 constexpr uint32_t kCallsToRequest = 2;  // calls with a key before the planner gets a request
-constexpr uint32_t kNewKeys = 3;  // calls with other sizes after which a new key is requested at its first call
+constexpr uint32_t kNewKeys = 3;  // calls with other sizes after which a new key is served at its first call
+constexpr size_t kPatterns = 32;  // patterns that a table remembers
 constexpr size_t kBuckets = 256;
 constexpr size_t kWays = 4;
 
@@ -671,22 +672,40 @@ class LaunchTable {
     return bucket.counts[at];
   }
 
-  // Records that the planner cannot make a launch record for calls with this key.
-  void refuse(uint64_t hash, uint64_t of_epoch) {
-    if (Table* table = table_.load(std::memory_order_acquire)) {
-      const uint64_t id = hash ^ of_epoch;
-      for (CallCount& calls : (*table)[bucket_of(hash)].counts) {
-        if (calls.id.load(std::memory_order_relaxed) == id) {
-          calls.refused.store(true, std::memory_order_relaxed);
-        }
+  // The count of calls that differ only in sizes and strides. It has no bucket: new sizes would evict it.
+  CallCount& alike(const CallKey& call) {
+    const uint64_t id = call.pattern() ^ epoch.load(std::memory_order_relaxed);
+    for (CallCount& one : patterns_) {
+      if (one.id.load(std::memory_order_relaxed) == id) {
+        return one;
       }
+    }
+    CallCount& made = patterns_[next_pattern_.fetch_add(1, std::memory_order_relaxed) % kPatterns];
+    made.restart(id);
+    return made;
+  }
+
+  // Records that the planner cannot make launch records for calls with this key, or with this pattern.
+  void refuse(uint64_t hash, uint64_t of_epoch) {
+    const uint64_t id = hash ^ of_epoch;
+    const auto mark = [id](CallCount& calls) {
+      if (calls.id.load(std::memory_order_relaxed) == id) {
+        calls.refused.store(true, std::memory_order_relaxed);
+      }
+    };
+    std::for_each(patterns_.begin(), patterns_.end(), mark);
+    if (Table* table = table_.load(std::memory_order_acquire)) {
+      auto& counts = (*table)[bucket_of(hash)].counts;
+      std::for_each(counts.begin(), counts.end(), mark);
     }
   }
 
-  // Counts a call without a launch record; returns whether to record it now.
-  bool should_record(uint64_t hash) {
+  // Counts a call without a launch record; returns whether to record it now: the sixth one with its key, or the first
+  // one if calls with several other sizes were recorded.
+  bool should_record(const CallKey& call, uint64_t hash) {
     CallCount& calls = count(hash);
-    if (!calls.should_record()) {
+    const bool is_first = calls.times.load(std::memory_order_relaxed) == 1;
+    if (!calls.should_record() && !(is_first && alike(call).times.load(std::memory_order_relaxed) >= kNewKeys)) {
       return false;
     }
     calls.tried();
@@ -740,6 +759,9 @@ class LaunchTable {
     }
     return owned_.get();
   }
+
+  std::array<CallCount, kPatterns> patterns_;
+  std::atomic<uint32_t> next_pattern_{0};
 
   static size_t bucket_of(uint64_t hash) { return (hash >> 1) % kBuckets; }
 

@@ -211,8 +211,9 @@ class PlannedTable : public LaunchTable {
     if (calls.should_request() || calls.times.load(std::memory_order_relaxed) > 1) {
       return calls.should_request();
     }
-    const CallCount& alike = count(call.pattern());
-    return alike.times.load(std::memory_order_relaxed) > kNewKeys && !alike.refused.load(std::memory_order_relaxed);
+    CallCount& others = alike(call);
+    const uint32_t before = others.times.fetch_add(1, std::memory_order_relaxed);
+    return before >= kNewKeys && !others.refused.load(std::memory_order_relaxed);
   }
 
  private:
