@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from opmux.core.spec import specs
 from opmux.faces.aten import decisions, left, overloads
-from opmux.faces.aten.schema import Shape
+from opmux.faces.aten.schema import OverloadSchema
 from opmux.machine.devices import Chip
 from opmux.tools.speed.command import SLOW, mean, ratios
 
@@ -24,7 +24,7 @@ def status(name: str) -> str:
     """The status of an overload: computed by opmux, or why it is not."""
     if name in ours():
         return OURS
-    shape = Shape(name)
+    shape = OverloadSchema(name)
     if name in left.LEFT or shape.packet in left.LEFT:
         return LEFT
     return COMPOSED if shape.composite else VIEW if shape.view else NOT_YET

@@ -30,7 +30,7 @@ from .core.lock import lock
 from .core.log import logger
 
 
-class Row(NamedTuple):
+class ForeignModule(NamedTuple):
     """A foreign module, and our module that is imported instead. Names below it map to names below ours.
 
     `ours` is the name of a module, or "module:table", where `table` maps foreign names to our modules. The modules of a
@@ -46,21 +46,22 @@ class Row(NamedTuple):
 ROWS = {
     row.name: row
     for row in (
-        Row("backend_utils", "backend_utils", "opmux.backends.backend_utils"),
-        Row("flag_gems", "flag_gems", "opmux.faces.flag_gems.names:MODULES"),
-        Row("liger_kernel", "liger_kernel", "opmux.faces.liger.names:SERVED"),
-        Row("transformer_engine", "transformer_engine", ""),  # the parent of the others if the library is not installed
-        Row("transformer_engine", "transformer_engine_torch", "opmux.tex"),
-        Row("transformer_engine", "transformer_engine.plugin", ""),
-        Row("transformer_engine", "transformer_engine.plugin.core", "opmux.core"),
-        Row("transformer_engine", "transformer_engine.plugin.tex", "opmux.tex"),
-        Row("transformer_engine", "transformer_engine.plugin.tex_interface", "opmux.faces.tex"),
-        Row("transformer_engine", "transformer_engine.plugin.transformer_engine_fl_torch", "opmux.tex"),
-        Row("transformer_engine", "transformer_engine.plugins", ""),
-        Row("transformer_engine", "transformer_engine.plugins.core", "opmux.core"),
-        Row("transformer_engine", "transformer_engine.plugins.tex", "opmux.tex"),
-        Row("transformer_engine", "transformer_engine.plugins.tex_interface", "opmux.faces.tex"),
-        Row("transformer_engine", "transformer_engine.plugins.transformer_engine_fl_torch", "opmux.tex"),
+        ForeignModule("backend_utils", "backend_utils", "opmux.backends.backend_utils"),
+        ForeignModule("flag_gems", "flag_gems", "opmux.faces.flag_gems.names:MODULES"),
+        ForeignModule("liger_kernel", "liger_kernel", "opmux.faces.liger.names:SERVED"),
+        # The parent of the others if the library is not installed.
+        ForeignModule("transformer_engine", "transformer_engine", ""),
+        ForeignModule("transformer_engine", "transformer_engine_torch", "opmux.tex"),
+        ForeignModule("transformer_engine", "transformer_engine.plugin", ""),
+        ForeignModule("transformer_engine", "transformer_engine.plugin.core", "opmux.core"),
+        ForeignModule("transformer_engine", "transformer_engine.plugin.tex", "opmux.tex"),
+        ForeignModule("transformer_engine", "transformer_engine.plugin.tex_interface", "opmux.faces.tex"),
+        ForeignModule("transformer_engine", "transformer_engine.plugin.transformer_engine_fl_torch", "opmux.tex"),
+        ForeignModule("transformer_engine", "transformer_engine.plugins", ""),
+        ForeignModule("transformer_engine", "transformer_engine.plugins.core", "opmux.core"),
+        ForeignModule("transformer_engine", "transformer_engine.plugins.tex", "opmux.tex"),
+        ForeignModule("transformer_engine", "transformer_engine.plugins.tex_interface", "opmux.faces.tex"),
+        ForeignModule("transformer_engine", "transformer_engine.plugins.transformer_engine_fl_torch", "opmux.tex"),
     )
 }
 LAYER = "transformer_engine"  # NVIDIA's Python layer
@@ -81,7 +82,7 @@ class Grant:
     thread: int | None = None  # the thread that adds and removes the grant; a forked child has no other threads
 
 
-class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+class GrantFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Finds and loads the modules of all grants; in `sys.meta_path` while there are any."""
 
     def __init__(self) -> None:
@@ -188,17 +189,17 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self.given[name] = sys.modules[name] = module
 
 
-finder = Finder()
+finder = GrantFinder()
 
 
-def _row(name: str) -> Row | None:
+def _row(name: str) -> ForeignModule | None:
     """The row of a name, or of the nearest name above it."""
     while name and name not in ROWS:
         name = name.rpartition(".")[0]
     return ROWS.get(name)
 
 
-def _table(row: Row) -> Mapping[str, str | types.ModuleType]:
+def _table(row: ForeignModule) -> Mapping[str, str | types.ModuleType]:
     """The foreign names of a row -> our modules."""
     module, _, table = row.ours.partition(":")
     return getattr(importlib.import_module(module), table) if table else {row.name: module}

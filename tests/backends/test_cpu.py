@@ -289,7 +289,7 @@ def check():
     build.load = lambda *a, **k: tries.append(a) or load(*a, **k)
     x, w = torch.randn(3, 64, requires_grad=True), torch.ones(64)
     opmux.explain("rms_norm", x, w)
-    facts = {"early": [len(tries), native._State.loaded], "runtimes": [native.runtimes()]}
+    facts = {"early": [len(tries), native._NativeState.loaded], "runtimes": [native.runtimes()]}
     for _ in range(3):
         y, rstd = opmux.ops.rms_norm(x, w)
         y.sum().backward()
@@ -297,7 +297,7 @@ def check():
     right = torch.allclose(y, specs.find("opmux::rms_norm").reference(x, w)[0])
     right = right and torch.allclose(z, torch.nn.functional.silu(x) * x)
     facts["runtimes"].append(native.runtimes())
-    facts |= {"tries": len(tries), "said": said, "right": right, "loaded": native._State.loaded}
+    facts |= {"tries": len(tries), "said": said, "right": right, "loaded": native._NativeState.loaded}
     return facts | {"why": str(opmux.explain("rms_norm", x, w))}
 
 

@@ -37,10 +37,10 @@ child = os.fork()
 if not child:
     signal.alarm(60)
     opmux.ops.silu(torch.ones(2))
-    os._exit(10 + native._State.loaded)
+    os._exit(10 + native._NativeState.loaded)
 (folder / "go").touch()
 thread.join()
-print(native._State.loaded, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+print(native._NativeState.loaded, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 HELD = """
@@ -72,7 +72,7 @@ for call in (
     lambda: torch.nn.functional.silu(x),
     lambda: torch.nn.functional.rms_norm(x, (8,)),
 ):
-    native._State.reason = None
+    native._NativeState.reason = None
     get_default_manager().invalidate("again")
     call()
 print(free)

@@ -132,7 +132,7 @@ def test_dense_batches_are_packed_for_flash_without_a_copy(order):
     b, h, s, d = 2, 3, 5, 8
     back = [order.index(i) for i in range(4)]
     t = torch.randn([(b, h, s, d)[i] for i in order]).permute(back)
-    rows = flash.Rows.of(t, None)
+    rows = flash.SequencePacking.of(t, None)
     tokens = rows.tokens(t)
     assert tokens.data_ptr() == t.data_ptr() and torch.equal(rows.apart(tokens), t)
     ends = rows.begins(t).tolist()
@@ -145,7 +145,7 @@ def test_dense_batches_are_packed_for_flash_without_a_copy(order):
 
 def test_packed_sequences_are_passed_to_flash_unchanged():
     t, cu = torch.randn(7, 3, 8).transpose(0, 1)[None], torch.tensor([0, 3, 7])
-    rows = flash.Rows.of(t, cu)
+    rows = flash.SequencePacking.of(t, cu)
     assert torch.equal(rows.tokens(t), t[0].transpose(0, 1)) and torch.equal(rows.apart(rows.tokens(t)), t)
 
 

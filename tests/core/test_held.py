@@ -16,7 +16,7 @@ from opmux.core import held
 @pytest.fixture
 def cache(monkeypatch):
     monkeypatch.setattr(held, "_release", [])
-    return held.Held(most=3)
+    return held.HeldTensors(most=3)
 
 
 def test_a_tensor_is_created_once(cache):
@@ -53,7 +53,7 @@ def held_tensors(value, depth=3):
     """The tensors in a module's tables, including caches and nested containers."""
     if isinstance(value, torch.Tensor):
         yield value
-    elif isinstance(value, held.Held):
+    elif isinstance(value, held.HeldTensors):
         yield from held_tensors(value.found, depth)
     elif depth and isinstance(value, dict):
         for item in list(value.values()):
@@ -70,7 +70,7 @@ def of_opmux():
         (name, key)
         for name, module in modules.items()
         for key, value in list(vars(module).items())
-        if isinstance(value, (dict, list, held.Held))
+        if isinstance(value, (dict, list, held.HeldTensors))
         and not key.startswith("__")
         and any(True for _ in held_tensors(value))
     }

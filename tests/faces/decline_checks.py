@@ -23,7 +23,7 @@ from opmux.core.errors import NotSupported
 from opmux.core.registry import BackendImplKind, OpImpl
 from opmux.faces.aten import above, engine, native
 from opmux.faces.aten.overloads import Overload, table
-from opmux.faces.aten.schema import Shape
+from opmux.faces.aten.schema import OverloadSchema
 
 DEVICE = "cpu"
 
@@ -95,7 +95,7 @@ SECOND = {
 }
 
 
-def tensor(asked: Any, shape: Shape, gradient: bool) -> Tensor:
+def tensor(asked: Any, shape: OverloadSchema, gradient: bool) -> Tensor:
     made = torch.randn(asked if isinstance(asked, tuple) else (3, 4), generator=torch.Generator().manual_seed(7))
     if asked == "mask":
         return (made > 0).to(DEVICE)
@@ -108,7 +108,7 @@ def tensor(asked: Any, shape: Shape, gradient: bool) -> Tensor:
     return made.to(DEVICE).requires_grad_(gradient)
 
 
-def value_of(argument: Any, shape: Shape, gradient: bool) -> Any:
+def value_of(argument: Any, shape: OverloadSchema, gradient: bool) -> Any:
     asked = NAMED.get(argument.name)
     for named in (shape.packet, shape.name):
         asked = SPECIAL.get(named, {}).get(argument.name, asked)
@@ -128,7 +128,7 @@ def value_of(argument: Any, shape: Shape, gradient: bool) -> Any:
     return None if kind.startswith("Optional") else PLAIN[kind]
 
 
-def arguments(shape: Shape, gradient: bool = False) -> tuple[list[Any], dict[str, Any]]:
+def arguments(shape: OverloadSchema, gradient: bool = False) -> tuple[list[Any], dict[str, Any]]:
     """Positional and keyword arguments for an overload; each `out` is an empty tensor, which torch resizes."""
     args, kwargs = [], {}
     for argument in shape.arguments:
@@ -145,7 +145,7 @@ def arguments(shape: Shape, gradient: bool = False) -> tuple[list[Any], dict[str
     return args, kwargs
 
 
-def dtype_of_out(shape: Shape, before: int) -> torch.dtype:
+def dtype_of_out(shape: OverloadSchema, before: int) -> torch.dtype:
     if shape.packet in FLAGS:
         return torch.bool
     if shape.packet.startswith((*INTEGERS, *PLACES)):
@@ -211,7 +211,7 @@ def all_decline() -> dict[str, Any]:
     wanted = {n: called(n) for n in names}
     gradients = {n: differentiated(n) for n in names if differentiable(n)}
     Overload.lifted = declining
-    engine.Device._can = lambda self, _, overload: self.name == DEVICE and overload.name in wanted
+    engine.DeviceOverrides._can = lambda self, _, overload: self.name == DEVICE and overload.name in wanted
     above._differentiable = lambda overload: decline
     engine.forget()
     get_default_manager().invalidate("a test")

@@ -273,7 +273,7 @@ def a_hundred_rounds_of_a_training_step_leave_nothing() -> None:
     kept = lambda: (
         {n: torch._C._dispatch_dump(f"aten::{n}") for n in table()},
         [len(d._libraries) + len(d._gates) + len(d.entries) for d in engine._devices.values()],
-        [len(one) for one in (gate._slots, gate._made, gate._selections, launching._State.paused)],
+        [len(one) for one in (gate._slots, gate._made, gate._selections, launching._LaunchingState.paused)],
     )
     rounds(10)
     before, objects = kept(), len(gc.get_objects())
@@ -840,8 +840,8 @@ def _rows_of(rows: list[tuple], unused: tuple[str, ...], body: Callable[[], None
 
     package = devices.vendor_of(DEVICE)
     assert package is not None
-    found = vendor_ops.Ops()
-    vendor_ops._Reader(package, package.module, module, found).read()
+    found = vendor_ops.VendorOps()
+    vendor_ops._OpsReader(package, package.module, module, found).read()
     key = (vendors.generation(), package.name, HERE.arch_of(DEVICE))
     HERE._ops[key] = found
     HERE._unused.clear()
@@ -1054,10 +1054,10 @@ def a_tensor_that_is_not_there_reaches_the_native_kernel() -> None:
     backward.
     """
     from opmux.faces.aten.native import taking_numbers
-    from opmux.faces.aten.schema import Shape
+    from opmux.faces.aten.schema import OverloadSchema
 
     seen = []
-    shape = Shape("_scaled_dot_product_efficient_attention_backward")
+    shape = OverloadSchema("_scaled_dot_product_efficient_attention_backward")
     tensors = [rand(2, 2, 2, 2) for _ in range(4)]
     taking_numbers(shape, lambda keys, *args: seen.append(args))(None, *tensors, None, *tensors, 0.0, [True] * 3)
     assert seen[0][4] is None

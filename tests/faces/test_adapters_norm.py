@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from opmux.core.held import Held
+from opmux.core.held import HeldTensors
 from opmux.core.registry import BackendImplKind, OpImpl
 from opmux.faces.aten import norm
 from opmux.faces.aten.overloads import fitted, table
@@ -156,7 +156,7 @@ def test_rms_norm_creates_its_weight_of_ones_once(adapters):
 
 
 def test_cache_of_ones_weights_drops_the_oldest_entry(monkeypatch):
-    monkeypatch.setattr(norm, "_ones", Held(most=2))
+    monkeypatch.setattr(norm, "_ones", HeldTensors(most=2))
     x = torch.randn(3)
     made = [norm.ones(n, x.dtype, x) for n in (1, 2, 3)]
     assert [norm.ones(n, x.dtype, x) is t for n, t in zip((3, 2, 1), reversed(made), strict=True)] == [

@@ -10,7 +10,7 @@ from opmux.cpp import build, launching
 from opmux.cpp import library as native_library
 from opmux.faces.aten import gate, native
 from opmux.faces.aten.overloads import table
-from opmux.faces.aten.schema import Shape
+from opmux.faces.aten.schema import OverloadSchema
 
 FREQUENT = ("add.Tensor", "mul.Tensor", "exp", "add_.Tensor", "sum.dim_IntList", "native_layer_norm", "cat",
             "_foreach_neg_", "_foreach_div.List")  # fmt: skip
@@ -49,7 +49,7 @@ def called(library):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name in (*FREQUENT, *OTHERS):
-            made = gate.make("cpu", Shape(name), "CPU")
+            made = gate.make("cpu", OverloadSchema(name), "CPU")
             lib.impl(name, override(name), "CPU")
             made.install()
             gates.append(made)
@@ -121,7 +121,7 @@ def test_removing_gates_restores_atens_registrations(library):
     dump = lambda: [torch._C._dispatch_dump(f"aten::{n}") for n in FREQUENT]
     before = dump()
     for _ in range(3):
-        gates = [gate.make("cpu", Shape(n), "CPU") for n in FREQUENT]
+        gates = [gate.make("cpu", OverloadSchema(n), "CPU") for n in FREQUENT]
         for one in gates:
             one.install()
         assert "opmux's gate" in dump()[0]
@@ -134,7 +134,7 @@ def test_frequent_signatures_have_a_typed_entry(library):
     """The typed entry is found by the schema's text: if torch changes it, nothing else would fail."""
     for names, kind in ((FREQUENT, 2), (MORE, 2), (OTHERS, 1)):
         for name in names:
-            made = gate.make("cpu", Shape(name), "CPU")
+            made = gate.make("cpu", OverloadSchema(name), "CPU")
             assert library.gate_install(made._made) == kind, name
             made.remove()
 
@@ -155,21 +155,21 @@ def test_overloads_that_cpp_can_launch_have_a_typed_entry(library):
 
 def test_an_unknown_overload_raises_with_its_name(library):
     with pytest.raises(RuntimeError, match="no_such_op"):
-        gate.Gate("cpu", Shape("no_such_op"), "CPU")
+        gate.Gate("cpu", OverloadSchema("no_such_op"), "CPU")
 
 
 def test_cpp_can_be_disabled_and_a_failed_build_logs_one_line(monkeypatch, caplog):
-    monkeypatch.setattr(native_library._State, "library", None)
-    monkeypatch.setattr(native_library._State, "tried", False)
+    monkeypatch.setattr(native_library._LibraryState, "library", None)
+    monkeypatch.setattr(native_library._LibraryState, "tried", False)
     monkeypatch.setenv("OPMUX_CPP", "0")
     assert not native_library.available()
-    assert gate.make("cpu", Shape("exp"), "CPU") is None
+    assert gate.make("cpu", OverloadSchema("exp"), "CPU") is None
     gate.select(frozenset({"exp"}), None)
 
     def fail(*args, **kwargs):
         raise build.CannotBuild("there is no C++ compiler")
 
-    monkeypatch.setattr(native_library._State, "tried", False)
+    monkeypatch.setattr(native_library._LibraryState, "tried", False)
     monkeypatch.delenv("OPMUX_CPP")
     monkeypatch.setattr(build, "load", fail)
     with caplog.at_level(logging.INFO, logger="opmux"):

@@ -26,7 +26,7 @@ from opmux.core.registry import BackendImplKind, OpImpl
 from opmux.cpp import launching
 from opmux.cpp import library as native_library
 from opmux.faces.aten import gate
-from opmux.faces.aten.schema import Shape
+from opmux.faces.aten.schema import OverloadSchema
 from opmux.tools.size_classes import Formula
 
 FUNCTION = {"add.Tensor": 7, "add_.Tensor": 8, "exp": 9, "clamp": 10, "clone": 11, "cat": 12}
@@ -66,7 +66,7 @@ class World:
         mine = launches.recording.get(threading.get_ident())
         if mine is not None:
             args = {"x_ptr": x, "o_ptr": other, "y_ptr": y, "n": x.numel(), "scale": scale}
-            mine.launches.append(launches.Launch(compiled, (3, 1, 1), args))
+            mine.launches.append(launches.TritonLaunch(compiled, (3, 1, 1), args))
 
     def override(self, name):
         def new(x, other=None, *rest, alpha=1, **_):
@@ -110,7 +110,7 @@ def overridden(made):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name in made.names:
-            one = gate.Gate("cpu", Shape(name), "CPU", launches=True)
+            one = gate.Gate("cpu", OverloadSchema(name), "CPU", launches=True)
             lib.impl(name, made.override(name), "CPU")
             one.install()
             gates.append(one)
@@ -526,7 +526,7 @@ def test_an_answer_may_arrive_for_a_gate_that_was_never_called(planned):
 
 
 def test_clear_invalidates_planned_records(planned, monkeypatch):
-    monkeypatch.setattr(launching._State, "planned", True)
+    monkeypatch.setattr(launching._LaunchingState, "planned", True)
     x = torch.rand(4, 8)
     torch.exp(x), torch.exp(x)
     before = launching.live_records()
@@ -649,7 +649,7 @@ def test_formulas_have_the_same_value_in_cpp_and_in_the_planner(planned, formula
 
 
 def test_clear_invalidates_size_classes(planned, monkeypatch):
-    monkeypatch.setattr(launching._State, "planned", True)
+    monkeypatch.setattr(launching._LaunchingState, "planned", True)
     classified(planned)
     assert new_sizes(planned, 20) == [False]
     launching.clear()
@@ -944,7 +944,7 @@ def test_launches_that_cpp_cannot_repeat_are_not_described():
             "signature": {"n": "i32"},
         } | changed
         src = types.SimpleNamespace(signature=given.pop("signature"))
-        launch = launches.Launch(types.SimpleNamespace(src=src, **given), (1,), {"n": -2})
+        launch = launches.TritonLaunch(types.SimpleNamespace(src=src, **given), (1,), {"n": -2})
         return launching.describe(launch, launching.RecordedLaunch())
 
     assert described()

@@ -308,7 +308,7 @@ def test_logits_are_late_only_if_they_are_merely_scaled_or_capped(lines, scale, 
     expected, fused = run(model), []
     monkeypatch.setattr(loss, "_fused", lambda *args, fn=loss._fused: fused.append(args[1]) or fn(*args))
     later = functools.partial(loss._loss_of_late, loss.ForCausalLMLoss)
-    close(run(loss.Call(model, later, model.lm_head)), expected)
+    close(run(loss.ModelStandIn(model, later, model.lm_head)), expected)
     assert fused == ([] if scale is None else [scale])
 
 

@@ -64,22 +64,22 @@ def test_without_cuda_no_planner_is_started(alike):
     alike.setattr(planner.launching, "drives", lambda: False)
     alike.setattr(planner, "_start", lambda *_: pytest.fail("a process was started"))
     planner.use(True)
-    assert planner._State.socket is None and not gate.waiting()
+    assert planner._PlannerState.socket is None and not gate.waiting()
 
 
 def test_a_failing_planner_is_reported_once_with_its_output(alike, caplog):
-    alike.setattr(planner, "_possible", lambda: not planner._State.failed)
+    alike.setattr(planner, "_possible", lambda: not planner._PlannerState.failed)
     alike.setattr(planner, "_facts", dict)
     alike.setattr(planner, "PROGRAM", "raise OSError('no such chip')")
-    alike.setattr(planner.launching._State, "planned", False)
+    alike.setattr(planner.launching._LaunchingState, "planned", False)
     for name in ("failed", "process", "socket", "errors"):
-        alike.setattr(planner._State, name, getattr(planner._State, name))
+        alike.setattr(planner._PlannerState, name, getattr(planner._PlannerState, name))
     with caplog.at_level("WARNING"):
         planner.use(True)
-        assert planner._State.process.wait(30) == 1
+        assert planner._PlannerState.process.wait(30) == 1
         planner.use(True)
         planner.use(True)
-    assert caplog.text.count("no such chip") == 1 and planner._State.failed
+    assert caplog.text.count("no such chip") == 1 and planner._PlannerState.failed
     planner.stop()
 
 

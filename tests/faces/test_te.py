@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from te_twins import TWINS, Size, agrees, choose_attention, near, offloaded, run_module, settle
 
 from opmux.cpp import build
-from opmux.imports import Finder
+from opmux.imports import GrantFinder
 from opmux.tools import simulator
 
 SHARED = Path(__file__).parents[1] / "shared"
@@ -543,7 +543,7 @@ def test_the_version_of_an_uninstalled_source_tree_is_found(boot, monkeypatch, t
     (tmp_path / "build_tools" / "VERSION.txt").write_text("2.20.0.dev0\n", encoding="utf-8")
     spec = importlib.util.spec_from_file_location("transformer_engine", package / "__init__.py")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: spec)
-    finder = Finder()
+    finder = GrantFinder()
     monkeypatch.setattr(boot, "finder", finder)
     monkeypatch.setattr(sys, "meta_path", [PathFinder])  # before `add`, which changes it
     finder.add(boot.grant(None))
@@ -594,10 +594,10 @@ def fails(t):
 @pytest.fixture
 def read(tmp_path):
     from opmux.faces.te import rewrite
-    from opmux.faces.te.chip import Chip
+    from opmux.faces.te.chip import SubstituteDevice
 
     def read(kind: str) -> dict:
-        names: dict = {rewrite.CHIP: Chip(kind)}
+        names: dict = {rewrite.CHIP: SubstituteDevice(kind)}
         exec(rewrite.rewritten(SOURCE.encode(), str(tmp_path / "source.py"), kind), names)
         return names
 
@@ -627,9 +627,9 @@ def test_rewritten_source_keeps_its_line_numbers(read):
 
 
 def test_device_indices_are_kept():
-    from opmux.faces.te.chip import Chip
+    from opmux.faces.te.chip import SubstituteDevice
 
-    chip = Chip("meta")  # a device type, other than the CPU, that every build of torch has
+    chip = SubstituteDevice("meta")  # a device type, other than the CPU, that every build of torch has
     assert chip.here("cuda:1") == chip.here(1) == chip.device("cuda", 1) == torch.device("meta:1")
     assert chip.here("cpu") == "cpu" and chip.here(None) is None
     assert chip.here(torch.device("cpu")) == torch.device("cpu")

@@ -18,7 +18,7 @@ TIMES = 9  # after this many calls, the next one is launched from C++
 @pytest.fixture(autouse=True)
 def enabled():
     opmux.enable(mode="all")
-    if not native_library.available() or launching._State.driver is None:
+    if not native_library.available() or launching._LaunchingState.driver is None:
         opmux.disable()
         pytest.skip("nothing is launched from C++ here")
     yield

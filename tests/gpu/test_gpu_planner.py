@@ -63,7 +63,7 @@ def settle(call, times=4):
 @pytest.fixture
 def auto():
     opmux.enable()
-    if planner._State.socket is None:
+    if planner._PlannerState.socket is None:
         pytest.skip("nothing is launched from C++ here")
     yield
     opmux.disable()
@@ -176,7 +176,7 @@ def test_a_policy_set_before_enable_starts_no_planner():
     opmux.set_policy("reference")
     try:
         opmux.enable()
-        assert planner._State.socket is None
+        assert planner._PlannerState.socket is None
     finally:
         opmux.disable()
         reset_global_policy()
@@ -185,7 +185,7 @@ def test_a_policy_set_before_enable_starts_no_planner():
 def test_set_policy_stops_the_planner(auto):
     opmux.set_policy("reference")
     try:
-        assert planner._State.socket is None
+        assert planner._PlannerState.socket is None
         x = draw(64, 64)
         torch.testing.assert_close(
             torch.softmax(x, -1).sum(-1), torch.ones(64, device=CUDA, dtype=x.dtype), atol=1e-2, rtol=0

@@ -21,14 +21,14 @@ MODE = "interpret"
 def engine(monkeypatch, request):
     tiles = Tiles(128, 2, BLOCK_M=16, BLOCK_N=16, ENGINE=request.param)
     launched = []
-    launch = lib.Problem.launch
+    launch = lib.AttentionProblem.launch
 
     def seen(self, kernel, tiles, *rest):
         launched.append((kernel, tiles["ENGINE"] if "ENGINE" in tiles.sizes else False))
         return launch(self, kernel, tiles, *rest)
 
     monkeypatch.setattr(lib, "bwd_kv_tiles", lambda **facts: tiles)
-    monkeypatch.setattr(lib.Problem, "launch", seen)
+    monkeypatch.setattr(lib.AttentionProblem, "launch", seen)
     forget()
     yield lambda: [by for kernel, by in launched if kernel is lib.backward_kv] == [request.param]
     forget()

@@ -57,7 +57,7 @@ def test_a_planned_call_only_launches(spec, impl, monkeypatch):
         with contextlib.suppress(NotSupported):
             sample = next(iter(spec.samples(dtype, torch.device("cpu"))))
             called(spec, impl.fn, sample.args)
-            with launching.Recorder() as recorder:
+            with launching.LaunchRecorder() as recorder:
                 called(spec, impl.fn, sample.args)
             assert recorder._watch.pure
             return

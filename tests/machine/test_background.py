@@ -81,7 +81,7 @@ def test_an_import_that_does_not_return_is_interrupted(called, monkeypatch, tmp_
     assert called == [False]
 
 
-@pytest.mark.parametrize("held", [lock, native_library._State.loading], ids=["core", "native library"])
+@pytest.mark.parametrize("held", [lock, native_library._LibraryState.loading], ids=["core", "native library"])
 def test_code_that_holds_one_of_our_locks_is_not_interrupted(called, held):
     """The lock is re-entrant, so the call would see a half-made change."""
     with held.held:

@@ -122,7 +122,7 @@ class World:
             compiled = types.SimpleNamespace(
                 run=CudaLauncher(), packed_metadata=(4, 1, 256), function=len(self.kernels), src=src
             )
-            mine.launches.append(launches.Launch(compiled, (1, 1, 1), args))
+            mine.launches.append(launches.TritonLaunch(compiled, (1, 1, 1), args))
             mine.made += makes
 
     def drive(self, function, gx, gy, gz, bx, by, bz, shared, stream, params, extra):
@@ -173,9 +173,10 @@ def remake(spec, entry):
 def compiling(world, monkeypatch):
     """The callbacks that the end of a background compilation would call; the library counts as not compiled."""
     started = []
-    monkeypatch.setattr(launching._State, "library", launching._State.library)  # so that monkeypatch restores it
+    state = launching._LaunchingState
+    monkeypatch.setattr(state, "library", state.library)  # so that monkeypatch restores it
     for name, value in {"library": None, "tried": False, "compiling": False, "waiting": []}.items():
-        monkeypatch.setattr(native_library._State, name, value)
+        monkeypatch.setattr(native_library._LibraryState, name, value)
     monkeypatch.setattr(build, "is_built", lambda *_, **__: False)
     monkeypatch.setattr(background, "run", lambda program, then, env=None: started.append(then))
     world.take("rms_norm")
@@ -801,10 +802,10 @@ def test_parameters_are_launched_and_subclasses_run_in_python(world):
 
 
 def test_without_cpp_the_python_function_is_used(monkeypatch):
-    monkeypatch.setattr(functions._State, "device", "cpu")
-    monkeypatch.setattr(native_library._State, "library", None)
-    monkeypatch.setattr(native_library._State, "tried", False)
-    monkeypatch.setattr(launching._State, "drives", True)
+    monkeypatch.setattr(functions._FunctionsState, "device", "cpu")
+    monkeypatch.setattr(native_library._LibraryState, "library", None)
+    monkeypatch.setattr(native_library._LibraryState, "tried", False)
+    monkeypatch.setattr(launching._LaunchingState, "drives", True)
     spec = specs.find("opmux::rms_norm")
     accelerate = lambda: functions.accelerate(spec, None, None, torch.add, lambda apply: None)
 
@@ -814,7 +815,7 @@ def test_without_cpp_the_python_function_is_used(monkeypatch):
     monkeypatch.setattr(build, "load", fail)
     monkeypatch.setattr(build, "is_built", fail)
     assert accelerate() is torch.add and accelerate() is torch.add
-    monkeypatch.setattr(native_library._State, "tried", False)
+    monkeypatch.setattr(native_library._LibraryState, "tried", False)
     monkeypatch.setenv("OPMUX_CPP", "0")
     monkeypatch.setattr(build, "load", lambda *a, **k: pytest.fail("was built"))
     assert accelerate() is torch.add
@@ -822,6 +823,6 @@ def test_without_cpp_the_python_function_is_used(monkeypatch):
 
 def test_without_cuda_nothing_is_compiled(monkeypatch):
     monkeypatch.setattr(native_library, "available", lambda: pytest.fail("was built"))
-    monkeypatch.setattr(launching._State, "drives", False)
+    monkeypatch.setattr(launching._LaunchingState, "drives", False)
     spec = specs.find("opmux::rms_norm")
     assert functions.accelerate(spec, None, None, torch.add, lambda apply: None) is torch.add

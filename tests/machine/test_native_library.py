@@ -18,14 +18,14 @@ from opmux.cpp import background, build, launching
 from opmux.cpp import library as native_library
 from opmux.cpp.library import Untested
 from opmux.faces.aten import gate
-from opmux.faces.aten.schema import Shape
+from opmux.faces.aten.schema import OverloadSchema
 
 
 @pytest.fixture
 def new(monkeypatch):
     """As in a process that has not tried to load the library; compiling it fails the test."""
     for name, value in {"library": None, "tried": False, "compiling": False, "waiting": []}.items():
-        monkeypatch.setattr(native_library._State, name, value)
+        monkeypatch.setattr(native_library._LibraryState, name, value)
     for name in ("load", "library"):
         monkeypatch.setattr(build, name, lambda *a, **k: pytest.fail("it is compiled"))
     monkeypatch.setattr(background, "run", lambda *a, **k: pytest.fail("it is compiled in the background"))
@@ -60,7 +60,7 @@ def test_clear_invalidates_records_of_ops_with_gradients(monkeypatch):
     """tests/faces/test_gate_launch.py tests the same for the gate's records."""
     if not native_library.available():
         pytest.skip("the native library cannot be compiled here")
-    monkeypatch.setattr(launching._State, "recorded", True)
+    monkeypatch.setattr(launching._LaunchingState, "recorded", True)
     before = native_library.loaded().functions_epoch()
     launching.clear()
     assert native_library.loaded().functions_epoch() == before + 1
@@ -76,13 +76,13 @@ def test_with_an_untested_torch_nothing_is_compiled(new, caplog):
             compiles()
     (warning,) = said(caplog, lambda: [native_library.available() for _ in range(3)])
     assert "tested with torch 1.0 to 1.13" in warning and "auto mode takes few ops" in warning
-    assert native_library.loaded() is None and gate.make("cpu", Shape("exp"), "CPU") is None
+    assert native_library.loaded() is None and gate.make("cpu", OverloadSchema("exp"), "CPU") is None
     assert cpu_kernels.available() is True  # they only use torch's public headers
 
 
 def test_with_an_untested_triton_nothing_is_launched_from_cpp(monkeypatch, caplog):
     monkeypatch.setitem(launching.TESTED, "triton", ((1, 0), (1, 1)))
-    monkeypatch.setattr(launching._State, "drives", None)
+    monkeypatch.setattr(launching._LaunchingState, "drives", None)
     assert not launching.untested("torch")
     (warning,) = said(caplog, launching.drives)
     assert "tested with triton 1.0 to 1.1" in warning and not launching.drives()
@@ -140,12 +140,12 @@ def test_a_background_process_starts_with_a_path_object_in_sys_path(monkeypatch)
 
 
 def test_all_waiting_callbacks_run_even_if_one_raises(new):
-    new.setattr(native_library._State, "library", object())
-    new.setattr(native_library._State, "tried", True)
+    new.setattr(native_library._LibraryState, "library", object())
+    new.setattr(native_library._LibraryState, "tried", True)
     done = []
-    new.setattr(native_library._State, "waiting", [lambda: 1 / 0, lambda: done.append(1)])
+    new.setattr(native_library._LibraryState, "waiting", [lambda: 1 / 0, lambda: done.append(1)])
     native_library._compiled("the other process failed, this one has compiled it meanwhile")
-    assert done == [1] and not native_library._State.waiting
+    assert done == [1] and not native_library._LibraryState.waiting
 
 
 def test_an_op_does_not_wait_while_another_thread_compiles(new):
@@ -169,14 +169,14 @@ def test_an_op_does_not_wait_while_another_thread_compiles(new):
     finally:
         proceed.set()
         thread.join()
-    assert not done and not native_library._State.waiting and not native_library.soon(lambda: None)
+    assert not done and not native_library._LibraryState.waiting and not native_library.soon(lambda: None)
 
 
 def test_waiting_callbacks_run_in_the_thread_that_compiled(new):
     done = []
     new.setattr(launching, "attach", lambda library: None)
     new.setattr(native_library, "Library", lambda loaded: loaded)
-    new.setattr(native_library._State, "compiling", True)
+    new.setattr(native_library._LibraryState, "compiling", True)
 
     def load(*args, **kwargs):
         assert native_library.soon(lambda: done.append(threading.get_ident()))
@@ -193,4 +193,4 @@ def test_after_ctrl_c_during_compilation_the_next_call_tries_again(new):
     new.setattr(build, "load", interrupt)
     with pytest.raises(KeyboardInterrupt):
         native_library.available()
-    assert not native_library._State.tried and not native_library._State.compiling
+    assert not native_library._LibraryState.tried and not native_library._LibraryState.compiling

@@ -114,10 +114,10 @@ class Adapters:
         """Adapters have ATen's positional and keyword parameters, and none adapts a composite op, which would lose its
         gradient.
         """
-        from opmux.faces.aten.schema import Shape
+        from opmux.faces.aten.schema import OverloadSchema
 
         for name, adapter in self.table.items():
-            shape, known = Shape(name), {p.name: p for p in adapter.parameters()}
+            shape, known = OverloadSchema(name), {p.name: p for p in adapter.parameters()}
             assert not shape.composite, name
             for p in shape.signature.parameters.values():
                 assert p.name in shape.outs or known[p.name].kind is p.kind, (name, p.name)

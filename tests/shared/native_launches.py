@@ -38,16 +38,16 @@ def driver_of(launch, *loads):
 @contextlib.contextmanager
 def launching_by(launch, monkeypatch):
     """Make C++ launch the kernels of overrides and of differentiable ops on the CPU, through the function `launch`."""
-    monkeypatch.setattr(functions._State, "device", "cpu")
-    monkeypatch.setattr(launching._State, "drives", True)
+    monkeypatch.setattr(functions._FunctionsState, "device", "cpu")
+    monkeypatch.setattr(launching._LaunchingState, "drives", True)
     if not native_library.available():
         pytest.skip("the native library cannot be compiled here")
     get_default_manager().prepare()  # loading plugins later would clear the launches recorded in C++
     # A context of another test may still refer to a policy scope.
     monkeypatch.setattr(policy, "_live", {})
     monkeypatch.setattr(policy, "_told", False)
-    monkeypatch.setattr(launching._State, "paused", set())
-    before = launching._State.driver
+    monkeypatch.setattr(launching._LaunchingState, "paused", set())
+    before = launching._LaunchingState.driver
     launching.drive(driver_of(launch))
     yield
     launching.clear()

@@ -14,7 +14,7 @@ import torch
 
 from opmux.core import BackendImplKind, NotSupported, OpImpl, specs
 from opmux.core.spec import Sample, Spec, Tol
-from opmux.tools.arguments import BadArgument
+from opmux.tools.arguments import BadOption
 from opmux.tools.bench import cases, command, engine, measure, native, page, providers, record
 from opmux.tools.bench.engine import BenchRow
 from opmux.tools.bench.measure import Limits, Truth, Wrong
@@ -433,7 +433,7 @@ def test_ops_without_samples_of_a_given_shape_are_skipped_with_a_note():
         "only samples of fixed shapes: multi_tensor_scale, fused_multi_row_padding",
     ]
     alone = cases.BenchCase(specs.find("tex::multi_tensor_scale"), (4, 64), torch.float32)
-    with pytest.raises(BadArgument, match="4x64 float32: no such arguments: its samples have fixed shapes"):
+    with pytest.raises(BadOption, match="4x64 float32: no such arguments: its samples have fixed shapes"):
         alone.sample(CPU)
 
 

@@ -85,7 +85,7 @@ def test_a_call_with_fewer_samples_is_still_valid(name):
             k.shape[2:] for k in row.looks if len(k.shape) > 3
         ] or name == "mul.Tensor"
         arguments = calls.Arguments(small, f32, CPU)
-        assert calls.results(calls.Shape(name), *arguments.fresh())
+        assert calls.results(calls.OverloadSchema(name), *arguments.fresh())
 
 
 # ---- the error limit ------------------------------------------------------------------------------------------------
@@ -204,7 +204,7 @@ def run(spec, dtype):
 
 def test_a_wrong_kernel_of_an_aten_overload_is_found(monkeypatch):
     call = next(c for c in shapes.read().calls if c.op == "_softmax" and calls.scaled(c, real.most(CPU)))
-    native = lambda arguments: calls.results(calls.Shape(arguments.call.op), *arguments.fresh())
+    native = lambda arguments: calls.results(calls.OverloadSchema(arguments.call.op), *arguments.fresh())
     case = real.RealCase("aten::_softmax", str(call), f32, call.models, lambda d: real.check_call(call, f32, d))
     monkeypatch.setattr(calls, "ours", native)
     assert case.run(CPU).status == "pass"

@@ -20,7 +20,7 @@ from ..machine.vendors import VendorInfoBase
 COPIES = 2  # double buffering of loads and stores
 
 
-class Held(NamedTuple):
+class TileBuffers(NamedTuple):
     """What a kernel holds per element of its tile, and which size of the tile may change."""
 
     size: str
@@ -30,27 +30,27 @@ class Held(NamedTuple):
 
 
 HELD = {
-    "activation.flat": (Held("BLOCK", 3, 3),),
-    "activation.gated": (Held("BLOCK_N", 5, 5),),
-    "activation.gated_rows": (Held("BLOCK_M", 5, 5),),
-    "activation.bias": (Held("BLOCK_M", 5, 5),),
-    "activation.bias_bwd": (Held("BLOCK_M", 5, 5),),
-    "pointwise.flat": (Held("BLOCK", 4, 4),),
-    "softmax.rows": (Held("BLOCK_M", 3, 3),),
-    "softmax.pieces": (Held("BLOCK_N", 3, 5, False),),
-    "masked_softmax.rows": (Held("BLOCK_M", 4, 4),),
-    "masked_softmax.pieces": (Held("BLOCK_N", 4, 5, False),),
-    "norm.rows": (Held("BLOCK_M", 6, 5),),
-    "norm.pieces": (Held("HOLD", 6, 6, False), Held("BLOCK_N", 6, 6, False)),
-    "norm_bwd.rows": (Held("BLOCK_M", 6, 7),),
-    "norm_bwd.pieces": (Held("BLOCK_N", 5, 5, False),),
-    "norm_bwd.columns": (Held("BLOCK_M", 4, 4, False),),
-    "reduce.rows": (Held("BLOCK_N", 1, 4, False),),
-    "reduce.columns": (Held("BLOCK_M", 1, 4, False),),
+    "activation.flat": (TileBuffers("BLOCK", 3, 3),),
+    "activation.gated": (TileBuffers("BLOCK_N", 5, 5),),
+    "activation.gated_rows": (TileBuffers("BLOCK_M", 5, 5),),
+    "activation.bias": (TileBuffers("BLOCK_M", 5, 5),),
+    "activation.bias_bwd": (TileBuffers("BLOCK_M", 5, 5),),
+    "pointwise.flat": (TileBuffers("BLOCK", 4, 4),),
+    "softmax.rows": (TileBuffers("BLOCK_M", 3, 3),),
+    "softmax.pieces": (TileBuffers("BLOCK_N", 3, 5, False),),
+    "masked_softmax.rows": (TileBuffers("BLOCK_M", 4, 4),),
+    "masked_softmax.pieces": (TileBuffers("BLOCK_N", 4, 5, False),),
+    "norm.rows": (TileBuffers("BLOCK_M", 6, 5),),
+    "norm.pieces": (TileBuffers("HOLD", 6, 6, False), TileBuffers("BLOCK_N", 6, 6, False)),
+    "norm_bwd.rows": (TileBuffers("BLOCK_M", 6, 7),),
+    "norm_bwd.pieces": (TileBuffers("BLOCK_N", 5, 5, False),),
+    "norm_bwd.columns": (TileBuffers("BLOCK_M", 4, 4, False),),
+    "reduce.rows": (TileBuffers("BLOCK_N", 1, 4, False),),
+    "reduce.columns": (TileBuffers("BLOCK_M", 1, 4, False),),
 }
 
 
-def filling(info: VendorInfoBase, arch: str | None, held: Held, itemsize: int) -> int | None:
+def filling(info: VendorInfoBase, arch: str | None, held: TileBuffers, itemsize: int) -> int | None:
     """The largest number of elements of a tile, a power of two; None if the buffer's size is unknown."""
     room = info.target(arch).shared_memory
     if room is None:
@@ -65,7 +65,7 @@ def rules(info: VendorInfoBase, most: int = 16_384) -> dict[str, dict[str, Calla
     }
 
 
-def _cut(info: VendorInfoBase, most: int, held: Held, args: dict[str, Any]) -> int | None:
+def _cut(info: VendorInfoBase, most: int, held: TileBuffers, args: dict[str, Any]) -> int | None:
     elements = filling(info, args["arch"], held, args["dtype"].itemsize)
     if elements is None:
         return None

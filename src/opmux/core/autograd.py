@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .. import wiring
 from . import codegen
-from .entry import EntryPoint, Form, dispatch_modes, followed, is_tensor, scope, transforms_active
+from .entry import CallingConvention, EntryPoint, dispatch_modes, followed, is_tensor, scope, transforms_active
 from .errors import DispatchError
 from .tensors import _PLAIN, _wrapped, is_plain, tensors_in
 
@@ -136,7 +136,7 @@ def _recover_from(error: Exception, recover: Callable[..., Any], args: tuple, kw
 @functools.cache
 def _all_arguments(spec: Spec) -> Callable[..., tuple]:
     """A function that returns all arguments of the op in order. It takes a tenth of the time of `signature.bind`."""
-    form = Form.of(spec.name, spec.signature, differentiable=False)
+    form = CallingConvention.of(spec.name, spec.signature, differentiable=False)
     text = f"def {form.name}({form.params}):\n    return ({', '.join(spec.names)},)\n"
     return codegen.function(text, form.name, f"arguments of {spec.name}", dict(form.defaults))
 
@@ -261,7 +261,7 @@ def _forward_text(spec: Spec, saved: Saved) -> str:
         options.append("    _ctx._materialize_non_diff_grads = False")
     return FORWARD.format(
         names=", ".join(spec.names),
-        passed=Form.of(spec.name, spec.signature, differentiable=False).passed,
+        passed=CallingConvention.of(spec.name, spec.signature, differentiable=False).passed,
         unpack=_unpack(outs, "_results"),
         saved=_tuple(saves),
         kept=_tuple(keeps),

@@ -421,16 +421,16 @@ def because(names: Iterable[str], given: Mapping[str, Any]) -> str:
 
 
 @dataclass(frozen=True)
-class Form:
+class TensorForm:
     """The annotation of a tensor."""
 
-    kind: Kind
+    kind: DtypeKind
     dims: Dims
     rules: tuple[Rule, ...] = ()
 
 
 @dataclass(frozen=True)
-class Kind:
+class DtypeKind:
     """A set of dtypes: `Float[Tensor, "*rows n"]` is a tensor of one of them."""
 
     name: str
@@ -443,8 +443,8 @@ class Kind:
         if self.dtypes is not None:
             rules = [dtypes(self.dtypes), *rules]
         elif rules and type(rules[0]) is dtypes:  # shown in the documentation
-            kind = Kind(either(map(dtype_name, rules[0].allowed)), None, self.last)
-        return Annotated[of, Form(kind, Dims.of(text), tuple(rules))]
+            kind = DtypeKind(either(map(dtype_name, rules[0].allowed)), None, self.last)
+        return Annotated[of, TensorForm(kind, Dims.of(text), tuple(rules))]
 
 
 if TYPE_CHECKING:  # a type checker sees `Annotated`, with "*rows n" as metadata
@@ -463,20 +463,20 @@ if TYPE_CHECKING:  # a type checker sees `Annotated`, with "*rows n" as metadata
     from typing import Annotated as Mask
     from typing import Annotated as Number
 else:
-    AnyTensor = Kind("any", None)
-    AnyGrad = Kind("any", None, last=True)
-    Float = Kind("float", FLOATS)
-    Grad = Kind("float", FLOATS, last=True)
-    Float32 = Kind("float32", (torch.float32,))
-    Int = Kind("int", INTS)
-    Int8 = Kind("int8", (torch.int8,))
-    Int32 = Kind("int32", (torch.int32,))
-    Int64 = Kind("int64", (torch.int64,))
-    Index = Kind("index", (torch.int32, torch.int64))
-    Bool = Kind("bool", (torch.bool,))
-    Mask = Kind("bool or uint8", (torch.bool, torch.uint8))
-    Byte = Kind("uint8", (torch.uint8,))
-    Number = Kind("float, int or bool", (*FLOATS, *INTS, torch.bool))
+    AnyTensor = DtypeKind("any", None)
+    AnyGrad = DtypeKind("any", None, last=True)
+    Float = DtypeKind("float", FLOATS)
+    Grad = DtypeKind("float", FLOATS, last=True)
+    Float32 = DtypeKind("float32", (torch.float32,))
+    Int = DtypeKind("int", INTS)
+    Int8 = DtypeKind("int8", (torch.int8,))
+    Int32 = DtypeKind("int32", (torch.int32,))
+    Int64 = DtypeKind("int64", (torch.int64,))
+    Index = DtypeKind("index", (torch.int32, torch.int64))
+    Bool = DtypeKind("bool", (torch.bool,))
+    Mask = DtypeKind("bool or uint8", (torch.bool, torch.uint8))
+    Byte = DtypeKind("uint8", (torch.uint8,))
+    Number = DtypeKind("float, int or bool", (*FLOATS, *INTS, torch.bool))
 
 
 # ---- an op's arguments ----------------------------------------------------------------------------------------------
@@ -514,7 +514,7 @@ class Argument:
     name: str
     type: type | None  # a key of TYPES, or None for any other annotation
     optional: bool
-    form: Form | None
+    form: TensorForm | None
     rules: tuple[Rule, ...]
 
     @classmethod
@@ -526,7 +526,7 @@ class Argument:
         (one,) = options
         notes = getattr(one, "__metadata__", ())
         plain = typing.get_args(one)[0] if notes else one
-        form = next((n for n in notes if isinstance(n, Form)), None)
+        form = next((n for n in notes if isinstance(n, TensorForm)), None)
         rules = form.rules if form is not None else tuple(n for n in notes if isinstance(n, Rule))
         return cls(name, plain if plain in TYPES else None, optional, form, rules)
 

@@ -10,7 +10,7 @@ from typing import Any
 from . import discovery, extension, knobs
 from . import policy as policies
 from .choosing import NO_SPEEDS, Refused, Speeds
-from .entry import EntryPoint, Form, Pair, Plan, reraise
+from .entry import CallingConvention, EntryPlan, EntryPoint, Pair, reraise
 from .errors import BadPolicy, OpmuxError, UnknownName
 from .explain import Explanation
 from .lock import lock
@@ -18,7 +18,7 @@ from .log import logger
 from .machine import current
 from .manager import OpManager, check_names
 from .namespaces import Namespace
-from .policy import Layer, PolicyScope, SelectionPolicy, matches
+from .policy import PolicyLayer, PolicyScope, SelectionPolicy, matches
 from .registry import BackendImplKind, OpImpl, OpRegistry, Origin, Tagged, tagged
 from .spec import NAME_LOOKUP, Derived, Spec, specs
 
@@ -138,11 +138,11 @@ class DefaultManager(OpManager):
         self,
         key: str,
         policy: SelectionPolicy,
-        form: Form,
+        form: CallingConvention,
         typed: bool,
         device: str | None = None,
         as_part: bool = False,
-    ) -> Plan:
+    ) -> EntryPlan:
         self.load_kernels(specs.get(key))
         self.prepare()
         return super()._plan(key, policy, form, typed, device, as_part)
@@ -298,7 +298,7 @@ def policy(
     `prefer` is flagos, vendor, reference, vendor:NAME or impl:ID; `per_op` maps ops to orders ("vendor:acme|*");
     `allow` and `deny` are vendors. Omitted arguments keep their current value. Re-entrant; local to the thread or task.
     """
-    return PolicyScope(Layer.of(prefer, strict, per_op, allow, deny), _check_now)
+    return PolicyScope(PolicyLayer.of(prefer, strict, per_op, allow, deny), _check_now)
 
 
 def set_policy(
@@ -310,7 +310,7 @@ def set_policy(
     deny: Any = None,
 ) -> None:
     """Change the policy of the whole process. Takes the arguments of `policy`; omitted ones keep their value."""
-    made = policies.get_global_policy().over(Layer.of(prefer, strict, per_op, allow, deny))
+    made = policies.get_global_policy().over(PolicyLayer.of(prefer, strict, per_op, allow, deny))
     _check_now(made)
     policies.set_global_policy(made)
 
@@ -323,19 +323,19 @@ def policy_context(policy: SelectionPolicy) -> PolicyScope:
 
 
 def with_preference(prefer: str) -> PolicyScope:
-    return PolicyScope(Layer.of(prefer))
+    return PolicyScope(PolicyLayer.of(prefer))
 
 
 def with_strict_mode() -> PolicyScope:
-    return PolicyScope(Layer.of(strict=True))
+    return PolicyScope(PolicyLayer.of(strict=True))
 
 
 def with_allowed_vendors(*vendors: str) -> PolicyScope:
-    return PolicyScope(Layer.of(allow=vendors))
+    return PolicyScope(PolicyLayer.of(allow=vendors))
 
 
 def with_denied_vendors(*vendors: str) -> PolicyScope:
-    return PolicyScope(Layer.of(deny=vendors))
+    return PolicyScope(PolicyLayer.of(deny=vendors))
 
 
 def explain(op: str | Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from . import codegen, layouts, library, results, snapshot
 from .choosing import Candidate, Measured, Refused, Speeds
-from .entry import Form, Pair, dispatch_modes, forward_ad, reraise, transforms_active
+from .entry import CallingConvention, Pair, dispatch_modes, forward_ad, reraise, transforms_active
 from .errors import BadArgument, DispatchError, NoImplementation, NotSupported, WrongResult
 from .log import logger
 from .policy import SelectionPolicy
@@ -110,7 +110,7 @@ class Chain:
         candidates: tuple[Candidate, ...],
         refused: tuple[Refused, ...],
         barred: Refused | None,
-        form: Form,
+        form: CallingConvention,
         typed: bool,
     ):
         self.manager, self.key, self.name, self.spec, self.policy = manager, key, name, spec, policy
@@ -449,7 +449,7 @@ def {name}({params}):
 """
 
 
-def by_class(form: Form, speeds: Speeds, pair_for: Callable[[Measured], Pair]) -> Pair:
+def by_class(form: CallingConvention, speeds: Speeds, pair_for: Callable[[Measured], Pair]) -> Pair:
     """The pair of an op whose order of candidates depends on the class of a call: it looks up the pair of the class.
     `pair_for` makes that pair from the times measured for the class."""
     pairs: dict[tuple, Pair] = {}

@@ -83,7 +83,7 @@ def {name}({params}):{ask}
 
 
 @dataclass
-class Plan:
+class EntryPlan:
     """What an entry's table is keyed by, and the pair to call, or the table of pairs that `make` fills on first use."""
 
     key: str
@@ -132,7 +132,7 @@ def reraise(error: Exception, args: tuple, kwargs: dict) -> Any:
 
 
 @dataclass
-class Form:
+class CallingConvention:
     """The calling convention of an op as source text: its parameters, how they are passed on, its first tensor."""
 
     name: str
@@ -152,7 +152,7 @@ class Form:
     codes: dict[tuple[bool, str, bool, str], types.CodeType] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, name: str, signature: inspect.Signature, differentiable: bool) -> Form:
+    def of(cls, name: str, signature: inspect.Signature, differentiable: bool) -> CallingConvention:
         params, passed, positional, keyword, defaults, by_keyword, wants = [], [], [], [], {}, {}, []
         first = None
         for p in signature.parameters.values():
@@ -191,7 +191,7 @@ class Form:
         )
 
     @classmethod
-    def open(cls, name: str, differentiable: bool = False) -> Form:
+    def open(cls, name: str, differentiable: bool = False) -> CallingConvention:
         """The form of a function that passes `*args, **kwargs` on."""
         wants = "_wants(_args, _kwargs)" if differentiable else None
         ident = "".join(c if c.isalnum() else "_" for c in name)
@@ -253,18 +253,18 @@ class Form:
         return f"{first}\n    if {TRACER_CHECKS[tracers]}:\n        return _traced({self.passed})" if tracers else first
 
     @cached_property
-    def ungated(self) -> Form:
+    def ungated(self) -> CallingConvention:
         """The same form without the gate, for callers that have passed it."""
         return replace(self, gate="", codes={}) if self.gate else self
 
-    def layer(self, plan: Plan) -> Callable[..., Any]:
+    def layer(self, plan: EntryPlan) -> Callable[..., Any]:
         """A function that looks its pair up in a plan and falls back; used as the target of another pair."""
         names = self.globals({slot(plan.key): plan.table, "_miss": plan.miss})
         made: Any = self.ungated.function(names, grad=False, tracers=plan.tracers, key=plan.key)
         made.follow = plan.follow  # lets autograd find the pair before the call
         return made
 
-    def pair(self, plan: Plan) -> Pair:
+    def pair(self, plan: EntryPlan) -> Pair:
         """A plan as a pair: its only pair, or a layer over its table."""
         if plan.key == "":
             return plan.table
@@ -312,7 +312,7 @@ class EntryPoint:
 
     def __init__(
         self,
-        form: Form,
+        form: CallingConvention,
         bind: Callable[[EntryPoint], None],
         under: Callable[[EntryPoint, Any], Pair],
         differentiable: Callable[..., Any] | None = None,
@@ -337,7 +337,7 @@ class EntryPoint:
             except Exception as error:
                 return recover(error, args, kwargs)
 
-        self._unbound = Plan("", (first_call, reraise))
+        self._unbound = EntryPlan("", (first_call, reraise))
         self.plan = self._unbound
         self.globals = form.globals({"_k": self, "_g": differentiable})
         self.globals[slot("")] = self._unbound.table
@@ -348,7 +348,7 @@ class EntryPoint:
         if form.asks:  # Dynamo may trace the function before its first call
             self.started()
 
-    def point(self, plan: Plan) -> None:
+    def point(self, plan: EntryPlan) -> None:
         """Bind the functions to `plan`."""
         if plan.key == "":
             plan.pair = plan.table
@@ -381,7 +381,7 @@ class EntryPoint:
         """The pair that a call under this policy runs."""
         return self._under(self, policy)
 
-    def _set_plan(self, plan: Plan) -> None:
+    def _set_plan(self, plan: EntryPlan) -> None:
         # The table before the code that reads it: another thread never runs new code on the old table.
         self.plan = plan
         self.globals["_miss"] = plan.miss

@@ -29,7 +29,7 @@ def on_empty_cache(release: Callable[[], None]) -> None:
     _release.append(release)
 
 
-class Held(Generic[V]):
+class HeldTensors(Generic[V]):
     """Tensors by key, at most `most`. `empty_cache` drops all except those that a CUDA graph was captured with."""
 
     def __init__(self, most: int = 256):

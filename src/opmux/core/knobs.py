@@ -26,7 +26,7 @@ ORDER_EXAMPLE = "rmsnorm_fwd=vendor:acme|flagos;rope_fwd=flagos|reference"
 
 
 @dataclass(frozen=True)
-class Kind(Generic[T]):
+class SettingKind(Generic[T]):
     """How a setting is read from text or from TOML; `parse` raises ValueError for an invalid value."""
 
     name: str
@@ -53,7 +53,7 @@ class Setting(Generic[T]):
 @dataclass(frozen=True)
 class Knob(Generic[T]):
     name: str
-    kind: Kind[T]
+    kind: SettingKind[T]
     default: T | None
     doc: str
     in_file: bool = True
@@ -258,20 +258,20 @@ def _orders(value: Any) -> dict[str, tuple[str, ...]]:
     return {op: parse_order(order) for op, order in items}
 
 
-flag = Kind("a switch", "1", _flag)
-names = Kind("a list of names", "acme,bolt", _names)
-modules = Kind("a list of names", "acme_opmux,other", _names)
-word = Kind("a name", "torch", _word)
-path = Kind("a path", "/usr/local/cuda", _word)
-toml = Kind("a path", "opmux.toml", _word)
-level = Kind("a log level", "INFO", _level)
-prefer = Kind("a preference", "vendor", parse_prefer)
-orders = Kind("orders of choice per op", ORDER_EXAMPLE, _orders)
+flag = SettingKind("a switch", "1", _flag)
+names = SettingKind("a list of names", "acme,bolt", _names)
+modules = SettingKind("a list of names", "acme_opmux,other", _names)
+word = SettingKind("a name", "torch", _word)
+path = SettingKind("a path", "/usr/local/cuda", _word)
+toml = SettingKind("a path", "opmux.toml", _word)
+level = SettingKind("a log level", "INFO", _level)
+prefer = SettingKind("a preference", "vendor", parse_prefer)
+orders = SettingKind("orders of choice per op", ORDER_EXAMPLE, _orders)
 
 
 def knob(
     name: str,
-    kind: Kind[T],
+    kind: SettingKind[T],
     *,
     default: T | None = None,
     doc: str,

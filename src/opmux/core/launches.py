@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 
-class Launch(NamedTuple):
+class TritonLaunch(NamedTuple):
     """One launch of a Triton kernel."""
 
     compiled: Any  # Triton's CompiledKernel; None where kernels are interpreted
@@ -24,7 +24,7 @@ class Launch(NamedTuple):
 class Record:
     """What one thread has launched in a call."""
 
-    launches: list[Launch] = field(default_factory=list)
+    launches: list[TritonLaunch] = field(default_factory=list)
     made: list[Tensor] = field(default_factory=list)  # allocated for the launches: results and workspaces
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .. import wiring
 from . import autocast, autograd
-from .entry import EntryPoint, Form, dispatch_modes, forward_ad, transforms_active
+from .entry import CallingConvention, EntryPoint, dispatch_modes, forward_ad, transforms_active
 from .tensors import is_real, tensors_in
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def make_entry(spec: Spec, entries: Mapping[str, EntryPoint]) -> EntryPoint:
         return run_traceable(spec, args, kwargs)
 
     native = spec.namespace.torchs
-    form = Form.of(spec.name, spec.signature, differentiable=native or spec.grad is not None)
+    form = CallingConvention.of(spec.name, spec.signature, differentiable=native or spec.grad is not None)
     form.native, form.check, form.traced = native, spec.check, traced
     if spec.primitive and not native:
         form.recast = autocast.recovering(spec, lambda: entry.fn)

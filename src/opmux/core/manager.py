@@ -15,7 +15,7 @@ from . import autograd, launches, library, log, machine, tensors
 from . import policy as policies
 from .choosing import NO_SPEEDS, Measured, Refused, Speeds, choose
 from .dispatch import Chain, Failure, Memory, by_class, refusal_of
-from .entry import EntryPoint, Form, Pair, Plan, reraise
+from .entry import CallingConvention, EntryPlan, EntryPoint, Pair, reraise
 from .errors import DispatchError, NoImplementation, UnknownName, unknown
 from .explain import Explanation, Verdict
 from .loading import Once
@@ -199,7 +199,7 @@ class OpManager:
         self._adopt_entry(entry)
         return entry.form.pair(self._plan(spec.key, policy, entry.form, typed=True))
 
-    def _bind(self, entry: EntryPoint, make: Callable[[SelectionPolicy], Plan]) -> None:
+    def _bind(self, entry: EntryPoint, make: Callable[[SelectionPolicy], EntryPlan]) -> None:
         """Make a plan and bind an entry to it.
 
         The plan is made without a lock, because that imports kernels, loads plugins and runs impls' availability
@@ -224,7 +224,7 @@ class OpManager:
         made = self._entries.get(key)
         if made is None:
             spec = specs.by_key.get(key)
-            form = Form.open(self._name(key), differentiable=spec is not None and spec.grad is not None)
+            form = CallingConvention.open(self._name(key), differentiable=spec is not None and spec.grad is not None)
             bind, under = functools.partial(_bind_open, key, self), functools.partial(_open_pair, key, self)
             made = EntryPoint(form, bind, under, functools.partial(self._with_gradient, spec))
             made = self._entries.setdefault(key, made)
@@ -254,11 +254,11 @@ class OpManager:
         self,
         key: str,
         policy: SelectionPolicy,
-        form: Form,
+        form: CallingConvention,
         typed: bool,
         device: str | None = None,
         as_part: bool = False,
-    ) -> Plan:
+    ) -> EntryPlan:
         """What an entry of this op is keyed by, and its pair or table of pairs.
 
         `device` is given if all tensors are on one device type, `as_part` for a part of a composition.
@@ -299,9 +299,9 @@ class OpManager:
         spec, tracers = specs.get(key), self._tracer_check(key, ordered, (device,) if device else (*chips, "cpu"))
         own = any(i.call is not i.fn for i in ordered)
         if not looks:
-            return Plan("", leaf(None), tracers=tracers, own_gradient=own)
+            return EntryPlan("", leaf(None), tracers=tracers, own_gradient=own)
         first = tensors.first_tensor if spec is None else spec.first_tensor
-        return Plan(" ".join(looks), {}, leaf, tracers, first, own)
+        return EntryPlan(" ".join(looks), {}, leaf, tracers, first, own)
 
     def _tracer_check(self, key: str, ordered: list[OpImpl], devices: tuple[str, ...]) -> str:
         """Which tracers an entry must check for before it calls these impls: a key of TRACER_CHECKS.
@@ -323,7 +323,7 @@ class OpManager:
         measured: Measured,
         device: str,
         dtype: Any,
-        form: Form,
+        form: CallingConvention,
         typed: bool,
     ) -> Chain:
         spec = specs.get(key)

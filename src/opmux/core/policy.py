@@ -136,7 +136,7 @@ class SelectionPolicy:
         named = self.prefer == by_id or not tokens.isdisjoint((by_id, impl.kind.value))
         return named or self._barred(instead_of, library=True) is not None
 
-    def over(self, layer: Layer) -> SelectionPolicy:
+    def over(self, layer: PolicyLayer) -> SelectionPolicy:
         """This policy with a layer on top: the layer's values replace ours, op by op; denied vendors add up."""
         per_op = dict(self.per_op_order) if layer.prefer is None else {}
         return replace(
@@ -275,7 +275,7 @@ def on_change(listener: Callable[[str], None]) -> None:
 
 
 @dataclass(frozen=True)
-class Layer:
+class PolicyLayer:
     """What a scope changes; None and empty values change nothing."""
 
     prefer: str | None = None
@@ -448,7 +448,7 @@ def _table(policy: SelectionPolicy) -> PairTable:
 class PolicyScope:
     """A policy for a block, function or coroutine: re-entrant, merged on entry, local to thread and task."""
 
-    def __init__(self, layer: Layer | SelectionPolicy, check: Callable[[SelectionPolicy], None] | None = None):
+    def __init__(self, layer: PolicyLayer | SelectionPolicy, check: Callable[[SelectionPolicy], None] | None = None):
         self._layer = layer
         self._check = check
         self._entered: list[EnteredScope] = []  # entered and not yet exited, in any context

@@ -29,7 +29,7 @@ _MOST_ARGUMENTS = 16  # the same as in functions.cpp
 Apply = Callable[..., Any]
 
 
-class _State:
+class _FunctionsState:
     device = "cuda"  # the only device type that C++ launches on; tests use another one
 
 
@@ -37,7 +37,7 @@ def accelerate(
     spec: Spec, entry: EntryPoint, backward: EntryPoint, apply: Apply, replace: Callable[[Apply], None]
 ) -> Apply:
     """Return `apply` of an op's Function, or one that launches from C++. `replace` gets a faster one made later."""
-    if spec.family not in FAMILIES or _State.device not in (*machine.accelerators(), "cpu"):
+    if spec.family not in FAMILIES or _FunctionsState.device not in (*machine.accelerators(), "cpu"):
         return apply
     few = max(len(spec.names), len(spec.gradient.sources)) <= _MOST_ARGUMENTS
     if not few or spec.writes or not launching.drives():
@@ -76,7 +76,7 @@ class _Accelerated:
             flat(takes),
             tuple(plan.targets),
             tuple(map(int, plan.differentiable)),
-            _DEVICES[_State.device],
+            _DEVICES[_FunctionsState.device],
             (apply, self.record, self.backward, self.record_backward),
         )
 
@@ -84,7 +84,7 @@ class _Accelerated:
         """Run `apply`; C++ stores what the forward launches."""
         if launching.is_recording():
             return self._plain(run, *args)
-        pair, since, recorder = self._backward.pair(), self._library.functions_epoch(), launching.Recorder()
+        pair, since, recorder = self._backward.pair(), self._library.functions_epoch(), launching.LaunchRecorder()
         watched = _watched(self._entry.pair(), recorder)
         found = self._plain(lambda *a, **k: watched(*a, **k), *args)
         outs = autograd.results_of(self._spec, found)
@@ -106,7 +106,7 @@ class _Accelerated:
         """The same, but C++ stores what the backward launches."""
         if launching.is_recording():
             return self.backward(saved, kept, needed, forward, grads)
-        recorder, calls, since = launching.Recorder(), [], self._library.functions_epoch()
+        recorder, calls, since = launching.LaunchRecorder(), [], self._library.functions_epoch()
         (target, recover), *rest = kept
         watched = _watched((target, recover), recorder)
 
@@ -131,7 +131,7 @@ class _Context:
         self.saved_tensors, self.kept, self.needs_input_grad = saved, kept, needed
 
 
-def _watched(pair: tuple, recorder: launching.Recorder) -> Callable[..., Any]:
+def _watched(pair: tuple, recorder: launching.LaunchRecorder) -> Callable[..., Any]:
     """A pair as a function that records what its implementation does, but not how it is selected."""
 
     def call(*args: Any, **kwargs: Any) -> Any:

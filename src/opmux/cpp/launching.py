@@ -1,8 +1,9 @@
 """Triton kernels launched from C++: the switches and the recording for native/launches.h.
 
-C++ repeats calls that Python has recorded: a `Recorder` notes what a call does. If the call only allocated and launched
-kernels, further calls with the same key (dtypes, shapes, strides, numbers) launch the same kernels with the same
-numbers, and with the pointers of their own tensors. `clear` discards what the gate and the functions have recorded.
+C++ repeats calls that Python has recorded: a `LaunchRecorder` notes what a call does. If the call only allocated and
+launched kernels, further calls with the same key (dtypes, shapes, strides, numbers) launch the same kernels with the
+same numbers, and with the pointers of their own tensors. `clear` discards what the gate and the functions have
+recorded.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ class Driver(ctypes.Structure):
 _LOADS = ("cuModuleLoadData", "cuModuleGetFunction", "cuFuncSetAttribute", "cuStreamIsCapturing")
 
 
-class _State:
+class _LaunchingState:
     lock = ForkSafeLock().arm()
     library: Any = None  # native_library.Library
     driver: Driver | None = None  # C++ has its address
@@ -112,9 +113,9 @@ class _State:
 
 def attach(library: Any) -> None:
     """Let the native library launch."""
-    with _State.lock.held:
-        _State.library = library
-        drive(_State.driver)
+    with _LaunchingState.lock.held:
+        _LaunchingState.library = library
+        drive(_LaunchingState.driver)
 
 
 def drives() -> bool:
@@ -122,22 +123,22 @@ def drives() -> bool:
 
     The native library checks torch's version itself, before it is compiled.
     """
-    with _State.lock.held:
-        if _State.drives is None and (why := untested("triton")):
+    with _LaunchingState.lock.held:
+        if _LaunchingState.drives is None and (why := untested("triton")):
             logger.warning("kernels are launched from Python, 5 to 20 us slower a call: %s", why)
-            _State.drives = False
-        if _State.drives is None:
+            _LaunchingState.drives = False
+        if _LaunchingState.drives is None:
             address = lambda of, name: ctypes.cast(getattr(of, name), ctypes.c_void_p)
             try:
                 cuda = ctypes.CDLL("libcuda.so.1")
                 of_torch = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cuda.so"))
                 stream = address(of_torch, "aoti_torch_get_current_cuda_stream")
                 drive(Driver.of(address(cuda, "cuLaunchKernel"), stream, *(address(cuda, name) for name in _LOADS)))
-                _State.drives = True
+                _LaunchingState.drives = True
             except (OSError, AttributeError) as error:
                 logger.info("kernels are launched from Python: %s", error)
-                _State.drives = False
-        return _State.drives
+                _LaunchingState.drives = False
+        return _LaunchingState.drives
 
 
 # The first and the last version whose internals were tested: a private member of torch's dispatcher, and the arguments
@@ -161,9 +162,9 @@ def untested(package: str) -> str:
 
 def drive(driver: Driver | None) -> None:
     """Launch with these functions from now on. C++ may read `driver` at any time: keep it alive."""
-    _State.driver = driver
-    if _State.library is not None:
-        _State.library.launches_driver(None if driver is None else ctypes.addressof(driver))
+    _LaunchingState.driver = driver
+    if _LaunchingState.library is not None:
+        _LaunchingState.library.launches_driver(None if driver is None else ctypes.addressof(driver))
     for hooks in (launches.on_forget, launches.on_rebind):
         if clear not in hooks:
             hooks.append(clear)
@@ -172,37 +173,37 @@ def drive(driver: Driver | None) -> None:
 
 def pause(why: str, on: bool) -> None:
     """While there is any reason, no kernel is launched from C++. Reasons: "counted", and "policy" for a live scope."""
-    if on != (why in _State.paused):
-        (_State.paused.add if on else _State.paused.discard)(why)
+    if on != (why in _LaunchingState.paused):
+        (_LaunchingState.paused.add if on else _LaunchingState.paused.discard)(why)
         _set_launching()
 
 
 def planned() -> None:
     """From now on another process sends launch records to C++ (faces/aten/planner.py)."""
-    _State.planned = True
+    _LaunchingState.planned = True
 
 
 def clear() -> None:
     """Discard the launch records, because another implementation or other tiles may be chosen."""
-    if _State.recorded or _State.planned:
-        _State.recorded = False
-        if _State.library is not None:
-            _State.library.launches_clear()
+    if _LaunchingState.recorded or _LaunchingState.planned:
+        _LaunchingState.recorded = False
+        if _LaunchingState.library is not None:
+            _LaunchingState.library.launches_clear()
 
 
 def launched() -> int:
     """How many kernels were launched from C++ in this process."""
-    return 0 if _State.library is None else _State.library.launches_launched()
+    return 0 if _LaunchingState.library is None else _LaunchingState.library.launches_launched()
 
 
 def live_records() -> int:
     """How many launch records are in memory: in C++'s tables, or for the backward of a graph."""
-    return 0 if _State.library is None else _State.library.launches_records()
+    return 0 if _LaunchingState.library is None else _LaunchingState.library.launches_records()
 
 
 def _set_launching() -> None:
-    if _State.library is not None:
-        _State.library.launches_launch(_State.driver is not None and not _State.paused)
+    if _LaunchingState.library is not None:
+        _LaunchingState.library.launches_launch(_LaunchingState.driver is not None and not _LaunchingState.paused)
 
 
 # ---- recording ------------------------------------------------------------------------------------------------------
@@ -231,17 +232,17 @@ def _is_view(func: Any) -> bool:
     return bool(schema.returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
 
 
-class Recorder:
+class LaunchRecorder:
     """Records what this thread does in a `with` block. `begin` and `end` are the same for callers in C++."""
 
     def __init__(self) -> None:
         self._watch = _Watch()
         self.record = launches.Record()
 
-    def __enter__(self) -> Recorder:
+    def __enter__(self) -> LaunchRecorder:
         self._watch.__enter__()
         launches.recording[threading.get_ident()] = self.record
-        _State.recorded = True
+        _LaunchingState.recorded = True
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -278,7 +279,7 @@ def is_recording() -> bool:
     return threading.get_ident() in launches.recording
 
 
-_recorders: dict[int, Recorder] = {}
+_recorders: dict[int, LaunchRecorder] = {}
 _kernels: dict[int, Any] = {}  # function -> Triton's kernel, which must not be unloaded
 LAUNCHERS = frozenset({"CudaLauncher"})  # Triton's classes whose kernels C++ can launch
 # Features that a kernel must not need: C++ passes parameters, and nothing else.
@@ -289,7 +290,7 @@ def _begin() -> int:
     """Record what this thread launches. Called by C++, so it must not raise."""
     if is_recording():
         return 0
-    _recorders[threading.get_ident()] = Recorder().__enter__()
+    _recorders[threading.get_ident()] = LaunchRecorder().__enter__()
     return 1
 
 
@@ -300,7 +301,7 @@ def _end(into: Any) -> int:
     return int(recorder.describe(into.contents))
 
 
-def describe(launch: launches.Launch, into: RecordedLaunch) -> bool:
+def describe(launch: launches.TritonLaunch, into: RecordedLaunch) -> bool:
     """Fill in a launch for C++; False if it is not a plain Triton launch on CUDA."""
     compiled, run = launch.compiled, getattr(launch.compiled, "run", None)
     if type(run).__name__ not in LAUNCHERS or any(getattr(run, name, 0) for name in EXTRAS):
@@ -321,7 +322,7 @@ def describe(launch: launches.Launch, into: RecordedLaunch) -> bool:
     return True
 
 
-def parameters(launch: launches.Launch) -> list[tuple[str, Any]]:
+def parameters(launch: launches.TritonLaunch) -> list[tuple[str, Any]]:
     """The parameters of a launch, in order: Triton's type, and for a pointer a tensor or None, for a number its bytes.
 
     ValueError if C++ cannot pass one.

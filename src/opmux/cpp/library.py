@@ -78,7 +78,7 @@ class Library:
         )
 
 
-class _State:
+class _LibraryState:
     loading = ForkSafeLock().arm()  # held while this process compiles and loads
     lock = ForkSafeLock().arm()  # protects everything below; never held during a compilation
     library: Library | None = None
@@ -87,44 +87,45 @@ class _State:
     waiting: list[Callable[[], None]] = []  # called once the library is loaded
 
 
-_State.lock.after_fork.append(lambda: setattr(_State, "compiling", False))  # the thread does not exist in the child
-background.locks.append(_State.loading)
+# The thread that compiles does not exist in a forked child.
+_LibraryState.lock.after_fork.append(lambda: setattr(_LibraryState, "compiling", False))
+background.locks.append(_LibraryState.loading)
 
 
 def loaded() -> Library | None:
     """The library, if it is loaded; compiles nothing."""
-    return _State.library
+    return _LibraryState.library
 
 
 def available() -> bool:
     """Whether the library is loaded; compiles it on first use, unless OPMUX_CPP=0."""
-    if not _State.tried:
-        with _State.loading.held:
-            if not _State.tried:
+    if not _LibraryState.tried:
+        with _LibraryState.loading.held:
+            if not _LibraryState.tried:
                 _load()
         _use()
-    return _State.library is not None
+    return _LibraryState.library is not None
 
 
 def _load() -> None:
-    with _State.lock.held:
-        before, _State.compiling = _State.compiling, True
+    with _LibraryState.lock.held:
+        before, _LibraryState.compiling = _LibraryState.compiling, True
     try:
         if CPP.get():
             check()
-            _State.library = Library(build.load(NAME, SOURCES, flags=flags()))
-            launching.attach(_State.library)
+            _LibraryState.library = Library(build.load(NAME, SOURCES, flags=flags()))
+            launching.attach(_LibraryState.library)
     except build.CannotBuild as error:
         _warn(error)
     except BaseException:  # Ctrl-C: the next call tries again
-        _State.compiling = before
+        _LibraryState.compiling = before
         raise
-    _State.tried = True
+    _LibraryState.tried = True
 
 
 def must_be_compiled() -> bool:
     """Whether `available` would compile the library now, which takes about 30 s."""
-    if _State.tried or not CPP.get():
+    if _LibraryState.tried or not CPP.get():
         return False
     try:
         return not is_built()
@@ -134,8 +135,8 @@ def must_be_compiled() -> bool:
 
 def possible() -> bool:
     """Whether the library is loaded or, if loading was not tried yet, whether it could be compiled here."""
-    if _State.tried:
-        return _State.library is not None
+    if _LibraryState.tried:
+        return _LibraryState.library is not None
     try:
         if not CPP.get():
             return False
@@ -150,10 +151,10 @@ def soon(use: Callable[[], None]) -> bool:
 
     Does not wait: if another thread compiles, that thread calls `use` afterwards.
     """
-    with _State.lock.held:
-        if _State.tried or not CPP.get():
+    with _LibraryState.lock.held:
+        if _LibraryState.tried or not CPP.get():
             return False
-        if not _State.compiling:
+        if not _LibraryState.compiling:
             try:
                 if is_built():
                     return False
@@ -161,28 +162,28 @@ def soon(use: Callable[[], None]) -> bool:
             except (build.CannotBuild, OSError) as error:
                 logger.debug("nothing is compiled in the background: %s", error)
                 return False  # `available` logs the reason
-            _State.compiling = True
+            _LibraryState.compiling = True
             logger.info("another process compiles the C++ library; until then Python launches ops with gradients")
-        _State.waiting.append(use)
+        _LibraryState.waiting.append(use)
         return True
 
 
 def _compiled(error: str) -> None:
-    with _State.loading.held:
-        if error and not _State.tried:  # otherwise this process has compiled it meanwhile
+    with _LibraryState.loading.held:
+        if error and not _LibraryState.tried:  # otherwise this process has compiled it meanwhile
             _warn(error)
-            _State.tried = True
+            _LibraryState.tried = True
     available()
     _use()
 
 
 def _use() -> None:
     """Call the functions that wait for the library."""
-    with _State.lock.held:
-        if not _State.tried:
+    with _LibraryState.lock.held:
+        if not _LibraryState.tried:
             return
-        waiting, _State.waiting = _State.waiting, []
-    for use in waiting if _State.library is not None else ():
+        waiting, _LibraryState.waiting = _LibraryState.waiting, []
+    for use in waiting if _LibraryState.library is not None else ():
         try:
             use()
         except Exception:  # there is no caller to raise to, and the other functions must still be called

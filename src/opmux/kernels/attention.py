@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from ..specs import attention as spec
-from .lib.attention import Problem, backward_plan, forward_plan, like
+from .lib.attention import AttentionProblem, backward_plan, forward_plan, like
 from .lib.harness import Plan, Zeros, planned, strided
 from .lib.products import precision
 from .lib.rows import OutputSpec
@@ -13,7 +13,7 @@ from .lib.rows import OutputSpec
 
 @planned(spec.attention, state={"precision": precision})
 def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, precision: str) -> Plan:
-    p = Problem.of(q, k, v, -1, 0 if causal else -1, scale, precision)
+    p = AttentionProblem.of(q, k, v, -1, 0 if causal else -1, scale, precision)
     makes = {"o": like(q, p.dim_v), "lse": OutputSpec.of(q.shape[:3], spec.stats_dtype(q))}
     return forward_plan(p, q, k, v, makes, (p.heads * p.queries, p.queries))
 
@@ -30,7 +30,7 @@ def attention_bwd(
     scale: float | None,
     precision: str,
 ) -> Plan:
-    p = Problem.of(q, k, v, -1, 0 if causal else -1, scale, precision)
+    p = AttentionProblem.of(q, k, v, -1, 0 if causal else -1, scale, precision)
     makes = {"dq": like(q), "dk": like(k), "dv": like(v)}
     stats = OutputSpec.of(q.shape[:3], spec.stats_dtype(q))
     given = {"do": do, "q": q, "k": k, "v": v, "o": o}
@@ -51,7 +51,7 @@ def attention_varlen(
     scale: float | None,
     precision: str,
 ) -> Plan:
-    p = Problem.of(q, k, v, left, right, scale, precision, (cu_q.shape[0] - 1, max_q, max_k))
+    p = AttentionProblem.of(q, k, v, left, right, scale, precision, (cu_q.shape[0] - 1, max_q, max_k))
     tokens, heads = q.shape[:2]
     makes = {"o": Zeros(like(q, p.dim_v)), "lse": Zeros(OutputSpec.of((heads, tokens), spec.stats_dtype(q)))}
     made = forward_plan(p, q, k, v, makes, (0, tokens))
@@ -75,7 +75,7 @@ def attention_varlen_bwd(
     scale: float | None,
     precision: str,
 ) -> Plan:
-    p = Problem.of(q, k, v, left, right, scale, precision, (cu_q.shape[0] - 1, max_q, max_k))
+    p = AttentionProblem.of(q, k, v, left, right, scale, precision, (cu_q.shape[0] - 1, max_q, max_k))
     makes = {"dq": Zeros(like(q)), "dk": Zeros(like(k)), "dv": Zeros(like(v))}
     stats = OutputSpec.of((q.shape[1], q.shape[0]), spec.stats_dtype(q))
     given = {"do": do, "q": q, "k": k, "v": v, "o": o}

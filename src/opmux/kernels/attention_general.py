@@ -10,7 +10,7 @@ from torch import Tensor
 from ..core.errors import NotSupported
 from ..specs import attention_general as spec
 from ..specs.attention import stats_dtype
-from .lib.attention import Layout, Options, Problem, backward_plan, bwd_q_tiles, forward_plan, like, sink_tiles
+from .lib.attention import AttentionProblem, Layout, Options, backward_plan, bwd_q_tiles, forward_plan, like, sink_tiles
 from .lib.attention_kernels import backward_bias, backward_sink
 from .lib.harness import Launch, Plan, Zeros, planned, strided
 from .lib.philox import seed_on_host
@@ -41,14 +41,14 @@ def _problem(
     dropout_p: float,
     scale: float | None,
     precision: str,
-) -> tuple[Problem, list[str]]:
+) -> tuple[AttentionProblem, list[str]]:
     """The sizes of a call; and the name of the bias, if it must be made contiguous."""
     if dropout_p == 1:
         raise NotSupported("dropout_p=1")
     strides, copied = (None, False) if bias is None else _bias_layout(bias)
     options = Options(at_end, softcap, dropout_p, strides, slopes is not None)
     of = None if cu_q is None else spec.longest(q, k, cu_q, max_q, max_k)
-    return Problem.of(q, k, v, left, right, scale, precision, of, options), ["bias"] if copied else []
+    return AttentionProblem.of(q, k, v, left, right, scale, precision, of, options), ["bias"] if copied else []
 
 
 def _finished(plan: Plan, q: Tensor, seed: Tensor | None, copied: list[str]) -> Plan:
@@ -160,7 +160,7 @@ def attention_general_bwd(
     return _finished(made, q, seed if p.options.dropout_p else None, [*copied, *small])
 
 
-def _bias_launch(p: Problem, bias: Tensor, numbers: Mapping[str, Any], lse: tuple[int, int]) -> Launch:
+def _bias_launch(p: AttentionProblem, bias: Tensor, numbers: Mapping[str, Any], lse: tuple[int, int]) -> Launch:
     """A program for each tile of the bias; if the bias has one row, a tile covers all queries."""
     tiles = bwd_q_tiles(**p.facts())
     batches, heads, rows, keys = bias.shape

@@ -384,7 +384,7 @@ def _bytes(t: Tensor) -> Tensor:
     return t.view(torch.uint8)
 
 
-class Problem(NamedTuple):
+class DecodeProblem(NamedTuple):
     """Sizes of a call. MLA has one KV head, with v in its first columns."""
 
     batch: int
@@ -413,7 +413,7 @@ class Problem(NamedTuple):
 
 
 def _plan(
-    p: Problem,
+    p: DecodeProblem,
     q: Tensor,
     k: Tensor,
     v: Tensor | None,
@@ -530,7 +530,7 @@ def attention_decode(
 ) -> Plan:
     capacity, page = _page(k_cache, table)
     batch, queries, heads, dim = q.shape
-    p = Problem(batch, queries, heads, k_cache.shape[2], capacity, page, dim, v_cache.shape[3], False)
+    p = DecodeProblem(batch, queries, heads, k_cache.shape[2], capacity, page, dim, v_cache.shape[3], False)
     copied = [*_loose(q=q, k_cache=k_cache, v_cache=v_cache), *strided(sinks=sinks, k_scale=k_scale, v_scale=v_scale)]
     names, scales = {"k": "k_cache", "v": "v_cache", "sinks": "sinks"}, (k_scale, v_scale)
     return _plan(p, q, k_cache, v_cache, lengths, table, scales, scale, softcap, window, precision, names, copied)
@@ -552,7 +552,7 @@ def mla_decode(
     # once per product, and then does not prefetch it (3.6, sm_90). A second load comes from L2.
     shared = cache.dtype not in FP8
     batch, queries, heads, dim = q.shape
-    p = Problem(batch, queries, heads, 1, capacity, page, dim, rank, shared)
+    p = DecodeProblem(batch, queries, heads, 1, capacity, page, dim, rank, shared)
     copied = [*_loose(q=q, cache=cache), *strided(cache_scale=cache_scale)]
     names = {"k": "cache", "v": None if shared else "cache", "sinks": None, "k_scale": "cache_scale"}
     names["v_scale"] = "cache_scale"

@@ -32,7 +32,7 @@ from .lib.jit_source import jit_from_source
 from .lib.launch import Launcher
 from .lib.list_kernels import (
     TYPES,
-    Plan,
+    ListPlan,
     lanes,
     launched,
     norm_tiles,
@@ -53,7 +53,7 @@ Lists = Sequence[Sequence[Tensor]]
 # ---- kernels from functions -----------------------------------------------------------------------------------------
 
 
-class Form(NamedTuple):
+class StepForm(NamedTuple):
     """The inputs and outputs of a kernel: the kinds of STEP's arguments, and the list that each result goes to."""
 
     name: str
@@ -81,7 +81,7 @@ def {name}({params}):
 
 
 @functools.cache
-def kernel_of(form: Form) -> Launcher:
+def kernel_of(form: StepForm) -> Launcher:
     """Generate the kernel of a form."""
     params = ["table_ptr", "chunk_ptr"]
     held = [f"p{i}_ptr" for i, kind in enumerate(form.kinds) if kind == "p"]
@@ -133,7 +133,7 @@ def kernel_of(form: Form) -> Launcher:
 
 
 def run(
-    form: Form, step: Any, what: Seen, given: tuple, skip: Tensor | None = None, wide: torch.dtype | None = None
+    form: StepForm, step: Any, what: Seen, given: tuple, skip: Tensor | None = None, wide: torch.dtype | None = None
 ) -> None:
     """Launch a form; `given`: one-element tensors, then numbers."""
     held = form.kinds.count("p")
@@ -248,7 +248,7 @@ def elementwise(name: str) -> tuple[Callable[..., Any], Callable[..., None]]:
         lists = given.lists if at is not None else [*given.lists, out]
         if any(items[0].dtype is not dtype for items in lists) or any(h.device != lead[0].device for h in given.held):
             raise NotSupported("tensors of several dtypes or devices")
-        form = Form(f"foreach_{name}", given.kinds, ((0, len(lists) - 1 if at is None else at),), len(lists))
+        form = StepForm(f"foreach_{name}", given.kinds, ((0, len(lists) - 1 if at is None else at),), len(lists))
         run(form, found[0].function, seen_alike(lists, given.more), (*given.held, *given.numbers))
 
     def call(*args: Any, **keywords: Any) -> Any:
@@ -278,8 +278,8 @@ def nothing(x):
     return tl.zeros_like(x)
 
 
-COPY = Form("foreach_copy", "t", ((0, 1),), 2)
-ZERO = Form("foreach_zero", "t", ((0, 0),), 1)
+COPY = StepForm("foreach_copy", "t", ((0, 1),), 2)
+ZERO = StepForm("foreach_zero", "t", ((0, 0),), 1)
 
 
 def copy_to(out: Any, self: Any, src: Any, non_blocking: bool = False) -> None:
@@ -341,17 +341,17 @@ def foreach_norm(self: Any, ord: Any = 2, dtype: Any = None) -> Any:
     return list(sums.sqrt_().to(kind).unbind())
 
 
-def _norm_plan(what: Seen) -> Plan:
+def _norm_plan(what: Seen) -> ListPlan:
     tiles = norm_tiles(width=what.dtypes[0].itemsize)
     count = sum(-(-k // tiles["BLOCK"]) for k in what.sizes)
     if not count:
-        return Plan(tiles["BLOCK"], ())
+        return ListPlan(tiles["BLOCK"], ())
     config = tiles.config(I=TYPES[what.dtypes[0]], LANES=lanes(what.dtypes))
     launches = (
         squares.ready((count, 1, 1), (), config),
         squares_of_each.ready((len(what.sizes), 1, 1), (), Tiles(512, BLOCK=4096).config(CHUNK=tiles["BLOCK"])),
     )
-    return Plan(tiles["BLOCK"], launches)
+    return ListPlan(tiles["BLOCK"], launches)
 
 
 # ---- optimizers -----------------------------------------------------------------------------------------------------
@@ -475,7 +475,7 @@ def _stepped(
     kinds += "-" if grad_scale is None else "p"
     held += [] if grad_scale is None else [grad_scale]
     writes = tuple((i, i) for i in range(len(lists)) if i != 1 or grad_scale is not None)
-    form = Form(name, kinds, writes, len(lists), tuple(constants.items()), True)
+    form = StepForm(name, kinds, writes, len(lists), tuple(constants.items()), True)
     run(form, step, seen_alike(lists, more), (*held, *late), found_inf)
 
 

@@ -23,7 +23,7 @@ from .lib.config import Tiles, tunable
 from .lib.launch import Launcher
 from .lib.maths import libdevice
 from .lib.meta import call_torch
-from .lib.moves import Flipped, Job, Late, Source, Stage, moves
+from .lib.moves import Flipped, Late, LaunchStage, Source, Stage, moves
 from .lib.plans import plans
 from .lib.rows import DEVICES, OutputSpec, wide_of
 
@@ -400,7 +400,7 @@ def _triangular(y: Tensor, self: Tensor, diagonal: int, upper: bool) -> Stages:
     config = tiles.config(even=even, UPPER=upper, **packed)
     limit = max(m, n) + 1
     numbers = (*strides, m, n, max(-limit, min(diagonal, limit)))
-    return [Job(triangle, grid, config, numbers, (None if in_place else x, y))]
+    return [LaunchStage(triangle, grid, config, numbers, (None if in_place else x, y))]
 
 
 def _even(x: Tensor) -> int:

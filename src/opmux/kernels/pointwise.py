@@ -755,7 +755,7 @@ UNLESS = {
 BAKED = {"pow": {"exponent": (2, 3, 0.5, -0.5, -1.0, -2.0)}, "float_power": {"exponent": (2, 3, 0.5, -0.5, -1, -2)}}
 
 
-def declare(row: spec.Row) -> None:
+def declare(row: spec.PointwiseOp) -> None:
     """Register a row's function and impl."""
     of = row.name if row.name in FUNCTIONS else row.alias or row.name
     op = spec.ops[row.name]

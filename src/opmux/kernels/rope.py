@@ -210,7 +210,7 @@ class HeadStrides(NamedTuple):
         return cls(0, by["s"], by.get("b", 0), by["h"])
 
 
-class Shape(NamedTuple):
+class RotaryShape(NamedTuple):
     batch: int
     length: int
     heads: int
@@ -222,7 +222,7 @@ def _launch(
     x: Tensor,
     reads: HeadStrides,
     writes: HeadStrides,
-    shape: Shape,
+    shape: RotaryShape,
     angles: Tensor | None,
     sin: Tensor | None,
     starts: Tensor | None,
@@ -287,7 +287,7 @@ def _rotated(
     if not x.numel():
         return Plan(makes)
     sizes = dict(zip(layout.replace("t", "s"), x.shape, strict=True))
-    shape = Shape(sizes.get("b", 1), sizes["s"], sizes["h"], 1, sizes["d"])
+    shape = RotaryShape(sizes.get("b", 1), sizes["s"], sizes["h"], 1, sizes["d"])
     strides = (HeadStrides.of(layout, stride) for stride in (x.stride(), output.stride))
     return Plan(makes, [_launch(x, *strides, shape, angles, sin, starts, cu_seqlens, **form).named(**names)])
 
@@ -493,7 +493,7 @@ def rope_qk_bwd(
 class Part(NamedTuple):
     """One of q, k and v: its shape, and the location of its heads in the packed tensor and in its own tensor."""
 
-    shape: Shape
+    shape: RotaryShape
     packed: HeadStrides
     own: HeadStrides
     output: OutputSpec
@@ -510,7 +510,7 @@ def _parts(layout: str, packed: tuple[int, ...], split: list[int], dtype: torch.
         output = OutputSpec.of((*packed[:2], heads * groups, width), dtype)
         at = dict(zip(layout, output.stride, strict=True))
         own = HeadStrides(0, at["s"], at["b"], groups * width, width)
-        found.append(Part(Shape(by["b"], by["s"], heads, groups, width), inside, own, output))
+        found.append(Part(RotaryShape(by["b"], by["s"], heads, groups, width), inside, own, output))
         offset += total
     return found
 

@@ -457,7 +457,7 @@ def _spans(tiles: int, worth: int, n: int, most: int, chip: int) -> int:
 # ---- plans ----------------------------------------------------------------------------------------------------------
 
 
-class Kind(NamedTuple):
+class ScanKind(NamedTuple):
     """A kind of scan, as the kernels' arguments."""
 
     lift: Any
@@ -473,24 +473,24 @@ class Kind(NamedTuple):
 
 INF = float("inf")
 KINDS = {
-    "cumsum": Kind(lift_one, scan_sum, add, lower_state),
-    "cumprod": Kind(lift_one, scan_product, multiply, lower_state, fill=1.0, unit=(1.0, 0)),
-    "cummax": Kind(lift_place, scan_larger, larger, lower_state, fill=-INF, unit=(-INF, -1), second="index"),
-    "cummin": Kind(lift_place, scan_smaller, smaller, lower_state, fill=INF, unit=(INF, -1), second="index"),
-    "logcumsumexp": Kind(lift_exp, scan_exps, add_exps, lower_log, fill=-INF, unit=(-INF, 0), second="wide"),
-    "cumsum_bwd": Kind(lift_one, scan_sum, add, lower_state, reverse=True),
+    "cumsum": ScanKind(lift_one, scan_sum, add, lower_state),
+    "cumprod": ScanKind(lift_one, scan_product, multiply, lower_state, fill=1.0, unit=(1.0, 0)),
+    "cummax": ScanKind(lift_place, scan_larger, larger, lower_state, fill=-INF, unit=(-INF, -1), second="index"),
+    "cummin": ScanKind(lift_place, scan_smaller, smaller, lower_state, fill=INF, unit=(INF, -1), second="index"),
+    "logcumsumexp": ScanKind(lift_exp, scan_exps, add_exps, lower_log, fill=-INF, unit=(-INF, 0), second="wide"),
+    "cumsum_bwd": ScanKind(lift_one, scan_sum, add, lower_state, reverse=True),
     # terms: u = x, v = dy; the results are the terms of two sums, and the sum that each term belongs to.
     # bwd: u, v = those results, w = x
-    "cumprod_terms": Kind(
+    "cumprod_terms": ScanKind(
         lift_factor, scan_product_and_count, multiply_and_count, lower_term, fill=1.0, unit=(1.0, 0), second="count"
     ),
-    "cumprod_bwd": Kind(lift_term, scan_sums, add_both, lower_quotient, second="wide", reverse=True),
+    "cumprod_bwd": ScanKind(lift_term, scan_sums, add_both, lower_quotient, second="wide", reverse=True),
     # u = dvalues, v = indices
-    "keyed_bwd": Kind(
+    "keyed_bwd": ScanKind(
         lift_key, scan_keyed, add_keyed, lower_key, unit=(0.0, -1), second="index", reverse=True, ordered=True
     ),
     # u = y, v = dy, w = x
-    "logcumsumexp_bwd": Kind(
+    "logcumsumexp_bwd": ScanKind(
         lift_exp_grad, scan_exps, add_exps, lower_exp_grad, fill=INF, unit=(-INF, 0), second="wide", reverse=True
     ),
 }
@@ -509,29 +509,29 @@ TYPES = {
 }
 
 
-class Shape(NamedTuple):
+class ScanShape(NamedTuple):
     outer: int
     n: int
     inner: int
 
     @classmethod
-    def of(cls, x: Tensor, dim: int) -> Shape:
+    def of(cls, x: Tensor, dim: int) -> ScanShape:
         if x.dim() == 0:
             return cls(1, 1, 1)
         dim %= x.dim()
         return cls(x.shape[:dim].numel(), x.shape[dim], x.shape[dim + 1 :].numel())
 
 
-def _fits(x: Tensor, shape: Shape, dim: int) -> bool:
+def _fits(x: Tensor, shape: ScanShape, dim: int) -> bool:
     """Whether the kernels can read a tensor without a copy: contiguous, or evenly spaced rows along the last dim."""
     return x.is_contiguous() or (shape.inner == 1 and dim % x.dim() == x.dim() - 1 and even_rows(x))
 
 
-def _stride(x: Tensor, shape: Shape) -> int:
+def _stride(x: Tensor, shape: ScanShape) -> int:
     return shape.n * shape.inner if x.is_contiguous() else Rows.of(x).stride
 
 
-def _strides(shape: Shape, dim: int, **inputs: Tensor) -> tuple[list[int], list[str]]:
+def _strides(shape: ScanShape, dim: int, **inputs: Tensor) -> tuple[list[int], list[str]]:
     """The outer strides of u, v and w, and the inputs that must be copied: if one must be, all are."""
     copied = list(inputs) if not all(_fits(t, shape, dim) for t in inputs.values()) else []
     packed = shape.n * shape.inner
@@ -541,7 +541,7 @@ def _strides(shape: Shape, dim: int, **inputs: Tensor) -> tuple[list[int], list[
 
 def _scan(
     name: str,
-    shape: Shape,
+    shape: ScanShape,
     strides: Sequence[int],
     dtype: torch.dtype,
     device: torch.device,
@@ -610,14 +610,14 @@ def _scanned(
     u = next(iter(inputs.values()))
     if not u.numel():
         return Plan(makes)
-    shape = Shape.of(u, dim)
+    shape = ScanShape.of(u, dim)
     strides, copied = _strides(shape, dim, **inputs)
     names = {**dict(zip("uvw", inputs)), **dict(zip("yz", makes))}
     held, steps = _scan(name, shape, strides, u.dtype, u.device, names, wide=wide, cast=cast)
     return Plan({**makes, **held}, steps, copied)
 
 
-def _grid(shape: Shape, tiles: Tiles, spans: int) -> tuple[int, int, int]:
+def _grid(shape: ScanShape, tiles: Tiles, spans: int) -> tuple[int, int, int]:
     block = tiles["BLOCK_L"]
     return (-(-shape.outer // block) if shape.inner == 1 else shape.outer * -(-shape.inner // block), spans, 1)
 
@@ -672,7 +672,7 @@ def cumprod_bwd(dy: Tensor, x: Tensor, dim: int) -> Plan:
     makes = {"dx": _like(x)}
     if not x.numel():
         return Plan(makes)
-    shape, wide = Shape.of(x, dim), _wide(x.dtype)
+    shape, wide = ScanShape.of(x, dim), _wide(x.dtype)
     strides, copied = _strides(shape, dim, x=x, dy=dy)
     names = dict(u="x", v="dy", y="terms", z="which")
     held, first = _scan("cumprod_terms", shape, strides, x.dtype, x.device, names, wide=wide)

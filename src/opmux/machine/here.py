@@ -18,7 +18,7 @@ from ..core.log import logger
 from ..core.registry import OpImpl, OpRegistry
 from ..tuning import provider_speed
 from . import devices, vendor_ops, vendors
-from .vendor_ops import Ops
+from .vendor_ops import VendorOps
 from .vendors import Package
 
 
@@ -27,7 +27,7 @@ class LocalMachine(machine.Machine):
 
     def __init__(self) -> None:
         # The key starts with the vendors' generation.
-        self._ops: dict[tuple[int, str, str | None], Ops] = {}
+        self._ops: dict[tuple[int, str, str | None], VendorOps] = {}
         self._unused: dict[tuple[int, str], Mapping[str, str]] = {}
         self._lacks: dict[tuple[int, str], frozenset[torch.dtype]] = {}
         self._registered: list[tuple[str, OpImpl]] = []  # pairs (key, impl)
@@ -72,11 +72,11 @@ class LocalMachine(machine.Machine):
         """This machine's device types, accelerators first."""
         return (*self.accelerators(), "cpu")
 
-    def ops(self, device_type: str) -> Ops:
+    def ops(self, device_type: str) -> VendorOps:
         """The ops of a device type's vendor for the chip of this machine."""
         package = devices.vendor_of(device_type)
         if package is None:
-            return Ops()
+            return VendorOps()
         key = (vendors.generation(), package.name, self.arch_of(device_type))
         found = self._ops.get(key)
         if found is None:

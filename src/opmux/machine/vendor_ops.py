@@ -73,7 +73,7 @@ class AtenRow:
 
 
 @dataclass
-class Ops:
+class VendorOps:
     """Everything in the folders for one chip; a more specific folder overrides a less specific one."""
 
     impls: list[OpImpl] = field(default_factory=list)
@@ -83,13 +83,13 @@ class Ops:
     extras: dict[str, Any] = field(default_factory=dict)
 
 
-def read(package: Package, arch: str | None) -> Ops:
+def read(package: Package, arch: str | None) -> VendorOps:
     """Read a vendor's folders for a chip of this arch."""
-    found = Ops()
+    found = VendorOps()
     for folder in folders(Chip(package.name, arch)):
         module = load(folder)
         if module is not None:
-            _Reader(package, folder, module, found).read()
+            _OpsReader(package, folder, module, found).read()
     return found
 
 
@@ -116,10 +116,10 @@ def _import(name: str) -> ModuleType:
 vendors.on_change(load.cache_clear)
 
 
-class _Reader:
+class _OpsReader:
     """Reads one `ops` module into `found`; existing entries, from more specific folders, are kept."""
 
-    def __init__(self, package: Package, folder: str, module: ModuleType, found: Ops):
+    def __init__(self, package: Package, folder: str, module: ModuleType, found: VendorOps):
         self.package, self.module, self.found = package, module, found
         variant = folder.removeprefix(package.module).strip(".")
         self.id = ".".join(filter(None, ("default.flagos", package.name, variant)))
@@ -390,7 +390,7 @@ def _where(module: ModuleType, fn: Any = None) -> str:
     return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else str(module.__file__)
 
 
-def unused_by_key(ops: Ops) -> Mapping[str, str]:
+def unused_by_key(ops: VendorOps) -> Mapping[str, str]:
     """The unused ops by the keys of our specs."""
     found = {}
     for name, words in ops.unused.items():

@@ -39,7 +39,7 @@ class RowMaker(Maker):
 
 
 @dataclass(frozen=True)
-class AtenRow:
+class AtenOp:
     """One op: its arguments as Python source, and the function that draws its samples."""
 
     name: str

@@ -141,7 +141,7 @@ def masked_forward(
     return (p @ z).flatten(1, 2), lse.flatten(1, 2), top.flatten(1, 2)
 
 
-class Gradients(NamedTuple):
+class AttentionGradients(NamedTuple):
     dq: Tensor
     dk: Tensor
     dv: Tensor
@@ -160,7 +160,7 @@ def masked_backward(
     bias: Tensor | None,
     sink: Tensor | None,
     call: Any = None,
-) -> Gradients:
+) -> AttentionGradients:
     """The gradients. o and lse may also cover keys that are on other devices and not in k."""
     groups = k.shape[1]
     x, g, out = (_grouped(how.kept(t, how.q_sizes), groups) for t in (q, do, o))
@@ -181,4 +181,4 @@ def masked_backward(
     if sink is not None:
         share = _probabilities(sink.to(x.dtype).view(1, groups, -1, 1, 1), lse).squeeze(-1)
         dsink = -(share * total).sum((0, 3)).flatten()
-    return Gradients((scaled @ y).flatten(1, 2), (scaled.mT @ x).sum(2), (dropped.mT @ g).sum(2), dbias, dsink)
+    return AttentionGradients((scaled @ y).flatten(1, 2), (scaled.mT @ x).sum(2), (dropped.mT @ g).sum(2), dbias, dsink)

@@ -7,7 +7,7 @@ import torch  # noqa: F401 - an annotation of the rows
 from torch import Tensor  # noqa: F401 - an annotation of the rows
 
 from ..core.spec import op
-from ._aten import EXACT, FACTORY, AtenRow
+from ._aten import EXACT, FACTORY, AtenOp
 from .samples import Case, Draw
 
 Number = int | float
@@ -37,42 +37,42 @@ def _options(d: Draw) -> dict[str, Any]:
 
 
 TABLE = (
-    AtenRow("fill", "self: Tensor, value: Tensor | Number", like(value=2), SHAPES),
-    AtenRow("zero", "self: Tensor", like(), SHAPES),
-    AtenRow("full", f"size: list[int], fill_value: Number, *, {FACTORY}", sized(fill_value=2.0), SHAPES[::2]),
-    *(AtenRow(n, f"size: list[int], *, {FACTORY}", sized(), SHAPES[::2]) for n in ("ones", "zeros")),
-    AtenRow("full_like", f"self: Tensor, fill_value: Number, *, {LIKE}", like(fill_value=2.0), SHAPES),
-    *(AtenRow(n, f"self: Tensor, *, {LIKE}", like(), SHAPES) for n in ("ones_like", "zeros_like")),
-    AtenRow(
+    AtenOp("fill", "self: Tensor, value: Tensor | Number", like(value=2), SHAPES),
+    AtenOp("zero", "self: Tensor", like(), SHAPES),
+    AtenOp("full", f"size: list[int], fill_value: Number, *, {FACTORY}", sized(fill_value=2.0), SHAPES[::2]),
+    *(AtenOp(n, f"size: list[int], *, {FACTORY}", sized(), SHAPES[::2]) for n in ("ones", "zeros")),
+    AtenOp("full_like", f"self: Tensor, fill_value: Number, *, {LIKE}", like(fill_value=2.0), SHAPES),
+    *(AtenOp(n, f"self: Tensor, *, {LIKE}", like(), SHAPES) for n in ("ones_like", "zeros_like")),
+    AtenOp(
         "new_full", f"self: Tensor, size: list[int], fill_value: Number, *, {FACTORY}", new(fill_value=2), SHAPES[:1]
     ),
-    *(AtenRow(n, f"self: Tensor, size: list[int], *, {FACTORY}", new(), SHAPES[:1]) for n in ("new_ones", "new_zeros")),
-    AtenRow("scalar_tensor", f"s: Number, *, {FACTORY}", numbers(s=1.5), SHAPES[:1]),
-    AtenRow(
+    *(AtenOp(n, f"self: Tensor, size: list[int], *, {FACTORY}", new(), SHAPES[:1]) for n in ("new_ones", "new_zeros")),
+    AtenOp("scalar_tensor", f"s: Number, *, {FACTORY}", numbers(s=1.5), SHAPES[:1]),
+    AtenOp(
         "arange",
         f"start: Number = 0, end: Number | None = None, step: Number = 1, *, {FACTORY}",
         numbers(start=1, end=40, step=3),
         SHAPES[:1],
     ),
-    AtenRow(
+    AtenOp(
         "range",
         f"start: Number, end: Number, step: Number = 1, *, {FACTORY}",
         numbers(start=1, end=40, step=3),
         SHAPES[:1],
     ),
-    AtenRow(
+    AtenOp(
         "linspace",
         f"start: Number, end: Number, steps: int, *, {FACTORY}",
         numbers(start=-1.0, end=2.0, steps=37),
         SHAPES[:1],
     ),
-    AtenRow(
+    AtenOp(
         "logspace",
         f"start: Number, end: Number, steps: int, base: float = 10.0, *, {FACTORY}",
         numbers(start=-1.0, end=2.0, steps=37, base=2.0),
         SHAPES[:1],
     ),
-    AtenRow("eye", f"n: int, m: int | None = None, *, {FACTORY}", numbers(n=5, m=37), SHAPES[:1]),
+    AtenOp("eye", f"n: int, m: int | None = None, *, {FACTORY}", numbers(n=5, m=37), SHAPES[:1]),
 )
 
 ROUNDED = ("linspace", "logspace")

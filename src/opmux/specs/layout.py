@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..core.spec import op
 from ..core.tensors import opmath_dtype
-from ._aten import EXACT, FACTORY, AtenRow
+from ._aten import EXACT, FACTORY, AtenOp
 from .samples import Case, Draw
 
 Number = int | float
@@ -49,13 +49,13 @@ def several(**rest: Any) -> Callable[[Draw], dict[str, Any]]:
     return lambda d: {"tensors": [d.full(), d.full(), d._new(d.case.shape, d.dtype)], **rest}
 
 
-def viewed(name: str, args: str = "", **rest: Any) -> AtenRow:
+def viewed(name: str, args: str = "", **rest: Any) -> AtenOp:
     """The row of an op that copies a view."""
-    return AtenRow(name, f"self: Tensor, {args}".rstrip(", "), one(**rest), MATRICES[:2])
+    return AtenOp(name, f"self: Tensor, {args}".rstrip(", "), one(**rest), MATRICES[:2])
 
 
-def rows(name: str, args: str, build: Callable[[Draw], dict[str, Any]], *cases: Case) -> AtenRow:
-    return AtenRow(name, args, build, cases or MATRICES)
+def rows(name: str, args: str, build: Callable[[Draw], dict[str, Any]], *cases: Case) -> AtenOp:
+    return AtenOp(name, args, build, cases or MATRICES)
 
 
 IMAGES = (Case((2, 8, 6, 4)), Case((8, 6, 4), "t"))

@@ -1,6 +1,6 @@
 """ATen's elementwise ops with ATen's names and signatures; the reference of each is torch's own op.
 
-A `Row` has the arguments of an op and the dtypes it computes in; a loop at the end declares the ops.
+A `PointwiseOp` has the arguments of an op and the dtypes it computes in; a loop at the end declares the ops.
 `opmux.ops.add(x, 2)` accepts the same arguments as `torch.add`: tensors of different dtypes and shapes, numbers, 0-dim
 CPU tensors. The result's dtype, strides, NaNs and signed zeros, and the errors, are torch's. Integer division and
 remainder by zero are undefined, as on CUDA.
@@ -38,7 +38,7 @@ ROUGH: Mapping[torch.dtype, Tol] = {torch.float16: Tol(4e-3, 4e-3), torch.bfloat
 
 
 @dataclass(frozen=True)
-class Row:
+class PointwiseOp:
     """One op. A keyword-only argument with the default None is omitted from the call, for overloads without it."""
 
     name: str
@@ -67,10 +67,10 @@ shifted_chebyshev_polynomial_w hermite_polynomial_h hermite_polynomial_he laguer
 legendre_polynomial_p"""
 
 
-def rows(args: str, dtypes: frozenset[torch.dtype], names: str, **fields: Any) -> Iterator[Row]:
+def rows(args: str, dtypes: frozenset[torch.dtype], names: str, **fields: Any) -> Iterator[PointwiseOp]:
     """Rows that differ only in their names; `name@domain` gives the range of its sample values."""
     for name, _, domain in (n.partition("@") for n in names.split()):
-        yield Row(name, args, dtypes, domain, **fields)
+        yield PointwiseOp(name, args, dtypes, domain, **fields)
 
 
 TABLE = (
@@ -91,90 +91,92 @@ TABLE = (
     *rows(ONE, WIDE, "special_modified_bessel_i0 special_modified_bessel_i1", tol=LOOSE),
     *rows(ONE, WIDE, "special_bessel_j0 special_bessel_j1 special_bessel_y0@above special_bessel_y1@above", tol=LOOSE),
     *rows(ONE, WIDE, "special_modified_bessel_k0@above special_modified_bessel_k1@above", tol=LOOSE),
-    Row("special_scaled_modified_bessel_k0", "x: Tensor", WIDE, "above", tol=LOOSE),
-    Row("special_scaled_modified_bessel_k1", "x: Tensor", WIDE, "above", tol=LOOSE),
+    PointwiseOp("special_scaled_modified_bessel_k0", "x: Tensor", WIDE, "above", tol=LOOSE),
+    PointwiseOp("special_scaled_modified_bessel_k1", "x: Tensor", WIDE, "above", tol=LOOSE),
     *rows("x: Tensor", WIDE, "special_spherical_bessel_j0"),
-    Row("special_airy_ai", "x: Tensor", WIDE, tol=LOOSE),
+    PointwiseOp("special_airy_ai", "x: Tensor", WIDE, tol=LOOSE),
     # one tensor, and numbers
-    Row("polygamma", "n: int, self: Tensor", WIDE, "above", numbers={"n": 2}, tol=LOOSE),
-    Row("mvlgamma", "self: Tensor, p: int", WIDE, "beyond", numbers={"p": 2}, tol=LOOSE),
-    Row("round", "self: Tensor, *, decimals: int | None = None", NUMBERS),
-    Row("logit", "self: Tensor, eps: float | None = None", FLOATS, "unit", tol=ROUGH),
-    Row(
+    PointwiseOp("polygamma", "n: int, self: Tensor", WIDE, "above", numbers={"n": 2}, tol=LOOSE),
+    PointwiseOp("mvlgamma", "self: Tensor, p: int", WIDE, "beyond", numbers={"p": 2}, tol=LOOSE),
+    PointwiseOp("round", "self: Tensor, *, decimals: int | None = None", NUMBERS),
+    PointwiseOp("logit", "self: Tensor, eps: float | None = None", FLOATS, "unit", tol=ROUGH),
+    PointwiseOp(
         "nan_to_num",
         "self: Tensor, nan: float | None = None, posinf: float | None = None, neginf: float | None = None",
         ALL,
     ),
-    Row("gelu", 'self: Tensor, *, approximate: str = "none"', FLOATS),
-    Row("elu", "self: Tensor, alpha: Number = 1, scale: Number = 1, input_scale: Number = 1", FLOATS),
-    Row("celu", "self: Tensor, alpha: Number = 1.0", FLOATS),
-    Row("leaky_relu", "self: Tensor, negative_slope: Number = 0.01", FLOATS),
-    Row("hardtanh", "self: Tensor, min_val: Number = -1, max_val: Number = 1", FLOATS | SIGNED),
-    Row("softplus", "self: Tensor, beta: Number = 1, threshold: Number = 20", FLOATS),
+    PointwiseOp("gelu", 'self: Tensor, *, approximate: str = "none"', FLOATS),
+    PointwiseOp("elu", "self: Tensor, alpha: Number = 1, scale: Number = 1, input_scale: Number = 1", FLOATS),
+    PointwiseOp("celu", "self: Tensor, alpha: Number = 1.0", FLOATS),
+    PointwiseOp("leaky_relu", "self: Tensor, negative_slope: Number = 0.01", FLOATS),
+    PointwiseOp("hardtanh", "self: Tensor, min_val: Number = -1, max_val: Number = 1", FLOATS | SIGNED),
+    PointwiseOp("softplus", "self: Tensor, beta: Number = 1, threshold: Number = 20", FLOATS),
     *rows("self: Tensor, lambd: Number = 0.5", FLOATS, "softshrink hardshrink"),
-    Row(
+    PointwiseOp(
         "threshold", "self: Tensor, threshold: Number, value: Number", NUMBERS, numbers={"threshold": 0.25, "value": 20}
     ),
     *rows("self: Tensor, min: Tensor | Number | None = None, max: Tensor | Number | None = None", NUMBERS, "clamp"),
     *rows("self: Tensor, min: Tensor | Number", NUMBERS, "clamp_min"),
     *rows("self: Tensor, max: Tensor | Number", NUMBERS, "clamp_max"),
     # two
-    Row("add", SCALED, ALL),
+    PointwiseOp("add", SCALED, ALL),
     *rows(SCALED, NUMBERS, "sub rsub"),
     *rows(WITH, ALL, "mul eq ne lt le gt ge"),
-    Row("div", f"{WITH}, *, rounding_mode: str | None = None", NUMBERS, "apart"),
+    PointwiseOp("div", f"{WITH}, *, rounding_mode: str | None = None", NUMBERS, "apart"),
     *rows(WITH, NUMBERS, "floor_divide@apart fmod@apart"),
     *rows(EITHER, NUMBERS, "remainder@apart"),
-    Row("pow", "self: Tensor | Number, exponent: Tensor | Number", NUMBERS, "above"),
-    Row("float_power", "self: Tensor | Number, exponent: Tensor | Number", frozenset({torch.float64}), "above"),
+    PointwiseOp("pow", "self: Tensor | Number, exponent: Tensor | Number", NUMBERS, "above"),
+    PointwiseOp("float_power", "self: Tensor | Number, exponent: Tensor | Number", frozenset({torch.float64}), "above"),
     *rows(TWO, ALL, "maximum minimum fmax fmin logical_and logical_or logical_xor"),
     *rows(TWO, FLOATS, "atan2 hypot logaddexp logaddexp2 ldexp"),
     *rows(WITH, FLOATS, "copysign"),
     *rows(TWO, WIDE, "nextafter"),
     *rows(TWO, INTS, "gcd lcm"),
     *rows(EITHER, FLOATS, "xlogy@above special_xlog1py@above"),
-    Row("special_zeta", EITHER, WIDE, "beyond", tol=LOOSE),
+    PointwiseOp("special_zeta", EITHER, WIDE, "beyond", tol=LOOSE),
     *rows(TWO, WIDE, "igamma@above igammac@above", tol=LOOSE),
     *(
-        Row(f"special_{name}", "x: Tensor | Number, n: Tensor | Number", WIDE, "above", tol=LOOSE)
+        PointwiseOp(f"special_{name}", "x: Tensor | Number, n: Tensor | Number", WIDE, "above", tol=LOOSE)
         for name in POLYNOMIALS.split()
     ),
-    Row("heaviside", "self: Tensor, values: Tensor", ALL),
+    PointwiseOp("heaviside", "self: Tensor, values: Tensor", ALL),
     *rows(EITHER, INTS | BOOL, "bitwise_and bitwise_or bitwise_xor"),
     *rows(EITHER, INTS, "bitwise_left_shift bitwise_right_shift"),
-    Row("isclose", f"{TWO}, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False", WIDE),
-    Row("_prelu_kernel", "self: Tensor, weight: Tensor", FLOATS),
+    PointwiseOp("isclose", f"{TWO}, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False", WIDE),
+    PointwiseOp("_prelu_kernel", "self: Tensor, weight: Tensor", FLOATS),
     # three
-    Row("where", "condition: Tensor, self: Tensor | Number, other: Tensor | Number", ALL),
-    Row("masked_fill", "self: Tensor, mask: Tensor, value: Tensor | Number", ALL, numbers={"value": 2}),
-    Row("lerp", "self: Tensor, end: Tensor, weight: Tensor | Number", FLOATS),
-    Row("addcmul", "self: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: Number = 1", NUMBERS),
-    Row("addcdiv", "self: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: Number = 1", FLOATS, "apart"),
+    PointwiseOp("where", "condition: Tensor, self: Tensor | Number, other: Tensor | Number", ALL),
+    PointwiseOp("masked_fill", "self: Tensor, mask: Tensor, value: Tensor | Number", ALL, numbers={"value": 2}),
+    PointwiseOp("lerp", "self: Tensor, end: Tensor, weight: Tensor | Number", FLOATS),
+    PointwiseOp("addcmul", "self: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: Number = 1", NUMBERS),
+    PointwiseOp("addcdiv", "self: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: Number = 1", FLOATS, "apart"),
     # gradients
     *rows("grad_output: Tensor, output: Tensor", FLOATS, "sigmoid_backward tanh_backward"),
     *rows(GRAD, FLOATS, "silu_backward mish_backward hardswish_backward hardsigmoid_backward"),
-    Row("gelu_backward", f'{GRAD}, *, approximate: str = "none"', FLOATS),
-    Row("logit_backward", f"{GRAD}, eps: float | None = None", FLOATS, "unit"),
-    Row("threshold_backward", f"{GRAD}, threshold: Number", NUMBERS, numbers={"threshold": 0}),
-    Row(
+    PointwiseOp("gelu_backward", f'{GRAD}, *, approximate: str = "none"', FLOATS),
+    PointwiseOp("logit_backward", f"{GRAD}, eps: float | None = None", FLOATS, "unit"),
+    PointwiseOp("threshold_backward", f"{GRAD}, threshold: Number", NUMBERS, numbers={"threshold": 0}),
+    PointwiseOp(
         "leaky_relu_backward",
         f"{GRAD}, negative_slope: Number, self_is_result: bool",
         FLOATS,
         numbers={"negative_slope": 0.01, "self_is_result": False},
     ),
-    Row(
+    PointwiseOp(
         "elu_backward",
         "grad_output: Tensor, alpha: Number, scale: Number, input_scale: Number, is_result: bool, "
         "self_or_result: Tensor",
         FLOATS,
         numbers={"alpha": 1.5, "scale": 1, "input_scale": 0.5, "is_result": False},
     ),
-    Row(
+    PointwiseOp(
         "hardtanh_backward", f"{GRAD}, min_val: Number, max_val: Number", FLOATS, numbers={"min_val": -1, "max_val": 1}
     ),
-    Row("softplus_backward", f"{GRAD}, beta: Number, threshold: Number", FLOATS, numbers={"beta": 2, "threshold": 20}),
-    Row("softshrink_backward", f"{GRAD}, lambd: Number", FLOATS, numbers={"lambd": 0.5}),
-    Row("hardshrink_backward", "grad_out: Tensor, self: Tensor, lambd: Number", FLOATS, numbers={"lambd": 0.5}),
+    PointwiseOp(
+        "softplus_backward", f"{GRAD}, beta: Number, threshold: Number", FLOATS, numbers={"beta": 2, "threshold": 20}
+    ),
+    PointwiseOp("softshrink_backward", f"{GRAD}, lambd: Number", FLOATS, numbers={"lambd": 0.5}),
+    PointwiseOp("hardshrink_backward", "grad_out: Tensor, self: Tensor, lambd: Number", FLOATS, numbers={"lambd": 0.5}),
 )
 
 # ATen's aliases -> the row with the same arguments.
@@ -192,17 +194,17 @@ ALIASES = {
 }  # fmt: skip
 
 
-def _also() -> Iterator[Row]:
+def _also() -> Iterator[PointwiseOp]:
     """Rows for the aliases; an alias that accepts fewer kinds of arguments has its own entry."""
     named = {row.name: row for row in TABLE}
     for name, others in ALIASES.items():
         for other in others.split():
             of = named[name]
             args = WITH if other.startswith("__") else of.args
-            yield Row(other, args, of.dtypes, of.domain, of.numbers, of.tol, alias=name)
-    yield Row("subtract", SCALED, NUMBERS, alias="sub")
-    yield Row("true_divide", WITH, FLOATS, "apart", alias="div")
-    yield Row("special_round", "self: Tensor, *, decimals: int = 0", FLOATS, alias="round")
+            yield PointwiseOp(other, args, of.dtypes, of.domain, of.numbers, of.tol, alias=name)
+    yield PointwiseOp("subtract", SCALED, NUMBERS, alias="sub")
+    yield PointwiseOp("true_divide", WITH, FLOATS, "apart", alias="div")
+    yield PointwiseOp("special_round", "self: Tensor, *, decimals: int = 0", FLOATS, alias="round")
 
 
 ROWS = {row.name: row for row in (*TABLE, *_also())}
@@ -247,7 +249,7 @@ class Within(Draw):
         return (x.abs() if dtype is torch.uint8 else x).to(self.device, dtype)
 
 
-def _tensor(row: Row, d: Draw, name: str, at: int) -> Tensor:
+def _tensor(row: PointwiseOp, d: Draw, name: str, at: int) -> Tensor:
     x = Within(d, row.domain).full()
     if name in ("condition", "mask"):
         return x > 0
@@ -256,7 +258,7 @@ def _tensor(row: Row, d: Draw, name: str, at: int) -> Tensor:
     return {"row": lambda: x[0], "column": lambda: x[..., :1]}.get(d.option("second"), lambda: x)()
 
 
-def samples_of(row: Row) -> Maker:
+def samples_of(row: PointwiseOp) -> Maker:
     """Samples of floats and of integers; scalar arguments without a default come from `row.numbers`."""
 
     def build(d: Draw) -> dict[str, Any]:

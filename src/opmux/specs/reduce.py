@@ -45,7 +45,7 @@ Dims = tuple[int, ...]
 EXACT = {torch.int64: Tol(0.0, 0.0), torch.bool: Tol(0.0, 0.0)}
 
 
-class Rule(NamedTuple):
+class ReductionRule(NamedTuple):
     """The dtype of an op's result, and how the op treats integers, empty dimensions and dim=()."""
 
     gives: torch.dtype | None = None  # None: the dtype that x is cast to
@@ -56,29 +56,29 @@ class Rule(NamedTuple):
 
 INF, NAN = math.inf, math.nan
 RULES = {
-    "sum": Rule(whole=True, empty=0),
-    "nansum": Rule(whole=True, empty=0),
-    "mean": Rule(empty=NAN),
-    "prod": Rule(whole=True, empty=1),
-    "amax": Rule(),
-    "amin": Rule(),
-    "max_dim": Rule(),
-    "min_dim": Rule(),
-    "argmax": Rule(gives=torch.int64),
-    "argmin": Rule(gives=torch.int64),
-    "any": Rule(gives=torch.bool, empty=0, none=True),
-    "all": Rule(gives=torch.bool, empty=1, none=True),
-    "count_nonzero": Rule(gives=torch.int64, empty=0),
-    "var": Rule(empty=NAN),
-    "std": Rule(empty=NAN),
-    "var_mean": Rule(empty=NAN),
-    "std_mean": Rule(empty=NAN),
-    "logsumexp": Rule(empty=-INF),
-    "vector_norm": Rule(empty=0),
+    "sum": ReductionRule(whole=True, empty=0),
+    "nansum": ReductionRule(whole=True, empty=0),
+    "mean": ReductionRule(empty=NAN),
+    "prod": ReductionRule(whole=True, empty=1),
+    "amax": ReductionRule(),
+    "amin": ReductionRule(),
+    "max_dim": ReductionRule(),
+    "min_dim": ReductionRule(),
+    "argmax": ReductionRule(gives=torch.int64),
+    "argmin": ReductionRule(gives=torch.int64),
+    "any": ReductionRule(gives=torch.bool, empty=0, none=True),
+    "all": ReductionRule(gives=torch.bool, empty=1, none=True),
+    "count_nonzero": ReductionRule(gives=torch.int64, empty=0),
+    "var": ReductionRule(empty=NAN),
+    "std": ReductionRule(empty=NAN),
+    "var_mean": ReductionRule(empty=NAN),
+    "std_mean": ReductionRule(empty=NAN),
+    "logsumexp": ReductionRule(empty=-INF),
+    "vector_norm": ReductionRule(empty=0),
 }
 
 
-class Asked(NamedTuple):
+class ReductionCall(NamedTuple):
     """The parsed arguments of a call."""
 
     dims: Dims  # non-negative; (0,) for a 0-dim tensor
@@ -101,7 +101,7 @@ def count_of(x: Tensor, dims: Dims) -> int:
     return math.prod(x.shape[d] for d in dims) if x.dim() else 1
 
 
-def asked_of(op: str, x: Tensor, dim: Any, dtype: torch.dtype | None = None) -> Asked:
+def asked_of(op: str, x: Tensor, dim: Any, dtype: torch.dtype | None = None) -> ReductionCall:
     rule = RULES[op]
     dims = dims_of(x, dim, rule.none)
     cast = dtype or x.dtype
@@ -109,7 +109,7 @@ def asked_of(op: str, x: Tensor, dim: Any, dtype: torch.dtype | None = None) -> 
         cast = torch.int64
     if op == "logsumexp" and not cast.is_floating_point:
         cast = torch.get_default_dtype()
-    return Asked(dims, cast, rule.gives or cast, count_of(x, dims))
+    return ReductionCall(dims, cast, rule.gives or cast, count_of(x, dims))
 
 
 def reduced_shape(x: Tensor, dim: Any, keepdim: bool) -> tuple[int, ...]:
@@ -191,7 +191,7 @@ def prod(x: Number[Tensor, "..."], dim: Dim = None, keepdim: bool = False, dtype
     return _fresh(_product(_wide(x, asked.cast), asked, keepdim), asked.gives)
 
 
-def _product(v: Tensor, asked: Asked, keepdim: bool) -> Tensor:
+def _product(v: Tensor, asked: ReductionCall, keepdim: bool) -> Tensor:
     """torch.prod over several dimensions, which are merged into one."""
     if not v.dim():
         return v.clone()
@@ -353,7 +353,7 @@ def prod_bwd(dy: DY, x: X, dim: Dim = None, keepdim: bool = False) -> Tensor:
     zero = b.x == 0
     zeros = b.total(zero)
     others = torch.where(zero, 1.0, b.x)
-    p = _product(others, Asked(b.dims, b.x.dtype, b.x.dtype, b.n), True)
+    p = _product(others, ReductionCall(b.dims, b.x.dtype, b.x.dtype, b.n), True)
     alone = torch.where(zero, torch.where(zeros == 1, p, 0.0), torch.where(zeros == 0, p / others, 0.0))
     return _like(b.per[0] * alone, x)
 

@@ -18,7 +18,7 @@ SHORT = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfloa
 SHORT |= {"double": "float64", "float": "float32", "half": "float16", "int": "int32"}
 
 
-class BadArgument(OpmuxError, ValueError):
+class BadOption(OpmuxError, ValueError):
     """A command-line option has an invalid value."""
 
 
@@ -30,7 +30,7 @@ def dtype(text: str, allowed: Iterable[str] = DTYPES) -> torch.dtype:
     if name not in allowed:
         close = nearest(name, allowed)
         hint = f": did you mean {close}?" if close else "."
-        raise BadArgument(f"--dtype {text!r} is not allowed here{hint} Allowed: {', '.join(allowed)}")
+        raise BadOption(f"--dtype {text!r} is not allowed here{hint} Allowed: {', '.join(allowed)}")
     return getattr(torch, name)
 
 
@@ -43,10 +43,10 @@ def shape(text: str, largest: int = LARGEST) -> tuple[int, ...]:
     """Parse a shape: `4096x4096`, `8,128,64` or `37`. Raises if it has more than `largest` elements."""
     sizes = re.split(r"\s*[x*,]\s*", text.strip().casefold())
     if not all(re.fullmatch(r"[0-9]+", s) for s in sizes):
-        raise BadArgument(f"--shape {text!r} cannot be read. Allowed: sizes with x between them, such as 4096x4096")
+        raise BadOption(f"--shape {text!r} cannot be read. Allowed: sizes with x between them, such as 4096x4096")
     made = tuple(map(int, sizes))
     if math.prod(made) > largest:
-        raise BadArgument(f"--shape {text!r} is too large to make tensors of. Allowed: up to {largest} elements")
+        raise BadOption(f"--shape {text!r} is too large to make tensors of. Allowed: up to {largest} elements")
     return made
 
 
@@ -65,10 +65,10 @@ def device(text: str | None) -> torch.device:
     except RuntimeError:
         found = None
     if found is None or found.type not in have:
-        raise BadArgument(f"--device {text!r} is not on this machine. Allowed: {', '.join(have)}")
+        raise BadOption(f"--device {text!r} is not on this machine. Allowed: {', '.join(have)}")
     count = 1 if found.type == "cpu" else torch.accelerator.device_count()
     if (found.index or 0) >= count:
-        raise BadArgument(
+        raise BadOption(
             f"--device {text!r} is not on this machine. Allowed: {found.type}:0 to {found.type}:{count - 1}"
         )
     return found

@@ -223,7 +223,7 @@ def tune(
     if op is None and dry_run and chip is not None and not listing and not clear:
         raise typer.Exit(tune.show_trials(chip))
     if (op is not None) + listing + clear != 1:
-        raise arguments.BadArgument(
+        raise arguments.BadOption(
             "tune takes one of: an OP, --list, --clear, --aten, --providers, or --dry-run with --chip"
         )
     if listing:

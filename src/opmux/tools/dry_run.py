@@ -25,7 +25,7 @@ def standing_in(chip: str | None) -> Iterator[None]:
     of_vendor = None if chip in CHIPS else tile_checks.of_vendor(chip)
     if chip not in CHIPS and of_vendor is None:
         allowed = f"{', '.join(CHIPS)}, or a vendor: {', '.join(sorted(vendors.known()))}"
-        raise arguments.BadArgument(f"--chip {chip!r} is not known. Allowed: {allowed}")
+        raise arguments.BadOption(f"--chip {chip!r} is not known. Allowed: {allowed}")
     with contextlib.ExitStack() as stack:
         if not knobs.runtime.interpret:
             stack.enter_context(compiling_for(chip if of_vendor is None else _carrier(of_vendor)))

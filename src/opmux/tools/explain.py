@@ -28,7 +28,7 @@ def run(op: str, dtype: str, shape: str | None, device: str | None, as_json: boo
     if assume is None:
         return _run(op, dtype, shape, device, as_json, None)
     if device is not None:
-        raise arguments.BadArgument("--assume is a chip that is not here, --device one that is: give one of them")
+        raise arguments.BadOption("--assume is a chip that is not here, --device one that is: give one of them")
     chip = chip_of(assume)
     if chip.vendor == "cpu":  # the CPU is always present
         return _run(op, dtype, shape, "cpu", as_json, None)
@@ -55,7 +55,7 @@ def chip_of(text: str) -> Chip:
         try:
             machine.split_arch(chip.arch)
         except ValueError as error:
-            raise arguments.BadArgument(f"--assume {quoted(text)}: {error}") from None
+            raise arguments.BadOption(f"--assume {quoted(text)}: {error}") from None
     return chip
 
 
@@ -163,7 +163,7 @@ def sample_of(
     except Exception as error:  # sample code may raise anything
         sizes = "" if shape is None else f" and shape {'x'.join(map(str, shape))}"
         words = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise arguments.BadArgument(f"{name}: no arguments with {dtype_name(dtype)}{sizes}: {words}") from None
+        raise arguments.BadOption(f"{name}: no arguments with {dtype_name(dtype)}{sizes}: {words}") from None
 
 
 def in_words(value: Any) -> str:

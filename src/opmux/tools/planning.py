@@ -79,7 +79,7 @@ ATTEMPTS = 4  # runs of one call: the first ones may also make its plan, which c
 FORMATS = (torch.contiguous_format, torch.preserve_format, torch.channels_last, torch.channels_last_3d)
 
 
-class Refused(Exception):
+class NotLaunchable(Exception):
     """C++ cannot launch this call."""
 
 
@@ -294,7 +294,7 @@ class Worker:
         try:
             return self._plan(slot, words)
         except Exception as error:
-            if not isinstance(error, (Refused, OpmuxError)):
+            if not isinstance(error, (NotLaunchable, OpmuxError)):
                 logger.debug("%s cannot be planned: %s: %s", self._names.get(slot), type(error).__name__, error)
             manager = get_default_manager()
             if manager.failures():  # a failure on meta tensors says nothing about other calls
@@ -356,14 +356,14 @@ class Worker:
             call = self._calls[slot] = _entry(overload)
         args, kwargs, tensors = arguments(overload, words, self._devices)
         for _ in range(ATTEMPTS):
-            recorder = launching.Recorder()
+            recorder = launching.LaunchRecorder()
             with recorder:
                 found = call(*args, **kwargs)
             if recorder.pure:
                 break
         record = recorder.record
         if not recorder.pure or not record.launches:
-            raise Refused("it does more than launch kernels")
+            raise NotLaunchable("it does more than launch kernels")
         results = found if isinstance(found, tuple) else (found,)
         return self._described(tensors, results, record, overload.shape.kind == "inplace")
 
@@ -375,17 +375,17 @@ class Worker:
             owners.setdefault(_storage(t), (ARGUMENT, i))
         if in_place:
             if results[0] is not tensors[0]:
-                raise Refused("it returns another tensor than its first")
+                raise NotLaunchable("it returns another tensor than its first")
             results = ()
         for i, y in enumerate(results):
             if _storage(y) in owners or y.storage_offset() or not y.numel() or not _fills_its_storage(y):
-                raise Refused("a result is a view")
+                raise NotLaunchable("a result is a view")
             owners[_storage(y)] = (RESULT, i)
         spaces = [t for t in record.made if t.numel() and _storage(t) not in owners]
         for i, t in enumerate(spaces):
             owners.setdefault(_storage(t), (SPACE, i))
         if max(len(results), len(spaces), len(tensors)) > launching.MOST_TENSORS:
-            raise Refused("it has too many tensors")
+            raise NotLaunchable("it has too many tensors")
         made = _PlannedCall([len(results)], set(), [])
         for y in results:
             made.words += [NUMBERS[y.dtype], y.dim()]
@@ -406,13 +406,13 @@ class Worker:
                 made.words += param[:2]
                 made.add_sizes(param.value) if kind[0] in "*iu" else made.words.append(param.value)
         if len(written) < len(results):
-            raise Refused("no kernel writes a result")
+            raise NotLaunchable("no kernel writes a result")
         return made
 
     def _kernel(self, compiled: Any) -> tuple[int, list[bytes]]:
         metadata = compiled.metadata
         if metadata.num_ctas != 1 or any(getattr(metadata, name, 0) for name in launching.EXTRAS):
-            raise Refused("a kernel needs a cluster, a cooperative launch, PDL or scratch memory")
+            raise NotLaunchable("a kernel needs a cluster, a cooperative launch, PDL or scratch memory")
         number = self._kernels.get(compiled.hash, self._new.get(compiled.hash))
         if number is not None:
             return number, []
@@ -425,10 +425,10 @@ class Worker:
 
 
 def _entry(overload: overloads.Overload) -> Callable[..., Any]:
-    """The override that the gate calls for an overload; it raises Refused if torch's own kernel would run."""
+    """The override that the gate calls for an overload; it raises NotLaunchable if torch's own kernel would run."""
 
     def native(*args: Any, **kwargs: Any) -> Any:
-        raise Refused("torch's own kernel runs it")
+        raise NotLaunchable("torch's own kernel runs it")
 
     overload.natives[DEVICE] = native
     entry = engine.entry_point(overload, DEVICE)
@@ -462,7 +462,7 @@ def _param(kind: str, value: Any, owners: dict[int, tuple[int, int]]) -> Param:
         return Param(NUMBER, 0, 0)
     owner = owners.get(_storage(value))
     if owner is None:
-        raise Refused("a kernel gets a pointer to memory that is not an argument, a result or a workspace")
+        raise NotLaunchable("a kernel gets a pointer to memory that is not an argument, a result or a workspace")
     return Param(*owner, value.storage_offset() * value.itemsize)
 
 
@@ -473,9 +473,9 @@ def arguments(
     overload: overloads.Overload, words: list[int], devices: frozenset[int]
 ) -> tuple[list[Any], dict[str, Any], list[Tensor]]:
     """The arguments that a key describes, positional and by keyword, and the tensors among them in order."""
-    reader = _Reader(words, devices)
+    reader = _KeyReader(words, devices)
     if reader.word() or DTYPES.get(reader.word()) is not torch.float32:
-        raise Refused("deterministic algorithms, or another default dtype")
+        raise NotLaunchable("deterministic algorithms, or another default dtype")
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     for argument in overload.shape.arguments:
@@ -485,7 +485,7 @@ def arguments(
         else:
             args.append(value)
     if reader.left():
-        raise Refused("the key has more words than the schema has arguments")
+        raise NotLaunchable("the key has more words than the schema has arguments")
     return args, kwargs, reader.tensors
 
 
@@ -496,7 +496,7 @@ def _type(of: Any) -> str:
     return "SymInt" if of.kind() == "SymIntType" else str(of)
 
 
-class _Reader:
+class _KeyReader:
     """Reads values as `CallKey` in launches.h writes them."""
 
     def __init__(self, words: list[int], devices: frozenset[int]):
@@ -507,7 +507,7 @@ class _Reader:
     def word(self) -> int:
         found = next(self._words, None)
         if found is None:
-            raise Refused("the key ends early")
+            raise NotLaunchable("the key ends early")
         return found
 
     def left(self) -> bool:
@@ -533,7 +533,7 @@ class _Reader:
             return [self.value("int" if "Int" in kind else kind[5:-1]) for _ in range(self.word())]
         read = self._KINDS.get(kind)
         if read is None:
-            raise Refused(f"an argument of type {kind}")
+            raise NotLaunchable(f"an argument of type {kind}")
         return read(self)
 
     def tensor(self) -> Any:
@@ -542,16 +542,16 @@ class _Reader:
         if tag == 1:
             return None
         if dtype is None:
-            raise Refused("a dtype that kernels do not take")
+            raise NotLaunchable("a dtype that kernels do not take")
         if tag == 2:  # a Python number
             return self._number(dtype)
         dims, same, unaligned = head >> 16 & 0xFF, head >> 24 & 0xFF, head >> 40 & 0xF
         sizes, strides = [self.word() for _ in range(dims)], [self.word() for _ in range(dims)]
         if unaligned:
-            raise Refused("a pointer that is no multiple of 16")
+            raise NotLaunchable("a pointer that is no multiple of 16")
         index = head >> 32 & 0xFF
         if index not in self._devices:
-            raise Refused("a device with another chip")
+            raise NotLaunchable("a device with another chip")
         self._home = index if self._home < 0 else self._home
         if not same:
             made = torch.empty_strided(sizes, strides, dtype=dtype, device="meta")
@@ -559,7 +559,7 @@ class _Reader:
             other = self.tensors[same - 1]
             alike = other.dtype is dtype and list(other.shape) == sizes and list(other.stride()) == strides
             if not alike:
-                raise Refused("two tensors start at one address and differ in dtype, sizes or strides")
+                raise NotLaunchable("two tensors start at one address and differ in dtype, sizes or strides")
             made = other
         self.tensors.append(made)
         return made
@@ -581,12 +581,12 @@ class _Reader:
         word = self.word()
         kind, index = word >> 8, word & 0xFF
         if kind != CUDA or index not in (self._home, 0xFF):
-            raise Refused("a result on another device")
+            raise NotLaunchable("a result on another device")
         return torch.device("meta")
 
     def layout(self) -> torch.layout:
         if self.word():
-            raise Refused("a layout that is not strided")
+            raise NotLaunchable("a layout that is not strided")
         return torch.strided
 
     def symbol(self) -> int:

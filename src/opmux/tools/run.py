@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..core.errors import quoted
 from ..faces import compat
-from .arguments import BadArgument
+from .arguments import BadOption
 
 INTERRUPTED = 130  # a shell's exit code for a program ended by Ctrl-C
 
@@ -22,10 +22,10 @@ def run(program: list[str], libraries: list[str], shadow: bool, module: bool) ->
     An exception is shown as `python` shows it: only the program's frames, through its own `sys.excepthook`.
     """
     if not program:
-        raise BadArgument("run takes a program: opmux run [--as NAME] script.py [ARGS], or -m MODULE [ARGS]")
+        raise BadOption("run takes a program: opmux run [--as NAME] script.py [ARGS], or -m MODULE [ARGS]")
     name = program[0]
     if not module and not os.path.exists(name):  # noqa: PTH110  # False for a name that is too long
-        raise BadArgument(f"run: there is no file {quoted(name)}")
+        raise BadOption(f"run: there is no file {quoted(name)}")
     compat.install(*libraries, shadow=shadow)
     argv, path = sys.argv[:], sys.path[:]
     sys.argv[:] = program

@@ -21,7 +21,7 @@ from ..core.registry import BackendImplKind, OpImpl
 from ..core.spec import NAME_LOOKUP, Sample, Spec, specs
 from ..core.tensors import dtype_name
 from ..kernels.lib import config
-from ..kernels.lib.config import Asked, Tiles
+from ..kernels.lib.config import Tiles, TunableCall
 from ..kernels.lib.plans import forget
 from ..machine import vendor_ops, vendors
 from ..machine.devices import Chip
@@ -55,7 +55,7 @@ class TileTrial:
 class TuneOutcome:
     """The outcome of tuning one tunable."""
 
-    asked: Asked
+    asked: TunableCall
     trials: list[TileTrial]  # the current tiles come first
     best: TileTrial | None = None  # faster than the current tiles by GAIN, measured twice
     times: tuple[float, float] = (0.0, 0.0)  # of the current tiles and the fastest others
@@ -79,14 +79,14 @@ class TuneCase:
     def run(self) -> Any:
         return self.call(*self.sample.args, **self.sample.kwargs)
 
-    def plan(self) -> list[Asked]:
+    def plan(self) -> list[TunableCall]:
         """The tunables that the kernel looks up when it makes its plan, each once."""
         forget()
         with config.asked() as heard, torch.no_grad():
             try:
                 self.run()
             except (TypeError, ValueError, NotImplementedError) as error:  # the kernel refuses the arguments
-                raise arguments.BadArgument(f"{self}: {error}") from None
+                raise arguments.BadOption(f"{self}: {error}") from None
         return list({one.key: one for one in heard}.values())
 
     def disagreement(self) -> str:
@@ -112,10 +112,10 @@ def case_of(op: str, shape: str, dtype: str, device: torch.device, anywhere: boo
     spec = specs.find(op, NAME_LOOKUP["ops"])
     kind, sizes = arguments.dtype(dtype), arguments.shape(shape)
     if not hasattr(spec.samples, "at"):
-        raise arguments.BadArgument(f"{spec.name} declares no samples that take a shape, so there is nothing to time")
+        raise arguments.BadOption(f"{spec.name} declares no samples that take a shape, so there is nothing to time")
     if spec.mutates:
         words = f"{spec.name} writes to {', '.join(spec.mutates)}, so a second run is not the same"
-        raise arguments.BadArgument(f"{words}. Tune an op that does not")
+        raise arguments.BadOption(f"{words}. Tune an op that does not")
     sample = explain.sample_of(spec, spec.name, sizes, kind, device)
     mine = _of_vendor(spec, config.this_chip())
     if mine is not None:
@@ -126,7 +126,7 @@ def case_of(op: str, shape: str, dtype: str, device: torch.device, anywhere: boo
     usable = [v.impl for v in ours if v.status == "chosen" or (anywhere and v.stage in ("device", "arch"))]
     if not usable:
         why = f"{ours[0].stage}: {ours[0].reason}" if ours else "there is none"
-        raise arguments.BadArgument(f"{spec.name} has no kernel of ours for such arguments: {why}")
+        raise arguments.BadOption(f"{spec.name} has no kernel of ours for such arguments: {why}")
     return TuneCase(spec, usable[0].call, sample, "x".join(map(str, sizes)), kind)
 
 
@@ -140,7 +140,7 @@ def _of_vendor(spec: Spec, chip: Chip | None) -> OpImpl | None:
     return next((i for i in mine if i.kind is BackendImplKind.DEFAULT and i.fn.__module__ in tuned), None)
 
 
-def trials_for(one: Asked, chip: Chip | None) -> list[TileTrial]:
+def trials_for(one: TunableCall, chip: Chip | None) -> list[TileTrial]:
     """The current tiles, the default, and the vendor's configs, without duplicates."""
     made = [TileTrial(one.choice.tiles, one.choice.source)]
     listed = [] if chip is None else one.tunable.candidates(chip, **one.facts)
@@ -165,7 +165,7 @@ class Tuner:
     bench: Bench = median_ms
     held: dict[str, Tiles] = field(default_factory=dict)
 
-    def tune(self, one: Asked, tick: Callable[[float | None], None] = lambda best: None) -> TuneOutcome:
+    def tune(self, one: TunableCall, tick: Callable[[float | None], None] = lambda best: None) -> TuneOutcome:
         """Time every trial; `tick` gets the best time so far after each."""
         out = TuneOutcome(one, trials_for(one, self.chip))
         present, *others = out.trials
@@ -231,12 +231,12 @@ def run(
     specs.find(op, NAME_LOOKUP["ops"])  # first, to report an unknown op
     at = arguments.device(device)
     if chip is not None and not dry_run:
-        raise arguments.BadArgument("--chip names a chip that is not present: nothing can be timed. Add --dry-run")
+        raise arguments.BadOption("--chip names a chip that is not present: nothing can be timed. Add --dry-run")
     timed = at.type != "cpu" and not knobs.runtime.interpret
     if not timed and not dry_run:
         where = "the CPU" if at.type == "cpu" else "the interpreter"
         words = f"{op} cannot be tuned on {where}: its times are not those of a chip"
-        raise arguments.BadArgument(f"{words}. Allowed: an accelerator, or --dry-run")
+        raise arguments.BadOption(f"{words}. Allowed: an accelerator, or --dry-run")
     asked = [(s, d) for s in shapes or SHAPES for d in dtypes or DTYPES]
     console = screen.out()
     if dry_run:
@@ -354,7 +354,7 @@ def _load(chip: str | None) -> None:
         try:
             split_arch(of_vendor.arch)
         except ValueError as error:
-            raise arguments.BadArgument(f"--chip {chip}: {error}") from None
+            raise arguments.BadOption(f"--chip {chip}: {error}") from None
     if of_vendor is not None:
         for folder in tile_files.folders(of_vendor):
             vendor_ops.load(folder)

@@ -23,7 +23,7 @@ from ...core.log import logger
 from ...core.policy import get_policy
 from ...core.spec import specs
 from ...machine.vendor_ops import AtenRow
-from .schema import Shape
+from .schema import OverloadSchema
 
 if TYPE_CHECKING:
     from .overloads import Overload
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 Fn = Callable[..., Any]
 
 
-def composed_on(shape: Shape, key: str) -> bool:
+def composed_on(shape: OverloadSchema, key: str) -> bool:
     """Whether ATen composes an op from others on a device, but has a gradient formula for other devices."""
     return shape.has("CompositeImplicitAutograd") and not shape.has(key)
 
@@ -64,7 +64,7 @@ def _differentiable(overload: Overload) -> Fn | None:
     return functools.partial(overload.adapter.fn, specs.functions[base.key])
 
 
-def of_row(shape: Shape, row: AtenRow, run: Fn, state: Any, otherwise: Fn) -> Fn:
+def of_row(shape: OverloadSchema, row: AtenRow, run: Fn, state: Any, otherwise: Fn) -> Fn:
     """The override that calls a vendor's function with its own gradient; if the function fails, ATen's op runs."""
     logged: set[str] = set()
 

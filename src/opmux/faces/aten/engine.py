@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ...core import library, machine
 from ...core.default import DefaultManager, get_default_manager
-from ...core.entry import EntryPoint, Form
+from ...core.entry import CallingConvention, EntryPoint
 from ...core.lock import cached_property, lock
 from ...core.log import logger
 from ...core.registry import BackendImplKind, OpImpl
@@ -33,7 +33,7 @@ from ...machine.vendor_ops import AtenRow
 from ...machine.vendors import Autograd
 from . import above, decisions, gate, native, record
 from .overloads import Overload, declining_numbers, row_for, table, vendors_own
-from .schema import Shape
+from .schema import OverloadSchema
 
 
 class State:
@@ -107,7 +107,7 @@ def off_inside(fn: Callable[..., Any]) -> Callable[..., Any]:
     return reference
 
 
-class Device:
+class DeviceOverrides:
     """The overrides on one device type."""
 
     def __init__(self, name: str):
@@ -187,7 +187,7 @@ class Device:
 
     def deferrable(self, name: str) -> bool:
         """Whether `register_deferred` can register an override: it is on the device's key, and not above autograd."""
-        return name in self.entries and name not in self.rows and not above.composed_on(Shape(name), self.key)
+        return name in self.entries and name not in self.rows and not above.composed_on(OverloadSchema(name), self.key)
 
     def register_deferred(self, families: Mapping[str, str]) -> bool:
         """Register gates, and overrides that load their kernels at the first call; `families`: overload -> family."""
@@ -198,7 +198,7 @@ class Device:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 for name in new:
-                    shape = Shape(name)
+                    shape = OverloadSchema(name)
                     made = gate.make(self.name, shape, self.key, families[name])
                     entry = self.entries[name] = Deferred(self, shape)
                     lib.impl(name, entry.fn, self.key)
@@ -276,7 +276,7 @@ class Device:
 class Deferred:
     """An override that loads its specs and kernels at the first call."""
 
-    def __init__(self, device: Device, shape: Shape):
+    def __init__(self, device: DeviceOverrides, shape: OverloadSchema):
         self.shape = shape
         self.native = native.kernel(shape, device.key)
         call: Callable[..., Any] | None = None
@@ -313,8 +313,8 @@ def entry_point(overload: Overload, device: str) -> EntryPoint:
 
 
 @functools.cache
-def _form(overload: Overload) -> Form:
-    form = Form.of(overload.name.replace(".", "_"), overload.signature, differentiable=False)
+def _form(overload: Overload) -> CallingConvention:
+    form = CallingConvention.of(overload.name.replace(".", "_"), overload.signature, differentiable=False)
     off = f"{overload.name!r} not in _state.on"
     if len(overload.shape.tensors) > 1:  # any of them may be a number, but the first one chooses the impl
         off += f" or not isinstance({overload.shape.tensors[0]}, _Tensor)"
@@ -324,7 +324,7 @@ def _form(overload: Overload) -> Form:
 
 # ---- all devices ----------------------------------------------------------------------------------------------------
 
-_devices: dict[str, Device] = {}
+_devices: dict[str, DeviceOverrides] = {}
 _chosen: dict[str, dict[str, Overload]] = {}
 _generation = 0  # incremented when overrides are removed or vendors change, which makes registrations stale
 
@@ -339,7 +339,7 @@ def choosable() -> dict[str, dict[str, Overload]]:
     for name in HERE.devices():
         if name in _chosen:
             continue
-        made = _devices.get(name) or Device(name)
+        made = _devices.get(name) or DeviceOverrides(name)
         chosen = made.choose()  # without the lock, because it imports kernels and runs impls' availability checks
         with lock.held:
             if name not in _chosen:
@@ -372,7 +372,7 @@ def register_deferred(families: Mapping[str, Mapping[str, str]], some: bool = Fa
     with lock.held:
         new = []
         for name, found in families.items():
-            device = _devices.get(name) or Device(name)
+            device = _devices.get(name) or DeviceOverrides(name)
             _devices[name] = device
             no_family = dict.fromkeys(_with_delegates(found), "")  # an overload that delegates has no gate
             new.append(device.register_deferred(no_family | dict(found)))

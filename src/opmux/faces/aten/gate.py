@@ -22,7 +22,7 @@ import torch
 from ...cpp import launching
 from ...cpp import library as native_library
 from . import native
-from .schema import Shape
+from .schema import OverloadSchema
 
 NEVER = -1
 
@@ -56,7 +56,7 @@ _slots: dict[tuple[str, str], int] = {}  # (device type, overload) -> index in e
 class Gate:
     """The gate of one overload on one device. Call `install` after the override is registered."""
 
-    def __init__(self, device: str, shape: Shape, key: str, launches: bool = False):
+    def __init__(self, device: str, shape: OverloadSchema, key: str, launches: bool = False):
         library = native_library.loaded()
         assert library is not None
         self._library = library
@@ -74,7 +74,7 @@ class Gate:
         made, self._made = self._made, None
         self._library.gate_delete(made)
 
-    def _checked(self, made: Any, shape: Shape) -> Any:
+    def _checked(self, made: Any, shape: OverloadSchema) -> Any:
         if not made:
             raise RuntimeError(
                 f"aten::{shape.name} cannot be overridden from C++: {self._library.gate_error().decode()}"
@@ -109,14 +109,14 @@ MORE = frozenset(
 )
 
 
-def may_launch(device: str, shape: Shape, family: str) -> bool:
+def may_launch(device: str, shape: OverloadSchema, family: str) -> bool:
     """Whether calls of an overload may be launched from C++."""
     if device != "cuda" or shape.kind == "out":
         return False
     return shape.name in MORE or (family in launching.FAMILIES and shape.name not in RARE)
 
 
-def make(device: str, shape: Shape, key: str, family: str = "") -> Gate | None:
+def make(device: str, shape: OverloadSchema, key: str, family: str = "") -> Gate | None:
     """A gate that holds the kernel ATen has now, or None if the override must be entered through Python.
 
     That is so without the library, and if ATen has no kernel of the overload or we replace it by a Python function.

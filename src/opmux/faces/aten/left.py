@@ -14,7 +14,7 @@ import functools
 from pathlib import Path
 
 from .overloads import table
-from .schema import Shape, overloads
+from .schema import OverloadSchema, overloads
 
 # Op or overload -> why torch's own kernel runs.
 _FACTORISATION = "a factorisation or solver of dense linear algebra: torch calls cuSOLVER, MAGMA or LAPACK"
@@ -246,7 +246,7 @@ def reason(name: str) -> str | None:
     packet = plain.partition(".")[0]
     if plain in table() or plain not in {s.name for s in overloads(packet)}:
         return None
-    shape = Shape(plain)
+    shape = OverloadSchema(plain)
     if (found := LEFT.get(plain) or LEFT.get(packet)) is not None:
         return found
     if shape.composite:
@@ -265,7 +265,7 @@ def parts(name: str) -> str:
 
 def stated(name: str) -> bool:
     """Whether an overload that opmux does not override is left to torch on purpose."""
-    shape = Shape(name)
+    shape = OverloadSchema(name)
     return name in LEFT or shape.packet in LEFT or shape.composite or shape.view
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...machine import devices
-from .schema import Shape
+from .schema import OverloadSchema
 
 _CATEGORY = {bool: 0, int: 1, float: 2, complex: 3}
 _WIDEST = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
@@ -34,24 +34,24 @@ def key_of(device: str) -> str:
     return torch._C._dispatch_key_for_device(device) if package is None else package.info.key
 
 
-def exists(shape: Shape, key: str) -> bool:
+def exists(shape: OverloadSchema, key: str) -> bool:
     """Whether torch can run an overload on a dispatch key: by a kernel, a composition or a backend's fallback."""
     return torch._C._dispatch_has_computed_kernel_for_dispatch_key(f"aten::{shape.name}", key)
 
 
-def kernel(shape: Shape, key: str) -> Callable[..., Any]:
+def kernel(shape: OverloadSchema, key: str) -> Callable[..., Any]:
     """The kernel of an overload on a dispatch key, as a function of the overload's arguments."""
     at = getattr(torch._C.DispatchKey, key)
     if not exists(shape, key):  # only we have a kernel
         return _missing(shape, key)
     if shape.name in DELEGATES:
-        other = Shape(DELEGATES[shape.name])
+        other = OverloadSchema(DELEGATES[shape.name])
         return functools.partial(taking_numbers(other, lambda keys, *args, **kwargs: other.op(*args, **kwargs)), None)
     boxed = torch.library.get_kernel(f"aten::{shape.name}", at).call_boxed
     return functools.partial(taking_numbers(shape, boxed, alone=key == "CPU"), torch._C.DispatchKeySet(at))
 
 
-def taking_numbers(shape: Shape, boxed: Callable[..., Any], alone: bool = False) -> Callable[..., Any]:
+def taking_numbers(shape: OverloadSchema, boxed: Callable[..., Any], alone: bool = False) -> Callable[..., Any]:
     """A kernel, called with keys and arguments, that accepts Python numbers in place of tensors.
 
     torch passes a number in a tensor's place to Python as a number, but its kernel does not accept one. So the number
@@ -71,7 +71,7 @@ def taking_numbers(shape: Shape, boxed: Callable[..., Any], alone: bool = False)
     return native
 
 
-def _missing(shape: Shape, key: str) -> Callable[..., Any]:
+def _missing(shape: OverloadSchema, key: str) -> Callable[..., Any]:
     def native(*args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError(
             f"Could not run 'aten::{shape.name}' with arguments from the '{key}' backend: torch has no kernel for it "
@@ -81,7 +81,7 @@ def _missing(shape: Shape, key: str) -> Callable[..., Any]:
     return native
 
 
-def _with_numbers(boxed: Any, keys: Any, shape: Shape, args: tuple, kwargs: dict) -> Any:
+def _with_numbers(boxed: Any, keys: Any, shape: OverloadSchema, args: tuple, kwargs: dict) -> Any:
     given, named = list(args), kwargs
     slots = [i for i in shape.slots if i < len(args)]
     choosing = [i for i in slots if shape.arguments[i].name in _NOT_PROMOTING]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...core.adapter import adapt
 from ...core.errors import NotSupported
-from ...core.held import Held
+from ...core.held import HeldTensors
 from ...specs import norm
 from ...specs.channel_norm import memory_format
 
@@ -37,7 +37,7 @@ def wanted(output_mask: Sequence[bool], *gradients: Tensor) -> tuple[Tensor | No
     return tuple(g if asked else None for g, asked in zip(gradients, output_mask, strict=True))
 
 
-_ones: Held[Tensor] = Held()
+_ones: HeldTensors[Tensor] = HeldTensors()
 
 
 def ones(n: int, dtype: torch.dtype, like: Tensor) -> Tensor:

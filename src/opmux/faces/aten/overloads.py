@@ -27,14 +27,14 @@ from ...core.registry import BackendImplKind, Fit, OpImpl, When, when_of
 from ...core.spec import Derived, Spec, specs
 from ...machine.here import HERE
 from . import native, record
-from .schema import Shape, inplace_name, overloads, siblings
+from .schema import OverloadSchema, inplace_name, overloads, siblings
 
 
 @dataclass(frozen=True, eq=False)
 class Overload(Derived):
     """An overload of ATen, and how it is computed."""
 
-    shape: Shape = field(default=None)  # type: ignore[assignment]
+    shape: OverloadSchema = field(default=None)  # type: ignore[assignment]
     adapter: Adapter | None = None
     natives: dict[str, Callable[..., Any]] = field(default_factory=dict)  # device type -> ATen's own kernel
     rows: dict[str, OpImpl] = field(default_factory=dict)  # device type -> a vendor's function
@@ -100,7 +100,7 @@ class Overload(Derived):
 # ---- impls of an op as impls of an overload -------------------------------------------------------------------------
 
 
-def fitted(shape: Shape, base: Spec, adapter: Adapter | None, impl: OpImpl) -> Callable[..., Any]:
+def fitted(shape: OverloadSchema, base: Spec, adapter: Adapter | None, impl: OpImpl) -> Callable[..., Any]:
     """The impl as a function of the overload's arguments."""
     names: dict[str, Any] = {"_f": impl.below or impl.call, "_store": store}
     when = when_of(base, impl)
@@ -126,13 +126,13 @@ def fitted(shape: Shape, base: Spec, adapter: Adapter | None, impl: OpImpl) -> C
     return codegen.function(text, _identifier(shape.name), f"aten::{shape.name} by {impl.impl_id}", names)
 
 
-def _by_name(shape: Shape, base: Spec) -> str:
+def _by_name(shape: OverloadSchema, base: Spec) -> str:
     """Source code of the call of an impl, with ATen's argument names."""
     keyword = [p.name for p in base.signature.parameters.values() if p.kind is p.KEYWORD_ONLY]
     return "_f({})".format(", ".join(f"{n}={v}" if n in keyword else v for n, v in _expressions(shape, base).items()))
 
 
-def _for_adapter(shape: Shape, adapter: Adapter) -> str:
+def _for_adapter(shape: OverloadSchema, adapter: Adapter) -> str:
     """Source code of the arguments that follow the impl in an adapter's call."""
     kinds = {p.name: p.kind for p in adapter.parameters()}
     lost = [n for n in shape.names if n not in kinds]
@@ -143,14 +143,14 @@ def _for_adapter(shape: Shape, adapter: Adapter) -> str:
     return ", ".join([*given, *(f"{n}={n}" for n in keyword)])
 
 
-def _all_positional(shape: Shape, adapter: Adapter) -> bool:
+def _all_positional(shape: OverloadSchema, adapter: Adapter) -> bool:
     """Whether an adapter takes all of the overload's arguments by position, in order."""
     kinds = {p.kind for p in (*adapter.parameters(), *shape.signature.parameters.values())}
     by_place = kinds <= {inspect.Parameter.POSITIONAL_OR_KEYWORD}
     return by_place and [p.name for p in adapter.parameters()] == list(shape.names)
 
 
-def _same_parameters(shape: Shape, base: Spec) -> bool:
+def _same_parameters(shape: OverloadSchema, base: Spec) -> bool:
     """Whether the overload and our op have the same parameters: equal names and kinds."""
     described = lambda signature: [(p.name, p.kind) for p in signature.parameters.values()]
     return described(shape.signature) == described(base.signature)
@@ -176,7 +176,7 @@ def row_for(overload: Overload, row: Any) -> Callable[..., Any] | None:
     return into
 
 
-def declining_numbers(shape: Shape, call: Callable[..., Any]) -> Callable[..., Any]:
+def declining_numbers(shape: OverloadSchema, call: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a vendor's function so that it declines if it fails on a number in a tensor's place (`x + 1`)."""
     if len(shape.slots) < 2:
         return call
@@ -206,7 +206,7 @@ def _with_when(when: When, base: Spec, impl: OpImpl) -> Callable[..., Any]:
     return call
 
 
-def _expressions(shape: Shape, base: Spec) -> dict[str, str]:
+def _expressions(shape: OverloadSchema, base: Spec) -> dict[str, str]:
     """For each argument of our op, an expression: the overload's argument, or the op's default."""
     made = {}
     for p in base.signature.parameters.values():
@@ -214,7 +214,7 @@ def _expressions(shape: Shape, base: Spec) -> dict[str, str]:
     return made
 
 
-def _parameters(shape: Shape) -> str:
+def _parameters(shape: OverloadSchema) -> str:
     """The parameter list as source code, without defaults: the entry passes every argument."""
     made = []
     for p in shape.signature.parameters.values():
@@ -285,7 +285,7 @@ def vendors_own(name: str) -> Overload:
     """The overload of a vendor's row, which need not be in our table."""
     found = table().get(name)
     if found is None:
-        made = _overload(Shape(name), (), None)
+        made = _overload(OverloadSchema(name), (), None)
         with lock.held:
             found = table().setdefault(name, made)
             specs.derived[found.key] = found
@@ -294,12 +294,12 @@ def vendors_own(name: str) -> Overload:
 
 def left_to_torch(name: str) -> Overload:
     """An overload that only torch computes, for `explain`; it is not in the table."""
-    made = _overload(Shape(name), (), None)
+    made = _overload(OverloadSchema(name), (), None)
     with lock.held:
         return specs.derived.setdefault(made.key, made)  # type: ignore[return-value]
 
 
-def _overload(shape: Shape, bases: Iterable[str], adapter: Adapter | None) -> Overload:
+def _overload(shape: OverloadSchema, bases: Iterable[str], adapter: Adapter | None) -> Overload:
     def reference(*args: Any, **kwargs: Any) -> Any:
         return shape.op(*args, **kwargs)
 
@@ -308,7 +308,7 @@ def _overload(shape: Shape, bases: Iterable[str], adapter: Adapter | None) -> Ov
     return Overload(shape.name, "aten", reference, out, fake=shape.op, bases=tuple(bases), shape=shape, adapter=adapter)
 
 
-def _by_spec() -> Iterator[tuple[Shape, tuple[str, ...], None]]:
+def _by_spec() -> Iterator[tuple[OverloadSchema, tuple[str, ...], None]]:
     """Our ops with ATen's name and arguments: the overloads whose arguments are a subset of the spec's."""
     for spec in specs:
         if spec.space != "aten":
@@ -319,9 +319,9 @@ def _by_spec() -> Iterator[tuple[Shape, tuple[str, ...], None]]:
                 yield shape, (spec.key,), None
 
 
-def _by_adapter() -> Iterator[tuple[Shape, tuple[str, ...], Adapter]]:
+def _by_adapter() -> Iterator[tuple[OverloadSchema, tuple[str, ...], Adapter]]:
     for adapter in ADAPTERS.values():
-        shape = Shape(adapter.name)
+        shape = OverloadSchema(adapter.name)
         for one in (shape, *(siblings(shape) if shape.kind == "functional" else ())):
             yield one, (adapter.over[0].key,), adapter
 

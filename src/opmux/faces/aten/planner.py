@@ -41,7 +41,7 @@ DEVICE = "cuda"  # the only device type on which C++ launches kernels
 PROGRAM = "import sys; sys.path[:] = {path!r}; from opmux.tools.planning import main; main()"
 
 
-class _State:
+class _PlannerState:
     process: subprocess.Popen[bytes] | None = None
     socket: socket.socket | None = None
     ended: list[subprocess.Popen[bytes]] = []  # stopped processes that may still run
@@ -59,7 +59,7 @@ def use(on: bool) -> None:
         try:
             found = _running()
         except (OSError, RuntimeError, TypeError) as error:
-            _State.failed = True
+            _PlannerState.failed = True
             logger.warning("auto mode plans calls in this process, as no other one can be started: %s", error)
             return
         launching.planned()
@@ -67,7 +67,7 @@ def use(on: bool) -> None:
 
 
 def _possible() -> bool:
-    if _State.failed or not PLANNER.get() or not native_library.available() or not launching.drives():
+    if _PlannerState.failed or not PLANNER.get() or not native_library.available() or not launching.drives():
         return False
     return (devices.arch_of(DEVICE) or "").startswith("sm_") and _decides_alike()
 
@@ -87,23 +87,28 @@ def _decides_alike() -> bool:
 def _running() -> socket.socket:
     """The planner's socket. Starts a planner if none runs, or if it was started with other facts."""
     facts = _facts()
-    if _State.process is not None and _State.process.poll():
-        assert _State.errors is not None
-        _State.errors.seek(0)
-        said = _State.errors.read().decode(errors="replace").strip()[-400:]
-        raise RuntimeError(f"it ended with status {_State.process.returncode}: {said}")
-    if _State.socket is None or _State.knows != facts or _State.process is None or _State.process.poll() is not None:
+    if _PlannerState.process is not None and _PlannerState.process.poll():
+        assert _PlannerState.errors is not None
+        _PlannerState.errors.seek(0)
+        said = _PlannerState.errors.read().decode(errors="replace").strip()[-400:]
+        raise RuntimeError(f"it ended with status {_PlannerState.process.returncode}: {said}")
+    if (
+        _PlannerState.socket is None
+        or _PlannerState.knows != facts
+        or _PlannerState.process is None
+        or _PlannerState.process.poll() is not None
+    ):
         stop()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            _State.process = _start(theirs, facts)
+            _PlannerState.process = _start(theirs, facts)
         finally:
             theirs.close()
-        _State.socket, _State.knows = ours, facts
+        _PlannerState.socket, _PlannerState.knows = ours, facts
         if _check not in launches.on_rebind:
             launches.on_rebind.append(_check)
             launches.on_forget.append(stop)
-    return _State.socket
+    return _PlannerState.socket
 
 
 def _start(theirs: socket.socket, facts: dict[str, Any]) -> subprocess.Popen[bytes]:
@@ -112,12 +117,12 @@ def _start(theirs: socket.socket, facts: dict[str, Any]) -> subprocess.Popen[byt
     # The planner does not use the device, and each of its workers uses one core.
     env = os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     env.pop("TRITON_INTERPRET", None)
-    _State.errors = tempfile.TemporaryFile()  # noqa: SIM115 - read when the process has failed
+    _PlannerState.errors = tempfile.TemporaryFile()  # noqa: SIM115 - read when the process has failed
     return build.start(
         command,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
-        stderr=_State.errors,
+        stderr=_PlannerState.errors,
         env=env,
         pass_fds=[theirs.fileno()],
         start_new_session=True,  # so that Ctrl-C interrupts only the program
@@ -140,7 +145,7 @@ def _facts() -> dict[str, Any]:
 
 def _check() -> None:
     """Stop the planner if the program has changed something in code that the planner cannot know."""
-    if _State.socket is not None and not _decides_alike():
+    if _PlannerState.socket is not None and not _decides_alike():
         logger.info(
             "auto mode plans calls in this process from now on: a policy or an implementation was set in code, or an "
             "implementation has failed"
@@ -152,19 +157,19 @@ def stop() -> None:
     """End the process; C++ sends no requests until `use` is called again."""
     gate.plan(None)
     launching.clear()  # ignore answers that arrive later
-    process, ours = _State.process, _State.socket
-    _State.process = _State.socket = None
+    process, ours = _PlannerState.process, _PlannerState.socket
+    _PlannerState.process = _PlannerState.socket = None
     if ours is not None:  # C++ closes its own descriptor when the connection ends
         ours.shutdown(socket.SHUT_RDWR)
         ours.close()
     if process is not None:  # it exits after its current compilation, and removes its files
-        _State.ended = [p for p in (*_State.ended, process) if p.poll() is None]
+        _PlannerState.ended = [p for p in (*_PlannerState.ended, process) if p.poll() is None]
 
 
 if hasattr(os, "register_at_fork"):
 
     def _renew() -> None:
-        _State.process = _State.socket = None  # they belong to the parent process
-        _State.ended = []
+        _PlannerState.process = _PlannerState.socket = None  # they belong to the parent process
+        _PlannerState.ended = []
 
     os.register_at_fork(after_in_child=_renew)

@@ -24,7 +24,7 @@ from ...core.tensors import dtype_name, first_tensor, tensors_in
 Sink = str | PathLike[str] | IO[str]
 
 
-class Call(NamedTuple):
+class CountedCall(NamedTuple):
     """The key of a count: calls that are equal in all fields are counted together."""
 
     overload: str
@@ -34,7 +34,7 @@ class Call(NamedTuple):
     why: str  # why torch's own kernel ran; "" if another kernel ran
 
 
-class Recorder:
+class CallRecorder:
     """Counts calls, and writes them as JSON lines: most frequent first."""
 
     def __init__(self, sink: Sink):
@@ -42,7 +42,7 @@ class Recorder:
         self._stream: Any = sink if self._file is None else None
         if self._file is not None:
             self._file.write_text("", encoding="utf-8")  # write now, so that an invalid path raises before the run
-        self.calls: Counter[Call] = Counter()
+        self.calls: Counter[CountedCall] = Counter()
 
     def write(self) -> None:
         lines = [
@@ -56,20 +56,20 @@ class Recorder:
             self.calls.clear()  # do not write them to the stream again
 
 
-live: tuple[Recorder, ...] = ()
+live: tuple[CallRecorder, ...] = ()
 # (overload, first tensor) -> why the current selection leaves the call to torch; "" if it does not.
 left_to_torch: Callable[[str, Any], str] = lambda name, first: ""
 _reason = threading.local()  # why the last candidate of this thread declined
 
 
-def start(recorder: Recorder) -> None:
+def start(recorder: CallRecorder) -> None:
     global live
     if recorder not in live:
         live = (*live, recorder)
         atexit.register(recorder.write)
 
 
-def stop(recorder: Recorder) -> None:
+def stop(recorder: CallRecorder) -> None:
     """End a recording, and write it."""
     global live
     if recorder in live:
@@ -116,6 +116,6 @@ def _counting(name: str, impl: OpImpl) -> Callable[..., Any]:
 def _count(name: str, impl: str, why: str, args: tuple, kwargs: dict) -> None:
     given = list(tensors_in((args, kwargs)))
     dtype = dtype_name(given[0].dtype) if given else None
-    call = Call(name, impl, dtype, tuple(tuple(t.shape) for t in given), why)
+    call = CountedCall(name, impl, dtype, tuple(tuple(t.shape) for t in given), why)
     for recorder in live:
         recorder.calls[call] += 1

@@ -15,7 +15,7 @@ from ...core.lock import cached_property
 
 
 @dataclass(frozen=True)
-class Shape:
+class OverloadSchema:
     """An overload of ATen, e.g. `add.out`."""
 
     name: str
@@ -116,16 +116,16 @@ def _type(argument: Any) -> Any:
 
 
 @functools.cache
-def overloads(packet: str) -> tuple[Shape, ...]:
+def overloads(packet: str) -> tuple[OverloadSchema, ...]:
     """The overloads of a packet that torch's dispatcher has; overloads only for TorchScript are left out."""
     found = getattr(torch.ops.aten, packet, None)
     if found is None:
         return ()
     names = [packet if o == "default" else f"{packet}.{o}" for o in found.overloads()]
-    return tuple(Shape(n) for n in names if torch._C._dispatch_has_kernel(f"aten::{n}"))
+    return tuple(OverloadSchema(n) for n in names if torch._C._dispatch_has_kernel(f"aten::{n}"))
 
 
-def siblings(shape: Shape) -> list[Shape]:
+def siblings(shape: OverloadSchema) -> list[OverloadSchema]:
     """The in-place and `out=` overloads that compute the same as a functional overload from the same arguments."""
     near = [*overloads(shape.packet), *overloads(inplace_name(shape.packet))]
     return [s for s in near if s.kind in ("inplace", "out") and _alike(shape, s)]
@@ -135,6 +135,6 @@ def inplace_name(packet: str) -> str:
     return f"__i{packet[2:]}" if packet.startswith("__") else f"{packet}_"
 
 
-def _alike(a: Shape, b: Shape) -> bool:
+def _alike(a: OverloadSchema, b: OverloadSchema) -> bool:
     described = lambda s: [(x.name, str(x.type)) for x in s.arguments if python_name(x.name) not in s.outs]
     return described(a) == described(b)

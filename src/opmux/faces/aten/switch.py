@@ -21,7 +21,7 @@ from ...machine import devices
 from . import decisions, engine, planner, saved
 from . import record as recording
 from .overloads import Overload, table
-from .schema import Shape, overloads
+from .schema import OverloadSchema, overloads
 
 Names = str | Iterable[str] | None
 MODES = ("auto", "all")
@@ -40,7 +40,7 @@ class Selection:
             raise BadMode(f"mode = {mode!r}. Allowed: {', '.join(map(repr, MODES))}")
         self.include, self.exclude = _listed(include, "include"), _listed(exclude, "exclude")
         self.auto = mode == "auto"
-        self.recorder = None if record is None else recording.Recorder(record)
+        self.recorder = None if record is None else recording.CallRecorder(record)
         self.names: frozenset[str] = frozenset()  # the overloads that are enabled on at least one device
         self.asked: dict[str, frozenset[str]] = {}  # device type -> the requested overloads that we can compute
         self._of = -1  # `engine.generation()` at the last registration
@@ -315,7 +315,7 @@ def native(op: Any) -> Callable[..., Any]:
     name = _name_of(op)
     if "." not in name and len(overloads(name)) > 1 and not isinstance(op, torch._ops.OpOverload):
         return engine.off_inside(getattr(torch.ops.aten, name))
-    shape = Shape(name)
+    shape = OverloadSchema(name)
 
     def run(*args: Any, **kwargs: Any) -> Any:
         x = first_tensor(args, kwargs)

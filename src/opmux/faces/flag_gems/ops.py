@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ...core.errors import nearest
-from ..aten.schema import Shape
+from ..aten.schema import OverloadSchema
 from ..aten.switch import use
 from . import names
 from .fused import rms_norm as rms_norm
@@ -32,7 +32,7 @@ def function(name: str) -> Callable[..., Any]:
         close = nearest(name, names.functions())
         hint = f"; did you mean '{close}'?" if close else ""
         raise AttributeError(f"module 'flag_gems.ops' of opmux has no attribute '{name}'{hint}")
-    shape = Shape(keys[0])
+    shape = OverloadSchema(keys[0])
     run = shape.op if len(keys) == 1 else getattr(torch.ops.aten, shape.packet)
 
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -11,7 +11,7 @@ from ...core import machine
 from ...machine import devices
 
 
-class Device:
+class DeviceDetector:
     """The interface of FlagGems' device detector; attributes are computed on access."""
 
     @property
@@ -54,7 +54,7 @@ class Device:
         return self.name
 
 
-device = Device()
+device = DeviceDetector()
 
 
 def torch_module() -> Any:

@@ -158,12 +158,12 @@ def _last_norm(before: Any) -> Any:
     if before is not importlib.import_module("megatron.core.transformer.torch_norm").WrappedTorchNorm:
         return None
 
-    class Norm:
+    class WrappedTorchNorm:
         def __new__(cls, config: Any, hidden_size: int, eps: float = 1e-5, **options: Any) -> Any:
             is_rms = getattr(config, "normalization", None) == "RMSNorm"
             return (LigerMegatronRMSNorm if is_rms else before)(config, hidden_size, eps, **options)
 
-    return Norm
+    return WrappedTorchNorm
 
 
 def _fused_loss(before: Any) -> Callable[..., Tensor]:

@@ -216,7 +216,7 @@ class Served(types.ModuleType):
         return sorted({*self.homes, *(c for c in children if "." not in c)})
 
 
-class Ops(Served):
+class ServedOps(Served):
     """`liger_kernel.ops`: our functions; this machine's vendor may replace them and add others."""
 
     def __getattr__(self, name: str) -> Any:
@@ -244,7 +244,7 @@ def _replace_with_vendor_ops() -> None:
 def _made() -> dict[str, Served]:
     """Every module of Liger that opmux provides, by its full name."""
     names = {f"{LIBRARY}.{module}" if module else LIBRARY: homes for module, homes in _tables().items()}
-    made = {name: (Ops if name == f"{LIBRARY}.ops" else Served)(name, homes) for name, homes in names.items()}
+    made = {name: (ServedOps if name == f"{LIBRARY}.ops" else Served)(name, homes) for name, homes in names.items()}
     made[LIBRARY].__dict__["__version__"] = VERSION
     return made
 

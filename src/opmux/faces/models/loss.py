@@ -82,7 +82,7 @@ def _is_usual(loss_function: Any) -> bool:
 # ---- the stand-in ---------------------------------------------------------------------------------------------------
 
 
-class Call:
+class ModelStandIn:
     """Stands for a model during one call of its forward, with another loss function and, with `layer`, another head."""
 
     def __init__(self, model: Any, loss_function: Forward, layer: nn.Module | None = None):
@@ -164,7 +164,7 @@ def without_logits(original: Forward) -> Forward:
         loss_function, layer = self.loss_function, fused_layer(self)
         if layer is None or not _is_usual(loss_function):
             return original(self, *args, **kwargs)
-        call = Call(self, functools.partial(_loss_of_late, loss_function), layer)
+        call = ModelStandIn(self, functools.partial(_loss_of_late, loss_function), layer)
         return read_late(original(call, *args, **kwargs))
 
     return forward
@@ -183,7 +183,7 @@ def of_logits(original: Forward) -> Forward:
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("labels") is None or not _is_usual(self.loss_function):
             return original(self, *args, **kwargs)
-        return original(Call(self, ForCausalLMLoss), *args, **kwargs)
+        return original(ModelStandIn(self, ForCausalLMLoss), *args, **kwargs)
 
     return forward
 

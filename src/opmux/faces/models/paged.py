@@ -27,7 +27,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 STEP = 256  # widths of read index tables are multiples of this, because each new width needs a new plan
 
 
-class Layer(NamedTuple):
+class LayerCache(NamedTuple):
     """The cache of a layer."""
 
     k: Tensor  # [tokens, kv_heads, dim]
@@ -130,18 +130,18 @@ def attend(
     return o[None], None
 
 
-def _layer(cache: Any, index: int) -> Layer:
+def _layer(cache: Any, index: int) -> LayerCache:
     if hasattr(cache, "layer_to_allocator"):  # 5.23
         found = cache.layer_to_allocator[index]
         k, v = found._kv_token_views[index]  # views to the end of one buffer, in which k comes first
         window = getattr(found, "sliding_window", None)
-        return Layer(k[: v.shape[0]], v, found.tokens_per_page, found.index, found.layer_type, window)
+        return LayerCache(k[: v.shape[0]], v, found.tokens_per_page, found.index, found.layer_type, window)
     if not hasattr(cache, "layer_index_to_group_indices"):
         raise BadArgument.of("attention", "cache", "be as in transformers 5.17 or 5.23", type(cache).__name__)
     group, place = cache.layer_index_to_group_indices[index]
     window = cache.sliding_windows[index]  # 1 means that there is no window
     kind, seen = (FULL, None) if window == 1 else (SLIDING, window)
-    return Layer(cache.key_cache[place], cache.value_cache[place], cache.block_size, group, kind, seen)
+    return LayerCache(cache.key_cache[place], cache.value_cache[place], cache.block_size, group, kind, seen)
 
 
 def _sizes(kwargs: dict[str, Any], kind: str) -> tuple[Tensor, int, int]:

@@ -57,7 +57,7 @@ class CannotPatch(OpmuxError, ValueError):
 
 
 @dataclass(frozen=True)
-class Row:
+class ReportRow:
     """One line of a report: a class of modules."""
 
     module: str  # name of the class
@@ -72,16 +72,16 @@ class Report:
     """What `patch_model` did; `str()` gives a table."""
 
     of: str
-    rows: tuple[Row, ...]
+    rows: tuple[ReportRow, ...]
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     dtype: torch.dtype = torch.float32
 
     @property
-    def replaced(self) -> tuple[Row, ...]:
+    def replaced(self) -> tuple[ReportRow, ...]:
         return tuple(row for row in self.rows if row.name)
 
     @property
-    def left(self) -> tuple[Row, ...]:
+    def left(self) -> tuple[ReportRow, ...]:
         return tuple(row for row in self.rows if not row.name)
 
     def runs(self, op: str) -> str:
@@ -221,10 +221,10 @@ class Known(NamedTuple):
     reason: str = ""  # set if the user may expect a replacement
 
 
-class Plan(NamedTuple):
+class PatchPlan(NamedTuple):
     """How to patch a class."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[ReportRow, ...]
     forward: Forward | None = None  # the new forward
     names: tuple[str, ...] = ()  # names of its replaced parts
     inner: tuple[str, ...] = ()  # attributes of submodules that the new forward does not call
@@ -301,25 +301,25 @@ def _forward(original: Forward, parts: tuple[Replacement, ...]) -> Forward:
     return original
 
 
-def _plans(of: str, counts: Counter[type[nn.Module]], wanted: frozenset[str]) -> dict[type[nn.Module], Plan]:
+def _plans(of: str, counts: Counter[type[nn.Module]], wanted: frozenset[str]) -> dict[type[nn.Module], PatchPlan]:
     """How to patch each class; raises if no class can be patched."""
-    plans: dict[type[nn.Module], Plan] = {}
+    plans: dict[type[nn.Module], PatchPlan] = {}
     for cls, count in counts.items():
         remember_norm(cls)
         known = _known(cls)
         parts = tuple(part for part in known.parts if part.name in wanted)
         rows = [
-            Row(cls.__name__, count, part.name, part.ops)
+            ReportRow(cls.__name__, count, part.name, part.ops)
             if part in parts
-            else Row(cls.__name__, count, reason=f"{part.name} is excluded")
+            else ReportRow(cls.__name__, count, reason=f"{part.name} is excluded")
             for part in known.parts
         ]
         reason = _why_lost(cls, known) or known.reason
         if reason:
-            rows.append(Row(cls.__name__, count, reason=reason))
+            rows.append(ReportRow(cls.__name__, count, reason=reason))
         forward = _forward(known.original, parts) if parts else None
         inner = tuple(name for part in parts for name in part.inner)
-        plans[cls] = Plan(tuple(rows), forward, tuple(part.name for part in parts), inner)
+        plans[cls] = PatchPlan(tuple(rows), forward, tuple(part.name for part in parts), inner)
     if not any(plan.forward for plan in plans.values()):
         rows = [row for plan in plans.values() for row in plan.rows]
         reasons = "; ".join(f"{row.module}: {row.reason}" for row in rows) or "no class of it is known"
@@ -327,7 +327,7 @@ def _plans(of: str, counts: Counter[type[nn.Module]], wanted: frozenset[str]) ->
     return plans
 
 
-def _patch(modules: list[nn.Module], plans: dict[type[nn.Module], Plan]) -> tuple[Row, ...]:
+def _patch(modules: list[nn.Module], plans: dict[type[nn.Module], PatchPlan]) -> tuple[ReportRow, ...]:
     """Patch the modules of a model; returns the rows of the report, including modules that were not patched."""
     left: dict[type[nn.Module], Counter[str]] = {cls: Counter() for cls in plans}
     done: Counter[type[nn.Module]] = Counter()
@@ -342,14 +342,14 @@ def _patch(modules: list[nn.Module], plans: dict[type[nn.Module], Plan]) -> tupl
                 left[type(module)][why] += 1
         if reason:
             left[type(module)][reason] += 1
-    rows: list[Row] = []
+    rows: list[ReportRow] = []
     for cls, plan in plans.items():
         for row in plan.rows:
             if not row.name:
                 rows.append(row)
             elif done[cls]:
                 rows.append(replace(row, count=done[cls]))
-        rows.extend(Row(cls.__name__, count, reason=why) for why, count in left[cls].items())
+        rows.extend(ReportRow(cls.__name__, count, reason=why) for why, count in left[cls].items())
     return tuple(rows)
 
 

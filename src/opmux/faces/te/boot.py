@@ -33,7 +33,7 @@ from ...core import machine
 from ...imports import LAYER, PLUGINS, TEX, Grant, finder
 from ..tex import interface
 from . import rewrite, torch_names
-from .chip import Chip
+from .chip import SubstituteDevice
 
 VERSIONS = ("2.20", "2.9")  # the versions of the layer that our tex supports
 NEEDED = ("einops", "numpy", "packaging", "pydantic", "triton")  # packages that the layer always imports
@@ -81,11 +81,11 @@ def installed() -> bool:
     return _grant is not None
 
 
-def chip_here() -> Chip | None:
+def chip_here() -> SubstituteDevice | None:
     """The device for which sources are rewritten; None if no rewrite is needed."""
     if torch.cuda.is_available() and torch.version.cuda is not None:
         return None
-    return Chip(next(iter(machine.accelerators()), "cpu"))
+    return SubstituteDevice(next(iter(machine.accelerators()), "cpu"))
 
 
 def check_layer(tex: types.ModuleType) -> None:
@@ -122,7 +122,7 @@ def _source_version() -> str:
     return file.read_text(encoding="utf-8").strip() if file and file.is_file() else "0"
 
 
-def grant(chip: Chip | None) -> Grant:
+def grant(chip: SubstituteDevice | None) -> Grant:
     """What the finder must do: serve our tex and plugins, and replace the loaders of the layer's modules."""
 
     def change(name: str, found: importlib.machinery.ModuleSpec | None) -> importlib.machinery.ModuleSpec | None:
@@ -162,7 +162,7 @@ class _Sources(importlib.metadata.Distribution):
 class Loader(importlib.machinery.SourceFileLoader):
     """Loads a module of the layer from its file."""
 
-    def __init__(self, fullname: str, path: str, chip: Chip | None):
+    def __init__(self, fullname: str, path: str, chip: SubstituteDevice | None):
         super().__init__(fullname, path)
         self.chip = chip
 

@@ -22,7 +22,7 @@ CUDA_VERSION = "12.9"
 CORES = 132  # the number of an H100, used if this device's is unknown
 
 
-class Chip:
+class SubstituteDevice:
     """The device that replaces "cuda" in the sources."""
 
     def __init__(self, kind: str):
@@ -129,7 +129,7 @@ class Event:
         return 0.0
 
 
-class Stream:
+class IdleStream:
     """A stream that is always idle."""
 
     cuda_stream = 0
@@ -153,7 +153,7 @@ class CUDAGraph:
         raise NotSupported("CUDA graphs need a CUDA device; this machine has none. Call the module without a graph")
 
 
-class device(contextlib.nullcontext):  # the name is torch.cuda's
+class OnlyDevice(contextlib.nullcontext):
     """A no-op: there is only one device."""
 
 
@@ -165,12 +165,12 @@ class _Generators:
 NEUTRAL: dict[str, Any] = {
     "CUDAGraph": CUDAGraph,
     "Event": Event,
-    "Stream": Stream,
+    "Stream": IdleStream,
     "current_device": lambda: 0,
-    "current_stream": lambda device=None: Stream(),
+    "current_stream": lambda device=None: IdleStream(),
     "default_generators": _Generators(),
-    "default_stream": lambda device=None: Stream(),
-    "device": device,
+    "default_stream": lambda device=None: IdleStream(),
+    "device": OnlyDevice,
     "device_count": lambda: 1,
     "empty_cache": _no_op,
     "get_rng_state": lambda device=None: torch.get_rng_state(),

@@ -32,7 +32,7 @@ from . import torch_names
 from .chip import CUDA_VERSION
 
 SWIZZLED, FOR_GEMM = "with_gemm_swizzled_scales", "optimize_for_gemm"
-CHIP = "__opmux_chip__"  # the Chip, a global of each rewritten module
+CHIP = "__opmux_chip__"  # the SubstituteDevice, a global of each rewritten module
 
 
 def may_need_rewrite(source: bytes, device: str | None, imports: frozenset[tuple[str, str]] = frozenset()) -> bool:

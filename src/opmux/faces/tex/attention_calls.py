@@ -1,4 +1,4 @@
-"""Converts a call of tex's fused attention to a `Job`: checked arguments, and tensors for `attention`."""
+"""Converts a call of tex's fused attention to `AttentionArguments`: checked arguments, and tensors for `attention`."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from ...specs._checks import check_tensor, type_name
 from ...specs._masked_attention import ALIBI, NO_BIAS, Masking
 from ...specs._sequences import Lengths, compacted, packed, paged_in, spread, unpacked
 from .enums import NVTE_Bias_Type, NVTE_Mask_Type, NVTE_QKV_Format, NVTE_QKV_Layout, NVTE_Softmax_Type
-from .layouts import FORMATS, FROM_BHSD, LAYOUTS, TO_BHSD, TO_BSHD, Layout
+from .layouts import FORMATS, FROM_BHSD, LAYOUTS, TO_BHSD, TO_BSHD, QKVLayout
 from .quantized import format_of, is_quantized, plain, tensor_kind
 from .rules import float_or_quantized, member, quantizer_of
 
@@ -114,7 +114,7 @@ def sizes(fmt: str, t: Tensor) -> tuple[int, int, int]:
     return t.shape[b], t.shape[h], t.shape[s]
 
 
-def fit_together(op: str, layout: Layout, q: Tensor, k: Tensor, v: Tensor) -> None:
+def fit_together(op: str, layout: QKVLayout, q: Tensor, k: Tensor, v: Tensor) -> None:
     """Raise if dtypes, devices, heads, dims or batches differ."""
     for name, t in (("K", k), ("V", v)):
         if t.dtype != q.dtype:
@@ -135,10 +135,10 @@ def fit_together(op: str, layout: Layout, q: Tensor, k: Tensor, v: Tensor) -> No
 # ---- a job -------------------------------------------------------------------------------------------------------
 
 
-class Job(NamedTuple):
+class AttentionArguments(NamedTuple):
     """The checked arguments that forward and backward share."""
 
-    layout: Layout
+    layout: QKVLayout
     b: int
     padded: bool  # whether sequences have different lengths
     q_lengths: Lengths | None
@@ -237,7 +237,7 @@ def understood(
     fake_dtype: torch.dtype,
     cu_seqlens_q_padded: Any,
     cu_seqlens_kv_padded: Any,
-) -> tuple[Job, Tensor, Tensor, Tensor]:
+) -> tuple[AttentionArguments, Tensor, Tensor, Tensor]:
     layout, bias, softmax = LAYOUTS[int(qkv_layout)], BIASES[int(bias_type)], SOFTMAXES[int(softmax_type)]
     has_padding, causal, at_end = MASKS[int(attn_mask_type)]
     left, right = window_size
@@ -246,7 +246,7 @@ def understood(
     how = Masking(float(attn_scale), causal, at_end, left, right, bool(bottom_right_diagonal), bias)
     (b, _, sq), (_, _, sk) = sizes(layout.q, q), sizes(layout.kv, k)
     if not has_padding and layout.dense:
-        return Job(layout, b, False, None, None, sq, sk, how, softmax), q, k, v
+        return AttentionArguments(layout, b, False, None, None, sq, sk, how, softmax), q, k, v
     ends_fit(op, "cu_seqlens_q", cu_seqlens_q, None if layout.q == "thd" else b, q)
     b = cu_seqlens_q.shape[0] - 1
     ends_fit(op, "cu_seqlens_kv", cu_seqlens_kv, b, q)
@@ -266,10 +266,11 @@ def understood(
         layout.q != "thd" or not (q_gaps is None or q_gaps is cu_seqlens_q),
         layout.kv != "thd" or not (kv_gaps is None or kv_gaps is cu_seqlens_kv),
     )
-    return Job(layout, b, True, of_q, of_kv, sq, sk, how, softmax, cu_seqlens_q, cu_seqlens_kv, gaps), q, k, v
+    job = AttentionArguments(layout, b, True, of_q, of_kv, sq, sk, how, softmax, cu_seqlens_q, cu_seqlens_kv, gaps)
+    return job, q, k, v
 
 
-def bias_of(op: str, job: Job, bias: Any, q: Tensor, heads: int, name: str) -> Tensor | None:
+def bias_of(op: str, job: AttentionArguments, bias: Any, q: Tensor, heads: int, name: str) -> Tensor | None:
     """The bias to add: [b or 1, h or 1, sq or 1, sk]."""
     if job.how.bias in (NO_BIAS, ALIBI):
         return None
@@ -280,7 +281,7 @@ def bias_of(op: str, job: Job, bias: Any, q: Tensor, heads: int, name: str) -> T
     return bias
 
 
-def sink_of(op: str, job: Job, offset: Any, q: Tensor, heads: int, name: str) -> Tensor | None:
+def sink_of(op: str, job: AttentionArguments, offset: Any, q: Tensor, heads: int, name: str) -> Tensor | None:
     """The sink of each head, a score that is only in the denominator; 0 for the off-by-one softmax."""
     if job.softmax == VANILLA:
         return None
@@ -293,7 +294,7 @@ def sink_of(op: str, job: Job, offset: Any, q: Tensor, heads: int, name: str) ->
     return offset.reshape(heads)
 
 
-def chosen_format(op: str, name: str, value: Any, layout: Layout) -> str:
+def chosen_format(op: str, name: str, value: Any, layout: QKVLayout) -> str:
     """The format of o or do; q's if none is set."""
     found = FORMATS[int(value)] or layout.q
     if (found == "thd") != (layout.q == "thd"):

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ...core import codegen
-from ...core.entry import Form
+from ...core.entry import CallingConvention
 from ...core.lock import lock
 from ...core.spec import Spec, specs
 from . import backends, overlap, registry, versions
@@ -115,7 +115,7 @@ def _converting(spec: Spec, entry: Callable[..., Any]) -> Callable[..., Any]:
     dtypes = dtype_arguments(spec)
     if not dtypes:
         return entry
-    form = Form.of(spec.name, spec.signature, differentiable=False)
+    form = CallingConvention.of(spec.name, spec.signature, differentiable=False)
     names: dict[str, Any] = {"_entry": entry, **form.defaults}
     names |= {f"_{name}s": DtypeTable(spec.name, name, optional) for name, optional in dtypes.items()}
     lines = [f"    try: {n} = _{n}s[{n}]\n    except TypeError: {n} = _{n}s.__missing__({n})\n" for n in dtypes]

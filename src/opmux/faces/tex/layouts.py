@@ -28,7 +28,7 @@ FORMATS: dict[int, str | None] = {
 }
 
 
-class Layout(NamedTuple):
+class QKVLayout(NamedTuple):
     """The formats of q and of k and v, which of the three share a buffer, and the dimension that separates them."""
 
     q: str
@@ -46,24 +46,26 @@ class Layout(NamedTuple):
         return self.q, self.kv, self.kv
 
 
-def _layout(name: str) -> Layout:
+def _layout(name: str) -> QKVLayout:
     """Parse a layout's name: SBH3D, THD_T2HD, Paged_KV_BSHD_SBHD_SBHD."""
     word = name.removeprefix("NVTE_").lower()
     parts = word.removeprefix("paged_kv_").split("_")
     plain = [p.replace("2", "").replace("3", "") for p in parts]
     digit = next((c for c in parts[-1] if c.isdigit()), "1")
     at = parts[-1].find(digit) if digit != "1" else 0
-    return Layout(plain[0], plain[-1], word.startswith("paged"), int(digit), at)
+    return QKVLayout(plain[0], plain[-1], word.startswith("paged"), int(digit), at)
 
 
-LAYOUTS: dict[int, Layout] = {int(m): _layout(n) for n, m in NVTE_QKV_Layout.__members__.items() if "NOT_SET" not in n}
+LAYOUTS: dict[int, QKVLayout] = {
+    int(m): _layout(n) for n, m in NVTE_QKV_Layout.__members__.items() if "NOT_SET" not in n
+}
 
 
 # ---- results --------------------------------------------------------------------------------------------------------
 
 
 def as_results(
-    call: Any, layout: Layout, values: list[Tensor], dtype: torch.dtype
+    call: Any, layout: QKVLayout, values: list[Tensor], dtype: torch.dtype
 ) -> tuple[list[Tensor], Tensor | None]:
     """dq, dk and dv (already in their formats) contiguous and cast to `dtype`, and their shared buffer.
 

@@ -108,7 +108,7 @@ def _block(size: int) -> int:
     return max(16, triton.next_power_of_2(size))
 
 
-class Problem(NamedTuple):
+class AttentionProblem(NamedTuple):
     """Sizes and settings of a dense or packed call."""
 
     batch: int
@@ -137,7 +137,7 @@ class Problem(NamedTuple):
         precision: str,
         packed: tuple[int, int, int] | None = None,
         options: Options = NO_OPTIONS,
-    ) -> Problem:
+    ) -> AttentionProblem:
         """`packed`: number of sequences, longest query sequence, longest key sequence."""
         batch, queries, keys = packed or (q.shape[0], q.shape[2], k.shape[2])
         dim, dim_v = q.shape[-1], v.shape[-1]
@@ -211,7 +211,9 @@ class Problem(NamedTuple):
         return Launch(kernel, grid, config, numbers)
 
 
-def forward_plan(p: Problem, q: Tensor, k: Tensor, v: Tensor, makes: Mapping[str, Any], lse: tuple[int, int]) -> Plan:
+def forward_plan(
+    p: AttentionProblem, q: Tensor, k: Tensor, v: Tensor, makes: Mapping[str, Any], lse: tuple[int, int]
+) -> Plan:
     if p.empty:
         return Plan(makes)
     found = {name: Layout.of(t) for name, t in (("q", q), ("k", k), ("v", v))}
@@ -225,7 +227,7 @@ def forward_plan(p: Problem, q: Tensor, k: Tensor, v: Tensor, makes: Mapping[str
 
 
 def backward_plan(
-    p: Problem,
+    p: AttentionProblem,
     given: Mapping[str, Tensor],
     makes: Mapping[str, Any],
     stats: OutputSpec | Zeros,

@@ -110,7 +110,7 @@ class Choice(NamedTuple):
     source: str  # default, heuristics, cache, trying
 
 
-class Asked(NamedTuple):
+class TunableCall(NamedTuple):
     """One call of a tunable, recorded by `asked`: its facts and its result."""
 
     tunable: Tunable
@@ -120,7 +120,7 @@ class Asked(NamedTuple):
 
 
 _trying: dict[str, Tiles] = {}  # by key: tiles that the tuner is measuring
-_listeners: list[list[Asked]] = []
+_listeners: list[list[TunableCall]] = []
 _pretended: list[Chip | None] = []
 
 
@@ -146,7 +146,7 @@ class Tunable:
             choice = self._cached(chip, key, default, facts) or self._by_heuristics(chip, default, facts)
         choice = choice or Choice(default, "default")
         for heard in _listeners:
-            heard.append(Asked(self, key, facts, choice))
+            heard.append(TunableCall(self, key, facts, choice))
         return choice
 
     def candidates(self, chip: Chip, /, **facts: Any) -> list[tuple[Tiles, str]]:
@@ -274,9 +274,9 @@ def trying(tiles: Mapping[str, Tiles]) -> Iterator[None]:
 
 
 @contextmanager
-def asked() -> Iterator[list[Asked]]:
+def asked() -> Iterator[list[TunableCall]]:
     """Records the tunables that plans call in this block, in order."""
-    heard: list[Asked] = []
+    heard: list[TunableCall] = []
     _listeners.append(heard)
     try:
         yield heard

@@ -166,7 +166,7 @@ class Launcher:
         compiled = self._launch(grid, args, config)
         if launches.recording and (mine := launches.recording.get(threading.get_ident())) is not None:
             given = zip((*self.tensors, *self.numbers), args, strict=True)
-            mine.launches.append(launches.Launch(compiled, tuple(grid), dict(given)))
+            mine.launches.append(launches.TritonLaunch(compiled, tuple(grid), dict(given)))
         return compiled
 
     def _launch(self, grid: Grid, args: tuple, config: Config) -> Any:

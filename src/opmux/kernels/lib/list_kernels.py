@@ -180,17 +180,17 @@ def norm_tiles(width: int) -> Tiles:
     return Tiles(256, BLOCK=8192)
 
 
-class Plan(NamedTuple):
+class ListPlan(NamedTuple):
     """The chunk length and bound launches for some sizes and dtypes."""
 
     block: int
     launches: tuple[Callable[..., Any], ...]  # empty if there are no elements
 
 
-_plans: dict[Any, Plan] = keep({})
+_plans: dict[Any, ListPlan] = keep({})
 
 
-def planned(kernel: Launcher, what: Seen, constants: tuple, make: Callable[[], Plan]) -> Plan:
+def planned(kernel: Launcher, what: Seen, constants: tuple, make: Callable[[], ListPlan]) -> ListPlan:
     """The cached plan of a kernel for lists of these sizes and dtypes, and these constants."""
     key = (kernel, what.sizes, what.dtypes, what.device, constants)
     plan = _plans.get(key)
@@ -204,12 +204,12 @@ def planned(kernel: Launcher, what: Seen, constants: tuple, make: Callable[[], P
 def launched(kernel: Launcher, what: Seen, given: tuple, constants: dict[str, Any], types: str = "") -> None:
     """Launch one program per chunk. `given`: arguments after the tables; `types`: names of the dtype constants."""
 
-    def make() -> Plan:
+    def make() -> ListPlan:
         tiles = step_tiles(lists=len(what.dtypes), width=sum(d.itemsize for d in what.dtypes))
         count = sum(-(-n // tiles["BLOCK"]) for n in what.sizes)
         known = constants | dict(zip(types.split(), (TYPES[d] for d in what.dtypes), strict=False))
         config = tiles.config(**known)
-        return Plan(tiles["BLOCK"], (kernel.ready((count, 1, 1), (), config),) if count else ())
+        return ListPlan(tiles["BLOCK"], (kernel.ready((count, 1, 1), (), config),) if count else ())
 
     # Whether each argument is None is part of the key, because a bound launch is compiled for it.
     plan = planned(kernel, what, (*constants.values(), *(g is None for g in given)), make)

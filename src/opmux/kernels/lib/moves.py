@@ -6,9 +6,9 @@
 
 The function is called once for each combination of dtypes, shapes and strides of the tensors and values of the other
 arguments. Tensors are replaced by meta tensors; `y` is the result of torch's own op for them, or a meta copy of `out`.
-The function returns stages, which run in order. A stage is a `Job`, or a list of moves (part of the result, source) in
-any order. A source is a view of an argument, a `Flipped` view, or a number. Up to eight moves form one launch, in which
-each program works on one move.
+The function returns stages, which run in order. A stage is a `LaunchStage`, or a list of moves (part of the result,
+source) in any order. A source is a view of an argument, a `Flipped` view, or a number. Up to eight moves form one
+launch, in which each program works on one move.
 
 If torch's op raises for the meta tensors, the call falls back to torch.
 """
@@ -53,7 +53,7 @@ class Late(NamedTuple):
     name: str
 
 
-class Job(NamedTuple):
+class LaunchStage(NamedTuple):
     """A launch of another kernel with these tensors; it writes the last one."""
 
     kernel: Launcher
@@ -64,7 +64,7 @@ class Job(NamedTuple):
 
 
 Source = Tensor | Flipped | Late | int
-Stage = Job | Sequence[tuple[Tensor, Source]]
+Stage = LaunchStage | Sequence[tuple[Tensor, Source]]
 
 
 class Piece(NamedTuple):
@@ -412,7 +412,7 @@ class _Function:
         self.launches = [one for stage in stages for one in self._of_stage(stage)]
 
     def _of_stage(self, stage: Stage) -> list[Launching]:
-        if isinstance(stage, Job):
+        if isinstance(stage, LaunchStage):
             places = [None if t is None else self.tensors.place(t) for t in stage.tensors]
             self.read |= {p for p in places if p is not None}
             self.written |= {p for p in places[-1:] if p is not None}

@@ -176,7 +176,7 @@ class Arg(NamedTuple):
     role: str
 
 
-class Types(NamedTuple):
+class PointwiseDtypes(NamedTuple):
     promoted: torch.dtype  # P
     result: torch.dtype  # R
 
@@ -188,7 +188,7 @@ def _plan(row: Row, args: tuple, out: Tensor | None) -> Callable[..., Tensor]:
     tensors = [a.value for a in given if a.kind == "t"]
     like = tensors[0]
     result = _on_meta(row, args)
-    types = Types(_promoted(given, result.dtype), result.dtype)
+    types = PointwiseDtypes(_promoted(given, result.dtype), result.dtype)
     if types.promoted not in row.dtypes:
         raise NotSupported(f"{row.name} does not support {types.promoted}")
     if row.rounds and types.promoted.itemsize == 2:
@@ -363,7 +363,9 @@ def _apart(y: Tensor, x: Tensor) -> None:
 # ---- a kernel -------------------------------------------------------------------------------------------------------
 
 
-def _launch(row: Row, given: list[Arg], types: Types, y: Tensor, makes: dict[int, Output]) -> Callable[..., Any]:
+def _launch(
+    row: Row, given: list[Arg], types: PointwiseDtypes, y: Tensor, makes: dict[int, Output]
+) -> Callable[..., Any]:
     tensors = [a.value for a in given if a.kind == "t"]
     strides = [broadcast_strides(t.shape, t.stride(), y.shape) for t in tensors]
     indexing = choose_indexing(y.shape, [*strides, tuple(y.stride())], [*(t.dtype for t in tensors), y.dtype])
@@ -388,7 +390,7 @@ def {name}({params}):
 """
 
 
-def _text(row: Row, given: list[Arg], types: Types, indexing: Indexing) -> str:
+def _text(row: Row, given: list[Arg], types: PointwiseDtypes, indexing: Indexing) -> str:
     """The source of the kernel."""
     narrow = DTYPES[types.promoted][0] != DTYPES[types.promoted][1]
     exact = " .to(P).to(C)".strip() if narrow else ""
@@ -436,7 +438,7 @@ def _under(mask: str) -> str:
 _launchers: dict[tuple, Launcher] = {}
 
 
-def _launcher_of(row: Row, given: list[Arg], types: Types, indexing: Indexing) -> Launcher:
+def _launcher_of(row: Row, given: list[Arg], types: PointwiseDtypes, indexing: Indexing) -> Launcher:
     """The launcher of a kernel, cached by everything that its text depends on."""
     kinds = tuple((a.kind, a.value.dtype if a.kind == "t" else None) for a in given)
     tiles = tuple(indexing.tiles.sizes)

@@ -16,7 +16,7 @@ from ..lib.fp8 import cast_of
 from ..lib.launch import Launcher
 from ..lib.list_kernels import (
     TYPES,
-    Plan,
+    ListPlan,
     lanes,
     launched,
     norm_tiles,
@@ -120,18 +120,18 @@ def _norm(
     return norm, NONE.empty(flag)
 
 
-def _norm_plan(what: Seen) -> Plan:
+def _norm_plan(what: Seen) -> ListPlan:
     tiles, n = norm_tiles(width=what.dtypes[0].itemsize), len(what.sizes)
     count = sum(-(-k // tiles["BLOCK"]) for k in what.sizes)
     if not count:
-        return Plan(tiles["BLOCK"], ())
+        return ListPlan(tiles["BLOCK"], ())
     constants = {"I": TYPES[what.dtypes[0]], "LANES": lanes(what.dtypes)}
     launches = (
         squares.ready((count, 1, 1), (), tiles.config(**constants)),
         squares_of_each.ready((n, 1, 1), (), Tiles(512, BLOCK=4096).config(CHUNK=tiles["BLOCK"])),
         norms.ready((1, 1, 1), (n,), Tiles(256, BLOCK=1024).config()),
     )
-    return Plan(tiles["BLOCK"], launches)
+    return ListPlan(tiles["BLOCK"], launches)
 
 
 @impl(spec.multi_tensor_l2norm, devices=DEVICES)

@@ -40,7 +40,7 @@ spread = Launcher(device._spread, sizes="")
 # ---- the ops --------------------------------------------------------------------------------------------------------
 
 
-class Form(NamedTuple):
+class ReductionForm(NamedTuple):
     """How elements become pairs (`lift`), are added to pairs (`step`), and how lanes are combined (`settle`).
 
     `start` names the value of an empty lane; see `limit`.
@@ -55,14 +55,16 @@ class Form(NamedTuple):
 
 
 FORMS = {
-    "add": Form(device.lift_value, device.step_add, device.settle_add, "zero"),
-    "mul": Form(device.lift_value, device.step_mul, device.settle_mul, "one"),
-    "most": Form(device.lift_value, device.step_most, device.settle_most, "lowest"),
-    "least": Form(device.lift_value, device.step_least, device.settle_least, "highest"),
-    "first_most": Form(device.lift_place, device.step_first_most, device.settle_first_most, "lowest", "index"),
-    "first_least": Form(device.lift_place, device.step_first_least, device.settle_first_least, "highest", "index"),
-    "exps": Form(device.lift_exps, device.step_exps, device.settle_exps, "lowest", "value"),
-    "moments": Form(device.lift_moments, device.step_moments, device.settle_moments, "zero", "value", True),
+    "add": ReductionForm(device.lift_value, device.step_add, device.settle_add, "zero"),
+    "mul": ReductionForm(device.lift_value, device.step_mul, device.settle_mul, "one"),
+    "most": ReductionForm(device.lift_value, device.step_most, device.settle_most, "lowest"),
+    "least": ReductionForm(device.lift_value, device.step_least, device.settle_least, "highest"),
+    "first_most": ReductionForm(device.lift_place, device.step_first_most, device.settle_first_most, "lowest", "index"),
+    "first_least": ReductionForm(
+        device.lift_place, device.step_first_least, device.settle_first_least, "highest", "index"
+    ),
+    "exps": ReductionForm(device.lift_exps, device.step_exps, device.settle_exps, "lowest", "value"),
+    "moments": ReductionForm(device.lift_moments, device.step_moments, device.settle_moments, "zero", "value", True),
 }
 
 
@@ -130,7 +132,7 @@ def limit(name: str, dtype: torch.dtype) -> float | int:
     return torch.iinfo(dtype).min if name == "lowest" else torch.iinfo(dtype).max
 
 
-class Types(NamedTuple):
+class ReductionDtypes(NamedTuple):
     """The dtypes of a cast element, of a mapped element, of a lane, and of the combined lanes."""
 
     cast: tl.dtype
@@ -139,22 +141,22 @@ class Types(NamedTuple):
     sum: tl.dtype
 
 
-def types(op: Op, asked: spec.Asked, x: Tensor) -> Types:
+def types(op: Op, asked: spec.ReductionCall, x: Tensor) -> ReductionDtypes:
     """Floats are accumulated in a wide dtype, integers in 64 bits, or in 32 bits if a lane cannot overflow."""
     if op.map is device.truth and asked.gives in (torch.bool, torch.int64):
         work = wide_of(x.dtype) if x.is_floating_point() else TL[x.dtype]
         lane = tl.int32 if asked.n < SMALL or asked.gives is torch.bool else tl.int64
-        return Types(work, work, lane, tl.int64 if asked.gives is torch.int64 else tl.int32)
+        return ReductionDtypes(work, work, lane, tl.int64 if asked.gives is torch.int64 else tl.int32)
     cast = asked.cast if asked.gives is asked.cast else x.dtype  # ops that return an index compare in the dtype of x
     if cast.is_floating_point:
         wide = wide_of(cast)
-        return Types(TL[cast], wide, wide, wide)
+        return ReductionDtypes(TL[cast], wide, wide, wide)
     if op.form in ("add", "mul"):
         small = op.form == "add" and x.dtype.itemsize == 1 and asked.n < 2**23
         lane = tl.int32 if small else tl.int64
-        return Types(lane if small else TL[cast], lane, lane, tl.int64)
+        return ReductionDtypes(lane if small else TL[cast], lane, lane, tl.int64)
     lane = tl.int64 if cast is torch.int64 else tl.int32
-    return Types(lane, lane, lane, lane)
+    return ReductionDtypes(lane, lane, lane, lane)
 
 
 # ---- tiles ----------------------------------------------------------------------------------------------------------
@@ -257,11 +259,11 @@ class Task(NamedTuple):
     """A reduction of tensors of one dtype, shape and stride: all values that a launch depends on."""
 
     op: Op
-    form: Form
+    form: ReductionForm
     x: Tensor
     view: View
-    asked: spec.Asked
-    types: Types
+    asked: spec.ReductionCall
+    types: ReductionDtypes
     extra: float
 
     def config(self, kernel: Launcher, tiles: Tiles, **more: Any) -> Any:
@@ -423,7 +425,7 @@ def _reduced(
     return Task(op, form, x, seen, asked, types(op, asked, x), number).plan(makes)
 
 
-def decline(name: str, asked: spec.Asked, extra: float, x: Tensor, op: Op) -> None:
+def decline(name: str, asked: spec.ReductionCall, extra: float, x: Tensor, op: Op) -> None:
     if x.dim() > 64:
         raise NotSupported(f"torch reduces tensors of 64 dimensions at most; got {x.dim()}")
     if name == "logsumexp" and not x.is_floating_point():

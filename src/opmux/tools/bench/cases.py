@@ -17,7 +17,7 @@ from ...core.spec import NAME_LOOKUP, Sample, Spec, specs
 from ...core.tensors import dtype_name
 from ...specs.samples import Case as Drawn
 from ...specs.samples import Draw, Maker
-from ..arguments import BadArgument
+from ..arguments import BadOption
 from ..explain import takes_shape
 
 Shape = tuple[int, ...]
@@ -80,14 +80,14 @@ class BenchCase:
         return f"{self.name} {sizes(self.shape)} {dtype_name(self.dtype)}"
 
     def sample(self, device: torch.device, rows: int | None = None) -> Sample:
-        """The arguments of the op; `rows` replaces the number of rows. Raises BadArgument if it has no such samples."""
+        """The arguments of the op; `rows` replaces the number of rows. Raises BadOption if it has no such samples."""
         shape = self.shape if rows is None else (rows, *self.shape[1:])
         try:
             drawn = sample_of(self.spec, Drawn(shape), self.dtype, device)
             return Sample(*self.spec.bound(VARIANTS[self.variant](drawn.args), drawn.kwargs), id=str(self))
         except Exception as error:  # sample code may come from a plugin and raise anything
             words = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise BadArgument(f"{self}: no such arguments: {words}") from None
+            raise BadOption(f"{self}: no such arguments: {words}") from None
 
 
 def sizes(shape: Iterable[int]) -> str:
@@ -252,7 +252,7 @@ def _lines(
         if missing:
             notes.append(f"not here yet: {', '.join(missing)}")
         if asked and not pairs:
-            raise BadArgument(f"--preset {name} has none of {', '.join(words)}: leave it out, or name other ops")
+            raise BadOption(f"--preset {name} has none of {', '.join(words)}: leave it out, or name other ops")
     return base, pairs
 
 

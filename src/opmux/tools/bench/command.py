@@ -46,7 +46,7 @@ def run(asked: BenchOptions) -> int:
     screen.show_log()
     for option, path in (("--json", asked.json), ("--html", asked.html)):
         if path is not None and str(path) != "-" and Path(path).is_dir():  # check now, not after hours of measuring
-            raise arguments.BadArgument(f"{option} '{path}' is a folder. Name a file")
+            raise arguments.BadOption(f"{option} '{path}' is a folder. Name a file")
     if asked.source is not None:
         record = BenchRecord.load(asked.source)
         console = screen.beside(asked.json)
@@ -62,7 +62,7 @@ def run(asked: BenchOptions) -> int:
             get_default_manager().registry.list_operators()  # loads the plugins, one of which may define the op
             todo = plan(*wanted)
         if not todo.cases:
-            raise arguments.BadArgument(f"there is nothing to measure: {'; '.join(todo.notes)}")
+            raise arguments.BadOption(f"there is nothing to measure: {'; '.join(todo.notes)}")
         choice = ProviderChoice.of(asked.providers or todo.preset.providers, at.type, todo.ops, asked.dynamic)
         notes = todo.notes + choice.notes()
         if asked.listing:

@@ -15,7 +15,7 @@ from ...core.default import policy
 from ...core.errors import NoImplementation, NotSupported
 from ...core.spec import specs
 from ...faces.aten.overloads import Overload, table
-from ...faces.aten.schema import Shape
+from ...faces.aten.schema import OverloadSchema
 from ...faces.aten.switch import use
 from .poison import poisoned
 from .shapes import Look, ModelCall, Under
@@ -61,7 +61,7 @@ def scaled(call: ModelCall, most: int) -> ModelCall | None:
     args = list(tree_map(cut, list(call.args), is_leaf=lambda v: isinstance(v, Look)))
     counted = BATCH_ARGUMENTS.get(call.op)
     if counted is not None:
-        args[Shape(call.op).names.index(counted)] = after
+        args[OverloadSchema(call.op).names.index(counted)] = after
     return replace(call, args=tuple(args), kwargs={k: cut(v) for k, v in call.kwargs.items()})
 
 
@@ -79,7 +79,7 @@ class Arguments:
     def __post_init__(self) -> None:
         seed = zlib.crc32(f"{self.call.op} {self.call} {self.dtype}".encode())
         self._generator = torch.Generator(self.device).manual_seed(seed)
-        names = Shape(self.call.op).names
+        names = OverloadSchema(self.call.op).names
         self.args = [self._value(names[i] if i < len(names) else "", a) for i, a in enumerate(self.call.args)]
         self.kwargs = {k: self._value(k, v) for k, v in self.call.kwargs.items()}
 
@@ -134,7 +134,7 @@ def _copied(value: Any, wide: bool) -> Any:
 
 def truth(arguments: Arguments) -> list[Tensor]:
     args, kwargs = arguments.fresh(wide=True)
-    shape = Shape(arguments.call.op)
+    shape = OverloadSchema(arguments.call.op)
     if "half_to_float" in kwargs:
         kwargs["half_to_float"] = False
     elif "half_to_float" in shape.names:
@@ -142,7 +142,7 @@ def truth(arguments: Arguments) -> list[Tensor]:
     return results(shape, args, kwargs)
 
 
-def results(shape: Shape, args: list[Any], kwargs: dict[str, Any]) -> list[Tensor]:
+def results(shape: OverloadSchema, args: list[Any], kwargs: dict[str, Any]) -> list[Tensor]:
     """The results of a call, followed by the arguments that it wrote."""
     with torch.no_grad():
         made = shape.op(*args, **kwargs)
@@ -154,7 +154,7 @@ def results(shape: Shape, args: list[Any], kwargs: dict[str, Any]) -> list[Tenso
 def ours(arguments: Arguments) -> list[Tensor]:
     """Run only our kernels; raises Declined if they leave the call to torch."""
     args, kwargs = arguments.fresh()
-    shape = Shape(arguments.call.op)
+    shape = OverloadSchema(arguments.call.op)
     try:
         with use(mode="all"), policy("flagos", strict=True), poisoned():
             return results(shape, args, kwargs)
@@ -195,14 +195,14 @@ def sibling(overload: Overload, rows: Sequence[ModelCall]) -> ModelCall | None:
     """A model's call of another overload of the same op, converted to this `out=` or in-place overload."""
     shape = overload.shape
     for row in rows:
-        other = Shape(row.op)
+        other = OverloadSchema(row.op)
         if other.packet == shape.packet.removesuffix("_") and not other.written and _alike(other, shape):
             made = dict(zip(other.names, row.args)) | row.kwargs
             return _with_outs(shape, made, torch.bfloat16)
     return None
 
 
-def _alike(a: Shape, b: Shape) -> bool:
+def _alike(a: OverloadSchema, b: OverloadSchema) -> bool:
     """Whether two overloads take the same arguments, apart from `out=`."""
     types = lambda shape: [(x.name, str(x.type)) for x in shape.arguments if x.name not in shape.outs]
     return types(a) == types(b)
@@ -219,7 +219,7 @@ def _fitted(kind: str, value: Any, dtype: torch.dtype, shape: tuple[int, ...]) -
     return 2 if isinstance(value, Tensor) else value
 
 
-def _with_outs(shape: Shape, made: dict[str, Any], dtype: torch.dtype) -> ModelCall | None:
+def _with_outs(shape: OverloadSchema, made: dict[str, Any], dtype: torch.dtype) -> ModelCall | None:
     """Add `out=` tensors to the call, with the shapes and dtypes that torch infers on meta tensors."""
     under = ModelCall(shape.name, (), made, ("samples",))
     if not shape.outs:

@@ -74,7 +74,7 @@ def run(asked: ConformOptions) -> int:
 
         return real_command.run(asked)
     if asked.models or asked.seconds is not None or asked.jobs is not None:
-        raise arguments.BadArgument("--model, --seconds and --jobs go with --real")
+        raise arguments.BadOption("--model, --seconds and --jobs go with --real")
     dtypes = tuple(arguments.dtype(d) for d in arguments.parts(asked.dtypes))
     depth = Depth(asked.full, dtypes, check_names(asked.checks), asked.sample)
     with Heard() as heard:
@@ -90,7 +90,7 @@ def run(asked: ConformOptions) -> int:
 def _again(asked: ConformOptions) -> int:
     """Run the same command in a new process that interprets Triton kernels from the start."""
     if os.environ.get(VARIABLE) == "1":  # this is that process
-        raise arguments.BadArgument(f"triton compiles its kernels although {VARIABLE}=1, and none can be interpreted")
+        raise arguments.BadOption(f"triton compiles its kernels although {VARIABLE}=1, and none can be interpreted")
     env = {**os.environ, VARIABLE: "1"}
     return subprocess.run([sys.executable, "-m", "opmux", "conform", *asked.words()], env=env, check=False).returncode
 

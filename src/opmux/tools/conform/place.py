@@ -16,7 +16,7 @@ from ...machine import devices, vendors
 from ...machine.here import HERE
 from ...machine.vendors import Package
 from ...settings import VENDOR
-from ..arguments import BadArgument
+from ..arguments import BadOption
 from ..runner.record import chip
 from ..simulator import launch, simulate
 
@@ -73,12 +73,12 @@ def find(vendor: str | None, device: str | None) -> Place:
         whose = devices.vendor_of(package.device)
         if whose is None or whose.name == package.name:
             return Place(package, _there(asked or torch.device(package.device)), DEVICE)
-        raise BadArgument(
+        raise BadOption(
             f"--vendor {package.name}: the {package.device} of this machine is {whose.name}'s. "
             f"OPMUX_VENDOR={package.name} says otherwise; {_on_cpu(package)}"
         )
     if package.device in NOT_SIMULATED or package.info.key != "PrivateUse1":
-        raise BadArgument(
+        raise BadOption(
             f"--vendor {package.name}: this machine has no {package.device}, and a device type of torch's own cannot "
             f"be simulated. Run it on the chip; {_on_cpu(package)}"
         )
@@ -94,7 +94,7 @@ def _vendor(name: str | None) -> Package:
         found = devices.vendor_of(devices.infer_device())
         if found is None:
             known = ", ".join(sorted(vendors.known()))
-            raise BadArgument(f"there is no accelerator here to check: name a vendor by --vendor. Known: {known}")
+            raise BadOption(f"there is no accelerator here to check: name a vendor by --vendor. Known: {known}")
         return found
     found = vendors.get(name)
     if found is None:
@@ -111,7 +111,7 @@ def _device(text: str, package: Package) -> torch.device | None:
     kind, _, index = text.strip().casefold().partition(":")
     allowed = list(dict.fromkeys((package.device, "cpu")))
     if kind not in allowed or (index and not index.isdigit()):
-        raise BadArgument(f"--device {text!r} is not {package.name}'s. Allowed: {', '.join(allowed)}")
+        raise BadOption(f"--device {text!r} is not {package.name}'s. Allowed: {', '.join(allowed)}")
     try:
         return torch.device(text.strip().casefold())
     except RuntimeError:
@@ -122,7 +122,7 @@ def _there(device: torch.device) -> torch.device:
     count = 1 if device.type == "cpu" else torch.get_device_module(device).device_count()
     if (device.index or 0) >= count:
         allowed = f"{device.type}:0 to {device.type}:{count - 1}"
-        raise BadArgument(f"--device {device} is not on this machine. Allowed: {allowed}")
+        raise BadOption(f"--device {device} is not on this machine. Allowed: {allowed}")
     return device
 
 

@@ -373,7 +373,7 @@ def check_call(call: ModelCall, dtype: torch.dtype, device: torch.device) -> str
         raise CannotCheck(f"one sample of it is too large for a {device.type}")
     try:
         arguments = calls.Arguments(fits, dtype, device)
-        theirs = calls.results(calls.Shape(call.op), *arguments.fresh())
+        theirs = calls.results(calls.OverloadSchema(call.op), *arguments.fresh())
     except (TypeError, ValueError, RuntimeError, NotImplementedError) as error:
         why = f"torch refuses it: {words(error)}" if dtype.is_floating_point else "torch takes no integers here"
         raise CannotCheck(why) from None

@@ -62,7 +62,7 @@ def run(asked: Any) -> int:
                 console.print(f"{case.op} {case.words} {case.dtype} ({', '.join(case.models)})", soft_wrap=True)
             return 0
         if not found:
-            raise arguments.BadArgument("--real: no kernel of ours on this device is among what is asked for")
+            raise arguments.BadOption("--real: no kernel of ours on this device is among what is asked for")
         record = RealRecord(_facts(device, asked), without=without_cases(found, wanted, device))
         _check(record, asked, found, device)
     for line in _report(record, asked):

@@ -22,7 +22,7 @@ from ...core.spec import TOL, Sample, specs
 from ...core.tensors import dtype_name
 from ...faces.aten import engine
 from ...faces.aten.overloads import Overload, row_for, vendors_own
-from ...faces.aten.schema import Shape, overloads, siblings
+from ...faces.aten.schema import OverloadSchema, overloads, siblings
 from ...machine.here import HERE
 from ..runner.check import Wrong, words
 from . import opinfo
@@ -174,7 +174,7 @@ def _transposed(t: Tensor) -> Tensor:
 # ---- calls ----------------------------------------------------------------------------------------------------------
 
 
-def _results(run: Callable[..., Any], shape: Shape, sample: Sample) -> list[Any]:
+def _results(run: Callable[..., Any], shape: OverloadSchema, sample: Sample) -> list[Any]:
     """The results of a call, followed by the arguments that it wrote."""
     with torch.no_grad():
         made = run(*sample.args, **sample.kwargs)
@@ -182,11 +182,11 @@ def _results(run: Callable[..., Any], shape: Shape, sample: Sample) -> list[Any]
     return [*tree_leaves(made), *(given[n] for n in shape.written if isinstance(given.get(n), Tensor))]
 
 
-def _named(shape: Shape, sample: Sample) -> dict[str, Any]:
+def _named(shape: OverloadSchema, sample: Sample) -> dict[str, Any]:
     return dict(zip(shape.names, sample.args)) | sample.kwargs
 
 
-def _truth(shape: Shape, sample: Sample) -> list[Any] | None:
+def _truth(shape: OverloadSchema, sample: Sample) -> list[Any] | None:
     """The results of ATen's CPU kernel; None if it refuses the arguments."""
     try:
         return _results(shape.op, shape, moved(sample, CPU))
@@ -210,14 +210,14 @@ def _is_plain(t: Tensor) -> bool:
     return t.layout is torch.strided and not (t.is_quantized or t.is_conj() or t.is_neg())
 
 
-def _recorded(shape: Shape, dtype: torch.dtype) -> Iterator[SampledCall]:
+def _recorded(shape: OverloadSchema, dtype: torch.dtype) -> Iterator[SampledCall]:
     """Calls of an overload, from samples of its own op, else of other ops; in-place and `out=` calls are derived."""
     plain = _plain(shape)
     found = list(_of_own_samples(shape, plain, dtype))
     yield from found or _of_others(shape, plain, dtype)
 
 
-def _plain(shape: Shape) -> Shape | None:
+def _plain(shape: OverloadSchema) -> OverloadSchema | None:
     """The overload that returns new tensors and is computed from the same arguments."""
     if not shape.written:
         return shape
@@ -226,7 +226,7 @@ def _plain(shape: Shape) -> Shape | None:
     return next((s for s in near if shape in siblings(s)), None)
 
 
-def _of_own_samples(shape: Shape, plain: Shape | None, dtype: torch.dtype) -> Iterator[SampledCall]:
+def _of_own_samples(shape: OverloadSchema, plain: OverloadSchema | None, dtype: torch.dtype) -> Iterator[SampledCall]:
     for entry in _entries(shape):
         if dtype not in entry.supported_dtypes("cpu"):
             continue
@@ -238,11 +238,11 @@ def _of_own_samples(shape: Shape, plain: Shape | None, dtype: torch.dtype) -> It
             yield from (SampledCall(f"{title} {at}", dtype, s) for s in made[:1])
 
 
-def _entries(shape: Shape) -> list[Any]:
+def _entries(shape: OverloadSchema) -> list[Any]:
     return opinfo.entries_of(shape.packet.removesuffix("_"))
 
 
-def _record(shape: Shape, plain: Shape | None, run: Callable[[], Any]) -> list[Sample]:
+def _record(shape: OverloadSchema, plain: OverloadSchema | None, run: Callable[[], Any]) -> list[Sample]:
     """The calls of an overload that `run` makes."""
     wanted = {shape.name, *({plain.name} if plain is not None else ())}
     calls: dict[str, list[Sample]] = {}
@@ -254,7 +254,7 @@ def _record(shape: Shape, plain: Shape | None, run: Callable[[], Any]) -> list[S
     return _as_calls(shape, plain, calls)
 
 
-def _as_calls(shape: Shape, plain: Shape | None, found: dict[str, list[Sample]]) -> list[Sample]:
+def _as_calls(shape: OverloadSchema, plain: OverloadSchema | None, found: dict[str, list[Sample]]) -> list[Sample]:
     """Convert recorded calls to calls of the overload, with `out=` tensors if it takes them."""
     if found.get(shape.name):
         return found[shape.name]
@@ -264,7 +264,7 @@ def _as_calls(shape: Shape, plain: Shape | None, found: dict[str, list[Sample]])
     return [s for s in made if s is not None]
 
 
-def _with_outs(shape: Shape, plain: Shape, sample: Sample) -> Sample | None:
+def _with_outs(shape: OverloadSchema, plain: OverloadSchema, sample: Sample) -> Sample | None:
     results = _truth(plain, sample)
     if results is None or not all(isinstance(r, Tensor) for r in results):
         return None
@@ -277,7 +277,7 @@ def _with_outs(shape: Shape, plain: Shape, sample: Sample) -> Sample | None:
     return Sample(sample.args, {**sample.kwargs, **dict(zip(shape.outs, map(torch.empty_like, results)))})
 
 
-def _bound(shape: Shape, plain: Shape | None, given: Sample) -> Sample | None:
+def _bound(shape: OverloadSchema, plain: OverloadSchema | None, given: Sample) -> Sample | None:
     """The sample's own arguments, if the overload takes them: calls of composite ops are not recorded."""
     if plain is None or _truth(plain, given) is None:
         return None
@@ -287,10 +287,10 @@ def _bound(shape: Shape, plain: Shape | None, given: Sample) -> Sample | None:
 # -- overloads that have no samples of their own
 
 _calls_of_others: dict[str, list[SampledCall]] = {}  # overload -> its calls, once they were searched for
-_wanted: dict[str, Shape | None] = {}  # overload to search for -> its functional overload
+_wanted: dict[str, OverloadSchema | None] = {}  # overload to search for -> its functional overload
 
 
-def _of_others(shape: Shape, plain: Shape | None, dtype: torch.dtype) -> list[SampledCall]:
+def _of_others(shape: OverloadSchema, plain: OverloadSchema | None, dtype: torch.dtype) -> list[SampledCall]:
     """Calls made by samples of other ops, forward and backward. All ops run once, for all rows together."""
     if dtype is not torch.float32:
         return []
@@ -299,7 +299,7 @@ def _of_others(shape: Shape, plain: Shape | None, dtype: torch.dtype) -> list[Sa
     return _calls_of_others[shape.name]
 
 
-def _scan(wanted: dict[str, Shape | None]) -> None:
+def _scan(wanted: dict[str, OverloadSchema | None]) -> None:
     wanted = {n: plain for n, plain in wanted.items() if n not in _calls_of_others}
     _calls_of_others.update({name: [] for name in wanted})
     names = {n for name, plain in wanted.items() for n in (name, *((plain.name,) if plain is not None else ()))}
@@ -316,7 +316,7 @@ def _scan(wanted: dict[str, Shape | None]) -> None:
                 except REFUSALS:
                     continue
             for name, plain in wanted.items():
-                made = _as_calls(Shape(name), plain, calls)[:1]
+                made = _as_calls(OverloadSchema(name), plain, calls)[:1]
                 _calls_of_others[name] += [SampledCall(f"{entry.name} {at}", dtype, s) for s in made]
 
 

@@ -217,10 +217,10 @@ def exported(package: Package) -> list[OpImpl]:
     return list({(i.op_name, i.impl_id): i for ops in _read(package) for i in ops.impls}.values())
 
 
-def _read(package: Package) -> list[vendor_ops.Ops]:
+def _read(package: Package) -> list[vendor_ops.VendorOps]:
     if package.name not in _found:
         _found[package.name] = [vendor_ops.read(package, arch) for arch in (None, *map(str, package.arch_map))]
     return _found[package.name]
 
 
-_found: dict[str, list[vendor_ops.Ops]] = {}
+_found: dict[str, list[vendor_ops.VendorOps]] = {}

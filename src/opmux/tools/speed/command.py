@@ -63,7 +63,7 @@ def run(device: str | None, minutes: float, file: Path | None, only: Iterable[st
     forms = stood_for(known)
     names = chosen(known, forms, only)
     if not names:
-        raise arguments.BadArgument(f"there is nothing to measure on {at}: no overload has a kernel of ours there")
+        raise arguments.BadOption(f"there is nothing to measure on {at}: no overload has a kernel of ours there")
     console, chip, start = screen.out(), chip_of(at), time.monotonic()
     until = start + 60 * minutes
     if at != "cpu" and len(names) > WORKERS:

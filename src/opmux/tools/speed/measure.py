@@ -52,7 +52,7 @@ class Switches:
         with self._recording:  # once for all calls: all overrides are bound again when it begins and when it ends
             return [self._why(call, record.live[-1].calls) for call in calls]
 
-    def _why(self, call: Callable[[], Any], counted: Counter[record.Call]) -> str:
+    def _why(self, call: Callable[[], Any], counted: Counter[record.CountedCall]) -> str:
         counted.clear()
         call()
         mine = [c for c in counted if c.overload == self.name]

@@ -59,7 +59,7 @@ class Cases:
         """Parse a shape of the command line."""
         found, names = arguments.shape(text, LARGEST), self.names.split()
         if len(found) != len(names) or 0 in found:
-            raise arguments.BadArgument(
+            raise arguments.BadOption(
                 f"--shape {text!r} does not fit {op}. Allowed: {' x '.join(names)}, none of them 0"
             )
         return found

@@ -49,7 +49,7 @@ def run(
     """Time the calls; write the result to the cache, or to `file`."""
     wanted = [_op(name) for name in ops] or list(TIMED)
     if shapes and not ops:
-        raise arguments.BadArgument("--shape needs an OP: its sizes mean something else for each")
+        raise arguments.BadOption("--shape needs an OP: its sizes mean something else for each")
     at, kinds = arguments.device(device), [arguments.dtype(d, _DTYPES) for d in dtypes or ("bfloat16",)]
     todo = list(calls(wanted, list(shapes), kinds))
     console, start = screen.out(), time.monotonic()

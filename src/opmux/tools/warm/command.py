@@ -12,7 +12,7 @@ from rich.text import Text
 from ...core.errors import quoted
 from ...cpp import background
 from .. import arguments, screen
-from ..arguments import BadArgument
+from ..arguments import BadOption
 from . import script
 from .compiling import At, Result, Workload, assumed, check_installed, check_triton, compile_for, target
 from .model import config_of, model_step
@@ -89,13 +89,13 @@ def _workload(options: WarmOptions) -> Workload:
     for name in ("batch", "length", "jobs"):
         value = getattr(options, name)
         if value is not None and value < 1:
-            raise BadArgument(f"--{name} {value} is not allowed. Allowed: 1 and more")
+            raise BadOption(f"--{name} {value} is not allowed. Allowed: 1 and more")
     if options.batch * options.length > LARGEST:
-        raise BadArgument(f"--batch times --length is too large. Allowed: up to {LARGEST} tokens")
+        raise BadOption(f"--batch times --length is too large. Allowed: up to {LARGEST} tokens")
     if options.what.endswith(".py"):
         return script.workload(options.what, options.args, options.seconds)
     if options.args:
-        raise BadArgument(f"{quoted(options.args[0])} after a model is not expected: only a script takes arguments")
+        raise BadOption(f"{quoted(options.args[0])} after a model is not expected: only a script takes arguments")
     dtype = None if options.dtype is None else arguments.dtype(options.dtype, ("bfloat16", "float16", "float32"))
     config = config_of(options.what)
     name = options.what if re.fullmatch(r"[\w.-]+", options.what) else Path(options.what).name

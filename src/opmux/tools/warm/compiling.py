@@ -23,7 +23,7 @@ from ...core.errors import nearest
 from ...core.log import logger
 from ...machine import devices
 from ...machine.devices import Chip
-from ..arguments import BadArgument
+from ..arguments import BadOption
 
 PASSES = 8  # if a compiled kernel is refused, the next pass compiles its replacement; at most 2 passes were observed
 
@@ -159,7 +159,7 @@ def target(chip: str | None, index: int = 0) -> At:
 
     here = _in_another_process(index)
     if chip is None and here is None:
-        raise BadArgument(f"this machine has no GPU: name a chip with --chip. Allowed: {_allowed()}")
+        raise BadOption(f"this machine has no GPU: name a chip with --chip. Allowed: {_allowed()}")
     if here is not None and chip in (None, here.arch):
         return here
     assert chip is not None
@@ -168,7 +168,7 @@ def target(chip: str | None, index: int = 0) -> At:
     except ValueError:
         close = nearest(chip, CHIPS)
         hint = f": did you mean {close}?" if close else "."
-        raise BadArgument(f"--chip {chip!r} is not known{hint} Allowed: {_allowed()}") from None
+        raise BadOption(f"--chip {chip!r} is not known{hint} Allowed: {_allowed()}") from None
     like = chip if chip in CHIPS else "sm_80"
     return At(Chip.of_arch(chip), CHIPS[like][1], CORES[like], False)
 
@@ -217,7 +217,7 @@ def assumed(at: At) -> Iterator[At]:
     try:
         compile_only.target_of(at.arch)
     except ValueError:
-        raise BadArgument(f"kernels cannot be compiled ahead for {at.chip}. Allowed: {_allowed()}") from None
+        raise BadOption(f"kernels cannot be compiled ahead for {at.chip}. Allowed: {_allowed()}") from None
     assert at.chip.vendor is not None
     with (
         devices.assume(at.chip.vendor, at.arch),
@@ -231,7 +231,7 @@ def assumed(at: At) -> Iterator[At]:
 def check_installed() -> None:
     """Raise if kernels cannot be compiled on this system."""
     if importlib.util.find_spec("triton") is None or not hasattr(os, "fork"):
-        raise BadArgument("there is nothing to compile without Triton, on Linux: pip install triton")
+        raise BadOption("there is nothing to compile without Triton, on Linux: pip install triton")
 
 
 def check_triton() -> None:
@@ -239,6 +239,6 @@ def check_triton() -> None:
     from triton import knobs
 
     if knobs.runtime.interpret:
-        raise BadArgument("TRITON_INTERPRET is set: kernels are interpreted, not compiled. Unset it")
+        raise BadOption("TRITON_INTERPRET is set: kernels are interpreted, not compiled. Unset it")
     if knobs.compilation.always_compile:
-        raise BadArgument("TRITON_ALWAYS_COMPILE is set: Triton never uses its cache. Unset it")
+        raise BadOption("TRITON_ALWAYS_COMPILE is set: Triton never uses its cache. Unset it")

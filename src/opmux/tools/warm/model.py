@@ -11,7 +11,7 @@ import torch
 
 from ...core.errors import nearest, quoted
 from ...faces.models.patch import CannotPatch, patch_model
-from ..arguments import BadArgument
+from ..arguments import BadOption
 from .compiling import first_line
 
 
@@ -30,40 +30,36 @@ def config_of(what: str) -> Any:
     if not there:
         close = nearest(what, list(CONFIG_MAPPING.keys()))
         hint = f": did you mean '{close}'?" if close else "."
-        raise BadArgument(
+        raise BadOption(
             f"{quoted(what)} is not a model type of transformers {transformers.__version__}, and there is no such file"
             f"{hint} Allowed: a model type (llama, qwen3), a config.json or its folder, or a script (train.py)"
         )
     file = path / "config.json" if path.is_dir() else path
     if not file.exists():
-        raise BadArgument(
-            f"{quoted(what)} has no config.json. Allowed: the folder of a model, as transformers saves it"
-        )
+        raise BadOption(f"{quoted(what)} has no config.json. Allowed: the folder of a model, as transformers saves it")
     try:
         given = json.loads(file.read_text(encoding="utf-8"))
         kind = given.pop("model_type")
     except (ValueError, KeyError, AttributeError, RecursionError, TypeError):
-        raise BadArgument(
+        raise BadOption(
             f"{quoted(str(file))} is not the config of a model: it must be JSON with a model_type, as transformers "
             "writes it"
         ) from None
     if kind not in CONFIG_MAPPING:
-        raise BadArgument(
+        raise BadOption(
             f"{quoted(str(file))}: transformers {transformers.__version__} has no model_type {quoted(str(kind))}"
         )
     try:
         return CONFIG_MAPPING[kind].from_dict(given)
     except Exception as error:  # transformers' checks of values
-        raise BadArgument(f"{quoted(str(file))}: {first_line(error)}") from None
+        raise BadOption(f"{quoted(str(file))}: {first_line(error)}") from None
 
 
 def _transformers() -> Any:
     try:
         import transformers
     except ImportError:
-        raise BadArgument(
-            "a model needs transformers: pip install transformers. A script (train.py) does not"
-        ) from None
+        raise BadOption("a model needs transformers: pip install transformers. A script (train.py) does not") from None
     return transformers
 
 
@@ -73,7 +69,7 @@ def model_step(config: Any, batch: int, length: int, dtype: torch.dtype | None, 
     try:
         patch_model(model.train(train))
     except CannotPatch as error:
-        raise BadArgument(str(error)) from None
+        raise BadOption(str(error)) from None
     ids = torch.zeros(batch, length, dtype=torch.int64, device="meta")
     return lambda: step_of(model, {"input_ids": ids, **({"labels": ids} if train else {})}, train)
 
@@ -91,8 +87,8 @@ def _model(config: Any, dtype: torch.dtype | None) -> Any:
             return kind._from_config(config, dtype=dtype) if kind is named else kind.from_config(config, dtype=dtype)
     except ValueError as error:
         if "Unrecognized configuration class" not in str(error):
-            raise BadArgument(f"the model cannot be made: {first_line(error)}") from None
-        raise BadArgument(
+            raise BadOption(f"the model cannot be made: {first_line(error)}") from None
+        raise BadOption(
             f"transformers has no causal language model of type '{config.model_type}'. Allowed: those, a config.json "
             "that names its class in `architectures`, or a script"
         ) from None

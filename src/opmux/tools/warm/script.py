@@ -37,9 +37,9 @@ class Stopped(Exception):
 def workload(name: str, args: list[str], seconds: float) -> Workload:
     """The workload of running a script."""
     if not os.path.isfile(name):  # noqa: PTH113  # False for a name that is too long
-        raise arguments.BadArgument(f"there is no file {quoted(name)}. Allowed: a Python script, or a model")
+        raise arguments.BadOption(f"there is no file {quoted(name)}. Allowed: a Python script, or a model")
     if not seconds > 0:
-        raise arguments.BadArgument(f"--seconds {seconds:g} is not allowed. Allowed: more than 0")
+        raise arguments.BadOption(f"--seconds {seconds:g} is not allowed. Allowed: more than 0")
     return Workload(Path(name).name, lambda: _run(name, args, seconds), passes=1, may_stop=True)
 
 

@@ -21,7 +21,7 @@ from ....kernels.lib.interpret import interpreting
 from ....kernels.lib.launch import Launcher
 from ....kernels.lib.rows import OutputSpec, cores, wide_of
 from ....specs import activation as spec
-from ...buffers import Held, filling
+from ...buffers import TileBuffers, filling
 from .. import vendor_info
 
 K1 = tl.constexpr(spec.K1)
@@ -118,7 +118,7 @@ geglu_bwd = Launcher(_geglu_bwd, sizes="dy_stride a_stride b_stride d_stride n")
 @tunable("ascend.geglu")
 def tiles_of(n: int, dtype: torch.dtype, backward: bool) -> Tiles:
     """The largest block that fits in the unified buffer, preferably along a row."""
-    held = Held("BLOCK_N", 5, 6) if backward else Held("BLOCK_N", 3, 4)
+    held = TileBuffers("BLOCK_N", 5, 6) if backward else TileBuffers("BLOCK_N", 3, 4)
     elements = filling(vendor_info, None, held, dtype.itemsize) or 1024
     block = min(elements, max(triton.next_power_of_2(n), 16))
     return Tiles(BLOCK_M=elements // block, BLOCK_N=block)

@@ -40,7 +40,7 @@ CAPABILITY = {
 OPENMP = re.compile(r"lib(?:gomp|iomp5|omp)\b[^/]*\.(?:so|dylib)[^/]*$")
 
 
-class _State:
+class _NativeState:
     """Whether the library is loaded, or why it cannot be."""
 
     lock = ForkSafeLock().arm()  # a process may fork while another thread compiles
@@ -91,26 +91,26 @@ def available() -> bool | str:
     """True, or why there are no kernels, as far as known; builds nothing."""
     if not CPP.get():
         return OFF
-    return True if _State.reason is None else _State.reason
+    return True if _NativeState.reason is None else _NativeState.reason
 
 
 def load(name: str) -> Callable[..., Any]:
     """A kernel by its name. Builds all kernels if that was never done on this machine."""
     if not CPP.get():
         raise NotSupported(OFF)
-    with _State.lock.held:
-        tried = _State.loaded or _State.reason is not None
+    with _NativeState.lock.held:
+        tried = _NativeState.loaded or _NativeState.reason is not None
         if not tried:
             try:
                 build.load(NAME, SOURCES, flags=flags())
-                _State.loaded = True
+                _NativeState.loaded = True
             except build.CannotBuild as error:
-                _State.reason = f"the cpu kernels cannot be built: {error}"
-    if _State.reason is not None:
+                _NativeState.reason = f"the cpu kernels cannot be built: {error}"
+    if _NativeState.reason is not None:
         if not tried:
-            logger.warning("%s. Ops on the CPU are left to torch's own", _State.reason)
+            logger.warning("%s. Ops on the CPU are left to torch's own", _NativeState.reason)
             get_default_manager().invalidate("the cpu kernels cannot be built")
-        raise NotSupported(_State.reason)
+        raise NotSupported(_NativeState.reason)
     op = getattr(getattr(torch.ops, NAMESPACE), name).default
     return getattr(op, "_op", op)  # what the OpOverload calls: saves 0.6 us
 

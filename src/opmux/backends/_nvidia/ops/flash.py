@@ -350,7 +350,7 @@ def general_limits(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> bool | str
     return varlen_limits(one(q), one(k), one(v), torch.empty(count + 1, device="meta"), *longest)
 
 
-class Rows(NamedTuple):
+class SequencePacking(NamedTuple):
     """How tensors [batch, heads, seq, dim] are passed as packed sequences.
 
     The rows of the batch follow one another; or, if `by_heads`, there is one sequence with batch x heads heads, which
@@ -363,7 +363,7 @@ class Rows(NamedTuple):
     packed: bool = False  # the batch is 1, and its sequences are given
 
     @classmethod
-    def of(cls, q: Tensor, cu_q: Tensor | None) -> "Rows":
+    def of(cls, q: Tensor, cu_q: Tensor | None) -> "SequencePacking":
         return cls(q.shape[0], cu_q is None and spec.order(q) != spec.SEQ_FIRST, cu_q is not None)
 
     def tokens(self, t: Tensor) -> Tensor:
@@ -388,7 +388,7 @@ class Rows(NamedTuple):
         return torch.arange(0, (count + 1) * length, length, dtype=torch.int32, device=t.device)
 
 
-def _packed_options(rows: Rows, q: Tensor, k: Tensor, options: tuple[Any, ...]) -> tuple[Any, ...]:
+def _packed_options(rows: SequencePacking, q: Tensor, k: Tensor, options: tuple[Any, ...]) -> tuple[Any, ...]:
     """The arguments of `attention_varlen` after v, from those of `attention_general`."""
     cu_q, cu_k, max_q, max_k, left, right, scale = (options[i] for i in (4, 5, 8, 9, 10, 11, 15))
     if cu_q is None:
@@ -404,7 +404,7 @@ def laid(t: Tensor, like: Tensor, seq_first: bool) -> Tensor:
 
 @library("attention_general", "flash", dtypes=HALVES, min_arch="sm_80", when=general_when)
 def attention_general(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
-    rows = Rows.of(q, options[4])
+    rows = SequencePacking.of(q, options[4])
     given = _packed_options(rows, q, k, options)
     o, lse = _forward_packed(*map(rows.tokens, (q, k, v)), *given)
     if rows.packed:
@@ -417,7 +417,7 @@ def attention_general(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[T
 def attention_general_bwd(
     do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, *options: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    rows = Rows.of(q, options[4])
+    rows = SequencePacking.of(q, options[4])
     given = _packed_options(rows, q, k, options)
     found = _backward_packed(*map(rows.tokens, (do, q, k, v, o)), rows.tokens(lse).T, *given)
     if rows.packed:

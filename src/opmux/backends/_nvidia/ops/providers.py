@@ -80,7 +80,7 @@ def by_name(fn: Callable[..., Any], given: dict[str, Any]) -> Any:
     return fn(**{n: given[n] for n in known if n in given})
 
 
-class Library(NamedTuple):
+class OptionalLibrary(NamedTuple):
     """How to check whether a library is installed, and how to load a module of it."""
 
     there: Callable[..., bool | str]
@@ -88,13 +88,13 @@ class Library(NamedTuple):
 
 
 LIBRARIES = {
-    "flash_attn": Library(functools.partial(installed, "flash_attn.flash_attn_interface"), loaded),
-    "liger_kernel": Library(functools.partial(installed, "liger_kernel"), loaded),
-    "flag_gems": Library(functools.partial(installed, "flag_gems"), loaded),
+    "flash_attn": OptionalLibrary(functools.partial(installed, "flash_attn.flash_attn_interface"), loaded),
+    "liger_kernel": OptionalLibrary(functools.partial(installed, "liger_kernel"), loaded),
+    "flag_gems": OptionalLibrary(functools.partial(installed, "flag_gems"), loaded),
 }
 
 
-class Row(NamedTuple):
+class LibraryFunction(NamedTuple):
     """A library's function for an op: where it is, and how it is called with the op's arguments."""
 
     library: str
@@ -257,27 +257,27 @@ def gems_glu_bwd(fn: Any, dy: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Ten
 # ---- the table ------------------------------------------------------------------------------------------------------
 
 
-def table() -> Iterator[Row]:
+def table() -> Iterator[LibraryFunction]:
     two, three = fits((0, 1)), fits((0, 1, 2))
 
     lib, at = "flash_attn", "flash_attn.flash_attn_interface:_flash_attn"
-    yield Row(lib, "attention", f"{at}_forward", flash_fwd, flash_when, HALVES, "sm_80")
-    yield Row(lib, "attention_bwd", f"{at}_backward", flash_bwd, flash_bwd_when, None, "sm_80")
+    yield LibraryFunction(lib, "attention", f"{at}_forward", flash_fwd, flash_when, HALVES, "sm_80")
+    yield LibraryFunction(lib, "attention_bwd", f"{at}_backward", flash_bwd, flash_bwd_when, None, "sm_80")
 
     lib, at = "liger_kernel", "liger_kernel.ops.rms_norm:rms_norm"
-    yield Row(lib, "rms_norm", f"{at}_forward", liger_rms_fwd, fits((0,), (1,)))
-    yield Row(lib, "rms_norm_bwd", f"{at}_backward", liger_rms_bwd, fits((0, 1), (2,), (3,)))
+    yield LibraryFunction(lib, "rms_norm", f"{at}_forward", liger_rms_fwd, fits((0,), (1,)))
+    yield LibraryFunction(lib, "rms_norm_bwd", f"{at}_backward", liger_rms_bwd, fits((0, 1), (2,), (3,)))
     for op, name in (("silu_mul", "swiglu"), ("gelu_tanh_mul", "geglu")):
-        yield Row(lib, op, f"liger_kernel.ops.{name}:{name}_forward", liger_glu_fwd, two)
-        yield Row(lib, f"{op}_bwd", f"liger_kernel.ops.{name}:{name}_backward", liger_glu_bwd, three)
+        yield LibraryFunction(lib, op, f"liger_kernel.ops.{name}:{name}_forward", liger_glu_fwd, two)
+        yield LibraryFunction(lib, f"{op}_bwd", f"liger_kernel.ops.{name}:{name}_backward", liger_glu_bwd, three)
 
     lib, at = "flag_gems", "flag_gems.ops.rms_norm:rms_norm"
-    yield Row(lib, "rms_norm", f"{at}_forward", gems_rms_fwd, fits((0,), (1,), zero=3))
-    yield Row(lib, "rms_norm_bwd", f"{at}_backward", gems_rms_bwd, fits((0, 1), (2,), (3,), zero=4))
+    yield LibraryFunction(lib, "rms_norm", f"{at}_forward", gems_rms_fwd, fits((0,), (1,), zero=3))
+    yield LibraryFunction(lib, "rms_norm_bwd", f"{at}_backward", gems_rms_bwd, fits((0, 1), (2,), (3,), zero=4))
     for op, name, form in (("silu_mul", "silu", ""), ("gelu_tanh_mul", "gelu", "tanh"), ("gelu_mul", "gelu", "none")):
         at, grad = f"flag_gems.fused.{name}_and_mul", "_".join(filter(None, (name, form, "and_mul_grad_kernel")))
-        yield Row(lib, op, f"{at}:{name}_and_mul", functools.partial(gems_glu_fwd, form), two)
-        yield Row(lib, f"{op}_bwd", f"{at}:{grad}", gems_glu_bwd, three)
+        yield LibraryFunction(lib, op, f"{at}:{name}_and_mul", functools.partial(gems_glu_fwd, form), two)
+        yield LibraryFunction(lib, f"{op}_bwd", f"{at}:{grad}", gems_glu_bwd, three)
 
 
 IMPLS = {made.__name__: made for made in (row.made() for row in table())}

@@ -104,7 +104,7 @@ def as_list(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-class Form(NamedTuple):
+class ActivationForm(NamedTuple):
     """Functions that differ only in the activation: the ops that they call, and what they return."""
 
     make: Callable[[Fn, str, str, str], Fn]
@@ -117,9 +117,9 @@ class Form(NamedTuple):
 
 
 FORMS = {
-    "": Form(forward, "{act}", "act_fp8", quantizes_input, "y", "f(input)"),
-    "d": Form(backward, "{act}_bwd", "act_bwd_fp8", quantizes_gradient, "dx", "grad * f'(fwd_input)"),
-    "dbias_d": Form(
+    "": ActivationForm(forward, "{act}", "act_fp8", quantizes_input, "y", "f(input)"),
+    "d": ActivationForm(backward, "{act}_bwd", "act_bwd_fp8", quantizes_gradient, "dx", "grad * f'(fwd_input)"),
+    "dbias_d": ActivationForm(
         backward_with_bias,
         "{act}_bias_bwd",
         "act_bias_bwd_fp8",
@@ -128,7 +128,7 @@ FORMS = {
         "[dbias, dact]: dact = grad * f'(fwd_input), dbias its sum over rows before rounding, in grad's dtype",
         {"tol": activation.SUMS, "result": as_list},
     ),
-    "glu": Form(
+    "glu": ActivationForm(
         forward,
         "{act}_glu",
         "glu_fp8",
@@ -136,7 +136,7 @@ FORMS = {
         "y",
         "f(a) * b, with a and b the halves of the last dimension of input",
     ),
-    "dglu": Form(
+    "dglu": ActivationForm(
         backward,
         "{act}_glu_bwd",
         "glu_bwd_fp8",
@@ -174,7 +174,7 @@ def named(of: Maker, names: dict[str, str]) -> Maker:
     return Maker(build, tuple(c for c in of.cases if not {"weight", "no_bias"} & set(c.options)))
 
 
-def declare(name: str, form: Form, act: str) -> None:
+def declare(name: str, form: ActivationForm, act: str) -> None:
     part: Any = getattr(activation, form.part.format(act=act))
     fused = getattr(activation, form.fused)
     names = NAMES["forward" if form.make is forward else "backward"]

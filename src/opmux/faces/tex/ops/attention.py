@@ -39,10 +39,10 @@ from ..attention_calls import (
     BIASED,
     INTS,
     VANILLA,
+    AttentionArguments,
     BiasNumber,
     FloatDtype,
     FormatNumber,
-    Job,
     LayoutNumber,
     Length,
     MaskNumber,
@@ -68,7 +68,7 @@ from ..enums import (
     NVTE_Softmax_Type,
     torch_dtype,
 )
-from ..layouts import LAYOUTS, Layout, as_results
+from ..layouts import LAYOUTS, QKVLayout, as_results
 from ..quantized import CASTS, kind_of, quantized, wrapped_fp8
 from ..rules import any_dtype, generator
 
@@ -96,7 +96,7 @@ def _randn(shape: tuple[int, ...], dtype: torch.dtype, device: Any, seed: int) -
     )
 
 
-class Case(NamedTuple):
+class AttentionCase(NamedTuple):
     """A sample call: layout, mask, bias and softmax type, given by the suffixes of their enum names, and sizes."""
 
     layout: str = "BSHD_BSHD_BSHD"
@@ -109,10 +109,12 @@ class Case(NamedTuple):
 
 
 CASES = (
-    Case(),
-    Case("SBHD_SBHD_SBHD", "CAUSAL_MASK", kv_heads=1),
-    Case("BSHD_BSHD_BSHD", "PADDING_CAUSAL_BOTTOM_RIGHT_MASK", "POST_SCALE_BIAS", "LEARNABLE_SOFTMAX", longest=(4, 7)),
-    Case("THD_THD_THD", "PADDING_CAUSAL_MASK", "ALIBI", "OFF_BY_ONE_SOFTMAX", window=(3, 0)),
+    AttentionCase(),
+    AttentionCase("SBHD_SBHD_SBHD", "CAUSAL_MASK", kv_heads=1),
+    AttentionCase(
+        "BSHD_BSHD_BSHD", "PADDING_CAUSAL_BOTTOM_RIGHT_MASK", "POST_SCALE_BIAS", "LEARNABLE_SOFTMAX", longest=(4, 7)
+    ),
+    AttentionCase("THD_THD_THD", "PADDING_CAUSAL_MASK", "ALIBI", "OFF_BY_ONE_SOFTMAX", window=(3, 0)),
 )
 BATCH, HEADS, DIM = 2, 2, 8
 
@@ -122,7 +124,7 @@ def _shape(fmt: str, heads: int, longest: int) -> tuple[int, ...]:
     return tuple(of[c] for c in fmt)
 
 
-def _fwd_args(case: Case, dtype: torch.dtype, device: Any) -> dict[str, Any]:
+def _fwd_args(case: AttentionCase, dtype: torch.dtype, device: Any) -> dict[str, Any]:
     layout = LAYOUTS[int(NVTE_QKV_Layout[f"NVTE_{case.layout}"])]
     sq, sk = case.longest
     heads = (HEADS, case.kv_heads, case.kv_heads)
@@ -147,7 +149,7 @@ def _fwd_args(case: Case, dtype: torch.dtype, device: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _bwd_args(case: Case, dtype: torch.dtype, device: Any) -> dict[str, Any]:
+def _bwd_args(case: AttentionCase, dtype: torch.dtype, device: Any) -> dict[str, Any]:
     of = _fwd_args(case, dtype, device)
     o, *aux = fused_attn_fwd.reference(**of)
     more = {
@@ -164,7 +166,7 @@ def _bwd_args(case: Case, dtype: torch.dtype, device: Any) -> dict[str, Any]:
     return {n: {**of, **more}[n] for n in fused_attn_bwd.spec.names}
 
 
-def _samples(build: Any, cases: tuple[Case, ...] = CASES) -> Samples:
+def _samples(build: Any, cases: tuple[AttentionCase, ...] = CASES) -> Samples:
     def made(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
         for case in cases:
             words = " ".join(str(w) for w in case[:4])
@@ -206,7 +208,7 @@ def drawn(q: Tensor, generator: Any) -> Tensor:
 
 def forward_of(
     call: Any,
-    job: Job,
+    job: AttentionArguments,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -234,7 +236,9 @@ def forward_of(
     return job.back(o, fmt, tokens, job.q_lengths), rows(job, lse, tokens, 0.0), most
 
 
-def plain_options(job: Job, bounds: tuple[int, int], cu_q: Tensor | None, cu_k: Tensor | None) -> tuple[Any, ...]:
+def plain_options(
+    job: AttentionArguments, bounds: tuple[int, int], cu_q: Tensor | None, cu_k: Tensor | None
+) -> tuple[Any, ...]:
     """The arguments of `attention_general` after q, k and v (backward: after lse), without options."""
     no_bias = (None, None, None, None)  # bias, slopes, sink, seed
     longest = (0, 0) if cu_q is None else (job.sq, job.sk)
@@ -246,21 +250,21 @@ def as_batch(t: Tensor) -> Tensor:
     return t.transpose(0, 1).unsqueeze(0)
 
 
-def rows(job: Job, t: Tensor, tokens: int, empty: float) -> Tensor:
+def rows(job: AttentionArguments, t: Tensor, tokens: int, empty: float) -> Tensor:
     """A statistic [b, h, s] in tex's shape."""
     if job.layout.q != "thd" or job.q_lengths is None:
         return t.unsqueeze(3)
     return packed(t.transpose(1, 2), job.q_lengths, tokens, empty).unsqueeze(2)
 
 
-def stats_of_tokens(job: Job, lse: Tensor) -> Tensor:
+def stats_of_tokens(job: AttentionArguments, lse: Tensor) -> Tensor:
     """S in tex's shape, from lse [heads, tokens]."""
     if job.layout.q == "thd":
         return job.from_tokens(lse.T, "thd").unsqueeze(2).contiguous()
     return job.from_tokens(lse.T[..., None], "bshd", empty=-math.inf).transpose(1, 2).contiguous()
 
 
-def tables_of(op: str, layout: Layout, b: int, q: Tensor, table_k: Any, table_v: Any) -> tuple[Any, Any]:
+def tables_of(op: str, layout: QKVLayout, b: int, q: Tensor, table_k: Any, table_v: Any) -> tuple[Any, Any]:
     """The page tables, one row per sequence. Extra rows are dropped: Transformer Engine passes a table for its largest
     batch.
     """
@@ -346,7 +350,7 @@ def fused_attn_fwd(
 # ---- backward -------------------------------------------------------------------------------------------------------
 
 
-class Gradients(NamedTuple):
+class FormattedGradients(NamedTuple):
     """Gradients of q, k and v in their formats, and of the bias and the sink if they are given."""
 
     grads: list[Tensor]
@@ -356,8 +360,8 @@ class Gradients(NamedTuple):
 
 def backward_of(
     call: Any,
-    job: Job,
-    to: Layout,
+    job: AttentionArguments,
+    to: QKVLayout,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -367,7 +371,7 @@ def backward_of(
     bias: Tensor | None,
     sink: Tensor | None,
     deterministic: bool,
-) -> Gradients:
+) -> FormattedGradients:
     """Compute the gradients by the fastest primitive that supports the job. A library may sum in any order, unless
     `torch.use_deterministic_algorithms` is set."""
     may_differ = not deterministic or torch.are_deterministic_algorithms_enabled()
@@ -379,7 +383,7 @@ def backward_of(
         options = plain_options(job, bounds, *job.lengths())
         found = call.attention_general_bwd(g, x, y, z, out, lse, *options)
         dq, dk, dv = (t[0].transpose(0, 1) for t in found[:3])
-        return Gradients([job.from_tokens(dq, to.q), *(job.from_tokens(t, to.kv, 1) for t in (dk, dv))])
+        return FormattedGradients([job.from_tokens(dq, to.q), *(job.from_tokens(t, to.kv, 1) for t in (dk, dv))])
     x, g, out = (job.queries(t, fmt) for t, fmt in ((q, job.layout.q), do, o))
     y, z = job.keys(k), job.keys(v)
     lse = queries_of_stats(job, stats)
@@ -390,17 +394,17 @@ def backward_of(
     else:
         dq, dk, dv, dbias, dsink = masked_backward(g, x, y, z, out, lse, job.masking(), bias, sink, call)
     keys = [job.back(t, to.kv, k.shape[0], job.kv_lengths) for t in (dk, dv)]
-    return Gradients([job.back(dq, to.q, q.shape[0], job.q_lengths), *keys], dbias, dsink)
+    return FormattedGradients([job.back(dq, to.q, q.shape[0], job.q_lengths), *keys], dbias, dsink)
 
 
-def queries_of_stats(job: Job, stats: Tensor) -> Tensor:
+def queries_of_stats(job: AttentionArguments, stats: Tensor) -> Tensor:
     """S as [b, h, s]."""
     if stats.dim() == 4 or job.q_lengths is None:
         return stats.squeeze(3)
     return unpacked(stats.squeeze(2), job.q_lengths, job.sq).transpose(1, 2)
 
 
-def tokens_of_stats(job: Job, stats: Tensor, tokens: int) -> Tensor:
+def tokens_of_stats(job: AttentionArguments, stats: Tensor, tokens: int) -> Tensor:
     """S as [tokens, h], without padding."""
     if stats.dim() == 3:
         return job.query_tokens(stats.squeeze(2), "thd")
@@ -492,7 +496,7 @@ def largest_norm(t: Tensor) -> Tensor:
 
 
 def quantized_gradients(
-    call: Any, layout: Layout, grads: list[Tensor], room: Tensor | None, quantizer: Any
+    call: Any, layout: QKVLayout, grads: list[Tensor], room: Tensor | None, quantizer: Any
 ) -> list[Any]:
     """dq, dk and dv, quantized if a delayed-scaling quantizer is given; a shared buffer is quantized as one tensor."""
     if kind_of(quantizer) != "delayed":
@@ -508,7 +512,7 @@ def quantized_gradients(
     ]
 
 
-def can_hold_gradients(op: str, of: Layout, to: Layout, q: Tensor, v: Tensor) -> None:
+def can_hold_gradients(op: str, of: QKVLayout, to: QKVLayout, q: Tensor, v: Tensor) -> None:
     if to.paged or (to.q == "thd", to.kv == "thd") != (of.q == "thd", of.kv == "thd"):
         raise BadArgument.of(op, "dqkv_layout", "be of THD where qkv_layout is, and not paged", f"{to} for {of}")
     if to.shared == 3 and (v.shape[-1] != q.shape[-1] or sizes(of.q, q)[1:] != sizes(of.kv, v)[1:]):
@@ -518,7 +522,7 @@ def can_hold_gradients(op: str, of: Layout, to: Layout, q: Tensor, v: Tensor) ->
 
 
 def outputs_fit(
-    op: str, job: Job, q: Tensor, v: Tensor, heads: int, given: tuple[tuple[str, Tensor, str], ...]
+    op: str, job: AttentionArguments, q: Tensor, v: Tensor, heads: int, given: tuple[tuple[str, Tensor, str], ...]
 ) -> None:
     of_q = sizes(job.layout.q, q)
     for name, t, fmt in given:
@@ -531,7 +535,7 @@ def outputs_fit(
             raise BadArgument.of(op, name, f"have the dtype of Q, {q.dtype}", str(t.dtype))
 
 
-def aux_of(op: str, job: Job, given: Any, q: Tensor, heads: int) -> tuple[Tensor, Tensor, Any, Any]:
+def aux_of(op: str, job: AttentionArguments, given: Any, q: Tensor, heads: int) -> tuple[Tensor, Tensor, Any, Any]:
     """S, rng_state, bias and sink. More items are ignored: NVIDIA's layer appends dO in high precision for MXFP8."""
     what = "Aux_CTX_Tensors"
     if len(given) < 2:
@@ -564,7 +568,7 @@ BACKENDS = {
 DELAYED = 0  # NVTEScalingMode with one scale for a tensor; all others scale blocks
 
 
-class Asked(NamedTuple):
+class BackendQuery(NamedTuple):
     """The arguments of a backend query, with the field names of 2.20.2's FusedAttentionParams."""
 
     is_training: Any
@@ -586,15 +590,15 @@ class Asked(NamedTuple):
     scaling_mode: Any = DELAYED
 
     @classmethod
-    def of(cls, params: Any) -> "Asked":
+    def of(cls, params: Any) -> "BackendQuery":
         given = {n: getattr(params, n) for n in cls._fields if n not in ("kv_dtype", "scaling_mode")}
         return cls(**given, kv_dtype=params.qkv_dtype, scaling_mode=int(params.scaling_mode))
 
 
-ASKED = Contract.of("get_fused_attn_backend", typing.get_type_hints(Asked, include_extras=True))
+ASKED = Contract.of("get_fused_attn_backend", typing.get_type_hints(BackendQuery, include_extras=True))
 
 
-def backend_for(op: str, asked: Asked) -> tuple[Any, str]:
+def backend_for(op: str, asked: BackendQuery) -> tuple[Any, str]:
     """The backend, and the reason if there is none ("" if there is one)."""
     try:
         ASKED.check(asked._asdict())
@@ -607,7 +611,7 @@ def backend_for(op: str, asked: Asked) -> tuple[Any, str]:
     return (NO_BACKEND if why else backend), why
 
 
-def _reason(asked: Asked, layout: Layout, q_dtype: torch.dtype, kv_dtype: torch.dtype, backend: Any) -> str:
+def _reason(asked: BackendQuery, layout: QKVLayout, q_dtype: torch.dtype, kv_dtype: torch.dtype, backend: Any) -> str:
     """Why no backend supports the call, or ""."""
     differ = asked.head_dim_qk != asked.head_dim_v
     reasons = {
@@ -677,7 +681,7 @@ def get_fused_attn_backend(
     """
     name = "get_fused_attn_backend"
     if hasattr(is_training, "qkv_layout"):
-        return backend_for(name, Asked.of(is_training))
+        return backend_for(name, BackendQuery.of(is_training))
     given = (
         is_training,
         q_dtype,
@@ -701,4 +705,4 @@ def get_fused_attn_backend(
             raise BadArgument.of(
                 name, f"argument '{get_fused_attn_backend.spec.names[at]}'", "be given", "None", TypeError
             )
-    return backend_for(name, Asked(*given))[0]
+    return backend_for(name, BackendQuery(*given))[0]

@@ -23,7 +23,7 @@ from ....core.contract import (
     single,
 )
 from ....core.errors import BadArgument
-from ....core.held import Held
+from ....core.held import HeldTensors
 from ....core.rules import numel, same_len
 from ....core.spec import BadSample, BadSamples, Sample, State, op
 from ....specs.quant import FP8_MAX, amax_abs, amax_history, bytes_transpose
@@ -354,7 +354,7 @@ def written(to: list[Tensor], values: list[Tensor]) -> None:
         torch._foreach_copy_(to, values)
 
 
-_ORDERS: Held[tuple[Tensor, Tensor]] = Held()
+_ORDERS: HeldTensors[tuple[Tensor, Tensor]] = HeldTensors()
 
 
 def _order(length: int, counts: tuple[int, ...], like: Tensor) -> tuple[Tensor, Tensor]:

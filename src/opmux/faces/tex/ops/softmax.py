@@ -20,7 +20,7 @@ FWD_NAMES = {"x": "input", "scale": "scale_factor"}
 BWD_NAMES = {"y": "softmax_results", "scale": "scale_factor"}
 
 
-class Form(NamedTuple):
+class SoftmaxForm(NamedTuple):
     """One of tex's softmaxes, a forward and a backward."""
 
     name: str
@@ -53,7 +53,7 @@ class Form(NamedTuple):
         return {self.grad: of["dy"], "softmax_results": of["y"], "scale_factor": of["scale"]}
 
 
-def forward_of(form: Form) -> Callable[..., Any]:
+def forward_of(form: SoftmaxForm) -> Callable[..., Any]:
     causal, square, name = form.causal, form.square, f"{form.name}_forward"
 
     def masked(call: Any, input: Tensor, mask: Tensor | None, scale_factor: float) -> Tensor:
@@ -69,7 +69,7 @@ def forward_of(form: Form) -> Callable[..., Any]:
     return masked if form.masked else plain
 
 
-def backward_of(form: Form) -> Callable[..., Any]:
+def backward_of(form: SoftmaxForm) -> Callable[..., Any]:
     causal, square, name = form.causal, form.square, f"{form.name}_backward"
 
     def later(call: Any, output_grads: Tensor, softmax_results: Tensor, scale_factor: float) -> Tensor:
@@ -101,15 +101,15 @@ def declare(name: str, fn: Callable[..., Any], doc: str, square: str, **fields: 
 
 
 FORMS = (
-    Form("scaled_softmax", "over the last dimension"),
-    Form("scaled_masked_softmax", "over the keys that are not under the mask; zeros for others", masked=True),
-    Form(
+    SoftmaxForm("scaled_softmax", "over the last dimension"),
+    SoftmaxForm("scaled_masked_softmax", "over the keys that are not under the mask; zeros for others", masked=True),
+    SoftmaxForm(
         "scaled_upper_triang_masked_softmax",
         "over the keys j <= i of query i, of as many keys as queries; zeros for others",
         causal=True,
         square=True,
     ),
-    Form(
+    SoftmaxForm(
         "scaled_aligned_causal_masked_softmax",
         "over the keys j <= i + keys - queries of query i; zeros for others",
         causal=True,

@@ -11,7 +11,7 @@ import torch
 import triton
 from torch import Tensor
 
-from .....kernels.lib.attention import LOG2_E, Problem, fits_engine, like, strides_of
+from .....kernels.lib.attention import LOG2_E, AttentionProblem, fits_engine, like, strides_of
 from .....kernels.lib.attention_kernels import STRIDES
 from .....kernels.lib.harness import Launch, Plan, host_code, strided
 from .....kernels.lib.interpret import interpreting
@@ -131,7 +131,7 @@ def _aligned(given: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _launch(
     name: str,
-    p: Problem,
+    p: AttentionProblem,
     device: torch.device,
     packed: bool,
     strides: Mapping[str, tuple[int, int, int]],
@@ -172,7 +172,13 @@ def _launch(
 
 
 def forward_in(
-    p: Problem, q: Tensor, k: Tensor, v: Tensor, makes: Mapping[str, OutputSpec], packed: bool, contiguous: list[str]
+    p: AttentionProblem,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    makes: Mapping[str, OutputSpec],
+    packed: bool,
+    contiguous: list[str],
 ) -> Plan:
     given = {"q": q, "k": k, "v": v}
     lies = _aligned(given)
@@ -183,7 +189,7 @@ def forward_in(
 
 
 def backward_in(
-    p: Problem,
+    p: AttentionProblem,
     do: Tensor,
     q: Tensor,
     k: Tensor,
@@ -218,7 +224,7 @@ def tagged(op: str, when: Callable[..., bool | str]) -> Callable[[Any], Any]:
 @tagged("attention", attention_when)
 @host_code(spec.attention)
 def attention_in_gluon(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Plan:
-    p = Problem.of(q, k, v, -1, 0 if causal else -1, scale, "ieee")
+    p = AttentionProblem.of(q, k, v, -1, 0 if causal else -1, scale, "ieee")
     makes = {"o": like(q), "lse": OutputSpec.of(q.shape[:3], spec.stats_dtype(q))}
     return forward_in(p, q, k, v, makes, False, [])
 
@@ -228,16 +234,16 @@ def attention_in_gluon(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: flo
 def attention_bwd_in_gluon(
     do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, causal: bool, scale: float | None
 ) -> Plan:
-    p = Problem.of(q, k, v, -1, 0 if causal else -1, scale, "ieee")
+    p = AttentionProblem.of(q, k, v, -1, 0 if causal else -1, scale, "ieee")
     makes = _gradients(q, k, v, OutputSpec.of(q.shape[:3], spec.stats_dtype(q)))
     return backward_in(p, do, q, k, v, o, makes, False, strided(lse=lse))
 
 
 def _packed(
     q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, left: int, right: int, scale: float | None
-) -> tuple[Problem, OutputSpec]:
+) -> tuple[AttentionProblem, OutputSpec]:
     """The problem, in which all tokens are queries and keys, and the output spec of the statistics of each row."""
-    p = Problem.of(q, k, v, left, right, scale, "ieee", (cu_q.shape[0] - 1, q.shape[0], k.shape[0]))
+    p = AttentionProblem.of(q, k, v, left, right, scale, "ieee", (cu_q.shape[0] - 1, q.shape[0], k.shape[0]))
     return p, OutputSpec.of((q.shape[1], q.shape[0]), spec.stats_dtype(q))
 
 

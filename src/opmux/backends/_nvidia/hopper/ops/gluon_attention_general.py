@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .....kernels.lib.attention import Problem, like
+from .....kernels.lib.attention import AttentionProblem, like
 from .....kernels.lib.harness import Plan, host_code, strided
 from .....kernels.lib.plans import checks
 from .....kernels.lib.rows import OutputSpec
@@ -36,10 +36,10 @@ def general_bwd_when(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse
 
 def _problem(
     q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor | None, right: int, scale: float | None
-) -> tuple[Problem, OutputSpec]:
+) -> tuple[AttentionProblem, OutputSpec]:
     """The problem, with all tokens of packed sequences as queries and keys, and the output spec of the statistics."""
     sizes = None if cu_q is None else (cu_q.shape[0] - 1, q.shape[2], k.shape[2])
-    p = Problem.of(q, k, v, -1, right, scale, "ieee", sizes)
+    p = AttentionProblem.of(q, k, v, -1, right, scale, "ieee", sizes)
     return p, OutputSpec.of(q.shape[:3], attention_spec.stats_dtype(q))
 
 

@@ -1,0 +1,59 @@
+"""A class name belongs to one class: whoever searches for it, or reads it in an error, finds the one that is meant."""
+
+import ast
+from pathlib import Path
+
+import parsed
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "src" / "opmux"
+
+# Names that other libraries gave, and why one definition cannot serve twice.
+SHARED = {
+    "CrossEntropyOutput": "Liger's is a dataclass, the one of opmux.functional a tuple",
+    "LigerFusedLinearJSDFunction": "Liger has two, in different modules, which compute different losses",
+}
+
+
+def classes(tree: ast.AST) -> list[tuple[str, int]]:
+    """The names and lines of all classes, those inside functions and other classes too."""
+    return [(node.name, node.lineno) for node in parsed.walk(tree) if isinstance(node, ast.ClassDef)]
+
+
+def repeated(places: list[tuple[str, str]]) -> dict[str, list[str]]:
+    """The names of more than one place. `places` are pairs of a name and a place."""
+    found: dict[str, list[str]] = {}
+    for name, place in places:
+        found.setdefault(name, []).append(place)
+    return {name: where for name, where in found.items() if len(where) > 1}
+
+
+def in_package() -> dict[str, list[str]]:
+    files = sorted(PACKAGE.rglob("*.py"))
+    assert files, f"nothing to check under {PACKAGE}"
+    return repeated([
+        (name, f"{path.relative_to(PACKAGE)}:{line}") for path in files for name, line in classes(parsed.tree(path))
+    ])  # fmt: skip
+
+
+def test_no_two_classes_share_a_name():
+    bad = {name: places for name, places in in_package().items() if name not in SHARED}
+    assert not bad, "say in the name what an instance is, in the words of its module"
+
+
+def test_allowed_names_are_still_shared():
+    assert not SHARED.keys() - in_package().keys(), "these names are defined once: take them out of SHARED"
+
+
+@pytest.mark.parametrize(
+    ("code", "names"),
+    [
+        ("class A: ...\nclass B: ...", []),
+        ("class A: ...\nclass A: ...", ["A"]),
+        ("class A: ...\ndef f():\n    class A: ...", ["A"]),
+        ("class A:\n    class A: ...", ["A"]),
+        ("class A: ...\ndef B(): ...\nB = A", []),
+    ],
+)
+def test_a_repeated_name_is_found(code, names):
+    assert list(repeated([(name, str(line)) for name, line in classes(ast.parse(code))])) == names
