@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import gc
 import threading
 import types
@@ -257,8 +258,7 @@ def test_new_sizes_are_recorded_at_their_first_call_after_some_others(world):
     w = leaf(8)
     call = lambda x: grads(rms(x, w), (x, w), torch.ones_like(x))
     for n in (3, 5, 7):
-        x = leaf(n, 8)
-        recorded(world, lambda: call(x))
+        recorded(world, functools.partial(call, leaf(n, 8)))
     for n in range(20, 60):  # more sizes than a bucket of the table has counts
         x = leaf(n, 8)
         world.forget()
