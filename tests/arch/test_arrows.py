@@ -42,7 +42,9 @@ TABLE = {
         ("core", "specs", "kernels.lib", "=backends", "backends.[!_]*", "{own}", *MACHINE),
         ANY,
     ),
-    "faces": Row(("core", "specs", "=imports", "faces", *MACHINE), ANY),
+    "functional": Row(("core", "specs", "functional"), ("torch",)),
+    "nn": Row(("core", "functional", "nn"), ("torch",)),
+    "faces": Row(("core", "specs", "functional", "nn", "=imports", "faces", *MACHINE), ANY),
     "tools": Row(ANY, ANY),
 }
 

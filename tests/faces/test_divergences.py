@@ -11,7 +11,7 @@ from tests.faces.test_functional_traced import Largest
 
 import opmux.functional as ours
 from opmux import nn
-from opmux.faces.functional import chunked, divergences, scaled_cross_entropy
+from opmux.functional import chunked, divergences, scaled_cross_entropy
 
 N, V, H = 12, 50, 16
 LABELS = torch.arange(N) % 5

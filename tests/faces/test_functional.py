@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import opmux.functional as ours
-from opmux.faces.functional import chunked, losses
+from opmux.functional import chunked, losses
 
 V, H = 50, 16
 

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import opmux.functional as ours
-from opmux.faces.functional import chunked, losses
+from opmux.functional import chunked, losses
 
 V, H = 50, 16
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import opmux.functional as ours
-from opmux.faces.functional.grpo import LOSS_TYPES
+from opmux.functional.grpo import LOSS_TYPES
 
 BATCH, LENGTH, HIDDEN, CLASSES = 4, 5, 8, 11
 MASKED = ((0, 1), (1, 0), (2, 3), (2, 4), (3, 4))

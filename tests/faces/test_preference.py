@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 import opmux.functional as ours
 import opmux.nn
-from opmux.faces.functional import chunked, distillation, losses
+from opmux.functional import chunked, distillation, losses
 
 B, T, H, V = 4, 3, 4, 7
 LABELS = torch.tensor([True, False, False, True])
@@ -104,7 +104,7 @@ def test_dpo_matches_the_formula(kind, average):
 
 
 def test_all_kinds_of_dpo_are_tested():
-    from opmux.faces.functional.preference import DPO_LOSSES
+    from opmux.functional.preference import DPO_LOSSES
 
     assert set(DPO_LOSSES) == set(DPO)
 

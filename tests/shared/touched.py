@@ -28,7 +28,7 @@ TABLE: tuple[tuple[str, str | tuple[str, ...]], ...] = (
     (r"src/opmux/backends/_cpu/", ("tests/backends/", "tests/ops/", "tests/faces/")),
     (r"src/opmux/backends/_\w+/(?:\w+/)?ops/", FAMILY),
     (r"src/opmux/backends/", ("tests/backends/", "tests/seeds/", "tests/kernels/test_tiles.py")),
-    (r"src/opmux/faces/(aten|functional|nn|tex/ops)/(?!_)", FAMILY),
+    (r"src/opmux/(faces/aten|functional|nn|faces/tex/ops)/(?!_)", FAMILY),
     (r"src/opmux/(faces/|functional|nn|te|tex|compat)", ("tests/faces/", "tests/seeds/", "tests/distributed/")),
     (r"src/transformer_engine_fl_torch/|src/opmux_startup", ("tests/faces/", "tests/seeds/")),
     (r"src/opmux/tools/", ("tests/tools/", "tests/backends/")),
@@ -41,7 +41,8 @@ TABLE: tuple[tuple[str, str | tuple[str, ...]], ...] = (
 NAMED = {
     **dict.fromkeys("convolution pooling padding upsample grid_sampler neighborhood".split(), "spatial"),
     "attention_general": "attention", "creation": "layout", "distance": "reduce", "dropout": "random", "norms": "norm",
-    "rnn": "elementwise", "sorting": "index", "sparsemax": "softmax",
+    "rnn": "elementwise", "sorting": "index", "sparsemax": "softmax", "rotary": "rope", "linear_layer": "linear",
+    "attention_variants": "attention",
 }  # fmt: skip
 AROUND = re.compile(r"^test_(gpu_|adapters_|functional_|tex_)?|_(interpreted|compiled)$")
 

@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ...functional import norms, rotary
+from ...functional.glu import check_approximate
 from ...specs import activation
 from ..aten.switch import use
-from ..functional import norms, rope
-from ..functional.glu import check_approximate
 
 __all__ = [
     "apply_rotary_pos_emb",
@@ -188,7 +188,7 @@ def apply_rotary_pos_emb(
         at = position_ids.reshape(-1)
         cos, sin = cos[at], sin[at]
         y, z = q.reshape(1, -1, *q.shape[-2:]), k.reshape(1, -1, *k.shape[-2:])
-    y, z = rope.rope(y, z, cos, sin, layout="bshd", interleaved=rotary_interleaved, per_pair=True)
+    y, z = rotary.rope(y, z, cos, sin, layout="bshd", interleaved=rotary_interleaved, per_pair=True)
     assert z is not None
     y, z = y.reshape(q.shape), z.reshape(k.shape)
     if not inplace:

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from ...core.errors import BadArgument
+from ...functional import attention_variants
+from ...nn.attention import MHC, MultiTokenAttention, NeighborhoodAttention
 from ...specs import residual
-from ..functional import attention
-from ..nn.attention import MHC, MultiTokenAttention, NeighborhoodAttention
 from .function import LigerFunction, constructor, functional
 from .names import ops
 
@@ -26,7 +26,7 @@ class LigerAttnResFunction(LigerFunction):
 
     @staticmethod
     def apply(V_stacked: Tensor | Sequence[Tensor], w_query: Tensor, w_norm: Tensor, eps: float) -> Tensor:
-        return attention.attn_res(V_stacked, w_query, w_norm, eps)
+        return attention_variants.attn_res(V_stacked, w_query, w_norm, eps)
 
 
 def attn_res_forward(
@@ -56,7 +56,7 @@ liger_attn_res = functional("liger_attn_res", LigerAttnResFunction, "V, w_query,
 
 class LigerMHCCoeffsFunction(
     LigerFunction,
-    calls=attention.mhc_coeffs,
+    calls=attention_variants.mhc_coeffs,
     takes="x, phi, b, alpha_pre, alpha_post, alpha_res, allow_fp32, tmax, rms_eps, pre_eps, sinkhorn_eps, post_mult",
 ):
     """Returns h_pre, h_post and h_res. `allow_fp32` has no effect: float32 is always allowed."""
@@ -67,7 +67,7 @@ class LigerMHCPreFunction(LigerFunction):
 
     @staticmethod
     def apply(x: Tensor, h_pre: Tensor) -> Tensor:
-        return attention.mhc_pre(x, h_pre)
+        return attention_variants.mhc_pre(x, h_pre)
 
 
 class LigerMHCPostResFunction(LigerFunction):
@@ -75,7 +75,7 @@ class LigerMHCPostResFunction(LigerFunction):
 
     @staticmethod
     def apply(x: Tensor, f_out: Tensor, h_post: Tensor, h_res: Tensor) -> Tensor:
-        return attention.mhc_post_res(x, f_out, h_post, h_res)
+        return attention_variants.mhc_post_res(x, f_out, h_post, h_res)
 
 
 def liger_mhc_coeffs(
@@ -125,7 +125,7 @@ def liger_mhc_forward(
     post_mult: float = 2.0,
     return_coeffs: bool = False,
 ) -> Tensor | tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
-    return attention.mhc_forward(
+    return attention_variants.mhc_forward(
         x,
         layer,
         phi,
@@ -190,7 +190,7 @@ class LigerMultiTokenAttentionFunction(LigerFunction):
         groups: int = 1,
         sparse: bool = False,
     ) -> Tensor:
-        return attention.multi_token_attention(scores, weight, bias, stride, padding, dilation, groups, sparse)
+        return attention_variants.multi_token_attention(scores, weight, bias, stride, padding, dilation, groups, sparse)
 
 
 liger_multi_token_attention = functional("liger_multi_token_attention", LigerMultiTokenAttentionFunction)
@@ -214,7 +214,7 @@ class LigerFusedNeighborhoodAttentionFunction(LigerFunction):
     def apply(
         query: Tensor, key: Tensor, value: Tensor, kernel_size: int = 7, dilation: int = 1, scale: float | None = None
     ) -> Tensor:
-        return attention.neighborhood_attention(query, key, value, kernel_size, dilation, scale)
+        return attention_variants.neighborhood_attention(query, key, value, kernel_size, dilation, scale)
 
 
 liger_fused_neighborhood_attention = functional(

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from ..functional import distillation, grpo, preference
-from ..nn import preference as modules
+from ...functional import distillation, grpo, preference
+from ...nn import preference as modules
 from .function import Alias, LigerFunction, LigerModule
 
 # ---- Functions -------------------------------------------------------------------------------------------------------

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from ...core.errors import BadArgument
-from ..functional import divergences, scaled_cross_entropy, vocab_parallel
-from ..nn.losses import JSD, FusedLinearJSD, TVDLoss, VocabParallelCrossEntropy
+from ...functional import divergences, scaled_cross_entropy, vocab_parallel
+from ...nn.losses import JSD, FusedLinearJSD, TVDLoss, VocabParallelCrossEntropy
 from .function import Alias, LigerFunction, LigerModule, functional, scaled, with_gradients
 from .names import ops
 

@@ -8,10 +8,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from ...core.errors import BadArgument
+from ...functional import glu, mlp, moe
+from ...nn.mlp import GEGLUMLP, SILU, GatedMLP, GateUpSwiGLUMLP, SwiGLUMLP, TiledGEGLUMLP, TiledSwiGLUMLP
+from ...nn.moe import Experts
 from ...specs import activation
-from ..functional import glu, mlp, moe
-from ..nn.mlp import GEGLUMLP, SILU, GatedMLP, GateUpSwiGLUMLP, SwiGLUMLP, TiledGEGLUMLP, TiledSwiGLUMLP
-from ..nn.moe import Experts
 from .function import LigerFunction
 from .names import ops
 

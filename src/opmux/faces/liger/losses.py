@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..functional import losses
-from ..nn.losses import CrossEntropyLoss, FusedLinearCrossEntropyLoss
+from ...functional import losses
+from ...nn.losses import CrossEntropyLoss, FusedLinearCrossEntropyLoss
 from .function import Alias, LigerFunction, LigerModule, functional, scaled, with_gradients
 
 IGNORED = -1  # Liger's predicted token for ignored targets

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from ...core.errors import BadArgument
+from ...functional import norms
+from ...nn.norms import INIT, AddRMSNorm, DyT, GroupNorm, LayerNorm, ModulatedRMSNorm, PolyNorm, RMSNorm
 from ...specs import channel_norm, norm, norm_variant
-from ..functional import norms
-from ..nn.norms import INIT, AddRMSNorm, DyT, GroupNorm, LayerNorm, ModulatedRMSNorm, PolyNorm, RMSNorm
 from .function import Alias, LigerFunction, constructor, functional
 from .names import ops
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...core.errors import BadArgument
-from ..functional import grpo
+from ...functional import grpo
 from .function import LigerFunction, functional
 
 

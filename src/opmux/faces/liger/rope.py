@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..functional import rope
+from ...functional import rotary
 from .function import LigerFunction
 from .names import ops
 
@@ -20,17 +20,17 @@ class LigerRopeFunction(LigerFunction):
 
     @staticmethod
     def apply(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, position_ids: Any = None, unsqueeze_dim: int = 1) -> Pair:
-        return rope.apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim)
+        return rotary.apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim)
 
 
 def rope_forward(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Returns q and k, rotated, and cos and sin."""
-    return *rope.apply_rotary_pos_emb(q, k, cos, sin), cos, sin
+    return *rotary.apply_rotary_pos_emb(q, k, cos, sin), cos, sin
 
 
 def rope_backward(dq: Tensor, dk: Tensor, cos: Tensor, sin: Tensor) -> Pair:
     """Returns the gradients of q and k: dq and dk rotated back."""
-    return rope.apply_rotary_pos_emb(dq, dk, cos, -sin)
+    return rotary.apply_rotary_pos_emb(dq, dk, cos, -sin)
 
 
 def liger_rope(
@@ -44,7 +44,7 @@ liger_rotary_pos_emb = liger_rope
 
 def liger_rotary_pos_emb_vision(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Pair:
     """For q and k [patches, heads, d]."""
-    return rope.apply_rotary_pos_emb_vision(q, k, cos, sin)
+    return rotary.apply_rotary_pos_emb_vision(q, k, cos, sin)
 
 
 class LigerQwen2VLMRopeFunction(LigerFunction):
@@ -54,19 +54,19 @@ class LigerQwen2VLMRopeFunction(LigerFunction):
     def apply(
         q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, mrope_section: Sequence[int], unsqueeze_dim: int = 1
     ) -> Pair:
-        return rope.apply_multimodal_rotary_pos_emb(q, k, cos, sin, mrope_section, unsqueeze_dim)
+        return rotary.apply_multimodal_rotary_pos_emb(q, k, cos, sin, mrope_section, unsqueeze_dim)
 
 
 def qwen2vl_mrope_forward(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, mrope_section: Sequence[int]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Returns q and k, rotated, and cos and sin."""
-    return *rope.apply_multimodal_rotary_pos_emb(q, k, cos, sin, mrope_section), cos, sin
+    return *rotary.apply_multimodal_rotary_pos_emb(q, k, cos, sin, mrope_section), cos, sin
 
 
 def qwen2vl_mrope_backward(dq: Tensor, dk: Tensor, cos: Tensor, sin: Tensor, mrope_section: Sequence[int]) -> Pair:
     """Returns the gradients of q and k: dq and dk rotated back."""
-    return rope.apply_multimodal_rotary_pos_emb(dq, dk, cos, -sin, mrope_section)
+    return rotary.apply_multimodal_rotary_pos_emb(dq, dk, cos, -sin, mrope_section)
 
 
 def liger_qwen2vl_mrope(
@@ -95,7 +95,7 @@ def llama4_rope_forward(
     rows = freqs.numel() // freqs.shape[-1]
     if rows > length and rows != batch * length:  # the table is longer than the sequence
         freqs = freqs.reshape(rows, -1)[:length]
-    return rope.apply_rotary_emb(q, k, freqs if imag_sign > 0 else freqs.conj().resolve_conj())
+    return rotary.apply_rotary_emb(q, k, freqs if imag_sign > 0 else freqs.conj().resolve_conj())
 
 
 def liger_llama4_text_rotary_pos_emb(xq: Tensor, xk: Tensor, freqs_cis: Tensor) -> Pair:

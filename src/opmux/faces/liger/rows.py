@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from ...functional import rows
+from ...nn.rows import Embedding, ReLUSquared, Softmax, Sparsemax
 from ...specs import activation
-from ..functional import rows
-from ..nn.rows import Embedding, ReLUSquared, Softmax, Sparsemax
 from .function import LigerFunction, functional
 from .names import ops
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from ...core.errors import BadArgument
-from ..functional.decode import attention_decode
-from ..functional.scaled_dot_product import attention
+from ...functional.decode import attention_decode
+from ...functional.scaled_dot_product import attention
 
 NAME = "opmux"
 BRIEF = "_opmux_brief"  # the attribute of a mask tensor that contains its summary

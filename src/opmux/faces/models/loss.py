@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..functional import losses
+from ...functional import losses
 from .forms import is_own, parsed
 from .logits import LateLogits, read_late, scale_of
 from .modules import is_changed

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from ...core.errors import BadArgument
-from ..functional.decode import attention_decode, write_kv_cache
-from ..functional.scaled_dot_product import attention
+from ...functional.decode import attention_decode, write_kv_cache
+from ...functional.scaled_dot_product import attention
 from .interface import NAME, refuse
 from .interface import attend as dense
 

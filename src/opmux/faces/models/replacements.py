@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from ...functional import moe, norms, rotary
 from ...specs import activation
-from ..functional import moe, norms, rope
 from . import attention, interface
 from .forms import form, home_of, is_own, parsed, unwrapped
 from .global_names import Values, with_globals
@@ -289,11 +289,11 @@ def turned(rotate: Forward, original: Forward, widens: bool = False) -> Forward:
 
 
 def _of_pairs(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> Any:
-    return rope.rope(q, k, cos, sin, layout=_layout(unsqueeze_dim), per_pair=True)
+    return rotary.rope(q, k, cos, sin, layout=_layout(unsqueeze_dim), per_pair=True)
 
 
 def _of_neighbours(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> Any:
-    return rope.rope(q, k, cos, sin, layout=_layout(unsqueeze_dim), interleaved=True)
+    return rotary.rope(q, k, cos, sin, layout=_layout(unsqueeze_dim), interleaved=True)
 
 
 def _set_apart(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, position_ids: Any = None, unsqueeze_dim: int = 1) -> Any:
@@ -314,7 +314,7 @@ def one_turned(original: Forward) -> Forward:
     def apply(x: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> Tensor:
         if not isinstance(x, Tensor) or cos.dtype is not x.dtype:
             return original(x, cos, sin, unsqueeze_dim)
-        return rope.rope(x, None, cos, sin, layout=_layout(unsqueeze_dim))[0]
+        return rotary.rope(x, None, cos, sin, layout=_layout(unsqueeze_dim))[0]
 
     return apply
 
@@ -326,7 +326,7 @@ def complex_turned(unsqueeze_dim: int, original: Forward) -> Forward:
     def apply(xq: Tensor, xk: Tensor, freqs_cis: Tensor) -> tuple[Tensor, Tensor]:
         if not isinstance(xq, Tensor):
             return original(xq, xk, freqs_cis)
-        return rope.apply_rotary_emb(xq, xk, freqs_cis.to(xq.device), unsqueeze_dim)
+        return rotary.apply_rotary_emb(xq, xk, freqs_cis.to(xq.device), unsqueeze_dim)
 
     return apply
 
@@ -337,18 +337,18 @@ def _by_tables(rotate: Forward, widens: bool = False) -> tuple[Callable[[Forward
 
 # Form of a rotary embedding -> a function from the original to ours, and the op that ours calls.
 ROPES: dict[str, tuple[Callable[[Forward], Forward], str]] = {
-    "4c3f0b3ce7a4": _by_tables(rope.apply_rotary_pos_emb, widens=True),  # Llama and most others
-    "99b60b4acac4": _by_tables(rope.apply_rotary_pos_emb, widens=True),  # part of each head: GLM-4.5, Qwen3-Next
-    "a0fafaa254f8": _by_tables(rope.apply_rotary_pos_emb, widens=True),  # part of each head: Phi-3
-    "4b19c01086c8": _by_tables(rope.apply_rotary_pos_emb, widens=True),  # part of each head: Nemotron
-    "a3a41b193d23": _by_tables(rope.apply_rotary_pos_emb),  # OLMo
+    "4c3f0b3ce7a4": _by_tables(rotary.apply_rotary_pos_emb, widens=True),  # Llama and most others
+    "99b60b4acac4": _by_tables(rotary.apply_rotary_pos_emb, widens=True),  # part of each head: GLM-4.5, Qwen3-Next
+    "a0fafaa254f8": _by_tables(rotary.apply_rotary_pos_emb, widens=True),  # part of each head: Phi-3
+    "4b19c01086c8": _by_tables(rotary.apply_rotary_pos_emb, widens=True),  # part of each head: Nemotron
+    "a3a41b193d23": _by_tables(rotary.apply_rotary_pos_emb),  # OLMo
     "a76f2182d841": _by_tables(_of_neighbours),  # Cohere
-    "4e4c8336d005": _by_tables(rope.apply_rotary_pos_emb_interleaved, widens=True),  # GLM-4
-    "628b3b3c64db": _by_tables(rope.apply_rotary_pos_emb_interleaved, widens=True),  # Helium
-    "60fa71a5c4a0": _by_tables(rope.apply_rotary_pos_emb_interleaved),  # Ernie
+    "4e4c8336d005": _by_tables(rotary.apply_rotary_pos_emb_interleaved, widens=True),  # GLM-4
+    "628b3b3c64db": _by_tables(rotary.apply_rotary_pos_emb_interleaved, widens=True),  # Helium
+    "60fa71a5c4a0": _by_tables(rotary.apply_rotary_pos_emb_interleaved),  # Ernie
     "80e421f44bb7": _by_tables(_of_pairs, widens=True),  # GPT-OSS
     "787b85c02eaa": _by_tables(_set_apart, widens=True),  # DeepSeek-V3
-    "f1342eed6e24": _by_tables(rope.apply_rotary_pos_emb_vision),  # vision towers of Qwen-VL and others
+    "f1342eed6e24": _by_tables(rotary.apply_rotary_pos_emb_vision),  # vision towers of Qwen-VL and others
     "e0ee85963f41": (one_turned, "rope_fwd"),  # Gemma 3n and 4
     "5f5a64244d61": (functools.partial(complex_turned, 2), "rope_qk"),  # Llama 4
     "ef0857d20eb8": (functools.partial(complex_turned, 1), "rope_qk"),  # DeepSeek-V2

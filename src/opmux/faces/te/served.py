@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...functional.vocab_parallel import vocab_parallel_cross_entropy
 from ...specs import moe, residual
-from ..functional.vocab_parallel import vocab_parallel_cross_entropy
 
 # ---- cross entropy --------------------------------------------------------------------------------------------------
 

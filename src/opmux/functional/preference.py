@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from ...core.errors import BadArgument
+from ..core.errors import BadArgument
 from .losses import fused_linear_cross_entropy
 from .scaled_cross_entropy import fused_linear_scaled_cross_entropy
 

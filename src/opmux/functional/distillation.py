@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...core.errors import BadArgument
-from ...specs import divergence, loss
+from ..core.errors import BadArgument
+from ..specs import divergence, loss
 from . import chunked
 
 NAME = "fused_linear_distillation"

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...core.errors import BadArgument
-from ...specs import attention as small
-from ...specs._masked_attention import alibi_slopes
-from ...specs.attention_general import attention_general
-from ...specs.random import next_seed
+from ..core.errors import BadArgument
+from ..specs import attention as small
+from ..specs._masked_attention import alibi_slopes
+from ..specs.attention_general import attention_general
+from ..specs.random import next_seed
 
 NAME = "attention"
 # permutations of each layout to "bhsd", and back

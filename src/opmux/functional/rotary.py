@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ...core.errors import BadArgument
-from ...specs import rope as spec
+from ..core.errors import BadArgument
+from ..specs import rope as spec
 
 
 def rope(

@@ -8,9 +8,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...core.errors import BadArgument
-from ...specs import loss
-from ...specs._numeric import wide
+from ..core.errors import BadArgument
+from ..specs import loss
+from ..specs._numeric import wide
 from . import chunked
 from .losses import REDUCTIONS, assert_classes, check_reduction
 

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ...core.entry import transforms_active
-from ...core.errors import BadArgument
-from ...specs import gemm, neighborhood, residual, softmax, sparsemax
+from ..core.entry import transforms_active
+from ..core.errors import BadArgument
+from ..specs import gemm, neighborhood, residual, softmax, sparsemax
 
 # ---- attention residual ---------------------------------------------------------------------------------------------
 

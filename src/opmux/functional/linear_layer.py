@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...core import autocast
-from ...core.entry import transforms_active
-from ...core.errors import BadArgument
-from ...specs import activation as acts
-from ...specs import gemm
+from ..core import autocast
+from ..core.entry import transforms_active
+from ..core.errors import BadArgument
+from ..specs import activation as acts
+from ..specs import gemm
 
 NAMES = {"act": "activation"}  # the op's argument name -> this function's, for errors
 

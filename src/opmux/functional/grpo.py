@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ...core.errors import BadArgument
-from ...specs import loss
+from ..core.errors import BadArgument
+from ..specs import loss
 from .losses import assert_classes
 from .preference import LogProbs
 

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...core.errors import BadArgument
-from ...core.tensors import opmath_dtype
-from ...specs import loss
+from ..core.errors import BadArgument
+from ..core.tensors import opmath_dtype
+from ..specs import loss
 from . import chunked
 
 REDUCTIONS = ("mean", "sum", "none")

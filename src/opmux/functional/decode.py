@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...core.errors import BadArgument
-from ...specs import decode as ops
+from ..core.errors import BadArgument
+from ..specs import decode as ops
 
 
 def attention_decode(

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ...core.errors import BadArgument
-from ...specs import activation
+from ..core.errors import BadArgument
+from ..specs import activation
 
 
 def swiglu(gate: Tensor, up: Tensor, gate_multiplier: float = 1.0, down_multiplier: float = 1.0) -> Tensor:

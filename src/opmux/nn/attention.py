@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from ...core.errors import BadArgument
-from ..functional import attention as functional
+from ..core.errors import BadArgument
+from ..functional import attention_variants as functional
 
 
 class MHC(nn.Module):

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ...core import autocast
-from ...core.entry import transforms_active
-from ...core.errors import BadArgument
-from ...specs import activation as gates
-from ...specs import grouped, moe
+from ..core import autocast
+from ..core.entry import transforms_active
+from ..core.errors import BadArgument
+from ..specs import activation as gates
+from ..specs import grouped, moe
 
 ACTIVATIONS = tuple(gates.ACTS)
 

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
-from ...core import autocast
-from ...core.entry import transforms_active
-from ...core.errors import BadArgument
-from ...specs import activation
+from ..core import autocast
+from ..core.entry import transforms_active
+from ..core.errors import BadArgument
+from ..specs import activation
 from .glu import check_approximate
 
 

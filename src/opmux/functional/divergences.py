@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...core.errors import BadArgument
-from ...core.tensors import opmath_dtype
-from ...specs import divergence
-from ...specs._numeric import wide
+from ..core.errors import BadArgument
+from ..core.tensors import opmath_dtype
+from ..specs import divergence
+from ..specs._numeric import wide
 from . import chunked
 from .losses import check_reduction
 

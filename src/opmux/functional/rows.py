@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...core.errors import BadArgument
-from ...specs import activation
-from ...specs import softmax as softmax_spec
-from ...specs import sparsemax as sparsemax_spec
+from ..core.errors import BadArgument
+from ..specs import activation
+from ..specs import softmax as softmax_spec
+from ..specs import sparsemax as sparsemax_spec
 
 NAMES = {"x": "input"}  # the op's argument name -> this function's, for errors
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
-from ...core.errors import BadArgument
+from ..core.errors import BadArgument
 from ..functional import glu, mlp
 
 SILU = ("silu", "swish")

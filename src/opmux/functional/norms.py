@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from ...core.errors import BadArgument
-from ...specs import channel_norm, norm, norm_variant
+from ..core.errors import BadArgument
+from ..specs import channel_norm, norm, norm_variant
 
 NAMES = {"x": "input"}  # the op's argument name -> this function's, for errors
 

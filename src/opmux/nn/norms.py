@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...core.errors import BadArgument
+from ..core.errors import BadArgument
 from ..functional import norms
 
 INIT = {"ones": 1.0, "zeros": 0.0}

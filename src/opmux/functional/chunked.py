@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...core import autocast
-from ...core.errors import BadArgument
-from ...specs import gemm, loss
+from ..core import autocast
+from ..core.errors import BadArgument
+from ..specs import gemm, loss
 
 CHUNK = 256 * 2**20  # bytes of logits in memory at a time: 1024 rows of 128k classes in 16 bits
 

@@ -1,1 +1,0 @@
-"""Functions for model code, composed from ops. `opmux.functional` exports the public names."""

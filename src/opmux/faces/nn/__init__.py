@@ -1,1 +1,0 @@
-"""Modules for model code that call `opmux.functional`. `opmux.nn` exports the public names."""
