@@ -5,8 +5,10 @@ The source is stored in `linecache`, so that tracebacks, debuggers and `inspect.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import linecache
+import operator
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -57,21 +59,21 @@ def lookup(
     signature = inspect.signature(make, eval_str=True)
     own, passed, key = [], [], []
     for p in signature.parameters.values():
-        name = calls.get(p.name, p.name)
+        name, annotation = calls.get(p.name, p.name), plain(p.annotation)
         if p.kind is p.VAR_POSITIONAL:
             own.append(f"*{name}")
             passed.append(f"*{name}")
-            key.append(f"*[({look.format('t')}) for t in {name}]" if p.annotation is Tensor else f"*{name}")
+            key.append(f"*[({look.format('t')}) for t in {name}]" if annotation is Tensor else f"*{name}")
             continue
         own.append(name)
         passed.append(name)
-        if p.annotation is Tensor:
+        if annotation is Tensor:
             key.append(look.format(name))
-        elif p.annotation == Tensor | None:
+        elif annotation == Tensor | None:
             key.append(f"None if {name} is None else ({look.format(name)})")
-        elif typing.get_origin(p.annotation) is list:
+        elif typing.get_origin(annotation) is list:
             key.append(f"tuple({name})")
-        elif value == "{0}" and any(typing.get_origin(a) is list for a in typing.get_args(p.annotation)):
+        elif value == "{0}" and any(typing.get_origin(a) is list for a in typing.get_args(annotation)):
             key.append(f"tuple({name}) if type({name}) is list else {name}")
         else:
             key.append(value.format(name))
@@ -85,3 +87,14 @@ def lookup(
         f"    return found{then}\n"
     )
     return function(text, make.__name__, f"lookup of {make.__module__}.{make.__name__}", dict(names))
+
+
+def plain(annotation: Any) -> Any:
+    """An annotation without rules: `Float[Tensor, "n"] | None` becomes `Tensor | None`."""
+    if hasattr(annotation, "__metadata__"):
+        return plain(annotation.__origin__)
+    parts = typing.get_args(annotation)
+    if not any(hasattr(p, "__metadata__") for p in parts):
+        return annotation
+    kind = typing.get_origin(annotation)
+    return list[plain(parts[0])] if kind is list else functools.reduce(operator.or_, map(plain, parts))  # type: ignore[misc]

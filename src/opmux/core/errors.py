@@ -76,9 +76,14 @@ class BadArgument(OpmuxError):
         before = {k: names.get(v, v) for k, v in self.names.items()}
         return type(self)(op, self.argument, self.expected, self.got, {**names, **before})
 
-    def __str__(self) -> str:
+    @property
+    def problem(self) -> str:
+        """The message without the function's name."""
         name = self.names.get(self.argument, self.argument)
-        return f"{self.op}: {name} must {self.expected.format_map(_ArgumentNames(self.names))}; got {self.got}"
+        return f"{name} must {self.expected.format_map(_ArgumentNames(self.names))}; got {self.got}"
+
+    def __str__(self) -> str:
+        return f"{self.op}: {self.problem}"
 
 
 class BadArgumentType(BadArgument, TypeError):
