@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from opmux.core.contract import Float, Int, at_least, distinct, nonempty, same_dtype
+from opmux.core.contract import Float, Int, at_least, same_dtype
 from opmux.core.errors import NotSupported
 from opmux.core.registry import BackendImplKind, OpImpl
+from opmux.core.rules import distinct, nonempty
 from opmux.core.support import Support, declining, declining_cached
 
 if TYPE_CHECKING:

@@ -350,35 +350,6 @@ class contiguous(Rule):
 
 
 @dataclass(frozen=True)
-class nonempty(Rule):
-    """A tensor with at least one element."""
-
-    def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
-        return None if value.numel() else "have at least one element"
-
-    def wrong(self, value: Tensor) -> Iterator[tuple[str, Any]]:
-        if value.dim():
-            yield "empty", value[:0]
-
-    def doc(self) -> str:
-        return "not empty"
-
-
-@dataclass(frozen=True)
-class distinct(Rule):
-    """A tensor whose elements do not share memory with each other, so that it can be written to."""
-
-    def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
-        return "have elements that share no memory" if torch._debug_has_internal_overlap(value) == 1 else None
-
-    def got(self, value: Any) -> str:
-        return f"shape {tuple(value.shape)} and strides {tuple(value.stride())}"
-
-    def doc(self) -> str:
-        return "elements share no memory"
-
-
-@dataclass(frozen=True)
 class each(Rule):
     """A list whose items all satisfy a rule: `Annotated[list[int], each(at_least(0))]`."""
 

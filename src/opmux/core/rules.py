@@ -1,4 +1,4 @@
-"""More rules for arguments: dimensions, sizes, numbers of elements, multiples, lists of one length."""
+"""More rules for arguments: dimensions, sizes, memory, numbers of elements, multiples, lists of one length."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from .contract import Rule, because, dim_of, either, parameters
@@ -112,6 +113,34 @@ class nonempty(Rule):
         if self.dim is None:
             return "at least one element"
         return f"at least one element along {'the last dimension' if self.dim == -1 else f'dimension {self.dim}'}"
+
+
+@dataclass(frozen=True)
+class adjacent(Rule):
+    """A tensor whose elements are adjacent in memory along the last dimension."""
+
+    def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
+        return None if not value.dim() or value.stride(-1) == 1 else "have a stride of 1 in its last dimension"
+
+    def got(self, value: Any) -> str:
+        return f"strides {tuple(value.stride())}"
+
+    def doc(self) -> str:
+        return "elements of the last dimension are adjacent"
+
+
+@dataclass(frozen=True)
+class distinct(Rule):
+    """A tensor whose elements do not share memory with each other, so that it can be written to."""
+
+    def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
+        return "have elements that share no memory" if torch._debug_has_internal_overlap(value) == 1 else None
+
+    def got(self, value: Any) -> str:
+        return f"shape {tuple(value.shape)} and strides {tuple(value.stride())}"
+
+    def doc(self) -> str:
+        return "elements share no memory"
 
 
 @dataclass(frozen=True)
