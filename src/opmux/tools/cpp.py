@@ -55,6 +55,21 @@ def state_of(library: Compiled) -> str:
     return f"not compiled yet: `{COMMAND}` compiles it in some 30 s, as does the first use. {lost}"
 
 
+def before_measuring(device: str) -> None:
+    """Compile what runs on a CPU, if that is the device: calls would run torch's own ops until that is done."""
+    if device != "cpu" or not CPP.get():
+        return
+    from . import screen
+
+    for library in libraries():
+        try:
+            if not library.is_built():
+                screen.err().print(f"compiling {library.name}, once for this machine: some 30 s", style="dim")
+                library.compile()
+        except build.CannotBuild as error:
+            screen.err().print(f"{library.name} is not compiled: {error}. Without it, {library.without}", style="dim")
+
+
 def run() -> int:
     """Compile every library that is not compiled yet. Returns 0, or 2 if one cannot be compiled."""
     import typer  # imported here: `make setup` lists the libraries while typer is being installed

@@ -11,7 +11,7 @@ from rich.text import Text
 from ...core.default import get_default_manager
 from ...core.errors import UnknownName
 from ...core.tensors import dtype_name
-from .. import arguments, screen
+from .. import arguments, cpp, screen
 from . import page, report
 from .cases import PRESETS, BenchCase, plan, sizes
 from .engine import Bench, BenchRow
@@ -68,6 +68,7 @@ def run(asked: BenchOptions) -> int:
         if asked.listing:
             _list(todo.cases, choice, notes)
             return 0
+        cpp.before_measuring(at.type)
         record = BenchRecord(facts(at, todo.preset.name or None, asked.mib, asked.dynamic), {}, notes=notes)
         _measure(record, Bench(at, Limits(at), choice), todo.cases, asked)
     screen.keep(record, asked.json, asked.html, page.page)

@@ -23,7 +23,7 @@ from ...core.default import get_default_manager
 from ...core.machine import arch_of
 from ...core.tensors import dtype_name
 from ...faces.aten.switch import disable, use
-from .. import arguments, screen
+from .. import arguments, cpp, screen
 from ..runner.pool import Lost, Workers, cores
 from ..runner.record import chip, made_with
 from ..simulator.launch import VARIABLE
@@ -98,6 +98,7 @@ def _again(asked: ConformOptions) -> int:
 def _run(asked: ConformOptions, place: Place, depth: Depth, heard: Heard) -> int:
     start = time.perf_counter()
     get_default_manager().registry.list_operators()  # loads families, kernels, plugins, vendors
+    cpp.before_measuring(place.device.type)
     mine, left = rows.served(place)  # before OpScope.of, which looks up the overloads that this call declares
     scope = OpScope.of(asked.ops)
     plan = ConformPlan.of(scope.specs, place, depth)
