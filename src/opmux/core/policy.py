@@ -7,7 +7,7 @@ import inspect
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from . import entry, extension, knobs
 from .errors import BadPolicy, OpmuxError
@@ -20,6 +20,8 @@ from .tokens import fold_names, parse_order, parse_prefer
 
 if TYPE_CHECKING:
     from .entry import EntryPoint, Pair
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 # prefer -> the kinds in order
 ORDERS = {
@@ -488,7 +490,7 @@ class PolicyScope:
                 if scope is not None and entered in scope.entries:
                     scope.select_table()
 
-    def __call__(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+    def __call__(self, fn: F) -> F:
         if inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
             raise TypeError(f"{fn.__qualname__} is a generator function: use `with opmux.policy(...)` inside it")
         if inspect.iscoroutinefunction(fn):
@@ -498,14 +500,14 @@ class PolicyScope:
                 with self:
                     return await fn(*args, **kwargs)
 
-            return inside_async
+            return cast("F", inside_async)
 
         @functools.wraps(fn)
         def inside(*args: Any, **kwargs: Any) -> Any:
             with self:
                 return fn(*args, **kwargs)
 
-        return inside
+        return cast("F", inside)
 
 
 def _without(here: Scope, entered: EnteredScope) -> Scope | None:

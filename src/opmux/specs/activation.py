@@ -425,7 +425,7 @@ def glu_bwd_fp8(
 
 if TYPE_CHECKING:
 
-    def __getattr__(name: str) -> Callable[..., Any]: ...
+    def __getattr__(name: str) -> Any: ...
 
 
 # ---- with parameters and a factor for each row ----------------------------------------------------------------------
