@@ -38,7 +38,7 @@ def _remember(text: str, where: str) -> str:
 
 def lookup(
     make: Any,
-    look: str,
+    tensor_key: str,
     names: dict[str, Any],
     value: str = "{0}",
     then: str = "",
@@ -48,13 +48,16 @@ def lookup(
 ) -> Any:
     """A function with `make`'s parameters that returns its cached result from `_found`, or calls `_make(key, *args)`.
 
-    Each argument of `make` gives one part of the cache key: `look` if it is annotated `Tensor` or `Tensor | None` (also
-    `*args: Tensor`); a tuple if it is a list (also for `int | list[int]` if `value` is the default); else `value`.
-    `look` and `value` are expressions of "{0}". A tuple literal takes half the time of a loop over the arguments.
+    Each argument of `make` gives one part of the cache key: `tensor_key` if its annotation is `Tensor` or
+    `Tensor | None` (also `*args: Tensor`); a tuple if it is a list (also for `int | list[int]` if `value` is the
+    default); else `value`. A tuple literal takes half the time of a loop over the arguments.
 
-    Args: then: source appended to the result; "(x, eps)" calls it. params: replaces `make`'s parameters, if `then`
-    needs more. calls: expressions for parameters of `make` that are not passed. also: further names in `params`, each
-    with its expression in the key; `_make` gets them after `make`'s own.
+    Args:
+        tensor_key, value: expressions of "{0}".
+        then: source appended to the result; "(x, eps)" calls it.
+        params: replaces `make`'s parameters, if `then` needs more.
+        calls: expressions for parameters of `make` that are not passed.
+        also: further names in `params`, each with its expression in the key; `_make` gets them after `make`'s own.
     """
     signature = inspect.signature(make, eval_str=True)
     own, passed, key = [], [], []
@@ -63,14 +66,14 @@ def lookup(
         if p.kind is p.VAR_POSITIONAL:
             own.append(f"*{name}")
             passed.append(f"*{name}")
-            key.append(f"*[({look.format('t')}) for t in {name}]" if annotation is Tensor else f"*{name}")
+            key.append(f"*[({tensor_key.format('t')}) for t in {name}]" if annotation is Tensor else f"*{name}")
             continue
         own.append(name)
         passed.append(name)
         if annotation is Tensor:
-            key.append(look.format(name))
+            key.append(tensor_key.format(name))
         elif annotation == Tensor | None:
-            key.append(f"None if {name} is None else ({look.format(name)})")
+            key.append(f"None if {name} is None else ({tensor_key.format(name)})")
         elif typing.get_origin(annotation) is list:
             key.append(f"tuple({name})")
         elif value == "{0}" and any(typing.get_origin(a) is list for a in typing.get_args(annotation)):

@@ -48,9 +48,9 @@ class UnknownName(OpmuxError, LookupError):
 
 
 def _unknown_again(message: str, name: str) -> UnknownName:
-    again = UnknownName.__new__(UnknownName)
-    again.args, again.name = (message,), name
-    return again
+    error = UnknownName.__new__(UnknownName)
+    error.args, error.name = (message,), name
+    return error
 
 
 class BadArgument(OpmuxError):
@@ -149,6 +149,12 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     by_fold = {k.casefold(): k for k in known}
     close = difflib.get_close_matches(name.casefold(), by_fold, n=1, cutoff=0.6)
     return by_fold[close[0]] if close else None
+
+
+def suggestion(name: str, known: Iterable[str], text: str = "; did you mean '{}'?") -> str:
+    """The end of a message: `text` with the known name closest to a misspelt one, or "" if none is close."""
+    close = nearest(name, known)
+    return text.format(close) if close else ""
 
 
 def unknown(what: str, name: str, known: Iterable[str], hint: str = "") -> str:

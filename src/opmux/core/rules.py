@@ -41,9 +41,9 @@ class dims_of(Rule):
         other = given.get(self.of)
         if value is None or not isinstance(other, Tensor):
             return None
-        asked = (value,) if isinstance(value, int) else value
-        problem = next(filter(None, (dim_of(self.of).problem(d, given) for d in asked)), None)
-        if problem is None and len({d % max(other.dim(), 1) for d in asked}) < len(asked):
+        dims = (value,) if isinstance(value, int) else value
+        problem = next(filter(None, (dim_of(self.of).problem(d, given) for d in dims)), None)
+        if problem is None and len({d % max(other.dim(), 1) for d in dims}) < len(dims):
             return f"name each dimension once, as {{{self.of}}} is {tuple(other.shape)}"
         return problem
 
@@ -182,10 +182,11 @@ class numel(Rule):
         names = () if isinstance(self.of, int) else parameters(self.of)
         if any(given.get(n) is None for n in names):
             return None
-        wanted = self.of if isinstance(self.of, int) else self.of(*(given[n] for n in names))
-        if value.numel() == wanted or (self.least and value.numel() > wanted):
+        expected = self.of if isinstance(self.of, int) else self.of(*(given[n] for n in names))
+        if value.numel() == expected or (self.least and value.numel() > expected):
             return None
-        return f"have {'at least ' if self.least else ''}{wanted} element{'s'[: wanted != 1]}{because(names, given)}"
+        least, plural = "at least " if self.least else "", "s"[: expected != 1]
+        return f"have {least}{expected} element{plural}{because(names, given)}"
 
     def wrong(self, value: Tensor) -> Iterator[tuple[str, Any]]:
         if not self.least:
