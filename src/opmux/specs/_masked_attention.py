@@ -106,7 +106,7 @@ def _scores(x: Tensor, y: Tensor, how: Masking, bias: Tensor | None) -> tuple[Te
     return (s if hidden is None else s.masked_fill(hidden[:, None, None], -math.inf)), slope
 
 
-def _probabilities(s: Tensor, lse: Tensor) -> Tensor:
+def probabilities(s: Tensor, lse: Tensor) -> Tensor:
     """exp(s - lse); 0 in fully masked rows, where both are -inf."""
     return torch.exp(s - lse.masked_fill(lse == -math.inf, 0.0)[..., None])
 
@@ -135,7 +135,7 @@ def masked_forward(
     lse = torch.logsumexp(s, -1)
     if sink is not None:
         lse = torch.logaddexp(lse, sink.to(s.dtype).view(1, groups, -1, 1))
-    p = _probabilities(s, lse)
+    p = probabilities(s, lse)
     if how.dropped and how.seed is not None:
         p = _dropped(p, how, call.philox_dropout)
     return (p @ z).flatten(1, 2), lse.flatten(1, 2), top.flatten(1, 2)
@@ -167,7 +167,7 @@ def masked_backward(
     y, z = (_grouped(how.kept(t, how.kv_sizes), groups) for t in (k, v))
     g, out, lse = g.to(x.dtype), out.to(x.dtype), _grouped(lse.to(x.dtype), groups)
     s, slope = _scores(x, y, how, bias)
-    p = _probabilities(s, lse)
+    p = probabilities(s, lse)
     dp, dropped = g @ z.mT, p
     if how.dropped and how.seed is not None:
         dp, dropped = _dropped(dp, how, call.philox_dropout_bwd), _dropped(p, how, call.philox_dropout)
@@ -179,6 +179,6 @@ def masked_backward(
         dbias = (scaled if how.bias == PRE_SCALE else ds).flatten(1, 2).sum_to_size(bias.shape)
     dsink = None
     if sink is not None:
-        share = _probabilities(sink.to(x.dtype).view(1, groups, -1, 1, 1), lse).squeeze(-1)
+        share = probabilities(sink.to(x.dtype).view(1, groups, -1, 1, 1), lse).squeeze(-1)
         dsink = -(share * total).sum((0, 3)).flatten()
     return AttentionGradients((scaled @ y).flatten(1, 2), (scaled.mT @ x).sum(2), (dropped.mT @ g).sum(2), dbias, dsink)

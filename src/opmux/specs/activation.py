@@ -16,7 +16,7 @@ from torch import Tensor
 from ..core.contract import Float, Grad, Rule, each_row, one_of, same_dtype
 from ..core.spec import Tol, op
 from . import _fp8
-from ._numeric import rounded, wide
+from ._numeric import SUMS, rounded, wide
 from .samples import FLAT, ROWS, Case, Draw, Maker, flat
 
 
@@ -185,9 +185,6 @@ def with_halves(names: str) -> Maker:
 
 
 # ---- the ops --------------------------------------------------------------------------------------------------------
-
-# A bias' gradient is a sum over all rows, which implementations add in another order.
-SUMS: Mapping[torch.dtype, Tol] = {torch.float32: Tol(1e-5, 1e-4)}
 
 ROUNDED = "computed in float32 (float64 for float64) and rounded once"
 

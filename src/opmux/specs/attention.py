@@ -14,7 +14,6 @@ these three layouts, and kernels can write them.
 `attention_varlen` is for packed sequences of different lengths: [tokens, heads, dim].
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -22,11 +21,11 @@ from torch import Tensor
 
 from ..core.contract import Float, Grad, Index, same_dtype
 from ..core.errors import BadArgument
-from ..core.spec import BadSample, BadSamples, Tol, op
-from ._masked_attention import Masking, masked_backward, masked_forward
+from ..core.spec import BadSamples, Tol, op
+from ._masked_attention import Masking, masked_backward, masked_forward, probabilities
 from ._numeric import rounded, wide
 from ._sequences import Lengths, packed, unpacked
-from .samples import Case, Draw, Maker
+from .samples import Case, Change, Draw, Maker, bad_samples
 
 # Kernels round probabilities to the inputs' dtype before the product with v, and do the same in the backward.
 TOL = {
@@ -97,16 +96,7 @@ def _scores(q: Tensor, k: Tensor, causal: bool, scale: float) -> Tensor:
     return s.masked_fill(j > i + (sk - sq), -torch.inf)
 
 
-def _probabilities(s: Tensor, lse: Tensor) -> Tensor:
-    """exp(s - lse); 0 in fully masked rows, where both are -inf."""
-    return torch.exp(s - lse.masked_fill(lse == -torch.inf, 0.0)[..., None])
-
-
 # ---- samples --------------------------------------------------------------------------------------------------------
-
-
-def _drawn(d: Draw, name: str, shape: tuple[int, ...]) -> Tensor:
-    return Draw(Case(shape, d.case.layout, {"of": d.case.id, "name": name}), d.dtype, d.device).full()
 
 
 def _args(d: Draw) -> dict[str, Any]:
@@ -115,8 +105,8 @@ def _args(d: Draw) -> dict[str, Any]:
     kv_heads, keys = d.option("kv_heads", h), d.option("keys", s)
     return {
         "q": d.full(d.option("large", 1.0)),
-        "k": _drawn(d, "k", (b, kv_heads, keys, dim)),
-        "v": _drawn(d, "v", (b, kv_heads, keys, d.option("dim_v", dim))),
+        "k": d.another("k", (b, kv_heads, keys, dim), d.case.layout),
+        "v": d.another("v", (b, kv_heads, keys, d.option("dim_v", dim)), d.case.layout),
         "causal": d.option("causal", False),
         "scale": d.option("scale"),
     }
@@ -146,15 +136,12 @@ CASES = (
 GOOD = Maker(_args, CASES)
 
 
+FEWER_HEADS = Change("k v", lambda t: t[:, :3], "k must have heads that divide the 4 of q; got 3")
+
+
 def _fewer_heads(good: Maker) -> BadSamples:
     """Bad samples: three heads of k and v for four of q."""
-
-    def bad(device: torch.device) -> Iterator[BadSample]:
-        args = good.named(CASES[0], torch.float32, device)
-        args["k"], args["v"] = args["k"][:, :3], args["v"][:, :3]
-        yield BadSample(tuple(args.values()), ValueError, "k must have heads that divide the 4 of q; got 3", id="heads")
-
-    return bad
+    return bad_samples(good, FEWER_HEADS, case=CASES[0])
 
 
 # ---- the ops --------------------------------------------------------------------------------------------------------
@@ -207,14 +194,14 @@ def attention(q: Q, k: K, v: V, causal: bool = False, scale: float | None = None
     x, y, z = (_grouped(wide(t), k.shape[1]) for t in (q, k, v))
     s = _scores(x, y, causal, scale_of(q, scale))
     lse = torch.logsumexp(s, -1)
-    o = _probabilities(s, lse) @ z
+    o = probabilities(s, lse) @ z
     return laid_out_as(q, o.flatten(1, 2)), rounded(lse.flatten(1, 2), lse.dtype)
 
 
 def _bwd_args(d: Draw) -> dict[str, Any]:
     of = _args(d)
     o, lse = attention.reference(**of)
-    do = d.grad() if d.case.layout == "expanded" else _drawn(d, "do", tuple(o.shape))
+    do = d.grad() if d.case.layout == "expanded" else d.another("do", tuple(o.shape), d.case.layout)
     return {"do": do, **{n: of[n] for n in "qkv"}, "o": o, "lse": lse, "causal": of["causal"], "scale": of["scale"]}
 
 
@@ -275,7 +262,7 @@ def attention_bwd(
     groups, factor = k.shape[1], scale_of(q, scale)
     x, y, z = (_grouped(wide(t), groups) for t in (q, k, v))
     g = _grouped(do.to(x.dtype), groups)
-    p = _probabilities(_scores(x, y, causal, factor), lse.to(x.dtype).reshape(g.shape[:-1]))
+    p = probabilities(_scores(x, y, causal, factor), lse.to(x.dtype).reshape(g.shape[:-1]))
     total = (g * _grouped(o.to(x.dtype), groups)).sum(-1, keepdim=True)
     ds = p * (g @ z.mT - total) * factor
     dq, dk, dv = ds @ y, (ds.mT @ x).sum(2), (p.mT @ g).sum(2)
@@ -312,8 +299,8 @@ def _varlen_args(d: Draw) -> dict[str, Any]:
     cu = lambda sizes: torch.tensor([0, *sizes], device=d.device).cumsum(0).int()
     return {
         "q": d.full(),
-        "k": _drawn(d, "k", (sum(keys) + 1, kv_heads, dim)),
-        "v": _drawn(d, "v", (sum(keys) + 1, kv_heads, dim)),
+        "k": d.another("k", (sum(keys) + 1, kv_heads, dim), d.case.layout),
+        "v": d.another("v", (sum(keys) + 1, kv_heads, dim), d.case.layout),
         "cu_q": cu(lengths),
         "cu_k": cu(keys),
         "max_q": max(lengths),
@@ -333,18 +320,10 @@ VARLEN_CASES = (
 VARLEN = Maker(_varlen_args, VARLEN_CASES)
 
 
-def _varlen_wrong(good: Maker) -> BadSamples:
+def _varlen_misfits(good: Maker) -> BadSamples:
     """Bad samples: no offset at all, and three heads of k for four of q."""
-
-    def bad(device: torch.device) -> Iterator[BadSample]:
-        args = good.named(VARLEN_CASES[0], torch.float32, device)
-        args["cu_q"], args["cu_k"] = args["cu_q"][:0], args["cu_k"][:0]
-        yield BadSample(tuple(args.values()), ValueError, "cu_q must have at least one element", id="no offsets")
-        args = good.named(Case((12, 4, 8), options={"lengths": (5, 0, 7)}), torch.float32, device)
-        args["k"], args["v"] = args["k"][:, :3], args["v"][:, :3]
-        yield BadSample(tuple(args.values()), ValueError, "k must have heads that divide the 4 of q; got 3", id="heads")
-
-    return bad
+    no_offsets = Change("cu_q cu_k", lambda t: t[:0], "cu_q must have at least one element")
+    return bad_samples(good, no_offsets, FEWER_HEADS, case=Case((12, 4, 8), options={"lengths": (5, 0, 7)}))
 
 
 def _fake_varlen(
@@ -367,7 +346,7 @@ def _fake_varlen(
     out="o lse",
     grad="attention_varlen_bwd",
     samples=VARLEN,
-    errors=_varlen_wrong(VARLEN),
+    errors=_varlen_misfits(VARLEN),
     where=(heads_divide, has_offset),
     tol=TOL,
     fake=_fake_varlen,
@@ -417,7 +396,13 @@ def _varlen_bwd_args(d: Draw) -> dict[str, Any]:
     of = _varlen_args(d)
     o, lse = attention_varlen.reference(**of)
     rest = {n: of[n] for n in ("cu_q", "cu_k", "max_q", "max_k", "left", "right", "scale")}
-    return {"do": _drawn(d, "do", tuple(o.shape)), **{n: of[n] for n in "qkv"}, "o": o, "lse": lse, **rest}
+    return {
+        "do": d.another("do", tuple(o.shape), d.case.layout),
+        **{n: of[n] for n in "qkv"},
+        "o": o,
+        "lse": lse,
+        **rest,
+    }
 
 
 VARLEN_BWD = Maker(_varlen_bwd_args, VARLEN_CASES)
@@ -434,7 +419,7 @@ def _fake_varlen_bwd(
 @op(
     out="dq dk dv",
     samples=VARLEN_BWD,
-    errors=_varlen_wrong(VARLEN_BWD),
+    errors=_varlen_misfits(VARLEN_BWD),
     where=(heads_divide, has_offset),
     tol=TOL,
     fake=_fake_varlen_bwd,

@@ -10,7 +10,6 @@ Sequences of different lengths have two forms, which can be combined:
 - padded: `q_sizes` and `k_sizes` have the length of each sequence; the tokens after it are padding.
 """
 
-from collections.abc import Iterator
 from typing import Annotated, Any
 
 import torch
@@ -18,13 +17,13 @@ from torch import Tensor
 
 from ..core.contract import Float, Grad, Index, at_least, same_dtype
 from ..core.errors import BadArgument
-from ..core.spec import BadSample, BadSamples, op
+from ..core.spec import BadSamples, op
 from . import random
 from ._masked_attention import NO_BIAS, POST_SCALE, Masking, masked_backward, masked_forward
 from ._sequences import Lengths, packed, unpacked
-from .attention import TOL, K, Q, V, heads_divide, laid_out_as, room, scale_of, stats_dtype
+from .attention import FEWER_HEADS, TOL, K, Q, V, heads_divide, laid_out_as, room, scale_of, stats_dtype
 from .random import Probability, Seed
-from .samples import Case, Draw, Maker
+from .samples import Case, Change, Draw, Maker, bad_samples
 
 Bias = Float[Tensor, "_ _ _ _"]
 PerHead = Float[Tensor, "heads"]
@@ -163,10 +162,6 @@ class Dropout:
 # ---- samples --------------------------------------------------------------------------------------------------------
 
 
-def _drawn(d: Draw, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
-    return Draw(Case(shape, options={"of": d.case.id, "name": name}), dtype or d.dtype, d.device).full()
-
-
 def _ints(d: Draw, values: Any) -> Tensor | None:
     return None if values is None else torch.tensor(values, dtype=torch.int32, device=d.device)
 
@@ -179,11 +174,11 @@ def _args(d: Draw) -> dict[str, Any]:
     other = torch.float64 if d.dtype is torch.float64 else torch.float32
     return {
         "q": d.full(),
-        "k": _drawn(d, "k", (b, kv_heads, keys, dim)),
-        "v": _drawn(d, "v", (b, kv_heads, keys, d.option("dim_v", dim))),
-        "bias": _drawn(d, "bias", (*d.option("bias"), longest_k)) if d.option("bias") else None,
-        "slopes": _drawn(d, "slopes", (h,), other).abs() if d.option("slopes") else None,
-        "sink": _drawn(d, "sink", (h,), other) if d.option("sink") else None,
+        "k": d.another("k", (b, kv_heads, keys, dim)),
+        "v": d.another("v", (b, kv_heads, keys, d.option("dim_v", dim))),
+        "bias": d.another("bias", (*d.option("bias"), longest_k)) if d.option("bias") else None,
+        "slopes": d.another("slopes", (h,), dtype=other).abs() if d.option("slopes") else None,
+        "sink": d.another("sink", (h,), dtype=other) if d.option("sink") else None,
         "seed": torch.tensor([7, 3], device="cpu" if d.option("host") else d.device) if d.option("dropout_p") else None,
         "cu_q": _ints(d, d.option("cu_q")),
         "cu_k": _ints(d, d.option("cu_k")),
@@ -239,26 +234,20 @@ CASES = (
 GENERAL = Maker(_args, CASES)
 
 
-def _wrong(good: Maker) -> BadSamples:
+def _misfits(good: Maker) -> BadSamples:
     """Bad samples: heads, offsets, lengths, a bias or a seed that do not fit."""
-
-    def bad(device: torch.device) -> Iterator[BadSample]:
-        args = good.named(Case((2, 4, 6, 8)), torch.float32, device)
-        cu, ints = torch.tensor([0, 6], dtype=torch.int32, device=device), torch.tensor([3], device=device)
-        three = torch.zeros(2, 3, 6, 6, device=device)
-        fewer = {"k": args["k"][:, :3], "v": args["v"][:, :3]}
-        for word, text, changes in (
-            ("heads", "k must have heads that divide the 4 of q; got 3", fewer),
-            ("one offset", "cu_k must be given if cu_q is, and only then", {"cu_q": cu}),
-            ("batch", "q must have a batch of 1, as cu_q is given", {"cu_q": cu, "cu_k": cu}),
-            ("one length", "k_sizes must be given if q_sizes is, and only then", {"q_sizes": ints}),
-            ("lengths", "q_sizes must have a length for each of 2", {"q_sizes": ints, "k_sizes": ints}),
-            ("bias", "bias must have shape .2, 4, 6, 6., or 1", {"bias": three}),
-            ("seed", "seed must be given, as dropout_p is not 0", {"dropout_p": 0.5}),
-        ):
-            yield BadSample(tuple({**args, **changes}.values()), ValueError, text, id=word)
-
-    return bad
+    offsets, lengths = lambda _: torch.tensor([0, 6], dtype=torch.int32), lambda _: torch.tensor([3])
+    return bad_samples(
+        good,
+        FEWER_HEADS,
+        Change("cu_q", offsets, "cu_k must be given if cu_q is, and only then"),
+        Change("cu_q cu_k", offsets, "q must have a batch of 1, as cu_q is given"),
+        Change("q_sizes", lengths, "k_sizes must be given if q_sizes is, and only then"),
+        Change("q_sizes k_sizes", lengths, "q_sizes must have a length for each of 2"),
+        Change("bias", lambda _: torch.zeros(2, 3, 6, 6), "bias must have shape .2, 4, 6, 6., or 1"),
+        Change("dropout_p", 0.5, "seed must be given, as dropout_p is not 0"),
+        case=Case((2, 4, 6, 8)),
+    )
 
 
 # ---- the ops --------------------------------------------------------------------------------------------------------
@@ -275,7 +264,7 @@ def _fake(q: Tensor, k: Tensor, v: Tensor, *rest: Any, **named: Any) -> tuple[Te
     out="o lse",
     grad="attention_general_bwd",
     samples=GENERAL,
-    errors=_wrong(GENERAL),
+    errors=_misfits(GENERAL),
     where=WHERE,
     tol=TOL,
     fake=_fake,
@@ -349,7 +338,7 @@ def attention_general(
 def _bwd_args(d: Draw) -> dict[str, Any]:
     of = _args(d)
     o, lse = attention_general.reference(**of)
-    return {"do": _drawn(d, "do", tuple(o.shape)), **{n: of.pop(n) for n in "qkv"}, "o": o, "lse": lse, **of}
+    return {"do": d.another("do", tuple(o.shape)), **{n: of.pop(n) for n in "qkv"}, "o": o, "lse": lse, **of}
 
 
 GENERAL_BWD = Maker(_bwd_args, CASES)
@@ -375,7 +364,7 @@ def _fake_bwd(
 @op(
     out="dq dk dv dbias dsink",
     samples=GENERAL_BWD,
-    errors=_wrong(GENERAL_BWD),
+    errors=_misfits(GENERAL_BWD),
     where=WHERE,
     tol=TOL,
     fake=_fake_bwd,

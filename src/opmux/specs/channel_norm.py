@@ -6,7 +6,6 @@ contiguous tensors; if x is channels-last (4-d or 5-d), y and dx are too. Withou
 """
 
 import math
-from collections.abc import Callable, Iterator
 from typing import Annotated, Any
 
 import torch
@@ -14,12 +13,9 @@ from torch import Tensor
 
 from ..core.contract import Float, Grad, dim_of, shape
 from ..core.errors import BadArgument
-from ..core.spec import BadSample, BadSamples, Tol, op
-from ._numeric import rounded, wide
-from .samples import OTHER, Case, Draw, Maker
-
-# Gradients of weights are sums over the batch, which implementations add in another order.
-SUMS = {torch.float32: Tol(1e-5, 1e-4)}
+from ..core.spec import op
+from ._numeric import SUMS, rounded, wide
+from .samples import OTHER, Case, Change, Draw, Maker, bad_samples
 
 # Memory formats of 4-d and 5-d tensors other than contiguous.
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
@@ -86,25 +82,12 @@ def _drawn(d: Draw, name: str, shape: tuple[int, ...]) -> Tensor | None:
     """The argument `name`; its option may be "none", or "other" for another dtype. A bias has the weight's dtype."""
     if d.option(name) == "none":
         return None
-    how = d.option("weight" if name == "bias" else name)
-    case = Case(shape, d.case.layout if len(shape) == 1 else "packed", {"of": d.case.id, "name": name})
-    return Draw(case, OTHER[d.dtype] if how == "other" else d.dtype, d.device).full()
+    dtype = OTHER[d.dtype] if d.option("weight" if name == "bias" else name) == "other" else d.dtype
+    return d.another(name, shape, d.case.layout if len(shape) == 1 else "packed", dtype)
 
 
 def _x(d: Draw) -> Tensor:
     return d.full() + d.option("mean", 0.0) if "mean" in d.case.options else d.full()
-
-
-def _bad(good: Maker, *rows: tuple[str, str, Any, str], **options: Any) -> BadSamples:
-    """Bad samples: (id, the argument, its new value or a function of it, the pattern of the error)."""
-
-    def bad(device: torch.device) -> Iterator[BadSample]:
-        for id, name, value, says in rows:
-            args = good.named(Case((5, 64), options=options), torch.float32, device)
-            args[name] = value(args[name]) if isinstance(value, Callable) else value
-            yield BadSample(tuple(args.values()), ValueError, says, id=id)
-
-    return bad
 
 
 # ---- group norm -----------------------------------------------------------------------------------------------------
@@ -145,14 +128,15 @@ GROUP = Maker(
         Case((1, 64, 7, 7), options={"groups": 32}),
     ),
 )
-GROUPS = [(f"{n} groups", "num_groups", n, "num_groups must divide 64, the channels of x; got") for n in (0, 3)]
+WIDE = Case((5, 64))
+GROUPS = [Change("num_groups", n, "num_groups must divide 64, the channels of x; got") for n in (0, 3)]
 
 
 @op(
     out="y mean rstd",
     grad="group_norm_bwd",
     samples=GROUP,
-    errors=_bad(GROUP, *GROUPS),
+    errors=bad_samples(GROUP, *GROUPS, case=WIDE),
     where=groups_divide,
 )
 def group_norm(
@@ -203,7 +187,9 @@ GROUP_BWD = Maker(_group_bwd_args, GROUP.cases)
 @op(
     out="dx dweight dbias",
     samples=GROUP_BWD,
-    errors=_bad(GROUP_BWD, ("other groups", "num_groups", 4, r"mean must have shape \(5, 4\), as x is \(5, 64\)")),
+    errors=bad_samples(
+        GROUP_BWD, Change("num_groups", 4, r"mean must have shape \(5, 4\), as x is \(5, 64\)"), case=WIDE
+    ),
     where=groups_divide,
     tol=SUMS,
 )
@@ -283,19 +269,19 @@ BATCH = Maker(
         Case((70, 3)),
     ),
 )
-ONE_VALUE = ("one value", "x", lambda x: x[:1], "x must have more than one value per channel, to have a variance; got")
+ONE_VALUE = Change("x", lambda x: x[:1], "x must have more than one value per channel, to have a variance; got")
 
 
 @op(
     out="y mean rstd new_mean new_var",
     grad="batch_norm_bwd",
     samples=BATCH,
-    errors=_bad(
+    errors=bad_samples(
         BATCH,
         ONE_VALUE,
-        ("no running_var", "running_var", None, "running_var must be given, as running_mean is; got None"),
-        ("no running_mean", "running_mean", None, "running_mean must be given, as running_var is; got None"),
-        running="same",
+        Change("running_var", None, "running_var must be given, as running_mean is; got None"),
+        Change("running_mean", None, "running_mean must be given, as running_var is; got None"),
+        case=Case((5, 64), options={"running": "same"}),
     ),
     where=(has_variance, both_running),
 )

@@ -8,7 +8,6 @@ be undefined. `lengths` is not read on the host: the kernels to launch depend on
 A cache may be float8, with one scale for all heads or one for each head: key = cached value * k_scale.
 """
 
-from collections.abc import Iterator
 from typing import Annotated, Any
 
 import torch
@@ -16,13 +15,13 @@ from torch import Tensor
 
 from ..core.contract import FLOATS, FP8, AnyTensor, Float, Float32, Index, at_least, dtypes, same_dtype
 from ..core.errors import BadArgument
-from ..core.spec import BadSample, BadSamples, op
+from ..core.spec import op
 from ..core.tensors import dtype_name
 from ._numeric import rounded, wide
 from ._sequences import paged_in
 from .attention import TOL, scale_of
 from .quant import FP8_MAX
-from .samples import Case, Draw, Maker
+from .samples import Case, Change, Draw, Maker, bad_samples
 
 Window = Annotated[int, at_least(-1)]
 Softcap = Annotated[float, at_least(0)]
@@ -156,7 +155,7 @@ KINDS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 
 
 def _drawn(d: Draw, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
-    made = Draw(Case(shape, d.case.layout, {"of": d.case.id, "name": name}), d.dtype, d.device).full()
+    made = d.another(name, shape, d.case.layout)
     return made if dtype is None else made.to(dtype)
 
 
@@ -284,19 +283,6 @@ WRITE = Maker(
 )
 
 
-def _wrong(good: Maker, *ways: tuple[str, Any, type[Exception], str]) -> BadSamples:
-    """Bad samples: the first case in which an argument is given, with `change` applied to that argument."""
-
-    def bad(device: torch.device) -> Iterator[BadSample]:
-        for name, change, error, says in ways:
-            made = (good.named(case, torch.float32, device) for case in good.cases)
-            args = next(a for a in made if a[name] is not None)
-            args[name] = change(args[name])
-            yield BadSample(tuple(args.values()), error, says, id=f"{name}: {says}")
-
-    return bad
-
-
 # ---- the ops --------------------------------------------------------------------------------------------------------
 
 Query = Float[Tensor, "batch queries heads dim"]
@@ -331,12 +317,17 @@ def _fake_decode(
 @op(
     out="o lse",
     samples=DECODE,
-    errors=_wrong(
+    errors=bad_samples(
         DECODE,
-        ("table", lambda table: None, ValueError, "k_cache must have 2 sequences, as lengths has, or table must be"),
-        ("q", lambda q: q.double(), TypeError, "k_cache must be float64, the dtype of q, float8_e4m3fn or float8_e5m2"),
-        ("k_scale", lambda scale: scale.repeat(2), ValueError, "k_scale must have one element, or one for each of 2"),
-        ("v_scale", lambda scale: scale.repeat(2), ValueError, "v_scale must have one element, or one for each of 2"),
+        Change("table", None, "k_cache must have 2 sequences, as lengths has, or table must be"),
+        Change(
+            "q",
+            lambda q: q.double(),
+            "k_cache must be float64, the dtype of q, float8_e4m3fn or float8_e5m2",
+            TypeError,
+        ),
+        Change("k_scale", lambda scale: scale.repeat(2), "k_scale must have one element, or one for each of 2"),
+        Change("v_scale", lambda scale: scale.repeat(2), "v_scale must have one element, or one for each of 2"),
     ),
     where=cache_fits,
     tol=TOL,
@@ -398,10 +389,10 @@ def _fake_mla(
 @op(
     out="o lse",
     samples=MLA,
-    errors=_wrong(
+    errors=bad_samples(
         MLA,
-        ("rank", lambda rank: 41, ValueError, r"rank must be at most 40, as q is \(2, 1, 4, 40\); got 41"),
-        ("cache_scale", lambda scale: scale.repeat(2), ValueError, "cache_scale must have one element"),
+        Change("rank", 41, r"rank must be at most 40, as q is \(2, 1, 4, 40\); got 41"),
+        Change("cache_scale", lambda scale: scale.repeat(2), "cache_scale must have one element"),
     ),
     where=latents_fit,
     tol=TOL,
@@ -456,11 +447,11 @@ def written(new: Tensor, dtype: torch.dtype, scale: Tensor | None) -> Tensor:
     out="",
     mutates=("k_cache", "v_cache"),
     samples=WRITE,
-    errors=_wrong(
+    errors=bad_samples(
         WRITE,
-        ("v", lambda v: None, ValueError, "v must be given, as v_cache is"),
-        ("table", lambda table: None, ValueError, "k_cache must have 2 sequences"),
-        ("k_scale", lambda scale: scale.repeat(2), ValueError, "k_scale must have one element, or one for each of 2"),
+        Change("v", None, "v must be given, as v_cache is"),
+        Change("table", None, "k_cache must have 2 sequences"),
+        Change("k_scale", lambda scale: scale.repeat(2), "k_scale must have one element, or one for each of 2"),
     ),
     where=tokens_fit,
 )

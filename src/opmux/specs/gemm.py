@@ -31,11 +31,9 @@ def _args(d: Draw) -> dict[str, Any]:
     """Options: out (the number of outputs; by default as many as inputs), no_bias."""
     k = d.case.shape[-1]
     n = d.option("out", k)
-    drawn = lambda name, shape: Draw(
-        Case(shape, d.case.layout, {"of": d.case.id, "name": name}), d.dtype, d.device
-    ).full(max(k, 1) ** -0.5)
-    bias = None if d.option("no_bias") else drawn("bias", (n,))
-    return {"x": d.full(), "weight": drawn("weight", (n, k)), "bias": bias}
+    scaled = lambda name, shape: d.another(name, shape, d.case.layout, scale=max(k, 1) ** -0.5)
+    bias = None if d.option("no_bias") else scaled("bias", (n,))
+    return {"x": d.full(), "weight": scaled("weight", (n, k)), "bias": bias}
 
 
 CASES = (
@@ -194,7 +192,7 @@ def _gemm_args(d: Draw) -> dict[str, Any]:
 def _drawn(d: Draw, name: str, shape: tuple[int, ...], scale: float = 1.0) -> Tensor:
     """Another tensor; a matrix has the case's memory layout."""
     layout = d.case.layout if len(shape) > 1 else "packed"
-    return Draw(Case(shape, layout, {"of": d.case.id, "name": name}), d.dtype, d.device).full(scale)
+    return d.another(name, shape, layout, scale=scale)
 
 
 def _wider(d: Draw) -> torch.dtype:

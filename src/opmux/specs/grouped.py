@@ -36,10 +36,6 @@ CASES = (
 )
 
 
-def _drawn(d: Draw, name: str, shape: tuple[int, ...], scale: float = 1.0) -> Tensor:
-    return Draw(Case(shape, d.case.layout, {"of": d.case.id, "name": name}), d.dtype, d.device).full(scale)
-
-
 def _ends(d: Draw) -> Tensor:
     """Random ends; with three groups or more, the second group is empty."""
     rows, groups = d.case.shape[0], d.option("groups", 4)
@@ -52,16 +48,16 @@ def _ends(d: Draw) -> Tensor:
 def _args(d: Draw) -> dict[str, Any]:
     k, n, groups = d.case.shape[1], d.option("out", 24), d.option("groups", 4)
     turned = bool(d.option("tb"))
-    b = _drawn(d, "b", (groups, n, k) if turned else (groups, k, n), max(k, 1) ** -0.5)
+    b = d.another("b", (groups, n, k) if turned else (groups, k, n), d.case.layout, scale=max(k, 1) ** -0.5)
     return {"a": d.full(), "b": b, "ends": _ends(d), "trans_b": turned}
 
 
 def _wgrad_args(d: Draw) -> dict[str, Any]:
-    return {"a": d.full(), "b": _drawn(d, "b", (d.case.shape[0], d.option("out", 24))), "ends": _ends(d)}
+    return {"a": d.full(), "b": d.another("b", (d.case.shape[0], d.option("out", 24)), d.case.layout), "ends": _ends(d)}
 
 
 def _bwd_args(d: Draw) -> dict[str, Any]:
-    return {"dy": _drawn(d, "dy", (d.case.shape[0], d.option("out", 24))), **_args(d)}
+    return {"dy": d.another("dy", (d.case.shape[0], d.option("out", 24)), d.case.layout), **_args(d)}
 
 
 PRODUCTS, WGRADS, PRODUCTS_BWD = (Maker(args, CASES) for args in (_args, _wgrad_args, _bwd_args))
@@ -140,7 +136,7 @@ def _scaled_args(d: Draw) -> dict[str, Any]:
     scale = lambda *shape: torch.rand(shape, generator=torch.Generator().manual_seed(rows)).to(d.device) + 0.5
     return {
         "a": d.full().to(kind).view(torch.uint8),
-        "b": _drawn(d, "b", (groups, n, k)).to(FP8[0]).view(torch.uint8),
+        "b": d.another("b", (groups, n, k), d.case.layout).to(FP8[0]).view(torch.uint8),
         "ends": _ends(d),
         "a_scale": scale(rows),
         "b_scale": scale(groups, n) * max(k, 1) ** -0.5,

@@ -3,7 +3,6 @@
 `opmux.functional` has the losses that reduce them to a number. The ops compute in float32 (float64 for float64 logits).
 """
 
-from collections.abc import Iterator
 from typing import Annotated, Any
 
 import torch
@@ -11,9 +10,9 @@ from torch import Tensor
 
 from ..core.contract import Float, Grad, Index, at_least, between, contiguous, single
 from ..core.errors import BadArgument
-from ..core.spec import BadSample, BadSamples, op
+from ..core.spec import BadSamples, op
 from ._numeric import rounded, wide
-from .samples import Case, Draw, Maker
+from .samples import Case, Change, Draw, Maker, bad_samples
 
 Smoothing = Annotated[float, between(0, 1)]
 Cap = Annotated[float, between(0, open=True)] | None
@@ -72,14 +71,8 @@ def has_classes(op: str, logits: Tensor) -> None:
 
 def no_classes(good: Maker) -> BadSamples:
     """Bad samples: logits without columns."""
-
-    def bad(device: torch.device) -> Iterator[BadSample]:
-        args = good.named(Case((5, 64)), torch.float32, device)
-        args["logits"] = args["logits"][:, :0].contiguous()
-        says = r"logits must have at least 1 column; got \(5, 0\)"
-        yield BadSample(tuple(args.values()), ValueError, says, id="no columns")
-
-    return bad
+    match = r"logits must have at least 1 column; got \(5, 0\)"
+    return bad_samples(good, Change("logits", lambda x: x[:, :0].contiguous(), match), case=Case((5, 64)))
 
 
 def capped(x: Tensor, softcap: float | None) -> Tensor:

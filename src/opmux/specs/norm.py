@@ -12,14 +12,11 @@ from torch import Tensor
 
 from ..core.contract import AnyTensor, Byte, Float, Grad, contiguous, dtypes, one_of, same_dtype, shape
 from ..core.errors import BadArgument
-from ..core.spec import Tol, op
+from ..core.spec import op
 from . import _fp8
-from ._numeric import rounded, wide
+from ._numeric import SUMS, rounded, wide
 from .quant import MX, amax_of, block_scales, fp8_blocks_into, matrix, mx_scales, mxfp8_into, put
 from .samples import Case, Draw, Maker, rows
-
-# A weight's gradient is a sum over all rows, which implementations add in another order.
-SUMS = {torch.float32: Tol(1e-5, 1e-4)}
 
 # torch's default eps of RMS norm: the epsilon of the dtype it computes in.
 TORCH_EPS = {d: torch.finfo(torch.float32).eps for d in (torch.float16, torch.bfloat16, torch.float32)}
@@ -616,15 +613,13 @@ BLOCK_CASES = (
     Case((130,)),
 )
 RMS_BLOCKS, LAYER_BLOCKS = (Maker(lambda d, c=centred: _block_args(d, c), BLOCK_CASES) for centred in (False, True))
-# If a result rounds to the adjacent value, its scales and its bytes may be adjacent values too.
-NEAR_BLOCKS = {**SUMS, **_fp8.BYTES, torch.float32: Tol(1e-2, 1e-5)}
 
 
 @op(
     out="rstd",
     mutates=("y", "y_scale"),
     samples=RMS_BLOCKS,
-    tol=NEAR_BLOCKS,
+    tol=_fp8.BLOCKS,
     where=whole_blocks,
 )
 def rms_norm_fp8_blocks_into(
@@ -665,7 +660,7 @@ def rms_norm_fp8_blocks_into(
     out="mean rstd",
     mutates=("y", "y_scale"),
     samples=LAYER_BLOCKS,
-    tol=NEAR_BLOCKS,
+    tol=_fp8.BLOCKS,
     where=whole_blocks,
 )
 def layer_norm_fp8_blocks_into(

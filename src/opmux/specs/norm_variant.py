@@ -12,12 +12,10 @@ from torch import Tensor
 from ..core.contract import Float, Grad, same_dtype, single
 from ..core.errors import BadArgument
 from ..core.spec import BadSample, Tol, op
-from ._numeric import rounded, wide
+from ._numeric import SUMS, rounded, wide
 from .norm import Casting, rms_parts, row_mean
 from .samples import Case, Draw, rows
 
-# Gradients of weights are sums over all rows, which implementations add in another order.
-SUMS = {torch.float32: Tol(1e-5, 1e-4)}
 # For ops that also sum over all elements.
 TOTALS = {torch.float32: Tol(1e-4, 1e-3), torch.float64: Tol(1e-7, 1e-6)}
 

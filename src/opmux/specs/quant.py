@@ -19,8 +19,8 @@ from torch import Tensor
 
 from ..core.contract import FLOATS, FP8, Byte, Float, Float32, Int64, Rule, contiguous, one_of, shape, single
 from ..core.errors import BadArgument
-from ..core.spec import BadSample, BadSamples, op
-from .samples import Case, Draw, Maker
+from ..core.spec import BadSamples, op
+from .samples import Case, Change, Draw, Maker, bad_samples
 
 FP8_MAX = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
 FLOAT_MAX = torch.finfo(torch.float32).max
@@ -302,13 +302,7 @@ ONE = Maker(
 
 def _unpaired(good: Maker, *names: str) -> BadSamples:
     """Bad samples: a good one without one buffer of a pair."""
-
-    def bad(device: torch.device) -> Iterator[BadSample]:
-        for name in names:
-            args = {**good.named(good.cases[0], torch.float32, device), name: None}
-            yield BadSample(tuple(args.values()), ValueError, f"{name} must be given, as y", id=f"{name} left out")
-
-    return bad
+    return bad_samples(good, *(Change(name, None, f"{name} must be given, as y") for name in names))
 
 
 # ---- quantizing -----------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ work as for torch's ops. Compiled code draws other numbers than eager code, as t
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import torch
@@ -30,11 +30,11 @@ from torch import Tensor
 
 from ..core.contract import AnyTensor, Bool, Float, at_least, between, dtypes, or_cpu, real
 from ..core.errors import BadArgument
-from ..core.spec import BadSample, BadSamples, Tol, op, specs
+from ..core.spec import BadSamples, Tol, op, specs
 from ..core.tensors import dtype_name, is_real
 from ._numeric import rounded, wide
 from ._seeds import next_seed
-from .samples import Case, Draw, Maker
+from .samples import Case, Change, Draw, Maker, bad_samples
 
 WORD = 1 << 32
 LOW = WORD - 1
@@ -198,14 +198,8 @@ def _masked(d: Draw) -> dict[str, Any]:
 
 def _wrong(good: Maker, **wrong: tuple[Any, ...]) -> BadSamples:
     """Bad samples with wrong bounds: `high=(-1.0,)` makes one call."""
-
-    def bad(device: torch.device) -> Iterator[BadSample]:
-        args = good.named(Case((5, 64)), torch.float32, device)
-        for name, value in ((n, v) for n, values in wrong.items() for v in values):
-            given = tuple({**args, name: value}.values())
-            yield BadSample(given, ValueError, f"high must be .*got .*{value}", id=f"{name} {value}")
-
-    return bad
+    changes = [Change(name, v, f"high must be .*got .*{v}") for name, values in wrong.items() for v in values]
+    return bad_samples(good, *changes, case=Case((5, 64)))
 
 
 # ---- dropout --------------------------------------------------------------------------------------------------------

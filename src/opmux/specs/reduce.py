@@ -9,7 +9,7 @@ tensors.
 
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import torch
@@ -31,10 +31,10 @@ from ..core.contract import (
     shape,
 )
 from ..core.errors import BadArgument
-from ..core.spec import BadSample, BadSamples, Tol, op
+from ..core.spec import Tol, op
 from ..core.tensors import dtype_name
 from ._numeric import wide
-from .samples import Case, Draw, Maker
+from .samples import Case, Change, Draw, Maker, bad_samples
 
 Dim = Annotated[int | Sequence[int] | None, rules.ints(), rules.dims_of("x")]
 OneDim = Annotated[int, dim_of("x")]
@@ -534,21 +534,9 @@ def _back_maker(name: str, forward: Any, params: Sequence[str], cases: Sequence[
     return Maker(build, tuple(cases))
 
 
-def _bad(good: Maker, *wrong: tuple[str, Any, type[Exception], str]) -> BadSamples:
-    """Bad samples: one of shape (5, 64), with one argument changed so that a check in `where` raises."""
-
-    def bad(device: torch.device) -> Iterator[BadSample]:
-        for name, value, error, says in wrong:
-            args = good.named(Case((5, 64)), torch.float32, device)
-            args[name] = value(args[name])
-            yield BadSample(tuple(args.values()), error, says, id=f"{name} {says}")
-
-    return bad
-
-
-NO_EMPTY = (("x", lambda x: x[:, :0], ValueError, r"dim must have elements, as x is \(5, 0\)"),)
-NO_INTS = (("x", lambda x: x.int(), TypeError, "x must be .*float64 where dtype is None; got int32"),)
-NO_LESS = (("dtype", lambda _: torch.float16, TypeError, "dtype must hold float32, the dtype of x; got float16"),)
+NO_EMPTY = (Change("x", lambda x: x[:, :0], r"dim must have elements, as x is \(5, 0\)"),)
+NO_INTS = (Change("x", lambda x: x.int(), "x must be .*float64 where dtype is None; got int32", TypeError),)
+NO_LESS = (Change("dtype", torch.float16, "dtype must hold float32, the dtype of x; got float16", TypeError),)
 
 
 # ---- the ops --------------------------------------------------------------------------------------------------------
@@ -607,12 +595,12 @@ def _forward(
     fn: Callable[..., Any],
     doc: str = "",
     more: Sequence[Case] = (),
-    bad: Sequence[Any] = (),
+    bad: Sequence[Change] = (),
     cases: Sequence[Case] = SHAPES,
     **fields: Any,
 ) -> Any:
     good = _maker(name, list(inspect.signature(fn).parameters), (*cases, *more))
-    return declare(fn, name, doc, good, errors=_bad(good, *bad), **fields)
+    return declare(fn, name, doc, good, errors=bad_samples(good, *bad, case=Case((5, 64))), **fields)
 
 
 def _backward(

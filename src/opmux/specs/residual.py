@@ -20,8 +20,7 @@ SUMS = {torch.float32: Tol(1e-5, 2e-4), torch.float16: Tol(2e-3, 1e-2), torch.bf
 
 
 def _drawn(d: Draw, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
-    case = Case(shape, d.case.layout if len(shape) > 1 else "packed", {"of": d.case.id, "name": name})
-    return Draw(case, dtype or d.dtype, d.device).full()
+    return d.another(name, shape, d.case.layout if len(shape) > 1 else "packed", dtype)
 
 
 # ---- attention residual ---------------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ The first d2 elements of each head are rotated in pairs, the others are copied. 
 (float64 for float64) and round once.
 """
 
-from collections.abc import Iterator
 from typing import Annotated, Any
 
 import torch
@@ -14,10 +13,10 @@ from torch import Tensor
 
 from ..core.contract import Float, Index, at_least, below, each, one_of, same_dtype, shown
 from ..core.errors import BadArgument
-from ..core.spec import BadSample, BadSamples, op
+from ..core.spec import op
 from ..core.tensors import opmath_dtype
 from ._numeric import rounded, wide
-from .samples import OTHER, Case, Draw, Maker
+from .samples import OTHER, Case, Change, Draw, Maker, bad_samples
 
 # layout -> (the dimension of the batch, the dimension of the sequence); the others are heads and a head's elements
 LAYOUTS = {"sbhd": (1, 0), "bshd": (0, 1), "bhsd": (0, 2), "thd": (None, 0)}
@@ -198,8 +197,7 @@ def rope_args(d: Draw) -> dict[str, Any]:
     sequences = len(cu) - 1 if cu else shape[batch or 0]
     n = shape[length] * cp_size + 5
     lead = (shape[batch or 0],) if d.option("batched") else ()
-    drawn = lambda name, shape: Draw(Case(shape, options={"of": d.case.id, "name": name}), d.dtype, d.device).full()
-    x, angles = d.full(), drawn("angles", (*lead, n, d.option("d2", shape[-1])))
+    x, angles = d.full(), d.another("angles", (*lead, n, d.option("d2", shape[-1])))
     starts = torch.arange(sequences, dtype=torch.int32, device=d.device) * 2 if d.option("starts") else None
     return {
         "x": x,
@@ -221,35 +219,21 @@ def _bwd_args(d: Draw) -> dict[str, Any]:
 
 FWD, BWD = Maker(rope_args, CASES), Maker(_bwd_args, CASES)
 GOOD = Case((6, 2, 3, 16), options={"starts": True})
-Ways = tuple[tuple[str, Any, str], ...]  # an argument, how to make it invalid, and the pattern of the error
 
 
-def spoiled(good: Maker, case: Case, ways: Ways) -> BadSamples:
-    """Bad samples: a good one with one argument made invalid."""
-
-    def samples(device: torch.device) -> Iterator[BadSample]:
-        for number, (name, spoil, says) in enumerate(ways):
-            args = good.named(case, torch.float32, device)
-            bad = spoil(args[name])
-            args[name] = bad.to(device) if isinstance(bad, Tensor) else bad
-            yield BadSample(tuple(args.values()), ValueError, f"{name} {says}", id=f"{name} {number}")
-
-    return samples
-
-
-def _ways(lead: str) -> Ways:
+def _misfits(lead: str) -> tuple[Change, ...]:
     return (
-        (lead, lambda t: t[0], "must have 4 dimensions, as layout is sbhd"),
-        ("angles", lambda t: torch.cat([t, t], -1), "must have at most 16 columns, the size of a head"),
-        ("angles", lambda t: t[:5], "must have 6 positions or more, the length of"),
-        ("angles", lambda t: t[None, None], r"must be \[positions, d2\]"),
-        ("angles", lambda t: t.expand(3, *t.shape), r"must be \[positions, d2\]"),
-        ("starts", lambda t: t[:-1], r"must have shape \(2,\), one for each sequence"),
-        ("cu_seqlens", lambda t: torch.zeros(3, dtype=torch.int32), "must be None, as layout is sbhd"),
+        Change(lead, lambda t: t[0], f"{lead} must have 4 dimensions, as layout is sbhd"),
+        Change("angles", lambda t: torch.cat([t, t], -1), "angles must have at most 16 columns, the size of a head"),
+        Change("angles", lambda t: t[:5], "angles must have 6 positions or more, the length of"),
+        Change("angles", lambda t: t[None, None], r"angles must be \[positions, d2\]"),
+        Change("angles", lambda t: t.expand(3, *t.shape), r"angles must be \[positions, d2\]"),
+        Change("starts", lambda t: t[:-1], r"starts must have shape \(2,\), one for each sequence"),
+        Change("cu_seqlens", lambda t: torch.zeros(3, dtype=torch.int32), "cu_seqlens must be None, as layout is sbhd"),
     )
 
 
-@op(grad="rope_bwd", samples=FWD, errors=spoiled(FWD, GOOD, _ways("x")), where=x_fits)
+@op(grad="rope_bwd", samples=FWD, errors=bad_samples(FWD, *_misfits("x"), case=GOOD), where=x_fits)
 def rope_fwd(
     x: Heads,
     angles: Angles,
@@ -288,7 +272,7 @@ def rope_fwd(
     return _turn(x, angles, sin, at, layout, interleaved, False)
 
 
-@op(out="dx", samples=BWD, errors=spoiled(BWD, GOOD, _ways("dy")), where=dy_fits)
+@op(out="dx", samples=BWD, errors=bad_samples(BWD, *_misfits("dy"), case=GOOD), where=dy_fits)
 def rope_bwd(
     dy: Heads,
     angles: Angles,
@@ -378,8 +362,7 @@ def pair_args(d: Draw) -> dict[str, Any]:
     columns = d2 // 2 if d.option("per_pair") else d2
     lead = () if d.option("rows") else (shape[batch or 0] if d.option("batched") else 1,)
     dtype = OTHER[d.dtype] if d.option("other") else d.dtype
-    drawn = Draw(Case((*lead, shape[length], columns), options={"of": d.case.id, "name": "angles"}), dtype, d.device)
-    angles = drawn.full()
+    angles = d.another("angles", (*lead, shape[length], columns), dtype=dtype)
     cos, sin = angles.cos(), angles.sin()
     if d.option("strided"):
         cos, sin = torch.stack([cos, sin], -1).unbind(-1)
@@ -403,28 +386,15 @@ def _pair_bwd_args(d: Draw) -> dict[str, Any]:
 PAIR, PAIR_BWD = Maker(pair_args, PAIR_CASES), Maker(_pair_bwd_args, PAIR_CASES)
 
 
-def _pair_ways(other: str) -> Ways:
+def _pair_misfits(other: str) -> tuple[Change, ...]:
     return (
-        (other, lambda t: t[:1], "must have the batch of"),
-        (other, lambda t: t[:, :, 1:], "must have the length of"),
-        ("cos", lambda t: t[:, 1:], "must have 5 rows"),
-        ("cos", lambda t: t.expand(3, -1, -1), "must have 5 rows"),
-        ("cos", lambda t: torch.cat([t, t], -1), "must have an even number of columns, at most 16"),
-        ("cos", lambda t: t[..., 1:], "must have an even number of columns, at most 16"),
+        Change(other, lambda t: t[:1], f"{other} must have the batch of"),
+        Change(other, lambda t: t[:, :, 1:], f"{other} must have the length of"),
+        Change("cos sin", lambda t: t[:, 1:], "cos must have 5 rows"),
+        Change("cos sin", lambda t: t.expand(3, -1, -1), "cos must have 5 rows"),
+        Change("cos sin", lambda t: torch.cat([t, t], -1), "cos must have an even number of columns, at most 16"),
+        Change("cos sin", lambda t: t[..., 1:], "cos must have an even number of columns, at most 16"),
     )
-
-
-def _pair_spoiled(good: Maker, ways: Ways) -> BadSamples:
-    """Bad samples; a change of cos is made to sin too, as both must have one shape."""
-
-    def samples(device: torch.device) -> Iterator[BadSample]:
-        for number, (name, spoil, says) in enumerate(ways):
-            args = good.named(PAIR_CASES[0], torch.float32, device)
-            for spoiled_name in ("cos", "sin") if name == "cos" else (name,):
-                args[spoiled_name] = spoil(args[spoiled_name])
-            yield BadSample(tuple(args.values()), ValueError, f"{name} {says}", id=f"{name} {number}")
-
-    return samples
 
 
 def _pair_turn(
@@ -442,7 +412,7 @@ def _pair_turn(
     out="q_out k_out",
     grad="rope_qk_bwd",
     samples=PAIR,
-    errors=_pair_spoiled(PAIR, _pair_ways("k")),
+    errors=bad_samples(PAIR, *_pair_misfits("k"), case=PAIR_CASES[0]),
     where=q_and_k_fit,
 )
 def rope_qk(
@@ -480,7 +450,12 @@ def rope_qk(
     return turn(q), turn(k)
 
 
-@op(out="dq dk", samples=PAIR_BWD, errors=_pair_spoiled(PAIR_BWD, _pair_ways("dk_out")), where=dq_and_dk_fit)
+@op(
+    out="dq dk",
+    samples=PAIR_BWD,
+    errors=bad_samples(PAIR_BWD, *_pair_misfits("dk_out"), case=PAIR_CASES[0]),
+    where=dq_and_dk_fit,
+)
 def rope_qk_bwd(
     dq_out: Float[Tensor, "_ _ _ _"],
     dk_out: Float[Tensor, "_ _ _ _", same_dtype("dq_out")],
@@ -574,12 +549,11 @@ def packed_args(d: Draw) -> dict[str, Any]:
     layout = d.option("layout", "sbhd")
     batch, length = LAYOUTS[layout]
     shape = (d.case.shape[length] * cp_size + 9, d.option("d2", split[1] // 2 * 2))
-    drawn = lambda name: Draw(Case(shape, options={"of": d.case.id, "name": name}), torch.float32, d.device).full()
     starts = torch.arange(d.case.shape[batch or 0], dtype=torch.int32, device=d.device) * 2
     return {
         "qkv": d.full(),
-        "q_angles": drawn("q"),
-        "k_angles": drawn("k"),
+        "q_angles": d.another("q", shape, dtype=torch.float32),
+        "k_angles": d.another("k", shape, dtype=torch.float32),
         "split": list(split),
         "starts": starts if d.option("starts") else None,
         "layout": layout,
@@ -602,11 +576,11 @@ def parted(qkv: Tensor, split: list[int]) -> tuple[Tensor, Tensor, Tensor]:
 
 
 PACKED, PARTS = Maker(packed_args, SPLITS), Maker(parts_args, SPLITS)
-SPLIT_WAYS: Ways = (
-    ("k_angles", lambda t: t[:2], "must have 6 positions or more"),
-    ("q_angles", lambda t: torch.cat([t, t], -1), "must have at most 16 columns"),
-    ("split", lambda v: [16, 16], "must be three sizes"),
-    ("split", lambda v: [20, 16, 12], "must be three sizes.*a multiple"),
+SPLIT_MISFITS = (
+    Change("k_angles", lambda t: t[:2], "k_angles must have 6 positions or more"),
+    Change("q_angles", lambda t: torch.cat([t, t], -1), "q_angles must have at most 16 columns"),
+    Change("split", [16, 16], "split must be three sizes"),
+    Change("split", [20, 16, 12], "split must be three sizes.*a multiple"),
 )
 
 
@@ -614,7 +588,9 @@ SPLIT_WAYS: Ways = (
     out="q k v",
     grad="rope_qkv_bwd",
     samples=PACKED,
-    errors=spoiled(PACKED, SPLITS[0], (("qkv", lambda t: t[..., 1:], "must have a last .* of 48"), *SPLIT_WAYS)),
+    errors=bad_samples(
+        PACKED, Change("qkv", lambda t: t[..., 1:], "qkv must have a last .* of 48"), *SPLIT_MISFITS, case=SPLITS[0]
+    ),
     where=(split_fits, qkv_fits),
 )
 def rope_qkv_fwd(
@@ -654,7 +630,9 @@ def rope_qkv_fwd(
 @op(
     out="dqkv",
     samples=PARTS,
-    errors=spoiled(PARTS, SPLITS[0], (("dv", lambda t: t[..., 1:], "must have shape .*got"), *SPLIT_WAYS)),
+    errors=bad_samples(
+        PARTS, Change("dv", lambda t: t[..., 1:], "dv must have shape .*got"), *SPLIT_MISFITS, case=SPLITS[0]
+    ),
     where=(split_fits, parts_fit),
 )
 def rope_qkv_bwd(

@@ -4,7 +4,6 @@ The ops compute in float32, and save float32 tensors for the backward. Experts w
 of their indices.
 """
 
-from collections.abc import Iterator
 from enum import IntEnum
 from typing import Annotated, Any
 
@@ -27,9 +26,9 @@ from ..core.contract import (
 )
 from ..core.errors import BadArgument
 from ..core.rules import nonempty, up_to_size
-from ..core.spec import BadSample, BadSamples, Tol, op
+from ..core.spec import Tol, op
 from ..core.tensors import dtype_name
-from .samples import Case, Draw, Maker
+from .samples import Case, Change, Draw, Maker, bad_samples
 
 # tex's enums, with NVIDIA's values.
 RoutingMapFormat = IntEnum("RoutingMapFormat", {"BYTEMAP": 0, "BITMAP_U8": 1})
@@ -256,18 +255,6 @@ def _aux_bwd_args(d: Draw) -> dict[str, Any]:
 FWD, BWD, AUX, AUX_BWD = (Maker(args, ROUTES) for args in (_fwd_args, _bwd_args, _aux_args, _aux_bwd_args))
 
 
-def _wrong(good: Maker, case: Case, **ways: tuple[Any, str]) -> BadSamples:
-    """Bad samples for checks that are not in the signature: argument=(invalid value, pattern of the error)."""
-
-    def bad(device: torch.device) -> Iterator[BadSample]:
-        for name, (value, says) in ways.items():
-            args = good.named(case, torch.float32, device)
-            args[name] = value.to(device) if isinstance(value, Tensor) else value
-            yield BadSample(tuple(args.values()), BadArgument, says, id=name)
-
-    return bad
-
-
 # ---- top-k ----------------------------------------------------------------------------------------------------------
 
 
@@ -278,12 +265,12 @@ def _wrong(good: Maker, case: Case, **ways: tuple[Any, str]) -> BadSamples:
     samples=FWD,
     tol=MAPS,
     where=(groups_divide, bias_is_allowed),
-    errors=_wrong(
+    errors=bad_samples(
         FWD,
-        ROUTES[2],
-        num_groups=(5, "num_groups must divide 24, the experts"),
-        group_topk=(5, "group_topk must choose among 4 groups of 6 experts"),
-        score_function=("softmax", "expert_bias must be None, as score_function is 'softmax'"),
+        Change("num_groups", 5, "num_groups must divide 24, the experts"),
+        Change("group_topk", 5, "group_topk must choose among 4 groups of 6 experts"),
+        Change("score_function", "softmax", "expert_bias must be None, as score_function is 'softmax'"),
+        case=ROUTES[2],
     ),
 )
 def fused_topk_with_score_function_fwd(
@@ -334,7 +321,11 @@ def fused_topk_with_score_function_fwd(
     mutates=("grad_logits",),
     samples=BWD,
     where=map_dtype_fits,
-    errors=_wrong(BWD, ROUTES[1], routing_map=(torch.zeros(4, 13), "routing_map must be bool or uint8; got float32")),
+    errors=bad_samples(
+        BWD,
+        Change("routing_map", torch.zeros(4, 13), "routing_map must be bool or uint8; got float32", TypeError),
+        case=ROUTES[1],
+    ),
 )
 def fused_topk_with_score_function_bwd(
     routing_map: AnyTensor[Tensor, "...", shape(map_shape, "the routing map of the forward")],
