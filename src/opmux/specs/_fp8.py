@@ -50,12 +50,12 @@ def numbers(d: Draw) -> dict[str, Any]:
     return {"scale": one(d.option("scale", 50.0)), "amax": amax, "dtype": d.option("to", torch.float8_e4m3fn)}
 
 
-def samples(of: Callable[[Draw], dict[str, Any]], after: str) -> Maker:
+def samples(build_inputs: Callable[[Draw], dict[str, Any]], after: str) -> Maker:
     """Samples of an op with a cast: `of` draws the op's own arguments; those named in `after` come after the cast's."""
 
     def build(d: Draw) -> dict[str, Any]:
-        given = of(d)
-        late = {name: given.pop(name) for name in after.split()}
-        return {**given, **numbers(d), **late}
+        inputs = build_inputs(d)
+        last = {name: inputs.pop(name) for name in after.split()}
+        return {**inputs, **numbers(d), **last}
 
     return Maker(build, CASES)

@@ -65,10 +65,10 @@ def room(like: Tensor, dim: int | None = None, seq_first: bool = False) -> Tenso
     return torch.empty_permuted(shape, at, dtype=like.dtype, device=like.device)
 
 
-def laid_out_as(like: Tensor, made: Tensor, seq_first: bool = False) -> Tensor:
+def laid_out_as(like: Tensor, value: Tensor, seq_first: bool = False) -> Tensor:
     """`made` in the dtype and memory layout of `room(like)`; unlike `room`, it uses only ops that DTensor supports."""
     at = SEQ_FIRST if seq_first else order(like)
-    packed = made.to(like.dtype).permute(at).clone(memory_format=torch.contiguous_format)
+    packed = value.to(like.dtype).permute(at).clone(memory_format=torch.contiguous_format)
     return packed.permute([at.index(i) for i in range(4)])
 
 
@@ -139,9 +139,9 @@ GOOD = Maker(_args, CASES)
 FEWER_HEADS = Change("k v", lambda t: t[:, :3], "k must have heads that divide the 4 of q; got 3")
 
 
-def _fewer_heads(good: Maker) -> BadSamples:
+def _fewer_heads(maker: Maker) -> BadSamples:
     """Bad samples: three heads of k and v for four of q."""
-    return bad_samples(good, FEWER_HEADS, case=CASES[0])
+    return bad_samples(maker, FEWER_HEADS, case=CASES[0])
 
 
 # ---- the ops --------------------------------------------------------------------------------------------------------
@@ -199,10 +199,10 @@ def attention(q: Q, k: K, v: V, causal: bool = False, scale: float | None = None
 
 
 def _bwd_args(d: Draw) -> dict[str, Any]:
-    of = _args(d)
-    o, lse = attention.reference(**of)
+    args = _args(d)
+    o, lse = attention.reference(**args)
     do = d.grad() if d.case.layout == "expanded" else d.another("do", tuple(o.shape), d.case.layout)
-    return {"do": do, **{n: of[n] for n in "qkv"}, "o": o, "lse": lse, "causal": of["causal"], "scale": of["scale"]}
+    return {"do": do, **{n: args.pop(n) for n in "qkv"}, "o": o, "lse": lse, **args}
 
 
 # Without the case with scores in the hundreds: there, rounding o causes larger errors than a useful tolerance allows.
@@ -286,9 +286,11 @@ def has_offset(op: str, cu_q: Tensor) -> None:
 def _unpacked(
     q: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int, left: int, right: int, scale: float | None
 ) -> tuple[Lengths, Lengths, Masking]:
-    of_q, of_k = Lengths.of(cu_q), Lengths.of(cu_k)
-    how = Masking(scale_of(q, scale), left=left, right=right, at_end=True, q_sizes=of_q.sizes, kv_sizes=of_k.sizes)
-    return of_q, of_k, how
+    q_lengths, k_lengths = Lengths.of(cu_q), Lengths.of(cu_k)
+    masking = Masking(
+        scale_of(q, scale), left=left, right=right, at_end=True, q_sizes=q_lengths.sizes, kv_sizes=k_lengths.sizes
+    )
+    return q_lengths, k_lengths, masking
 
 
 def _varlen_args(d: Draw) -> dict[str, Any]:
@@ -320,10 +322,10 @@ VARLEN_CASES = (
 VARLEN = Maker(_varlen_args, VARLEN_CASES)
 
 
-def _varlen_misfits(good: Maker) -> BadSamples:
+def _varlen_misfits(maker: Maker) -> BadSamples:
     """Bad samples: no offset at all, and three heads of k for four of q."""
     no_offsets = Change("cu_q cu_k", lambda t: t[:0], "cu_q must have at least one element")
-    return bad_samples(good, no_offsets, FEWER_HEADS, case=Case((12, 4, 8), options={"lengths": (5, 0, 7)}))
+    return bad_samples(maker, no_offsets, FEWER_HEADS, case=Case((12, 4, 8), options={"lengths": (5, 0, 7)}))
 
 
 def _fake_varlen(
@@ -383,26 +385,20 @@ def attention_varlen(
         o [tokens, heads, dim_v], of q's dtype, and lse, float32 [heads, tokens] (float64 for float64). Both are 0 for
         tokens after the last sequence.
     """
-    of_q, of_k, how = _unpacked(q, cu_q, cu_k, max_q, max_k, left, right, scale)
-    x = unpacked(q, of_q, max_q).transpose(1, 2)
-    y, z = (unpacked(t, of_k, max_k).transpose(1, 2) for t in (k, v))
-    o, lse, _ = masked_forward(x, y, z, how, None, None)
+    q_lengths, k_lengths, masking = _unpacked(q, cu_q, cu_k, max_q, max_k, left, right, scale)
+    x = unpacked(q, q_lengths, max_q).transpose(1, 2)
+    y, z = (unpacked(t, k_lengths, max_k).transpose(1, 2) for t in (k, v))
+    o, lse, _ = masked_forward(x, y, z, masking, None, None)
     tokens = q.shape[0]
-    rows = packed(lse.transpose(1, 2), of_q, tokens).T
-    return rounded(packed(o.transpose(1, 2), of_q, tokens), q.dtype), rounded(rows, rows.dtype)
+    rows = packed(lse.transpose(1, 2), q_lengths, tokens).T
+    return rounded(packed(o.transpose(1, 2), q_lengths, tokens), q.dtype), rounded(rows, rows.dtype)
 
 
 def _varlen_bwd_args(d: Draw) -> dict[str, Any]:
-    of = _varlen_args(d)
-    o, lse = attention_varlen.reference(**of)
-    rest = {n: of[n] for n in ("cu_q", "cu_k", "max_q", "max_k", "left", "right", "scale")}
-    return {
-        "do": d.another("do", tuple(o.shape), d.case.layout),
-        **{n: of[n] for n in "qkv"},
-        "o": o,
-        "lse": lse,
-        **rest,
-    }
+    args = _varlen_args(d)
+    o, lse = attention_varlen.reference(**args)
+    do = d.another("do", tuple(o.shape), d.case.layout)
+    return {"do": do, **{n: args.pop(n) for n in "qkv"}, "o": o, "lse": lse, **args}
 
 
 VARLEN_BWD = Maker(_varlen_bwd_args, VARLEN_CASES)
@@ -452,11 +448,11 @@ def attention_varlen_bwd(
     Returns:
         dq, like q, dk, like k, and dv, like v.
     """
-    of_q, of_k, how = _unpacked(q, cu_q, cu_k, max_q, max_k, left, right, scale)
-    g, x, out = (unpacked(t, of_q, max_q).transpose(1, 2) for t in (do, q, o))
-    y, z = (unpacked(t, of_k, max_k).transpose(1, 2) for t in (k, v))
-    rows = unpacked(lse.T, of_q, max_q).transpose(1, 2)
-    found = masked_backward(g, x, y, z, out, rows, how, None, None)
-    of = ((found.dq, of_q, q), (found.dk, of_k, k), (found.dv, of_k, v))
-    dq, dk, dv = (rounded(packed(t.transpose(1, 2), n, like.shape[0]), like.dtype) for t, n, like in of)
+    q_lengths, k_lengths, masking = _unpacked(q, cu_q, cu_k, max_q, max_k, left, right, scale)
+    g, x, out = (unpacked(t, q_lengths, max_q).transpose(1, 2) for t in (do, q, o))
+    y, z = (unpacked(t, k_lengths, max_k).transpose(1, 2) for t in (k, v))
+    rows = unpacked(lse.T, q_lengths, max_q).transpose(1, 2)
+    grads = masked_backward(g, x, y, z, out, rows, masking, None, None)
+    triples = ((grads.dq, q_lengths, q), (grads.dk, k_lengths, k), (grads.dv, k_lengths, v))
+    dq, dk, dv = (rounded(packed(t.transpose(1, 2), n, like.shape[0]), like.dtype) for t, n, like in triples)
     return dq, dk, dv

@@ -1,8 +1,8 @@
 """Group norm, batch norm and weight norm, and functions of them with the signatures of torch.nn.functional.
 
 The ops compute in float32 (float64 for float64) and round once. Statistics are float32 (float64). Results are new
-contiguous tensors; if x is channels-last (4-d or 5-d), y and dx are too. Without a weight it is 1, without a bias it is
-0; a backward returns their gradients in any case, then in the dtype of the statistics.
+contiguous tensors; if x is channels-last (4-d or 5-d), y and dx are too. A missing weight is 1 and
+a missing bias is 0; a backward returns their gradients anyway, in the dtype of the statistics.
 """
 
 import math
@@ -169,15 +169,15 @@ def group_norm(
 
 
 def _group_bwd_args(d: Draw) -> dict[str, Any]:
-    of = _group_args(d)
-    _, mean, rstd = group_norm.reference(**of)
+    args = _group_args(d)
+    _, mean, rstd = group_norm.reference(**args)
     return {
         "dy": d.grad(),
-        "x": of["x"],
-        "weight": of["weight"],
+        "x": args["x"],
+        "weight": args["weight"],
         "mean": mean,
         "rstd": rstd,
-        "num_groups": of["num_groups"],
+        "num_groups": args["num_groups"],
     }
 
 
@@ -235,8 +235,8 @@ def has_variance(op: str, x: Tensor) -> None:
 
 def both_running(op: str, running_mean: Tensor | None, running_var: Tensor | None) -> None:
     if (running_mean is None) != (running_var is None):
-        missing, given = ("running_mean", "running_var")[:: 1 if running_mean is None else -1]
-        raise BadArgument.of(op, missing, f"be given, as {{{given}}} is", "None")
+        missing, present = ("running_mean", "running_var")[:: 1 if running_mean is None else -1]
+        raise BadArgument.of(op, missing, f"be given, as {{{present}}} is", "None")
 
 
 def _batch_args(d: Draw) -> dict[str, Any]:
@@ -333,9 +333,9 @@ def batch_norm(
 
 
 def _batch_bwd_args(d: Draw) -> dict[str, Any]:
-    of = _batch_args(d)
-    _, mean, rstd, *_ = batch_norm.reference(**of)
-    return {"dy": d.grad(), "x": of["x"], "weight": of["weight"], "mean": mean, "rstd": rstd}
+    args = _batch_args(d)
+    _, mean, rstd, *_ = batch_norm.reference(**args)
+    return {"dy": d.grad(), "x": args["x"], "weight": args["weight"], "mean": mean, "rstd": rstd}
 
 
 BATCH_BWD = Maker(_batch_bwd_args, (*SHAPES, Case((70, 3))))
@@ -419,8 +419,8 @@ def batch_norm_infer(
 
 
 def _infer_bwd_args(d: Draw) -> dict[str, Any]:
-    of = _infer_args(d)
-    return {"dy": d.grad(), **{name: of[name] for name in ("x", "mean", "var", "weight", "eps")}}
+    args = _infer_args(d)
+    return {"dy": d.grad(), **{name: args[name] for name in ("x", "mean", "var", "weight", "eps")}}
 
 
 INFER_BWD = Maker(_infer_bwd_args, INFER.cases)
@@ -540,9 +540,9 @@ def weight_norm(v: V, g: PerNorm, dim: Dim | None = 0) -> tuple[Tensor, Tensor]:
 
 
 def _weight_bwd_args(d: Draw) -> dict[str, Any]:
-    of = _weight_args(d)
-    _, norm = weight_norm.reference(**of)
-    return {"dw": d.grad(), "v": of["v"], "g": of["g"], "norm": norm, "dim": of["dim"]}
+    args = _weight_args(d)
+    _, norm = weight_norm.reference(**args)
+    return {"dw": d.grad(), "v": args["v"], "g": args["g"], "norm": norm, "dim": args["dim"]}
 
 
 WEIGHT_BWD = Maker(_weight_bwd_args, WEIGHT.cases)
@@ -631,8 +631,8 @@ def functional_instance_norm(
         return functional_batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
     if input.dim() > 1 and input.shape[2:].numel() == 1:
         _one_value("spatial", input)
-    given = {"x": input, "weight": weight, "bias": bias, "running_mean": running_mean, "running_var": running_var}
-    batch_norm.spec.contract.check(given, "instance_norm")
+    args = {"x": input, "weight": weight, "bias": bias, "running_mean": running_mean, "running_var": running_var}
+    batch_norm.spec.contract.check(args, "instance_norm")
     n, c, _ = sizes(input)
     if running_mean is None or running_var is None or not input.numel():
         return group_norm(input, c, weight, bias, eps)[0]
@@ -646,6 +646,6 @@ def functional_instance_norm(
     return y.reshape(input.shape)
 
 
-def _one_value(of: str, input: Tensor) -> None:
-    value = {"channel": "1 value per channel", "spatial": "1 spatial element"}[of]
+def _one_value(kind: str, input: Tensor) -> None:
+    value = {"channel": "1 value per channel", "spatial": "1 spatial element"}[kind]
     raise ValueError(f"Expected more than {value} when training, got input size {tuple(input.shape)}")

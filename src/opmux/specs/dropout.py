@@ -96,8 +96,8 @@ CASES = (
 
 
 def _seed(d: Draw) -> Tensor:
-    there = "cpu" if d.option("host") else d.device
-    return torch.tensor((-0x123456789ABCDEF1, 0x7_1234_5678), dtype=torch.int64, device=there)
+    device = "cpu" if d.option("host") else d.device
+    return torch.tensor((-0x123456789ABCDEF1, 0x7_1234_5678), dtype=torch.int64, device=device)
 
 
 def _args(d: Draw) -> dict[str, Any]:

@@ -47,9 +47,9 @@ def _ends(d: Draw) -> Tensor:
 
 def _args(d: Draw) -> dict[str, Any]:
     k, n, groups = d.case.shape[1], d.option("out", 24), d.option("groups", 4)
-    turned = bool(d.option("tb"))
-    b = d.another("b", (groups, n, k) if turned else (groups, k, n), d.case.layout, scale=max(k, 1) ** -0.5)
-    return {"a": d.full(), "b": b, "ends": _ends(d), "trans_b": turned}
+    transposed = bool(d.option("tb"))
+    b = d.another("b", (groups, n, k) if transposed else (groups, k, n), d.case.layout, scale=max(k, 1) ** -0.5)
+    return {"a": d.full(), "b": b, "ends": _ends(d), "trans_b": transposed}
 
 
 def _wgrad_args(d: Draw) -> dict[str, Any]:
@@ -71,19 +71,19 @@ def factors_fit(op: str, a: Tensor, b: Tensor, trans_b: bool) -> None:
     groups, rows, columns = b.shape
     k = a.shape[1]
     if (columns if trans_b else rows) != k:
-        wanted = (groups, rows, k) if trans_b else (groups, k, columns)
-        expected = f"have shape {wanted}, with trans_b={trans_b} and {{a}} {tuple(a.shape)}"
+        sizes = (groups, rows, k) if trans_b else (groups, k, columns)
+        expected = f"have shape {sizes}, with trans_b={trans_b} and {{a}} {tuple(a.shape)}"
         raise BadArgument.of(op, "b", expected, str(tuple(b.shape)))
 
 
 def _unfit(device: torch.device) -> Iterator[BadSample]:
-    for turned, says in (
+    for transposed, match in (
         (True, r"b must have shape \(4, 24, 64\), with trans_b=True and a \(5, 64\); got \(4, 24, 63\)"),
         (False, r"b must have shape \(4, 64, 24\), with trans_b=False and a \(5, 64\); got \(4, 63, 24\)"),
     ):
-        args = PRODUCTS.named(Case((5, 64), options={"tb": turned}), torch.float32, device)
-        args["b"] = args["b"][:, :, :-1] if turned else args["b"][:, :-1]
-        yield BadSample(tuple(args.values()), ValueError, says, id=f"b short, trans_b={turned}")
+        args = PRODUCTS.named(Case((5, 64), options={"tb": transposed}), torch.float32, device)
+        args["b"] = args["b"][:, :, :-1] if transposed else args["b"][:, :-1]
+        yield BadSample(tuple(args.values()), ValueError, match, id=f"b short, trans_b={transposed}")
 
 
 UNFIT: BadSamples = _unfit
@@ -221,11 +221,11 @@ def grouped_mm_wgrad(
         groups.
     """
     v, w, group = wide(a), wide(b), _groups_of(a.shape[0], ends)
-    made = []
+    products = []
     for g in range(ends.shape[0]):
         own = (group == g)[:, None]
-        made.append(torch.where(own, v, 0.0).mT @ torch.where(own, w, 0.0))
-    return rounded(torch.stack(made) if made else v.new_zeros(0, a.shape[1], b.shape[1]), a.dtype)
+        products.append(torch.where(own, v, 0.0).mT @ torch.where(own, w, 0.0))
+    return rounded(torch.stack(products) if products else v.new_zeros(0, a.shape[1], b.shape[1]), a.dtype)
 
 
 def _product_shape(a: Tensor, b: Tensor, trans_b: bool) -> tuple[int, ...]:

@@ -91,8 +91,8 @@ def collect_args(d: Draw) -> dict[str, Any]:
 
 
 def _spread_bwd_args(d: Draw) -> dict[str, Any]:
-    of = collect_args(d)
-    return {"dy": of["x"], "row_map": of["row_map"], "topk": of["topk"]}
+    args = collect_args(d)
+    return {"dy": args["x"], "row_map": args["row_map"], "topk": args["topk"]}
 
 
 def _collect_bwd_args(d: Draw) -> dict[str, Any]:
@@ -219,8 +219,8 @@ def _picked(x: Tensor, rows: Tensor) -> Tensor:
     """x[rows]; zeros for dropped copies."""
     if not x.shape[0]:
         return x.new_zeros(rows.shape[0], x.shape[1]).to(working(x.dtype))
-    found = _as(_raw(x)[rows.clamp(0, x.shape[0] - 1).long()], x.dtype).to(working(x.dtype))
-    return torch.where(_missing(rows, x.shape[0])[:, None], 0, found)
+    values = _as(_raw(x)[rows.clamp(0, x.shape[0] - 1).long()], x.dtype).to(working(x.dtype))
+    return torch.where(_missing(rows, x.shape[0])[:, None], 0, values)
 
 
 def collected(x: Tensor, row_map: Tensor, probs: Tensor | None, topk: int, round_once: bool) -> Tensor:
@@ -316,10 +316,10 @@ def _pad_args(d: Draw) -> dict[str, Any]:
 
 
 def _unpad_args(d: Draw) -> dict[str, Any]:
-    of = _pad_args(d)
-    x = Draw(Case((sum(of["padded"]), d.case.shape[1])), d.dtype, d.device).full()
-    y = torch.full((sum(of["rows"]), d.case.shape[1]), 7.0, dtype=d.dtype, device=d.device)
-    return {"x": x, "y": y, "rows": of["padded"], "kept": of["rows"]}
+    args = _pad_args(d)
+    x = Draw(Case((sum(args["padded"]), d.case.shape[1])), d.dtype, d.device).full()
+    y = torch.full((sum(args["rows"]), d.case.shape[1]), 7.0, dtype=d.dtype, device=d.device)
+    return {"x": x, "y": y, "rows": args["padded"], "kept": args["rows"]}
 
 
 PADS, UNPADS = Maker(_pad_args, BLOCKS), Maker(_unpad_args, BLOCKS)

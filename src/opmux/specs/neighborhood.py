@@ -34,10 +34,10 @@ def _args(d: Draw) -> dict[str, Any]:
 
 
 def _bwd_args(d: Draw) -> dict[str, Any]:
-    of = _args(d)
-    o, lse = neighborhood_attention.reference(**of)
-    given = {name: of.pop(name) for name in ("q", "k", "v")}
-    return {"do": Draw(Case(d.case.shape, d.case.layout), d.dtype, d.device).full(), **given, "o": o, "lse": lse, **of}
+    args = _args(d)
+    o, lse = neighborhood_attention.reference(**args)
+    qkv = {name: args.pop(name) for name in ("q", "k", "v")}
+    return {"do": Draw(Case(d.case.shape, d.case.layout), d.dtype, d.device).full(), **qkv, "o": o, "lse": lse, **args}
 
 
 class odd(Rule):

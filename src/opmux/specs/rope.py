@@ -115,61 +115,67 @@ def positions(
     2 * cp_size - 1 - cp_rank. Tokens outside all sequences get -1.
     """
     n = x.shape[LAYOUTS[layout][1]]
-    place = torch.arange(n, device=x.device)
+    position = torch.arange(n, device=x.device)
     length: Any = n
     outside, start = None, starts
     if cu_seqlens is not None:
         edges = cu_seqlens.long() // cp_size
-        which = (torch.searchsorted(edges, place, right=True) - 1).clamp(0, edges.shape[0] - 2)
-        outside = (place < edges[0]) | (place >= edges[-1])
-        place, length = place - edges[which], edges[which + 1] - edges[which]
-        start = None if starts is None else starts[which]
+        sequence = (torch.searchsorted(edges, position, right=True) - 1).clamp(0, edges.shape[0] - 2)
+        outside = (position < edges[0]) | (position >= edges[-1])
+        position, length = position - edges[sequence], edges[sequence + 1] - edges[sequence]
+        start = None if starts is None else starts[sequence]
     elif starts is not None:
         start = starts[:, None]
     if cp_size > 1:
         half = length // 2
-        place = torch.where(place < half, place + cp_rank * half, place + (2 * cp_size - cp_rank - 2) * half)
+        position = torch.where(
+            position < half, position + cp_rank * half, position + (2 * cp_size - cp_rank - 2) * half
+        )
     if start is not None:
-        place = place + start
-    return place if outside is None else torch.where(outside, -1, place)
+        position = position + start
+    return position if outside is None else torch.where(outside, -1, position)
 
 
-def table(x: Tensor, values: Tensor, at: Tensor, layout: str, beyond: float) -> Tensor:
-    """The rows of `values` at these positions, in a shape that broadcasts to x; `beyond` where there is no row."""
+def table(x: Tensor, values: Tensor, index: Tensor, layout: str, default: float) -> Tensor:
+    """The rows of `values` at these positions, in a shape that broadcasts to x; `default` where there is no row."""
     v = values.to(opmath_dtype(x.dtype))
     v = v.squeeze((1, 2)) if v.dim() == 4 else v
-    inside = (at >= 0) & (at < v.shape[-2])
+    inside = (index >= 0) & (index < v.shape[-2])
     if v.shape[-2] == 0:
-        found = v.new_full((*v.shape[:-2], *at.shape, v.shape[-1]), beyond)
-    elif v.dim() == 3 and at.dim() == 2:
-        rows = at.clamp(0, v.shape[-2] - 1)[..., None].expand(*at.shape, v.shape[-1])
-        found = torch.gather(v.expand(at.shape[0], *v.shape[1:]), 1, rows)
+        selected = v.new_full((*v.shape[:-2], *index.shape, v.shape[-1]), default)
+    elif v.dim() == 3 and index.dim() == 2:
+        rows = index.clamp(0, v.shape[-2] - 1)[..., None].expand(*index.shape, v.shape[-1])
+        selected = torch.gather(v.expand(index.shape[0], *v.shape[1:]), 1, rows)
     else:
-        found = v[..., at.clamp(0, v.shape[-2] - 1), :]
-    found = torch.where(inside[..., None], found, beyond)
+        selected = v[..., index.clamp(0, v.shape[-2] - 1), :]
+    selected = torch.where(inside[..., None], selected, default)
     if layout == "thd":
-        return (found if found.dim() == 2 else found[0])[:, None]
-    if found.dim() == 2:
-        found = found[None]
-    return {"sbhd": found.transpose(0, 1)[:, :, None], "bshd": found[:, :, None], "bhsd": found[:, None]}[layout]
+        return (selected if selected.dim() == 2 else selected[0])[:, None]
+    if selected.dim() == 2:
+        selected = selected[None]
+    return {"sbhd": selected.transpose(0, 1)[:, :, None], "bshd": selected[:, :, None], "bhsd": selected[:, None]}[
+        layout
+    ]
 
 
-def turned(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, back: bool) -> Tensor:
-    """x rotated by tables that broadcast to it; with `back` by the transposed rotation, which is the gradient."""
+def rotated(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, transposed: bool) -> Tensor:
+    """x rotated by tables that broadcast to it; with `transposed` by the transposed rotation, which is the gradient."""
     d2 = cos.shape[-1]
     v = wide(x)
     pairs = lambda t: (t[..., ::2], t[..., 1::2]) if interleaved else (t[..., : d2 // 2], t[..., d2 // 2 :])
     (u, v2), (ca, cb), (sa, sb) = pairs(v[..., :d2]), pairs(cos), pairs(sin)
-    first, second = (u * ca + v2 * sb, v2 * cb - u * sa) if back else (u * ca - v2 * sa, v2 * cb + u * sb)
-    both = torch.stack([first, second], -1).flatten(-2) if interleaved else torch.cat([first, second], -1)
-    return rounded(torch.cat([both, v[..., d2:]], -1), x.dtype)
+    first, second = (u * ca + v2 * sb, v2 * cb - u * sa) if transposed else (u * ca - v2 * sa, v2 * cb + u * sb)
+    pair = torch.stack([first, second], -1).flatten(-2) if interleaved else torch.cat([first, second], -1)
+    return rounded(torch.cat([pair, v[..., d2:]], -1), x.dtype)
 
 
-def _turn(x: Tensor, angles: Tensor, sin: Tensor | None, at: Tensor, layout: str, pairs: bool, back: bool) -> Tensor:
+def _rotate(
+    x: Tensor, angles: Tensor, sin: Tensor | None, index: Tensor, layout: str, pairs: bool, transposed: bool
+) -> Tensor:
     if sin is None:
-        found = table(x, angles, at, layout, 0.0)
-        return turned(x, found.cos(), found.sin(), pairs, back)
-    return turned(x, table(x, angles, at, layout, 1.0), table(x, sin, at, layout, 0.0), pairs, back)
+        rows = table(x, angles, index, layout, 0.0)
+        return rotated(x, rows.cos(), rows.sin(), pairs, transposed)
+    return rotated(x, table(x, angles, index, layout, 1.0), table(x, sin, index, layout, 0.0), pairs, transposed)
 
 
 # ---- q or k ---------------------------------------------------------------------------------------------------------
@@ -213,8 +219,8 @@ def rope_args(d: Draw) -> dict[str, Any]:
 
 
 def _bwd_args(d: Draw) -> dict[str, Any]:
-    of = rope_args(d)
-    return {"dy": of.pop("x"), **of}
+    args = rope_args(d)
+    return {"dy": args.pop("x"), **args}
 
 
 FWD, BWD = Maker(rope_args, CASES), Maker(_bwd_args, CASES)
@@ -268,8 +274,8 @@ def rope_fwd(
     Returns:
         y, contiguous, of x's shape and dtype. Heads at positions without a row in the table are copied.
     """
-    at = positions(x, starts, cu_seqlens, layout, cp_size, cp_rank)
-    return _turn(x, angles, sin, at, layout, interleaved, False)
+    index = positions(x, starts, cu_seqlens, layout, cp_size, cp_rank)
+    return _rotate(x, angles, sin, index, layout, interleaved, False)
 
 
 @op(out="dx", samples=BWD, errors=bad_samples(BWD, *_misfits("dy"), case=GOOD), where=dy_fits)
@@ -293,8 +299,8 @@ def rope_bwd(
     Returns:
         dx, contiguous, of dy's shape and dtype.
     """
-    at = positions(dy, starts, cu_seqlens, layout, cp_size, cp_rank)
-    return _turn(dy, angles, sin, at, layout, interleaved, True)
+    index = positions(dy, starts, cu_seqlens, layout, cp_size, cp_rank)
+    return _rotate(dy, angles, sin, index, layout, interleaved, True)
 
 
 # ---- q and k together -----------------------------------------------------------------------------------------------
@@ -379,8 +385,8 @@ def pair_args(d: Draw) -> dict[str, Any]:
 
 
 def _pair_bwd_args(d: Draw) -> dict[str, Any]:
-    of = pair_args(d)
-    return {"dq_out": of.pop("q"), "dk_out": of.pop("k"), **of}
+    args = pair_args(d)
+    return {"dq_out": args.pop("q"), "dk_out": args.pop("k"), **args}
 
 
 PAIR, PAIR_BWD = Maker(pair_args, PAIR_CASES), Maker(_pair_bwd_args, PAIR_CASES)
@@ -397,14 +403,14 @@ def _pair_misfits(other: str) -> tuple[Change, ...]:
     )
 
 
-def _pair_turn(
-    x: Tensor, cos: Tensor, sin: Tensor, layout: str, memory: str, interleaved: bool, per_pair: bool, back: bool
+def _rotate_pair(
+    x: Tensor, cos: Tensor, sin: Tensor, layout: str, memory: str, interleaved: bool, per_pair: bool, transposed: bool
 ) -> Tensor:
     cos, sin = (t.to(opmath_dtype(x.dtype)) for t in (cos, sin))
     if per_pair:
         cos, sin = (t.repeat_interleave(2, -1) if interleaved else torch.cat([t, t], -1) for t in (cos, sin))
     cos, sin = (t.unsqueeze(-3 if layout == "bhsd" else -2) for t in (cos, sin))
-    y = turned(x, cos, sin, interleaved, back)
+    y = rotated(x, cos, sin, interleaved, transposed)
     return y if memory == layout else y.transpose(1, 2).contiguous().transpose(1, 2).clone()
 
 
@@ -446,8 +452,8 @@ def rope_qk(
         q_out and k_out, of the shapes and the dtype of q and k, dense in the order of `memory`. They are computed in
         float32 (float64 for float64) and rounded once.
     """
-    turn = lambda x: _pair_turn(x, cos, sin, layout, memory, interleaved, per_pair, False)
-    return turn(q), turn(k)
+    rotate = lambda x: _rotate_pair(x, cos, sin, layout, memory, interleaved, per_pair, False)
+    return rotate(q), rotate(k)
 
 
 @op(
@@ -476,8 +482,8 @@ def rope_qk_bwd(
     Returns:
         dq and dk, of the shapes and the dtype of dq_out and dk_out, dense in the order of `memory`.
     """
-    turn = lambda x: _pair_turn(x, cos, sin, layout, memory, interleaved, per_pair, True)
-    return turn(dq_out), turn(dk_out)
+    rotate = lambda x: _rotate_pair(x, cos, sin, layout, memory, interleaved, per_pair, True)
+    return rotate(dq_out), rotate(dk_out)
 
 
 # ---- packed q, k and v ----------------------------------------------------------------------------------------------
@@ -564,12 +570,12 @@ def packed_args(d: Draw) -> dict[str, Any]:
 
 
 def parts_args(d: Draw) -> dict[str, Any]:
-    of = packed_args(d)
-    q, k, v = parted(of.pop("qkv"), of["split"])
-    return {"dq": q.contiguous(), "dk": k.contiguous(), "dv": v.contiguous(), **of}
+    args = packed_args(d)
+    q, k, v = split_heads(args.pop("qkv"), args["split"])
+    return {"dq": q.contiguous(), "dk": k.contiguous(), "dv": v.contiguous(), **args}
 
 
-def parted(qkv: Tensor, split: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+def split_heads(qkv: Tensor, split: list[int]) -> tuple[Tensor, Tensor, Tensor]:
     """q, k and v; the part of q is divided into heads of k's size."""
     q, k, v = qkv.split(list(split), -1)
     return q.unflatten(-1, (split[0] // split[1], split[1])).flatten(2, 3), k, v
@@ -621,10 +627,10 @@ def rope_qkv_fwd(
         q [_, _, heads * split[0] / split[1], split[1]], k [_, _, heads, split[1]] and v [_, _, heads, split[2]],
         contiguous, of qkv's dtype.
     """
-    q, k, v = parted(qkv, split)
-    at = positions(q, starts, None, layout, cp_size, cp_rank)
-    turn = lambda t, angles: _turn(t, angles, None, at, layout, interleaved, False)
-    return turn(q, q_angles), turn(k, k_angles), rounded(v, v.dtype)
+    q, k, v = split_heads(qkv, split)
+    index = positions(q, starts, None, layout, cp_size, cp_rank)
+    rotate = lambda t, angles: _rotate(t, angles, None, index, layout, interleaved, False)
+    return rotate(q, q_angles), rotate(k, k_angles), rounded(v, v.dtype)
 
 
 @op(
@@ -659,6 +665,6 @@ def rope_qkv_bwd(
     Returns:
         dqkv [a, b, heads, sum of split], contiguous, of dq's dtype.
     """
-    at = positions(dk, starts, None, layout, cp_size, cp_rank)
-    turn = lambda t, angles: _turn(t, angles, None, at, layout, interleaved, True)
-    return torch.cat([turn(dq, q_angles).reshape(*dk.shape[:3], split[0]), turn(dk, k_angles), dv], -1)
+    index = positions(dk, starts, None, layout, cp_size, cp_rank)
+    rotate = lambda t, angles: _rotate(t, angles, None, index, layout, interleaved, True)
+    return torch.cat([rotate(dq, q_angles).reshape(*dk.shape[:3], split[0]), rotate(dk, k_angles), dv], -1)
