@@ -135,7 +135,7 @@ def _flat(name: str, value: Tensor, dims: tuple[int, ...]) -> Tensor:
     return value.reshape(-1)
 
 
-# ---- in the place of a norm -----------------------------------------------------------------------------------------
+# ---- instead of a norm ----------------------------------------------------------------------------------------------
 
 
 def modulated_rms_norm(

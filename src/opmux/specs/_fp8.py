@@ -51,7 +51,7 @@ def numbers(d: Draw) -> dict[str, Any]:
 
 
 def samples(build_inputs: Callable[[Draw], dict[str, Any]], after: str) -> Maker:
-    """Samples of an op with a cast: `of` draws the op's own arguments; those named in `after` come after the cast's."""
+    """Samples of an op with a cast; the arguments named in `after` come after those of the cast."""
 
     def build(d: Draw) -> dict[str, Any]:
         inputs = build_inputs(d)

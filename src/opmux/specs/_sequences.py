@@ -18,13 +18,13 @@ class Lengths(NamedTuple):
     sizes: Tensor
 
     @classmethod
-    def of(cls, cu_seqlens: Tensor, padded: Tensor | None = None, room: int | None = None) -> "Lengths":
-        """`padded`: the offsets of sequences that are followed by padding; `room`: each is padded to this length."""
+    def of(cls, cu_seqlens: Tensor, padded: Tensor | None = None, padded_to: int | None = None) -> "Lengths":
+        """`padded`: the offsets of sequences followed by padding; `padded_to`: the length that each is padded to."""
         cu = cu_seqlens.long()
-        places = cu if padded is None else padded.long()
-        if room is not None:
-            places = torch.arange(cu.shape[0], device=cu.device) * room
-        return cls(places[:-1], places[1:], cu[1:] - cu[:-1])
+        offsets = cu if padded is None else padded.long()
+        if padded_to is not None:
+            offsets = torch.arange(cu.shape[0], device=cu.device) * padded_to
+        return cls(offsets[:-1], offsets[1:], cu[1:] - cu[:-1])
 
 
 def token_places(lengths: Lengths, tokens: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -58,7 +58,7 @@ def order(t: Tensor) -> tuple[int, int, int, int]:
     return (2, 0, 1, 3) if h <= b < s else SEQ_FIRST
 
 
-def room(like: Tensor, dim: int | None = None, seq_first: bool = False) -> Tensor:
+def empty_result(like: Tensor, dim: int | None = None, seq_first: bool = False) -> Tensor:
     """An uninitialized result with like's shape (but this `dim`), dtype and, unless `seq_first`, memory layout."""
     shape = (*like.shape[:3], like.shape[3] if dim is None else dim)
     at = SEQ_FIRST if seq_first else order(like)
@@ -66,7 +66,7 @@ def room(like: Tensor, dim: int | None = None, seq_first: bool = False) -> Tenso
 
 
 def laid_out_as(like: Tensor, value: Tensor, seq_first: bool = False) -> Tensor:
-    """`made` in the dtype and memory layout of `room(like)`; unlike `room`, it uses only ops that DTensor supports."""
+    """`value` in the dtype and memory layout of `empty_result(like)`, by ops that DTensor supports."""
     at = SEQ_FIRST if seq_first else order(like)
     packed = value.to(like.dtype).permute(at).clone(memory_format=torch.contiguous_format)
     return packed.permute([at.index(i) for i in range(4)])
@@ -162,7 +162,7 @@ def _flops_fwd(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: flo
 def _fake(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> tuple[Tensor, Tensor]:
     """Shapes and dtypes of the results, so that torch.compile does not trace the reference."""
     attention.check(q=q, k=k, v=v)
-    return room(q, v.shape[3]), torch.empty(q.shape[:3], dtype=stats_dtype(q), device=q.device)
+    return empty_result(q, v.shape[3]), torch.empty(q.shape[:3], dtype=stats_dtype(q), device=q.device)
 
 
 @op(
@@ -218,7 +218,7 @@ def _fake_bwd(
     do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, causal: bool, scale: float | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     attention_bwd.check(do=do, q=q, k=k, v=v, o=o, lse=lse)
-    return room(q), room(k), room(v)
+    return empty_result(q), empty_result(k), empty_result(v)
 
 
 @op(

@@ -21,7 +21,7 @@ from ..core.spec import BadSamples, op
 from . import random
 from ._masked_attention import NO_BIAS, POST_SCALE, Masking, masked_backward, masked_forward
 from ._sequences import Lengths, packed, unpacked
-from .attention import FEWER_HEADS, TOL, K, Q, V, heads_divide, laid_out_as, room, scale_of, stats_dtype
+from .attention import FEWER_HEADS, TOL, K, Q, V, empty_result, heads_divide, laid_out_as, scale_of, stats_dtype
 from .random import Probability, Seed
 from .samples import Case, Change, Draw, Maker, bad_samples
 
@@ -99,7 +99,7 @@ class Arrangement:
         self.sizes = (q_sizes, k_sizes) if not self.packed else (None, None)
 
     def padded(self, t: Tensor, side: int) -> Tensor:
-        """t as [b, h, s, ...] with padding; `of` is 0 for a tensor of queries, 1 for a tensor of keys."""
+        """t as [b, h, s, ...] with padding; `side` is 0 for a tensor of queries, 1 for a tensor of keys."""
         lengths = self.lengths[side]
         return t if lengths is None else unpacked(t[0].transpose(0, 1), lengths, self.longest[side]).transpose(1, 2)
 
@@ -257,7 +257,7 @@ def _fake(q: Tensor, k: Tensor, v: Tensor, *rest: Any, **named: Any) -> tuple[Te
     args: dict[str, Any] = {**dict(zip(attention_general.spec.names, (q, k, v, *rest))), **named}
     attention_general.check(**args)
     lse = torch.empty(q.shape[:3], dtype=stats_dtype(q), device=q.device)
-    return room(q, v.shape[3], args.get("seq_first", False)), lse
+    return empty_result(q, v.shape[3], args.get("seq_first", False)), lse
 
 
 @op(
@@ -357,7 +357,7 @@ def _fake_bwd(
     attention_general_bwd.check(do=do, q=q, k=k, v=v, o=o, lse=lse, **named)
     bias, sink = named["bias"] if named["bias_grad"] else None, named["sink"]
     dbias, dsink = (absent(q) if t is None else t.new_empty(t.shape) for t in (bias, sink))
-    dq, dk, dv = (room(t, seq_first=named["seq_first"]) for t in (q, k, v))
+    dq, dk, dv = (empty_result(t, seq_first=named["seq_first"]) for t in (q, k, v))
     return dq, dk, dv, dbias, dsink
 
 

@@ -39,7 +39,7 @@ from .quant import (
     rows_paired,
     scale_from,
     transposed_paired,
-    turned,
+    transposed_shape,
 )
 from .samples import Case, Draw, Maker
 
@@ -76,7 +76,7 @@ def mx_scales_of(columnwise: bool) -> Any:
 X = Float[Tensor, "*rows _"]
 Dy = Grad[Tensor, "...", shape(lambda x, gated: result_shape(x, None, gated))]
 Data = Byte[Tensor, "...", shape(result_shape), contiguous()]
-Transposed = Byte[Tensor, "...", shape(lambda x, dy, gated: turned(result_shape(x, dy, gated))), contiguous()]
+Transposed = Byte[Tensor, "...", shape(lambda x, dy, gated: transposed_shape(result_shape(x, dy, gated))), contiguous()]
 RowScales = Float32[Tensor, "_ _", scales_of(False), contiguous()]
 ColumnScales = Float32[Tensor, "_ _", scales_of(True), contiguous()]
 MxRowScales = Byte[Tensor, "_ _", mx_scales_of(False), contiguous()]
@@ -149,7 +149,7 @@ def _mx_buffers(d: Draw, shape: Any) -> dict[str, Any]:
 
 def _one_scale(d: Draw, shape: Any) -> dict[str, Any]:
     row, col = WAYS[d.option("ways", "both")]
-    return {"y": _bytes(d, row, shape), "yt": _bytes(d, col, turned(shape)), "scale_inv": _number(d, 0.0)}
+    return {"y": _bytes(d, row, shape), "yt": _bytes(d, col, transposed_shape(shape)), "scale_inv": _number(d, 0.0)}
 
 
 def _block_buffers(d: Draw, shape: Any) -> dict[str, Any]:
@@ -157,7 +157,7 @@ def _block_buffers(d: Draw, shape: Any) -> dict[str, Any]:
     return {
         "y": _bytes(d, row, shape),
         "y_scale": _bytes(d, row, block_scales(shape, two_d, False), torch.float32),
-        "yt": _bytes(d, col, turned(shape)),
+        "yt": _bytes(d, col, transposed_shape(shape)),
         "yt_scale": _bytes(d, col, block_scales(shape, two_d, True), torch.float32),
     }
 

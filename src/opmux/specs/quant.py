@@ -37,13 +37,13 @@ def matrix(shape: Any) -> tuple[int, int]:
     return (math.prod(shape[:-1]), shape[-1]) if len(shape) else (1, 1)
 
 
-def turned(shape: Any) -> tuple[int, ...]:
+def transposed_shape(shape: Any) -> tuple[int, ...]:
     """The shape of the transposed matrix: the last dimension first."""
     return (*shape[-1:], *shape[:-1])
 
 
-def unturned(shape: Any) -> tuple[int, ...]:
-    """The inverse of `turned`."""
+def original_shape(shape: Any) -> tuple[int, ...]:
+    """The inverse of `transposed_shape`."""
     return (*shape[1:], *shape[:1])
 
 
@@ -61,7 +61,7 @@ def block_scales(shape: Any, two_d: bool, columnwise: bool) -> tuple[int, int]:
 
 
 def _back_scales(data: Tensor, two_d: bool, columnwise: bool) -> tuple[int, int]:
-    return block_scales(unturned(data.shape) if columnwise else data.shape, two_d, columnwise)
+    return block_scales(original_shape(data.shape) if columnwise else data.shape, two_d, columnwise)
 
 
 def mx_scales(shape: Any, columnwise: bool) -> tuple[int, int]:
@@ -77,7 +77,7 @@ FloatDtype = Annotated[torch.dtype, one_of(*FLOATS)]
 One = Float32[Tensor, "...", single(), contiguous()]
 X = Float[Tensor, "*shape"]
 Data = Byte[Tensor, "*shape", contiguous()]
-Transposed = Byte[Tensor, "...", shape(lambda x: turned(x.shape), "transposed x"), contiguous()]
+Transposed = Byte[Tensor, "...", shape(lambda x: transposed_shape(x.shape), "transposed x"), contiguous()]
 
 
 RowScales = Float32[Tensor, "_ _", shape(lambda x, two_d: block_scales(x.shape, two_d, False)), contiguous()]
@@ -234,7 +234,7 @@ def _bytes(d: Draw, needed: bool, shape: Any, dtype: torch.dtype = torch.uint8) 
 
 def _pair(d: Draw) -> tuple[Buffer, Buffer]:
     row, col = WAYS[d.option("ways", "both")]
-    return _bytes(d, row, d.case.shape), _bytes(d, col, turned(d.case.shape))
+    return _bytes(d, row, d.case.shape), _bytes(d, col, transposed_shape(d.case.shape))
 
 
 def _cast_args(d: Draw) -> dict[str, Any]:
@@ -622,7 +622,7 @@ def fp8_blocks_uncast(
     Returns:
         y, of the shape of the quantized tensor: computed in float32 and rounded once.
     """
-    shape = unturned(data.shape) if columnwise else tuple(data.shape)
+    shape = original_shape(data.shape) if columnwise else tuple(data.shape)
     if not data.numel():
         return data.new_empty(shape, dtype=out_dtype)
     m, k = matrix(shape)
@@ -674,7 +674,8 @@ TURN = Maker(
 @op(samples=TURN)
 def bytes_transpose(data: Byte[Tensor, "..."]) -> Tensor:
     """Move the last dimension of a uint8 tensor to the front: y[k, ...] = data[..., k], contiguous."""
-    return data.reshape(matrix(data.shape)).t().clone(memory_format=torch.contiguous_format).reshape(turned(data.shape))
+    columns = data.reshape(matrix(data.shape)).t().clone(memory_format=torch.contiguous_format)
+    return columns.reshape(transposed_shape(data.shape))
 
 
 # ---- state of delayed scaling ---------------------------------------------------------------------------------------
