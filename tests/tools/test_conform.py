@@ -483,12 +483,12 @@ def test_a_difference_is_described_in_one_sentence():
 
 def test_the_two_halves_of_a_weight_are_compared_as_one_number():
     """The last bit of the whole weight may differ, although a carry then changes both tensors entirely."""
-    from opmux.specs.optim import parted
+    from opmux.specs.optim import split
 
     spec = specs.find("multi_tensor_adam_param_remainder")
 
     def written(weight):
-        p, rest = parted(torch.tensor([weight]))
+        p, rest = split(torch.tensor([weight]))
         return {"tensor_lists[1][0] (written)": p, "tensor_lists[4][0] (written)": rest}
 
     middle = 1 + 2**-8  # half way between two bfloat16 values

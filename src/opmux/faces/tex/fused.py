@@ -20,7 +20,7 @@ from ...specs.fused_quant import (
     norm_mxfp8_into,
     result_shape,
 )
-from ...specs.quant import bytes_transpose, matrix, turned
+from ...specs.quant import bytes_transpose, matrix, transposed_shape
 from .quantized import (
     CASTS,
     empty,
@@ -93,7 +93,7 @@ def act_quantized(
     shape, fp8 = result_shape(x, dy, gated), fp8_of(quantizer)
     made = empty(quantizer, shape, x.dtype, x.device)
     if kind == "block":
-        buffers = shaped(made, shape, turned(shape))
+        buffers = shaped(made, shape, transposed_shape(shape))
         call.act_fp8_blocks_into(x, dy, *buffers, dbias, fp8, act, gated, *_blocks(quantizer))
         return made
     if kind == "mxfp8":
@@ -148,7 +148,9 @@ def norm_quantized(
         pow2, least = quantizer.force_pow_2_scales, quantizer.amax_epsilon
         call.norm_fp8_current_into(*given, amax, *buffers, fp8, offset, pow2, least)
     elif kind == "block":
-        call.norm_fp8_blocks_into(*given, *shaped(made, shape, turned(shape)), fp8, offset, *_blocks(quantizer))
+        call.norm_fp8_blocks_into(
+            *given, *shaped(made, shape, transposed_shape(shape)), fp8, offset, *_blocks(quantizer)
+        )
     else:
         call.norm_mxfp8_into(*given, *shaped(made, shape, shape), fp8, offset, is_two_d(quantizer))
     return made, mean, rstd
