@@ -439,8 +439,8 @@ bwd, bwd_pieces = Launcher(_bwd, sizes=_bwd_sizes), Launcher(_bwd_pieces, sizes=
 bwd_cooperative = Launcher(_bwd_cooperative, sizes=_bwd_sizes)
 bwd_columns = Launcher(_bwd_columns, sizes="dy_stride x_stride n")
 
-FORWARD_TEAM = 32768  # more 16-bit columns than this: programs share a row if they can cooperate (layer norm: half)
-BACKWARD_TEAM = 16384  # the same for the backward
+COOPERATIVE_FROM = 32768  # more 16-bit columns than this: programs share a row if they can cooperate (layer norm: half)
+COOPERATIVE_FROM_BWD = 16384  # the same for the backward
 FORWARD_FITS = 32768  # most 16-bit columns that one program holds in registers
 BACKWARD_FITS = 32768  # the same for x and dy (layer norm: half, because of the gradient of the bias)
 SHARES_FIT = 16384  # the same if the weight's gradient is also in registers
@@ -539,7 +539,7 @@ def _forward(
     rows = RowSizes.of(x=x, residual=residual)
     copied = [*rows.strided, *strided(weight=weight, bias=bias)]
     constants: dict[str, Any] = dict(CENTRED=centred, CAST=fp8 and cast_of(fp8), WIDE=wide, **rounding(casting, dtype))
-    if n > fits(FORWARD_TEAM // 2 if centred else FORWARD_TEAM, dtype) and can_cooperate(wide):
+    if n > fits(COOPERATIVE_FROM // 2 if centred else COOPERATIVE_FROM, dtype) and can_cooperate(wide):
         tiles = forward_cooperative_tiles(n=n, dtype=dtype, centred=centred)
         group = CooperativeRows.of(tiles, x.device, rows, 2, **constants)
         if group is not None:
@@ -605,7 +605,7 @@ def _backward(
     rounded = rounding(casting, dtype)["ROUND"]
     constants: dict[str, Any] = dict(CENTRED=centred, WIDE=wide, ROUND=rounded)
     group = None
-    if n > fits(BACKWARD_TEAM // 2 if centred else BACKWARD_TEAM, dtype) and can_cooperate(wide):
+    if n > fits(COOPERATIVE_FROM_BWD // 2 if centred else COOPERATIVE_FROM_BWD, dtype) and can_cooperate(wide):
         tiles = backward_cooperative_tiles(**sizes, centred=centred)
         group = CooperativeRows.of(tiles, x.device, rows, 2, **constants)
     if group is not None:

@@ -24,9 +24,18 @@ from .lib.rows import OutputSpec, programs, wide_of
 
 @triton.jit
 def _query(w_query_ptr, w_norm_ptr, o_n, n, WIDE: tl.constexpr):
-    """A piece of w_query * w_norm."""
+    """Some columns of w_query * w_norm."""
     b_query = tl.load(w_query_ptr + o_n, mask=o_n < n, other=0.0).to(WIDE)
     return b_query * tl.load(w_norm_ptr + o_n, mask=o_n < n, other=0.0).to(WIDE)
+
+
+@triton.jit
+def _columns(v_ptr, at, at_row, o_b, n_blocks, n, WIDE: tl.constexpr, BLOCK_N: tl.constexpr):
+    """BLOCK_N columns of all blocks of a row, their offsets in v and mask, and their indices."""
+    o_n = at + tl.arange(0, BLOCK_N)
+    m = (o_b < n_blocks)[:, None] & (o_n < n)[None, :]
+    o_v = at_row[:, None] * n + o_n[None, :]
+    return tl.load(v_ptr + o_v, mask=m, other=0.0).to(WIDE), o_v, m, o_n
 
 
 def _attn(
@@ -50,9 +59,7 @@ def _attn(
     b_squares = tl.zeros([BLOCKS], WIDE)
     b_dots = tl.zeros([BLOCKS], WIDE)
     for at in range(0, n, BLOCK_N):
-        o_n = at + tl.arange(0, BLOCK_N)
-        m = (o_b < n_blocks)[:, None] & (o_n < n)[None, :]
-        b_v = tl.load(v_ptr + at_row[:, None] * n + o_n[None, :], mask=m, other=0.0).to(WIDE)
+        b_v, _, _, o_n = _columns(v_ptr, at, at_row, o_b, n_blocks, n, WIDE, BLOCK_N)
         b_squares += tl.sum(b_v * b_v, 1)
         b_dots += tl.sum(b_v * _query(w_query_ptr, w_norm_ptr, o_n, n, WIDE)[None, :], 1)
     b_rstd = 1.0 / tl.sqrt(b_squares / n + eps)
@@ -62,9 +69,7 @@ def _attn(
     tl.store(alpha_ptr + at_row, b_alpha, mask=o_b < n_blocks)
     tl.store(rstd_ptr + at_row, b_rstd, mask=o_b < n_blocks)
     for at in range(0, n, BLOCK_N):
-        o_n = at + tl.arange(0, BLOCK_N)
-        m = (o_b < n_blocks)[:, None] & (o_n < n)[None, :]
-        b_v = tl.load(v_ptr + at_row[:, None] * n + o_n[None, :], mask=m, other=0.0).to(WIDE)
+        b_v, _, _, o_n = _columns(v_ptr, at, at_row, o_b, n_blocks, n, WIDE, BLOCK_N)
         b_y = tl.sum(b_alpha[:, None] * b_v, 0)
         tl.store(y_ptr + row * n + o_n, b_y.to(y_ptr.dtype.element_ty), mask=o_n < n)
 
@@ -94,9 +99,7 @@ def _attn_bwd(
     b_grads = tl.zeros([BLOCKS], WIDE)
     b_dots = tl.zeros([BLOCKS], WIDE)
     for at in range(0, n, BLOCK_N):
-        o_n = at + tl.arange(0, BLOCK_N)
-        m = (o_b < n_blocks)[:, None] & (o_n < n)[None, :]
-        b_v = tl.load(v_ptr + at_row[:, None] * n + o_n[None, :], mask=m, other=0.0).to(WIDE)
+        b_v, _, _, o_n = _columns(v_ptr, at, at_row, o_b, n_blocks, n, WIDE, BLOCK_N)
         b_g = tl.load(dy_ptr + row * n + o_n, mask=o_n < n, other=0.0).to(WIDE)
         b_grads += tl.sum(b_v * b_g[None, :], 1)
         b_dots += tl.sum(b_v * _query(w_query_ptr, w_norm_ptr, o_n, n, WIDE)[None, :], 1)
@@ -104,13 +107,11 @@ def _attn_bwd(
     b_along = b_t * b_rstd * b_rstd * (b_dots / n)
     tl.store(t_ptr + at_row, b_t, mask=o_b < n_blocks)
     for at in range(0, n, BLOCK_N):
-        o_n = at + tl.arange(0, BLOCK_N)
-        m = (o_b < n_blocks)[:, None] & (o_n < n)[None, :]
-        b_v = tl.load(v_ptr + at_row[:, None] * n + o_n[None, :], mask=m, other=0.0).to(WIDE)
+        b_v, o_v, m, o_n = _columns(v_ptr, at, at_row, o_b, n_blocks, n, WIDE, BLOCK_N)
         b_g = tl.load(dy_ptr + row * n + o_n, mask=o_n < n, other=0.0).to(WIDE)
         b_q = _query(w_query_ptr, w_norm_ptr, o_n, n, WIDE)
         b_dv = b_alpha[:, None] * b_g[None, :] + b_t[:, None] * b_q[None, :] - b_along[:, None] * b_v
-        tl.store(dv_ptr + at_row[:, None] * n + o_n[None, :], b_dv.to(dv_ptr.dtype.element_ty), mask=m)
+        tl.store(dv_ptr + o_v, b_dv.to(dv_ptr.dtype.element_ty), mask=m)
 
 
 def _weighted_sum(

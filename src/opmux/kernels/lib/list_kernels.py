@@ -16,7 +16,7 @@ import triton.language as tl
 
 from .config import Tiles, tunable
 from .launch import Launcher
-from .lists import MORE, Seen, chunks_of, table_of
+from .lists import MORE, TensorGroup, chunks_of, table_of
 from .plans import keep
 
 COLUMNS = tl.constexpr(MORE)
@@ -190,9 +190,9 @@ class ListPlan(NamedTuple):
 _plans: dict[Any, ListPlan] = keep({})
 
 
-def planned(kernel: Launcher, what: Seen, constants: tuple, make: Callable[[], ListPlan]) -> ListPlan:
+def planned(kernel: Launcher, group: TensorGroup, constants: tuple, make: Callable[[], ListPlan]) -> ListPlan:
     """The cached plan of a kernel for lists of these sizes and dtypes, and these constants."""
-    key = (kernel, what.sizes, what.dtypes, what.device, constants)
+    key = (kernel, group.sizes, group.dtypes, group.device, constants)
     plan = _plans.get(key)
     if plan is None:
         if len(_plans) >= 1024:
@@ -201,21 +201,21 @@ def planned(kernel: Launcher, what: Seen, constants: tuple, make: Callable[[], L
     return plan
 
 
-def launched(kernel: Launcher, what: Seen, given: tuple, constants: dict[str, Any], types: str = "") -> None:
-    """Launch one program per chunk. `given`: arguments after the tables; `types`: names of the dtype constants."""
+def run_chunks(kernel: Launcher, group: TensorGroup, args: tuple, constants: dict[str, Any], types: str = "") -> None:
+    """Launch one program per chunk. `args`: arguments after the tables; `types`: names of the dtype constants."""
 
     def make() -> ListPlan:
-        tiles = step_tiles(lists=len(what.dtypes), width=sum(d.itemsize for d in what.dtypes))
-        count = sum(-(-n // tiles["BLOCK"]) for n in what.sizes)
-        known = constants | dict(zip(types.split(), (TYPES[d] for d in what.dtypes), strict=False))
+        tiles = step_tiles(lists=len(group.dtypes), width=sum(d.itemsize for d in group.dtypes))
+        count = sum(-(-n // tiles["BLOCK"]) for n in group.sizes)
+        known = constants | dict(zip(types.split(), (TYPES[d] for d in group.dtypes), strict=False))
         config = tiles.config(**known)
         return ListPlan(tiles["BLOCK"], (kernel.ready((count, 1, 1), (), config),) if count else ())
 
     # Whether each argument is None is part of the key, because a bound launch is compiled for it.
-    plan = planned(kernel, what, (*constants.values(), *(g is None for g in given)), make)
+    plan = planned(kernel, group, (*constants.values(), *(a is None for a in args)), make)
     for launch in plan.launches:
-        cut = chunks_of(what, plan.block)
-        launch(table_of(what, cut), cut.rows, *given)
+        chunks = chunks_of(group, plan.block)
+        launch(table_of(group, chunks), chunks.rows, *args)
 
 
 def lanes(dtypes: tuple[torch.dtype, ...]) -> int:

@@ -175,6 +175,21 @@ def narrow(b_r, x_ptr, ROUND: tl.constexpr):
     return b_r.to(tl.float32)
 
 
+@triton.jit
+def summed_tile(
+    x_ptr, dy_ptr, weight_ptr, bias_ptr, mean_ptr, rstd_ptr, share_ptr, i_m, i_n, m_m, m_n, n, offset,
+    VALUE: tl.constexpr, SLOPE: tl.constexpr, GATED: tl.constexpr, ROUND: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """A tile of r, narrowed. Stores its column sums in row program_id(1) of share_ptr, if that is given."""
+    b_r = result(
+        x_ptr, dy_ptr, weight_ptr, bias_ptr, mean_ptr, rstd_ptr, i_m, i_n, m_m, m_n, n, offset,
+        VALUE, SLOPE, GATED, WIDE,
+    )  # fmt: skip
+    if share_ptr is not None:
+        tl.store(share_ptr + tl.program_id(1).to(tl.int64) * n + i_n, tl.sum(b_r, 0), mask=m_n)
+    return narrow(b_r, x_ptr, ROUND)
+
+
 # ---- one scale ------------------------------------------------------------------------------------------------------
 
 
@@ -221,27 +236,10 @@ def _cast_turned(
     m_m, m_n = inside(i_m, n_rows, FULL), inside(i_n, n, FULL)
     m = m_m[:, None] & m_n[None, :]
     o = i_m[:, None] * n + i_n[None, :]
-    b_r = result(
-        x_ptr,
-        dy_ptr,
-        weight_ptr,
-        bias_ptr,
-        mean_ptr,
-        rstd_ptr,
-        i_m,
-        i_n,
-        m_m,
-        m_n,
-        n,
-        offset,
-        VALUE,
-        SLOPE,
-        GATED,
-        WIDE,
-    )
-    if share_ptr is not None:
-        tl.store(share_ptr + tl.program_id(1).to(tl.int64) * n + i_n, tl.sum(b_r, 0), mask=m_n)
-    b_x = narrow(b_r, x_ptr, ROUND)
+    b_x = summed_tile(
+        x_ptr, dy_ptr, weight_ptr, bias_ptr, mean_ptr, rstd_ptr, share_ptr, i_m, i_n, m_m, m_n, n, offset,
+        VALUE, SLOPE, GATED, ROUND, WIDE,
+    )  # fmt: skip
     scale = scale_at(scale_ptr, scale_ptr, eps, LARGEST, POW2, PARTS)
     b_y = CAST(b_x * scale)
     if y_ptr is not None:
@@ -274,27 +272,10 @@ def _blocks(
     m = m_m[:, None] & m_n[None, :]
     o = i_m[:, None] * n + i_n[None, :]
     o_t, m_t = i_n[:, None] * n_rows + i_m[None, :], m_n[:, None] & m_m[None, :]
-    b_r = result(
-        x_ptr,
-        dy_ptr,
-        weight_ptr,
-        bias_ptr,
-        mean_ptr,
-        rstd_ptr,
-        i_m,
-        i_n,
-        m_m,
-        m_n,
-        n,
-        offset,
-        VALUE,
-        SLOPE,
-        GATED,
-        WIDE,
-    )
-    if share_ptr is not None:
-        tl.store(share_ptr + tl.program_id(1).to(tl.int64) * n + i_n, tl.sum(b_r, 0), mask=m_n)
-    b_x = narrow(b_r, x_ptr, ROUND)
+    b_x = summed_tile(
+        x_ptr, dy_ptr, weight_ptr, bias_ptr, mean_ptr, rstd_ptr, share_ptr, i_m, i_n, m_m, m_n, n, offset,
+        VALUE, SLOPE, GATED, ROUND, WIDE,
+    )  # fmt: skip
     if TWO_D:
         scale = scale_of(top_of(top_of(b_x, 1), 0), eps, LARGEST, TOP, POW2)
         b_y = CAST(b_x * scale)
@@ -333,27 +314,10 @@ def _mx(
     m_m, m_n = inside(i_m, n_rows, FULL), inside(i_n, n, FULL)
     m = m_m[:, None] & m_n[None, :]
     o = i_m[:, None] * n + i_n[None, :]
-    b_r = result(
-        x_ptr,
-        dy_ptr,
-        weight_ptr,
-        bias_ptr,
-        mean_ptr,
-        rstd_ptr,
-        i_m,
-        i_n,
-        m_m,
-        m_n,
-        n,
-        offset,
-        VALUE,
-        SLOPE,
-        GATED,
-        WIDE,
-    )
-    if share_ptr is not None:
-        tl.store(share_ptr + at_m * n + i_n, tl.sum(b_r, 0), mask=m_n)
-    b_x = narrow(b_r, x_ptr, ROUND)
+    b_x = summed_tile(
+        x_ptr, dy_ptr, weight_ptr, bias_ptr, mean_ptr, rstd_ptr, share_ptr, i_m, i_n, m_m, m_n, n, offset,
+        VALUE, SLOPE, GATED, ROUND, WIDE,
+    )  # fmt: skip
     if y_ptr is not None:
         b_rows = tl.reshape(b_x, [BLOCK_M, N_BLOCKS, 32])
         b_top = top_of(b_rows, 2)

@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from ..lib.list_kernels import part, place, read, write
+from ..lib.quant_tiles import raise_to
 
 INF = tl.constexpr(float("inf"))
 FLOAT_MAX = tl.constexpr(3.4028234663852886e38)
@@ -33,18 +34,6 @@ def norms(square_ptr, flag_ptr, norm_ptr, each_ptr, n, BLOCK: tl.constexpr):
 def joined(high, low):
     """The bits of a float32, from `high`, bfloat16 bits that were rounded to nearest, and the lower 16 bits."""
     return ((high.to(tl.int32) - (low < 0).to(tl.int32)) << 16) | (low.to(tl.int32) & 0xFFFF)
-
-
-@triton.jit
-def raise_to(amax_ptr, top):
-    """amax = max(amax, top), for numbers >= 0, whose bit patterns sort like the numbers.
-
-    Loads first: most programs find a larger amax in memory and skip the atomic.
-    """
-    word_ptr = amax_ptr.to(tl.pointer_type(tl.int32))
-    bits = top.to(tl.int32, bitcast=True)
-    if bits > tl.load(word_ptr):
-        tl.atomic_max(word_ptr, bits, sem="relaxed")
 
 
 @triton.jit

@@ -72,13 +72,13 @@ def write(y, place, bias_ptr, b_y, first_m, first_n, n):
 
 
 @gluon.jit
-def sums(b_y, b_z, ring, step, scales, TEAM: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr):
+def sums(b_y, b_z, ring, step, scales, CONSUMER: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr):
     """b_y, and b_z for the second 128 of 256 columns, plus one block's products times its scales."""
     b_as, b_bs, full, empty = ring
     b_sa, b_sb, b_sc = scales
     stage = step % STAGES
     mbarrier.wait(full.index(stage), step // STAGES & 1)
-    b_a, b_b = b_as.index(2 * stage + TEAM), b_bs.index(stage)
+    b_a, b_b = b_as.index(2 * stage + CONSUMER), b_bs.index(stage)
     layout: gl.constexpr = b_y.type.layout
     b_p = gl.zeros([ROWS, BLOCK], gl.float32, layout)
     b_p = warpgroup_mma(b_a, b_b.slice(0, BLOCK).permute((1, 0)), b_p, use_acc=False, is_async=True)
@@ -113,7 +113,7 @@ def products(
     bias_ptr,
     y_ptr,
     sizes,
-    TEAM: gl.constexpr,
+    CONSUMER: gl.constexpr,
     BLOCK_N: gl.constexpr,
     GROUP: gl.constexpr,
     STAGES: gl.constexpr,
@@ -129,7 +129,7 @@ def products(
     step = 0
     for program in range(gl.program_id(0), gl.cdiv(m, 2 * ROWS) * gl.cdiv(n, BLOCK_N), gl.num_programs(0)):
         first_m, first_n = tile(program, m, n, BLOCK_N, GROUP)
-        first_m += TEAM * ROWS
+        first_m += CONSUMER * ROWS
         i_m = first_m + gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
         m_m, m_n = i_m < m, first_n + BLOCK < n
         sa = a_scale_ptr + i_m.to(gl.int64) * a_down
@@ -142,11 +142,11 @@ def products(
         for begin in range(0, k, 2 * BLOCK):
             sa += 2 * a_right
             sb += 2 * b_right
-            b_y, b_z = sums(b_y, b_z, ring, step, even, TEAM, BLOCK_N, STAGES)
+            b_y, b_z = sums(b_y, b_z, ring, step, even, CONSUMER, BLOCK_N, STAGES)
             even = scales_of(sa, sb, b_down, m_m, m_n, begin + 2 * BLOCK < k, BLOCK_N)
             step += 1
             if begin + BLOCK < k:
-                b_y, b_z = sums(b_y, b_z, ring, step, odd, TEAM, BLOCK_N, STAGES)
+                b_y, b_z = sums(b_y, b_z, ring, step, odd, CONSUMER, BLOCK_N, STAGES)
                 odd = scales_of(sa + a_right, sb + b_right, b_down, m_m, m_n, begin + 3 * BLOCK < k, BLOCK_N)
                 step += 1
         write(y, place, bias_ptr, b_y, first_m, first_n, n)
