@@ -134,8 +134,8 @@ def test_dense_batches_are_packed_for_flash_without_a_copy(order):
     t = torch.randn([(b, h, s, d)[i] for i in order]).permute(back)
     rows = flash.SequencePacking.of(t, None)
     tokens = rows.tokens(t)
-    assert tokens.data_ptr() == t.data_ptr() and torch.equal(rows.apart(tokens), t)
-    ends = rows.begins(t).tolist()
+    assert tokens.data_ptr() == t.data_ptr() and torch.equal(rows.unpack(tokens), t)
+    ends = rows.offsets(t).tolist()
     assert ends[-1] == tokens.shape[0] and (len(ends) - 1) * tokens.shape[1] == b * h
     # each head of each sequence is one slice of the packed tokens
     for i, j in ((i, j) for i in range(b) for j in range(h)):
@@ -146,7 +146,7 @@ def test_dense_batches_are_packed_for_flash_without_a_copy(order):
 def test_packed_sequences_are_passed_to_flash_unchanged():
     t, cu = torch.randn(7, 3, 8).transpose(0, 1)[None], torch.tensor([0, 3, 7])
     rows = flash.SequencePacking.of(t, cu)
-    assert torch.equal(rows.tokens(t), t[0].transpose(0, 1)) and torch.equal(rows.apart(rows.tokens(t)), t)
+    assert torch.equal(rows.tokens(t), t[0].transpose(0, 1)) and torch.equal(rows.unpack(rows.tokens(t)), t)
 
 
 def test_a_library_that_accepts_some_calls_leaves_the_rest_to_our_kernel():

@@ -142,8 +142,8 @@ def _lse(ptr, n, temperature, WIDE: tl.constexpr, BLOCK_N: tl.constexpr):
     for at in range(0, n, BLOCK_N):
         b_x = tl.load(ptr + at + o_n, mask=at + o_n < n, other=-float("inf")).to(WIDE) / temperature
         new = tl.maximum(top, tl.max(b_x, 0))
-        to = tl.where(new == -float("inf"), 0.0, new)  # inf - inf would be NaN
-        total = total * tl.exp(top - to) + tl.sum(tl.exp(b_x - to), 0)
+        base = tl.where(new == -float("inf"), 0.0, new)  # inf - inf would be NaN
+        total = total * tl.exp(top - base) + tl.sum(tl.exp(b_x - base), 0)
         top = new
     return tl.where(top == -float("inf"), 0.0, top) + tl.log(total)
 
@@ -259,9 +259,9 @@ def _plan(input: Tensor, target: Tensor, others: dict[str, Any], eps: float | No
     tiles = (backward_tiles if back else forward_tiles)(n=rows.n, dtype=input.dtype)
     grid = (rows.count, -(-rows.n // tiles["BLOCK_N"])) if back else (rows.count,)
     launch = rows.launch(bwd if back else fwd, tiles, *grid, WIDE=wide_of(input.dtype), **constants)
-    launch = launch if eps is None else launch.given(eps=eps)
+    launch = launch if eps is None else launch.with_numbers(eps=eps)
     if "labels" not in others:
-        launch = launch.named(labels=None).given(ignore_index=0)
+        launch = launch.named(labels=None).with_numbers(ignore_index=0)
     return Plan(makes, [launch], [*rows.strided, *strided(**others)])
 
 

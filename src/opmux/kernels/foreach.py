@@ -85,9 +85,9 @@ def kernel_of(form: StepForm) -> Launcher:
     """Generate the kernel of a form."""
     params = ["table_ptr", "chunk_ptr"]
     held = [f"p{i}_ptr" for i, kind in enumerate(form.kinds) if kind == "p"]
-    late = [f'v{i}: "fp64"' for i, kind in enumerate(form.kinds) if kind in "nd"]
+    runtime = [f'v{i}: "fp64"' for i, kind in enumerate(form.kinds) if kind in "nd"]
     types = [f"T{i}: tl.constexpr" for i in range(form.lists)]
-    params += [*held, "skip_ptr", *late, "STEP: tl.constexpr", "C: tl.constexpr", *types]
+    params += [*held, "skip_ptr", *runtime, "STEP: tl.constexpr", "C: tl.constexpr", *types]
     params += [f"{name}: tl.constexpr" for name, _ in form.constants]
     params += ["LANES: tl.constexpr", "BLOCK: tl.constexpr"]
     column = form.lists + MORE
@@ -136,16 +136,16 @@ def run(
     form: StepForm,
     step: Any,
     group: TensorGroup,
-    given: tuple,
+    args: tuple,
     skip: Tensor | None = None,
     wide: torch.dtype | None = None,
 ) -> None:
-    """Launch a form; `given`: one-element tensors, then numbers."""
+    """Launch a form; `args`: one-element tensors, then numbers."""
     held = form.kinds.count("p")
     dtype = wide or group.dtypes[0]
     constants = {"STEP": step, "C": DTYPES[dtype][1], **dict(form.constants), "LANES": lanes(group.dtypes)}
     types = " ".join(f"T{i}" for i in range(form.lists))
-    run_chunks(kernel_of(form), group, (*given[:held], skip, *given[held:]), constants, types)
+    run_chunks(kernel_of(form), group, (*args[:held], skip, *args[held:]), constants, types)
 
 
 # ---- elementwise ----------------------------------------------------------------------------------------------------
@@ -337,11 +337,11 @@ def foreach_norm(self: Any, ord: Any = 2, dtype: Any = None) -> Any:
     plan = planned(squares, group, ("foreach_norm",), lambda: _norm_plan(group))
     if not plan.launches:
         raise NotSupported("no elements")
-    cut = chunks_of(group, plan.block)
-    table = table_of(group, cut)
-    shares, sums = (OutputSpec.of((k,), torch.float32).empty(self[0]) for k in (cut.count, n))
+    chunks = chunks_of(group, plan.block)
+    table = table_of(group, chunks)
+    shares, sums = (OutputSpec.of((k,), torch.float32).empty(self[0]) for k in (chunks.count, n))
     first, second = plan.launches
-    first(table, cut.rows, None, shares)
+    first(table, chunks.rows, None, shares)
     second(table, shares, sums)
     return list(sums.sqrt_().to(kind).unbind())
 
@@ -387,8 +387,8 @@ def adam(
     DECOUPLED: tl.constexpr,
 ):
     """log1, log2: logarithms of the betas. Bias corrections use float64, because float32 loses digits of 1 - beta."""
-    kept = unscaled(g, scale)
-    g = -kept if MAXIMIZE else kept
+    stored = unscaled(g, scale)
+    g = -stored if MAXIMIZE else stored
     lr = lr.to(p.dtype)
     decay = decay.to(p.dtype)
     if DECOUPLED:
@@ -404,15 +404,15 @@ def adam(
     else:
         top = tl.maximum(most, v)
     p = p - div(lr, c1) * div(m, div(sqrt(top), c2) + eps.to(p.dtype))
-    return p, kept, m, v, top
+    return p, stored, m, v, top
 
 
 @triton.jit
 def sgd(
     p, g, b, lr, momentum, dampening, decay, scale, MAXIMIZE: tl.constexpr, NESTEROV: tl.constexpr, FIRST: tl.constexpr
 ):
-    kept = unscaled(g, scale)
-    g = -kept if MAXIMIZE else kept
+    stored = unscaled(g, scale)
+    g = -stored if MAXIMIZE else stored
     g = g + decay.to(p.dtype) * p
     if b is None:
         moved = g
@@ -420,17 +420,17 @@ def sgd(
     else:
         new = g if FIRST else momentum.to(p.dtype) * b + (1 - dampening).to(p.dtype) * g
         moved = g + momentum.to(p.dtype) * new if NESTEROV else new
-    return p - lr.to(p.dtype) * moved, kept, new
+    return p - lr.to(p.dtype) * moved, stored, new
 
 
 @triton.jit
 def adagrad(p, g, total, step, lr, lr_decay, decay, eps, scale, MAXIMIZE: tl.constexpr):
-    kept = unscaled(g, scale)
-    g = -kept if MAXIMIZE else kept
+    stored = unscaled(g, scale)
+    g = -stored if MAXIMIZE else stored
     g = g + decay.to(p.dtype) * p
     rate = (lr / (1 + (step.to(tl.float64) - 1) * lr_decay)).to(p.dtype)
     total = total + g * g
-    return p - rate * div(g, sqrt(total) + eps.to(p.dtype)), kept, total
+    return p - rate * div(g, sqrt(total) + eps.to(p.dtype)), stored, total
 
 
 def _stepped(
@@ -465,7 +465,7 @@ def _stepped(
             raise NotSupported("step counts that are not float32 numbers on the device")
         more, kinds = (tuple(t.data_ptr() for t in states),), kinds + "h"
     held: list[Tensor] = []
-    late: list[float] = []
+    runtime: list[float] = []
     for number in numbers:
         if isinstance(number, Tensor):
             if number.dtype is not torch.float32 or number.numel() != 1:
@@ -476,12 +476,12 @@ def _stepped(
                 raise NotSupported("a learning rate on another device")
         kinds += "p" if isinstance(number, Tensor) else "d"
         held += [number] if isinstance(number, Tensor) else []
-        late += [] if isinstance(number, Tensor) else [float(number)]
+        runtime += [] if isinstance(number, Tensor) else [float(number)]
     kinds += "-" if grad_scale is None else "p"
     held += [] if grad_scale is None else [grad_scale]
     writes = tuple((i, i) for i in range(len(lists)) if i != 1 or grad_scale is not None)
     form = StepForm(name, kinds, writes, len(lists), tuple(constants.items()), True)
-    run(form, step, group_of(lists, more), (*held, *late), found_inf)
+    run(form, step, group_of(lists, more), (*held, *runtime), found_inf)
 
 
 def _adam(
@@ -582,9 +582,9 @@ def mutating(name: str, fn: Callable[..., Any], result: Callable[..., Any] = lam
         return result(*args)
 
     def into(out: Any, *args: Any) -> Any:
-        given = dict(zip(named, args, strict=True))
+        named_args = dict(zip(named, args, strict=True))
         split = len(positional)
-        fn(*args[:split], **{n: given[n] for n in named[split:]})
+        fn(*args[:split], **{n: named_args[n] for n in named[split:]})
         return result(*args)
 
     impl(spec.ops[name], devices=DEVICES, into=into)(call)
@@ -617,12 +617,12 @@ def _update_scale(scale_ptr, tracker_ptr, found_ptr, growth: tl.float64, backoff
     scale = tl.load(scale_ptr)
     count = tl.load(tracker_ptr)
     found = tl.load(found_ptr) != 0
-    more = count + 1
-    due = more == interval
+    next_count = count + 1
+    due = next_count == interval
     up = (scale * growth).to(tl.float32)
     up = tl.where(tl.abs(up) < INF, up, scale)
     tl.store(scale_ptr, tl.where(found, (scale * backoff).to(tl.float32), tl.where(due, up, scale)))
-    tl.store(tracker_ptr, tl.where(found | due, 0, more))
+    tl.store(tracker_ptr, tl.where(found | due, 0, next_count))
 
 
 update_scale = Launcher(_update_scale, sizes="")

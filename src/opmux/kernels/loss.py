@@ -65,8 +65,8 @@ def _fwd(
         if highest > top:  # rare after the first pieces
             best = at + tl.argmax(b_x, 0).to(tl.int32)
         new = tl.maximum(top, highest)
-        to = _finite(new)
-        total = total * tl.exp(top - to) + tl.sum(tl.exp(b_x - to), 0)
+        base = _finite(new)
+        total = total * tl.exp(top - base) + tl.sum(tl.exp(b_x - base), 0)
         top = new
         if SMOOTHING > 0.0:
             if weight_ptr is not None:
@@ -176,10 +176,10 @@ def _entropy_fwd(
     for at in range(0, n, BLOCK_N):
         b_x = tl.load(logits_ptr + at + o_n, mask=at + o_n < n, other=-float("inf")).to(WIDE) / temperature
         new = tl.maximum(top, tl.max(b_x, 0))
-        to = _finite(new)
-        fall = tl.where(top == -float("inf"), 0.0, top - to)
-        b_e = tl.exp(b_x - to)
-        moment = (moment + total * fall) * tl.exp(fall) + tl.sum(b_e * tl.where(b_e > 0.0, b_x - to, 0.0), 0)
+        base = _finite(new)
+        fall = tl.where(top == -float("inf"), 0.0, top - base)
+        b_e = tl.exp(b_x - base)
+        moment = (moment + total * fall) * tl.exp(fall) + tl.sum(b_e * tl.where(b_e > 0.0, b_x - base, 0.0), 0)
         total = total * tl.exp(fall) + tl.sum(b_e, 0)
         top = new
     lse = _finite(top) + tl.log(total)

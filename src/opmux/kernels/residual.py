@@ -309,7 +309,7 @@ post, post_bwd = Launcher(_post, sizes="n"), Launcher(_post_bwd, sizes="n")
 
 
 def _streams(
-    kernel: Launcher, makes: dict[str, OutputSpec], x: Tensor, pairs: bool, whole: bool, **given: Tensor
+    kernel: Launcher, makes: dict[str, OutputSpec], x: Tensor, pairs: bool, whole: bool, **tensors: Tensor
 ) -> Plan:
     """A launch over rows [streams, n]. `pairs`: a tile has all pairs of streams; `whole`: a program has all columns."""
     (streams, n), rows = x.shape[-2:], x.shape[:-2].numel()
@@ -318,7 +318,7 @@ def _streams(
     tiles = row_tiles(blocks=streams * streams if pairs else streams, n=n, dtype=x.dtype)
     grid = (rows,) if whole else (rows, -(-n // tiles["BLOCK_N"]))
     config = tiles.config(WIDE=wide_of(x.dtype), STREAMS=triton.next_power_of_2(streams))
-    return Plan(makes, [Launch(kernel, grid, config, dict(streams=streams, n=n))], strided(x=x, **given))
+    return Plan(makes, [Launch(kernel, grid, config, dict(streams=streams, n=n))], strided(x=x, **tensors))
 
 
 def _like(x: Tensor) -> OutputSpec:
@@ -433,7 +433,7 @@ def square_tiles(n: int, dtype: torch.dtype) -> Tiles:
     return Tiles(128, BLOCK_M=max(1, 1024 // (side * side)))
 
 
-def _balanced(kernel: Launcher, name: str, x: Tensor, iterations: int, **given: Tensor) -> Plan:
+def _balanced(kernel: Launcher, name: str, x: Tensor, iterations: int, **tensors: Tensor) -> Plan:
     n, rows = x.shape[-1], x.shape[:-2].numel()
     makes = {name: _like(x)}
     if n > LARGEST:
@@ -443,7 +443,7 @@ def _balanced(kernel: Launcher, name: str, x: Tensor, iterations: int, **given: 
     tiles = square_tiles(n=n, dtype=x.dtype)
     config = tiles.config(WIDE=wide_of(x.dtype), SIDE=triton.next_power_of_2(n))
     numbers = dict(n_rows=rows, n=n, iterations=iterations)
-    return Plan(makes, [Launch(kernel, (-(-rows // tiles["BLOCK_M"]),), config, numbers)], strided(logits=x, **given))
+    return Plan(makes, [Launch(kernel, (-(-rows // tiles["BLOCK_M"]),), config, numbers)], strided(logits=x, **tensors))
 
 
 @planned(spec.sinkhorn)

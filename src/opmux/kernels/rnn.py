@@ -129,8 +129,8 @@ def _sizes(cx: Tensor, **gates: Tensor | None) -> tuple[int, int]:
 def lstm_cell(
     input_gates: Tensor, hidden_gates: Tensor, cx: Tensor, input_bias: Tensor | None, hidden_bias: Tensor | None
 ) -> Plan:
-    given = dict(input_gates=input_gates, hidden_gates=hidden_gates, input_bias=input_bias, hidden_bias=hidden_bias)
-    n, h = _sizes(cx, **given)
+    tensors = dict(input_gates=input_gates, hidden_gates=hidden_gates, input_bias=input_bias, hidden_bias=hidden_bias)
+    n, h = _sizes(cx, **tensors)
     if (input_bias is None) != (hidden_bias is None) or input_gates.dim() != 2 or hidden_gates.dim() != 2:
         raise NotSupported("one bias without the other, or gates of other dimensions")
     tiles = cell_tiles(dtype=cx.dtype)
@@ -138,7 +138,7 @@ def lstm_cell(
     launch = Launch(cell, grid, tiles.config(WIDE=wide_of(cx.dtype)), {"n": n * h, "h": h})
     state = OutputSpec.of(cx.shape, cx.dtype)
     makes = {"hy": state, "cy": state, "workspace": OutputSpec.of((n, 4 * h), cx.dtype)}
-    return Plan(makes, [launch], strided(cx=cx, **given))
+    return Plan(makes, [launch], strided(cx=cx, **tensors))
 
 
 @planned(spec.ops["_thnn_fused_lstm_cell_backward_impl"])

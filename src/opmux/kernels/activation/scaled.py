@@ -162,16 +162,16 @@ def _grads(
     b_a = tl.load(x_ptr + o_x + o_a, mask=m, other=0.0).to(WIDE)
     b_f = VALUE(b_a, P, Q, R)
     b_g = b_dy * b_s
-    to = dx_ptr.dtype.element_ty
+    dx_dtype = dx_ptr.dtype.element_ty
     if UP is None:
-        tl.store(dx_ptr + o_dx + o_n, (b_g * SLOPE(b_a, P, Q, R)).to(to), mask=m)
+        tl.store(dx_ptr + o_dx + o_n, (b_g * SLOPE(b_a, P, Q, R)).to(dx_dtype), mask=m)
         return tl.where(m, b_dy * b_f, 0.0)
     else:
         o_b = o_a + (INTERLEAVE if INTERLEAVE else n)
         b_b = tl.load(x_ptr + o_x + o_b, mask=m, other=0.0).to(WIDE)
         b_u = UP(b_b, P, Q, R)
-        tl.store(dx_ptr + o_dx + o_a, (b_g * b_u * SLOPE(b_a, P, Q, R)).to(to), mask=m)
-        tl.store(dx_ptr + o_dx + o_b, (b_g * b_f * UP_SLOPE(b_b, P, Q, R)).to(to), mask=m)
+        tl.store(dx_ptr + o_dx + o_a, (b_g * b_u * SLOPE(b_a, P, Q, R)).to(dx_dtype), mask=m)
+        tl.store(dx_ptr + o_dx + o_b, (b_g * b_f * UP_SLOPE(b_b, P, Q, R)).to(dx_dtype), mask=m)
         return tl.where(m, b_dy * b_f * b_u, 0.0)
 
 

@@ -18,21 +18,14 @@ from .config import Tiles, tunable
 from .launch import Launcher
 from .lists import MORE, TensorGroup, chunks_of, table_of
 from .plans import keep
+from .rows import TRITON_DTYPES
 
 COLUMNS = tl.constexpr(MORE)
 INF = tl.constexpr(float("inf"))
 
 TYPES = {
-    torch.float32: tl.float32,
-    torch.float16: tl.float16,
-    torch.bfloat16: tl.bfloat16,
-    torch.int16: tl.int16,
-    torch.float64: tl.float64,
-    torch.int64: tl.int64,
-    torch.int32: tl.int32,
-    torch.int8: tl.int8,
+    **TRITON_DTYPES,
     torch.bool: tl.int8,
-    torch.uint8: tl.uint8,
     torch.float8_e4m3fn: tl.uint8,
     torch.float8_e5m2: tl.uint8,
 }
@@ -42,7 +35,7 @@ TYPES = {
 
 
 @triton.jit
-def place(table_ptr, chunk_ptr, LISTS: tl.constexpr, BLOCK: tl.constexpr):
+def chunk_of_program(table_ptr, chunk_ptr, LISTS: tl.constexpr, BLOCK: tl.constexpr):
     """The addresses of this program's tensors, the start and the length of its chunk, and whether it is full."""
     chunk = tl.program_id(0)
     row_ptr = table_ptr + tl.load(chunk_ptr + chunk).to(tl.int64) * (LISTS + COLUMNS)
@@ -115,7 +108,7 @@ def _scale_lists(
     LANES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    at, start, n, whole = place(table_ptr, chunk_ptr, 2, BLOCK)
+    at, start, n, whole = chunk_of_program(table_ptr, chunk_ptr, 2, BLOCK)
     if scale_ptr is not None:
         scale = tl.load(scale_ptr)
     if whole:
@@ -135,7 +128,7 @@ def squares_chunk(at, start, n, scale, I: tl.constexpr, LANES: tl.constexpr, BLO
 
 def _squares(table_ptr, chunk_ptr, scale_ptr, share_ptr, I: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr):
     """The sum of squares of each chunk."""
-    at, start, n, whole = place(table_ptr, chunk_ptr, 1, BLOCK)
+    at, start, n, whole = chunk_of_program(table_ptr, chunk_ptr, 1, BLOCK)
     scale = 1.0
     if scale_ptr is not None:
         scale = tl.load(scale_ptr)

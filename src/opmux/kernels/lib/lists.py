@@ -54,11 +54,11 @@ def groups_of(op: str, lists: Any, flag: Tensor | None = None) -> list[TensorGro
     rule = spec.FORMS[op]
     form = rule.form(op, lists)
     try:
-        found = _alike(form, lists, flag)
+        group = _alike(form, lists, flag)
     except (TypeError, AttributeError, IndexError):  # an argument is not a list, or not of tensors
-        found = None
-    if found is not None:
-        return [found]
+        group = None
+    if group is not None:
+        return [group]
     rule.check(op, "tensor_lists", lists, {rule.flag or "": flag})
     if not lists[0]:
         return []
@@ -99,19 +99,19 @@ def _alike(form: tuple[spec.Each, ...], lists: Any, flag: Tensor | None) -> Tens
     on = _index(lead[0]) if flag is None else _index(flag)
     ones = (1,) * len(sizes)
     for each, items in zip(form, lists, strict=True):
-        kind = items[0].dtype
-        if kind not in each.dtypes or (each is spec.V and kind is not lists[2][0].dtype):
+        dtype = items[0].dtype
+        if dtype not in each.dtypes or (each is spec.V and dtype is not lists[2][0].dtype):
             return None
-        if not all(map(_packed, items)) or set(map(_dtype, items)) != {kind} or set(map(_index, items)) != {on}:
+        if not all(map(_packed, items)) or set(map(_dtype, items)) != {dtype} or set(map(_index, items)) != {on}:
             return None
         if items is not lead and tuple(map(_numel, items)) != (ones if each.one else sizes):
             return None
-    found = _gathered(lists)
+    group = _gathered(lists)
     if on < 0 and not _compiling_only() and not all(t.is_cpu for t in chain.from_iterable(lists)):
         return None
-    if any(map(_absent, found.addresses, lists)):
+    if any(map(_absent, group.addresses, lists)):
         return None
-    return found
+    return group
 
 
 def _absent(addresses: tuple[int, ...], items: Sequence[Tensor]) -> bool:
@@ -171,14 +171,14 @@ on_empty_cache(_tables.clear)
 def chunks_of(group: TensorGroup, size: int) -> Chunks:
     """The tensors split into chunks of `size` elements; the last chunk of a tensor may be smaller."""
     key = (group.sizes, size, group.device)
-    return _cached(_chunks, key, group.device, lambda stream: _cut(group, size, stream))
+    return _cached(_chunks, key, group.device, lambda stream: _split(group, size, stream))
 
 
-def table_of(group: TensorGroup, cut: Chunks) -> Tensor:
+def table_of(group: TensorGroup, chunks: Chunks) -> Tensor:
     """The table on the device, cached."""
-    key = (group.addresses, group.sizes, group.more, cut.firsts)
+    key = (group.addresses, group.sizes, group.more, chunks.firsts)
     return _cached(
-        _tables, key, group.device, lambda stream: Table(_sent(_cells(group, cut), group.device), stream)
+        _tables, key, group.device, lambda stream: Table(_sent(_cells(group, chunks), group.device), stream)
     ).rows
 
 
@@ -200,7 +200,7 @@ def _cached(cache: dict[Any, Any], key: Any, device: torch.device, make: Any) ->
     return entry
 
 
-def _cut(group: TensorGroup, size: int, stream: int) -> Chunks:
+def _split(group: TensorGroup, size: int, stream: int) -> Chunks:
     counts = [-(-n // size) for n in group.sizes]
     total = sum(counts)
     firsts = tuple(accumulate(counts, initial=0))[:-1]
@@ -212,13 +212,13 @@ def _cut(group: TensorGroup, size: int, stream: int) -> Chunks:
     return Chunks(rows.repeat_interleave(repeats, output_size=total), firsts, total, stream)
 
 
-def _cells(group: TensorGroup, cut: Chunks) -> array[int]:
+def _cells(group: TensorGroup, chunks: Chunks) -> array[int]:
     """The values of the table, row by row."""
     joined: Iterator[int] | tuple[int, ...] = group.addresses[0]
     for addresses in group.addresses[1:]:
         joined = map(or_, joined, addresses)
     aligned = [not a & 15 for a in joined]
-    columns = (*group.addresses, group.sizes, cut.firsts, aligned, *group.more)
+    columns = (*group.addresses, group.sizes, chunks.firsts, aligned, *group.more)
     return array("q", chain.from_iterable(zip(*columns, strict=True)))
 
 

@@ -154,9 +154,9 @@ def multi_tensor_unscale_l2norm(
 
 
 def _adam(
-    op: str, lists: Any, flag: Tensor, options: spec.Adam, home: str, held: Tensor | None = None, fp8: Any = None
+    op: str, lists: Any, flag: Tensor, options: spec.Adam, weights_in: str, held: Tensor | None = None, fp8: Any = None
 ) -> None:
-    """One step on all tensors. `home`: where the weights are stored: parameter, master or remainder."""
+    """One step on all tensors. `weights_in`: where the weights are stored: parameter, master or remainder."""
     lr, inv_c1, inv_c2 = 0.0, 1.0, 1.0
     if held is None:
         c1, c2 = options.corrections()
@@ -166,7 +166,7 @@ def _adam(
     for group in groups_of(op, lists, flag):
         constants = {
             "L2": bool(options.mode == 0),
-            "HOME": home,
+            "WEIGHTS_IN": weights_in,
             "CAST": None if fp8 is None else cast_of(fp8),
             "LISTS": len(lists),
             "S": TYPES[group.dtypes[2]],
@@ -202,7 +202,7 @@ HELD = OutputSpec.of((5,), torch.float32)
 _holds: dict[Any, Callable[..., Any]] = keep({})
 
 
-def _capturable(op: str, flag: Tensor, lists: Any, options: spec.Adam, inv_scale: Any, home: str) -> None:
+def _capturable(op: str, flag: Tensor, lists: Any, options: spec.Adam, inv_scale: Any, weights_in: str) -> None:
     key = (flag.device, bool(options.bias_correction))
     launch = _holds.get(key)
     if launch is None:
@@ -211,7 +211,7 @@ def _capturable(op: str, flag: Tensor, lists: Any, options: spec.Adam, inv_scale
     if groups:
         held = HELD.empty(flag)
         launch(flag, options.lr, options.step, inv_scale, held, spec.log_of(options.beta1), spec.log_of(options.beta2))
-        _adam(op, lists, flag, options, home, held)
+        _adam(op, lists, flag, options, weights_in, held)
 
 
 @impl(spec.multi_tensor_adam_capturable, devices=DEVICES)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ...specs import softmax as spec
 from ..lib.config import Tiles, tunable
-from ..lib.cooperative import CooperativeRows, can_cooperate, gather, gather_pairs, place, post
+from ..lib.cooperative import CooperativeRows, can_cooperate, gather, gather_pairs, position_in_group, post
 from ..lib.harness import Plan, RowSizes, planned
 from ..lib.launch import Launcher
 from ..lib.rows import OutputSpec, inside, wide_of
@@ -168,7 +168,7 @@ def _fwd_cooperative(
 
     A group of one program loads the next row to shared memory, STAGES ahead, because it has no registers left.
     """
-    member, group, n_groups = place(GROUP)
+    member, group, n_groups = position_in_group(GROUP)
     o_n = member * BLOCK_N + tl.arange(0, BLOCK_N)
     m = inside(o_n, n, FULL)
     if GROUP == 1:
@@ -201,7 +201,7 @@ def _bwd_cooperative(
     FULL: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    member, group, n_groups = place(GROUP)
+    member, group, n_groups = position_in_group(GROUP)
     o_n = member * BLOCK_N + tl.arange(0, BLOCK_N)
     m = inside(o_n, n, FULL)
     y_next = tl.load(y_ptr + group.to(tl.int64) * y_stride + o_n, mask=m, other=0.0)
@@ -228,10 +228,8 @@ bwd = Launcher(_bwd, sizes="dy_stride y_stride n")
 bwd_pieces = Launcher(_bwd_pieces, sizes="dy_stride y_stride n")
 
 
-COOPERATIVE_FROM, COOPERATIVE_FROM_BWD = (
-    16384,
-    32768,
-)  # more 16-bit columns than this: programs share a row if they can cooperate
+# More 16-bit columns than this: programs share a row if they can cooperate.
+COOPERATIVE_FROM, COOPERATIVE_FROM_BWD = 16384, 32768
 LONGEST = {1: 32768, 2: 32768, 4: 16384, 8: 8192}  # most columns that one program holds in registers, by itemsize
 
 

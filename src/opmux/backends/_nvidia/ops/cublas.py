@@ -321,7 +321,7 @@ def blockwise(
     if device.type != "cuda":
         return False
     n, k = 256, 512 if whole else 384  # two blocks in each dimension: with one, strides do not matter
-    a, b = (torch.ones(n, k, device=device).to(kind) for kind in (a_dtype, b_dtype))
+    a, b = (torch.ones(n, k, device=device).to(dtype_of_factor) for dtype_of_factor in (a_dtype, b_dtype))
     scale = lambda rows: torch.ones(-(-n // rows), k // 128, device=device)
     try:
         y = _block_scaled(a, b, scale(a_rows), scale(b_rows), a_rows, b_rows, dtype)
@@ -404,9 +404,9 @@ def block_scaled_gemm_plain(
     If the result has more bits than bfloat16, in float32. The sums have more bits than those of FP8 products on Hopper,
     whose matrix unit adds 128 of them in about 14 bits: 4 % of the bfloat16 results differ by one unit.
     """
-    compute = torch.bfloat16 if out_dtype is torch.bfloat16 else F32
-    x = _dequantized(a.view(a_dtype), a_scale, a_rows, compute)
-    w = _dequantized(b.view(b_dtype), b_scale, b_rows, compute)
+    compute_dtype = torch.bfloat16 if out_dtype is torch.bfloat16 else F32
+    x = _dequantized(a.view(a_dtype), a_scale, a_rows, compute_dtype)
+    w = _dequantized(b.view(b_dtype), b_scale, b_rows, compute_dtype)
     return _product(x, w.t(), bias, 1.0, out_dtype)
 
 
