@@ -247,11 +247,11 @@ def test_only_unaligned_or_strided_inputs_of_flash_are_copied():
     flat = torch.arange(2 * 4 * 16 * 72 + 8, dtype=BF16)
     whole = flat[: 2 * 4 * 16 * 64].view(2, 4, 16, 64)
     for good in (whole, whole.transpose(1, 2), flat[8 : 8 + whole.numel()].view(2, 4, 16, 64)):
-        assert flash.plain(good) is good
+        assert flash.aligned(good) is good
     odd_start = flat[1 : 1 + whole.numel()].view(2, 4, 16, 64)
     odd_rows = flat[: 2 * 4 * 16 * 67].view(2, 4, 16, 67)[..., :64]
     for bad in (odd_start, odd_rows, whole[..., ::2], whole.transpose(0, 1), whole[:1].expand(2, 4, 16, 64)):
-        made = flash.plain(bad)
+        made = flash.aligned(bad)
         assert made is not bad and made.is_contiguous() and made.storage_offset() == 0 and torch.equal(made, bad)
 
 
@@ -447,7 +447,7 @@ def installs(tmp_path, monkeypatch):
 
 def made(name):
     """The impl of this name, with nothing loaded yet."""
-    return next(row.made() for row in providers.table() if row.made().__name__ == name)
+    return next(row.impl() for row in providers.table() if row.impl().__name__ == name)
 
 
 def tried(name, dtypes=(F32, BF16), least=4):

@@ -134,8 +134,8 @@ def test_dense_batches_are_packed_for_flash_without_a_copy(order):
     t = torch.randn([(b, h, s, d)[i] for i in order]).permute(back)
     rows = flash.SequencePacking.of(t, None)
     tokens = rows.tokens(t)
-    assert tokens.data_ptr() == t.data_ptr() and torch.equal(rows.apart(tokens), t)
-    ends = rows.begins(t).tolist()
+    assert tokens.data_ptr() == t.data_ptr() and torch.equal(rows.unpack(tokens), t)
+    ends = rows.offsets(t).tolist()
     assert ends[-1] == tokens.shape[0] and (len(ends) - 1) * tokens.shape[1] == b * h
     # each head of each sequence is one slice of the packed tokens
     for i, j in ((i, j) for i in range(b) for j in range(h)):
@@ -146,7 +146,7 @@ def test_dense_batches_are_packed_for_flash_without_a_copy(order):
 def test_packed_sequences_are_passed_to_flash_unchanged():
     t, cu = torch.randn(7, 3, 8).transpose(0, 1)[None], torch.tensor([0, 3, 7])
     rows = flash.SequencePacking.of(t, cu)
-    assert torch.equal(rows.tokens(t), t[0].transpose(0, 1)) and torch.equal(rows.apart(rows.tokens(t)), t)
+    assert torch.equal(rows.tokens(t), t[0].transpose(0, 1)) and torch.equal(rows.unpack(rows.tokens(t)), t)
 
 
 def test_a_library_that_accepts_some_calls_leaves_the_rest_to_our_kernel():
@@ -165,7 +165,7 @@ def test_a_library_that_accepts_some_calls_leaves_the_rest_to_our_kernel():
 @pytest.mark.parametrize("blocks", [1, 3, 4, 9])
 def test_scales_of_128x128_blocks_are_padded_for_cublas(blocks):
     scale = torch.rand(5, blocks)
-    laid, kind = cublas._laid(scale, 128)
+    laid, kind = cublas._cublas_layout(scale, 128)
     assert laid.shape == (-(-blocks // 4) * 4, 5) and laid.stride() == (1, laid.shape[0])
     assert torch.equal(laid[:blocks].t(), scale) and kind is torch.nn.functional.ScalingType.BlockWise128x128
 
@@ -173,7 +173,7 @@ def test_scales_of_128x128_blocks_are_padded_for_cublas(blocks):
 def test_row_scales_are_adjacent_for_cublas():
     scale = torch.rand(6, 3)
     for given in (scale, scale.t().contiguous().t()):
-        laid, kind = cublas._laid(given, 1)
+        laid, kind = cublas._cublas_layout(given, 1)
         assert laid.stride() == (1, 6) and torch.equal(laid, scale)
         assert kind is torch.nn.functional.ScalingType.BlockWise1x128
 

@@ -23,7 +23,7 @@ def check_way(x, groups, way):
     from opmux.kernels.lib.rows import cores
 
     if way and x.is_contiguous() and x.dtype is bf16 and cores(x.device) == 132:
-        assert channel_norm.way(channel_norm.Extent.of(x, groups), x.dtype, x.device, False) == way
+        assert channel_norm.kernels_for(channel_norm.Extent.of(x, groups), x.dtype, x.device, False) == way
 
 
 def draw(shape, dtype, form=torch.contiguous_format):

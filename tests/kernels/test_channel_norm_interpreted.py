@@ -31,7 +31,7 @@ def by(monkeypatch):
     """`by(algorithm, **tiles)`: make new plans that use this algorithm and small tiles."""
 
     def choose(way, **tiles):
-        monkeypatch.setattr(channel_norm, "way", lambda *facts: way)
+        monkeypatch.setattr(channel_norm, "kernels_for", lambda *facts: way)
         for name, tile in (SMALL | tiles).items():
             monkeypatch.setattr(getattr(channel_norm, name), "default", lambda t=tile, **facts: t)
         forget()
@@ -151,8 +151,8 @@ def test_nan_affects_only_its_own_group(by, lies, way):
 
 
 def test_the_shape_determines_the_algorithm():
-    chosen = lambda op, x, size=None, backward=False: channel_norm.way(
-        channel_norm._look(op, size, x)[0], x.dtype, torch.device("cpu"), backward
+    chosen = lambda op, x, size=None, backward=False: channel_norm.kernels_for(
+        channel_norm._units_of(op, size, x)[0], x.dtype, torch.device("cpu"), backward
     )
     new = lambda *shape: torch.empty(shape, dtype=bf16, device="meta")
     last = lambda *shape: new(*shape).contiguous(memory_format=torch.channels_last)

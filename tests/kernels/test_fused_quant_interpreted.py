@@ -117,7 +117,7 @@ def test_a_group_of_one_program_agrees_with_the_reference(name, monkeypatch):
     choose = lambda n, dtype, centred: Tiles(128, BLOCK_N=128, PER_CORE=1)
     monkeypatch.setattr(norm.forward_cooperative_tiles, "default", choose)
     monkeypatch.setattr(norm, "can_cooperate", lambda wide: True)
-    monkeypatch.setattr(norm, "FORWARD_TEAM", 0)
+    monkeypatch.setattr(norm, "COOPERATIVE_FROM", 0)
     forget()
     near(*both(name, arguments(name, 100, 20), 2.0, 0.0))
     forget()

@@ -264,7 +264,7 @@ def test_a_plan_may_depend_on_a_setting():
         @host_code(made, state={"factor": lambda: setting[0]})
         def rows(x: Tensor, weight: Tensor | None, factor: float) -> Plan:
             launch = RowSizes.of(x=x).launch(affine, Tiles(BLOCK_N=16), len(x)).named(count=None)
-            return Plan({"y": OutputSpec.of(x.shape, x.dtype)}, [launch.given(eps=factor)], returns=["y", "x"])
+            return Plan({"y": OutputSpec.of(x.shape, x.dtype)}, [launch.with_numbers(eps=factor)], returns=["y", "x"])
 
         x = torch.randn(3, 5)
         torch.testing.assert_close(rows(x, None, 1.0)[0], 2 * x)

@@ -174,7 +174,10 @@ def alone(monkeypatch):
         else:
             choose = lambda n, dtype, centred, m=more: Tiles(128, BLOCK_N=1024, PER_CORE=1, **m)
         monkeypatch.setattr(tiles, "default", choose)
-    for module, names in ((softmax, "TEAM_FROM TEAM_FROM_BWD"), (norm, "FORWARD_TEAM BACKWARD_TEAM")):
+    for module, names in (
+        (softmax, "COOPERATIVE_FROM COOPERATIVE_FROM_BWD"),
+        (norm, "COOPERATIVE_FROM COOPERATIVE_FROM_BWD"),
+    ):
         monkeypatch.setattr(module, "can_cooperate", lambda wide: True)
         for name in names.split():
             monkeypatch.setattr(module, name, 0)

@@ -244,5 +244,5 @@ def test_tables_that_a_captured_graph_reads_are_never_freed(monkeypatch):
     monkeypatch.setattr(tables.torch.cuda, "is_current_stream_capturing", lambda: True)
     monkeypatch.setattr(tables, "_kept", [])
     device = SimpleNamespace(type="cuda", index=0)
-    assert tables._found({"key": made}, "key", device, None) is made
+    assert tables._cached({"key": made}, "key", device, None) is made
     assert tables._kept == [made]

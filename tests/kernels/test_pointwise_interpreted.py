@@ -91,7 +91,7 @@ def test_results_of_contiguous_arguments_have_the_metadata_of_torchs_meta_functi
                 if pointwise._common_shape(args) is None:
                     continue
                 found = pointwise._on_meta(row, args)
-                theirs = pointwise._ask(row, args, lambda t, _: as_meta(t))
+                theirs = pointwise._call_torch(row, args, lambda t, _: as_meta(t))
                 assert (found.shape, found.stride()) == (theirs.shape, theirs.stride()), (name, args_in_short(args))
                 assert found.dtype is reference(row, args).dtype
                 seen.add(name)

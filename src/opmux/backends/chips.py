@@ -16,8 +16,8 @@ def by_name(device_type: str, index: int, names: Mapping[str, str]) -> str | Non
 
 def by_capability(device_type: str, index: int, prefix: str, digits: int = 1) -> str | None:
     """`prefix` and the capability's two numbers, the second padded to `digits`: mp_31, gcu300."""
-    asked = getattr(getattr(torch, device_type, None), "get_device_capability", None)
-    told = asked(index) if callable(asked) else None
-    if not isinstance(told, tuple) or len(told) < 2:
+    get_capability = getattr(getattr(torch, device_type, None), "get_device_capability", None)
+    capability = get_capability(index) if callable(get_capability) else None
+    if not isinstance(capability, tuple) or len(capability) < 2:
         return None
-    return f"{prefix}{told[0]}{told[1]:0{digits}d}"
+    return f"{prefix}{capability[0]}{capability[1]:0{digits}d}"

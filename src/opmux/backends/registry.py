@@ -15,14 +15,14 @@ class _Active(Mapping[str, VendorInfoBase]):
     """Device type -> its vendor on this machine, detected on first use."""
 
     def _devices(self) -> list[str]:
-        there = [*machine.accelerators(), "cpu"]
-        return [d for d in dict.fromkeys([*there, *(p.device for p in vendors.known().values())])]
+        present = [*machine.accelerators(), "cpu"]
+        return [d for d in dict.fromkeys([*present, *(p.device for p in vendors.known().values())])]
 
     def __getitem__(self, device: str) -> VendorInfoBase:
-        found = devices.vendor_of(device)
-        if found is None:
+        vendor = devices.vendor_of(device)
+        if vendor is None:
             raise KeyError(device)
-        return found.info
+        return vendor.info
 
     def __iter__(self) -> Iterator[str]:
         return (d for d in self._devices() if devices.vendor_of(d) is not None)

@@ -14,4 +14,4 @@ def wrappers() -> dict[str, Callable[..., Any]]:
     manager.prepare()
     impls = {s.key: manager.registry.get_implementations(s.key) or [] for s in specs}
     ours = lambda i: i.kind is BackendImplKind.DEFAULT and i.vendor is None
-    return {key: i.fn for key, found in impls.items() for i in found if ours(i)}
+    return {key: i.fn for key, registered in impls.items() for i in registered if ours(i)}

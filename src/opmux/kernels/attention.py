@@ -33,8 +33,8 @@ def attention_bwd(
     p = AttentionProblem.of(q, k, v, -1, 0 if causal else -1, scale, precision)
     makes = {"dq": like(q), "dk": like(k), "dv": like(v)}
     stats = OutputSpec.of(q.shape[:3], spec.stats_dtype(q))
-    given = {"do": do, "q": q, "k": k, "v": v, "o": o}
-    return backward_plan(p, given, makes, stats, (p.heads * p.queries, p.queries), strided(lse=lse))
+    inputs = {"do": do, "q": q, "k": k, "v": v, "o": o}
+    return backward_plan(p, inputs, makes, stats, (p.heads * p.queries, p.queries), strided(lse=lse))
 
 
 @planned(spec.attention_varlen, state={"precision": precision})
@@ -54,8 +54,8 @@ def attention_varlen(
     p = AttentionProblem.of(q, k, v, left, right, scale, precision, (cu_q.shape[0] - 1, max_q, max_k))
     tokens, heads = q.shape[:2]
     makes = {"o": Zeros(like(q, p.dim_v)), "lse": Zeros(OutputSpec.of((heads, tokens), spec.stats_dtype(q)))}
-    made = forward_plan(p, q, k, v, makes, (0, tokens))
-    return Plan(made.makes, made.steps, [*made.strided, *strided(cu_q=cu_q, cu_k=cu_k)])
+    plan = forward_plan(p, q, k, v, makes, (0, tokens))
+    return Plan(plan.makes, plan.steps, [*plan.strided, *strided(cu_q=cu_q, cu_k=cu_k)])
 
 
 @planned(spec.attention_varlen_bwd, state={"precision": precision})
@@ -78,5 +78,5 @@ def attention_varlen_bwd(
     p = AttentionProblem.of(q, k, v, left, right, scale, precision, (cu_q.shape[0] - 1, max_q, max_k))
     makes = {"dq": Zeros(like(q)), "dk": Zeros(like(k)), "dv": Zeros(like(v))}
     stats = OutputSpec.of((q.shape[1], q.shape[0]), spec.stats_dtype(q))
-    given = {"do": do, "q": q, "k": k, "v": v, "o": o}
-    return backward_plan(p, given, makes, stats, (0, q.shape[0]), strided(lse=lse, cu_q=cu_q, cu_k=cu_k))
+    inputs = {"do": do, "q": q, "k": k, "v": v, "o": o}
+    return backward_plan(p, inputs, makes, stats, (0, q.shape[0]), strided(lse=lse, cu_q=cu_q, cu_k=cu_k))

@@ -47,8 +47,8 @@ def _problem(
         raise NotSupported("dropout_p=1")
     strides, copied = (None, False) if bias is None else _bias_layout(bias)
     options = Options(at_end, softcap, dropout_p, strides, slopes is not None)
-    of = None if cu_q is None else spec.longest(q, k, cu_q, max_q, max_k)
-    return AttentionProblem.of(q, k, v, left, right, scale, precision, of, options), ["bias"] if copied else []
+    packed = None if cu_q is None else spec.longest(q, k, cu_q, max_q, max_k)
+    return AttentionProblem.of(q, k, v, left, right, scale, precision, packed, options), ["bias"] if copied else []
 
 
 def _finished(plan: Plan, q: Tensor, seed: Tensor | None, copied: list[str]) -> Plan:
@@ -56,14 +56,14 @@ def _finished(plan: Plan, q: Tensor, seed: Tensor | None, copied: list[str]) -> 
     copied = [*plan.strided, *copied]
     if seed is None or not seed_on_host(q, seed):
         return Plan(plan.makes, plan.steps, [*copied, *strided(seed=seed)], plan.before)
-    read = lambda step: step.given(key=lambda seed: seed[0], counter=lambda seed: seed[1]).named(seed=None)
+    read = lambda step: step.with_numbers(key=lambda seed: seed[0], counter=lambda seed: seed[1]).named(seed=None)
     steps = [read(s) if isinstance(s, Launch) and "key" in s.kernel.numbers else s for s in plan.steps]
     return Plan(plan.makes, steps, copied, {**plan.before, "seed": Tensor.tolist})
 
 
-def _room(padded: bool, **makes: OutputSpec) -> dict[str, Any]:
+def _outputs(padded: bool, **makes: OutputSpec) -> dict[str, Any]:
     """Results; zeroed first if there is padding, because the kernels do not write padding."""
-    return {name: Zeros(made) if padded else made for name, made in makes.items()}
+    return {name: Zeros(output) if padded else output for name, output in makes.items()}
 
 
 @planned(spec.attention_general, state={"precision": precision})
@@ -95,7 +95,7 @@ def attention_general(
     )
     heads, rows = q.shape[1:3]
     padded = cu_q is not None or q_sizes is not None
-    makes = _room(padded, o=like(q, p.dim_v, seq_first), lse=OutputSpec.of(q.shape[:3], stats_dtype(q)))
+    makes = _outputs(padded, o=like(q, p.dim_v, seq_first), lse=OutputSpec.of(q.shape[:3], stats_dtype(q)))
     plan = forward_plan(p, q, k, v, makes, (heads * rows, rows))
     small = strided(slopes=slopes, sink=sink, cu_q=cu_q, cu_k=cu_k, q_sizes=q_sizes, k_sizes=k_sizes)
     return _finished(plan, q, seed if p.options.dropout_p else None, [*copied, *small])
@@ -135,13 +135,13 @@ def attention_general_bwd(
     heads, rows = q.shape[1:3]
     padded = cu_q is not None or q_sizes is not None
     gradient = lambda t: like(t, seq_first=seq_first)
-    makes = _room(padded, dq=gradient(q), dk=gradient(k), dv=gradient(v))
+    makes = _outputs(padded, dq=gradient(q), dk=gradient(k), dv=gradient(v))
     none = OutputSpec.of((0,), q.dtype)
     makes["dbias"] = none if bias is None or not bias_grad else OutputSpec.of(bias.shape, bias.dtype)
     makes["dsink"] = none if sink is None else OutputSpec.of(sink.shape, sink.dtype)
     stats = OutputSpec.of(q.shape[:3], stats_dtype(q))
-    given = {"do": do, "q": q, "k": k, "v": v, "o": o}
-    plan = backward_plan(p, given, makes, Zeros(stats) if padded else stats, (heads * rows, rows), strided(lse=lse))
+    inputs = {"do": do, "q": q, "k": k, "v": v, "o": o}
+    plan = backward_plan(p, inputs, makes, Zeros(stats) if padded else stats, (heads * rows, rows), strided(lse=lse))
     makes, steps = dict(plan.makes), list(plan.steps)
     if bias is not None and bias_grad:
         if p.empty or not p.keys:
@@ -167,4 +167,4 @@ def _bias_launch(p: AttentionProblem, bias: Tensor, numbers: Mapping[str, Any], 
     down, right = (1 if rows == 1 else -(-rows // tiles["BLOCK_M"])), -(-keys // tiles["BLOCK_N"])
     launch = p.launch(backward_bias, tiles, (down * right, batches * heads), {}, lse, p.heads)
     sizes = {"batches": p.batch, "own_batches": batches, "own_heads": heads, "own_rows": rows}
-    return launch.given(**{n: v for n, v in numbers.items() if n not in launch.numbers}, **sizes)
+    return launch.with_numbers(**{n: v for n, v in numbers.items() if n not in launch.numbers}, **sizes)

@@ -48,12 +48,12 @@ from .lib.rows import OutputSpec, cores, wide_of
 def source(at, tap, n_in, S: tl.constexpr, P: tl.constexpr, D: tl.constexpr, TRANSPOSED: tl.constexpr):
     """The input index that a result reads for a tap, and whether that index exists."""
     if TRANSPOSED:
-        there = at + P - tap * D
-        whole = there // S
-        return whole, (there >= 0) & (there % S == 0) & (whole < n_in)
+        position = at + P - tap * D
+        whole = position // S
+        return whole, (position >= 0) & (position % S == 0) & (whole < n_in)
     else:
-        there = at * S - P + tap * D
-        return there, (there >= 0) & (there < n_in)
+        position = at * S - P + tap * D
+        return position, (position >= 0) & (position < n_in)
 
 
 @triton.jit
@@ -114,24 +114,24 @@ def _conv(a_ptr, w_ptr, bias_ptr, y_ptr, n_m, n_out, n_red, o_z, o_y, o_x, i_z, 
             in_k = c < n_red
             t_z, t_y, t_x = split(i // steps, KY, KX)
             u_z, u_y, u_x = split(i // steps, KY, KX)
-        p_x, there = source(x, t_x, i_x, SX, PX, DX, TRANSPOSED)
+        p_x, exists = source(x, t_x, i_x, SX, PX, DX, TRANSPOSED)
         at = base + p_x * a_sx
         if RANK > 1:
             p_y, in_y = source(y, t_y, i_y, SY, PY, DY, TRANSPOSED)
-            there = there & in_y
+            exists = exists & in_y
             at += p_y * a_sy
         if RANK > 2:
             p_z, in_z = source(z, t_z, i_z, SZ, PZ, DZ, TRANSPOSED)
-            there = there & in_z
+            exists = exists & in_z
             at += p_z * a_sz
         w_at = w_base + o * w_out + u_z * w_sz + u_y * w_sy + u_x * w_sx
         if A_LAST:
-            a = tl.load(at + c[None, :], mask=there & in_m & in_k[None, :], other=0.0)
+            a = tl.load(at + c[None, :], mask=exists & in_m & in_k[None, :], other=0.0)
             c_w = c[:, None] if W_LAST else c[:, None] * w_red
             w = tl.load(w_at + c_w, mask=in_k[:, None] & (o < n_out), other=0.0)
             acc = tl.dot(rounded(a, PRECISION), rounded(w, PRECISION), acc, input_precision=PRECISION, out_dtype=WIDE)
         else:
-            a = tl.load(at + c[:, None].to(INDEX) * a_sc, mask=there & in_m & in_k[:, None], other=0.0)
+            a = tl.load(at + c[:, None].to(INDEX) * a_sc, mask=exists & in_m & in_k[:, None], other=0.0)
             c_w = c[None, :] if W_LAST else c[None, :] * w_red
             w = tl.load(w_at + c_w, mask=in_k[None, :] & (o < n_out), other=0.0)
             acc = tl.dot(rounded(w, PRECISION), rounded(a, PRECISION), acc, input_precision=PRECISION, out_dtype=WIDE)
@@ -206,9 +206,9 @@ def _conv_dw(p_ptr, q_ptr, part_ptr, n_m, n_row, n_col, n_w, span, o_z, o_y, o_x
         r_z, in_z = source(z[None, :], t_z[:, None], i_z, SZ, PZ, DZ, False)
         r_y, in_y = source(y[None, :], t_y[:, None], i_y, SY, PY, DY, False)
         r_x, in_x = source(x[None, :], t_x[:, None], i_x, SX, PX, DX, False)
-        there = in_m[None, :] & in_col[:, None] & in_z & in_y & in_x
+        exists = in_m[None, :] & in_col[:, None] & in_z & in_y & in_x
         q_at = q_base[:, None] + b[None, :] * q_sn + r_z * q_sz + r_y * q_sy + r_x * q_sx
-        q = tl.load(q_at, mask=there, other=0.0)
+        q = tl.load(q_at, mask=exists, other=0.0)
         p, q = rounded(p, PRECISION), rounded(q, PRECISION)
         acc = tl.dot(p, tl.trans(q), acc, input_precision=PRECISION, out_dtype=WIDE)
     w_at = (g * n_row + row).to(INDEX)[:, None] * w_row + (c * w_col + t_z * w_sz + t_y * w_sy + t_x * w_sx)[None, :]
@@ -238,9 +238,9 @@ def _direct_dw(p_ptr, q_ptr, part_ptr, n_m, n_row, n_col, n_w, span, o_z, o_y, o
         r_z, in_z = source(z, t_z, i_z, SZ, PZ, DZ, False)
         r_y, in_y = source(y, t_y, i_y, SY, PY, DY, False)
         r_x, in_x = source(x, t_x, i_x, SX, PX, DX, False)
-        there = (m < n_m) & in_z & in_y & in_x
-        p = tl.load(p_base + b * p_sn + z * p_sz + y * p_sy + x * p_sx, mask=there, other=0.0).to(WIDE)
-        q = tl.load(q_base + b * q_sn + r_z * q_sz + r_y * q_sy + r_x * q_sx, mask=there, other=0.0).to(WIDE)
+        exists = (m < n_m) & in_z & in_y & in_x
+        p = tl.load(p_base + b * p_sn + z * p_sz + y * p_sy + x * p_sx, mask=exists, other=0.0).to(WIDE)
+        q = tl.load(q_base + b * q_sn + r_z * q_sz + r_y * q_sy + r_x * q_sx, mask=exists, other=0.0).to(WIDE)
         acc += p * q
     w_at = row.to(INDEX) * w_row + c * w_col + t_z * w_sz + t_y * w_sy + t_x * w_sx
     tl.store(part_ptr + share.to(INDEX) * n_w + w_at, tl.sum(acc, 0))
@@ -335,9 +335,11 @@ def _factors(t: Tensor, precise: str) -> str:
 
 def _format(rank: int, *tensors: Tensor) -> torch.memory_format:
     """Channels-last if any of the tensors is, as in cuDNN."""
-    wanted = {2: torch.channels_last, 3: torch.channels_last_3d}.get(rank)
-    if wanted is not None and any(t.is_contiguous(memory_format=wanted) and not t.is_contiguous() for t in tensors):
-        return wanted
+    channels_last = {2: torch.channels_last, 3: torch.channels_last_3d}.get(rank)
+    if channels_last is not None and any(
+        t.is_contiguous(memory_format=channels_last) and not t.is_contiguous() for t in tensors
+    ):
+        return channels_last
     return torch.contiguous_format
 
 
@@ -505,7 +507,9 @@ def convolution_backward(
     format = _format(geo.rank, input, weight)
     makes: dict[str, OutputSpec] = {}
     steps: list[Step] = []
-    returns = [n if wanted else "None" for n, wanted in zip(("dinput", "dweight", "dbias"), output_mask, strict=True)]
+    returns = [
+        n if requested else "None" for n, requested in zip(("dinput", "dweight", "dbias"), output_mask, strict=True)
+    ]
     if output_mask[0]:
         makes["dinput"] = made = _spec_of(input.shape, input.dtype, format)
         names: dict[str, str | None] = {"a": "grad_output", "w": "weight", "bias": None, "y": "dinput"}
@@ -538,8 +542,8 @@ def _im2col(x_ptr, y_ptr, n, n_c, n_l, o_x, i_y, i_x, x_sn, x_sc, x_sy, x_sx,
     at = at // (KY * KX)
     y, in_y = source((o % n_l) // o_x, t // KX, i_y, SY, PY, DY, False)
     x, in_x = source((o % n_l) % o_x, t % KX, i_x, SX, PX, DX, False)
-    there = (at // n_c) * x_sn + (at % n_c) * x_sc + y * x_sy + x * x_sx
-    v = tl.load(x_ptr + there, mask=inside & in_y & in_x, other=0.0)
+    o_x_start = (at // n_c) * x_sn + (at % n_c) * x_sc + y * x_sy + x * x_sx
+    v = tl.load(x_ptr + o_x_start, mask=inside & in_y & in_x, other=0.0)
     tl.store(y_ptr + o, v, mask=inside)
 
 
@@ -569,8 +573,10 @@ def _windows(
 ) -> dict[str, Any]:
     """The constexprs of both kernels, for y and x."""
     sizes = {"K": (kernel, 1), "S": (stride, 1), "P": (padding, 0), "D": (dilation, 1)}
-    found = {k: v for name, (given, none) in sizes.items() for k, v in per_axis(name, zyx(given, 2, none)).items()}
-    return {name: value for name, value in found.items() if name[1] != "Z"}
+    constants = {
+        k: v for name, (values, none) in sizes.items() for k, v in per_axis(name, zyx(values, 2, none)).items()
+    }
+    return {name: value for name, value in constants.items() if name[1] != "Z"}
 
 
 def _count(n: int, at: dict[str, Any], axis: str) -> int:
@@ -581,22 +587,22 @@ def _count(n: int, at: dict[str, Any], axis: str) -> int:
 @planned(spec.ops["im2col"])
 def im2col(self: Tensor, kernel_size: list[int], dilation: list[int], padding: list[int], stride: list[int]) -> Plan:
     _check(self)
-    (made,) = output_specs(torch.ops.aten.im2col, self, kernel_size, dilation, padding, stride)
-    made = OutputSpec.of(made.shape, self.dtype)
+    (output,) = output_specs(torch.ops.aten.im2col, self, kernel_size, dilation, padding, stride)
+    output = OutputSpec.of(output.shape, self.dtype)
     x, at = Planes.of(self, 2), _windows(kernel_size, stride, padding, dilation)
     _, n_c, _, i_y, i_x = x.sizes
-    n, tiles = torch.Size(made.shape).numel(), plane_tiles(last=False, dtype=self.dtype)
+    n, tiles = torch.Size(output.shape).numel(), plane_tiles(last=False, dtype=self.dtype)
     numbers = {
         "n": n,
         "n_c": n_c,
-        "n_l": made.shape[-1],
+        "n_l": output.shape[-1],
         "o_x": _count(i_x, at, "X"),
         "i_y": i_y,
         "i_x": i_x,
         **x.numbers("x"),
     }
     config = tiles.config(INDEX=index_dtype(n + tiles["BLOCK"], x.reach), **at)
-    return Plan({"y": made}, [Launch(unfold, (-(-n // tiles["BLOCK"]),), config, numbers, {"x": "self"})])
+    return Plan({"y": output}, [Launch(unfold, (-(-n // tiles["BLOCK"]),), config, numbers, {"x": "self"})])
 
 
 @planned(spec.ops["col2im"])
@@ -609,9 +615,9 @@ def col2im(
     stride: list[int],
 ) -> Plan:
     _check(self)
-    (made,) = output_specs(torch.ops.aten.col2im, self, output_size, kernel_size, dilation, padding, stride)
-    made = OutputSpec.of(made.shape, self.dtype)
-    out, at = Planes.of(made, 2), _windows(kernel_size, stride, padding, dilation)
+    (output,) = output_specs(torch.ops.aten.col2im, self, output_size, kernel_size, dilation, padding, stride)
+    output = OutputSpec.of(output.shape, self.dtype)
+    out, at = Planes.of(output, 2), _windows(kernel_size, stride, padding, dilation)
     _, n_c, _, n_y, n_x = out.sizes
     tiles = plane_tiles(last=False, dtype=self.dtype)
     stride_n, stride_r, stride_l = self.stride() if self.dim() == 3 else (0, *self.stride())
@@ -628,4 +634,4 @@ def col2im(
     }
     index = index_dtype(out.count + tiles["BLOCK"], reach(self.shape, self.stride()))
     config = tiles.config(INDEX=index, WIDE=wide_of(self.dtype), **at)
-    return Plan({"y": made}, [Launch(fold, (-(-out.count // tiles["BLOCK"]),), config, numbers, {"x": "self"})])
+    return Plan({"y": output}, [Launch(fold, (-(-out.count // tiles["BLOCK"]),), config, numbers, {"x": "self"})])

@@ -18,7 +18,7 @@ from .lib.config import Tiles, tunable
 from .lib.indexing import bytes_of
 from .lib.launch import Launcher, runs_on_chip
 from .lib.maths import libdevice
-from .lib.moves import Late, Piece, apart, launching, number_for
+from .lib.moves import Piece, RuntimeNumber, apart, launching, number_for
 from .lib.plans import plans
 from .lib.pointwise import DTYPES
 from .lib.rows import DEVICES
@@ -38,7 +38,7 @@ def _filling(y: Tensor) -> tuple[Callable[[Any], Any], Callable[..., Any]]:
     convert = number_for(y.dtype)
     if not y.numel():
         return convert, lambda y, value: None
-    piece = Piece(0, None, Late("value"), tuple(y.shape), tuple(y.stride()), (), 0, 0)
+    piece = Piece(0, None, RuntimeNumber("value"), tuple(y.shape), tuple(y.stride()), (), 0, 0)
     one = launching([piece], [y.dtype])
     return convert, one.kernel.ready(one.grid, one.numbers, one.config)
 

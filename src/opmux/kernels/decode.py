@@ -52,10 +52,10 @@ def page_of(table_ptr, at, end, PAGE: tl.constexpr, BLOCK_N: tl.constexpr):
 
 
 @triton.jit
-def columns(ptr, o_n, there, first, size, NUMBERS: tl.constexpr, BLOCK: tl.constexpr, FULL: tl.constexpr):
+def columns(ptr, o_n, m, first, size, NUMBERS: tl.constexpr, BLOCK: tl.constexpr, FULL: tl.constexpr):
     """Columns from `first` on of rows of the cache, 0 where masked; NUMBERS converts bytes to floats."""
     o = tl.arange(0, BLOCK)
-    m = there[:, None]
+    m = m[:, None]
     if not FULL:
         m &= (o < size)[None, :]
     ptrs = ptr + o_n[:, None] + (first + o)[None, :]
@@ -116,26 +116,26 @@ def _decode(
     k_ptr += kv.to(tl.int64) * k_head
     if v_ptr is not None:
         v_ptr += kv.to(tl.int64) * v_head
-    place = query + (length - queries)  # index of each query's position among the keys
+    position = query + (length - queries)  # index of each query's position among the keys
     page = z
     if table_ptr is not None:
         table_ptr += z * table_row
         page = page_of(table_ptr, begin, end, PAGE, BLOCK_N)
     for at in range(begin, end, BLOCK_N):
         i_n = at + tl.arange(0, BLOCK_N)
-        there = i_n < end
-        here = i_n.to(tl.int64)
+        m_n = i_n < end
+        row_in_page = i_n.to(tl.int64)
         if table_ptr is not None:
-            here = (i_n % PAGE).to(tl.int64)
-        o_k = page * k_page + here * k_row
-        b_k = columns(k_ptr, o_k, there, 0, PART, NUMBERS, BLOCK_D, FULL).to(b_q.dtype)
+            row_in_page = (i_n % PAGE).to(tl.int64)
+        o_k = page * k_page + row_in_page * k_row
+        b_k = columns(k_ptr, o_k, m_n, 0, PART, NUMBERS, BLOCK_D, FULL).to(b_q.dtype)
         b_s = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION, out_dtype=WIDE)
         if BLOCK_R:
-            b_r = columns(k_ptr, o_k, there, PART, dim - PART, NUMBERS, BLOCK_R, FULL).to(b_q.dtype)
+            b_r = columns(k_ptr, o_k, m_n, PART, dim - PART, NUMBERS, BLOCK_R, FULL).to(b_q.dtype)
             b_s = tl.dot(b_qr, tl.trans(b_r), b_s, input_precision=PRECISION, out_dtype=WIDE)
         if v_ptr is not None:
-            o_v = page * v_page + here * v_row
-            b_v = columns(v_ptr, o_v, there, 0, dim_v, NUMBERS, BLOCK_E, FULL).to(b_q.dtype)
+            o_v = page * v_page + row_in_page * v_row
+            b_v = columns(v_ptr, o_v, m_n, 0, dim_v, NUMBERS, BLOCK_E, FULL).to(b_q.dtype)
         else:
             b_v = b_k
         if table_ptr is not None:  # load the next page number now, so that the next keys need not wait for it
@@ -143,12 +143,12 @@ def _decode(
         b_s *= factor
         if CAP:  # cap * tanh(s / cap), to base 2
             b_s = cap * (1.0 - 2.0 / (tl.exp2(b_s) + 1.0))
-        seen = there[None, :]
+        visible = m_n[None, :]
         if CAUSAL:
-            seen &= i_n[None, :] <= place[:, None]
+            visible &= i_n[None, :] <= position[:, None]
         if WINDOW:
-            seen &= i_n[None, :] >= place[:, None] - window
-        b_s = tl.where(seen, b_s, -float("inf"))
+            visible &= i_n[None, :] >= position[:, None] - window
+        b_s = tl.where(visible, b_s, -float("inf"))
         b_new = tl.maximum(b_top, tl.max(b_s, 1))
         b_to = tl.where(b_new == -float("inf"), 0.0, b_new)  # -inf - -inf would be NaN
         b_p = tl.exp2(b_s - b_to[:, None])
@@ -200,11 +200,11 @@ def _combine(
     """o and lse of a query and head: its splits' results, weighted by their fractions of the sum."""
     row = tl.program_id(0).to(tl.int64)
     rows = heads * queries
-    z, place = row // rows, row % rows
-    head, query = place // queries, place % queries
+    z, index = row // rows, row % rows
+    head, query = index // queries, index % queries
     i_s = tl.arange(0, BLOCK_S)
     o_e = tl.program_id(1) * BLOCK_E + tl.arange(0, BLOCK_E)
-    o_s = (z * splits + i_s) * rows + place
+    o_s = (z * splits + i_s) * rows + index
     b_lse = tl.load(part_lse_ptr + o_s, mask=i_s < splits, other=-float("inf"))
     some = b_lse != -float("inf")
     m = some[:, None] & (o_e < dim_v)[None, :]
@@ -269,16 +269,16 @@ def _write(
         count = tl.load(counts_ptr + z)
     at = tl.load(lengths_ptr + z).to(tl.int64) - count + token
     if (token < count) & (at >= 0) & (at < capacity):
-        page, here = z, at
+        page, row_in_page = z, at
         if table_ptr is not None:
             page = tl.load(table_ptr + z * table_row + at // PAGE).to(tl.int64)
-            here = at % PAGE
+            row_in_page = at % PAGE
         put(
             k_ptr,
             k_cache_ptr,
             k_scale_ptr,
             z * k_batch + token.to(tl.int64) * k_row,
-            page * k_cache_page + here * k_cache_row,
+            page * k_cache_page + row_in_page * k_cache_row,
             k_head,
             k_cache_head,
             k_scale_step,
@@ -294,7 +294,7 @@ def _write(
                 v_cache_ptr,
                 v_scale_ptr,
                 z * v_batch + token.to(tl.int64) * v_row,
-                page * v_cache_page + here * v_cache_row,
+                page * v_cache_page + row_in_page * v_cache_row,
                 v_head,
                 v_cache_head,
                 v_scale_step,
@@ -406,9 +406,11 @@ class DecodeProblem(NamedTuple):
     @property
     def blocks(self) -> dict[str, int]:
         block = lambda size: max(16, triton.next_power_of_2(size))
-        part, rest = self.parts
+        part, remainder = self.parts
         return dict(
-            BLOCK_D=block(part), BLOCK_R=block(rest) if rest else 0, BLOCK_E=block(part if self.shared else self.dim_v)
+            BLOCK_D=block(part),
+            BLOCK_R=block(remainder) if remainder else 0,
+            BLOCK_E=block(part if self.shared else self.dim_v),
         )
 
 
@@ -442,7 +444,7 @@ def _plan(
     if not p.dim:
         raise NotSupported("keys without columns")
     group = p.heads // p.kv_heads
-    rows, (part, rest), blocks = group * p.queries, p.parts, p.blocks
+    rows, (part, remainder), blocks = group * p.queries, p.parts, p.blocks
     tiles = key_tiles(rows=rows, keys=p.capacity, dim=max(p.dim, p.dim_v), dtype=q.dtype, kept=k.dtype)
     sizes = {name: size for name, size in tiles.sizes.items() if name != "PER_CORE"}
     count = p.batch * p.kv_heads * -(-rows // tiles["BLOCK_M"])
@@ -456,7 +458,7 @@ def _plan(
             CAUSAL=p.queries > 1,
             WINDOW=window >= 0,
             CAP=softcap > 0,
-            FULL=(part, rest, p.dim_v) == (blocks["BLOCK_D"], blocks["BLOCK_R"], blocks["BLOCK_E"]),
+            FULL=(part, remainder, p.dim_v) == (blocks["BLOCK_D"], blocks["BLOCK_R"], blocks["BLOCK_E"]),
             NUMBERS=numbers_of,
             WIDE=wide,
             PRECISION=precision if q.dtype is torch.float32 else "ieee",

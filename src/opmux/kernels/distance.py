@@ -174,15 +174,15 @@ def _backward(
     for j in range(n):
         if PAIRS:
             at = condensed(o_m, o_m * 0 + j, n)
-            there = (o_m < m) & (o_m != j)
+            valid = (o_m < m) & (o_m != j)
         else:
             at = (batch * m + o_m.to(tl.int64)) * n + j
-            there = o_m < m
-        g = tl.load(dy_ptr + at, mask=there, other=0.0)
-        dist = tl.load(y_ptr + at, mask=there, other=0.0)
+            valid = o_m < m
+        g = tl.load(dy_ptr + at, mask=valid, other=0.0)
+        dist = tl.load(y_ptr + at, mask=valid, other=0.0)
         b = tl.load(b_ptr + tl.full([], j, tl.int64) * k + o_k, mask=o_k < k, other=0.0)
         added_now = slope(a - b[None, :], g[:, None], dist[:, None], p, NORM)
-        total += tl.where(there[:, None], added_now, 0.0)
+        total += tl.where(valid[:, None], added_now, 0.0)
     tl.store(da_ptr + o_a, total, mask=m_a)
 
 

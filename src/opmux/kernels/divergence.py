@@ -142,8 +142,8 @@ def _lse(ptr, n, temperature, WIDE: tl.constexpr, BLOCK_N: tl.constexpr):
     for at in range(0, n, BLOCK_N):
         b_x = tl.load(ptr + at + o_n, mask=at + o_n < n, other=-float("inf")).to(WIDE) / temperature
         new = tl.maximum(top, tl.max(b_x, 0))
-        to = tl.where(new == -float("inf"), 0.0, new)  # inf - inf would be NaN
-        total = total * tl.exp(top - to) + tl.sum(tl.exp(b_x - to), 0)
+        base = tl.where(new == -float("inf"), 0.0, new)  # inf - inf would be NaN
+        total = total * tl.exp(top - base) + tl.sum(tl.exp(b_x - base), 0)
         top = new
     return tl.where(top == -float("inf"), 0.0, top) + tl.log(total)
 
@@ -169,16 +169,16 @@ def _logits_fwd(
     row = tl.program_id(0).to(tl.int64)
     student_ptr += row * student_stride
     teacher_ptr += row * teacher_stride
-    heat = tl.full([], temperature, WIDE)
-    x_lse = _lse(student_ptr, n, heat, WIDE, BLOCK_N)
-    y_lse = _lse(teacher_ptr, n, heat, WIDE, BLOCK_N)
+    temperature = tl.full([], temperature, WIDE)
+    x_lse = _lse(student_ptr, n, temperature, WIDE, BLOCK_N)
+    y_lse = _lse(teacher_ptr, n, temperature, WIDE, BLOCK_N)
     o_n = tl.arange(0, BLOCK_N)
     b_loss = tl.zeros([BLOCK_N], WIDE)
     b_slope = tl.zeros([BLOCK_N], WIDE)
     for at in range(0, n, BLOCK_N):
         m = at + o_n < n
-        b_x = tl.load(student_ptr + at + o_n, mask=m, other=0.0).to(WIDE) / heat - x_lse
-        b_y = tl.load(teacher_ptr + at + o_n, mask=m, other=0.0).to(WIDE) / heat - y_lse
+        b_x = tl.load(student_ptr + at + o_n, mask=m, other=0.0).to(WIDE) / temperature - x_lse
+        b_y = tl.load(teacher_ptr + at + o_n, mask=m, other=0.0).to(WIDE) / temperature - y_lse
         b_loss += tl.where(m, _jsd(b_x, b_y, BETA), 0.0)
         b_slope += tl.where(m, _jsd_slope(b_x, b_y, BETA), 0.0)
     loss = tl.sum(b_loss, 0)
@@ -211,18 +211,18 @@ def _logits_bwd(
     row = tl.program_id(0).to(tl.int64)
     o_n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = o_n < n
-    heat = tl.full([], temperature, WIDE)
+    temperature = tl.full([], temperature, WIDE)
     counts = True
     if labels_ptr is not None:
         counts = tl.load(labels_ptr + row).to(tl.int64) != ignore_index
     b_dx = tl.zeros([BLOCK_N], WIDE)
     if counts:
-        b_x = tl.load(student_ptr + row * student_stride + o_n, mask=m, other=0.0).to(WIDE) / heat
-        b_y = tl.load(teacher_ptr + row * teacher_stride + o_n, mask=m, other=0.0).to(WIDE) / heat
+        b_x = tl.load(student_ptr + row * student_stride + o_n, mask=m, other=0.0).to(WIDE) / temperature
+        b_y = tl.load(teacher_ptr + row * teacher_stride + o_n, mask=m, other=0.0).to(WIDE) / temperature
         b_x -= tl.load(student_lse_ptr + row).to(WIDE)
         b_y -= tl.load(teacher_lse_ptr + row).to(WIDE)
         b_dx = _jsd_slope(b_x, b_y, BETA) - tl.exp(b_x) * tl.load(slope_ptr + row).to(WIDE)
-        b_dx *= tl.load(dloss_ptr + row).to(WIDE) / heat
+        b_dx *= tl.load(dloss_ptr + row).to(WIDE) / temperature
     tl.store(student_ptr + row * student_stride + o_n, b_dx.to(student_ptr.dtype.element_ty), mask=m)
 
 
@@ -259,9 +259,9 @@ def _plan(input: Tensor, target: Tensor, others: dict[str, Any], eps: float | No
     tiles = (backward_tiles if back else forward_tiles)(n=rows.n, dtype=input.dtype)
     grid = (rows.count, -(-rows.n // tiles["BLOCK_N"])) if back else (rows.count,)
     launch = rows.launch(bwd if back else fwd, tiles, *grid, WIDE=wide_of(input.dtype), **constants)
-    launch = launch if eps is None else launch.given(eps=eps)
+    launch = launch if eps is None else launch.with_numbers(eps=eps)
     if "labels" not in others:
-        launch = launch.named(labels=None).given(ignore_index=0)
+        launch = launch.named(labels=None).with_numbers(ignore_index=0)
     return Plan(makes, [launch], [*rows.strided, *strided(**others)])
 
 
@@ -326,5 +326,5 @@ def token_logits_jsd_bwd_(
     tiles = backward_tiles(n=rows.n, dtype=student.dtype)
     grid = rows.count, -(-rows.n // tiles["BLOCK_N"])
     launch = rows.launch(logits_bwd, tiles, *grid, WIDE=wide_of(student.dtype), BETA=beta)
-    rest = dict(dloss=dloss, student_lse=student_lse, teacher_lse=teacher_lse, slope=slope, labels=labels)
-    return Plan({}, [launch], [*rows.strided, *strided(**rest)])
+    others = dict(dloss=dloss, student_lse=student_lse, teacher_lse=teacher_lse, slope=slope, labels=labels)
+    return Plan({}, [launch], [*rows.strided, *strided(**others)])

@@ -46,12 +46,12 @@ def _prelu_bwd(
     check_tensors(dy, x, weight)
     dx, dw = on_meta(torch.ops.aten._prelu_kernel_backward, dy, x, weight)
     shape = tuple(dx.shape)
-    given = {
+    strides = {
         n: (broadcast_strides(t.shape, t.stride(), shape), t.dtype) for n, t in (("dy", dy), ("x", x), ("w", weight))
     }
-    e = Elements(shape, given | {"dx": (dx.stride(), x.dtype), "dw": (dw.stride(), x.dtype)})
+    e = Elements(shape, strides | {"dx": (dx.stride(), x.dtype), "dw": (dw.stride(), x.dtype)})
     wide = WIDE[x.dtype]
-    body = [f"{n} = {e.load(n)}.to({wide})" for n in given]
+    body = [f"{n} = {e.load(n)}.to({wide})" for n in strides]
     body += [e.store("dx", "tl.where(x > 0, dy, w * dy)"), e.store("dw", "tl.where(x > 0, 0.0, x * dy)")]
     return e.ready("prelu_bwd", body, makes={"dx": OutputSpec.like(dx), "dw": OutputSpec.like(dw)})
 
@@ -108,12 +108,12 @@ def learnt(zero_point, low, high):
 
 
 def _quantizer(
-    x: Tensor, pointers: Sequence[str], late: Sequence[str], lines: Sequence[str], mask: bool = True, **operands: Any
+    x: Tensor, pointers: Sequence[str], runtime: Sequence[str], lines: Sequence[str], mask: bool = True, **operands: Any
 ) -> Callable[..., Any]:
-    """A launch (x, *operands, *pointers, *late numbers) -> output, mask. `lines` assign `scale` and `zero`."""
+    """A launch (x, *operands, *pointers, *runtime numbers) -> output, mask. `lines` assign `scale` and `zero`."""
     y = OutputSpec.like(on_meta(torch.empty_like, x))
-    made = {"y": y, **({"g": y._replace(dtype=torch.bool)} if mask else {})}
-    results = {n: (o.stride, o.dtype) for n, o in made.items()}
+    makes = {"y": y, **({"g": y._replace(dtype=torch.bool)} if mask else {})}
+    results = {n: (o.stride, o.dtype) for n, o in makes.items()}
     e = Elements(x.shape, {"x": (x.stride(), x.dtype), **operands, **results})
     loads = {name: e.load(name, other="1") for name in operands}
     body = [f"x = {e.load('x', other='0.0')}.to({WIDE[x.dtype]})", *(line.format(**loads) for line in lines)]
@@ -131,9 +131,9 @@ def _quantizer(
     return e.ready(
         "fake_quantize",
         body,
-        makes=made,
+        makes=makes,
         single=pointers,
-        late=[*late, 'low: "i64"', 'high: "i64"'],
+        runtime=[*runtime, 'low: "i64"', 'high: "i64"'],
         quantized=quantized,
         learnt=learnt,
     )

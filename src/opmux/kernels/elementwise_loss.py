@@ -250,12 +250,12 @@ def _forward(name: str, x: Tensor, reduction: int, number: float, before: dict, 
     return Plan(makes, [launch.named(y="share"), last], copied, before)
 
 
-def _number(**given: float) -> float:
+def _number(**values: float) -> float:
     """beta or delta; 0 for a loss without one."""
-    for name, value in given.items():
+    for name, value in values.items():
         if not value > 0:  # torch raises, or uses another formula
             raise NotSupported(f"{name} = {value}")
-    return sum(given.values())
+    return sum(values.values())
 
 
 def _loss(name: str, self: Input, target: Like, reduction: int, weight: Like | None = None, **number: Any) -> Plan:

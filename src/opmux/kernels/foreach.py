@@ -34,15 +34,15 @@ from .lib.list_kernels import (
     TYPES,
     ListPlan,
     lanes,
-    launched,
     norm_tiles,
     part,
     planned,
+    run_chunks,
     scale_lists,
     squares,
     squares_of_each,
 )
-from .lib.lists import MORE, Seen, chunks_of, seen_alike, table_of
+from .lib.lists import MORE, TensorGroup, chunks_of, group_of, table_of
 from .lib.maths import div, sqrt
 from .lib.pointwise import DTYPES, ROWS, Row
 from .lib.rows import DEVICES, OutputSpec
@@ -85,9 +85,9 @@ def kernel_of(form: StepForm) -> Launcher:
     """Generate the kernel of a form."""
     params = ["table_ptr", "chunk_ptr"]
     held = [f"p{i}_ptr" for i, kind in enumerate(form.kinds) if kind == "p"]
-    late = [f'v{i}: "fp64"' for i, kind in enumerate(form.kinds) if kind in "nd"]
+    runtime = [f'v{i}: "fp64"' for i, kind in enumerate(form.kinds) if kind in "nd"]
     types = [f"T{i}: tl.constexpr" for i in range(form.lists)]
-    params += [*held, "skip_ptr", *late, "STEP: tl.constexpr", "C: tl.constexpr", *types]
+    params += [*held, "skip_ptr", *runtime, "STEP: tl.constexpr", "C: tl.constexpr", *types]
     params += [f"{name}: tl.constexpr" for name, _ in form.constants]
     params += ["LANES: tl.constexpr", "BLOCK: tl.constexpr"]
     column = form.lists + MORE
@@ -133,14 +133,19 @@ def kernel_of(form: StepForm) -> Launcher:
 
 
 def run(
-    form: StepForm, step: Any, what: Seen, given: tuple, skip: Tensor | None = None, wide: torch.dtype | None = None
+    form: StepForm,
+    step: Any,
+    group: TensorGroup,
+    args: tuple,
+    skip: Tensor | None = None,
+    wide: torch.dtype | None = None,
 ) -> None:
-    """Launch a form; `given`: one-element tensors, then numbers."""
+    """Launch a form; `args`: one-element tensors, then numbers."""
     held = form.kinds.count("p")
-    dtype = wide or what.dtypes[0]
-    constants = {"STEP": step, "C": DTYPES[dtype][1], **dict(form.constants), "LANES": lanes(what.dtypes)}
+    dtype = wide or group.dtypes[0]
+    constants = {"STEP": step, "C": DTYPES[dtype][1], **dict(form.constants), "LANES": lanes(group.dtypes)}
     types = " ".join(f"T{i}" for i in range(form.lists))
-    launched(kernel_of(form), what, (*given[:held], skip, *given[held:]), constants, types)
+    run_chunks(kernel_of(form), group, (*args[:held], skip, *args[held:]), constants, types)
 
 
 # ---- elementwise ----------------------------------------------------------------------------------------------------
@@ -249,7 +254,7 @@ def elementwise(name: str) -> tuple[Callable[..., Any], Callable[..., None]]:
         if any(items[0].dtype is not dtype for items in lists) or any(h.device != lead[0].device for h in given.held):
             raise NotSupported("tensors of several dtypes or devices")
         form = StepForm(f"foreach_{name}", given.kinds, ((0, len(lists) - 1 if at is None else at),), len(lists))
-        run(form, found[0].function, seen_alike(lists, given.more), (*given.held, *given.numbers))
+        run(form, found[0].function, group_of(lists, given.more), (*given.held, *given.numbers))
 
     def call(*args: Any, **keywords: Any) -> Any:
         args = (*args, *(keywords[n] for n in names[len(args) :] if n in keywords))
@@ -288,14 +293,14 @@ def copy_to(out: Any, self: Any, src: Any, non_blocking: bool = False) -> None:
     if a not in TYPES or b not in TYPES or not (a is b or (a in FLOATS and b in FLOATS)):
         raise NotSupported(f"a copy from {a} to {b}")
     wide = torch.int32 if a is torch.bool else a
-    run(COPY, same, seen_alike([src, out]), (), wide=torch.float64 if torch.float64 in (a, b) else wide)
+    run(COPY, same, group_of([src, out]), (), wide=torch.float64 if torch.float64 in (a, b) else wide)
 
 
 def zero_to(out: Any, self: Any) -> None:
     _check_lists(out)
     if out[0].dtype not in TYPES:
         raise NotSupported(f"zeros of {out[0].dtype}")
-    run(ZERO, nothing, seen_alike([out]), (), wide=torch.int32 if out[0].dtype is torch.bool else None)
+    run(ZERO, nothing, group_of([out]), (), wide=torch.int32 if out[0].dtype is torch.bool else None)
 
 
 def _check_lists(*lists: Any) -> None:
@@ -328,28 +333,28 @@ def foreach_norm(self: Any, ord: Any = 2, dtype: Any = None) -> Any:
     kind = self[0].dtype
     if ord != 2 or dtype is not None or kind not in FLOATS[:3]:
         raise NotSupported(f"norms of order {ord}, of {kind} as {dtype}")
-    what, n = seen_alike([self]), len(self)
-    plan = planned(squares, what, ("foreach_norm",), lambda: _norm_plan(what))
+    group, n = group_of([self]), len(self)
+    plan = planned(squares, group, ("foreach_norm",), lambda: _norm_plan(group))
     if not plan.launches:
         raise NotSupported("no elements")
-    cut = chunks_of(what, plan.block)
-    table = table_of(what, cut)
-    shares, sums = (OutputSpec.of((k,), torch.float32).empty(self[0]) for k in (cut.count, n))
+    chunks = chunks_of(group, plan.block)
+    table = table_of(group, chunks)
+    shares, sums = (OutputSpec.of((k,), torch.float32).empty(self[0]) for k in (chunks.count, n))
     first, second = plan.launches
-    first(table, cut.rows, None, shares)
+    first(table, chunks.rows, None, shares)
     second(table, shares, sums)
     return list(sums.sqrt_().to(kind).unbind())
 
 
-def _norm_plan(what: Seen) -> ListPlan:
-    tiles = norm_tiles(width=what.dtypes[0].itemsize)
-    count = sum(-(-k // tiles["BLOCK"]) for k in what.sizes)
+def _norm_plan(group: TensorGroup) -> ListPlan:
+    tiles = norm_tiles(width=group.dtypes[0].itemsize)
+    count = sum(-(-k // tiles["BLOCK"]) for k in group.sizes)
     if not count:
         return ListPlan(tiles["BLOCK"], ())
-    config = tiles.config(I=TYPES[what.dtypes[0]], LANES=lanes(what.dtypes))
+    config = tiles.config(I=TYPES[group.dtypes[0]], LANES=lanes(group.dtypes))
     launches = (
         squares.ready((count, 1, 1), (), config),
-        squares_of_each.ready((len(what.sizes), 1, 1), (), Tiles(512, BLOCK=4096).config(CHUNK=tiles["BLOCK"])),
+        squares_of_each.ready((len(group.sizes), 1, 1), (), Tiles(512, BLOCK=4096).config(CHUNK=tiles["BLOCK"])),
     )
     return ListPlan(tiles["BLOCK"], launches)
 
@@ -382,8 +387,8 @@ def adam(
     DECOUPLED: tl.constexpr,
 ):
     """log1, log2: logarithms of the betas. Bias corrections use float64, because float32 loses digits of 1 - beta."""
-    kept = unscaled(g, scale)
-    g = -kept if MAXIMIZE else kept
+    stored = unscaled(g, scale)
+    g = -stored if MAXIMIZE else stored
     lr = lr.to(p.dtype)
     decay = decay.to(p.dtype)
     if DECOUPLED:
@@ -399,15 +404,15 @@ def adam(
     else:
         top = tl.maximum(most, v)
     p = p - div(lr, c1) * div(m, div(sqrt(top), c2) + eps.to(p.dtype))
-    return p, kept, m, v, top
+    return p, stored, m, v, top
 
 
 @triton.jit
 def sgd(
     p, g, b, lr, momentum, dampening, decay, scale, MAXIMIZE: tl.constexpr, NESTEROV: tl.constexpr, FIRST: tl.constexpr
 ):
-    kept = unscaled(g, scale)
-    g = -kept if MAXIMIZE else kept
+    stored = unscaled(g, scale)
+    g = -stored if MAXIMIZE else stored
     g = g + decay.to(p.dtype) * p
     if b is None:
         moved = g
@@ -415,17 +420,17 @@ def sgd(
     else:
         new = g if FIRST else momentum.to(p.dtype) * b + (1 - dampening).to(p.dtype) * g
         moved = g + momentum.to(p.dtype) * new if NESTEROV else new
-    return p - lr.to(p.dtype) * moved, kept, new
+    return p - lr.to(p.dtype) * moved, stored, new
 
 
 @triton.jit
 def adagrad(p, g, total, step, lr, lr_decay, decay, eps, scale, MAXIMIZE: tl.constexpr):
-    kept = unscaled(g, scale)
-    g = -kept if MAXIMIZE else kept
+    stored = unscaled(g, scale)
+    g = -stored if MAXIMIZE else stored
     g = g + decay.to(p.dtype) * p
     rate = (lr / (1 + (step.to(tl.float64) - 1) * lr_decay)).to(p.dtype)
     total = total + g * g
-    return p - rate * div(g, sqrt(total) + eps.to(p.dtype)), kept, total
+    return p - rate * div(g, sqrt(total) + eps.to(p.dtype)), stored, total
 
 
 def _stepped(
@@ -460,7 +465,7 @@ def _stepped(
             raise NotSupported("step counts that are not float32 numbers on the device")
         more, kinds = (tuple(t.data_ptr() for t in states),), kinds + "h"
     held: list[Tensor] = []
-    late: list[float] = []
+    runtime: list[float] = []
     for number in numbers:
         if isinstance(number, Tensor):
             if number.dtype is not torch.float32 or number.numel() != 1:
@@ -471,12 +476,12 @@ def _stepped(
                 raise NotSupported("a learning rate on another device")
         kinds += "p" if isinstance(number, Tensor) else "d"
         held += [number] if isinstance(number, Tensor) else []
-        late += [] if isinstance(number, Tensor) else [float(number)]
+        runtime += [] if isinstance(number, Tensor) else [float(number)]
     kinds += "-" if grad_scale is None else "p"
     held += [] if grad_scale is None else [grad_scale]
     writes = tuple((i, i) for i in range(len(lists)) if i != 1 or grad_scale is not None)
     form = StepForm(name, kinds, writes, len(lists), tuple(constants.items()), True)
-    run(form, step, seen_alike(lists, more), (*held, *late), found_inf)
+    run(form, step, group_of(lists, more), (*held, *runtime), found_inf)
 
 
 def _adam(
@@ -577,9 +582,9 @@ def mutating(name: str, fn: Callable[..., Any], result: Callable[..., Any] = lam
         return result(*args)
 
     def into(out: Any, *args: Any) -> Any:
-        given = dict(zip(named, args, strict=True))
+        named_args = dict(zip(named, args, strict=True))
         split = len(positional)
-        fn(*args[:split], **{n: given[n] for n in named[split:]})
+        fn(*args[:split], **{n: named_args[n] for n in named[split:]})
         return result(*args)
 
     impl(spec.ops[name], devices=DEVICES, into=into)(call)
@@ -603,8 +608,8 @@ def _unscale(self: Any, found_inf: Tensor, inv_scale: Tensor) -> None:
     for t in (found_inf, inv_scale):
         if t.dtype is not torch.float32 or t.numel() != 1 or t.device != home:
             raise NotSupported("a flag or scale that is no float32 number on the device")
-    what = seen_alike([self, self])
-    launched(scale_lists, what, (found_inf, inv_scale, 1.0), {"LANES": lanes(what.dtypes)}, "I O")
+    group = group_of([self, self])
+    run_chunks(scale_lists, group, (found_inf, inv_scale, 1.0), {"LANES": lanes(group.dtypes)}, "I O")
 
 
 def _update_scale(scale_ptr, tracker_ptr, found_ptr, growth: tl.float64, backoff: tl.float64, interval):
@@ -612,12 +617,12 @@ def _update_scale(scale_ptr, tracker_ptr, found_ptr, growth: tl.float64, backoff
     scale = tl.load(scale_ptr)
     count = tl.load(tracker_ptr)
     found = tl.load(found_ptr) != 0
-    more = count + 1
-    due = more == interval
+    next_count = count + 1
+    due = next_count == interval
     up = (scale * growth).to(tl.float32)
     up = tl.where(tl.abs(up) < INF, up, scale)
     tl.store(scale_ptr, tl.where(found, (scale * backoff).to(tl.float32), tl.where(due, up, scale)))
-    tl.store(tracker_ptr, tl.where(found | due, 0, more))
+    tl.store(tracker_ptr, tl.where(found | due, 0, next_count))
 
 
 update_scale = Launcher(_update_scale, sizes="")

@@ -51,13 +51,13 @@ def _with_sums(
     return Plan(makes, [*before, last, column_sum("share", "dbias", parts, n, x.dtype)], copied)
 
 
-def _amax(x: Tensor, shape: Any, of: dict[str, Any]) -> Launch:
+def _amax(x: Tensor, shape: Any, source: dict[str, Any]) -> Launch:
     """Write the amax of each program's tiles to `parts`. The number of programs is a power of two."""
     (m, n), tiles = matrix(shape), amax_of_tiles(dtype=x.dtype)
     down, across = sides(tiles)
     count = programs(x.device, triton.cdiv(m, down) * triton.cdiv(n, across), 8)
     count = min(FEW, triton.next_power_of_2(count) // (2 if count & (count - 1) else 1))
-    config = tiles.config(FULL=m % down == 0 and n % across == 0, **of)
+    config = tiles.config(FULL=m % down == 0 and n % across == 0, **source)
     return Launch(amax_of, (count,), config, {"n_rows": m, "n": n, "offset": 0.0})
 
 
@@ -82,8 +82,8 @@ def act_fp8_cast_into(
 ) -> Plan:
     if not x.numel():
         return _nothing(spec.act_fp8_cast_into.reference)
-    shape, of = spec.result_shape(x, dy, gated), _constants(x, act, bool(gated), dy is not None, False)
-    launch = cast_launch(shape, x.dtype, dtype, 0, False, {"offset": 0.0, "eps": 0.0}, of)
+    shape, source = spec.result_shape(x, dy, gated), _constants(x, act, bool(gated), dy is not None, False)
+    launch = cast_launch(shape, x.dtype, dtype, 0, False, {"offset": 0.0, "eps": 0.0}, source)
     return _with_sums({}, [launch], x, dbias, shape, strided(x=x, dy=dy))
 
 
@@ -102,9 +102,9 @@ def act_fp8_current_into(
 ) -> Plan:
     if not x.numel():
         return _nothing(spec.act_fp8_current_into.reference)
-    shape, of = spec.result_shape(x, dy, gated), _constants(x, act, bool(gated), dy is not None, True)
-    parts = _amax(x, shape, of)
-    launch = cast_launch(shape, x.dtype, dtype, parts.grid[0], bool(pow2), {"offset": 0.0}, of).named(scale="parts")
+    shape, source = spec.result_shape(x, dy, gated), _constants(x, act, bool(gated), dy is not None, True)
+    parts = _amax(x, shape, source)
+    launch = cast_launch(shape, x.dtype, dtype, parts.grid[0], bool(pow2), {"offset": 0.0}, source).named(scale="parts")
     makes = {"parts": OutputSpec.of(parts.grid, torch.float32)}
     return _with_sums(makes, [parts, launch], x, dbias, shape, strided(x=x, dy=dy))
 
@@ -126,9 +126,9 @@ def act_fp8_blocks_into(
 ) -> Plan:
     if not x.numel():
         return _nothing(spec.act_fp8_blocks_into.reference)
-    shape, of = spec.result_shape(x, dy, gated), _constants(x, act, bool(gated), dy is not None, True)
+    shape, source = spec.result_shape(x, dy, gated), _constants(x, act, bool(gated), dy is not None, True)
     numbers = {"offset": 0.0, **strides(y=y_scale, yt=yt_scale)}
-    launch = blocks_launch(shape, x.dtype, dtype, bool(two_d), bool(pow2), numbers, of)
+    launch = blocks_launch(shape, x.dtype, dtype, bool(two_d), bool(pow2), numbers, source)
     return _with_sums({}, [launch], x, dbias, shape, strided(x=x, dy=dy))
 
 
@@ -148,9 +148,9 @@ def act_mxfp8_into(
 ) -> Plan:
     if not x.numel():
         return _nothing(spec.act_mxfp8_into.reference)
-    shape, of = spec.result_shape(x, dy, gated), _constants(x, act, bool(gated), dy is not None, True)
+    shape, source = spec.result_shape(x, dy, gated), _constants(x, act, bool(gated), dy is not None, True)
     numbers = {"offset": 0.0, **strides(y=y_scale, yc=yc_scale)}
-    launch = mx_launch(shape, x.dtype, dtype, bool(two_d), numbers, of)
+    launch = mx_launch(shape, x.dtype, dtype, bool(two_d), numbers, source)
     return _with_sums({}, [launch], x, dbias, shape, strided(x=x, dy=dy))
 
 

@@ -189,14 +189,14 @@ def _check(rank: int, x: Tensor, grid: Tensor) -> tuple[Planes, dict[str, int]]:
 def _forward(rank: int) -> Callable[..., Plan]:
     def plan(input: Tensor, grid: Tensor, interpolation_mode: Mode, padding_mode: Padding, align_corners: bool) -> Plan:
         x, strides = _check(rank, input, grid)
-        made = OutputSpec.of((*input.shape[:2], *grid.shape[1:-1]), input.dtype)
+        output = OutputSpec.of((*input.shape[:2], *grid.shape[1:-1]), input.dtype)
         if reach(grid.shape, grid.stride()) > LARGEST:
             raise NotSupported("a grid of more than 2^31 elements")
         launch = per_element(
             sample,
             rank,
             input.dtype,
-            Planes.of(made, rank),
+            Planes.of(output, rank),
             {"x": x},
             per_axis("i_", x.space) | strides,
             {"x": "input"},
@@ -205,7 +205,7 @@ def _forward(rank: int) -> Callable[..., Plan]:
             ALIGN=align_corners,
             WIDE=wide_of(input.dtype),
         )
-        return Plan({"y": made}, [launch])
+        return Plan({"y": output}, [launch])
 
     return plan
 
@@ -248,11 +248,11 @@ def _backward(rank: int) -> Callable[..., Plan]:
             **Planes.of(dinput, rank).numbers("dx"),
             **strides,
         }
-        wanted = output_mask[0]
-        names = {"dy": "grad_output", "x": "input", "dx": "dinput" if wanted else None}
+        input_grad = output_mask[0]
+        names = {"dy": "grad_output", "x": "input", "dx": "dinput" if input_grad else None}
         launch = Launch(sample_bwd, (-(-count // tiles["BLOCK"]),), config, numbers, names)
         makes: dict[str, OutputSpec | Zeros] = {"dgrid": OutputSpec.of(grid.shape, grid.dtype)}
-        if not wanted:
+        if not input_grad:
             return Plan(makes, [launch], returns=["None", "dgrid"])
         return Plan({"dinput": Zeros(dinput), **makes}, [launch])
 

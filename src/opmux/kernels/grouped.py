@@ -86,7 +86,7 @@ def put(
 
 def _product(
     a_ptr, b_ptr, ends_ptr, a_scale_ptr, b_scale_ptr, y_ptr, m, n, k, n_rows, n_groups, a_stride, b_group, b_stride,
-    B_TURNED: tl.constexpr, A_NUMBERS: tl.constexpr, B_NUMBERS: tl.constexpr, WIDE: tl.constexpr,
+    B_TRANSPOSED: tl.constexpr, A_NUMBERS: tl.constexpr, B_NUMBERS: tl.constexpr, WIDE: tl.constexpr,
     PRECISION: tl.constexpr, EXACT: tl.constexpr, FULL: tl.constexpr, GROUPS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
     IN_TURN: tl.constexpr, PROGRAMS: tl.constexpr,
@@ -97,10 +97,10 @@ def _product(
         a = described(a_ptr, n_rows, k, a_stride, False, BLOCK_M, BLOCK_K)
         b = described(
             b_ptr,
-            n if B_TURNED else n_groups * n,
-            n_groups * k if B_TURNED else k,
+            n if B_TRANSPOSED else n_groups * n,
+            n_groups * k if B_TRANSPOSED else k,
             b_stride,
-            B_TURNED,
+            B_TRANSPOSED,
             BLOCK_N,
             BLOCK_K,
         )
@@ -109,11 +109,11 @@ def _product(
             i_tile, j_tile = tile(program, down * BLOCK_M, n, BLOCK_M, BLOCK_N, GROUP)
             group, first, end = rows_of(i_tile, b_begin, b_end, b_tiles, b_last, n_groups, BLOCK_M, GROUPS)
             first_n = j_tile * BLOCK_N
-            row = first_n if B_TURNED else group * n + first_n
-            skip = group * k if B_TURNED else 0
+            row = first_n if B_TRANSPOSED else group * n + first_n
+            skip = group * k if B_TRANSPOSED else 0
             b_y = tl.zeros([BLOCK_M, BLOCK_N], WIDE)
             for begin in range(0, k, BLOCK_K):
-                b_a, b_b = taken(a, first, begin, False), taken(b, row, skip + begin, B_TURNED)
+                b_a, b_b = taken(a, first, begin, False), taken(b, row, skip + begin, B_TRANSPOSED)
                 b_y = multiply(b_a, b_b.T, b_y, WIDE, PRECISION, EXACT)
             put(y_ptr, b_y, a_scale_ptr, b_scale_ptr, group, first, end, first_n, n, WIDE, BLOCK_M, BLOCK_N)
     else:
@@ -125,8 +125,8 @@ def _product(
             o_k = tl.arange(0, BLOCK_K)
             m_m, m_n = (i_m < end)[:, None], (i_n < n)[None, :]
             pa = at(a_ptr, i_m[:, None], o_k[None, :], a_stride, False)
-            pb = at(b_ptr + group.to(tl.int64) * b_group, i_n[None, :], o_k[:, None], b_stride, B_TURNED)
-            step_b = BLOCK_K * b_stride if B_TURNED else BLOCK_K
+            pb = at(b_ptr + group.to(tl.int64) * b_group, i_n[None, :], o_k[:, None], b_stride, B_TRANSPOSED)
+            step_b = BLOCK_K * b_stride if B_TRANSPOSED else BLOCK_K
             b_y = tl.zeros([BLOCK_M, BLOCK_N], WIDE)
             for begin in range(0, k, BLOCK_K):
                 if FULL:
@@ -214,23 +214,23 @@ def wgrad_tiles(rows: int, m: int, n: int, groups: int, dtype: torch.dtype) -> T
 
 
 class Matrices(NamedTuple):
-    """How the kernel reads matrices [groups, n, k]: the strides of groups and of rows (columns if `turned`)."""
+    """How the kernel reads matrices [groups, n, k]: the strides of groups and of rows (columns if `transposed`)."""
 
     group: int
     step: int
-    turned: bool  # columns are contiguous, not rows
+    transposed: bool  # columns are contiguous, not rows
     copied: bool = False
 
     @classmethod
-    def of(cls, b: Tensor, turned: bool) -> Matrices:
-        """How to read b, or its transposes if `turned`. b must be copied unless one dimension is contiguous."""
+    def of(cls, b: Tensor, transposed: bool) -> Matrices:
+        """How to read b, or its transposes if `transposed`. b must be copied unless one dimension is contiguous."""
         _, rows, columns = b.shape
         group, down, right = b.stride()
         if right == 1 or columns == 1:
-            return cls(group, down, turned)
+            return cls(group, down, transposed)
         if down == 1 or rows == 1:
-            return cls(group, right, not turned)
-        return cls(rows * columns, columns, turned, True)
+            return cls(group, right, not transposed)
+        return cls(rows * columns, columns, transposed, True)
 
 
 def _products(
@@ -254,9 +254,9 @@ def _products(
     tiles = product_tiles(rows=rows, n=n, k=k, groups=groups, dtype=a.dtype)
     views, read = read_as(kinds)
     spaced = (sizes.strides["a"] | matrices.step) * a.element_size() % 16 == 0
-    follow = matrices.group == matrices.step * (k if matrices.turned else n)
+    follow = matrices.group == matrices.step * (k if matrices.transposed else n)
     # With contiguous columns, the last block of K would read into the next matrix unless the block is full.
-    whole = not matrices.turned or k % tiles["BLOCK_K"] == 0
+    whole = not matrices.transposed or k % tiles["BLOCK_K"] == 0
     in_turn = tiles["IN_TURN"] and spaced and follow and whole and read["A_NUMBERS"] is None and k > 0
     block_n = min(tiles["BLOCK_N"], 128) if exact else tiles["BLOCK_N"]  # product and sum are in registers
     tiles = tiles.changed({"IN_TURN": in_turn, "BLOCK_N": block_n}, "grouped.product")
@@ -264,7 +264,7 @@ def _products(
     count = most * -(-n // tiles["BLOCK_N"])
     running = programs(a.device, count, 1) if in_turn else count
     config = tiles.config(
-        B_TURNED=matrices.turned,
+        B_TRANSPOSED=matrices.transposed,
         WIDE=wide_of(a.dtype),
         FULL=k % tiles["BLOCK_K"] == 0,
         PRECISION=precision if a.dtype is torch.float32 else "ieee",

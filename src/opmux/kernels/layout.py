@@ -25,7 +25,7 @@ from .lib.config import Tiles, tunable
 from .lib.launch import Launcher
 from .lib.maths import libdevice
 from .lib.meta import call_torch
-from .lib.moves import Flipped, Late, LaunchStage, Source, Stage, moves
+from .lib.moves import Flipped, LaunchStage, RuntimeNumber, Source, Stage, moves
 from .lib.plans import plans
 from .lib.rows import DEVICES, OutputSpec, wide_of
 
@@ -67,22 +67,22 @@ def stack(y: Tensor, tensors: list[Tensor], dim: int) -> Stages:
 
 @moves(spec.ops["block_diag"])
 def block_diag(y: Tensor, tensors: list[Tensor]) -> Stages:
-    made: Moves = []
+    moves: Moves = []
     row = column = 0
     for t in tensors:
         block = t.expand((1,) * (2 - t.dim()) + tuple(t.shape))
         height, width = block.shape
         rows = y.narrow(0, row, height)
-        made += [*_around(rows, 1, column, width), (rows.narrow(1, column, width), block)]
+        moves += [*_around(rows, 1, column, width), (rows.narrow(1, column, width), block)]
         row, column = row + height, column + width
-    return [made]
+    return [moves]
 
 
 @moves(spec.ops["_chunk_cat"])
 def chunk_cat(y: Tensor, tensors: list[Tensor], dim: int, num_chunks: int) -> Stages:
     """Each tensor is cut into chunks along dim, the last ones padded with zeros; the result has chunk i of every tensor
     side by side."""
-    made: Moves = []
+    moves: Moves = []
     dim, at = dim % tensors[0].dim(), 0
     for t in tensors:
         n, inner = t.shape[dim], tuple(t.shape[dim + 1 :])
@@ -92,14 +92,14 @@ def chunk_cat(y: Tensor, tensors: list[Tensor], dim: int, num_chunks: int) -> St
         at += size * width
         if whole:
             chunks = t.narrow(dim, 0, whole * size).unflatten(dim, (whole, size))
-            made.append((part.narrow(dim, 0, whole).unflatten(dim + 1, (size, *inner)), chunks))
+            moves.append((part.narrow(dim, 0, whole).unflatten(dim + 1, (size, *inner)), chunks))
         if rest:
             last = part.select(dim, whole)
             begin, end = last.narrow(dim, 0, rest * width), last.narrow(dim, rest * width, (size - rest) * width)
-            made += [(begin.unflatten(dim, (rest, *inner)), t.narrow(dim, whole * size, rest)), (end, 0)]
+            moves += [(begin.unflatten(dim, (rest, *inner)), t.narrow(dim, whole * size, rest)), (end, 0)]
         used = whole + bool(rest)
-        made.append((part.narrow(dim, used, num_chunks - used), 0))
-    return [made]
+        moves.append((part.narrow(dim, used, num_chunks - used), 0))
+    return [moves]
 
 
 @moves(spec.ops["split_with_sizes_copy"])
@@ -149,9 +149,9 @@ def roll(y: Tensor, self: Tensor, shifts: Sequence[int], dims: Sequence[int]) ->
         shift = total % n
         ends = ((shift, 0, n - shift), (0, n - shift, shift))  # (destination, source, length) of each part
         parts = [
-            (to.narrow(dim, start, size), of.narrow(dim, first, size))
-            for (to, of), (start, first, size) in itertools.product(parts, ends)
-            if size and isinstance(of, Tensor)
+            (target.narrow(dim, start, size), source.narrow(dim, first, size))
+            for (target, source), (start, first, size) in itertools.product(parts, ends)
+            if size and isinstance(source, Tensor)
         ]
     return [parts]
 
@@ -231,16 +231,16 @@ for _name, _view in VIEWS.items():
 # ---- parts of a tensor replaced -------------------------------------------------------------------------------------
 
 
-def _around(y: Tensor, dim: int, start: int, length: int, of: Tensor | Late | int = 0) -> Moves:
-    """Moves for the parts before and after [start, start + length) along dim: copied from `of`, or filled with it."""
+def _around(y: Tensor, dim: int, start: int, length: int, source: Tensor | RuntimeNumber | int = 0) -> Moves:
+    """Moves for the parts before and after [start, start + length) along dim, copied or filled from `source`."""
     ends = ((0, start), (start + length, y.shape[dim] - start - length))
-    source = (lambda a, n: of.narrow(dim, a, n)) if isinstance(of, Tensor) else lambda a, n: of
-    return [(y.narrow(dim, a, n), source(a, n)) for a, n in ends]
+    part = (lambda a, n: source.narrow(dim, a, n)) if isinstance(source, Tensor) else lambda a, n: source
+    return [(y.narrow(dim, a, n), part(a, n)) for a, n in ends]
 
 
-def _replaced(y: Tensor, of: Tensor | int, part: Tensor, src: Tensor) -> Stages:
+def _replaced(y: Tensor, source: Tensor | int, part: Tensor, src: Tensor) -> Stages:
     """Two launches: write all of y, then overwrite a part of it. Used if the rest of y is not just two blocks."""
-    return [[(y, of)], [(part, src)]]
+    return [[(y, source)], [(part, src)]]
 
 
 def _fits(part: Tensor, src: Tensor) -> None:
@@ -249,19 +249,19 @@ def _fits(part: Tensor, src: Tensor) -> None:
         raise NotSupported(f"a part of shape {tuple(part.shape)} and a source of shape {tuple(src.shape)}")
 
 
-def _selected(y: Tensor, of: Tensor | int, src: Tensor, dim: int, index: int) -> Stages:
+def _selected(y: Tensor, source: Tensor | int, src: Tensor, dim: int, index: int) -> Stages:
     dim, part = dim % y.dim(), y.select(dim, index)
     _fits(part, src)
-    return [[*_around(y, dim, index % y.shape[dim], 1, of), (part, src)]]
+    return [[*_around(y, dim, index % y.shape[dim], 1, source), (part, src)]]
 
 
-def _sliced(y: Tensor, of: Tensor | int, src: Tensor, dim: int, start: Any, end: Any, step: int) -> Stages:
+def _sliced(y: Tensor, source: Tensor | int, src: Tensor, dim: int, start: Any, end: Any, step: int) -> Stages:
     dim, part = dim % y.dim(), torch.ops.aten.slice.Tensor(y, dim, start, end, step)
     _fits(part, src)
     if step != 1:
-        return _replaced(y, of, part, src)
+        return _replaced(y, source, part, src)
     first = range(y.shape[dim])[slice(start, end)].start
-    return [[*_around(y, dim, first, part.shape[dim], of), (part, src)]]
+    return [[*_around(y, dim, first, part.shape[dim], source), (part, src)]]
 
 
 @moves(spec.ops["select_scatter"])
@@ -314,17 +314,17 @@ def as_strided_scatter(y: Tensor, self: Tensor, src: Tensor, size: Any, stride: 
 
 
 @moves(spec.ops["constant_pad_nd"])
-def constant_pad_nd(y: Tensor, self: Tensor, pad: list[int], value: Late) -> Stages:
+def constant_pad_nd(y: Tensor, self: Tensor, pad: list[int], value: RuntimeNumber) -> Stages:
     """Copy self and fill the padding around it: each element is written once. A negative pad crops."""
-    made: Moves = []
+    moves: Moves = []
     for i in range(len(pad) // 2):
         before, after, dim = pad[2 * i], pad[2 * i + 1], self.dim() - 1 - i
         cut = max(-before, 0)
         self = self.narrow(dim, cut, self.shape[dim] - cut - max(-after, 0))
         n, start = self.shape[dim], max(before, 0)
-        made += _around(y, dim, start, n, value)
+        moves += _around(y, dim, start, n, value)
         y = y.narrow(dim, start, n)
-    return [[*made, (y, self)]]
+    return [[*moves, (y, self)]]
 
 
 # ---- triangles ------------------------------------------------------------------------------------------------------
@@ -494,7 +494,7 @@ polar_kernel = Launcher(_polar, sizes="total")
 
 
 @plans
-def _polar_launch(
+def _polar_plan(
     abs: AnyTensor[Tensor, "*size", dtypes((torch.float32, torch.float64)), contiguous(), nonempty()],
     angle: AnyTensor[Tensor, "*size", same_dtype("abs"), contiguous()],
 ) -> Callable[..., Any]:
@@ -511,7 +511,7 @@ def _polar_launch(
 
 @impl(spec.ops["polar"], devices=DEVICES)
 def polar(abs: Tensor, angle: Tensor) -> Tensor:
-    return _polar_launch(abs, angle)(abs, angle)
+    return _polar_plan(abs, angle)(abs, angle)
 
 
 def _search(ends_ptr, y_ptr, total, n, steps, BLOCK: tl.constexpr):

@@ -65,8 +65,8 @@ def _fwd(
         if highest > top:  # rare after the first pieces
             best = at + tl.argmax(b_x, 0).to(tl.int32)
         new = tl.maximum(top, highest)
-        to = _finite(new)
-        total = total * tl.exp(top - to) + tl.sum(tl.exp(b_x - to), 0)
+        base = _finite(new)
+        total = total * tl.exp(top - base) + tl.sum(tl.exp(b_x - base), 0)
         top = new
         if SMOOTHING > 0.0:
             if weight_ptr is not None:
@@ -168,25 +168,25 @@ def _entropy_fwd(
 ):
     row = tl.program_id(0).to(tl.int64)
     logits_ptr += row * logits_stride
-    heat = tl.full([], temperature, WIDE)
+    temperature = tl.full([], temperature, WIDE)
     o_n = tl.arange(0, BLOCK_N)
     top = tl.full([], -float("inf"), WIDE)
     total = tl.zeros([], WIDE)
     moment = tl.zeros([], WIDE)  # sum(exp(x - top) * (x - top))
     for at in range(0, n, BLOCK_N):
-        b_x = tl.load(logits_ptr + at + o_n, mask=at + o_n < n, other=-float("inf")).to(WIDE) / heat
+        b_x = tl.load(logits_ptr + at + o_n, mask=at + o_n < n, other=-float("inf")).to(WIDE) / temperature
         new = tl.maximum(top, tl.max(b_x, 0))
-        to = _finite(new)
-        fall = tl.where(top == -float("inf"), 0.0, top - to)
-        b_e = tl.exp(b_x - to)
-        moment = (moment + total * fall) * tl.exp(fall) + tl.sum(b_e * tl.where(b_e > 0.0, b_x - to, 0.0), 0)
+        base = _finite(new)
+        fall = tl.where(top == -float("inf"), 0.0, top - base)
+        b_e = tl.exp(b_x - base)
+        moment = (moment + total * fall) * tl.exp(fall) + tl.sum(b_e * tl.where(b_e > 0.0, b_x - base, 0.0), 0)
         total = total * tl.exp(fall) + tl.sum(b_e, 0)
         top = new
     lse = _finite(top) + tl.log(total)
     entropy = tl.log(total) - moment / total
     target = tl.load(target_ptr + row).to(tl.int64)
     valid = (target >= 0) & (target < n)
-    nll = lse - tl.load(logits_ptr + target, mask=valid, other=0.0).to(WIDE) / heat
+    nll = lse - tl.load(logits_ptr + target, mask=valid, other=0.0).to(WIDE) / temperature
     ignored = target == ignore_index
     tl.store(nll_ptr + row, tl.where(ignored, 0.0, tl.where(valid, nll, float("nan"))))
     tl.store(entropy_ptr + row, tl.where(ignored, 0.0, tl.where(valid, entropy, float("nan"))))
@@ -210,18 +210,18 @@ def _entropy_bwd(
 ):
     row = tl.program_id(0).to(tl.int64)
     logits_ptr += row * logits_stride
-    heat = tl.full([], temperature, WIDE)
+    temperature = tl.full([], temperature, WIDE)
     o_n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = o_n < n
     target = tl.load(target_ptr + row).to(tl.int64)
     b_dx = tl.zeros([BLOCK_N], WIDE)
     if target != ignore_index:
-        b_l = tl.load(logits_ptr + o_n, mask=m, other=0.0).to(WIDE) / heat - tl.load(lse_ptr + row).to(WIDE)
+        b_l = tl.load(logits_ptr + o_n, mask=m, other=0.0).to(WIDE) / temperature - tl.load(lse_ptr + row).to(WIDE)
         b_p = tl.exp(b_l)
         dnll = tl.load(dnll_ptr + row).to(WIDE)
         b_h = b_p * tl.where(b_p > 0.0, b_l + tl.load(entropy_ptr + row).to(WIDE), 0.0)
         b_dx = dnll * (b_p - tl.where(o_n == target, 1.0, 0.0)) - tl.load(dentropy_ptr + row).to(WIDE) * b_h
-        b_dx = tl.where((target >= 0) & (target < n), b_dx / heat, float("nan"))
+        b_dx = tl.where((target >= 0) & (target < n), b_dx / temperature, float("nan"))
     tl.store(logits_ptr + o_n, b_dx.to(logits_ptr.dtype.element_ty), mask=m)
 
 
@@ -290,6 +290,12 @@ def scale_tiles(n: int, dtype: torch.dtype) -> Tiles:
     return Tiles(256, BLOCK_N=16384 // max(dtype.itemsize, 2))
 
 
+def _by_pieces(rows: RowSizes, kernel: Launcher, dtype: torch.dtype, **constants: Any) -> Launch:
+    """The launch of a backward: one program for each piece of each row."""
+    tiles = backward_tiles(n=rows.n, dtype=dtype)
+    return rows.launch(kernel, tiles, rows.count, -(-rows.n // tiles["BLOCK_N"]), WIDE=wide_of(dtype), **constants)
+
+
 def _plan(
     logits: Tensor,
     tensors: dict[str, Any],
@@ -310,12 +316,12 @@ def _plan(
     if not rows.count:
         return Plan(makes)
     weighted = tensors["weight"] is not None
-    constants = dict(SMOOTHING=label_smoothing, Z=z_loss, CAP=softcap, WIDE=wide_of(logits.dtype))
-    tiles = (backward_tiles if back else forward_tiles)(n=rows.n, dtype=logits.dtype)
-    grid = (rows.count, -(-rows.n // tiles["BLOCK_N"])) if back else (rows.count,)
-    launch: Launch = rows.launch(bwd if back else fwd, tiles, *grid, **constants)
+    constants = dict(SMOOTHING=label_smoothing, Z=z_loss, CAP=softcap)
     if back:
-        launch = launch.named(dlogits=result)
+        launch = _by_pieces(rows, bwd, logits.dtype, **constants).named(dlogits=result)
+    else:
+        tiles = forward_tiles(n=rows.n, dtype=logits.dtype)
+        launch = rows.launch(fwd, tiles, rows.count, WIDE=wide_of(logits.dtype), **constants)
     before = {}
     if weighted and label_smoothing:
         before["total"] = lambda weight: weight.sum(dtype=wide)
@@ -380,9 +386,7 @@ def token_nll_entropy_bwd_(
     rows = RowSizes.of(logits=logits)
     if not rows.count:
         return Plan({})
-    tiles = backward_tiles(n=rows.n, dtype=logits.dtype)
-    grid = rows.count, -(-rows.n // tiles["BLOCK_N"])
-    launch = rows.launch(entropy_bwd, tiles, *grid, WIDE=wide_of(logits.dtype))
+    launch = _by_pieces(rows, entropy_bwd, logits.dtype)
     others = dict(target=target, dnll=dnll, dentropy=dentropy, entropy=entropy, lse=lse)
     return Plan({}, [launch], [*rows.strided, *strided(**others)])
 
@@ -393,10 +397,11 @@ def token_shard_cross_entropy_bwd(dloss: Tensor, logits: Tensor, target: Tensor,
     makes = {"dlogits": OutputSpec.of(logits.shape, logits.dtype)}
     if not rows.count or not rows.n:
         return Plan(makes)
-    tiles = backward_tiles(n=rows.n, dtype=logits.dtype)
-    grid = rows.count, -(-rows.n // tiles["BLOCK_N"])
-    launch = rows.launch(shard_bwd, tiles, *grid, WIDE=wide_of(logits.dtype))
-    return Plan(makes, [launch], [*rows.strided, *strided(dloss=dloss, target=target, lse=lse)])
+    return Plan(
+        makes,
+        [_by_pieces(rows, shard_bwd, logits.dtype)],
+        [*rows.strided, *strided(dloss=dloss, target=target, lse=lse)],
+    )
 
 
 @planned(spec.scale_)

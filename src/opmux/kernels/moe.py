@@ -67,16 +67,16 @@ def _one(
     o,
     m,
     TOPK: tl.constexpr,
-    KEPT: tl.constexpr,
+    ROUND_TO: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """A piece of a token's k-th row, times its probability; the product is rounded to KEPT."""
+    """A piece of a token's k-th row, times its probability; the product is rounded to ROUND_TO."""
     row = _row(row_map_ptr, token, k, tokens, rows)
     b_x = tl.load(x_ptr + row * x_stride + o, mask=m & (row >= 0), other=0.0)
     b_y = b_x.to(WIDE)
     if probs_ptr is not None:
-        p = tl.load(probs_ptr + token * TOPK + k).to(KEPT).to(WIDE)
-        b_y = tl.where(row >= 0, b_y * p, 0.0).to(KEPT).to(WIDE)
+        p = tl.load(probs_ptr + token * TOPK + k).to(ROUND_TO).to(WIDE)
+        b_y = tl.where(row >= 0, b_y * p, 0.0).to(ROUND_TO).to(WIDE)
     return b_y
 
 
@@ -99,16 +99,16 @@ def _collect(
     token = tl.program_id(0).to(tl.int64)
     o = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = o < n
-    kept: tl.constexpr = WIDE if ONCE else x_ptr.dtype.element_ty
-    b_y = _one(x_ptr, row_map_ptr, probs_ptr, token, 0, tokens, rows, x_stride, o, m, TOPK, kept, WIDE)
+    round_to: tl.constexpr = WIDE if ONCE else x_ptr.dtype.element_ty
+    b_y = _one(x_ptr, row_map_ptr, probs_ptr, token, 0, tokens, rows, x_stride, o, m, TOPK, round_to, WIDE)
     if TOPK <= UNROLLED:
         for k in tl.static_range(1, TOPK):
-            b_x = _one(x_ptr, row_map_ptr, probs_ptr, token, k, tokens, rows, x_stride, o, m, TOPK, kept, WIDE)
-            b_y = (b_y + b_x).to(kept).to(WIDE)
+            b_x = _one(x_ptr, row_map_ptr, probs_ptr, token, k, tokens, rows, x_stride, o, m, TOPK, round_to, WIDE)
+            b_y = (b_y + b_x).to(round_to).to(WIDE)
     else:
         for k in range(1, TOPK):
-            b_x = _one(x_ptr, row_map_ptr, probs_ptr, token, k, tokens, rows, x_stride, o, m, TOPK, kept, WIDE)
-            b_y = (b_y + b_x).to(kept).to(WIDE)
+            b_x = _one(x_ptr, row_map_ptr, probs_ptr, token, k, tokens, rows, x_stride, o, m, TOPK, round_to, WIDE)
+            b_y = (b_y + b_x).to(round_to).to(WIDE)
     tl.store(y_ptr + token * n + o, b_y.to(y_ptr.dtype.element_ty), mask=m)
 
 
@@ -135,14 +135,14 @@ def _collect_bwd(
     o_k = tl.arange(0, BLOCK_K)
     b_row = tl.load(row_map_ptr + o_k * tokens + token, mask=o_k < TOPK, other=-1).to(tl.int64)[:, None]
     b_dot = tl.zeros([BLOCK_K], WIDE)
-    kept: tl.constexpr = WIDE if ONCE else dx_ptr.dtype.element_ty
+    round_to: tl.constexpr = WIDE if ONCE else dx_ptr.dtype.element_ty
     for at in range(0, n, BLOCK_N):
         o = at + tl.arange(0, BLOCK_N)[None, :]
         m = (b_row >= 0) & (b_row < rows) & (o < n)
         b_g = tl.load(dy_ptr + token * dy_stride + o, mask=o < n, other=0.0).to(WIDE)
         b_dx = tl.broadcast_to(b_g, [BLOCK_K, BLOCK_N])
         if probs_ptr is not None:
-            b_p = tl.load(probs_ptr + token * TOPK + o_k, mask=o_k < TOPK, other=0.0).to(kept).to(WIDE)
+            b_p = tl.load(probs_ptr + token * TOPK + o_k, mask=o_k < TOPK, other=0.0).to(round_to).to(WIDE)
             b_dx = b_g * b_p[:, None]
             b_x = tl.load(x_ptr + b_row * x_stride + o, mask=m, other=0.0).to(WIDE)
             b_dot += tl.sum(b_g * b_x, 1)
@@ -223,7 +223,7 @@ def moe_spread(x: Tensor, row_map: Tensor, topk: int, rows: int) -> Plan:
     _refuse_strided(row_map)
     tiles, sizes = row_tiles(n=n, dtype=x.dtype), RowSizes.of(x=x)
     launch = sizes.launch(spread, tiles, *_grid(tokens, -(-n // tiles["BLOCK_N"])), TOPK=topk)
-    launch = launch.given(tokens=tokens, rows=count)
+    launch = launch.with_numbers(tokens=tokens, rows=count)
     return Plan({"y": _zeros_from(tokens * topk, y)}, [launch], sizes.strided)
 
 
@@ -240,7 +240,7 @@ def _collected(
     tiles, sizes = row_tiles(n=n, dtype=x.dtype), RowSizes.of(x=x)
     grid = _grid(tokens, -(-n // tiles["BLOCK_N"]))
     launch = sizes.launch(collect, tiles, *grid, TOPK=topk, ONCE=once, WIDE=wide_of(x.dtype))
-    launch = launch.given(tokens=tokens, rows=x.shape[0]).named(**names)
+    launch = launch.with_numbers(tokens=tokens, rows=x.shape[0]).named(**names)
     return Plan(makes, [launch], [names.get(name, name) for name in sizes.strided])
 
 
@@ -266,7 +266,7 @@ def moe_collect_bwd(dy: Tensor, x: Tensor, row_map: Tensor, probs: Tensor | None
     sizes = RowSizes.of(dy=dy, x=x)
     tiles = dot_tiles(n=n, topk=topk, dtype=x.dtype)
     launch = sizes.launch(collect_bwd, tiles, *_grid(tokens), TOPK=topk, ONCE=round_once, WIDE=wide_of(x.dtype))
-    return Plan(makes, [launch.given(tokens=tokens, rows=x.shape[0])], sizes.strided)
+    return Plan(makes, [launch.with_numbers(tokens=tokens, rows=x.shape[0])], sizes.strided)
 
 
 # ---- padding of blocks of rows --------------------------------------------------------------------------------------
@@ -334,15 +334,15 @@ def _count(sizes: list[int]) -> int:
     return COUNTS[0] if len(sizes) <= COUNTS[0] else COUNTS[1]
 
 
-def _write(launch: Callable[..., None] | None, x: Tensor, y: Tensor, given: list[int], wanted: list[int]) -> None:
-    count = _count(given)
-    at = to = 0
-    for first in range(0, len(given), count) if launch is not None else ():
-        here = (given[first : first + count], wanted[first : first + count])
+def _write(launch: Callable[..., None] | None, x: Tensor, y: Tensor, sizes_in: list[int], sizes_out: list[int]) -> None:
+    count = _count(sizes_in)
+    source = target = 0
+    for first in range(0, len(sizes_in), count) if launch is not None else ():
+        sizes_of_launch = (sizes_in[first : first + count], sizes_out[first : first + count])
         sizes = [0] * (2 * count)
-        sizes[: 2 * len(here[0]) : 2], sizes[1 : 2 * len(here[1]) : 2] = here
-        launch(x, y, at, to, *sizes)
-        at, to = at + sum(here[0]), to + sum(here[1])
+        sizes[: 2 * len(sizes_of_launch[0]) : 2], sizes[1 : 2 * len(sizes_of_launch[1]) : 2] = sizes_of_launch
+        launch(x, y, source, target, *sizes)
+        source, target = source + sum(sizes_of_launch[0]), target + sum(sizes_of_launch[1])
 
 
 # Sizes are checked at every call, because they come from the host and determine which rows are written.

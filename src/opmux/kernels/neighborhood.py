@@ -25,7 +25,7 @@ WIDEST = 256  # most columns of a head
 
 
 @triton.jit
-def _place(length, dilation, BLOCK: tl.constexpr):
+def _position(length, dilation, BLOCK: tl.constexpr):
     """The head, the first position and the length of the shorter sequence, and this program's first index in it."""
     tiles = tl.cdiv(tl.cdiv(length, dilation), BLOCK)
     program = tl.program_id(0)
@@ -53,6 +53,18 @@ def _store(ptr, b, i_rows, m_rows, d, BLOCK_D: tl.constexpr):
     tl.store(ptr + i_rows[:, None] * d + o_d[None, :], b.to(ptr.dtype.element_ty), mask=inside)
 
 
+@triton.jit
+def _neighbors(
+    x_ptr, z_ptr, i_m, at, half, head, first, count, length, dilation, d, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr
+):
+    """Tiles of x and z from index `at`, their rows and row mask, and which pairs of positions attend to each other."""
+    i_n = at + tl.arange(0, BLOCK_N)
+    r_n, m_n = _rows(i_n, head, first, length, dilation), i_n < count
+    distance = i_m[:, None] - i_n[None, :]
+    near = (distance <= half) & (-distance <= half) & m_n[None, :]
+    return _load(x_ptr, r_n, m_n, d, BLOCK_D), _load(z_ptr, r_n, m_n, d, BLOCK_D), r_n, m_n, near
+
+
 def _fwd(
     q_ptr,
     k_ptr,
@@ -70,7 +82,7 @@ def _fwd(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    head, first, count, begin = _place(length, dilation, BLOCK_M)
+    head, first, count, begin = _position(length, dilation, BLOCK_M)
     i_m = begin + tl.arange(0, BLOCK_M)
     r_m, m_m = _rows(i_m, head, first, length, dilation), i_m < count
     b_q = _load(q_ptr, r_m, m_m, d, BLOCK_D)
@@ -78,11 +90,9 @@ def _fwd(
     b_sum = tl.zeros([BLOCK_M], WIDE)
     b_o = tl.zeros([BLOCK_M, BLOCK_D], WIDE)
     for at in range(tl.maximum(begin - half, 0), tl.minimum(begin + BLOCK_M + half, count), BLOCK_N):
-        i_n = at + tl.arange(0, BLOCK_N)
-        r_n, m_n = _rows(i_n, head, first, length, dilation), i_n < count
-        b_k, b_v = _load(k_ptr, r_n, m_n, d, BLOCK_D), _load(v_ptr, r_n, m_n, d, BLOCK_D)
-        apart = i_m[:, None] - i_n[None, :]
-        near = (apart <= half) & (-apart <= half) & m_n[None, :]
+        b_k, b_v, _, _, near = _neighbors(
+            k_ptr, v_ptr, i_m, at, half, head, first, count, length, dilation, d, BLOCK_N, BLOCK_D
+        )
         b_s = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION, out_dtype=WIDE) * SCALE
         b_s = tl.where(near, b_s, -float("inf"))
         b_new = tl.maximum(b_top, tl.max(b_s, 1))
@@ -118,7 +128,7 @@ def _bwd_q(
     BLOCK_D: tl.constexpr,
 ):
     """dq, and delta = do . o of each position, which `_bwd_kv` also needs."""
-    head, first, count, begin = _place(length, dilation, BLOCK_M)
+    head, first, count, begin = _position(length, dilation, BLOCK_M)
     i_m = begin + tl.arange(0, BLOCK_M)
     r_m, m_m = _rows(i_m, head, first, length, dilation), i_m < count
     b_q, b_g = _load(q_ptr, r_m, m_m, d, BLOCK_D), _load(do_ptr, r_m, m_m, d, BLOCK_D)
@@ -127,13 +137,11 @@ def _bwd_q(
     b_lse = tl.load(lse_ptr + r_m, mask=m_m, other=0.0).to(WIDE)
     b_dq = tl.zeros([BLOCK_M, BLOCK_D], WIDE)
     for at in range(tl.maximum(begin - half, 0), tl.minimum(begin + BLOCK_M + half, count), BLOCK_N):
-        i_n = at + tl.arange(0, BLOCK_N)
-        r_n, m_n = _rows(i_n, head, first, length, dilation), i_n < count
-        b_k, b_v = _load(k_ptr, r_n, m_n, d, BLOCK_D), _load(v_ptr, r_n, m_n, d, BLOCK_D)
-        apart = i_m[:, None] - i_n[None, :]
-        near = (apart <= half) & (-apart <= half) & m_n[None, :] & m_m[:, None]
+        b_k, b_v, _, _, near = _neighbors(
+            k_ptr, v_ptr, i_m, at, half, head, first, count, length, dilation, d, BLOCK_N, BLOCK_D
+        )
         b_s = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION, out_dtype=WIDE) * SCALE
-        b_p = tl.where(near, tl.exp(b_s - b_lse[:, None]), 0.0)
+        b_p = tl.where(near & m_m[:, None], tl.exp(b_s - b_lse[:, None]), 0.0)
         b_dp = tl.dot(b_g, tl.trans(b_v), input_precision=PRECISION, out_dtype=WIDE)
         b_ds = (b_p * (b_dp - b_delta[:, None]) * SCALE).to(b_k.dtype)
         b_dq = tl.dot(b_ds, b_k, b_dq, input_precision=PRECISION, out_dtype=WIDE)
@@ -161,22 +169,20 @@ def _bwd_kv(
     BLOCK_D: tl.constexpr,
 ):
     """dk and dv of a tile of keys, from the tiles of positions whose windows contain some of these keys."""
-    head, first, count, begin = _place(length, dilation, BLOCK_M)
+    head, first, count, begin = _position(length, dilation, BLOCK_M)
     i_m = begin + tl.arange(0, BLOCK_M)
     r_m, m_m = _rows(i_m, head, first, length, dilation), i_m < count
     b_k, b_v = _load(k_ptr, r_m, m_m, d, BLOCK_D), _load(v_ptr, r_m, m_m, d, BLOCK_D)
     b_dk = tl.zeros([BLOCK_M, BLOCK_D], WIDE)
     b_dv = tl.zeros([BLOCK_M, BLOCK_D], WIDE)
     for at in range(tl.maximum(begin - half, 0), tl.minimum(begin + BLOCK_M + half, count), BLOCK_N):
-        i_n = at + tl.arange(0, BLOCK_N)
-        r_n, m_n = _rows(i_n, head, first, length, dilation), i_n < count
-        b_q, b_g = _load(q_ptr, r_n, m_n, d, BLOCK_D), _load(do_ptr, r_n, m_n, d, BLOCK_D)
+        b_q, b_g, r_n, m_n, near = _neighbors(
+            q_ptr, do_ptr, i_m, at, half, head, first, count, length, dilation, d, BLOCK_N, BLOCK_D
+        )
         b_lse = tl.load(lse_ptr + r_n, mask=m_n, other=0.0).to(WIDE)
         b_delta = tl.load(delta_ptr + r_n, mask=m_n, other=0.0).to(WIDE)
-        apart = i_m[:, None] - i_n[None, :]
-        near = (apart <= half) & (-apart <= half) & m_n[None, :] & m_m[:, None]
         b_s = tl.dot(b_k, tl.trans(b_q), input_precision=PRECISION, out_dtype=WIDE) * SCALE
-        b_p = tl.where(near, tl.exp(b_s - b_lse[None, :]), 0.0)
+        b_p = tl.where(near & m_m[:, None], tl.exp(b_s - b_lse[None, :]), 0.0)
         b_dv = tl.dot(b_p.to(b_g.dtype), b_g, b_dv, input_precision=PRECISION, out_dtype=WIDE)
         b_dp = tl.dot(b_v, tl.trans(b_g), input_precision=PRECISION, out_dtype=WIDE)
         b_ds = (b_p * (b_dp - b_delta[None, :]) * SCALE).to(b_q.dtype)
@@ -252,6 +258,5 @@ def neighborhood_attention_bwd(
         return Plan(makes)
     if do.dtype is not q.dtype:
         raise NotSupported(f"a gradient of {do.dtype} for queries of {q.dtype}")
-    how = q, kernel_size, step, scale, precision
-    given = strided(do=do, q=q, k=k, v=v, o=o, lse=lse)
-    return Plan({**makes, "delta": _lse(q)}, [_launch(bwd_q, *how), _launch(bwd_kv, *how)], given)
+    steps = [_launch(kernel, q, kernel_size, step, scale, precision) for kernel in (bwd_q, bwd_kv)]
+    return Plan({**makes, "delta": _lse(q)}, steps, strided(do=do, q=q, k=k, v=v, o=o, lse=lse))

@@ -19,7 +19,7 @@ from ..core.tensors import opmath_dtype
 from ..specs import norm as spec
 from .lib.column_sum import column_sum
 from .lib.config import Tiles, tunable
-from .lib.cooperative import CooperativeRows, can_cooperate, gather, gather_pairs, place, post
+from .lib.cooperative import CooperativeRows, can_cooperate, gather, gather_pairs, position_in_group, post
 from .lib.fp8 import ONE, cast_of, inverse_of_scale, note, put
 from .lib.harness import Launch, Plan, RowSizes, Step, Zeros, compiled, planned, strided
 from .lib.launch import Launcher
@@ -152,9 +152,9 @@ def _fwd_pieces(
         b_y = round_to((b_x - mean) * rstd, ROUND) * b_w
         if bias_ptr is not None:
             b_y += tl.load(bias_ptr + at + o_n, mask=m, other=0.0).to(WIDE)
-        more = put_row(y_ptr, at + o_n, b_y, m, x_ptr, scale_ptr, CAST)
+        top_of_block = put_row(y_ptr, at + o_n, b_y, m, x_ptr, scale_ptr, CAST)
         if (CAST is not None) or (y_ptr is None):
-            top = tl.maximum(top, more)
+            top = tl.maximum(top, top_of_block)
     if (CAST is not None) or (y_ptr is None):
         note(amax_ptr, scale_inv_ptr, scale_ptr, top)
 
@@ -167,7 +167,7 @@ def _fwd_cooperative(
     GROUP: tl.constexpr, FULL: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Long rows. A group of programs holds one row in registers, and loads the next row meanwhile."""
-    member, group, n_groups = place(GROUP)
+    member, group, n_groups = position_in_group(GROUP)
     o_n = member * BLOCK_N + tl.arange(0, BLOCK_N)
     m = inside(o_n, n, FULL)
     x_next = tl.load(x_ptr + group.to(tl.int64) * x_stride + o_n, mask=m, other=0.0)
@@ -210,9 +210,9 @@ def _fwd_cooperative(
         b_y = round_to((b_x - mean) * rstd, ROUND) * b_w
         if bias_ptr is not None:
             b_y += tl.load(bias_ptr + o_n, mask=m, other=0.0).to(WIDE)
-        more = put_row(y_ptr, row * n + o_n, b_y, m, x_ptr, scale_ptr, CAST)
+        top_of_block = put_row(y_ptr, row * n + o_n, b_y, m, x_ptr, scale_ptr, CAST)
         if (CAST is not None) or (y_ptr is None):
-            top = tl.maximum(top, more)
+            top = tl.maximum(top, top_of_block)
     if (CAST is not None) or (y_ptr is None):
         note(amax_ptr, scale_inv_ptr, scale_ptr, top)
 
@@ -284,7 +284,7 @@ def _bwd_cooperative(
     PAIRS: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """A long row shared by a group. A program keeps its columns, so its sums of dw and db stay in registers."""
-    member, group, n_groups = place(GROUP)
+    member, group, n_groups = position_in_group(GROUP)
     o_n = member * BLOCK_N + tl.arange(0, BLOCK_N)
     m = inside(o_n, n, FULL)
     b_dw = tl.zeros([BLOCK_N], WIDE)
@@ -439,8 +439,8 @@ bwd, bwd_pieces = Launcher(_bwd, sizes=_bwd_sizes), Launcher(_bwd_pieces, sizes=
 bwd_cooperative = Launcher(_bwd_cooperative, sizes=_bwd_sizes)
 bwd_columns = Launcher(_bwd_columns, sizes="dy_stride x_stride n")
 
-FORWARD_TEAM = 32768  # more 16-bit columns than this: programs share a row if they can cooperate (layer norm: half)
-BACKWARD_TEAM = 16384  # the same for the backward
+COOPERATIVE_FROM = 32768  # more 16-bit columns than this: programs share a row if they can cooperate (layer norm: half)
+COOPERATIVE_FROM_BWD = 16384  # the same for the backward
 FORWARD_FITS = 32768  # most 16-bit columns that one program holds in registers
 BACKWARD_FITS = 32768  # the same for x and dy (layer norm: half, because of the gradient of the bias)
 SHARES_FIT = 16384  # the same if the weight's gradient is also in registers
@@ -539,7 +539,7 @@ def _forward(
     rows = RowSizes.of(x=x, residual=residual)
     copied = [*rows.strided, *strided(weight=weight, bias=bias)]
     constants: dict[str, Any] = dict(CENTRED=centred, CAST=fp8 and cast_of(fp8), WIDE=wide, **rounding(casting, dtype))
-    if n > fits(FORWARD_TEAM // 2 if centred else FORWARD_TEAM, dtype) and can_cooperate(wide):
+    if n > fits(COOPERATIVE_FROM // 2 if centred else COOPERATIVE_FROM, dtype) and can_cooperate(wide):
         tiles = forward_cooperative_tiles(n=n, dtype=dtype, centred=centred)
         group = CooperativeRows.of(tiles, x.device, rows, 2, **constants)
         if group is not None:
@@ -569,14 +569,14 @@ def _forward_in_blocks(
     launch = next(iter(plan.steps))
     if not isinstance(launch, Launch) or launch.kernel is fwd:
         return plan
-    steps, of = strides(y=y_scale), normed(x.dtype)
+    steps, source = strides(y=y_scale), normed(x.dtype)
     if y_scale.dtype is torch.uint8:
-        cast = mx_launch(x.shape, x.dtype, dtype, False, {**steps, "yc_stride": 0}, of)
+        cast = mx_launch(x.shape, x.dtype, dtype, False, {**steps, "yc_stride": 0}, source)
     else:
-        cast = blocks_launch(x.shape, x.dtype, dtype, False, pow2, {**steps, "yt_stride": 0, "eps": least}, of)
+        cast = blocks_launch(x.shape, x.dtype, dtype, False, pow2, {**steps, "yt_stride": 0, "eps": least}, source)
     copied = strided(x=x, weight=weight, bias=bias)
     numbers = RowSizes.of(x=x).packed().numbers if "x" in copied else {}
-    return Plan(plan.makes, [launch.named(y=None).given(**numbers), cast], copied)
+    return Plan(plan.makes, [launch.named(y=None).with_numbers(**numbers), cast], copied)
 
 
 def _backward(
@@ -605,7 +605,7 @@ def _backward(
     rounded = rounding(casting, dtype)["ROUND"]
     constants: dict[str, Any] = dict(CENTRED=centred, WIDE=wide, ROUND=rounded)
     group = None
-    if n > fits(BACKWARD_TEAM // 2 if centred else BACKWARD_TEAM, dtype) and can_cooperate(wide):
+    if n > fits(COOPERATIVE_FROM_BWD // 2 if centred else COOPERATIVE_FROM_BWD, dtype) and can_cooperate(wide):
         tiles = backward_cooperative_tiles(**sizes, centred=centred)
         group = CooperativeRows.of(tiles, x.device, rows, 2, **constants)
     if group is not None:
@@ -644,8 +644,8 @@ def _plan_aten(x: Tensor, weight: Tensor, bias: Tensor | None, centred: bool, n:
 
     The statistics keep the last dimension, as in ATen, because a view would take 1 us.
     """
-    given = [t for t in (weight, bias) if t is not None]
-    if x.is_cpu or not x.numel() or x.shape[-1:] != (n,) or any(t.dtype is not x.dtype or t.dim() != 1 for t in given):
+    affine = [t for t in (weight, bias) if t is not None]
+    if x.is_cpu or not x.numel() or x.shape[-1:] != (n,) or any(t.dtype is not x.dtype or t.dim() != 1 for t in affine):
         return None
     of = spec.layer_norm.spec if centred else spec.rms_norm.spec
     named = dict(x=x, weight=weight, bias=bias) if centred else dict(x=x, weight=weight)

@@ -245,7 +245,9 @@ def modulated_rms_norm(x: Tensor, weight: Tensor, scale: Tensor, shift: Tensor |
         return Plan(makes, [rstd_of_nothing])
     rows, tiles = RowSizes.of(x=x), row_tiles(n=n, dtype=dtype)
     constants: dict[str, Any] = dict(WIDE=wide_of(dtype), WHOLE=n <= tiles["BLOCK_N"], **rounding(casting, dtype))
-    launch = rows.launch(modulated_fwd, tiles, rows.count, **constants).given(per_group=rows.count // scale.shape[0])
+    launch = rows.launch(modulated_fwd, tiles, rows.count, **constants).with_numbers(
+        per_group=rows.count // scale.shape[0]
+    )
     return Plan(makes, [launch], [*rows.strided, *strided(weight=weight, scale=scale, shift=shift)])
 
 
@@ -255,7 +257,7 @@ def modulated_rms_norm_bwd(dy: Tensor, x: Tensor, weight: Tensor, scale: Tensor,
     like = lambda t: OutputSpec.of(t.shape, t.dtype)
     sums = {"dweight": like(weight), "dscale": like(scale), "dshift": like(scale)}
     if not x.numel():
-        return Plan({"dx": like(x), **{name: Zeros(made) for name, made in sums.items()}})
+        return Plan({"dx": like(x), **{name: Zeros(output) for name, output in sums.items()}})
     rows, tiles, columns = RowSizes.of(dy=dy, x=x), row_tiles(n=n, dtype=dtype), column_tiles(n=n, dtype=dtype)
     per_group = rows.count // groups
     parts = min(-(-per_group // columns["BLOCK_M"]), max(1, max(8, 1024 * 512 // n) // groups))
@@ -267,11 +269,11 @@ def modulated_rms_norm_bwd(dy: Tensor, x: Tensor, weight: Tensor, scale: Tensor,
     wide_dtype = opmath_dtype(dtype)
     partial = OutputSpec.of((groups, parts, n), wide_dtype)
     ends = finish_tiles(n=n, dtype=dtype)
-    finish = rows.launch(modulated_finish, ends, groups, -(-n // ends["BLOCK_N"]), WIDE=wide).given(parts=parts)
-    add = add.given(per_group=per_group, parts=parts, per_part=per_part)
+    finish = rows.launch(modulated_finish, ends, groups, -(-n // ends["BLOCK_N"]), WIDE=wide).with_numbers(parts=parts)
+    add = add.with_numbers(per_group=per_group, parts=parts, per_part=per_part)
     return Plan(
         {"dx": like(x), **sums, "product": partial, "total": partial, "share": OutputSpec.of((groups, n), wide_dtype)},
-        [dx.given(per_group=per_group), add, finish, column_sum("share", "dweight", groups, n, dtype)],
+        [dx.with_numbers(per_group=per_group), add, finish, column_sum("share", "dweight", groups, n, dtype)],
         [*rows.strided, *strided(weight=weight, scale=scale, rstd=rstd)],
     )
 
@@ -432,7 +434,7 @@ def poly_norm_bwd(dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor, rstd: Ten
     like = lambda t: OutputSpec.of(t.shape, t.dtype)
     sums = {"dweight": like(weight), "dbias": like(bias)}
     if not x.numel():
-        return Plan({"dx": like(x), **{name: Zeros(made) for name, made in sums.items()}})
+        return Plan({"dx": like(x), **{name: Zeros(output) for name, output in sums.items()}})
     rows, tiles = RowSizes.of(dy=dy, x=x), row_tiles(n=x.shape[-1], dtype=x.dtype)
     launch = rows.launch(poly_bwd, tiles, rows.count, WIDE=wide_of(x.dtype))
 
@@ -547,7 +549,7 @@ def dyt_bwd(dy: Tensor, x: Tensor, alpha: Tensor, gamma: Tensor) -> Plan:
     like = lambda t: OutputSpec.of(t.shape, t.dtype)
     sums = {"dalpha": like(alpha), "dgamma": like(gamma), "dbeta": like(gamma)}
     if not x.numel():
-        return Plan({"dx": like(x), **{name: Zeros(made) for name, made in sums.items()}})
+        return Plan({"dx": like(x), **{name: Zeros(output) for name, output in sums.items()}})
     rows, tiles = RowSizes.of(dy=dy, x=x), dyt_backward_tiles(n=x.shape[-1], dtype=x.dtype)
     blocks = -(-rows.n // tiles["BLOCK_N"])
     count = programs(x.device, -(-rows.count // tiles["BLOCK_M"]), max(1, 8 // blocks))

@@ -106,14 +106,14 @@ def _forward(name: str, rank: int) -> Callable[..., Plan]:
 
     def plan(self: Tensor, padding: list[int]) -> Plan:
         check_floats(self)
-        (made,) = output_specs(torchs, self, padding)
-        x, out = Planes.of(self, rank), Planes.of(made, rank)
+        (output,) = output_specs(torchs, self, padding)
+        x, out = Planes.of(self, rank), Planes.of(output, rank)
         _check_format(x)
         if not out.count:
-            return Plan({"y": made})
+            return Plan({"y": output})
         numbers, reflect = per_axis("i_", x.space) | _before(padding, rank), "reflection" in name
         launch = per_element(pad, rank, self.dtype, out, {"x": x}, numbers, {"x": "self"}, REFLECT=reflect)
-        return Plan({"y": made}, [launch])
+        return Plan({"y": output}, [launch])
 
     return plan
 
@@ -126,22 +126,22 @@ def _backward(name: str, rank: int) -> Callable[..., Plan]:
         output_specs(torchs, grad_output, self, padding)
         x, dy = Planes.of(self, rank), Planes.of(grad_output, rank)
         _check_format(x)
-        made = OutputSpec.of(self.shape, self.dtype)
+        output = OutputSpec.of(self.shape, self.dtype)
         if not x.count:
-            return Plan({"dx": made})
+            return Plan({"dx": output})
         numbers, reflect = per_axis("o_", dy.space) | _before(padding, rank), "reflection" in name
         launch = per_element(
             pad_bwd,
             rank,
             self.dtype,
-            Planes.of(made, rank),
+            Planes.of(output, rank),
             {"dy": dy},
             numbers,
             {"dy": "grad_output"},
             REFLECT=reflect,
             WIDE=wide_of(self.dtype),
         )
-        return Plan({"dx": made}, [launch])
+        return Plan({"dx": output}, [launch])
 
     return plan
 

@@ -759,7 +759,7 @@ def declare(row: spec.PointwiseOp) -> None:
     """Register a row's function and impl."""
     of = row.name if row.name in FUNCTIONS else row.alias or row.name
     op = spec.ops[row.name]
-    made = ROWS[row.name] = Row(
+    declared = ROWS[row.name] = Row(
         row.name,
         op.reference,
         FUNCTIONS[of] if of in FUNCTIONS else globals()[of],
@@ -770,7 +770,7 @@ def declare(row: spec.PointwiseOp) -> None:
         rounds=of in ROUNDS,
         unless=UNLESS.get(of, ""),
     )
-    impl(op, devices=DEVICES, below=made.below, into=made.write)(made.call)
+    impl(op, devices=DEVICES, below=declared.below, into=declared.write)(declared.call)
 
 
 for _row in spec.ROWS.values():

@@ -222,47 +222,47 @@ def _kind(name: str) -> tuple[str, int]:
 
 
 def _windows(
-    name: str, n_in: Sequence[int], n_out: Sequence[int], given: dict[str, Any]
+    name: str, n_in: Sequence[int], n_out: Sequence[int], options: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Constants of the windows: K, S, P, D (kernel, stride, padding, dilation); W, the most that share an element."""
     kind, rank = _kind(name)
     if kind == "strided":
-        kernel, padding = zyx(given["kernel_size"], rank, 1), zyx(given["padding"], rank, 0)
-        stride = zyx(given["stride"], rank, 1) if given["stride"] else kernel
-        dilation = zyx(given.get("dilation", 1), rank, 1)
+        kernel, padding = zyx(options["kernel_size"], rank, 1), zyx(options["padding"], rank, 0)
+        stride = zyx(options["stride"], rank, 1) if options["stride"] else kernel
+        dilation = zyx(options.get("dilation", 1), rank, 1)
         held = [(k - 1) * d // s + 1 for k, s, d in zip(kernel, stride, dilation)]
     else:
         stride, padding, dilation = (1, 1, 1), (0, 0, 0), (1, 1, 1)
         most = lambda n, m: max(-(-(o + 1) * n // m) - o * n // m for o in range(m)) if m else 1
         kernel, held = [*map(most, n_in, n_out)], [*map(most, n_out, n_in)]
     if kind == "fractional":
-        kernel = zyx(given["kernel_size"], 2, 1)
+        kernel = zyx(options["kernel_size"], 2, 1)
         # Plus the windows that rounding may add.
         held = [min(o, (k + 2) * (o - 1) // max(n - k, 1) + 6) for k, n, o in zip(kernel, n_in, n_out)]
     sizes = {**per_axis("K", kernel), **per_axis("S", stride), **per_axis("P", padding), **per_axis("D", dilation)}
     return sizes, per_axis("W", held)
 
 
-def _counted(given: dict[str, Any]) -> tuple[bool, int]:
+def _counted(options: dict[str, Any]) -> tuple[bool, int]:
     """Whether an average counts the padding, and its divisor; 0: the number of elements of each window."""
-    return given.get("count_include_pad", False), given.get("divisor_override") or 0
+    return options.get("count_include_pad", False), options.get("divisor_override") or 0
 
 
-def _forward(name: str, self: Tensor, random_samples: Tensor | None = None, **given: Any) -> Plan:
+def _forward(name: str, self: Tensor, random_samples: Tensor | None = None, **options: Any) -> Plan:
     kind, rank = _kind(name)
     check_floats(self, random_samples)
     samples = () if random_samples is None else (random_samples,)
-    made = output_specs(getattr(torch.ops.aten, name), self, *given.values(), *samples)
+    made = output_specs(getattr(torch.ops.aten, name), self, *options.values(), *samples)
     if random_samples is not None and random_samples.numel() != 2 * self.shape[:-2].numel():
         raise NotSupported("more random samples than planes")
     outputs = dict(zip(("y", "indices"), made))
     x, out = Planes.of(self, rank), Planes.of(made[0], rank)
-    windows, _ = _windows(name, x.space, out.space, given)
+    windows, _ = _windows(name, x.space, out.space, options)
     if not out.count:
         return Plan(outputs)
     if any(o.stride != made[0].stride for o in made) or not x.count:
         raise NotSupported("an empty input, or results in different layouts")
-    count_pad, divisor = _counted(given)
+    count_pad, divisor = _counted(options)
     numbers = {**per_axis("i_", x.space), "divisor": divisor}
     names = {
         "x": "self",
@@ -286,20 +286,20 @@ def _forward(name: str, self: Tensor, random_samples: Tensor | None = None, **gi
     return Plan(outputs, [launch], [] if random_samples is None else ["random_samples"])
 
 
-def _backward(name: str, grad_output: Tensor, self: Tensor, indices: Tensor | None = None, **given: Any) -> Plan:
+def _backward(name: str, grad_output: Tensor, self: Tensor, indices: Tensor | None = None, **options: Any) -> Plan:
     kind, rank = _kind(name)
     check_floats(grad_output, self)
     if indices is not None:
         _check_indices(indices, grad_output)
     more = () if indices is None else (indices,)
-    (made,) = output_specs(getattr(torch.ops.aten, name), grad_output, self, *given.values(), *more)
-    dy, out = Planes.of(grad_output, rank), Planes.of(made, rank)
-    windows, held = _windows(name, Planes.of(self, rank).space, dy.space, given)
+    (output,) = output_specs(getattr(torch.ops.aten, name), grad_output, self, *options.values(), *more)
+    dy, out = Planes.of(grad_output, rank), Planes.of(output, rank)
+    windows, held = _windows(name, Planes.of(self, rank).space, dy.space, options)
     if not out.count:
-        return Plan({"dx": made})
+        return Plan({"dx": output})
     if not dy.count:
         raise NotSupported("an empty gradient")
-    count_pad, divisor = _counted(given)
+    count_pad, divisor = _counted(options)
     inputs = {"dy": dy, "index": dy if indices is None else Planes.of(indices, rank)}
     numbers = {**per_axis("o_", dy.space), "divisor": divisor}
     names = {"dy": "grad_output", "index": None if indices is None else "indices"}
@@ -318,7 +318,7 @@ def _backward(name: str, grad_output: Tensor, self: Tensor, indices: Tensor | No
         **windows,
         **held,
     )
-    return Plan({"dx": made}, [launch])
+    return Plan({"dx": output}, [launch])
 
 
 def _check_indices(indices: Tensor, like: Tensor) -> None:
@@ -334,14 +334,14 @@ def _unpooled(rank: int, x: Tensor, indices: Tensor, output_size: Sequence[int])
         raise NotSupported(f"output_size {output_size}, or an input that is empty or not contiguous")
     if min(output_size) < 1 or x.dim() not in (rank + 1, rank + 2):
         raise NotSupported(f"output_size {output_size} of {x.dim()} dimensions")
-    made = OutputSpec.of((*x.shape[:-rank], *output_size), x.dtype)
+    output = OutputSpec.of((*x.shape[:-rank], *output_size), x.dtype)
     planes = x.shape[:-rank].numel()
     per_in, per_out = x.shape[-rank:].numel(), torch.Size(output_size).numel()
     tiles = plane_tiles(last=False, dtype=x.dtype)
     config = tiles.config(INDEX=index_dtype(max(x.numel(), planes * per_out) + tiles["BLOCK"]))
     numbers = {"n": x.numel(), "per_in": per_in, "per_out": per_out}
     launch = Launch(unpool, (-(-x.numel() // tiles["BLOCK"]),), config, numbers, {"x": "self", "index": "indices"})
-    return Plan({"y": Zeros(made)}, [launch])
+    return Plan({"y": Zeros(output)}, [launch])
 
 
 @planned(spec.ops["max_unpool2d"])

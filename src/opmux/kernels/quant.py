@@ -25,9 +25,9 @@ from .lib.quant_tiles import (
     FLOAT_MAX,
     blocks_launch,
     cast_launch,
-    idle,
     inverse,
     mx_launch,
+    noop_set,
     power_of,
     raise_to,
     scale_at,
@@ -105,7 +105,7 @@ def _cast(
     BLOCK: tl.constexpr,
 ):
     """y = fp8(x * scale). scale_ptr holds the scale or, if PARTS > 0, PARTS partial amaxes to compute it from."""
-    if idle(noop_ptr):
+    if noop_set(noop_ptr):
         return
     o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     m = inside(o, n, FULL)
@@ -160,19 +160,19 @@ def _uncast_tiles(
     MANTISSA: tl.constexpr,
     BIAS: tl.constexpr,
     FORMAT: tl.constexpr,
-    TURNED: tl.constexpr,
+    TRANSPOSED: tl.constexpr,
     SCALE_M: tl.constexpr,
     SCALE_N: tl.constexpr,
     FULL: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Dequantize the matrix [n_rows, n] (TURNED: stored transposed); each SCALE_M x SCALE_N block has one scale."""
+    """Dequantize the matrix [n_rows, n] (TRANSPOSED: stored transposed); each SCALE_M x SCALE_N block has one scale."""
     i_m = tl.program_id(1).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     i_n = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     m_m, m_n = inside(i_m, n_rows, FULL), inside(i_n, n, FULL)
     m = m_m[:, None] & m_n[None, :]
-    if TURNED:
+    if TRANSPOSED:
         m_t = m_n[:, None] & m_m[None, :]
         b_x = tl.trans(tl.load(data_ptr + i_n[:, None] * n_rows + i_m[None, :], mask=m_t, other=0))
     else:
@@ -304,7 +304,7 @@ def _cast_launch(
     if transposes:
         return cast_launch(x.shape, x.dtype, dtype, parts, pow2, {"offset": 0.0, **numbers})
     constants: dict[str, Any] = dict(CAST=cast_of(dtype), LARGEST=spec.FP8_MAX[dtype], POW2=pow2, PARTS=parts)
-    return _flat(cast, x.numel(), cast_tiles(dtype=x.dtype, current=parts > 0), **constants).given(**numbers)
+    return _flat(cast, x.numel(), cast_tiles(dtype=x.dtype, current=parts > 0), **constants).with_numbers(**numbers)
 
 
 # ---- the ops --------------------------------------------------------------------------------------------------------
@@ -382,14 +382,20 @@ def fp8_uncast(data: Tensor, scale_inv: Tensor, dtype: torch.dtype, out_dtype: t
 
 
 def _uncast_blocks(
-    data: Tensor, shape: Any, dtype: torch.dtype, out_dtype: torch.dtype, turned: bool, per: tuple[int, int], steps: Any
+    data: Tensor,
+    shape: Any,
+    dtype: torch.dtype,
+    out_dtype: torch.dtype,
+    transposed: bool,
+    per: tuple[int, int],
+    steps: Any,
 ) -> Plan:
     """Dequantize bytes with one scale per block. `steps`: the scales' strides per row and per column of blocks."""
     makes = {"y": OutputSpec.of(shape, out_dtype)}
     if not data.numel():
         return Plan(makes)
     tiles, numbers = uncast_tile_sizes(dtype=out_dtype), dict(zip(("scale_m", "scale_n"), steps))
-    constants: dict[str, Any] = dict(TURNED=turned, SCALE_M=per[0], SCALE_N=per[1], **_format(dtype))
+    constants: dict[str, Any] = dict(TRANSPOSED=transposed, SCALE_M=per[0], SCALE_N=per[1], **_format(dtype))
     return Plan(makes, [tiled(uncast_tiles, shape, tiles, sides(tiles), numbers, **constants)], strided(data=data))
 
 

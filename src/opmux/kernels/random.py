@@ -236,7 +236,7 @@ def put(y_ptr, o, n, value):
 
 
 @triton.jit
-def kept(b_x, keep, scale):
+def masked(b_x, keep, scale):
     """b_x * scale, or 0. Selects the factor, not the product: LLVM would select packed halves, which is slower."""
     return b_x.to(scale.dtype) * tl.where(keep, scale, 0.0)
 
@@ -277,7 +277,7 @@ def _dropout(
     for tile in tl.static_range(TILES):
         o_y = o + tile * 4 * BLOCK
         keep = chosen(key, counter, group + tile * BLOCK, threshold.to(tl.uint32), BLOCK)
-        put(y_ptr, o_y, n, kept(b_x[tile], keep, s))
+        put(y_ptr, o_y, n, masked(b_x[tile], keep, s))
         if mask_ptr is not None:
             put(mask_ptr + start, o_y, n, keep)
 
@@ -295,7 +295,7 @@ def _mask_bwd(
         b_mask += (tl.load(mask_ptr + start + o_dy, mask=o_dy < n),)
     s = tl.full([1], scale, WIDE)
     for tile in tl.static_range(TILES):
-        put(dx_ptr + start, o + tile * BLOCK, n, kept(b_dy[tile], b_mask[tile] != 0, s))
+        put(dx_ptr + start, o + tile * BLOCK, n, masked(b_dy[tile], b_mask[tile] != 0, s))
 
 
 def _bernoulli_of(

@@ -24,9 +24,18 @@ from .lib.rows import OutputSpec, programs, wide_of
 
 @triton.jit
 def _query(w_query_ptr, w_norm_ptr, o_n, n, WIDE: tl.constexpr):
-    """A piece of w_query * w_norm."""
+    """Some columns of w_query * w_norm."""
     b_query = tl.load(w_query_ptr + o_n, mask=o_n < n, other=0.0).to(WIDE)
     return b_query * tl.load(w_norm_ptr + o_n, mask=o_n < n, other=0.0).to(WIDE)
+
+
+@triton.jit
+def _columns(v_ptr, at, at_row, o_b, n_blocks, n, WIDE: tl.constexpr, BLOCK_N: tl.constexpr):
+    """BLOCK_N columns of all blocks of a row, their offsets in v and mask, and their indices."""
+    o_n = at + tl.arange(0, BLOCK_N)
+    m = (o_b < n_blocks)[:, None] & (o_n < n)[None, :]
+    o_v = at_row[:, None] * n + o_n[None, :]
+    return tl.load(v_ptr + o_v, mask=m, other=0.0).to(WIDE), o_v, m, o_n
 
 
 def _attn(
@@ -50,9 +59,7 @@ def _attn(
     b_squares = tl.zeros([BLOCKS], WIDE)
     b_dots = tl.zeros([BLOCKS], WIDE)
     for at in range(0, n, BLOCK_N):
-        o_n = at + tl.arange(0, BLOCK_N)
-        m = (o_b < n_blocks)[:, None] & (o_n < n)[None, :]
-        b_v = tl.load(v_ptr + at_row[:, None] * n + o_n[None, :], mask=m, other=0.0).to(WIDE)
+        b_v, _, _, o_n = _columns(v_ptr, at, at_row, o_b, n_blocks, n, WIDE, BLOCK_N)
         b_squares += tl.sum(b_v * b_v, 1)
         b_dots += tl.sum(b_v * _query(w_query_ptr, w_norm_ptr, o_n, n, WIDE)[None, :], 1)
     b_rstd = 1.0 / tl.sqrt(b_squares / n + eps)
@@ -62,9 +69,7 @@ def _attn(
     tl.store(alpha_ptr + at_row, b_alpha, mask=o_b < n_blocks)
     tl.store(rstd_ptr + at_row, b_rstd, mask=o_b < n_blocks)
     for at in range(0, n, BLOCK_N):
-        o_n = at + tl.arange(0, BLOCK_N)
-        m = (o_b < n_blocks)[:, None] & (o_n < n)[None, :]
-        b_v = tl.load(v_ptr + at_row[:, None] * n + o_n[None, :], mask=m, other=0.0).to(WIDE)
+        b_v, _, _, o_n = _columns(v_ptr, at, at_row, o_b, n_blocks, n, WIDE, BLOCK_N)
         b_y = tl.sum(b_alpha[:, None] * b_v, 0)
         tl.store(y_ptr + row * n + o_n, b_y.to(y_ptr.dtype.element_ty), mask=o_n < n)
 
@@ -94,9 +99,7 @@ def _attn_bwd(
     b_grads = tl.zeros([BLOCKS], WIDE)
     b_dots = tl.zeros([BLOCKS], WIDE)
     for at in range(0, n, BLOCK_N):
-        o_n = at + tl.arange(0, BLOCK_N)
-        m = (o_b < n_blocks)[:, None] & (o_n < n)[None, :]
-        b_v = tl.load(v_ptr + at_row[:, None] * n + o_n[None, :], mask=m, other=0.0).to(WIDE)
+        b_v, _, _, o_n = _columns(v_ptr, at, at_row, o_b, n_blocks, n, WIDE, BLOCK_N)
         b_g = tl.load(dy_ptr + row * n + o_n, mask=o_n < n, other=0.0).to(WIDE)
         b_grads += tl.sum(b_v * b_g[None, :], 1)
         b_dots += tl.sum(b_v * _query(w_query_ptr, w_norm_ptr, o_n, n, WIDE)[None, :], 1)
@@ -104,13 +107,11 @@ def _attn_bwd(
     b_along = b_t * b_rstd * b_rstd * (b_dots / n)
     tl.store(t_ptr + at_row, b_t, mask=o_b < n_blocks)
     for at in range(0, n, BLOCK_N):
-        o_n = at + tl.arange(0, BLOCK_N)
-        m = (o_b < n_blocks)[:, None] & (o_n < n)[None, :]
-        b_v = tl.load(v_ptr + at_row[:, None] * n + o_n[None, :], mask=m, other=0.0).to(WIDE)
+        b_v, o_v, m, o_n = _columns(v_ptr, at, at_row, o_b, n_blocks, n, WIDE, BLOCK_N)
         b_g = tl.load(dy_ptr + row * n + o_n, mask=o_n < n, other=0.0).to(WIDE)
         b_q = _query(w_query_ptr, w_norm_ptr, o_n, n, WIDE)
         b_dv = b_alpha[:, None] * b_g[None, :] + b_t[:, None] * b_q[None, :] - b_along[:, None] * b_v
-        tl.store(dv_ptr + at_row[:, None] * n + o_n[None, :], b_dv.to(dv_ptr.dtype.element_ty), mask=m)
+        tl.store(dv_ptr + o_v, b_dv.to(dv_ptr.dtype.element_ty), mask=m)
 
 
 def _weighted_sum(
@@ -308,7 +309,7 @@ post, post_bwd = Launcher(_post, sizes="n"), Launcher(_post_bwd, sizes="n")
 
 
 def _streams(
-    kernel: Launcher, makes: dict[str, OutputSpec], x: Tensor, pairs: bool, whole: bool, **given: Tensor
+    kernel: Launcher, makes: dict[str, OutputSpec], x: Tensor, pairs: bool, whole: bool, **tensors: Tensor
 ) -> Plan:
     """A launch over rows [streams, n]. `pairs`: a tile has all pairs of streams; `whole`: a program has all columns."""
     (streams, n), rows = x.shape[-2:], x.shape[:-2].numel()
@@ -317,7 +318,7 @@ def _streams(
     tiles = row_tiles(blocks=streams * streams if pairs else streams, n=n, dtype=x.dtype)
     grid = (rows,) if whole else (rows, -(-n // tiles["BLOCK_N"]))
     config = tiles.config(WIDE=wide_of(x.dtype), STREAMS=triton.next_power_of_2(streams))
-    return Plan(makes, [Launch(kernel, grid, config, dict(streams=streams, n=n))], strided(x=x, **given))
+    return Plan(makes, [Launch(kernel, grid, config, dict(streams=streams, n=n))], strided(x=x, **tensors))
 
 
 def _like(x: Tensor) -> OutputSpec:
@@ -432,7 +433,7 @@ def square_tiles(n: int, dtype: torch.dtype) -> Tiles:
     return Tiles(128, BLOCK_M=max(1, 1024 // (side * side)))
 
 
-def _balanced(kernel: Launcher, name: str, x: Tensor, iterations: int, **given: Tensor) -> Plan:
+def _balanced(kernel: Launcher, name: str, x: Tensor, iterations: int, **tensors: Tensor) -> Plan:
     n, rows = x.shape[-1], x.shape[:-2].numel()
     makes = {name: _like(x)}
     if n > LARGEST:
@@ -442,7 +443,7 @@ def _balanced(kernel: Launcher, name: str, x: Tensor, iterations: int, **given: 
     tiles = square_tiles(n=n, dtype=x.dtype)
     config = tiles.config(WIDE=wide_of(x.dtype), SIDE=triton.next_power_of_2(n))
     numbers = dict(n_rows=rows, n=n, iterations=iterations)
-    return Plan(makes, [Launch(kernel, (-(-rows // tiles["BLOCK_M"]),), config, numbers)], strided(logits=x, **given))
+    return Plan(makes, [Launch(kernel, (-(-rows // tiles["BLOCK_M"]),), config, numbers)], strided(logits=x, **tensors))
 
 
 @planned(spec.sinkhorn)

@@ -123,7 +123,7 @@ Bias = Float[Tensor, "4*h", same_dtype("cx")]
 def lstm_cell(
     input_gates: Gates, hidden_gates: Gates, cx: State, input_bias: Bias | None, hidden_bias: Bias | None
 ) -> Plan:
-    gates = dict(input_gates=input_gates, hidden_gates=hidden_gates, input_bias=input_bias, hidden_bias=hidden_bias)
+    tensors = dict(input_gates=input_gates, hidden_gates=hidden_gates, input_bias=input_bias, hidden_bias=hidden_bias)
     n, h = cx.shape
     if (input_bias is None) != (hidden_bias is None):
         raise NotSupported("one bias without the other")
@@ -132,7 +132,7 @@ def lstm_cell(
     launch = Launch(cell, grid, tiles.config(WIDE=wide_of(cx.dtype)), {"n": n * h, "h": h})
     state = OutputSpec.of(cx.shape, cx.dtype)
     makes = {"hy": state, "cy": state, "workspace": OutputSpec.of((n, 4 * h), cx.dtype)}
-    return Plan(makes, [launch], strided(cx=cx, **gates))
+    return Plan(makes, [launch], strided(cx=cx, **tensors))
 
 
 @planned(spec.ops["_thnn_fused_lstm_cell_backward_impl"])

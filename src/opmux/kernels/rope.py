@@ -24,9 +24,9 @@ from .lib.rows import OutputSpec, wide_of
 
 
 @triton.jit
-def _place(starts_ptr, cu_seqlens_ptr, i_b, i_s, length, n_edges, cp_rank, CP: tl.constexpr, BLOCK_B: tl.constexpr):
-    """The table's row for position i_s of sequence i_b; -1 for a token that belongs to no sequence."""
-    place = i_s
+def _position(starts_ptr, cu_seqlens_ptr, i_b, i_s, length, n_edges, cp_rank, CP: tl.constexpr, BLOCK_B: tl.constexpr):
+    """The row of the table for token i_s of sequence i_b; -1 for a token that belongs to no sequence."""
+    position = i_s
     outside = i_s < 0
     if cu_seqlens_ptr is not None:
         o_b = tl.arange(0, BLOCK_B)
@@ -36,14 +36,14 @@ def _place(starts_ptr, cu_seqlens_ptr, i_b, i_s, length, n_edges, cp_rank, CP: t
         begin = tl.max(tl.where(b_edges <= i_s, b_edges, 0), 0)
         end = tl.min(tl.where(b_edges > i_s, b_edges, 9223372036854775807), 0)
         outside = (i_b < 0) | (i_b >= n_edges - 1)
-        place = i_s - begin
+        position = i_s - begin
         length = end - begin
     if CP > 1:
         half = length // 2
-        place += tl.where(place < half, cp_rank, 2 * CP - cp_rank - 2) * half
+        position += tl.where(position < half, cp_rank, 2 * CP - cp_rank - 2) * half
     if starts_ptr is not None:
-        place += tl.load(starts_ptr + i_b, mask=outside == 0, other=0).to(tl.int64)
-    return tl.where(outside, -1, place)
+        position += tl.load(starts_ptr + i_b, mask=outside == 0, other=0).to(tl.int64)
+    return tl.where(outside, -1, position)
 
 
 @triton.jit
@@ -64,7 +64,7 @@ def _table(angles_ptr, sin_ptr, o, m, WIDE: tl.constexpr):
 
 
 @triton.jit
-def _turned(b_u, b_v, b_ca, b_sa, b_cb, b_sb, BACK: tl.constexpr):
+def _rotate(b_u, b_v, b_ca, b_sa, b_cb, b_sb, BACK: tl.constexpr):
     b_ca, b_sa, b_cb, b_sb = b_ca[None, :], b_sa[None, :], b_cb[None, :], b_sb[None, :]
     if BACK:
         return b_u * b_ca + b_v * b_sb, b_v * b_cb - b_u * b_sa
@@ -144,7 +144,7 @@ def _copy_rest(
 
 def _rope(
     x_ptr, y_ptr, angles_ptr, sin_ptr, starts_ptr, cu_seqlens_ptr,
-    xo, xs, xb, xh, xg, xd, yo, ys, yb, yh, yg, ab, ar, length, rows, heads, n_places, n_edges, cp_rank,
+    xo, xs, xb, xh, xg, xd, yo, ys, yb, yh, yg, ab, ar, length, rows, heads, n_positions, n_edges, cp_rank,
     BACK: tl.constexpr, PAIRS: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr, ADJACENT: tl.constexpr,
     GROUPS: tl.constexpr, APART: tl.constexpr, CP: tl.constexpr, FULL: tl.constexpr, WIDE: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_B: tl.constexpr,
@@ -170,12 +170,12 @@ def _rope(
         m_d = tl.full([BLOCK_D], 1, tl.int1) if HALF == BLOCK_D else o_d < HALF
         # Load x before the angles, whose addresses depend on other loads.
         b_u, b_v = _read(x_ptr, o_x, m_r, xd, PAIRS, HALF, ADJACENT, BLOCK_R, BLOCK_D)
-        place = _place(starts_ptr, cu_seqlens_ptr, i_b, i_s, length, n_edges, cp_rank, CP, BLOCK_B)
-        there = (place >= 0) & (place < n_places)
-        at = tl.where(there, place, 0) * ar + i_b * ab
+        position = _position(starts_ptr, cu_seqlens_ptr, i_b, i_s, length, n_edges, cp_rank, CP, BLOCK_B)
+        there = (position >= 0) & (position < n_positions)
+        at = tl.where(there, position, 0) * ar + i_b * ab
         b_ca, b_sa = _table(angles_ptr, sin_ptr, at + (o_d * 2 if PAIRS else o_d), m_d & there, WIDE)
         b_cb, b_sb = _table(angles_ptr, sin_ptr, at + (o_d * 2 + 1 if PAIRS else o_d + HALF), m_d & there, WIDE)
-        b_u, b_v = _turned(b_u.to(WIDE), b_v.to(WIDE), b_ca, b_sa, b_cb, b_sb, BACK)
+        b_u, b_v = _rotate(b_u.to(WIDE), b_v.to(WIDE), b_ca, b_sa, b_cb, b_sb, BACK)
         _write(y_ptr, o_y, m_r, b_u, b_v, PAIRS, HALF, BLOCK_R, BLOCK_D)
     _copy_rest(x_ptr, y_ptr, o_x, o_y, m_r, xd, HALF, REST, ADJACENT, BLOCK_E)
 
@@ -234,9 +234,9 @@ def _launch(
     back: bool,
 ) -> Launch:
     """Rotate the heads of x; without angles, only copy them."""
-    d2, row, each, places = 0, 0, 0, 0
+    d2, row, each, positions = 0, 0, 0, 0
     if angles is not None:
-        d2, row, places = angles.shape[-1], angles.stride(0 if angles.dim() == 4 else -2), spec.rows_of(angles)
+        d2, row, positions = angles.shape[-1], angles.stride(0 if angles.dim() == 4 else -2), spec.rows_of(angles)
         each = angles.stride(0) if angles.dim() == 3 and angles.shape[0] > 1 else 0
         if d2 and (angles.stride(-1) != 1 or (sin is not None and sin.stride() != angles.stride())):
             raise NotSupported("a table whose rows are not contiguous, or cosines and sines with different strides")
@@ -266,7 +266,14 @@ def _launch(
         raise NotSupported(f"a grid of {grid[0]} x {grid[1]} programs is more than a launch can have")
     numbers = dict(zip(("xo", "xs", "xb", "xh", "xg"), reads)) | dict(zip(("yo", "ys", "yb", "yh", "yg"), writes))
     numbers |= dict(
-        xd=x.stride(-1), ab=each, ar=row, length=shape.length, rows=rows, heads=heads, n_places=places, n_edges=edges
+        xd=x.stride(-1),
+        ab=each,
+        ar=row,
+        length=shape.length,
+        rows=rows,
+        heads=heads,
+        n_positions=positions,
+        n_edges=edges,
     )
     return Launch(rope_kernel, grid, config, {**numbers, "cp_rank": cp_rank})
 
@@ -369,9 +376,9 @@ def _rope_qk(
         b_cb, b_sb = b_ca, b_sa
         if not PER_PAIR:
             b_cb, b_sb = _table(cos_ptr, sin_ptr, at + _along(o_a + (1 if PAIRS else HALF), cd, C_ADJACENT), m_d, WIDE)
-        b_qu, b_qv = _turned(b_qu.to(WIDE), b_qv.to(WIDE), b_ca, b_sa, b_cb, b_sb, BACK)
+        b_qu, b_qv = _rotate(b_qu.to(WIDE), b_qv.to(WIDE), b_ca, b_sa, b_cb, b_sb, BACK)
         _write(q_out_ptr, o_qo, m_q, b_qu, b_qv, PAIRS, HALF, BLOCK_Q, BLOCK_D)
-        b_ku, b_kv = _turned(b_ku.to(WIDE), b_kv.to(WIDE), b_ca, b_sa, b_cb, b_sb, BACK)
+        b_ku, b_kv = _rotate(b_ku.to(WIDE), b_kv.to(WIDE), b_ca, b_sa, b_cb, b_sb, BACK)
         _write(k_out_ptr, o_ko, m_k, b_ku, b_kv, PAIRS, HALF, BLOCK_K, BLOCK_D)
     _copy_rest(q_ptr, q_out_ptr, o_q, o_qo, m_q, qd, HALF, REST, Q_ADJACENT, BLOCK_E)
     _copy_rest(k_ptr, k_out_ptr, o_k, o_ko, m_k, kd, HALF, REST, K_ADJACENT, BLOCK_E)
@@ -503,16 +510,16 @@ def _parts(layout: str, packed: tuple[int, ...], split: list[int], dtype: torch.
     """q, k and v of packed heads; `split`: the number of columns of each in a packed head."""
     by = dict(zip(layout, packed, strict=True))
     strides = dict(zip(layout, OutputSpec.of(packed, dtype).stride, strict=True))
-    found, offset = [], 0
+    parts, offset = [], 0
     for total, groups in zip(split, (split[0] // split[1], 1, 1), strict=True):
         width, heads = total // groups, by["h"]
         inside = HeadStrides(offset, strides["s"], strides["b"], strides["h"], width)
         output = OutputSpec.of((*packed[:2], heads * groups, width), dtype)
         at = dict(zip(layout, output.stride, strict=True))
         own = HeadStrides(0, at["s"], at["b"], groups * width, width)
-        found.append(Part(RotaryShape(by["b"], by["s"], heads, groups, width), inside, own, output))
+        parts.append(Part(RotaryShape(by["b"], by["s"], heads, groups, width), inside, own, output))
         offset += total
-    return found
+    return parts
 
 
 @planned(spec.rope_qkv_fwd)

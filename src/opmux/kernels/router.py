@@ -74,9 +74,9 @@ def _best_groups(b_v, m_gone, o_s, groups, GROUP_TOPK: tl.constexpr, EACH: tl.co
 
 
 def _route(
-    logits_ptr, expert_bias_ptr, probs_ptr, routing_map_ptr, kept_ptr, cutoff_ptr, histogram_ptr, bin_bounds_ptr,
+    logits_ptr, expert_bias_ptr, probs_ptr, routing_map_ptr, saved_ptr, cutoff_ptr, histogram_ptr, bin_bounds_ptr,
     logits_stride, experts, groups, size, bins, factor,
-    SCORE: tl.constexpr, LATE: tl.constexpr, AUX: tl.constexpr, TOPK: tl.constexpr, GROUP_TOPK: tl.constexpr,
+    SCORE: tl.constexpr, AFTER_TOPK: tl.constexpr, AUX: tl.constexpr, TOPK: tl.constexpr, GROUP_TOPK: tl.constexpr,
     EACH: tl.constexpr, FORMAT: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_B: tl.constexpr,
 ):  # fmt: skip
     """One token; its experts are [groups, size] in a block of [BLOCK_G, BLOCK_S]; by default one group."""
@@ -85,7 +85,7 @@ def _route(
     o = o_g * size + o_s
     m = (o_g < groups) & (o_s < size)
     b_x = tl.load(logits_ptr + row * logits_stride + o, mask=m, other=-float("inf")).to(tl.float32)
-    if LATE:
+    if AFTER_TOPK:
         b_s = b_x
     elif SCORE == SOFTMAX:
         b_e = libdevice.exp(b_x - _most(b_x))
@@ -94,7 +94,7 @@ def _route(
         b_s = _sigmoid(b_x)
     else:
         b_s = _root(b_x)
-    b_kept = b_x if SCORE == ROOT else b_s
+    b_saved = b_x if SCORE == ROOT else b_s
     if AUX and SCORE != SOFTMAX:
         b_s = div(b_s, _total(tl.where(m, b_s, 0.0)) + EPS)
     b_v = b_s
@@ -120,17 +120,17 @@ def _route(
     if AUX:
         tl.store(probs_ptr + row * experts + o, b_s, mask=m)
     else:
-        if LATE:
+        if AFTER_TOPK:
             b_e = tl.where(m_here, libdevice.exp(b_x - _most(tl.where(m_here, b_x, -float("inf")))), 0.0)
             b_p = div(b_e, _total(b_e))
-            b_kept = tl.where(m_here, b_p, -float("inf"))
+            b_saved = tl.where(m_here, b_p, -float("inf"))
         else:
             b_p = tl.where(m_here, b_s, 0.0)
             if SCORE != SOFTMAX and TOPK > 1:
                 b_p = div(b_p, _total(b_p) + EPS)
         b_p = tl.where(m_here, b_p * factor, 0.0)
         tl.store(probs_ptr + row * experts + o, b_p.to(probs_ptr.dtype.element_ty), mask=m)
-    tl.store(kept_ptr + row * experts + o, b_kept, mask=m)
+    tl.store(saved_ptr + row * experts + o, b_saved, mask=m)
     if FORMAT == BYTES:
         tl.store(routing_map_ptr + row * experts + o, m_here, mask=m)
     if FORMAT == BITS:
@@ -146,18 +146,18 @@ def _route(
 
 
 def _route_bwd(
-    kept_ptr,
+    saved_ptr,
     dy_ptr,
     dx_ptr,
     routing_map_ptr,
-    kept_stride,
+    saved_stride,
     dy_stride,
     dx_stride,
     experts,
     topk,
     factor,
     SCORE: tl.constexpr,
-    LATE: tl.constexpr,
+    AFTER_TOPK: tl.constexpr,
     SHARES: tl.constexpr,
     FORMAT: tl.constexpr,
     BLOCK_E: tl.constexpr,
@@ -165,7 +165,7 @@ def _route_bwd(
     row = tl.program_id(0).to(tl.int64)
     o = tl.arange(0, BLOCK_E)
     m = o < experts
-    b_kept = tl.load(kept_ptr + row * kept_stride + o, mask=m, other=0.0)
+    b_saved = tl.load(saved_ptr + row * saved_stride + o, mask=m, other=0.0)
     b_g = tl.load(dy_ptr + row * dy_stride + o, mask=m, other=0.0).to(tl.float32) * factor
     m_here = m
     if FORMAT == BYTES:
@@ -179,10 +179,10 @@ def _route_bwd(
             m_here = m_here | (o == tl.load(routing_map_ptr + row * topk + k))
     b_g = tl.where(m_here, b_g, 0.0)
     if SCORE == SOFTMAX:
-        b_p = tl.where(m_here, b_kept, 0.0) if LATE else b_kept
+        b_p = tl.where(m_here, b_saved, 0.0) if AFTER_TOPK else b_saved
         b_dx = b_p * (b_g - tl.sum(b_g * b_p, 0))
     else:
-        b_s = b_kept if SCORE == SIGMOID else _root(b_kept)
+        b_s = b_saved if SCORE == SIGMOID else _root(b_saved)
         if SHARES:
             b_p = tl.where(m_here, b_s, 0.0)
             total = tl.sum(b_p, 0) + EPS
@@ -190,7 +190,7 @@ def _route_bwd(
         if SCORE == SIGMOID:
             b_dx = b_g * b_s * (1.0 - b_s)
         else:
-            b_dx = div(b_g * tl.where(b_kept > 20.0, 1.0, _sigmoid(b_kept)), 2.0 * b_s + EPS)
+            b_dx = div(b_g * tl.where(b_saved > 20.0, 1.0, _sigmoid(b_saved)), 2.0 * b_s + EPS)
     tl.store(dx_ptr + row * dx_stride + o, b_dx.to(dx_ptr.dtype.element_ty), mask=m)
 
 
@@ -247,7 +247,7 @@ def _loss_bwd(
 
 
 route = Launcher(_route, sizes="logits_stride experts")
-route_bwd = Launcher(_route_bwd, sizes="kept_stride dy_stride dx_stride experts")
+route_bwd = Launcher(_route_bwd, sizes="saved_stride dy_stride dx_stride experts")
 shares = Launcher(_shares, sizes="probs_stride experts")
 loss = Launcher(_loss, sizes="n")
 loss_bwd = Launcher(_loss_bwd, sizes="experts")
@@ -327,7 +327,7 @@ def _routed(
         tiles,
         rows.count,
         SCORE=SCORES[score],
-        LATE=score == "softmax" and not pre,
+        AFTER_TOPK=score == "softmax" and not pre,
         AUX=aux,
         TOPK=topk,
         GROUP_TOPK=group_topk if grouped else 0,
@@ -336,8 +336,10 @@ def _routed(
         BLOCK_B=triton.next_power_of_2(-(-experts // 8)),
     )
     bins = 1 if histogram is None else histogram.shape[1]
-    launch = launch.given(experts=experts, groups=count, size=experts // count, bins=bins, factor=_factor(factor))
-    launch = launch.named(probs=probs, routing_map=routing_map, kept="intermediate_output")
+    launch = launch.with_numbers(
+        experts=experts, groups=count, size=experts // count, bins=bins, factor=_factor(factor)
+    )
+    launch = launch.named(probs=probs, routing_map=routing_map, saved="intermediate_output")
     return Plan(makes, [launch], rows.strided, returns=returns)
 
 
@@ -410,19 +412,19 @@ def fused_score_for_moe_aux_loss_fwd(logits: Tensor, topk: int, score_function: 
 
 
 def _routed_bwd(
-    kept: Tensor, dy: Tensor, dx: Tensor, topk: int, score: str, factor: float | None, dy_name: str, **constants: Any
+    saved: Tensor, dy: Tensor, dx: Tensor, topk: int, score: str, factor: float | None, dy_name: str, **constants: Any
 ) -> Plan:
     """`dy_name`: the op's name for dy."""
-    experts = kept.shape[-1]
+    experts = saved.shape[-1]
     _refuse_many(experts)
-    rows = RowSizes.of(kept=kept, dy=dy, dx=dx)
+    rows = RowSizes.of(saved=saved, dy=dy, dx=dx)
     if "dx" in rows.strided:
         raise NotSupported("grad_logits whose rows are not evenly spaced")
-    if not kept.numel():
+    if not saved.numel():
         return Plan({})
     launch = rows.launch(route_bwd, row_bwd_tiles(experts=experts), rows.count, SCORE=SCORES[score], **constants)
-    launch = launch.given(experts=experts, topk=topk, factor=_factor(factor))
-    names = {"kept": "intermediate_output", "dy": dy_name, "dx": "grad_logits"}
+    launch = launch.with_numbers(experts=experts, topk=topk, factor=_factor(factor))
+    names = {"saved": "intermediate_output", "dy": dy_name, "dx": "grad_logits"}
     return Plan({}, [launch.named(**names)], [names[name] for name in rows.strided])
 
 
@@ -448,7 +450,7 @@ def fused_topk_with_score_function_bwd(
         score_function,
         scaling_factor,
         "grad_probs",
-        LATE=not use_pre_softmax,
+        AFTER_TOPK=not use_pre_softmax,
         SHARES=topk > 1,
         FORMAT=kind,
     )
@@ -466,7 +468,7 @@ def fused_score_for_moe_aux_loss_bwd(
         score_function,
         None,
         "grad_scores",
-        LATE=False,
+        AFTER_TOPK=False,
         SHARES=True,
         FORMAT=3,
     )
@@ -501,7 +503,7 @@ def _balanced(
         makes,
         [
             *checks,
-            sizes.launch(shares, tiles, count).given(experts=cols),
+            sizes.launch(shares, tiles, count).with_numbers(experts=cols),
             Launch(loss, (1,), last.config(), {"n": count, "factor": factor}, names),
         ],
     )

@@ -27,7 +27,7 @@ from ..specs import scan as spec
 from .lib.config import Tiles, tunable
 from .lib.harness import Launch, Plan, planned
 from .lib.launch import Launcher
-from .lib.rows import OutputSpec, Rows, cores, even_rows
+from .lib.rows import TRITON_DTYPES, OutputSpec, Rows, cores, even_rows
 
 # ---- kinds of scans -------------------------------------------------------------------------------------------------
 # The state of a scan is two numbers, a and b; a kind that needs only one passes b on. The device functions of a kind:
@@ -42,7 +42,7 @@ def lift_one(u, v, i):
 
 
 @triton.jit
-def lift_place(u, v, i):
+def lift_index(u, v, i):
     return u, tl.broadcast_to(i, u.shape)
 
 
@@ -216,7 +216,7 @@ def _lanes(n_lanes, step, LAST: tl.constexpr, BLOCK_L: tl.constexpr):
 
 
 @triton.jit
-def _places(LAST: tl.constexpr, COUNT: tl.constexpr):
+def _positions(LAST: tl.constexpr, COUNT: tl.constexpr):
     return tl.arange(0, COUNT)[None, :] if LAST else tl.arange(0, COUNT)[:, None]
 
 
@@ -245,7 +245,7 @@ def _store(ptr, o, b, m):
 @triton.jit
 def _end(b, AXIS: tl.constexpr, REVERSE: tl.constexpr):
     """The last state of a scanned tile, one per lane: computed as a masked sum, because a tile cannot be indexed."""
-    o_n = _places(AXIS == 1, b.shape[AXIS])
+    o_n = _positions(AXIS == 1, b.shape[AXIS])
     return tl.sum(tl.where(o_n == (0 if REVERSE else b.shape[AXIS] - 1), b, 0), AXIS, keep_dims=True)
 
 
@@ -258,7 +258,7 @@ def _whole(
     """Scan all positions of some lanes."""
     AXIS: tl.constexpr = 1 if LAST else 0
     i_o, o_l, _, m_l = _lanes(n_lanes, step, LAST, BLOCK_L)
-    o_n = _places(LAST, BLOCK_N)
+    o_n = _positions(LAST, BLOCK_N)
     o = o_l + _offset(o_n, step, LAST)
     m = m_l & (o_n < n)
     b_u = tl.load(u_ptr + i_o * u_stride + o, mask=m, other=FILL)
@@ -283,10 +283,10 @@ def _walk(
     """Scan one span of some lanes, tile by tile, starting from the totals of the spans before it."""
     AXIS: tl.constexpr = 1 if LAST else 0
     i_o, o_l, i_l, m_l = _lanes(n_lanes, step, LAST, BLOCK_L)
-    o_n = _places(LAST, BLOCK_N)
+    o_n = _positions(LAST, BLOCK_N)
     if SPLITS > 1:
         part = tl.program_id(1)
-        o_k = _places(LAST, SPLITS)
+        o_k = _positions(LAST, SPLITS)
         m_k = m_l & ((o_k > part) if REVERSE else (o_k < part)) & (o_k < tl.num_programs(1))
         o_k = o_k.to(tl.int64) * n_lanes + i_l
         t_a = tl.load(a_ptr + o_k, mask=m_k, other=UNIT_A)
@@ -355,7 +355,7 @@ def _totals(
     """
     AXIS: tl.constexpr = 1 if LAST else 0
     i_o, o_l, i_l, m_l = _lanes(n_lanes, step, LAST, BLOCK_L)
-    o_n = _places(LAST, BLOCK_N)
+    o_n = _positions(LAST, BLOCK_N)
     part = tl.program_id(1)
     start = part.to(tl.int64) * span
     length = tl.minimum(n - start, span).to(tl.int32)
@@ -475,8 +475,8 @@ INF = float("inf")
 KINDS = {
     "cumsum": ScanKind(lift_one, scan_sum, add, lower_state),
     "cumprod": ScanKind(lift_one, scan_product, multiply, lower_state, fill=1.0, unit=(1.0, 0)),
-    "cummax": ScanKind(lift_place, scan_larger, larger, lower_state, fill=-INF, unit=(-INF, -1), second="index"),
-    "cummin": ScanKind(lift_place, scan_smaller, smaller, lower_state, fill=INF, unit=(INF, -1), second="index"),
+    "cummax": ScanKind(lift_index, scan_larger, larger, lower_state, fill=-INF, unit=(-INF, -1), second="index"),
+    "cummin": ScanKind(lift_index, scan_smaller, smaller, lower_state, fill=INF, unit=(INF, -1), second="index"),
     "logcumsumexp": ScanKind(lift_exp, scan_exps, add_exps, lower_log, fill=-INF, unit=(-INF, 0), second="wide"),
     "cumsum_bwd": ScanKind(lift_one, scan_sum, add, lower_state, reverse=True),
     # terms: u = x, v = dy; the results are the terms of two sums, and the sum that each term belongs to.
@@ -493,19 +493,6 @@ KINDS = {
     "logcumsumexp_bwd": ScanKind(
         lift_exp_grad, scan_exps, add_exps, lower_exp_grad, fill=INF, unit=(-INF, 0), second="wide", reverse=True
     ),
-}
-# The dtypes that can be scanned, in Triton and in torch.
-TYPES = {
-    torch.float16: tl.float16,
-    torch.bfloat16: tl.bfloat16,
-    torch.float32: tl.float32,
-    torch.float64: tl.float64,
-    torch.int8: tl.int8,
-    torch.int16: tl.int16,
-    torch.int32: tl.int32,
-    torch.int64: tl.int64,
-    torch.uint8: tl.uint8,
-    torch.bool: tl.int1,
 }
 
 
@@ -559,18 +546,22 @@ def _scan(
     index = torch.int32 if n < 1 << 31 else torch.int64
     second = {"": wide, "wide": wide, "index": index, "count": torch.int32}[kind.second]
     bound = lambda value, of: value if abs(value) < INF else _bound(of, value > 0)
-    what = dict(
+    constants = dict(
         LIFT=kind.lift,
         SCAN=kind.scan,
         REVERSE=kind.reverse,
         FILL=bound(kind.fill, dtype),
-        CAST=TYPES[cast or wide],
-        WIDE=TYPES[wide],
-        INDEX=TYPES[index],
+        CAST=TRITON_DTYPES[cast or wide],
+        WIDE=TRITON_DTYPES[wide],
+        INDEX=TRITON_DTYPES[index],
         LAST=inner == 1,
     )
-    carried = what | dict(
-        COMBINE=kind.combine, PAIR=pair, UNIT_A=bound(kind.unit[0], wide), UNIT_B=kind.unit[1], SECOND=TYPES[second]
+    carried = constants | dict(
+        COMBINE=kind.combine,
+        PAIR=pair,
+        UNIT_A=bound(kind.unit[0], wide),
+        UNIT_B=kind.unit[1],
+        SECOND=TRITON_DTYPES[second],
     )
     step = 0 if inner == 1 else inner
     lanes = outer * inner
@@ -579,7 +570,7 @@ def _scan(
     tensors: dict[str, str | None] = {**dict.fromkeys("uvwyzab"), **names}
     if n <= (LONGEST[wide.itemsize] if inner == 1 else DEEPEST) // (2 if pair else 1):
         tiles = whole_tiles(n=n, inner=inner, dtype=dtype, pair=pair)
-        config = tiles.config(even=even, LOWER=kind.lower, **what)
+        config = tiles.config(even=even, LOWER=kind.lower, **constants)
         return {}, [Launch(whole, _grid(shape, tiles, 1), config, numbers, tensors)]
     tiles = walk_tiles(n=n, outer=outer, inner=inner, dtype=dtype, pair=pair, chip=cores(device))
     numbers["span"] = span = -(-n // tiles["SPLITS"] // tiles["BLOCK_N"]) * tiles["BLOCK_N"]

@@ -117,12 +117,12 @@ def tiles_of(n: int, dtype: torch.dtype) -> Tiles:
 
 def _plan(result: str, kernel: Launcher, **tensors: Tensor) -> Plan:
     *_, x = tensors.values()
-    made = {result: OutputSpec.of(x.shape, x.dtype)}
+    makes = {result: OutputSpec.of(x.shape, x.dtype)}
     if not x.numel():
-        return Plan(made)
+        return Plan(makes)
     rows, tiles = RowSizes.of(**tensors), tiles_of(n=x.shape[-1], dtype=x.dtype)
     launch = rows.launch(kernel, tiles, rows.count, WIDE=wide_of(x.dtype), WHOLE=rows.n <= tiles["BLOCK_N"])
-    return Plan(made, [launch], rows.strided)
+    return Plan(makes, [launch], rows.strided)
 
 
 @planned(spec.sparsemax)

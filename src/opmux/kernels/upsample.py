@@ -70,12 +70,12 @@ def span(there, scale, n_in, MODE: tl.constexpr, WIDE: tl.constexpr):
 def total(there, scale, n_in, T, MODE: tl.constexpr, WIDE: tl.constexpr):
     """With antialiasing: the sum of the weights, by which each weight is divided."""
     first, end = span(there, scale, n_in, MODE, WIDE)
-    found = there * 0
+    sums = there * 0
     for k in range(T):
         at = first + k
         by = (at.to(WIDE) - there + 0.5) / tl.maximum(scale, 1.0)
-        found += tl.where(at < end, antialiasing_weight(by, MODE), 0.0)
-    return tl.where(end > first, found, 1.0)
+        sums += tl.where(at < end, antialiasing_weight(by, MODE), 0.0)
+    return tl.where(end > first, sums, 1.0)
 
 
 @triton.jit
@@ -141,11 +141,11 @@ def weight_of(at, o, scale, n_in, T, MODE: tl.constexpr, ALIGN: tl.constexpr, WI
         whole = total(there, scale, n_in, T, MODE, WIDE)
         return tl.where((at >= first) & (at < end), antialiasing_weight(by, MODE) / whole, 0.0)
     else:
-        found = tl.full(there.shape, 0, WIDE)
+        weights = tl.full(there.shape, 0, WIDE)
         for k in range(T):
             read, weight = tap(there, k, scale, n_in, 1.0, MODE, WIDE)
-            found += tl.where(read == at, weight, 0.0)
-        return found
+            weights += tl.where(read == at, weight, 0.0)
+        return weights
 
 
 # ---- kernels --------------------------------------------------------------------------------------------------------
@@ -250,13 +250,13 @@ resample_bwd = Launcher(_resample_bwd, sizes="n n_c dy_sn dy_sz dy_sy dy_sx")
 TAPS = {"nearest": 1, "exact": 1, "linear": 2, "cubic": 4}
 
 
-def _scale(n_in: int, n_out: int, align: bool, given: float | None, wide: torch.dtype) -> float:
+def _scale(n_in: int, n_out: int, align: bool, scale: float | None, wide: torch.dtype) -> float:
     """Input pixels per result pixel, rounded as in torch."""
     number = lambda v: torch.tensor(float(v), dtype=wide)
     if align:
         return (number(n_in - 1) / number(n_out - 1)).item() if n_out > 1 else 0.0
-    if given is not None and given > 0:
-        return number(1.0 / given).item()
+    if scale is not None and scale > 0:
+        return number(1.0 / scale).item()
     return (number(n_in) / number(n_out)).item()
 
 
@@ -267,12 +267,12 @@ def _shared(
     n_in: Sequence[int],
     n_out: Sequence[int],
     align: bool,
-    given: Sequence[Any],
+    given_scales: Sequence[Any],
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Constexprs and numbers that both kernels take."""
     if mode.startswith("antialiased") and align:
         raise NotSupported("antialiasing with aligned corners")
-    scales = [_scale(i, o, align, g, wide) for i, o, g in zip(n_in, n_out, (*[None] * (3 - rank), *given))]
+    scales = [_scale(i, o, align, g, wide) for i, o, g in zip(n_in, n_out, (*[None] * (3 - rank), *given_scales))]
     if mode in TAPS:
         taps = [TAPS[mode]] * 3
     else:
@@ -291,8 +291,8 @@ def _forward(name: str, self: Tensor, output_size: list[int], align_corners: boo
     if not moved:
         check_floats(self)
     more = () if mode in ("nearest", "exact") else (align_corners,)
-    (made,) = output_specs(getattr(torch.ops.aten, name), self, output_size, *more, *scales.values())
-    x, out = Planes.of(self, rank), Planes.of(made, rank)
+    (output,) = output_specs(getattr(torch.ops.aten, name), self, output_size, *more, *scales.values())
+    x, out = Planes.of(self, rank), Planes.of(output, rank)
     if not out.count or not x.count:
         raise NotSupported("an empty tensor")
     wide = _wide(mode, self.dtype)
@@ -308,7 +308,7 @@ def _forward(name: str, self: Tensor, output_size: list[int], align_corners: boo
         WIDE=wide_of(self.dtype),
         **shared,
     )
-    return Plan({"y": made}, [launch])
+    return Plan({"y": output}, [launch])
 
 
 def _backward(
@@ -322,8 +322,10 @@ def _backward(
     check_floats(grad_output)
     rank, mode = spec.MODES[name.removesuffix("_backward")]
     more = () if mode in ("nearest", "exact") else (align_corners,)
-    (made,) = output_specs(getattr(torch.ops.aten, name), grad_output, output_size, input_size, *more, *scales.values())
-    dy, out = Planes.of(grad_output, rank), Planes.of(made, rank)
+    (output,) = output_specs(
+        getattr(torch.ops.aten, name), grad_output, output_size, input_size, *more, *scales.values()
+    )
+    dy, out = Planes.of(grad_output, rank), Planes.of(output, rank)
     if not out.count or not dy.count:
         raise NotSupported("an empty tensor")
     wide = _wide(mode, grad_output.dtype)
@@ -339,7 +341,7 @@ def _backward(
         WIDE=wide_of(grad_output.dtype),
         **shared,
     )
-    return Plan({"dx": made}, [launch])
+    return Plan({"dx": output}, [launch])
 
 
 for _name in spec.MODES:

@@ -202,9 +202,9 @@ def _biased_bwd(
         x_next = tl.load(x_ptr + i_next * x_stride + o_n, mask=m_next, other=0.0)
         dy_next = tl.load(dy_ptr + i_next * dy_stride + o_n, mask=m_next, other=0.0)
         b_dx = b_dy * SLOPE(b_x + b_b)
-        more = put(dx_ptr + i_m * n + o_n, b_dx, m, scale_ptr, CAST)
+        top_of_block = put(dx_ptr + i_m * n + o_n, b_dx, m, scale_ptr, CAST)
         if CAST is not None:
-            top = tl.maximum(top, more)
+            top = tl.maximum(top, top_of_block)
         b_sum += tl.where(m, b_dx, 0.0)  # masked lanes hold 0 * slope, which may be NaN
     at = tl.program_id(1).to(tl.int64) * n + tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     tl.store(share_ptr + at, tl.sum(b_sum, 0), mask=tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N) < n)
@@ -266,8 +266,8 @@ def functions(act: str, uses: str, fp8: torch.dtype | None = None) -> dict[str, 
 
 def _results(fp8: torch.dtype | None, dtype: torch.dtype, **shapes: Any) -> dict[str, Any]:
     """Output specs of these shapes; with `fp8` the outputs are bytes, and scale_inv is an output too."""
-    made = {name: OutputSpec.of(shape, dtype if fp8 is None else torch.uint8) for name, shape in shapes.items()}
-    return made if fp8 is None else {**made, "scale_inv": ONE}
+    specs = {name: OutputSpec.of(shape, dtype if fp8 is None else torch.uint8) for name, shape in shapes.items()}
+    return specs if fp8 is None else {**specs, "scale_inv": ONE}
 
 
 def _nothing(makes: dict[str, Any]) -> Plan:
@@ -374,10 +374,10 @@ def declare(act: str, alone: bool) -> None:
     def glu_bwd(dy: Tensor, x: Tensor) -> Plan:
         return _gate(act, dy=dy, x=x)
 
-    made = {"_mul": mul, "_mul_bwd": mul_bwd, "_glu": glu, "_glu_bwd": glu_bwd}
+    plans = {"_mul": mul, "_mul_bwd": mul_bwd, "_glu": glu, "_glu_bwd": glu_bwd}
     if alone:
-        made |= {"": forward, "_bwd": backward, "_bias": bias, "_bias_bwd": bias_bwd}
-    for suffix, plan in made.items():
+        plans |= {"": forward, "_bwd": backward, "_bias": bias, "_bias_bwd": bias_bwd}
+    for suffix, plan in plans.items():
         planned(getattr(spec, act + suffix))(plan)
 
 

@@ -123,12 +123,13 @@ MATHS: dict[str, tuple[Any, ...]] = {
 
 
 @triton.jit
-def _first(o_n, TURNS: tl.constexpr):
-    """The column of a for output column o_n. a and b alternate in groups of TURNS columns; TURNS = 0: a is the first
-    half of the row. b is TURNS columns (or half a row) to the right of a.
+def _first(o_n, INTERLEAVE: tl.constexpr):
+    """The column of a for output column o_n; b is INTERLEAVE columns (or half a row) to its right.
+
+    a and b alternate in groups of INTERLEAVE columns. INTERLEAVE = 0: a is the first half of the row.
     """
-    if TURNS:
-        return o_n + (o_n // TURNS) * TURNS
+    if INTERLEAVE:
+        return o_n + (o_n // INTERLEAVE) * INTERLEAVE
     else:
         return o_n
 
@@ -152,25 +153,25 @@ def _grads(
     P: tl.constexpr,
     Q: tl.constexpr,
     R: tl.constexpr,
-    TURNS: tl.constexpr,
+    INTERLEAVE: tl.constexpr,
     WIDE: tl.constexpr,
 ):
     """Store the gradients of a tile whose rows begin at these offsets; returns dy times the unscaled result."""
-    o_a = _first(o_n, TURNS)
+    o_a = _first(o_n, INTERLEAVE)
     b_dy = tl.load(dy_ptr + o_y + o_n, mask=m, other=0.0).to(WIDE)
     b_a = tl.load(x_ptr + o_x + o_a, mask=m, other=0.0).to(WIDE)
     b_f = VALUE(b_a, P, Q, R)
     b_g = b_dy * b_s
-    to = dx_ptr.dtype.element_ty
+    dx_dtype = dx_ptr.dtype.element_ty
     if UP is None:
-        tl.store(dx_ptr + o_dx + o_n, (b_g * SLOPE(b_a, P, Q, R)).to(to), mask=m)
+        tl.store(dx_ptr + o_dx + o_n, (b_g * SLOPE(b_a, P, Q, R)).to(dx_dtype), mask=m)
         return tl.where(m, b_dy * b_f, 0.0)
     else:
-        o_b = o_a + (TURNS if TURNS else n)
+        o_b = o_a + (INTERLEAVE if INTERLEAVE else n)
         b_b = tl.load(x_ptr + o_x + o_b, mask=m, other=0.0).to(WIDE)
         b_u = UP(b_b, P, Q, R)
-        tl.store(dx_ptr + o_dx + o_a, (b_g * b_u * SLOPE(b_a, P, Q, R)).to(to), mask=m)
-        tl.store(dx_ptr + o_dx + o_b, (b_g * b_f * UP_SLOPE(b_b, P, Q, R)).to(to), mask=m)
+        tl.store(dx_ptr + o_dx + o_a, (b_g * b_u * SLOPE(b_a, P, Q, R)).to(dx_dtype), mask=m)
+        tl.store(dx_ptr + o_dx + o_b, (b_g * b_f * UP_SLOPE(b_b, P, Q, R)).to(dx_dtype), mask=m)
         return tl.where(m, b_dy * b_f * b_u, 0.0)
 
 
@@ -186,7 +187,7 @@ def _fwd(
     P: tl.constexpr,
     Q: tl.constexpr,
     R: tl.constexpr,
-    TURNS: tl.constexpr,
+    INTERLEAVE: tl.constexpr,
     WIDE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -194,11 +195,11 @@ def _fwd(
     i_m, o_n = tile(n, False, BLOCK_M, BLOCK_N)
     m_m = i_m < n_rows
     m = m_m & (o_n < n)
-    o_a = _first(o_n, TURNS)
+    o_a = _first(o_n, INTERLEAVE)
     x_ptr += i_m * x_stride
     b_y = VALUE(tl.load(x_ptr + o_a, mask=m, other=0.0).to(WIDE), P, Q, R)
     if UP is not None:
-        b_y *= UP(tl.load(x_ptr + o_a + (TURNS if TURNS else n), mask=m, other=0.0).to(WIDE), P, Q, R)
+        b_y *= UP(tl.load(x_ptr + o_a + (INTERLEAVE if INTERLEAVE else n), mask=m, other=0.0).to(WIDE), P, Q, R)
     if scales_ptr is not None:
         b_y *= tl.load(scales_ptr + i_m, mask=m_m, other=0.0).to(WIDE)
     tl.store(y_ptr + i_m * n + o_n, b_y.to(y_ptr.dtype.element_ty), mask=m)
@@ -220,7 +221,7 @@ def _bwd(
     P: tl.constexpr,
     Q: tl.constexpr,
     R: tl.constexpr,
-    TURNS: tl.constexpr,
+    INTERLEAVE: tl.constexpr,
     WIDE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -246,7 +247,7 @@ def _bwd(
         P,
         Q,
         R,
-        TURNS,
+        INTERLEAVE,
         WIDE,
     )
 
@@ -269,7 +270,7 @@ def _bwd_scaled(
     P: tl.constexpr,
     Q: tl.constexpr,
     R: tl.constexpr,
-    TURNS: tl.constexpr,
+    INTERLEAVE: tl.constexpr,
     WIDE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -300,7 +301,7 @@ def _bwd_scaled(
             P,
             Q,
             R,
-            TURNS,
+            INTERLEAVE,
             WIDE,
         )
     tl.store(dscales_ptr + i_m, tl.sum(b_sum, 1)[:, None].to(dscales_ptr.dtype.element_ty), mask=m_m)
@@ -311,17 +312,20 @@ bwd = Launcher(_bwd, sizes="dy_stride x_stride d_stride n")
 bwd_scaled = Launcher(_bwd_scaled, sizes="dy_stride x_stride d_stride n")
 
 
-@tunable("scaled_activation.tiles")
-def tile_tiles(n: int, dtype: torch.dtype) -> Tiles:
+def _tiles(n: int, dtype: torch.dtype) -> Tiles:
     block = least_gap(n, per_program(dtype))
     return Tiles(128, BLOCK_M=per_program(dtype) // block, BLOCK_N=block)
+
+
+@tunable("scaled_activation.tiles")
+def tile_tiles(n: int, dtype: torch.dtype) -> Tiles:
+    return _tiles(n, dtype)
 
 
 @tunable("scaled_activation.rows")
 def row_tiles(n: int, dtype: torch.dtype) -> Tiles:
     """A program processes whole rows, BLOCK_N columns at a time."""
-    block = least_gap(n, per_program(dtype))
-    return Tiles(128, BLOCK_M=per_program(dtype) // block, BLOCK_N=block)
+    return _tiles(n, dtype)
 
 
 # ---- the ops --------------------------------------------------------------------------------------------------------
@@ -342,7 +346,7 @@ def _gate(gate: str, interleave: int, dy: Tensor | None, x: Tensor, scales: Tens
         return Plan({name: Zeros(o) if name == "dscales" else o for name, o in makes.items()})
     rows = RowSizes.of(x=x, dy=dy)
     constants: dict[str, Any] = dict(zip("PQR", (*map(float, p), 0.0, 0.0, 0.0)))
-    constants |= dict(TURNS=interleave, WIDE=wide_of(x.dtype), VALUE=value, UP=up)
+    constants |= dict(INTERLEAVE=interleave, WIDE=wide_of(x.dtype), VALUE=value, UP=up)
     if dy is not None:
         constants |= dict(SLOPE=slope, UP_SLOPE=up_slope)
     along = dy is not None and scales is not None

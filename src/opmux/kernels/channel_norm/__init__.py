@@ -67,7 +67,7 @@ class Extent(NamedTuple):
     @property
     def channel(self) -> str:
         """The part of a unit that has a single channel: the whole unit, each run, or each position in a run."""
-        return "unit" if not self.groups else "place" if self.last else "run"
+        return "unit" if not self.groups else "position" if self.last else "run"
 
     @property
     def tight(self) -> bool:
@@ -103,13 +103,13 @@ HELD = 40 << 20  # bytes of units in progress that stay in L2 until they are rea
 RUN = 32  # bytes per memory access; units with shorter runs are not held whole, unless the tensor fits in L2
 
 
-def way(at: Extent, dtype: torch.dtype, device: torch.device, backward: bool) -> str:
+def kernels_for(at: Extent, dtype: torch.dtype, device: torch.device, backward: bool) -> str:
     """Which kernels compute units: "whole" in registers, in "pieces" by one program, or in "shares" by many."""
     runs = at.runs()
     block = triton.next_power_of_2(runs.n_k) * triton.next_power_of_2(runs.n_l) * (COLUMNS if at.tight else 1)
     size = dtype.itemsize * (2 if backward else 1)
     if block <= fits(WHOLE[backward], dtype):
-        short = at.channel == "place" and runs.n_k > 1 and runs.n_l * dtype.itemsize < RUN
+        short = at.channel == "position" and runs.n_k > 1 and runs.n_l * dtype.itemsize < RUN
         if not short or at.units * at.count * size <= HELD // 4:
             return "whole"
     many = at.units * 2 >= cores(device)
@@ -212,7 +212,7 @@ class Launches(NamedTuple):
     at: Extent
     dtype: torch.dtype
     device: torch.device
-    given: str  # the op's name for its statistic: rstd, var, norm
+    stat: str  # the op's name for its statistic: rstd, var, norm
     backward: bool
 
     def _launch(
@@ -227,18 +227,18 @@ class Launches(NamedTuple):
     ) -> Launch:
         config = tiles.config(even=even, WIDE=wide_of(self.dtype), **constants)
         absent = {name: 0.0 for name in ("eps", "momentum") if name not in self.op.names}
-        names = {name: name for name in kernel.bare} | {"rstd": self.given, "stat": self.given} | dict(names)
-        if self.given == "norm":
-            names = {name: OF_WEIGHT_NORM.get(told or "", told) for name, told in names.items()}
+        names = {name: name for name in kernel.bare} | {"rstd": self.stat, "stat": self.stat} | dict(names)
+        if self.stat == "norm":
+            names = {name: OF_WEIGHT_NORM.get(tensor or "", tensor) for name, tensor in names.items()}
         return Launch(kernel, (programs,), config, {**numbers, **absent}, names)
 
     def _of_units(self) -> dict[str, Any]:
         """Constexprs of the kernels in which one program computes one unit."""
         pairs = {"PAIRS": not triton.knobs.runtime.interpret} if self.backward else {}
-        return {"CHANNEL": self.at.channel, "CENTRED": self.given != "norm", **pairs}
+        return {"CHANNEL": self.at.channel, "CENTRED": self.stat != "norm", **pairs}
 
     def _of_shares(self) -> dict[str, Any]:
-        return {"GIVEN": self.given} if self.backward else {"CENTRED": self.given != "norm"}
+        return {"STAT": self.stat} if self.backward else {"CENTRED": self.stat != "norm"}
 
     def whole(self, **names: str) -> tuple[Launch, int]:
         """The launch with units in registers, and the number of partial sums per channel (group norm backward)."""
@@ -301,7 +301,7 @@ class Launches(NamedTuple):
         tiles = total_tiles(n_shares=parts * width, dtype=self.dtype)
         numbers = {"n_c": inner, "n_w": width, "n_parts": parts, "n_units": at.units, "count": at.count}
         programs = -(-at.units // tiles["BLOCK_U"])
-        return self._launch(totals.merge, programs, tiles, numbers, CENTRED=self.given != "norm")
+        return self._launch(totals.merge, programs, tiles, numbers, CENTRED=self.stat != "norm")
 
     def total_units(self, parts: int) -> Launch:
         """Partial sums -> c1 and c2, from which group norm's dx is computed."""
@@ -314,7 +314,7 @@ class Launches(NamedTuple):
         """Partial sums -> gradients of each channel."""
         at = self.at
         tiles = total_tiles(n_shares=parts, dtype=self.dtype)
-        numbers = {"n_c": at.c, "n_parts": parts, "count": 1 if self.given == "norm" else at.count}
+        numbers = {"n_c": at.c, "n_parts": parts, "count": 1 if self.stat == "norm" else at.count}
         return self._launch(totals.total_channels, -(-at.c // tiles["BLOCK_U"]), tiles, numbers, names)
 
     def scale(self) -> Launch:
@@ -326,18 +326,18 @@ class Launches(NamedTuple):
             programs = outer * -(-n_m // tiles["BLOCK_M"]) * -(-at.c // tiles["BLOCK_N"])
             numbers = {"n_c": at.c, "n_m": n_m, "n_w": at.width}
             kernel = elements.bwd_columns if self.backward else elements.columns
-            return self._launch(kernel, programs, tiles, numbers, GIVEN=self.given)
+            return self._launch(kernel, programs, tiles, numbers, STAT=self.stat)
         tiles = row_tiles(n_l=at.s, backward=self.backward, dtype=self.dtype)
         programs = -(-at.n * at.c // tiles["BLOCK_M"]) * -(-at.s // tiles["BLOCK_N"])
         numbers = {"n_l": at.s, "n_rows": at.n * at.c, "n_c": at.c, "n_w": at.width}
         kernel = elements.bwd_rows if self.backward else elements.rows
-        return self._launch(kernel, programs, tiles, numbers, GROUPED=at.groups > 0, GIVEN=self.given)
+        return self._launch(kernel, programs, tiles, numbers, GROUPED=at.groups > 0, STAT=self.stat)
 
 
 # ---- plans ----------------------------------------------------------------------------------------------------------
 
 
-def _look(op: str, size: int | None, x: Tensor) -> tuple[Extent, tuple[int, ...], OutputSpec, torch.memory_format]:
+def _units_of(op: str, size: int | None, x: Tensor) -> tuple[Extent, tuple[int, ...], OutputSpec, torch.memory_format]:
     """The units of x, the shape of its statistics, the output spec of a result like x, and its memory format."""
     if op.startswith("weight_norm"):
         return (
@@ -367,7 +367,7 @@ def _forward(
     running_mean: Tensor | None = None,
     running_var: Tensor | None = None,
 ) -> Plan:
-    at, shape, y, form = _look(op.spec.name, size, x)
+    at, shape, y, form = _units_of(op.spec.name, size, x)
     stat = OutputSpec.of(shape, opmath_dtype(x.dtype))
     makes: dict[str, Any] = {"w": y, "norm": stat} if op is spec.weight_norm else {"y": y, "mean": stat, "rstd": stat}
     if op is spec.batch_norm:
@@ -381,7 +381,7 @@ def _forward(
         copied = strided(weight=weight, bias=bias, running_mean=running_mean, running_var=running_var)
         before = _in_format(form, x=x)
     launches = Launches(op.spec, at, x.dtype, x.device, "norm" if op is spec.weight_norm else "rstd", False)
-    chosen = way(at, x.dtype, x.device, False)
+    chosen = kernels_for(at, x.dtype, x.device, False)
     if chosen != "shares":
         launch, _ = launches.whole() if chosen == "whole" else launches.pieces()
         return Plan(makes, [launch], copied, before)
@@ -414,26 +414,26 @@ def _backward(
     x: Tensor,
     weight: Tensor | None,
     mean: Tensor | None,
-    given: str,
+    stat_name: str,
     stat: Tensor,
 ) -> Plan:
-    """`given`: the op's name for its statistic."""
-    at, _, dx, form = _look(op.spec.name, size, x)
+    """`stat_name`: the op's name for its statistic."""
+    at, _, dx, form = _units_of(op.spec.name, size, x)
     wide = opmath_dtype(x.dtype)
     of_weight = OutputSpec.of((at.c,), wide) if weight is None else OutputSpec.of(weight.shape, weight.dtype)
-    if given == "norm":
+    if stat_name == "norm":
         makes: dict[str, Any] = {"dv": dx, "dg": of_weight}
         before, copied = _in_format(form, dw=dy, v=x), strided(g=weight, norm=stat)
     else:
         makes = {"dx": dx, "dweight": of_weight, "dbias": of_weight}
-        before, copied = _in_format(form, dy=dy, x=x), strided(weight=weight, mean=mean, **{given: stat})
-    if given == "var" and mean is not None:
+        before, copied = _in_format(form, dy=dy, x=x), strided(weight=weight, mean=mean, **{stat_name: stat})
+    if stat_name == "var" and mean is not None:
         makes |= {"dmean": OutputSpec.of(mean.shape, mean.dtype), "dvar": OutputSpec.of(stat.shape, stat.dtype)}
     if not x.numel():
         return Plan({name: Zeros(o) if name not in ("dx", "dv") else o for name, o in makes.items()})
-    launches = Launches(op.spec, at, x.dtype, x.device, given, True)
-    chosen = "shares" if given == "var" else way(at, x.dtype, x.device, True)
-    sums = ("ds",) if given == "norm" else ("ds", "db")
+    launches = Launches(op.spec, at, x.dtype, x.device, stat_name, True)
+    chosen = "shares" if stat_name == "var" else kernels_for(at, x.dtype, x.device, True)
+    sums = ("ds",) if stat_name == "norm" else ("ds", "db")
     if chosen != "shares":
         at_once = launches.whole if chosen == "whole" else launches.pieces
         if not at.groups:
@@ -442,12 +442,13 @@ def _backward(
         launch, parts = at_once()
         makes |= dict.fromkeys(sums, OutputSpec.of((parts, at.c), wide))
         return Plan(makes, [launch, launches.total_channels(parts, weight=None, stat=None)], copied, before)
-    if given == "var":  # the statistics are constants: dx is dy times a factor, and is written with the partial sums
+    # With constant statistics dx is dy times a factor, and is written with the partial sums.
+    if stat_name == "var":
         launch, shares = launches.shares()
         steps: list[Step] = [launch, launches.total_channels(shares[0] * shares[1])]
     else:
         launch, shares = launches.shares(weight=None, dx=None)
-        makes |= dict.fromkeys(("c2",) if given == "norm" else ("c1", "c2"), OutputSpec.of((at.units,), wide))
+        makes |= dict.fromkeys(("c2",) if stat_name == "norm" else ("c1", "c2"), OutputSpec.of((at.units,), wide))
         if at.groups:
             total = launches.total_channels(shares[0] * shares[1], weight=None, stat=None, c1=None, c2=None)
             steps = [launch, total, launches.total_units(shares[1]), launches.scale()]
@@ -488,7 +489,7 @@ def batch_norm_bwd(dy: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, r
 
 @planned(spec.batch_norm_infer)
 def batch_norm_infer(x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None) -> Plan:
-    at, _, y, form = _look("batch_norm", None, x)
+    at, _, y, form = _units_of("batch_norm", None, x)
     if not x.numel():
         return Plan({"y": y})
     launch = Launches(spec.batch_norm_infer.spec, at, x.dtype, x.device, "var", False).scale()

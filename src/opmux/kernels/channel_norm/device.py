@@ -52,18 +52,18 @@ def _unit_sums(b_a, b_b, BOTH: tl.constexpr, PAIRS: tl.constexpr):
 
 
 @triton.jit
-def _inverse(stat_ptr, i_u, m_u, eps, GIVEN: tl.constexpr, WIDE: tl.constexpr):
+def _inverse(stat_ptr, i_u, m_u, eps, STAT: tl.constexpr, WIDE: tl.constexpr):
     """The factor of a unit: 1 / deviation, from the deviation or the variance; or 1 / norm, from the norm."""
     b = tl.load(stat_ptr + i_u, mask=m_u, other=1.0).to(WIDE)
-    if GIVEN == "var":
+    if STAT == "var":
         b = 1.0 / tl.sqrt(b + eps)
-    elif GIVEN == "norm":
+    elif STAT == "norm":
         b = 1.0 / b
     return b
 
 
 @triton.jit
-def _keep(
+def _store_statistics(
     mean,
     m2,
     i_u,
@@ -113,7 +113,7 @@ def _scale(b_x, weight_ptr, bias_ptr, i_c, m_c, WIDE: tl.constexpr):
 
 
 @triton.jit
-def _places(
+def _offsets(
     i_r,
     i_f,
     r_stride,
@@ -165,7 +165,7 @@ def _fwd(
 ):  # fmt: skip
     i_f = tl.program_id(0) % n_f
     i_r = (tl.program_id(0) // n_f) * BLOCK_U + tl.arange(0, BLOCK_U)
-    o, m = _places(i_r, i_f, r_stride, f_stride, k_stride, n_l, n_k, n_r, TIGHT, BLOCK_K, BLOCK_L)
+    o, m = _offsets(i_r, i_f, r_stride, f_stride, k_stride, n_l, n_k, n_r, TIGHT, BLOCK_K, BLOCK_L)
     b_x = tl.load(x_ptr + o, mask=m, other=0.0).to(WIDE)
     count = n_k * n_l
     mean = tl.zeros([BLOCK_U], WIDE)
@@ -173,7 +173,7 @@ def _fwd(
         mean = _unit_sums(b_x, b_x, False, False)[0] / count
         b_x = tl.where(m, b_x - mean[:, None, None], 0.0)
     m2 = _unit_sums(b_x * b_x, b_x, False, False)[0]
-    rstd = _keep(
+    rstd = _store_statistics(
         mean,
         m2,
         i_r * n_f + i_f,
@@ -202,7 +202,7 @@ def _dx_of_units(
     BLOCK_U: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_L: tl.constexpr,
 ):  # fmt: skip
     """Store the dx of units; returns sum(dy * x') and sum(dy) of their channels: [BLOCK_U], or [BLOCK_U, channels]."""
-    o, m = _places(i_r, i_f, r_stride, f_stride, k_stride, n_l, n_k, n_r, TIGHT, BLOCK_K, BLOCK_L)
+    o, m = _offsets(i_r, i_f, r_stride, f_stride, k_stride, n_l, n_k, n_r, TIGHT, BLOCK_K, BLOCK_L)
     b_x = tl.load(x_ptr + o, mask=m, other=0.0).to(WIDE)
     b_dy = tl.load(dy_ptr + o, mask=m, other=0.0).to(WIDE)
     i_u, m_u = i_r * n_f + i_f, i_r < n_r
@@ -289,8 +289,8 @@ def _tile(t, k_stride, n_l, n_k, BLOCK_K: tl.constexpr, BLOCK_L: tl.constexpr):
     at_k, at_l = (t // n_b) * BLOCK_K, (t % n_b) * BLOCK_L
     o_k = at_k + tl.arange(0, BLOCK_K)[:, None]
     o_l = at_l + tl.arange(0, BLOCK_L)[None, :]
-    here = tl.minimum(n_k - at_k, BLOCK_K) * tl.minimum(n_l - at_l, BLOCK_L)
-    return o_k.to(tl.int64) * k_stride + o_l, (o_k < n_k) & (o_l < n_l), here, o_k
+    size = tl.minimum(n_k - at_k, BLOCK_K) * tl.minimum(n_l - at_l, BLOCK_L)
+    return o_k.to(tl.int64) * k_stride + o_l, (o_k < n_k) & (o_l < n_l), size, o_k
 
 
 @triton.jit
@@ -325,8 +325,8 @@ def _moments(
         b_x = x_next.to(WIDE)
         o, m_next, _, _ = _tile(t + step, k_stride, n_l, n_k, BLOCK_K, BLOCK_L)
         x_next = tl.load(x_ptr + o, mask=m_next, other=0.0)
-        _, m, here, _ = _tile(t, k_stride, n_l, n_k, BLOCK_K, BLOCK_L)
-        n += here
+        _, m, size, _ = _tile(t, k_stride, n_l, n_k, BLOCK_K, BLOCK_L)
+        n += size
         if CENTRED:
             b_x = tl.where(m, b_x - shift, 0.0)
             b_1 += b_x
@@ -356,7 +356,7 @@ def _fwd_pieces(
     y_ptr += base
     n_tiles = tl.cdiv(n_k, BLOCK_K) * tl.cdiv(n_l, BLOCK_L)
     n, mean, m2 = _moments(x_ptr, 0, 1, n_tiles, k_stride, n_l, n_k, CENTRED, WIDE, BLOCK_K, BLOCK_L)
-    rstd = _keep(
+    rstd = _store_statistics(
         mean,
         m2,
         pid,
@@ -533,7 +533,7 @@ def _bwd_shares(
     n_w,
     n_parts,
     eps,
-    GIVEN: tl.constexpr,
+    STAT: tl.constexpr,
     WIDE: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_L: tl.constexpr,
@@ -551,7 +551,7 @@ def _bwd_shares(
     mean = tl.zeros([], WIDE)
     if mean_ptr is not None:
         mean = tl.load(mean_ptr + i_u).to(WIDE)
-    rstd = _inverse(stat_ptr, i_u, i_f < n_f, eps, GIVEN, WIDE)
+    rstd = _inverse(stat_ptr, i_u, i_f < n_f, eps, STAT, WIDE)
     scale = rstd
     if dx_ptr is not None:
         dx_ptr += base
@@ -637,7 +637,7 @@ def _bwd_column_shares(
     n_w,
     n_parts,
     eps,
-    GIVEN: tl.constexpr,
+    STAT: tl.constexpr,
     WIDE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -651,7 +651,7 @@ def _bwd_column_shares(
     mean = tl.zeros([BLOCK_N], WIDE)
     if mean_ptr is not None:
         mean = tl.load(mean_ptr + i_u, mask=m_c, other=0.0).to(WIDE)
-    rstd = _inverse(stat_ptr, i_u, m_c, eps, GIVEN, WIDE)
+    rstd = _inverse(stat_ptr, i_u, m_c, eps, STAT, WIDE)
     scale = rstd
     if weight_ptr is not None:
         scale *= tl.load(weight_ptr + o_c, mask=m_c, other=0.0).to(WIDE)

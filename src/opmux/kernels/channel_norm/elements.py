@@ -49,13 +49,13 @@ def _y(
     i_c,
     i_u,
     eps,
-    GIVEN: tl.constexpr,
+    STAT: tl.constexpr,
     WIDE: tl.constexpr,
 ):
     b_x = tl.load(x_ptr + o, mask=m, other=0.0).to(WIDE)
     if mean_ptr is not None:
         b_x -= tl.load(mean_ptr + i_u, mask=m_c, other=0.0).to(WIDE)
-    b_x *= _inverse(stat_ptr, i_u, m_c, eps, GIVEN, WIDE)
+    b_x *= _inverse(stat_ptr, i_u, m_c, eps, STAT, WIDE)
     b_y = _scale(b_x, weight_ptr, bias_ptr, i_c, m_c, WIDE)
     tl.store(y_ptr + o, b_y.to(y_ptr.dtype.element_ty), mask=m)
 
@@ -75,12 +75,12 @@ def _dx(
     m_c,
     i_c,
     i_u,
-    GIVEN: tl.constexpr,
+    STAT: tl.constexpr,
     WIDE: tl.constexpr,
 ):
     b_x = tl.load(x_ptr + o, mask=m, other=0.0).to(WIDE)
     b_dy = tl.load(dy_ptr + o, mask=m, other=0.0).to(WIDE)
-    rstd = _inverse(stat_ptr, i_u, m_c, 0.0, GIVEN, WIDE)
+    rstd = _inverse(stat_ptr, i_u, m_c, 0.0, STAT, WIDE)
     b_g = _scale(b_dy, weight_ptr, None, i_c, m_c, WIDE)
     if mean_ptr is not None:
         b_x -= tl.load(mean_ptr + i_u, mask=m_c, other=0.0).to(WIDE)
@@ -102,13 +102,13 @@ def _rows(
     n_w,
     eps,
     GROUPED: tl.constexpr,
-    GIVEN: tl.constexpr,
+    STAT: tl.constexpr,
     WIDE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
     o, m, m_c, i_c, i_u = _row_block(n_l, n_rows, n_c, n_w, GROUPED, BLOCK_M, BLOCK_N)
-    _y(x_ptr, mean_ptr, stat_ptr, weight_ptr, bias_ptr, y_ptr, o, m, m_c, i_c, i_u, eps, GIVEN, WIDE)
+    _y(x_ptr, mean_ptr, stat_ptr, weight_ptr, bias_ptr, y_ptr, o, m, m_c, i_c, i_u, eps, STAT, WIDE)
 
 
 def _columns(
@@ -122,13 +122,13 @@ def _columns(
     n_m,
     n_w,
     eps,
-    GIVEN: tl.constexpr,
+    STAT: tl.constexpr,
     WIDE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
     o, m, m_c, i_c, i_u = _column_block(n_c, n_m, n_w, BLOCK_M, BLOCK_N)
-    _y(x_ptr, mean_ptr, stat_ptr, weight_ptr, bias_ptr, y_ptr, o, m, m_c, i_c, i_u, eps, GIVEN, WIDE)
+    _y(x_ptr, mean_ptr, stat_ptr, weight_ptr, bias_ptr, y_ptr, o, m, m_c, i_c, i_u, eps, STAT, WIDE)
 
 
 def _bwd_rows(
@@ -145,13 +145,13 @@ def _bwd_rows(
     n_c,
     n_w,
     GROUPED: tl.constexpr,
-    GIVEN: tl.constexpr,
+    STAT: tl.constexpr,
     WIDE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
     o, m, m_c, i_c, i_u = _row_block(n_l, n_rows, n_c, n_w, GROUPED, BLOCK_M, BLOCK_N)
-    _dx(dy_ptr, x_ptr, mean_ptr, stat_ptr, weight_ptr, c1_ptr, c2_ptr, dx_ptr, o, m, m_c, i_c, i_u, GIVEN, WIDE)
+    _dx(dy_ptr, x_ptr, mean_ptr, stat_ptr, weight_ptr, c1_ptr, c2_ptr, dx_ptr, o, m, m_c, i_c, i_u, STAT, WIDE)
 
 
 def _bwd_columns(
@@ -166,13 +166,13 @@ def _bwd_columns(
     n_c,
     n_m,
     n_w,
-    GIVEN: tl.constexpr,
+    STAT: tl.constexpr,
     WIDE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
     o, m, m_c, i_c, i_u = _column_block(n_c, n_m, n_w, BLOCK_M, BLOCK_N)
-    _dx(dy_ptr, x_ptr, mean_ptr, stat_ptr, weight_ptr, c1_ptr, c2_ptr, dx_ptr, o, m, m_c, i_c, i_u, GIVEN, WIDE)
+    _dx(dy_ptr, x_ptr, mean_ptr, stat_ptr, weight_ptr, c1_ptr, c2_ptr, dx_ptr, o, m, m_c, i_c, i_u, STAT, WIDE)
 
 
 rows = Launcher(_rows, sizes="n_l")

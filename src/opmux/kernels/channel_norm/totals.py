@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from ..lib.launch import Launcher
-from .device import _inverse, _keep
+from .device import _inverse, _store_statistics
 
 
 @triton.jit
@@ -57,7 +57,7 @@ def _merge(
         if CENTRED:
             b_d = tl.load(means_ptr + o, mask=m, other=0.0) - mean[None, :]
             b_2 += tl.load(counts_ptr + o, mask=m, other=0.0) * b_d * b_d
-    _keep(
+    _store_statistics(
         mean,
         tl.sum(b_2, 0),
         i_u,

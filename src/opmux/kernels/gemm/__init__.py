@@ -88,25 +88,25 @@ SUMS = {tl.float64: torch.float64, tl.float32: torch.float32, tl.int32: torch.in
 class Factor(NamedTuple):
     """How the kernel reads a factor [rows, K], or a batch of them."""
 
-    step: int  # stride of rows; of columns if `turned`
-    turned: bool
+    step: int  # stride of rows; of columns if `transposed`
+    transposed: bool
     batch: int = 0  # stride of matrices
     copied: bool = False  # whether it must be made contiguous first
 
     @classmethod
-    def of(cls, x: Tensor, turned: bool) -> Factor:
-        """How to read x, or x^T if `turned`. x must be copied unless one dimension is contiguous."""
+    def of(cls, x: Tensor, transposed: bool) -> Factor:
+        """How to read x, or x^T if `transposed`. x must be copied unless one dimension is contiguous."""
         rows, cols = x.shape[-2:]
         down, right = x.stride()[-2:]
         batch = x.stride(0) if x.dim() == 3 else 0
         if (right == 1 or cols == 1) and (down >= cols or rows == 1):
-            return cls(max(down, cols), turned, batch)
+            return cls(max(down, cols), transposed, batch)
         if (down == 1 or rows == 1) and (right >= rows or cols == 1):
-            return cls(max(right, rows), not turned, batch)
-        return cls(cols, turned, rows * cols if x.dim() == 3 else 0, True)
+            return cls(max(right, rows), not transposed, batch)
+        return cls(cols, transposed, rows * cols if x.dim() == 3 else 0, True)
 
 
-class After(NamedTuple):
+class Epilogue(NamedTuple):
     """The epilogue of a product."""
 
     c: Tensor | None = None  # adds beta * c; c has the shape of the result or of one row
@@ -123,7 +123,7 @@ def _product(
     trans_a: bool,
     trans_b: bool,
     precision: str,
-    after: After,
+    epilogue: Epilogue,
     *,
     pre: Tensor | None = None,
     exact: bool = False,
@@ -140,7 +140,7 @@ def _product(
     kernel's tensors.
     """
     m, n, k = spec.sizes_of(a, b, trans_a, trans_b)
-    n //= 2 if after.glu else 1
+    n //= 2 if epilogue.glu else 1
     batch = a.shape[0] if a.dim() == 3 else 1
     if not (m and n and batch):
         return Plan(makes)
@@ -148,13 +148,13 @@ def _product(
         raise NotSupported(f"{batch} matrices are more than a launch can have")
     factors = {"a": Factor.of(a, trans_a), "b": Factor.of(b, not trans_b)}
     views, read = read_as(kinds)
-    c = after.c
+    c = epilogue.c
     steps = (0, 0, 0) if c is None else (0,) * (3 - c.dim()) + c.stride()
     wide = tl.int32 if a.dtype is torch.int8 else wide_of(a.dtype)
     constants = dict(
         C_UNIT=steps[2] == 1,
-        ACT=MATHS[after.act][0] if after.act else None,
-        SLOPE=MATHS[after.slope][1] if after.slope else None,
+        ACT=MATHS[epilogue.act][0] if epilogue.act else None,
+        SLOPE=MATHS[epilogue.slope][1] if epilogue.slope else None,
         A_EACH=each[0],
         B_EACH=each[1],
         WIDE=wide,
@@ -175,25 +175,30 @@ def _product(
         **numbers,
     )
     named = {"c": None, **names} if c is None else dict(names)
-    here = lambda name: named.get(name, name) or name
-    copied = [*(here(name) for name, f in factors.items() if f.copied), *strided(pre=pre, residual=after.residual)]
-    before = {here(name): view for name, view in views.items()}
-    whole = not (after.act or after.slope or after.residual is not None or kinds or batch > 1)
-    across = factors["a" if m > n else "b"].turned
-    if min(m, n) <= (1 if across else FEW) and k and not after.glu:
+    op_name = lambda name: named.get(name, name) or name
+    copied = [
+        *(op_name(name) for name, f in factors.items() if f.copied),
+        *strided(pre=pre, residual=epilogue.residual),
+    ]
+    before = {op_name(name): view for name, view in views.items()}
+    whole = not (epilogue.act or epilogue.slope or epilogue.residual is not None or kinds or batch > 1)
+    across = factors["a" if m > n else "b"].transposed
+    if min(m, n) <= (1 if across else FEW) and k and not epilogue.glu:
         launch, splits = _few_rows(factors, sizes, constants, read, a.dtype, batch, named, whole)
     else:
-        made = next(iter(makes.values())).dtype.itemsize if makes and y is None else 0
-        launch, splits = _many_rows(factors, sizes, constants, read, a, batch, made, named, precision, exact, after)
+        itemsize = next(iter(makes.values())).dtype.itemsize if makes and y is None else 0
+        launch, splits = _many_rows(
+            factors, sizes, constants, read, a, batch, itemsize, named, precision, exact, epilogue
+        )
         if launch.config.constants["IN_TURN"]:
-            before |= {here(name): aligned_copy(views.get(name)) for name, f in factors.items() if not f.copied}
+            before |= {op_name(name): aligned_copy(views.get(name)) for name, f in factors.items() if not f.copied}
     if splits == 1:
         return Plan(makes, [launch], copied, before)
     # The parts of K are launched as a batch.
-    along = {name: k // splits * (f.step if f.turned else 1) for name, f in factors.items()}
+    along = {name: k // splits * (f.step if f.transposed else 1) for name, f in factors.items()}
     parts = {"k": k // splits, "a_batch": along["a"], "b_batch": along["b"], "y_batch": m * n, "ldy": n, "alpha": 1.0}
     parts |= {"x_batch": along["b" if m > n else "a"], "w_batch": along["a" if m > n else "b"], "beta": 0.0}
-    first = launch._replace(grid=(launch.grid[0], splits)).given(**parts).named(y="parts", c=None)
+    first = launch._replace(grid=(launch.grid[0], splits)).with_numbers(**parts).named(y="parts", c=None)
     sums = Config(dict(C_UNIT=steps[2] == 1, SPLITS=splits, WIDE=wide, BLOCK=256))
     last = Launch(add_up, (-(-m * n // 256),), sums, {**sizes, "size": m * n}, named)
     workspace = {"parts": OutputSpec.of((splits, m, n), SUMS[wide])}
@@ -207,52 +212,52 @@ def _many_rows(
     read: Mapping[str, Any],
     a: Tensor,
     batch: int,
-    made: int,
+    itemsize: int,
     named: Mapping[str, str | None],
     precision: str,
     exact: bool,
-    after: After,
+    epilogue: Epilogue,
 ) -> tuple[Launch, int]:
     """The launch on the matrix unit, and the number of parts of K.
 
-    `made`: the bytes per element of a newly allocated result; 0 if the result is an argument.
+    `itemsize`: the bytes per element of a newly allocated result; 0 if the result is an argument.
     """
     m, n, k = (sizes[name] for name in "mnk")
-    tiles = gemm_tiles(m=m, n=2 * n if after.glu else n, k=k, dtype=a.dtype)
+    tiles = gemm_tiles(m=m, n=2 * n if epilogue.glu else n, k=k, dtype=a.dtype)
     # Tensor descriptors need addresses and strides that are multiples of 16 bytes, and cannot convert FP8.
     spaced = all((f.step | f.batch) * a.element_size() % 16 == 0 for f in factors.values())
-    if after.glu and factors["b"].turned:  # the second half of b begins in the middle of a row
+    if epilogue.glu and factors["b"].transposed:  # the second half of b begins in the middle of a row
         spaced = spaced and n * a.element_size() % 16 == 0
     in_turn = tiles["IN_TURN"] and spaced and read["A_NUMBERS"] is None and k > 0
     splits = tiles["SPLITS"]
-    plain = not (after.act or after.slope or after.glu or after.residual is not None)
+    plain = not (epilogue.act or epilogue.slope or epilogue.glu or epilogue.residual is not None)
     one_byte = a.element_size() == 1  # FP8 scales would have to be applied to every part
     if in_turn or not plain or one_byte or batch > 1 or k % (splits * tiles["BLOCK_K"]) or not k:
         splits = 1
     changes = {"IN_TURN": in_turn, "SPLITS": splits}
-    if after.glu:  # two accumulators of half the width
+    if epilogue.glu:  # two accumulators of half the width
         changes["BLOCK_N"] = max(tiles["BLOCK_N"] // 2, 16)
     elif exact and in_turn:  # both the product and the running sum are in registers
         changes["BLOCK_N"] = min(tiles["BLOCK_N"], 128)
     tiles = tiles.changed(changes, "gemm.tiles")
     count = -(-m // tiles["BLOCK_M"]) * -(-n // tiles["BLOCK_N"])
     running = programs(a.device, count, 1) if in_turn else count
-    aligned = lambda length: length * made % 16 == 0
-    fresh = bool(made) and aligned(n) and (batch == 1 or aligned(m * n))
+    aligned = lambda length: length * itemsize % 16 == 0
+    fresh = bool(itemsize) and aligned(n) and (batch == 1 or aligned(m * n))
     # Ignore m unless a's columns are contiguous: no load depends on m, and an odd number of tokens must not narrow the
     # loads.
-    even = not factors["a"].turned and all(sizes[name] % 16 == 0 for name in product.sizes if name != "m")
+    even = not factors["a"].transposed and all(sizes[name] % 16 == 0 for name in product.sizes if name != "m")
     config = tiles.config(
         even=even,
-        A_TURNED=factors["a"].turned,
-        B_TURNED=factors["b"].turned,
-        GLU=after.glu,
+        A_TRANSPOSED=factors["a"].transposed,
+        B_TRANSPOSED=factors["b"].transposed,
+        GLU=epilogue.glu,
         PRECISION=precision if a.dtype is torch.float32 else "ieee",
         EXACT=exact and read["A_NUMBERS"] is None,
         FULL=k % tiles["BLOCK_K"] == 0,
         PROGRAMS=running if in_turn else 0,
         FRESH=fresh,
-        PARTS=2 if plain and after.c is None and made == 2 else 4,
+        PARTS=2 if plain and epilogue.c is None and itemsize == 2 else 4,
         **constants,
         **read,
     )
@@ -275,7 +280,7 @@ def _few_rows(
     swapped = m > n
     x, w = ("b", "a") if swapped else ("a", "b")
     many = max(m, n)
-    tiles = few_tiles(rows=min(m, n), n=many, k=k, turned=factors[w].turned, dtype=dtype)
+    tiles = few_tiles(rows=min(m, n), n=many, k=k, turned=factors[w].transposed, dtype=dtype)
     splits = tiles["SPLITS"] if whole and k % tiles["SPLITS"] == 0 else 1
     tiles = tiles.changed({"SPLITS": splits}, "gemm.few")
     moved = {
@@ -284,20 +289,20 @@ def _few_rows(
         "x_batch": factors[x].batch,
         "w_batch": factors[w].batch,
     }
-    along = many if factors[w].turned else k // splits
+    along = many if factors[w].transposed else k // splits
     numbers = {f"{part}_NUMBERS": read[f"{name.upper()}_NUMBERS"] for part, name in (("X", x), ("W", w))}
     config = tiles.config(
         even=(along | moved["ldw"] | moved["w_batch"]) % 16 == 0,
         ROWS=min(m, n),
         SWAPPED=swapped,
-        X_TURNED=factors[x].turned,
-        W_TURNED=factors[w].turned,
+        X_TRANSPOSED=factors[x].transposed,
+        W_TRANSPOSED=factors[w].transposed,
         FULL=k // splits % tiles["BLOCK_K"] == 0,
         **constants,
         **numbers,
     )
-    here = lambda name: named.get(name, name)
-    names = {**named, "x": here(x), "w": here(w), "r": "residual"}
+    op_name = lambda name: named.get(name, name)
+    names = {**named, "x": op_name(x), "w": op_name(w), "r": "residual"}
     grid = (-(-many // tiles["BLOCK_N"]), batch)
     return Launch(few, grid, config, {**sizes, **moved}, names), splits
 
@@ -323,19 +328,19 @@ def gemm(
     precision: str,
 ) -> Plan:
     makes = {"y": _result(a, b, trans_a, trans_b, out_dtype)}
-    return _product(makes, a, b, trans_a, trans_b, precision, After(bias), numbers=ADDED, names={"c": "bias"})
+    return _product(makes, a, b, trans_a, trans_b, precision, Epilogue(bias), numbers=ADDED, names={"c": "bias"})
 
 
 @planned(spec.matmul, state={"precision": precision})
 def matmul(a: Tensor, b: Tensor, c: Tensor | None, beta: float, out_dtype: torch.dtype | None, precision: str) -> Plan:
     makes = {"y": OutputSpec.of((*a.shape[:-1], b.shape[-1]), out_dtype or a.dtype)}
-    return _product(makes, a, b, False, False, precision, After(c if beta != 0.0 else None))
+    return _product(makes, a, b, False, False, precision, Epilogue(c if beta != 0.0 else None))
 
 
 @planned(spec.int_mm)
 def int_mm(a: Tensor, b: Tensor) -> Plan:
     makes = {"y": OutputSpec.of((a.shape[0], b.shape[1]), torch.int32)}
-    return _product(makes, a, b, False, False, "ieee", After(), numbers={"alpha": 1.0, **ADDED})
+    return _product(makes, a, b, False, False, "ieee", Epilogue(), numbers={"alpha": 1.0, **ADDED})
 
 
 @planned(spec.gemm_gelu, state={"precision": precision})
@@ -350,7 +355,8 @@ def gemm_gelu(
 ) -> Plan:
     makes = dict.fromkeys(("y", "pre"), _result(a, b, trans_a, trans_b, out_dtype))
     names = {"c": "bias", "pre": None, "aux": "pre"}  # the kernel writes pre
-    return _product(makes, a, b, trans_a, trans_b, precision, After(bias, act="gelu_tanh"), numbers=ADDED, names=names)
+    epilogue = Epilogue(bias, act="gelu_tanh")
+    return _product(makes, a, b, trans_a, trans_b, precision, epilogue, numbers=ADDED, names=names)
 
 
 @planned(spec.gemm_dgelu, state={"precision": precision})
@@ -364,7 +370,7 @@ def gemm_dgelu(
     precision: str,
 ) -> Plan:
     makes = {"y": _result(a, b, trans_a, trans_b, out_dtype)}
-    return _product(makes, a, b, trans_a, trans_b, precision, After(slope="gelu_tanh"), pre=pre, numbers=ADDED)
+    return _product(makes, a, b, trans_a, trans_b, precision, Epilogue(slope="gelu_tanh"), pre=pre, numbers=ADDED)
 
 
 @planned(spec.gemm_add_, state={"precision": precision})
@@ -373,7 +379,7 @@ def gemm_add_(c: Tensor, a: Tensor, b: Tensor, trans_a: bool, trans_b: bool, bet
         raise NotSupported("gemm_add_: c must have its rows in one piece")
     step = c.stride(0) if c.shape[0] > 1 else c.shape[1]
     added = c if beta != 0.0 else None
-    return _product({}, a, b, trans_a, trans_b, precision, After(added), y=(0, step), names={"y": "c"})
+    return _product({}, a, b, trans_a, trans_b, precision, Epilogue(added), y=(0, step), names={"y": "c"})
 
 
 @planned(spec.scaled_gemm)
@@ -397,7 +403,7 @@ def scaled_gemm(
         False,
         True,
         "ieee",
-        After(bias),
+        Epilogue(bias),
         exact=not fast,
         kinds=(a_dtype, b_dtype),
         each=each,
@@ -463,11 +469,12 @@ def linear_act(
         "y": OutputSpec.of((*rows, spec.width(weight, glu)), x.dtype if residual is None else residual.dtype),
         "pre": OutputSpec.of((*rows, weight.shape[0]) if saves else (0,), x.dtype),
     }
-    after = After(bias, act or "", glu=glu, residual=residual)
+    epilogue = Epilogue(bias, act or "", glu=glu, residual=residual)
     names = {"a": "x", "b": "weight", "c": "bias" if bias is not None else None, "pre": None}
     names["aux"] = "pre" if saves else None
     flat = lambda x: x.reshape(math.prod(rows), x.shape[-1])
-    plan = _product(makes, flat(x), weight, False, True, precision, after, numbers={"alpha": 1.0, **ADDED}, names=names)
+    numbers = {"alpha": 1.0, **ADDED}
+    plan = _product(makes, flat(x), weight, False, True, precision, epilogue, numbers=numbers, names=names)
     if x.dim() != 2:
         then = plan.before.get("x", lambda x: x)
         plan.before = {**plan.before, "x": lambda x: then(flat(x))}

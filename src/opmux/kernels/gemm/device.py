@@ -39,25 +39,25 @@ def finish(
     b_u is the other half of a GLU, n columns to the right. pre, r and aux are contiguous.
     """
     i_m, i_n = i_m.to(tl.int64)[:, None], i_n[None, :]
-    there = (i_m < m) & (i_n < n)
+    mask = (i_m < m) & (i_n < n)
     if c_ptr is not None:
         o_c = i_m * c_down + (i_n if C_UNIT else i_n * c_right)
-        b_y += beta * tl.load(c_ptr + o_c, mask=there, other=0.0).to(WIDE)
+        b_y += beta * tl.load(c_ptr + o_c, mask=mask, other=0.0).to(WIDE)
         if GLU:
-            b_u += beta * tl.load(c_ptr + o_c + (n if C_UNIT else n * c_right), mask=there, other=0.0).to(WIDE)
+            b_u += beta * tl.load(c_ptr + o_c + (n if C_UNIT else n * c_right), mask=mask, other=0.0).to(WIDE)
     if aux_ptr is not None:
         o_aux = i_m * (2 * n if GLU else n) + i_n
-        tl.store(aux_ptr + o_aux, b_y.to(aux_ptr.dtype.element_ty), mask=there)
+        tl.store(aux_ptr + o_aux, b_y.to(aux_ptr.dtype.element_ty), mask=mask)
         if GLU:
-            tl.store(aux_ptr + o_aux + n, b_u.to(aux_ptr.dtype.element_ty), mask=there)
+            tl.store(aux_ptr + o_aux + n, b_u.to(aux_ptr.dtype.element_ty), mask=mask)
     if ACT is not None:
         b_y = ACT(b_y)
     if SLOPE is not None:
-        b_y *= SLOPE(tl.load(pre_ptr + i_m * n + i_n, mask=there, other=0.0).to(WIDE))
+        b_y *= SLOPE(tl.load(pre_ptr + i_m * n + i_n, mask=mask, other=0.0).to(WIDE))
     if GLU:
         b_y *= b_u
     if r_ptr is not None:
-        b_y += tl.load(r_ptr + i_m * n + i_n, mask=there, other=0.0).to(WIDE)
+        b_y += tl.load(r_ptr + i_m * n + i_n, mask=mask, other=0.0).to(WIDE)
     return b_y
 
 
@@ -103,7 +103,7 @@ def scaled(
 def one_tile(
     a_ptr, b_ptr, c_ptr, pre_ptr, r_ptr, a_scale_ptr, b_scale_ptr, y_ptr, aux_ptr,
     m, n, k, lda, ldb, ldy, c_down, c_right, alpha, beta,
-    A_TURNED: tl.constexpr, B_TURNED: tl.constexpr, C_UNIT: tl.constexpr,
+    A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr, C_UNIT: tl.constexpr,
     A_NUMBERS: tl.constexpr, B_NUMBERS: tl.constexpr, A_EACH: tl.constexpr, B_EACH: tl.constexpr,
     ACT: tl.constexpr, SLOPE: tl.constexpr, GLU: tl.constexpr,
     WIDE: tl.constexpr, PRECISION: tl.constexpr, EXACT: tl.constexpr,
@@ -113,14 +113,14 @@ def one_tile(
     i_m = i_tile * BLOCK_M + tl.arange(0, BLOCK_M)
     i_n = j_tile * BLOCK_N + tl.arange(0, BLOCK_N)
     o_k = tl.arange(0, BLOCK_K)
-    pa = at(a_ptr, i_m[:, None], o_k[None, :], lda, A_TURNED)
-    pb = at(b_ptr, i_n[None, :], o_k[:, None], ldb, B_TURNED)
+    pa = at(a_ptr, i_m[:, None], o_k[None, :], lda, A_TRANSPOSED)
+    pb = at(b_ptr, i_n[None, :], o_k[:, None], ldb, B_TRANSPOSED)
     m_m, m_n = (i_m < m)[:, None], (i_n < n)[None, :]
-    step_a = BLOCK_K * lda if A_TURNED else BLOCK_K
-    step_b = BLOCK_K * ldb if B_TURNED else BLOCK_K
+    step_a = BLOCK_K * lda if A_TRANSPOSED else BLOCK_K
+    step_b = BLOCK_K * ldb if B_TRANSPOSED else BLOCK_K
     b_y = tl.zeros([BLOCK_M, BLOCK_N], WIDE)
     b_u = b_y
-    to_u = n.to(tl.int64) if B_TURNED else n.to(tl.int64) * ldb
+    to_u = n.to(tl.int64) if B_TRANSPOSED else n.to(tl.int64) * ldb
     for begin in range(0, k, BLOCK_K):
         if FULL:
             m_a, m_b = m_m, m_n
@@ -156,11 +156,11 @@ def pieces(b_x, PARTS: tl.constexpr):
 
 
 @triton.jit
-def tiles_in_turn(
+def persistent_tiles(
     a_ptr, b_ptr, c_ptr, pre_ptr, r_ptr, a_scale_ptr, b_scale_ptr, y_ptr, aux_ptr,
     m, n, k, lda, ldb, ldy, c_down, c_right, alpha, beta,
-    A_TURNED: tl.constexpr, B_TURNED: tl.constexpr, C_UNIT: tl.constexpr, A_EACH: tl.constexpr, B_EACH: tl.constexpr,
-    ACT: tl.constexpr, SLOPE: tl.constexpr, GLU: tl.constexpr,
+    A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr, C_UNIT: tl.constexpr,
+    A_EACH: tl.constexpr, B_EACH: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, GLU: tl.constexpr,
     WIDE: tl.constexpr, PRECISION: tl.constexpr, EXACT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
     PROGRAMS: tl.constexpr, FRESH: tl.constexpr, PARTS: tl.constexpr,
@@ -169,8 +169,8 @@ def tiles_in_turn(
 
     Addresses and row strides of the factors must be multiples of 16 bytes; if FRESH, those of y too.
     """
-    a = described(a_ptr, m, k, lda, A_TURNED, BLOCK_M, BLOCK_K)
-    b = described(b_ptr, 2 * n if GLU else n, k, ldb, B_TURNED, BLOCK_N, BLOCK_K)
+    a = described(a_ptr, m, k, lda, A_TRANSPOSED, BLOCK_M, BLOCK_K)
+    b = described(b_ptr, 2 * n if GLU else n, k, ldb, B_TRANSPOSED, BLOCK_N, BLOCK_K)
     if FRESH:
         y = tl.make_tensor_descriptor(y_ptr, [m, n], [ldy, 1], [BLOCK_M, BLOCK_N // PARTS])
     for program in tl.range(tl.program_id(0), tl.cdiv(m, BLOCK_M) * tl.cdiv(n, BLOCK_N), PROGRAMS, flatten=True):
@@ -180,10 +180,10 @@ def tiles_in_turn(
         if GLU:
             b_u = tl.zeros([BLOCK_M, BLOCK_N], WIDE)
         for begin in range(0, k, BLOCK_K):
-            b_a, b_b = taken(a, first_m, begin, A_TURNED), taken(b, first_n, begin, B_TURNED)
+            b_a, b_b = taken(a, first_m, begin, A_TRANSPOSED), taken(b, first_n, begin, B_TRANSPOSED)
             b_y = multiply(b_a, b_b.T, b_y, WIDE, PRECISION, EXACT)
             if GLU:
-                b_u = multiply(b_a, taken(b, n + first_n, begin, B_TURNED).T, b_u, WIDE, PRECISION, EXACT)
+                b_u = multiply(b_a, taken(b, n + first_n, begin, B_TRANSPOSED).T, b_u, WIDE, PRECISION, EXACT)
         all_m, all_n = first_m + tl.arange(0, BLOCK_M), first_n + tl.arange(0, BLOCK_N)
         b_y = scaled(b_y, a_scale_ptr, b_scale_ptr, all_m, all_n, m, n, alpha, A_EACH, B_EACH, WIDE)
         parts = pieces(b_y, PARTS)
@@ -220,7 +220,7 @@ def tiles_in_turn(
 def _gemm(
     a_ptr, b_ptr, c_ptr, pre_ptr, r_ptr, a_scale_ptr, b_scale_ptr, y_ptr, aux_ptr,
     m, n, k, lda, ldb, ldy, c_down, a_batch, b_batch, c_batch, y_batch, c_right, alpha, beta,
-    A_TURNED: tl.constexpr, B_TURNED: tl.constexpr, C_UNIT: tl.constexpr,
+    A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr, C_UNIT: tl.constexpr,
     A_NUMBERS: tl.constexpr, B_NUMBERS: tl.constexpr, A_EACH: tl.constexpr, B_EACH: tl.constexpr,
     ACT: tl.constexpr, SLOPE: tl.constexpr, GLU: tl.constexpr,
     WIDE: tl.constexpr, PRECISION: tl.constexpr, EXACT: tl.constexpr,
@@ -235,24 +235,25 @@ def _gemm(
     if c_ptr is not None:
         c_ptr += batch * c_batch
     if IN_TURN:
-        tiles_in_turn(
+        persistent_tiles(
             a_ptr, b_ptr, c_ptr, pre_ptr, r_ptr, a_scale_ptr, b_scale_ptr, y_ptr, aux_ptr,
-            m, n, k, lda, ldb, ldy, c_down, c_right, alpha, beta, A_TURNED, B_TURNED, C_UNIT, A_EACH, B_EACH,
+            m, n, k, lda, ldb, ldy, c_down, c_right, alpha, beta, A_TRANSPOSED, B_TRANSPOSED, C_UNIT, A_EACH, B_EACH,
             ACT, SLOPE, GLU, WIDE, PRECISION, EXACT, BLOCK_M, BLOCK_N, BLOCK_K, GROUP, PROGRAMS, FRESH, PARTS,
         )  # fmt: skip
     else:
         one_tile(
             a_ptr, b_ptr, c_ptr, pre_ptr, r_ptr, a_scale_ptr, b_scale_ptr, y_ptr, aux_ptr,
-            m, n, k, lda, ldb, ldy, c_down, c_right, alpha, beta, A_TURNED, B_TURNED, C_UNIT, A_NUMBERS, B_NUMBERS,
-            A_EACH, B_EACH, ACT, SLOPE, GLU, WIDE, PRECISION, EXACT, FULL, BLOCK_M, BLOCK_N, BLOCK_K, GROUP,
+            m, n, k, lda, ldb, ldy, c_down, c_right, alpha, beta, A_TRANSPOSED, B_TRANSPOSED, C_UNIT,
+            A_NUMBERS, B_NUMBERS, A_EACH, B_EACH, ACT, SLOPE, GLU, WIDE, PRECISION, EXACT, FULL,
+            BLOCK_M, BLOCK_N, BLOCK_K, GROUP,
         )  # fmt: skip
 
 
 def _few(
     x_ptr, w_ptr, c_ptr, pre_ptr, r_ptr, a_scale_ptr, b_scale_ptr, y_ptr, aux_ptr,
     m, n, k, ldx, ldw, ldy, c_down, x_batch, w_batch, c_batch, y_batch, c_right, alpha, beta,
-    ROWS: tl.constexpr, SWAPPED: tl.constexpr, X_TURNED: tl.constexpr, W_TURNED: tl.constexpr, C_UNIT: tl.constexpr,
-    X_NUMBERS: tl.constexpr, W_NUMBERS: tl.constexpr, A_EACH: tl.constexpr, B_EACH: tl.constexpr,
+    ROWS: tl.constexpr, SWAPPED: tl.constexpr, X_TRANSPOSED: tl.constexpr, W_TRANSPOSED: tl.constexpr,
+    C_UNIT: tl.constexpr, X_NUMBERS: tl.constexpr, W_NUMBERS: tl.constexpr, A_EACH: tl.constexpr, B_EACH: tl.constexpr,
     ACT: tl.constexpr, SLOPE: tl.constexpr, WIDE: tl.constexpr, FULL: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
@@ -270,30 +271,30 @@ def _few(
     i_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     o_k = tl.arange(0, BLOCK_K)
     # The contiguous dimension of w is the last dimension of a tile, so loads are wide; x is loaded in w's layout.
-    if W_TURNED:
+    if W_TRANSPOSED:
         r_n, c_k = i_n[None, :], o_k[:, None]
     else:
         r_n, c_k = i_n[:, None], o_k[None, :]
-    pw = at(w_ptr, r_n, c_k, ldw, W_TURNED)
-    px = x_ptr + c_k.to(tl.int64) * (ldx if X_TURNED else 1)
-    step_w = BLOCK_K * ldw if W_TURNED else BLOCK_K
-    step_x = BLOCK_K * ldx if X_TURNED else BLOCK_K
+    pw = at(w_ptr, r_n, c_k, ldw, W_TRANSPOSED)
+    px = x_ptr + c_k.to(tl.int64) * (ldx if X_TRANSPOSED else 1)
+    step_w = BLOCK_K * ldw if W_TRANSPOSED else BLOCK_K
+    step_x = BLOCK_K * ldx if X_TRANSPOSED else BLOCK_K
     m_n = r_n < many
     sums = ()
     for _ in tl.static_range(ROWS):
-        sums = sums + (tl.zeros([BLOCK_K, BLOCK_N] if W_TURNED else [BLOCK_N, BLOCK_K], WIDE),)  # noqa: RUF005
+        sums = sums + (tl.zeros([BLOCK_K, BLOCK_N] if W_TRANSPOSED else [BLOCK_N, BLOCK_K], WIDE),)  # noqa: RUF005
     for begin in range(0, k, BLOCK_K):
         m_k = inside(c_k, k - begin, FULL)
         b_w = factor(pw, m_n & m_k, W_NUMBERS).to(WIDE)
-        more = ()
+        next_sums = ()
         for row in tl.static_range(ROWS):
-            b_x = factor(px + row * (1 if X_TURNED else ldx), m_k, X_NUMBERS).to(WIDE)
-            more = more + (sums[row] + b_w * b_x,)  # noqa: RUF005
-        sums = more
+            b_x = factor(px + row * (1 if X_TRANSPOSED else ldx), m_k, X_NUMBERS).to(WIDE)
+            next_sums = next_sums + (sums[row] + b_w * b_x,)  # noqa: RUF005
+        sums = next_sums
         pw += step_w
         px += step_x
     for row in tl.static_range(ROWS):
-        b_y = tl.sum(sums[row], 0 if W_TURNED else 1)
+        b_y = tl.sum(sums[row], 0 if W_TRANSPOSED else 1)
         i_few = row + tl.arange(0, 1)
         if SWAPPED:
             b_y, i_down, i_right = b_y[:, None], i_n, i_few
@@ -362,7 +363,7 @@ def _blocks(
     """a b^T of FP8 with one scale per 1x128 or 128x128 block. BLOCK_K is 128, so each partial product has its own
     scales.
 
-    IN_TURN: persistent, as in `tiles_in_turn`.
+    IN_TURN: persistent, as in `persistent_tiles`.
     """
     A_ONE: tl.constexpr = A_ROWS >= BLOCK_M
     B_ONE: tl.constexpr = B_ROWS >= BLOCK_N
@@ -431,17 +432,17 @@ def _add_up(
 ):
     """y = alpha (sum of parts) + beta c; each part is [size / n, n]."""
     o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    there = o < size
+    mask = o < size
     b_y = tl.zeros([BLOCK], WIDE)
     for part in range(SPLITS):
-        b_y += tl.load(parts_ptr + part * size + o, mask=there, other=0.0)
+        b_y += tl.load(parts_ptr + part * size + o, mask=mask, other=0.0)
     if WIDE != tl.int32:
         b_y *= alpha
     row, col = o // n, o % n
     if c_ptr is not None:
         o_c = row * c_down + (col if C_UNIT else col * c_right)
-        b_y += beta * tl.load(c_ptr + o_c, mask=there, other=0.0).to(WIDE)
-    tl.store(y_ptr + row * ldy + col, b_y.to(y_ptr.dtype.element_ty), mask=there)
+        b_y += beta * tl.load(c_ptr + o_c, mask=mask, other=0.0).to(WIDE)
+    tl.store(y_ptr + row * ldy + col, b_y.to(y_ptr.dtype.element_ty), mask=mask)
 
 
 SIZES = "m n k lda ldb ldy c_down a_batch b_batch c_batch y_batch"

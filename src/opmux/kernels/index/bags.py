@@ -42,12 +42,12 @@ def _dots(
     """y[i] = dy[bag[i]] . weight[index[i]]; 0 for padding and for an index out of range."""
     i = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     at = tl.load(index_ptr + i, mask=i < n, other=-1).to(tl.int64)
-    there = (i < n) & (at != padding) & (at >= 0) & (at < limit)
-    bag = tl.load(bag_ptr + i, mask=there, other=0).to(tl.int64)
+    valid = (i < n) & (at != padding) & (at >= 0) & (at < limit)
+    bag = tl.load(bag_ptr + i, mask=valid, other=0).to(tl.int64)
     o = tl.arange(0, BLOCK_K)
     total = tl.zeros([BLOCK_M, BLOCK_K], WIDE)
     for start in range(0, k, BLOCK_K):
-        m = there[:, None] & (start + o < k)[None, :]
+        m = valid[:, None] & (start + o < k)[None, :]
         dy = tl.load(dy_ptr + (bag * dy_step)[:, None] + start + o[None, :], mask=m, other=0.0)
         w = tl.load(weight_ptr + (at * weight_step)[:, None] + start + o[None, :], mask=m, other=0.0)
         total += dy.to(WIDE) * w.to(WIDE)

@@ -75,18 +75,18 @@ def _rows(
     key = tl.load(key_ptr + at)
     if (key < beyond) & (tl.load(key_ptr + at - 1, mask=at > 0, other=-1) != key):
         total = tl.zeros([BLOCK_N], WIDE)
-        seen, same, o_r = 0, RUN, tl.arange(0, RUN)
+        combined, same, o_r = 0, RUN, tl.arange(0, RUN)
         while same == RUN:
             m_r = (at + o_r < count) & (tl.load(key_ptr + at + o_r, mask=at + o_r < count, other=-1) == key)
             row = tl.load(order_ptr + at + o_r, mask=m_r, other=0)
             b = tl.load(source_ptr + row[:, None] * n + o_n[None, :], mask=m_r[:, None] & m_n[None, :], other=0)
             total += tl.sum(b.to(WIDE), 0)
             same = tl.sum(m_r.to(tl.int32), 0)
-            seen += same
+            combined += same
             at += RUN
         total = total * tl.full([], alpha, WIDE)
         if MEAN:
-            total = total / seen.to(WIDE)
+            total = total / combined.to(WIDE)
         o_x = key.to(tl.int64) + o_n * x_step
         if SELF:
             total += tl.load(x_ptr + o_x, mask=m_n).to(WIDE)
@@ -112,20 +112,20 @@ def _elements(
     first = (at < count) & (key < beyond) & (tl.load(key_ptr + at - 1, mask=(at > 0) & (at < count), other=-1) != key)
     if SELF:
         total = tl.load(x_ptr + key, mask=first, other=0).to(WIDE)
-        seen = tl.full([BLOCK], 1, tl.int32)
+        combined = tl.full([BLOCK], 1, tl.int32)
     else:
         total = tl.load(source_ptr + tl.load(order_ptr + at, mask=first, other=0), mask=first, other=0).to(WIDE)
-        seen = tl.full([BLOCK], 1, tl.int32)
+        combined = tl.full([BLOCK], 1, tl.int32)
         at += 1
     live = first & (tl.load(key_ptr + at, mask=first & (at < count), other=-1) == key)
     while tl.max(live.to(tl.int32), 0) > 0:
         b = tl.load(source_ptr + tl.load(order_ptr + at, mask=live, other=0), mask=live, other=0).to(WIDE)
         total = tl.where(live, COMBINE(total, b), total)
-        seen += live.to(tl.int32)
+        combined += live.to(tl.int32)
         at += 1
         live = live & (tl.load(key_ptr + at, mask=live & (at < count), other=-1) == key)
     if MEAN:
-        total = total / seen.to(WIDE)
+        total = total / combined.to(WIDE)
     tl.store(x_ptr + key, total.to(x_ptr.dtype.element_ty), mask=first)
 
 
@@ -149,13 +149,13 @@ def element_tiles(dtype: torch.dtype) -> Tiles:
 WIDE = {torch.float16: tl.float32, torch.bfloat16: tl.float32, torch.float32: tl.float32, torch.float64: tl.float64}
 
 
-def sorted_keys(found: Tensor, beyond: int) -> tuple[Tensor, Tensor]:
+def sorted_keys(keys: Tensor, beyond: int) -> tuple[Tensor, Tensor]:
     """The keys, from 0 to `beyond`, in sorted order, and their original indices."""
-    found = found.view(1, -1)
-    if found.shape[1] <= short.LONGEST:
-        return short.sorter(found, False)(found)
-    order = radix.order(found, beyond.bit_length())(found)
-    return found.view(-1)[order.view(-1)], order
+    keys = keys.view(1, -1)
+    if keys.shape[1] <= short.LONGEST:
+        return short.sorter(keys, False)(keys)
+    order = radix.order(keys, beyond.bit_length())(keys)
+    return keys.view(-1)[order.view(-1)], order
 
 
 def folder(
@@ -170,7 +170,8 @@ def folder(
     if dtype is torch.bool or (how == "mean" and not dtype.is_floating_point):
         raise NotSupported(f"the {how} of {dtype}")
     wide = WIDE.get(dtype, tl.int64)
-    whole = dtype.is_floating_point and (how == "sum" or (how == "mean" and not include_self))  # combine whole rows
+    # combine whole rows
+    whole = dtype.is_floating_point and (how == "sum" or (how == "mean" and not include_self))
     find, loop, beyond = keys(cells, x, skips, flat=not whole)
     whole = loop.rows
     if whole:
@@ -186,10 +187,10 @@ def folder(
         launch = fold_elements.ready((-(-loop.m // tiles["BLOCK"]), 1, 1), (loop.m, beyond), config)
 
     def run(x: Tensor, indices: Any, source: Tensor, alpha: float = 1.0, *skip: int) -> None:
-        found, order = sorted_keys(find(x, *indices, *skip), beyond)
+        cell_keys, order = sorted_keys(find(x, *indices, *skip), beyond)
         if whole:
-            launch(found, order, source, x, alpha)
+            launch(cell_keys, order, source, x, alpha)
         else:
-            launch(found, order, source if alpha == 1 else source * alpha, x)
+            launch(cell_keys, order, source if alpha == 1 else source * alpha, x)
 
     return run

@@ -40,10 +40,10 @@ def _broadcast(mask: Tensor, *others: Tensor) -> list[Tensor]:
 def nonzero(self: AnyTensor[Tensor, "*rest n", nonempty()]) -> Tensor:
     x = self.contiguous()
     ends = ends_of(x)(x)
-    found = int(ends[-1].item())
-    y = torch.empty((self.dim(), found), dtype=torch.int64, device=self.device)
-    if found:
-        placer(x)(x, ends, y, found, 1, found)
+    count = int(ends[-1].item())
+    y = torch.empty((self.dim(), count), dtype=torch.int64, device=self.device)
+    if count:
+        placer(x)(x, ends, y, count, 1, count)
     return y.t()
 
 
@@ -65,10 +65,10 @@ def masked_select(self: Tensor, mask: Tensor) -> Tensor:
         raise NotSupported("an empty tensor")
     move = mover("compact", mask, x)
     ends = ends_of(mask)(mask)
-    found = int(ends[-1].item())
-    y = torch.empty((found,), dtype=x.dtype, device=x.device)
-    if found:
-        move(mask, x, ends, y, found)
+    count = int(ends[-1].item())
+    y = torch.empty((count,), dtype=x.dtype, device=x.device)
+    if count:
+        move(mask, x, ends, y, count)
     return y
 
 

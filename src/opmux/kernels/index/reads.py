@@ -55,11 +55,11 @@ def out_of(args: Sequence[Any]) -> Tensor:
 @decided
 def _along(form: str, x: NotEmpty, dim: int, index: Tensor, out: Tensor | None) -> Callable[..., Tensor]:
     check_tensors(x, indices=(index,))
-    own = torch.ops.aten.index_select if form == "select" else torch.ops.aten.gather
-    made = on_meta(own, x, dim, index)
+    torch_op = torch.ops.aten.index_select if form == "select" else torch.ops.aten.gather
+    result = on_meta(torch_op, x, dim, index)
     if form == "gather" and index.dtype is not torch.int64:
         raise NotSupported("torch takes an index of int64")
-    return _read(CELLS[form](x, dim, index), x, made, out)
+    return _read(CELLS[form](x, dim, index), x, result, out)
 
 
 def _out_along(form: str) -> Callable[..., Tensor]:
@@ -87,12 +87,12 @@ def gather(self: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) 
 def _simple(form: str, x: NotEmpty, index: Tensor, out: Tensor | None) -> Callable[..., Tensor]:
     check_tensors(x, indices=(index,))
     if form == "take":
-        made = on_meta(torch.ops.aten.take, x, index)
+        result = on_meta(torch.ops.aten.take, x, index)
         if index.dtype is not torch.int64:
             raise NotSupported("torch takes an index of int64")
-        return _read(of_flat(x, index), x, made, out)
-    made = on_meta(torch.ops.aten.embedding, x, index)
-    return _read(of_rows(x, index), x, made, out)
+        return _read(of_flat(x, index), x, result, out)
+    result = on_meta(torch.ops.aten.embedding, x, index)
+    return _read(of_rows(x, index), x, result, out)
 
 
 def _take_into(out: Tensor, self: Tensor, index: Tensor) -> Tensor:
@@ -128,8 +128,8 @@ def split(indices: Sequence[Tensor | None]) -> tuple[tuple[int, ...], list[Tenso
 
 def listed(at: Sequence[int], indices: Sequence[Tensor]) -> list[Tensor | None]:
     """The inverse of `split`."""
-    found = dict(zip(at, indices, strict=True))
-    return [found.get(d) for d in range(at[-1] + 1)]
+    by_dim = dict(zip(at, indices, strict=True))
+    return [by_dim.get(d) for d in range(at[-1] + 1)]
 
 
 def indexed(x: Tensor, cells: Cells) -> Tensor:

@@ -148,8 +148,8 @@ class Write(NamedTuple):
 
 
 def _plan_of(write: Write, x: Tensor, dim: int, index: Tensor) -> Callable[..., None]:
-    given = write.source if isinstance(write.source, Tensor) else None
-    return _along(write.form, x, dim, index, given, write.alpha is not None, _ordered(x.dtype), write.own)
+    source = write.source if isinstance(write.source, Tensor) else None
+    return _along(write.form, x, dim, index, source, write.alpha is not None, _ordered(x.dtype), write.own)
 
 
 def _apply(write: Write, target: Tensor, dim: int, index: Tensor) -> Tensor:
@@ -161,9 +161,9 @@ def _apply(write: Write, target: Tensor, dim: int, index: Tensor) -> Tensor:
 def writes(name: str, warning: str = "") -> Callable[[Callable[..., Write]], Callable[..., Tensor]]:
     """Register an op (self, dim, index, ...). The function maps self and the arguments after index to a Write."""
 
-    def declare(of: Callable[..., Write]) -> Callable[..., Tensor]:
+    def declare(write_of: Callable[..., Write]) -> Callable[..., Tensor]:
         def new(self: Tensor, dim: int, index: Tensor, *rest: Any, **options: Any) -> Tensor:
-            write = of(self, *rest, **options)
+            write = write_of(self, *rest, **options)
             willing(_plan_of(write, self, dim, index))
             given = write.source if isinstance(write.source, Tensor) else None
             y = _apply(write, _copied(self, _output_along(write.form, self, dim, index, given)()), dim, index)
@@ -172,7 +172,7 @@ def writes(name: str, warning: str = "") -> Callable[[Callable[..., Write]], Cal
             return y
 
         def into(out: Tensor, self: Tensor, dim: int, index: Tensor, *rest: Any) -> Tensor:
-            write = of(self, *rest)
+            write = write_of(self, *rest)
             willing(_plan_of(write, self, dim, index))
             given = [write.source] if isinstance(write.source, Tensor) else []
             y = _apply(write, _target(out, self, index, *given), dim, index)
@@ -289,11 +289,11 @@ def _index_put_into(
 
 
 def _write_at(
-    out: Tensor, self: Tensor, at: Any, given: list[Tensor], values: Tensor | None, source: Any, accumulate: bool
+    out: Tensor, self: Tensor, at: Any, tensors: list[Tensor], values: Tensor | None, source: Any, accumulate: bool
 ) -> Tensor:
-    willing(_put_at(self, at, values, accumulate, *given))
-    target = _target(out, self, *given, *([] if values is None else [values]))
-    _put_at(target, at, values, accumulate, *given)(target, *given, source)
+    willing(_put_at(self, at, values, accumulate, *tensors))
+    target = _target(out, self, *tensors, *([] if values is None else [values]))
+    _put_at(target, at, values, accumulate, *tensors)(target, *tensors, source)
     return out
 
 

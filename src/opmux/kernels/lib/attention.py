@@ -27,10 +27,10 @@ LOG2_E = math.log2(math.e)  # kernels use exp2, a single instruction
 # ---- tiles ----------------------------------------------------------------------------------------------------------
 
 
-def _tiles(queries: int, dim: int, dtype: torch.dtype, widest: int, threads: int, **more: Any) -> Tiles:
+def _tiles(queries: int, dim: int, dtype: torch.dtype, widest: int, threads: int, **sizes: Any) -> Tiles:
     side = widest if dtype.itemsize <= 2 and dim <= 128 else 64 if dtype.itemsize <= 4 and dim <= 128 else 32
     block_m = min(side, max(16, triton.next_power_of_2(queries)))
-    return Tiles(threads, 2, BLOCK_M=block_m, BLOCK_N=min(side, 64 if dtype.itemsize <= 2 else 32), **more)
+    return Tiles(threads, 2, BLOCK_M=block_m, BLOCK_N=min(side, 64 if dtype.itemsize <= 2 else 32), **sizes)
 
 
 @tunable("attention.fwd", free="BLOCK_M BLOCK_N")
@@ -174,7 +174,7 @@ class AttentionProblem(NamedTuple):
     ) -> Launch:
         cap, dropped = self.options.softcap, self.options.dropout_p
         plain = self.options.bias is None and not self.options.slopes and not cap
-        late = {"LATE": plain and self.scale > 0} if kernel is forward else {}
+        fused = {"FUSE_SCALE": plain and self.scale > 0} if kernel is forward else {}
         config = tiles.config(
             LEFT=self.left >= 0,
             RIGHT=self.right >= 0,
@@ -186,7 +186,7 @@ class AttentionProblem(NamedTuple):
             PRECISION=self.precision if self.dtype is torch.float32 else "ieee",
             BLOCK_D=_block(self.dim),
             BLOCK_E=_block(self.dim_v),
-            **late,
+            **fused,
         )
         numbers = dict(
             queries=self.queries,
@@ -199,7 +199,7 @@ class AttentionProblem(NamedTuple):
             left=self.left,
             right=self.right,
             cap=cap * LOG2_E,
-            more=random.scale(dropped),
+            drop_scale=random.scale(dropped),
             threshold=random.threshold(dropped),
             key=0,
             counter=0,
@@ -216,13 +216,13 @@ def forward_plan(
 ) -> Plan:
     if p.empty:
         return Plan(makes)
-    found = {name: Layout.of(t) for name, t in (("q", q), ("k", k), ("v", v))}
+    layouts_of = {name: Layout.of(t) for name, t in (("q", q), ("k", k), ("v", v))}
     made = makes["o"].output if isinstance(makes["o"], Zeros) else makes["o"]
-    layouts = {name: at.strides for name, at in found.items()} | {"o": strides_of(made.stride)}
+    layouts = {name: at.strides for name, at in layouts_of.items()} | {"o": strides_of(made.stride)}
     tiles = fwd_tiles(**p.facts())
     grid = (-(-p.queries // tiles["BLOCK_M"]), p.batch * p.heads)
     return Plan(
-        makes, [p.launch(forward, tiles, grid, layouts, lse, p.heads)], [n for n, at in found.items() if at.copied]
+        makes, [p.launch(forward, tiles, grid, layouts, lse, p.heads)], [n for n, at in layouts_of.items() if at.copied]
     )
 
 

@@ -82,9 +82,9 @@ def tile_rows(
 
 
 @triton.jit
-def of_queries(b, TURNED: tl.constexpr):
-    """Broadcast per-query values to a tile of scores: [queries, keys], or [keys, queries] if TURNED."""
-    if TURNED:
+def of_queries(b, TRANSPOSED: tl.constexpr):
+    """Broadcast per-query values to a tile of scores: [queries, keys], or [keys, queries] if TRANSPOSED."""
+    if TRANSPOSED:
         return b[None, :]
     else:
         return b[:, None]
@@ -101,7 +101,7 @@ def put(ptr, b, i, stride, length, size, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def place_of(queries, keys, AT_END: tl.constexpr):
+def shift_of(queries, keys, AT_END: tl.constexpr):
     """The index of the key that is aligned with query 0."""
     if AT_END:
         return keys - queries
@@ -178,17 +178,17 @@ def scored(
     CAP: tl.constexpr,
     WIDE: tl.constexpr,
     PRECISION: tl.constexpr,
-    TURNED: tl.constexpr = False,
+    TRANSPOSED: tl.constexpr = False,
 ):
     """The scores of a tile times log2(e), for use with exp2, and the tanh of the soft-cap.
 
     CAP: `scale` includes the factor 2 / cap.
     """
-    if TURNED:
+    if TRANSPOSED:
         b_s = tl.dot(b_k, tl.trans(b_q), input_precision=PRECISION, out_dtype=WIDE) * scale
     else:
         b_s = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION, out_dtype=WIDE) * scale
-    i_m, i_n = of_queries(i_m, TURNED), of_queries(i_n, not TURNED)
+    i_m, i_n = of_queries(i_m, TRANSPOSED), of_queries(i_n, not TRANSPOSED)
     b_level = b_s
     if CAP:
         b_level = 1.0 - 2.0 / (tl.exp2(b_s) + 1.0)
@@ -202,7 +202,7 @@ def scored(
 
 
 @triton.jit
-def kept(key, counter, first_row, i_m, begin, width, threshold, BLOCK_N: tl.constexpr):
+def dropout_mask(key, counter, first_row, i_m, begin, width, threshold, BLOCK_N: tl.constexpr):
     """The dropout mask of a tile. One Philox group covers four keys of a query; a row has `width` keys."""
     first = (first_row + i_m) * tl.cdiv(width, 4) + begin // 4
     group = first[:, None] + tl.arange(0, BLOCK_N // 4)[None, :]
@@ -221,11 +221,11 @@ def attended(
     left, right, cap, bias_ptr, bias_row, slopes_ptr, slope, key, counter, first_row, width, threshold,
     MASKED: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, CAP: tl.constexpr, DROP: tl.constexpr,
     FULL: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_E: tl.constexpr, LATE: tl.constexpr,
+    BLOCK_E: tl.constexpr, FUSE_SCALE: tl.constexpr,
 ):  # fmt: skip
     """Online softmax over the keys from `first` to `last`: updates the output, its sum and its maximum.
 
-    MASKED: some keys in the range may be masked. LATE: multiply by `scale` in the instruction that subtracts the
+    MASKED: some keys in the range may be masked. FUSE_SCALE: multiply by `scale` in the instruction that subtracts the
     maximum; requires a positive `scale`, and that nothing is added to the products.
     """
     for begin in range(first, last, BLOCK_N):
@@ -239,7 +239,7 @@ def attended(
             shift,
             queries,
             keys,
-            1.0 if LATE else scale,
+            1.0 if FUSE_SCALE else scale,
             cap,
             bias_ptr,
             bias_row,
@@ -250,17 +250,17 @@ def attended(
             PRECISION,
         )
         if MASKED:
-            seen = visible(i_m[:, None], i_n[None, :], shift, keys, left, right, LEFT, RIGHT)
-            b_s = tl.where(seen, b_s, -float("inf"))
-        b_new = tl.maximum(b_top, tl.max(b_s, 1) * (scale if LATE else 1.0))
+            attends = visible(i_m[:, None], i_n[None, :], shift, keys, left, right, LEFT, RIGHT)
+            b_s = tl.where(attends, b_s, -float("inf"))
+        b_new = tl.maximum(b_top, tl.max(b_s, 1) * (scale if FUSE_SCALE else 1.0))
         b_to = b_new
         if MASKED or bias_ptr is not None:  # only a mask or a bias makes a score -inf
             b_to = tl.where(b_new == -float("inf"), 0.0, b_new)  # inf - inf would be NaN
-        b_p = tl.exp2(b_s * (scale if LATE else 1.0) - b_to[:, None])
+        b_p = tl.exp2(b_s * (scale if FUSE_SCALE else 1.0) - b_to[:, None])
         b_less = tl.exp2(b_top - b_to)
         b_sum = b_sum * b_less + tl.sum(b_p, 1)
         if DROP:
-            b_p = tl.where(kept(key, counter, first_row, i_m, begin, width, threshold, BLOCK_N), b_p, 0.0)
+            b_p = tl.where(dropout_mask(key, counter, first_row, i_m, begin, width, threshold, BLOCK_N), b_p, 0.0)
         b_v = tile_rows(v_ptr, begin, v_row, keys, dim_v, BLOCK_N, BLOCK_E, FULL, not MASKED)
         b_o = tl.dot(b_p.to(b_v.dtype), b_v, b_o * b_less[:, None], input_precision=PRECISION, out_dtype=WIDE)
         b_top = b_new
@@ -272,10 +272,11 @@ def _fwd(
     lse_ptr, queries, keys, heads,
     q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row, o_batch, o_head, o_row,
     bias_batch, bias_head, bias_row, lse_batch, lse_head, group, dim, dim_v, scale, left, right,
-    cap, more, threshold: tl.int64, key: tl.int64, counter: tl.int64,
+    cap, drop_scale, threshold: tl.int64, key: tl.int64, counter: tl.int64,
     LEFT: tl.constexpr, RIGHT: tl.constexpr, AT_END: tl.constexpr, CAP: tl.constexpr, DROP: tl.constexpr,
     FULL: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, LATE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
+    FUSE_SCALE: tl.constexpr,
 ):  # fmt: skip
     """Programs start with the last queries: with a causal mask these attend to the most keys."""
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
@@ -292,7 +293,7 @@ def _fwd(
         k_ptr += o_k + kv * k_head
         v_ptr += o_v + kv * v_head
         i_m = first_m + tl.arange(0, BLOCK_M)
-        shift = place_of(n_queries, n_keys, AT_END)
+        shift = shift_of(n_queries, n_keys, AT_END)
         b_q = rows(q_ptr, i_m, q_row, n_queries, dim, BLOCK_D, FULL)
         b_top = tl.full([BLOCK_M], -float("inf"), WIDE)
         b_sum = tl.zeros([BLOCK_M], WIDE)
@@ -313,7 +314,7 @@ def _fwd(
                 b_q, b_o, b_sum, b_top, k_ptr, v_ptr, k_row, v_row, i_m, first, last, shift, n_queries,
                 n_keys, dim, dim_v, scale, left, right, cap, bias_ptr, bias_row, slopes_ptr, slope, key, counter,
                 first_row, keys, threshold, True, LEFT, RIGHT, CAP, DROP, FULL, WIDE, PRECISION, BLOCK_N, BLOCK_D,
-                BLOCK_E, LATE,
+                BLOCK_E, FUSE_SCALE,
             )  # fmt: skip
         else:
             for part in tl.static_range(0 if LEFT else 1, 3):
@@ -322,12 +323,12 @@ def _fwd(
                     b_q, b_o, b_sum, b_top, k_ptr, v_ptr, k_row, v_row, i_m, low, high, shift, n_queries, n_keys, dim,
                     dim_v, scale, left, right, cap, bias_ptr, bias_row, slopes_ptr, slope, key, counter, first_row,
                     keys, threshold, part != 1, LEFT, RIGHT, CAP, DROP, FULL, WIDE, PRECISION, BLOCK_N, BLOCK_D,
-                    BLOCK_E, LATE,
+                    BLOCK_E, FUSE_SCALE,
                 )  # fmt: skip
         none = b_sum == 0.0  # all keys of the query are masked
         b_o /= tl.where(none, 1.0, b_sum)[:, None]
         if DROP:
-            b_o *= more
+            b_o *= drop_scale
         put(o_ptr + o_o + h.to(tl.int64) * o_head, b_o, i_m, o_row, n_queries, dim_v, BLOCK_E)
         b_lse = tl.where(none, -float("inf"), (b_top + tl.log2(tl.where(none, 1.0, b_sum))) * 0.6931471805599453)
         tl.store(lse_ptr + o_lse + h.to(tl.int64) * lse_head + i_m, b_lse, mask=i_m < n_queries)
@@ -340,7 +341,7 @@ def _fwd(
 def probabilities(
     b_q, b_lse, b_k, i_m, i_n, shift, queries, keys, scale, left, right, cap, bias_ptr, bias_row, slopes_ptr, slope,
     LEFT: tl.constexpr, RIGHT: tl.constexpr, CAP: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
-    MASKED: tl.constexpr, TURNED: tl.constexpr,
+    MASKED: tl.constexpr, TRANSPOSED: tl.constexpr,
 ):  # fmt: skip
     """The probabilities of a tile before dropout, and the tanh of the soft-cap.
 
@@ -363,23 +364,23 @@ def probabilities(
         CAP,
         WIDE,
         PRECISION,
-        TURNED,
+        TRANSPOSED,
     )
     b_to = b_lse
     if bias_ptr is not None:
         b_to = tl.where(b_lse == -float("inf"), 0.0, b_lse)  # all keys masked by the bias: avoid inf - inf = NaN
-    b_p = tl.exp2(b_s - of_queries(b_to, TURNED))
+    b_p = tl.exp2(b_s - of_queries(b_to, TRANSPOSED))
     if MASKED:
-        i, j = of_queries(i_m, TURNED), of_queries(i_n, not TURNED)
-        seen = visible(i, j, shift, keys, left, right, LEFT, RIGHT) & (i < queries)
-        b_p = tl.where(seen, b_p, 0.0)
+        i, j = of_queries(i_m, TRANSPOSED), of_queries(i_n, not TRANSPOSED)
+        attends = visible(i, j, shift, keys, left, right, LEFT, RIGHT) & (i < queries)
+        b_p = tl.where(attends, b_p, 0.0)
     return b_p, b_level
 
 
 @triton.jit
-def score_gradients(b_p, b_dp, b_delta, b_level, CAP: tl.constexpr, TURNED: tl.constexpr):
+def score_gradients(b_p, b_dp, b_delta, b_level, CAP: tl.constexpr, TRANSPOSED: tl.constexpr):
     """The gradient of the score after the soft-cap, and the gradient of the score before it."""
-    b_ds = b_p * (b_dp - of_queries(b_delta, TURNED))
+    b_ds = b_p * (b_dp - of_queries(b_delta, TRANSPOSED))
     b_raw = b_ds
     if CAP:
         b_raw = b_ds * (1.0 - b_level * b_level)
@@ -389,7 +390,7 @@ def score_gradients(b_p, b_dp, b_delta, b_level, CAP: tl.constexpr, TURNED: tl.c
 @triton.jit
 def in_rows(
     b_q, b_do, b_lse, b_delta, b_k, b_v, i_m, i_n, shift, queries, keys, scale, left, right, cap, bias_ptr, bias_row,
-    slopes_ptr, slope, key, counter, first_row, begin, width, threshold, more,
+    slopes_ptr, slope, key, counter, first_row, begin, width, threshold, drop_scale,
     LEFT: tl.constexpr, RIGHT: tl.constexpr, CAP: tl.constexpr, DROP: tl.constexpr, WIDE: tl.constexpr,
     PRECISION: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr = True,
 ):  # fmt: skip
@@ -400,8 +401,8 @@ def in_rows(
     )  # fmt: skip
     b_dp = tl.dot(b_do, tl.trans(b_v), input_precision=PRECISION, out_dtype=WIDE)
     if DROP:
-        keep = kept(key, counter, first_row, i_m, begin, width, threshold, BLOCK_N)
-        b_dp = tl.where(keep, b_dp * more, 0.0)
+        keep = dropout_mask(key, counter, first_row, i_m, begin, width, threshold, BLOCK_N)
+        b_dp = tl.where(keep, b_dp * drop_scale, 0.0)
     return score_gradients(b_p, b_dp, b_delta, b_level, CAP, False)
 
 
@@ -417,8 +418,8 @@ def slope_of(scale, cap, CAP: tl.constexpr):
 @triton.jit
 def added_to_dq(
     b_dq, b_q, b_do, b_lse, b_delta, k_ptr, v_ptr, k_row, v_row, i_m, first, last, shift, queries, keys, dim, dim_v,
-    scale, left, right, cap, bias_ptr, bias_row, slopes_ptr, slope, key, counter, first_row, width, threshold, more,
-    MASKED: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, CAP: tl.constexpr, DROP: tl.constexpr,
+    scale, left, right, cap, bias_ptr, bias_row, slopes_ptr, slope, key, counter, first_row, width, threshold,
+    drop_scale, MASKED: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, CAP: tl.constexpr, DROP: tl.constexpr,
     FULL: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_E: tl.constexpr,
 ):  # fmt: skip
@@ -429,7 +430,7 @@ def added_to_dq(
         b_v = tile_rows(v_ptr, begin, v_row, keys, dim_v, BLOCK_N, BLOCK_E, FULL, not MASKED)
         _b_ds, b_ds = in_rows(
             b_q, b_do, b_lse, b_delta, b_k, b_v, i_m, i_n, shift, queries, keys, scale, left, right, cap,
-            bias_ptr, bias_row, slopes_ptr, slope, key, counter, first_row, begin, width, threshold, more,
+            bias_ptr, bias_row, slopes_ptr, slope, key, counter, first_row, begin, width, threshold, drop_scale,
             LEFT, RIGHT, CAP, DROP, WIDE, PRECISION, BLOCK_N, MASKED,
         )  # fmt: skip
         b_dq = tl.dot(b_ds.to(b_k.dtype), b_k, b_dq, input_precision=PRECISION, out_dtype=WIDE)
@@ -441,7 +442,7 @@ def _bwd_q(
     k_sizes_ptr, dq_ptr, delta_ptr, queries, keys, heads,
     q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row, o_batch, o_head, o_row,
     do_batch, do_head, do_row, dq_batch, dq_head, dq_row, bias_batch, bias_head, bias_row, lse_batch, lse_head,
-    group, dim, dim_v, scale, left, right, cap, more, threshold: tl.int64, key: tl.int64, counter: tl.int64,
+    group, dim, dim_v, scale, left, right, cap, drop_scale, threshold: tl.int64, key: tl.int64, counter: tl.int64,
     LEFT: tl.constexpr, RIGHT: tl.constexpr, AT_END: tl.constexpr, CAP: tl.constexpr, DROP: tl.constexpr,
     FULL: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
@@ -460,7 +461,7 @@ def _bwd_q(
     if first_m < n_queries:
         head, kv = h.to(tl.int64), (h // group).to(tl.int64)
         i_m = first_m + tl.arange(0, BLOCK_M)
-        shift = place_of(n_queries, n_keys, AT_END)
+        shift = shift_of(n_queries, n_keys, AT_END)
         b_q = rows(q_ptr + o_q + head * q_head, i_m, q_row, n_queries, dim, BLOCK_D, FULL)
         b_do = rows(do_ptr + o_do + head * do_head, i_m, do_row, n_queries, dim_v, BLOCK_E, FULL)
         b_of_o = rows(o_ptr + o_o + head * o_head, i_m, o_row, n_queries, dim_v, BLOCK_E, FULL)
@@ -484,8 +485,8 @@ def _bwd_q(
             b_dq = added_to_dq(
                 b_dq, b_q, b_do, b_lse, b_delta, k_ptr, v_ptr, k_row, v_row, i_m, first, last, shift, n_queries,
                 n_keys, dim, dim_v, scale, left, right, cap, bias_ptr, bias_row, slopes_ptr, slope, key, counter,
-                first_row, keys, threshold, more, True, LEFT, RIGHT, CAP, DROP, FULL, WIDE, PRECISION, BLOCK_N, BLOCK_D,
-                BLOCK_E,
+                first_row, keys, threshold, drop_scale, True, LEFT, RIGHT, CAP, DROP, FULL, WIDE, PRECISION, BLOCK_N,
+                BLOCK_D, BLOCK_E,
             )  # fmt: skip
         else:
             for part in tl.static_range(0 if LEFT else 1, 3):
@@ -493,7 +494,7 @@ def _bwd_q(
                 b_dq = added_to_dq(
                     b_dq, b_q, b_do, b_lse, b_delta, k_ptr, v_ptr, k_row, v_row, i_m, low, high, shift, n_queries,
                     n_keys, dim, dim_v, scale, left, right, cap, bias_ptr, bias_row, slopes_ptr, slope, key, counter,
-                    first_row, keys, threshold, more, part != 1, LEFT, RIGHT, CAP, DROP, FULL, WIDE, PRECISION,
+                    first_row, keys, threshold, drop_scale, part != 1, LEFT, RIGHT, CAP, DROP, FULL, WIDE, PRECISION,
                     BLOCK_N, BLOCK_D, BLOCK_E,
                 )  # fmt: skip
         b_dq *= slope_of(scale, cap, CAP)
@@ -513,7 +514,7 @@ def statistic(ptr, i, length, MASKED: tl.constexpr):
 def added_to_dkv(
     b_dk, b_dv, b_k, b_v, q, do, lse_ptr, delta_ptr, q_row, do_row, i_n, first, last, shift, queries, keys, dim,
     dim_v, scale, left, right, cap, bias_ptr, bias_row, slopes_ptr, slope, key, counter, first_row, first_n, width,
-    threshold, more,
+    threshold, drop_scale,
     MASKED: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, CAP: tl.constexpr, DROP: tl.constexpr,
     FULL: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, ENGINE: tl.constexpr,
@@ -534,10 +535,10 @@ def added_to_dkv(
         b_dp = tl.dot(b_v, tl.trans(b_do), input_precision=PRECISION, out_dtype=WIDE)
         b_left = b_p
         if DROP:
-            keep = kept(key, counter, first_row, i_m, first_n, width, threshold, BLOCK_N)
-            b_more = tl.trans(tl.where(keep, more, 0.0).to(WIDE))  # AMD cannot transpose a tile of booleans
-            b_dp *= b_more
-            b_left *= b_more
+            keep = dropout_mask(key, counter, first_row, i_m, first_n, width, threshold, BLOCK_N)
+            b_drop = tl.trans(tl.where(keep, drop_scale, 0.0).to(WIDE))  # AMD cannot transpose a tile of booleans
+            b_dp *= b_drop
+            b_left *= b_drop
         b_dv = tl.dot(b_left.to(b_do.dtype), b_do, b_dv, input_precision=PRECISION, out_dtype=WIDE)
         b_delta = statistic(delta_ptr, i_m, queries, MASKED)
         _b_ds, b_ds = score_gradients(b_p, b_dp, b_delta, b_level, CAP, True)
@@ -550,7 +551,7 @@ def _bwd_kv(
     k_sizes_ptr, dk_ptr, dv_ptr, queries, keys, heads,
     q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row, do_batch, do_head, do_row,
     dk_batch, dk_head, dk_row, dv_batch, dv_head, dv_row, bias_batch, bias_head, bias_row, lse_batch, lse_head,
-    group, dim, dim_v, scale, left, right, cap, more, threshold: tl.int64, key: tl.int64, counter: tl.int64,
+    group, dim, dim_v, scale, left, right, cap, drop_scale, threshold: tl.int64, key: tl.int64, counter: tl.int64,
     LEFT: tl.constexpr, RIGHT: tl.constexpr, AT_END: tl.constexpr, CAP: tl.constexpr, DROP: tl.constexpr,
     FULL: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, ENGINE: tl.constexpr,
@@ -570,7 +571,7 @@ def _bwd_kv(
     first_n = tl.program_id(0) * BLOCK_N
     if first_n < n_keys:
         i_n = first_n + tl.arange(0, BLOCK_N)
-        shift = place_of(n_queries, n_keys, AT_END)
+        shift = shift_of(n_queries, n_keys, AT_END)
         k = tiles_of(k_ptr + o_k + kv * k_head, k_row, n_keys, dim, BLOCK_N, BLOCK_D, ENGINE)
         v = tiles_of(v_ptr + o_v + kv * v_head, v_row, n_keys, dim_v, BLOCK_N, BLOCK_E, ENGINE)
         b_k = tile_rows(k, first_n, k_row, n_keys, dim, BLOCK_N, BLOCK_D, FULL, False, ENGINE)
@@ -606,8 +607,8 @@ def _bwd_kv(
                 b_dk, b_dv = added_to_dkv(
                     b_dk, b_dv, b_k, b_v, q, do, lse_ptr + of_stat, delta_ptr + of_stat, q_row, do_row, i_n,
                     first, last, shift, n_queries, n_keys, dim, dim_v, scale, left, right, cap, of_bias, bias_row,
-                    slopes_ptr, slope, key, counter, first_row, first_n, keys, threshold, more, True, LEFT, RIGHT, CAP,
-                    DROP, FULL, WIDE, PRECISION, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_E, ENGINE,
+                    slopes_ptr, slope, key, counter, first_row, first_n, keys, threshold, drop_scale, True, LEFT, RIGHT,
+                    CAP, DROP, FULL, WIDE, PRECISION, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_E, ENGINE,
                 )  # fmt: skip
             else:
                 for part in tl.static_range(0 if RIGHT else 1, 3):
@@ -615,8 +616,8 @@ def _bwd_kv(
                     b_dk, b_dv = added_to_dkv(
                         b_dk, b_dv, b_k, b_v, q, do, lse_ptr + of_stat, delta_ptr + of_stat, q_row, do_row, i_n,
                         low, high, shift, n_queries, n_keys, dim, dim_v, scale, left, right, cap, of_bias, bias_row,
-                        slopes_ptr, slope, key, counter, first_row, first_n, keys, threshold, more, part != 1, LEFT,
-                        RIGHT, CAP, DROP, FULL, WIDE, PRECISION, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_E, ENGINE,
+                        slopes_ptr, slope, key, counter, first_row, first_n, keys, threshold, drop_scale, part != 1,
+                        LEFT, RIGHT, CAP, DROP, FULL, WIDE, PRECISION, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_E, ENGINE,
                     )  # fmt: skip
         put(dk_ptr + o_dk + kv * dk_head, b_dk * slope_of(scale, cap, CAP), i_n, dk_row, n_keys, dim, BLOCK_D)
         put(dv_ptr + o_dv + kv * dv_head, b_dv, i_n, dv_row, n_keys, dim_v, BLOCK_E)
@@ -626,7 +627,7 @@ def _bwd_bias(
     do_ptr, q_ptr, k_ptr, v_ptr, lse_ptr, delta_ptr, bias_ptr, slopes_ptr, seed_ptr, cu_q_ptr, cu_k_ptr, q_sizes_ptr,
     k_sizes_ptr, dbias_ptr, queries, keys, heads,
     q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row, do_batch, do_head, do_row,
-    bias_batch, bias_head, bias_row, lse_batch, lse_head, group, dim, dim_v, scale, left, right, cap, more,
+    bias_batch, bias_head, bias_row, lse_batch, lse_head, group, dim, dim_v, scale, left, right, cap, drop_scale,
     batches, own_batches, own_heads, own_rows, threshold: tl.int64, key: tl.int64, counter: tl.int64,
     LEFT: tl.constexpr, RIGHT: tl.constexpr, AT_END: tl.constexpr, CAP: tl.constexpr, DROP: tl.constexpr,
     FULL: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
@@ -653,7 +654,7 @@ def _bwd_bias(
         o_lse, _ = sequence(cu_q_ptr, q_sizes_ptr, z, queries, lse_batch, 1)
         o_k, n_keys = sequence(cu_k_ptr, k_sizes_ptr, z, keys, k_batch, k_row)
         o_v, _ = sequence(cu_k_ptr, k_sizes_ptr, z, keys, v_batch, v_row)
-        shift = place_of(n_queries, n_keys, AT_END)
+        shift = shift_of(n_queries, n_keys, AT_END)
         kv = head // group
         # The range of queries that attend to these keys; all queries if the bias has one row.
         first = tl.where(own_rows == 1, 0, tile_m * BLOCK_M)
@@ -678,7 +679,7 @@ def _bwd_bias(
             b_ds, _b_raw = in_rows(
                 b_q, b_do.to(q_ptr.dtype.element_ty), b_lse, b_delta, b_k, b_v, i_m, i_n, shift, n_queries, n_keys,
                 scale, left, right, cap, of_bias, bias_row, slopes_ptr, slope, key, counter, first_row, first_n, keys,
-                threshold, more, LEFT, RIGHT, CAP, DROP, WIDE, PRECISION, BLOCK_N,
+                threshold, drop_scale, LEFT, RIGHT, CAP, DROP, WIDE, PRECISION, BLOCK_N,
             )  # fmt: skip
             b_sum += b_ds
     i_m = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)

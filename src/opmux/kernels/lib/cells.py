@@ -144,7 +144,9 @@ class Loop:
             sums.append(self._term(f"k{k}.to(I)", f"t{k}", index.step))
         return [*lines, f"ok = {' & '.join(checks)}", f"o = {' + '.join(s for s in sums if s)}"]
 
-    def launcher(self, name: str, pointers: Sequence[str], body: Sequence[str], late: Sequence[str] = ()) -> Launcher:
+    def launcher(
+        self, name: str, pointers: Sequence[str], body: Sequence[str], runtime: Sequence[str] = ()
+    ) -> Launcher:
         """The compiled launcher. Triton specializes only the sizes that allow wide loads: strides and n, or m."""
         lines = [*self.head(), *body]
         self.numbers |= {"m": self.m, **({"n": self.n} if self.rows else {})}
@@ -152,7 +154,7 @@ class Loop:
         order = [*wide, *(n for n in self.numbers if n not in wide)]
         self.numbers = {n: self.numbers[n] for n in order}
         constants = ["I: tl.constexpr", *(f"{n}: tl.constexpr" for n in self.tiles.sizes)]
-        params = ", ".join([*(f"{p}_ptr" for p in pointers), *order, *late, *constants])
+        params = ", ".join([*(f"{p}_ptr" for p in pointers), *order, *runtime, *constants])
         text = f"def {name}({params}):\n" + "".join(f"    {line}\n" for line in lines)
         return _launcher(text, " ".join(wide))
 
@@ -177,10 +179,10 @@ def take(cells: Cells, x: Tensor, y: Any, makes: bool, mask: Strides | None = No
     """
     strides = (y.stride if makes else y.stride()) or (1,) * len(cells.shape)  # treat a 0-dim y as a row of one
     loop = Loop(cells, [*([] if mask is None else [mask]), strides], [x.dtype])
-    pointers, late, body = ["x", *(f"k{k}" for k in range(len(cells.indices)))], [], []
+    pointers, runtime, body = ["x", *(f"k{k}" for k in range(len(cells.indices)))], [], []
     if mask is not None:
         pointers.append("g")
-        late.append('fill: "fp64"' if x.dtype.is_floating_point else 'fill: "i64"')
+        runtime.append('fill: "fp64"' if x.dtype.is_floating_point else 'fill: "i64"')
         body.append(f"g = tl.load(g_ptr + {loop.at('g', loop.others[0])}, mask={loop.mask}, other=0) != 0")
     nothing = 'float("nan")' if x.dtype.is_floating_point else "0"
     body += loop.places(cells, "" if mask is None else "g")
@@ -188,7 +190,7 @@ def take(cells: Cells, x: Tensor, y: Any, makes: bool, mask: Strides | None = No
     if mask is not None:
         body.append("v = tl.where(g, v, tl.full([], fill, v.dtype))")
     body.append(f"tl.store(y_ptr + {loop.at('y', loop.others[-1])}, v, mask={loop.mask})")
-    launcher = loop.launcher("take", [*pointers, "y"], body, late)
+    launcher = loop.launcher("take", [*pointers, "y"], body, runtime)
     return loop.ready(launcher, {len(pointers): y} if makes else None)
 
 
@@ -199,21 +201,21 @@ def put(
     contiguous = _contiguous(cells.shape)
     loop = Loop(cells, [contiguous if source is None else source], [x.dtype, dtype])
     body, number = loop.places(cells), '"fp64"' if x.dtype.is_floating_point else '"i64"'
-    pointers, late = ["x", *(f"k{k}" for k in range(len(cells.indices)))], []
+    pointers, runtime = ["x", *(f"k{k}" for k in range(len(cells.indices)))], []
     if source is None:
-        late.append(f"v: {number}")
+        runtime.append(f"v: {number}")
         body += [f"v = tl.full([BLOCK_M{', BLOCK_N' if loop.rows else ''}], v, x_ptr.dtype.element_ty)"]
     else:
         pointers.append("s")
         body += [f"v = tl.load(s_ptr + {loop.at('s', loop.others[0])}, mask={loop.mask})"]
     if scaled:
-        late.append(f"alpha: {number}")
+        runtime.append(f"alpha: {number}")
         body += ["v = v * tl.full([], alpha, v.dtype)"]
     if add:
         body += ['tl.atomic_add(x_ptr + o, v, mask=ok, sem="relaxed")']
     else:
         body += ["tl.store(x_ptr + o, v, mask=ok)"]
-    return loop.ready(loop.launcher("put", pointers, body, late))
+    return loop.ready(loop.launcher("put", pointers, body, runtime))
 
 
 def keys(cells: Cells, x: Tensor, skips: bool = False, flat: bool = False) -> tuple[Callable[..., Tensor], Loop, int]:
@@ -300,7 +302,7 @@ def of_select(x: Tensor, dim: int, index: Tensor) -> Cells:
 
 
 def of_rows(x: Tensor, indices: Tensor) -> Cells:
-    """x[indices]: one row an index."""
+    """x[indices]: one row per index."""
     index = Index((*indices.stride(), 0), x.shape[0], x.stride(0))
     return Cells((*indices.shape, x.shape[1]), (*[0] * indices.dim(), x.stride(1)), (index,))
 

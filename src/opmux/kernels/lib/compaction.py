@@ -45,9 +45,9 @@ def _compact(g_ptr, x_ptr, end_ptr, y_ptr, n, limit, BLOCK: tl.constexpr):
     """y[k] = the k-th selected element of x, for k < limit."""
     pid = tl.program_id(0).to(tl.int64)
     o, chosen = _selected(g_ptr, pid * BLOCK, n, BLOCK)
-    to = _begin(end_ptr, pid) + tl.cumsum(chosen, 0) - chosen
+    target = _begin(end_ptr, pid) + tl.cumsum(chosen, 0) - chosen
     x = tl.load(x_ptr + o, mask=chosen != 0)
-    tl.store(y_ptr + to, x, mask=(chosen != 0) & (to < limit))
+    tl.store(y_ptr + target, x, mask=(chosen != 0) & (target < limit))
 
 
 def _expand(g_ptr, x_ptr, end_ptr, y_ptr, n, limit, BLOCK: tl.constexpr):
@@ -70,7 +70,7 @@ def places(g_ptr, end_ptr, y_ptr, n, limit, row, column, {sizes}BLOCK: tl.conste
 
 
 @functools.cache
-def _places(rank: int) -> Launcher:
+def _index_writer(rank: int) -> Launcher:
     """A kernel for y[k] = the multi-index of the k-th selected element, for k < limit."""
     text = _PLACES.format(sizes="".join(f"n_{d}, " for d in range(1, rank)))
     for d in reversed(range(rank)):
@@ -119,6 +119,6 @@ def placer(g: Tensor) -> Callable[..., None]:
     """launch(g, ends, y, limit, row, column): writes index d of selected element k at y + k * row + d * column."""
     check_tensors(g)
     tiles, n = mask_tiles(dtype=g.dtype), g.numel()
-    launch = _places(g.dim()).ready((-(-n // tiles["BLOCK"]), 1, 1), (n,), tiles.config(even=n % 16 == 0))
+    launch = _index_writer(g.dim()).ready((-(-n // tiles["BLOCK"]), 1, 1), (n,), tiles.config(even=n % 16 == 0))
     sizes = tuple(g.shape[1:])
     return lambda g, ends, y, limit, row, column: launch(g, ends, y, limit, row, column, *sizes)

@@ -81,24 +81,24 @@ def listing(failed: dict[str, str] | None = None) -> Iterator[Found]:
 
     Kernels in `failed` are compiled at their launch, so that the caller gets the same error as on the chip.
     """
-    found = Found(failed=failed or {})
+    listed_kernels = Found(failed=failed or {})
     stock = jit.JITFunction._do_compile
 
     @functools.wraps(stock)
     def listed(self: Any, key: Any, signature: Any, device: Any, constexprs: Any, options: Any, attrs: Any, *rest: Any):
         _, _, target, backend, _ = self.device_caches[device]
         src = self.ASTSource(self, signature, constexprs, attrs)
-        told = compiler.get_cache_key(src, backend, options, env_vars=compiler.get_cache_invalidating_env_vars())
-        kernel = Kernel(src.name, hashlib.sha256(told.encode()).hexdigest(), src, target, options.__dict__)
-        if kernel.key not in found.failed and not kernel.is_cached():
-            found.missing[kernel.key] = kernel
+        cache_key = compiler.get_cache_key(src, backend, options, env_vars=compiler.get_cache_invalidating_env_vars())
+        kernel = Kernel(src.name, hashlib.sha256(cache_key.encode()).hexdigest(), src, target, options.__dict__)
+        if kernel.key not in listed_kernels.failed and not kernel.is_cached():
+            listed_kernels.missing[kernel.key] = kernel
             return None  # skips the launch
-        found.cached[kernel.key] = kernel
+        listed_kernels.cached[kernel.key] = kernel
         return stock(self, key, signature, device, constexprs, options, attrs, *rest)
 
     jit.JITFunction._do_compile = listed
     try:
-        yield found
+        yield listed_kernels
     finally:
         jit.JITFunction._do_compile = stock
 

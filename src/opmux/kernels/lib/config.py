@@ -70,13 +70,13 @@ class Tiles:
         usual = default.flat()
         return {name: value for name, value in self.flat().items() if value != usual[name]}
 
-    def changed(self, given: Mapping[str, Any], where: str) -> Tiles:
+    def changed(self, sizes: Mapping[str, Any], where: str) -> Tiles:
         """These tiles with some values replaced. Accepts our names or a vendor's (num_warps, num_stages).
 
         Raises BadTiles with `where` (a file and a tunable), the value, and what is allowed.
         """
         new = self.flat()
-        for name, value in given.items():
+        for name, value in sizes.items():
             ours = {"num_warps": "threads", "num_stages": "stages"}.get(name, name)
             if ours not in new:
                 allowed = ", ".join(("num_warps", "num_stages", *self.sizes))
@@ -151,20 +151,20 @@ class Tunable:
 
     def candidates(self, chip: Chip, /, **facts: Any) -> list[tuple[Tiles, str]]:
         """The vendor's candidates for tuning: tiles, and why they cannot be used for these facts ("" if they can)."""
-        found = tile_files.candidates(chip, self.name)
-        if found is None:
+        entry = tile_files.candidates(chip, self.name)
+        if entry is None:
             return []
-        default, where = self.default(**facts), f"{found.file}: {self.name}"
-        made = [default.changed(given, where) for given in found.given]
-        return [(tiles, self._unfit(tiles, default, facts)) for tiles in made]
+        default, where = self.default(**facts), f"{entry.file}: {self.name}"
+        choices = [default.changed(given, where) for given in entry.given]
+        return [(tiles, self._unfit(tiles, default, facts)) for tiles in choices]
 
     def _cached(self, chip: Chip, key: str, default: Tiles, facts: dict[str, Any]) -> Choice | None:
         """The tiles that the tuning cache has for `key`; None, with a warning, if the current code cannot use them."""
-        found = tuning.find(chip, key)
-        if found is None:
+        entry = tuning.find(chip, key)
+        if entry is None:
             return None
         try:
-            tiles = default.changed(found.tiles, key)
+            tiles = default.changed(entry.tiles, key)
             unfit = self._unfit(tiles, default, facts)
         except BadTiles as error:
             tiles, unfit = default, str(error)
@@ -174,24 +174,24 @@ class Tunable:
         return Choice(tiles, "cache")
 
     def _by_heuristics(self, chip: Chip, default: Tiles, facts: dict[str, Any]) -> Choice | None:
-        found = tile_files.heuristics(chip, self.name)
-        if found is None:
+        entry = tile_files.heuristics(chip, self.name)
+        if entry is None:
             return None
-        where = f"{found.file}: {self.name}"
+        where = f"{entry.file}: {self.name}"
         warps = {"num_warps": max(1, default.threads // warp_size()), "num_stages": default.stages}
         args: dict[str, Any] = {"arch": chip.arch, **warps, **default.sizes, **facts}
-        given = {}
-        for name, rule in found.given.items():
+        sizes = {}
+        for name, rule in entry.given.items():
             try:
                 value = rule(args) if callable(rule) else rule
             except Exception as error:  # a vendor's code may raise anything
                 words = f"{type(error).__name__}: {error}"
                 raise BadTiles(f"{where}: {name}: {words}. It was given {', '.join(args)}") from error
             if value is not None:
-                given[name] = args[name] = value
-        if not given:
+                sizes[name] = args[name] = value
+        if not sizes:
             return None
-        tiles = default.changed(given, where)
+        tiles = default.changed(sizes, where)
         unfit = self._unfit(tiles, default, facts)
         if unfit:
             raise BadTiles(f"{where}: {unfit}")
@@ -230,10 +230,10 @@ def tunable(name: str, *, free: str = "") -> Callable[[Callable[..., Tiles]], Tu
     """
 
     def declare(default: Callable[..., Tiles]) -> Tunable:
-        made = Tunable(name, default, free)
-        if not tunables.declare(name, made):
+        choice = Tunable(name, default, free)
+        if not tunables.declare(name, choice):
             raise ValueError(f"tunable {name!r} is declared twice")
-        return made
+        return choice
 
     return declare
 

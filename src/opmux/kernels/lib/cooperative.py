@@ -23,7 +23,7 @@ from .rows import OutputSpec, cores
 
 
 @triton.jit
-def place(GROUP: tl.constexpr):
+def position_in_group(GROUP: tl.constexpr):
     """The index of this program in its group, the index of the group, and the number of groups."""
     pid = tl.program_id(0)
     return pid % GROUP, pid // GROUP, tl.num_programs(0) // GROUP

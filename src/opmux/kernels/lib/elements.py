@@ -50,24 +50,24 @@ class Elements:
         makes: Mapping[str, Output],
         single: Sequence[str] = (),
         numbers: Mapping[str, int] | None = None,
-        late: Sequence[str] = (),
+        runtime: Sequence[str] = (),
         **functions: Any,
     ) -> Callable[..., Any]:
-        """launch(*inputs, *single, *late) -> outputs, where `makes` says which operands the launch allocates.
+        """launch(*inputs, *single, *runtime) -> outputs, where `makes` says which operands the launch allocates.
 
         `single`: names of pointers that the loop does not index. `numbers`: scalar arguments with values known now.
-        `late`: scalar arguments given at each call. `functions`: names that the body calls.
+        `runtime`: scalar arguments given at each call. `functions`: names that the body calls.
         """
-        numbers, found = dict(numbers or {}), self.indexing
+        numbers, indexing = dict(numbers or {}), self.indexing
         pointers = [*self.pointers, *single]
-        constants = [f"{n}: tl.constexpr" for n in found.tiles.sizes]
-        params = [*(f"{p}_ptr" for p in pointers), *found.sizes, *found.free, *numbers, *late, *constants]
-        text = f"def {name}_{found.name}({', '.join(params)}):\n"
-        text += "".join(f"    {line}\n" for line in (*found.head, *body))
-        launcher = _launcher(text, " ".join(found.sizes), tuple(functions.items()))
-        config = found.tiles.config(even=all(n % 16 == 0 for n in found.sizes.values()))
-        known = (*found.sizes.values(), *found.free.values(), *numbers.values())
-        return launcher.ready(found.grid, known, config, {pointers.index(n): o for n, o in makes.items()})
+        constants = [f"{n}: tl.constexpr" for n in indexing.tiles.sizes]
+        params = [*(f"{p}_ptr" for p in pointers), *indexing.sizes, *indexing.free, *numbers, *runtime, *constants]
+        text = f"def {name}_{indexing.name}({', '.join(params)}):\n"
+        text += "".join(f"    {line}\n" for line in (*indexing.head, *body))
+        launcher = _launcher(text, " ".join(indexing.sizes), tuple(functions.items()))
+        config = indexing.tiles.config(even=all(n % 16 == 0 for n in indexing.sizes.values()))
+        known = (*indexing.sizes.values(), *indexing.free.values(), *numbers.values())
+        return launcher.ready(indexing.grid, known, config, {pointers.index(n): o for n, o in makes.items()})
 
 
 def _under(mask: str) -> str:

@@ -92,8 +92,8 @@ def has_casts() -> bool:
     """Whether the chip that kernels are compiled for has a float8 conversion instruction."""
     if interpreting():
         return False
-    told = triton.runtime.driver.active.get_current_target()
-    return told.backend == "cuda" and isinstance(told.arch, int) and told.arch >= 89
+    target = triton.runtime.driver.active.get_current_target()
+    return target.backend == "cuda" and isinstance(target.arch, int) and target.arch >= 89
 
 
 def cast_of(dtype: torch.dtype) -> Any:

@@ -33,7 +33,7 @@ from ...core.spec import Spec
 from ...core.support import Support
 from .config import Tiles
 from .launch import Config, Launcher
-from .plans import BELOW, LOOK, table
+from .plans import TENSOR_KEY, TENSOR_KEY_BELOW, table
 from .rows import DEVICES, OutputSpec, Rows, even_rows
 
 
@@ -44,9 +44,9 @@ class Zeros(NamedTuple):
     begin: int = 0
 
     def empty(self, like: Tensor) -> Tensor:
-        made = self.output.empty(like)
-        (made[self.begin :] if self.begin else made).zero_()
-        return made
+        tensor = self.output.empty(like)
+        (tensor[self.begin :] if self.begin else tensor).zero_()
+        return tensor
 
 
 class Launch(NamedTuple):
@@ -61,7 +61,7 @@ class Launch(NamedTuple):
     def named(self, **names: str | None) -> Launch:
         return self._replace(names={**self.names, **names})
 
-    def given(self, **numbers: Any) -> Launch:
+    def with_numbers(self, **numbers: Any) -> Launch:
         return self._replace(numbers={**self.numbers, **numbers})
 
 
@@ -154,18 +154,21 @@ def _functions(
     names = [*decides.parameters, *others]
 
     def flat(*args: Any) -> Callable[..., Any]:
-        given = dict(zip(names, args, strict=True))
-        spec.contract.check(given)
-        planned = {name: given[name] for name in decides.parameters}
+        arguments = dict(zip(names, args, strict=True))
+        spec.contract.check(arguments)
+        planned = {name: arguments[name] for name in decides.parameters}
         support.require(planned)
         return compiled(spec, make(*map(_builtin, planned.values())), planned)
 
     calls = {name: f"_{name}()" for name in state}
-    found = table(flat) | {f"_{name}": fn for name, fn in state.items()}
+    scope = table(flat) | {f"_{name}": fn for name, fn in state.items()}
     shown = {n: f"float({n})" if _is_float(p.annotation) else n for n, p in spec.signature.parameters.items()}
     call = f"({', '.join(shown.values())})"
     also = {name: "{0}" if a.rules else "type({0})" for name, a in others.items()}
-    fns = [codegen.lookup(make, look, found, then=call, params=shown, calls=calls, also=also) for look in (LOOK, BELOW)]
+    fns = [
+        codegen.lookup(make, look, scope, then=call, params=shown, calls=calls, also=also)
+        for look in (TENSOR_KEY, TENSOR_KEY_BELOW)
+    ]
     for fn in fns:
         fn.__name__ = fn.__qualname__ = spec.name
         fn.__module__, fn.__doc__ = make.__module__, make.__doc__
@@ -182,18 +185,18 @@ def _builtin(value: Any) -> Any:
     return value.item() if type(value).__module__ == "numpy" else value
 
 
-def compiled(spec: Spec, plan: Plan, given: Mapping[str, Any]) -> Callable[..., Any]:
-    """A plan as a function of the op's arguments. `given`: the arguments that the plan was made for, by name."""
-    return _Body(spec, plan, given).function()
+def compiled(spec: Spec, plan: Plan, arguments: Mapping[str, Any]) -> Callable[..., Any]:
+    """A plan as a function of the op's arguments. `arguments`: the arguments that the plan was made for, by name."""
+    return _Body(spec, plan, arguments).function()
 
 
 class _Body:
     """Generates the source of a plan, line by line."""
 
-    def __init__(self, spec: Spec, plan: Plan, given: Mapping[str, Any]):
+    def __init__(self, spec: Spec, plan: Plan, arguments: Mapping[str, Any]):
         self.spec, self.plan, self.returns = spec, plan, spec.out if plan.returns is None else plan.returns
-        self.like = next(name for name, value in given.items() if isinstance(value, Tensor))
-        self.scope = {name for name in spec.names if given.get(name, 0) is not None}  # names with a value
+        self.like = next(name for name, value in arguments.items() if isinstance(value, Tensor))
+        self.scope = {name for name in spec.names if arguments.get(name, 0) is not None}  # names with a value
         self.lines: list[str] = []
         self.globals: dict[str, Any] = {"__builtins__": __builtins__}  # an import from C reads it from the globals
 
@@ -235,14 +238,14 @@ class _Body:
         if not isinstance(step, Launch):
             self.add(self.call(step))
             return
-        late = [n for n in step.kernel.numbers if callable(step.numbers.get(n)) or n not in step.numbers]
-        values = [self.call(step.numbers[n]) if n in step.numbers else n for n in late]
+        runtime = [n for n in step.kernel.numbers if callable(step.numbers.get(n)) or n not in step.numbers]
+        values = [self.call(step.numbers[n]) if n in step.numbers else n for n in runtime]
         tensors = _tensors(step)
         if not self.scope.intersection(tensors):  # a launch allocates on the device of a tensor argument
             self.allocate(next(n for n in self.plan.makes if n in tensors))
         used = list(dict.fromkeys(n for n in tensors if n in self.scope))
         makes = [n for n in self.plan.makes if n not in self.scope and n in tensors]
-        call = self.call(self.bound(step, (*used, *late), makes), (*used, *values))
+        call = self.call(self.bound(step, (*used, *runtime), makes), (*used, *values))
         self.add(f"{', '.join(makes)} = {call}" if makes else call)
         self.scope |= {*makes}
 
@@ -260,8 +263,8 @@ def _code(text: str, name: str) -> types.CodeType:
 
 def _tensors(step: Launch) -> list[str]:
     """The names of the tensors that a launch takes or allocates."""
-    found = (step.names.get(name, name) for name in step.kernel.bare)
-    return [name for name in found if name is not None]
+    names = (step.names.get(name, name) for name in step.kernel.bare)
+    return [name for name in names if name is not None]
 
 
 # ---- sizes of rows --------------------------------------------------------------------------------------------------

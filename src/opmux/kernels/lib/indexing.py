@@ -73,9 +73,9 @@ def step_tiles(dtype: torch.dtype) -> Tiles:
 # ---- dimensions -----------------------------------------------------------------------------------------------------
 
 
-def broadcast_strides(shape: Sequence[int], stride: Sequence[int], to: Sequence[int]) -> Strides:
+def broadcast_strides(shape: Sequence[int], stride: Sequence[int], target: Sequence[int]) -> Strides:
     """The strides of a tensor broadcast to a larger shape: 0 along broadcast dimensions."""
-    missing = len(to) - len(shape)
+    missing = len(target) - len(shape)
     return (*[0] * missing, *(0 if n == 1 else s for n, s in zip(shape, stride, strict=True)))
 
 
@@ -140,13 +140,13 @@ def _flat(n: int, single: list[bool], dtype: torch.dtype) -> Indexing:
 
 def _tiles(sizes: list[int], steps: list[Strides], row: int, dtype: torch.dtype) -> Indexing:
     m, n = sizes[row], sizes[-1]
-    turned = any(s[row] == 1 for s in steps)
-    tiles = tile_tiles(m=m, n=n, turned=turned, dtype=dtype)
+    transposed = any(s[row] == 1 for s in steps)
+    tiles = tile_tiles(m=m, n=n, turned=transposed, dtype=dtype)
     downs, acrosses = -(-m // tiles["BLOCK_M"]), -(-n // tiles["BLOCK_N"])
     outer = [d for d in range(len(sizes) - 1) if d != row]
     strides = {"n": n}
-    free = {} if turned else {"m": m}
-    strides |= {"m": m} if turned else {}
+    free = {} if transposed else {"m": m}
+    strides |= {"m": m} if transposed else {}
     head = [
         "pid = tl.program_id(0)",
         "across = tl.cdiv(n, BLOCK_N)",

@@ -99,8 +99,8 @@ def _give_memory(interpreter: Any, small: dict[tl.dtype, np.dtype]) -> None:
             filler = np.zeros(ptrs.data.shape, raw)
         else:
             filler = np.ascontiguousarray(np.broadcast_to(other.data, ptrs.data.shape)).view(raw)
-        found = memory.load(ptrs.data, mask.data, filler, raw)
-        return interpreter.TensorHandle(found.view(dtype), element)
+        values = memory.load(ptrs.data, mask.data, filler, raw)
+        return interpreter.TensorHandle(values.view(dtype), element)
 
     def store(self: Any, ptrs: Any, value: Any, mask: Any, *rest: Any, **more: Any) -> Any:
         data = value.data
@@ -171,15 +171,15 @@ def _give_pairs(interpreter: Any) -> None:
     """Reduce pairs (as sorting does) on whole blocks instead of two numbers at a time."""
     stock = interpreter.ReduceOps.generic_reduce
 
-    def generic_reduce(self: Any, given: Any) -> Any:
+    def generic_reduce(self: Any, tensors: Any) -> Any:
         axis = self.axis
-        if axis is None or given[0].handle.data.shape[axis] != 2:
-            return stock(self, given)
-        halves = [self.to_tensor(t.handle.data.take(i, axis), t.dtype) for i in (0, 1) for t in given]
-        found = self.combine_fn.fn(*halves)
-        blocks = [t.handle.data for t in (found if isinstance(found, tuple) else (found,))]
+        if axis is None or tensors[0].handle.data.shape[axis] != 2:
+            return stock(self, tensors)
+        halves = [self.to_tensor(t.handle.data.take(i, axis), t.dtype) for i in (0, 1) for t in tensors]
+        reduced = self.combine_fn.fn(*halves)
+        blocks = [t.handle.data for t in (reduced if isinstance(reduced, tuple) else (reduced,))]
         blocks = [np.expand_dims(b, axis) for b in blocks] if self.keep_dims else blocks
-        return [self.to_tensor(b, t.dtype) for b, t in zip(blocks, given, strict=True)]
+        return [self.to_tensor(b, t.dtype) for b, t in zip(blocks, tensors, strict=True)]
 
     interpreter.ReduceOps.generic_reduce = generic_reduce
 
@@ -191,12 +191,12 @@ def _give_scans(interpreter: Any) -> None:
         blocks = [t.handle.data for t in given]
         tensors = lambda found: [self.to_tensor(b, t.dtype) for b, t in zip(found, given, strict=True)]
         length, distance = blocks[0].shape[self.axis], 1
-        place = np.arange(length).reshape([-1 if d == self.axis else 1 for d in range(blocks[0].ndim)])
+        position = np.arange(length).reshape([-1 if d == self.axis else 1 for d in range(blocks[0].ndim)])
         while distance < length:
             early = [np.roll(b, distance, self.axis) for b in blocks]
             found = self.combine_fn.fn(*tensors(early), *tensors(blocks))
             news = [new.handle.data for new in (found if isinstance(found, tuple) else (found,))]
-            blocks = [np.where(place < distance, b, new) for b, new in zip(blocks, news, strict=True)]
+            blocks = [np.where(position < distance, b, new) for b, new in zip(blocks, news, strict=True)]
             distance *= 2
         return tensors(blocks)
 

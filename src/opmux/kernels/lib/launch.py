@@ -72,8 +72,8 @@ def warp_size() -> int:
     """
     if triton.knobs.runtime.interpret:
         return 32
-    told = triton.runtime.driver.active.get_current_target().warp_size
-    return told if told > 1 else NO_WARPS
+    size = triton.runtime.driver.active.get_current_target().warp_size
+    return size if size > 1 else NO_WARPS
 
 
 class Launcher:
@@ -88,16 +88,16 @@ class Launcher:
     def __init__(
         self, kernel: Callable[..., Any], *, sizes: str, descriptors: bool = False, jit: Callable[..., Any] = triton.jit
     ):
-        found = inspect.signature(kernel).parameters
-        constants = [n for n, p in found.items() if "constexpr" in str(p.annotation)]
-        self.tensors = [n for n in found if n.endswith("_ptr")]
-        self.numbers = [n for n in found if n not in self.tensors and n not in constants]
+        parameters = inspect.signature(kernel).parameters
+        constants = [n for n, p in parameters.items() if "constexpr" in str(p.annotation)]
+        self.tensors = [n for n in parameters if n.endswith("_ptr")]
+        self.numbers = [n for n in parameters if n not in self.tensors and n not in constants]
         self.constants, self.sizes, self.descriptors = constants, sizes.split(), descriptors
         self.kernel, self._jit = kernel, jit
-        if list(found) != [*self.tensors, *self.numbers, *constants] or not {*self.sizes} <= {*self.numbers}:
+        if list(parameters) != [*self.tensors, *self.numbers, *constants] or not {*self.sizes} <= {*self.numbers}:
             raise TypeError(
                 f"{kernel.__name__}: expected tensors (*_ptr), numbers (among them {self.sizes}), then constants; "
-                f"got {list(found)}"
+                f"got {list(parameters)}"
             )
 
     # On first use: Triton reads the kernel's source for each form, which would take a third of the time of importing
@@ -120,11 +120,11 @@ class Launcher:
         """
         makes = makes or {}
         tensors = [f"t{i}" for i in range(len(self.tensors))]
-        known, late = [f"_k{i}" for i in range(len(numbers))], self.numbers[len(numbers) :]
-        made = tuple(tensors[i] for i in makes)
-        takes = (*(t for t in tensors if t not in made), *late)
-        form = _Form(takes, tuple(tensors), made, (*known, *late), len(self.constants), made)
-        return _Bound(self, form, grid, numbers, config, dict(zip(made, makes.values()))).function
+        known, runtime = [f"_k{i}" for i in range(len(numbers))], self.numbers[len(numbers) :]
+        allocated = tuple(tensors[i] for i in makes)
+        takes = (*(t for t in tensors if t not in allocated), *runtime)
+        form = _Form(takes, tuple(tensors), allocated, (*known, *runtime), len(self.constants), allocated)
+        return _Bound(self, form, grid, numbers, config, dict(zip(allocated, makes.values()))).function
 
     def bind(
         self,
@@ -146,14 +146,13 @@ class Launcher:
         tensors = tuple(names[n] if names[n] in {*takes, *makes} else None for n in self.bare)
         known = {n: numbers[n] for n in self.numbers if n in numbers}
         even = config.even or all(known.get(n, 1) % 16 == 0 for n in self.sizes)
-        place = {n: f"_k{i}" for i, n in enumerate(known)}
-        late = [n for n in self.numbers if n not in known]
-        if not {*late} <= {*takes}:
-            raise TypeError(f"{self.kernel.__name__}: {[n for n in late if n not in takes]} are not given")
-        made = tuple(n for n in makes if n in tensors)
-        form = _Form(
-            takes, tensors, made, tuple(place.get(n, n) for n in self.numbers), len(self.constants), tuple(returns)
-        )
+        variable = {n: f"_k{i}" for i, n in enumerate(known)}
+        runtime = [n for n in self.numbers if n not in known]
+        if not {*runtime} <= {*takes}:
+            raise TypeError(f"{self.kernel.__name__}: {[n for n in runtime if n not in takes]} are not given")
+        allocated = tuple(n for n in makes if n in tensors)
+        values = tuple(variable.get(n, n) for n in self.numbers)
+        form = _Form(takes, tensors, allocated, values, len(self.constants), tuple(returns))
         return _Bound(self, form, grid, tuple(known.values()), replace(config, even=even), dict(makes)).function
 
     @cached_property
@@ -165,8 +164,8 @@ class Launcher:
         """Launch through `kernel[grid]`."""
         compiled = self._launch(grid, args, config)
         if launches.recording and (mine := launches.recording.get(threading.get_ident())) is not None:
-            given = zip((*self.tensors, *self.numbers), args, strict=True)
-            mine.launches.append(launches.TritonLaunch(compiled, tuple(grid), dict(given)))
+            named = zip((*self.tensors, *self.numbers), args, strict=True)
+            mine.launches.append(launches.TritonLaunch(compiled, tuple(grid), dict(named)))
         return compiled
 
     def _launch(self, grid: Grid, args: tuple, config: Config) -> Any:
@@ -192,10 +191,10 @@ class Launcher:
 
 def _allocating(device: torch.device) -> contextvars.Context:
     """A context in which Triton's allocator for kernels is torch; outside of it, the allocator is unchanged."""
-    made = contextvars.copy_context()
+    context = contextvars.copy_context()
     empty = lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device=device)
-    made.run(triton.set_allocator, empty)
-    return made
+    context.run(triton.set_allocator, empty)
+    return context
 
 
 _sound: set[str] = set()  # hashes of compiled kernels whose reductions are correct
@@ -241,7 +240,7 @@ class _Form(NamedTuple):
         return tuple(dict.fromkeys(t for t in self.tensors if t is not None and t not in self.makes))
 
     @property
-    def late(self) -> tuple[str, ...]:
+    def runtime(self) -> tuple[str, ...]:
         return tuple(n for n in self.numbers if not n.startswith("_k"))
 
 
@@ -261,13 +260,13 @@ class _Bound:
         self.globals["_x"], self.globals["_y"], self.globals["_z"] = grid
         self.function = types.FunctionType(_code("slow", form, ""), self.globals)
 
-    def slow(self, given: tuple, late: tuple) -> Any:
+    def slow(self, tensor_args: tuple, runtime: tuple) -> Any:
         """Launch through `kernel[grid]`; swap the code if the compiled kernel can be launched directly from now on."""
-        first = next(t for t in given if t is not None)
-        scope = dict(zip(self.form.given, given, strict=True))
+        first = next(t for t in tensor_args if t is not None)
+        scope = dict(zip(self.form.given, tensor_args, strict=True))
         scope |= {name: output.empty(first) for name, output in self.makes.items()}
         tensors = tuple(None if name is None else scope[name] for name in self.form.tensors)
-        rest = iter(late)
+        rest = iter(runtime)
         numbers = [self.globals[n] if n.startswith("_k") else next(rest) for n in self.form.numbers]
         compiled = self.launcher(self.grid, (*tensors, *numbers), self.config)
         if launches.recording and (mine := launches.recording.get(threading.get_ident())) is not None:
@@ -291,18 +290,18 @@ class _Bound:
 
 # The source of a launch. The placeholders are filled in by `_code`.
 _TEXTS = {
-    "slow": "def launch({params}):\n    return _slow(({tensors}), ({late}))\n",
+    "slow": "def launch({params}):\n    return _slow(({tensors}), ({runtime}))\n",
     "quick": """\
 def launch({params}):
     if _here() != _device:
-        return _slow(({tensors}), ({late}))
+        return _slow(({tensors}), ({runtime}))
     {pointers}
     if ({joined}) & 15 or not ({real}):  # 0: a tensor without memory of its own
-        return _slow(({tensors}), ({late}))
+        return _slow(({tensors}), ({runtime}))
     if _entering or _leaving or _enter is not _hooks.launch_enter_hook or _leave is not _hooks.launch_exit_hook:
-        return _slow(({tensors}), ({late}))
+        return _slow(({tensors}), ({runtime}))
     if _recording:
-        return _slow(({tensors}), ({late}))
+        return _slow(({tensors}), ({runtime}))
     _entry(_x, _y, _z, _stream(_device), _function, _cooperative, _pdl, {call})
     {back}
 """,
@@ -317,20 +316,23 @@ _CALLS = {
 
 @functools.cache
 def _code(way: str, form: _Form, present: str) -> types.CodeType:
-    there = [i for i in range(len(form.tensors)) if present[i : i + 1] == "1"]
+    present_tensors = [i for i in range(len(form.tensors)) if present[i : i + 1] == "1"]
     listed = lambda names: "".join(f"{name}, " for name in names)
     text = _TEXTS["slow" if way == "slow" else "quick"].format(
         params=", ".join(form.takes),
         tensors=listed(form.given),
-        late=listed(form.late),
+        runtime=listed(form.runtime),
         pointers="; ".join(
-            [*(f"{n} = _new_{n}()" for n in form.makes), *(f"_p{i} = {form.tensors[i]}.data_ptr()" for i in there)]
+            [
+                *(f"{n} = _new_{n}()" for n in form.makes),
+                *(f"_p{i} = {form.tensors[i]}.data_ptr()" for i in present_tensors),
+            ]
         ),
-        joined=" | ".join(f"_p{i}" for i in there),
-        real=" and ".join(f"_p{i}" for i in there),
+        joined=" | ".join(f"_p{i}" for i in present_tensors),
+        real=" and ".join(f"_p{i}" for i in present_tensors),
         call=_CALLS.get(way.removesuffix(SCRATCH), "").format(
             scratch="_scratch()" if way.endswith(SCRATCH) else "None",
-            pointers=listed(f"_p{i}" if i in there else "0" for i in range(len(form.tensors))),
+            pointers=listed(f"_p{i}" if i in present_tensors else "0" for i in range(len(form.tensors))),
             numbers=listed(form.numbers),  # a separate name for each number, because unpacking a tuple takes 0.1 us
             constants=listed(f"_c{i}" for i in range(form.constants)),
         ),

@@ -42,11 +42,11 @@ def wrong_reduction(ttgir: str) -> str:
     layouts = {name: (_bases(lanes), _bases(warps)) for name, lanes, warps in _LINEAR.findall(ttgir)}
     if not layouts:
         return ""
-    for found in _REDUCE.finditer(ttgir):
-        kind = found["types"].split(", #", 1)
+    for match in _REDUCE.finditer(ttgir):
+        kind = match["types"].split(", #", 1)
         for part, bases in zip(("lanes", "warps"), _resolve("#" + kind[1], layouts) if len(kind) > 1 else ()):
-            if not _in_order(bases, int(found["axis"])):
-                return f"a reduction along dimension {found['axis']} of {kind[0]}, ...> over {part} {bases}"
+            if not _in_order(bases, int(match["axis"])):
+                return f"a reduction along dimension {match['axis']} of {kind[0]}, ...> over {part} {bases}"
     return ""
 
 
@@ -73,6 +73,6 @@ def _in_order(bases: Bases, axis: int) -> bool:
         return False
     dims = [next((d for d, n in enumerate(b) if n), None) for b in bases]
     real = [d for d in dims if d is not None]
-    seen = [d for i, d in enumerate(real) if i == 0 or real[i - 1] != d]
+    order = [d for i, d in enumerate(real) if i == 0 or real[i - 1] != d]
     along = [i for i, d in enumerate(dims) if d == axis]
-    return len(seen) == len(set(seen)) and (not along or along[-1] - along[0] + 1 == len(along))
+    return len(order) == len(set(order)) and (not along or along[-1] - along[0] + 1 == len(along))

@@ -16,23 +16,16 @@ import triton.language as tl
 
 from .config import Tiles, tunable
 from .launch import Launcher
-from .lists import MORE, Seen, chunks_of, table_of
+from .lists import MORE, TensorGroup, chunks_of, table_of
 from .plans import keep
+from .rows import TRITON_DTYPES
 
 COLUMNS = tl.constexpr(MORE)
 INF = tl.constexpr(float("inf"))
 
 TYPES = {
-    torch.float32: tl.float32,
-    torch.float16: tl.float16,
-    torch.bfloat16: tl.bfloat16,
-    torch.int16: tl.int16,
-    torch.float64: tl.float64,
-    torch.int64: tl.int64,
-    torch.int32: tl.int32,
-    torch.int8: tl.int8,
+    **TRITON_DTYPES,
     torch.bool: tl.int8,
-    torch.uint8: tl.uint8,
     torch.float8_e4m3fn: tl.uint8,
     torch.float8_e5m2: tl.uint8,
 }
@@ -42,7 +35,7 @@ TYPES = {
 
 
 @triton.jit
-def place(table_ptr, chunk_ptr, LISTS: tl.constexpr, BLOCK: tl.constexpr):
+def chunk_of_program(table_ptr, chunk_ptr, LISTS: tl.constexpr, BLOCK: tl.constexpr):
     """The addresses of this program's tensors, the start and the length of its chunk, and whether it is full."""
     chunk = tl.program_id(0)
     row_ptr = table_ptr + tl.load(chunk_ptr + chunk).to(tl.int64) * (LISTS + COLUMNS)
@@ -115,7 +108,7 @@ def _scale_lists(
     LANES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    at, start, n, whole = place(table_ptr, chunk_ptr, 2, BLOCK)
+    at, start, n, whole = chunk_of_program(table_ptr, chunk_ptr, 2, BLOCK)
     if scale_ptr is not None:
         scale = tl.load(scale_ptr)
     if whole:
@@ -135,7 +128,7 @@ def squares_chunk(at, start, n, scale, I: tl.constexpr, LANES: tl.constexpr, BLO
 
 def _squares(table_ptr, chunk_ptr, scale_ptr, share_ptr, I: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr):
     """The sum of squares of each chunk."""
-    at, start, n, whole = place(table_ptr, chunk_ptr, 1, BLOCK)
+    at, start, n, whole = chunk_of_program(table_ptr, chunk_ptr, 1, BLOCK)
     scale = 1.0
     if scale_ptr is not None:
         scale = tl.load(scale_ptr)
@@ -190,9 +183,9 @@ class ListPlan(NamedTuple):
 _plans: dict[Any, ListPlan] = keep({})
 
 
-def planned(kernel: Launcher, what: Seen, constants: tuple, make: Callable[[], ListPlan]) -> ListPlan:
+def planned(kernel: Launcher, group: TensorGroup, constants: tuple, make: Callable[[], ListPlan]) -> ListPlan:
     """The cached plan of a kernel for lists of these sizes and dtypes, and these constants."""
-    key = (kernel, what.sizes, what.dtypes, what.device, constants)
+    key = (kernel, group.sizes, group.dtypes, group.device, constants)
     plan = _plans.get(key)
     if plan is None:
         if len(_plans) >= 1024:
@@ -201,21 +194,21 @@ def planned(kernel: Launcher, what: Seen, constants: tuple, make: Callable[[], L
     return plan
 
 
-def launched(kernel: Launcher, what: Seen, given: tuple, constants: dict[str, Any], types: str = "") -> None:
-    """Launch one program per chunk. `given`: arguments after the tables; `types`: names of the dtype constants."""
+def run_chunks(kernel: Launcher, group: TensorGroup, args: tuple, constants: dict[str, Any], types: str = "") -> None:
+    """Launch one program per chunk. `args`: arguments after the tables; `types`: names of the dtype constants."""
 
     def make() -> ListPlan:
-        tiles = step_tiles(lists=len(what.dtypes), width=sum(d.itemsize for d in what.dtypes))
-        count = sum(-(-n // tiles["BLOCK"]) for n in what.sizes)
-        known = constants | dict(zip(types.split(), (TYPES[d] for d in what.dtypes), strict=False))
+        tiles = step_tiles(lists=len(group.dtypes), width=sum(d.itemsize for d in group.dtypes))
+        count = sum(-(-n // tiles["BLOCK"]) for n in group.sizes)
+        known = constants | dict(zip(types.split(), (TYPES[d] for d in group.dtypes), strict=False))
         config = tiles.config(**known)
         return ListPlan(tiles["BLOCK"], (kernel.ready((count, 1, 1), (), config),) if count else ())
 
     # Whether each argument is None is part of the key, because a bound launch is compiled for it.
-    plan = planned(kernel, what, (*constants.values(), *(g is None for g in given)), make)
+    plan = planned(kernel, group, (*constants.values(), *(a is None for a in args)), make)
     for launch in plan.launches:
-        cut = chunks_of(what, plan.block)
-        launch(table_of(what, cut), cut.rows, *given)
+        chunks = chunks_of(group, plan.block)
+        launch(table_of(group, chunks), chunks.rows, *args)
 
 
 def lanes(dtypes: tuple[torch.dtype, ...]) -> int:

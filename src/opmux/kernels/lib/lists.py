@@ -36,10 +36,10 @@ _address, _numel, _packed, _index = Tensor.data_ptr, Tensor.numel, Tensor.is_con
 _stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
 
-# ---- what the lists hold --------------------------------------------------------------------------------------------
+# ---- groups of tensors ---------------------------------------------------------------------------------------------
 
 
-class Seen(NamedTuple):
+class TensorGroup(NamedTuple):
     """Addresses, sizes and dtypes of lists with one dtype each."""
 
     addresses: tuple[tuple[int, ...], ...]
@@ -49,16 +49,16 @@ class Seen(NamedTuple):
     more: tuple[tuple[int, ...], ...] = ()  # extra columns at the end of the table
 
 
-def seen(op: str, lists: Any, flag: Tensor | None = None) -> list[Seen]:
+def groups_of(op: str, lists: Any, flag: Tensor | None = None) -> list[TensorGroup]:
     """The lists grouped by their dtypes, nearly always one group. Raises the errors of the op's spec."""
     rule = spec.FORMS[op]
     form = rule.form(op, lists)
     try:
-        found = _alike(form, lists, flag)
+        group = _alike(form, lists, flag)
     except (TypeError, AttributeError, IndexError):  # an argument is not a list, or not of tensors
-        found = None
-    if found is not None:
-        return [found]
+        group = None
+    if group is not None:
+        return [group]
     rule.check(op, "tensor_lists", lists, {rule.flag or "": flag})
     if not lists[0]:
         return []
@@ -70,7 +70,7 @@ def seen(op: str, lists: Any, flag: Tensor | None = None) -> list[Seen]:
     return [_gathered([[items[i] for i in at] for items in lists]) for at in groups.values()]
 
 
-def seen_alike(lists: Sequence[Sequence[Tensor]], more: tuple[tuple[int, ...], ...] = ()) -> Seen:
+def group_of(lists: Sequence[Sequence[Tensor]], more: tuple[tuple[int, ...], ...] = ()) -> TensorGroup:
     """Lists of one dtype each, with equal shapes at equal positions. Raises NotSupported for other lists."""
     lead = lists[0]
     shapes, on = [t.shape for t in lead], _index(lead[0])
@@ -90,7 +90,7 @@ def seen_alike(lists: Sequence[Sequence[Tensor]], more: tuple[tuple[int, ...], .
     return found
 
 
-def _alike(form: tuple[spec.Each, ...], lists: Any, flag: Tensor | None) -> Seen | None:
+def _alike(form: tuple[spec.Each, ...], lists: Any, flag: Tensor | None) -> TensorGroup | None:
     """The fast path, with few checks per tensor, for lists with one dtype each and nothing unusual; else None."""
     lead = lists[0]
     if not lead:
@@ -99,19 +99,19 @@ def _alike(form: tuple[spec.Each, ...], lists: Any, flag: Tensor | None) -> Seen
     on = _index(lead[0]) if flag is None else _index(flag)
     ones = (1,) * len(sizes)
     for each, items in zip(form, lists, strict=True):
-        kind = items[0].dtype
-        if kind not in each.dtypes or (each is spec.V and kind is not lists[2][0].dtype):
+        dtype = items[0].dtype
+        if dtype not in each.dtypes or (each is spec.V and dtype is not lists[2][0].dtype):
             return None
-        if not all(map(_packed, items)) or set(map(_dtype, items)) != {kind} or set(map(_index, items)) != {on}:
+        if not all(map(_packed, items)) or set(map(_dtype, items)) != {dtype} or set(map(_index, items)) != {on}:
             return None
         if items is not lead and tuple(map(_numel, items)) != (ones if each.one else sizes):
             return None
-    found = _gathered(lists)
+    group = _gathered(lists)
     if on < 0 and not _compiling_only() and not all(t.is_cpu for t in chain.from_iterable(lists)):
         return None
-    if any(map(_absent, found.addresses, lists)):
+    if any(map(_absent, group.addresses, lists)):
         return None
-    return found
+    return group
 
 
 def _absent(addresses: tuple[int, ...], items: Sequence[Tensor]) -> bool:
@@ -119,8 +119,8 @@ def _absent(addresses: tuple[int, ...], items: Sequence[Tensor]) -> bool:
     return 0 in addresses and not _compiling_only() and any(not a and t.numel() for a, t in zip(addresses, items))
 
 
-def _gathered(lists: Any) -> Seen:
-    return Seen(
+def _gathered(lists: Any) -> TensorGroup:
+    return TensorGroup(
         tuple(tuple(map(_address, items)) for items in lists),
         tuple(map(_numel, lists[0])),
         tuple(items[0].dtype for items in lists),
@@ -168,41 +168,43 @@ on_empty_cache(_chunks.clear)
 on_empty_cache(_tables.clear)
 
 
-def chunks_of(what: Seen, size: int) -> Chunks:
+def chunks_of(group: TensorGroup, size: int) -> Chunks:
     """The tensors split into chunks of `size` elements; the last chunk of a tensor may be smaller."""
-    key = (what.sizes, size, what.device)
-    return _found(_chunks, key, what.device, lambda stream: _cut(what, size, stream))
+    key = (group.sizes, size, group.device)
+    return _cached(_chunks, key, group.device, lambda stream: _split(group, size, stream))
 
 
-def table_of(what: Seen, cut: Chunks) -> Tensor:
+def table_of(group: TensorGroup, chunks: Chunks) -> Tensor:
     """The table on the device, cached."""
-    key = (what.addresses, what.sizes, what.more, cut.firsts)
-    return _found(_tables, key, what.device, lambda stream: Table(_sent(_cells(what, cut), what.device), stream)).rows
+    key = (group.addresses, group.sizes, group.more, chunks.firsts)
+    return _cached(
+        _tables, key, group.device, lambda stream: Table(_sent(_cells(group, chunks), group.device), stream)
+    ).rows
 
 
-def _found(kept: dict[Any, Any], key: Any, device: torch.device, make: Any) -> Any:
+def _cached(cache: dict[Any, Any], key: Any, device: torch.device, make: Any) -> Any:
     """The cached entry for the current stream, or a new one from `make`."""
     stream = _stream(device.index) if device.type == "cuda" and _stream is not None else 0
-    found = kept.get(key)
+    entry = cache.get(key)
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         # An entry from another stream is complete, because capture starts with a synchronization.
-        found = make(stream) if found is None else found
-        _kept.append(found)
-        return found
-    if found is not None and found.stream == stream:
-        return found
-    found = make(stream)
-    while len(kept) >= MOST:
-        kept.pop(next(iter(kept)), None)
-    kept[key] = found
-    return found
+        entry = make(stream) if entry is None else entry
+        _kept.append(entry)
+        return entry
+    if entry is not None and entry.stream == stream:
+        return entry
+    entry = make(stream)
+    while len(cache) >= MOST:
+        cache.pop(next(iter(cache)), None)
+    cache[key] = entry
+    return entry
 
 
-def _cut(what: Seen, size: int, stream: int) -> Chunks:
-    counts = [-(-n // size) for n in what.sizes]
+def _split(group: TensorGroup, size: int, stream: int) -> Chunks:
+    counts = [-(-n // size) for n in group.sizes]
     total = sum(counts)
     firsts = tuple(accumulate(counts, initial=0))[:-1]
-    device = what.device
+    device = group.device
     if device.type == "meta":
         return Chunks(torch.empty(max(total, 1), dtype=torch.int32, device=device), firsts, total, stream)
     repeats = _sent(array("q", counts), device)
@@ -210,13 +212,13 @@ def _cut(what: Seen, size: int, stream: int) -> Chunks:
     return Chunks(rows.repeat_interleave(repeats, output_size=total), firsts, total, stream)
 
 
-def _cells(what: Seen, cut: Chunks) -> array[int]:
+def _cells(group: TensorGroup, chunks: Chunks) -> array[int]:
     """The values of the table, row by row."""
-    joined: Iterator[int] | tuple[int, ...] = what.addresses[0]
-    for addresses in what.addresses[1:]:
+    joined: Iterator[int] | tuple[int, ...] = group.addresses[0]
+    for addresses in group.addresses[1:]:
         joined = map(or_, joined, addresses)
     aligned = [not a & 15 for a in joined]
-    columns = (*what.addresses, what.sizes, cut.firsts, aligned, *what.more)
+    columns = (*group.addresses, group.sizes, chunks.firsts, aligned, *group.more)
     return array("q", chain.from_iterable(zip(*columns, strict=True)))
 
 
@@ -244,6 +246,6 @@ def _reserved(n: int) -> Tensor:
         start = _staging[1]
         _staging[1] += n
         return _staging[0][start : start + n]
-    made = torch.empty(n, dtype=torch.int64, pin_memory=True)
-    _kept.append(made)
-    return made
+    pinned = torch.empty(n, dtype=torch.int64, pin_memory=True)
+    _kept.append(pinned)
+    return pinned

@@ -71,9 +71,9 @@ class _Interpreted:
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name not in FUNCTIONS:
             raise AttributeError(f"libdevice.{name} has no implementation in the interpreter: add it to FUNCTIONS")
-        made = _answer(FUNCTIONS[name])
-        setattr(self, name, made)
-        return made
+        fn = _answer(FUNCTIONS[name])
+        setattr(self, name, fn)
+        return fn
 
 
 def _answer(function: Callable[..., torch.Tensor]) -> Callable[..., Any]:
@@ -82,11 +82,11 @@ def _answer(function: Callable[..., torch.Tensor]) -> Callable[..., Any]:
 
         args = tuple(a.value if isinstance(a, tl.constexpr) else a for a in args)
         like = next(a for a in args if isinstance(a, tl.tensor))
-        given = [torch.from_numpy(a.handle.data) if isinstance(a, tl.tensor) else torch.tensor(a) for a in args]
-        found = function(*given).to(given[args.index(like)].dtype).numpy()
+        tensors = [torch.from_numpy(a.handle.data) if isinstance(a, tl.tensor) else torch.tensor(a) for a in args]
+        result = function(*tensors).to(tensors[args.index(like)].dtype).numpy()
         scalar = all(not a.type.is_block() for a in args if isinstance(a, tl.tensor))
-        kind = like.dtype if scalar else tl.block_type(like.dtype, list(found.shape))
-        return tl.tensor(TensorHandle(found, like.dtype), kind)
+        kind = like.dtype if scalar else tl.block_type(like.dtype, list(result.shape))
+        return tl.tensor(TensorHandle(result, like.dtype), kind)
 
     return call
 

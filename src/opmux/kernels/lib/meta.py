@@ -36,5 +36,5 @@ def on_meta(op: Any, *args: Any, **kwargs: Any) -> Any:
 
 def output_specs(op: Any, *args: Any) -> list[OutputSpec]:
     """The output specs of torch's op for these arguments."""
-    made = on_meta(op, *args)
-    return [OutputSpec.like(t) for t in (made if isinstance(made, tuple) else (made,))]
+    results = on_meta(op, *args)
+    return [OutputSpec.like(t) for t in (results if isinstance(results, tuple) else (results,))]

@@ -33,7 +33,7 @@ from .indexing import LARGEST, Indexing, bytes_of, choose_indexing
 from .jit_source import jit_from_source
 from .launch import Config, Launcher
 from .meta import as_meta, call_torch
-from .plans import BELOW, LOOK, or_refusal, refuse_negated, table
+from .plans import TENSOR_KEY, TENSOR_KEY_BELOW, or_refusal, refuse_negated, table
 from .pointwise import DOOR, DTYPES
 from .rows import DEVICES, OutputSpec
 
@@ -47,7 +47,7 @@ class Flipped(NamedTuple):
     dims: Sequence[int]
 
 
-class Late(NamedTuple):
+class RuntimeNumber(NamedTuple):
     """A fill value that is known only when the op is called."""
 
     name: str
@@ -63,7 +63,7 @@ class LaunchStage(NamedTuple):
     tensors: Sequence[Tensor | None]
 
 
-Source = Tensor | Flipped | Late | int
+Source = Tensor | Flipped | RuntimeNumber | int
 Stage = LaunchStage | Sequence[tuple[Tensor, Source]]
 
 
@@ -72,7 +72,7 @@ class Piece(NamedTuple):
 
     y: int
     x: int | None
-    value: Late | int | None
+    value: RuntimeNumber | int | None
     shape: tuple[int, ...]
     y_strides: tuple[int, ...]
     x_strides: tuple[int, ...]
@@ -84,18 +84,18 @@ class Piece(NamedTuple):
 
 
 @triton.jit
-def converted(v, to: tl.constexpr):
+def converted(v, dtype: tl.constexpr):
     """Convert as C++ does: to bool by comparison, to uint8 through int64, to 16-bit floats through float32."""
-    if v.dtype == to:
+    if v.dtype == dtype:
         y = v
-    elif to == tl.int1:
+    elif dtype == tl.int1:
         y = v != 0
-    elif to == tl.uint8 and v.dtype.is_floating():
-        y = v.to(tl.int64).to(to)
-    elif (to == tl.float16 or to == tl.bfloat16) and v.dtype != tl.float32:
-        y = v.to(tl.float32).to(to)
+    elif dtype == tl.uint8 and v.dtype.is_floating():
+        y = v.to(tl.int64).to(dtype)
+    elif (dtype == tl.float16 or dtype == tl.bfloat16) and v.dtype != tl.float32:
+        y = v.to(tl.float32).to(dtype)
     else:
-        y = v.to(to)
+        y = v.to(dtype)
     return y
 
 
@@ -139,7 +139,7 @@ class Launching(NamedTuple):
     config: Config
     numbers: tuple[int, ...]
     places: list[int | None]  # indices of its tensors; None: a null pointer
-    value: Late | int | None
+    value: RuntimeNumber | int | None
 
 
 def launching(pieces: Sequence[Piece], dtypes: Sequence[torch.dtype]) -> Launching:
@@ -158,8 +158,8 @@ def launching(pieces: Sequence[Piece], dtypes: Sequence[torch.dtype]) -> Launchi
         text = _part_text("{name}", indexing, step, numbers, filled=x is None)
         part = parts.setdefault(text, f"part_{len(parts)}")
         pid = "pid" if k == 0 else f"pid - first_{k}"
-        given = [f"y{piece.y}_ptr", "v"] if x is None else [f"x{piece.x}_ptr", f"y{piece.y}_ptr"]
-        call = ", ".join([pid, *given, *(f"{n}_{k}" for n in (*numbers, *indexing.tiles.sizes))])
+        operands = [f"y{piece.y}_ptr", "v"] if x is None else [f"x{piece.x}_ptr", f"y{piece.y}_ptr"]
+        call = ", ".join([pid, *operands, *(f"{n}_{k}" for n in (*numbers, *indexing.tiles.sizes))])
         calls.append(f"{part}({call})")
         if k:
             params.append(f"first_{k}")
@@ -172,10 +172,10 @@ def launching(pieces: Sequence[Piece], dtypes: Sequence[torch.dtype]) -> Launchi
     pointers = [f"{'y' if place in ys else 'x'}{place}_ptr" for place in places]
     value = next((p.value for p in pieces if p.x is None), None)
     wide = ("fp64", "float64") if dtypes[pieces[0].y].is_floating_point else ("i64", "int64")
-    late = [f'v: "{wide[0]}"'] if value is not None else []
+    runtime = [f'v: "{wide[0]}"'] if value is not None else []
     name = f"{'copy' if any(p.x is not None for p in pieces) else 'fill'}_{len(pieces)}"
-    text = f"def {name}({', '.join([*pointers, *params, *late, *(f'{c}: tl.constexpr' for c in constants)])}):\n"
-    text += f"    v = tl.full([], v, tl.{wide[1]})\n" if late else ""
+    text = f"def {name}({', '.join([*pointers, *params, *runtime, *(f'{c}: tl.constexpr' for c in constants)])}):\n"
+    text += f"    v = tl.full([], v, tl.{wide[1]})\n" if runtime else ""
     text += "    pid = tl.program_id(0)\n" + _branches(calls)
     kernel = _launcher(text, tuple(parts.items()))
     return Launching(kernel, (programs, 1, 1), Config(constants, threads), tuple(values), places, value)
@@ -258,10 +258,10 @@ def role_of(annotation: Any) -> str:
     return "list" if any(typing.get_origin(p) is list for p in parts) else "choice"
 
 
-def _key(role: str, name: str, look: str) -> str:
+def _key(role: str, name: str, tensor_key: str) -> str:
     return {
-        "tensor": look.format(name),
-        "tensors": f"tuple([({look.format('t')}) for t in {name}])",
+        "tensor": tensor_key.format(name),
+        "tensors": f"tuple([({tensor_key.format('t')}) for t in {name}])",
         "number": f"{name}.__class__",
         "list": f"tuple({name}) if {name}.__class__ is list else {name}",
         "choice": name,
@@ -280,15 +280,18 @@ def doors(spec: Any, make: Callable[..., Callable[..., Any]], unless: str = "") 
     fields = {"unless": judged, "args": f"{passed},"}
     listed = ", ".join([*plain, *(["*", *keyword] if keyword else [])])
     text = ""
-    for name, look in ((spec.name, LOOK), (f"{spec.name}_below", BELOW)):
-        key = ", ".join(_key(role, n, look) for n, role in roles.items())
+    for name, tensor_key in ((spec.name, TENSOR_KEY), (f"{spec.name}_below", TENSOR_KEY_BELOW)):
+        key = ", ".join(_key(role, n, tensor_key) for n, role in roles.items())
         text += DOOR.format(name=name, params=listed, key=key, out="None", passed=passed, **fields)
-    seen = [f"_y is {n} or ({_key(r, n, LOOK)})" if r == "tensor" else _key(r, n, LOOK) for n, r in roles.items()]
-    several = f"({_key('tensors', '_y', LOOK)}) if _y.__class__ is list else ({LOOK.format('_y')})"
+    keys = [
+        f"_y is {n} or ({_key(r, n, TENSOR_KEY)})" if r == "tensor" else _key(r, n, TENSOR_KEY)
+        for n, r in roles.items()
+    ]
+    several = f"({_key('tensors', '_y', TENSOR_KEY)}) if _y.__class__ is list else ({TENSOR_KEY.format('_y')})"
     text += DOOR.format(
         name=f"{spec.name}_into",
         params=f"_y, {passed}",
-        key=", ".join([several, *seen]),
+        key=", ".join([several, *keys]),
         out="_y",
         passed=f"_y, {passed}",
         **fields,
@@ -318,7 +321,7 @@ class _Tensors:
             raise NotSupported(f"a tensor of {t.dtype}, {t.layout}")
         return self.add(source, as_meta(t), t)
 
-    def place(self, view: Tensor) -> int:
+    def index_of(self, view: Tensor) -> int:
         found = self._places.get(view.untyped_storage()._cdata)
         if found is None:
             raise NotSupported("a part that is not a view of an argument")
@@ -331,29 +334,29 @@ def _plan(spec: Any, describe: Callable[..., Iterable[Stage]], args: tuple, out:
     """A function of the arguments; if `out` is given, it is the first argument."""
     params = list(spec.signature.parameters.values())
     tensors = _Tensors()
-    given: list[Any] = []
-    asked: list[Any] = []  # arguments for torch's op on meta tensors
+    values: list[Any] = []
+    meta_args: list[Any] = []  # arguments for torch's op on meta tensors
     for p, value in zip(params, args, strict=True):
         role = role_of(p.annotation)
         if role == "tensor":
             value = tensors.alike(p.name, value)
         elif role == "tensors":
             value = [tensors.alike(f"{p.name}[{i}]", t) for i, t in enumerate(value)]
-        asked.append(None if p.name == "device" else value)
-        given.append(Late(p.name) if role == "number" else value)
+        meta_args.append(None if p.name == "device" else value)
+        values.append(RuntimeNumber(p.name) if role == "number" else value)
     reals = [t for t in tensors.reals if t is not None]
     if not reals:
         raise NotSupported("no tensors")
     refuse_negated(*reals)
     _check_options(reals, dict(zip((p.name for p in params), args, strict=True)))
-    natural = _on_meta(spec, params, asked)
+    natural = _on_meta(spec, params, meta_args)
     ours = _results(tensors, natural, out, reals[0])
     try:
         with torch.no_grad():
-            stages = list(describe(ours, *given))
+            stages = list(describe(ours, *values))
     except (RuntimeError, IndexError, ValueError) as error:
         raise NotSupported(f"not described: {error}") from error
-    return _Function(spec, tensors, natural, out, stages).made()
+    return _Function(spec, tensors, natural, out, stages).function()
 
 
 def _check_options(reals: list[Tensor], named: dict[str, Any]) -> None:
@@ -366,10 +369,10 @@ def _check_options(reals: list[Tensor], named: dict[str, Any]) -> None:
         raise NotSupported("pinned memory and other layouts")
 
 
-def _on_meta(spec: Any, params: list[inspect.Parameter], asked: list[Any]) -> Any:
+def _on_meta(spec: Any, params: list[inspect.Parameter], args: list[Any]) -> Any:
     """The result of torch's own op for meta tensors."""
-    plain = [v for p, v in zip(params, asked, strict=True) if p.kind is not p.KEYWORD_ONLY]
-    keyword = {p.name: v for p, v in zip(params, asked, strict=True) if p.kind is p.KEYWORD_ONLY}
+    plain = [v for p, v in zip(params, args, strict=True) if p.kind is not p.KEYWORD_ONLY]
+    keyword = {p.name: v for p, v in zip(params, args, strict=True) if p.kind is p.KEYWORD_ONLY}
     return call_torch(spec.reference, *plain, **keyword)
 
 
@@ -413,7 +416,7 @@ class _Function:
 
     def _of_stage(self, stage: Stage) -> list[Launching]:
         if isinstance(stage, LaunchStage):
-            places = [None if t is None else self.tensors.place(t) for t in stage.tensors]
+            places = [None if t is None else self.tensors.index_of(t) for t in stage.tensors]
             self.read |= {p for p in places if p is not None}
             self.written |= {p for p in places[-1:] if p is not None}
             return [Launching(stage.kernel, stage.grid, stage.config, stage.numbers, places, None)]
@@ -426,23 +429,23 @@ class _Function:
         if not y.numel():
             return None
         at = (tuple(y.shape), tuple(y.stride()))
-        self.written.add(self.tensors.place(y))
-        if isinstance(source, (Late, int)):
-            return Piece(self.tensors.place(y), None, source, *at, (), int(y.storage_offset()), 0)
+        self.written.add(self.tensors.index_of(y))
+        if isinstance(source, (RuntimeNumber, int)):
+            return Piece(self.tensors.index_of(y), None, source, *at, (), int(y.storage_offset()), 0)
         x, dims = source if isinstance(source, Flipped) else (source, ())
-        place = self.tensors.place(x)
+        place = self.tensors.index_of(x)
         self.read.add(place)
-        turned = {d % max(x.dim(), 1) for d in dims}
-        strides = [-s if d in turned else s for d, s in enumerate(x.stride())]
-        offset = int(x.storage_offset()) + sum((x.shape[d] - 1) * x.stride(d) for d in turned if x.dim())
+        flipped = {d % max(x.dim(), 1) for d in dims}
+        strides = [-s if d in flipped else s for d, s in enumerate(x.stride())]
+        offset = int(x.storage_offset()) + sum((x.shape[d] - 1) * x.stride(d) for d in flipped if x.dim())
         strides = [0] * (y.dim() - x.dim()) + strides
         sizes = [1] * (y.dim() - x.dim()) + list(x.shape)
         if any(n not in (1, m) for n, m in zip(sizes, y.shape, strict=True)):
             raise NotSupported(f"{tuple(x.shape)} into {tuple(y.shape)}")
         strides = [0 if n == 1 else s for n, s in zip(sizes, strides, strict=True)]
-        return Piece(self.tensors.place(y), place, None, *at, tuple(strides), int(y.storage_offset()), offset)
+        return Piece(self.tensors.index_of(y), place, None, *at, tuple(strides), int(y.storage_offset()), offset)
 
-    def made(self) -> Callable[..., Any]:
+    def function(self) -> Callable[..., Any]:
         params = ", ".join([*(["y"] if self.out is not None else []), *self.spec.names])
         lines = self._into() if self.out is not None else self._new()
         text = f"def call({params}):\n" + "".join(f"    {line}\n" for line in lines)
@@ -459,8 +462,8 @@ class _Function:
                 return [f"return {self._call(0, one, without=y)}"]
         for i, spec in enumerate(specs):
             self.globals[f"_output_{i}"] = spec
-        made = ", ".join(f"_output_{i}.empty({like})" for i in range(len(specs)))
-        lines = [f"y = [{made}]" if self.many else f"y = {made}"]
+        outputs = ", ".join(f"_output_{i}.empty({like})" for i in range(len(specs)))
+        lines = [f"y = [{outputs}]" if self.many else f"y = {outputs}"]
         return [*lines, *self._calls(), "return y"]
 
     def _into(self) -> list[str]:
@@ -480,7 +483,7 @@ class _Function:
 
     def _call(self, i: int, one: Launching, without: int = -1) -> str:
         passed = ["None" if p is None else self.tensors.sources[p] for p in one.places if p != without]
-        if isinstance(one.value, Late):
+        if isinstance(one.value, RuntimeNumber):
             self.globals["_number"] = number_for(self.natural[0].dtype)
             passed.append(f"_number({one.value.name})")
         elif one.value is not None:

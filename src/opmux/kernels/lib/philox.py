@@ -32,8 +32,8 @@ def with_seed(
     A seed on the device of x is passed as a pointer. A host seed is read at every call and passed as two numbers.
     """
     if not seed_on_host(x, seed):
-        return Plan(makes, [launch.given(key=0, counter=0)], [*copied, *strided(seed=seed)])
-    launch = launch.given(key=lambda seed: seed[0], counter=lambda seed: seed[1]).named(seed=None)
+        return Plan(makes, [launch.with_numbers(key=0, counter=0)], [*copied, *strided(seed=seed)])
+    launch = launch.with_numbers(key=lambda seed: seed[0], counter=lambda seed: seed[1]).named(seed=None)
     return Plan(makes, [launch], copied, before={"seed": Tensor.tolist})
 
 

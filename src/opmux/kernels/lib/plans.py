@@ -25,16 +25,15 @@ def forget() -> None:
         clear()
 
 
-def keep(found: dict[Any, P]) -> dict[Any, P]:
+def keep(cache: dict[Any, P]) -> dict[Any, P]:
     """The same dict; from now on `forget` empties it."""
-    _forgetting.append(found.clear)
-    return found
+    _forgetting.append(cache.clear)
+    return cache
 
 
-LOOK = "{0}.dtype, {0}.shape, {0}.is_contiguous() or {0}.stride(), {0}.device, {0}.is_neg()"
-BELOW = LOOK.replace(
-    "{0}.is_neg()", "False"
-)  # for calls from ATen kernels: torch resolves negated views before it calls them
+TENSOR_KEY = "{0}.dtype, {0}.shape, {0}.is_contiguous() or {0}.stride(), {0}.device, {0}.is_neg()"
+# For calls from ATen kernels: torch resolves negated views before it calls them.
+TENSOR_KEY_BELOW = TENSOR_KEY.replace("{0}.is_neg()", "False")
 
 
 def refuse_negated(*args: Any) -> None:
@@ -43,9 +42,9 @@ def refuse_negated(*args: Any) -> None:
         raise NotSupported("a view that negates what is in memory")
 
 
-def check(op: str, **given: Any) -> None:
+def check(op: str, **args: Any) -> None:
     """Raise BadArgument if an argument violates the op's signature. Other names are ignored."""
-    specs.by_key[f"opmux::{op}"].contract.check(given)
+    specs.by_key[f"opmux::{op}"].contract.check(args)
 
 
 def checks(op: Any) -> Callable[..., None]:
@@ -68,7 +67,7 @@ def plans(make: Callable[..., P]) -> Callable[..., P]:
 def _cached(make: Callable[..., Any], plan_for: Callable[..., P]) -> Callable[..., P]:
     """`plan_for`, cached by the arguments of `make`."""
     names = table(plan_for)
-    plan, plan.below = (codegen.lookup(make, look, names) for look in (LOOK, BELOW))
+    plan, plan.below = (codegen.lookup(make, tensor_key, names) for tensor_key in (TENSOR_KEY, TENSOR_KEY_BELOW))
     plan.__doc__, plan.__module__, plan.__wrapped__ = make.__doc__, make.__module__, make
     return plan
 
@@ -87,13 +86,13 @@ def or_refusal(make: Callable[..., Any]) -> Callable[..., Any]:
     """`make`, but returning a `Refusal` if it raises NotSupported: a cached refusal is cheaper than planning again."""
 
     @functools.wraps(make)
-    def made(*args: Any) -> Any:
+    def plan(*args: Any) -> Any:
         try:
             return make(*args)
         except NotSupported as error:
             return Refusal(str(error))
 
-    return made
+    return plan
 
 
 def decided(make: Callable[..., Any]) -> Callable[..., Any]:
@@ -110,14 +109,14 @@ def willing(plan: Callable[..., Any]) -> Callable[..., Any]:
 
 def table(make: Callable[..., Any]) -> dict[str, Any]:
     """The names that `codegen.lookup` needs: a dict of plans, emptied by `forget`, and the function that fills it."""
-    found = keep({})
+    cache = keep({})
 
     def first(key: Any, *args: Any) -> Any:
         refuse_negated(*args)
-        made = make(*args)
-        if len(found) >= _MOST:
-            found.clear()
-        found[key] = made
-        return made
+        plan = make(*args)
+        if len(cache) >= _MOST:
+            cache.clear()
+        cache[key] = plan
+        return plan
 
-    return {"_found": found, "_make": first}
+    return {"_found": cache, "_make": first}

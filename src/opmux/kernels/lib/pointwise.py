@@ -33,7 +33,7 @@ from .indexing import Indexing, broadcast_strides, bytes_of, choose_indexing
 from .jit_source import jit_from_source
 from .launch import Launcher, Output
 from .meta import as_meta, call_torch
-from .plans import BELOW, LOOK, keep, or_refusal, refuse_negated, table
+from .plans import TENSOR_KEY, TENSOR_KEY_BELOW, keep, or_refusal, refuse_negated, table
 from .rows import OutputSpec
 
 # dtype -> Triton's name, and the dtype we compute in (C)
@@ -98,11 +98,11 @@ def run(row: Row, args: tuple, out: Tensor | None = None) -> Tensor:
 # ---- the entry points -----------------------------------------------------------------------------------------------
 
 
-def _keys(look: str) -> dict[str, str]:
+def _keys(tensor_key: str) -> dict[str, str]:
     return {
-        "tensor": look,
-        "either": f"({look}) if isinstance({{0}}, _Tensor) else {{0}}.__class__",
-        "baked": f"({look}) if isinstance({{0}}, _Tensor) "
+        "tensor": tensor_key,
+        "either": f"({tensor_key}) if isinstance({{0}}, _Tensor) else {{0}}.__class__",
+        "baked": f"({tensor_key}) if isinstance({{0}}, _Tensor) "
         "else ({0}, {0}.__class__) if {0} in _baked else {0}.__class__",
         "number": "{0}.__class__",
         "choice": "{0}",
@@ -142,19 +142,22 @@ def _doors(row: Row) -> tuple[Callable[..., Tensor], ...]:
     }
     fields = {"unless": judged, "args": "".join(f"{n}, " for n in row.names)}
     kinds = ["baked" if n in row.baked else r for n, r in zip(row.names, row.roles, strict=True)]
-    key = lambda look: [_keys(look)[kind].format(n) for n, kind in zip(row.names, kinds, strict=True)]
+    key = lambda tensor_key: [_keys(tensor_key)[kind].format(n) for n, kind in zip(row.names, kinds, strict=True)]
     text = ""
     params, passed = ", ".join(params), ", ".join(row.names)
-    for name, look in ((row.name, LOOK), (f"{row.name}_below", BELOW)):
-        text += DOOR.format(name=name, params=params, key=", ".join(key(look)), out="None", passed=passed, **fields)
+    for name, tensor_key in ((row.name, TENSOR_KEY), (f"{row.name}_below", TENSOR_KEY_BELOW)):
+        text += DOOR.format(
+            name=name, params=params, key=", ".join(key(tensor_key)), out="None", passed=passed, **fields
+        )
     first = row.names[0]
-    seen = [
-        f"_y is {first} or ({k})" if n == first and kinds[0] == "tensor" else k for n, k in zip(row.names, key(LOOK))
+    keys = [
+        f"_y is {first} or ({k})" if n == first and kinds[0] == "tensor" else k
+        for n, k in zip(row.names, key(TENSOR_KEY))
     ]
     text += DOOR.format(
         name=f"{row.name}_to",
         params=", ".join(["_y", *row.names]),
-        key=", ".join([LOOK.format("_y"), *seen]),
+        key=", ".join([TENSOR_KEY.format("_y"), *keys]),
         out="_y",
         passed=", ".join([*row.names, "_y"]),
         **fields,
@@ -184,40 +187,40 @@ class PointwiseDtypes(NamedTuple):
 def _plan(row: Row, args: tuple, out: Tensor | None) -> Callable[..., Tensor]:
     """A function of the arguments (and of `out`, if given) for all calls with the same key as this one."""
     refuse_negated(*args, out)
-    given = _given(row, args)
-    tensors = [a.value for a in given if a.kind == "t"]
+    kernel_args = _kernel_args(row, args)
+    tensors = [a.value for a in kernel_args if a.kind == "t"]
     like = tensors[0]
     result = _on_meta(row, args)
-    types = PointwiseDtypes(_promoted(given, result.dtype), result.dtype)
+    types = PointwiseDtypes(_promoted(kernel_args, result.dtype), result.dtype)
     if types.promoted not in row.dtypes:
         raise NotSupported(f"{row.name} does not support {types.promoted}")
     if row.rounds and types.promoted.itemsize == 2:
-        given = [a._replace(read=f"_near({a.read})") if a.kind == "f" else a for a in given]
+        kernel_args = [a._replace(read=f"_near({a.read})") if a.kind == "f" else a for a in kernel_args]
     if out is not None:
         _check_out(out, result, like, in_place=out is args[0])
     output = OutputSpec.like(result)
     makes = {len(tensors): output} if out is None else {}
-    launch = _launch(row, given, types, out if out is not None else result, makes) if result.numel() else None
-    return _caller(given, output, launch, out)
+    launch = _launch(row, kernel_args, types, out if out is not None else result, makes) if result.numel() else None
+    return _caller(kernel_args, output, launch, out)
 
 
-def _given(row: Row, args: tuple) -> list[Arg]:
+def _kernel_args(row: Row, args: tuple) -> list[Arg]:
     tensors = [a for a in args if isinstance(a, Tensor)]
     if not tensors:
         raise NotSupported("no argument is a tensor")
-    home = next((t for t in tensors if not t.is_cpu), tensors[0]).device
-    found = []
+    device = next((t for t in tensors if not t.is_cpu), tensors[0]).device
+    kernel_args = []
     ints = torch.int32 in row.dtypes
     for i, (name, role, value) in enumerate(zip(row.names, row.roles, args, strict=True)):
-        kind, read = _kind(value, role, home), f"a{i}"
+        kind, read = _kind(value, role, device), f"a{i}"
         if ints and isinstance(value, Tensor) and name not in MASKS and value.dtype not in row.dtypes:
             raise NotSupported(f"{row.name} does not support tensors of {value.dtype}")
         if name in row.baked and not isinstance(value, Tensor) and value in row.baked[name]:
             kind = "c"
         elif kind in "if" and isinstance(value, Tensor):
             read = f"a{i}.item()"
-        found.append(Arg(name, kind, value, read, role))
-    return found
+        kernel_args.append(Arg(name, kind, value, read, role))
+    return kernel_args
 
 
 def _kind(value: Any, role: str, home: torch.device) -> str:
@@ -253,7 +256,7 @@ def _on_meta(row: Row, args: tuple) -> Tensor:
     def without_contents(t: Tensor, name: str) -> Tensor:
         return as_meta(t, None if name in MASKS else one)
 
-    result = _ask(row, args, without_contents)
+    result = _call_torch(row, args, without_contents)
     return result if dtype == result.dtype else result.to(dtype)
 
 
@@ -277,31 +280,33 @@ def _result_dtype(row: Row, args: tuple) -> torch.dtype:
         device = "cpu" if t.is_meta else t.device  # the call is compile-only
         return torch.ones([int(n == 1) for n in t.shape], dtype=t.dtype, device=device)
 
-    look = lambda a: (a.dtype, a.device, *(n == 1 for n in a.shape)) if isinstance(a, Tensor) else (a.__class__, a)
+    dtype_key = lambda a: (a.dtype, a.device, *(n == 1 for n in a.shape)) if isinstance(a, Tensor) else (a.__class__, a)
     settings = torch.get_default_dtype(), torch.is_autocast_enabled("cuda"), torch.is_autocast_enabled("cpu")
     try:
-        key = row, settings, *map(look, args)
-        found = _dtypes.get(key)
+        key = row, settings, *map(dtype_key, args)
+        dtype = _dtypes.get(key)
     except TypeError:  # an unhashable argument, such as a list
-        return _ask(row, args, as_few).dtype
-    if found is None:
+        return _call_torch(row, args, as_few).dtype
+    if dtype is None:
         if len(_dtypes) >= _MOST_DTYPES:
             _dtypes.clear()
-        found = _dtypes[key] = _ask(row, args, as_few).dtype
-    return found
+        dtype = _dtypes[key] = _call_torch(row, args, as_few).dtype
+    return dtype
 
 
-def _ask(row: Row, args: tuple, instead: Callable[[Tensor, str], Tensor]) -> Tensor:
-    given = [instead(a, n) if isinstance(a, Tensor) else a for a, n in zip(args, row.names, strict=True)]
-    split = len(given) - len(row.keywords)
-    return call_torch(row.reference, *given[:split], **dict(zip(row.keywords, given[split:], strict=True)))
+def _call_torch(row: Row, args: tuple, instead: Callable[[Tensor, str], Tensor]) -> Tensor:
+    values = [instead(a, n) if isinstance(a, Tensor) else a for a, n in zip(args, row.names, strict=True)]
+    split = len(values) - len(row.keywords)
+    return call_torch(row.reference, *values[:split], **dict(zip(row.keywords, values[split:], strict=True)))
 
 
-def _promoted(given: list[Arg], result: torch.dtype) -> torch.dtype:
+def _promoted(kernel_args: list[Arg], result: torch.dtype) -> torch.dtype:
     """The dtype in which ATen computes: the result's dtype; for a comparison, the promoted dtype of its operands."""
     if result is not torch.bool:
         return result
-    values = [a.value for a in given if a.role in ("tensor", "either") and a.kind in "tif" and a.name not in MASKS]
+    values = [
+        a.value for a in kernel_args if a.role in ("tensor", "either") and a.kind in "tif" and a.name not in MASKS
+    ]
     return torch.result_type(*values) if len(values) == 2 else values[0].dtype
 
 
@@ -316,25 +321,25 @@ def _check_out(out: Tensor, result: Tensor, like: Tensor, in_place: bool) -> Non
 
 
 _CALLS = {
-    "new": "def call({args}):\n    return _launch({tensors}{late})\n",
+    "new": "def call({args}):\n    return _launch({tensors}{runtime})\n",
     "new empty": "def call({args}):\n    return _output.empty({like})\n",
-    "out": "def call({args}, y):\n    {apart}\n    _launch({tensors}y, {late})\n    return y\n",
+    "out": "def call({args}, y):\n    {apart}\n    _launch({tensors}y, {runtime})\n    return y\n",
     "out empty": "def call({args}, y):\n    return y\n",
 }
 
 
-def _caller(given: list[Arg], output: OutputSpec, launch: Callable[..., None] | None, out: Tensor | None) -> Any:
-    tensors = [a for a in given if a.kind == "t"]
-    way = ("new" if out is None else "out") + ("" if launch else " empty")
-    in_order = [a.kind == "t" for a in given] == sorted((a.kind == "t" for a in given), reverse=True)
-    as_given = all(a.kind in "tif" and a.read == f"a{i}" for i, a in enumerate(given))
-    if way == "new" and in_order and as_given:
+def _caller(kernel_args: list[Arg], output: OutputSpec, launch: Callable[..., None] | None, out: Tensor | None) -> Any:
+    tensors = [a for a in kernel_args if a.kind == "t"]
+    form = ("new" if out is None else "out") + ("" if launch else " empty")
+    in_order = [a.kind == "t" for a in kernel_args] == sorted((a.kind == "t" for a in kernel_args), reverse=True)
+    as_given = all(a.kind in "tif" and a.read == f"a{i}" for i, a in enumerate(kernel_args))
+    if form == "new" and in_order and as_given:
         return launch  # the launch takes the same arguments in the same order
-    text = _CALLS[way].format(
-        args=", ".join(f"a{i}" for i in range(len(given))),
+    text = _CALLS[form].format(
+        args=", ".join(f"a{i}" for i in range(len(kernel_args))),
         like=tensors[0].read,
         tensors="".join(f"{a.read}, " for a in tensors),
-        late=", ".join(a.read for a in given if a.kind in "if"),
+        runtime=", ".join(a.read for a in kernel_args if a.kind in "if"),
         apart="; ".join(
             f"{x} is y or not -_span_{x} < {x}.data_ptr() - y.data_ptr() < _span_y or _apart(y, {x})"
             for x in (a.read for a in tensors)
@@ -364,20 +369,20 @@ def _apart(y: Tensor, x: Tensor) -> None:
 
 
 def _launch(
-    row: Row, given: list[Arg], types: PointwiseDtypes, y: Tensor, makes: dict[int, Output]
+    row: Row, kernel_args: list[Arg], types: PointwiseDtypes, y: Tensor, makes: dict[int, Output]
 ) -> Callable[..., Any]:
-    tensors = [a.value for a in given if a.kind == "t"]
+    tensors = [a.value for a in kernel_args if a.kind == "t"]
     strides = [broadcast_strides(t.shape, t.stride(), y.shape) for t in tensors]
     indexing = choose_indexing(y.shape, [*strides, tuple(y.stride())], [*(t.dtype for t in tensors), y.dtype])
-    baked = any(a.kind == "c" and a.name in row.baked for a in given)
+    baked = any(a.kind == "c" and a.name in row.baked for a in kernel_args)
     constants = {
         "FN": row.baked_function if baked else row.function,
         "P": DTYPES[types.promoted][0],
         "C": DTYPES[types.promoted][1],
         "R": DTYPES[types.result][0],
-        **{f"c{i}": a.value for i, a in enumerate(given) if a.kind == "c"},
+        **{f"c{i}": a.value for i, a in enumerate(kernel_args) if a.kind == "c"},
     }
-    launcher = _launcher_of(row, given, types, indexing)
+    launcher = _launcher_of(row, kernel_args, types, indexing)
     config = indexing.tiles.config(even=all(n % 16 == 0 for n in indexing.sizes.values()), **constants)
     return launcher.ready(indexing.grid, (*indexing.sizes.values(), *indexing.free.values()), config, makes)
 
@@ -390,30 +395,30 @@ def {name}({params}):
 """
 
 
-def _text(row: Row, given: list[Arg], types: PointwiseDtypes, indexing: Indexing) -> str:
+def _text(row: Row, kernel_args: list[Arg], types: PointwiseDtypes, indexing: Indexing) -> str:
     """The source of the kernel."""
     narrow = DTYPES[types.promoted][0] != DTYPES[types.promoted][1]
     exact = " .to(P).to(C)".strip() if narrow else ""
     # Round a number to P only if that matters: for `x * 0.1`, ATen keeps 0.1 in float32 (opmath).
     rounded = exact if not types.promoted.is_floating_point or types.result is torch.bool else ""
-    pointers, late, constants, body, passed = [], [], [], [], []
+    pointers, runtime, constants, body, passed = [], [], [], [], []
     *places, last = indexing.places
     if not any(at for at, _ in places):  # only numbers: make a block, because some functions reduce over one
         places[0] = (f"({last[0]}) * 0", last[1])
-    for i, a in enumerate(given):
+    for i, a in enumerate(kernel_args):
         if a.kind == "t":
             at, mask = places[len(pointers)]
             cast = ".to(tl.int1)" if a.name in MASKS else ".to(C)" + (exact if a.value.dtype != types.promoted else "")
             body.append(f"x{i} = tl.load(x{i}_ptr{_plus(at)}{_under(mask)}){cast}")
             pointers.append(f"x{i}_ptr")
         elif a.kind in "if":
-            late.append(f'v{i}: "{"i64" if a.kind == "i" else "fp64"}"')
+            runtime.append(f'v{i}: "{"i64" if a.kind == "i" else "fp64"}"')
             body.append(f"x{i} = tl.full([], v{i}, C){rounded}")
         elif a.kind == "c":
             constants.append(f"c{i}: tl.constexpr")
         passed.append({"c": f"c{i}", "-": "None"}.get(a.kind, f"x{i}"))
     fixed = ["FN", "P", "C", "R"]
-    numbers = [*indexing.sizes, *indexing.free, *late]
+    numbers = [*indexing.sizes, *indexing.free, *runtime]
     constants = [f"{n}: tl.constexpr" for n in fixed] + constants + [f"{n}: tl.constexpr" for n in indexing.tiles.sizes]
     at, mask = last
     return _KERNEL.format(
@@ -438,17 +443,17 @@ def _under(mask: str) -> str:
 _launchers: dict[tuple, Launcher] = {}
 
 
-def _launcher_of(row: Row, given: list[Arg], types: PointwiseDtypes, indexing: Indexing) -> Launcher:
+def _launcher_of(row: Row, kernel_args: list[Arg], types: PointwiseDtypes, indexing: Indexing) -> Launcher:
     """The launcher of a kernel, cached by everything that its text depends on."""
-    kinds = tuple((a.kind, a.value.dtype if a.kind == "t" else None) for a in given)
+    kinds = tuple((a.kind, a.value.dtype if a.kind == "t" else None) for a in kernel_args)
     tiles = tuple(indexing.tiles.sizes)
     places = (indexing.name, *indexing.head, *indexing.places)
     key = (row, kinds, types, places, tuple(indexing.sizes), tuple(indexing.free), tiles)
-    found = _launchers.get(key)
-    if found is None:
-        text = _text(row, given, types, indexing)
-        found = _launchers[key] = _launcher(text, " ".join(indexing.sizes))
-    return found
+    launcher = _launchers.get(key)
+    if launcher is None:
+        text = _text(row, kernel_args, types, indexing)
+        launcher = _launchers[key] = _launcher(text, " ".join(indexing.sizes))
+    return launcher
 
 
 @functools.cache

@@ -25,14 +25,14 @@ def tile(program, m, n, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.
     wide = tl.cdiv(n, BLOCK_N)
     first = program // (GROUP * wide) * GROUP
     rows = tl.minimum(down - first, GROUP)
-    place = program % (GROUP * wide)
-    return first + place % rows, place // rows
+    index = program % (GROUP * wide)
+    return first + index % rows, index // rows
 
 
 @triton.jit
-def at(ptr, i_r, o_k, ld, TURNED: tl.constexpr):
-    """Pointers to the elements of an operand, as [rows, K]. TURNED: K has stride ld; else rows have."""
-    if TURNED:
+def at(ptr, i_r, o_k, ld, TRANSPOSED: tl.constexpr):
+    """Pointers to the elements of an operand, as [rows, K]. TRANSPOSED: K has stride ld; else rows have."""
+    if TRANSPOSED:
         return ptr + o_k.to(tl.int64) * ld + i_r
     else:
         return ptr + i_r.to(tl.int64) * ld + o_k
@@ -71,18 +71,18 @@ def multiply(b_a, b_b, b_y, WIDE: tl.constexpr, PRECISION: tl.constexpr, EXACT: 
 
 
 @triton.jit
-def described(ptr, rows, k, ld, TURNED: tl.constexpr, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr):
+def described(ptr, rows, k, ld, TRANSPOSED: tl.constexpr, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr):
     """A TMA descriptor of an operand; TMA needs no masks and no address registers."""
-    if TURNED:
+    if TRANSPOSED:
         return tl.make_tensor_descriptor(ptr, [k, rows], [ld, 1], [BLOCK_K, BLOCK])
     else:
         return tl.make_tensor_descriptor(ptr, [rows, k], [ld, 1], [BLOCK, BLOCK_K])
 
 
 @triton.jit
-def taken(x, first, begin, TURNED: tl.constexpr):
+def taken(x, first, begin, TRANSPOSED: tl.constexpr):
     """Load a tile [rows, K] of an operand by TMA."""
-    if TURNED:
+    if TRANSPOSED:
         return x.load([begin, first]).T
     else:
         return x.load([first, begin])
@@ -103,8 +103,8 @@ def multiplies_fp8() -> bool:
     """Whether the chip that kernels are compiled for multiplies FP8 (torch's float8 types)."""
     if interpreting():
         return True
-    told = triton.runtime.driver.active.get_current_target()
-    return told.backend == "cuda" and isinstance(told.arch, int) and told.arch >= 89
+    target = triton.runtime.driver.active.get_current_target()
+    return target.backend == "cuda" and isinstance(target.arch, int) and target.arch >= 89
 
 
 Kinds = tuple[torch.dtype, torch.dtype]  # FP8 dtypes of two operands that are stored as bytes
@@ -136,7 +136,7 @@ def aligned_copy(view: Callable[[Tensor], Tensor] | None) -> Callable[[Tensor], 
 def _moved(x: Tensor) -> Tensor:
     """A copy with the same strides, gaps included: the launch is bound to these strides."""
     size = 1 + sum((n - 1) * step for n, step in zip(x.shape, x.stride())) if x.numel() else 0
-    made = x.new_empty(size).as_strided(x.shape, x.stride())
+    copy = x.new_empty(size).as_strided(x.shape, x.stride())
     once = tuple(slice(0, 1) if step == 0 else slice(None) for step in x.stride())  # expanded dimensions once
-    made[once].copy_(x[once])
-    return made
+    copy[once].copy_(x[once])
+    return copy

@@ -68,9 +68,9 @@ def inverse(scale, POW2: tl.constexpr):
 def exponent_of(amax, LARGEST: tl.constexpr):
     """The E8M0 exponent of amax / LARGEST, rounded up."""
     bits = (amax * (1.0 / LARGEST)).to(tl.int32, bitcast=True)
-    exponent, rest = bits >> 23, bits & 0x7FFFFF
-    more = (rest > 0) & (exponent < 254) & ((exponent > 0) | (rest > 0x400000))
-    return tl.where(exponent == 255, 254, exponent + more.to(tl.int32))
+    exponent, mantissa = bits >> 23, bits & 0x7FFFFF
+    round_up = (mantissa > 0) & (exponent < 254) & ((exponent > 0) | (mantissa > 0x400000))
+    return tl.where(exponent == 255, 254, exponent + round_up.to(tl.int32))
 
 
 @triton.jit
@@ -98,7 +98,7 @@ def raise_to(amax_ptr, amax):
 
 
 @triton.jit
-def idle(noop_ptr):
+def noop_set(noop_ptr):
     """Whether the no-op flag is set, so that the kernel must write nothing."""
     if noop_ptr is None:
         return False
@@ -175,6 +175,21 @@ def narrow(b_r, x_ptr, ROUND: tl.constexpr):
     return b_r.to(tl.float32)
 
 
+@triton.jit
+def summed_tile(
+    x_ptr, dy_ptr, weight_ptr, bias_ptr, mean_ptr, rstd_ptr, share_ptr, i_m, i_n, m_m, m_n, n, offset,
+    VALUE: tl.constexpr, SLOPE: tl.constexpr, GATED: tl.constexpr, ROUND: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """A tile of r, narrowed. Stores its column sums in row program_id(1) of share_ptr, if that is given."""
+    b_r = result(
+        x_ptr, dy_ptr, weight_ptr, bias_ptr, mean_ptr, rstd_ptr, i_m, i_n, m_m, m_n, n, offset,
+        VALUE, SLOPE, GATED, WIDE,
+    )  # fmt: skip
+    if share_ptr is not None:
+        tl.store(share_ptr + tl.program_id(1).to(tl.int64) * n + i_n, tl.sum(b_r, 0), mask=m_n)
+    return narrow(b_r, x_ptr, ROUND)
+
+
 # ---- one scale ------------------------------------------------------------------------------------------------------
 
 
@@ -206,7 +221,7 @@ def _amax_of(
     tl.store(parts_ptr + tl.program_id(0), top_of(top_of(b_top, 1), 0))
 
 
-def _cast_turned(
+def _cast_transposed(
     x_ptr, dy_ptr, weight_ptr, bias_ptr, mean_ptr, rstd_ptr,
     scale_ptr, y_ptr, yt_ptr, scale_inv_ptr, amax_ptr, share_ptr, noop_ptr, n_rows, n, offset, eps,
     VALUE: tl.constexpr, SLOPE: tl.constexpr, GATED: tl.constexpr, ROUND: tl.constexpr, WIDE: tl.constexpr,
@@ -214,34 +229,17 @@ def _cast_turned(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Write a tile of y = fp8(r * scale), of y^T, or both. scale_ptr: the scale, or PARTS partial amaxes."""
-    if idle(noop_ptr):
+    if noop_set(noop_ptr):
         return
     i_m = tl.program_id(1).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     i_n = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     m_m, m_n = inside(i_m, n_rows, FULL), inside(i_n, n, FULL)
     m = m_m[:, None] & m_n[None, :]
     o = i_m[:, None] * n + i_n[None, :]
-    b_r = result(
-        x_ptr,
-        dy_ptr,
-        weight_ptr,
-        bias_ptr,
-        mean_ptr,
-        rstd_ptr,
-        i_m,
-        i_n,
-        m_m,
-        m_n,
-        n,
-        offset,
-        VALUE,
-        SLOPE,
-        GATED,
-        WIDE,
-    )
-    if share_ptr is not None:
-        tl.store(share_ptr + tl.program_id(1).to(tl.int64) * n + i_n, tl.sum(b_r, 0), mask=m_n)
-    b_x = narrow(b_r, x_ptr, ROUND)
+    b_x = summed_tile(
+        x_ptr, dy_ptr, weight_ptr, bias_ptr, mean_ptr, rstd_ptr, share_ptr, i_m, i_n, m_m, m_n, n, offset,
+        VALUE, SLOPE, GATED, ROUND, WIDE,
+    )  # fmt: skip
     scale = scale_at(scale_ptr, scale_ptr, eps, LARGEST, POW2, PARTS)
     b_y = CAST(b_x * scale)
     if y_ptr is not None:
@@ -266,7 +264,7 @@ def _blocks(
     FULL: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Write a tile of 128 x 128 with one scale for each row and each column, or with one scale (TWO_D)."""
-    if idle(noop_ptr):
+    if noop_set(noop_ptr):
         return
     at_m, at_n = tl.program_id(1).to(tl.int64), tl.program_id(0).to(tl.int64)
     i_m, i_n = at_m * BLOCK + tl.arange(0, BLOCK), at_n * BLOCK + tl.arange(0, BLOCK)
@@ -274,27 +272,10 @@ def _blocks(
     m = m_m[:, None] & m_n[None, :]
     o = i_m[:, None] * n + i_n[None, :]
     o_t, m_t = i_n[:, None] * n_rows + i_m[None, :], m_n[:, None] & m_m[None, :]
-    b_r = result(
-        x_ptr,
-        dy_ptr,
-        weight_ptr,
-        bias_ptr,
-        mean_ptr,
-        rstd_ptr,
-        i_m,
-        i_n,
-        m_m,
-        m_n,
-        n,
-        offset,
-        VALUE,
-        SLOPE,
-        GATED,
-        WIDE,
-    )
-    if share_ptr is not None:
-        tl.store(share_ptr + tl.program_id(1).to(tl.int64) * n + i_n, tl.sum(b_r, 0), mask=m_n)
-    b_x = narrow(b_r, x_ptr, ROUND)
+    b_x = summed_tile(
+        x_ptr, dy_ptr, weight_ptr, bias_ptr, mean_ptr, rstd_ptr, share_ptr, i_m, i_n, m_m, m_n, n, offset,
+        VALUE, SLOPE, GATED, ROUND, WIDE,
+    )  # fmt: skip
     if TWO_D:
         scale = scale_of(top_of(top_of(b_x, 1), 0), eps, LARGEST, TOP, POW2)
         b_y = CAST(b_x * scale)
@@ -323,7 +304,7 @@ def _mx(
     BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Write a tile of MXFP8 with E8M0 scales for blocks of 32, along rows (y), along columns (yc), or both."""
-    if idle(noop_ptr):
+    if noop_set(noop_ptr):
         return
     M_BLOCKS: tl.constexpr = BLOCK_M // 32
     N_BLOCKS: tl.constexpr = BLOCK_N // 32
@@ -333,27 +314,10 @@ def _mx(
     m_m, m_n = inside(i_m, n_rows, FULL), inside(i_n, n, FULL)
     m = m_m[:, None] & m_n[None, :]
     o = i_m[:, None] * n + i_n[None, :]
-    b_r = result(
-        x_ptr,
-        dy_ptr,
-        weight_ptr,
-        bias_ptr,
-        mean_ptr,
-        rstd_ptr,
-        i_m,
-        i_n,
-        m_m,
-        m_n,
-        n,
-        offset,
-        VALUE,
-        SLOPE,
-        GATED,
-        WIDE,
-    )
-    if share_ptr is not None:
-        tl.store(share_ptr + at_m * n + i_n, tl.sum(b_r, 0), mask=m_n)
-    b_x = narrow(b_r, x_ptr, ROUND)
+    b_x = summed_tile(
+        x_ptr, dy_ptr, weight_ptr, bias_ptr, mean_ptr, rstd_ptr, share_ptr, i_m, i_n, m_m, m_n, n, offset,
+        VALUE, SLOPE, GATED, ROUND, WIDE,
+    )  # fmt: skip
     if y_ptr is not None:
         b_rows = tl.reshape(b_x, [BLOCK_M, N_BLOCKS, 32])
         b_top = top_of(b_rows, 2)
@@ -421,7 +385,7 @@ def put_blocks(
 
 
 amax_of = Launcher(_amax_of, sizes="n_rows n")
-cast_turned = Launcher(_cast_turned, sizes="n_rows n")
+cast_transposed = Launcher(_cast_transposed, sizes="n_rows n")
 blocks = Launcher(_blocks, sizes="n_rows n")
 mx = Launcher(_mx, sizes="n_rows n")
 
@@ -435,7 +399,7 @@ def amax_of_tiles(dtype: torch.dtype) -> Tiles:
 
 
 @tunable("quant.turned")
-def turned_tiles(dtype: torch.dtype) -> Tiles:
+def transposed_tiles(dtype: torch.dtype) -> Tiles:
     """64 elements per thread: 14 instructions per element on sm_90 (17 with 32 elements per thread)."""
     return Tiles(256, BLOCK_M=128, BLOCK_N=128)
 
@@ -481,26 +445,26 @@ def normed(dtype: torch.dtype) -> dict[str, Any]:
 def cast_launch(
     shape: Any,
     dtype: torch.dtype,
-    to: torch.dtype,
+    fp8: torch.dtype,
     parts: int,
     pow2: bool,
     numbers: Mapping[str, Any],
-    of: Mapping[str, Any] = PLAIN,
+    source: Mapping[str, Any] = PLAIN,
 ) -> Launch:
     """Cast r with one scale; r is computed from tensors of `dtype`. With `parts`, `scale` holds partial amaxes."""
-    tiles = turned_tiles(dtype=dtype)
-    constants: dict[str, Any] = dict(CAST=cast_of(to), LARGEST=spec.FP8_MAX[to], POW2=pow2, PARTS=parts, **of)
-    return tiled(cast_turned, shape, tiles, sides(tiles), numbers, **constants)
+    tiles = transposed_tiles(dtype=dtype)
+    constants: dict[str, Any] = dict(CAST=cast_of(fp8), LARGEST=spec.FP8_MAX[fp8], POW2=pow2, PARTS=parts, **source)
+    return tiled(cast_transposed, shape, tiles, sides(tiles), numbers, **constants)
 
 
 def blocks_launch(
     shape: Any,
     dtype: torch.dtype,
-    to: torch.dtype,
+    fp8: torch.dtype,
     two_d: bool,
     pow2: bool,
     numbers: Mapping[str, Any],
-    of: Mapping[str, Any] = PLAIN,
+    source: Mapping[str, Any] = PLAIN,
 ) -> Launch:
     """Cast r with block scales."""
     return tiled(
@@ -509,36 +473,36 @@ def blocks_launch(
         block_tiles(dtype=dtype),
         (spec.BLOCK, spec.BLOCK),
         numbers,
-        CAST=cast_of(to),
-        LARGEST=spec.FP8_MAX[to],
+        CAST=cast_of(fp8),
+        LARGEST=spec.FP8_MAX[fp8],
         TOP=min(torch.finfo(dtype).max, spec.FLOAT_MAX),
         POW2=pow2,
         TWO_D=two_d,
         BLOCK=spec.BLOCK,
-        **of,
+        **source,
     )
 
 
 def mx_launch(
     shape: Any,
     dtype: torch.dtype,
-    to: torch.dtype,
+    fp8: torch.dtype,
     two_d: bool,
     numbers: Mapping[str, Any],
-    of: Mapping[str, Any] = PLAIN,
+    source: Mapping[str, Any] = PLAIN,
 ) -> Launch:
     """Cast r with E8M0 scales for blocks of 32."""
     tiles = mx_tiles(dtype=dtype)
-    constants: dict[str, Any] = dict(CAST=cast_of(to), LARGEST=spec.FP8_MAX[to], TWO_D=two_d, **of)
+    constants: dict[str, Any] = dict(CAST=cast_of(fp8), LARGEST=spec.FP8_MAX[fp8], TWO_D=two_d, **source)
     return tiled(mx, shape, tiles, sides(tiles), numbers, **constants)
 
 
-def row_blocks(dtype: torch.dtype, to: torch.dtype | None, pow2: bool = False, least: float = 0.0) -> dict[str, Any]:
-    """The constants of a kernel with `put_blocks`, for rows of this dtype; `to` = None: no quantized output."""
-    if to is None:
+def row_blocks(dtype: torch.dtype, fp8: torch.dtype | None, pow2: bool = False, least: float = 0.0) -> dict[str, Any]:
+    """The constants of a kernel with `put_blocks`, for rows of this dtype; `fp8` = None: no quantized output."""
+    if fp8 is None:
         return dict(LARGEST=0.0, TOP=0.0, POW2=False, LEAST=0.0)
     top = min(torch.finfo(dtype).max, spec.FLOAT_MAX)
-    return dict(CAST=cast_of(to), LARGEST=spec.FP8_MAX[to], TOP=top, POW2=pow2, LEAST=least)
+    return dict(CAST=cast_of(fp8), LARGEST=spec.FP8_MAX[fp8], TOP=top, POW2=pow2, LEAST=least)
 
 
 def strides(**scales: Tensor | None) -> dict[str, int]:

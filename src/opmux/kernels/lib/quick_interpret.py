@@ -40,7 +40,7 @@ def _has_private_names() -> bool:
     from triton.runtime import interpreter
 
     semantic = type(getattr(interpreter, "interpreter_semantic", None))
-    wanted = (
+    required = (
         (interpreter, "_get_np_dtype"),
         (interpreter, "_patch_builtin"),
         (semantic, "broadcast_impl_value"),
@@ -48,7 +48,7 @@ def _has_private_names() -> bool:
         (core, "block_type"),
         (core, "tensor"),
     )
-    return all(hasattr(owner, name) for owner, name in wanted)
+    return all(hasattr(owner, name) for owner, name in required)
 
 
 def _remember_dtypes() -> None:
@@ -69,17 +69,17 @@ def _remember_shapes() -> None:
     """Share shape objects between block types and tensors of equal shape."""
     from triton.language import core
 
-    stock, made = core.block_type.__init__, {}
+    stock, shapes = core.block_type.__init__, {}
 
     def block_type(self: Any, element_ty: Any, shape: Any) -> None:
         sizes = [s.value if type(s) is core.constexpr else s for s in shape]
         key = (*sizes, *map(type, sizes))  # types too: 8.0 == 8, but Triton rejects 8.0
-        found = made.get(key)
-        if found is None:
+        block = shapes.get(key)
+        if block is None:
             stock(self, element_ty, shape)
-            made[key] = self.shape, self.numel, str(self.shape)
+            shapes[key] = self.shape, self.numel, str(self.shape)
             return
-        self.element_ty, (self.shape, self.numel, words) = element_ty, found
+        self.element_ty, (self.shape, self.numel, words) = element_ty, block
         self.name = f"<{words}, {element_ty}>"
 
     @functools.cache

@@ -98,6 +98,20 @@ class OutputSpec(NamedTuple):
         return functools.partial(torch.empty_strided, self.shape, self.stride, dtype=self.dtype, device=like.device)
 
 
+TRITON_DTYPES = {
+    torch.float16: tl.float16,
+    torch.bfloat16: tl.bfloat16,
+    torch.float32: tl.float32,
+    torch.float64: tl.float64,
+    torch.int8: tl.int8,
+    torch.int16: tl.int16,
+    torch.int32: tl.int32,
+    torch.int64: tl.int64,
+    torch.uint8: tl.uint8,
+    torch.bool: tl.int1,
+}
+
+
 @functools.cache
 def wide_of(dtype: torch.dtype) -> tl.dtype:
     return tl.float64 if dtype is torch.float64 else tl.float32
@@ -122,6 +136,6 @@ def _cores(device: torch.device) -> int:
     return 8 if device.type == "cpu" else devices.cores(device.type, device.index or 0) or 8
 
 
-def programs(device: torch.device, wanted: int, per_core: int) -> int:
-    """The number of programs for a loop over the work: enough to fill the chip, at most `wanted`."""
-    return max(1, min(wanted, cores(device) * per_core))
+def programs(device: torch.device, count: int, per_core: int) -> int:
+    """The number of programs for a loop over the work: enough to fill the chip, at most `count`."""
+    return max(1, min(count, cores(device) * per_core))

@@ -193,8 +193,8 @@ def scaled_k1(x):
 def digamma(x):
     """Recurrence psi(x + 1) = psi(x) + 1/x up to 10, then the asymptotic series; reflection for x < 0."""
     whole = libdevice.rint(x)  # nearest integer: x - whole is exact
-    turned = (x < 0) & (x != whole)
-    a = tl.where(turned, 1 - x, x)
+    reflected = (x < 0) & (x != whole)
+    a = tl.where(reflected, 1 - x, x)
     total = tl.full([], 0.0, x.dtype)
     for _ in tl.static_range(10):
         low = a < 10
@@ -205,7 +205,7 @@ def digamma(x):
     for k in tl.static_range(8):
         series = series * t + DIGAMMA[7 - k]
     y = total + libdevice.log(a) - div(0.5, a) - series * t
-    y = tl.where(turned, y - div(PI, libdevice.tan((x - whole) * PI)), y)
+    y = tl.where(reflected, y - div(PI, libdevice.tan((x - whole) * PI)), y)
     y = tl.where((x < 0) & (x == whole), INF - INF, y)
     y = tl.where(x == 0, -libdevice.copysign(tl.full([], INF, x.dtype), x), y)  # not -x: Triton computes 0 - 0 = +0
     return tl.where(x == INF, INF, y)
@@ -268,8 +268,8 @@ def polygamma(n: tl.constexpr, x):
 @triton.jit
 def _trigamma(x):
     """Recurrence up to 10, then the asymptotic series; reflection for x < 1/2."""
-    turned = x < 0.5
-    a = tl.where(turned, 1 - x, x)
+    reflected = x < 0.5
+    a = tl.where(reflected, 1 - x, x)
     total = tl.full([], 0.0, x.dtype)
     for _ in tl.static_range(10):
         low = a < 10
@@ -281,7 +281,7 @@ def _trigamma(x):
         series = series * t + DIGAMMA[7 - k] * (16 - 2 * k)
     y = total + div(1.0, a) + 0.5 * t + div(series * t, a)
     s = libdevice.sin((x - libdevice.rint(x)) * PI)
-    return tl.where(turned, div(PI * PI, s * s) - y, y)
+    return tl.where(reflected, div(PI * PI, s * s) - y, y)
 
 
 @triton.jit

@@ -18,14 +18,14 @@ from ..lib.list_kernels import (
     TYPES,
     ListPlan,
     lanes,
-    launched,
     norm_tiles,
     planned,
+    run_chunks,
     scale_lists,
     squares,
     squares_of_each,
 )
-from ..lib.lists import Seen, chunks_of, seen, table_of
+from ..lib.lists import TensorGroup, chunks_of, groups_of, table_of
 from ..lib.plans import keep
 from ..lib.rows import DEVICES, OutputSpec
 from . import device
@@ -41,7 +41,7 @@ e8m0 = Launcher(device.e8m0, sizes="")
 _checked: dict[Any, None] = keep({})
 
 
-def _look(value: Any) -> Any:
+def _check_key(value: Any) -> Any:
     """What a check depends on: a float's type, an int's value up to 2, a tensor's dtype, shape and device."""
     kind = type(value)
     if kind is float:
@@ -53,17 +53,17 @@ def _look(value: Any) -> Any:
     return kind if kind.__hash__ is None else value
 
 
-def check(op: str, *given: Any) -> None:
-    """Raise BadArgument if an argument is invalid. `given`: all arguments except tensor_lists, in order.
+def check(op: str, *args: Any) -> None:
+    """Raise BadArgument if an argument is invalid. `args`: all arguments except tensor_lists, in order.
 
-    Numbers change at every step. So arguments with the same `_look` as earlier ones are not checked again: the lookup
-    takes a third of the time of a check.
+    Numbers change at every step. So arguments with the same `_check_key` as earlier ones are not checked again: the
+    lookup takes a third of the time of a check.
     """
-    key = (op, *map(_look, given))
+    key = (op, *map(_check_key, args))
     if key in _checked:
         return
     fn = getattr(spec, op)
-    fn.check(**dict(zip((n for n in fn.spec.names if n != "tensor_lists"), given, strict=True)))
+    fn.check(**dict(zip((n for n in fn.spec.names if n != "tensor_lists"), args, strict=True)))
     if len(_checked) >= 1024:
         _checked.clear()
     _checked[key] = None
@@ -73,8 +73,8 @@ def check(op: str, *given: Any) -> None:
 
 
 def _scale(op: str, flag: Tensor, lists: Any, held: Tensor | None, number: float) -> None:
-    for what in seen(op, lists, flag):
-        launched(scale_lists, what, (flag, held, number), {"LANES": lanes(what.dtypes)}, "I O")
+    for group in groups_of(op, lists, flag):
+        run_chunks(scale_lists, group, (flag, held, number), {"LANES": lanes(group.dtypes)}, "I O")
 
 
 @impl(spec.multi_tensor_scale, devices=DEVICES)
@@ -95,22 +95,21 @@ ONE, NONE = OutputSpec.of((1,), torch.float32), OutputSpec.of((0,), torch.float3
 def _norm(
     op: str, flag: Tensor, lists: Any, inv_scale: Tensor | None, per_tensor: bool | None
 ) -> tuple[Tensor, Tensor]:
-    found = seen(op, lists, flag)
-    if not found:
+    groups = groups_of(op, lists, flag)
+    if not groups:
         return ONE.empty(flag).zero_(), NONE.empty(flag)
-    if len(found) > 1:
+    if len(groups) > 1:
         raise NotSupported("a norm over tensors of several dtypes")
-    what, n = found[0], len(found[0].sizes)
-    plan = planned(squares, what, (inv_scale is None,), lambda: _norm_plan(what))
+    group, n = groups[0], len(groups[0].sizes)
+    plan = planned(squares, group, (inv_scale is None,), lambda: _norm_plan(group))
     if not plan.launches:
-        return ONE.empty(flag).zero_(), OutputSpec.of((n,), torch.float32).empty(
-            flag
-        ).zero_() if per_tensor else NONE.empty(flag)
-    cut = chunks_of(what, plan.block)
-    table, norm = table_of(what, cut), ONE.empty(flag)
-    shares, sums = (OutputSpec.of((k,), torch.float32).empty(flag) for k in (cut.count, n))
+        norms_of_each = OutputSpec.of((n,) if per_tensor else (0,), torch.float32)
+        return ONE.empty(flag).zero_(), norms_of_each.empty(flag).zero_()
+    chunks = chunks_of(group, plan.block)
+    table, norm = table_of(group, chunks), ONE.empty(flag)
+    shares, sums = (OutputSpec.of((k,), torch.float32).empty(flag) for k in (chunks.count, n))
     first, second, third = plan.launches
-    first(table, cut.rows, inv_scale, shares)
+    first(table, chunks.rows, inv_scale, shares)
     second(table, shares, sums)
     if per_tensor:
         each = OutputSpec.of((n,), torch.float32).empty(flag)
@@ -120,12 +119,12 @@ def _norm(
     return norm, NONE.empty(flag)
 
 
-def _norm_plan(what: Seen) -> ListPlan:
-    tiles, n = norm_tiles(width=what.dtypes[0].itemsize), len(what.sizes)
-    count = sum(-(-k // tiles["BLOCK"]) for k in what.sizes)
+def _norm_plan(group: TensorGroup) -> ListPlan:
+    tiles, n = norm_tiles(width=group.dtypes[0].itemsize), len(group.sizes)
+    count = sum(-(-k // tiles["BLOCK"]) for k in group.sizes)
     if not count:
         return ListPlan(tiles["BLOCK"], ())
-    constants = {"I": TYPES[what.dtypes[0]], "LANES": lanes(what.dtypes)}
+    constants = {"I": TYPES[group.dtypes[0]], "LANES": lanes(group.dtypes)}
     launches = (
         squares.ready((count, 1, 1), (), tiles.config(**constants)),
         squares_of_each.ready((n, 1, 1), (), Tiles(512, BLOCK=4096).config(CHUNK=tiles["BLOCK"])),
@@ -151,143 +150,84 @@ def multi_tensor_unscale_l2norm(
 
 
 # ---- Adam -----------------------------------------------------------------------------------------------------------
+# `numbers` of these ops: the fields of spec.Adam in order, then the op's last argument, if it has one.
 
 
 def _adam(
-    op: str, lists: Any, flag: Tensor, how: spec.Adam, home: str, held: Tensor | None = None, fp8: Any = None
+    op: str, lists: Any, flag: Tensor, options: spec.Adam, weights_in: str, held: Tensor | None = None, fp8: Any = None
 ) -> None:
-    """One step on all tensors. `home`: where the weights are stored: parameter, master or remainder."""
+    """One step on all tensors. `weights_in`: where the weights are stored: parameter, master or remainder."""
     lr, inv_c1, inv_c2 = 0.0, 1.0, 1.0
     if held is None:
-        c1, c2 = how.corrections()
-        lr, inv_c1, inv_c2 = float(how.lr), 1 / c1, 1 / c2
-    beta1, beta2 = float(how.beta1), float(how.beta2)
-    rates = (beta1, 1 - beta1, beta2, 1 - beta2, float(how.epsilon), inv_c1, inv_c2, float(how.weight_decay))
-    for what in seen(op, lists, flag):
+        c1, c2 = options.corrections()
+        lr, inv_c1, inv_c2 = float(options.lr), 1 / c1, 1 / c2
+    beta1, beta2 = float(options.beta1), float(options.beta2)
+    rates = (beta1, 1 - beta1, beta2, 1 - beta2, float(options.epsilon), inv_c1, inv_c2, float(options.weight_decay))
+    for group in groups_of(op, lists, flag):
         constants = {
-            "L2": bool(how.mode == 0),
-            "HOME": home,
+            "L2": bool(options.mode == 0),
+            "WEIGHTS_IN": weights_in,
             "CAST": None if fp8 is None else cast_of(fp8),
             "LISTS": len(lists),
-            "S": TYPES[what.dtypes[2]],
-            "LANES": lanes(what.dtypes),
+            "S": TYPES[group.dtypes[2]],
+            "LANES": lanes(group.dtypes),
         }
-        launched(adam, what, (held, lr, *rates), constants, "G P")
+        run_chunks(adam, group, (held, lr, *rates), constants, "G P")
 
 
 @impl(spec.multi_tensor_adam, devices=DEVICES)
-def multi_tensor_adam(
-    chunk_size: int,
-    noop_flag: Tensor,
-    tensor_lists: Any,
-    lr: float,
-    beta1: float,
-    beta2: float,
-    epsilon: float,
-    step: int,
-    mode: int,
-    bias_correction: int,
-    weight_decay: float,
-) -> None:
-    how = spec.Adam(lr, beta1, beta2, epsilon, step, mode, bias_correction, weight_decay)
-    check("multi_tensor_adam", chunk_size, noop_flag, *how)
+def multi_tensor_adam(chunk_size: int, noop_flag: Tensor, tensor_lists: Any, *numbers: Any) -> None:
+    options = spec.Adam(*numbers)
+    check("multi_tensor_adam", chunk_size, noop_flag, *options)
     form = spec.FORMS["multi_tensor_adam"].form("multi_tensor_adam", tensor_lists)
-    _adam("multi_tensor_adam", tensor_lists, noop_flag, how, "master" if spec.MASTER in form else "parameter")
+    _adam("multi_tensor_adam", tensor_lists, noop_flag, options, "master" if spec.MASTER in form else "parameter")
 
 
 @impl(spec.multi_tensor_adam_param_remainder, devices=DEVICES)
-def multi_tensor_adam_param_remainder(
-    chunk_size: int,
-    noop_flag: Tensor,
-    tensor_lists: Any,
-    lr: float,
-    beta1: float,
-    beta2: float,
-    epsilon: float,
-    step: int,
-    mode: int,
-    bias_correction: int,
-    weight_decay: float,
-) -> None:
-    how = spec.Adam(lr, beta1, beta2, epsilon, step, mode, bias_correction, weight_decay)
-    check("multi_tensor_adam_param_remainder", chunk_size, noop_flag, *how)
-    _adam("multi_tensor_adam_param_remainder", tensor_lists, noop_flag, how, "remainder")
+def multi_tensor_adam_param_remainder(chunk_size: int, noop_flag: Tensor, tensor_lists: Any, *numbers: Any) -> None:
+    options = spec.Adam(*numbers)
+    check("multi_tensor_adam_param_remainder", chunk_size, noop_flag, *options)
+    _adam("multi_tensor_adam_param_remainder", tensor_lists, noop_flag, options, "remainder")
 
 
 @impl(spec.multi_tensor_adam_fp8, devices=DEVICES)
-def multi_tensor_adam_fp8(
-    chunk_size: int,
-    noop_flag: Tensor,
-    tensor_lists: Any,
-    lr: float,
-    beta1: float,
-    beta2: float,
-    epsilon: float,
-    step: int,
-    mode: int,
-    bias_correction: int,
-    weight_decay: float,
-    fp8_dtype: torch.dtype,
-) -> None:
-    how = spec.Adam(lr, beta1, beta2, epsilon, step, mode, bias_correction, weight_decay)
-    check("multi_tensor_adam_fp8", chunk_size, noop_flag, *how, fp8_dtype)
-    _adam("multi_tensor_adam_fp8", tensor_lists, noop_flag, how, "master", fp8=fp8_dtype)
+def multi_tensor_adam_fp8(chunk_size: int, noop_flag: Tensor, tensor_lists: Any, *numbers: Any) -> None:
+    *adam, fp8_dtype = numbers
+    options = spec.Adam(*adam)
+    check("multi_tensor_adam_fp8", chunk_size, noop_flag, *options, fp8_dtype)
+    _adam("multi_tensor_adam_fp8", tensor_lists, noop_flag, options, "master", fp8=fp8_dtype)
 
 
 HELD = OutputSpec.of((5,), torch.float32)
 _holds: dict[Any, Callable[..., Any]] = keep({})
 
 
-def _captured(op: str, flag: Tensor, lists: Any, how: spec.Adam, inv_scale: Any, home: str) -> None:
-    key = (flag.device, bool(how.bias_correction))
+def _capturable(op: str, flag: Tensor, lists: Any, options: spec.Adam, inv_scale: Any, weights_in: str) -> None:
+    key = (flag.device, bool(options.bias_correction))
     launch = _holds.get(key)
     if launch is None:
         launch = _holds[key] = hold.ready((1, 1, 1), (), Tiles(32).config(CORRECT=key[1]))
-    found = seen(op, lists, flag)
-    if found:
+    groups = groups_of(op, lists, flag)
+    if groups:
         held = HELD.empty(flag)
-        launch(flag, how.lr, how.step, inv_scale, held, spec.log_of(how.beta1), spec.log_of(how.beta2))
-        _adam(op, lists, flag, how, home, held)
+        launch(flag, options.lr, options.step, inv_scale, held, spec.log_of(options.beta1), spec.log_of(options.beta2))
+        _adam(op, lists, flag, options, weights_in, held)
 
 
 @impl(spec.multi_tensor_adam_capturable, devices=DEVICES)
-def multi_tensor_adam_capturable(
-    chunk_size: int,
-    noop_flag: Tensor,
-    tensor_lists: Any,
-    lr: Tensor,
-    beta1: float,
-    beta2: float,
-    epsilon: float,
-    step: Tensor,
-    mode: int,
-    bias_correction: int,
-    weight_decay: float,
-    inv_scale: Tensor,
-) -> None:
-    how = spec.Adam(lr, beta1, beta2, epsilon, step, mode, bias_correction, weight_decay)
-    check("multi_tensor_adam_capturable", chunk_size, noop_flag, *how, inv_scale)
-    _captured("multi_tensor_adam_capturable", noop_flag, tensor_lists, how, inv_scale, "parameter")
+def multi_tensor_adam_capturable(chunk_size: int, noop_flag: Tensor, tensor_lists: Any, *numbers: Any) -> None:
+    *adam, inv_scale = numbers
+    options = spec.Adam(*adam)
+    check("multi_tensor_adam_capturable", chunk_size, noop_flag, *options, inv_scale)
+    _capturable("multi_tensor_adam_capturable", noop_flag, tensor_lists, options, inv_scale, "parameter")
 
 
 @impl(spec.multi_tensor_adam_capturable_master, devices=DEVICES)
-def multi_tensor_adam_capturable_master(
-    chunk_size: int,
-    noop_flag: Tensor,
-    tensor_lists: Any,
-    lr: Tensor,
-    beta1: float,
-    beta2: float,
-    epsilon: float,
-    step: Tensor,
-    mode: int,
-    bias_correction: int,
-    weight_decay: float,
-    inv_scale: Tensor,
-) -> None:
-    how = spec.Adam(lr, beta1, beta2, epsilon, step, mode, bias_correction, weight_decay)
-    check("multi_tensor_adam_capturable_master", chunk_size, noop_flag, *how, inv_scale)
-    _captured("multi_tensor_adam_capturable_master", noop_flag, tensor_lists, how, inv_scale, "master")
+def multi_tensor_adam_capturable_master(chunk_size: int, noop_flag: Tensor, tensor_lists: Any, *numbers: Any) -> None:
+    *adam, inv_scale = numbers
+    options = spec.Adam(*adam)
+    check("multi_tensor_adam_capturable_master", chunk_size, noop_flag, *options, inv_scale)
+    _capturable("multi_tensor_adam_capturable_master", noop_flag, tensor_lists, options, inv_scale, "master")
 
 
 # ---- SGD and scales -------------------------------------------------------------------------------------------------
@@ -307,21 +247,21 @@ def multi_tensor_sgd(
     wd_after_momentum: bool,
     scale: float,
 ) -> None:
-    given = (wd, momentum, dampening, lr, nesterov, first_run, wd_after_momentum, scale)
-    check("multi_tensor_sgd", chunk_size, noop_flag, *given)
+    options = (wd, momentum, dampening, lr, nesterov, first_run, wd_after_momentum, scale)
+    check("multi_tensor_sgd", chunk_size, noop_flag, *options)
     numbers = (float(wd), float(momentum), 1.0 - float(dampening), float(lr), float(scale))
     decay = "none" if not wd else "after" if wd_after_momentum else "before"
-    for what in seen("multi_tensor_sgd", tensor_lists, noop_flag):
+    for group in groups_of("multi_tensor_sgd", tensor_lists, noop_flag):
         constants = {
             "DECAY": decay,
             "MOVES": bool(momentum != 0),
             "NESTEROV": bool(nesterov),
             "FIRST": bool(first_run),
             "LISTS": len(tensor_lists),
-            "C": TYPES[what.dtypes[-1]],
-            "LANES": lanes(what.dtypes),
+            "C": TYPES[group.dtypes[-1]],
+            "LANES": lanes(group.dtypes),
         }
-        launched(sgd, what, (noop_flag, *numbers), constants, "G W M")
+        run_chunks(sgd, group, (noop_flag, *numbers), constants, "G W M")
 
 
 @impl(spec.multi_tensor_compute_scale_and_scale_inv, devices=DEVICES)
@@ -335,13 +275,13 @@ def multi_tensor_compute_scale_and_scale_inv(
 ) -> None:
     op = "multi_tensor_compute_scale_and_scale_inv"
     check(op, chunk_size, noop_flag, max_fp8, force_pow_2_scales, epsilon)
-    for what in seen(op, tensor_lists):
-        launched(scales, what, (float(max_fp8), float(epsilon)), {"POW2": bool(force_pow_2_scales)})
+    for group in groups_of(op, tensor_lists):
+        run_chunks(scales, group, (float(max_fp8), float(epsilon)), {"POW2": bool(force_pow_2_scales)})
 
 
 @impl(spec.multi_tensor_compute_scale_inv_e8m0, devices=DEVICES)
 def multi_tensor_compute_scale_inv_e8m0(chunk_size: int, dummy: Any, tensor_lists: Any) -> None:
     op = "multi_tensor_compute_scale_inv_e8m0"
     check(op, chunk_size, None)
-    for what in seen(op, tensor_lists):
-        launched(e8m0, what, (1 / 448,), {})
+    for group in groups_of(op, tensor_lists):
+        run_chunks(e8m0, group, (1 / 448,), {})

@@ -5,7 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..lib.list_kernels import part, place, read, write
+from ..lib.list_kernels import chunk_of_program, part, read, write
+from ..lib.quant_tiles import raise_to
 
 INF = tl.constexpr(float("inf"))
 FLOAT_MAX = tl.constexpr(3.4028234663852886e38)
@@ -36,33 +37,21 @@ def joined(high, low):
 
 
 @triton.jit
-def raise_to(amax_ptr, top):
-    """amax = max(amax, top), for numbers >= 0, whose bit patterns sort like the numbers.
-
-    Loads first: most programs find a larger amax in memory and skip the atomic.
-    """
-    word_ptr = amax_ptr.to(tl.pointer_type(tl.int32))
-    bits = top.to(tl.int32, bitcast=True)
-    if bits > tl.load(word_ptr):
-        tl.atomic_max(word_ptr, bits, sem="relaxed")
-
-
-@triton.jit
 def adam_chunk(
     at, start, n, lr, beta1, rest1, beta2, rest2, eps, inv_c1, inv_c2, decay, inv_scale,
-    L2: tl.constexpr, HOME: tl.constexpr, HELD: tl.constexpr, CAST: tl.constexpr, G: tl.constexpr, P: tl.constexpr,
-    S: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr,
+    L2: tl.constexpr, WEIGHTS_IN: tl.constexpr, HELD: tl.constexpr, CAST: tl.constexpr, G: tl.constexpr,
+    P: tl.constexpr, S: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     lanes: tl.constexpr = LANES if WHOLE else 0
     o = tl.arange(0, BLOCK)
     g_ptr, m_ptr, v_ptr = part(at[0], start, G, lanes), part(at[2], start, S, lanes), part(at[3], start, S, lanes)
-    p_ptr = part(at[1], start, tl.int16 if HOME == "remainder" else P, lanes)
+    p_ptr = part(at[1], start, tl.int16 if WEIGHTS_IN == "remainder" else P, lanes)
     b_g = read(g_ptr, o, n, WHOLE)
     b_m = read(m_ptr, o, n, WHOLE)
     b_v = read(v_ptr, o, n, WHOLE)
-    if HOME == "parameter":
+    if WEIGHTS_IN == "parameter":
         b_w = read(p_ptr, o, n, WHOLE)
-    elif HOME == "remainder":
+    elif WEIGHTS_IN == "remainder":
         rest_ptr = part(at[4], start, tl.int16, lanes)
         if WHOLE:
             b_w = joined(tl.load(p_ptr + o), tl.load(rest_ptr + o)).to(tl.float32, bitcast=True)
@@ -87,9 +76,9 @@ def adam_chunk(
 
     write(m_ptr, o, n, b_m, WHOLE)
     write(v_ptr, o, n, b_v, WHOLE)
-    if HOME == "parameter":
+    if WEIGHTS_IN == "parameter":
         write(p_ptr, o, n, b_w, WHOLE)
-    elif HOME == "remainder":
+    elif WEIGHTS_IN == "remainder":
         b_bits = b_w.to(tl.int32, bitcast=True)
         b_rest = b_bits.to(tl.int16)
         write(p_ptr, o, n, (b_bits >> 16) + (b_rest < 0).to(tl.int32), WHOLE)
@@ -108,11 +97,11 @@ def adam_chunk(
 
 def adam(
     table_ptr, chunk_ptr, held_ptr, lr, beta1, rest1, beta2, rest2, eps, inv_c1, inv_c2, decay,
-    L2: tl.constexpr, HOME: tl.constexpr, CAST: tl.constexpr, LISTS: tl.constexpr, G: tl.constexpr, P: tl.constexpr,
-    S: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr,
+    L2: tl.constexpr, WEIGHTS_IN: tl.constexpr, CAST: tl.constexpr, LISTS: tl.constexpr, G: tl.constexpr,
+    P: tl.constexpr, S: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One step. If `held_ptr` is given, it holds the numbers that `hold` computed; else they are launch arguments."""
-    at, start, n, whole = place(table_ptr, chunk_ptr, LISTS, BLOCK)
+    at, start, n, whole = chunk_of_program(table_ptr, chunk_ptr, LISTS, BLOCK)
     inv_scale = 1.0
     HELD: tl.constexpr = held_ptr is not None
     if HELD:
@@ -124,12 +113,12 @@ def adam(
     if whole:
         adam_chunk(
             at, start, n, lr, beta1, rest1, beta2, rest2, eps, inv_c1, inv_c2, decay, inv_scale,
-            L2, HOME, HELD, CAST, G, P, S, LANES, BLOCK, True,
+            L2, WEIGHTS_IN, HELD, CAST, G, P, S, LANES, BLOCK, True,
         )  # fmt: skip
     else:
         adam_chunk(
             at, start, n, lr, beta1, rest1, beta2, rest2, eps, inv_c1, inv_c2, decay, inv_scale,
-            L2, HOME, HELD, CAST, G, P, S, LANES, BLOCK, False,
+            L2, WEIGHTS_IN, HELD, CAST, G, P, S, LANES, BLOCK, False,
         )  # fmt: skip
 
 
@@ -217,7 +206,7 @@ def sgd(
     LANES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    at, start, n, whole = place(table_ptr, chunk_ptr, LISTS, BLOCK)
+    at, start, n, whole = chunk_of_program(table_ptr, chunk_ptr, LISTS, BLOCK)
     live = tl.load(flag_ptr) == 0
     n = tl.where(live, n, 0)
     if whole & live:
@@ -236,7 +225,7 @@ def sgd(
 
 
 def scales(table_ptr, chunk_ptr, most, eps, POW2: tl.constexpr, BLOCK: tl.constexpr):
-    at, start, n, _ = place(table_ptr, chunk_ptr, 3, BLOCK)
+    at, start, n, _ = chunk_of_program(table_ptr, chunk_ptr, 3, BLOCK)
     o = tl.arange(0, BLOCK)
     b_a = read(part(at[0], start, tl.float32, 0), o, n, False)
     b_a = tl.where(b_a < eps, eps, b_a)
@@ -251,7 +240,7 @@ def scales(table_ptr, chunk_ptr, most, eps, POW2: tl.constexpr, BLOCK: tl.conste
 
 def e8m0(table_ptr, chunk_ptr, inv_most, BLOCK: tl.constexpr):
     """The exponent of amax / 448, rounded up; subnormals up to 2^-127 have the exponent 0."""
-    at, start, n, _ = place(table_ptr, chunk_ptr, 2, BLOCK)
+    at, start, n, _ = chunk_of_program(table_ptr, chunk_ptr, 2, BLOCK)
     o = tl.arange(0, BLOCK)
     b_x = read(part(at[0], start, tl.bfloat16, 0), o, n, False) * inv_most
     b_bits = b_x.to(tl.int32, bitcast=True)

@@ -26,9 +26,9 @@ from ...specs import reduce as spec
 from ..lib.config import Tiles, tunable
 from ..lib.harness import Launch, Plan, planned, strided
 from ..lib.launch import Launcher
-from ..lib.rows import OutputSpec, cores, fits, wide_of
+from ..lib.rows import TRITON_DTYPES, OutputSpec, cores, fits, wide_of
 from . import device
-from .layout import SMALL, View, unit, view
+from .layout import SMALL, Level, View, unit, view
 
 rows = Launcher(device._rows, sizes="")
 pieces = Launcher(device._pieces, sizes="")
@@ -59,9 +59,9 @@ FORMS = {
     "mul": ReductionForm(device.lift_value, device.step_mul, device.settle_mul, "one"),
     "most": ReductionForm(device.lift_value, device.step_most, device.settle_most, "lowest"),
     "least": ReductionForm(device.lift_value, device.step_least, device.settle_least, "highest"),
-    "first_most": ReductionForm(device.lift_place, device.step_first_most, device.settle_first_most, "lowest", "index"),
+    "first_most": ReductionForm(device.lift_index, device.step_first_most, device.settle_first_most, "lowest", "index"),
     "first_least": ReductionForm(
-        device.lift_place, device.step_first_least, device.settle_first_least, "highest", "index"
+        device.lift_index, device.step_first_least, device.settle_first_least, "highest", "index"
     ),
     "exps": ReductionForm(device.lift_exps, device.step_exps, device.settle_exps, "lowest", "value"),
     "moments": ReductionForm(device.lift_moments, device.step_moments, device.settle_moments, "zero", "value", True),
@@ -97,8 +97,8 @@ OPS = {
     "count_nonzero": Op("add", device.give_value, device.truth),
     "max_dim": Op("first_most", device.give_both, outs=2),
     "min_dim": Op("first_least", device.give_both, outs=2),
-    "argmax": Op("first_most", device.give_place),
-    "argmin": Op("first_least", device.give_place),
+    "argmax": Op("first_most", device.give_index),
+    "argmin": Op("first_least", device.give_index),
     "var": Op("moments", device.give_var),
     "std": Op("moments", device.give_std),
     "var_mean": Op("moments", device.give_var, outs=2),
@@ -106,18 +106,7 @@ OPS = {
     "logsumexp": Op("exps", device.give_log),
 }
 
-TL = {
-    torch.float16: tl.float16,
-    torch.bfloat16: tl.bfloat16,
-    torch.float32: tl.float32,
-    torch.float64: tl.float64,
-    torch.int8: tl.int8,
-    torch.int16: tl.int16,
-    torch.int32: tl.int32,
-    torch.int64: tl.int64,
-    torch.uint8: tl.uint8,
-    torch.bool: tl.int8,
-}
+TL = {**TRITON_DTYPES, torch.bool: tl.int8}
 OF_TL = {v: k for k, v in TL.items() if k is not torch.bool}
 
 
@@ -141,18 +130,18 @@ class ReductionDtypes(NamedTuple):
     sum: tl.dtype
 
 
-def types(op: Op, asked: spec.ReductionCall, x: Tensor) -> ReductionDtypes:
+def types(op: Op, call: spec.ReductionCall, x: Tensor) -> ReductionDtypes:
     """Floats are accumulated in a wide dtype, integers in 64 bits, or in 32 bits if a lane cannot overflow."""
-    if op.map is device.truth and asked.gives in (torch.bool, torch.int64):
+    if op.map is device.truth and call.gives in (torch.bool, torch.int64):
         work = wide_of(x.dtype) if x.is_floating_point() else TL[x.dtype]
-        lane = tl.int32 if asked.n < SMALL or asked.gives is torch.bool else tl.int64
-        return ReductionDtypes(work, work, lane, tl.int64 if asked.gives is torch.int64 else tl.int32)
-    cast = asked.cast if asked.gives is asked.cast else x.dtype  # ops that return an index compare in the dtype of x
+        lane = tl.int32 if call.n < SMALL or call.gives is torch.bool else tl.int64
+        return ReductionDtypes(work, work, lane, tl.int64 if call.gives is torch.int64 else tl.int32)
+    cast = call.cast if call.gives is call.cast else x.dtype  # ops that return an index compare in the dtype of x
     if cast.is_floating_point:
         wide = wide_of(cast)
         return ReductionDtypes(TL[cast], wide, wide, wide)
     if op.form in ("add", "mul"):
-        small = op.form == "add" and x.dtype.itemsize == 1 and asked.n < 2**23
+        small = op.form == "add" and x.dtype.itemsize == 1 and call.n < 2**23
         lane = tl.int32 if small else tl.int64
         return ReductionDtypes(lane if small else TL[cast], lane, lane, tl.int64)
     lane = tl.int64 if cast is torch.int64 else tl.int32
@@ -262,7 +251,7 @@ class Task(NamedTuple):
     form: ReductionForm
     x: Tensor
     view: View
-    asked: spec.ReductionCall
+    call: spec.ReductionCall
     types: ReductionDtypes
     extra: float
 
@@ -285,8 +274,8 @@ class Task(NamedTuple):
             LANE=types.lane,
             SUM=types.sum,
         )
-        wanted = {n: known[n] for n in kernel.constants if n in known}
-        return tiles.config(**wanted, **more)
+        constants = {n: known[n] for n in kernel.constants if n in known}
+        return tiles.config(**constants, **more)
 
     def fill(self) -> float | int:
         """The value of masked elements, which has no effect after it is mapped."""
@@ -302,7 +291,7 @@ class Task(NamedTuple):
         over = self.columns() if self.view.columns else self.rows()
         order = self.view.copied
         before = {} if order is None else {"x": lambda x: x.permute(order).contiguous()}
-        tail = {"count": self.asked.n, "extra": self.extra}
+        tail = {"count": self.call.n, "extra": self.extra}
         shares = {"SHARES": over.parts > 1} if "SHARES" in over.kernel.constants else {}
         config = self.config(over.kernel, over.tiles, **over.layout, **shares)
         results: dict[str, str | None] = {"z": None, **dict(zip("yz", makes))}
@@ -338,6 +327,12 @@ class Task(NamedTuple):
         layout = dict(UNIT=per, TWO=k_0.size > 1, DENSE=r_1.stride == 1)
         return Pass(rows, tiles, -(-out // tiles["BLOCK_M"]), numbers, layout)
 
+    def _per_access(self, tiles: Tiles, n: int, inner: Level, *others: Level) -> int:
+        """The elements of one memory access along the inner dimension, which has n elements."""
+        if inner.stride != 1:
+            return 1
+        return min(unit(n, *(o.stride for o in others), itemsize=self.x.dtype.itemsize), tiles["BLOCK_N"])
+
     def pieces(self, tiles: Tiles, planes: bool = False) -> Pass:
         """One row (or plane) per program, or several programs per row."""
         (k_0, k_1), (r_0, r_1) = self.view.kept, self.view.reduced
@@ -350,11 +345,7 @@ class Task(NamedTuple):
         if not planes:  # BLOCK_M is only for whole rows
             tiles = Tiles(tiles.threads, tiles.stages, BLOCK_M=1, BLOCK_N=tiles["BLOCK_N"])
         chunk = -(-blocks() // parts)
-        dense = r_1.stride == 1
-        per = min(
-            unit(n, k_0.stride, k_1.stride, r_0.stride, itemsize=self.x.dtype.itemsize) if dense else 1,
-            tiles["BLOCK_N"],
-        )
+        per = self._per_access(tiles, n, r_1, k_0, k_1, r_0)
         numbers = dict(
             k_1=k_1.size,
             s_0=k_0.stride // per,
@@ -366,7 +357,9 @@ class Task(NamedTuple):
             chunk=chunk,
         )
         full = n <= tiles["BLOCK_N"] or n % tiles["BLOCK_N"] == 0
-        layout = dict(UNIT=per, TWO=k_0.size > 1, DENSE=dense, PLANES=planes, FULL=full, AHEAD=self.form.side != "")
+        layout = dict(
+            UNIT=per, TWO=k_0.size > 1, DENSE=r_1.stride == 1, PLANES=planes, FULL=full, AHEAD=self.form.side != ""
+        )
         part = chunk * (tiles["BLOCK_M"] * n if planes else tiles["BLOCK_N"])
         return Pass(pieces, tiles, out, numbers, layout, parts, part)
 
@@ -380,11 +373,7 @@ class Task(NamedTuple):
         blocks = -(-down // tiles["BLOCK_M"])
         parts = split(blocks, programs, 8, min(3, 1024 // tiles.threads), self.x.device)
         chunk = -(-blocks // parts)
-        dense = k_1.stride == 1
-        per = min(
-            unit(n, k_0.stride, r_0.stride, r_1.stride, itemsize=self.x.dtype.itemsize) if dense else 1,
-            tiles["BLOCK_N"],
-        )
+        per = self._per_access(tiles, n, k_1, k_0, r_0, r_1)
         numbers = dict(
             r_1=r_1.size,
             s_k=k_0.stride // per,
@@ -398,7 +387,7 @@ class Task(NamedTuple):
         )
         # H200, sum of halves: 76 us with it, 93 us without. Moments have larger tiles instead. Not measured in float32.
         ahead = (pair or self.x.dtype.itemsize <= 2) and not moments
-        layout = dict(UNIT=per, TWO=r_0.size > 1, DENSE=dense, LOOP=chunk > 1, AHEAD=ahead)
+        layout = dict(UNIT=per, TWO=r_0.size > 1, DENSE=k_1.stride == 1, LOOP=chunk > 1, AHEAD=ahead)
         return Pass(columns, tiles, programs, numbers, layout, parts, chunk * tiles["BLOCK_M"])
 
 

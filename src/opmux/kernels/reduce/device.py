@@ -64,7 +64,7 @@ def lift_value(x, o):
 
 
 @triton.jit
-def lift_place(x, o):
+def lift_index(x, o):
     return x, o
 
 
@@ -271,7 +271,7 @@ def give_power(a, b, n, extra):
 
 
 @triton.jit
-def give_place(a, b, n, extra):
+def give_index(a, b, n, extra):
     return b, b
 
 
@@ -404,8 +404,8 @@ def _pieces(
                 if SHIFT:
                     b_x -= c
                 # The number of elements per lane so far: a scalar if it is the same for all lanes.
-                seen = i // BLOCK_M * (tl.cdiv(left, BLOCK_N) if FULL else k_n) + at // BLOCK_N
-                a, b = STEP(a, b, b_x, m, at, 1.0 / (one + seen))
+                before = i // BLOCK_M * (tl.cdiv(left, BLOCK_N) if FULL else k_n) + at // BLOCK_N
+                a, b = STEP(a, b, b_x, m, at, 1.0 / (one + before))
         k = tl.where((o_m < rows) & (o_n < left), k_m * k_n, 0).to(LANE)
         total = rows.to(tl.int64) * left
     else:

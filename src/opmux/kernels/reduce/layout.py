@@ -53,15 +53,15 @@ def view(shape: Sequence[int], stride: Sequence[int], dims: tuple[int, ...], in_
 
 def collapsed(levels: Iterable[Level]) -> list[Level]:
     """Merge adjacent dimensions whose strides allow it."""
-    found: list[Level] = []
+    merged: list[Level] = []
     for level in levels:
         if level.size == 1:
             continue
-        if found and found[-1].stride == level.size * level.stride:
-            found[-1] = Level(found[-1].size * level.size, level.stride)
+        if merged and merged[-1].stride == level.size * level.stride:
+            merged[-1] = Level(merged[-1].size * level.size, level.stride)
         else:
-            found.append(level)
-    return found
+            merged.append(level)
+    return merged
 
 
 def padded(levels: list[Level]) -> tuple[Level, Level]:
@@ -96,8 +96,8 @@ def unit(n: int, *strides: int, itemsize: int) -> int:
     1 for a length that does not fit in 32 bits: the kernel would get the quotient in 32 bits, and multiply it in 32
     bits.
     """
-    found = max(1, 16 // itemsize) if n < 2**31 else 1
+    width = max(1, 16 // itemsize) if n < 2**31 else 1
     for size in (n, *strides):
-        while size % found:
-            found //= 2
-    return found
+        while size % width:
+            width //= 2
+    return width

@@ -15,10 +15,26 @@ from torch import Tensor
 
 from ...specs import softmax as spec
 from ..lib.config import Tiles, tunable
-from ..lib.cooperative import CooperativeRows, can_cooperate, gather, gather_pairs, place, post
+from ..lib.cooperative import CooperativeRows, can_cooperate, gather, gather_pairs, position_in_group, post
 from ..lib.harness import Plan, RowSizes, planned
 from ..lib.launch import Launcher
 from ..lib.rows import OutputSpec, inside, wide_of
+
+
+@triton.jit
+def add_piece(b_top, b_sum, b_x):
+    """The running max and the sum of exp(x - max) in each lane, after one more piece of the row."""
+    b_new = tl.maximum(b_top, b_x, propagate_nan=tl.PropagateNan.ALL)
+    # If all elements so far are -inf, there is nothing to rescale, and -inf - -inf would be NaN.
+    b_old = tl.where(b_top == -float("inf"), 0.0, b_sum * tl.exp(b_top - b_new))
+    return b_new, b_old + tl.where(b_x == -float("inf"), 0.0, tl.exp(b_x - b_new))
+
+
+@triton.jit
+def merge_lanes(b_top, b_sum):
+    """The max of the row and the sum of exp(x - max), from those of each lane."""
+    top = tl.max(b_top, 0)
+    return top, tl.sum(tl.where(b_top == -float("inf"), 0.0, b_sum * tl.exp(b_top - top)), 0)
 
 
 def _fwd(
@@ -55,13 +71,8 @@ def _fwd_pieces(x_ptr, y_ptr, x_stride, n_rows, n, LOG: tl.constexpr, WIDE: tl.c
     for at in range(0, n, BLOCK_N):
         m = at + o_n < n
         b_x = tl.load(x_ptr + at + o_n, mask=m, other=-float("inf"), eviction_policy="evict_last").to(WIDE)
-        b_new = tl.maximum(b_top, b_x, propagate_nan=tl.PropagateNan.ALL)
-        # If all elements so far are -inf, there is nothing to rescale, and -inf - -inf would be NaN.
-        b_old = tl.where(b_top == -float("inf"), 0.0, b_sum * tl.exp(b_top - b_new))
-        b_sum = b_old + tl.where(b_x == -float("inf"), 0.0, tl.exp(b_x - b_new))
-        b_top = b_new
-    top = tl.max(b_top, 0)
-    total = tl.sum(tl.where(b_top == -float("inf"), 0.0, b_sum * tl.exp(b_top - top)), 0)
+        b_top, b_sum = add_piece(b_top, b_sum, b_x)
+    top, total = merge_lanes(b_top, b_sum)
     for at in range(0, n, BLOCK_N):
         m = at + o_n < n
         b_x = tl.load(x_ptr + at + o_n, mask=m, other=0.0, eviction_policy="evict_first").to(WIDE) - top
@@ -157,7 +168,7 @@ def _fwd_cooperative(
 
     A group of one program loads the next row to shared memory, STAGES ahead, because it has no registers left.
     """
-    member, group, n_groups = place(GROUP)
+    member, group, n_groups = position_in_group(GROUP)
     o_n = member * BLOCK_N + tl.arange(0, BLOCK_N)
     m = inside(o_n, n, FULL)
     if GROUP == 1:
@@ -190,7 +201,7 @@ def _bwd_cooperative(
     FULL: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    member, group, n_groups = place(GROUP)
+    member, group, n_groups = position_in_group(GROUP)
     o_n = member * BLOCK_N + tl.arange(0, BLOCK_N)
     m = inside(o_n, n, FULL)
     y_next = tl.load(y_ptr + group.to(tl.int64) * y_stride + o_n, mask=m, other=0.0)
@@ -217,7 +228,8 @@ bwd = Launcher(_bwd, sizes="dy_stride y_stride n")
 bwd_pieces = Launcher(_bwd_pieces, sizes="dy_stride y_stride n")
 
 
-TEAM_FROM, TEAM_FROM_BWD = 16384, 32768  # more 16-bit columns than this: programs share a row if they can cooperate
+# More 16-bit columns than this: programs share a row if they can cooperate.
+COOPERATIVE_FROM, COOPERATIVE_FROM_BWD = 16384, 32768
 LONGEST = {1: 32768, 2: 32768, 4: 16384, 8: 8192}  # most columns that one program holds in registers, by itemsize
 
 
@@ -266,7 +278,7 @@ def _along(dim: int, log: bool, **tensors: Tensor) -> Plan:
         return Plan(makes, after=after)
     sizes: dict[str, Any] = dict(n=n, dtype=dtype)
     constants: dict[str, Any] = dict(LOG=log, WIDE=wide)
-    cooperative_from = (TEAM_FROM_BWD if backward else TEAM_FROM) * 2 // max(dtype.itemsize, 2)
+    cooperative_from = (COOPERATIVE_FROM_BWD if backward else COOPERATIVE_FROM) * 2 // max(dtype.itemsize, 2)
     group = None
     if n > cooperative_from and can_cooperate(wide):
         tiles = cooperative_tiles(**sizes, backward=backward)

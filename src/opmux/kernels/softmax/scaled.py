@@ -20,6 +20,7 @@ from ..lib.config import Tiles, tunable
 from ..lib.harness import Launch, Plan, RowSizes, planned
 from ..lib.launch import Launcher
 from ..lib.rows import OutputSpec, wide_of
+from .rows import add_piece, merge_lanes
 
 
 @triton.jit
@@ -41,6 +42,40 @@ def _covered(mask_ptr, i_r, o_n, m, b_stride, h_stride, i_stride, heads, queries
     at = (i_h // heads).to(tl.int64) * b_stride + (i_h % heads).to(tl.int64) * h_stride
     at += (i_r % queries).to(tl.int64) * i_stride
     return tl.load(mask_ptr + at + o_n * COLUMNS, mask=m) != 0
+
+
+@triton.jit
+def _end(row, n, queries, CAUSAL: tl.constexpr):
+    """The number of columns of a row that the causal mask leaves."""
+    end = n
+    if CAUSAL:
+        end = tl.minimum(tl.maximum(row % queries + 1 + (n - queries), 0), n)
+    return end
+
+
+@triton.jit
+def _piece(
+    x_ptr, mask_ptr, row, o, n, end, factor, b_stride, h_stride, i_stride, heads, queries,
+    COLUMNS: tl.constexpr, WIDE: tl.constexpr, EVICTION: tl.constexpr,
+):  # fmt: skip
+    """Columns o of a row times the factor, -inf where masked; and whether each column is visible."""
+    m_x = (o < n) & (o < (end + 15) // 16 * 16)
+    m_seen = o < end
+    b_x = tl.load(x_ptr + o, mask=m_x, other=0.0, eviction_policy=EVICTION).to(WIDE) * factor
+    if mask_ptr is not None:
+        covered = _covered(mask_ptr, row, o, m_x, b_stride, h_stride, i_stride, heads, queries, COLUMNS)
+        m_seen = m_seen & (covered == 0)
+    # The tl.where prevents fusing the product with the subtraction of the maximum. Fused, x * factor - top is not 0 at
+    # the maximum; it has the rounding error of top, which is in the hundreds if x is above 1e10.
+    return tl.where(m_seen, b_x, -float("inf")), m_seen
+
+
+@triton.jit
+def _zero_from(y_ptr, end, n, BLOCK_N: tl.constexpr):
+    """Store zeros in the blocks of a row after the one that contains `end`."""
+    o_n = tl.arange(0, BLOCK_N)
+    for at in range(tl.cdiv(end, BLOCK_N) * BLOCK_N, n, BLOCK_N):
+        tl.store(y_ptr + at + o_n, tl.zeros([BLOCK_N], y_ptr.dtype.element_ty), mask=at + o_n < n)
 
 
 def _fwd(
@@ -107,46 +142,25 @@ def _fwd_pieces(
     x_ptr += row.to(tl.int64) * x_stride
     y_ptr += row.to(tl.int64) * n
     factor = _sum(scale, rest, WIDE)
-    end = n
-    if CAUSAL:
-        end = tl.minimum(tl.maximum(row % queries + 1 + (n - queries), 0), n)
-    edge = (end + 15) // 16 * 16
+    end = _end(row, n, queries, CAUSAL)
     b_top = tl.full([BLOCK_N], -float("inf"), WIDE)
     b_sum = tl.zeros([BLOCK_N], WIDE)
     for at in range(0, end, BLOCK_N):
-        o = at + o_n
-        m = o < n
-        m_x = m & (o < edge)
-        m_seen = o < end
-        b_x = tl.load(x_ptr + o, mask=m_x, other=0.0, eviction_policy="evict_last").to(WIDE) * factor
-        if mask_ptr is not None:
-            covered = _covered(mask_ptr, row, o, m_x, b_stride, h_stride, i_stride, heads, queries, COLUMNS)
-            m_seen = m_seen & (covered == 0)
-        b_x = tl.where(m_seen, b_x, -float("inf"))
-        b_new = tl.maximum(b_top, b_x, propagate_nan=tl.PropagateNan.ALL)
-        # If all elements so far are -inf, there is nothing to rescale, and -inf - -inf would be NaN.
-        b_old = tl.where(b_top == -float("inf"), 0.0, b_sum * tl.exp(b_top - b_new))
-        b_sum = b_old + tl.where(b_x == -float("inf"), 0.0, tl.exp(b_x - b_new))
-        b_top = b_new
-    top = tl.max(b_top, 0)
-    total = tl.sum(tl.where(b_top == -float("inf"), 0.0, b_sum * tl.exp(b_top - top)), 0)
+        b_x, _ = _piece(
+            x_ptr, mask_ptr, row, at + o_n, n, end, factor, b_stride, h_stride, i_stride, heads, queries,
+            COLUMNS, WIDE, "evict_last",
+        )  # fmt: skip
+        b_top, b_sum = add_piece(b_top, b_sum, b_x)
+    top, total = merge_lanes(b_top, b_sum)
     for at in range(0, end, BLOCK_N):
-        o = at + o_n
-        m = o < n
-        m_x = m & (o < edge)
-        m_seen = o < end
-        b_x = tl.load(x_ptr + o, mask=m_x, other=0.0, eviction_policy="evict_first").to(WIDE) * factor
-        if mask_ptr is not None:
-            covered = _covered(mask_ptr, row, o, m_x, b_stride, h_stride, i_stride, heads, queries, COLUMNS)
-            m_seen = m_seen & (covered == 0)
-        # The tl.where prevents fusing the product with the subtraction. Fused, x * factor - top is not 0 at the
-        # maximum; it has the rounding error of top, which is in the hundreds if x is above 1e10.
-        b_x = tl.where(m_seen, b_x, -float("inf"))
+        b_x, m_seen = _piece(
+            x_ptr, mask_ptr, row, at + o_n, n, end, factor, b_stride, h_stride, i_stride, heads, queries,
+            COLUMNS, WIDE, "evict_first",
+        )  # fmt: skip
         b_y = tl.where(m_seen, tl.exp(b_x - top) / total, 0.0)
-        tl.store(y_ptr + o, b_y.to(y_ptr.dtype.element_ty), mask=m)
+        tl.store(y_ptr + at + o_n, b_y.to(y_ptr.dtype.element_ty), mask=at + o_n < n)
     if CAUSAL:
-        for at in range(tl.cdiv(end, BLOCK_N) * BLOCK_N, n, BLOCK_N):
-            tl.store(y_ptr + at + o_n, tl.zeros([BLOCK_N], y_ptr.dtype.element_ty), mask=at + o_n < n)
+        _zero_from(y_ptr, end, n, BLOCK_N)
 
 
 def _bwd(
@@ -202,9 +216,7 @@ def _bwd_pieces(
     dy_ptr += row.to(tl.int64) * dy_stride
     y_ptr += row.to(tl.int64) * y_stride
     dx_ptr += row.to(tl.int64) * n
-    end = n
-    if CAUSAL:
-        end = tl.minimum(tl.maximum(row % queries + 1 + (n - queries), 0), n)
+    end = _end(row, n, queries, CAUSAL)
     edge = (end + 15) // 16 * 16
     b_sum = tl.zeros([BLOCK_N], WIDE)
     for at in range(0, end, BLOCK_N):
@@ -222,8 +234,7 @@ def _bwd_pieces(
         b_dx = tl.where(o < end, _sum(scale, rest, WIDE) * (b_y * (b_dy - total)), 0.0)
         tl.store(dx_ptr + o, b_dx.to(dx_ptr.dtype.element_ty), mask=o < n)
     if CAUSAL:
-        for at in range(tl.cdiv(end, BLOCK_N) * BLOCK_N, n, BLOCK_N):
-            tl.store(dx_ptr + at + o_n, tl.zeros([BLOCK_N], dx_ptr.dtype.element_ty), mask=at + o_n < n)
+        _zero_from(dx_ptr, end, n, BLOCK_N)
 
 
 _sizes, _bwd_sizes = "x_stride b_stride h_stride i_stride n", "dy_stride y_stride n"

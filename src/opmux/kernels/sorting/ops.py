@@ -42,8 +42,8 @@ def _back(y: Tensor, like: Tensor, dim: int) -> Tensor:
     y = y.view(moved.shape)
     if moved.is_contiguous():
         return y.movedim(-1, dim)
-    made = torch.empty_strided(like.shape, like.stride(), dtype=y.dtype, device=y.device)
-    return made.copy_(y.movedim(-1, dim))
+    result = torch.empty_strided(like.shape, like.stride(), dtype=y.dtype, device=y.device)
+    return result.copy_(y.movedim(-1, dim))
 
 
 def _from_first(x: Tensor, dim: int) -> int:
@@ -124,8 +124,8 @@ def _median(
     """The lower of the two middle elements. NaN sorts last; if there is one, it is the median, unless ignore_nan."""
     check_tensors(x)
     whole = dim is None
-    own = torch.ops.aten.nanmedian if ignore_nan else torch.ops.aten.median
-    made = on_meta(own, x) if whole else on_meta(own, x, dim, keepdim)[0]
+    torch_op = torch.ops.aten.nanmedian if ignore_nan else torch.ops.aten.median
+    result = on_meta(torch_op, x) if whole else on_meta(torch_op, x, dim, keepdim)[0]
     dim = 0 if dim is None else _from_first(x, dim)
     if not whole and not x.is_floating_point():
         raise NotSupported("which of several equal integers torch returns is undefined")
@@ -137,8 +137,8 @@ def _median(
         if x.is_floating_point():
             nans = y.isnan().sum(1, keepdim=True)
             k = (n - nans - 1).clamp(min=0) // 2 if ignore_nan else torch.where(nans > 0, n - nans, k)
-        values = picked(y, k).reshape(made.shape)
-        return values if whole else (values, picked(at, k).reshape(made.shape))
+        values = picked(y, k).reshape(result.shape)
+        return values if whole else (values, picked(at, k).reshape(result.shape))
 
     return run
 
@@ -192,7 +192,7 @@ def mode_tiles(n: int, dtype: torch.dtype) -> Tiles:
 @decided
 def _mode(x: NotEmpty, dim: Annotated[int, dim_of("x")], keepdim: bool) -> Callable[[Tensor], Pair]:
     check_tensors(x)
-    made, _ = on_meta(torch.ops.aten.mode, x, dim, keepdim)
+    result, _ = on_meta(torch.ops.aten.mode, x, dim, keepdim)
     dim = _from_first(x, dim)
     n = x.shape[dim] if x.dim() else 1
     rows = x.numel() // n
@@ -204,7 +204,7 @@ def _mode(x: NotEmpty, dim: Annotated[int, dim_of("x")], keepdim: bool) -> Calla
     def run(x: Tensor) -> Pair:
         y, at = sort_rows(rows_of(x, dim), False)
         values, indices = launch(y, at) if n <= LONGEST else long(y, at)
-        return values.view(made.shape), indices.view(made.shape)
+        return values.view(result.shape), indices.view(result.shape)
 
     return run
 

@@ -214,12 +214,12 @@ def _grid(s: Segments, tiles: Tiles) -> tuple[int, int, int]:
 
 @decided
 def _forward(
-    data: Data, reduce: Reduction, part: Tensor, offsets: bool, axis: int, given: bool
+    data: Data, reduce: Reduction, part: Tensor, offsets: bool, axis: int, has_initial: bool
 ) -> Callable[..., Tensor]:
     """A launch (data, part, ends, initial) -> y for contiguous tensors."""
     s = _segments(data, reduce, part, offsets, axis)
     tiles = segment_tiles(n=s.n, dtype=data.dtype)
-    config = tiles.config(even=s.n % 16 == 0, HOW=reduce, GIVEN=given, OFFSETS=offsets, WIDE=wide_of(data.dtype))
+    config = tiles.config(even=s.n % 16 == 0, HOW=reduce, GIVEN=has_initial, OFFSETS=offsets, WIDE=wide_of(data.dtype))
     at = part.dim() - 1
     y = OutputSpec.of((*data.shape[:at], s.count, *data.shape[at + 1 :]), data.dtype)
     return reduced.ready(_grid(s, tiles), (s.n, s.size, s.count), config, {3: y})

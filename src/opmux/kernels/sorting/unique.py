@@ -94,16 +94,16 @@ def _runs_of(g: Tensor, x: Tensor, at: Tensor | None, return_inverse: bool, retu
     """`_runs` if g [n] is known: whether a run begins at each element of x."""
     n, nothing = x.numel(), torch.empty(0, dtype=torch.int64, device=x.device)
     ends = ends_of(g)(g)
-    found = int(ends[-1].item())
-    values = torch.empty(found, dtype=x.dtype, device=x.device)
-    mover("compact", g, x)(g, x, ends, values, found)
+    count = int(ends[-1].item())
+    values = torch.empty(count, dtype=x.dtype, device=x.device)
+    mover("compact", g, x)(g, x, ends, values, count)
     inverse = counts = nothing
     if return_inverse:
         upto = g.cumsum(0)
         inverse = _ranker(upto, at)(upto, at)
     if return_counts:
-        first = torch.full((found + 1,), n, dtype=torch.int64, device=x.device)
-        placer(g)(g, ends, first, found, 1, 1)
+        first = torch.full((count + 1,), n, dtype=torch.int64, device=x.device)
+        placer(g)(g, ends, first, count, 1, 1)
         counts = first[1:] - first[:-1]
     return values, inverse, counts
 

@@ -129,8 +129,8 @@ def vector_cores(device: torch.device) -> int:
     """The number of vector cores, from Triton's driver: torch does not report it, and chips of one arch differ."""
     if interpreting():
         return cores(device)
-    told = triton.runtime.driver.active.utils.get_device_properties(device.index or 0)
-    return told.get("num_vectorcore") or cores(device)
+    properties = triton.runtime.driver.active.utils.get_device_properties(device.index or 0)
+    return properties.get("num_vectorcore") or cores(device)
 
 
 def _plan(**tensors: Tensor) -> Plan:

@@ -194,8 +194,8 @@ bool softmax_takes(const Tensor& x, int64_t dim) {
   return x.dim() > 0 && is_float(x.scalar_type()) && (dim == -1 || dim == x.dim() - 1) && stride_of(x) >= 0;
 }
 
-// e = exp(x - top), and their sum; e may be x. No product in here: the compiler would fuse x * scale - top, which is
-// not 0 at the maximum then but off by the rounding of top: hundreds, if x is above 1e10.
+// Stores e = exp(x - top) and returns the sum of e; e may be x. Does not scale x: the compiler would fuse
+// x * scale - top, which is then not 0 at the maximum, but the rounding error of top: hundreds if x is above 1e10.
 template <class W> C10_NOINLINE W exponentials(const W* x, W top, W* e, int64_t n) {
   return sums_over<1, W>(n, [&](int64_t i, int64_t k, auto& acc) HOT {
     Pack<W> v = exp<true>(load(x + i, k) - top);
@@ -326,7 +326,7 @@ struct MaskRows {
   }
 };
 
-// How many keys the query of a row sees; the last query sees all.
+// The number of keys that the query of a row attends to; the last query attends to all.
 struct Sight {
   int64_t queries, keys;
   bool causal;
@@ -447,7 +447,7 @@ template <class A> struct GateBwd {
   }
 };
 
-// From n numbers of W per input to n per output.
+// Computes n numbers of W per output from n per input.
 using Block = void (*)(const void* const* in, void* const* out, int64_t n);
 
 // The last pack overlaps the one before; fewer numbers than a pack are processed in a copy.
@@ -667,9 +667,9 @@ template <class A> Two biased_bwd(const Tensor& dy, const Tensor& x, const OptTe
 
 }  // namespace
 
-// Registered for any backend, because a tensor on another one must be declined, not refused by torch; and for autograd
-// too, which would be a detour of 1.5 us otherwise. So any tensor arrives here, and the gate is part of what is
-// registered. There is no gradient formula: opmux handles autograd before it calls these.
+// Registered for all backends, so that tensors on another one are declined here instead of raising in torch; and for
+// autograd, which saves a detour of 1.5 us. So any tensor may arrive here, and the registered functions include the
+// gate. There is no gradient formula: opmux handles autograd before it calls these.
 #define OP(name, schema, f) \
   m.def(name schema, torch::dispatch(c10::DispatchKey::CompositeImplicitAutograd, &Gated<&f>::run))
 #define GATED(act)                                                                \

@@ -70,9 +70,9 @@ def openmp() -> tuple[str, ...]:
     """
     loaded = runtimes()
     root = str(Path(torch.__file__).parent)
-    found = next((p for p in loaded if p.startswith(root)), loaded[0] if loaded else None)
+    library = next((p for p in loaded if p.startswith(root)), loaded[0] if loaded else None)
     # The compiler appends its own runtime, which the linker drops, as all symbols are defined by then.
-    return () if found is None else ("-fopenmp", "-Wl,--as-needed", found)
+    return () if library is None else ("-fopenmp", "-Wl,--as-needed", library)
 
 
 def runtimes() -> list[str]:
@@ -187,19 +187,19 @@ def function(name: str, params: str, results: int, dtypes: Iterable[torch.dtype]
         return NotSupported(f"{name}: not evenly spaced rows of one float type along the last dimension: {looks}")
 
     scope: dict[str, Any] = {"NotSupported": NotSupported, "run": first, "declined": declined, "_wide": _wide}
-    taken = [p.partition("=")[0].strip() for p in params.split(",")]
-    args, ask = ", ".join(n for n in taken if n != "casting"), "pass"
-    if "casting" in taken:
-        x = "s" if "s" in taken else "x"
+    names = [p.partition("=")[0].strip() for p in params.split(",")]
+    args, ask = ", ".join(n for n in names if n != "casting"), "pass"
+    if "casting" in names:
+        x = "s" if "s" in names else "x"
         ask = f"if casting != 'gemma' and not _wide({x}, casting): raise NotSupported('rounds once, casting=\"gemma\"')"
     text = TEXT.format(name=name, params=params, args=args, ask=ask, first="found" if results == 1 else "found[0]")
-    made: Any = codegen.function(text, name, f"cpu kernel {name}", scope)
-    made.__module__, made.__doc__ = __name__, f"{name}, in C++."
-    made.kind, made.impl_id = BackendImplKind.CPP, "cpp.cpu"
-    made.op = f"opmux::{name}"  # a name without namespace is looked up in all families: 1 s to import
-    made.dtypes, made._is_available = frozenset(dtypes), available
-    made.declines_tracers = True  # the gate in rows.h declines them
-    return made
+    fn: Any = codegen.function(text, name, f"cpu kernel {name}", scope)
+    fn.__module__, fn.__doc__ = __name__, f"{name}, in C++."
+    fn.kind, fn.impl_id = BackendImplKind.CPP, "cpp.cpu"
+    fn.op = f"opmux::{name}"  # a name without namespace is looked up in all families: 1 s to import
+    fn.dtypes, fn._is_available = frozenset(dtypes), available
+    fn.declines_tracers = True  # the gate in rows.h declines them
+    return fn
 
 
 def _wide(x: Any, casting: Any) -> bool:

@@ -137,7 +137,7 @@ template <class T> inline void store(T* p, Pack<Wide<T>> x, int64_t k) {
   if (k == Pack<Wide<T>>::size) store_all(p, x);
   else store_part(p, x, k);
 }
-// The first k numbers of x; beyond them `fill`.
+// The first k numbers of x, then `fill`.
 template <class W> inline Pack<W> only(Pack<W> x, int64_t k, W fill) {
   return k == Pack<W>::size ? x : part_of(x, k, fill);
 }
@@ -156,7 +156,7 @@ template <class W> inline W largest_of(Pack<W> x) {
   return r;
 }
 
-// body(i, k) for each pack of a row: k numbers from i on.
+// Calls body(i, k) for each pack of a row: the k numbers from index i on.
 template <class W, class F> HOT inline void sweep(int64_t n, F body) {
   constexpr int64_t L = Pack<W>::size;
   int64_t i = 0;
@@ -187,7 +187,7 @@ template <int N, class W, class F> HOT inline std::array<W, N> sums_over(int64_t
 
 // ---- maths ----------------------------------------------------------------------------------------------------------
 
-// exp(x) = 2^k * exp(r), r = x - k ln 2. LOW and HIGH are where k makes 2^k the bits of 0 and of infinity.
+// exp(x) = 2^k * exp(r), r = x - k ln 2. At LOW and HIGH the bits of 2^k become those of 0 and of infinity.
 template <class W> struct Exp;
 template <> struct Exp<float> {
   using Int = uint32_t;
@@ -261,7 +261,7 @@ template <class Gate> struct Swish {
     return x / (exp(Pack<W>(W(0)) - Gate::at(x)) + W(1));
   }
   template <class W> HOT static Both<W> both(Pack<W> x) {
-    Pack<W> near = within(x, W(-1e3), W(1e3));  // further out the slope would be infinity times zero
+    Pack<W> near = within(x, W(-1e3), W(1e3));  // beyond, the slope would be infinity times zero
     auto [s, slope] = sigmoid_both(Gate::at(near));
     return {x * s, fma(near * Gate::rate(near), slope, s)};
   }

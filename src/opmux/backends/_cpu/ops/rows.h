@@ -50,9 +50,9 @@ bool plain(const Tensor& t) {
 bool plain(const OptTensor& t) { return !t || plain(*t); }
 template <class N> std::enable_if_t<std::is_arithmetic_v<N>, bool> plain(N) { return true; }
 
-// F behind the gate: its result is undefined unless every tensor is plain, and while a dispatch mode (a tracer, a
-// counter) is active, which must see the op and not its parts. The check costs 1 ns here, 50 in Python. An argument of
-// another type, such as a list of tensors, does not compile until plain() has an overload for it.
+// F with the gate: returns an undefined tensor if a tensor is not plain, or while a dispatch mode (a tracer, a counter)
+// is active, which must see the op and not its parts. The check costs 1 ns here, 50 in Python. An argument of another
+// type, such as a list of tensors, does not compile until plain() has an overload for it.
 template <auto F> struct Gated;
 template <class R, class... A, R (*F)(A...)> struct Gated<F> {
   static R run(A... args) {
@@ -137,20 +137,21 @@ Tensor statistic_like(const Tensor& x) { return empty(x.sizes().slice(0, x.dim()
 
 using Piece = c10::function_ref<void(int64_t, int64_t)>;
 
-// piece(from, to) over all of [0, count), in parallel. Not a template: a parallel region per kernel would add half to
-// the compile time.
+// Calls piece(from, to) for parts of [0, count), in parallel. Not a template: a parallel region per kernel would add
+// half to the compile time.
 C10_NOINLINE void share_out(int64_t count, int64_t grain, Piece piece) {
   at::parallel_for(0, count, std::max<int64_t>(1, grain), [&](int64_t from, int64_t to) { piece(from, to); });
 }
 
-// f(row) for all rows, in parallel.
+// Calls f(row) for all rows, in parallel.
 template <class F> inline void each_row(const Rows& rows, F f) {
   share_out(rows.count, GRAIN / rows.divisor(), [&](int64_t from, int64_t to) {
     for (int64_t r = from; r < to; ++r) f(r);
   });
 }
 
-// f(row, first, last) for ranges of rows, in parallel; a single row, such as a flattened tensor, is cut into ranges.
+// Calls f(row, first, last) for ranges of rows, in parallel. A single row, such as a flattened tensor, is cut into
+// ranges.
 template <class F> inline void each_stretch(const Rows& rows, F f) {
   const bool single = rows.count == 1;
   share_out(single ? rows.n : rows.count, single ? GRAIN : GRAIN / rows.divisor(), [&](int64_t from, int64_t to) {
@@ -160,7 +161,7 @@ template <class F> inline void each_stretch(const Rows& rows, F f) {
   });
 }
 
-// A number for each column, plus `offset`, in W: the tensor's own memory if that has these numbers already.
+// A number for each column, plus `offset`, in W; the tensor's own memory if it holds these numbers already.
 template <class W> class Columns {
   std::unique_ptr<W[]> held;
 

@@ -27,15 +27,15 @@ def product_tiles(m: int, n: int, k: int, dtype: Any, **rest: Any) -> dict[str, 
         return tiles_of(128, 128, deep, warps=4, stages=4, IN_TURN=True)
     # Few tiles: K is split until every core has one.
     if min(m, n) <= 16:
-        found = tiles_of(16 if m <= 16 else 64, 32 if m <= 16 else 16, 4 * deep, warps=4, stages=3)
+        sizes = tiles_of(16 if m <= 16 else 64, 32 if m <= 16 else 16, 4 * deep, warps=4, stages=3)
     elif min(m, n) <= 64:
-        found = tiles_of(64, 64, 2 * deep, warps=4, stages=4)
+        sizes = tiles_of(64, 64, 2 * deep, warps=4, stages=4)
     else:
-        found = tiles_of(64, 128, deep, warps=4, stages=4)
-    tiles, splits = down(found["BLOCK_M"]) * right(found["BLOCK_N"]), 1
-    while tiles * splits < CORES - 32 and k % (2 * splits * found["BLOCK_K"]) == 0 and k // splits >= 1024:
+        sizes = tiles_of(64, 128, deep, warps=4, stages=4)
+    tiles, splits = down(sizes["BLOCK_M"]) * right(sizes["BLOCK_N"]), 1
+    while tiles * splits < CORES - 32 and k % (2 * splits * sizes["BLOCK_K"]) == 0 and k // splits >= 1024:
         splits *= 2
-    return {**found, "SPLITS": splits}
+    return {**sizes, "SPLITS": splits}
 
 
 def tiles_of(m: int, n: int, k: int, *, warps: int, stages: int, **sizes: Any) -> dict[str, Any]:
@@ -85,10 +85,10 @@ ENGINE = {"bwd_kv": {64, 128}}
 def attention_tiles(kernel: str, queries: int, dim: int, dtype: Any, extra: bool, **rest: Any) -> dict[str, Any]:
     """Tiles for heads of this dim, rounded up to a power of two; with a bias or dropout the defaults."""
     wide = max(64, 1 << (dim - 1).bit_length())
-    found = ATTENTION[kernel].get(wide)
-    if found is None or dtype.itemsize > 2 or queries <= 64 or extra:
+    sizes = ATTENTION[kernel].get(wide)
+    if sizes is None or dtype.itemsize > 2 or queries <= 64 or extra:
         return {}
-    return dict(zip(TILES.split(), (*found, wide in ENGINE.get(kernel, ()))))
+    return dict(zip(TILES.split(), (*sizes, wide in ENGINE.get(kernel, ()))))
 
 
 def decode_tiles(rows: int, dim: int, dtype: Any, kept: Any, **rest: Any) -> dict[str, Any]:

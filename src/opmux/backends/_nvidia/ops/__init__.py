@@ -19,9 +19,9 @@ def get_preferred_ops():
     """torch's products and attention come before our kernels, which run only if a policy names them."""
     ours = {cublas.faster: cublas.IMPLS, grouped.faster: grouped.IMPLS, flash.faster: flash.IMPLS}
     ours |= {flash.faster_without_options: flash.GENERAL}
-    found = {fn.op: faster for faster, impls in ours.items() for fn in impls.values()}
+    reasons = {fn.op: faster for faster, impls in ours.items() for fn in impls.values()}
     # cuBLAS takes FP8 blocks in some sizes only; the reference of the others multiplies in float32.
-    return found | {cublas.block_scaled_gemm.op: ForSomeCalls(cublas.faster)}
+    return reasons | {cublas.block_scaled_gemm.op: ForSomeCalls(cublas.faster)}
 
 
 __all__ = [

@@ -101,8 +101,7 @@ def linear_act(
 
 def _product(x: Tensor, w: Tensor, bias: Tensor | None, alpha: float, dtype: torch.dtype) -> Tensor:
     """alpha x w + bias, rounded once, to dtype."""
-    own = x.dtype
-    if dtype is own and (bias is None or bias.dtype is own):
+    if dtype is x.dtype and (bias is None or bias.dtype is dtype):
         if bias is not None:
             return torch.addmm(bias, x, w, alpha=alpha)
         return torch.mm(x, w) if alpha == 1.0 else torch.addmm(x.new_empty(()), x, w, beta=0, alpha=alpha)
@@ -121,7 +120,7 @@ def _wide_product(x: Tensor, w: Tensor) -> Tensor:
     return WIDE_MM(x, w, F32)
 
 
-def _turned(a: Tensor, b: Tensor, trans_a: bool, trans_b: bool) -> tuple[Tensor, Tensor]:
+def _factors(a: Tensor, b: Tensor, trans_a: bool, trans_b: bool) -> tuple[Tensor, Tensor]:
     return a.t() if trans_a else a, b.t() if trans_b else b
 
 
@@ -136,12 +135,12 @@ def gemm(
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
     check_gemm(a, b, bias, trans_a, trans_b, alpha, out_dtype)
-    if out_dtype is None and alpha == 1.0 and (bias is None or bias.dtype is a.dtype):  # the fewest steps
+    if out_dtype is None and alpha == 1.0 and (bias is None or bias.dtype is a.dtype):  # without _product's steps
         x = a.t() if trans_a else a
         if trans_b:
             return F.linear(x, b, bias)
         return torch.mm(x, b) if bias is None else torch.addmm(bias, x, b)
-    return _product(*_turned(a, b, trans_a, trans_b), bias, alpha, out_dtype or a.dtype)
+    return _product(*_factors(a, b, trans_a, trans_b), bias, alpha, out_dtype or a.dtype)
 
 
 @library("gemm_gelu", "cublas")
@@ -155,7 +154,7 @@ def gemm_gelu(
     out_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
     check_gemm_gelu(a, b, bias, trans_a, trans_b, alpha, out_dtype)
-    pre = _product(*_turned(a, b, trans_a, trans_b), bias, alpha, out_dtype or a.dtype)
+    pre = _product(*_factors(a, b, trans_a, trans_b), bias, alpha, out_dtype or a.dtype)
     return F.gelu(pre, approximate="tanh"), pre
 
 
@@ -171,7 +170,7 @@ def gemm_dgelu(
 ) -> Tensor:
     check_gemm_dgelu(a, b, pre, trans_a, trans_b, alpha, out_dtype)
     dtype = out_dtype or a.dtype
-    y = _product(*_turned(a, b, trans_a, trans_b), None, alpha, dtype)
+    y = _product(*_factors(a, b, trans_a, trans_b), None, alpha, dtype)
     return torch.ops.aten.gelu_backward.grad_input(y, pre.to(dtype), approximate="tanh", grad_input=y)
 
 
@@ -186,7 +185,7 @@ def gemm_add_(
     beta: float = 1.0,
 ) -> None:
     check_gemm_add_(c, a, b, trans_a, trans_b, alpha, beta)
-    x, w = _turned(a, b, trans_a, trans_b)
+    x, w = _factors(a, b, trans_a, trans_b)
     if not x.shape[1]:
         c.zero_() if beta == 0.0 else c.mul_(beta)
     elif c.dtype is x.dtype:
@@ -301,11 +300,11 @@ def block_when(
         return "multiplies no two matrices with scales of 128x128"
     if m % 4:  # cuBLAS needs scales of rows that are aligned to 16 bytes
         return f"takes rows in multiples of 4; there are {m}"
-    fits = fp8_limits(a, b, a_dtype is b_dtype is E5M2, None, out_dtype)
-    if fits is not True:
-        return fits
-    probed = blockwise(a_rows, b_rows, a_dtype, b_dtype, k % 512 == 0, out_dtype, a.device)
-    return True if probed else "this torch or chip has none"
+    supported = fp8_limits(a, b, a_dtype is b_dtype is E5M2, None, out_dtype)
+    if supported is not True:
+        return supported
+    works = blockwise(a_rows, b_rows, a_dtype, b_dtype, k % 512 == 0, out_dtype, a.device)
+    return True if works else "this torch or chip has none"
 
 
 @functools.cache
@@ -322,7 +321,7 @@ def blockwise(
     if device.type != "cuda":
         return False
     n, k = 256, 512 if whole else 384  # two blocks in each dimension: with one, strides do not matter
-    a, b = (torch.ones(n, k, device=device).to(kind) for kind in (a_dtype, b_dtype))
+    a, b = (torch.ones(n, k, device=device).to(dtype_of_factor) for dtype_of_factor in (a_dtype, b_dtype))
     scale = lambda rows: torch.ones(-(-n // rows), k // 128, device=device)
     try:
         y = _block_scaled(a, b, scale(a_rows), scale(b_rows), a_rows, b_rows, dtype)
@@ -334,11 +333,11 @@ def blockwise(
 def _block_scaled(
     a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, a_rows: int, b_rows: int, dtype: torch.dtype
 ) -> Tensor:
-    (sa, kind_a), (sb, kind_b) = _laid(a_scale, a_rows), _laid(b_scale, b_rows)
+    (sa, kind_a), (sb, kind_b) = _cublas_layout(a_scale, a_rows), _cublas_layout(b_scale, b_rows)
     return _torchs(F.scaled_mm, a, b.t(), sa, kind_a, sb, kind_b, output_dtype=dtype, use_fast_accum=False)
 
 
-def _laid(scale: Tensor, rows: int) -> tuple[Tensor, Any]:
+def _cublas_layout(scale: Tensor, rows: int) -> tuple[Tensor, Any]:
     """Scales in cuBLAS's layout, and torch's name for them.
 
     Scales of 1x128 blocks are [rows, blocks of K] with adjacent rows; those of 128x128 blocks are [blocks of K, blocks
@@ -375,19 +374,8 @@ def block_scaled_gemm(
     return _block_scaled(a, b, a_scale, b_scale, a_rows, b_rows, F32).add_(bias).to(out_dtype)
 
 
-def plain_block_when(
-    a: Tensor,
-    b: Tensor,
-    a_scale: Tensor,
-    b_scale: Tensor,
-    a_dtype: torch.dtype,
-    b_dtype: torch.dtype,
-    bias: Tensor | None = None,
-    a_rows: int = 1,
-    b_rows: int = 128,
-    out_dtype: torch.dtype = torch.bfloat16,
-) -> bool | str:
-    check_block_scaled_gemm(a, b, a_scale, b_scale, a_dtype, b_dtype, bias, a_rows, b_rows, out_dtype)
+def plain_block_when(a: Tensor, *rest: Any) -> bool | str:
+    check_block_scaled_gemm(a, *rest)
     return "our kernel adds up FP8 products as cuBLAS does, and this one does not" if adds_as_cublas(a.device) else True
 
 
@@ -416,19 +404,19 @@ def block_scaled_gemm_plain(
     If the result has more bits than bfloat16, in float32. The sums have more bits than those of FP8 products on Hopper,
     whose matrix unit adds 128 of them in about 14 bits: 4 % of the bfloat16 results differ by one unit.
     """
-    inside = torch.bfloat16 if out_dtype is torch.bfloat16 else F32
-    x = _plain(a.view(a_dtype), a_scale, a_rows, inside)
-    w = _plain(b.view(b_dtype), b_scale, b_rows, inside)
+    compute_dtype = torch.bfloat16 if out_dtype is torch.bfloat16 else F32
+    x = _dequantized(a.view(a_dtype), a_scale, a_rows, compute_dtype)
+    w = _dequantized(b.view(b_dtype), b_scale, b_rows, compute_dtype)
     return _product(x, w.t(), bias, 1.0, out_dtype)
 
 
-def _plain(x: Tensor, scale: Tensor, rows: int, dtype: torch.dtype) -> Tensor:
+def _dequantized(x: Tensor, scale: Tensor, rows: int, dtype: torch.dtype) -> Tensor:
     return (x.to(F32) * spec.each(scale, rows, x.shape)).to(dtype)
 
 
 IMPLS: dict[str, Any] = {
-    made.__name__: made
-    for made in (
+    fn.__name__: fn
+    for fn in (
         linear,
         linear_bwd,
         linear_act,

@@ -13,9 +13,9 @@ DTYPES = frozenset({torch.float16, torch.float32})
 
 def cudnn(oldest: int = 8) -> bool | str:
     """Whether torch has a cuDNN, and one that is new enough."""
-    found = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None
-    major = (found or 0) // (10_000 if (found or 0) >= 90_000 else 1000)  # 8907 is 8.9.7, 90100 is 9.1.0
-    return True if major >= oldest else f"needs cuDNN {oldest}; torch has {f'cuDNN {major}' if found else 'none'}"
+    version = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None
+    major = (version or 0) // (10_000 if (version or 0) >= 90_000 else 1000)  # 8907 is 8.9.7, 90100 is 9.1.0
+    return True if major >= oldest else f"needs cuDNN {oldest}; torch has {f'cuDNN {major}' if version else 'none'}"
 
 
 def limits(x: Tensor, eps: float = 1.0) -> bool | str:

@@ -4,6 +4,7 @@
 """
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -25,8 +26,76 @@ HALVES = frozenset({torch.float16, torch.bfloat16})
 GRID = 65535  # limit of batches and heads, which are dimensions of a grid
 
 
-def limits(q: Tensor, k: Tensor, v: Tensor, causal: bool, *, widest: int = 256, square: bool = False) -> bool | str:
-    """Whether a library's kernels support these tensors: True, or why not.
+Limits = Callable[..., bool | str]
+
+
+def conditions(limits: Limits) -> tuple[Limits, Limits]:
+    """The `when` of attention and of its backward: check the arguments, then limits(q, k, v, scale, do, causal)."""
+
+    def when(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> bool | str:
+        check_attention(q, k, v, causal, scale)
+        return limits(q, k, v, scale, None, causal)
+
+    def bwd_when(
+        do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, causal: bool, scale: float | None
+    ) -> bool | str:
+        check_attention_bwd(do, q, k, v, o, lse, causal, scale)
+        return limits(q, k, v, scale, do, causal)
+
+    return when, bwd_when
+
+
+def varlen_conditions(limits: Limits) -> tuple[Limits, Limits]:
+    """`conditions` for packed sequences, with limits(q, k, v, cu_q, max_q, max_k, left, right, scale[, do])."""
+
+    def when(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cu_q: Tensor,
+        cu_k: Tensor,
+        max_q: int,
+        max_k: int,
+        left: int = -1,
+        right: int = -1,
+        scale: float | None = None,
+    ) -> bool | str:
+        check_varlen(q, k, v, cu_q, cu_k, max_q, max_k, left, right, scale)
+        return limits(q, k, v, cu_q, max_q, max_k, left, right, scale)
+
+    def bwd_when(
+        do: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        o: Tensor,
+        lse: Tensor,
+        cu_q: Tensor,
+        cu_k: Tensor,
+        max_q: int,
+        max_k: int,
+        left: int,
+        right: int,
+        scale: float | None,
+    ) -> bool | str:
+        check_varlen_bwd(do, q, k, v, o, lse, cu_q, cu_k, max_q, max_k, left, right, scale)
+        return limits(q, k, v, cu_q, max_q, max_k, left, right, scale, do)
+
+    return when, bwd_when
+
+
+def limits(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float | None,
+    do: Tensor | None,
+    causal: bool,
+    *,
+    widest: int = 256,
+    square: bool = False,
+) -> bool | str:
+    """Whether a library's kernels support these tensors: True, or why not. They support any scale and gradient.
 
     `square`: the kernels align a causal mask to the top left, which is ours only for as many keys as queries.
     """
@@ -43,7 +112,7 @@ def limits(q: Tensor, k: Tensor, v: Tensor, causal: bool, *, widest: int = 256, 
     return True
 
 
-def plain(t: Tensor) -> Tensor:
+def aligned(t: Tensor) -> Tensor:
     """t, or a copy for 16-byte loads, with the batch outermost or between the sequence and the heads."""
     b, h, s, d = t.stride()
     if d == 1 and b >= h and (b >= s or h) and not (b | h | s | t.storage_offset()) & 7:
@@ -51,39 +120,30 @@ def plain(t: Tensor) -> Tensor:
     return t.clone(memory_format=torch.contiguous_format)  # contiguous() would keep a start that is not aligned
 
 
-def settled(t: Tensor, like: Tensor) -> Tensor:
+def as_layout_of(t: Tensor, like: Tensor) -> Tensor:
     """A tensor with the dtype and memory layout of another; itself if it has both."""
     packed = t.permute(spec.order(like))
     return t if t.dtype == like.dtype and packed.is_contiguous() else spec.empty_result(like, t.shape[3]).copy_(t)
 
 
-def flash_when(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> bool | str:
-    check_attention(q, k, v, causal, scale)
-    return limits(q, k, v, causal)
-
-
-def flash_bwd_when(
-    do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, causal: bool, scale: float | None
-) -> bool | str:
-    check_attention_bwd(do, q, k, v, o, lse, causal, scale)
-    return limits(q, k, v, causal)
+flash_when, flash_bwd_when = conditions(limits)
 
 
 @library("attention", "flash", dtypes=HALVES, min_arch="sm_80", when=flash_when)
 def attention(
     q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None
 ) -> tuple[Tensor, Tensor]:
-    found = torchs(
+    results = torchs(
         torch.ops.aten._scaled_dot_product_flash_attention.default,
-        plain(q),
-        plain(k),
-        plain(v),
+        aligned(q),
+        aligned(k),
+        aligned(v),
         0.0,
         causal,
         False,
         scale=scale,
     )
-    return settled(found[0], q), found[1]
+    return as_layout_of(results[0], q), results[1]
 
 
 @library("attention_bwd", "flash", min_arch="sm_80", when=flash_bwd_when)
@@ -91,12 +151,12 @@ def attention_bwd(
     do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, causal: bool, scale: float | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     lse = lse.contiguous()
-    found = torchs(
+    grads = torchs(
         torch.ops.aten._scaled_dot_product_flash_attention_backward.default,
         do.to(q.dtype),
-        plain(q),
-        plain(k),
-        plain(v),
+        aligned(q),
+        aligned(k),
+        aligned(v),
         o,
         lse,
         None,
@@ -110,13 +170,13 @@ def attention_bwd(
         scale=scale,
     )
     # lse is passed as the generator's state too, which is not read without dropout
-    return settled(found[0], q), settled(found[1], k), settled(found[2], v)
+    return as_layout_of(grads[0], q), as_layout_of(grads[1], k), as_layout_of(grads[2], v)
 
 
 # ---- sequences one after another ------------------------------------------------------------------------------------
 
 
-def varlen_limits(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, max_q: int, max_k: int) -> bool | str:
+def varlen_limits(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, max_q: int, max_k: int, *options: Any) -> bool | str:
     d = q.shape[2]
     if q.dtype not in HALVES:
         return "takes float16 and bfloat16"
@@ -127,42 +187,10 @@ def varlen_limits(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, max_q: int, max
     return True
 
 
-def varlen_when(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_q: Tensor,
-    cu_k: Tensor,
-    max_q: int,
-    max_k: int,
-    left: int = -1,
-    right: int = -1,
-    scale: float | None = None,
-) -> bool | str:
-    check_varlen(q, k, v, cu_q, cu_k, max_q, max_k, left, right, scale)
-    return varlen_limits(q, k, v, cu_q, max_q, max_k)
+varlen_when, varlen_bwd_when = varlen_conditions(varlen_limits)
 
 
-def varlen_bwd_when(
-    do: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    o: Tensor,
-    lse: Tensor,
-    cu_q: Tensor,
-    cu_k: Tensor,
-    max_q: int,
-    max_k: int,
-    left: int,
-    right: int,
-    scale: float | None,
-) -> bool | str:
-    check_varlen_bwd(do, q, k, v, o, lse, cu_q, cu_k, max_q, max_k, left, right, scale)
-    return varlen_limits(q, k, v, cu_q, max_q, max_k)
-
-
-def plain_rows(t: Tensor) -> Tensor:
+def aligned_rows(t: Tensor) -> Tensor:
     """t [tokens, heads, dim], or a copy that the kernels can read 16 bytes at a time."""
     s, h, d = t.stride()
     if d == 1 and s and h and not (s | h | t.storage_offset()) & 7:
@@ -170,14 +198,14 @@ def plain_rows(t: Tensor) -> Tensor:
     return t.clone(memory_format=torch.contiguous_format)
 
 
-def seen(left: int, right: int) -> tuple[bool, dict[str, Any]]:
+def window_options(left: int, right: int) -> tuple[bool, dict[str, Any]]:
     """Whether the mask is only causal; if not, the window. Both are aligned to the bottom right, like our op's."""
     if left < 0 and right == 0:
         return True, {}
     return False, {n: None if w < 0 else w for n, w in (("window_size_left", left), ("window_size_right", right))}
 
 
-def after(t: Tensor, cu: Tensor) -> Tensor:
+def unused_tokens(t: Tensor, cu: Tensor) -> Tensor:
     """A mask of the tokens after the last sequence, which kernels do not write."""
     return torch.arange(t.shape[0], device=t.device) >= cu[-1]
 
@@ -195,12 +223,12 @@ def _forward_packed(
     scale: float | None,
 ) -> tuple[Tensor, Tensor]:
     """o and lse [heads, tokens]; both are undefined for tokens after the last sequence."""
-    causal, window = seen(left, right)
+    causal, window = window_options(left, right)
     o, lse, *_ = torchs(
         torch.ops.aten._flash_attention_forward.default,
-        plain_rows(q),
-        plain_rows(k),
-        plain_rows(v),
+        aligned_rows(q),
+        aligned_rows(k),
+        aligned_rows(v),
         cu_q.int(),
         cu_k.int(),
         max_q,
@@ -232,15 +260,15 @@ def _backward_packed(
     scale: float | None,
 ) -> list[Tensor]:
     """dq, dk and dv, undefined for tokens after the last sequence."""
-    causal, window = seen(left, right)
+    causal, window = window_options(left, right)
     lse = lse.float().masked_fill(lse == -math.inf, math.inf).contiguous()
-    found = torchs(
+    grads = torchs(
         torch.ops.aten._flash_attention_backward.default,
-        plain_rows(do.to(q.dtype)),
-        plain_rows(q),
-        plain_rows(k),
-        plain_rows(v),
-        plain_rows(o),
+        aligned_rows(do.to(q.dtype)),
+        aligned_rows(q),
+        aligned_rows(k),
+        aligned_rows(v),
+        aligned_rows(o),
         lse,
         cu_q.int(),
         cu_k.int(),
@@ -254,46 +282,25 @@ def _backward_packed(
         **window,
     )
     # lse is passed as the generator's state too, which is not read without dropout
-    return [t.contiguous() for t in found]
+    return [t.contiguous() for t in grads]
 
 
 @library("attention_varlen", "flash", dtypes=HALVES, min_arch="sm_80", when=varlen_when)
 def attention_varlen(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_q: Tensor,
-    cu_k: Tensor,
-    max_q: int,
-    max_k: int,
-    left: int = -1,
-    right: int = -1,
-    scale: float | None = None,
+    q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, *options: Any
 ) -> tuple[Tensor, Tensor]:
-    o, lse = _forward_packed(q, k, v, cu_q, cu_k, max_q, max_k, left, right, scale)
-    beyond = after(q, cu_q)
+    o, lse = _forward_packed(q, k, v, cu_q, cu_k, *options)
+    beyond = unused_tokens(q, cu_q)
     return o.masked_fill_(beyond[:, None, None], 0.0), lse.masked_fill_(beyond, 0.0)
 
 
 @library("attention_varlen_bwd", "flash", min_arch="sm_80", when=varlen_bwd_when)
 def attention_varlen_bwd(
-    do: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    o: Tensor,
-    lse: Tensor,
-    cu_q: Tensor,
-    cu_k: Tensor,
-    max_q: int,
-    max_k: int,
-    left: int,
-    right: int,
-    scale: float | None,
+    do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, cu_q: Tensor, cu_k: Tensor, *options: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    found = _backward_packed(do, q, k, v, o, lse, cu_q, cu_k, max_q, max_k, left, right, scale)
-    rows = (after(q, cu_q), after(k, cu_k), after(v, cu_k))
-    dq, dk, dv = (t.masked_fill_(m[:, None, None], 0.0) for t, m in zip(found, rows, strict=True))
+    grads = _backward_packed(do, q, k, v, o, lse, cu_q, cu_k, *options)
+    rows = (unused_tokens(q, cu_q), unused_tokens(k, cu_k), unused_tokens(v, cu_k))
+    dq, dk, dv = (t.masked_fill_(m[:, None, None], 0.0) for t, m in zip(grads, rows, strict=True))
     return dq, dk, dv
 
 
@@ -373,7 +380,7 @@ class SequencePacking(NamedTuple):
         order = (2, 0, 1) if self.by_heads else (0, 2, 1)
         return t.permute(*order, *range(3, t.dim())).flatten(*((1, 2) if self.by_heads else (0, 1)))
 
-    def apart(self, t: Tensor) -> Tensor:
+    def unpack(self, t: Tensor) -> Tensor:
         """The inverse of `tokens`."""
         if self.packed:
             return t.transpose(0, 1).unsqueeze(0)
@@ -382,7 +389,7 @@ class SequencePacking(NamedTuple):
             return t.permute(1, 2, 0, *range(3, t.dim()))
         return t.unflatten(0, (self.batch, -1)).transpose(1, 2)
 
-    def begins(self, t: Tensor) -> Tensor:
+    def offsets(self, t: Tensor) -> Tensor:
         """Where the sequences of a dense tensor begin, and where the last one ends."""
         count, length = (1, t.shape[2]) if self.by_heads else (self.batch, t.shape[2])
         return torch.arange(0, (count + 1) * length, length, dtype=torch.int32, device=t.device)
@@ -392,25 +399,25 @@ def _packed_options(rows: SequencePacking, q: Tensor, k: Tensor, options: tuple[
     """The arguments of `attention_varlen` after v, from those of `attention_general`."""
     cu_q, cu_k, max_q, max_k, left, right, scale = (options[i] for i in (4, 5, 8, 9, 10, 11, 15))
     if cu_q is None:
-        cu_q, cu_k, max_q, max_k = rows.begins(q), rows.begins(k), q.shape[2], k.shape[2]
+        cu_q, cu_k, max_q, max_k = rows.offsets(q), rows.offsets(k), q.shape[2], k.shape[2]
     return cu_q, cu_k, max_q, max_k, left, right, scale
 
 
-def laid(t: Tensor, like: Tensor, seq_first: bool) -> Tensor:
+def as_result_layout(t: Tensor, like: Tensor, seq_first: bool) -> Tensor:
     if not seq_first:
-        return settled(t, like)
+        return as_layout_of(t, like)
     return t if t.transpose(1, 2).is_contiguous() else spec.empty_result(like, t.shape[3], True).copy_(t)
 
 
 @library("attention_general", "flash", dtypes=HALVES, min_arch="sm_80", when=general_when)
 def attention_general(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
     rows = SequencePacking.of(q, options[4])
-    given = _packed_options(rows, q, k, options)
-    o, lse = _forward_packed(*map(rows.tokens, (q, k, v)), *given)
+    packed_options = _packed_options(rows, q, k, options)
+    o, lse = _forward_packed(*map(rows.tokens, (q, k, v)), *packed_options)
     if rows.packed:
-        beyond = after(o, given[0])
+        beyond = unused_tokens(o, packed_options[0])
         o, lse = o.masked_fill_(beyond[:, None, None], 0.0), lse.masked_fill_(beyond, 0.0)
-    return laid(rows.apart(o), q, options[-1]), rows.apart(lse.T).contiguous()
+    return as_result_layout(rows.unpack(o), q, options[-1]), rows.unpack(lse.T).contiguous()
 
 
 @library("attention_general_bwd", "flash", min_arch="sm_80", when=general_bwd_when)
@@ -418,12 +425,12 @@ def attention_general_bwd(
     do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, *options: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     rows = SequencePacking.of(q, options[4])
-    given = _packed_options(rows, q, k, options)
-    found = _backward_packed(*map(rows.tokens, (do, q, k, v, o)), rows.tokens(lse).T, *given)
+    packed_options = _packed_options(rows, q, k, options)
+    grads = _backward_packed(*map(rows.tokens, (do, q, k, v, o)), rows.tokens(lse).T, *packed_options)
     if rows.packed:
-        for t, cu in zip(found, (given[0], given[1], given[1]), strict=True):
-            t.masked_fill_(after(t, cu)[:, None, None], 0.0)
-    dq, dk, dv = (laid(rows.apart(t), like, options[-1]) for t, like in zip(found, (q, k, v), strict=True))
+        for t, cu in zip(grads, (packed_options[0], packed_options[1], packed_options[1]), strict=True):
+            t.masked_fill_(unused_tokens(t, cu)[:, None, None], 0.0)
+    dq, dk, dv = (as_result_layout(rows.unpack(t), like, options[-1]) for t, like in zip(grads, (q, k, v), strict=True))
     return dq, dk, dv, q.new_empty(0), q.new_empty(0)  # no bias, no sink
 
 
@@ -443,7 +450,5 @@ def faster_without_options() -> str | None:
     return None if machine.arch_of("cuda") in ("sm_90", "sm_90a") else faster()
 
 
-IMPLS: dict[str, Any] = {
-    made.__name__: made for made in (attention, attention_bwd, attention_varlen, attention_varlen_bwd)
-}
-GENERAL: dict[str, Any] = {made.__name__: made for made in (attention_general, attention_general_bwd)}
+IMPLS: dict[str, Any] = {fn.__name__: fn for fn in (attention, attention_bwd, attention_varlen, attention_varlen_bwd)}
+GENERAL: dict[str, Any] = {fn.__name__: fn for fn in (attention_general, attention_general_bwd)}

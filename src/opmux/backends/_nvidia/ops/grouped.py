@@ -80,4 +80,4 @@ def grouped_mm_bwd(dy: Tensor, a: Tensor, b: Tensor, ends: Tensor, trans_b: bool
     return spec.backward_of(grouped_mm, grouped_mm_wgrad, dy, a, b, ends, trans_b)
 
 
-IMPLS: dict[str, Any] = {made.__name__: made for made in (grouped_mm, grouped_mm_wgrad, grouped_mm_bwd)}
+IMPLS: dict[str, Any] = {fn.__name__: fn for fn in (grouped_mm, grouped_mm_wgrad, grouped_mm_bwd)}

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ....core.errors import NotSupported
-from .flash import HALVES, flash_bwd_when, flash_when, plain, settled
+from .flash import HALVES, aligned, as_layout_of, flash_bwd_when, flash_when
 from .flash import spec as attention_spec
 from .tags import library
 
@@ -36,22 +36,22 @@ def places(spec: ModuleSpec | None) -> list[Path]:
     """The files of a module; empty if its name is taken by this process or by opmux."""
     if spec is None:
         return []
-    found = [Path(p) for p in ([spec.origin] if spec.has_location else spec.submodule_search_locations or ()) if p]
-    return [p for p in found if p.exists() and not p.resolve().is_relative_to(OURS)]
+    paths = [Path(p) for p in ([spec.origin] if spec.has_location else spec.submodule_search_locations or ()) if p]
+    return [p for p in paths if p.exists() and not p.resolve().is_relative_to(OURS)]
 
 
 def find(module: str) -> ModuleSpec | None:
     """The spec of an installed module, found without importing it or its parents."""
     top, *below = module.split(".")
     try:
-        found = importlib.util.find_spec(top)
+        spec = importlib.util.find_spec(top)
     except ValueError:  # a placeholder without a spec
         return None
     for n in range(len(below)):
-        if found is None or not places(found):
+        if spec is None or not places(spec):
             return None
-        found = PathFinder.find_spec(".".join((top, *below[: n + 1])), list(found.submodule_search_locations or ()))
-    return found if places(found) else None
+        spec = PathFinder.find_spec(".".join((top, *below[: n + 1])), list(spec.submodule_search_locations or ()))
+    return spec if places(spec) else None
 
 
 def installed(module: str) -> bool | str:
@@ -71,13 +71,13 @@ def parameters(fn: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     return inspect.signature(getattr(fn, "_init_fn", fn)).parameters  # torch's custom ops hide theirs
 
 
-def by_name(fn: Callable[..., Any], given: dict[str, Any]) -> Any:
+def by_name(fn: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     """Call a function with those values that are in its signature, which differs between versions."""
     known = parameters(fn)
-    unknown = [p.name for p in known.values() if p.default is p.empty and p.name not in given]
+    unknown = [p.name for p in known.values() if p.default is p.empty and p.name not in arguments]
     if unknown:
         raise NotSupported(f"the installed {fn!r} requires {unknown}, which opmux does not know")
-    return fn(**{n: given[n] for n in known if n in given})
+    return fn(**{n: arguments[n] for n in known if n in arguments})
 
 
 class OptionalLibrary(NamedTuple):
@@ -107,13 +107,13 @@ class LibraryFunction(NamedTuple):
 
     def fetch(self) -> Any:
         module, _, name = self.place.partition(":")
-        home = LIBRARIES[self.library].load(module)
-        found = getattr(home, name, None)
+        source = LIBRARIES[self.library].load(module)
+        found = getattr(source, name, None)
         if found is None:
             raise NotSupported(f"the installed {self.library} has no {self.place}")
         return found
 
-    def made(self) -> Callable[..., Any]:
+    def impl(self) -> Callable[..., Any]:
         """The impl: the function is fetched once, by the first call."""
         fetch, call = functools.cache(self.fetch), self.call
 
@@ -125,8 +125,8 @@ class LibraryFunction(NamedTuple):
 
         run.__name__ = run.__qualname__ = f"{self.op.rpartition('::')[2]}_{self.library}"
         tags = dict(when=self.when, dtypes=self.dtypes, min_arch=self.min_arch, priority=PRIORITY)
-        there = LIBRARIES[self.library].there
-        return library(self.op, self.library, _is_available=there, **tags)(run)
+        is_installed = LIBRARIES[self.library].there
+        return library(self.op, self.library, _is_available=is_installed, **tags)(run)
 
 
 # ---- calls of the libraries' functions ------------------------------------------------------------------------------
@@ -165,27 +165,34 @@ def fits(
 
 
 def flash_fwd(fn: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> tuple[Tensor, Tensor]:
-    found = by_name(fn, _flash_given(q, k, v, causal, scale) | {"return_softmax": False})
-    lse = found[1] if len(found) == 4 else found[5]  # before 2.7 padded inputs are returned too
-    return settled(found[0].transpose(1, 2), q), lse
+    results = by_name(fn, _flash_arguments(q, k, v, causal, scale) | {"return_softmax": False})
+    lse = results[1] if len(results) == 4 else results[5]  # before 2.7 padded inputs are returned too
+    return as_layout_of(results[0].transpose(1, 2), q), lse
 
 
 def flash_bwd(
     fn: Any, do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, causal: bool, scale: float | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    given = _flash_given(q, k, v, causal, scale)
-    dq, dk, dv = (torch.empty_like(given[n]) for n in "qkv")
+    arguments = _flash_arguments(q, k, v, causal, scale)
+    dq, dk, dv = (torch.empty_like(arguments[n]) for n in "qkv")
     saved = {"dout": do.to(q.dtype).transpose(1, 2).contiguous(), "out": o.transpose(1, 2).contiguous()}
-    steady = torch.are_deterministic_algorithms_enabled()
-    mine = {"softmax_lse": lse.contiguous(), "dq": dq, "dk": dk, "dv": dv, "deterministic": steady, "rng_state": None}
-    by_name(fn, given | saved | mine)
-    return tuple(settled(g.transpose(1, 2), t) for g, t in ((dq, q), (dk, k), (dv, v)))  # type: ignore[return-value]
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    outputs = {
+        "softmax_lse": lse.contiguous(),
+        "dq": dq,
+        "dk": dk,
+        "dv": dv,
+        "deterministic": deterministic,
+        "rng_state": None,
+    }
+    by_name(fn, arguments | saved | outputs)
+    return tuple(as_layout_of(g.transpose(1, 2), t) for g, t in ((dq, q), (dk, k), (dv, v)))  # type: ignore[return-value]
 
 
-def _flash_given(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> dict[str, Any]:
+def _flash_arguments(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> dict[str, Any]:
     """Arguments under every name that versions of flash_attn had; its tensors are [batch, seq, heads, dim]."""
     return {
-        **{n: plain(t).transpose(1, 2) for n, t in (("q", q), ("k", k), ("v", v))},
+        **{n: aligned(t).transpose(1, 2) for n, t in (("q", q), ("k", k), ("v", v))},
         "dropout_p": 0.0,
         "softmax_scale": attention_spec.scale_of(q, scale),
         "causal": causal,
@@ -202,8 +209,8 @@ GEMMA = 1  # Liger's casting mode that rounds once, as ours does
 
 def liger_rms_fwd(fn: Any, x: Tensor, weight: Tensor, eps: float, offset: float) -> tuple[Tensor, Tensor]:
     x, weight = packed(x, weight)
-    given = {"X": x, "W": weight, "eps": eps, "offset": offset, "casting_mode": GEMMA, "row_mode": None}
-    y, _, rstd, *_ = by_name(fn, given)
+    arguments = {"X": x, "W": weight, "eps": eps, "offset": offset, "casting_mode": GEMMA, "row_mode": None}
+    y, _, rstd, *_ = by_name(fn, arguments)
     return y, rstd.view(x.shape[:-1])
 
 
@@ -211,9 +218,9 @@ def liger_rms_bwd(fn: Any, dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, 
     """Turns off Liger's `in_place`, which is on by default and writes dx over dy."""
     block, warps = loaded("liger_kernel.ops.utils").calculate_settings(x.shape[-1])
     g, x, weight, rstd = packed(dy.to(x.dtype), x, weight, rstd)
-    given = {"dY": g, "X": x.view(-1, x.shape[-1]), "W": weight, "RSTD": rstd.view(-1), "offset": offset}
-    how = {"casting_mode": GEMMA, "BLOCK_SIZE": block, "num_warps": warps, "in_place": False, "row_mode": None}
-    dx, dweight = by_name(fn, given | how)
+    arguments = {"dY": g, "X": x.view(-1, x.shape[-1]), "W": weight, "RSTD": rstd.view(-1), "offset": offset}
+    settings = {"casting_mode": GEMMA, "BLOCK_SIZE": block, "num_warps": warps, "in_place": False, "row_mode": None}
+    dx, dweight = by_name(fn, arguments | settings)
     return dx, dweight
 
 
@@ -227,8 +234,8 @@ def liger_glu_fwd(fn: Any, a: Tensor, b: Tensor) -> Tensor:
 
 def liger_glu_bwd(fn: Any, dy: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """Call Liger's backward with copies of a and b, because it overwrites them with their gradients."""
-    mine = {n: t.clone(memory_format=torch.contiguous_format).view(-1, t.shape[-1]) for n, t in (("a", a), ("b", b))}
-    da, db = by_name(fn, {**mine, "dc": dy.to(a.dtype).contiguous(), **NO_FACTORS})
+    copies = {n: t.clone(memory_format=torch.contiguous_format).view(-1, t.shape[-1]) for n, t in (("a", a), ("b", b))}
+    da, db = by_name(fn, {**copies, "dc": dy.to(a.dtype).contiguous(), **NO_FACTORS})
     return da.view(a.shape), db.view(b.shape)
 
 
@@ -240,8 +247,8 @@ def gems_rms_fwd(fn: Any, x: Tensor, weight: Tensor, eps: float, offset: float) 
 
 def gems_rms_bwd(fn: Any, dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, offset: float) -> tuple[Tensor, Tensor]:
     g, x, weight, rstd = packed(dy.to(x.dtype), x, weight, rstd)
-    given = {"dy": g, "x": x, "inv_rms": rstd.view(-1), "normalized_shape": list(weight.shape), "weight": weight}
-    dx, dweight = by_name(fn, given)
+    arguments = {"dy": g, "x": x, "inv_rms": rstd.view(-1), "normalized_shape": list(weight.shape), "weight": weight}
+    dx, dweight = by_name(fn, arguments)
     return dx, dweight.to(weight.dtype)
 
 
@@ -280,4 +287,4 @@ def table() -> Iterator[LibraryFunction]:
         yield LibraryFunction(lib, f"{op}_bwd", f"{at}:{grad}", gems_glu_bwd, three)
 
 
-IMPLS = {made.__name__: made for made in (row.made() for row in table())}
+IMPLS = {fn.__name__: fn for fn in (row.impl() for row in table())}

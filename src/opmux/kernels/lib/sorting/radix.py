@@ -86,14 +86,14 @@ def _move(
     o_c = row * DIGITS * blocks + digit * blocks + block
     first = tl.load(end_ptr + o_c, mask=m, other=0) - tl.load(count_ptr + o_c, mask=m, other=0)
     inside = o - tl.load(start_ptr + (row * blocks + block) * DIGITS + digit, mask=m, other=0)
-    to = row * n + first + inside
+    target = row * n + first + inside
     if at_ptr is None:
         at = o_b
     else:
         at = tl.load(at_ptr + row * n + o_b, mask=m, other=0)
-    tl.store(new_at_ptr + to, at.to(new_at_ptr.dtype.element_ty), mask=m)
+    tl.store(new_at_ptr + target, at.to(new_at_ptr.dtype.element_ty), mask=m)
     if new_key_ptr is not None:
-        tl.store(new_key_ptr + to, tl.load(key_ptr + row * n + o_b, mask=m, other=0), mask=m)
+        tl.store(new_key_ptr + target, tl.load(key_ptr + row * n + o_b, mask=m, other=0), mask=m)
 
 
 make_keys = Launcher(_keys, sizes="n")
@@ -120,8 +120,8 @@ def order(keys: Tensor, bits: int) -> Callable[[Tensor], Tensor]:
         raise NotSupported("a row of almost 2^31 elements or more, or more than 65535 rows")
     grid, config = (blocks, rows, 1), tiles.config(even=n % 16 == 0, DIGITS=DIGITS)
     passes = max(1, -(-bits // 8))
-    look = OutputSpec.of((rows, n), torch.int32)
-    last, again = OutputSpec.of((rows, n), torch.int64), OutputSpec.of((rows, n), keys.dtype)
+    positions = OutputSpec.of((rows, n), torch.int32)
+    last, moved_keys = OutputSpec.of((rows, n), torch.int64), OutputSpec.of((rows, n), keys.dtype)
     counts = {
         1: OutputSpec.of((rows, DIGITS * blocks), torch.int32),
         2: OutputSpec.of((rows, blocks * DIGITS), torch.int32),
@@ -130,17 +130,17 @@ def order(keys: Tensor, bits: int) -> Callable[[Tensor], Tensor]:
     for i in range(passes):
         ends = i == passes - 1
         counting = count.ready(grid, (n, blocks, 8 * i), config, counts)
-        moving = move.ready(grid, (n, blocks, 8 * i), config, {6: last} if ends else {5: again, 6: look})
+        moving = move.ready(grid, (n, blocks, 8 * i), config, {6: last} if ends else {5: moved_keys, 6: positions})
         steps.append((counting, moving, ends))
 
     def run(keys: Tensor) -> Tensor:
         at = None
         for counting, moving, ends in steps:
-            found, starts = counting(keys)
-            summed = scan.cumsum(found, 1)
+            digit_counts, starts = counting(keys)
+            summed = scan.cumsum(digit_counts, 1)
             if ends:
-                return moving(keys, at, found, summed, starts, None)
-            keys, at = moving(keys, at, found, summed, starts)
+                return moving(keys, at, digit_counts, summed, starts, None)
+            keys, at = moving(keys, at, digit_counts, summed, starts)
         raise AssertionError("no pass")
 
     return run
@@ -159,7 +159,7 @@ def sorter(x: Tensor, descending: bool) -> Callable[[Tensor], Tensor]:
     launch = make_keys.ready((-(-n // tiles["BLOCK"]), 1, 1), (n,), config, {1: keys})
 
     def run(x: Tensor) -> Tensor:
-        made = launch(as_bits(x))
-        return order(made, 8 * x.element_size())(made)
+        result = launch(as_bits(x))
+        return order(result, 8 * x.element_size())(result)
 
     return run

@@ -180,9 +180,9 @@ def chooser(x: Tensor, k: int, descending: bool) -> Callable[[Tensor], tuple[Ten
         length = chunks * keep
 
     def run(x: Tensor) -> tuple[Tensor, Tensor]:
-        x, given = as_bits(x), None
+        x, chosen = as_bits(x), None
         for launch in launches[:-1]:
-            given = launch(x, given, None, None)
-        return launches[-1](x, given, None)
+            chosen = launch(x, chosen, None, None)
+        return launches[-1](x, chosen, None)
 
     return run

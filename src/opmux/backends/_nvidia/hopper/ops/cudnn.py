@@ -14,15 +14,14 @@ from ... import ops  # noqa: F401 - the package before its modules: another thre
 from ...ops.cudnn import cudnn
 from ...ops.flash import (
     HALVES,
-    check_attention,
-    check_attention_bwd,
+    aligned,
+    as_layout_of,
+    as_result_layout,
     check_general,
     check_general_bwd,
-    laid,
+    conditions,
     limits,
     no_options,
-    plain,
-    settled,
 )
 from ...ops.tags import library
 
@@ -36,48 +35,39 @@ def usable() -> bool | str:
     return cudnn(9)
 
 
-def suits(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> bool | str:
+def supports(q: Tensor, k: Tensor, v: Tensor, scale: float | None, do: Tensor | None, causal: bool) -> bool | str:
+    if do is not None and torch.are_deterministic_algorithms_enabled():
+        return "adds in any order, while deterministic algorithms are enabled"
     if q.shape[2] == 1 or k.shape[2] == 1:
         return "takes sequences of more than 1"
-    return limits(q, k, v, causal, widest=WIDEST, square=True)
+    return limits(q, k, v, scale, do, causal, widest=WIDEST, square=True)
 
 
-def cudnn_when(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> bool | str:
-    check_attention(q, k, v, causal, scale)
-    return suits(q, k, v, causal)
-
-
-def cudnn_bwd_when(
-    do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, causal: bool, scale: float | None
-) -> bool | str:
-    check_attention_bwd(do, q, k, v, o, lse, causal, scale)
-    if torch.are_deterministic_algorithms_enabled():
-        return "adds in any order, while deterministic algorithms are enabled"
-    return suits(q, k, v, causal)
+cudnn_when, cudnn_bwd_when = conditions(supports)
 
 
 @library("attention", "cudnn", dtypes=HALVES, min_arch="sm_90", when=cudnn_when, _is_available=usable)
 def attention(
     q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None
 ) -> tuple[Tensor, Tensor]:
-    found = torch.ops.aten._scaled_dot_product_cudnn_attention.default(
-        plain(q), plain(k), plain(v), None, True, 0.0, causal, False, scale=scale
+    results = torch.ops.aten._scaled_dot_product_cudnn_attention.default(
+        aligned(q), aligned(k), aligned(v), None, True, 0.0, causal, False, scale=scale
     )
-    return settled(found[0], q), torch.ops.aten._unsafe_view(found[1].contiguous(), q.shape[:3])
+    return as_layout_of(results[0], q), torch.ops.aten._unsafe_view(results[1].contiguous(), q.shape[:3])
 
 
 @library("attention_bwd", "cudnn", min_arch="sm_90", when=cudnn_bwd_when, _is_available=usable)
 def attention_bwd(
     do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, causal: bool, scale: float | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    x, lse = plain(q), lse.contiguous()
+    x, lse = aligned(q), lse.contiguous()
     # torch caches a plan by the strides of q, k and v only: o and do must have the same layout every time
-    found = torch.ops.aten._scaled_dot_product_cudnn_attention_backward.default(
-        settled(do, x),
+    grads = torch.ops.aten._scaled_dot_product_cudnn_attention_backward.default(
+        as_layout_of(do, x),
         x,
-        plain(k),
-        plain(v),
-        settled(o, x),
+        aligned(k),
+        aligned(v),
+        as_layout_of(o, x),
         lse.unsqueeze(3),
         lse,
         lse,
@@ -91,7 +81,7 @@ def attention_bwd(
         scale=scale,
     )
     # lse is passed as the generator's state too, which is not read without dropout
-    return settled(found[0], q), settled(found[1], k), settled(found[2], v)
+    return as_layout_of(grads[0], q), as_layout_of(grads[1], k), as_layout_of(grads[2], v)
 
 
 # ---- of dense batches -----------------------------------------------------------------------------------------------
@@ -99,7 +89,7 @@ def attention_bwd(
 
 def cudnn_general_when(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> bool | str:
     check_general(q, k, v, *options)
-    return dense(*options) or suits(q, k, v, options[11] == 0)
+    return dense(*options) or supports(q, k, v, options[15], None, options[11] == 0)
 
 
 def cudnn_general_bwd_when(
@@ -122,13 +112,13 @@ def dense(*options: Any) -> str:
 @library("attention_general", "cudnn", dtypes=HALVES, min_arch="sm_90", when=cudnn_general_when, _is_available=usable)
 def attention_general(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
     o, lse = attention(q, k, v, options[11] == 0, options[15])
-    return laid(o, q, options[-1]), lse
+    return as_result_layout(o, q, options[-1]), lse
 
 
 @library("attention_general_bwd", "cudnn", min_arch="sm_90", when=cudnn_general_bwd_when, _is_available=usable)
 def attention_general_bwd(
     do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, *options: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    found = attention_bwd(do, q, k, v, o, lse, options[11] == 0, options[15])
-    dq, dk, dv = (laid(t, like, options[-1]) for t, like in zip(found, (q, k, v), strict=True))
+    grads = attention_bwd(do, q, k, v, o, lse, options[11] == 0, options[15])
+    dq, dk, dv = (as_result_layout(t, like, options[-1]) for t, like in zip(grads, (q, k, v), strict=True))
     return dq, dk, dv, q.new_empty(0), q.new_empty(0)  # no bias, no sink

@@ -20,7 +20,7 @@ from .....kernels.lib.products import aligned_copy
 from .....kernels.lib.rows import OutputSpec, programs
 from .....specs import attention as spec
 from ... import ops  # noqa: F401 - the package before its modules: another thread may be importing it
-from ...ops.flash import HALVES, check_attention, check_attention_bwd, check_varlen, check_varlen_bwd
+from ...ops.flash import HALVES, conditions, varlen_conditions
 
 DIMS = (64, 128)
 ROWS = 128  # rows of a tile of the result: 64 for each of two consumers
@@ -49,57 +49,6 @@ def _kernels() -> Any:
 # ---- which calls are supported --------------------------------------------------------------------------------------
 
 
-def attention_when(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> bool | str:
-    check_attention(q, k, v, causal, scale)
-    return suits(q, k, v, scale)
-
-
-def attention_bwd_when(
-    do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, causal: bool, scale: float | None
-) -> bool | str:
-    check_attention_bwd(do, q, k, v, o, lse, causal, scale)
-    if do.dtype != q.dtype:
-        return f"takes gradients of q's dtype; they are {do.dtype}"
-    return suits(q, k, v, scale)
-
-
-def varlen_when(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_q: Tensor,
-    cu_k: Tensor,
-    max_q: int,
-    max_k: int,
-    left: int = -1,
-    right: int = -1,
-    scale: float | None = None,
-) -> bool | str:
-    check_varlen(q, k, v, cu_q, cu_k, max_q, max_k, left, right, scale)
-    return fits_window(left, right) or suits(q, k, v, scale)
-
-
-def varlen_bwd_when(
-    do: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    o: Tensor,
-    lse: Tensor,
-    cu_q: Tensor,
-    cu_k: Tensor,
-    max_q: int,
-    max_k: int,
-    left: int,
-    right: int,
-    scale: float | None,
-) -> bool | str:
-    check_varlen_bwd(do, q, k, v, o, lse, cu_q, cu_k, max_q, max_k, left, right, scale)
-    if do.dtype != q.dtype:
-        return f"takes gradients of q's dtype; they are {do.dtype}"
-    return fits_window(left, right) or suits(q, k, v, scale)
-
-
 def fits_window(left: int, right: int) -> str:
     """Why a window is refused, or an empty string for the two that are supported: all keys, and causal."""
     if left < 0 and right <= 0:
@@ -107,7 +56,12 @@ def fits_window(left: int, right: int) -> str:
     return f"takes left = -1 and right = -1 or 0; they are {left} and {right}"
 
 
-def suits(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> bool | str:
+def supports(
+    q: Tensor, k: Tensor, v: Tensor, scale: float | None, do: Tensor | None = None, causal: bool = False
+) -> bool | str:
+    """True, or why not; with and without a causal mask."""
+    if do is not None and do.dtype != q.dtype:
+        return f"takes gradients of q's dtype; they are {do.dtype}"
     dim, dim_v = q.shape[-1], v.shape[-1]
     if q.dtype not in HALVES:
         return "takes float16 and bfloat16"
@@ -120,13 +74,32 @@ def suits(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> bool | str:
     return True
 
 
+def varlen_supports(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_q: Tensor,
+    max_q: int,
+    max_k: int,
+    left: int,
+    right: int,
+    scale: float | None,
+    do: Tensor | None = None,
+) -> bool | str:
+    return fits_window(left, right) or supports(q, k, v, scale, do)
+
+
+attention_when, attention_bwd_when = conditions(supports)
+varlen_when, varlen_bwd_when = varlen_conditions(varlen_supports)
+
+
 # ---- plans ----------------------------------------------------------------------------------------------------------
 
 
-def _aligned(given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _aligned(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Each tensor if TMA can read it, else a meta tensor with the strides of its contiguous copy."""
     fits = lambda t: t.stride(-1) == 1 and max(t.stride()) < FARTHEST and fits_engine(t, strides_of(t.stride()))
-    return {n: t if fits(t) else torch.empty(t.shape, dtype=t.dtype, device="meta") for n, t in given.items()}
+    return {n: t if fits(t) else torch.empty(t.shape, dtype=t.dtype, device="meta") for n, t in inputs.items()}
 
 
 def _launch(
@@ -180,12 +153,12 @@ def forward_in(
     packed: bool,
     contiguous: list[str],
 ) -> Plan:
-    given = {"q": q, "k": k, "v": v}
-    lies = _aligned(given)
-    strides = {n: strides_of(t.stride()) for n, t in lies.items()} | {"o": strides_of(makes["o"].stride)}
+    inputs = {"q": q, "k": k, "v": v}
+    layouts = _aligned(inputs)
+    strides = {n: strides_of(t.stride()) for n, t in layouts.items()} | {"o": strides_of(makes["o"].stride)}
     launch = _launch("forward", p, q.device, packed, strides)
-    copied = [*contiguous, *(n for n in given if lies[n] is not given[n])]
-    return Plan(makes, [launch], copied, {n: aligned_copy(None) for n in given})
+    copied = [*contiguous, *(n for n in inputs if layouts[n] is not inputs[n])]
+    return Plan(makes, [launch], copied, {n: aligned_copy(None) for n in inputs})
 
 
 def backward_in(
@@ -199,14 +172,14 @@ def backward_in(
     packed: bool,
     contiguous: list[str],
 ) -> Plan:
-    given = {"do": do, "q": q, "k": k, "v": v, "o": o}
-    lies = _aligned(given)
-    strides = {n: strides_of(t.stride()) for n, t in lies.items()}
+    inputs = {"do": do, "q": q, "k": k, "v": v, "o": o}
+    layouts = _aligned(inputs)
+    strides = {n: strides_of(t.stride()) for n, t in layouts.items()}
     strides |= {n: strides_of(makes[n].stride) for n in ("dq", "dk", "dv")}
     names = ("backward_q", "backward_kv")
     steps = [_launch(name, p, q.device, packed, strides, out_scale=p.scale) for name in names]
-    copied = [*contiguous, *(n for n in given if lies[n] is not given[n])]
-    return Plan(makes, steps, copied, {n: aligned_copy(None) for n in given})
+    copied = [*contiguous, *(n for n in inputs if layouts[n] is not inputs[n])]
+    return Plan(makes, steps, copied, {n: aligned_copy(None) for n in inputs})
 
 
 def _gradients(q: Tensor, k: Tensor, v: Tensor, stats: OutputSpec) -> dict[str, OutputSpec]:

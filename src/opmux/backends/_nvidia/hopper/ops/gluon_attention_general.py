@@ -17,21 +17,19 @@ from .....specs import attention as attention_spec
 from .....specs import attention_general as spec
 from ... import ops  # noqa: F401 - as a whole, before its modules: another thread may be importing it
 from ...ops.flash import no_options
-from .gluon_attention import backward_in, fits_window, forward_in, suits, tagged
+from .gluon_attention import backward_in, fits_window, forward_in, supports, tagged
 
 check, check_bwd = checks(spec.attention_general), checks(spec.attention_general_bwd)
 
 
 def general_when(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> bool | str:
     check(q, k, v, *options)
-    return no_options(*options) or fits_window(*options[10:12]) or suits(q, k, v, options[15])
+    return no_options(*options) or fits_window(*options[10:12]) or supports(q, k, v, options[15])
 
 
 def general_bwd_when(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, *options: Any) -> bool | str:
     check_bwd(do, q, k, v, o, lse, *options)
-    if do.dtype != q.dtype:
-        return f"takes gradients of q's dtype; they are {do.dtype}"
-    return no_options(*options) or fits_window(*options[10:12]) or suits(q, k, v, options[15])
+    return no_options(*options) or fits_window(*options[10:12]) or supports(q, k, v, options[15], do)
 
 
 def _problem(

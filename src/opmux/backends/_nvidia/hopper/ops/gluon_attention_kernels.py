@@ -166,10 +166,10 @@ def _tiles(dtype: gl.constexpr, COUNT: gl.constexpr, ROWS: gl.constexpr, DIM: gl
 
 @gluon.jit
 def _barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
-    made = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
+    barriers = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(COUNT):
-        mbarrier.init(made.index(i), count=ARRIVALS)
-    return made
+        mbarrier.init(barriers.index(i), count=ARRIVALS)
+    return barriers
 
 
 # ---- forward --------------------------------------------------------------------------------------------------------
@@ -246,10 +246,10 @@ def _softmax(s, top, total, scale, row, key, keys, shift, MASK: gl.constexpr, CA
     """Exponentials of a block of scores, the maximum and the sum so far, and the factor that rescales earlier sums."""
     if MASK:
         at = key + gl.arange(0, s.shape[1], layout=gl.SliceLayout(0, s.type.layout))
-        seen = at[None, :] < keys
+        visible = at[None, :] < keys
         if CAUSAL:
-            seen = seen & (at[None, :] <= row[:, None] + shift)
-        s = gl.where(seen, s, -float("inf"))
+            visible = visible & (at[None, :] <= row[:, None] + shift)
+        s = gl.where(visible, s, -float("inf"))
     new = gl.maximum(top, gl.max(s, 1) * scale)
     base = new
     if MASK:  # a row without a visible key so far
@@ -474,10 +474,10 @@ def _q_step(
     p = gl.exp2(s * scale - lse[:, None])
     if MASK:
         column = key + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, scores))
-        seen = column[None, :] < keys
+        visible = column[None, :] < keys
         if CAUSAL:
-            seen = seen & (column[None, :] <= row[:, None] + shift)
-        p = gl.where(seen, p, 0.0)
+            visible = visible & (column[None, :] <= row[:, None] + shift)
+        p = gl.where(visible, p, 0.0)
     _over(full.index(at), phase)
     dp, p = warpgroup_mma_wait(0, deps=[dp, p])
     ds = gl.convert_layout((p * (dp - delta[:, None])).to(q.dtype), factors)

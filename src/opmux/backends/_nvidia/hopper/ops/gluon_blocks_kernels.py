@@ -60,25 +60,25 @@ def copies(ring, a_ptr, b_ptr, sizes, BLOCK_N: gl.constexpr, GROUP: gl.constexpr
 
 
 @gluon.jit
-def write(y, place, bias_ptr, b_y, first_m, first_n, n):
-    """Store 64x128 of the result by TMA, through `place`; nothing out of bounds is written."""
+def write(y, y_tile, bias_ptr, b_y, first_m, first_n, n):
+    """Store 64x128 of the result by TMA, through `y_tile`; nothing out of bounds is written."""
     if bias_ptr is not None:
         i_n = first_n + gl.arange(0, BLOCK, layout=gl.SliceLayout(0, b_y.type.layout))
         b_y += gl.load(bias_ptr + i_n, mask=i_n < n, other=0.0).to(gl.float32)[None, :]
-    tma.store_wait(0)  # wait until the previous store has read `place`
-    place.store(b_y.to(y.dtype))
+    tma.store_wait(0)  # wait until the previous store has read `y_tile`
+    y_tile.store(b_y.to(y.dtype))
     fence_async_shared()
-    copy_out(y, [first_m, first_n], place)
+    copy_out(y, [first_m, first_n], y_tile)
 
 
 @gluon.jit
-def sums(b_y, b_z, ring, step, scales, TEAM: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr):
+def sums(b_y, b_z, ring, step, scales, CONSUMER: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr):
     """b_y, and b_z for the second 128 of 256 columns, plus one block's products times its scales."""
     b_as, b_bs, full, empty = ring
     b_sa, b_sb, b_sc = scales
     stage = step % STAGES
     mbarrier.wait(full.index(stage), step // STAGES & 1)
-    b_a, b_b = b_as.index(2 * stage + TEAM), b_bs.index(stage)
+    b_a, b_b = b_as.index(2 * stage + CONSUMER), b_bs.index(stage)
     layout: gl.constexpr = b_y.type.layout
     b_p = gl.zeros([ROWS, BLOCK], gl.float32, layout)
     b_p = warpgroup_mma(b_a, b_b.slice(0, BLOCK).permute((1, 0)), b_p, use_acc=False, is_async=True)
@@ -109,11 +109,11 @@ def scales_of(sa, sb, b_down, m_m, m_n, there, BLOCK_N: gl.constexpr):
 def products(
     ring,
     scales,
-    place,
+    y_tile,
     bias_ptr,
     y_ptr,
     sizes,
-    TEAM: gl.constexpr,
+    CONSUMER: gl.constexpr,
     BLOCK_N: gl.constexpr,
     GROUP: gl.constexpr,
     STAGES: gl.constexpr,
@@ -125,11 +125,11 @@ def products(
     a_scale_ptr, b_scale_ptr, a_down, a_right, b_down, b_right = scales
     m, n, k = sizes
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 32])
-    y = tma.make_tensor_descriptor(y_ptr, [m, n], [n, 1], [ROWS, BLOCK], place.layout)
+    y = tma.make_tensor_descriptor(y_ptr, [m, n], [n, 1], [ROWS, BLOCK], y_tile.layout)
     step = 0
     for program in range(gl.program_id(0), gl.cdiv(m, 2 * ROWS) * gl.cdiv(n, BLOCK_N), gl.num_programs(0)):
         first_m, first_n = tile(program, m, n, BLOCK_N, GROUP)
-        first_m += TEAM * ROWS
+        first_m += CONSUMER * ROWS
         i_m = first_m + gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
         m_m, m_n = i_m < m, first_n + BLOCK < n
         sa = a_scale_ptr + i_m.to(gl.int64) * a_down
@@ -142,16 +142,16 @@ def products(
         for begin in range(0, k, 2 * BLOCK):
             sa += 2 * a_right
             sb += 2 * b_right
-            b_y, b_z = sums(b_y, b_z, ring, step, even, TEAM, BLOCK_N, STAGES)
+            b_y, b_z = sums(b_y, b_z, ring, step, even, CONSUMER, BLOCK_N, STAGES)
             even = scales_of(sa, sb, b_down, m_m, m_n, begin + 2 * BLOCK < k, BLOCK_N)
             step += 1
             if begin + BLOCK < k:
-                b_y, b_z = sums(b_y, b_z, ring, step, odd, TEAM, BLOCK_N, STAGES)
+                b_y, b_z = sums(b_y, b_z, ring, step, odd, CONSUMER, BLOCK_N, STAGES)
                 odd = scales_of(sa + a_right, sb + b_right, b_down, m_m, m_n, begin + 3 * BLOCK < k, BLOCK_N)
                 step += 1
-        write(y, place, bias_ptr, b_y, first_m, first_n, n)
+        write(y, y_tile, bias_ptr, b_y, first_m, first_n, n)
         if BLOCK_N == 2 * BLOCK:
-            write(y, place, bias_ptr, b_z, first_m, first_n + BLOCK, n)
+            write(y, y_tile, bias_ptr, b_z, first_m, first_n + BLOCK, n)
     tma.store_wait(0)
 
 
@@ -177,9 +177,9 @@ def _blocks(
     layout: gl.constexpr = gl.NVMMASharedLayout(128, 8, 2)
     b_as = gl.allocate_shared_memory(a_ptr.dtype.element_ty, [2 * STAGES, ROWS, BLOCK], layout)
     b_bs = gl.allocate_shared_memory(b_ptr.dtype.element_ty, [STAGES, BLOCK_N, BLOCK], layout)
-    made: gl.constexpr = y_ptr.dtype.element_ty
-    y_layout: gl.constexpr = gl.NVMMASharedLayout(128, made.primitive_bitwidth, 2)
-    places = gl.allocate_shared_memory(made, [2, ROWS, BLOCK], y_layout)
+    y_dtype: gl.constexpr = y_ptr.dtype.element_ty
+    y_layout: gl.constexpr = gl.NVMMASharedLayout(128, y_dtype.primitive_bitwidth, 2)
+    y_tiles = gl.allocate_shared_memory(y_dtype, [2, ROWS, BLOCK], y_layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
@@ -190,8 +190,8 @@ def _blocks(
     scales = (a_scale_ptr, b_scale_ptr, a_down, a_right, b_down, b_right)
     gl.warp_specialize(
         [
-            (products, (ring, scales, places.index(0), bias_ptr, y_ptr, sizes, 0, BLOCK_N, GROUP, STAGES)),
-            (products, (ring, scales, places.index(1), bias_ptr, y_ptr, sizes, 1, BLOCK_N, GROUP, STAGES)),
+            (products, (ring, scales, y_tiles.index(0), bias_ptr, y_ptr, sizes, 0, BLOCK_N, GROUP, STAGES)),
+            (products, (ring, scales, y_tiles.index(1), bias_ptr, y_ptr, sizes, 1, BLOCK_N, GROUP, STAGES)),
             (copies, (ring, a_ptr, b_ptr, sizes, BLOCK_N, GROUP, STAGES)),
         ],
         [4, 1],
