@@ -42,9 +42,7 @@ def enable(
     """
     _say_unused(lib, registrar)
     switch.enable(exclude=_overloads(_listed(unused, "exclude"), "unused") or None, mode="all")
-    _recording.close()
-    if record:
-        _recording.enter_context(recorded(path, once))
+    _replace_log(record, path, once)
 
 
 def only_enable(
@@ -73,9 +71,7 @@ def only_enable(
         warnings.warn("flag_gems.only_enable: none of these ops is known; nothing is enabled", stacklevel=2)
         return
     switch.enable(include=keys, mode="all")
-    _recording.close()
-    if record:
-        _recording.enter_context(recorded(path, once))
+    _replace_log(record, path, once)
 
 
 class use_gems:
@@ -201,5 +197,12 @@ def recorded(path: str | Path | None, once: bool) -> Iterator[None]:
         log.propagate = before[1]
 
 
-_recording = contextlib.ExitStack()  # the open log of `enable`
-atexit.register(_recording.close)
+_log = contextlib.ExitStack()  # the open log of `enable`
+atexit.register(_log.close)
+
+
+def _replace_log(record: bool, path: str | Path | None, once: bool) -> None:
+    """Close the log of the last `enable`, and open one if `record`."""
+    _log.close()
+    if record:
+        _log.enter_context(recorded(path, once))

@@ -33,6 +33,7 @@ from ...core.errors import NotSupported
 from ...specs._checks import check_int, type_name
 from .enums import CommOverlapType, torch_dtype
 from .quantized import OPS, plain
+from .rules import this_device
 
 RS, AG = CommOverlapType.RS, CommOverlapType.AG
 
@@ -370,12 +371,6 @@ def kind(op: str, comm_type: Any) -> int:
         return CommOverlapType(int(comm_type))
     except (TypeError, ValueError):
         raise ValueError(f"{op}: comm_type must be RS or AG, with a comm_overlap; got {comm_type!r}") from None
-
-
-def this_device() -> torch.device:
-    """The device of this rank: its accelerator, or the CPU."""
-    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    return torch.device("cpu") if found is None else torch.device(found.type, torch.accelerator.current_device_index())
 
 
 def no_op() -> None:

@@ -476,34 +476,8 @@ def generic_gemm(
             call.gemm_add_(rows_of(given), rows_of(B), rows_of(A), transB, transA, alpha, scale)
             return [D, column_sums(call, B, transB, dtype) if bias is not None else None, None, None]
     check_tensor(name, "extra_output", extra_output, dtypes=None, on=device_of(A), optional=True)
-    if comm_overlap is not None:
-        if not hasattr(comm_overlap, "around"):
-            got = type_name(comm_overlap)
-            raise BadArgument.of(name, "comm_overlap", "be a CommOverlap or CommOverlapP2P", str(got), TypeError)
-        product = lambda: checked_gemm(
-            call,
-            A,
-            transA,
-            B,
-            transB,
-            D,
-            given,
-            quantizer,
-            dtype,
-            bias,
-            bias_type,
-            gelu,
-            gelu_in,
-            grad,
-            use_split_accumulator,
-            alpha,
-            scale,
-            shape,
-            k,
-            None,
-        )
-        return comm_overlap.around(product, comm_type, bulk_overlap, extra_output)
-    return checked_gemm(
+    run = gemm_without_grad if torch.is_grad_enabled() else checked_gemm
+    args = (
         call,
         A,
         transA,
@@ -523,8 +497,13 @@ def generic_gemm(
         scale,
         shape,
         k,
-        extra_output,
     )
+    if comm_overlap is not None:
+        if not hasattr(comm_overlap, "around"):
+            got = type_name(comm_overlap)
+            raise BadArgument.of(name, "comm_overlap", "be a CommOverlap or CommOverlapP2P", str(got), TypeError)
+        return comm_overlap.around(lambda: run(*args, None), comm_type, bulk_overlap, extra_output)
+    return run(*args, extra_output)
 
 
 def scales(op: str, alpha: Any, beta: Any, accumulate: bool, D: Any) -> float:
@@ -565,30 +544,6 @@ def checked_gemm(
     extra: Tensor | None,
 ) -> list[Any]:
     """The results of generic_gemm for checked arguments."""
-    if torch.is_grad_enabled():  # no_grad takes 1.5 us; an autograd.Function has it already
-        with torch.no_grad():
-            return checked_gemm(
-                call,
-                A,
-                transA,
-                B,
-                transB,
-                D,
-                given,
-                quantizer,
-                dtype,
-                bias,
-                bias_type,
-                gelu,
-                gelu_in,
-                grad,
-                split,
-                alpha,
-                beta,
-                shape,
-                k,
-                extra,
-            )
     pre_dtype = dtype if not gelu or tensor_kind(A) is None else torch_dtype(bias_type, "generic_gemm", "bias_type")
     if not k or not math.prod(shape):
         y, pre = empty_product(shape, dtype, A, given, beta), None
@@ -619,6 +574,12 @@ def checked_gemm(
         y = quantized(call, y, quantizer, None if D is given else D)
     bias_grad = column_sums(call, B, transB, dtype) if grad and bias is not None else None
     return [y, bias_grad, pre, extra]
+
+
+def gemm_without_grad(*args: Any) -> list[Any]:
+    """checked_gemm under no_grad, which takes 1.5 us; an autograd.Function has it already."""
+    with torch.no_grad():
+        return checked_gemm(*args)
 
 
 # ---- groups ---------------------------------------------------------------------------------------------------------

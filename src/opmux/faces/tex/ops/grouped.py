@@ -42,7 +42,7 @@ from ..quantized import (
     quantized,
     shared_amax,
 )
-from ..rules import absent, any_dtype, device_name, grouped, quantizer_of, with_index
+from ..rules import absent, any_dtype, device_name, grouped, quantizer_of, this_device, with_index
 from .scaling import Size, addresses
 
 # ---- samples --------------------------------------------------------------------------------------------------------
@@ -154,6 +154,20 @@ def shapes_of(parts: list[Tensor]) -> list[tuple[int, int]]:
     return [(p.shape[0], p.shape[1]) for p in parts]
 
 
+def group_for(
+    parts: list[Tensor],
+    tensor: Tensor,
+    quantizer: Any,
+    first_dims: Tensor | None,
+    last_dims: Tensor | None,
+    tensor_offsets: Tensor | None,
+) -> Any:
+    """A group with uninitialized buffers for these parts of `tensor`."""
+    offsets = offsets_of(tensor, first_dims, last_dims) if tensor_offsets is None else tensor_offsets
+    dims = {"first_dims": first_dims, "last_dims": last_dims, "tensor_offsets": offsets}
+    return empty_group(quantizer, tensor, shapes_of(parts), **dims)
+
+
 def filled(call: Any, group: Any, parts: list[Tensor], quantizer: Any, noop: Tensor | None = None) -> Any:
     """Fill a group with the members quantized from these parts."""
     if kind_of(quantizer) == "current":
@@ -206,9 +220,7 @@ def group_quantize(
     with torch.no_grad():
         parts = parts_to_quantize("group_quantize", tensor, quantizer, num_tensors, first_dims, last_dims)
         if output is None:
-            offsets = offsets_of(tensor, first_dims, last_dims) if tensor_offsets is None else tensor_offsets
-            dims = {"first_dims": first_dims, "last_dims": last_dims, "tensor_offsets": offsets}
-            output = empty_group(quantizer, tensor, shapes_of(parts), **dims)
+            output = group_for(parts, tensor, quantizer, first_dims, last_dims, tensor_offsets)
         return filled(call, output, parts, with_buffers_of(output), noop_flag)
 
 
@@ -225,8 +237,7 @@ def bgrad_group_quantize(
     """(group_quantize, column sums of each member [num_tensors, columns] in tensor's dtype)."""
     with torch.no_grad():
         parts = parts_to_quantize("bgrad_group_quantize", tensor, quantizer, num_tensors, first_dims)
-        offsets = offsets_of(tensor, first_dims, None) if tensor_offsets is None else tensor_offsets
-        group = empty_group(quantizer, tensor, shapes_of(parts), first_dims=first_dims, tensor_offsets=offsets)
+        group = group_for(parts, tensor, quantizer, first_dims, None, tensor_offsets)
         dbias = torch.stack([wide(p).sum(0).to(tensor.dtype) for p in parts])
         return filled(call, group, parts, quantizer), dbias
 
@@ -246,9 +257,7 @@ def nvfp4_group_quantize_with_amax(
     with torch.no_grad():
         name = "nvfp4_group_quantize_with_amax"
         parts = parts_to_quantize(name, tensor, quantizer, num_tensors, first_dims, last_dims)
-        offsets = offsets_of(tensor, first_dims, last_dims) if tensor_offsets is None else tensor_offsets
-        dims = {"first_dims": first_dims, "last_dims": last_dims, "tensor_offsets": offsets}
-        group = empty_group(quantizer, tensor, shapes_of(parts), **dims)
+        group = group_for(parts, tensor, quantizer, first_dims, last_dims, tensor_offsets)
         for i, (member, part) in enumerate(zip(members(group), parts, strict=True)):
             if part.numel():
                 of = (None if a is None else a[i : i + 1] for a in (rowwise_amax, columnwise_amax))
@@ -335,16 +344,13 @@ def group_requantize_inplace(
             grouped_x.tensor_offsets = tensor_offsets
         values = whole(call, members(grouped_x, name, "grouped_x"), grouped_x, otype)
         if missing:
-            turning = quantizer.copy()
-            turning.rowwise_usage = False
-            parts = parts_to_quantize(name, values, turning, num_tensors, grouped_x.first_dims, grouped_x.last_dims)
-            made = filled(
-                call,
-                empty_group(turning, values, shapes_of(parts), first_dims=grouped_x.first_dims),
-                parts,
-                turning,
-            )
-            grouped_x.columnwise_data, grouped_x.columnwise_scale_inv = made.columnwise_data, made.columnwise_scale_inv
+            columnwise = quantizer.copy()
+            columnwise.rowwise_usage = False
+            parts = parts_to_quantize(name, values, columnwise, num_tensors, grouped_x.first_dims, grouped_x.last_dims)
+            group = empty_group(columnwise, values, shapes_of(parts), first_dims=grouped_x.first_dims)
+            filled(call, group, parts, columnwise)
+            grouped_x.columnwise_data = group.columnwise_data
+            grouped_x.columnwise_scale_inv = group.columnwise_scale_inv
         return values if return_dequantized else None
 
 
@@ -375,7 +381,7 @@ def bulk_allocate(
     alignments: Annotated[list[int], same_len("shapes"), each(at_least(1))] | None = None,
 ) -> list[Tensor]:
     """Tensors of these shapes and dtypes in one buffer, each aligned to its alignment (default: its element size)."""
-    where = with_index(accelerator() if device is None else device)
+    where = this_device() if device is None else with_index(device)
     kinds = [torch_dtype(d) for d in dtypes]
     steps = [math.lcm(a, k.itemsize) for k, a in zip(kinds, alignments or [1] * len(kinds), strict=True)]
     places, end = [], 0
@@ -388,11 +394,6 @@ def bulk_allocate(
     first = -buffer.data_ptr() % most if where.type != "meta" else 0
     made = zip(places, kinds, shapes, strict=True)
     return [buffer[first + a : first + b].view(kind).view(tuple(shape)) for (a, b), kind, shape in made]
-
-
-def accelerator() -> torch.device:
-    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    return torch.device("cpu") if found is None else found
 
 
 def _splits(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
@@ -522,9 +523,7 @@ def te_general_grouped_gemm_for_grouped_tensor(
     alpha and beta have one number, or one for each member. The members' sizes are read on the host.
     """
     name = "te_general_grouped_gemm_for_grouped_tensor"
-    with torch.no_grad():
-        multiply(call, name, A, transa, B, transb, D, bias, bias_scale, alpha, beta)
-    return D
+    return multiply(call, name, A, transa, B, transb, D, bias, bias_scale, alpha, beta)
 
 
 def are_matrices(op: str, A: list[Any]) -> None:
@@ -560,9 +559,7 @@ def te_general_grouped_gemm_for_discrete_in(
 ) -> Any:
     """As te_general_grouped_gemm_for_grouped_tensor, with A a list of matrices: separate weights."""
     name = "te_general_grouped_gemm_for_discrete_in"
-    with torch.no_grad():
-        multiply(call, name, A, transa, B, transb, D, bias, bias_scale, alpha, beta)
-    return D
+    return multiply(call, name, A, transa, B, transb, D, bias, bias_scale, alpha, beta)
 
 
 @adapt(
@@ -591,15 +588,14 @@ def te_general_grouped_gemm_for_discrete_out(
 ) -> Any:
     """As te_general_grouped_gemm_for_grouped_tensor, with D a list of matrices (weight gradients) and no bias."""
     name = "te_general_grouped_gemm_for_discrete_out"
-    with torch.no_grad():
-        multiply(call, name, A, transa, B, transb, D, bias, bias_scale, alpha, beta)
-    return D
+    return multiply(call, name, A, transa, B, transb, D, bias, bias_scale, alpha, beta)
 
 
 def parts_of(op: str, name: str, value: Any) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple)) else members(value, op, name)
 
 
+@torch.no_grad()
 def multiply(
     call: Any,
     op: str,
@@ -612,8 +608,8 @@ def multiply(
     row_scale: Any,
     alpha: Any,
     beta: Any,
-) -> None:
-    """Run all products, after all checks."""
+) -> Any:
+    """Run all products, after all checks; returns D."""
     num = B.num_tensors
     a, b, d = parts_of(op, "A", A), members(B, op, "B"), parts_of(op, "D", D)
     add = [None] * num if bias is None else bias_rows(op, bias, num)
@@ -637,6 +633,7 @@ def multiply(
     alphas, betas = alpha.reshape(-1).expand(num), beta.reshape(-1).expand(num)
     for i in range(num):
         put_product(call, d[i], a[i], transa, b[i], transb, add[i], scales[i], alphas[i], betas[i])
+    return D
 
 
 def bias_rows(op: str, bias: Any, num: int) -> list[Tensor]:

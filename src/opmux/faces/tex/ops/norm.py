@@ -155,19 +155,25 @@ RMSNORM_BWD_ADD = rows(lambda d: _tex_bwd_args(rms_bwd_args(d), add=d.full()))
 LAYERNORM_FWD = rows(_layernorm_fwd_args, *TEX, Case((5, 64), options={"no_bias": True}))
 LAYERNORM_BWD = rows(lambda d: _tex_bwd_args(layer_bwd_args(d)))
 
-FWD_NAMES = {"x": "input"}
-BWD_NAMES = {"dy": "dz", "weight": "gamma", "mean": "mu", "rstd": "rsigma"}
+FORWARD: dict[str, Any] = {
+    "names": {"x": "input"},
+    "out": "out mu rsigma",
+    "mutates": ("ln_out",),
+    "where": output_fits,
+}
+BACKWARD: dict[str, Any] = {
+    "names": {"dy": "dz", "weight": "gamma", "mean": "mu", "rstd": "rsigma"},
+    "tol": SUMS,
+    "result": as_list,
+}
 
 
 @adapt(
     "tex::rmsnorm_fwd",
     over=(norm.rms_norm, norm.rms_norm_fp8, norm.rms_norm_fp8_blocks_into, norm.rms_norm_stats, *NORM_CASTS),
-    names=FWD_NAMES,
-    out="out mu rsigma",
-    mutates=("ln_out",),
     samples=RMSNORM_FWD,
-    where=output_fits,
     result=rms_result,
+    **FORWARD,
 )
 def rmsnorm_fwd(
     call: Any,
@@ -202,15 +208,7 @@ def rmsnorm_fwd(
         return [as_requested(call, y, ln_out, quantizer, dtype), None, _stat(rstd)]
 
 
-@adapt(
-    "tex::rmsnorm_bwd",
-    over=norm.rms_norm_bwd,
-    names=BWD_NAMES,
-    out="dx dgamma",
-    samples=RMSNORM_BWD,
-    tol=SUMS,
-    result=as_list,
-)
+@adapt("tex::rmsnorm_bwd", over=norm.rms_norm_bwd, out="dx dgamma", samples=RMSNORM_BWD, **BACKWARD)
 def rmsnorm_bwd(
     call: Any,
     dz: Tensor,
@@ -226,15 +224,7 @@ def rmsnorm_bwd(
         return list(call(dz, x, gamma, rstd, 1.0 if zero_centered_gamma else 0.0, "gemma"))
 
 
-@adapt(
-    "tex::rmsnorm_bwd_add",
-    over=norm.rms_norm_bwd_add,
-    names=BWD_NAMES,
-    out="dx dgamma",
-    samples=RMSNORM_BWD_ADD,
-    tol=SUMS,
-    result=as_list,
-)
+@adapt("tex::rmsnorm_bwd_add", over=norm.rms_norm_bwd_add, out="dx dgamma", samples=RMSNORM_BWD_ADD, **BACKWARD)
 def rmsnorm_bwd_add(
     call: Any,
     dz: Tensor,
@@ -254,12 +244,9 @@ def rmsnorm_bwd_add(
 @adapt(
     "tex::layernorm_fwd",
     over=(norm.layer_norm, norm.layer_norm_fp8, norm.layer_norm_fp8_blocks_into, norm.layer_norm_stats, *NORM_CASTS),
-    names=FWD_NAMES,
-    out="out mu rsigma",
-    mutates=("ln_out",),
     samples=LAYERNORM_FWD,
-    where=output_fits,
     result=layer_result,
+    **FORWARD,
 )
 def layernorm_fwd(
     call: Any,
@@ -295,15 +282,7 @@ def layernorm_fwd(
         return [as_requested(call, y, ln_out, quantizer, dtype), _stat(mu), _stat(rstd)]
 
 
-@adapt(
-    "tex::layernorm_bwd",
-    over=norm.layer_norm_bwd,
-    names=BWD_NAMES,
-    out="dx dgamma dbeta",
-    samples=LAYERNORM_BWD,
-    tol=SUMS,
-    result=as_list,
-)
+@adapt("tex::layernorm_bwd", over=norm.layer_norm_bwd, out="dx dgamma dbeta", samples=LAYERNORM_BWD, **BACKWARD)
 def layernorm_bwd(
     call: Any,
     dz: Tensor,

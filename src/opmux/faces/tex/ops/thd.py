@@ -406,26 +406,19 @@ def _all_ranks(cu_seqlens: Tensor, cp_size: int, total_tokens: int) -> Tensor:
     return _partitioned(cu_seqlens, total_tokens, cp_size, ranks).reshape(-1)
 
 
-@op(
-    space="tex",
-    out="by_rank",
-    samples=_one_sample_each(
-        lambda new, cu: {"inp": new(12, 2, 4), "cu_seqlens": cu, "cp_size": 2, "total_tokens": 12},
-    ),
+REORDERED = _one_sample_each(
+    lambda new, cu: {"inp": new(12, 2, 4), "cu_seqlens": cu, "cp_size": 2, "total_tokens": 12},
 )
+
+
+@op(space="tex", out="by_rank", samples=REORDERED)
 def thd_sequence_order_to_cp_rank_order(inp: Tokens, cu_seqlens: Ends, cp_size: Ranks, total_tokens: Shared) -> Tensor:
     """Reorder tokens from sequence order to rank order, in which the tokens of a rank are contiguous."""
     with torch.no_grad():
         return inp[_all_ranks(cu_seqlens, cp_size, total_tokens)]
 
 
-@op(
-    space="tex",
-    out="by_sequence",
-    samples=_one_sample_each(
-        lambda new, cu: {"inp": new(12, 2, 4), "cu_seqlens": cu, "cp_size": 2, "total_tokens": 12},
-    ),
-)
+@op(space="tex", out="by_sequence", samples=REORDERED)
 def thd_cp_rank_order_to_sequence_order(inp: Tokens, cu_seqlens: Ends, cp_size: Ranks, total_tokens: Shared) -> Tensor:
     """Reorder tokens from rank order to sequence order."""
     with torch.no_grad():
