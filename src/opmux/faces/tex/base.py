@@ -54,10 +54,10 @@ def _method(spec: Spec) -> Any:
     def missing(self: TEXBackendBase, *args: Any, **kwargs: Any) -> Any:
         raise NotSupported(f"{spec.name} not implemented by backend '{self.name}'")
 
-    made: Any = missing
-    made.__name__, made.__qualname__, made.__doc__ = spec.name, f"TEXBackendBase.{spec.name}", spec.doc
-    made.__signature__ = spec.signature.replace(parameters=[SELF, *spec.signature.parameters.values()])
-    return made
+    method: Any = missing
+    method.__name__, method.__qualname__, method.__doc__ = spec.name, f"TEXBackendBase.{spec.name}", spec.doc
+    method.__signature__ = spec.signature.replace(parameters=[SELF, *spec.signature.parameters.values()])
+    return method
 
 
 METHODS = tuple(sorted(s.name for s in specs if s.space == "tex"))

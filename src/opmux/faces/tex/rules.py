@@ -257,8 +257,8 @@ class on_device(Rule):
         device = given.get(self.of)
         if device is None or device_name().problem(device, given) is not None:
             return None
-        wanted = with_index(device)
-        return None if value.device == wanted else f"be on {wanted}, the {{{self.of}}}"
+        expected = with_index(device)
+        return None if value.device == expected else f"be on {expected}, the {{{self.of}}}"
 
     def got(self, value: Any) -> str:
         return str(value.device)
@@ -280,5 +280,5 @@ def this_device() -> torch.device:
 
 def with_index(device: Any) -> torch.device:
     """A device, with the current index if none was given."""
-    made = torch.device(device)
-    return made if made.index is not None or made.type == "cpu" else torch.empty(0, device=made).device
+    resolved = torch.device(device)
+    return resolved if resolved.index is not None or resolved.type == "cpu" else torch.empty(0, device=resolved).device

@@ -45,10 +45,10 @@ def per_row(op: str, x: Tensor, name: str, stat: Tensor) -> Tensor:
     """Reshape a statistic for our ops; tex's statistics are flat for any shape of x."""
     if stat.dim() == 1 and x.dim() == 2:
         return stat
-    lead = x.shape[:-1]
-    if x.dim() and stat.numel() == math.prod(lead):
-        return stat.reshape(lead)
-    expected = f"have shape ({math.prod(lead)},), the rows of {{x}} {tuple(x.shape)}"
+    rows = x.shape[:-1]
+    if x.dim() and stat.numel() == math.prod(rows):
+        return stat.reshape(rows)
+    expected = f"have shape ({math.prod(rows)},), the rows of {{x}} {tuple(x.shape)}"
     raise BadArgument.of(
         op,
         name if x.dim() else "x",
@@ -112,21 +112,21 @@ TEX = (
 
 
 def _tex_fwd_args(d: Draw, **bias: Tensor | None) -> dict[str, Any]:
-    of = rms_args(d)
+    args = rms_args(d)
     otype = {"same": d.dtype, "other": OTHER[d.dtype], None: None}[d.option("otype", "same")]
     ln_out = None
     if d.option("ln_out"):
         ln_out = torch.full(d.case.shape, float("nan"), dtype=otype, device=d.device)
     return {
-        "input": of["x"],
-        "weight": of["weight"],
+        "input": args["x"],
+        "weight": args["weight"],
         **bias,
-        "eps": of["eps"],
+        "eps": args["eps"],
         "ln_out": ln_out,
         "quantizer": None,
         "otype": otype,
         "sm_margin": 0,
-        "zero_centered_gamma": of["offset"] == 1.0,
+        "zero_centered_gamma": args["offset"] == 1.0,
     }
 
 
@@ -134,18 +134,18 @@ def _layernorm_fwd_args(d: Draw) -> dict[str, Any]:
     return _tex_fwd_args(d, bias=None if d.option("no_bias") else d.cols())
 
 
-def _tex_bwd_args(of: dict[str, Any], **between: Tensor) -> dict[str, Any]:
+def _tex_bwd_args(args: dict[str, Any], **between: Tensor) -> dict[str, Any]:
     """Arguments of our backward in tex's order and under tex's names, with flat statistics."""
-    mu = {"mu": _stat(of["mean"])} if "mean" in of else {}
+    mu = {"mu": _stat(args["mean"])} if "mean" in args else {}
     return {
-        "dz": of["dy"],
-        "x": of["x"],
+        "dz": args["dy"],
+        "x": args["x"],
         **between,
         **mu,
-        "rsigma": _stat(of["rstd"]),
-        "gamma": of["weight"],
+        "rsigma": _stat(args["rstd"]),
+        "gamma": args["weight"],
         "sm_margin": 0,
-        "zero_centered_gamma": of["offset"] == 1.0,
+        "zero_centered_gamma": args["offset"] == 1.0,
     }
 
 
@@ -201,9 +201,9 @@ def rmsnorm_fwd(
             y, scale_inv, rstd = call.rms_norm_fp8(input, weight, scale, amax, fp8_of(quantizer), eps, offset)
             return [fp8_tensor(call, quantizer, y, scale_inv, dtype), None, _stat(rstd)]
         if quantizer is not None and ln_out is None and dtype is input.dtype:
-            made = norm_quantized(call, quantizer, input, weight, None, eps, offset, False)
-            if made is not None:
-                return [made[0], None, _stat(made[2])]
+            fused = norm_quantized(call, quantizer, input, weight, None, eps, offset, False)
+            if fused is not None:
+                return [fused[0], None, _stat(fused[2])]
         y, rstd = call.rms_norm(widened(input, dtype), weight, eps, offset, "gemma")
         return [as_requested(call, y, ln_out, quantizer, dtype), None, _stat(rstd)]
 
@@ -275,9 +275,9 @@ def layernorm_fwd(
             y, scale_inv, mu, rstd = call.layer_norm_fp8(input, weight, bias, *numbers, eps, offset)
             return [fp8_tensor(call, quantizer, y, scale_inv, dtype), _stat(mu), _stat(rstd)]
         if quantizer is not None and ln_out is None and dtype is input.dtype:
-            made = norm_quantized(call, quantizer, input, weight, bias, eps, offset, True)
-            if made is not None:
-                return [made[0], *map(_stat, made[1:])]
+            fused = norm_quantized(call, quantizer, input, weight, bias, eps, offset, True)
+            if fused is not None:
+                return [fused[0], *map(_stat, fused[1:])]
         y, mu, rstd = call.layer_norm(widened(input, dtype), weight, bias, eps, offset)
         return [as_requested(call, y, ln_out, quantizer, dtype), _stat(mu), _stat(rstd)]
 

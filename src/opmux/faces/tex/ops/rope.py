@@ -42,17 +42,17 @@ def is_table(freqs: Tensor) -> bool:
 # ---- q or k ---------------------------------------------------------------------------------------------------------
 
 
-def _args(d: Draw, lead: str) -> dict[str, Any]:
-    of = rope_args(d)
+def _args(d: Draw, first: str) -> dict[str, Any]:
+    args = rope_args(d)
     return {
-        lead: of["x"],
-        "freqs": of["angles"].float()[:, None, None],
-        "start_positions": of["starts"],
-        "qkv_format": NUMBERS[of["layout"]],
-        "interleaved": of["interleaved"],
-        "cu_seqlens": of["cu_seqlens"],
-        "cp_size": of["cp_size"],
-        "cp_rank": of["cp_rank"],
+        first: args["x"],
+        "freqs": args["angles"].float()[:, None, None],
+        "start_positions": args["starts"],
+        "qkv_format": NUMBERS[args["layout"]],
+        "interleaved": args["interleaved"],
+        "cu_seqlens": args["cu_seqlens"],
+        "cp_size": args["cp_size"],
+        "cp_rank": args["cp_rank"],
     }
 
 
@@ -127,23 +127,23 @@ def fused_rope_backward(
 # ---- packed q, k and v ----------------------------------------------------------------------------------------------
 
 
-def _tables(of: dict[str, Any]) -> dict[str, Any]:
-    return {name: of[ours][:, None, None] for ours, name in (("q_angles", "q_freqs"), ("k_angles", "k_freqs"))}
+def _tables(args: dict[str, Any]) -> dict[str, Any]:
+    return {name: args[ours][:, None, None] for ours, name in (("q_angles", "q_freqs"), ("k_angles", "k_freqs"))}
 
 
-def _rest(of: dict[str, Any]) -> dict[str, Any]:
-    form = {"qkv_split_arg_list": of["split"], "qkv_format": NUMBERS[of["layout"]]}
-    return {**form, **{name: of[name] for name in ("interleaved", "cp_size", "cp_rank")}}
+def _rest(args: dict[str, Any]) -> dict[str, Any]:
+    form = {"qkv_split_arg_list": args["split"], "qkv_format": NUMBERS[args["layout"]]}
+    return {**form, **{name: args[name] for name in ("interleaved", "cp_size", "cp_rank")}}
 
 
 def _packed_args(d: Draw) -> dict[str, Any]:
-    of = packed_args(d)
-    return {"qkv_input": of["qkv"], **_tables(of), "start_positions": of["starts"], **_rest(of)}
+    args = packed_args(d)
+    return {"qkv_input": args["qkv"], **_tables(args), "start_positions": args["starts"], **_rest(args)}
 
 
 def _parts_args(d: Draw) -> dict[str, Any]:
-    of = parts_args(d)
-    return {**{f"{n}_grad_out": of[f"d{n}"] for n in "qkv"}, **_tables(of), **_rest(of)}
+    args = parts_args(d)
+    return {**{f"{n}_grad_out": args[f"d{n}"] for n in "qkv"}, **_tables(args), **_rest(args)}
 
 
 @adapt(

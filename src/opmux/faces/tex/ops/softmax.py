@@ -44,13 +44,13 @@ class SoftmaxForm(NamedTuple):
         return ("mask" in case.options, bool(case.options.get("causal"))) == (self.masked, self.causal)
 
     def forward_args(self, d: Draw) -> dict[str, Any]:
-        of = scaled_args(d)
-        mask = {"mask": of["mask"]} if self.masked else {}
-        return {"input": of["x"], **mask, "scale_factor": of["scale"]}
+        args = scaled_args(d)
+        mask = {"mask": args["mask"]} if self.masked else {}
+        return {"input": args["x"], **mask, "scale_factor": args["scale"]}
 
     def backward_args(self, d: Draw) -> dict[str, Any]:
-        of = scaled_bwd_args(d)
-        return {self.grad: of["dy"], "softmax_results": of["y"], "scale_factor": of["scale"]}
+        args = scaled_bwd_args(d)
+        return {self.grad: args["dy"], "softmax_results": args["y"], "scale_factor": args["scale"]}
 
 
 def forward_of(form: SoftmaxForm) -> Callable[..., Any]:
