@@ -80,7 +80,7 @@ def check_options(
     right = min(map(index, lengths)) >= 0 and 0 <= p <= 1 and min(map(index, window)) >= -1 and dtype in FLOATS
     right = right and all(q is None or format_of(q) is not None for q in quantizers)
     if not right or not (generator is None or isinstance(generator, torch.Generator)):
-        raise ValueError("an argument is not what the signature says")
+        raise ValueError("an argument does not fit the signature")
 
 
 def check_cu_seqlens(op: str, name: str, value: Any, b: int | None, on: Tensor, optional: bool = False) -> None:
@@ -145,15 +145,15 @@ class AttentionArguments(NamedTuple):
     kv_lengths: Lengths | None
     sq: int  # maximum sequence length of q
     sk: int
-    how: Masking
+    mask: Masking
     softmax: int
     cu_q: Tensor | None = None
     cu_kv: Tensor | None = None
     gaps: tuple[bool, bool] = (False, False)  # whether there is padding between the sequences of q, and of k and v
 
     def bounds(self) -> tuple[int, int] | None:
-        """The window arguments if `attention_general` supports these arguments, else None."""
-        mask = self.how
+        """The window arguments if `attention_general` without options supports this call, else None."""
+        mask = self.mask
         if mask.bias != NO_BIAS or self.softmax != VANILLA or mask.dropped:
             return None
         ends = [mask.causal_at_end] if mask.causal else []
@@ -189,10 +189,10 @@ class AttentionArguments(NamedTuple):
         return padded if fmt == "thd" else padded.unflatten(0, (self.b, (self.sq, self.sk)[side])).permute(TO_BSHD[fmt])
 
     def masking(self) -> Masking:
-        """`how` with the sequence lengths."""
+        """`mask` with the sequence lengths."""
         if self.q_lengths is None or self.kv_lengths is None:
-            return self.how
-        return self.how._replace(q_sizes=self.q_lengths.sizes, kv_sizes=self.kv_lengths.sizes)
+            return self.mask
+        return self.mask._replace(q_sizes=self.q_lengths.sizes, kv_sizes=self.kv_lengths.sizes)
 
     def queries(self, t: Tensor, fmt: str) -> Tensor:
         """q, o or do as [b, h, s, d]."""
@@ -275,7 +275,7 @@ def attention_arguments(
 
 def bias_of(op: str, args: AttentionArguments, bias: Any, q: Tensor, heads: int, name: str) -> Tensor | None:
     """The bias to add: [b or 1, h or 1, sq or 1, sk]."""
-    if args.how.bias in (NO_BIAS, ALIBI):
+    if args.mask.bias in (NO_BIAS, ALIBI):
         return None
     check_tensor(op, name, bias, dims=4, on=q)
     full_shape = (args.b, heads, args.sq, args.sk)

@@ -60,6 +60,15 @@ def _method(spec: Spec) -> Any:
     return method
 
 
+def as_method(fn: Callable[..., Any], owner: str, name: str) -> Any:
+    """`fn` as the method `name` of a subclass, with the docstring and signature of the base class's method."""
+    base: Any = getattr(TEXBackendBase, name)
+    method: Any = fn
+    method.__name__, method.__qualname__, method.__doc__ = name, f"{owner}.{name}", base.__doc__
+    method.__signature__ = base.__signature__
+    return method
+
+
 METHODS = tuple(sorted(s.name for s in specs if s.space == "tex"))
 for _name in METHODS:
     setattr(TEXBackendBase, _name, _method(specs.by_key[f"tex::{_name}"]))

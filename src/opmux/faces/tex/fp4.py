@@ -63,7 +63,7 @@ def block_amax(x: Tensor, two_d: bool) -> Tensor:
 
 
 def _with_scales(x: Tensor, target: Tensor, decode_scale: Tensor, stochastic: bool) -> tuple[Tensor, Tensor]:
-    """Encode blocks [M, K/16, 16]: codes, and the scales `wanted` rounded to E4M3, as bytes."""
+    """Encode blocks [M, K/16, 16]: codes, and the scales `target` rounded to E4M3, as bytes."""
     scale = bytes_of(target, E4M3)
     used = scale.view(E4M3).float() * decode_scale
     encode = (torch.ones_like(used) / used).clamp_max(FLOAT_MAX)

@@ -256,7 +256,7 @@ class CommOverlapCore:
             torch.cuda.current_stream(self._buffer.device).wait_stream(send_stream)
 
     def _scatter_sum(self, values: Tensor, out: Tensor | None, later: bool = False) -> Callable[[], None]:
-        """Reduce-scatter `whole`: this rank's rows of the sum, written to `out` or in place."""
+        """Reduce-scatter `values`: this rank's rows of the sum, written to `out` or in place."""
         values = values.contiguous()
         rows = values.shape[0] // self._tp_size
         own_rows = slice(self._tp_rank * rows, (self._tp_rank + 1) * rows)

@@ -21,7 +21,7 @@ from ...core.policy import matches
 from ...core.registry import BackendImplKind, OpImpl, Origin
 from ...core.spec import specs
 from . import availability
-from .base import METHODS, TEXBackendBase
+from .base import METHODS, TEXBackendBase, as_method
 from .names import backend_name, backend_token
 
 T = TypeVar("T", bound=type[TEXBackendBase])
@@ -59,10 +59,10 @@ class Backend:
         if issubclass(self.cls, ViewOfImpls):
             return None
         if "refusal" not in self.known:
-            self.known["refusal"] = self._ask()
+            self.known["refusal"] = self._query_availability()
         return self.known["refusal"]
 
-    def _ask(self) -> str | None:
+    def _query_availability(self) -> str | None:
         try:
             answer = self.instance().is_available()
             if answer is True or (answer and not isinstance(answer, str)):
@@ -217,11 +217,7 @@ def _calls_impl(name: str) -> Any:
         with policy(per_op={f"tex::{name}": backend_token(self.NAME)}):
             return specs.functions[f"tex::{name}"](*args, **kwargs)
 
-    base: Any = getattr(TEXBackendBase, name)
-    fn: Any = run
-    fn.__name__, fn.__qualname__, fn.__doc__ = name, f"ViewOfImpls.{name}", base.__doc__
-    fn.__signature__ = base.__signature__
-    return fn
+    return as_method(run, "ViewOfImpls", name)
 
 
 for _name in METHODS:

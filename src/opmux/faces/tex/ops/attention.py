@@ -242,7 +242,7 @@ def plain_options(
     """The arguments of `attention_general` after q, k and v (backward: after lse), without options."""
     no_bias = (None, None, None, None)  # bias, slopes, sink, seed
     longest = (0, 0) if cu_q is None else (args.sq, args.sk)
-    return *no_bias, cu_q, cu_k, None, None, *longest, *bounds, True, 0.0, 0.0, args.how.scale, False, False
+    return *no_bias, cu_q, cu_k, None, None, *longest, *bounds, True, 0.0, 0.0, args.mask.scale, False, False
 
 
 def as_batch(t: Tensor) -> Tensor:
@@ -339,7 +339,7 @@ def fused_attn_fwd(
 
         dropout = float(p_dropout) if is_training else 0.0
         state = new_rng_state(q, rng_gen) if dropout else no_rng_state(q.device)
-        args = args._replace(how=args.how._replace(dropped=dropout, seed=state)) if dropout else args
+        args = args._replace(mask=args.mask._replace(dropped=dropout, seed=state)) if dropout else args
         o, stats, max_score = forward_of(call, args, q, k, v, tables, bias, sink, fmt, bool(return_max_logit))
 
         o, stats = not_a_view(o.to(fake_dtype)), not_a_view(stats)
@@ -483,7 +483,7 @@ def fused_attn_bwd(
         outputs_fit(name, args, q, v, heads, (("O", o, out_format), ("dO", do, grad_format)))
 
         dropout = float(p_dropout)
-        args = args._replace(how=args.how._replace(dropped=dropout, seed=state)) if dropout else args
+        args = args._replace(mask=args.mask._replace(dropped=dropout, seed=state)) if dropout else args
         gradients = backward_of(
             call, args, target, q, k, v, (o, out_format), (do, grad_format), stats, bias, sink, bool(deterministic)
         )
@@ -556,7 +556,7 @@ def aux_of(op: str, args: AttentionArguments, aux: Any, q: Tensor, heads: int) -
     if state.dtype is torch.uint64:
         state = state.view(torch.int64)
     items = iter(rest)
-    bias = bias_of(op, args, next(items, None), q, heads, f"{what}[2]") if args.how.bias in BIASED else None
+    bias = bias_of(op, args, next(items, None), q, heads, f"{what}[2]") if args.mask.bias in BIASED else None
     sink = sink_of(op, args, next(items, None), q, heads, f"{what}[{2 + (bias is not None)}]")
     by_token = args.layout.q == "thd" and lse.dim() == 3
     stats_shape = (q.shape[0], heads, 1) if by_token else (args.b, heads, args.sq, 1)
@@ -688,30 +688,12 @@ def get_fused_attn_backend(
 
     From 2.20.2 on the layer passes one object with all arguments, and expects (backend, reason if there is none).
     """
-    name = "get_fused_attn_backend"
+    arguments = dict(locals())
+    op_name = "get_fused_attn_backend"
     if hasattr(is_training, "qkv_layout"):
-        return backend_for(name, BackendQuery.of(is_training))
-    arguments = (
-        is_training,
-        q_dtype,
-        kv_dtype,
-        qkv_layout,
-        bias_type,
-        attn_mask_type,
-        softmax_type,
-        p_dropout,
-        num_attn_heads,
-        num_gqa_groups,
-        max_seqlen_q,
-        max_seqlen_kv,
-        head_dim_qk,
-        head_dim_v,
-        window_size_left,
-        window_size_right,
-    )
-    for i, value in enumerate((*arguments, return_max_logit, cuda_graph, deterministic)):
+        return backend_for(op_name, BackendQuery.of(is_training))
+    for name, value in arguments.items():
         if value is None:
-            raise BadArgument.of(
-                name, f"argument '{get_fused_attn_backend.spec.names[i]}'", "be given", "None", TypeError
-            )
-    return backend_for(name, BackendQuery(*arguments))[0]
+            raise BadArgument.of(op_name, f"argument '{name}'", "be given", "None", TypeError)
+    *query, _, _, _ = arguments.values()  # all but return_max_logit, cuda_graph and deterministic
+    return backend_for(op_name, BackendQuery(*query))[0]

@@ -59,7 +59,7 @@ def shape_of(op: str, name: str, value: Any) -> torch.Size:
 def sizes(op: str, A: Any, transA: bool, B: Any, transB: bool, suffix: str = "") -> tuple[list[int], int, int]:
     """The shape of D, its rows, and the summed length; raises ValueError if A and B do not fit.
 
-    `at` is appended to the names of A and B in an error.
+    `suffix` is appended to the names of A and B in an error.
     """
     a, b = shape_of(op, f"A{suffix}", A), shape_of(op, f"B{suffix}", B)
     ra = a[0] if len(a) == 2 else math.prod(a[:-1])

@@ -252,11 +252,11 @@ def moe_unpermute_fwd(
 
     Args:
         input: the rows, in order of experts.
-        dtype: that of input.
+        dtype: the dtype of input.
         row_id_map: the second result of moe_permute_fwd.
         prob: multiplies each copy.
         num_tokens: the number of tokens.
-        topK: how many copies a token has.
+        topK: the number of copies of a token.
 
     Returns:
         The tokens, [num_tokens, n], like input.

@@ -76,12 +76,15 @@ def fused_rope_forward(
     """rope_fwd of input by the angles freqs.
 
     Args:
-        input: heads, with the dimensions that qkv_format names. freqs: the angles of each position; at least as many
-        positions as the longest sequence has. start_positions: the position of each sequence's first token; None for 0.
-        qkv_format: the order of the dimensions of input. interleaved: rotate pairs (2i, 2i + 1) instead of (i, i +
-        d2/2). cu_seqlens: for NVTE_THD, the start of each sequence, and the end of the last; ignored in other formats.
-        cp_size: context parallelism: input has piece cp_rank of 2 * cp_size of each sequence, and the same from the
-        end. cp_rank: the index of the piece.
+        input: heads, with the dimensions that qkv_format names.
+        freqs: the angles of each position, for at least as many positions as the longest sequence has.
+        start_positions: the position of each sequence's first token; None for 0.
+        qkv_format: the order of the dimensions of input.
+        interleaved: rotate pairs (2i, 2i + 1) instead of (i, i + d2/2).
+        cu_seqlens: for NVTE_THD, the start of each sequence, and the end of the last; ignored in other formats.
+        cp_size: the number of context-parallel ranks. Each sequence has 2 * cp_size pieces, and input has two of them:
+            piece cp_rank from the front and from the back.
+        cp_rank: the index of this rank.
 
     Returns:
         A new contiguous tensor of input's shape and dtype.
@@ -177,7 +180,7 @@ def fused_qkv_rope_forward(
         qkv_format: the order of the dimensions of qkv_input.
         interleaved: rotate pairs (2i, 2i + 1) instead of (i, i + d2/2).
         cp_size: context parallelism, as in fused_rope_forward.
-        cp_rank: the index of the piece.
+        cp_rank: the index of this rank.
 
     Returns:
         q, k and v: new contiguous tensors, q in heads of the size of k's.

@@ -36,9 +36,9 @@ class SoftmaxForm(NamedTuple):
 
     def cases(self) -> tuple[Case, ...]:
         """The cases of our op that this softmax supports."""
-        return tuple(c for c in SCALED_CASES if self._takes(c))
+        return tuple(c for c in SCALED_CASES if self._supports(c))
 
-    def _takes(self, case: Case) -> bool:
+    def _supports(self, case: Case) -> bool:
         if self.square and (len(case.shape) != 3 or case.shape[1] != case.shape[2]):
             return False
         return ("mask" in case.options, bool(case.options.get("causal"))) == (self.masked, self.causal)

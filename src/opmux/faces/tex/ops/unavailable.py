@@ -90,14 +90,14 @@ def nvte_built_with_cublasmp() -> bool:
 # ---- overlap --------------------------------------------------------------------------------------------------------
 
 
-class Alone:
+class SingleRank:
     """The communicator of a sample: one rank has nothing to gather."""
 
     def gather_on(self, send_stream: Any, recv_stream: Any) -> None:
         """No-op."""
 
 
-@op(space="tex", out="", mutates=("allgather_communicator",), samples=samples(Alone(), None, None))
+@op(space="tex", out="", mutates=("allgather_communicator",), samples=samples(SingleRank(), None, None))
 def bulk_overlap_ag_with_external_gemm(allgather_communicator: Any, send_stream: Any, recv_stream: Any) -> None:
     """All-gather the buffer of a CommOverlap on another object's streams, parallel to its gemm; then synchronize the
     current stream."""

@@ -22,7 +22,7 @@ from torch import Tensor
 from .....core.errors import NotSupported
 from .....core.spec import specs
 from ... import enums
-from ...base import METHODS, TEXBackendBase
+from ...base import METHODS, TEXBackendBase, as_method
 from ...registry import register_backend
 
 EXTENSION, CORE = "transformer_engine_torch", "libtransformer_engine.so"
@@ -85,11 +85,7 @@ def _forward(name: str) -> Callable[..., Any]:
         read = {n: v.contiguous() if type(v) is Tensor and n not in spec.mutates else v for n, v in arguments.items()}
         return ours(fn(*(theirs(read[n]) for n in spec.names[: len(args)]), **{n: theirs(read[n]) for n in kwargs}))
 
-    named: Any = method
-    base: Any = getattr(TEXBackendBase, name)
-    named.__name__, named.__qualname__, named.__doc__ = name, f"NVIDIABackend.{name}", base.__doc__
-    named.__signature__ = base.__signature__
-    return named
+    return as_method(method, "NVIDIABackend", name)
 
 
 class Forwards(TEXBackendBase):
