@@ -708,7 +708,7 @@ def fused_qkv_rope_forward(qkv_input: Tensor, q_freqs: Tensor, k_freqs: Tensor, 
         qkv_format (one of NVTE_SBHD, NVTE_BSHD): the order of the dimensions of qkv_input.
         interleaved: rotate pairs (2i, 2i + 1) instead of (i, i + d2/2).
         cp_size (at least 1): context parallelism, as in fused_rope_forward.
-        cp_rank (at least 0, less than cp_size): the index of the piece.
+        cp_rank (at least 0, less than cp_size): the index of this rank.
 
     Returns:
         q, k and v: new contiguous tensors, q in heads of the size of k's.
@@ -728,12 +728,15 @@ def fused_rope_forward(input: Tensor, freqs: Tensor, start_positions: Tensor | N
     """rope_fwd of input by the angles freqs.
 
     Args:
-        input (float [..]): heads, with the dimensions that qkv_format names. freqs: the angles of each position; at least as many
-        positions as the longest sequence has. start_positions: the position of each sequence's first token; None for 0.
-        qkv_format (one of NVTE_SBHD, NVTE_BSHD, NVTE_THD): the order of the dimensions of input. interleaved: rotate pairs (2i, 2i + 1) instead of (i, i +
-        d2/2). cu_seqlens: for NVTE_THD, the start of each sequence, and the end of the last; ignored in other formats.
-        cp_size (at least 1): context parallelism: input has piece cp_rank of 2 * cp_size of each sequence, and the same from the
-        end. cp_rank: the index of the piece.
+        input (float [..]): heads, with the dimensions that qkv_format names.
+        freqs (float32 [positions, 1, 1, _]): the angles of each position, for at least as many positions as the longest sequence has.
+        start_positions (index [sequences], optional): the position of each sequence's first token; None for 0.
+        qkv_format (one of NVTE_SBHD, NVTE_BSHD, NVTE_THD): the order of the dimensions of input.
+        interleaved: rotate pairs (2i, 2i + 1) instead of (i, i + d2/2).
+        cu_seqlens (index [edges], optional): for NVTE_THD, the start of each sequence, and the end of the last; ignored in other formats.
+        cp_size (at least 1): the number of context-parallel ranks. Each sequence has 2 * cp_size pieces, and input has two of them:
+            piece cp_rank from the front and from the back.
+        cp_rank (at least 0, less than cp_size): the index of this rank.
 
     Returns:
         A new contiguous tensor of input's shape and dtype.
@@ -1013,11 +1016,11 @@ def moe_unpermute_fwd(input: Tensor, dtype: torch.dtype, row_id_map: Tensor, pro
 
     Args:
         input (float16, bfloat16, float32, float64, float8_e4m3fn, float8_e5m2 or uint8 [rows, n], of dtype, or uint8 for float8): the rows, in order of experts.
-        dtype: that of input.
+        dtype: the dtype of input.
         row_id_map (int32 [topK*num_tokens]): the second result of moe_permute_fwd.
         prob (float32 [tokens, topK], or empty for none): multiplies each copy.
         num_tokens (at least 0): the number of tokens.
-        topK (at least 1): how many copies a token has.
+        topK (at least 1): the number of copies of a token.
 
     Returns:
         The tokens, [num_tokens, n], like input.

@@ -135,7 +135,7 @@ def test_an_output_is_overwritten_unless_the_noop_flag_is_set():
     assert torch.equal(data, want.rowwise_data) and torch.equal(group.scale_inv, want.scale_inv)
     grouped.group_quantize(first, quantizer, 2, None, noop_flag=torch.ones(1), output=group)
     assert torch.equal(data, want.rowwise_data)
-    with pytest.raises(ValueError, match="output must be of 2 members"):
+    with pytest.raises(ValueError, match="output must have 2 members"):
         grouped.group_quantize(first, quantizer, 2, int64(32, 32), output=group)
 
 

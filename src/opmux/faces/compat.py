@@ -48,21 +48,21 @@ def install(*libraries: str, shadow: bool = False) -> None:
             _installed[library].times += 1
         else:
             names = tuple(row.name for row in ROWS.values() if row.library == library)
-            own = tuple(name for name in names if name != LAYER)  # the layer package itself is never shadowed
-            done = _installed[library] = Installed(Grant(names, own if shadow else (), change=_hint))
+            own_names = tuple(name for name in names if name != LAYER)  # the layer package itself is never shadowed
+            done = _installed[library] = Installed(Grant(names, own_names if shadow else (), change=_hint))
             try:
-                _serve(library, done, [name for name in own if "." not in name], shadow)
+                _serve(library, done, [name for name in own_names if "." not in name], shadow)
             except BaseException:
                 uninstall(library)
                 raise
 
 
 def _serve(library: str, done: Installed, names: list[str], shadow: bool) -> None:
-    taken = {name: where for name in names if (where := _taken(name)) is not None}
+    taken = {name: location for name in names if (location := _taken(name)) is not None}
     if taken and not shadow:
-        name, where = next(iter(taken.items()))
+        name, location = next(iter(taken.items()))
         raise CannotServe(
-            f"'{name}' is installed ({where}) and keeps its name: uninstall it, or pass shadow=True "
+            f"'{name}' is installed ({location}) and keeps its name: uninstall it, or pass shadow=True "
             f"(opmux run --shadow)"
         )
     for name in [n for n in sys.modules if n.partition(".")[0] in taken]:
@@ -109,9 +109,9 @@ def _boot(shadow: bool) -> None:
         boot.install(HOLDER)
 
 
-def _hint(name: str, found: Any) -> None:
+def _hint(name: str, spec: Any) -> None:
     """Raise with the way to install the layer if only our modules of it exist."""
-    if found is None and finder.serves(LAYER) and not name.startswith(PLUGINS):
+    if spec is None and finder.serves(LAYER) and not name.startswith(PLUGINS):
         from .te import boot
 
         raise ModuleNotFoundError(
@@ -123,8 +123,8 @@ def _hint(name: str, found: Any) -> None:
 
 def _taken(name: str) -> str | None:
     """The location of a foreign module, unless it is ours."""
-    there = sys.modules.get(name)
-    if there is not None:
-        return None if finder.serves(name) else getattr(there, "__file__", None) or "loaded"
-    found = finder.others(name)
-    return None if found is None else str(found.origin)
+    module = sys.modules.get(name)
+    if module is not None:
+        return None if finder.serves(name) else getattr(module, "__file__", None) or "loaded"
+    spec = finder.others(name)
+    return None if spec is None else str(spec.origin)

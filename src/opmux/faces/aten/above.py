@@ -36,13 +36,13 @@ def composed_on(shape: OverloadSchema, key: str) -> bool:
     return shape.has("CompositeImplicitAutograd") and not shape.has(key)
 
 
-def composed(overload: Overload, state: Any, below: Fn, kept: Fn) -> Fn:
-    """The override of an op that ATen composes. `below` runs our kernel without autograd, `kept` ATen's composition."""
+def composed(overload: Overload, state: Any, below: Fn, composition: Fn) -> Fn:
+    """The override of an op that ATen composes. `below` runs our kernel without autograd, `composition` ATen's ops."""
     name, with_gradient = overload.name, _differentiable(overload)
 
     def above(keys: Any, *args: Any, **kwargs: Any) -> Any:
         if name in state.on and plain(args, kwargs):
-            if not wants_gradient(args, kwargs):
+            if not needs_gradient(args, kwargs):
                 with torch._C._AutoDispatchBelowAutograd():
                     return below(*args, **kwargs)
             if with_gradient is not None:
@@ -51,7 +51,7 @@ def composed(overload: Overload, state: Any, below: Fn, kept: Fn) -> Fn:
                 except (NotSupported, NoImplementation):
                     if get_policy().strict:
                         raise
-        return kept(keys, *args, **kwargs)
+        return composition(keys, *args, **kwargs)
 
     return above
 
@@ -88,7 +88,7 @@ def _native_after(error: Exception, row: AtenRow, logged: set[str], otherwise: C
     try:
         reason = f"{type(error).__name__}: {error}"
         try:
-            made = otherwise()
+            result = otherwise()
         except Exception:
             raise error from None
     finally:
@@ -96,10 +96,10 @@ def _native_after(error: Exception, row: AtenRow, logged: set[str], otherwise: C
     if reason not in logged:
         logged.add(reason)
         logger.warning("aten::%s: '%s' failed (%s), using ATen's own", row.overload, row.impl_id, reason)
-    return made
+    return result
 
 
-def wants_gradient(args: tuple, kwargs: dict) -> bool:
+def needs_gradient(args: tuple, kwargs: dict) -> bool:
     return torch.is_grad_enabled() and any(t.requires_grad for t in tensors.tensors_in((args, kwargs)))
 
 

@@ -28,23 +28,23 @@ def _dimension(x: Tensor, dim: int) -> int:
 
 @adapt("glu", over=activation.sigmoid_mul)
 def glu(call: Fn, self: Tensor, dim: int = -1) -> Any:
-    at = _dimension(self, dim)
+    axis = _dimension(self, dim)
     if not self.is_contiguous():
         raise NotSupported("x is not contiguous, and torch's result keeps its strides")
     shape = self.shape
-    last = at == len(shape) - 1
+    last = axis == len(shape) - 1
     # to halve an inner dimension, halve the flattened row of it and all later dimensions
-    x = self if last else self.view(math.prod(shape[:at]), math.prod(shape[at:]))
+    x = self if last else self.view(math.prod(shape[:axis]), math.prod(shape[axis:]))
     value, gate = x.tensor_split(2, -1)
     y = call(gate, value)
-    return y if last else y.view(*shape[:at], shape[at] // 2, *shape[at + 1 :])
+    return y if last else y.view(*shape[:axis], shape[axis] // 2, *shape[axis + 1 :])
 
 
 @adapt("glu_backward", over=activation.sigmoid_mul_bwd)
 def glu_backward(call: Fn, grad_output: Tensor, self: Tensor, dim: int) -> Any:
     if self.is_cuda or grad_output.dtype is not self.dtype:
         raise NotSupported("torch's kernel writes both halves in place")
-    at = _dimension(self, dim)
-    value, gate = self.tensor_split(2, at)
+    axis = _dimension(self, dim)
+    value, gate = self.tensor_split(2, axis)
     dgate, dvalue = call(grad_output, gate, value)
-    return torch.cat((dvalue, dgate), at)
+    return torch.cat((dvalue, dgate), axis)

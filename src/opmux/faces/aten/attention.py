@@ -64,7 +64,7 @@ def _fit_flash(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> None:
         raise NotSupported("dims that flash attention refuses or pads")
 
 
-def _all_see_a_key(q: Tensor, k: Tensor, right: int) -> None:
+def _all_have_keys(q: Tensor, k: Tensor, right: int) -> None:
     if right >= 0 and q.shape[2] > k.shape[2]:
         raise NotSupported("queries that see no key, where torch's lse is +inf")
 
@@ -83,7 +83,7 @@ def flash(
 ) -> Any:
     _fit_flash(query, key, value, dropout_p)
     right = 0 if is_causal else -1
-    _all_see_a_key(query, key, right)
+    _all_have_keys(query, key, right)
     if return_debug_mask:
         raise NotSupported("the debug mask is that of torch's kernel")
     o, lse = call(query, key, value, None, *_options(-1, right, True, scale))
@@ -119,10 +119,10 @@ def flash_backward(
 ) -> Any:
     _fit_flash(query, key, value, dropout_p)
     right = 0 if is_causal else -1
-    _all_see_a_key(query, key, right)
+    _all_have_keys(query, key, right)
     _fit_gradient(grad_out, query, logsumexp, query.shape[:3])
-    given = (grad_out, query, key, value, out, logsumexp, None)
-    return call(*given, *_options(-1, right, True, scale))[:3]
+    tensors = (grad_out, query, key, value, out, logsumexp, None)
+    return call(*tensors, *_options(-1, right, True, scale))[:3]
 
 
 def _fit_gradient(grad_out: Tensor | None, q: Tensor, lse: Tensor, shape: Any) -> None:
@@ -165,7 +165,7 @@ def _flash_options(
     if cu_q is None:
         if cu_k is not None or seqused_k is not None:
             raise NotSupported("lengths of sequences that are not packed")
-        _all_see_a_key(q, k, right)
+        _all_have_keys(q, k, right)
         return _options(left, right, True, scale)
     _fit_offsets(cu_q, cu_k)
     sizes = (None, None) if seqused_k is None else (cu_q.diff(), seqused_k)
@@ -243,8 +243,8 @@ def flash_attention_backward(
     options = _flash_options(
         q, k, cum_seq_q, cum_seq_k, max_q, max_k, is_causal, window_size_left, window_size_right, scale
     )
-    made = call(*_heads_first(packed, grad_out), q, k, v, o, lse, None, *options)
-    return tuple(_seq_first(packed, t) for t in made[:3])
+    gradients = call(*_heads_first(packed, grad_out), q, k, v, o, lse, None, *options)
+    return tuple(_seq_first(packed, t) for t in gradients[:3])
 
 
 # ---- memory-efficient: causal is aligned to the top left -------------------------------------------------------------
@@ -363,8 +363,8 @@ def efficient_attention_backward(
     _fit_gradient(grad_out_, q, lse, q.shape[:3])
     right = -1 if custom_mask_type == NO_MASK else 0
     options = _options(-1, right, custom_mask_type == BOTTOM_RIGHT, scale, packed, seq_first=True)
-    made = call(*_heads_first(False, grad_out_), q, k, v, o, lse, bias, *options)
-    dq, dk, dv = (t.transpose(1, 2) for t in made[:3])
+    gradients = call(*_heads_first(False, grad_out_), q, k, v, o, lse, bias, *options)
+    dq, dk, dv = (t.transpose(1, 2) for t in gradients[:3])
     if shared_storage_dqdkdv:
         dq, dk, dv = torch.stack((dq, dk, dv), 2).unbind(2)
     return dq, dk, dv, None
@@ -376,5 +376,5 @@ def _by_token(lse: Tensor, cu: Tensor, tokens: int) -> Tensor:
         raise NotSupported("statistics of another shape")
     token = torch.arange(tokens, dtype=cu.dtype, device=cu.device)
     sequence = torch.bucketize(token, cu[1:], right=True).clamp_(max=lse.shape[0] - 1)
-    place = (token - cu[sequence]).clamp_(max=lse.shape[2] - 1)
-    return lse[sequence, :, place].T[None]
+    position = (token - cu[sequence]).clamp_(max=lse.shape[2] - 1)
+    return lse[sequence, :, position].T[None]

@@ -20,7 +20,7 @@ from ...core import get_default_manager
 from ...core.adapter import adapt
 from ...core.errors import NotSupported
 from ...specs import channel_norm
-from .norm import HALVES, mixed, wanted
+from .norm import HALVES, mixed, requested
 
 Fn = Callable[..., Any]
 
@@ -82,7 +82,7 @@ def group_norm_backward(
     if weight is None and any(output_mask[1:]):
         raise NotSupported("a gradient of an absent parameter is asked for")
     dx, dweight, dbias = call(grad_out, input, weight, mean, rstd, group)
-    return wanted(output_mask, dx, dweight, dbias)
+    return requested(output_mask, dx, dweight, dbias)
 
 
 # ---- batch norm -----------------------------------------------------------------------------------------------------
@@ -201,7 +201,7 @@ def batch_norm_backward(
     mixed(input, weight)
     _check_memory_format(input)
     dx, dweight, dbias = call(grad_out, input, weight, save_mean, save_invstd)
-    return wanted(output_mask, dx, dweight, dbias)
+    return requested(output_mask, dx, dweight, dbias)
 
 
 # ---- weight norm ----------------------------------------------------------------------------------------------------

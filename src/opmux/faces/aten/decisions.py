@@ -177,12 +177,12 @@ def thresholds(name: str, device: str) -> tuple[Mapping[torch.dtype, int], Mappi
     runs torch's kernel. The third value says whether Python may run only frequent calls: false if torch has no kernel,
     or a vendor provides one.
     """
-    found = _known.get((name, device))
-    if found is not None:
-        return found
-    found = decide(table()[name], device)
-    by_python = found.limits if found.by_python is None else found.by_python
-    return found.limits, by_python, found.limits is not ALWAYS
+    decision = _known.get((name, device))
+    if decision is not None:
+        return decision
+    decision = decide(table()[name], device)
+    by_python = decision.limits if decision.by_python is None else decision.by_python
+    return decision.limits, by_python, decision.limits is not ALWAYS
 
 
 _known: dict[tuple[str, str], tuple[Mapping[torch.dtype, int], Mapping[torch.dtype, int], bool]] = {}
@@ -250,9 +250,9 @@ def _speed(overload: Overload, chip: Chip) -> Speed | None:
     if overload.name in known:
         return known[overload.name]
     plain = standing_in(overload)
-    found = None if plain is None else known.get(plain.name)
+    speed = None if plain is None else known.get(plain.name)
     # the gate launches only functional and in-place forms; `out=` forms go through Python
-    return found.through_python() if found is not None and overload.shape.kind == "out" else found
+    return speed.through_python() if speed is not None and overload.shape.kind == "out" else speed
 
 
 def standing_in(overload: Overload) -> Overload | None:
@@ -276,13 +276,13 @@ def _copies(overload: Overload) -> bool:
 
 def has_kernel(overload: Overload, key: str) -> bool:
     """Whether torch has a kernel or a composition for a dispatch key, and does not raise or copy to the CPU."""
-    shape, found = overload.shape, (key, *COMPOSITIONS)
+    shape, keys = overload.shape, (key, *COMPOSITIONS)
     if not native.exists(shape, key):
         return False
-    if any(shape.has(k) for k in found):
+    if any(shape.has(k) for k in keys):
         return True
     outs = [s for s in siblings(shape) if s.kind == "out"]
-    return shape.has(FROM_OTHERS) and all(any(s.has(k) for k in found) for s in outs)
+    return shape.has(FROM_OTHERS) and all(any(s.has(k) for k in keys) for s in outs)
 
 
 def _worst(speed: Speed) -> str:
@@ -291,8 +291,8 @@ def _worst(speed: Speed) -> str:
 
 
 def _from(limits: Mapping[torch.dtype, int]) -> str:
-    words = [f"{dtype_name(d)} from {n} elements" for d, n in limits.items() if n != NEVER]
-    return ", ".join(words)
+    ranges = [f"{dtype_name(d)} from {n} elements" for d, n in limits.items() if n != NEVER]
+    return ", ".join(ranges)
 
 
 def gains(name: str, speed: Speed) -> tuple[str, float]:

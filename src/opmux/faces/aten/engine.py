@@ -131,26 +131,26 @@ class DeviceOverrides:
         """The overloads for which some impl runs on this device."""
         for row in self.rows.values():
             self._add_row(row)
-        found = {n: o for n, o in table().items() if n not in self.unused and o.shape.packet not in self.unused}
+        candidates = {n: o for n, o in table().items() if n not in self.unused and o.shape.packet not in self.unused}
         manager = get_default_manager()
-        for family in {o.family for o in found.values()} - {"vendor"}:
+        for family in {o.family for o in candidates.values()} - {"vendor"}:
             specs.load_implementers(family)
         manager.prepare()
-        return {n: o for n, o in found.items() if self._can(manager, o)}
+        return {n: o for n, o in candidates.items() if self._can(manager, o)}
 
     def _add_row(self, row: AtenRow) -> None:
         """Make a vendor's function an impl of its overload, unless it does not accept the overload's arguments."""
-        made = vendors_own(row.overload)
-        call = row_for(made, row)
+        overload = vendors_own(row.overload)
+        call = row_for(overload, row)
         if call is None:
             logger.debug("%s does not fit aten::%s, and is not used there", row.impl_id, row.overload)
             return
-        made.rows[self.name] = OpImpl(
-            made.key,
+        overload.rows[self.name] = OpImpl(
+            overload.key,
             row.impl_id,
             BackendImplKind.DEFAULT,
             HERE.vendor_of(self.name),
-            off_inside(declining_numbers(made.shape, call)),
+            off_inside(declining_numbers(overload.shape, call)),
             row.priority,
             devices=frozenset({self.name}),
         )
@@ -199,12 +199,12 @@ class DeviceOverrides:
                 warnings.simplefilter("ignore")
                 for name in new:
                     shape = OverloadSchema(name)
-                    made = gate.make(self.name, shape, self.key, families[name])
+                    new_gate = gate.make(self.name, shape, self.key, families[name])
                     entry = self.entries[name] = Deferred(self, shape)
                     lib.impl(name, entry.fn, self.key)
-                    if made is not None:
-                        self._gates[name] = made
-                        made.install()
+                    if new_gate is not None:
+                        self._gates[name] = new_gate
+                        new_gate.install()
             self._libraries.append(lib)
         except BaseException:
             self._destroy([lib], new)
@@ -222,12 +222,12 @@ class DeviceOverrides:
             if isinstance(entry, EntryPoint):
                 return entry
             overload.natives[self.name] = deferred.native
-            made = self._made.get(overload.name)
-            if made is None:
-                made = self._made[overload.name] = entry_point(overload, self.name)
-            made.globals["_native"] = deferred.native
-            self.entries[overload.name] = made
-            return made
+            loaded = self._made.get(overload.name)
+            if loaded is None:
+                loaded = self._made[overload.name] = entry_point(overload, self.name)
+            loaded.globals["_native"] = deferred.native
+            self.entries[overload.name] = loaded
+            return loaded
 
     def _register_one(self, overload: Overload, lib: torch.library.Library) -> None:
         """Register an override on the device's key, and above autograd if it would change gradients otherwise."""
@@ -244,17 +244,17 @@ class DeviceOverrides:
         entry.globals["_native"] = kernel
         self.entries[overload.name] = entry
         if over is not None:
-            made = native.taking_numbers(shape, over)
+            fn = native.taking_numbers(shape, over)
             if composed:
-                made = above.composed(overload, STATE, entry.fn, made)
+                fn = above.composed(overload, STATE, entry.fn, fn)
             if row is not None and row.autograd is Autograd.enable:
-                made = above.of_row(shape, row, overload.rows[self.name].fn, STATE, made)
-            lib.impl(shape.name, made, autograd, with_keyset=True)
-        made_gate = gate.make(self.name, shape, self.key, overload.family) if over is None else None
+                fn = above.of_row(shape, row, overload.rows[self.name].fn, STATE, fn)
+            lib.impl(shape.name, fn, autograd, with_keyset=True)
+        new_gate = gate.make(self.name, shape, self.key, overload.family) if over is None else None
         lib.impl(shape.name, entry.fn, self.key)
-        if made_gate is not None:
-            self._gates[overload.name] = made_gate
-            made_gate.install()
+        if new_gate is not None:
+            self._gates[overload.name] = new_gate
+            new_gate.install()
 
     def remove(self) -> None:
         """Remove the overrides."""
@@ -339,12 +339,12 @@ def choosable() -> dict[str, dict[str, Overload]]:
     for name in HERE.devices():
         if name in _chosen:
             continue
-        made = _devices.get(name) or DeviceOverrides(name)
-        chosen = made.choose()  # without the lock, because it imports kernels and runs impls' availability checks
+        device = _devices.get(name) or DeviceOverrides(name)
+        chosen = device.choose()  # without the lock, because it imports kernels and runs impls' availability checks
         with lock.held:
             if name not in _chosen:
-                _devices[name], _chosen[name] = made, chosen
-                for entry in made.entries.values():
+                _devices[name], _chosen[name] = device, chosen
+                for entry in device.entries.values():
                     if isinstance(entry, Deferred):
                         table()[entry.shape.name].natives[name] = entry.native
     return dict(_chosen)
@@ -371,11 +371,11 @@ def register_deferred(families: Mapping[str, Mapping[str, str]], some: bool = Fa
     """
     with lock.held:
         new = []
-        for name, found in families.items():
+        for name, overload_families in families.items():
             device = _devices.get(name) or DeviceOverrides(name)
             _devices[name] = device
-            no_family = dict.fromkeys(_with_delegates(found), "")  # an overload that delegates has no gate
-            new.append(device.register_deferred(no_family | dict(found)))
+            no_family = dict.fromkeys(_with_delegates(overload_families), "")  # an overload that delegates has no gate
+            new.append(device.register_deferred(no_family | dict(overload_families)))
         if not some:
             _guard(any(new))
 
@@ -388,14 +388,14 @@ def _guard(new: bool) -> None:
 
 def deferrable_on(device: str) -> frozenset[str]:
     """The registered overrides of a device type that `register_deferred` could register in the next process."""
-    found = _devices.get(device)
-    return frozenset() if found is None else frozenset(n for n in found.entries if found.deferrable(n))
+    overrides = _devices.get(device)
+    return frozenset() if overrides is None else frozenset(n for n in overrides.entries if overrides.deferrable(n))
 
 
 def _with_delegates(names: Iterable[str]) -> set[str]:
     """These overloads and the ones whose kernels call them with a number as a tensor (native.py)."""
     requested = set(names)
-    return requested | {name for name, other in native.DELEGATES.items() if other in requested}
+    return requested | {name for name, target in native.DELEGATES.items() if target in requested}
 
 
 def leftovers(names: Mapping[str, Iterable[str]]) -> bool:
@@ -436,14 +436,14 @@ def registered(name: str) -> bool:
 
 def is_on(name: str, device: str) -> bool:
     """Whether an overload is overridden and enabled on a device type."""
-    found = _devices.get(device)
-    return name in STATE.requested and found is not None and name in found.entries
+    overrides = _devices.get(device)
+    return name in STATE.requested and overrides is not None and name in overrides.entries
 
 
 def native_of(name: str, device: str) -> Callable[..., Any] | None:
     """ATen's original kernel of an overload that is overridden on a device."""
-    found = _devices.get(device)
-    entry = None if found is None else found.entries.get(name)
+    overrides = _devices.get(device)
+    entry = None if overrides is None else overrides.entries.get(name)
     if entry is None:
         return None
     return entry.native if isinstance(entry, Deferred) else table()[name].natives.get(device)

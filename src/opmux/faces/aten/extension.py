@@ -24,16 +24,16 @@ def _find_derived(name: str) -> str | None:
     plain = name.strip().removeprefix("aten::").removesuffix(".default")
     if plain not in table():
         engine.choosable()  # adds the overloads that only a vendor computes
-    found = table().get(plain)
-    if found is None and plain.isprintable():
+    overload = table().get(plain)
+    if overload is None and plain.isprintable():
         packet, dot, _ = plain.partition(".")
         known = [s.name for s in overloads(packet)]
         if not dot and known and plain not in known:
             plain = next((n for n in known if n in table()), known[0])
         if known and plain not in known:
             raise UnknownName("op", name, known)
-        found = (table().get(plain) or left_to_torch(plain)) if known else None
-    return None if found is None else found.key
+        overload = (table().get(plain) or left_to_torch(plain)) if known else None
+    return None if overload is None else overload.key
 
 
 def _remark(key: str, device: str, chosen: str | None, first: Any) -> str:
@@ -54,20 +54,20 @@ def _who_runs(key: str, device: str, chosen: str | None, first: Any) -> str:
         return "native is torch's own kernel"
     if chosen is None:
         return ""
-    found = decisions.decide(overload, device)
+    decision = decisions.decide(overload, device)
     on = engine.is_on(name, device)
     if on and not engine.STATE.auto:
         return ""
-    if on and first is not None and not found.takes(first):
-        return f"torch's own kernel runs for this size: {found.why}"
-    if on and found.waits(first):
+    if on and first is not None and not decision.takes(first):
+        return f"torch's own kernel runs for this size: {decision.why}"
+    if on and decision.waits(first):
         return "torch's own kernel runs for this size until C++ launches ours, after some calls that look the same"
     if on:
         return ""
-    if found.taken:
-        return f"not enabled: torch's own kernel runs; opmux.enable() turns this choice on, because {found.why}"
-    words = f"torch's own kernel runs, because {found.why}"
-    return f"{words}; opmux.enable({name!r}, mode='all') turns this choice on"
+    if decision.taken:
+        return f"not enabled: torch's own kernel runs; opmux.enable() turns this choice on, because {decision.why}"
+    text = f"torch's own kernel runs, because {decision.why}"
+    return f"{text}; opmux.enable({name!r}, mode='all') turns this choice on"
 
 
 def _of_the_same_name(key: str, device: str, first: Any) -> str:
@@ -78,9 +78,9 @@ def _of_the_same_name(key: str, device: str, first: Any) -> str:
         return ""
     from . import engine
 
-    found = engine.choosable().get(device, {}).get(name)
-    words = "" if found is None else _who_runs(found.key, device, "", first)
-    return f"torch.ops.aten.{name}: {words}" if words else ""
+    overload = engine.choosable().get(device, {}).get(name)
+    text = "" if overload is None else _who_runs(overload.key, device, "", first)
+    return f"torch.ops.aten.{name}: {text}" if text else ""
 
 
 def _reason(name: str) -> str:

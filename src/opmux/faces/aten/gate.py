@@ -71,15 +71,15 @@ class Gate:
         self._checked(self._library.gate_install(self._made), self._shape)
 
     def remove(self) -> None:
-        made, self._made = self._made, None
-        self._library.gate_delete(made)
+        handle, self._made = self._made, None
+        self._library.gate_delete(handle)
 
-    def _checked(self, made: Any, shape: OverloadSchema) -> Any:
-        if not made:
+    def _checked(self, result: Any, shape: OverloadSchema) -> Any:
+        if not result:
             raise RuntimeError(
                 f"aten::{shape.name} cannot be overridden from C++: {self._library.gate_error().decode()}"
             )
-        return made
+        return result
 
 
 # Overloads of the families that C++ launches that still go to Python: gate.cpp has no entry for their signatures, so
@@ -150,13 +150,13 @@ def select(names: frozenset[str], thresholds: Thresholds | None) -> None:
     if library is None:
         return
     requested = names, thresholds, len(_slots)
-    found = _selections.get(requested)
-    if found is None:
+    address = _selections.get(requested)
+    if address is None:
         contents = tuple(_row(n, d, thresholds, library.gate_types) if n in names else None for d, n in _slots)
         if contents not in _made:
             _made[contents] = _as_c(contents)
-        found = _selections[requested] = ctypes.addressof(_made[contents][0])
-    library.gate_select(found)
+        address = _selections[requested] = ctypes.addressof(_made[contents][0])
+    library.gate_select(address)
 
 
 def forget() -> None:
@@ -169,12 +169,12 @@ def _row(name: str, device: str, thresholds: Thresholds | None, types: int) -> t
         return (0,) * (2 * types + 1)
     rows = []
     *limits, patient = thresholds(name, device)
-    for given in limits:
+    for thresholds_by_dtype in limits:
         row = [NEVER] * types
-        for dtype, least in given.items():
+        for dtype, least in thresholds_by_dtype.items():
             if dtype in _TYPES:
                 row[_TYPES[dtype]] = least
-        if any(least != NEVER for least in given.values()):
+        if any(least != NEVER for least in thresholds_by_dtype.values()):
             row[-1] = 0
         rows += row
     return (*rows, int(patient))

@@ -247,8 +247,8 @@ def reason(name: str) -> str | None:
     if plain in table() or plain not in {s.name for s in overloads(packet)}:
         return None
     shape = OverloadSchema(plain)
-    if (found := LEFT.get(plain) or LEFT.get(packet)) is not None:
-        return found
+    if (why := LEFT.get(plain) or LEFT.get(packet)) is not None:
+        return why
     if shape.composite:
         return f"ATen composes it from {parts(plain)}"
     if shape.view:

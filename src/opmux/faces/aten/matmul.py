@@ -99,9 +99,9 @@ def mv(call: Fn, self: Tensor, vec: Tensor) -> Any:
 def addmv(call: Fn, self: Tensor, mat: Tensor, vec: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Any:
     if vec.dim() != 1 or mat.dim() != 2 or self.dim() > 1:
         raise NotSupported("not a vector, a matrix and a vector")
-    row, turned = vec[None], mat.t()
-    _fit(row, turned, 2, self)
-    return _sum(call, self, row, turned, beta, alpha).view(mat.shape[0])
+    row, transposed = vec[None], mat.t()
+    _fit(row, transposed, 2, self)
+    return _sum(call, self, row, transposed, beta, alpha).view(mat.shape[0])
 
 
 for _rank, _overloads in ((2, "mm mm.dtype"), (3, "bmm bmm.dtype")):
@@ -206,8 +206,8 @@ def grouped_mm(call: Fn, self: Tensor, mat2: Tensor, offs: Tensor | None, bias: 
         raise NotSupported("torch pads the rows of the result to 16 bytes, and refuses some others")
     if ranks == (2, 3) and self.shape[1] == mat2.shape[1]:
         ends = _groups(offs, mat2.shape[0], bias)
-        turned = mat2.stride(1) == 1 and mat2.stride(2) != 1
-        return call(self, mat2.mT if turned else mat2, ends, turned)
+        transposed = mat2.stride(1) == 1 and mat2.stride(2) != 1
+        return call(self, mat2.mT if transposed else mat2, ends, transposed)
     if ranks == (2, 2) and self.shape[1] == mat2.shape[0]:
         return _other(grouped.grouped_mm_wgrad, self.t(), mat2, _groups(offs, -1, bias))
     if ranks == (3, 2) and self.shape[2] == mat2.shape[0]:  # compute the transposed product

@@ -41,14 +41,15 @@ def exists(shape: OverloadSchema, key: str) -> bool:
 
 def kernel(shape: OverloadSchema, key: str) -> Callable[..., Any]:
     """The kernel of an overload on a dispatch key, as a function of the overload's arguments."""
-    at = getattr(torch._C.DispatchKey, key)
+    dispatch_key = getattr(torch._C.DispatchKey, key)
     if not exists(shape, key):  # only we have a kernel
         return _missing(shape, key)
     if shape.name in DELEGATES:
-        other = OverloadSchema(DELEGATES[shape.name])
-        return functools.partial(taking_numbers(other, lambda keys, *args, **kwargs: other.op(*args, **kwargs)), None)
-    boxed = torch.library.get_kernel(f"aten::{shape.name}", at).call_boxed
-    return functools.partial(taking_numbers(shape, boxed, alone=key == "CPU"), torch._C.DispatchKeySet(at))
+        delegate = OverloadSchema(DELEGATES[shape.name])
+        call = lambda keys, *args, **kwargs: delegate.op(*args, **kwargs)
+        return functools.partial(taking_numbers(delegate, call), None)
+    boxed = torch.library.get_kernel(f"aten::{shape.name}", dispatch_key).call_boxed
+    return functools.partial(taking_numbers(shape, boxed, alone=key == "CPU"), torch._C.DispatchKeySet(dispatch_key))
 
 
 def taking_numbers(shape: OverloadSchema, boxed: Callable[..., Any], alone: bool = False) -> Callable[..., Any]:
@@ -82,19 +83,19 @@ def _missing(shape: OverloadSchema, key: str) -> Callable[..., Any]:
 
 
 def _with_numbers(boxed: Any, keys: Any, shape: OverloadSchema, args: tuple, kwargs: dict) -> Any:
-    given, named = list(args), kwargs
+    positional, named = list(args), kwargs
     slots = [i for i in shape.slots if i < len(args)]
     choosing = [i for i in slots if shape.arguments[i].name in _NOT_PROMOTING]
     tensors = [args[i] for i in slots if isinstance(args[i], Tensor) and i not in choosing]
     flat = bool(tensors) and all(t.dim() == 0 for t in tensors)
     if flat:  # a 0-dim tensor would promote like the number's 0-dim tensor: give it one dimension
-        given = [a.view(1) if isinstance(a, Tensor) and a.dim() == 0 else a for a in given]
+        positional = [a.view(1) if isinstance(a, Tensor) and a.dim() == 0 else a for a in positional]
         named = {k: v.view(1) if isinstance(v, Tensor) and v.dim() == 0 else v for k, v in kwargs.items()}
     for i in slots:
         if not isinstance(args[i], _PASSED_ON):
             device = tensors[0].device if shape.packet in _ON_ONE_DEVICE else None
-            given[i] = torch.full((), args[i], dtype=_dtype_for(args[i], tensors), device=device)
-    result = boxed(keys, *given, **named)
+            positional[i] = torch.full((), args[i], dtype=_dtype_for(args[i], tensors), device=device)
+    result = boxed(keys, *positional, **named)
     if shape.written:  # return the written arguments
         outs = [kwargs[n] for n in shape.outs] or [args[0]]
         return tuple(outs) if len(outs) > 1 else outs[0]
@@ -105,8 +106,8 @@ def _dtype_for(number: Any, tensors: list[Tensor]) -> torch.dtype:
     """The dtype with which a 0-dim tensor promotes like this number, next to tensors that have dimensions."""
     kind = type(number)
     for t in tensors:
-        of = complex if t.dtype.is_complex else float if t.dtype.is_floating_point else int
-        if _CATEGORY[bool if t.dtype is torch.bool else of] >= _CATEGORY[kind]:
+        category = complex if t.dtype.is_complex else float if t.dtype.is_floating_point else int
+        if _CATEGORY[bool if t.dtype is torch.bool else category] >= _CATEGORY[kind]:
             return _WIDEST[kind]
     if not tensors:
         return _WIDEST[kind]

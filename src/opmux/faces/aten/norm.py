@@ -32,9 +32,9 @@ def mixed(x: Tensor, *params: Tensor | None) -> bool:
     raise NotSupported(f"parameters of {given} beside {x.dtype} are left to torch")
 
 
-def wanted(output_mask: Sequence[bool], *gradients: Tensor) -> tuple[Tensor | None, ...]:
+def requested(output_mask: Sequence[bool], *gradients: Tensor) -> tuple[Tensor | None, ...]:
     """The gradients that `output_mask` requests, and None for the others."""
-    return tuple(g if asked else None for g, asked in zip(gradients, output_mask, strict=True))
+    return tuple(g if needed else None for g, needed in zip(gradients, output_mask, strict=True))
 
 
 _ones: HeldTensors[Tensor] = HeldTensors()
@@ -44,10 +44,10 @@ def ones(n: int, dtype: torch.dtype, like: Tensor) -> Tensor:
     """A cached tensor of ones, for a norm without a weight."""
 
     def make() -> Tensor:
-        made = torch.ones(n, dtype=dtype, device=like.device)
+        tensor = torch.ones(n, dtype=dtype, device=like.device)
         if n and not (like.is_cuda and torch.cuda.is_current_stream_capturing()):
-            made[0].item()  # synchronizes, because other streams may use the tensor next
-        return made
+            tensor[0].item()  # synchronizes, because other streams may use the tensor next
+        return tensor
 
     return _ones.get((n, dtype, like.device), make, cuda=like.is_cuda)
 
@@ -85,9 +85,9 @@ def layer_norm(
     lead, n = _rows(input, normalized_shape, weight, bias)
     if n == 0:
         raise NotSupported("empty rows")
-    given = ones(n, input.dtype if bias is None else bias.dtype, input) if weight is None else _flat(weight, n)
+    gamma = ones(n, input.dtype if bias is None else bias.dtype, input) if weight is None else _flat(weight, n)
     x, bias = input.reshape(*lead, n), _flat(bias, n)
-    y, mean, rstd = call(x, given, bias, eps, 0.0)
+    y, mean, rstd = call(x, gamma, bias, eps, 0.0)
     shape = (*lead, *(1 for _ in normalized_shape))
     mean, rstd = mean.reshape(shape), rstd.reshape(shape)
     if input.is_cpu and not wider:
@@ -115,13 +115,13 @@ def layer_norm_backward(
     if n == 0 or (want_w and weight is None) or (want_b and bias is None):
         raise NotSupported("a gradient of an absent parameter is asked for")
     shape = (*lead, n)
-    given = ones(n, input.dtype if bias is None else bias.dtype, input) if weight is None else _flat(weight, n)
+    gamma = ones(n, input.dtype if bias is None else bias.dtype, input) if weight is None else _flat(weight, n)
     dy, x = (grad_out, input) if len(normalized_shape) == 1 else (grad_out.reshape(shape), input.reshape(shape))
     stats = _stats(lead, mean, rstd)
-    dx, dweight, dbias = call(dy, x, given, *stats, 0.0)
+    dx, dweight, dbias = call(dy, x, gamma, *stats, 0.0)
     if len(normalized_shape) > 1:
         dx, dweight, dbias = dx.view(input.shape), dweight.view(*normalized_shape), dbias.view(*normalized_shape)
-    return wanted(output_mask, dx, dweight, dbias)
+    return requested(output_mask, dx, dweight, dbias)
 
 
 def _stats(lead: tuple[int, ...], *stats: Tensor) -> list[Tensor]:
@@ -143,9 +143,9 @@ def rms_norm(call: Fn, input: Tensor, normalized_shape: Sequence[int], weight: T
     lead, n = _rows(input, normalized_shape, weight)
     if n == 0 or (input.is_cpu and memory_format(input) is not torch.contiguous_format):
         raise NotSupported("empty rows, or channels-last ones")
-    given = ones(n, input.dtype, input) if weight is None else _flat(weight, n)
+    gamma = ones(n, input.dtype, input) if weight is None else _flat(weight, n)
     x = input.reshape(*lead, n)
-    y, rstd = call(x, given, eps, 0.0, "gemma")
+    y, rstd = call(x, gamma, eps, 0.0, "gemma")
     return y.reshape(input.shape), rstd.reshape(*lead, *(1 for _ in normalized_shape))
 
 
@@ -166,10 +166,10 @@ def rms_norm_backward(
     if output_mask[1] and weight is None:
         raise NotSupported("a gradient of an absent parameter is asked for")
     shape = (*lead, n)
-    given = ones(n, input.dtype, input) if weight is None else _flat(weight, n)
+    gamma = ones(n, input.dtype, input) if weight is None else _flat(weight, n)
     dy, x = (grad_out, input) if len(normalized_shape) == 1 else (grad_out.reshape(shape), input.reshape(shape))
     (rows,) = _stats(lead, rstd)
-    dx, dweight = call(dy, x, given, rows, 0.0, "gemma")
+    dx, dweight = call(dy, x, gamma, rows, 0.0, "gemma")
     if len(normalized_shape) > 1:
         dx, dweight = dx.view(input.shape), dweight.view(*normalized_shape)
-    return wanted(output_mask, dx, dweight)
+    return requested(output_mask, dx, dweight)

@@ -139,8 +139,8 @@ def _for_adapter(shape: OverloadSchema, adapter: Adapter) -> str:
     if lost:
         raise TypeError(f"{adapter.fn.__module__}.{adapter.fn.__name__} does not take {lost} of aten::{shape.name}")
     keyword = [n for n in shape.names if kinds[n] is inspect.Parameter.KEYWORD_ONLY]
-    given = [n for n in shape.names if n not in keyword]
-    return ", ".join([*given, *(f"{n}={n}" for n in keyword)])
+    positional = [n for n in shape.names if n not in keyword]
+    return ", ".join([*positional, *(f"{n}={n}" for n in keyword)])
 
 
 def _all_positional(shape: OverloadSchema, adapter: Adapter) -> bool:
@@ -208,29 +208,29 @@ def _with_when(when: When, base: Spec, impl: OpImpl) -> Callable[..., Any]:
 
 def _expressions(shape: OverloadSchema, base: Spec) -> dict[str, str]:
     """For each argument of our op, an expression: the overload's argument, or the op's default."""
-    made = {}
+    expressions = {}
     for p in base.signature.parameters.values():
-        made[p.name] = p.name if p.name in shape.names else repr(p.default)
-    return made
+        expressions[p.name] = p.name if p.name in shape.names else repr(p.default)
+    return expressions
 
 
 def _parameters(shape: OverloadSchema) -> str:
     """The parameter list as source code, without defaults: the entry passes every argument."""
-    made = []
+    parameters = []
     for p in shape.signature.parameters.values():
-        if p.kind is p.KEYWORD_ONLY and "*" not in made:
-            made.append("*")
-        made.append(p.name)
-    return ", ".join(made)
+        if p.kind is p.KEYWORD_ONLY and "*" not in parameters:
+            parameters.append("*")
+        parameters.append(p.name)
+    return ", ".join(parameters)
 
 
 def _identifier(name: str) -> str:
     return name.replace(".", "_").strip() or "op"
 
 
-def store(made: Any, *outs: Tensor) -> Any:
+def store(result: Any, *outs: Tensor) -> Any:
     """Copy results to `outs`. Declines if torch would resize or cast `out`, or raise."""
-    results = made if isinstance(made, tuple) else (made,)
+    results = result if isinstance(result, tuple) else (result,)
     for y, out in zip(results, outs, strict=True):
         if out.shape != y.shape or out.dtype is not y.dtype or out.device != y.device:
             raise NotSupported(f"out is {out.dtype} {tuple(out.shape)}, the result {y.dtype} {tuple(y.shape)}")
@@ -252,11 +252,11 @@ def table() -> dict[str, Overload]:
     """Every overload that we can compute, by name."""
     global _table
     if _table is None:
-        made = _make_table()
+        new_table = _make_table()
         with lock.held:
             if _table is None:
-                specs.derived.update({o.key: o for o in made.values()})
-                _table = made
+                specs.derived.update({o.key: o for o in new_table.values()})
+                _table = new_table
     return _table
 
 
@@ -273,30 +273,30 @@ def functional(overload: Overload) -> Overload | None:
 def _make_table() -> dict[str, Overload]:
     """All overloads that we compute, except composite ops: ATen composes those from ops of this table."""
     _load_adapters()
-    found: dict[str, Overload] = {}
+    by_name: dict[str, Overload] = {}
     for shape, bases, adapter in (*_by_adapter(), *_by_spec()):  # adapters override the table of pointwise ops
         writes_itself = shape.kind != "other" or adapter is not None  # "other": writes neither self nor out
-        if shape.name not in found and not shape.composite and writes_itself:
-            found[shape.name] = _overload(shape, bases, adapter)
-    return found
+        if shape.name not in by_name and not shape.composite and writes_itself:
+            by_name[shape.name] = _overload(shape, bases, adapter)
+    return by_name
 
 
 def vendors_own(name: str) -> Overload:
     """The overload of a vendor's row, which need not be in our table."""
-    found = table().get(name)
-    if found is None:
-        made = _overload(OverloadSchema(name), (), None)
+    overload = table().get(name)
+    if overload is None:
+        new_overload = _overload(OverloadSchema(name), (), None)
         with lock.held:
-            found = table().setdefault(name, made)
-            specs.derived[found.key] = found
-    return found
+            overload = table().setdefault(name, new_overload)
+            specs.derived[overload.key] = overload
+    return overload
 
 
 def left_to_torch(name: str) -> Overload:
     """An overload that only torch computes, for `explain`; it is not in the table."""
-    made = _overload(OverloadSchema(name), (), None)
+    overload = _overload(OverloadSchema(name), (), None)
     with lock.held:
-        return specs.derived.setdefault(made.key, made)  # type: ignore[return-value]
+        return specs.derived.setdefault(overload.key, overload)  # type: ignore[return-value]
 
 
 def _overload(shape: OverloadSchema, bases: Iterable[str], adapter: Adapter | None) -> Overload:
@@ -322,12 +322,12 @@ def _by_spec() -> Iterator[tuple[OverloadSchema, tuple[str, ...], None]]:
 def _by_adapter() -> Iterator[tuple[OverloadSchema, tuple[str, ...], Adapter]]:
     for adapter in ADAPTERS.values():
         shape = OverloadSchema(adapter.name)
-        for one in (shape, *(siblings(shape) if shape.kind == "functional" else ())):
-            yield one, (adapter.over[0].key,), adapter
+        for variant in (shape, *(siblings(shape) if shape.kind == "functional" else ())):
+            yield variant, (adapter.over[0].key,), adapter
 
 
 def _load_adapters() -> None:
     """Import the modules of this package, which declare adapters."""
     package = importlib.import_module(__package__ or "")
-    for found in pkgutil.iter_modules(package.__path__):
-        importlib.import_module(f"{package.__name__}.{found.name}")
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"{package.__name__}.{module.name}")

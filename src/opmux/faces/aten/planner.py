@@ -57,13 +57,13 @@ def use(on: bool) -> None:
         return
     with lock.held:
         try:
-            found = _running()
+            planner_socket = _running()
         except (OSError, RuntimeError, TypeError) as error:
             _PlannerState.failed = True
             logger.warning("auto mode plans calls in this process, as no other one can be started: %s", error)
             return
         launching.planned()
-        gate.plan(found)
+        gate.plan(planner_socket)
 
 
 def _possible() -> bool:
@@ -90,8 +90,8 @@ def _running() -> socket.socket:
     if _PlannerState.process is not None and _PlannerState.process.poll():
         assert _PlannerState.errors is not None
         _PlannerState.errors.seek(0)
-        said = _PlannerState.errors.read().decode(errors="replace").strip()[-400:]
-        raise RuntimeError(f"it ended with status {_PlannerState.process.returncode}: {said}")
+        stderr = _PlannerState.errors.read().decode(errors="replace").strip()[-400:]
+        raise RuntimeError(f"it ended with status {_PlannerState.process.returncode}: {stderr}")
     if (
         _PlannerState.socket is None
         or _PlannerState.knows != facts
@@ -112,8 +112,8 @@ def _running() -> socket.socket:
 
 
 def _start(theirs: socket.socket, facts: dict[str, Any]) -> subprocess.Popen[bytes]:
-    told = json.dumps({**facts, "socket": theirs.fileno()})
-    command = [sys.executable, "-c", PROGRAM.format(path=background.module_path()), told]
+    facts_json = json.dumps({**facts, "socket": theirs.fileno()})
+    command = [sys.executable, "-c", PROGRAM.format(path=background.module_path()), facts_json]
     # The planner does not use the device, and each of its workers uses one core.
     env = os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     env.pop("TRITON_INTERPRET", None)

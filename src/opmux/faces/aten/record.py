@@ -113,19 +113,19 @@ def _counting(name: str, impl: OpImpl) -> Callable[..., Any]:
         native = impl.impl_id == "native"
         why = getattr(_reason, "of", {}).pop(name, "") if native else ""
         try:
-            made = impl.fn(*args, **kwargs)
+            result = impl.fn(*args, **kwargs)
         except (NotSupported, BadArgument) as error:
             _reason.of = {name: f"{impl.impl_id}: {error}"}
             raise
         _count(name, impl.impl_id, why, args, kwargs)
-        return made
+        return result
 
     return call
 
 
 def _count(name: str, impl: str, why: str, args: tuple, kwargs: dict) -> None:
-    given = list(tensors_in((args, kwargs)))
-    dtype = dtype_name(given[0].dtype) if given else None
-    call = CountedCall(name, impl, dtype, tuple(tuple(t.shape) for t in given), why)
+    tensors = list(tensors_in((args, kwargs)))
+    dtype = dtype_name(tensors[0].dtype) if tensors else None
+    call = CountedCall(name, impl, dtype, tuple(tuple(t.shape) for t in tensors), why)
     for recorder in live:
         recorder.calls[call] += 1

@@ -36,7 +36,7 @@ FORMAT = 1
 FOLDER = "auto"
 DECIDING = ("OPMUX_", "TE_FL_", "TEFL_", "TE_")  # prefixes of variables that may change the choice of implementations
 NOT_DECIDING = {knob.name for knob in (PLANNER, CACHE_DIR)} | {"OPMUX_LOG_LEVEL", "TEFL_LOG_LEVEL", "OPMUX_COMMIT"}
-KEPT = 32  # number of files; the oldest ones are deleted
+MAX_FILES = 32  # number of files; the oldest ones are deleted
 Names = tuple[str, ...] | None
 Limits = Mapping[torch.dtype, int]
 
@@ -74,11 +74,11 @@ def read(include: Names, exclude: Names) -> Selected | None:
     try:
         cache_dir.check(file.parent)
         data = json.loads(cache_dir.read(file))
-        return {device: {n: _taken(*one) for n, one in names.items()} for device, names in data["taken"].items()}
+        return {device: {n: _taken(*row) for n, row in names.items()} for device, names in data["taken"].items()}
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        logger.info("%s is not used, and written anew: %s", file, error)
+        logger.info("%s cannot be read and will be written again: %s", file, error)
         return None
 
 
@@ -87,14 +87,14 @@ def write(include: Names, exclude: Names, selected: Selected) -> None:
     file = _file(include, exclude)
     if file is None:
         return
-    data = {"taken": {d: {n: _data(one) for n, one in names.items()} for d, names in selected.items()}}
+    data = {"taken": {d: {n: _data(taken) for n, taken in names.items()} for d, names in selected.items()}}
     try:
         cache_dir.make(file.parent)
         cache_dir.replace(file, json.dumps(data).encode())
-        for old in sorted(file.parent.glob("*.json"), key=lambda f: _stamp(f)[2])[:-KEPT]:
+        for old in sorted(file.parent.glob("*.json"), key=lambda f: _stamp(f)[2])[:-MAX_FILES]:
             old.unlink(missing_ok=True)
     except OSError as error:
-        logger.info("what auto mode takes is not saved: %s", error)
+        logger.info("auto mode's selection is not saved: %s", error)
 
 
 def of(device: str, names: frozenset[str], families: Mapping[str, str]) -> dict[str, Taken]:
@@ -102,13 +102,13 @@ def of(device: str, names: frozenset[str], families: Mapping[str, str]) -> dict[
     return {n: Taken(families[n], *decisions.thresholds(n, device)) for n in names}
 
 
-def _data(one: Taken) -> list[Any]:
+def _data(taken: Taken) -> list[Any]:
     plain = lambda limits: {dtype_name(d): n for d, n in limits.items()}
-    return [one.family, plain(one.limits), plain(one.by_python), one.patient]
+    return [taken.family, plain(taken.limits), plain(taken.by_python), taken.patient]
 
 
 def _taken(family: str, limits: dict[str, int], by_python: dict[str, int], patient: bool) -> Taken:
-    real = lambda given: {getattr(torch, d): int(n) for d, n in given.items()}
+    real = lambda by_name: {getattr(torch, d): int(n) for d, n in by_name.items()}
     return Taken(family, real(limits), real(by_python), patient)
 
 
@@ -155,12 +155,12 @@ def _triton() -> str:
 def _code() -> str:
     """A digest of the names, sizes and times of opmux's files."""
     root = Path(__file__).parents[2]
-    found = hashlib.blake2b(digest_size=12)
+    digest = hashlib.blake2b(digest_size=12)
     for folder, folders, files in os.walk(root):
         folders[:] = sorted(f for f in folders if f != "__pycache__")
         for name in sorted(files):
-            found.update(repr((name, *_stamp(Path(folder, name))[1:])).encode())
-    return found.hexdigest()
+            digest.update(repr((name, *_stamp(Path(folder, name))[1:])).encode())
+    return digest.hexdigest()
 
 
 def _stamp(file: Path) -> tuple[str, int, int]:

@@ -71,12 +71,12 @@ class OverloadSchema:
 
     @cached_property
     def signature(self) -> inspect.Signature:
-        made = []
+        parameters = []
         for a in self.arguments:
             kind = inspect.Parameter.KEYWORD_ONLY if a.kwarg_only else inspect.Parameter.POSITIONAL_OR_KEYWORD
             default = _default(a) if a.has_default_value() else inspect.Parameter.empty
-            made.append(inspect.Parameter(python_name(a.name), kind, default=default, annotation=_type(a)))
-        return inspect.Signature(made)
+            parameters.append(inspect.Parameter(python_name(a.name), kind, default=default, annotation=_type(a)))
+        return inspect.Signature(parameters)
 
     def has(self, key: str) -> bool:
         """Whether a kernel is registered on a dispatch key."""
@@ -90,8 +90,8 @@ class OverloadSchema:
     @property
     def view(self) -> bool:
         """Whether a result shares memory with an argument that is not written."""
-        found = [r.alias_info for r in self.op._schema.returns]
-        return any(alias is not None and not alias.is_write for alias in found)
+        aliases = [r.alias_info for r in self.op._schema.returns]
+        return any(alias is not None and not alias.is_write for alias in aliases)
 
 
 def python_name(name: str) -> str:
@@ -118,10 +118,10 @@ def _type(argument: Any) -> Any:
 @functools.cache
 def overloads(packet: str) -> tuple[OverloadSchema, ...]:
     """The overloads of a packet that torch's dispatcher has; overloads only for TorchScript are left out."""
-    found = getattr(torch.ops.aten, packet, None)
-    if found is None:
+    op_packet = getattr(torch.ops.aten, packet, None)
+    if op_packet is None:
         return ()
-    names = [packet if o == "default" else f"{packet}.{o}" for o in found.overloads()]
+    names = [packet if o == "default" else f"{packet}.{o}" for o in op_packet.overloads()]
     return tuple(OverloadSchema(n) for n in names if torch._C._dispatch_has_kernel(f"aten::{n}"))
 
 

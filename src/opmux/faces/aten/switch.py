@@ -43,9 +43,9 @@ class Selection:
         self.auto = mode == "auto"
         self.recorder = None if record is None else recording.CallRecorder(record)
         self.names: frozenset[str] = frozenset()  # the overloads that are enabled on at least one device
-        self.asked: dict[str, frozenset[str]] = {}  # device type -> the requested overloads that we can compute
+        self.requested: dict[str, frozenset[str]] = {}  # device type -> the requested overloads that we can compute
         self._of = -1  # `engine.generation()` at the last registration
-        self._read: tuple[int, saved.Selected] | None = None  # `engine.generation()`, and what was read then
+        self._read: tuple[int, saved.Selected] | None = None  # `engine.generation()`, and the selection read then
 
     def turn_on(self, apply: Callable[[], Any], alone: bool = False) -> None:
         """Register an override for every overload of this selection, then call `apply`; `alone`: remove all others.
@@ -58,16 +58,16 @@ class Selection:
             if self._of != generation:
                 ready = self._saved(generation)
                 if ready is None:
-                    wanted = self._choose()
+                    requested = self._choose()
                 else:
                     self._take(ready)
-                    wanted = self.asked
-                if alone and engine.leftovers(wanted):
+                    requested = self.requested
+                if alone and engine.leftovers(requested):
                     engine.remove()
                     generation = engine.generation()
                 if ready is None:
-                    engine.register(wanted)
-                    self._save(wanted)
+                    engine.register(requested)
+                    self._save(requested)
                 else:
                     engine.register_deferred(_families(ready))
             with lock.held:
@@ -87,15 +87,15 @@ class Selection:
         return accelerated and native_library.must_be_compiled()
 
     def prepare(self) -> list[Callable[[], None]]:
-        """Do in any thread what shortens `turn_on`; returns more of it, in short steps for the main thread."""
+        """Do the work of `turn_on` that any thread can do; returns the rest, in short steps for the main thread."""
         generation = engine.generation()
         ready = self._saved(generation)
         if ready is None:  # no earlier process has saved the choice
             self._choose()
             return []
         pairs = [(device, name, family) for device, names in _families(ready).items() for name, family in names.items()]
-        some = [pairs[i : i + AT_ONCE] for i in range(0, len(pairs), AT_ONCE)]
-        return [functools.partial(self._register_some, generation, rows) for rows in some]
+        batches = [pairs[i : i + AT_ONCE] for i in range(0, len(pairs), AT_ONCE)]
+        return [functools.partial(self._register_some, generation, rows) for rows in batches]
 
     def _register_some(self, generation: int, rows: list[tuple[str, str, str]]) -> None:
         if generation != engine.generation():
@@ -108,20 +108,20 @@ class Selection:
     def _saved(self, generation: int) -> saved.Selected | None:
         """The overloads that an earlier process has saved for this selection, or None."""
         if self._read is None or self._read[0] != generation:
-            found = saved.read(self.include, self.exclude) if self._is_saved else None
-            if found is None:
+            selected = saved.read(self.include, self.exclude) if self._is_saved else None
+            if selected is None:
                 return None
-            self._read = generation, found
+            self._read = generation, selected
         return self._read[1]
 
-    def _take(self, found: saved.Selected) -> None:
+    def _take(self, selected: saved.Selected) -> None:
         """Select what an earlier process has saved."""
-        for device, names in found.items():
+        for device, names in selected.items():
             for name, taken in names.items():
                 decisions.know(name, device, taken.limits, taken.by_python, taken.patient)
-            logger.info('mode="auto" takes %d overloads on %s, as an earlier process has found', len(names), device)
-        self.asked = {d: frozenset(names) for d, names in found.items()}
-        self.names = frozenset().union(*self.asked.values())
+            logger.info('mode="auto" enables %d overloads on %s, as an earlier process has chosen', len(names), device)
+        self.requested = {d: frozenset(names) for d, names in selected.items()}
+        self.names = frozenset().union(*self.requested.values())
 
     def _save(self, taken: dict[str, frozenset[str]]) -> None:
         """Save the overloads, unless the next process could not load the kernels of one at its first call."""
@@ -129,30 +129,30 @@ class Selection:
             return
         for device, names in taken.items():
             if left := sorted(names - engine.deferrable_on(device)):
-                logger.info("what auto mode takes is not saved: %s is overridden above autograd", left[0])
+                logger.info("auto mode's selection is not saved: %s is overridden above autograd", left[0])
                 return
         families = {n: table()[n].family for names in taken.values() for n in names}
         saved.write(self.include, self.exclude, {d: saved.of(d, names, families) for d, names in taken.items()})
 
     def _choose(self) -> dict[str, frozenset[str]]:
         """The overloads to override: device type -> names."""
-        self.asked = resolved(self.include, self.exclude)
-        taken = self.asked
+        self.requested = resolved(self.include, self.exclude)
+        taken = self.requested
         if self.auto:
             taken = self._taken()
             if any(taken.values()) and not native_library.available():  # compiles it; if that fails, fewer are chosen
                 taken = self._taken()
-            _say(self.asked, taken)
+            _log_choice(self.requested, taken)
         self.names = frozenset().union(*taken.values())
-        return taken if self.recorder is None else self.asked  # calls that are left to torch are counted too
+        return taken if self.recorder is None else self.requested  # calls that are left to torch are counted too
 
     def _taken(self) -> dict[str, frozenset[str]]:
         by_gate = decisions.gated()
-        return {d: frozenset(n for n in names if _decision(n, d, by_gate).taken) for d, names in self.asked.items()}
+        return {d: frozenset(n for n in names if _decision(n, d, by_gate).taken) for d, names in self.requested.items()}
 
     def every(self) -> frozenset[str]:
         """Every requested overload, including those that auto mode leaves to torch."""
-        return frozenset().union(*self.asked.values())
+        return frozenset().union(*self.requested.values())
 
 
 def _families(selected: saved.Selected) -> dict[str, dict[str, str]]:
@@ -163,13 +163,13 @@ def _decision(name: str, device: str, by_gate: bool | None = None) -> decisions.
     return decisions.decide(table()[name], device, by_gate)
 
 
-def _say(asked: dict[str, frozenset[str]], taken: dict[str, frozenset[str]]) -> None:
-    for device, names in asked.items():
-        if (device == "cpu" and len(asked) > 1) or not names:
+def _log_choice(requested: dict[str, frozenset[str]], taken: dict[str, frozenset[str]]) -> None:
+    for device, names in requested.items():
+        if (device == "cpu" and len(requested) > 1) or not names:
             continue
         left = sorted(names - taken[device])
         why = f"; torch keeps the others, {left[0]} because {_decision(left[0], device).why}" if left else ""
-        logger.info('mode="auto" takes %d of %d overloads on %s%s', len(taken[device]), len(names), device, why)
+        logger.info('mode="auto" enables %d of %d overloads on %s%s', len(taken[device]), len(names), device, why)
 
 
 _base: Selection | None = None
@@ -198,21 +198,21 @@ def enable(
 
     A later call replaces the selection of an earlier one.
     """
-    made = Selection(include, exclude, mode, record)
-    if not wait and made.takes_long() and _prepare(made):
+    selection = Selection(include, exclude, mode, record)
+    if not wait and selection.takes_long() and _prepare(selection):
         return enabled_ops()
-    made.turn_on(lambda: _set_base(made), alone=not _stack)
+    selection.turn_on(lambda: _set_base(selection), alone=not _stack)
     return enabled_ops()
 
 
 PREPARE = "import opmux; opmux.enable({include!r}, {exclude!r}, wait=True)"
 
 
-def _prepare(made: Selection) -> bool:
+def _prepare(selection: Selection) -> bool:
     """Let another process compile and choose, and enable the selection afterwards; False if none can be started."""
 
     def proceed(steps: list[Callable[[], None]]) -> None:
-        if _base is not made:
+        if _base is not selection:
             return
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             background.later(0.5, lambda: background.in_main_thread(lambda: proceed(steps)))
@@ -220,7 +220,7 @@ def _prepare(made: Selection) -> bool:
             steps[0]()
             background.later(PAUSE, lambda: background.in_main_thread(lambda: proceed(steps[1:])))
         else:
-            made.turn_on(lambda: _set_base(made), alone=not _stack)
+            selection.turn_on(lambda: _set_base(selection), alone=not _stack)
 
     def done(error: str) -> None:
         if error:
@@ -228,29 +228,29 @@ def _prepare(made: Selection) -> bool:
             return
         steps: list[Callable[[], None]] = []
         try:
-            if _base is made:
-                steps = made.prepare()
+            if _base is selection:
+                steps = selection.prepare()
         except Exception as raised:  # `turn_on` raises it again in the main thread
             logger.debug("auto mode is not prepared in the background: %s", raised)
         background.in_main_thread(lambda: proceed(steps))
 
     try:
-        program = PREPARE.format(include=made.include, exclude=made.exclude)
+        program = PREPARE.format(include=selection.include, exclude=selection.exclude)
         background.run(program, done, {"OPMUX_PLANNER": "0"})
     except OSError as error:
         logger.info("auto mode is prepared in this process, as no other one can be started: %s", error)
         return False
     logger.info("auto mode is compiled by another process, once on this machine; torch's own kernels run until then")
-    _set_base(made)
+    _set_base(selection)
     return True
 
 
-def _set_base(made: Selection | None) -> None:
+def _set_base(selection: Selection | None) -> None:
     global _base
     before = _base
-    on_failure(lambda: _set_base(before) if _base is made else None)
+    on_failure(lambda: _set_base(before) if _base is selection else None)
     with lock.held:
-        _base = made
+        _base = selection
         _apply()
 
 
@@ -287,9 +287,9 @@ class use:
 
     def __exit__(self, *error: Any) -> None:
         with lock.held:
-            for at in range(len(_stack) - 1, -1, -1):
-                if _stack[at] is self._selection:
-                    del _stack[at]
+            for i in range(len(_stack) - 1, -1, -1):
+                if _stack[i] is self._selection:
+                    del _stack[i]
                     break
             _apply()
 
@@ -320,8 +320,8 @@ def native(op: Any) -> Callable[..., Any]:
 
     def run(*args: Any, **kwargs: Any) -> Any:
         x = first_tensor(args, kwargs)
-        kept = None if x is None else engine.native_of(name, x.device.type)
-        return engine.off_inside(kept or shape.op)(*args, **kwargs)
+        kernel = None if x is None else engine.native_of(name, x.device.type)
+        return engine.off_inside(kernel or shape.op)(*args, **kwargs)
 
     run.__name__ = run.__qualname__ = name
     return run
@@ -354,18 +354,18 @@ def _apply() -> None:
     counting = bool(recording.live)  # then each call goes through Python, where the recorder calls `_left_to_torch`
     engine.STATE.auto = live is not None and live.auto and not counting
     engine.STATE.request(frozenset() if live is None else live.names if not counting else live.every())
-    planner.use(engine.STATE.auto and live is not None and bool(live.asked.get(planner.DEVICE)))
+    planner.use(engine.STATE.auto and live is not None and bool(live.requested.get(planner.DEVICE)))
 
 
 def _record(live: Selection | None) -> None:
     """Start and stop recorders: the recorders of `enable` and of all live blocks are active."""
-    wanted = {s.recorder: s for s in (_base, *_stack) if s is not None and s.recorder is not None}
+    recorders = {s.recorder: s for s in (_base, *_stack) if s is not None and s.recorder is not None}
     before = recording.live
-    for recorder in wanted:
+    for recorder in recorders:
         recording.start(recorder)
     recording.left_to_torch = _left_to_torch if live is not None and live.auto else lambda name, first: ""
     for recorder in before:
-        if recorder not in wanted:
+        if recorder not in recorders:
             recording.stop(recorder)
     if bool(before) != bool(recording.live):
         get_default_manager().invalidate("calls are recorded" if recording.live else "calls are not recorded")
@@ -374,10 +374,10 @@ def _record(live: Selection | None) -> None:
 def _left_to_torch(name: str, first: Any) -> str:
     if first is None:
         return ""
-    found = _decision(name, first.device.type)
-    if found.takes(first):
+    decision = _decision(name, first.device.type)
+    if decision.takes(first):
         return ""
-    return found.why if not found.taken else f"below the size that wins: {found.why}"
+    return decision.why if not decision.taken else f"below the size that wins: {decision.why}"
 
 
 # ---- names ----------------------------------------------------------------------------------------------------------
@@ -401,29 +401,29 @@ def resolved(include: tuple[str, ...] | None, exclude: tuple[str, ...] | None) -
     return {device: frozenset(chosen & overloads.keys()) for device, overloads in can.items()}
 
 
-def _matching(asked: Iterable[str], known: dict[str, Overload]) -> set[str]:
-    found: set[str] = set()
-    for name in asked:
+def _matching(names: Iterable[str], known: dict[str, Overload]) -> set[str]:
+    matches: set[str] = set()
+    for name in names:
         plain = name.strip().removeprefix("aten::")
         hits = {n for n, o in known.items() if refers_to(plain, n, o)}
         if not hits and not _exists(plain):
             raise UnknownName("op or family", name, _names(known))
-        found |= hits
-    return found
+        matches |= hits
+    return matches
 
 
-def refers_to(asked: str, name: str, overload: Overload) -> bool:
+def refers_to(pattern: str, name: str, overload: Overload) -> bool:
     """Whether a name refers to an overload: by its name, its op (all overloads and the in-place form), our op that
     computes it, a glob, or its family."""
-    if asked.startswith("family:"):
-        return overload.family == asked.removeprefix("family:").casefold()
-    if asked.endswith(".default"):
-        return name == asked.removesuffix(".default")
+    if pattern.startswith("family:"):
+        return overload.family == pattern.removeprefix("family:").casefold()
+    if pattern.endswith(".default"):
+        return name == pattern.removesuffix(".default")
     packet = overload.shape.packet
-    spoken = {name, packet, packet.strip("_"), *(b.rpartition("::")[2] for b in overload.bases)}
-    if any(c in asked for c in "*?["):
-        return any(fnmatchcase(n, asked) for n in spoken)
-    return asked in spoken
+    aliases = {name, packet, packet.strip("_"), *(b.rpartition("::")[2] for b in overload.bases)}
+    if any(c in pattern for c in "*?["):
+        return any(fnmatchcase(n, pattern) for n in aliases)
+    return pattern in aliases
 
 
 def _exists(name: str) -> bool:

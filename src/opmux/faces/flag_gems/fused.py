@@ -110,8 +110,8 @@ def dswiglu(grad_output: Tensor, input_tensor: Tensor, quantizer: Any = None) ->
 def _gradient(fn: Any, grad_output: Tensor, x: Tensor, quantizer: Any) -> Tensor:
     with torch.enable_grad():
         x = x.detach().requires_grad_()
-        (made,) = torch.autograd.grad(fn(x, quantizer), x, grad_output)
-    return made
+        (grad,) = torch.autograd.grad(fn(x, quantizer), x, grad_output)
+    return grad
 
 
 # ---- norms ----------------------------------------------------------------------------------------------------------
@@ -185,8 +185,8 @@ def apply_rotary_pos_emb(
             raise ValueError(f"q must have 4 dimensions if there are no position_ids; got {tuple(q.shape)}")
         cos, sin, y, z = cos[: q.shape[1]], sin[: q.shape[1]], q, k
     else:
-        at = position_ids.reshape(-1)
-        cos, sin = cos[at], sin[at]
+        index = position_ids.reshape(-1)
+        cos, sin = cos[index], sin[index]
         y, z = q.reshape(1, -1, *q.shape[-2:]), k.reshape(1, -1, *k.shape[-2:])
     y, z = rotary.rope(y, z, cos, sin, layout="bshd", interleaved=rotary_interleaved, per_pair=True)
     assert z is not None

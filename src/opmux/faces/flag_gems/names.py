@@ -78,40 +78,40 @@ def function_of(overload: str) -> str:
     if packet.startswith("__"):  # __or__, __ior__
         inner = packet.strip("_")
         inplace = inner[:1] == "i" and inner[1:] in ("or", "and", "xor", "lshift", "rshift")
-        words = {"or": "bitwise_or", "and": "bitwise_and", "xor": "bitwise_xor"}
+        full_names = {"or": "bitwise_or", "and": "bitwise_and", "xor": "bitwise_xor"}
         inner = inner[1:] if inplace else inner
-        packet = words.get(inner, packet) + ("_" if inplace and inner in words else "")
+        packet = full_names.get(inner, packet) + ("_" if inplace and inner in full_names else "")
     packet = IRREGULAR.get(packet, packet).removeprefix("native_")
     base, end = (packet[:-1], "_") if packet.endswith("_") and not packet.endswith("__") else (packet, "")
     if base == "div":
         base, form = ("div_mode", "") if form.endswith("_mode") else ("true_divide", form if form == "out" else "")
-    word = form.lower()
-    if (base in ONE_FUNCTION and word != "out") or (word == "tensor" and base not in TENSOR_NAMED):
-        word = ""
-    return f"{base}_{word}{end}" if word else f"{base}{end}"
+    suffix = form.lower()
+    if (base in ONE_FUNCTION and suffix != "out") or (suffix == "tensor" and base not in TENSOR_NAMED):
+        suffix = ""
+    return f"{base}_{suffix}{end}" if suffix else f"{base}{end}"
 
 
 @functools.cache
 def functions() -> dict[str, tuple[str, ...]]:
     """FlagGems' function -> its ATen overloads; includes overloads that only opmux has."""
-    found: dict[str, list[str]] = {}
+    by_function: dict[str, list[str]] = {}
     for overload in dict.fromkeys((*left.flaggems_names(), *overloads.table())):
-        found.setdefault(function_of(overload), []).append(overload)
-    return {name: tuple(keys) for name, keys in found.items()}
+        by_function.setdefault(function_of(overload), []).append(overload)
+    return {name: tuple(keys) for name, keys in by_function.items()}
 
 
-def selected(asked: Iterable[str]) -> tuple[list[str], list[str]]:
+def selected(requested: Iterable[str]) -> tuple[list[str], list[str]]:
     """The overloads that names refer to, and hints for names that match no overload.
 
     A name is one of FlagGems' functions, or an ATen overload or op, which FlagGems itself does not accept.
     """
-    known, found, unknown = functions(), [], []
-    every = [key for keys in known.values() for key in keys]
-    for name in dict.fromkeys(asked):
+    known, matches, unknown = functions(), [], []
+    all_keys = [key for keys in known.values() for key in keys]
+    for name in dict.fromkeys(requested):
         plain = name.removeprefix("aten::")
-        keys = known.get(plain) or [key for key in every if plain in (key, key.partition(".")[0])]
-        found += keys
+        keys = known.get(plain) or [key for key in all_keys if plain in (key, key.partition(".")[0])]
+        matches += keys
         if not keys:
-            close = nearest(name, [*known, *every])
+            close = nearest(name, [*known, *all_keys])
             unknown.append(f"'{name}'" + (f" (did you mean '{close}'?)" if close else ""))
-    return list(dict.fromkeys(found)), unknown
+    return list(dict.fromkeys(matches)), unknown

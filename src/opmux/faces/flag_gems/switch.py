@@ -40,11 +40,9 @@ def enable(
         once: log only the first call of each op.
         path: the log file; default ~/.flaggems/oplist.log.
     """
-    _say_unused(lib, registrar)
+    _warn_unused(lib, registrar)
     switch.enable(exclude=_overloads(_listed(unused, "exclude"), "unused") or None, mode="all")
-    _recording.close()
-    if record:
-        _recording.enter_context(recorded(path, once))
+    _replace_log(record, path, once)
 
 
 def only_enable(
@@ -66,20 +64,18 @@ def only_enable(
         once: as in enable.
         path: as in enable.
     """
-    _say_unused(lib, registrar)
-    wanted = DEFAULT if include is None or include == "default" else _listed(include, "include")
-    keys = _overloads(wanted, "include")
+    _warn_unused(lib, registrar)
+    requested = DEFAULT if include is None or include == "default" else _listed(include, "include")
+    keys = _overloads(requested, "include")
     if not keys:
         warnings.warn("flag_gems.only_enable: none of these ops is known; nothing is enabled", stacklevel=2)
         return
     switch.enable(include=keys, mode="all")
-    _recording.close()
-    if record:
-        _recording.enter_context(recorded(path, once))
+    _replace_log(record, path, once)
 
 
 class use_gems:
-    """`with flag_gems.use_gems():` overrides torch's ops in the block. Blocks nest, and the innermost decides.
+    """`with flag_gems.use_gems():` overrides torch's ops in the block. Blocks nest, and the innermost one applies.
 
     Args:
         exclude: names as in enable.
@@ -97,11 +93,11 @@ class use_gems:
         once: bool = False,
         path: str | Path | None = None,
     ):
-        wanted, left = _listed(include, "include"), _listed(exclude, "exclude")
-        if wanted:
-            self._use = switch.use(include=_overloads(wanted, "include"), mode="all")
+        included, excluded = _listed(include, "include"), _listed(exclude, "exclude")
+        if included:
+            self._use = switch.use(include=_overloads(included, "include"), mode="all")
         else:
-            self._use = switch.use(exclude=_overloads(left, "exclude") or None, mode="all")
+            self._use = switch.use(exclude=_overloads(excluded, "exclude") or None, mode="all")
         self._record = (path, once) if record else None
         self._entered: list[contextlib.ExitStack] = []
 
@@ -133,29 +129,29 @@ def flagtune(include: Names = None) -> None:
     warnings.warn("flag_gems.flagtune has no effect: run `opmux tune` to search for tiles", stacklevel=2)
 
 
-def _say_unused(lib: Any, registrar: Any) -> None:
+def _warn_unused(lib: Any, registrar: Any) -> None:
     for name, value in (("lib", lib), ("registrar", registrar)):
         if value is not None:
             warnings.warn(f"flag_gems: {name} is not used; opmux registers its overrides itself", stacklevel=3)
 
 
-def _listed(given: Names, key: str) -> tuple[str, ...]:
+def _listed(value: Names, key: str) -> tuple[str, ...]:
     """Names from an argument, or from a YAML file."""
-    if given is None or given == "default":
+    if value is None or value == "default":
         return ()
-    if not isinstance(given, str):
-        return tuple(given)
+    if not isinstance(value, str):
+        return tuple(value)
     import yaml
 
-    found = yaml.safe_load(Path(given).read_text(encoding="utf-8")) or {}
-    if not isinstance(found, dict) or not isinstance(found.get(key, []), list):
-        raise ValueError(f"flag_gems: {given} must be a mapping with a list '{key}'; got {type(found).__name__}")
-    return tuple(found.get(key, []))
+    data = yaml.safe_load(Path(value).read_text(encoding="utf-8")) or {}
+    if not isinstance(data, dict) or not isinstance(data.get(key, []), list):
+        raise ValueError(f"flag_gems: {value} must be a mapping with a list '{key}'; got {type(data).__name__}")
+    return tuple(data.get(key, []))
 
 
-def _overloads(asked: Iterable[str], what: str) -> list[str]:
+def _overloads(requested: Iterable[str], what: str) -> list[str]:
     """The overloads of our table that names refer to; one warning lists all names that match no overload."""
-    keys, unknown = names.selected(asked)
+    keys, unknown = names.selected(requested)
     if unknown:
         warnings.warn(f"flag_gems: {what} names ops that do not exist: {', '.join(unknown)}", stacklevel=3)
     return [key for key in keys if key in table()]
@@ -173,19 +169,19 @@ class Calls(Counter[str]):
 
     def __setitem__(self, overload: str, count: int) -> None:
         if not (self._once and overload in self):
-            made = names.function_of(overload)
-            words = f"GEMS {made.strip('_').upper().replace('_', ' ')}"
-            log = logging.getLogger(f"flag_gems.ops.{made}")
-            log.handle(logging.LogRecord(log.name, logging.DEBUG, __file__, 0, words, (), None, made))
+            function = names.function_of(overload)
+            message = f"GEMS {function.strip('_').upper().replace('_', ' ')}"
+            log = logging.getLogger(f"flag_gems.ops.{function}")
+            log.handle(logging.LogRecord(log.name, logging.DEBUG, __file__, 0, message, (), None, function))
         super().__setitem__(overload, count)
 
 
 @contextlib.contextmanager
 def recorded(path: str | Path | None, once: bool) -> Iterator[None]:
     """Log the calls of enabled ops to a file, one line each."""
-    where = Path(path or LOG).expanduser()
-    where.parent.mkdir(parents=True, exist_ok=True)
-    log, handler = logging.getLogger("flag_gems"), logging.FileHandler(where, mode="w")
+    file = Path(path or LOG).expanduser()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    log, handler = logging.getLogger("flag_gems"), logging.FileHandler(file, mode="w")
     handler.setFormatter(logging.Formatter("[%(levelname)s] %(name)s.%(funcName)s: %(message)s"))
     before = log.level, log.propagate
     log.setLevel(logging.DEBUG)
@@ -201,5 +197,12 @@ def recorded(path: str | Path | None, once: bool) -> Iterator[None]:
         log.propagate = before[1]
 
 
-_recording = contextlib.ExitStack()  # the open log of `enable`
-atexit.register(_recording.close)
+_log = contextlib.ExitStack()  # the open log of `enable`
+atexit.register(_log.close)
+
+
+def _replace_log(record: bool, path: str | Path | None, once: bool) -> None:
+    """Close the log of the last `enable`, and open one if `record`."""
+    _log.close()
+    if record:
+        _log.enter_context(recorded(path, once))

@@ -70,9 +70,9 @@ def _arguments(model: nn.Module) -> list[str]:
     inner: Any = model
     while hasattr(inner, "base_model") and hasattr(inner, "peft_config"):  # PEFT's forward has only *args and **kwargs
         inner = inner.base_model.model
-    found = inspect.signature(inner.forward).parameters.values()
-    names = [p.name for p in found if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    if any(p.kind is p.VAR_KEYWORD for p in found):
+    parameters = inspect.signature(inner.forward).parameters.values()
+    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
         from transformers import utils
 
         names += list(getattr(getattr(utils, "TransformersKwargs", None), "__annotations__", {}))
@@ -87,8 +87,8 @@ def described(model: nn.Module, example: dict[str, Any]) -> bytes | None:
     """The model without its weights, and the example, pickled. None if that is impossible; the log says why."""
     kinds = () if devices.assumed() else devices.accelerators()
     if "cuda" not in kinds:
-        what = f"on {kinds[0]}" if kinds else "without a GPU"
-        logger.info("patch_model: example is not used: there is nothing to compile ahead %s", what)
+        where = f"on {kinds[0]}" if kinds else "without a GPU"
+        logger.info("patch_model: example is not used: there is nothing to compile ahead %s", where)
         return None
     written = io.BytesIO()
     try:
@@ -118,8 +118,8 @@ class _WithoutWeights(pickle.Pickler):
 
 
 def _meta(shape: Any, stride: Any, dtype: torch.dtype, needs_grad: bool, is_parameter: bool) -> Tensor:
-    made = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
-    return nn.Parameter(made, needs_grad) if is_parameter else made.requires_grad_(needs_grad)
+    tensor = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+    return nn.Parameter(tensor, needs_grad) if is_parameter else tensor.requires_grad_(needs_grad)
 
 
 def start(model: bytes, options: dict[str, Any]) -> None:
@@ -136,11 +136,11 @@ def start(model: bytes, options: dict[str, Any]) -> None:
     }
     began = time.perf_counter()
 
-    def done(wrong: str) -> None:
+    def done(failure: str) -> None:
         path.unlink(missing_ok=True)
         took = time.perf_counter() - began
-        if wrong:
-            logger.warning("patch_model: not all kernels of a step on example are compiled ahead: %s", wrong)
+        if failure:
+            logger.warning("patch_model: not all kernels of a step on example are compiled ahead: %s", failure)
         else:
             logger.info("patch_model: the kernels of a step on example are in Triton's cache (%.1f s)", took)
 

@@ -60,12 +60,12 @@ def fits(query: Tensor, key: Tensor, value: Tensor) -> bool:
     )
 
 
-def _asks_for_more(options: dict[str, Any]) -> bool:
+def _has_other_options(options: dict[str, Any]) -> bool:
     return any(name not in IGNORED and value is not None and value is not False for name, value in options.items())
 
 
 @functools.cache
-def of_one_query(original: Forward) -> Forward:
+def with_one_query_path(original: Forward) -> Forward:
     """transformers' "sdpa" attention, with a separate path for one query without a mask."""
 
     @functools.wraps(original)
@@ -84,7 +84,7 @@ def of_one_query(original: Forward) -> Forward:
             and not torch.compiler.is_compiling()
             and query.shape[2] == 1
             and dropout == 0.0
-            and (kwargs.keys() <= IGNORED or not _asks_for_more(kwargs))
+            and (kwargs.keys() <= IGNORED or not _has_other_options(kwargs))
             and fits(query, key, value)
         ):
             return flash(query, key, value, scale=scaling)[0].transpose(1, 2).contiguous(), None
@@ -100,11 +100,11 @@ class Functions:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
         self.home, self.native = home, sdpa_attention_forward
-        self.ours = of_one_query(sdpa_attention_forward)
+        self.ours = with_one_query_path(sdpa_attention_forward)
 
     def get_interface(self, name: str, default: Forward) -> Forward:
-        found = getattr(self.home, FUNCTIONS).get_interface(name, default)
-        return self.ours if found is self.native else found
+        function = getattr(self.home, FUNCTIONS).get_interface(name, default)
+        return self.ours if function is self.native else function
 
 
 _functions: dict[Any, Functions] = {}  # Python module -> its functions

@@ -42,8 +42,8 @@ def unwrapped(fn: Any) -> Any:
 def home_of(fn: Any) -> types.ModuleType | None:
     """The module whose globals a function reads; None if there is no such module."""
     space = getattr(fn, "__globals__", {})
-    found = sys.modules.get(space.get("__name__", ""))
-    return found if found is not None and vars(found) is space else None
+    module = sys.modules.get(space.get("__name__", ""))
+    return module if module is not None and vars(module) is space else None
 
 
 def is_own(fn: Any, home: types.ModuleType) -> bool:
@@ -115,10 +115,10 @@ def _text(node: Any) -> str:
 
 def _helpers(fn: Any, owner: type | None, source: Source) -> set[Callable[..., Any]]:
     """The functions of the same file that a function calls: methods of its class, functions of its module."""
-    found = {fn.__globals__.get(name) for name in source.functions if inspect.isfunction(fn.__globals__.get(name))}
+    helpers = {fn.__globals__.get(name) for name in source.functions if inspect.isfunction(fn.__globals__.get(name))}
     if owner is not None:
-        found |= {getattr(owner, name, None) for name in source.methods}
-    return {helper for helper in found if inspect.isfunction(helper) and helper.__module__ == fn.__module__}
+        helpers |= {getattr(owner, name, None) for name in source.methods}
+    return {helper for helper in helpers if inspect.isfunction(helper) and helper.__module__ == fn.__module__}
 
 
 class _Renamed(ast.NodeTransformer):

@@ -36,14 +36,14 @@ def with_globals(original: Any, values: Values) -> Forward:
     else:  # a decorated function: its wrapper's closure contains the original
         copy = with_globals(inner, values)
         closure = tuple(types.CellType(copy) if cell.cell_contents is inner else cell for cell in closure or ())
-    made: Any = types.FunctionType(code, original.__globals__, original.__name__, original.__defaults__, closure)
-    made.__kwdefaults__ = original.__kwdefaults__
-    functools.update_wrapper(made, original)
+    result: Any = types.FunctionType(code, original.__globals__, original.__name__, original.__defaults__, closure)
+    result.__kwdefaults__ = original.__kwdefaults__
+    functools.update_wrapper(result, original)
     # It is the original, which is no longer in `closure`: a copy of this copy would look for it there.
-    del made.__wrapped__
+    del result.__wrapped__
     if copy is not None:
-        made.__wrapped__ = copy
-    return made
+        result.__wrapped__ = copy
+    return result
 
 
 def _stored(space: dict[str, Any], name: str, value: Any) -> str:

@@ -77,24 +77,24 @@ def attend(
         query = query.expand(key.shape[0], -1, -1, -1)
     queries, keys = query.shape[2], key.shape[2]
     if attention_mask is not None:
-        said = _brief(attention_mask, queries, keys)
+        brief = _brief(attention_mask, queries, keys)
     elif queries == 1:
         if position_bias is None and not dropout and _decodes(query, key, value, s_aux):
             return _decoded(query, key, value, scaling, softcap or 0.0, s_aux), None
-        said = Brief(None)
+        brief = Brief(None)
     else:
-        said = Brief(None, getattr(module, "is_causal", True) if is_causal is None else is_causal)
-        if said.causal and keys > queries:  # a prompt in a static cache: later keys are not valid
+        brief = Brief(None, getattr(module, "is_causal", True) if is_causal is None else is_causal)
+        if brief.causal and keys > queries:  # a prompt in a static cache: later keys are not valid
             key, value = key[:, :, :queries], value[:, :, :queries]
             position_bias = None if position_bias is None else position_bias[..., :queries]
     o = attention(
         query,
         key,
         value,
-        causal=said.causal,
-        window=(said.left, -1),
+        causal=brief.causal,
+        window=(brief.left, -1),
         top_left=True,
-        bias=_sum(position_bias, said.bias),
+        bias=_sum(position_bias, brief.bias),
         softcap=softcap or 0.0,
         sink=s_aux,
         dropout_p=dropout,
@@ -112,8 +112,8 @@ def refuse(options: dict[str, Any]) -> None:
 
 
 def _brief(mask: Tensor, queries: int, keys: int) -> Brief:
-    found = None if torch.compiler.is_compiling() else getattr(mask, BRIEF, None)
-    return found if found is not None and mask.shape[2:] == (queries, keys) else Brief(mask)
+    brief = None if torch.compiler.is_compiling() else getattr(mask, BRIEF, None)
+    return brief if brief is not None and mask.shape[2:] == (queries, keys) else Brief(mask)
 
 
 def _sum(position_bias: Tensor | None, bias: Tensor | None) -> Tensor | None:
@@ -133,9 +133,9 @@ def _decoded(
     """Attention of one new token for each sequence, with the keys split over the whole GPU."""
     lengths = torch.full((query.shape[0],), key.shape[2], dtype=torch.int32, device=query.device)
     q, k, v = (t.transpose(1, 2) for t in (query, key, value))
-    found = attention_decode(q, k, v, lengths, sinks=sinks, softcap=softcap, scale=scaling)
-    assert isinstance(found, Tensor)  # return_lse is False
-    return found
+    o = attention_decode(q, k, v, lengths, sinks=sinks, softcap=softcap, scale=scaling)
+    assert isinstance(o, Tensor)  # return_lse is False
+    return o
 
 
 # ---- masks ----------------------------------------------------------------------------------------------------------
@@ -171,7 +171,7 @@ def mask(
     sliding = sliding and getattr(config, "attention_chunk_size", None) is None
     if sliding and allow_is_causal_skip and kv_length <= (local_size or 0):
         local_size = None  # the window covers all keys
-    made = sdpa_mask(
+    tensor = sdpa_mask(
         q_length=q_length,
         kv_length=kv_length,
         attention_mask=attention_mask,
@@ -182,22 +182,22 @@ def mask(
         config=config,
         **kwargs,
     )
-    if type(made) is not Tensor or torch.compiler.is_compiling():
-        return made
+    if type(tensor) is not Tensor or torch.compiler.is_compiling():
+        return tensor
     causal = allow_is_causal_skip and (sliding or local_size is None) and 1 < q_length == kv_length
     everything = allow_is_bidirectional_skip and local_size is None
     if (causal or everything) and (attention_mask is None or attention_mask.shape[-1] == kv_length):
         padding = None if attention_mask is None or attention_mask.all() else attention_mask[:, None, None]
-        said = Brief(_bias(padding, dtype), causal, -1 if local_size is None else local_size - 1)
+        brief = Brief(_bias(padding, dtype), causal, -1 if local_size is None else local_size - 1)
     else:
-        said = Brief(_bias(made, dtype))
-    setattr(made, BRIEF, said)
-    return made
+        brief = Brief(_bias(tensor, dtype))
+    setattr(tensor, BRIEF, brief)
+    return tensor
 
 
-def _bias(seen: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+def _bias(allowed: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     """A bias with -inf where the mask is False. It has one row if all rows of the mask share memory."""
-    if seen is None:
+    if allowed is None:
         return None
-    seen = seen[tuple(slice(None if step else 1) for step in seen.stride()[:3])]
-    return torch.zeros((), dtype=dtype, device=seen.device).masked_fill(~seen, -torch.inf)
+    allowed = allowed[tuple(slice(None if step else 1) for step in allowed.stride()[:3])]
+    return torch.zeros((), dtype=dtype, device=allowed.device).masked_fill(~allowed, -torch.inf)

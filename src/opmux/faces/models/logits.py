@@ -34,13 +34,13 @@ class LateLogits:
         self.versions = _versions(layer) if source is None else source.versions
         self.autocast = dtype_on(hidden.device.type) if source is None else source.autocast
         self.grad = torch.is_grad_enabled() if source is None else source.grad
-        self.found: Tensor | None = None  # the logits, after the first read; a model may modify them
+        self.computed: Tensor | None = None  # the logits, after the first read; a model may modify them
 
     # ---- deferred steps ----
 
     def _then(self, kind: str, value: Any = None) -> Any:
-        if self.found is not None:
-            return _STEPS[kind](self.found, value)
+        if self.computed is not None:
+            return _STEPS[kind](self.computed, value)
         return LateLogits(self.layer, self.hidden, (*self.steps, (kind, value)), self)
 
     def __mul__(self, other: Any) -> Any:
@@ -65,9 +65,9 @@ class LateLogits:
     @property
     def dtype(self) -> torch.dtype:
         for kind, value in reversed(self.steps):
-            for given in value if kind == "to" else ():
-                if isinstance(given, torch.dtype):
-                    return given
+            for argument in value if kind == "to" else ():
+                if isinstance(argument, torch.dtype):
+                    return argument
         return self.hidden.dtype if self.autocast is None else self.autocast
 
     # ---- reading ----
@@ -77,8 +77,8 @@ class LateLogits:
 
         Raises if the weight has changed since the forward: the logits would not belong to the same step.
         """
-        if self.found is not None:
-            return self.found
+        if self.computed is not None:
+            return self.computed
         if self.versions != _versions(self.layer):
             raise RuntimeError(
                 "outputs.logits: the head's weight has changed since the forward, which computed a loss without "
@@ -95,12 +95,12 @@ class LateLogits:
 
     def read_now(self) -> Tensor:
         """The logits, computed in the caller's grad mode and autocast."""
-        if self.found is not None:
-            return self.found
+        if self.computed is not None:
+            return self.computed
         logits = self.layer(self.hidden)
         for kind, value in self.steps:
             logits = _STEPS[kind](logits, value)
-        self.found = logits
+        self.computed = logits
         return logits
 
     def __getattr__(self, name: str) -> Any:
@@ -208,9 +208,9 @@ def _reader(cls: type) -> type:
 
     def computed(self: Any) -> Any:
         late = OrderedDict.get(self, "logits")
-        found = late.read() if isinstance(late, LateLogits) else late
+        logits = late.read() if isinstance(late, LateLogits) else late
         self.__class__ = cls
-        self.logits = found
+        self.logits = logits
         return self
 
     def replaced(self: Any, value: Any) -> None:
@@ -226,8 +226,8 @@ def _reader(cls: type) -> type:
         return tuple(self[name] for name in names) if isinstance(names, list) else self[names]
 
     fields: dict[str, Any] = {}
-    for name, given in cls.__dataclass_fields__.items():
-        field = copy.copy(given)
+    for name, original in cls.__dataclass_fields__.items():
+        field = copy.copy(original)
         field.name = "late_logits" if name == "logits" else name
         fields[field.name] = field
     members = {

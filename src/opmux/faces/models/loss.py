@@ -45,7 +45,7 @@ def why_not(forward: Forward, *names: str) -> str:
     return "it passes itself to a function" if selves - owners or "super" in called else ""
 
 
-class _Usual:
+class _StandardLoss:
     """transformers' ForCausalLMLoss, if its source is known; set by `remember_loss`."""
 
     function: Forward | None = None
@@ -57,25 +57,25 @@ def remember_loss() -> str:
     """Find transformers' loss function of language models; returns why it cannot be replaced, or ""."""
     from transformers.loss import loss_utils
 
-    _Usual.home, _Usual.function, _Usual.helper = loss_utils, None, None
+    _StandardLoss.home, _StandardLoss.function, _StandardLoss.helper = loss_utils, None, None
     function, helper = loss_utils.ForCausalLMLoss, loss_utils.fixed_cross_entropy
     names = inspect.signature(function).parameters.keys()
     if not is_own(function, loss_utils) or not is_own(helper, loss_utils):
         return "ForCausalLMLoss of transformers was replaced"
     if names != inspect.signature(ForCausalLMLoss).parameters.keys():
         return "ForCausalLMLoss of this transformers has other arguments"
-    _Usual.function, _Usual.helper = function, helper
+    _StandardLoss.function, _StandardLoss.helper = function, helper
     return ""
 
 
-def _is_usual(loss_function: Any) -> bool:
+def _is_standard(loss_function: Any) -> bool:
     """Whether a model's loss function is transformers' own, with its own helper, or our replacement."""
     if loss_function is ForCausalLMLoss:
         return True
     return (
         loss_function is not None
-        and loss_function is _Usual.function
-        and _Usual.home.fixed_cross_entropy is _Usual.helper
+        and loss_function is _StandardLoss.function
+        and _StandardLoss.home.fixed_cross_entropy is _StandardLoss.helper
     )
 
 
@@ -86,10 +86,10 @@ class ModelStandIn:
     """Stands for a model during one call of its forward, with another loss function and, with `layer`, another head."""
 
     def __init__(self, model: Any, loss_function: Forward, layer: nn.Module | None = None):
-        own = self.__dict__
-        own["_model"], own["loss_function"] = model, loss_function
+        attributes = self.__dict__
+        attributes["_model"], attributes["loss_function"] = model, loss_function
         if layer is not None:
-            own["lm_head"] = Head(model.lm_head, layer)
+            attributes["lm_head"] = Head(model.lm_head, layer)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["_model"], name)
@@ -159,10 +159,10 @@ def without_logits(original: Forward) -> Forward:
 
     @functools.wraps(original)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not self.training or kwargs.get("labels") is None or _wants_tuple(self, kwargs):
+        if not self.training or kwargs.get("labels") is None or _returns_tuple(self, kwargs):
             return original(self, *args, **kwargs)
         loss_function, layer = self.loss_function, fused_layer(self)
-        if layer is None or not _is_usual(loss_function):
+        if layer is None or not _is_standard(loss_function):
             return original(self, *args, **kwargs)
         call = ModelStandIn(self, functools.partial(_loss_of_late, loss_function), layer)
         return read_late(original(call, *args, **kwargs))
@@ -170,10 +170,10 @@ def without_logits(original: Forward) -> Forward:
     return forward
 
 
-def _wants_tuple(model: Any, kwargs: dict[str, Any]) -> bool:
+def _returns_tuple(model: Any, kwargs: dict[str, Any]) -> bool:
     """Whether the outputs are a tuple. Then logits are computed, because they are an item of the tuple."""
-    wanted = kwargs.get("return_dict")
-    return not (model.config.return_dict if wanted is None else wanted)
+    return_dict = kwargs.get("return_dict")
+    return not (model.config.return_dict if return_dict is None else return_dict)
 
 
 def of_logits(original: Forward) -> Forward:
@@ -181,7 +181,7 @@ def of_logits(original: Forward) -> Forward:
 
     @functools.wraps(original)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("labels") is None or not _is_usual(self.loss_function):
+        if kwargs.get("labels") is None or not _is_standard(self.loss_function):
             return original(self, *args, **kwargs)
         return original(ModelStandIn(self, ForCausalLMLoss), *args, **kwargs)
 
@@ -225,7 +225,7 @@ def _over(loss: Tensor, count: Tensor | int | None) -> Tensor:
 def _loss_of_late(before: Forward, logits: Any, labels: Tensor, vocab_size: int, *args: Any, **kwargs: Any) -> Tensor:
     """The loss of late logits without computing them; of other logits by `before`, the model's loss function."""
     late = isinstance(logits, LateLogits)
-    scale = scale_of(logits.steps) if late and logits.found is None else None
+    scale = scale_of(logits.steps) if late and logits.computed is None else None
     if scale is None or args or logits.layer.out_features != vocab_size:
         return before(logits.read_now() if late else logits, labels, vocab_size, *args, **kwargs)
     run = functools.partial(_fused, logits.layer, scale, labels, kwargs)

@@ -24,7 +24,7 @@ Forward = Callable[..., Any]
 
 KEY = "_opmux_patch"  # the entry of a patched module's __dict__
 # Attributes in which libraries keep the forward that their replacement calls: accelerate uses `_old_forward`.
-KEPT = ("forward", "_old_forward")
+FORWARD_ATTRIBUTES = ("forward", "_old_forward")
 
 
 # ---- modules that must be called ------------------------------------------------------------------------------------
@@ -53,7 +53,7 @@ def why_changed(module: nn.Module) -> str:
     return "has a forward of its own" if "forward" in vars(module) else "has hooks"
 
 
-def _sees_nodes(module: nn.Module) -> bool:
+def _has_old_backward_hook(module: nn.Module) -> bool:
     """Whether a module has a backward hook of the old kind, which gets the gradients of one autograd node."""
     return bool(module._backward_hooks and module._is_full_backward_hook is False) or bool(
         everywhere._global_backward_hooks and everywhere._global_is_full_backward_hook is False
@@ -90,10 +90,10 @@ class Slot:
 
     def patch(self, forward: Forward) -> Patch:
         """The patch for modules of this class that run `forward`; it exists as long as a module has it."""
-        found = self.patches.get(forward)
-        if found is None:
-            found = self.patches[forward] = Patch(self, forward)
-        return found
+        existing = self.patches.get(forward)
+        if existing is None:
+            existing = self.patches[forward] = Patch(self, forward)
+        return existing
 
     def install(self) -> None:
         self.owner.forward = self.forward
@@ -114,10 +114,10 @@ def _forward(slot: Slot) -> Forward:
     @functools.wraps(original)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         patch = self.__dict__.get(KEY)
-        made = slot.default if patch is None or patch.slot is not slot else patch.forward
-        if (self._backward_hooks or everywhere._global_backward_hooks) and _sees_nodes(self):
-            made = original
-        return made(self, *args, **kwargs)
+        run = slot.default if patch is None or patch.slot is not slot else patch.forward
+        if (self._backward_hooks or everywhere._global_backward_hooks) and _has_old_backward_hook(self):
+            run = original
+        return run(self, *args, **kwargs)
 
     _slot_of[forward] = slot
     return forward
@@ -140,10 +140,10 @@ def slot_of(cls: type[nn.Module]) -> Slot:
 
 
 def _slot(owner: type[nn.Module], original: Forward) -> Slot:
-    found = _slots.get((owner, original))
-    if found is None:
-        found = _slots[owner, original] = Slot(owner, original)
-    return found
+    slot = _slots.get((owner, original))
+    if slot is None:
+        slot = _slots[owner, original] = Slot(owner, original)
+    return slot
 
 
 def patch_class(cls: type[nn.Module], forward: Forward) -> Slot:
@@ -163,16 +163,16 @@ def unpatch_class(slot: Slot) -> None:
 
 def patch_module(module: nn.Module, forward: Forward) -> str:
     """Let one module run `forward`; returns the reason if that is impossible, else ""."""
-    own = vars(module)
+    attributes = vars(module)
     with _lock.arm().held:
         slot = slot_of(type(module))
-        name = "_old_forward" if "_hf_hook" in own and "_old_forward" in own else "forward"
-        if name in own:
-            bound = own[name]
+        name = "_old_forward" if "_hf_hook" in attributes and "_old_forward" in attributes else "forward"
+        if name in attributes:
+            bound = attributes[name]
             if not _is_bound(bound, module) or _plain(bound.__func__) is not slot.original:
                 return "its forward was replaced on the module"
-            own[name] = types.MethodType(slot.forward, module)
-        own[KEY] = slot.patch(forward)
+            attributes[name] = types.MethodType(slot.forward, module)
+        attributes[KEY] = slot.patch(forward)
         slot.install()
     return ""
 
@@ -180,12 +180,12 @@ def patch_module(module: nn.Module, forward: Forward) -> str:
 def unpatch_modules(*modules: nn.Module) -> None:
     with _lock.arm().held:
         for module in modules:
-            own = vars(module)
-            own.pop(KEY, None)
-            for name in KEPT:
-                bound = own.get(name)
+            attributes = vars(module)
+            attributes.pop(KEY, None)
+            for name in FORWARD_ATTRIBUTES:
+                bound = attributes.get(name)
                 if _is_bound(bound, module) and bound.__func__ in _slot_of:
-                    own[name] = types.MethodType(_slot_of[bound.__func__].original, module)
+                    attributes[name] = types.MethodType(_slot_of[bound.__func__].original, module)
         for slot in list(_slots.values()):
             slot.release()
 

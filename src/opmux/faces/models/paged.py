@@ -106,7 +106,7 @@ def attend(
             page, table = layer.page, table[layer.group]
         else:
             write, read = kwargs["write_index"][layer.group], kwargs["read_index"][layer.group]
-            page, table = 1, _places(read, write, starts, lengths, longest_k)
+            page, table = 1, _key_positions(read, write, starts, lengths, longest_k)
         k_cache, v_cache = (t.unflatten(0, (-1, page)) for t in (layer.k, layer.v))
         q, k, v = (t.permute(2, 0, 1, 3) for t in (query, key, value))  # [requests, 1, heads, dim]
         write_kv_cache(k, v, k_cache, v_cache, lengths, table=table)
@@ -132,16 +132,16 @@ def attend(
 
 def _layer(cache: Any, index: int) -> LayerCache:
     if hasattr(cache, "layer_to_allocator"):  # 5.23
-        found = cache.layer_to_allocator[index]
-        k, v = found._kv_token_views[index]  # views to the end of one buffer, in which k comes first
-        window = getattr(found, "sliding_window", None)
-        return LayerCache(k[: v.shape[0]], v, found.tokens_per_page, found.index, found.layer_type, window)
+        allocator = cache.layer_to_allocator[index]
+        k, v = allocator._kv_token_views[index]  # views to the end of one buffer, in which k comes first
+        window = getattr(allocator, "sliding_window", None)
+        return LayerCache(k[: v.shape[0]], v, allocator.tokens_per_page, allocator.index, allocator.layer_type, window)
     if not hasattr(cache, "layer_index_to_group_indices"):
         raise BadArgument.of("attention", "cache", "be as in transformers 5.17 or 5.23", type(cache).__name__)
-    group, place = cache.layer_index_to_group_indices[index]
+    group, slot = cache.layer_index_to_group_indices[index]
     window = cache.sliding_windows[index]  # 1 means that there is no window
-    kind, seen = (FULL, None) if window == 1 else (SLIDING, window)
-    return LayerCache(cache.key_cache[place], cache.value_cache[place], cache.block_size, group, kind, seen)
+    kind, span = (FULL, None) if window == 1 else (SLIDING, window)
+    return LayerCache(cache.key_cache[slot], cache.value_cache[slot], cache.block_size, group, kind, span)
 
 
 def _sizes(kwargs: dict[str, Any], kind: str) -> tuple[Tensor, int, int]:
@@ -153,11 +153,11 @@ def _sizes(kwargs: dict[str, Any], kind: str) -> tuple[Tensor, int, int]:
     return starts, kwargs[f"{name}_q"], longest
 
 
-def _places(read: Tensor, write: Tensor, starts: Tensor, lengths: Tensor, longest: int) -> Tensor:
+def _key_positions(read: Tensor, write: Tensor, starts: Tensor, lengths: Tensor, longest: int) -> Tensor:
     """The position of each key of each request, [requests, keys]; the last key is new, at its write position."""
-    at = torch.arange(-(-longest // STEP) * STEP, device=read.device)
-    found = read[(starts[:-1, None] + at).clamp_(max=read.shape[0] - 1)]
-    return torch.where(at == lengths[:, None] - 1, write[:, None], found)
+    index = torch.arange(-(-longest // STEP) * STEP, device=read.device)
+    positions = read[(starts[:-1, None] + index).clamp_(max=read.shape[0] - 1)]
+    return torch.where(index == lengths[:, None] - 1, write[:, None], positions)
 
 
 def _updated(cache: Any, key: Tensor, value: Tensor, index: int, kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:

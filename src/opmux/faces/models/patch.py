@@ -94,10 +94,10 @@ class Report:
             for row in self.replaced
         ]
         table = _table([("module", "", "replaced by", "runs"), *lines])
-        kept = _table(
+        left = _table(
             [("left", "", "why", ""), *((row.module, str(row.count or ""), row.reason, "") for row in self.left)]
         )
-        return f"{self.of}\n{table}" + (f"\n\n{kept}" if self.left else "")
+        return f"{self.of}\n{table}" + (f"\n\n{left}" if self.left else "")
 
     __repr__ = __str__
 
@@ -154,25 +154,25 @@ def patch_model(
         A report: which modules were replaced and by what, which implementation will run, and what was not replaced
         and why.
     """
-    wanted = _wanted(include, exclude)
+    requested = _requested(include, exclude)
     arguments = None if example is None else ahead.checked(model, example)
     unpatch_model(model)
     remember_activations()
     if isinstance(model, nn.Module):
         modules = list(model.modules())
-        of, counts = type(model).__name__, Counter(type(module) for module in modules)
-        plans = _plans(of, counts, wanted)
+        model_name, counts = type(model).__name__, Counter(type(module) for module in modules)
+        plans = _plans(model_name, counts, requested)
         described = None if arguments is None else ahead.described(model, arguments)
         rows = _patch(modules, plans)
         if described is not None:
-            ahead.start(described, {"include": sorted(wanted)})
-        where = next(model.parameters(), torch.empty(0))
-        return Report(of, rows, where.device, where.dtype)
+            ahead.start(described, {"include": sorted(requested)})
+        parameter = next(model.parameters(), torch.empty(0))
+        return Report(model_name, rows, parameter.device, parameter.dtype)
     home = _home(model)
-    of = home.__name__.rpartition(".")[2].removeprefix("modeling_")
-    plans = _plans(of, Counter(dict.fromkeys(_classes(home), 0)), wanted)
+    model_name = home.__name__.rpartition(".")[2].removeprefix("modeling_")
+    plans = _plans(model_name, Counter(dict.fromkeys(_classes(home), 0)), requested)
     _types[home.__name__] = [patch_class(cls, plan.forward) for cls, plan in plans.items() if plan.forward is not None]
-    return Report(of, tuple(row for plan in plans.values() for row in plan.rows))
+    return Report(model_name, tuple(row for plan in plans.values() for row in plan.rows))
 
 
 def unpatch_model(model: nn.Module | type[nn.Module] | str) -> None:
@@ -184,12 +184,12 @@ def unpatch_model(model: nn.Module | type[nn.Module] | str) -> None:
             unpatch_class(slot)
 
 
-def _wanted(include: Iterable[str] | None, exclude: Iterable[str] | None) -> frozenset[str]:
-    given = [[names] if isinstance(names, str) else list(names or ()) for names in (include, exclude)]
-    for name in (*given[0], *given[1]):
+def _requested(include: Iterable[str] | None, exclude: Iterable[str] | None) -> frozenset[str]:
+    choices = [[names] if isinstance(names, str) else list(names or ()) for names in (include, exclude)]
+    for name in (*choices[0], *choices[1]):
         if name not in NAMES:
             raise UnknownName("part of a model", name, NAMES, "(what patch_model replaces)")
-    return frozenset(NAMES if include is None else given[0]) - frozenset(given[1])
+    return frozenset(NAMES if include is None else choices[0]) - frozenset(choices[1])
 
 
 def _home(model: type[nn.Module] | str) -> types.ModuleType:
@@ -233,8 +233,8 @@ class PatchPlan(NamedTuple):
 def _known(cls: type[nn.Module]) -> Known:
     """Find a class's replacements. Not cached: a user may replace its forward or a function that it calls."""
     original = own_forward(cls)
-    if (found := REPLACEMENTS.get(form(original, cls) or "")) is not None:
-        return Known(original, (found,))
+    if (replacement := REPLACEMENTS.get(form(original, cls) or "")) is not None:
+        return Known(original, (replacement,))
     parts = tuple(part for part in (rotating(original), attending(original)) if part is not None)
     if parts:
         return Known(original, parts)
@@ -273,8 +273,8 @@ def _why_lost(cls: type[nn.Module], known: Known) -> str:
     """Why parts of a class in `PARTS_OF` are not replaced; "" if they are replaced, or for other classes."""
     if not cls.__module__.startswith("transformers."):
         return ""
-    found = {part.name for part in known.parts}
-    lost = ", ".join(part for part in PARTS_OF.get(cls.__name__, ()) if part not in found)
+    replaced = {part.name for part in known.parts}
+    lost = ", ".join(part for part in PARTS_OF.get(cls.__name__, ()) if part not in replaced)
     if not lost:
         return ""
     if not is_own(unwrapped(known.original), sys.modules[cls.__module__]):
@@ -301,13 +301,15 @@ def _forward(original: Forward, parts: tuple[Replacement, ...]) -> Forward:
     return original
 
 
-def _plans(of: str, counts: Counter[type[nn.Module]], wanted: frozenset[str]) -> dict[type[nn.Module], PatchPlan]:
+def _plans(
+    model_name: str, counts: Counter[type[nn.Module]], requested: frozenset[str]
+) -> dict[type[nn.Module], PatchPlan]:
     """How to patch each class; raises if no class can be patched."""
     plans: dict[type[nn.Module], PatchPlan] = {}
     for cls, count in counts.items():
         remember_norm(cls)
         known = _known(cls)
-        parts = tuple(part for part in known.parts if part.name in wanted)
+        parts = tuple(part for part in known.parts if part.name in requested)
         rows = [
             ReportRow(cls.__name__, count, part.name, part.ops)
             if part in parts
@@ -323,7 +325,7 @@ def _plans(of: str, counts: Counter[type[nn.Module]], wanted: frozenset[str]) ->
     if not any(plan.forward for plan in plans.values()):
         rows = [row for plan in plans.values() for row in plan.rows]
         reasons = "; ".join(f"{row.module}: {row.reason}" for row in rows) or "no class of it is known"
-        raise CannotPatch(f"patch_model: nothing of {of} can be replaced, and it is as it was: {reasons}")
+        raise CannotPatch(f"patch_model: nothing of {model_name} can be replaced, and it is unchanged: {reasons}")
     return plans
 
 

@@ -49,10 +49,10 @@ def register_attention() -> None:
         return
     for name in (BATCHED, PREFIXED):  # not compiled: compiled code would copy the cache to write to a part of it
         AttentionInterface.register(name, torch.compiler.disable(paged.attend))
-    for owner, name, made in replaced:
+    for owner, name, wrap in replaced:
         original = getattr(owner, name)
         if not hasattr(original, OURS):
-            replacement = functools.wraps(original)(made(original))
+            replacement = functools.wraps(original)(wrap(original))
             setattr(replacement, OURS, True)
             setattr(owner, name, replacement)
 

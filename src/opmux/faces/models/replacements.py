@@ -88,12 +88,12 @@ _norm_of: dict[type[nn.Module], KnownNorm] = {}
 
 def remember_norm(cls: type[nn.Module]) -> None:
     """Store how a class normalizes, if it is an RMS norm of a known form."""
-    own = own_forward(cls)
-    norm = NORMS.get(form(own, cls) or "")
+    original = own_forward(cls)
+    norm = NORMS.get(form(original, cls) or "")
     if norm is None:
         _norm_of.pop(cls, None)
     else:
-        _norm_of[cls] = KnownNorm(norm, own, slot_of(cls).forward)
+        _norm_of[cls] = KnownNorm(norm, original, slot_of(cls).forward)
 
 
 def _fused(module: nn.Module, x: Tensor) -> tuple[Any, ...] | None:
@@ -182,11 +182,11 @@ _activation_of: dict[type[nn.Module], KnownActivation] = {}  # filled before a f
 def remember_activations() -> None:
     """Find the activation classes, except those whose forward a user replaced."""
     _activation_of.clear()
-    for where, names in ACTIVATIONS.items():
-        home = importlib.import_module(where)
+    for module_name, names in ACTIVATIONS.items():
+        home = importlib.import_module(module_name)
         for name, op in names.items():
             cls = getattr(home, name, None)
-            if isinstance(cls, type) and cls.__module__ == where and is_own(cls.forward, home):
+            if isinstance(cls, type) and cls.__module__ == module_name and is_own(cls.forward, home):
                 _activation_of[cls] = KnownActivation(op, cls.forward)
 
 
@@ -273,7 +273,7 @@ def batched_experts(original: Forward) -> Forward:
 # ---- rotary embeddings ----------------------------------------------------------------------------------------------
 
 
-def turned(rotate: Forward, original: Forward, widens: bool = False) -> Forward:
+def rope_with_tables(rotate: Forward, original: Forward, widens: bool = False) -> Forward:
     """Replaces a rotary embedding with tables of cosines and sines.
 
     `widens`: the original's result gets the dtype of the tables. If it differs from q's, the original runs.
@@ -296,7 +296,9 @@ def _of_neighbours(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim
     return rotary.rope(q, k, cos, sin, layout=_layout(unsqueeze_dim), interleaved=True)
 
 
-def _set_apart(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, position_ids: Any = None, unsqueeze_dim: int = 1) -> Any:
+def _split_pairs(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, position_ids: Any = None, unsqueeze_dim: int = 1
+) -> Any:
     """Rotate adjacent pairs, then deinterleave: the first elements of all pairs, then the second elements."""
     q, k = (x.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2) for x in (q, k))
     pairs = cos.shape[-1] // 2
@@ -307,7 +309,7 @@ def _layout(unsqueeze_dim: int) -> str:
     return "bhsd" if unsqueeze_dim == 1 else "bshd"
 
 
-def one_turned(original: Forward) -> Forward:
+def rope_of_one(original: Forward) -> Forward:
     """Replaces a rotary embedding of one tensor, q or k."""
 
     @functools.wraps(original)
@@ -319,7 +321,7 @@ def one_turned(original: Forward) -> Forward:
     return apply
 
 
-def complex_turned(unsqueeze_dim: int, original: Forward) -> Forward:
+def rope_of_complex(unsqueeze_dim: int, original: Forward) -> Forward:
     """Replaces a rotary embedding that multiplies complex numbers."""
 
     @functools.wraps(original)
@@ -332,7 +334,7 @@ def complex_turned(unsqueeze_dim: int, original: Forward) -> Forward:
 
 
 def _by_tables(rotate: Forward, widens: bool = False) -> tuple[Callable[[Forward], Forward], str]:
-    return functools.partial(turned, rotate, widens=widens), "rope_qk"
+    return functools.partial(rope_with_tables, rotate, widens=widens), "rope_qk"
 
 
 # Form of a rotary embedding -> a function from the original to ours, and the op that ours calls.
@@ -347,11 +349,11 @@ ROPES: dict[str, tuple[Callable[[Forward], Forward], str]] = {
     "628b3b3c64db": _by_tables(rotary.apply_rotary_pos_emb_interleaved, widens=True),  # Helium
     "60fa71a5c4a0": _by_tables(rotary.apply_rotary_pos_emb_interleaved),  # Ernie
     "80e421f44bb7": _by_tables(_of_pairs, widens=True),  # GPT-OSS
-    "787b85c02eaa": _by_tables(_set_apart, widens=True),  # DeepSeek-V3
+    "787b85c02eaa": _by_tables(_split_pairs, widens=True),  # DeepSeek-V3
     "f1342eed6e24": _by_tables(rotary.apply_rotary_pos_emb_vision),  # vision towers of Qwen-VL and others
-    "e0ee85963f41": (one_turned, "rope_fwd"),  # Gemma 3n and 4
-    "5f5a64244d61": (functools.partial(complex_turned, 2), "rope_qk"),  # Llama 4
-    "ef0857d20eb8": (functools.partial(complex_turned, 1), "rope_qk"),  # DeepSeek-V2
+    "e0ee85963f41": (rope_of_one, "rope_fwd"),  # Gemma 3n and 4
+    "5f5a64244d61": (functools.partial(rope_of_complex, 2), "rope_qk"),  # Llama 4
+    "ef0857d20eb8": (functools.partial(rope_of_complex, 1), "rope_qk"),  # DeepSeek-V2
 }
 
 
@@ -363,14 +365,14 @@ def rotating(original: Forward) -> Replacement | None:
         return None
     called = {name: vars(home).get(name) for name in inner.__code__.co_names}
     forms = {name: form(fn) for name, fn in called.items() if inspect.isfunction(fn)}
-    found = tuple((name, called[name], known) for name, known in forms.items() if known in ROPES)
-    return _rotating(home, found) if found else None
+    matches = tuple((name, called[name], known) for name, known in forms.items() if known in ROPES)
+    return _rotating(home, matches) if matches else None
 
 
 @functools.cache
-def _rotating(home: types.ModuleType, found: tuple[tuple[str, Forward, str], ...]) -> Replacement:
-    ours = {name: _unless_replaced(home, name, fn, ROPES[known][0](fn)) for name, fn, known in found}
-    ops = tuple(dict.fromkeys(ROPES[known][1] for _, _, known in found))
+def _rotating(home: types.ModuleType, matches: tuple[tuple[str, Forward, str], ...]) -> Replacement:
+    ours = {name: _unless_replaced(home, name, fn, ROPES[known][0](fn)) for name, fn, known in matches}
+    ops = tuple(dict.fromkeys(ROPES[known][1] for _, _, known in matches))
     return Replacement("rope", functools.partial(with_globals, values=Values(ours)), ops)
 
 
@@ -379,8 +381,8 @@ def _unless_replaced(home: types.ModuleType, name: str, original: Forward, ours:
 
     @functools.wraps(original)
     def function(*args: Any, **kwargs: Any) -> Any:
-        now = getattr(home, name)
-        return (ours if now is original else now)(*args, **kwargs)
+        current = getattr(home, name)
+        return (ours if current is original else current)(*args, **kwargs)
 
     return function
 
@@ -427,14 +429,14 @@ def without_mask(original: Forward) -> Forward:
     sequence. We do it only if no positions are given.
     """
     maskless = with_globals(original, Values({MASKING: lambda *args, **kwargs: None}))
-    given = ("attention_mask", "position_ids", "past_key_values")
+    names = ("attention_mask", "position_ids", "past_key_values")
     home = home_of(inspect.unwrap(original))
     create = getattr(home, MASKING)
 
     @functools.wraps(original)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        whole = self.training and len(args) < 2 and all(kwargs.get(name) is None for name in given)
-        needless = whole and self.config._attn_implementation in ("sdpa", interface.NAME)
+        whole_sequences = self.training and len(args) < 2 and all(kwargs.get(name) is None for name in names)
+        needless = whole_sequences and self.config._attn_implementation in ("sdpa", interface.NAME)
         if needless and getattr(home, MASKING) is not create:  # a user replaced it
             needless = False
         return (maskless if needless else original)(self, *args, **kwargs)

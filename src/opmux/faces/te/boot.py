@@ -125,12 +125,12 @@ def _source_version() -> str:
 def grant(chip: SubstituteDevice | None) -> Grant:
     """What the finder must do: serve our tex and plugins, and replace the loaders of the layer's modules."""
 
-    def change(name: str, found: importlib.machinery.ModuleSpec | None) -> importlib.machinery.ModuleSpec | None:
-        if found is None or not isinstance(found.loader, importlib.machinery.SourceFileLoader):
+    def change(name: str, spec: importlib.machinery.ModuleSpec | None) -> importlib.machinery.ModuleSpec | None:
+        if spec is None or not isinstance(spec.loader, importlib.machinery.SourceFileLoader):
             return None
         rewritten = name.startswith(tuple(f"{LAYER}.{part}" for part in REWRITTEN))
-        found.loader = Loader(found.loader.name, found.loader.path, chip if rewritten else None)
-        return found
+        spec.loader = Loader(spec.loader.name, spec.loader.path, chip if rewritten else None)
+        return spec
 
     return Grant((TEX, *PLUGINS), shadows=(TEX,), change=change, distributions=_sources)
 

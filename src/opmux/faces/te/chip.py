@@ -66,12 +66,12 @@ class Cuda:
         self.nvtx = types.SimpleNamespace(range=_range, range_push=_no_op, range_pop=_no_op)
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._own, name, None)
-        if found is None and name in NEUTRAL:
-            found = NEUTRAL[name]
-        if found is None:
+        value = getattr(self._own, name, None)
+        if value is None and name in NEUTRAL:
+            value = NEUTRAL[name]
+        if value is None:
             raise AttributeError(f"torch.cuda.{name} has no equivalent on this machine, which has no CUDA")
-        return found
+        return value
 
     def is_available(self) -> bool:
         return True
@@ -80,8 +80,8 @@ class Cuda:
         return CAPABILITY
 
     def get_device_properties(self, device: Any = None) -> Any:
-        own = getattr(self._own, "get_device_properties", None)
-        real = None if own is None else own(device)
+        get_properties = getattr(self._own, "get_device_properties", None)
+        real = None if get_properties is None else get_properties(device)
         major, minor = CAPABILITY
         return types.SimpleNamespace(
             major=major,

@@ -88,17 +88,17 @@ class _Rewriter(ast.NodeTransformer):
 
     def _expression(self, node: ast.AST, text: str, part: ast.expr | None = None) -> Any:
         """The expression `text` at the location of the node that it replaces, with `part` in place of PART."""
-        made = ast.parse(text, mode="eval").body
-        for new in ast.walk(made):
+        expression = ast.parse(text, mode="eval").body
+        for new in ast.walk(expression):
             if hasattr(new, "lineno"):
                 ast.copy_location(new, node)
-        return made if part is None else _ReplacePart(part).visit(made)
+        return expression if part is None else _ReplacePart(part).visit(expression)
 
     def visit_Constant(self, node: ast.Constant) -> Any:
         value = node.value
         if isinstance(value, str) and (value == "cuda" or value.startswith("cuda:")) and " " not in value:
-            here = self.device if self.device == "cpu" else self.device + value[len("cuda") :]
-            return ast.copy_location(ast.Constant(here), node)
+            device = self.device if self.device == "cpu" else self.device + value[len("cuda") :]
+            return ast.copy_location(ast.Constant(device), node)
         return node
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> Any:
@@ -125,8 +125,8 @@ class _Rewriter(ast.NodeTransformer):
             return self._expression(node, f"torch.get_autocast_dtype({self.device!r})")
         elif isinstance(node.func, ast.Attribute) and node.func.attr == "cuda" and not _of_torch(node.func, "cuda"):
             node.func.attr = "to"
-            where = node.args[0] if node.args else ast.Constant(self.device)
-            node.args = [self._expression(node, f"{CHIP}.here(PART)", ast.copy_location(where, node))]
+            device = node.args[0] if node.args else ast.Constant(self.device)
+            node.args = [self._expression(node, f"{CHIP}.here(PART)", ast.copy_location(device, node))]
         self.generic_visit(node)
         tuned = self.device == "cpu" and _is(node.func, "triton", "autotune")
         for keyword in node.keywords:
@@ -146,10 +146,10 @@ class _Rewriter(ast.NodeTransformer):
     def visit_ImportFrom(self, node: ast.ImportFrom) -> Any:
         if node.module != "torch.cuda" or node.level:
             return node
-        got = [(a.asname or a.name, self._expression(node, f"{CHIP}.cuda.{a.name}")) for a in node.names]
+        bindings = [(a.asname or a.name, self._expression(node, f"{CHIP}.cuda.{a.name}")) for a in node.names]
         return [
             ast.copy_location(ast.Assign([ast.copy_location(ast.Name(name, ast.Store()), node)], value), node)
-            for name, value in got
+            for name, value in bindings
         ]
 
 
@@ -163,11 +163,11 @@ class _Everywhere(ast.NodeTransformer):
         ours = [a for a in node.names if (node.module, a.name) in self.replaced]
         if node.level or not ours:
             return node
-        made = [ast.copy_location(ast.ImportFrom(torch_names.__name__, ours, 0), node)]
-        kept = [a for a in node.names if a not in ours]
-        if kept:
-            made.append(ast.copy_location(ast.ImportFrom(node.module, kept, 0), node))
-        return made
+        imports = [ast.copy_location(ast.ImportFrom(torch_names.__name__, ours, 0), node)]
+        others = [a for a in node.names if a not in ours]
+        if others:
+            imports.append(ast.copy_location(ast.ImportFrom(node.module, others, 0), node))
+        return imports
 
     def visit_Dict(self, node: ast.Dict) -> Any:
         self.generic_visit(node)

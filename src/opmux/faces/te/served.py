@@ -339,9 +339,9 @@ def replace(name: str, module: types.ModuleType) -> None:
     """Replace the functions of a module of the layer; `name` is its name without the package's."""
     for ours in SERVED.get(name, ()):
         theirs = getattr(module, ours.__name__, None)
-        made = None if theirs is None else ours if isinstance(ours, type) else with_parameters_of(theirs, ours)
-        if made is not None:
-            setattr(module, ours.__name__, made)
+        replacement = None if theirs is None else ours if isinstance(ours, type) else with_parameters_of(theirs, ours)
+        if replacement is not None:
+            setattr(module, ours.__name__, replacement)
 
 
 def with_parameters_of(theirs: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any] | None:

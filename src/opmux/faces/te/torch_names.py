@@ -41,9 +41,9 @@ def is_opaque_constant_type(cls: Any) -> bool:
 
 def replaced() -> frozenset[tuple[str, str]]:
     """(module, name) of the imports from torch that `rewrite` redirects to this module."""
-    found = set()
+    names = set()
     if TORCH < (2, 13):
-        found.add((FAKE, "is_fake"))
+        names.add((FAKE, "is_fake"))
     elif not hasattr(opaque_object, "register_custom_class"):
-        found |= {(OPAQUE, "register_custom_class"), (OPAQUE, "is_opaque_constant_type")}
-    return frozenset(found)
+        names |= {(OPAQUE, "register_custom_class"), (OPAQUE, "is_opaque_constant_type")}
+    return frozenset(names)

@@ -50,8 +50,8 @@ def __getattr__(name: str) -> Any:
     import importlib
 
     if name in _MODULE_OF:
-        found = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
-        return found
+        value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+        return value
     raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
 
 

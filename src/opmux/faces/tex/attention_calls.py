@@ -70,20 +70,20 @@ MaskNumber = Annotated[Any, member(NVTE_Mask_Type)]
 SoftmaxNumber = Annotated[Any, member(NVTE_Softmax_Type)]
 
 
-def look(
+def check_options(
     lengths: tuple[Any, Any], p: Any, window: Any, dtype: Any, quantizers: tuple[Any, ...], generator: Any = None
 ) -> None:
-    """Raise if an argument is invalid that no later check finds. The dispatcher then names it by the contract.
+    """Raise if an argument that no later check reads is invalid. The dispatcher then names it by the contract.
 
     This check takes 3 us; checking the contract of all 33 arguments takes 20 us.
     """
     right = min(map(index, lengths)) >= 0 and 0 <= p <= 1 and min(map(index, window)) >= -1 and dtype in FLOATS
     right = right and all(q is None or format_of(q) is not None for q in quantizers)
     if not right or not (generator is None or isinstance(generator, torch.Generator)):
-        raise ValueError("an argument is not what the signature says")
+        raise ValueError("an argument does not fit the signature")
 
 
-def ends_fit(op: str, name: str, value: Any, b: int | None, on: Tensor, optional: bool = False) -> None:
+def check_cu_seqlens(op: str, name: str, value: Any, b: int | None, on: Tensor, optional: bool = False) -> None:
     """Check cumulative lengths [sequences + 1]."""
     shape = None if b is None else (b + 1,)
     check_tensor(op, name, value, dtypes=INTS, dims=1, shape=shape, on=on, optional=optional)
@@ -91,7 +91,7 @@ def ends_fit(op: str, name: str, value: Any, b: int | None, on: Tensor, optional
         raise BadArgument.of(op, name, "have shape (sequences + 1,)", "(0,)")
 
 
-def numbers(call: Any, op: str, name: str, value: Any, fmt: str, dtype: torch.dtype | None = None) -> Tensor:
+def dequantized(call: Any, op: str, name: str, value: Any, fmt: str, dtype: torch.dtype | None = None) -> Tensor:
     """Check that an argument has the dimensions of a format, and dequantize it (to `dtype`) if it is quantized."""
     if is_quantized(value):
         kind = tensor_kind(value)
@@ -114,7 +114,7 @@ def sizes(fmt: str, t: Tensor) -> tuple[int, int, int]:
     return t.shape[b], t.shape[h], t.shape[s]
 
 
-def fit_together(op: str, layout: QKVLayout, q: Tensor, k: Tensor, v: Tensor) -> None:
+def check_qkv(op: str, layout: QKVLayout, q: Tensor, k: Tensor, v: Tensor) -> None:
     """Raise if dtypes, devices, heads, dims or batches differ."""
     for name, t in (("K", k), ("V", v)):
         if t.dtype != q.dtype:
@@ -132,7 +132,7 @@ def fit_together(op: str, layout: QKVLayout, q: Tensor, k: Tensor, v: Tensor) ->
         raise BadArgument.of(op, "K", f"have the batch of Q, {b}", str(n))
 
 
-# ---- a job -------------------------------------------------------------------------------------------------------
+# ---- arguments of forward and backward ------------------------------------------------------------------------------
 
 
 class AttentionArguments(NamedTuple):
@@ -145,27 +145,28 @@ class AttentionArguments(NamedTuple):
     kv_lengths: Lengths | None
     sq: int  # maximum sequence length of q
     sk: int
-    how: Masking
+    mask: Masking
     softmax: int
     cu_q: Tensor | None = None
     cu_kv: Tensor | None = None
     gaps: tuple[bool, bool] = (False, False)  # whether there is padding between the sequences of q, and of k and v
 
     def bounds(self) -> tuple[int, int] | None:
-        """The window arguments if `attention_general` supports this job without options, else None."""
-        how = self.how
-        if how.bias != NO_BIAS or self.softmax != VANILLA or how.dropped:
+        """The window arguments if `attention_general` without options supports this call, else None."""
+        mask = self.mask
+        if mask.bias != NO_BIAS or self.softmax != VANILLA or mask.dropped:
             return None
-        ends = ([how.causal_at_end] if how.causal else []) + ([how.at_end] if max(how.left, how.right) >= 0 else [])
-        same = self.cu_q is self.cu_kv if self.padded else self.sq == self.sk
-        if not same and not all(ends):
+        ends = [mask.causal_at_end] if mask.causal else []
+        ends += [mask.at_end] if max(mask.left, mask.right) >= 0 else []
+        same_lengths = self.cu_q is self.cu_kv if self.padded else self.sq == self.sk
+        if not same_lengths and not all(ends):
             return None
-        rights = ([0] if how.causal else []) + ([how.right] if how.right >= 0 else [])
-        return how.left, min(rights, default=-1)
+        rights = ([0] if mask.causal else []) + ([mask.right] if mask.right >= 0 else [])
+        return mask.left, min(rights, default=-1)
 
     def lengths(self) -> tuple[Tensor, Tensor]:
         """Cumulative lengths of q's sequences, and of k's."""
-        assert self.cu_q is not None and self.cu_kv is not None  # given for all jobs that are `padded`
+        assert self.cu_q is not None and self.cu_kv is not None  # set if `padded`
         return self.cu_q, self.cu_kv
 
     def query_tokens(self, t: Tensor, fmt: str) -> Tensor:
@@ -181,23 +182,23 @@ class AttentionArguments(NamedTuple):
             flat = t if self.layout.kv == "thd" else t.permute(TO_BSHD[self.layout.kv]).flatten(0, 1)
         return compacted(flat, self.kv_lengths) if self.gaps[1] and self.kv_lengths is not None else flat
 
-    def from_tokens(self, t: Tensor, fmt: str, of: int = 0, empty: float = 0.0) -> Tensor:
-        """The inverse of the two above: tokens of q (`of` = 0) or of k and v (`of` = 1) as a tensor in a format."""
-        lengths = (self.q_lengths, self.kv_lengths)[of]
-        there = spread(t, lengths, empty) if self.gaps[of] and lengths is not None else t
-        return there if fmt == "thd" else there.unflatten(0, (self.b, (self.sq, self.sk)[of])).permute(TO_BSHD[fmt])
+    def from_tokens(self, t: Tensor, fmt: str, side: int = 0, empty: float = 0.0) -> Tensor:
+        """The inverse of the two above: tokens of q (`side` = 0) or of k and v (`side` = 1) as a tensor in a format."""
+        lengths = (self.q_lengths, self.kv_lengths)[side]
+        padded = spread(t, lengths, empty) if self.gaps[side] and lengths is not None else t
+        return padded if fmt == "thd" else padded.unflatten(0, (self.b, (self.sq, self.sk)[side])).permute(TO_BSHD[fmt])
 
     def masking(self) -> Masking:
-        """`how` with the sequence lengths."""
+        """`mask` with the sequence lengths."""
         if self.q_lengths is None or self.kv_lengths is None:
-            return self.how
-        return self.how._replace(q_sizes=self.q_lengths.sizes, kv_sizes=self.kv_lengths.sizes)
+            return self.mask
+        return self.mask._replace(q_sizes=self.q_lengths.sizes, kv_sizes=self.kv_lengths.sizes)
 
     def queries(self, t: Tensor, fmt: str) -> Tensor:
         """q, o or do as [b, h, s, d]."""
         if fmt != "thd":
             return t.permute(TO_BHSD[fmt])
-        assert self.q_lengths is not None  # set by `understood`
+        assert self.q_lengths is not None  # set by `attention_arguments`
         return unpacked(t, self.q_lengths, self.sq).transpose(1, 2)
 
     def keys(self, t: Tensor, table: Tensor | None = None) -> Tensor:
@@ -209,15 +210,15 @@ class AttentionArguments(NamedTuple):
         assert self.kv_lengths is not None
         return unpacked(t, self.kv_lengths, self.sk).transpose(1, 2)
 
-    def back(self, t: Tensor, fmt: str, tokens: int, of: Lengths | None) -> Tensor:
+    def back(self, t: Tensor, fmt: str, tokens: int, lengths: Lengths | None) -> Tensor:
         """A [b, h, s, d] tensor in a format; "thd" gets `tokens` tokens, with zeros for padding."""
         if fmt != "thd":
             return t.permute(FROM_BHSD[fmt])
-        assert of is not None
-        return packed(t.transpose(1, 2), of, tokens)
+        assert lengths is not None
+        return packed(t.transpose(1, 2), lengths, tokens)
 
 
-def understood(
+def attention_arguments(
     call: Any,
     op: str,
     max_seqlen_q: int,
@@ -241,21 +242,23 @@ def understood(
     layout, bias, softmax = LAYOUTS[int(qkv_layout)], BIASES[int(bias_type)], SOFTMAXES[int(softmax_type)]
     has_padding, causal, at_end = MASKS[int(attn_mask_type)]
     left, right = window_size
-    q, k, v = (numbers(call, op, n, t, f, fake_dtype) for n, t, f in zip("QKV", (Q, K, V), layout.formats, strict=True))
-    fit_together(op, layout, q, k, v)
+    q, k, v = (
+        dequantized(call, op, n, t, f, fake_dtype) for n, t, f in zip("QKV", (Q, K, V), layout.formats, strict=True)
+    )
+    check_qkv(op, layout, q, k, v)
     how = Masking(float(attn_scale), causal, at_end, left, right, bool(bottom_right_diagonal), bias)
     (b, _, sq), (_, _, sk) = sizes(layout.q, q), sizes(layout.kv, k)
     if not has_padding and layout.dense:
         return AttentionArguments(layout, b, False, None, None, sq, sk, how, softmax), q, k, v
-    ends_fit(op, "cu_seqlens_q", cu_seqlens_q, None if layout.q == "thd" else b, q)
+    check_cu_seqlens(op, "cu_seqlens_q", cu_seqlens_q, None if layout.q == "thd" else b, q)
     b = cu_seqlens_q.shape[0] - 1
-    ends_fit(op, "cu_seqlens_kv", cu_seqlens_kv, b, q)
+    check_cu_seqlens(op, "cu_seqlens_kv", cu_seqlens_kv, b, q)
     q_gaps, kv_gaps = (
         gaps if fmt == "thd" else None
         for gaps, fmt in ((cu_seqlens_q_padded, layout.q), (cu_seqlens_kv_padded, layout.kv))
     )
-    ends_fit(op, "cu_seqlens_q_padded", q_gaps, b, q, optional=True)
-    ends_fit(op, "cu_seqlens_kv_padded", kv_gaps, b, q, optional=True)
+    check_cu_seqlens(op, "cu_seqlens_q_padded", q_gaps, b, q, optional=True)
+    check_cu_seqlens(op, "cu_seqlens_kv_padded", kv_gaps, b, q, optional=True)
     if layout.kv != "thd" and not layout.paged and sizes(layout.kv, k)[0] != b:
         raise BadArgument.of(op, "K", f"have the batch of cu_seqlens_q, {b}", str(sizes(layout.kv, k)[0]))
     sq = max_seqlen_q if layout.q == "thd" else sq
@@ -266,26 +269,26 @@ def understood(
         layout.q != "thd" or not (q_gaps is None or q_gaps is cu_seqlens_q),
         layout.kv != "thd" or not (kv_gaps is None or kv_gaps is cu_seqlens_kv),
     )
-    job = AttentionArguments(layout, b, True, of_q, of_kv, sq, sk, how, softmax, cu_seqlens_q, cu_seqlens_kv, gaps)
-    return job, q, k, v
+    args = AttentionArguments(layout, b, True, of_q, of_kv, sq, sk, how, softmax, cu_seqlens_q, cu_seqlens_kv, gaps)
+    return args, q, k, v
 
 
-def bias_of(op: str, job: AttentionArguments, bias: Any, q: Tensor, heads: int, name: str) -> Tensor | None:
+def bias_of(op: str, args: AttentionArguments, bias: Any, q: Tensor, heads: int, name: str) -> Tensor | None:
     """The bias to add: [b or 1, h or 1, sq or 1, sk]."""
-    if job.how.bias in (NO_BIAS, ALIBI):
+    if args.mask.bias in (NO_BIAS, ALIBI):
         return None
     check_tensor(op, name, bias, dims=4, on=q)
-    room = (job.b, heads, job.sq, job.sk)
-    if any(n not in (1, most) for n, most in zip(bias.shape, room, strict=True)):
-        raise BadArgument.of(op, name, f"have shape {room}, where each size may be 1", str(tuple(bias.shape)))
+    full_shape = (args.b, heads, args.sq, args.sk)
+    if any(n not in (1, full) for n, full in zip(bias.shape, full_shape, strict=True)):
+        raise BadArgument.of(op, name, f"have shape {full_shape}, where each size may be 1", str(tuple(bias.shape)))
     return bias
 
 
-def sink_of(op: str, job: AttentionArguments, offset: Any, q: Tensor, heads: int, name: str) -> Tensor | None:
+def sink_of(op: str, args: AttentionArguments, offset: Any, q: Tensor, heads: int, name: str) -> Tensor | None:
     """The sink of each head, a score that is only in the denominator; 0 for the off-by-one softmax."""
-    if job.softmax == VANILLA:
+    if args.softmax == VANILLA:
         return None
-    off_by_one = job.softmax == OFF_BY_ONE
+    off_by_one = args.softmax == OFF_BY_ONE
     check_tensor(op, name, offset, on=q, optional=off_by_one)
     if offset is not None and offset.numel() != heads:
         raise BadArgument.of(op, name, f"have shape (1, {heads}, 1, 1)", str(tuple(offset.shape)))
@@ -296,7 +299,7 @@ def sink_of(op: str, job: AttentionArguments, offset: Any, q: Tensor, heads: int
 
 def chosen_format(op: str, name: str, value: Any, layout: QKVLayout) -> str:
     """The format of o or do; q's if none is set."""
-    found = FORMATS[int(value)] or layout.q
-    if (found == "thd") != (layout.q == "thd"):
-        raise BadArgument.of(op, name, "be THD where Q is, and nowhere else", str(found.upper()))
-    return found
+    fmt = FORMATS[int(value)] or layout.q
+    if (fmt == "thd") != (layout.q == "thd"):
+        raise BadArgument.of(op, name, "be THD where Q is, and nowhere else", str(fmt.upper()))
+    return fmt

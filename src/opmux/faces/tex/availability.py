@@ -10,13 +10,13 @@ from ...core.spec import Spec, specs
 
 def vendors(manager: OpManager) -> list[OpImpl]:
     """For each vendor with impls of tex's ops or of their primitives: its impl with the highest priority."""
-    found: dict[str, OpImpl] = {}
+    best_of: dict[str, OpImpl] = {}
     for key in {key for spec in _specs() for key in (spec.key, *spec.parts)}:
         for impl in manager.registry.impls(key):
             if impl.vendor and impl.kind is BackendImplKind.VENDOR:
-                best = found.setdefault(impl.vendor.casefold(), impl)
-                found[impl.vendor.casefold()] = max(best, impl, key=lambda i: i.priority)
-    return list(found.values())
+                best_so_far = best_of.setdefault(impl.vendor.casefold(), impl)
+                best_of[impl.vendor.casefold()] = max(best_so_far, impl, key=lambda i: i.priority)
+    return list(best_of.values())
 
 
 def refusal(manager: OpManager, token: str, policy: SelectionPolicy | None = None) -> str | None:

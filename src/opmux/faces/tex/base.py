@@ -54,10 +54,19 @@ def _method(spec: Spec) -> Any:
     def missing(self: TEXBackendBase, *args: Any, **kwargs: Any) -> Any:
         raise NotSupported(f"{spec.name} not implemented by backend '{self.name}'")
 
-    made: Any = missing
-    made.__name__, made.__qualname__, made.__doc__ = spec.name, f"TEXBackendBase.{spec.name}", spec.doc
-    made.__signature__ = spec.signature.replace(parameters=[SELF, *spec.signature.parameters.values()])
-    return made
+    method: Any = missing
+    method.__name__, method.__qualname__, method.__doc__ = spec.name, f"TEXBackendBase.{spec.name}", spec.doc
+    method.__signature__ = spec.signature.replace(parameters=[SELF, *spec.signature.parameters.values()])
+    return method
+
+
+def as_method(fn: Callable[..., Any], owner: str, name: str) -> Any:
+    """`fn` as the method `name` of a subclass, with the docstring and signature of the base class's method."""
+    base: Any = getattr(TEXBackendBase, name)
+    method: Any = fn
+    method.__name__, method.__qualname__, method.__doc__ = name, f"{owner}.{name}", base.__doc__
+    method.__signature__ = base.__signature__
+    return method
 
 
 METHODS = tuple(sorted(s.name for s in specs if s.space == "tex"))

@@ -14,12 +14,12 @@ from ...core.errors import BadArgument
 # ---- enums ----------------------------------------------------------------------------------------------------------
 
 
-def _enum(name: str, members: str, start: int = 0, prefix: str = "", **given: int) -> Any:
-    """An enum with `members` numbered from `start`, and `given` members with their numbers."""
-    counted = {f"{prefix}{word}": i for i, word in enumerate(members.split(), start)}
-    made = IntEnum(name, {**counted, **given}, module=__name__)
-    made.__doc__ = f"tex's {name}; the numbers are NVIDIA's."
-    return made
+def _enum(name: str, members: str, start: int = 0, prefix: str = "", **numbered: int) -> Any:
+    """An enum with `members` numbered from `start`, and `numbered` members with their numbers."""
+    counted = {f"{prefix}{member}": i for i, member in enumerate(members.split(), start)}
+    new_enum = IntEnum(name, {**counted, **numbered}, module=__name__)
+    new_enum.__doc__ = f"tex's {name}; the numbers are NVIDIA's."
+    return new_enum
 
 
 DType = _enum(

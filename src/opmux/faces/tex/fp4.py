@@ -62,10 +62,10 @@ def block_amax(x: Tensor, two_d: bool) -> Tensor:
     return padded.view(-1, BLOCK, k // BLOCK).amax(1).repeat_interleave(BLOCK, 0)[:m]
 
 
-def _with_scales(x: Tensor, wanted: Tensor, back: Tensor, stochastic: bool) -> tuple[Tensor, Tensor]:
-    """Encode blocks [M, K/16, 16]: codes, and the scales `wanted` rounded to E4M3, as bytes."""
-    scale = bytes_of(wanted, E4M3)
-    used = scale.view(E4M3).float() * back
+def _with_scales(x: Tensor, target: Tensor, decode_scale: Tensor, stochastic: bool) -> tuple[Tensor, Tensor]:
+    """Encode blocks [M, K/16, 16]: codes, and the scales `target` rounded to E4M3, as bytes."""
+    scale = bytes_of(target, E4M3)
+    used = scale.view(E4M3).float() * decode_scale
     encode = (torch.ones_like(used) / used).clamp_max(FLOAT_MAX)
     return codes((x * encode[..., None]).clamp(-LARGEST, LARGEST), stochastic), scale
 
@@ -75,11 +75,11 @@ def _errors(
 ) -> Tensor:
     """The quantization error of each block, summed in NVIDIA's order."""
     values = unpacked(packed(code)) * scale.view(E4M3).float()[..., None] * amax
-    apart = values / torch.full_like(values, LARGEST * e4m3_max) - x
-    apart = apart * apart if squares else apart.abs()
-    total = torch.zeros_like(apart[..., 0])
+    error = values / torch.full_like(values, LARGEST * e4m3_max) - x
+    error = error * error if squares else error.abs()
+    total = torch.zeros_like(error[..., 0])
     for i in range(BLOCK):
-        total = total + apart[..., i]
+        total = total + error[..., i]
     if not two_d:
         return total
     rows = total.view(-1, BLOCK, total.shape[-1])
@@ -104,19 +104,20 @@ def encoded(
     """
     m, k = x.shape
     amax = amax.float().reshape(-1, 1)
-    forth = global_scale(amax, e4m3_max)
-    back = torch.ones_like(forth) / forth
+    encode_scale = global_scale(amax, e4m3_max)
+    decode_scale = torch.ones_like(encode_scale) / encode_scale
     tops = block_amax(x, two_d)
     blocks = x.float().view(m, k // BLOCK, BLOCK)
     if four_over_six is None:
-        sixth = torch.ones_like(forth) / torch.full_like(forth, LARGEST)
-        code, scale = _with_scales(blocks, (tops * (forth * sixth)).clamp_max(FLOAT_MAX), back, stochastic)
+        sixth = torch.ones_like(encode_scale) / torch.full_like(encode_scale, LARGEST)
+        target = (tops * (encode_scale * sixth)).clamp_max(FLOAT_MAX)
+        code, scale = _with_scales(blocks, target, decode_scale, stochastic)
         return packed(code.view(m, k)), scale
-    wanted = tops / torch.full_like(tops, LARGEST) * forth
-    four, six = (_with_scales(blocks, wanted * part, back, stochastic) for part in (1.5, 1.0))
+    target = tops / torch.full_like(tops, LARGEST) * encode_scale
+    four, six = (_with_scales(blocks, target * part, decode_scale, stochastic) for part in (1.5, 1.0))
     squares = four_over_six == "MSE"
-    of = amax[..., None]
-    better = _errors(blocks, *four, of, e4m3_max, squares, two_d) < _errors(blocks, *six, of, e4m3_max, squares, two_d)
+    options = amax[..., None], e4m3_max, squares, two_d
+    better = _errors(blocks, *four, *options) < _errors(blocks, *six, *options)
     code = torch.where(better[..., None], four[0], six[0])
     return packed(code.view(m, k)), torch.where(better, four[1], six[1])
 
@@ -129,7 +130,7 @@ def decoded(data: Tensor, scales: Tensor, amax: Tensor, e4m3_max: float = 448.0)
     return (unpacked(data).view(m, k // BLOCK, BLOCK) * scale[..., None]).view(m, k)
 
 
-def rotated(x: Tensor, matrix: Tensor, back: bool = False) -> Tensor:
-    """Multiply each 16 elements of a row by a Hadamard matrix, in x's dtype; `back` applies the inverse."""
-    by = matrix.to(x.dtype)
-    return (x.reshape(-1, BLOCK) @ (by.t() if back else by)).view(x.shape)
+def rotated(x: Tensor, matrix: Tensor, inverse: bool = False) -> Tensor:
+    """Multiply each 16 elements of a row by a Hadamard matrix, in x's dtype; `inverse` applies the inverse."""
+    rotation = matrix.to(x.dtype)
+    return (x.reshape(-1, BLOCK) @ (rotation.t() if inverse else rotation)).view(x.shape)

@@ -52,10 +52,10 @@ def needs_transpose(quantizer: Any, device: torch.device) -> bool:
 
 def fp8_tensor(call: Any, quantizer: Any, data: Tensor, scale_inv: Tensor, dtype: torch.dtype) -> Any:
     """A quantized tensor from bytes that a kernel has written, with their transpose if needed."""
-    turns = transposes(data.device)
-    held = data if quantizer.rowwise_usage or not turns else None
-    turned = call.bytes_transpose(data) if needs_transpose(quantizer, data.device) else None
-    return wrapped_fp8(quantizer, held, data.shape, dtype, turned, scale_inv)
+    gemms_need_transpose = transposes(data.device)
+    rowwise = data if quantizer.rowwise_usage or not gemms_need_transpose else None
+    transpose = call.bytes_transpose(data) if needs_transpose(quantizer, data.device) else None
+    return wrapped_fp8(quantizer, rowwise, data.shape, dtype, transpose, scale_inv)
 
 
 def _blocks(quantizer: Any) -> tuple[bool, bool, float]:
@@ -69,8 +69,8 @@ def _in_rows(quantizer: Any, kind: str | None) -> bool:
     return quantizer.block_scaling_dim == 1 if kind == "block" else kind == "mxfp8" and not is_two_d(quantizer)
 
 
-def _slower_at_once(kind: str, act: str, gated: bool, backward: bool) -> bool:
-    """Whether two passes (compute, then quantize) are faster than the fused kernel. Both give the same bits.
+def _two_passes_are_faster(kind: str, act: str, gated: bool, backward: bool) -> bool:
+    """Whether two passes (compute, then quantize) are faster than the fused kernel; both give the same bits.
 
     Speed of the fused kernel relative to two passes on an H200, bfloat16 [8192, 4096] and [8192, 14336]: 0.76 to 0.87
     for a gate's gradient with blocks or MXFP8, as tiles of both halves compute the same derivative (current scaling
@@ -86,36 +86,36 @@ def act_quantized(
     kind = kind_of(quantizer)
     if kind not in ("delayed", "current", "block", "mxfp8") or not x.dim():
         return None
-    if _slower_at_once(kind, act, gated, dy is not None):
+    if _two_passes_are_faster(kind, act, gated, dy is not None):
         return None
     if kind == "current" and quantizer.with_amax_reduction:
         return None
     shape, fp8 = result_shape(x, dy, gated), fp8_of(quantizer)
-    made = empty(quantizer, shape, x.dtype, x.device)
+    output = empty(quantizer, shape, x.dtype, x.device)
     if kind == "block":
-        buffers = shaped(made, shape, transposed_shape(shape))
+        buffers = shaped(output, shape, transposed_shape(shape))
         call.act_fp8_blocks_into(x, dy, *buffers, dbias, fp8, act, gated, *_blocks(quantizer))
-        return made
+        return output
     if kind == "mxfp8":
-        buffers = shaped(made, shape, shape)
+        buffers = shaped(output, shape, shape)
         call.act_mxfp8_into(x, dy, *buffers, dbias, fp8, act, gated, is_two_d(quantizer))
-        return made
-    buffers = (*per_tensor(made, shape), made._scale_inv)
+        return output
+    buffers = (*per_tensor(output, shape), output._scale_inv)
     if kind == "delayed":
         amax = recorded_amax(quantizer)
         call.act_fp8_cast_into(x, dy, quantizer.scale, *buffers, amax, dbias, fp8, act, gated)
     else:
         pow2, eps = quantizer.force_pow_2_scales, quantizer.amax_epsilon
         call.act_fp8_current_into(x, dy, *buffers, dbias, fp8, act, gated, pow2, eps)
-    return made
+    return output
 
 
 def with_sums(call: Any, x: Tensor, quantizer: Any) -> tuple[Tensor, Any]:
     """The column sums of x, in the dtype of x, and the quantized x."""
     sums = x.new_empty(x.shape[-1:])
-    made = act_quantized(call, quantizer, x, None, NONE, False, sums)
-    if made is not None:
-        return sums, made
+    output = act_quantized(call, quantizer, x, None, NONE, False, sums)
+    if output is not None:
+        return sums, output
     return x.reshape(matrix(x.shape)).sum(0), quantized(call, x.contiguous(), quantizer)
 
 
@@ -128,29 +128,29 @@ def norm_quantized(
         return None
     shape, fp8 = tuple(x.shape), fp8_of(quantizer)
     if _in_rows(quantizer, kind):
-        made = empty(quantizer, shape, x.dtype, x.device)
-        how = _blocks(quantizer)[1:] if kind == "block" else (True, 0.0)
-        given = (*shaped(made, shape, shape)[:2], fp8, eps, offset, *how)
+        output = empty(quantizer, shape, x.dtype, x.device)
+        scaling = _blocks(quantizer)[1:] if kind == "block" else (True, 0.0)
+        shared = (*shaped(output, shape, shape)[:2], fp8, eps, offset, *scaling)
         if centred:
-            return made, *call.layer_norm_fp8_blocks_into(x, weight, bias, *given)
-        return made, None, call.rms_norm_fp8_blocks_into(x, weight, *given)
+            return output, *call.layer_norm_fp8_blocks_into(x, weight, bias, *shared)
+        return output, None, call.rms_norm_fp8_blocks_into(x, weight, *shared)
     amax = x.new_zeros(1, dtype=torch.float32) if kind == "current" else None
     if centred:
         mean, rstd = call.layer_norm_stats(x, weight, bias, amax, eps, offset)
     else:
         mean, rstd = None, call.rms_norm_stats(x, weight, amax, eps, offset)
-    made = empty(quantizer, shape, x.dtype, x.device)
-    given = (x, weight, bias, mean, rstd)
+    output = empty(quantizer, shape, x.dtype, x.device)
+    shared = (x, weight, bias, mean, rstd)
     if amax is not None:
         if quantizer.with_amax_reduction:
             shared_amax(amax, quantizer)
-        buffers = (*per_tensor(made, shape), made._scale_inv)
+        buffers = (*per_tensor(output, shape), output._scale_inv)
         pow2, least = quantizer.force_pow_2_scales, quantizer.amax_epsilon
-        call.norm_fp8_current_into(*given, amax, *buffers, fp8, offset, pow2, least)
+        call.norm_fp8_current_into(*shared, amax, *buffers, fp8, offset, pow2, least)
     elif kind == "block":
         call.norm_fp8_blocks_into(
-            *given, *shaped(made, shape, transposed_shape(shape)), fp8, offset, *_blocks(quantizer)
+            *shared, *shaped(output, shape, transposed_shape(shape)), fp8, offset, *_blocks(quantizer)
         )
     else:
-        call.norm_mxfp8_into(*given, *shaped(made, shape, shape), fp8, offset, is_two_d(quantizer))
-    return made, mean, rstd
+        call.norm_mxfp8_into(*shared, *shaped(output, shape, shape), fp8, offset, is_two_d(quantizer))
+    return output, mean, rstd

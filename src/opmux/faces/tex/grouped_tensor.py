@@ -97,13 +97,13 @@ Shapes = list[tuple[int, int]]
 
 
 def shapes(
-    op: str, whole: tuple[int, int], num: int, first_dims: Tensor | None, last_dims: Tensor | None, prefix: str = ""
+    op: str, total: tuple[int, int], num: int, first_dims: Tensor | None, last_dims: Tensor | None, prefix: str = ""
 ) -> Shapes:
     """The shape of each member, on the host; synchronizes if dimensions are on a device.
 
     Without dimensions the members share the group's rows evenly; with only `last_dims` each member has all rows.
     """
-    rows, columns = whole
+    rows, columns = total
     if first_dims is None and last_dims is None:
         if rows % max(num, 1):
             expected = f"be given where {num} members do not divide {rows} rows"
@@ -111,12 +111,13 @@ def shapes(
         return [(rows // num, columns)] * num
     first = [rows] * num if first_dims is None else first_dims.tolist()
     last = [columns] * num if last_dims is None else last_dims.tolist()
-    made = list(zip(first, last, strict=True))
+    member_shapes = list(zip(first, last, strict=True))
     name = "first_dims" if first_dims is not None else "last_dims"
-    if min((min(shape) for shape in made), default=0) < 0 or sum(map(math.prod, made)) > rows * columns:
+    elements = sum(map(math.prod, member_shapes))
+    if min((min(shape) for shape in member_shapes), default=0) < 0 or elements > rows * columns:
         expected = f"add up to at most {rows} rows" if last_dims is None else f"be of at most {rows * columns} elements"
-        raise BadArgument.of(op, f"{prefix}{name}", expected, str(first if last_dims is None else made))
-    return made
+        raise BadArgument.of(op, f"{prefix}{name}", expected, str(first if last_dims is None else member_shapes))
+    return member_shapes
 
 
 def fields(quantizer: Any, shape: tuple[int, int], device: torch.device) -> Fields:
@@ -126,27 +127,28 @@ def fields(quantizer: Any, shape: tuple[int, int], device: torch.device) -> Fiel
 def members(group: Any, op: str = "tex", name: str = "tensor") -> list[Any]:
     """The members as views of the buffers; plain tensors if the group has no quantizer."""
     readable(op, name, group)
-    of = shapes(op, tuple(group.logical_shape), group.num_tensors, group.first_dims, group.last_dims, f"{name}.")
-    at = dict.fromkeys(SLOTS.values(), 0)
+    shape, num = tuple(group.logical_shape), group.num_tensors
+    member_shapes = shapes(op, shape, num, group.first_dims, group.last_dims, f"{name}.")
+    offsets = dict.fromkeys(SLOTS.values(), 0)
 
     def part(slot: str, shape: tuple[int, ...]) -> Tensor:
         if slot == "scale_inv" and group.scale_inv is None:  # only columnwise data, with one scale for each member
             slot = "columnwise_scale_inv"
-        start = at[slot]
-        at[slot] = start + math.prod(shape)
-        return getattr(group, slot).view(-1)[start : at[slot]].view(shape)
+        start = offsets[slot]
+        offsets[slot] = start + math.prod(shape)
+        return getattr(group, slot).view(-1)[start : offsets[slot]].view(shape)
 
     if group.quantizer is None:
-        return [part("rowwise_data", shape) for shape in of]
+        return [part("rowwise_data", shape) for shape in member_shapes]
     quantizer = with_buffers_of(group)
     device = (group.rowwise_data if group.rowwise_data is not None else group.columnwise_data).device
     facts = FACTS[kind_of(quantizer) or ""]
-    made = []
-    for shape in of:
-        wanted = fields(quantizer, shape, device).items()
-        held = {n: None if field is None else part(SLOTS[n], field[0]) for n, field in wanted}
-        made.append(new_tensor(quantizer, shape, group.fake_dtype, device, {**held, **facts(quantizer)}))
-    return made
+    tensors = []
+    for shape in member_shapes:
+        needed = fields(quantizer, shape, device).items()
+        buffers = {n: None if field is None else part(SLOTS[n], field[0]) for n, field in needed}
+        tensors.append(new_tensor(quantizer, shape, group.fake_dtype, device, {**buffers, **facts(quantizer)}))
+    return tensors
 
 
 def with_buffers_of(group: Any) -> Any:
@@ -157,24 +159,25 @@ def with_buffers_of(group: Any) -> Any:
     return quantizer
 
 
-def empty_group(quantizer: Any, x: Tensor, of: Shapes, **rest: Any) -> Any:
+def empty_group(quantizer: Any, x: Tensor, member_shapes: Shapes, **rest: Any) -> Any:
     """An uninitialized group with the buffers that the quantizer needs for members of these shapes."""
     total: dict[str, tuple[int, torch.dtype]] = {}
-    for shape in of:
+    for shape in member_shapes:
         for name, field in fields(quantizer, shape, x.device).items():
             if field is not None:
                 size, _ = total.get(SLOTS[name], (0, None))
                 total[SLOTS[name]] = size + math.prod(field[0]), field[1]
-    spare = x.numel() - sum(map(math.prod, of))  # elements that are not part of a member
+    spare = x.numel() - sum(map(math.prod, member_shapes))  # elements that are not part of a member
     share = 2 if kind_of(quantizer) == "nvfp4" else 1
-    made: dict[str, Tensor | None] = {
+    buffers: dict[str, Tensor | None] = {
         slot: torch.zeros(size + (spare // share if slot.endswith("data") else 0), dtype=dtype, device=x.device)
         for slot, (size, dtype) in total.items()
     }
     if kind_of(quantizer) == "current":
-        made |= {name: torch.zeros(len(of), device=x.device) for name in ("scale", "amax")}
-        made["columnwise_scale_inv"] = made["scale_inv"] if "columnwise_data" in made else None
-        made["scale_inv"] = made["scale_inv"] if "rowwise_data" in made else None
+        buffers |= {name: torch.zeros(len(member_shapes), device=x.device) for name in ("scale", "amax")}
+        buffers["columnwise_scale_inv"] = buffers["scale_inv"] if "columnwise_data" in buffers else None
+        buffers["scale_inv"] = buffers["scale_inv"] if "rowwise_data" in buffers else None
     shape = (x.shape[0], x.shape[1])
     internal = bool(quantizer.internal)
-    return new_group(quantizer, internal, shape, x.dtype, num_tensors=len(of), quantizer=quantizer, **rest, **made)
+    rest |= {"num_tensors": len(member_shapes), "quantizer": quantizer}
+    return new_group(quantizer, internal, shape, x.dtype, **rest, **buffers)

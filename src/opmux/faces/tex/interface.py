@@ -46,16 +46,16 @@ def module() -> types.ModuleType:
     """tex in the version that this process provides; built on first use."""
     global _module
     if _module is None:
-        made = _make_module()
+        tex = _make_module()
         with lock.held:
-            _module = _module or made
+            _module = _module or tex
     return _module
 
 
 def _make_module() -> types.ModuleType:
     version = versions.served()
-    made = types.ModuleType("opmux.tex", "Transformer Engine's compiled core, by NVIDIA's names, over opmux.")
-    made.__spec__ = importlib.machinery.ModuleSpec("opmux.tex", None)
+    tex = types.ModuleType("opmux.tex", "Transformer Engine's compiled core, by NVIDIA's names, over opmux.")
+    tex.__spec__ = importlib.machinery.ModuleSpec("opmux.tex", None)
     names: dict[str, Any] = dict(versions.enums(version))
     names |= {name: getattr(overlap, name) for name in CLASSES}
     newest = {spec.name: function(spec) for spec in tex_specs()}
@@ -68,9 +68,9 @@ def _make_module() -> types.ModuleType:
             setattr(names[inside], name, fn)
     names |= {name: getattr(registry, name) for name in MANAGEMENT if name != "TEXBackendBase"}
     backends.load()
-    names |= {"TEXBackendBase": TEXBackendBase, "tex": made}
-    made.__dict__.update(names, __all__=sorted(names), __version__=version)
-    return made
+    names |= {"TEXBackendBase": TEXBackendBase, "tex": tex}
+    tex.__dict__.update(names, __all__=sorted(names), __version__=version)
+    return tex
 
 
 def tex_specs() -> list[Spec]:
@@ -96,19 +96,19 @@ class DtypeTable(dict):
 
 def function(spec: Spec) -> Callable[..., Any]:
     """tex's function for a spec."""
-    made = _converting(spec, specs.functions[spec.key])
-    more = CONVENTIONS.get(spec.name)
-    return made if more is None else _with_signature_of(more(made), spec)
+    fn = _converting(spec, specs.functions[spec.key])
+    convention = CONVENTIONS.get(spec.name)
+    return fn if convention is None else _with_signature_of(convention(fn), spec)
 
 
 def dtype_arguments(spec: Spec) -> dict[str, bool]:
     """The arguments of a function that are dtypes, and whether each may be None."""
-    found = {}
+    dtypes = {}
     for p in spec.signature.parameters.values():
         kinds = getattr(p.annotation, "__args__", (p.annotation,))
         if torch.dtype in kinds:
-            found[p.name] = type(None) in kinds
-    return found
+            dtypes[p.name] = type(None) in kinds
+    return dtypes
 
 
 def _converting(spec: Spec, entry: Callable[..., Any]) -> Callable[..., Any]:
@@ -125,19 +125,19 @@ def _converting(spec: Spec, entry: Callable[..., Any]) -> Callable[..., Any]:
 
 def _with_signature_of(fn: Callable[..., Any], spec: Spec) -> Callable[..., Any]:
     """`fn` with the name, docstring and signature of a spec's function."""
-    dressed: Any = fn
-    dressed.__name__ = dressed.__qualname__ = spec.name
-    dressed.__doc__, dressed.__module__ = spec.doc, "opmux.tex"
-    dressed.__signature__, dressed.spec = shown_signature(spec), spec
-    return dressed
+    named: Any = fn
+    named.__name__ = named.__qualname__ = spec.name
+    named.__doc__, named.__module__ = spec.doc, "opmux.tex"
+    named.__signature__, named.spec = shown_signature(spec), spec
+    return named
 
 
 def shown_signature(spec: Spec) -> inspect.Signature:
     """The documented signature: arguments that are optional only for a second calling convention are required."""
     if CONVENTIONS.get(spec.name) is not accepts_one_object:
         return spec.signature
-    own = spec.signature.parameters.values()
-    return spec.signature.replace(parameters=[p.replace(default=p.empty) for p in own])
+    parameters = spec.signature.parameters.values()
+    return spec.signature.replace(parameters=[p.replace(default=p.empty) for p in parameters])
 
 
 # ---- alternative calling conventions --------------------------------------------------------------------------------
@@ -146,13 +146,13 @@ def shown_signature(spec: Spec) -> inspect.Signature:
 def accepts_aliases(**aliases: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Accept aliases of argument names."""
 
-    def around(fn: Callable[..., Any]) -> Callable[..., Any]:
-        def called(*args: Any, **kwargs: Any) -> Any:
+    def decorator(fn: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
             return fn(*args, **{aliases.get(name, name): value for name, value in kwargs.items()})
 
-        return called
+        return wrapper
 
-    return around
+    return decorator
 
 
 def accepts_row_major(gemm: Callable[..., Any]) -> Callable[..., Any]:
@@ -183,7 +183,7 @@ def accepts_one_object(fn: Callable[..., Any]) -> Callable[..., Any]:
     spec: Spec = fn.spec  # type: ignore[attr-defined]
     shown = shown_signature(spec)
 
-    def called(*args: Any, **kwargs: Any) -> Any:
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
         if len(args) + len(kwargs) > 1:
             try:
                 shown.bind(*args, **kwargs)
@@ -191,7 +191,7 @@ def accepts_one_object(fn: Callable[..., Any]) -> Callable[..., Any]:
                 raise TypeError(f"{spec.name}: {error}") from None
         return fn(*args, **kwargs)
 
-    return called
+    return wrapper
 
 
 def accepts_old_lse(fn: Callable[..., Any]) -> Callable[..., Any]:

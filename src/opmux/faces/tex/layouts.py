@@ -35,7 +35,7 @@ class QKVLayout(NamedTuple):
     kv: str
     paged: bool = False
     shared: int = 1  # how many tensors share a buffer: 3 (q, k, v), 2 (k, v) or 1 (none)
-    at: int = 0
+    axis: int = 0
 
     @property
     def dense(self) -> bool:
@@ -48,12 +48,12 @@ class QKVLayout(NamedTuple):
 
 def _layout(name: str) -> QKVLayout:
     """Parse a layout's name: SBH3D, THD_T2HD, Paged_KV_BSHD_SBHD_SBHD."""
-    word = name.removeprefix("NVTE_").lower()
-    parts = word.removeprefix("paged_kv_").split("_")
+    lowered = name.removeprefix("NVTE_").lower()
+    parts = lowered.removeprefix("paged_kv_").split("_")
     plain = [p.replace("2", "").replace("3", "") for p in parts]
     digit = next((c for c in parts[-1] if c.isdigit()), "1")
-    at = parts[-1].find(digit) if digit != "1" else 0
-    return QKVLayout(plain[0], plain[-1], word.startswith("paged"), int(digit), at)
+    axis = parts[-1].find(digit) if digit != "1" else 0
+    return QKVLayout(plain[0], plain[-1], lowered.startswith("paged"), int(digit), axis)
 
 
 LAYOUTS: dict[int, QKVLayout] = {
@@ -71,15 +71,15 @@ def as_results(
 
     If the layout has one buffer for several of them, they are slices of it; otherwise the buffer is None.
     """
-    n, at = layout.shared, layout.at
+    n, axis = layout.shared, layout.axis
     if n == 1:
         return [t.to(dtype).contiguous() for t in values], None
-    one = values[-1]
+    like = values[-1]
     if n == 3 and all(t.dtype == dtype for t in values):
-        room = call.stack3(*values, at)
-        return [room.select(at, i) for i in range(n)], room
-    room = torch.empty((*one.shape[:at], n, *one.shape[at:]), dtype=dtype, device=one.device)
-    slices = [room.select(at, i) for i in range(n)]
-    for to, value in zip(slices, values[-n:], strict=True):
-        to.copy_(value)
-    return [*(t.to(dtype).contiguous() for t in values[:-n]), *slices], room
+        buffer = call.stack3(*values, axis)
+        return [buffer.select(axis, i) for i in range(n)], buffer
+    buffer = torch.empty((*like.shape[:axis], n, *like.shape[axis:]), dtype=dtype, device=like.device)
+    slices = [buffer.select(axis, i) for i in range(n)]
+    for target, value in zip(slices, values[-n:], strict=True):
+        target.copy_(value)
+    return [*(t.to(dtype).contiguous() for t in values[:-n]), *slices], buffer

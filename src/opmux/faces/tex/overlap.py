@@ -33,6 +33,7 @@ from ...core.errors import NotSupported
 from ...specs._checks import check_int, type_name
 from .enums import CommOverlapType, torch_dtype
 from .quantized import OPS, plain
+from .rules import this_device
 
 RS, AG = CommOverlapType.RS, CommOverlapType.AG
 
@@ -72,12 +73,12 @@ class CommOverlapHelper:
         """
         key = tp_size, device.type
         if key not in self._groups:
-            self._groups[key] = self._made(tp_size, device)
+            self._groups[key] = self._new_group(tp_size, device)
         return self._groups[key]
 
-    def _made(self, tp_size: int, device: torch.device) -> Any:
-        wanted = dist.get_default_backend_for_device(device) if device.type != "cpu" else None
-        if self.numlocal == tp_size and (wanted is None or wanted in dist.get_backend(self.intra)):
+    def _new_group(self, tp_size: int, device: torch.device) -> Any:
+        device_backend = dist.get_default_backend_for_device(device) if device.type != "cpu" else None
+        if self.numlocal == tp_size and (device_backend is None or device_backend in dist.get_backend(self.intra)):
             return self.intra
         if self.numranks % tp_size:
             raise ValueError(f"CommOverlap: tp_size must divide the {self.numranks} ranks of the world; got {tp_size}")
@@ -85,7 +86,7 @@ class CommOverlapHelper:
         if self.numlocal != tp_size:
             first = self.myrank // tp_size * tp_size
             ranks = ranks[first : first + tp_size]
-        backend = wanted or dist.get_backend(self.world)
+        backend = device_backend or dist.get_backend(self.world)
         return dist.new_group(ranks, backend=backend, use_local_synchronization=True)
 
 
@@ -157,26 +158,26 @@ class CommOverlapCore:
     def copy_into_buffer(self, input: Tensor, local_chunk: bool = False) -> None:
         """Copy a tensor with equal numel and element size to the buffer, or to this rank's part of it."""
         name = f"{type(self).__name__}.copy_into_buffer"
-        to = self._part() if local_chunk else self._buffer
+        target = self._part() if local_chunk else self._buffer
         if not isinstance(input, Tensor):
             raise TypeError(f"{name}: input must be a Tensor; got {type_name(input)}")
-        if input.element_size() != to.element_size():
-            raise TypeError(f"{name}: input must be as wide as the buffer's {to.dtype}; got {input.dtype}")
-        if input.numel() != to.numel():
+        if input.element_size() != target.element_size():
+            raise TypeError(f"{name}: input must be as wide as the buffer's {target.dtype}; got {input.dtype}")
+        if input.numel() != target.numel():
             part = f"a part of the buffer {tuple(self._buffer.shape)}" if local_chunk else "the buffer"
-            raise ValueError(f"{name}: input must have {to.numel()} elements, as {part}; got {tuple(input.shape)}")
+            raise ValueError(f"{name}: input must have {target.numel()} elements, as {part}; got {tuple(input.shape)}")
         with torch.no_grad():
-            to.view(-1).copy_(input.detach().contiguous().view(to.dtype).view(-1))
+            target.view(-1).copy_(input.detach().contiguous().view(target.dtype).view(-1))
 
     def get_buffer(self, local_chunk: bool = False, shape: Sequence[int] | None = None) -> Tensor:
         """A view of the buffer, or of this rank's part of it; `shape` must have the same number of elements."""
-        of = self._part() if local_chunk else self._buffer
+        data = self._part() if local_chunk else self._buffer
         if shape is None:
-            return of
-        if math.prod(shape) != of.numel():
+            return data
+        if math.prod(shape) != data.numel():
             name = f"{type(self).__name__}.get_buffer"
-            raise ValueError(f"{name}: shape must have {of.numel()} elements; got {tuple(shape)}")
-        return of.view(tuple(shape))
+            raise ValueError(f"{name}: shape must have {data.numel()} elements; got {tuple(shape)}")
+        return data.view(tuple(shape))
 
     def _part(self) -> Tensor:
         rows = self._buffer.shape[0] // self._tp_size
@@ -212,16 +213,16 @@ class CommOverlapCore:
         extra_output: Tensor | None = None,
     ) -> list[Any]:
         """The results of a gemm with a collective before, after or parallel to it; the last one is extra_output."""
-        of = kind("generic_gemm", comm_type)
-        if of == RS and extra_output is None and not bulk_overlap:
+        comm = kind("generic_gemm", comm_type)
+        if comm == RS and extra_output is None and not bulk_overlap:
             raise ValueError("generic_gemm: extra_output must be a Tensor for comm_type RS; got None")
-        if of == RS and self.is_fp8_ubuf() and bulk_overlap:
+        if comm == RS and self.is_fp8_ubuf() and bulk_overlap:
             raise NotSupported("generic_gemm: comm_overlap must not have a buffer of bytes for a bulk RS; got one")
         if self._streams is not None:
             self._sync_streams()
         if bulk_overlap:
-            results = self._run_parallel(gemm, of, extra_output)
-        elif of == AG:
+            results = self._run_parallel(gemm, comm, extra_output)
+        elif comm == AG:
             self.gather()
             results = gemm()
             if extra_output is not None:
@@ -232,8 +233,8 @@ class CommOverlapCore:
             self._scatter_sum(plain(OPS, results[0]), extra_output)
         return [*results[:-1], extra_output]
 
-    def _run_parallel(self, gemm: Callable[[], list[Any]], of: int, extra_output: Tensor | None) -> list[Any]:
-        finish = self.gather(later=True) if of == AG else self._scatter_sum(self._buffer, extra_output, later=True)
+    def _run_parallel(self, gemm: Callable[[], list[Any]], comm: int, extra_output: Tensor | None) -> list[Any]:
+        finish = self.gather(later=True) if comm == AG else self._scatter_sum(self._buffer, extra_output, later=True)
         try:
             return gemm()
         finally:  # complete the collective even if the gemm fails, as other ranks wait in it
@@ -254,35 +255,35 @@ class CommOverlapCore:
         if send_stream is not None:
             torch.cuda.current_stream(self._buffer.device).wait_stream(send_stream)
 
-    def _scatter_sum(self, whole: Tensor, out: Tensor | None, later: bool = False) -> Callable[[], None]:
-        """Reduce-scatter `whole`: this rank's rows of the sum, written to `out` or in place."""
-        whole = whole.contiguous()
-        rows = whole.shape[0] // self._tp_size
-        mine = slice(self._tp_rank * rows, (self._tp_rank + 1) * rows)
-        if whole.shape[0] % self._tp_size or (out is not None and out.numel() * self._tp_size != whole.numel()):
-            given = "None" if out is None else tuple(out.shape)
-            part = f"1 / {self._tp_size} of the rows of {tuple(whole.shape)}"
-            raise ValueError(f"generic_gemm: extra_output must have {part}; got {given}")
+    def _scatter_sum(self, values: Tensor, out: Tensor | None, later: bool = False) -> Callable[[], None]:
+        """Reduce-scatter `values`: this rank's rows of the sum, written to `out` or in place."""
+        values = values.contiguous()
+        rows = values.shape[0] // self._tp_size
+        own_rows = slice(self._tp_rank * rows, (self._tp_rank + 1) * rows)
+        if values.shape[0] % self._tp_size or (out is not None and out.numel() * self._tp_size != values.numel()):
+            actual = "None" if out is None else tuple(out.shape)
+            part = f"1 / {self._tp_size} of the rows of {tuple(values.shape)}"
+            raise ValueError(f"generic_gemm: extra_output must have {part}; got {actual}")
         if self._native:
-            got = torch.empty_like(whole[mine])
-            work = _reduce_scatter(got, whole, group=self._group, async_op=True)
+            result = torch.empty_like(values[own_rows])
+            work = _reduce_scatter(result, values, group=self._group, async_op=True)
         else:  # gloo has no reduce-scatter for every dtype: all-reduce in float32, and take our rows
-            total = whole.to(torch.float64 if whole.dtype == torch.float64 else torch.float32, copy=True)
-            got = total[mine]
+            total = values.to(torch.float64 if values.dtype == torch.float64 else torch.float32, copy=True)
+            result = total[own_rows]
             work = dist.all_reduce(total, group=self._group, async_op=True)
-        to = whole[mine] if out is None else out
-        return self._waited(work, lambda: to.copy_(got.view(to.shape)), later)
+        target = values[own_rows] if out is None else out
+        return self._waited(work, lambda: target.copy_(result.view(target.shape)), later)
 
     @property
     def _native(self) -> bool:
         """Whether the process group is an accelerator's; gloo supports fewer collectives."""
         return self._buffer.device.type != "cpu"
 
-    def _waited(self, work: Any, then: Callable[[], Any], later: bool) -> Callable[[], None]:
+    def _waited(self, work: Any, on_done: Callable[[], Any], later: bool) -> Callable[[], None]:
         def finish() -> None:
             work.wait()
             with torch.no_grad():
-                then()
+                on_done()
 
         if later:
             return finish
@@ -370,12 +371,6 @@ def kind(op: str, comm_type: Any) -> int:
         return CommOverlapType(int(comm_type))
     except (TypeError, ValueError):
         raise ValueError(f"{op}: comm_type must be RS or AG, with a comm_overlap; got {comm_type!r}") from None
-
-
-def this_device() -> torch.device:
-    """The device of this rank: its accelerator, or the CPU."""
-    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    return torch.device("cpu") if found is None else torch.device(found.type, torch.accelerator.current_device_index())
 
 
 def no_op() -> None:

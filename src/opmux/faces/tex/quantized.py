@@ -51,9 +51,9 @@ class Quantizer:
         self.internal = self.optimize_for_gemm = False
 
     def copy(self) -> "Quantizer":
-        made = object.__new__(type(self))
-        made.__dict__.update(self.__dict__)
-        return made
+        clone = object.__new__(type(self))
+        clone.__dict__.update(self.__dict__)
+        return clone
 
     def set_usage(self, *, rowwise: bool | None = None, columnwise: bool | None = None) -> None:
         self.rowwise_usage = self.rowwise_usage if rowwise is None else rowwise
@@ -176,13 +176,13 @@ class Quantized:
     KEYWORDS = ""
     RENAMED: dict[str, str] = {}
 
-    def __init__(self, shape: Any, dtype: torch.dtype, device: Any = None, **given: Any):
+    def __init__(self, shape: Any, dtype: torch.dtype, device: Any = None, **fields: Any):
         self._shape, self._dtype, self._device = torch.Size(shape), dtype, device
-        self._quantizer = given.pop("quantizer", None)
+        self._quantizer = fields.pop("quantizer", None)
         for name in self.KEYWORDS.split():
-            setattr(self, self.RENAMED.get(name, f"_{name}"), given.pop(name, None))
-        if given:
-            raise TypeError(f"{type(self).__name__} takes {self.KEYWORDS}; got {', '.join(given)}")
+            setattr(self, self.RENAMED.get(name, f"_{name}"), fields.pop(name, None))
+        if fields:
+            raise TypeError(f"{type(self).__name__} takes {self.KEYWORDS}; got {', '.join(fields)}")
 
     @property
     def shape(self) -> torch.Size:
@@ -216,9 +216,9 @@ class Float8Tensor(Quantized):
     KEYWORDS = "data fp8_scale_inv fp8_dtype data_transpose"
     RENAMED = {"fp8_scale_inv": "_scale_inv", "data_transpose": "_transpose"}
 
-    def __init__(self, *args: Any, **given: Any):
-        super().__init__(*args, **given)
-        self._transpose_invalid = given.get("data_transpose") is None
+    def __init__(self, *args: Any, **fields: Any):
+        super().__init__(*args, **fields)
+        self._transpose_invalid = fields.get("data_transpose") is None
 
 
 class Float8BlockwiseQTensor(Quantized):
@@ -270,19 +270,19 @@ def _quantizer_class(cls: type) -> type | None:
 
 def format_of(quantizer: Any) -> str | None:
     """delayed, current, block, mxfp8 or nvfp4; None if it is not a quantizer."""
-    found = _quantizer_class(type(quantizer))
-    return None if found is None else QUANTIZERS[found.__name__]
+    base = _quantizer_class(type(quantizer))
+    return None if base is None else QUANTIZERS[base.__name__]
 
 
 def kind_of(quantizer: Any, op: str = "tex", name: str = "quantizer") -> str | None:
     """delayed, current, block, mxfp8 or nvfp4; None for None. Raises TypeError for anything but a quantizer."""
     if quantizer is None:
         return None
-    found = _quantizer_class(type(quantizer))
-    if found is None:
+    base = _quantizer_class(type(quantizer))
+    if base is None:
         expected = f"be None or one of {', '.join(QUANTIZERS)}"
         raise BadArgument.of(op, name, expected, type_name(quantizer), TypeError)
-    return QUANTIZERS[found.__name__]
+    return QUANTIZERS[base.__name__]
 
 
 @functools.cache
@@ -301,16 +301,16 @@ def tensor_kind(value: Any) -> str | None:
 
 
 @functools.cache
-def _made_by(cls: type, internal: bool) -> tuple[type, frozenset[str]]:
+def _tensor_class_of(cls: type, internal: bool) -> tuple[type, frozenset[str]]:
     """The tensor class for a quantizer class, and the keywords that it accepts."""
-    own = _quantizer_class(cls)
-    assert own is not None  # checked by kind_of
-    module, name = sys.modules[own.__module__], TENSORS[QUANTIZERS[own.__name__]]
-    found = getattr(module, name)
-    if internal and own.__module__ != __name__:
-        found = next(getattr(module, name + end) for end in STORAGES if hasattr(module, name + end))
-    keywords = {p for c in found.__mro__ if "__new__" in vars(c) for p in inspect.signature(c.__new__).parameters}
-    return found, frozenset(keywords)
+    base = _quantizer_class(cls)
+    assert base is not None  # checked by kind_of
+    module, name = sys.modules[base.__module__], TENSORS[QUANTIZERS[base.__name__]]
+    result = getattr(module, name)
+    if internal and base.__module__ != __name__:
+        result = next(getattr(module, name + end) for end in STORAGES if hasattr(module, name + end))
+    keywords = {p for c in result.__mro__ if "__new__" in vars(c) for p in inspect.signature(c.__new__).parameters}
+    return result, frozenset(keywords)
 
 
 # Keywords that only some versions of Transformer Engine accept.
@@ -319,20 +319,20 @@ NOT_ALWAYS = (
 )
 
 
-def new_tensor(quantizer: Any, shape: Any, dtype: torch.dtype, device: torch.device, given: dict[str, Any]) -> Any:
+def new_tensor(quantizer: Any, shape: Any, dtype: torch.dtype, device: torch.device, buffers: dict[str, Any]) -> Any:
     """A quantized tensor of the quantizer's tensor class with these buffers."""
-    cls, keywords = _made_by(type(quantizer), bool(quantizer.internal))
+    cls, keywords = _tensor_class_of(type(quantizer), bool(quantizer.internal))
     if cls.__module__ == __name__:
-        return cls(shape, dtype, device, quantizer=quantizer, **given)
-    given |= {"quantizer": quantizer, "data_format": Float8BlockScaleTensorFormat.GEMM_READY}
+        return cls(shape, dtype, device, quantizer=quantizer, **buffers)
+    buffers |= {"quantizer": quantizer, "data_format": Float8BlockScaleTensorFormat.GEMM_READY}
     if quantizer.internal:
-        given["fake_dtype"] = dtype
+        buffers["fake_dtype"] = dtype
     else:
-        given |= {"shape": tuple(shape), "dtype": dtype, "device": device}
+        buffers |= {"shape": tuple(shape), "dtype": dtype, "device": device}
     for name in NOT_ALWAYS:
         if name not in keywords:
-            given.pop(name, None)
-    return cls(**given)
+            buffers.pop(name, None)
+    return cls(**buffers)
 
 
 @functools.cache
@@ -358,22 +358,24 @@ def _up(n: int, step: int) -> int:
 
 
 def _fp8_fields(q: Any, shape: tuple[int, ...], device: torch.device) -> Fields:
-    turns = transposes(device)
+    gemms_need_transpose = transposes(device)
     return {
-        "data": (shape, BYTES, False) if q.rowwise_usage or not turns else None,
-        "data_transpose": (transposed_shape(shape), BYTES, False) if q.columnwise_usage and turns else None,
+        "data": (shape, BYTES, False) if q.rowwise_usage or not gemms_need_transpose else None,
+        "data_transpose": (transposed_shape(shape), BYTES, False)
+        if q.columnwise_usage and gemms_need_transpose
+        else None,
         "fp8_scale_inv": ((1,), NUMBERS, False),
     }
 
 
-def _both_ways(q: Any, data: tuple[Any, Any], scales: tuple[Any, Any], used: tuple[int, int], dtype: Any) -> Fields:
+def _both_usages(q: Any, data: tuple[Any, Any], scales: tuple[Any, Any], used: tuple[int, int], dtype: Any) -> Fields:
     """Rowwise and columnwise data and scales from their shapes; `used`: the number of scales without padding."""
-    found: Fields = {}
-    for i, (way, wanted) in enumerate((("rowwise", q.rowwise_usage), ("columnwise", q.columnwise_usage))):
-        found[f"{way}_data"] = (tuple(data[i]), BYTES, False) if wanted else None
-        more = math.prod(scales[i]) > used[i]
-        found[f"{way}_scale_inv"] = (tuple(scales[i]), dtype, more) if wanted else None
-    return found
+    fields: Fields = {}
+    for i, (usage, enabled) in enumerate((("rowwise", q.rowwise_usage), ("columnwise", q.columnwise_usage))):
+        fields[f"{usage}_data"] = (tuple(data[i]), BYTES, False) if enabled else None
+        padded = math.prod(scales[i]) > used[i]
+        fields[f"{usage}_scale_inv"] = (tuple(scales[i]), dtype, padded) if enabled else None
+    return fields
 
 
 def _block_fields(q: Any, shape: tuple[int, ...], device: torch.device) -> Fields:
@@ -381,12 +383,12 @@ def _block_fields(q: Any, shape: tuple[int, ...], device: torch.device) -> Field
     m_blocks, k_blocks = _up(m, 128) // 128, _up(k, 128) // 128
     used = (m_blocks * k_blocks, m_blocks * k_blocks) if two_d else (m * k_blocks, m_blocks * k)
     scales = (block_scales(shape, two_d, False), block_scales(shape, two_d, True))
-    return _both_ways(q, (shape, transposed_shape(shape)), scales, used, NUMBERS)
+    return _both_usages(q, (shape, transposed_shape(shape)), scales, used, NUMBERS)
 
 
 def _mx_fields(q: Any, shape: tuple[int, ...], device: torch.device) -> Fields:
     used = math.prod(shape) // 32
-    return _both_ways(q, (shape, shape), (mx_scales(shape, False), mx_scales(shape, True)), (used, used), BYTES)
+    return _both_usages(q, (shape, shape), (mx_scales(shape, False), mx_scales(shape, True)), (used, used), BYTES)
 
 
 def _fp4_fields(q: Any, shape: tuple[int, ...], device: torch.device) -> Fields:
@@ -395,7 +397,7 @@ def _fp4_fields(q: Any, shape: tuple[int, ...], device: torch.device) -> Fields:
     scales = (_up(m, 128), _up(k // FP4_BLOCK, 4)), (_up(k, 128), _up(m // FP4_BLOCK, 4))
     rows = m if getattr(q, "row_scaled_nvfp4", False) else 1
     return {
-        **_both_ways(q, (halved(shape), halved(transposed_shape(shape))), scales, (used, used), BYTES),
+        **_both_usages(q, (halved(shape), halved(transposed_shape(shape))), scales, (used, used), BYTES),
         "amax_rowwise": ((rows,), NUMBERS, False) if q.rowwise_usage else None,
         "amax_columnwise": ((1,), NUMBERS, False) if q.columnwise_usage else None,
     }
@@ -432,30 +434,30 @@ def _memory(field: Field | None, device: torch.device, pin: bool = False) -> Any
     """A new buffer; filled with zeros if it has padding."""
     if field is None:
         return None
-    shape, dtype, more = field
-    return (torch.zeros if more else torch.empty)(shape, dtype=dtype, device=device, pin_memory=pin)
+    shape, dtype, padded = field
+    return (torch.zeros if padded else torch.empty)(shape, dtype=dtype, device=device, pin_memory=pin)
 
 
 def empty(quantizer: Any, shape: Any, dtype: torch.dtype, device: Any, pin_memory: bool = False) -> Any:
     """An uninitialized quantized tensor with the buffers that the quantizer needs."""
     kind, device, shape = kind_of(quantizer) or "", torch.device(device), tuple(shape)
-    given: Buffers = {n: _memory(f, device, pin_memory) for n, f in FIELDS[kind](quantizer, shape, device).items()}
-    return new_tensor(quantizer, shape, dtype, device, given | FACTS[kind](quantizer))
+    buffers: Buffers = {n: _memory(f, device, pin_memory) for n, f in FIELDS[kind](quantizer, shape, device).items()}
+    return new_tensor(quantizer, shape, dtype, device, buffers | FACTS[kind](quantizer))
 
 
 def _with_needed_buffers(quantizer: Any, kind: str, output: Any, shape: tuple[int, ...], device: torch.device) -> Any:
     """`output` with the buffers that the quantizer needs now: adds missing ones and removes others."""
     for name, field in FIELDS[kind](quantizer, shape, device).items():
         attribute = ATTRIBUTES.get(name, f"_{name}")
-        held = getattr(output, attribute, None)
+        buffer = getattr(output, attribute, None)
         if field is None:
-            if held is not None:
+            if buffer is not None:
                 setattr(output, attribute, None)
-        elif held is None:
+        elif buffer is None:
             setattr(output, attribute, _memory(field, device))
-        elif held.numel() != math.prod(field[0]):
+        elif buffer.numel() != math.prod(field[0]):
             expected = f"have {attribute} of shape {field[0]}, as {{tensor}} is {shape}"
-            raise BadArgument.of("tex", "output", expected, str(tuple(held.shape)))
+            raise BadArgument.of("tex", "output", expected, str(tuple(buffer.shape)))
     if kind in ("delayed", "current"):
         output._transpose_invalid = output._transpose is None
     if kind != "nvfp4":
@@ -506,11 +508,11 @@ def can_be_written(op: str, quantizer: Any, output: Any, name: str = "output") -
 
 def has_amaxes(op: str, quantizer: Any, rowwise_amax: Any, columnwise_amax: Any) -> None:
     """Raise if an amax is missing for a usage of the quantizer."""
-    for name, amax, wanted in (
+    for name, amax, needed in (
         ("rowwise_amax", rowwise_amax, quantizer.rowwise_usage),
         ("columnwise_amax", columnwise_amax, quantizer.columnwise_usage),
     ):
-        if wanted and amax is None:
+        if needed and amax is None:
             raise BadArgument.of(op, name, "be a Tensor, as {quantizer} has that usage", "None", TypeError)
 
 
@@ -544,24 +546,24 @@ def quantized(call: Any, value: Tensor, quantizer: Any, output: Any = None, noop
     x = x if x.is_contiguous() else x.contiguous()
     shape = tuple(x.shape)
     if output is None:
-        made = empty(quantizer, shape, x.dtype, x.device)
+        result = empty(quantizer, shape, x.dtype, x.device)
     else:
-        made = _with_needed_buffers(quantizer, kind, output, shape, x.device)
+        result = _with_needed_buffers(quantizer, kind, output, shape, x.device)
     if kind == "delayed":
         dtype = torch_dtype(quantizer.dtype)
         scale, amax = quantizer.scale, recorded_amax(quantizer)
-        call.fp8_cast_into(x, scale, *per_tensor(made, shape), made._scale_inv, amax, noop, dtype)
+        call.fp8_cast_into(x, scale, *per_tensor(result, shape), result._scale_inv, amax, noop, dtype)
     elif kind == "current":
-        _current(call, x, quantizer, made, noop)
+        _current(call, x, quantizer, result, noop)
     elif kind == "block":
         two_d, pow2, eps = quantizer.block_scaling_dim == 2, quantizer.force_pow_2_scales, quantizer.amax_epsilon
-        buffers = shaped(made, shape, transposed_shape(shape))
+        buffers = shaped(result, shape, transposed_shape(shape))
         call.fp8_blocks_into(x, *buffers, noop, torch_dtype(quantizer.dtype), two_d, pow2, eps)
     elif kind == "mxfp8":
-        call.mxfp8_into(x, *shaped(made, shape, shape), noop, torch_dtype(quantizer.dtype), is_two_d(quantizer))
+        call.mxfp8_into(x, *shaped(result, shape, shape), noop, torch_dtype(quantizer.dtype), is_two_d(quantizer))
     else:
-        _nvfp4(call, x, quantizer, made, noop)
-    return made
+        _nvfp4(call, x, quantizer, result, noop)
+    return result
 
 
 def fp8_of(quantizer: Any) -> torch.dtype:
@@ -579,9 +581,9 @@ def recorded_amax(quantizer: Any) -> Tensor | None:
     return None if amax is None or not amax.numel() else amax
 
 
-def per_tensor(made: Any, shape: tuple[int, ...]) -> tuple[Any, Any]:
+def per_tensor(tensor: Any, shape: tuple[int, ...]) -> tuple[Any, Any]:
     """Data and its transpose, viewed in their current shapes."""
-    data, transpose = made._data, made._transpose
+    data, transpose = tensor._data, tensor._transpose
     if data is not None and data.shape != shape:
         data = data.view(shape)
     if transpose is not None and transpose.shape != transposed_shape(shape):
@@ -589,24 +591,24 @@ def per_tensor(made: Any, shape: tuple[int, ...]) -> tuple[Any, Any]:
     return data, transpose
 
 
-def shaped(made: Any, row: tuple[int, ...], col: tuple[int, ...]) -> tuple[Any, ...]:
+def shaped(tensor: Any, row: tuple[int, ...], col: tuple[int, ...]) -> tuple[Any, ...]:
     return (
-        made._rowwise_data if made._rowwise_data is None else made._rowwise_data.view(row),
-        made._rowwise_scale_inv,
-        made._columnwise_data if made._columnwise_data is None else made._columnwise_data.view(col),
-        made._columnwise_scale_inv,
+        tensor._rowwise_data if tensor._rowwise_data is None else tensor._rowwise_data.view(row),
+        tensor._rowwise_scale_inv,
+        tensor._columnwise_data if tensor._columnwise_data is None else tensor._columnwise_data.view(col),
+        tensor._columnwise_scale_inv,
     )
 
 
-def _current(call: Any, x: Tensor, quantizer: Any, made: Any, noop: Tensor | None) -> None:
+def _current(call: Any, x: Tensor, quantizer: Any, output: Any, noop: Tensor | None) -> None:
     dtype = torch_dtype(quantizer.dtype)
     pow2, eps = quantizer.force_pow_2_scales, quantizer.amax_epsilon
     if not quantizer.with_amax_reduction:
-        call.fp8_current_into(x, *per_tensor(made, tuple(x.shape)), made._scale_inv, noop, dtype, pow2, eps)
+        call.fp8_current_into(x, *per_tensor(output, tuple(x.shape)), output._scale_inv, noop, dtype, pow2, eps)
         return
     amax = shared_amax(call.amax_abs(x), quantizer)
     scale = call.fp8_scale(amax, dtype, pow2, eps)
-    call.fp8_cast_into(x, scale, *per_tensor(made, tuple(x.shape)), made._scale_inv, None, noop, dtype)
+    call.fp8_cast_into(x, scale, *per_tensor(output, tuple(x.shape)), output._scale_inv, None, noop, dtype)
 
 
 def fp4_amaxes(call: Any, x: Tensor, quantizer: Any) -> tuple[Tensor | None, Tensor | None]:
@@ -629,31 +631,31 @@ def _fp4_columns(flat: Tensor, quantizer: Any) -> Tensor:
     return rotated(columns, quantizer.rht_matrix.to(flat.device)) if quantizer.with_rht else columns
 
 
-def _nvfp4(call: Any, x: Tensor, quantizer: Any, made: Any, noop: Tensor | None) -> None:
+def _nvfp4(call: Any, x: Tensor, quantizer: Any, output: Any, noop: Tensor | None) -> None:
     if quantizer.with_rht and not quantizer.with_post_rht_amax:
         raise NotSupported("quantize: quantizer must have with_post_rht_amax if it has with_rht")
     if x.numel():
-        fp4_into(x, quantizer, made, *fp4_amaxes(call, x, quantizer), noop)
+        fp4_into(x, quantizer, output, *fp4_amaxes(call, x, quantizer), noop)
 
 
 def fp4_into(
-    x: Tensor, quantizer: Any, made: Any, row: Tensor | None, col: Tensor | None, noop: Tensor | None = None
+    x: Tensor, quantizer: Any, output: Any, row: Tensor | None, col: Tensor | None, noop: Tensor | None = None
 ) -> None:
     """Fill the buffers of an NVFP4 tensor with these amaxes."""
     flat = x.reshape(matrix(x.shape))
     how: dict[str, Any] = {"two_d": quantizer.with_2d_quantization, "stochastic": quantizer.stochastic_rounding}
     if getattr(quantizer, "nvfp4_use_4over6", False):
         how |= {"e4m3_max": float(quantizer.nvfp4_e4m3_max), "four_over_six": quantizer.nvfp4_4over6_err_mode.upper()}
-    if made._rowwise_data is not None and row is not None:
+    if output._rowwise_data is not None and row is not None:
         data, scales = encoded(flat, row, **how)
-        put(made._rowwise_data, data, noop)
-        put(made._rowwise_scale_inv, scales, noop, (scales.shape[0], scales.shape[1]))
-        put(made._amax_rowwise, row, noop)
-    if made._columnwise_data is not None and col is not None:
+        put(output._rowwise_data, data, noop)
+        put(output._rowwise_scale_inv, scales, noop, (scales.shape[0], scales.shape[1]))
+        put(output._amax_rowwise, row, noop)
+    if output._columnwise_data is not None and col is not None:
         data, scales = encoded(_fp4_columns(flat, quantizer), col, **how)
-        put(made._columnwise_data, data, noop)
-        put(made._columnwise_scale_inv, scales, noop, (scales.shape[0], scales.shape[1]))
-        put(made._amax_columnwise, col, noop)
+        put(output._columnwise_data, data, noop)
+        put(output._columnwise_scale_inv, scales, noop, (scales.shape[0], scales.shape[1]))
+        put(output._amax_columnwise, col, noop)
 
 
 def shared_amax(amax: Tensor, quantizer: Any) -> Tensor:
@@ -668,22 +670,22 @@ def shared_amax(amax: Tensor, quantizer: Any) -> Tensor:
 
 def _buffers(value: Any) -> Iterator[tuple[str, Tensor]]:
     for name in ("_data", "_transpose", "_rowwise_data", "_columnwise_data"):
-        held = getattr(value, name, None)
-        if held is not None:
-            yield name, held
+        buffer = getattr(value, name, None)
+        if buffer is not None:
+            yield name, buffer
 
 
 def device_of(value: Any) -> torch.device:
     """The device of a tensor, or of its buffers: storages of 2.9 have no device."""
-    own = getattr(value, "device", None)
-    return own if own is not None else next(held.device for _, held in _buffers(value))
+    device = getattr(value, "device", None)
+    return device if device is not None else next(buffer.device for _, buffer in _buffers(value))
 
 
 def logical_shape(value: Any) -> torch.Size:
     """The shape of a quantized tensor, from its data. Transposed data has the last dimension first."""
-    name, held = next(_buffers(value))
-    lies_so = name in ("_data", "_rowwise_data") or tensor_kind(value) == "mxfp8"
-    shape = tuple(held.shape) if lies_so else (*held.shape[1:], held.shape[0])
+    name, data = next(_buffers(value))
+    in_row_order = name in ("_data", "_rowwise_data") or tensor_kind(value) == "mxfp8"
+    shape = tuple(data.shape) if in_row_order else (*data.shape[1:], data.shape[0])
     return torch.Size((*shape[:-1], shape[-1] * 2) if tensor_kind(value) == "nvfp4" else shape)
 
 
@@ -699,11 +701,11 @@ def plain(call: Any, value: Any, dtype: torch.dtype | None = None, columnwise: b
     if kind is None:
         return value if dtype is None or value.dtype is dtype else value.to(dtype)
     own = getattr(value, "_dtype", None) or getattr(value, "dtype", torch.float32)  # light tensors of 2.9 have neither
-    to: torch.dtype = own if dtype is None else dtype
+    out_dtype: torch.dtype = own if dtype is None else dtype
     if kind == "fp8":
-        return _plain_fp8(call, value, to, columnwise)
+        return _plain_fp8(call, value, out_dtype, columnwise)
     if kind == "nvfp4":
-        return _plain_fp4(value, to, columnwise)
+        return _plain_fp4(value, out_dtype, columnwise)
     fp8 = torch_dtype(value._fp8_dtype)
     columnwise = value._rowwise_data is None or (columnwise and value._columnwise_data is not None)
     data = value._columnwise_data if columnwise else value._rowwise_data
@@ -711,40 +713,40 @@ def plain(call: Any, value: Any, dtype: torch.dtype | None = None, columnwise: b
     if data is None:
         raise BadArgument.of("tex", "input", "have data", f"a {type_name(value)} without data")
     if kind == "block":
-        return call.fp8_blocks_uncast(data, scales, fp8, value._is_2D_scaled, columnwise, to)
+        return call.fp8_blocks_uncast(data, scales, fp8, value._is_2D_scaled, columnwise, out_dtype)
     if getattr(value, "_with_gemm_swizzled_scales", False):
         raise NotSupported("dequantize: input must not have swizzled scales; got MXFP8 with swizzled scales")
-    return call.mxfp8_uncast(data, scales, fp8, columnwise, to)
+    return call.mxfp8_uncast(data, scales, fp8, columnwise, out_dtype)
 
 
 def _plain_fp8(call: Any, value: Any, dtype: torch.dtype, columnwise: bool) -> Tensor:
     fp8 = torch_dtype(value._fp8_dtype)
-    turned_there = value._transpose is not None and not value._transpose_invalid
-    if value._data is not None and not (columnwise and turned_there):
+    has_transpose = value._transpose is not None and not value._transpose_invalid
+    if value._data is not None and not (columnwise and has_transpose):
         return call.fp8_uncast(value._data, value._scale_inv, fp8, dtype)
-    if not turned_there:
+    if not has_transpose:
         raise BadArgument.of("tex", "input", "have data", f"a {type_name(value)} without data")
-    found = call.fp8_uncast(value._transpose, value._scale_inv, fp8, dtype)
-    return found.movedim(0, -1).contiguous() if found.dim() else found
+    values = call.fp8_uncast(value._transpose, value._scale_inv, fp8, dtype)
+    return values.movedim(0, -1).contiguous() if values.dim() else values
 
 
 def _plain_fp4(value: Any, dtype: torch.dtype, columnwise: bool) -> Tensor:
     if value._with_gemm_swizzled_scales:
         raise NotSupported("dequantize: input must not have swizzled scales; got NVFP4 with swizzled scales")
-    most = float(getattr(value, "_nvfp4_e4m3_max", None) or 448.0)
+    e4m3_max = float(getattr(value, "_nvfp4_e4m3_max", None) or 448.0)
     if value._rowwise_data is not None and not (columnwise and value._columnwise_data is not None):
-        data, of = value._rowwise_data, value._rowwise_data.shape
-        shape = (*of[:-1], 2 * of[-1])
-        found = decoded(data.reshape(-1, of[-1]), value._rowwise_scale_inv, value._amax_rowwise, most)
-        return found.to(dtype).reshape(shape)
+        data, packed_shape = value._rowwise_data, value._rowwise_data.shape
+        shape = (*packed_shape[:-1], 2 * packed_shape[-1])
+        values = decoded(data.reshape(-1, packed_shape[-1]), value._rowwise_scale_inv, value._amax_rowwise, e4m3_max)
+        return values.to(dtype).reshape(shape)
     data = value._columnwise_data
     if data is None:
         raise BadArgument.of("tex", "input", "have data", f"a {type_name(value)} without data")
     shape = (*data.shape[1:-1], 2 * data.shape[-1], data.shape[0])
-    found = decoded(data.reshape(data.shape[0], -1), value._columnwise_scale_inv, value._amax_columnwise, most)
+    values = decoded(data.reshape(data.shape[0], -1), value._columnwise_scale_inv, value._amax_columnwise, e4m3_max)
     if getattr(value._quantizer, "with_rht", False):
-        found = rotated(found, value._quantizer.rht_matrix.to(found.device), back=True)
-    return found.t().to(dtype).reshape(shape)
+        values = rotated(values, value._quantizer.rht_matrix.to(values.device), inverse=True)
+    return values.t().to(dtype).reshape(shape)
 
 
 def wrapped_fp8(
@@ -762,13 +764,13 @@ def wrapped_fp8(
     kind_of(quantizer)
     if scale_inv is None:
         scale_inv = torch.ones_like(quantizer.scale) / quantizer.scale
-    given: Buffers = {
+    buffers: Buffers = {
         "data": data,
         "data_transpose": transpose,
         "fp8_scale_inv": scale_inv,
         "fp8_dtype": quantizer.dtype,
     }
-    held = data if data is not None else transpose
-    if held is None:
+    existing = data if data is not None else transpose
+    if existing is None:
         raise BadArgument.of("tex", "data", "be given, or its transpose", "None for both")
-    return new_tensor(quantizer, shape, dtype, held.device, given)
+    return new_tensor(quantizer, shape, dtype, existing.device, buffers)

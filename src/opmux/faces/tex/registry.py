@@ -21,7 +21,7 @@ from ...core.policy import matches
 from ...core.registry import BackendImplKind, OpImpl, Origin
 from ...core.spec import specs
 from . import availability
-from .base import METHODS, TEXBackendBase
+from .base import METHODS, TEXBackendBase, as_method
 from .names import backend_name, backend_token
 
 T = TypeVar("T", bound=type[TEXBackendBase])
@@ -32,7 +32,7 @@ class Backend:
     """A registered class, its instance, and whether it is available."""
 
     cls: type
-    made: Any = None
+    cached: Any = None  # the instance, once it is created
     impls: list[OpImpl] = field(default_factory=list)  # its methods as impls
     known: dict[str, Any] = field(default_factory=dict)  # the cached result of `own_refusal`
 
@@ -41,9 +41,9 @@ class Backend:
         return backend_token(self.cls.NAME)
 
     def instance(self) -> Any:
-        if self.made is None:
-            self.made = self.cls()
-        return self.made
+        if self.cached is None:
+            self.cached = self.cls()
+        return self.cached
 
     def refusal(self) -> str | None:
         """Why no tex function can run on it under the current policy, or None. Impls that failed before cannot run."""
@@ -59,10 +59,10 @@ class Backend:
         if issubclass(self.cls, ViewOfImpls):
             return None
         if "refusal" not in self.known:
-            self.known["refusal"] = self._ask()
+            self.known["refusal"] = self._query_availability()
         return self.known["refusal"]
 
-    def _ask(self) -> str | None:
+    def _query_availability(self) -> str | None:
         try:
             answer = self.instance().is_available()
             if answer is True or (answer and not isinstance(answer, str)):
@@ -113,8 +113,8 @@ def register_backend(cls: T) -> T:
     _backends[cls.NAME.casefold()] = backend
     on_failure(lambda: _backends.pop(cls.NAME.casefold(), None))
     if backend.token.startswith("vendor:"):
-        own = [name for name in METHODS if getattr(cls, name) is not getattr(TEXBackendBase, name)]
-        backend.impls = [_impl(backend, name) for name in own]
+        overridden = [name for name in METHODS if getattr(cls, name) is not getattr(TEXBackendBase, name)]
+        backend.impls = [_impl(backend, name) for name in overridden]
         # None for a class from the prompt or `python -c`; inspect.getsourcefile would raise.
         origin = Origin(f"tex backend {cls.NAME}", file=getattr(sys.modules.get(cls.__module__), "__file__", None))
         try:
@@ -138,7 +138,7 @@ def unregister_backend(name: str) -> None:
     backend = _backends.pop(name.casefold())
     registry = get_default_manager().registry
     for impl in backend.impls:
-        if any(one is impl for one in registry.impls(impl.op_name)):
+        if any(registered is impl for registered in registry.impls(impl.op_name)):
             registry.unregister(impl.op_name, impl.impl_id)
 
 
@@ -154,14 +154,14 @@ def _impl(backend: Backend, name: str) -> OpImpl:
         except NotImplementedError as error:  # the method declines these arguments, so it is not quarantined
             raise NotSupported(f"{name} not implemented by backend '{backend.cls.NAME}': {error}") from error
 
-    made: Any = call
-    made.__name__ = made.__qualname__ = name
-    made.__module__ = backend.cls.__module__  # the dispatcher checks results of code outside opmux
-    made.__signature__ = method.replace(parameters=list(method.parameters.values())[1:])
+    fn: Any = call
+    fn.__name__ = fn.__qualname__ = name
+    fn.__module__ = backend.cls.__module__  # the dispatcher checks results of code outside opmux
+    fn.__signature__ = method.replace(parameters=list(method.parameters.values())[1:])
     cls = backend.cls
     impl_id = getattr(cls, "IMPL_ID", f"vendor.{cls.NAME.casefold()}")
     kind = BackendImplKind.VENDOR
-    return OpImpl(f"tex::{name}", impl_id, kind, cls.NAME, made, _priority(cls), available=backend.available)
+    return OpImpl(f"tex::{name}", impl_id, kind, cls.NAME, fn, _priority(cls), available=backend.available)
 
 
 def _priority(cls: type) -> int:
@@ -170,11 +170,13 @@ def _priority(cls: type) -> int:
 
 def _class_property(cls: type, name: str, default: Any) -> Any:
     """The value of a property, evaluated without an instance; the default if that fails."""
-    own = getattr(cls, name)
-    if own is getattr(TEXBackendBase, name):
+    attribute = getattr(cls, name)
+    if attribute is getattr(TEXBackendBase, name):
         return default
     try:
-        return type(default)(own.fget(object.__new__(cls)) if isinstance(own, property) and own.fget else own)
+        if isinstance(attribute, property) and attribute.fget:
+            attribute = attribute.fget(object.__new__(cls))
+        return type(default)(attribute)
     except (AttributeError, TypeError, ValueError):
         return default
 
@@ -189,10 +191,10 @@ def _all() -> list[Backend]:
     backends.load()
     manager = get_default_manager()
     manager.prepare()
-    found = dict(_backends)
+    by_name = dict(_backends)
     for impl in availability.vendors(manager):
-        found.setdefault(str(impl.vendor).casefold(), Backend(_view(str(impl.vendor), impl.priority)))
-    return sorted(found.values(), key=lambda b: (-_priority(b.cls), b.cls.NAME))
+        by_name.setdefault(str(impl.vendor).casefold(), Backend(_view(str(impl.vendor), impl.priority)))
+    return sorted(by_name.values(), key=lambda b: (-_priority(b.cls), b.cls.NAME))
 
 
 def _view(vendor: str, rank: int) -> type:
@@ -215,11 +217,7 @@ def _calls_impl(name: str) -> Any:
         with policy(per_op={f"tex::{name}": backend_token(self.NAME)}):
             return specs.functions[f"tex::{name}"](*args, **kwargs)
 
-    base: Any = getattr(TEXBackendBase, name)
-    made: Any = run
-    made.__name__, made.__qualname__, made.__doc__ = name, f"ViewOfImpls.{name}", base.__doc__
-    made.__signature__ = base.__signature__
-    return made
+    return as_method(run, "ViewOfImpls", name)
 
 
 for _name in METHODS:
@@ -246,18 +244,18 @@ def get_backend() -> Any:
 
 def set_backend(name: str) -> None:
     """Prefer a backend for tex functions in the whole process; functions that it lacks fall back to other backends."""
-    found = _find(name)
-    why = _unregistered(name) if found is None else found.refusal()
-    if found is None or why is not None:
+    backend = _find(name)
+    why = _unregistered(name) if backend is None else backend.refusal()
+    if backend is None or why is not None:
         raise _not_found(name, why)
-    policies.set_global_policy(policies.get_global_policy().preferring("tex", found.token))
+    policies.set_global_policy(policies.get_global_policy().preferring("tex", backend.token))
 
 
 def check(token: str) -> None:
     """Raise if a backend that a setting names cannot run on this machine."""
     name = backend_name(token)
-    found = _find(name)
-    why = _unregistered(name) if found is None else found.missing()
+    backend = _find(name)
+    why = _unregistered(name) if backend is None else backend.missing()
     if why is not None:
         raise _not_found(name, why)
 

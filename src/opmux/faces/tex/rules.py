@@ -71,20 +71,30 @@ class any_dtype(Rule):
         return "a DType or a torch.dtype"
 
 
-@dataclass(frozen=True)
-class quantized_tensor(Rule):
-    """A quantized tensor, or the storage of one."""
+class TensorClass(Rule):
+    """A tensor of a class for which `accepts` is True."""
 
     error = TypeError
 
+    def accepts(self, value: Any) -> bool:
+        raise NotImplementedError
+
     def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
-        return None if is_quantized(value) else f"be {self.doc()}"
+        return None if self.accepts(value) else f"be {self.doc()}"
 
     def got(self, value: Any) -> str:
         return type_name(value)
 
     def wrong(self, value: Any) -> Iterator[tuple[str, Any]]:
         yield "a plain tensor", torch.zeros(2)
+
+
+@dataclass(frozen=True)
+class quantized_tensor(TensorClass):
+    """A quantized tensor, or the storage of one."""
+
+    def accepts(self, value: Any) -> bool:
+        return is_quantized(value)
 
     def doc(self) -> str:
         return "a quantized tensor"
@@ -136,19 +146,11 @@ class beside(Rule):
 
 
 @dataclass(frozen=True)
-class grouped(Rule):
+class grouped(TensorClass):
     """A GroupedTensor, or the storage of one."""
 
-    error = TypeError
-
-    def problem(self, value: Any, given: Mapping[str, Any]) -> str | None:
-        return None if is_grouped(value) else f"be {self.doc()}"
-
-    def got(self, value: Any) -> str:
-        return type_name(value)
-
-    def wrong(self, value: Any) -> Iterator[tuple[str, Any]]:
-        yield "a plain tensor", torch.zeros(2)
+    def accepts(self, value: Any) -> bool:
+        return is_grouped(value)
 
     def doc(self) -> str:
         return "a GroupedTensor"
@@ -255,8 +257,8 @@ class on_device(Rule):
         device = given.get(self.of)
         if device is None or device_name().problem(device, given) is not None:
             return None
-        wanted = with_index(device)
-        return None if value.device == wanted else f"be on {wanted}, the {{{self.of}}}"
+        expected = with_index(device)
+        return None if value.device == expected else f"be on {expected}, the {{{self.of}}}"
 
     def got(self, value: Any) -> str:
         return str(value.device)
@@ -268,7 +270,15 @@ class on_device(Rule):
         return f"on {self.of}"
 
 
+def this_device() -> torch.device:
+    """The current accelerator, or the CPU if there is none."""
+    current = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if current is None:
+        return torch.device("cpu")
+    return torch.device(current.type, torch.accelerator.current_device_index())
+
+
 def with_index(device: Any) -> torch.device:
     """A device, with the current index if none was given."""
-    made = torch.device(device)
-    return made if made.index is not None or made.type == "cpu" else torch.empty(0, device=made).device
+    resolved = torch.device(device)
+    return resolved if resolved.index is not None or resolved.type == "cpu" else torch.empty(0, device=resolved).device

@@ -60,9 +60,9 @@ OLDER_ENUMS: dict[str, tuple[tuple[str, ...], dict[str, int]] | None] = {
 
 def served() -> str:
     """The version to provide: the setting's, else the installed transformer_engine's, else the newest."""
-    asked = TEX_VERSION.look()
-    if asked.is_set and asked.value is not None:
-        return _nearest(asked.value, asked.source)
+    setting = TEX_VERSION.look()
+    if setting.is_set and setting.value is not None:
+        return _nearest(setting.value, setting.source)
     try:
         return _nearest(importlib.metadata.version("transformer_engine"), "")
     except importlib.metadata.PackageNotFoundError:
@@ -71,27 +71,27 @@ def served() -> str:
 
 def _nearest(text: str, source: str) -> str:
     """The version to provide for `text`: 2.9 for 2.9 and older, the newest for all later ones."""
-    found = re.match(r"(\d+)\.(\d+)", text)
-    if found is None:
+    match = re.match(r"(\d+)\.(\d+)", text)
+    if match is None:
         raise BadKnob(f"{source} is '{text}': expected a version of tex's interface, {OLDER} or {NEWEST}")
-    asked = int(found[1]), int(found[2])
-    if source and asked > (2, 20):
+    version = int(match[1]), int(match[2])
+    if source and version > (2, 20):
         raise BadKnob(f"{source} is '{text}': the newest version of tex's interface here is {NEWEST}")
-    return OLDER if asked <= (2, 9) else NEWEST
+    return OLDER if version <= (2, 9) else NEWEST
 
 
 def enums(version: str) -> dict[str, Any]:
     if version == NEWEST:
         return {e.__name__: e for e in ENUMS}
-    made = {}
+    derived = {}
     for newest in ENUMS:
         change = OLDER_ENUMS.get(newest.__name__, ((), {}))
         if change is not None:
-            lacks, more = change
-            kept = {n: int(m) for n, m in newest.__members__.items() if n not in lacks}
-            members = dict(sorted({**kept, **more}.items(), key=lambda row: row[1]))
-            made[newest.__name__] = IntEnum(newest.__name__, members, module="transformer_engine_fl_torch")
-    return made
+            missing, extra = change
+            shared = {n: int(m) for n, m in newest.__members__.items() if n not in missing}
+            members = dict(sorted({**shared, **extra}.items(), key=lambda row: row[1]))
+            derived[newest.__name__] = IntEnum(newest.__name__, members, module="transformer_engine_fl_torch")
+    return derived
 
 
 def functions(version: str, newest: dict[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
@@ -223,15 +223,15 @@ def wrappers_of_old_signatures(new: dict[str, Callable[..., Any]]) -> dict[str, 
     def fused_moe_aux_loss_fwd(
         probs, tokens_per_expert, total_num_tokens, num_experts, num_rows, num_cols, topk, coeff
     ):
-        loss, kept = new["fused_moe_aux_loss_fwd"](
+        loss, saved = new["fused_moe_aux_loss_fwd"](
             probs, tokens_per_expert, total_num_tokens, num_experts, num_rows, num_cols, topk, coeff
         )
-        return loss, kept[:1]
+        return loss, saved[:1]
 
-    own = {n: f for n, f in locals().items() if n not in ("new", "torch")}
-    for name, fn in own.items():
+    wrappers = {n: f for n, f in locals().items() if n not in ("new", "torch")}
+    for name, fn in wrappers.items():
         fn.__qualname__, fn.__doc__ = name, f"As in {OLDER}. {new[name].__doc__ or ''}"
-    return own
+    return wrappers
 
 
 NOT_SET = int(NVTE_QKV_Format.NVTE_QKV_Format_NOT_SET)

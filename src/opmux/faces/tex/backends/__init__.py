@@ -21,11 +21,11 @@ def load() -> None:
     """Register the backends by importing their modules. If a vendor's module fails, the others stay usable."""
     for name in BUILT_IN:
         importlib.import_module(f"{__name__}.{name}")
-    for found in pkgutil.iter_modules(__path__):
-        if found.name in ("template", *BUILT_IN, *failed):
+    for module in pkgutil.iter_modules(__path__):
+        if module.name in ("template", *BUILT_IN, *failed):
             continue
         try:
-            importlib.import_module(f"{__name__}.{found.name}")
+            importlib.import_module(f"{__name__}.{module.name}")
         except Exception as error:  # the vendor's library may be missing here, or broken
-            failed[found.name] = f"{type(error).__name__}: {error}"
-            logger.debug("tex backend %s/%s: %s", __path__[0], found.name, failed[found.name])
+            failed[module.name] = f"{type(error).__name__}: {error}"
+            logger.debug("tex backend %s/%s: %s", __path__[0], module.name, failed[module.name])

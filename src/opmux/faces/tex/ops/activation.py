@@ -55,8 +55,8 @@ def forward(check: Fn, part: str, fused: str, act: str) -> Fn:
                 cast = getattr(call, fused)
                 y, inverse = cast(input, quantizer.scale, recorded_amax(quantizer), fp8_of(quantizer), act)
                 return wrapped_fp8(quantizer, y, y.shape, input.dtype, scale_inv=inverse)
-            made = act_quantized(call, quantizer, input, None, act, fused == "glu_fp8")
-            return quantized(call, compute(input), quantizer) if made is None else made
+            output = act_quantized(call, quantizer, input, None, act, fused == "glu_fp8")
+            return quantized(call, compute(input), quantizer) if output is None else output
 
     return fn
 
@@ -72,8 +72,8 @@ def backward(check: Fn, part: str, fused: str, act: str) -> Fn:
                 cast = getattr(call, fused)
                 dx, inverse = cast(grad, fwd_input, quantizer.scale, recorded_amax(quantizer), fp8_of(quantizer), act)
                 return wrapped_fp8(quantizer, dx, dx.shape, fwd_input.dtype, scale_inv=inverse)
-            made = act_quantized(call, quantizer, fwd_input, grad, act, fused == "glu_bwd_fp8")
-            return quantized(call, compute(grad, fwd_input), quantizer) if made is None else made
+            output = act_quantized(call, quantizer, fwd_input, grad, act, fused == "glu_bwd_fp8")
+            return quantized(call, compute(grad, fwd_input), quantizer) if output is None else output
 
     return fn
 
@@ -91,9 +91,9 @@ def backward_with_bias(check: Fn, part: str, fused: str, act: str) -> Fn:
                 dx, inverse, dbias = getattr(call, fused)(grad, fwd_input, scale, amax, fp8_of(quantizer), act)
                 return [dbias.to(grad.dtype), wrapped_fp8(quantizer, dx, dx.shape, fwd_input.dtype, scale_inv=inverse)]
             dbias = fwd_input.new_empty(fwd_input.shape[-1:])
-            made = act_quantized(call, quantizer, fwd_input, grad, act, False, dbias)
-            if made is not None:
-                return [dbias.to(grad.dtype), made]
+            output = act_quantized(call, quantizer, fwd_input, grad, act, False, dbias)
+            if output is not None:
+                return [dbias.to(grad.dtype), output]
             dact, dbias = compute(grad, fwd_input)
             return [dbias.to(grad.dtype), quantized(call, dact, quantizer)]
 
@@ -164,29 +164,29 @@ OPS = {
 NAMES = {"forward": {"x": "input"}, "backward": {"dy": "grad", "x": "fwd_input"}}
 
 
-def named(of: Maker, names: dict[str, str]) -> Maker:
+def named(maker: Maker, names: dict[str, str]) -> Maker:
     """The samples of our op, with tex's argument names."""
 
     def build(d: Draw) -> dict[str, Any]:
-        given = of.build(d)
-        return {**{new: given[old] for old, new in names.items()}, "quantizer": None}
+        args = maker.build(d)
+        return {**{new: args[old] for old, new in names.items()}, "quantizer": None}
 
-    return Maker(build, tuple(c for c in of.cases if not {"weight", "no_bias"} & set(c.options)))
+    return Maker(build, tuple(c for c in maker.cases if not {"weight", "no_bias"} & set(c.options)))
 
 
 def declare(name: str, form: ActivationForm, act: str) -> None:
     part: Any = getattr(activation, form.part.format(act=act))
     fused = getattr(activation, form.fused)
     names = NAMES["forward" if form.make is forward else "backward"]
-    fn = form.make(lambda **given: made.check(**given), part.spec.name, fused.spec.name, act)
+    fn = form.make(lambda **arguments: adapted.check(**arguments), part.spec.name, fused.spec.name, act)
     fn.__name__ = fn.__qualname__ = name
     fn.__doc__ = f"{form.doc}, f(x) = {activation.ACTS[act].text}."
     samples = named(part.spec.samples, names)
     over = (part, fused, *ACT_CASTS)
-    made: Any = adapt(
+    adapted: Any = adapt(
         f"tex::{name}", over=over, names=names, out=form.out, samples=samples, where=form.where, **form.more
     )(fn)
-    globals()[name] = made
+    globals()[name] = adapted
 
 
 for _name, (_form, _act) in OPS.items():

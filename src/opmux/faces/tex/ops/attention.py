@@ -51,13 +51,13 @@ from ..attention_calls import (
     SoftmaxNumber,
     Values,
     Window,
+    attention_arguments,
     bias_of,
+    check_options,
     chosen_format,
-    look,
-    numbers,
+    dequantized,
     sink_of,
     sizes,
-    understood,
 )
 from ..enums import (
     NVTE_Bias_Type,
@@ -80,7 +80,7 @@ def raise_amax(quantizer: Any, bound: Tensor | float) -> None:
             quantizer.amax.clamp_(min=bound)
 
 
-def own(t: Tensor) -> Tensor:
+def not_a_view(t: Tensor) -> Tensor:
     """A contiguous tensor that is not a view. Transformer Engine offloads a view's base, which must be contiguous."""
     t = t.contiguous()
     return t if t._base is None else t.data
@@ -120,8 +120,8 @@ BATCH, HEADS, DIM = 2, 2, 8
 
 
 def _shape(fmt: str, heads: int, longest: int) -> tuple[int, ...]:
-    of = {"b": BATCH, "h": heads, "s": longest, "d": DIM, "t": BATCH * longest}
-    return tuple(of[c] for c in fmt)
+    size_of = {"b": BATCH, "h": heads, "s": longest, "d": DIM, "t": BATCH * longest}
+    return tuple(size_of[c] for c in fmt)
 
 
 def _fwd_args(case: AttentionCase, dtype: torch.dtype, device: Any) -> dict[str, Any]:
@@ -150,38 +150,38 @@ def _fwd_args(case: AttentionCase, dtype: torch.dtype, device: Any) -> dict[str,
 
 
 def _bwd_args(case: AttentionCase, dtype: torch.dtype, device: Any) -> dict[str, Any]:
-    of = _fwd_args(case, dtype, device)
-    o, *aux = fused_attn_fwd.reference(**of)
-    more = {
-        "do_format": of["o_format"],
-        "dqkv_layout": of["qkv_layout"],
+    forward = _fwd_args(case, dtype, device)
+    o, *aux = fused_attn_fwd.reference(**forward)
+    extra = {
+        "do_format": forward["o_format"],
+        "dqkv_layout": forward["qkv_layout"],
         "deterministic": False,
         "O": o,
-        "do_scale_inv_format": of["qkv_scale_inv_format"],
+        "do_scale_inv_format": forward["qkv_scale_inv_format"],
         "dO": _randn(tuple(o.shape), dtype, device, 9),
         "Aux_CTX_Tensors": aux,
         "dp_quantizer": None,
         "dqkv_quantizer": None,
     }
-    return {n: {**of, **more}[n] for n in fused_attn_bwd.spec.names}
+    return {n: {**forward, **extra}[n] for n in fused_attn_bwd.spec.names}
 
 
 def _samples(build: Any, cases: tuple[AttentionCase, ...] = CASES) -> Samples:
-    def made(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
+    def samples(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
         for case in cases:
-            words = " ".join(str(w) for w in case[:4])
-            yield Sample(tuple(build(case, dtype, device).values()), id=words)
+            name = " ".join(str(w) for w in case[:4])
+            yield Sample(tuple(build(case, dtype, device).values()), id=name)
 
-    return made
+    return samples
 
 
 def _one_sample(build: Any) -> Samples:
     """A single sample from named arguments."""
 
-    def made(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
+    def samples(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
         yield Sample(tuple(build(dtype, device).values()), id="plain")
 
-    return made
+    return samples
 
 
 # ---- forward --------------------------------------------------------------------------------------------------------
@@ -192,23 +192,23 @@ on_empty_cache(_NO_RNG_STATE.clear)
 
 def no_rng_state(device: torch.device) -> Tensor:
     """The rng_state of calls without dropout: zeros, cached per device."""
-    found = _NO_RNG_STATE.get(device)
-    if found is None:
+    state = _NO_RNG_STATE.get(device)
+    if state is None:
         with torch.inference_mode(False):
-            found = torch.zeros(2, dtype=torch.int64, device=device)
+            state = torch.zeros(2, dtype=torch.int64, device=device)
         capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-        if type(found) is Tensor and not capturing:  # do not cache fake tensors or memory of a CUDA graph
-            _NO_RNG_STATE[device] = found
-    return found
+        if type(state) is Tensor and not capturing:  # do not cache fake tensors or memory of a CUDA graph
+            _NO_RNG_STATE[device] = state
+    return state
 
 
-def drawn(q: Tensor, generator: Any) -> Tensor:
+def new_rng_state(q: Tensor, generator: Any) -> Tensor:
     return next_seed(q, generator).to(q.device, non_blocking=True)
 
 
 def forward_of(
     call: Any,
-    job: AttentionArguments,
+    args: AttentionArguments,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -216,33 +216,33 @@ def forward_of(
     bias: Tensor | None,
     sink: Tensor | None,
     fmt: str,
-    tops: bool,
+    with_max: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Compute O in its format, S and, with `tops`, Max, by the fastest primitive that supports the job."""
-    bounds = None if tops else job.bounds()
-    if bounds is not None and not job.padded:
-        x, y, z = job.queries(q, job.layout.q), job.keys(k), job.keys(v)
-        o, lse = call.attention_general(x, y, z, *plain_options(job, bounds, None, None))
-        return job.back(o, fmt, 0, None), lse.unsqueeze(3), None
+    """Compute O in its format, S and, if `with_max`, Max, by the fastest primitive that supports the arguments."""
+    bounds = None if with_max else args.bounds()
+    if bounds is not None and not args.padded:
+        x, y, z = args.queries(q, args.layout.q), args.keys(k), args.keys(v)
+        o, lse = call.attention_general(x, y, z, *plain_options(args, bounds, None, None))
+        return args.back(o, fmt, 0, None), lse.unsqueeze(3), None
     if bounds is not None:
-        x, y, z = job.query_tokens(q, job.layout.q), job.key_tokens(k, tables[0]), job.key_tokens(v, tables[1])
-        options = plain_options(job, bounds, *job.lengths())
+        x, y, z = args.query_tokens(q, args.layout.q), args.key_tokens(k, tables[0]), args.key_tokens(v, tables[1])
+        options = plain_options(args, bounds, *args.lengths())
         o, lse = call.attention_general(*map(as_batch, (x, y, z)), *options)
-        return job.from_tokens(o[0].transpose(0, 1), fmt), stats_of_tokens(job, lse[0]), None
-    x, y, z = job.queries(q, job.layout.q), job.keys(k, tables[0]), job.keys(v, tables[1])
-    o, lse, top = masked_forward(x, y, z, job.masking(), bias, sink, call)
+        return args.from_tokens(o[0].transpose(0, 1), fmt), stats_of_tokens(args, lse[0]), None
+    x, y, z = args.queries(q, args.layout.q), args.keys(k, tables[0]), args.keys(v, tables[1])
+    o, lse, row_max = masked_forward(x, y, z, args.masking(), bias, sink, call)
     tokens = q.shape[0]
-    most = rows(job, top, tokens, -math.inf) if tops else None
-    return job.back(o, fmt, tokens, job.q_lengths), rows(job, lse, tokens, 0.0), most
+    max_score = rows(args, row_max, tokens, -math.inf) if with_max else None
+    return args.back(o, fmt, tokens, args.q_lengths), rows(args, lse, tokens, 0.0), max_score
 
 
 def plain_options(
-    job: AttentionArguments, bounds: tuple[int, int], cu_q: Tensor | None, cu_k: Tensor | None
+    args: AttentionArguments, bounds: tuple[int, int], cu_q: Tensor | None, cu_k: Tensor | None
 ) -> tuple[Any, ...]:
     """The arguments of `attention_general` after q, k and v (backward: after lse), without options."""
     no_bias = (None, None, None, None)  # bias, slopes, sink, seed
-    longest = (0, 0) if cu_q is None else (job.sq, job.sk)
-    return *no_bias, cu_q, cu_k, None, None, *longest, *bounds, True, 0.0, 0.0, job.how.scale, False, False
+    longest = (0, 0) if cu_q is None else (args.sq, args.sk)
+    return *no_bias, cu_q, cu_k, None, None, *longest, *bounds, True, 0.0, 0.0, args.mask.scale, False, False
 
 
 def as_batch(t: Tensor) -> Tensor:
@@ -250,18 +250,18 @@ def as_batch(t: Tensor) -> Tensor:
     return t.transpose(0, 1).unsqueeze(0)
 
 
-def rows(job: AttentionArguments, t: Tensor, tokens: int, empty: float) -> Tensor:
+def rows(args: AttentionArguments, t: Tensor, tokens: int, empty: float) -> Tensor:
     """A statistic [b, h, s] in tex's shape."""
-    if job.layout.q != "thd" or job.q_lengths is None:
+    if args.layout.q != "thd" or args.q_lengths is None:
         return t.unsqueeze(3)
-    return packed(t.transpose(1, 2), job.q_lengths, tokens, empty).unsqueeze(2)
+    return packed(t.transpose(1, 2), args.q_lengths, tokens, empty).unsqueeze(2)
 
 
-def stats_of_tokens(job: AttentionArguments, lse: Tensor) -> Tensor:
+def stats_of_tokens(args: AttentionArguments, lse: Tensor) -> Tensor:
     """S in tex's shape, from lse [heads, tokens]."""
-    if job.layout.q == "thd":
-        return job.from_tokens(lse.T, "thd").unsqueeze(2).contiguous()
-    return job.from_tokens(lse.T[..., None], "bshd", empty=-math.inf).transpose(1, 2).contiguous()
+    if args.layout.q == "thd":
+        return args.from_tokens(lse.T, "thd").unsqueeze(2).contiguous()
+    return args.from_tokens(lse.T[..., None], "bshd", empty=-math.inf).transpose(1, 2).contiguous()
 
 
 def tables_of(op: str, layout: QKVLayout, b: int, q: Tensor, table_k: Any, table_v: Any) -> tuple[Any, Any]:
@@ -306,9 +306,11 @@ def fused_attn_fwd(
     The dropout mask depends only on rng_state.
     """
     name = "fused_attn_fwd"
-    look((max_seqlen_q, max_seqlen_kv), p_dropout, window_size, fake_dtype, (s_quantizer, o_quantizer), rng_gen)
+    check_options(
+        (max_seqlen_q, max_seqlen_kv), p_dropout, window_size, fake_dtype, (s_quantizer, o_quantizer), rng_gen
+    )
     with torch.no_grad():
-        job, q, k, v = understood(
+        args, q, k, v = attention_arguments(
             call,
             name,
             max_seqlen_q,
@@ -329,22 +331,23 @@ def fused_attn_fwd(
             cu_seqlens_q_padded,
             cu_seqlens_kv_padded,
         )
-        fmt = chosen_format(name, "o_format", o_format, job.layout)
-        heads = sizes(job.layout.q, q)[1]
-        bias = bias_of(name, job, Bias, q, heads, "Bias")
-        sink = sink_of(name, job, SoftmaxOffset, q, heads, "SoftmaxOffset")
-        tables = tables_of(name, job.layout, job.b, q, page_table_k, page_table_v)
+        fmt = chosen_format(name, "o_format", o_format, args.layout)
+        heads = sizes(args.layout.q, q)[1]
+        bias = bias_of(name, args, Bias, q, heads, "Bias")
+        sink = sink_of(name, args, SoftmaxOffset, q, heads, "SoftmaxOffset")
+        tables = tables_of(name, args.layout, args.b, q, page_table_k, page_table_v)
 
-        drops = float(p_dropout) if is_training else 0.0
-        state = drawn(q, rng_gen) if drops else no_rng_state(q.device)
-        job = job._replace(how=job.how._replace(dropped=drops, seed=state)) if drops else job
-        o, stats, top = forward_of(call, job, q, k, v, tables, bias, sink, fmt, bool(return_max_logit))
+        dropout = float(p_dropout) if is_training else 0.0
+        state = new_rng_state(q, rng_gen) if dropout else no_rng_state(q.device)
+        args = args._replace(mask=args.mask._replace(dropped=dropout, seed=state)) if dropout else args
+        o, stats, max_score = forward_of(call, args, q, k, v, tables, bias, sink, fmt, bool(return_max_logit))
 
-        o, stats, top = own(o.to(fake_dtype)), own(stats), None if top is None else own(top)
+        o, stats = not_a_view(o.to(fake_dtype)), not_a_view(stats)
+        max_scores = [] if max_score is None else [not_a_view(max_score)]
         raise_amax(s_quantizer, 1.0)
         o = quantized(call, o, o_quantizer) if kind_of(o_quantizer) == "delayed" else o
         echoed = [t for t, used in ((Bias, bias), (SoftmaxOffset, sink)) if used is not None and t is not None]
-        return [o, stats, *([] if top is None else [top]), state, *echoed]
+        return [o, stats, *max_scores, state, *echoed]
 
 
 # ---- backward -------------------------------------------------------------------------------------------------------
@@ -360,8 +363,8 @@ class FormattedGradients(NamedTuple):
 
 def backward_of(
     call: Any,
-    job: AttentionArguments,
-    to: QKVLayout,
+    args: AttentionArguments,
+    target: QKVLayout,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -372,45 +375,48 @@ def backward_of(
     sink: Tensor | None,
     deterministic: bool,
 ) -> FormattedGradients:
-    """Compute the gradients by the fastest primitive that supports the job. A library may sum in any order, unless
-    `torch.use_deterministic_algorithms` is set."""
+    """Compute the gradients by the fastest primitive that supports the arguments.
+
+    A library may sum in any order, unless `torch.use_deterministic_algorithms` is set.
+    """
     may_differ = not deterministic or torch.are_deterministic_algorithms_enabled()
-    bounds = job.bounds() if may_differ else None
-    if bounds is not None and job.padded:
-        x, g, out = (as_batch(job.query_tokens(t, fmt)) for t, fmt in ((q, job.layout.q), do, o))
-        y, z = as_batch(job.key_tokens(k)), as_batch(job.key_tokens(v))
-        lse = as_batch(tokens_of_stats(job, stats, q.shape[0]))
-        options = plain_options(job, bounds, *job.lengths())
-        found = call.attention_general_bwd(g, x, y, z, out, lse, *options)
-        dq, dk, dv = (t[0].transpose(0, 1) for t in found[:3])
-        return FormattedGradients([job.from_tokens(dq, to.q), *(job.from_tokens(t, to.kv, 1) for t in (dk, dv))])
-    x, g, out = (job.queries(t, fmt) for t, fmt in ((q, job.layout.q), do, o))
-    y, z = job.keys(k), job.keys(v)
-    lse = queries_of_stats(job, stats)
+    bounds = args.bounds() if may_differ else None
+    if bounds is not None and args.padded:
+        x, g, out = (as_batch(args.query_tokens(t, fmt)) for t, fmt in ((q, args.layout.q), do, o))
+        y, z = as_batch(args.key_tokens(k)), as_batch(args.key_tokens(v))
+        lse = as_batch(tokens_of_stats(args, stats, q.shape[0]))
+        options = plain_options(args, bounds, *args.lengths())
+        results = call.attention_general_bwd(g, x, y, z, out, lse, *options)
+        dq, dk, dv = (t[0].transpose(0, 1) for t in results[:3])
+        dk, dv = (args.from_tokens(t, target.kv, 1) for t in (dk, dv))
+        return FormattedGradients([args.from_tokens(dq, target.q), dk, dv])
+    x, g, out = (args.queries(t, fmt) for t, fmt in ((q, args.layout.q), do, o))
+    y, z = args.keys(k), args.keys(v)
+    lse = queries_of_stats(args, stats)
     dbias = dsink = None
     if bounds is not None:
-        options = plain_options(job, bounds, None, None)
+        options = plain_options(args, bounds, None, None)
         dq, dk, dv, _, _ = call.attention_general_bwd(g, x, y, z, out, lse, *options)
     else:
-        dq, dk, dv, dbias, dsink = masked_backward(g, x, y, z, out, lse, job.masking(), bias, sink, call)
-    keys = [job.back(t, to.kv, k.shape[0], job.kv_lengths) for t in (dk, dv)]
-    return FormattedGradients([job.back(dq, to.q, q.shape[0], job.q_lengths), *keys], dbias, dsink)
+        dq, dk, dv, dbias, dsink = masked_backward(g, x, y, z, out, lse, args.masking(), bias, sink, call)
+    keys = [args.back(t, target.kv, k.shape[0], args.kv_lengths) for t in (dk, dv)]
+    return FormattedGradients([args.back(dq, target.q, q.shape[0], args.q_lengths), *keys], dbias, dsink)
 
 
-def queries_of_stats(job: AttentionArguments, stats: Tensor) -> Tensor:
+def queries_of_stats(args: AttentionArguments, stats: Tensor) -> Tensor:
     """S as [b, h, s]."""
-    if stats.dim() == 4 or job.q_lengths is None:
+    if stats.dim() == 4 or args.q_lengths is None:
         return stats.squeeze(3)
-    return unpacked(stats.squeeze(2), job.q_lengths, job.sq).transpose(1, 2)
+    return unpacked(stats.squeeze(2), args.q_lengths, args.sq).transpose(1, 2)
 
 
-def tokens_of_stats(job: AttentionArguments, stats: Tensor, tokens: int) -> Tensor:
+def tokens_of_stats(args: AttentionArguments, stats: Tensor, tokens: int) -> Tensor:
     """S as [tokens, h], without padding."""
     if stats.dim() == 3:
-        return job.query_tokens(stats.squeeze(2), "thd")
-    if job.layout.q == "thd":
-        return packed(stats.squeeze(3).transpose(1, 2), Lengths.of(job.lengths()[0]), tokens)
-    return job.query_tokens(stats, "bhsd").squeeze(2)
+        return args.query_tokens(stats.squeeze(2), "thd")
+    if args.layout.q == "thd":
+        return packed(stats.squeeze(3).transpose(1, 2), Lengths.of(args.lengths()[0]), tokens)
+    return args.query_tokens(stats, "bhsd").squeeze(2)
 
 
 @adapt(
@@ -439,9 +445,9 @@ def fused_attn_bwd(
     """
     name = "fused_attn_bwd"
     quantizers = s_quantizer, dp_quantizer, dqkv_quantizer
-    look((max_seqlen_q, max_seqlen_kv), p_dropout, window_size, fake_dtype, quantizers)
+    check_options((max_seqlen_q, max_seqlen_kv), p_dropout, window_size, fake_dtype, quantizers)
     with torch.no_grad():
-        job, q, k, v = understood(
+        args, q, k, v = attention_arguments(
             call,
             name,
             max_seqlen_q,
@@ -462,97 +468,100 @@ def fused_attn_bwd(
             cu_seqlens_q_padded,
             cu_seqlens_kv_padded,
         )
-        if job.layout.paged:
+        if args.layout.paged:
             raise NotSupported(f"{name}: qkv_layout must not be paged, as there is no gradient of a cache")
-        to = LAYOUTS[int(dqkv_layout)]
-        can_hold_gradients(name, job.layout, to, q, v)
+        target = LAYOUTS[int(dqkv_layout)]
+        can_hold_gradients(name, args.layout, target, q, v)
         out_format, grad_format = (
-            chosen_format(name, n, f, job.layout) for n, f in (("o_format", o_format), ("do_format", do_format))
+            chosen_format(name, n, f, args.layout) for n, f in (("o_format", o_format), ("do_format", do_format))
         )
-        heads = sizes(job.layout.q, q)[1]
+        heads = sizes(args.layout.q, q)[1]
         o, do = (
-            numbers(call, name, n, t, f, fake_dtype) for n, t, f in (("O", O, out_format), ("dO", dO, grad_format))
+            dequantized(call, name, n, t, f, fake_dtype) for n, t, f in (("O", O, out_format), ("dO", dO, grad_format))
         )
-        stats, state, bias, sink = aux_of(name, job, Aux_CTX_Tensors, q, heads)
-        outputs_fit(name, job, q, v, heads, (("O", o, out_format), ("dO", do, grad_format)))
+        stats, state, bias, sink = aux_of(name, args, Aux_CTX_Tensors, q, heads)
+        outputs_fit(name, args, q, v, heads, (("O", o, out_format), ("dO", do, grad_format)))
 
-        drops = float(p_dropout)
-        job = job._replace(how=job.how._replace(dropped=drops, seed=state)) if drops else job
-        found = backward_of(
-            call, job, to, q, k, v, (o, out_format), (do, grad_format), stats, bias, sink, bool(deterministic)
+        dropout = float(p_dropout)
+        args = args._replace(mask=args.mask._replace(dropped=dropout, seed=state)) if dropout else args
+        gradients = backward_of(
+            call, args, target, q, k, v, (o, out_format), (do, grad_format), stats, bias, sink, bool(deterministic)
         )
         if kind_of(dp_quantizer) == "delayed":
             raise_amax(dp_quantizer, torch.nan_to_num(largest_norm(do) * largest_norm(v)))
-        made = quantized_gradients(call, to, *as_results(call, to, found.grads, fake_dtype), dqkv_quantizer)
-        dbias = None if found.dbias is None or bias is None else found.dbias.to(bias.dtype)
-        dsink = None if found.dsink is None else found.dsink.float().reshape(1, heads, 1, 1)
-        return [*made, dbias, dsink]
+        results, buffer = as_results(call, target, gradients.grads, fake_dtype)
+        outputs = quantized_gradients(call, target, results, buffer, dqkv_quantizer)
+        dbias = None if gradients.dbias is None or bias is None else gradients.dbias.to(bias.dtype)
+        dsink = None if gradients.dsink is None else gradients.dsink.float().reshape(1, heads, 1, 1)
+        return [*outputs, dbias, dsink]
 
 
 def largest_norm(t: Tensor) -> Tensor:
     """The largest norm of a row, float32 [1]; 0 if there are no rows."""
-    found = torch.linalg.vector_norm(wide(t), dim=-1).flatten().float()
-    return found.amax(0, keepdim=True) if found.numel() else found.new_zeros(1)
+    norms = torch.linalg.vector_norm(wide(t), dim=-1).flatten().float()
+    return norms.amax(0, keepdim=True) if norms.numel() else norms.new_zeros(1)
 
 
 def quantized_gradients(
-    call: Any, layout: QKVLayout, grads: list[Tensor], room: Tensor | None, quantizer: Any
+    call: Any, layout: QKVLayout, grads: list[Tensor], buffer: Tensor | None, quantizer: Any
 ) -> list[Any]:
     """dq, dk and dv, quantized if a delayed-scaling quantizer is given; a shared buffer is quantized as one tensor."""
     if kind_of(quantizer) != "delayed":
         return grads
-    if room is None:
+    if buffer is None:
         return [quantized(call, t, quantizer) for t in grads]
     n = layout.shared
-    whole = quantized(call, room, quantizer)
-    slices = [whole._data.select(layout.at, i) for i in range(n)]
+    shared = quantized(call, buffer, quantizer)
+    slices = [shared._data.select(layout.axis, i) for i in range(n)]
     return [
         *(quantized(call, t, quantizer) for t in grads[:-n]),
-        *(wrapped_fp8(quantizer, s, tuple(s.shape), room.dtype, scale_inv=whole._scale_inv) for s in slices),
+        *(wrapped_fp8(quantizer, s, tuple(s.shape), buffer.dtype, scale_inv=shared._scale_inv) for s in slices),
     ]
 
 
-def can_hold_gradients(op: str, of: QKVLayout, to: QKVLayout, q: Tensor, v: Tensor) -> None:
-    if to.paged or (to.q == "thd", to.kv == "thd") != (of.q == "thd", of.kv == "thd"):
-        raise BadArgument.of(op, "dqkv_layout", "be of THD where qkv_layout is, and not paged", f"{to} for {of}")
-    if to.shared == 3 and (v.shape[-1] != q.shape[-1] or sizes(of.q, q)[1:] != sizes(of.kv, v)[1:]):
-        raise BadArgument.of(op, "dqkv_layout", "not have Q, K and V in one buffer where their shapes differ", str(to))
-    if to.shared == 2 and v.shape[-1] != q.shape[-1]:
-        raise BadArgument.of(op, "dqkv_layout", "not have K and V in one buffer where their dims differ", str(to))
+def can_hold_gradients(op: str, layout: QKVLayout, target: QKVLayout, q: Tensor, v: Tensor) -> None:
+    if target.paged or (target.q == "thd", target.kv == "thd") != (layout.q == "thd", layout.kv == "thd"):
+        expected = "be THD where qkv_layout is THD, and not paged"
+        raise BadArgument.of(op, "dqkv_layout", expected, f"{target} for {layout}")
+    if target.shared == 3 and (v.shape[-1] != q.shape[-1] or sizes(layout.q, q)[1:] != sizes(layout.kv, v)[1:]):
+        expected = "not have Q, K and V in one buffer where their shapes differ"
+        raise BadArgument.of(op, "dqkv_layout", expected, str(target))
+    if target.shared == 2 and v.shape[-1] != q.shape[-1]:
+        raise BadArgument.of(op, "dqkv_layout", "not have K and V in one buffer where their dims differ", str(target))
 
 
 def outputs_fit(
-    op: str, job: AttentionArguments, q: Tensor, v: Tensor, heads: int, given: tuple[tuple[str, Tensor, str], ...]
+    op: str, args: AttentionArguments, q: Tensor, v: Tensor, heads: int, outputs: tuple[tuple[str, Tensor, str], ...]
 ) -> None:
-    of_q = sizes(job.layout.q, q)
-    for name, t, fmt in given:
+    of_q = sizes(args.layout.q, q)
+    for name, t, fmt in outputs:
         if sizes(fmt, t) != of_q or t.shape[-1] != v.shape[-1]:
-            wanted = f"batch, heads and tokens of Q, {of_q}, and the head dim of V, {v.shape[-1]}"
-            raise BadArgument.of(op, name, f"have {wanted}", str(tuple(t.shape)))
+            expected = f"batch, heads and tokens of Q, {of_q}, and the head dim of V, {v.shape[-1]}"
+            raise BadArgument.of(op, name, f"have {expected}", str(tuple(t.shape)))
         if t.device != q.device:
             raise BadArgument.of(op, name, f"be on {q.device}, the device of Q", str(t.device))
         if t.dtype != q.dtype and name == "O":
             raise BadArgument.of(op, name, f"have the dtype of Q, {q.dtype}", str(t.dtype))
 
 
-def aux_of(op: str, job: AttentionArguments, given: Any, q: Tensor, heads: int) -> tuple[Tensor, Tensor, Any, Any]:
+def aux_of(op: str, args: AttentionArguments, aux: Any, q: Tensor, heads: int) -> tuple[Tensor, Tensor, Any, Any]:
     """S, rng_state, bias and sink. More items are ignored: NVIDIA's layer appends dO in high precision for MXFP8."""
     what = "Aux_CTX_Tensors"
-    if len(given) < 2:
-        expected = "be a list of S, rng_state and what else the forward gave"
-        raise BadArgument.of(op, what, expected, f"{len(given)} items", TypeError)
-    lse, state, *rest = given
+    if len(aux) < 2:
+        expected = "be a list of S, rng_state and the other auxiliary results of the forward"
+        raise BadArgument.of(op, what, expected, f"{len(aux)} items", TypeError)
+    lse, state, *rest = aux
     check_tensor(op, f"{what}[0]", lse, on=q)
     check_tensor(op, f"{what}[1]", state, dtypes=(torch.int64, torch.uint64), shape=(2,))
     if state.dtype is torch.uint64:
         state = state.view(torch.int64)
-    here = iter(rest)
-    bias = bias_of(op, job, next(here, None), q, heads, f"{what}[2]") if job.how.bias in BIASED else None
-    sink = sink_of(op, job, next(here, None), q, heads, f"{what}[{2 + (bias is not None)}]")
-    by_token = job.layout.q == "thd" and lse.dim() == 3
-    wanted = (q.shape[0], heads, 1) if by_token else (job.b, heads, job.sq, 1)
-    if tuple(lse.shape) != wanted:
-        raise BadArgument.of(op, f"{what}[0]", f"have shape {wanted}", str(tuple(lse.shape)))
+    items = iter(rest)
+    bias = bias_of(op, args, next(items, None), q, heads, f"{what}[2]") if args.mask.bias in BIASED else None
+    sink = sink_of(op, args, next(items, None), q, heads, f"{what}[{2 + (bias is not None)}]")
+    by_token = args.layout.q == "thd" and lse.dim() == 3
+    stats_shape = (q.shape[0], heads, 1) if by_token else (args.b, heads, args.sq, 1)
+    if tuple(lse.shape) != stats_shape:
+        raise BadArgument.of(op, f"{what}[0]", f"have shape {stats_shape}", str(tuple(lse.shape)))
     return lse, state, bias, sink
 
 
@@ -591,40 +600,40 @@ class BackendQuery(NamedTuple):
 
     @classmethod
     def of(cls, params: Any) -> "BackendQuery":
-        given = {n: getattr(params, n) for n in cls._fields if n not in ("kv_dtype", "scaling_mode")}
-        return cls(**given, kv_dtype=params.qkv_dtype, scaling_mode=int(params.scaling_mode))
+        fields = {n: getattr(params, n) for n in cls._fields if n not in ("kv_dtype", "scaling_mode")}
+        return cls(**fields, kv_dtype=params.qkv_dtype, scaling_mode=int(params.scaling_mode))
 
 
-ASKED = Contract.of("get_fused_attn_backend", typing.get_type_hints(BackendQuery, include_extras=True))
+QUERY_CONTRACT = Contract.of("get_fused_attn_backend", typing.get_type_hints(BackendQuery, include_extras=True))
 
 
-def backend_for(op: str, asked: BackendQuery) -> tuple[Any, str]:
+def backend_for(op: str, query: BackendQuery) -> tuple[Any, str]:
     """The backend, and the reason if there is none ("" if there is one)."""
     try:
-        ASKED.check(asked._asdict())
+        QUERY_CONTRACT.check(query._asdict())
     except BadArgument as error:
         raise error.renamed(op, {"dropout": "p_dropout", "qkv_dtype": "q_dtype"}) from None
-    layout = LAYOUTS[int(asked.qkv_layout)]
-    q_dtype, kv_dtype = torch_dtype(asked.qkv_dtype), torch_dtype(asked.kv_dtype)
+    layout = LAYOUTS[int(query.qkv_layout)]
+    q_dtype, kv_dtype = torch_dtype(query.qkv_dtype), torch_dtype(query.kv_dtype)
     backend = BACKENDS.get(q_dtype, NO_BACKEND)
-    why = _reason(asked, layout, q_dtype, kv_dtype, backend)
+    why = _reason(query, layout, q_dtype, kv_dtype, backend)
     return (NO_BACKEND if why else backend), why
 
 
-def _reason(asked: BackendQuery, layout: QKVLayout, q_dtype: torch.dtype, kv_dtype: torch.dtype, backend: Any) -> str:
+def _reason(query: BackendQuery, layout: QKVLayout, q_dtype: torch.dtype, kv_dtype: torch.dtype, backend: Any) -> str:
     """Why no backend supports the call, or ""."""
-    differ = asked.head_dim_qk != asked.head_dim_v
+    differ = query.head_dim_qk != query.head_dim_v
     reasons = {
-        "takes float16, bfloat16 and FP8, the same for all": backend == NO_BACKEND or q_dtype != kv_dtype,
-        "K must have heads that divide those of Q": not asked.num_gqa_groups
-        or asked.num_attn_heads % asked.num_gqa_groups,
-        "a window must be from -1": min(asked.window_size_left, asked.window_size_right) < -1,
-        "dropout must be from 0 to 1": not 0 <= asked.dropout <= 1,
-        "a paged cache has no gradient": layout.paged and asked.is_training,
+        "takes float16, bfloat16 or FP8, the same for Q, K and V": backend == NO_BACKEND or q_dtype != kv_dtype,
+        "K must have heads that divide those of Q": not query.num_gqa_groups
+        or query.num_attn_heads % query.num_gqa_groups,
+        "a window must be at least -1": min(query.window_size_left, query.window_size_right) < -1,
+        "dropout must be from 0 to 1": not 0 <= query.dropout <= 1,
+        "a paged cache has no gradient": layout.paged and query.is_training,
         "FP8 attention takes no paged cache": layout.paged and backend == FP8,
         "one buffer must hold heads of one dim": layout.shared > 1 and differ,
         "FP8 attention takes tensors of one scale, not of blocks": backend == FP8
-        and (asked.scaling_mode != DELAYED or layout.q == "bhsd"),
+        and (query.scaling_mode != DELAYED or layout.q == "bhsd"),
     }
     return next((why for why, holds in reasons.items() if holds), "")
 
@@ -679,30 +688,12 @@ def get_fused_attn_backend(
 
     From 2.20.2 on the layer passes one object with all arguments, and expects (backend, reason if there is none).
     """
-    name = "get_fused_attn_backend"
+    arguments = dict(locals())
+    op_name = "get_fused_attn_backend"
     if hasattr(is_training, "qkv_layout"):
-        return backend_for(name, BackendQuery.of(is_training))
-    given = (
-        is_training,
-        q_dtype,
-        kv_dtype,
-        qkv_layout,
-        bias_type,
-        attn_mask_type,
-        softmax_type,
-        p_dropout,
-        num_attn_heads,
-        num_gqa_groups,
-        max_seqlen_q,
-        max_seqlen_kv,
-        head_dim_qk,
-        head_dim_v,
-        window_size_left,
-        window_size_right,
-    )
-    for at, value in enumerate((*given, return_max_logit, cuda_graph, deterministic)):
+        return backend_for(op_name, BackendQuery.of(is_training))
+    for name, value in arguments.items():
         if value is None:
-            raise BadArgument.of(
-                name, f"argument '{get_fused_attn_backend.spec.names[at]}'", "be given", "None", TypeError
-            )
-    return backend_for(name, BackendQuery(*given))[0]
+            raise BadArgument.of(op_name, f"argument '{name}'", "be given", "None", TypeError)
+    *query, _, _, _ = arguments.values()  # all but return_max_logit, cuda_graph and deterministic
+    return backend_for(op_name, BackendQuery(*query))[0]

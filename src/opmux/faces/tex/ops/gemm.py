@@ -31,12 +31,12 @@ PLAIN = (Tensor, torch.nn.Parameter)
 # ---- arguments ------------------------------------------------------------------------------------------------------
 
 
-def is_plain_product(A: Any, B: Any, to: Any = None) -> bool:
+def is_plain_product(A: Any, B: Any, out_dtype: Any = None) -> bool:
     """Whether A and B are plain tensors of the product's dtype and no gradient is recorded: the fast path."""
     if type(A) not in PLAIN or type(B) not in PLAIN or torch.is_grad_enabled():
         return False
     dtype = A.dtype
-    return dtype is B.dtype and (to is None or to is dtype)
+    return dtype is B.dtype and (out_dtype is None or out_dtype is dtype)
 
 
 def shape_of(op: str, name: str, value: Any) -> torch.Size:
@@ -56,24 +56,24 @@ def shape_of(op: str, name: str, value: Any) -> torch.Size:
     )
 
 
-def sizes(op: str, A: Any, transA: bool, B: Any, transB: bool, at: str = "") -> tuple[list[int], int, int]:
+def sizes(op: str, A: Any, transA: bool, B: Any, transB: bool, suffix: str = "") -> tuple[list[int], int, int]:
     """The shape of D, its rows, and the summed length; raises ValueError if A and B do not fit.
 
-    `at` is appended to the names of A and B in an error.
+    `suffix` is appended to the names of A and B in an error.
     """
-    a, b = shape_of(op, f"A{at}", A), shape_of(op, f"B{at}", B)
+    a, b = shape_of(op, f"A{suffix}", A), shape_of(op, f"B{suffix}", B)
     ra = a[0] if len(a) == 2 else math.prod(a[:-1])
     rb = b[0] if len(b) == 2 else math.prod(b[:-1])
     n, k = (ra, a[-1]) if transA else (a[-1], ra)
-    m, other = (b[-1], rb) if transB else (rb, b[-1])
-    if k != other:
+    m, b_k = (b[-1], rb) if transB else (rb, b[-1])
+    if k != b_k:
         forms = f"{'T' if transA else 'N'}{'T' if transB else 'N'}"
         part = "leading dimensions" if transB else "last dimension"
-        what = f"as A{at} is {tuple(a)} and the layout {forms}"
-        raise BadArgument.of(op, f"B{at}", f"have {k} in its {part}, {what}", str(tuple(b)))
-    here, there = device_of(A), device_of(B)
-    if here != there:
-        raise BadArgument.of(op, f"B{at}", f"be on {here}, the device of A{at}", str(there))
+        what = f"as A{suffix} is {tuple(a)} and the layout {forms}"
+        raise BadArgument.of(op, f"B{suffix}", f"have {k} in its {part}, {what}", str(tuple(b)))
+    device, other_device = device_of(A), device_of(B)
+    if device != other_device:
+        raise BadArgument.of(op, f"B{suffix}", f"be on {device}, the device of A{suffix}", str(other_device))
     return [m, n] if transB or len(b) == 2 else [*b[:-1], n], m, k
 
 
@@ -102,8 +102,9 @@ def check_epilogue(
     fits = bias is None or (bias.__class__ in PLAIN and bias.shape == (shape[-1],) and bias.dtype in FLOATS)
     if bias is not None and (not fits or bias.device != device_of(like)):
         row = isinstance(bias, Tensor) and bias.numel() == shape[-1] == bias.shape[-1]  # [1, n] is read as [n]
-        wanted = None if grad or row else (shape[-1],)  # with grad, the bias is not read: it only requests its gradient
-        check_tensor(op, "bias", bias, shape=wanted, on=device_of(like), of="a number for each column of D")
+        # with grad, the bias is not read: it only requests its gradient
+        expected = None if grad or row else (shape[-1],)
+        check_tensor(op, "bias", bias, shape=expected, on=device_of(like), of="a number for each column of D")
     if gelu and grad:
         check_tensor(op, "gelu_in", gelu_in, on=device_of(like))
         if gelu_in.numel() != rows * shape[-1]:
@@ -197,8 +198,8 @@ def blocks_of(value: Any, columnwise: bool) -> tuple[Tensor, Tensor, int]:
 
 
 def holds_blocks(value: Any, columnwise: bool) -> bool:
-    held = value._columnwise_data if columnwise else value._rowwise_data
-    return held is not None
+    data = value._columnwise_data if columnwise else value._rowwise_data
+    return data is not None
 
 
 def plain_dtype(A: Any, B: Any) -> torch.dtype:
@@ -279,19 +280,19 @@ def product_with_epilogue(
     fast: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """The product with its epilogue (D itself if given), and the input of gelu. gelu_in: multiply by gelu'(gelu_in)."""
-    is_plain_product = tensor_kind(A) is None and tensor_kind(B) is None
-    if is_plain_product and beta == 0.0 and (not gelu or pre_dtype is dtype):
+    both_plain = tensor_kind(A) is None and tensor_kind(B) is None
+    if both_plain and beta == 0.0 and (not gelu or pre_dtype is dtype):
         a, b = as_matrices(A, B)
-        to = None if a.dtype is dtype else dtype
+        out_dtype = None if a.dtype is dtype else dtype
         if gelu_in is not None:
             pre = gelu_in.reshape(-1, shape[-1])
-            return put(call.gemm_dgelu(b, a, pre, transB, transA, alpha, to), D), None
+            return put(call.gemm_dgelu(b, a, pre, transB, transA, alpha, out_dtype), D), None
         if gelu:
-            y, pre = call.gemm_gelu(b, a, bias, transB, transA, alpha, to)
+            y, pre = call.gemm_gelu(b, a, bias, transB, transA, alpha, out_dtype)
             return put(y, D), pre
         if D is None or bias is not None:
-            return put(call.gemm(b, a, bias, transB, transA, alpha, to), D), None
-    if is_plain_product and not gelu and bias is None and D is not None:
+            return put(call.gemm(b, a, bias, transB, transA, alpha, out_dtype), D), None
+    if both_plain and not gelu and bias is None and D is not None:
         a, b = as_matrices(A, B)
         call.gemm_add_(rows_of(D), b, a, transB, transA, alpha, beta)
         return D, None
@@ -346,13 +347,13 @@ def _args(d: Draw) -> dict[str, Any]:
     A = new("A", n, k) if trans_a else new("A", rows if trans_b else k, n)
     out = ((k,) if trans_b else shape[:-1]) + (n,)
     grad = bool(d.option("grad"))
-    given = d.option("given") or d.option("add")
+    has_d = d.option("given") or d.option("add")
     return {
         "A": A,
         "transA": trans_a,
         "B": d.full(),
         "transB": trans_b,
-        "D": new("D", *out) if given else None,
+        "D": new("D", *out) if has_d else None,
         "quantizer": None,
         "output_dtype": None,
         "bias": new("bias", k if grad else n) if d.option("bias") else None,
@@ -450,67 +451,40 @@ def generic_gemm(
     if D is quantizer is comm_overlap is extra_output is None and not (gelu or accumulate or beta) and alpha == 1.0:
         check_epilogue(name, shape, rows, A, bias, False, None, grad)
         bias = bias if bias is None or grad or bias.dim() == 1 else bias.view(-1)
-        if (
-            rows and k and shape[-1] and is_plain_product(A, B, output_dtype)
-        ):  # the fast path of te.Linear, forward and backward
+        # the fast path of te.Linear, forward and backward
+        if rows and k and shape[-1] and is_plain_product(A, B, output_dtype):
             y = call.gemm(rows_of(B), rows_of(A), None if grad else bias, transB, transA)
             y = y if len(shape) == 2 else shaped(y, shape)
             return [y, column_sums(call, B, transB, A.dtype) if grad and bias is not None else None, None, None]
     dtype = out_dtype_of(name, "output_dtype", output_dtype, A, D)
     if quantizer is not None:
         kind_of(quantizer, name)
-    given = None
+    out = None
     if D is not None and tensor_kind(D) is None:
         check_out(name, "D", D, shape, dtype, A)
-        given = D
+        out = D
     elif D is not None and quantizer is None:
         raise BadArgument.of(name, "D", "be a plain Tensor where quantizer is None", type_name(D))
     if tensor_kind(A) == tensor_kind(B) == "block":
         refuse_blocks(name, A, B, shape, rows, k, dtype, bias, gelu, grad, use_split_accumulator)
     check_epilogue(name, shape, rows, A, bias, gelu, gelu_in, grad)
     bias = bias if bias is None or grad or bias.dim() == 1 else bias.view(-1)
-    scale = scales(name, alpha, beta, accumulate, given)
+    scale = scales(name, alpha, beta, accumulate, out)
     alpha = float(alpha)
-    if given is not None and quantizer is comm_overlap is extra_output is None and not gelu and (grad or bias is None):
+    if out is not None and quantizer is comm_overlap is extra_output is None and not gelu and (grad or bias is None):
         if rows and k and shape[-1] and is_plain_product(A, B):  # a weight's gradient
-            call.gemm_add_(rows_of(given), rows_of(B), rows_of(A), transB, transA, alpha, scale)
+            call.gemm_add_(rows_of(out), rows_of(B), rows_of(A), transB, transA, alpha, scale)
             return [D, column_sums(call, B, transB, dtype) if bias is not None else None, None, None]
     check_tensor(name, "extra_output", extra_output, dtypes=None, on=device_of(A), optional=True)
-    if comm_overlap is not None:
-        if not hasattr(comm_overlap, "around"):
-            got = type_name(comm_overlap)
-            raise BadArgument.of(name, "comm_overlap", "be a CommOverlap or CommOverlapP2P", str(got), TypeError)
-        product = lambda: checked_gemm(
-            call,
-            A,
-            transA,
-            B,
-            transB,
-            D,
-            given,
-            quantizer,
-            dtype,
-            bias,
-            bias_type,
-            gelu,
-            gelu_in,
-            grad,
-            use_split_accumulator,
-            alpha,
-            scale,
-            shape,
-            k,
-            None,
-        )
-        return comm_overlap.around(product, comm_type, bulk_overlap, extra_output)
-    return checked_gemm(
+    run = gemm_without_grad if torch.is_grad_enabled() else checked_gemm
+    args = (
         call,
         A,
         transA,
         B,
         transB,
         D,
-        given,
+        out,
         quantizer,
         dtype,
         bias,
@@ -523,8 +497,13 @@ def generic_gemm(
         scale,
         shape,
         k,
-        extra_output,
     )
+    if comm_overlap is not None:
+        if not hasattr(comm_overlap, "around"):
+            got = type_name(comm_overlap)
+            raise BadArgument.of(name, "comm_overlap", "be a CommOverlap or CommOverlapP2P", str(got), TypeError)
+        return comm_overlap.around(lambda: run(*args, None), comm_type, bulk_overlap, extra_output)
+    return run(*args, extra_output)
 
 
 def scales(op: str, alpha: Any, beta: Any, accumulate: bool, D: Any) -> float:
@@ -549,7 +528,7 @@ def checked_gemm(
     B: Any,
     transB: bool,
     D: Any,
-    given: Tensor | None,
+    out: Tensor | None,
     quantizer: Any,
     dtype: torch.dtype,
     bias: Tensor | None,
@@ -565,33 +544,9 @@ def checked_gemm(
     extra: Tensor | None,
 ) -> list[Any]:
     """The results of generic_gemm for checked arguments."""
-    if torch.is_grad_enabled():  # no_grad takes 1.5 us; an autograd.Function has it already
-        with torch.no_grad():
-            return checked_gemm(
-                call,
-                A,
-                transA,
-                B,
-                transB,
-                D,
-                given,
-                quantizer,
-                dtype,
-                bias,
-                bias_type,
-                gelu,
-                gelu_in,
-                grad,
-                split,
-                alpha,
-                beta,
-                shape,
-                k,
-                extra,
-            )
     pre_dtype = dtype if not gelu or tensor_kind(A) is None else torch_dtype(bias_type, "generic_gemm", "bias_type")
     if not k or not math.prod(shape):
-        y, pre = empty_product(shape, dtype, A, given, beta), None
+        y, pre = empty_product(shape, dtype, A, out, beta), None
         if gelu and not grad:
             pre = torch.zeros(shape, dtype=pre_dtype, device=device_of(A))
     else:
@@ -601,7 +556,7 @@ def checked_gemm(
             transA,
             B,
             transB,
-            given,
+            out,
             shape,
             dtype,
             None if grad else bias,
@@ -616,9 +571,15 @@ def checked_gemm(
         pre = pre if pre is None else shaped(pre, shape)
     if quantizer is not None:
         can_quantize("generic_gemm", y, quantizer, "D")
-        y = quantized(call, y, quantizer, None if D is given else D)
+        y = quantized(call, y, quantizer, None if D is out else D)
     bias_grad = column_sums(call, B, transB, dtype) if grad and bias is not None else None
     return [y, bias_grad, pre, extra]
+
+
+def gemm_without_grad(*args: Any) -> list[Any]:
+    """checked_gemm under no_grad, which takes 1.5 us; an autograd.Function has it already."""
+    with torch.no_grad():
+        return checked_gemm(*args)
 
 
 # ---- groups ---------------------------------------------------------------------------------------------------------
@@ -699,17 +660,18 @@ def te_general_grouped_gemm(
     single_output: D is one tensor, which holds the products one after another. With grad, bias[i] receives the sum over
     the rows of B[i], and pre_gelu_out[i] is gelu's input. An empty tensor means None.
     """
-    jobs = grouped("te_general_grouped_gemm", A, transa, B, transb, D, D_type, bias, single_output, pre_gelu_out, grad)
+    name = "te_general_grouped_gemm"
+    products = grouped(name, A, transa, B, transb, D, D_type, bias, single_output, pre_gelu_out, grad)
     with torch.no_grad():
-        for a, b, out, own, pre, shape, k in jobs:
+        for a, b, out, bias_i, pre, shape, k in products:
             beta = 1.0 if accumulate else 0.0
-            has_bias, gelu = own.numel() > 0, pre.numel() > 0
+            has_bias, gelu = bias_i.numel() > 0, pre.numel() > 0
             if not k or not out.numel():
                 empty_product(shape, D_type, a, out, beta)
                 if gelu and not grad:
                     pre.zero_()
             else:
-                _, got = product_with_epilogue(
+                _, pre_gelu = product_with_epilogue(
                     call,
                     a,
                     transa,
@@ -718,7 +680,7 @@ def te_general_grouped_gemm(
                     out,
                     shape,
                     D_type,
-                    own if has_bias and not grad else None,
+                    bias_i if has_bias and not grad else None,
                     gelu,
                     pre if gelu and grad else None,
                     pre.dtype if gelu else D_type,
@@ -726,10 +688,10 @@ def te_general_grouped_gemm(
                     beta,
                     not use_split_accumulator,
                 )
-                if got is not None:
-                    pre.copy_(got.view(pre.shape))
+                if pre_gelu is not None:
+                    pre.copy_(pre_gelu.view(pre.shape))
             if grad and has_bias:
-                own.copy_(column_sums(call, b, transb, own.dtype))
+                bias_i.copy_(column_sums(call, b, transb, bias_i.dtype))
     return bias
 
 
@@ -753,13 +715,13 @@ def grouped(
     check_list(op, "D", D, lambda name, v: None, 1 if single else len(A))
     if dtype not in FLOATS:
         raise BadArgument.of(op, "D_type", "be float16, bfloat16, float32 or float64", repr(dtype), TypeError)
-    jobs, at = [], 0
+    products, row = [], 0
     for i, (a, b) in enumerate(zip(A, B, strict=True)):
         shape, rows, k = sizes(op, a, transa, b, transb, f"[{i}]")
         if single:
             check_tensor(op, "D[0]", D[0], dtypes=(dtype,), dims=2, on=device_of(a))
-            out = D[0][at : at + rows]
-            at += rows
+            out = D[0][row : row + rows]
+            row += rows
         else:
             out = D[i]
         check_out(op, "D[0]" if single else f"D[{i}]", out, [rows, shape[-1]] if single else shape, dtype, a)
@@ -769,10 +731,10 @@ def grouped(
         ):
             check_tensor(op, f"{name}[{i}]", t)
             if t.numel() and (t.numel() != size or t.device != device_of(a)):
-                where = f"{size} elements on {device_of(a)}, or none"
-                raise BadArgument.of(op, f"{name}[{i}]", f"have {where}", f"{tuple(t.shape)} on {t.device}")
-        jobs.append((a, b, out, bias[i], pre[i], shape, k))
-    return jobs
+                expected = f"{size} elements on {device_of(a)}, or none"
+                raise BadArgument.of(op, f"{name}[{i}]", f"have {expected}", f"{tuple(t.shape)} on {t.device}")
+        products.append((a, b, out, bias[i], pre[i], shape, k))
+    return products
 
 
 def b_columns(b: Any) -> int:

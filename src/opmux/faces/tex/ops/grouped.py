@@ -42,7 +42,7 @@ from ..quantized import (
     quantized,
     shared_amax,
 )
-from ..rules import absent, any_dtype, device_name, grouped, quantizer_of, with_index
+from ..rules import absent, any_dtype, device_name, grouped, quantizer_of, this_device, with_index
 from .scaling import Size, addresses
 
 # ---- samples --------------------------------------------------------------------------------------------------------
@@ -121,7 +121,9 @@ def output_fits(
         or output.num_tensors != num_tensors
         or varies != [d is not None for d in (output.first_dims, output.last_dims)]
     ):
-        expected = f"be of {num_tensors} members, {tuple(tensor.shape)} in all, with the dimensions that are given"
+        expected = (
+            f"have {num_tensors} members, {tuple(tensor.shape)} in total, and the same of first_dims and last_dims set"
+        )
         raise BadArgument.of(op, "output", expected, f"{output.num_tensors} of {shape}")
 
 
@@ -140,11 +142,11 @@ def parts_to_quantize(
     op: str, tensor: Tensor, quantizer: Any, num: int, first_dims: Tensor | None, last_dims: Tensor | None = None
 ) -> list[Tensor]:
     """The matrix of each member; raises if the quantizer does not support their sizes."""
-    flat, at, parts = tensor.contiguous().view(-1), 0, []
+    flat, offset, parts = tensor.contiguous().view(-1), 0, []
     for shape in shapes(op, (tensor.shape[0], tensor.shape[1]), num, first_dims, last_dims):
         n = math.prod(shape)
-        parts.append(flat[at : at + n].view(shape))
-        at += n
+        parts.append(flat[offset : offset + n].view(shape))
+        offset += n
     for part in parts:
         can_quantize(op, part, quantizer)
     return parts
@@ -152,6 +154,20 @@ def parts_to_quantize(
 
 def shapes_of(parts: list[Tensor]) -> list[tuple[int, int]]:
     return [(p.shape[0], p.shape[1]) for p in parts]
+
+
+def group_for(
+    parts: list[Tensor],
+    tensor: Tensor,
+    quantizer: Any,
+    first_dims: Tensor | None,
+    last_dims: Tensor | None,
+    tensor_offsets: Tensor | None,
+) -> Any:
+    """A group with uninitialized buffers for these parts of `tensor`."""
+    offsets = offsets_of(tensor, first_dims, last_dims) if tensor_offsets is None else tensor_offsets
+    dims = {"first_dims": first_dims, "last_dims": last_dims, "tensor_offsets": offsets}
+    return empty_group(quantizer, tensor, shapes_of(parts), **dims)
 
 
 def filled(call: Any, group: Any, parts: list[Tensor], quantizer: Any, noop: Tensor | None = None) -> Any:
@@ -206,9 +222,7 @@ def group_quantize(
     with torch.no_grad():
         parts = parts_to_quantize("group_quantize", tensor, quantizer, num_tensors, first_dims, last_dims)
         if output is None:
-            offsets = offsets_of(tensor, first_dims, last_dims) if tensor_offsets is None else tensor_offsets
-            dims = {"first_dims": first_dims, "last_dims": last_dims, "tensor_offsets": offsets}
-            output = empty_group(quantizer, tensor, shapes_of(parts), **dims)
+            output = group_for(parts, tensor, quantizer, first_dims, last_dims, tensor_offsets)
         return filled(call, output, parts, with_buffers_of(output), noop_flag)
 
 
@@ -225,8 +239,7 @@ def bgrad_group_quantize(
     """(group_quantize, column sums of each member [num_tensors, columns] in tensor's dtype)."""
     with torch.no_grad():
         parts = parts_to_quantize("bgrad_group_quantize", tensor, quantizer, num_tensors, first_dims)
-        offsets = offsets_of(tensor, first_dims, None) if tensor_offsets is None else tensor_offsets
-        group = empty_group(quantizer, tensor, shapes_of(parts), first_dims=first_dims, tensor_offsets=offsets)
+        group = group_for(parts, tensor, quantizer, first_dims, None, tensor_offsets)
         dbias = torch.stack([wide(p).sum(0).to(tensor.dtype) for p in parts])
         return filled(call, group, parts, quantizer), dbias
 
@@ -246,16 +259,14 @@ def nvfp4_group_quantize_with_amax(
     with torch.no_grad():
         name = "nvfp4_group_quantize_with_amax"
         parts = parts_to_quantize(name, tensor, quantizer, num_tensors, first_dims, last_dims)
-        offsets = offsets_of(tensor, first_dims, last_dims) if tensor_offsets is None else tensor_offsets
-        dims = {"first_dims": first_dims, "last_dims": last_dims, "tensor_offsets": offsets}
-        group = empty_group(quantizer, tensor, shapes_of(parts), **dims)
+        group = group_for(parts, tensor, quantizer, first_dims, last_dims, tensor_offsets)
         for i, (member, part) in enumerate(zip(members(group), parts, strict=True)):
             if part.numel():
-                of = (None if a is None else a[i : i + 1] for a in (rowwise_amax, columnwise_amax))
-                fp4_into(part, quantizer, member, *of)
-        for to, amax in ((group.amax, rowwise_amax), (group.columnwise_amax, columnwise_amax)):
-            if to is not None and amax is not None:
-                to.copy_(amax)  # also for members without rows
+                amaxes = (None if a is None else a[i : i + 1] for a in (rowwise_amax, columnwise_amax))
+                fp4_into(part, quantizer, member, *amaxes)
+        for buffer, amax in ((group.amax, rowwise_amax), (group.columnwise_amax, columnwise_amax)):
+            if buffer is not None and amax is not None:
+                buffer.copy_(amax)  # also for members without rows
         return group
 
 
@@ -263,7 +274,7 @@ def nvfp4_group_quantize_with_amax(
 def group_dequantize(call: Any, input: Annotated[Any, grouped()], otype: FloatDtype) -> Any:
     """The dequantized GroupedTensor, in a dtype. first_dims is read on the host."""
     with torch.no_grad():
-        values = whole(call, members(input, "group_dequantize", "input"), input, otype)
+        values = concatenated(call, members(input, "group_dequantize", "input"), input, otype)
         return new_group(
             input,
             not isinstance(input, (Tensor, GroupedTensor)),
@@ -277,13 +288,13 @@ def group_dequantize(call: Any, input: Annotated[Any, grouped()], otype: FloatDt
         )
 
 
-def whole(call: Any, parts: list[Any], group: Any, dtype: torch.dtype) -> Tensor:
+def concatenated(call: Any, parts: list[Any], group: Any, dtype: torch.dtype) -> Tensor:
     """Concatenate the members in the shape of the group; elements that are not part of a member are 0."""
     shape = tuple(group.logical_shape)
-    found = [plain(call, p, dtype).reshape(-1) for p in parts if math.prod(p.size())]
-    missing = math.prod(shape) - sum(len(f) for f in found)
+    values = [plain(call, p, dtype).reshape(-1) for p in parts if math.prod(p.size())]
+    missing = math.prod(shape) - sum(len(f) for f in values)
     device = (group.rowwise_data if group.rowwise_data is not None else group.columnwise_data).device
-    return torch.cat([*found, torch.zeros(missing, dtype=dtype, device=device)]).view(shape)
+    return torch.cat([*values, torch.zeros(missing, dtype=dtype, device=device)]).view(shape)
 
 
 def holds_mxfp8_rows(
@@ -291,11 +302,11 @@ def holds_mxfp8_rows(
 ) -> None:
     if format_of(grouped_x.quantizer) != "mxfp8":
         raise BadArgument.of(op, "grouped_x", "be of MXFP8", type_name(grouped_x.quantizer), TypeError)
-    held = grouped_x.rowwise_data
-    check_tensor(op, "grouped_x.rowwise_data", held, dtypes=None)
+    data = grouped_x.rowwise_data
+    check_tensor(op, "grouped_x.rowwise_data", data, dtypes=None)
     for name, value in (("first_dims", first_dims), ("tensor_offsets", tensor_offsets)):
-        if value is not None and value.device != held.device:
-            raise BadArgument.of(op, name, f"be on {held.device}, the device of {{grouped_x}}", str(value.device))
+        if value is not None and value.device != data.device:
+            raise BadArgument.of(op, name, f"be on {data.device}, the device of {{grouped_x}}", str(value.device))
     if grouped_x.num_tensors != num_tensors:
         raise BadArgument.of(op, "num_tensors", f"be {grouped_x.num_tensors}, as of {{grouped_x}}", str(num_tensors))
 
@@ -333,18 +344,15 @@ def group_requantize_inplace(
         if grouped_x.first_dims is None and first_dims is not None:
             grouped_x.first_dims = first_dims
             grouped_x.tensor_offsets = tensor_offsets
-        values = whole(call, members(grouped_x, name, "grouped_x"), grouped_x, otype)
+        values = concatenated(call, members(grouped_x, name, "grouped_x"), grouped_x, otype)
         if missing:
-            turning = quantizer.copy()
-            turning.rowwise_usage = False
-            parts = parts_to_quantize(name, values, turning, num_tensors, grouped_x.first_dims, grouped_x.last_dims)
-            made = filled(
-                call,
-                empty_group(turning, values, shapes_of(parts), first_dims=grouped_x.first_dims),
-                parts,
-                turning,
-            )
-            grouped_x.columnwise_data, grouped_x.columnwise_scale_inv = made.columnwise_data, made.columnwise_scale_inv
+            columnwise = quantizer.copy()
+            columnwise.rowwise_usage = False
+            parts = parts_to_quantize(name, values, columnwise, num_tensors, grouped_x.first_dims, grouped_x.last_dims)
+            group = empty_group(columnwise, values, shapes_of(parts), first_dims=grouped_x.first_dims)
+            filled(call, group, parts, columnwise)
+            grouped_x.columnwise_data = group.columnwise_data
+            grouped_x.columnwise_scale_inv = group.columnwise_scale_inv
         return values if return_dequantized else None
 
 
@@ -375,24 +383,19 @@ def bulk_allocate(
     alignments: Annotated[list[int], same_len("shapes"), each(at_least(1))] | None = None,
 ) -> list[Tensor]:
     """Tensors of these shapes and dtypes in one buffer, each aligned to its alignment (default: its element size)."""
-    where = with_index(accelerator() if device is None else device)
+    target = this_device() if device is None else with_index(device)
     kinds = [torch_dtype(d) for d in dtypes]
     steps = [math.lcm(a, k.itemsize) for k, a in zip(kinds, alignments or [1] * len(kinds), strict=True)]
-    places, end = [], 0
+    bounds, end = [], 0
     for shape, kind, step in zip(shapes, kinds, steps, strict=True):
         start = -(-end // step) * step
         end = start + math.prod(shape) * kind.itemsize
-        places.append((start, end))
-    most = max(steps, default=1)
-    buffer = torch.empty(end + most, dtype=torch.uint8, device=where)
-    first = -buffer.data_ptr() % most if where.type != "meta" else 0
-    made = zip(places, kinds, shapes, strict=True)
-    return [buffer[first + a : first + b].view(kind).view(tuple(shape)) for (a, b), kind, shape in made]
-
-
-def accelerator() -> torch.device:
-    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    return torch.device("cpu") if found is None else found
+        bounds.append((start, end))
+    alignment = max(steps, default=1)
+    buffer = torch.empty(end + alignment, dtype=torch.uint8, device=target)
+    first = -buffer.data_ptr() % alignment if target.type != "meta" else 0
+    slices = zip(bounds, kinds, shapes, strict=True)
+    return [buffer[first + a : first + b].view(kind).view(tuple(shape)) for (a, b), kind, shape in slices]
 
 
 def _splits(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
@@ -431,17 +434,17 @@ def splits_to_offsets_multi(
 ) -> tuple[Tensor, list[Tensor]]:
     """(the sizes as int64 on a device, their cumulative sums times each stride, with a leading 0 if requested)."""
     with torch.no_grad():
-        where = with_index(device)
+        target = with_index(device)
         if isinstance(split_sizes, Tensor):
-            found = split_sizes.to(where, torch.int64)
+            split_tensor = split_sizes.to(target, torch.int64)
         else:
-            found = addresses(list(split_sizes), where)
-        sums = found.cumsum(0)
+            split_tensor = addresses(list(split_sizes), target)
+        sums = split_tensor.cumsum(0)
         offsets = []
         for stride, zero, dtype in zip(strides, include_leading_zero, dtypes, strict=True):
             scaled = sums * stride
             offsets.append((leading_zero(scaled) if zero else scaled).to(torch_dtype(dtype)))
-        return found, offsets
+        return split_tensor, offsets
 
 
 def _some(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
@@ -470,7 +473,7 @@ def get_grouped_gemm_setup_workspace_size(num_tensors: Size) -> int:
 
 
 def _product(case: str) -> Any:
-    def made(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
+    def samples(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
         dims, weights = _dims(device, 3, 0, 5), _rows(dtype, device, 12, 6)
         x, dy = _rows(dtype, device, 8, 6), _rows(dtype, device, 8, 4)
         a: Any = plain_group(weights, 3)
@@ -481,12 +484,12 @@ def _product(case: str) -> Any:
         if case == "out":
             a, b, transposed, bias = plain_group(x, 3, dims), plain_group(dy, 3, dims), (False, True), None
             d = [torch.full_like(weights[:4], torch.nan) for _ in range(3)]
-        one = torch.ones(1, device=device)
-        room = torch.empty(0, dtype=torch.uint8, device=device)
-        args = a, transposed[0], b, transposed[1], d, bias, None, one, one * 0, room, room, False, 0
+        ones = torch.ones(1, device=device)
+        workspace = torch.empty(0, dtype=torch.uint8, device=device)
+        args = a, transposed[0], b, transposed[1], d, bias, None, ones, ones * 0, workspace, workspace, False, 0
         yield Sample(args, id=case)
 
-    return made
+    return samples
 
 
 Group = Annotated[Any, grouped()]
@@ -522,9 +525,7 @@ def te_general_grouped_gemm_for_grouped_tensor(
     alpha and beta have one number, or one for each member. The members' sizes are read on the host.
     """
     name = "te_general_grouped_gemm_for_grouped_tensor"
-    with torch.no_grad():
-        multiply(call, name, A, transa, B, transb, D, bias, bias_scale, alpha, beta)
-    return D
+    return multiply(call, name, A, transa, B, transb, D, bias, bias_scale, alpha, beta)
 
 
 def are_matrices(op: str, A: list[Any]) -> None:
@@ -560,9 +561,7 @@ def te_general_grouped_gemm_for_discrete_in(
 ) -> Any:
     """As te_general_grouped_gemm_for_grouped_tensor, with A a list of matrices: separate weights."""
     name = "te_general_grouped_gemm_for_discrete_in"
-    with torch.no_grad():
-        multiply(call, name, A, transa, B, transb, D, bias, bias_scale, alpha, beta)
-    return D
+    return multiply(call, name, A, transa, B, transb, D, bias, bias_scale, alpha, beta)
 
 
 @adapt(
@@ -591,15 +590,14 @@ def te_general_grouped_gemm_for_discrete_out(
 ) -> Any:
     """As te_general_grouped_gemm_for_grouped_tensor, with D a list of matrices (weight gradients) and no bias."""
     name = "te_general_grouped_gemm_for_discrete_out"
-    with torch.no_grad():
-        multiply(call, name, A, transa, B, transb, D, bias, bias_scale, alpha, beta)
-    return D
+    return multiply(call, name, A, transa, B, transb, D, bias, bias_scale, alpha, beta)
 
 
 def parts_of(op: str, name: str, value: Any) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple)) else members(value, op, name)
 
 
+@torch.no_grad()
 def multiply(
     call: Any,
     op: str,
@@ -612,8 +610,8 @@ def multiply(
     row_scale: Any,
     alpha: Any,
     beta: Any,
-) -> None:
-    """Run all products, after all checks."""
+) -> Any:
+    """Run all products, after all checks; returns D."""
     num = B.num_tensors
     a, b, d = parts_of(op, "A", A), members(B, op, "B"), parts_of(op, "D", D)
     add = [None] * num if bias is None else bias_rows(op, bias, num)
@@ -622,21 +620,22 @@ def multiply(
             raise BadArgument.of(op, name, f"have {num} members, as B", str(len(parts)))
     for i in range(num):
         fit_together(op, i, a[i], transa, b[i], transb, d[i], add[i])
-    lead = d[0]
+    first = d[0]
     for name, number in (("alpha", alpha), ("beta", beta)):
-        if number.numel() not in (1, num) or number.device != lead.device:
+        if number.numel() not in (1, num) or number.device != first.device:
             got = f"{tuple(number.shape)} on {number.device}"
-            raise BadArgument.of(op, name, f"have 1 or {num} elements, on {lead.device}", got)
+            raise BadArgument.of(op, name, f"have 1 or {num} elements, on {first.device}", got)
     scales: Any = [None] * num
     if row_scale is not None:
         rows = sum(len(m) for m in d)
-        if bias is None or row_scale.numel() < rows or row_scale.device != lead.device:
-            expected = f"come with a bias, and be of {rows} rows, on {lead.device}"
+        if bias is None or row_scale.numel() < rows or row_scale.device != first.device:
+            expected = f"come with a bias, and be of {rows} rows, on {first.device}"
             raise BadArgument.of(op, "bias_scale", expected, f"{tuple(row_scale.shape)} on {row_scale.device}")
         scales = row_scale.reshape(-1)[:rows].split([len(m) for m in d])
     alphas, betas = alpha.reshape(-1).expand(num), beta.reshape(-1).expand(num)
     for i in range(num):
         put_product(call, d[i], a[i], transa, b[i], transb, add[i], scales[i], alphas[i], betas[i])
+    return D
 
 
 def bias_rows(op: str, bias: Any, num: int) -> list[Tensor]:
@@ -644,14 +643,14 @@ def bias_rows(op: str, bias: Any, num: int) -> list[Tensor]:
     readable(op, "bias", bias)
     data = bias.rowwise_data
     if bias.quantizer is not None or data is None or data.numel() % num:
-        raise BadArgument.of(op, "bias", f"be of plain data, as much for each of {num} members", repr(bias))
+        raise BadArgument.of(op, "bias", f"hold plain data of equal size for each of {num} members", repr(bias))
     return list(data.view(num, -1))
 
 
 def fit_together(op: str, i: int, a: Any, transa: Any, b: Any, transb: Any, d: Tensor, bias: Tensor | None) -> None:
     (a0, a1), (b0, b1) = a.size(), b.size()  # storages have no shape
-    inner, other = (a1 if transa else a0), (b0 if transb else b1)
-    if inner != other:
+    inner, b_inner = (a1 if transa else a0), (b0 if transb else b1)
+    if inner != b_inner:
         raise BadArgument.of(op, f"A[{i}]", f"fit B[{i}] of {(b0, b1)}", str((a0, a1)))
     shape = (b1 if transb else b0, a0 if transa else a1)
     check_tensor(op, f"D[{i}]", d, shape=shape, on=b.device, of="of B[i] A[i]")

@@ -37,11 +37,11 @@ def _lengths(device: Any, *ends: int) -> Tensor:
 def _one_sample_each(*builds: Any) -> Samples:
     """One sample for each function that builds named arguments."""
 
-    def made(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
+    def samples(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
         for i, build in enumerate(builds):
             yield Sample(tuple(build(dtype, device).values()), id=str(i))
 
-    return made
+    return samples
 
 
 def as_bytes(t: Tensor) -> Tensor:
@@ -113,21 +113,21 @@ def _cache_args(dtype: torch.dtype, device: Any) -> dict[str, Any]:
     }
 
 
-def _places(
-    new: Tensor, fmt: str, of: Lengths, cached: Tensor, table: Tensor, page: int
+def _cache_slots(
+    new: Tensor, fmt: str, lengths: Lengths, cached: Tensor, table: Tensor, page: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """For each token of `new` ([tokens, ...] or [b, s, ...], flattened): page, index in the page, validity."""
     if fmt == "thd":
-        sequence, place, there = token_places(of, new.shape[0])
+        sequence, position, valid = token_places(lengths, new.shape[0])
     else:
         b, s = new.shape[:2]
         sequence = torch.arange(b, device=new.device).repeat_interleave(s)
-        place = torch.arange(s, device=new.device).repeat(b)
-        there = place < of.sizes[sequence]
-    at = cached[sequence] - of.sizes[sequence] + place
-    there = there & (at >= 0) & (at < table.shape[1] * page)
-    at = at.clamp(0, table.shape[1] * page - 1)
-    return table[sequence, at // page], at % page, there
+        position = torch.arange(s, device=new.device).repeat(b)
+        valid = position < lengths.sizes[sequence]
+    index = cached[sequence] - lengths.sizes[sequence] + position
+    valid = valid & (index >= 0) & (index < table.shape[1] * page)
+    index = index.clamp(0, table.shape[1] * page - 1)
+    return table[sequence, index // page], index % page, valid
 
 
 FORMAT = member(NVTE_QKV_Format, "NVTE_SBHD", "NVTE_BSHD", "NVTE_THD")
@@ -207,16 +207,16 @@ def copy_to_kv_cache(
             for cache in (k_cache, v_cache):
                 cache[:b].copy_(cache[table[:, 0]])
             table = torch.arange(b, device=new_k.device)[:, None]
-        of, cached = Lengths.of(cu_new_lens[: b + 1]), cu_cached_lens[: b + 1].long().diff()
+        lengths, cached = Lengths.of(cu_new_lens[: b + 1]), cu_cached_lens[: b + 1].long().diff()
         news = [t.transpose(0, 1) if fmt == "sbhd" else t for t in (new_k, new_v)]
-        page, at, there = _places(news[0], fmt, of, cached, table, max_seq_len // max_pages_per_seq)
+        page, index, valid = _cache_slots(news[0], fmt, lengths, cached, table, max_seq_len // max_pages_per_seq)
         # Invalid tokens repeat the write of the first valid one, so that no element is written with two values; if
         # there is no valid token, an element is written with its own value.
-        token = torch.where(there, torch.arange(there.shape[0], device=there.device), there.long().argmax())
-        page, at = page[token], at[token]
+        token = torch.where(valid, torch.arange(valid.shape[0], device=valid.device), valid.long().argmax())
+        page, index = page[token], index[token]
         for cache, new in zip((k_cache, v_cache), news, strict=True):
             flat = new.reshape(-1, *cache.shape[2:])[token].to(cache.dtype)
-            cache[page, at] = torch.where(there.any(), flat, cache[page, at])
+            cache[page, index] = torch.where(valid.any(), flat, cache[page, index])
 
 
 # ---- interleaved buffers --------------------------------------------------------------------------------------------
@@ -224,9 +224,9 @@ def copy_to_kv_cache(
 
 def is_slice_of_q(op: str, qkvi: Tensor) -> None:
     (s, b, n, h), strides = qkvi.shape, qkvi.stride()
-    room = qkvi.untyped_storage().nbytes() // qkvi.element_size() - qkvi.storage_offset()
+    available = qkvi.untyped_storage().nbytes() // qkvi.element_size() - qkvi.storage_offset()
     last = sum((size - 1) * stride for size, stride in zip((s, b, n, 3), (*strides[:3], h), strict=True)) + h
-    if qkvi.numel() and (strides[3] != 1 or strides[2] != 3 * h or last > room):
+    if qkvi.numel() and (strides[3] != 1 or strides[2] != 3 * h or last > available):
         raise BadArgument.of(op, "qkvi", f"be q's slice of [s, b, n, 3 * {h}]", f"strides {strides}")
 
 
@@ -244,10 +244,10 @@ def fa_prepare_fwd(qkvi: Float[Tensor, "s b n h"]) -> Tensor:
     """[3, b, s, n, h] from the interleaved [s, b, n, 3, h]; `qkvi` is its slice for q."""
     with torch.no_grad():
         (s, b, n, h), strides = qkvi.shape, qkvi.stride()
-        whole = (
+        interleaved = (
             qkvi.as_strided((s, b, n, 3, h), (*strides[:3], h, 1)) if qkvi.numel() else qkvi.new_empty(s, b, n, 3, h)
         )
-        return whole.permute(3, 1, 0, 2, 4).contiguous()
+        return interleaved.permute(3, 1, 0, 2, 4).contiguous()
 
 
 @op(
@@ -277,12 +277,13 @@ def can_be_transposed(op: str, inputs: Any, original_format: str, outputs: Any) 
     dtypes = (torch.float16, torch.bfloat16, torch.uint8)
     check_list(op, "inputs", inputs, lambda at, t: check_tensor(op, at, t, dtypes=dtypes, dims=4, optional=True))
     check_list(op, "outputs", outputs, lambda at, t: None, len(inputs) if outputs else None)
-    for i, (t, to) in enumerate(zip(inputs, outputs, strict=False)):
+    for i, (t, output) in enumerate(zip(inputs, outputs, strict=False)):
         if t is not None:
             *rows, columns = (t.shape[at] for at in ORDERS[original_format])
-            check_tensor(op, f"outputs[{i}]", to, dtypes=(t.dtype,), shape=(*rows, None), on=t, of="that of its input")
-            if to.shape[3] < columns:
-                raise BadArgument.of(op, f"outputs[{i}]", f"have {columns} columns", str(to.shape[3]))
+            shape = (*rows, None)
+            check_tensor(op, f"outputs[{i}]", output, dtypes=(t.dtype,), shape=shape, on=t, of="that of its input")
+            if output.shape[3] < columns:
+                raise BadArgument.of(op, f"outputs[{i}]", f"have {columns} columns", str(output.shape[3]))
 
 
 @op(
@@ -312,13 +313,13 @@ def multi_tensor_transpose_to_bhsd(
     Outputs, if given, are written and returned; a longer last dimension of an output is padded with zeros.
     """
     with torch.no_grad():
-        turned = [None if t is None else t.permute(ORDERS[original_format]) for t in inputs]
+        transposed = [None if t is None else t.permute(ORDERS[original_format]) for t in inputs]
         if not outputs:
-            return [None if t is None else t.contiguous() for t in turned]
-        for t, to in zip(turned, outputs, strict=True):
+            return [None if t is None else t.contiguous() for t in transposed]
+        for t, output in zip(transposed, outputs, strict=True):
             if t is not None:
-                to[..., : t.shape[3]].copy_(t)
-                to[..., t.shape[3] :].zero_()
+                output[..., : t.shape[3]].copy_(t)
+                output[..., t.shape[3] :].zero_()
         return list(outputs)
 
 

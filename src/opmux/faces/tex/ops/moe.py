@@ -79,7 +79,7 @@ def typed(fn: Any, name: str, x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.view(dtype)
 
 
-def given_or_none(fn: Any, prob: Tensor) -> Tensor | None:
+def probs_or_none(fn: Any, prob: Tensor) -> Tensor | None:
     """The probabilities, or None for an empty tensor."""
     if not prob.numel():
         return None
@@ -108,20 +108,20 @@ def _permute_args(d: Draw) -> dict[str, Any]:
 
 
 def _unpermute_args(d: Draw) -> dict[str, Any]:
-    of = collect_args(d)
+    args = collect_args(d)
     return {
-        "input": _drawn(d, of["x"]),
+        "input": _drawn(d, args["x"]),
         "dtype": d.option("fp8", d.dtype),
-        "row_id_map": of["row_map"],
-        "prob": torch.empty(0) if of["probs"] is None else of["probs"],
+        "row_id_map": args["row_map"],
+        "prob": torch.empty(0) if args["probs"] is None else args["probs"],
         "num_tokens": d.case.shape[0],
-        "topK": of["topk"],
+        "topK": args["topk"],
     }
 
 
 def _unpermute_bwd_args(d: Draw) -> dict[str, Any]:
-    of = _unpermute_args(d)
-    return {"input_bwd": _drawn(d), "input_fwd": of["input"], **{k: of[k] for k in ("dtype", "row_id_map", "prob")}}
+    args = _unpermute_args(d)
+    return {"input_bwd": _drawn(d), "input_fwd": args["input"], **{k: args[k] for k in ("dtype", "row_id_map", "prob")}}
 
 
 CASES = (
@@ -133,14 +133,14 @@ PERMUTES, UNPERMUTES = Maker(_permute_args, CASES), Maker(_unpermute_args, CASES
 UNPERMUTES_BWD = Maker(_unpermute_bwd_args, tuple(c for c in CASES if c.options.get("probs") or c.shape == (5, 64)))
 
 
-def _wrong(good: Maker, **ways: tuple[Any, str]) -> BadSamples:
+def _wrong(maker: Maker, **ways: tuple[Any, str]) -> BadSamples:
     """Bad samples for checks that are not in the signature; `ways`: argument -> (function of it, error pattern)."""
 
     def bad(device: torch.device) -> Iterator[BadSample]:
-        for name, (spoil, says) in ways.items():
-            args = good.named(Case((5, 64), options={"topk": 2, "probs": True}), torch.float32, device)
+        for name, (spoil, pattern) in ways.items():
+            args = maker.named(Case((5, 64), options={"topk": 2, "probs": True}), torch.float32, device)
             args[name] = spoil(args[name])
-            yield BadSample(tuple(args.values()), BadArgument, says, id=name)
+            yield BadSample(tuple(args.values()), BadArgument, pattern, id=name)
 
     return bad
 
@@ -208,7 +208,7 @@ def unpermuted(
         x = typed(fn, "input", input, dtype)
         if row_id_map.shape != (tokens * topk,):
             fn.check(row_id_map=row_id_map, num_tokens=tokens, topK=topk)
-        y = call(x, row_id_map, given_or_none(fn, prob), topk, False)
+        y = call(x, row_id_map, probs_or_none(fn, prob), topk, False)
         return y if y.dtype is input.dtype else y.view(input.dtype)
 
 
@@ -252,11 +252,11 @@ def moe_unpermute_fwd(
 
     Args:
         input: the rows, in order of experts.
-        dtype: that of input.
+        dtype: the dtype of input.
         row_id_map: the second result of moe_permute_fwd.
         prob: multiplies each copy.
         num_tokens: the number of tokens.
-        topK: how many copies a token has.
+        topK: the number of copies of a token.
 
     Returns:
         The tokens, [num_tokens, n], like input.
@@ -300,7 +300,7 @@ def moe_unpermute_bwd(
     with torch.no_grad():
         x = typed(moe_unpermute_bwd, "input_fwd", input_fwd, dtype)
         dy = typed(moe_unpermute_bwd, "input_bwd", input_bwd, dtype)
-        probs = given_or_none(moe_unpermute_bwd, prob)
+        probs = probs_or_none(moe_unpermute_bwd, prob)
         dx, dprobs = call(dy, x, row_id_map, probs, 1 if probs is None else probs.shape[1], False)
         return dx if dx.dtype is input_bwd.dtype else dx.view(input_bwd.dtype), dprobs
 

@@ -45,10 +45,10 @@ def per_row(op: str, x: Tensor, name: str, stat: Tensor) -> Tensor:
     """Reshape a statistic for our ops; tex's statistics are flat for any shape of x."""
     if stat.dim() == 1 and x.dim() == 2:
         return stat
-    lead = x.shape[:-1]
-    if x.dim() and stat.numel() == math.prod(lead):
-        return stat.reshape(lead)
-    expected = f"have shape ({math.prod(lead)},), the rows of {{x}} {tuple(x.shape)}"
+    rows = x.shape[:-1]
+    if x.dim() and stat.numel() == math.prod(rows):
+        return stat.reshape(rows)
+    expected = f"have shape ({math.prod(rows)},), the rows of {{x}} {tuple(x.shape)}"
     raise BadArgument.of(
         op,
         name if x.dim() else "x",
@@ -112,21 +112,21 @@ TEX = (
 
 
 def _tex_fwd_args(d: Draw, **bias: Tensor | None) -> dict[str, Any]:
-    of = rms_args(d)
+    args = rms_args(d)
     otype = {"same": d.dtype, "other": OTHER[d.dtype], None: None}[d.option("otype", "same")]
     ln_out = None
     if d.option("ln_out"):
         ln_out = torch.full(d.case.shape, float("nan"), dtype=otype, device=d.device)
     return {
-        "input": of["x"],
-        "weight": of["weight"],
+        "input": args["x"],
+        "weight": args["weight"],
         **bias,
-        "eps": of["eps"],
+        "eps": args["eps"],
         "ln_out": ln_out,
         "quantizer": None,
         "otype": otype,
         "sm_margin": 0,
-        "zero_centered_gamma": of["offset"] == 1.0,
+        "zero_centered_gamma": args["offset"] == 1.0,
     }
 
 
@@ -134,18 +134,18 @@ def _layernorm_fwd_args(d: Draw) -> dict[str, Any]:
     return _tex_fwd_args(d, bias=None if d.option("no_bias") else d.cols())
 
 
-def _tex_bwd_args(of: dict[str, Any], **between: Tensor) -> dict[str, Any]:
+def _tex_bwd_args(args: dict[str, Any], **between: Tensor) -> dict[str, Any]:
     """Arguments of our backward in tex's order and under tex's names, with flat statistics."""
-    mu = {"mu": _stat(of["mean"])} if "mean" in of else {}
+    mu = {"mu": _stat(args["mean"])} if "mean" in args else {}
     return {
-        "dz": of["dy"],
-        "x": of["x"],
+        "dz": args["dy"],
+        "x": args["x"],
         **between,
         **mu,
-        "rsigma": _stat(of["rstd"]),
-        "gamma": of["weight"],
+        "rsigma": _stat(args["rstd"]),
+        "gamma": args["weight"],
         "sm_margin": 0,
-        "zero_centered_gamma": of["offset"] == 1.0,
+        "zero_centered_gamma": args["offset"] == 1.0,
     }
 
 
@@ -155,19 +155,25 @@ RMSNORM_BWD_ADD = rows(lambda d: _tex_bwd_args(rms_bwd_args(d), add=d.full()))
 LAYERNORM_FWD = rows(_layernorm_fwd_args, *TEX, Case((5, 64), options={"no_bias": True}))
 LAYERNORM_BWD = rows(lambda d: _tex_bwd_args(layer_bwd_args(d)))
 
-FWD_NAMES = {"x": "input"}
-BWD_NAMES = {"dy": "dz", "weight": "gamma", "mean": "mu", "rstd": "rsigma"}
+FORWARD: dict[str, Any] = {
+    "names": {"x": "input"},
+    "out": "out mu rsigma",
+    "mutates": ("ln_out",),
+    "where": output_fits,
+}
+BACKWARD: dict[str, Any] = {
+    "names": {"dy": "dz", "weight": "gamma", "mean": "mu", "rstd": "rsigma"},
+    "tol": SUMS,
+    "result": as_list,
+}
 
 
 @adapt(
     "tex::rmsnorm_fwd",
     over=(norm.rms_norm, norm.rms_norm_fp8, norm.rms_norm_fp8_blocks_into, norm.rms_norm_stats, *NORM_CASTS),
-    names=FWD_NAMES,
-    out="out mu rsigma",
-    mutates=("ln_out",),
     samples=RMSNORM_FWD,
-    where=output_fits,
     result=rms_result,
+    **FORWARD,
 )
 def rmsnorm_fwd(
     call: Any,
@@ -195,22 +201,14 @@ def rmsnorm_fwd(
             y, scale_inv, rstd = call.rms_norm_fp8(input, weight, scale, amax, fp8_of(quantizer), eps, offset)
             return [fp8_tensor(call, quantizer, y, scale_inv, dtype), None, _stat(rstd)]
         if quantizer is not None and ln_out is None and dtype is input.dtype:
-            made = norm_quantized(call, quantizer, input, weight, None, eps, offset, False)
-            if made is not None:
-                return [made[0], None, _stat(made[2])]
+            fused = norm_quantized(call, quantizer, input, weight, None, eps, offset, False)
+            if fused is not None:
+                return [fused[0], None, _stat(fused[2])]
         y, rstd = call.rms_norm(widened(input, dtype), weight, eps, offset, "gemma")
         return [as_requested(call, y, ln_out, quantizer, dtype), None, _stat(rstd)]
 
 
-@adapt(
-    "tex::rmsnorm_bwd",
-    over=norm.rms_norm_bwd,
-    names=BWD_NAMES,
-    out="dx dgamma",
-    samples=RMSNORM_BWD,
-    tol=SUMS,
-    result=as_list,
-)
+@adapt("tex::rmsnorm_bwd", over=norm.rms_norm_bwd, out="dx dgamma", samples=RMSNORM_BWD, **BACKWARD)
 def rmsnorm_bwd(
     call: Any,
     dz: Tensor,
@@ -226,15 +224,7 @@ def rmsnorm_bwd(
         return list(call(dz, x, gamma, rstd, 1.0 if zero_centered_gamma else 0.0, "gemma"))
 
 
-@adapt(
-    "tex::rmsnorm_bwd_add",
-    over=norm.rms_norm_bwd_add,
-    names=BWD_NAMES,
-    out="dx dgamma",
-    samples=RMSNORM_BWD_ADD,
-    tol=SUMS,
-    result=as_list,
-)
+@adapt("tex::rmsnorm_bwd_add", over=norm.rms_norm_bwd_add, out="dx dgamma", samples=RMSNORM_BWD_ADD, **BACKWARD)
 def rmsnorm_bwd_add(
     call: Any,
     dz: Tensor,
@@ -254,12 +244,9 @@ def rmsnorm_bwd_add(
 @adapt(
     "tex::layernorm_fwd",
     over=(norm.layer_norm, norm.layer_norm_fp8, norm.layer_norm_fp8_blocks_into, norm.layer_norm_stats, *NORM_CASTS),
-    names=FWD_NAMES,
-    out="out mu rsigma",
-    mutates=("ln_out",),
     samples=LAYERNORM_FWD,
-    where=output_fits,
     result=layer_result,
+    **FORWARD,
 )
 def layernorm_fwd(
     call: Any,
@@ -288,22 +275,14 @@ def layernorm_fwd(
             y, scale_inv, mu, rstd = call.layer_norm_fp8(input, weight, bias, *numbers, eps, offset)
             return [fp8_tensor(call, quantizer, y, scale_inv, dtype), _stat(mu), _stat(rstd)]
         if quantizer is not None and ln_out is None and dtype is input.dtype:
-            made = norm_quantized(call, quantizer, input, weight, bias, eps, offset, True)
-            if made is not None:
-                return [made[0], *map(_stat, made[1:])]
+            fused = norm_quantized(call, quantizer, input, weight, bias, eps, offset, True)
+            if fused is not None:
+                return [fused[0], *map(_stat, fused[1:])]
         y, mu, rstd = call.layer_norm(widened(input, dtype), weight, bias, eps, offset)
         return [as_requested(call, y, ln_out, quantizer, dtype), _stat(mu), _stat(rstd)]
 
 
-@adapt(
-    "tex::layernorm_bwd",
-    over=norm.layer_norm_bwd,
-    names=BWD_NAMES,
-    out="dx dgamma dbeta",
-    samples=LAYERNORM_BWD,
-    tol=SUMS,
-    result=as_list,
-)
+@adapt("tex::layernorm_bwd", over=norm.layer_norm_bwd, out="dx dgamma dbeta", samples=LAYERNORM_BWD, **BACKWARD)
 def layernorm_bwd(
     call: Any,
     dz: Tensor,

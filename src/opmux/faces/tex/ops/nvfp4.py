@@ -20,7 +20,7 @@ from ....core.rules import numel, same_len
 from ....core.spec import Sample, op
 from ....specs.quant import amax_abs, bytes_of
 from ..fp4 import codes, packed
-from .scaling import MASTERS, Shard, Size, divided, shard_samples, spread, tile_amax_
+from .scaling import MASTERS, Shard, Size, ceil_div, shard_samples, spread, tile_amax_
 
 TILE = 16
 MOST, LEAST = torch.finfo(torch.float32).max, torch.finfo(torch.float32).tiny
@@ -48,11 +48,11 @@ One = Float32[Tensor, "...", single()]
 Block = Annotated[int, one_of(TILE)]
 
 
-def padded(of: Callable[..., tuple[int, int]], text: str) -> Rule:
-    return shape(of, f"{text} and padding", least=True)
+def padded(shape_of: Callable[..., tuple[int, int]], text: str) -> Rule:
+    return shape(shape_of, f"{text} and padding", least=True)
 
 
-def each_of(one: Any, names: Mapping[str, str]) -> Callable[..., None]:
+def each_of(fn: Any, names: Mapping[str, str]) -> Callable[..., None]:
     """A `where` check for a function of lists: each item must fit the function of single arguments.
 
     `names` maps that function's argument names to the names of the lists.
@@ -66,7 +66,7 @@ def each_of(one: Any, names: Mapping[str, str]) -> Callable[..., None]:
                 raise BadArgument.of(op, name, expected, str(len(items)))
         for i in range(len(lists[first])):
             try:
-                one.check(**{n: lists[name][i] for n, name in names.items()})
+                fn.check(**{n: lists[name][i] for n, name in names.items()})
             except BadArgument as error:
                 raise error.renamed(op, {n: f"{name}[{i}]" for n, name in names.items()}) from None
 
@@ -101,15 +101,15 @@ def transposed(data: Tensor) -> Tensor:
 def nvfp4_data_transpose(input: Byte[Tensor, "2*m k"], *, out: Byte[Tensor, "2*k m"] | None) -> Tensor:
     """Transpose packed [m, k / 2] to packed [k, m / 2], into `out` if given."""
     with torch.no_grad():
-        made = transposed(input)
-        return made if out is None else out.copy_(made)
+        result = transposed(input)
+        return result if out is None else out.copy_(result)
 
 
 def _scale_bytes(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
     yield Sample((_packed(48, 4, device), _packed(64, 4, device), 3, 2), id="3 x 2 tiles")
 
 
-def turn_scales_(output: Tensor, input: Tensor, m_tiles: int, k_tiles: int) -> None:
+def transpose_scales_(output: Tensor, input: Tensor, m_tiles: int, k_tiles: int) -> None:
     """Copy the scale of tile (i, j), in row 16 i, to rows 16 j .. 16 j + 15; rows without a tile are 0."""
     if m_tiles and k_tiles:
         tiles = input[: m_tiles * TILE : TILE, :k_tiles].t().repeat_interleave(TILE, 0)
@@ -129,14 +129,14 @@ def nvfp4_2d_scale_transpose(
 ) -> None:
     """Rowwise scales [.., K_tiles] as columnwise scales [.., M_tiles], each repeated for the 16 rows of its tile."""
     with torch.no_grad():
-        turn_scales_(output, input, M_tiles, K_tiles)
+        transpose_scales_(output, input, M_tiles, K_tiles)
 
 
-def _turned_lists(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
+def _transposed_lists(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
     data = [_packed(32, 16, device), _packed(16, 8, device)]
-    turned_data = [_packed(32, 16, device), _packed(16, 8, device)]
-    scales, turned_scales = ([_packed(128, 4, device), _packed(128, 4, device)] for _ in range(2))
-    yield Sample((data, turned_data, scales, turned_scales, [32, 16], [32, 16]), id="two")
+    transposed_data = [_packed(32, 16, device), _packed(16, 8, device)]
+    scales, transposed_scales = ([_packed(128, 4, device), _packed(128, 4, device)] for _ in range(2))
+    yield Sample((data, transposed_data, scales, transposed_scales, [32, 16], [32, 16]), id="two")
 
 
 def transposes_fit(
@@ -149,25 +149,26 @@ def transposes_fit(
 ) -> None:
     names = {"input": "rowwise_scale_inv_list", "output": "columnwise_scale_inv_list"}
     lists = zip(rowwise_data_list, rowwise_scale_inv_list, columnwise_scale_inv_list, M_list, K_list, strict=True)
-    for i, (data, scales, to, m, k) in enumerate(lists):
+    for i, (data, scales, columnwise, m, k) in enumerate(lists):
         if tuple(data.shape) != (m, k // 2):
             expected = f"have shape {(m, k // 2)}, as M_list[{i}] is {m} and K_list[{i}] is {k}"
             raise BadArgument.of(op, f"rowwise_data_list[{i}]", expected, str(tuple(data.shape)))
         try:
-            nvfp4_2d_scale_transpose.check(input=scales, output=to, M_tiles=divided(m, TILE), K_tiles=divided(k, TILE))
+            tiles = {"M_tiles": ceil_div(m, TILE), "K_tiles": ceil_div(k, TILE)}
+            nvfp4_2d_scale_transpose.check(input=scales, output=columnwise, **tiles)
         except BadArgument as error:
             raise error.renamed(op, {n: f"{name}[{i}]" for n, name in names.items()}) from None
 
 
-Turned = Annotated[list[Tensor], same_len("rowwise_data_list")]
-TurnedSizes = Annotated[list[int], same_len("rowwise_data_list")]
+Columnwise = Annotated[list[Tensor], same_len("rowwise_data_list")]
+ColumnwiseSizes = Annotated[list[int], same_len("rowwise_data_list")]
 
 
 @op(
     space="tex",
     out="",
     mutates=("columnwise_data_list", "columnwise_scale_inv_list"),
-    samples=_turned_lists,
+    samples=_transposed_lists,
     where=(
         each_of(nvfp4_data_transpose, {"input": "rowwise_data_list", "out": "columnwise_data_list"}),
         transposes_fit,
@@ -175,18 +176,18 @@ TurnedSizes = Annotated[list[int], same_len("rowwise_data_list")]
 )
 def nvfp4_2d_multi_tensor_transpose(
     rowwise_data_list: list[Tensor],
-    columnwise_data_list: Turned,
-    rowwise_scale_inv_list: Turned,
-    columnwise_scale_inv_list: Turned,
-    M_list: TurnedSizes,
-    K_list: TurnedSizes,
+    columnwise_data_list: Columnwise,
+    rowwise_scale_inv_list: Columnwise,
+    columnwise_scale_inv_list: Columnwise,
+    M_list: ColumnwiseSizes,
+    K_list: ColumnwiseSizes,
 ) -> None:
     """Columnwise data and scales from rowwise ones of many [M, K] matrices: the two transposes above."""
     lists = rowwise_data_list, columnwise_data_list, rowwise_scale_inv_list, columnwise_scale_inv_list, M_list, K_list
     with torch.no_grad():
-        for data, to, scales, scales_to, m, k in zip(*lists, strict=True):
-            to.copy_(transposed(data))
-            turn_scales_(scales_to, scales, divided(m, TILE), divided(k, TILE))
+        for data, columnwise, scales, columnwise_scales, m, k in zip(*lists, strict=True):
+            columnwise.copy_(transposed(data))
+            transpose_scales_(columnwise_scales, scales, ceil_div(m, TILE), ceil_div(k, TILE))
 
 
 # ---- scales ---------------------------------------------------------------------------------------------------------
@@ -251,11 +252,11 @@ Expanded = Byte[
 ]
 
 
-def expand_(to: Tensor, tiles: Tensor, rows_padded: int) -> None:
+def expand_(output: Tensor, tiles: Tensor, rows_padded: int) -> None:
     """Write each tile's scale in E4M3, repeated for the 16 rows of its tile; padding is 0."""
     rows = bytes_of(tiles, torch.float8_e4m3fn).repeat_interleave(TILE, 0)[:rows_padded]
-    to[: rows.shape[0], : rows.shape[1]] = rows
-    to[rows.shape[0] : rows_padded, : rows.shape[1]] = 0
+    output[: rows.shape[0], : rows.shape[1]] = rows
+    output[rows.shape[0] : rows_padded, : rows.shape[1]] = 0
 
 
 @op(space="tex", out="", mutates=("output",), samples=_expanded)
@@ -313,8 +314,8 @@ def nvfp4_multi_tensor_fused_scale(
     """nvfp4_fused_scale of many tensors."""
     lists = block_amax_list, global_amax_list, per_block_scale_list, target_scale_list, target_amax_list
     with torch.no_grad():
-        for given in zip(*lists, rows_padded_list, strict=True):
-            fuse_(*given)
+        for arguments in zip(*lists, rows_padded_list, strict=True):
+            fuse_(*arguments)
 
 
 # ---- shards ---------------------------------------------------------------------------------------------------------
@@ -333,10 +334,10 @@ def _shard_amax(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
 
 
 def _shard_amaxes(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
-    every = [
+    rows = [
         (*_amax_args(v, s)[:2], _one(9.0, device), SHARD_H, SHARD_W, s) for v, s, _ in PIECES(torch.float32, device)
     ]
-    yield Sample((*map(list, zip(*every, strict=True)), TILE), id="three")
+    yield Sample((*map(list, zip(*rows, strict=True)), TILE), id="three")
 
 
 def _cast_args(values: Tensor, start: int) -> tuple[Any, ...]:
@@ -351,14 +352,14 @@ def _shard_cast(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
 
 
 def _shard_casts(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
-    every = [_cast_args(values, start) for values, start, _ in PIECES(torch.float32, device)]
-    yield Sample((*map(list, zip(*every, strict=True)), TILE), id="three")
+    rows = [_cast_args(values, start) for values, start, _ in PIECES(torch.float32, device)]
+    yield Sample((*map(list, zip(*rows, strict=True)), TILE), id="three")
 
 
 TileAmax = Float32[
     Tensor,
     "...",
-    padded(lambda h, w: (divided(h, TILE), divided(w, TILE)), "a number for each tile"),
+    padded(lambda h, w: (ceil_div(h, TILE), ceil_div(w, TILE)), "a number for each tile"),
 ]
 
 
@@ -408,9 +409,9 @@ def nvfp4_multi_tensor_compute_partial_amax(
     """nvfp4_2d_compute_partial_amax of many shards, and global_amax = max |x| over each shard."""
     lists = master_weight_list, partial_amax_list, global_amax_list, h_list, w_list, start_offset_list
     with torch.no_grad():
-        for shard, amax, whole, h, w, start in zip(*lists, strict=True):
+        for shard, amax, global_amax, h, w, start in zip(*lists, strict=True):
             tile_amax_(amax, shard, h, w, start, TILE)
-            whole.copy_(call(shard).view(whole.shape))
+            global_amax.copy_(call(shard).view(global_amax.shape))
 
 
 def cast_(inp: Tensor, out: Tensor, scale: Tensor, global_scale: Tensor, h: int, w: int, start: int) -> None:
@@ -477,5 +478,5 @@ def nvfp4_multi_tensor_2d_partial_cast(
     """nvfp4_2d_partial_cast of many shards."""
     lists = inp_list, out_list, scale_list, global_scale_list, h_list, w_list, start_offset_list
     with torch.no_grad():
-        for given in zip(*lists, strict=True):
-            cast_(*given)
+        for arguments in zip(*lists, strict=True):
+            cast_(*arguments)

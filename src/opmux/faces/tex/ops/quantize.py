@@ -70,13 +70,13 @@ QUANTIZERS: dict[str, Callable[[Any], Any]] = {
 
 
 def _each(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
-    for name, made in QUANTIZERS.items():
-        yield Sample((_tensor(dtype, device, 32, 64), made(device)), id=name)
+    for name, create in QUANTIZERS.items():
+        yield Sample((_tensor(dtype, device, 32, 64), create(device)), id=name)
 
 
 def _quantize(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
-    for name, made in QUANTIZERS.items():
-        x, quantizer = _tensor(dtype, device, 32, 64), made(device)
+    for name, create in QUANTIZERS.items():
+        x, quantizer = _tensor(dtype, device, 32, 64), create(device)
         yield Sample((x, quantizer, None, None), id=name)
         yield Sample((x, quantizer, quantized(OPS, x, quantizer), _number(0.0, device)), id=f"{name} again")
     yield Sample((_tensor(dtype, device, 0, 64), QUANTIZERS["delayed"](device), None, None), id="nothing")
@@ -95,18 +95,18 @@ def _dequantize(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
 
 
 def _create(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
-    for name, made in QUANTIZERS.items():
-        yield Sample((made(device), [32, 64], dtype, torch.device(device), False), id=name)
+    for name, create in QUANTIZERS.items():
+        yield Sample((create(device), [32, 64], dtype, torch.device(device), False), id=name)
 
 
 def _multi(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
-    for name, made in QUANTIZERS.items():
-        yield Sample(([_tensor(dtype, device, n, 64) for n in (32, 64)], [made(device), made(device)]), id=name)
+    for name, create in QUANTIZERS.items():
+        yield Sample(([_tensor(dtype, device, n, 64) for n in (32, 64)], [create(device), create(device)]), id=name)
 
 
 def _split(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
-    for name, made in QUANTIZERS.items():
-        x, three = _tensor(dtype, device, 96, 64), [made(device) for _ in range(3)]
+    for name, create in QUANTIZERS.items():
+        x, three = _tensor(dtype, device, 96, 64), [create(device) for _ in range(3)]
         yield Sample((x, [32, 0, 64], three, False), id=name)
 
 
@@ -142,15 +142,15 @@ def _update(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
         yield Sample((buffer, histories, scales, algo, torch.float8_e4m3fn, 0), id=algo)
 
 
-def _bad(good: Callable[..., Iterator[Sample]], **wrong: tuple[int, Any, type[Exception], str]) -> BadSamples:
+def _bad(samples: Callable[..., Iterator[Sample]], **wrong: tuple[int, Any, type[Exception], str]) -> BadSamples:
     """Bad samples: the first good one with one argument, given by its index, replaced."""
 
     def bad(device: torch.device) -> Iterator[BadSample]:
-        for name, (at, value, error, says) in wrong.items():
-            sample = next(iter(good(torch.float32, device)))
-            given = value.to(device) if isinstance(value, Tensor) else value
-            args = (*sample.args[:at], given, *sample.args[at + 1 :])
-            yield BadSample(args, error, f"{name.rstrip('_')} {says}", sample.kwargs, id=f"{name} {says}")
+        for name, (index, value, error, pattern) in wrong.items():
+            sample = next(iter(samples(torch.float32, device)))
+            replacement = value.to(device) if isinstance(value, Tensor) else value
+            args = (*sample.args[:index], replacement, *sample.args[index + 1 :])
+            yield BadSample(args, error, f"{name.rstrip('_')} {pattern}", sample.kwargs, id=f"{name} {pattern}")
 
     return bad
 
@@ -297,10 +297,10 @@ def nvfp4_quantize_with_amax(
     """The tensor quantized to NVFP4 with given amaxes."""
     with torch.no_grad():
         x = tensor.detach().contiguous()
-        made = empty(quantizer, x.shape, x.dtype, x.device)
+        output = empty(quantizer, x.shape, x.dtype, x.device)
         if x.numel():
-            fp4_into(x, quantizer, made, rowwise_amax, columnwise_amax)
-        return made
+            fp4_into(x, quantizer, output, rowwise_amax, columnwise_amax)
+        return output
 
 
 # ---- bytes ----------------------------------------------------------------------------------------------------------
@@ -316,8 +316,8 @@ def fp8_transpose(
 ) -> Tensor:
     """Transpose FP8 data [..., K] to bytes [K, ...], into out if given."""
     with torch.no_grad():
-        found = call(input.view(torch.uint8))
-        return found if out is None else out.copy_(found.view(out.shape))
+        transposed = call(input.view(torch.uint8))
+        return transposed if out is None else out.copy_(transposed.view(out.shape))
 
 
 @op(space="tex", samples=_swap, mutates=("out",))
@@ -342,34 +342,34 @@ def swap_first_dims(
 def compute_amax(call: Any, input: Float[Tensor, "..."], amax: Flag) -> None:
     """amax = max |input|, in place."""
     with torch.no_grad():
-        written([amax], [call(input).view(amax.shape)])
+        write_all([amax], [call(input).view(amax.shape)])
 
 
-def written(to: list[Tensor], values: list[Tensor]) -> None:
+def write_all(targets: list[Tensor], values: list[Tensor]) -> None:
     """Copy values to tensors with as few launches as torch allows; the tensors may be inference tensors."""
-    if any(t.is_inference() for t in to):
+    if any(t.is_inference() for t in targets):
         with torch.inference_mode():
-            torch._foreach_copy_(to, values)
+            torch._foreach_copy_(targets, values)
     else:
-        torch._foreach_copy_(to, values)
+        torch._foreach_copy_(targets, values)
 
 
-_ORDERS: HeldTensors[tuple[Tensor, Tensor]] = HeldTensors()
+_HISTORY_COLUMNS: HeldTensors[tuple[Tensor, Tensor]] = HeldTensors()
 
 
-def _order(length: int, counts: tuple[int, ...], like: Tensor) -> tuple[Tensor, Tensor]:
+def _history_columns(length: int, counts: tuple[int, ...], like: Tensor) -> tuple[Tensor, Tensor]:
     """For concatenated histories [length, n]: the offset of each column's first entry, and its stride."""
-    device = like.device
+    key = length, counts, like.device
     if is_traced(like):  # fake tensors cannot be mixed with cached ones
-        return _ordered(length, counts, device)
-    return _ORDERS.get((length, counts, device), lambda: _ordered(length, counts, device), cuda=like.is_cuda)
+        return _new_history_columns(*key)
+    return _HISTORY_COLUMNS.get(key, lambda: _new_history_columns(*key), cuda=like.is_cuda)
 
 
 def is_traced(t: Tensor) -> bool:
     return isinstance(t, torch._subclasses.FakeTensor) or t.is_meta
 
 
-def _ordered(length: int, counts: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+def _new_history_columns(length: int, counts: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
     starts = [length * sum(counts[:i]) + j for i, n in enumerate(counts) for j in range(n)]
     steps = [n for n in counts for _ in range(n)]
     return torch.tensor(starts, device=device), torch.tensor(steps, device=device)
@@ -380,9 +380,9 @@ def histories_fit(op: str, amax_reduction_buffer: Tensor, amax_histories: Any, s
         if not (h.numel() and s.numel() and h.numel() % s.numel() == 0) and s.numel() | h.numel():
             expected = f"have shape (any, {s.numel()}), as scales[{i}] is {tuple(s.shape)}"
             raise BadArgument.of(op, f"amax_histories[{i}]", expected, str(tuple(h.shape)))
-    total, given = sum(s.numel() for s in scales), amax_reduction_buffer.numel()
-    if given not in (0, total):
-        raise BadArgument.of(op, "amax_reduction_buffer", f"have {total} elements, as {{scales}} have", str(given))
+    total, actual = sum(s.numel() for s in scales), amax_reduction_buffer.numel()
+    if actual not in (0, total):
+        raise BadArgument.of(op, "amax_reduction_buffer", f"have {total} elements, as {{scales}} have", str(actual))
 
 
 STATE = each(dtypes((torch.float32,))), each(contiguous()), each(beside("amax_reduction_buffer"))
@@ -419,12 +419,12 @@ def fused_amax_and_scale_update_after_reduction(
         for i, h in enumerate(amax_histories):
             if counts[i]:
                 groups.setdefault(h.numel() // counts[i], []).append(i)
-        given = amax_reduction_buffer.flatten()
-        parts = given.split(counts) if given.numel() and len(groups) > 1 else None
+        amaxes = amax_reduction_buffer.flatten()
+        parts = amaxes.split(counts) if amaxes.numel() and len(groups) > 1 else None
         for length, members in groups.items():
-            newest = given if parts is None else torch.cat([parts[i] for i in members])
-            histories, of = [amax_histories[i] for i in members], [scales[i] for i in members]
-            update(call, newest, histories, of, length, largest, amax_compute_algo == "most_recent")
+            newest = amaxes if parts is None else torch.cat([parts[i] for i in members])
+            histories, group_scales = [amax_histories[i] for i in members], [scales[i] for i in members]
+            update(call, newest, histories, group_scales, length, largest, amax_compute_algo == "most_recent")
 
 
 def update(
@@ -438,11 +438,11 @@ def update(
 ) -> None:
     """Update histories of one length, with a few launches on their concatenation."""
     counts = tuple(s.numel() for s in scales)
-    first, step = _order(length, counts, newest)
+    first, step = _history_columns(length, counts, newest)
     history = torch.cat([h.flatten() for h in histories])
     old = torch.cat([s.flatten() for s in scales])
     newest = newest if newest.numel() else torch.zeros_like(old)
     moved, scale = call(history, first, step, newest, old, length, largest, recent)
     pieces = [p.view(h.shape) for p, h in zip(moved.split([h.numel() for h in histories]), histories, strict=True)]
-    written(histories, pieces)
-    written(scales, [p.view(s.shape) for p, s in zip(scale.split(counts), scales, strict=True)])
+    write_all(histories, pieces)
+    write_all(scales, [p.view(s.shape) for p, s in zip(scale.split(counts), scales, strict=True)])

@@ -42,17 +42,17 @@ def is_table(freqs: Tensor) -> bool:
 # ---- q or k ---------------------------------------------------------------------------------------------------------
 
 
-def _args(d: Draw, lead: str) -> dict[str, Any]:
-    of = rope_args(d)
+def _args(d: Draw, first: str) -> dict[str, Any]:
+    args = rope_args(d)
     return {
-        lead: of["x"],
-        "freqs": of["angles"].float()[:, None, None],
-        "start_positions": of["starts"],
-        "qkv_format": NUMBERS[of["layout"]],
-        "interleaved": of["interleaved"],
-        "cu_seqlens": of["cu_seqlens"],
-        "cp_size": of["cp_size"],
-        "cp_rank": of["cp_rank"],
+        first: args["x"],
+        "freqs": args["angles"].float()[:, None, None],
+        "start_positions": args["starts"],
+        "qkv_format": NUMBERS[args["layout"]],
+        "interleaved": args["interleaved"],
+        "cu_seqlens": args["cu_seqlens"],
+        "cp_size": args["cp_size"],
+        "cp_rank": args["cp_rank"],
     }
 
 
@@ -76,12 +76,15 @@ def fused_rope_forward(
     """rope_fwd of input by the angles freqs.
 
     Args:
-        input: heads, with the dimensions that qkv_format names. freqs: the angles of each position; at least as many
-        positions as the longest sequence has. start_positions: the position of each sequence's first token; None for 0.
-        qkv_format: the order of the dimensions of input. interleaved: rotate pairs (2i, 2i + 1) instead of (i, i +
-        d2/2). cu_seqlens: for NVTE_THD, the start of each sequence, and the end of the last; ignored in other formats.
-        cp_size: context parallelism: input has piece cp_rank of 2 * cp_size of each sequence, and the same from the
-        end. cp_rank: the index of the piece.
+        input: heads, with the dimensions that qkv_format names.
+        freqs: the angles of each position, for at least as many positions as the longest sequence has.
+        start_positions: the position of each sequence's first token; None for 0.
+        qkv_format: the order of the dimensions of input.
+        interleaved: rotate pairs (2i, 2i + 1) instead of (i, i + d2/2).
+        cu_seqlens: for NVTE_THD, the start of each sequence, and the end of the last; ignored in other formats.
+        cp_size: the number of context-parallel ranks. Each sequence has 2 * cp_size pieces, and input has two of them:
+            piece cp_rank from the front and from the back.
+        cp_rank: the index of this rank.
 
     Returns:
         A new contiguous tensor of input's shape and dtype.
@@ -127,23 +130,23 @@ def fused_rope_backward(
 # ---- packed q, k and v ----------------------------------------------------------------------------------------------
 
 
-def _tables(of: dict[str, Any]) -> dict[str, Any]:
-    return {name: of[ours][:, None, None] for ours, name in (("q_angles", "q_freqs"), ("k_angles", "k_freqs"))}
+def _tables(args: dict[str, Any]) -> dict[str, Any]:
+    return {name: args[ours][:, None, None] for ours, name in (("q_angles", "q_freqs"), ("k_angles", "k_freqs"))}
 
 
-def _rest(of: dict[str, Any]) -> dict[str, Any]:
-    form = {"qkv_split_arg_list": of["split"], "qkv_format": NUMBERS[of["layout"]]}
-    return {**form, **{name: of[name] for name in ("interleaved", "cp_size", "cp_rank")}}
+def _rest(args: dict[str, Any]) -> dict[str, Any]:
+    form = {"qkv_split_arg_list": args["split"], "qkv_format": NUMBERS[args["layout"]]}
+    return {**form, **{name: args[name] for name in ("interleaved", "cp_size", "cp_rank")}}
 
 
 def _packed_args(d: Draw) -> dict[str, Any]:
-    of = packed_args(d)
-    return {"qkv_input": of["qkv"], **_tables(of), "start_positions": of["starts"], **_rest(of)}
+    args = packed_args(d)
+    return {"qkv_input": args["qkv"], **_tables(args), "start_positions": args["starts"], **_rest(args)}
 
 
 def _parts_args(d: Draw) -> dict[str, Any]:
-    of = parts_args(d)
-    return {**{f"{n}_grad_out": of[f"d{n}"] for n in "qkv"}, **_tables(of), **_rest(of)}
+    args = parts_args(d)
+    return {**{f"{n}_grad_out": args[f"d{n}"] for n in "qkv"}, **_tables(args), **_rest(args)}
 
 
 @adapt(
@@ -177,7 +180,7 @@ def fused_qkv_rope_forward(
         qkv_format: the order of the dimensions of qkv_input.
         interleaved: rotate pairs (2i, 2i + 1) instead of (i, i + d2/2).
         cp_size: context parallelism, as in fused_rope_forward.
-        cp_rank: the index of the piece.
+        cp_rank: the index of this rank.
 
     Returns:
         q, k and v: new contiguous tensors, q in heads of the size of k's.

@@ -8,24 +8,10 @@ from torch import Tensor
 from ....core.adapter import adapt
 from ....core.spec import State
 from ....specs import activation as ours
-from ....specs.activation import NO_SCALES, SCALED_CASES, SUMS, halves
+from ....specs.activation import NO_SCALES, SCALED_CASES, SUMS
 from ....specs.samples import Draw, Maker
-from ..quantized import CASTS, can_quantize, quantized
-
-# ---- arguments ------------------------------------------------------------------------------------------------------
-
-
-def quantizes_half(op: str, input: Tensor, quantizer: Any) -> None:
-    can_quantize(op, halves(input)[0], quantizer, "input")
-
-
-def quantizes_input(op: str, input: Tensor, quantizer: Any) -> None:
-    can_quantize(op, input, quantizer, "input")
-
-
-def quantizes_gradient(op: str, fwd_input: Tensor, quantizer: Any) -> None:
-    can_quantize(op, fwd_input, quantizer, "fwd_input")
-
+from ..quantized import CASTS, quantized
+from .activation import quantizes_gradient, quantizes_half, quantizes_input
 
 # ---- samples --------------------------------------------------------------------------------------------------------
 
@@ -35,19 +21,19 @@ UNSCALED = (*(c for c in SCALED_CASES if "interleave" not in c.options), NO_SCAL
 
 def samples(gate: str, backward: bool, scaled: bool) -> Maker:
     """Samples of our op, in tex's order and under tex's names."""
-    of = ours.scaled_samples(gate, backward)
+    maker = ours.scaled_samples(gate, backward)
 
     def build(d: Draw) -> dict[str, Any]:
-        given = of.build(d)
-        turns = {"glu_interleave_size": given.pop("interleave")} if "interleave" in given else {}
+        args = maker.build(d)
+        interleave = {"glu_interleave_size": args.pop("interleave")} if "interleave" in args else {}
         names = {**NAMES, "x": "fwd_input" if backward else "input"}
-        made = {names.get(k, k): v for k, v in given.items()}
-        tensors = {n: made.pop(n) for n in ("grad", "input", "fwd_input", "act_scales") if n in made}
+        renamed = {names.get(k, k): v for k, v in args.items()}
+        tensors = {n: renamed.pop(n) for n in ("grad", "input", "fwd_input", "act_scales") if n in renamed}
         if not scaled:
             tensors.pop("act_scales")
-            return {**tensors, "quantizer": None, **made}
-        more = {"compute_scale_grad": True} if backward else {}
-        return {**tensors, "quantizer": None, **made, **turns, **more}
+            return {**tensors, "quantizer": None, **renamed}
+        extra = {"compute_scale_grad": True} if backward else {}
+        return {**tensors, "quantizer": None, **renamed, **interleave, **extra}
 
     return Maker(build, SCALED_CASES if scaled else UNSCALED)
 
@@ -59,23 +45,23 @@ def as_tuple(value: Any) -> Any:
 def forward(name: str, gate: str, part: Any, scaled: bool = True) -> Any:
     """The decorator that declares a forward."""
     where = quantizes_half if gate != "srelu" else quantizes_input
-    good = samples(gate, False, scaled)
-    return adapt(f"tex::{name}", over=(part, *CASTS), names={**NAMES, "x": "input"}, samples=good, where=where)
+    maker = samples(gate, False, scaled)
+    return adapt(f"tex::{name}", over=(part, *CASTS), names={**NAMES, "x": "input"}, samples=maker, where=where)
 
 
 def backward(name: str, gate: str, part: Any, scaled: bool = True) -> Any:
     """The decorator that declares a backward."""
-    names, good = {**NAMES, "x": "fwd_input"}, samples(gate, True, scaled)
-    more: dict[str, Any] = {"out": "dx"}
+    names, maker = {**NAMES, "x": "fwd_input"}, samples(gate, True, scaled)
+    extra: dict[str, Any] = {"out": "dx"}
     if scaled:
-        more = {"out": "grad_input grad_scales", "tol": SUMS, "result": as_tuple}
+        extra = {"out": "grad_input grad_scales", "tol": SUMS, "result": as_tuple}
     return adapt(
         f"tex::{name}",
         over=(part, *CASTS),
         names=names,
-        samples=good,
+        samples=maker,
         where=quantizes_gradient,
-        **more,
+        **extra,
     )
 
 
@@ -119,8 +105,8 @@ def clamped_swiglu(
     """f(min(a, limit)) * (clamp(b, -limit, limit) + glu_linear_offset), f(a) = a * sigmoid(alpha * a)."""
     with torch.no_grad():
         if quantizer is not None:
-            given = {"limit": limit, "alpha": alpha, "glu_linear_offset": glu_linear_offset}
-            clamped_swiglu.check(input=input, quantizer=quantizer, **given)
+            options = {"limit": limit, "alpha": alpha, "glu_linear_offset": glu_linear_offset}
+            clamped_swiglu.check(input=input, quantizer=quantizer, **options)
         return quantized(call, call.clamped_glu(input, None, limit, alpha, glu_linear_offset), quantizer)
 
 
@@ -137,8 +123,8 @@ def clamped_dswiglu(
     """The gradient of clamped_swiglu's input: 0 where it was clamped."""
     with torch.no_grad():
         if quantizer is not None:
-            given = {"limit": limit, "alpha": alpha, "glu_linear_offset": glu_linear_offset}
-            clamped_dswiglu.check(grad=grad, fwd_input=fwd_input, quantizer=quantizer, **given)
+            options = {"limit": limit, "alpha": alpha, "glu_linear_offset": glu_linear_offset}
+            clamped_dswiglu.check(grad=grad, fwd_input=fwd_input, quantizer=quantizer, **options)
         dx = call.clamped_glu_bwd(grad, fwd_input, None, limit, alpha, glu_linear_offset)[0]
         return quantized(call, dx, quantizer)
 
@@ -157,8 +143,8 @@ def scaled_swiglu(
     """s * silu(a) * b, with s the number of act_scales for each row."""
     with torch.no_grad():
         if quantizer is not None:
-            given = {"act_scales": act_scales, "glu_interleave_size": glu_interleave_size}
-            scaled_swiglu.check(input=input, quantizer=quantizer, **given)
+            options = {"act_scales": act_scales, "glu_interleave_size": glu_interleave_size}
+            scaled_swiglu.check(input=input, quantizer=quantizer, **options)
         return quantized(call, call.silu_glu_scaled(input, act_scales, glu_interleave_size), quantizer)
 
 
@@ -175,8 +161,8 @@ def scaled_dswiglu(
     """The gradients of scaled_swiglu's input and act_scales; the latter is None if it is not needed."""
     with torch.no_grad():
         if quantizer is not None:
-            given = {"act_scales": act_scales, "glu_interleave_size": glu_interleave_size}
-            scaled_dswiglu.check(grad=grad, fwd_input=fwd_input, quantizer=quantizer, **given)
+            options = {"act_scales": act_scales, "glu_interleave_size": glu_interleave_size}
+            scaled_dswiglu.check(grad=grad, fwd_input=fwd_input, quantizer=quantizer, **options)
         dx, dscales = call.silu_glu_scaled_bwd(grad, fwd_input, act_scales, glu_interleave_size)
         return quantized(call, dx, quantizer), dscales if compute_scale_grad else None
 
@@ -220,8 +206,8 @@ def scaled_situglu(
     """situglu times the number of act_scales for each row."""
     with torch.no_grad():
         if quantizer is not None or act_scales is None:  # our op treats None as 1
-            given = {"beta1": beta1, "beta2": beta2, "glu_interleave_size": glu_interleave_size}
-            scaled_situglu.check(input=input, act_scales=act_scales, quantizer=quantizer, **given)
+            options = {"beta1": beta1, "beta2": beta2, "glu_interleave_size": glu_interleave_size}
+            scaled_situglu.check(input=input, act_scales=act_scales, quantizer=quantizer, **options)
         return quantized(call, call.situ_glu(input, act_scales, beta1, beta2, glu_interleave_size), quantizer)
 
 
@@ -240,8 +226,8 @@ def scaled_dsituglu(
     """The gradients of scaled_situglu's input and act_scales; the latter is None if it is not needed."""
     with torch.no_grad():
         if quantizer is not None or act_scales is None:
-            given = {"beta1": beta1, "beta2": beta2, "glu_interleave_size": glu_interleave_size}
-            scaled_dsituglu.check(grad=grad, fwd_input=fwd_input, act_scales=act_scales, quantizer=quantizer, **given)
+            options = {"beta1": beta1, "beta2": beta2, "glu_interleave_size": glu_interleave_size}
+            scaled_dsituglu.check(grad=grad, fwd_input=fwd_input, act_scales=act_scales, quantizer=quantizer, **options)
         dx, dscales = call.situ_glu_bwd(grad, fwd_input, act_scales, beta1, beta2, glu_interleave_size)
         return quantized(call, dx, quantizer), dscales if compute_scale_grad else None
 
@@ -261,8 +247,8 @@ def scaled_clamped_swiglu(
     with torch.no_grad():
         numbers = (limit, alpha, glu_linear_offset, glu_interleave_size)
         if quantizer is not None or act_scales is None:
-            given = dict(zip(("limit", "alpha", "glu_linear_offset", "glu_interleave_size"), numbers, strict=True))
-            scaled_clamped_swiglu.check(input=input, act_scales=act_scales, quantizer=quantizer, **given)
+            options = dict(zip(("limit", "alpha", "glu_linear_offset", "glu_interleave_size"), numbers, strict=True))
+            scaled_clamped_swiglu.check(input=input, act_scales=act_scales, quantizer=quantizer, **options)
         return quantized(call, call.clamped_glu(input, act_scales, *numbers), quantizer)
 
 
@@ -283,9 +269,9 @@ def scaled_clamped_dswiglu(
     with torch.no_grad():
         numbers = (limit, alpha, glu_linear_offset, glu_interleave_size)
         if quantizer is not None or act_scales is None:
-            given = dict(zip(("limit", "alpha", "glu_linear_offset", "glu_interleave_size"), numbers, strict=True))
+            options = dict(zip(("limit", "alpha", "glu_linear_offset", "glu_interleave_size"), numbers, strict=True))
             scaled_clamped_dswiglu.check(
-                grad=grad, fwd_input=fwd_input, act_scales=act_scales, quantizer=quantizer, **given
+                grad=grad, fwd_input=fwd_input, act_scales=act_scales, quantizer=quantizer, **options
             )
         dx, dscales = call.clamped_glu_bwd(grad, fwd_input, act_scales, *numbers)
         return quantized(call, dx, quantizer), dscales if compute_scale_grad else None

@@ -32,8 +32,8 @@ MX = 32  # elements of a block of MXFP8
 # ---- shards ---------------------------------------------------------------------------------------------------------
 
 
-def divided(n: int, by: int) -> int:
-    return -(-n // by)
+def ceil_div(n: int, divisor: int) -> int:
+    return -(-n // divisor)
 
 
 @dataclass(frozen=True)
@@ -64,31 +64,33 @@ Size = Annotated[int, at_least(0)]
 Shard = AnyTensor[Tensor, "...", dtypes(MASTERS), shard_of()]
 Block = Annotated[int, one_of(128)]
 Blocks = Float32[
-    Tensor, "...", shape(lambda h, w: (divided(h, 128), divided(w, 128)), "one for each block, and padding", least=True)
+    Tensor,
+    "...",
+    shape(lambda h, w: (ceil_div(h, 128), ceil_div(w, 128)), "one for each block, and padding", least=True),
 ]
 
 
 def whole_rows(shard: Tensor, w: int, start_offset: int, block: int) -> tuple[Tensor, int]:
     """The shard padded with zeros to complete rows of blocks, and the index of the first row of blocks."""
     first = start_offset // w // block
-    last = divided(divided(start_offset + shard.numel(), w), block)
+    last = ceil_div(ceil_div(start_offset + shard.numel(), w), block)
     rows = torch.zeros((last - first) * block * w, dtype=torch.float32, device=shard.device)
-    at = start_offset - first * block * w
-    rows[at : at + shard.numel()] = shard.reshape(-1)
+    offset = start_offset - first * block * w
+    rows[offset : offset + shard.numel()] = shard.reshape(-1)
     return rows.view((last - first) * block, w), first
 
 
 def spread(scale: Tensor, n: int, w: int, start_offset: int, block: tuple[int, int]) -> Tensor:
     """The scales of blocks, expanded to the `n` elements of the shard."""
-    first, last = start_offset // w, divided(start_offset + n, w)
+    first, last = start_offset // w, ceil_div(start_offset + n, w)
     rows = torch.arange(first, last, device=scale.device) // block[0]
     columns = torch.arange(w, device=scale.device) // block[1]
-    at = start_offset - first * w
-    return scale[rows[:, None], columns].reshape(-1)[at : at + n]
+    offset = start_offset - first * w
+    return scale[rows[:, None], columns].reshape(-1)[offset : offset + n]
 
 
-def put_bytes(to: Tensor, values: Tensor) -> None:
-    to.view(torch.uint8).copy_(values.view(to.shape))
+def put_bytes(target: Tensor, values: Tensor) -> None:
+    target.view(torch.uint8).copy_(values.view(target.shape))
 
 
 # ---- FP8 with a scale for each 128 x 128 ----------------------------------------------------------------------------
@@ -133,11 +135,11 @@ def fp8_block_scaling_compute_partial_amax(
 
 def tile_amax_(amax: Tensor, shard: Tensor, h: int, w: int, start_offset: int, block: int) -> None:
     """Write the amax of each square tile of a shard of an [h, w] matrix to the top left corner of `amax`."""
-    to = amax[: divided(h, block), : divided(w, block)]
-    to.zero_()
+    corner = amax[: ceil_div(h, block), : ceil_div(w, block)]
+    corner.zero_()
     if shard.numel():
         rows, first = whole_rows(shard, w, start_offset, block)
-        to[first : first + rows.shape[0] // block] = tile_amax(rows, block, block)
+        corner[first : first + rows.shape[0] // block] = tile_amax(rows, block, block)
 
 
 def holds_dtype(op: str, out: Tensor, out_dtype: torch.dtype) -> None:
@@ -313,15 +315,15 @@ def swizzle_scales_and_pack_ptrs_for_discrete_weights(
     A tile's 512 scales are contiguous, that of row r and column c at (r % 32) * 16 + r // 32 * 4 + c; tiles are stored
     row by row. The scales of "mxfp8_columnwise" are transposed first. Addresses are int64, on the device.
     """
-    across, where = swizzle_type == ACROSS_ROWS, with_index(device)
+    across, target = swizzle_type == ACROSS_ROWS, with_index(device)
     with torch.no_grad():
         scales = [t.view(torch.uint8).t() if across else t.view(torch.uint8) for t in scale_tensors]
-        buffer = torch.cat([swizzled(s).view(-1) for s in scales] or [torch.empty(0, dtype=torch.uint8, device=where)])
+        buffer = torch.cat([swizzled(s).view(-1) for s in scales] or [torch.empty(0, dtype=torch.uint8, device=target)])
         ends = [0]
         for t in scale_tensors:
             ends.append(ends[-1] + t.numel())
-        at = [buffer.data_ptr() + n for n in ends[:-1]]
-        return addresses([t.data_ptr() for t in data_tensors], where), addresses(at, where), buffer
+        pointers = [buffer.data_ptr() + n for n in ends[:-1]]
+        return addresses([t.data_ptr() for t in data_tensors], target), addresses(pointers, target), buffer
 
 
 def swizzled(scales: Tensor) -> Tensor:
@@ -332,5 +334,5 @@ def swizzled(scales: Tensor) -> Tensor:
 
 def addresses(values: list[int], device: torch.device) -> Tensor:
     """An int64 tensor on a device from host numbers, copied without synchronization."""
-    made = torch.tensor(values, dtype=torch.int64, pin_memory=device.type == "cuda")
-    return made.to(device, non_blocking=True)
+    host = torch.tensor(values, dtype=torch.int64, pin_memory=device.type == "cuda")
+    return host.to(device, non_blocking=True)

@@ -36,21 +36,21 @@ class SoftmaxForm(NamedTuple):
 
     def cases(self) -> tuple[Case, ...]:
         """The cases of our op that this softmax supports."""
-        return tuple(c for c in SCALED_CASES if self._takes(c))
+        return tuple(c for c in SCALED_CASES if self._supports(c))
 
-    def _takes(self, case: Case) -> bool:
+    def _supports(self, case: Case) -> bool:
         if self.square and (len(case.shape) != 3 or case.shape[1] != case.shape[2]):
             return False
         return ("mask" in case.options, bool(case.options.get("causal"))) == (self.masked, self.causal)
 
     def forward_args(self, d: Draw) -> dict[str, Any]:
-        of = scaled_args(d)
-        mask = {"mask": of["mask"]} if self.masked else {}
-        return {"input": of["x"], **mask, "scale_factor": of["scale"]}
+        args = scaled_args(d)
+        mask = {"mask": args["mask"]} if self.masked else {}
+        return {"input": args["x"], **mask, "scale_factor": args["scale"]}
 
     def backward_args(self, d: Draw) -> dict[str, Any]:
-        of = scaled_bwd_args(d)
-        return {self.grad: of["dy"], "softmax_results": of["y"], "scale_factor": of["scale"]}
+        args = scaled_bwd_args(d)
+        return {self.grad: args["dy"], "softmax_results": args["y"], "scale_factor": args["scale"]}
 
 
 def forward_of(form: SoftmaxForm) -> Callable[..., Any]:

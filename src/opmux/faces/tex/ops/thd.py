@@ -59,7 +59,7 @@ class Halves(NamedTuple):
     """For each token: its sequence, its index there, its index among packed halves, and which half it is in."""
 
     sequence: Tensor
-    place: Tensor
+    position: Tensor
     in_half: Tensor  # its index among the packed tokens of its half
     second: Tensor
     valid: Tensor  # whether it belongs to a sequence
@@ -67,11 +67,11 @@ class Halves(NamedTuple):
     @classmethod
     def of(cls, cu_seqlens: Tensor, tokens: int) -> "Halves":
         lengths = Lengths.of(cu_seqlens)
-        sequence, place, valid = token_places(lengths, tokens)
+        sequence, position, valid = token_places(lengths, tokens)
         half = lengths.sizes[sequence] // 2
-        second = place >= half
-        in_half = lengths.starts[sequence] // 2 + place - torch.where(second, half, 0)
-        return cls(sequence, place, in_half.clamp_(0, max(tokens // 2 - 1, 0)), second, valid)
+        second = position >= half
+        in_half = lengths.starts[sequence] // 2 + position - torch.where(second, half, 0)
+        return cls(sequence, position, in_half.clamp_(0, max(tokens // 2 - 1, 0)), second, valid)
 
 
 def _mask(valid: Tensor, like: Tensor) -> Tensor:
@@ -90,12 +90,12 @@ def _counted(shape: tuple[int, ...], dtype: torch.dtype, device: Any) -> Tensor:
 
 
 def _one_sample_each(*builds: Any) -> Samples:
-    def made(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
+    def samples(dtype: torch.dtype, device: Any) -> Iterator[Sample]:
         for i, build in enumerate(builds):
             cu = torch.tensor([0, 4, 4, 12], dtype=torch.int32, device=device)
             yield Sample(tuple(build(lambda *shape: _counted(shape, dtype, device), cu).values()), id=str(i))
 
-    return made
+    return samples
 
 
 # ---- halves ---------------------------------------------------------------------------------------------------------
@@ -116,8 +116,8 @@ def thd_read_half_tensor(tensor: Read, cu_seqlens: Ends, half_idx: Annotated[int
         half = cu_seqlens.long() // 2
         token = torch.arange(tokens // 2, device=tensor.device)
         sequence = torch.searchsorted(half[1:], token, right=True).clamp_(max=half.shape[0] - 2)
-        found = (token + half[sequence + half_idx]).clamp_(max=max(tokens - 1, 0))
-        return tensor.index_select(-3, found)
+        source = (token + half[sequence + half_idx]).clamp_(max=max(tokens - 1, 0))
+        return tensor.index_select(-3, source)
 
 
 @op(
@@ -143,21 +143,21 @@ def thd_second_half_lse_correction(
     with torch.no_grad():
         if lse_packed:
             halves = Halves.of(cu_seqlens, lse.shape[1])
-            valid, at = halves.valid & halves.second, halves.in_half.clamp(max=lse_per_step.shape[1] - 1)
-            step = lse_per_step[:, at]
+            valid, index = halves.valid & halves.second, halves.in_half.clamp(max=lse_per_step.shape[1] - 1)
+            step = lse_per_step[:, index]
         else:
-            valid, at = _second_places(cu_seqlens, lse.shape[2])
-            at = at.clamp(0, lse_per_step.shape[2] - 1)[:, None].expand(-1, lse.shape[1], -1)
-            valid, step = valid[:, None], lse_per_step.gather(2, at)
+            valid, index = _second_half_positions(cu_seqlens, lse.shape[2])
+            index = index.clamp(0, lse_per_step.shape[2] - 1)[:, None].expand(-1, lse.shape[1], -1)
+            valid, step = valid[:, None], lse_per_step.gather(2, index)
         lse.copy_(torch.where(valid, torch.logaddexp(wide(lse), wide(step)).to(lse.dtype), lse))
 
 
-def _second_places(cu_seqlens: Tensor, longest: int) -> tuple[Tensor, Tensor]:
+def _second_half_positions(cu_seqlens: Tensor, longest: int) -> tuple[Tensor, Tensor]:
     """[b, longest]: whether a position is in the second half of its sequence, and its index in that half."""
     size = cu_seqlens.long().diff()[:, None]
-    place = torch.arange(longest, device=cu_seqlens.device)
-    at = place - size // 2
-    return (at >= 0) & (place < size), at
+    position = torch.arange(longest, device=cu_seqlens.device)
+    index = position - size // 2
+    return (index >= 0) & (position < size), index
 
 
 @op(
@@ -183,23 +183,23 @@ def thd_read_second_half_lse(
         if lse_packed:
             half = cu_seqlens.long() // 2
             sequence = torch.searchsorted(half[1:], token, right=True)
-            at = token + half[1:][sequence.clamp(max=half.shape[0] - 2)]
-            return lse[:, at.clamp(max=size - 1)].masked_fill(token >= half[-1], 0.0)
+            index = token + half[1:][sequence.clamp(max=half.shape[0] - 2)]
+            return lse[:, index.clamp(max=size - 1)].masked_fill(token >= half[-1], 0.0)
         half = cu_seqlens.long().diff()[:, None] // 2
-        at = (half + token).clamp(max=size - 1)[:, None].expand(-1, lse.shape[1], -1)
-        return lse.gather(2, at).masked_fill((token >= half)[:, None], 0.0)
+        index = (half + token).clamp(max=size - 1)[:, None].expand(-1, lse.shape[1], -1)
+        return lse.gather(2, index).masked_fill((token >= half)[:, None], 0.0)
 
 
 # ---- combining steps ------------------------------------------------------------------------------------------------
 
 
-def _of_tokens(lse: Tensor, packed: bool, halves: Halves, at: Tensor, place: Tensor) -> Tensor:
+def _of_tokens(lse: Tensor, packed: bool, halves: Halves, index: Tensor, position: Tensor) -> Tensor:
     """lse as [tokens, h, 1], indexed by token (packed), or by position in the sequence."""
     if packed:
-        found = lse.transpose(0, 1)[at.clamp(0, lse.shape[1] - 1)]
+        values = lse.transpose(0, 1)[index.clamp(0, lse.shape[1] - 1)]
     else:
-        found = lse.transpose(1, 2)[halves.sequence, place.clamp(0, lse.shape[2] - 1)]
-    return wide(found)[..., None]
+        values = lse.transpose(1, 2)[halves.sequence, position.clamp(0, lse.shape[2] - 1)]
+    return wide(values)[..., None]
 
 
 def _scaled(out: Tensor, factor: Tensor) -> Tensor:
@@ -223,17 +223,17 @@ def corrected(
     with torch.no_grad():
         halves = Halves.of(cu_seqlens, tokens)
         token = torch.arange(tokens, device=out.device)
-        valid, at, place = halves.valid, token, halves.place
+        valid, index, position = halves.valid, token, halves.position
         if only_second_half:
             half = cu_seqlens.long().diff()[halves.sequence] // 2
-            valid, at, place = valid & halves.second, halves.in_half, place - half
-        now = _of_tokens(lse, lse_packed, halves, token, halves.place)
-        step = _of_tokens(lse_per_step, lse_packed, halves, at, place)
-        total = _scaled(out_per_step[at.clamp(0, max(of_step - 1, 0))], step - now)
+            valid, index, position = valid & halves.second, halves.in_half, position - half
+        token_lse = _of_tokens(lse, lse_packed, halves, token, halves.position)
+        step = _of_tokens(lse_per_step, lse_packed, halves, index, position)
+        total = _scaled(out_per_step[index.clamp(0, max(of_step - 1, 0))], step - token_lse)
         if old_lse is None:
             total = wide(out) + total
         else:
-            total = _scaled(out, _of_tokens(old_lse, lse_packed, halves, token, halves.place) - now) + total
+            total = _scaled(out, _of_tokens(old_lse, lse_packed, halves, token, halves.position) - token_lse) + total
         out.copy_(torch.where(_mask(valid, out), total.to(out.dtype), out))
 
 
@@ -294,16 +294,16 @@ def thd_out_correction_from_old(
 FROM_OLD = Contract.of("thd_out_correction", typing.get_type_hints(thd_out_correction_from_old, include_extras=True))
 
 
-Way = Annotated[str, one_of("add", "copy", "zero", "none")]
+HalfUpdate = Annotated[str, one_of("add", "copy", "zero", "none")]
 
 
-def whole_step(first_half: str, second_half: str) -> bool:
+def has_both_halves(first_half: str, second_half: str) -> bool:
     """Whether a step has both halves."""
     return first_half in ("add", "copy") and second_half in ("add", "copy")
 
 
 def step_shape(grad: Tensor, first_half: str, second_half: str) -> tuple[int, ...]:
-    tokens = grad.shape[-3] if whole_step(first_half, second_half) else grad.shape[-3] // 2
+    tokens = grad.shape[-3] if has_both_halves(first_half, second_half) else grad.shape[-3] // 2
     return *grad.shape[:-3], tokens, *grad.shape[-2:]
 
 
@@ -332,8 +332,8 @@ def thd_grad_correction(
     grad: Moved,
     grad_per_step: AnyTensor[Tensor, "...", same_dtype("grad"), shape(step_shape, "that of grad, or of one half")],
     cu_seqlens: Ends,
-    first_half: Way,
-    second_half: Way,
+    first_half: HalfUpdate,
+    second_half: HalfUpdate,
 ) -> None:
     """For each half of grad, in place: add grad_per_step, copy it, write zeros, or leave it unchanged.
 
@@ -343,17 +343,17 @@ def thd_grad_correction(
         return
     with torch.no_grad():
         halves = Halves.of(cu_seqlens, grad.shape[-3])
-        whole = whole_step(first_half, second_half)
-        step = grad_per_step if whole else grad_per_step.index_select(-3, halves.in_half)
-        made = {
+        both_halves = has_both_halves(first_half, second_half)
+        step = grad_per_step if both_halves else grad_per_step.index_select(-3, halves.in_half)
+        candidates = {
             "add": lambda: grad + step,
             "copy": lambda: step,
             "none": lambda: grad,
             "zero": lambda: grad.new_zeros(()),
         }
-        first, second = made[first_half](), made[second_half]()
-        both = torch.where(_mask(halves.second, grad), second, first)
-        grad.copy_(torch.where(_mask(halves.valid, grad), both, grad))
+        first, second = candidates[first_half](), candidates[second_half]()
+        combined = torch.where(_mask(halves.second, grad), second, first)
+        grad.copy_(torch.where(_mask(halves.valid, grad), combined, grad))
 
 
 # ---- order of devices -----------------------------------------------------------------------------------------------
@@ -365,14 +365,14 @@ def _partitioned(cu_seqlens: Tensor, total: int, world: int, rank: Tensor | int)
     Tokens after the last sequence are divided evenly, so that each belongs to a rank.
     """
     cu = cu_seqlens.long()
-    mine = cu // world
+    own_cu = cu // world
     slot = torch.arange(total // world, device=cu.device)
-    sequence = torch.searchsorted(mine[1:], slot, right=True).clamp_(max=mine.shape[0] - 2)
-    place = slot - mine[sequence]
-    half = (mine[sequence + 1] - mine[sequence]) // 2
-    found = place + cu[sequence] + half * torch.where(place < half, rank, 2 * (world - 1) - rank)
-    left = slot - mine[-1]
-    return torch.where(left < 0, found, cu[-1] + rank * (total // world - mine[-1]) + left)
+    sequence = torch.searchsorted(own_cu[1:], slot, right=True).clamp_(max=own_cu.shape[0] - 2)
+    position = slot - own_cu[sequence]
+    half = (own_cu[sequence + 1] - own_cu[sequence]) // 2
+    tokens = position + cu[sequence] + half * torch.where(position < half, rank, 2 * (world - 1) - rank)
+    left = slot - own_cu[-1]
+    return torch.where(left < 0, tokens, cu[-1] + rank * (total // world - own_cu[-1]) + left)
 
 
 @op(
@@ -406,26 +406,19 @@ def _all_ranks(cu_seqlens: Tensor, cp_size: int, total_tokens: int) -> Tensor:
     return _partitioned(cu_seqlens, total_tokens, cp_size, ranks).reshape(-1)
 
 
-@op(
-    space="tex",
-    out="by_rank",
-    samples=_one_sample_each(
-        lambda new, cu: {"inp": new(12, 2, 4), "cu_seqlens": cu, "cp_size": 2, "total_tokens": 12},
-    ),
+REORDERED = _one_sample_each(
+    lambda new, cu: {"inp": new(12, 2, 4), "cu_seqlens": cu, "cp_size": 2, "total_tokens": 12},
 )
+
+
+@op(space="tex", out="by_rank", samples=REORDERED)
 def thd_sequence_order_to_cp_rank_order(inp: Tokens, cu_seqlens: Ends, cp_size: Ranks, total_tokens: Shared) -> Tensor:
     """Reorder tokens from sequence order to rank order, in which the tokens of a rank are contiguous."""
     with torch.no_grad():
         return inp[_all_ranks(cu_seqlens, cp_size, total_tokens)]
 
 
-@op(
-    space="tex",
-    out="by_sequence",
-    samples=_one_sample_each(
-        lambda new, cu: {"inp": new(12, 2, 4), "cu_seqlens": cu, "cp_size": 2, "total_tokens": 12},
-    ),
-)
+@op(space="tex", out="by_sequence", samples=REORDERED)
 def thd_cp_rank_order_to_sequence_order(inp: Tokens, cu_seqlens: Ends, cp_size: Ranks, total_tokens: Shared) -> Tensor:
     """Reorder tokens from rank order to sequence order."""
     with torch.no_grad():

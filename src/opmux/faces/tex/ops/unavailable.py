@@ -42,8 +42,8 @@ def get_cudnn_version() -> int:
 
     The layer uses it to choose an attention backend among those that get_fused_attn_backend reports.
     """
-    found = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None
-    return 91200 if found is None else found
+    version = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None
+    return 91200 if version is None else version
 
 
 @op(space="tex", out="number", samples=samples())
@@ -90,14 +90,14 @@ def nvte_built_with_cublasmp() -> bool:
 # ---- overlap --------------------------------------------------------------------------------------------------------
 
 
-class Alone:
+class SingleRank:
     """The communicator of a sample: one rank has nothing to gather."""
 
     def gather_on(self, send_stream: Any, recv_stream: Any) -> None:
         """No-op."""
 
 
-@op(space="tex", out="", mutates=("allgather_communicator",), samples=samples(Alone(), None, None))
+@op(space="tex", out="", mutates=("allgather_communicator",), samples=samples(SingleRank(), None, None))
 def bulk_overlap_ag_with_external_gemm(allgather_communicator: Any, send_stream: Any, recv_stream: Any) -> None:
     """All-gather the buffer of a CommOverlap on another object's streams, parallel to its gemm; then synchronize the
     current stream."""
@@ -132,9 +132,9 @@ def cusolvermp_ctx_create(
             "cusolvermp_ctx_create: nranks must be 1, as a matrix spread over several ranks needs cuSOLVERMp, which is "
             f"not built in; got {nranks}. Gather the matrix and use a context of one rank, (0, 1, 0)"
         )
-    made = next(_numbers)
-    CONTEXTS.add(made)
-    return made
+    ctx = next(_numbers)
+    CONTEXTS.add(ctx)
+    return ctx
 
 
 def is_open(op: str, ctx_ptr: int) -> None:
@@ -269,13 +269,13 @@ DEFAULTS: dict[str, Any] = {"0": 0, "False": False, "None": None, "?": None}
 
 def signature(row: Unavailable) -> inspect.Signature:
     """The signature of a row. A required parameter after optional ones gets the default None."""
-    made = []
-    for word in row.parameters.split():
-        name, given, default = word.partition("=")
-        value = DEFAULTS[default] if given else inspect.Parameter.empty
+    parameters = []
+    for text in row.parameters.split():
+        name, equals, default = text.partition("=")
+        value = DEFAULTS[default] if equals else inspect.Parameter.empty
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        made.append(inspect.Parameter(name, kind, default=value, annotation=Any))
-    return inspect.Signature(made)
+        parameters.append(inspect.Parameter(name, kind, default=value, annotation=Any))
+    return inspect.Signature(parameters)
 
 
 def declare(name: str, row: Unavailable) -> None:
@@ -286,13 +286,13 @@ def declare(name: str, row: Unavailable) -> None:
         takes.bind(*args, **kwargs)
         raise NotSupported(f"{name}({words}): needs {row.needs}, which are not built in; use {row.instead}")
 
-    made: Any = refuse
-    made.__name__ = name
-    made.__signature__ = takes
-    made.__annotations__ = dict.fromkeys(takes.parameters, Any)
-    made.__doc__ = f"Not supported: it needs {row.needs}. Use {row.instead}."
-    given = tuple(None for p in takes.parameters.values() if p.default is p.empty)
-    globals()[name] = op(made, space="tex", out="", samples=samples(*given))
+    fn: Any = refuse
+    fn.__name__ = name
+    fn.__signature__ = takes
+    fn.__annotations__ = dict.fromkeys(takes.parameters, Any)
+    fn.__doc__ = f"Not supported: it needs {row.needs}. Use {row.instead}."
+    arguments = tuple(None for p in takes.parameters.values() if p.default is p.empty)
+    globals()[name] = op(fn, space="tex", out="", samples=samples(*arguments))
 
 
 for _name, _row in UNAVAILABLE.items():

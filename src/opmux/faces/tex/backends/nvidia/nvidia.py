@@ -22,7 +22,7 @@ from torch import Tensor
 from .....core.errors import NotSupported
 from .....core.spec import specs
 from ... import enums
-from ...base import METHODS, TEXBackendBase
+from ...base import METHODS, TEXBackendBase, as_method
 from ...registry import register_backend
 
 EXTENSION, CORE = "transformer_engine_torch", "libtransformer_engine.so"
@@ -33,10 +33,10 @@ def find() -> Path | None:
     package = PathFinder.find_spec("transformer_engine")
     homes = [Path(p) for p in (package.submodule_search_locations or ())] if package is not None else []
     for home in homes:
-        for place in (home, home.parent, home / "wheel_lib"):
+        for folder in (home, home.parent, home / "wheel_lib"):
             for suffix in EXTENSION_SUFFIXES:
-                if (place / f"{EXTENSION}{suffix}").is_file():
-                    return place / f"{EXTENSION}{suffix}"
+                if (folder / f"{EXTENSION}{suffix}").is_file():
+                    return folder / f"{EXTENSION}{suffix}"
     return None
 
 
@@ -46,15 +46,15 @@ def load() -> ModuleType:
     file = find()
     if file is None:
         raise NotSupported(f"{EXTENSION} is not installed")
-    for place in (file.parent, file.parent / "wheel_lib", file.parent / "transformer_engine"):
-        if (place / CORE).is_file():
-            ctypes.CDLL(str(place / CORE), mode=ctypes.RTLD_GLOBAL)
+    for folder in (file.parent, file.parent / "wheel_lib", file.parent / "transformer_engine"):
+        if (folder / CORE).is_file():
+            ctypes.CDLL(str(folder / CORE), mode=ctypes.RTLD_GLOBAL)
             break
     spec = importlib.util.spec_from_file_location(EXTENSION, file)
     assert spec is not None and spec.loader is not None
-    made = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(made)
-    return made
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def theirs(value: Any) -> Any:
@@ -77,19 +77,15 @@ def _forward(name: str) -> Callable[..., Any]:
     spec = specs.by_key[f"tex::{name}"]
 
     def method(self: TEXBackendBase, *args: Any, **kwargs: Any) -> Any:
-        found = getattr(load(), name, None)
-        if found is None:
+        fn = getattr(load(), name, None)
+        if fn is None:
             raise NotSupported(f"{name} not implemented by the installed {EXTENSION}")
-        given = {**dict(zip(spec.names, args)), **kwargs}
+        arguments = {**dict(zip(spec.names, args)), **kwargs}
         # its kernels ignore strides: pass contiguous tensors
-        read = {n: v.contiguous() if type(v) is Tensor and n not in spec.mutates else v for n, v in given.items()}
-        return ours(found(*(theirs(read[n]) for n in spec.names[: len(args)]), **{n: theirs(read[n]) for n in kwargs}))
+        read = {n: v.contiguous() if type(v) is Tensor and n not in spec.mutates else v for n, v in arguments.items()}
+        return ours(fn(*(theirs(read[n]) for n in spec.names[: len(args)]), **{n: theirs(read[n]) for n in kwargs}))
 
-    made: Any = method
-    base: Any = getattr(TEXBackendBase, name)
-    made.__name__, made.__qualname__, made.__doc__ = name, f"NVIDIABackend.{name}", base.__doc__
-    made.__signature__ = base.__signature__
-    return made
+    return as_method(method, "NVIDIABackend", name)
 
 
 class Forwards(TEXBackendBase):
